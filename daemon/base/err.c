@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/base/err.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+struct row {
+	const char *name;
+	const char *meaning;
+	int no;
+	enum err_scope scope;
+	bool retryable;
+};
+
+static const struct row rows[ERR_CODE_END] = {
+#define ERR_ROW(num, nm, err_no, sc, retry, text)                                  \
+	[num] = {.name = "E" #nm,                                                  \
+		 .meaning = (text),                                                \
+		 .no = (err_no),                                                   \
+		 .scope = ERR_SCOPE_##sc,                                          \
+		 .retryable = (retry)},
+	ERR_CODES(ERR_ROW)
+#undef ERR_ROW
+};
+
+static _Thread_local struct err last;
+
+static const struct row *row_of(enum err_code code)
+{
+	if ((unsigned int)code == 0 || (unsigned int)code >= ERR_CODE_END)
+		code = ERR_INTERNAL;
+	return &rows[code];
+}
+
+static void fill(struct err *e, enum err_code code)
+{
+	const struct row *row = row_of(code);
+
+	e->code = code;
+	e->scope = row->scope;
+	e->retryable = row->retryable;
+}
+
+int err_raise(enum err_code code, const char *fmt, ...)
+{
+	char text[ERR_TEXT_MAX]; /* an argument may be the old record's text */
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof(text), fmt, ap);
+	va_end(ap);
+	fill(&last, code);
+	memcpy(last.text, text, sizeof(text));
+	return -row_of(code)->no;
+}
+
+int err_raise_errno(int no, const char *fmt, ...)
+{
+	char text[ERR_TEXT_MAX];
+	char reason[80];
+	enum err_code code = ERR_IO;
+	va_list ap;
+
+	if (no == ENOMEM)
+		code = ERR_NOMEM;
+	else if (no == EMFILE || no == ENFILE || no == EAGAIN)
+		code = ERR_LIMIT;
+	else if (no == EPERM || no == EACCES)
+		code = ERR_PERM;
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof(text), fmt, ap);
+	va_end(ap);
+	return err_raise(code, "%.220s: %s", text,
+			 strerror_r(no, reason, sizeof(reason)));
+}
+
+int err_pass(int r)
+{
+	assert(r >= 0 || last.code != ERR_OK);
+	return r;
+}
+
+int err_prefix(int r, const char *fmt, ...)
+{
+	char text[ERR_TEXT_MAX];
+	char joined[2 * ERR_TEXT_MAX + 2];
+	va_list ap;
+
+	if (r >= 0)
+		return r;
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof(text), fmt, ap);
+	va_end(ap);
+	snprintf(joined, sizeof(joined), "%s: %s", text, last.text);
+	joined[ERR_TEXT_MAX - 1] = '\0';
+	memcpy(last.text, joined, ERR_TEXT_MAX);
+	return r;
+}
+
+const struct err *err_last(void)
+{
+	return &last;
+}
+
+void err_clear(void)
+{
+	last.code = ERR_OK;
+	last.text[0] = '\0';
+}
+
+void err_take(struct err *dst)
+{
+	*dst = last;
+	err_clear();
+}
+
+void err_set(struct err *dst, enum err_code code, const char *fmt, ...)
+{
+	va_list ap;
+
+	fill(dst, code);
+	va_start(ap, fmt);
+	vsnprintf(dst->text, sizeof(dst->text), fmt, ap);
+	va_end(ap);
+}
+
+int err_reraise(const struct err *src)
+{
+	last = *src;
+	return -row_of(src->code)->no;
+}
+
+const char *err_name(enum err_code code)
+{
+	return code == ERR_OK ? "OK" : row_of(code)->name;
+}
+
+const char *err_meaning(enum err_code code)
+{
+	return code == ERR_OK ? "no error" : row_of(code)->meaning;
+}
+
+const char *err_scope_name(enum err_scope scope)
+{
+	static const char *const names[] = {"op",      "room",   "peer",
+					    "session", "device", "daemon"};
+
+	assert((unsigned int)scope < sizeof(names) / sizeof(names[0]));
+	return names[scope];
+}
+
+enum err_scope err_default_scope(enum err_code code)
+{
+	return row_of(code)->scope;
+}
+
+bool err_default_retryable(enum err_code code)
+{
+	return row_of(code)->retryable;
+}
+
+int err_errno(enum err_code code)
+{
+	return row_of(code)->no;
+}
+
+enum err_code err_from_wire(uint32_t n)
+{
+	return n < ERR_CODE_END ? (enum err_code)n : ERR_INTERNAL;
+}

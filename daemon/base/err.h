@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * err: one record of what went wrong, made by the first function that knows.
+ *
+ * A function returns 0 (ok), a negative errno (unexpected: the record is set)
+ * or a positive outcome that its own header names. Whoever finds the fault
+ * calls err_raise(), which fills this thread's record and returns the negative
+ * errno of the code; callers hand the number on with err_pass(). A reply, a
+ * room or an op that must keep the fault copies the record with err_take().
+ *
+ * Codes are stable: they appear in replies, in `failed` rooms and in the
+ * reference page as "E" + name. Add at the end, never renumber: the number
+ * travels between daemons and lies in the status page.
+ */
+#ifndef KVD_BASE_ERR_H
+#define KVD_BASE_ERR_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* How far a fault reaches; only the owner of a scope may widen it. */
+enum err_scope {
+	ERR_SCOPE_OP,
+	ERR_SCOPE_ROOM,
+	ERR_SCOPE_PEER,
+	ERR_SCOPE_SESSION,
+	ERR_SCOPE_DEVICE,
+	ERR_SCOPE_DAEMON,
+};
+
+/* X(number, name, errno, scope, retryable, meaning) */
+#define ERR_CODES(X)                                                           \
+	X(1, INVAL, EINVAL, OP, false, "a field has a value outside its limits")   \
+	X(2, PROTO, EPROTO, SESSION, false, "a message breaks the protocol")       \
+	X(3, TOOBIG, EMSGSIZE, OP, false, "a line, list or frame over its cap")    \
+	X(4, NOCMD, ENOSYS, OP, false, "no such command")                          \
+	X(5, PERM, EPERM, OP, false, "not allowed for this caller")                \
+	X(6, NOTFOUND, ENOENT, OP, false, "no such object in this session")        \
+	X(7, EXIST, EEXIST, OP, false, "exists already, with other content")       \
+	X(8, BUSY, EBUSY, OP, true, "in use now")                                  \
+	X(9, LIMIT, EUSERS, OP, true, "a configured cap is reached")               \
+	X(10, NOMEM, ENOMEM, OP, true, "out of memory")                            \
+	X(11, STATE, EBADFD, OP, false, "not possible in the object's state")      \
+	X(12, LAYOUT, EBADSLT, ROOM, false, "the two sides' layouts contradict")   \
+	X(13, COVER, ENODATA, ROOM, false, "no source holds a wanted interval")    \
+	X(14, RANGE, ERANGE, OP, false, "outside a pool, region or list")          \
+	X(15, DUP, ENOTUNIQ, ROOM, false, "the same bytes were sent twice")        \
+	X(16, SHORT, EREMOTEIO, ROOM, false, "the last chunk left bytes missing")  \
+	X(17, ABORTED, ECONNABORTED, ROOM, true, "aborted by an engine")           \
+	X(18, PEER, EHOSTDOWN, PEER, true, "the remote daemon is gone")            \
+	X(19, SESSION, EOWNERDEAD, SESSION, true, "the owning engine is gone")     \
+	X(20, TIMEOUT, ETIMEDOUT, ROOM, true, "a phase took longer than allowed")  \
+	X(21, STALL, ETIME, ROOM, true, "no byte moved for too long")              \
+	X(22, LEASE, EKEYEXPIRED, ROOM, true, "the offer's lease has ended")       \
+	X(23, TRANSPORT, ECOMM, PEER, true, "the transport failed")                \
+	X(24, REQUIRE, EPROTONOSUPPORT, ROOM, false, "no allowed transport")       \
+	X(25, IMPORT, ENOTSUP, OP, false, "memory of this kind cannot be used")    \
+	X(26, FAULT, EFAULT, ROOM, false, "a region's memory vanished")            \
+	X(27, FENCE, EINPROGRESS, PEER, true, "quiet could not be proven in time") \
+	X(28, DRAIN, ESHUTDOWN, OP, true, "the daemon is draining")                \
+	X(29, RESTART, ESTALE, PEER, true, "the other side is a new instance")     \
+	X(30, VERSION, ENOPROTOOPT, PEER, false, "no common protocol version")     \
+	X(31, AUTH, EKEYREJECTED, PEER, false, "not authenticated")                \
+	X(32, CANCELED, ECANCELED, OP, true, "canceled by its owner")              \
+	X(33, PLAN, EILSEQ, ROOM, false, "the two sides' plans differ")            \
+	X(34, REVOKED, EKEYREVOKED, OP, false, "the memory is no longer exported") \
+	X(35, CONFIG, EDOM, DAEMON, false, "the configuration is not usable")      \
+	X(36, IO, EIO, DEVICE, true, "the operating system refused")               \
+	X(37, INTERNAL, ENOTRECOVERABLE, OP, false, "a fault of kvd itself")
+
+enum err_code {
+	ERR_OK = 0,
+#define ERR_ENUM(num, name, no, scope, retry, text) ERR_##name = (num),
+	ERR_CODES(ERR_ENUM)
+#undef ERR_ENUM
+	ERR_CODE_END,
+};
+
+#define ERR_TEXT_MAX 320
+
+struct err {
+	enum err_code code;
+	enum err_scope scope;
+	bool retryable;
+	char text[ERR_TEXT_MAX]; /* one line, names the field and the limit */
+};
+
+/* Record a fault for this thread and return its negative errno. Scope and
+ * retryable come from the code's table row. */
+int err_raise(enum err_code code, const char *fmt, ...)
+	__attribute__((format(printf, 2, 3)));
+/* The same, from a failed system call: "<what>: <strerror(no)>", ERR_IO, or
+ * ERR_NOMEM / ERR_LIMIT when `no` says so. */
+int err_raise_errno(int no, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* Hand a negative result on; asserts that somebody raised it. */
+int err_pass(int r);
+/* Put "<words>: " before the recorded text (context a caller adds once). */
+int err_prefix(int r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* This thread's record; code ERR_OK when none was raised since err_clear(). */
+const struct err *err_last(void);
+void err_clear(void);
+/* Copy the record out and clear it. */
+void err_take(struct err *dst);
+/* Make a record without raising it. */
+void err_set(struct err *dst, enum err_code code, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
+/* Raise a record that was taken elsewhere (another thread, an op). */
+int err_reraise(const struct err *src);
+
+/* "EINVAL"…; "EINTERNAL" for a number that is no code. Never NULL. */
+const char *err_name(enum err_code code);
+const char *err_meaning(enum err_code code);
+const char *err_scope_name(enum err_scope scope);
+enum err_scope err_default_scope(enum err_code code);
+bool err_default_retryable(enum err_code code);
+int err_errno(enum err_code code); /* positive errno of the table */
+/* A number off the wire to a code; unknown numbers become ERR_INTERNAL. */
+enum err_code err_from_wire(uint32_t n);
+
+#endif

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/base/log.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+
+#define LINE_MAX_BYTES 1024
+
+int log_threshold = LOG_LEVEL_INFO;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static const struct {
+	const char *name;
+	int priority; /* syslog(3) severity */
+} levels[] = {
+	[LOG_LEVEL_ERROR] = {"error", 3}, [LOG_LEVEL_WARN] = {"warn", 4},
+	[LOG_LEVEL_INFO] = {"info", 6},	  [LOG_LEVEL_DEBUG] = {"debug", 7},
+	[LOG_LEVEL_TRACE] = {"trace", 7},
+};
+
+void log_set_level(enum log_level level)
+{
+	__atomic_store_n(&log_threshold, (int)level, __ATOMIC_RELAXED);
+}
+
+int log_level_parse(const char *s, enum log_level *level_p)
+{
+	for (size_t i = 0; i < ARRAY_LEN(levels); i++) {
+		if (strcmp(s, levels[i].name) == 0) {
+			*level_p = (enum log_level)i;
+			return 0;
+		}
+	}
+	return err_raise(ERR_INVAL, "level '%.32s': one of error warn info debug trace", s);
+}
+
+const char *log_level_name(enum log_level level)
+{
+	return levels[level].name;
+}
+
+/* False when the site has used up this second; *dropped_p = what it left out. */
+static bool admit(struct log_site *site, uint32_t *dropped_p)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+	*dropped_p = 0;
+	if (site->second != (uint64_t)now.tv_sec) {
+		*dropped_p = site->dropped;
+		*site = (struct log_site){.second = (uint64_t)now.tv_sec};
+	}
+	if (site->lines >= LOG_BURST) {
+		site->dropped++;
+		return false;
+	}
+	site->lines++;
+	return true;
+}
+
+static size_t clamp(int n)
+{
+	return n < 0 ? 0 : (size_t)n;
+}
+
+void log_write(struct log_site *site, enum log_level level, const char *subsystem,
+	       const char *object, const char *words, const char *fmt, ...)
+{
+	char line[LINE_MAX_BYTES];
+	size_t n, cap = sizeof(line) - 40; /* room for the dropped= tail and '\n' */
+	uint32_t dropped;
+	va_list ap;
+
+	pthread_mutex_lock(&lock);
+	if (!admit(site, &dropped)) {
+		pthread_mutex_unlock(&lock);
+		return;
+	}
+	n = clamp(snprintf(line, cap, "<%d>%s%s%s: %s%s", levels[level].priority,
+			   subsystem, object ? " " : "", object ? object : "", words,
+			   fmt[0] ? " " : ""));
+	if (n < cap) {
+		va_start(ap, fmt);
+		n += clamp(vsnprintf(line + n, cap - n, fmt, ap));
+		va_end(ap);
+	}
+	if (n >= cap)
+		n = cap - 1;
+	for (size_t i = 0; i < n; i++) { /* one event, one line: no forged lines */
+		if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f)
+			line[i] = '?';
+	}
+	if (dropped)
+		n += clamp(snprintf(line + n, sizeof(line) - n - 1, " dropped=%u", dropped));
+	line[n++] = '\n';
+	/* a full or closed stderr must not hurt the daemon */
+	if (write(STDERR_FILENO, line, n) < 0)
+		n = 0;
+	pthread_mutex_unlock(&lock);
+}

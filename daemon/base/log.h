@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * log: one line an event, on stderr, with the journal's "<N>" priority prefix.
+ *
+ *   log_warn("peer", "10.0.0.2:7400", "missed pings", "missed=%d", n);
+ *   -> "<4>peer 10.0.0.2:7400: missed pings missed=4"
+ *
+ * error = something died; warn = odd but served; info = room and peer life;
+ * debug, trace = grows with objects, with chunks. Every call site is limited
+ * to LOG_BURST lines a second; what was dropped is counted in its next line.
+ * Any thread may log.
+ */
+#ifndef KVD_BASE_LOG_H
+#define KVD_BASE_LOG_H
+
+#include <stdint.h>
+
+enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARN, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG, LOG_LEVEL_TRACE };
+#define LOG_BURST 50u
+
+struct log_site {
+	uint64_t second;
+	uint32_t lines, dropped;
+};
+
+extern int log_threshold; /* enum log_level; read without a lock */
+
+void log_set_level(enum log_level level);
+int log_level_parse(const char *s, enum log_level *level_p); /* ERR_INVAL */
+const char *log_level_name(enum log_level level);
+void log_write(struct log_site *site, enum log_level level, const char *subsystem,
+	       const char *object, const char *words, const char *fmt, ...)
+	__attribute__((format(printf, 6, 7)));
+
+#define LOG_AT(level, subsystem, object, words, ...)                               \
+	do {                                                                       \
+		static struct log_site site_;                                      \
+		if ((int)(level) <= log_threshold)                                 \
+			log_write(&site_, level, subsystem, object, words,         \
+				  __VA_ARGS__);                                    \
+	} while (0)
+/* object may be NULL; the last argument list is "key=%…" with values, or "" */
+#define log_error(...) LOG_AT(LOG_LEVEL_ERROR, __VA_ARGS__)
+#define log_warn(...) LOG_AT(LOG_LEVEL_WARN, __VA_ARGS__)
+#define log_info(...) LOG_AT(LOG_LEVEL_INFO, __VA_ARGS__)
+#define log_debug(...) LOG_AT(LOG_LEVEL_DEBUG, __VA_ARGS__)
+#define log_trace(...) LOG_AT(LOG_LEVEL_TRACE, __VA_ARGS__)
+
+#endif

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/base/mem.h"
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/base/err.h"
+
+static _Thread_local uint64_t fail_at;
+static _Thread_local uint64_t counted;
+
+static bool must_fail(void)
+{
+	counted++;
+	return fail_at != 0 && counted == fail_at;
+}
+
+static void *or_raise(void *p, size_t size)
+{
+	if (!p)
+		err_raise(ERR_NOMEM, "no memory for %zu bytes", size);
+	return p;
+}
+
+void *mem_calloc(size_t count, size_t size)
+{
+	if (must_fail())
+		return or_raise(NULL, count * size);
+	return or_raise(calloc(count ? count : 1, size ? size : 1), count * size);
+}
+
+void *mem_zalloc(size_t size)
+{
+	return mem_calloc(1, size);
+}
+
+void *mem_regrow(void *old, size_t count, size_t size)
+{
+	if (must_fail())
+		return or_raise(NULL, count * size);
+	return or_raise(reallocarray(old, count ? count : 1, size ? size : 1),
+			count * size);
+}
+
+void *mem_dup(const void *p, size_t len)
+{
+	void *copy = must_fail() ? NULL : malloc(len ? len : 1);
+
+	if (copy && len)
+		memcpy(copy, p, len);
+	return or_raise(copy, len);
+}
+
+char *mem_strdup(const char *s)
+{
+	return mem_dup(s, strlen(s) + 1);
+}
+
+char *mem_printf(const char *fmt, ...)
+{
+	char *s = NULL;
+	va_list ap;
+	int n;
+
+	va_start(ap, fmt);
+	n = must_fail() ? -1 : vasprintf(&s, fmt, ap);
+	va_end(ap);
+	return or_raise(n < 0 ? NULL : s, strlen(fmt));
+}
+
+void mem_free(void *p)
+{
+	free(p);
+}
+
+void mem_closep(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+}
+
+void mem_fail_at(uint64_t n)
+{
+	fail_at = n;
+	counted = 0;
+}
+
+uint64_t mem_count(void)
+{
+	return counted;
+}

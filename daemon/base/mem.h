@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * mem: heap memory, and the cleanup attributes of owning locals.
+ *
+ * Every allocation of kvd goes through here so that tests can make the n-th
+ * one fail. A failed allocation raises ERR_NOMEM and returns NULL: it costs an
+ * op or a room, never the daemon.
+ */
+#ifndef KVD_BASE_MEM_H
+#define KVD_BASE_MEM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Zeroed. count * size is overflow-checked; a count of 0 gives a valid pointer. */
+void *mem_zalloc(size_t size);
+void *mem_calloc(size_t count, size_t size);
+/* Like reallocarray; on failure the old block stays. New bytes are not zeroed. */
+void *mem_regrow(void *old, size_t count, size_t size);
+char *mem_strdup(const char *s);
+void *mem_dup(const void *p, size_t len);
+char *mem_printf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+void mem_free(void *p);
+
+/* Tests: the n-th allocation from now on fails (1 = the next one), once;
+ * 0 switches it off. Counts in the calling thread only. */
+void mem_fail_at(uint64_t n);
+/* Tests: allocations of this thread since the last mem_fail_at(). */
+uint64_t mem_count(void);
+
+#define mem_cleanup(fn) __attribute__((cleanup(fn)))
+
+static inline void mem_freep(void *pp)
+{
+	mem_free(*(void **)pp);
+}
+void mem_closep(int *fd); /* closes an fd >= 0 */
+#define cleanup_free mem_cleanup(mem_freep)
+#define cleanup_close mem_cleanup(mem_closep)
+
+/* Move ownership out of a cleanup variable. */
+#define mem_steal(p)                                                               \
+	({                                                                         \
+		__auto_type steal_ = (p);                                          \
+		(p) = NULL;                                                        \
+		steal_;                                                            \
+	})
+static inline int mem_steal_fd(int *fd)
+{
+	int r = *fd;
+
+	*fd = -1;
+	return r;
+}
+
+#define ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
+#define container_of(ptr, type, member)                                            \
+	((type *)(void *)((char *)(ptr) - offsetof(type, member)))
+
+#endif

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cover: given every source rank's layout, choose exactly one source for each
+ * unit interval of each field of each layer that a destination holds.
+ *
+ * Replicated GQA heads come from the lowest rank that holds them; a field with
+ * one unit that several sources hold (MLA latent) is spread over them by room.
+ * The receiver's daemon computes the cover and tells each source its wants;
+ * the sender checks them (cover_check_wants) and recomputes nothing.
+ */
+#ifndef KVD_PLAN_COVER_H
+#define KVD_PLAN_COVER_H
+
+#include "daemon/plan/layout.h"
+#include "daemon/plan/plan.h"
+
+struct cover_source {
+	const struct layout *layout; /* layout->rank is the source's rank */
+};
+
+struct cover {
+	/* wants[i] belongs to sources[i] of the call; none = idle */
+	struct {
+		struct plan_want *wants;
+		size_t count;
+	} *per_source;
+	size_t source_count;
+	uint32_t contributions; /* sources that send something */
+};
+
+/*
+ * ERR_COVER names what nobody holds ("view kv layer 7 field k units [4,8):
+ * no source holds them"); ERR_LAYOUT a contradiction; ERR_DUP two sources of
+ * one rank that hold the same units. `views` limits the cover to the named
+ * views (those that a bind names); NULL = all views of the destination.
+ */
+int cover_make(const struct cover_source *sources, size_t source_count,
+	       const struct layout *dst, const char *const *views, size_t view_count,
+	       uint64_t room, struct cover **cover_p);
+void cover_free(struct cover *cover);
+void cover_freep(struct cover **cover_p);
+
+/* A sender's check of wants off the wire: views, layers, fields and unit
+ * intervals exist in both layouts and the source holds them; no interval
+ * twice. */
+int cover_check_wants(const struct layout *src, const struct layout *dst,
+		      const struct plan_want *wants, size_t want_count);
+
+#endif

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * layout: how an engine's pages, tokens, heads and state lie in its buffers.
+ *
+ * A pool's layout is a list of buffers (lengths in bytes) and a list of views;
+ * a view is a list of layers, a layer a list of fields, a field the affine map
+ *
+ *   addr(page, token, unit) = offset + page * page_stride + token * token_stride
+ *                             + (unit - first_unit) * unit_stride
+ *
+ * inside one buffer, unit_bytes long. Pure: no fd, clock, thread or device.
+ * A layout is immutable once made and may be read by any thread.
+ */
+#ifndef KVD_PLAN_LAYOUT_H
+#define KVD_PLAN_LAYOUT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct cJSON;
+struct cursor;
+
+#define LAYOUT_NAME_MAX 32 /* bytes of a view or field name, NUL included */
+
+/* Caps: what a hostile peer or client can make us allocate (invariant 5). */
+#define LAYOUT_BUFFERS_MAX 4096u
+#define LAYOUT_VIEWS_MAX 64u
+#define LAYOUT_LAYERS_MAX 1024u	  /* of one view */
+#define LAYOUT_FIELDS_MAX 16u	  /* of one layer */
+#define LAYOUT_PAGES_MAX (1u << 28) /* of one view */
+
+struct layout_field {
+	char name[LAYOUT_NAME_MAX];
+	uint32_t buffer;      /* index into layout.buffers */
+	uint64_t offset;      /* bytes, relative to the buffer */
+	uint64_t page_stride; /* bytes */
+	uint64_t token_stride;
+	uint64_t unit_stride;
+	uint64_t unit_bytes;
+	uint32_t first_unit; /* this rank holds [first_unit, first_unit + units) */
+	uint32_t units;
+	uint32_t total_units; /* of the model, over all ranks */
+};
+
+struct layout_layer {
+	uint32_t layer; /* the model's own number */
+	uint32_t field_count;
+	struct layout_field *fields;
+};
+
+struct layout_view {
+	char name[LAYOUT_NAME_MAX];
+	uint32_t page_tokens;
+	uint32_t pages; /* page numbers are 0 … pages - 1 */
+	uint32_t layer_count;
+	struct layout_layer *layers; /* ascending by layer */
+};
+
+struct layout {
+	uint32_t rank;
+	uint32_t buffer_count;
+	uint64_t *buffers; /* length of each, bytes */
+	uint32_t view_count;
+	struct layout_view *views;
+};
+
+/*
+ * Parse {"rank":…, "buffers":[…], "views":{…}} of DESIGN §5 and check it:
+ * every address of every view inside its buffer, strides and products free of
+ * overflow, no field of a view overlapping another. ERR_INVAL / ERR_RANGE name
+ * the path of the member at fault ("views.kv.layers[3].fields[0].offset").
+ */
+int layout_parse(const struct cJSON *json, struct layout **layout_p);
+/* The same layout as JSON; the caller owns the result (cJSON_Delete). */
+int layout_print(const struct layout *layout, struct cJSON **json_p);
+/* The wire form of REGISTER: O(fields) bytes, decoded with the same checks as
+ * layout_parse(). Encoding into a cursor that is too small is ERR_TOOBIG. */
+int layout_encode(const struct layout *layout, struct cursor *out);
+int layout_decode(struct cursor *in, struct layout **layout_p);
+void layout_free(struct layout *layout); /* NULL is fine */
+void layout_freep(struct layout **layout_p);
+
+const struct layout_view *layout_view_find(const struct layout *layout, const char *name);
+
+/*
+ * May bytes cross between the two? For every view and layer that both hold:
+ * same fields, same unit_bytes and total_units. ERR_LAYOUT with the first
+ * difference: "view kv layer 3 field k: unit_bytes 256 here, 128 there".
+ */
+int layout_compatible(const struct layout *here, const struct layout *there);
+
+#endif

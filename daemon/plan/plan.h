@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * plan: which bytes of a source go where in a destination.
+ *
+ * A plan is an immutable list of strided runs made from two layouts and two
+ * page lists (or, by the builder, from explicit rows). Its rows, in the order
+ * of its runs, define one byte stream: row 0's bytes, row 1's bytes, … Both
+ * daemons of a transfer make the same plan from the same inputs, so the sender
+ * can gather that stream and the receiver can scatter it; `digest` is equal on
+ * both sides when they did.
+ *
+ * Pure: no fd, clock, thread or device; any thread may read a plan.
+ */
+#ifndef KVD_PLAN_PLAN_H
+#define KVD_PLAN_PLAN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/plan/layout.h"
+
+/* `count` rows of `len` bytes; row i is at src + i * src_stride, dst + i *
+ * dst_stride. Offsets are relative to the buffer. Strides are two's complement
+ * (a descending run has a negative one); unused when count is 1. */
+struct plan_run {
+	uint64_t src;
+	uint64_t dst;
+	uint64_t len;
+	uint64_t count;
+	int64_t src_stride;
+	int64_t dst_stride;
+	uint32_t src_buffer; /* index into the source layout's buffers */
+	uint32_t dst_buffer;
+};
+
+struct plan {
+	const struct plan_run *runs; /* ascending by (dst_buffer, dst) of row 0 */
+	size_t run_count;
+	uint64_t rows;	     /* sum of the runs' counts */
+	uint64_t bytes;	     /* sum of len * count */
+	uint64_t row_min;    /* shortest row, bytes; 0 when there are none */
+	uint64_t row_median; /* by row count */
+	uint64_t digest;     /* over runs in order; equal plans, equal digests */
+	bool pack_pays;	     /* rows so short that gather + one write + scatter wins */
+};
+
+/* A half-open range of model layers; {0, UINT32_MAX} is all. */
+struct plan_layers {
+	uint32_t begin, end;
+};
+
+/* One view's pages on both sides (DESIGN §5, "map"). Token t lies in
+ * pages[(t - first) / page_tokens] at (t - first) % page_tokens. */
+struct plan_map {
+	const char *view;
+	const uint32_t *src_pages;
+	size_t src_page_count;
+	uint64_t src_first_token;
+	const uint32_t *dst_pages;
+	size_t dst_page_count;
+	uint64_t dst_first_token;
+	/* token_end 0 with token_begin 0 means: all that both lists hold */
+	uint64_t token_begin, token_end;
+	struct plan_layers layers;
+};
+
+/* What one source shall send of one field: the cover's answer. */
+struct plan_want {
+	uint16_t view; /* index into the DESTINATION layout's views */
+	uint16_t field; /* index into that layer's fields (destination layout) */
+	uint32_t layer; /* the model's number */
+	uint32_t first_unit, units;
+};
+
+struct plan_request {
+	const struct layout *src, *dst;
+	const struct plan_map *maps;
+	size_t map_count;
+	/* NULL: everything both hold; else only these unit intervals */
+	const struct plan_want *wants;
+	size_t want_count;
+	uint64_t max_rows; /* 0: no limit; ERR_LIMIT above it */
+};
+
+/*
+ * Make the plan. Rows are merged wherever bytes are neighbours on both sides.
+ * Errors (ERR_INVAL, ERR_RANGE, ERR_DUP, ERR_LAYOUT, ERR_NOMEM, ERR_LIMIT)
+ * name the field and the limit. Nothing in common gives a plan of 0 runs.
+ * A destination byte reached twice is ERR_DUP; source pages may repeat.
+ */
+int plan_make(const struct plan_request *req, struct plan **plan_p);
+void plan_free(struct plan *plan); /* NULL is fine */
+void plan_freep(struct plan **plan_p);
+
+/* Heap bytes that the plan holds. */
+size_t plan_memory(const struct plan *plan);
+
+/*
+ * Explicit rows (the xfer layer: descriptor lists). Overlaps and repeats are
+ * legal, order is kept, neighbours merge and equal strides fold into runs.
+ */
+struct plan_builder;
+int plan_builder_new(struct plan_builder **builder_p);
+void plan_builder_free(struct plan_builder *builder);
+int plan_builder_add(struct plan_builder *builder, const struct plan_run *run);
+/* Takes the builder's runs; the builder is empty afterwards. */
+int plan_builder_finish(struct plan_builder *builder, struct plan **plan_p);
+
+/*
+ * Walk a plan's rows in stream order, from any byte position. A span is a
+ * piece of one row; `plan_walk_next` gives at most max_bytes of it. Returns
+ * false at the end. O(log runs) to seek, O(1) a step.
+ */
+struct plan_span {
+	uint64_t src, dst, len;
+	uint32_t src_buffer, dst_buffer;
+};
+struct plan_walk {
+	const struct plan *plan;
+	size_t run;	     /* current run */
+	uint64_t row;	     /* row in that run */
+	uint64_t row_offset; /* byte in that row */
+};
+void plan_walk_begin(struct plan_walk *walk, const struct plan *plan);
+int plan_walk_seek(struct plan_walk *walk, const struct plan *plan, uint64_t byte);
+bool plan_walk_next(struct plan_walk *walk, uint64_t max_bytes, struct plan_span *span_p);
+
+#endif
