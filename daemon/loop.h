@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * loop: the daemon's one thread of control: time, timers, fds, random numbers.
+ *
+ * Only loop.c includes <ev.h>. Timers live in the loop's own heap, so a
+ * virtual loop (tests, simulation) runs the same code with a clock that jumps
+ * to the next timer and random numbers from a seed; it has no fds.
+ * All functions are for the loop's thread, except loop_wake().
+ *
+ * Watches are embedded in their owners. A callback may stop and restart any
+ * watch, its own included; it must not free the loop. To destroy an object
+ * from inside its own callback use loop_defer().
+ */
+#ifndef KVD_LOOP_H
+#define KVD_LOOP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/base/list.h"
+
+struct loop;
+
+#define LOOP_NS_PER_MS UINT64_C(1000000)
+#define LOOP_NS_PER_S UINT64_C(1000000000)
+
+int loop_new(struct loop **loop_p);
+/* Virtual time from 1 s on, random numbers from the seed, no fds or signals. */
+int loop_new_virtual(uint64_t seed, struct loop **loop_p);
+void loop_free(struct loop *loop); /* NULL is fine; all watches must be stopped */
+
+/* Run until loop_stop(). A virtual loop returns also when nothing is left. */
+void loop_run(struct loop *loop);
+void loop_stop(struct loop *loop);
+/* One turn: deferred calls, then events; waits at most max_wait_ns (virtual:
+ * advances at most so far). Returns true when something ran. */
+bool loop_turn(struct loop *loop, uint64_t max_wait_ns);
+
+/* Monotonic time in ns of the current turn; loop_clock_ns reads the clock. */
+uint64_t loop_now_ns(const struct loop *loop);
+uint64_t loop_clock_ns(const struct loop *loop);
+/* How late this turn began after its earliest timer was due, and the longest
+ * time since `since_ns` that the loop did not return to its poll: a busy
+ * daemon must not declare healthy peers dead. */
+uint64_t loop_lag_ns(const struct loop *loop, uint64_t since_ns);
+
+/* Fill with unpredictable bytes (getrandom); seeded when virtual. */
+void loop_random(struct loop *loop, void *buf, size_t len);
+uint64_t loop_random_u64(struct loop *loop); /* never 0 */
+
+/* ---- timers: one-shot; restart in the callback for a period ---- */
+struct loop_timer {
+	void (*on_timer)(struct loop_timer *timer);
+	struct loop *loop;
+	uint64_t at_ns;
+	uint64_t order;  /* ties run in start order */
+	size_t heap_pos; /* 0 = not running */
+};
+void loop_timer_init(struct loop_timer *timer, struct loop *loop,
+		     void (*on_timer)(struct loop_timer *timer));
+/* (Re)start: due `after_ns` from loop_now_ns(). ERR_NOMEM only when the heap
+ * must grow; a running timer restarts without allocating. */
+int loop_timer_start(struct loop_timer *timer, uint64_t after_ns);
+void loop_timer_stop(struct loop_timer *timer); /* idempotent */
+bool loop_timer_running(const struct loop_timer *timer);
+
+/* ---- file descriptors ---- */
+enum { LOOP_READ = 1, LOOP_WRITE = 2 };
+struct loop_fd {
+	void (*on_ready)(struct loop_fd *watch, int events);
+	struct loop *loop;
+	int fd;
+	int events;
+	void *impl; /* the library's watcher, NULL when stopped */
+};
+void loop_fd_init(struct loop_fd *watch, struct loop *loop, int fd,
+		  void (*on_ready)(struct loop_fd *watch, int events));
+int loop_fd_set(struct loop_fd *watch, int events); /* 0 stops; ERR_NOMEM */
+void loop_fd_stop(struct loop_fd *watch);	     /* idempotent; does not close */
+
+/* ---- work after the current callback, before the next wait; once ---- */
+struct loop_defer {
+	struct list link; /* list_init()ed when idle */
+	void (*run)(struct loop_defer *defer);
+};
+void loop_defer_init(struct loop_defer *defer, void (*run)(struct loop_defer *defer));
+void loop_defer(struct loop *loop, struct loop_defer *defer); /* idempotent */
+void loop_defer_cancel(struct loop_defer *defer);
+
+/* ---- before sleeping: edge-triggered sources (ZeroMQ, UCX) ---- */
+struct loop_prepare {
+	struct list link;
+	/* Called before each wait. True = there is more to do: do not sleep. */
+	bool (*on_prepare)(struct loop_prepare *prepare);
+};
+void loop_prepare_add(struct loop *loop, struct loop_prepare *prepare);
+void loop_prepare_remove(struct loop_prepare *prepare); /* idempotent */
+
+/* ---- signals (SIGTERM, SIGHUP, …); real loops only ---- */
+struct loop_signal {
+	void (*on_signal)(struct loop_signal *sig);
+	struct loop *loop;
+	int signum;
+	void *impl;
+};
+int loop_signal_start(struct loop_signal *sig, struct loop *loop, int signum,
+		      void (*on_signal)(struct loop_signal *sig));
+void loop_signal_stop(struct loop_signal *sig);
+
+/* ---- from other threads ---- */
+struct loop_wake {
+	struct loop_fd watch; /* of an eventfd */
+	void (*on_wake)(struct loop_wake *wake);
+	bool pending;	      /* virtual loops: set, run as a deferred call */
+	struct loop_defer defer;
+};
+int loop_wake_init(struct loop_wake *wake, struct loop *loop,
+		   void (*on_wake)(struct loop_wake *wake));
+void loop_wake_fini(struct loop_wake *wake);
+void loop_wake(struct loop_wake *wake); /* any thread, async-signal-safe */
+
+#endif

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * offload: what would block the loop runs on helper threads: registration,
+ * populating maps, opening devices, DNS, long JSON, large plans.
+ *
+ * A job is embedded in its owner and submitted from the loop; `work` runs on a
+ * helper and touches only what the job owns; `done` runs on the loop. A
+ * simulation uses offload_new_inline(): work runs in offload_submit(), done as
+ * a deferred call, so the order is deterministic.
+ */
+#ifndef KVD_OFFLOAD_H
+#define KVD_OFFLOAD_H
+
+#include <stdbool.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/list.h"
+
+struct loop;
+struct offload;
+
+struct offload_job {
+	struct list link;
+	void (*work)(struct offload_job *job); /* helper thread; sets result, err */
+	void (*done)(struct offload_job *job); /* loop thread; may free the job */
+	int result;	/* 0 or negative, as work left it */
+	struct err err; /* the fault of a negative result (err_take in work) */
+	bool submitted; /* between submit and done */
+	bool started;	/* a helper has it (private to offload) */
+};
+
+int offload_new(struct loop *loop, unsigned int threads, struct offload **offload_p);
+int offload_new_inline(struct loop *loop, struct offload **offload_p);
+/* Runs what is queued to its end first; `done`s are called. */
+void offload_free(struct offload *offload);
+
+/* Never fails, never blocks; jobs start in order of submission. */
+void offload_submit(struct offload *offload, struct offload_job *job);
+/* True: it had not begun and never will, `done` is not called. False: it has
+ * begun (or is not submitted); `done` comes. */
+bool offload_cancel(struct offload *offload, struct offload_job *job);
+unsigned int offload_pending(const struct offload *offload);
+
+#endif
