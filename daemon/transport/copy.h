@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * copy: the copy threads. The only code of the daemon that moves engine bytes
+ * by CPU, and the only code that knows how each kind of memory is touched.
+ *
+ * A job copies a byte range of a plan's stream from one end to the other. An
+ * end is either a table of buffers (as the plan's src_buffer / dst_buffer
+ * numbers name them) or one linear stretch of memory (pack: dst is linear;
+ * unpack: src is linear). Threads take jobs in turn, one slice at a time, so a
+ * large job does not starve a small one and a cancel is seen within a slice.
+ */
+#ifndef KVD_TRANSPORT_COPY_H
+#define KVD_TRANSPORT_COPY_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/list.h"
+#include "daemon/plan/plan.h"
+#include "daemon/transport/memory.h"
+
+struct loop;
+struct copier;
+
+/* A plan buffer's place: byte 0 of the buffer is memory byte `offset`. */
+struct copy_buffer {
+	struct memory *memory;
+	uint64_t offset;
+	uint64_t length; /* nothing of the buffer reaches past it */
+};
+
+struct copy_end {
+	const struct copy_buffer *buffers; /* NULL: linear */
+	uint32_t buffer_count;
+	uint8_t *linear; /* stream byte `begin` of the job lies here */
+};
+
+struct copy_job {
+	/* set by the submitter; must stay valid until on_done */
+	const struct plan *plan; /* must lie inside the buffers: checked at submit */
+	uint64_t begin, end;	 /* bytes of the plan's stream */
+	struct copy_end src, dst;
+	void (*on_done)(struct copy_job *job); /* loop thread, exactly once */
+	/* results, valid in on_done */
+	int result;	/* 0, or negative with `err` set (ERR_CANCELED, ERR_FAULT) */
+	struct err err;
+	_Atomic uint64_t copied; /* progress, any time */
+	/* private to copy.c */
+	struct list link;
+	atomic_bool canceled;
+	atomic_int slices_running;
+	uint64_t next_byte;
+	struct plan_walk walk;
+	bool finished;
+};
+
+int copier_new(struct loop *loop, unsigned int threads, uint64_t slice_bytes,
+	       struct copier **copier_p);
+/* Jobs still there are canceled and their on_done is called. */
+void copier_free(struct copier *copier);
+
+/* Checks every run of [begin, end) against both ends' buffers (ERR_RANGE) and
+ * queues the job. When this fails, on_done is not called. A job of zero bytes
+ * is done at the next turn of the loop. */
+int copier_submit(struct copier *copier, struct copy_job *job);
+/* Idempotent. on_done follows when no thread touches the job's memory any more:
+ * with ERR_CANCELED unless the last byte was already copied. */
+void copier_cancel(struct copier *copier, struct copy_job *job);
+
+#endif
