@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * link: the door for peer messages. Carries frames, knows no meaning. ZeroMQ
+ * in the daemon (link_zmq), in memory for the simulation.
+ *
+ * A daemon receives on one socket bound at `listen` and sends on one line to
+ * each peer, so one sender's frames keep their order. A line may lose what is
+ * in it when it breaks; it never duplicates, reorders or alters. Nothing here
+ * blocks; a full queue is an answer.
+ */
+#ifndef KVD_LINK_H
+#define KVD_LINK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct link;
+struct link_line; /* an outgoing line to one endpoint */
+
+#define LINK_ENDPOINT_MAX 128 /* bytes, NUL included: "tcp://10.0.0.2:7400" */
+#define LINK_USER_MAX 64
+
+struct link_frame {
+	const uint8_t *data;
+	size_t len;
+	/* who sent it, as the link's authentication proved: the CURVE key's
+	 * user id; "" without keys */
+	char user[LINK_USER_MAX];
+};
+
+struct link_ops {
+	/* Open a line; connecting goes on in the background. */
+	int (*dial)(struct link *link, const char *endpoint, void *owner,
+		    struct link_line **line_p);
+	void (*hangup)(struct link_line *line);
+	/* Queue a frame (copied). ERR_LIMIT: the peer's queue is full or the line
+	 * is not connected. */
+	int (*send)(struct link_line *line, const void *frame, size_t len);
+	void (*free)(struct link *link);
+};
+
+struct link {
+	const struct link_ops *ops;
+	char endpoint[LINK_ENDPOINT_MAX]; /* what others dial: `advertise`, port filled in */
+	void *owner;
+	/* Called on the loop within a budget a turn; frame valid during the call. */
+	void (*on_frame)(void *owner, const struct link_frame *frame);
+	/* The line was connected / broke (ZeroMQ's monitor); hints, not proofs. */
+	void (*on_line)(void *owner, void *line_owner, bool connected);
+};
+
+struct loop;
+struct config;
+int link_zmq_new(struct loop *loop, const struct config *config, struct link **link_p);
+/* `kvd-ctl keygen`: a CURVE key pair, 40 characters Z85 each and a NUL. */
+int link_keygen(char public_key[41], char secret_key[41]);
+
+#endif

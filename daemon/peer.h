@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * peer: the other daemons: HELLO/WELCOME, instances, tokens, liveness.
+ *
+ * A peer is dialled by endpoint and known, once welcomed, by its instance id.
+ * A restart is a new instance: the old one goes down first (ERR_RESTART). Dead
+ * = no frame for `dead_after` plus this loop's own lateness (a busy daemon must
+ * not declare healthy peers dead). Dialling one's own endpoint gives the self
+ * peer: up at once, its messages loop through the next turn.
+ *
+ * Life: DIALING -> UP -> DOWN. A DOWN peer object stays while somebody holds it
+ * by `peer_hold()`; a dialled endpoint is redialled with back-off as long as it
+ * is held, and comes UP again as a new epoch: nothing of the old one is valid.
+ */
+#ifndef KVD_PEER_H
+#define KVD_PEER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/list.h"
+#include "daemon/link.h"
+#include "daemon/loop.h"
+#include "proto/wire.h"
+
+struct config;
+struct peers;
+
+#define PEER_TRANSPORTS_MAX 8u
+/* Feature bits of HELLO; both sides' intersection is in force. */
+#define PEER_FEATURE_BASE (UINT64_C(1) << 0)
+
+enum peer_state { PEER_DIALING, PEER_UP, PEER_DOWN };
+
+struct peer_address {
+	char transport[16];
+	uint8_t *data; /* owned by the peer */
+	size_t len;
+};
+
+struct peer {
+	struct list link; /* in peers */
+	char endpoint[LINK_ENDPOINT_MAX];
+	char name[64];	  /* the remote's instance name */
+	uint8_t instance[16];
+	char instance_text[33]; /* hex, for logs and records */
+	enum peer_state state;
+	uint64_t epoch; /* of the peering; rises with each UP */
+	bool self;
+	bool same_host;	    /* equal boot ids */
+	bool lower;	    /* our instance id is the lower one: we dial data lines */
+	uint64_t features;
+	uint8_t token_in[16];  /* what the remote must present on data connections */
+	uint8_t token_out[16]; /* what we present */
+	struct peer_address addresses[PEER_TRANSPORTS_MAX];
+	unsigned int address_count;
+	struct err why;	    /* DOWN: the reason */
+	uint64_t rtt_ns;    /* last PING */
+	uint64_t up_since_ns, missed_pings, messages_in, messages_out;
+	unsigned int holds;
+	void *user; /* the handshake layer's */
+	void *impl; /* peer.c's */
+};
+
+struct peers_callbacks {
+	void *owner;
+	void (*on_up)(void *owner, struct peer *peer);
+	/* The peer will send nothing more in this epoch. */
+	void (*on_down)(void *owner, struct peer *peer);
+	/* Every message other than HELLO … BYE, PING, PONG; in order. A negative
+	 * result (ERR_PROTO) takes the peer down with BYE. */
+	int (*on_message)(void *owner, struct peer *peer, const struct wire_header *header,
+			  struct cursor *body);
+};
+
+struct peers_args {
+	struct loop *loop;
+	struct link *link; /* peers sets its on_frame */
+	const struct config *config;
+	const struct peers_callbacks *callbacks;
+	const char *name;
+	uint8_t boot_id[16];
+	/* this daemon's transports, for HELLO; borrowed, count <= PEER_TRANSPORTS_MAX */
+	const struct peer_address *addresses;
+	unsigned int address_count;
+};
+
+int peers_new(const struct peers_args *args, struct peers **peers_p);
+/* BYE to all, then DOWN for each that was UP. */
+void peers_close(struct peers *peers, enum err_code code, const char *text);
+void peers_free(struct peers *peers);
+const uint8_t *peers_instance(const struct peers *peers); /* 16 bytes, this daemon's */
+const char *peers_instance_text(const struct peers *peers);
+
+/* Find or dial. *peer_p is held once for the caller. ERR_INVAL (not an endpoint
+ * of the form tcp://host:port), ERR_LIMIT (option `peers`). */
+int peers_dial(struct peers *peers, const char *endpoint, struct peer **peer_p);
+void peer_hold(struct peer *peer);
+void peer_release(struct peer *peer); /* last one: BYE when we dialled it and it is idle */
+/* By instance (UP only) or endpoint; NULL. No hold taken. */
+struct peer *peers_by_instance(struct peers *peers, const uint8_t instance[16]);
+struct peer *peers_by_endpoint(struct peers *peers, const char *endpoint);
+const struct list *peers_list(const struct peers *peers); /* of struct peer.link */
+unsigned int peers_count(const struct peers *peers);
+
+/*
+ * Send one message: `body` as written by wire_<name>_put. ERR_PEER when not UP,
+ * ERR_LIMIT when its queue is full (the caller keeps what must not be lost and
+ * tries again from on_writable-free polling: see peer_send_reliable).
+ */
+int peer_send(struct peer *peer, enum wire_type type, const void *body, size_t len);
+/* Queues (bounded by option `peer_queue_bytes`) when the line is full and keeps
+ * order; the peer goes down with ERR_LIMIT when the bound is reached. */
+int peer_send_reliable(struct peer *peer, enum wire_type type, const void *body,
+		       size_t len);
+/* Take it down now (protocol error, transport lost, peer.forget): BYE, on_down. */
+void peer_kill(struct peer *peer, const struct err *why);
+
+#endif

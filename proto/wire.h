@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * wire: the messages between daemons. A frame is a fixed header and a body;
+ * both are read and written with the bounded cursor, little-endian.
+ *
+ * header, 96 bytes: magic u32 "KVD1", version u16, type u16, flags u32, sender
+ * instance id, target instance id (zero in HELLO only), session epoch u64 (of
+ * the peering: minted by HELLO/WELCOME), sequence u64 (per sender and target,
+ * from 1), body length u32, checksum u32 (XXH3 low half over header with this
+ * field zero, then body), 24 reserved zero bytes.
+ */
+#ifndef KVD_PROTO_WIRE_H
+#define KVD_PROTO_WIRE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/base/cursor.h"
+#include "proto/wire_table.h"
+
+#define WIRE_MAGIC 0x3144564bu /* "KVD1" */
+#define WIRE_VERSION_MIN 1u
+#define WIRE_VERSION_MAX 1u
+#define WIRE_HEADER_BYTES 96u
+#define WIRE_STR_MAX 336u  /* bytes of a str field with its NUL */
+#define WIRE_FRAME_MAX (1u << 20) /* header + body, the option `peer message` caps lower */
+
+#define WIRE_ENUM(num, NAME, name, cap, text) WIRE_T_##NAME = (num),
+enum wire_type { WIRE_MESSAGES(WIRE_ENUM) WIRE_T_END };
+#undef WIRE_ENUM
+
+struct wire_header {
+	uint16_t version, type;
+	uint32_t flags;
+	uint8_t sender[16], target[16];
+	uint64_t epoch, sequence;
+	uint32_t body_len;
+};
+
+struct wire_blob {
+	const void *data; /* in the frame's buffer when decoded */
+	size_t len;
+};
+
+/* struct wire_hello { uint16_t version_min; …; char name[WIRE_STR_MAX]; … } */
+#define WIRE_C_u8(f) uint8_t f;
+#define WIRE_C_u16(f) uint16_t f;
+#define WIRE_C_u32(f) uint32_t f;
+#define WIRE_C_u64(f) uint64_t f;
+#define WIRE_C_id(f) uint8_t f[16];
+#define WIRE_C_str(f) char f[WIRE_STR_MAX];
+#define WIRE_C_blob(f) struct wire_blob f;
+#define WIRE_FIELD(type, f) WIRE_C_##type(f)
+#define WIRE_STRUCT(num, NAME, name, cap, text)                                    \
+	struct wire_##name {                                                       \
+		WIRE_##NAME(WIRE_FIELD)                                            \
+	};
+WIRE_MESSAGES(WIRE_STRUCT)
+#undef WIRE_STRUCT
+
+/*
+ * wire_<name>_put appends the body; wire_<name>_get reads it: 0 or ERR_PROTO
+ * naming message and field. Longer bodies are fine (newer sender).
+ */
+#define WIRE_PROTOS(num, NAME, name, cap, text)                                    \
+	int wire_##name##_put(struct cursor *out, const struct wire_##name *m);    \
+	int wire_##name##_get(struct cursor *in, struct wire_##name *m);
+WIRE_MESSAGES(WIRE_PROTOS)
+#undef WIRE_PROTOS
+
+const char *wire_type_name(unsigned int type); /* "HELLO"; "?" when unknown */
+const char *wire_type_purpose(unsigned int type);
+size_t wire_body_cap(unsigned int type); /* 0 when unknown */
+
+/* Write header + body into one frame of WIRE_HEADER_BYTES + body_len bytes. */
+void wire_frame_put(uint8_t *frame, const struct wire_header *h, const void *body);
+/* Check magic, length, version range, checksum, reserved zeroes, body cap of
+ * the type: 0 and *body_p in place, or ERR_PROTO / ERR_VERSION. */
+int wire_frame_get(const uint8_t *frame, size_t len, struct wire_header *h_p,
+		   struct cursor *body_p);
+
+#endif

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The one table of peer messages. proto/wire.[ch] makes a struct, an encoder,
+ * a decoder and the reference page's rows from it.
+ *
+ * WIRE_MESSAGES(M): M(number, NAME, name, body cap in bytes, purpose)
+ * WIRE_<NAME>(F):   F(type, field) in wire order. Types:
+ *   u8 u16 u32 u64   little-endian
+ *   id               16 bytes (instance, token, secret, boot id)
+ *   str              at most WIRE_STR_MAX - 1 bytes of text
+ *   blob             bytes in place: pointer + length, at most the body cap
+ * A receiver skips what a newer sender adds after the last field it knows.
+ * Numbers are for ever.
+ */
+#ifndef KVD_PROTO_WIRE_TABLE_H
+#define KVD_PROTO_WIRE_TABLE_H
+
+#define WIRE_MESSAGES(M)                                                           \
+	M(1, HELLO, hello, 65536, "first message of a dialler: who I am")          \
+	M(2, WELCOME, welcome, 65536, "the answer to HELLO")                       \
+	M(3, PING, ping, 64, "are you there")                                      \
+	M(4, PONG, pong, 64, "the answer to PING")                                 \
+	M(5, BYE, bye, 1024, "the sender ends this peer, with the reason")         \
+	M(6, REGISTER, register, 1048000, "a pool or a session's regions, with keys") \
+	M(7, REGISTER_ACK, register_ack, 64, "the object is usable here")          \
+	M(8, REGISTER_NAK, register_nak, 1024, "refused, with the exact difference") \
+	M(9, UNREGISTER, unregister, 64, "the object is going away: use it no more") \
+	M(10, UNREGISTER_ACK, unregister_ack, 64, "nothing here uses it any more") \
+	M(11, ROUTE_QUERY, route_query, 1024, "which endpoints serve this group")  \
+	M(12, ROUTE, route, 1048000, "the group's ranks")                          \
+	M(13, TRANSFER_INFO, transfer_info, 1048000, "a receiver's pages and wants") \
+	M(14, TRANSFER_INFO_ACK, transfer_info_ack, 64, "the sender has it")       \
+	M(15, TRANSFER_INFO_NAK, transfer_info_nak, 1024, "the sender refuses it") \
+	M(16, ROOM_DONE, room_done, 64, "the receiver has every byte of the room") \
+	M(17, ABORT, abort, 1024, "this side fails the room; make it still")       \
+	M(18, ABORT_ACK, abort_ack, 64, "still: no byte of the room can move")     \
+	M(19, OFFER_QUERY, offer_query, 1024, "a puller asks for an offer")        \
+	M(20, OFFER, offer, 1048000, "the offer's pages, generation and lease")    \
+	M(21, PULL_DONE, pull_done, 64, "the puller has the bytes: still valid?")  \
+	M(22, PULL_ACK, pull_ack, 1024, "lease epoch unchanged, or the refusal")   \
+	M(23, LEASE, lease, 64, "the puller is alive: extend the lease")           \
+	M(24, ATTACH, attach, 256, "a session's secret: let my session use yours") \
+	M(25, ATTACH_ACK, attach_ack, 64, "attached; REGISTERs of its regions went before") \
+	M(26, ATTACH_NAK, attach_nak, 1024, "no such session, or a wrong secret")  \
+	M(27, OFFER_NAK, offer_nak, 1024, "no such offer, or the puller's pages are outside it")
+
+/* addresses: count u32, then {str transport, blob address} */
+#define WIRE_HELLO(F)                                                              \
+	F(u16, version_min) F(u16, version_max) F(u64, features) F(u64, nonce)     \
+	F(id, boot_id) F(id, token) F(str, name) F(str, endpoint) F(blob, addresses)
+#define WIRE_WELCOME(F) WIRE_HELLO(F)
+#define WIRE_PING(F) F(u64, stamp)
+#define WIRE_PONG(F) F(u64, stamp)
+#define WIRE_BYE(F) F(u32, code) F(str, text)
+/* kind: 0 pool, 1 session. layout: layout_encode(), empty for a session.
+ * regions: count u32, {u64 region, u64 address, u64 length, u8 kind, blob key};
+ * buffers (pools): count u32, {u32 index into regions, u64 offset, u64 length} */
+#define WIRE_REGISTER(F)                                                           \
+	F(u64, object) F(u8, kind) F(u64, session) F(str, name) F(u32, tp_size)    \
+	F(str, transport) F(blob, layout) F(blob, regions) F(blob, buffers)
+#define WIRE_REGISTER_ACK(F) F(u64, object)
+#define WIRE_REGISTER_NAK(F) F(u64, object) F(u64, local_object) F(u32, code) F(str, text)
+#define WIRE_UNREGISTER(F) F(u64, object)
+#define WIRE_UNREGISTER_ACK(F) F(u64, object)
+#define WIRE_ROUTE_QUERY(F) F(u64, cookie) F(str, group)
+/* ranks: count u32, see daemon/bootstrap.h */
+#define WIRE_ROUTE(F) F(u64, cookie) F(u32, code) F(str, text) F(blob, ranks)
+/* views: count u32, {str name, u64 first_token, u64 token_begin, u64 token_end,
+ * blob pages as runs {u32 page, u32 count}}; wants: count u32, plan_want */
+#define WIRE_TRANSFER_INFO(F)                                                      \
+	F(u64, room) F(u64, recv_gen) F(u64, src_pool) F(u64, dst_pool)            \
+	F(u32, receivers) F(u32, flags) F(blob, views) F(blob, wants)
+#define WIRE_TRANSFER_INFO_ACK(F) F(u64, room) F(u64, recv_gen) F(u64, send_gen)
+#define WIRE_TRANSFER_INFO_NAK(F) F(u64, room) F(u64, recv_gen) F(u32, code) F(str, text)
+#define WIRE_ROOM_DONE(F) F(u64, room) F(u64, recv_gen) F(u64, send_gen)
+/* from_role: enum room_role; to_gen 0 = "whoever holds my generation" */
+#define WIRE_ABORT(F)                                                              \
+	F(u64, room) F(u8, from_role) F(u64, from_gen) F(u64, to_gen) F(u64, pool) \
+	F(u32, code) F(str, text)
+#define WIRE_ABORT_ACK(F) F(u64, room) F(u8, from_role) F(u64, from_gen) F(u64, to_gen)
+#define WIRE_OFFER_QUERY(F)                                                        \
+	F(u64, room) F(u64, pull_gen) F(u64, src_pool) F(u64, dst_pool)
+/* views as in TRANSFER_INFO */
+#define WIRE_OFFER(F)                                                              \
+	F(u64, room) F(u64, pull_gen) F(u64, offer_gen) F(u64, src_pool)           \
+	F(u64, lease_epoch) F(u64, lease_ms) F(blob, views)
+#define WIRE_OFFER_NAK(F) F(u64, room) F(u64, pull_gen) F(u32, code) F(str, text)
+#define WIRE_PULL_DONE(F)                                                          \
+	F(u64, room) F(u64, pull_gen) F(u64, offer_gen) F(u64, lease_epoch) F(u32, code)
+#define WIRE_PULL_ACK(F) F(u64, room) F(u64, pull_gen) F(u32, code) F(str, text)
+#define WIRE_LEASE(F) F(u64, room) F(u64, pull_gen) F(u64, offer_gen) F(u64, lease_epoch)
+#define WIRE_ATTACH(F) F(u64, cookie) F(u64, session) F(id, secret)
+#define WIRE_ATTACH_ACK(F) F(u64, cookie) F(u64, session)
+#define WIRE_ATTACH_NAK(F) F(u64, cookie) F(u64, session) F(u32, code) F(str, text)
+
+#endif
