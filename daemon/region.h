@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * region: a piece of engine memory, imported once and registered with every
+ * transport in use. Pools, posted ops and exports pin it; it closes at zero
+ * pins, never under DMA.
+ */
+#ifndef KVD_REGION_H
+#define KVD_REGION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/err.h"
+#include "daemon/transport/transport.h"
+
+struct session;
+struct kvd;
+
+#define REGION_TRANSPORTS_MAX 8u
+
+enum region_kind { REGION_MEMFD, REGION_SHM, REGION_VM };
+enum region_state { REGION_IMPORTING, REGION_READY, REGION_CLOSING };
+
+struct region {
+	uint64_t id;
+	struct session *session;
+	enum region_kind kind;
+	enum region_state state;
+	char name[64];
+	uint64_t address; /* the engine's address of byte 0; 0 = not given */
+	uint64_t length;
+	struct memory *memory;
+	/* index = the transport's place in kvd->transports; NULL = not usable there */
+	struct xp_reg *regs[REGION_TRANSPORTS_MAX];
+	unsigned int pins;	 /* pools and ops */
+	unsigned int registered; /* how often region.register gave this id */
+	void *impl;
+};
+
+struct region *region_find(struct session *session, uint64_t id); /* READY; or NULL + ERR_NOTFOUND */
+void region_pin(struct region *region);
+void region_unpin(struct region *region);
+/* Which region of the session holds [address, address + len) (interval map,
+ * innermost registration first); NULL + ERR_NOTFOUND. */
+struct region *region_at(struct session *session, uint64_t address, uint64_t len);
+/* Close when unpinned: deregisters on a helper, unmaps, then on_closed. */
+void region_close(struct region *region, void (*on_closed)(void *arg), void *arg);
+const char *region_kind_name(enum region_kind kind);
+
+#endif

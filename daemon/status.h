@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * status: a session's status page, as the daemon writes it. The layout is in
+ * proto/kvd_status.h (readers need nothing else). One slot a room or transfer;
+ * other fields are final before a terminal word, which is stored last with
+ * release order.
+ */
+#ifndef KVD_STATUS_H
+#define KVD_STATUS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/err.h"
+#include "proto/kvd_status.h"
+
+struct status_page;
+
+/* A sealed memfd with `slots` slots; grows never. */
+int status_page_new(uint32_t slots, const uint8_t instance[16], struct status_page **page_p);
+void status_page_free(struct status_page *page);
+/* A read-only fd of the page; stays the page's. */
+int status_page_fd(const struct status_page *page);
+uint32_t status_page_slots(const struct status_page *page);
+
+/* ERR_LIMIT when all slots are taken. The slot's generation rises. */
+int status_slot_take(struct status_page *page, uint64_t object, uint32_t *slot_p,
+		     uint32_t *gen_p);
+void status_slot_release(struct status_page *page, uint32_t slot);
+/* Progress figures (sequence-guarded). */
+void status_slot_progress(struct status_page *page, uint32_t slot, uint64_t bytes,
+			  uint64_t total);
+/* The word: state, flags, error. Terminal states are stored after everything. */
+void status_slot_set(struct status_page *page, uint32_t slot, unsigned int state,
+		     unsigned int flags, enum err_code error);
+/* The heartbeat time (CLOCK_MONOTONIC ns) of the header. */
+void status_page_beat(struct status_page *page, uint64_t now_ns);
+
+#endif
