@@ -1,0 +1,762 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The loop, real and virtual. Cases on real time wait for a condition through
+ * the loop itself and bound it with a timer that fails the case.
+ */
+#include "daemon/loop.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+
+#define MS LOOP_NS_PER_MS
+
+struct note_timer {
+	struct loop_timer timer;
+	char *log; /* appended to */
+	char name;
+	unsigned int repeat;
+	uint64_t every_ns;
+	struct note_timer *stops;
+};
+
+static void note(char *log, char name)
+{
+	size_t n = strlen(log);
+
+	log[n] = name;
+	log[n + 1] = '\0';
+}
+
+static void on_note_timer(struct loop_timer *timer)
+{
+	struct note_timer *t = container_of(timer, struct note_timer, timer);
+
+	note(t->log, t->name);
+	if (t->stops)
+		loop_timer_stop(&t->stops->timer);
+	if (t->repeat) {
+		t->repeat--;
+		assert_int_equal(loop_timer_start(timer, t->every_ns), 0);
+	}
+}
+
+static void note_timer_start(struct note_timer *t, struct loop *loop, char *log,
+			     char name, uint64_t after_ns)
+{
+	*t = (struct note_timer){.log = log, .name = name};
+	loop_timer_init(&t->timer, loop, on_note_timer);
+	assert_int_equal(loop_timer_start(&t->timer, after_ns), 0);
+}
+
+static void timer_virtual_runs_in_due_then_start_order(void **state)
+{
+	struct loop *loop;
+	struct note_timer a, b, c, d;
+	char log[16] = "";
+
+	(void)state;
+	assert_int_equal(loop_new_virtual(1, &loop), 0);
+	assert_int_equal(loop_now_ns(loop), LOOP_NS_PER_S);
+	note_timer_start(&a, loop, log, 'a', 20 * MS);
+	note_timer_start(&b, loop, log, 'b', 10 * MS);
+	note_timer_start(&c, loop, log, 'c', 20 * MS);
+	note_timer_start(&d, loop, log, 'd', 0);
+	loop_run(loop);
+	assert_string_equal(log, "dbac");
+	assert_int_equal(loop_now_ns(loop), LOOP_NS_PER_S + 20 * MS);
+	assert_false(loop_timer_running(&a.timer));
+	loop_free(loop);
+}
+
+static void timer_restarted_moves_and_keeps_one_entry(void **state)
+{
+	struct loop *loop;
+	struct note_timer a, b;
+	char log[16] = "";
+
+	(void)state;
+	assert_int_equal(loop_new_virtual(1, &loop), 0);
+	note_timer_start(&a, loop, log, 'a', 10 * MS);
+	note_timer_start(&b, loop, log, 'b', 15 * MS);
+	mem_fail_at(1); /* a restart allocates nothing */
+	assert_int_equal(loop_timer_start(&a.timer, 30 * MS), 0);
+	mem_fail_at(0);
+	loop_run(loop);
+	assert_string_equal(log, "ba");
+	loop_free(loop);
+}
+
+static void timer_stopped_by_another_in_the_batch_does_not_run(void **state)
+{
+	struct loop *loop;
+	struct note_timer a, b;
+	char log[16] = "";
+
+	(void)state;
+	assert_int_equal(loop_new_virtual(1, &loop), 0);
+	note_timer_start(&a, loop, log, 'a', 10 * MS);
+	note_timer_start(&b, loop, log, 'b', 10 * MS);
+	a.stops = &b;
+	loop_timer_stop(&b.timer);
+	loop_timer_stop(&b.timer);
+	assert_int_equal(loop_timer_start(&b.timer, 10 * MS), 0);
+	loop_run(loop);
+	assert_string_equal(log, "a");
+	loop_free(loop);
+}
+
+static void timer_restarted_at_zero_runs_in_the_next_turn(void **state)
+{
+	struct loop *loop;
+	struct note_timer a;
+	char log[16] = "";
+
+	(void)state;
+	assert_int_equal(loop_new_virtual(1, &loop), 0);
+	note_timer_start(&a, loop, log, 'a', 0);
+	a.repeat = 3;
+	assert_true(loop_turn(loop, 0));
+	assert_string_equal(log, "a");
+	assert_true(loop_turn(loop, 0));
+	assert_string_equal(log, "aa");
+	loop_run(loop);
+	assert_string_equal(log, "aaaa");
+	loop_free(loop);
+}
+
+static void timer_far_future_saturates(void **state)
+{
+	struct loop *loop;
+	struct note_timer a;
+	char log[16] = "";
+
+	(void)state;
+	assert_int_equal(loop_new_virtual(1, &loop), 0);
+	note_timer_start(&a, loop, log, 'a', UINT64_MAX);
+	assert_false(loop_turn(loop, 1000 * MS));
+	assert_true(loop_timer_running(&a.timer));
+	loop_timer_stop(&a.timer);
+	loop_free(loop);
+}
+
+/* Against a plain model: 2 000 timers, random starts, restarts and stops. */
+static void timer_heap_random_matches_a_model(void **state)
+{
+	enum { N = 2000 };
+	static struct note_timer t[N];
+	static char log[N + 1];
+	struct loop *loop;
+	uint64_t last = 0, seen = 0;
+
+	(void)state;
+	assert_int_equal(loop_new_virtual(7, &loop), 0);
+	for (int i = 0; i < N; i++)
+		note_timer_start(&t[i], loop, log, 'x',
+				 loop_random_u64(loop) % (1000 * MS));
+	for (int i = 0; i < 3 * N; i++) {
+		struct note_timer *one = &t[loop_random_u64(loop) % N];
+
+		if (i % 3 == 0)
+			loop_timer_stop(&one->timer);
+		else
+			assert_int_equal(loop_timer_start(&one->timer,
+							  loop_random_u64(loop) %
+								  (1000 * MS)),
+					 0);
+	}
+	uint64_t running = 0;
+
+	for (int i = 0; i < N; i++)
+		running += loop_timer_running(&t[i].timer);
+	assert_true(running > 0 && running < N);
+	while (loop_turn(loop, UINT64_MAX)) {
+		uint64_t left = 0, next = UINT64_MAX;
+
+		for (int i = 0; i < N; i++) {
+			if (!loop_timer_running(&t[i].timer))
+				continue;
+			left++;
+			if (t[i].timer.at_ns < next)
+				next = t[i].timer.at_ns;
+		}
+		assert_true(loop_now_ns(loop) >= last);
+		assert_true(next > loop_now_ns(loop)); /* nothing due is left */
+		last = loop_now_ns(loop);
+		seen = running - left;
+	}
+	assert_int_equal(seen, running);
+	assert_int_equal(strlen(log), running);
+	loop_free(loop);
+}
+
+static void timer_without_memory_answers_and_recovers(void **state)
+{
+	enum { N = 100 };
+	struct note_timer t[N];
+	struct loop *loop;
+	char log[N + 2] = "";
+	int refused = 0;
+
+	(void)state;
+	assert_int_equal(loop_new_virtual(1, &loop), 0);
+	for (int i = 0; i < N; i++) {
+		t[i] = (struct note_timer){.log = log, .name = 'x'};
+		loop_timer_init(&t[i].timer, loop, on_note_timer);
+		mem_fail_at(1);
+		if (loop_timer_start(&t[i].timer, MS) == 0)
+			continue;
+		refused++;
+		assert_int_equal(err_last()->code, ERR_NOMEM);
+		assert_false(loop_timer_running(&t[i].timer));
+		mem_fail_at(0);
+		assert_int_equal(loop_timer_start(&t[i].timer, MS), 0);
+	}
+	mem_fail_at(0);
+	assert_true(refused >= 2);
+	loop_run(loop);
+	assert_int_equal(strlen(log), N);
+	loop_free(loop);
+}
+
+static void turn_virtual_advances_at_most_so_far(void **state)
+{
+	struct loop *loop;
+	struct note_timer a;
+	char log[16] = "";
+
+	(void)state;
+	assert_int_equal(loop_new_virtual(1, &loop), 0);
+	note_timer_start(&a, loop, log, 'a', 10 * MS);
+	assert_false(loop_turn(loop, 4 * MS));
+	assert_int_equal(loop_now_ns(loop), LOOP_NS_PER_S + 4 * MS);
+	assert_true(loop_turn(loop, 100 * MS));
+	assert_int_equal(loop_now_ns(loop), LOOP_NS_PER_S + 10 * MS);
+	assert_false(loop_turn(loop, UINT64_MAX)); /* nothing to wait for */
+	assert_int_equal(loop_now_ns(loop), LOOP_NS_PER_S + 10 * MS);
+	assert_int_equal(loop_lag_ns(loop, 0), 0);
+	loop_free(loop);
+}
+
+static void random_virtual_repeats_by_seed(void **state)
+{
+	uint8_t a[37], b[37], c[37];
+	struct loop *loop;
+
+	(void)state;
+	assert_int_equal(loop_new_virtual(42, &loop), 0);
+	loop_random(loop, a, sizeof(a));
+	loop_free(loop);
+	assert_int_equal(loop_new_virtual(42, &loop), 0);
+	loop_random(loop, b, sizeof(b));
+	loop_free(loop);
+	assert_int_equal(loop_new_virtual(43, &loop), 0);
+	loop_random(loop, c, sizeof(c));
+	loop_free(loop);
+	assert_memory_equal(a, b, sizeof(a));
+	assert_memory_not_equal(a, c, sizeof(a));
+	assert_int_equal(loop_new(&loop), 0);
+	loop_random(loop, b, sizeof(b));
+	loop_random(loop, c, sizeof(c));
+	assert_memory_not_equal(b, c, sizeof(b));
+	assert_true(loop_random_u64(loop) != 0);
+	loop_free(loop);
+}
+
+/* ---- deferred calls ---- */
+
+struct note_defer {
+	struct loop_defer defer;
+	struct loop *loop;
+	char *log;
+	char name;
+	unsigned int again;
+	struct note_defer *cancels;
+};
+
+static void on_note_defer(struct loop_defer *defer)
+{
+	struct note_defer *d = container_of(defer, struct note_defer, defer);
+
+	note(d->log, d->name);
+	if (d->cancels)
+		loop_defer_cancel(&d->cancels->defer);
+	if (d->again) {
+		d->again--;
+		loop_defer(d->loop, defer);
+	}
+}
+
+static void defer_runs_once_in_order_and_again_next_turn(void **state)
+{
+	struct loop *loop;
+	char log[16] = "";
+	struct note_defer a, b, c;
+
+	(void)state;
+	assert_int_equal(loop_new_virtual(1, &loop), 0);
+	a = (struct note_defer){.loop = loop, .log = log, .name = 'a', .again = 1};
+	b = (struct note_defer){.loop = loop, .log = log, .name = 'b'};
+	c = (struct note_defer){.loop = loop, .log = log, .name = 'c'};
+	loop_defer_init(&a.defer, on_note_defer);
+	loop_defer_init(&b.defer, on_note_defer);
+	loop_defer_init(&c.defer, on_note_defer);
+	b.cancels = &c;
+	loop_defer(loop, &a.defer);
+	loop_defer(loop, &b.defer);
+	loop_defer(loop, &c.defer);
+	loop_defer(loop, &a.defer);
+	assert_true(loop_turn(loop, UINT64_MAX));
+	assert_string_equal(log, "ab");
+	loop_run(loop);
+	assert_string_equal(log, "aba");
+	loop_free(loop);
+}
+
+struct mortal {
+	struct loop_defer defer;
+	struct loop_fd watch;
+	int *freed;
+};
+
+static void on_mortal_die(struct loop_defer *defer)
+{
+	struct mortal *m = container_of(defer, struct mortal, defer);
+
+	(*m->freed)++;
+	loop_fd_stop(&m->watch);
+	close(m->watch.fd);
+	mem_free(m);
+}
+
+static void on_mortal_ready(struct loop_fd *watch, int events)
+{
+	struct mortal *m = container_of(watch, struct mortal, watch);
+
+	(void)events;
+	loop_defer(watch->loop, &m->defer);
+}
+
+static void defer_freed_owner_in_its_own_run_is_fine(void **state)
+{
+	struct mortal *m = mem_zalloc(sizeof(*m));
+	struct loop *loop;
+	int freed = 0, fds[2];
+
+	(void)state;
+	assert_int_equal(loop_new(&loop), 0);
+	assert_int_equal(pipe(fds), 0);
+	m->freed = &freed;
+	loop_defer_init(&m->defer, on_mortal_die);
+	loop_fd_init(&m->watch, loop, fds[0], on_mortal_ready);
+	assert_int_equal(loop_fd_set(&m->watch, LOOP_READ), 0);
+	assert_int_equal(write(fds[1], "x", 1), 1);
+	assert_true(loop_turn(loop, UINT64_MAX));
+	assert_int_equal(freed, 0);
+	assert_true(loop_turn(loop, 0));
+	assert_int_equal(freed, 1);
+	close(fds[1]);
+	loop_free(loop);
+}
+
+/* ---- prepare hooks ---- */
+
+struct note_prepare {
+	struct loop_prepare prepare;
+	unsigned int left, calls;
+	struct note_prepare *removes;
+};
+
+static bool on_note_prepare(struct loop_prepare *prepare)
+{
+	struct note_prepare *p = container_of(prepare, struct note_prepare, prepare);
+
+	p->calls++;
+	if (p->removes)
+		loop_prepare_remove(&p->removes->prepare);
+	return p->left && p->left--;
+}
+
+static void prepare_with_more_keeps_the_loop_from_waiting(void **state)
+{
+	struct note_prepare p = {.prepare = {.on_prepare = on_note_prepare}, .left = 3};
+	struct note_timer a;
+	struct loop *loop;
+	char log[16] = "";
+
+	(void)state;
+	assert_int_equal(loop_new_virtual(1, &loop), 0);
+	loop_prepare_add(loop, &p.prepare);
+	note_timer_start(&a, loop, log, 'a', 10 * MS);
+	for (int i = 0; i < 3; i++) {
+		assert_true(loop_turn(loop, UINT64_MAX));
+		assert_int_equal(loop_now_ns(loop), LOOP_NS_PER_S);
+	}
+	assert_true(loop_turn(loop, UINT64_MAX));
+	assert_string_equal(log, "a");
+	assert_int_equal(p.calls, 4);
+	loop_prepare_remove(&p.prepare);
+	loop_prepare_remove(&p.prepare);
+	loop_free(loop);
+}
+
+static void prepare_removed_by_a_sibling_is_not_called(void **state)
+{
+	struct note_prepare b = {.prepare = {.on_prepare = on_note_prepare}};
+	struct note_prepare a = {.prepare = {.on_prepare = on_note_prepare},
+				 .removes = &b};
+	struct loop *loop;
+
+	(void)state;
+	assert_int_equal(loop_new_virtual(1, &loop), 0);
+	loop_prepare_add(loop, &a.prepare);
+	loop_prepare_add(loop, &b.prepare);
+	loop_turn(loop, 0);
+	assert_int_equal(a.calls, 1);
+	assert_int_equal(b.calls, 0);
+	loop_prepare_remove(&a.prepare);
+	loop_free(loop);
+}
+
+/* ---- the real loop ---- */
+
+static void on_stop_timer(struct loop_timer *timer)
+{
+	loop_stop(timer->loop);
+}
+
+static void timer_real_is_never_early(void **state)
+{
+	struct loop_timer timer;
+	struct loop *loop;
+	uint64_t due;
+
+	(void)state;
+	assert_int_equal(loop_new(&loop), 0);
+	loop_timer_init(&timer, loop, on_stop_timer);
+	for (int i = 0; i < 5; i++) {
+		loop_turn(loop, 0);
+		assert_int_equal(loop_timer_start(&timer, 3 * MS), 0);
+		due = timer.at_ns;
+		loop_run(loop);
+		assert_true(loop_now_ns(loop) >= due);
+	}
+	loop_free(loop);
+}
+
+/* An idle loop with a far timer sleeps through: one turn, nothing ran. */
+static void turn_real_idle_waits_as_long_as_asked(void **state)
+{
+	struct note_timer far;
+	struct loop *loop;
+	char log[4] = "";
+	uint64_t t0;
+
+	(void)state;
+	assert_int_equal(loop_new(&loop), 0);
+	note_timer_start(&far, loop, log, 'f', 3600 * LOOP_NS_PER_S);
+	t0 = loop_clock_ns(loop);
+	assert_false(loop_turn(loop, 20 * MS));
+	assert_true(loop_clock_ns(loop) - t0 >= 20 * MS);
+	loop_timer_stop(&far.timer);
+	t0 = loop_clock_ns(loop);
+	assert_false(loop_turn(loop, 5 * MS)); /* no watch at all: no spin */
+	assert_true(loop_clock_ns(loop) - t0 >= 5 * MS);
+	loop_free(loop);
+}
+
+struct reader {
+	struct loop_fd watch;
+	unsigned int reads, writes;
+};
+
+static void on_reader(struct loop_fd *watch, int events)
+{
+	struct reader *r = container_of(watch, struct reader, watch);
+	char c;
+
+	if (events & LOOP_READ) {
+		assert_int_equal(read(watch->fd, &c, 1), 1);
+		r->reads++;
+	}
+	if (events & LOOP_WRITE) {
+		r->writes++;
+		assert_int_equal(loop_fd_set(watch, 0), 0);
+	}
+}
+
+static void fd_changes_of_interest_take_effect(void **state)
+{
+	struct reader r = {0}, w = {0};
+	struct loop *loop;
+	int fds[2];
+
+	(void)state;
+	assert_int_equal(loop_new(&loop), 0);
+	assert_int_equal(pipe(fds), 0);
+	loop_fd_init(&r.watch, loop, fds[0], on_reader);
+	loop_fd_init(&w.watch, loop, fds[1], on_reader);
+	assert_int_equal(loop_fd_set(&r.watch, LOOP_READ), 0);
+	assert_false(loop_turn(loop, 0));
+	assert_int_equal(write(fds[1], "abc", 3), 3);
+	assert_true(loop_turn(loop, LOOP_NS_PER_S));
+	assert_int_equal(r.reads, 1);
+	loop_fd_stop(&r.watch);
+	loop_fd_stop(&r.watch);
+	assert_false(loop_turn(loop, 0));
+	assert_int_equal(loop_fd_set(&w.watch, LOOP_WRITE), 0);
+	assert_true(loop_turn(loop, LOOP_NS_PER_S));
+	assert_int_equal(w.writes, 1);
+	assert_null(w.watch.impl);
+	assert_false(loop_turn(loop, 0));
+	assert_int_equal(loop_fd_set(&r.watch, LOOP_READ), 0);
+	assert_true(loop_turn(loop, LOOP_NS_PER_S));
+	assert_int_equal(r.reads, 2);
+	loop_fd_stop(&r.watch);
+	close(fds[0]);
+	close(fds[1]);
+	loop_free(loop);
+}
+
+static void fd_number_used_again_is_watched(void **state)
+{
+	struct reader r = {0};
+	struct loop *loop;
+	int fds[2], again[2];
+
+	(void)state;
+	assert_int_equal(loop_new(&loop), 0);
+	assert_int_equal(pipe(fds), 0);
+	loop_fd_init(&r.watch, loop, fds[0], on_reader);
+	assert_int_equal(loop_fd_set(&r.watch, LOOP_READ), 0);
+	loop_turn(loop, 0);
+	loop_fd_stop(&r.watch);
+	close(fds[0]);
+	close(fds[1]);
+	assert_int_equal(pipe(again), 0);
+	assert_int_equal(again[0], fds[0]);
+	loop_fd_init(&r.watch, loop, again[0], on_reader);
+	assert_int_equal(loop_fd_set(&r.watch, LOOP_READ), 0);
+	assert_int_equal(write(again[1], "x", 1), 1);
+	assert_true(loop_turn(loop, LOOP_NS_PER_S));
+	assert_int_equal(r.reads, 1);
+	loop_fd_stop(&r.watch);
+	close(again[0]);
+	close(again[1]);
+	loop_free(loop);
+}
+
+/* ---- signals and wake-ups ---- */
+
+static void on_term(struct loop_signal *sig)
+{
+	loop_stop(sig->loop);
+}
+
+static void signal_sent_reaches_the_loop(void **state)
+{
+	struct loop_signal sig;
+	struct loop *loop;
+
+	(void)state;
+	assert_int_equal(loop_new(&loop), 0);
+	assert_int_equal(loop_signal_start(&sig, loop, SIGUSR2, on_term), 0);
+	assert_int_equal(kill(getpid(), SIGUSR2), 0);
+	loop_run(loop);
+	loop_signal_stop(&sig);
+	loop_signal_stop(&sig);
+	loop_free(loop);
+}
+
+struct waker {
+	struct loop_wake wake;
+	struct loop *loop;
+	unsigned int sent; /* atomic */
+	unsigned int seen;
+};
+
+enum { WAKE_THREADS = 4, WAKES = 5000 };
+
+static void on_waker(struct loop_wake *wake)
+{
+	struct waker *w = container_of(wake, struct waker, wake);
+
+	w->seen = __atomic_load_n(&w->sent, __ATOMIC_RELAXED);
+	if (w->seen == WAKE_THREADS * WAKES)
+		loop_stop(w->loop);
+}
+
+static void *waker_main(void *arg)
+{
+	struct waker *w = arg;
+
+	for (int i = 0; i < WAKES; i++) {
+		__atomic_fetch_add(&w->sent, 1, __ATOMIC_RELAXED);
+		loop_wake(&w->wake);
+	}
+	return NULL;
+}
+
+/* The last wake of all threads is never lost: the loop would not end. */
+static void wake_from_threads_is_never_lost(void **state)
+{
+	pthread_t tids[WAKE_THREADS];
+	struct waker w = {0};
+
+	(void)state;
+	assert_int_equal(loop_new(&w.loop), 0);
+	assert_int_equal(loop_wake_init(&w.wake, w.loop, on_waker), 0);
+	for (int i = 0; i < WAKE_THREADS; i++)
+		assert_int_equal(pthread_create(&tids[i], NULL, waker_main, &w), 0);
+	loop_run(w.loop);
+	assert_int_equal(w.seen, WAKE_THREADS * WAKES);
+	for (int i = 0; i < WAKE_THREADS; i++)
+		pthread_join(tids[i], NULL);
+	loop_wake_fini(&w.wake);
+	loop_wake_fini(&w.wake);
+	loop_free(w.loop);
+}
+
+static void wake_virtual_is_a_deferred_call(void **state)
+{
+	struct waker w = {0};
+
+	(void)state;
+	assert_int_equal(loop_new_virtual(1, &w.loop), 0);
+	assert_int_equal(loop_wake_init(&w.wake, w.loop, on_waker), 0);
+	w.sent = 3;
+	loop_wake(&w.wake);
+	loop_wake(&w.wake);
+	assert_int_equal(w.seen, 0);
+	loop_run(w.loop);
+	assert_int_equal(w.seen, 3);
+	w.sent = 4;
+	loop_wake(&w.wake);
+	loop_run(w.loop);
+	assert_int_equal(w.seen, 4);
+	loop_wake_fini(&w.wake);
+	loop_free(w.loop);
+}
+
+/* ---- lag ---- */
+
+static void burn(const struct loop *loop, uint64_t ns)
+{
+	uint64_t end = loop_clock_ns(loop) + ns;
+
+	while (loop_clock_ns(loop) < end)
+		;
+}
+
+static void on_burn(struct loop_timer *timer)
+{
+	burn(timer->loop, 30 * MS);
+	assert_true(loop_lag_ns(timer->loop, loop_clock_ns(timer->loop)) >= 30 * MS);
+}
+
+static void lag_after_a_long_callback_is_told_until_it_is_past(void **state)
+{
+	struct loop_timer timer;
+	struct loop *loop;
+	uint64_t before, after;
+
+	(void)state;
+	assert_int_equal(loop_new(&loop), 0);
+	loop_turn(loop, 0);
+	before = loop_now_ns(loop);
+	loop_timer_init(&timer, loop, on_burn);
+	assert_int_equal(loop_timer_start(&timer, 0), 0);
+	loop_turn(loop, 0);
+	loop_turn(loop, 0);
+	after = loop_now_ns(loop);
+	assert_true(loop_lag_ns(loop, before) >= 30 * MS);
+	assert_true(loop_lag_ns(loop, before) < 10 * LOOP_NS_PER_S);
+	/* what was before `after` no longer counts; the machine itself may be
+	 * slow, so only what is surely shorter is compared */
+	loop_turn(loop, 0);
+	assert_true(loop_lag_ns(loop, after) <= loop_lag_ns(loop, before));
+	loop_free(loop);
+}
+
+static void lag_of_a_late_turn_counts_from_the_due_time(void **state)
+{
+	struct note_timer a;
+	struct loop *loop;
+	uint64_t before;
+	char log[4] = "";
+
+	(void)state;
+	assert_int_equal(loop_new(&loop), 0);
+	loop_turn(loop, 0);
+	before = loop_now_ns(loop);
+	note_timer_start(&a, loop, log, 'a', 5 * MS);
+	burn(loop, 40 * MS); /* outside: as if the process was stopped */
+	loop_turn(loop, LOOP_NS_PER_S);
+	assert_string_equal(log, "a");
+	assert_true(loop_lag_ns(loop, before) >= 35 * MS);
+	loop_free(loop);
+}
+
+static void loop_without_memory_is_not_made(void **state)
+{
+	struct waker w = {0};
+	struct loop_fd watch;
+	struct loop *loop;
+
+	(void)state;
+	mem_fail_at(1);
+	assert_int_equal(loop_new(&loop), -ENOMEM);
+	mem_fail_at(1);
+	assert_int_equal(loop_new_virtual(1, &loop), -ENOMEM);
+	mem_fail_at(0);
+	assert_int_equal(loop_new(&loop), 0);
+	mem_fail_at(1);
+	assert_int_equal(loop_wake_init(&w.wake, loop, on_waker), -ENOMEM);
+	loop_fd_init(&watch, loop, 0, on_mortal_ready);
+	mem_fail_at(1);
+	assert_int_equal(loop_fd_set(&watch, LOOP_READ), -ENOMEM);
+	mem_fail_at(0);
+	loop_free(loop);
+	loop_free(NULL);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(timer_virtual_runs_in_due_then_start_order),
+		cmocka_unit_test(timer_restarted_moves_and_keeps_one_entry),
+		cmocka_unit_test(timer_stopped_by_another_in_the_batch_does_not_run),
+		cmocka_unit_test(timer_restarted_at_zero_runs_in_the_next_turn),
+		cmocka_unit_test(timer_far_future_saturates),
+		cmocka_unit_test(timer_heap_random_matches_a_model),
+		cmocka_unit_test(timer_without_memory_answers_and_recovers),
+		cmocka_unit_test(turn_virtual_advances_at_most_so_far),
+		cmocka_unit_test(random_virtual_repeats_by_seed),
+		cmocka_unit_test(defer_runs_once_in_order_and_again_next_turn),
+		cmocka_unit_test(defer_freed_owner_in_its_own_run_is_fine),
+		cmocka_unit_test(prepare_with_more_keeps_the_loop_from_waiting),
+		cmocka_unit_test(prepare_removed_by_a_sibling_is_not_called),
+		cmocka_unit_test(timer_real_is_never_early),
+		cmocka_unit_test(turn_real_idle_waits_as_long_as_asked),
+		cmocka_unit_test(fd_changes_of_interest_take_effect),
+		cmocka_unit_test(fd_number_used_again_is_watched),
+		cmocka_unit_test(signal_sent_reaches_the_loop),
+		cmocka_unit_test(wake_from_threads_is_never_lost),
+		cmocka_unit_test(wake_virtual_is_a_deferred_call),
+		cmocka_unit_test(lag_after_a_long_callback_is_told_until_it_is_past),
+		cmocka_unit_test(lag_of_a_late_turn_counts_from_the_due_time),
+		cmocka_unit_test(loop_without_memory_is_not_made),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
