@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Getters over cJSON's tree. Three habits of cJSON are kept away from callers:
+ * its default look-up ignores case, its numbers are doubles whose `valueint`
+ * saturates silently, and a missing member is NULL like an empty one. A getter
+ * finds by exact name, takes an integer only when the double holds one exactly,
+ * and tells absent from wrong: every error names the member and the limits.
+ *
+ * Numbers that may need all 64 bits travel as decimal strings; a small number
+ * is taken too, because a client that writes {"address":0} means what it says.
+ *
+ * Page lists are read in two passes, count then fill, so that the array is
+ * allocated once, after the caps were checked: a run [0, 4294967295] costs its
+ * sender an error, not us 16 GiB.
+ */
+#include "proto/json.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+
+int json_parse(const char *text, size_t len, size_t max_depth, cJSON **json_p)
+{
+	int r = json_check(text, len, max_depth);
+
+	if (r < 0)
+		return err_pass(r);
+	*json_p = cJSON_ParseWithLength(text, len);
+	if (!*json_p) /* the text is sound, so it can only be this */
+		return err_raise(ERR_NOMEM, "no memory for %zu bytes of JSON", len);
+	return 0;
+}
+
+/* 0 with *item_p NULL when absent and not required. */
+static int member(const cJSON *obj, const char *name, bool required, const cJSON **item_p)
+{
+	*item_p = cJSON_GetObjectItemCaseSensitive(obj, name);
+	if (!*item_p && required)
+		return err_raise(ERR_INVAL, "%s: missing", name);
+	return 0;
+}
+
+static int wrong_type(const char *name, const char *wanted)
+{
+	return err_raise(ERR_INVAL, "%s: %s was expected", name, wanted);
+}
+
+bool json_number_is_int(const cJSON *num, int64_t *out_p)
+{
+	double d;
+
+	if (!cJSON_IsNumber(num))
+		return false;
+	d = num->valuedouble;
+	/* the negation lets NaN fall out too */
+	if (!(d >= -(double)JSON_INT_MAX && d <= (double)JSON_INT_MAX))
+		return false;
+	if ((double)(int64_t)d != d)
+		return false;
+	*out_p = (int64_t)d;
+	return true;
+}
+
+int json_get_int(const cJSON *obj, const char *name, bool required, int64_t min,
+		 int64_t max, int64_t *out_p)
+{
+	const cJSON *item;
+	int64_t v;
+	int r = member(obj, name, required, &item);
+
+	if (r < 0 || !item)
+		return err_pass(r);
+	if (!json_number_is_int(item, &v))
+		return wrong_type(name, "an integer within 2^53 - 1");
+	if (v < min || v > max)
+		return err_raise(ERR_RANGE,
+				 "%s: %" PRId64 " is not in %" PRId64 " … %" PRId64, name,
+				 v, min, max);
+	*out_p = v;
+	return 0;
+}
+
+bool json_parse_u64(const char *s, uint64_t *out_p)
+{
+	uint64_t v = 0;
+
+	if (!*s || (*s == '0' && s[1]))
+		return false;
+	for (; *s; s++) {
+		if (*s < '0' || *s > '9' || __builtin_mul_overflow(v, 10, &v) ||
+		    __builtin_add_overflow(v, (uint64_t)(*s - '0'), &v))
+			return false;
+	}
+	*out_p = v;
+	return true;
+}
+
+int json_get_u64(const cJSON *obj, const char *name, bool required, uint64_t *out_p)
+{
+	const cJSON *item;
+	int64_t v;
+	int r = member(obj, name, required, &item);
+
+	if (r < 0 || !item)
+		return err_pass(r);
+	if (cJSON_IsString(item) && json_parse_u64(item->valuestring, out_p))
+		return 0;
+	if (!json_number_is_int(item, &v) || v < 0)
+		return wrong_type(name, "a decimal string below 2^64");
+	*out_p = (uint64_t)v;
+	return 0;
+}
+
+int json_get_bool(const cJSON *obj, const char *name, bool required, bool *out_p)
+{
+	const cJSON *item;
+	int r = member(obj, name, required, &item);
+
+	if (r < 0 || !item)
+		return err_pass(r);
+	if (!cJSON_IsBool(item))
+		return wrong_type(name, "true or false");
+	*out_p = cJSON_IsTrue(item);
+	return 0;
+}
+
+int json_get_str(const cJSON *obj, const char *name, bool required, size_t max,
+		 const char **out_p)
+{
+	const cJSON *item;
+	size_t len;
+	int r = member(obj, name, required, &item);
+
+	if (r < 0 || !item)
+		return err_pass(r);
+	if (!cJSON_IsString(item))
+		return wrong_type(name, "a string");
+	len = strlen(item->valuestring);
+	if (len > max)
+		return err_raise(ERR_RANGE, "%s: %zu bytes, limit %zu", name, len, max);
+	*out_p = item->valuestring;
+	return 0;
+}
+
+static size_t list_length(const cJSON *list)
+{
+	const cJSON *it;
+	size_t n = 0;
+
+	cJSON_ArrayForEach (it, list)
+		n++;
+	return n;
+}
+
+int json_get_array(const cJSON *obj, const char *name, bool required, size_t max,
+		   const cJSON **out_p)
+{
+	const cJSON *item;
+	size_t len;
+	int r = member(obj, name, required, &item);
+
+	if (r < 0 || !item)
+		return err_pass(r);
+	if (!cJSON_IsArray(item))
+		return wrong_type(name, "an array");
+	len = list_length(item);
+	if (len > max)
+		return err_raise(ERR_RANGE, "%s: %zu entries, limit %zu", name, len, max);
+	*out_p = item;
+	return 0;
+}
+
+int json_get_object(const cJSON *obj, const char *name, bool required,
+		    const cJSON **out_p)
+{
+	const cJSON *item;
+	int r = member(obj, name, required, &item);
+
+	if (r < 0 || !item)
+		return err_pass(r);
+	if (!cJSON_IsObject(item))
+		return wrong_type(name, "an object");
+	*out_p = item;
+	return 0;
+}
+
+/* ---- page lists ---- */
+
+struct page_list {
+	const char *name;
+	uint32_t page_limit;
+	size_t max;
+	bool runs; /* the first entry decides, the others must follow */
+};
+
+static int entry_fault(const struct page_list *l, size_t at, const char *wanted)
+{
+	return err_raise(ERR_INVAL, "%s[%zu]: %s was expected", l->name, at, wanted);
+}
+
+static int entry_read(const struct page_list *l, size_t at, const cJSON *entry,
+		      uint32_t *first_p, uint32_t *count_p)
+{
+	const cJSON *num = entry;
+	int64_t first = 0, count = 1;
+
+	if (l->runs) {
+		if (!cJSON_IsArray(entry) || list_length(entry) != 2)
+			return entry_fault(l, at, "a run [first, count]");
+		num = entry->child;
+		if (!json_number_is_int(num->next, &count) || count < 1)
+			return entry_fault(l, at, "a count of 1 or more");
+	}
+	if (!json_number_is_int(num, &first) || first < 0)
+		return entry_fault(l, at,
+				   l->runs ? "a page number" : "a page number (no run)");
+	/* both are below 2^53: the sum cannot overflow */
+	if (first + count > (int64_t)l->page_limit)
+		return err_raise(ERR_RANGE,
+				 "%s[%zu]: page %" PRId64
+				 " is not below the pool's %u pages",
+				 l->name, at, first + count - 1, l->page_limit);
+	*first_p = (uint32_t)first;
+	*count_p = (uint32_t)count;
+	return 0;
+}
+
+/* Check all entries and count their pages; fill `pages` unless it is NULL. */
+static int pages_walk(const struct page_list *l, const cJSON *list, uint32_t *pages,
+		      size_t *total_p)
+{
+	const cJSON *entry;
+	size_t total = 0, at = 0;
+	uint32_t first = 0, count = 0;
+
+	cJSON_ArrayForEach (entry, list) {
+		int r = entry_read(l, at++, entry, &first, &count);
+
+		if (r < 0)
+			return err_pass(r);
+		if (count > l->max - total)
+			return err_raise(ERR_RANGE, "%s: more than %zu pages", l->name,
+					 l->max);
+		for (uint32_t i = 0; pages && i < count; i++)
+			pages[total + i] = first + i;
+		total += count;
+	}
+	*total_p = total;
+	return 0;
+}
+
+int json_get_pages(const cJSON *obj, const char *name, bool required, uint32_t page_limit,
+		   size_t max, uint32_t **pages_p, size_t *count_p)
+{
+	struct page_list l = {.name = name, .page_limit = page_limit, .max = max};
+	const cJSON *list = NULL;
+	uint32_t *pages;
+	size_t count = 0;
+	int r = json_get_array(obj, name, required, max, &list);
+
+	if (r < 0 || !list)
+		return err_pass(r);
+	l.runs = cJSON_IsArray(list->child);
+	r = pages_walk(&l, list, NULL, &count);
+	if (r < 0)
+		return err_pass(r);
+	pages = mem_calloc(count, sizeof(*pages));
+	if (!pages)
+		return err_pass(-ENOMEM);
+	(void)pages_walk(&l, list, pages, &count);
+	*pages_p = pages;
+	*count_p = count;
+	return 0;
+}
+
+/* ---- the rest ---- */
+
+int json_only(const cJSON *obj, const char *const *names)
+{
+	const cJSON *it;
+
+	cJSON_ArrayForEach (it, obj) {
+		size_t i = 0;
+
+		while (names[i] && strcmp(names[i], it->string) != 0)
+			i++;
+		if (!names[i])
+			return err_raise(ERR_INVAL, "%.64s: unknown member", it->string);
+	}
+	return 0;
+}
+
+void json_freep(cJSON **json)
+{
+	cJSON_Delete(*json);
+}
+
+int json_add_u64(cJSON *obj, const char *name, uint64_t v)
+{
+	char text[24];
+
+	snprintf(text, sizeof(text), "%" PRIu64, v);
+	if (!cJSON_AddStringToObject(obj, name, text))
+		return err_raise(ERR_NOMEM, "no memory for '%s'", name);
+	return 0;
+}

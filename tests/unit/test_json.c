@@ -1,0 +1,465 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The strict door: what RFC 8259 allows passes and means the same in the tree;
+ * everything else is refused with the byte offset. Getters name the member.
+ */
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+#include "proto/json.h"
+
+#define cleanup_json mem_cleanup(json_freep)
+
+struct sample {
+	const char *text;
+	const char *fault; /* part of the message */
+};
+
+static int check(const char *text)
+{
+	return json_check(text, strlen(text), JSON_DEPTH_MAX);
+}
+
+static cJSON *parse(const char *text)
+{
+	cJSON *json = NULL;
+
+	if (json_parse(text, strlen(text), JSON_DEPTH_MAX, &json) < 0)
+		fail_msg("%s: %s", text, err_last()->text);
+	return json;
+}
+
+static void text_sound_accepted(void **state)
+{
+	static const char *const sound[] = {
+		"{}",
+		"[]",
+		" [ ] ",
+		"0",
+		"-0",
+		"-1.5e-7",
+		"1E+2",
+		"0.0001",
+		"true",
+		"null",
+		"\"\"",
+		"\"\\\"\\\\\\/\\b\\f\\n\\r\\t\"",
+		"\"\\ud83d\\ude00\"",
+		"\"\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80\"",
+		"\"\xed\x9f\xbf\"",
+		"\"\xf4\x8f\xbf\xbf\"",
+		"\"\x7f\"",
+		"[1,[2,{\"a\":[]}]]",
+		"{\"a\":1,\"A\":2,\"\":3}",
+		"{\"a\":{\"a\":1},\"b\":{\"a\":1}}",
+		"\t{\r\n \"a\" : [ true , false ] }\n",
+		"1.7976931348623157e308",
+		"1e-999",
+		"0e999",
+		"179769313486231570000000000000000e276",
+		"0.00017976931348623157e312",
+	};
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(sound); i++) {
+		cJSON *json = parse(sound[i]);
+
+		if (cJSON_IsNumber(json))
+			assert_true(isfinite(json->valuedouble));
+		cJSON_Delete(json);
+	}
+}
+
+static void text_unsound_refused(void **state)
+{
+	static const struct sample unsound[] = {
+		{"", "byte 0: a value was expected"},
+		{"  ", "byte 2: a value was expected"},
+		{"{", "a string was expected"},
+		{"{\"a\"", "':' was expected"},
+		{"{\"a\":", "a value was expected"},
+		{"{\"a\":1", "',' or '}'"},
+		{"{\"a\":1,}", "byte 7: a string was expected"},
+		{"{a:1}", "a string was expected"},
+		{"{'a':1}", "a string was expected"},
+		{"[1", "',' or ']'"},
+		{"[1,]", "byte 3: a value was expected"},
+		{"[1}", "',' or ']'"},
+		{"{\"a\":1]", "',' or '}'"},
+		{"]", "a value was expected"},
+		{"{} {}", "byte 3: bytes after the value"},
+		{"{}x", "bytes after the value"},
+		{"tru", "a value was expected"},
+		{"nulL", "a value was expected"},
+		{"truefalse", "bytes after the value"},
+		{"NaN", "a value was expected"},
+		{"Infinity", "a value was expected"},
+		{"+1", "a value was expected"},
+		{"-", "a value was expected"},
+		{"01", "leading zero"},
+		{"-012", "leading zero"},
+		{"1.", "a digit was expected"},
+		{".5", "a value was expected"},
+		{"1e", "a digit was expected"},
+		{"1e+", "a digit was expected"},
+		{"0x10", "bytes after the value"},
+		{"1e309", "range of a double"},
+		{"1e999", "range of a double"},
+		{"-1e999", "range of a double"},
+		{"1e99999999999999999999", "range of a double"},
+		{"1.7976931348623159e308", "range of a double"},
+		{"17976931348623159e292", "range of a double"},
+		{"0.0001e313", "range of a double"},
+		{"1111111111111111111111111111111111111111111111111111111111111111",
+		 "number over 63"},
+		{"\"", "without an end"},
+		{"\"\\", "bad escape"},
+		{"\"\\\"", "without an end"},
+		{"\"\\x\"", "bad escape"},
+		{"\"\\u12\"", "bad escape"},
+		{"\"\\u12g4\"", "bad escape"},
+		{"\"\\u0000\"", "control character"},
+		{"\"\\ud800\"", "bad escape"},
+		{"\"\\udc00\"", "bad escape"},
+		{"\"\\ud800\\u0041\"", "bad escape"},
+		{"\"\\ud800\\n12345\"", "bad escape"},
+		{"\"a\nb\"", "byte 2: control character"},
+		{"\"\x01\"", "control character"},
+		{"\"\x80\"", "bad UTF-8"},
+		{"\"\xc0\xaf\"", "bad UTF-8"},
+		{"\"\xc1\xbf\"", "bad UTF-8"},
+		{"\"\xc3\"", "bad UTF-8"},
+		{"\"\xe0\x80\xaf\"", "bad UTF-8"},
+		{"\"\xe2\x82\"", "bad UTF-8"},
+		{"\"\xed\xa0\x80\"", "bad UTF-8"},
+		{"\"\xf0\x80\x80\xaf\"", "bad UTF-8"},
+		{"\"\xf4\x90\x80\x80\"", "bad UTF-8"},
+		{"\"\xf8\x88\x80\x80\x80\"", "bad UTF-8"},
+		{"\"\xff\"", "bad UTF-8"},
+		{"\"\xe2\x82", "bad UTF-8"},
+		{"\xef\xbb\xbf{}", "byte 0: a value was expected"},
+		{"{\"a\":1,\"a\":2}", "byte 8: the same key twice"},
+		{"{\"a\":1,\"b\":2,\"\\u0061\":3}", "the same key twice"},
+		{"{\"\xc3\xa9\":1,\"\\u00e9\":3}", "the same key twice"},
+		{"{\"\":1,\"\":2}", "the same key twice"},
+		{"[{\"x\":{\"y\":1,\"z\":1,\"y\":1}}]", "the same key twice"},
+		{"{\"x\":{\"x\":1},\"x\":1}", "the same key twice"},
+		{"/* c */ 1", "a value was expected"},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(unsound); i++) {
+		int r = check(unsound[i].text);
+
+		if (r >= 0 || err_last()->code != ERR_PROTO ||
+		    !strstr(err_last()->text, unsound[i].fault))
+			fail_msg("%s: %d %s, wanted %s", unsound[i].text, r,
+				 err_last()->text, unsound[i].fault);
+	}
+}
+
+static void text_with_nul_refused(void **state)
+{
+	static const char inside[] = "\"a\0b\"", after[] = "{}\0";
+
+	(void)state;
+	assert_int_equal(json_check(inside, sizeof(inside) - 1, 4), -EPROTO);
+	assert_non_null(strstr(err_last()->text, "control character"));
+	assert_int_equal(json_check(after, sizeof(after) - 1, 4), -EPROTO);
+}
+
+/* Every prefix of a sound text is unsound, and none is read past its end. */
+static void text_cut_anywhere_refused(void **state)
+{
+	static const char text[] = "{\"a\":[1.5e+3,\"\\ud83d\\ude00\xe2\x82\xac\",true,"
+				   "null],\"b\":{\"c\":[[]]}}";
+
+	(void)state;
+	for (size_t len = 0; len < sizeof(text) - 1; len++) {
+		char *exact = mem_dup(text, len); /* the sanitizer guards its end */
+
+		assert_int_equal(json_check(exact, len, 8), -EPROTO);
+		mem_free(exact);
+	}
+	assert_int_equal(check(text), 0);
+}
+
+static void nesting_beyond_limit_refused(void **state)
+{
+	char bomb[100001];
+
+	(void)state;
+	memset(bomb, '[', sizeof(bomb) - 1);
+	bomb[sizeof(bomb) - 1] = '\0';
+	assert_int_equal(check(bomb), -EPROTO);
+	assert_string_equal(err_last()->text, "byte 32: nested too deep");
+	memset(bomb + JSON_DEPTH_MAX, ']', JSON_DEPTH_MAX);
+	assert_int_equal(json_check(bomb, 2 * JSON_DEPTH_MAX, JSON_DEPTH_MAX), 0);
+	assert_int_equal(json_check("[[1]]", 5, 1), -EPROTO);
+	assert_int_equal(json_check("[[1]]", 5, 2), 0);
+	assert_int_equal(json_check("[[],[],[]]", 10, 2), 0);
+}
+
+/* More keys than the inline stack holds; only one pair is equal. */
+static void keys_many_checked(void **state)
+{
+	enum { KEYS = 5000 };
+	char *text = mem_zalloc(KEYS * 12 + 32), *p = text;
+
+	(void)state;
+	*p++ = '{';
+	for (int i = 0; i < KEYS; i++)
+		p += sprintf(p, "%s\"k%d\":%d", i ? "," : "", i, i % 10);
+	memcpy(p, "}", 2);
+	assert_int_equal(check(text), 0);
+	strcpy(p, ",\"k77\":1}");
+	assert_int_equal(check(text), -EPROTO);
+	assert_non_null(strstr(err_last()->text, "the same key twice"));
+	for (uint64_t n = 1; n <= 8; n++) {
+		mem_fail_at(n);
+		assert_true(check(text) < 0);
+		assert_int_equal(err_last()->code,
+				 mem_count() >= n ? ERR_NOMEM : ERR_PROTO);
+	}
+	mem_fail_at(0);
+	mem_free(text);
+}
+
+static void integer_getter_checks_type_and_range(void **state)
+{
+	cleanup_json cJSON *o = parse(
+		"{\"i\":7,\"neg\":-3,\"frac\":1.5,\"big\":9007199254740992,\"huge\":"
+		"1e308,"
+		"\"top\":9007199254740991,\"s\":\"7\",\"n\":null,\"I\":8,\"whole\":2.0}");
+	int64_t v = 42;
+
+	(void)state;
+	assert_int_equal(json_get_int(o, "absent", false, 0, 9, &v), 0);
+	assert_int_equal(v, 42);
+	assert_int_equal(json_get_int(o, "absent", true, 0, 9, &v), -EINVAL);
+	assert_string_equal(err_last()->text, "absent: missing");
+	assert_int_equal(json_get_int(o, "i", true, 0, 9, &v), 0);
+	assert_int_equal(v, 7);
+	assert_int_equal(json_get_int(o, "I", true, 0, 9, &v), 0);
+	assert_int_equal(v, 8);
+	assert_int_equal(json_get_int(o, "whole", true, 0, 9, &v), 0);
+	assert_int_equal(v, 2);
+	assert_int_equal(json_get_int(o, "neg", true, 0, 9, &v), -ERANGE);
+	assert_string_equal(err_last()->text, "neg: -3 is not in 0 … 9");
+	assert_int_equal(json_get_int(o, "top", true, 0, JSON_INT_MAX, &v), 0);
+	assert_int_equal(v, JSON_INT_MAX);
+	for (const char *const *name =
+		     (const char *const[]){"frac", "big", "huge", "s", "n", NULL};
+	     *name; name++)
+		assert_int_equal(json_get_int(o, *name, true, INT64_MIN, INT64_MAX, &v),
+				 -EINVAL);
+}
+
+static void u64_getter_takes_decimal_strings(void **state)
+{
+	static const char *const wrong[] = {"",
+					    "-1",
+					    "+1",
+					    " 1",
+					    "1 ",
+					    "01",
+					    "0x1",
+					    "1e3",
+					    "18446744073709551616",
+					    "99999999999999999999999"};
+	cleanup_json cJSON *o =
+		parse("{\"s\":\"18446744073709551615\",\"n\":12,\"neg\":-1,"
+		      "\"frac\":0.5,\"b\":true,\"x\":\"1x\"}");
+	uint64_t v = 5;
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(wrong); i++)
+		assert_false(json_parse_u64(wrong[i], &v));
+	assert_true(json_parse_u64("0", &v));
+	assert_int_equal(v, 0);
+	assert_int_equal(json_get_u64(o, "s", true, &v), 0);
+	assert_true(v == UINT64_MAX);
+	assert_int_equal(json_get_u64(o, "n", true, &v), 0);
+	assert_int_equal(v, 12);
+	assert_int_equal(json_get_u64(o, "absent", false, &v), 0);
+	assert_int_equal(v, 12);
+	assert_int_equal(json_get_u64(o, "neg", true, &v), -EINVAL);
+	assert_int_equal(json_get_u64(o, "frac", true, &v), -EINVAL);
+	assert_int_equal(json_get_u64(o, "b", true, &v), -EINVAL);
+	assert_int_equal(json_get_u64(o, "x", true, &v), -EINVAL);
+	assert_string_equal(err_last()->text,
+			    "x: a decimal string below 2^64 was expected");
+}
+
+static void typed_getters_refuse_other_types(void **state)
+{
+	cleanup_json cJSON *o = parse(
+		"{\"b\":false,\"s\":\"abc\",\"a\":[1,2,3],\"o\":{\"x\":1},\"n\":0}");
+	const cJSON *item = NULL;
+	const char *s = NULL;
+	bool b = true;
+
+	(void)state;
+	assert_int_equal(json_get_bool(o, "b", true, &b), 0);
+	assert_false(b);
+	assert_int_equal(json_get_bool(o, "n", true, &b), -EINVAL);
+	assert_int_equal(json_get_bool(o, "s", true, &b), -EINVAL);
+	assert_int_equal(json_get_str(o, "s", true, 3, &s), 0);
+	assert_string_equal(s, "abc");
+	assert_int_equal(json_get_str(o, "s", true, 2, &s), -ERANGE);
+	assert_string_equal(err_last()->text, "s: 3 bytes, limit 2");
+	assert_int_equal(json_get_str(o, "n", true, 9, &s), -EINVAL);
+	assert_int_equal(json_get_array(o, "a", true, 3, &item), 0);
+	assert_int_equal(cJSON_GetArraySize(item), 3);
+	assert_int_equal(json_get_array(o, "a", true, 2, &item), -ERANGE);
+	assert_int_equal(json_get_array(o, "o", true, 9, &item), -EINVAL);
+	assert_int_equal(json_get_object(o, "o", true, &item), 0);
+	assert_int_equal(json_get_object(o, "a", true, &item), -EINVAL);
+	assert_int_equal(json_get_object(o, "none", true, &item), -EINVAL);
+	assert_int_equal(json_get_object(o, "none", false, &item), 0);
+}
+
+static void expect_pages(const char *text, const uint32_t *wanted, size_t wanted_count)
+{
+	cleanup_json cJSON *o = parse(text);
+	uint32_t *pages = NULL;
+	size_t count = 99;
+
+	assert_int_equal(json_get_pages(o, "p", true, 100, 8, &pages, &count), 0);
+	assert_int_equal(count, wanted_count);
+	assert_memory_equal(pages, wanted, wanted_count * sizeof(*wanted));
+	mem_free(pages);
+}
+
+static void pages_lists_and_runs_read(void **state)
+{
+	(void)state;
+	expect_pages("{\"p\":[3,4,9]}", (uint32_t[]){3, 4, 9}, 3);
+	expect_pages("{\"p\":[[3,2],[9,1]]}", (uint32_t[]){3, 4, 9}, 3);
+	expect_pages("{\"p\":[]}", (uint32_t[]){0}, 0);
+	expect_pages("{\"p\":[99,99,0]}", (uint32_t[]){99, 99, 0}, 3);
+	expect_pages("{\"p\":[[92,8]]}", (uint32_t[]){92, 93, 94, 95, 96, 97, 98, 99}, 8);
+}
+
+static void pages_wrong_refused(void **state)
+{
+	static const struct {
+		const char *text;
+		int r;
+		const char *fault;
+	} wrong[] = {
+		{"{\"p\":3}", -EINVAL, "p: an array"},
+		{"{}", -EINVAL, "p: missing"},
+		{"{\"p\":[1,[2,1]]}", -EINVAL, "p[1]: a page number (no run)"},
+		{"{\"p\":[[2,1],1]}", -EINVAL, "p[1]: a run"},
+		{"{\"p\":[[2]]}", -EINVAL, "p[0]: a run"},
+		{"{\"p\":[[]]}", -EINVAL, "p[0]: a run"},
+		{"{\"p\":[[1,1,1]]}", -EINVAL, "p[0]: a run"},
+		{"{\"p\":[[1,0]]}", -EINVAL, "a count of 1"},
+		{"{\"p\":[[1,-1]]}", -EINVAL, "a count of 1"},
+		{"{\"p\":[[1,1.5]]}", -EINVAL, "a count of 1"},
+		{"{\"p\":[-1]}", -EINVAL, "p[0]: a page number"},
+		{"{\"p\":[0,1.5]}", -EINVAL, "p[1]: a page number"},
+		{"{\"p\":[1e308]}", -EINVAL, "p[0]: a page number"},
+		{"{\"p\":[\"1\"]}", -EINVAL, "p[0]: a page number"},
+		{"{\"p\":[null]}", -EINVAL, "p[0]: a page number"},
+		{"{\"p\":[100]}", -ERANGE, "p[0]: page 100 is not below"},
+		{"{\"p\":[[99,2]]}", -ERANGE, "p[0]: page 100 is not below"},
+		{"{\"p\":[[0,9007199254740991]]}", -ERANGE, "is not below"},
+		{"{\"p\":[[9007199254740991,9007199254740991]]}", -ERANGE,
+		 "is not below"},
+		{"{\"p\":[[0,5],[0,4]]}", -ERANGE, "more than 8 pages"},
+		{"{\"p\":[1,2,3,4,5,6,7,8,9]}", -ERANGE, "9 entries, limit 8"},
+	};
+	uint32_t *pages = NULL;
+	size_t count = 0;
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
+		cleanup_json cJSON *o = parse(wrong[i].text);
+		int r = json_get_pages(o, "p", true, 100, 8, &pages, &count);
+
+		if (r != wrong[i].r || !strstr(err_last()->text, wrong[i].fault))
+			fail_msg("%s: %d %s", wrong[i].text, r, err_last()->text);
+		assert_null(pages);
+	}
+}
+
+static void pages_without_memory_refused(void **state)
+{
+	cleanup_json cJSON *o = parse("{\"p\":[[0,8]]}");
+	uint32_t *pages = NULL;
+	size_t count = 0;
+
+	(void)state;
+	mem_fail_at(1);
+	assert_int_equal(json_get_pages(o, "p", true, 100, 8, &pages, &count), -ENOMEM);
+	mem_fail_at(0);
+	assert_null(pages);
+}
+
+static void members_unknown_refused(void **state)
+{
+	static const char *const names[] = {"a", "b", NULL};
+	cleanup_json cJSON *o = parse("{\"a\":1,\"b\":2}");
+	cleanup_json cJSON *more = parse("{\"a\":1,\"B\":2}");
+
+	(void)state;
+	assert_int_equal(json_only(o, names), 0);
+	assert_int_equal(json_only(more, names), -EINVAL);
+	assert_string_equal(err_last()->text, "B: unknown member");
+}
+
+static void text_sanitized_is_utf8(void **state)
+{
+	char cut[] = "caf\xc3\xa9 \xe2\x82", raw[] = "a\nb\x80\xff\x7f";
+
+	(void)state;
+	json_sanitize(cut);
+	assert_string_equal(cut, "caf\xc3\xa9 ??");
+	json_sanitize(raw);
+	assert_string_equal(raw, "a?b???");
+}
+
+static void u64_added_reads_back(void **state)
+{
+	cleanup_json cJSON *o = cJSON_CreateObject();
+	uint64_t v = 0;
+
+	(void)state;
+	assert_int_equal(json_add_u64(o, "v", UINT64_MAX), 0);
+	assert_int_equal(json_get_u64(o, "v", true, &v), 0);
+	assert_true(v == UINT64_MAX);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(text_sound_accepted),
+		cmocka_unit_test(text_unsound_refused),
+		cmocka_unit_test(text_with_nul_refused),
+		cmocka_unit_test(text_cut_anywhere_refused),
+		cmocka_unit_test(nesting_beyond_limit_refused),
+		cmocka_unit_test(keys_many_checked),
+		cmocka_unit_test(integer_getter_checks_type_and_range),
+		cmocka_unit_test(u64_getter_takes_decimal_strings),
+		cmocka_unit_test(typed_getters_refuse_other_types),
+		cmocka_unit_test(pages_lists_and_runs_read),
+		cmocka_unit_test(pages_wrong_refused),
+		cmocka_unit_test(pages_without_memory_refused),
+		cmocka_unit_test(members_unknown_refused),
+		cmocka_unit_test(text_sanitized_is_utf8),
+		cmocka_unit_test(u64_added_reads_back),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
