@@ -1,0 +1,516 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kvd.h: libkvd, the engine's side of a kvd daemon.
+ *
+ * An engine opens one client, registers its cache memory and a pool once, then
+ * opens a room for each request, says what to move, and reads the room's state
+ * from shared memory. Everything that talks to the daemon comes in two forms,
+ * chosen by the last argument but the outputs, `call`:
+ *
+ *   NULL or on_done NULL   the call blocks until the answer, at most timeout_ms
+ *   on_done set            the call queues the request and returns; on_done runs
+ *                          later, inside kvd_poll() or any blocking call
+ *
+ * Results. Functions that return int give 0 or a negative kvd code
+ * (-KVD_E_BUSY …); kvd_last_error() tells the words. Functions that return a
+ * state give 0 … 4, or a negative code.
+ *
+ * Ownership. Strings, arrays and structs that are passed in are copied before
+ * the call returns. Handles (region, pool, room, dlist, xfer) belong to their
+ * client: each is freed by its own closing function once that succeeded, and
+ * all that are left by kvd_close(). A blocking call that fails sets its handle
+ * to NULL; should the daemon do the work after the caller's patience ended,
+ * libkvd undoes it. An asynchronous call sets its handle at once; the handle
+ * stays, unusable, when on_done reports an error, until its closing function
+ * frees it.
+ *
+ * Structs passed in: set all of it to zero first; zero means "the default".
+ *
+ * Units. Sizes and offsets in bytes, times in the unit of the name, tokens and
+ * pages counted from 0, ranges half-open.
+ *
+ * Threads. A client and its handles are used by one thread at a time (one
+ * client a thread, or a lock of yours). kvd_room_state(), kvd_room_states(),
+ * kvd_room_read(), kvd_xfer_state() and kvd_xfer_read() are the exception: any
+ * thread, any time between the handle's making and its closing, no lock.
+ *
+ * fork. A client belongs to the process that opened it. In a child every call
+ * gives -KVD_E_FORKED, except the reads just named and kvd_close(), which frees
+ * the child's copies and says nothing to the daemon.
+ *
+ * Signals, stdio, environment: libkvd raises no SIGPIPE, prints nothing, and
+ * reads KVD_SOCKET and KVD_RUN_DIR only.
+ */
+#ifndef KVD_H
+#define KVD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kvd_status.h" /* enum kvd_state, KVD_FLAG_… */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct kvd_client;
+struct kvd_region;
+struct kvd_pool;
+struct kvd_room;
+struct kvd_dlist;
+struct kvd_xfer;
+struct kvd_layout;
+
+/* ---- errors ------------------------------------------------------------- */
+
+/* 1 … 37 are the daemon's (stable; on the wire by name), 512 … are libkvd's. */
+enum kvd_code {
+	KVD_OK = 0,
+	KVD_E_INVAL = 1,      /* a field has a value outside its limits */
+	KVD_E_PROTO = 2,      /* a message breaks the protocol */
+	KVD_E_TOOBIG = 3,     /* a line, list or frame over its cap */
+	KVD_E_NOCMD = 4,      /* no such command */
+	KVD_E_PERM = 5,	      /* not allowed for this caller */
+	KVD_E_NOTFOUND = 6,   /* no such object in this session */
+	KVD_E_EXIST = 7,      /* exists already, with other content */
+	KVD_E_BUSY = 8,	      /* in use now */
+	KVD_E_LIMIT = 9,      /* a configured cap is reached */
+	KVD_E_NOMEM = 10,     /* out of memory, here or there */
+	KVD_E_STATE = 11,     /* not possible in the object's state */
+	KVD_E_LAYOUT = 12,    /* the two sides' layouts contradict */
+	KVD_E_COVER = 13,     /* no source holds a wanted interval */
+	KVD_E_RANGE = 14,     /* outside a pool, region or list */
+	KVD_E_DUP = 15,	      /* the same bytes were sent twice */
+	KVD_E_SHORT = 16,     /* the last chunk left bytes missing */
+	KVD_E_ABORTED = 17,   /* aborted by an engine */
+	KVD_E_PEER = 18,      /* the remote daemon is gone */
+	KVD_E_SESSION = 19,   /* the owning engine is gone */
+	KVD_E_TIMEOUT = 20,   /* a phase of a room took longer than allowed */
+	KVD_E_STALL = 21,     /* no byte moved for too long */
+	KVD_E_LEASE = 22,     /* the offer's lease has ended */
+	KVD_E_TRANSPORT = 23, /* the transport failed */
+	KVD_E_REQUIRE = 24,   /* no allowed transport */
+	KVD_E_IMPORT = 25,    /* memory of this kind cannot be used */
+	KVD_E_FAULT = 26,     /* a region's memory vanished */
+	KVD_E_FENCE = 27,     /* quiet could not be proven in time */
+	KVD_E_DRAIN = 28,     /* the daemon is draining */
+	KVD_E_RESTART = 29,   /* the other side is a new instance */
+	KVD_E_VERSION = 30,   /* no common protocol version */
+	KVD_E_AUTH = 31,      /* not authenticated */
+	KVD_E_CANCELED = 32,  /* canceled by its owner */
+	KVD_E_PLAN = 33,      /* the two sides' plans differ */
+	KVD_E_REVOKED = 34,   /* the memory is no longer exported */
+	KVD_E_CONFIG = 35,    /* the configuration is not usable */
+	KVD_E_IO = 36,	      /* the operating system refused */
+	KVD_E_INTERNAL = 37,  /* a fault of kvd itself */
+
+	KVD_E_GONE = 512,     /* the status slot belongs to another object */
+	KVD_E_NODAEMON = 513, /* no daemon answers on the socket */
+	KVD_E_LOST = 514,     /* the connection ended: kvd_reconnect() */
+	KVD_E_NOREPLY = 515,  /* no answer within timeout_ms */
+	KVD_E_FULL = 516,     /* libkvd's own queue is full: kvd_poll() first */
+	KVD_E_FORKED = 517,   /* this client belongs to the parent process */
+	KVD_E_DEAD = 518,     /* the own daemon's process is gone (rooms, xfers) */
+};
+
+struct kvd_error {
+	int code;	  /* enum kvd_code, positive */
+	bool retryable;	  /* the same call may succeed later */
+	char scope[16];	  /* how far it reaches: op room peer session device daemon */
+	char message[320]; /* one line, names the field and the limit */
+};
+
+/* What the client's last failed call found; never NULL. Valid until its next
+ * call. `client` NULL: what this thread's last failed kvd_open() found. */
+const struct kvd_error *kvd_last_error(const struct kvd_client *client);
+/* "EINVAL"…, "EGONE"…; "EUNKNOWN" for no code. Takes either sign. */
+const char *kvd_code_name(int code);
+/* "failed" "bootstrapping" "waiting_for_input" "transferring" "success". */
+const char *kvd_state_name(int state);
+const char *kvd_version(void); /* "0.1.0" */
+
+/* ---- client ------------------------------------------------------------- */
+
+struct kvd_options {
+	const char *socket; /* path; NULL: kvd_socket_find() */
+	const char *name;   /* instance name, when socket is NULL: <run dir>/<name>.sock */
+	const char *client; /* what this engine calls itself; NULL: "libkvd" */
+	const char *role;   /* "prefill", "decode" or NULL */
+	int timeout_ms;	    /* default of every call; 0: 10 000 */
+	unsigned int max_pending; /* unanswered requests; 0: 4096 */
+	size_t max_queued_bytes;  /* unsent bytes; 0: 8 MiB */
+};
+
+/* What `hello` told. */
+struct kvd_daemon_info {
+	char daemon[64];   /* "kvd 0.1.0" */
+	char name[64];	   /* the instance's name */
+	char instance[33]; /* hex; a restarted daemon has a new one */
+	char endpoint[128]; /* what other daemons dial: "tcp://10.0.0.2:7400" */
+	int pid;	   /* in our PID namespace, as the kernel says; 0: not visible */
+	uint64_t session;
+	uint64_t epoch;	   /* names this session to others (kvd_peer_attach) */
+	uint32_t slots;	   /* of the status page */
+};
+
+/*
+ * The control socket: $KVD_SOCKET; else <run dir>/<name>.sock when name is not
+ * NULL; else the only *.sock in the run dir ($KVD_RUN_DIR, or /run/kvd).
+ * -KVD_E_NODAEMON: none, or several (*why says which), -KVD_E_TOOBIG: path.
+ */
+int kvd_socket_find(const char *name, char *path, size_t path_bytes,
+		    struct kvd_error *why);
+
+/* Connect and greet; blocks at most options->timeout_ms. `options` may be NULL. */
+int kvd_open(const struct kvd_options *options, struct kvd_client **client_p);
+/*
+ * End the session: the daemon aborts what runs and drops the regions. Pending
+ * requests are forgotten, their on_done is not called. NULL is fine.
+ * -KVD_E_STATE inside a callback: nothing is done.
+ */
+int kvd_close(struct kvd_client *client);
+/*
+ * After -KVD_E_LOST: a new session (perhaps of a new daemon), all regions and
+ * pools registered again under their old handles. Rooms, dlists, xfers and
+ * attachments of the old session are not resumed: they end as the old session
+ * ends them and wait to be closed. When it fails, call it again later.
+ * kvd_lost() tells whether it is due.
+ */
+int kvd_reconnect(struct kvd_client *client, int timeout_ms);
+bool kvd_lost(const struct kvd_client *client);
+const struct kvd_daemon_info *kvd_daemon(const struct kvd_client *client);
+
+/* ---- calls, answers, event loops ---------------------------------------- */
+
+struct kvd_reply {
+	const char *json;	       /* the answer's line; NULL when none came */
+	const struct kvd_error *error; /* NULL when result is 0 */
+};
+
+struct kvd_call {
+	int timeout_ms; /* 0: the client's default, negative: for ever */
+	/* Exactly once for each request that was queued, except by kvd_close() and
+	 * kvd_cancel(). `reply` is valid during the call. It may start asynchronous
+	 * calls; blocking ones give -KVD_E_STATE. */
+	void (*on_done)(void *arg, int result, const struct kvd_reply *reply);
+	void *arg;
+};
+
+/* The socket for select, poll, epoll; -1 when lost. It changes with
+ * kvd_reconnect(). Wait for kvd_events() (POLLIN, perhaps POLLOUT; ask again
+ * after every call) or kvd_timeout_ms() (-1: no request has a deadline), then
+ * kvd_poll(client, 0). */
+int kvd_fd(const struct kvd_client *client);
+short kvd_events(const struct kvd_client *client);
+int kvd_timeout_ms(const struct kvd_client *client);
+/* Send, receive, run callbacks; wait at most timeout_ms for something to do.
+ * How many requests ended, or -KVD_E_LOST (all pending ones have ended then). */
+int kvd_poll(struct kvd_client *client, int timeout_ms);
+unsigned int kvd_pending(const struct kvd_client *client);
+
+/*
+ * Any command of the control protocol: `args` is a JSON object without "cmd"
+ * and "id" (NULL: {}), `fds` go with it (not closed). *id_p (may be NULL) names
+ * the request for kvd_cancel(). Never blocks: call->on_done is required.
+ */
+int kvd_submit(struct kvd_client *client, const char *cmd, const char *args,
+	       const int *fds, unsigned int fd_count, const struct kvd_call *call,
+	       uint64_t *id_p);
+/* Forget a kvd_submit(): on_done will not run. The daemon may still do it. */
+int kvd_cancel(struct kvd_client *client, uint64_t id);
+/* The same, blocking; *reply_p is the answer's line, also when it is an error
+ * answer (NULL when none came). Free it with kvd_string_free(). */
+int kvd_command(struct kvd_client *client, const char *cmd, const char *args,
+		int timeout_ms, char **reply_p);
+void kvd_string_free(char *string);
+
+/* ---- memory and regions -------------------------------------------------- */
+
+/*
+ * Cache memory as kvd likes it best: a memfd sealed against shrinking and
+ * growing, mapped on a 2 MiB boundary, populated here (so the pages are charged
+ * to this process) and collapsed into huge pages where the kernel can.
+ */
+struct kvd_memory {
+	int fd;
+	void *address;
+	size_t bytes;	   /* asked for, rounded up to 2 MiB */
+	size_t huge_bytes; /* of which lie in huge pages */
+};
+
+/* `name` shows in /proc/PID/maps. -KVD_E_NOMEM, -KVD_E_IO. No client needed. */
+int kvd_memory_alloc(size_t bytes, const char *name, struct kvd_memory *memory_p);
+/* Unmap and close; a region made of it is unregistered first. */
+void kvd_memory_free(struct kvd_memory *memory);
+
+enum kvd_region_kind {
+	KVD_REGION_MEMFD = 0, /* fd; sealed by the daemon when it is not yet */
+	KVD_REGION_SHM = 1,   /* POSIX shared memory by name */
+	KVD_REGION_VM = 2,    /* any memory of this process; staged, slower */
+};
+
+struct kvd_region_args {
+	enum kvd_region_kind kind;
+	int fd;		      /* memfd: duplicated for kvd_reconnect() */
+	const char *shm_name; /* shm: "/name" */
+	uint64_t offset;      /* into the fd or shm object */
+	uint64_t bytes;
+	/* this process's address of byte 0: required for vm and for dlists */
+	const void *address;
+	const char *name; /* for people; may be NULL */
+};
+
+/*
+ * Hand memory to the daemon. Answered when it is imported and populated. The
+ * same memory twice gives two handles of one daemon region. A vm region lets
+ * the daemon's process, and no other, read and write this process's memory
+ * (prctl PR_SET_PTRACER): that names one daemon only, the last one.
+ */
+int kvd_region_register(struct kvd_client *client, const struct kvd_region_args *args,
+			const struct kvd_call *call, struct kvd_region **region_p);
+/* Whole `memory` as one region. */
+int kvd_region_memory(struct kvd_client *client, const struct kvd_memory *memory,
+		      const struct kvd_call *call, struct kvd_region **region_p);
+/* -KVD_E_BUSY while a pool uses it. After success nothing touches the memory.
+ * Frees the handle on success. */
+int kvd_region_unregister(struct kvd_region *region, const struct kvd_call *call);
+uint64_t kvd_region_id(const struct kvd_region *region); /* 0: not registered now */
+
+/* ---- layouts and pools --------------------------------------------------- */
+
+/* The affine map of one field (DESIGN §5): where byte 0 of (page, token, unit)
+ * lies: offset + page * page_stride + token * token_stride
+ *       + (unit - first_unit) * unit_stride. */
+struct kvd_field {
+	const char *name; /* "k", "v", … */
+	uint32_t buffer;  /* of kvd_layout_buffer() */
+	uint64_t offset, page_stride, token_stride, unit_stride, unit_bytes;
+	uint32_t first_unit, units, total_units;
+};
+
+enum kvd_head_order {
+	KVD_NHD = 0, /* in a page: token, head, dim */
+	KVD_HND = 1, /* in a page: head, token, dim */
+};
+
+/*
+ * Build a pool's layout text. A builder keeps its first error (out of memory, a
+ * bad index), which kvd_layout_text() reports; the calls before need no check.
+ * Not bound to a client.
+ */
+struct kvd_layout *kvd_layout_new(uint32_t rank); /* NULL: out of memory */
+void kvd_layout_free(struct kvd_layout *layout);
+uint32_t kvd_layout_buffer(struct kvd_layout *layout, uint64_t bytes);
+uint32_t kvd_layout_view(struct kvd_layout *layout, const char *name,
+			 uint32_t page_tokens, uint32_t pages);
+void kvd_layout_field(struct kvd_layout *layout, uint32_t view, uint32_t layer,
+		      const struct kvd_field *field);
+/*
+ * A dense attention field: pages one after another from field->offset on.
+ * Reads name, buffer, offset, unit_bytes (one head of one token), first_unit,
+ * units, total_units; page_stride 0: units * unit_bytes * page_tokens; the
+ * other strides follow from the order.
+ */
+void kvd_layout_heads(struct kvd_layout *layout, uint32_t view, uint32_t layer,
+		      enum kvd_head_order order, const struct kvd_field *field);
+/* *text_p belongs to the layout. */
+int kvd_layout_text(struct kvd_layout *layout, const char **text_p);
+
+struct kvd_pool_args {
+	const char *name;   /* pools of one name are meant to match; NULL: "kv" */
+	const char *layout; /* JSON text, DESIGN §5; perhaps kvd_layout_text() */
+	struct kvd_region *const *regions; /* one for each of the layout's buffers */
+	const uint64_t *offsets; /* of each buffer in its region; NULL: all 0 */
+	size_t region_count;
+	uint32_t tp_size; /* 0: not told */
+};
+
+int kvd_pool_register(struct kvd_client *client, const struct kvd_pool_args *args,
+		      const struct kvd_call *call, struct kvd_pool **pool_p);
+/* -KVD_E_BUSY while rooms use it. Frees the handle on success. */
+int kvd_pool_unregister(struct kvd_pool *pool, const struct kvd_call *call);
+uint64_t kvd_pool_id(const struct kvd_pool *pool); /* 0: not registered now */
+
+/* ---- rooms --------------------------------------------------------------- */
+
+enum kvd_role {
+	KVD_SEND = 0,  /* push, prefill side */
+	KVD_RECV = 1,  /* push, decode side */
+	KVD_OFFER = 2, /* pull, prefill side: pages that may be fetched */
+	KVD_PULL = 3,  /* pull, decode side */
+};
+
+/* Pages of one view, and what of them is meant. */
+struct kvd_view {
+	const char *name; /* NULL: "kv" */
+	const uint32_t *pages;
+	size_t page_count;
+	uint64_t first_token; /* the request's token in the first slot of pages[0] */
+	uint64_t token_begin, token_end; /* both 0: all that the pages hold */
+	uint32_t layer_begin, layer_end; /* both 0: all layers */
+};
+
+/* "Not before *(uint64_t *)(region + offset) >= value": a word that the
+ * engine's stream writes. The region must be sealed memory. */
+struct kvd_wait {
+	struct kvd_region *region; /* NULL: do not wait */
+	uint64_t offset;
+	uint64_t value;
+};
+
+struct kvd_source {
+	const char *endpoint; /* the source's daemon; NULL: our own daemon */
+	const char *pool;     /* its pool's name; NULL: as our pool's */
+	uint64_t room;	      /* its number of the room, when another_room is set */
+	bool another_room;
+	const struct kvd_view *views; /* pull: the source's pages */
+	size_t view_count;
+};
+
+struct kvd_room_args {
+	uint64_t room; /* chosen by the router; unique per role in this client */
+	enum kvd_role role;
+	struct kvd_pool *pool;
+	const struct kvd_source *sources; /* recv, pull */
+	size_t source_count;
+	uint32_t receivers; /* how many receivers (pullers) a source serves; 0: 1 */
+	const struct kvd_view *views; /* offer, pull: the local pages */
+	size_t view_count;
+	struct kvd_wait wait;	/* pull: before landing; offer: before reading */
+	uint32_t lease_ms;	/* offer; 0: the daemon's default */
+	uint32_t bootstrap_ms, waiting_ms, stall_ms; /* 0: the daemon's defaults */
+};
+
+struct kvd_bind_args {
+	const struct kvd_view *views;
+	size_t view_count;
+	bool has_aux;
+	uint32_t aux; /* slot of the view "aux" */
+	struct kvd_wait wait;
+};
+
+struct kvd_send_args {
+	uint64_t seq; /* 0, 1, …: the same seq twice is one chunk */
+	const struct kvd_view *views;
+	size_t view_count;
+	bool last;
+	bool has_aux;
+	uint32_t aux;
+	struct kvd_wait wait;
+};
+
+struct kvd_room_status {
+	int state;	    /* enum kvd_state */
+	unsigned int flags; /* KVD_FLAG_… */
+	int error;	    /* enum kvd_code; 0 unless failed or aborting */
+	bool retryable;
+	uint64_t bytes;	    /* landed or sent so far */
+	uint64_t total;	    /* expected; 0: not known yet */
+};
+
+int kvd_room_open(struct kvd_client *client, const struct kvd_room_args *args,
+		  const struct kvd_call *call, struct kvd_room **room_p);
+/* recv: where the bytes shall land. */
+int kvd_room_bind(struct kvd_room *room, const struct kvd_bind_args *args,
+		  const struct kvd_call *call);
+/* send: one chunk. */
+int kvd_room_send(struct kvd_room *room, const struct kvd_send_args *args,
+		  const struct kvd_call *call);
+/* Any state. The state becomes failed once nothing of the room can move. */
+int kvd_room_abort(struct kvd_room *room, const char *reason,
+		   const struct kvd_call *call);
+/* Terminal rooms only (else -KVD_E_STATE). Frees the handle on success. */
+int kvd_room_close(struct kvd_room *room, const struct kvd_call *call);
+/* The daemon's whole record, JSON; free it with kvd_string_free(). */
+int kvd_room_show(struct kvd_room *room, int timeout_ms, char **json_p);
+
+/*
+ * The room's state: one atomic load from shared memory and, while the room is
+ * not terminal, a look at the daemon's heartbeat (vDSO clock). No system call
+ * as long as the daemon lives.
+ *
+ * Terminal (KVD_FAILED, KVD_SUCCESS) means still: kvd and its peers touch the
+ * room's memory on this side no more. While the heartbeat is old, a room that is
+ * not terminal shows KVD_TRANSFERRING with KVD_FLAG_ABORTING: keep its pages.
+ * Once the daemon's process is gone it is KVD_FAILED, KVD_E_DEAD, retryable.
+ * A room whose opening is unanswered is KVD_BOOTSTRAPPING; one whose opening
+ * failed is KVD_FAILED. -KVD_E_GONE: the slot belongs to another room.
+ */
+int kvd_room_state(const struct kvd_room *room);
+/* The same for many; states[i] as kvd_room_state() would give. How many are
+ * terminal or negative. */
+size_t kvd_room_states(const struct kvd_room *const *rooms, size_t count, int *states);
+/* State and figures. 0 or -KVD_E_GONE. */
+int kvd_room_read(const struct kvd_room *room, struct kvd_room_status *status_p);
+/* Block until the state is `state` or a later one, or failed; the state, or
+ * -KVD_E_NOREPLY. Looks at the shared page with growing pauses of 20 µs … 1 ms. */
+int kvd_room_wait(struct kvd_room *room, int state, int timeout_ms);
+uint64_t kvd_room_number(const struct kvd_room *room);
+
+/* ---- peers, descriptor lists, one-sided transfers, notifications --------- */
+
+int kvd_peer_connect(struct kvd_client *client, const char *endpoint,
+		     const struct kvd_call *call);
+
+/* This session's name and key: who has them may read and write its regions. */
+struct kvd_session_key {
+	uint64_t epoch;
+	char secret[33]; /* hex */
+};
+int kvd_session_key(struct kvd_client *client, int timeout_ms,
+		    struct kvd_session_key *key_p);
+/* Make a session of another daemon (or of our own) usable in dlists: *attach_p. */
+int kvd_peer_attach(struct kvd_client *client, const char *endpoint,
+		    const struct kvd_session_key *key, int timeout_ms,
+		    uint64_t *attach_p);
+
+struct kvd_desc { /* `count` rows of `bytes`, `stride` apart; count 0 means 1 */
+	uint64_t address;
+	uint64_t bytes;
+	uint64_t stride;
+	uint64_t count;
+};
+
+/* attach 0: own regions. Lists over 1024 entries travel in a memfd. */
+int kvd_dlist_prep(struct kvd_client *client, uint64_t attach,
+		   const struct kvd_desc *descs, size_t count,
+		   const struct kvd_call *call, struct kvd_dlist **dlist_p);
+int kvd_dlist_free(struct kvd_dlist *dlist, const struct kvd_call *call);
+uint64_t kvd_dlist_count(const struct kvd_dlist *dlist); /* rows */
+
+enum kvd_op { KVD_READ = 0, KVD_WRITE = 1 };
+
+struct kvd_xfer_args {
+	enum kvd_op op; /* read: remote to local */
+	const struct kvd_dlist *local, *remote;
+	const uint32_t *local_index, *remote_index; /* rows; NULL: all, in order */
+	size_t local_index_count, remote_index_count;
+	const void *notif; /* told to the remote session after its data; or NULL */
+	size_t notif_bytes;
+};
+
+int kvd_xfer_start(struct kvd_client *client, const struct kvd_xfer_args *args,
+		   const struct kvd_call *call, struct kvd_xfer **xfer_p);
+int kvd_xfer_cancel(struct kvd_xfer *xfer, const struct kvd_call *call);
+/* Cancels first; -KVD_E_BUSY until still. Frees the handle on success. */
+int kvd_xfer_release(struct kvd_xfer *xfer, const struct kvd_call *call);
+/* As their room counterparts. */
+int kvd_xfer_state(const struct kvd_xfer *xfer);
+int kvd_xfer_read(const struct kvd_xfer *xfer, struct kvd_room_status *status_p);
+int kvd_xfer_wait(struct kvd_xfer *xfer, int timeout_ms);
+
+int kvd_notif_send(struct kvd_client *client, uint64_t attach, const void *data,
+		   size_t bytes, const struct kvd_call *call);
+/* Take what has arrived: on_notif for each, oldest first, before it returns.
+ * How many, or a negative code. `from` names the sender's session. */
+int kvd_notif_drain(struct kvd_client *client, int timeout_ms,
+		    void (*on_notif)(void *arg, const char *from, const void *data,
+				     size_t bytes),
+		    void *arg);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
