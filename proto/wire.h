@@ -7,7 +7,7 @@
  * instance id, target instance id (zero in HELLO only), session epoch u64 (of
  * the peering: minted by HELLO/WELCOME), sequence u64 (per sender and target,
  * from 1), body length u32, checksum u32 (XXH3 low half over header with this
- * field zero, then body), 24 reserved zero bytes.
+ * field zero, then body), 28 reserved zero bytes.
  */
 #ifndef KVD_PROTO_WIRE_H
 #define KVD_PROTO_WIRE_H
@@ -15,6 +15,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "daemon/base/cursor.h"
 #include "proto/wire_table.h"
@@ -60,8 +61,9 @@ WIRE_MESSAGES(WIRE_STRUCT)
 #undef WIRE_STRUCT
 
 /*
- * wire_<name>_put appends the body; wire_<name>_get reads it: 0 or ERR_PROTO
- * naming message and field. Longer bodies are fine (newer sender).
+ * wire_<name>_put appends the body: 0 or ERR_TOOBIG. wire_<name>_get reads it:
+ * 0 or ERR_PROTO, both naming message and field. Longer bodies are fine (newer
+ * sender). Texts come out printable: what is no UTF-8 or a control becomes '?'.
  */
 #define WIRE_PROTOS(num, NAME, name, cap, text)                                    \
 	int wire_##name##_put(struct cursor *out, const struct wire_##name *m);    \
@@ -72,11 +74,14 @@ WIRE_MESSAGES(WIRE_PROTOS)
 const char *wire_type_name(unsigned int type); /* "HELLO"; "?" when unknown */
 const char *wire_type_purpose(unsigned int type);
 size_t wire_body_cap(unsigned int type); /* 0 when unknown */
+/* The table of messages as markdown, for the reference page. */
+void wire_print_reference(FILE *out);
 
 /* Write header + body into one frame of WIRE_HEADER_BYTES + body_len bytes. */
 void wire_frame_put(uint8_t *frame, const struct wire_header *h, const void *body);
-/* Check magic, length, version range, checksum, reserved zeroes, body cap of
- * the type: 0 and *body_p in place, or ERR_PROTO / ERR_VERSION. */
+/* Check magic, length, checksum, reserved zeroes, type, body cap of the type and
+ * version (HELLO, WELCOME and BYE never change and pass in any): 0 and *body_p
+ * in place, or ERR_PROTO / ERR_VERSION. */
 int wire_frame_get(const uint8_t *frame, size_t len, struct wire_header *h_p,
 		   struct cursor *body_p);
 

@@ -1,0 +1,419 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * wire: every message of the table goes through its encoder and decoder with
+ * generated contents; every byte of a frame is flipped; every shorter length is
+ * tried. The generic tests are made from the same table as the code, so a new
+ * message is tested by being there; the layout itself is pinned by one HELLO
+ * and one header that were written by hand.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+#include "proto/wire.h"
+
+static uint8_t junk[600];
+
+/* ---- generated contents ---- */
+
+struct gen {
+	unsigned int n; /* rises with each field: all values differ */
+};
+
+static uint64_t gen_word(struct gen *g)
+{
+	return ++g->n * UINT64_C(0x9e3779b97f4a7c15);
+}
+
+#define FILL_u8(f) m->f = (uint8_t)gen_word(g);
+#define FILL_u16(f) m->f = (uint16_t)gen_word(g);
+#define FILL_u32(f) m->f = (uint32_t)gen_word(g);
+#define FILL_u64(f) m->f = gen_word(g);
+#define FILL_id(f)                                                                 \
+	for (size_t i = 0; i < 16; i++)                                            \
+		m->f[i] = (uint8_t)gen_word(g);
+#define FILL_str(f) snprintf(m->f, sizeof(m->f), "text of %s, %u", #f, ++g->n);
+#define FILL_blob(f)                                                               \
+	m->f.data = junk + ++g->n;                                                 \
+	m->f.len = 17 + g->n;
+#define FILL(type, f) FILL_##type(f)
+
+#define SAME_u8(f) assert_int_equal(a->f, b->f);
+#define SAME_u16(f) SAME_u8(f)
+#define SAME_u32(f) SAME_u8(f)
+#define SAME_u64(f) SAME_u8(f)
+#define SAME_id(f) assert_memory_equal(a->f, b->f, 16);
+#define SAME_str(f) assert_string_equal(a->f, b->f);
+#define SAME_blob(f)                                                               \
+	assert_int_equal(a->f.len, b->f.len);                                      \
+	assert_memory_equal(a->f.data, b->f.data, a->f.len);
+#define SAME(type, f) SAME_##type(f)
+
+/* put, get, compare; get of every shorter body fails and names the message; a
+ * longer body is read. Returns the length. */
+#define CASE(num, NAME, name, cap, about)                                          \
+	static void fill_##name(struct wire_##name *m, struct gen *g)              \
+	{                                                                          \
+		WIRE_##NAME(FILL)                                                  \
+	}                                                                          \
+	static void same_##name(const struct wire_##name *a,                       \
+				const struct wire_##name *b)                       \
+	{                                                                          \
+		WIRE_##NAME(SAME)                                                  \
+	}                                                                          \
+	static size_t try_##name(uint8_t *buf, size_t size)                        \
+	{                                                                          \
+		struct gen g = {0};                                                \
+		struct wire_##name a = {0}, b;                                     \
+		struct cursor c;                                                   \
+		size_t len;                                                        \
+                                                                                   \
+		fill_##name(&a, &g);                                               \
+		cursor_write(&c, buf, size);                                       \
+		assert_int_equal(wire_##name##_put(&c, &a), 0);                    \
+		len = c.pos;                                                       \
+		cursor_read(&c, buf, len);                                         \
+		assert_int_equal(wire_##name##_get(&c, &b), 0);                    \
+		assert_int_equal(cursor_left(&c), 0);                              \
+		same_##name(&a, &b);                                               \
+		cursor_read(&c, buf, len + 9);                                     \
+		assert_int_equal(wire_##name##_get(&c, &b), 0);                    \
+		same_##name(&a, &b);                                               \
+		for (size_t n = 0; n < len; n++) {                                 \
+			cursor_read(&c, buf, n);                                   \
+			assert_true(wire_##name##_get(&c, &b) < 0);                \
+			assert_int_equal(err_last()->code, ERR_PROTO);             \
+			assert_non_null(strstr(err_last()->text, #NAME ": field ")); \
+			cursor_write(&c, buf, n);                                  \
+			assert_true(wire_##name##_put(&c, &a) < 0);                \
+			assert_int_equal(err_last()->code, ERR_TOOBIG);            \
+		}                                                                  \
+		return len;                                                        \
+	}
+WIRE_MESSAGES(CASE)
+
+static void body_of_every_message_comes_back(void **state)
+{
+	uint8_t *buf = calloc(1, 1 << 16);
+	size_t tried = 0;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(junk); i++)
+		junk[i] = (uint8_t)(i * 7);
+#define TRY(num, NAME, name, cap, text)                                            \
+	memset(buf, 0, 1 << 16);                                                   \
+	assert_in_range(try_##name(buf, 1 << 16), 1, cap);                         \
+	tried++;
+	WIRE_MESSAGES(TRY)
+	assert_true(tried >= 27);
+	free(buf);
+}
+
+static void body_over_cap_refused(void **state)
+{
+	struct wire_attach_nak nak = {.cookie = 1};
+	struct wire_bye bye = {.code = 3};
+	struct wire_register reg = {.object = 1};
+	uint8_t *buf = calloc(1, 2u << 20);
+	struct wire_register got;
+	struct cursor c;
+
+	(void)state;
+	/* the longest text still fits: caps hold what the fields can be */
+	memset(nak.text, 'x', sizeof(nak.text) - 1);
+	memset(bye.text, 'x', sizeof(bye.text) - 1);
+	cursor_write(&c, buf, 2u << 20);
+	assert_int_equal(wire_attach_nak_put(&c, &nak), 0);
+	assert_int_equal(wire_bye_put(&c, &bye), 0);
+	/* no NUL: not a text */
+	bye.text[sizeof(bye.text) - 1] = 'x';
+	cursor_write(&c, buf, 2u << 20);
+	assert_true(wire_bye_put(&c, &bye) < 0);
+	assert_int_equal(err_last()->code, ERR_TOOBIG);
+	/* a blob over the message's cap, either way */
+	reg.layout = (struct wire_blob){buf + 1, 1048001};
+	cursor_write(&c, buf + (1u << 20), 1u << 20);
+	assert_true(wire_register_put(&c, &reg) < 0);
+	assert_int_equal(err_last()->code, ERR_TOOBIG);
+	reg.layout.len = 10;
+	cursor_write(&c, buf, 2u << 20);
+	assert_int_equal(wire_register_put(&c, &reg), 0);
+	size_t at = c.pos - 4 - 4 - 10 - 4; /* the length of layout */
+
+	buf[at + 2] = 0x10; /* 10 -> 1048586 */
+	cursor_read(&c, buf, 2u << 20);
+	assert_true(wire_register_get(&c, &got) < 0);
+	assert_non_null(strstr(err_last()->text, "REGISTER: field layout"));
+	free(buf);
+}
+
+static void text_with_bad_bytes_comes_out_printable(void **state)
+{
+	static const struct {
+		const char *in, *out;
+	} cases[] = {
+		{"plain", "plain"},
+		{"two\nlines\x1b[0m\x7f", "two?lines?[0m?"},
+		{"gr\xc3\xbc\xc3\x9f", "gr\xc3\xbc\xc3\x9f"},
+		{"\xe2\x82\xac \xf0\x9f\x98\x80", "\xe2\x82\xac \xf0\x9f\x98\x80"},
+		{"cut \xe2\x82", "cut ??"},
+		{"\xc0\xaf \xe0\x80\xaf \xf0\x80\x80\xaf", "?? ??? ????"}, /* overlong */
+		{"\xed\xa0\x80 \xf4\x90\x80\x80 \xff", "??? ???? ?"},
+		{"\xc2\x85 \xc2\xa0", "?? \xc2\xa0"}, /* C1 control; NBSP */
+		{"\xc3(", "?("},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		struct wire_bye bye = {.code = 1}, got;
+		uint8_t buf[512];
+		struct cursor c;
+
+		snprintf(bye.text, sizeof(bye.text), "%s", cases[i].in);
+		cursor_write(&c, buf, sizeof(buf));
+		assert_int_equal(wire_bye_put(&c, &bye), 0);
+		cursor_read(&c, buf, c.pos);
+		assert_int_equal(wire_bye_get(&c, &got), 0);
+		assert_string_equal(got.text, cases[i].out);
+	}
+}
+
+/* ---- frames ---- */
+
+static size_t make_frame(uint8_t *frame, unsigned int type, size_t body_len)
+{
+	struct wire_header h = {.version = 1,
+				.type = (uint16_t)type,
+				.epoch = 0x1122334455667788u,
+				.sequence = 9,
+				.body_len = (uint32_t)body_len};
+	uint8_t *body = malloc(body_len + 1);
+
+	memset(h.sender, 0xaa, 16);
+	memset(h.target, 0xbb, 16);
+	memset(body, 0x5c, body_len + 1);
+	wire_frame_put(frame, &h, body);
+	free(body);
+	return WIRE_HEADER_BYTES + body_len;
+}
+
+static void assert_refused(const uint8_t *frame, size_t len, enum err_code code)
+{
+	struct wire_header h;
+	struct cursor body;
+
+	assert_true(wire_frame_get(frame, len, &h, &body) < 0);
+	assert_int_equal(err_last()->code, code);
+}
+
+static void frame_put_get_comes_back(void **state)
+{
+	uint8_t frame[200];
+	struct wire_header h;
+	struct cursor body;
+	size_t len = make_frame(frame, WIRE_T_PING, 8);
+
+	(void)state;
+	assert_int_equal(wire_frame_get(frame, len, &h, &body), 0);
+	assert_int_equal(h.version, 1);
+	assert_int_equal(h.type, WIRE_T_PING);
+	assert_int_equal(h.flags, 0);
+	assert_int_equal(h.sender[0], 0xaa);
+	assert_int_equal(h.target[15], 0xbb);
+	assert_int_equal(h.epoch, 0x1122334455667788u);
+	assert_int_equal(h.sequence, 9);
+	assert_int_equal(h.body_len, 8);
+	assert_int_equal(cursor_get_u64(&body), 0x5c5c5c5c5c5c5c5cu);
+	assert_int_equal(cursor_left(&body), 0);
+	assert_int_equal(wire_frame_get(frame, make_frame(frame, WIRE_T_PONG, 0), &h, &body),
+			 0);
+}
+
+static void frame_layout_is_pinned(void **state)
+{
+	static const uint8_t head[WIRE_HEADER_BYTES] = {
+		'K',  'V',  'D',  '1', 1, 0, 3, 0, 0, 0, 0, 0, /* magic … flags */
+		0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa,
+		0xaa, 0xaa, 0xaa, 0xaa, /* sender */
+		0xbb, 0xbb, 0xbb, 0xbb, 0xbb, 0xbb, 0xbb, 0xbb, 0xbb, 0xbb, 0xbb, 0xbb,
+		0xbb, 0xbb, 0xbb, 0xbb, /* target */
+		0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, /* epoch */
+		9, 0, 0, 0, 0, 0, 0, 0, /* sequence */
+		8, 0, 0, 0, /* body length */
+	};
+	uint8_t frame[200];
+
+	(void)state;
+	make_frame(frame, WIRE_T_PING, 8);
+	assert_memory_equal(frame, head, 64);
+	assert_memory_equal(frame + 68, head + 68, 28);
+}
+
+static void hello_layout_is_pinned(void **state)
+{
+	static const uint8_t want[] = {
+		1, 0, 1, 0, /* versions */
+		5, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, /* features, nonce */
+		1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, /* boot id */
+		0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, /* token */
+		1, 0, 'a', 2, 0, 't', ':', 3, 0, 0, 0, 'x', 'y', 'z',
+	};
+	struct wire_hello m = {.version_min = 1, .version_max = 1, .features = 5, .nonce = 7};
+	uint8_t buf[200];
+	struct cursor c;
+
+	(void)state;
+	m.boot_id[0] = 1;
+	m.token[15] = 2;
+	strcpy(m.name, "a");
+	strcpy(m.endpoint, "t:");
+	m.addresses = (struct wire_blob){"xyz", 3};
+	cursor_write(&c, buf, sizeof(buf));
+	assert_int_equal(wire_hello_put(&c, &m), 0);
+	assert_int_equal(c.pos, sizeof(want));
+	assert_memory_equal(buf, want, sizeof(want));
+}
+
+static void frame_with_any_bit_flipped_refused(void **state)
+{
+	uint8_t frame[200];
+	size_t len = make_frame(frame, WIRE_T_PING, 8);
+	struct wire_header h;
+	struct cursor body;
+
+	(void)state;
+	for (size_t bit = 0; bit < 8 * len; bit++) {
+		frame[bit / 8] ^= (uint8_t)(1u << (bit % 8));
+		assert_true(wire_frame_get(frame, len, &h, &body) < 0);
+		frame[bit / 8] ^= (uint8_t)(1u << (bit % 8));
+	}
+	assert_int_equal(wire_frame_get(frame, len, &h, &body), 0);
+}
+
+static void frame_of_wrong_length_refused(void **state)
+{
+	uint8_t frame[300] = {0};
+	size_t len = make_frame(frame, WIRE_T_PING, 8);
+	uint8_t *huge = calloc(1, WIRE_FRAME_MAX + 1);
+
+	(void)state;
+	for (size_t n = 0; n < sizeof(frame); n++) {
+		if (n != len)
+			assert_refused(frame, n, ERR_PROTO);
+	}
+	memcpy(huge, frame, len);
+	assert_refused(huge, WIRE_FRAME_MAX + 1, ERR_PROTO);
+	free(huge);
+}
+
+/* with a right checksum, so that the check behind it is reached */
+static void frame_with_bad_header_refused(void **state)
+{
+	uint8_t frame[300];
+	struct wire_header h = {.version = 1, .type = WIRE_T_PING, .body_len = 8};
+	static const uint8_t body[100];
+
+	(void)state;
+	wire_frame_put(frame, &h, body);
+	assert_refused(frame, WIRE_HEADER_BYTES + 7, ERR_PROTO);
+	h.type = 0;
+	wire_frame_put(frame, &h, body);
+	assert_refused(frame, WIRE_HEADER_BYTES + 8, ERR_PROTO);
+	assert_non_null(strstr(err_last()->text, "type 0"));
+	h.type = WIRE_T_END;
+	wire_frame_put(frame, &h, body);
+	assert_refused(frame, WIRE_HEADER_BYTES + 8, ERR_PROTO);
+	h = (struct wire_header){.version = 1, .type = WIRE_T_PING, .body_len = 65};
+	wire_frame_put(frame, &h, body);
+	assert_refused(frame, WIRE_HEADER_BYTES + 65, ERR_PROTO);
+	assert_non_null(strstr(err_last()->text, "cap is 64"));
+	h = (struct wire_header){.version = 2, .type = WIRE_T_PING, .body_len = 8};
+	wire_frame_put(frame, &h, body);
+	assert_refused(frame, WIRE_HEADER_BYTES + 8, ERR_VERSION);
+	h.version = 0;
+	wire_frame_put(frame, &h, body);
+	assert_refused(frame, WIRE_HEADER_BYTES + 8, ERR_VERSION);
+}
+
+static void handshake_of_any_version_is_read(void **state)
+{
+	static const unsigned int types[] = {WIRE_T_HELLO, WIRE_T_WELCOME, WIRE_T_BYE};
+	uint8_t frame[200];
+	struct wire_header got;
+	struct cursor body;
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(types); i++) {
+		struct wire_header h = {.version = 900, .type = (uint16_t)types[i]};
+
+		wire_frame_put(frame, &h, NULL);
+		assert_int_equal(wire_frame_get(frame, WIRE_HEADER_BYTES, &got, &body), 0);
+		assert_int_equal(got.version, 900);
+		h.version = 0;
+		wire_frame_put(frame, &h, NULL);
+		assert_refused(frame, WIRE_HEADER_BYTES, ERR_VERSION);
+	}
+}
+
+/* ---- the table ---- */
+
+static void table_names_every_type(void **state)
+{
+	(void)state;
+	assert_string_equal(wire_type_name(WIRE_T_HELLO), "HELLO");
+	assert_string_equal(wire_type_name(WIRE_T_OFFER_NAK), "OFFER_NAK");
+	assert_string_equal(wire_type_purpose(WIRE_T_PING), "are you there");
+	assert_int_equal(wire_body_cap(WIRE_T_PING), 64);
+	assert_string_equal(wire_type_name(0), "?");
+	assert_string_equal(wire_type_purpose(WIRE_T_END), "?");
+	assert_string_equal(wire_type_name(UINT32_MAX), "?");
+	assert_int_equal(wire_body_cap(0), 0);
+	assert_int_equal(wire_body_cap(WIRE_T_END), 0);
+}
+
+static void reference_lists_every_message(void **state)
+{
+	char *text = NULL;
+	size_t size = 0, lines = 0, messages = 0;
+	FILE *out = open_memstream(&text, &size);
+
+	(void)state;
+	wire_print_reference(out);
+	fclose(out);
+	for (const char *p = text; (p = strchr(p, '\n')); p++)
+		lines++;
+#define COUNT(num, NAME, name, cap, about)                                         \
+	messages++;                                                                \
+	assert_non_null(strstr(text, "| " #num " | " #NAME " | "));
+	WIRE_MESSAGES(COUNT)
+	assert_int_equal(lines, messages + 2);
+	assert_non_null(strstr(text, "| 3 | PING | 64 | are you there | u64 `stamp` |\n"));
+	free(text);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(body_of_every_message_comes_back),
+		cmocka_unit_test(body_over_cap_refused),
+		cmocka_unit_test(text_with_bad_bytes_comes_out_printable),
+		cmocka_unit_test(frame_put_get_comes_back),
+		cmocka_unit_test(frame_layout_is_pinned),
+		cmocka_unit_test(hello_layout_is_pinned),
+		cmocka_unit_test(frame_with_any_bit_flipped_refused),
+		cmocka_unit_test(frame_of_wrong_length_refused),
+		cmocka_unit_test(frame_with_bad_header_refused),
+		cmocka_unit_test(handshake_of_any_version_is_read),
+		cmocka_unit_test(table_names_every_type),
+		cmocka_unit_test(reference_lists_every_message),
+	};
+
+	return cmocka_run_group_tests_name("wire", tests, NULL, NULL);
+}
