@@ -15,6 +15,7 @@
 #define LINE_MAX_BYTES 1024
 
 int log_threshold = LOG_LEVEL_INFO;
+static int format = LOG_FORMAT_JOURNAL;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static const struct {
@@ -29,6 +30,11 @@ static const struct {
 void log_set_level(enum log_level level)
 {
 	__atomic_store_n(&log_threshold, (int)level, __ATOMIC_RELAXED);
+}
+
+void log_set_format(enum log_format f)
+{
+	__atomic_store_n(&format, (int)f, __ATOMIC_RELAXED);
 }
 
 int log_level_parse(const char *s, enum log_level *level_p)
@@ -71,6 +77,22 @@ static size_t clamp(int n)
 	return n < 0 ? 0 : (size_t)n;
 }
 
+/* What stands in front of the words. */
+static size_t put_prefix(char *line, size_t cap, enum log_level level)
+{
+	struct timespec now;
+	struct tm tm;
+	size_t n;
+
+	if (__atomic_load_n(&format, __ATOMIC_RELAXED) == LOG_FORMAT_JOURNAL)
+		return clamp(snprintf(line, cap, "<%d>", levels[level].priority));
+	clock_gettime(CLOCK_REALTIME, &now);
+	localtime_r(&now.tv_sec, &tm);
+	n = strftime(line, cap, "%F %T", &tm);
+	return n + clamp(snprintf(line + n, cap - n, ".%03ld %-5s ",
+				  now.tv_nsec / 1000000, levels[level].name));
+}
+
 void log_write(struct log_site *site, enum log_level level, const char *subsystem,
 	       const char *object, const char *words, const char *fmt, ...)
 {
@@ -84,9 +106,10 @@ void log_write(struct log_site *site, enum log_level level, const char *subsyste
 		pthread_mutex_unlock(&lock);
 		return;
 	}
-	n = clamp(snprintf(line, cap, "<%d>%s%s%s: %s%s", levels[level].priority,
-			   subsystem, object ? " " : "", object ? object : "", words,
-			   fmt[0] ? " " : ""));
+	n = put_prefix(line, cap, level);
+	n += clamp(snprintf(line + n, cap - n, "%s%s%s: %s%s", subsystem,
+			    object ? " " : "", object ? object : "", words,
+			    fmt[0] ? " " : ""));
 	if (n < cap) {
 		va_start(ap, fmt);
 		n += clamp(vsnprintf(line + n, cap - n, fmt, ap));

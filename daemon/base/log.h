@@ -18,6 +18,10 @@
 enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARN, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG, LOG_LEVEL_TRACE };
 #define LOG_BURST 50u
 
+/* journal: "<N>" in front, the journal adds the time. plain: local time and the
+ * level's name, for a terminal or a file. */
+enum log_format { LOG_FORMAT_JOURNAL, LOG_FORMAT_PLAIN };
+
 struct log_site {
 	uint64_t second;
 	uint32_t lines, dropped;
@@ -26,6 +30,7 @@ struct log_site {
 extern int log_threshold; /* enum log_level; read without a lock */
 
 void log_set_level(enum log_level level);
+void log_set_format(enum log_format format);
 int log_level_parse(const char *s, enum log_level *level_p); /* ERR_INVAL */
 const char *log_level_name(enum log_level level);
 void log_write(struct log_site *site, enum log_level level, const char *subsystem,
