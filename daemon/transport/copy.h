@@ -51,11 +51,27 @@ struct copy_job {
 	struct list link;
 	atomic_bool canceled;
 	atomic_int slices_running;
-	uint64_t next_byte;
-	struct plan_walk walk;
-	bool finished;
+	uint64_t next_byte; /* not yet taken by a thread */
+	bool bounce;	    /* both ends have memory of other processes */
 };
 
+/* Are `count` rows of `len` bytes from `offset` on, `stride` apart, inside `limit`
+ * bytes? No sum or product of these can overflow 128 bits. */
+static inline bool copy_rows_fit(uint64_t offset, uint64_t len, uint64_t count,
+				 int64_t stride, uint64_t limit)
+{
+	__int128 first = offset, last = offset;
+
+	if (len == 0 || count == 0)
+		return true;
+	if (count > 1)
+		last += (__int128)(count - 1) * stride;
+	return (first < last ? first : last) >= 0 &&
+	       (first < last ? last : first) + len <= limit;
+}
+
+/* slice_bytes 0: the default, COPY_SLICE_BYTES. */
+#define COPY_SLICE_BYTES (UINT64_C(256) << 10)
 int copier_new(struct loop *loop, unsigned int threads, uint64_t slice_bytes,
 	       struct copier **copier_p);
 /* Jobs still there are canceled and their on_done is called. */

@@ -1,0 +1,713 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The copy threads.
+ *
+ * Jobs wait in one ring. A thread takes the first job, claims its next slice
+ * under the lock, puts the job back at the end while it has slices left, and
+ * copies without the lock. So jobs share the threads fairly, one job can use
+ * them all, and a cancel waits for one slice at most. A job is done when no
+ * slice of it is left to claim and none is running; then it moves to the done
+ * list and the loop calls on_done. Nothing else hands a job back, which is the
+ * whole proof behind "still": after on_done no thread holds its addresses.
+ *
+ * A slice is found in the plan by a seek, then walked run by run, not row by
+ * row: a run's head (a row that began in the slice before), its whole rows, its
+ * tail. Whole rows are one tight loop; rows of 16 to 256 bytes, which KV caches
+ * are made of, get loops with the length built in, because a call of memmove a
+ * row costs as much as the row.
+ *
+ * Slices are cut into stretches, during which neither end's memory changes: a
+ * stretch is what runs under one SIGBUS guard, and for vm memory what goes into
+ * one list of iovecs. Where both ends are other processes' memory, a bounce
+ * buffer of the thread's own, small enough for its cache, stands between.
+ *
+ * Rows may overlap where an engine asked for it (the xfer layer allows that);
+ * such bytes are then undefined, but never a fault: hence memmove.
+ */
+#include "daemon/transport/copy.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <limits.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/uio.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/loop.h"
+
+#define COPY_BOUNCE_BYTES (128u << 10)
+
+struct worker {
+	struct copier *copier;
+	pthread_t thread;
+	bool started;
+	uint8_t *bounce;
+	struct iovec *near, *far; /* IOV_MAX each */
+};
+
+struct copier {
+	struct loop *loop;
+	struct loop_wake wake;
+	uint64_t slice_bytes;
+	pthread_mutex_t lock;
+	pthread_cond_t more;
+	struct list ready; /* jobs with slices to claim */
+	struct list done;  /* jobs for on_done */
+	bool stopping;
+	unsigned int worker_count;
+	struct worker *workers;
+};
+
+/* ---- rows ---- */
+
+#define ROWS_OF(bytes)                                                             \
+	static void rows_copy_##bytes(uint8_t *dst, int64_t dst_stride,            \
+				      const uint8_t *src, int64_t src_stride,      \
+				      uint64_t count)                              \
+	{                                                                          \
+		while (count--) {                                                  \
+			for (unsigned int i = 0; i < (bytes); i += 16)             \
+				memcpy(dst + i, src + i, 16);                      \
+			dst += dst_stride;                                         \
+			src += src_stride;                                         \
+		}                                                                  \
+	}
+ROWS_OF(16)
+ROWS_OF(32)
+ROWS_OF(64)
+ROWS_OF(128)
+ROWS_OF(256)
+
+static void rows_copy(uint8_t *dst, int64_t dst_stride, const uint8_t *src,
+		      int64_t src_stride, uint64_t len, uint64_t count)
+{
+	if (count > 1 && (uint64_t)dst_stride == len && (uint64_t)src_stride == len) {
+		len *= count;
+		count = 1;
+	}
+	switch (count > 1 ? len : 0) {
+	case 16:
+		rows_copy_16(dst, dst_stride, src, src_stride, count);
+		return;
+	case 32:
+		rows_copy_32(dst, dst_stride, src, src_stride, count);
+		return;
+	case 64:
+		rows_copy_64(dst, dst_stride, src, src_stride, count);
+		return;
+	case 128:
+		rows_copy_128(dst, dst_stride, src, src_stride, count);
+		return;
+	case 256:
+		rows_copy_256(dst, dst_stride, src, src_stride, count);
+		return;
+	default:
+		break;
+	}
+	while (count--) {
+		memmove(dst, src, len);
+		dst += dst_stride;
+		src += src_stride;
+	}
+}
+
+/* ---- one stretch of one slice ---- */
+
+/* An end of the copy at hand; `origin` is the stream byte at linear[0]. */
+struct side {
+	const struct copy_end *end;
+	uint64_t origin;
+};
+
+/* Where a thread is in the plan, and what it may touch until `end`. */
+struct stretch {
+	struct worker *worker;
+	const struct plan *plan;
+	const atomic_bool *canceled;
+	struct side src, dst;
+	struct plan_walk at;
+	uint64_t pos, end; /* stream bytes */
+	struct memory *src_memory, *dst_memory; /* NULL: linear */
+	unsigned int iov_count;
+	int error; /* errno of process_vm_*, ECANCELED, 0 */
+};
+
+/* Rows of one run, all of them inside the slice. Addresses are this process's,
+ * or the owner's where the memory is vm. */
+struct piece {
+	uint64_t src, dst, len, count;
+	int64_t src_stride, dst_stride;
+};
+
+static bool is_vm(const struct memory *m)
+{
+	return m && m->kind == MEMORY_VM;
+}
+
+static struct memory *side_memory(const struct side *side, uint32_t buffer)
+{
+	return side->end->buffers ? side->end->buffers[buffer].memory : NULL;
+}
+
+static uint64_t side_address(const struct side *side, uint32_t buffer, uint64_t offset,
+			     uint64_t pos)
+{
+	const struct copy_buffer *b;
+
+	if (!side->end->buffers)
+		return (uintptr_t)side->end->linear + (pos - side->origin);
+	b = &side->end->buffers[buffer];
+	return (is_vm(b->memory) ? b->memory->address : (uintptr_t)b->memory->base) +
+	       b->offset + offset;
+}
+
+/* The next piece of the current run, at most `most` bytes: the rest of a row
+ * that was begun, or whole rows, or the beginning of a row. */
+static uint64_t piece_take(struct stretch *st, uint64_t most, struct piece *piece_p)
+{
+	const struct plan_run *run = &st->plan->runs[st->at.run];
+	uint64_t off = st->at.row_offset, row = st->at.row;
+	uint64_t rows = off ? 0 : most / run->len, taken;
+
+	if (rows > run->count - row)
+		rows = run->count - row;
+	if (rows > 0) {
+		*piece_p = (struct piece){.len = run->len, .count = rows};
+		taken = rows * run->len;
+		st->at.row += rows;
+	} else {
+		taken = run->len - off < most ? run->len - off : most;
+		*piece_p = (struct piece){.len = taken, .count = 1};
+		st->at.row_offset += taken;
+		if (st->at.row_offset == run->len) {
+			st->at.row_offset = 0;
+			st->at.row++;
+		}
+	}
+	piece_p->src = side_address(&st->src, run->src_buffer,
+				    run->src + row * (uint64_t)run->src_stride + off,
+				    st->pos);
+	piece_p->dst = side_address(&st->dst, run->dst_buffer,
+				    run->dst + row * (uint64_t)run->dst_stride + off,
+				    st->pos);
+	piece_p->src_stride = st->src.end->buffers ? run->src_stride : (int64_t)run->len;
+	piece_p->dst_stride = st->dst.end->buffers ? run->dst_stride : (int64_t)run->len;
+	return taken;
+}
+
+/* Steps over finished and empty runs; false at the plan's end. */
+static bool stretch_settle(struct stretch *st)
+{
+	while (st->at.run < st->plan->run_count) {
+		const struct plan_run *run = &st->plan->runs[st->at.run];
+
+		if (run->len > 0 && st->at.row < run->count)
+			return true;
+		st->at.run++;
+		st->at.row = 0;
+		st->at.row_offset = 0;
+	}
+	return false;
+}
+
+static bool stretch_same_memory(const struct stretch *st)
+{
+	const struct plan_run *run = &st->plan->runs[st->at.run];
+
+	return side_memory(&st->src, run->src_buffer) == st->src_memory &&
+	       side_memory(&st->dst, run->dst_buffer) == st->dst_memory;
+}
+
+static void iov_flush(struct stretch *st)
+{
+	struct worker *w = st->worker;
+	struct memory *vm = is_vm(st->src_memory) ? st->src_memory : st->dst_memory;
+	struct iovec *near = w->near, *far = w->far;
+	unsigned int count = st->iov_count;
+
+	st->iov_count = 0;
+	/* a row costs 0.5 us here: a slice of 1-byte rows would keep a cancel
+	 * waiting for 0.1 s */
+	if (atomic_load(st->canceled))
+		st->error = ECANCELED;
+	while (count > 0 && !st->error) {
+		ssize_t n = vm == st->src_memory
+				    ? process_vm_readv(vm->pid, near, count, far, count, 0)
+				    : process_vm_writev(vm->pid, near, count, far, count, 0);
+		if (n <= 0) {
+			st->error = n < 0 ? errno : EFAULT;
+			return;
+		}
+		/* a part: go on after it, the next call says why it stopped */
+		while (count > 0 && (size_t)n >= near->iov_len) {
+			n -= (ssize_t)near->iov_len;
+			near++;
+			far++;
+			count--;
+		}
+		if (count > 0) {
+			near->iov_base = (uint8_t *)near->iov_base + n;
+			near->iov_len -= (size_t)n;
+			far->iov_base = (uint8_t *)far->iov_base + n;
+			far->iov_len -= (size_t)n;
+		}
+	}
+}
+
+static void iov_add(struct stretch *st, uint64_t near, uint64_t far, uint64_t len)
+{
+	struct worker *w = st->worker;
+	unsigned int i = st->iov_count;
+
+	if (i > 0 && (uintptr_t)w->near[i - 1].iov_base + w->near[i - 1].iov_len == near &&
+	    (uintptr_t)w->far[i - 1].iov_base + w->far[i - 1].iov_len == far) {
+		w->near[i - 1].iov_len += len;
+		w->far[i - 1].iov_len += len;
+		return;
+	}
+	if (i == IOV_MAX) {
+		iov_flush(st);
+		i = 0;
+	}
+	w->near[i] = (struct iovec){(void *)(uintptr_t)near, len};
+	w->far[i] = (struct iovec){(void *)(uintptr_t)far, len};
+	st->iov_count = i + 1;
+}
+
+static void piece_to_iov(struct stretch *st, const struct piece *p)
+{
+	uint64_t src = p->src, dst = p->dst;
+	bool reading = is_vm(st->src_memory);
+
+	for (uint64_t i = 0; i < p->count && !st->error; i++) {
+		iov_add(st, reading ? dst : src, reading ? src : dst, p->len);
+		src += (uint64_t)p->src_stride;
+		dst += (uint64_t)p->dst_stride;
+	}
+}
+
+/* Runs under the guard: may be left at any access to guarded memory. */
+static void stretch_copy(void *arg)
+{
+	struct stretch *st = arg;
+	bool vm = is_vm(st->src_memory) || is_vm(st->dst_memory);
+	struct piece p;
+
+	while (st->pos < st->end && !st->error && stretch_settle(st) &&
+	       stretch_same_memory(st)) {
+		st->pos += piece_take(st, st->end - st->pos, &p);
+		if (vm)
+			piece_to_iov(st, &p);
+		else
+			rows_copy((uint8_t *)(uintptr_t)p.dst, p.dst_stride,
+				  (const uint8_t *)(uintptr_t)p.src, p.src_stride, p.len,
+				  p.count);
+	}
+	if (st->iov_count)
+		iov_flush(st);
+}
+
+/* ---- slices ---- */
+
+static int memory_gone(struct memory *m)
+{
+	if (m->kind == MEMORY_VM)
+		return err_raise(ERR_FAULT, "process %d, which owns the memory, is gone",
+				 (int)m->pid);
+	return err_raise(ERR_FAULT, "the memory was cut by its owner");
+}
+
+static int stretch_fault(const struct stretch *st)
+{
+	struct memory *vm = is_vm(st->src_memory) ? st->src_memory : st->dst_memory;
+
+	if (st->error == ECANCELED)
+		return err_raise(ERR_CANCELED, "the copy was canceled");
+	if (st->error == ESRCH) {
+		atomic_store(&vm->dead, true);
+		return err_pass(memory_gone(vm));
+	}
+	return err_raise(ERR_FAULT, "%s process %d's memory: %s",
+			 vm == st->src_memory ? "reading" : "writing", (int)vm->pid,
+			 strerror(st->error));
+}
+
+/* Copy [begin, end) of the stream. */
+static int range_copy(struct worker *worker, const struct copy_job *job, struct side src,
+		      struct side dst, uint64_t begin, uint64_t end)
+{
+	const struct plan *plan = job->plan;
+	struct stretch st = {.worker = worker, .plan = plan, .canceled = &job->canceled,
+			     .src = src, .dst = dst, .pos = begin, .end = end};
+	int r = plan_walk_seek(&st.at, plan, begin);
+
+	if (r < 0)
+		return err_pass(r);
+	while (st.pos < end && stretch_settle(&st)) {
+		const struct plan_run *run = &plan->runs[st.at.run];
+
+		st.src_memory = side_memory(&src, run->src_buffer);
+		st.dst_memory = side_memory(&dst, run->dst_buffer);
+		if (st.src_memory && !memory_owner_alive(st.src_memory))
+			return err_pass(memory_gone(st.src_memory));
+		if (st.dst_memory && !memory_owner_alive(st.dst_memory))
+			return err_pass(memory_gone(st.dst_memory));
+		if (!memory_guard_run(stretch_copy, &st, st.src_memory, st.dst_memory))
+			return err_pass(memory_gone(
+				st.src_memory && atomic_load(&st.src_memory->dead)
+					? st.src_memory
+					: st.dst_memory));
+		if (st.error)
+			return err_pass(stretch_fault(&st));
+	}
+	assert(st.pos == end);
+	return 0;
+}
+
+static bool has_vm(const struct copy_end *end)
+{
+	if (!end->buffers)
+		return false;
+	for (uint32_t i = 0; i < end->buffer_count; i++)
+		if (is_vm(end->buffers[i].memory))
+			return true;
+	return false;
+}
+
+/* Neither end may be an iovec of ours: chunks go through the thread's bounce. */
+static int bounce_copy(struct worker *worker, const struct copy_job *job, uint64_t begin,
+		       uint64_t end)
+{
+	struct copy_end bounce = {.linear = worker->bounce};
+	struct side src = {&job->src, job->begin}, dst = {&job->dst, job->begin};
+	struct side mid = {&bounce, begin};
+	int r = range_copy(worker, job, src, mid, begin, end);
+
+	if (r == 0)
+		r = range_copy(worker, job, mid, dst, begin, end);
+	return err_pass(r);
+}
+
+static int slice_copy(struct worker *worker, const struct copy_job *job, uint64_t begin,
+		      uint64_t end)
+{
+	struct side src = {&job->src, job->begin}, dst = {&job->dst, job->begin};
+	int r = 0;
+
+	if (!job->bounce)
+		return err_pass(range_copy(worker, job, src, dst, begin, end));
+	while (begin < end && r == 0) {
+		uint64_t n = end - begin;
+
+		if (n > COPY_BOUNCE_BYTES)
+			n = COPY_BOUNCE_BYTES;
+		r = bounce_copy(worker, job, begin, begin + n);
+		begin += n;
+	}
+	return err_pass(r);
+}
+
+/* ---- threads ---- */
+
+/* The lock is held. */
+static void job_settle(struct copier *copier, struct copy_job *job)
+{
+	bool stop = job->result < 0 || atomic_load(&job->canceled);
+
+	if (atomic_load(&job->slices_running) > 0)
+		return;
+	if (!stop && job->next_byte < job->end)
+		return;
+	if (job->result == 0 && job->next_byte < job->end) {
+		err_set(&job->err, ERR_CANCELED, "the copy was canceled");
+		job->result = -err_errno(ERR_CANCELED);
+	}
+	list_remove(&job->link);
+	list_push_back(&copier->done, &job->link);
+	loop_wake(&copier->wake);
+}
+
+/* The lock is held on entry and on return. */
+static void slice_run(struct worker *worker, struct copy_job *job)
+{
+	struct copier *copier = worker->copier;
+	uint64_t begin = job->next_byte, end = job->end;
+	struct err err = {0};
+	int r;
+
+	if (end - begin > copier->slice_bytes)
+		end = begin + copier->slice_bytes;
+	job->next_byte = end;
+	list_remove(&job->link);
+	if (end < job->end)
+		list_push_back(&copier->ready, &job->link);
+	atomic_fetch_add(&job->slices_running, 1);
+	pthread_mutex_unlock(&copier->lock);
+
+	r = slice_copy(worker, job, begin, end);
+	if (r < 0)
+		err_take(&err);
+	else
+		atomic_fetch_add(&job->copied, end - begin);
+
+	pthread_mutex_lock(&copier->lock);
+	atomic_fetch_sub(&job->slices_running, 1);
+	if (r < 0 && job->result == 0) {
+		job->result = r;
+		job->err = err;
+	}
+	if (job->result < 0)
+		list_remove(&job->link);
+	job_settle(copier, job);
+}
+
+static void *worker_main(void *arg)
+{
+	struct worker *worker = arg;
+	struct copier *copier = worker->copier;
+	struct sched_param param = {0};
+	struct copy_job *job;
+
+	/* throughput work: never before the loop or an engine in line */
+	(void)sched_setscheduler(0, SCHED_BATCH, &param);
+	(void)pthread_setname_np(pthread_self(), "kvd-copy");
+	pthread_mutex_lock(&copier->lock);
+	for (;;) {
+		job = list_first(&copier->ready, struct copy_job, link);
+		if (job)
+			slice_run(worker, job);
+		else if (copier->stopping)
+			break;
+		else
+			pthread_cond_wait(&copier->more, &copier->lock);
+	}
+	pthread_mutex_unlock(&copier->lock);
+	return NULL;
+}
+
+static void copier_deliver(struct copier *copier)
+{
+	struct list *n;
+
+	for (;;) {
+		struct copy_job *job;
+
+		pthread_mutex_lock(&copier->lock);
+		n = list_pop_front(&copier->done);
+		pthread_mutex_unlock(&copier->lock);
+		if (!n)
+			return;
+		job = list_entry(n, struct copy_job, link);
+		job->on_done(job);
+	}
+}
+
+static void on_wake(struct loop_wake *wake)
+{
+	copier_deliver(container_of(wake, struct copier, wake));
+}
+
+/* Only faults of the thread's own may reach it: signals belong to the loop. */
+static int worker_start(struct worker *worker)
+{
+	sigset_t all, old;
+	int no;
+
+	worker->bounce = mem_zalloc(COPY_BOUNCE_BYTES);
+	worker->near = mem_calloc(IOV_MAX, sizeof(*worker->near));
+	worker->far = mem_calloc(IOV_MAX, sizeof(*worker->far));
+	if (!worker->bounce || !worker->near || !worker->far)
+		return err_pass(-ENOMEM);
+	sigfillset(&all);
+	sigdelset(&all, SIGBUS);
+	sigdelset(&all, SIGSEGV);
+	sigdelset(&all, SIGILL);
+	sigdelset(&all, SIGFPE);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	no = pthread_create(&worker->thread, NULL, worker_main, worker);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	if (no)
+		return err_raise_errno(no, "starting a copy thread");
+	worker->started = true;
+	return 0;
+}
+
+int copier_new(struct loop *loop, unsigned int threads, uint64_t slice_bytes,
+	       struct copier **copier_p)
+{
+	struct copier *copier;
+	int r;
+
+	if (threads == 0)
+		return err_raise(ERR_INVAL, "copy threads must be 1 or more");
+	copier = mem_zalloc(sizeof(*copier));
+	if (!copier)
+		return err_pass(-ENOMEM);
+	copier->loop = loop;
+	copier->slice_bytes = slice_bytes ? slice_bytes : COPY_SLICE_BYTES;
+	list_init(&copier->ready);
+	list_init(&copier->done);
+	r = loop_wake_init(&copier->wake, loop, on_wake);
+	if (r < 0) {
+		mem_free(copier);
+		return err_pass(r);
+	}
+	pthread_mutex_init(&copier->lock, NULL);
+	pthread_cond_init(&copier->more, NULL);
+	copier->workers = mem_calloc(threads, sizeof(*copier->workers));
+	if (!copier->workers)
+		r = -ENOMEM;
+	for (; r == 0 && copier->worker_count < threads; copier->worker_count++) {
+		copier->workers[copier->worker_count].copier = copier;
+		r = worker_start(&copier->workers[copier->worker_count]);
+	}
+	if (r < 0) {
+		copier_free(copier);
+		return err_pass(r);
+	}
+	*copier_p = copier;
+	return 0;
+}
+
+void copier_free(struct copier *copier)
+{
+	struct copy_job *job;
+
+	if (!copier)
+		return;
+	pthread_mutex_lock(&copier->lock);
+	copier->stopping = true;
+	while ((job = list_first(&copier->ready, struct copy_job, link))) {
+		atomic_store(&job->canceled, true);
+		list_remove(&job->link);
+		job_settle(copier, job);
+	}
+	pthread_cond_broadcast(&copier->more);
+	pthread_mutex_unlock(&copier->lock);
+	for (unsigned int i = 0; i < copier->worker_count; i++) {
+		struct worker *worker = &copier->workers[i];
+
+		if (worker->started)
+			pthread_join(worker->thread, NULL);
+		mem_free(worker->bounce);
+		mem_free(worker->near);
+		mem_free(worker->far);
+	}
+	copier_deliver(copier);
+	loop_wake_fini(&copier->wake);
+	pthread_cond_destroy(&copier->more);
+	pthread_mutex_destroy(&copier->lock);
+	mem_free(copier->workers);
+	mem_free(copier);
+}
+
+/* ---- submitting ---- */
+
+static int buffers_check(const struct copy_end *end, bool writing)
+{
+	for (uint32_t i = 0; end->buffers && i < end->buffer_count; i++) {
+		const struct copy_buffer *b = &end->buffers[i];
+
+		if (b->offset > b->memory->length ||
+		    b->length > b->memory->length - b->offset)
+			return err_raise(ERR_RANGE, "buffer %u reaches past its memory", i);
+		if (writing && !b->memory->writable)
+			return err_raise(ERR_PERM, "buffer %u is not ours to write", i);
+	}
+	if (!end->buffers && !end->linear)
+		return err_raise(ERR_INVAL, "a copy without an end");
+	return 0;
+}
+
+static bool run_fits(const struct copy_end *end, uint32_t buffer, uint64_t offset,
+		     const struct plan_run *run, int64_t stride)
+{
+	if (!end->buffers)
+		return true;
+	return buffer < end->buffer_count &&
+	       copy_rows_fit(offset, run->len, run->count, stride,
+			     end->buffers[buffer].length);
+}
+
+static int runs_check(const struct copy_job *job)
+{
+	uint64_t left = job->end - job->begin, part;
+	struct plan_walk at;
+	int r = plan_walk_seek(&at, job->plan, job->begin);
+
+	if (r < 0)
+		return err_pass(r);
+	for (part = at.row_offset; left > 0 && at.run < job->plan->run_count; at.run++) {
+		const struct plan_run *run = &job->plan->runs[at.run];
+
+		if (!run_fits(&job->src, run->src_buffer, run->src, run, run->src_stride) ||
+		    !run_fits(&job->dst, run->dst_buffer, run->dst, run, run->dst_stride))
+			return err_raise(ERR_RANGE, "run %zu of the plan is outside its buffer",
+					 at.run);
+		part = (run->count - at.row) * run->len - part;
+		left -= part < left ? part : left;
+		at.row = 0;
+		part = 0;
+	}
+	if (left > 0)
+		return err_raise(ERR_RANGE, "the plan ends before byte %ju",
+				 (uintmax_t)job->end);
+	return 0;
+}
+
+static int job_check(const struct copy_job *job)
+{
+	int r;
+
+	if (job->begin > job->end || (job->plan ? job->plan->bytes : 0) < job->end)
+		return err_raise(ERR_RANGE, "bytes %ju to %ju are not in the plan",
+				 (uintmax_t)job->begin, (uintmax_t)job->end);
+	if (job->begin == job->end)
+		return 0;
+	r = buffers_check(&job->src, false);
+	if (r == 0)
+		r = buffers_check(&job->dst, true);
+	if (r == 0)
+		r = runs_check(job);
+	return err_pass(r);
+}
+
+int copier_submit(struct copier *copier, struct copy_job *job)
+{
+	int r = job_check(job);
+
+	if (r < 0)
+		return err_pass(r);
+	list_init(&job->link);
+	atomic_store(&job->canceled, false);
+	atomic_store(&job->slices_running, 0);
+	atomic_store(&job->copied, 0);
+	job->next_byte = job->begin;
+	job->bounce = has_vm(&job->src) && has_vm(&job->dst);
+	job->result = 0;
+	pthread_mutex_lock(&copier->lock);
+	if (job->begin == job->end) {
+		job_settle(copier, job);
+	} else {
+		list_push_back(&copier->ready, &job->link);
+		pthread_cond_signal(&copier->more);
+		/* several slices: let every idle thread have one */
+		if (job->end - job->begin > copier->slice_bytes)
+			pthread_cond_broadcast(&copier->more);
+	}
+	pthread_mutex_unlock(&copier->lock);
+	return 0;
+}
+
+void copier_cancel(struct copier *copier, struct copy_job *job)
+{
+	pthread_mutex_lock(&copier->lock);
+	if (!atomic_exchange(&job->canceled, true) && job->next_byte < job->end) {
+		list_remove(&job->link);
+		job_settle(copier, job);
+	}
+	pthread_mutex_unlock(&copier->lock);
+}

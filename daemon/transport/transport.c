@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/transport/transport.h"
+
+#include <string.h>
+
+#include "daemon/transport/copy.h"
+
+const struct transport_ops *const transport_table[] = {
+	NULL,
+};
+
+const struct transport_ops *transport_find(const char *name)
+{
+	for (size_t i = 0; transport_table[i]; i++)
+		if (!strcmp(transport_table[i]->name, name))
+			return transport_table[i];
+	return NULL;
+}
+
+/* A local buffer must lie in its memory; how long a peer's memory is, only the
+ * backend knows. */
+static int buffer_check(const struct xp_buffer *b, const char *end, uint32_t i)
+{
+	const struct memory *m;
+
+	if (!b->reg)
+		return 0;
+	m = ((const struct xp_reg_base *)(const void *)b->reg)->memory;
+	if (b->offset > m->length || b->length > m->length - b->offset)
+		return err_raise(ERR_RANGE,
+				 "%s buffer %u: offset %ju + length %ju is beyond its "
+				 "memory's %ju bytes",
+				 end, i, (uintmax_t)b->offset, (uintmax_t)b->length,
+				 (uintmax_t)m->length);
+	return 0;
+}
+
+static int buffers_check(const struct xp_buffer *buffers, uint32_t count, const char *end)
+{
+	int r = 0;
+
+	for (uint32_t i = 0; i < count && r == 0; i++)
+		r = buffer_check(&buffers[i], end, i);
+	return err_pass(r);
+}
+
+static int rows_check(const struct plan_run *run, size_t number, uint64_t offset,
+		      int64_t stride, uint32_t buffer, const struct xp_buffer *buffers,
+		      uint32_t count, const char *end)
+{
+	if (run->len == 0 || run->count == 0)
+		return 0;
+	if (buffer >= count)
+		return err_raise(ERR_RANGE, "run %zu: %s buffer %u of %u", number, end,
+				 buffer, count);
+	if (!copy_rows_fit(offset, run->len, run->count, stride, buffers[buffer].length))
+		return err_raise(ERR_RANGE,
+				 "run %zu: %ju rows of %ju bytes from %ju are outside %s "
+				 "buffer %u of %ju bytes",
+				 number, (uintmax_t)run->count, (uintmax_t)run->len,
+				 (uintmax_t)offset, end, buffer,
+				 (uintmax_t)buffers[buffer].length);
+	return 0;
+}
+
+int xp_sides_check(const struct xp_sides *sides, bool check_src, bool check_dst)
+{
+	const struct plan *plan = sides->plan;
+	int r = 0;
+
+	if (!plan)
+		return 0;
+	if (check_src)
+		r = buffers_check(sides->src, sides->src_count, "source");
+	if (check_dst && r == 0)
+		r = buffers_check(sides->dst, sides->dst_count, "destination");
+	for (size_t i = 0; i < plan->run_count && r == 0; i++) {
+		const struct plan_run *run = &plan->runs[i];
+
+		if (check_src)
+			r = rows_check(run, i, run->src, run->src_stride, run->src_buffer,
+				       sides->src, sides->src_count, "source");
+		if (check_dst && r == 0)
+			r = rows_check(run, i, run->dst, run->dst_stride, run->dst_buffer,
+				       sides->dst, sides->dst_count, "destination");
+	}
+	return err_pass(r);
+}

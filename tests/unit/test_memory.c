@@ -1,0 +1,448 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * memory: what is refused and why, that pages are there after an import, and
+ * that a cut mapping kills itself only.
+ */
+#include "daemon/transport/memory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "daemon/base/mem.h"
+
+#define KIB (UINT64_C(1) << 10)
+#define MIB (UINT64_C(1) << 20)
+
+static int memfd(uint64_t bytes, unsigned int flags)
+{
+	int fd = memfd_create("test", MFD_CLOEXEC | flags);
+
+	assert_true(fd >= 0);
+	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
+	return fd;
+}
+
+static void assert_refused(int r, enum err_code code, const char *words)
+{
+	assert_int_equal(r, -err_errno(code));
+	assert_int_equal(err_last()->code, code);
+	if (!strstr(err_last()->text, words))
+		fail_msg("\"%s\" is not in \"%s\"", words, err_last()->text);
+	err_clear();
+}
+
+static int fd_count(void)
+{
+	int n = 0;
+
+	for (int fd = 0; fd < 1024; fd++)
+		n += fcntl(fd, F_GETFD) >= 0;
+	return n;
+}
+
+static void memfd_unsealed_is_sealed_and_shared(void **state)
+{
+	int fd = memfd(64 * KIB, MFD_ALLOW_SEALING), before = fd_count();
+	struct memory *m = NULL;
+	uint8_t *own;
+
+	(void)state;
+	assert_int_equal(memory_import_memfd(fd, 0, 64 * KIB, true, &m), 0);
+	assert_int_equal(m->kind, MEMORY_SEALED);
+	assert_int_equal(fcntl(fd, F_GET_SEALS) & (F_SEAL_SHRINK | F_SEAL_GROW),
+			 F_SEAL_SHRINK | F_SEAL_GROW);
+	assert_int_equal(fcntl(fd, F_GET_SEALS) & F_SEAL_FUTURE_WRITE, 0);
+	own = mmap(NULL, 64 * KIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	own[5000] = 77;
+	assert_int_equal(m->base[5000], 77);
+	munmap(own, 64 * KIB);
+	memory_unref(m);
+	assert_int_equal(fd_count(), before);
+	close(fd);
+}
+
+static void memfd_without_sealing_is_refused_with_remedy(void **state)
+{
+	int fd = memfd(64 * KIB, 0), before = fd_count();
+	struct memory *m = NULL;
+
+	(void)state;
+	assert_refused(memory_import_memfd(fd, 0, 64 * KIB, true, &m), ERR_IMPORT,
+		       "MFD_ALLOW_SEALING");
+	assert_null(m);
+	assert_int_equal(fd_count(), before);
+	close(fd);
+}
+
+static void memfd_sealed_read_only_fd_imports_read_only(void **state)
+{
+	int fd = memfd(64 * KIB, MFD_ALLOW_SEALING), ro;
+	struct memory *m = NULL;
+	char path[64];
+
+	(void)state;
+	assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	ro = open(path, O_RDONLY | O_CLOEXEC);
+	assert_true(ro >= 0);
+	assert_refused(memory_import_memfd(ro, 0, 64 * KIB, true, &m), ERR_IMPORT,
+		       "cannot be mapped for writing");
+	assert_int_equal(memory_import_memfd(ro, 0, 64 * KIB, false, &m), 0);
+	assert_false(m->writable);
+	memory_unref(m);
+	close(ro);
+	close(fd);
+}
+
+static void memfd_future_write_is_refused_for_writing(void **state)
+{
+	int fd = memfd(64 * KIB, MFD_ALLOW_SEALING);
+	struct memory *m = NULL;
+
+	(void)state;
+	assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_FUTURE_WRITE), 0);
+	assert_refused(memory_import_memfd(fd, 0, 64 * KIB, true, &m), ERR_IMPORT,
+		       "F_SEAL_FUTURE_WRITE");
+	close(fd);
+}
+
+static void memfd_range_beyond_the_object_is_refused(void **state)
+{
+	static const uint64_t ranges[][2] = {
+		{0, 64 * KIB + 1},	  {64 * KIB, 1},    {UINT64_MAX, 2},
+		{1, UINT64_MAX},	  {UINT64_MAX - 1, UINT64_MAX - 1},
+		{UINT64_C(1) << 63, 4096}, {0, 0},
+	};
+	int fd = memfd(64 * KIB, MFD_ALLOW_SEALING);
+	struct memory *m = NULL;
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(ranges); i++)
+		assert_refused(memory_import_memfd(fd, ranges[i][0], ranges[i][1], true,
+						   &m),
+			       ERR_RANGE, "");
+	close(fd);
+}
+
+static void memfd_odd_offset_maps_the_page_below(void **state)
+{
+	int fd = memfd(64 * KIB, MFD_ALLOW_SEALING);
+	struct memory *m = NULL;
+
+	(void)state;
+	assert_int_equal(pwrite(fd, "kvd", 3, 5001), 3);
+	assert_int_equal(memory_import_memfd(fd, 5001, 64 * KIB - 5001, true, &m), 0);
+	assert_memory_equal(m->base, "kvd", 3);
+	assert_int_equal(m->fd_offset, 5001);
+	m->base[64 * KIB - 5001 - 1] = 9;
+	memory_unref(m);
+	close(fd);
+}
+
+/* A hole of a large memfd is present, and huge-page aligned, after the import. */
+static void memfd_hole_is_populated(void **state)
+{
+	int fd = memfd(6 * MIB, MFD_ALLOW_SEALING);
+	struct memory *m = NULL;
+	unsigned char present[6 * MIB / 4096];
+
+	(void)state;
+	assert_int_equal(memory_import_memfd(fd, 4096, 5 * MIB, true, &m), 0);
+	assert_int_equal((uintptr_t)m->base % (2 * MIB), 4096);
+	assert_int_equal(mincore(m->base, 5 * MIB, present), 0);
+	for (size_t i = 0; i < 5 * MIB / 4096; i++)
+		assert_true(present[i] & 1);
+	memory_unref(m);
+	close(fd);
+}
+
+static void fd_that_is_no_memory_is_refused(void **state)
+{
+	struct memory *m = NULL;
+	int p[2];
+
+	(void)state;
+	assert_int_equal(pipe(p), 0);
+	assert_refused(memory_import_memfd(p[0], 0, 1, false, &m), ERR_IMPORT, "no memfd");
+	assert_refused(memory_import_memfd(-1, 0, 1, false, &m), ERR_IMPORT, "");
+	assert_refused(memory_import_shm_fd(p[0], 0, 1, false, &m), ERR_IMPORT, "tmpfs");
+	close(p[0]);
+	close(p[1]);
+}
+
+/* On a full tmpfs a touch would be SIGBUS; the import must say so instead. */
+static void shm_on_a_full_tmpfs_is_refused(void **state)
+{
+	char dir[] = "/tmp/kvd-test-XXXXXX", path[64];
+	struct memory *m = NULL;
+	int fd;
+
+	(void)state;
+	assert_non_null(mkdtemp(dir));
+	if (mount("none", dir, "tmpfs", 0, "size=64k") < 0) {
+		rmdir(dir);
+		print_message("skipped: mounting a tmpfs needs CAP_SYS_ADMIN\n");
+		skip();
+	}
+	snprintf(path, sizeof(path), "%s/file", dir);
+	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	assert_true(fd >= 0);
+	assert_int_equal(ftruncate(fd, 1 << 20), 0);
+	assert_refused(memory_import_shm_fd(fd, 0, MIB, true, &m), ERR_IMPORT, "full");
+	close(fd);
+	umount(dir);
+	rmdir(dir);
+}
+
+static void shm_by_name_is_imported_and_bad_names_refused(void **state)
+{
+	struct memory *m = NULL;
+	char name[64];
+	int fd;
+
+	(void)state;
+	snprintf(name, sizeof(name), "/kvd-test-%d", (int)getpid());
+	fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
+	assert_true(fd >= 0);
+	assert_int_equal(ftruncate(fd, 8192), 0);
+	assert_int_equal(memory_import_shm(name, 100, 8000, true, &m), 0);
+	assert_int_equal(m->kind, MEMORY_GUARDED);
+	memory_unref(m);
+	assert_int_equal(shm_unlink(name), 0);
+	close(fd);
+	assert_refused(memory_import_shm(name, 0, 1, true, &m), ERR_IMPORT, "No such file");
+	assert_refused(memory_import_shm("x", 0, 1, true, &m), ERR_INVAL, "'/'");
+	assert_refused(memory_import_shm("/a/../b", 0, 1, true, &m), ERR_INVAL, "'/'");
+	assert_refused(memory_import_shm("/", 0, 1, true, &m), ERR_INVAL, "'/'");
+}
+
+struct poke {
+	volatile uint8_t *at;
+	bool after;
+};
+
+static void poke(void *arg)
+{
+	struct poke *p = arg;
+
+	*p->at = 1;
+	p->after = true;
+}
+
+static struct memory *guarded(uint64_t bytes, int *fd_p)
+{
+	struct memory *m = NULL;
+
+	*fd_p = memfd(bytes, MFD_ALLOW_SEALING); /* as tmpfs as /dev/shm, unsealed */
+	assert_int_equal(memory_import_shm_fd(*fd_p, 0, bytes, true, &m), 0);
+	return m;
+}
+
+static void guard_cut_memory_dies_alone(void **state)
+{
+	struct memory *cut, *whole;
+	struct poke p = {0};
+	int cut_fd, whole_fd;
+
+	(void)state;
+	assert_int_equal(memory_guard_install(), 0); /* cmocka has its own handler */
+	cut = guarded(64 * KIB, &cut_fd);
+	whole = guarded(64 * KIB, &whole_fd);
+	assert_int_equal(ftruncate(cut_fd, 4096), 0);
+	p.at = cut->base + 8192;
+	assert_false(memory_guard_run(poke, &p, whole, cut));
+	assert_false(p.after);
+	assert_true(atomic_load(&cut->dead));
+	assert_false(atomic_load(&whole->dead));
+	/* zero pages took its place: touching it again kills nobody ... */
+	assert_int_equal(cut->base[8192], 0);
+	assert_int_equal(cut->base[60 * KIB], 0);
+	/* ... and is still reported */
+	assert_false(memory_guard_run(poke, &p, cut, NULL));
+	p = (struct poke){.at = whole->base + 8192};
+	assert_true(memory_guard_run(poke, &p, NULL, whole));
+	assert_true(p.after);
+	assert_false(memory_owner_alive(cut));
+	memory_unref(cut);
+	memory_unref(whole);
+	close(cut_fd);
+	close(whole_fd);
+}
+
+/* The child's death is its parent's evidence: default action, no core. */
+static int status_of(void (*fn)(void))
+{
+	int status = 0;
+	pid_t pid = fork();
+
+	if (pid == 0) {
+		if (memory_guard_install() == 0)
+			fn();
+		_exit(0);
+	}
+	assert_true(pid > 0);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	return status;
+}
+
+static void fault_without_guard(void)
+{
+	int fd;
+	struct memory *m = guarded(64 * KIB, &fd);
+
+	(void)!ftruncate(fd, 0);
+	*(volatile uint8_t *)(m->base + 8192) = 1;
+}
+
+static void fault_beside_guarded(void *arg)
+{
+	(void)arg;
+	fault_without_guard();
+}
+
+static void fault_in_other_memory(void)
+{
+	int fd;
+	struct memory *m = guarded(64 * KIB, &fd);
+
+	memory_guard_run(fault_beside_guarded, NULL, m, NULL);
+}
+
+static void sigbus_sent(void)
+{
+	raise(SIGBUS);
+}
+
+static void guard_foreign_sigbus_keeps_default_action(void **state)
+{
+	void (*const faults[])(void) = {fault_without_guard, fault_in_other_memory,
+					sigbus_sent};
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(faults); i++) {
+		int status = status_of(faults[i]);
+
+#ifdef __SANITIZE_THREAD__ /* reports it and exits */
+		assert_true(WIFEXITED(status) && WEXITSTATUS(status) != 0);
+#else
+		assert_true(WIFSIGNALED(status));
+		assert_int_equal(WTERMSIG(status), SIGBUS);
+#endif
+	}
+}
+
+static void linear_memory_is_writable_and_sealed(void **state)
+{
+	struct memory *m = NULL;
+
+	(void)state;
+	assert_int_equal(memory_new_linear(3 * MIB + 5, &m), 0);
+	m->base[3 * MIB + 4] = 1;
+	assert_int_equal(ftruncate(m->fd, 0), -1);
+	assert_int_equal(memory_ref(m) == m, 1);
+	memory_unref(m);
+	assert_int_equal(m->base[3 * MIB + 4], 1);
+	memory_unref(m);
+	assert_refused(memory_new_linear(0, &m), ERR_RANGE, "");
+}
+
+static void vm_gone_process_is_noticed(void **state)
+{
+	static uint8_t bytes[8192];
+	struct memory *m = NULL;
+	int p[2], status;
+	pid_t pid;
+	char c;
+
+	(void)state;
+	assert_int_equal(pipe(p), 0);
+	pid = fork();
+	if (pid == 0) {
+		close(p[1]);
+		(void)!read(p[0], &c, 1);
+		_exit(0);
+	}
+	assert_int_equal(memory_import_vm(pid, (uintptr_t)bytes, sizeof(bytes), &m), 0);
+	assert_int_equal(m->kind, MEMORY_VM);
+	assert_true(memory_owner_alive(m));
+	close(p[1]);
+	/* dead but not reaped: the pid still exists, the memory does not */
+	siginfo_t info;
+	assert_int_equal(waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT), 0);
+	assert_false(memory_owner_alive(m));
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_false(memory_owner_alive(m));
+	memory_unref(m);
+	assert_refused(memory_import_vm(pid, (uintptr_t)bytes, 1, &m), ERR_IMPORT, "");
+	close(p[0]);
+}
+
+static void vm_unmapped_or_overflowing_range_is_refused(void **state)
+{
+	uint8_t *pages = mmap(NULL, 8192, PROT_READ | PROT_WRITE,
+			      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct memory *m = NULL;
+
+	(void)state;
+	munmap(pages + 4096, 4096);
+	assert_refused(memory_import_vm(getpid(), (uintptr_t)pages, 8192, &m), ERR_RANGE,
+		       "nothing mapped");
+	assert_refused(memory_import_vm(getpid(), (uintptr_t)pages, UINT64_MAX, &m),
+		       ERR_RANGE, "");
+	assert_refused(memory_import_vm(getpid(), 0, 1, &m), ERR_RANGE, "");
+	assert_refused(memory_import_vm(0, (uintptr_t)pages, 1, &m), ERR_IMPORT, "pid");
+	munmap(pages, 4096);
+}
+
+static void import_out_of_memory_leaks_nothing(void **state)
+{
+	int fd = memfd(64 * KIB, MFD_ALLOW_SEALING), before = fd_count();
+	struct memory *m = NULL;
+
+	(void)state;
+	mem_fail_at(1);
+	assert_int_equal(memory_import_memfd(fd, 0, 4096, true, &m), -ENOMEM);
+	mem_fail_at(1);
+	assert_int_equal(memory_new_linear(4096, &m), -ENOMEM);
+	mem_fail_at(1);
+	assert_int_equal(memory_import_vm(getpid(), (uintptr_t)&fd, 4, &m), -ENOMEM);
+	mem_fail_at(0);
+	assert_int_equal(fd_count(), before);
+	close(fd);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(memfd_unsealed_is_sealed_and_shared),
+		cmocka_unit_test(memfd_without_sealing_is_refused_with_remedy),
+		cmocka_unit_test(memfd_sealed_read_only_fd_imports_read_only),
+		cmocka_unit_test(memfd_future_write_is_refused_for_writing),
+		cmocka_unit_test(memfd_range_beyond_the_object_is_refused),
+		cmocka_unit_test(memfd_odd_offset_maps_the_page_below),
+		cmocka_unit_test(memfd_hole_is_populated),
+		cmocka_unit_test(fd_that_is_no_memory_is_refused),
+		cmocka_unit_test(shm_on_a_full_tmpfs_is_refused),
+		cmocka_unit_test(shm_by_name_is_imported_and_bad_names_refused),
+		cmocka_unit_test(guard_cut_memory_dies_alone),
+		cmocka_unit_test(guard_foreign_sigbus_keeps_default_action),
+		cmocka_unit_test(linear_memory_is_writable_and_sealed),
+		cmocka_unit_test(vm_gone_process_is_noticed),
+		cmocka_unit_test(vm_unmapped_or_overflowing_range_is_refused),
+		cmocka_unit_test(import_out_of_memory_leaks_nothing),
+	};
+
+	return cmocka_run_group_tests_name("memory", tests, NULL, NULL);
+}
