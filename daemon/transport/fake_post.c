@@ -141,8 +141,8 @@ int fake_post(struct xp_peer *xpeer, struct xp_op *op)
 {
 	struct fake_peer *peer = fake_peer_of(xpeer);
 	struct fake_hub *hub = peer->node->hub;
-	struct fake_rule fault;
-	struct fake_xfer *x;
+	struct fake_rule fault = {0};
+	struct fake_xfer *x = NULL;
 	int r = post_allowed(peer, op);
 
 	if (r == 0) {
