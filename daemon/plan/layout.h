@@ -63,15 +63,32 @@ struct layout {
 	uint64_t *buffers; /* length of each, bytes */
 	uint32_t view_count;
 	struct layout_view *views;
+	bool unbounded; /* buffer lengths unknown: fit for a cover, not for a plan */
 };
 
 /*
  * Parse {"rank":…, "buffers":[…], "views":{…}} of DESIGN §5 and check it:
  * every address of every view inside its buffer, strides and products free of
- * overflow, no field of a view overlapping another. ERR_INVAL / ERR_RANGE name
- * the path of the member at fault ("views.kv.layers[3].fields[0].offset").
+ * overflow. ERR_INVAL / ERR_RANGE name the path of the member at fault
+ * ("views.kv.layers[3].fields[0].offset"). Members not named here are ignored.
+ * Fields may overlap: a source may show the same bytes twice. What may not is
+ * a destination; see layout_check_target().
  */
 int layout_parse(const struct cJSON *json, struct layout **layout_p);
+/* The same without "buffers" (the cover needs no addresses): such a layout is
+ * `unbounded` and plan_make() refuses it. "rank" is required here. */
+int layout_parse_ranks(const struct cJSON *json, struct layout **layout_p);
+/* Check a layout that C code has put together; layout_parse() and
+ * layout_decode() have done it already. */
+int layout_check(const struct layout *layout);
+/*
+ * May bytes be written here? ERR_LAYOUT when two fields of one view, or two
+ * pages, tokens or units of one field, share a byte: a pool that receives is
+ * checked at registration, so that it fails there and not at a bind. Views may
+ * share a buffer with each other. Layouts too irregular to decide cheaply pass:
+ * plan_make() finds every byte that is really reached twice.
+ */
+int layout_check_target(const struct layout *layout);
 /* The same layout as JSON; the caller owns the result (cJSON_Delete). */
 int layout_print(const struct layout *layout, struct cJSON **json_p);
 /* The wire form of REGISTER: O(fields) bytes, decoded with the same checks as
@@ -81,7 +98,25 @@ int layout_decode(struct cursor *in, struct layout **layout_p);
 void layout_free(struct layout *layout); /* NULL is fine */
 void layout_freep(struct layout **layout_p);
 
+/* What layout_encode() will write, bytes. */
+size_t layout_encoded_size(const struct layout *layout);
+
 const struct layout_view *layout_view_find(const struct layout *layout, const char *name);
+/* NULL when the view does not hold that layer / the layer that field. */
+const struct layout_layer *layout_layer_find(const struct layout_view *view,
+					     uint32_t layer);
+const struct layout_field *layout_field_find(const struct layout_layer *layer,
+					     const char *name);
+
+/*
+ * A page list of the control socket, [3,4,9] or runs [[3,2],[9,1]], to an
+ * array (mem_free). `name` is the member's path, for errors. At most
+ * LAYOUT_PAGE_LIST_MAX pages; numbers are checked against 32 bits here and
+ * against the pool by plan_make().
+ */
+#define LAYOUT_PAGE_LIST_MAX (1u << 20)
+int layout_pages_parse(const struct cJSON *json, const char *name, uint32_t **pages_p,
+		       size_t *count_p);
 
 /*
  * May bytes cross between the two? For every view and layer that both hold:
@@ -89,5 +124,8 @@ const struct layout_view *layout_view_find(const struct layout *layout, const ch
  * difference: "view kv layer 3 field k: unit_bytes 256 here, 128 there".
  */
 int layout_compatible(const struct layout *here, const struct layout *there);
+/* The same for one view of each (of the same name). */
+int layout_view_compatible(const struct layout_view *here,
+			   const struct layout_view *there);
 
 #endif

@@ -20,6 +20,8 @@
 
 #include "daemon/plan/layout.h"
 
+#define PLAN_RUNS_MAX (1u << 24)
+
 /* `count` rows of `len` bytes; row i is at src + i * src_stride, dst + i *
  * dst_stride. Offsets are relative to the buffer. Strides are two's complement
  * (a descending run has a negative one); unused when count is 1. */
@@ -60,9 +62,11 @@ struct plan_map {
 	const uint32_t *dst_pages;
 	size_t dst_page_count;
 	uint64_t dst_first_token;
-	/* token_end 0 with token_begin 0 means: all that both lists hold */
+	/* token_end 0 with token_begin 0 means: all that both lists hold,
+	 * unless tokens_set says that the empty range is meant */
 	uint64_t token_begin, token_end;
-	struct plan_layers layers;
+	bool tokens_set;
+	struct plan_layers layers; /* {0, 0} is all, too */
 };
 
 /* What one source shall send of one field: the cover's answer. */
@@ -81,6 +85,8 @@ struct plan_request {
 	const struct plan_want *wants;
 	size_t want_count;
 	uint64_t max_rows; /* 0: no limit; ERR_LIMIT above it */
+	/* A plan that needs more than PLAN_RUNS_MAX runs is ERR_LIMIT in any
+	 * case: ask for fewer pages at a time. */
 };
 
 /*

@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * layout: the checks that every other file of the planner relies on.
+ *
+ * A checked layout has one property that makes the rest of the arithmetic
+ * simple: the highest byte of every field, at its last page, token and unit,
+ * lies inside its buffer. All addresses and all differences of addresses that
+ * a plan can form are therefore below the buffer's length and need no further
+ * overflow checks, as long as strides are only multiplied by indices below
+ * their counts (a stride of a dimension with one element is never used and may
+ * be any number).
+ *
+ * Views hold their layers in ascending order, so that two layouts are compared
+ * and planned by one merge walk. Names are kept as given; fields keep their
+ * order, because a plan_want names them by index.
+ */
+#include "daemon/plan/layout.h"
+
+#include <string.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+#include "daemon/plan/layout_private.h"
+
+static void view_fini(struct layout_view *view)
+{
+	if (view->layers)
+		for (uint32_t i = 0; i < view->layer_count; i++)
+			mem_free(view->layers[i].fields);
+	mem_free(view->layers);
+}
+
+void layout_free(struct layout *layout)
+{
+	if (!layout)
+		return;
+	if (layout->views)
+		for (uint32_t i = 0; i < layout->view_count; i++)
+			view_fini(&layout->views[i]);
+	mem_free(layout->views);
+	mem_free(layout->buffers);
+	mem_free(layout);
+}
+
+void layout_freep(struct layout **layout_p)
+{
+	layout_free(*layout_p);
+}
+
+const struct layout_view *layout_view_find(const struct layout *layout, const char *name)
+{
+	for (uint32_t i = 0; i < layout->view_count; i++)
+		if (strcmp(layout->views[i].name, name) == 0)
+			return &layout->views[i];
+	return NULL;
+}
+
+const struct layout_layer *layout_layer_find(const struct layout_view *view,
+					     uint32_t layer)
+{
+	uint32_t lo = 0, hi = view->layer_count;
+
+	while (lo < hi) {
+		uint32_t mid = lo + (hi - lo) / 2;
+
+		if (view->layers[mid].layer < layer)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	if (lo == view->layer_count || view->layers[lo].layer != layer)
+		return NULL;
+	return &view->layers[lo];
+}
+
+const struct layout_field *layout_field_find(const struct layout_layer *layer,
+					     const char *name)
+{
+	for (uint32_t i = 0; i < layer->field_count; i++)
+		if (strcmp(layer->fields[i].name, name) == 0)
+			return &layer->fields[i];
+	return NULL;
+}
+
+int layout_name_check(const char *name, const char *path)
+{
+	size_t len = strlen(name);
+
+	if (len == 0 || len >= LAYOUT_NAME_MAX)
+		return err_raise(ERR_INVAL, "%s: a name has 1 to %u bytes, this has %zu",
+				 path, LAYOUT_NAME_MAX - 1, len);
+	for (const char *c = name; *c; c++)
+		if (*c <= ' ' || *c >= 0x7f)
+			return err_raise(ERR_INVAL,
+					 "%s: a name is printable ASCII without spaces",
+					 path);
+	return 0;
+}
+
+/* *sum_p += (count - 1) * stride, for count > 0. */
+static bool add_extent(uint64_t count, uint64_t stride, uint64_t *sum_p)
+{
+	uint64_t span;
+
+	return !__builtin_mul_overflow(count - 1, stride, &span) &&
+	       !__builtin_add_overflow(*sum_p, span, sum_p);
+}
+
+static int check_units(const struct layout_field *f, const char *path)
+{
+	if (f->unit_bytes == 0)
+		return err_raise(ERR_INVAL, "%s.unit_bytes: 0, must be at least 1", path);
+	if (f->total_units == 0)
+		return err_raise(ERR_INVAL, "%s.total_units: 0, must be at least 1",
+				 path);
+	if ((uint64_t)f->first_unit + f->units > f->total_units)
+		return err_raise(ERR_RANGE,
+				 "%s: first_unit %u + units %u is past total_units %u",
+				 path, f->first_unit, f->units, f->total_units);
+	return 0;
+}
+
+static int check_bounds(const struct layout *layout, const struct layout_view *view,
+			const struct layout_field *f, const char *path)
+{
+	uint64_t end = f->offset;
+
+	if (layout->unbounded)
+		return 0;
+	if (f->buffer >= layout->buffer_count)
+		return err_raise(ERR_RANGE, "%s.buffer: %u, there are %u buffers", path,
+				 f->buffer, layout->buffer_count);
+	if (f->offset > layout->buffers[f->buffer])
+		return err_raise(ERR_RANGE,
+				 "%s.offset: %llu is past buffer %u of %llu bytes", path,
+				 (unsigned long long)f->offset, f->buffer,
+				 (unsigned long long)layout->buffers[f->buffer]);
+	if (view->pages == 0 || f->units == 0)
+		return 0;
+	if (!add_extent(view->pages, f->page_stride, &end))
+		return err_raise(ERR_RANGE, "%s.page_stride: %llu x %u pages overflows",
+				 path, (unsigned long long)f->page_stride, view->pages);
+	if (!add_extent(view->page_tokens, f->token_stride, &end))
+		return err_raise(ERR_RANGE, "%s.token_stride: %llu x %u tokens overflows",
+				 path, (unsigned long long)f->token_stride,
+				 view->page_tokens);
+	if (!add_extent(f->units, f->unit_stride, &end))
+		return err_raise(ERR_RANGE, "%s.unit_stride: %llu x %u units overflows",
+				 path, (unsigned long long)f->unit_stride, f->units);
+	if (__builtin_add_overflow(end, f->unit_bytes, &end))
+		return err_raise(ERR_RANGE, "%s.unit_bytes: %llu overflows", path,
+				 (unsigned long long)f->unit_bytes);
+	if (end > layout->buffers[f->buffer])
+		return err_raise(ERR_RANGE,
+				 "%s: reaches byte %llu, past buffer %u of %llu bytes",
+				 path, (unsigned long long)end, f->buffer,
+				 (unsigned long long)layout->buffers[f->buffer]);
+	return 0;
+}
+
+int layout_field_check(const struct layout *layout, const struct layout_view *view,
+		       const struct layout_layer *layer, uint32_t index, const char *path)
+{
+	const struct layout_field *f = &layer->fields[index];
+	int r = layout_name_check(f->name, path);
+
+	if (r < 0)
+		return err_pass(r);
+	for (uint32_t i = 0; i < index; i++)
+		if (strcmp(layer->fields[i].name, f->name) == 0)
+			return err_raise(ERR_INVAL, "%s.name: a second field %s", path,
+					 f->name);
+	r = check_units(f, path);
+	return r < 0 ? err_pass(r) : check_bounds(layout, view, f, path);
+}
+
+int layout_view_check(const struct layout *layout, const struct layout_view *view)
+{
+	char path[LAYOUT_PATH_MAX];
+
+	if (layout_view_find(layout, view->name) != view)
+		return err_raise(ERR_INVAL, "views.%s: named twice", view->name);
+	if (view->page_tokens == 0)
+		return err_raise(ERR_INVAL, "views.%s.page_tokens: 0, must be at least 1",
+				 view->name);
+	if (view->pages > LAYOUT_PAGES_MAX)
+		return err_raise(ERR_RANGE, "views.%s.pages: %u, the limit is %u",
+				 view->name, view->pages, LAYOUT_PAGES_MAX);
+	for (uint32_t i = 1; i < view->layer_count; i++)
+		if (view->layers[i].layer <= view->layers[i - 1].layer)
+			return err_raise(ERR_INVAL, "views.%s.layers: layer %u %s",
+					 view->name, view->layers[i].layer,
+					 view->layers[i].layer == view->layers[i - 1].layer
+						 ? "comes twice"
+						 : "is out of order");
+	for (uint32_t i = 0; i < view->layer_count; i++) {
+		for (uint32_t j = 0; j < view->layers[i].field_count; j++) {
+			int r;
+
+			layout_path(path, view, i, j);
+			r = layout_field_check(layout, view, &view->layers[i], j, path);
+			if (r < 0)
+				return err_pass(r);
+		}
+	}
+	return 0;
+}
+
+int layout_check(const struct layout *layout)
+{
+	if (layout->buffer_count > LAYOUT_BUFFERS_MAX)
+		return err_raise(ERR_LIMIT, "buffers: %u, the limit is %u",
+				 layout->buffer_count, LAYOUT_BUFFERS_MAX);
+	if (layout->view_count > LAYOUT_VIEWS_MAX)
+		return err_raise(ERR_LIMIT, "views: %u, the limit is %u",
+				 layout->view_count, LAYOUT_VIEWS_MAX);
+	for (uint32_t i = 0; i < layout->view_count; i++) {
+		const struct layout_view *view = &layout->views[i];
+		char path[LAYOUT_PATH_MAX];
+		int r;
+
+		layout_view_path(path, view->name);
+		r = layout_name_check(view->name, path);
+		if (r < 0)
+			return err_pass(r);
+		if (view->layer_count > LAYOUT_LAYERS_MAX)
+			return err_raise(ERR_LIMIT, "%s.layers: %u, the limit is %u",
+					 path, view->layer_count, LAYOUT_LAYERS_MAX);
+		for (uint32_t j = 0; j < view->layer_count; j++)
+			if (view->layers[j].field_count > LAYOUT_FIELDS_MAX)
+				return err_raise(ERR_LIMIT,
+						 "%s.layers[%u].fields: %u, the limit is %u",
+						 path, j, view->layers[j].field_count,
+						 LAYOUT_FIELDS_MAX);
+		r = layout_view_check(layout, view);
+		if (r < 0)
+			return err_pass(r);
+	}
+	return 0;
+}
+
+/* ---- comparison ---- */
+
+static int field_compatible(const char *view, uint32_t layer,
+			    const struct layout_field *here,
+			    const struct layout_field *there)
+{
+	if (here->unit_bytes != there->unit_bytes)
+		return err_raise(ERR_LAYOUT,
+				 "view %s layer %u field %s: unit_bytes %llu here, %llu there",
+				 view, layer, here->name,
+				 (unsigned long long)here->unit_bytes,
+				 (unsigned long long)there->unit_bytes);
+	if (here->total_units != there->total_units)
+		return err_raise(ERR_LAYOUT,
+				 "view %s layer %u field %s: total_units %u here, %u there",
+				 view, layer, here->name, here->total_units,
+				 there->total_units);
+	return 0;
+}
+
+int layout_layer_compatible(const char *view, const struct layout_layer *here,
+			    const struct layout_layer *there)
+{
+	for (uint32_t i = 0; i < here->field_count; i++) {
+		const struct layout_field *f = &here->fields[i];
+		const struct layout_field *g = layout_field_find(there, f->name);
+		int r;
+
+		if (!g)
+			return err_raise(ERR_LAYOUT,
+					 "view %s layer %u field %s: here, not there",
+					 view, here->layer, f->name);
+		r = field_compatible(view, here->layer, f, g);
+		if (r < 0)
+			return err_pass(r);
+	}
+	for (uint32_t i = 0; i < there->field_count; i++)
+		if (!layout_field_find(here, there->fields[i].name))
+			return err_raise(ERR_LAYOUT,
+					 "view %s layer %u field %s: there, not here",
+					 view, here->layer, there->fields[i].name);
+	return 0;
+}
+
+int layout_view_compatible(const struct layout_view *here,
+			   const struct layout_view *there)
+{
+	uint32_t i = 0, j = 0;
+
+	while (i < here->layer_count && j < there->layer_count) {
+		const struct layout_layer *a = &here->layers[i];
+		const struct layout_layer *b = &there->layers[j];
+		int r;
+
+		if (a->layer != b->layer) {
+			if (a->layer < b->layer)
+				i++;
+			else
+				j++;
+			continue;
+		}
+		r = layout_layer_compatible(here->name, a, b);
+		if (r < 0)
+			return err_pass(r);
+		i++;
+		j++;
+	}
+	return 0;
+}
+
+int layout_compatible(const struct layout *here, const struct layout *there)
+{
+	for (uint32_t i = 0; i < here->view_count; i++) {
+		const struct layout_view *other =
+			layout_view_find(there, here->views[i].name);
+		int r = other ? layout_view_compatible(&here->views[i], other) : 0;
+
+		if (r < 0)
+			return err_pass(r);
+	}
+	return 0;
+}

@@ -1,0 +1,469 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * layout_json: the layout as JSON, and page lists as JSON.
+ *
+ * cJSON keeps numbers as doubles, so an integer is accepted only when it is
+ * whole and at most 2^53 - 1: above that two different texts read as the same
+ * number. The first fault found ends the parse and its message carries the
+ * path of the member in the input, with the input's own indices. Layers may
+ * come in any order; they are sorted here, after which the common checks of
+ * layout.c run on the result.
+ *
+ * Arrays of cJSON are linked lists. They are only ever walked in order: an
+ * index look-up per element would make a list of 2^20 pages quadratic.
+ */
+#include <cjson/cJSON.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+#include "daemon/plan/layout.h"
+#include "daemon/plan/layout_private.h"
+
+#define JSON_INT_MAX 9007199254740991.0 /* 2^53 - 1 */
+
+static int number_read(const cJSON *item, const char *path, const char *key, uint64_t max,
+		       uint64_t *v_p)
+{
+	double v;
+
+	if (!item)
+		return err_raise(ERR_INVAL, "%s.%s: missing", path, key);
+	if (!cJSON_IsNumber(item))
+		return err_raise(ERR_INVAL, "%s.%s: must be an integer", path, key);
+	v = item->valuedouble;
+	if (!(v >= 0 && v <= JSON_INT_MAX))
+		return err_raise(ERR_RANGE, "%s.%s: %g is not in 0 … 2^53 - 1", path, key,
+				 v);
+	if ((double)(uint64_t)v != v)
+		return err_raise(ERR_INVAL, "%s.%s: %g is not an integer", path, key, v);
+	if ((uint64_t)v > max)
+		return err_raise(ERR_RANGE, "%s.%s: %.0f, the limit is %llu", path, key, v,
+				 (unsigned long long)max);
+	*v_p = (uint64_t)v;
+	return 0;
+}
+
+static int member_u64(const cJSON *json, const char *path, const char *key, uint64_t *v_p)
+{
+	return number_read(cJSON_GetObjectItemCaseSensitive(json, key), path, key,
+			   UINT64_MAX, v_p);
+}
+
+static int member_u32(const cJSON *json, const char *path, const char *key, uint32_t *v_p)
+{
+	uint64_t v = 0;
+	int r = number_read(cJSON_GetObjectItemCaseSensitive(json, key), path, key,
+			    UINT32_MAX, &v);
+
+	*v_p = (uint32_t)v;
+	return r;
+}
+
+/* An array member and its length, at most `cap`. */
+static int member_array(const cJSON *json, const char *path, const char *key, uint32_t cap,
+			const cJSON **array_p, uint32_t *count_p)
+{
+	const cJSON *array = cJSON_GetObjectItemCaseSensitive(json, key);
+	int count;
+
+	if (!cJSON_IsArray(array))
+		return err_raise(ERR_INVAL, "%s%s%s: %s", path, *path ? "." : "", key,
+				 array ? "must be a list" : "missing");
+	count = cJSON_GetArraySize(array);
+	if (count < 0 || (uint32_t)count > cap)
+		return err_raise(ERR_LIMIT, "%s%s%s: %d entries, the limit is %u", path,
+				 *path ? "." : "", key, count, cap);
+	*array_p = array;
+	*count_p = (uint32_t)count;
+	return 0;
+}
+
+static int parse_field(const cJSON *json, const char *path, struct layout_field *f)
+{
+	const cJSON *name = cJSON_GetObjectItemCaseSensitive(json, "name");
+	char name_path[LAYOUT_PATH_MAX + 8];
+	int r;
+
+	if (!cJSON_IsObject(json))
+		return err_raise(ERR_INVAL, "%s: must be an object", path);
+	if (!cJSON_IsString(name))
+		return err_raise(ERR_INVAL, "%s.name: %s", path,
+				 name ? "must be a string" : "missing");
+	snprintf(name_path, sizeof(name_path), "%s.name", path);
+	r = layout_name_check(name->valuestring, name_path);
+	if (r < 0)
+		return err_pass(r);
+	memcpy(f->name, name->valuestring, strlen(name->valuestring) + 1);
+	if ((r = member_u32(json, path, "buffer", &f->buffer)) < 0 ||
+	    (r = member_u64(json, path, "offset", &f->offset)) < 0 ||
+	    (r = member_u64(json, path, "page_stride", &f->page_stride)) < 0 ||
+	    (r = member_u64(json, path, "token_stride", &f->token_stride)) < 0 ||
+	    (r = member_u64(json, path, "unit_stride", &f->unit_stride)) < 0 ||
+	    (r = member_u64(json, path, "unit_bytes", &f->unit_bytes)) < 0 ||
+	    (r = member_u32(json, path, "first_unit", &f->first_unit)) < 0 ||
+	    (r = member_u32(json, path, "units", &f->units)) < 0 ||
+	    (r = member_u32(json, path, "total_units", &f->total_units)) < 0)
+		return err_pass(r);
+	return 0;
+}
+
+static int parse_layer(const cJSON *json, const struct layout *layout,
+		       const struct layout_view *view, uint32_t index,
+		       struct layout_layer *layer)
+{
+	char path[LAYOUT_PATH_MAX];
+	const cJSON *fields, *it;
+	uint32_t count, i = 0;
+	int r;
+
+	snprintf(path, sizeof(path), "views.%.31s.layers[%u]", view->name, index);
+	if (!cJSON_IsObject(json))
+		return err_raise(ERR_INVAL, "%s: must be an object", path);
+	r = member_u32(json, path, "layer", &layer->layer);
+	if (r < 0)
+		return err_pass(r);
+	r = member_array(json, path, "fields", LAYOUT_FIELDS_MAX, &fields, &count);
+	if (r < 0)
+		return err_pass(r);
+	layer->fields = mem_calloc(count, sizeof(*layer->fields));
+	if (!layer->fields)
+		return -err_errno(ERR_NOMEM);
+	layer->field_count = count;
+	cJSON_ArrayForEach(it, fields)
+	{
+		layout_path(path, view, index, i);
+		r = parse_field(it, path, &layer->fields[i]);
+		if (r == 0)
+			r = layout_field_check(layout, view, layer, i, path);
+		if (r < 0)
+			return err_pass(r);
+		i++;
+	}
+	return 0;
+}
+
+static int layer_compare(const void *a, const void *b)
+{
+	uint32_t x = ((const struct layout_layer *)a)->layer;
+	uint32_t y = ((const struct layout_layer *)b)->layer;
+
+	return (x > y) - (x < y);
+}
+
+static int parse_view(const cJSON *json, struct layout *layout, struct layout_view *view)
+{
+	char path[LAYOUT_PATH_MAX];
+	const cJSON *layers, *it;
+	uint32_t count, i = 0;
+	int r;
+
+	r = layout_name_check(json->string, "views");
+	if (r < 0)
+		return err_pass(r);
+	memcpy(view->name, json->string, strlen(json->string) + 1);
+	layout_view_path(path, view->name);
+	if (!cJSON_IsObject(json))
+		return err_raise(ERR_INVAL, "%s: must be an object", path);
+	if ((r = member_u32(json, path, "page_tokens", &view->page_tokens)) < 0 ||
+	    (r = member_u32(json, path, "pages", &view->pages)) < 0 ||
+	    (r = member_array(json, path, "layers", LAYOUT_LAYERS_MAX, &layers, &count)) <
+		    0)
+		return err_pass(r);
+	r = layout_view_check(layout, view); /* its own members, before its layers */
+	if (r < 0)
+		return err_pass(r);
+	view->layers = mem_calloc(count, sizeof(*view->layers));
+	if (!view->layers)
+		return -err_errno(ERR_NOMEM);
+	view->layer_count = count;
+	cJSON_ArrayForEach(it, layers)
+	{
+		r = parse_layer(it, layout, view, i, &view->layers[i]);
+		if (r < 0)
+			return err_pass(r);
+		i++;
+	}
+	qsort(view->layers, count, sizeof(*view->layers), layer_compare);
+	r = layout_view_check(layout, view);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+static int parse_buffers(const cJSON *json, struct layout *layout)
+{
+	const cJSON *buffers, *it;
+	uint32_t count, i = 0;
+	int r;
+
+	r = member_array(json, "", "buffers", LAYOUT_BUFFERS_MAX, &buffers, &count);
+	if (r < 0)
+		return err_pass(r);
+	layout->buffers = mem_calloc(count, sizeof(*layout->buffers));
+	if (!layout->buffers)
+		return -err_errno(ERR_NOMEM);
+	layout->buffer_count = count;
+	cJSON_ArrayForEach(it, buffers)
+	{
+		char key[24];
+
+		snprintf(key, sizeof(key), "[%u]", i);
+		r = number_read(it, "buffers", key, UINT64_MAX, &layout->buffers[i]);
+		if (r < 0)
+			return err_pass(r);
+		i++;
+	}
+	return 0;
+}
+
+static int parse_members(const cJSON *json, struct layout *layout)
+{
+	const cJSON *views = cJSON_GetObjectItemCaseSensitive(json, "views"), *it;
+	const cJSON *rank = cJSON_GetObjectItemCaseSensitive(json, "rank");
+	bool cover_only = layout->unbounded;
+	int count, r = 0;
+
+	layout->unbounded =
+		cover_only && !cJSON_GetObjectItemCaseSensitive(json, "buffers");
+	if (rank || cover_only)
+		r = member_u32(json, "layout", "rank", &layout->rank);
+	if (r == 0 && !layout->unbounded)
+		r = parse_buffers(json, layout);
+	if (r < 0)
+		return err_pass(r);
+	if (!cJSON_IsObject(views))
+		return err_raise(ERR_INVAL, "views: %s",
+				 views ? "must be an object" : "missing");
+	count = cJSON_GetArraySize(views);
+	if (count < 0 || (uint32_t)count > LAYOUT_VIEWS_MAX)
+		return err_raise(ERR_LIMIT, "views: %d, the limit is %u", count,
+				 LAYOUT_VIEWS_MAX);
+	layout->views = mem_calloc((size_t)count, sizeof(*layout->views));
+	if (!layout->views)
+		return -err_errno(ERR_NOMEM);
+	cJSON_ArrayForEach(it, views)
+	{
+		/* counted first, so that a failed view is freed with the rest */
+		r = parse_view(it, layout, &layout->views[layout->view_count++]);
+		if (r < 0)
+			return err_pass(r);
+	}
+	return 0;
+}
+
+static int parse(const cJSON *json, bool cover_only, struct layout **layout_p)
+{
+	struct layout *layout mem_cleanup(layout_freep) = NULL;
+	int r;
+
+	*layout_p = NULL;
+	if (!cJSON_IsObject(json))
+		return err_raise(ERR_INVAL, "layout: must be an object");
+	layout = mem_zalloc(sizeof(*layout));
+	if (!layout)
+		return -err_errno(ERR_NOMEM);
+	layout->unbounded = cover_only;
+	r = parse_members(json, layout);
+	if (r < 0)
+		return err_pass(r);
+	*layout_p = mem_steal(layout);
+	return 0;
+}
+
+int layout_parse(const struct cJSON *json, struct layout **layout_p)
+{
+	return parse(json, false, layout_p);
+}
+
+int layout_parse_ranks(const struct cJSON *json, struct layout **layout_p)
+{
+	return parse(json, true, layout_p);
+}
+
+/* ---- printing ---- */
+
+static bool print_field(cJSON *list, const struct layout_field *f)
+{
+	cJSON *o = cJSON_CreateObject();
+
+	if (!o || !cJSON_AddItemToArray(list, o)) {
+		cJSON_Delete(o);
+		return false;
+	}
+	return cJSON_AddStringToObject(o, "name", f->name) &&
+	       cJSON_AddNumberToObject(o, "buffer", f->buffer) &&
+	       cJSON_AddNumberToObject(o, "offset", (double)f->offset) &&
+	       cJSON_AddNumberToObject(o, "page_stride", (double)f->page_stride) &&
+	       cJSON_AddNumberToObject(o, "token_stride", (double)f->token_stride) &&
+	       cJSON_AddNumberToObject(o, "unit_stride", (double)f->unit_stride) &&
+	       cJSON_AddNumberToObject(o, "unit_bytes", (double)f->unit_bytes) &&
+	       cJSON_AddNumberToObject(o, "first_unit", f->first_unit) &&
+	       cJSON_AddNumberToObject(o, "units", f->units) &&
+	       cJSON_AddNumberToObject(o, "total_units", f->total_units);
+}
+
+static bool print_view(cJSON *views, const struct layout_view *view)
+{
+	cJSON *o = cJSON_AddObjectToObject(views, view->name);
+	cJSON *layers;
+
+	if (!o || !cJSON_AddNumberToObject(o, "page_tokens", view->page_tokens) ||
+	    !cJSON_AddNumberToObject(o, "pages", view->pages) ||
+	    !(layers = cJSON_AddArrayToObject(o, "layers")))
+		return false;
+	for (uint32_t i = 0; i < view->layer_count; i++) {
+		const struct layout_layer *layer = &view->layers[i];
+		cJSON *l = cJSON_CreateObject(), *fields;
+
+		if (!l || !cJSON_AddItemToArray(layers, l)) {
+			cJSON_Delete(l);
+			return false;
+		}
+		if (!cJSON_AddNumberToObject(l, "layer", layer->layer) ||
+		    !(fields = cJSON_AddArrayToObject(l, "fields")))
+			return false;
+		for (uint32_t j = 0; j < layer->field_count; j++)
+			if (!print_field(fields, &layer->fields[j]))
+				return false;
+	}
+	return true;
+}
+
+static bool print_layout(cJSON *o, const struct layout *layout)
+{
+	cJSON *list;
+
+	if (!cJSON_AddNumberToObject(o, "rank", layout->rank))
+		return false;
+	if (!layout->unbounded) {
+		list = cJSON_AddArrayToObject(o, "buffers");
+		for (uint32_t i = 0; list && i < layout->buffer_count; i++) {
+			cJSON *n = cJSON_CreateNumber((double)layout->buffers[i]);
+
+			if (!n || !cJSON_AddItemToArray(list, n)) {
+				cJSON_Delete(n);
+				return false;
+			}
+		}
+		if (!list)
+			return false;
+	}
+	list = cJSON_AddObjectToObject(o, "views");
+	for (uint32_t i = 0; list && i < layout->view_count; i++)
+		if (!print_view(list, &layout->views[i]))
+			return false;
+	return list != NULL;
+}
+
+int layout_print(const struct layout *layout, struct cJSON **json_p)
+{
+	cJSON *o = cJSON_CreateObject();
+
+	*json_p = NULL;
+	if (!o || !print_layout(o, layout)) {
+		cJSON_Delete(o);
+		return err_raise(ERR_NOMEM, "layout: no memory to print it");
+	}
+	*json_p = o;
+	return 0;
+}
+
+/* ---- page lists ---- */
+
+struct page_list {
+	uint32_t *pages;
+	size_t count;
+	bool runs; /* [[first, count], …] */
+};
+
+static int page_read(const cJSON *item, const char *name, size_t index, uint32_t *v_p)
+{
+	char key[32];
+	uint64_t v = 0;
+	int r;
+
+	if (cJSON_IsNumber(item) && item->valuedouble >= 0 &&
+	    item->valuedouble <= UINT32_MAX &&
+	    (double)(uint32_t)item->valuedouble == item->valuedouble) {
+		*v_p = (uint32_t)item->valuedouble;
+		return 0;
+	}
+	snprintf(key, sizeof(key), "[%zu]", index);
+	r = number_read(item, name, key, UINT32_MAX, &v); /* for its message */
+	*v_p = (uint32_t)v;
+	return r;
+}
+
+static int run_read(const cJSON *item, const char *name, size_t index, uint32_t *first_p,
+		    uint32_t *count_p)
+{
+	int r;
+
+	if (!cJSON_IsArray(item) || cJSON_GetArraySize(item) != 2)
+		return err_raise(ERR_INVAL, "%s[%zu]: a run is [first page, count]", name,
+				 index);
+	r = page_read(item->child, name, index, first_p);
+	if (r == 0)
+		r = page_read(item->child->next, name, index, count_p);
+	if (r < 0)
+		return err_pass(r);
+	if ((uint64_t)*first_p + *count_p > (uint64_t)UINT32_MAX + 1)
+		return err_raise(ERR_RANGE, "%s[%zu]: page %u + %u is past 2^32 - 1", name,
+				 index, *first_p, *count_p);
+	return 0;
+}
+
+/* Count, or fill `list->pages` when it is there. */
+static int pages_walk(const cJSON *json, const char *name, struct page_list *list)
+{
+	const cJSON *it;
+	size_t index = 0, n = 0;
+
+	cJSON_ArrayForEach(it, json)
+	{
+		uint32_t first, count = 1;
+		int r = list->runs ? run_read(it, name, index, &first, &count)
+				   : page_read(it, name, index, &first);
+
+		if (r < 0)
+			return err_pass(r);
+		if (count > LAYOUT_PAGE_LIST_MAX - n)
+			return err_raise(ERR_LIMIT, "%s: more than %u pages", name,
+					 LAYOUT_PAGE_LIST_MAX);
+		for (uint32_t i = 0; list->pages && i < count; i++)
+			list->pages[n + i] = first + i;
+		n += count;
+		index++;
+	}
+	list->count = n;
+	return 0;
+}
+
+int layout_pages_parse(const struct cJSON *json, const char *name, uint32_t **pages_p,
+		       size_t *count_p)
+{
+	struct page_list list = {.runs = false};
+	int r;
+
+	*pages_p = NULL;
+	*count_p = 0;
+	if (!cJSON_IsArray(json))
+		return err_raise(ERR_INVAL, "%s: %s", name,
+				 json ? "must be a list of pages" : "missing");
+	list.runs = cJSON_IsArray(json->child);
+	r = pages_walk(json, name, &list);
+	if (r < 0)
+		return err_pass(r);
+	list.pages = mem_calloc(list.count, sizeof(*list.pages));
+	if (!list.pages)
+		return -err_errno(ERR_NOMEM);
+	r = pages_walk(json, name, &list);
+	if (r < 0) {
+		mem_free(list.pages);
+		return err_pass(r);
+	}
+	*pages_p = list.pages;
+	*count_p = list.count;
+	return 0;
+}

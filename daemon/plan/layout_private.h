@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* layout_private: what the planner's own files share about layouts. */
+#ifndef KVD_PLAN_LAYOUT_PRIVATE_H
+#define KVD_PLAN_LAYOUT_PRIVATE_H
+
+#include <stdio.h>
+
+#include "daemon/plan/layout.h"
+
+#define LAYOUT_PATH_MAX 96u /* holds "views.<31 bytes>.layers[n].fields[n]" */
+
+static inline void layout_view_path(char *path, const char *view)
+{
+	snprintf(path, LAYOUT_PATH_MAX, "views.%.31s", view);
+}
+
+static inline void layout_path(char *path, const struct layout_view *view,
+			       uint32_t layer_index, uint32_t field_index)
+{
+	snprintf(path, LAYOUT_PATH_MAX, "views.%.31s.layers[%u].fields[%u]", view->name,
+		 layer_index, field_index);
+}
+
+/* 1 to 31 bytes of printable ASCII; ERR_INVAL names `path`. */
+int layout_name_check(const char *name, const char *path);
+/* One field against its layer's earlier ones, its units and its buffer. */
+int layout_field_check(const struct layout *layout, const struct layout_view *view,
+		       const struct layout_layer *layer, uint32_t index,
+		       const char *path);
+/* A whole view whose name and counts are already known to be within the caps. */
+int layout_view_check(const struct layout *layout, const struct layout_view *view);
+/* ERR_LAYOUT with the first difference of a layer that both hold. */
+int layout_layer_compatible(const char *view, const struct layout_layer *here,
+			    const struct layout_layer *there);
+
+#endif

@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * layout_wire: the binary form of a layout that REGISTER carries.
+ *
+ *   u8 form (1) · u32 rank · u32 n, n x u64 buffer lengths · u32 n views:
+ *   str name · u32 page_tokens · u32 pages · u32 n layers:
+ *   u32 layer · u8 same · [u32 n fields: field …]
+ *   field: str name · u32 buffer · u64 offset, page_stride, token_stride,
+ *          unit_stride, unit_bytes · u32 first_unit, units, total_units
+ *
+ * Layers of a model are nearly always alike. `same` = 1 says that the layer has
+ * the fields of the layer before it, and only buffer and offset of each follow:
+ * 12 bytes a field instead of about 70, so a pool of 80 layers is 2 KiB.
+ *
+ * Decoding trusts nothing: counts are capped against the bytes left before
+ * anything is allocated, and the finished layout passes layout_check(). A
+ * `same` layer costs memory of the field structs from 17 bytes on the wire;
+ * the ratio is bounded by sizeof(struct layout_field) / 12.
+ */
+#include <string.h>
+
+#include "daemon/base/cursor.h"
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+#include "daemon/plan/layout.h"
+#include "daemon/plan/layout_private.h"
+
+#define WIRE_FORM 1
+#define FIELD_FIXED (4 + 5 * 8 + 3 * 4)
+#define FIELD_MIN (2 + 1 + FIELD_FIXED)
+#define FIELD_SAME (4 + 8)
+#define VIEW_MIN (2 + 1 + 3 * 4)
+#define LAYER_MIN (4 + 1)
+
+/* Alike in all but the place. */
+static bool layers_same(const struct layout_layer *a, const struct layout_layer *b)
+{
+	if (a->field_count != b->field_count)
+		return false;
+	for (uint32_t i = 0; i < a->field_count; i++) {
+		const struct layout_field *f = &a->fields[i], *g = &b->fields[i];
+
+		if (strcmp(f->name, g->name) != 0 || f->page_stride != g->page_stride ||
+		    f->token_stride != g->token_stride ||
+		    f->unit_stride != g->unit_stride || f->unit_bytes != g->unit_bytes ||
+		    f->first_unit != g->first_unit || f->units != g->units ||
+		    f->total_units != g->total_units)
+			return false;
+	}
+	return true;
+}
+
+static bool same_as_before(const struct layout_view *view, uint32_t i)
+{
+	return i > 0 && layers_same(&view->layers[i], &view->layers[i - 1]);
+}
+
+static void put_field(struct cursor *out, const struct layout_field *f)
+{
+	cursor_put_str(out, f->name);
+	cursor_put_u32(out, f->buffer);
+	cursor_put_u64(out, f->offset);
+	cursor_put_u64(out, f->page_stride);
+	cursor_put_u64(out, f->token_stride);
+	cursor_put_u64(out, f->unit_stride);
+	cursor_put_u64(out, f->unit_bytes);
+	cursor_put_u32(out, f->first_unit);
+	cursor_put_u32(out, f->units);
+	cursor_put_u32(out, f->total_units);
+}
+
+static void put_layer(struct cursor *out, const struct layout_view *view, uint32_t i)
+{
+	const struct layout_layer *layer = &view->layers[i];
+	bool same = same_as_before(view, i);
+
+	cursor_put_u32(out, layer->layer);
+	cursor_put_u8(out, same);
+	if (!same)
+		cursor_put_u32(out, layer->field_count);
+	for (uint32_t j = 0; j < layer->field_count; j++) {
+		if (same) {
+			cursor_put_u32(out, layer->fields[j].buffer);
+			cursor_put_u64(out, layer->fields[j].offset);
+		} else {
+			put_field(out, &layer->fields[j]);
+		}
+	}
+}
+
+int layout_encode(const struct layout *layout, struct cursor *out)
+{
+	if (layout->unbounded)
+		return err_raise(ERR_INVAL, "layout: has no buffers, cannot be sent");
+	cursor_put_u8(out, WIRE_FORM);
+	cursor_put_u32(out, layout->rank);
+	cursor_put_u32(out, layout->buffer_count);
+	for (uint32_t i = 0; i < layout->buffer_count; i++)
+		cursor_put_u64(out, layout->buffers[i]);
+	cursor_put_u32(out, layout->view_count);
+	for (uint32_t i = 0; i < layout->view_count; i++) {
+		const struct layout_view *view = &layout->views[i];
+
+		cursor_put_str(out, view->name);
+		cursor_put_u32(out, view->page_tokens);
+		cursor_put_u32(out, view->pages);
+		cursor_put_u32(out, view->layer_count);
+		for (uint32_t j = 0; j < view->layer_count; j++)
+			put_layer(out, view, j);
+	}
+	if (out->bad)
+		return err_raise(ERR_TOOBIG, "layout: its %zu bytes do not fit in %zu",
+				 layout_encoded_size(layout), out->size);
+	return 0;
+}
+
+size_t layout_encoded_size(const struct layout *layout)
+{
+	size_t size = 1 + 4 + 4 + 8 * (size_t)layout->buffer_count + 4;
+
+	for (uint32_t i = 0; i < layout->view_count; i++) {
+		const struct layout_view *view = &layout->views[i];
+
+		size += 2 + strlen(view->name) + 3 * 4;
+		for (uint32_t j = 0; j < view->layer_count; j++) {
+			const struct layout_layer *layer = &view->layers[j];
+
+			size += LAYER_MIN;
+			if (same_as_before(view, j)) {
+				size += (size_t)layer->field_count * FIELD_SAME;
+				continue;
+			}
+			size += 4;
+			for (uint32_t k = 0; k < layer->field_count; k++)
+				size += 2 + strlen(layer->fields[k].name) + FIELD_FIXED;
+		}
+	}
+	return size;
+}
+
+static void get_field(struct cursor *in, struct layout_field *f)
+{
+	cursor_get_str(in, f->name, sizeof(f->name));
+	f->buffer = cursor_get_u32(in);
+	f->offset = cursor_get_u64(in);
+	f->page_stride = cursor_get_u64(in);
+	f->token_stride = cursor_get_u64(in);
+	f->unit_stride = cursor_get_u64(in);
+	f->unit_bytes = cursor_get_u64(in);
+	f->first_unit = cursor_get_u32(in);
+	f->units = cursor_get_u32(in);
+	f->total_units = cursor_get_u32(in);
+}
+
+static int get_layer(struct cursor *in, const struct layout_view *view, uint32_t index)
+{
+	struct layout_layer *layer = &view->layers[index];
+	uint32_t count;
+	uint8_t same;
+
+	layer->layer = cursor_get_u32(in);
+	same = cursor_get_u8(in);
+	if (same > 1 || (same && index == 0))
+		return err_raise(ERR_PROTO, "views.%s.layers[%u]: bad form %u", view->name,
+				 index, same);
+	if (same) {
+		count = view->layers[index - 1].field_count;
+		if (cursor_left(in) / FIELD_SAME < count)
+			in->bad = true;
+	} else {
+		count = cursor_get_count(in, LAYOUT_FIELDS_MAX, FIELD_MIN);
+	}
+	if (in->bad)
+		return cursor_check(in, "layout");
+	layer->fields = mem_calloc(count, sizeof(*layer->fields));
+	if (!layer->fields)
+		return -err_errno(ERR_NOMEM);
+	layer->field_count = count;
+	for (uint32_t i = 0; i < count; i++) {
+		if (same) {
+			layer->fields[i] = view->layers[index - 1].fields[i];
+			layer->fields[i].buffer = cursor_get_u32(in);
+			layer->fields[i].offset = cursor_get_u64(in);
+		} else {
+			get_field(in, &layer->fields[i]);
+		}
+	}
+	return 0;
+}
+
+static int get_view(struct cursor *in, struct layout_view *view)
+{
+	uint32_t count;
+
+	cursor_get_str(in, view->name, sizeof(view->name));
+	view->page_tokens = cursor_get_u32(in);
+	view->pages = cursor_get_u32(in);
+	count = cursor_get_count(in, LAYOUT_LAYERS_MAX, LAYER_MIN);
+	if (in->bad)
+		return cursor_check(in, "layout");
+	view->layers = mem_calloc(count, sizeof(*view->layers));
+	if (!view->layers)
+		return -err_errno(ERR_NOMEM);
+	view->layer_count = count;
+	for (uint32_t i = 0; i < count; i++) {
+		int r = get_layer(in, view, i);
+
+		if (r < 0)
+			return err_pass(r);
+	}
+	return 0;
+}
+
+static int get_layout(struct cursor *in, struct layout *layout)
+{
+	uint8_t form = cursor_get_u8(in);
+	uint32_t count;
+
+	if (!in->bad && form != WIRE_FORM)
+		return err_raise(ERR_PROTO, "layout: form %u, known is %u", form,
+				 WIRE_FORM);
+	layout->rank = cursor_get_u32(in);
+	count = cursor_get_count(in, LAYOUT_BUFFERS_MAX, 8);
+	layout->buffers = mem_calloc(count, sizeof(*layout->buffers));
+	if (!layout->buffers)
+		return -err_errno(ERR_NOMEM);
+	layout->buffer_count = count;
+	for (uint32_t i = 0; i < count; i++)
+		layout->buffers[i] = cursor_get_u64(in);
+	count = cursor_get_count(in, LAYOUT_VIEWS_MAX, VIEW_MIN);
+	layout->views = mem_calloc(count, sizeof(*layout->views));
+	if (!layout->views)
+		return -err_errno(ERR_NOMEM);
+	layout->view_count = count;
+	for (uint32_t i = 0; i < count; i++) {
+		int r = get_view(in, &layout->views[i]);
+
+		if (r < 0)
+			return err_pass(r);
+	}
+	return cursor_check(in, "layout");
+}
+
+int layout_decode(struct cursor *in, struct layout **layout_p)
+{
+	struct layout *layout mem_cleanup(layout_freep) = mem_zalloc(sizeof(*layout));
+	int r;
+
+	*layout_p = NULL;
+	if (!layout)
+		return -err_errno(ERR_NOMEM);
+	r = get_layout(in, layout);
+	if (r == 0)
+		r = layout_check(layout);
+	if (r < 0)
+		return err_pass(r);
+	*layout_p = mem_steal(layout);
+	return 0;
+}

@@ -1,0 +1,481 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * nest: the merge of boxes that interleave.
+ *
+ * The problem. Fields of one page lie between each other in most layouts: K
+ * beside V in each token, layers beside each other in each page, state beside
+ * attention in one tensor. Rows are neighbours "by address", so whether row i
+ * of one field meets row j of another decides both the merge and whether a
+ * byte is reached twice. Writing all rows out and sorting them is exact and
+ * costs O(rows log rows); a plan of a long context has millions of rows and a
+ * few hundred strides.
+ *
+ * The method. Boxes are sorted by destination and cut into clusters whose hulls
+ * (first byte to last byte) overlap. Boxes of different clusters can only touch
+ * at their ends. A cluster of one box is finished when its loops nest properly.
+ * A cluster of several is
+ *   - periodic, when all share the outermost loop (count and destination
+ *     stride) and one period holds all of one turn: then the turn is solved
+ *     once and holds for all, or
+ *   - split: the boxes with the longest outermost strides fall apart into
+ *     their elements, and the result is solved again.
+ * Splitting ends at single rows, where the answer is exact by sorting; regular
+ * layouts never come near it. Strides at least halve from round to round, so
+ * hostile layouts cost O(n log n) per round and at most some 200 rounds, and
+ * NEST_BOXES_MAX ends what would grow.
+ *
+ * A turn solved once for all must mean the same in every turn: rows merge only
+ * if the *source* strides of the shared outer loops are equal too. When they
+ * are not, rows that meet in the first turn part in the second; the frame of
+ * that loop is then split after all (`conflict`).
+ *
+ * `depth` below is the number of outer loops that the boxes at hand share;
+ * dim[depth] is the outermost one still open.
+ */
+#include "daemon/plan/nest.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+
+#define NO_CONFLICT UINT32_MAX
+
+struct nest {
+	struct nest_boxes *out;
+	struct nest_clash *clash;
+	uint32_t conflict; /* outermost loop whose source strides disagreed */
+	size_t alive;	   /* boxes in lists that splitting made */
+};
+
+/* ---- one box ---- */
+
+void nest_box_add(struct nest_box *box, uint64_t count, uint64_t src, uint64_t dst)
+{
+	uint32_t i = box->dims;
+
+	if (count <= 1)
+		return;
+	while (i > 0 && box->dim[i - 1].dst < dst) {
+		box->dim[i] = box->dim[i - 1];
+		i--;
+	}
+	box->dim[i] = (struct nest_dim){.count = count, .src = src, .dst = dst};
+	box->dims++;
+}
+
+static void collapse_from(struct nest_box *box, uint32_t depth)
+{
+	while (box->dims > depth) {
+		const struct nest_dim *d = &box->dim[box->dims - 1];
+
+		if (d->dst != box->len || d->src != box->len)
+			return;
+		box->len *= d->count;
+		box->dims--;
+	}
+}
+
+void nest_box_collapse(struct nest_box *box)
+{
+	collapse_from(box, 0);
+}
+
+/* Bytes from the first row's start to the last row's end, loops from `depth`. */
+static uint64_t dst_span(const struct nest_box *box, uint32_t depth)
+{
+	uint64_t span = box->len;
+
+	for (uint32_t i = depth; i < box->dims; i++)
+		span += (box->dim[i].count - 1) * box->dim[i].dst;
+	return span;
+}
+
+static uint64_t src_span(const struct nest_box *box, uint32_t depth)
+{
+	uint64_t span = box->len;
+
+	for (uint32_t i = depth; i < box->dims; i++)
+		span += (box->dim[i].count - 1) * box->dim[i].src;
+	return span;
+}
+
+uint64_t nest_box_dst_end(const struct nest_box *box)
+{
+	return box->dst + dst_span(box, 0);
+}
+
+uint64_t nest_box_src_end(const struct nest_box *box)
+{
+	return box->src + src_span(box, 0);
+}
+
+static enum nest_shape shape_from(const struct nest_box *box, uint32_t depth)
+{
+	uint64_t dst = box->len, src = box->len;
+
+	for (uint32_t i = box->dims; i-- > depth;) {
+		const struct nest_dim *d = &box->dim[i];
+
+		if (d->dst < dst || (d->dst == dst && d->src == src))
+			return NEST_IRREGULAR;
+		dst += (d->count - 1) * d->dst;
+		src += (d->count - 1) * d->src;
+	}
+	return NEST_CLEAN;
+}
+
+enum nest_shape nest_box_shape(const struct nest_box *box)
+{
+	return shape_from(box, 0);
+}
+
+/* ---- lists ---- */
+
+void nest_boxes_fini(struct nest_boxes *boxes)
+{
+	mem_free(boxes->items);
+	*boxes = (struct nest_boxes){0};
+}
+
+static int too_many(void)
+{
+	return err_raise(ERR_LIMIT,
+			 "plan: pages and fields interleave in more than %u pieces; ask "
+			 "for fewer pages at a time",
+			 NEST_BOXES_MAX);
+}
+
+int nest_boxes_add(struct nest_boxes *boxes, const struct nest_box *box)
+{
+	if (boxes->count == boxes->cap) {
+		size_t cap = boxes->cap ? boxes->cap * 2 : 32;
+		void *items;
+
+		if (boxes->count >= NEST_BOXES_MAX)
+			return too_many();
+		items = mem_regrow(boxes->items, cap, sizeof(*boxes->items));
+		if (!items)
+			return -err_errno(ERR_NOMEM);
+		boxes->items = items;
+		boxes->cap = cap;
+	}
+	boxes->items[boxes->count++] = *box;
+	return 0;
+}
+
+static int by_destination(const void *a, const void *b)
+{
+	const struct nest_box *x = a, *y = b;
+
+	if (x->dst_buffer != y->dst_buffer)
+		return x->dst_buffer < y->dst_buffer ? -1 : 1;
+	if (x->dst != y->dst)
+		return x->dst < y->dst ? -1 : 1;
+	return (x->tag > y->tag) - (x->tag < y->tag);
+}
+
+static void sort(struct nest_box *boxes, size_t count)
+{
+	for (size_t i = 1; i < count; i++) {
+		if (by_destination(&boxes[i - 1], &boxes[i]) > 0) {
+			qsort(boxes, count, sizeof(*boxes), by_destination);
+			return;
+		}
+	}
+}
+
+/* ---- appending a finished box ---- */
+
+/* The parts of a box without its last (or first) row, outermost loop first; the
+ * row itself is left in *box. Shared loops below `depth` stay whole. */
+static int peel(struct nest *nest, struct nest_box *box, uint32_t depth, bool last)
+{
+	uint32_t i = depth;
+
+	while (box->dims > depth) {
+		struct nest_dim d = box->dim[i];
+		struct nest_box rest = *box;
+		int r;
+
+		rest.dim[i].count--;
+		if (last) {
+			box->src += (d.count - 1) * d.src;
+			box->dst += (d.count - 1) * d.dst;
+		} else {
+			rest.src += d.src;
+			rest.dst += d.dst;
+		}
+		if (rest.dim[i].count == 1) {
+			memmove(&rest.dim[i], &rest.dim[i + 1],
+				(rest.dims - i - 1) * sizeof(rest.dim[0]));
+			rest.dims--;
+		}
+		memmove(&box->dim[i], &box->dim[i + 1],
+			(box->dims - i - 1) * sizeof(box->dim[0]));
+		box->dims--;
+		r = nest_boxes_add(nest->out, &rest);
+		if (r < 0)
+			return err_pass(r);
+	}
+	return 0;
+}
+
+/* Put the parts that were appended after `at` into ascending order: the inner
+ * parts of a first row come before the outer ones. */
+static void reverse(struct nest_boxes *boxes, size_t at)
+{
+	size_t n = boxes->count - at;
+
+	for (size_t i = 0; i < n / 2; i++) {
+		struct nest_box tmp = boxes->items[at + i];
+
+		boxes->items[at + i] = boxes->items[boxes->count - 1 - i];
+		boxes->items[boxes->count - 1 - i] = tmp;
+	}
+}
+
+/* Do the source strides of the shared loops agree? If not, remember where. */
+static bool outer_agree(struct nest *nest, const struct nest_box *a,
+			const struct nest_box *b, uint32_t depth)
+{
+	for (uint32_t i = 0; i < depth; i++) {
+		if (a->dim[i].src != b->dim[i].src) {
+			if (i < nest->conflict)
+				nest->conflict = i;
+			return false;
+		}
+	}
+	return true;
+}
+
+/* Append after the boxes of this frame, which begin at `floor`. */
+static int append(struct nest *nest, size_t floor, const struct nest_box *box,
+		  uint32_t depth)
+{
+	struct nest_boxes *out = nest->out;
+	struct nest_box a, b = *box;
+	size_t at;
+	int r;
+
+	if (out->count == floor)
+		return nest_boxes_add(out, box);
+	a = out->items[out->count - 1];
+	if (a.dst_buffer != b.dst_buffer || a.src_buffer != b.src_buffer ||
+	    a.dst + dst_span(&a, depth) != b.dst || a.src + src_span(&a, depth) != b.src ||
+	    !outer_agree(nest, &a, &b, depth))
+		return nest_boxes_add(out, box);
+	out->count--;
+	r = peel(nest, &a, depth, true);
+	if (r < 0)
+		return err_pass(r);
+	a.len += b.len;
+	r = nest_boxes_add(out, &a);
+	if (r < 0)
+		return err_pass(r);
+	at = out->count;
+	r = peel(nest, &b, depth, false);
+	if (r < 0)
+		return err_pass(r);
+	reverse(out, at);
+	return 0;
+}
+
+/* ---- clusters ---- */
+
+static int solve(struct nest *nest, size_t floor, struct nest_box *boxes, size_t count,
+		 uint32_t depth);
+
+static int twice(struct nest *nest, const struct nest_box *a, const struct nest_box *b)
+{
+	uint64_t a_end = a->dst + a->len, b_end = b->dst + b->len;
+	uint64_t end = a_end < b_end ? a_end : b_end;
+
+	nest->clash->tag[0] = a->tag;
+	nest->clash->tag[1] = b->tag;
+	nest->clash->dst_buffer = b->dst_buffer;
+	nest->clash->dst = b->dst;
+	nest->clash->len = end > b->dst ? end - b->dst : 0;
+	return NEST_TWICE;
+}
+
+/* All elements of the loop at `depth` as boxes of their own. */
+static int split_box(struct nest_boxes *list, const struct nest_box *box, uint32_t depth)
+{
+	struct nest_dim d = box->dim[depth];
+	struct nest_box one = *box;
+
+	memmove(&one.dim[depth], &one.dim[depth + 1],
+		(one.dims - depth - 1) * sizeof(one.dim[0]));
+	one.dims--;
+	if (d.count > NEST_BOXES_MAX - list->count)
+		return too_many();
+	for (uint64_t i = 0; i < d.count; i++) {
+		int r = nest_boxes_add(list, &one);
+
+		if (r < 0)
+			return err_pass(r);
+		one.src += d.src;
+		one.dst += d.dst;
+	}
+	return 0;
+}
+
+/* Split those with the longest outermost strides, keep the others, go on. */
+static int split(struct nest *nest, size_t floor, const struct nest_box *boxes,
+		 size_t count, uint32_t depth)
+{
+	struct nest_boxes list = {0};
+	uint64_t longest = 0;
+	int r = 0;
+
+	for (size_t i = 0; i < count; i++)
+		if (boxes[i].dims > depth && boxes[i].dim[depth].dst > longest)
+			longest = boxes[i].dim[depth].dst;
+	for (size_t i = 0; i < count && r == 0; i++) {
+		if (boxes[i].dims > depth && boxes[i].dim[depth].dst >= longest / 2)
+			r = split_box(&list, &boxes[i], depth);
+		else
+			r = nest_boxes_add(&list, &boxes[i]);
+	}
+	if (r == 0 && list.count > NEST_BOXES_MAX - nest->alive)
+		r = too_many();
+	nest->alive += list.count;
+	if (r == 0)
+		r = solve(nest, floor, list.items, list.count, depth);
+	nest->alive -= list.count;
+	nest_boxes_fini(&list);
+	return r;
+}
+
+static bool periodic(const struct nest_box *boxes, size_t count, uint32_t depth)
+{
+	uint64_t end = 0;
+
+	for (size_t i = 0; i < count; i++) {
+		uint64_t e;
+
+		if (boxes[i].dims <= depth ||
+		    boxes[i].dim[depth].count != boxes[0].dim[depth].count ||
+		    boxes[i].dim[depth].dst != boxes[0].dim[depth].dst)
+			return false;
+		e = boxes[i].dst + dst_span(&boxes[i], depth + 1);
+		if (e > end)
+			end = e;
+	}
+	return end - boxes[0].dst <= boxes[0].dim[depth].dst;
+}
+
+/* Does the end of one turn meet the start of the next on both sides? */
+static bool turn_wraps(const struct nest_box *first, const struct nest_box *last,
+		       uint32_t depth)
+{
+	return first->dst_buffer == last->dst_buffer &&
+	       first->src_buffer == last->src_buffer &&
+	       last->dst + dst_span(last, depth + 1) == first->dst + first->dim[depth].dst &&
+	       last->src + src_span(last, depth + 1) == first->src + first->dim[depth].src;
+}
+
+/* Do the boxes from `at` on, one turn solved, need no second look? */
+static bool turn_holds(struct nest *nest, size_t floor, size_t at, uint32_t depth)
+{
+	const struct nest_box *first = &nest->out->items[at];
+	const struct nest_box *last = &nest->out->items[nest->out->count - 1];
+	const struct nest_box *before = first - 1;
+
+	if (nest->conflict == depth || turn_wraps(first, last, depth))
+		return false;
+	return at == floor || before->dst_buffer != first->dst_buffer ||
+	       before->src_buffer != first->src_buffer ||
+	       before->dst + dst_span(before, depth) != first->dst ||
+	       before->src + src_span(before, depth) != first->src;
+}
+
+static int solve_periodic(struct nest *nest, size_t floor, struct nest_box *boxes,
+			  size_t count, uint32_t depth)
+{
+	struct nest_boxes *out = nest->out;
+	size_t at = out->count;
+	uint32_t conflict = nest->conflict;
+	int r;
+
+	nest->conflict = NO_CONFLICT;
+	r = solve(nest, at, boxes, count, depth + 1);
+	if (r != 0)
+		return r;
+	if (nest->conflict != depth && out->count == at + 1) {
+		struct nest_box one = out->items[at];
+
+		collapse_from(&one, depth);
+		if (shape_from(&one, depth) == NEST_CLEAN) {
+			out->count = at;
+			r = append(nest, floor, &one, depth);
+			goto out;
+		}
+	}
+	if (!turn_holds(nest, floor, at, depth)) {
+		out->count = at;
+		nest->conflict = conflict;
+		return split(nest, floor, boxes, count, depth);
+	}
+out:
+	if (conflict < nest->conflict)
+		nest->conflict = conflict;
+	return r;
+}
+
+/* Boxes whose hulls overlap, or one box. */
+static int solve_cluster(struct nest *nest, size_t floor, struct nest_box *boxes,
+			 size_t count, uint32_t depth)
+{
+	if (count == 1) {
+		collapse_from(boxes, depth);
+		if (shape_from(boxes, depth) == NEST_CLEAN)
+			return append(nest, floor, boxes, depth);
+		for (uint32_t i = depth; i < boxes->dims; i++)
+			if (boxes->dim[i].dst < boxes->len)
+				return twice(nest, boxes, boxes);
+	}
+	for (size_t i = 1; i < count; i++)
+		if (boxes[i - 1].dst + boxes[i - 1].len > boxes[i].dst)
+			return twice(nest, &boxes[i - 1], &boxes[i]);
+	if (count > 1 && periodic(boxes, count, depth))
+		return solve_periodic(nest, floor, boxes, count, depth);
+	return split(nest, floor, boxes, count, depth);
+}
+
+/* Boxes that share `depth` outer loops; sorts them in place. `floor` is where
+ * this frame's results begin: what lies before is no neighbour at this depth. */
+static int solve(struct nest *nest, size_t floor, struct nest_box *boxes, size_t count,
+		 uint32_t depth)
+{
+	size_t i = 0, j;
+
+	sort(boxes, count);
+	for (; i < count; i = j) {
+		uint64_t end = boxes[i].dst + dst_span(&boxes[i], depth);
+		int r;
+
+		for (j = i + 1; j < count && boxes[j].dst_buffer == boxes[i].dst_buffer &&
+				boxes[j].dst < end;
+		     j++) {
+			uint64_t e = boxes[j].dst + dst_span(&boxes[j], depth);
+
+			if (e > end)
+				end = e;
+		}
+		r = solve_cluster(nest, floor, &boxes[i], j - i, depth);
+		if (r != 0)
+			return r;
+	}
+	return 0;
+}
+
+int nest_solve(struct nest_boxes *in, struct nest_boxes *out, struct nest_clash *clash_p)
+{
+	struct nest nest = {.out = out, .clash = clash_p, .conflict = NO_CONFLICT};
+
+	return solve(&nest, 0, in->items, in->count, 0);
+}

@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * runs: merging and folding as runs arrive, and the finished plan.
+ *
+ * Merging (fewer rows) is decided before folding (fewer runs): the last row of
+ * the list and the first new row are compared first, and when they are
+ * neighbours on both sides the last row is taken out of its run again. So a
+ * fold made too early never costs a row.
+ *
+ * Folding is greedy with one step of hindsight. Any two rows of one length make
+ * a run of two, which is right for a list of pairs but spoils A, B C D E: (A B)
+ * (C D) E. When a third row shows that the stride B-C-D is the regular one, B
+ * is taken back: A, (B C D).
+ *
+ * A run whose count is 1 has strides 0, so that equal plans are equal bytes and
+ * the digest may hash them as they lie.
+ */
+#include "daemon/plan/runs.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+#include "daemon/plan/plan_private.h"
+
+#define RUNS_FIRST 64
+
+void runs_fini(struct runs *runs)
+{
+	mem_free(runs->items);
+	*runs = (struct runs){0};
+}
+
+static inline uint64_t last_src(const struct plan_run *r)
+{
+	return r->src + (r->count - 1) * (uint64_t)r->src_stride;
+}
+
+static inline uint64_t last_dst(const struct plan_run *r)
+{
+	return r->dst + (r->count - 1) * (uint64_t)r->dst_stride;
+}
+
+static inline bool same_buffers(const struct plan_run *a, const struct plan_run *b)
+{
+	return a->src_buffer == b->src_buffer && a->dst_buffer == b->dst_buffer;
+}
+
+static int push(struct runs *runs, const struct plan_run *run)
+{
+	if (runs->count == runs->cap) {
+		size_t cap = runs->cap ? runs->cap * 2 : RUNS_FIRST;
+		void *items;
+
+		if (runs->count >= PLAN_RUNS_MAX)
+			return err_raise(ERR_LIMIT, "plan: more than %u runs",
+					 PLAN_RUNS_MAX);
+		if (runs->limit && runs->count > runs->limit)
+			return err_raise(ERR_LIMIT, "plan: more than max_rows %llu rows",
+					 (unsigned long long)runs->limit);
+		items = mem_regrow(runs->items, cap, sizeof(*runs->items));
+		if (!items)
+			return -err_errno(ERR_NOMEM);
+		runs->items = items;
+		runs->cap = cap;
+	}
+	runs->items[runs->count++] = *run;
+	return 0;
+}
+
+/* Does `b` continue `a` at one stride? Then `a` takes its rows. */
+static bool fold(struct plan_run *a, const struct plan_run *b)
+{
+	int64_t src_step = (int64_t)(b->src - last_src(a));
+	int64_t dst_step = (int64_t)(b->dst - last_dst(a));
+
+	if (a->len != b->len || !same_buffers(a, b))
+		return false;
+	if (a->count > 1 && (a->src_stride != src_step || a->dst_stride != dst_step))
+		return false;
+	if (b->count > 1 && (b->src_stride != src_step || b->dst_stride != dst_step))
+		return false;
+	a->src_stride = src_step;
+	a->dst_stride = dst_step;
+	a->count += b->count;
+	return true;
+}
+
+/* (A B) C + D with B, C, D regular: A (B C D). */
+static bool refold(struct runs *runs, const struct plan_run *d)
+{
+	struct plan_run *ab, *c, bcd;
+
+	if (runs->count < 2)
+		return false;
+	c = &runs->items[runs->count - 1];
+	ab = c - 1;
+	if (c->count != 1 || ab->count != 2)
+		return false;
+	bcd = *ab;
+	bcd.src = last_src(ab);
+	bcd.dst = last_dst(ab);
+	bcd.count = 1;
+	if (!fold(&bcd, c) || !fold(&bcd, d))
+		return false;
+	ab->count = 1;
+	ab->src_stride = ab->dst_stride = 0;
+	*c = bcd;
+	return true;
+}
+
+static int append_folding(struct runs *runs, const struct plan_run *run)
+{
+	if (runs->count > 0 &&
+	    (refold(runs, run) || fold(&runs->items[runs->count - 1], run)))
+		return 0;
+	return push(runs, run);
+}
+
+static void drop_last_row(struct runs *runs)
+{
+	struct plan_run *a = &runs->items[runs->count - 1];
+
+	if (--a->count == 0)
+		runs->count--;
+	else if (a->count == 1)
+		a->src_stride = a->dst_stride = 0;
+}
+
+static int append_merging(struct runs *runs, const struct plan_run *run)
+{
+	const struct plan_run *a = &runs->items[runs->count - 1];
+	struct plan_run row = *run, rest = *run;
+	int r;
+
+	row.src = last_src(a);
+	row.dst = last_dst(a);
+	row.len += a->len;
+	row.count = 1;
+	row.src_stride = row.dst_stride = 0;
+	drop_last_row(runs);
+	r = append_folding(runs, &row);
+	if (r < 0 || rest.count == 1)
+		return r < 0 ? err_pass(r) : 0;
+	rest.src += (uint64_t)rest.src_stride;
+	rest.dst += (uint64_t)rest.dst_stride;
+	if (--rest.count == 1)
+		rest.src_stride = rest.dst_stride = 0;
+	r = append_folding(runs, &rest);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+int runs_append(struct runs *runs, const struct plan_run *run)
+{
+	if (runs->count > 0) {
+		const struct plan_run *a = &runs->items[runs->count - 1];
+
+		if (run->dst == last_dst(a) + a->len &&
+		    run->src == last_src(a) + a->len && same_buffers(a, run))
+			return append_merging(runs, run);
+	}
+	return append_folding(runs, run);
+}
+
+void runs_mark(const struct runs *runs, struct runs_mark *mark_p)
+{
+	mark_p->count = runs->count;
+	for (size_t i = 0; i < ARRAY_LEN(mark_p->last) && i < runs->count; i++)
+		mark_p->last[i] = runs->items[runs->count - 1 - i];
+}
+
+void runs_rewind(struct runs *runs, const struct runs_mark *mark)
+{
+	runs->count = mark->count;
+	for (size_t i = 0; i < ARRAY_LEN(mark->last) && i < runs->count; i++)
+		runs->items[runs->count - 1 - i] = mark->last[i];
+}
+
+static int by_destination(const void *a, const void *b)
+{
+	const struct plan_run *x = a, *y = b;
+
+	if (x->dst_buffer != y->dst_buffer)
+		return x->dst_buffer < y->dst_buffer ? -1 : 1;
+	return (x->dst > y->dst) - (x->dst < y->dst);
+}
+
+void runs_sort(struct runs *runs)
+{
+	for (size_t i = 1; i < runs->count; i++) {
+		if (by_destination(&runs->items[i - 1], &runs->items[i]) > 0) {
+			qsort(runs->items, runs->count, sizeof(*runs->items),
+			      by_destination);
+			return;
+		}
+	}
+}
+
+/* ---- the finished plan ---- */
+
+struct length {
+	uint64_t len, rows;
+};
+
+static int length_compare(const void *a, const void *b)
+{
+	uint64_t x = ((const struct length *)a)->len, y = ((const struct length *)b)->len;
+
+	return (x > y) - (x < y);
+}
+
+/* Rows by length: neighbours of one length are one entry, which leaves a
+ * handful of entries for every plan of a real engine. */
+static size_t lengths_collect(const struct plan *plan, struct length *lengths)
+{
+	size_t n = 0;
+
+	for (size_t i = 0; i < plan->run_count; i++) {
+		const struct plan_run *run = &plan->runs[i];
+
+		if (n > 0 && lengths[n - 1].len == run->len)
+			lengths[n - 1].rows += run->count;
+		else if (n > 1 && lengths[n - 2].len == run->len)
+			lengths[n - 2].rows += run->count;
+		else
+			lengths[n++] =
+				(struct length){.len = run->len, .rows = run->count};
+	}
+	return n;
+}
+
+static int fill_lengths(struct plan *plan)
+{
+	struct length *lengths cleanup_free =
+		mem_regrow(NULL, plan->run_count, sizeof(*lengths));
+	uint64_t seen = 0;
+	size_t n, i;
+
+	if (!lengths)
+		return -err_errno(ERR_NOMEM);
+	n = lengths_collect(plan, lengths);
+	qsort(lengths, n, sizeof(*lengths), length_compare);
+	plan->row_min = lengths[0].len;
+	for (i = 0; i < n; i++) {
+		seen += lengths[i].rows;
+		if (seen > (plan->rows - 1) / 2)
+			break;
+	}
+	plan->row_median = lengths[i].len;
+	return 0;
+}
+
+/* Would a gather, one bulk write and a scatter be done before rows posted one
+ * by one? Descriptors that cost more than their bytes say so; see the header. */
+static bool packing_pays(const struct plan *plan)
+{
+	if (plan->rows < PLAN_PACK_ROWS_MIN)
+		return false;
+	return plan->bytes / plan->rows < PLAN_PACK_ROW_BYTES;
+}
+
+static int fill_totals(struct plan_full *full)
+{
+	struct plan *plan = &full->plan;
+	uint64_t bytes, rows = 0, total = 0;
+
+	for (size_t i = 0; i < plan->run_count; i++) {
+		const struct plan_run *run = &plan->runs[i];
+
+		if (__builtin_mul_overflow(run->len, run->count, &bytes) ||
+		    __builtin_add_overflow(total, bytes, &total) ||
+		    __builtin_add_overflow(rows, run->count, &rows))
+			return err_raise(ERR_RANGE, "plan: its bytes overflow 64 bits");
+		full->ends[i] = total;
+	}
+	plan->bytes = total;
+	plan->rows = rows;
+	return 0;
+}
+
+/* XXH3 over the runs' members in declaration order, little-endian. A run has
+ * no padding, so on a little-endian machine these are its bytes. */
+static uint64_t digest(const struct plan *plan)
+{
+	_Static_assert(sizeof(struct plan_run) == 56, "a run has no padding");
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the digest hashes runs as they lie: add the conversion for this machine"
+#endif
+	return XXH3_64bits(plan->runs, plan->run_count * sizeof(*plan->runs));
+}
+
+int runs_finish(struct runs *runs, struct plan **plan_p)
+{
+	struct plan_full *full;
+	struct plan *plan;
+	void *items;
+	int r = 0;
+
+	*plan_p = NULL;
+	full = mem_zalloc(sizeof(*full));
+	if (!full)
+		return -err_errno(ERR_NOMEM);
+	plan = &full->plan;
+	full->ends = mem_regrow(NULL, runs->count, sizeof(*full->ends));
+	items = full->ends ? mem_regrow(runs->items, runs->count, sizeof(*runs->items))
+			   : NULL;
+	if (!items) {
+		plan_free(plan);
+		return -err_errno(ERR_NOMEM);
+	}
+	plan->runs = items;
+	plan->run_count = runs->count;
+	*runs = (struct runs){0};
+	r = fill_totals(full);
+	if (r == 0 && plan->run_count > 0)
+		r = fill_lengths(plan);
+	if (r < 0) {
+		plan_free(plan);
+		return err_pass(r);
+	}
+	plan->pack_pays = packing_pays(plan);
+	plan->digest = digest(plan);
+	*plan_p = plan;
+	return 0;
+}

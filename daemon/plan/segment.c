@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * segment: see the header. The cuts are made and sorted once per map, whatever
+ * the number of layers; everything after that is linear. Page lists of engines
+ * are mostly ascending, and then the sort is skipped.
+ *
+ * Sorting is by destination because rows are: a field's rows then come out in
+ * order without being looked at again, and pages [4,3] -> [1,0] are neighbours.
+ * Two cuts that reach the same destination token are left in place: whether
+ * any byte is reached twice depends on what the fields move, and is found
+ * there by address.
+ */
+#include "daemon/plan/segment.h"
+
+#include <stdlib.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+#include "daemon/plan/layout.h"
+#include "daemon/plan/plan.h"
+
+/* One side of a map. */
+struct side {
+	const char *name; /* "src" or "dst" */
+	const uint32_t *pages;
+	size_t count;
+	uint64_t first;
+	uint64_t end; /* first token after the list */
+	uint32_t page_tokens;
+};
+
+static int side_check(struct side *s, const struct layout_view *view, size_t index)
+{
+	uint64_t tokens;
+
+	for (size_t i = 0; i < s->count; i++)
+		if (s->pages[i] >= view->pages)
+			return err_raise(ERR_RANGE,
+					 "map[%zu] view %s: %s_pages[%zu] = %u, the pool "
+					 "has %u pages",
+					 index, view->name, s->name, i, s->pages[i],
+					 view->pages);
+	s->page_tokens = view->page_tokens;
+	if (__builtin_mul_overflow((uint64_t)s->count, s->page_tokens, &tokens) ||
+	    __builtin_add_overflow(s->first, tokens, &s->end))
+		return err_raise(ERR_RANGE, "map[%zu] view %s: %s_first_token %llu overflows",
+				 index, view->name, s->name,
+				 (unsigned long long)s->first);
+	return 0;
+}
+
+static int range_check(const struct plan_map *map, size_t index, const struct side *s)
+{
+	if (map->token_begin < s->first || map->token_end > s->end)
+		return err_raise(ERR_RANGE,
+				 "map[%zu] view %s: tokens [%llu,%llu) reach beyond "
+				 "%s_pages, which hold [%llu,%llu)",
+				 index, map->view, (unsigned long long)map->token_begin,
+				 (unsigned long long)map->token_end, s->name,
+				 (unsigned long long)s->first, (unsigned long long)s->end);
+	return 0;
+}
+
+static int token_range(const struct plan_map *map, size_t index, const struct side *src,
+		       const struct side *dst, uint64_t *begin_p, uint64_t *end_p)
+{
+	int r;
+
+	if (!map->tokens_set && map->token_begin == 0 && map->token_end == 0) {
+		*begin_p = src->first > dst->first ? src->first : dst->first;
+		*end_p = src->end < dst->end ? src->end : dst->end;
+		if (*end_p < *begin_p)
+			*end_p = *begin_p;
+		return 0;
+	}
+	if (map->token_begin > map->token_end)
+		return err_raise(ERR_RANGE, "map[%zu] view %s: tokens [%llu,%llu) reversed",
+				 index, map->view, (unsigned long long)map->token_begin,
+				 (unsigned long long)map->token_end);
+	r = range_check(map, index, src);
+	if (r == 0)
+		r = range_check(map, index, dst);
+	*begin_p = map->token_begin;
+	*end_p = map->token_end;
+	return r < 0 ? err_pass(r) : 0;
+}
+
+static int by_destination(const void *a, const void *b)
+{
+	const struct segment *x = a, *y = b;
+
+	if (x->dst_page != y->dst_page)
+		return x->dst_page < y->dst_page ? -1 : 1;
+	if (x->dst_token != y->dst_token)
+		return x->dst_token < y->dst_token ? -1 : 1;
+	/* the same token twice: any fixed order will do */
+	if (x->src_page != y->src_page)
+		return x->src_page < y->src_page ? -1 : 1;
+	return (x->src_token > y->src_token) - (x->src_token < y->src_token);
+}
+
+static uint64_t min3(uint64_t a, uint64_t b, uint64_t c)
+{
+	uint64_t m = a < b ? a : b;
+
+	return m < c ? m : c;
+}
+
+/* Cut tokens [t, end) at every page end; the caller has made room. */
+static size_t cut(struct segment *out, const struct side *src, const struct side *dst,
+		  uint64_t t, uint64_t end, bool *sorted_p)
+{
+	size_t si = (size_t)((t - src->first) / src->page_tokens);
+	size_t di = (size_t)((t - dst->first) / dst->page_tokens);
+	uint32_t st = (uint32_t)((t - src->first) % src->page_tokens);
+	uint32_t dt = (uint32_t)((t - dst->first) % dst->page_tokens);
+	size_t n = 0;
+
+	*sorted_p = true;
+	while (t < end) {
+		uint64_t len =
+			min3(src->page_tokens - st, dst->page_tokens - dt, end - t);
+
+		out[n] = (struct segment){.src_page = src->pages[si],
+					  .src_token = st,
+					  .dst_page = dst->pages[di],
+					  .dst_token = dt,
+					  .tokens = len,
+					  .blocks = 1};
+		if (n > 0 && by_destination(&out[n - 1], &out[n]) > 0)
+			*sorted_p = false;
+		n++;
+		t += len;
+		st += (uint32_t)len;
+		dt += (uint32_t)len;
+		if (st == src->page_tokens) {
+			st = 0;
+			si++;
+		}
+		if (dt == dst->page_tokens) {
+			dt = 0;
+			di++;
+		}
+	}
+	return n;
+}
+
+/* Upper bound of the pieces of [begin, end): a page end a piece, and one. */
+static size_t cuts_max(const struct side *s, uint64_t begin, uint64_t end)
+{
+	return (size_t)((end - s->first) / s->page_tokens -
+			(begin - s->first) / s->page_tokens) +
+	       1;
+}
+
+int segment_map_init(struct segment_map *sm, const struct plan_map *map, size_t index,
+		     const struct layout_view *src, const struct layout_view *dst)
+{
+	struct side s = {.name = "src",
+			 .pages = map->src_pages,
+			 .count = map->src_page_count,
+			 .first = map->src_first_token};
+	struct side d = {.name = "dst",
+			 .pages = map->dst_pages,
+			 .count = map->dst_page_count,
+			 .first = map->dst_first_token};
+	uint64_t begin = 0, end = 0;
+	bool sorted;
+	int r;
+
+	*sm = (struct segment_map){0};
+	if ((r = side_check(&s, src, index)) < 0 || (r = side_check(&d, dst, index)) < 0 ||
+	    (r = token_range(map, index, &s, &d, &begin, &end)) < 0)
+		return err_pass(r);
+	sm->src_page_tokens = s.page_tokens;
+	sm->dst_page_tokens = d.page_tokens;
+	sm->cuts.made = true;
+	if (begin == end)
+		return 0;
+	sm->cuts.segments = mem_regrow(NULL,
+				       cuts_max(&s, begin, end) + cuts_max(&d, begin, end),
+				       sizeof(struct segment));
+	if (!sm->cuts.segments)
+		return -err_errno(ERR_NOMEM);
+	sm->cuts.count = cut(sm->cuts.segments, &s, &d, begin, end, &sorted);
+	if (!sorted)
+		qsort(sm->cuts.segments, sm->cuts.count, sizeof(struct segment),
+		      by_destination);
+	return 0;
+}
+
+void segment_map_fini(struct segment_map *sm)
+{
+	mem_free(sm->cuts.segments);
+	for (int i = 0; i < 4; i++)
+		mem_free(sm->lists[i / 2][i % 2].segments);
+	*sm = (struct segment_map){0};
+}
+
+/* Does (page, token) follow `tokens` after (page0, token0)? */
+static bool follows(bool flat, uint32_t page_tokens, uint32_t page0, uint32_t token0,
+		    uint64_t tokens, uint32_t page, uint32_t token)
+{
+	if (!flat)
+		return page == page0 && token == token0 + tokens;
+	return (uint64_t)page * page_tokens + token ==
+	       (uint64_t)page0 * page_tokens + token0 + tokens;
+}
+
+/* Does (page, token) repeat block `blocks - 1` once more? */
+static bool repeats(bool flat, uint32_t page_tokens, const struct segment *a,
+		    uint32_t page0, uint32_t token0, uint32_t page, uint32_t token)
+{
+	if (!flat)
+		return token == token0 && page == page0 + a->blocks;
+	return (uint64_t)page * page_tokens + token ==
+	       (uint64_t)page0 * page_tokens + token0 + a->tokens * a->blocks;
+}
+
+static bool join_tokens(const struct segment_map *sm, bool src_flat, bool dst_flat,
+			struct segment *a, const struct segment *b)
+{
+	if (!follows(src_flat, sm->src_page_tokens, a->src_page, a->src_token, a->tokens,
+		     b->src_page, b->src_token) ||
+	    !follows(dst_flat, sm->dst_page_tokens, a->dst_page, a->dst_token, a->tokens,
+		     b->dst_page, b->dst_token))
+		return false;
+	a->tokens += b->tokens;
+	return true;
+}
+
+static bool join_block(const struct segment_map *sm, bool src_flat, bool dst_flat,
+		       struct segment *a, const struct segment *b)
+{
+	if (a->tokens != b->tokens ||
+	    !repeats(src_flat, sm->src_page_tokens, a, a->src_page, a->src_token,
+		     b->src_page, b->src_token) ||
+	    !repeats(dst_flat, sm->dst_page_tokens, a, a->dst_page, a->dst_token,
+		     b->dst_page, b->dst_token))
+		return false;
+	a->blocks++;
+	return true;
+}
+
+/* Two passes: tokens join first, as one segment may take several cuts (pages
+ * of 16 into pages of 64), and only whole segments repeat as blocks. */
+static void join_all(const struct segment_map *sm, bool src_flat, bool dst_flat,
+		     struct segment_list *list)
+{
+	struct segment *s = list->segments;
+	size_t n = 0, m = 0;
+
+	for (size_t i = 0; i < list->count; i++)
+		if (n == 0 || !join_tokens(sm, src_flat, dst_flat, &s[n - 1], &s[i]))
+			s[n++] = s[i];
+	for (size_t i = 0; i < n; i++)
+		if (m == 0 || !join_block(sm, src_flat, dst_flat, &s[m - 1], &s[i]))
+			s[m++] = s[i];
+	list->count = m;
+}
+
+static void extend(uint64_t v, uint64_t *min_p, uint64_t *max_p)
+{
+	if (v < *min_p)
+		*min_p = v;
+	if (v > *max_p)
+		*max_p = v;
+}
+
+static void measure(struct segment_list *list, uint32_t page_tokens)
+{
+	list->slot_min = list->page_min = list->token_min = UINT64_MAX;
+	for (size_t i = 0; i < list->count; i++) {
+		const struct segment *s = &list->segments[i];
+		uint64_t slot = (uint64_t)s->dst_page * page_tokens + s->dst_token;
+
+		extend(slot, &list->slot_min, &list->slot_max);
+		extend(slot + s->tokens * s->blocks - 1, &list->slot_min,
+		       &list->slot_max);
+		extend(s->dst_page, &list->page_min, &list->page_max);
+		extend(s->dst_page + s->blocks - 1, &list->page_min, &list->page_max);
+		extend(s->dst_token, &list->token_min, &list->token_max);
+		extend(s->dst_token + s->tokens - 1, &list->token_min, &list->token_max);
+	}
+}
+
+int segment_map_list(struct segment_map *sm, bool src_flat, bool dst_flat,
+		     const struct segment_list **list_p)
+{
+	struct segment_list *list = &sm->lists[src_flat][dst_flat];
+
+	*list_p = list;
+	if (list->made)
+		return 0;
+	list->segments = mem_dup(sm->cuts.segments,
+				 sm->cuts.count * sizeof(struct segment));
+	if (!list->segments)
+		return -err_errno(ERR_NOMEM);
+	list->count = sm->cuts.count;
+	list->made = true;
+	join_all(sm, src_flat, dst_flat, list);
+	measure(list, sm->dst_page_tokens);
+	return 0;
+}
