@@ -30,6 +30,11 @@ struct link_frame {
 };
 
 struct link_ops {
+	/* One spelling for each endpoint, as `dial` wants it and `link.endpoint` has
+	 * it: ERR_INVAL when it has no form that can be dialled, ERR_AUTH when no
+	 * key is known for it. NULL: any tcp://host:port as it is. */
+	int (*canonical)(struct link *link, const char *endpoint,
+			 char canonical_p[LINK_ENDPOINT_MAX]);
 	/* Open a line; connecting goes on in the background. */
 	int (*dial)(struct link *link, const char *endpoint, void *owner,
 		    struct link_line **line_p);
@@ -43,12 +48,20 @@ struct link_ops {
 struct link {
 	const struct link_ops *ops;
 	char endpoint[LINK_ENDPOINT_MAX]; /* what others dial: `advertise`, port filled in */
+	/* Frames are waiting that did not fit into this turn's budget: silence means
+	 * nothing yet. */
+	bool backlog;
 	void *owner;
 	/* Called on the loop within a budget a turn; frame valid during the call. */
 	void (*on_frame)(void *owner, const struct link_frame *frame);
-	/* The line was connected / broke (ZeroMQ's monitor); hints, not proofs. */
+	/* The line takes frames / takes none (full or broken); hints, not proofs.
+	 * Never called from inside dial, send or hangup. */
 	void (*on_line)(void *owner, void *line_owner, bool connected);
 };
+
+/* ERR_INVAL unless of the form tcp://host:port, port 1 to 65535, with a host of
+ * letters, digits, '.', '-', '_' or an IPv6 address in brackets. */
+int link_endpoint_check(const char *endpoint);
 
 struct loop;
 struct config;

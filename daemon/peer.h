@@ -6,11 +6,12 @@
  * A restart is a new instance: the old one goes down first (ERR_RESTART). Dead
  * = no frame for `dead_after` plus this loop's own lateness (a busy daemon must
  * not declare healthy peers dead). Dialling one's own endpoint gives the self
- * peer: up at once, its messages loop through the next turn.
+ * peer: up in the next turn, its messages loop through the next turn.
  *
  * Life: DIALING -> UP -> DOWN. A DOWN peer object stays while somebody holds it
  * by `peer_hold()`; a dialled endpoint is redialled with back-off as long as it
  * is held, and comes UP again as a new epoch: nothing of the old one is valid.
+ * Objects are freed from the loop, never inside a callback or a call.
  */
 #ifndef KVD_PEER_H
 #define KVD_PEER_H
@@ -69,16 +70,47 @@ struct peers_callbacks {
 	void (*on_up)(void *owner, struct peer *peer);
 	/* The peer will send nothing more in this epoch. */
 	void (*on_down)(void *owner, struct peer *peer);
+	/* Optional. A dial was answered with BYE: peer->why. While the peer is held
+	 * it is dialled again. */
+	void (*on_refused)(void *owner, struct peer *peer);
 	/* Every message other than HELLO … BYE, PING, PONG; in order. A negative
 	 * result (ERR_PROTO) takes the peer down with BYE. */
 	int (*on_message)(void *owner, struct peer *peer, const struct wire_header *header,
 			  struct cursor *body);
 };
 
+/* What peers takes from the configuration; peers_options_default() gives the
+ * defaults, tests set them small. */
+struct peers_options {
+	uint64_t ping_interval_ns, dead_after_ns;
+	unsigned int peers_max;
+	size_t message_bytes; /* one frame, header included */
+	size_t queue_bytes;   /* peer_send_reliable(), a peer */
+	uint64_t hello_retry_ns; /* doubles up to redial_max_ns, so does redialling */
+	uint64_t redial_max_ns;
+	uint64_t accept_ttl_ns; /* a HELLO whose sender proves nothing is forgotten */
+	uint64_t idle_after_ns; /* dialled, not held, no message for so long: BYE */
+	unsigned int hello_rate; /* HELLOs of unknown senders served a second */
+};
+void peers_options_default(struct peers_options *options);
+
+/* Frames in and out, and why some were dropped. */
+struct peers_stats {
+	uint64_t frames_in, frames_out;
+	uint64_t bad_frames;   /* wire_frame_get() refused them */
+	uint64_t stale_frames; /* another target, an epoch that is over, no peer */
+	uint64_t replays;      /* a sequence number seen before */
+	uint64_t foreign_user; /* the sender's instance belongs to another key */
+	uint64_t forged_hellos; /* contradict a peer that is up */
+	uint64_t hellos_limited;
+	uint64_t refused;      /* dials of others answered with BYE */
+};
+
 struct peers_args {
 	struct loop *loop;
-	struct link *link; /* peers sets its on_frame */
+	struct link *link; /* peers sets its callbacks */
 	const struct config *config;
+	const struct peers_options *options; /* NULL: from config */
 	const struct peers_callbacks *callbacks;
 	const char *name;
 	uint8_t boot_id[16];
@@ -104,18 +136,23 @@ struct peer *peers_by_instance(struct peers *peers, const uint8_t instance[16]);
 struct peer *peers_by_endpoint(struct peers *peers, const char *endpoint);
 const struct list *peers_list(const struct peers *peers); /* of struct peer.link */
 unsigned int peers_count(const struct peers *peers);
+const struct peers_stats *peers_stats(const struct peers *peers);
 
 /*
  * Send one message: `body` as written by wire_<name>_put. ERR_PEER when not UP,
- * ERR_LIMIT when its queue is full (the caller keeps what must not be lost and
- * tries again from on_writable-free polling: see peer_send_reliable).
+ * ERR_TOOBIG, ERR_LIMIT when its queue is full (for what may be lost or is sent
+ * again anyway; the rest goes by peer_send_reliable). Both kinds keep one order.
+ * What is sent in one epoch arrives completely and in order, or the peer goes
+ * down: a receiver that finds a gap in the sequence ends the peering.
  */
 int peer_send(struct peer *peer, enum wire_type type, const void *body, size_t len);
-/* Queues (bounded by option `peer_queue_bytes`) when the line is full and keeps
- * order; the peer goes down with ERR_LIMIT when the bound is reached. */
+/* Queues (bounded by `queue_bytes`) when the line is full and keeps order; when
+ * the bound is reached it answers ERR_LIMIT and the peer goes down in the next
+ * turn, never inside this call. */
 int peer_send_reliable(struct peer *peer, enum wire_type type, const void *body,
 		       size_t len);
-/* Take it down now (protocol error, transport lost, peer.forget): BYE, on_down. */
+/* Take it down now (protocol error, transport lost, peer.forget): BYE, and
+ * on_down inside this call when it was UP. */
 void peer_kill(struct peer *peer, const struct err *why);
 
 #endif

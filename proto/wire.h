@@ -5,8 +5,9 @@
  *
  * header, 96 bytes: magic u32 "KVD1", version u16, type u16, flags u32, sender
  * instance id, target instance id (zero in HELLO only), session epoch u64 (of
- * the peering: minted by HELLO/WELCOME), sequence u64 (per sender and target,
- * from 1), body length u32, checksum u32 (XXH3 low half over header with this
+ * the peering; each side mints the one that it wants to see and tells it in the
+ * header of its HELLO/WELCOME), sequence u64 (per epoch from 1 without a gap;
+ * HELLO, WELCOME and BYE stand outside: 0), body length u32, checksum u32 (XXH3 low half over header with this
  * field zero, then body), 28 reserved zero bytes.
  */
 #ifndef KVD_PROTO_WIRE_H

@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * peer_impl: what peer.c (objects, life), peer_hello.c (who is it) and
+ * peer_io.c (frames) share. Nobody else includes it.
+ */
+#ifndef KVD_PEER_IMPL_H
+#define KVD_PEER_IMPL_H
+
+#include "daemon/peer.h"
+
+#define PEER_EPOCH_BUCKETS 256u
+#define PEER_REFUSALS_MAX 16u
+#define PEER_BYE_FRAME_MAX 512u
+
+struct peer_impl;
+
+/*
+ * One attempt at a peering and, once proven, the peering itself. Our half
+ * (epoch_in, nonce, token_in) is minted when it begins; the remote's half comes
+ * with its HELLO or WELCOME.
+ */
+struct peering {
+	struct list link; /* in peers.epochs, by epoch_in; alone when not live */
+	struct peer_impl *owner;
+	bool live;
+	bool heard; /* the remote's half is here */
+	uint64_t begun_ns;
+	uint64_t nonce, epoch_in, seq_in;
+	uint8_t token_in[16];
+	/* the remote's half */
+	uint64_t epoch_out, seq_out, features;
+	uint16_t version;
+	uint8_t token_out[16], instance[16], boot_id[16];
+	char name[64], endpoint[LINK_ENDPOINT_MAX], user[LINK_USER_MAX];
+	struct peer_address addresses[PEER_TRANSPORTS_MAX]; /* until it is UP */
+	unsigned int address_count;
+	/* its HELLO wants (again) a WELCOME with this nonce */
+	bool answer_due;
+	uint64_t answer_nonce;
+};
+
+enum line_kind { LINE_PEER, LINE_REFUSAL };
+
+/* What a line's owner pointer points at. */
+struct line_owner {
+	enum line_kind kind;
+};
+
+struct peer_message {
+	struct list link;
+	enum wire_type type;
+	size_t len;
+	uint8_t body[];
+};
+
+struct peer_impl {
+	struct line_owner line_owner;
+	struct peer peer;
+	struct peers *peers;
+	struct link_line *line; /* NULL when hung up */
+	bool dialled;		/* somebody here asked for it: redial while held */
+	struct peering cur;	/* live while UP (the self peer has none) */
+	struct peering next;	/* being made, perhaps while cur is still up */
+
+	/* HELLO, PING or redial; liveness */
+	struct loop_timer tick;
+	uint64_t retry_ns;	 /* of HELLO and redial, doubles */
+	unsigned int hellos;	 /* sent in this attempt */
+	uint64_t heard_ns;	 /* last frame */
+	uint64_t window_ns;	 /* silence before it does not count */
+	uint64_t used_ns;	 /* last message besides PING and PONG */
+	uint64_t pinged_ns, ping_stamp;
+	bool ping_open;		 /* no PONG yet */
+
+	/* reliable messages that the line did not take; the self peer's inbox */
+	struct list queue;
+	size_t queue_bytes;
+	struct loop_timer flush;
+
+	struct err doom; /* code != OK: goes down in `later` */
+	struct loop_defer later;
+};
+
+/* A BYE to somebody who is no peer: a line that lives until it is sent. */
+struct peer_refusal {
+	struct line_owner line_owner;
+	struct peers *peers;
+	struct link_line *line; /* NULL: free */
+	uint64_t until_ns;
+	size_t len;
+	uint8_t frame[PEER_BYE_FRAME_MAX];
+};
+
+struct peers {
+	struct loop *loop;
+	struct link *link;
+	struct peers_callbacks callbacks;
+	struct peers_options options;
+	struct peers_stats stats;
+	uint8_t instance[16], boot_id[16];
+	char instance_text[33];
+	char name[64];
+	uint8_t *addresses; /* encoded for HELLO */
+	size_t addresses_len;
+	uint8_t *frame; /* scratch of options.message_bytes */
+
+	struct list all; /* struct peer.link */
+	unsigned int count;
+	struct peer_impl *self;
+	struct list epochs[PEER_EPOCH_BUCKETS];
+	uint64_t epochs_minted;
+
+	uint64_t hello_tokens, hello_refill_ns;
+	struct peer_refusal refusals[PEER_REFUSALS_MAX];
+	struct loop_timer refusal_timer;
+	struct loop_defer reap;
+	bool closing;
+};
+
+static inline struct peer_impl *impl_of(struct peer *peer)
+{
+	return peer->impl;
+}
+
+/* ---- peer.c (objects) ---- */
+/* A new object in state DIALING, not held; ERR_LIMIT, ERR_NOMEM. */
+int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **impl_p);
+struct peer_impl *peer_find_endpoint(struct peers *peers, const char *endpoint);
+void peer_reap_later(struct peers *peers);
+
+/* ---- peer_life.c (up, down, the timer) ---- */
+int peer_open_line(struct peer_impl *impl); /* idempotent */
+void peer_hang_up(struct peer_impl *impl);  /* idempotent */
+void peer_tick_in(struct peer_impl *impl, uint64_t after_ns);
+/* Not UP (any more): redial, wait for the other side, or be freed. */
+void peer_plan_next(struct peer_impl *impl);
+void peer_on_tick(struct loop_timer *timer);
+void peer_on_flush(struct loop_timer *timer);
+void peer_on_line(void *owner, void *line_owner, bool connected);
+void peer_on_later(struct loop_defer *defer);
+void peer_hex(const uint8_t *bytes, size_t len, char *text); /* 2 * len + NUL */
+/* `next` is proven: take an older peering down, become UP, on_up. False when it
+ * did not come up. */
+bool peer_bring_up(struct peer_impl *impl);
+/* UP only. BYE when `bye`; then on_down. */
+void peer_bring_down(struct peer_impl *impl, const struct err *why, bool bye);
+/* The attempt has failed (refused, not accepted): retry later while held. */
+void peer_attempt_failed(struct peer_impl *impl, const struct err *why);
+/* It is this daemon: UP in the next turn. */
+void peer_become_self(struct peer_impl *impl);
+void peer_doom(struct peer_impl *impl, const struct err *why);
+/* "peer tcp://10.0.0.2:7400 instance 3f…" */
+const char *peer_label(const struct peer_impl *impl, char text[200]);
+
+/* ---- peering.c (one attempt; addresses) ---- */
+void peering_begin(struct peer_impl *impl); /* mint `next` */
+void peering_end(struct peering *peering);  /* idempotent */
+/* Make cur of next. */
+void peering_promote(struct peer_impl *impl);
+struct peering *peering_find(struct peers *peers, uint64_t epoch_in);
+int peer_addresses_encode(struct peers *peers, const struct peer_address *addresses,
+			  unsigned int count);
+/* At most PEER_TRANSPORTS_MAX are kept. */
+int peer_addresses_decode(const struct wire_blob *blob, struct peer_address *addresses,
+			  unsigned int *count_p);
+void peer_addresses_free(struct peer_address *addresses, unsigned int *count);
+
+/* ---- peer_hello.c (HELLO, WELCOME, BYE) ---- */
+int peering_begin_self(struct peer_impl *impl); /* with both halves ours */
+void peer_hello_send(struct peer_impl *impl);
+void peer_answer(struct peer_impl *impl, struct peering *peering);
+void peer_on_hello(struct peers *peers, const struct wire_header *h, struct cursor *body,
+		   const char *user);
+void peer_on_welcome(struct peers *peers, const struct wire_header *h,
+		     struct cursor *body, const char *user);
+void peer_on_bye(struct peers *peers, const struct wire_header *h, struct cursor *body,
+		 const char *user);
+
+/* ---- peer_refuse.c (BYE to who is no peer) ---- */
+void peer_refuse(struct peers *peers, const struct wire_header *h, const char *endpoint,
+		 enum err_code code, const char *text);
+void peer_refusals_close(struct peers *peers);
+void peer_refusal_send(struct peer_refusal *refusal);
+void peer_on_refusal_timer(struct loop_timer *timer);
+
+/* ---- peer_io.c (frames) ---- */
+void peer_on_frame(void *owner, const struct link_frame *frame);
+/* Header fields that the peering knows are filled in here. */
+int peer_frame_send(struct peer_impl *impl, const struct peering *peering,
+		    const struct wire_header *h, const void *body);
+/* PING, PONG: past the queue. */
+int peer_send_now(struct peer_impl *impl, enum wire_type type, const void *body,
+		  size_t len);
+size_t peer_bye_frame(struct peers *peers, const uint8_t target[16], uint64_t epoch,
+		      uint32_t code, const char *text, uint8_t frame[PEER_BYE_FRAME_MAX]);
+void peer_flush(struct peer_impl *impl);
+void peer_queue_drop(struct peer_impl *impl);
+void peer_self_deliver(struct peer_impl *impl);
+
+#endif
