@@ -26,8 +26,8 @@
  *
  * A turn solved once for all must mean the same in every turn: rows merge only
  * if the *source* strides of the shared outer loops are equal too. When they
- * are not, rows that meet in the first turn part in the second; the frame of
- * that loop is then split after all (`conflict`).
+ * are not, rows may meet in one turn and part in the next; the frame of that
+ * loop is then split after all (`conflict`).
  *
  * `depth` below is the number of outer loops that the boxes at hand share;
  * dim[depth] is the outermost one still open.
@@ -237,18 +237,44 @@ static void reverse(struct nest_boxes *boxes, size_t at)
 	}
 }
 
-/* Do the source strides of the shared loops agree? If not, remember where. */
-static bool outer_agree(struct nest *nest, const struct nest_box *a,
-			const struct nest_box *b, uint32_t depth)
+/*
+ * In the destination box b begins where a ends, in every turn of the `loops`
+ * outer loops that they share. Does their source meet too, `gap` bytes lying
+ * between them in the first turn? When only in some turns, the loop to be split
+ * is noted.
+ */
+enum meet { MEET_NEVER, MEET_ALWAYS, MEET_SOME };
+
+static enum meet meet(struct nest *nest, const struct nest_box *a, const struct nest_box *b,
+		      uint32_t loops, int64_t gap)
 {
-	for (uint32_t i = 0; i < depth; i++) {
+	uint32_t odd = NO_CONFLICT, odd_count = 0;
+	int64_t step;
+
+	if (a->dst_buffer != b->dst_buffer || a->src_buffer != b->src_buffer)
+		return MEET_NEVER;
+	for (uint32_t i = loops; i-- > 0;) {
 		if (a->dim[i].src != b->dim[i].src) {
-			if (i < nest->conflict)
-				nest->conflict = i;
-			return false;
+			odd = i;
+			odd_count++;
 		}
 	}
-	return true;
+	if (odd_count == 0)
+		return gap == 0 ? MEET_ALWAYS : MEET_NEVER;
+	step = (int64_t)(a->dim[odd].src - b->dim[odd].src);
+	if (odd_count == 1 && (gap % step != 0 || gap / step < 0 ||
+			       (uint64_t)(gap / step) >= a->dim[odd].count))
+		return MEET_NEVER;
+	if (odd < nest->conflict)
+		nest->conflict = odd;
+	return MEET_SOME;
+}
+
+/* Bytes of source between the end of a and the start of b, loops from `depth`. */
+static int64_t gap_between(const struct nest_box *a, const struct nest_box *b,
+			   uint32_t depth)
+{
+	return (int64_t)(b->src - a->src - src_span(a, depth));
 }
 
 /* Append after the boxes of this frame, which begin at `floor`. */
@@ -263,9 +289,8 @@ static int append(struct nest *nest, size_t floor, const struct nest_box *box,
 	if (out->count == floor)
 		return nest_boxes_add(out, box);
 	a = out->items[out->count - 1];
-	if (a.dst_buffer != b.dst_buffer || a.src_buffer != b.src_buffer ||
-	    a.dst + dst_span(&a, depth) != b.dst || a.src + src_span(&a, depth) != b.src ||
-	    !outer_agree(nest, &a, &b, depth))
+	if (a.dst + dst_span(&a, depth) != b.dst ||
+	    meet(nest, &a, &b, depth, gap_between(&a, &b, depth)) != MEET_ALWAYS)
 		return nest_boxes_add(out, box);
 	out->count--;
 	r = peel(nest, &a, depth, true);
@@ -368,14 +393,14 @@ static bool periodic(const struct nest_box *boxes, size_t count, uint32_t depth)
 	return end - boxes[0].dst <= boxes[0].dim[depth].dst;
 }
 
-/* Does the end of one turn meet the start of the next on both sides? */
-static bool turn_wraps(const struct nest_box *first, const struct nest_box *last,
-		       uint32_t depth)
+/* Does the end of a turn meet the start of the next on both sides, ever? */
+static bool turn_wraps(struct nest *nest, const struct nest_box *first,
+		       const struct nest_box *last, uint32_t depth)
 {
-	return first->dst_buffer == last->dst_buffer &&
-	       first->src_buffer == last->src_buffer &&
-	       last->dst + dst_span(last, depth + 1) == first->dst + first->dim[depth].dst &&
-	       last->src + src_span(last, depth + 1) == first->src + first->dim[depth].src;
+	int64_t gap = gap_between(last, first, depth + 1) + (int64_t)first->dim[depth].src;
+
+	return last->dst + dst_span(last, depth + 1) == first->dst + first->dim[depth].dst &&
+	       meet(nest, last, first, depth + 1, gap) == MEET_ALWAYS;
 }
 
 /* Do the boxes from `at` on, one turn solved, need no second look? */
@@ -385,12 +410,11 @@ static bool turn_holds(struct nest *nest, size_t floor, size_t at, uint32_t dept
 	const struct nest_box *last = &nest->out->items[nest->out->count - 1];
 	const struct nest_box *before = first - 1;
 
-	if (nest->conflict == depth || turn_wraps(first, last, depth))
+	if (turn_wraps(nest, first, last, depth) || nest->conflict == depth)
 		return false;
-	return at == floor || before->dst_buffer != first->dst_buffer ||
-	       before->src_buffer != first->src_buffer ||
-	       before->dst + dst_span(before, depth) != first->dst ||
-	       before->src + src_span(before, depth) != first->src;
+	return at == floor || before->dst + dst_span(before, depth) != first->dst ||
+	       meet(nest, before, first, depth, gap_between(before, first, depth)) !=
+		       MEET_ALWAYS;
 }
 
 static int solve_periodic(struct nest *nest, size_t floor, struct nest_box *boxes,

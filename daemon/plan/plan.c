@@ -8,14 +8,19 @@
  *   run      rows at one stride                  (runs.c: merge, fold)
  *
  * Strips are sorted by destination and cut into groups whose hulls do not
- * overlap. A group of one strip, the usual case where every layer has its own
- * buffer or its own part of one, is streamed: its segments are in order of the
- * destination already, so each box is turned into runs and forgotten. What
- * cannot be streamed, because rows of several fields lie between each other or
- * a field's own loops do, goes through nest_solve(), which decides exactly and
- * finds bytes that are reached twice. Streaming never accepts what it cannot
- * prove: rows must ascend, and a seam that runs_append() could not merge (the
- * end of a two-dimensional box) is left to nest_solve() as well.
+ * overlap. Three ways lead from a group to runs:
+ *   alone      A group of one strip, the usual case where every layer has its
+ *              own buffer or part of one, is streamed: its segments are in
+ *              order of the destination already, so each box is turned into
+ *              runs and forgotten. Strips that differ only in their place
+ *              (layer after layer) are streamed once and then moved.
+ *   by page    Strips whose pages move together (one tensor for all layers)
+ *              are solved for one page and then moved from page to page.
+ *   solved     Everything else goes to nest_solve() as a whole.
+ * The first two never accept what they cannot prove: rows must ascend, and a
+ * seam that runs_append() could not merge (the end of a two-dimensional box)
+ * is left to the third, which decides exactly and finds bytes that are reached
+ * twice.
  *
  * The order of everything is fixed by the inputs alone (no pointers, no hash
  * order), so that two daemons get the same runs and the same digest.
@@ -28,8 +33,17 @@
 #include "daemon/plan/runs.h"
 #include "daemon/plan/strip.h"
 
-/* Positive outcome of streaming: not for this strip. */
-#define STREAM_IRREGULAR 2
+/* Positive outcome of the fast paths: not for these strips. */
+#define IRREGULAR 2
+
+struct planner {
+	const struct plan_request *req;
+	struct strips strips;
+	struct runs runs;
+	/* the runs of the last streamed strip, to be moved for those like it */
+	struct runs cast;
+	const struct strip *cast_of;
+};
 
 /* ---- boxes to runs ---- */
 
@@ -109,7 +123,7 @@ static bool seam_holds(const struct seam *seam, const struct nest_box *box)
 	return box->src != seam->src_end || (!seam->plane && box->dims <= 1);
 }
 
-static int stream(struct runs *runs, const struct strip *strip, uint32_t tag)
+static int stream(const struct strip *strip, struct runs *runs)
 {
 	const struct segment_list *list = strip->list;
 	const struct segment *made_for = NULL;
@@ -125,15 +139,15 @@ static int stream(struct runs *runs, const struct strip *strip, uint32_t tag)
 		    s->blocks == made_for->blocks) {
 			strip_box_move(strip, s, &box);
 		} else {
-			strip_box(strip, s, tag, &box);
+			strip_box(strip, s, 0, &box);
 			if (nest_box_shape(&box) != NEST_CLEAN)
-				return STREAM_IRREGULAR;
+				return IRREGULAR;
 			src_span = nest_box_src_end(&box) - box.src;
 			dst_span = nest_box_dst_end(&box) - box.dst;
 			made_for = s;
 		}
 		if (i > 0 && !seam_holds(&seam, &box))
-			return STREAM_IRREGULAR;
+			return IRREGULAR;
 		r = append_box(runs, &box);
 		if (r < 0)
 			return err_pass(r);
@@ -144,13 +158,55 @@ static int stream(struct runs *runs, const struct strip *strip, uint32_t tag)
 	return 0;
 }
 
-/* ---- groups ---- */
-
-static int raise_twice(const struct plan_request *req, const struct strips *strips,
-		       const struct nest_clash *clash)
+static bool side_alike(const struct strip_side *a, const struct strip_side *b)
 {
-	const struct strip *a = &strips->items[clash->tag[0]];
-	const struct strip *b = &strips->items[clash->tag[1]];
+	return a->flat == b->flat && a->page_stride == b->page_stride &&
+	       a->token_stride == b->token_stride && a->unit_stride == b->unit_stride;
+}
+
+/* Do two strips differ in nothing but their place? */
+static bool strips_alike(const struct strip *a, const struct strip *b)
+{
+	return a->list == b->list && a->units == b->units &&
+	       a->unit_bytes == b->unit_bytes && side_alike(&a->src, &b->src) &&
+	       side_alike(&a->dst, &b->dst);
+}
+
+static int make_single(struct planner *p, const struct strip *strip)
+{
+	struct runs_shift shift;
+
+	if (!p->cast_of || !strips_alike(p->cast_of, strip)) {
+		int r;
+
+		p->cast.count = 0;
+		p->cast_of = NULL;
+		r = stream(strip, &p->cast);
+		if (r != 0)
+			return r < 0 ? err_pass(r) : r;
+		p->cast_of = strip;
+	}
+	shift = (struct runs_shift){
+		.src = strip->src.base - p->cast_of->src.base,
+		.dst = strip->dst.base - p->cast_of->dst.base,
+		.src_buffer = strip->src.buffer - p->cast_of->src.buffer,
+		.dst_buffer = strip->dst.buffer - p->cast_of->dst.buffer};
+	return runs_append_all(&p->runs, &p->cast, &shift);
+}
+
+/* ---- several strips, page by page ---- */
+
+/* One segment of all strips of a group, solved. */
+struct page {
+	const struct segment *segment; /* that it was made for */
+	struct runs runs;
+	struct nest_boxes boxes;
+};
+
+static int raise_twice(const struct planner *p, const struct nest_clash *clash)
+{
+	const struct strip *a = &p->strips.items[clash->tag[0]];
+	const struct strip *b = &p->strips.items[clash->tag[1]];
 
 	return err_raise(ERR_DUP,
 			 "dst buffer %u bytes [%llu,%llu) are reached twice: by map[%zu] "
@@ -158,37 +214,137 @@ static int raise_twice(const struct plan_request *req, const struct strips *stri
 			 "%s; dst_pages or fields overlap",
 			 clash->dst_buffer, (unsigned long long)clash->dst,
 			 (unsigned long long)(clash->dst + clash->len), a->map,
-			 req->maps[a->map].view, a->layer, a->field->name, b->map,
-			 req->maps[b->map].view, b->layer, b->field->name);
+			 p->req->maps[a->map].view, a->layer, a->field->name, b->map,
+			 p->req->maps[b->map].view, b->layer, b->field->name);
 }
 
-static int solve_group(const struct plan_request *req, const struct strips *strips,
-		       size_t begin, size_t end, struct runs *runs)
+/* Solve the boxes of strips [begin, end) and segments [first, last) of each. */
+static int solve(const struct planner *p, size_t begin, size_t end, size_t first,
+		 size_t last, struct nest_boxes *out)
 {
-	struct nest_boxes in = {0}, out = {0};
+	struct nest_boxes in = {0};
 	struct nest_clash clash;
 	struct nest_box box;
 	int r = 0;
 
 	for (size_t i = begin; i < end && r == 0; i++) {
-		const struct segment_list *list = strips->items[i].list;
+		const struct strip *strip = &p->strips.items[i];
 
-		for (size_t j = 0; j < list->count && r == 0; j++) {
-			strip_box(&strips->items[i], &list->segments[j], (uint32_t)i,
-				  &box);
+		for (size_t j = first; j < last && j < strip->list->count && r == 0; j++) {
+			strip_box(strip, &strip->list->segments[j], (uint32_t)i, &box);
 			r = nest_boxes_add(&in, &box);
 		}
 	}
 	if (r == 0)
-		r = nest_solve(&in, &out, &clash);
+		r = nest_solve(&in, out, &clash);
 	if (r == NEST_TWICE)
-		r = raise_twice(req, strips, &clash);
-	for (size_t i = 0; i < out.count && r == 0; i++)
-		r = append_box(runs, &out.items[i]);
+		r = raise_twice(p, &clash);
 	nest_boxes_fini(&in);
-	nest_boxes_fini(&out);
 	return r < 0 ? err_pass(r) : 0;
 }
+
+static int append_boxes(struct runs *runs, const struct nest_boxes *boxes)
+{
+	for (size_t i = 0; i < boxes->count; i++) {
+		int r = append_box(runs, &boxes->items[i]);
+
+		if (r < 0)
+			return err_pass(r);
+	}
+	return 0;
+}
+
+/* Does every segment move all strips of the group by the same distance? */
+static bool moves_as_one(const struct strip *s, size_t count)
+{
+	for (size_t i = 1; i < count; i++)
+		if (s[i].list != s[0].list || s[i].src.page_stride != s[0].src.page_stride ||
+		    s[i].dst.page_stride != s[0].dst.page_stride ||
+		    s[i].src.token_stride != s[0].src.token_stride ||
+		    s[i].dst.token_stride != s[0].dst.token_stride)
+			return false;
+	return true;
+}
+
+static struct runs_shift segment_shift(const struct strip *s, const struct segment *from,
+				       const struct segment *to)
+{
+	struct nest_box a, b;
+
+	strip_box_move(s, from, &a);
+	strip_box_move(s, to, &b);
+	return (struct runs_shift){.src = b.src - a.src, .dst = b.dst - a.dst};
+}
+
+static int page_make(const struct planner *p, size_t begin, size_t end, size_t segment,
+		     struct page *page)
+{
+	int r;
+
+	page->runs.count = 0;
+	page->boxes.count = 0;
+	page->segment = &p->strips.items[begin].list->segments[segment];
+	r = solve(p, begin, end, segment, segment + 1, &page->boxes);
+	if (r == 0)
+		r = append_boxes(&page->runs, &page->boxes);
+	if (r < 0)
+		return err_pass(r);
+	runs_sort(&page->runs);
+	return 0;
+}
+
+/* Page after page: IRREGULAR when pages lie between each other, or meet where
+ * runs_append() would not see it. */
+static int pages_append(struct planner *p, size_t begin, size_t end, struct page *page,
+			struct runs *out)
+{
+	const struct strip *s = &p->strips.items[begin];
+	struct seam seam = {0};
+
+	for (size_t i = 0; i < s->list->count; i++) {
+		const struct segment *seg = &s->list->segments[i];
+		struct nest_box first, last;
+		struct runs_shift shift;
+		int r = 0;
+
+		if (!page->segment || page->segment->tokens != seg->tokens ||
+		    page->segment->blocks != seg->blocks)
+			r = page_make(p, begin, end, i, page);
+		if (r < 0)
+			return err_pass(r);
+		shift = segment_shift(s, page->segment, seg);
+		first = page->boxes.items[0];
+		last = page->boxes.items[page->boxes.count - 1];
+		first.src += shift.src;
+		first.dst += shift.dst;
+		seam.plane = seam.plane || first.dims > 1;
+		if (i > 0 && !seam_holds(&seam, &first))
+			return IRREGULAR;
+		r = runs_append_all(out, &page->runs, &shift);
+		if (r < 0)
+			return err_pass(r);
+		seam.src_end = nest_box_src_end(&last) + shift.src;
+		seam.dst_end = nest_box_dst_end(&last) + shift.dst;
+		seam.plane = page->boxes.count > 1 || last.dims > 1;
+	}
+	return 0;
+}
+
+static int make_pages(struct planner *p, size_t begin, size_t end)
+{
+	struct page page = {0};
+	struct runs out = {.limit = p->req->max_rows};
+	int r = pages_append(p, begin, end, &page, &out);
+
+	if (r == 0)
+		r = runs_append_all(&p->runs, &out, &(struct runs_shift){0});
+	runs_fini(&page.runs);
+	nest_boxes_fini(&page.boxes);
+	runs_fini(&out);
+	return r < 0 ? err_pass(r) : r;
+}
+
+/* ---- groups ---- */
 
 /* Does strip b, which begins where a's hull ends, begin where a ends on both
  * sides? True when that is not plain to see. */
@@ -222,53 +378,55 @@ static size_t group_end(const struct strips *strips, size_t begin)
 	return i;
 }
 
-static int make_group(const struct plan_request *req, const struct strips *strips,
-		      size_t begin, size_t end, struct runs *runs)
+static int make_group(struct planner *p, size_t begin, size_t end)
 {
-	struct runs_mark mark;
-	int r = STREAM_IRREGULAR;
+	const struct strip *first = &p->strips.items[begin];
+	struct nest_boxes boxes = {0};
+	int r = IRREGULAR;
 
-	if (end == begin + 1) {
-		runs_mark(runs, &mark);
-		r = stream(runs, &strips->items[begin], (uint32_t)begin);
-		if (r == STREAM_IRREGULAR)
-			runs_rewind(runs, &mark);
-	}
-	if (r == STREAM_IRREGULAR)
-		r = solve_group(req, strips, begin, end, runs);
+	if (end == begin + 1)
+		r = make_single(p, first);
+	else if (first->list->count > 1 && moves_as_one(first, end - begin))
+		r = make_pages(p, begin, end);
+	if (r != IRREGULAR)
+		return r < 0 ? err_pass(r) : 0;
+	r = solve(p, begin, end, 0, SIZE_MAX, &boxes);
+	if (r == 0)
+		r = append_boxes(&p->runs, &boxes);
+	nest_boxes_fini(&boxes);
 	return r < 0 ? err_pass(r) : 0;
 }
 
-static int make_runs(const struct plan_request *req, struct strips *strips,
-		     struct runs *runs)
+static int make_runs(struct planner *p)
 {
 	size_t begin = 0;
 
-	strips_sort(strips);
-	while (begin < strips->count) {
-		size_t end = group_end(strips, begin);
-		int r = make_group(req, strips, begin, end, runs);
+	strips_sort(&p->strips);
+	while (begin < p->strips.count) {
+		size_t end = group_end(&p->strips, begin);
+		int r = make_group(p, begin, end);
 
 		if (r < 0)
 			return err_pass(r);
 		begin = end;
 	}
-	runs_sort(runs);
+	runs_sort(&p->runs);
 	return 0;
 }
 
 int plan_make(const struct plan_request *req, struct plan **plan_p)
 {
-	struct runs runs = {.limit = req->max_rows};
-	struct strips strips;
+	struct planner p = {.req = req,
+			    .runs = {.limit = req->max_rows},
+			    .cast = {.limit = req->max_rows}};
 	int r;
 
 	*plan_p = NULL;
-	r = strips_collect(req, &strips);
+	r = strips_collect(req, &p.strips);
 	if (r == 0)
-		r = make_runs(req, &strips, &runs);
+		r = make_runs(&p);
 	if (r == 0)
-		r = runs_finish(&runs, plan_p);
+		r = runs_finish(&p.runs, plan_p);
 	if (r == 0 && req->max_rows && (*plan_p)->rows > req->max_rows) {
 		r = err_raise(ERR_LIMIT, "plan: %llu rows, max_rows is %llu",
 			      (unsigned long long)(*plan_p)->rows,
@@ -276,7 +434,8 @@ int plan_make(const struct plan_request *req, struct plan **plan_p)
 		plan_free(*plan_p);
 		*plan_p = NULL;
 	}
-	runs_fini(&runs);
-	strips_fini(&strips);
+	runs_fini(&p.runs);
+	runs_fini(&p.cast);
+	strips_fini(&p.strips);
 	return r < 0 ? err_pass(r) : 0;
 }

@@ -48,24 +48,35 @@ static inline bool same_buffers(const struct plan_run *a, const struct plan_run 
 	return a->src_buffer == b->src_buffer && a->dst_buffer == b->dst_buffer;
 }
 
+/* Room for `more` runs. */
+static int reserve(struct runs *runs, size_t more)
+{
+	size_t need = runs->count + more, cap = runs->cap ? runs->cap : RUNS_FIRST;
+	void *items;
+
+	if (need <= runs->cap)
+		return 0;
+	if (need > PLAN_RUNS_MAX)
+		return err_raise(ERR_LIMIT, "plan: more than %u runs", PLAN_RUNS_MAX);
+	if (runs->limit && need > runs->limit && need - runs->limit > 1 + more)
+		return err_raise(ERR_LIMIT, "plan: more than max_rows %llu rows",
+				 (unsigned long long)runs->limit);
+	while (cap < need)
+		cap *= 2;
+	items = mem_regrow(runs->items, cap, sizeof(*runs->items));
+	if (!items)
+		return -err_errno(ERR_NOMEM);
+	runs->items = items;
+	runs->cap = cap;
+	return 0;
+}
+
 static int push(struct runs *runs, const struct plan_run *run)
 {
-	if (runs->count == runs->cap) {
-		size_t cap = runs->cap ? runs->cap * 2 : RUNS_FIRST;
-		void *items;
+	int r = reserve(runs, 1);
 
-		if (runs->count >= PLAN_RUNS_MAX)
-			return err_raise(ERR_LIMIT, "plan: more than %u runs",
-					 PLAN_RUNS_MAX);
-		if (runs->limit && runs->count > runs->limit)
-			return err_raise(ERR_LIMIT, "plan: more than max_rows %llu rows",
-					 (unsigned long long)runs->limit);
-		items = mem_regrow(runs->items, cap, sizeof(*runs->items));
-		if (!items)
-			return -err_errno(ERR_NOMEM);
-		runs->items = items;
-		runs->cap = cap;
-	}
+	if (r < 0)
+		return err_pass(r);
 	runs->items[runs->count++] = *run;
 	return 0;
 }
@@ -164,18 +175,32 @@ int runs_append(struct runs *runs, const struct plan_run *run)
 	return append_folding(runs, run);
 }
 
-void runs_mark(const struct runs *runs, struct runs_mark *mark_p)
+int runs_append_all(struct runs *runs, const struct runs *from,
+		    const struct runs_shift *shift)
 {
-	mark_p->count = runs->count;
-	for (size_t i = 0; i < ARRAY_LEN(mark_p->last) && i < runs->count; i++)
-		mark_p->last[i] = runs->items[runs->count - 1 - i];
-}
+	struct plan_run *out;
+	int r;
 
-void runs_rewind(struct runs *runs, const struct runs_mark *mark)
-{
-	runs->count = mark->count;
-	for (size_t i = 0; i < ARRAY_LEN(mark->last) && i < runs->count; i++)
-		runs->items[runs->count - 1 - i] = mark->last[i];
+	for (size_t i = 0; i < from->count; i++) {
+		struct plan_run run = from->items[i];
+
+		run.src += shift->src;
+		run.dst += shift->dst;
+		run.src_buffer += shift->src_buffer;
+		run.dst_buffer += shift->dst_buffer;
+		if (i == 0) {
+			r = runs_append(runs, &run);
+			if (r == 0)
+				r = reserve(runs, from->count);
+			if (r < 0)
+				return err_pass(r);
+			out = runs->items + runs->count - 1;
+			runs->count += from->count - 1;
+			continue;
+		}
+		out[i] = run;
+	}
+	return 0;
 }
 
 static int by_destination(const void *a, const void *b)

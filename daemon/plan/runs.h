@@ -19,13 +19,17 @@ void runs_fini(struct runs *runs);
 /* The caller has checked what plan_builder_add() checks. */
 int runs_append(struct runs *runs, const struct plan_run *run);
 
-/* Undo: everything after runs_mark() goes away by runs_rewind(). */
-struct runs_mark {
-	size_t count;
-	struct plan_run last[4]; /* appending may rewrite the last few */
+/*
+ * Append all runs of `from`, moved. Only the first is merged and folded: the
+ * caller knows that the others have been, when `from` was made. Differences
+ * wrap, so a shift may go down.
+ */
+struct runs_shift {
+	uint64_t src, dst;
+	uint32_t src_buffer, dst_buffer;
 };
-void runs_mark(const struct runs *runs, struct runs_mark *mark_p);
-void runs_rewind(struct runs *runs, const struct runs_mark *mark);
+int runs_append_all(struct runs *runs, const struct runs *from,
+		    const struct runs_shift *shift);
 
 /* Order by the destination of the first row, if they are not in that order. */
 void runs_sort(struct runs *runs);
