@@ -236,44 +236,61 @@ static int length_compare(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* Rows by length: neighbours of one length are one entry, which leaves a
- * handful of entries for every plan of a real engine. */
-static size_t lengths_collect(const struct plan *plan, struct length *lengths)
+/* Plans of real engines have a handful of row lengths: they are counted in a
+ * small table. When it overflows, every run gets an entry. */
+#define LENGTHS_TABLE 16
+
+static bool lengths_count(const struct plan *plan, struct length *table, size_t *n_p)
 {
-	size_t n = 0;
+	size_t n = 0, at = 0;
 
 	for (size_t i = 0; i < plan->run_count; i++) {
 		const struct plan_run *run = &plan->runs[i];
 
-		if (n > 0 && lengths[n - 1].len == run->len)
-			lengths[n - 1].rows += run->count;
-		else if (n > 1 && lengths[n - 2].len == run->len)
-			lengths[n - 2].rows += run->count;
-		else
-			lengths[n++] =
-				(struct length){.len = run->len, .rows = run->count};
+		if (n == 0 || table[at].len != run->len) {
+			for (at = 0; at < n && table[at].len != run->len;)
+				at++;
+			if (at == LENGTHS_TABLE)
+				return false;
+			if (at == n)
+				table[n++] = (struct length){.len = run->len};
+		}
+		table[at].rows += run->count;
 	}
-	return n;
+	*n_p = n;
+	return true;
+}
+
+static void lengths_apply(struct plan *plan, struct length *lengths, size_t n)
+{
+	uint64_t seen = 0;
+	size_t i = 0;
+
+	qsort(lengths, n, sizeof(*lengths), length_compare);
+	while (seen + lengths[i].rows <= (plan->rows - 1) / 2)
+		seen += lengths[i++].rows;
+	plan->row_min = lengths[0].len;
+	plan->row_median = lengths[i].len;
 }
 
 static int fill_lengths(struct plan *plan)
 {
-	struct length *lengths cleanup_free =
-		mem_regrow(NULL, plan->run_count, sizeof(*lengths));
-	uint64_t seen = 0;
-	size_t n, i;
+	struct length table[LENGTHS_TABLE];
+	struct length *lengths;
+	size_t n;
 
+	if (lengths_count(plan, table, &n)) {
+		lengths_apply(plan, table, n);
+		return 0;
+	}
+	lengths = mem_regrow(NULL, plan->run_count, sizeof(*lengths));
 	if (!lengths)
 		return -err_errno(ERR_NOMEM);
-	n = lengths_collect(plan, lengths);
-	qsort(lengths, n, sizeof(*lengths), length_compare);
-	plan->row_min = lengths[0].len;
-	for (i = 0; i < n; i++) {
-		seen += lengths[i].rows;
-		if (seen > (plan->rows - 1) / 2)
-			break;
-	}
-	plan->row_median = lengths[i].len;
+	for (size_t i = 0; i < plan->run_count; i++)
+		lengths[i] = (struct length){.len = plan->runs[i].len,
+					     .rows = plan->runs[i].count};
+	lengths_apply(plan, lengths, plan->run_count);
+	mem_free(lengths);
 	return 0;
 }
 

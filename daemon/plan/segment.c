@@ -106,7 +106,20 @@ static uint64_t min3(uint64_t a, uint64_t b, uint64_t c)
 	return m < c ? m : c;
 }
 
-/* Cut tokens [t, end) at every page end; the caller has made room. */
+/* How many whole pages from here on follow each other on both sides? */
+static size_t whole_pages(const struct side *src, const struct side *dst, size_t si,
+			  size_t di, uint64_t tokens)
+{
+	size_t most = (size_t)(tokens / src->page_tokens), n = 1;
+
+	while (n < most && src->pages[si + n] == src->pages[si + n - 1] + 1 &&
+	       dst->pages[di + n] == dst->pages[di + n - 1] + 1)
+		n++;
+	return n;
+}
+
+/* Cut tokens [t, end) at every page end; the caller has made room. Whole pages
+ * that follow each other on both sides are blocks of one segment at once. */
 static size_t cut(struct segment *out, const struct side *src, const struct side *dst,
 		  uint64_t t, uint64_t end, bool *sorted_p)
 {
@@ -118,19 +131,24 @@ static size_t cut(struct segment *out, const struct side *src, const struct side
 
 	*sorted_p = true;
 	while (t < end) {
+		struct segment *s = &out[n];
 		uint64_t len =
 			min3(src->page_tokens - st, dst->page_tokens - dt, end - t);
 
-		out[n] = (struct segment){.src_page = src->pages[si],
-					  .src_token = st,
-					  .dst_page = dst->pages[di],
-					  .dst_token = dt,
-					  .tokens = len,
-					  .blocks = 1};
-		if (n > 0 && by_destination(&out[n - 1], &out[n]) > 0)
+		*s = (struct segment){.src_page = src->pages[si],
+				      .src_token = st,
+				      .dst_page = dst->pages[di],
+				      .dst_token = dt,
+				      .tokens = len,
+				      .blocks = 1};
+		if (len == src->page_tokens && len == dst->page_tokens)
+			s->blocks = whole_pages(src, dst, si, di, end - t);
+		if (n > 0 && by_destination(&out[n - 1], s) > 0)
 			*sorted_p = false;
 		n++;
-		t += len;
+		t += len * s->blocks;
+		si += s->blocks - 1;
+		di += s->blocks - 1;
 		st += (uint32_t)len;
 		dt += (uint32_t)len;
 		if (st == src->page_tokens) {
@@ -220,7 +238,8 @@ static bool repeats(bool flat, uint32_t page_tokens, const struct segment *a,
 static bool join_tokens(const struct segment_map *sm, bool src_flat, bool dst_flat,
 			struct segment *a, const struct segment *b)
 {
-	if (!follows(src_flat, sm->src_page_tokens, a->src_page, a->src_token, a->tokens,
+	if (a->blocks > 1 || b->blocks > 1 ||
+	    !follows(src_flat, sm->src_page_tokens, a->src_page, a->src_token, a->tokens,
 		     b->src_page, b->src_token) ||
 	    !follows(dst_flat, sm->dst_page_tokens, a->dst_page, a->dst_token, a->tokens,
 		     b->dst_page, b->dst_token))
@@ -229,8 +248,8 @@ static bool join_tokens(const struct segment_map *sm, bool src_flat, bool dst_fl
 	return true;
 }
 
-static bool join_block(const struct segment_map *sm, bool src_flat, bool dst_flat,
-		       struct segment *a, const struct segment *b)
+static bool join_blocks(const struct segment_map *sm, bool src_flat, bool dst_flat,
+			struct segment *a, const struct segment *b)
 {
 	if (a->tokens != b->tokens ||
 	    !repeats(src_flat, sm->src_page_tokens, a, a->src_page, a->src_token,
@@ -238,23 +257,29 @@ static bool join_block(const struct segment_map *sm, bool src_flat, bool dst_fla
 	    !repeats(dst_flat, sm->dst_page_tokens, a, a->dst_page, a->dst_token,
 		     b->dst_page, b->dst_token))
 		return false;
-	a->blocks++;
+	a->blocks += b->blocks;
 	return true;
 }
 
 /* Two passes: tokens join first, as one segment may take several cuts (pages
- * of 16 into pages of 64), and only whole segments repeat as blocks. */
+ * of 16 into pages of 64), and only whole segments repeat as blocks. Blocks of
+ * whole pages are tokens where both sides are flat. */
 static void join_all(const struct segment_map *sm, bool src_flat, bool dst_flat,
 		     struct segment_list *list)
 {
 	struct segment *s = list->segments;
 	size_t n = 0, m = 0;
 
-	for (size_t i = 0; i < list->count; i++)
+	for (size_t i = 0; i < list->count; i++) {
+		if (src_flat && dst_flat) {
+			s[i].tokens *= s[i].blocks;
+			s[i].blocks = 1;
+		}
 		if (n == 0 || !join_tokens(sm, src_flat, dst_flat, &s[n - 1], &s[i]))
 			s[n++] = s[i];
+	}
 	for (size_t i = 0; i < n; i++)
-		if (m == 0 || !join_block(sm, src_flat, dst_flat, &s[m - 1], &s[i]))
+		if (m == 0 || !join_blocks(sm, src_flat, dst_flat, &s[m - 1], &s[i]))
 			s[m++] = s[i];
 	list->count = m;
 }
