@@ -109,16 +109,6 @@ const struct layout_field *layout_field_find(const struct layout_layer *layer,
 					     const char *name);
 
 /*
- * A page list of the control socket, [3,4,9] or runs [[3,2],[9,1]], to an
- * array (mem_free). `name` is the member's path, for errors. At most
- * LAYOUT_PAGE_LIST_MAX pages; numbers are checked against 32 bits here and
- * against the pool by plan_make().
- */
-#define LAYOUT_PAGE_LIST_MAX (1u << 20)
-int layout_pages_parse(const struct cJSON *json, const char *name, uint32_t **pages_p,
-		       size_t *count_p);
-
-/*
  * May bytes cross between the two? For every view and layer that both hold:
  * same fields, same unit_bytes and total_units. ERR_LAYOUT with the first
  * difference: "view kv layer 3 field k: unit_bytes 256 here, 128 there".

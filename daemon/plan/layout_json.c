@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * layout_json: the layout as JSON, and page lists as JSON.
+ * layout_json: the layout as JSON.
  *
  * cJSON keeps numbers as doubles, so an integer is accepted only when it is
  * whole and at most 2^53 - 1: above that two different texts read as the same
@@ -9,8 +9,8 @@
  * come in any order; they are sorted here, after which the common checks of
  * layout.c run on the result.
  *
- * Arrays of cJSON are linked lists. They are only ever walked in order: an
- * index look-up per element would make a list of 2^20 pages quadratic.
+ * Arrays of cJSON are linked lists. They are only ever walked in order, never
+ * indexed.
  */
 #include <cjson/cJSON.h>
 #include <stdio.h>
@@ -366,104 +366,5 @@ int layout_print(const struct layout *layout, struct cJSON **json_p)
 		return err_raise(ERR_NOMEM, "layout: no memory to print it");
 	}
 	*json_p = o;
-	return 0;
-}
-
-/* ---- page lists ---- */
-
-struct page_list {
-	uint32_t *pages;
-	size_t count;
-	bool runs; /* [[first, count], …] */
-};
-
-static int page_read(const cJSON *item, const char *name, size_t index, uint32_t *v_p)
-{
-	char key[32];
-	uint64_t v = 0;
-	int r;
-
-	if (cJSON_IsNumber(item) && item->valuedouble >= 0 &&
-	    item->valuedouble <= UINT32_MAX &&
-	    (double)(uint32_t)item->valuedouble == item->valuedouble) {
-		*v_p = (uint32_t)item->valuedouble;
-		return 0;
-	}
-	snprintf(key, sizeof(key), "[%zu]", index);
-	r = number_read(item, name, key, UINT32_MAX, &v); /* for its message */
-	*v_p = (uint32_t)v;
-	return r;
-}
-
-static int run_read(const cJSON *item, const char *name, size_t index, uint32_t *first_p,
-		    uint32_t *count_p)
-{
-	int r;
-
-	if (!cJSON_IsArray(item) || cJSON_GetArraySize(item) != 2)
-		return err_raise(ERR_INVAL, "%s[%zu]: a run is [first page, count]", name,
-				 index);
-	r = page_read(item->child, name, index, first_p);
-	if (r == 0)
-		r = page_read(item->child->next, name, index, count_p);
-	if (r < 0)
-		return err_pass(r);
-	if ((uint64_t)*first_p + *count_p > (uint64_t)UINT32_MAX + 1)
-		return err_raise(ERR_RANGE, "%s[%zu]: page %u + %u is past 2^32 - 1", name,
-				 index, *first_p, *count_p);
-	return 0;
-}
-
-/* Count, or fill `list->pages` when it is there. */
-static int pages_walk(const cJSON *json, const char *name, struct page_list *list)
-{
-	const cJSON *it;
-	size_t index = 0, n = 0;
-
-	cJSON_ArrayForEach(it, json)
-	{
-		uint32_t first, count = 1;
-		int r = list->runs ? run_read(it, name, index, &first, &count)
-				   : page_read(it, name, index, &first);
-
-		if (r < 0)
-			return err_pass(r);
-		if (count > LAYOUT_PAGE_LIST_MAX - n)
-			return err_raise(ERR_LIMIT, "%s: more than %u pages", name,
-					 LAYOUT_PAGE_LIST_MAX);
-		for (uint32_t i = 0; list->pages && i < count; i++)
-			list->pages[n + i] = first + i;
-		n += count;
-		index++;
-	}
-	list->count = n;
-	return 0;
-}
-
-int layout_pages_parse(const struct cJSON *json, const char *name, uint32_t **pages_p,
-		       size_t *count_p)
-{
-	struct page_list list = {.runs = false};
-	int r;
-
-	*pages_p = NULL;
-	*count_p = 0;
-	if (!cJSON_IsArray(json))
-		return err_raise(ERR_INVAL, "%s: %s", name,
-				 json ? "must be a list of pages" : "missing");
-	list.runs = cJSON_IsArray(json->child);
-	r = pages_walk(json, name, &list);
-	if (r < 0)
-		return err_pass(r);
-	list.pages = mem_calloc(list.count, sizeof(*list.pages));
-	if (!list.pages)
-		return -err_errno(ERR_NOMEM);
-	r = pages_walk(json, name, &list);
-	if (r < 0) {
-		mem_free(list.pages);
-		return err_pass(r);
-	}
-	*pages_p = list.pages;
-	*count_p = list.count;
 	return 0;
 }
