@@ -142,7 +142,8 @@ static void find_holders(struct work *w, uint32_t layer, const struct layout_fie
 	w->holder_count = 0;
 	for (size_t i = 0; i < w->source_count; i++) {
 		const struct layout_view *view = w->sources[i].view;
-		const struct layout_layer *l = view ? layout_layer_find(view, layer) : NULL;
+		const struct layout_layer *l =
+			view ? layout_layer_find(view, layer) : NULL;
 		const struct layout_field *f = l ? layout_field_find(l, dst->name) : NULL;
 		struct holder h;
 
@@ -159,7 +160,8 @@ static void find_holders(struct work *w, uint32_t layer, const struct layout_fie
 		w->holders[w->holder_count++] = h;
 	}
 	if (!in_order)
-		qsort_r(w->holders, w->holder_count, sizeof(*w->holders), holder_order, w);
+		qsort_r(w->holders, w->holder_count, sizeof(*w->holders), holder_order,
+			w);
 }
 
 static int u64_compare(const void *a, const void *b)
@@ -243,9 +245,8 @@ static int take_cells(struct work *w, const struct holder *h, struct plan_want w
 static int cover_field(struct work *w, const struct layout_view *view, uint32_t layer,
 		       uint16_t index, const struct layout_field *dst)
 {
-	struct plan_want want = {.view = (uint16_t)(view - w->dst->views),
-				 .field = index,
-				 .layer = layer};
+	struct plan_want want = {
+		.view = (uint16_t)(view - w->dst->views), .field = index, .layer = layer};
 	size_t cell;
 	int r;
 
@@ -328,8 +329,7 @@ static int work_init(struct work *w, const struct cover_source *sources, size_t 
 		return -err_errno(ERR_NOMEM);
 	w->cover->source_count = count;
 	for (size_t i = 0; i < count; i++)
-		w->sources[i] =
-			(struct source){.index = i, .layout = sources[i].layout};
+		w->sources[i] = (struct source){.index = i, .layout = sources[i].layout};
 	qsort(w->sources, count, sizeof(*w->sources), by_rank);
 	return 0;
 }
@@ -461,11 +461,12 @@ int cover_check_wants(const struct layout *src, const struct layout *dst,
 
 		if (a->view == b->view && a->layer == b->layer && a->field == b->field &&
 		    (uint64_t)a->first_unit + a->units > b->first_unit)
-			return err_raise(ERR_DUP,
-					 "want: view %s layer %u field number %u: unit %u "
-					 "twice",
-					 dst->views[b->view].name, b->layer, b->field,
-					 b->first_unit);
+			return err_raise(
+				ERR_DUP,
+				"want: view %s layer %u field number %u: unit %u "
+				"twice",
+				dst->views[b->view].name, b->layer, b->field,
+				b->first_unit);
 	}
 	return 0;
 }

@@ -23,7 +23,7 @@ struct cover {
 	struct {
 		struct plan_want *wants;
 		size_t count;
-	} *per_source;
+	} * per_source;
 	size_t source_count;
 	uint32_t contributions; /* sources that send something */
 };

@@ -190,7 +190,8 @@ int layout_view_check(const struct layout *layout, const struct layout_view *vie
 		if (view->layers[i].layer <= view->layers[i - 1].layer)
 			return err_raise(ERR_INVAL, "views.%s.layers: layer %u %s",
 					 view->name, view->layers[i].layer,
-					 view->layers[i].layer == view->layers[i - 1].layer
+					 view->layers[i].layer ==
+							 view->layers[i - 1].layer
 						 ? "comes twice"
 						 : "is out of order");
 	for (uint32_t i = 0; i < view->layer_count; i++) {
@@ -228,10 +229,11 @@ int layout_check(const struct layout *layout)
 					 path, view->layer_count, LAYOUT_LAYERS_MAX);
 		for (uint32_t j = 0; j < view->layer_count; j++)
 			if (view->layers[j].field_count > LAYOUT_FIELDS_MAX)
-				return err_raise(ERR_LIMIT,
-						 "%s.layers[%u].fields: %u, the limit is %u",
-						 path, j, view->layers[j].field_count,
-						 LAYOUT_FIELDS_MAX);
+				return err_raise(
+					ERR_LIMIT,
+					"%s.layers[%u].fields: %u, the limit is %u", path,
+					j, view->layers[j].field_count,
+					LAYOUT_FIELDS_MAX);
 		r = layout_view_check(layout, view);
 		if (r < 0)
 			return err_pass(r);
@@ -246,16 +248,16 @@ static int field_compatible(const char *view, uint32_t layer,
 			    const struct layout_field *there)
 {
 	if (here->unit_bytes != there->unit_bytes)
-		return err_raise(ERR_LAYOUT,
-				 "view %s layer %u field %s: unit_bytes %llu here, %llu there",
-				 view, layer, here->name,
-				 (unsigned long long)here->unit_bytes,
-				 (unsigned long long)there->unit_bytes);
+		return err_raise(
+			ERR_LAYOUT,
+			"view %s layer %u field %s: unit_bytes %llu here, %llu there",
+			view, layer, here->name, (unsigned long long)here->unit_bytes,
+			(unsigned long long)there->unit_bytes);
 	if (here->total_units != there->total_units)
-		return err_raise(ERR_LAYOUT,
-				 "view %s layer %u field %s: total_units %u here, %u there",
-				 view, layer, here->name, here->total_units,
-				 there->total_units);
+		return err_raise(
+			ERR_LAYOUT,
+			"view %s layer %u field %s: total_units %u here, %u there", view,
+			layer, here->name, here->total_units, there->total_units);
 	return 0;
 }
 

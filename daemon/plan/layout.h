@@ -26,8 +26,8 @@ struct cursor;
 /* Caps: what a hostile peer or client can make us allocate (invariant 5). */
 #define LAYOUT_BUFFERS_MAX 4096u
 #define LAYOUT_VIEWS_MAX 64u
-#define LAYOUT_LAYERS_MAX 1024u	  /* of one view */
-#define LAYOUT_FIELDS_MAX 16u	  /* of one layer */
+#define LAYOUT_LAYERS_MAX 1024u	    /* of one view */
+#define LAYOUT_FIELDS_MAX 16u	    /* of one layer */
 #define LAYOUT_PAGES_MAX (1u << 28) /* of one view */
 
 struct layout_field {

@@ -40,8 +40,8 @@ static int number_read(const cJSON *item, const char *path, const char *key, uin
 	if ((double)(uint64_t)v != v)
 		return err_raise(ERR_INVAL, "%s.%s: %g is not an integer", path, key, v);
 	if ((uint64_t)v > max)
-		return err_raise(ERR_RANGE, "%s.%s: %.0f, the limit is %llu", path, key, v,
-				 (unsigned long long)max);
+		return err_raise(ERR_RANGE, "%s.%s: %.0f, the limit is %llu", path, key,
+				 v, (unsigned long long)max);
 	*v_p = (uint64_t)v;
 	return 0;
 }
@@ -63,8 +63,8 @@ static int member_u32(const cJSON *json, const char *path, const char *key, uint
 }
 
 /* An array member and its length, at most `cap`. */
-static int member_array(const cJSON *json, const char *path, const char *key, uint32_t cap,
-			const cJSON **array_p, uint32_t *count_p)
+static int member_array(const cJSON *json, const char *path, const char *key,
+			uint32_t cap, const cJSON **array_p, uint32_t *count_p)
 {
 	const cJSON *array = cJSON_GetObjectItemCaseSensitive(json, key);
 	int count;
@@ -132,8 +132,7 @@ static int parse_layer(const cJSON *json, const struct layout *layout,
 	if (!layer->fields)
 		return -err_errno(ERR_NOMEM);
 	layer->field_count = count;
-	cJSON_ArrayForEach(it, fields)
-	{
+	cJSON_ArrayForEach (it, fields) {
 		layout_path(path, view, index, i);
 		r = parse_field(it, path, &layer->fields[i]);
 		if (r == 0)
@@ -179,8 +178,7 @@ static int parse_view(const cJSON *json, struct layout *layout, struct layout_vi
 	if (!view->layers)
 		return -err_errno(ERR_NOMEM);
 	view->layer_count = count;
-	cJSON_ArrayForEach(it, layers)
-	{
+	cJSON_ArrayForEach (it, layers) {
 		r = parse_layer(it, layout, view, i, &view->layers[i]);
 		if (r < 0)
 			return err_pass(r);
@@ -204,8 +202,7 @@ static int parse_buffers(const cJSON *json, struct layout *layout)
 	if (!layout->buffers)
 		return -err_errno(ERR_NOMEM);
 	layout->buffer_count = count;
-	cJSON_ArrayForEach(it, buffers)
-	{
+	cJSON_ArrayForEach (it, buffers) {
 		char key[24];
 
 		snprintf(key, sizeof(key), "[%u]", i);
@@ -242,8 +239,7 @@ static int parse_members(const cJSON *json, struct layout *layout)
 	layout->views = mem_calloc((size_t)count, sizeof(*layout->views));
 	if (!layout->views)
 		return -err_errno(ERR_NOMEM);
-	cJSON_ArrayForEach(it, views)
-	{
+	cJSON_ArrayForEach (it, views) {
 		/* counted first, so that a failed view is freed with the rest */
 		r = parse_view(it, layout, &layout->views[layout->view_count++]);
 		if (r < 0)

@@ -161,8 +161,8 @@ static int get_layer(struct cursor *in, const struct layout_view *view, uint32_t
 	layer->layer = cursor_get_u32(in);
 	same = cursor_get_u8(in);
 	if (same > 1 || (same && index == 0))
-		return err_raise(ERR_PROTO, "views.%s.layers[%u]: bad form %u", view->name,
-				 index, same);
+		return err_raise(ERR_PROTO, "views.%s.layers[%u]: bad form %u",
+				 view->name, index, same);
 	if (same) {
 		count = view->layers[index - 1].field_count;
 		if (cursor_left(in) / FIELD_SAME < count)

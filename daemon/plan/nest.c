@@ -245,8 +245,8 @@ static void reverse(struct nest_boxes *boxes, size_t at)
  */
 enum meet { MEET_NEVER, MEET_ALWAYS, MEET_SOME };
 
-static enum meet meet(struct nest *nest, const struct nest_box *a, const struct nest_box *b,
-		      uint32_t loops, int64_t gap)
+static enum meet meet(struct nest *nest, const struct nest_box *a,
+		      const struct nest_box *b, uint32_t loops, int64_t gap)
 {
 	uint32_t odd = NO_CONFLICT, odd_count = 0;
 	int64_t step;
@@ -397,9 +397,11 @@ static bool periodic(const struct nest_box *boxes, size_t count, uint32_t depth)
 static bool turn_wraps(struct nest *nest, const struct nest_box *first,
 		       const struct nest_box *last, uint32_t depth)
 {
-	int64_t gap = gap_between(last, first, depth + 1) + (int64_t)first->dim[depth].src;
+	int64_t gap =
+		gap_between(last, first, depth + 1) + (int64_t)first->dim[depth].src;
 
-	return last->dst + dst_span(last, depth + 1) == first->dst + first->dim[depth].dst &&
+	return last->dst + dst_span(last, depth + 1) ==
+		       first->dst + first->dim[depth].dst &&
 	       meet(nest, last, first, depth + 1, gap) == MEET_ALWAYS;
 }
 

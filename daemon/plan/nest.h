@@ -17,7 +17,7 @@
 #define NEST_DIMS 3
 
 struct nest_dim {
-	uint64_t count; /* at least 2 */
+	uint64_t count;	   /* at least 2 */
 	uint64_t src, dst; /* strides */
 };
 

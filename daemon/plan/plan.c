@@ -208,14 +208,15 @@ static int raise_twice(const struct planner *p, const struct nest_clash *clash)
 	const struct strip *a = &p->strips.items[clash->tag[0]];
 	const struct strip *b = &p->strips.items[clash->tag[1]];
 
-	return err_raise(ERR_DUP,
-			 "dst buffer %u bytes [%llu,%llu) are reached twice: by map[%zu] "
-			 "view %s layer %u field %s and by map[%zu] view %s layer %u field "
-			 "%s; dst_pages or fields overlap",
-			 clash->dst_buffer, (unsigned long long)clash->dst,
-			 (unsigned long long)(clash->dst + clash->len), a->map,
-			 p->req->maps[a->map].view, a->layer, a->field->name, b->map,
-			 p->req->maps[b->map].view, b->layer, b->field->name);
+	return err_raise(
+		ERR_DUP,
+		"dst buffer %u bytes [%llu,%llu) are reached twice: by map[%zu] "
+		"view %s layer %u field %s and by map[%zu] view %s layer %u field "
+		"%s; dst_pages or fields overlap",
+		clash->dst_buffer, (unsigned long long)clash->dst,
+		(unsigned long long)(clash->dst + clash->len), a->map,
+		p->req->maps[a->map].view, a->layer, a->field->name, b->map,
+		p->req->maps[b->map].view, b->layer, b->field->name);
 }
 
 /* Solve the boxes of strips [begin, end) and segments [first, last) of each. */
@@ -230,7 +231,8 @@ static int solve(const struct planner *p, size_t begin, size_t end, size_t first
 	for (size_t i = begin; i < end && r == 0; i++) {
 		const struct strip *strip = &p->strips.items[i];
 
-		for (size_t j = first; j < last && j < strip->list->count && r == 0; j++) {
+		for (size_t j = first; j < last && j < strip->list->count && r == 0;
+		     j++) {
 			strip_box(strip, &strip->list->segments[j], (uint32_t)i, &box);
 			r = nest_boxes_add(&in, &box);
 		}
@@ -258,7 +260,8 @@ static int append_boxes(struct runs *runs, const struct nest_boxes *boxes)
 static bool moves_as_one(const struct strip *s, size_t count)
 {
 	for (size_t i = 1; i < count; i++)
-		if (s[i].list != s[0].list || s[i].src.page_stride != s[0].src.page_stride ||
+		if (s[i].list != s[0].list ||
+		    s[i].src.page_stride != s[0].src.page_stride ||
 		    s[i].dst.page_stride != s[0].dst.page_stride ||
 		    s[i].src.token_stride != s[0].src.token_stride ||
 		    s[i].dst.token_stride != s[0].dst.token_stride)

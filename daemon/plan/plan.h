@@ -71,7 +71,7 @@ struct plan_map {
 
 /* What one source shall send of one field: the cover's answer. */
 struct plan_want {
-	uint16_t view; /* index into the DESTINATION layout's views */
+	uint16_t view;	/* index into the DESTINATION layout's views */
 	uint16_t field; /* index into that layer's fields (destination layout) */
 	uint32_t layer; /* the model's number */
 	uint32_t first_unit, units;

@@ -43,9 +43,9 @@ static int side_check(struct side *s, const struct layout_view *view, size_t ind
 	s->page_tokens = view->page_tokens;
 	if (__builtin_mul_overflow((uint64_t)s->count, s->page_tokens, &tokens) ||
 	    __builtin_add_overflow(s->first, tokens, &s->end))
-		return err_raise(ERR_RANGE, "map[%zu] view %s: %s_first_token %llu overflows",
-				 index, view->name, s->name,
-				 (unsigned long long)s->first);
+		return err_raise(ERR_RANGE,
+				 "map[%zu] view %s: %s_first_token %llu overflows", index,
+				 view->name, s->name, (unsigned long long)s->first);
 	return 0;
 }
 
@@ -57,7 +57,8 @@ static int range_check(const struct plan_map *map, size_t index, const struct si
 				 "%s_pages, which hold [%llu,%llu)",
 				 index, map->view, (unsigned long long)map->token_begin,
 				 (unsigned long long)map->token_end, s->name,
-				 (unsigned long long)s->first, (unsigned long long)s->end);
+				 (unsigned long long)s->first,
+				 (unsigned long long)s->end);
 	return 0;
 }
 
@@ -74,8 +75,9 @@ static int token_range(const struct plan_map *map, size_t index, const struct si
 		return 0;
 	}
 	if (map->token_begin > map->token_end)
-		return err_raise(ERR_RANGE, "map[%zu] view %s: tokens [%llu,%llu) reversed",
-				 index, map->view, (unsigned long long)map->token_begin,
+		return err_raise(ERR_RANGE,
+				 "map[%zu] view %s: tokens [%llu,%llu) reversed", index,
+				 map->view, (unsigned long long)map->token_begin,
 				 (unsigned long long)map->token_end);
 	r = range_check(map, index, src);
 	if (r == 0)
@@ -187,7 +189,8 @@ int segment_map_init(struct segment_map *sm, const struct plan_map *map, size_t 
 	int r;
 
 	*sm = (struct segment_map){0};
-	if ((r = side_check(&s, src, index)) < 0 || (r = side_check(&d, dst, index)) < 0 ||
+	if ((r = side_check(&s, src, index)) < 0 ||
+	    (r = side_check(&d, dst, index)) < 0 ||
 	    (r = token_range(map, index, &s, &d, &begin, &end)) < 0)
 		return err_pass(r);
 	sm->src_page_tokens = s.page_tokens;
@@ -195,9 +198,9 @@ int segment_map_init(struct segment_map *sm, const struct plan_map *map, size_t 
 	sm->cuts.made = true;
 	if (begin == end)
 		return 0;
-	sm->cuts.segments = mem_regrow(NULL,
-				       cuts_max(&s, begin, end) + cuts_max(&d, begin, end),
-				       sizeof(struct segment));
+	sm->cuts.segments =
+		mem_regrow(NULL, cuts_max(&s, begin, end) + cuts_max(&d, begin, end),
+			   sizeof(struct segment));
 	if (!sm->cuts.segments)
 		return -err_errno(ERR_NOMEM);
 	sm->cuts.count = cut(sm->cuts.segments, &s, &d, begin, end, &sorted);
@@ -317,8 +320,8 @@ int segment_map_list(struct segment_map *sm, bool src_flat, bool dst_flat,
 	*list_p = list;
 	if (list->made)
 		return 0;
-	list->segments = mem_dup(sm->cuts.segments,
-				 sm->cuts.count * sizeof(struct segment));
+	list->segments =
+		mem_dup(sm->cuts.segments, sm->cuts.count * sizeof(struct segment));
 	if (!list->segments)
 		return -err_errno(ERR_NOMEM);
 	list->count = sm->cuts.count;

@@ -8,7 +8,8 @@
 #include "daemon/plan/layout_private.h"
 
 /* One more element at the end of an array, zeroed. */
-static void *grow(void *array, uint32_t count, uint32_t cap, size_t size, const char *what)
+static void *grow(void *array, uint32_t count, uint32_t cap, size_t size,
+		  const char *what)
 {
 	char *p;
 
@@ -59,7 +60,8 @@ int shape_view(struct layout *layout, const char *name, uint32_t page_tokens,
 
 	if (r < 0)
 		return err_pass(r);
-	p = grow(layout->views, layout->view_count, LAYOUT_VIEWS_MAX, sizeof(*p), "views");
+	p = grow(layout->views, layout->view_count, LAYOUT_VIEWS_MAX, sizeof(*p),
+		 "views");
 	if (!p)
 		return failed();
 	layout->views = p;

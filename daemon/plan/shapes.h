@@ -137,7 +137,8 @@ struct shape_vllm_ssm {
 	const uint32_t *buffers;
 	uint32_t layer_count;
 	uint32_t conv_dim, conv_rows, conv_elem; /* of the model, TP 1 */
-	uint32_t temporal[3]; /* of the model: {heads, head dim, state} or {dim, state, 1} */
+	uint32_t temporal[3]; /* of the model: {heads, head dim, state} or {dim, state, 1}
+			       */
 	uint32_t ssm_elem;
 	struct shape_tp tp;
 };

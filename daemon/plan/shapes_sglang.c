@@ -25,7 +25,8 @@ static uint32_t layer_id(const uint32_t *ids, uint32_t i)
 }
 
 /* Token-major rows of `units` units; `field` has the units already. */
-static void rows_shape(struct layout_field *field, uint32_t page_size, uint64_t unit_bytes)
+static void rows_shape(struct layout_field *field, uint32_t page_size,
+		       uint64_t unit_bytes)
 {
 	field->unit_bytes = unit_bytes;
 	field->unit_stride = unit_bytes;
@@ -64,8 +65,8 @@ static int kv_field(const struct shape_sglang_kv *kv, bool mla, struct layout_fi
 		return err_pass(r);
 	if (__builtin_mul_overflow(kv->head_bytes, (uint64_t)f->units, &token) ||
 	    __builtin_mul_overflow(token, (uint64_t)kv->page_size, &token))
-		return err_raise(ERR_RANGE, "view %s: head_bytes %llu overflows", kv->view,
-				 (unsigned long long)kv->head_bytes);
+		return err_raise(ERR_RANGE, "view %s: head_bytes %llu overflows",
+				 kv->view, (unsigned long long)kv->head_bytes);
 	rows_shape(f, kv->page_size, kv->head_bytes);
 	return 0;
 }
@@ -120,8 +121,8 @@ static int state_groups(const struct shape_sglang_state *s, uint32_t *dims,
 	uint64_t sum = 0;
 
 	if (s->group_count > SHAPE_GROUPS_MAX)
-		return err_raise(ERR_LIMIT, "view %s: %u groups, the limit is %u", s->view,
-				 s->group_count, SHAPE_GROUPS_MAX);
+		return err_raise(ERR_LIMIT, "view %s: %u groups, the limit is %u",
+				 s->view, s->group_count, SHAPE_GROUPS_MAX);
 	*count_p = s->group_count ? s->group_count : 1;
 	if (s->group_count == 0) {
 		dims[0] = s->full_dim;
@@ -162,9 +163,11 @@ static int state_fields(const struct shape_sglang_state *s, uint32_t buffer,
 					&f.units);
 			if (r < 0)
 				return err_pass(r);
-			if (__builtin_mul_overflow(s->unit_bytes, (uint64_t)f.units, &len) ||
+			if (__builtin_mul_overflow(s->unit_bytes, (uint64_t)f.units,
+						   &len) ||
 			    __builtin_add_overflow(at, len, &at))
-				return err_raise(ERR_RANGE, "view %s: unit_bytes overflows",
+				return err_raise(ERR_RANGE,
+						 "view %s: unit_bytes overflows",
 						 s->view);
 			snprintf(name, sizeof(name), "s%u.%u", o, g);
 			r = shape_field(layer, name, &f);
@@ -198,7 +201,8 @@ int shape_sglang_state(struct layout *layout, const struct shape_sglang_state *s
 					 s->slots);
 		layout->buffers[buffer] = len;
 		for (uint32_t j = 0; j < layer->field_count; j++)
-			layer->fields[j].page_stride = layer->fields[j].token_stride = item;
+			layer->fields[j].page_stride = layer->fields[j].token_stride =
+				item;
 	}
 	return r < 0 ? err_pass(r) : 0;
 }

@@ -24,7 +24,8 @@ static uint32_t layer_id(const uint32_t *ids, uint32_t i)
 /* ---- attention ---- */
 
 /* One head of one token; K and V of one head when they are packed. */
-static void attention_strides(const struct shape_vllm_attention *a, struct layout_field *f)
+static void attention_strides(const struct shape_vllm_attention *a,
+			      struct layout_field *f)
 {
 	uint64_t unit = a->head_bytes;
 
@@ -91,9 +92,9 @@ int shape_vllm_attention(struct layout *layout, const struct shape_vllm_attentio
 		f.buffer = a->buffers[i];
 		f.offset = 0;
 		r = shape_field(layer,
-				split				     ? "k"
+				split			       ? "k"
 				: a->packing == SHAPE_VLLM_MLA ? "latent"
-								     : "kv",
+							       : "kv",
 				&f);
 		f.offset = part;
 		if (r == 0 && split)
@@ -146,7 +147,8 @@ struct ssm_field {
 static int ssm_fields(const struct shape_vllm_ssm *s, struct ssm_field *out,
 		      uint32_t *count_p, uint64_t *bytes_p)
 {
-	static const char *const names[][3] = {{"x", "", ""}, {"x", "b", "c"}, {"q", "k", "v"}};
+	static const char *const names[][3] = {
+		{"x", "", ""}, {"x", "b", "c"}, {"q", "k", "v"}};
 	uint32_t dims[3], n = shape_vllm_conv_dims(s, dims);
 	uint64_t at = 0;
 
@@ -186,7 +188,8 @@ static int ssm_fields(const struct shape_vllm_ssm *s, struct ssm_field *out,
 	return 0;
 }
 
-int shape_vllm_ssm_sizes(const struct shape_vllm_ssm *s, uint64_t *conv_p, uint64_t *ssm_p)
+int shape_vllm_ssm_sizes(const struct shape_vllm_ssm *s, uint64_t *conv_p,
+			 uint64_t *ssm_p)
 {
 	struct ssm_field fields[4];
 	uint32_t count = 0;
@@ -216,7 +219,8 @@ int shape_vllm_ssm(struct layout *layout, const struct shape_vllm_ssm *s)
 	if (r < 0)
 		return err_pass(r);
 	if (bytes > s->page_len)
-		return err_raise(ERR_RANGE, "view %s: a state of %llu bytes in a page of %llu",
+		return err_raise(ERR_RANGE,
+				 "view %s: a state of %llu bytes in a page of %llu",
 				 s->view, (unsigned long long)bytes,
 				 (unsigned long long)s->page_len);
 	r = shape_view(layout, s->view, 1, s->pages, &view);

@@ -32,9 +32,10 @@ int shard_units(uint32_t total, uint32_t size, uint32_t rank, uint32_t *first_p,
 		*first_p = rank / (size / total);
 		return 0;
 	}
-	return err_raise(ERR_INVAL,
-			 "shard: %u units do not divide over %u ranks, nor ranks over units",
-			 total, size);
+	return err_raise(
+		ERR_INVAL,
+		"shard: %u units do not divide over %u ranks, nor ranks over units",
+		total, size);
 }
 
 /* ---- which prefill ranks ---- */
@@ -44,8 +45,8 @@ static int ratio(const char *name, uint32_t a, uint32_t b, uint32_t *ratio_p)
 	if (a == 0 || b == 0)
 		return err_raise(ERR_INVAL, "shard: %s size is 0", name);
 	if ((a > b ? a % b : b % a) != 0)
-		return err_raise(ERR_INVAL, "shard: %s sizes %u and %u do not divide", name,
-				 a, b);
+		return err_raise(ERR_INVAL, "shard: %s sizes %u and %u do not divide",
+				 name, a, b);
 	*ratio_p = a > b ? a / b : b / a;
 	return 0;
 }
@@ -106,7 +107,8 @@ int shard_vllm_sources(const struct shard_vllm *in, bool state, uint32_t *ranks,
 		return err_raise(ERR_RANGE, "shard: rank %u of %u, %u heads",
 				 in->local_rank, in->local_tp, in->kv_heads);
 	if (in->local_tp >= in->remote_tp || (in->mla && !state)) {
-		first = (uint32_t)((uint64_t)in->local_rank * in->remote_tp / in->local_tp);
+		first = (uint32_t)((uint64_t)in->local_rank * in->remote_tp /
+				   in->local_tp);
 	} else {
 		first = in->local_rank * n;
 		count = n;
@@ -194,8 +196,8 @@ bool shard_chunks_next(struct shard_chunks *c, struct shard_chunk *chunk_p)
 	while (!c->done) {
 		uint64_t begin = c->sent, end;
 
-		c->computed = c->chunk ? min_u64(c->computed + c->chunk, c->prompt)
-				       : c->prompt;
+		c->computed =
+			c->chunk ? min_u64(c->computed + c->chunk, c->prompt) : c->prompt;
 		c->done = c->computed == c->prompt;
 		end = c->done ? c->prompt : c->computed - c->computed % c->page_size;
 		if (end <= begin && !c->done)

@@ -40,7 +40,7 @@ struct shard_sglang_ranks {
 	uint32_t tp_first, tp_count;
 	uint32_t cp_first, cp_count;
 	uint32_t pp_first, pp_count;
-	uint32_t dst_info; /* TransferInfos that a prefill rank waits for */
+	uint32_t dst_info;  /* TransferInfos that a prefill rank waits for */
 	uint32_t responses; /* prefill ranks that a decode rank waits for */
 	/* pure MLA with more prefill ranks: all but tp_first are asked, but send
 	 * nothing */

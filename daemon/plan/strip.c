@@ -160,12 +160,13 @@ static int want_check(const struct pairing *p, const struct layout_field *f,
 {
 	if (want->first_unit >= first && (uint64_t)want->first_unit + want->units <= end)
 		return 0;
-	return err_raise(ERR_RANGE,
-			 "want: view %s layer %u field %s units [%u,%llu): both sides hold "
-			 "[%u,%llu)",
-			 p->dst_view->name, p->dst_layer->layer, f->name, want->first_unit,
-			 (unsigned long long)want->first_unit + want->units, first,
-			 (unsigned long long)end);
+	return err_raise(
+		ERR_RANGE,
+		"want: view %s layer %u field %s units [%u,%llu): both sides hold "
+		"[%u,%llu)",
+		p->dst_view->name, p->dst_layer->layer, f->name, want->first_unit,
+		(unsigned long long)want->first_unit + want->units, first,
+		(unsigned long long)end);
 }
 
 /* Wanted intervals of a field of which both hold [first, end). Intervals that
@@ -186,10 +187,9 @@ static int pair_wanted(const struct pairing *p, uint16_t field,
 		for (; r == 0 && i < w->count &&
 		       plan_want_compare(&w->sorted[i],
 					 &(struct plan_want){.view = p->view,
-							     .field = field,
-							     .layer = want->layer,
-							     .first_unit =
-								     (uint32_t)stop}) == 0;
+						  .field = field,
+						  .layer = want->layer,
+						  .first_unit = (uint32_t)stop}) == 0;
 		     i++) {
 			r = want_check(p, dst, &w->sorted[i], first, end);
 			stop += w->sorted[i].units;
@@ -209,8 +209,8 @@ static int pair_field(const struct pairing *p, uint16_t field)
 {
 	const struct layout_field *dst = &p->dst_layer->fields[field];
 	const struct layout_field *src = layout_field_find(p->src_layer, dst->name);
-	uint32_t first = dst->first_unit > src->first_unit ? dst->first_unit
-							   : src->first_unit;
+	uint32_t first =
+		dst->first_unit > src->first_unit ? dst->first_unit : src->first_unit;
 	uint64_t dst_end = (uint64_t)dst->first_unit + dst->units;
 	uint64_t src_end = (uint64_t)src->first_unit + src->units;
 	uint64_t end = dst_end < src_end ? dst_end : src_end;

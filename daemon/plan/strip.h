@@ -25,7 +25,7 @@ struct strip {
 	struct strip_side src, dst;
 	const struct segment_list *list;
 	uint64_t dst_begin, dst_end; /* hull of all destination bytes */
-	bool ordered; /* later segments lie behind earlier ones */
+	bool ordered;		     /* later segments lie behind earlier ones */
 };
 
 struct strips {

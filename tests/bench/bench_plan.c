@@ -220,8 +220,8 @@ static void bench_run(const struct bench *b)
 
 int main(void)
 {
-	printf("%-17s %8s %8s %9s %9s %9s %9s %8s %9s\n", "case", "rows", "runs", "plan us",
-	       "ns/row", "+rows", "loop", "ratio", "KiB");
+	printf("%-17s %8s %8s %9s %9s %9s %9s %8s %9s\n", "case", "rows", "runs",
+	       "plan us", "ns/row", "+rows", "loop", "ratio", "KiB");
 	for (size_t i = 0; i < sizeof(benches) / sizeof(benches[0]); i++)
 		bench_run(&benches[i]);
 	return 0;

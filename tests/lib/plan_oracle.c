@@ -57,8 +57,8 @@ static void token(struct plan_oracle *o, const struct plan_map *m, uint64_t t,
 			bool all = m->layers.begin == 0 && m->layers.end == 0;
 
 			if (sl->layer != dl->layer ||
-			    (!all && (sl->layer < m->layers.begin ||
-				      sl->layer >= m->layers.end)))
+			    (!all &&
+			     (sl->layer < m->layers.begin || sl->layer >= m->layers.end)))
 				continue;
 			for (uint32_t i = 0; i < sl->field_count; i++)
 				for (uint32_t j = 0; j < dl->field_count; j++) {
@@ -174,9 +174,9 @@ static const char *check_rows(const struct plan_oracle *o, const struct plan *pl
 
 		if (run->count == 0 || run->len == 0)
 			return "an empty run";
-		if (i > 0 && (run->dst_buffer < run[-1].dst_buffer ||
-			      (run->dst_buffer == run[-1].dst_buffer &&
-			       run->dst <= run[-1].dst)))
+		if (i > 0 &&
+		    (run->dst_buffer < run[-1].dst_buffer ||
+		     (run->dst_buffer == run[-1].dst_buffer && run->dst <= run[-1].dst)))
 			return "runs out of order";
 		for (uint64_t r = 0; r < run->count; r++) {
 			const char *fault = check_row(o, run, r, seen);

@@ -16,7 +16,7 @@ struct plan_oracle {
 	/* from[b][i]: where byte i of destination buffer b comes from, as
 	 * source buffer << 32 | offset */
 	uint64_t **from;
-	bool twice; /* some byte is reached twice */
+	bool twice;	      /* some byte is reached twice */
 	uint64_t bytes, rows; /* moved; the fewest rows that can do it */
 };
 

@@ -281,8 +281,8 @@ static void make_map(struct plan_random *pr, size_t i, uint32_t view)
 	hi = s_end < d_end ? s_end : d_end;
 	if (chance(s, 40) && hi > lo) {
 		m->token_begin = lo + random_below(s, (uint32_t)(hi - lo));
-		m->token_end =
-			m->token_begin + random_below(s, (uint32_t)(hi - m->token_begin) + 1);
+		m->token_end = m->token_begin +
+			       random_below(s, (uint32_t)(hi - m->token_begin) + 1);
 		m->tokens_set = true;
 	}
 	if (chance(s, 15))

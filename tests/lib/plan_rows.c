@@ -36,8 +36,8 @@ void plan_rows_of_plan(struct plan_rows *rows, const struct plan *plan)
 						      .dst_buffer = span.dst_buffer});
 }
 
-void plan_rows_of_buffer(struct plan_rows *rows, const struct plan *plan, uint32_t dst_buffer,
-			 uint64_t src_base, uint64_t dst_base)
+void plan_rows_of_buffer(struct plan_rows *rows, const struct plan *plan,
+			 uint32_t dst_buffer, uint64_t src_base, uint64_t dst_base)
 {
 	struct plan_walk walk;
 	struct plan_span span;
@@ -54,12 +54,13 @@ void plan_rows_of_json(struct plan_rows *rows, const struct cJSON *json)
 {
 	const cJSON *it;
 
-	cJSON_ArrayForEach(it, json)
-		plan_rows_add(rows,
-			      (struct plan_row){
-				      .src = (uint64_t)cJSON_GetArrayItem(it, 0)->valuedouble,
-				      .dst = (uint64_t)cJSON_GetArrayItem(it, 1)->valuedouble,
-				      .len = (uint64_t)cJSON_GetArrayItem(it, 2)->valuedouble});
+	cJSON_ArrayForEach (it, json)
+		plan_rows_add(
+			rows,
+			(struct plan_row){
+				.src = (uint64_t)cJSON_GetArrayItem(it, 0)->valuedouble,
+				.dst = (uint64_t)cJSON_GetArrayItem(it, 1)->valuedouble,
+				.len = (uint64_t)cJSON_GetArrayItem(it, 2)->valuedouble});
 }
 
 static int compare(const void *a, const void *b)

@@ -26,14 +26,14 @@ static uint64_t env_number(const char *name, uint64_t otherwise)
 	return s && *s ? strtoull(s, NULL, 0) : otherwise;
 }
 
-#define check(ok, seed, ...)                                                       \
-	do {                                                                       \
-		if (!(ok)) {                                                       \
-			print_error("seed %llu: ", (unsigned long long)(seed));    \
-			print_error(__VA_ARGS__);                                  \
-			print_error("\n");                                         \
-			fail();                                                    \
-		}                                                                  \
+#define check(ok, seed, ...)                                                    \
+	do {                                                                    \
+		if (!(ok)) {                                                    \
+			print_error("seed %llu: ", (unsigned long long)(seed)); \
+			print_error(__VA_ARGS__);                               \
+			print_error("\n");                                      \
+			fail();                                                 \
+		}                                                               \
 	} while (0)
 
 static void plan_of_random_pairs_moves_exactly_the_bytes(void **state)
