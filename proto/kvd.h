@@ -20,7 +20,9 @@
  * client: each is freed by its own closing function once that succeeded, and
  * all that are left by kvd_close(). A blocking call that fails sets its handle
  * to NULL; should the daemon do the work after the caller's patience ended,
- * libkvd undoes it. An asynchronous call sets its handle at once; the handle
+ * libkvd undoes it. (kvd_room_open() and kvd_xfer_start() keep the handle with
+ * -KVD_E_NOREPLY and -KVD_E_LOST, since bytes may be moving: its state says when
+ * they cannot any more.) An asynchronous call sets its handle at once; the handle
  * stays, unusable, when on_done reports an error, until its closing function
  * frees it.
  *
@@ -122,7 +124,8 @@ struct kvd_error {
 };
 
 /* What the client's last failed call found; never NULL. Valid until its next
- * call. `client` NULL: what this thread's last failed kvd_open() found. */
+ * call. `client` NULL: what this thread's last failed kvd_open(),
+ * kvd_memory_alloc() or kvd_layout_text() found. */
 const struct kvd_error *kvd_last_error(const struct kvd_client *client);
 /* "EINVAL"…, "EGONE"…; "EUNKNOWN" for no code. Takes either sign. */
 const char *kvd_code_name(int code);
@@ -409,6 +412,7 @@ struct kvd_room_status {
 	uint64_t total;	    /* expected; 0: not known yet */
 };
 
+/* Binds and chunks may follow before the answer; they fail as the opening does. */
 int kvd_room_open(struct kvd_client *client, const struct kvd_room_args *args,
 		  const struct kvd_call *call, struct kvd_room **room_p);
 /* recv: where the bytes shall land. */
@@ -434,7 +438,8 @@ int kvd_room_show(struct kvd_room *room, int timeout_ms, char **json_p);
  * room's memory on this side no more. While the heartbeat is old, a room that is
  * not terminal shows KVD_TRANSFERRING with KVD_FLAG_ABORTING: keep its pages.
  * Once the daemon's process is gone it is KVD_FAILED, KVD_E_DEAD, retryable.
- * A room whose opening is unanswered is KVD_BOOTSTRAPPING; one whose opening
+ * A room whose opening is unanswered is KVD_BOOTSTRAPPING, or aborting when its
+ * deadline passed (the late answer is followed by an abort); one whose opening
  * failed is KVD_FAILED. -KVD_E_GONE: the slot belongs to another room.
  */
 int kvd_room_state(const struct kvd_room *room);
