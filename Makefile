@@ -1,43 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
 # kvd: `make help` lists the targets. Sources are found by pattern: a new .c
-# file in a known folder needs no line here.
+# file in a known folder needs no line here. What a part of the tree needs
+# beyond that goes into a mk/NAME.mk of its own; mk/test.mk tells how to add
+# tests.
 include mk/flags.mk
 
 BASE_SRC   := $(wildcard daemon/base/*.c daemon/plan/*.c daemon/cost/*.c)
 DAEMON_SRC := $(BASE_SRC) $(filter-out daemon/main.c,$(wildcard daemon/*.c)) \
 	      $(wildcard gpu/*.c daemon/transport/*.c proto/*.c)
 CTL_SRC    := $(wildcard ctl/*.c)
-LIB_SRC    := $(wildcard proto/*.c) daemon/base/err.c daemon/base/mem.c daemon/base/cursor.c
+# libkvd: neither peer messages nor anything of the daemon but three base files
+LIB_SRC    := $(filter-out proto/wire%,$(wildcard proto/*.c)) \
+	      daemon/base/err.c daemon/base/mem.c daemon/base/cursor.c
 UNIT_SRC   := $(wildcard tests/unit/test_*.c)
 TESTLIB_SRC := $(wildcard tests/lib/*.c)
 
-DAEMON_OBJ := $(DAEMON_SRC:%.c=$(B)/%.o)
+CORE     := $(B)/libkvdcore.a
 TESTLIB_OBJ := $(TESTLIB_SRC:%.c=$(B)/%.o)
-UNIT_BIN   := $(UNIT_SRC:tests/unit/%.c=$(B)/unit/%)
-CORE       := $(B)/libkvdcore.a
+UNIT_BIN := $(UNIT_SRC:tests/unit/%.c=$(B)/unit/%)
+PROGRAMS := $(B)/kvd $(if $(CTL_SRC),$(B)/kvd-ctl)
+# there is a library when there is a client
+LIBKVD   := $(if $(wildcard proto/client*.c),$(B)/libkvd.so.$(SOVERSION))
 
 .DEFAULT_GOAL := all
 .PHONY: all clean help
-all: programs ## build everything
-
-$(CORE): $(DAEMON_OBJ)
-	$(Q)rm -f $@ && $(AR) rcs $@ $^
+all: $(PROGRAMS) $(LIBKVD) ## build the programs and the library
+# in the build folder -lkvd must find the library too
+ifneq ($(LIBKVD),)
+all: $(B)/libkvd.so
+endif
 
 $(B)/%.o: %.c $(B)/.flags
 	@mkdir -p $(@D)
 	$(SAY) CC $<
-	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -fPIE -MMD -MP -c $< -o $@
+
+$(B)/pic/%.o: %.c $(B)/.flags
+	@mkdir -p $(@D)
+	$(SAY) CC '$< (pic)'
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -fPIC -MMD -MP -c $< -o $@
+
+$(CORE): $(DAEMON_SRC:%.c=$(B)/%.o)
+	$(Q)rm -f $@ && $(AR) rcs $@ $^
+
+$(B)/kvd: $(B)/daemon/main.o $(CORE)
+	$(SAY) LD $@
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ $(LIBS)
+
+$(B)/kvd-ctl: $(CTL_SRC:%.c=$(B)/%.o) $(CORE)
+	$(SAY) LD $@
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ $(LIBS)
+
+# -z defs: a symbol that is not in libkvd is a fault here, not at the engine's
+$(B)/libkvd.so.$(SOVERSION): $(LIB_SRC:%.c=$(B)/pic/%.o) proto/libkvd.map
+	$(SAY) LD $@
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(@F) $(if $(SAN),,-Wl,-z,defs) \
+		-Wl,--version-script,proto/libkvd.map $(filter %.o,$^) -o $@ -lcjson
+
+$(B)/libkvd.so: $(B)/libkvd.so.$(SOVERSION)
+	$(Q)ln -sf $(<F) $@
 
 $(B)/unit/%: $(B)/tests/unit/%.o $(TESTLIB_OBJ) $(CORE)
 	@mkdir -p $(@D)
 	$(SAY) LD $@
-	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) $^ -o $@ -lcmocka $(LIBS)
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ -lcmocka $(LIBS)
 
 clean: ## remove build/
 	rm -rf build
 
 help: ## list the targets
-	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | sort | expand -t 16
+	@printf 'make [TARGET] [SAN=address|undefined|thread] [V=1] [DESTDIR=] [PREFIX=/usr/local]\n\n'
+	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | sort | expand -t 16
 
-include $(filter-out mk/flags.mk,$(wildcard mk/*.mk))
+# test.mk last: it sums up what the others add
+include $(filter-out mk/flags.mk mk/test.mk,$(sort $(wildcard mk/*.mk))) mk/test.mk
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # Compiler flags by configuration: build/rel, build/address, build/undefined, …
 SAN ?=
+ifneq ($(filter-out address undefined thread,$(SAN)),)
+$(error SAN is one of address, undefined, thread)
+endif
 CFG := $(if $(SAN),$(SAN),rel)
 B   := build/$(CFG)
 V   ?= 0
 Q   := $(if $(filter 1,$(V)),,@)
 SAY := $(if $(filter 1,$(V)),@:,@printf '  %-5s %s\n')
 VERSION := 0.1.0
+SOVERSION := 0
 
-CC ?= gcc
+ifeq ($(origin CC),default)
+CC := gcc
+endif
 CPPFLAGS += -I. -D_GNU_SOURCE -DKVD_VERSION='"$(VERSION)"'
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wconversion \
 	-Wno-sign-conversion -Wvla -Wpointer-arith -Wwrite-strings -Wundef -Werror
-HARDEN := -fstack-protector-strong -fPIC
+HARDEN := -fstack-protector-strong -fstack-clash-protection
 ifeq ($(SAN),)
 CPPFLAGS += -D_FORTIFY_SOURCE=2
 OPT := -O2 -g
@@ -22,9 +28,10 @@ ifeq ($(SAN),undefined)
 OPT += -fno-sanitize-recover=all
 endif
 endif
+# all but the code model: programs are -fPIE, what goes into libkvd is -fPIC
 CFLAGS  := -std=gnu11 $(OPT) $(HARDEN) $(WARN) -pthread
-LDFLAGS := -pie -Wl,-z,relro,-z,now -Wl,--as-needed -pthread
-LIBS    := -lev -lzmq -lcjson -linih -lsystemd -lxxhash -ldl -lm
+LDFLAGS := -Wl,-z,relro,-z,now -Wl,--as-needed -pthread
+LIBS    := -lev -lzmq -lcjson -linih -lxxhash -ldl -lm
 
 # objects are made anew when the flags change
 $(B)/.flags: FORCE

@@ -1,6 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-.PHONY: programs unit
-programs: $(CORE)
+# make test: every test there is, one total at the end.
+#
+# Found by pattern: tests/unit/test_*.c (one program each) and
+# tests/integration/test_*.{sh,py} (run as they are, KVD_BUILD names the build
+# folder). A mk/NAME.mk adds more:
+#   TEST_TARGETS += FILE   a program that make can build, or a script; it is run
+#                          without arguments and counted
+#   TEST_NEEDS   += FILE   built before the tests run, not run itself
+# A test tells its counts as cmocka does, or in a last line "N passed, N failed"
+# (", N skipped" may follow). One that tells none counts as one: exit status 0
+# passed, 77 skipped (its last line names the missing need), else failed.
+# `make test ONLY=unit/test_loop` runs those whose path holds the words.
+SCRIPT_TESTS := $(sort $(wildcard tests/integration/test_*.sh tests/integration/test_*.py))
+EVERY_TEST = $(UNIT_BIN) $(TEST_TARGETS) $(SCRIPT_TESTS)
+having = $(foreach t,$(EVERY_TEST),$(if $(findstring $1,$t),$t))
+CHOSEN = $(if $(ONLY),$(sort $(foreach w,$(ONLY),$(call having,$w))),$(EVERY_TEST))
 
-unit: $(UNIT_BIN) ## build and run the unit tests
-	$(Q)set -e; for t in $(UNIT_BIN); do echo "== $$t"; $$t; done
+# all cores, unless the caller chose a number
+JOBS = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
+
+.PHONY: test unit run-tests deps
+test: ## build and run all tests (ONLY=words chooses)
+	@scripts/install-deps.sh --if-needed
+	@$(MAKE) --no-print-directory $(JOBS) run-tests
+
+unit: $(UNIT_BIN) ## build and run the unit tests only
+	@scripts/run-tests.sh $(B) $(UNIT_BIN)
+
+run-tests: all $(UNIT_BIN) $(TEST_TARGETS) $(TEST_NEEDS)
+	@scripts/run-tests.sh $(B) $(CHOSEN)
+
+deps: ## install from Debian what is missing (as root)
+	@scripts/install-deps.sh --if-needed

@@ -1,0 +1,88 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# What kvd needs to build and to run its tests and checks, from Debian.
+#   install-deps.sh              install everything (root)
+#   install-deps.sh --if-needed  only when something is missing; without root
+#                                print the one command and fail
+#   install-deps.sh --list       print the packages
+set -eu
+
+# package, and how to see that it is there: a header, or a program
+needs='
+gcc		program:gcc
+make		program:make
+pkg-config	program:pkg-config
+libc6-dev	header:stdio.h
+libev-dev	header:ev.h
+libzmq3-dev	header:zmq.h
+libucx-dev	header:ucp/api/ucp.h
+libcjson-dev	header:cjson/cJSON.h
+libinih-dev	header:ini.h
+libxxhash-dev	header:xxhash.h
+uthash-dev	header:uthash.h
+libcmocka-dev	header:cmocka.h
+python3		program:python3
+systemd		program:systemd-analyze
+man-db		program:man
+clang-tidy	program:clang-tidy
+cppcheck	program:cppcheck
+'
+
+is_there()
+{
+	case $1 in
+	program:*)
+		command -v "${1#program:}" >/dev/null 2>&1
+		;;
+	header:cmocka.h)
+		printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\n' |
+			gcc -E -x c - >/dev/null 2>&1
+		;;
+	header:*)
+		printf '#include <%s>\n' "${1#header:}" | gcc -E -x c - >/dev/null 2>&1
+		;;
+	esac
+}
+
+packages=
+missing=
+while read -r package need; do
+	[ -n "$package" ] || continue
+	packages="$packages $package"
+	is_there "$need" || missing="$missing $package"
+done <<END
+$needs
+END
+
+install()
+{
+	export DEBIAN_FRONTEND=noninteractive
+	apt-get update -q
+	# shellcheck disable=SC2086
+	apt-get install -q -y --no-install-recommends "$@"
+}
+
+case ${1-} in
+--list)
+	# shellcheck disable=SC2086
+	printf '%s\n' $packages
+	;;
+--if-needed)
+	[ -n "$missing" ] || exit 0
+	if [ "$(id -u)" -ne 0 ]; then
+		echo "kvd: missing:$missing" >&2
+		echo "kvd: run this as root: apt-get update && apt-get install -y$missing" >&2
+		exit 1
+	fi
+	# shellcheck disable=SC2086
+	install $missing
+	;;
+'')
+	# shellcheck disable=SC2086
+	install $packages
+	;;
+*)
+	echo "usage: $0 [--if-needed|--list]" >&2
+	exit 2
+	;;
+esac

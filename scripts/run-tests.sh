@@ -1,0 +1,93 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# run-tests.sh BUILD TEST...: run each test by itself, one line each, and print
+# the total alone on the last line. mk/test.mk has the contract. Logs lie in
+# BUILD/test-logs; a failed test's log is shown. TEST_TIMEOUT: seconds a test
+# (default 300, 900 with a sanitizer).
+set -u
+build=$1
+shift
+logs=$build/test-logs
+mkdir -p "$logs"
+root=$PWD
+passed=0 failed=0 skipped=0
+limit=${TEST_TIMEOUT:-300}
+[ "${build##*/}" = rel ] || limit=${TEST_TIMEOUT:-900}
+
+export KVD_BUILD=$root/$build
+export LD_LIBRARY_PATH=$KVD_BUILD${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1:abort_on_error=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}
+export LSAN_OPTIONS=suppressions=$root/tests/asan.supp:print_suppressions=0
+export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1:suppressions=$root/tests/ubsan.supp
+export TSAN_OPTIONS=halt_on_error=0:second_deadlock_stack=1:suppressions=$root/tests/tsan.supp
+
+# The counts a log tells, as "passed failed skipped", or nothing.
+counts_of()
+{
+	awk '
+	/^\[==========\] [0-9]+ test\(s\) run/ { cmocka = 1 }
+	/^\[  PASSED  \] [0-9]+ test/ { p += $4 }
+	/^\[  FAILED  \] [0-9]+ test/ { f += $4 }
+	/^\[  SKIPPED \] [0-9]+ test/ { s += $4 }
+	NF { last = $0 }
+	END {
+		if (cmocka) {
+			print p + 0, f + 0, s + 0
+		} else if (last ~ /^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$/) {
+			gsub(/,/, "", last)
+			split(last, w, " ")
+			print w[1] + 0, w[3] + 0, w[5] + 0
+		}
+	}' "$1"
+}
+
+report()
+{
+	printf '  %-4s %-44s %4d passed' "$1" "$2" "$3"
+	[ "$4" -eq 0 ] || printf ', %d failed' "$4"
+	[ "$5" -eq 0 ] || printf ', %d skipped' "$5"
+	printf ' %8s\n' "$6"
+}
+
+run_one()
+{
+	local test=$1 name log start status p f s word
+	name=${test#"$build"/}
+	log=$logs/$(echo "$name" | tr / -).log
+	start=$EPOCHREALTIME
+	[ "${test#/}" != "$test" ] || test=./$test
+	timeout --kill-after=10 "$limit" "$test" >"$log" 2>&1 </dev/null
+	status=$?
+	read -r p f s <<<"$(counts_of "$log")"
+	if [ -z "${p-}" ]; then
+		p=0 f=0 s=0
+		case $status in
+		0) p=1 ;;
+		77) s=1 ;;
+		*) f=1 ;;
+		esac
+	elif [ $status -ne 0 ] && [ "$f" -eq 0 ]; then
+		f=1
+	fi
+	[ $status -ne 124 ] || echo "timed out after $limit s" >>"$log"
+	passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+	word=ok
+	[ "$s" -eq 0 ] || [ "$p" -ne 0 ] || word=skip
+	[ "$f" -eq 0 ] || word=FAIL
+	report "$word" "$name" "$p" "$f" "$s" \
+		"$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f s", b - a }')"
+	[ "$word" != skip ] || tail -n 1 "$log" | sed 's/^/       /'
+	if [ "$f" -ne 0 ]; then
+		echo "       exit status $status; the end of $log:"
+		tail -n 40 "$log" | sed 's/^/       | /'
+	fi
+}
+
+for test in "$@"; do
+	run_one "$test"
+done
+total="$passed passed, $failed failed"
+[ $skipped -eq 0 ] || total="$total, $skipped skipped"
+echo "$total" >"$build/test-counts"
+echo "$total"
+[ $failed -eq 0 ]
