@@ -35,13 +35,14 @@
 #define LINE_MAX_BYTES 4096
 #define OPTIONS_MAX 64u
 
-static const char *const known_transports[] = {"local", "shm", "verbs", "ucx", "tcp", NULL};
+static const char *const known_transports[] = {"local", "shm", "verbs",
+					       "ucx",	"tcp", NULL};
 
 struct load {
 	struct config config;
 	const struct config_source *source;
 	const char *path; /* shown in front of each problem */
-	const struct option *options;
+	const struct setting *options;
 	size_t count;
 	unsigned int line[OPTIONS_MAX]; /* where it was set; 0 = default */
 	unsigned int problems;
@@ -101,16 +102,16 @@ static unsigned int line_of(const struct load *load, const char *a, const char *
 
 static void set_option(struct load *load, size_t row, const char *value)
 {
-	const struct option *option = &load->options[row];
+	const struct setting *setting = &load->options[row];
 
 	if (load->line[row]) {
-		problem(load, load->at_line, "%s: set already in line %u", option->name,
+		problem(load, load->at_line, "%s: set already in line %u", setting->name,
 			load->line[row]);
 		return;
 	}
 	load->line[row] = load->at_line;
-	if (option_parse(option, value, &load->config) < 0)
-		problem(load, load->at_line, "%s = %.60s: %s", option->name, value,
+	if (setting_parse(setting, value, &load->config) < 0)
+		problem(load, load->at_line, "%s = %.60s: %s", setting->name, value,
 			err_last()->text);
 }
 
@@ -261,7 +262,8 @@ static void check_socket(struct load *load)
 	if ((config->socket_mode & 2) && !config->allow_uids.count &&
 	    !config->allow_gids.count)
 		problem(load, line_of(load, "socket_mode", "allow_uids"),
-			"socket_mode = %04o: lets everybody in; name allow_uids or allow_gids",
+			"socket_mode = %04o: lets everybody in; name allow_uids or "
+			"allow_gids",
 			config->socket_mode);
 	if (*group && strspn(group, "0123456789") != strlen(group) && !getgrnam(group))
 		problem(load, line_of(load, "socket_group", "socket_group"),
@@ -336,7 +338,8 @@ static void check_listen(struct load *load)
 	if (!endpoint_split(config->listen, host, &port) ||
 	    host_kind(host) == HOST_NAME) {
 		problem(load, line,
-			"listen = %s: allowed: tcp://ADDRESS:PORT, the address a number or "
+			"listen = %s: allowed: tcp://ADDRESS:PORT, the address a number "
+			"or "
 			"*, port 0 to 65535",
 			config->listen);
 		return;
@@ -398,18 +401,18 @@ static void check_transports(struct load *load)
 	for (size_t i = 0, n = 0; built[i] && n < sizeof(list); i++)
 		n += (size_t)snprintf(list + n, sizeof(list) - n, "%s%s", i ? ", " : "",
 				      built[i]);
-	if (!config->transports.count)
+	if (!config->transports.count && built[0])
 		problem(load, line, "transports: none is left; built in: %s", list);
 	for (unsigned int i = 0; i < config->transports.count; i++) {
 		const char *word = config->transports.word[i];
 
 		if (!list_has(built, word))
 			problem(load, line, "transports: %s is %s; built in: %s", word,
-				list_has(known_transports, word) ? "not built in" :
-								   "unknown",
+				list_has(known_transports, word) ? "not built in"
+								 : "unknown",
 				list);
 	}
-	if (option_words_have(&config->transports, "ucx") && !config->insecure &&
+	if (setting_words_have(&config->transports, "ucx") && !config->insecure &&
 	    !config_is_loopback(config->listen))
 		problem(load, line_of(load, "transports", "listen"),
 			"transports: ucx does not authenticate its connections; beyond "
@@ -422,11 +425,11 @@ static void check_require(struct load *load)
 
 	for (unsigned int i = 0; i < config->require.count; i++) {
 		const char *word = config->require.word[i];
-		bool can = option_words_have(&config->transports, word);
+		bool can = setting_words_have(&config->transports, word);
 
 		if (strcmp(word, "rdma") == 0)
-			can = option_words_have(&config->transports, "verbs") ||
-			      option_words_have(&config->transports, "ucx");
+			can = setting_words_have(&config->transports, "verbs") ||
+			      setting_words_have(&config->transports, "ucx");
 		if (!can)
 			problem(load, line_of(load, "require", "transports"),
 				"require = %s: no such transport among those configured",
@@ -450,17 +453,17 @@ static uint32_t half_the_cores(uint32_t min)
 static void resolve_transports(struct load *load)
 {
 	struct config *config = &load->config;
-	struct option_words *words = &config->transports;
+	struct setting_words *words = &config->transports;
 	bool open = !config_is_loopback(config->listen) && !config->insecure;
 
 	if (words->count != 1 || strcmp(words->word[0], "auto") != 0)
 		return;
 	words->count = 0;
 	for (const char *const *name = load->source->transports;
-	     *name && words->count < OPTION_WORDS_MAX; name++) {
+	     *name && words->count < SETTING_WORDS_MAX; name++) {
 		if (open && strcmp(*name, "ucx") == 0)
 			continue;
-		snprintf(words->word[words->count++], OPTION_WORD_BYTES, "%s", *name);
+		snprintf(words->word[words->count++], SETTING_WORD_BYTES, "%s", *name);
 	}
 }
 
@@ -507,24 +510,24 @@ int config_load(struct config *config, const struct config_source *source)
 	if (!load)
 		return err_pass(-ENOMEM);
 	load->source = source;
-	load->options = config_options(&load->count);
+	load->options = config_settings(&load->count);
 	assert(load->count <= OPTIONS_MAX);
 	for (size_t i = 0; i < load->count && r == 0; i++)
-		r = option_parse(&load->options[i], load->options[i].preset,
-				 &load->config);
+		r = setting_parse(&load->options[i], load->options[i].preset,
+				  &load->config);
 	if (r < 0)
 		return err_pass(r);
 	if (name && !name_is_valid(name))
-		return err_raise(ERR_CONFIG, "name '%.64s': letters, digits, '.', '_', '-'",
-				 name);
+		return err_raise(ERR_CONFIG,
+				 "name '%.64s': letters, digits, '.', '_', '-'", name);
 	find_file(load, name ? name : load->config.name);
 	if (load->path) {
 		r = load_file(load);
 		if (r < 0)
 			return err_pass(r);
 	}
-	if (name && option_parse(&load->options[row_of(load, "name")], name,
-				 &load->config) < 0)
+	if (name &&
+	    setting_parse(&load->options[row_of(load, "name")], name, &load->config) < 0)
 		problem(load, 0, "name '%.64s': %s", name, err_last()->text);
 	resolve(load);
 	r = run_checks(load);
@@ -537,16 +540,16 @@ int config_load(struct config *config, const struct config_source *source)
 unsigned int config_reload(struct config *config, const struct config *fresh,
 			   void (*on_kept)(void *arg, const char *name), void *arg)
 {
-	const struct option *row;
+	const struct setting *row;
 	unsigned int changed = 0;
 	char name[64];
 	size_t count;
 
-	for (row = config_options(&count); count; count--, row++) {
-		if (option_equal(row, config, fresh))
+	for (row = config_settings(&count); count; count--, row++) {
+		if (setting_equal(row, config, fresh))
 			continue;
 		if (row->reload) {
-			option_copy(row, config, fresh);
+			setting_copy(row, config, fresh);
 			changed++;
 			continue;
 		}

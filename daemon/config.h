@@ -18,7 +18,7 @@
 #include <sys/types.h>
 
 #include "daemon/base/log.h"
-#include "daemon/option.h"
+#include "daemon/setting.h"
 
 #define CONFIG_NAME_BYTES 64u
 #define CONFIG_PATH_BYTES 256u
@@ -38,7 +38,7 @@ struct config {
 	char socket_path[CONFIG_PATH_BYTES]; /* never empty after config_load() */
 	uint32_t socket_mode;
 	char socket_group[CONFIG_NAME_BYTES]; /* "" = leave as created */
-	struct option_ids allow_uids, allow_gids, admin_uids;
+	struct setting_ids allow_uids, allow_gids, admin_uids;
 	uint32_t sessions_max;
 	uint32_t session_regions_max, session_pools_max;
 	uint64_t client_queue_bytes; /* replies waiting for a client that reads late */
@@ -65,8 +65,8 @@ struct config {
 	uint64_t lease_ns;
 
 	/* [transport] */
-	struct option_words transports; /* in order; never empty, all are built in */
-	struct option_words require;	/* names or the class "rdma"; empty = any */
+	struct setting_words transports; /* in order; all are built in */
+	struct setting_words require;	/* names or the class "rdma"; empty = any */
 	char ucx_library[CONFIG_PATH_BYTES]; /* "" = the loader's libucp.so.0 */
 	char ucx_net_devices[CONFIG_ENDPOINT_BYTES]; /* "" = the one of `listen` */
 	char ucx_tls[CONFIG_ENDPOINT_BYTES];
@@ -99,7 +99,7 @@ unsigned int config_reload(struct config *config, const struct config *fresh,
 			   void (*on_kept)(void *arg, const char *name), void *arg);
 
 /* The table, for config.show: rows 0 … *count_p - 1. */
-const struct option *config_options(size_t *count_p);
+const struct setting *config_settings(size_t *count_p);
 
 /* Generated files. */
 void config_print_sample(FILE *out); /* config/kvd.conf */

@@ -26,147 +26,147 @@ static const char *const format_words[] = {"journal", "plain", NULL};
 	.offset = offsetof(struct config, member),                                 \
 	.size = sizeof(((struct config *)NULL)->member)
 
-static const struct option options[] = {
-	{"daemon", "name", OPTION_TEXT, FIELD(name), .preset = "kvd",
+static const struct setting options[] = {
+	{"daemon", "name", SETTING_TEXT, FIELD(name), .preset = "kvd",
 	 .help = "Name of this instance: letters, digits, '.', '_' and '-'. It names the "
 		 "socket and the lock in run_dir; a second daemon of the same name is "
 		 "refused. --name and KVD_NAME override it."},
-	{"daemon", "run_dir", OPTION_PATH, FIELD(run_dir), .preset = "/run/kvd",
+	{"daemon", "run_dir", SETTING_PATH, FIELD(run_dir), .preset = "/run/kvd",
 	 .help = "Directory of the socket and the lock. It must exist."},
-	{"daemon", "log_level", OPTION_ENUM, FIELD(log_level), .preset = "info",
+	{"daemon", "log_level", SETTING_ENUM, FIELD(log_level), .preset = "info",
 	 .words = level_words, .reload = true,
 	 .help = "What is logged. debug grows with objects, trace with chunks."},
-	{"daemon", "log_format", OPTION_ENUM, FIELD(log_format), .preset = "journal",
+	{"daemon", "log_format", SETTING_ENUM, FIELD(log_format), .preset = "journal",
 	 .words = format_words, .reload = true,
 	 .help = "Lines on stderr: with the journal's priority prefix, or plain with the "
 		 "local time and the level."},
-	{"daemon", "watchdog", OPTION_BOOL, FIELD(watchdog), .preset = "yes",
+	{"daemon", "watchdog", SETTING_BOOL, FIELD(watchdog), .preset = "yes",
 	 .help = "Answer systemd's watchdog when the unit sets WatchdogSec."},
-	{"daemon", "offload_threads", OPTION_AUTO_COUNT, FIELD(offload_threads),
+	{"daemon", "offload_threads", SETTING_AUTO_COUNT, FIELD(offload_threads),
 	 .preset = "auto", .min = 1, .max = THREADS_MAX,
 	 .help = "Helper threads for what blocks: registration, mapping, DNS, long JSON. "
 		 "auto: half the cores, 2 to 8."},
-	{"daemon", "drain_timeout", OPTION_DURATION, FIELD(drain_timeout_ns),
+	{"daemon", "drain_timeout", SETTING_DURATION, FIELD(drain_timeout_ns),
 	 .preset = "30 s", .min = 10 * MS, .max = 3600 * S, .reload = true,
 	 .help = "After SIGTERM running rooms may end for so long, then they are aborted."},
 
-	{"control", "socket_path", OPTION_PATH, FIELD(socket_path), .preset = "",
+	{"control", "socket_path", SETTING_PATH, FIELD(socket_path), .preset = "",
 	 .help = "Control socket. Empty: <name>.sock in run_dir."},
-	{"control", "socket_mode", OPTION_MODE, FIELD(socket_mode), .preset = "0660",
+	{"control", "socket_mode", SETTING_MODE, FIELD(socket_mode), .preset = "0660",
 	 .min = 0600, .max = 0777, .help = "Mode of the control socket."},
-	{"control", "socket_group", OPTION_TEXT, FIELD(socket_group), .preset = "",
+	{"control", "socket_group", SETTING_TEXT, FIELD(socket_group), .preset = "",
 	 .help = "Group of the control socket, by name or number. Empty: the daemon's."},
-	{"control", "allow_uids", OPTION_UIDS, FIELD(allow_uids), .preset = "",
+	{"control", "allow_uids", SETTING_UIDS, FIELD(allow_uids), .preset = "",
 	 .reload = true,
 	 .help = "Users that may connect, besides root and the daemon's own. With this and "
 		 "allow_gids empty: whom the socket's mode lets in."},
-	{"control", "allow_gids", OPTION_GIDS, FIELD(allow_gids), .preset = "",
+	{"control", "allow_gids", SETTING_GIDS, FIELD(allow_gids), .preset = "",
 	 .reload = true, .help = "Groups whose members may connect."},
-	{"control", "admin_uids", OPTION_UIDS, FIELD(admin_uids), .preset = "",
+	{"control", "admin_uids", SETTING_UIDS, FIELD(admin_uids), .preset = "",
 	 .reload = true,
 	 .help = "Users that may drain, shut down, change the log level and touch foreign "
 		 "rooms, besides root and the daemon's own."},
-	{"control", "sessions", OPTION_COUNT, FIELD(sessions_max), .preset = "256",
+	{"control", "sessions", SETTING_COUNT, FIELD(sessions_max), .preset = "256",
 	 .min = 1, .max = 65536, .help = "Most sessions at a time."},
-	{"control", "session_regions", OPTION_COUNT, FIELD(session_regions_max),
+	{"control", "session_regions", SETTING_COUNT, FIELD(session_regions_max),
 	 .preset = "1024", .min = 1, .max = 1 << 20,
 	 .help = "Most memory regions of one session."},
-	{"control", "session_pools", OPTION_COUNT, FIELD(session_pools_max),
+	{"control", "session_pools", SETTING_COUNT, FIELD(session_pools_max),
 	 .preset = "64", .min = 1, .max = 65536, .help = "Most pools of one session."},
-	{"control", "client_queue", OPTION_SIZE, FIELD(client_queue_bytes),
+	{"control", "client_queue", SETTING_SIZE, FIELD(client_queue_bytes),
 	 .preset = "8 MiB", .min = 64 * KIB, .max = GIB,
 	 .help = "Replies that may wait for a client that reads late; past it the client is "
 		 "closed."},
-	{"control", "line", OPTION_SIZE, FIELD(line_bytes), .preset = "1 MiB",
+	{"control", "line", SETTING_SIZE, FIELD(line_bytes), .preset = "1 MiB",
 	 .min = 4 * KIB, .max = 64 * MIB, .help = "Longest request line."},
 
-	{"peer", "listen", OPTION_TEXT, FIELD(listen), .preset = "tcp://127.0.0.1:0",
+	{"peer", "listen", SETTING_TEXT, FIELD(listen), .preset = "tcp://127.0.0.1:0",
 	 .help = "Where other daemons reach this one: tcp://ADDRESS:PORT with a numeric "
 		 "address (IPv6 in brackets, * for all); port 0 takes a free one. Beyond "
 		 "loopback it needs CURVE keys or insecure = yes."},
-	{"peer", "advertise", OPTION_TEXT, FIELD(advertise), .preset = "",
+	{"peer", "advertise", SETTING_TEXT, FIELD(advertise), .preset = "",
 	 .help = "Endpoint told to others, tcp://HOST:PORT, when it is not that of listen; "
 		 "port 0 stands for the port in use."},
-	{"peer", "curve_secret_file", OPTION_PATH, FIELD(curve_secret_file), .preset = "",
+	{"peer", "curve_secret_file", SETTING_PATH, FIELD(curve_secret_file), .preset = "",
 	 .help = "File with this daemon's CURVE secret key (kvd-ctl keygen). Not readable "
 		 "by others."},
-	{"peer", "curve_allow_file", OPTION_PATH, FIELD(curve_allow_file), .preset = "",
+	{"peer", "curve_allow_file", SETTING_PATH, FIELD(curve_allow_file), .preset = "",
 	 .reload = true,
 	 .help = "File with the public keys of daemons that may connect, one a line. Read "
 		 "again on SIGHUP."},
-	{"peer", "insecure", OPTION_BOOL, FIELD(insecure), .preset = "no",
+	{"peer", "insecure", SETTING_BOOL, FIELD(insecure), .preset = "no",
 	 .help = "Listen beyond loopback although something there is not authenticated: the "
 		 "handshake without CURVE keys, or a UCX worker."},
-	{"peer", "peers", OPTION_COUNT, FIELD(peers_max), .preset = "1024", .min = 1,
+	{"peer", "peers", SETTING_COUNT, FIELD(peers_max), .preset = "1024", .min = 1,
 	 .max = 65536, .help = "Most remote daemons at a time."},
-	{"peer", "queue", OPTION_COUNT, FIELD(peer_queue_frames), .preset = "4096",
+	{"peer", "queue", SETTING_COUNT, FIELD(peer_queue_frames), .preset = "4096",
 	 .min = 16, .max = 1 << 20,
 	 .help = "Messages that may wait for one peer; past it senders are refused."},
-	{"peer", "message", OPTION_SIZE, FIELD(peer_message_bytes), .preset = "1 MiB",
+	{"peer", "message", SETTING_SIZE, FIELD(peer_message_bytes), .preset = "1 MiB",
 	 .min = 64 * KIB, .max = 64 * MIB, .help = "Largest message of a peer."},
-	{"peer", "ping", OPTION_DURATION, FIELD(ping_interval_ns), .preset = "200 ms",
+	{"peer", "ping", SETTING_DURATION, FIELD(ping_interval_ns), .preset = "200 ms",
 	 .min = 5 * MS, .max = 60 * S, .reload = true,
 	 .help = "Interval of liveness checks, also the daemon's heartbeat."},
-	{"peer", "dead_after", OPTION_DURATION, FIELD(dead_after_ns), .preset = "800 ms",
+	{"peer", "dead_after", SETTING_DURATION, FIELD(dead_after_ns), .preset = "800 ms",
 	 .min = 20 * MS, .max = 600 * S, .reload = true,
 	 .help = "Silence after which a peer is declared dead, at least twice ping. Time in "
 		 "which this daemon itself was late does not count."},
-	{"peer", "orphans", OPTION_COUNT, FIELD(orphans_max), .preset = "4096", .min = 1,
+	{"peer", "orphans", SETTING_COUNT, FIELD(orphans_max), .preset = "4096", .min = 1,
 	 .max = 1 << 20,
 	 .help = "Most room requests of peers kept for a sender that does not exist yet."},
-	{"peer", "orphan_ttl", OPTION_DURATION, FIELD(orphan_ttl_ns), .preset = "60 s",
+	{"peer", "orphan_ttl", SETTING_DURATION, FIELD(orphan_ttl_ns), .preset = "60 s",
 	 .min = 10 * MS, .max = 3600 * S, .reload = true,
 	 .help = "How long such a request is kept."},
 
-	{"rooms", "rooms", OPTION_COUNT, FIELD(rooms_max), .preset = "65536", .min = 1,
+	{"rooms", "rooms", SETTING_COUNT, FIELD(rooms_max), .preset = "65536", .min = 1,
 	 .max = 1 << 24, .help = "Most rooms at a time."},
-	{"rooms", "tombstones", OPTION_COUNT, FIELD(tombstones_max), .preset = "65536",
+	{"rooms", "tombstones", SETTING_COUNT, FIELD(tombstones_max), .preset = "65536",
 	 .min = 16, .max = 1 << 24, .help = "Closed rooms remembered to answer late messages."},
-	{"rooms", "bootstrap_timeout", OPTION_DURATION, FIELD(bootstrap_timeout_ns),
+	{"rooms", "bootstrap_timeout", SETTING_DURATION, FIELD(bootstrap_timeout_ns),
 	 .preset = "300 s", .min = 10 * MS, .max = 86400 * S, .reload = true,
 	 .help = "A room whose other side does not show up fails after this."},
-	{"rooms", "waiting_timeout", OPTION_DURATION, FIELD(waiting_timeout_ns),
+	{"rooms", "waiting_timeout", SETTING_DURATION, FIELD(waiting_timeout_ns),
 	 .preset = "300 s", .min = 10 * MS, .max = 86400 * S, .reload = true,
 	 .help = "A room that waits for its engine's first chunk fails after this."},
-	{"rooms", "transfer_stall_timeout", OPTION_DURATION,
+	{"rooms", "transfer_stall_timeout", SETTING_DURATION,
 	 FIELD(transfer_stall_timeout_ns), .preset = "10 s", .min = 10 * MS,
 	 .max = 3600 * S, .reload = true,
 	 .help = "A room with transfers posted in which no byte moves for so long fails."},
-	{"rooms", "fence_timeout", OPTION_DURATION, FIELD(fence_timeout_ns),
+	{"rooms", "fence_timeout", SETTING_DURATION, FIELD(fence_timeout_ns),
 	 .preset = "5 s", .min = 10 * MS, .max = 600 * S, .reload = true,
 	 .help = "A fence that is not proven by then is forced: the peer's connection is "
 		 "torn down."},
-	{"rooms", "lease", OPTION_DURATION, FIELD(lease_ns), .preset = "30 s",
+	{"rooms", "lease", SETTING_DURATION, FIELD(lease_ns), .preset = "30 s",
 	 .min = 100 * MS, .max = 86400 * S, .reload = true,
 	 .help = "An offer's lease when room.open does not name one."},
 
-	{"transport", "transports", OPTION_WORDS, FIELD(transports), .preset = "auto",
+	{"transport", "transports", SETTING_WORDS, FIELD(transports), .preset = "auto",
 	 .help = "Ways to move bytes, in order of preference: local, shm, verbs, ucx, tcp. "
 		 "auto: all that are built in and allowed by listen."},
-	{"transport", "require", OPTION_WORDS, FIELD(require), .preset = "",
+	{"transport", "require", SETTING_WORDS, FIELD(require), .preset = "",
 	 .help = "Only these transports, or the class rdma, may be used; a pair of daemons "
 		 "without one fails loudly. Empty: any."},
-	{"transport", "ucx_library", OPTION_PATH, FIELD(ucx_library), .preset = "",
+	{"transport", "ucx_library", SETTING_PATH, FIELD(ucx_library), .preset = "",
 	 .help = "libucp to load. Empty: libucp.so.0 of the system."},
-	{"transport", "ucx_net_devices", OPTION_TEXT, FIELD(ucx_net_devices), .preset = "",
+	{"transport", "ucx_net_devices", SETTING_TEXT, FIELD(ucx_net_devices), .preset = "",
 	 .help = "UCX_NET_DEVICES. Empty: the interface of listen."},
-	{"transport", "ucx_tls", OPTION_TEXT, FIELD(ucx_tls), .preset = "",
+	{"transport", "ucx_tls", SETTING_TEXT, FIELD(ucx_tls), .preset = "",
 	 .help = "UCX_TLS. Empty: all but sm, cma and xpmem."},
-	{"transport", "copy_threads", OPTION_AUTO_COUNT, FIELD(copy_threads),
+	{"transport", "copy_threads", SETTING_AUTO_COUNT, FIELD(copy_threads),
 	 .preset = "auto", .min = 1, .max = THREADS_MAX,
 	 .help = "Threads that copy engine memory. auto: half the cores, 1 to 8."},
-	{"transport", "slice", OPTION_SIZE, FIELD(slice_bytes), .preset = "512 KiB",
+	{"transport", "slice", SETTING_SIZE, FIELD(slice_bytes), .preset = "512 KiB",
 	 .min = 4 * KIB, .max = 64 * MIB,
 	 .help = "Bytes a copy thread moves before it looks for a cancel."},
-	{"transport", "max_inflight", OPTION_SIZE, FIELD(max_inflight_bytes),
+	{"transport", "max_inflight", SETTING_SIZE, FIELD(max_inflight_bytes),
 	 .preset = "256 MiB", .min = 64 * KIB, .max = 1024 * GIB, .reload = true,
 	 .help = "Bytes posted to one peer and not yet done."},
-	{"transport", "max_inflight_ops", OPTION_COUNT, FIELD(max_inflight_ops),
+	{"transport", "max_inflight_ops", SETTING_COUNT, FIELD(max_inflight_ops),
 	 .preset = "1024", .min = 1, .max = 1 << 20, .reload = true,
 	 .help = "Operations posted to one peer and not yet done."},
 };
 
-const struct option *config_options(size_t *count_p)
+const struct setting *config_settings(size_t *count_p)
 {
 	*count_p = ARRAY_LEN(options);
 	return options;
@@ -196,11 +196,11 @@ static void print_filled(FILE *out, const char *lead, const char *text)
 void config_print_sample(FILE *out)
 {
 	const char *section = "";
-	char range[OPTION_TEXT_MAX];
-	const struct option *row;
+	char range[SETTING_TEXT_MAX];
+	const struct setting *row;
 	size_t count;
 
-	row = config_options(&count);
+	row = config_settings(&count);
 	fputs("# SPDX-License-Identifier: Apache-2.0\n"
 	      "# kvd.conf: written by `kvd --print-config`; every line shows its default.\n"
 	      "# kvd --check-config --config FILE tells what is wrong with a file.\n",
@@ -210,7 +210,7 @@ void config_print_sample(FILE *out)
 			section = row->section;
 			fprintf(out, "\n[%s]\n", section);
 		}
-		option_range(row, range);
+		setting_range(row, range);
 		fputc('\n', out);
 		print_filled(out, "#", row->help);
 		fprintf(out, "# Allowed: %s.%s\n", range,
@@ -237,17 +237,17 @@ static void print_roff(FILE *out, const char *text)
 void config_print_man(FILE *out)
 {
 	const char *section = "";
-	char range[OPTION_TEXT_MAX];
-	const struct option *row;
+	char range[SETTING_TEXT_MAX];
+	const struct setting *row;
 	size_t count;
 
-	row = config_options(&count);
+	row = config_settings(&count);
 	for (; count; count--, row++) {
 		if (strcmp(section, row->section) != 0) {
 			section = row->section;
 			fprintf(out, ".SS [%s]\n", section);
 		}
-		option_range(row, range);
+		setting_range(row, range);
 		fprintf(out, ".TP\n.B ");
 		print_roff(out, row->name);
 		fprintf(out, "\n");

@@ -568,7 +568,8 @@ int loop_fd_set(struct loop_fd *watch, int events)
 	}
 	ev_io_stop(ev, io);
 	ev_io_set(io, watch->fd,
-		  (events & LOOP_READ ? EV_READ : 0) | (events & LOOP_WRITE ? EV_WRITE : 0));
+		  (events & LOOP_READ ? EV_READ : 0) |
+			  (events & LOOP_WRITE ? EV_WRITE : 0));
 	ev_io_start(ev, io);
 	watch->events = events;
 	return 0;
@@ -602,7 +603,8 @@ int loop_signal_start(struct loop_signal *sig, struct loop *loop, int signum,
 	ev_signal *impl;
 
 	assert(loop->ev);
-	*sig = (struct loop_signal){.on_signal = on_signal, .loop = loop, .signum = signum};
+	*sig = (struct loop_signal){
+		.on_signal = on_signal, .loop = loop, .signum = signum};
 	impl = mem_zalloc(sizeof(*impl));
 	if (!impl)
 		return err_pass(-ENOMEM);

@@ -120,7 +120,8 @@ static int start_threads(struct offload *o, unsigned int threads)
 	return no ? err_raise_errno(no, "helper thread %u", o->threads) : 0;
 }
 
-static int offload_make(struct loop *loop, unsigned int threads, struct offload **offload_p)
+static int offload_make(struct loop *loop, unsigned int threads,
+			struct offload **offload_p)
 {
 	struct offload *o = mem_zalloc(sizeof(*o) + threads * sizeof(o->tids[0]));
 	int r;

@@ -38,8 +38,8 @@ static uint64_t hash_seed(void)
 		if (getrandom(&fresh, sizeof(fresh), GRND_NONBLOCK) != sizeof(fresh))
 			fresh = (uint64_t)(uintptr_t)&seed; /* at least ASLR */
 		fresh |= 1;
-		__atomic_compare_exchange_n(&seed, &none, fresh, false,
-					    __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+		__atomic_compare_exchange_n(&seed, &none, fresh, false, __ATOMIC_RELAXED,
+					    __ATOMIC_RELAXED);
 	}
 	return __atomic_load_n(&seed, __ATOMIC_RELAXED);
 }
@@ -68,8 +68,7 @@ static size_t find_slot(const struct idmap *map, const struct probe *probe)
 {
 	size_t mask = map->index_cap - 1, slot = probe->hash & mask;
 
-	while (map->index[slot] &&
-	       !entry_is(&map->entries[map->index[slot] - 1], probe))
+	while (map->index[slot] && !entry_is(&map->entries[map->index[slot] - 1], probe))
 		slot = (slot + 1) & mask;
 	return slot;
 }

@@ -302,7 +302,7 @@ static void config_name_comes_from_argument_environment_file(void **state)
 static void sample_uncommented_loads_as_the_defaults(void **state)
 {
 	struct config defaults, loaded;
-	const struct option *row;
+	const struct setting *row;
 	char *text = NULL, *live, *out;
 	size_t len, count;
 	FILE *file = open_memstream(&text, &len);
@@ -322,8 +322,8 @@ static void sample_uncommented_loads_as_the_defaults(void **state)
 	}
 	must_load(text, &defaults);
 	must_load(live, &loaded);
-	for (row = config_options(&count); count; count--, row++)
-		assert_true(option_equal(row, &defaults, &loaded));
+	for (row = config_settings(&count); count; count--, row++)
+		assert_true(setting_equal(row, &defaults, &loaded));
 	free(text);
 	mem_free(live);
 }
@@ -331,24 +331,24 @@ static void sample_uncommented_loads_as_the_defaults(void **state)
 /* Every row: unique name, valid preset, format parses back to itself. */
 static void table_rows_are_sound(void **state)
 {
-	char text[OPTION_TEXT_MAX], again[OPTION_TEXT_MAX];
-	const struct option *rows;
+	char text[SETTING_TEXT_MAX], again[SETTING_TEXT_MAX];
+	const struct setting *rows;
 	struct config a = {0}, b = {0};
 	size_t count;
 
 	(void)state;
-	rows = config_options(&count);
+	rows = config_settings(&count);
 	for (size_t i = 0; i < count; i++) {
 		for (size_t k = 0; k < i; k++)
 			assert_string_not_equal(rows[i].name, rows[k].name);
 		assert_true(strlen(rows[i].help) > 10);
-		assert_int_equal(option_parse(&rows[i], rows[i].preset, &a), 0);
-		option_format(&rows[i], &a, text);
-		assert_int_equal(option_parse(&rows[i], text, &b), 0);
-		option_format(&rows[i], &b, again);
+		assert_int_equal(setting_parse(&rows[i], rows[i].preset, &a), 0);
+		setting_format(&rows[i], &a, text);
+		assert_int_equal(setting_parse(&rows[i], text, &b), 0);
+		setting_format(&rows[i], &b, again);
 		assert_string_equal(text, again);
-		assert_true(option_equal(&rows[i], &a, &b));
-		option_range(&rows[i], text);
+		assert_true(setting_equal(&rows[i], &a, &b));
+		setting_range(&rows[i], text);
 		assert_true(*text);
 	}
 }

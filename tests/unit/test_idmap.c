@@ -102,7 +102,7 @@ static void foreach_goes_by_insertion_and_survives_removal(void **state)
 	idmap_init(&map);
 	for (uint64_t k = 0; k < N; k++)
 		assert_int_equal(idmap_put(&map, N - k, &cells[k]), 0);
-	idmap_foreach(&map, cur) {
+	idmap_foreach (&map, cur) {
 		assert_int_equal(cur.key, N - expect);
 		assert_ptr_equal(cur.value, &cells[expect]);
 		assert_ptr_equal(idmap_remove(&map, cur.key), cur.value);
@@ -114,7 +114,7 @@ static void foreach_goes_by_insertion_and_survives_removal(void **state)
 	}
 	assert_int_equal(expect, N);
 	assert_int_equal(idmap_count(&map), 0);
-	idmap_foreach(&map, cur)
+	idmap_foreach (&map, cur)
 		fail();
 	idmap_fini(&map);
 }
@@ -163,7 +163,8 @@ static void strmap_keys_are_copied_and_compared_whole(void **state)
 	assert_ptr_equal(strmap_get(&map, "node-a"), &cells[0]);
 	assert_null(strmap_get(&map, "node"));
 	assert_null(strmap_get_bytes(&map, "node-a\0", 7));
-	strmap_foreach(&map, cur) {
+	strmap_foreach(&map, cur)
+	{
 		assert_string_equal(cur.bytes, "node-a");
 		break;
 	}

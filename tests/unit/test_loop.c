@@ -170,10 +170,10 @@ static void timer_heap_random_matches_a_model(void **state)
 		if (i % 3 == 0)
 			loop_timer_stop(&one->timer);
 		else
-			assert_int_equal(loop_timer_start(&one->timer,
-							  loop_random_u64(loop) %
-								  (1000 * MS)),
-					 0);
+			assert_int_equal(
+				loop_timer_start(&one->timer,
+						 loop_random_u64(loop) % (1000 * MS)),
+				0);
 	}
 	uint64_t running = 0;
 

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/features.h"
+
+#include <assert.h>
+#include <cjson/cJSON.h>
+#include <stddef.h>
+#include <zmq.h>
+
+#include "daemon/transport/transport.h"
+
+void features_transports(const char *names[FEATURES_TRANSPORTS_MAX])
+{
+	size_t i;
+
+	for (i = 0; transport_table[i]; i++) {
+		assert(i + 1 < FEATURES_TRANSPORTS_MAX);
+		names[i] = transport_table[i]->name;
+	}
+	names[i] = NULL;
+}
+
+void features_print(FILE *out)
+{
+	const char *names[FEATURES_TRANSPORTS_MAX];
+	int major, minor, patch;
+
+	features_transports(names);
+	zmq_version(&major, &minor, &patch);
+	fprintf(out, "kvd %s\ntransports:", KVD_VERSION);
+	for (size_t i = 0; names[i]; i++)
+		fprintf(out, " %s", names[i]);
+	fprintf(out, "\nlibzmq: %d.%d.%d, CURVE %s\ncJSON: %s\n", major, minor, patch,
+		zmq_has("curve") ? "yes" : "no", cJSON_Version());
+}

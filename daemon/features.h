@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* features: what this build of kvd holds, for --version and the configuration. */
+#ifndef KVD_FEATURES_H
+#define KVD_FEATURES_H
+
+#include <stdio.h>
+
+#define FEATURES_TRANSPORTS_MAX 16
+
+/* Names of the transports built in, in default order, up to a NULL. */
+void features_transports(const char *names[FEATURES_TRANSPORTS_MAX]);
+void features_print(FILE *out);
+
+#endif

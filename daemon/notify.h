@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * notify: what systemd is told and what it hands over: sd_notify(3) states, the
+ * watchdog, listening sockets. Spoken directly (both protocols are a page long
+ * and stable), so the daemon needs no libsystemd. Without systemd every call is
+ * a cheap nothing.
+ */
+#ifndef KVD_NOTIFY_H
+#define KVD_NOTIFY_H
+
+#include <stdint.h>
+
+/* Send "NAME=value" lines. Never blocks, never fails: a status that is lost
+ * hurts nobody, and READY meets an empty queue. */
+void notify_send(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+void notify_ready(const char *status);	   /* READY=1 */
+void notify_status(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+void notify_reloading(uint64_t now_ns);	   /* CLOCK_MONOTONIC; READY follows */
+void notify_stopping(const char *status);
+void notify_watchdog(void);
+
+/* The watchdog's limit for this process; 0 = none. */
+uint64_t notify_watchdog_ns(void);
+
+/* The listening Unix stream socket handed over for this process, close-on-exec
+ * and non-blocking; *fd_p = -1 when there is none. ERR_CONFIG when what was
+ * handed over is something else, or more than one. The environment is cleared:
+ * children must not take it for theirs. */
+int notify_listen_fd(int *fd_p);
+
+#endif

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One daemon a name, also after one died without a word. */
+#include "daemon/lock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "daemon/base/err.h"
+
+static char dir[] = "/tmp/kvd-lock-XXXXXX";
+
+static const char *path_of(const char *name)
+{
+	static char path[100];
+
+	snprintf(path, sizeof(path), "%s/%s", dir, name);
+	return path;
+}
+
+static void lock_taken_holds_the_pid_and_drop_removes_it(void **state)
+{
+	struct lock lock;
+	char text[32] = "";
+	FILE *file;
+
+	(void)state;
+	assert_int_equal(lock_take(&lock, dir, "a"), 0);
+	file = fopen(path_of("a.lock"), "r");
+	assert_non_null(file);
+	assert_non_null(fgets(text, sizeof(text), file));
+	fclose(file);
+	assert_int_equal(atoi(text), getpid());
+	lock_drop(&lock);
+	lock_drop(&lock);
+	assert_int_equal(access(path_of("a.lock"), F_OK), -1);
+}
+
+/* A child that holds the lock until it is killed; its pid. */
+static pid_t holder(void)
+{
+	int pipes[2];
+	char c = 0;
+	pid_t pid;
+
+	assert_int_equal(pipe(pipes), 0);
+	pid = fork();
+	if (pid == 0) {
+		struct lock lock;
+
+		c = lock_take(&lock, dir, "b") == 0 ? 'y' : 'n';
+		if (write(pipes[1], &c, 1) != 1)
+			_exit(1);
+		for (;;)
+			pause();
+	}
+	close(pipes[1]);
+	assert_int_equal(read(pipes[0], &c, 1), 1);
+	close(pipes[0]);
+	assert_int_equal(c, 'y');
+	return pid;
+}
+
+static void lock_held_is_refused_by_pid_and_free_after_a_kill(void **state)
+{
+	pid_t pid = holder();
+	char words[32];
+	struct lock lock;
+
+	(void)state;
+	assert_int_equal(lock_take(&lock, dir, "b"), -EBUSY);
+	snprintf(words, sizeof(words), "pid %d", pid);
+	assert_non_null(strstr(err_last()->text, words));
+	assert_int_equal(lock.fd, -1);
+	assert_int_equal(lock_take(&lock, dir, "other"), 0); /* a name of its own */
+	lock_drop(&lock);
+	kill(pid, SIGKILL);
+	assert_int_equal(waitpid(pid, NULL, 0), pid);
+	assert_int_equal(access(path_of("b.lock"), F_OK), 0); /* left behind */
+	assert_int_equal(lock_take(&lock, dir, "b"), 0);
+	lock_drop(&lock);
+}
+
+static void lock_in_a_bad_place_is_refused(void **state)
+{
+	static char far[600];
+	struct lock lock;
+
+	(void)state;
+	assert_true(lock_take(&lock, "/nonexistent", "a") < 0);
+	assert_non_null(strstr(err_last()->text, "/nonexistent/a.lock"));
+	memset(far, 'x', sizeof(far) - 1);
+	assert_int_equal(lock_take(&lock, far, "a"), -EINVAL);
+	assert_int_equal(symlink("/etc/passwd", path_of("c.lock")), 0);
+	assert_true(lock_take(&lock, dir, "c") < 0); /* never through a link */
+	unlink(path_of("c.lock"));
+	assert_int_equal(mkfifo(path_of("d.lock"), 0600), 0);
+	assert_true(lock_take(&lock, dir, "d") < 0);
+	unlink(path_of("d.lock"));
+}
+
+static int listen_at(const char *path)
+{
+	struct sockaddr_un addr = {.sun_family = AF_UNIX};
+	int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+
+	snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", path);
+	assert_int_equal(bind(fd, (struct sockaddr *)&addr, sizeof(addr)), 0);
+	assert_int_equal(listen(fd, 1), 0);
+	return fd;
+}
+
+static void socket_stale_goes_live_or_foreign_stays(void **state)
+{
+	const char *path = path_of("s.sock");
+	int fd;
+
+	(void)state;
+	assert_int_equal(lock_clear_socket(path), 0); /* nothing there */
+	fd = listen_at(path);
+	assert_int_equal(lock_clear_socket(path), -EBUSY);
+	assert_int_equal(access(path, F_OK), 0);
+	close(fd);
+	assert_int_equal(lock_clear_socket(path), 0);
+	assert_int_equal(access(path, F_OK), -1);
+	fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+	close(fd);
+	assert_int_equal(lock_clear_socket(path), -EEXIST);
+	assert_int_equal(access(path, F_OK), 0);
+	unlink(path);
+}
+
+static int make_dir(void **state)
+{
+	(void)state;
+	return mkdtemp(dir) ? 0 : -1;
+}
+
+static int remove_dir(void **state)
+{
+	(void)state;
+	return rmdir(dir);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(lock_taken_holds_the_pid_and_drop_removes_it),
+		cmocka_unit_test(lock_held_is_refused_by_pid_and_free_after_a_kill),
+		cmocka_unit_test(lock_in_a_bad_place_is_refused),
+		cmocka_unit_test(socket_stale_goes_live_or_foreign_stays),
+	};
+
+	return cmocka_run_group_tests(tests, make_dir, remove_dir);
+}
