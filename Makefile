@@ -9,9 +9,8 @@ BASE_SRC   := $(wildcard daemon/base/*.c daemon/plan/*.c daemon/cost/*.c)
 DAEMON_SRC := $(BASE_SRC) $(filter-out daemon/main.c,$(wildcard daemon/*.c)) \
 	      $(wildcard gpu/*.c daemon/transport/*.c proto/*.c)
 CTL_SRC    := $(wildcard ctl/*.c)
-# libkvd: neither peer messages nor anything of the daemon but three base files
-LIB_SRC    := $(filter-out proto/wire%,$(wildcard proto/*.c)) \
-	      daemon/base/err.c daemon/base/mem.c daemon/base/cursor.c
+# libkvd: libc and cJSON are all it may need
+LIB_SRC    := $(wildcard proto/client*.c) daemon/base/err.c daemon/base/mem.c
 UNIT_SRC   := $(wildcard tests/unit/test_*.c)
 TESTLIB_SRC := $(wildcard tests/lib/*.c)
 
