@@ -4,8 +4,10 @@
 #include <string.h>
 
 #include "daemon/transport/copy.h"
+#include "daemon/transport/shm.h"
 
 const struct transport_ops *const transport_table[] = {
+	&shm_transport,
 	NULL,
 };
 

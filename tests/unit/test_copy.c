@@ -1,0 +1,653 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * copy: every kind of memory to every other, checked byte by byte against the
+ * plan's own walk; bounds; fairness, cancel and faults.
+ */
+#include "daemon/transport/copy.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/loop.h"
+
+#define KIB (UINT64_C(1) << 10)
+#define MIB (UINT64_C(1) << 20)
+#define WAIT_NS (20 * LOOP_NS_PER_S)
+
+struct test {
+	struct loop *loop;
+	struct copier *copier;
+	unsigned int done;
+};
+
+struct test_job {
+	struct copy_job job;
+	struct test *test;
+	unsigned int calls;
+	unsigned int order; /* which on_done it was, from 1 */
+};
+
+static void on_done(struct copy_job *job)
+{
+	struct test_job *tj = container_of(job, struct test_job, job);
+
+	tj->calls++;
+	tj->order = ++tj->test->done;
+}
+
+static void setup(struct test *t, unsigned int threads, uint64_t slice)
+{
+	*t = (struct test){0};
+	assert_int_equal(memory_guard_install(), 0); /* cmocka has its own handler */
+	assert_int_equal(loop_new(&t->loop), 0);
+	assert_int_equal(copier_new(t->loop, threads, slice, &t->copier), 0);
+}
+
+static void teardown(struct test *t)
+{
+	copier_free(t->copier);
+	loop_free(t->loop);
+}
+
+static void wait_done(struct test *t, unsigned int count)
+{
+	uint64_t end = loop_clock_ns(t->loop) + WAIT_NS;
+
+	while (t->done < count) {
+		assert_true(loop_clock_ns(t->loop) < end);
+		loop_turn(t->loop, 100 * LOOP_NS_PER_MS);
+	}
+}
+
+static struct plan *plan_of(const struct plan_run *runs, size_t count)
+{
+	struct plan_builder *builder = NULL;
+	struct plan *plan = NULL;
+
+	assert_int_equal(plan_builder_new(&builder), 0);
+	for (size_t i = 0; i < count; i++)
+		assert_int_equal(plan_builder_add(builder, &runs[i]), 0);
+	assert_int_equal(plan_builder_finish(builder, &plan), 0);
+	plan_builder_free(builder);
+	return plan;
+}
+
+static bool builder_takes(const struct plan_run *run)
+{
+	struct plan_builder *builder = NULL;
+	bool takes;
+
+	assert_int_equal(plan_builder_new(&builder), 0);
+	takes = plan_builder_add(builder, run) == 0;
+	plan_builder_free(builder);
+	return takes;
+}
+
+static struct memory *linear(uint64_t bytes)
+{
+	struct memory *m = NULL;
+
+	assert_int_equal(memory_new_linear(bytes, &m), 0);
+	return m;
+}
+
+/* Memory that this process knows as `own` and the copier as another's. */
+static struct memory *vm(uint8_t *own, uint64_t bytes)
+{
+	struct memory *m = NULL;
+
+	assert_int_equal(memory_import_vm(getpid(), (uintptr_t)own, bytes, &m), 0);
+	return m;
+}
+
+static uint8_t pattern(uint64_t i)
+{
+	return (uint8_t)((i * UINT64_C(0x9e3779b97f4a7c15)) >> 56);
+}
+
+static uint8_t *heap(uint64_t bytes, bool filled)
+{
+	uint8_t *p = test_malloc(bytes);
+
+	for (uint64_t i = 0; i < bytes; i++)
+		p[i] = filled ? pattern(i) : 0xee;
+	return p;
+}
+
+/* What the destination must be, by the slow way. */
+static uint8_t *expected(const struct plan *plan, const uint8_t *src, uint64_t dst_bytes,
+			 uint64_t begin, uint64_t end)
+{
+	uint8_t *dst = heap(dst_bytes, false);
+	struct plan_walk walk;
+	struct plan_span span;
+
+	assert_int_equal(plan_walk_seek(&walk, plan, begin), 0);
+	while (begin < end && plan_walk_next(&walk, end - begin, &span)) {
+		memcpy(dst + span.dst, src + span.src, span.len);
+		begin += span.len;
+	}
+	return dst;
+}
+
+static const struct plan_run mixed_runs[] = {
+	{.src = 7, .dst = 100, .len = 3, .count = 5, .src_stride = 11, .dst_stride = 3},
+	{.src = 4096, .dst = 1000, .len = 16, .count = 300, .src_stride = 48, .dst_stride = 16},
+	{.src = 60000, .dst = 8000, .len = 32, .count = 200, .src_stride = -64,
+	 .dst_stride = 32},
+	{.src = 0, .dst = 16384, .len = 64, .count = 100, .src_stride = 64, .dst_stride = 64},
+	{.src = 1, .dst = 30001, .len = 128, .count = 70, .src_stride = 200, .dst_stride = 129},
+	{.src = 512, .dst = 80000, .len = 256, .count = 90, .src_stride = 512,
+	 .dst_stride = -300},
+	{.src = 20000, .dst = 90000, .len = 20000, .count = 1},
+	{.src = 3, .dst = 115000, .len = 1000, .count = 11, .src_stride = 0,
+	 .dst_stride = 1000},
+};
+#define SRC_BYTES (64 * KIB)
+#define DST_BYTES (128 * KIB)
+
+/* One plan between two memories, [begin, end) of it. */
+static void copy_and_check(unsigned int threads, uint64_t slice, bool src_vm, bool dst_vm,
+			   uint64_t begin, uint64_t end)
+{
+	struct plan *plan = plan_of(mixed_runs, ARRAY_LEN(mixed_runs));
+	uint8_t *src = heap(SRC_BYTES, true), *dst = heap(DST_BYTES, false), *want;
+	struct copy_buffer sb = {.length = SRC_BYTES}, db = {.length = DST_BYTES};
+	struct test_job tj = {0};
+	struct test t;
+
+	setup(&t, threads, slice);
+	sb.memory = src_vm ? vm(src, SRC_BYTES) : linear(SRC_BYTES);
+	db.memory = dst_vm ? vm(dst, DST_BYTES) : linear(DST_BYTES);
+	if (!src_vm)
+		memcpy(sb.memory->base, src, SRC_BYTES);
+	if (!dst_vm)
+		memcpy(db.memory->base, dst, DST_BYTES);
+	if (end > plan->bytes)
+		end = plan->bytes;
+	tj.test = &t;
+	tj.job = (struct copy_job){.plan = plan, .begin = begin, .end = end,
+				   .src = {.buffers = &sb, .buffer_count = 1},
+				   .dst = {.buffers = &db, .buffer_count = 1},
+				   .on_done = on_done};
+	assert_int_equal(copier_submit(t.copier, &tj.job), 0);
+	assert_int_equal(tj.calls, 0);
+	wait_done(&t, 1);
+	assert_int_equal(tj.job.result, 0);
+	assert_int_equal(tj.calls, 1);
+	assert_int_equal(atomic_load(&tj.job.copied), end - begin);
+	want = expected(plan, src, DST_BYTES, begin, end);
+	assert_memory_equal(dst_vm ? dst : db.memory->base, want, DST_BYTES);
+	teardown(&t);
+	memory_unref(sb.memory);
+	memory_unref(db.memory);
+	plan_free(plan);
+	test_free(src);
+	test_free(dst);
+	test_free(want);
+}
+
+static void copy_each_kind_to_each_is_exact(void **state)
+{
+	(void)state;
+	for (int kinds = 0; kinds < 4; kinds++) {
+		copy_and_check(1, 0, kinds & 1, kinds & 2, 0, UINT64_MAX);
+		copy_and_check(3, 1000, kinds & 1, kinds & 2, 0, UINT64_MAX);
+		copy_and_check(2, 7, kinds & 1, kinds & 2, 13, 20011);
+	}
+}
+
+static void copy_parts_of_the_stream_are_exact(void **state)
+{
+	(void)state;
+	for (uint64_t begin = 0; begin < 70000; begin += 4999)
+		copy_and_check(1, 4096, false, false, begin, begin + 9001);
+	copy_and_check(1, 0, false, false, 5, 5);
+}
+
+/* Gather into linear memory, scatter out of it: the transports' pack. */
+static void copy_through_linear_memory_is_exact(void **state)
+{
+	struct plan *plan = plan_of(mixed_runs, ARRAY_LEN(mixed_runs));
+	uint8_t *src = heap(SRC_BYTES, true), *want;
+	uint8_t *packed = heap(plan->bytes, false), *dst = heap(DST_BYTES, false);
+	struct copy_buffer sb = {.length = SRC_BYTES}, db = {.length = DST_BYTES};
+	struct test_job tj = {0};
+	struct test t;
+	unsigned int jobs = 0;
+
+	(void)state;
+	setup(&t, 2, 3000);
+	sb.memory = vm(src, SRC_BYTES);
+	db.memory = linear(DST_BYTES);
+	memcpy(db.memory->base, dst, DST_BYTES);
+	tj.test = &t;
+	for (uint64_t begin = 0; begin < plan->bytes; begin += 10007) {
+		uint64_t end = begin + 10007 < plan->bytes ? begin + 10007 : plan->bytes;
+
+		tj.job = (struct copy_job){
+			.plan = plan, .begin = begin, .end = end, .on_done = on_done,
+			.src = {.buffers = &sb, .buffer_count = 1},
+			.dst = {.linear = packed + begin}};
+		assert_int_equal(copier_submit(t.copier, &tj.job), 0);
+		wait_done(&t, ++jobs);
+		tj.job = (struct copy_job){
+			.plan = plan, .begin = begin, .end = end, .on_done = on_done,
+			.src = {.linear = packed + begin},
+			.dst = {.buffers = &db, .buffer_count = 1}};
+		assert_int_equal(copier_submit(t.copier, &tj.job), 0);
+		wait_done(&t, ++jobs);
+		assert_int_equal(tj.job.result, 0);
+	}
+	want = expected(plan, src, DST_BYTES, 0, plan->bytes);
+	assert_memory_equal(db.memory->base, want, DST_BYTES);
+	teardown(&t);
+	memory_unref(sb.memory);
+	memory_unref(db.memory);
+	plan_free(plan);
+	test_free(src);
+	test_free(packed);
+	test_free(dst);
+	test_free(want);
+}
+
+/* What the builder does not refuse by itself, the copier must. */
+static void copy_out_of_bounds_is_refused(void **state)
+{
+	static const struct plan_run bad[] = {
+		{.src = 4095, .dst = 0, .len = 2, .count = 1},
+		{.src = 0, .dst = 4095, .len = 2, .count = 1},
+		{.src = UINT64_MAX, .dst = 0, .len = 2, .count = 1},
+		{.src = 0, .dst = 0, .len = 1, .count = 2, .src_stride = -1},
+		{.src = 0, .dst = 1, .len = 1, .count = 3, .dst_stride = -1},
+		{.src = 0, .dst = 0, .len = 1, .count = 4097, .src_stride = 1},
+		{.src = 0, .dst = 0, .len = 1, .count = 2, .src_stride = INT64_MAX},
+		{.src = 1, .dst = 0, .len = 1, .count = 2, .src_stride = INT64_MIN},
+		{.src = 2, .dst = 2, .len = 1, .count = 5, .src_stride = INT64_MIN / 2},
+		{.src = 8, .dst = 0, .len = 8, .count = 3, .src_stride = 2041},
+		{.src = 0, .dst = 0, .len = 1, .count = 1, .src_buffer = 1},
+		{.src = 0, .dst = 0, .len = 1, .count = 1, .dst_buffer = UINT32_MAX},
+	};
+	struct copy_buffer b = {.length = 4096};
+	struct test_job tj = {0};
+	unsigned int reached = 0;
+	struct test t;
+
+	(void)state;
+	setup(&t, 1, 0);
+	b.memory = linear(4096);
+	for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+		struct plan *plan;
+
+		if (!builder_takes(&bad[i]))
+			continue;
+		plan = plan_of(&bad[i], 1);
+		reached++;
+
+		tj.test = &t;
+		tj.job = (struct copy_job){.plan = plan, .end = plan->bytes,
+					   .src = {.buffers = &b, .buffer_count = 1},
+					   .dst = {.buffers = &b, .buffer_count = 1},
+					   .on_done = on_done};
+		assert_int_equal(copier_submit(t.copier, &tj.job), -err_errno(ERR_RANGE));
+		plan_free(plan);
+	}
+	assert_true(reached >= 6);
+	assert_int_equal(t.done, 0);
+	teardown(&t);
+	memory_unref(b.memory);
+}
+
+static void copy_bad_job_is_refused(void **state)
+{
+	static const struct plan_run run = {.len = 100, .count = 1};
+	struct plan *plan = plan_of(&run, 1);
+	struct copy_buffer b = {.length = 4096}, longer = {.length = 4097},
+			   shifted = {.length = 4096, .offset = 1}, ro = {.length = 4096};
+	struct test_job tj = {0};
+	struct test t;
+
+	(void)state;
+	setup(&t, 1, 0);
+	b.memory = longer.memory = shifted.memory = linear(4096);
+	assert_int_equal(memory_import_memfd(b.memory->fd, 0, 4096, false, &ro.memory), 0);
+	const struct {
+		struct copy_buffer *src, *dst;
+		uint64_t begin, end;
+		enum err_code code;
+	} cases[] = {
+		{&b, &b, 0, 101, ERR_RANGE},	   {&b, &b, 5, 4, ERR_RANGE},
+		{&longer, &b, 0, 100, ERR_RANGE},  {&b, &longer, 0, 100, ERR_RANGE},
+		{&shifted, &b, 0, 100, ERR_RANGE}, {&b, &ro, 0, 100, ERR_PERM},
+		{NULL, &b, 0, 100, ERR_INVAL},	   {&b, NULL, 0, 100, ERR_INVAL},
+	};
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		tj.test = &t;
+		tj.job = (struct copy_job){.plan = plan, .begin = cases[i].begin,
+					   .end = cases[i].end, .on_done = on_done};
+		tj.job.src = (struct copy_end){.buffers = cases[i].src, .buffer_count = 1};
+		tj.job.dst = (struct copy_end){.buffers = cases[i].dst, .buffer_count = 1};
+		assert_int_equal(copier_submit(t.copier, &tj.job),
+				 -err_errno(cases[i].code));
+	}
+	assert_int_equal(t.done, 0);
+	teardown(&t);
+	memory_unref(b.memory);
+	memory_unref(ro.memory);
+	plan_free(plan);
+}
+
+static void rows_fit_is_overflow_safe(void **state)
+{
+	(void)state;
+	assert_true(copy_rows_fit(0, 10, 10, 10, 100));
+	assert_false(copy_rows_fit(0, 10, 10, 10, 99));
+	assert_true(copy_rows_fit(90, 10, 10, -10, 100));
+	assert_false(copy_rows_fit(89, 10, 10, -10, 100));
+	assert_true(copy_rows_fit(UINT64_MAX, 0, 9, 1, 0));
+	assert_false(copy_rows_fit(UINT64_MAX, 1, 1, 0, UINT64_MAX));
+	assert_false(copy_rows_fit(UINT64_MAX, UINT64_MAX, 1, 0, UINT64_MAX));
+	assert_false(copy_rows_fit(0, 1, UINT64_MAX, INT64_MAX, UINT64_MAX));
+	assert_false(copy_rows_fit(UINT64_MAX, 1, UINT64_MAX, INT64_MIN, UINT64_MAX));
+	assert_true(copy_rows_fit(3, 1, UINT64_MAX, 0, 4));
+}
+
+/* A job of many rows; its begin byte is bytes into a large memory. */
+struct bulk {
+	struct copy_buffer src, dst;
+	struct plan *plan;
+	struct test_job tj;
+};
+
+static void bulk_init(struct bulk *b, struct test *t, uint64_t bytes)
+{
+	struct plan_run run = {.len = 16, .count = bytes / 32, .src_stride = 32,
+			       .dst_stride = 32};
+
+	*b = (struct bulk){.src = {.length = bytes}, .dst = {.length = bytes}};
+	b->src.memory = linear(bytes);
+	b->dst.memory = linear(bytes);
+	b->plan = plan_of(&run, 1);
+	b->tj.test = t;
+	b->tj.job = (struct copy_job){.plan = b->plan, .end = b->plan->bytes,
+				      .src = {.buffers = &b->src, .buffer_count = 1},
+				      .dst = {.buffers = &b->dst, .buffer_count = 1},
+				      .on_done = on_done};
+}
+
+static void bulk_fini(struct bulk *b)
+{
+	memory_unref(b->src.memory);
+	memory_unref(b->dst.memory);
+	plan_free(b->plan);
+}
+
+/* One thread: a small job behind a large one does not wait for its end. */
+static void jobs_take_turns(void **state)
+{
+	struct bulk large, small;
+	struct test t;
+
+	(void)state;
+	setup(&t, 1, 4 * KIB);
+	bulk_init(&large, &t, 16 * MIB);
+	bulk_init(&small, &t, 16 * KIB);
+	assert_int_equal(copier_submit(t.copier, &large.tj.job), 0);
+	assert_int_equal(copier_submit(t.copier, &small.tj.job), 0);
+	wait_done(&t, 2);
+	assert_int_equal(small.tj.order, 1);
+	assert_int_equal(large.tj.order, 2);
+	assert_int_equal(large.tj.job.result, 0);
+	teardown(&t);
+	bulk_fini(&large);
+	bulk_fini(&small);
+}
+
+/* After on_done of a canceled job nothing of it is written. */
+static void cancel_leaves_memory_still(void **state)
+{
+	struct bulk b;
+	struct test t;
+
+	(void)state;
+	setup(&t, 2, 4 * KIB);
+	bulk_init(&b, &t, 32 * MIB);
+	memset(b.src.memory->base, 1, 32 * MIB);
+	assert_int_equal(copier_submit(t.copier, &b.tj.job), 0);
+	while (atomic_load(&b.tj.job.copied) == 0)
+		loop_turn(t.loop, 0);
+	copier_cancel(t.copier, &b.tj.job);
+	copier_cancel(t.copier, &b.tj.job);
+	wait_done(&t, 1);
+	assert_int_equal(b.tj.job.result, -ECANCELED);
+	assert_int_equal(b.tj.job.err.code, ERR_CANCELED);
+	assert_true(atomic_load(&b.tj.job.copied) < 16 * MIB);
+	memset(b.dst.memory->base, 0, 32 * MIB);
+	/* the threads are alive: another job runs, and only its bytes appear */
+	struct bulk other;
+	bulk_init(&other, &t, 1 * MIB);
+	assert_int_equal(copier_submit(t.copier, &other.tj.job), 0);
+	wait_done(&t, 2);
+	for (uint64_t i = 0; i < 32 * MIB; i++)
+		if (b.dst.memory->base[i])
+			fail_msg("byte %ju was written after on_done", (uintmax_t)i);
+	assert_int_equal(b.tj.calls, 1);
+	teardown(&t);
+	bulk_fini(&b);
+	bulk_fini(&other);
+}
+
+static void cancel_before_a_slice_began_is_done(void **state)
+{
+	struct bulk large, waiting;
+	struct test t;
+
+	(void)state;
+	setup(&t, 1, 16 * MIB);
+	bulk_init(&large, &t, 32 * MIB);
+	bulk_init(&waiting, &t, 1 * MIB);
+	assert_int_equal(copier_submit(t.copier, &large.tj.job), 0);
+	assert_int_equal(copier_submit(t.copier, &waiting.tj.job), 0);
+	copier_cancel(t.copier, &waiting.tj.job);
+	assert_int_equal(waiting.tj.calls, 0); /* never from inside cancel */
+	wait_done(&t, 2);
+	assert_int_equal(waiting.tj.order, 1);
+	assert_int_equal(waiting.tj.job.result, -ECANCELED);
+	assert_int_equal(large.tj.job.result, 0);
+	teardown(&t);
+	bulk_fini(&large);
+	bulk_fini(&waiting);
+}
+
+static void free_with_jobs_calls_each_on_done(void **state)
+{
+	struct bulk b[4];
+	struct test t;
+
+	(void)state;
+	setup(&t, 1, 4 * KIB);
+	for (size_t i = 0; i < ARRAY_LEN(b); i++) {
+		bulk_init(&b[i], &t, 8 * MIB);
+		assert_int_equal(copier_submit(t.copier, &b[i].tj.job), 0);
+	}
+	teardown(&t);
+	for (size_t i = 0; i < ARRAY_LEN(b); i++) {
+		assert_int_equal(b[i].tj.calls, 1);
+		bulk_fini(&b[i]);
+	}
+}
+
+static void copy_of_cut_memory_fails_that_job_only(void **state)
+{
+	static const struct plan_run run = {.len = 1 * MIB, .count = 1};
+	struct plan *plan = plan_of(&run, 1);
+	int fd = memfd_create("cut", MFD_CLOEXEC);
+	struct copy_buffer cut = {.length = 1 * MIB}, whole = {.length = 1 * MIB},
+			   dst = {.length = 1 * MIB};
+	struct test_job bad = {0}, good = {0};
+	struct test t;
+
+	(void)state;
+	setup(&t, 2, 64 * KIB);
+	assert_int_equal(ftruncate(fd, 1 << 20), 0);
+	assert_int_equal(memory_import_shm_fd(fd, 0, MIB, true, &cut.memory), 0);
+	whole.memory = linear(MIB);
+	dst.memory = linear(MIB);
+	memset(whole.memory->base, 5, MIB);
+	assert_int_equal(ftruncate(fd, 300 << 10), 0);
+	bad.test = good.test = &t;
+	bad.job = good.job = (struct copy_job){
+		.plan = plan, .end = MIB, .on_done = on_done,
+		.dst = {.buffers = &dst, .buffer_count = 1}};
+	bad.job.src = (struct copy_end){.buffers = &cut, .buffer_count = 1};
+	good.job.src = (struct copy_end){.buffers = &whole, .buffer_count = 1};
+	assert_int_equal(copier_submit(t.copier, &bad.job), 0);
+	wait_done(&t, 1);
+	assert_int_equal(bad.job.result, -EFAULT);
+	assert_int_equal(bad.job.err.code, ERR_FAULT);
+	assert_int_equal(copier_submit(t.copier, &good.job), 0);
+	wait_done(&t, 2);
+	assert_int_equal(good.job.result, 0);
+	for (uint64_t i = 0; i < MIB; i++)
+		assert_int_equal(dst.memory->base[i], 5);
+	/* and it stays dead, although zero pages lie there now */
+	assert_int_equal(copier_submit(t.copier, &bad.job), 0);
+	wait_done(&t, 3);
+	assert_int_equal(bad.job.err.code, ERR_FAULT);
+	teardown(&t);
+	memory_unref(cut.memory);
+	memory_unref(whole.memory);
+	memory_unref(dst.memory);
+	plan_free(plan);
+	close(fd);
+}
+
+static void copy_of_a_dead_process_fails(void **state)
+{
+	static const struct plan_run run = {.len = 64 * KIB, .count = 1};
+	static uint8_t bytes[64 * KIB];
+	struct plan *plan = plan_of(&run, 1);
+	struct copy_buffer src = {.length = 64 * KIB}, dst = {.length = 64 * KIB};
+	struct test_job tj = {0};
+	int p[2], status;
+	struct test t;
+	pid_t pid;
+	char c;
+
+	(void)state;
+	assert_int_equal(pipe(p), 0);
+	pid = fork();
+	if (pid == 0) {
+		close(p[1]);
+		(void)!read(p[0], &c, 1);
+		_exit(0);
+	}
+	setup(&t, 1, 0);
+	assert_int_equal(memory_import_vm(pid, (uintptr_t)bytes, sizeof(bytes), &src.memory),
+			 0);
+	dst.memory = linear(64 * KIB);
+	tj.test = &t;
+	tj.job = (struct copy_job){.plan = plan, .end = plan->bytes,
+				   .src = {.buffers = &src, .buffer_count = 1},
+				   .dst = {.buffers = &dst, .buffer_count = 1},
+				   .on_done = on_done};
+	assert_int_equal(copier_submit(t.copier, &tj.job), 0);
+	wait_done(&t, 1);
+	assert_int_equal(tj.job.result, 0);
+	close(p[1]);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(copier_submit(t.copier, &tj.job), 0);
+	wait_done(&t, 2);
+	assert_int_equal(tj.job.err.code, ERR_FAULT);
+	assert_non_null(strstr(tj.job.err.text, "is gone"));
+	teardown(&t);
+	memory_unref(src.memory);
+	memory_unref(dst.memory);
+	plan_free(plan);
+	close(p[0]);
+}
+
+static void copy_of_an_unmapped_page_fails_after_its_part(void **state)
+{
+	static const struct plan_run run = {.len = 8192, .count = 1};
+	struct plan *plan = plan_of(&run, 1);
+	uint8_t *pages = mmap(NULL, 8192, PROT_READ | PROT_WRITE,
+			      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct copy_buffer src = {.length = 8192}, dst = {.length = 8192};
+	struct test_job tj = {0};
+	struct test t;
+
+	(void)state;
+	setup(&t, 1, 0);
+	src.memory = vm(pages, 8192);
+	dst.memory = linear(8192);
+	munmap(pages + 4096, 4096);
+	tj.test = &t;
+	tj.job = (struct copy_job){.plan = plan, .end = plan->bytes,
+				   .src = {.buffers = &src, .buffer_count = 1},
+				   .dst = {.buffers = &dst, .buffer_count = 1},
+				   .on_done = on_done};
+	assert_int_equal(copier_submit(t.copier, &tj.job), 0);
+	wait_done(&t, 1);
+	assert_int_equal(tj.job.err.code, ERR_FAULT);
+	teardown(&t);
+	memory_unref(src.memory);
+	memory_unref(dst.memory);
+	plan_free(plan);
+	munmap(pages, 4096);
+}
+
+static void new_out_of_memory_leaks_nothing(void **state)
+{
+	struct copier *copier = NULL;
+	struct loop *loop = NULL;
+	uint64_t n = 1;
+	int r;
+
+	(void)state;
+	assert_int_equal(loop_new(&loop), 0);
+	do {
+		mem_fail_at(n++);
+		r = copier_new(loop, 2, 0, &copier);
+		mem_fail_at(0);
+		if (r < 0)
+			assert_int_equal(r, -ENOMEM);
+	} while (r < 0);
+	assert_true(n > 5);
+	copier_free(copier);
+	assert_int_equal(copier_new(loop, 0, 0, &copier), -EINVAL);
+	loop_free(loop);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(copy_each_kind_to_each_is_exact),
+		cmocka_unit_test(copy_parts_of_the_stream_are_exact),
+		cmocka_unit_test(copy_through_linear_memory_is_exact),
+		cmocka_unit_test(copy_out_of_bounds_is_refused),
+		cmocka_unit_test(copy_bad_job_is_refused),
+		cmocka_unit_test(rows_fit_is_overflow_safe),
+		cmocka_unit_test(jobs_take_turns),
+		cmocka_unit_test(cancel_leaves_memory_still),
+		cmocka_unit_test(cancel_before_a_slice_began_is_done),
+		cmocka_unit_test(free_with_jobs_calls_each_on_done),
+		cmocka_unit_test(copy_of_cut_memory_fails_that_job_only),
+		cmocka_unit_test(copy_of_a_dead_process_fails),
+		cmocka_unit_test(copy_of_an_unmapped_page_fails_after_its_part),
+		cmocka_unit_test(new_out_of_memory_leaks_nothing),
+	};
+
+	return cmocka_run_group_tests_name("copy", tests, NULL, NULL);
+}
