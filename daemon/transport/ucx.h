@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ucx: anything that UCX speaks, by active messages. See ucx.c. */
+#ifndef KVD_TRANSPORT_UCX_H
+#define KVD_TRANSPORT_UCX_H
+
+#include "daemon/transport/transport.h"
+
+extern const struct transport_ops transport_ucx;
+
+#endif

@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ucx_impl: what the files of the ucx backend know of each other.
+ *
+ *   ucx.c        probe, open, close, progress; the table of operations
+ *   ucx_reg.c    registered memory and keys
+ *   ucx_peer.c   a connection: endpoint, hello, loss, close
+ *   ucx_order.c  sequenced frames, out and in
+ *   ucx_xfer.c   a transfer's life on either side
+ *   ucx_source.c the side of a transfer that its bytes leave
+ *   ucx_sink.c   the side where they land
+ *   ucx_pool, ucx_spans, ucx_wire, ucx_lib: parts without an own view of this
+ *
+ * Everything is on the loop's thread. Functions called by libucp (names begin
+ * with `ucx_on_` or are static `on_`) change state and kick the peer; what calls
+ * up into the daemon happens in ucx_peer_step() only, never below libucp.
+ */
+#ifndef KVD_TRANSPORT_UCX_IMPL_H
+#define KVD_TRANSPORT_UCX_IMPL_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/base/idmap.h"
+#include "daemon/base/list.h"
+#include "daemon/base/sm.h"
+#include "daemon/loop.h"
+#include "daemon/offload.h"
+#include "daemon/transport/copy.h"
+#include "daemon/transport/transport.h"
+#include "daemon/transport/ucx.h"
+#include "daemon/transport/ucx_lib.h"
+#include "daemon/transport/ucx_pool.h"
+#include "daemon/transport/ucx_spans.h"
+#include "daemon/transport/ucx_wire.h"
+
+/* Slices up to this size are sent eagerly; only the single slice of a small
+ * transfer may be, so what a peer makes us hold unasked is bounded. */
+#define UCX_EAGER_MAX 8192u
+/* A stretch of memory from this size on travels without a copy to a buffer. */
+#define UCX_DIRECT_MIN 16384u
+#define UCX_SLICE_MIN 65536u
+#define UCX_SLICE_MAX (16u << 20)
+#define UCX_WINDOW_SLICES 64u	      /* posted at once to a peer */
+#define UCX_FETCHES_MAX (4u * UCX_WINDOW_SLICES) /* as the receiver may see it */
+#define UCX_AM_ID 0x6bu		      /* 'k': all our messages */
+#define UCX_POOL_BYTES (16u << 20)    /* bounce buffers, each way */
+#define UCX_HEADERS_MAX (16u << 20)   /* bytes of a peer's unfinished requests */
+#define UCX_HELD_MAX (UCX_HEADERS_MAX + 4u * XP_HEADER_MAX)
+/* Sequenced frames that wait for an earlier one: two each of the transfers
+ * that either side may have unfinished, and a farewell. */
+#define UCX_ORDER_MAX (4u * XP_INBOUND_MAX + 1u)
+
+struct ucx_transport {
+	struct transport base;
+	const struct ucx_lib *lib;
+	ucp_context_h context;
+	ucp_worker_h worker;
+	struct loop_fd watch;	/* the worker's event fd */
+	struct loop_defer run;	/* steps the peers of `ready` */
+	struct list peers;	/* ucx_peer.link */
+	struct list ready;	/* ucx_peer.ready_link: something to do */
+	struct strmap tokens;	/* token_in -> ucx_peer */
+	struct ucx_pool send_pool, recv_pool;
+	struct list hungry;	/* ucx_piece.link: wait for a receive buffer */
+	uint64_t slice_bytes, window_bytes, fence_ns;
+	uint64_t frames_dropped; /* no peer of ours sent them */
+	atomic_uint releasing;	/* memories on a helper; close() waits for them */
+};
+
+struct ucx_reg {
+	struct xp_reg_base base;
+	ucp_mem_h memh; /* NULL: never given to libucp, or it needs none */
+	atomic_int refs; /* the owner's and one a transfer's buffer */
+	uint64_t id;
+	struct offload_job job; /* the last reference went on the loop */
+};
+
+enum ucx_peer_state {
+	UCX_PEER_OPENING, /* no hello yet */
+	UCX_PEER_READY,
+	UCX_PEER_FLUSHING, /* the farewell leaves, transfers stop */
+	UCX_PEER_ENDING,   /* endpoint being closed, transfers end */
+	UCX_PEER_ENDED,	   /* nothing is left but peer_close() */
+};
+
+struct ucx_peer {
+	struct xp_peer_base base;
+	struct ucx_transport *transport;
+	struct list link, ready_link;
+	struct sm sm;
+	ucp_ep_h ep; /* NULL once its close began */
+	uint8_t token_in[XP_TOKEN_BYTES], token_out[XP_TOKEN_BYTES];
+	char name[40]; /* for the log */
+	struct err err;	      /* why it is lost */
+	bool failed;	      /* err is set: end it */
+	bool broken;	      /* the endpoint takes nothing any more */
+	bool deaf;	      /* the peer has said goodbye */
+	bool hello_came, hello_due, close_asked, flushed, told;
+	unsigned int hellos_answered;
+	uint64_t slice_bytes; /* largest that both sides take */
+	void (*on_closed)(void *arg);
+	void *on_closed_arg;
+	unsigned int busy; /* requests inside libucp */
+	struct loop_timer timer; /* fence and flush deadlines */
+	uint64_t flush_deadline_ns;
+
+	/* sequenced frames */
+	uint64_t out_seq, in_seq; /* last sent; next expected */
+	struct list entries;	  /* ucx_entry.link, by seq */
+	struct ucx_entry *reserve; /* for a frame that finds no memory */
+	uint64_t held_bytes; /* request headers that the peer makes us keep */
+
+	/* transfers */
+	struct idmap ops, inbounds; /* by id: ours; the peer's */
+	struct list xfers;	    /* ucx_xfer.link: all */
+	struct list queued;	    /* .queue_link: requests that wait for room */
+	struct list finished;	    /* .queue_link: done is to be told */
+	uint64_t next_id, inbound_high;
+	unsigned int asked;	    /* our requests without an answer */
+	uint64_t asked_bytes;	    /* of their headers */
+
+	/* bytes */
+	struct list sources; /* ucx_xfer.source_link, in turn */
+	uint64_t sending_bytes;
+	unsigned int sending;
+	bool starved; /* a source waits for a send buffer */
+	unsigned int receiving; /* pieces of rendezvous not fetched yet */
+};
+
+/* One sequenced frame on its way in. A request's lives on in its transfer. */
+struct ucx_entry {
+	struct list link;
+	struct ucx_peer *peer;
+	struct ucx_frame frame;
+	bool receiving; /* its payload is on the way */
+	bool orphan;	/* peer ended meanwhile: free when received */
+	bool starved;	/* a request without memory for its header: refuse it */
+	size_t len;
+	uint8_t payload[];
+};
+
+/* A frame on its way out, with words at most. */
+struct ucx_send {
+	struct ucx_peer *peer;
+	struct ucx_xfer *xfer; /* of a request: it stays until this is out */
+	uint8_t header[UCX_FRAME_BYTES];
+	char text[UCX_TEXT_MAX];
+};
+
+/* This side's memory of a transfer. */
+struct ucx_side {
+	const struct plan *plan;
+	struct copy_buffer *buffers; /* as the plan names them */
+	struct ucx_reg **regs;
+	uint32_t count;
+};
+
+enum ucx_xfer_state {
+	UCX_XFER_QUEUED,   /* ours: the request waits for room */
+	UCX_XFER_ASKED,	   /* no answer yet */
+	UCX_XFER_MOVING,   /* bytes move; complete when all have */
+	UCX_XFER_STOPPING, /* err is set; no new bytes */
+	UCX_XFER_OVER,	   /* told, or about to be */
+};
+
+struct ucx_xfer {
+	struct xp_inbound in;  /* theirs */
+	struct xp_op *op;      /* ours, else NULL */
+	struct ucx_peer *peer;
+	struct list link, queue_link, source_link;
+	struct sm sm;
+	uint64_t id, bytes;
+	enum xp_kind kind;
+	bool asked;	 /* ours: the request is out, an answer must come */
+	bool answered;	 /* ours: it came */
+	bool cancel_sent;
+	bool finishing;	 /* in peer->finished */
+	struct err err;	 /* ERR_OK while all is well */
+	struct err verdict; /* the answer's */
+	uint64_t deadline_ns; /* of STOPPING */
+	unsigned int busy; /* pieces, and frames of it inside libucp */
+	struct ucx_side side;
+	struct ucx_entry *entry;    /* theirs: holds the header */
+	struct ucx_send *spare[2];  /* so that an answer never lacks memory */
+	/* source */
+	uint64_t next_byte, done_bytes;
+	/* sink */
+	struct ucx_spans spans;	 /* came */
+	uint64_t landed;	 /* done with */
+	struct list pieces;	 /* ucx_piece.xfer_link */
+};
+
+/* One slice inside this daemon. */
+struct ucx_piece {
+	struct list link;      /* transport->hungry */
+	struct list xfer_link; /* xfer->pieces */
+	struct ucx_xfer *xfer;
+	uint64_t offset, length; /* of the stream */
+	struct ucx_buffer *buffer; /* bounce, or NULL */
+	void *desc;	       /* libucp's: not received yet */
+	bool copying;
+	struct copy_job job;
+	uint8_t header[UCX_FRAME_BYTES]; /* source */
+	uint8_t data[];	       /* an eager slice that cannot be put in place here */
+};
+
+/* ---- ucx.c ---- */
+/* Peers that wait for a send buffer may try again. */
+void ucx_feed_sources(struct ucx_transport *transport);
+/* ERR_TRANSPORT "ucx: <what>: <libucp's words>". */
+int ucx_fault(const struct ucx_lib *lib, const char *what, ucs_status_t status);
+/* What ucp_*_nbx gave: > 0 its callback comes, 0 it is done, < 0 it failed
+ * (ucs_status_t, nothing raised). */
+int ucx_started(ucs_status_ptr_t ptr);
+
+/* ---- ucx_reg.c ---- */
+int ucx_mem_reg(struct transport *base, struct memory *memory, struct xp_reg **reg_p);
+void ucx_mem_dereg(struct xp_reg *reg);
+int ucx_key_pack(struct xp_reg *reg, struct xp_peer *peer, void *buf, size_t size,
+		 size_t *len_p);
+int ucx_key_unpack(struct xp_peer *peer, const void *buf, size_t len, void *owner,
+		   struct xp_key **key_p);
+void ucx_key_drop(struct xp_key *key);
+/* References on this side's memories, and the tables the copy threads want. The
+ * plan's rows are inside the tables (xp_sides_check). */
+int ucx_side_init(struct ucx_side *side, const struct plan *plan,
+		  const struct xp_buffer *buffers, uint32_t count, bool is_src);
+void ucx_side_fini(struct ucx_side *side); /* idempotent; loop's thread */
+/* The address of a buffer's byte when libucp may touch it, else NULL. */
+uint8_t *ucx_side_direct(const struct ucx_side *side, uint32_t buffer, uint64_t offset,
+			 ucp_mem_h *memh_p);
+
+/* ---- ucx_peer.c ---- */
+int ucx_peer_open(struct transport *base, const struct xp_peer_args *args,
+		  struct xp_peer **peer_p);
+void ucx_peer_close(struct xp_peer *base, void (*on_closed)(void *arg), void *arg);
+static inline bool ucx_peer_live(const struct ucx_peer *peer)
+{
+	return !peer->failed && sm_state(&peer->sm) <= UCX_PEER_READY;
+}
+/* Ends the peer, later. The first fault counts. */
+void ucx_peer_fail(struct ucx_peer *peer, const struct err *err);
+void ucx_peer_fail_last(struct ucx_peer *peer); /* with err_last() */
+/* A request of its endpoint failed. */
+void ucx_peer_break(struct ucx_peer *peer, const char *what, ucs_status_t status);
+/* Have it stepped after this callback. */
+void ucx_peer_kick(struct ucx_peer *peer);
+void ucx_peer_step(struct ucx_peer *peer); /* may free it */
+void ucx_peer_watch(struct ucx_peer *peer, uint64_t deadline_ns);
+void ucx_peer_hello(struct ucx_peer *peer, const struct ucx_frame *frame);
+
+/* ---- ucx_order.c ---- */
+struct ucx_send *ucx_send_new(struct ucx_peer *peer); /* NULL: raised */
+/* Sends and owns `send`. Fills token and seq; the payload is `err`'s words, or
+ * `payload`, which must stay until xfer->busy falls. */
+void ucx_send_frame(struct ucx_send *send, struct ucx_frame *frame,
+		    const struct err *err, struct ucx_xfer *xfer, const void *payload,
+		    size_t len);
+/* A sequenced frame came (inside libucp's callback). */
+ucs_status_t ucx_order_frame(struct ucx_peer *peer, const struct ucx_frame *frame,
+			     void *data, size_t len, bool rndv);
+/* The next entry in order, or NULL. The caller owns it. */
+struct ucx_entry *ucx_order_next(struct ucx_peer *peer);
+void ucx_entry_free(struct ucx_entry *entry);
+int ucx_order_reserve(struct ucx_peer *peer); /* refill peer->reserve */
+void ucx_order_drop(struct ucx_peer *peer); /* all that wait */
+
+/* ---- ucx_xfer.c ---- */
+int ucx_post(struct xp_peer *base, struct xp_op *op);
+void ucx_land(struct xp_inbound *in, const struct xp_sides *sides,
+	      const struct err *err);
+void ucx_cancel(struct xp_op *op, const struct err *why);
+void ucx_revoke(struct xp_inbound *in, const struct err *why);
+void ucx_xfer_entry(struct ucx_peer *peer, struct ucx_entry *entry); /* owns it */
+void ucx_xfer_stop(struct ucx_xfer *xfer, const struct err *err);
+void ucx_xfer_stop_last(struct ucx_xfer *xfer); /* with err_last() */
+/* Something of it ended: see what follows. */
+void ucx_xfer_check(struct ucx_xfer *xfer);
+void ucx_xfer_tell(struct ucx_xfer *xfer); /* out of peer->finished; frees it */
+void ucx_xfer_pump(struct ucx_peer *peer); /* send queued requests */
+
+/* ---- ucx_source.c ---- */
+void ucx_source_start(struct ucx_xfer *xfer);
+void ucx_source_stop(struct ucx_xfer *xfer);
+void ucx_source_pump(struct ucx_peer *peer);
+static inline bool ucx_source_complete(const struct ucx_xfer *xfer)
+{
+	return xfer->done_bytes == xfer->bytes;
+}
+
+/* ---- ucx_sink.c ---- */
+ucs_status_t ucx_sink_frame(struct ucx_peer *peer, const struct ucx_frame *frame,
+			    void *data, size_t len, bool rndv);
+void ucx_sink_stop(struct ucx_xfer *xfer);
+void ucx_sink_feed(struct ucx_transport *transport);
+static inline bool ucx_sink_complete(const struct ucx_xfer *xfer)
+{
+	return xfer->landed == xfer->bytes;
+}
+
+#endif

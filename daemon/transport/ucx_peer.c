@@ -1,0 +1,545 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A connection of the ucx backend: one endpoint to the peer's worker.
+ *
+ * Both sides make an endpoint as soon as they know each other's address, in
+ * either order, and say hello. A hello that comes before the peer is known here
+ * has no valid token and is dropped; so the later of the two asks for an answer
+ * and gets it, and each side is ready once it has heard one. The hello also
+ * tells the largest slice that its sender takes.
+ *
+ * Loss. libucp's error handler, a failed request or a broken rule only mark the
+ * peer (ucx_peer_fail): from then on nothing more is taken in. Its step stops
+ * every transfer and closes the endpoint by force, which makes libucp give back
+ * every request it still holds. Only when none is left and the
+ * copy threads have let go are the transfers reported, and after them the loss.
+ * If libucp keeps a request, the peer stays and says so in the log: memory that
+ * may still be written is never called still.
+ *
+ * While the endpoint still works (a close in peace, a peer that broke a rule) we
+ * say goodbye first and give the wire FLUSH_NS for it: the last answers arrive,
+ * and the other side learns why. libucp itself may not tell it: over tcp the
+ * socket outlives a closed endpoint. Both sides use that time to let what is
+ * under way end, because 1.13 can crash when an endpoint is closed by force in
+ * the middle of a message.
+ *
+ * ucx_peer_step() is the only place that calls up into the daemon.
+ */
+#include "daemon/transport/ucx_impl.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+
+#define FLUSH_NS (250 * LOOP_NS_PER_MS)
+#define NAG_NS (10 * LOOP_NS_PER_S) /* between complaints about a kept request */
+#define ENTRIES_A_STEP 64u
+#define HELLOS_MAX 4u
+
+static const struct sm_state peer_states[] = {
+	[UCX_PEER_OPENING] = {"opening", SM_TO(UCX_PEER_READY) | SM_TO(UCX_PEER_ENDING)},
+	[UCX_PEER_READY] = {"ready", SM_TO(UCX_PEER_FLUSHING) | SM_TO(UCX_PEER_ENDING)},
+	[UCX_PEER_FLUSHING] = {"flushing", SM_TO(UCX_PEER_ENDING)},
+	[UCX_PEER_ENDING] = {"ending", SM_TO(UCX_PEER_ENDED)},
+	[UCX_PEER_ENDED] = {"ended", 0},
+};
+
+static bool peer_invariant(const struct sm *sm, unsigned int from)
+{
+	const struct ucx_peer *peer = container_of(sm, const struct ucx_peer, sm);
+
+	(void)from;
+	if (sm_state(sm) == UCX_PEER_ENDED)
+		return !peer->ep && peer->busy == 0 && list_empty(&peer->xfers);
+	return sm_state(sm) == UCX_PEER_OPENING || peer->hello_came ||
+	       sm_state(sm) == UCX_PEER_ENDING;
+}
+
+static const struct sm_table peer_table = {
+	.name = "ucx peer",
+	.states = peer_states,
+	.count = ARRAY_LEN(peer_states),
+	.invariant = peer_invariant,
+};
+
+void ucx_peer_kick(struct ucx_peer *peer)
+{
+	struct ucx_transport *transport = peer->transport;
+
+	if (list_empty(&peer->ready_link))
+		list_push_back(&transport->ready, &peer->ready_link);
+	loop_defer(transport->base.env.loop, &transport->run);
+}
+
+void ucx_peer_fail(struct ucx_peer *peer, const struct err *err)
+{
+	if (!peer->failed) {
+		peer->failed = true;
+		peer->err = *err;
+	}
+	ucx_peer_kick(peer);
+}
+
+void ucx_peer_fail_last(struct ucx_peer *peer)
+{
+	struct err err;
+
+	err_take(&err);
+	err.scope = ERR_SCOPE_PEER;
+	ucx_peer_fail(peer, &err);
+}
+
+void ucx_peer_break(struct ucx_peer *peer, const char *what, ucs_status_t status)
+{
+	peer->broken = true;
+	ucx_fault(peer->transport->lib, what, status);
+	ucx_peer_fail_last(peer);
+}
+
+static void on_endpoint_error(void *arg, ucp_ep_h ep, ucs_status_t status)
+{
+	struct ucx_peer *peer = arg;
+	struct err err;
+
+	(void)ep;
+	err_set(&err, ERR_PEER, "ucx: connection to %s lost: %s", peer->name,
+		peer->transport->lib->ucs_status_string(status));
+	peer->broken = true;
+	ucx_peer_fail(peer, &err);
+}
+
+/* ---- hello ---- */
+
+static void say_hello(struct ucx_peer *peer, uint16_t flags)
+{
+	struct ucx_frame frame = {.type = UCX_HELLO, .flags = flags,
+				  .offset = peer->transport->slice_bytes};
+	struct ucx_send *send = ucx_send_new(peer);
+
+	if (send)
+		ucx_send_frame(send, &frame, NULL, NULL, NULL, 0);
+	else
+		ucx_peer_fail_last(peer);
+}
+
+void ucx_peer_hello(struct ucx_peer *peer, const struct ucx_frame *frame)
+{
+	uint64_t slice = frame->offset;
+
+	if (slice < UCX_SLICE_MIN || slice > UCX_SLICE_MAX ||
+	    peer->hellos_answered == HELLOS_MAX) {
+		err_raise(ERR_PROTO, "ucx hello: slices of %" PRIu64 " bytes, %u answered",
+			  slice, peer->hellos_answered);
+		ucx_peer_fail_last(peer);
+		return;
+	}
+	if (slice < peer->slice_bytes)
+		peer->slice_bytes = slice;
+	peer->hello_came = true;
+	if (frame->flags & UCX_FLAG_ANSWER)
+		peer->hello_due = true;
+	ucx_peer_kick(peer);
+}
+
+/* libucp 1.13 tells an endpoint's lanes only in print:
+ *   "#    lane[0]:  0:tcp/lo.0 md[0]  -> md[0]/tcp/sysdev[255] am am_bw#0 …" */
+static bool lane_of_line(const char *line, char *lane, size_t size)
+{
+	char transport[16], device[24];
+	const char *at = strstr(line, "lane[");
+	char *dot;
+
+	at = at ? strstr(at, "]:") : NULL;
+	if (!at || sscanf(at, "]: %*d:%15[^/ ]/%23[^ ]", transport, device) != 2)
+		return false;
+	dot = strrchr(device, '.');
+	if (dot)
+		*dot = '\0';
+	snprintf(lane, size, "%s %s", transport, device);
+	return true;
+}
+
+static void find_path(struct ucx_peer *peer)
+{
+	char *text = NULL, *save = NULL, lane[48], *path = peer->base.path;
+	size_t size = 0, used;
+	FILE *out = open_memstream(&text, &size);
+
+	snprintf(path, sizeof(peer->base.path), "ucx");
+	if (!out)
+		return;
+	peer->transport->lib->ucp_ep_print_info(peer->ep, out);
+	fclose(out);
+	for (char *line = strtok_r(text, "\n", &save); line;
+	     line = strtok_r(NULL, "\n", &save)) {
+		if (!lane_of_line(line, lane, sizeof(lane)) || strstr(path, lane))
+			continue;
+		used = strcmp(path, "ucx") ? strlen(path) : 0;
+		snprintf(path + used, sizeof(peer->base.path) - used, "%s%s",
+			 used ? ", " : "", lane);
+	}
+	free(text); /* open_memstream's own */
+}
+
+static void become_ready(struct ucx_peer *peer)
+{
+	const struct xp_callbacks *up = &peer->transport->base.callbacks;
+
+	find_path(peer);
+	sm_move(&peer->sm, UCX_PEER_READY);
+	peer->base.ready = true;
+	log_debug("ucx", peer->name, "peer ready", "path=%s", peer->base.path);
+	up->on_peer_ready(up->owner, (struct xp_peer *)peer);
+}
+
+/* ---- deadlines ---- */
+
+void ucx_peer_watch(struct ucx_peer *peer, uint64_t deadline_ns)
+{
+	uint64_t now = loop_now_ns(peer->timer.loop);
+
+	if (loop_timer_running(&peer->timer) && peer->timer.at_ns <= deadline_ns)
+		return;
+	if (loop_timer_start(&peer->timer, deadline_ns > now ? deadline_ns - now : 0) < 0)
+		ucx_peer_fail_last(peer); /* no fence without its clock */
+}
+
+static void watch_transfers(struct ucx_peer *peer, uint64_t now)
+{
+	uint64_t next = UINT64_MAX;
+	struct ucx_xfer *xfer;
+	struct err err;
+
+	list_foreach(xfer, &peer->xfers, link) {
+		if (sm_state(&xfer->sm) != UCX_XFER_STOPPING || xfer->finishing)
+			continue;
+		if (xfer->deadline_ns <= now) {
+			err_set(&err, ERR_FENCE,
+				"ucx: a stopped transfer with %s was not still after %" PRIu64
+				" ms",
+				peer->name, peer->transport->fence_ns / LOOP_NS_PER_MS);
+			ucx_peer_fail(peer, &err);
+			return;
+		}
+		if (xfer->deadline_ns < next)
+			next = xfer->deadline_ns;
+	}
+	if (next != UINT64_MAX)
+		ucx_peer_watch(peer, next);
+}
+
+static void on_timer(struct loop_timer *timer)
+{
+	struct ucx_peer *peer = container_of(timer, struct ucx_peer, timer);
+	uint64_t now = loop_now_ns(timer->loop);
+
+	if (ucx_peer_live(peer)) {
+		watch_transfers(peer, now);
+	} else if (sm_state(&peer->sm) == UCX_PEER_FLUSHING) {
+		ucx_peer_kick(peer);
+	} else if (sm_state(&peer->sm) == UCX_PEER_ENDING) {
+		log_error("ucx", peer->name, "libucp keeps requests of a closed endpoint",
+			  "requests=%u", peer->busy);
+		ucx_peer_watch(peer, now + NAG_NS);
+	}
+}
+
+/* ---- the end ---- */
+
+static void on_endpoint_closed(void *request, ucs_status_t status, void *user_data)
+{
+	struct ucx_peer *peer = user_data;
+
+	(void)status; /* it is gone either way */
+	peer->transport->lib->ucp_request_free(request);
+	peer->busy--;
+	ucx_peer_kick(peer);
+}
+
+static void close_endpoint(struct ucx_peer *peer)
+{
+	ucp_request_param_t param = {
+		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+				UCP_OP_ATTR_FIELD_FLAGS,
+		.flags = UCP_EP_CLOSE_FLAG_FORCE,
+		.cb.send = on_endpoint_closed,
+		.user_data = peer,
+	};
+	ucp_ep_h ep = peer->ep;
+
+	peer->ep = NULL;
+	if (ep && ucx_started(peer->transport->lib->ucp_ep_close_nbx(ep, &param)) > 0)
+		peer->busy++;
+}
+
+/* Closed in peace, unless it failed before. */
+static void set_closed(struct ucx_peer *peer)
+{
+	if (!peer->failed)
+		err_set(&peer->err, ERR_PEER, "ucx: connection to %s closed", peer->name);
+	peer->failed = true;
+	peer->base.ready = false;
+}
+
+static void begin_end(struct ucx_peer *peer)
+{
+	struct ucx_xfer *xfer;
+
+	set_closed(peer);
+	sm_move(&peer->sm, UCX_PEER_ENDING);
+	strmap_remove_bytes(&peer->transport->tokens, peer->token_in,
+			    sizeof(peer->token_in));
+	if (!peer->close_asked)
+		log_debug("ucx", peer->name, "peer lost", "why=\"%s\"", peer->err.text);
+	ucx_order_drop(peer);
+	list_foreach_safe(xfer, &peer->xfers, link)
+		ucx_xfer_stop(xfer, &peer->err);
+	close_endpoint(peer);
+	/* what stopped before waits for no answer any more */
+	list_foreach_safe(xfer, &peer->xfers, link)
+		ucx_xfer_check(xfer);
+	ucx_peer_watch(peer, loop_now_ns(peer->timer.loop) + NAG_NS);
+}
+
+static void on_flushed(void *request, ucs_status_t status, void *user_data)
+{
+	struct ucx_peer *peer = user_data;
+
+	(void)status; /* failed or not, nothing more will leave */
+	peer->transport->lib->ucp_request_free(request);
+	peer->busy--;
+	peer->flushed = true;
+	ucx_peer_kick(peer);
+}
+
+static void begin_flush(struct ucx_peer *peer)
+{
+	ucp_request_param_t param = {
+		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+		.cb.send = on_flushed,
+		.user_data = peer,
+	};
+	struct ucx_frame frame = {.type = UCX_BYE};
+	cleanup_free struct ucx_send *send = ucx_send_new(peer);
+	struct ucx_xfer *xfer;
+	struct err err;
+
+	err_set(&err, ERR_PEER, "ucx: the remote daemon closed the connection%s%s",
+		peer->failed ? ": " : "", peer->failed ? peer->err.text : "");
+	set_closed(peer);
+	sm_move(&peer->sm, UCX_PEER_FLUSHING);
+	list_foreach_safe(xfer, &peer->xfers, link)
+		ucx_xfer_stop(xfer, &peer->err);
+	/* what stopped before waits for no answer any more */
+	list_foreach_safe(xfer, &peer->xfers, link)
+		ucx_xfer_check(xfer);
+	if (send && !peer->deaf)
+		ucx_send_frame(mem_steal(send), &frame, &err, NULL, NULL, 0);
+	if (ucx_started(peer->transport->lib->ucp_ep_flush_nbx(peer->ep, &param)) > 0)
+		peer->busy++;
+	else
+		peer->flushed = true;
+	peer->flush_deadline_ns = loop_now_ns(peer->timer.loop) + FLUSH_NS;
+	ucx_peer_watch(peer, peer->flush_deadline_ns);
+}
+
+static void peer_free(struct ucx_peer *peer)
+{
+	loop_timer_stop(&peer->timer);
+	list_remove(&peer->ready_link);
+	list_remove(&peer->link);
+	idmap_fini(&peer->ops);
+	idmap_fini(&peer->inbounds);
+	assert(list_empty(&peer->entries) && peer->held_bytes == 0);
+	mem_free(peer->reserve);
+	mem_free(peer);
+}
+
+/* May free the peer. */
+static void settle(struct ucx_peer *peer)
+{
+	const struct xp_callbacks *up = &peer->transport->base.callbacks;
+	void (*on_closed)(void *arg) = peer->on_closed;
+	void *arg = peer->on_closed_arg;
+
+	if (sm_state(&peer->sm) == UCX_PEER_FLUSHING &&
+	    (peer->broken ||
+	     (peer->flushed && peer->busy == 0 && list_empty(&peer->xfers)) ||
+	     loop_now_ns(peer->timer.loop) >= peer->flush_deadline_ns)) {
+		begin_end(peer);
+		ucx_peer_kick(peer);
+		return;
+	}
+	if (sm_state(&peer->sm) == UCX_PEER_ENDING && peer->busy == 0 &&
+	    list_empty(&peer->xfers)) {
+		loop_timer_stop(&peer->timer);
+		sm_move(&peer->sm, UCX_PEER_ENDED);
+	}
+	if (sm_state(&peer->sm) != UCX_PEER_ENDED)
+		return;
+	if (peer->close_asked) {
+		peer_free(peer);
+		on_closed(arg);
+	} else if (!peer->told) {
+		peer->told = true;
+		up->on_peer_lost(up->owner, (struct xp_peer *)peer, &peer->err);
+	}
+}
+
+/* ---- the step ---- */
+
+static void take_entries(struct ucx_peer *peer)
+{
+	unsigned int budget = ENTRIES_A_STEP;
+	struct ucx_entry *entry;
+	struct err err;
+
+	while (ucx_peer_live(peer) && budget && (entry = ucx_order_next(peer))) {
+		budget--;
+		if (entry->frame.type != UCX_BYE) {
+			ucx_xfer_entry(peer, entry);
+			continue;
+		}
+		ucx_frame_get_err(&entry->frame, entry->payload, entry->len, &err);
+		ucx_entry_free(entry);
+		peer->deaf = true;
+		ucx_peer_fail(peer, &err);
+	}
+	if (!budget)
+		ucx_peer_kick(peer);
+}
+
+void ucx_peer_step(struct ucx_peer *peer)
+{
+	struct list *link;
+
+	if (peer->hello_due && ucx_peer_live(peer)) {
+		peer->hello_due = false;
+		peer->hellos_answered++;
+		say_hello(peer, 0);
+	}
+	if (sm_state(&peer->sm) == UCX_PEER_OPENING && peer->hello_came && !peer->failed)
+		become_ready(peer);
+	if (sm_state(&peer->sm) == UCX_PEER_READY)
+		take_entries(peer);
+	if (peer->failed && sm_state(&peer->sm) == UCX_PEER_READY && !peer->broken)
+		begin_flush(peer);
+	else if (peer->failed && sm_state(&peer->sm) < UCX_PEER_FLUSHING)
+		begin_end(peer);
+	while ((link = list_pop_front(&peer->finished)))
+		ucx_xfer_tell(list_entry(link, struct ucx_xfer, queue_link));
+	if (sm_state(&peer->sm) == UCX_PEER_READY && ucx_peer_live(peer)) {
+		if (ucx_order_reserve(peer) < 0)
+			err_clear(); /* at the next step, then */
+		ucx_xfer_pump(peer);
+		ucx_source_pump(peer);
+	}
+	settle(peer);
+}
+
+/* ---- open and close ---- */
+
+static int connect_endpoint(struct ucx_peer *peer, const struct xp_peer_args *args)
+{
+	ucp_ep_params_t params = {
+		.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
+			      UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+			      UCP_EP_PARAM_FIELD_ERR_HANDLER,
+		.err_mode = UCP_ERR_HANDLING_MODE_PEER,
+		.err_handler = {.cb = on_endpoint_error, .arg = peer},
+	};
+	const void *worker;
+	size_t worker_len;
+	ucs_status_t status;
+	int r;
+
+	r = ucx_address_get(args->address, args->address_len, &worker, &worker_len);
+	if (r < 0)
+		return err_pass(r);
+	params.address = worker;
+	status = peer->transport->lib->ucp_ep_create(peer->transport->worker, &params,
+						     &peer->ep);
+	if (status != UCS_OK)
+		return ucx_fault(peer->transport->lib, "connect", status);
+	return 0;
+}
+
+static void peer_init(struct ucx_peer *peer, struct ucx_transport *transport,
+		      const struct xp_peer_args *args)
+{
+	peer->base.transport = &transport->base;
+	peer->base.owner = args->owner;
+	peer->transport = transport;
+	memcpy(peer->token_in, args->token_in, sizeof(peer->token_in));
+	memcpy(peer->token_out, args->token_out, sizeof(peer->token_out));
+	for (int i = 0; i < 8; i++)
+		snprintf(peer->name + 2 * i, 3, "%02x", args->instance[i]);
+	peer->slice_bytes = transport->slice_bytes;
+	peer->in_seq = peer->next_id = 1;
+	list_init(&peer->link);
+	list_init(&peer->ready_link);
+	list_init(&peer->entries);
+	list_init(&peer->xfers);
+	list_init(&peer->queued);
+	list_init(&peer->finished);
+	list_init(&peer->sources);
+	idmap_init(&peer->ops);
+	idmap_init(&peer->inbounds);
+	loop_timer_init(&peer->timer, transport->base.env.loop, on_timer);
+	sm_init(&peer->sm, &peer_table, UCX_PEER_OPENING);
+}
+
+int ucx_peer_open(struct transport *base, const struct xp_peer_args *args,
+		  struct xp_peer **peer_p)
+{
+	struct ucx_transport *transport = container_of(base, struct ucx_transport, base);
+	struct ucx_peer *peer;
+	int r;
+
+	if (args->self)
+		return err_raise(ERR_REQUIRE, "ucx: no connection to this daemon itself");
+	peer = mem_zalloc(sizeof(*peer));
+	if (!peer)
+		return err_pass(-ENOMEM);
+	peer_init(peer, transport, args);
+	r = ucx_order_reserve(peer);
+	if (r == 0)
+		r = strmap_put_bytes(&transport->tokens, peer->token_in,
+				     sizeof(peer->token_in), peer);
+	if (r == 0) {
+		r = connect_endpoint(peer, args);
+		if (r < 0)
+			strmap_remove_bytes(&transport->tokens, peer->token_in,
+					    sizeof(peer->token_in));
+	}
+	if (r < 0) {
+		peer_free(peer);
+		return err_pass(r);
+	}
+	list_push_back(&transport->peers, &peer->link);
+	say_hello(peer, UCX_FLAG_ANSWER);
+	*peer_p = (struct xp_peer *)peer;
+	return 0;
+}
+
+void ucx_peer_close(struct xp_peer *base, void (*on_closed)(void *arg), void *arg)
+{
+	struct ucx_peer *peer = (struct ucx_peer *)base;
+
+	assert(!peer->close_asked);
+	peer->close_asked = true;
+	peer->on_closed = on_closed;
+	peer->on_closed_arg = arg;
+	if (sm_state(&peer->sm) == UCX_PEER_READY && !peer->failed)
+		begin_flush(peer);
+	else if (sm_state(&peer->sm) == UCX_PEER_OPENING)
+		begin_end(peer);
+	ucx_peer_kick(peer);
+}
