@@ -471,7 +471,7 @@ static int ucx_open(const struct xp_env *env, const struct xp_callbacks *callbac
 
 	if (!transport)
 		return err_pass(-ENOMEM);
-	transport->base.ops = &transport_ucx;
+	transport->base.ops = &ucx_transport;
 	transport->base.env = *env;
 	transport->base.callbacks = *callbacks;
 	transport->slice_bytes =
@@ -493,7 +493,7 @@ static int ucx_open(const struct xp_env *env, const struct xp_callbacks *callbac
 	return 0;
 }
 
-const struct transport_ops transport_ucx = {
+const struct transport_ops ucx_transport = {
 	.name = "ucx",
 	.probe = ucx_probe,
 	.open = ucx_open,

@@ -5,6 +5,6 @@
 
 #include "daemon/transport/transport.h"
 
-extern const struct transport_ops transport_ucx;
+extern const struct transport_ops ucx_transport;
 
 #endif
