@@ -16,6 +16,8 @@
 
 struct status_page;
 
+#define STATUS_BEAT_NS UINT64_C(200000000) /* between heartbeats */
+
 /* A sealed memfd with `slots` slots; grows never. */
 int status_page_new(uint32_t slots, const uint8_t instance[16], struct status_page **page_p);
 void status_page_free(struct status_page *page);

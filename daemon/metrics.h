@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * metrics: what the daemon counts. One row a figure: `stats`, `health` and the
+ * reference come from the table. Counters only rise; gauges are levels. Any
+ * thread may add.
+ */
+#ifndef KVD_METRICS_H
+#define KVD_METRICS_H
+
+#include <stdint.h>
+
+enum metric_type { METRIC_COUNTER, METRIC_GAUGE };
+
+/* X(NAME, type, "name", "help"); bytes and seconds are in the name */
+#define METRICS(X)                                                                         \
+	X(SESSIONS, GAUGE, "sessions", "engines connected to the control socket")          \
+	X(SESSIONS_OPENED, COUNTER, "sessions_opened_total", "connections taken")          \
+	X(SESSIONS_REFUSED, COUNTER, "sessions_refused_total",                             \
+	  "connections refused: not admitted, or over the cap")                            \
+	X(SESSIONS_KILLED, COUNTER, "sessions_killed_total",                               \
+	  "connections closed by the daemon: a broken protocol, a full queue, a dead owner") \
+	X(COMMANDS, COUNTER, "commands_total", "control commands begun")                   \
+	X(COMMANDS_FAILED, COUNTER, "commands_failed_total",                               \
+	  "control commands answered with an error")                                       \
+	X(CONTROL_IN_BYTES, COUNTER, "control_in_bytes_total", "bytes of control lines")   \
+	X(CONTROL_OUT_BYTES, COUNTER, "control_out_bytes_total", "bytes of replies")       \
+	X(REGIONS, GAUGE, "regions", "regions imported")                                   \
+	X(REGION_BYTES, GAUGE, "region_bytes", "bytes of the imported regions")            \
+	X(REGIONS_REFUSED, COUNTER, "regions_refused_total", "registrations that failed")  \
+	X(POOLS, GAUGE, "pools", "pools registered")
+
+enum metric {
+#define METRIC_ENUM(id, type, name, help) METRIC_##id,
+	METRICS(METRIC_ENUM)
+#undef METRIC_ENUM
+	METRIC_END,
+};
+
+struct metrics {
+	uint64_t value[METRIC_END]; /* atomic */
+};
+
+static inline void metrics_add(struct metrics *m, enum metric metric, uint64_t n)
+{
+	__atomic_fetch_add(&m->value[metric], n, __ATOMIC_RELAXED);
+}
+/* Gauges. */
+static inline void metrics_sub(struct metrics *m, enum metric metric, uint64_t n)
+{
+	__atomic_fetch_sub(&m->value[metric], n, __ATOMIC_RELAXED);
+}
+static inline uint64_t metrics_get(const struct metrics *m, enum metric metric)
+{
+	return __atomic_load_n(&m->value[metric], __ATOMIC_RELAXED);
+}
+
+struct metric_row {
+	const char *name;
+	const char *help;
+	enum metric_type type;
+};
+extern const struct metric_row metric_rows[METRIC_END];
+
+#endif
