@@ -15,15 +15,19 @@
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "daemon/base/err.h"
 #include "daemon/base/list.h"
+#include "daemon/offload.h"
 
 struct kvd;
 struct session;
 
 #define REQUEST_FDS_MAX 16u
+#define RESULT_HEX_MAX 32u /* bytes */
 
 struct request {
 	struct list link;	 /* in its session's list of open requests */
@@ -33,6 +37,8 @@ struct request {
 	int fds[REQUEST_FDS_MAX]; /* owned; a command takes one by setting it -1 */
 	unsigned int fd_count;
 	bool answered;
+	size_t bytes;		 /* of the line: what the session is charged */
+	struct offload_job job;	 /* private: deletes a large tree off the loop */
 };
 
 enum field_type {
@@ -42,7 +48,7 @@ enum field_type {
 	FIELD_BOOL,
 	FIELD_ARRAY,  /* limit: entries */
 	FIELD_OBJECT,
-	FIELD_FD,     /* index into the line's fds */
+	FIELD_FD,     /* index into the line's fds; each must be named once */
 	FIELD_ANY,    /* checked by the command itself */
 };
 
@@ -50,7 +56,8 @@ struct command_field {
 	const char *name;
 	enum field_type type;
 	bool required;
-	int64_t min, max; /* INT: range; STR, ARRAY: max = limit */
+	/* INT: range, both 0: 0 … 2^53 - 1. STR, ARRAY: max = limit, 0: the line's. */
+	int64_t min, max;
 	const char *help;
 };
 
@@ -78,14 +85,41 @@ void request_reply_fds(struct request *req, cJSON *result, const int *fds,
 void request_fail(struct request *req, const struct err *err);
 /* Fail with err_last(). */
 void request_fail_last(struct request *req);
+/* The end of a run(): 0 after replying with `result` (taken) when it was filled
+ * whole; ERR_NOMEM, the request not answered, when a member found no memory. */
+int request_finish(struct request *req, cJSON *result, bool filled);
 /* An empty result object, or NULL after failing the request with ERR_NOMEM. */
 cJSON *request_result(struct request *req);
+/* What commands have in common when they fill results. */
+bool result_add_hex(cJSON *obj, const char *name, const uint8_t *bytes, size_t len);
+bool result_add_u64(cJSON *obj, const char *name, uint64_t v); /* decimal string */
+
+/* For control: a request of one line, not parsed yet; the line's fds are moved
+ * into it. It counts as open until it is answered. NULL: ERR_NOMEM. */
+struct request *request_new(struct session *session, size_t bytes, const int *fds,
+			    unsigned int fd_count);
+/* Never answered: its client is gone. */
+void request_drop(struct request *req);
+/* The session has ended: its open requests' answers go nowhere. */
+void requests_detach(struct session *session);
+/* One error line, with its newline; returns its length. `id` NULL: null.
+ * Allocates nothing. */
+#define REPLY_ERROR_MAX 4096u
+size_t reply_error_text(const cJSON *id, const struct err *err,
+			char text[REPLY_ERROR_MAX]);
 
 /* Called by control for each parsed line; takes the request. */
 void commands_dispatch(struct request *req);
+/* What the command's run() finds in the request. */
+int commands_check(const struct request *req, const struct command *cmd);
 const struct command *commands_find(const char *name);
 /* Iterate all commands: i = 0, 1, …; NULL at the end. */
 const struct command *commands_at(unsigned int i);
+
+/* {"name":…, "summary":…, "fields":[…], …}; NULL: ERR_NOMEM. */
+cJSON *command_describe(const struct command *cmd);
+/* The reference page (Markdown): every command and every error code. */
+void commands_print_reference(FILE *out);
 
 /* The modules' tables. */
 extern const struct command session_commands[]; /* hello ping help session.list … */

@@ -12,6 +12,7 @@
 
 #include "daemon/base/list.h"
 #include "daemon/loop.h"
+#include "daemon/metrics.h"
 
 #define KVD_TRANSPORTS_MAX 8u
 
@@ -35,9 +36,11 @@ struct kvd {
 	struct xfers *xfers;
 	struct rooms *rooms;
 	struct control *control;
+	struct session_clock *session_clock; /* session_watch.c; NULL without sessions */
 	bool draining;	      /* refuse new rooms, let running ones end */
 	bool stopping;
 	uint64_t started_ns;  /* loop_now_ns at start */
+	struct metrics metrics;
 	void *impl;	      /* kvd.c's own */
 };
 

@@ -33,9 +33,38 @@ struct region {
 	/* index = the transport's place in kvd->transports; NULL = not usable there */
 	struct xp_reg *regs[REGION_TRANSPORTS_MAX];
 	unsigned int pins;	 /* pools and ops */
+	unsigned int pools;	 /* of which are pools, each counted once */
+	uint64_t pool_mark;	 /* pool.c's */
 	unsigned int registered; /* how often region.register gave this id */
 	void *impl;
 };
+
+struct region_args {
+	enum region_kind kind;
+	int fd;		      /* memfd: taken when region_register() returns 0 */
+	const char *shm_name; /* shm */
+	uint64_t offset;      /* memfd, shm: of byte 0 in the object */
+	uint64_t length;
+	uint64_t address;     /* vm: required */
+	const char *name;     /* may be NULL */
+};
+
+/*
+ * Import on a helper and register with every transport that can use memory of
+ * this kind. on_done: a READY region, or NULL and the fault; exactly once, after
+ * a return of 0 (perhaps inside the call, when it is registered already). The
+ * same memory twice gives the same region and counts. When the session ended
+ * meanwhile the fault is ERR_SESSION.
+ */
+int region_register(struct session *session, const struct region_args *args,
+		    void (*on_done)(void *arg, struct region *region,
+				    const struct err *err),
+		    void *arg);
+/* Take one registration back. ERR_BUSY while a pool uses the region. The last
+ * one closes it; on_done when nothing touches the memory any more. */
+int region_unregister(struct region *region, void (*on_done)(void *arg), void *arg);
+/* The session ends: close all of its regions; each drains on its own. */
+void regions_close(struct session *session);
 
 struct region *region_find(struct session *session, uint64_t id); /* READY; or NULL + ERR_NOTFOUND */
 void region_pin(struct region *region);
@@ -43,7 +72,8 @@ void region_unpin(struct region *region);
 /* Which region of the session holds [address, address + len) (interval map,
  * innermost registration first); NULL + ERR_NOTFOUND. */
 struct region *region_at(struct session *session, uint64_t address, uint64_t len);
-/* Close when unpinned: deregisters on a helper, unmaps, then on_closed. */
+/* Close a READY region when it is unpinned: deregisters on a helper, unmaps,
+ * then on_closed (may be NULL). New look-ups do not find it. */
 void region_close(struct region *region, void (*on_closed)(void *arg), void *arg);
 const char *region_kind_name(enum region_kind kind);
 

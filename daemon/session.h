@@ -14,9 +14,14 @@
 
 #include "daemon/base/idmap.h"
 #include "daemon/base/list.h"
+#include "daemon/loop.h"
 
 struct kvd;
 struct status_page;
+struct region_map;
+struct session_watch;
+
+#define SESSION_SLOTS 65536u /* of a status page: rooms and transfers of a session */
 
 struct session {
 	struct list link; /* in kvd's sessions */
@@ -25,6 +30,7 @@ struct session {
 	uint64_t epoch; /* random: names the session on the wire */
 	uint8_t secret[16];
 	char client[64]; /* from hello */
+	char role[16];	 /* from hello, for people */
 	pid_t pid;	 /* SO_PEERCRED */
 	uid_t uid;
 	gid_t gid;
@@ -40,10 +46,31 @@ struct session {
 	void *conn;	      /* control.c's */
 	uint64_t next_id;     /* for regions, pools, dlists, xfers */
 	unsigned int objects_draining; /* what must be gone before session_free */
+	unsigned int requests_open;
+	size_t requests_bytes; /* of the open requests' lines */
+	uint64_t started_ns;
+	struct region_map *region_map; /* regions by the engine's address */
+	struct session_watch *watch;   /* pidfd and statm of the engine */
+	struct loop_defer free_defer;
 };
+
+struct session_peer { /* SO_PEERCRED */
+	pid_t pid; /* 0: in a PID namespace that we do not see */
+	uid_t uid;
+	gid_t gid;
+	int fd; /* the connection, for SO_PEERPIDFD; not kept */
+};
+
+/* For control: a session for one connection. Not greeted yet. */
+int session_new(struct kvd *kvd, const struct session_peer *peer, void *conn,
+		struct session **session_p);
 
 /* Begin the end: idempotent. Objects drain, then the session frees itself. */
 void session_end(struct session *session, const char *why);
+/* 16 bytes: this daemon's instance; zeros without peers (tests). */
+const uint8_t *session_instance(const struct session *session);
+/* hello: make the status page and note who it is. Once. */
+int session_greet(struct session *session, const char *client, const char *role);
 /* An object that drains after session_end() announces itself and its end. */
 void session_drain_begin(struct session *session);
 void session_drain_end(struct session *session);

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* stats, health, log.level: what an operator asks. */
+#include "daemon/commands.h"
+
+#include <errno.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/config.h"
+#include "daemon/kvd.h"
+#include "daemon/offload.h"
+#include "daemon/session.h"
+#include "daemon/transport/transport.h"
+#include "proto/json.h"
+
+static bool add_metric(cJSON *list, const struct metric_row *row, uint64_t value)
+{
+	static const char *const types[] = {"counter", "gauge"};
+	cJSON *json = cJSON_CreateObject();
+
+	/* a double is exact up to 9 PB; figures are for people and graphs */
+	return json && cJSON_AddItemToArray(list, json) &&
+	       cJSON_AddStringToObject(json, "name", row->name) &&
+	       cJSON_AddStringToObject(json, "type", types[row->type]) &&
+	       cJSON_AddNumberToObject(json, "value", (double)value) &&
+	       cJSON_AddStringToObject(json, "help", row->help);
+}
+
+static int stats_run(struct request *req)
+{
+	cJSON *result = request_result(req), *list;
+	bool filled;
+
+	if (!result)
+		return 0;
+	list = cJSON_AddArrayToObject(result, "metrics");
+	filled = list;
+	for (int i = 0; filled && i < METRIC_END; i++)
+		filled = add_metric(list, &metric_rows[i],
+				    metrics_get(&req->kvd->metrics, (enum metric)i));
+	return request_finish(req, result, filled);
+}
+
+static bool add_transport(cJSON *list, const struct transport *transport)
+{
+	cJSON *json = cJSON_CreateObject();
+
+	return json && cJSON_AddItemToArray(list, json) &&
+	       cJSON_AddStringToObject(json, "name", transport->ops->name) &&
+	       cJSON_AddBoolToObject(json, "rdma", transport->caps & XP_CAP_RDMA) &&
+	       cJSON_AddBoolToObject(json, "staged", transport->caps & XP_CAP_STAGED);
+}
+
+static bool add_transport_list(cJSON *result, const struct kvd *kvd)
+{
+	cJSON *list = cJSON_AddArrayToObject(result, "transports");
+	bool filled = list;
+
+	for (unsigned int i = 0; filled && i < kvd->transport_count; i++) {
+		if (kvd->transports[i])
+			filled = add_transport(list, kvd->transports[i]);
+	}
+	return filled;
+}
+
+static int health_run(struct request *req)
+{
+	const struct kvd *kvd = req->kvd;
+	uint64_t now_ns = loop_now_ns(kvd->loop);
+	uint64_t lag_ns = loop_lag_ns(kvd->loop, now_ns - LOOP_NS_PER_S);
+	cJSON *result = request_result(req);
+
+	if (!result)
+		return 0;
+	return request_finish(
+		req, result,
+		cJSON_AddStringToObject(result, "state",
+					kvd->stopping	? "stopping"
+					: kvd->draining ? "draining"
+							: "serving") &&
+			cJSON_AddNumberToObject(
+				result, "uptime_ms",
+				(double)((now_ns - kvd->started_ns) / LOOP_NS_PER_MS)) &&
+			cJSON_AddNumberToObject(result, "sessions", kvd->session_count) &&
+			cJSON_AddNumberToObject(result, "helper_jobs",
+						offload_pending(kvd->offload)) &&
+			cJSON_AddNumberToObject(result, "lag_ms",
+						(double)(lag_ns / LOOP_NS_PER_MS)) &&
+			add_transport_list(result, kvd));
+}
+
+static int log_level_run(struct request *req)
+{
+	const char *name = NULL, *was = log_level_name((enum log_level)log_threshold);
+	enum log_level level;
+	cJSON *result;
+	int r;
+
+	(void)json_get_str(req->args, "level", false, SIZE_MAX, &name);
+	if (name) {
+		r = log_level_parse(name, &level);
+		if (r < 0)
+			return err_pass(r);
+		log_set_level(level);
+	}
+	result = request_result(req);
+	if (!result)
+		return 0;
+	return request_finish(
+		req, result,
+		cJSON_AddStringToObject(result, "level", name ? name : was) &&
+			cJSON_AddStringToObject(result, "was", was));
+}
+
+static const struct command_field log_level_fields[] = {
+	{"level", FIELD_STR, false, 0, 16,
+	 "\"error\", \"warn\", \"info\", \"debug\" or \"trace\"; without it: only show."},
+	{.name = NULL},
+};
+
+const struct command admin_commands[] = {
+	{"stats", "Show all counters and gauges", NULL, 0, stats_run,
+	 "metrics [{name, type, value, help}]"},
+	{"health", "Show the daemon's state", NULL, 0, health_run,
+	 "state (serving, draining, stopping), uptime_ms, sessions, helper_jobs, lag_ms "
+	 "(the longest time of the last second that the loop was busy), transports"},
+	{"log.level", "Set the log level until the next start", log_level_fields,
+	 COMMAND_ADMIN, log_level_run, "level, was"},
+	{.name = NULL},
+};

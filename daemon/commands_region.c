@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* region.* and pool.*: an engine hands its memory over and says how it is laid out. */
+#include "daemon/commands.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/config.h"
+#include "daemon/kvd.h"
+#include "daemon/pool.h"
+#include "daemon/region.h"
+#include "daemon/session.h"
+#include "proto/json.h"
+
+/* Commands that wait: their session may be over when they are done. */
+static void answer(struct request *req, cJSON *result, bool filled)
+{
+	if (request_finish(req, result, filled) < 0)
+		request_fail_last(req);
+}
+
+static void answer_empty(void *arg)
+{
+	request_reply(arg, NULL);
+}
+
+/* ---- region ---- */
+
+static int kind_parse(const char *name, enum region_kind *kind_p)
+{
+	for (int kind = REGION_MEMFD; kind <= REGION_VM; kind++) {
+		if (strcmp(name, region_kind_name((enum region_kind)kind)) == 0) {
+			*kind_p = (enum region_kind)kind;
+			return 0;
+		}
+	}
+	return err_raise(ERR_IMPORT,
+			 "kind '%.32s': this daemon imports memfd, shm and vm", name);
+}
+
+static const char *const needs_of[] = {
+	[REGION_MEMFD] = "fd", [REGION_SHM] = "shm_name", [REGION_VM] = "address"};
+
+/* Each kind has the one field that says where the memory is, and no other's. */
+static int source_check(const cJSON *args, enum region_kind kind)
+{
+	const char *needs = needs_of[kind];
+
+	if (!cJSON_GetObjectItemCaseSensitive(args, needs))
+		return err_raise(ERR_INVAL, "%s: missing, kind %s needs it", needs,
+				 region_kind_name(kind));
+	if (kind != REGION_MEMFD && cJSON_GetObjectItemCaseSensitive(args, "fd"))
+		return err_raise(ERR_INVAL, "fd: not for kind %s",
+				 region_kind_name(kind));
+	if (kind != REGION_SHM && cJSON_GetObjectItemCaseSensitive(args, "shm_name"))
+		return err_raise(ERR_INVAL, "shm_name: not for kind %s",
+				 region_kind_name(kind));
+	if (kind == REGION_VM && cJSON_GetObjectItemCaseSensitive(args, "offset"))
+		return err_raise(ERR_INVAL, "offset: not for kind vm");
+	return 0;
+}
+
+static void region_registered(void *arg, struct region *region, const struct err *err)
+{
+	struct request *req = arg;
+	cJSON *result;
+
+	if (!region) {
+		request_fail(req, err);
+		return;
+	}
+	result = request_result(req);
+	if (!result)
+		return;
+	answer(req, result,
+	       cJSON_AddNumberToObject(result, "region", (double)region->id) &&
+		       cJSON_AddNumberToObject(result, "bytes", (double)region->length) &&
+		       cJSON_AddStringToObject(result, "kind",
+					       region_kind_name(region->kind)) &&
+		       cJSON_AddBoolToObject(result, "writable",
+					     region->memory->writable));
+}
+
+static int region_register_run(struct request *req)
+{
+	struct region_args args = {.fd = -1};
+	const char *kind = "";
+	int64_t fd = 0;
+	int r;
+
+	(void)json_get_str(req->args, "kind", true, SIZE_MAX, &kind);
+	(void)json_get_str(req->args, "shm_name", false, SIZE_MAX, &args.shm_name);
+	(void)json_get_str(req->args, "name", false, SIZE_MAX, &args.name);
+	(void)json_get_u64(req->args, "length", true, &args.length);
+	(void)json_get_u64(req->args, "offset", false, &args.offset);
+	(void)json_get_u64(req->args, "address", false, &args.address);
+	(void)json_get_int(req->args, "fd", false, 0, REQUEST_FDS_MAX, &fd);
+	r = kind_parse(kind, &args.kind);
+	if (r == 0)
+		r = source_check(req->args, args.kind);
+	if (r < 0)
+		return err_pass(r);
+	if (args.kind == REGION_MEMFD)
+		args.fd = mem_steal_fd(&req->fds[fd]);
+	r = region_register(req->session, &args, region_registered, req);
+	if (r < 0 && args.fd >= 0)
+		req->fds[fd] = args.fd;
+	return err_pass(r);
+}
+
+static int region_unregister_run(struct request *req)
+{
+	struct region *region;
+	int64_t id = 0;
+
+	(void)json_get_int(req->args, "region", true, 0, JSON_INT_MAX, &id);
+	region = region_find(req->session, (uint64_t)id);
+	if (!region)
+		return err_pass(-ENOENT);
+	return err_pass(region_unregister(region, answer_empty, req));
+}
+
+static bool add_region(cJSON *list, const struct region *region)
+{
+	cJSON *json = cJSON_CreateObject();
+
+	return json && cJSON_AddItemToArray(list, json) &&
+	       cJSON_AddNumberToObject(json, "region", (double)region->id) &&
+	       cJSON_AddStringToObject(json, "kind", region_kind_name(region->kind)) &&
+	       cJSON_AddNumberToObject(json, "bytes", (double)region->length) &&
+	       result_add_u64(json, "address", region->address) &&
+	       cJSON_AddBoolToObject(json, "writable", region->memory->writable) &&
+	       cJSON_AddNumberToObject(json, "registered", region->registered) &&
+	       cJSON_AddNumberToObject(json, "pins", region->pins) &&
+	       cJSON_AddNumberToObject(json, "pools", region->pools) &&
+	       cJSON_AddStringToObject(json, "name", region->name) &&
+	       cJSON_AddBoolToObject(json, "dead", !memory_owner_alive(region->memory));
+}
+
+static int region_list_run(struct request *req)
+{
+	struct idmap_cursor it;
+	cJSON *result = request_result(req), *list;
+	bool filled;
+
+	if (!result)
+		return 0;
+	list = cJSON_AddArrayToObject(result, "regions");
+	filled = list;
+	idmap_foreach (&req->session->regions, it) {
+		const struct region *region = it.value;
+
+		if (filled && region->state == REGION_READY)
+			filled = add_region(list, region);
+	}
+	return request_finish(req, result, filled);
+}
+
+/* ---- pool ---- */
+
+static double pool_bytes(const struct pool *pool)
+{
+	double bytes = 0;
+
+	for (uint32_t i = 0; i < pool->layout->buffer_count; i++)
+		bytes += (double)pool->layout->buffers[i];
+	return bytes;
+}
+
+static void pool_registered(void *arg, struct pool *pool, const struct err *err)
+{
+	struct request *req = arg;
+	cJSON *result;
+
+	if (!pool) {
+		request_fail(req, err);
+		return;
+	}
+	result = request_result(req);
+	if (!result)
+		return;
+	answer(req, result,
+	       cJSON_AddNumberToObject(result, "pool", (double)pool->id) &&
+		       cJSON_AddNumberToObject(result, "bytes", pool_bytes(pool)));
+}
+
+static int pool_register_run(struct request *req)
+{
+	struct pool_args args = {.name = "kv"};
+	int64_t tp_size = 0;
+
+	(void)json_get_str(req->args, "name", false, SIZE_MAX, &args.name);
+	(void)json_get_object(req->args, "layout", true, &args.layout);
+	(void)json_get_array(req->args, "regions", true, SIZE_MAX, &args.regions);
+	(void)json_get_int(req->args, "tp_size", false, 0, UINT32_MAX, &tp_size);
+	if (!args.name[0])
+		return err_raise(ERR_INVAL, "name: empty");
+	args.tp_size = (uint32_t)tp_size;
+	return err_pass(pool_register(req->session, &args, pool_registered, req));
+}
+
+static int pool_unregister_run(struct request *req)
+{
+	struct pool *pool;
+	int64_t id = 0;
+
+	(void)json_get_int(req->args, "pool", true, 0, JSON_INT_MAX, &id);
+	pool = pool_find(req->session, (uint64_t)id);
+	if (!pool)
+		return err_pass(-ENOENT);
+	if (pool->rooms)
+		return err_raise(ERR_BUSY, "pool %ju: %u room%s it", (uintmax_t)pool->id,
+				 pool->rooms, pool->rooms == 1 ? " uses" : "s use");
+	pool_close(pool, answer_empty, req);
+	return 0;
+}
+
+static bool add_pool(cJSON *list, const struct pool *pool)
+{
+	const struct layout *layout = pool->layout;
+	cJSON *json = cJSON_CreateObject(), *views;
+	bool filled = json && cJSON_AddItemToArray(list, json) &&
+		      cJSON_AddNumberToObject(json, "pool", (double)pool->id) &&
+		      cJSON_AddStringToObject(json, "name", pool->name) &&
+		      cJSON_AddNumberToObject(json, "rank", layout->rank) &&
+		      cJSON_AddNumberToObject(json, "tp_size", pool->tp_size) &&
+		      cJSON_AddNumberToObject(json, "bytes", pool_bytes(pool)) &&
+		      cJSON_AddNumberToObject(json, "rooms", pool->rooms) &&
+		      cJSON_AddNumberToObject(json, "session", (double)pool->session->id);
+
+	views = filled ? cJSON_AddArrayToObject(json, "views") : NULL;
+	filled = views;
+	for (uint32_t i = 0; filled && i < layout->view_count; i++) {
+		cJSON *name = cJSON_CreateString(layout->views[i].name);
+
+		filled = name && cJSON_AddItemToArray(views, name);
+	}
+	return filled;
+}
+
+static int pool_list_run(struct request *req)
+{
+	struct idmap_cursor it;
+	cJSON *result = request_result(req), *list;
+	bool filled;
+
+	if (!result)
+		return 0;
+	list = cJSON_AddArrayToObject(result, "pools");
+	filled = list;
+	idmap_foreach (&req->session->pools, it) {
+		const struct pool *pool = it.value;
+
+		if (filled && !pool->closing)
+			filled = add_pool(list, pool);
+	}
+	return request_finish(req, result, filled);
+}
+
+/* ---- tables ---- */
+
+static const struct command_field region_register_fields[] = {
+	{"kind", FIELD_STR, true, 0, 32, "\"memfd\", \"shm\" (POSIX name) or \"vm\"."},
+	{"fd", FIELD_FD, false, 0, 0,
+	 "memfd: the descriptor. It must carry F_SEAL_SHRINK or accept it."},
+	{"shm_name", FIELD_STR, false, 0, 255, "shm: the name, \"/…\"."},
+	{"offset", FIELD_U64, false, 0, 0,
+	 "memfd, shm: of byte 0 in the object; default 0."},
+	{"length", FIELD_U64, true, 0, 0, "Bytes."},
+	{"address", FIELD_U64, false, 0, 0,
+	 "The client's own address of byte 0. vm: required; else only transfers by "
+	 "address "
+	 "need it."},
+	{"name", FIELD_STR, false, 0, 63, "For people."},
+	{.name = NULL},
+};
+
+static const struct command_field region_fields[] = {
+	{"region", FIELD_INT, true, 0, 0, "The id that region.register gave."},
+	{.name = NULL},
+};
+
+static const struct command_field pool_register_fields[] = {
+	{"name", FIELD_STR, false, 0, POOL_NAME_MAX - 1,
+	 "Pools of one name are meant to match; default \"kv\"."},
+	{"layout", FIELD_OBJECT, true, 0, 0,
+	 "{rank, buffers, views}, see ARCHITECTURE.md."},
+	{"regions", FIELD_ARRAY, true, 0, LAYOUT_BUFFERS_MAX,
+	 "[{region, offset}], one a buffer of the layout."},
+	{"tp_size", FIELD_INT, false, 0, 1 << 20, "Ranks of the group; 0: not told."},
+	{.name = NULL},
+};
+
+static const struct command_field pool_fields[] = {
+	{"pool", FIELD_INT, true, 0, 0, "The id that pool.register gave."},
+	{.name = NULL},
+};
+
+const struct command region_commands[] = {
+	{"region.register",
+	 "Import a piece of memory; the same memory again gives the same id and counts",
+	 region_register_fields, COMMAND_FDS, region_register_run,
+	 "region, bytes, kind, writable; after the import is finished"},
+	{"region.unregister",
+	 "Take one registration back; EBUSY while a pool uses the region", region_fields,
+	 0, region_unregister_run, "nothing; after nothing touches the memory any more"},
+	{"region.list", "Show this session's regions", NULL, 0, region_list_run,
+	 "regions [{region, kind, bytes, address, writable, registered, pins, pools, "
+	 "name, "
+	 "dead}]"},
+	{.name = NULL},
+};
+
+const struct command pool_commands[] = {
+	{"pool.register", "Say how a cache lies in regions", pool_register_fields, 0,
+	 pool_register_run, "pool, bytes"},
+	{"pool.unregister", "Withdraw a pool; EBUSY while rooms use it", pool_fields, 0,
+	 pool_unregister_run, "nothing; after no peer can use it any more"},
+	{"pool.list", "Show this session's pools", NULL, 0, pool_list_run,
+	 "pools [{pool, name, rank, tp_size, bytes, rooms, session, views}]"},
+	{.name = NULL},
+};

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * conn: one connection of the control socket: bytes to lines, descriptors to
+ * the line they came with, replies to bytes. Private to control.c.
+ */
+#ifndef KVD_CONN_H
+#define KVD_CONN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/list.h"
+
+struct conn;
+struct kvd;
+struct session_peer;
+
+#define CONN_PEEK_BYTES (64u << 10)
+
+struct conn_host { /* what the connections of one control socket share */
+	struct kvd *kvd;
+	struct list conns;
+	uint64_t patience_ns;
+	uint8_t peek[CONN_PEEK_BYTES];
+};
+
+/* Makes the session too. `fd` (non-blocking) is taken on success. */
+int conn_new(struct conn_host *host, int fd, const struct session_peer *peer);
+/* Tell why, flush within patience, close. The session must be gone from it. */
+void conn_hangup(struct conn *conn, const struct err *why);
+void conn_send(struct conn *conn, const char *text, size_t len, const int *fds,
+	       unsigned int fd_count);
+/* The loop will turn no more for them: close and free all at once. */
+void conns_free(struct conn_host *host);
+
+#endif

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * control: the Unix socket that engines and kvd-ctl talk to: one JSON object a
+ * line, descriptors attached to the line that names them, one reply a request.
+ *
+ * Whoever breaks the protocol, does not read, or does not finish what it began
+ * is closed with a reason and disturbs nobody else.
+ */
+#ifndef KVD_CONTROL_H
+#define KVD_CONTROL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct control;
+struct err;
+struct kvd;
+
+#define CONTROL_INLINE_BYTES 4096u /* longer lines are parsed on a helper thread */
+#define CONTROL_ID_MAX 128u	   /* bytes of a request's id */
+
+/* Listen at the configured path, or on `listen_fd` (taken; bound and listening
+ * already: socket activation) when it is not -1. */
+int control_new(struct kvd *kvd, int listen_fd, struct control **control_p);
+/* Stop listening, remove the socket's name, end every session. Idempotent. */
+void control_close(struct control *control);
+/* No connection and no session is left: control_free() may be called. */
+bool control_idle(const struct control *control);
+/* Also with connections left: they are closed. Sessions must be gone. */
+void control_free(struct control *control);
+
+/* How long a client may leave a line half sent, hello unsaid, or the last words
+ * of the daemon unread. Tests shorten it. */
+void control_set_patience(struct control *control, uint64_t ns);
+
+/* ---- for commands.c and session.c; `conn` is session->conn ---- */
+
+/* Send one line with its newline, now or when the client reads. Descriptors are
+ * duplicated when they must wait. */
+void control_answer(void *conn, const char *text, size_t len, const int *fds,
+		    unsigned int fd_count);
+/* The session has ended: tell why, unless the client has hung up, and close. */
+void control_hangup(void *conn, const struct err *why);
+
+#endif

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * region_map: a session's regions by the engine's addresses. Regions may
+ * overlap and nest: an engine registers an allocation and a piece of it.
+ * Regions without an address are not in the map.
+ */
+#ifndef KVD_REGION_MAP_H
+#define KVD_REGION_MAP_H
+
+#include <stdint.h>
+
+struct region;
+struct region_map;
+
+int region_map_new(struct region_map **map_p);
+void region_map_free(struct region_map *map); /* NULL is fine */
+/* ERR_NOMEM. A region is put once; address + length does not overflow. */
+int region_map_put(struct region_map *map, struct region *region);
+void region_map_remove(struct region_map *map, struct region *region); /* idempotent */
+/* The innermost region that holds all of [address, address + len); NULL. */
+struct region *region_map_at(const struct region_map *map, uint64_t address, uint64_t len);
+
+#endif
