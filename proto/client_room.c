@@ -60,6 +60,8 @@ static void text_source(struct client_text *text, const struct kvd_client *clien
 	client_text_quoted(text, source->endpoint ? source->endpoint : client->info.endpoint);
 	if (source->pool)
 		client_text_str(text, "pool", source->pool);
+	if (source->has_rank)
+		client_text_int(text, "rank", source->rank);
 	if (source->another_room)
 		client_text_u64(text, "room", source->room);
 	client_text_bytes(text, "}", 1);
@@ -77,6 +79,9 @@ static void text_sources(struct client_text *text, const struct kvd_client *clie
 	}
 	client_text_bytes(text, "]", 1);
 	if (a->role != KVD_PULL)
+		return;
+	/* the engine knows the pages, or leaves it to the offer */
+	if (!a->sources[0].view_count)
 		return;
 	client_text_printf(text, ",\"remote\":[");
 	for (size_t i = 0; i < a->source_count; i++) {
@@ -117,6 +122,8 @@ static void open_text(struct kvd_room *room, const struct kvd_room_args *a,
 		client_text_int(&op->text, "receivers", a->receivers);
 	if (a->view_count)
 		client_text_views(&op->text, false, a->views, a->view_count);
+	if (a->has_aux)
+		client_text_int(&op->text, "aux", a->aux);
 	text_wait(&op->text, &a->wait);
 	if (a->lease_ms)
 		client_text_int(&op->text, "lease_ms", a->lease_ms);

@@ -367,7 +367,9 @@ struct kvd_source {
 	const char *pool;     /* its pool's name; NULL: as our pool's */
 	uint64_t room;	      /* its number of the room, when another_room is set */
 	bool another_room;
-	const struct kvd_view *views; /* pull: the source's pages */
+	bool has_rank; /* its pool's rank, when pools of one name differ in it only */
+	uint32_t rank;
+	const struct kvd_view *views; /* pull: the source's pages; none: the whole offer */
 	size_t view_count;
 };
 
@@ -377,10 +379,12 @@ struct kvd_room_args {
 	struct kvd_pool *pool;
 	const struct kvd_source *sources; /* recv, pull */
 	size_t source_count;
-	uint32_t receivers; /* how many receivers (pullers) a source serves; 0: 1 */
+	uint32_t receivers; /* recv: how many each source serves; offer: pullers; 0: 1 */
 	const struct kvd_view *views; /* offer, pull: the local pages */
 	size_t view_count;
-	struct kvd_wait wait;	/* pull: before landing; offer: before reading */
+	bool has_aux; /* offer, pull */
+	uint32_t aux; /* slot of the view "aux" */
+	struct kvd_wait wait;	/* pull: before landing */
 	uint32_t lease_ms;	/* offer; 0: the daemon's default */
 	uint32_t bootstrap_ms, waiting_ms, stall_ms; /* 0: the daemon's defaults */
 };

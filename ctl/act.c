@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ping, call, abort, drain, log, keygen. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include <zmq.h>
+
+#include "ctl/ctl.h"
+#include "daemon/base/mem.h"
+#include "proto/kvd.h"
+
+#define INPUT_MAX (1u << 20) /* the daemon takes no longer line */
+
+static double now_us(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (double)ts.tv_sec * 1e6 + (double)ts.tv_nsec / 1e3;
+}
+
+int ctl_run_ping(struct ctl *ctl, int argc, char **argv)
+{
+	unsigned long count = ctl->count ? ctl->count : 1;
+	double least = 1e300, most = 0, sum = 0;
+	cJSON *reply;
+
+	(void)argc;
+	(void)argv;
+	if (!ctl_open(ctl))
+		return CTL_NO_DAEMON;
+	for (unsigned long i = 0; i < count; i++) {
+		double began = now_us(), took;
+		int r = ctl_ask(ctl, "ping", NULL, &reply);
+
+		if (r)
+			return r;
+		cJSON_Delete(reply);
+		took = now_us() - began;
+		least = took < least ? took : least;
+		most = took > most ? took : most;
+		sum += took;
+	}
+	printf(ctl->json ? "{\"count\":%lu,\"min_us\":%.0f,\"mean_us\":%.0f,\"max_us\":%.0f}\n" :
+			   "%lu round trips: min %.0f us, mean %.0f us, max %.0f us\n",
+	       count, least, sum / (double)count, most);
+	return CTL_OK;
+}
+
+/* All of standard input; NULL after telling why. */
+static char *read_input(void)
+{
+	char *text = mem_zalloc(INPUT_MAX + 2);
+	size_t n = text ? fread(text, 1, INPUT_MAX + 1, stdin) : 0;
+
+	if (!text || ferror(stdin) || n > INPUT_MAX) {
+		ctl_failed("standard input: %s", !text		? "out of memory" :
+						 ferror(stdin) ? strerror(errno) :
+								 "over 1 MiB");
+		mem_free(text);
+		return NULL;
+	}
+	return text;
+}
+
+int ctl_run_call(struct ctl *ctl, int argc, char **argv)
+{
+	char *input = argc > 1 && !strcmp(argv[1], "-") ? read_input() : NULL;
+	const char *text = input ? input : argc > 1 ? argv[1] : "{}";
+	cJSON *args, *reply;
+	int r;
+
+	if (argc > 1 && !strcmp(argv[1], "-") && !input)
+		return CTL_ERROR;
+	args = cJSON_Parse(text);
+	mem_free(input);
+	if (!cJSON_IsObject(args)) {
+		cJSON_Delete(args);
+		return ctl_usage("call: the members are not a JSON object");
+	}
+	r = ctl_ask(ctl, argv[0], args, &reply);
+	if (r)
+		return r;
+	ctl_print_json(reply);
+	cJSON_Delete(reply);
+	return CTL_OK;
+}
+
+/* Ask, and say `done` unless --json. */
+static int act(struct ctl *ctl, const char *cmd, cJSON *args, const char *done)
+{
+	cJSON *reply;
+	int r = ctl_ask(ctl, cmd, args, &reply);
+
+	if (r)
+		return r;
+	if (ctl->json)
+		ctl_print_json(reply);
+	else
+		puts(done);
+	cJSON_Delete(reply);
+	return CTL_OK;
+}
+
+int ctl_run_abort(struct ctl *ctl, int argc, char **argv)
+{
+	cJSON *args = cJSON_CreateObject();
+
+	(void)argc;
+	cJSON_AddStringToObject(args, "room", argv[0]);
+	if (ctl->role)
+		cJSON_AddStringToObject(args, "role", ctl->role);
+	if (ctl->reason)
+		cJSON_AddStringToObject(args, "reason", ctl->reason);
+	return act(ctl, "room.abort", args, "aborting; it is failed once nothing of it moves");
+}
+
+int ctl_run_drain(struct ctl *ctl, int argc, char **argv)
+{
+	(void)argc;
+	(void)argv;
+	return act(ctl, "drain", NULL, "draining: no new rooms; the daemon stops when all ended");
+}
+
+int ctl_run_log(struct ctl *ctl, int argc, char **argv)
+{
+	cJSON *args = cJSON_CreateObject(), *reply;
+	int r;
+
+	if (argc)
+		cJSON_AddStringToObject(args, "level", argv[0]);
+	r = ctl_ask(ctl, "log.level", args, &reply);
+	if (r)
+		return r;
+	if (ctl->json)
+		ctl_print_json(reply);
+	else
+		printf("%s%s%s\n", ctl_str(reply, "level", "?"), argc ? ", was " : "",
+		       argc ? ctl_str(reply, "was", "?") : "");
+	cJSON_Delete(reply);
+	return CTL_OK;
+}
+
+static int write_secret(const char *path, const char *secret)
+{
+	cleanup_close int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	char line[42];
+	ssize_t n;
+
+	if (fd < 0)
+		return ctl_failed("%s: %s", path, strerror(errno));
+	snprintf(line, sizeof(line), "%s\n", secret);
+	n = write(fd, line, strlen(line));
+	explicit_bzero(line, sizeof(line));
+	if (n != 41 || fsync(fd) < 0) {
+		unlink(path);
+		return ctl_failed("%s: %s", path, n < 0 ? strerror(errno) : "short write");
+	}
+	return CTL_OK;
+}
+
+int ctl_run_keygen(struct ctl *ctl, int argc, char **argv)
+{
+	char public_key[41], secret_key[41];
+	int r = CTL_OK;
+
+	do { /* '#' begins a comment in the files that take these keys */
+		if (zmq_curve_keypair(public_key, secret_key) < 0)
+			return ctl_failed("libzmq has no CURVE: %s", zmq_strerror(errno));
+	} while (*public_key == '#' || *secret_key == '#');
+	if (argc)
+		r = write_secret(argv[0], secret_key);
+	if (!r && ctl->json)
+		printf(argc ? "{\"public\":\"%s\"}\n" : "{\"public\":\"%s\",\"secret\":\"%s\"}\n",
+		       public_key, secret_key);
+	else if (!r && argc)
+		printf("%s\n", public_key);
+	else if (!r)
+		printf("public %s\nsecret %s\n", public_key, secret_key);
+	explicit_bzero(secret_key, sizeof(secret_key));
+	return r;
+}

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ctl: what the commands of kvd-ctl share: the options, one connection, the
+ * answers, exit codes.
+ */
+#ifndef KVD_CTL_CTL_H
+#define KVD_CTL_CTL_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct kvd_client;
+
+enum ctl_exit { /* stable: scripts depend on them */
+	CTL_OK = 0,
+	CTL_ERROR = 1,	   /* the daemon answered with an error, or a file did */
+	CTL_USAGE = 2,	   /* the command line is wrong; nothing was asked */
+	CTL_NO_DAEMON = 3, /* nobody answers: no socket, no permission, no reply */
+};
+
+struct ctl {
+	const char *socket, *name; /* --socket, --name */
+	int timeout_ms;
+	bool json;
+	/* options of single commands */
+	const char *role, *reason;
+	unsigned long limit, count;
+	struct kvd_client *client; /* made by the first ctl_ask() */
+};
+
+struct ctl_command {
+	const char *name, *args, *summary;
+	const char *help; /* paragraphs after the usage line */
+	unsigned int args_min, args_max;
+	const char *options; /* letters of enum-free options it takes: "r" --role … */
+	int (*run)(struct ctl *ctl, int argc, char **argv); /* argv[0]: first argument */
+};
+
+extern const struct ctl_command ctl_commands[]; /* up to name NULL */
+
+/* The connection; NULL after telling why (then return ctl_no_daemon()). */
+struct kvd_client *ctl_open(struct ctl *ctl);
+/* Ask; `args` is taken (NULL: {}). CTL_OK and the answer, or a code after the
+ * error was told. */
+int ctl_ask(struct ctl *ctl, const char *cmd, cJSON *args, cJSON **reply_p);
+/* Print an answer without "id" and "ok", for --json. */
+void ctl_print_json(const cJSON *reply);
+int ctl_usage(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+int ctl_failed(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* Members of an answer, with a default when absent. */
+const char *ctl_str(const cJSON *obj, const char *name, const char *absent);
+double ctl_num(const cJSON *obj, const char *name);
+const cJSON *ctl_list(const cJSON *obj, const char *name);
+/* "1.5 MiB", "3.2 s"; the text lives until four more calls. */
+const char *ctl_bytes(double bytes);
+const char *ctl_ms(double ms);
+
+int ctl_run_status(struct ctl *ctl, int argc, char **argv);
+int ctl_run_health(struct ctl *ctl, int argc, char **argv);
+int ctl_run_stats(struct ctl *ctl, int argc, char **argv);
+int ctl_run_rooms(struct ctl *ctl, int argc, char **argv);
+int ctl_run_room(struct ctl *ctl, int argc, char **argv);
+int ctl_run_peers(struct ctl *ctl, int argc, char **argv);
+int ctl_run_regions(struct ctl *ctl, int argc, char **argv);
+int ctl_run_pools(struct ctl *ctl, int argc, char **argv);
+int ctl_run_sessions(struct ctl *ctl, int argc, char **argv);
+int ctl_run_ping(struct ctl *ctl, int argc, char **argv);
+int ctl_run_call(struct ctl *ctl, int argc, char **argv);
+int ctl_run_abort(struct ctl *ctl, int argc, char **argv);
+int ctl_run_drain(struct ctl *ctl, int argc, char **argv);
+int ctl_run_log(struct ctl *ctl, int argc, char **argv);
+int ctl_run_keygen(struct ctl *ctl, int argc, char **argv);
+
+#endif

@@ -1,0 +1,387 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kvd-ctl: look at a daemon and steer it.
+ *
+ * Every command is one row of ctl_commands[]; the usage lines, --help and the
+ * list of commands come from it. Options may stand before or after the command;
+ * a command takes those that its row names, and the common ones.
+ *
+ * Text is for people and may change; --json is the daemon's own answer, exit
+ * codes are part of the interface (ctl.h).
+ */
+#include <errno.h>
+#include <getopt.h>
+#include <grp.h>
+#include <pwd.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "ctl/ctl.h"
+#include "daemon/base/mem.h"
+#include "proto/kvd.h"
+
+#if __has_include("ctl/plan.h")
+#include "ctl/plan.h"
+#define HAVE_PLAN 1
+#else
+#define HAVE_PLAN 0
+#endif
+
+const struct ctl_command ctl_commands[] = {
+	{"status", "", "the daemon at a glance",
+	 "Version, instance, endpoint, state, sessions, rooms, transports.", 0, 0, "",
+	 ctl_run_status},
+	{"health", "", "is the daemon well?",
+	 "Exit status 0 when it is serving, 1 when it drains, stops or answers with an\n"
+	 "error, 3 when it does not answer: fit for a probe.",
+	 0, 0, "", ctl_run_health},
+	{"stats", "", "all counters and gauges", "", 0, 0, "", ctl_run_stats},
+	{"rooms", "", "rooms of all sessions",
+	 "--limit N  show at most N rooms (1000)\n\n"
+	 "Needs root, the daemon's uid or admin_uids.",
+	 0, 0, "l", ctl_run_rooms},
+	{"room", "NUMBER", "everything about one room",
+	 "--role ROLE  send, recv, offer or pull, when a number has several\n\n"
+	 "Foreign rooms need root, the daemon's uid or admin_uids.",
+	 1, 1, "r", ctl_run_room},
+	{"peers", "", "the daemons that this one knows", "", 0, 0, "", ctl_run_peers},
+	{"regions", "", "registered memory of all sessions",
+	 "Needs root, the daemon's uid or admin_uids.", 0, 0, "", ctl_run_regions},
+	{"pools", "", "pools of all sessions", "Needs root, the daemon's uid or admin_uids.", 0,
+	 0, "", ctl_run_pools},
+	{"sessions", "", "the engines that are connected",
+	 "Needs root, the daemon's uid or admin_uids.", 0, 0, "", ctl_run_sessions},
+	{"ping", "", "round trips on the control socket",
+	 "--count N  how many (1)", 0, 0, "c", ctl_run_ping},
+	{"call", "COMMAND [JSON | -]", "send any command, print its answer as JSON",
+	 "JSON is the command's members; - reads them from standard input.\n"
+	 "`kvd-ctl call help` lists the commands and their members.",
+	 1, 2, "", ctl_run_call},
+	{"abort", "NUMBER", "fail a room on both sides",
+	 "--role ROLE      send, recv, offer or pull, when a number has several\n"
+	 "--reason WORDS   told to both engines\n\n"
+	 "Foreign rooms need root, the daemon's uid or admin_uids.",
+	 1, 1, "re", ctl_run_abort},
+	{"drain", "", "refuse new rooms, let running ones end, then stop",
+	 "Returns when the daemon has begun to drain. Needs root, the daemon's uid or\n"
+	 "admin_uids.",
+	 0, 0, "", ctl_run_drain},
+	{"log", "[LEVEL]", "show or set the log level",
+	 "LEVEL: error, warn, info, debug or trace; until the next start. Setting needs\n"
+	 "root, the daemon's uid or admin_uids.",
+	 0, 1, "", ctl_run_log},
+	{"keygen", "[FILE]", "make a CURVE key pair for daemon-to-daemon traffic",
+	 "With FILE: the secret key is written to it (mode 0600; an existing file is not\n"
+	 "touched) for `curve_secret_file`, and the public key printed, one line for the\n"
+	 "other daemons' `curve_allow_file`. Without: both are printed. No daemon needed.",
+	 0, 1, "", ctl_run_keygen},
+#if HAVE_PLAN
+	{"plan", "[--cover] FILE | -", "compute a plan without a daemon",
+	 "Reads two layouts and page lists (--cover: all sources and a destination) as\n"
+	 "JSON, prints the rows that would be copied (who sends what) as JSON.",
+	 0, 99, "*", NULL},
+#endif
+	{"help", "[COMMAND]", "this text, or a command's", "", 0, 1, "", NULL},
+	{NULL, NULL, NULL, NULL, 0, 0, NULL, NULL},
+};
+
+enum { OPT_ROLE = 256, OPT_REASON, OPT_LIMIT, OPT_COUNT, OPT_VERSION };
+
+static const struct option long_options[] = {
+	{"socket", required_argument, NULL, 's'},
+	{"name", required_argument, NULL, 'n'},
+	{"timeout", required_argument, NULL, 't'},
+	{"json", no_argument, NULL, 'j'},
+	{"help", no_argument, NULL, 'h'},
+	{"version", no_argument, NULL, OPT_VERSION},
+	{"role", required_argument, NULL, OPT_ROLE},
+	{"reason", required_argument, NULL, OPT_REASON},
+	{"limit", required_argument, NULL, OPT_LIMIT},
+	{"count", required_argument, NULL, OPT_COUNT},
+	{NULL, 0, NULL, 0},
+};
+
+static void print_commands(FILE *out)
+{
+	fprintf(out, "Usage: kvd-ctl [OPTIONS] COMMAND [ARGUMENTS]\n\nCommands:\n");
+	for (const struct ctl_command *c = ctl_commands; c->name; c++)
+		fprintf(out, "  %-8s %-20s %s\n", c->name, c->args, c->summary);
+	fprintf(out,
+		"\nOptions:\n"
+		"  -s, --socket PATH    the daemon's control socket\n"
+		"  -n, --name NAME      the instance's name: <run dir>/NAME.sock\n"
+		"  -t, --timeout SEC    how long to wait for an answer (10)\n"
+		"  -j, --json           print the daemon's answer as JSON\n"
+		"  -h, --help           this text; after a command, that command's\n"
+		"      --version\n"
+		"\nWithout --socket and --name: $KVD_SOCKET, else the only *.sock in $KVD_RUN_DIR\n"
+		"or /run/kvd.\n"
+		"\nExit status: 0 done, 1 the daemon answered with an error, 2 the command line is\n"
+		"wrong, 3 no daemon answers.\n");
+}
+
+static int print_help(const char *name)
+{
+	const struct ctl_command *c = ctl_commands;
+
+	if (!name) {
+		print_commands(stdout);
+		return CTL_OK;
+	}
+	while (c->name && strcmp(c->name, name) != 0)
+		c++;
+	if (!c->name)
+		return ctl_usage("%s: no such command", name);
+	printf("Usage: kvd-ctl [OPTIONS] %s%s%s\n\n%s.\n", c->name, *c->args ? " " : "",
+	       c->args, c->summary);
+	if (*c->help)
+		printf("\n%s\n", c->help);
+	printf("\nOptions common to all commands: kvd-ctl --help\n");
+	return CTL_OK;
+}
+
+int ctl_usage(const char *fmt, ...)
+{
+	va_list ap;
+
+	fputs("kvd-ctl: ", stderr);
+	va_start(ap, fmt);
+	vfprintf(stderr, fmt, ap);
+	va_end(ap);
+	fputs("\nTry 'kvd-ctl --help'.\n", stderr);
+	return CTL_USAGE;
+}
+
+int ctl_failed(const char *fmt, ...)
+{
+	va_list ap;
+
+	fputs("kvd-ctl: ", stderr);
+	va_start(ap, fmt);
+	vfprintf(stderr, fmt, ap);
+	va_end(ap);
+	fputc('\n', stderr);
+	return CTL_ERROR;
+}
+
+/* ---- the daemon ---------------------------------------------------------------- */
+
+/* Who may connect, when this user may not. */
+static void hint_permission(const char *path)
+{
+	struct passwd *pw = getpwuid(geteuid());
+	struct group *gr;
+	struct stat st;
+
+	if (stat(path, &st) < 0)
+		return;
+	gr = getgrgid(st.st_gid);
+	fprintf(stderr, "  its group is %s and its mode %04o; as root: usermod -aG %s %s, then log "
+			"in anew\n",
+		gr ? gr->gr_name : "(no name)", (unsigned int)st.st_mode & 07777,
+		gr ? gr->gr_name : "GROUP", pw ? pw->pw_name : "USER");
+}
+
+struct kvd_client *ctl_open(struct ctl *ctl)
+{
+	struct kvd_options o = {.client = "kvd-ctl", .timeout_ms = ctl->timeout_ms,
+				.socket = ctl->socket, .name = ctl->name};
+	const struct kvd_error *error = kvd_last_error(NULL);
+	char path[256];
+
+	if (ctl->client || !kvd_open(&o, &ctl->client))
+		return ctl->client;
+	fprintf(stderr, "kvd-ctl: %s: %s\n", kvd_code_name(error->code), error->message);
+	if (error->code == KVD_E_NODAEMON)
+		fprintf(stderr, "  is it running?  systemctl status 'kvd@*'\n"
+				"  another place?  --socket PATH, --name NAME, KVD_SOCKET or "
+				"KVD_RUN_DIR\n");
+	if (error->code == KVD_E_PERM && ctl->socket)
+		hint_permission(ctl->socket);
+	else if (error->code == KVD_E_PERM &&
+		 !kvd_socket_find(ctl->name, path, sizeof(path), NULL))
+		hint_permission(path);
+	return NULL;
+}
+
+static int error_exit(int r)
+{
+	return r == -KVD_E_LOST || r == -KVD_E_NOREPLY || r == -KVD_E_NODAEMON ? CTL_NO_DAEMON :
+										 CTL_ERROR;
+}
+
+int ctl_ask(struct ctl *ctl, const char *cmd, cJSON *args, cJSON **reply_p)
+{
+	char *text = args ? cJSON_PrintUnformatted(args) : NULL, *line = NULL;
+	const struct kvd_error *error;
+	cJSON *reply = NULL;
+	int r;
+
+	cJSON_Delete(args);
+	*reply_p = NULL;
+	if (!ctl_open(ctl)) {
+		cJSON_free(text);
+		return CTL_NO_DAEMON;
+	}
+	r = kvd_command(ctl->client, cmd, text, 0, &line);
+	cJSON_free(text);
+	reply = line ? cJSON_Parse(line) : NULL;
+	kvd_string_free(line);
+	if (!r) {
+		*reply_p = reply;
+		return reply ? CTL_OK : ctl_failed("out of memory");
+	}
+	error = kvd_last_error(ctl->client);
+	if (ctl->json && reply)
+		ctl_print_json(reply);
+	fprintf(stderr, "kvd-ctl: %s: %s\n", kvd_code_name(error->code), error->message);
+	cJSON_Delete(reply);
+	return error_exit(r);
+}
+
+void ctl_print_json(const cJSON *reply)
+{
+	cJSON *copy = cJSON_Duplicate(reply, true);
+	char *text;
+
+	cJSON_DeleteItemFromObjectCaseSensitive(copy, "id");
+	cJSON_DeleteItemFromObjectCaseSensitive(copy, "ok");
+	text = copy ? cJSON_Print(copy) : NULL;
+	if (text)
+		puts(text);
+	cJSON_free(text);
+	cJSON_Delete(copy);
+}
+
+/* ---- the command line ----------------------------------------------------------- */
+
+static bool number(const char *text, unsigned long max, unsigned long *out_p)
+{
+	char *end;
+
+	errno = 0;
+	*out_p = strtoul(text, &end, 10);
+	return *text >= '0' && *text <= '9' && !*end && !errno && *out_p <= max && *out_p;
+}
+
+/* One option; -1: go on, else an exit status. */
+static int take_option(struct ctl *ctl, int opt, const char *command)
+{
+	unsigned long seconds;
+
+	switch (opt) {
+	case 's':
+		ctl->socket = optarg;
+		return -1;
+	case 'n':
+		ctl->name = optarg;
+		return -1;
+	case 'j':
+		ctl->json = true;
+		return -1;
+	case 't':
+		if (!number(optarg, 86400, &seconds))
+			return ctl_usage("--timeout: 1 to 86400 seconds, not '%s'", optarg);
+		ctl->timeout_ms = (int)seconds * 1000;
+		return -1;
+	case OPT_ROLE:
+		ctl->role = optarg;
+		return -1;
+	case OPT_REASON:
+		ctl->reason = optarg;
+		return -1;
+	case OPT_LIMIT:
+		if (!number(optarg, 65536, &ctl->limit))
+			return ctl_usage("--limit: 1 to 65536, not '%s'", optarg);
+		return -1;
+	case OPT_COUNT:
+		if (!number(optarg, 1000000, &ctl->count))
+			return ctl_usage("--count: 1 to 1000000, not '%s'", optarg);
+		return -1;
+	case 'h':
+		return print_help(command);
+	case OPT_VERSION:
+		printf("kvd-ctl %s\n", kvd_version());
+		return CTL_OK;
+	default:
+		fputs("Try 'kvd-ctl --help'.\n", stderr);
+		return CTL_USAGE;
+	}
+}
+
+/* Options of single commands that this one does not take. */
+static int check_options(const struct ctl *ctl, const struct ctl_command *c)
+{
+	const struct {
+		char letter;
+		const char *name;
+		bool given;
+	} options[] = {
+		{'r', "--role", ctl->role},
+		{'e', "--reason", ctl->reason},
+		{'l', "--limit", ctl->limit},
+		{'c', "--count", ctl->count},
+	};
+
+	for (size_t i = 0; i < ARRAY_LEN(options); i++)
+		if (options[i].given && !strchr(c->options, options[i].letter))
+			return ctl_usage("%s: not an option of %s", options[i].name, c->name);
+	return -1;
+}
+
+static int run_command(struct ctl *ctl, const struct ctl_command *c, int argc, char **argv)
+{
+	int r = -1, opt;
+
+	optind = 0; /* begin anew, behind the command's name */
+	while (r < 0 && (opt = getopt_long(argc, argv, "s:n:t:jh", long_options, NULL)) != -1)
+		r = take_option(ctl, opt, c->name);
+	if (r < 0)
+		r = check_options(ctl, c);
+	if (r >= 0)
+		return r;
+	argc -= optind;
+	argv += optind;
+	if ((unsigned int)argc < c->args_min || (unsigned int)argc > c->args_max)
+		return ctl_usage("usage: kvd-ctl %s%s%s", c->name, *c->args ? " " : "", c->args);
+	if (!c->run) /* help */
+		return print_help(argc ? argv[0] : NULL);
+	return c->run(ctl, argc, argv);
+}
+
+int main(int argc, char **argv)
+{
+	const struct ctl_command *c = ctl_commands;
+	struct ctl ctl = {.timeout_ms = 10000};
+	int r = -1, opt;
+
+	argv[0] = (char *)(uintptr_t)"kvd-ctl"; /* getopt's messages */
+	while (r < 0 && (opt = getopt_long(argc, argv, "+s:n:t:jh", long_options, NULL)) != -1)
+		r = take_option(&ctl, opt, NULL);
+	if (r >= 0)
+		return r;
+	if (optind == argc) {
+		print_commands(stderr);
+		return CTL_USAGE;
+	}
+	while (c->name && strcmp(c->name, argv[optind]) != 0)
+		c++;
+	if (!c->name)
+		return ctl_usage("%s: no such command", argv[optind]);
+	argc -= optind;
+	argv += optind;
+#if HAVE_PLAN
+	/* it has a command line of its own */
+	if (!strcmp(c->name, "plan") && !(argc > 1 && !strcmp(argv[1], "--help")))
+		return plan_main(argc, argv);
+#endif
+	r = run_command(&ctl, c, argc, argv);
+	kvd_close(ctl.client);
+	if (fflush(stdout) == EOF)
+		return ctl_failed("standard output: %s", strerror(errno));
+	return r;
+}

@@ -1,0 +1,412 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* status, health, stats, rooms, room, peers, regions, pools, sessions. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ctl/ctl.h"
+#include "ctl/table.h"
+#include "daemon/base/mem.h"
+#include "proto/kvd.h"
+
+/* ---- values --------------------------------------------------------------------- */
+
+const char *ctl_str(const cJSON *obj, const char *name, const char *absent)
+{
+	const cJSON *item = cJSON_GetObjectItemCaseSensitive(obj, name);
+
+	return cJSON_IsString(item) ? item->valuestring : absent;
+}
+
+double ctl_num(const cJSON *obj, const char *name)
+{
+	const cJSON *item = cJSON_GetObjectItemCaseSensitive(obj, name);
+
+	if (cJSON_IsString(item))
+		return strtod(item->valuestring, NULL);
+	return cJSON_IsNumber(item) ? item->valuedouble : 0;
+}
+
+const cJSON *ctl_list(const cJSON *obj, const char *name)
+{
+	return cJSON_GetObjectItemCaseSensitive(obj, name);
+}
+
+static bool ctl_true(const cJSON *obj, const char *name)
+{
+	return cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(obj, name));
+}
+
+static char *text_ring(void)
+{
+	static char texts[4][32];
+	static unsigned int at;
+
+	return texts[at++ % 4];
+}
+
+const char *ctl_bytes(double bytes)
+{
+	static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+	char *text = text_ring();
+	unsigned int u = 0;
+
+	for (; bytes >= 10240 && u + 1 < ARRAY_LEN(units); u++)
+		bytes /= 1024;
+	snprintf(text, 32, u ? "%.1f %s" : "%.0f %s", bytes, units[u]);
+	return text;
+}
+
+const char *ctl_ms(double ms)
+{
+	char *text = text_ring();
+	unsigned long s = (unsigned long)(ms / 1000);
+
+	if (ms < 10)
+		snprintf(text, 32, "%.2f ms", ms);
+	else if (ms < 10000)
+		snprintf(text, 32, "%.0f ms", ms);
+	else if (s < 3600)
+		snprintf(text, 32, "%lu:%02lu min", s / 60, s % 60);
+	else
+		snprintf(text, 32, "%lud %02lu:%02lu", s / 86400, s / 3600 % 24, s / 60 % 60);
+	return text;
+}
+
+static int print_table(struct table *table)
+{
+	int r = table_print(table, stdout);
+
+	table_free(table);
+	return r < 0 ? ctl_failed("out of memory") : CTL_OK;
+}
+
+/* Ask for a list and show its records with `row`. */
+static int show_list(struct ctl *ctl, const char *cmd, cJSON *args, const char *member,
+		     const char *heads, void (*row)(struct table *table, const cJSON *record))
+{
+	const cJSON *record;
+	struct table *table;
+	cJSON *reply;
+	int r = ctl_ask(ctl, cmd, args, &reply);
+
+	if (r)
+		return r;
+	if (ctl->json) {
+		ctl_print_json(reply);
+	} else if (table_new(heads, &table) < 0) {
+		r = ctl_failed("out of memory");
+	} else {
+		cJSON_ArrayForEach(record, ctl_list(reply, member))
+			row(table, record);
+		r = print_table(table);
+	}
+	cJSON_Delete(reply);
+	return r;
+}
+
+static cJSON *args_all(void)
+{
+	cJSON *args = cJSON_CreateObject();
+
+	cJSON_AddTrueToObject(args, "all");
+	return args;
+}
+
+/* ---- the daemon -------------------------------------------------------------------- */
+
+static void put(const char *name, const char *value)
+{
+	printf("%-12s %s\n", name, value);
+}
+
+static void put_transports(const cJSON *health)
+{
+	const cJSON *t;
+
+	printf("%-12s", "transports");
+	cJSON_ArrayForEach(t, ctl_list(health, "transports"))
+		printf(" %s%s", ctl_str(t, "name", "?"), ctl_true(t, "staged") ? " (staged)" : "");
+	putchar('\n');
+}
+
+static void put_health(const cJSON *health)
+{
+	put("state", ctl_str(health, "state", "?"));
+	put("uptime", ctl_ms(ctl_num(health, "uptime_ms")));
+	printf("%-12s %.0f\n", "sessions", ctl_num(health, "sessions"));
+	printf("%-12s %.0f ms in the last second\n", "loop lag", ctl_num(health, "lag_ms"));
+	put_transports(health);
+}
+
+int ctl_run_status(struct ctl *ctl, int argc, char **argv)
+{
+	const struct kvd_daemon_info *info;
+	cJSON *health;
+	int r = ctl_ask(ctl, "health", NULL, &health);
+
+	(void)argc;
+	(void)argv;
+	if (r)
+		return r;
+	info = kvd_daemon(ctl->client);
+	if (ctl->json) {
+		cJSON_AddStringToObject(health, "daemon", info->daemon);
+		cJSON_AddStringToObject(health, "name", info->name);
+		cJSON_AddStringToObject(health, "instance", info->instance);
+		cJSON_AddStringToObject(health, "endpoint", info->endpoint);
+		cJSON_AddNumberToObject(health, "pid", info->pid);
+		ctl_print_json(health);
+	} else {
+		put("daemon", info->daemon);
+		put("name", info->name);
+		put("instance", info->instance);
+		printf("%-12s %d\n", "pid", info->pid);
+		put("endpoint", *info->endpoint ? info->endpoint : "-");
+		put_health(health);
+	}
+	cJSON_Delete(health);
+	return CTL_OK;
+}
+
+int ctl_run_health(struct ctl *ctl, int argc, char **argv)
+{
+	cJSON *health;
+	int r = ctl_ask(ctl, "health", NULL, &health);
+
+	(void)argc;
+	(void)argv;
+	if (r)
+		return r;
+	if (ctl->json)
+		ctl_print_json(health);
+	else
+		put_health(health);
+	r = strcmp(ctl_str(health, "state", ""), "serving") ? CTL_ERROR : CTL_OK;
+	cJSON_Delete(health);
+	return r;
+}
+
+static void stats_row(struct table *table, const cJSON *m)
+{
+	table_cell(table, ctl_str(m, "name", NULL));
+	table_cellf(table, "%.0f", ctl_num(m, "value"));
+	table_cell(table, ctl_str(m, "help", ""));
+}
+
+int ctl_run_stats(struct ctl *ctl, int argc, char **argv)
+{
+	(void)argc;
+	(void)argv;
+	return show_list(ctl, "stats", NULL, "metrics", "NAME >VALUE MEANING", stats_row);
+}
+
+/* ---- rooms -------------------------------------------------------------------------- */
+
+static const char *room_transports(const cJSON *room)
+{
+	static char text[128];
+	const cJSON *peer;
+	size_t n = 0;
+
+	*text = '\0';
+	cJSON_ArrayForEach(peer, ctl_list(room, "peers")) {
+		const char *name = ctl_str(peer, "transport", "?");
+
+		if (!strstr(text, name) && n < sizeof(text) - 16)
+			n += (size_t)snprintf(text + n, sizeof(text) - n, "%s%.10s", n ? "," : "",
+					      name);
+	}
+	return text;
+}
+
+static void room_row(struct table *table, const cJSON *room)
+{
+	const cJSON *error = ctl_list(room, "error");
+
+	table_cell(table, ctl_str(room, "room", NULL));
+	table_cell(table, ctl_str(room, "role", NULL));
+	table_cell(table, ctl_str(room, "state_name", NULL));
+	table_cell(table, ctl_str(room, "pool_name", NULL));
+	table_cell(table, room_transports(room));
+	table_cellf(table, "%d", cJSON_GetArraySize(ctl_list(room, "peers")));
+	table_cell(table, ctl_bytes(ctl_num(room, "bytes")));
+	table_cell(table, ctl_bytes(ctl_num(room, "expected_bytes")));
+	table_cell(table, ctl_ms(ctl_num(ctl_list(room, "timings_ms"), "total")));
+	table_cell(table, ctl_str(error, "code", ""));
+}
+
+int ctl_run_rooms(struct ctl *ctl, int argc, char **argv)
+{
+	cJSON *args = args_all();
+
+	(void)argc;
+	(void)argv;
+	if (ctl->limit)
+		cJSON_AddNumberToObject(args, "limit", (double)ctl->limit);
+	return show_list(ctl, "room.list", args, "rooms",
+			 "ROOM ROLE STATE POOL TRANSPORT >PEERS >BYTES >EXPECTED >TIME ERROR",
+			 room_row);
+}
+
+static void party_row(struct table *table, const cJSON *p)
+{
+	table_cell(table, ctl_str(p, "endpoint", NULL));
+	table_cell(table, ctl_str(p, "transport", NULL));
+	table_cell(table, ctl_str(p, "path", NULL));
+	table_cell(table, ctl_true(p, "staged") ? "yes" : "no");
+	table_cellf(table, "%.0f", ctl_num(p, "rank"));
+	table_cell(table, ctl_bytes(ctl_num(p, "bytes")));
+	table_cell(table, ctl_bytes(ctl_num(p, "expected_bytes")));
+	table_cell(table, ctl_true(p, "lost")  ? "lost" :
+			  ctl_true(p, "done")  ? "done" :
+			  ctl_true(p, "still") ? "still" :
+						 "open");
+}
+
+static int print_room(const cJSON *room)
+{
+	const cJSON *error = ctl_list(room, "error"), *t = ctl_list(room, "timings_ms"), *item;
+	struct table *table;
+
+	printf("%-12s %s (%s)\n", "room", ctl_str(room, "room", "?"), ctl_str(room, "role", "?"));
+	printf("%-12s %s%s\n", "state", ctl_str(room, "state_name", "?"),
+	       ctl_true(room, "aborting") ? ": told to fail, not yet still" : "");
+	if (error)
+		printf("%-12s %s: %s%s\n", "error", ctl_str(error, "code", "?"),
+		       ctl_str(error, "message", ""),
+		       ctl_true(error, "retryable") ? " (retryable)" : "");
+	printf("%-12s %.0f\n", "session", ctl_num(room, "session"));
+	printf("%-12s %s\n", "pool", ctl_str(room, "pool_name", "?"));
+	printf("%-12s %s of %s, %.0f chunks, %.0f moves in flight\n", "bytes",
+	       ctl_bytes(ctl_num(room, "bytes")), ctl_bytes(ctl_num(room, "expected_bytes")),
+	       ctl_num(room, "chunks"), ctl_num(room, "in_flight"));
+	printf("%-12s bootstrap %s, waiting %s, transfer %s\n", "time",
+	       ctl_ms(ctl_num(t, "bootstrap")), ctl_ms(ctl_num(t, "waiting")),
+	       ctl_ms(ctl_num(t, "transfer")));
+	cJSON_ArrayForEach(item, ctl_list(room, "landed"))
+		printf("%-12s %s: %s (bitmap of pages)\n", "landed", item->string,
+		       cJSON_IsString(item) ? item->valuestring : "?");
+	putchar('\n');
+	if (table_new("PEER TRANSPORT PATH STAGED >RANK >BYTES >EXPECTED STATE", &table) < 0)
+		return ctl_failed("out of memory");
+	cJSON_ArrayForEach(item, ctl_list(room, "peers"))
+		party_row(table, item);
+	return print_table(table);
+}
+
+int ctl_run_room(struct ctl *ctl, int argc, char **argv)
+{
+	cJSON *args = cJSON_CreateObject(), *room;
+	int r;
+
+	(void)argc;
+	cJSON_AddStringToObject(args, "room", argv[0]);
+	if (ctl->role)
+		cJSON_AddStringToObject(args, "role", ctl->role);
+	r = ctl_ask(ctl, "room.show", args, &room);
+	if (r)
+		return r;
+	if (ctl->json)
+		ctl_print_json(room);
+	else
+		r = print_room(room);
+	cJSON_Delete(room);
+	return r;
+}
+
+/* ---- the other nouns ------------------------------------------------------------------ */
+
+static void peer_row(struct table *table, const cJSON *p)
+{
+	table_cell(table, ctl_str(p, "endpoint", NULL));
+	table_cell(table, ctl_str(p, "name", NULL));
+	table_cellf(table, "%.8s", ctl_str(p, "instance", "-"));
+	table_cell(table, ctl_str(p, "state", NULL));
+	table_cell(table, ctl_str(p, "transport", NULL));
+	table_cell(table, ctl_str(p, "path", NULL));
+	table_cellf(table, "%.0f us", ctl_num(p, "rtt_us"));
+	table_cellf(table, "%.0f", ctl_num(p, "messages_in"));
+	table_cellf(table, "%.0f", ctl_num(p, "messages_out"));
+	table_cell(table, ctl_str(p, "why", ""));
+}
+
+int ctl_run_peers(struct ctl *ctl, int argc, char **argv)
+{
+	(void)argc;
+	(void)argv;
+	return show_list(ctl, "peer.list", NULL, "peers",
+			 "ENDPOINT NAME INSTANCE STATE TRANSPORT PATH >RTT >IN >OUT WHY",
+			 peer_row);
+}
+
+static void region_row(struct table *table, const cJSON *region)
+{
+	table_cellf(table, "%.0f", ctl_num(region, "session"));
+	table_cellf(table, "%.0f", ctl_num(region, "region"));
+	table_cell(table, ctl_str(region, "kind", NULL));
+	table_cell(table, ctl_bytes(ctl_num(region, "bytes")));
+	table_cellf(table, "%.0f", ctl_num(region, "pins"));
+	table_cellf(table, "%.0f", ctl_num(region, "pools"));
+	table_cell(table, ctl_true(region, "dead") ? "dead" : "live");
+	table_cell(table, ctl_str(region, "name", ""));
+}
+
+int ctl_run_regions(struct ctl *ctl, int argc, char **argv)
+{
+	(void)argc;
+	(void)argv;
+	return show_list(ctl, "region.list", args_all(), "regions",
+			 ">SESSION >REGION KIND >BYTES >PINS >POOLS STATE NAME", region_row);
+}
+
+static void pool_row(struct table *table, const cJSON *pool)
+{
+	char views[256];
+	const cJSON *view;
+	size_t n = 0;
+
+	*views = '\0';
+	cJSON_ArrayForEach(view, ctl_list(pool, "views"))
+		if (cJSON_IsString(view) && n < sizeof(views) - 40)
+			n += (size_t)snprintf(views + n, sizeof(views) - n, "%s%.32s",
+					      n ? "," : "", view->valuestring);
+	table_cellf(table, "%.0f", ctl_num(pool, "session"));
+	table_cellf(table, "%.0f", ctl_num(pool, "pool"));
+	table_cell(table, ctl_str(pool, "name", NULL));
+	table_cellf(table, "%.0f", ctl_num(pool, "rank"));
+	table_cell(table, ctl_bytes(ctl_num(pool, "bytes")));
+	table_cellf(table, "%.0f", ctl_num(pool, "rooms"));
+	table_cell(table, views);
+}
+
+int ctl_run_pools(struct ctl *ctl, int argc, char **argv)
+{
+	(void)argc;
+	(void)argv;
+	return show_list(ctl, "pool.list", args_all(), "pools",
+			 ">SESSION >POOL NAME >RANK >BYTES >ROOMS VIEWS", pool_row);
+}
+
+static void session_row(struct table *table, const cJSON *s)
+{
+	table_cellf(table, "%.0f", ctl_num(s, "session"));
+	table_cell(table, ctl_str(s, "client", NULL));
+	table_cell(table, ctl_str(s, "role", ""));
+	table_cellf(table, "%.0f", ctl_num(s, "pid"));
+	table_cellf(table, "%.0f", ctl_num(s, "uid"));
+	table_cell(table, ctl_ms(ctl_num(s, "age_ms")));
+	table_cellf(table, "%.0f", ctl_num(s, "regions"));
+	table_cellf(table, "%.0f", ctl_num(s, "pools"));
+	table_cell(table, ctl_true(s, "ending") ? "ending" : ctl_true(s, "own") ? "this one" :
+										  "open");
+}
+
+int ctl_run_sessions(struct ctl *ctl, int argc, char **argv)
+{
+	(void)argc;
+	(void)argv;
+	return show_list(ctl, "session.list", args_all(), "sessions",
+			 ">SESSION CLIENT ROLE >PID >UID >AGE >REGIONS >POOLS STATE",
+			 session_row);
+}

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* table: columns of text, as wide as their widest cell. Nothing is shortened: a
+ * figure that an operator cannot see whole is no figure. */
+#ifndef KVD_CTL_TABLE_H
+#define KVD_CTL_TABLE_H
+
+#include <stdio.h>
+
+struct table;
+
+/* `heads`: column names separated by spaces; a '>' before one aligns it right. */
+int table_new(const char *heads, struct table **table_p);
+void table_free(struct table *table);
+/* One cell, left to right, row after row. NULL shows as "-". */
+void table_cell(struct table *table, const char *text);
+void table_cellf(struct table *table, const char *fmt, ...)
+	__attribute__((format(printf, 2, 3)));
+/* Heads and rows; control characters show as '?'. 0, or -ENOMEM when a cell could
+ * not be kept. */
+int table_print(const struct table *table, FILE *out);
+
+#endif
