@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# make install: DESTDIR is put in front of every path (packaging), PREFIX is
+# where the files will be found. The units go where systemd looks under PREFIX.
+DESTDIR ?=
+PREFIX  ?= /usr/local
+BINDIR     ?= $(PREFIX)/bin
+LIBDIR     ?= $(PREFIX)/lib
+INCLUDEDIR ?= $(PREFIX)/include
+MANDIR     ?= $(PREFIX)/share/man
+DOCDIR     ?= $(PREFIX)/share/doc/kvd
+UNITDIR    ?= $(PREFIX)/lib/systemd/system
+SYSUSERSDIR ?= $(PREFIX)/lib/sysusers.d
+TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
+SYSCONFDIR  ?= /etc
+
+D = $(DESTDIR)
+PUBLIC_HEADERS := $(wildcard proto/kvd.h proto/kvd_status.h)
+MAN_PAGES  := $(wildcard man/*.[1-8])
+DOC_FILES  := $(wildcard README.md ARCHITECTURE.md CHANGELOG.md LICENSE)
+FILL = sed -e 's|@BINDIR@|$(BINDIR)|g' -e 's|@PREFIX@|$(PREFIX)|g' \
+	-e 's|@LIBDIR@|$(LIBDIR)|g' -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|g' \
+	-e 's|@VERSION@|$(VERSION)|g'
+
+.PHONY: install uninstall
+install: all ## install to DESTDIR/PREFIX
+	$(Q)install -d $(D)$(BINDIR) $(D)$(UNITDIR) $(D)$(SYSUSERSDIR) $(D)$(TMPFILESDIR) \
+		$(D)$(DOCDIR) $(D)$(SYSCONFDIR)/kvd
+	$(Q)install -m 0755 $(PROGRAMS) $(D)$(BINDIR)
+	$(Q)$(FILL) systemd/kvd@.service.in > $(D)$(UNITDIR)/kvd@.service
+	$(Q)chmod 0644 $(D)$(UNITDIR)/kvd@.service
+	$(Q)install -m 0644 systemd/kvd@.socket $(D)$(UNITDIR)
+	$(Q)install -m 0644 systemd/kvd.sysusers $(D)$(SYSUSERSDIR)/kvd.conf
+	$(Q)install -m 0644 systemd/kvd.tmpfiles $(D)$(TMPFILESDIR)/kvd.conf
+	$(Q)install -m 0644 config/kvd.conf $(D)$(SYSCONFDIR)/kvd/kvd.conf.sample
+	$(Q)$(if $(DOC_FILES),install -m 0644 $(DOC_FILES) $(D)$(DOCDIR))
+	$(Q)for page in $(MAN_PAGES); do \
+		install -D -m 0644 $$page $(D)$(MANDIR)/man$${page##*.}/$${page##*/}; done
+ifneq ($(LIBKVD),)
+	$(Q)install -d $(D)$(LIBDIR)/pkgconfig $(D)$(INCLUDEDIR)
+	$(Q)install -m 0755 $(LIBKVD) $(D)$(LIBDIR)/libkvd.so.$(VERSION)
+	$(Q)ln -sf libkvd.so.$(VERSION) $(D)$(LIBDIR)/libkvd.so.$(SOVERSION)
+	$(Q)ln -sf libkvd.so.$(SOVERSION) $(D)$(LIBDIR)/libkvd.so
+	$(Q)install -m 0644 $(PUBLIC_HEADERS) $(D)$(INCLUDEDIR)
+	$(Q)$(FILL) config/libkvd.pc.in > $(D)$(LIBDIR)/pkgconfig/libkvd.pc
+	$(Q)chmod 0644 $(D)$(LIBDIR)/pkgconfig/libkvd.pc
+endif
+
+# the operator's own files in SYSCONFDIR/kvd stay
+uninstall: ## remove what install put there
+	$(Q)rm -f $(D)$(BINDIR)/kvd $(D)$(BINDIR)/kvd-ctl $(D)$(UNITDIR)/kvd@.service \
+		$(D)$(UNITDIR)/kvd@.socket $(D)$(SYSUSERSDIR)/kvd.conf \
+		$(D)$(TMPFILESDIR)/kvd.conf $(D)$(SYSCONFDIR)/kvd/kvd.conf.sample \
+		$(D)$(LIBDIR)/libkvd.so $(D)$(LIBDIR)/libkvd.so.$(SOVERSION) \
+		$(D)$(LIBDIR)/libkvd.so.$(VERSION) $(D)$(LIBDIR)/pkgconfig/libkvd.pc \
+		$(addprefix $(D)$(INCLUDEDIR)/,$(notdir $(PUBLIC_HEADERS))) \
+		$(addprefix $(D)$(DOCDIR)/,$(notdir $(DOC_FILES)))
+	$(Q)for page in $(MAN_PAGES); do \
+		rm -f $(D)$(MANDIR)/man$${page##*.}/$${page##*/}; done
+	$(Q)for dir in $(D)$(DOCDIR) $(D)$(SYSCONFDIR)/kvd; do \
+		[ ! -d $$dir ] || rmdir --ignore-fail-on-non-empty $$dir; done
+
+.PHONY: docs
+docs: $(B)/kvd ## write config/kvd.conf and man/kvd.conf.5 from the option table
+	$(Q)scripts/gen-docs.sh $(B)/kvd

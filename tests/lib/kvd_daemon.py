@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real kvd for integration tests.
+
+    with Daemon("[rooms]\\nlease = 1 s\\n") as kvd:
+        ...                # ready: it said READY=1 on its notify socket
+    # stopped by SIGTERM; exit status 0, no unexpected warning or error logged
+
+Everything waits on a message or an exit with a deadline; nothing sleeps. A
+test that provokes a warning names it: kvd.expect("needs a restart").
+`run(cases)` runs functions and prints the counts that mk/test.mk wants.
+"""
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+BUILD = os.environ.get("KVD_BUILD", os.path.abspath("build/rel"))
+DEADLINE_S = 60 if os.path.basename(BUILD) != "rel" else 20
+
+
+class Skip(Exception):
+    """The named need is missing."""
+
+
+class Daemon:
+    def __init__(self, config="", args=(), run_dir=None, name="kvd", env=None,
+                 wrapper=(), pass_fds=(), preexec=None, user=None):
+        self.tmp = None
+        if run_dir is None:
+            self.tmp = tempfile.TemporaryDirectory(prefix="kvd-test-")
+            run_dir = self.tmp.name
+        self.run_dir, self.name = run_dir, name
+        self.config_path = os.path.join(run_dir, name + ".conf")
+        self.socket_path = os.path.join(run_dir, name + ".sock")
+        self.lock_path = os.path.join(run_dir, name + ".lock")
+        self.write_config(config)
+        self.env, self.args, self.wrapper = dict(env or {}), list(args), list(wrapper)
+        self.pass_fds, self.preexec, self.user = pass_fds, preexec, user
+        self.expected, self.states, self.proc = [], [], None
+
+    def write_config(self, text):
+        """Every option of `text`, and run_dir and name if it does not set them."""
+        if "[daemon]" not in text:
+            text = "[daemon]\n" + text
+        head = "[daemon]\nrun_dir = %s\nname = %s\n" % (self.run_dir, self.name)
+        with open(self.config_path, "w") as out:
+            out.write(text.replace("[daemon]\n", head, 1))
+
+    def __enter__(self):
+        return self.start().wait_ready()
+
+    def __exit__(self, kind, value, trace):
+        if self.proc and self.proc.poll() is None:
+            self.proc.send_signal(signal.SIGTERM)
+        if self.proc and kind is None:
+            self.check_end()
+        elif self.proc:
+            self.proc.kill()
+            self.wait()
+            sys.stderr.write(self.log())
+        self.notify.close()
+        if self.tmp:
+            self.tmp.cleanup()
+
+    def start(self):
+        self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        path = "\0kvd-test-notify-%d-%d" % (os.getpid(), id(self))
+        self.notify.bind(path)
+        env = dict(os.environ, NOTIFY_SOCKET="@" + path[1:], **self.env)
+        self.log_file = tempfile.TemporaryFile()
+        self.proc = subprocess.Popen(
+            self.wrapper + [BUILD + "/kvd", "--config", self.config_path] + self.args,
+            env=env, stdin=subprocess.DEVNULL, stdout=self.log_file,
+            stderr=self.log_file, pass_fds=self.pass_fds, preexec_fn=self.preexec,
+            user=self.user)
+        return self
+
+    def wait_state(self, line, deadline_s=DEADLINE_S):
+        """Wait until it tells systemd `line`; all told lines are in states."""
+        end = time.monotonic() + deadline_s
+        while line not in self.states:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("no %s; log:\n%s" % (line, self.log()))
+            # short waits only to see an early death of the process
+            if select.select([self.notify], [], [], min(left, 0.1))[0]:
+                self.states += self.notify.recv(4096).decode().split("\n")
+            elif self.proc.poll() is not None:
+                raise RuntimeError("ended with %d before %s; log:\n%s"
+                                   % (self.proc.returncode, line, self.log()))
+        return self
+
+    def wait_ready(self):
+        return self.wait_state("READY=1")
+
+    def log(self):
+        self.log_file.seek(0)
+        return self.log_file.read().decode("utf-8", "replace")
+
+    def expect(self, words):
+        self.expected.append(words)
+
+    def wait(self, deadline_s=DEADLINE_S):
+        return self.proc.wait(deadline_s)
+
+    def stop(self, sig=signal.SIGTERM):
+        self.proc.send_signal(sig)
+        return self.wait()
+
+    def check_end(self):
+        status = self.wait()
+        log = self.log()
+        if status != 0:
+            raise AssertionError("exit status %d; log:\n%s" % (status, log))
+        for line in log.splitlines():
+            if re.match("<[0-4]>", line) and not any(w in line for w in self.expected):
+                raise AssertionError("unexpected in the log: " + line)
+
+
+def kvd(*args, env=None):
+    """Run kvd with args to its end: (status, stdout, stderr)."""
+    done = subprocess.run([BUILD + "/kvd"] + list(args), capture_output=True, text=True,
+                          stdin=subprocess.DEVNULL, timeout=DEADLINE_S,
+                          env=dict(os.environ, **(env or {})))
+    return done.returncode, done.stdout, done.stderr
+
+
+def run(cases):
+    passed = failed = skipped = 0
+    for case in cases:
+        try:
+            case()
+            print("ok   " + case.__name__, flush=True)
+            passed += 1
+        except Skip as why:
+            print("skip %s: %s" % (case.__name__, why), flush=True)
+            skipped += 1
+        except Exception:
+            traceback.print_exc(file=sys.stdout)
+            print("FAIL " + case.__name__, flush=True)
+            failed += 1
+    total = "%d passed, %d failed" % (passed, failed)
+    print(total + (", %d skipped" % skipped if skipped else ""), flush=True)
+    sys.exit(1 if failed else 0)
