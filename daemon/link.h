@@ -66,6 +66,15 @@ int link_endpoint_check(const char *endpoint);
 struct loop;
 struct config;
 int link_zmq_new(struct loop *loop, const struct config *config, struct link **link_p);
+/* SIGHUP: read the allow file again; on an error the old list stays. Frames of
+ * who is no longer in it are dropped. */
+int link_zmq_reload(struct link *link, const char *allow_file);
+/* Counters; `bad_frames` had not exactly [identity][frame]. */
+struct link_zmq_stats {
+	uint64_t frames_in, frames_out, bad_frames, refused, revoked;
+};
+const struct link_zmq_stats *link_zmq_stats(const struct link *link);
+
 /* `kvd-ctl keygen`: a CURVE key pair, 40 characters Z85 each and a NUL. */
 int link_keygen(char public_key[41], char secret_key[41]);
 
