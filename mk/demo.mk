@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+# make demo, and the README's example: programs that see proto/kvd.h only.
+DEMO_BIN := $(B)/demo-prefill $(B)/demo-decode
+
+$(B)/demo-%: $(B)/tests/demo/%.o $(B)/tests/demo/cache.o $(B)/libkvd.so
+	$(SAY) LD $@
+	$(Q)$(CC) $(USER_LD) $(filter %.o,$^) -o $@ -L$(B) -lkvd
+
+$(B)/example: $(B)/docs/example.o $(B)/libkvd.so
+	$(SAY) LD $@
+	$(Q)$(CC) $(USER_LD) $(filter %.o,$^) -o $@ -L$(B) -lkvd
+
+.PHONY: demo
+demo: ## two daemons, two engines, every byte verified (under a minute)
+	@scripts/install-deps.sh --if-needed
+	@$(MAKE) --no-print-directory $(JOBS) all $(DEMO_BIN)
+	@scripts/demo.sh $(B)

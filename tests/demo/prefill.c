@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * demo: the prefill engine. Computes each request's cache in chunks of 512
+ * tokens and hands every chunk over as soon as it is there; offers others to be
+ * fetched; is told of an abort; is killed in the middle of the last one.
+ *
+ *   demo-prefill SOCKET
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "tests/demo/cache.h"
+
+#define WAIT_MS 30000
+
+static void send_chunk(struct cache *cache, struct kvd_client *client, struct kvd_room *room,
+		       const struct request *request, uint32_t begin)
+{
+	uint32_t end = begin + CHUNK_TOKENS;
+	struct kvd_send_args send = {.seq = begin / CHUNK_TOKENS, .view_count = 1};
+	struct kvd_view view;
+
+	if (end > request->tokens)
+		end = request->tokens;
+	cache_fill(cache, request, begin, end); /* the model runs */
+	view = request_view(request, begin, end);
+	send.views = &view;
+	send.last = end == request->tokens;
+	if (kvd_room_send(room, &send, NULL))
+		die(client, "room.send");
+}
+
+static void end_room(struct kvd_client *client, struct kvd_room *room, int want)
+{
+	if (kvd_room_wait(room, KVD_SUCCESS, WAIT_MS) != want)
+		die(client, "the room did not end as it should");
+	if (kvd_room_close(room, NULL))
+		die(client, "room.close");
+}
+
+static void push(struct kvd_client *client, struct cache *cache, const struct act_row *row)
+{
+	struct kvd_room_args open = {.room = row->room, .role = KVD_SEND, .pool = cache->pool};
+	struct request request;
+	struct kvd_room *room;
+
+	request_make(&request, row, 3);
+	if (kvd_room_open(client, &open, NULL, &room))
+		die(client, "room.open");
+	if (kvd_room_wait(room, KVD_WAITING_FOR_INPUT, WAIT_MS) < KVD_WAITING_FOR_INPUT)
+		die(client, "no receiver came");
+	for (uint32_t t = 0; t < row->tokens; t += CHUNK_TOKENS) {
+		send_chunk(cache, client, room, &request, t);
+		if (row->act == ACT_KILL)
+			raise(SIGKILL);
+		if (row->act == ACT_ABORT) /* the decode side ends it after one chunk */
+			break;
+	}
+	end_room(client, room, row->act == ACT_ABORT ? KVD_FAILED : KVD_SUCCESS);
+}
+
+static void offer(struct kvd_client *client, struct cache *cache, const struct act_row *row)
+{
+	struct request request;
+	struct kvd_view view;
+	struct kvd_room_args open = {.room = row->room, .role = KVD_OFFER, .pool = cache->pool,
+				     .views = &view, .view_count = 1};
+	struct kvd_room *room;
+
+	request_make(&request, row, 3);
+	cache_fill(cache, &request, 0, row->tokens);
+	view = request_view(&request, 0, row->tokens);
+	if (kvd_room_open(client, &open, NULL, &room))
+		die(client, "room.open");
+	end_room(client, room, KVD_SUCCESS);
+}
+
+int main(int argc, char **argv)
+{
+	struct kvd_options options = {.client = "demo-prefill", .role = "prefill",
+				      .socket = argc > 1 ? argv[1] : NULL};
+	struct kvd_client *client;
+	struct cache cache;
+
+	if (kvd_open(&options, &client))
+		die(NULL, "prefill daemon");
+	cache_open(client, &cache);
+	for (size_t i = 0; i < act_count; i++)
+		if (acts[i].act == ACT_PULL)
+			offer(client, &cache, &acts[i]);
+		else
+			push(client, &cache, &acts[i]);
+	kvd_close(client);
+	return 0;
+}
