@@ -296,7 +296,7 @@ static void guest_new(struct shm *shm, int owned_fd)
 		guest_free(list_first(&shm->guests, struct guest, link));
 	guest->shm = shm;
 	guest->fd = owned_fd;
-	guest->deadline_ns = loop_now_ns(shm->base.env.loop) + SHM_CONNECT_NS;
+	guest->deadline_ns = loop_now_ns(shm->base.env.loop) + shm->connect_ns;
 	list_init(&guest->link);
 	list_push_back(&shm->guests, &guest->link);
 	shm->guest_count++;
@@ -491,6 +491,7 @@ static int shm_open_transport(const struct xp_env *env, const struct xp_callback
 	shm->base.ops = &shm_transport;
 	shm->base.env = *env;
 	shm->base.callbacks = *callbacks;
+	shm->connect_ns = SHM_CONNECT_NS;
 	list_init(&shm->peers);
 	list_init(&shm->guests);
 	for (size_t i = 0; i < SHM_REG_BUCKETS; i++)

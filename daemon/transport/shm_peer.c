@@ -234,9 +234,9 @@ void shm_peer_tick(struct shm_peer *peer, bool *wanted_p)
 	if (peer->state == SHM_PEER_CONNECTING || peer->state == SHM_PEER_GREETING) {
 		*wanted_p = true;
 		if (loop_now_ns(peer->shm->base.env.loop) >= peer->deadline_ns) {
-			err_raise(ERR_TIMEOUT, "shm: the peer %s within %u s",
+			err_raise(ERR_TIMEOUT, "shm: the peer %s within %ju ms",
 				  peer->dial ? "did not welcome us" : "did not connect",
-				  (unsigned int)(SHM_CONNECT_NS / LOOP_NS_PER_S));
+				  (uintmax_t)(peer->shm->connect_ns / LOOP_NS_PER_MS));
 			shm_peer_fail(peer);
 		} else if (peer->dial && peer->state == SHM_PEER_CONNECTING) {
 			peer_dial(peer);
@@ -289,7 +289,7 @@ int shm_peer_open(struct transport *transport, const struct xp_peer_args *args,
 	peer->address = address;
 	memcpy(peer->token_in, args->token_in, XP_TOKEN_BYTES);
 	memcpy(peer->token_out, args->token_out, XP_TOKEN_BYTES);
-	peer->deadline_ns = loop_now_ns(shm->base.env.loop) + SHM_CONNECT_NS;
+	peer->deadline_ns = loop_now_ns(shm->base.env.loop) + shm->connect_ns;
 	list_push_back(&shm->peers, &peer->link);
 	*peer_p = (struct xp_peer *)(void *)peer;
 	if (peer->self) {

@@ -90,6 +90,7 @@ struct shm {
 	struct shm_listener listeners[2];
 	struct list peers, guests;
 	unsigned int guest_count;
+	uint64_t connect_ns; /* time to show a token; tests make it short */
 	struct loop_timer tick; /* runs while something wants it, else never */
 	pthread_mutex_t regs_lock;
 	struct list regs[SHM_REG_BUCKETS]; /* struct shm_reg, by id */

@@ -363,21 +363,24 @@ static void rows_fit_is_overflow_safe(void **state)
 	assert_true(copy_rows_fit(3, 1, UINT64_MAX, 0, 4));
 }
 
-/* A job of many rows; its begin byte is bytes into a large memory. */
+/* A job that writes one memory from another, over and over: `times` can make it
+ * outlast any test, so that what must happen before its end does. */
 struct bulk {
 	struct copy_buffer src, dst;
 	struct plan *plan;
 	struct test_job tj;
 };
 
-static void bulk_init(struct bulk *b, struct test *t, uint64_t bytes)
+#define ENDLESS (UINT64_C(1) << 40)
+
+static void bulk_init(struct bulk *b, struct test *t, uint64_t bytes, uint64_t times)
 {
-	struct plan_run run = {.len = 16, .count = bytes / 32, .src_stride = 32,
-			       .dst_stride = 32};
+	struct plan_run run = {.len = bytes, .count = times};
 
 	*b = (struct bulk){.src = {.length = bytes}, .dst = {.length = bytes}};
 	b->src.memory = linear(bytes);
 	b->dst.memory = linear(bytes);
+	memset(b->src.memory->base, 1, bytes);
 	b->plan = plan_of(&run, 1);
 	b->tj.test = t;
 	b->tj.job = (struct copy_job){.plan = b->plan, .end = b->plan->bytes,
@@ -393,7 +396,7 @@ static void bulk_fini(struct bulk *b)
 	plan_free(b->plan);
 }
 
-/* One thread: a small job behind a large one does not wait for its end. */
+/* One thread: a small job behind an endless one has its turn. */
 static void jobs_take_turns(void **state)
 {
 	struct bulk large, small;
@@ -401,14 +404,17 @@ static void jobs_take_turns(void **state)
 
 	(void)state;
 	setup(&t, 1, 4 * KIB);
-	bulk_init(&large, &t, 16 * MIB);
-	bulk_init(&small, &t, 16 * KIB);
+	bulk_init(&large, &t, 64 * KIB, ENDLESS);
+	bulk_init(&small, &t, 64 * KIB, 4);
 	assert_int_equal(copier_submit(t.copier, &large.tj.job), 0);
 	assert_int_equal(copier_submit(t.copier, &small.tj.job), 0);
-	wait_done(&t, 2);
+	wait_done(&t, 1);
 	assert_int_equal(small.tj.order, 1);
+	assert_int_equal(small.tj.job.result, 0);
+	copier_cancel(t.copier, &large.tj.job);
+	wait_done(&t, 2);
 	assert_int_equal(large.tj.order, 2);
-	assert_int_equal(large.tj.job.result, 0);
+	assert_int_equal(large.tj.job.result, -ECANCELED);
 	teardown(&t);
 	bulk_fini(&large);
 	bulk_fini(&small);
@@ -417,29 +423,28 @@ static void jobs_take_turns(void **state)
 /* After on_done of a canceled job nothing of it is written. */
 static void cancel_leaves_memory_still(void **state)
 {
-	struct bulk b;
+	struct bulk b, other;
 	struct test t;
 
 	(void)state;
-	setup(&t, 2, 4 * KIB);
-	bulk_init(&b, &t, 32 * MIB);
-	memset(b.src.memory->base, 1, 32 * MIB);
+	setup(&t, 2, 64 * KIB);
+	bulk_init(&b, &t, 1 * MIB, ENDLESS);
+	bulk_init(&other, &t, 1 * MIB, 16);
 	assert_int_equal(copier_submit(t.copier, &b.tj.job), 0);
-	while (atomic_load(&b.tj.job.copied) == 0)
+	while (atomic_load(&b.tj.job.copied) < 2 * MIB)
 		loop_turn(t.loop, 0);
+	assert_int_equal(t.done, 0);
 	copier_cancel(t.copier, &b.tj.job);
 	copier_cancel(t.copier, &b.tj.job);
 	wait_done(&t, 1);
 	assert_int_equal(b.tj.job.result, -ECANCELED);
 	assert_int_equal(b.tj.job.err.code, ERR_CANCELED);
-	assert_true(atomic_load(&b.tj.job.copied) < 16 * MIB);
-	memset(b.dst.memory->base, 0, 32 * MIB);
+	memset(b.dst.memory->base, 0, 1 * MIB);
 	/* the threads are alive: another job runs, and only its bytes appear */
-	struct bulk other;
-	bulk_init(&other, &t, 1 * MIB);
 	assert_int_equal(copier_submit(t.copier, &other.tj.job), 0);
 	wait_done(&t, 2);
-	for (uint64_t i = 0; i < 32 * MIB; i++)
+	assert_int_equal(other.tj.job.result, 0);
+	for (uint64_t i = 0; i < 1 * MIB; i++)
 		if (b.dst.memory->base[i])
 			fail_msg("byte %ju was written after on_done", (uintmax_t)i);
 	assert_int_equal(b.tj.calls, 1);
@@ -448,26 +453,50 @@ static void cancel_leaves_memory_still(void **state)
 	bulk_fini(&other);
 }
 
+/* The only thread is busy with a slice of 1 GiB. */
 static void cancel_before_a_slice_began_is_done(void **state)
 {
 	struct bulk large, waiting;
 	struct test t;
 
 	(void)state;
-	setup(&t, 1, 16 * MIB);
-	bulk_init(&large, &t, 32 * MIB);
-	bulk_init(&waiting, &t, 1 * MIB);
+	setup(&t, 1, 1024 * MIB);
+	bulk_init(&large, &t, 1 * MIB, 1024);
+	bulk_init(&waiting, &t, 64 * KIB, 1);
 	assert_int_equal(copier_submit(t.copier, &large.tj.job), 0);
+	while (atomic_load(&large.tj.job.slices_running) == 0)
+		loop_turn(t.loop, 0);
 	assert_int_equal(copier_submit(t.copier, &waiting.tj.job), 0);
 	copier_cancel(t.copier, &waiting.tj.job);
 	assert_int_equal(waiting.tj.calls, 0); /* never from inside cancel */
 	wait_done(&t, 2);
 	assert_int_equal(waiting.tj.order, 1);
 	assert_int_equal(waiting.tj.job.result, -ECANCELED);
+	assert_int_equal(atomic_load(&waiting.tj.job.copied), 0);
 	assert_int_equal(large.tj.job.result, 0);
 	teardown(&t);
 	bulk_fini(&large);
 	bulk_fini(&waiting);
+}
+
+/* Its last slice has begun: the job succeeds, every byte is there. */
+static void cancel_after_the_last_slice_began_is_success(void **state)
+{
+	struct bulk b;
+	struct test t;
+
+	(void)state;
+	setup(&t, 1, 256 * MIB);
+	bulk_init(&b, &t, 1 * MIB, 256);
+	assert_int_equal(copier_submit(t.copier, &b.tj.job), 0);
+	while (atomic_load(&b.tj.job.slices_running) == 0)
+		loop_turn(t.loop, 0);
+	copier_cancel(t.copier, &b.tj.job);
+	wait_done(&t, 1);
+	assert_int_equal(b.tj.job.result, 0);
+	assert_int_equal(atomic_load(&b.tj.job.copied), b.plan->bytes);
+	teardown(&t);
+	bulk_fini(&b);
 }
 
 static void free_with_jobs_calls_each_on_done(void **state)
@@ -478,12 +507,13 @@ static void free_with_jobs_calls_each_on_done(void **state)
 	(void)state;
 	setup(&t, 1, 4 * KIB);
 	for (size_t i = 0; i < ARRAY_LEN(b); i++) {
-		bulk_init(&b[i], &t, 8 * MIB);
+		bulk_init(&b[i], &t, 64 * KIB, ENDLESS);
 		assert_int_equal(copier_submit(t.copier, &b[i].tj.job), 0);
 	}
 	teardown(&t);
 	for (size_t i = 0; i < ARRAY_LEN(b); i++) {
 		assert_int_equal(b[i].tj.calls, 1);
+		assert_int_equal(b[i].tj.job.result, -ECANCELED);
 		bulk_fini(&b[i]);
 	}
 }
@@ -642,6 +672,7 @@ int main(void)
 		cmocka_unit_test(jobs_take_turns),
 		cmocka_unit_test(cancel_leaves_memory_still),
 		cmocka_unit_test(cancel_before_a_slice_began_is_done),
+		cmocka_unit_test(cancel_after_the_last_slice_began_is_success),
 		cmocka_unit_test(free_with_jobs_calls_each_on_done),
 		cmocka_unit_test(copy_of_cut_memory_fails_that_job_only),
 		cmocka_unit_test(copy_of_a_dead_process_fails),

@@ -286,18 +286,34 @@ static uint8_t *shared_bytes(struct shared *s)
 	return s->heap ? s->heap : s->memory->base;
 }
 
-static struct plan *plan_rows(uint64_t rows, uint64_t len)
+static struct plan *plan_run(const struct plan_run *run)
 {
-	struct plan_run run = {.len = len, .count = rows, .src_stride = (int64_t)(2 * len),
-			       .dst_stride = (int64_t)(2 * len), .dst = len};
 	struct plan_builder *builder = NULL;
 	struct plan *plan = NULL;
 
 	assert_int_equal(plan_builder_new(&builder), 0);
-	assert_int_equal(plan_builder_add(builder, &run), 0);
+	assert_int_equal(plan_builder_add(builder, run), 0);
 	assert_int_equal(plan_builder_finish(builder, &plan), 0);
 	plan_builder_free(builder);
 	return plan;
+}
+
+static struct plan *plan_rows(uint64_t rows, uint64_t len)
+{
+	const struct plan_run run = {.len = len, .count = rows, .dst = len,
+				     .src_stride = (int64_t)(2 * len),
+				     .dst_stride = (int64_t)(2 * len)};
+
+	return plan_run(&run);
+}
+
+/* Copies the same bytes over and over: what must happen before its end does,
+ * however slow the machine is. */
+static struct plan *plan_endless(uint64_t bytes)
+{
+	const struct plan_run run = {.len = bytes, .count = UINT64_C(1) << 40};
+
+	return plan_run(&run);
 }
 
 /* ---- one transfer of rows from one node's memory to the other's ---- */
@@ -610,14 +626,22 @@ static const struct {
 	bool vm;
 } ways[] = {{XP_WRITE, false}, {XP_WRITE, true}, {XP_READ, false}, {XP_READ, true}};
 
-#define ROWS 120000u /* of 256 bytes: tens of milliseconds */
+static void transfer_init_endless(struct transfer *x, struct test *t, enum xp_kind kind,
+				  bool vm)
+{
+	transfer_init(x, t, kind, 2048, 256, vm, false);
+	plan_free(x->plan);
+	x->plan = plan_endless(x->bytes);
+	x->top.op.sides.plan = x->plan;
+	t->b.sides.plan = x->plan;
+}
 
-/* Some bytes have landed, but not all. */
-static bool partly(struct transfer *x)
+/* All bytes have landed once, and go on landing. */
+static bool in_flight(struct transfer *x)
 {
 	const uint8_t *dst = shared_bytes(&x->dst);
 
-	return *(volatile const uint8_t *)&dst[256] != 0;
+	return *(volatile const uint8_t *)&dst[x->bytes - 2] != 0;
 }
 
 static void cancel_before_the_answer_is_still(void **state)
@@ -651,9 +675,9 @@ static void cancel_in_flight_is_still(void **state)
 		struct test *t = test_pair();
 		struct transfer x, y;
 
-		transfer_init(&x, t, ways[i].kind, ROWS, 256, ways[i].vm, false);
+		transfer_init_endless(&x, t, ways[i].kind, ways[i].vm);
 		assert_int_equal(post(&x), 0);
-		WAIT_FOR(t, partly(&x));
+		WAIT_FOR(t, in_flight(&x));
 		assert_int_equal(x.top.calls, 0);
 		cancel(&x);
 		WAIT_FOR(t, x.top.calls && t->b.inbound_dones == t->b.requests);
@@ -687,9 +711,12 @@ static void revoke_in_flight_is_still(void **state)
 		err_set(&why, ERR_REVOKED, "gone");
 		/* the source of a direct READ has nothing in flight but the check */
 		t->b.answer = ways[i].kind == XP_READ && !ways[i].vm ? HOLD : LAND;
-		transfer_init(&x, t, ways[i].kind, ROWS, 256, ways[i].vm, false);
+		if (t->b.answer == HOLD)
+			transfer_init(&x, t, ways[i].kind, 2048, 256, ways[i].vm, false);
+		else
+			transfer_init_endless(&x, t, ways[i].kind, ways[i].vm);
 		assert_int_equal(post(&x), 0);
-		WAIT_FOR(t, partly(&x) && t->b.requests);
+		WAIT_FOR(t, in_flight(&x) && t->b.requests);
 		assert_int_equal(t->b.inbound_dones, 0);
 		t->in_call = true;
 		shm_transport.revoke(t->b.seen[0].in, &why);
@@ -747,9 +774,9 @@ static void close_in_flight_ends_both_sides(void **state)
 		struct node *other = i & 1 ? &t->b : &t->a;
 		struct transfer x;
 
-		transfer_init(&x, t, ways[i / 2].kind, ROWS, 256, ways[i / 2].vm, false);
+		transfer_init_endless(&x, t, ways[i / 2].kind, ways[i / 2].vm);
 		assert_int_equal(post(&x), 0);
-		WAIT_FOR(t, partly(&x));
+		WAIT_FOR(t, in_flight(&x));
 		shm_transport.peer_close(closer->peer, on_closed, closer);
 		WAIT_FOR(t, closer->closed && other->lost);
 		assert_int_equal(closer->lost, 0);
@@ -1018,6 +1045,8 @@ static void unknown_token_waits_and_is_closed(void **state)
 	struct test *t = test_new();
 
 	(void)state;
+	((struct shm *)(void *)t->a.xp)->connect_ns = 300 * LOOP_NS_PER_MS;
+	((struct shm *)(void *)t->b.xp)->connect_ns = 300 * LOOP_NS_PER_MS;
 	assert_int_equal(peer_open(&t->b, t->a.xp, false, TOKEN_A, TOKEN_B), 0);
 	assert_int_equal(peer_open(&t->a, t->b.xp, true, TOKEN_B, "not the token..."), 0);
 	WAIT_FOR(t, ((struct shm *)(void *)t->b.xp)->guest_count == 1);
