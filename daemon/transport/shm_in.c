@@ -391,7 +391,7 @@ void shm_ins_tick(struct shm_peer *peer, bool *wanted_p)
 		struct cursor c;
 		uint64_t moved;
 
-		if (!in || !shm_flow_busy(&in->flow))
+		if (!in || in->finished || in->flow.mode == SHM_FLOW_NONE)
 			continue;
 		*wanted_p = true;
 		moved = shm_flow_moved(&in->flow);

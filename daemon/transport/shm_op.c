@@ -491,7 +491,7 @@ void shm_ops_tick(struct shm_peer *peer, bool *wanted_p)
 
 	list_foreach(so, &peer->waiting, link) {
 		so->op->moved = shm_flow_moved(&so->flow);
-		*wanted_p |= shm_flow_busy(&so->flow);
+		*wanted_p |= so->flow.mode != SHM_FLOW_NONE;
 	}
 	for (uint32_t i = 0; i < peer->op_slots; i++) {
 		so = peer->ops[i];
@@ -499,6 +499,6 @@ void shm_ops_tick(struct shm_peer *peer, bool *wanted_p)
 			continue;
 		if (shm_flow_moved(&so->flow) > so->op->moved)
 			so->op->moved = shm_flow_moved(&so->flow);
-		*wanted_p |= shm_flow_busy(&so->flow);
+		*wanted_p |= so->flow.mode != SHM_FLOW_NONE;
 	}
 }

@@ -427,7 +427,7 @@ static void cancel_leaves_memory_still(void **state)
 	struct test t;
 
 	(void)state;
-	setup(&t, 2, 64 * KIB);
+	setup(&t, 1, 64 * KIB); /* two would write the same bytes at once */
 	bulk_init(&b, &t, 1 * MIB, ENDLESS);
 	bulk_init(&other, &t, 1 * MIB, 16);
 	assert_int_equal(copier_submit(t.copier, &b.tj.job), 0);
