@@ -70,13 +70,14 @@ struct layout {
  * Parse {"rank":…, "buffers":[…], "views":{…}} of DESIGN §5 and check it:
  * every address of every view inside its buffer, strides and products free of
  * overflow. ERR_INVAL / ERR_RANGE name the path of the member at fault
- * ("views.kv.layers[3].fields[0].offset"). Members not named here are ignored.
+ * ("views.kv.layers[3].fields[0].offset"). "rank" is 0 when it is not given;
+ * members that DESIGN does not name are ignored.
  * Fields may overlap: a source may show the same bytes twice. What may not is
  * a destination; see layout_check_target().
  */
 int layout_parse(const struct cJSON *json, struct layout **layout_p);
 /* The same without "buffers" (the cover needs no addresses): such a layout is
- * `unbounded` and plan_make() refuses it. "rank" is required here. */
+ * `unbounded` and plan_make() refuses it. */
 int layout_parse_ranks(const struct cJSON *json, struct layout **layout_p);
 /* Check a layout that C code has put together; layout_parse() and
  * layout_decode() have done it already. */

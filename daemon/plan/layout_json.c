@@ -223,7 +223,7 @@ static int parse_members(const cJSON *json, struct layout *layout)
 
 	layout->unbounded =
 		cover_only && !cJSON_GetObjectItemCaseSensitive(json, "buffers");
-	if (rank || cover_only)
+	if (rank)
 		r = member_u32(json, "layout", "rank", &layout->rank);
 	if (r == 0 && !layout->unbounded)
 		r = parse_buffers(json, layout);

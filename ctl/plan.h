@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * plan: `kvd-ctl plan`, the planner without a daemon.
+ *
+ *   kvd-ctl plan [--explain] FILE|-          {"src", "dst", "map"} -> rows
+ *   kvd-ctl plan --cover [--explain] FILE|-  {"sources", "dst", "room"} -> sends
+ *
+ * The answer is one JSON object on standard output, or text with --explain.
+ * Exit status: 0 done (also when nothing is in common), 1 refused (the reason,
+ * naming the field, on standard error and nothing on standard output), 2 wrong
+ * usage.
+ */
+#ifndef KVD_CTL_PLAN_H
+#define KVD_CTL_PLAN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+
+struct cover;
+struct layout;
+struct plan;
+struct plan_request;
+
+#define PLAN_INPUT_MAX (256u << 20) /* bytes of JSON */
+#define PLAN_ROWS_MAX (1u << 24)    /* rows that are written out */
+
+/* argv[0] is "plan". */
+int plan_main(int argc, char **argv);
+
+/* The command itself: reads `text`, writes the whole answer or nothing. */
+struct plan_options {
+	bool cover, explain;
+};
+int plan_answer(const char *text, size_t len, const struct plan_options *options,
+		FILE *out);
+
+/* --explain, in plan_explain.c. */
+void plan_explain(const struct plan_request *req, const struct plan *plan, FILE *out);
+void plan_explain_cover(const struct layout *const *sources, size_t count,
+			const struct layout *dst, const struct cover *cover, FILE *out);
+
+#endif

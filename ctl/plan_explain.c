@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * plan_explain: a plan in words.
+ *
+ * For each field that both sides hold: the units that cross, the row that comes
+ * of them, and the first dimension at which rows stop being neighbours, with
+ * the two strides that say so. Layers that would read alike are one line.
+ */
+#include "ctl/plan.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/plan/cover.h"
+#include "daemon/plan/plan.h"
+#include "daemon/plan/plan_private.h"
+
+#define LINE_MAX 480
+
+struct pair {
+	const struct layout_view *src_view, *dst_view;
+	const struct layout_field *src, *dst;
+	uint32_t first, units;
+};
+
+/* One step of merging: neighbours when both strides are the row's length. */
+struct step {
+	const char *what;
+	uint64_t count, src, dst;
+};
+
+static bool units_common(struct pair *p)
+{
+	uint64_t s_end = (uint64_t)p->src->first_unit + p->src->units;
+	uint64_t d_end = (uint64_t)p->dst->first_unit + p->dst->units;
+	uint64_t end = s_end < d_end ? s_end : d_end;
+
+	p->first = p->src->first_unit > p->dst->first_unit ? p->src->first_unit
+							   : p->dst->first_unit;
+	p->units = end > p->first ? (uint32_t)(end - p->first) : 0;
+	return p->units > 0;
+}
+
+/* Units and tokens, whichever lies closer in the destination first. */
+static void steps_of(const struct pair *p, struct step steps[3])
+{
+	uint32_t tokens = p->src_view->page_tokens < p->dst_view->page_tokens
+				  ? p->src_view->page_tokens
+				  : p->dst_view->page_tokens;
+	struct step unit = {"units", p->units, p->src->unit_stride, p->dst->unit_stride};
+	struct step token = {"tokens", tokens, p->src->token_stride, p->dst->token_stride};
+	bool token_first = tokens > 1 && p->dst->token_stride < p->dst->unit_stride;
+
+	steps[0] = token_first ? token : unit;
+	steps[1] = token_first ? unit : token;
+	steps[2] = (struct step){"pages", 2, p->src->page_stride, p->dst->page_stride};
+}
+
+/* "rows of 2048 bytes, 16 a page; tokens stay apart: …" */
+static void describe_rows(const struct pair *p, char *out, size_t size)
+{
+	struct step steps[3];
+	uint64_t row = p->dst->unit_bytes, rows = 1;
+	const struct step *apart = NULL;
+
+	steps_of(p, steps);
+	for (int i = 0; i < 3; i++) {
+		const struct step *s = &steps[i];
+
+		if (s->count <= 1)
+			continue;
+		if (!apart && s->src == row && s->dst == row) {
+			row *= i < 2 ? s->count : 1;
+			continue;
+		}
+		if (!apart)
+			apart = s;
+		if (i < 2)
+			rows *= s->count;
+	}
+	if (!apart)
+		snprintf(out, size, "whole pages of %" PRIu64 " bytes, neighbours merge",
+			 row);
+	else
+		snprintf(out, size,
+			 "rows of %" PRIu64 " bytes, %" PRIu64 " a page; %s stay apart: "
+			 "stride %" PRIu64 " in the source, %" PRIu64 " in the destination",
+			 row, rows, apart->what, apart->src, apart->dst);
+}
+
+static void describe(const struct plan_request *req, const struct pair *p, char *line)
+{
+	char rows[LINE_MAX / 2];
+
+	if (p->units == 0) {
+		snprintf(line, LINE_MAX,
+			 "field %s: nothing in common (rank %u holds units [%u,%u), rank "
+			 "%u [%u,%u))",
+			 p->dst->name, req->src->rank, p->src->first_unit,
+			 p->src->first_unit + p->src->units, req->dst->rank,
+			 p->dst->first_unit, p->dst->first_unit + p->dst->units);
+		return;
+	}
+	describe_rows(p, rows, sizeof(rows));
+	snprintf(line, LINE_MAX, "field %s: units [%u,%u) of %u, rank %u -> rank %u: %s",
+		 p->dst->name, p->first, p->first + p->units, p->dst->total_units,
+		 req->src->rank, req->dst->rank, rows);
+}
+
+static void layers_print(FILE *out, uint32_t first, uint32_t last, const char *line)
+{
+	if (first == last)
+		fprintf(out, "  layer %u %s\n", first, line);
+	else
+		fprintf(out, "  layers %u-%u %s\n", first, last, line);
+}
+
+/* Do layers of index i and i + 1 (of the destination) read alike for a field? */
+static bool layer_line(const struct plan_request *req, struct pair *p, uint32_t index,
+		       uint32_t field, char *line)
+{
+	const struct layout_layer *d = &p->dst_view->layers[index];
+	const struct layout_layer *s = layout_layer_find(p->src_view, d->layer);
+
+	if (field >= d->field_count)
+		return false;
+	p->dst = &d->fields[field];
+	if (!s) {
+		snprintf(line, LINE_MAX, "field %s: not in the source (pipeline stage)",
+			 p->dst->name);
+		return true;
+	}
+	p->src = layout_field_find(s, p->dst->name);
+	if (!p->src)
+		return false;
+	units_common(p);
+	describe(req, p, line);
+	return true;
+}
+
+static void explain_field(const struct plan_request *req, struct pair *p, uint32_t field,
+			  FILE *out)
+{
+	char line[LINE_MAX] = "", next[LINE_MAX] = "";
+	uint32_t first = 0, last = 0;
+	bool open = false;
+
+	for (uint32_t i = 0; i < p->dst_view->layer_count; i++) {
+		if (!layer_line(req, p, i, field, next))
+			continue;
+		if (open && strcmp(line, next) == 0) {
+			last = p->dst_view->layers[i].layer;
+			continue;
+		}
+		if (open)
+			layers_print(out, first, last, line);
+		memcpy(line, next, sizeof(line));
+		first = last = p->dst_view->layers[i].layer;
+		open = true;
+	}
+	if (open)
+		layers_print(out, first, last, line);
+}
+
+static void explain_map(const struct plan_request *req, size_t index, FILE *out)
+{
+	const struct plan_map *map = &req->maps[index];
+	struct pair p = {.src_view = layout_view_find(req->src, map->view),
+			 .dst_view = layout_view_find(req->dst, map->view)};
+	uint32_t fields = 0;
+
+	fprintf(out,
+		"map[%zu] view %s: %zu source pages of %u tokens from token %" PRIu64
+		", %zu destination pages of %u from token %" PRIu64 "\n",
+		index, map->view, map->src_page_count, p.src_view->page_tokens,
+		map->src_first_token, map->dst_page_count, p.dst_view->page_tokens,
+		map->dst_first_token);
+	for (uint32_t i = 0; i < p.dst_view->layer_count; i++)
+		if (p.dst_view->layers[i].field_count > fields)
+			fields = p.dst_view->layers[i].field_count;
+	for (uint32_t i = 0; i < fields; i++)
+		explain_field(req, &p, i, out);
+}
+
+void plan_explain(const struct plan_request *req, const struct plan *plan, FILE *out)
+{
+	for (size_t i = 0; i < req->map_count; i++)
+		explain_map(req, i, out);
+	fprintf(out,
+		"%" PRIu64 " bytes in %" PRIu64 " rows (%zu strided runs): shortest %" PRIu64
+		", median %" PRIu64 "; packing %s\n",
+		plan->bytes, plan->rows, plan->run_count, plan->row_min, plan->row_median,
+		plan->pack_pays ? "pays" : "does not pay");
+}
+
+/* ---- cover ---- */
+
+struct wants {
+	const struct plan_want *items; /* sorted, as the cover makes them */
+	size_t count;
+};
+
+/* The same want in the view's layer of that index? */
+static bool wanted_too(const struct wants *wants, const struct layout_view *view,
+		       uint32_t layer_index, const struct plan_want *want)
+{
+	struct plan_want key = *want;
+	const struct plan_want *found;
+
+	if (layer_index >= view->layer_count)
+		return false;
+	key.layer = view->layers[layer_index].layer;
+	found = bsearch(&key, wants->items, wants->count, sizeof(key), plan_want_compare);
+	return found && found->units == want->units;
+}
+
+/* A source's wants, those of layers that follow each other as one line. */
+static void explain_source(const struct layout *dst, const struct wants *wants, FILE *out)
+{
+	for (size_t i = 0; i < wants->count; i++) {
+		const struct plan_want *w = &wants->items[i];
+		const struct layout_view *view = &dst->views[w->view];
+		const struct layout_layer *layer = layout_layer_find(view, w->layer);
+		uint32_t index = (uint32_t)(layer - view->layers), last = index;
+		char line[LINE_MAX];
+
+		if (index > 0 && wanted_too(wants, view, index - 1, w))
+			continue; /* told with the layer before */
+		while (wanted_too(wants, view, last + 1, w))
+			last++;
+		snprintf(line, sizeof(line), "view %s field %s units [%u,%u) of %u",
+			 view->name, layer->fields[w->field].name, w->first_unit,
+			 w->first_unit + w->units, layer->fields[w->field].total_units);
+		layers_print(out, w->layer, view->layers[last].layer, line);
+	}
+}
+
+void plan_explain_cover(const struct layout *const *sources, size_t count,
+			const struct layout *dst, const struct cover *cover, FILE *out)
+{
+	for (size_t i = 0; i < count; i++) {
+		__auto_type per = &cover->per_source[i];
+
+		if (per->count == 0) {
+			fprintf(out, "rank %u: idle\n", sources[i]->rank);
+			continue;
+		}
+		fprintf(out, "rank %u sends to rank %u:\n", sources[i]->rank, dst->rank);
+		explain_source(dst, &(struct wants){per->wants, per->count}, out);
+	}
+	fprintf(out, "%u contributions\n", cover->contributions);
+}
