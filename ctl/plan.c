@@ -68,7 +68,8 @@ static int read_range(const cJSON *json, const char *name, uint64_t *begin_p,
 		return 0;
 	if (cJSON_GetArraySize(list) != 2 || !json_number_is_int(list->child, &begin) ||
 	    !json_number_is_int(list->child->next, &end))
-		return err_raise(ERR_INVAL, "%s: must be [begin, end], two integers", name);
+		return err_raise(ERR_INVAL, "%s: must be [begin, end], two integers",
+				 name);
 	if (begin < 0 || end < 0)
 		return err_raise(ERR_RANGE, "%s: [%" PRId64 ", %" PRId64 "] is negative",
 				 name, begin, end);
@@ -119,7 +120,8 @@ static int read_map(const cJSON *json, struct plan_map *map)
 		r = json_get_pages(json, "dst_pages", true, UINT32_MAX, 1u << 24, &dst,
 				   &map->dst_page_count);
 	map->dst_pages = dst;
-	if (r < 0 || (r = read_first(json, "src_first_token", &map->src_first_token)) < 0 ||
+	if (r < 0 ||
+	    (r = read_first(json, "src_first_token", &map->src_first_token)) < 0 ||
 	    (r = read_first(json, "dst_first_token", &map->dst_first_token)) < 0 ||
 	    (r = read_range(json, "tokens", &map->token_begin, &map->token_end,
 			    &map->tokens_set)) < 0 ||
@@ -140,8 +142,7 @@ static int read_input(const cJSON *root, struct input *in)
 	in->maps = mem_calloc((size_t)cJSON_GetArraySize(list), sizeof(*in->maps));
 	if (!in->maps)
 		return -err_errno(ERR_NOMEM);
-	cJSON_ArrayForEach(it, list)
-	{
+	cJSON_ArrayForEach (it, list) {
 		/* counted first, so that a failed map is freed with the rest */
 		r = read_map(it, &in->maps[in->map_count++]);
 		if (r < 0)
@@ -191,10 +192,11 @@ static int write_plan(const struct plan *plan, FILE *out)
 		return -err_errno(ERR_NOMEM);
 	fputs("{\"rows\":[", out);
 	for (uint64_t i = 0; i < plan->rows; i++)
-		fprintf(out, "%s[%u,%" PRIu64 ",%u,%" PRIu64 ",%" PRIu64 "]", i ? "," : "",
-			rows[i].src_buffer, rows[i].src, rows[i].dst_buffer, rows[i].dst,
-			rows[i].len);
-	fprintf(out, "],\"runs\":%zu,\"descriptors\":%" PRIu64 ",\"bytes\":%" PRIu64 "}\n",
+		fprintf(out, "%s[%u,%" PRIu64 ",%u,%" PRIu64 ",%" PRIu64 "]",
+			i ? "," : "", rows[i].src_buffer, rows[i].src, rows[i].dst_buffer,
+			rows[i].dst, rows[i].len);
+	fprintf(out,
+		"],\"runs\":%zu,\"descriptors\":%" PRIu64 ",\"bytes\":%" PRIu64 "}\n",
 		plan->run_count, plan->rows, plan->bytes);
 	return 0;
 }
@@ -263,8 +265,7 @@ static int read_cover(const cJSON *root, struct cover_input *in)
 	in->sources = mem_calloc((size_t)cJSON_GetArraySize(list), sizeof(*in->sources));
 	if (!in->sources)
 		return -err_errno(ERR_NOMEM);
-	cJSON_ArrayForEach(it, list)
-	{
+	cJSON_ArrayForEach (it, list) {
 		r = read_source(it, &in->sources[in->count]);
 		if (r < 0)
 			return err_prefix(r, "sources[%zu]", in->count);

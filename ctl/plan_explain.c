@@ -49,7 +49,8 @@ static void steps_of(const struct pair *p, struct step steps[3])
 				  ? p->src_view->page_tokens
 				  : p->dst_view->page_tokens;
 	struct step unit = {"units", p->units, p->src->unit_stride, p->dst->unit_stride};
-	struct step token = {"tokens", tokens, p->src->token_stride, p->dst->token_stride};
+	struct step token = {"tokens", tokens, p->src->token_stride,
+			     p->dst->token_stride};
 	bool token_first = tokens > 1 && p->dst->token_stride < p->dst->unit_stride;
 
 	steps[0] = token_first ? token : unit;
@@ -85,7 +86,8 @@ static void describe_rows(const struct pair *p, char *out, size_t size)
 	else
 		snprintf(out, size,
 			 "rows of %" PRIu64 " bytes, %" PRIu64 " a page; %s stay apart: "
-			 "stride %" PRIu64 " in the source, %" PRIu64 " in the destination",
+			 "stride %" PRIu64 " in the source, %" PRIu64
+			 " in the destination",
 			 row, rows, apart->what, apart->src, apart->dst);
 }
 
@@ -188,8 +190,9 @@ void plan_explain(const struct plan_request *req, const struct plan *plan, FILE 
 	for (size_t i = 0; i < req->map_count; i++)
 		explain_map(req, i, out);
 	fprintf(out,
-		"%" PRIu64 " bytes in %" PRIu64 " rows (%zu strided runs): shortest %" PRIu64
-		", median %" PRIu64 "; packing %s\n",
+		"%" PRIu64 " bytes in %" PRIu64
+		" rows (%zu strided runs): shortest %" PRIu64 ", median %" PRIu64
+		"; packing %s\n",
 		plan->bytes, plan->rows, plan->run_count, plan->row_min, plan->row_median,
 		plan->pack_pays ? "pays" : "does not pay");
 }
