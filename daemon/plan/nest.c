@@ -22,7 +22,7 @@
  * Splitting ends at single rows, where the answer is exact by sorting; regular
  * layouts never come near it. Strides at least halve from round to round, so
  * hostile layouts cost O(n log n) per round and at most some 200 rounds, and
- * NEST_BOXES_MAX ends what would grow.
+ * a limit on the number of boxes ends what would grow.
  *
  * A turn solved once for all must mean the same in every turn: rows merge only
  * if the *source* strides of the shared outer loops are equal too. When they
@@ -48,6 +48,7 @@ struct nest {
 	struct nest_clash *clash;
 	uint32_t conflict; /* outermost loop whose source strides disagreed */
 	size_t alive;	   /* boxes in lists that splitting made */
+	size_t limit;	   /* for them */
 };
 
 /* ---- one box ---- */
@@ -140,12 +141,17 @@ void nest_boxes_fini(struct nest_boxes *boxes)
 	*boxes = (struct nest_boxes){0};
 }
 
-static int too_many(void)
+static size_t limit_of(const struct nest_boxes *boxes)
+{
+	return boxes->limit ? boxes->limit : NEST_BOXES_MAX;
+}
+
+static int too_many(size_t limit)
 {
 	return err_raise(ERR_LIMIT,
-			 "plan: pages and fields interleave in more than %u pieces; ask "
+			 "plan: pages and fields interleave in more than %zu pieces; ask "
 			 "for fewer pages at a time",
-			 NEST_BOXES_MAX);
+			 limit);
 }
 
 int nest_boxes_add(struct nest_boxes *boxes, const struct nest_box *box)
@@ -154,8 +160,8 @@ int nest_boxes_add(struct nest_boxes *boxes, const struct nest_box *box)
 		size_t cap = boxes->cap ? boxes->cap * 2 : 32;
 		void *items;
 
-		if (boxes->count >= NEST_BOXES_MAX)
-			return too_many();
+		if (boxes->count >= limit_of(boxes))
+			return too_many(limit_of(boxes));
 		items = mem_regrow(boxes->items, cap, sizeof(*boxes->items));
 		if (!items)
 			return -err_errno(ERR_NOMEM);
@@ -335,8 +341,8 @@ static int split_box(struct nest_boxes *list, const struct nest_box *box, uint32
 	memmove(&one.dim[depth], &one.dim[depth + 1],
 		(one.dims - depth - 1) * sizeof(one.dim[0]));
 	one.dims--;
-	if (d.count > NEST_BOXES_MAX - list->count)
-		return too_many();
+	if (d.count > limit_of(list) - list->count)
+		return too_many(limit_of(list));
 	for (uint64_t i = 0; i < d.count; i++) {
 		int r = nest_boxes_add(list, &one);
 
@@ -352,7 +358,7 @@ static int split_box(struct nest_boxes *list, const struct nest_box *box, uint32
 static int split(struct nest *nest, size_t floor, const struct nest_box *boxes,
 		 size_t count, uint32_t depth)
 {
-	struct nest_boxes list = {0};
+	struct nest_boxes list = {.limit = nest->limit};
 	uint64_t longest = 0;
 	int r = 0;
 
@@ -365,9 +371,9 @@ static int split(struct nest *nest, size_t floor, const struct nest_box *boxes,
 		else
 			r = nest_boxes_add(&list, &boxes[i]);
 	}
-	if (r == 0 && list.count > NEST_BOXES_MAX - nest->alive)
-		r = too_many();
 	nest->alive += list.count;
+	if (r == 0 && nest->alive > nest->limit)
+		r = too_many(nest->limit);
 	if (r == 0)
 		r = solve(nest, floor, list.items, list.count, depth);
 	nest->alive -= list.count;
@@ -501,7 +507,10 @@ static int solve(struct nest *nest, size_t floor, struct nest_box *boxes, size_t
 
 int nest_solve(struct nest_boxes *in, struct nest_boxes *out, struct nest_clash *clash_p)
 {
-	struct nest nest = {.out = out, .clash = clash_p, .conflict = NO_CONFLICT};
+	struct nest nest = {.out = out,
+			    .clash = clash_p,
+			    .conflict = NO_CONFLICT,
+			    .limit = limit_of(in)};
 
 	return solve(&nest, 0, in->items, in->count, 0);
 }

@@ -45,9 +45,12 @@ enum nest_shape nest_box_shape(const struct nest_box *box);
 uint64_t nest_box_dst_end(const struct nest_box *box);
 uint64_t nest_box_src_end(const struct nest_box *box);
 
+#define NEST_BOXES_MAX (1u << 21)
+
 struct nest_boxes {
 	struct nest_box *items;
 	size_t count, cap;
+	size_t limit; /* 0 is NEST_BOXES_MAX */
 };
 void nest_boxes_fini(struct nest_boxes *boxes);
 int nest_boxes_add(struct nest_boxes *boxes, const struct nest_box *box);
@@ -63,9 +66,8 @@ struct nest_clash {
 /*
  * `in` is consumed (sorted, in place). 0, NEST_TWICE with *clash_p filled, or
  * ERR_LIMIT when the boxes are so irregular that they cannot be kept apart with
- * NEST_BOXES_MAX pieces.
+ * in->limit pieces.
  */
-#define NEST_BOXES_MAX (1u << 21)
 int nest_solve(struct nest_boxes *in, struct nest_boxes *out, struct nest_clash *clash_p);
 
 #endif

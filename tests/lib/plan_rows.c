@@ -76,7 +76,8 @@ void plan_rows_settle(struct plan_rows *rows)
 {
 	size_t n = 0;
 
-	qsort(rows->items, rows->count, sizeof(*rows->items), compare);
+	if (rows->count > 1)
+		qsort(rows->items, rows->count, sizeof(*rows->items), compare);
 	for (size_t i = 0; i < rows->count; i++) {
 		struct plan_row *a = n ? &rows->items[n - 1] : NULL;
 		const struct plan_row b = rows->items[i];

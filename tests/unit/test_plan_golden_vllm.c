@@ -401,7 +401,8 @@ static void source_bytes(struct plan_rows *rows)
 		rows->items[i].dst = rows->items[i].src;
 		rows->items[i].dst_buffer = rows->items[i].src_buffer = 0;
 	}
-	qsort(rows->items, rows->count, sizeof(*rows->items), by_number);
+	if (rows->count > 1)
+		qsort(rows->items, rows->count, sizeof(*rows->items), by_number);
 }
 
 static void vllm_regions(const char *id, const cJSON *in, const cJSON *expect)

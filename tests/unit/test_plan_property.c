@@ -83,10 +83,230 @@ static void plan_of_random_pairs_moves_exactly_the_bytes(void **state)
 	assert_true(pairs < 100 || planned > pairs / 4);
 }
 
+/* ---- there and back ---- */
+
+struct memory {
+	uint8_t **buffers;
+	const struct layout *layout;
+};
+
+static void memory_init(struct memory *m, const struct layout *layout, uint64_t *seed)
+{
+	m->layout = layout;
+	m->buffers = calloc(layout->buffer_count + 1, sizeof(*m->buffers));
+	for (uint32_t b = 0; b < layout->buffer_count; b++) {
+		m->buffers[b] = malloc(layout->buffers[b] + 1);
+		for (uint64_t i = 0; i < layout->buffers[b]; i++)
+			m->buffers[b][i] = (uint8_t)random_next(seed);
+	}
+}
+
+static void memory_fini(struct memory *m)
+{
+	for (uint32_t b = 0; b < m->layout->buffer_count; b++)
+		free(m->buffers[b]);
+	free(m->buffers);
+}
+
+/* Copy in pieces of at most `step` bytes, as a transport would. */
+static void copy(const struct plan *plan, const struct memory *src, struct memory *dst,
+		 uint64_t step)
+{
+	struct plan_walk walk;
+	struct plan_span s;
+
+	plan_walk_begin(&walk, plan);
+	while (plan_walk_next(&walk, step, &s))
+		memcpy(dst->buffers[s.dst_buffer] + s.dst,
+		       src->buffers[s.src_buffer] + s.src, s.len);
+}
+
+/* A's pages to B, and B's pages to another A: every byte that moved is the
+ * first A's again. */
+static void round_trip(uint64_t seed, const struct plan_random *pr,
+		       const struct plan *there, const struct plan *back)
+{
+	uint64_t rng = seed;
+	struct memory a, b, a_after;
+	struct plan_walk walk;
+	struct plan_span s;
+	uint64_t bytes = 0;
+
+	memory_init(&a, pr->src, &rng);
+	memory_init(&b, pr->dst, &rng);
+	memory_init(&a_after, pr->src, &rng);
+	copy(there, &a, &b, 1 + seed % 7);
+	copy(back, &b, &a_after, 1 + seed % 5);
+	plan_walk_begin(&walk, there);
+	while (plan_walk_next(&walk, UINT64_MAX, &s)) {
+		check(memcmp(a.buffers[s.src_buffer] + s.src,
+			     a_after.buffers[s.src_buffer] + s.src, s.len) == 0,
+		      seed, "bytes came back changed");
+		bytes += s.len;
+	}
+	check(bytes == there->bytes && bytes == back->bytes, seed, "bytes differ");
+	memory_fini(&a);
+	memory_fini(&b);
+	memory_fini(&a_after);
+}
+
+static void bytes_sent_there_and_back_are_restored(void **state)
+{
+	uint64_t pairs = env_number("KVD_PROPERTY_PAIRS", PAIRS_DEFAULT);
+	uint64_t first = env_number("KVD_PROPERTY_SEED", 1), done = 0;
+
+	(void)state;
+	for (uint64_t seed = first; seed < first + pairs; seed++) {
+		struct plan_map maps[RANDOM_MAPS];
+		struct plan *there = NULL, *back = NULL;
+		struct plan_request req;
+		struct plan_random pr;
+
+		plan_random_init(&pr, seed);
+		plan_random_reverse(&pr, maps, &req);
+		/* repeated pages of the source make the way back impossible */
+		if (plan_make(&pr.req, &there) == 0 && plan_make(&req, &back) == 0) {
+			round_trip(seed, &pr, there, back);
+			done++;
+		}
+		plan_free(there);
+		plan_free(back);
+		plan_random_fini(&pr);
+	}
+	print_message("%llu round trips\n", (unsigned long long)done);
+	assert_true(pairs < 100 || done > pairs / 4);
+}
+
+/* ---- one plan on two daemons ---- */
+
+static struct layout *sent(const struct layout *layout)
+{
+	uint8_t bytes[1 << 14];
+	struct layout *copy_of;
+	struct cursor c;
+
+	cursor_write(&c, bytes, sizeof(bytes));
+	assert_int_equal(layout_encode(layout, &c), 0);
+	cursor_read(&c, bytes, c.pos);
+	assert_int_equal(layout_decode(&c, &copy_of), 0);
+	return copy_of;
+}
+
+static void plan_of_layouts_off_the_wire_is_the_same(void **state)
+{
+	uint64_t pairs = env_number("KVD_PROPERTY_PAIRS", PAIRS_DEFAULT) / 10;
+	uint64_t first = env_number("KVD_PROPERTY_SEED", 1);
+
+	(void)state;
+	for (uint64_t seed = first; seed < first + pairs; seed++) {
+		struct plan *a = NULL, *b = NULL;
+		struct plan_random pr;
+		struct plan_request req;
+		struct layout *src, *dst;
+		int r, q;
+
+		plan_random_init(&pr, seed);
+		req = pr.req;
+		req.src = src = sent(pr.src);
+		req.dst = dst = sent(pr.dst);
+		r = plan_make(&pr.req, &a);
+		q = plan_make(&req, &b);
+		check(r == q, seed, "one is refused");
+		if (r == 0) {
+			check(a->digest == b->digest, seed, "digests differ");
+			check(a->run_count == b->run_count &&
+				      memcmp(a->runs, b->runs,
+					     a->run_count * sizeof(*a->runs)) == 0,
+			      seed, "runs differ");
+		}
+		plan_free(a);
+		plan_free(b);
+		layout_free(src);
+		layout_free(dst);
+		plan_random_fini(&pr);
+	}
+}
+
+/* ---- wants ---- */
+
+/* Some units of some fields; a cover from one source is all of them. */
+static size_t some_wants(struct plan_random *pr, const struct cover *cover,
+			 struct plan_want *wants)
+{
+	size_t n = 0;
+
+	for (size_t i = 0; i < cover->per_source[0].count; i++) {
+		struct plan_want w = cover->per_source[0].wants[i];
+		uint32_t cut = random_below(&pr->state, w.units + 1);
+
+		if (cut > 0 && random_below(&pr->state, 4)) {
+			wants[n] = w;
+			wants[n++].units = cut;
+		}
+		if (cut < w.units && random_below(&pr->state, 4)) {
+			wants[n] = w;
+			wants[n].first_unit += cut;
+			wants[n++].units -= cut;
+		}
+	}
+	for (size_t i = n; i > 1; i--) { /* a peer may send them in any order */
+		size_t j = random_below(&pr->state, (uint32_t)i);
+		struct plan_want t = wants[i - 1];
+
+		wants[i - 1] = wants[j];
+		wants[j] = t;
+	}
+	return n;
+}
+
+static void plan_of_wants_moves_those_units(void **state)
+{
+	uint64_t pairs = env_number("KVD_PROPERTY_PAIRS", PAIRS_DEFAULT);
+	uint64_t first = env_number("KVD_PROPERTY_SEED", 1), planned = 0;
+
+	(void)state;
+	for (uint64_t seed = first; seed < first + pairs; seed++) {
+		struct cover *cover = NULL;
+		struct plan_want wants[64];
+		struct plan_random pr;
+
+		plan_random_init(&pr, seed);
+		if (cover_make(&(struct cover_source){pr.src}, 1, pr.dst, NULL, 0, seed,
+			       &cover) == 0) {
+			struct plan_oracle oracle;
+			struct plan *plan = NULL;
+			int r;
+
+			pr.req.want_count = some_wants(&pr, cover, wants);
+			pr.req.wants = wants;
+			r = cover_check_wants(pr.src, pr.dst, wants, pr.req.want_count);
+			check(r == 0, seed, "wants refused: %s", err_last()->text);
+			plan_oracle_init(&oracle, &pr.req);
+			r = plan_make(&pr.req, &plan);
+			check(oracle.twice == (r < 0), seed, "%s", err_last()->text);
+			if (r == 0) {
+				const char *fault = plan_oracle_check(&oracle, plan);
+
+				check(!fault, seed, "%s", fault);
+				planned++;
+			}
+			plan_free(plan);
+			plan_oracle_fini(&oracle);
+		}
+		cover_free(cover);
+		plan_random_fini(&pr);
+	}
+	print_message("%llu plans of wants\n", (unsigned long long)planned);
+	assert_true(pairs < 1000 || planned > pairs / 100);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(plan_of_random_pairs_moves_exactly_the_bytes),
+		cmocka_unit_test(bytes_sent_there_and_back_are_restored),
+		cmocka_unit_test(plan_of_layouts_off_the_wire_is_the_same),
+		cmocka_unit_test(plan_of_wants_moves_those_units),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

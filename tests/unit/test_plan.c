@@ -1,0 +1,774 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Plans by hand: what the property test would find only by luck, and the
+ * builder, the walk and the limits. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+#include "daemon/plan/plan.h"
+#include "daemon/plan/shapes.h"
+#include "tests/lib/plan_random.h"
+#include "tests/lib/plan_rows.h"
+
+#define PAGES 64
+
+static uint32_t pages_up[PAGES];
+
+static int group_setup(void **state)
+{
+	(void)state;
+	for (uint32_t i = 0; i < PAGES; i++)
+		pages_up[i] = i;
+	return 0;
+}
+
+static struct layout *sglang(uint32_t page_size, uint32_t layers, uint32_t heads,
+			     uint32_t tp, uint32_t rank)
+{
+	struct shape_sglang_kv kv = {.view = "kv",
+				     .page_size = page_size,
+				     .pages = PAGES,
+				     .layer_count = layers,
+				     .kv_heads = heads,
+				     .tp = {.size = tp, .rank = rank},
+				     .head_bytes = 256};
+	struct layout *layout;
+
+	assert_int_equal(shape_new(rank, &layout), 0);
+	assert_int_equal(shape_sglang_mha(layout, &kv), 0);
+	assert_int_equal(layout_check(layout), 0);
+	return layout;
+}
+
+static struct layout *vllm(enum shape_vllm_packing packing, uint32_t block_size,
+			   uint32_t heads)
+{
+	struct shape_vllm_attention a = {.view = "kv",
+					 .block_size = block_size,
+					 .blocks = PAGES,
+					 .buffers = (const uint32_t[]){0, 1},
+					 .layer_count = 2,
+					 .kv_heads = heads,
+					 .head_bytes = 256,
+					 .packing = packing,
+					 .tp = {.size = 1}};
+	uint64_t len = 2ull * 256 * heads * block_size * PAGES;
+	struct layout *layout;
+	uint32_t index;
+
+	assert_int_equal(shape_new(0, &layout), 0);
+	assert_int_equal(shape_buffer(layout, len, &index), 0);
+	assert_int_equal(shape_buffer(layout, len, &index), 0);
+	assert_int_equal(shape_vllm_attention(layout, &a), 0);
+	assert_int_equal(layout_check(layout), 0);
+	return layout;
+}
+
+/* The first n pages on both sides. */
+static struct plan_map first_pages(size_t src, size_t dst)
+{
+	return (struct plan_map){.view = "kv",
+				 .src_pages = pages_up,
+				 .src_page_count = src,
+				 .dst_pages = pages_up,
+				 .dst_page_count = dst};
+}
+
+static void equal_layouts_with_contiguous_pages_are_one_row_a_buffer(void **state)
+{
+	struct layout *a = sglang(16, 40, 8, 1, 0);
+	struct plan_map map = first_pages(PAGES, PAGES);
+	struct plan *plan = plan_of(a, a, &map);
+
+	(void)state;
+	assert_int_equal(plan->run_count, 80);
+	assert_int_equal(plan->rows, 80);
+	assert_int_equal(plan->bytes, 80ull * PAGES * 16 * 8 * 256);
+	assert_int_equal(plan->row_min, PAGES * 16 * 8 * 256);
+	assert_int_equal(plan->row_median, plan->row_min);
+	assert_false(plan->pack_pays);
+	plan_free(plan);
+	layout_free(a);
+}
+
+static void slices_are_one_run_a_buffer_when_pages_follow(void **state)
+{
+	struct layout *src = sglang(16, 40, 16, 1, 0), *dst = sglang(16, 40, 16, 2, 1);
+	struct plan_map map = first_pages(PAGES, PAGES);
+	struct plan *plan = plan_of(src, dst, &map);
+
+	(void)state;
+	assert_int_equal(plan->rows, 80 * PAGES * 16);
+	assert_int_equal(plan->run_count, 80);
+	assert_int_equal(plan->row_median, 8 * 256);
+	assert_true(plan_memory(plan) < 80 * 80);
+	plan_free(plan);
+	layout_free(src);
+	layout_free(dst);
+}
+
+static void nhd_to_hnd_is_one_row_a_head_and_token(void **state)
+{
+	struct layout *nhd = vllm(SHAPE_VLLM_NHD, 16, 8);
+	struct layout *hnd = vllm(SHAPE_VLLM_HND, 16, 8);
+	struct plan_map map = first_pages(1, 1);
+	struct plan *there = plan_of(nhd, hnd, &map), *back = plan_of(hnd, nhd, &map);
+
+	(void)state;
+	/* the last row of K and the first of V are neighbours on both sides */
+	assert_int_equal(there->rows, 2 * (2 * 8 * 16 - 1));
+	assert_int_equal(there->row_median, 256);
+	assert_true(there->pack_pays);
+	assert_true(there->run_count <= 2 * (2 * 8 + 4));
+	assert_int_equal(back->rows, there->rows);
+	assert_int_equal(back->bytes, there->bytes);
+	plan_free(there);
+	plan_free(back);
+	layout_free(nhd);
+	layout_free(hnd);
+}
+
+static void hnd_to_hnd_merges_heads_and_pages(void **state)
+{
+	struct layout *hnd = vllm(SHAPE_VLLM_HND, 16, 8);
+	struct plan_map map = first_pages(PAGES, PAGES);
+	struct plan *plan = plan_of(hnd, hnd, &map);
+
+	(void)state;
+	assert_int_equal(plan->rows, 2); /* K and V of all pages, one a region */
+	plan_free(plan);
+	layout_free(hnd);
+}
+
+static void page_sizes_that_differ_meet_in_the_middle(void **state)
+{
+	struct layout *src = sglang(16, 1, 8, 1, 0), *dst = sglang(64, 1, 8, 1, 0);
+	const uint32_t sp[] = {9, 3, 5, 6, 7}, dp[] = {2, 0};
+	struct plan_map map = {.view = "kv",
+			       .src_pages = sp,
+			       .src_page_count = 5,
+			       .dst_pages = dp,
+			       .dst_page_count = 2,
+			       .src_first_token = 8,
+			       .dst_first_token = 4};
+	struct plan *plan = plan_of(src, dst, &map);
+	struct plan_rows got = {0}, want = {0};
+	const uint64_t t = 8 * 256;
+
+	(void)state;
+	/* tokens 8…87: pages of 16 from 8, pages of 64 from 4 */
+	plan_rows_add(&want, (struct plan_row){.src = 9 * 16 * t,
+					       .dst = (2 * 64 + 4) * t,
+					       .len = 16 * t});
+	plan_rows_add(&want, (struct plan_row){.src = 3 * 16 * t,
+					       .dst = (2 * 64 + 20) * t,
+					       .len = 16 * t});
+	plan_rows_add(&want, (struct plan_row){.src = 5 * 16 * t,
+					       .dst = (2 * 64 + 36) * t,
+					       .len = 28 * t});
+	plan_rows_add(&want, (struct plan_row){
+				     .src = (6 * 16 + 12) * t, .dst = 0, .len = 20 * t});
+	plan_rows_of_buffer(&got, plan, 0, 0, 0);
+	plan_rows_assert_equal("64 from 16", &got, &want);
+	plan_free(plan);
+	layout_free(src);
+	layout_free(dst);
+}
+
+static void layers_of_a_stage_are_those_both_hold(void **state)
+{
+	struct layout *src = sglang(16, 8, 8, 1, 0), *dst = sglang(16, 8, 8, 1, 0);
+	struct plan_map map = first_pages(4, 4);
+	struct plan *plan;
+
+	(void)state;
+	for (uint32_t i = 0; i < 8; i++)
+		src->views[0].layers[i].layer += 5; /* 5 … 12 and 0 … 7 */
+	plan = plan_of(src, dst, &map);
+	assert_int_equal(plan->rows, 2 * 3);
+	plan_free(plan);
+	map.layers = (struct plan_layers){.begin = 6, .end = 7};
+	plan = plan_of(src, dst, &map);
+	assert_int_equal(plan->rows, 2);
+	plan_free(plan);
+	layout_free(src);
+	layout_free(dst);
+}
+
+/* One tensor seen twice: attention blocks, and state pages of 4 blocks with
+ * padding behind the state. Both travel in one plan; the padding stays. */
+static void hybrid_views_of_one_tensor_leave_the_padding(void **state)
+{
+	struct shape_vllm_attention fa = {.view = "fa",
+					  .block_size = 4,
+					  .blocks = 32,
+					  .buffers = (const uint32_t[]){0},
+					  .layer_count = 1,
+					  .kv_heads = 2,
+					  .head_bytes = 32,
+					  .packing = SHAPE_VLLM_PACKED,
+					  .tp = {.size = 1}};
+	struct shape_vllm_ssm ssm = {.view = "ssm",
+				     .kind = SHAPE_VLLM_MAMBA2,
+				     .pages = 8,
+				     .page_len = 2048,
+				     .buffers = (const uint32_t[]){0},
+				     .layer_count = 1,
+				     .conv_dim = 48,
+				     .conv_rows = 3,
+				     .conv_elem = 2,
+				     .temporal = {4, 8, 16},
+				     .ssm_elem = 2,
+				     .tp = {.size = 1}};
+	const uint32_t blocks[] = {8, 9, 10}, state_page = 5;
+	struct plan_map maps[2] = {{.view = "fa",
+				    .src_pages = blocks,
+				    .src_page_count = 3,
+				    .dst_pages = blocks,
+				    .dst_page_count = 3},
+				   {.view = "ssm",
+				    .src_pages = &state_page,
+				    .src_page_count = 1,
+				    .dst_pages = &state_page,
+				    .dst_page_count = 1}};
+	struct plan_request req = {.maps = maps, .map_count = 2};
+	struct plan_rows got = {0}, want = {0};
+	struct layout *layout;
+	struct plan *plan;
+	uint32_t index;
+
+	(void)state;
+	assert_int_equal(shape_new(0, &layout), 0);
+	assert_int_equal(shape_buffer(layout, 32 * 512, &index), 0);
+	assert_int_equal(shape_vllm_attention(layout, &fa), 0);
+	assert_int_equal(shape_vllm_ssm(layout, &ssm), 0);
+	assert_int_equal(layout_check(layout), 0);
+	assert_int_equal(layout_check_target(layout), 0);
+	req.src = req.dst = layout;
+	assert_int_equal(plan_make(&req, &plan), 0);
+	plan_rows_add(&want,
+		      (struct plan_row){.src = 8 * 512, .dst = 8 * 512, .len = 1536});
+	plan_rows_add(&want, (struct plan_row){.src = 5 * 2048,
+					       .dst = 5 * 2048,
+					       .len = 48 * 6 + 4 * 8 * 16 * 2});
+	plan_rows_of_plan(&got, plan);
+	assert_int_equal(plan->rows, 2);
+	plan_rows_assert_equal("hybrid", &got, &want);
+	plan_free(plan);
+	/* a state page over a block that is moved too: bytes twice */
+	maps[1].dst_pages = &(const uint32_t){2};
+	assert_true(plan_make(&req, &plan) < 0);
+	assert_int_equal(err_last()->code, ERR_DUP);
+	assert_non_null(strstr(err_last()->text, "view fa layer 0 field kv"));
+	assert_non_null(strstr(err_last()->text, "view ssm layer 0 field"));
+	layout_free(layout);
+}
+
+static void source_pages_may_repeat(void **state)
+{
+	struct layout *a = sglang(16, 1, 8, 1, 0);
+	const uint32_t same[] = {5, 5, 5};
+	struct plan_map map = first_pages(3, 3);
+	struct plan *plan;
+
+	(void)state;
+	map.src_pages = same;
+	plan = plan_of(a, a, &map);
+	assert_int_equal(plan->rows, 6);
+	assert_int_equal(plan->run_count, 2);
+	assert_int_equal(plan->runs[0].src_stride, 0);
+	plan_free(plan);
+	layout_free(a);
+}
+
+/* The same pages in another order of the list: the same plan. */
+static void order_of_pages_does_not_change_the_plan(void **state)
+{
+	struct layout *src = sglang(16, 4, 16, 1, 0), *dst = sglang(16, 4, 16, 2, 1);
+	const uint32_t s1[] = {3, 9, 4, 7}, d1[] = {1, 2, 6, 5};
+	const uint32_t s2[] = {7, 4, 3, 9}, d2[] = {5, 6, 1, 2};
+	struct plan_map map = {.view = "kv",
+			       .src_pages = s1,
+			       .src_page_count = 4,
+			       .dst_pages = d1,
+			       .dst_page_count = 4};
+	struct plan *a = plan_of(src, dst, &map), *b;
+
+	(void)state;
+	map.src_pages = s2;
+	map.dst_pages = d2;
+	b = plan_of(src, dst, &map);
+	assert_int_equal(a->digest, b->digest);
+	assert_int_equal(a->run_count, b->run_count);
+	plan_free(b);
+	map.src_pages = s1;
+	b = plan_of(src, dst, &map);
+	assert_true(a->digest != b->digest);
+	plan_free(a);
+	plan_free(b);
+	layout_free(src);
+	layout_free(dst);
+}
+
+/* ---- limits and refusals that JSON cannot reach ---- */
+
+static void plan_over_max_rows_is_refused(void **state)
+{
+	struct layout *src = sglang(16, 4, 16, 1, 0), *dst = sglang(16, 4, 16, 2, 1);
+	struct plan_map map = first_pages(4, 4);
+	struct plan_request req = {
+		.src = src, .dst = dst, .maps = &map, .map_count = 1, .max_rows = 511};
+	struct plan *plan;
+
+	(void)state;
+	assert_true(plan_make(&req, &plan) < 0);
+	assert_null(plan);
+	assert_int_equal(err_last()->code, ERR_LIMIT);
+	assert_non_null(strstr(err_last()->text, "max_rows"));
+	req.max_rows = 512;
+	assert_int_equal(plan_make(&req, &plan), 0);
+	assert_int_equal(plan->rows, 512);
+	plan_free(plan);
+	layout_free(src);
+	layout_free(dst);
+}
+
+/* Scattered pages: the runs themselves are too many, found while they are made. */
+static void runs_over_max_rows_are_refused_early(void **state)
+{
+	struct layout *src = sglang(16, 40, 16, 1, 0), *dst = sglang(16, 40, 16, 2, 1);
+	uint32_t odd[PAGES];
+	struct plan_map map = first_pages(PAGES, PAGES);
+	struct plan_request req = {
+		.src = src, .dst = dst, .maps = &map, .map_count = 1, .max_rows = 10};
+	struct plan *plan;
+
+	(void)state;
+	for (uint32_t i = 0; i < PAGES; i++)
+		odd[i] = i * 37 % PAGES;
+	map.src_pages = odd;
+	assert_true(plan_make(&req, &plan) < 0);
+	assert_int_equal(err_last()->code, ERR_LIMIT);
+	layout_free(src);
+	layout_free(dst);
+}
+
+static void wants_outside_what_both_hold_are_refused(void **state)
+{
+	struct layout *src = sglang(16, 2, 16, 2, 1), *dst = sglang(16, 2, 16, 1, 0);
+	struct plan_map map = first_pages(1, 1);
+	static const struct {
+		struct plan_want want;
+		bool ok;
+	} cases[] = {
+		{{.layer = 1, .first_unit = 8, .units = 8}, true},
+		{{.layer = 1, .first_unit = 15, .units = 1}, true},
+		{{.layer = 1, .first_unit = 7, .units = 2}, false},
+		{{.layer = 1, .first_unit = 15, .units = 2}, false},
+		{{.layer = 1, .first_unit = 0, .units = UINT32_MAX}, false},
+		{{.layer = 1, .first_unit = UINT32_MAX, .units = 2}, false},
+		{{.layer = 7, .first_unit = 8, .units = 8}, true}, /* not here: nothing */
+	};
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		struct plan_request req = {.src = src,
+					   .dst = dst,
+					   .maps = &map,
+					   .map_count = 1,
+					   .wants = &cases[i].want,
+					   .want_count = 1};
+		struct plan *plan;
+		int r = plan_make(&req, &plan);
+
+		assert_int_equal(r == 0, cases[i].ok);
+		if (r < 0)
+			assert_int_equal(err_last()->code, ERR_RANGE);
+		else
+			assert_int_equal(plan->bytes,
+					 cases[i].want.layer == 1
+						 ? 16ull * 256 * cases[i].want.units
+						 : 0);
+		plan_free(plan);
+	}
+	layout_free(src);
+	layout_free(dst);
+}
+
+static void wants_of_the_same_units_twice_are_refused(void **state)
+{
+	struct layout *a = sglang(16, 2, 16, 1, 0);
+	struct plan_map map = first_pages(1, 1);
+	const struct plan_want wants[] = {{.layer = 1, .first_unit = 2, .units = 3},
+					  {.layer = 1, .first_unit = 4, .units = 2}};
+	struct plan_request req = {.src = a,
+				   .dst = a,
+				   .maps = &map,
+				   .map_count = 1,
+				   .wants = wants,
+				   .want_count = 2};
+	struct plan *plan;
+
+	(void)state;
+	assert_true(plan_make(&req, &plan) < 0);
+	assert_int_equal(err_last()->code, ERR_DUP);
+	req.want_count = 0; /* not NULL: nothing is wanted */
+	assert_int_equal(plan_make(&req, &plan), 0);
+	assert_int_equal(plan->rows, 0);
+	plan_free(plan);
+	layout_free(a);
+}
+
+/* Fields that lie in each other's gaps in a way no loop describes: exact below
+ * the limit, refused above it, never slow and never wrong. */
+static void fields_that_mesh_beyond_the_limit_are_refused(void **state)
+{
+	struct layout_field f = {.unit_bytes = 1,
+				 .unit_stride = 3,
+				 .units = 1000003,
+				 .total_units = 1000003};
+	struct layout *src, *dst;
+	struct layout_view *view;
+	struct layout_layer *layer;
+	struct plan_map map = first_pages(1, 1);
+	struct plan_request req = {.maps = &map, .map_count = 1};
+	struct plan *plan;
+	uint32_t index;
+
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		struct layout **layout_p = i ? &dst : &src;
+
+		assert_int_equal(shape_new(0, layout_p), 0);
+		assert_int_equal(shape_buffer(*layout_p, 1u << 31, &index), 0);
+		assert_int_equal(shape_view(*layout_p, "kv", 1, 1, &view), 0);
+		assert_int_equal(shape_layer(view, 0, &layer), 0);
+		f.offset = 0;
+		f.unit_stride = 3;
+		assert_int_equal(shape_field(layer, "a", &f), 0);
+		f.offset = i ? 1 : 1u << 30;
+		f.unit_stride = i ? 6 : 3;
+		assert_int_equal(shape_field(layer, "b", &f), 0);
+		f.offset = i ? 2 : 1u << 29;
+		f.unit_stride = i ? 9 : 3;
+		assert_int_equal(shape_field(layer, "c", &f), 0);
+		assert_int_equal(layout_check(*layout_p), 0);
+	}
+	req.src = src;
+	req.dst = dst;
+	assert_true(plan_make(&req, &plan) < 0);
+	assert_int_equal(err_last()->code, ERR_LIMIT);
+	/* too irregular to decide at registration: left to the plan */
+	assert_int_equal(layout_check_target(dst), 0);
+	layout_free(src);
+	layout_free(dst);
+}
+
+static void plan_without_memory_is_an_error(void **state)
+{
+	(void)state;
+	for (uint64_t seed = 1; seed < 60; seed++) {
+		struct plan_random pr;
+		struct plan *plan;
+		uint64_t count;
+
+		plan_random_init(&pr, seed);
+		mem_fail_at(0);
+		if (plan_make(&pr.req, &plan) == 0) {
+			count = mem_count();
+			plan_free(plan);
+			for (uint64_t n = 1; n <= count; n++) {
+				mem_fail_at(n);
+				assert_true(plan_make(&pr.req, &plan) < 0);
+				mem_fail_at(0);
+				assert_null(plan);
+				assert_int_equal(err_last()->code, ERR_NOMEM);
+			}
+		}
+		plan_random_fini(&pr);
+	}
+}
+
+/* ---- builder ---- */
+
+static struct plan_run row(uint64_t src, uint64_t dst, uint64_t len)
+{
+	return (struct plan_run){.src = src, .dst = dst, .len = len, .count = 1};
+}
+
+static struct plan *built(const struct plan_run *runs, size_t count)
+{
+	struct plan_builder *builder;
+	struct plan *plan;
+
+	assert_int_equal(plan_builder_new(&builder), 0);
+	for (size_t i = 0; i < count; i++)
+		assert_int_equal(plan_builder_add(builder, &runs[i]), 0);
+	assert_int_equal(plan_builder_finish(builder, &plan), 0);
+	plan_builder_free(builder);
+	return plan;
+}
+
+static void rows_that_follow_merge_and_equal_strides_fold(void **state)
+{
+	const struct plan_run rows[] = {
+		row(0, 100, 10), row(10, 110, 10), /* merge */
+		row(40, 200, 8), row(50, 210, 8),
+		row(60, 220, 8), row(70, 230, 8), /* fold */
+	};
+	struct plan *plan = built(rows, ARRAY_LEN(rows));
+
+	(void)state;
+	assert_int_equal(plan->run_count, 2);
+	assert_int_equal(plan->rows, 5);
+	assert_int_equal(plan->runs[0].len, 20);
+	assert_int_equal(plan->runs[1].count, 4);
+	assert_int_equal(plan->runs[1].src_stride, 10);
+	assert_int_equal(plan->bytes, 52);
+	assert_int_equal(plan->row_min, 8);
+	assert_int_equal(plan->row_median, 8);
+	plan_free(plan);
+}
+
+static void rows_fold_late_when_the_stride_shows_late(void **state)
+{
+	const struct plan_run rows[] = {row(0, 0, 4), row(100, 50, 4), row(110, 60, 4),
+					row(120, 70, 4)};
+	struct plan *plan = built(rows, ARRAY_LEN(rows));
+
+	(void)state;
+	assert_int_equal(plan->run_count, 2);
+	assert_int_equal(plan->runs[0].count, 1);
+	assert_int_equal(plan->runs[0].src_stride, 0);
+	assert_int_equal(plan->runs[1].count, 3);
+	assert_int_equal(plan->runs[1].src, 100);
+	plan_free(plan);
+}
+
+/* Order, overlaps and repeats are the caller's: they are kept. */
+static void rows_keep_their_order(void **state)
+{
+	const struct plan_run rows[] = {row(50, 50, 10), row(50, 50, 10), row(0, 45, 10),
+					row(100, 0, 10)};
+	struct plan *plan = built(rows, ARRAY_LEN(rows));
+	struct plan_walk walk;
+	struct plan_span s;
+	size_t i = 0;
+
+	(void)state;
+	plan_walk_begin(&walk, plan);
+	while (plan_walk_next(&walk, UINT64_MAX, &s)) {
+		assert_int_equal(s.src, rows[i].src);
+		assert_int_equal(s.dst, rows[i].dst);
+		assert_int_equal(s.len, rows[i].len);
+		i++;
+	}
+	assert_int_equal(i, 4);
+	plan_free(plan);
+}
+
+static void rows_that_descend_are_one_run(void **state)
+{
+	const struct plan_run rows[] = {row(90, 900, 5), row(80, 800, 5),
+					row(70, 700, 5)};
+	struct plan *plan = built(rows, ARRAY_LEN(rows));
+
+	(void)state;
+	assert_int_equal(plan->run_count, 1);
+	assert_int_equal(plan->runs[0].src_stride, -10);
+	assert_int_equal(plan->runs[0].dst_stride, -100);
+	plan_free(plan);
+}
+
+/* A row that goes on where a folded run ends takes that run's last row. */
+static void row_after_a_run_merges_with_its_last_row(void **state)
+{
+	const struct plan_run rows[] = {
+		{.src = 0,
+		 .dst = 0,
+		 .len = 4,
+		 .count = 5,
+		 .src_stride = 8,
+		 .dst_stride = 8},
+		row(36, 36, 4),
+		{.src = 40,
+		 .dst = 40,
+		 .len = 4,
+		 .count = 2,
+		 .src_stride = 8,
+		 .dst_stride = 8},
+	};
+	struct plan *plan = built(rows, ARRAY_LEN(rows));
+
+	(void)state;
+	assert_int_equal(plan->rows, 6);
+	assert_int_equal(plan->run_count, 3);
+	assert_int_equal(plan->runs[0].count, 4);
+	assert_int_equal(plan->runs[1].src, 32);
+	assert_int_equal(plan->runs[1].len, 12);
+	assert_int_equal(plan->runs[2].src, 48);
+	plan_free(plan);
+}
+
+static void run_without_gaps_is_one_row(void **state)
+{
+	const struct plan_run run = {.src = 7,
+				     .dst = 9,
+				     .len = 16,
+				     .count = 1000,
+				     .src_stride = 16,
+				     .dst_stride = 16};
+	struct plan *plan = built(&run, 1);
+
+	(void)state;
+	assert_int_equal(plan->rows, 1);
+	assert_int_equal(plan->runs[0].len, 16000);
+	plan_free(plan);
+}
+
+static void rows_that_overflow_are_refused(void **state)
+{
+	static const struct plan_run bad[] = {
+		{.len = 0, .count = 1},
+		{.len = 1, .count = 0},
+		{.src = UINT64_MAX, .len = 1, .count = 1},
+		{.dst = UINT64_MAX - 3, .len = 4, .count = 1},
+		{.src = 10, .len = 1, .count = 3, .src_stride = -6},
+		{.len = 1, .count = UINT64_MAX, .src_stride = 2},
+		{.len = 1, .count = 2, .src_stride = INT64_MIN, .src = 5},
+		{.dst = UINT64_MAX - 10, .len = 4, .count = 3, .dst_stride = 4},
+	};
+	struct plan_builder *builder;
+	struct plan *plan;
+
+	(void)state;
+	assert_int_equal(plan_builder_new(&builder), 0);
+	for (size_t i = 0; i < ARRAY_LEN(bad); i++)
+		assert_true(plan_builder_add(builder, &bad[i]) < 0);
+	assert_int_equal(plan_builder_finish(builder, &plan), 0);
+	assert_int_equal(plan->rows, 0);
+	assert_int_equal(plan->row_min, 0);
+	plan_free(plan);
+	/* each row fits, all of them together do not */
+	for (int i = 0; i < 2; i++) {
+		const struct plan_run big = {.len = 1ull << 63, .count = 1};
+
+		assert_int_equal(plan_builder_add(builder, &big), 0);
+	}
+	assert_true(plan_builder_finish(builder, &plan) < 0);
+	assert_int_equal(err_last()->code, ERR_RANGE);
+	plan_builder_free(builder);
+}
+
+static void median_of_many_lengths_is_by_rows(void **state)
+{
+	struct plan_builder *builder;
+	struct plan *plan;
+
+	(void)state;
+	assert_int_equal(plan_builder_new(&builder), 0);
+	for (uint64_t i = 1; i <= 101; i++) {
+		struct plan_run r = row(i * 1000, i * 2000, 102 - i);
+
+		assert_int_equal(plan_builder_add(builder, &r), 0);
+	}
+	assert_int_equal(plan_builder_finish(builder, &plan), 0);
+	assert_int_equal(plan->row_min, 1);
+	assert_int_equal(plan->row_median, 51);
+	plan_free(plan);
+	plan_builder_free(builder);
+}
+
+/* ---- walk ---- */
+
+/* From every position, in steps of every size: the bytes of the stream. */
+static void walk_from_any_byte_gives_the_same_stream(void **state)
+{
+	const struct plan_run rows[] = {
+		{.src = 90,
+		 .dst = 0,
+		 .len = 3,
+		 .count = 4,
+		 .src_stride = -10,
+		 .dst_stride = 5},
+		row(500, 100, 7),
+		{.src = 600,
+		 .dst = 200,
+		 .len = 2,
+		 .count = 3,
+		 .src_stride = 4,
+		 .dst_stride = 9},
+	};
+	struct plan *plan = built(rows, ARRAY_LEN(rows));
+	uint64_t src[64], dst[64], n = 0;
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(rows); i++)
+		for (uint64_t j = 0; j < rows[i].count; j++)
+			for (uint64_t k = 0; k < rows[i].len; k++, n++) {
+				src[n] = rows[i].src + j * (uint64_t)rows[i].src_stride +
+					 k;
+				dst[n] = rows[i].dst + j * (uint64_t)rows[i].dst_stride +
+					 k;
+			}
+	assert_int_equal(n, plan->bytes);
+	for (uint64_t from = 0; from <= n; from++) {
+		for (uint64_t step = 1; step < 9; step++) {
+			struct plan_walk walk;
+			struct plan_span s;
+			uint64_t at = from;
+
+			assert_int_equal(plan_walk_seek(&walk, plan, from), 0);
+			while (plan_walk_next(&walk, step, &s)) {
+				assert_true(s.len > 0 && s.len <= step);
+				for (uint64_t k = 0; k < s.len; k++, at++) {
+					assert_int_equal(s.src + k, src[at]);
+					assert_int_equal(s.dst + k, dst[at]);
+				}
+			}
+			assert_int_equal(at, n);
+			assert_false(plan_walk_next(&walk, step, &s));
+		}
+	}
+	assert_true(plan_walk_seek(&(struct plan_walk){0}, plan, n + 1) < 0);
+	assert_int_equal(err_last()->code, ERR_RANGE);
+	plan_free(plan);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(
+			equal_layouts_with_contiguous_pages_are_one_row_a_buffer),
+		cmocka_unit_test(slices_are_one_run_a_buffer_when_pages_follow),
+		cmocka_unit_test(nhd_to_hnd_is_one_row_a_head_and_token),
+		cmocka_unit_test(hnd_to_hnd_merges_heads_and_pages),
+		cmocka_unit_test(page_sizes_that_differ_meet_in_the_middle),
+		cmocka_unit_test(layers_of_a_stage_are_those_both_hold),
+		cmocka_unit_test(hybrid_views_of_one_tensor_leave_the_padding),
+		cmocka_unit_test(source_pages_may_repeat),
+		cmocka_unit_test(order_of_pages_does_not_change_the_plan),
+		cmocka_unit_test(plan_over_max_rows_is_refused),
+		cmocka_unit_test(runs_over_max_rows_are_refused_early),
+		cmocka_unit_test(wants_outside_what_both_hold_are_refused),
+		cmocka_unit_test(wants_of_the_same_units_twice_are_refused),
+		cmocka_unit_test(fields_that_mesh_beyond_the_limit_are_refused),
+		cmocka_unit_test(plan_without_memory_is_an_error),
+		cmocka_unit_test(rows_that_follow_merge_and_equal_strides_fold),
+		cmocka_unit_test(rows_fold_late_when_the_stride_shows_late),
+		cmocka_unit_test(rows_keep_their_order),
+		cmocka_unit_test(rows_that_descend_are_one_run),
+		cmocka_unit_test(row_after_a_run_merges_with_its_last_row),
+		cmocka_unit_test(run_without_gaps_is_one_row),
+		cmocka_unit_test(rows_that_overflow_are_refused),
+		cmocka_unit_test(median_of_many_lengths_is_by_rows),
+		cmocka_unit_test(walk_from_any_byte_gives_the_same_stream),
+	};
+
+	return cmocka_run_group_tests(tests, group_setup, NULL);
+}
