@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * coverage: which tokens of which layers of a view one source has delivered, so
+ * that overlap is refused before a byte lands and a failed room can say which
+ * pages are whole.
+ *
+ * Most senders send all layers of a token range at once: one interval set
+ * serves them all until a chunk names fewer layers.
+ */
+#ifndef KVD_COVERAGE_H
+#define KVD_COVERAGE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/plan/plan.h"
+
+#define COVERAGE_INTERVALS_MAX 65536u /* of one layer */
+
+struct coverage_set { /* disjoint, ascending, merged */
+	struct {
+		uint64_t begin, end;
+	} *at;
+	uint32_t count, cap;
+};
+
+struct coverage {
+	uint32_t *layers; /* the layers wanted of this source, ascending; owned */
+	uint32_t layer_count;
+	bool split;		  /* sets has layer_count entries, else 1 */
+	struct coverage_set *sets;
+};
+
+/* layers: ascending, copied. */
+int coverage_init(struct coverage *cov, const uint32_t *layers, uint32_t layer_count);
+void coverage_fini(struct coverage *cov);
+/* Add [begin, end) for the layers in range. ERR_DUP when any of it is there
+ * already (then nothing changes), ERR_NOMEM, ERR_LIMIT. */
+int coverage_add(struct coverage *cov, struct plan_layers layers, uint64_t begin,
+		 uint64_t end);
+/* Take back what coverage_add() put (a chunk that did not land). ERR_NOMEM when
+ * a split cannot be stored: then the whole interval around it is dropped. */
+int coverage_remove(struct coverage *cov, struct plan_layers layers, uint64_t begin,
+		    uint64_t end);
+/* Are all wanted layers covered over [begin, end)? */
+bool coverage_whole(const struct coverage *cov, uint64_t begin, uint64_t end);
+
+#endif
