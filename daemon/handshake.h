@@ -17,6 +17,7 @@
 #include "daemon/peer.h"
 #include "daemon/plan/layout.h"
 #include "daemon/pool.h"
+#include "daemon/sched.h"
 #include "daemon/transport/transport.h"
 
 struct kvd;
@@ -25,8 +26,11 @@ struct handshake;
 struct remote_region {
 	uint64_t id, address, length;
 	uint8_t kind; /* enum region_kind: for records */
-	struct xp_key *key;
+	struct xp_key *key; /* NULL until wanted */
 	bool ready;
+	uint8_t *packed; /* the key as it came; length 0: not usable on this line */
+	size_t packed_len;
+	struct remote_pool *pool; /* set when the key was asked for */
 };
 
 struct remote_pool {
@@ -41,22 +45,32 @@ struct remote_pool {
 	struct remote_region *regions;
 	uint32_t region_count;
 	struct xp_buffer *buffers; /* pools: layout->buffer_count, .key and .offset set */
+	uint32_t *buffer_region;   /* pools: index into regions of each buffer */
+	bool wanted, want_later;   /* keys are (to be) made usable */
 	bool ready;		   /* every key is usable */
-	struct err refused;	   /* code != OK: cannot be used, with the difference */
+	struct err refused;	   /* code != OK: keys cannot be used, with the reason */
 	unsigned int uses;	   /* rooms and ops that hold it */
 	bool going;		   /* UNREGISTER came: acked at zero uses */
+	bool dead;		   /* of an earlier epoch of the peer */
 };
 
 /* A peer as the upper layers see it: the control line and the data line. */
 struct remote {
+	struct handshake *hs;
 	struct peer *peer;
 	struct transport *transport; /* chosen; NULL until chosen */
 	unsigned int transport_index;
 	struct xp_peer *xp;
-	bool ready;	  /* data line usable */
+	bool ready;	  /* data line usable, in this epoch of the peer */
 	struct err why;	  /* code != OK: no transport / down */
-	struct list pools;
+	struct sched_line line;
+	struct list pools; /* of this epoch */
+	struct list dead_pools;
 	struct list link;
+	unsigned int reaches;	/* handshake_reach() minus handshake_release() */
+	bool closing_xp, start_again;
+	bool refused; /* our dial was answered with BYE: `why` */
+	char label[192]; /* "peer tcp://… instance …", for reasons */
 };
 
 struct handshake_events {
@@ -68,6 +82,8 @@ struct handshake_events {
 	void (*on_down)(void *owner, struct remote *remote, const struct err *why);
 	/* The owner withdraws the pool: stop using it (drop `uses`). */
 	void (*on_pool_going)(void *owner, struct remote_pool *pool);
+	/* The remote has taken handshake_share_session()'s list of that epoch. */
+	void (*on_shared)(void *owner, struct remote *remote, uint64_t epoch);
 	/* A room's, attach's or lease's message. */
 	int (*on_message)(void *owner, struct remote *remote, const struct wire_header *h,
 			  struct cursor *body);
@@ -77,7 +93,9 @@ struct handshake_events {
 
 int handshake_new(struct kvd *kvd, const struct handshake_events *events,
 		  struct handshake **hs_p);
+/* BYE to all. Data lines close by themselves; turn the loop until drained. */
 void handshake_close(struct handshake *hs);
+bool handshake_drained(const struct handshake *hs);
 void handshake_free(struct handshake *hs);
 
 /* Dial and hold. Never blocks; watch on_change. */
@@ -89,14 +107,45 @@ int handshake_publish_pool(struct handshake *hs, struct pool *pool);
 void handshake_withdraw_pool(struct handshake *hs, struct pool *pool,
 			     void (*on_gone)(void *arg), void *arg);
 
-/* The remote's pool by id, or by name (NULL: its only one). Outcome 1: none
- * yet; negative: ambiguous or refused (ERR_LAYOUT with the difference). */
-int handshake_pool(struct remote *remote, const char *name, const struct pool *local,
-		   struct remote_pool **pool_p);
+/*
+ * The remote's pool that fits `local`: by name (NULL: any) and layout rank (-1:
+ * any); it must be the only one. 0, or outcome 1: none yet (watch on_change).
+ * Negative: several fit (ERR_INVAL), or the layouts contradict (ERR_LAYOUT with
+ * the difference).
+ */
+int handshake_pool(struct remote *remote, const char *name, int64_t rank,
+		   const struct pool *local, struct remote_pool **pool_p);
 struct remote_pool *handshake_pool_by_id(struct remote *remote, uint64_t id);
+/* Make the pool's keys usable (a reader needs them); then `ready` or `refused`
+ * is set and on_change called. Idempotent. */
+void handshake_want_keys(struct remote_pool *pool);
+/* Hold and let go: a pool that is going away is acknowledged at zero uses. */
+void handshake_pool_use(struct remote_pool *pool);
+void handshake_pool_unuse(struct remote_pool *pool);
 
-/* Buffer tables for transports: local sides of a pool, remote sides of a peer's
- * pool. Arrays of layout->buffer_count, valid as long as the pool. */
-const struct xp_buffer *handshake_local_buffers(struct pool *pool, struct remote *remote);
+/* This side's buffer table of a pool for one transport (layout->buffer_count
+ * entries), valid as long as the pool is published. NULL + ERR_IMPORT when a
+ * region cannot be used with that transport. */
+const struct xp_buffer *handshake_local_buffers(struct pool *pool,
+						const struct remote *remote);
+
+/* Register one session's regions with one remote (kind session), under its
+ * epoch; again after a change: replaces. */
+int handshake_share_session(struct handshake *hs, struct remote *remote,
+			    struct session *session);
+/* The session is over: the remote may use none of it any more. */
+void handshake_unshare_session(struct handshake *hs, struct remote *remote,
+			       const struct session *session);
+
+/* A message of the rooms' and transfers' own. */
+int handshake_send(struct remote *remote, enum wire_type type, const void *body, size_t len);
+/* Room for one message body of any type; valid until the next call. */
+void handshake_body(struct handshake *hs, struct cursor *out);
+/* All remotes (struct remote.link), for lists and records. */
+const struct list *handshake_remotes(const struct handshake *hs);
+struct handshake *handshake_of(const struct remote *remote);
+
+/* 0: new rooms may be opened; else the reason (option `require`). */
+int handshake_transports_ok(const struct handshake *hs);
 
 #endif

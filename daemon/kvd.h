@@ -39,6 +39,8 @@ struct kvd {
 	struct session_clock *session_clock; /* session_watch.c; NULL without sessions */
 	bool draining;	      /* refuse new rooms, let running ones end */
 	bool stopping;
+	bool abandoned;	      /* did not become still: freed by the kernel */
+	uint8_t boot_id[16];  /* of this kernel: equal = same host */
 	uint64_t started_ns;  /* loop_now_ns at start */
 	struct metrics metrics;
 	void *impl;	      /* kvd.c's own */

@@ -20,6 +20,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/config.h"
+#include "daemon/handshake.h"
 #include "daemon/kvd.h"
 #include "daemon/offload.h"
 #include "daemon/session.h"
@@ -157,6 +158,11 @@ static int making_finish(struct making *m)
 		r = idmap_put(&session->pools, m->pool.id, &m->pool);
 	if (r < 0)
 		return err_pass(r);
+	r = m->kvd->handshake ? handshake_publish_pool(m->kvd->handshake, &m->pool) : 0;
+	if (r < 0) {
+		idmap_remove(&session->pools, m->pool.id);
+		return err_pass(r);
+	}
 	metrics_add(&m->kvd->metrics, METRIC_POOLS, 1);
 	log_debug("pool", m->pool.name, "registered", "session=%ju pool=%ju buffers=%u",
 		  (uintmax_t)session->id, (uintmax_t)m->pool.id, m->buffer_count);
@@ -283,7 +289,10 @@ void pool_close(struct pool *pool, void (*on_closed)(void *arg), void *arg)
 	m->on_closed = on_closed;
 	m->arg = arg;
 	session_drain_begin(pool->session);
-	on_withdrawn(m);
+	if (pool->handshake)
+		handshake_withdraw_pool(m->kvd->handshake, pool, on_withdrawn, m);
+	else
+		on_withdrawn(m);
 }
 
 void pools_close(struct session *session)

@@ -132,8 +132,8 @@ struct xp_callbacks {
 	void *owner;
 	/* Answer once with land(), now or later. */
 	void (*on_request)(void *owner, struct xp_inbound *in);
-	/* err NULL: landed / served / checked. Only for requests that land()
-	 * accepted or that were lost before the answer. */
+	/* Once for every request, whatever land() said. err NULL: landed / served /
+	 * checked; else the refusal, the revocation or the loss. */
 	void (*on_inbound_done)(void *owner, struct xp_inbound *in, const struct err *err);
 	/* The connection is usable / is dead. After on_peer_lost all its ops and
 	 * inbounds have had their done; only peer_close() is left to call. */
@@ -232,6 +232,9 @@ struct transport {
 extern const struct transport_ops *const transport_table[];
 /* By name, or NULL. */
 const struct transport_ops *transport_find(const char *name);
+/* One more that transport_find() knows (tests: fake). Not built in, so no
+ * configuration can name it. */
+void transport_add(const struct transport_ops *ops);
 
 /* Shared by backends: are the plan's rows inside the tables (ERR_RANGE)? */
 int xp_sides_check(const struct xp_sides *sides, bool check_src, bool check_dst);

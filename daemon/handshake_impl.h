@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* handshake_impl: what handshake.c (peers and data lines) and
+ * handshake_pools.c (REGISTER) share; nobody else includes it. */
+#ifndef KVD_HANDSHAKE_IMPL_H
+#define KVD_HANDSHAKE_IMPL_H
+
+#include "daemon/handshake.h"
+#include "daemon/kvd.h"
+
+struct handshake {
+	struct kvd *kvd;
+	struct handshake_events events;
+	struct sched *sched;
+	struct list remotes;
+	struct list published; /* struct publication.link */
+	uint8_t *scratch;      /* one message body */
+	struct err transports_why;
+	struct peers_callbacks peer_callbacks;
+	struct peer_address addresses[PEER_TRANSPORTS_MAX]; /* for HELLO */
+	bool closing;
+};
+
+/* A local pool and who knows it (pool->handshake). */
+struct publication {
+	struct list link;
+	struct handshake *hs;
+	struct pool *pool;
+	struct list shares;
+	bool going;
+	struct loop_defer gone;
+	void (*on_gone)(void *arg);
+	void *arg;
+	struct xp_buffer *buffers[KVD_TRANSPORTS_MAX]; /* made when first asked for */
+};
+
+struct share {
+	struct list link; /* in its publication */
+	struct publication *pub;
+	struct remote *remote;
+	bool unregistering;
+};
+
+/* handshake_pools.c */
+void pools_announce(struct handshake *hs, struct remote *remote);
+void pools_line_ready(struct remote *remote);
+void pools_down(struct handshake *hs, struct remote *remote);
+void pools_key_ready(struct remote *remote, struct xp_key *key, const struct err *err);
+/* Messages REGISTER … UNREGISTER_ACK. */
+int pools_message(struct handshake *hs, struct remote *remote, const struct wire_header *h,
+		  struct cursor *body);
+/* handshake.c */
+void remote_try_free(struct handshake *hs, struct remote *remote);
+
+#endif
