@@ -70,24 +70,29 @@
 #define WIRE_TRANSFER_INFO(F)                                                      \
 	F(u64, room) F(u64, recv_gen) F(u64, src_pool) F(u64, dst_pool)            \
 	F(u32, receivers) F(u32, flags) F(blob, views) F(blob, wants)
-#define WIRE_TRANSFER_INFO_ACK(F) F(u64, room) F(u64, recv_gen) F(u64, send_gen)
-#define WIRE_TRANSFER_INFO_NAK(F) F(u64, room) F(u64, recv_gen) F(u32, code) F(str, text)
-#define WIRE_ROOM_DONE(F) F(u64, room) F(u64, recv_gen) F(u64, send_gen)
+#define WIRE_TRANSFER_INFO_ACK(F)                                                  \
+	F(u64, room) F(u64, recv_gen) F(u64, src_pool) F(u64, send_gen)
+#define WIRE_TRANSFER_INFO_NAK(F)                                                  \
+	F(u64, room) F(u64, recv_gen) F(u64, src_pool) F(u32, code) F(str, text)
+#define WIRE_ROOM_DONE(F) F(u64, room) F(u64, recv_gen) F(u64, src_pool)
 /* from_role: enum room_role; to_gen 0 = "whoever holds my generation" */
 #define WIRE_ABORT(F)                                                              \
 	F(u64, room) F(u8, from_role) F(u64, from_gen) F(u64, to_gen) F(u64, pool) \
 	F(u32, code) F(str, text)
-#define WIRE_ABORT_ACK(F) F(u64, room) F(u8, from_role) F(u64, from_gen) F(u64, to_gen)
+/* to_gen: the generation that the ABORT came from */
+#define WIRE_ABORT_ACK(F) F(u64, room) F(u64, to_gen)
 #define WIRE_OFFER_QUERY(F)                                                        \
 	F(u64, room) F(u64, pull_gen) F(u64, src_pool) F(u64, dst_pool)
 /* views as in TRANSFER_INFO */
 #define WIRE_OFFER(F)                                                              \
 	F(u64, room) F(u64, pull_gen) F(u64, offer_gen) F(u64, src_pool)           \
 	F(u64, lease_epoch) F(u64, lease_ms) F(blob, views)
-#define WIRE_OFFER_NAK(F) F(u64, room) F(u64, pull_gen) F(u32, code) F(str, text)
+#define WIRE_OFFER_NAK(F)                                                          \
+	F(u64, room) F(u64, pull_gen) F(u64, src_pool) F(u32, code) F(str, text)
 #define WIRE_PULL_DONE(F)                                                          \
 	F(u64, room) F(u64, pull_gen) F(u64, offer_gen) F(u64, lease_epoch) F(u32, code)
-#define WIRE_PULL_ACK(F) F(u64, room) F(u64, pull_gen) F(u32, code) F(str, text)
+#define WIRE_PULL_ACK(F)                                                           \
+	F(u64, room) F(u64, pull_gen) F(u64, offer_gen) F(u32, code) F(str, text)
 #define WIRE_LEASE(F) F(u64, room) F(u64, pull_gen) F(u64, offer_gen) F(u64, lease_epoch)
 #define WIRE_ATTACH(F) F(u64, cookie) F(u64, session) F(id, secret)
 #define WIRE_ATTACH_ACK(F) F(u64, cookie) F(u64, session)

@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/room_record.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/kvd.h"
+#include "daemon/room_cover.h"
+#include "daemon/rooms.h"
+#include "daemon/session.h"
+#include "proto/json.h"
+#include "proto/kvd_status.h"
+
+static bool add_error(cJSON *obj, const struct err *err)
+{
+	cJSON *e;
+
+	if (err->code == ERR_OK)
+		return true;
+	e = cJSON_AddObjectToObject(obj, "error");
+	return e && cJSON_AddStringToObject(e, "code", err_name(err->code)) &&
+	       cJSON_AddStringToObject(e, "message", err->text) &&
+	       cJSON_AddBoolToObject(e, "retryable", err->retryable) &&
+	       cJSON_AddStringToObject(e, "scope", err_scope_name(err->scope));
+}
+
+static int or_nomem(bool ok)
+{
+	return ok ? 0 : err_raise(ERR_NOMEM, "no memory for a room's record");
+}
+
+/* Receivers' first token: what a sender may leave out (prefix hits). */
+static bool add_first_token(cJSON *obj, const struct room *room)
+{
+	const struct party *party;
+	uint64_t first = UINT64_MAX;
+
+	list_foreach(party, &room->parties, link) {
+		for (size_t i = 0; i < party->theirs.count; i++) {
+			const struct room_map *map = &party->theirs.maps[i];
+
+			if (strcmp(map->view, ROOM_AUX_VIEW) != 0 && map->token_begin < first)
+				first = map->token_begin;
+		}
+	}
+	return room->role != ROOM_SEND || first == UINT64_MAX ||
+	       cJSON_AddNumberToObject(obj, "first_token", (double)first);
+}
+
+int room_record_brief(const struct room *room, cJSON *obj)
+{
+	char gen[16];
+
+	snprintf(gen, sizeof(gen), "%u", room->slot_gen);
+	return or_nomem(
+		obj && json_add_u64(obj, "room", room->number) >= 0 &&
+		cJSON_AddStringToObject(obj, "role", room_role_names[room->role]) &&
+		cJSON_AddStringToObject(obj, "gen", gen) &&
+		cJSON_AddNumberToObject(obj, "state", room_poll_state(room)) &&
+		cJSON_AddNumberToObject(obj, "flags", room_flags(room)) &&
+		cJSON_AddNumberToObject(obj, "bytes", (double)room->bytes) &&
+		add_first_token(obj, room) && add_error(obj, &room->error));
+}
+
+int room_record_missing(const cJSON *asked, const struct err *why, cJSON *obj)
+{
+	const cJSON *number = cJSON_IsObject(asked)
+				      ? cJSON_GetObjectItemCaseSensitive(asked, "room")
+				      : asked;
+	cJSON *copy = cJSON_Duplicate(number, true);
+
+	return or_nomem(obj && (!copy || cJSON_AddItemToObject(obj, "room", copy)) &&
+			add_error(obj, why));
+}
+
+static bool add_party(cJSON *list, const struct party *party)
+{
+	const struct remote *remote = party->remote;
+	const struct xp_peer_base *xp = (const struct xp_peer_base *)remote->xp;
+	cJSON *p = cJSON_CreateObject();
+
+	cJSON_AddItemToArray(list, p);
+	return p && cJSON_AddStringToObject(p, "endpoint", remote->peer->endpoint) &&
+	       cJSON_AddStringToObject(p, "instance", remote->peer->instance_text) &&
+	       cJSON_AddStringToObject(p, "transport",
+				       remote->transport ? remote->transport->ops->name
+							 : "none") &&
+	       cJSON_AddStringToObject(p, "path", xp && xp->ready ? xp->path : "") &&
+	       cJSON_AddBoolToObject(p, "staged",
+				     remote->transport &&
+					     (remote->transport->caps & XP_CAP_STAGED)) &&
+	       cJSON_AddStringToObject(p, "pool", party->pool_name) &&
+	       cJSON_AddNumberToObject(p, "rank", (double)party->rank) &&
+	       json_add_u64(p, "generation", party->gen) >= 0 &&
+	       cJSON_AddNumberToObject(p, "wants", (double)party->want_count) &&
+	       cJSON_AddNumberToObject(p, "bytes", (double)party->got) &&
+	       cJSON_AddNumberToObject(p, "expected_bytes", (double)party->expected) &&
+	       cJSON_AddBoolToObject(p, "told", party->told) &&
+	       cJSON_AddBoolToObject(p, "done", party->done) &&
+	       cJSON_AddBoolToObject(p, "lost", party->lost) &&
+	       cJSON_AddBoolToObject(p, "still", party->still);
+}
+
+/* A failed room says which pages are whole, so that an engine recomputes or
+ * fetches only the rest: hex digits, page 0 of the list is bit 0 of byte 0. */
+static bool add_landed(cJSON *obj, const struct room *room)
+{
+	cJSON *landed;
+
+	if (sm_state(&room->sm) != ROOM_FAILED ||
+	    (room->role != ROOM_RECV && room->role != ROOM_PULL))
+		return true;
+	landed = cJSON_AddObjectToObject(obj, "landed");
+	for (size_t i = 0; landed && i < room->maps.count; i++) {
+		size_t bytes = (room->maps.maps[i].page_count + 7) / 8;
+		cleanup_free uint8_t *bits = NULL;
+		cleanup_free char *hex = mem_zalloc(2 * bytes + 1);
+
+		if (!hex || room_landed_pages(room, i, &bits) < 0)
+			return false;
+		for (size_t b = 0; b < bytes; b++)
+			snprintf(hex + 2 * b, 3, "%02x", bits[b]);
+		if (!cJSON_AddStringToObject(landed, room->maps.maps[i].view, hex))
+			return false;
+	}
+	return landed;
+}
+
+static double ms_between(uint64_t a, uint64_t b)
+{
+	return a && b > a ? (double)(b - a) / 1e6 : 0.0;
+}
+
+static bool add_timings(cJSON *obj, const struct room *room)
+{
+	uint64_t now = loop_now_ns(rooms_kvd(room->rooms)->loop);
+	uint64_t end = room->ended_ns ? room->ended_ns : now;
+	cJSON *t = cJSON_AddObjectToObject(obj, "timings_ms");
+
+	return t &&
+	       cJSON_AddNumberToObject(t, "bootstrap",
+				       ms_between(room->opened_ns, room->waiting_ns
+									   ? room->waiting_ns
+									   : end)) &&
+	       cJSON_AddNumberToObject(t, "waiting",
+				       ms_between(room->waiting_ns, room->moving_ns
+									    ? room->moving_ns
+									    : end)) &&
+	       cJSON_AddNumberToObject(t, "transfer", ms_between(room->moving_ns, end)) &&
+	       cJSON_AddNumberToObject(t, "total", ms_between(room->opened_ns, end));
+}
+
+static bool add_counts(cJSON *obj, const struct room *room)
+{
+	const struct chunk *chunk;
+	const struct move *move;
+	unsigned int chunks = 0, moves = 0;
+
+	list_foreach(chunk, &room->chunks, link)
+		chunks++;
+	list_foreach(move, &room->moves, link)
+		moves++;
+	return cJSON_AddNumberToObject(obj, "chunks", chunks) &&
+	       cJSON_AddNumberToObject(obj, "in_flight", moves) &&
+	       cJSON_AddNumberToObject(obj, "expected_bytes", (double)room->expected) &&
+	       cJSON_AddNumberToObject(obj, "receivers", room->receivers) &&
+	       cJSON_AddBoolToObject(obj, "bound", room->bound);
+}
+
+int room_record_full(const struct room *room, cJSON *obj)
+{
+	const struct party *party;
+	cJSON *peers, *sizes;
+	int r = room_record_brief(room, obj);
+
+	if (r < 0)
+		return err_pass(r);
+	if (!cJSON_AddStringToObject(obj, "state_name", room_state_names[sm_state(&room->sm)]) ||
+	    !cJSON_AddBoolToObject(obj, "aborting", sm_state(&room->sm) == ROOM_ABORTING) ||
+	    json_add_u64(obj, "generation", room->gen) < 0 ||
+	    !cJSON_AddNumberToObject(obj, "session", (double)room->session->id) ||
+	    !cJSON_AddNumberToObject(obj, "pool", (double)room->pool->id) ||
+	    !cJSON_AddStringToObject(obj, "pool_name", room->pool->name) ||
+	    !add_counts(obj, room) || !add_timings(obj, room) || !add_landed(obj, room))
+		return or_nomem(false);
+	sizes = cJSON_AddObjectToObject(obj, "page_tokens");
+	for (uint32_t v = 0; sizes && v < room->pool->layout->view_count; v++)
+		cJSON_AddNumberToObject(sizes, room->pool->layout->views[v].name,
+					room->pool->layout->views[v].page_tokens);
+	peers = cJSON_AddArrayToObject(obj, "peers");
+	list_foreach(party, &room->parties, link) {
+		if (!peers || !add_party(peers, party))
+			return or_nomem(false);
+	}
+	return or_nomem(sizes && peers);
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rooms_impl: what rooms.c (tables, life), rooms_late.c (orphans, tombstones)
+ * and rooms_msg.c (messages) share. */
+#ifndef KVD_ROOMS_IMPL_H
+#define KVD_ROOMS_IMPL_H
+
+#include "daemon/base/idmap.h"
+#include "daemon/rooms.h"
+
+struct rooms {
+	struct kvd *kvd;
+	struct waits *waits;
+	struct list all;      /* struct room.all_link */
+	struct strmap by_key; /* {session id, role, number} */
+	struct strmap by_pool; /* {pool id, role, number} */
+	struct idmap by_gen;
+	uint64_t version;
+	unsigned int live;
+	struct rooms_counters counters;
+	/* rooms_late.c */
+	struct list orphans; /* oldest first */
+	struct strmap orphan_groups;
+	unsigned int orphan_count;
+	struct loop_timer orphan_timer;
+	struct tombstone *tombs; /* ring of config->tombstones_max */
+	struct strmap tomb_by_pool;
+	size_t tomb_next, tomb_cap;
+};
+
+struct room_key {
+	uint64_t owner, role, number;
+};
+
+struct tombstone {
+	bool used;
+	struct room_key key; /* owner: pool id */
+	enum err_code code;  /* ERR_OK: it had succeeded */
+	char text[120];
+};
+
+/* ---- rooms_late.c ---- */
+int late_init(struct rooms *rooms);
+void late_fini(struct rooms *rooms);
+/* Keep a message until its room opens. ERR_LIMIT. */
+int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
+		const struct room_key *key, uint64_t gen, const void *body, size_t len);
+/* Deliver what waited for this room, oldest first. */
+void orphans_take(struct rooms *rooms, struct room *room);
+void orphans_drop_remote(struct rooms *rooms, const struct remote *remote);
+/* ABORT of a partner that was only an orphan. */
+void orphans_drop_gen(struct rooms *rooms, const struct remote *remote, uint64_t gen);
+void tomb_put(struct rooms *rooms, const struct room *room);
+const struct tombstone *tomb_find(struct rooms *rooms, const struct room_key *key);
+void tomb_remove(struct rooms *rooms, const struct room_key *key);
+
+/* ---- rooms_msg.c ---- */
+/* A message of type TRANSFER_INFO or OFFER_QUERY for an open room. */
+void msg_deliver(struct rooms *rooms, struct room *room, struct remote *remote,
+		 enum wire_type type, const void *body, size_t len);
+/* The refusal of such a message. */
+void msg_refuse(struct rooms *rooms, struct remote *remote, enum wire_type type,
+		const void *body, size_t len, const struct err *why);
+void msg_abort_ack(struct rooms *rooms, struct remote *remote, uint64_t number,
+		   uint64_t gen);
+
+#endif
