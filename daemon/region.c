@@ -38,6 +38,7 @@
 #include "daemon/region_map.h"
 #include "daemon/session.h"
 #include "daemon/session_watch.h"
+#include "daemon/xfer.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -187,8 +188,11 @@ void region_close(struct region *region, void (*on_closed)(void *arg), void *arg
 	session_drain_begin(region->session);
 	h->on_closed = on_closed;
 	h->arg = arg;
-	if (!region->pins)
-		close_begin(h);
+	region->session->regions_version++;
+	region->pins++; /* ours, while transfers let go of it */
+	if (h->kvd->xfers)
+		xfers_region_going(h->kvd->xfers, region);
+	region_unpin(region);
 }
 
 void region_pin(struct region *region)
@@ -324,6 +328,7 @@ static void import_finish(struct holding *h)
 		import_drop(h);
 	} else {
 		region->state = REGION_READY;
+		region->session->regions_version++;
 		region->registered = 1;
 		log_debug("region", region->name, "imported",
 			  "session=%ju region=%ju kind=%s bytes=%ju",

@@ -27,8 +27,10 @@
 #include "daemon/pool.h"
 #include "daemon/region.h"
 #include "daemon/region_map.h"
+#include "daemon/rooms.h"
 #include "daemon/session_watch.h"
 #include "daemon/status.h"
+#include "daemon/xfer.h"
 #include "proto/json.h"
 
 static void session_free(struct session *session)
@@ -160,6 +162,10 @@ void session_end(struct session *session, const char *why)
 		control_hangup(conn, &err);
 	}
 	session_watch_stop(session->watch);
+	if (session->kvd->rooms)
+		rooms_session_end(session->kvd->rooms, session);
+	if (session->kvd->xfers)
+		xfers_session_end(session->kvd->xfers, session);
 	pools_close(session);
 	regions_close(session);
 	session_drain_end(session);

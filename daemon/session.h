@@ -50,6 +50,7 @@ struct session {
 	size_t requests_bytes; /* of the open requests' lines */
 	uint64_t started_ns;
 	struct region_map *region_map; /* regions by the engine's address */
+	uint64_t regions_version;      /* rises when a region comes or goes */
 	struct session_watch *watch;   /* pidfd and statm of the engine */
 	struct loop_defer free_defer;
 };

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * xfer_impl: what xfer.c (sessions, attaching, sharing), xfer_post.c (lists and
+ * transfers of this side's engines), xfer_serve.c (requests of other daemons)
+ * and commands_xfer.c share.
+ */
+#ifndef KVD_XFER_IMPL_H
+#define KVD_XFER_IMPL_H
+
+#include "daemon/base/idmap.h"
+#include "daemon/dlist.h"
+#include "daemon/offload.h"
+#include "daemon/sched.h"
+#include "daemon/xfer.h"
+
+#define XFER_ATTACHES_MAX 1024u	  /* of a session */
+#define XFER_DLISTS_MAX 16384u	  /* of a session */
+#define XFER_LIVE_MAX 65536u	  /* transfers of a session */
+#define XFER_SHADOWS_MAX 65536u	  /* prepared lists of one remote kept here */
+#define XFER_SHADOW_ENTRIES_MAX (UINT64_C(1) << 24) /* in all of them */
+#define XFER_NOTIF_MAX (1u << 20) /* bytes of one notification */
+#define XFER_NOTIFS_BYTES_MAX (8u << 20) /* waiting for one session */
+#define XFER_PLAN_INLINE 2048u	  /* rows planned on the loop */
+
+struct xfers {
+	struct kvd *kvd;
+	struct list sessions; /* struct xfer_session.link */
+	struct list shadows;
+	struct strmap shadow_by_key; /* {remote, gid} */
+	struct list serving;	     /* struct serve.link */
+	unsigned int live;
+	struct xfers_counters counters;
+};
+
+struct share { /* one session's regions, as one remote knows them */
+	struct list link;
+	struct remote *remote; /* held */
+	uint64_t version;      /* of session->regions_version when last sent */
+	unsigned int sent, acked;
+};
+
+struct notif {
+	struct list link;
+	char from[POOL_NAME_MAX];
+	size_t len;
+	uint8_t data[];
+};
+
+struct xfer_session { /* session->xfers */
+	struct list link;
+	struct xfers *xfers;
+	struct session *session;
+	struct idmap attaches, dlists, transfers;
+	struct list shares;
+	struct list notifs; /* oldest first */
+	size_t notif_bytes;
+	bool draining;
+};
+
+enum attach_state { ATTACH_REACHING, ATTACH_ASKED, ATTACH_READY, ATTACH_LOST };
+
+struct attach { /* a remote session, by its secret */
+	uint64_t id, cookie;
+	struct xfer_session *xs;
+	struct remote *remote; /* held */
+	uint64_t epoch;	       /* of the remote session */
+	uint8_t secret[16];
+	enum attach_state state;
+	struct remote_pool *pool; /* its regions; in use */
+	struct share *share;	  /* our session's regions there */
+	struct sched_flow flow;
+	struct list waiting;	 /* struct transfer.link, until the share is acked */
+	struct request *req;	 /* peer.attach, until answered */
+	struct loop_timer timer;
+	struct err why;		 /* of LOST */
+};
+
+struct sent_list { /* a local list that a remote's daemon knows */
+	struct list link;
+	struct remote *remote;
+	uint64_t peer_epoch;
+};
+
+struct prepared { /* dlist.prep */
+	uint64_t id;
+	struct xfer_session *xs;
+	struct attach *attach; /* NULL: local */
+	struct dlist *dlist;
+	struct list sent;
+	unsigned int refs; /* the id, and transfers */
+};
+
+struct transfer { /* xfer.start */
+	struct list link; /* in attach->waiting */
+	uint64_t id;
+	struct xfer_session *xs;
+	struct attach *attach;
+	enum xp_kind kind;
+	struct prepared *local, *remote;
+	uint32_t *local_index, *remote_index;
+	uint64_t count;
+	uint8_t *notif;
+	size_t notif_len;
+	bool has_notif;
+	struct places *local_places, *remote_places;
+	struct plan *plan;
+	struct offload_job job;
+	struct sched_op op;
+	uint8_t *header;
+	enum { XFER_PLANNING, XFER_SHARING, XFER_POSTED, XFER_ENDED } phase;
+	bool failed, release;
+	struct err err;
+	uint64_t bytes;
+	uint32_t slot, slot_gen;
+	struct request *release_req; /* xfer.release that waits for quiet */
+};
+
+/* A message of ours on the data line: list parts, bare notifications. */
+struct note {
+	struct sched_op op;
+	struct xfer_session *xs; /* NULL: nobody waits */
+	struct request *req;
+	uint8_t header[];
+};
+
+/* ---- xfer.c ---- */
+struct xfer_session *xfer_session_of(struct session *session); /* NULL + ERR_NOMEM */
+struct session *xfer_session_by_epoch(struct xfers *xfers, uint64_t epoch);
+bool xfer_secret_is(const struct session *session, const uint8_t secret[16]);
+struct attach *attach_find(struct xfer_session *xs, uint64_t id);
+/* peer.attach; answers the request when it is attached or never will be. */
+int attach_open(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
+		const uint8_t secret[16], uint64_t timeout_ns, struct request *req);
+/* Make the remote know all present regions of the session. 1: wait for ack. */
+int share_update(struct xfer_session *xs, struct share *share);
+int notif_queue(struct xfers *xfers, struct session *session, const char *from,
+		const void *data, size_t len);
+void xfer_session_try_free(struct xfer_session *xs);
+
+/* ---- xfer_post.c ---- */
+int prepared_new(struct xfer_session *xs, struct attach *attach,
+		 struct dlist_entry *entries, uint32_t count, struct prepared **prepared_p);
+struct prepared *prepared_find(struct xfer_session *xs, uint64_t id);
+void prepared_unref(struct prepared *prepared);
+struct transfer_args {
+	enum xp_kind kind;
+	struct prepared *local, *remote;
+	uint32_t *local_index, *remote_index; /* heap, taken; NULL = all */
+	uint64_t local_count, remote_count;
+	const void *notif;
+	size_t notif_len;
+	bool has_notif;
+};
+int transfer_new(struct xfer_session *xs, struct transfer_args *args,
+		 struct transfer **transfer_p);
+int transfer_post(struct transfer *transfer); /* also again, when it has ended */
+struct transfer *transfer_find(struct xfer_session *xs, uint64_t id);
+void transfer_cancel(struct transfer *transfer, const struct err *why);
+void transfer_free(struct transfer *transfer); /* ended */
+void transfers_go(struct attach *attach);      /* the share was acknowledged */
+int notif_post(struct attach *attach, const void *data, size_t len, struct request *req);
+void lists_forget_remote(struct xfer_session *xs, const struct remote *remote);
+
+/* ---- xfer_serve.c ---- */
+void serve_request(struct xfers *xfers, struct remote *remote, struct xp_inbound *in,
+		   enum request_kind kind, struct cursor *header);
+void serve_on_change(struct xfers *xfers, struct remote *remote);
+void serve_remote_down(struct xfers *xfers, struct remote *remote);
+void serve_session_end(struct xfers *xfers, struct session *session);
+void serve_region_going(struct xfers *xfers, struct region *region);
+void serve_pool_going(struct xfers *xfers, struct remote_pool *pool);
+
+#endif
