@@ -36,6 +36,9 @@ static const struct command *const tables[] = {
 	session_commands,
 	region_commands,
 	pool_commands,
+	room_commands,
+	peer_commands,
+	xfer_commands,
 	admin_commands,
 };
 
@@ -182,6 +185,8 @@ static void request_answer(struct request *req, const char *text, size_t len,
 	req->answered = true;
 	if (req->session && req->session->conn)
 		control_answer(req->session->conn, text, len, fds, fd_count);
+	if (req->on_answer)
+		req->on_answer(req->on_answer_arg, text, len);
 	request_free(req);
 }
 

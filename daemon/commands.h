@@ -39,6 +39,9 @@ struct request {
 	bool answered;
 	size_t bytes;		 /* of the line: what the session is charged */
 	struct offload_job job;	 /* private: deletes a large tree off the loop */
+	/* callers without a connection (simulation, tests) hear the answer here */
+	void (*on_answer)(void *arg, const char *text, size_t len);
+	void *on_answer_arg;
 };
 
 enum field_type {

@@ -13,22 +13,39 @@
 #include "daemon/kvd.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
 
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/config.h"
+#include "daemon/commands_peer.h"
+#include "daemon/control.h"
+#include "daemon/events.h"
 #include "daemon/features.h"
+#include "daemon/handshake.h"
+#include "daemon/link.h"
 #include "daemon/notify.h"
 #include "daemon/offload.h"
+#include "daemon/rooms.h"
+#include "daemon/transport/copy.h"
+#include "daemon/xfer.h"
+
+/* How often a draining daemon looks whether its rooms have ended, and how long
+ * a stopping one waits for fences, last words and connections. */
+#define DRAIN_LOOK_NS (20 * LOOP_NS_PER_MS)
+#define STOP_NS (5 * LOOP_NS_PER_S)
 
 struct kvd_impl {
 	struct kvd *kvd;
 	struct config config; /* kvd->config points here */
 	struct loop_signal term, intr, hup;
-	struct loop_timer watchdog, deadline;
+	struct loop_timer watchdog, drain;
 	uint64_t watchdog_ns;
+	uint64_t drain_until_ns;
 };
 
 static struct kvd_impl *impl_of(const struct kvd *kvd)
@@ -38,32 +55,43 @@ static struct kvd_impl *impl_of(const struct kvd *kvd)
 
 /* ---- the end ---- */
 
-static void on_deadline(struct loop_timer *timer)
-{
-	struct kvd_impl *impl = container_of(timer, struct kvd_impl, deadline);
-
-	log_warn("daemon", impl->config.name, "drain deadline passed", "sessions=%u",
-		 impl->kvd->session_count);
-	kvd_stop(impl->kvd);
-}
-
 /* Nothing of an engine is in flight any more. */
 static bool is_quiet(const struct kvd *kvd)
 {
-	return kvd->session_count == 0;
+	return rooms_live(kvd->rooms) == 0 && xfers_live(kvd->xfers) == 0;
+}
+
+static void on_drain_timer(struct loop_timer *timer)
+{
+	struct kvd_impl *impl = container_of(timer, struct kvd_impl, drain);
+	struct kvd *kvd = impl->kvd;
+
+	if (is_quiet(kvd)) {
+		kvd_stop(kvd);
+	} else if (loop_now_ns(kvd->loop) >= impl->drain_until_ns) {
+		log_warn("daemon", impl->config.name, "drain deadline passed",
+			 "rooms=%u transfers=%u", rooms_live(kvd->rooms),
+			 xfers_live(kvd->xfers));
+		kvd_stop(kvd);
+	} else if (loop_timer_start(timer, DRAIN_LOOK_NS) < 0) {
+		kvd_stop(kvd);
+	}
 }
 
 void kvd_drain(struct kvd *kvd, uint64_t deadline_ns)
 {
 	struct kvd_impl *impl = impl_of(kvd);
 
-	if (!kvd->draining) {
-		log_info("daemon", impl->config.name, "draining", "deadline_ms=%llu",
-			 (unsigned long long)(deadline_ns / LOOP_NS_PER_MS));
-		notify_stopping("draining");
-	}
+	if (kvd->draining)
+		return;
+	log_info("daemon", impl->config.name, "draining", "deadline_ms=%llu rooms=%u",
+		 (unsigned long long)(deadline_ns / LOOP_NS_PER_MS),
+		 rooms_live(kvd->rooms));
+	notify_stopping("draining");
 	kvd->draining = true;
-	if (is_quiet(kvd) || loop_timer_start(&impl->deadline, deadline_ns) < 0)
+	impl->drain_until_ns = loop_now_ns(kvd->loop) + deadline_ns;
+	/* not at once: the command's answer goes out first */
+	if (loop_timer_start(&impl->drain, LOOP_NS_PER_MS) < 0)
 		kvd_stop(kvd);
 }
 
@@ -167,7 +195,52 @@ static int start_watchdog(struct kvd_impl *impl)
 	return err_pass(loop_timer_start(&impl->watchdog, impl->watchdog_ns / 2));
 }
 
-static int kvd_init(struct kvd *kvd, const struct config *config)
+/* The kernel's id of this boot: daemons with the same one share a host. */
+static int read_boot_id(uint8_t id[16])
+{
+	char text[37] = "";
+	cleanup_close int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+	unsigned int byte, n = 0;
+
+	if (fd < 0 || read(fd, text, sizeof(text) - 1) != sizeof(text) - 1)
+		return err_raise_errno(errno, "boot_id");
+	for (const char *p = text; *p && n < 16; p += 2) {
+		if (*p == '-')
+			p++;
+		if (sscanf(p, "%2x", &byte) != 1)
+			break;
+		id[n++] = (uint8_t)byte;
+	}
+	return n == 16 ? 0 : err_raise(ERR_IO, "boot_id: '%s' is not a UUID", text);
+}
+
+/* What moves bytes and knows peers; then what engines see. */
+static int build(struct kvd *kvd, const struct kvd_sockets *sockets)
+{
+	const struct config *config = kvd->config;
+	struct handshake_events events = events_of(kvd);
+	int r = read_boot_id(kvd->boot_id);
+
+	if (r == 0)
+		r = memory_guard_install();
+	if (r == 0)
+		r = copier_new(kvd->loop, config->copy_threads, config->slice_bytes,
+			       &kvd->copier);
+	if (r == 0)
+		r = link_zmq_new(kvd->loop, config, &kvd->link);
+	if (r == 0)
+		r = handshake_new(kvd, &events, &kvd->handshake);
+	if (r == 0)
+		r = rooms_new(kvd, &kvd->rooms);
+	if (r == 0)
+		r = xfers_new(kvd, &kvd->xfers);
+	if (r == 0)
+		r = control_new(kvd, sockets->control_fd, &kvd->control);
+	return err_pass(r);
+}
+
+static int kvd_init(struct kvd *kvd, const struct config *config,
+		    const struct kvd_sockets *sockets)
 {
 	struct kvd_impl *impl = mem_zalloc(sizeof(*impl));
 	int r;
@@ -183,10 +256,12 @@ static int kvd_init(struct kvd *kvd, const struct config *config)
 		return err_pass(r);
 	kvd->started_ns = loop_now_ns(kvd->loop);
 	loop_timer_init(&impl->watchdog, kvd->loop, on_watchdog);
-	loop_timer_init(&impl->deadline, kvd->loop, on_deadline);
+	loop_timer_init(&impl->drain, kvd->loop, on_drain_timer);
 	r = start_signals(impl);
 	if (r == 0)
 		r = offload_new(kvd->loop, config->offload_threads, &kvd->offload);
+	if (r == 0)
+		r = build(kvd, sockets);
 	if (r == 0)
 		r = start_watchdog(impl);
 	return err_pass(r);
@@ -198,17 +273,39 @@ int kvd_new(const struct config *config, const struct kvd_sockets *sockets,
 	struct kvd *kvd = mem_zalloc(sizeof(*kvd));
 	int r;
 
-	(void)sockets;
 	if (!kvd)
 		return err_pass(-ENOMEM);
 	list_init(&kvd->sessions);
-	r = kvd_init(kvd, config);
+	r = kvd_init(kvd, config, sockets);
 	if (r < 0) {
 		kvd_free(kvd);
 		return err_pass(r);
 	}
 	*kvd_p = kvd;
 	return 0;
+}
+
+/* Fail what runs, tell everybody, and turn the loop until all is still. */
+static int wind_up(struct kvd *kvd)
+{
+	uint64_t until = loop_clock_ns(kvd->loop) + STOP_NS;
+	struct err why;
+
+	err_set(&why, ERR_DRAIN, "the daemon is stopping");
+	rooms_fail_all(kvd->rooms, &why);
+	peer_commands_stop(&why);
+	control_close(kvd->control);
+	while (!control_idle(kvd->control) && loop_clock_ns(kvd->loop) < until)
+		loop_turn(kvd->loop, DRAIN_LOOK_NS);
+	handshake_close(kvd->handshake);
+	while (!handshake_drained(kvd->handshake) && loop_clock_ns(kvd->loop) < until)
+		loop_turn(kvd->loop, DRAIN_LOOK_NS);
+	if (control_idle(kvd->control) && handshake_drained(kvd->handshake))
+		return 0;
+	log_error("daemon", kvd->config->name, "not still in time", "sessions=%u rooms=%u",
+		  kvd->session_count, rooms_count(kvd->rooms));
+	kvd->abandoned = true; /* the kernel takes what is left */
+	return -ETIMEDOUT;
 }
 
 int kvd_run(struct kvd *kvd)
@@ -218,7 +315,7 @@ int kvd_run(struct kvd *kvd)
 	notify_ready("serving");
 	loop_run(kvd->loop);
 	notify_stopping("stopping");
-	return 0;
+	return wind_up(kvd);
 }
 
 void kvd_free(struct kvd *kvd)
@@ -228,10 +325,19 @@ void kvd_free(struct kvd *kvd)
 	if (!kvd)
 		return;
 	impl = impl_of(kvd);
+	if (kvd->abandoned)
+		return;
+	control_free(kvd->control);
+	xfers_free(kvd->xfers);
+	rooms_free(kvd->rooms);
+	handshake_free(kvd->handshake);
+	if (kvd->link)
+		kvd->link->ops->free(kvd->link);
+	copier_free(kvd->copier);
 	offload_free(kvd->offload);
 	if (kvd->loop) {
 		loop_timer_stop(&impl->watchdog);
-		loop_timer_stop(&impl->deadline);
+		loop_timer_stop(&impl->drain);
 		loop_signal_stop(&impl->hup);
 		loop_signal_stop(&impl->intr);
 		loop_signal_stop(&impl->term);

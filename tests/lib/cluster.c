@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A node is a struct kvd whose members are built in kvd.c's order, with the
+ * doors replaced: virtual loop, inline offload, link_mem, fake transport. There
+ * is no control socket: requests are dispatched directly and their answers
+ * caught, so every test speaks the public commands.
+ */
+#include "tests/lib/cluster.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/log.h"
+#include "daemon/commands.h"
+#include "daemon/commands_peer.h"
+#include "daemon/events.h"
+#include "daemon/handshake.h"
+#include "daemon/offload.h"
+#include "daemon/rooms.h"
+#include "daemon/transport/copy.h"
+#include "daemon/xfer.h"
+#include "proto/json.h"
+
+static void must(int r)
+{
+	if (r < 0)
+		fail_msg("%s", err_last()->text);
+}
+
+static void node_new(struct cluster *c, unsigned int i)
+{
+	static const char *const transports[] = {"shm", NULL};
+	const struct config_source source = {.path = "/dev/null", .transports = transports};
+	struct node *node = &c->nodes[i];
+	struct kvd *kvd = &node->kvd;
+	struct handshake_events events = events_of(kvd);
+
+	must(config_load(&node->config, &source));
+	memset(&node->config.transports, 0, sizeof(node->config.transports));
+	strcpy(node->config.transports.word[0], "fake");
+	node->config.transports.count = 1;
+	snprintf(node->config.name, sizeof(node->config.name), "n%u", i);
+	snprintf(node->endpoint, sizeof(node->endpoint), "tcp://10.0.0.%u:7400", i + 1);
+	list_init(&kvd->sessions);
+	kvd->config = &node->config;
+	kvd->loop = c->loop;
+	memset(kvd->boot_id, 7, sizeof(kvd->boot_id));
+	must(offload_new_inline(c->loop, &kvd->offload));
+	must(link_mem_new(c->links, node->endpoint, "", &kvd->link));
+	must(handshake_new(kvd, &events, &kvd->handshake));
+	must(rooms_new(kvd, &kvd->rooms));
+	must(xfers_new(kvd, &kvd->xfers));
+	node->alive = true;
+}
+
+void cluster_new(struct cluster *c, uint64_t seed, unsigned int nodes)
+{
+	memset(c, 0, sizeof(*c));
+	log_set_level(getenv("KVD_TEST_LOG") ? LOG_LEVEL_DEBUG : LOG_LEVEL_ERROR);
+	transport_add(&fake_ops);
+	must(loop_new_virtual(seed, &c->loop));
+	must(mem_hub_new(c->loop, &c->links));
+	must(fake_hub_new(c->loop, seed, &c->bytes));
+	c->count = nodes;
+	for (unsigned int i = 0; i < nodes; i++)
+		node_new(c, i);
+}
+
+static bool node_quiet(void *arg)
+{
+	struct node *node = arg;
+
+	return node->kvd.session_count == 0 && rooms_count(node->kvd.rooms) == 0;
+}
+
+static bool node_drained(void *arg)
+{
+	struct node *node = arg;
+
+	return handshake_drained(node->kvd.handshake);
+}
+
+void cluster_free(struct cluster *c)
+{
+	for (unsigned int i = 0; i < c->count; i++) {
+		struct session *session;
+
+		list_foreach_safe(session, &c->nodes[i].kvd.sessions, link)
+			session_end(session, "the test is over");
+	}
+	for (unsigned int i = 0; i < c->count; i++)
+		cluster_until(c, node_quiet, &c->nodes[i], "sessions drained");
+	for (unsigned int i = 0; i < c->count; i++)
+		handshake_close(c->nodes[i].kvd.handshake);
+	for (unsigned int i = 0; i < c->count; i++)
+		cluster_until(c, node_drained, &c->nodes[i], "data lines closed");
+	for (unsigned int i = 0; i < c->count; i++) {
+		struct kvd *kvd = &c->nodes[i].kvd;
+
+		xfers_free(kvd->xfers);
+		rooms_free(kvd->rooms);
+		handshake_free(kvd->handshake);
+		kvd->link->ops->free(kvd->link);
+		offload_free(kvd->offload);
+	}
+	fake_hub_free(c->bytes);
+	mem_hub_free(c->links);
+	loop_free(c->loop);
+}
+
+void cluster_run(struct cluster *c, uint64_t ns)
+{
+	uint64_t end = loop_now_ns(c->loop) + ns;
+
+	while (loop_now_ns(c->loop) < end)
+		loop_turn(c->loop, end - loop_now_ns(c->loop));
+}
+
+void cluster_until(struct cluster *c, bool (*holds)(void *arg), void *arg, const char *what)
+{
+	uint64_t end = loop_now_ns(c->loop) + 1000 * LOOP_NS_PER_S;
+
+	while (!holds(arg)) {
+		if (loop_now_ns(c->loop) > end)
+			fail_msg("not within 1000 virtual seconds: %s", what);
+		loop_turn(c->loop, LOOP_NS_PER_S);
+	}
+}
+
+struct session *cluster_engine(struct cluster *c, unsigned int node, const char *name)
+{
+	struct session *session;
+
+	must(session_new(&c->nodes[node].kvd, &(struct session_peer){0}, NULL, &session));
+	must(session_greet(session, name, ""));
+	return session;
+}
+
+void cluster_engine_dies(struct cluster *c, struct session *session)
+{
+	(void)c;
+	session_end(session, "killed by the test");
+}
+
+/* ---- commands ---- */
+
+struct answer {
+	cJSON *json;
+	bool here;
+};
+
+static void on_answer(void *arg, const char *text, size_t len)
+{
+	struct answer *answer = arg;
+
+	must(json_parse(text, len, JSON_DEPTH_MAX, &answer->json));
+	answer->here = true;
+}
+
+static bool is_here(void *arg)
+{
+	return ((struct answer *)arg)->here;
+}
+
+static cJSON *call(struct cluster *c, struct session *session, int fd, const char *text)
+{
+	struct answer answer = {0};
+	struct request *req =
+		request_new(session, strlen(text), &fd, fd >= 0 ? 1 : 0);
+
+	assert_non_null(req);
+	req->on_answer = on_answer;
+	req->on_answer_arg = &answer;
+	must(json_parse(text, strlen(text), JSON_DEPTH_MAX, &req->args));
+	commands_dispatch(req);
+	cluster_until(c, is_here, &answer, text);
+	return answer.json;
+}
+
+static char *format(const char *fmt, va_list ap)
+{
+	char *text = NULL;
+
+	assert_true(vasprintf(&text, fmt, ap) > 0);
+	for (char *p = text; *p; p++) /* tests write ' for " */
+		*p = *p == '\'' ? '"' : *p;
+	return text;
+}
+
+cJSON *cluster_call(struct cluster *c, struct session *session, const char *fmt, ...)
+{
+	va_list ap;
+	char *text;
+	cJSON *answer;
+
+	va_start(ap, fmt);
+	text = format(fmt, ap);
+	va_end(ap);
+	answer = call(c, session, -1, text);
+	free(text);
+	return answer;
+}
+
+static const char *code_of(const cJSON *answer)
+{
+	const cJSON *error = cJSON_GetObjectItemCaseSensitive(answer, "error");
+
+	return error ? cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(error, "code"))
+		     : "ok";
+}
+
+static void expect(struct cluster *c, struct session *session, const char *code,
+		   const char *text)
+{
+	cJSON *answer = call(c, session, -1, text);
+
+	if (strcmp(code_of(answer), code) != 0)
+		fail_msg("%s\n  wanted %s, got %s", text, code,
+			 cJSON_PrintUnformatted(answer));
+	cJSON_Delete(answer);
+}
+
+void cluster_ok(struct cluster *c, struct session *session, const char *fmt, ...)
+{
+	va_list ap;
+	char *text;
+
+	va_start(ap, fmt);
+	text = format(fmt, ap);
+	va_end(ap);
+	expect(c, session, "ok", text);
+	free(text);
+}
+
+void cluster_refused(struct cluster *c, struct session *session, const char *code,
+		     const char *fmt, ...)
+{
+	va_list ap;
+	char *text;
+
+	va_start(ap, fmt);
+	text = format(fmt, ap);
+	va_end(ap);
+	expect(c, session, code, text);
+	free(text);
+}
+
+/* ---- caches ---- */
+
+static uint64_t field_bytes(const struct cache *k)
+{
+	return (uint64_t)k->pages * k->page_tokens * k->units * k->unit_bytes;
+}
+
+static void add_field(cJSON *fields, const struct cache *k, const char *name, uint64_t offset)
+{
+	cJSON *f = cJSON_CreateObject();
+	double token = (double)k->units * k->unit_bytes;
+
+	cJSON_AddItemToArray(fields, f);
+	cJSON_AddStringToObject(f, "name", name);
+	cJSON_AddNumberToObject(f, "buffer", 0);
+	cJSON_AddNumberToObject(f, "offset", (double)offset);
+	cJSON_AddNumberToObject(f, "page_stride", token * k->page_tokens);
+	cJSON_AddNumberToObject(f, "token_stride", token);
+	cJSON_AddNumberToObject(f, "unit_stride", k->unit_bytes);
+	cJSON_AddNumberToObject(f, "unit_bytes", k->unit_bytes);
+	cJSON_AddNumberToObject(f, "first_unit", k->first_unit);
+	cJSON_AddNumberToObject(f, "units", k->units);
+	cJSON_AddNumberToObject(f, "total_units", k->total_units);
+}
+
+static void add_aux(cJSON *views, const struct cache *k)
+{
+	cJSON *view = cJSON_AddObjectToObject(views, "aux");
+	cJSON *layer = cJSON_CreateObject();
+	struct cache aux = *k;
+
+	aux.page_tokens = aux.units = aux.total_units = 1;
+	aux.first_unit = 0;
+	aux.unit_bytes = k->aux_bytes;
+	cJSON_AddNumberToObject(view, "page_tokens", 1);
+	cJSON_AddNumberToObject(view, "pages", k->aux_slots);
+	cJSON_AddItemToArray(cJSON_AddArrayToObject(view, "layers"), layer);
+	cJSON_AddNumberToObject(layer, "layer", 0);
+	add_field(cJSON_AddArrayToObject(layer, "fields"), &aux, "bytes",
+		  2 * k->layers * field_bytes(k));
+}
+
+static cJSON *layout_of(const struct cache *k, unsigned int rank)
+{
+	cJSON *layout = cJSON_CreateObject(), *views, *view, *layers;
+
+	cJSON_AddNumberToObject(layout, "rank", rank);
+	cJSON_AddItemToArray(cJSON_AddArrayToObject(layout, "buffers"),
+			     cJSON_CreateNumber((double)k->bytes));
+	views = cJSON_AddObjectToObject(layout, "views");
+	view = cJSON_AddObjectToObject(views, "kv");
+	cJSON_AddNumberToObject(view, "page_tokens", k->page_tokens);
+	cJSON_AddNumberToObject(view, "pages", k->pages);
+	layers = cJSON_AddArrayToObject(view, "layers");
+	for (unsigned int l = 0; l < k->layers; l++) {
+		cJSON *layer = cJSON_CreateObject(), *fields;
+
+		cJSON_AddItemToArray(layers, layer);
+		cJSON_AddNumberToObject(layer, "layer", l);
+		fields = cJSON_AddArrayToObject(layer, "fields");
+		add_field(fields, k, "k", 2 * l * field_bytes(k));
+		add_field(fields, k, "v", (2 * l + 1) * field_bytes(k));
+	}
+	if (k->aux_slots)
+		add_aux(views, k);
+	return layout;
+}
+
+static uint64_t number(const cJSON *answer, const char *name)
+{
+	const cJSON *n = cJSON_GetObjectItemCaseSensitive(answer, name);
+
+	if (!cJSON_IsNumber(n))
+		fail_msg("no %s in %s", name, cJSON_PrintUnformatted(answer));
+	return (uint64_t)n->valuedouble;
+}
+
+void cluster_cache(struct cluster *c, struct session *session, const char *pool,
+		   unsigned int rank, struct cache *k)
+{
+	char text[256], *layout;
+	cJSON *answer, *json;
+
+	k->session = session;
+	k->bytes = 2 * k->layers * field_bytes(k) + (uint64_t)k->aux_slots * k->aux_bytes;
+	k->fd = memfd_create("cache", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	assert_true(k->fd >= 0 && ftruncate(k->fd, (off_t)k->bytes) == 0);
+	k->base = mmap(NULL, k->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, k->fd, 0);
+	assert_ptr_not_equal(k->base, MAP_FAILED);
+	snprintf(text, sizeof(text),
+		 "{\"cmd\":\"region.register\",\"kind\":\"memfd\",\"fd\":0,\"length\":%llu,"
+		 "\"address\":\"%llu\"}",
+		 (unsigned long long)k->bytes, (unsigned long long)(uintptr_t)k->base);
+	answer = call(c, session, dup(k->fd), text);
+	k->region = number(answer, "region");
+	cJSON_Delete(answer);
+	json = layout_of(k, rank);
+	layout = cJSON_PrintUnformatted(json);
+	cJSON_Delete(json);
+	answer = cluster_call(c, session,
+			      "{'cmd':'pool.register','name':'%s','layout':%s,'regions':"
+			      "[{'region':%llu}]}",
+			      pool, layout, (unsigned long long)k->region);
+	k->pool = number(answer, "pool");
+	cJSON_Delete(answer);
+	free(layout);
+}
+
+void cache_close(struct cache *k)
+{
+	munmap(k->base, k->bytes);
+	close(k->fd);
+}
+
+uint8_t *cache_at(const struct cache *k, unsigned int layer, unsigned int field,
+		  unsigned int page, unsigned int token, unsigned int unit, unsigned int b)
+{
+	uint64_t at = (2ull * layer + field) * field_bytes(k);
+
+	at += (((uint64_t)page * k->page_tokens + token) * k->units + unit - k->first_unit) *
+	      k->unit_bytes;
+	return k->base + at + b;
+}
+
+uint8_t *cache_aux(const struct cache *k, unsigned int slot)
+{
+	return k->base + 2 * k->layers * field_bytes(k) + (uint64_t)slot * k->aux_bytes;
+}
+
+/* ---- rooms ---- */
+
+int cluster_state(struct cluster *c, struct session *session, const char *role,
+		  uint64_t room)
+{
+	static const char *const names[] = {"send", "recv", "offer", "pull"};
+	unsigned int i = 0;
+	struct room *found;
+
+	(void)c;
+	while (strcmp(names[i], role) != 0)
+		i++;
+	found = rooms_find(session->kvd->rooms, session, (enum room_role)i, room);
+	return found ? (int)room_poll_state(found) : -1;
+}
+
+struct state_goal {
+	struct cluster *c;
+	struct session *session;
+	const char *role;
+	uint64_t room;
+	int state;
+};
+
+static bool has_state(void *arg)
+{
+	const struct state_goal *g = arg;
+
+	return cluster_state(g->c, g->session, g->role, g->room) == g->state;
+}
+
+void cluster_until_state(struct cluster *c, struct session *session, const char *role,
+			 uint64_t room, int state)
+{
+	struct state_goal goal = {c, session, role, room, state};
+	char what[80];
+
+	snprintf(what, sizeof(what), "%s room %llu in state %d", role,
+		 (unsigned long long)room, state);
+	cluster_until(c, has_state, &goal, what);
+}

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cluster: several daemons in one process on one virtual loop, joined by the
+ * in-memory link and the fake transport: the real handshake, rooms, transfers
+ * and commands, without a socket, thread or clock. Engines speak the control
+ * commands by cluster_call(); their caches are real memfds.
+ */
+#ifndef KVD_TESTS_CLUSTER_H
+#define KVD_TESTS_CLUSTER_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/config.h"
+#include "daemon/kvd.h"
+#include "daemon/link_mem.h"
+#include "daemon/session.h"
+#include "daemon/transport/fake.h"
+
+#define CLUSTER_NODES_MAX 8
+
+struct node {
+	struct kvd kvd;
+	struct config config;
+	char endpoint[64];
+	bool alive;
+};
+
+struct cluster {
+	struct loop *loop;
+	struct mem_hub *links;
+	struct fake_hub *bytes;
+	struct node nodes[CLUSTER_NODES_MAX];
+	unsigned int count;
+};
+
+/* A cache of an engine: one view "kv" (and "aux"), NHD, k and v in one buffer:
+ *   layers x {k, v} x pages x page_tokens x units x unit_bytes, then aux slots. */
+struct cache {
+	struct session *session;
+	uint8_t *base;
+	int fd;
+	uint64_t bytes, region, pool;
+	unsigned int layers, pages, page_tokens, units, first_unit, total_units;
+	unsigned int unit_bytes, aux_slots, aux_bytes;
+};
+
+void cluster_new(struct cluster *c, uint64_t seed, unsigned int nodes);
+void cluster_free(struct cluster *c); /* fails if a room, session or pool is left */
+void cluster_run(struct cluster *c, uint64_t ns); /* of virtual time */
+/* Turn until it holds; fails after 100 s of virtual time. */
+void cluster_until(struct cluster *c, bool (*holds)(void *arg), void *arg, const char *what);
+
+struct session *cluster_engine(struct cluster *c, unsigned int node, const char *name);
+void cluster_engine_dies(struct cluster *c, struct session *session);
+/* One command; turns the loop until it is answered. The caller deletes it. */
+cJSON *cluster_call(struct cluster *c, struct session *session, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
+/* The same, and it must succeed / fail with this code ("ESTATE"). */
+void cluster_ok(struct cluster *c, struct session *session, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
+void cluster_refused(struct cluster *c, struct session *session, const char *code,
+		     const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+
+/* Geometry in `cache` first; makes memory, region and pool. */
+void cluster_cache(struct cluster *c, struct session *session, const char *pool,
+		   unsigned int rank, struct cache *cache);
+void cache_close(struct cache *cache);
+/* Byte `b` of unit u (the model's number) of token t in layer l, field f. */
+uint8_t *cache_at(const struct cache *cache, unsigned int layer, unsigned int field,
+		  unsigned int page, unsigned int token, unsigned int unit, unsigned int b);
+uint8_t *cache_aux(const struct cache *cache, unsigned int slot);
+
+/* State of a room as SGLang polls it; -1: not there. */
+int cluster_state(struct cluster *c, struct session *session, const char *role,
+		  uint64_t room);
+void cluster_until_state(struct cluster *c, struct session *session, const char *role,
+			 uint64_t room, int state);
+
+#endif
