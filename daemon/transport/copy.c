@@ -611,6 +611,10 @@ static int buffers_check(const struct copy_end *end, bool writing)
 	for (uint32_t i = 0; end->buffers && i < end->buffer_count; i++) {
 		const struct copy_buffer *b = &end->buffers[i];
 
+		if (!b->memory && b->length == 0)
+			continue; /* a place in the table that no run may name */
+		if (!b->memory)
+			return err_raise(ERR_INVAL, "buffer %u has no memory", i);
 		if (b->offset > b->memory->length ||
 		    b->length > b->memory->length - b->offset)
 			return err_raise(ERR_RANGE, "buffer %u reaches past its memory", i);

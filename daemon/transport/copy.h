@@ -26,7 +26,7 @@ struct copier;
 
 /* A plan buffer's place: byte 0 of the buffer is memory byte `offset`. */
 struct copy_buffer {
-	struct memory *memory;
+	struct memory *memory; /* NULL with length 0: no run names it */
 	uint64_t offset;
 	uint64_t length; /* nothing of the buffer reaches past it */
 };

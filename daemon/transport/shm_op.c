@@ -73,7 +73,8 @@ static int slot_take(struct shm_peer *peer, struct shm_op *so)
 	so->id = peer->op_serial << SHM_SLOT_BITS | slot;
 	peer->ops[slot] = so;
 	peer->op_count++;
-	peer->op_header_bytes += so->op->header_len;
+	so->header_len = so->op->header_len;
+	peer->op_header_bytes += so->header_len;
 	return 0;
 }
 
@@ -81,6 +82,7 @@ static void slot_leave(struct shm_peer *peer, struct shm_op *so)
 {
 	peer->ops[so->id & SLOT_MASK] = NULL;
 	peer->op_count--;
+	peer->op_header_bytes -= so->header_len;
 	if (!list_empty(&peer->waiting))
 		shm_peer_kick(peer);
 }
@@ -411,22 +413,16 @@ bool shm_ops_deliver(struct shm_peer *peer)
 {
 	struct list *n = list_pop_front(&peer->finished_ops);
 	struct shm_op *so;
-	struct xp_op *op;
 
 	if (!n)
 		return false;
 	so = list_entry(n, struct shm_op, link);
-	op = so->op;
-	/* the slot is given back before the caller hears of it: he may post */
-	if (so->id)
-		peer->op_header_bytes -= op->header_len;
-	if (so->id && so->answered)
-		slot_leave(peer, so);
-	if (so->id && !so->answered) {
+	if (so->id && !so->answered) { /* keeps its slot until DONE */
 		op_hand_back(so);
 		return true;
 	}
-	so->finished = true;
+	if (so->id)
+		slot_leave(peer, so);
 	op_hand_back(so);
 	op_free(so);
 	return true;

@@ -49,8 +49,10 @@ static void peer_disconnect(struct shm_peer *peer)
 
 void shm_peer_fail(struct shm_peer *peer)
 {
-	if (peer->state >= SHM_PEER_DYING)
+	if (peer->state >= SHM_PEER_DYING) {
+		err_clear();
 		return;
+	}
 	err_take(&peer->why);
 	peer_disconnect(peer);
 }

@@ -167,6 +167,7 @@ struct shm_op {
 	uint64_t id;	  /* 0: not requested yet */
 	struct list link; /* waiting, draining, finished_ops or none */
 	uint64_t bytes, progress;
+	size_t header_len; /* counted in peer->op_header_bytes until DONE */
 	bool reads_itself; /* READ: the bytes first, then CHECK */
 	bool copied;	   /* WRITE: the peer has them all; we confirmed */
 	bool answered;

@@ -314,7 +314,8 @@ static void copy_bad_job_is_refused(void **state)
 	static const struct plan_run run = {.len = 100, .count = 1};
 	struct plan *plan = plan_of(&run, 1);
 	struct copy_buffer b = {.length = 4096}, longer = {.length = 4097},
-			   shifted = {.length = 4096, .offset = 1}, ro = {.length = 4096};
+			   shifted = {.length = 4096, .offset = 1}, ro = {.length = 4096},
+			   nowhere = {.length = 4096}, unused = {.length = 0};
 	struct test_job tj = {0};
 	struct test t;
 
@@ -331,6 +332,7 @@ static void copy_bad_job_is_refused(void **state)
 		{&longer, &b, 0, 100, ERR_RANGE},  {&b, &longer, 0, 100, ERR_RANGE},
 		{&shifted, &b, 0, 100, ERR_RANGE}, {&b, &ro, 0, 100, ERR_PERM},
 		{NULL, &b, 0, 100, ERR_INVAL},	   {&b, NULL, 0, 100, ERR_INVAL},
+		{&nowhere, &b, 0, 100, ERR_INVAL}, {&unused, &b, 0, 100, ERR_RANGE},
 	};
 	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
 		tj.test = &t;

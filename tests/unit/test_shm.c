@@ -632,6 +632,40 @@ static void unanswered_headers_are_bounded(void **state)
 	test_end(t);
 }
 
+/* Canceled requests count at the peer until it has let go of them: their
+ * successors wait for its word, and it never sees more than its limit. */
+static void canceled_headers_stay_counted(void **state)
+{
+	enum { COUNT = 60 };
+	struct test *t = test_pair();
+	struct test_op tops[COUNT] = {0};
+	void *header = test_calloc(1, XP_HEADER_MAX);
+	struct err why;
+
+	(void)state;
+	err_set(&why, ERR_ABORTED, "the engine said so");
+	t->b.answer = HOLD;
+	for (uint32_t i = 0; i < COUNT; i++) {
+		tops[i].test = t;
+		tops[i].op = (struct xp_op){.kind = XP_WRITE, .on_done = on_op_done,
+					    .header = header,
+					    .header_len = XP_HEADER_MAX};
+		assert_int_equal(shm_transport.post(t->a.peer, &tops[i].op), 0);
+		if (i % 3)
+			loop_turn(t->loop, 0);
+		shm_transport.cancel(&tops[i].op, &why);
+	}
+	for (uint32_t i = 0; i < COUNT; i++)
+		WAIT_FOR(t, tops[i].calls);
+	WAIT_FOR(t, t->b.inbound_dones == t->b.requests);
+	WAIT_FOR(t, ((struct shm_peer *)(void *)t->a.peer)->op_count == 0);
+	assert_int_equal(((struct shm_peer *)(void *)t->a.peer)->op_header_bytes, 0);
+	assert_int_equal(((struct shm_peer *)(void *)t->b.peer)->in_header_bytes, 0);
+	assert_int_equal(t->a.lost + t->b.lost, 0);
+	test_free(header);
+	test_end(t);
+}
+
 /* ---- still ---- */
 
 static const struct {
@@ -1397,6 +1431,7 @@ int main(void)
 		cmocka_unit_test(requests_keep_the_order_of_posts),
 		cmocka_unit_test(unanswered_requests_are_bounded),
 		cmocka_unit_test(unanswered_headers_are_bounded),
+		cmocka_unit_test(canceled_headers_stay_counted),
 		cmocka_unit_test(cancel_before_the_answer_is_still),
 		cmocka_unit_test(cancel_in_flight_is_still),
 		cmocka_unit_test(revoke_in_flight_is_still),
