@@ -27,7 +27,38 @@ enum metric_type { METRIC_COUNTER, METRIC_GAUGE };
 	X(REGIONS, GAUGE, "regions", "regions imported")                                   \
 	X(REGION_BYTES, GAUGE, "region_bytes", "bytes of the imported regions")            \
 	X(REGIONS_REFUSED, COUNTER, "regions_refused_total", "registrations that failed")  \
-	X(POOLS, GAUGE, "pools", "pools registered")
+	X(POOLS, GAUGE, "pools", "pools registered")                                       \
+	X(ROOMS, GAUGE, "rooms", "rooms that are open")                                    \
+	X(ROOMS_OPENED, COUNTER, "rooms_opened_total", "rooms opened")                     \
+	X(ROOMS_SUCCEEDED, COUNTER, "rooms_succeeded_total", "rooms that ended in success") \
+	X(ROOMS_FAILED, COUNTER, "rooms_failed_total", "rooms that ended in failure")      \
+	X(ROOM_RECEIVED_BYTES, COUNTER, "room_received_bytes_total",                       \
+	  "bytes landed in rooms of this daemon's engines")                                \
+	X(ROOM_SENT_BYTES, COUNTER, "room_sent_bytes_total",                               \
+	  "bytes sent or served by rooms of this daemon's engines")                        \
+	X(CHUNKS_RECEIVED, COUNTER, "chunks_received_total", "chunks landed")              \
+	X(CHUNKS_SENT, COUNTER, "chunks_sent_total", "chunks sent")                        \
+	X(PULLS_SERVED, COUNTER, "pulls_served_total", "reads of offers served or checked") \
+	X(ORPHANS_KEPT, COUNTER, "orphans_kept_total",                                     \
+	  "partners' messages kept until their room opens")                                \
+	X(ORPHANS_EXPIRED, COUNTER, "orphans_expired_total",                               \
+	  "of these, refused because nobody opened the room in time")                      \
+	X(ORPHANS_REFUSED, COUNTER, "orphans_refused_total", "refused at the cap (orphans)") \
+	X(ROOM_LATE, COUNTER, "room_late_total", "messages and requests for rooms that ended") \
+	X(ROOM_REFUSED, COUNTER, "room_refused_total", "peers' room messages refused")     \
+	X(XFERS_STARTED, COUNTER, "xfers_started_total", "transfers started")              \
+	X(XFERS_SUCCEEDED, COUNTER, "xfers_succeeded_total", "transfers that succeeded")   \
+	X(XFERS_FAILED, COUNTER, "xfers_failed_total", "transfers that failed")            \
+	X(XFERS_CANCELED, COUNTER, "xfers_canceled_total", "transfers canceled")           \
+	X(XFER_IN_BYTES, COUNTER, "xfer_in_bytes_total",                                   \
+	  "bytes that transfers wrote into this daemon's engines' memory")                 \
+	X(XFER_OUT_BYTES, COUNTER, "xfer_out_bytes_total",                                 \
+	  "bytes that transfers took from this daemon's engines' memory")                  \
+	X(XFER_REFUSED, COUNTER, "xfer_refused_total", "other daemons' transfers refused") \
+	X(NOTIFS_IN, COUNTER, "notifs_in_total", "notifications for this daemon's engines") \
+	X(NOTIFS_OUT, COUNTER, "notifs_out_total", "notifications sent")                   \
+	X(NOTIFS_DROPPED, COUNTER, "notifs_dropped_total",                                 \
+	  "notifications refused: the session does not read them")
 
 enum metric {
 #define METRIC_ENUM(id, type, name, help) METRIC_##id,

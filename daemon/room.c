@@ -361,6 +361,11 @@ bool room_without(struct party *party)
 	return roles[party->room->role]->without(party);
 }
 
+void room_count(const struct room *room, enum metric metric, uint64_t n)
+{
+	metrics_add(&rooms_kvd(room->rooms)->metrics, metric, n);
+}
+
 /* ---- parties ---- */
 
 struct party *room_party_add(struct room *room, struct remote *remote)

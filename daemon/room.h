@@ -18,6 +18,7 @@
 #include "daemon/base/sm.h"
 #include "daemon/coverage.h"
 #include "daemon/handshake.h"
+#include "daemon/metrics.h"
 #include "daemon/offload.h"
 #include "daemon/plan/cover.h"
 #include "daemon/plan/plan.h"
@@ -184,6 +185,8 @@ void room_fail_last(struct room *room, const struct party *but); /* err_last() *
 /* Look again, in the next turn: what can go on? */
 void room_kick(struct room *room);
 void room_progress(struct room *room); /* bytes moved: status page */
+
+void room_count(const struct room *room, enum metric metric, uint64_t n);
 
 struct party *room_party_add(struct room *room, struct remote *remote);
 void party_use_pool(struct party *party, struct remote_pool *pool);

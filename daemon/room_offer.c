@@ -146,13 +146,12 @@ static void on_served(struct inbound_owner *inbound, const struct err *err)
 {
 	struct move *move = container_of(inbound, struct move, inbound);
 	struct room *room = move->room;
-	struct rooms_counters *count = rooms_count_of(room->rooms);
 
 	move->in = NULL;
 	if (!err) {
 		room->bytes += move->bytes;
-		count->bytes_out += move->bytes;
-		count->pulls_served++;
+		room_count(room, METRIC_ROOM_SENT_BYTES, move->bytes);
+		room_count(room, METRIC_PULLS_SERVED, 1);
 		room_progress(room);
 	} /* else the puller knows, and says in PULL_DONE whether it gives up */
 	move_free(move);
@@ -217,7 +216,7 @@ void offer_on_request(struct room *room, struct remote *remote, struct xp_inboun
 	if (r >= 0)
 		return;
 	err_take(&why);
-	rooms_count_of(room->rooms)->refused++;
+	room_count(room, METRIC_ROOM_REFUSED, 1);
 	remote->transport->ops->land(in, NULL, &why);
 }
 

@@ -139,7 +139,7 @@ static void on_read(struct sched_op *op)
 	} else if (room_live(room)) {
 		party->got = move->plan->bytes;
 		room->bytes += move->plan->bytes;
-		rooms_count_of(room->rooms)->bytes_in += move->plan->bytes;
+		room_count(room, METRIC_ROOM_RECEIVED_BYTES, move->plan->bytes);
 		room_progress(room);
 		if (say_done(party, ERR_OK) < 0)
 			room_fail_last(room, NULL);

@@ -264,14 +264,13 @@ static void on_landed(struct inbound_owner *inbound, const struct err *err)
 	struct move *move = container_of(inbound, struct move, inbound);
 	struct room *room = move->room;
 	struct party *party = move->party;
-	struct rooms_counters *count = rooms_count_of(room->rooms);
 
 	move->in = NULL;
 	if (!err) {
 		party->got += move->plan->bytes;
 		room->bytes += move->plan->bytes;
-		count->bytes_in += move->plan->bytes;
-		count->chunks_in++;
+		room_count(room, METRIC_ROOM_RECEIVED_BYTES, move->plan->bytes);
+		room_count(room, METRIC_CHUNKS_RECEIVED, 1);
 		room_progress(room);
 	} else {
 		if (move->reserved)
@@ -336,7 +335,7 @@ void recv_on_request(struct room *room, struct remote *remote, struct xp_inbound
 	if (r >= 0)
 		return;
 	err_take(&why);
-	rooms_count_of(room->rooms)->refused++;
+	room_count(room, METRIC_ROOM_REFUSED, 1);
 	remote->transport->ops->land(in, NULL, &why);
 	if (fatal)
 		room_fail(room, &why, NULL);

@@ -126,12 +126,11 @@ static void on_sent(struct sched_op *op)
 {
 	struct move *move = op->owner;
 	struct room *room = move->room;
-	struct rooms_counters *count = rooms_count_of(room->rooms);
 
 	if (op->xp.result >= 0) {
 		room->bytes += move->plan->bytes;
-		count->bytes_out += move->plan->bytes;
-		count->chunks_out++;
+		room_count(room, METRIC_ROOM_SENT_BYTES, move->plan->bytes);
+		room_count(room, METRIC_CHUNKS_SENT, 1);
 		room_progress(room);
 	} else {
 		room_fail(room, &op->xp.err, NULL);

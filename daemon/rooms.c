@@ -153,7 +153,8 @@ int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **
 	list_push_back(&rooms->all, &room->all_link);
 	pool_use(room->pool);
 	rooms->live++;
-	rooms->counters.opened++;
+	metrics_add(&rooms->kvd->metrics, METRIC_ROOMS_OPENED, 1);
+	metrics_add(&rooms->kvd->metrics, METRIC_ROOMS, 1);
 	*room_p = room;
 	return 0;
 }
@@ -173,10 +174,10 @@ void rooms_note_terminal(struct room *room)
 	struct party *party;
 
 	rooms->live--;
-	if (sm_state(&room->sm) == ROOM_SUCCESS)
-		rooms->counters.succeeded++;
-	else
-		rooms->counters.failed++;
+	room_count(room,
+		   sm_state(&room->sm) == ROOM_SUCCESS ? METRIC_ROOMS_SUCCEEDED
+						       : METRIC_ROOMS_FAILED,
+		   1);
 	list_foreach(party, &room->parties, link) {
 		if (party->heard_abort && !party->lost)
 			msg_abort_ack(rooms, party->remote, party->room_there, party->gen);
@@ -217,6 +218,7 @@ static void room_free(struct room *room)
 	free_chunks(room);
 	room_maps_fini(&room->maps);
 	wait_spec_fini(&room->wait);
+	metrics_sub(&rooms->kvd->metrics, METRIC_ROOMS, 1);
 	pool_unuse(room->pool);
 	mem_free(room);
 }
@@ -226,7 +228,6 @@ void rooms_discard(struct room *room)
 	struct rooms *rooms = room->rooms;
 
 	rooms->live--;
-	rooms->counters.opened--;
 	room_free(room);
 }
 
@@ -242,7 +243,6 @@ int rooms_close(struct room *room)
 	if (room->role == ROOM_SEND || room->role == ROOM_OFFER)
 		tomb_put(rooms, room);
 	room_free(room);
-	rooms->counters.closed++;
 	if (session)
 		session_drain_end(session);
 	return 0;
@@ -362,16 +362,6 @@ unsigned int rooms_count(const struct rooms *rooms)
 unsigned int rooms_live(const struct rooms *rooms)
 {
 	return rooms->live;
-}
-
-const struct rooms_counters *rooms_counters(const struct rooms *rooms)
-{
-	return &rooms->counters;
-}
-
-struct rooms_counters *rooms_count_of(struct rooms *rooms)
-{
-	return &rooms->counters;
 }
 
 struct kvd *rooms_kvd(const struct rooms *rooms)

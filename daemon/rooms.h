@@ -15,13 +15,6 @@
 struct kvd;
 struct rooms;
 
-struct rooms_counters {
-	uint64_t opened, succeeded, failed, closed;
-	uint64_t bytes_in, bytes_out, chunks_in, chunks_out, pulls_served;
-	uint64_t orphans_kept, orphans_expired, orphans_refused;
-	uint64_t late, refused; /* messages for closed rooms; requests refused */
-};
-
 int rooms_new(struct kvd *kvd, struct rooms **rooms_p);
 void rooms_free(struct rooms *rooms); /* no room is left */
 /* Every room of the session fails and closes when it is still; the session is
@@ -31,7 +24,6 @@ void rooms_session_end(struct rooms *rooms, struct session *session);
 void rooms_fail_all(struct rooms *rooms, const struct err *why);
 unsigned int rooms_count(const struct rooms *rooms);
 unsigned int rooms_live(const struct rooms *rooms); /* not terminal */
-const struct rooms_counters *rooms_counters(const struct rooms *rooms);
 
 /* Events of the handshake layer that are the rooms'. */
 void rooms_on_change(struct rooms *rooms, struct remote *remote);
@@ -69,7 +61,6 @@ struct room *rooms_by_pool(struct rooms *rooms, uint64_t pool, enum room_role ro
 			   uint64_t number);
 struct kvd *rooms_kvd(const struct rooms *rooms);
 struct waits *rooms_waits(const struct rooms *rooms);
-struct rooms_counters *rooms_count_of(struct rooms *rooms);
 uint64_t rooms_next_version(struct rooms *rooms);
 uint64_t rooms_version(const struct rooms *rooms);
 void rooms_note_terminal(struct room *room);

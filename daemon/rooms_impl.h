@@ -16,7 +16,6 @@ struct rooms {
 	struct idmap by_gen;
 	uint64_t version;
 	unsigned int live;
-	struct rooms_counters counters;
 	/* rooms_late.c */
 	struct list orphans; /* oldest first */
 	struct strmap orphan_groups;

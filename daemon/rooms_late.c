@@ -74,7 +74,7 @@ static void on_orphan_timer(struct loop_timer *timer)
 					     LOOP_NS_PER_MS));
 		msg_refuse(rooms, orphan->remote, orphan->type, orphan->body, orphan->len,
 			   &why);
-		rooms->counters.orphans_expired++;
+		metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_EXPIRED, 1);
 		orphan_free(rooms, orphan);
 	}
 	restart_timer(rooms);
@@ -107,7 +107,7 @@ int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
 	struct group *group;
 
 	if (rooms->orphan_count >= config->orphans_max) {
-		rooms->counters.orphans_refused++;
+		metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_REFUSED, 1);
 		return err_raise(ERR_LIMIT, "%u rooms wait for an engine to open them",
 				 rooms->orphan_count);
 	}
@@ -129,7 +129,7 @@ int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
 	list_push_back(&group->orphans, &orphan->in_group);
 	list_push_back(&rooms->orphans, &orphan->link);
 	rooms->orphan_count++;
-	rooms->counters.orphans_kept++;
+	metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_KEPT, 1);
 	if (rooms->orphan_count == 1)
 		restart_timer(rooms);
 	return 0;

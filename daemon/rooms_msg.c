@@ -88,7 +88,7 @@ static void refuse_last(struct rooms *rooms, struct remote *remote, enum wire_ty
 	struct err why;
 
 	err_take(&why);
-	rooms->counters.refused++;
+	metrics_add(&rooms->kvd->metrics, METRIC_ROOM_REFUSED, 1);
 	msg_refuse(rooms, remote, type, body, len, &why);
 }
 
@@ -211,7 +211,7 @@ static struct party *party_at(struct rooms *rooms, uint64_t gen, enum room_role 
 	struct party *party;
 
 	if (!room || room->role != role) {
-		rooms->counters.late++;
+		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
 		return NULL;
 	}
 	list_foreach(party, &room->parties, link) {
@@ -286,7 +286,7 @@ static int on_room_done(struct rooms *rooms, struct remote *remote, struct curso
 	if (party)
 		send_on_done(room, party);
 	else
-		rooms->counters.late++;
+		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
 	return 0;
 }
 
@@ -332,7 +332,7 @@ static int on_pull_done(struct rooms *rooms, struct remote *remote, struct curso
 	if (room && room->role == ROOM_OFFER)
 		offer_on_pull_done(room, party_by_gen(room, remote, m.pull_gen), &m, &code);
 	else
-		rooms->counters.late++;
+		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
 	ack.room = m.room;
 	ack.pull_gen = m.pull_gen;
 	ack.offer_gen = m.offer_gen;
@@ -359,7 +359,7 @@ static int on_pull_ack(struct rooms *rooms, struct remote *remote, struct cursor
 	if (party)
 		pull_on_ack(room, party, &m);
 	else
-		rooms->counters.late++;
+		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
 	return 0;
 }
 
@@ -375,7 +375,7 @@ static int on_lease(struct rooms *rooms, struct remote *remote, struct cursor *b
 	if (room && room->role == ROOM_OFFER)
 		offer_on_lease(room, party_by_gen(room, remote, m.pull_gen), m.lease_epoch);
 	else
-		rooms->counters.late++;
+		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
 	return 0;
 }
 
@@ -425,7 +425,7 @@ static int on_abort(struct rooms *rooms, struct remote *remote, struct cursor *b
 	else
 		orphans_drop_gen(rooms, remote, m.from_gen);
 	if (!party || room_terminal(room)) {
-		rooms->counters.late++;
+		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
 		msg_abort_ack(rooms, remote, m.room, m.from_gen);
 		return 0;
 	}
@@ -448,7 +448,7 @@ static int on_abort_ack(struct rooms *rooms, struct remote *remote, struct curso
 		return err_pass(r);
 	room = rooms_by_gen(rooms, m.to_gen);
 	if (!room) {
-		rooms->counters.late++;
+		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
 		return 0;
 	}
 	list_foreach(party, &room->parties, link) {
@@ -507,7 +507,7 @@ void rooms_on_request(struct rooms *rooms, struct remote *remote, struct xp_inbo
 		return;
 	}
 	bytes = in->bytes;
-	rooms->counters.late++;
+	metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
 	if (kind == REQUEST_CHUNK && bytes == 0) { /* "that was all", of a closed room */
 		remote->transport->ops->land(in, &(struct xp_sides){0}, NULL);
 		return;

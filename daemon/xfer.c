@@ -54,11 +54,6 @@ unsigned int xfers_live(const struct xfers *xfers)
 	return xfers->live;
 }
 
-const struct xfers_counters *xfers_counters(const struct xfers *xfers)
-{
-	return &xfers->counters;
-}
-
 /* ---- sessions ---- */
 
 struct xfer_session *xfer_session_of(struct session *session)
@@ -114,7 +109,7 @@ int notif_queue(struct xfers *xfers, struct session *session, const char *from,
 	if (!xs)
 		return err_pass(-ENOMEM);
 	if (xs->notif_bytes + len + sizeof(*notif) > XFER_NOTIFS_BYTES_MAX) {
-		xfers->counters.notifs_dropped++;
+		metrics_add(&xfers->kvd->metrics, METRIC_NOTIFS_DROPPED, 1);
 		return err_raise(ERR_LIMIT, "session '%.40s' has %zu bytes of notifications "
 				 "that it does not read", session->client, xs->notif_bytes);
 	}
@@ -126,7 +121,7 @@ int notif_queue(struct xfers *xfers, struct session *session, const char *from,
 	memcpy(notif->data, data, len);
 	list_push_back(&xs->notifs, &notif->link);
 	xs->notif_bytes += len + sizeof(*notif);
-	xfers->counters.notifs_in++;
+	metrics_add(&xfers->kvd->metrics, METRIC_NOTIFS_IN, 1);
 	return 0;
 }
 

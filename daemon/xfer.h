@@ -22,12 +22,6 @@
 struct kvd;
 struct xfers;
 
-struct xfers_counters {
-	uint64_t started, succeeded, failed, canceled;
-	uint64_t bytes_in, bytes_out;
-	uint64_t notifs_in, notifs_out, notifs_dropped, requests_refused;
-};
-
 int xfers_new(struct kvd *kvd, struct xfers **xfers_p);
 void xfers_free(struct xfers *xfers);
 /* Everything of the session ends; held by session_drain_begin() meanwhile. */
@@ -36,7 +30,6 @@ void xfers_session_end(struct xfers *xfers, struct session *session);
  * sessions are told (its keys go); on_gone when nothing uses it any more. */
 void xfers_region_going(struct xfers *xfers, struct region *region);
 unsigned int xfers_live(const struct xfers *xfers);
-const struct xfers_counters *xfers_counters(const struct xfers *xfers);
 
 void xfers_on_change(struct xfers *xfers, struct remote *remote);
 void xfers_on_down(struct xfers *xfers, struct remote *remote, const struct err *why);

@@ -29,7 +29,6 @@ struct xfers {
 	struct strmap shadow_by_key; /* {remote, gid} */
 	struct list serving;	     /* struct serve.link */
 	unsigned int live;
-	struct xfers_counters counters;
 };
 
 struct share { /* one session's regions, as one remote knows them */

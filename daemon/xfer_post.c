@@ -75,7 +75,7 @@ int notif_post(struct attach *attach, const void *data, size_t len, struct reque
 	cursor_put_str(&out, session->client);
 	cursor_put_blob(&out, data, len);
 	note->req = req;
-	attach->xs->xfers->counters.notifs_out++;
+	metrics_add(&attach->xs->xfers->kvd->metrics, METRIC_NOTIFS_OUT, 1);
 	note_post(note, attach, out.pos);
 	return 0;
 }
@@ -312,17 +312,17 @@ void transfer_free(struct transfer *t)
 
 static void end(struct transfer *t)
 {
-	struct xfers_counters *count = &t->xs->xfers->counters;
+	struct metrics *metrics = &t->xs->xfers->kvd->metrics;
 
 	t->phase = XFER_ENDED;
 	t->xs->xfers->live--;
 	drop_places(t);
 	if (!t->failed)
-		count->succeeded++;
+		metrics_add(metrics, METRIC_XFERS_SUCCEEDED, 1);
 	else if (t->err.code == ERR_CANCELED)
-		count->canceled++;
+		metrics_add(metrics, METRIC_XFERS_CANCELED, 1);
 	else
-		count->failed++;
+		metrics_add(metrics, METRIC_XFERS_FAILED, 1);
 	set_status(t);
 	if (t->release)
 		transfer_free(t);
@@ -339,13 +339,15 @@ static void fail(struct transfer *t, const struct err *why)
 static void on_done(struct sched_op *op)
 {
 	struct transfer *t = op->owner;
-	struct xfers_counters *count = &t->xs->xfers->counters;
 
 	if (op->xp.result < 0) {
 		fail(t, &op->xp.err);
 	} else if (!t->failed) {
 		t->bytes = t->plan->bytes;
-		*(t->kind == XP_WRITE ? &count->bytes_out : &count->bytes_in) += t->bytes;
+		metrics_add(&t->xs->xfers->kvd->metrics,
+			    t->kind == XP_WRITE ? METRIC_XFER_OUT_BYTES
+						: METRIC_XFER_IN_BYTES,
+			    t->bytes);
 		if (t->has_notif && t->kind == XP_READ &&
 		    notif_post(t->attach, t->notif, t->notif_len, NULL) < 0)
 			err_take(&t->err), t->failed = true;
@@ -422,7 +424,7 @@ static int submit(struct transfer *t)
 	t->phase = XFER_POSTED;
 	sched_submit(&t->attach->flow, &t->op);
 	if (t->has_notif && t->kind == XP_WRITE)
-		t->xs->xfers->counters.notifs_out++;
+		metrics_add(&t->xs->xfers->kvd->metrics, METRIC_NOTIFS_OUT, 1);
 	return 0;
 }
 
@@ -518,7 +520,7 @@ int transfer_post(struct transfer *t)
 	t->bytes = 0;
 	t->phase = XFER_PLANNING;
 	t->xs->xfers->live++;
-	t->xs->xfers->counters.started++;
+	metrics_add(&t->xs->xfers->kvd->metrics, METRIC_XFERS_STARTED, 1);
 	t->job = (struct offload_job){.work = plan_work, .done = plan_done};
 	list_init(&t->job.link);
 	set_status(t);

@@ -257,11 +257,12 @@ static void serve_free(struct serve *s)
 static void on_served(struct inbound_owner *inbound, const struct err *err)
 {
 	struct serve *s = container_of(inbound, struct serve, inbound);
-	struct xfers_counters *count = &s->xfers->counters;
 	struct session *session;
 
 	if (!err) {
-		*(s->write ? &count->bytes_in : &count->bytes_out) += s->bytes;
+		metrics_add(&s->xfers->kvd->metrics,
+			    s->write ? METRIC_XFER_IN_BYTES : METRIC_XFER_OUT_BYTES,
+			    s->bytes);
 		session = xfer_session_by_epoch(s->xfers, s->target);
 		if (s->has_notif && session &&
 		    notif_queue(s->xfers, session, s->from, s->notif, s->notif_len) < 0)
@@ -278,7 +279,7 @@ static void land(struct serve *s, const struct xp_sides *sides, const struct err
 {
 	s->phase = SERVE_LANDED;
 	if (why)
-		s->xfers->counters.requests_refused++;
+		metrics_add(&s->xfers->kvd->metrics, METRIC_XFER_REFUSED, 1);
 	s->remote->transport->ops->land(s->in, sides, why);
 }
 
@@ -495,7 +496,7 @@ void serve_request(struct xfers *xfers, struct remote *remote, struct xp_inbound
 		return;
 	}
 	err_take(&why);
-	xfers->counters.requests_refused++;
+	metrics_add(&xfers->kvd->metrics, METRIC_XFER_REFUSED, 1);
 	remote->transport->ops->land(in, NULL, &why);
 }
 
