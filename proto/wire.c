@@ -65,17 +65,21 @@ static size_t utf8_len(const uint8_t *p, size_t left)
 	return n;
 }
 
+void wire_text_clean(char *text)
+{
+	size_t len = strlen(text), n;
+
+	for (size_t i = 0; i < len; i += n ? n : 1) {
+		n = utf8_len((const uint8_t *)text + i, len - i);
+		if (!n)
+			text[i] = '?';
+	}
+}
+
 static void get_text(struct cursor *in, char *dst)
 {
-	size_t len, n;
-
 	cursor_get_str(in, dst, WIRE_STR_MAX);
-	len = strlen(dst);
-	for (size_t i = 0; i < len; i += n ? n : 1) {
-		n = utf8_len((const uint8_t *)dst + i, len - i);
-		if (!n)
-			dst[i] = '?';
-	}
+	wire_text_clean(dst);
 }
 
 static void put_text(struct cursor *out, const char *src)

@@ -72,6 +72,9 @@ WIRE_MESSAGES(WIRE_STRUCT)
 WIRE_MESSAGES(WIRE_PROTOS)
 #undef WIRE_PROTOS
 
+/* Make a text printable in place: what is no UTF-8, or a control, becomes '?'. */
+void wire_text_clean(char *text);
+
 const char *wire_type_name(unsigned int type); /* "HELLO"; "?" when unknown */
 const char *wire_type_purpose(unsigned int type);
 size_t wire_body_cap(unsigned int type); /* 0 when unknown */

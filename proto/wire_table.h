@@ -42,7 +42,10 @@
 	M(24, ATTACH, attach, 256, "a session's secret: let my session use yours") \
 	M(25, ATTACH_ACK, attach_ack, 64, "attached; REGISTERs of its regions went before") \
 	M(26, ATTACH_NAK, attach_nak, 1024, "no such session, or a wrong secret")  \
-	M(27, OFFER_NAK, offer_nak, 1024, "no such offer, or the puller's pages are outside it")
+	M(27, OFFER_NAK, offer_nak, 1024, "no such offer, or the puller's pages are outside it") \
+	M(28, ROUTE_PUBLISH, route_publish, 4096, "a rank of a group, kept while its publisher lives") \
+	M(29, ROUTE_PUBLISH_ACK, route_publish_ack, 1024, "kept, or the refusal")  \
+	M(30, ROUTE_WITHDRAW, route_withdraw, 4096, "the publisher takes a rank back")
 
 /* addresses: count u32, then {str transport, blob address} */
 #define WIRE_HELLO(F)                                                              \
@@ -65,6 +68,10 @@
 #define WIRE_ROUTE_QUERY(F) F(u64, cookie) F(str, group)
 /* ranks: count u32, see daemon/bootstrap.h */
 #define WIRE_ROUTE(F) F(u64, cookie) F(u32, code) F(str, text) F(blob, ranks)
+/* rank: one record as in ROUTE; ttl: for how long without another PUBLISH */
+#define WIRE_ROUTE_PUBLISH(F) F(u64, cookie) F(u64, ttl_ms) F(str, group) F(blob, rank)
+#define WIRE_ROUTE_PUBLISH_ACK(F) F(u64, cookie) F(u32, code) F(str, text)
+#define WIRE_ROUTE_WITHDRAW(F) F(str, group) F(blob, rank)
 /* views: count u32, {str name, u64 first_token, u64 token_begin, u64 token_end,
  * blob pages as runs {u32 page, u32 count}}; wants: count u32, plan_want */
 #define WIRE_TRANSFER_INFO(F)                                                      \
