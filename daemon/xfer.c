@@ -655,7 +655,6 @@ void xfers_session_end(struct xfers *xfers, struct session *session)
 	serve_session_end(xfers, session);
 	if (!xs || xs->draining)
 		return;
-	xs->draining = true;
 	session_drain_begin(session);
 	err_set(&why, ERR_SESSION, "engine '%.40s' (pid %d) is gone", session->client,
 		(int)session->pid);
@@ -667,10 +666,13 @@ void xfers_session_end(struct xfers *xfers, struct session *session)
 	idmap_foreach(&xs->transfers, at) {
 		struct transfer *transfer = at.value;
 
-		transfer->release = true;
-		transfer_cancel(transfer, &why);
-		if (transfer->phase == XFER_ENDED)
+		if (transfer->phase == XFER_ENDED) {
 			transfer_free(transfer);
+			continue;
+		}
+		transfer->release = true; /* frees itself when it ends */
+		transfer_cancel(transfer, &why);
 	}
+	xs->draining = true; /* from here on the last transfer frees xs */
 	xfer_session_try_free(xs);
 }

@@ -1,0 +1,481 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The transfer layer on the in-process cluster: attach by secret, prepared
+ * lists, READ and WRITE by index, notifications, and what must be refused.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/region.h"
+#include "proto/base64.h"
+#include "proto/kvd_status.h"
+#include "tests/lib/cluster.h"
+
+struct pair { /* the initiator on node 0, the target on node 1 */
+	struct cluster c;
+	struct session *me, *you;
+	struct cache mine, yours;
+	uint64_t attach;
+};
+
+static uint64_t number(cJSON *answer, const char *name)
+{
+	const cJSON *n = cJSON_GetObjectItemCaseSensitive(answer, name);
+	uint64_t v;
+
+	if (!cJSON_IsNumber(n))
+		fail_msg("no %s in %s", name, cJSON_PrintUnformatted(answer));
+	v = (uint64_t)n->valuedouble;
+	cJSON_Delete(answer);
+	return v;
+}
+
+static void hex(const uint8_t *bytes, size_t n, char *out)
+{
+	for (size_t i = 0; i < n; i++)
+		snprintf(out + 2 * i, 3, "%02x", bytes[i]);
+}
+
+static uint64_t attach_to(struct pair *p, struct session *from, struct session *to,
+			  unsigned int node)
+{
+	char secret[33];
+
+	hex(to->secret, 16, secret);
+	return number(cluster_call(&p->c, from,
+				   "{'cmd':'peer.attach','endpoint':'%s','session':'%llu',"
+				   "'secret':'%s'}",
+				   p->c.nodes[node].endpoint, (unsigned long long)to->epoch,
+				   secret),
+		      "attach");
+}
+
+static void setup_on(struct pair *p, unsigned int target)
+{
+	cluster_new(&p->c, 1, 2);
+	p->me = cluster_engine(&p->c, 0, "me");
+	p->you = cluster_engine(&p->c, target, "you");
+	p->mine = p->yours = (struct cache){.layers = 2,
+					    .pages = 64,
+					    .page_tokens = 1,
+					    .units = 1,
+					    .total_units = 1,
+					    .unit_bytes = 256};
+	cluster_cache(&p->c, p->me, "mine", 0, &p->mine);
+	cluster_cache(&p->c, p->you, "yours", 0, &p->yours);
+	for (uint64_t i = 0; i < p->mine.bytes; i++)
+		p->mine.base[i] = (uint8_t)(1 + i % 251);
+	p->attach = attach_to(p, p->me, p->you, target);
+}
+
+static int setup(void **state)
+{
+	struct pair *p = calloc(1, sizeof(*p));
+
+	setup_on(p, 1);
+	*state = p;
+	return 0;
+}
+
+static int setup_one_daemon(void **state)
+{
+	struct pair *p = calloc(1, sizeof(*p));
+
+	setup_on(p, 0);
+	*state = p;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct pair *p = *state;
+
+	cluster_free(&p->c);
+	cache_close(&p->mine);
+	cache_close(&p->yours);
+	free(p);
+	return 0;
+}
+
+/* A grid over the whole cache: 256 rows of 256 bytes. */
+static uint64_t grid(struct pair *p, bool local)
+{
+	const struct cache *k = local ? &p->mine : &p->yours;
+	char peer[40] = "";
+
+	if (!local)
+		snprintf(peer, sizeof(peer), "'peer':%llu,", (unsigned long long)p->attach);
+	return number(cluster_call(&p->c, p->me,
+				   "{'cmd':'dlist.prep',%s'descs':[['%llu',256,256,%llu]]}",
+				   peer, (unsigned long long)(uintptr_t)k->base,
+				   (unsigned long long)k->bytes / 256),
+		      "dlist");
+}
+
+static uint64_t start(struct pair *p, const char *op, uint64_t local, uint64_t remote,
+		      const char *rest)
+{
+	return number(cluster_call(&p->c, p->me,
+				   "{'cmd':'xfer.start','op':'%s','local':%llu,'remote':%llu%s}",
+				   op, (unsigned long long)local, (unsigned long long)remote,
+				   rest),
+		      "xfer");
+}
+
+static unsigned int state_of(struct pair *p, uint64_t xfer)
+{
+	return (unsigned int)number(
+		cluster_call(&p->c, p->me, "{'cmd':'xfer.state','xfer':%llu}",
+			     (unsigned long long)xfer),
+		"state");
+}
+
+static void until(struct pair *p, uint64_t xfer, unsigned int state)
+{
+	for (int i = 0; i < 1000 && state_of(p, xfer) != state; i++)
+		cluster_run(&p->c, LOOP_NS_PER_MS);
+	assert_int_equal(state_of(p, xfer), state);
+}
+
+static bool row_is(const struct pair *p, unsigned int yours, unsigned int mine)
+{
+	return memcmp(p->yours.base + 256 * yours, p->mine.base + 256 * mine, 256) == 0;
+}
+
+static void write_by_index_lands_where_told(void **state)
+{
+	struct pair *p = *state;
+	uint64_t x = start(p, "write", grid(p, true), grid(p, false),
+			   ",'local_index':[5,1,9],'remote_index':[0,7,3]");
+	uint64_t touched = 0;
+
+	until(p, x, KVD_SUCCESS);
+	assert_true(row_is(p, 0, 5) && row_is(p, 7, 1) && row_is(p, 3, 9));
+	for (uint64_t i = 0; i < p->yours.bytes; i++)
+		touched += p->yours.base[i] != 0;
+	assert_int_equal(touched, 3 * 256);
+}
+
+static void read_all_brings_everything(void **state)
+{
+	struct pair *p = *state;
+	uint64_t x;
+
+	memset(p->yours.base, 0x5a, p->yours.bytes);
+	x = start(p, "read", grid(p, true), grid(p, false), "");
+	until(p, x, KVD_SUCCESS);
+	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
+}
+
+static void read_checked_at_destination_succeeds(void **state)
+{
+	struct pair *p = *state;
+
+	fake_hub_profile(p->c.bytes)->check = true;
+	read_all_brings_everything(state);
+	assert_int_equal(p->mine.base[0], 0x5a);
+}
+
+static void repeated_and_overlapping_rows_are_legal(void **state)
+{
+	struct pair *p = *state;
+	uint64_t local = grid(p, true), remote;
+	uint64_t x;
+
+	remote = number(cluster_call(&p->c, p->me,
+				     "{'cmd':'dlist.prep','peer':%llu,'descs':[['%llu',256],"
+				     "['%llu',256]]}",
+				     (unsigned long long)p->attach,
+				     (unsigned long long)(uintptr_t)p->yours.base,
+				     (unsigned long long)(uintptr_t)p->yours.base + 128),
+			"dlist");
+	x = start(p, "write", local, remote, ",'local_index':[2,2,2],'remote_index':[0,1,0]");
+	until(p, x, KVD_SUCCESS);
+	assert_true(row_is(p, 0, 2));
+}
+
+static void expect_notif(struct pair *p, const char *text)
+{
+	cJSON *answer = cluster_call(&p->c, p->you, "{'cmd':'notif.drain'}");
+	const cJSON *first = cJSON_GetArrayItem(
+		cJSON_GetObjectItemCaseSensitive(answer, "notifs"), 0);
+	const char *data = cJSON_GetStringValue(cJSON_GetObjectItem(first, "data"));
+	uint8_t bytes[256];
+	size_t len;
+
+	if (!text) {
+		assert_null(first);
+	} else {
+		assert_non_null(data);
+		assert_true(base64_decode(data, strlen(data), bytes, &len));
+		assert_int_equal(len, strlen(text));
+		assert_memory_equal(bytes, text, len);
+		assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(first, "from")),
+				    "me");
+	}
+	cJSON_Delete(answer);
+}
+
+static void write_notification_comes_with_its_data(void **state)
+{
+	struct pair *p = *state;
+	uint64_t local = grid(p, true), remote = grid(p, false), x;
+
+	fake_hub_profile(p->c.bytes)->slice_bytes = 256;
+	fake_hub_profile(p->c.bytes)->delay_min_ns = LOOP_NS_PER_MS;
+	fake_hub_profile(p->c.bytes)->delay_max_ns = 20 * LOOP_NS_PER_MS;
+	x = start(p, "write", local, remote, ",'notif':'aGVsbG8='");
+	for (int i = 0; i < 1000; i++) {
+		cJSON *answer;
+		bool here;
+
+		cluster_run(&p->c, LOOP_NS_PER_MS);
+		answer = cluster_call(&p->c, p->you, "{'cmd':'notif.drain'}");
+		here = cJSON_GetArraySize(cJSON_GetObjectItem(answer, "notifs")) > 0;
+		cJSON_Delete(answer);
+		if (!here)
+			continue;
+		assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
+		until(p, x, KVD_SUCCESS);
+		return;
+	}
+	fail_msg("no notification");
+}
+
+static void read_notification_and_bare_ones_arrive_in_order(void **state)
+{
+	struct pair *p = *state;
+	uint64_t x = start(p, "read", grid(p, true), grid(p, false), ",'notif':'cmVhZA=='");
+
+	until(p, x, KVD_SUCCESS);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	expect_notif(p, "read");
+	cluster_ok(&p->c, p->me, "{'cmd':'notif.send','attach':%llu,'data':''}",
+		   (unsigned long long)p->attach);
+	expect_notif(p, "");
+	expect_notif(p, NULL);
+}
+
+static void post_again_moves_new_bytes(void **state)
+{
+	struct pair *p = *state;
+	uint64_t x = start(p, "write", grid(p, true), grid(p, false), "");
+
+	until(p, x, KVD_SUCCESS);
+	memset(p->mine.base, 0x77, p->mine.bytes);
+	cluster_ok(&p->c, p->me, "{'cmd':'xfer.start','xfer':%llu}", (unsigned long long)x);
+	until(p, x, KVD_SUCCESS);
+	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
+}
+
+static void bad_picks_are_refused_in_the_answer(void **state)
+{
+	struct pair *p = *state;
+	unsigned long long l = grid(p, true), r = grid(p, false);
+
+	cluster_refused(&p->c, p->me, "ERANGE",
+			"{'cmd':'xfer.start','op':'write','local':%llu,'remote':%llu,"
+			"'local_index':[256],'remote_index':[0]}", l, r);
+	cluster_refused(&p->c, p->me, "EINVAL",
+			"{'cmd':'xfer.start','op':'write','local':%llu,'remote':%llu,"
+			"'local_index':[1,2],'remote_index':[0]}", l, r);
+	cluster_refused(&p->c, p->me, "EINVAL",
+			"{'cmd':'xfer.start','op':'write','local':%llu,'remote':%llu,"
+			"'local_index':[],'remote_index':[]}", l, r);
+	cluster_refused(&p->c, p->me, "EINVAL",
+			"{'cmd':'xfer.start','op':'write','local':%llu,'remote':%llu}", r, l);
+	cluster_refused(&p->c, p->me, "ENOTFOUND",
+			"{'cmd':'xfer.start','op':'write','local':%llu,'remote':%llu}", l,
+			r + 1000);
+	assert_int_equal(p->yours.base[0], 0);
+}
+
+static void bad_lists_are_refused_in_the_answer(void **state)
+{
+	struct pair *p = *state;
+	unsigned long long base = (uintptr_t)p->mine.base, bytes = p->mine.bytes;
+
+	cluster_refused(&p->c, p->me, "ENOTFOUND",
+			"{'cmd':'dlist.prep','descs':[['%llu',256]]}", base + bytes - 255);
+	cluster_refused(&p->c, p->me, "EINVAL", "{'cmd':'dlist.prep','descs':[['%llu',0]]}", base);
+	cluster_refused(&p->c, p->me, "EINVAL",
+			"{'cmd':'dlist.prep','descs':[['%llu',256,128,2]]}", base);
+	cluster_refused(&p->c, p->me, "EINVAL",
+			"{'cmd':'dlist.prep','descs':[['%llu',256,256,0]]}", base);
+	cluster_refused(&p->c, p->me, "ERANGE",
+			"{'cmd':'dlist.prep','descs':[['18446744073709551615',2]]}");
+	cluster_refused(&p->c, p->me, "ENOTFOUND",
+			"{'cmd':'dlist.prep','peer':%llu,'descs':[['%llu',256]]}",
+			(unsigned long long)p->attach,
+			(unsigned long long)(uintptr_t)p->yours.base + p->yours.bytes);
+}
+
+static void wrong_secret_is_refused(void **state)
+{
+	struct pair *p = *state;
+
+	cluster_refused(&p->c, p->me, "EAUTH",
+			"{'cmd':'peer.attach','endpoint':'%s','session':'%llu','secret':"
+			"'00000000000000000000000000000000'}",
+			p->c.nodes[1].endpoint, (unsigned long long)p->you->epoch);
+}
+
+static void unregistered_memory_cannot_be_written(void **state)
+{
+	struct pair *p = *state;
+	uint64_t local = grid(p, true), remote = grid(p, false), x;
+
+	x = start(p, "write", local, remote, ",'local_index':[0],'remote_index':[0]");
+	until(p, x, KVD_SUCCESS);
+	cluster_ok(&p->c, p->you, "{'cmd':'pool.unregister','pool':%llu}",
+		   (unsigned long long)p->yours.pool);
+	cluster_ok(&p->c, p->you, "{'cmd':'region.unregister','region':%llu}",
+		   (unsigned long long)p->yours.region);
+	memset(p->yours.base, 0, p->yours.bytes);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	cluster_refused(&p->c, p->me, "ENOTFOUND",
+			"{'cmd':'xfer.start','op':'write','local':%llu,'remote':%llu}",
+			(unsigned long long)local, (unsigned long long)remote);
+	assert_int_equal(p->yours.base[0], 0);
+}
+
+static void unregister_in_flight_waits_for_quiet(void **state)
+{
+	struct pair *p = *state;
+	uint8_t *before = malloc(p->yours.bytes);
+	uint64_t x;
+
+	fake_hub_profile(p->c.bytes)->slice_bytes = 256;
+	fake_hub_profile(p->c.bytes)->delay_min_ns = 5 * LOOP_NS_PER_MS;
+	fake_hub_profile(p->c.bytes)->delay_max_ns = 30 * LOOP_NS_PER_MS;
+	cluster_ok(&p->c, p->you, "{'cmd':'pool.unregister','pool':%llu}",
+		   (unsigned long long)p->yours.pool);
+	x = start(p, "write", grid(p, true), grid(p, false), "");
+	cluster_run(&p->c, 100 * LOOP_NS_PER_MS);
+	assert_int_equal(state_of(p, x), KVD_TRANSFERRING);
+	cluster_ok(&p->c, p->you, "{'cmd':'region.unregister','region':%llu}",
+		   (unsigned long long)p->yours.region);
+	memcpy(before, p->yours.base, p->yours.bytes);
+	until(p, x, KVD_FAILED);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_memory_equal(before, p->yours.base, p->yours.bytes);
+	free(before);
+}
+
+static void cancel_and_release_are_fenced(void **state)
+{
+	struct pair *p = *state;
+	uint8_t *before = malloc(p->mine.bytes);
+	uint64_t x;
+
+	memset(p->yours.base, 0x5a, p->yours.bytes);
+	fake_hub_profile(p->c.bytes)->slice_bytes = 256;
+	fake_hub_profile(p->c.bytes)->delay_min_ns = 5 * LOOP_NS_PER_MS;
+	fake_hub_profile(p->c.bytes)->delay_max_ns = 30 * LOOP_NS_PER_MS;
+	x = start(p, "read", grid(p, true), grid(p, false), "");
+	cluster_run(&p->c, 100 * LOOP_NS_PER_MS);
+	cluster_refused(&p->c, p->me, "EBUSY", "{'cmd':'xfer.release','xfer':%llu}",
+			(unsigned long long)x);
+	until(p, x, KVD_FAILED);
+	memcpy(before, p->mine.base, p->mine.bytes);
+	cluster_ok(&p->c, p->me, "{'cmd':'xfer.release','xfer':%llu}", (unsigned long long)x);
+	cluster_refused(&p->c, p->me, "ENOTFOUND", "{'cmd':'xfer.state','xfer':%llu}",
+			(unsigned long long)x);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_memory_equal(before, p->mine.base, p->mine.bytes);
+	free(before);
+}
+
+static void target_session_end_fails_transfers(void **state)
+{
+	struct pair *p = *state;
+	uint64_t local = grid(p, true), remote = grid(p, false), x;
+
+	fake_hub_profile(p->c.bytes)->slice_bytes = 256;
+	fake_hub_profile(p->c.bytes)->delay_min_ns = 5 * LOOP_NS_PER_MS;
+	fake_hub_profile(p->c.bytes)->delay_max_ns = 30 * LOOP_NS_PER_MS;
+	x = start(p, "write", local, remote, "");
+	cluster_run(&p->c, 100 * LOOP_NS_PER_MS);
+	cluster_engine_dies(&p->c, p->you);
+	until(p, x, KVD_FAILED);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	cluster_refused(&p->c, p->me, "ESESSION",
+			"{'cmd':'xfer.start','op':'write','local':%llu,'remote':%llu}",
+			(unsigned long long)local, (unsigned long long)remote);
+}
+
+static void initiator_end_in_flight_leaves_nothing(void **state)
+{
+	struct pair *p = *state;
+
+	fake_hub_profile(p->c.bytes)->slice_bytes = 256;
+	fake_hub_profile(p->c.bytes)->delay_min_ns = 5 * LOOP_NS_PER_MS;
+	fake_hub_profile(p->c.bytes)->delay_max_ns = 30 * LOOP_NS_PER_MS;
+	start(p, "write", grid(p, true), grid(p, false), "");
+	start(p, "read", grid(p, true), grid(p, false), "");
+	cluster_run(&p->c, 60 * LOOP_NS_PER_MS);
+	cluster_engine_dies(&p->c, p->me);
+	cluster_run(&p->c, 2 * LOOP_NS_PER_S);
+	assert_int_equal(p->c.nodes[0].kvd.session_count, 0);
+}
+
+static void lost_peer_fails_transfers(void **state)
+{
+	struct pair *p = *state;
+	uint64_t x;
+
+	fake_hub_profile(p->c.bytes)->slice_bytes = 256;
+	fake_hub_profile(p->c.bytes)->window = 1;
+	fake_hub_profile(p->c.bytes)->delay_min_ns = 5 * LOOP_NS_PER_MS;
+	fake_hub_profile(p->c.bytes)->delay_max_ns = 30 * LOOP_NS_PER_MS;
+	x = start(p, "write", grid(p, true), grid(p, false), "");
+	cluster_run(&p->c, 60 * LOOP_NS_PER_MS);
+	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint, true);
+	until(p, x, KVD_FAILED);
+	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint, false);
+	cluster_run(&p->c, 5 * LOOP_NS_PER_S);
+	p->attach = attach_to(p, p->me, p->you, 1);
+	fake_hub_profile(p->c.bytes)->window = 16;
+	x = start(p, "write", grid(p, true), grid(p, false), "");
+	until(p, x, KVD_SUCCESS);
+	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define LOOPBACK(name) cmocka_unit_test_setup_teardown(name, setup_one_daemon, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(write_by_index_lands_where_told),
+		LOOPBACK(write_by_index_lands_where_told),
+		CASE(read_all_brings_everything),
+		LOOPBACK(read_all_brings_everything),
+		CASE(read_checked_at_destination_succeeds),
+		CASE(repeated_and_overlapping_rows_are_legal),
+		CASE(write_notification_comes_with_its_data),
+		CASE(read_notification_and_bare_ones_arrive_in_order),
+		CASE(post_again_moves_new_bytes),
+		CASE(bad_picks_are_refused_in_the_answer),
+		CASE(bad_lists_are_refused_in_the_answer),
+		CASE(wrong_secret_is_refused),
+		CASE(unregistered_memory_cannot_be_written),
+		LOOPBACK(unregistered_memory_cannot_be_written),
+		CASE(unregister_in_flight_waits_for_quiet),
+		CASE(cancel_and_release_are_fenced),
+		CASE(target_session_end_fails_transfers),
+		CASE(initiator_end_in_flight_leaves_nothing),
+		CASE(lost_peer_fails_transfers),
+	};
+
+	if (getenv("KVD_TEST_ONLY"))
+		cmocka_set_test_filter(getenv("KVD_TEST_ONLY"));
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
