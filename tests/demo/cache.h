@@ -60,12 +60,14 @@ struct kvd_view request_view(const struct request *request, uint32_t begin, uint
 
 void cache_fill(struct cache *cache, const struct request *request, uint32_t begin,
 		uint32_t end);
-/* Count bytes that are the request's pattern at their place; *wrong_p: bytes in
- * pages, tokens or guards that are neither that nor the guard. */
+/* Count bytes that are the request's pattern at their place; *wrong_p: bytes
+ * outside the request's tokens that are not the guard value any more. */
 uint64_t cache_verify(const struct cache *cache, const struct request *request,
 		      uint64_t *wrong_p);
 /* All of the cache is the guard value. */
 void cache_guard(struct cache *cache);
+/* Has any head of this token, in any layer, changed from the guard value? */
+bool cache_touched(const struct cache *cache, const struct request *request, uint32_t token);
 /* A sum over every byte: equal sums, equal caches. */
 uint64_t cache_sum(const struct cache *cache);
 

@@ -115,7 +115,7 @@ static void check_failure(struct decode *d, const struct act_row *row,
 	nanosleep(&watch, NULL);
 	ok = cache_sum(&d->cache) == before;
 	read_record(d, room, &rec);
-	cache_verify(&d->cache, request, &wrong);
+	rec.bytes = cache_verify(&d->cache, request, &wrong);
 	ok = ok && !wrong && *rec.error;
 	snprintf(what, sizeof(what), "failed (%s), still for %d ms, guards untouched", rec.error,
 		 STILL_MS);
@@ -144,14 +144,15 @@ static struct kvd_room *open_room(struct decode *d, const struct act_row *row,
 	return room;
 }
 
-static void abort_in_the_middle(struct decode *d, struct kvd_room *room)
+/* The first bytes of the second chunk are landing: now. */
+static void abort_in_the_middle(struct decode *d, const struct request *request,
+				struct kvd_room *room)
 {
 	const struct timespec pause = {.tv_nsec = 20000};
-	struct kvd_room_status st = {0};
 
-	for (long i = 0; !st.bytes && i < WAIT_MS * 50L; i++) {
-		if (kvd_room_read(room, &st))
-			die(d->client, "room");
+	for (long i = 0; i < WAIT_MS * 50L && kvd_room_state(room) > KVD_FAILED; i++) {
+		if (cache_touched(&d->cache, request, CHUNK_TOKENS))
+			break;
 		nanosleep(&pause, NULL);
 	}
 	if (kvd_room_abort(room, "the user went away", NULL))
@@ -168,7 +169,7 @@ static void take(struct decode *d, const struct act_row *row)
 	request_make(&request, row, 11);
 	room = open_room(d, row, &request);
 	if (row->act == ACT_ABORT)
-		abort_in_the_middle(d, room);
+		abort_in_the_middle(d, &request, room);
 	state = kvd_room_wait(room, KVD_SUCCESS, WAIT_MS);
 	if (state == KVD_SUCCESS && row->act <= ACT_PULL) {
 		check_success(d, row, &request, room);

@@ -9,17 +9,20 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "tests/demo/cache.h"
 
 #define WAIT_MS 30000
 
-static void send_chunk(struct cache *cache, struct kvd_client *client, struct kvd_room *room,
+/* false: the other side has aborted the room meanwhile. */
+static bool send_chunk(struct cache *cache, struct kvd_client *client, struct kvd_room *room,
 		       const struct request *request, uint32_t begin)
 {
 	uint32_t end = begin + CHUNK_TOKENS;
 	struct kvd_send_args send = {.seq = begin / CHUNK_TOKENS, .view_count = 1};
 	struct kvd_view view;
+	int r;
 
 	if (end > request->tokens)
 		end = request->tokens;
@@ -27,8 +30,22 @@ static void send_chunk(struct cache *cache, struct kvd_client *client, struct kv
 	view = request_view(request, begin, end);
 	send.views = &view;
 	send.last = end == request->tokens;
-	if (kvd_room_send(room, &send, NULL))
+	r = kvd_room_send(room, &send, NULL);
+	if (r && r != -KVD_E_STATE)
 		die(client, "room.send");
+	return !r;
+}
+
+static void until_bytes_move(struct kvd_client *client, struct kvd_room *room)
+{
+	const struct timespec pause = {.tv_nsec = 20000};
+	struct kvd_room_status st = {0};
+
+	for (long i = 0; !st.bytes && i < WAIT_MS * 50L; i++) {
+		if (kvd_room_read(room, &st))
+			die(client, "room");
+		nanosleep(&pause, NULL);
+	}
 }
 
 static void end_room(struct kvd_client *client, struct kvd_room *room, int want)
@@ -51,11 +68,12 @@ static void push(struct kvd_client *client, struct cache *cache, const struct ac
 	if (kvd_room_wait(room, KVD_WAITING_FOR_INPUT, WAIT_MS) < KVD_WAITING_FOR_INPUT)
 		die(client, "no receiver came");
 	for (uint32_t t = 0; t < row->tokens; t += CHUNK_TOKENS) {
-		send_chunk(cache, client, room, &request, t);
-		if (row->act == ACT_KILL)
-			raise(SIGKILL);
-		if (row->act == ACT_ABORT) /* the decode side ends it after one chunk */
+		if (!send_chunk(cache, client, room, &request, t))
 			break;
+		if (row->act == ACT_KILL) {
+			until_bytes_move(client, room);
+			raise(SIGKILL);
+		}
 	}
 	end_room(client, room, row->act == ACT_ABORT ? KVD_FAILED : KVD_SUCCESS);
 }

@@ -15,7 +15,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -673,6 +677,44 @@ static void room_state_follows_its_word(void **state)
 			    "\"cmd\":\"room.close\",\"room\":\"77\",\"role\":\"send\"}");
 }
 
+/* From here on any system call but exit kills. (Not strict mode, which also
+ * forbids the vDSO's clock its time stamp counter.) */
+static void forbid_system_calls(void)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+	};
+	struct sock_fprog filter = {ARRAY_LEN(code), code};
+
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
+	    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter))
+		_exit(2);
+}
+
+static void room_polls_make_no_system_call(void **state)
+{
+	struct fixture *f = *state;
+	struct kvd_room *room = room_make(f, 2, 40);
+	const struct kvd_room *rooms[100];
+	int states[100], status;
+	pid_t pid;
+
+	for (size_t i = 0; i < 100; i++)
+		rooms[i] = room;
+	pid = fork();
+	if (!pid) {
+		forbid_system_calls();
+		for (int i = 0; i < 1000; i++)
+			kvd_room_states(rooms, 100, states);
+		syscall(SYS_exit, states[99] == KVD_BOOTSTRAPPING ? 0 : 1);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+}
+
 static void room_of_another_generation_is_gone(void **state)
 {
 	struct fixture *f = *state;
@@ -1164,6 +1206,7 @@ int main(void)
 		T(room_lines_say_all),
 		T(room_pull_names_both_sides),
 		T(room_state_follows_its_word),
+		T(room_polls_make_no_system_call),
 		T(room_of_another_generation_is_gone),
 		T(room_figures_that_never_settle_cost_only_themselves),
 		T(room_waits_no_longer_than_told),
