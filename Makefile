@@ -10,7 +10,7 @@ DAEMON_SRC := $(BASE_SRC) $(filter-out daemon/main.c,$(wildcard daemon/*.c)) \
 	      $(wildcard gpu/*.c daemon/transport/*.c proto/*.c)
 CTL_SRC    := $(wildcard ctl/*.c)
 # libkvd: libc and cJSON are all it may need
-LIB_SRC    := $(wildcard proto/client*.c) daemon/base/err.c daemon/base/mem.c
+LIB_SRC    := $(wildcard proto/client*.c) proto/base64.c daemon/base/err.c daemon/base/mem.c
 UNIT_SRC   := $(wildcard tests/unit/test_*.c)
 TESTLIB_SRC := $(wildcard tests/lib/*.c)
 

@@ -321,6 +321,91 @@ int kvd_room_show(struct kvd_room *room, int timeout_ms, char **json_p)
 	return client_op_json(room->slot.object.client, &op, timeout_ms, json_p);
 }
 
+static int token_told(struct client_request *req, int result, const cJSON *reply)
+{
+	const cJSON *rooms = cJSON_GetObjectItemCaseSensitive(reply, "rooms");
+
+	if (result || req->late)
+		return result;
+	if (client_get_u64(cJSON_GetArrayItem(rooms, 0), "first_token", req->out))
+		return 0;
+	return client_fail(req->client, KVD_E_STATE, "no receiver has bound its pages yet");
+}
+
+int kvd_room_first_token(struct kvd_room *room, int timeout_ms, uint64_t *token_p)
+{
+	struct kvd_call call = {.timeout_ms = timeout_ms};
+	struct client_op op;
+	int r = room_enter(room, &call);
+
+	if (r)
+		return r;
+	client_op_begin(room->slot.object.client, &op, "room.poll");
+	client_text_printf(&op.text, ",\"rooms\":[{\"room\":\"%llu\",\"role\":\"%s\"}]",
+			   (unsigned long long)room->slot.number, role_names[room->role]);
+	op.finish = token_told;
+	op.out = token_p;
+	return client_op_run(room->slot.object.client, &op, &call);
+}
+
+struct landed {
+	const char *view;
+	uint8_t *bitmap;
+	size_t bytes;
+};
+
+static int hex_digit(char c)
+{
+	if (c >= '0' && c <= '9')
+		return c - '0';
+	return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+static int landed_told(struct client_request *req, int result, const cJSON *reply)
+{
+	const cJSON *landed = cJSON_GetObjectItemCaseSensitive(reply, "landed");
+	struct landed *out = req->out;
+	const char *hex = out ? client_get_str(landed, out->view) : NULL;
+	size_t n;
+
+	if (result || req->late)
+		return result;
+	if (!hex)
+		return client_fail(req->client, landed ? KVD_E_NOTFOUND : KVD_E_STATE,
+				   landed ? "view: %s was not bound" :
+					    "view %s: only a failed room tells what landed",
+				   out->view);
+	n = strlen(hex) / 2;
+	if (n > out->bytes)
+		return client_fail(req->client, KVD_E_TOOBIG, "bitmap: %zu bytes, %zu needed",
+				   out->bytes, n);
+	memset(out->bitmap, 0, out->bytes);
+	for (size_t i = 0; i < n; i++) {
+		int high = hex_digit(hex[2 * i]), low = hex_digit(hex[2 * i + 1]);
+
+		if (high < 0 || low < 0)
+			return client_fail(req->client, KVD_E_PROTO, "landed: not hex digits");
+		out->bitmap[i] = (uint8_t)(high << 4 | low);
+	}
+	return 0;
+}
+
+int kvd_room_landed(struct kvd_room *room, const char *view, int timeout_ms,
+		    uint8_t *bitmap, size_t bitmap_bytes)
+{
+	struct landed landed = {view ? view : "kv", bitmap, bitmap_bytes};
+	struct kvd_call call = {.timeout_ms = timeout_ms};
+	struct client_op op;
+	int r = room_enter(room, &call);
+
+	if (r)
+		return r;
+	room_begin(room, &op, "room.show");
+	op.finish = landed_told;
+	op.out = &landed;
+	return client_op_run(room->slot.object.client, &op, &call);
+}
+
 /* ---- reads -------------------------------------------------------------------- */
 
 int kvd_room_state(const struct kvd_room *room)

@@ -15,6 +15,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "proto/base64.h"
+
 #define DESCS_IN_LINE 1024u
 
 struct kvd_dlist {
@@ -26,60 +28,29 @@ struct kvd_xfer {
 	struct client_slot slot;
 };
 
-/* ---- base64 ------------------------------------------------------------------ */
-
-static const char alphabet[] =
-	"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
 static void text_base64(struct client_text *text, const char *name, const void *data,
 			size_t bytes)
 {
-	const uint8_t *p = data;
-	char out[4];
+	cleanup_free char *chars = mem_zalloc(BASE64_CHARS(bytes) + 1);
 
-	client_text_printf(text, ",\"%s\":\"", name);
-	for (; bytes; p += 3, bytes = bytes > 3 ? bytes - 3 : 0) {
-		uint32_t v = (uint32_t)p[0] << 16 | (bytes > 1 ? (uint32_t)p[1] << 8 : 0) |
-			     (bytes > 2 ? p[2] : 0);
-
-		out[0] = alphabet[v >> 18];
-		out[1] = alphabet[v >> 12 & 63];
-		out[2] = bytes > 1 ? alphabet[v >> 6 & 63] : '=';
-		out[3] = bytes > 2 ? alphabet[v & 63] : '=';
-		client_text_bytes(text, out, 4);
+	if (!chars) {
+		text->failed = true;
+		return;
 	}
-	client_text_bytes(text, "\"", 1);
-}
-
-/* In place of `out` (3/4 of the text's length); false: not base64. */
-static bool base64_read(const char *s, uint8_t *out, size_t *bytes_p)
-{
-	size_t len = strlen(s), n = 0;
-	uint32_t v = 0;
-
-	if (len % 4)
-		return false;
-	for (size_t i = 0; i < len; i++) {
-		const char *at = s[i] == '=' && i + 2 >= len ? alphabet :
-							       strchr(alphabet, s[i]);
-
-		if (!at)
-			return false;
-		v = v << 6 | (uint32_t)(at - alphabet);
-		if (i % 4 < 3)
-			continue;
-		out[n++] = (uint8_t)(v >> 16);
-		out[n++] = (uint8_t)(v >> 8);
-		out[n++] = (uint8_t)v;
-		v = 0;
-	}
-	if (len && s[len - 1] == '=')
-		n -= s[len - 2] == '=' ? 2 : 1;
-	*bytes_p = n;
-	return true;
+	base64_encode(data, bytes, chars);
+	client_text_str(text, name, chars);
 }
 
 /* ---- peers ------------------------------------------------------------------- */
+
+/* The daemon's patience with the peer is the caller's with us. */
+static void text_timeout(const struct kvd_client *client, struct client_text *text,
+			 const struct kvd_call *call)
+{
+	int ms = call && call->timeout_ms ? call->timeout_ms : client->timeout_ms;
+
+	client_text_int(text, "timeout_ms", ms > 0 && ms < 600000 ? (uint64_t)ms : 600000);
+}
 
 int kvd_peer_connect(struct kvd_client *client, const char *endpoint,
 		     const struct kvd_call *call)
@@ -91,6 +62,7 @@ int kvd_peer_connect(struct kvd_client *client, const char *endpoint,
 		return r;
 	client_op_begin(client, &op, "peer.connect");
 	client_text_str(&op.text, "endpoint", endpoint);
+	text_timeout(client, &op.text, call);
 	return client_op_run(client, &op, call);
 }
 
@@ -153,6 +125,7 @@ int kvd_peer_attach(struct kvd_client *client, const char *endpoint,
 	client_text_str(&op.text, "endpoint", endpoint ? endpoint : client->info.endpoint);
 	client_text_u64(&op.text, "session", key->epoch);
 	client_text_str(&op.text, "secret", key->secret);
+	text_timeout(client, &op.text, &call);
 	op.finish = attached;
 	op.out = attach_p;
 	return client_op_run(client, &op, &call);
@@ -322,7 +295,8 @@ static int xfer_started(struct client_request *req, int result, const cJSON *rep
 		return result;
 	}
 	xfer->slot.error = -result;
-	client_object_enter(object, CLIENT_FAILED);
+	/* posting again was refused: the ended one is there still */
+	client_object_enter(object, object->id ? CLIENT_READY : CLIENT_FAILED);
 	return result;
 }
 
@@ -389,6 +363,31 @@ int kvd_xfer_start(struct kvd_client *client, const struct kvd_xfer_args *args,
 	return r;
 }
 
+/* The rows, lists and notification of before; the slot gets a new generation. */
+int kvd_xfer_again(struct kvd_xfer *xfer, const struct kvd_call *call)
+{
+	struct client_object *object = &xfer->slot.object;
+	struct kvd_client *client = object->client;
+	int r = client_enter(client, client_blocks(call)), state;
+	struct client_op op;
+
+	if (!r)
+		r = client_object_usable(object, "xfer");
+	if (r)
+		return r;
+	state = client_slot_state(&xfer->slot);
+	if (state != KVD_FAILED && state != KVD_SUCCESS)
+		return client_fail(client, KVD_E_STATE, "xfer: not ended yet");
+	xfer_begin(xfer, &op, "xfer.start");
+	op.finish = xfer_started;
+	client_object_enter(object, CLIENT_MAKING);
+	r = client_op_run(client, &op, call);
+	/* never asked: it is what it was */
+	if (r && client_object_phase(object) == CLIENT_MAKING)
+		client_object_enter(object, CLIENT_READY);
+	return r;
+}
+
 int kvd_xfer_cancel(struct kvd_xfer *xfer, const struct kvd_call *call)
 {
 	struct client_object *object = &xfer->slot.object;
@@ -409,11 +408,16 @@ int kvd_xfer_release(struct kvd_xfer *xfer, const struct kvd_call *call)
 	struct kvd_client *client = object->client;
 	enum client_phase phase = client_object_phase(object);
 	int r = client_enter(client, client_blocks(call)), state;
+	struct client_op op;
 
 	if (r)
 		return r;
-	if (phase == CLIENT_READY && !kvd_lost(client) && object->serial == client->serial)
-		return client_object_close(object, call);
+	if (phase == CLIENT_READY && !kvd_lost(client) && object->serial == client->serial) {
+		xfer_begin(xfer, &op, "xfer.release");
+		client_text_printf(&op.text, ",\"wait\":true");
+		op.finish = client_object_gone;
+		return client_op_run(client, &op, call);
+	}
 	state = client_slot_state(&xfer->slot);
 	if (state > KVD_FAILED && state != KVD_SUCCESS)
 		return client_fail(client, KVD_E_BUSY, "the transfer is not still yet");
@@ -469,7 +473,7 @@ static int drained(struct client_request *req, int result, const cJSON *reply)
 		const char *from = client_get_str(n, "from"), *text = client_get_str(n, "data");
 		cleanup_free uint8_t *data = text ? mem_zalloc(strlen(text) + 1) : NULL;
 
-		if (!from || !data || !base64_read(text, data, &bytes))
+		if (!from || !data || !base64_decode(text, strlen(text), data, &bytes))
 			return client_fail(req->client, KVD_E_PROTO,
 					   "notif.drain: a notification of another form");
 		req->client->in_callback = true;

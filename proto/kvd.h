@@ -455,6 +455,15 @@ int kvd_room_read(const struct kvd_room *room, struct kvd_room_status *status_p)
 /* Block until the state is `state` or a later one, or failed; the state, or
  * -KVD_E_NOREPLY. Looks at the shared page with growing pauses of 20 µs … 1 ms. */
 int kvd_room_wait(struct kvd_room *room, int state, int timeout_ms);
+/* send: the first token that a receiver wants (it has those before it already);
+ * -KVD_E_STATE until all receivers have bound. */
+int kvd_room_first_token(struct kvd_room *room, int timeout_ms, uint64_t *token_p);
+/* recv, pull, once failed: which pages of the view (NULL: "kv") are whole, so that
+ * only the rest is fetched elsewhere or computed. Bit i % 8 of bitmap[i / 8] is
+ * the i-th page of the list that was bound; -KVD_E_TOOBIG when the bitmap is too
+ * small, -KVD_E_STATE when the room has not failed. */
+int kvd_room_landed(struct kvd_room *room, const char *view, int timeout_ms,
+		    uint8_t *bitmap, size_t bitmap_bytes);
 uint64_t kvd_room_number(const struct kvd_room *room);
 
 /* ---- peers, descriptor lists, one-sided transfers, notifications --------- */
@@ -502,7 +511,10 @@ struct kvd_xfer_args {
 int kvd_xfer_start(struct kvd_client *client, const struct kvd_xfer_args *args,
 		   const struct kvd_call *call, struct kvd_xfer **xfer_p);
 int kvd_xfer_cancel(struct kvd_xfer *xfer, const struct kvd_call *call);
-/* Cancels first; -KVD_E_BUSY until still. Frees the handle on success. */
+/* Post one that has ended once more; it is as just started. */
+int kvd_xfer_again(struct kvd_xfer *xfer, const struct kvd_call *call);
+/* Cancels first; answered when nothing of it can move any more. Frees the handle
+ * on success. */
 int kvd_xfer_release(struct kvd_xfer *xfer, const struct kvd_call *call);
 /* As their room counterparts. */
 int kvd_xfer_state(const struct kvd_xfer *xfer);

@@ -96,7 +96,10 @@ cross() {
 	endpoint=$(ctl prefill status | awk '$1 == "endpoint" { print $2 }')
 	"$build/demo-prefill" "$dir/prefill.sock" > "$dir/engine-prefill.log" 2>&1 &
 	engine=$!
-	"$build/demo-decode" "$dir/decode.sock" "$endpoint" "$1" || status=1
+	"$build/demo-decode" "$dir/decode.sock" "$endpoint" "$1" || {
+		status=1
+		kill -9 $engine 2> /dev/null || : # it waits for nobody
+	}
 	ended=0
 	wait $engine 2> /dev/null || ended=$?
 	if [ $ended -ne 137 ]; then
