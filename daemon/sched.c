@@ -131,8 +131,8 @@ void sched_line_set(struct sched_line *line, struct xp_peer *xp,
 		    const struct transport_ops *ops, const struct err *why)
 {
 	line->xp = xp;
-	line->ops = ops;
 	if (xp) {
+		line->ops = ops; /* stays: posted ops are still canceled through it */
 		loop_defer(line->sched->loop, &line->pump);
 		return;
 	}

@@ -234,6 +234,7 @@ static void attach_lost(struct attach *attach, const struct err *why)
 		return;
 	attach->state = ATTACH_LOST;
 	attach->why = e;
+	attach->share = NULL;
 	if (attach->pool)
 		handshake_pool_unuse(attach->pool);
 	attach->pool = NULL;

@@ -455,7 +455,7 @@ void transfers_go(struct attach *attach)
 	struct list ready;
 	struct list *at;
 
-	if (attach->share->sent != attach->share->acked)
+	if (!attach->share || attach->share->sent != attach->share->acked)
 		return;
 	list_init(&ready);
 	while ((at = list_pop_front(&attach->waiting)))
