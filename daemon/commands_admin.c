@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stats, health, log.level: what an operator asks. */
+/* stats, health, config.show, log.level, drain, shutdown: what an operator asks. */
 #include "daemon/commands.h"
 
 #include <errno.h>
@@ -10,8 +10,11 @@
 #include "daemon/kvd.h"
 #include "daemon/offload.h"
 #include "daemon/session.h"
+#include "daemon/setting.h"
 #include "daemon/transport/transport.h"
 #include "proto/json.h"
+
+#define DRAIN_MS_MAX (24 * 3600 * 1000)
 
 static bool add_metric(cJSON *list, const struct metric_row *row, uint64_t value)
 {
@@ -112,6 +115,81 @@ static int log_level_run(struct request *req)
 			cJSON_AddStringToObject(result, "was", was));
 }
 
+/* ---- config.show ---- */
+
+static bool add_setting(cJSON *list, const struct setting *setting,
+			const struct config *config)
+{
+	char value[SETTING_TEXT_MAX], range[SETTING_TEXT_MAX];
+	cJSON *json = cJSON_CreateObject();
+
+	setting_format(setting, config, value);
+	setting_range(setting, range);
+	return json && cJSON_AddItemToArray(list, json) &&
+	       cJSON_AddStringToObject(json, "section", setting->section) &&
+	       cJSON_AddStringToObject(json, "name", setting->name) &&
+	       cJSON_AddStringToObject(json, "value", value) &&
+	       cJSON_AddStringToObject(json, "default", setting->preset) &&
+	       cJSON_AddStringToObject(json, "allowed", range) &&
+	       cJSON_AddBoolToObject(json, "reload", setting->reload) &&
+	       cJSON_AddStringToObject(json, "help", setting->help);
+}
+
+static int config_show_run(struct request *req)
+{
+	const struct config *config = req->kvd->config;
+	size_t count = 0;
+	const struct setting *settings = config_settings(&count);
+	cJSON *result = request_result(req), *list = NULL;
+	bool filled;
+
+	if (!result)
+		return 0;
+	filled = cJSON_AddStringToObject(result, "path", config->path);
+	if (filled)
+		list = cJSON_AddArrayToObject(result, "settings");
+	filled = list;
+	for (size_t i = 0; filled && i < count; i++)
+		filled = add_setting(list, &settings[i], config);
+	return request_finish(req, result, filled);
+}
+
+/* ---- the end ---- */
+
+static int drain_run(struct request *req)
+{
+	struct kvd *kvd = req->kvd;
+	uint64_t timeout_ns = kvd->config->drain_timeout_ns;
+	int64_t timeout_ms;
+
+	if (json_get_int(req->args, "timeout_ms", false, 0, DRAIN_MS_MAX, &timeout_ms) ==
+		    0 &&
+	    cJSON_GetObjectItemCaseSensitive(req->args, "timeout_ms"))
+		timeout_ns = (uint64_t)timeout_ms * LOOP_NS_PER_MS;
+	log_info("control", req->session->client, "asks to drain", "session=%ju",
+		 (uintmax_t)req->session->id);
+	request_reply(req, NULL); /* before it can become too late */
+	kvd_drain(kvd, timeout_ns);
+	return 0;
+}
+
+static int shutdown_run(struct request *req)
+{
+	struct kvd *kvd = req->kvd;
+
+	log_info("control", req->session->client, "asks to shut down", "session=%ju",
+		 (uintmax_t)req->session->id);
+	request_reply(req, NULL);
+	kvd_stop(kvd);
+	return 0;
+}
+
+static const struct command_field drain_fields[] = {
+	{"timeout_ms", FIELD_INT, false, 0, DRAIN_MS_MAX,
+	 "Stop at the latest then; default: the setting drain_timeout."},
+	{.name = NULL},
+};
+
 static const struct command_field log_level_fields[] = {
 	{"level", FIELD_STR, false, 0, 16,
 	 "\"error\", \"warn\", \"info\", \"debug\" or \"trace\"; without it: only show."},
@@ -124,6 +202,12 @@ const struct command admin_commands[] = {
 	{"health", "Show the daemon's state", NULL, 0, health_run,
 	 "state (serving, draining, stopping), uptime_ms, sessions, helper_jobs, lag_ms "
 	 "(the longest time of the last second that the loop was busy), transports"},
+	{"config.show", "Show the settings in force", NULL, 0, config_show_run,
+	 "path, settings [{section, name, value, default, allowed, reload, help}]"},
+	{"drain", "Refuse new rooms, let running ones end, then stop", drain_fields,
+	 COMMAND_ADMIN, drain_run, "nothing"},
+	{"shutdown", "Stop now: rooms fail, sessions end", NULL, COMMAND_ADMIN,
+	 shutdown_run, "nothing"},
 	{"log.level", "Set the log level until the next start", log_level_fields,
 	 COMMAND_ADMIN, log_level_run, "level, was"},
 	{.name = NULL},
