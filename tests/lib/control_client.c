@@ -67,7 +67,10 @@ void mini_config(struct mini *mini)
 void mini_start(struct mini *mini)
 {
 	assert_int_equal(loop_new(&mini->kvd.loop), 0);
-	assert_int_equal(offload_new(mini->kvd.loop, 2, &mini->kvd.offload), 0);
+	assert_int_equal(mini->inline_helpers
+				 ? offload_new_inline(mini->kvd.loop, &mini->kvd.offload)
+				 : offload_new(mini->kvd.loop, 2, &mini->kvd.offload),
+			 0);
 	if (control_new(&mini->kvd, -1, &mini->kvd.control) < 0)
 		fail_msg("%s", err_last()->text);
 }

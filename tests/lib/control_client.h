@@ -21,6 +21,7 @@ struct mini { /* the daemon */
 	struct config config;
 	char dir[64];
 	int fds_before; /* open descriptors before it was made */
+	bool inline_helpers; /* offloaded work runs in this thread: allocation sweeps */
 };
 
 /* Change config between mini_config() and mini_start(). */
