@@ -33,13 +33,8 @@
 #include "proto/json.h"
 
 static const struct command *const tables[] = {
-	session_commands,
-	region_commands,
-	pool_commands,
-	room_commands,
-	peer_commands,
-	xfer_commands,
-	admin_commands,
+	session_commands, region_commands, pool_commands,  room_commands,
+	peer_commands,	  xfer_commands,   admin_commands,
 };
 
 const struct command *commands_at(unsigned int i)
@@ -272,6 +267,16 @@ int request_finish(struct request *req, cJSON *result, bool filled)
 		return err_raise(ERR_NOMEM, "no memory for a reply");
 	}
 	request_reply(req, result);
+	return 0;
+}
+
+int request_all(const struct request *req, bool *all_p)
+{
+	*all_p = false;
+	(void)json_get_bool(req->args, "all", false, all_p);
+	if (*all_p && !req->session->admin)
+		return err_raise(ERR_PERM,
+				 "all: what is foreign is shown to admins only");
 	return 0;
 }
 

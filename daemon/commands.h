@@ -93,6 +93,8 @@ void request_fail_last(struct request *req);
 int request_finish(struct request *req, cJSON *result, bool filled);
 /* An empty result object, or NULL after failing the request with ERR_NOMEM. */
 cJSON *request_result(struct request *req);
+/* The field `all` of a list command: ERR_PERM when it is set by no admin. */
+int request_all(const struct request *req, bool *all_p);
 /* What commands have in common when they fill results. */
 bool result_add_hex(cJSON *obj, const char *name, const uint8_t *bytes, size_t len);
 bool result_add_u64(cJSON *obj, const char *name, uint64_t v); /* decimal string */

@@ -127,6 +127,7 @@ static bool add_region(cJSON *list, const struct region *region)
 
 	return json && cJSON_AddItemToArray(list, json) &&
 	       cJSON_AddNumberToObject(json, "region", (double)region->id) &&
+	       cJSON_AddNumberToObject(json, "session", (double)region->session->id) &&
 	       cJSON_AddStringToObject(json, "kind", region_kind_name(region->kind)) &&
 	       cJSON_AddNumberToObject(json, "bytes", (double)region->length) &&
 	       result_add_u64(json, "address", region->address) &&
@@ -138,23 +139,44 @@ static bool add_region(cJSON *list, const struct region *region)
 	       cJSON_AddBoolToObject(json, "dead", !memory_owner_alive(region->memory));
 }
 
-static int region_list_run(struct request *req)
+static bool add_regions(cJSON *list, const struct session *session)
 {
 	struct idmap_cursor it;
-	cJSON *result = request_result(req), *list;
-	bool filled;
 
-	if (!result)
-		return 0;
-	list = cJSON_AddArrayToObject(result, "regions");
-	filled = list;
-	idmap_foreach (&req->session->regions, it) {
+	idmap_foreach (&session->regions, it) {
 		const struct region *region = it.value;
 
-		if (filled && region->state == REGION_READY)
-			filled = add_region(list, region);
+		if (region->state == REGION_READY && !add_region(list, region))
+			return false;
+	}
+	return true;
+}
+
+/* The list commands: `add` for this session, or for all of them. */
+static int list_run(struct request *req, const char *name,
+		    bool (*add)(cJSON *list, const struct session *session))
+{
+	const struct session *session;
+	cJSON *result, *list;
+	bool all, filled;
+
+	if (request_all(req, &all) < 0)
+		return err_pass(-EPERM);
+	result = request_result(req);
+	if (!result)
+		return 0;
+	list = cJSON_AddArrayToObject(result, name);
+	filled = list;
+	list_foreach (session, &req->kvd->sessions, link) {
+		if (filled && (all || session == req->session))
+			filled = add(list, session);
 	}
 	return request_finish(req, result, filled);
+}
+
+static int region_list_run(struct request *req)
+{
+	return list_run(req, "regions", add_regions);
 }
 
 /* ---- pool ---- */
@@ -239,23 +261,22 @@ static bool add_pool(cJSON *list, const struct pool *pool)
 	return filled;
 }
 
-static int pool_list_run(struct request *req)
+static bool add_pools(cJSON *list, const struct session *session)
 {
 	struct idmap_cursor it;
-	cJSON *result = request_result(req), *list;
-	bool filled;
 
-	if (!result)
-		return 0;
-	list = cJSON_AddArrayToObject(result, "pools");
-	filled = list;
-	idmap_foreach (&req->session->pools, it) {
+	idmap_foreach (&session->pools, it) {
 		const struct pool *pool = it.value;
 
-		if (filled && !pool->closing)
-			filled = add_pool(list, pool);
+		if (!pool->closing && !add_pool(list, pool))
+			return false;
 	}
-	return request_finish(req, result, filled);
+	return true;
+}
+
+static int pool_list_run(struct request *req)
+{
+	return list_run(req, "pools", add_pools);
 }
 
 /* ---- tables ---- */
@@ -278,6 +299,11 @@ static const struct command_field region_register_fields[] = {
 
 static const struct command_field region_fields[] = {
 	{"region", FIELD_INT, true, 0, 0, "The id that region.register gave."},
+	{.name = NULL},
+};
+
+static const struct command_field list_fields[] = {
+	{"all", FIELD_BOOL, false, 0, 0, "Of all sessions (admins)."},
 	{.name = NULL},
 };
 
@@ -305,8 +331,10 @@ const struct command region_commands[] = {
 	{"region.unregister",
 	 "Take one registration back; EBUSY while a pool uses the region", region_fields,
 	 0, region_unregister_run, "nothing; after nothing touches the memory any more"},
-	{"region.list", "Show this session's regions", NULL, 0, region_list_run,
-	 "regions [{region, kind, bytes, address, writable, registered, pins, pools, "
+	{"region.list", "Show this session's regions, or all", list_fields, 0,
+	 region_list_run,
+	 "regions [{region, session, kind, bytes, address, writable, registered, pins, "
+	 "pools, "
 	 "name, "
 	 "dead}]"},
 	{.name = NULL},
@@ -317,7 +345,7 @@ const struct command pool_commands[] = {
 	 pool_register_run, "pool, bytes"},
 	{"pool.unregister", "Withdraw a pool; EBUSY while rooms use it", pool_fields, 0,
 	 pool_unregister_run, "nothing; after no peer can use it any more"},
-	{"pool.list", "Show this session's pools", NULL, 0, pool_list_run,
+	{"pool.list", "Show this session's pools, or all", list_fields, 0, pool_list_run,
 	 "pools [{pool, name, rank, tp_size, bytes, rooms, session, views}]"},
 	{.name = NULL},
 };
