@@ -1,4 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Everything systemd says comes in environment variables, which are checked as
+ * any other input: numbers must be whole, the pid must be ours, the fd must be
+ * what a control socket is. What goes out is one datagram a message, sent from
+ * a socket of its own: messages are rare, and an fd that is kept would have to
+ * be guarded over a fork.
+ */
 #include "daemon/notify.h"
 
 #include <errno.h>

@@ -1,4 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every access goes through take(), the one place that compares with the end,
+ * and compares what is left, never a sum that could wrap. Bytes are put
+ * together by hand, so neither the host's order nor its alignment matters.
+ * After the first fault a cursor gives zeros: a decoder can read a whole
+ * message without a test a field and ask once at the end.
+ */
 #include "daemon/base/cursor.h"
 
 #include <string.h>

@@ -1,4 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One record a thread, filled from one table. The record is of fixed size, so
+ * that telling a fault never allocates: "out of memory" must be tellable too.
+ * An argument of err_raise() may be the old record's own text, so a new text is
+ * made beside it first. Numbers are for the wire and the status page, names for
+ * replies, errno values for callers in C; the table holds all three together.
+ */
 #include "daemon/base/err.h"
 
 #include <assert.h>
@@ -44,7 +51,7 @@ static void fill(struct err *e, enum err_code code)
 	e->retryable = row->retryable;
 }
 
-int err_raise(enum err_code code, const char *fmt, ...)
+int(err_raise)(enum err_code code, const char *fmt, ...)
 {
 	char text[ERR_TEXT_MAX]; /* an argument may be the old record's text */
 	va_list ap;
@@ -57,7 +64,7 @@ int err_raise(enum err_code code, const char *fmt, ...)
 	return -row_of(code)->no;
 }
 
-int err_raise_errno(int no, const char *fmt, ...)
+int(err_raise_errno)(int no, const char *fmt, ...)
 {
 	char text[ERR_TEXT_MAX];
 	char reason[80];
@@ -77,10 +84,9 @@ int err_raise_errno(int no, const char *fmt, ...)
 			 strerror_r(no, reason, sizeof(reason)));
 }
 
-int err_pass(int r)
+void err_assert_raised(int r)
 {
 	assert(r >= 0 || last.code != ERR_OK);
-	return r;
 }
 
 int err_prefix(int r, const char *fmt, ...)
@@ -127,7 +133,7 @@ void err_set(struct err *dst, enum err_code code, const char *fmt, ...)
 	va_end(ap);
 }
 
-int err_reraise(const struct err *src)
+int(err_reraise)(const struct err *src)
 {
 	last = *src;
 	return -row_of(src->code)->no;

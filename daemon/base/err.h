@@ -93,7 +93,12 @@ int err_raise(enum err_code code, const char *fmt, ...)
  * ERR_NOMEM / ERR_LIMIT when `no` says so. */
 int err_raise_errno(int no, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Hand a negative result on; asserts that somebody raised it. */
-int err_pass(int r);
+void err_assert_raised(int r);
+static inline int err_pass(int r) /* inline: analysers see that r stays r */
+{
+	err_assert_raised(r);
+	return r;
+}
 /* Put "<words>: " before the recorded text (context a caller adds once). */
 int err_prefix(int r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
@@ -107,6 +112,20 @@ void err_set(struct err *dst, enum err_code code, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
 /* Raise a record that was taken elsewhere (another thread, an op). */
 int err_reraise(const struct err *src);
+
+#ifdef __clang_analyzer__
+/* An analyser cannot see into err.c: tell it that a fault is negative. */
+#define ERR_NEGATIVE(call)                                                         \
+	({                                                                         \
+		int negative_ = (call);                                            \
+		if (negative_ >= 0)                                                \
+			__builtin_unreachable();                                   \
+		negative_;                                                         \
+	})
+#define err_raise(...) ERR_NEGATIVE((err_raise)(__VA_ARGS__))
+#define err_raise_errno(...) ERR_NEGATIVE((err_raise_errno)(__VA_ARGS__))
+#define err_reraise(src) ERR_NEGATIVE((err_reraise)(src))
+#endif
 
 /* "EINVAL"…; "EINTERNAL" for a number that is no code. Never NULL. */
 const char *err_name(enum err_code code);

@@ -125,7 +125,6 @@ void log_write(struct log_site *site, enum log_level level, const char *subsyste
 		n += clamp(snprintf(line + n, sizeof(line) - n - 1, " dropped=%u", dropped));
 	line[n++] = '\n';
 	/* a full or closed stderr must not hurt the daemon */
-	if (write(STDERR_FILENO, line, n) < 0)
-		n = 0;
+	(void)!write(STDERR_FILENO, line, n);
 	pthread_mutex_unlock(&lock);
 }

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Install into a DESTDIR tree and let systemd's own tools judge what lies there.
 set -u
+KVD_BUILD=${KVD_BUILD:-$PWD/build/rel}
 passed=0 failed=0 skipped=0
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+# make check: what compiler and tests do not see. clang-tidy looks at a file
+# again only when the file, a header of it or the rules have changed.
+TIDY_SRC := $(filter-out daemon/main.c,$(DAEMON_SRC)) daemon/main.c $(CTL_SRC)
+TIDY_OK  := $(TIDY_SRC:%.c=$(B)/tidy/%.ok)
+
+.PHONY: check check-style check-docs check-cppcheck check-tidy
+check: ## style, generated files, cppcheck, clang-tidy
+	@scripts/install-deps.sh --if-needed
+	@$(MAKE) --no-print-directory $(JOBS) -k check-style check-docs check-cppcheck check-tidy
+	@echo 'check: clean'
+
+check-style: ## include direction, lengths, essays, forbidden words
+	@scripts/check-style.sh
+
+check-docs: $(B)/kvd
+	@scripts/gen-docs.sh $(B)/kvd --check
+
+check-cppcheck:
+	@mkdir -p $(B)/cppcheck
+	$(SAY) CHECK cppcheck
+	$(Q)cppcheck -q --std=c11 --enable=warning,performance,portability --inline-suppr \
+		--error-exitcode=1 --suppressions-list=mk/cppcheck.supp --library=posix,gnu \
+		--cppcheck-build-dir=$(B)/cppcheck -I. -D_GNU_SOURCE '-DKVD_VERSION="$(VERSION)"' \
+		'-DcJSON_ArrayForEach(e,a)=for(e=(a)->child;e;e=e->next)' $(TIDY_SRC)
+
+check-tidy: $(TIDY_OK)
+
+# the object stands for all headers of the file
+$(B)/tidy/%.ok: $(B)/%.o .clang-tidy
+	@mkdir -p $(@D)
+	$(SAY) TIDY $*.c
+	$(Q)timeout 300 clang-tidy --quiet $*.c -- -std=gnu11 $(CPPFLAGS) 2>$@.err || \
+		{ cat $@.err; exit 1; }
+	@rm -f $@.err && touch $@
