@@ -108,7 +108,7 @@ check_words()
 		xargs -r grep -nEH "$unfinished" | sed 's/$/  <- unfinished work/'
 	pick '\.([ch]|cu|sh|py|mk|md|in|socket|conf)$|(^|/)Makefile$' |
 		xargs -r grep -nEH "$machine" | sed 's/$/  <- a path of one machine/'
-	pick '^tests/.*\.(c|h)$' | xargs -r grep -nE '\b(u|nano|clock_nano)?sleep[ ]*\(' /dev/null |
+	pick '^tests/(unit|integration|conform|sim|lib)/.*\.(c|h)$' | xargs -r grep -nE '\b(u|nano|clock_nano)?sleep[ ]*\(' /dev/null |
 		sed 's/$/  <- a test waits for a condition, it does not sleep/'
 	pick '^tests/.*\.py$' | xargs -r grep -nE '\btime\.sleep\b|\bsleep\(' /dev/null |
 		sed 's/$/  <- a test waits for a condition, it does not sleep/'
