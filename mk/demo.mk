@@ -19,3 +19,9 @@ demo: ## two daemons, two engines, every byte verified (under a minute)
 # as an engine outside this tree would: <kvd.h>, nothing else of ours
 $(B)/docs/example.o: CPPFLAGS := -Iproto
 TEST_NEEDS += $(B)/example $(DEMO_BIN)
+
+# libkvd against the real daemon
+$(B)/test-libkvd: $(B)/tests/integration/live_libkvd.o $(B)/libkvd.so $(B)/kvd
+	$(SAY) LD $@
+	$(Q)$(CC) $(USER_LD) $(filter %.o,$^) -o $@ -L$(B) -lkvd -lcmocka -lrt
+TEST_TARGETS += $(B)/test-libkvd

@@ -1,0 +1,580 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libkvd against the real daemon: what the scripted one of tests/unit cannot
+ * show. Two engines (two clients of this process) of one daemon hand memory of
+ * every kind over; the daemon is frozen, killed, started again. Sees nothing of
+ * kvd but its public header, its library and its program.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "proto/kvd.h"
+
+#define PAGES 64u
+#define PAGE_TOKENS 4u
+#define TOKEN_BYTES 512u
+#define PAGE_BYTES (PAGE_TOKENS * TOKEN_BYTES)
+#define WAIT_MS 20000
+
+struct engine {
+	struct kvd_client *client;
+	struct kvd_memory memory;
+	uint8_t *bytes; /* PAGES pages */
+	struct kvd_region *region;
+	struct kvd_pool *pool;
+};
+
+struct fixture {
+	char dir[64], config[96], socket[96], log[96];
+	pid_t daemon;
+	struct engine a, b;
+};
+
+/* ---- the daemon --------------------------------------------------------------- */
+
+static void daemon_start(struct fixture *f)
+{
+	char program[4096];
+	ssize_t n = readlink("/proc/self/exe", program, sizeof(program) - 8);
+
+	assert_true(n > 0);
+	program[n] = '\0';
+	strcpy(strrchr(program, '/'), "/kvd");
+	f->daemon = fork();
+	assert_true(f->daemon >= 0);
+	if (!f->daemon) {
+		int log = open(f->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
+
+		dup2(log, STDOUT_FILENO);
+		dup2(log, STDERR_FILENO);
+		execl(program, "kvd", "--config", f->config, (char *)NULL);
+		_exit(127);
+	}
+}
+
+/* Its last words, for who reads why a test failed. */
+static void daemon_log(const struct fixture *f)
+{
+	char line[512];
+	FILE *log = fopen(f->log, "r");
+
+	while (log && fgets(line, sizeof(line), log))
+		fprintf(stderr, "  kvd: %s", line);
+	if (log)
+		fclose(log);
+}
+
+static void daemon_kill(struct fixture *f)
+{
+	kill(f->daemon, SIGKILL);
+	assert_int_equal(waitpid(f->daemon, NULL, 0), f->daemon);
+	f->daemon = 0;
+}
+
+static void daemon_stop(struct fixture *f)
+{
+	int status = -1;
+
+	kill(f->daemon, SIGTERM);
+	assert_int_equal(waitpid(f->daemon, &status, 0), f->daemon);
+	if (status)
+		daemon_log(f);
+	assert_int_equal(status, 0);
+}
+
+static struct kvd_client *client_open(struct fixture *f, const char *name)
+{
+	const struct timespec pause = {.tv_nsec = 5000000};
+	struct kvd_options o = {.socket = f->socket, .client = name, .timeout_ms = WAIT_MS};
+	struct kvd_client *client;
+	int r = -1;
+
+	/* a daemon that starts is not there yet: a few seconds, sanitizers included */
+	for (int i = 0; i < 4000 && r; i++) {
+		r = kvd_open(&o, &client);
+		if (r && r != -KVD_E_NODAEMON)
+			break;
+		if (r)
+			nanosleep(&pause, NULL);
+	}
+	if (r)
+		daemon_log(f);
+	assert_int_equal(r, 0);
+	return client;
+}
+
+/* ---- the engines ---------------------------------------------------------------- */
+
+static void well(const struct kvd_client *client, int r)
+{
+	if (r < 0)
+		fail_msg("%s: %s", kvd_code_name(r), kvd_last_error(client)->message);
+}
+
+static void pool_register(struct engine *e)
+{
+	struct kvd_field field = {.name = "kv", .unit_bytes = TOKEN_BYTES, .units = 1};
+	struct kvd_layout *layout = kvd_layout_new(0);
+	struct kvd_pool_args args = {.regions = &e->region, .region_count = 1};
+	const char *text;
+
+	field.buffer = kvd_layout_buffer(layout, PAGES * PAGE_BYTES);
+	kvd_layout_heads(layout, kvd_layout_view(layout, "kv", PAGE_TOKENS, PAGES), 0, KVD_NHD,
+			 &field);
+	well(NULL, kvd_layout_text(layout, &text));
+	args.layout = text;
+	well(e->client, kvd_pool_register(e->client, &args, NULL, &e->pool));
+	kvd_layout_free(layout);
+}
+
+static void engine_open(struct fixture *f, struct engine *e, enum kvd_region_kind kind)
+{
+	struct kvd_region_args args = {.kind = kind, .bytes = PAGES * PAGE_BYTES};
+	static unsigned int count;
+	char shm[64];
+
+	e->client = client_open(f, "live-test");
+	well(NULL, kvd_memory_alloc(PAGES * PAGE_BYTES, "live", &e->memory));
+	e->bytes = e->memory.address;
+	args.fd = e->memory.fd;
+	args.address = e->bytes;
+	if (kind == KVD_REGION_SHM) {
+		snprintf(shm, sizeof(shm), "/kvd-live-%d-%u", (int)getpid(), count++);
+		int fd = shm_open(shm, O_CREAT | O_EXCL | O_RDWR, 0600);
+
+		assert_true(fd >= 0);
+		assert_int_equal(ftruncate(fd, PAGES * PAGE_BYTES), 0);
+		e->bytes = mmap(NULL, PAGES * PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
+				fd, 0);
+		assert_true(e->bytes != MAP_FAILED);
+		close(fd);
+		args.shm_name = shm;
+		args.address = e->bytes;
+	}
+	memset(e->bytes, 0xa5, PAGES * PAGE_BYTES);
+	well(e->client, kvd_region_register(e->client, &args, NULL, &e->region));
+	if (kind == KVD_REGION_SHM)
+		shm_unlink(shm);
+	pool_register(e);
+}
+
+static void engine_close(struct engine *e)
+{
+	kvd_close(e->client);
+	if (e->bytes && e->bytes != e->memory.address)
+		munmap(e->bytes, PAGES * PAGE_BYTES);
+	if (e->memory.address)
+		kvd_memory_free(&e->memory);
+	memset(e, 0, sizeof(*e));
+}
+
+static int setup(void **state)
+{
+	struct fixture *f = calloc(1, sizeof(*f));
+	FILE *config;
+
+	snprintf(f->dir, sizeof(f->dir), "/tmp/kvd-live-XXXXXX");
+	assert_non_null(mkdtemp(f->dir));
+	snprintf(f->config, sizeof(f->config), "%s/live.conf", f->dir);
+	snprintf(f->socket, sizeof(f->socket), "%s/live.sock", f->dir);
+	snprintf(f->log, sizeof(f->log), "%s/log", f->dir);
+	config = fopen(f->config, "w");
+	assert_non_null(config);
+	fprintf(config, "[daemon]\nname = live\nrun_dir = %s\nlog_level = warn\n"
+			"[peer]\nping = 50 ms\ndead_after = 800 ms\n[transport]\ntransports = shm\n",
+		f->dir);
+	fclose(config);
+	daemon_start(f);
+	*state = f;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct fixture *f = *state;
+
+	engine_close(&f->a);
+	engine_close(&f->b);
+	if (f->daemon)
+		daemon_stop(f);
+	unlink(f->config);
+	unlink(f->log);
+	unlink(f->socket);
+	snprintf(f->config, sizeof(f->config), "%s/live.lock", f->dir);
+	unlink(f->config);
+	rmdir(f->dir);
+	free(f);
+	return 0;
+}
+
+/* ---- rooms ------------------------------------------------------------------------ */
+
+static const uint32_t pages_a[] = {5, 9, 2}, pages_b[] = {60, 1, 33};
+
+static uint8_t pattern(uint32_t page, uint32_t byte)
+{
+	return (uint8_t)(page * 31 + byte * 7 + byte / 256);
+}
+
+static void fill(struct engine *e)
+{
+	for (uint32_t i = 0; i < 3; i++)
+		for (uint32_t b = 0; b < PAGE_BYTES; b++)
+			e->bytes[pages_a[i] * PAGE_BYTES + b] = pattern(i, b);
+}
+
+/* The first `pages` arrived; nothing else changed. */
+static void check(const struct engine *e, uint32_t pages)
+{
+	for (uint32_t page = 0; page < PAGES; page++) {
+		uint32_t index = 3;
+
+		for (uint32_t i = 0; i < pages; i++)
+			if (pages_b[i] == page)
+				index = i;
+		for (uint32_t b = 0; b < PAGE_BYTES; b++)
+			assert_int_equal(e->bytes[page * PAGE_BYTES + b],
+					 index < 3 ? pattern(index, b) : 0xa5);
+	}
+}
+
+static struct kvd_room *room_open(struct engine *e, uint64_t number, enum kvd_role role)
+{
+	struct kvd_source source = {0};
+	struct kvd_room_args args = {.room = number, .role = role, .pool = e->pool};
+	struct kvd_room *room;
+
+	if (role == KVD_RECV) {
+		args.sources = &source;
+		args.source_count = 1;
+	}
+	well(e->client, kvd_room_open(e->client, &args, NULL, &room));
+	return room;
+}
+
+static void send_pages(struct engine *e, struct kvd_room *room, uint32_t seq, uint32_t pages,
+		       bool last)
+{
+	struct kvd_view view = {.pages = pages_a, .page_count = pages};
+	struct kvd_send_args args = {.seq = seq, .views = &view, .view_count = 1, .last = last};
+
+	well(e->client, kvd_room_send(room, &args, NULL));
+}
+
+static void bind_pages(struct engine *e, struct kvd_room *room)
+{
+	struct kvd_view view = {.pages = pages_b, .page_count = 3};
+	struct kvd_bind_args args = {.views = &view, .view_count = 1};
+
+	well(e->client, kvd_room_bind(room, &args, NULL));
+}
+
+static void push(struct fixture *f, uint64_t number)
+{
+	struct kvd_room *from = room_open(&f->a, number, KVD_SEND);
+	struct kvd_room *to = room_open(&f->b, number, KVD_RECV);
+	struct kvd_room_status st;
+
+	fill(&f->a);
+	bind_pages(&f->b, to);
+	assert_int_equal(kvd_room_wait(from, KVD_WAITING_FOR_INPUT, WAIT_MS),
+			 KVD_WAITING_FOR_INPUT);
+	send_pages(&f->a, from, 0, 3, true);
+	assert_int_equal(kvd_room_wait(to, KVD_SUCCESS, WAIT_MS), KVD_SUCCESS);
+	assert_int_equal(kvd_room_wait(from, KVD_SUCCESS, WAIT_MS), KVD_SUCCESS);
+	check(&f->b, 3);
+	assert_int_equal(kvd_room_read(to, &st), 0);
+	assert_int_equal(st.bytes, 3 * PAGE_BYTES);
+	well(f->a.client, kvd_room_close(from, NULL));
+	well(f->b.client, kvd_room_close(to, NULL));
+}
+
+static void push_of_kind(void **state, enum kvd_region_kind kind)
+{
+	struct fixture *f = *state;
+
+	engine_open(f, &f->a, kind);
+	engine_open(f, &f->b, kind);
+	push(f, 7);
+}
+
+static void push_between_memfds_arrives(void **state)
+{
+	push_of_kind(state, KVD_REGION_MEMFD);
+}
+
+static void push_between_shm_objects_arrives(void **state)
+{
+	push_of_kind(state, KVD_REGION_SHM);
+}
+
+static void push_between_plain_memory_arrives(void **state)
+{
+	push_of_kind(state, KVD_REGION_VM);
+}
+
+static void hello_names_the_process_that_answers(void **state)
+{
+	struct fixture *f = *state;
+
+	f->a.client = client_open(f, "live-test");
+	assert_int_equal(kvd_daemon(f->a.client)->pid, f->daemon);
+	assert_string_equal(kvd_daemon(f->a.client)->name, "live");
+	assert_int_equal(strlen(kvd_daemon(f->a.client)->instance), 32);
+}
+
+static void region_of_a_pool_is_busy(void **state)
+{
+	struct fixture *f = *state;
+
+	engine_open(f, &f->a, KVD_REGION_MEMFD);
+	assert_int_equal(kvd_region_unregister(f->a.region, NULL), -KVD_E_BUSY);
+	well(f->a.client, kvd_pool_unregister(f->a.pool, NULL));
+	well(f->a.client, kvd_region_unregister(f->a.region, NULL));
+}
+
+static void room_aborted_tells_what_landed(void **state)
+{
+	struct fixture *f = *state;
+	struct kvd_room *from, *to;
+	struct kvd_room_status st;
+	uint8_t landed[8];
+	uint64_t token;
+
+	engine_open(f, &f->a, KVD_REGION_MEMFD);
+	engine_open(f, &f->b, KVD_REGION_MEMFD);
+	fill(&f->a);
+	from = room_open(&f->a, 8, KVD_SEND);
+	to = room_open(&f->b, 8, KVD_RECV);
+	assert_int_equal(kvd_room_first_token(from, 0, &token), -KVD_E_STATE);
+	bind_pages(&f->b, to);
+	assert_int_equal(kvd_room_wait(from, KVD_WAITING_FOR_INPUT, WAIT_MS),
+			 KVD_WAITING_FOR_INPUT);
+	assert_int_equal(kvd_room_first_token(from, 0, &token), 0);
+	assert_int_equal(token, 0);
+	send_pages(&f->a, from, 0, 1, false);
+	do
+		well(f->b.client, kvd_room_read(to, &st));
+	while (st.bytes < PAGE_BYTES && st.state != KVD_FAILED);
+	well(f->b.client, kvd_room_abort(to, "enough", NULL));
+	assert_int_equal(kvd_room_wait(to, KVD_SUCCESS, WAIT_MS), KVD_FAILED);
+	assert_int_equal(kvd_room_wait(from, KVD_SUCCESS, WAIT_MS), KVD_FAILED);
+	well(f->b.client, kvd_room_read(to, &st));
+	assert_int_equal(st.error, KVD_E_ABORTED);
+	well(f->b.client, kvd_room_landed(to, NULL, 0, landed, sizeof(landed)));
+	assert_int_equal(landed[0], 1);
+	check(&f->b, 1);
+}
+
+static void until_lost(struct kvd_client *client)
+{
+	while (kvd_poll(client, 1000) >= 0)
+		;
+	assert_true(kvd_lost(client));
+}
+
+static void daemon_killed_fails_rooms_and_another_takes_over(void **state)
+{
+	struct fixture *f = *state;
+	struct kvd_room *room;
+	struct kvd_room_status st;
+
+	engine_open(f, &f->a, KVD_REGION_MEMFD);
+	engine_open(f, &f->b, KVD_REGION_VM);
+	room = room_open(&f->a, 9, KVD_SEND);
+	assert_int_equal(kvd_room_state(room), KVD_BOOTSTRAPPING);
+	daemon_kill(f);
+	assert_int_equal(kvd_room_wait(room, KVD_SUCCESS, WAIT_MS), KVD_FAILED);
+	well(f->a.client, kvd_room_read(room, &st));
+	assert_int_equal(st.error, KVD_E_DEAD);
+	assert_true(st.retryable);
+	until_lost(f->a.client);
+	until_lost(f->b.client);
+	well(f->a.client, kvd_room_close(room, NULL));
+	assert_int_equal(kvd_reconnect(f->a.client, 1000), -KVD_E_NODAEMON);
+	daemon_start(f);
+	engine_close(&f->b);
+	engine_open(f, &f->b, KVD_REGION_MEMFD); /* waits for it */
+	well(f->a.client, kvd_reconnect(f->a.client, 0));
+	push(f, 9);
+}
+
+static void daemon_frozen_keeps_pages_held(void **state)
+{
+	const struct timespec pause = {.tv_nsec = 1000000};
+	struct fixture *f = *state;
+	struct kvd_room_status st = {0};
+	struct kvd_room *room;
+
+	engine_open(f, &f->a, KVD_REGION_MEMFD);
+	room = room_open(&f->a, 10, KVD_SEND);
+	kill(f->daemon, SIGSTOP);
+	for (int i = 0; i < WAIT_MS && !(st.flags & KVD_FLAG_ABORTING); i++) {
+		well(f->a.client, kvd_room_read(room, &st));
+		nanosleep(&pause, NULL);
+	}
+	assert_int_equal(st.state, KVD_TRANSFERRING);
+	kill(f->daemon, SIGCONT);
+	for (int i = 0; i < WAIT_MS && kvd_room_state(room) != KVD_BOOTSTRAPPING; i++)
+		nanosleep(&pause, NULL);
+	assert_int_equal(kvd_room_state(room), KVD_BOOTSTRAPPING);
+}
+
+struct tally {
+	unsigned int done, bad;
+};
+
+static void on_done(void *arg, int result, const struct kvd_reply *reply)
+{
+	struct tally *t = arg;
+
+	(void)reply;
+	t->done++;
+	t->bad += result != 0;
+}
+
+static void tally_wait(struct engine *e, struct tally *t, unsigned int done)
+{
+	while (t->done < done)
+		well(e->client, kvd_poll(e->client, 1000));
+	assert_int_equal(t->bad, 0);
+}
+
+static void rooms_by_the_thousand_without_blocking(void **state)
+{
+	enum { ROOMS = 1000 };
+	static struct kvd_room *rooms[ROOMS];
+	static int states[ROOMS];
+	const struct timespec pause = {.tv_nsec = 1000000};
+	struct fixture *f = *state;
+	struct tally t = {0};
+	struct kvd_call call = {.on_done = on_done, .arg = &t};
+	struct kvd_room_args args = {.role = KVD_SEND};
+
+	engine_open(f, &f->a, KVD_REGION_MEMFD);
+	args.pool = f->a.pool;
+	for (unsigned int i = 0; i < ROOMS; i++) {
+		args.room = i;
+		well(f->a.client, kvd_room_open(f->a.client, &args, &call, &rooms[i]));
+	}
+	tally_wait(&f->a, &t, ROOMS);
+	assert_int_equal(kvd_room_states((const struct kvd_room *const *)rooms, ROOMS, states), 0);
+	for (unsigned int i = 0; i < ROOMS; i++)
+		well(f->a.client, kvd_room_abort(rooms[i], NULL, &call));
+	tally_wait(&f->a, &t, 2 * ROOMS);
+	while (kvd_room_states((const struct kvd_room *const *)rooms, ROOMS, states) < ROOMS)
+		nanosleep(&pause, NULL);
+	for (unsigned int i = 0; i < ROOMS; i++)
+		well(f->a.client, kvd_room_close(rooms[i], &call));
+	tally_wait(&f->a, &t, 3 * ROOMS);
+}
+
+/* ---- transfers ---------------------------------------------------------------------- */
+
+static void on_notif(void *arg, const char *from, const void *data, size_t bytes)
+{
+	unsigned int *count = arg;
+
+	assert_non_null(from);
+	assert_int_equal(bytes, 5);
+	assert_memory_equal(data, "ready", 5);
+	++*count;
+}
+
+static void xfer_writes_where_it_was_told_and_says_so(void **state)
+{
+	static const uint32_t from[] = {2, 0}, to[] = {0, 1};
+	struct fixture *f = *state;
+	struct kvd_session_key key;
+	struct kvd_dlist *local, *remote;
+	struct kvd_xfer *xfer;
+	struct kvd_desc descs[3] = {0}, theirs[2] = {0};
+	struct kvd_xfer_args args = {.op = KVD_WRITE, .local_index = from, .remote_index = to,
+				     .local_index_count = 2, .remote_index_count = 2,
+				     .notif = "ready", .notif_bytes = 5};
+	unsigned int notifs = 0;
+	uint64_t attach;
+
+	engine_open(f, &f->a, KVD_REGION_MEMFD);
+	engine_open(f, &f->b, KVD_REGION_MEMFD);
+	fill(&f->a);
+	for (unsigned int i = 0; i < 3; i++)
+		descs[i] = (struct kvd_desc){(uintptr_t)f->a.bytes + pages_a[i] * PAGE_BYTES,
+					     PAGE_BYTES, 0, 0};
+	theirs[0] = (struct kvd_desc){(uintptr_t)f->b.bytes + pages_b[2] * PAGE_BYTES,
+				      PAGE_BYTES, 0, 0};
+	theirs[1] = (struct kvd_desc){(uintptr_t)f->b.bytes + pages_b[0] * PAGE_BYTES,
+				      PAGE_BYTES, 0, 0};
+	well(f->b.client, kvd_session_key(f->b.client, 0, &key));
+	well(f->a.client, kvd_peer_attach(f->a.client, NULL, &key, 0, &attach));
+	well(f->a.client, kvd_dlist_prep(f->a.client, 0, descs, 3, NULL, &local));
+	well(f->a.client, kvd_dlist_prep(f->a.client, attach, theirs, 2, NULL, &remote));
+	args.local = local;
+	args.remote = remote;
+	well(f->a.client, kvd_xfer_start(f->a.client, &args, NULL, &xfer));
+	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
+	memcpy(f->b.bytes + pages_b[1] * PAGE_BYTES, f->a.bytes + pages_a[1] * PAGE_BYTES,
+	       PAGE_BYTES); /* the page that was not sent */
+	check(&f->b, 3);
+	memset(f->b.bytes, 0xa5, PAGES * PAGE_BYTES);
+	well(f->a.client, kvd_xfer_again(xfer, NULL));
+	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
+	assert_int_equal(f->b.bytes[pages_b[0] * PAGE_BYTES], pattern(0, 0));
+	for (int i = 0; i < 1000 && notifs < 2; i++)
+		well(f->b.client, kvd_notif_drain(f->b.client, 0, on_notif, &notifs));
+	assert_int_equal(notifs, 2);
+	well(f->a.client, kvd_xfer_release(xfer, NULL));
+	well(f->a.client, kvd_dlist_free(local, NULL));
+	well(f->a.client, kvd_dlist_free(remote, NULL));
+}
+
+static void dlist_long_is_taken_from_a_memfd(void **state)
+{
+	enum { COUNT = 2000 };
+	static struct kvd_desc descs[COUNT];
+	struct fixture *f = *state;
+	struct kvd_dlist *dlist;
+
+	engine_open(f, &f->a, KVD_REGION_MEMFD);
+	for (unsigned int i = 0; i < COUNT; i++)
+		descs[i] = (struct kvd_desc){(uintptr_t)f->a.bytes + i * 16, 16, 0, 0};
+	well(f->a.client, kvd_dlist_prep(f->a.client, 0, descs, COUNT, NULL, &dlist));
+	assert_int_equal(kvd_dlist_count(dlist), COUNT);
+	well(f->a.client, kvd_dlist_free(dlist, NULL));
+	descs[COUNT - 1].address = 4096;
+	assert_int_equal(kvd_dlist_prep(f->a.client, 0, descs, COUNT, NULL, &dlist),
+			 -KVD_E_NOTFOUND);
+	assert_null(dlist);
+}
+
+int main(void)
+{
+#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+	const struct CMUnitTest tests[] = {
+		T(hello_names_the_process_that_answers),
+		T(region_of_a_pool_is_busy),
+		T(push_between_memfds_arrives),
+		T(push_between_shm_objects_arrives),
+		T(push_between_plain_memory_arrives),
+		T(room_aborted_tells_what_landed),
+		T(daemon_killed_fails_rooms_and_another_takes_over),
+		T(daemon_frozen_keeps_pages_held),
+		T(rooms_by_the_thousand_without_blocking),
+		T(xfer_writes_where_it_was_told_and_says_so),
+		T(dlist_long_is_taken_from_a_memfd),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
