@@ -21,15 +21,9 @@
 #include <unistd.h>
 
 #include "ctl/ctl.h"
+#include "ctl/plan.h"
 #include "daemon/base/mem.h"
 #include "proto/kvd.h"
-
-#if __has_include("ctl/plan.h")
-#include "ctl/plan.h"
-#define HAVE_PLAN 1
-#else
-#define HAVE_PLAN 0
-#endif
 
 const struct ctl_command ctl_commands[] = {
 	{"status", "", "the daemon at a glance",
@@ -79,12 +73,11 @@ const struct ctl_command ctl_commands[] = {
 	 "touched) for `curve_secret_file`, and the public key printed, one line for the\n"
 	 "other daemons' `curve_allow_file`. Without: both are printed. No daemon needed.",
 	 0, 1, "", ctl_run_keygen},
-#if HAVE_PLAN
-	{"plan", "[--cover] FILE | -", "compute a plan without a daemon",
+	{"plan", "[--cover] [--explain] FILE | -", "compute a plan without a daemon",
 	 "Reads two layouts and page lists (--cover: all sources and a destination) as\n"
-	 "JSON, prints the rows that would be copied (who sends what) as JSON.",
+	 "JSON, prints the rows that would be copied (who sends what) as JSON, or in\n"
+	 "words with --explain.",
 	 0, 99, "*", NULL},
-#endif
 	{"help", "[COMMAND]", "this text, or a command's", "", 0, 1, "", NULL},
 	{NULL, NULL, NULL, NULL, 0, 0, NULL, NULL},
 };
@@ -109,7 +102,7 @@ static void print_commands(FILE *out)
 {
 	fprintf(out, "Usage: kvd-ctl [OPTIONS] COMMAND [ARGUMENTS]\n\nCommands:\n");
 	for (const struct ctl_command *c = ctl_commands; c->name; c++)
-		fprintf(out, "  %-8s %-20s %s\n", c->name, c->args, c->summary);
+		fprintf(out, "  %-8s %-31s %s\n", c->name, c->args, c->summary);
 	fprintf(out,
 		"\nOptions:\n"
 		"  -s, --socket PATH    the daemon's control socket\n"
@@ -374,11 +367,9 @@ int main(int argc, char **argv)
 		return ctl_usage("%s: no such command", argv[optind]);
 	argc -= optind;
 	argv += optind;
-#if HAVE_PLAN
 	/* it has a command line of its own */
 	if (!strcmp(c->name, "plan") && !(argc > 1 && !strcmp(argv[1], "--help")))
 		return plan_main(argc, argv);
-#endif
 	r = run_command(&ctl, c, argc, argv);
 	kvd_close(ctl.client);
 	if (fflush(stdout) == EOF)
