@@ -27,6 +27,8 @@
 #include "daemon/handshake_impl.h"
 #include "daemon/kvd.h"
 
+#define PROGRESS_BUDGET 64u /* a turn, so that other sources have theirs */
+
 static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 {
 	struct remote *remote = mem_zalloc(sizeof(*remote));
@@ -239,6 +241,23 @@ static void on_key(void *owner, struct xp_key *key, const struct err *err)
 	pools_key_ready(remote_of(base->peer), key, err);
 }
 
+/* An arm that answers busy means: progress again before sleeping. */
+static bool on_prepare(struct loop_prepare *prepare)
+{
+	struct handshake *hs = container_of(prepare, struct handshake, before_sleep);
+	bool busy = false;
+
+	for (unsigned int i = 0; i < hs->kvd->transport_count; i++) {
+		struct transport *t = hs->kvd->transports[i];
+
+		if (t->ops->progress && t->ops->progress(t, PROGRESS_BUDGET) > 0)
+			busy = true;
+		else if (t->ops->arm && t->ops->arm(t))
+			busy = true;
+	}
+	return busy;
+}
+
 static int open_transports(struct handshake *hs)
 {
 	struct kvd *kvd = hs->kvd;
@@ -399,6 +418,8 @@ int handshake_new(struct kvd *kvd, const struct handshake_events *events,
 	hs->events = *events;
 	list_init(&hs->remotes);
 	list_init(&hs->published);
+	hs->before_sleep.on_prepare = on_prepare;
+	loop_prepare_add(kvd->loop, &hs->before_sleep);
 	hs->scratch = mem_zalloc(WIRE_FRAME_MAX);
 	if (hs->scratch)
 		r = sched_new(kvd->loop, kvd->config->max_inflight_ops,
@@ -449,6 +470,7 @@ void handshake_free(struct handshake *hs)
 	}
 	peers_free(hs->kvd->peers);
 	hs->kvd->peers = NULL;
+	loop_prepare_remove(&hs->before_sleep);
 	while (hs->kvd->transport_count > 0) {
 		struct transport *t = hs->kvd->transports[--hs->kvd->transport_count];
 

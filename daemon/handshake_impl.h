@@ -14,6 +14,7 @@ struct handshake {
 	struct list remotes;
 	struct list published; /* struct publication.link */
 	uint8_t *scratch;      /* one message body */
+	struct loop_prepare before_sleep; /* progress and arm the transports */
 	struct err transports_why;
 	struct peers_callbacks peer_callbacks;
 	struct peer_address addresses[PEER_TRANSPORTS_MAX]; /* for HELLO */
