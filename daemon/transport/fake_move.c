@@ -358,7 +358,8 @@ bool fake_fault_apply(struct fake_xfer *x)
 {
 	struct err err;
 
-	if (!x->fault.fault || x->fault_spent || x->sent < x->fault.at_bytes)
+	if (x->fault.fault < FAKE_ERROR || x->fault.fault == FAKE_SLOW ||
+	    x->fault.fault == FAKE_LATE || x->fault_spent || x->sent < x->fault.at_bytes)
 		return false;
 	x->fault_spent = x->fault.fault != FAKE_STUCK;
 	switch (x->fault.fault) {
@@ -555,12 +556,14 @@ static void on_cancel_frame(struct fake_xfer *x, const struct err *err)
 
 static void on_accept_frame(struct fake_xfer *x)
 {
-	if (!x->op || x->op_ending)
+	bool stale = x->hub->bug == FAKE_BUG_SOURCE_STALE && x->op_canceled;
+
+	if ((!x->op || x->op_ending) && !stale)
 		return;
 	if (x->kind == XP_READ) {
 		if (x->landing && !x->stopping && x->bytes == 0)
 			fake_landed_all(x);
-	} else if (!x->op_canceled) {
+	} else if (!x->op_canceled || stale) {
 		x->reading = true;
 		fake_pump_wake(x, 0);
 	}

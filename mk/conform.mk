@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+# The conformance suite: one program that is driver, far end and memory owner.
+CONFORM_SRC := $(wildcard tests/conform/*.c)
+CONFORM     := $(B)/conform
+
+$(CONFORM): $(CONFORM_SRC:%.c=$(B)/%.o) $(CORE)
+	@mkdir -p $(@D)
+	$(SAY) LD $@
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) $^ -o $@ $(LIBS)
+
+TEST_TARGETS += $(CONFORM)
+
+.PHONY: conform
+conform: $(CONFORM) ## run the transport conformance suite
+	$(Q)$(CONFORM)

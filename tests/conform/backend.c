@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What surrounds a transport in the suite: the loop, helpers, copy threads and
+ * a configuration; and the list of backends. Every transport of the daemon's
+ * table is there, so one that registers is tested; the fake comes in the
+ * variants of its profile that change what its callers see.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/config.h"
+#include "daemon/offload.h"
+#include "daemon/transport/copy.h"
+#include "daemon/transport/fake.h"
+#include "tests/conform/conform.h"
+
+/* One copy thread and small slices: transfers last longer and are seen in
+ * flight; the work is the same. */
+#define COPY_THREADS 1u
+#define SLICE_BYTES (64u << 10)
+
+static struct config config; /* large, and the same for all ends */
+
+static int config_make(void)
+{
+	static const char *names[16];
+	const struct config_source source = {
+		.path = "/dev/null", .name = "conform", .transports = names};
+	int r;
+
+	for (size_t i = 0; transport_table[i] && i + 1 < ARRAY_LEN(names); i++)
+		names[i] = transport_table[i]->name;
+	if (!names[0])
+		names[0] = "fake";
+	r = config_load(&config, &source);
+	if (r < 0)
+		return err_pass(r);
+	snprintf(config.listen, sizeof(config.listen), "tcp://127.0.0.1:0");
+	config.run_dir[0] = '\0'; /* leave nothing behind */
+	config.copy_threads = COPY_THREADS;
+	config.slice_bytes = SLICE_BYTES;
+	return 0;
+}
+
+int backend_env_new(const char *name, bool is_virtual, struct xp_env *env_p)
+{
+	struct xp_env env = {.config = &config};
+	int r = config_make();
+
+	(void)name;
+	if (r == 0)
+		r = is_virtual ? loop_new_virtual(1, &env.loop) : loop_new(&env.loop);
+	if (r == 0)
+		r = is_virtual ? offload_new_inline(env.loop, &env.offload)
+			       : offload_new(env.loop, 1, &env.offload);
+	if (r == 0 && !is_virtual)
+		r = copier_new(env.loop, COPY_THREADS, SLICE_BYTES, &env.copier);
+	if (r == 0)
+		*env_p = env;
+	else
+		backend_env_free(&env);
+	return err_pass(r);
+}
+
+void backend_env_free(struct xp_env *env)
+{
+	if (env->copier)
+		copier_free(env->copier);
+	if (env->offload)
+		offload_free(env->offload);
+	loop_free(env->loop);
+	*env = (struct xp_env){0};
+}
+
+static void tune_plain(struct world *world)
+{
+	(void)world;
+}
+
+static void tune_check(struct world *world)
+{
+	struct fake_profile *profile = fake_hub_profile(world->hub);
+
+	profile->check = true;
+	profile->need_keys = true;
+	profile->key_ns = 300000;
+}
+
+static void tune_discard(struct world *world)
+{
+	struct fake_profile *profile = fake_hub_profile(world->hub);
+
+	profile->discard = true;
+	profile->reorder = false;
+	profile->slice_bytes = 65536;
+	profile->slice_ns = 20000;
+}
+
+static const struct backend fakes[] = {
+	{"fake", "fake", true, tune_plain, NULL, "a socket: the fake has none"},
+	{"fake-check", "fake", true, tune_check, NULL, "a socket: the fake has none"},
+	{"fake-discard", "fake", true, tune_discard, NULL, "a socket: the fake has none"},
+};
+
+/* shm's address holds the names of its Unix sockets, "@" for abstract ones. */
+static int shm_raw_connect(const void *address, size_t len)
+{
+	const uint8_t *bytes = address, *name = memchr(bytes, '@', len);
+	struct sockaddr_un sa = {.sun_family = AF_UNIX};
+	size_t name_len;
+	int fd;
+
+	if (!name || name < bytes + 2) {
+		errno = ENOENT;
+		return -1;
+	}
+	name_len = (size_t)name[-2] | (size_t)name[-1] << 8;
+	if (name_len >= sizeof(sa.sun_path) || name_len > len - (size_t)(name - bytes)) {
+		errno = EINVAL;
+		return -1;
+	}
+	memcpy(sa.sun_path + 1, name + 1, name_len - 1); /* the '@' is a NUL there */
+	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (fd >= 0 &&
+	    connect(fd, (struct sockaddr *)&sa,
+		    (socklen_t)(offsetof(struct sockaddr_un, sun_path) + name_len)) < 0) {
+		close(fd);
+		return -1;
+	}
+	return fd;
+}
+
+/* Of a real backend the suite needs nothing but its name; a row here adds what
+ * lets a stranger knock at its door. */
+static const struct backend real_hooks[] = {
+	{"shm", "shm", false, NULL, shm_raw_connect, NULL},
+	{"ucx", "ucx", false, NULL, NULL, "a raw client: UCX's wire is its own"},
+};
+
+static struct backend real_make(const struct transport_ops *ops)
+{
+	for (size_t i = 0; i < ARRAY_LEN(real_hooks); i++) {
+		if (strcmp(real_hooks[i].transport, ops->name) == 0)
+			return real_hooks[i];
+	}
+	return (struct backend){.name = ops->name,
+				.transport = ops->name,
+				.raw_missing = "a raw client for this backend"};
+}
+
+const struct backend *backend_at(size_t n)
+{
+	static struct backend reals[16];
+
+	if (n < ARRAY_LEN(fakes))
+		return &fakes[n];
+	n -= ARRAY_LEN(fakes);
+	for (size_t i = 0, real = 0; transport_table[i]; i++) {
+		if (transport_table[i] == &fake_ops || real++ != n)
+			continue;
+		assert(n < ARRAY_LEN(reals));
+		reals[n] = real_make(transport_table[i]);
+		return &reals[n];
+	}
+	return NULL;
+}
+
+const struct transport_ops *backend_ops(const struct backend *backend)
+{
+	return strcmp(backend->transport, "fake") == 0
+		       ? &fake_ops
+		       : transport_find(backend->transport);
+}

@@ -1,0 +1,485 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The runner. Without arguments it runs every backend, each in a process of
+ * its own so that a crash of one is a failure and not the end, and then the
+ * planted bugs: a suite that passes over a broken promise is itself broken.
+ *
+ *   conform                      all
+ *   conform --backend shm        one
+ *   conform --backend fake --case abort   cases whose name contains it
+ *   conform --backend fake --bug done-twice --seed 7
+ *   conform --list
+ *
+ * Lines are TAP's; the last one is "N passed, N failed, N skipped".
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/transport/fake.h"
+#include "tests/conform/conform.h"
+
+#define SEED_DEFAULT 20261120u
+#define BACKEND_SECONDS 240u /* a hang is a failure */
+
+struct score {
+	unsigned int passed, failed, skipped;
+};
+
+struct options {
+	const char *backend, *filter;
+	uint64_t seed;
+	enum fake_bug bug;
+	bool quiet; /* only the score */
+};
+
+static struct options options = {.seed = SEED_DEFAULT};
+static struct score score;
+static jmp_buf leave;
+static char verdict[512];
+static enum { RUNNING, FAILED, SKIPPED } state;
+
+static const struct conform_case *const groups[] = {
+	cases_data, cases_order,   cases_memory, cases_abort,
+	cases_loss, cases_hostile, cases_fake,
+};
+
+void case_fail(const char *file, int line, const char *fmt, ...)
+{
+	char words[400];
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(words, sizeof(words), fmt, ap);
+	va_end(ap);
+	snprintf(verdict, sizeof(verdict), "%s:%d: %s", file, line, words);
+	state = FAILED;
+	longjmp(leave, 1);
+}
+
+void case_skip(const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(verdict, sizeof(verdict), fmt, ap);
+	va_end(ap);
+	state = SKIPPED;
+	longjmp(leave, 1);
+}
+
+static int score_say(void)
+{
+	printf("%u passed, %u failed, %u skipped\n", score.passed, score.failed,
+	       score.skipped);
+	fflush(stdout);
+	return score.failed ? 1 : 0;
+}
+
+static void report(const char *where, const char *name, double ms)
+{
+	const unsigned int number = score.passed + score.failed + score.skipped + 1;
+
+	if (state == FAILED)
+		score.failed++;
+	else if (state == SKIPPED)
+		score.skipped++;
+	else
+		score.passed++;
+	if (!options.quiet && state == FAILED)
+		printf("not ok %u %s %s (%.0f ms)\n# %s\n", number, where, name, ms,
+		       verdict);
+	else if (!options.quiet && state == SKIPPED)
+		printf("ok %u %s %s # SKIP needs %s\n", number, where, name, verdict);
+	else if (!options.quiet)
+		printf("ok %u %s %s (%.0f ms)\n", number, where, name, ms);
+	fflush(stdout);
+	if (state == FAILED && options.bug) { /* found: that was the question */
+		score_say();
+		_exit(1);
+	}
+}
+
+static double now_ms(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (double)ts.tv_sec * 1e3 + (double)ts.tv_nsec / 1e6;
+}
+
+/* ---- one case ---- */
+
+static const char *missing(const struct world *world, const struct conform_case *c)
+{
+	if (c->needs & (NEED_TWO | NEED_THREE | NEED_PROCESS) && world->self)
+		return "two daemons";
+	if (c->needs & NEED_PROCESS && world->backend->is_virtual)
+		return "a process of its own";
+	if (c->needs & NEED_RAW && !world->backend->raw_connect)
+		return world->backend->raw_missing;
+	return NULL;
+}
+
+static void audit(struct world *world)
+{
+	for (unsigned int i = 0; i < ENDS_MAX; i++) {
+		struct end *end = world->end[i];
+		const struct cmd cmd = {.type = CMD_AUDIT};
+		const void *blob;
+		struct reply reply;
+		int fd;
+
+		if (!end || !end->alive)
+			continue;
+		reply = end_call_full(end, &cmd, NULL, -1, &blob, &fd);
+		CHECK(reply.v[0] == 0, "%c: %llu broken promises: %s", 'A' + (char)i,
+		      (unsigned long long)reply.v[0], (const char *)blob);
+	}
+}
+
+/* What every case must leave behind. */
+static void epilogue(struct world *world)
+{
+	struct area *area;
+	struct deal *deal;
+
+	world_settle(world);
+	audit(world);
+	list_foreach (area, &world->areas, link)
+		area_verify(area);
+	list_foreach_safe (deal, &world->deals, link)
+		deal_free(deal);
+	list_foreach_safe (area, &world->areas, link)
+		area_free(area);
+	for (unsigned int i = 0; i < ENDS_MAX; i++) {
+		if (world->end[i] && world->end[i]->alive)
+			end_policy(world->end[i], POLICY_LAND);
+	}
+	if (world->hub)
+		CHECK(stills_check(world, true) == 0, "torn memory moved within 1 s");
+}
+
+static void run_guarded(struct world *world, void (*run)(struct world *world))
+{
+	state = RUNNING;
+	if (setjmp(leave) == 0)
+		run(world);
+}
+
+/* A skipped or failed case may leave things about: clean up, quietly. */
+static void case_run(struct world *world, const struct conform_case *c)
+{
+	char words[sizeof(verdict)];
+
+	run_guarded(world, c->run);
+	if (state == RUNNING) {
+		run_guarded(world, epilogue);
+	} else if (state == SKIPPED) {
+		memcpy(words, verdict, sizeof(words));
+		run_guarded(world, epilogue);
+		if (state != FAILED) {
+			memcpy(verdict, words, sizeof(words));
+			state = SKIPPED;
+		}
+	}
+	if (state == FAILED) {
+		world->spent = true;
+		world->failed = true;
+	}
+}
+
+/* ---- one world after the other ---- */
+
+struct run {
+	const struct backend *backend;
+	bool self;
+	struct world *world;
+	char where[64];
+};
+
+static bool world_ensure(struct run *run)
+{
+	if (run->world)
+		return true;
+	state = RUNNING;
+	if (setjmp(leave) == 0) {
+		int r = world_new(run->backend, run->self, options.seed, &run->world);
+
+		if (r < 0)
+			FAIL("the world does not start: %s", err_last()->text);
+	}
+	if (state == RUNNING && run->world->hub)
+		fake_plant(run->world->hub, options.bug);
+	return state == RUNNING;
+}
+
+static void stills_end(struct world *world)
+{
+	unsigned int moved = stills_check(world, true);
+
+	CHECK(moved == 0, "%u torn areas moved within 1 s of their done", moved);
+}
+
+static void world_close(struct world *world)
+{
+	CHECK(world_free(world), "an end did not end cleanly");
+}
+
+/* The world's own case: what was torn stayed still, and it ends cleanly. A world
+ * whose case failed is only taken down; what it says then is not news. */
+static void world_end(struct run *run)
+{
+	struct world *world = run->world;
+	double begin = now_ms();
+
+	run->world = NULL;
+	if (!world)
+		return;
+	if (world->failed) {
+		world_abandon(world);
+		return;
+	}
+	run_guarded(world, stills_end);
+	if (state == FAILED)
+		world_abandon(world);
+	else
+		run_guarded(world, world_close);
+	report(run->where, "still and clean at the end", now_ms() - begin);
+}
+
+static void group_run(struct run *run, const struct conform_case *group)
+{
+	for (const struct conform_case *c = group; c->name; c++) {
+		double begin = now_ms();
+		const char *need;
+
+		if (options.filter && !strstr(c->name, options.filter))
+			continue;
+		if (c->needs & HEAVY && options.bug)
+			continue;
+		if (c->needs & NEED_FAKE && !run->backend->is_virtual)
+			continue; /* scripted faults: not a property of a real one */
+		if (!world_ensure(run)) {
+			report(run->where, c->name, now_ms() - begin);
+			run->world = NULL;
+			continue;
+		}
+		need = missing(run->world, c);
+		if (need) {
+			snprintf(verdict, sizeof(verdict), "%s", need);
+			state = SKIPPED;
+		} else {
+			case_run(run->world, c);
+		}
+		report(run->where, c->name, now_ms() - begin);
+		if (run->world->spent)
+			world_end(run);
+	}
+}
+
+static void backend_run_world(const struct backend *backend, bool self)
+{
+	struct run run = {.backend = backend, .self = self};
+
+	snprintf(run.where, sizeof(run.where), "%s%s", backend->name,
+		 self ? " (self)" : "");
+	for (size_t i = 0; i < ARRAY_LEN(groups); i++)
+		group_run(&run, groups[i]);
+	world_end(&run);
+}
+
+static void backend_run(const struct backend *backend)
+{
+	const struct transport_ops *ops = backend_ops(backend);
+	struct xp_env env = {0};
+	uint32_t caps = 0;
+	int r = backend_env_new(backend->transport, backend->is_virtual, &env);
+
+	if (r == 0)
+		r = ops->probe(env.config, &caps);
+	if (r < 0) {
+		state = SKIPPED;
+		snprintf(verdict, sizeof(verdict), "the backend here: %s",
+			 err_last()->text);
+		report(backend->name, "all", 0);
+		return;
+	}
+	backend_env_free(&env);
+	backend_run_world(backend, false);
+	if (caps & XP_CAP_SELF)
+		backend_run_world(backend, true);
+}
+
+static int run_one(const char *name)
+{
+	const struct backend *backend;
+
+	for (size_t i = 0; (backend = backend_at(i)); i++) {
+		if (strcmp(backend->name, name))
+			continue;
+		signal(SIGPIPE, SIG_IGN);
+		if (memory_guard_install() < 0)
+			return 2;
+		alarm(BACKEND_SECONDS);
+		backend_run(backend);
+		return score_say();
+	}
+	fprintf(stderr, "conform: no backend '%s'\n", name);
+	return 2;
+}
+
+/* ---- all, each in a process of its own ---- */
+
+/* Runs this binary with the arguments; its score from its last line. */
+static bool child_run(char *const argv[], bool show, struct score *score_p)
+{
+	char line[1024];
+	bool scored = false;
+	int pipes[2], status;
+	FILE *out;
+	pid_t pid;
+
+	if (pipe2(pipes, O_CLOEXEC) < 0)
+		return false;
+	fflush(stdout);
+	pid = fork();
+	if (pid == 0) {
+		dup2(pipes[1], STDOUT_FILENO);
+		if (!show)
+			dup2(open("/dev/null", O_WRONLY | O_CLOEXEC), STDERR_FILENO);
+		execv("/proc/self/exe", argv);
+		_exit(127);
+	}
+	close(pipes[1]);
+	out = fdopen(pipes[0], "r");
+	while (out && fgets(line, sizeof(line), out)) {
+		scored =
+			sscanf(line, "%u passed, %u failed, %u skipped", &score_p->passed,
+			       &score_p->failed, &score_p->skipped) == 3;
+		if (show && !scored)
+			fputs(line, stdout);
+	}
+	if (out)
+		fclose(out);
+	waitpid(pid, &status, 0);
+	return scored && WIFEXITED(status) &&
+	       WEXITSTATUS(status) == (score_p->failed ? 1 : 0);
+}
+
+static void backend_child(const char *name)
+{
+	char *argv[] = {(char *)"conform", (char *)"--backend", (char *)(uintptr_t)name,
+			NULL};
+	struct score got = {0};
+
+	if (!child_run(argv, true, &got)) {
+		printf("not ok %s: the run crashed or hung\n", name);
+		got.failed++;
+	}
+	score.passed += got.passed;
+	score.failed += got.failed;
+	score.skipped += got.skipped;
+}
+
+/* A bug that the suite does not notice is a failure of the suite; a crash
+ * counts as noticed. */
+static void bug_child(const char *backend, enum fake_bug bug)
+{
+	const char *name = fake_bug_name(bug);
+	char *argv[] = {(char *)"conform",
+			(char *)"--backend",
+			(char *)(uintptr_t)backend,
+			(char *)"--bug",
+			(char *)(uintptr_t)name,
+			(char *)"--quiet",
+			NULL};
+	struct score got = {0};
+	bool ended = child_run(argv, false, &got);
+	char what[96];
+
+	snprintf(what, sizeof(what), "planted bug %s is found", name);
+	state = ended && got.failed == 0 ? FAILED : RUNNING;
+	snprintf(verdict, sizeof(verdict), "no case failed");
+	report(backend, what, 0);
+}
+
+static int run_all(void)
+{
+	double begin = now_ms();
+	const struct backend *backend;
+
+	for (size_t i = 0; (backend = backend_at(i)); i++)
+		backend_child(backend->name);
+	for (unsigned int bug = FAKE_BUG_NONE + 1; bug < FAKE_BUG_COUNT; bug++)
+		bug_child("fake", (enum fake_bug)bug);
+	printf("# %.1f s\n", (now_ms() - begin) / 1e3);
+	return score_say();
+}
+
+static int list_cases(void)
+{
+	for (size_t i = 0; i < ARRAY_LEN(groups); i++) {
+		for (const struct conform_case *c = groups[i]; c->name; c++)
+			puts(c->name);
+	}
+	return 0;
+}
+
+static enum fake_bug bug_by_name(const char *name)
+{
+	for (unsigned int bug = 0; bug < FAKE_BUG_COUNT; bug++) {
+		if (strcmp(fake_bug_name((enum fake_bug)bug), name) == 0)
+			return (enum fake_bug)bug;
+	}
+	fprintf(stderr, "conform: no bug '%s'\n", name);
+	exit(2);
+}
+
+static void parse(int argc, char **argv)
+{
+	for (int i = 1; i < argc; i++) {
+		const char *value = i + 1 < argc ? argv[i + 1] : "";
+
+		if (strcmp(argv[i], "--quiet") == 0) {
+			options.quiet = true;
+			continue;
+		}
+		if (strcmp(argv[i], "--backend") == 0)
+			options.backend = value;
+		else if (strcmp(argv[i], "--case") == 0)
+			options.filter = value;
+		else if (strcmp(argv[i], "--seed") == 0)
+			options.seed = strtoull(value, NULL, 0);
+		else if (strcmp(argv[i], "--bug") == 0)
+			options.bug = bug_by_name(value);
+		else {
+			fprintf(stderr, "conform: what is '%s'?\n", argv[i]);
+			exit(2);
+		}
+		i++;
+	}
+}
+
+int main(int argc, char **argv)
+{
+	if (argc == 4 && strcmp(argv[1], "--puppet") == 0)
+		return puppet_main(argv[2], atoi(argv[3]));
+	if (argc == 4 && strcmp(argv[1], "--owner") == 0)
+		return owner_main(atoi(argv[2]), strtoull(argv[3], NULL, 10));
+	if (argc == 2 && strcmp(argv[1], "--list") == 0)
+		return list_cases();
+	parse(argc, argv);
+	log_set_level(LOG_LEVEL_WARN);
+	return options.backend ? run_one(options.backend) : run_all();
+}
