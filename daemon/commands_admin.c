@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stats, health, config.show, log.level, drain, shutdown: what an operator asks. */
+/*
+ * stats, health, config.show, log.level, drain, shutdown: what an operator asks.
+ *
+ * What is shown comes from the tables of metrics and settings, so a new row
+ * needs nothing here. What changes the daemon is for admins; drain and shutdown
+ * answer before they act, or the answer would meet a closed connection.
+ */
 #include "daemon/commands.h"
 
 #include <errno.h>

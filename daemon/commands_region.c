@@ -1,5 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* region.* and pool.*: an engine hands its memory over and says how it is laid out. */
+/*
+ * region.* and pool.*: an engine hands its memory over and says how it is laid
+ * out.
+ *
+ * Registering and taking back are answered later, when a helper, the last pin or
+ * the last peer is done; the request waits as the callback's argument. By then
+ * the session may be over: the answer is given all the same and goes nowhere.
+ */
 #include "daemon/commands.h"
 
 #include <errno.h>

@@ -1,5 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hello, ping, help, session.list: what a client says first and about itself. */
+/*
+ * hello, ping, help, session.list: what a client says first and about itself.
+ *
+ * hello makes the status page and hands it over with the reply; said again, the
+ * same greeting comes (its first answer may have been lost for want of memory).
+ * A session's secret lets any daemon reach its memory, so it is told to that
+ * session only, not even to admins.
+ */
 #include "daemon/commands.h"
 
 #include <errno.h>
@@ -235,7 +242,7 @@ const struct command session_commands[] = {
 	 "transports, status {slots, bytes}; with it a read-only descriptor of the "
 	 "status "
 	 "page"},
-	{"ping", "Is the daemon there?", NULL, COMMAND_NO_HELLO, ping_run,
+	{"ping", "Tell that the daemon is there", NULL, COMMAND_NO_HELLO, ping_run,
 	 "time_ns, its monotonic clock"},
 	{"help", "Describe the commands", help_fields, COMMAND_NO_HELLO, help_run,
 	 "commands [{name, summary, fields, reply, admin}]"},

@@ -165,7 +165,7 @@ static int scan_string(struct scan *s, struct key *key)
 {
 	const uint8_t *end = s->text + s->len;
 	uint32_t hash = 2166136261u;
-	size_t start, n;
+	size_t start, n = 0;
 
 	if (!accept(s, '"'))
 		return bad(s, "a string was expected");
@@ -192,7 +192,7 @@ static int key_order(const void *a, const void *b)
 	const struct key *x = a, *y = b;
 	const uint8_t *p = x->at, *q = y->at;
 	const uint8_t *p_end = p + x->len, *q_end = q + y->len;
-	size_t n;
+	size_t n = 0;
 
 	if (x->hash != y->hash)
 		return x->hash < y->hash ? -1 : 1;
@@ -443,7 +443,7 @@ int json_check(const char *text, size_t len, size_t max_depth)
 void json_sanitize(char *s)
 {
 	const uint8_t *end = (const uint8_t *)s + strlen(s);
-	size_t n;
+	size_t n = 0;
 
 	for (uint8_t *p = (uint8_t *)s; p < end; p += n) {
 		if (utf8_take(p, end, &n) != CHAR_BAD && *p >= 0x20 && *p != 0x7f)
