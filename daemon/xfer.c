@@ -631,7 +631,7 @@ void xfer_session_try_free(struct xfer_session *xs)
 	struct session *session = xs->session;
 	struct idmap_cursor at;
 
-	if (!xs->draining || idmap_count(&xs->transfers) > 0)
+	if (!xs->draining || xs->notes > 0 || idmap_count(&xs->transfers) > 0)
 		return;
 	idmap_foreach(&xs->dlists, at)
 		prepared_unref(at.value);

@@ -53,6 +53,7 @@ struct xfer_session { /* session->xfers */
 	struct list shares;
 	struct list notifs; /* oldest first */
 	size_t notif_bytes;
+	unsigned int notes; /* struct note under way */
 	bool draining;
 };
 
@@ -117,8 +118,8 @@ struct transfer { /* xfer.start */
 /* A message of ours on the data line: list parts, bare notifications. */
 struct note {
 	struct sched_op op;
-	struct xfer_session *xs; /* NULL: nobody waits */
-	struct request *req;
+	struct xfer_session *xs;
+	struct request *req; /* NULL: nobody waits */
 	uint8_t header[];
 };
 

@@ -28,12 +28,16 @@
 static void on_note_done(struct sched_op *op)
 {
 	struct note *note = op->owner;
+	struct xfer_session *xs = note->xs;
 
 	if (note->req && op->xp.result < 0)
 		request_fail(note->req, &op->xp.err);
 	else if (note->req)
 		request_reply(note->req, request_result(note->req));
 	mem_free(note);
+	xs->notes--;
+	if (xs->draining)
+		xfer_session_try_free(xs);
 }
 
 static struct note *note_new(size_t header_len, struct cursor *out)
@@ -49,6 +53,8 @@ static struct note *note_new(size_t header_len, struct cursor *out)
 
 static void note_post(struct note *note, struct attach *attach, size_t len)
 {
+	note->xs = attach->xs;
+	note->xs->notes++; /* its flow lives in the attach */
 	note->op.xp.kind = XP_WRITE;
 	note->op.xp.header = note->header;
 	note->op.xp.header_len = len;

@@ -426,6 +426,25 @@ static void initiator_end_in_flight_leaves_nothing(void **state)
 	assert_int_equal(p->c.nodes[0].kvd.session_count, 0);
 }
 
+/* What was said last is still on its way when the session that said it ends. */
+static void end_with_notes_under_way_leaves_nothing(void **state)
+{
+	struct pair *p = *state;
+	uint64_t local = grid(p, true), remote = grid(p, false), x;
+
+	x = start(p, "write", local, remote, "");
+	until(p, x, KVD_SUCCESS);
+	fake_hub_profile(p->c.bytes)->delay_min_ns = 50 * LOOP_NS_PER_MS;
+	fake_hub_profile(p->c.bytes)->delay_max_ns = 90 * LOOP_NS_PER_MS;
+	cluster_ok(&p->c, p->me, "{'cmd':'xfer.release','xfer':%llu}", (unsigned long long)x);
+	cluster_ok(&p->c, p->me, "{'cmd':'dlist.free','dlist':%llu}", (unsigned long long)local);
+	cluster_ok(&p->c, p->me, "{'cmd':'dlist.free','dlist':%llu}",
+		   (unsigned long long)remote);
+	cluster_engine_dies(&p->c, p->me);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_int_equal(p->c.nodes[0].kvd.session_count, 0);
+}
+
 static void lost_peer_fails_transfers(void **state)
 {
 	struct pair *p = *state;
@@ -472,6 +491,7 @@ int main(void)
 		CASE(cancel_and_release_are_fenced),
 		CASE(target_session_end_fails_transfers),
 		CASE(initiator_end_in_flight_leaves_nothing),
+		CASE(end_with_notes_under_way_leaves_nothing),
 		CASE(lost_peer_fails_transfers),
 	};
 
