@@ -48,8 +48,9 @@ static int read_layout(const cJSON *root, const char *name, struct layout **layo
 	const cJSON *json;
 	int r = json_get_object(root, name, true, &json);
 
-	if (r == 0)
-		r = layout_parse(json, layout_p);
+	if (r < 0)
+		return err_pass(r);
+	r = layout_parse(json, layout_p);
 	return r < 0 ? err_prefix(r, "%s", name) : 0;
 }
 
@@ -201,7 +202,7 @@ static int write_plan(const struct plan *plan, FILE *out)
 	return 0;
 }
 
-static int answer_plan(const cJSON *root, bool explain, FILE *out)
+static int answer_plan(const cJSON *root, const struct plan_options *options, FILE *out)
 {
 	struct plan *plan mem_cleanup(plan_freep) = NULL;
 	struct input in = {0};
@@ -213,9 +214,11 @@ static int answer_plan(const cJSON *root, bool explain, FILE *out)
 					    .dst = in.dst,
 					    .maps = in.maps,
 					    .map_count = in.map_count,
-					    .max_rows = PLAN_ROWS_MAX};
+					    .max_rows = options->max_rows
+								? options->max_rows
+								: PLAN_ROWS_MAX};
 		r = plan_make(&req, &plan);
-		if (r == 0 && explain)
+		if (r == 0 && options->explain)
 			plan_explain(&req, plan, out);
 		else if (r == 0)
 			r = write_plan(plan, out);
@@ -400,7 +403,7 @@ int plan_answer(const char *text, size_t len, const struct plan_options *options
 	if (!cJSON_IsObject(root))
 		return err_raise(ERR_INVAL, "input: must be one JSON object");
 	r = options->cover ? answer_cover(root, options->explain, out)
-			   : answer_plan(root, options->explain, out);
+			   : answer_plan(root, options, out);
 	return r < 0 ? err_pass(r) : 0;
 }
 

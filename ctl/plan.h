@@ -15,6 +15,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 
 struct cover;
@@ -31,6 +32,7 @@ int plan_main(int argc, char **argv);
 /* The command itself: reads `text`, writes the whole answer or nothing. */
 struct plan_options {
 	bool cover, explain;
+	uint64_t max_rows; /* 0 is PLAN_ROWS_MAX */
 };
 int plan_answer(const char *text, size_t len, const struct plan_options *options,
 		FILE *out);

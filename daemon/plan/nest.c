@@ -84,6 +84,26 @@ void nest_box_collapse(struct nest_box *box)
 	collapse_from(box, 0);
 }
 
+void nest_box_unroll(struct nest_box *box)
+{
+	uint32_t i = box->dims;
+
+	while (i-- > 1) {
+		struct nest_dim *outer = &box->dim[i - 1], *inner = &box->dim[i];
+		uint64_t count;
+
+		if (outer->dst != inner->count * inner->dst ||
+		    outer->src != inner->count * inner->src ||
+		    __builtin_mul_overflow(outer->count, inner->count, &count))
+			continue;
+		outer->count = count;
+		outer->src = inner->src;
+		outer->dst = inner->dst;
+		memmove(inner, inner + 1, (box->dims - i - 1) * sizeof(*inner));
+		box->dims--;
+	}
+}
+
 /* Bytes from the first row's start to the last row's end, loops from `depth`. */
 static uint64_t dst_span(const struct nest_box *box, uint32_t depth)
 {

@@ -36,6 +36,8 @@
 /* Positive outcome of the fast paths: not for these strips. */
 #define IRREGULAR 2
 
+#define BOXES_MIN 65536u
+
 struct planner {
 	const struct plan_request *req;
 	struct strips strips;
@@ -90,17 +92,18 @@ static int append_plane(struct runs *runs, const struct nest_box *box, uint64_t 
 
 static int append_box(struct runs *runs, const struct nest_box *box)
 {
-	const struct nest_dim *d = box->dim;
+	struct nest_box b = *box;
+	const struct nest_dim *d = b.dim;
 
-	if (box->dims == 0)
-		return append_line(runs, box, box->src, box->dst, NULL);
-	if (box->dims == 1)
-		return append_line(runs, box, box->src, box->dst, d);
-	if (box->dims == 2)
-		return append_plane(runs, box, box->src, box->dst);
+	/* also what keeps the loops below short: lines that fold into one run
+	 * would go by without ever reaching the limit on runs */
+	nest_box_unroll(&b);
+	if (b.dims <= 1)
+		return append_line(runs, &b, b.src, b.dst, b.dims ? d : NULL);
+	if (b.dims == 2)
+		return append_plane(runs, &b, b.src, b.dst);
 	for (uint64_t i = 0; i < d->count; i++) {
-		int r = append_plane(runs, box, box->src + i * d->src,
-				     box->dst + i * d->dst);
+		int r = append_plane(runs, &b, b.src + i * d->src, b.dst + i * d->dst);
 
 		if (r < 0)
 			return err_pass(r);
@@ -219,11 +222,20 @@ static int raise_twice(const struct planner *p, const struct nest_clash *clash)
 		p->req->maps[b->map].view, b->layer, b->field->name);
 }
 
+/* Boxes in proportion to the rows that are allowed: a peer whose layouts mesh
+ * at random is refused before it costs much. */
+static size_t boxes_limit(const struct plan_request *req)
+{
+	if (req->max_rows == 0 || req->max_rows >= NEST_BOXES_MAX / 4)
+		return NEST_BOXES_MAX;
+	return req->max_rows < BOXES_MIN / 4 ? BOXES_MIN : req->max_rows * 4;
+}
+
 /* Solve the boxes of strips [begin, end) and segments [first, last) of each. */
 static int solve(const struct planner *p, size_t begin, size_t end, size_t first,
 		 size_t last, struct nest_boxes *out)
 {
-	struct nest_boxes in = {0};
+	struct nest_boxes in = {.limit = boxes_limit(p->req)};
 	struct nest_clash clash;
 	struct nest_box box;
 	int r = 0;

@@ -469,6 +469,40 @@ static void fields_that_mesh_beyond_the_limit_are_refused(void **state)
 	layout_free(dst);
 }
 
+/* 2^60 rows at one stride are one run, and made in no time. */
+static void rows_without_number_are_one_run(void **state)
+{
+	struct layout_field f = {.unit_bytes = 1,
+				 .unit_stride = 2,
+				 .units = 1u << 30,
+				 .total_units = 1u << 30,
+				 .token_stride = 2ull << 30,
+				 .page_stride = 1ull << 62};
+	const uint32_t page = 0;
+	struct plan_map map = {.view = "kv",
+			       .src_pages = &page,
+			       .src_page_count = 1,
+			       .dst_pages = &page,
+			       .dst_page_count = 1};
+	struct layout *a;
+	struct layout_view *view;
+	struct layout_layer *layer;
+	struct plan *plan;
+
+	(void)state;
+	assert_int_equal(shape_new(0, &a), 0);
+	assert_int_equal(shape_buffer(a, UINT64_MAX, &f.buffer), 0);
+	assert_int_equal(shape_view(a, "kv", 1u << 30, 1, &view), 0);
+	assert_int_equal(shape_layer(view, 0, &layer), 0);
+	assert_int_equal(shape_field(layer, "k", &f), 0);
+	assert_int_equal(layout_check(a), 0);
+	plan = plan_of(a, a, &map);
+	assert_int_equal(plan->run_count, 1);
+	assert_int_equal(plan->rows, 1ull << 60);
+	plan_free(plan);
+	layout_free(a);
+}
+
 static void plan_without_memory_is_an_error(void **state)
 {
 	(void)state;
@@ -758,6 +792,7 @@ int main(void)
 		cmocka_unit_test(wants_outside_what_both_hold_are_refused),
 		cmocka_unit_test(wants_of_the_same_units_twice_are_refused),
 		cmocka_unit_test(fields_that_mesh_beyond_the_limit_are_refused),
+		cmocka_unit_test(rows_without_number_are_one_run),
 		cmocka_unit_test(plan_without_memory_is_an_error),
 		cmocka_unit_test(rows_that_follow_merge_and_equal_strides_fold),
 		cmocka_unit_test(rows_fold_late_when_the_stride_shows_late),
