@@ -17,8 +17,8 @@ $(B)/unit/test_plan_ctl: $(B)/tests/unit/test_plan_ctl.o $(B)/ctl/plan.o \
 	$(SAY) LD $@
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ -lcmocka $(LIBS)
 
-property: $(B)/unit/test_plan_property ## the planner against its oracle, 100 000 pairs
-	$(Q)KVD_PROPERTY_PAIRS=$${KVD_PROPERTY_PAIRS:-100000} $<
+property: $(B)/unit/test_plan_property ## the planner against its oracle, 1 000 000 pairs
+	$(Q)KVD_PROPERTY_PAIRS=$${KVD_PROPERTY_PAIRS:-1000000} $<
 
 # Fuzzing: libFuzzer where clang is, FUZZ_SECONDS (60) for each target in turn.
 # Any compiler builds the replay programs, which run the corpus as a test.

@@ -315,6 +315,58 @@ static void order_of_pages_does_not_change_the_plan(void **state)
 	layout_free(dst);
 }
 
+/* Long lists are sorted another way than short ones; the plan is that of the
+ * list in order. */
+static void long_lists_out_of_order_give_the_plan_of_the_ordered(void **state)
+{
+	enum { MANY = 3000 };
+	static uint32_t src[2][MANY], dst[2][MANY];
+	struct shape_sglang_kv kv = {.view = "kv",
+				     .page_size = 3,
+				     .pages = 2 * MANY,
+				     .layer_count = 2,
+				     .kv_heads = 2,
+				     .tp = {.size = 1},
+				     .head_bytes = 4};
+	struct plan_map map = {
+		.view = "kv", .src_page_count = MANY, .dst_page_count = MANY};
+	struct plan_request req = {.maps = &map, .map_count = 1};
+	struct plan *plans[2];
+	struct layout *a;
+	uint64_t rng = 7;
+
+	(void)state;
+	assert_int_equal(shape_new(0, &a), 0);
+	assert_int_equal(shape_sglang_mha(a, &kv), 0);
+	for (uint32_t i = 0; i < MANY; i++) {
+		src[0][i] = src[1][i] = random_below(&rng, 2 * MANY);
+		dst[0][i] = dst[1][i] = 2 * i + random_below(&rng, 2);
+	}
+	for (uint32_t i = MANY; i > 1; i--) {
+		uint32_t j = random_below(&rng, i), s = src[1][i - 1], d = dst[1][i - 1];
+
+		src[1][i - 1] = src[1][j];
+		dst[1][i - 1] = dst[1][j];
+		src[1][j] = s;
+		dst[1][j] = d;
+	}
+	for (int i = 0; i < 2; i++) {
+		map.src_pages = src[i];
+		map.dst_pages = dst[i];
+		plans[i] = plan_of(a, a, &map);
+	}
+	assert_int_equal(plans[0]->bytes, 2 * 2 * MANY * 3 * 8);
+	assert_int_equal(plans[0]->digest, plans[1]->digest);
+	plan_free(plans[0]);
+	plan_free(plans[1]);
+	/* and a page twice, far apart in the list, is found */
+	dst[1][MANY - 1] = dst[1][0];
+	req.src = req.dst = a;
+	assert_true(plan_make(&req, &plans[0]) < 0);
+	assert_int_equal(err_last()->code, ERR_DUP);
+	layout_free(a);
+}
+
 /* ---- limits and refusals that JSON cannot reach ---- */
 
 static void plan_over_max_rows_is_refused(void **state)
@@ -787,6 +839,7 @@ int main(void)
 		cmocka_unit_test(hybrid_views_of_one_tensor_leave_the_padding),
 		cmocka_unit_test(source_pages_may_repeat),
 		cmocka_unit_test(order_of_pages_does_not_change_the_plan),
+		cmocka_unit_test(long_lists_out_of_order_give_the_plan_of_the_ordered),
 		cmocka_unit_test(plan_over_max_rows_is_refused),
 		cmocka_unit_test(runs_over_max_rows_are_refused_early),
 		cmocka_unit_test(wants_outside_what_both_hold_are_refused),
