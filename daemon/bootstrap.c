@@ -56,13 +56,15 @@ static void call_fail_last(struct bootstrap_call *call)
 
 static void answer_locally(struct bootstrap_call *call)
 {
-	const struct board_group *group = board_group(&call->bootstrap->board, call->group);
+	const struct board_group *group =
+		board_group(&call->bootstrap->board, call->group);
 	cleanup_free struct bootstrap_rank *ranks = NULL;
 	const struct board_entry *entry;
 	unsigned int count = 0;
 
 	if (!group) {
-		err_raise(ERR_NOTFOUND, "group '%s': no rank is published here", call->group);
+		err_raise(ERR_NOTFOUND, "group '%s': no rank is published here",
+			  call->group);
 		call_fail_last(call);
 		return;
 	}
@@ -118,7 +120,8 @@ static int call_check(const struct bootstrap *b, uint64_t session)
 		own += call->session == session;
 	if (own >= b->options.session_calls_max || b->call_count >= b->options.calls_max)
 		return err_raise(ERR_LIMIT, "%u publish and query calls wait, the cap",
-				 own >= b->options.session_calls_max ? own : b->call_count);
+				 own >= b->options.session_calls_max ? own
+								     : b->call_count);
 	return 0;
 }
 
@@ -268,7 +271,8 @@ static void publication_withdraw(struct bootstrap *b, struct publication *pub)
 
 void bootstrap_tick_start(struct bootstrap *b)
 {
-	if (loop_timer_running(&b->tick) || (!b->publication_count && !b->board.remote_count))
+	if (loop_timer_running(&b->tick) ||
+	    (!b->publication_count && !b->board.remote_count))
 		return;
 	if (loop_timer_start(&b->tick, b->options.ttl_ns / 3) < 0)
 		err_clear(); /* the next publish starts it */
@@ -304,10 +308,11 @@ static int publication_get(struct bootstrap *b, uint64_t session, const char *gr
 			return 0;
 		}
 	}
-	if (own >= b->options.owner_ranks_max || b->publication_count >= b->options.ranks_max)
-		return err_raise(ERR_LIMIT, "%u ranks are published elsewhere, the cap",
-				 own >= b->options.owner_ranks_max ? own
-								   : b->publication_count);
+	if (own >= b->options.owner_ranks_max ||
+	    b->publication_count >= b->options.ranks_max)
+		return err_raise(
+			ERR_LIMIT, "%u ranks are published elsewhere, the cap",
+			own >= b->options.owner_ranks_max ? own : b->publication_count);
 	pub = mem_zalloc(sizeof(*pub));
 	if (!pub)
 		return err_pass(-ENOMEM);

@@ -28,21 +28,27 @@
 #include "daemon/loop.h"
 #include "daemon/peer.h"
 
-#define BOOTSTRAP_GROUP_MAX 128u   /* bytes of a group's name with its NUL */
+#define BOOTSTRAP_GROUP_MAX 128u /* bytes of a group's name with its NUL */
 #define BOOTSTRAP_POOL_MAX 64u
 #define BOOTSTRAP_SUMMARY_MAX 1024u
-#define BOOTSTRAP_SIZE_MAX 65536u  /* ranks along one axis */
-#define BOOTSTRAP_RANKS_MAX 8192u  /* of one group */
+#define BOOTSTRAP_SIZE_MAX 65536u /* ranks along one axis */
+#define BOOTSTRAP_RANKS_MAX 8192u /* of one group */
 
 struct bootstrap;
 
-enum bootstrap_axis { BOOTSTRAP_TP, BOOTSTRAP_PP, BOOTSTRAP_DP, BOOTSTRAP_CP, BOOTSTRAP_AXES };
+enum bootstrap_axis {
+	BOOTSTRAP_TP,
+	BOOTSTRAP_PP,
+	BOOTSTRAP_DP,
+	BOOTSTRAP_CP,
+	BOOTSTRAP_AXES
+};
 
 struct bootstrap_rank {
 	uint32_t rank[BOOTSTRAP_AXES];
-	uint32_t size[BOOTSTRAP_AXES]; /* of the group along each axis, >= 1 */
-	char endpoint[LINK_ENDPOINT_MAX]; /* "" when published: the publisher's own */
-	char pool[BOOTSTRAP_POOL_MAX];	  /* the name of its pool, may be "" */
+	uint32_t size[BOOTSTRAP_AXES];	     /* of the group along each axis, >= 1 */
+	char endpoint[LINK_ENDPOINT_MAX];    /* "" when published: the publisher's own */
+	char pool[BOOTSTRAP_POOL_MAX];	     /* the name of its pool, may be "" */
 	char summary[BOOTSTRAP_SUMMARY_MAX]; /* of the pool, for people and engines */
 };
 
@@ -51,8 +57,8 @@ struct bootstrap_options {
 	unsigned int owner_ranks_max; /* of one session or daemon */
 	unsigned int calls_max;	      /* waiting, all sessions */
 	unsigned int session_calls_max;
-	size_t message_bytes;	      /* what a peer message may be */
-	uint64_t ttl_ns;	      /* of what other daemons publish here */
+	size_t message_bytes; /* what a peer message may be */
+	uint64_t ttl_ns;      /* of what other daemons publish here */
 	uint64_t call_timeout_ns;
 };
 void bootstrap_options_default(struct bootstrap_options *options);
@@ -60,7 +66,7 @@ void bootstrap_options_default(struct bootstrap_options *options);
 struct bootstrap_args {
 	struct loop *loop;
 	struct peers *peers;
-	const char *endpoint; /* this daemon's, as others dial it */
+	const char *endpoint;			 /* this daemon's, as others dial it */
 	const struct bootstrap_options *options; /* NULL: the defaults */
 };
 

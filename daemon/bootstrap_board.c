@@ -90,9 +90,11 @@ int board_check(const char *group, const struct bootstrap_rank *rank)
 	for (unsigned int i = 0; rank && i < BOOTSTRAP_AXES; i++) {
 		if (rank->size[i] < 1 || rank->size[i] > BOOTSTRAP_SIZE_MAX)
 			return err_raise(ERR_INVAL, "%s_size: %u, must be 1 to %u",
-					 axis_names[i], rank->size[i], BOOTSTRAP_SIZE_MAX);
+					 axis_names[i], rank->size[i],
+					 BOOTSTRAP_SIZE_MAX);
 		if (rank->rank[i] >= rank->size[i])
-			return err_raise(ERR_INVAL, "%s_rank: %u, must be under %s_size %u",
+			return err_raise(ERR_INVAL,
+					 "%s_rank: %u, must be under %s_size %u",
 					 axis_names[i], rank->rank[i], axis_names[i],
 					 rank->size[i]);
 	}
@@ -252,10 +254,11 @@ static int check_sizes(const struct board_group *group, const struct board_entry
 		return 0;
 	for (unsigned int i = 0; i < BOOTSTRAP_AXES; i++) {
 		if (first->rank.size[i] != rank->size[i])
-			return err_raise(ERR_INVAL,
-					 "%s_size: %u, and group '%s' has ranks of %s_size %u",
-					 axis_names[i], rank->size[i], group->name,
-					 axis_names[i], first->rank.size[i]);
+			return err_raise(
+				ERR_INVAL,
+				"%s_size: %u, and group '%s' has ranks of %s_size %u",
+				axis_names[i], rank->size[i], group->name, axis_names[i],
+				first->rank.size[i]);
 	}
 	return 0;
 }
@@ -264,20 +267,24 @@ static int check_room(const struct board *board, const struct board_owner *owner
 		      const struct board_group *group, const struct board_entry *old,
 		      const struct bootstrap_rank *rank)
 {
-	size_t bytes = group->bytes + rank_bytes(rank) - (old ? rank_bytes(&old->rank) : 0);
+	size_t bytes =
+		group->bytes + rank_bytes(rank) - (old ? rank_bytes(&old->rank) : 0);
 
 	if (old && old->owner != owner)
-		return err_raise(ERR_EXIST, "group '%s': the rank is published by %s%.100s",
+		return err_raise(ERR_EXIST,
+				 "group '%s': the rank is published by %s%.100s",
 				 group->name, old->owner->peer ? "" : "another session",
 				 old->owner->peer ? old->owner->peer->endpoint : "");
 	if (!old && group->count >= BOOTSTRAP_RANKS_MAX)
 		return err_raise(ERR_LIMIT, "group '%s': %u ranks, the cap", group->name,
 				 group->count);
 	if (bytes > board->group_bytes_max)
-		return err_raise(ERR_LIMIT, "group '%s': over the %zu bytes of one message",
+		return err_raise(ERR_LIMIT,
+				 "group '%s': over the %zu bytes of one message",
 				 group->name, board->group_bytes_max);
 	if (!old && owner->count >= board->owner_max)
-		return err_raise(ERR_LIMIT, "%u ranks are published by this owner, the cap",
+		return err_raise(ERR_LIMIT,
+				 "%u ranks are published by this owner, the cap",
 				 owner->count);
 	if (!old && board->count >= board->max)
 		return err_raise(ERR_LIMIT, "%u ranks are published here, the cap",
@@ -358,7 +365,8 @@ void board_owner_gone(struct board *board, uint64_t session, const struct peer *
 	struct board_owner *owner = owner_find(board, session, peer);
 
 	for (unsigned int left = owner ? owner->count : 0; left > 0; left--)
-		entry_free(board, list_first(&owner->entries, struct board_entry, of_owner));
+		entry_free(board,
+			   list_first(&owner->entries, struct board_entry, of_owner));
 }
 
 void board_expire(struct board *board, uint64_t now_ns)

@@ -41,12 +41,12 @@ struct board {
 };
 
 struct publication {
-	struct list link; /* in bootstrap.publications */
+	struct list link;  /* in bootstrap.publications */
 	struct peer *peer; /* the meeting point, held */
 	uint64_t session, cookie;
 	char group[BOOTSTRAP_GROUP_MAX];
 	struct bootstrap_rank rank;
-	bool established; /* taken once */
+	bool established;	     /* taken once */
 	struct bootstrap_call *call; /* waits for the first answer */
 };
 

@@ -177,7 +177,8 @@ static int on_publish(struct bootstrap *b, struct peer *peer, struct cursor *bod
 	if (ttl_ns < TTL_MIN_NS)
 		ttl_ns = TTL_MIN_NS;
 	ack.cookie = m.cookie;
-	if (board_put(&b->board, 0, peer, m.group, &rank, loop_now_ns(b->loop) + ttl_ns) < 0) {
+	if (board_put(&b->board, 0, peer, m.group, &rank, loop_now_ns(b->loop) + ttl_ns) <
+	    0) {
 		ack.code = (uint32_t)err_last()->code;
 		snprintf(ack.text, sizeof(ack.text), "%s", err_last()->text);
 		err_clear();

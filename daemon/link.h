@@ -47,7 +47,8 @@ struct link_ops {
 
 struct link {
 	const struct link_ops *ops;
-	char endpoint[LINK_ENDPOINT_MAX]; /* what others dial: `advertise`, port filled in */
+	/* what others dial: `advertise`, port filled in */
+	char endpoint[LINK_ENDPOINT_MAX];
 	/* Frames are waiting that did not fit into this turn's budget: silence means
 	 * nothing yet. */
 	bool backlog;

@@ -48,8 +48,9 @@ int link_keygen(char public_key[41], char secret_key[41])
 
 bool curve_key_check(const char *key, size_t len)
 {
-	static const char alphabet[] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMN"
-				       "OPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#";
+	static const char alphabet[] =
+		"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMN"
+		"OPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#";
 
 	if (len != CURVE_KEY_CHARS)
 		return false;
@@ -76,8 +77,8 @@ static int read_file(const char *path, struct file *file_p)
 	if (fd < 0 || fstat(fd, &st) != 0)
 		return err_raise(ERR_CONFIG, "%s: %s", path, strerror(errno));
 	if (!S_ISREG(st.st_mode) || st.st_size > FILE_BYTES_MAX)
-		return err_raise(ERR_CONFIG, "%s: must be a file of at most %u bytes", path,
-				 FILE_BYTES_MAX);
+		return err_raise(ERR_CONFIG, "%s: must be a file of at most %u bytes",
+				 path, FILE_BYTES_MAX);
 	text = mem_zalloc((size_t)st.st_size + 1);
 	if (!text)
 		return err_pass(-ENOMEM);
@@ -90,7 +91,8 @@ static int read_file(const char *path, struct file *file_p)
 			break;
 		have += n > 0 ? (size_t)n : 0;
 	}
-	*file_p = (struct file){.mode = st.st_mode, .text = mem_steal(text), .size = have};
+	*file_p =
+		(struct file){.mode = st.st_mode, .text = mem_steal(text), .size = have};
 	return 0;
 }
 
@@ -126,9 +128,11 @@ int curve_keys_load(const char *path, struct curve_keys *keys_p)
 		r = err_raise(ERR_CONFIG,
 			      "%s: mode %04o lets others at the secret key; chmod 600",
 			      path, (unsigned int)file.mode & 07777);
-	else if (!line || !curve_key_check(line, len) || line[len + strspn(line + len, SPACE)])
-		r = err_raise(ERR_CONFIG, "%s:%u: must be a secret key of 40 characters Z85",
-			      path, number);
+	else if (!line || !curve_key_check(line, len) ||
+		 line[len + strspn(line + len, SPACE)])
+		r = err_raise(ERR_CONFIG,
+			      "%s:%u: must be a secret key of 40 characters Z85", path,
+			      number);
 	else if (next_line(&rest, &number))
 		r = err_raise(ERR_CONFIG, "%s:%u: a second key", path, number);
 	if (r == 0) {
@@ -203,7 +207,8 @@ static void entry_free(struct curve_entry *entry)
 	mem_free(entry);
 }
 
-static int add_host(struct curve_allow *allow, struct curve_entry *entry, const char *text)
+static int add_host(struct curve_allow *allow, struct curve_entry *entry,
+		    const char *text)
 {
 	struct curve_host *host;
 
@@ -228,10 +233,11 @@ static int add_entry(struct curve_allow *allow, char *const *words, unsigned int
 
 	if (count < 2 || strlen(words[0]) >= LINK_USER_MAX ||
 	    !curve_key_check(words[1], strlen(words[1])))
-		return err_raise(ERR_CONFIG,
-				 "must be: NAME (at most %d characters), the public key of "
-				 "40 characters Z85, hosts",
-				 LINK_USER_MAX - 1);
+		return err_raise(
+			ERR_CONFIG,
+			"must be: NAME (at most %d characters), the public key of "
+			"40 characters Z85, hosts",
+			LINK_USER_MAX - 1);
 	if (find_key(allow, words[1]))
 		return err_raise(ERR_CONFIG, "key %s is there already", words[1]);
 	entry = mem_zalloc(sizeof(*entry));
@@ -349,7 +355,15 @@ struct zap_part {
 	uint8_t data[256]; /* longer parts are cut: none that we read is longer */
 };
 
-enum { ZAP_VERSION, ZAP_ID, ZAP_DOMAIN, ZAP_ADDRESS, ZAP_IDENTITY, ZAP_MECHANISM, ZAP_KEY };
+enum {
+	ZAP_VERSION,
+	ZAP_ID,
+	ZAP_DOMAIN,
+	ZAP_ADDRESS,
+	ZAP_IDENTITY,
+	ZAP_MECHANISM,
+	ZAP_KEY
+};
 
 static bool part_is(const struct zap_part *part, const char *text)
 {
@@ -366,12 +380,14 @@ static bool zap_receive(void *socket, struct zap_part parts[ZAP_PARTS_MAX],
 	*count_p = 0;
 	while (more) {
 		struct zap_part spare;
-		struct zap_part *part = *count_p < ZAP_PARTS_MAX ? &parts[*count_p] : &spare;
+		struct zap_part *part =
+			*count_p < ZAP_PARTS_MAX ? &parts[*count_p] : &spare;
 		int n = zmq_recv(socket, part->data, sizeof(part->data), ZMQ_DONTWAIT);
 
 		if (n < 0)
 			return false;
-		part->len = (size_t)n < sizeof(part->data) ? (size_t)n : sizeof(part->data);
+		part->len =
+			(size_t)n < sizeof(part->data) ? (size_t)n : sizeof(part->data);
 		++*count_p;
 		if (zmq_getsockopt(socket, ZMQ_RCVMORE, &more, &size) != 0)
 			return false;
@@ -405,10 +421,14 @@ static void zap_answer(struct curve_zap *zap, const struct zap_part *parts,
 	if (!name) {
 		if (count > ZAP_ADDRESS)
 			snprintf(address, sizeof(address), "%.*s",
-				 (int)(parts[ZAP_ADDRESS].len < 60 ? parts[ZAP_ADDRESS].len : 60),
+				 (int)(parts[ZAP_ADDRESS].len < 60
+					       ? parts[ZAP_ADDRESS].len
+					       : 60),
 				 (const char *)parts[ZAP_ADDRESS].data);
-		log_warn("link", address, "connection refused: its key is in no line of "
-			 "curve_allow_file", "key='%s'", key);
+		log_warn("link", address,
+			 "connection refused: its key is in no line of "
+			 "curve_allow_file",
+			 "key='%s'", key);
 	}
 	zap_reply(zap->socket, &parts[ZAP_ID], name);
 }
@@ -450,7 +470,8 @@ int curve_zap_new(struct loop *loop, void *zmq_context, struct curve_allow *cons
 	zap->allow = allow;
 	loop_defer_init(&zap->again, on_zap_again);
 	zap->socket = zmq_socket(zmq_context, ZMQ_REP);
-	if (!zap->socket || zmq_setsockopt(zap->socket, ZMQ_LINGER, &linger, sizeof(linger)) ||
+	if (!zap->socket ||
+	    zmq_setsockopt(zap->socket, ZMQ_LINGER, &linger, sizeof(linger)) ||
 	    zmq_bind(zap->socket, ZAP_ENDPOINT) ||
 	    zmq_getsockopt(zap->socket, ZMQ_FD, &fd, &size))
 		r = err_raise(ERR_IO, "the CURVE key checker: %s", zmq_strerror(errno));

@@ -232,8 +232,8 @@ static struct link_line *line_alloc(struct mem_hub *hub, const char *from,
 /* Frames of a connection that is no more travel on, on a line of their own. */
 static void line_split(struct link_line *line)
 {
-	struct link_line *old = line_alloc(line->hub, line->from_endpoint, line->user,
-					   line->to_endpoint);
+	struct link_line *old =
+		line_alloc(line->hub, line->from_endpoint, line->user, line->to_endpoint);
 	struct list *frame;
 
 	if (!old) {

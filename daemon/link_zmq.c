@@ -251,9 +251,10 @@ static int endpoint_parse(const char *text, struct endpoint *e)
 		return err_pass(r);
 	e->key = hash ? hash + 1 : NULL;
 	if (e->key && !curve_key_check(e->key, strlen(e->key)))
-		return err_raise(ERR_INVAL,
-				 "endpoint '%s': what follows '#' is no key of 40 characters",
-				 text);
+		return err_raise(
+			ERR_INVAL,
+			"endpoint '%s': what follows '#' is no key of 40 characters",
+			text);
 	for (char *p = e->plain; *p; p++)
 		*p = (char)tolower((unsigned char)*p);
 	colon = strrchr(e->plain, ':');
@@ -270,21 +271,25 @@ static int endpoint_key(struct link_zmq *zmq, struct endpoint *e)
 
 	if (!zmq->curve)
 		return e->key ? err_raise(ERR_AUTH,
-					  "endpoint '%s' wants CURVE, and this daemon has no "
+					  "endpoint '%s' wants CURVE, and this daemon "
+					  "has no "
 					  "keys (curve_secret_file)",
 					  e->plain)
 			      : 0;
-	if (strlen(e->plain) == own_len && memcmp(e->plain, zmq->link.endpoint, own_len) == 0)
+	if (strlen(e->plain) == own_len &&
+	    memcmp(e->plain, zmq->link.endpoint, own_len) == 0)
 		e->key = zmq->keys.public_key;
 	else if (!e->key)
 		e->key = curve_allow_key(zmq->allow, e->host, e->port);
 	if (!e->key)
-		return err_raise(ERR_AUTH,
-				 "endpoint '%s': no key is known for it: dial the endpoint "
-				 "with '#' and its key, or name the host in curve_allow_file",
-				 e->plain);
+		return err_raise(
+			ERR_AUTH,
+			"endpoint '%s': no key is known for it: dial the endpoint "
+			"with '#' and its key, or name the host in curve_allow_file",
+			e->plain);
 	if (e->key != zmq->keys.public_key && !curve_allow_name(zmq->allow, e->key))
-		return err_raise(ERR_AUTH, "endpoint '%s': its key is not in curve_allow_file",
+		return err_raise(ERR_AUTH,
+				 "endpoint '%s': its key is not in curve_allow_file",
 				 e->plain);
 	return 0;
 }
@@ -304,7 +309,8 @@ static int zmq_canonical(struct link *link, const char *endpoint,
 	n = snprintf(canonical_p, LINK_ENDPOINT_MAX, "%s%s%s", e.plain, e.key ? "#" : "",
 		     e.key ? e.key : "");
 	if (n >= LINK_ENDPOINT_MAX)
-		return err_raise(ERR_INVAL, "endpoint '%s': too long with its key", e.plain);
+		return err_raise(ERR_INVAL, "endpoint '%s': too long with its key",
+				 e.plain);
 	return 0;
 }
 
@@ -499,7 +505,8 @@ static int curve_open(struct link_zmq *zmq, const struct config *config)
 		return err_raise(ERR_CONFIG,
 				 "curve_secret_file and curve_allow_file go together");
 	if (!zmq_has("curve"))
-		return err_raise(ERR_CONFIG, "curve_secret_file: this libzmq has no CURVE");
+		return err_raise(ERR_CONFIG,
+				 "curve_secret_file: this libzmq has no CURVE");
 	r = curve_keys_load(config->curve_secret_file, &zmq->keys);
 	if (r == 0)
 		r = curve_allow_load(config->curve_allow_file, &zmq->allow);
@@ -514,7 +521,8 @@ static int curve_serve(struct link_zmq *zmq)
 	if (set_int(zmq->router, ZMQ_CURVE_SERVER, 1) &&
 	    zmq_setsockopt(zmq->router, ZMQ_CURVE_SECRETKEY, zmq->keys.secret_key,
 			   CURVE_KEY_CHARS) == 0 &&
-	    zmq_setsockopt(zmq->router, ZMQ_ZAP_DOMAIN, ZAP_DOMAIN, strlen(ZAP_DOMAIN)) == 0)
+	    zmq_setsockopt(zmq->router, ZMQ_ZAP_DOMAIN, ZAP_DOMAIN, strlen(ZAP_DOMAIN)) ==
+		    0)
 		return 0;
 	return raise_zmq("CURVE keys of the listening socket");
 }
@@ -540,7 +548,8 @@ static int endpoint_settle(struct link_zmq *zmq, const struct config *config)
 		     zmq->curve ? "#" : "", zmq->keys.public_key);
 	r = endpoint_parse(zmq->link.endpoint, &e);
 	if (r < 0 || n >= LINK_ENDPOINT_MAX)
-		return err_raise(ERR_CONFIG, "advertise = %s: must be tcp://HOST:PORT", told);
+		return err_raise(ERR_CONFIG, "advertise = %s: must be tcp://HOST:PORT",
+				 told);
 	if (strcmp(e.host, "0.0.0.0") == 0 || strcmp(e.host, "[::]") == 0)
 		return err_raise(ERR_CONFIG,
 				 "listen = %s: others cannot be told this address; set "

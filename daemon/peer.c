@@ -42,7 +42,8 @@ void peers_options_default(struct peers_options *options)
 	*options = defaults;
 }
 
-static void options_from_config(struct peers_options *options, const struct config *config)
+static void options_from_config(struct peers_options *options,
+				const struct config *config)
 {
 	*options = defaults;
 	options->ping_interval_ns = config->ping_interval_ns;
@@ -146,7 +147,8 @@ static int start_dial(struct peer_impl *impl)
 		return 0;
 	}
 	if (impl->peer.state == PEER_DOWN) {
-		if (!loop_timer_running(&impl->tick) || impl->tick.at_ns > now_ns + soon_ns)
+		if (!loop_timer_running(&impl->tick) ||
+		    impl->tick.at_ns > now_ns + soon_ns)
 			peer_tick_in(impl, soon_ns);
 		return 0;
 	}
@@ -165,8 +167,8 @@ static int canonical(struct peers *peers, const char *endpoint,
 	int r;
 
 	if (peers->link->ops->canonical)
-		return err_pass(peers->link->ops->canonical(peers->link, endpoint,
-							    canonical_p));
+		return err_pass(
+			peers->link->ops->canonical(peers->link, endpoint, canonical_p));
 	r = link_endpoint_check(endpoint);
 	if (r < 0)
 		return err_pass(r);
@@ -289,8 +291,9 @@ int peers_new(const struct peers_args *args, struct peers **peers_p)
 	loop_timer_init(&peers->refusal_timer, peers->loop, peer_on_refusal_timer);
 	loop_defer_init(&peers->reap, on_reap);
 	peers->frame = mem_zalloc(peers->options.message_bytes);
-	r = peers->frame ? peer_addresses_encode(peers, args->addresses, args->address_count)
-			 : -ENOMEM;
+	r = peers->frame
+		    ? peer_addresses_encode(peers, args->addresses, args->address_count)
+		    : -ENOMEM;
 	if (r < 0) {
 		peers_free(peers);
 		return err_pass(r);
@@ -300,6 +303,12 @@ int peers_new(const struct peers_args *args, struct peers **peers_p)
 	peers->link->on_line = peer_on_line;
 	*peers_p = peers;
 	return 0;
+}
+
+void peers_reload(struct peers *peers, const struct config *config)
+{
+	peers->options.ping_interval_ns = config->ping_interval_ns;
+	peers->options.dead_after_ns = config->dead_after_ns;
 }
 
 void peers_close(struct peers *peers, enum err_code code, const char *text)

@@ -44,21 +44,21 @@ struct peer_address {
 struct peer {
 	struct list link; /* in peers */
 	char endpoint[LINK_ENDPOINT_MAX];
-	char name[64];	  /* the remote's instance name */
+	char name[64]; /* the remote's instance name */
 	uint8_t instance[16];
 	char instance_text[33]; /* hex, for logs and records */
 	enum peer_state state;
 	uint64_t epoch; /* of the peering; rises with each UP */
 	bool self;
-	bool same_host;	    /* equal boot ids */
-	bool lower;	    /* our instance id is the lower one: we dial data lines */
+	bool same_host; /* equal boot ids */
+	bool lower;	/* our instance id is the lower one: we dial data lines */
 	uint64_t features;
 	uint8_t token_in[16];  /* what the remote must present on data connections */
 	uint8_t token_out[16]; /* what we present */
 	struct peer_address addresses[PEER_TRANSPORTS_MAX];
 	unsigned int address_count;
-	struct err why;	    /* DOWN: the reason */
-	uint64_t rtt_ns;    /* last PING */
+	struct err why;	 /* DOWN: the reason */
+	uint64_t rtt_ns; /* last PING */
 	uint64_t up_since_ns, missed_pings, messages_in, messages_out;
 	unsigned int holds;
 	void *user; /* the handshake layer's */
@@ -75,8 +75,8 @@ struct peers_callbacks {
 	void (*on_refused)(void *owner, struct peer *peer);
 	/* Every message other than HELLO … BYE, PING, PONG; in order. A negative
 	 * result (ERR_PROTO) takes the peer down with BYE. */
-	int (*on_message)(void *owner, struct peer *peer, const struct wire_header *header,
-			  struct cursor *body);
+	int (*on_message)(void *owner, struct peer *peer,
+			  const struct wire_header *header, struct cursor *body);
 };
 
 /* What peers takes from the configuration; peers_options_default() gives the
@@ -84,12 +84,12 @@ struct peers_callbacks {
 struct peers_options {
 	uint64_t ping_interval_ns, dead_after_ns;
 	unsigned int peers_max;
-	size_t message_bytes; /* one frame, header included */
-	size_t queue_bytes;   /* peer_send_reliable(), a peer */
+	size_t message_bytes;	 /* one frame, header included */
+	size_t queue_bytes;	 /* peer_send_reliable(), a peer */
 	uint64_t hello_retry_ns; /* doubles up to redial_max_ns, so does redialling */
 	uint64_t redial_max_ns;
-	uint64_t accept_ttl_ns; /* a HELLO whose sender proves nothing is forgotten */
-	uint64_t idle_after_ns; /* dialled, not held, no message for so long: BYE */
+	uint64_t accept_ttl_ns;	 /* a HELLO whose sender proves nothing is forgotten */
+	uint64_t idle_after_ns;	 /* dialled, not held, no message for so long: BYE */
 	unsigned int hello_rate; /* HELLOs of unknown senders served a second */
 };
 void peers_options_default(struct peers_options *options);
@@ -97,13 +97,13 @@ void peers_options_default(struct peers_options *options);
 /* Frames in and out, and why some were dropped. */
 struct peers_stats {
 	uint64_t frames_in, frames_out;
-	uint64_t bad_frames;   /* wire_frame_get() refused them */
-	uint64_t stale_frames; /* another target, an epoch that is over, no peer */
-	uint64_t replays;      /* a sequence number seen before */
-	uint64_t foreign_user; /* the sender's instance belongs to another key */
+	uint64_t bad_frames;	/* wire_frame_get() refused them */
+	uint64_t stale_frames;	/* another target, an epoch that is over, no peer */
+	uint64_t replays;	/* a sequence number seen before */
+	uint64_t foreign_user;	/* the sender's instance belongs to another key */
 	uint64_t forged_hellos; /* contradict a peer that is up */
 	uint64_t hellos_limited;
-	uint64_t refused;      /* dials of others answered with BYE */
+	uint64_t refused; /* dials of others answered with BYE */
 };
 
 struct peers_args {
@@ -130,10 +130,13 @@ const char *peers_instance_text(const struct peers *peers);
  * of the form tcp://host:port), ERR_LIMIT (option `peers`). */
 int peers_dial(struct peers *peers, const char *endpoint, struct peer **peer_p);
 void peer_hold(struct peer *peer);
-void peer_release(struct peer *peer); /* last one: BYE when we dialled it and it is idle */
+/* The last one: BYE when we dialled it and it stays idle. */
+void peer_release(struct peer *peer);
 /* By instance (UP only) or endpoint; NULL. No hold taken. */
 struct peer *peers_by_instance(struct peers *peers, const uint8_t instance[16]);
 struct peer *peers_by_endpoint(struct peers *peers, const char *endpoint);
+/* SIGHUP: ping interval and dead_after. */
+void peers_reload(struct peers *peers, const struct config *config);
 const struct list *peers_list(const struct peers *peers); /* of struct peer.link */
 unsigned int peers_count(const struct peers *peers);
 const struct peers_stats *peers_stats(const struct peers *peers);

@@ -60,8 +60,8 @@ static void hello_fill(const struct peer_impl *impl, const struct peering *peeri
 	snprintf(m->endpoint, sizeof(m->endpoint), "%s", peers->link->endpoint);
 }
 
-static int half_send(struct peer_impl *impl, struct peering *peering,
-		     enum wire_type type, uint64_t nonce)
+static int half_send(struct peer_impl *impl, struct peering *peering, enum wire_type type,
+		     uint64_t nonce)
 {
 	struct wire_header h = {.type = (uint16_t)type, .epoch = peering->epoch_in};
 	size_t size = sizeof(struct wire_hello) + impl->peers->addresses_len;
@@ -105,15 +105,16 @@ void peer_answer(struct peer_impl *impl, struct peering *peering)
 /* 0, or the code and text of the refusal. */
 static int judge(const struct wire_hello *m, uint16_t *version_p)
 {
-	uint16_t version = m->version_max < WIRE_VERSION_MAX ? m->version_max
-							     : WIRE_VERSION_MAX;
+	uint16_t version =
+		m->version_max < WIRE_VERSION_MAX ? m->version_max : WIRE_VERSION_MAX;
 
 	if (m->version_min > m->version_max || version < m->version_min ||
 	    version < WIRE_VERSION_MIN)
-		return err_raise(ERR_VERSION,
-				 "no common protocol version: %u to %u there, %u to %u here",
-				 m->version_min, m->version_max, WIRE_VERSION_MIN,
-				 WIRE_VERSION_MAX);
+		return err_raise(
+			ERR_VERSION,
+			"no common protocol version: %u to %u there, %u to %u here",
+			m->version_min, m->version_max, WIRE_VERSION_MIN,
+			WIRE_VERSION_MAX);
 	if (!(m->features & PEER_FEATURE_BASE))
 		return err_raise(ERR_VERSION, "the base feature is missing in 0x%llx",
 				 (unsigned long long)m->features);

@@ -320,7 +320,8 @@ static void end_for_gap(struct peer_impl *impl, struct peering *peering,
 	struct err why;
 
 	err_set(&why, ERR_TRANSPORT, "%s: the line broke and lost %llu messages",
-		peer_label(impl, label), (unsigned long long)(sequence - peering->seq_in - 1));
+		peer_label(impl, label),
+		(unsigned long long)(sequence - peering->seq_in - 1));
 	if (peering == &impl->cur)
 		peer_bring_down(impl, &why, true);
 	else

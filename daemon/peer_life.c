@@ -191,7 +191,8 @@ static void ping(struct peer_impl *impl)
 	impl->pinged_ns = loop_now_ns(impl->peers->loop);
 	impl->ping_stamp = m.stamp;
 	impl->ping_open = true;
-	if (wire_ping_put(&c, &m) < 0 || peer_send_now(impl, WIRE_T_PING, body, c.pos) < 0)
+	if (wire_ping_put(&c, &m) < 0 ||
+	    peer_send_now(impl, WIRE_T_PING, body, c.pos) < 0)
 		err_clear(); /* counted as missed when the next one is due */
 }
 
@@ -205,7 +206,8 @@ static bool makes_room(struct peer_impl *impl)
 		return true;
 	if (strcmp(impl_of(other)->cur.user, impl->next.user) != 0) {
 		impl->peers->stats.foreign_user++;
-		err_set(&why, ERR_AUTH, "peer %s claims the instance of %s with another key",
+		err_set(&why, ERR_AUTH,
+			"peer %s claims the instance of %s with another key",
 			impl->peer.endpoint, other->endpoint);
 	} else if (impl_of(other)->dialled && other->holds) {
 		err_set(&why, ERR_EXIST, "peer %s is the daemon that is up as %s",
@@ -276,8 +278,8 @@ static bool check_alive(struct peer_impl *impl, uint64_t *left_p)
 	const struct peers *peers = impl->peers;
 	const struct peers_options *o = &peers->options;
 	uint64_t now_ns = loop_now_ns(peers->loop);
-	uint64_t since_ns = impl->heard_ns > impl->window_ns ? impl->heard_ns
-							     : impl->window_ns;
+	uint64_t since_ns =
+		impl->heard_ns > impl->window_ns ? impl->heard_ns : impl->window_ns;
 	uint64_t lag_ns = loop_lag_ns(peers->loop, since_ns);
 	uint64_t allowed_ns = o->dead_after_ns + lag_ns;
 

@@ -51,8 +51,8 @@ void peer_on_refusal_timer(struct loop_timer *timer)
 		err_clear(); /* the next refusal starts it */
 }
 
-void peer_refuse(struct peers *peers, const struct wire_header *h,
-		   const char *endpoint, enum err_code code, const char *text)
+void peer_refuse(struct peers *peers, const struct wire_header *h, const char *endpoint,
+		 enum err_code code, const char *text)
 {
 	struct peer_refusal *refusal = NULL;
 
@@ -80,4 +80,3 @@ void peer_refuse(struct peers *peers, const struct wire_header *h,
 		refusal_end(peers, refusal);
 	}
 }
-

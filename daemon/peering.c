@@ -148,4 +148,3 @@ int peer_addresses_decode(const struct wire_blob *blob, struct peer_address *add
 		peer_addresses_free(addresses, count_p);
 	return err_pass(r);
 }
-

@@ -81,8 +81,10 @@ static const char *endpoint(unsigned int i)
 static void node_start(unsigned int i)
 {
 	struct node *node = &f.n[i];
-	struct peers_callbacks callbacks = {
-		.owner = node, .on_up = on_up, .on_down = on_down, .on_message = on_message};
+	struct peers_callbacks callbacks = {.owner = node,
+					    .on_up = on_up,
+					    .on_down = on_down,
+					    .on_message = on_message};
 	struct peers_args args = {.loop = f.loop,
 				  .callbacks = &callbacks,
 				  .options = &f.peers_options,
@@ -169,7 +171,8 @@ static struct bootstrap_rank rank_of(uint32_t tp, uint32_t tp_size)
 	struct bootstrap_rank rank = {.rank = {tp}, .size = {tp_size, 1, 1, 1}};
 
 	snprintf(rank.pool, sizeof(rank.pool), "kv%u", tp);
-	snprintf(rank.summary, sizeof(rank.summary), "{\"page_tokens\":16,\"rank\":%u}", tp);
+	snprintf(rank.summary, sizeof(rank.summary), "{\"page_tokens\":16,\"rank\":%u}",
+		 tp);
 	return rank;
 }
 
@@ -182,7 +185,8 @@ static int publish(unsigned int node, uint64_t session, const char *at,
 				 asked ? &asked->call : NULL);
 }
 
-static void query(unsigned int node, uint64_t session, const char *at, struct asked *asked)
+static void query(unsigned int node, uint64_t session, const char *at,
+		  struct asked *asked)
 {
 	asked_init(asked);
 	assert_int_equal(bootstrap_query(f.n[node].bootstrap, session, "prefill", at,
@@ -425,14 +429,15 @@ static void raw_publish(const char *group, uint64_t ttl_ms, const struct wire_bl
 }
 
 /* A record as bootstrap_board.c writes it, for hostile variations. */
-static struct wire_blob record(uint8_t *buf, size_t size, const struct bootstrap_rank *rank,
-			       size_t extra)
+static struct wire_blob record(uint8_t *buf, size_t size,
+			       const struct bootstrap_rank *rank, size_t extra)
 {
 	struct cursor c;
 
 	cursor_write(&c, buf, size);
-	cursor_put_u16(&c, (uint16_t)(32 + 6 + strlen(rank->endpoint) + strlen(rank->pool) +
-				      strlen(rank->summary) + extra));
+	cursor_put_u16(&c,
+		       (uint16_t)(32 + 6 + strlen(rank->endpoint) + strlen(rank->pool) +
+				  strlen(rank->summary) + extra));
 	for (unsigned int i = 0; i < BOOTSTRAP_AXES; i++) {
 		cursor_put_u32(&c, rank->rank[i]);
 		cursor_put_u32(&c, rank->size[i]);
@@ -524,7 +529,8 @@ static void owner_over_its_cap_is_refused(void **state)
 		assert_int_equal(publish(0, 1, NULL, rank_of(i, 100), NULL), 0);
 	assert_true(publish(0, 1, NULL, rank_of(i, 100), NULL) < 0);
 	assert_int_equal(err_last()->code, ERR_LIMIT);
-	assert_int_equal(publish(0, 1, NULL, rank_of(3, 100), NULL), 0); /* not a new one */
+	assert_int_equal(publish(0, 1, NULL, rank_of(3, 100), NULL),
+			 0); /* not a new one */
 	for (; i < 20; i++)
 		assert_int_equal(publish(1, 1, endpoint(0), rank_of(i, 100), NULL), 0);
 	assert_true(publish(1, 1, endpoint(0), rank_of(i, 100), NULL) < 0);
@@ -668,7 +674,8 @@ static void allocation_failures_cost_the_call_only(void **state)
 		run_for(12 * LOOP_NS_PER_S);
 		assert_int_equal(put.done, 1);
 		asked_init(&get);
-		if (bootstrap_query(f.n[2].bootstrap, 1, "prefill", endpoint(0), &get.call) < 0)
+		if (bootstrap_query(f.n[2].bootstrap, 1, "prefill", endpoint(0),
+				    &get.call) < 0)
 			get.done = 1;
 		run_for(12 * LOOP_NS_PER_S);
 		assert_int_equal(get.done, 1);

@@ -127,7 +127,8 @@ static void frames_keep_order_and_delay(void **state)
 
 	(void)state;
 	assert_int_equal(f.a.ups, 1);
-	mem_hub_set_default(f.hub, &(struct mem_path){.delay_ns = 5000, .jitter_ns = 9000});
+	mem_hub_set_default(f.hub,
+			    &(struct mem_path){.delay_ns = 5000, .jitter_ns = 9000});
 	send_numbers(&f.a, 0, 100);
 	assert_int_equal(f.b.got, 0);
 	run_for(20000);
@@ -335,16 +336,30 @@ static void seed_replays_exactly(void **state)
 
 static void endpoint_form_is_checked(void **state)
 {
-	static const char *const good[] = {"tcp://10.0.0.2:7400", "tcp://a:1",
-					   "tcp://node-3.rack_1.example:65535",
-					   "tcp://[::1]:7400", "tcp://[fe80::1%25eth0]:7"};
-	static const char *const bad[] = {
-		"",	       "tcp://",	"tcp://a",	   "a:1",
-		"tcp://:1",    "tcp://a:",	"tcp://a:0",	   "tcp://a:65536",
-		"tcp://a:1x",  "tcp://a b:1",	"tcp://a;b:1",	   "ipc:///tmp/x:1",
-		"tcp://::1:7", "tcp://[::1:7",	"tcp://[]:7",	   "tcp://a:-1",
-		"tcp://a:+1",  "tcp://*:7400",	"udp://10.0.0.2:1", "tcp://a/b:1",
-		"tcp://a:123456789012345678901"};
+	static const char *const good[] = {
+		"tcp://10.0.0.2:7400", "tcp://a:1", "tcp://node-3.rack_1.example:65535",
+		"tcp://[::1]:7400", "tcp://[fe80::1%25eth0]:7"};
+	static const char *const bad[] = {"",
+					  "tcp://",
+					  "tcp://a",
+					  "a:1",
+					  "tcp://:1",
+					  "tcp://a:",
+					  "tcp://a:0",
+					  "tcp://a:65536",
+					  "tcp://a:1x",
+					  "tcp://a b:1",
+					  "tcp://a;b:1",
+					  "ipc:///tmp/x:1",
+					  "tcp://::1:7",
+					  "tcp://[::1:7",
+					  "tcp://[]:7",
+					  "tcp://a:-1",
+					  "tcp://a:+1",
+					  "tcp://*:7400",
+					  "udp://10.0.0.2:1",
+					  "tcp://a/b:1",
+					  "tcp://a:123456789012345678901"};
 	char longest[LINK_ENDPOINT_MAX + 1];
 
 	(void)state;

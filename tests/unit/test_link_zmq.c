@@ -53,13 +53,13 @@ static char keys[3][2][41]; /* a, b, mallory: public, secret */
 
 /* ---- waiting ---- */
 
-#define wait_until(condition)                                                      \
-	do {                                                                       \
-		uint64_t end_ns_ = loop_clock_ns(loop) + DEADLINE_NS;              \
-		while (!(condition)) {                                             \
-			assert_true(loop_clock_ns(loop) < end_ns_);                \
-			loop_turn(loop, 10 * MS);                                  \
-		}                                                                  \
+#define wait_until(condition)                                         \
+	do {                                                          \
+		uint64_t end_ns_ = loop_clock_ns(loop) + DEADLINE_NS; \
+		while (!(condition)) {                                \
+			assert_true(loop_clock_ns(loop) < end_ns_);   \
+			loop_turn(loop, 10 * MS);                     \
+		}                                                     \
 	} while (0)
 
 static void turn_for(uint64_t ns)
@@ -352,7 +352,8 @@ static void endpoint_is_filled_in(void **state)
 
 	(void)state;
 	node_listen(&a);
-	snprintf(b.config.advertise, sizeof(b.config.advertise), "tcp://Node-B.example:0");
+	snprintf(b.config.advertise, sizeof(b.config.advertise),
+		 "tcp://Node-B.example:0");
 	node_listen(&b);
 	assert_int_equal(strncmp(b.link->endpoint, "tcp://node-b.example:", 21), 0);
 	assert_true(atoi(b.link->endpoint + 21) > 0);
@@ -369,7 +370,8 @@ static void endpoint_is_filled_in(void **state)
 static void listen_over_ipv6_works(void **state)
 {
 	int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	struct sockaddr_in6 addr = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+	struct sockaddr_in6 addr = {.sin6_family = AF_INET6,
+				    .sin6_addr = IN6ADDR_LOOPBACK_INIT};
 	bool have = fd >= 0 && bind(fd, (struct sockaddr *)&addr, sizeof(addr)) == 0;
 	struct link_line *line;
 
@@ -496,8 +498,8 @@ static void message_over_the_cap_closes_its_connection(void **state)
 	assert_int_equal(b.last_len, 65536);
 	assert_int_equal(zmq_send(client, big, 65537, 0), 65537);
 	/* the client's library connects again; the next one is heard */
-	wait_until(zmq_send(client, "small", 5, ZMQ_DONTWAIT) == 5 && (turn_for(20 * MS), 1) &&
-		   b.frames >= 2);
+	wait_until(zmq_send(client, "small", 5, ZMQ_DONTWAIT) == 5 &&
+		   (turn_for(20 * MS), 1) && b.frames >= 2);
 	assert_int_equal(b.last_len, 5);
 	zmq_close(client);
 	zmq_ctx_term(context);
@@ -507,7 +509,8 @@ static void message_over_the_cap_closes_its_connection(void **state)
 static void identity_of_a_client_means_nothing(void **state)
 {
 	void *context = zmq_ctx_new();
-	void *one = zmq_socket(context, ZMQ_DEALER), *two = zmq_socket(context, ZMQ_DEALER);
+	void *one = zmq_socket(context, ZMQ_DEALER),
+	     *two = zmq_socket(context, ZMQ_DEALER);
 	char endpoint[LINK_ENDPOINT_MAX];
 	int zero = 0;
 
@@ -531,7 +534,8 @@ static void identity_of_a_client_means_nothing(void **state)
 
 static void garbage_on_the_port_hurts_nobody(void **state)
 {
-	static const char *const lines[] = {"GET / HTTP/1.1\r\n\r\n", "\xff\0\0\0\0\0\0\0\x01\x7f",
+	static const char *const lines[] = {"GET / HTTP/1.1\r\n\r\n",
+					    "\xff\0\0\0\0\0\0\0\x01\x7f",
 					    "\xff\0\0\0\0\0\0\0\x01\x7f\x03\0CURVE"};
 	struct link_line *line;
 
@@ -630,8 +634,8 @@ static void curve_key_is_found_by_host(void **state)
 	use_curve(&b, 1);
 	node_listen(&b);
 	plain_endpoint(&b, plain);
-	snprintf(text, sizeof(text), "alice %s\nbob %s x.example 127.0.0.1:%s\n", keys[0][0],
-		 keys[1][0], strrchr(plain, ':') + 1);
+	snprintf(text, sizeof(text), "alice %s\nbob %s x.example 127.0.0.1:%s\n",
+		 keys[0][0], keys[1][0], strrchr(plain, ':') + 1);
 	write_file("allow", 0600, text);
 	use_curve(&a, 0);
 	node_listen(&a);
@@ -695,9 +699,10 @@ static bool monitor_saw(void *monitor, unsigned int wanted)
 static void curve_strangers_are_kept_out(void **state)
 {
 	static const unsigned int refusals[] = {
-		[0] = ZMQ_EVENT_HANDSHAKE_FAILED_AUTH | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL,
-		[1] = ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
-		      ZMQ_EVENT_DISCONNECTED,
+		[0] = ZMQ_EVENT_HANDSHAKE_FAILED_AUTH |
+		      ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+		[1] = ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
+		      ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_DISCONNECTED,
 	};
 	void *context = zmq_ctx_new();
 
@@ -892,10 +897,14 @@ static int on_message(void *owner, struct peer *peer, const struct wire_header *
 
 static void node_peers(struct node *node, const char *name)
 {
-	struct peers_callbacks callbacks = {
-		.owner = node, .on_up = on_up, .on_down = on_down, .on_message = on_message};
-	struct peers_args args = {
-		.loop = loop, .config = &node->config, .callbacks = &callbacks, .name = name};
+	struct peers_callbacks callbacks = {.owner = node,
+					    .on_up = on_up,
+					    .on_down = on_down,
+					    .on_message = on_message};
+	struct peers_args args = {.loop = loop,
+				  .config = &node->config,
+				  .callbacks = &callbacks,
+				  .name = name};
 
 	assert_int_equal(link_zmq_new(loop, &node->config, &node->link), 0);
 	args.link = node->link;
@@ -958,8 +967,8 @@ static void peer_instance_is_bound_to_its_key(void **state)
 	struct cursor c;
 
 	(void)state;
-	snprintf(text, sizeof(text), "alice %s\nbob %s\nmallory %s\n", keys[0][0], keys[1][0],
-		 keys[2][0]);
+	snprintf(text, sizeof(text), "alice %s\nbob %s\nmallory %s\n", keys[0][0],
+		 keys[1][0], keys[2][0]);
 	write_file("allow", 0600, text);
 	use_curve(&a, 0);
 	use_curve(&b, 1);
@@ -1041,5 +1050,6 @@ int main(void)
 	};
 
 	log_set_level(LOG_LEVEL_ERROR);
-	return cmocka_run_group_tests_name("link_zmq", tests, group_setup, group_teardown);
+	return cmocka_run_group_tests_name("link_zmq", tests, group_setup,
+					   group_teardown);
 }

@@ -1,0 +1,487 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * peer against hostile frames and handshakes. Real frames are tapped, replayed and
+ * bent; node 2 is raw, a link without peers that says what the test tells it to.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/link_mem.h"
+#include "daemon/loop.h"
+#include "daemon/peer.h"
+#include "tests/lib/peernet.h"
+
+#define MS LOOP_NS_PER_MS
+
+/* ---- hostile frames ---- */
+
+static const struct peernet_tapped *last_of_type(struct peernet_node *node,
+						 unsigned int type)
+{
+	for (unsigned int i = node->tap_count; i-- > 0;) {
+		struct wire_header h;
+		struct cursor body;
+
+		assert_int_equal(
+			wire_frame_get(node->tap[i].data, node->tap[i].len, &h, &body),
+			0);
+		if (h.type == type)
+			return &node->tap[i];
+	}
+	fail_msg("no %s came", wire_type_name(type));
+	return NULL;
+}
+
+/* Everything still as peernet_join() left it. */
+static void assert_unmoved(struct peer *peer, unsigned int messages)
+{
+	peernet_run(2 * LOOP_NS_PER_S);
+	assert_int_equal(net.n[1].messages, messages);
+	assert_int_equal(net.n[0].downs + net.n[1].downs, 0);
+	assert_int_equal(peer->epoch, 1);
+	assert_int_equal(peernet_lease(peer, 77, true), 0);
+	peernet_run(10 * MS);
+	assert_int_equal(net.n[1].messages, messages + 1);
+	assert_int_equal(net.n[1].numbers[messages], 77);
+}
+
+static void frame_cut_or_bent_is_dropped(void **state)
+{
+	struct peer *peer = peernet_join();
+	struct peernet_tapped t;
+	uint8_t *copy;
+
+	(void)state;
+	peernet_tap(&net.n[1]);
+	assert_int_equal(peernet_lease(peer, 1, true), 0);
+	peernet_run(1 * MS);
+	t = *last_of_type(&net.n[1], WIRE_T_LEASE);
+	copy = malloc(2u << 20);
+	for (size_t len = 0; len < t.len; len++)
+		peernet_inject(&net.n[1], t.data, len, t.user);
+	for (size_t bit = 0; bit < 8 * t.len; bit++) {
+		memcpy(copy, t.data, t.len);
+		copy[bit / 8] ^= (uint8_t)(1u << bit % 8);
+		peernet_inject(&net.n[1], copy, t.len, t.user);
+	}
+	memcpy(copy, t.data, t.len);
+	peernet_inject(&net.n[1], copy, t.len + 1, t.user);
+	peernet_inject(&net.n[1], copy, (1u << 20) + 1, t.user);
+	free(copy);
+	assert_int_equal(peers_stats(net.n[1].peers)->bad_frames, t.len * 9 + 2);
+	assert_unmoved(peer, 1);
+}
+
+static void frame_replayed_is_dropped(void **state)
+{
+	struct peer *peer = peernet_join();
+	unsigned int count;
+
+	(void)state;
+	peernet_tap(&net.n[1]);
+	for (unsigned int i = 0; i < 20; i++)
+		assert_int_equal(peernet_lease(peer, i, true), 0);
+	peernet_run(LOOP_NS_PER_S);
+	count = net.n[1].tap_count;
+	assert_true(count > 20);
+	for (unsigned int i = count; i-- > 0;)
+		peernet_inject(&net.n[1], net.n[1].tap[i].data, net.n[1].tap[i].len,
+			       net.n[1].tap[i].user);
+	assert_int_equal(peers_stats(net.n[1].peers)->replays, count);
+	assert_unmoved(peer, 20);
+}
+
+/* The LEASE frame's header, changed by the caller, with a right checksum. */
+static void inject_changed(const struct peernet_tapped *t, const struct wire_header *h,
+			   const char *user)
+{
+	uint8_t copy[300];
+
+	assert_true(t->len <= sizeof(copy));
+	wire_frame_put(copy, h, t->data + WIRE_HEADER_BYTES);
+	peernet_inject(&net.n[1], copy, t->len, user);
+}
+
+static void frame_of_wrong_header_is_dropped(void **state)
+{
+	struct peer *peer = peernet_join();
+	const struct peers_stats *stats = peers_stats(net.n[1].peers);
+	struct wire_header h, good;
+	struct cursor body;
+	const struct peernet_tapped *t;
+
+	(void)state;
+	peernet_tap(&net.n[1]);
+	assert_int_equal(peernet_lease(peer, 1, true), 0);
+	peernet_run(1 * MS);
+	t = last_of_type(&net.n[1], WIRE_T_LEASE);
+	assert_int_equal(wire_frame_get(t->data, t->len, &good, &body), 0);
+	good.sequence++;
+	h = good;
+	h.target[3] ^= 1;
+	inject_changed(t, &h, t->user);
+	memset(h.target, 0, 16);
+	inject_changed(t, &h, t->user);
+	h = good;
+	h.sender[0] ^= 1;
+	inject_changed(t, &h, t->user);
+	memcpy(h.sender, h.target, 16); /* in our own name */
+	inject_changed(t, &h, t->user);
+	h = good;
+	h.epoch++;
+	inject_changed(t, &h, t->user);
+	h.epoch = 0;
+	inject_changed(t, &h, t->user);
+	assert_int_equal(stats->stale_frames, 6);
+	inject_changed(t, &good, "mallory");
+	inject_changed(t, &good, "");
+	assert_int_equal(stats->foreign_user, 2);
+	/* HELLO, WELCOME and BYE do not get around it */
+	h = good;
+	h.type = WIRE_T_BYE;
+	h.epoch ^= 1;
+	inject_changed(t, &h, t->user);
+	h = good;
+	h.type = WIRE_T_BYE;
+	inject_changed(t, &h, "mallory");
+	h.type = WIRE_T_WELCOME;
+	inject_changed(t, &h, t->user);
+	h.type = WIRE_T_HELLO;
+	inject_changed(t, &h, t->user);
+	memset(h.target, 0, 16);
+	inject_changed(t, &h, t->user);
+	assert_unmoved(peer, 1);
+}
+
+static void frame_from_the_future_ends_the_peering(void **state)
+{
+	struct peer *peer = peernet_join();
+	const struct peernet_tapped *t;
+	struct wire_header h;
+	struct cursor body;
+
+	(void)state;
+	peernet_tap(&net.n[1]);
+	assert_int_equal(peernet_lease(peer, 1, true), 0);
+	peernet_run(1 * MS);
+	t = last_of_type(&net.n[1], WIRE_T_LEASE);
+	assert_int_equal(wire_frame_get(t->data, t->len, &h, &body), 0);
+	h.sequence += 4;
+	inject_changed(t, &h, t->user);
+	assert_int_equal(net.n[1].downs, 1);
+	assert_int_equal(net.n[1].why.code, ERR_TRANSPORT);
+	assert_non_null(strstr(net.n[1].why.text, "lost 3 messages"));
+	assert_int_equal(net.n[1].messages, 1);
+}
+
+/* ---- hostile handshakes: node 2 is raw, it says what we tell it ---- */
+
+static struct link_line *raw_start(void (*on_frame)(void *, const struct link_frame *))
+{
+	struct link_line *line;
+	struct peernet_node *raw = &net.n[2];
+
+	memset(raw, 0, sizeof(*raw));
+	assert_int_equal(
+		link_mem_new(net.hub, peernet_endpoint(2), "mallory", &raw->link), 0);
+	peernet_tap(raw);
+	raw->on_frame = on_frame;
+	assert_int_equal(raw->link->ops->dial(raw->link, peernet_endpoint(0), raw, &line),
+			 0);
+	peernet_run(1 * MS);
+	return line;
+}
+
+struct forged {
+	uint8_t instance;
+	uint64_t epoch, nonce, features;
+	uint16_t version_min, version_max;
+	const char *endpoint;
+	struct wire_blob addresses;
+};
+
+static void raw_hello(struct link_line *line, struct forged forged)
+{
+	struct wire_header h = {
+		.version = 1, .type = WIRE_T_HELLO, .epoch = forged.epoch};
+	struct wire_hello m = {.version_min = forged.version_min,
+			       .version_max = forged.version_max,
+			       .features = forged.features,
+			       .nonce = forged.nonce,
+			       .addresses = forged.addresses};
+	uint8_t frame[2048], body[1900];
+	struct cursor c;
+
+	memset(h.sender, forged.instance, 16);
+	strcpy(m.endpoint, forged.endpoint);
+	strcpy(m.name, "mallory");
+	cursor_write(&c, body, sizeof(body));
+	assert_int_equal(wire_hello_put(&c, &m), 0);
+	h.body_len = (uint32_t)c.pos;
+	wire_frame_put(frame, &h, body);
+	assert_int_equal(net.n[2].link->ops->send(line, frame, WIRE_HEADER_BYTES + c.pos),
+			 0);
+}
+
+/* a good HELLO but for what the test names */
+#pragma GCC diagnostic ignored "-Woverride-init"
+#pragma GCC diagnostic ignored "-Woverride-init-side-effects"
+#define FORGED(...)                                                                   \
+	(struct forged)                                                               \
+	{                                                                             \
+		.instance = 9, .epoch = 5, .nonce = 6, .features = PEER_FEATURE_BASE, \
+		.version_min = 1, .version_max = 1, .endpoint = peernet_endpoint(2),  \
+		__VA_ARGS__                                                           \
+	}
+
+static void hello_without_proof_changes_nothing(void **state)
+{
+	struct peer *peer = peernet_join();
+	struct link_line *line = raw_start(NULL);
+
+	(void)state;
+	/* "I am a new daemon at 1's endpoint" */
+	raw_hello(line, FORGED(.endpoint = peernet_endpoint(1)));
+	peernet_run(2 * LOOP_NS_PER_S);
+	assert_int_equal(net.n[0].downs + net.n[1].downs, 0);
+	assert_int_equal(peers_count(net.n[0].peers), 1);
+	/* "I am a new daemon at my own endpoint", and silence */
+	raw_hello(line, FORGED());
+	peernet_run(1 * MS);
+	assert_int_equal(peers_count(net.n[0].peers), 2);
+	peernet_run(6 * LOOP_NS_PER_S);
+	assert_int_equal(peers_count(net.n[0].peers), 1);
+	assert_int_equal(net.n[0].ups, 1);
+	assert_int_equal(peer->epoch, 1);
+	net.n[2].link->ops->hangup(line);
+}
+
+static void hello_in_the_name_of_a_peer_is_dropped(void **state)
+{
+	struct peer *peer = peernet_join();
+	struct link_line *line = raw_start(NULL);
+	struct wire_header h = {.version = 1, .type = WIRE_T_HELLO, .epoch = 5};
+	struct wire_hello m = {.version_min = 1, .version_max = 1, .features = 1};
+	uint8_t frame[1024], body[900];
+	struct cursor c;
+
+	(void)state;
+	memcpy(h.sender, peer->instance, 16);
+	strcpy(m.endpoint, peernet_endpoint(2));
+	cursor_write(&c, body, sizeof(body));
+	assert_int_equal(wire_hello_put(&c, &m), 0);
+	h.body_len = (uint32_t)c.pos;
+	wire_frame_put(frame, &h, body);
+	/* another key */
+	peernet_inject(&net.n[0], frame, WIRE_HEADER_BYTES + c.pos, "mallory");
+	assert_int_equal(peers_stats(net.n[0].peers)->foreign_user, 1);
+	/* without keys: another endpoint */
+	peernet_inject(&net.n[0], frame, WIRE_HEADER_BYTES + c.pos, "user1");
+	assert_int_equal(peers_stats(net.n[0].peers)->forged_hellos, 1);
+	/* at our own endpoint */
+	raw_hello(line, FORGED(.endpoint = peernet_endpoint(0)));
+	peernet_run(LOOP_NS_PER_S);
+	assert_int_equal(peers_stats(net.n[0].peers)->forged_hellos, 2);
+	assert_int_equal(peers_count(net.n[0].peers), 1);
+	assert_int_equal(net.n[2].tap_count, 0); /* nothing was said to it */
+	assert_unmoved(peer, 0);
+	net.n[2].link->ops->hangup(line);
+}
+
+static void hello_flood_is_bounded(void **state)
+{
+	struct peer *peer = peernet_join();
+	struct link_line *line = raw_start(NULL);
+	unsigned int most = 0;
+
+	(void)state;
+	mem_hub_set_queue_max(net.hub, 100000);
+	for (unsigned int i = 0; i < 20000; i++) {
+		char where[LINK_ENDPOINT_MAX];
+
+		snprintf(where, sizeof(where), "tcp://10.1.%u.%u:1", i / 250, i % 250);
+		raw_hello(line, FORGED(.endpoint = where, .instance = (uint8_t)(i + 1)));
+		if (i % 100 == 0)
+			peernet_run(1 * MS);
+		if (peers_count(net.n[0].peers) > most)
+			most = peers_count(net.n[0].peers);
+	}
+	peernet_run(100 * MS);
+	/* a second's worth of tokens, and what is earned in 300 ms */
+	assert_in_range(most, 200, 400);
+	assert_true(peers_stats(net.n[0].peers)->hellos_limited > 19000);
+	assert_unmoved(peer, 0);
+	peernet_run(10 * LOOP_NS_PER_S);
+	assert_int_equal(peers_count(net.n[0].peers), 1);
+	net.n[2].link->ops->hangup(line);
+}
+
+static void assert_bye(enum err_code code, uint64_t epoch)
+{
+	const struct peernet_tapped *t = last_of_type(&net.n[2], WIRE_T_BYE);
+	struct wire_header h;
+	struct cursor body;
+	struct wire_bye m;
+
+	assert_int_equal(wire_frame_get(t->data, t->len, &h, &body), 0);
+	assert_int_equal(wire_bye_get(&body, &m), 0);
+	assert_int_equal(m.code, code);
+	assert_int_equal(h.epoch, epoch);
+	assert_int_equal(h.target[0], 9);
+	assert_memory_equal(h.sender, peers_instance(net.n[0].peers), 16);
+}
+
+static void hello_of_other_version_is_refused_with_bye(void **state)
+{
+	struct link_line *line = raw_start(NULL);
+
+	(void)state;
+	raw_hello(line, FORGED(.version_min = 2, .version_max = 7, .epoch = 50));
+	peernet_run(1 * MS);
+	assert_bye(ERR_VERSION, 50);
+	raw_hello(line, FORGED(.version_min = 1, .version_max = 0, .epoch = 51));
+	peernet_run(1 * MS);
+	assert_bye(ERR_VERSION, 51);
+	raw_hello(line, FORGED(.features = 0, .epoch = 52));
+	peernet_run(1 * MS);
+	assert_bye(ERR_VERSION, 52);
+	assert_int_equal(peers_count(net.n[0].peers), 0);
+	assert_int_equal(peers_stats(net.n[0].peers)->refused, 3);
+	/* a newer daemon that still speaks our version is welcome */
+	raw_hello(line, FORGED(.version_min = 1, .version_max = 7, .features = ~0ull));
+	peernet_run(1 * MS);
+	last_of_type(&net.n[2], WIRE_T_WELCOME);
+	net.n[2].link->ops->hangup(line);
+}
+
+static void hello_with_bad_contents_is_dropped(void **state)
+{
+	static const uint8_t many[] = {255, 255, 255, 255};
+	static const uint8_t liar[] = {1,   0,	 0,   0,   3, 0, 's',
+				       'h', 'm', 255, 255, 0, 0, 1};
+	struct link_line *line = raw_start(NULL);
+
+	(void)state;
+	raw_hello(line, FORGED(.epoch = 0));
+	raw_hello(line, FORGED(.endpoint = "tcp://nowhere"));
+	raw_hello(line, FORGED(.endpoint = ""));
+	raw_hello(line, FORGED(.endpoint = "file:///etc/passwd"));
+	peernet_run(1 * MS);
+	assert_int_equal(peers_stats(net.n[0].peers)->bad_frames, 4);
+	assert_int_equal(peers_count(net.n[0].peers), 0);
+	raw_hello(line, FORGED(.addresses = {many, sizeof(many)}, .epoch = 60));
+	peernet_run(1 * MS);
+	assert_bye(ERR_PROTO, 60);
+	raw_hello(line, FORGED(.addresses = {liar, sizeof(liar)}, .epoch = 61));
+	peernet_run(1 * MS);
+	assert_bye(ERR_PROTO, 61);
+	peernet_run(1);
+	assert_int_equal(peers_count(net.n[0].peers), 0);
+	net.n[2].link->ops->hangup(line);
+}
+
+static void refusals_are_bounded(void **state)
+{
+	struct link_line *line = raw_start(NULL);
+
+	(void)state;
+	for (unsigned int i = 0; i < 200; i++) {
+		char where[LINK_ENDPOINT_MAX];
+
+		snprintf(where, sizeof(where), "tcp://10.1.0.%u:1", i);
+		raw_hello(line,
+			  FORGED(.endpoint = where, .version_min = 9, .version_max = 9));
+	}
+	peernet_run(100 * MS);
+	assert_int_equal(peers_stats(net.n[0].peers)->refused, 200);
+	peernet_run(3 * LOOP_NS_PER_S);
+	/* the lines are gone and new ones can be had */
+	raw_hello(line, FORGED(.version_min = 9, .version_max = 9, .epoch = 70));
+	peernet_run(1 * MS);
+	assert_bye(ERR_VERSION, 70);
+	net.n[2].link->ops->hangup(line);
+}
+
+static void welcome_without_nonce_is_not_heard(void **state)
+{
+	struct peer *peer = peernet_dial(0, 3); /* nobody is there */
+	struct link_line *line = raw_start(NULL);
+	struct wire_header h = {.version = 1, .type = WIRE_T_WELCOME, .epoch = 5};
+	struct wire_hello m = {
+		.version_min = 1, .version_max = 1, .features = 1, .nonce = 12};
+	uint8_t frame[1024], body[900];
+	struct cursor c;
+
+	(void)state;
+	memset(h.sender, 9, 16);
+	memcpy(h.target, peers_instance(net.n[0].peers), 16);
+	strcpy(m.endpoint, peernet_endpoint(3));
+	cursor_write(&c, body, sizeof(body));
+	assert_int_equal(wire_hello_put(&c, &m), 0);
+	h.body_len = (uint32_t)c.pos;
+	wire_frame_put(frame, &h, body);
+	assert_int_equal(net.n[2].link->ops->send(line, frame, WIRE_HEADER_BYTES + c.pos),
+			 0);
+	peernet_run(1 * MS);
+	assert_int_equal(peer->state, PEER_DIALING);
+	assert_int_equal(peers_stats(net.n[0].peers)->stale_frames, 1);
+	net.n[2].link->ops->hangup(line);
+}
+
+static void peers_at_their_cap_are_refused(void **state)
+{
+	struct peer *peer;
+
+	(void)state;
+	net.options.peers_max = 1;
+	peernet_start(2);
+	peer = peernet_dial(2, 1);
+	peernet_run(10 * MS);
+	assert_int_equal(peer->state, PEER_UP);
+	assert_true(peers_dial(net.n[2].peers, peernet_endpoint(0), &peer) < 0);
+	assert_int_equal(err_last()->code, ERR_LIMIT);
+	peer = peernet_dial(0, 2);
+	peernet_run(10 * MS);
+	assert_int_equal(net.n[0].refusals, 1);
+	assert_int_equal(net.n[0].why.code, ERR_LIMIT);
+	assert_non_null(strstr(net.n[0].why.text, "refused us: 1 peers are known"));
+	assert_int_equal(peer->state, PEER_DOWN);
+	/* it is tried again, and there is room one day */
+	peernet_crash(1, MEM_CRASH_KILLED);
+	peer_release(peernet_only(2));
+	peernet_run(20 * LOOP_NS_PER_S);
+	assert_int_equal(peer->state, PEER_UP);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, peernet_setup, peernet_teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(frame_cut_or_bent_is_dropped),
+		TEST(frame_replayed_is_dropped),
+		TEST(frame_of_wrong_header_is_dropped),
+		TEST(frame_from_the_future_ends_the_peering),
+		TEST(hello_without_proof_changes_nothing),
+		TEST(hello_in_the_name_of_a_peer_is_dropped),
+		TEST(hello_flood_is_bounded),
+		TEST(hello_of_other_version_is_refused_with_bye),
+		TEST(hello_with_bad_contents_is_dropped),
+		TEST(refusals_are_bounded),
+		TEST(welcome_without_nonce_is_not_heard),
+		TEST(peers_at_their_cap_are_refused),
+	};
+
+	log_set_level(LOG_LEVEL_ERROR);
+	return cmocka_run_group_tests_name("peer_hostile", tests, NULL, NULL);
+}
