@@ -16,56 +16,22 @@
 
 /* ---- the model ---- */
 
-/* Row by row: apply(deal, run, src byte, dst byte) of the images. */
-static void rows_apply(const struct deal *deal, uint8_t *const *dst_images)
+/* Into the destination's images, in place: no area is on both sides. */
+static void rows_apply(const struct deal *deal)
 {
 	for (size_t i = 0; i < deal->run_count; i++) {
 		const struct plan_run *run = &deal->runs[i];
 		const struct place *src = &deal->src_places[run->src_buffer];
-		uint64_t src_at = src->offset + run->src;
-		uint64_t dst_at = deal->dst_places[run->dst_buffer].offset + run->dst;
+		const struct place *dst = &deal->dst_places[run->dst_buffer];
+		uint64_t src_at = src->offset + run->src, dst_at = dst->offset + run->dst;
 
 		for (uint64_t row = 0; row < run->count; row++) {
-			memmove(dst_images[run->dst_buffer] + dst_at,
-				src->area->image + src_at, run->len);
+			memcpy(dst->area->image + dst_at, src->area->image + src_at,
+			       run->len);
 			src_at += (uint64_t)run->src_stride;
 			dst_at += (uint64_t)run->dst_stride;
 		}
 	}
-}
-
-/* The final images of the destination's buffers; areas that occur twice share
- * one. Free with finals_free(). */
-static uint8_t **finals_make(const struct deal *deal)
-{
-	uint8_t **finals = mem_calloc(deal->dst_count, sizeof(*finals));
-
-	CHECK(finals, "no memory");
-	for (uint32_t i = 0; i < deal->dst_count; i++) {
-		const struct area *area = deal->dst_places[i].area;
-
-		for (uint32_t j = 0; j < i && !finals[i]; j++) {
-			if (deal->dst_places[j].area == area)
-				finals[i] = finals[j];
-		}
-		if (!finals[i])
-			finals[i] = mem_dup(area->image, area->length);
-		CHECK(finals[i], "no memory");
-	}
-	rows_apply(deal, finals);
-	return finals;
-}
-
-static void finals_free(const struct deal *deal, uint8_t **finals)
-{
-	for (uint32_t i = 0; i < deal->dst_count; i++) {
-		for (uint32_t j = i + 1; j < deal->dst_count; j++) {
-			if (finals[j] == finals[i])
-				finals[j] = NULL;
-		}
-		mem_free(finals[i]);
-	}
-	mem_free(finals);
 }
 
 /* ---- making ---- */
@@ -386,13 +352,6 @@ bool deal_flying(struct deal *deal)
 	return changed > 0 && changed < seen;
 }
 
-static void images_take(struct deal *deal, uint8_t **finals)
-{
-	for (uint32_t i = 0; i < deal->dst_count; i++)
-		memcpy(deal->dst_places[i].area->image, finals[i],
-		       deal->dst_places[i].area->length);
-}
-
 void deal_succeeded(struct deal *deal)
 {
 	struct outcome op = deal_op(deal), in = deal_in(deal);
@@ -409,12 +368,7 @@ void deal_succeeded(struct deal *deal)
 	      (unsigned long long)in.bytes, (unsigned long long)deal->bytes);
 	CHECK(op.moved == deal->bytes, "op->moved is %llu of %llu",
 	      (unsigned long long)op.moved, (unsigned long long)deal->bytes);
-	if (deal->run_count) {
-		uint8_t **finals = finals_make(deal);
-
-		images_take(deal, finals);
-		finals_free(deal, finals);
-	}
+	rows_apply(deal);
 }
 
 /* What was read after the source's done may be anything the source did then,
@@ -448,41 +402,38 @@ static bool torn_row(struct deal *deal, bool poison, uint8_t *image, const uint8
 	return fine;
 }
 
-static bool torn_rows(struct deal *deal, uint8_t *const *finals, uint8_t *const *nows)
+/* The rows of a run; the destination's do not overlap in such a deal. */
+static bool torn_run(struct deal *deal, const struct plan_run *run, bool poison)
 {
-	bool fine = true, poison = may_be_poison(deal);
+	const struct place *src = &deal->src_places[run->src_buffer];
+	const struct place *dst = &deal->dst_places[run->dst_buffer];
+	uint64_t src_at = src->offset + run->src, dst_at = dst->offset + run->dst;
+	uint64_t last = dst_at + (run->count - 1) * (uint64_t)run->dst_stride;
+	uint64_t low = last < dst_at ? last : dst_at;
+	uint64_t span = (last < dst_at ? dst_at : last) + run->len - low;
+	uint8_t *now = mem_zalloc(span);
+	bool fine = true;
 
-	for (size_t i = 0; i < deal->run_count; i++) {
-		const struct plan_run *run = &deal->runs[i];
-		const struct place *place = &deal->dst_places[run->dst_buffer];
-		uint64_t at = place->offset + run->dst;
-
-		for (uint64_t row = 0; row < run->count; row++) {
-			fine = torn_row(deal, poison, place->area->image + at,
-					nows[run->dst_buffer] + at,
-					finals[run->dst_buffer] + at, run->len) &&
-			       fine;
-			at += (uint64_t)run->dst_stride;
-		}
+	CHECK(now && area_read(dst->area, low, now, span), "an area's memory is gone");
+	for (uint64_t row = 0; row < run->count; row++) {
+		fine = torn_row(deal, poison, dst->area->image + dst_at,
+				now + (dst_at - low), src->area->image + src_at,
+				run->len) &&
+		       fine;
+		src_at += (uint64_t)run->src_stride;
+		dst_at += (uint64_t)run->dst_stride;
 	}
+	mem_free(now);
 	return fine;
 }
 
 void deal_torn(struct deal *deal)
 {
-	uint8_t **finals = finals_make(deal), **nows = finals_make(deal);
-	bool fine;
+	bool fine = true, poison = may_be_poison(deal);
 
-	for (uint32_t i = 0; i < deal->dst_count; i++) {
-		const struct area *area = deal->dst_places[i].area;
-
-		CHECK(area_read(area, 0, nows[i], area->length),
-		      "an area's memory is gone");
-	}
 	deal->written = 0;
-	fine = torn_rows(deal, finals, nows);
-	finals_free(deal, finals);
-	finals_free(deal, nows);
+	for (size_t i = 0; i < deal->run_count; i++)
+		fine = torn_run(deal, &deal->runs[i], poison) && fine;
 	CHECK(fine, "a torn row has bytes that are neither old nor new");
 }
 
