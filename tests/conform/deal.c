@@ -86,7 +86,8 @@ static void sides_make(struct deal *deal, struct end *end, uint32_t slot, uint32
 	for (uint32_t i = 0; i < deal->dst_count; i++)
 		buffers[deal->src_count + i] =
 			buffer_at(end, &deal->dst_places[i], !is_src);
-	if (!is_src)
+	/* small deals in a large area would hash it once each: nobody asks */
+	if (!is_src && deal->dst_places[0].area->length <= 4 * deal->bytes + (1 << 16))
 		head->hash_mem = deal->dst_places[0].area->slot;
 	else if (deal->poison)
 		head->poison_mem = deal->src_places[0].area->slot;

@@ -110,7 +110,7 @@ struct cmd_sides {
 	uint32_t src_count, dst_count;
 	uint32_t hash_mem;   /* hash this memory inside the done callback */
 	uint32_t poison_mem; /* overwrite this memory inside the done callback */
-			     /* struct cmd_buffer[src_count + dst_count] follow */
+	/* struct cmd_buffer[src_count + dst_count] follow */
 };
 
 #define PUPPET_HEADER_MIN 12u /* magic, sides, sequence; shorter ones carry none */

@@ -182,7 +182,7 @@ static void do_mem_state(struct call *call)
 {
 	struct puppet_mem *entry = SLOT(call, 0, mems);
 
-	if (entry->memory) {
+	if (entry->memory && !entry->job.submitted) {
 		call->reply->v[0] = (uint64_t)atomic_load(&entry->memory->refs);
 		call->reply->v[1] = atomic_load(&entry->memory->dead);
 	}
