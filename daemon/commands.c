@@ -130,7 +130,7 @@ void requests_detach(struct session *session)
 {
 	struct request *req;
 
-	list_foreach_safe (req, &session->requests, link)
+	list_foreach_safe(req, &session->requests, link)
 		request_leave(req);
 }
 
@@ -390,7 +390,7 @@ int commands_check(const struct request *req, const struct command *cmd)
 	const cJSON *it;
 	int r;
 
-	cJSON_ArrayForEach (it, req->args) {
+	cJSON_ArrayForEach(it, req->args) {
 		if (is_envelope(it->string))
 			continue;
 		f = field_find(cmd, it->string);

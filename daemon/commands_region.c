@@ -150,7 +150,7 @@ static bool add_regions(cJSON *list, const struct session *session)
 {
 	struct idmap_cursor it;
 
-	idmap_foreach (&session->regions, it) {
+	idmap_foreach(&session->regions, it) {
 		const struct region *region = it.value;
 
 		if (region->state == REGION_READY && !add_region(list, region))
@@ -174,7 +174,7 @@ static int list_run(struct request *req, const char *name,
 		return 0;
 	list = cJSON_AddArrayToObject(result, name);
 	filled = list;
-	list_foreach (session, &req->kvd->sessions, link) {
+	list_foreach(session, &req->kvd->sessions, link) {
 		if (filled && (all || session == req->session))
 			filled = add(list, session);
 	}
@@ -272,7 +272,7 @@ static bool add_pools(cJSON *list, const struct session *session)
 {
 	struct idmap_cursor it;
 
-	idmap_foreach (&session->pools, it) {
+	idmap_foreach(&session->pools, it) {
 		const struct pool *pool = it.value;
 
 		if (!pool->closing && !add_pool(list, pool))

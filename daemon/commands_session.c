@@ -209,7 +209,7 @@ static int session_list_run(struct request *req)
 		return 0;
 	list = cJSON_AddArrayToObject(result, "sessions");
 	filled = list;
-	list_foreach (session, &req->kvd->sessions, link) {
+	list_foreach(session, &req->kvd->sessions, link) {
 		bool own = session == req->session;
 
 		if (filled && (all || own))

@@ -329,7 +329,7 @@ void control_close(struct control *control)
 	mem_closep(&control->listener.fd);
 	if (control->path[0])
 		unlink(control->path);
-	list_foreach_safe (session, &control->kvd->sessions, link)
+	list_foreach_safe(session, &control->kvd->sessions, link)
 		session_end(session, "the daemon shuts down");
 }
 

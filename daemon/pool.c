@@ -105,7 +105,7 @@ static int buffers_read(struct making *m, const cJSON *regions)
 	m->pool.buffers = mem_calloc((size_t)count, sizeof(*m->pool.buffers));
 	if (!m->pool.buffers)
 		return err_pass(-ENOMEM);
-	cJSON_ArrayForEach (entry, regions) {
+	cJSON_ArrayForEach(entry, regions) {
 		int r = buffer_read(m, entry);
 
 		if (r < 0)
@@ -299,7 +299,7 @@ void pools_close(struct session *session)
 {
 	struct idmap_cursor it;
 
-	idmap_foreach (&session->pools, it) {
+	idmap_foreach(&session->pools, it) {
 		struct pool *pool = it.value;
 
 		if (!pool->closing)

@@ -228,7 +228,7 @@ void regions_close(struct session *session)
 {
 	struct idmap_cursor it;
 
-	idmap_foreach (&session->regions, it) {
+	idmap_foreach(&session->regions, it) {
 		struct region *region = it.value;
 
 		if (region->state == REGION_READY)
@@ -270,7 +270,7 @@ static struct region *find_same(const struct holding *h)
 {
 	struct idmap_cursor it;
 
-	idmap_foreach (&h->region.session->regions, it) {
+	idmap_foreach(&h->region.session->regions, it) {
 		struct region *other = it.value;
 
 		if (other->state == REGION_READY && !atomic_load(&other->memory->dead) &&

@@ -175,7 +175,7 @@ static void on_clock(struct loop_timer *timer)
 
 	/* a timer that was just taken out restarts without allocating */
 	(void)loop_timer_start(timer, STATUS_BEAT_NS);
-	list_foreach_safe (session, &clock->kvd->sessions, link)
+	list_foreach_safe(session, &clock->kvd->sessions, link)
 		look_at(session, now_ns);
 }
 

@@ -151,7 +151,7 @@ static size_t list_length(const cJSON *list)
 	const cJSON *it;
 	size_t n = 0;
 
-	cJSON_ArrayForEach (it, list)
+	cJSON_ArrayForEach(it, list)
 		n++;
 	return n;
 }
@@ -237,7 +237,7 @@ static int pages_walk(const struct page_list *l, const cJSON *list, uint32_t *pa
 	size_t total = 0, at = 0;
 	uint32_t first = 0, count = 0;
 
-	cJSON_ArrayForEach (entry, list) {
+	cJSON_ArrayForEach(entry, list) {
 		int r = entry_read(l, at++, entry, &first, &count);
 
 		if (r < 0)
@@ -283,7 +283,7 @@ int json_only(const cJSON *obj, const char *const *names)
 {
 	const cJSON *it;
 
-	cJSON_ArrayForEach (it, obj) {
+	cJSON_ArrayForEach(it, obj) {
 		size_t i = 0;
 
 		while (names[i] && strcmp(names[i], it->string) != 0)

@@ -57,7 +57,7 @@ static double walk(const cJSON *json)
 		must(isfinite(json->valuedouble));
 		most = fabs(json->valuedouble);
 	}
-	cJSON_ArrayForEach (it, json) {
+	cJSON_ArrayForEach(it, json) {
 		if (cJSON_IsObject(json))
 			read_member(json, it->string);
 		most = fmax(most, walk(it));

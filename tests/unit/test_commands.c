@@ -255,7 +255,7 @@ static void daemon_tells_its_figures_and_settings(void **state)
 	cJSON *setting;
 	bool found = false;
 
-	cJSON_ArrayForEach (setting, cJSON_GetObjectItem(reply, "settings")) {
+	cJSON_ArrayForEach(setting, cJSON_GetObjectItem(reply, "settings")) {
 		if (strcmp(cJSON_GetObjectItem(setting, "name")->valuestring, "sessions"))
 			continue;
 		assert_string_equal(cJSON_GetObjectItem(setting, "value")->valuestring,

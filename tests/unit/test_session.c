@@ -50,7 +50,7 @@ static struct session *session_of(struct mini *mini, pid_t pid)
 {
 	struct session *session;
 
-	list_foreach (session, &mini->kvd.sessions, link) {
+	list_foreach(session, &mini->kvd.sessions, link) {
 		if (session->pid == pid)
 			return session;
 	}
