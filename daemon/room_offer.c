@@ -147,7 +147,6 @@ static void on_served(struct inbound_owner *inbound, const struct err *err)
 	struct move *move = container_of(inbound, struct move, inbound);
 	struct room *room = move->room;
 
-	move->in = NULL;
 	if (!err) {
 		room->bytes += move->bytes;
 		room_count(room, METRIC_ROOM_SENT_BYTES, move->bytes);

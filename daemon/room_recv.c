@@ -265,19 +265,18 @@ static void on_landed(struct inbound_owner *inbound, const struct err *err)
 	struct room *room = move->room;
 	struct party *party = move->party;
 
-	move->in = NULL;
 	if (!err) {
 		party->got += move->plan->bytes;
 		room->bytes += move->plan->bytes;
 		room_count(room, METRIC_ROOM_RECEIVED_BYTES, move->plan->bytes);
 		room_count(room, METRIC_CHUNKS_RECEIVED, 1);
 		room_progress(room);
-	} else {
-		if (move->reserved)
-			release_tokens(move, move->pair_count);
-		room_fail(room, err, NULL);
+	} else if (move->reserved) {
+		release_tokens(move, move->pair_count);
 	}
-	move_free(move);
+	move_free(move); /* first: failing the room stops its other moves */
+	if (err)
+		room_fail(room, err, NULL);
 }
 
 static int begin(struct room *room, struct party *party, struct xp_inbound *in,

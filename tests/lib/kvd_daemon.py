@@ -74,6 +74,7 @@ class Daemon:
         self.notify.bind(path)
         env = dict(os.environ, NOTIFY_SOCKET="@" + path[1:], **self.env)
         self.log_file = tempfile.TemporaryFile()
+        self.states = []
         self.proc = subprocess.Popen(
             self.wrapper + [BUILD + "/kvd", "--config", self.config_path] + self.args,
             env=env, stdin=subprocess.DEVNULL, stdout=self.log_file,

@@ -416,6 +416,31 @@ static void abort_fences_before_failed(void **state)
 	free(before);
 }
 
+/* The transport ends a landing by itself, while the room still lives. */
+static void transport_error_fails_both_sides(void **state)
+{
+	struct pair *p = *state;
+	struct fake_rule rule = {.fault = FAKE_ERROR, .at_bytes = 1024, .times = 1};
+
+	prepare(p);
+	assert_int_equal(fake_script(p->c.bytes, &rule), 0);
+	open_send(p, 130);
+	open_recv(p, 130);
+	bind(p, 130);
+	send_two_chunks(p, 130);
+	cluster_until_state(&p->c, p->decode, "recv", 130, KVD_FAILED);
+	cluster_until_state(&p->c, p->prefill, "send", 130, KVD_FAILED);
+	assert_int_equal(
+		rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, 130)->error.code,
+		ERR_TRANSPORT);
+	open_offer(p, 131, 1000);
+	rule.times = 1;
+	assert_int_equal(fake_script(p->c.bytes, &rule), 0);
+	open_pull(p, 131, "");
+	cluster_until_state(&p->c, p->decode, "pull", 131, KVD_FAILED);
+	cluster_until_state(&p->c, p->prefill, "offer", 131, KVD_FAILED);
+}
+
 static void engine_death_fails_the_other_side(void **state)
 {
 	struct pair *p = *state;
@@ -592,6 +617,7 @@ int main(void)
 		CASE(offer_without_puller_ends_with_its_lease),
 		CASE(pull_heartbeats_keep_a_slow_offer_alive),
 		CASE(abort_fences_before_failed),
+		CASE(transport_error_fails_both_sides),
 		CASE(engine_death_fails_the_other_side),
 		CASE(receiver_of_an_aborted_and_closed_sender_learns),
 		CASE(layouts_that_contradict_are_named),

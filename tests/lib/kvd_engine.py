@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine for integration tests: the public control socket, spoken by hand
+(JSON lines, descriptors by SCM_RIGHTS), and a small cache with a pattern.
+
+    with Daemon(...) as a, Daemon(...) as b:
+        prefill, decode = Engine(a, "prefill"), Engine(b, "decode")
+        src, dst = Cache(prefill), Cache(decode)
+"""
+import ctypes
+import json
+import mmap
+import os
+import socket
+import time
+
+LAYERS, PAGES, PAGE_TOKENS, HEADS, HEAD_BYTES = 4, 64, 16, 4, 64
+TOKEN = HEADS * HEAD_BYTES
+FIELD = PAGES * PAGE_TOKENS * TOKEN
+BYTES = 2 * LAYERS * FIELD
+FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = range(5)
+
+
+class Refused(Exception):
+    def __init__(self, error):
+        super().__init__("%(code)s: %(message)s" % error)
+        self.code, self.message = error["code"], error["message"]
+
+
+class Engine:
+    def __init__(self, daemon, name, path=None):
+        self.daemon, self.name, self.last = daemon, name, 0
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(30)
+        self.sock.connect(path or daemon.socket_path)
+        self.lines = self.sock.makefile("r")
+        self.info = self.cmd("hello", proto=1, client=name)
+
+    @property
+    def endpoint(self):
+        return self.info["endpoint"]
+
+    def cmd(self, cmd, fds=(), **args):
+        self.last += 1
+        line = json.dumps(dict(args, cmd=cmd, id=self.last)).encode() + b"\n"
+        if fds:
+            sent = socket.send_fds(self.sock, [line], list(fds))
+            line = line[sent:]
+        self.sock.sendall(line)
+        answer = json.loads(self.lines.readline())
+        if "error" in answer:
+            raise Refused(answer["error"])
+        return answer
+
+    def refused(self, code, cmd, **args):
+        try:
+            answer = self.cmd(cmd, **args)
+        except Refused as why:
+            assert why.code == code, "%s instead of %s" % (why, code)
+            return why.message
+        raise AssertionError("%s was not refused: %s" % (cmd, answer))
+
+    def state(self, room, role):
+        one = self.cmd("room.poll", rooms=[{"room": str(room), "role": role}])["rooms"][0]
+        return one["state"], one.get("error"), one
+
+    def until(self, room, role, state, deadline_s=20):
+        """Poll until the state; returns the seconds that it took."""
+        begin = time.monotonic()
+        while True:
+            now, error, one = self.state(room, role)
+            if now == state:
+                return time.monotonic() - begin, error
+            if time.monotonic() - begin > deadline_s or now in (FAILED, SUCCESS):
+                raise AssertionError("%s %s: %s instead of %d" % (role, room, one, state))
+
+    def close(self):
+        self.lines.close()
+        self.sock.close()
+
+
+def pattern(token, layer, field):
+    """The bytes of one token in one field."""
+    return bytes((1 + token * 7 + layer * 31 + field * 17 + i) % 251 + 1
+                 for i in range(TOKEN))
+
+
+class Cache:
+    """One pool "kv": [layer][k, v][page][token][head], one buffer."""
+
+    def __init__(self, engine, kind="memfd", name="kv", rank=0):
+        self.engine = engine
+        if kind == "memfd":
+            fd = os.memfd_create("cache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(fd, BYTES)
+            self.mem = mmap.mmap(fd, BYTES)
+            args = dict(kind="memfd", fd=0, length=BYTES, fds=[fd])
+        elif kind == "shm":
+            self.path = "kvd-test-%d-%d" % (os.getpid(), id(self))
+            fd = os.open("/dev/shm/" + self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            os.ftruncate(fd, BYTES)
+            self.mem = mmap.mmap(fd, BYTES)
+            args = dict(kind="shm", shm_name="/" + self.path, length=BYTES)
+        else:
+            fd = -1
+            self.mem = mmap.mmap(-1, BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            args = dict(kind="vm", length=BYTES)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.mem))
+        args["address"] = str(self.address)
+        try:
+            self.region = engine.cmd("region.register", **args)["region"]
+        finally:
+            if fd >= 0:
+                os.close(fd)
+            if kind == "shm":
+                os.unlink("/dev/shm/" + self.path)
+        self.pool = engine.cmd("pool.register", name=name, layout=self.layout(rank),
+                               regions=[{"region": self.region}])["pool"]
+
+    @staticmethod
+    def layout(rank):
+        def field(name, index):
+            return dict(name=name, buffer=0, offset=index * FIELD,
+                        page_stride=PAGE_TOKENS * TOKEN, token_stride=TOKEN,
+                        unit_stride=HEAD_BYTES, unit_bytes=HEAD_BYTES, first_unit=0,
+                        units=HEADS, total_units=HEADS)
+        layers = [dict(layer=n, fields=[field("k", 2 * n), field("v", 2 * n + 1)])
+                  for n in range(LAYERS)]
+        return dict(rank=rank, buffers=[BYTES],
+                    views={"kv": dict(page_tokens=PAGE_TOKENS, pages=PAGES, layers=layers)})
+
+    def each(self, pages, tokens):
+        for layer in range(LAYERS):
+            for field in range(2):
+                for t in range(tokens):
+                    at = (2 * layer + field) * FIELD + \
+                        (pages[t // PAGE_TOKENS] * PAGE_TOKENS + t % PAGE_TOKENS) * TOKEN
+                    yield at, pattern(t, layer, field)
+
+    def fill(self, pages, tokens):
+        for at, row in self.each(pages, tokens):
+            self.mem[at:at + TOKEN] = row
+
+    def check(self, pages, tokens):
+        """All tokens arrived, and nothing else was touched."""
+        wanted = bytearray(BYTES)
+        for at, row in self.each(pages, tokens):
+            wanted[at:at + TOKEN] = row
+        assert self.mem[:] == bytes(wanted), "bytes differ"
+
+
+def open_push(prefill, decode, src, dst, room, src_pages, dst_pages, tokens, send=True):
+    view = lambda pages: {"kv": dict(pages=pages, tokens=[0, tokens])}  # noqa: E731
+    prefill.cmd("room.open", room=str(room), role="send", pool=src.pool)
+    decode.cmd("room.open", room=str(room), role="recv", pool=dst.pool,
+               sources=[prefill.endpoint])
+    decode.cmd("room.bind", room=str(room), views=view(dst_pages))
+    prefill.until(room, "send", WAITING)
+    if send:
+        prefill.cmd("room.send", room=str(room), seq=0, last=True, views=view(src_pages))
+
+
+def open_pull(prefill, decode, src, dst, room, src_pages, dst_pages, tokens):
+    view = lambda pages: {"kv": dict(pages=pages, tokens=[0, tokens])}  # noqa: E731
+    prefill.cmd("room.open", room=str(room), role="offer", pool=src.pool,
+                views=view(src_pages))
+    decode.cmd("room.open", room=str(room), role="pull", pool=dst.pool,
+               sources=[prefill.endpoint], views=view(dst_pages))
