@@ -62,7 +62,7 @@ static int raise_overlap(const struct layout_view *view, const struct nest_clash
 static int check_view(const struct layout_view *view)
 {
 	struct nest_boxes in = {.limit = TARGET_BOXES_MAX}, out = {0};
-	struct nest_clash clash;
+	struct nest_clash clash = {0};
 	uint32_t tag = 0;
 	int r = 0;
 

@@ -236,7 +236,7 @@ static int solve(const struct planner *p, size_t begin, size_t end, size_t first
 		 size_t last, struct nest_boxes *out)
 {
 	struct nest_boxes in = {.limit = boxes_limit(p->req)};
-	struct nest_clash clash;
+	struct nest_clash clash = {0};
 	struct nest_box box;
 	int r = 0;
 

@@ -1,4 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * plan_oracle: the definition, written down as loops.
+ *
+ * It is slow on purpose: every token from 0 up is tried against both lists, every
+ * layer against every layer, every field by name, every unit of the model, every
+ * byte. Nothing is sorted, merged or skipped, so there is nothing to get wrong
+ * that the planner could get wrong the same way. The fewest rows then are the
+ * places where a destination byte does not come from the byte behind the source
+ * of the byte before it.
+ */
 #include "tests/lib/plan_oracle.h"
 
 #include <assert.h>
