@@ -12,9 +12,9 @@
  *
  * A slice is found in the plan by a seek, then walked run by run, not row by
  * row: a run's head (a row that began in the slice before), its whole rows, its
- * tail. Whole rows are one tight loop; rows of 16 to 256 bytes, which KV caches
- * are made of, get loops with the length built in, because a call of memmove a
- * row costs as much as the row.
+ * tail. Whole rows are one call into rows.c. A job larger than a core's cache
+ * goes past it (non-temporal stores), a small one stays where the engine's next
+ * read finds it; linear ends (bounce slots) are read again at once.
  *
  * Slices are cut into stretches, during which neither end's memory changes: a
  * stretch is what runs under one SIGBUS guard, and for vm memory what goes into
@@ -37,8 +37,10 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/loop.h"
+#include "daemon/transport/rows.h"
 
 #define COPY_BOUNCE_BYTES (128u << 10)
+#define COPY_STREAM_BYTES (UINT64_C(2) << 20) /* about a core's own cache */
 
 struct worker {
 	struct copier *copier;
@@ -61,59 +63,6 @@ struct copier {
 	struct worker *workers;
 };
 
-/* ---- rows ---- */
-
-#define ROWS_OF(bytes)                                                             \
-	static void rows_copy_##bytes(uint8_t *dst, int64_t dst_stride,            \
-				      const uint8_t *src, int64_t src_stride,      \
-				      uint64_t count)                              \
-	{                                                                          \
-		while (count--) {                                                  \
-			for (unsigned int i = 0; i < (bytes); i += 16)             \
-				memcpy(dst + i, src + i, 16);                      \
-			dst += dst_stride;                                         \
-			src += src_stride;                                         \
-		}                                                                  \
-	}
-ROWS_OF(16)
-ROWS_OF(32)
-ROWS_OF(64)
-ROWS_OF(128)
-ROWS_OF(256)
-
-static void rows_copy(uint8_t *dst, int64_t dst_stride, const uint8_t *src,
-		      int64_t src_stride, uint64_t len, uint64_t count)
-{
-	if (count > 1 && (uint64_t)dst_stride == len && (uint64_t)src_stride == len) {
-		len *= count;
-		count = 1;
-	}
-	switch (count > 1 ? len : 0) {
-	case 16:
-		rows_copy_16(dst, dst_stride, src, src_stride, count);
-		return;
-	case 32:
-		rows_copy_32(dst, dst_stride, src, src_stride, count);
-		return;
-	case 64:
-		rows_copy_64(dst, dst_stride, src, src_stride, count);
-		return;
-	case 128:
-		rows_copy_128(dst, dst_stride, src, src_stride, count);
-		return;
-	case 256:
-		rows_copy_256(dst, dst_stride, src, src_stride, count);
-		return;
-	default:
-		break;
-	}
-	while (count--) {
-		memmove(dst, src, len);
-		dst += dst_stride;
-		src += src_stride;
-	}
-}
-
 /* ---- one stretch of one slice ---- */
 
 /* An end of the copy at hand; `origin` is the stream byte at linear[0]. */
@@ -127,9 +76,10 @@ struct stretch {
 	struct worker *worker;
 	const struct plan *plan;
 	const atomic_bool *canceled;
+	bool streaming;
 	struct side src, dst;
 	struct plan_walk at;
-	uint64_t pos, end; /* stream bytes */
+	uint64_t pos, end;			/* stream bytes */
 	struct memory *src_memory, *dst_memory; /* NULL: linear */
 	unsigned int iov_count;
 	int error; /* errno of process_vm_*, ECANCELED, 0 */
@@ -187,12 +137,12 @@ static uint64_t piece_take(struct stretch *st, uint64_t most, struct piece *piec
 			st->at.row++;
 		}
 	}
-	piece_p->src = side_address(&st->src, run->src_buffer,
-				    run->src + row * (uint64_t)run->src_stride + off,
-				    st->pos);
-	piece_p->dst = side_address(&st->dst, run->dst_buffer,
-				    run->dst + row * (uint64_t)run->dst_stride + off,
-				    st->pos);
+	piece_p->src =
+		side_address(&st->src, run->src_buffer,
+			     run->src + row * (uint64_t)run->src_stride + off, st->pos);
+	piece_p->dst =
+		side_address(&st->dst, run->dst_buffer,
+			     run->dst + row * (uint64_t)run->dst_stride + off, st->pos);
 	piece_p->src_stride = st->src.end->buffers ? run->src_stride : (int64_t)run->len;
 	piece_p->dst_stride = st->dst.end->buffers ? run->dst_stride : (int64_t)run->len;
 	return taken;
@@ -234,9 +184,10 @@ static void iov_flush(struct stretch *st)
 	if (atomic_load(st->canceled))
 		st->error = ECANCELED;
 	while (count > 0 && !st->error) {
-		ssize_t n = vm == st->src_memory
-				    ? process_vm_readv(vm->pid, near, count, far, count, 0)
-				    : process_vm_writev(vm->pid, near, count, far, count, 0);
+		ssize_t n =
+			vm == st->src_memory
+				? process_vm_readv(vm->pid, near, count, far, count, 0)
+				: process_vm_writev(vm->pid, near, count, far, count, 0);
 		if (n <= 0) {
 			st->error = n < 0 ? errno : EFAULT;
 			return;
@@ -262,7 +213,8 @@ static void iov_add(struct stretch *st, uint64_t near, uint64_t far, uint64_t le
 	struct worker *w = st->worker;
 	unsigned int i = st->iov_count;
 
-	if (i > 0 && (uintptr_t)w->near[i - 1].iov_base + w->near[i - 1].iov_len == near &&
+	if (i > 0 &&
+	    (uintptr_t)w->near[i - 1].iov_base + w->near[i - 1].iov_len == near &&
 	    (uintptr_t)w->far[i - 1].iov_base + w->far[i - 1].iov_len == far) {
 		w->near[i - 1].iov_len += len;
 		w->far[i - 1].iov_len += len;
@@ -302,12 +254,18 @@ static void stretch_copy(void *arg)
 		if (vm)
 			piece_to_iov(st, &p);
 		else
-			rows_copy((uint8_t *)(uintptr_t)p.dst, p.dst_stride,
-				  (const uint8_t *)(uintptr_t)p.src, p.src_stride, p.len,
-				  p.count);
+			rows_copy(&(struct rows){.dst = (uint8_t *)(uintptr_t)p.dst,
+						 .src = (const uint8_t *)(uintptr_t)p.src,
+						 .dst_stride = p.dst_stride,
+						 .src_stride = p.src_stride,
+						 .len = p.len,
+						 .count = p.count},
+				  st->streaming);
 	}
 	if (st->iov_count)
 		iov_flush(st);
+	if (st->streaming)
+		rows_fence();
 }
 
 /* ---- slices ---- */
@@ -340,8 +298,14 @@ static int range_copy(struct worker *worker, const struct copy_job *job, struct 
 		      struct side dst, uint64_t begin, uint64_t end)
 {
 	const struct plan *plan = job->plan;
-	struct stretch st = {.worker = worker, .plan = plan, .canceled = &job->canceled,
-			     .src = src, .dst = dst, .pos = begin, .end = end};
+	struct stretch st = {.worker = worker,
+			     .plan = plan,
+			     .canceled = &job->canceled,
+			     .streaming = job->streaming && dst.end->buffers,
+			     .src = src,
+			     .dst = dst,
+			     .pos = begin,
+			     .end = end};
 	int r = plan_walk_seek(&st.at, plan, begin);
 
 	if (r < 0)
@@ -617,7 +581,8 @@ static int buffers_check(const struct copy_end *end, bool writing)
 			return err_raise(ERR_INVAL, "buffer %u has no memory", i);
 		if (b->offset > b->memory->length ||
 		    b->length > b->memory->length - b->offset)
-			return err_raise(ERR_RANGE, "buffer %u reaches past its memory", i);
+			return err_raise(ERR_RANGE, "buffer %u reaches past its memory",
+					 i);
 		if (writing && !b->memory->writable)
 			return err_raise(ERR_PERM, "buffer %u is not ours to write", i);
 	}
@@ -647,9 +612,11 @@ static int runs_check(const struct copy_job *job)
 	for (part = at.row_offset; left > 0 && at.run < job->plan->run_count; at.run++) {
 		const struct plan_run *run = &job->plan->runs[at.run];
 
-		if (!run_fits(&job->src, run->src_buffer, run->src, run, run->src_stride) ||
+		if (!run_fits(&job->src, run->src_buffer, run->src, run,
+			      run->src_stride) ||
 		    !run_fits(&job->dst, run->dst_buffer, run->dst, run, run->dst_stride))
-			return err_raise(ERR_RANGE, "run %zu of the plan is outside its buffer",
+			return err_raise(ERR_RANGE,
+					 "run %zu of the plan is outside its buffer",
 					 at.run);
 		part = (run->count - at.row) * run->len - part;
 		left -= part < left ? part : left;
@@ -691,6 +658,7 @@ int copier_submit(struct copier *copier, struct copy_job *job)
 	atomic_store(&job->copied, 0);
 	job->next_byte = job->begin;
 	job->bounce = has_vm(&job->src) && has_vm(&job->dst);
+	job->streaming = job->end - job->begin >= COPY_STREAM_BYTES;
 	job->result = 0;
 	pthread_mutex_lock(&copier->lock);
 	if (job->begin == job->end) {

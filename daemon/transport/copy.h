@@ -53,6 +53,7 @@ struct copy_job {
 	atomic_int slices_running;
 	uint64_t next_byte; /* not yet taken by a thread */
 	bool bounce;	    /* both ends have memory of other processes */
+	bool streaming;	    /* past the caches */
 };
 
 /* Are `count` rows of `len` bytes from `offset` on, `stride` apart, inside `limit`

@@ -191,10 +191,10 @@ static int file_check_range(int fd, uint64_t offset, uint64_t length)
 	if (length == 0)
 		return err_raise(ERR_RANGE, "length is 0");
 	if (offset > (uint64_t)st.st_size || length > (uint64_t)st.st_size - offset)
-		return err_raise(ERR_RANGE,
-				 "offset %ju + length %ju is beyond the object's %ju bytes",
-				 (uintmax_t)offset, (uintmax_t)length,
-				 (uintmax_t)st.st_size);
+		return err_raise(
+			ERR_RANGE,
+			"offset %ju + length %ju is beyond the object's %ju bytes",
+			(uintmax_t)offset, (uintmax_t)length, (uintmax_t)st.st_size);
 	return 0;
 }
 
@@ -247,7 +247,9 @@ static void touch_pages(void *arg)
 /* Kernels before 5.14 have no MADV_POPULATE_*. */
 static int import_touch(struct import *im, uint64_t page)
 {
-	struct touch t = {.base = im->map, .bytes = im->map_bytes, .step = page,
+	struct touch t = {.base = im->map,
+			  .bytes = im->map_bytes,
+			  .step = page,
 			  .write = im->memory.writable};
 
 	if (!memory_guard_run(touch_pages, &t, &im->memory, NULL))
@@ -313,7 +315,8 @@ static int import_file(enum memory_kind kind, int owned_fd, uint64_t offset,
 		if (errno == EPERM || errno == EACCES)
 			r = err_raise(ERR_IMPORT,
 				      "the memory cannot be mapped for %s: it was opened "
-				      "or sealed (F_SEAL_WRITE, F_SEAL_FUTURE_WRITE) against it",
+				      "or sealed (F_SEAL_WRITE, F_SEAL_FUTURE_WRITE) "
+				      "against it",
 				      writable ? "writing" : "reading");
 		else
 			r = err_raise_errno(errno, "mapping %ju bytes",
@@ -354,10 +357,11 @@ static int memfd_seal(int fd)
 	if (seals & F_SEAL_SHRINK)
 		return 0;
 	if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) < 0)
-		return err_raise(ERR_IMPORT,
-				 "memfd carries no F_SEAL_SHRINK and refuses to be sealed "
-				 "(%s): create it with MFD_ALLOW_SEALING",
-				 strerror(errno));
+		return err_raise(
+			ERR_IMPORT,
+			"memfd carries no F_SEAL_SHRINK and refuses to be sealed "
+			"(%s): create it with MFD_ALLOW_SEALING",
+			strerror(errno));
 	return 0;
 }
 
@@ -374,8 +378,8 @@ int memory_import_memfd(int fd, uint64_t offset, uint64_t length, bool writable,
 		r = fd_own(fd);
 	if (r < 0)
 		return err_pass(r);
-	return err_pass(import_file(MEMORY_SEALED, r, offset, length, writable,
-				    memory_p));
+	return err_pass(
+		import_file(MEMORY_SEALED, r, offset, length, writable, memory_p));
 }
 
 int memory_import_shm_fd(int fd, uint64_t offset, uint64_t length, bool writable,
@@ -393,8 +397,8 @@ int memory_import_shm_fd(int fd, uint64_t offset, uint64_t length, bool writable
 		r = fd_own(fd);
 	if (r < 0)
 		return err_pass(r);
-	return err_pass(import_file(MEMORY_GUARDED, r, offset, length, writable,
-				    memory_p));
+	return err_pass(
+		import_file(MEMORY_GUARDED, r, offset, length, writable, memory_p));
 }
 
 int memory_import_shm(const char *posix_name, uint64_t offset, uint64_t length,
@@ -422,11 +426,12 @@ int memory_new_linear(uint64_t length, struct memory **memory_p)
 	if (length == 0 || length > INT64_MAX)
 		return err_raise(ERR_RANGE, "length %ju", (uintmax_t)length);
 	if (ftruncate(fd, (off_t)length) < 0)
-		return err_raise_errno(errno, "ftruncate to %ju bytes", (uintmax_t)length);
+		return err_raise_errno(errno, "ftruncate to %ju bytes",
+				       (uintmax_t)length);
 	if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0)
 		return err_raise_errno(errno, "sealing a memfd");
-	return err_pass(import_file(MEMORY_LINEAR, mem_steal_fd(&fd), 0, length, true,
-				    memory_p));
+	return err_pass(
+		import_file(MEMORY_LINEAR, mem_steal_fd(&fd), 0, length, true, memory_p));
 }
 
 /* ---- another process's memory ---- */
@@ -450,11 +455,12 @@ bool memory_owner_alive(struct memory *memory)
 static int vm_refused(int no, pid_t pid, uint64_t address)
 {
 	if (no == EPERM)
-		return err_raise(ERR_IMPORT,
-				 "process %d does not let us read its memory: run kvd as "
-				 "the same uid or with CAP_SYS_PTRACE; under Yama let the "
-				 "process call prctl(PR_SET_PTRACER, <kvd's pid>)",
-				 (int)pid);
+		return err_raise(
+			ERR_IMPORT,
+			"process %d does not let us read its memory: run kvd as "
+			"the same uid or with CAP_SYS_PTRACE; under Yama let the "
+			"process call prctl(PR_SET_PTRACER, <kvd's pid>)",
+			(int)pid);
 	if (no == ESRCH)
 		return err_raise(ERR_IMPORT, "process %d is gone", (int)pid);
 	if (no == EFAULT)
@@ -485,8 +491,8 @@ int memory_import_vm(pid_t pid, uint64_t address, uint64_t length,
 	if (pid <= 0)
 		return err_raise(ERR_IMPORT, "the peer's pid is not known");
 	if (address == 0 || length == 0 || length > UINT64_MAX - address)
-		return err_raise(ERR_RANGE, "address %#jx + length %ju", (uintmax_t)address,
-				 (uintmax_t)length);
+		return err_raise(ERR_RANGE, "address %#jx + length %ju",
+				 (uintmax_t)address, (uintmax_t)length);
 	r = import_new(MEMORY_VM, &im);
 	if (r < 0)
 		return err_pass(r);

@@ -130,7 +130,8 @@ void shm_memory_release(struct offload *offload, struct memory *memory)
 
 static int boot_id_read(uint8_t id_p[16])
 {
-	cleanup_close int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+	cleanup_close int fd =
+		open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
 	char text[64];
 	ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
 	unsigned int digits = 0;
@@ -147,8 +148,9 @@ static int boot_id_read(uint8_t id_p[16])
 		digits++;
 	}
 	if (digits != 32)
-		return err_raise(ERR_REQUIRE, "shm: /proc/sys/kernel/random/boot_id cannot "
-					      "be read");
+		return err_raise(ERR_REQUIRE,
+				 "shm: /proc/sys/kernel/random/boot_id cannot "
+				 "be read");
 	return 0;
 }
 
@@ -234,7 +236,7 @@ int shm_guest_claim(struct shm *shm, struct shm_peer *peer)
 {
 	struct guest *guest;
 
-	list_foreach(guest, &shm->guests, link)
+	list_foreach (guest, &shm->guests, link)
 		if (guest->complete &&
 		    shm_equal(guest->token, peer->token_in, XP_TOKEN_BYTES))
 			return guest_take_fd(guest);
@@ -254,7 +256,7 @@ static void guest_introduce(struct guest *guest)
 		return;
 	}
 	guest->complete = true;
-	list_foreach(peer, &guest->shm->peers, link) {
+	list_foreach (peer, &guest->shm->peers, link) {
 		if (peer->self || peer->dial || peer->state != SHM_PEER_CONNECTING ||
 		    !shm_equal(guest->token, peer->token_in, XP_TOKEN_BYTES))
 			continue;
@@ -339,7 +341,7 @@ static void guests_tick(struct shm *shm, bool *wanted_p)
 {
 	struct guest *guest;
 
-	list_foreach_safe(guest, &shm->guests, link) {
+	list_foreach_safe (guest, &shm->guests, link) {
 		if (loop_now_ns(shm->base.env.loop) < guest->deadline_ns) {
 			*wanted_p = true;
 			continue;
@@ -364,7 +366,7 @@ static void on_tick(struct loop_timer *timer)
 	struct shm_peer *peer;
 	bool wanted = false;
 
-	list_foreach_safe(peer, &shm->peers, link)
+	list_foreach_safe (peer, &shm->peers, link)
 		shm_peer_tick(peer, &wanted);
 	guests_tick(shm, &wanted);
 	if (wanted)
@@ -373,7 +375,8 @@ static void on_tick(struct loop_timer *timer)
 
 void shm_tick_want(struct shm *shm)
 {
-	if (!loop_timer_running(&shm->tick) && loop_timer_start(&shm->tick, SHM_TICK_NS) < 0)
+	if (!loop_timer_running(&shm->tick) &&
+	    loop_timer_start(&shm->tick, SHM_TICK_NS) < 0)
 		err_clear(); /* progress figures only; the next start tries again */
 }
 
@@ -431,15 +434,16 @@ static int listeners_open(struct shm *shm)
 	int n, r;
 
 	shm_random(random, sizeof(random));
-	snprintf(name, sizeof(name), "@kvd-shm-%02x%02x%02x%02x%02x%02x%02x%02x", random[0],
-		 random[1], random[2], random[3], random[4], random[5], random[6],
-		 random[7]);
+	snprintf(name, sizeof(name), "@kvd-shm-%02x%02x%02x%02x%02x%02x%02x%02x",
+		 random[0], random[1], random[2], random[3], random[4], random[5],
+		 random[6], random[7]);
 	r = listener_open(shm, &shm->listeners[0], name);
 	if (r < 0 || !config || !config->run_dir[0])
 		return err_pass(r);
 	n = snprintf(name, sizeof(name), "%s/%s.shm", config->run_dir, config->name);
 	if (n >= (int)sizeof(name))
-		err_raise(ERR_TOOBIG, "shm: %s is too long for a socket", config->run_dir);
+		err_raise(ERR_TOOBIG, "shm: %s is too long for a socket",
+			  config->run_dir);
 	else if (listener_open(shm, &shm->listeners[1], name) == 0)
 		return 0;
 	log_info("shm", NULL, "no socket in the run directory", "reason=\"%s\"",
@@ -480,7 +484,8 @@ static void shm_close(struct transport *transport)
 	mem_free(shm);
 }
 
-static int shm_open_transport(const struct xp_env *env, const struct xp_callbacks *callbacks,
+static int shm_open_transport(const struct xp_env *env,
+			      const struct xp_callbacks *callbacks,
 			      struct transport **transport_p)
 {
 	struct shm *shm = mem_zalloc(sizeof(*shm));

@@ -32,7 +32,8 @@ static int buffer_take(const struct xp_buffer *from, struct copy_buffer *to)
 	if (!m)
 		return 0;
 	if (from->offset > m->length || from->length > m->length - from->offset)
-		return err_raise(ERR_RANGE, "a buffer reaches past its memory's %ju bytes",
+		return err_raise(ERR_RANGE,
+				 "a buffer reaches past its memory's %ju bytes",
 				 (uintmax_t)m->length);
 	to->memory = memory_ref(m);
 	to->offset = from->offset;
@@ -48,7 +49,8 @@ int shm_flow_init(struct shm_flow *flow, struct shm_peer *peer,
 	uint32_t dst_count = use_dst ? sides->dst_count : 0;
 	int r = 0;
 
-	*flow = (struct shm_flow){.peer = peer, .plan = sides->plan, .on_change = on_change};
+	*flow = (struct shm_flow){
+		.peer = peer, .plan = sides->plan, .on_change = on_change};
 	list_init(&flow->link);
 	list_init(&flow->slots);
 	if (!sides->plan || sides->plan->bytes == 0)
@@ -94,7 +96,8 @@ bool shm_sides_direct(const struct shm_peer *peer, const struct xp_sides *sides)
 		if (b >= sides->src_count)
 			return false;
 		key = (const struct shm_key *)(const void *)sides->src[b].key;
-		if (!key || key->peer != peer || key->state != SHM_KEY_READY || !key->memory)
+		if (!key || key->peer != peer || key->state != SHM_KEY_READY ||
+		    !key->memory)
 			return false;
 	}
 	return true;

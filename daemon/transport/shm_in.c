@@ -144,14 +144,16 @@ static int slot_reserve(struct shm_peer *peer, uint32_t slot)
 	return 0;
 }
 
-static int request_check(struct shm_peer *peer, uint64_t id, uint8_t kind, size_t header_len)
+static int request_check(struct shm_peer *peer, uint64_t id, uint8_t kind,
+			 size_t header_len)
 {
 	uint32_t slot = (uint32_t)id & SLOT_MASK;
 
 	if (kind > XP_CHECK)
 		return err_raise(ERR_PROTO, "kind %u", kind);
 	if (id >> SHM_SLOT_BITS <= peer->in_serial)
-		return err_raise(ERR_PROTO, "number %#jx is not after %#jx", (uintmax_t)id,
+		return err_raise(ERR_PROTO, "number %#jx is not after %#jx",
+				 (uintmax_t)id,
 				 (uintmax_t)peer->in_serial << SHM_SLOT_BITS);
 	if (slot < peer->in_slots && peer->ins[slot])
 		return err_raise(ERR_PROTO, "slot %u is in use", slot);
@@ -161,8 +163,8 @@ static int request_check(struct shm_peer *peer, uint64_t id, uint8_t kind, size_
 	return 0;
 }
 
-static int in_new(struct shm_peer *peer, uint64_t id, const void *header, size_t header_len,
-		  struct shm_in **in_p)
+static int in_new(struct shm_peer *peer, uint64_t id, const void *header,
+		  size_t header_len, struct shm_in **in_p)
 {
 	uint32_t slot = (uint32_t)id & SLOT_MASK;
 	struct shm_in *in;
@@ -264,12 +266,14 @@ static int answer_begin(struct shm_in *in, const struct xp_sides *sides)
 	return err_pass(r);
 }
 
-void shm_land(struct xp_inbound *base, const struct xp_sides *sides, const struct err *err)
+void shm_land(struct xp_inbound *base, const struct xp_sides *sides,
+	      const struct err *err)
 {
 	struct shm_in *in = in_of(base);
 
 	/* canceled or lost meanwhile: on_inbound_done is on its way */
-	if (in->answered || in->finished || in->result < 0 || !shm_peer_live(in->flow.peer))
+	if (in->answered || in->finished || in->result < 0 ||
+	    !shm_peer_live(in->flow.peer))
 		return;
 	in->answered = true;
 	if (err)

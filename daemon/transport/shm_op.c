@@ -179,8 +179,8 @@ static int op_check(const struct shm_peer *peer, const struct xp_op *op)
 	if (op->header_len > XP_HEADER_MAX)
 		return err_raise(ERR_TOOBIG, "shm: a header of %zu bytes, %u are allowed",
 				 op->header_len, XP_HEADER_MAX);
-	return err_pass(xp_sides_check(&op->sides, op->kind == XP_WRITE,
-				       op->kind == XP_READ));
+	return err_pass(
+		xp_sides_check(&op->sides, op->kind == XP_WRITE, op->kind == XP_READ));
 }
 
 /* A READ copies by itself where it can; else the source will be asked to. */
@@ -439,9 +439,9 @@ bool shm_ops_stop(struct shm_peer *peer)
 	struct shm_op *so;
 	bool still = true;
 
-	list_foreach(so, &peer->waiting, link)
+	list_foreach (so, &peer->waiting, link)
 		still = op_still(so) && still;
-	list_foreach(so, &peer->draining, link)
+	list_foreach (so, &peer->draining, link)
 		still = op_still(so) && still;
 	for (uint32_t i = 0; i < peer->op_slots; i++)
 		if (peer->ops[i])
@@ -485,7 +485,7 @@ void shm_ops_tick(struct shm_peer *peer, bool *wanted_p)
 {
 	struct shm_op *so;
 
-	list_foreach(so, &peer->waiting, link) {
+	list_foreach (so, &peer->waiting, link) {
 		so->op->moved = shm_flow_moved(&so->flow);
 		*wanted_p |= so->flow.mode != SHM_FLOW_NONE;
 	}

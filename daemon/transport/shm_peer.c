@@ -185,8 +185,8 @@ static void peer_dial(struct shm_peer *peer)
 	if (r > 0)
 		return; /* the tick comes back */
 	if (r < 0) {
-		err_raise(ERR_TRANSPORT, "shm: connecting to %s: %s", peer->address.names[0],
-			  strerror(-r));
+		err_raise(ERR_TRANSPORT, "shm: connecting to %s: %s",
+			  peer->address.names[0], strerror(-r));
 		shm_peer_fail(peer);
 		return;
 	}
@@ -202,7 +202,8 @@ static void peer_ready(struct shm_peer *peer)
 {
 	peer->state = SHM_PEER_READY;
 	peer->ready_owed = true;
-	snprintf(peer->base.path, sizeof(peer->base.path), "%s", peer->self ? "self" : "memfd");
+	snprintf(peer->base.path, sizeof(peer->base.path), "%s",
+		 peer->self ? "self" : "memfd");
 	shm_peer_kick(peer);
 }
 
@@ -253,9 +254,9 @@ void shm_peer_tick(struct shm_peer *peer, bool *wanted_p)
 
 static void peer_lists_init(struct shm_peer *peer)
 {
-	struct list *lists[] = {&peer->link,	   &peer->waiting,	&peer->draining,
+	struct list *lists[] = {&peer->link,	     &peer->waiting,	  &peer->draining,
 				&peer->finished_ops, &peer->finished_ins, &peer->keys,
-				&peer->asked,	   &peer->held,		&peer->orphans};
+				&peer->asked,	     &peer->held,	  &peer->orphans};
 
 	for (size_t i = 0; i < ARRAY_LEN(lists); i++)
 		list_init(lists[i]);
@@ -273,7 +274,8 @@ int shm_peer_open(struct transport *transport, const struct xp_peer_args *args,
 		r = shm_address_parse(args->address, args->address_len, &address);
 	if (r < 0)
 		return err_pass(r);
-	if (!args->self && memcmp(address.boot_id, shm->boot_id, sizeof(shm->boot_id)) != 0)
+	if (!args->self &&
+	    memcmp(address.boot_id, shm->boot_id, sizeof(shm->boot_id)) != 0)
 		return err_raise(ERR_REQUIRE, "shm: the peer runs on another machine");
 	peer = mem_zalloc(sizeof(*peer));
 	if (!peer)

@@ -27,7 +27,7 @@
 #define SHM_VERSION 1u
 #define SHM_MAGIC UINT32_C(0x6d68736b) /* "kshm" */
 
-#define SHM_FRAME_BYTES 16u /* u32 body, u8 type, u8 flags, u16 0, u64 id */
+#define SHM_FRAME_BYTES 16u   /* u32 body, u8 type, u8 flags, u16 0, u64 id */
 #define SHM_REQUEST_BYTES 13u /* u8 kind, u64 bytes, u32 header length */
 #define SHM_HELLO_BYTES (SHM_FRAME_BYTES + 4u + 4u + XP_TOKEN_BYTES)
 #define SHM_BODY_MAX (SHM_REQUEST_BYTES + XP_HEADER_MAX)
@@ -90,7 +90,7 @@ struct shm {
 	struct shm_listener listeners[2];
 	struct list peers, guests;
 	unsigned int guest_count;
-	uint64_t connect_ns; /* time to show a token; tests make it short */
+	uint64_t connect_ns;	/* time to show a token; tests make it short */
 	struct loop_timer tick; /* runs while something wants it, else never */
 	pthread_mutex_t regs_lock;
 	struct list regs[SHM_REG_BUCKETS]; /* struct shm_reg, by id */
@@ -148,10 +148,10 @@ struct shm_flow {
 	uint32_t src_count, dst_count;
 	struct copy_job job; /* direct */
 	bool job_running;
-	uint64_t wire_id;      /* gather: what DATA says */
+	uint64_t wire_id; /* gather: what DATA says */
 	uint8_t wire_flags;
-	struct list link;      /* gather: in ring->flows while slots are wanted */
-	struct list slots;     /* gather: filled or being filled, in stream order */
+	struct list link;  /* gather: in ring->flows while slots are wanted */
+	struct list slots; /* gather: filled or being filled, in stream order */
 	unsigned int slots_busy;
 	uint64_t next;	 /* gather: first byte not given a slot; scatter: expected */
 	uint64_t landed; /* gather: told to the peer; scatter: in place */
@@ -269,7 +269,7 @@ struct shm_peer {
 	/* ours */
 	struct list waiting;  /* posted, in order, not requested yet */
 	struct list draining; /* failed before that; their copies still stop */
-	struct shm_op **ops; /* by slot */
+	struct shm_op **ops;  /* by slot */
 	uint32_t op_slots, op_count;
 	uint64_t op_serial;
 	size_t op_header_bytes;
@@ -302,14 +302,15 @@ int shm_sockaddr(const char *name, struct sockaddr_un *sa_p, socklen_t *len_p);
 void shm_memory_release(struct offload *offload, struct memory *memory);
 
 /* shm_reg.c */
-int shm_mem_reg(struct transport *transport, struct memory *memory, struct xp_reg **reg_p);
+int shm_mem_reg(struct transport *transport, struct memory *memory,
+		struct xp_reg **reg_p);
 void shm_mem_dereg(struct xp_reg *xreg);
 int shm_key_pack(struct xp_reg *xreg, struct xp_peer *peer, void *buf, size_t size,
 		 size_t *len_p);
 int shm_key_unpack(struct xp_peer *xpeer, const void *buf, size_t len, void *owner,
 		   struct xp_key **key_p);
 void shm_key_drop(struct xp_key *xkey);
-void shm_keys_pump(struct shm_peer *peer);  /* ask for what waits */
+void shm_keys_pump(struct shm_peer *peer);   /* ask for what waits */
 void shm_keys_end(struct shm_peer *peer);    /* the peer is lost: on_key(err) */
 void shm_keys_detach(struct shm_peer *peer); /* the peer is freed */
 int shm_on_key_ask(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);

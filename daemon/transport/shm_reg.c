@@ -22,6 +22,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
@@ -55,8 +56,10 @@ int shm_mem_reg(struct transport *transport, struct memory *memory, struct xp_re
 	shm_random(reg->nonce, sizeof(reg->nonce));
 	reg->ro_fd = reopen_read_only(memory);
 	if (reg->ro_fd < 0 && memory->fd >= 0)
-		log_warn("shm", NULL, "memory will be staged: its file does not open for "
-			 "reading", "reason=\"%s\"", strerror(errno));
+		log_warn("shm", NULL,
+			 "memory will be staged: its file does not open for "
+			 "reading",
+			 "reason=\"%s\"", strerror(errno));
 	pthread_mutex_lock(&shm->regs_lock);
 	reg->id = ++shm->next_reg;
 	list_push_back(&shm->regs[reg->id % SHM_REG_BUCKETS], &reg->link);
@@ -86,8 +89,8 @@ int shm_key_pack(struct xp_reg *xreg, struct xp_peer *peer, void *buf, size_t si
 
 	(void)peer;
 	if (size < KEY_BYTES)
-		return err_raise(ERR_TOOBIG, "shm: a key has %u bytes, not %zu", KEY_BYTES,
-				 size);
+		return err_raise(ERR_TOOBIG, "shm: a key has %u bytes, not %zu",
+				 KEY_BYTES, size);
 	cursor_write(&c, buf, size);
 	cursor_put_u8(&c, SHM_VERSION);
 	cursor_put_u8(&c, reg->ro_fd >= 0 ? KEY_FLAG_FILE : 0);
@@ -112,7 +115,7 @@ static int reg_grant(struct shm *shm, uint64_t id, const uint8_t nonce[16],
 	int r = err_raise(ERR_REVOKED, "shm: the memory is not registered (any more)");
 
 	pthread_mutex_lock(&shm->regs_lock);
-	list_foreach(reg, &shm->regs[id % SHM_REG_BUCKETS], link) {
+	list_foreach (reg, &shm->regs[id % SHM_REG_BUCKETS], link) {
 		if (reg->id != id || !shm_equal(reg->nonce, nonce, sizeof(reg->nonce)))
 			continue;
 		grant_p->memory = memory_ref(reg->base.memory);
@@ -287,17 +290,35 @@ static void key_tell(struct shm_key *key, const struct err *err)
 	cb->on_key(cb->owner, (struct xp_key *)(void *)key, err);
 }
 
+/* Populating a hole would make pages at our expense, as many as a peer likes to
+ * claim; its own daemon has populated the memory before it gave out a key. */
+static int key_check_holes(const struct shm_key *key)
+{
+	struct stat st;
+
+	if (fstat(key->fd, &st) < 0)
+		return err_raise_errno(errno, "shm: fstat of a peer's memory");
+	if (st.st_blocks < 0 || (uint64_t)st.st_blocks < key->length / 512)
+		return err_raise(ERR_IMPORT,
+				 "shm: the peer's memory has holes: %ju of %ju "
+				 "bytes are there",
+				 (uintmax_t)st.st_blocks * 512, (uintmax_t)key->length);
+	return 0;
+}
+
 static void key_map(struct offload_job *job)
 {
 	struct shm_key *key = container_of(job, struct shm_key, job);
+	int r = key_check_holes(key);
 
-	if (key->kind == MEMORY_GUARDED)
-		job->result = memory_import_shm_fd(key->fd, key->offset, key->length, false,
-						   &key->memory);
-	else
-		job->result = memory_import_memfd(key->fd, key->offset, key->length, false,
-						  &key->memory);
-	if (job->result < 0)
+	if (r == 0 && key->kind == MEMORY_GUARDED)
+		r = memory_import_shm_fd(key->fd, key->offset, key->length, false,
+					 &key->memory);
+	else if (r == 0)
+		r = memory_import_memfd(key->fd, key->offset, key->length, false,
+					&key->memory);
+	job->result = r;
+	if (r < 0)
 		err_take(&job->err);
 }
 
@@ -352,7 +373,8 @@ int shm_on_key_give(struct shm_peer *peer, const struct shm_frame *f, struct cur
 
 		mem_closep(&key->fd);
 		key->fd = -1;
-		err_set(&err, ERR_RANGE, "shm: the key was for %ju bytes, the file for %ju",
+		err_set(&err, ERR_RANGE,
+			"shm: the key was for %ju bytes, the file for %ju",
 			(uintmax_t)key->length, (uintmax_t)length);
 		key_tell(key, &err);
 		return 0;

@@ -78,12 +78,11 @@ static void flow_announce(struct shm_flow *flow)
 		list_remove(&slot->link);
 		flow->landed += slot->len;
 		slot->flow = NULL;
-		shm_send(peer, &(struct shm_frame){
-				       .type = SHM_DATA,
-				       .flags = flow->wire_flags,
-				       .id = flow->wire_id,
-				       .body = body,
-				       .body_len = sizeof(body)});
+		shm_send(peer, &(struct shm_frame){.type = SHM_DATA,
+						   .flags = flow->wire_flags,
+						   .id = flow->wire_id,
+						   .body = body,
+						   .body_len = sizeof(body)});
 	}
 }
 
@@ -117,7 +116,8 @@ static void on_gathered(struct copy_job *job)
 	tx_pump(peer);
 }
 
-static int slot_gather(struct shm_ring *ring, struct shm_slot *slot, struct shm_flow *flow)
+static int slot_gather(struct shm_ring *ring, struct shm_slot *slot,
+		       struct shm_flow *flow)
 {
 	uint64_t left = flow->plan->bytes - flow->next;
 	int r;
@@ -431,7 +431,8 @@ static void ring_mapped(struct offload_job *job)
 		return;
 	}
 	snprintf(peer->base.path, sizeof(peer->base.path), "memfd + bounce ring");
-	while (shm_peer_live(peer) && (slot = list_first(&ring->full, struct shm_slot, link))) {
+	while (shm_peer_live(peer) &&
+	       (slot = list_first(&ring->full, struct shm_slot, link))) {
 		list_remove(&slot->link);
 		slot_scatter(slot);
 	}

@@ -98,8 +98,8 @@ static int out_reserve(struct shm_wire *wire, size_t more)
 		wire->out_len = unsent;
 	}
 	if (unsent + more > SHM_OUT_HARD)
-		return err_raise(ERR_PEER, "the peer does not read: %zu bytes wait for it",
-				 unsent);
+		return err_raise(ERR_PEER,
+				 "the peer does not read: %zu bytes wait for it", unsent);
 	while (size - unsent < more)
 		size = size ? 2 * size : IN_BYTES;
 	if (size == wire->out_size)
@@ -229,7 +229,8 @@ int shm_hello_parse(const uint8_t buf[SHM_HELLO_BYTES], uint8_t token_p[XP_TOKEN
 	type = cursor_get_u8(&c);
 	cursor_get_bytes(&c, SHM_FRAME_BYTES - 5);
 	if (len != SHM_HELLO_BYTES - SHM_FRAME_BYTES || type != SHM_HELLO)
-		return err_raise(ERR_PROTO, "shm: the connection does not begin with HELLO");
+		return err_raise(ERR_PROTO,
+				 "shm: the connection does not begin with HELLO");
 	r = shm_hello_body(&c, &token);
 	if (r == 0)
 		memcpy(token_p, token, XP_TOKEN_BYTES);
@@ -295,7 +296,8 @@ bool shm_wire_flush(struct shm_peer *peer)
 		if (n < 0 && errno == EAGAIN)
 			return true;
 		if (n < 0) {
-			err_raise(ERR_PEER, "shm: sending to the peer: %s", strerror(errno));
+			err_raise(ERR_PEER, "shm: sending to the peer: %s",
+				  strerror(errno));
 			shm_peer_fail(peer);
 			return false;
 		}
@@ -368,8 +370,8 @@ static int frame_length(const uint8_t *p, size_t have, size_t *body_p)
 	if (!row || !row->on_frame)
 		return err_raise(ERR_PROTO, "shm: frame of unknown type %u", type);
 	if (body < row->min || body > row->max)
-		return err_raise(ERR_PROTO, "shm: %s of %u bytes, not %zu to %zu", row->name,
-				 body, row->min, row->max);
+		return err_raise(ERR_PROTO, "shm: %s of %u bytes, not %zu to %zu",
+				 row->name, body, row->min, row->max);
 	*body_p = body;
 	return 0;
 }
@@ -469,7 +471,8 @@ static int in_read(struct shm_peer *peer)
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
 		return 0;
 	if (n < 0)
-		return err_raise(ERR_PEER, "shm: the connection broke: %s", strerror(errno));
+		return err_raise(ERR_PEER, "shm: the connection broke: %s",
+				 strerror(errno));
 	if (n == 0)
 		return err_raise(ERR_PEER, "shm: the peer closed the connection");
 	wire->in_len += (size_t)n;

@@ -100,7 +100,8 @@ static double median(double *v)
 /* Rows of `len`, two rows apart at the source, three at the destination. */
 static void bench_rows(struct bench *b, uint64_t len)
 {
-	struct plan_run run = {.len = len, .count = TOTAL / len,
+	struct plan_run run = {.len = len,
+			       .count = TOTAL / len,
 			       .src_stride = (int64_t)(2 * len),
 			       .dst_stride = (int64_t)(3 * len)};
 	double threads[ROUNDS], plain[ROUNDS], flat[ROUNDS], t, p, f;

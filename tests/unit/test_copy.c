@@ -143,15 +143,42 @@ static uint8_t *expected(const struct plan *plan, const uint8_t *src, uint64_t d
 
 static const struct plan_run mixed_runs[] = {
 	{.src = 7, .dst = 100, .len = 3, .count = 5, .src_stride = 11, .dst_stride = 3},
-	{.src = 4096, .dst = 1000, .len = 16, .count = 300, .src_stride = 48, .dst_stride = 16},
-	{.src = 60000, .dst = 8000, .len = 32, .count = 200, .src_stride = -64,
+	{.src = 4096,
+	 .dst = 1000,
+	 .len = 16,
+	 .count = 300,
+	 .src_stride = 48,
+	 .dst_stride = 16},
+	{.src = 60000,
+	 .dst = 8000,
+	 .len = 32,
+	 .count = 200,
+	 .src_stride = -64,
 	 .dst_stride = 32},
-	{.src = 0, .dst = 16384, .len = 64, .count = 100, .src_stride = 64, .dst_stride = 64},
-	{.src = 1, .dst = 30001, .len = 128, .count = 70, .src_stride = 200, .dst_stride = 129},
-	{.src = 512, .dst = 80000, .len = 256, .count = 90, .src_stride = 512,
+	{.src = 0,
+	 .dst = 16384,
+	 .len = 64,
+	 .count = 100,
+	 .src_stride = 64,
+	 .dst_stride = 64},
+	{.src = 1,
+	 .dst = 30001,
+	 .len = 128,
+	 .count = 70,
+	 .src_stride = 200,
+	 .dst_stride = 129},
+	{.src = 512,
+	 .dst = 80000,
+	 .len = 256,
+	 .count = 90,
+	 .src_stride = 512,
 	 .dst_stride = -300},
 	{.src = 20000, .dst = 90000, .len = 20000, .count = 1},
-	{.src = 3, .dst = 115000, .len = 1000, .count = 11, .src_stride = 0,
+	{.src = 3,
+	 .dst = 115000,
+	 .len = 1000,
+	 .count = 11,
+	 .src_stride = 0,
 	 .dst_stride = 1000},
 };
 #define SRC_BYTES (64 * KIB)
@@ -177,7 +204,9 @@ static void copy_and_check(unsigned int threads, uint64_t slice, bool src_vm, bo
 	if (end > plan->bytes)
 		end = plan->bytes;
 	tj.test = &t;
-	tj.job = (struct copy_job){.plan = plan, .begin = begin, .end = end,
+	tj.job = (struct copy_job){.plan = plan,
+				   .begin = begin,
+				   .end = end,
 				   .src = {.buffers = &sb, .buffer_count = 1},
 				   .dst = {.buffers = &db, .buffer_count = 1},
 				   .on_done = on_done};
@@ -236,16 +265,20 @@ static void copy_through_linear_memory_is_exact(void **state)
 	for (uint64_t begin = 0; begin < plan->bytes; begin += 10007) {
 		uint64_t end = begin + 10007 < plan->bytes ? begin + 10007 : plan->bytes;
 
-		tj.job = (struct copy_job){
-			.plan = plan, .begin = begin, .end = end, .on_done = on_done,
-			.src = {.buffers = &sb, .buffer_count = 1},
-			.dst = {.linear = packed + begin}};
+		tj.job = (struct copy_job){.plan = plan,
+					   .begin = begin,
+					   .end = end,
+					   .on_done = on_done,
+					   .src = {.buffers = &sb, .buffer_count = 1},
+					   .dst = {.linear = packed + begin}};
 		assert_int_equal(copier_submit(t.copier, &tj.job), 0);
 		wait_done(&t, ++jobs);
-		tj.job = (struct copy_job){
-			.plan = plan, .begin = begin, .end = end, .on_done = on_done,
-			.src = {.linear = packed + begin},
-			.dst = {.buffers = &db, .buffer_count = 1}};
+		tj.job = (struct copy_job){.plan = plan,
+					   .begin = begin,
+					   .end = end,
+					   .on_done = on_done,
+					   .src = {.linear = packed + begin},
+					   .dst = {.buffers = &db, .buffer_count = 1}};
 		assert_int_equal(copier_submit(t.copier, &tj.job), 0);
 		wait_done(&t, ++jobs);
 		assert_int_equal(tj.job.result, 0);
@@ -296,7 +329,8 @@ static void copy_out_of_bounds_is_refused(void **state)
 		reached++;
 
 		tj.test = &t;
-		tj.job = (struct copy_job){.plan = plan, .end = plan->bytes,
+		tj.job = (struct copy_job){.plan = plan,
+					   .end = plan->bytes,
 					   .src = {.buffers = &b, .buffer_count = 1},
 					   .dst = {.buffers = &b, .buffer_count = 1},
 					   .on_done = on_done};
@@ -322,7 +356,8 @@ static void copy_bad_job_is_refused(void **state)
 	(void)state;
 	setup(&t, 1, 0);
 	b.memory = longer.memory = shifted.memory = linear(4096);
-	assert_int_equal(memory_import_memfd(b.memory->fd, 0, 4096, false, &ro.memory), 0);
+	assert_int_equal(memory_import_memfd(b.memory->fd, 0, 4096, false, &ro.memory),
+			 0);
 	const struct {
 		struct copy_buffer *src, *dst;
 		uint64_t begin, end;
@@ -336,10 +371,14 @@ static void copy_bad_job_is_refused(void **state)
 	};
 	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
 		tj.test = &t;
-		tj.job = (struct copy_job){.plan = plan, .begin = cases[i].begin,
-					   .end = cases[i].end, .on_done = on_done};
-		tj.job.src = (struct copy_end){.buffers = cases[i].src, .buffer_count = 1};
-		tj.job.dst = (struct copy_end){.buffers = cases[i].dst, .buffer_count = 1};
+		tj.job = (struct copy_job){.plan = plan,
+					   .begin = cases[i].begin,
+					   .end = cases[i].end,
+					   .on_done = on_done};
+		tj.job.src =
+			(struct copy_end){.buffers = cases[i].src, .buffer_count = 1};
+		tj.job.dst =
+			(struct copy_end){.buffers = cases[i].dst, .buffer_count = 1};
 		assert_int_equal(copier_submit(t.copier, &tj.job),
 				 -err_errno(cases[i].code));
 	}
@@ -385,7 +424,8 @@ static void bulk_init(struct bulk *b, struct test *t, uint64_t bytes, uint64_t t
 	memset(b->src.memory->base, 1, bytes);
 	b->plan = plan_of(&run, 1);
 	b->tj.test = t;
-	b->tj.job = (struct copy_job){.plan = b->plan, .end = b->plan->bytes,
+	b->tj.job = (struct copy_job){.plan = b->plan,
+				      .end = b->plan->bytes,
 				      .src = {.buffers = &b->src, .buffer_count = 1},
 				      .dst = {.buffers = &b->dst, .buffer_count = 1},
 				      .on_done = on_done};
@@ -539,9 +579,11 @@ static void copy_of_cut_memory_fails_that_job_only(void **state)
 	memset(whole.memory->base, 5, MIB);
 	assert_int_equal(ftruncate(fd, 300 << 10), 0);
 	bad.test = good.test = &t;
-	bad.job = good.job = (struct copy_job){
-		.plan = plan, .end = MIB, .on_done = on_done,
-		.dst = {.buffers = &dst, .buffer_count = 1}};
+	bad.job = good.job =
+		(struct copy_job){.plan = plan,
+				  .end = MIB,
+				  .on_done = on_done,
+				  .dst = {.buffers = &dst, .buffer_count = 1}};
 	bad.job.src = (struct copy_end){.buffers = &cut, .buffer_count = 1};
 	good.job.src = (struct copy_end){.buffers = &whole, .buffer_count = 1};
 	assert_int_equal(copier_submit(t.copier, &bad.job), 0);
@@ -586,11 +628,12 @@ static void copy_of_a_dead_process_fails(void **state)
 		_exit(0);
 	}
 	setup(&t, 1, 0);
-	assert_int_equal(memory_import_vm(pid, (uintptr_t)bytes, sizeof(bytes), &src.memory),
-			 0);
+	assert_int_equal(
+		memory_import_vm(pid, (uintptr_t)bytes, sizeof(bytes), &src.memory), 0);
 	dst.memory = linear(64 * KIB);
 	tj.test = &t;
-	tj.job = (struct copy_job){.plan = plan, .end = plan->bytes,
+	tj.job = (struct copy_job){.plan = plan,
+				   .end = plan->bytes,
 				   .src = {.buffers = &src, .buffer_count = 1},
 				   .dst = {.buffers = &dst, .buffer_count = 1},
 				   .on_done = on_done};
@@ -626,7 +669,8 @@ static void copy_of_an_unmapped_page_fails_after_its_part(void **state)
 	dst.memory = linear(8192);
 	munmap(pages + 4096, 4096);
 	tj.test = &t;
-	tj.job = (struct copy_job){.plan = plan, .end = plan->bytes,
+	tj.job = (struct copy_job){.plan = plan,
+				   .end = plan->bytes,
 				   .src = {.buffers = &src, .buffer_count = 1},
 				   .dst = {.buffers = &dst, .buffer_count = 1},
 				   .on_done = on_done};

@@ -121,18 +121,22 @@ static void memfd_future_write_is_refused_for_writing(void **state)
 static void memfd_range_beyond_the_object_is_refused(void **state)
 {
 	static const uint64_t ranges[][2] = {
-		{0, 64 * KIB + 1},	  {64 * KIB, 1},    {UINT64_MAX, 2},
-		{1, UINT64_MAX},	  {UINT64_MAX - 1, UINT64_MAX - 1},
-		{UINT64_C(1) << 63, 4096}, {0, 0},
+		{0, 64 * KIB + 1},
+		{64 * KIB, 1},
+		{UINT64_MAX, 2},
+		{1, UINT64_MAX},
+		{UINT64_MAX - 1, UINT64_MAX - 1},
+		{UINT64_C(1) << 63, 4096},
+		{0, 0},
 	};
 	int fd = memfd(64 * KIB, MFD_ALLOW_SEALING);
 	struct memory *m = NULL;
 
 	(void)state;
 	for (size_t i = 0; i < ARRAY_LEN(ranges); i++)
-		assert_refused(memory_import_memfd(fd, ranges[i][0], ranges[i][1], true,
-						   &m),
-			       ERR_RANGE, "");
+		assert_refused(
+			memory_import_memfd(fd, ranges[i][0], ranges[i][1], true, &m),
+			ERR_RANGE, "");
 	close(fd);
 }
 
@@ -175,7 +179,8 @@ static void fd_that_is_no_memory_is_refused(void **state)
 
 	(void)state;
 	assert_int_equal(pipe(p), 0);
-	assert_refused(memory_import_memfd(p[0], 0, 1, false, &m), ERR_IMPORT, "no memfd");
+	assert_refused(memory_import_memfd(p[0], 0, 1, false, &m), ERR_IMPORT,
+		       "no memfd");
 	assert_refused(memory_import_memfd(-1, 0, 1, false, &m), ERR_IMPORT, "");
 	assert_refused(memory_import_shm_fd(p[0], 0, 1, false, &m), ERR_IMPORT, "tmpfs");
 	close(p[0]);
@@ -222,7 +227,8 @@ static void shm_by_name_is_imported_and_bad_names_refused(void **state)
 	memory_unref(m);
 	assert_int_equal(shm_unlink(name), 0);
 	close(fd);
-	assert_refused(memory_import_shm(name, 0, 1, true, &m), ERR_IMPORT, "No such file");
+	assert_refused(memory_import_shm(name, 0, 1, true, &m), ERR_IMPORT,
+		       "No such file");
 	assert_refused(memory_import_shm("x", 0, 1, true, &m), ERR_INVAL, "'/'");
 	assert_refused(memory_import_shm("/a/../b", 0, 1, true, &m), ERR_INVAL, "'/'");
 	assert_refused(memory_import_shm("/", 0, 1, true, &m), ERR_INVAL, "'/'");

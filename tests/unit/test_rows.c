@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rows: every length, alignment and stride gives the bytes that a plain loop
+ * gives, and touches none besides. */
+#include "daemon/transport/rows.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "daemon/base/mem.h"
+
+#define BYTES (256u << 10)
+
+static uint8_t src[BYTES], dst[BYTES], want[BYTES];
+
+static void compare(const struct rows *rows, bool streaming)
+{
+	memset(dst, 0xee, BYTES);
+	memset(want, 0xee, BYTES);
+	for (uint64_t i = 0; i < rows->count; i++)
+		memcpy(want + (rows->dst - dst) + (int64_t)i * rows->dst_stride,
+		       rows->src + (int64_t)i * rows->src_stride, rows->len);
+	rows_copy(rows, streaming);
+	rows_fence();
+	if (memcmp(dst, want, BYTES) != 0)
+		fail_msg("len %zu count %zu strides %zd %zd dst %zu streaming %d",
+			 (size_t)rows->len, (size_t)rows->count,
+			 (ssize_t)rows->src_stride, (ssize_t)rows->dst_stride,
+			 (size_t)(rows->dst - dst), streaming);
+}
+
+static void lengths_and_alignments_are_exact(void **state)
+{
+	static const uint64_t lens[] = {0,   1,	  3,   15,   16,   17,	 31,   32,  33,
+					63,  64,  65,  100,  127,  128,	 192,  255, 256,
+					257, 512, 960, 1023, 1024, 1025, 4096, 5000};
+	static const unsigned int shifts[] = {0, 1, 8, 16, 63, 64};
+
+	(void)state;
+	for (size_t l = 0; l < ARRAY_LEN(lens); l++)
+		for (size_t a = 0; a < ARRAY_LEN(shifts); a++)
+			for (size_t gap = 0; gap < 4; gap++) {
+				static const int64_t gaps[] = {0, 1, 64, 100};
+				struct rows rows = {
+					.dst = dst + 64 + shifts[a],
+					.src = src + 7 * shifts[a],
+					.len = lens[l],
+					.count = 11,
+					.dst_stride = (int64_t)lens[l] + gaps[gap],
+					.src_stride = (int64_t)lens[l] + gaps[3 - gap]};
+
+				compare(&rows, false);
+				compare(&rows, true);
+			}
+}
+
+static void strides_may_fall_or_stand(void **state)
+{
+	static const uint64_t lens[] = {16, 64, 100, 256, 2000};
+
+	(void)state;
+	for (size_t l = 0; l < ARRAY_LEN(lens); l++)
+		for (int streaming = 0; streaming < 2; streaming++) {
+			struct rows rows = {.dst = dst + 128 * 1024,
+					    .src = src + 128 * 1024,
+					    .len = lens[l],
+					    .count = 9,
+					    .dst_stride = -(int64_t)(lens[l] + 64),
+					    .src_stride = 0};
+
+			compare(&rows, streaming);
+			rows.src_stride = -(int64_t)lens[l];
+			compare(&rows, streaming);
+			rows.dst_stride = 3 * (int64_t)lens[l];
+			compare(&rows, streaming);
+			rows.count = 0;
+			compare(&rows, streaming);
+			/* strides of one row are not used */
+			rows.count = 1;
+			rows.dst_stride = INT64_MIN;
+			rows.src_stride = INT64_MAX;
+			compare(&rows, streaming);
+		}
+}
+
+static void overlapping_rows_do_no_harm(void **state)
+{
+	(void)state;
+	for (uint64_t len = 16; len <= 8192; len *= 2) {
+		struct rows rows = {.dst = dst + 1024 + 8,
+				    .src = dst + 1024,
+				    .len = len,
+				    .count = 5,
+				    .dst_stride = 16,
+				    .src_stride = 16};
+
+		memset(dst, 0xee, BYTES);
+		rows_copy(&rows, false);
+		rows_copy(&rows, true);
+		for (unsigned int i = 0; i < 1024; i++)
+			assert_int_equal(dst[i], 0xee);
+		for (uint64_t i = 1032 + 4 * 16 + len; i < BYTES; i++)
+			assert_int_equal(dst[i], 0xee);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(lengths_and_alignments_are_exact),
+		cmocka_unit_test(strides_may_fall_or_stand),
+		cmocka_unit_test(overlapping_rows_do_no_harm),
+	};
+
+	for (unsigned int i = 0; i < BYTES; i++)
+		src[i] = (uint8_t)(i * 31 + i / 253);
+	return cmocka_run_group_tests_name("rows", tests, NULL, NULL);
+}

@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * shm: connecting with the right token and with others, and a hostile peer that
+ * is a bare socket: it loses itself, no fd, and nobody else.
+ */
+#include "daemon/transport/shm_private.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "tests/lib/shm_duo.h"
+
+/* ---- connecting ---- */
+
+static void wrong_token_is_not_a_peer(void **state)
+{
+	struct duo *t = duo_new();
+
+	(void)state;
+	/* the welcome's token: the dialer notices */
+	assert_int_equal(
+		duo_peer_open(&t->b, t->a.xp, false, DUO_TOKEN_A, "not the token..."), 0);
+	assert_int_equal(duo_peer_open(&t->a, t->b.xp, true, DUO_TOKEN_B, DUO_TOKEN_A),
+			 0);
+	DUO_WAIT(t, t->a.lost && t->b.lost);
+	assert_int_equal(t->a.why.code, ERR_AUTH);
+	assert_int_equal(t->a.ready, 0);
+	duo_end(t);
+}
+
+static void unknown_token_waits_and_is_closed(void **state)
+{
+	struct duo *t = duo_new();
+
+	(void)state;
+	((struct shm *)(void *)t->a.xp)->connect_ns = 300 * LOOP_NS_PER_MS;
+	((struct shm *)(void *)t->b.xp)->connect_ns = 300 * LOOP_NS_PER_MS;
+	assert_int_equal(duo_peer_open(&t->b, t->a.xp, false, DUO_TOKEN_A, DUO_TOKEN_B),
+			 0);
+	assert_int_equal(
+		duo_peer_open(&t->a, t->b.xp, true, DUO_TOKEN_B, "not the token..."), 0);
+	DUO_WAIT(t, ((struct shm *)(void *)t->b.xp)->guest_count == 1);
+	DUO_WAIT(t, t->a.lost && t->b.lost);
+	assert_int_equal(t->a.ready + t->b.ready, 0);
+	DUO_WAIT(t, ((struct shm *)(void *)t->b.xp)->guest_count == 0);
+	duo_end(t);
+}
+
+static void dialer_first_waits_for_the_other(void **state)
+{
+	struct duo *t = duo_new();
+
+	(void)state;
+	assert_int_equal(duo_peer_open(&t->a, t->b.xp, true, DUO_TOKEN_B, DUO_TOKEN_A),
+			 0);
+	DUO_WAIT(t, ((struct shm *)(void *)t->b.xp)->guest_count == 1);
+	loop_turn(t->loop, LOOP_NS_PER_MS);
+	assert_int_equal(t->a.ready, 0);
+	assert_int_equal(duo_peer_open(&t->b, t->a.xp, false, DUO_TOKEN_A, DUO_TOKEN_B),
+			 0);
+	DUO_WAIT(t, t->a.ready && t->b.ready);
+	duo_end(t);
+}
+
+static void address_nobody_listens_on_loses_the_peer(void **state)
+{
+	struct duo *t = duo_new();
+	struct transport gone = *t->b.xp;
+
+	(void)state;
+	gone.address[gone.address_len - 4] ^= 1; /* in the abstract name */
+	assert_int_equal(duo_peer_open(&t->a, &gone, true, DUO_TOKEN_B, DUO_TOKEN_A), 0);
+	assert_int_equal(t->a.lost, 0);
+	DUO_WAIT(t, t->a.lost);
+	assert_int_equal(t->a.why.code, ERR_TRANSPORT);
+	duo_end(t);
+}
+
+static void address_of_another_machine_is_refused(void **state)
+{
+	struct duo *t = duo_new();
+	struct transport far = *t->b.xp;
+
+	(void)state;
+	far.address[5] ^= 1;
+	assert_int_equal(duo_peer_open(&t->a, &far, true, DUO_TOKEN_B, DUO_TOKEN_A),
+			 -err_errno(ERR_REQUIRE));
+	for (size_t len = 0; len < t->b.xp->address_len; len++) {
+		far = *t->b.xp;
+		far.address_len = len;
+		assert_int_equal(
+			duo_peer_open(&t->a, &far, true, DUO_TOKEN_B, DUO_TOKEN_A),
+			-err_errno(ERR_PROTO));
+	}
+	t->a.peer = NULL;
+	duo_end(t);
+}
+
+/* ---- a hostile peer ---- */
+
+static int fd_count(void)
+{
+	int n = 0;
+
+	for (int fd = 0; fd < 512; fd++)
+		n += fcntl(fd, F_GETFD) >= 0;
+	return n;
+}
+
+struct raw {
+	uint8_t bytes[256];
+	size_t len;
+};
+
+static void raw_frame(struct raw *raw, uint8_t type, uint8_t flags, uint64_t id,
+		      const void *body, uint32_t len)
+{
+	struct cursor c;
+
+	cursor_write(&c, raw->bytes + raw->len, sizeof(raw->bytes) - raw->len);
+	cursor_put_u32(&c, len);
+	cursor_put_u8(&c, type);
+	cursor_put_u8(&c, flags);
+	cursor_put_u16(&c, 0);
+	cursor_put_u64(&c, id);
+	cursor_put_bytes(&c, body, len);
+	assert_false(c.bad);
+	raw->len += c.pos;
+}
+
+static void raw_hello(struct raw *raw)
+{
+	uint8_t body[24];
+	struct cursor c;
+
+	cursor_write(&c, body, sizeof(body));
+	cursor_put_u32(&c, SHM_MAGIC);
+	cursor_put_u16(&c, SHM_VERSION);
+	cursor_put_u16(&c, 0);
+	cursor_put_bytes(&c, DUO_TOKEN_A, XP_TOKEN_BYTES);
+	raw_frame(raw, SHM_HELLO, 0, 0, body, sizeof(body));
+}
+
+static void raw_send(int fd, const struct raw *raw, const int *fds, size_t fd_count_)
+{
+	char control[CMSG_SPACE(16 * sizeof(int))] = {0};
+	struct iovec iov = {(void *)raw->bytes, raw->len};
+	struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+
+	if (fd_count_) {
+		struct cmsghdr *h = (struct cmsghdr *)(void *)control;
+
+		msg.msg_control = control;
+		msg.msg_controllen = CMSG_SPACE(fd_count_ * sizeof(int));
+		h->cmsg_level = SOL_SOCKET;
+		h->cmsg_type = SCM_RIGHTS;
+		h->cmsg_len = CMSG_LEN(fd_count_ * sizeof(int));
+		memcpy(CMSG_DATA(h), fds, fd_count_ * sizeof(int));
+	}
+	assert_int_equal(sendmsg(fd, &msg, MSG_NOSIGNAL), raw->len);
+}
+
+/* A bare socket that b takes for its peer. */
+static int hostile(struct duo *t)
+{
+	struct shm_address address;
+	struct sockaddr_un sa;
+	struct raw raw = {.len = 0};
+	socklen_t len;
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	assert_int_equal(duo_peer_open(&t->b, t->a.xp, false, DUO_TOKEN_A, DUO_TOKEN_B),
+			 0);
+	assert_int_equal(
+		shm_address_parse(t->b.xp->address, t->b.xp->address_len, &address), 0);
+	assert_int_equal(shm_sockaddr(address.names[0], &sa, &len), 0);
+	assert_int_equal(connect(fd, (struct sockaddr *)&sa, len), 0);
+	raw_hello(&raw);
+	raw_send(fd, &raw, NULL, 0);
+	DUO_WAIT(t, t->b.ready);
+	return fd;
+}
+
+static const uint8_t request_ok[] = {XP_WRITE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+#define ID(serial, slot) ((uint64_t)(serial) << SHM_SLOT_BITS | (slot))
+
+struct attack {
+	const char *name;
+	struct {
+		uint8_t type, flags;
+		uint64_t id;
+		uint8_t body[32];
+		uint32_t len;
+	} frames[4];
+	unsigned int fds;
+	uint32_t claim; /* body length to claim instead, of the last frame */
+};
+
+#define REQUEST_FRAME(serial, slot)                              \
+	{                                                        \
+		SHM_REQUEST, 0, ID(serial, slot), {XP_WRITE}, 13 \
+	}
+
+static const struct attack attacks[] = {
+	{"type 0", {{0, 0, 0, {0}, 1}}, 0, 0},
+	{"unknown type", {{99, 0, 0, {0}, 1}}, 0, 0},
+	{"a second HELLO", {{SHM_HELLO, 0, 0, {0}, 24}}, 0, 0},
+	{"WELCOME", {{SHM_WELCOME, 0, 0, {0}, 24}}, 0, 0},
+	{"short", {{SHM_REQUEST, 0, ID(1, 0), {0}, 12}}, 0, 0},
+	{"length 4 GiB", {{SHM_REQUEST, 0, ID(1, 0), {0}, 13}}, 0, UINT32_MAX},
+	{"length over the cap",
+	 {{SHM_REQUEST, 0, ID(1, 0), {0}, 13}},
+	 0,
+	 SHM_BODY_MAX + 1},
+	{"kind", {{SHM_REQUEST, 0, ID(1, 0), {3}, 13}}, 0, 0},
+	{"header longer than frame",
+	 {{SHM_REQUEST, 0, ID(1, 0), {0, 0, 0, 0, 0, 0, 0, 0, 0, 9}, 13}},
+	 0,
+	 0},
+	{"frame longer than header", {{SHM_REQUEST, 0, ID(1, 0), {0}, 20}}, 0, 0},
+	{"number 0", {{SHM_REQUEST, 0, 5, {0}, 13}}, 0, 0},
+	{"number again", {REQUEST_FRAME(1, 0), REQUEST_FRAME(1, 1)}, 0, 0},
+	{"number falls", {REQUEST_FRAME(9, 0), REQUEST_FRAME(8, 1)}, 0, 0},
+	{"slot in use", {REQUEST_FRAME(1, 0), REQUEST_FRAME(2, 0)}, 0, 0},
+	{"CONFIRM of nothing", {{SHM_CONFIRM, 0, ID(7, 0), {0}, 0}}, 0, 0},
+	{"CONFIRM before COPIED",
+	 {REQUEST_FRAME(1, 0), {SHM_CONFIRM, 0, ID(1, 0), {0}, 0}},
+	 0,
+	 0},
+	{"CANCEL of nothing", {{SHM_CANCEL, 0, ID(7, 0), {1}, 6}}, 0, 0},
+	{"CANCEL without a reason",
+	 {REQUEST_FRAME(1, 0), {SHM_CANCEL, 0, ID(1, 0), {0}, 6}},
+	 0,
+	 0},
+	{"DONE of nothing", {{SHM_DONE, 0, ID(1, 0), {0}, 6}}, 0, 0},
+	{"COPIED of nothing", {{SHM_COPIED, 0, ID(1, 0), {0}, 0}}, 0, 0},
+	{"STAGE of nothing", {{SHM_STAGE, 0, ID(1, 0), {0}, 0}}, 0, 0},
+	{"PROGRESS of nothing", {{SHM_PROGRESS, 0, ID(1, 0), {0}, 8}}, 0, 0},
+	{"DATA without a ring", {{SHM_DATA, 0, ID(1, 0), {0}, 16}}, 0, 0},
+	{"FREE without a ring", {{SHM_FREE, 0, 0, {0}, 0}}, 0, 0},
+	{"FREE far away", {{SHM_FREE, 0, UINT64_MAX, {0}, 0}}, 0, 0},
+	{"RING without an fd", {{SHM_RING, 0, 0, {1, 0, 0, 0, 0, 16}, 8}}, 0, 0},
+	{"RING of 0 slots", {{SHM_RING, 0, 0, {0, 0, 0, 0, 0, 16}, 8}}, 1, 0},
+	{"RING too large", {{SHM_RING, 0, 0, {0, 1, 0, 0, 0, 16}, 8}}, 1, 0},
+	{"RING that is no memfd", {{SHM_RING, 0, 0, {1, 0, 0, 0, 0, 16}, 8}}, 1, 0},
+	{"KEY_GIVE not asked for", {{SHM_KEY_GIVE, 0, 1, {0}, 17}}, 1, 0},
+	{"KEY_DENY not asked for", {{SHM_KEY_DENY, 0, 1, {0}, 6}}, 0, 0},
+	{"an fd with a frame that carries none", {REQUEST_FRAME(1, 0)}, 1, 0},
+	{"fds with a frame that carries none", {REQUEST_FRAME(1, 0)}, 8, 0},
+	{"more fds than anybody takes", {REQUEST_FRAME(1, 0)}, 12, 0},
+};
+
+static void hostile_frames_lose_that_peer_only(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(attacks); i++) {
+		struct duo *t = duo_new();
+		int before = fd_count(), fd = hostile(t), fds[12];
+		struct raw raw = {.len = 0};
+		size_t last = 0;
+
+		t->b.answer = DUO_HOLD;
+		for (size_t k = 0;
+		     k < 4 && attacks[i].frames[k].len + attacks[i].frames[k].type; k++) {
+			last = raw.len;
+			raw_frame(&raw, attacks[i].frames[k].type,
+				  attacks[i].frames[k].flags, attacks[i].frames[k].id,
+				  attacks[i].frames[k].body, attacks[i].frames[k].len);
+		}
+		if (attacks[i].claim)
+			memcpy(raw.bytes + last, &attacks[i].claim, 4);
+		for (unsigned int k = 0; k < attacks[i].fds; k++)
+			fds[k] = 0;
+		raw_send(fd, &raw, fds, attacks[i].fds);
+		DUO_WAIT(t, t->b.lost);
+		if (t->b.why.code != ERR_PROTO && t->b.why.code != ERR_IMPORT)
+			fail_msg("%s: %s %s", attacks[i].name, err_name(t->b.why.code),
+				 t->b.why.text);
+		close(fd);
+		/* no fd is left of it, and the transport serves others */
+		assert_int_equal(fd_count(), before);
+		shm_transport.peer_close(t->b.peer, duo_on_closed, &t->b);
+		DUO_WAIT(t, t->b.closed);
+		t->b.closed = t->b.ready = 0;
+		t->b.answer = DUO_LAND;
+		assert_int_equal(
+			duo_peer_open(&t->a, t->b.xp, true, DUO_TOKEN_B, DUO_TOKEN_A), 0);
+		assert_int_equal(
+			duo_peer_open(&t->b, t->a.xp, false, DUO_TOKEN_A, DUO_TOKEN_B),
+			0);
+		DUO_WAIT(t, t->a.ready && t->b.ready);
+		duo_end(t);
+	}
+}
+
+/* A frame byte by byte, then the connection ends in the middle of one. */
+static void frames_in_pieces_are_put_together(void **state)
+{
+	struct duo *t = duo_new();
+	int fd = hostile(t);
+	struct raw raw = {.len = 0}, one = {.len = 1};
+
+	(void)state;
+	raw_frame(&raw, SHM_REQUEST, 0, ID(1, 0), request_ok, sizeof(request_ok));
+	raw_frame(&raw, SHM_REQUEST, 0, ID(2, 1), request_ok, sizeof(request_ok));
+	for (size_t i = 0; i < raw.len - 1; i++) {
+		one.bytes[0] = raw.bytes[i];
+		raw_send(fd, &one, NULL, 0);
+		loop_turn(t->loop, 0);
+	}
+	DUO_WAIT(t, t->b.inbound_dones == 1);
+	close(fd);
+	DUO_WAIT(t, t->b.lost);
+	assert_int_equal(t->b.why.code, ERR_PEER);
+	assert_int_equal(t->b.requests, 1);
+	duo_end(t);
+}
+
+/* It asks and never reads: bounded, and the loop stays free. */
+static void peer_that_never_reads_is_lost(void **state)
+{
+	struct duo *t = duo_new();
+	int fd = hostile(t);
+	struct raw raw = {.len = 0};
+	uint64_t serial = 0;
+
+	(void)state;
+	assert_int_equal(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
+	while (!t->b.lost) {
+		raw.len = 0;
+		for (int i = 0; i < 8; i++, serial++)
+			raw_frame(&raw, SHM_REQUEST, 0, ID(serial + 1, serial % 4096),
+				  request_ok, sizeof(request_ok));
+		if (send(fd, raw.bytes, raw.len, MSG_NOSIGNAL) < (ssize_t)raw.len)
+			break; /* a part: enough sent for one turn */
+		loop_turn(t->loop, 0);
+		assert_true(((struct shm_peer *)(void *)t->b.peer)->wire.out_len <=
+			    SHM_OUT_HARD);
+		if (serial > 2000000)
+			fail_msg("never lost");
+	}
+	close(fd);
+	DUO_WAIT(t, t->b.lost);
+	duo_end(t);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(wrong_token_is_not_a_peer),
+		cmocka_unit_test(unknown_token_waits_and_is_closed),
+		cmocka_unit_test(dialer_first_waits_for_the_other),
+		cmocka_unit_test(address_nobody_listens_on_loses_the_peer),
+		cmocka_unit_test(address_of_another_machine_is_refused),
+		cmocka_unit_test(hostile_frames_lose_that_peer_only),
+		cmocka_unit_test(frames_in_pieces_are_put_together),
+		cmocka_unit_test(peer_that_never_reads_is_lost),
+	};
+
+	return cmocka_run_group_tests_name("shm_hostile", tests, NULL, NULL);
+}
