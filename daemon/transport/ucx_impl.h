@@ -104,8 +104,8 @@ struct ucx_peer {
 	void (*on_closed)(void *arg);
 	void *on_closed_arg;
 	unsigned int busy; /* requests inside libucp */
-	struct loop_timer timer; /* fence and flush deadlines */
-	uint64_t flush_deadline_ns;
+	struct loop_timer timer; /* fence and flush deadlines, nudges */
+	uint64_t flush_deadline_ns, nudge_ns, nag_at_ns;
 
 	/* sequenced frames */
 	uint64_t out_seq, in_seq; /* last sent; next expected */

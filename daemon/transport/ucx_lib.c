@@ -33,6 +33,8 @@ static const struct {
 	/* Else libucs takes SIGBUS, which memory.c guards, and SIGSEGV. */
 	{"UCX_ERROR_SIGNALS", "", true},
 	{"UCX_HANDLE_ERRORS", "none", true},
+	/* Else libucs takes SIGHUP, which is "reload" to a daemon. */
+	{"UCX_DEBUG_SIGNO", "0", true},
 	/* tcp "put" writes to a raw address out of the message: without it every
 	 * byte passes a receive request of ours, which a closed endpoint ends. */
 	{"UCX_TCP_PUT_ENABLE", "n", true},

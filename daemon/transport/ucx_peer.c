@@ -40,6 +40,8 @@
 
 #define FLUSH_NS (250 * LOOP_NS_PER_MS)
 #define NAG_NS (10 * LOOP_NS_PER_S) /* between complaints about a kept request */
+#define NUDGE_NS LOOP_NS_PER_MS
+#define NUDGE_MAX_NS (100 * LOOP_NS_PER_MS)
 #define ENTRIES_A_STEP 64u
 #define HELLOS_MAX 4u
 
@@ -235,6 +237,23 @@ static void watch_transfers(struct ucx_peer *peer, uint64_t now)
 		ucx_peer_watch(peer, next);
 }
 
+/* libucp ends an endpoint in callbacks of its progress that neither its event
+ * fd nor its arm tell of: it has to be called. May free the peer. */
+static void nudge(struct ucx_peer *peer, uint64_t now)
+{
+	struct transport *base = &peer->transport->base;
+
+	if (now >= peer->nag_at_ns) {
+		log_error("ucx", peer->name, "a closed endpoint's requests do not end",
+			  "requests=%u why=\"%s\"", peer->busy, peer->err.text);
+		peer->nag_at_ns = now + NAG_NS;
+	}
+	if (peer->nudge_ns < NUDGE_MAX_NS)
+		peer->nudge_ns *= 2;
+	ucx_peer_watch(peer, now + peer->nudge_ns);
+	base->ops->progress(base, ENTRIES_A_STEP);
+}
+
 static void on_timer(struct loop_timer *timer)
 {
 	struct ucx_peer *peer = container_of(timer, struct ucx_peer, timer);
@@ -245,9 +264,7 @@ static void on_timer(struct loop_timer *timer)
 	} else if (sm_state(&peer->sm) == UCX_PEER_FLUSHING) {
 		ucx_peer_kick(peer);
 	} else if (sm_state(&peer->sm) == UCX_PEER_ENDING) {
-		log_error("ucx", peer->name, "libucp keeps requests of a closed endpoint",
-			  "requests=%u", peer->busy);
-		ucx_peer_watch(peer, now + NAG_NS);
+		nudge(peer, now);
 	}
 }
 
@@ -305,7 +322,10 @@ static void begin_end(struct ucx_peer *peer)
 	/* what stopped before waits for no answer any more */
 	list_foreach_safe(xfer, &peer->xfers, link)
 		ucx_xfer_check(xfer);
-	ucx_peer_watch(peer, loop_now_ns(peer->timer.loop) + NAG_NS);
+	loop_timer_stop(&peer->timer); /* fences are decided */
+	peer->nudge_ns = NUDGE_NS;
+	peer->nag_at_ns = loop_now_ns(peer->timer.loop) + NAG_NS;
+	ucx_peer_watch(peer, loop_now_ns(peer->timer.loop) + NUDGE_NS);
 }
 
 static void on_flushed(void *request, ucs_status_t status, void *user_data)

@@ -1,0 +1,549 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Two ucx transports in one process. The loop's turn does what the daemon does:
+ * arm before sleeping, progress when something came in between. Callbacks note
+ * what happened; tests wait for that. Children are this program, run again with
+ * an environment variable that says what to be, because libucp cannot be used
+ * on both sides of a fork.
+ */
+#include "tests/lib/ucx_pair.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+
+struct up_node up_a, up_b;
+struct loop *up_loop;
+struct config up_config;
+static struct offload *offload;
+static struct copier *copier;
+
+/* ---- the world ---- */
+
+static void on_request(void *owner, struct xp_inbound *in)
+{
+	struct up_node *n = owner;
+	uint64_t word = 0;
+	struct err err;
+
+	memcpy(&word, in->header, in->header_len < 8 ? in->header_len : 8);
+	n->order[n->requests++ % UP_INBOUNDS] = word;
+	if (n->answer == ANSWER_REFUSE) {
+		err_set(&err, ERR_REVOKED, "not this time");
+		n->t->ops->land(in, NULL, &err);
+	} else if (n->answer == ANSWER_LAND) {
+		n->t->ops->land(in, in->bytes ? &n->sides : NULL, NULL);
+	} else {
+		n->held = in;
+	}
+}
+
+static void on_inbound_done(void *owner, struct xp_inbound *in, const struct err *err)
+{
+	struct up_node *n = owner;
+
+	n->dones++;
+	if (err) {
+		n->failures++;
+		n->done_err = *err;
+	}
+	if (n->held == in)
+		n->held = NULL;
+}
+
+static void on_peer_ready(void *owner, struct xp_peer *peer)
+{
+	struct up_node *n = owner;
+
+	(void)peer;
+	n->ready = true;
+}
+
+static void on_peer_lost(void *owner, struct xp_peer *peer, const struct err *why)
+{
+	struct up_node *n = owner;
+
+	(void)peer;
+	n->lost = true;
+	n->lost_why = *why;
+}
+
+static void on_key(void *owner, struct xp_key *key, const struct err *err)
+{
+	(void)owner;
+	(void)key;
+	(void)err;
+}
+
+static void on_closed(void *arg)
+{
+	struct up_node *n = arg;
+
+	n->closed = true;
+	n->peer = NULL;
+}
+
+bool up_turn(void)
+{
+	bool busy = false;
+
+	if (up_a.t)
+		busy |= up_a.t->ops->arm(up_a.t);
+	if (up_b.t)
+		busy |= up_b.t->ops->arm(up_b.t);
+	if (busy) {
+		if (up_a.t)
+			up_a.t->ops->progress(up_a.t, 16);
+		if (up_b.t)
+			up_b.t->ops->progress(up_b.t, 16);
+	}
+	return loop_turn(up_loop, busy ? 0 : 50 * LOOP_NS_PER_MS);
+}
+
+
+void up_spin_ms(uint64_t ms)
+{
+	uint64_t end = loop_clock_ns(up_loop) + ms * LOOP_NS_PER_MS;
+
+	while (loop_clock_ns(up_loop) < end)
+		up_turn();
+}
+
+static void up_config_init(void)
+{
+	const char *library = getenv("KVD_TEST_UCX_LIBRARY");
+
+	memset(&up_config, 0, sizeof(up_config));
+	snprintf(up_config.listen, sizeof(up_config.listen), "tcp://127.0.0.1:7400");
+	if (library)
+		snprintf(up_config.ucx_library, sizeof(up_config.ucx_library), "%s", library);
+	up_config.slice_bytes = 512 * KIB;
+	up_config.max_inflight_bytes = 8 * MIB;
+	up_config.fence_timeout_ns = 2 * LOOP_NS_PER_S;
+}
+
+void up_open(struct up_node *n)
+{
+	struct xp_env env = {.loop = up_loop, .offload = offload, .copier = copier,
+			     .config = &up_config};
+	struct xp_callbacks up = {
+		.owner = n,
+		.on_request = on_request,
+		.on_inbound_done = on_inbound_done,
+		.on_peer_ready = on_peer_ready,
+		.on_peer_lost = on_peer_lost,
+		.on_key = on_key,
+	};
+
+	memset(n, 0, sizeof(*n));
+	assert_int_equal(ucx_transport.open(&env, &up, &n->t), 0);
+}
+
+void up_connect(struct up_node *n, const struct up_node *to, uint8_t in, uint8_t out)
+{
+	struct xp_peer_args args = {
+		.address = to->t->address,
+		.address_len = to->t->address_len,
+		.owner = n,
+	};
+
+	memset(args.token_in, in, sizeof(args.token_in));
+	memset(args.token_out, out, sizeof(args.token_out));
+	assert_int_equal(n->t->ops->peer_open(n->t, &args, &n->peer), 0);
+}
+
+int up_begin(void **state)
+{
+	(void)state;
+	up_config_init();
+	assert_int_equal(loop_new(&up_loop), 0);
+	assert_int_equal(offload_new(up_loop, 1, &offload), 0);
+	assert_int_equal(copier_new(up_loop, 2, up_config.slice_bytes, &copier), 0);
+	up_open(&up_a);
+	up_open(&up_b);
+	return 0;
+}
+
+void up_close(struct up_node *n)
+{
+	if (!n->t)
+		return;
+	if (n->peer) {
+		n->t->ops->peer_close(n->peer, on_closed, n);
+		await(n->closed);
+	}
+}
+
+int up_end(void **state)
+{
+	(void)state;
+	up_close(&up_a);
+	up_close(&up_b);
+	for (struct up_node *n = &up_a; n; n = n == &up_a ? &up_b : NULL) {
+		if (n->t)
+			n->t->ops->close(n->t);
+		n->t = NULL;
+	}
+	copier_free(copier);
+	offload_free(offload);
+	loop_free(up_loop);
+	return 0;
+}
+
+void up_join(void)
+{
+	up_connect(&up_a, &up_b, 1, 2);
+	up_connect(&up_b, &up_a, 2, 1);
+	await(up_a.ready && up_b.ready);
+}
+
+void up_rejoin(void)
+{
+	up_close(&up_a);
+	up_close(&up_b);
+	up_a.ready = up_b.ready = up_a.lost = up_b.lost = false;
+	up_a.closed = up_b.closed = false;
+	up_join();
+}
+
+int up_begin_pair(void **state)
+{
+	up_begin(state);
+	up_join();
+	return 0;
+}
+
+/* ---- memory and plans ---- */
+
+static struct memory *shm_memory(uint64_t bytes)
+{
+	struct memory *memory;
+	int fd = memfd_create("guarded", MFD_CLOEXEC);
+
+	assert_true(fd >= 0);
+	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
+	assert_int_equal(memory_import_shm_fd(fd, 0, bytes, true, &memory), 0);
+	close(fd);
+	return memory;
+}
+
+void up_place_init(struct up_place *p, struct up_node *n, uint64_t bytes, bool guarded)
+{
+	if (guarded)
+		p->memory = shm_memory(bytes);
+	else
+		assert_int_equal(memory_new_linear(bytes, &p->memory), 0);
+	assert_int_equal(n->t->ops->mem_reg(n->t, p->memory, &p->reg), 0);
+	p->buffer = (struct xp_buffer){.reg = p->reg, .length = bytes};
+}
+
+void up_place_fini(struct up_place *p, struct up_node *n)
+{
+	n->t->ops->mem_dereg(p->reg);
+	memory_unref(p->memory);
+}
+
+void up_fill(struct up_place *p, uint64_t seed)
+{
+	uint64_t x = seed * UINT64_C(0x9e3779b97f4a7c15) + 1;
+
+	for (uint64_t i = 0; i < p->memory->length; i++) {
+		x ^= x << 13;
+		x ^= x >> 7;
+		x ^= x << 17;
+		p->memory->base[i] = (uint8_t)(x >> 32);
+	}
+}
+
+struct plan *up_plan(const struct plan_run *runs, size_t count)
+{
+	struct plan_builder *builder;
+	struct plan *plan;
+
+	assert_int_equal(plan_builder_new(&builder), 0);
+	for (size_t i = 0; i < count; i++)
+		assert_int_equal(plan_builder_add(builder, &runs[i]), 0);
+	assert_int_equal(plan_builder_finish(builder, &plan), 0);
+	plan_builder_free(builder);
+	return plan;
+}
+
+/* What the destination must hold afterwards, byte for byte, gaps included. */
+static void up_assert_moved(const struct plan *plan, const struct up_place *src,
+			 const struct up_place *dst, uint8_t background)
+{
+	uint64_t bytes = dst->memory->length;
+	uint8_t *want = mem_zalloc(bytes);
+	struct plan_walk walk;
+	struct plan_span span;
+
+	memset(want, background, bytes);
+	plan_walk_begin(&walk, plan);
+	while (plan_walk_next(&walk, UINT64_MAX, &span))
+		memcpy(want + span.dst, src->memory->base + span.src, span.len);
+	assert_memory_equal(want, dst->memory->base, bytes);
+	mem_free(want);
+}
+
+static void on_done(struct xp_op *op)
+{
+	container_of(op, struct up_op, op)->done++;
+}
+
+void up_op_init(struct up_op *op, enum xp_kind kind, const struct plan *plan,
+		    struct up_place *src, struct up_place *dst)
+{
+	static const uint64_t header = 77;
+
+	*op = (struct up_op){.op = {
+		.kind = kind,
+		.sides = {.plan = plan,
+			  .src = src ? &src->buffer : NULL, .src_count = src ? 1 : 0,
+			  .dst = dst ? &dst->buffer : NULL, .dst_count = dst ? 1 : 0},
+		.header = &header,
+		.header_len = sizeof(header),
+		.on_done = on_done,
+	}};
+}
+
+#define SHORT_ROWS                                                                 \
+	.src = 64, .dst = 0, .len = 256, .count = 10000, .src_stride = 512,         \
+	.dst_stride = 300
+const struct plan_run up_short_rows = {SHORT_ROWS};
+
+static const struct plan_run shapes[] = {
+	{.src = 7, .dst = 3, .len = 1, .count = 1},
+	{.src = 0, .dst = 4096, .len = 8192, .count = 1},
+	{.src = 100, .dst = 200, .len = 8193, .count = 1},
+	/* long rows, both scattered */
+	{.src = 0, .dst = 8192, .len = 32768, .count = 90, .src_stride = 65536,
+	 .dst_stride = 40960},
+	/* 256-byte heads */
+	{SHORT_ROWS},
+	/* gathered at the source, whole at the destination; and the reverse */
+	{.src = 0, .dst = 0, .len = 512, .count = 9000, .src_stride = 640,
+	 .dst_stride = 512},
+	{.src = 0, .dst = 0, .len = 512, .count = 9000, .src_stride = 512,
+	 .dst_stride = 640},
+	/* one row over several slices */
+	{.src = 1, .dst = 2, .len = 5 * MIB + 12345, .count = 1},
+	/* 100 000 rows */
+	{.src = 0, .dst = 0, .len = 24, .count = 100000, .src_stride = 48,
+	 .dst_stride = 56},
+};
+
+static void move_shape(enum xp_kind kind, const struct plan *plan, bool guarded_src,
+		 bool guarded_dst)
+{
+	struct up_node *src_node = kind == XP_WRITE ? &up_a : &up_b;
+	struct up_node *dst_node = kind == XP_WRITE ? &up_b : &up_a;
+	struct up_place src, dst;
+	struct up_op op;
+	unsigned int dones = up_b.dones;
+
+	up_place_init(&src, src_node, 8 * MIB, guarded_src);
+	up_place_init(&dst, dst_node, 8 * MIB, guarded_dst);
+	up_fill(&src, 5);
+	memset(dst.memory->base, 0xa5, dst.memory->length);
+	up_op_init(&op, kind, plan, &src, &dst);
+	up_b.sides = op.op.sides;
+	assert_int_equal(up_a.t->ops->post(up_a.peer, &op.op), 0);
+	assert_int_equal(op.done, 0);
+	await(op.done && up_b.dones == dones + 1);
+	assert_int_equal(op.op.result, 0);
+	assert_int_equal(up_b.failures, 0);
+	assert_int_equal(op.op.moved, plan->bytes);
+	up_assert_moved(plan, &src, &dst, 0xa5);
+	assert_int_equal(op.done, 1);
+	up_place_fini(&src, src_node);
+	up_place_fini(&dst, dst_node);
+}
+
+void up_every_shape(enum xp_kind kind, bool guarded_src, bool guarded_dst)
+{
+	struct plan *plan;
+
+	for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
+		plan = up_plan(&shapes[i], 1);
+		move_shape(kind, plan, guarded_src, guarded_dst);
+		plan_free(plan);
+	}
+}
+
+void up_big_start(struct up_big *big, enum xp_kind kind, bool rows)
+{
+	struct plan_run run = {.len = 64 * MIB, .count = 1};
+
+	if (rows)
+		run = (struct plan_run){.len = 4096, .count = 8192, .src_stride = 8192,
+					.dst_stride = 8000};
+	big->src_node = kind == XP_WRITE ? &up_a : &up_b;
+	big->dst_node = kind == XP_WRITE ? &up_b : &up_a;
+	big->plan = up_plan(&run, 1);
+	up_place_init(&big->src, big->src_node, 64 * MIB, false);
+	up_place_init(&big->dst, big->dst_node, 64 * MIB, false);
+	memset(big->src.memory->base, 0x11, big->src.memory->length);
+	up_op_init(&big->op, kind, big->plan, &big->src, &big->dst);
+	up_b.sides = big->op.op.sides;
+	assert_int_equal(up_a.t->ops->post(up_a.peer, &big->op.op), 0);
+}
+
+void up_assert_still(struct up_big *big)
+{
+	uint8_t *dst = big->dst.memory->base;
+	uint64_t bytes = big->dst.memory->length;
+
+	memset(big->src.memory->base, 0x22, big->src.memory->length);
+	memset(dst, 0x33, bytes);
+	up_spin_ms(500);
+	for (uint64_t i = 0; i < bytes; i++)
+		if (dst[i] != 0x33)
+			fail_msg("byte %ju was written after the end", (uintmax_t)i);
+}
+
+void up_big_end(struct up_big *big)
+{
+	up_place_fini(&big->src, big->src_node);
+	up_place_fini(&big->dst, big->dst_node);
+	plan_free(big->plan);
+}
+
+void up_assert_refused(int r, enum err_code code, const char *words)
+{
+	assert_int_equal(r, -err_errno(code));
+	if (!strstr(err_last()->text, words))
+		fail_msg("\"%s\" is not in \"%s\"", words, err_last()->text);
+	err_clear();
+}
+
+/* ---- children ---- */
+
+static void __attribute__((noreturn)) child_peer(enum xp_kind kind)
+{
+	static struct up_op op;
+	static const struct plan_run run = {.len = 64 * MIB, .count = 1};
+	struct plan *plan;
+	struct up_place place;
+	uint8_t address[XP_ADDRESS_MAX];
+	struct xp_peer_args args = {.address = address, .owner = &up_a};
+	pid_t parent = getppid();
+	ssize_t n;
+
+	up_begin(NULL);
+	up_b.t->ops->close(up_b.t);
+	up_b.t = NULL;
+	memset(args.token_in, 2, sizeof(args.token_in));
+	memset(args.token_out, 1, sizeof(args.token_out));
+	assert_true(write(4, up_a.t->address, up_a.t->address_len) > 0);
+	n = read(3, address, sizeof(address));
+	assert_true(n > 0);
+	args.address_len = (size_t)n;
+	assert_int_equal(up_a.t->ops->peer_open(up_a.t, &args, &up_a.peer), 0);
+	await(up_a.ready);
+	plan = up_plan(&run, 1);
+	up_place_init(&place, &up_a, 64 * MIB, false);
+	memset(place.memory->base, 0x77, 64 * MIB);
+	up_op_init(&op, kind, plan, &place, &place);
+	assert_int_equal(up_a.t->ops->post(up_a.peer, &op.op), 0);
+	while (getppid() == parent)
+		up_turn();
+	_exit(0); /* the test failed */
+}
+
+pid_t up_child_start(const char *how, struct up_node *n)
+{
+	uint8_t address[XP_ADDRESS_MAX];
+	struct xp_peer_args args = {.address = address, .owner = n};
+	int in[2], out[2];
+	ssize_t len;
+	pid_t pid;
+
+	assert_int_equal(pipe(in), 0);
+	assert_int_equal(pipe(out), 0);
+	pid = fork();
+	assert_true(pid >= 0);
+	if (pid == 0) {
+		int r = fcntl(in[0], F_DUPFD, 10), w = fcntl(out[1], F_DUPFD, 10);
+
+		dup2(r, 3);
+		dup2(w, 4);
+		setenv("KVD_TEST_UCX_CHILD", how, 1);
+		execl("/proc/self/exe", "test_ucx", NULL);
+		_exit(127);
+	}
+	close(in[0]);
+	close(out[1]);
+	len = read(out[0], address, sizeof(address));
+	assert_true(len > 0);
+	args.address_len = (size_t)len;
+	memset(args.token_in, 1, sizeof(args.token_in));
+	memset(args.token_out, 2, sizeof(args.token_out));
+	assert_int_equal(n->t->ops->peer_open(n->t, &args, &n->peer), 0);
+	assert_true(write(in[1], n->t->address, n->t->address_len) > 0);
+	close(in[1]);
+	close(out[0]);
+	return pid;
+}
+
+static int run_self(const char *library)
+{
+	int status;
+	pid_t pid = fork();
+
+	assert_true(pid >= 0);
+	if (pid == 0) {
+		setenv("KVD_TEST_UCX_LIBRARY", library, 1);
+		setenv("KVD_TEST_UCX_CHILD", "all", 1);
+		execl("/proc/self/exe", "test_ucx", NULL);
+		_exit(127);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+}
+
+static void library_of_the_operator_passes_the_same(void **state)
+{
+	const char *other = getenv("KVD_TEST_UCX_OTHER");
+	glob_t found = {0};
+
+	(void)state;
+	if (!other && glob("/usr/local/lib/python3*/dist-packages/libucx/lib/libucp.so.0",
+			   0, NULL, &found) == 0)
+		other = found.gl_pathv[0];
+	if (!other) {
+		print_message("SKIP: needs KVD_TEST_UCX_OTHER=.../libucp.so.0 or an "
+			      "installed libucx wheel\n");
+		skip();
+	}
+	assert_int_equal(run_self(other), 0);
+	globfree(&found);
+}
+
+int up_run_tests(const char *name, const struct CMUnitTest *tests, size_t count)
+{
+	const struct CMUnitTest other[] = {
+		cmocka_unit_test(library_of_the_operator_passes_the_same),
+	};
+	const char *how = getenv("KVD_TEST_UCX_CHILD");
+	int failed;
+
+	signal(SIGPIPE, SIG_IGN);
+	if (how && !strcmp(how, "writer"))
+		child_peer(XP_WRITE);
+	if (how && !strcmp(how, "reader"))
+		child_peer(XP_READ);
+	failed = _cmocka_run_group_tests(name, tests, count, NULL, NULL);
+	if (!failed && !how)
+		failed = cmocka_run_group_tests_name(name, other, NULL, NULL);
+	return failed != 0;
+}
