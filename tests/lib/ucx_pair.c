@@ -257,11 +257,12 @@ void up_fill(struct up_place *p, uint64_t seed)
 {
 	uint64_t x = seed * UINT64_C(0x9e3779b97f4a7c15) + 1;
 
-	for (uint64_t i = 0; i < p->memory->length; i++) {
+	/* words: bytes would take the sanitizers minutes */
+	for (uint64_t i = 0; i + 8 <= p->memory->length; i += 8) {
 		x ^= x << 13;
 		x ^= x >> 7;
 		x ^= x << 17;
-		p->memory->base[i] = (uint8_t)(x >> 32);
+		memcpy(p->memory->base + i, &x, 8);
 	}
 }
 
@@ -403,12 +404,12 @@ void up_assert_still(struct up_big *big)
 	uint8_t *dst = big->dst.memory->base;
 	uint64_t bytes = big->dst.memory->length;
 
-	memset(big->src.memory->base, 0x22, big->src.memory->length);
+	if (!big->op.op.impl) /* else its sender may still read it */
+		memset(big->src.memory->base, 0x22, big->src.memory->length);
 	memset(dst, 0x33, bytes);
 	up_spin_ms(500);
-	for (uint64_t i = 0; i < bytes; i++)
-		if (dst[i] != 0x33)
-			fail_msg("byte %ju was written after the end", (uintmax_t)i);
+	if (dst[0] != 0x33 || memcmp(dst, dst + 1, bytes - 1) != 0)
+		fail_msg("memory was written after the end");
 }
 
 void up_big_end(struct up_big *big)
@@ -538,6 +539,7 @@ int up_run_tests(const char *name, const struct CMUnitTest *tests, size_t count)
 	int failed;
 
 	signal(SIGPIPE, SIG_IGN);
+	cmocka_set_test_filter(getenv("KVD_TEST_FILTER"));
 	if (how && !strcmp(how, "writer"))
 		child_peer(XP_WRITE);
 	if (how && !strcmp(how, "reader"))

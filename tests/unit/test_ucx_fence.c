@@ -218,7 +218,7 @@ static void await_arrival(struct up_big *big, struct up_node *n)
 {
 	static const struct plan_run run = {.len = 64 * MIB, .count = 1};
 
-	big->plan = up_plan(&run, 1);
+	*big = (struct up_big){.plan = up_plan(&run, 1)};
 	big->src_node = big->dst_node = n;
 	up_place_init(&big->src, n, 64 * MIB, false);
 	up_place_init(&big->dst, n, 64 * MIB, false);
