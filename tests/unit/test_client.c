@@ -712,13 +712,13 @@ static bool child_is_well(pid_t pid)
 	return status == 0;
 }
 
-/* From here on any system call but exit kills. (Not strict mode, which also
+/* From here on any system call but exit_group kills. (Not strict mode, which also
  * forbids the vDSO's clock its time stamp counter.) */
 static void forbid_system_calls(void)
 {
 	struct sock_filter code[] = {
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit, 0, 1),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 0, 1),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
 	};
@@ -744,7 +744,7 @@ static void room_polls_make_no_system_call(void **state)
 	if (!pid) {
 		forbid_system_calls();
 		clock_gettime(CLOCK_MONOTONIC, &ts);
-		syscall(SYS_exit, 0);
+		syscall(SYS_exit_group, 0);
 	}
 	if (!child_is_well(pid))
 		skip(); /* needs a clock in the vDSO */
@@ -753,7 +753,7 @@ static void room_polls_make_no_system_call(void **state)
 		forbid_system_calls();
 		for (int i = 0; i < 1000; i++)
 			kvd_room_states(rooms, 100, states);
-		syscall(SYS_exit, states[99] == KVD_BOOTSTRAPPING ? 0 : 1);
+		syscall(SYS_exit_group, states[99] == KVD_BOOTSTRAPPING ? 0 : 1);
 	}
 	assert_true(child_is_well(pid));
 }
