@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+#include "daemon/dlist.h"
+#include "proto/base64.h"
+
+static struct dlist *make(const struct dlist_entry *entries, uint32_t n)
+{
+	struct dlist *dlist = NULL;
+
+	assert_int_equal(dlist_new(mem_dup(entries, n * sizeof(*entries)), n, 1, &dlist), 0);
+	return dlist;
+}
+
+static void refused(struct dlist_entry entry, enum err_code code)
+{
+	struct dlist *dlist = NULL;
+
+	assert_int_equal(dlist_new(mem_dup(&entry, sizeof(entry)), 1, 1, &dlist),
+			 -err_errno(code));
+	assert_null(dlist);
+}
+
+static void new_refuses_bad_entries(void **state)
+{
+	(void)state;
+	refused((struct dlist_entry){1, 0, 0, 1}, ERR_INVAL);
+	refused((struct dlist_entry){1, 8, 0, 0}, ERR_INVAL);
+	refused((struct dlist_entry){1, 8, 7, 2}, ERR_INVAL);
+	refused((struct dlist_entry){UINT64_MAX, 2, 0, 1}, ERR_RANGE);
+	refused((struct dlist_entry){1, 8, UINT64_MAX / 2, 4}, ERR_RANGE);
+	refused((struct dlist_entry){1, 1, 1, DLIST_DESCS_MAX + 1}, ERR_LIMIT);
+}
+
+/* Row k of a pick, by walking the entries one by one. */
+static uint64_t oracle(const struct dlist_pick *pick, uint64_t k, uint64_t *len_p)
+{
+	uint64_t i = pick->index ? pick->index[k] : k;
+	uint32_t e = 0;
+
+	while (i >= pick->dlist->entries[e].count)
+		i -= pick->dlist->entries[e++].count;
+	*len_p = pick->dlist->entries[e].bytes;
+	return pick->places->at[e].offset + i * pick->dlist->entries[e].stride;
+}
+
+static void plan_rows_are_the_picked_descriptors(void **state)
+{
+	const struct dlist_entry entries[] = {{1000, 16, 32, 10}, {5000, 16, 0, 1},
+					      {6000, 16, 16, 20}, {9000, 16, 64, 5}};
+	struct place at[] = {{0, 1000}, {0, 5000}, {1, 0}, {0, 9000}};
+	struct places places = {.refs = 1, .at = at};
+	struct dlist *a = make(entries, 4), *b = make(entries, 4);
+
+	(void)state;
+	for (unsigned int seed = 0; seed < 200; seed++) {
+		uint32_t from[64], to[64];
+		struct dlist_pick src = {a, &places, seed % 4 ? from : NULL, 36};
+		struct dlist_pick dst = {b, &places, to, 36};
+		struct plan_walk walk;
+		struct plan_span span;
+		struct plan *plan;
+
+		srand(seed);
+		for (int i = 0; i < 36; i++) {
+			from[i] = (uint32_t)rand() % 36;
+			to[i] = seed % 3 ? (uint32_t)rand() % 36 : (uint32_t)i;
+		}
+		assert_int_equal(dlist_plan(&src, &dst, &plan), 0);
+		assert_int_equal(plan->bytes, 36 * 16);
+		plan_walk_begin(&walk, plan);
+		for (uint64_t k = 0; k < 36; k++) {
+			uint64_t left = 16, len, s = oracle(&src, k, &len);
+			uint64_t d = oracle(&dst, k, &len);
+
+			while (left && plan_walk_next(&walk, left, &span)) {
+				assert_int_equal(span.src, s);
+				assert_int_equal(span.dst, d);
+				s += span.len;
+				d += span.len;
+				left -= span.len;
+			}
+			assert_int_equal(left, 0);
+		}
+		plan_free(plan);
+	}
+	dlist_free(a);
+	dlist_free(b);
+}
+
+static void picks_that_do_not_match_are_refused(void **state)
+{
+	const struct dlist_entry one[] = {{0, 16, 16, 8}}, other[] = {{0, 32, 32, 8}};
+	struct dlist *a = make(one, 1), *b = make(other, 1);
+	uint32_t index[] = {1, 8};
+	struct dlist_pick src = {a, NULL, NULL, 8}, dst = {b, NULL, NULL, 8};
+
+	(void)state;
+	assert_int_equal(dlist_check_picks(&src, &dst), -err_errno(ERR_INVAL));
+	dst = (struct dlist_pick){a, NULL, index, 2};
+	assert_int_equal(dlist_check_picks(&src, &dst), -err_errno(ERR_INVAL));
+	src = dst;
+	assert_int_equal(dlist_check_picks(&src, &dst), -err_errno(ERR_RANGE));
+	dst.count = src.count = 0;
+	assert_int_equal(dlist_check_picks(&src, &dst), -err_errno(ERR_INVAL));
+	dlist_free(a);
+	dlist_free(b);
+}
+
+static void index_on_the_wire_comes_back(void **state)
+{
+	(void)state;
+	for (unsigned int seed = 0; seed < 100; seed++) {
+		uint32_t index[100], *back;
+		struct dlist_pick pick = {.index = index, .count = 100};
+		uint8_t buf[1024];
+		uint64_t count;
+		struct cursor c;
+
+		srand(seed);
+		for (uint32_t i = 0; i < 100; i++)
+			index[i] = i && (unsigned int)rand() % 100 < seed ? index[i - 1] + 1
+								 : (uint32_t)rand() % 5000;
+		cursor_write(&c, buf, sizeof(buf));
+		dlist_index_put(&c, &pick);
+		assert_false(c.bad);
+		assert_int_equal(c.pos, dlist_index_bytes(&pick));
+		for (size_t cut = 0; cut < c.pos; cut++) {
+			struct cursor in;
+
+			cursor_read(&in, buf, cut);
+			assert_true(dlist_index_get(&in, 1000, &back, &count) < 0);
+		}
+		cursor_read(&c, buf, c.pos);
+		assert_int_equal(dlist_index_get(&c, 100, &back, &count), 0);
+		assert_int_equal(count, 100);
+		assert_memory_equal(back, index, sizeof(index));
+		mem_free(back);
+		c.pos = 0;
+		assert_true(dlist_index_get(&c, 99, &back, &count) < 0);
+	}
+}
+
+static void base64_is_strict(void **state)
+{
+	static const char *const bad[] = {"A",    "AA",   "AAA",  "A===", "====", "Zh==",
+					  "Zm9=", "Zm=v", "Z m9", "Zm9v\n", "=Zm9", "Zg==Zg=="};
+	uint8_t bytes[64];
+	char text[64];
+	size_t len;
+
+	(void)state;
+	for (size_t n = 0; n < 32; n++) {
+		uint8_t data[32];
+
+		for (size_t i = 0; i < n; i++)
+			data[i] = (uint8_t)(i * 37 + n);
+		base64_encode(data, n, text);
+		assert_int_equal(strlen(text), BASE64_CHARS(n));
+		assert_true(base64_decode(text, strlen(text), bytes, &len));
+		assert_int_equal(len, n);
+		assert_memory_equal(bytes, data, n);
+	}
+	for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+		if (base64_decode(bad[i], strlen(bad[i]), bytes, &len))
+			fail_msg("taken: %s", bad[i]);
+	}
+	base64_encode("foobar", 6, text);
+	assert_string_equal(text, "Zm9vYmFy"); /* RFC 4648, section 10 */
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(new_refuses_bad_entries),
+		cmocka_unit_test(plan_rows_are_the_picked_descriptors),
+		cmocka_unit_test(picks_that_do_not_match_are_refused),
+		cmocka_unit_test(index_on_the_wire_comes_back),
+		cmocka_unit_test(base64_is_strict),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

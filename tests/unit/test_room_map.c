@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+#include "daemon/room_map.h"
+
+/* Views kv (16 pages of 4 tokens) and aux (4 slots of one). */
+static struct layout layout = {
+	.view_count = 2,
+	.views = (struct layout_view[]){{.name = "kv", .page_tokens = 4, .pages = 16},
+					{.name = "aux", .page_tokens = 1, .pages = 4}},
+};
+
+static int parse(const char *text, int64_t aux, struct room_maps *maps)
+{
+	cJSON *json = cJSON_Parse(text);
+	int r;
+
+	assert_non_null(json);
+	r = room_maps_parse(json, aux, &layout, maps);
+	cJSON_Delete(json);
+	return r;
+}
+
+static void parse_takes_defaults_from_the_pages(void **state)
+{
+	struct room_maps maps;
+
+	(void)state;
+	assert_int_equal(parse("{\"kv\":{\"pages\":[3,4,9]}}", 2, &maps), 0);
+	assert_int_equal(maps.count, 2);
+	assert_int_equal(maps.maps[0].token_begin, 0);
+	assert_int_equal(maps.maps[0].token_end, 12);
+	assert_string_equal(maps.maps[1].view, "aux");
+	assert_int_equal(maps.maps[1].pages[0], 2);
+	room_maps_fini(&maps);
+	assert_int_equal(parse("{\"kv\":{\"pages\":[[3,2]],\"first_token\":8,\"tokens\":[9,12]}}",
+			       -1, &maps), 0);
+	assert_int_equal(maps.maps[0].page_count, 2);
+	assert_int_equal(maps.maps[0].pages[1], 4);
+	room_maps_fini(&maps);
+}
+
+static void parse_refuses_by_name(void **state)
+{
+	static const struct {
+		const char *text, *words;
+		int64_t aux;
+	} bad[] = {
+		{"{\"kv\":{\"pages\":[16]}}", "16", -1},
+		{"{\"kv\":{\"pages\":[-1]}}", "pages", -1},
+		{"{\"kv\":{\"pages\":[1.5]}}", "pages", -1},
+		{"{\"kv\":{\"pages\":\"all\"}}", "pages", -1},
+		{"{\"kv\":{}}", "pages", -1},
+		{"{\"kv\":{\"pages\":[1],\"page\":[2]}}", "page", -1},
+		{"{\"ssm\":{\"pages\":[1]}}", "ssm", -1},
+		{"{\"kv\":[1]}", "object", -1},
+		{"{\"kv\":{\"pages\":[1],\"tokens\":[3,2]}}", "tokens", -1},
+		{"{\"kv\":{\"pages\":[1],\"tokens\":[0,5]}}", "tokens", -1},
+		{"{\"kv\":{\"pages\":[1],\"first_token\":4,\"tokens\":[0,4]}}", "tokens", -1},
+		{"{\"kv\":{\"pages\":[1],\"tokens\":[0]}}", "tokens", -1},
+		{"{\"kv\":{\"pages\":[1],\"layers\":[2,1]}}", "layers", -1},
+		{"{\"kv\":{\"pages\":[[15,2]]}}", "pages", -1},
+		{"{\"kv\":{\"pages\":[1]}}", "aux", 4},
+		{"{\"aux\":{\"pages\":[1]}}", "aux", 1},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+		struct room_maps maps;
+
+		if (parse(bad[i].text, bad[i].aux, &maps) >= 0)
+			fail_msg("taken: %s", bad[i].text);
+		if (!strstr(err_last()->text, bad[i].words))
+			fail_msg("%s: '%s' is not in '%s'", bad[i].text, bad[i].words,
+				 err_last()->text);
+	}
+}
+
+static void wire_brings_back_what_was_put(void **state)
+{
+	struct room_maps maps, back;
+	uint8_t buf[512];
+	struct cursor c;
+
+	(void)state;
+	assert_int_equal(parse("{\"kv\":{\"pages\":[3,4,5,9,1],\"first_token\":4,\"tokens\":"
+			       "[5,22],\"layers\":[1,3]}}", 3, &maps), 0);
+	cursor_write(&c, buf, sizeof(buf));
+	room_maps_put(&c, &maps);
+	assert_false(c.bad);
+	assert_int_equal(c.pos, room_maps_wire_bytes(&maps));
+	cursor_read(&c, buf, c.pos);
+	assert_int_equal(room_maps_get(&c, &layout, &back), 0);
+	assert_int_equal(back.count, 2);
+	assert_memory_equal(back.maps[0].pages, maps.maps[0].pages, 5 * sizeof(uint32_t));
+	assert_int_equal(back.maps[0].token_begin, 5);
+	assert_int_equal(back.maps[0].layers.end, 3);
+	room_maps_fini(&maps);
+	room_maps_fini(&back);
+}
+
+/* Every prefix, every flipped byte: refused or a map that passes the checks. */
+static void wire_hostile_bytes_never_pass_a_bad_map(void **state)
+{
+	struct room_maps maps, back;
+	uint8_t buf[512], bent[512];
+	struct cursor c;
+	size_t len;
+
+	(void)state;
+	assert_int_equal(parse("{\"kv\":{\"pages\":[3,4,9],\"first_token\":4}}", 3, &maps), 0);
+	cursor_write(&c, buf, sizeof(buf));
+	room_maps_put(&c, &maps);
+	len = c.pos;
+	room_maps_fini(&maps);
+	for (size_t i = 0; i < len; i++) {
+		cursor_read(&c, buf, i);
+		assert_true(room_maps_get(&c, &layout, &back) < 0);
+	}
+	for (size_t i = 0; i < len * 255; i++) {
+		memcpy(bent, buf, len);
+		bent[i / 255] ^= (uint8_t)(1 + i % 255);
+		cursor_read(&c, bent, len);
+		if (room_maps_get(&c, &layout, &back) < 0)
+			continue;
+		for (size_t m = 0; m < back.count; m++) {
+			const struct layout_view *view =
+				layout_view_find(&layout, back.maps[m].view);
+
+			assert_non_null(view);
+			assert_true(back.maps[m].token_begin <= back.maps[m].token_end);
+			for (size_t p = 0; p < back.maps[m].page_count; p++)
+				assert_true(back.maps[m].pages[p] < view->pages);
+		}
+		room_maps_fini(&back);
+	}
+}
+
+static void within_sees_any_other_page(void **state)
+{
+	struct room_maps outer, inner;
+
+	(void)state;
+	assert_int_equal(parse("{\"kv\":{\"pages\":[3,4,9,1],\"tokens\":[0,14]}}", -1, &outer), 0);
+	assert_int_equal(parse("{\"kv\":{\"pages\":[9,1],\"first_token\":8,\"tokens\":[9,14]}}",
+			       -1, &inner), 0);
+	assert_int_equal(room_maps_within(&inner, &outer, &layout), 0);
+	inner.maps[0].pages[1] = 2;
+	assert_true(room_maps_within(&inner, &outer, &layout) < 0);
+	inner.maps[0].pages[1] = 1;
+	inner.maps[0].token_end = 15;
+	assert_true(room_maps_within(&inner, &outer, &layout) < 0);
+	room_maps_fini(&inner);
+	/* the same page at another token */
+	assert_int_equal(parse("{\"kv\":{\"pages\":[3],\"first_token\":4}}", -1, &inner), 0);
+	assert_true(room_maps_within(&inner, &outer, &layout) < 0);
+	room_maps_fini(&inner);
+	room_maps_fini(&outer);
+}
+
+static void pair_cuts_to_what_both_hold(void **state)
+{
+	struct room_maps a, b;
+	struct plan_map *pairs;
+	size_t n;
+
+	(void)state;
+	assert_int_equal(parse("{\"kv\":{\"pages\":[3,4],\"layers\":[0,5]}}", 1, &a), 0);
+	assert_int_equal(parse("{\"kv\":{\"pages\":[5],\"first_token\":4,\"layers\":[3,9]}}", -1,
+			       &b), 0);
+	assert_int_equal(room_maps_pair(&a, &b, &pairs, &n), 0);
+	assert_int_equal(n, 1);
+	assert_int_equal(pairs[0].token_begin, 4);
+	assert_int_equal(pairs[0].token_end, 8);
+	assert_int_equal(pairs[0].layers.begin, 3);
+	assert_int_equal(pairs[0].layers.end, 5);
+	mem_free(pairs);
+	b.maps[0].first_token = b.maps[0].token_begin = 8;
+	b.maps[0].token_end = 12;
+	assert_int_equal(room_maps_pair(&a, &b, &pairs, &n), 0);
+	assert_int_equal(n, 0);
+	mem_free(pairs);
+	room_maps_fini(&a);
+	room_maps_fini(&b);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(parse_takes_defaults_from_the_pages),
+		cmocka_unit_test(parse_refuses_by_name),
+		cmocka_unit_test(wire_brings_back_what_was_put),
+		cmocka_unit_test(wire_hostile_bytes_never_pass_a_bad_map),
+		cmocka_unit_test(within_sees_any_other_page),
+		cmocka_unit_test(pair_cuts_to_what_both_hold),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* sched and wait on a virtual loop; the transport is a list of what was posted. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/region.h"
+#include "daemon/sched.h"
+#include "daemon/wait.h"
+
+#define OPS 32
+
+static struct {
+	struct loop *loop;
+	struct sched *sched;
+	struct sched_line line;
+	struct xp_op *posted[OPS];
+	unsigned int posts, dones, canceled;
+	int refuse; /* post() fails so many times */
+	struct sched_op *order[OPS];
+} t;
+
+static int fake_post(struct xp_peer *peer, struct xp_op *op)
+{
+	(void)peer;
+	if (t.refuse > 0) {
+		t.refuse--;
+		return err_raise(ERR_TRANSPORT, "refused by the test");
+	}
+	op->impl = &t;
+	t.posted[t.posts++] = op;
+	return 0;
+}
+
+static void fake_cancel(struct xp_op *op, const struct err *why)
+{
+	op->err = *why;
+	op->result = -err_errno(why->code);
+	t.canceled++;
+}
+
+static const struct transport_ops ops = {
+	.name = "test", .post = fake_post, .cancel = fake_cancel};
+
+static void finish(unsigned int i)
+{
+	t.posted[i]->impl = NULL;
+	t.posted[i]->on_done(t.posted[i]);
+}
+
+static void on_done(struct sched_op *op)
+{
+	t.order[t.dones++] = op;
+}
+
+static int setup(void **state)
+{
+	(void)state;
+	memset(&t, 0, sizeof(t));
+	assert_int_equal(loop_new_virtual(1, &t.loop), 0);
+	assert_int_equal(sched_new(t.loop, 4, 1000, &t.sched), 0);
+	sched_line_init(&t.line, t.sched);
+	sched_line_set(&t.line, (struct xp_peer *)&t, &ops, NULL);
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	sched_line_fini(&t.line);
+	sched_free(t.sched);
+	loop_free(t.loop);
+	return 0;
+}
+
+static void turn(void)
+{
+	loop_turn(t.loop, 0);
+}
+
+static void submit(struct sched_flow *flow, struct sched_op *op, struct plan *plan)
+{
+	op->xp.kind = XP_WRITE;
+	op->xp.sides.plan = plan;
+	op->on_done = on_done;
+	list_init(&op->link);
+	sched_submit(flow, op);
+}
+
+static void flows_take_turns_inside_the_window(void **state)
+{
+	struct plan small = {.bytes = 10};
+	struct sched_flow a, b;
+	struct sched_op of_a[6] = {0}, of_b[2] = {0};
+
+	(void)state;
+	sched_flow_init(&a, &t.line);
+	sched_flow_init(&b, &t.line);
+	for (int i = 0; i < 6; i++)
+		submit(&a, &of_a[i], &small);
+	for (int i = 0; i < 2; i++)
+		submit(&b, &of_b[i], &small);
+	turn();
+	assert_int_equal(t.posts, 4); /* the window of ops */
+	assert_ptr_equal(t.posted[0], &of_a[0].xp);
+	assert_ptr_equal(t.posted[1], &of_b[0].xp);
+	assert_ptr_equal(t.posted[2], &of_a[1].xp);
+	assert_ptr_equal(t.posted[3], &of_b[1].xp);
+	for (unsigned int i = 0; i < 8; i++) {
+		finish(i);
+		turn();
+	}
+	assert_int_equal(t.dones, 8);
+	for (int i = 0; i < 6; i++)
+		assert_int_equal(of_a[i].xp.result, 0);
+}
+
+static void window_of_bytes_lets_a_large_op_go_alone(void **state)
+{
+	struct plan large = {.bytes = 5000}, small = {.bytes = 900};
+	struct sched_flow a;
+	struct sched_op one[3] = {0};
+
+	(void)state;
+	sched_flow_init(&a, &t.line);
+	submit(&a, &one[0], &large);
+	submit(&a, &one[1], &small);
+	submit(&a, &one[2], &small);
+	turn();
+	assert_int_equal(t.posts, 1);
+	finish(0);
+	turn();
+	assert_int_equal(t.posts, 2);
+	finish(1);
+	turn();
+	assert_int_equal(t.posts, 3);
+	finish(2);
+}
+
+static void cancel_of_a_queued_op_is_done_later_and_once(void **state)
+{
+	struct plan small = {.bytes = 1};
+	struct err why;
+	struct sched_flow a;
+	struct sched_op op[6] = {0};
+
+	(void)state;
+	err_set(&why, ERR_ABORTED, "test");
+	sched_flow_init(&a, &t.line);
+	for (int i = 0; i < 6; i++)
+		submit(&a, &op[i], &small);
+	turn();
+	sched_cancel(&op[5], &why);
+	sched_cancel(&op[5], &why);
+	assert_int_equal(t.dones, 0); /* never from inside */
+	turn();
+	assert_int_equal(t.dones, 1);
+	assert_int_equal(op[5].xp.err.code, ERR_ABORTED);
+	sched_cancel(&op[0], &why); /* posted: the transport's matter */
+	assert_int_equal(t.canceled, 1);
+	for (unsigned int i = 0; i < 5; i++) {
+		finish(i);
+		turn();
+	}
+	assert_int_equal(t.dones, 6);
+	assert_int_equal(op[0].xp.err.code, ERR_ABORTED);
+}
+
+static void refused_post_fails_that_op_only(void **state)
+{
+	struct plan small = {.bytes = 1};
+	struct sched_flow a;
+	struct sched_op op[3] = {0};
+
+	(void)state;
+	sched_flow_init(&a, &t.line);
+	t.refuse = 1;
+	for (int i = 0; i < 3; i++)
+		submit(&a, &op[i], &small);
+	turn();
+	turn();
+	assert_int_equal(t.dones, 1);
+	assert_int_equal(op[0].xp.err.code, ERR_TRANSPORT);
+	assert_int_equal(t.posts, 2);
+	finish(0);
+	finish(1);
+	turn();
+}
+
+static void lost_line_fails_what_is_queued_and_cancels_what_is_posted(void **state)
+{
+	struct plan small = {.bytes = 1};
+	struct err why;
+	struct sched_flow a;
+	struct sched_op op[6] = {0};
+
+	(void)state;
+	err_set(&why, ERR_PEER, "test");
+	sched_flow_init(&a, &t.line);
+	for (int i = 0; i < 6; i++)
+		submit(&a, &op[i], &small);
+	turn();
+	sched_line_set(&t.line, NULL, NULL, &why);
+	turn();
+	assert_int_equal(t.dones, 2);
+	sched_cancel(&op[0], &why); /* still through the transport that has it */
+	assert_int_equal(t.canceled, 1);
+	for (unsigned int i = 0; i < 4; i++)
+		finish(i);
+	turn();
+	assert_int_equal(t.dones, 6);
+}
+
+/* ---- wait ---- */
+
+static unsigned int passed;
+
+static void on_passed(struct wait *wait)
+{
+	(void)wait;
+	passed++;
+}
+
+static void wait_passes_when_the_word_does(void **state)
+{
+	uint64_t words[2] = {0};
+	struct memory memory = {.kind = MEMORY_SEALED, .base = (uint8_t *)words,
+				.length = sizeof(words)};
+	struct region region = {.memory = &memory, .length = sizeof(words)};
+	struct wait_spec spec = {&region, 8, 5};
+	struct wait one = {0}, other = {0};
+	struct waits *waits;
+
+	(void)state;
+	passed = 0;
+	assert_int_equal(waits_new(t.loop, &waits), 0);
+	assert_int_equal(wait_start(waits, &one, &spec, on_passed), 0);
+	assert_int_equal(wait_start(waits, &other, &spec, on_passed), 0);
+	words[1] = 4;
+	for (int i = 0; i < 100; i++)
+		loop_turn(t.loop, LOOP_NS_PER_MS);
+	assert_int_equal(passed, 0);
+	wait_stop(&other);
+	words[1] = 6; /* beyond is passed, too */
+	for (int i = 0; i < 100 && !passed; i++)
+		loop_turn(t.loop, LOOP_NS_PER_MS);
+	assert_int_equal(passed, 1);
+	assert_true(wait_passed(&spec));
+	words[1] = 7;
+	loop_turn(t.loop, LOOP_NS_PER_S);
+	assert_int_equal(passed, 1);
+	waits_free(waits);
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(flows_take_turns_inside_the_window),
+		CASE(window_of_bytes_lets_a_large_op_go_alone),
+		CASE(cancel_of_a_queued_op_is_done_later_and_once),
+		CASE(refused_post_fails_that_op_only),
+		CASE(lost_line_fails_what_is_queued_and_cancels_what_is_posted),
+		CASE(wait_passes_when_the_word_does),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
