@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Log lines as they reach stderr, read back through a pipe. */
+#include "daemon/base/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <regex.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "daemon/base/err.h"
+
+static int saved = -1, reader = -1;
+
+static void capture_begin(void)
+{
+	int fds[2];
+
+	assert_int_equal(pipe2(fds, O_CLOEXEC), 0);
+	saved = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
+	assert_true(dup2(fds[1], STDERR_FILENO) >= 0);
+	close(fds[1]);
+	assert_int_equal(fcntl(fds[0], F_SETFL, O_NONBLOCK), 0);
+	reader = fds[0];
+}
+
+/* All that was logged since capture_begin(). */
+static const char *capture_end(void)
+{
+	static char text[65536];
+	size_t len = 0;
+	ssize_t n;
+
+	while ((n = read(reader, text + len, sizeof(text) - 1 - len)) > 0)
+		len += (size_t)n;
+	text[len] = '\0';
+	assert_true(dup2(saved, STDERR_FILENO) >= 0);
+	close(saved);
+	close(reader);
+	return text;
+}
+
+static void line_has_priority_object_words_and_values(void **state)
+{
+	(void)state;
+	log_set_level(LOG_LEVEL_TRACE);
+	capture_begin();
+	log_error("room", "42", "failed", "code=%s n=%d", "EPEER", 3);
+	log_warn("peer", NULL, "slow", "ms=%d", 5);
+	log_info("a", "b", "c", "%s", "d=1");
+	log_debug("a", "b", "c", "%s", "d=2");
+	log_trace("a", "b", "c", "%s", "d=3");
+	assert_string_equal(capture_end(), "<3>room 42: failed code=EPEER n=3\n"
+					   "<4>peer: slow ms=5\n"
+					   "<6>a b: c d=1\n"
+					   "<7>a b: c d=2\n"
+					   "<7>a b: c d=3\n");
+}
+
+static void level_below_the_threshold_is_silent(void **state)
+{
+	(void)state;
+	log_set_level(LOG_LEVEL_WARN);
+	capture_begin();
+	log_info("a", "b", "c", "d=%d", 1);
+	log_warn("a", "b", "c", "d=%d", 2);
+	assert_string_equal(capture_end(), "<4>a b: c d=2\n");
+	log_set_level(LOG_LEVEL_INFO);
+}
+
+static void level_names_parse_and_others_are_refused(void **state)
+{
+	enum log_level level;
+
+	(void)state;
+	for (int i = LOG_LEVEL_ERROR; i <= LOG_LEVEL_TRACE; i++) {
+		assert_int_equal(
+			log_level_parse(log_level_name((enum log_level)i), &level), 0);
+		assert_int_equal(level, i);
+	}
+	assert_int_equal(log_level_parse("INFO", &level), -EINVAL);
+	assert_int_equal(log_level_parse("", &level), -EINVAL);
+}
+
+static void bytes_of_a_client_cannot_forge_a_line(void **state)
+{
+	(void)state;
+	capture_begin();
+	log_warn("session", "x\n<3>room", "said", "name=%s", "a\r\x1b[2Jb\x7f");
+	assert_string_equal(capture_end(), "<4>session x?<3>room: said name=a??[2Jb?\n");
+}
+
+static void line_too_long_is_cut_to_one_line(void **state)
+{
+	static char far[5000];
+	const char *text;
+
+	(void)state;
+	memset(far, 'x', sizeof(far) - 1);
+	capture_begin();
+	log_warn("a", "b", "c", "v=%s", far);
+	log_warn(far, far, far, "v=%s", far);
+	text = capture_end();
+	assert_true(strlen(text) < 2100);
+	assert_ptr_equal(strchr(strchr(text, '\n') + 1, '\n') + 1, text + strlen(text));
+}
+
+static uint64_t coarse_second(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+	return (uint64_t)now.tv_sec;
+}
+
+/* 300 calls of one site: a burst a second goes out, the next line says how many
+ * did not. The next second is waited for by its clock. */
+static void site_is_limited_and_tells_what_it_dropped(void **state)
+{
+	static struct log_site site;
+	unsigned int lines = 0, dropped = 0, calls = 0;
+	uint64_t first;
+	const char *text;
+
+	(void)state;
+	capture_begin();
+	for (first = coarse_second(); calls < 300; calls++)
+		log_write(&site, LOG_LEVEL_INFO, "a", NULL, "hit", "n=%u", calls);
+	while (coarse_second() <= first + 1)
+		;
+	log_write(&site, LOG_LEVEL_INFO, "a", NULL, "hit", "n=%u", calls);
+	text = capture_end();
+	for (const char *p = text; *p; p = strchr(p, '\n') + 1) {
+		const char *tail = strstr(p, " dropped=");
+		unsigned int n = 0;
+
+		if (tail && tail < strchr(p, '\n')) {
+			assert_int_equal(sscanf(tail, " dropped=%u", &n), 1);
+			dropped += n;
+		}
+		lines++;
+	}
+	/* the 300 may lie in two seconds when the machine is slow */
+	assert_true(lines <= 2 * LOG_BURST + 1);
+	assert_int_equal(lines + dropped, 301);
+}
+
+static void plain_format_has_time_and_level(void **state)
+{
+	const char *text;
+	regex_t re;
+
+	(void)state;
+	log_set_format(LOG_FORMAT_PLAIN);
+	capture_begin();
+	log_warn("peer", "p", "slow", "ms=%d", 5);
+	text = capture_end();
+	log_set_format(LOG_FORMAT_JOURNAL);
+	assert_int_equal(regcomp(&re,
+				 "^[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8}\\.[0-9]{3} warn  "
+				 "peer p: slow ms=5\n$",
+				 REG_EXTENDED | REG_NOSUB),
+			 0);
+	assert_int_equal(regexec(&re, text, 0, NULL, 0), 0);
+	regfree(&re);
+}
+
+static void stderr_closed_or_full_hurts_nobody(void **state)
+{
+	int fds[2];
+
+	(void)state;
+	signal(SIGPIPE, SIG_IGN);
+	capture_begin();
+	close(STDERR_FILENO);
+	log_error("a", NULL, "b", "c=%d", 1);
+	assert_int_equal(pipe2(fds, O_NONBLOCK | O_CLOEXEC), 0);
+	assert_true(dup2(fds[1], STDERR_FILENO) >= 0);
+	while (write(fds[1], "full", 4) > 0)
+		;
+	log_error("a", NULL, "b", "c=%d", 2);
+	close(fds[0]);
+	log_error("a", NULL, "b", "c=%d", 3); /* EPIPE */
+	close(fds[1]);
+	capture_end();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(line_has_priority_object_words_and_values),
+		cmocka_unit_test(level_below_the_threshold_is_silent),
+		cmocka_unit_test(level_names_parse_and_others_are_refused),
+		cmocka_unit_test(bytes_of_a_client_cannot_forge_a_line),
+		cmocka_unit_test(line_too_long_is_cut_to_one_line),
+		cmocka_unit_test(site_is_limited_and_tells_what_it_dropped),
+		cmocka_unit_test(plain_format_has_time_and_level),
+		cmocka_unit_test(stderr_closed_or_full_hurts_nobody),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

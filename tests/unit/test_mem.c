@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Allocations, their injected failures, the cleanup attributes. */
+#include "daemon/base/mem.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "daemon/base/err.h"
+
+static void calloc_is_zeroed_and_overflow_is_refused(void **state)
+{
+	volatile size_t half = SIZE_MAX / 2; /* hidden from the compiler's own check */
+	uint64_t *p = mem_calloc(100, sizeof(*p));
+
+	(void)state;
+	assert_non_null(p);
+	for (int i = 0; i < 100; i++)
+		assert_int_equal(p[i], 0);
+	mem_free(p);
+	assert_null(mem_calloc(half, 3));
+	assert_int_equal(err_last()->code, ERR_NOMEM);
+	assert_null(mem_regrow(NULL, half, 3));
+	p = mem_calloc(0, 8);
+	assert_non_null(p);
+	mem_free(p);
+	mem_free(NULL);
+}
+
+static void regrow_failed_keeps_the_old_block(void **state)
+{
+	char *p = mem_strdup("kept"), *q;
+
+	(void)state;
+	mem_fail_at(1);
+	assert_null(mem_regrow(p, 4096, 1));
+	assert_string_equal(p, "kept");
+	q = mem_regrow(p, 4096, 1);
+	assert_non_null(q);
+	assert_string_equal(q, "kept");
+	mem_free(q);
+}
+
+static void copies_are_exact(void **state)
+{
+	const char bytes[] = {1, 0, 2, 0};
+	cleanup_free char *dup = mem_dup(bytes, sizeof(bytes));
+	cleanup_free char *text = mem_printf("%s-%d", "room", 7);
+	cleanup_free char *none = mem_dup(NULL, 0);
+
+	(void)state;
+	assert_memory_equal(dup, bytes, sizeof(bytes));
+	assert_string_equal(text, "room-7");
+	assert_non_null(none);
+}
+
+/* The n-th of a row fails, once, whatever kind it is. */
+static void fail_at_hits_the_nth_of_every_kind(void **state)
+{
+	(void)state;
+	for (uint64_t n = 1; n <= 6; n++) {
+		void *p[6];
+
+		mem_fail_at(n);
+		p[0] = mem_zalloc(1);
+		p[1] = mem_calloc(2, 2);
+		p[2] = mem_regrow(NULL, 2, 2);
+		p[3] = mem_strdup("x");
+		p[4] = mem_dup("x", 1);
+		p[5] = mem_printf("%d", 1);
+		assert_int_equal(mem_count(), 6);
+		for (uint64_t i = 0; i < 6; i++) {
+			assert_int_equal(p[i] == NULL, i + 1 == n);
+			mem_free(p[i]);
+		}
+		assert_int_equal(err_last()->code, ERR_NOMEM);
+		err_clear();
+	}
+	mem_fail_at(0);
+}
+
+static void *other_thread(void *arg)
+{
+	void *p = mem_zalloc(1);
+
+	*(int *)arg = p != NULL;
+	mem_free(p);
+	return NULL;
+}
+
+static void fail_at_concerns_one_thread(void **state)
+{
+	pthread_t tid;
+	int worked = 0;
+
+	(void)state;
+	mem_fail_at(1);
+	assert_int_equal(pthread_create(&tid, NULL, other_thread, &worked), 0);
+	pthread_join(tid, NULL);
+	assert_true(worked);
+	assert_null(mem_zalloc(1));
+	mem_fail_at(0);
+}
+
+static int scoped_open(int keep)
+{
+	cleanup_close int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+
+	assert_true(fd >= 0);
+	return keep ? mem_steal_fd(&fd) : fd;
+}
+
+static void cleanup_closes_unless_stolen(void **state)
+{
+	char *p = mem_strdup("x"), *q;
+	int fd = scoped_open(0);
+
+	(void)state;
+	assert_int_equal(fcntl(fd, F_GETFD), -1);
+	fd = scoped_open(1);
+	assert_true(fcntl(fd, F_GETFD) >= 0);
+	close(fd);
+	q = mem_steal(p);
+	assert_null(p);
+	assert_string_equal(q, "x");
+	mem_free(q);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(calloc_is_zeroed_and_overflow_is_refused),
+		cmocka_unit_test(regrow_failed_keeps_the_old_block),
+		cmocka_unit_test(copies_are_exact),
+		cmocka_unit_test(fail_at_hits_the_nth_of_every_kind),
+		cmocka_unit_test(fail_at_concerns_one_thread),
+		cmocka_unit_test(cleanup_closes_unless_stolen),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
