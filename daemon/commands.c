@@ -33,8 +33,14 @@
 #include "proto/json.h"
 
 static const struct command *const tables[] = {
-	session_commands, region_commands, pool_commands,  room_commands,
-	peer_commands,	  xfer_commands,   admin_commands,
+	session_commands,
+	region_commands,
+	pool_commands,
+	room_commands,
+	peer_commands,
+	xfer_commands,
+	plan_commands,
+	admin_commands,
 };
 
 const struct command *commands_at(unsigned int i)
@@ -221,7 +227,7 @@ static char *reply_ok_text(const cJSON *id, cJSON *result)
 		err_raise(ERR_NOMEM, "the command was done, its reply found no memory");
 		return NULL;
 	}
-	text = mem_printf("{\"id\":%s,\"ok\":true%s%s\n", head, result->child ? "," : "",
+	text = mem_printf("{\"id\":%s,\"ok\":true%s%s\n", head, body[1] == '}' ? "" : ",",
 			  body + 1);
 	cJSON_free(body);
 	return text;

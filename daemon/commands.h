@@ -80,7 +80,7 @@ struct command {
 	const char *reply; /* one line for the reference: what the reply holds */
 };
 
-/* Takes `result` (an object; NULL = {}); adds id and ok. */
+/* Takes `result` (an object, also one as raw text; NULL = {}); adds id and ok. */
 void request_reply(struct request *req, cJSON *result);
 /* The same with fds attached to the reply (duplicated). */
 void request_reply_fds(struct request *req, cJSON *result, const int *fds,
@@ -133,6 +133,7 @@ extern const struct command pool_commands[];
 extern const struct command room_commands[];
 extern const struct command peer_commands[];
 extern const struct command xfer_commands[];
+extern const struct command plan_commands[]; /* plan */
 extern const struct command admin_commands[]; /* stats health config.show drain … */
 
 #endif

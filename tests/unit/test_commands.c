@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -267,6 +268,47 @@ static void daemon_tells_its_figures_and_settings(void **state)
 	client_close(&client);
 }
 
+#define PLAN_SIDE(rank)                                                                 \
+	"{\"rank\":" rank ",\"buffers\":[65536],\"views\":{\"kv\":{\"page_tokens\":16," \
+	"\"pages\":16,\"layers\":[{\"layer\":0,\"fields\":[{\"name\":\"k\",\"buffer\":" \
+	"0,"                                                                            \
+	"\"offset\":0,\"page_stride\":4096,\"token_stride\":256,\"unit_stride\":256,"   \
+	"\"unit_bytes\":256,\"first_unit\":0,\"units\":1,\"total_units\":1}]}]}}}"
+
+/* The command is the planner's JSON in a reply's clothes. */
+static void plan_over_the_socket_answers_rows_and_covers(void **state)
+{
+	struct client client;
+	cJSON *reply, *row;
+
+	client_open(&client, *state);
+	reply = client_call(&client,
+			    "{\"id\":4,\"cmd\":\"plan\",\"src\":%s,\"dst\":%s,\"map\":["
+			    "{\"view\":\"kv\",\"src_pages\":[3,4],\"dst_pages\":[0,7]}]}",
+			    PLAN_SIDE("0"), PLAN_SIDE("1"));
+	assert_int_equal(reply_int(reply, "id"), 4);
+	assert_int_equal(reply_int(reply, "bytes"), 8192);
+	assert_int_equal(reply_int(reply, "descriptors"), 2);
+	row = cJSON_GetObjectItem(reply, "rows")->child->next;
+	assert_int_equal(cJSON_GetArrayItem(row, 1)->valueint, 4 * 4096);
+	assert_int_equal(cJSON_GetArrayItem(row, 3)->valueint, 7 * 4096);
+	expect_ok(reply);
+	reply = client_call(
+		&client,
+		"{\"cmd\":\"plan\",\"sources\":[%s,%s],\"dst\":%s,\"room\":\"7\"}",
+		PLAN_SIDE("0"), PLAN_SIDE("1"), PLAN_SIDE("0"));
+	assert_int_equal(reply_int(reply, "contributions"), 1);
+	expect_ok(reply);
+	client_call_fails(&client, "EINVAL", "{\"cmd\":\"plan\",\"dst\":%s}",
+			  PLAN_SIDE("1"));
+	client_call_fails(
+		&client, "ERANGE",
+		"{\"cmd\":\"plan\",\"src\":%s,\"dst\":%s,\"map\":[{\"view\":\"kv\","
+		"\"src_pages\":[16],\"dst_pages\":[0]}]}",
+		PLAN_SIDE("0"), PLAN_SIDE("1"));
+	client_close(&client);
+}
+
 /* A reply that would not fit the client's queue is an error, not a hang-up. */
 static void reply_over_the_queue_is_an_error(void **state)
 {
@@ -316,6 +358,7 @@ static void sweep_settle(struct sweep *s)
 static bool sweep_once(struct sweep *s, const char *line, uint64_t n)
 {
 	bool hit;
+	char c;
 	cJSON *reply;
 
 	mem_fail_at(n);
@@ -324,6 +367,7 @@ static bool sweep_once(struct sweep *s, const char *line, uint64_t n)
 	hit = mem_count() >= n;
 	mem_fail_at(0);
 	reply = client_reply(&s->client);
+	sweep_settle(s); /* a doomed connection is closed after its reply */
 	if (reply && !cJSON_IsTrue(cJSON_GetObjectItem(reply, "ok"))) {
 		/* a region can be refused in words of its own, but only when hit */
 		if (!hit)
@@ -332,7 +376,9 @@ static bool sweep_once(struct sweep *s, const char *line, uint64_t n)
 			fail_msg("allocation %ju of %s: %s", (uintmax_t)n, line,
 				 reply_code(reply));
 	}
-	if (!reply) { /* closed: only a lost allocation may do that */
+	/* closed, perhaps after an error: only a lost allocation may do that */
+	if (!reply || recv(s->client.fd, &c, 1, MSG_PEEK | MSG_DONTWAIT) == 0 ||
+	    errno != EAGAIN) {
 		assert_true(hit);
 		client_close(&s->client);
 		client_open(&s->client, &s->mini);
@@ -363,6 +409,9 @@ static void every_command_survives_lost_allocations(void **state)
 		"{\"cmd\":\"hello\",\"proto\":1,\"client\":\"again\"}\n",
 		"{\"cmd\":\"region.list\"}\n",
 		"{\"cmd\":\"pool.list\"}\n",
+		"{\"cmd\":\"plan\",\"src\":" PLAN_SIDE("0") ",\"dst\":" PLAN_SIDE(
+			"1") ",\"map\":[{\"view\":\"kv\",\"src_pages\":[3],\"dst_pages\":"
+			     "[1]}]}\n",
 	};
 	struct sweep s = {.fd = -1};
 
@@ -451,6 +500,7 @@ int main(void)
 		cmocka_unit_test(reference_names_every_command_and_code),
 		CASE(admin_commands_need_an_admin),
 		CASE(daemon_tells_its_figures_and_settings),
+		CASE(plan_over_the_socket_answers_rows_and_covers),
 		CASE(reply_over_the_queue_is_an_error),
 		cmocka_unit_test(every_command_survives_lost_allocations),
 		cmocka_unit_test(regions_and_pools_survive_lost_allocations),

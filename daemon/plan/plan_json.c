@@ -1,0 +1,388 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The planner's own JSON: input read whole, planned, and only then the answer
+ * written, so that a refusal leaves the output empty. The tree has passed the
+ * strict check of proto/json (UTF-8, duplicate keys, depth, bytes behind the
+ * object), because a layout with a key twice means two things.
+ *
+ * Rows are written in order of destination. A plan's runs are in order of their
+ * first rows only: where fields lie between each other in a page the expanded
+ * rows are sorted once more.
+ */
+#include "daemon/plan/plan_json.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+#include "daemon/plan/cover.h"
+#include "daemon/plan/plan.h"
+#include "proto/json.h"
+
+struct input {
+	struct layout *src, *dst;
+	struct plan_map *maps;
+	size_t map_count;
+};
+
+static void input_fini(struct input *in)
+{
+	layout_free(in->src);
+	layout_free(in->dst);
+	for (size_t i = 0; i < in->map_count; i++) {
+		mem_free((void *)in->maps[i].src_pages);
+		mem_free((void *)in->maps[i].dst_pages);
+	}
+	mem_free(in->maps);
+}
+
+/* ---- reading ---- */
+
+static int read_layout(const cJSON *root, const char *name, struct layout **layout_p)
+{
+	const cJSON *json;
+	int r = json_get_object(root, name, true, &json);
+
+	if (r < 0)
+		return err_pass(r);
+	r = layout_parse(json, layout_p);
+	return r < 0 ? err_prefix(r, "%s", name) : 0;
+}
+
+/* A member [begin, end]: two integers. */
+static int read_range(const cJSON *json, const char *name, uint64_t *begin_p,
+		      uint64_t *end_p, bool *set_p)
+{
+	const cJSON *list = NULL;
+	int64_t begin, end;
+	int r = json_get_array(json, name, false, 2, &list);
+
+	if (r < 0)
+		return err_pass(r);
+	*set_p = list != NULL;
+	if (!list)
+		return 0;
+	if (cJSON_GetArraySize(list) != 2 || !json_number_is_int(list->child, &begin) ||
+	    !json_number_is_int(list->child->next, &end))
+		return err_raise(ERR_INVAL, "%s: must be [begin, end], two integers",
+				 name);
+	if (begin < 0 || end < 0)
+		return err_raise(ERR_RANGE, "%s: [%" PRId64 ", %" PRId64 "] is negative",
+				 name, begin, end);
+	if (begin > end)
+		return err_raise(ERR_RANGE, "%s: [%" PRId64 ", %" PRId64 "] is reversed",
+				 name, begin, end);
+	*begin_p = (uint64_t)begin;
+	*end_p = (uint64_t)end;
+	return 0;
+}
+
+static int read_layers(const cJSON *json, struct plan_layers *layers)
+{
+	uint64_t begin = 0, end = UINT32_MAX;
+	bool set;
+	int r = read_range(json, "layers", &begin, &end, &set);
+
+	if (r < 0)
+		return err_pass(r);
+	if (begin > UINT32_MAX || end > UINT32_MAX)
+		return err_raise(ERR_RANGE, "layers: past 2^32 - 1");
+	*layers = (struct plan_layers){.begin = (uint32_t)begin, .end = (uint32_t)end};
+	return 0;
+}
+
+static int read_first(const cJSON *json, const char *name, uint64_t *first_p)
+{
+	int64_t first = 0;
+	int r = json_get_int(json, name, false, 0, JSON_INT_MAX, &first);
+
+	*first_p = (uint64_t)first;
+	return r;
+}
+
+static int read_map(const cJSON *json, struct plan_map *map)
+{
+	uint32_t *src = NULL, *dst = NULL;
+	int r;
+
+	if (!cJSON_IsObject(json))
+		return err_raise(ERR_INVAL, "must be an object");
+	r = json_get_str(json, "view", true, LAYOUT_NAME_MAX - 1, &map->view);
+	if (r == 0)
+		r = json_get_pages(json, "src_pages", true, UINT32_MAX, 1u << 24, &src,
+				   &map->src_page_count);
+	map->src_pages = src;
+	if (r == 0)
+		r = json_get_pages(json, "dst_pages", true, UINT32_MAX, 1u << 24, &dst,
+				   &map->dst_page_count);
+	map->dst_pages = dst;
+	if (r < 0 ||
+	    (r = read_first(json, "src_first_token", &map->src_first_token)) < 0 ||
+	    (r = read_first(json, "dst_first_token", &map->dst_first_token)) < 0 ||
+	    (r = read_range(json, "tokens", &map->token_begin, &map->token_end,
+			    &map->tokens_set)) < 0 ||
+	    (r = read_layers(json, &map->layers)) < 0)
+		return err_pass(r);
+	return 0;
+}
+
+static int read_input(const cJSON *root, struct input *in)
+{
+	const cJSON *list, *it;
+	int r;
+
+	if ((r = read_layout(root, "src", &in->src)) < 0 ||
+	    (r = read_layout(root, "dst", &in->dst)) < 0 ||
+	    (r = json_get_array(root, "map", true, 1024, &list)) < 0)
+		return err_pass(r);
+	in->maps = mem_calloc((size_t)cJSON_GetArraySize(list), sizeof(*in->maps));
+	if (!in->maps)
+		return -err_errno(ERR_NOMEM);
+	cJSON_ArrayForEach (it, list) {
+		/* counted first, so that a failed map is freed with the rest */
+		r = read_map(it, &in->maps[in->map_count++]);
+		if (r < 0)
+			return err_prefix(r, "map[%zu]", in->map_count - 1);
+	}
+	return 0;
+}
+
+/* ---- writing ---- */
+
+static int span_compare(const void *a, const void *b)
+{
+	const struct plan_span *x = a, *y = b;
+
+	if (x->dst_buffer != y->dst_buffer)
+		return x->dst_buffer < y->dst_buffer ? -1 : 1;
+	return (x->dst > y->dst) - (x->dst < y->dst);
+}
+
+/* All rows, by destination. */
+static struct plan_span *rows_of(const struct plan *plan)
+{
+	struct plan_span *rows = mem_calloc(plan->rows, sizeof(*rows));
+	struct plan_walk walk;
+	bool sorted = true;
+	size_t n = 0;
+
+	if (!rows)
+		return NULL;
+	plan_walk_begin(&walk, plan);
+	while (plan_walk_next(&walk, UINT64_MAX, &rows[n])) {
+		if (n > 0 && span_compare(&rows[n - 1], &rows[n]) > 0)
+			sorted = false;
+		if (++n == plan->rows)
+			break;
+	}
+	if (!sorted)
+		qsort(rows, n, sizeof(*rows), span_compare);
+	return rows;
+}
+
+static int write_plan(const struct plan *plan, FILE *out)
+{
+	struct plan_span *rows cleanup_free = rows_of(plan);
+
+	if (!rows)
+		return -err_errno(ERR_NOMEM);
+	fputs("{\"rows\":[", out);
+	for (uint64_t i = 0; i < plan->rows; i++)
+		fprintf(out, "%s[%u,%" PRIu64 ",%u,%" PRIu64 ",%" PRIu64 "]",
+			i ? "," : "", rows[i].src_buffer, rows[i].src, rows[i].dst_buffer,
+			rows[i].dst, rows[i].len);
+	fprintf(out,
+		"],\"runs\":%zu,\"descriptors\":%" PRIu64 ",\"bytes\":%" PRIu64 "}\n",
+		plan->run_count, plan->rows, plan->bytes);
+	return 0;
+}
+
+int plan_json_rows(const cJSON *root, uint64_t max_rows, plan_json_explain_rows *explain,
+		   FILE *out)
+{
+	struct plan *plan mem_cleanup(plan_freep) = NULL;
+	struct input in = {0};
+	struct plan_request req;
+	int r = read_input(root, &in);
+
+	if (r == 0) {
+		req = (struct plan_request){.src = in.src,
+					    .dst = in.dst,
+					    .maps = in.maps,
+					    .map_count = in.map_count,
+					    .max_rows = max_rows};
+		r = plan_make(&req, &plan);
+		if (r == 0 && explain)
+			explain(&req, plan, out);
+		else if (r == 0)
+			r = write_plan(plan, out);
+	}
+	input_fini(&in);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+/* ---- cover ---- */
+
+struct cover_input {
+	struct layout *dst;
+	struct layout **sources;
+	size_t count;
+	uint64_t room;
+};
+
+static void cover_input_fini(struct cover_input *in)
+{
+	layout_free(in->dst);
+	for (size_t i = 0; i < in->count; i++)
+		layout_free(in->sources[i]);
+	mem_free(in->sources);
+}
+
+static int read_source(const cJSON *json, struct layout **layout_p)
+{
+	if (!cJSON_IsObject(json))
+		return err_raise(ERR_INVAL, "must be an object");
+	if (!cJSON_GetObjectItemCaseSensitive(json, "rank"))
+		return err_raise(ERR_INVAL, "rank: missing");
+	return layout_parse_ranks(json, layout_p);
+}
+
+static int read_cover(const cJSON *root, struct cover_input *in)
+{
+	const cJSON *list, *dst, *it;
+	int r;
+
+	if ((r = json_get_array(root, "sources", true, 65536, &list)) < 0 ||
+	    (r = json_get_object(root, "dst", true, &dst)) < 0 ||
+	    (r = json_get_u64(root, "room", false, &in->room)) < 0)
+		return err_pass(r);
+	r = layout_parse_ranks(dst, &in->dst);
+	if (r < 0)
+		return err_prefix(r, "dst");
+	in->sources = mem_calloc((size_t)cJSON_GetArraySize(list), sizeof(*in->sources));
+	if (!in->sources)
+		return -err_errno(ERR_NOMEM);
+	cJSON_ArrayForEach (it, list) {
+		r = read_source(it, &in->sources[in->count]);
+		if (r < 0)
+			return err_prefix(r, "sources[%zu]", in->count);
+		in->count++;
+	}
+	return 0;
+}
+
+static int rank_compare(const void *a, const void *b)
+{
+	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+	return (x > y) - (x < y);
+}
+
+/* Ranks of which no source sends, ascending, each once. */
+static size_t idle_ranks(const struct cover_input *in, const struct cover *cover,
+			 uint32_t *idle)
+{
+	size_t n = 0, m = 0;
+
+	for (size_t i = 0; i < in->count; i++) {
+		bool sends = false;
+
+		for (size_t j = 0; j < in->count && !sends; j++)
+			sends = in->sources[j]->rank == in->sources[i]->rank &&
+				cover->per_source[j].count > 0;
+		if (!sends)
+			idle[n++] = in->sources[i]->rank;
+	}
+	qsort(idle, n, sizeof(*idle), rank_compare);
+	for (size_t i = 0; i < n; i++)
+		if (m == 0 || idle[m - 1] != idle[i])
+			idle[m++] = idle[i];
+	return m;
+}
+
+/* Sources in order of rank, as they are written. */
+struct order {
+	uint32_t rank;
+	size_t index;
+};
+
+static int order_compare(const void *a, const void *b)
+{
+	const struct order *x = a, *y = b;
+
+	if (x->rank != y->rank)
+		return x->rank < y->rank ? -1 : 1;
+	return (x->index > y->index) - (x->index < y->index);
+}
+
+static void write_sends(const struct cover_input *in, const struct cover *cover,
+			const struct order *order, FILE *out)
+{
+	const char *comma = "";
+
+	for (size_t i = 0; i < in->count; i++) {
+		__auto_type per = &cover->per_source[order[i].index];
+
+		for (size_t j = 0; j < per->count; j++) {
+			const struct plan_want *w = &per->wants[j];
+			const struct layout_view *view = &in->dst->views[w->view];
+			const struct layout_layer *layer =
+				layout_layer_find(view, w->layer);
+
+			fprintf(out,
+				"%s{\"rank\":%u,\"view\":\"%s\",\"layer\":%u,\"field\":"
+				"\"%s\",\"first_unit\":%u,\"units\":%u}",
+				comma, order[i].rank, view->name, w->layer,
+				layer->fields[w->field].name, w->first_unit, w->units);
+			comma = ",";
+		}
+	}
+}
+
+static int write_cover(const struct cover_input *in, const struct cover *cover, FILE *out)
+{
+	struct order *order cleanup_free = mem_calloc(in->count, sizeof(*order));
+	uint32_t *idle cleanup_free = mem_calloc(in->count, sizeof(*idle));
+	size_t idle_count;
+
+	if (!order || !idle)
+		return -err_errno(ERR_NOMEM);
+	for (size_t i = 0; i < in->count; i++)
+		order[i] = (struct order){.rank = in->sources[i]->rank, .index = i};
+	qsort(order, in->count, sizeof(*order), order_compare);
+	idle_count = idle_ranks(in, cover, idle);
+	fputs("{\"sends\":[", out);
+	write_sends(in, cover, order, out);
+	fprintf(out, "],\"contributions\":%u,\"idle\":[", cover->contributions);
+	for (size_t i = 0; i < idle_count; i++)
+		fprintf(out, "%s%u", i ? "," : "", idle[i]);
+	fputs("]}\n", out);
+	return 0;
+}
+
+int plan_json_cover(const cJSON *root, plan_json_explain_cover *explain, FILE *out)
+{
+	struct cover *cover mem_cleanup(cover_freep) = NULL;
+	struct cover_source *sources cleanup_free = NULL;
+	struct cover_input in = {0};
+	int r = read_cover(root, &in);
+
+	if (r == 0) {
+		sources = mem_calloc(in.count, sizeof(*sources));
+		r = sources ? 0 : -err_errno(ERR_NOMEM);
+	}
+	for (size_t i = 0; i < in.count && r == 0; i++)
+		sources[i].layout = in.sources[i];
+	if (r == 0)
+		r = cover_make(sources, in.count, in.dst, NULL, 0, in.room, &cover);
+	if (r == 0 && explain)
+		explain((const struct layout *const *)in.sources, in.count, in.dst, cover,
+			out);
+	else if (r == 0)
+		r = write_cover(&in, cover, out);
+	cover_input_fini(&in);
+	return r < 0 ? err_pass(r) : 0;
+}

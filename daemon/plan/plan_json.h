@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * plan_json: the planner with JSON on both sides (DESIGN §5): {"src", "dst",
+ * "map"} to rows, {"sources", "dst", "room"} to sends. For `kvd-ctl plan` and the
+ * daemon's command `plan`. Pure; any thread.
+ */
+#ifndef KVD_PLAN_PLAN_JSON_H
+#define KVD_PLAN_PLAN_JSON_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+struct cJSON;
+struct cover;
+struct layout;
+struct plan;
+struct plan_request;
+
+/* Text in place of the JSON answer. */
+typedef void plan_json_explain_rows(const struct plan_request *req, const struct plan *plan,
+				    FILE *out);
+typedef void plan_json_explain_cover(const struct layout *const *sources, size_t count,
+				     const struct layout *dst, const struct cover *cover,
+				     FILE *out);
+
+/* Write the whole answer, one JSON object and a newline, or nothing. `explain`
+ * NULL: JSON. Other members of `root` are not looked at. ERR_LIMIT: more rows. */
+int plan_json_rows(const struct cJSON *root, uint64_t max_rows,
+		   plan_json_explain_rows *explain, FILE *out);
+int plan_json_cover(const struct cJSON *root, plan_json_explain_cover *explain, FILE *out);
+
+#endif
