@@ -1,4 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sorted arrays of disjoint intervals, merged as they touch: a sender that works
+ * from front to back keeps one interval a layer, whatever the number of chunks.
+ *
+ * Chunks reserve before a byte lands and give back when they fail, so removal is
+ * as exact as insertion. Where a removal finds no memory for the second half of
+ * a cut interval, the set forgets more than it must: it then says that pages are
+ * missing which are there, never the reverse.
+ */
 #include "daemon/coverage.h"
 
 #include <errno.h>

@@ -1,4 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a receiving room knows of its sources: when their pools can be used, who
+ * shall send what, and how many bytes that makes.
+ *
+ * The bytes owed are counted from the wants and the bound tokens, not from plans:
+ * plans come chunk by chunk, and "complete" must not depend on how the sender
+ * cuts them. A source that owes nothing of what is bound is idle.
+ */
 #include "daemon/room_cover.h"
 
 #include <errno.h>

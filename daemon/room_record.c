@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Two sizes of the same truth: brief for polls, which an engine makes thousands
+ * of times a second, and full for people. What a record says of a failed room
+ * (who, why, which pages are whole) is all that an engine or an operator gets,
+ * so nothing is left to the log alone.
+ */
 #include "daemon/room_record.h"
 
 #include <errno.h>

@@ -1,4 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One window a data line, of ops and of bytes, and flows that take turns in it.
+ * The window keeps what a lost peer can hold of us small; the turns keep a room
+ * of ten gigabytes from standing before one of a page. An op larger than the
+ * window goes alone instead of never. Inside the window the transport takes
+ * slices of all posted ops in turn.
+ *
+ * Nothing is called from inside submit or cancel: posting and the end of ops that
+ * were never posted happen in the loop's next turn.
+ */
 #include "daemon/sched.h"
 
 #include <assert.h>

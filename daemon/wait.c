@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Why polling: the word is written by a GPU stream or another process, which
+ * cannot wake us without a system call of the engine's. One timer looks at all
+ * words while there are any, and does not exist otherwise.
+ */
 #include "daemon/wait.h"
 
 #include <errno.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Descriptor lists: what is refused, which rows a pick makes (against a walk of
+ * the entries one by one), and index lists on the wire. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Layouts: every malformed or hostile one is refused by the name of the field at
+ * fault, and both forms, JSON and wire, bring back what was put in. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

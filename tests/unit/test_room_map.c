@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Page lists from commands and from the wire: every refusal by name, and hostile
+ * bytes never become a map that breaks the promises of room_map.h. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
