@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ping, call, abort, drain, log, keygen. */
+/*
+ * The commands that do something: ping, call, abort, drain, log, keygen.
+ *
+ * Each is one request and one line of text. keygen asks nobody: the key pair is
+ * made here, the secret goes into a file that must not exist yet (mode 0600) and
+ * never through a daemon.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

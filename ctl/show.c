@@ -1,5 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* status, health, stats, rooms, room, peers, regions, pools, sessions. */
+/*
+ * The commands that show something: status, health, stats, rooms, room, peers,
+ * regions, pools, sessions.
+ *
+ * A list is one request, one function that turns a record into cells, and a table
+ * that is as wide as its widest cell. A member that a daemon does not tell (an
+ * older or newer one) shows as "-" or 0, never as a crash. Amounts are rounded for
+ * people; whoever computes with them takes --json.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,8 @@
  * (proto/libkvd.map); the public contract is proto/kvd.h.
  *
  *   client.c         open, greet, close, reconnect
- *   client_conn.c    socket, queues, requests and their deadlines
+ *   client_conn.c    socket, queues, answers and deadlines
+ *   client_call.c    making requests, blocking and not; any command as JSON
  *   client_status.c  the mapped status page and the lock-free reads
  *   client_object.c  handles: references, phases
  *   client_region.c client_pool.c client_room.c client_xfer.c   the commands
@@ -144,6 +145,13 @@ void client_conn_fini(struct kvd_client *client);
 /* Close the socket; every pending request ends with -KVD_E_LOST. */
 /* by_daemon: it closed; nothing more of ours will be read. */
 void client_conn_lost(struct kvd_client *client, bool by_daemon, const char *why);
+
+/* Send what the socket takes. false: the connection is broken (and not yet
+ * declared lost: what the daemon said last may still be readable). */
+bool client_conn_flush(struct client_conn *conn);
+void client_frame_free(struct client_conn *conn, struct client_frame *frame);
+/* Unanswered, by id; or NULL. */
+struct client_request *client_request_find(struct client_conn *conn, uint64_t id);
 
 void client_op_begin(struct kvd_client *client, struct client_op *op, const char *cmd);
 /* Queue it, and wait when call says so. Consumes op. 0 = done or queued. */

@@ -1,4 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Errors as an engine sees them: the daemon's codes, by their names on the wire,
+ * and libkvd's own from 512 on.
+ *
+ * The public enum repeats the numbers of the daemon's table, so that an engine
+ * needs no header of the daemon; tests/unit/test_client.c holds the two together.
+ * A client keeps the record of its last failed call; what fails before there is a
+ * client (opening, memory, layouts) is kept a thread.
+ */
 #include "proto/client.h"
 
 #include <stdarg.h>

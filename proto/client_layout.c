@@ -1,4 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A pool's layout, put together field by field and told as the JSON that the
+ * planner reads (DESIGN's affine map).
+ *
+ * The builder only keeps and orders: fields may come in any order and are sorted
+ * by view and layer when the text is made. What a layout must obey (bytes inside
+ * their buffers, no overlap) is checked where it is used, by the daemon, once and
+ * for all clients; here only what could not be said in JSON is refused. The first
+ * error stays until the text is asked for, so that a caller writes forty calls
+ * without forty ifs.
+ */
 #include "proto/client.h"
 
 #include <stdio.h>

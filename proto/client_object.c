@@ -1,4 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Handles: what regions, pools, rooms, dlists and transfers have in common.
+ *
+ * A handle has two kinds of owners: the caller, until its closing function
+ * succeeded, and every request that speaks of it. So an answer that comes after
+ * the caller gave up still finds memory to write to, and the last one to let go
+ * frees it. Phases only move forward: MAKING, then READY or FAILED (or DOUBT, for
+ * what may be moving bytes), then CLOSED when the daemon closed it while its
+ * caller was told "no answer".
+ *
+ * What was made after its caller gave up is undone by the closing command, sent
+ * by libkvd itself.
+ */
 #include "proto/client.h"
 
 void client_object_init(struct kvd_client *client, struct client_object *object,

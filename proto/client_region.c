@@ -1,4 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory that the daemon may use.
+ *
+ * A region keeps all that its registration said, and a duplicate of its
+ * descriptor, so that kvd_reconnect() can say it again to another daemon. Plain
+ * memory (`vm`) is read and written by the daemon through
+ * process_vm_readv/writev, which Yama allows to one named process: the one that
+ * the kernel says answered our hello.
+ */
 #include "proto/client.h"
 
 #include <errno.h>

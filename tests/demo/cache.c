@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The pattern is a hash of (request, layer, key or value, token, head) that seeds
+ * 32 words of a head, so a head in another's place, a shifted one and a stale one
+ * of an earlier request all differ. Verifying reads the whole cache, not just the
+ * request's pages: a byte that strayed anywhere is found.
+ */
 #include "tests/demo/cache.h"
 
 #include <stdio.h>

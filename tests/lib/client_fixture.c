@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/lib/client_fixture.h"
+
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+int client_fixture_setup(void **state)
+{
+	struct client_fixture *f = calloc(1, sizeof(*f));
+	struct kvd_options o = {.client = "test", .timeout_ms = 20000};
+
+	fake_kvd_start(&f->fake);
+	o.socket = fake_kvd_path(f->fake);
+	assert_int_equal(kvd_open(&o, &f->client), 0);
+	*state = f;
+	return 0;
+}
+
+int client_fixture_teardown(void **state)
+{
+	struct client_fixture *f = *state;
+
+	assert_int_equal(kvd_close(f->client), 0);
+	fake_kvd_free(f->fake);
+	free(f);
+	return 0;
+}
+
+void client_on_done(void *arg, int result, const struct kvd_reply *reply)
+{
+	struct client_fixture *f = arg;
+
+	f->done++;
+	f->result = result;
+	if (reply->error)
+		f->error = *reply->error;
+}
+
+/* The last line that came in, without its id; waits for `n` lines in all. */
+const char *client_line_args(struct client_fixture *f, unsigned int n)
+{
+	return strstr(fake_kvd_line(f->fake, n, NULL), "\"cmd\"");
+}
+
+void client_poll_until(struct client_fixture *f, unsigned int done)
+{
+	for (unsigned int i = 0; f->done < done && i < 2000; i++)
+		kvd_poll(f->client, 10);
+	assert_int_equal(f->done, done);
+}
+
+struct kvd_region *client_region_make(struct client_fixture *f)
+{
+	int fd = memfd_create("region", MFD_ALLOW_SEALING | MFD_CLOEXEC);
+	struct kvd_region_args args = {.fd = fd, .bytes = 4096};
+	struct kvd_region *region;
+
+	fake_kvd_answer(f->fake, OK ",\"region\":3,\"bytes\":4096}");
+	assert_int_equal(kvd_region_register(f->client, &args, NULL, &region), 0);
+	close(fd);
+	return region;
+}
+
+struct kvd_pool *client_pool_make(struct client_fixture *f)
+{
+	struct kvd_region *region = client_region_make(f);
+	struct kvd_pool_args args = {.layout = "{\"rank\":0}", .regions = &region,
+				     .region_count = 1};
+	struct kvd_pool *pool;
+
+	fake_kvd_answer(f->fake, OK ",\"pool\":4,\"bytes\":4096}");
+	assert_int_equal(kvd_pool_register(f->client, &args, NULL, &pool), 0);
+	return pool;
+}
+
+/* hello, region.register, pool.register and room.open are lines 0 … 3. */
+struct kvd_room *client_room_make(struct client_fixture *f, unsigned int slot, uint32_t gen)
+{
+	struct kvd_room_args args = {.room = 77, .role = KVD_SEND, .pool = client_pool_make(f)};
+	struct kvd_room *room;
+	char answer[128];
+
+	snprintf(answer, sizeof(answer),
+		 "{\"id\":%%ID%%,\"ok\":true,\"room\":\"77\",\"slot\":%u,\"gen\":\"%u\"}",
+		 slot, gen);
+	fake_kvd_word(f->fake, slot, gen, KVD_BOOTSTRAPPING, 0, 0);
+	fake_kvd_answer(f->fake, answer);
+	assert_int_equal(kvd_room_open(f->client, &args, NULL, &room), 0);
+	return room;
+}

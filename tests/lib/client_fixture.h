@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* client_fixture: a libkvd client of a scripted daemon, for libkvd's tests. */
+#ifndef KVD_TESTS_CLIENT_FIXTURE_H
+#define KVD_TESTS_CLIENT_FIXTURE_H
+
+#include "proto/client.h"
+#include "tests/lib/fake_kvd.h"
+
+#define OK "{\"id\":%ID%,\"ok\":true" /* the beginning of an answer */
+
+struct client_fixture {
+	struct fake_kvd *fake;
+	struct kvd_client *client;
+	unsigned int done;
+	int result;
+	struct kvd_error error;
+};
+
+int client_fixture_setup(void **state);
+int client_fixture_teardown(void **state);
+
+/* A callback that counts in the fixture. */
+void client_on_done(void *arg, int result, const struct kvd_reply *reply);
+/* Turn until so many callbacks have run in all. */
+void client_poll_until(struct client_fixture *f, unsigned int done);
+/* The n-th line that came in, from "cmd" on. */
+const char *client_line_args(struct client_fixture *f, unsigned int n);
+/* Made with an answer of the script: region 3; pool 4 of such a region; send room
+ * 77 in this slot (hello, region, pool and room are lines 0 to 3). */
+struct kvd_region *client_region_make(struct client_fixture *f);
+struct kvd_pool *client_pool_make(struct client_fixture *f);
+struct kvd_room *client_room_make(struct client_fixture *f, unsigned int slot,
+				  uint32_t gen);
+
+#endif
