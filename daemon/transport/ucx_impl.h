@@ -79,7 +79,7 @@ struct ucx_reg {
 };
 
 enum ucx_peer_state {
-	UCX_PEER_OPENING, /* no hello yet */
+	UCX_PEER_OPENING, /* no answer to our hello yet */
 	UCX_PEER_READY,
 	UCX_PEER_FLUSHING, /* the farewell leaves, transfers stop */
 	UCX_PEER_ENDING,   /* endpoint being closed, transfers end */
@@ -98,14 +98,14 @@ struct ucx_peer {
 	bool failed;	      /* err is set: end it */
 	bool broken;	      /* the endpoint takes nothing any more */
 	bool deaf;	      /* the peer has said goodbye */
-	bool hello_came, hello_due, close_asked, flushed, told;
-	unsigned int hellos_answered;
+	bool dial, answer_came, answer_due, close_asked, flushed, told;
+	unsigned int hellos; /* that came */
 	uint64_t slice_bytes; /* largest that both sides take */
 	void (*on_closed)(void *arg);
 	void *on_closed_arg;
 	unsigned int busy; /* requests inside libucp */
-	struct loop_timer timer; /* fence and flush deadlines, nudges */
-	uint64_t flush_deadline_ns, nudge_ns, nag_at_ns;
+	struct loop_timer timer; /* deadlines of hello, fence and flush; nudges */
+	uint64_t hello_deadline_ns, flush_deadline_ns, nudge_ns, nag_at_ns;
 
 	/* sequenced frames */
 	uint64_t out_seq, in_seq; /* last sent; next expected */

@@ -3,10 +3,12 @@
  * A connection of the ucx backend: one endpoint to the peer's worker.
  *
  * Both sides make an endpoint as soon as they know each other's address, in
- * either order, and say hello. A hello that comes before the peer is known here
- * has no valid token and is dropped; so the later of the two asks for an answer
- * and gets it, and each side is ready once it has heard one. The hello also
- * tells the largest slice that its sender takes.
+ * either order, and say hello, asking for an answer. A side is ready once its
+ * hello was answered: then each has proved its token to the other. A hello that
+ * comes before the peer is known here has no valid token and is dropped; so who
+ * answers asks again unless it is ready itself. Who dials gives up after
+ * HELLO_NS; who is dialled waits, since a forger must not make it give up. The
+ * hello also tells the largest slice that its sender takes.
  *
  * Loss. libucp's error handler, a failed request or a broken rule only mark the
  * peer (ucx_peer_fail): from then on nothing more is taken in. Its step stops
@@ -38,12 +40,13 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 
+#define HELLO_NS (5 * LOOP_NS_PER_S)
 #define FLUSH_NS (250 * LOOP_NS_PER_MS)
 #define NAG_NS (10 * LOOP_NS_PER_S) /* between complaints about a kept request */
 #define NUDGE_NS LOOP_NS_PER_MS
 #define NUDGE_MAX_NS (100 * LOOP_NS_PER_MS)
 #define ENTRIES_A_STEP 64u
-#define HELLOS_MAX 4u
+#define HELLOS_MAX 8u
 
 static const struct sm_state peer_states[] = {
 	[UCX_PEER_OPENING] = {"opening", SM_TO(UCX_PEER_READY) | SM_TO(UCX_PEER_ENDING)},
@@ -60,7 +63,7 @@ static bool peer_invariant(const struct sm *sm, unsigned int from)
 	(void)from;
 	if (sm_state(sm) == UCX_PEER_ENDED)
 		return !peer->ep && peer->busy == 0 && list_empty(&peer->xfers);
-	return sm_state(sm) == UCX_PEER_OPENING || peer->hello_came ||
+	return sm_state(sm) == UCX_PEER_OPENING || peer->answer_came ||
 	       sm_state(sm) == UCX_PEER_ENDING;
 }
 
@@ -136,17 +139,18 @@ void ucx_peer_hello(struct ucx_peer *peer, const struct ucx_frame *frame)
 	uint64_t slice = frame->offset;
 
 	if (slice < UCX_SLICE_MIN || slice > UCX_SLICE_MAX ||
-	    peer->hellos_answered == HELLOS_MAX) {
-		err_raise(ERR_PROTO, "ucx hello: slices of %" PRIu64 " bytes, %u answered",
-			  slice, peer->hellos_answered);
+	    ++peer->hellos > HELLOS_MAX) {
+		err_raise(ERR_PROTO, "ucx hello: slices of %" PRIu64 " bytes, number %u",
+			  slice, peer->hellos);
 		ucx_peer_fail_last(peer);
 		return;
 	}
 	if (slice < peer->slice_bytes)
 		peer->slice_bytes = slice;
-	peer->hello_came = true;
 	if (frame->flags & UCX_FLAG_ANSWER)
-		peer->hello_due = true;
+		peer->answer_came = true;
+	if (frame->flags & UCX_FLAG_ASK)
+		peer->answer_due = true;
 	ucx_peer_kick(peer);
 }
 
@@ -237,6 +241,21 @@ static void watch_transfers(struct ucx_peer *peer, uint64_t now)
 		ucx_peer_watch(peer, next);
 }
 
+static void watch_hello(struct ucx_peer *peer, uint64_t now)
+{
+	struct err err;
+
+	if (!peer->dial || sm_state(&peer->sm) != UCX_PEER_OPENING)
+		return;
+	if (now < peer->hello_deadline_ns) {
+		ucx_peer_watch(peer, peer->hello_deadline_ns);
+		return;
+	}
+	err_set(&err, ERR_TIMEOUT, "ucx: %s did not answer our hello with the right token",
+		peer->name);
+	ucx_peer_fail(peer, &err);
+}
+
 /* libucp ends an endpoint in callbacks of its progress that neither its event
  * fd nor its arm tell of: it has to be called. May free the peer. */
 static void nudge(struct ucx_peer *peer, uint64_t now)
@@ -260,6 +279,7 @@ static void on_timer(struct loop_timer *timer)
 	uint64_t now = loop_now_ns(timer->loop);
 
 	if (ucx_peer_live(peer)) {
+		watch_hello(peer, now);
 		watch_transfers(peer, now);
 	} else if (sm_state(&peer->sm) == UCX_PEER_FLUSHING) {
 		ucx_peer_kick(peer);
@@ -440,12 +460,11 @@ void ucx_peer_step(struct ucx_peer *peer)
 {
 	struct list *link;
 
-	if (peer->hello_due && ucx_peer_live(peer)) {
-		peer->hello_due = false;
-		peer->hellos_answered++;
-		say_hello(peer, 0);
+	if (peer->answer_due && ucx_peer_live(peer)) {
+		peer->answer_due = false;
+		say_hello(peer, UCX_FLAG_ANSWER | (peer->answer_came ? 0 : UCX_FLAG_ASK));
 	}
-	if (sm_state(&peer->sm) == UCX_PEER_OPENING && peer->hello_came && !peer->failed)
+	if (sm_state(&peer->sm) == UCX_PEER_OPENING && peer->answer_came && !peer->failed)
 		become_ready(peer);
 	if (sm_state(&peer->sm) == UCX_PEER_READY)
 		take_entries(peer);
@@ -501,6 +520,8 @@ static void peer_init(struct ucx_peer *peer, struct ucx_transport *transport,
 	memcpy(peer->token_out, args->token_out, sizeof(peer->token_out));
 	for (int i = 0; i < 8; i++)
 		snprintf(peer->name + 2 * i, 3, "%02x", args->instance[i]);
+	peer->dial = args->dial;
+	peer->hello_deadline_ns = loop_now_ns(transport->base.env.loop) + HELLO_NS;
 	peer->slice_bytes = transport->slice_bytes;
 	peer->in_seq = peer->next_id = 1;
 	list_init(&peer->link);
@@ -544,7 +565,9 @@ int ucx_peer_open(struct transport *base, const struct xp_peer_args *args,
 		return err_pass(r);
 	}
 	list_push_back(&transport->peers, &peer->link);
-	say_hello(peer, UCX_FLAG_ANSWER);
+	say_hello(peer, UCX_FLAG_ASK);
+	if (peer->dial)
+		ucx_peer_watch(peer, peer->hello_deadline_ns);
 	*peer_p = (struct xp_peer *)peer;
 	return 0;
 }

@@ -32,11 +32,13 @@ enum ucx_type {
 	UCX_BYE,	 /* fault: the sender closes */
 	UCX_DATA,	 /* id of the sender's WRITE, offset; payload: bytes */
 	UCX_SERVE,	 /* id of the receiver's READ, offset; payload: bytes */
-	UCX_HELLO,	 /* offset = largest slice taken; flag: answer with yours */
+	UCX_HELLO,	 /* offset = largest slice taken; flags */
 	UCX_TYPE_END,
 };
 
-#define UCX_FLAG_ANSWER 1u /* of HELLO */
+/* of HELLO */
+#define UCX_FLAG_ASK 1u	   /* answer this */
+#define UCX_FLAG_ANSWER 2u /* your token was right */
 
 struct ucx_frame {
 	uint8_t type;
