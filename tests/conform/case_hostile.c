@@ -46,17 +46,20 @@ static void disconnect(struct world *world, struct end *a, struct end *b)
 	end_peer_close(b, a);
 }
 
-/* B dials with a token that A did not give out; A goes on waiting for the right
- * one, which then gets in. */
+/* C dials A, who waits for B, with tokens that A did not give out; A goes on
+ * waiting for the right one, which then gets in. */
 static void token_wrong_dialer(struct world *world)
 {
-	struct end *a = world->end[0], *b = world->end[1];
+	struct end *a = world->end[0], *b = world->end[1], *c = world->end[2];
 	uint8_t a_to_b[XP_TOKEN_BYTES], b_to_a[XP_TOKEN_BYTES], forged[XP_TOKEN_BYTES];
 	struct err err = {0};
 
 	disconnect(world, a, b);
+	disconnect(world, a, c);
 	random_token(world, a_to_b);
 	random_token(world, b_to_a);
+	CHECK(end_peer_open(a, b, false, b_to_a, a_to_b, &err) == 0, "peer_open: %s",
+	      err.text);
 	for (unsigned int try = 0; try < 3; try++) {
 		memcpy(forged, b_to_a, XP_TOKEN_BYTES);
 		if (try == 0)
@@ -65,24 +68,22 @@ static void token_wrong_dialer(struct world *world)
 			random_token(world, forged);
 		else
 			forged[XP_TOKEN_BYTES - 1] ^= 1;
-		if (try == 0)
-			CHECK(end_peer_open(a, b, false, b_to_a, a_to_b, &err) == 0,
-			      "peer_open: %s", err.text);
-		CHECK(end_peer_open(b, a, true, a_to_b, forged, &err) == 0,
+		CHECK(end_peer_open(c, a, true, a_to_b, forged, &err) == 0,
 		      "peer_open: %s", err.text);
-		AWAIT_NS(world, 300 * MS,
-			 end_peer(b, a).lost || end_peer(b, a).ready ||
-				 end_peer(a, b).ready);
+		AWAIT_NS(world, 300 * MS, end_peer(c, a).lost || end_peer(c, a).ready ||
+						  end_peer(a, b).ready);
 		CHECK(!end_peer(a, b).ready, "a forged token got in");
-		CHECK(!end_peer(b, a).ready, "the forger believes that he is in");
+		CHECK(!end_peer(c, a).ready, "the forger believes that he is in");
 		CHECK(!end_peer(a, b).lost, "a forger made the waiting side give up");
-		end_peer_close(b, a);
+		end_peer_close(c, a);
 	}
 	CHECK(end_peer_open(b, a, true, a_to_b, b_to_a, &err) == 0, "peer_open: %s",
 	      err.text);
 	CHECK(AWAIT(world, end_peer(a, b).ready && end_peer(b, a).ready),
 	      "the right token does not get in after forged ones");
 	still_works(world, a, b);
+	world_connect(world, a, c);
+	still_works(world, c, a);
 }
 
 /* A, who waits, shows B the wrong token: B must not believe him. */
@@ -327,7 +328,7 @@ static void raw_endless(struct world *world)
 }
 
 const struct conform_case cases_hostile[] = {
-	{"hostile: forged token of a dialer", token_wrong_dialer, NEED_TWO},
+	{"hostile: forged token of a dialer", token_wrong_dialer, NEED_THREE},
 	{"hostile: forged token of a listener", token_wrong_listener, NEED_TWO},
 	{"hostile: garbage as an address", address_garbage, NEED_TWO},
 	{"hostile: garbage as a key", key_garbage, 0},
