@@ -240,7 +240,9 @@ int rooms_close(struct room *room)
 		return err_raise(ERR_STATE, "room %llu is %s: abort it first",
 				 (unsigned long long)room->number,
 				 room_state_names[sm_state(&room->sm)]);
-	if (room->role == ROOM_SEND || room->role == ROOM_OFFER)
+	/* one that succeeded had all its partners: nobody asks for it again */
+	if (room->error.code != ERR_OK &&
+	    (room->role == ROOM_SEND || room->role == ROOM_OFFER))
 		tomb_put(rooms, room);
 	room_free(room);
 	if (session)

@@ -33,7 +33,7 @@ struct room_key {
 struct tombstone {
 	bool used;
 	struct room_key key; /* owner: pool id */
-	enum err_code code;  /* ERR_OK: it had succeeded */
+	enum err_code code;
 	char text[120];
 };
 

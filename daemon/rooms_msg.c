@@ -159,9 +159,8 @@ static void first_contact(struct rooms *rooms, struct remote *remote, enum wire_
 		return;
 	}
 	if (tomb)
-		r = err_raise(tomb->code ? tomb->code : ERR_STATE, "room %llu has ended%s%s",
-			      (unsigned long long)key->number, tomb->code ? ": " : "",
-			      tomb->text);
+		r = err_raise(tomb->code, "room %llu has ended: %s",
+			      (unsigned long long)key->number, tomb->text);
 	else if (!pool_is_ours(rooms, key->owner))
 		r = err_raise(ERR_NOTFOUND, "no pool %llu here",
 			      (unsigned long long)key->owner);
