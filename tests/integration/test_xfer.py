@@ -1,0 +1,148 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""The transfer layer between two real daemons: what a NIXL-like agent does.
+Agents exchange (endpoint, session, secret), prepare lists, write and read by
+index, and are told by notifications; over each transport and memory kind."""
+import base64
+import os
+import random
+import struct
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+from kvd_daemon import Daemon, run  # noqa: E402
+from kvd_engine import BYTES, Cache, Engine, FAILED, SUCCESS  # noqa: E402
+
+ROW = 256
+ROWS = BYTES // ROW
+
+
+class Agents:
+    def __init__(self, transport, kinds=("memfd", "memfd")):
+        text = "[transport]\ntransports = %s\n" % transport
+        self.daemons, self.kinds = [Daemon(text), Daemon(text)], kinds
+
+    def __enter__(self):
+        for d in self.daemons:
+            d.__enter__()
+        self.a, self.b = (Engine(d, n) for d, n in zip(self.daemons, "ab"))
+        self.mine, self.yours = Cache(self.a, self.kinds[0]), Cache(self.b, self.kinds[1])
+        self.peer = self.attach(self.a, self.b)
+        return self
+
+    def __exit__(self, *exc):
+        self.a.close()
+        self.b.close()
+        for d in self.daemons:
+            d.__exit__(*exc)
+
+    @staticmethod
+    def attach(one, other):
+        own = [s for s in other.cmd("session.list")["sessions"] if "secret" in s][0]
+        return one.cmd("peer.attach", endpoint=other.endpoint, session=own["epoch"],
+                       secret=own["secret"])["attach"]
+
+    def lists(self):
+        local = self.a.cmd("dlist.prep", descs=[[str(self.mine.address), ROW, ROW, ROWS]])
+        remote = self.a.cmd("dlist.prep", peer=self.peer,
+                            descs=[[str(self.yours.address), ROW, ROW, ROWS]])
+        assert local["count"] == remote["count"] == ROWS
+        return local["dlist"], remote["dlist"]
+
+    def until(self, xfer, state=SUCCESS):
+        end = time.monotonic() + 30
+        while True:
+            one = self.a.cmd("xfer.state", xfer=xfer)
+            if one["state"] == state:
+                return one
+            assert one["state"] not in (FAILED, SUCCESS), one
+            assert time.monotonic() < end, one
+
+
+def scattered(n, seed):
+    picks = random.Random(seed).sample(range(ROWS), n)
+    return picks
+
+
+def write_and_read(transport, kinds):
+    with Agents(transport, kinds) as t:
+        local, remote = t.lists()
+        t.mine.mem[:] = random.Random(1).randbytes(BYTES)
+        src, dst = scattered(2000, 2), scattered(2000, 3)
+        x = t.a.cmd("xfer.start", op="write", local=local, remote=remote, local_index=src,
+                    remote_index=dst, notif=base64.b64encode(b"written").decode())["xfer"]
+        t.until(x)
+        wanted = bytearray(BYTES)
+        for s, d in zip(src, dst):
+            wanted[d * ROW:(d + 1) * ROW] = t.mine.mem[s * ROW:(s + 1) * ROW]
+        assert t.yours.mem[:] == bytes(wanted), "written bytes differ"
+        told = t.b.cmd("notif.drain")["notifs"]
+        assert [(n["from"], base64.b64decode(n["data"])) for n in told] == [("a", b"written")]
+        t.a.cmd("xfer.release", xfer=x)
+        t.yours.mem[:] = random.Random(4).randbytes(BYTES)
+        x = t.a.cmd("xfer.start", op="read", local=local, remote=remote)["xfer"]
+        t.until(x)
+        assert t.mine.mem[:] == t.yours.mem[:], "read bytes differ"
+
+
+def shm_memfd_write_and_read():
+    write_and_read("shm", ("memfd", "memfd"))
+
+
+def shm_vm_write_and_read():
+    write_and_read("shm", ("vm", "vm"))
+
+
+def ucx_memfd_write_and_read():
+    write_and_read("ucx", ("memfd", "memfd"))
+
+
+def ucx_vm_and_shm_write_and_read():
+    write_and_read("ucx", ("vm", "shm"))
+
+
+def long_list_by_memfd():
+    """40 000 rows in random order, as one list of 40 000 entries in a memfd."""
+    with Agents("shm") as t:
+        n = min(40000, ROWS)
+        t.mine.mem[:] = random.Random(5).randbytes(BYTES)
+        rows = scattered(n, 6)
+        fd = os.memfd_create("list", os.MFD_CLOEXEC)
+        os.write(fd, b"".join(struct.pack("<4Q", t.yours.address + r * ROW, ROW, 0, 1)
+                              for r in rows))
+        remote = t.a.cmd("dlist.prep", fds=[fd], fd=0, count=n, peer=t.peer)["dlist"]
+        local, _ = t.lists()
+        x = t.a.cmd("xfer.start", op="write", local=local, remote=remote,
+                    local_index=[[0, n]])["xfer"]
+        t.until(x)
+        for i, r in enumerate(rows):
+            assert t.yours.mem[r * ROW:(r + 1) * ROW] == t.mine.mem[i * ROW:(i + 1) * ROW]
+        os.close(fd)
+
+
+def unregistered_memory_is_out_of_reach():
+    with Agents("ucx") as t:
+        local, remote = t.lists()
+        t.b.cmd("pool.unregister", pool=t.yours.pool)
+        t.b.cmd("region.unregister", region=t.yours.region)
+        t.mine.mem[:] = b"\1" * BYTES
+        try:
+            x = t.a.cmd("xfer.start", op="write", local=local, remote=remote)["xfer"]
+            t.until(x, FAILED)
+        except Exception as why:
+            assert "ENOTFOUND" in str(why) or "EREVOKED" in str(why), why
+        assert t.yours.mem[:] == bytes(BYTES), "memory that was taken back was written"
+
+
+def wrong_secret_opens_nothing():
+    with Agents("shm") as t:
+        epoch = [s for s in t.b.cmd("session.list")["sessions"] if "secret" in s][0]["epoch"]
+        t.a.refused("EAUTH", "peer.attach", endpoint=t.b.endpoint, session=epoch,
+                    secret="0" * 32)
+
+
+if __name__ == "__main__":
+    run([shm_memfd_write_and_read, shm_vm_write_and_read, ucx_memfd_write_and_read,
+         ucx_vm_and_shm_write_and_read, long_list_by_memfd,
+         unregistered_memory_is_out_of_reach, wrong_secret_opens_nothing])
