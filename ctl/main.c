@@ -70,8 +70,9 @@ const struct ctl_command ctl_commands[] = {
 	 0, 1, "", ctl_run_log},
 	{"keygen", "[FILE]", "make a CURVE key pair for daemon-to-daemon traffic",
 	 "With FILE: the secret key is written to it (mode 0600; an existing file is not\n"
-	 "touched) for `curve_secret_file`, and the public key printed, one line for the\n"
-	 "other daemons' `curve_allow_file`. Without: both are printed. No daemon needed.",
+	 "touched) for `curve_secret_file`, and the public key printed, for a line\n"
+	 "`NAME KEY [HOST]...` of every daemon's `curve_allow_file`. Without: both are\n"
+	 "printed. No daemon needed.",
 	 0, 1, "", ctl_run_keygen},
 	{"plan", "[--cover] [--explain] FILE | -", "compute a plan without a daemon",
 	 "Reads two layouts and page lists (--cover: all sources and a destination) as\n"

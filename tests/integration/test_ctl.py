@@ -171,6 +171,22 @@ def keygen_writes_a_secret_once():
     assert status == 0 and len(keys["public"]) == len(keys["secret"]) == 40
 
 
+def keys_of_keygen_let_two_daemons_meet():
+    with tempfile.TemporaryDirectory() as tmp:
+        with open(tmp + "/allow", "w") as allow:
+            for name in ("a", "b"):
+                allow.write("%s %s" % (name, ctl("keygen", tmp + "/" + name)[1]))
+        options = "[peer]\ncurve_secret_file = %s/%s\ncurve_allow_file = %s/allow\n"
+        with Daemon(options % (tmp, "a", tmp), name="a") as a, \
+                Daemon(options % (tmp, "b", tmp), name="b") as b:
+            endpoint = json.loads(at(b, "-j", "status")[1])["endpoint"]
+            status, out, err = at(a, "call", "peer.connect",
+                                  json.dumps({"endpoint": endpoint}))
+            assert status == 0 and json.loads(out)["state"] == "up", (out, err)
+            status, out, _ = at(a, "peers")
+            assert status == 0 and " up " in out, out
+
+
 if __name__ == "__main__":
     run([
         command_line_wrong_is_2,
@@ -186,4 +202,5 @@ if __name__ == "__main__":
         log_level_is_shown_and_set,
         drain_ends_an_idle_daemon,
         keygen_writes_a_secret_once,
+        keys_of_keygen_let_two_daemons_meet,
     ])
