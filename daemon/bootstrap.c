@@ -116,6 +116,8 @@ static int call_check(const struct bootstrap *b, uint64_t session)
 	const struct bootstrap_call *call;
 	unsigned int own = 0;
 
+	if (b->closing)
+		return err_raise(ERR_DRAIN, "the daemon is stopping");
 	list_foreach(call, &b->calls, link)
 		own += call->session == session;
 	if (own >= b->options.session_calls_max || b->call_count >= b->options.calls_max)
@@ -451,17 +453,24 @@ int bootstrap_new(const struct bootstrap_args *args, struct bootstrap **bootstra
 	return 0;
 }
 
-void bootstrap_free(struct bootstrap *b)
+void bootstrap_close(struct bootstrap *b, const struct err *why)
 {
 	struct bootstrap_call *call;
+
+	b->closing = true;
+	while ((call = list_first(&b->calls, struct bootstrap_call, link)))
+		bootstrap_call_finish(call, why, NULL, 0);
+}
+
+void bootstrap_free(struct bootstrap *b)
+{
 	struct publication *pub;
 	struct err err;
 
 	if (!b)
 		return;
-	err_set(&err, ERR_DRAIN, "the daemon stops");
-	while ((call = list_first(&b->calls, struct bootstrap_call, link)))
-		bootstrap_call_finish(call, &err, NULL, 0);
+	err_set(&err, ERR_DRAIN, "the daemon is stopping");
+	bootstrap_close(b, &err);
 	list_foreach_safe(pub, &b->publications, link)
 		bootstrap_publication_free(b, pub);
 	board_fini(&b->board);

@@ -90,7 +90,9 @@ struct bootstrap_call {
 };
 
 int bootstrap_new(const struct bootstrap_args *args, struct bootstrap **bootstrap_p);
-/* Calls that wait are answered with ERR_DRAIN inside. */
+/* Answer all calls that wait with this, and make no new ones. Idempotent. */
+void bootstrap_close(struct bootstrap *bootstrap, const struct err *why);
+/* Before the peers are freed. Closes first. */
 void bootstrap_free(struct bootstrap *bootstrap);
 
 /*

@@ -13,6 +13,7 @@
  */
 #include "daemon/bootstrap_impl.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -204,9 +205,12 @@ void board_init(struct board *board, const struct bootstrap_options *options)
 
 static void entry_free(struct board *board, struct board_entry *entry)
 {
-	struct board_owner *owner = entry->owner;
-	struct board_group *group = entry->group;
+	struct board_owner *owner;
+	struct board_group *group;
 
+	assert(entry); /* an owner's count is the length of its list */
+	owner = entry->owner;
+	group = entry->group;
 	list_remove(&entry->of_owner);
 	list_remove(&entry->of_group);
 	owner->count--;
@@ -332,6 +336,7 @@ int board_put(struct board *board, uint64_t session, const struct peer *peer,
 	struct board_group *where;
 	int r;
 
+	assert(rank);
 	r = board_check(group, rank);
 	if (r < 0)
 		return err_pass(r);

@@ -59,6 +59,7 @@ struct bootstrap {
 	struct list publications, calls;
 	unsigned int publication_count, call_count;
 	uint64_t cookies;
+	bool closing;
 	struct loop_timer tick; /* renews what is out, expires what is in */
 };
 

@@ -38,6 +38,7 @@ static const struct command *const tables[] = {
 	pool_commands,
 	room_commands,
 	peer_commands,
+	group_commands,
 	xfer_commands,
 	plan_commands,
 	admin_commands,

@@ -23,6 +23,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "daemon/bootstrap.h"
 #include "daemon/config.h"
 #include "daemon/handshake_impl.h"
 #include "daemon/kvd.h"
@@ -315,6 +316,8 @@ static void on_up(void *owner, struct peer *peer)
 	struct handshake *hs = owner;
 	struct remote *remote = peer->user ? peer->user : remote_new(hs, peer);
 
+	if (remote && hs->kvd->bootstrap)
+		bootstrap_peer_up(hs->kvd->bootstrap, peer);
 	if (!remote) {
 		struct err e;
 
@@ -332,6 +335,8 @@ static void on_down(void *owner, struct peer *peer)
 	struct handshake *hs = owner;
 	struct remote *remote = peer->user;
 
+	if (hs->kvd->bootstrap)
+		bootstrap_peer_down(hs->kvd->bootstrap, peer);
 	if (!remote)
 		return;
 	remote->ready = false;
@@ -371,6 +376,8 @@ static int on_message(void *owner, struct peer *peer, const struct wire_header *
 		return 0;
 	if (header->type >= WIRE_T_REGISTER && header->type <= WIRE_T_UNREGISTER_ACK)
 		return pools_message(hs, remote, header, body);
+	if (hs->kvd->bootstrap && bootstrap_handles(header->type))
+		return bootstrap_on_message(hs->kvd->bootstrap, peer, header, body);
 	return hs->events.on_message(hs->events.owner, remote, header, body);
 }
 

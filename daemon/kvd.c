@@ -21,6 +21,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "daemon/bootstrap.h"
 #include "daemon/config.h"
 #include "daemon/commands_peer.h"
 #include "daemon/control.h"
@@ -30,6 +31,7 @@
 #include "daemon/link.h"
 #include "daemon/notify.h"
 #include "daemon/offload.h"
+#include "daemon/peer.h"
 #include "daemon/rooms.h"
 #include "daemon/transport/copy.h"
 #include "daemon/xfer.h"
@@ -143,7 +145,8 @@ static int reload(struct kvd_impl *impl, unsigned int *changed_p)
 	*changed_p = config_reload(&impl->config, fresh, on_kept, impl);
 	log_set_level((enum log_level)impl->config.log_level);
 	log_set_format((enum log_format)impl->config.log_format);
-	return 0;
+	peers_reload(impl->kvd->peers, &impl->config);
+	return err_pass(link_zmq_reload(impl->kvd->link, impl->config.curve_allow_file));
 }
 
 static void on_hup(struct loop_signal *sig)
@@ -214,6 +217,20 @@ static int read_boot_id(uint8_t id[16])
 	return n == 16 ? 0 : err_raise(ERR_IO, "boot_id: '%s' is not a UUID", text);
 }
 
+static int make_bootstrap(struct kvd *kvd)
+{
+	struct bootstrap_options options;
+	const struct bootstrap_args args = {.loop = kvd->loop,
+					    .peers = kvd->peers,
+					    .endpoint = kvd->link->endpoint,
+					    .options = &options};
+
+	bootstrap_options_default(&options);
+	if (kvd->config->peer_message_bytes < options.message_bytes)
+		options.message_bytes = kvd->config->peer_message_bytes;
+	return err_pass(bootstrap_new(&args, &kvd->bootstrap));
+}
+
 /* What moves bytes and knows peers; then what engines see. */
 static int build(struct kvd *kvd, const struct kvd_sockets *sockets)
 {
@@ -230,6 +247,8 @@ static int build(struct kvd *kvd, const struct kvd_sockets *sockets)
 		r = link_zmq_new(kvd->loop, config, &kvd->link);
 	if (r == 0)
 		r = handshake_new(kvd, &events, &kvd->handshake);
+	if (r == 0)
+		r = make_bootstrap(kvd);
 	if (r == 0)
 		r = rooms_new(kvd, &kvd->rooms);
 	if (r == 0)
@@ -294,6 +313,7 @@ static int wind_up(struct kvd *kvd)
 	err_set(&why, ERR_DRAIN, "the daemon is stopping");
 	rooms_fail_all(kvd->rooms, &why);
 	peer_commands_stop(&why);
+	bootstrap_close(kvd->bootstrap, &why);
 	control_close(kvd->control);
 	while (!control_idle(kvd->control) && loop_clock_ns(kvd->loop) < until)
 		loop_turn(kvd->loop, DRAIN_LOOK_NS);
@@ -330,6 +350,8 @@ void kvd_free(struct kvd *kvd)
 	control_free(kvd->control);
 	xfers_free(kvd->xfers);
 	rooms_free(kvd->rooms);
+	bootstrap_free(kvd->bootstrap);
+	kvd->bootstrap = NULL; /* the peers' end has nobody to tell any more */
 	handshake_free(kvd->handshake);
 	if (kvd->link)
 		kvd->link->ops->free(kvd->link);

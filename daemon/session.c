@@ -19,6 +19,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "daemon/bootstrap.h"
 #include "daemon/commands.h"
 #include "daemon/config.h"
 #include "daemon/control.h"
@@ -166,6 +167,8 @@ void session_end(struct session *session, const char *why)
 		rooms_session_end(session->kvd->rooms, session);
 	if (session->kvd->xfers)
 		xfers_session_end(session->kvd->xfers, session);
+	if (session->kvd->bootstrap)
+		bootstrap_session_gone(session->kvd->bootstrap, session->id);
 	pools_close(session);
 	regions_close(session);
 	session_drain_end(session);

@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A tap stands in front of a link's on_frame: it records and hands on. A node
+ * without peers ("raw") is a tap with nothing behind it. All state is in `net`,
+ * so a test can look at anything.
+ */
 #include "tests/lib/peernet.h"
 
 #include <setjmp.h>

@@ -1,0 +1,157 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Daemons meet: group.publish and group.query through the public sockets, with
+and without CURVE keys; keys and ping intervals change on SIGHUP."""
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+from kvd_daemon import BUILD, Daemon, run  # noqa: E402
+
+FAST = "[peer]\nping = 50 ms\ndead_after = 300 ms\n"
+
+
+class Client:
+    def __init__(self, daemon):
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(60)
+        self.sock.connect(daemon.socket_path)
+        self.lines, self.last = self.sock.makefile("r"), 0
+        self.endpoint = self.ask("hello", proto=1, client="test")["endpoint"]
+
+    def ask(self, cmd, **args):
+        self.last += 1
+        line = json.dumps(dict(args, cmd=cmd, id=self.last)) + "\n"
+        self.sock.sendall(line.encode())
+        answer = json.loads(self.lines.readline())
+        assert answer["id"] == self.last, answer
+        return answer
+
+    def ok(self, cmd, **args):
+        answer = self.ask(cmd, **args)
+        assert "error" not in answer, answer
+        return answer
+
+    def refused(self, code, cmd, **args):
+        answer = self.ask(cmd, **args)
+        assert answer.get("error", {}).get("code") == code, answer
+        return answer["error"]["message"]
+
+    def close(self):
+        self.lines.close()
+        self.sock.close()
+
+
+def places(answer):
+    return sorted((r["tp_rank"], r["endpoint"]) for r in answer["ranks"])
+
+
+def ranks_of_three_daemons_are_found_by_asking_one():
+    with Daemon(FAST) as d0, Daemon(FAST) as d1, Daemon(FAST) as d2:
+        c0, c1, c2 = Client(d0), Client(d1), Client(d2)
+        at = c0.endpoint
+        c0.ok("group.publish", group="p", tp_rank=0, tp_size=2, pool="kv", summary="zero")
+        answer = c2.ok("group.query", group="p", at=at)
+        assert not answer["complete"] and places(answer) == [(0, c0.endpoint)], answer
+        c1.ok("group.publish", group="p", at=at, tp_rank=1, tp_size=2, summary="one")
+        answer = c2.ok("group.query", group="p", at=at)
+        assert answer["complete"], answer
+        assert places(answer) == [(0, c0.endpoint), (1, c1.endpoint)], answer
+        assert {r["summary"] for r in answer["ranks"]} == {"zero", "one"}
+        assert places(c0.ok("group.query", group="p")) == places(answer)
+        message = c2.refused("EEXIST", "group.publish", group="p", at=at, tp_rank=1,
+                             tp_size=2)
+        assert "published by" in message, message
+        c2.refused("ENOTFOUND", "group.query", group="q", at=at)
+        # the end of a session and of a daemon are the end of its ranks
+        c0.close()
+        c0 = Client(d0)
+        while places(c0.ok("group.query", group="p")) != [(1, c1.endpoint)]:
+            pass
+        d1.proc.kill()
+        d1.wait()
+        while "error" not in c0.ask("group.query", group="p"):
+            pass
+        d1.check_end = lambda: None
+        for d in (d0, d2):
+            d.expect("a rank is not taken")
+
+
+def commands_check_their_fields():
+    with Daemon() as d:
+        c = Client(d)
+        c.refused("EINVAL", "group.publish", tp_rank=0)
+        c.refused("ERANGE", "group.publish", group="g" * 128)
+        c.refused("EINVAL", "group.publish", group="g", tp_rank=2, tp_size=2)
+        c.refused("EINVAL", "group.publish", group="g", endpoint="nowhere")
+        c.refused("EINVAL", "group.query", group="g", at="nowhere")
+        c.refused("EINVAL", "group.query", group="g", extra=1)
+        c.ok("group.publish", group="g")
+        rank = c.ok("group.query", group="g")["ranks"][0]
+        assert rank["endpoint"] == c.endpoint and rank["cp_size"] == 1, rank
+
+
+def meeting_point_that_is_not_there_is_told():
+    with Daemon(FAST) as d:
+        c = Client(d)
+        message = c.refused("ETIMEOUT", "group.query", group="g", at="tcp://127.0.0.1:1")
+        assert "cannot be reached" in message, message
+
+
+def keygen(path):
+    done = subprocess.run([BUILD + "/kvd-ctl", "keygen", path], capture_output=True,
+                          text=True, check=True)
+    return done.stdout.strip()
+
+
+def daemons_with_keys_meet_and_strangers_do_not():
+    with tempfile.TemporaryDirectory(prefix="kvd-test-") as tmp:
+        keys = [keygen("%s/%d.secret" % (tmp, i)) for i in range(3)]
+        allow = tmp + "/allow"
+
+        def write_allow(count):
+            with open(allow, "w") as out:
+                out.writelines("node%d %s\n" % (i, keys[i]) for i in range(count))
+
+        def config(i):
+            return FAST + "curve_secret_file = %s/%d.secret\ncurve_allow_file = %s\n" % (
+                tmp, i, allow)
+
+        write_allow(2)
+        with Daemon(config(0)) as d0, Daemon(config(1)) as d1, Daemon(config(2)) as d2:
+            c0, c1, c2 = Client(d0), Client(d1), Client(d2)
+            at = c0.endpoint
+            assert at.endswith("#" + keys[0]), at
+            c0.ok("group.publish", group="p")
+            answer = c1.ok("group.query", group="p", at=at)
+            assert answer["ranks"][0]["endpoint"] == at, answer
+            # nobody gets in without a line; d2 itself allows d0, d0 not d2
+            d0.expect("connection refused: its key is in no line")
+            c2.refused("ETIMEOUT", "group.query", group="p", at=at)
+            # now it may
+            write_allow(3)
+            for d in (d0, d1, d2):
+                d.states.clear()
+                d.proc.send_signal(signal.SIGHUP)
+                d.wait_ready()
+            answer = c2.ok("group.query", group="p", at=at)
+            assert answer["ranks"][0]["endpoint"] == at, answer
+            # and a broken list changes nothing
+            with open(allow, "w") as out:
+                out.write("node0\n")
+            d0.expect("not reloaded")
+            d0.states.clear()
+            d0.proc.send_signal(signal.SIGHUP)
+            d0.wait_ready()
+            assert c2.ok("group.query", group="p", at=at)["complete"]
+
+
+if __name__ == "__main__":
+    run([ranks_of_three_daemons_are_found_by_asking_one, commands_check_their_fields,
+         meeting_point_that_is_not_there_is_told,
+         daemons_with_keys_meet_and_strangers_do_not])

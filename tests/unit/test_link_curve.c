@@ -1,0 +1,455 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* CURVE over real loopback sockets: who may speak, to whom, the files, and peers
+ * over the whole. */
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+#include <netinet/in.h>
+#include <arpa/inet.h>
+#include <zmq.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/link_curve.h"
+#include "tests/lib/zmqnet.h"
+
+#define MS LOOP_NS_PER_MS
+/* the two daemons */
+#define a zmqnet_a
+#define b zmqnet_b
+
+/* ---- CURVE ---- */
+
+static void curve_allowed_daemons_speak(void **state)
+{
+	struct link_line *line, *back;
+	char endpoint[LINK_ENDPOINT_MAX];
+
+	(void)state;
+	zmqnet_allow(true);
+	zmqnet_use_curve(&a, 0);
+	zmqnet_use_curve(&b, 1);
+	zmqnet_listen(&a);
+	zmqnet_listen(&b);
+	assert_string_equal(strchr(b.link->endpoint, '#') + 1, zmqnet_keys[1][0]);
+	line = zmqnet_dial(&a, b.link->endpoint);
+	back = zmqnet_dial(&b, a.link->endpoint);
+	zmqnet_wait(a.lines_up == 1 && b.lines_up == 1);
+	assert_int_equal(zmqnet_send(&a, line, "from a"), 0);
+	assert_int_equal(zmqnet_send(&b, back, "from b"), 0);
+	zmqnet_wait(a.frames == 1 && b.frames == 1);
+	assert_string_equal(b.user, "alice");
+	assert_string_equal(a.user, "bob");
+	/* without its key, an address that no line names cannot be dialled */
+	zmqnet_plain(&b, endpoint);
+	a.link->ops->hangup(line);
+	assert_true(a.link->ops->dial(a.link, endpoint, &a, &line) < 0);
+	assert_int_equal(err_last()->code, ERR_AUTH);
+	b.link->ops->hangup(back);
+}
+
+static void curve_key_is_found_by_host(void **state)
+{
+	char text[300], name[LINK_ENDPOINT_MAX];
+	struct link_line *line;
+	char plain[LINK_ENDPOINT_MAX];
+
+	(void)state;
+	zmqnet_allow(true);
+	zmqnet_use_curve(&b, 1);
+	zmqnet_listen(&b);
+	zmqnet_plain(&b, plain);
+	snprintf(text, sizeof(text), "alice %s\nbob %s x.example 127.0.0.1:%s\n",
+		 zmqnet_keys[0][0], zmqnet_keys[1][0], strrchr(plain, ':') + 1);
+	zmqnet_write("allow", 0600, text);
+	zmqnet_use_curve(&a, 0);
+	zmqnet_listen(&a);
+	line = zmqnet_dial(&a, plain);
+	zmqnet_wait(a.lines_up == 1);
+	assert_int_equal(zmqnet_send(&a, line, "x"), 0);
+	zmqnet_wait(b.frames == 1);
+	a.link->ops->hangup(line);
+	/* one spelling for all the names of it */
+	assert_int_equal(a.link->ops->canonical(a.link, plain, name), 0);
+	assert_string_equal(name, b.link->endpoint);
+	assert_int_equal(a.link->ops->canonical(a.link, "tcp://X.example:99", name), 0);
+	snprintf(text, sizeof(text), "tcp://x.example:99#%s", zmqnet_keys[1][0]);
+	assert_string_equal(name, text);
+	zmqnet_plain(&a, plain);
+	assert_int_equal(a.link->ops->canonical(a.link, plain, name), 0);
+	assert_string_equal(name, a.link->endpoint);
+	/* a key that is not allowed, wherever it comes from */
+	snprintf(text, sizeof(text), "tcp://10.0.0.1:1#%s", zmqnet_keys[2][0]);
+	assert_true(a.link->ops->canonical(a.link, text, name) < 0);
+	assert_int_equal(err_last()->code, ERR_AUTH);
+}
+
+/* A client that speaks CURVE with mallory's key, or none at all. */
+static void *curve_client(void *context, const struct zmqnet_node *node, int key)
+{
+	void *socket = zmq_socket(context, ZMQ_DEALER);
+	char endpoint[LINK_ENDPOINT_MAX];
+	int zero = 0, one = 1;
+
+	zmqnet_plain(node, endpoint);
+	zmq_setsockopt(socket, ZMQ_LINGER, &zero, sizeof(zero));
+	zmq_setsockopt(socket, ZMQ_IMMEDIATE, &one, sizeof(one));
+	if (key >= 0) {
+		zmq_setsockopt(socket, ZMQ_CURVE_SERVERKEY, zmqnet_keys[1][0], 40);
+		zmq_setsockopt(socket, ZMQ_CURVE_PUBLICKEY, zmqnet_keys[key][0], 40);
+		zmq_setsockopt(socket, ZMQ_CURVE_SECRETKEY, zmqnet_keys[key][1], 40);
+	}
+	return socket;
+}
+
+static bool monitor_saw(void *monitor, unsigned int wanted)
+{
+	for (;;) {
+		zmq_msg_t msg;
+		uint16_t event;
+
+		zmq_msg_init(&msg);
+		if (zmq_msg_recv(&msg, monitor, ZMQ_DONTWAIT) < 0)
+			return false;
+		memcpy(&event, zmq_msg_data(&msg), sizeof(event));
+		zmq_msg_close(&msg);
+		zmq_msg_init(&msg);
+		zmq_msg_recv(&msg, monitor, 0); /* the address */
+		zmq_msg_close(&msg);
+		if (event & wanted)
+			return true;
+	}
+}
+
+static void curve_strangers_are_kept_out(void **state)
+{
+	static const unsigned int refusals[] = {
+		[0] = ZMQ_EVENT_HANDSHAKE_FAILED_AUTH |
+		      ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+		[1] = ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
+		      ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_DISCONNECTED,
+	};
+	void *context = zmq_ctx_new();
+
+	(void)state;
+	zmqnet_allow(true);
+	zmqnet_use_curve(&b, 1);
+	zmqnet_listen(&b);
+	for (unsigned int i = 0; i < 2; i++) {
+		void *client = curve_client(context, &b, i == 0 ? 2 : -1);
+		void *monitor = zmq_socket(context, ZMQ_PAIR);
+		char endpoint[LINK_ENDPOINT_MAX], name[32];
+
+		snprintf(name, sizeof(name), "inproc://monitor%u", i);
+		assert_int_equal(zmq_socket_monitor(client, name, ZMQ_EVENT_ALL), 0);
+		assert_int_equal(zmq_connect(monitor, name), 0);
+		zmqnet_plain(&b, endpoint);
+		assert_int_equal(zmq_connect(client, endpoint), 0);
+		zmqnet_wait(monitor_saw(monitor, refusals[i]));
+		assert_int_equal(zmq_send(client, "x", 1, ZMQ_DONTWAIT), -1);
+		assert_int_equal(errno, EAGAIN);
+		zmq_close(client);
+		zmq_close(monitor);
+	}
+	assert_int_equal(b.frames, 0);
+	zmq_ctx_term(context);
+}
+
+static void curve_stranger_cannot_pose_as_the_server(void **state)
+{
+	struct link_line *line;
+	char endpoint[LINK_ENDPOINT_MAX], lie[LINK_ENDPOINT_MAX + 41];
+	char text[300];
+
+	(void)state;
+	/* mallory listens where bob should be; she allows everybody */
+	snprintf(text, sizeof(text), "alice %s\nbob %s\n", zmqnet_keys[0][0],
+		 zmqnet_keys[1][0]);
+	zmqnet_write("allow", 0600, text);
+	zmqnet_use_curve(&b, 2);
+	zmqnet_listen(&b);
+	zmqnet_use_curve(&a, 0);
+	zmqnet_listen(&a);
+	zmqnet_plain(&b, endpoint);
+	snprintf(lie, sizeof(lie), "%.80s#%s", endpoint, zmqnet_keys[1][0]);
+	line = zmqnet_dial(&a, lie);
+	zmqnet_turn(300 * MS);
+	assert_int_equal(a.lines_up, 0);
+	assert_true(zmqnet_send(&a, line, "secret") < 0);
+	a.link->ops->hangup(line);
+	assert_int_equal(b.frames, 0);
+}
+
+static void curve_reload_admits_and_strikes(void **state)
+{
+	struct link_line *line;
+	char path[CONFIG_PATH_BYTES];
+
+	(void)state;
+	zmqnet_allow(true);
+	zmqnet_use_curve(&a, 0);
+	zmqnet_use_curve(&b, 1);
+	zmqnet_listen(&a);
+	zmqnet_listen(&b);
+	zmqnet_path(path, "allow");
+	line = zmqnet_dial(&b, a.link->endpoint);
+	zmqnet_wait(b.lines_up == 1);
+	assert_int_equal(zmqnet_send(&b, line, "one"), 0);
+	zmqnet_wait(a.frames == 1);
+	/* a broken file changes nothing */
+	zmqnet_write("allow", 0644, "alice what?\n");
+	assert_true(link_zmq_reload(a.link, path) < 0);
+	assert_int_equal(err_last()->code, ERR_CONFIG);
+	assert_non_null(strstr(err_last()->text, "allow:1: must be: NAME"));
+	assert_int_equal(zmqnet_send(&b, line, "two"), 0);
+	zmqnet_wait(a.frames == 2);
+	/* bob is struck: he still has his connection, but nobody listens */
+	zmqnet_allow(false);
+	assert_int_equal(link_zmq_reload(a.link, path), 0);
+	assert_int_equal(zmqnet_send(&b, line, "three"), 0);
+	zmqnet_wait(link_zmq_stats(a.link)->revoked == 1);
+	assert_int_equal(a.frames, 2);
+	zmqnet_allow(true);
+	assert_int_equal(link_zmq_reload(a.link, path), 0);
+	assert_int_equal(zmqnet_send(&b, line, "four"), 0);
+	zmqnet_wait(a.frames == 3);
+	b.link->ops->hangup(line);
+}
+
+static void curve_files_are_checked(void **state)
+{
+	static const struct {
+		mode_t mode;
+		const char *text, *words;
+	} secrets[] = {
+		{0600, "", "must be a secret key"},
+		{0600, "# only a comment\n", "must be a secret key"},
+		{0600, "tooshort\n", "s:1: must be a secret key"},
+		{0600, "\n\nBAD KEY\n", "s:3: must be a secret key"},
+		{0640, NULL, "mode 0640 lets others"},
+		{0604, NULL, "mode 0604 lets others"},
+	};
+	static const char *const lists[] = {
+		"alice\n",
+	};
+	char path[CONFIG_PATH_BYTES], text[400];
+	struct curve_allow *allow;
+	struct curve_keys got;
+
+	(void)state;
+	zmqnet_path(path, "s");
+	for (size_t i = 0; i < ARRAY_LEN(secrets); i++) {
+		zmqnet_write("s", secrets[i].mode,
+			     secrets[i].text ? secrets[i].text : zmqnet_keys[0][1]);
+		assert_true(curve_keys_load(path, &got) < 0);
+		assert_int_equal(err_last()->code, ERR_CONFIG);
+		assert_non_null(strstr(err_last()->text, secrets[i].words));
+	}
+	snprintf(text, sizeof(text), "%s\n%s\n", zmqnet_keys[0][1], zmqnet_keys[1][1]);
+	zmqnet_write("s", 0600, text);
+	assert_true(curve_keys_load(path, &got) < 0);
+	assert_non_null(strstr(err_last()->text, "s:2: a second key"));
+	assert_true(curve_keys_load("/nonexistent/s", &got) < 0);
+	assert_true(curve_keys_load("/dev/zero", &got) < 0);
+	snprintf(text, sizeof(text), "# mine\n  %s \r\n", zmqnet_keys[0][1]);
+	zmqnet_write("s", 0400, text);
+	assert_int_equal(curve_keys_load(path, &got), 0);
+	assert_string_equal(got.public_key, zmqnet_keys[0][0]);
+	assert_string_equal(got.secret_key, zmqnet_keys[0][1]);
+
+	zmqnet_path(path, "l");
+	zmqnet_write("l", 0600, lists[0]);
+	assert_true(curve_allow_load(path, &allow) < 0);
+	snprintf(text, sizeof(text), "a %s\nb %s\n", zmqnet_keys[0][0],
+		 zmqnet_keys[0][0]);
+	zmqnet_write("l", 0600, text);
+	assert_true(curve_allow_load(path, &allow) < 0);
+	assert_non_null(strstr(err_last()->text, "l:2: key "));
+	snprintf(text, sizeof(text), "a %s h1\nb %s h2 H1\n", zmqnet_keys[0][0],
+		 zmqnet_keys[1][0]);
+	zmqnet_write("l", 0600, text);
+	assert_true(curve_allow_load(path, &allow) < 0);
+	assert_non_null(strstr(err_last()->text, "l:2: host H1 is there already"));
+	snprintf(text, sizeof(text), "a %s\n", zmqnet_keys[0][0]);
+	zmqnet_write("l", 0666, text);
+	assert_true(curve_allow_load(path, &allow) < 0);
+	assert_non_null(strstr(err_last()->text, "anybody may write"));
+	zmqnet_write("l", 0644, "# nobody\n");
+	assert_int_equal(curve_allow_load(path, &allow), 0);
+	assert_null(curve_allow_name(allow, zmqnet_keys[0][0]));
+	curve_allow_free(allow);
+}
+
+static void keygen_makes_pairs(void **state)
+{
+	char one[2][41], two[2][41], public[41];
+
+	(void)state;
+	assert_int_equal(link_keygen(one[0], one[1]), 0);
+	assert_int_equal(link_keygen(two[0], two[1]), 0);
+	assert_string_not_equal(one[1], two[1]);
+	assert_int_equal(zmq_curve_public(public, one[1]), 0);
+	assert_string_equal(public, one[0]);
+	assert_true(curve_key_check(one[0], strlen(one[0])));
+}
+
+/* ---- peers over it ---- */
+
+static void on_up(void *owner, struct peer *peer)
+{
+	struct zmqnet_node *node = owner;
+
+	(void)peer;
+	node->ups++;
+}
+
+static void on_down(void *owner, struct peer *peer)
+{
+	struct zmqnet_node *node = owner;
+
+	node->downs++;
+	node->why = peer->why;
+}
+
+static int on_message(void *owner, struct peer *peer, const struct wire_header *h,
+		      struct cursor *body)
+{
+	struct zmqnet_node *node = owner;
+
+	(void)peer;
+	(void)h;
+	(void)body;
+	node->frames++;
+	return 0;
+}
+
+static void node_peers(struct zmqnet_node *node, const char *name)
+{
+	struct peers_callbacks callbacks = {.owner = node,
+					    .on_up = on_up,
+					    .on_down = on_down,
+					    .on_message = on_message};
+	struct peers_args args = {.loop = zmqnet_loop,
+				  .config = &node->config,
+				  .callbacks = &callbacks,
+				  .name = name};
+
+	assert_int_equal(link_zmq_new(zmqnet_loop, &node->config, &node->link), 0);
+	args.link = node->link;
+	assert_int_equal(peers_new(&args, &node->peers), 0);
+}
+
+static void peers_life_over_sockets(void **state)
+{
+	struct peer *peer, *back;
+
+	(void)state;
+	for (unsigned int curve = 0; curve < 2; curve++) {
+		zmqnet_defaults(&a);
+		zmqnet_defaults(&b);
+		if (curve) {
+			zmqnet_allow(true);
+			zmqnet_use_curve(&a, 0);
+			zmqnet_use_curve(&b, 1);
+		}
+		node_peers(&a, "a");
+		node_peers(&b, "b");
+		/* both at once */
+		assert_int_equal(peers_dial(a.peers, b.link->endpoint, &peer), 0);
+		assert_int_equal(peers_dial(b.peers, a.link->endpoint, &back), 0);
+		zmqnet_wait(a.ups && b.ups);
+		assert_int_equal(peers_count(a.peers), 1);
+		assert_int_equal(peers_count(b.peers), 1);
+		assert_memory_equal(peer->token_in, back->token_out, 16);
+		assert_int_equal(peer_send_reliable(peer, WIRE_T_LEASE, "x", 1), 0);
+		zmqnet_wait(b.frames == 1);
+		zmqnet_wait(peer->rtt_ns > 0);
+		/* restart of b on the same port */
+		zmqnet_plain(&b, b.config.listen);
+		struct config config = b.config;
+
+		zmqnet_stop(&b);
+		memset(&b, 0, sizeof(b));
+		b.config = config;
+		node_peers(&b, "b");
+		zmqnet_wait(a.ups == 2 && b.ups == 1);
+		assert_int_equal(a.downs, 1);
+		assert_int_equal(peer->epoch, 2);
+		/* goodbye is heard, not guessed */
+		peers_close(b.peers, ERR_DRAIN, "evening");
+		zmqnet_wait(a.downs == 2);
+		assert_int_equal(a.why.code, ERR_DRAIN);
+		zmqnet_stop(&a);
+		zmqnet_stop(&b);
+	}
+}
+
+static void peer_instance_is_bound_to_its_key(void **state)
+{
+	void *context = zmq_ctx_new(), *client;
+	struct wire_header h = {.version = 1, .type = WIRE_T_HELLO, .epoch = 99};
+	struct wire_hello m = {.version_min = 1, .version_max = 1, .features = 1};
+	uint8_t frame[2048], body[1900];
+	char endpoint[LINK_ENDPOINT_MAX], text[300];
+	struct peer *peer;
+	struct cursor c;
+
+	(void)state;
+	snprintf(text, sizeof(text), "alice %s\nbob %s\nmallory %s\n", zmqnet_keys[0][0],
+		 zmqnet_keys[1][0], zmqnet_keys[2][0]);
+	zmqnet_write("allow", 0600, text);
+	zmqnet_use_curve(&a, 0);
+	zmqnet_use_curve(&b, 1);
+	node_peers(&a, "a");
+	node_peers(&b, "b");
+	assert_int_equal(peers_dial(a.peers, b.link->endpoint, &peer), 0);
+	zmqnet_wait(a.ups && b.ups);
+	/* mallory, allowed too, speaks in alice's name */
+	client = curve_client(context, &b, 2);
+	zmqnet_plain(&b, endpoint);
+	assert_int_equal(zmq_connect(client, endpoint), 0);
+	memcpy(h.sender, peers_instance(a.peers), 16);
+	strcpy(m.endpoint, a.link->endpoint);
+	cursor_write(&c, body, sizeof(body));
+	assert_int_equal(wire_hello_put(&c, &m), 0);
+	h.body_len = (uint32_t)c.pos;
+	wire_frame_put(frame, &h, body);
+	zmqnet_wait(zmq_send(client, frame, WIRE_HEADER_BYTES + c.pos, ZMQ_DONTWAIT) > 0);
+	zmqnet_wait(peers_stats(b.peers)->foreign_user == 1);
+	assert_int_equal(a.downs + b.downs, 0);
+	zmq_close(client);
+	zmq_ctx_term(context);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, zmqnet_setup, zmqnet_teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(curve_allowed_daemons_speak),
+		TEST(curve_key_is_found_by_host),
+		TEST(curve_strangers_are_kept_out),
+		TEST(curve_stranger_cannot_pose_as_the_server),
+		TEST(curve_reload_admits_and_strikes),
+		TEST(curve_files_are_checked),
+		TEST(keygen_makes_pairs),
+		TEST(peers_life_over_sockets),
+		TEST(peer_instance_is_bound_to_its_key),
+	};
+
+	log_set_level(LOG_LEVEL_ERROR);
+	return cmocka_run_group_tests_name("link_curve", tests, zmqnet_group_setup,
+					   zmqnet_group_teardown);
+}
