@@ -92,8 +92,8 @@ static const struct setting options[] = {
 		 "by others."},
 	{"peer", "curve_allow_file", SETTING_PATH, FIELD(curve_allow_file), .preset = "",
 	 .reload = true,
-	 .help = "File with the public keys of daemons that may connect, one a line. Read "
-		 "again on SIGHUP."},
+	 .help = "File with the daemons that may connect, a line each: NAME KEY "
+		 "[HOST[:PORT]]… (kvd-ctl keygen prints the key). Read again on SIGHUP."},
 	{"peer", "insecure", SETTING_BOOL, FIELD(insecure), .preset = "no",
 	 .help = "Listen beyond loopback although something there is not authenticated: the "
 		 "handshake without CURVE keys, or a UCX worker."},

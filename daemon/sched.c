@@ -146,6 +146,7 @@ void sched_line_set(struct sched_line *line, struct xp_peer *xp,
 		loop_defer(line->sched->loop, &line->pump);
 		return;
 	}
+	assert(why);
 	while (!list_empty(&line->flows)) {
 		struct sched_flow *flow =
 			list_first(&line->flows, struct sched_flow, link);

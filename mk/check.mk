@@ -13,8 +13,8 @@ check: ## style, generated files, cppcheck, clang-tidy
 check-style: ## include direction, lengths, essays, forbidden words
 	@scripts/check-style.sh
 
-check-docs: $(B)/kvd
-	@scripts/gen-docs.sh $(B)/kvd --check
+check-docs: $(B)/kvd $(B)/reference
+	@scripts/gen-docs.sh $(B) --check
 
 # cppcheck takes a define to end at ';', so the loop macro is told without one
 check-cppcheck:

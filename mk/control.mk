@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # The control socket's own targets: the reference page, fuzzing of its JSON.
-.PHONY: reference fuzz-json
+.PHONY: fuzz-json
 
 $(B)/reference: $(B)/docs/reference.o $(CORE)
 	$(SAY) LD $@
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ $(LIBS)
 
-reference: $(B)/reference ## write docs/reference.md from the daemon's tables
-	$(Q)$< > docs/reference.md
 
 FUZZ_JSON_SRC := tests/fuzz/fuzz_json.c proto/json.c proto/json_check.c daemon/base/err.c \
 	daemon/base/mem.c

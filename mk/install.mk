@@ -60,5 +60,5 @@ uninstall: ## remove what install put there
 		[ ! -d $$dir ] || rmdir --ignore-fail-on-non-empty $$dir; done
 
 .PHONY: docs
-docs: $(B)/kvd ## write config/kvd.conf and man/kvd.conf.5 from the option table
-	$(Q)scripts/gen-docs.sh $(B)/kvd
+docs: $(B)/kvd $(B)/reference ## write the generated pages: sample, kvd.conf(5), reference
+	$(Q)scripts/gen-docs.sh $(B)
