@@ -227,6 +227,19 @@ static int check_members(const cJSON *args, enum room_role role)
 	return 0;
 }
 
+/* Bytes land in this pool: no field of a view may lie on another. */
+static int check_target(const struct room_args *args)
+{
+	struct pool *pool = args->pool;
+	int r;
+
+	if (pool->can_receive || args->role == ROOM_SEND || args->role == ROOM_OFFER)
+		return 0;
+	r = layout_check_target(pool->layout);
+	pool->can_receive = r == 0;
+	return r < 0 ? err_prefix(r, "pool %llu", (unsigned long long)pool->id) : 0;
+}
+
 static int parse_maps(const cJSON *args, const struct layout *layout,
 		      struct room_maps *maps)
 {
@@ -268,6 +281,8 @@ static int run_open(struct request *req)
 
 	if (r >= 0)
 		r = check_members(req->args, args.role);
+	if (r >= 0)
+		r = check_target(&args);
 	if (r >= 0)
 		r = parse_maps(req->args, args.pool->layout, &maps);
 	if (r >= 0)

@@ -31,6 +31,7 @@ struct pool {
 	struct pool_buffer *buffers; /* layout->buffer_count of them */
 	unsigned int rooms;	     /* that use it: pool_use(), pool_unuse() */
 	bool closing;
+	bool can_receive; /* layout_check_target() held; asked once, by rooms */
 	void *handshake; /* handshake.c's: who knows it */
 };
 

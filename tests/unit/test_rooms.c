@@ -494,6 +494,31 @@ static void layouts_that_contradict_are_named(void **state)
 	cache_close(&odd);
 }
 
+/* A pool whose fields overlap may be read, never written. */
+static void receiving_into_overlapping_fields_is_refused(void **state)
+{
+	struct pair *p = *state;
+	cJSON *answer = cluster_call(
+		&p->c, p->decode,
+		"{'cmd':'pool.register','name':'odd','regions':[{'region':%llu}],'layout':"
+		"{'rank':0,'buffers':[4096],'views':{'kv':{'page_tokens':1,'pages':2,'layers':"
+		"[{'layer':0,'fields':[{'name':'k','buffer':0,'offset':0,'page_stride':64,"
+		"'token_stride':64,'unit_stride':64,'unit_bytes':64,'first_unit':0,'units':1,"
+		"'total_units':1},{'name':'v','buffer':0,'offset':32,'page_stride':64,"
+		"'token_stride':64,'unit_stride':64,'unit_bytes':64,'first_unit':0,'units':1,"
+		"'total_units':1}]}]}}}}",
+		(unsigned long long)p->dst.region);
+	unsigned long long pool =
+		(unsigned long long)cJSON_GetObjectItem(answer, "pool")->valuedouble;
+
+	cJSON_Delete(answer);
+	cluster_refused(&p->c, p->decode, "ELAYOUT",
+			"{'cmd':'room.open','room':'18','role':'recv','pool':%llu,'sources':['%s']}",
+			pool, p->c.nodes[0].endpoint);
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.open','room':'18','role':'send','pool':%llu}", pool);
+}
+
 /* Two prefill ranks with half the heads each, one decode rank with all. */
 static void push_from_two_ranks_succeeds(void **state)
 {
@@ -621,6 +646,7 @@ int main(void)
 		CASE(engine_death_fails_the_other_side),
 		CASE(receiver_of_an_aborted_and_closed_sender_learns),
 		CASE(layouts_that_contradict_are_named),
+		CASE(receiving_into_overlapping_fields_is_refused),
 		CASE(push_from_two_ranks_succeeds),
 		CASE(push_to_two_receivers_succeeds),
 		CASE(peer_restart_fails_rooms_and_new_ones_work),
