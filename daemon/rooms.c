@@ -323,7 +323,8 @@ void rooms_on_pool_going(struct rooms *rooms, struct remote_pool *pool)
 		list_foreach(party, &room->parties, link) {
 			if (party->pool != pool)
 				continue;
-			if (party->told || party->gen) {
+			/* past BOOT the engine was told that its sources are there */
+			if (party->told || party->gen || sm_state(&room->sm) != ROOM_BOOT) {
 				room_fail(room, &why, NULL);
 				continue;
 			}
