@@ -640,7 +640,7 @@ static int build_pool(struct remote_pool *pool, const struct wire_register *msg)
 	pool->tp_size = msg->tp_size;
 	if (msg->kind > OBJECT_SESSION || strlen(msg->name) >= sizeof(pool->name))
 		return err_raise(ERR_PROTO, "REGISTER: kind %u or name too long", msg->kind);
-	strcpy(pool->name, msg->name);
+	memcpy(pool->name, msg->name, strlen(msg->name) + 1);
 	r = get_regions(pool, &msg->regions);
 	if (r < 0 || pool->is_session)
 		return r;

@@ -120,7 +120,7 @@ static int parse_view(const cJSON *obj, const struct layout *layout, struct room
 	snprintf(where, sizeof(where), "views.%.31s", obj->string);
 	if (strlen(obj->string) >= sizeof(map->view))
 		return err_raise(ERR_NOTFOUND, "%s: the pool has no such view", where);
-	strcpy(map->view, obj->string);
+	memcpy(map->view, obj->string, strlen(obj->string) + 1);
 	if (!cJSON_IsObject(obj))
 		return err_raise(ERR_INVAL, "%s: an object is wanted", where);
 	r = json_only(obj, names);
