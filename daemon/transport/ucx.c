@@ -420,6 +420,7 @@ static uint64_t clamp(uint64_t value, uint64_t low, uint64_t high)
 static void ucx_close(struct transport *base)
 {
 	struct ucx_transport *transport = container_of(base, struct ucx_transport, base);
+	struct idmap_cursor at;
 
 	/* Helpers may still release what transfers held last. */
 	while (atomic_load(&transport->releasing) > 0)
@@ -434,6 +435,9 @@ static void ucx_close(struct transport *base)
 	if (transport->context)
 		transport->lib->ucp_cleanup(transport->context);
 	strmap_fini(&transport->tokens);
+	strmap_foreach(&transport->pairings, at)
+		mem_free(at.value);
+	strmap_fini(&transport->pairings);
 	mem_free(transport);
 }
 
@@ -483,6 +487,7 @@ static int ucx_open(const struct xp_env *env, const struct xp_callbacks *callbac
 	list_init(&transport->ready);
 	list_init(&transport->hungry);
 	strmap_init(&transport->tokens);
+	strmap_init(&transport->pairings);
 	loop_defer_init(&transport->run, on_run);
 	r = start(transport);
 	if (r < 0) {

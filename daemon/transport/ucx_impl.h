@@ -63,11 +63,18 @@ struct ucx_transport {
 	struct list peers;	/* ucx_peer.link */
 	struct list ready;	/* ucx_peer.ready_link: something to do */
 	struct strmap tokens;	/* token_in -> ucx_peer */
+	struct strmap pairings; /* remote worker's address -> ucx_pairing */
 	struct ucx_pool send_pool, recv_pool;
 	struct list hungry;	/* ucx_piece.link: wait for a receive buffer */
 	uint64_t slice_bytes, window_bytes, fence_ns;
 	uint64_t frames_dropped; /* no peer of ours sent them */
 	atomic_uint releasing;	/* memories on a helper; close() waits for them */
+};
+
+/* Endpoints made here to one remote worker. Lives as long as ours: libucp
+ * counts that long. */
+struct ucx_pairing {
+	uint64_t count;
 };
 
 struct ucx_reg {
@@ -91,7 +98,12 @@ struct ucx_peer {
 	struct ucx_transport *transport;
 	struct list link, ready_link;
 	struct sm sm;
-	ucp_ep_h ep; /* NULL once its close began */
+	ucp_ep_h ep; /* NULL: none yet, or its close began */
+	uint64_t ep_number; /* of those made here to that worker, from 1 up */
+	bool ep_failed;	    /* while opening: the next hello takes another */
+	void *address;	    /* the remote worker's, as it came in HELLO */
+	size_t address_len;
+	struct ucx_pairing *pairing;
 	uint8_t token_in[XP_TOKEN_BYTES], token_out[XP_TOKEN_BYTES];
 	char name[40]; /* for the log */
 	struct err err;	      /* why it is lost */
@@ -99,7 +111,9 @@ struct ucx_peer {
 	bool broken;	      /* the endpoint takes nothing any more */
 	bool deaf;	      /* the peer has said goodbye */
 	bool dial, answer_came, answer_due, close_asked, flushed, told;
-	unsigned int hellos; /* that came */
+	unsigned int hellos;	/* that came */
+	uint64_t hello_again_ns; /* wait before the next one */
+	uint64_t hello_number;	 /* the endpoint that the last one names */
 	uint64_t slice_bytes; /* largest that both sides take */
 	void (*on_closed)(void *arg);
 	void *on_closed_arg;
@@ -145,6 +159,7 @@ struct ucx_entry {
 /* A frame on its way out, with words at most. */
 struct ucx_send {
 	struct ucx_peer *peer;
+	ucp_ep_h ep; /* it went by */
 	struct ucx_xfer *xfer; /* of a request: it stays until this is out */
 	uint8_t header[UCX_FRAME_BYTES];
 	char text[UCX_TEXT_MAX];

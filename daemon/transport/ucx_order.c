@@ -37,9 +37,10 @@ static void send_over(struct ucx_send *send, ucs_status_t status)
 {
 	struct ucx_peer *peer = send->peer;
 	struct ucx_xfer *xfer = send->xfer;
+	bool current = send->ep == peer->ep; /* hellos may have had an older one */
 
 	mem_free(send);
-	if (status != UCS_OK && ucx_peer_live(peer))
+	if (status != UCS_OK && current && ucx_peer_live(peer))
 		ucx_peer_break(peer, "send a message", status);
 	if (xfer) {
 		xfer->busy--;
@@ -84,6 +85,7 @@ void ucx_send_frame(struct ucx_send *send, struct ucx_frame *frame,
 	param.flags = len > UCX_EAGER_MAX ? UCP_AM_SEND_FLAG_RNDV :
 					    UCP_AM_SEND_FLAG_EAGER;
 	send->xfer = xfer;
+	send->ep = peer->ep;
 	if (xfer)
 		xfer->busy++;
 	if (!peer->ep) {

@@ -2,13 +2,19 @@
 /*
  * A connection of the ucx backend: one endpoint to the peer's worker.
  *
- * Both sides make an endpoint as soon as they know each other's address, in
- * either order, and say hello, asking for an answer. A side is ready once its
- * hello was answered: then each has proved its token to the other. A hello that
- * comes before the peer is known here has no valid token and is dropped; so who
- * answers asks again unless it is ready itself. Who dials gives up after
- * HELLO_NS; who is dialled waits, since a forger must not make it give up. The
- * hello also tells the largest slice that its sender takes.
+ * Who dials makes an endpoint and says hello, again and again until it is
+ * answered or HELLO_NS are over. Who is dialled waits for a hello with the right
+ * token, however long: a forger must not make it give up. Only then it makes its
+ * endpoint, answers and asks in turn. A side is ready once its hello was
+ * answered: then each has proved its token to the other. A hello also tells the
+ * largest slice that its sender takes.
+ *
+ * libucp pairs the n-th endpoint of one worker to another with the other's n-th
+ * one back, even when that is closed. Small messages arrive all the same, but a
+ * rendezvous names the receiver's endpoint: it is lost when that is closed, and
+ * out of the reach of our close when it is another than ours. So hellos carry
+ * the number of their endpoint, each side goes up to the higher one, and only an
+ * answer with our own number counts. Faults of an endpoint count from then on.
  *
  * Loss. libucp's error handler, a failed request or a broken rule only mark the
  * peer (ucx_peer_fail): from then on nothing more is taken in. Its step stops
@@ -41,12 +47,14 @@
 #include "daemon/base/mem.h"
 
 #define HELLO_NS (5 * LOOP_NS_PER_S)
+#define HELLO_AGAIN_NS (100 * LOOP_NS_PER_MS)
 #define FLUSH_NS (250 * LOOP_NS_PER_MS)
 #define NAG_NS (10 * LOOP_NS_PER_S) /* between complaints about a kept request */
 #define NUDGE_NS LOOP_NS_PER_MS
 #define NUDGE_MAX_NS (100 * LOOP_NS_PER_MS)
 #define ENTRIES_A_STEP 64u
-#define HELLOS_MAX 8u
+#define HELLOS_MAX 64u
+#define CLIMB_MAX 64u /* endpoints a hello may make us pass over */
 
 static const struct sm_state peer_states[] = {
 	[UCX_PEER_OPENING] = {"opening", SM_TO(UCX_PEER_READY) | SM_TO(UCX_PEER_ENDING)},
@@ -103,9 +111,16 @@ void ucx_peer_fail_last(struct ucx_peer *peer)
 
 void ucx_peer_break(struct ucx_peer *peer, const char *what, ucs_status_t status)
 {
+	struct err err;
+
+	if (sm_state(&peer->sm) == UCX_PEER_OPENING) {
+		peer->ep_failed = true;
+		return;
+	}
+	err_set(&err, ERR_PEER, "ucx: connection to %s lost: %s: %s", peer->name, what,
+		peer->transport->lib->ucs_status_string(status));
 	peer->broken = true;
-	ucx_fault(peer->transport->lib, what, status);
-	ucx_peer_fail_last(peer);
+	ucx_peer_fail(peer, &err);
 }
 
 static void on_endpoint_error(void *arg, ucp_ep_h ep, ucs_status_t status)
@@ -113,18 +128,78 @@ static void on_endpoint_error(void *arg, ucp_ep_h ep, ucs_status_t status)
 	struct ucx_peer *peer = arg;
 	struct err err;
 
-	(void)ep;
+	if (ep != peer->ep)
+		return; /* one that a hello went by in vain */
+	if (sm_state(&peer->sm) == UCX_PEER_OPENING) {
+		peer->ep_failed = true;
+		return;
+	}
 	err_set(&err, ERR_PEER, "ucx: connection to %s lost: %s", peer->name,
 		peer->transport->lib->ucs_status_string(status));
 	peer->broken = true;
 	ucx_peer_fail(peer, &err);
 }
 
+/* ---- the endpoint ---- */
+
+static void on_endpoint_closed(void *request, ucs_status_t status, void *user_data)
+{
+	struct ucx_peer *peer = user_data;
+
+	(void)status; /* it is gone either way */
+	peer->transport->lib->ucp_request_free(request);
+	peer->busy--;
+	ucx_peer_kick(peer);
+}
+
+static void close_endpoint(struct ucx_peer *peer)
+{
+	ucp_request_param_t param = {
+		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+				UCP_OP_ATTR_FIELD_FLAGS,
+		.flags = UCP_EP_CLOSE_FLAG_FORCE,
+		.cb.send = on_endpoint_closed,
+		.user_data = peer,
+	};
+	ucp_ep_h ep = peer->ep;
+
+	peer->ep = NULL;
+	if (ep && ucx_started(peer->transport->lib->ucp_ep_close_nbx(ep, &param)) > 0)
+		peer->busy++;
+}
+
+static int connect_endpoint(struct ucx_peer *peer)
+{
+	ucp_ep_params_t params = {
+		.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
+			      UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+			      UCP_EP_PARAM_FIELD_ERR_HANDLER,
+		.err_mode = UCP_ERR_HANDLING_MODE_PEER,
+		.err_handler = {.cb = on_endpoint_error, .arg = peer},
+	};
+	const void *worker;
+	size_t worker_len;
+	ucs_status_t status;
+	int r;
+
+	r = ucx_address_get(peer->address, peer->address_len, &worker, &worker_len);
+	if (r < 0)
+		return err_pass(r);
+	params.address = worker;
+	status = peer->transport->lib->ucp_ep_create(peer->transport->worker, &params,
+						     &peer->ep);
+	if (status != UCS_OK)
+		return ucx_fault(peer->transport->lib, "connect", status);
+	peer->ep_number = ++peer->pairing->count;
+	peer->ep_failed = false;
+	return 0;
+}
+
 /* ---- hello ---- */
 
 static void say_hello(struct ucx_peer *peer, uint16_t flags)
 {
-	struct ucx_frame frame = {.type = UCX_HELLO, .flags = flags,
+	struct ucx_frame frame = {.type = UCX_HELLO, .flags = flags, .id = peer->ep_number,
 				  .offset = peer->transport->slice_bytes};
 	struct ucx_send *send = ucx_send_new(peer);
 
@@ -132,6 +207,18 @@ static void say_hello(struct ucx_peer *peer, uint16_t flags)
 		ucx_send_frame(send, &frame, NULL, NULL, NULL, 0);
 	else
 		ucx_peer_fail_last(peer);
+}
+
+/* Make the endpoint of at least that number; those passed over are closed. */
+static int climb(struct ucx_peer *peer, uint64_t number)
+{
+	int r;
+
+	do {
+		close_endpoint(peer);
+		r = connect_endpoint(peer);
+	} while (r == 0 && peer->ep_number < number);
+	return err_pass(r);
 }
 
 void ucx_peer_hello(struct ucx_peer *peer, const struct ucx_frame *frame)
@@ -147,7 +234,14 @@ void ucx_peer_hello(struct ucx_peer *peer, const struct ucx_frame *frame)
 	}
 	if (slice < peer->slice_bytes)
 		peer->slice_bytes = slice;
-	if (frame->flags & UCX_FLAG_ANSWER)
+	if (frame->id > peer->pairing->count + CLIMB_MAX) {
+		err_raise(ERR_PROTO, "ucx hello: endpoint %" PRIu64 " after %" PRIu64,
+			  frame->id, peer->pairing->count);
+		ucx_peer_fail_last(peer);
+		return;
+	}
+	peer->hello_number = frame->id;
+	if ((frame->flags & UCX_FLAG_ANSWER) && peer->ep && frame->id == peer->ep_number)
 		peer->answer_came = true;
 	if (frame->flags & UCX_FLAG_ASK)
 		peer->answer_due = true;
@@ -192,6 +286,26 @@ static void find_path(struct ucx_peer *peer)
 			 used ? ", " : "", lane);
 	}
 	free(text); /* open_memstream's own */
+}
+
+/* The other side's hello came by the endpoint that pairs with ours: then answer.
+ * Else go up to its number, or past it, and ask by the new one. */
+static void answer_hello(struct ucx_peer *peer)
+{
+	bool opening = sm_state(&peer->sm) == UCX_PEER_OPENING && !peer->answer_came;
+	uint16_t flags = opening ? UCX_FLAG_ASK : 0;
+
+	peer->answer_due = false;
+	if (opening && (!peer->ep || peer->ep_failed ||
+			peer->ep_number != peer->hello_number) &&
+	    climb(peer, peer->hello_number) < 0) {
+		ucx_peer_fail_last(peer);
+		return;
+	}
+	if (peer->ep_number == peer->hello_number)
+		flags |= UCX_FLAG_ANSWER;
+	if (flags)
+		say_hello(peer, flags);
 }
 
 static void become_ready(struct ucx_peer *peer)
@@ -248,7 +362,13 @@ static void watch_hello(struct ucx_peer *peer, uint64_t now)
 	if (!peer->dial || sm_state(&peer->sm) != UCX_PEER_OPENING)
 		return;
 	if (now < peer->hello_deadline_ns) {
-		ucx_peer_watch(peer, peer->hello_deadline_ns);
+		if (peer->ep_failed && climb(peer, 0) < 0) {
+			ucx_peer_fail_last(peer);
+			return;
+		}
+		say_hello(peer, UCX_FLAG_ASK);
+		peer->hello_again_ns *= 2;
+		ucx_peer_watch(peer, now + peer->hello_again_ns);
 		return;
 	}
 	err_set(&err, ERR_TIMEOUT, "ucx: %s did not answer our hello with the right token",
@@ -289,32 +409,6 @@ static void on_timer(struct loop_timer *timer)
 }
 
 /* ---- the end ---- */
-
-static void on_endpoint_closed(void *request, ucs_status_t status, void *user_data)
-{
-	struct ucx_peer *peer = user_data;
-
-	(void)status; /* it is gone either way */
-	peer->transport->lib->ucp_request_free(request);
-	peer->busy--;
-	ucx_peer_kick(peer);
-}
-
-static void close_endpoint(struct ucx_peer *peer)
-{
-	ucp_request_param_t param = {
-		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-				UCP_OP_ATTR_FIELD_FLAGS,
-		.flags = UCP_EP_CLOSE_FLAG_FORCE,
-		.cb.send = on_endpoint_closed,
-		.user_data = peer,
-	};
-	ucp_ep_h ep = peer->ep;
-
-	peer->ep = NULL;
-	if (ep && ucx_started(peer->transport->lib->ucp_ep_close_nbx(ep, &param)) > 0)
-		peer->busy++;
-}
 
 /* Closed in peace, unless it failed before. */
 static void set_closed(struct ucx_peer *peer)
@@ -399,6 +493,7 @@ static void peer_free(struct ucx_peer *peer)
 	idmap_fini(&peer->inbounds);
 	assert(list_empty(&peer->entries) && peer->held_bytes == 0);
 	mem_free(peer->reserve);
+	mem_free(peer->address);
 	mem_free(peer);
 }
 
@@ -460,10 +555,8 @@ void ucx_peer_step(struct ucx_peer *peer)
 {
 	struct list *link;
 
-	if (peer->answer_due && ucx_peer_live(peer)) {
-		peer->answer_due = false;
-		say_hello(peer, UCX_FLAG_ANSWER | (peer->answer_came ? 0 : UCX_FLAG_ASK));
-	}
+	if (peer->answer_due && ucx_peer_live(peer))
+		answer_hello(peer);
 	if (sm_state(&peer->sm) == UCX_PEER_OPENING && peer->answer_came && !peer->failed)
 		become_ready(peer);
 	if (sm_state(&peer->sm) == UCX_PEER_READY)
@@ -485,31 +578,6 @@ void ucx_peer_step(struct ucx_peer *peer)
 
 /* ---- open and close ---- */
 
-static int connect_endpoint(struct ucx_peer *peer, const struct xp_peer_args *args)
-{
-	ucp_ep_params_t params = {
-		.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
-			      UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-			      UCP_EP_PARAM_FIELD_ERR_HANDLER,
-		.err_mode = UCP_ERR_HANDLING_MODE_PEER,
-		.err_handler = {.cb = on_endpoint_error, .arg = peer},
-	};
-	const void *worker;
-	size_t worker_len;
-	ucs_status_t status;
-	int r;
-
-	r = ucx_address_get(args->address, args->address_len, &worker, &worker_len);
-	if (r < 0)
-		return err_pass(r);
-	params.address = worker;
-	status = peer->transport->lib->ucp_ep_create(peer->transport->worker, &params,
-						     &peer->ep);
-	if (status != UCS_OK)
-		return ucx_fault(peer->transport->lib, "connect", status);
-	return 0;
-}
-
 static void peer_init(struct ucx_peer *peer, struct ucx_transport *transport,
 		      const struct xp_peer_args *args)
 {
@@ -521,7 +589,9 @@ static void peer_init(struct ucx_peer *peer, struct ucx_transport *transport,
 	for (int i = 0; i < 8; i++)
 		snprintf(peer->name + 2 * i, 3, "%02x", args->instance[i]);
 	peer->dial = args->dial;
-	peer->hello_deadline_ns = loop_now_ns(transport->base.env.loop) + HELLO_NS;
+	/* the clock, not the turn: opening may have taken a good part of it */
+	peer->hello_deadline_ns = loop_clock_ns(transport->base.env.loop) + HELLO_NS;
+	peer->hello_again_ns = HELLO_AGAIN_NS;
 	peer->slice_bytes = transport->slice_bytes;
 	peer->in_seq = peer->next_id = 1;
 	list_init(&peer->link);
@@ -537,6 +607,31 @@ static void peer_init(struct ucx_peer *peer, struct ucx_transport *transport,
 	sm_init(&peer->sm, &peer_table, UCX_PEER_OPENING);
 }
 
+static int take_address(struct ucx_peer *peer, const struct xp_peer_args *args)
+{
+	struct strmap *pairings = &peer->transport->pairings;
+	const void *worker;
+	size_t worker_len;
+	int r = ucx_address_get(args->address, args->address_len, &worker, &worker_len);
+
+	if (r < 0)
+		return err_pass(r);
+	peer->address_len = args->address_len;
+	peer->address = mem_dup(args->address, args->address_len);
+	if (!peer->address)
+		return err_pass(-ENOMEM);
+	peer->pairing = strmap_get_bytes(pairings, worker, worker_len);
+	if (peer->pairing)
+		return 0;
+	peer->pairing = mem_zalloc(sizeof(*peer->pairing));
+	if (!peer->pairing)
+		return err_pass(-ENOMEM);
+	r = strmap_put_bytes(pairings, worker, worker_len, peer->pairing);
+	if (r < 0)
+		mem_free(peer->pairing);
+	return err_pass(r);
+}
+
 int ucx_peer_open(struct transport *base, const struct xp_peer_args *args,
 		  struct xp_peer **peer_p)
 {
@@ -550,12 +645,14 @@ int ucx_peer_open(struct transport *base, const struct xp_peer_args *args,
 	if (!peer)
 		return err_pass(-ENOMEM);
 	peer_init(peer, transport, args);
-	r = ucx_order_reserve(peer);
+	r = take_address(peer, args);
+	if (r == 0)
+		r = ucx_order_reserve(peer);
 	if (r == 0)
 		r = strmap_put_bytes(&transport->tokens, peer->token_in,
 				     sizeof(peer->token_in), peer);
-	if (r == 0) {
-		r = connect_endpoint(peer, args);
+	if (r == 0 && peer->dial) {
+		r = connect_endpoint(peer);
 		if (r < 0)
 			strmap_remove_bytes(&transport->tokens, peer->token_in,
 					    sizeof(peer->token_in));
@@ -565,9 +662,10 @@ int ucx_peer_open(struct transport *base, const struct xp_peer_args *args,
 		return err_pass(r);
 	}
 	list_push_back(&transport->peers, &peer->link);
-	say_hello(peer, UCX_FLAG_ASK);
-	if (peer->dial)
-		ucx_peer_watch(peer, peer->hello_deadline_ns);
+	if (peer->dial) {
+		say_hello(peer, UCX_FLAG_ASK);
+		ucx_peer_watch(peer, loop_clock_ns(peer->timer.loop) + HELLO_AGAIN_NS);
+	}
 	*peer_p = (struct xp_peer *)peer;
 	return 0;
 }

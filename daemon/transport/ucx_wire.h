@@ -32,7 +32,7 @@ enum ucx_type {
 	UCX_BYE,	 /* fault: the sender closes */
 	UCX_DATA,	 /* id of the sender's WRITE, offset; payload: bytes */
 	UCX_SERVE,	 /* id of the receiver's READ, offset; payload: bytes */
-	UCX_HELLO,	 /* offset = largest slice taken; flags */
+	UCX_HELLO,	 /* id = the endpoint's number, offset = largest slice; flags */
 	UCX_TYPE_END,
 };
 

@@ -155,6 +155,7 @@ void up_connect(struct up_node *n, const struct up_node *to, uint8_t in, uint8_t
 		.address = to->t->address,
 		.address_len = to->t->address_len,
 		.owner = n,
+		.dial = n == &up_a,
 	};
 
 	memset(args.token_in, in, sizeof(args.token_in));
@@ -436,7 +437,7 @@ static void __attribute__((noreturn)) child_peer(enum xp_kind kind)
 	struct plan *plan;
 	struct up_place place;
 	uint8_t address[XP_ADDRESS_MAX];
-	struct xp_peer_args args = {.address = address, .owner = &up_a};
+	struct xp_peer_args args = {.address = address, .owner = &up_a, .dial = true};
 	pid_t parent = getppid();
 	ssize_t n;
 

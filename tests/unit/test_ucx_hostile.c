@@ -52,9 +52,9 @@ static void frames_out_of_rule_lose_the_peer(void **state)
 	assert_thrown_out("request 0");
 	forge((struct ucx_frame){.type = UCX_HELLO, .offset = 1}, NULL, 0);
 	assert_thrown_out("hello");
-	for (int i = 0; i < 9; i++)
+	for (int i = 0; i < 65; i++)
 		forge((struct ucx_frame){.type = UCX_HELLO, .offset = MIB}, NULL, 0);
-	assert_thrown_out("number 9");
+	assert_thrown_out("number 65");
 	((struct ucx_peer *)up_a.peer)->out_seq += 3 * UCX_ORDER_MAX;
 	forge((struct ucx_frame){.type = UCX_GO, .id = 1}, NULL, 0);
 	assert_thrown_out("expected");
