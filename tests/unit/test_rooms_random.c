@@ -47,7 +47,7 @@
 #define PAGES_MAX 16u
 #define GRAVES_MAX 32u
 #define END_NS (14 * LOOP_NS_PER_S)	/* everything is terminal after this */
-#define PARTNER_NS (3 * LOOP_NS_PER_S) /* a partner's failure is known after this */
+#define PARTNER_NS (2 * LOOP_NS_PER_S) /* a partner's failure is known after this */
 
 struct engine {
 	unsigned int node;
@@ -64,7 +64,7 @@ struct side { /* one room of a request */
 	unsigned int pages[PAGES_MAX], page_count, aux;
 	unsigned int steps; /* done so far: open, then bind or chunks */
 	bool open, bound, ended, success, gone;
-	uint64_t ended_ns, last_ns;
+	uint64_t ended_ns, last_ns; /* its end; its last command or contact */
 };
 
 struct request {
@@ -260,11 +260,10 @@ static void check_landed(struct chaos *x, const struct request *req, const struc
 static void spoil(struct chaos *x, const struct request *req, const struct side *side)
 {
 	uint64_t garbage = draw(x);
-	struct engine *e = side->engine;
 
 	visit(side, garbage, 0, req->tokens, put);
 	visit_aux(side, garbage, put);
-	memcpy(e->shadow, e->cache.base, e->cache.bytes);
+	memcpy(side->engine->shadow, side->engine->cache.base, side->engine->cache.bytes);
 }
 
 static void on_ended(struct chaos *x, struct request *req, struct side *side, bool success)
@@ -293,12 +292,12 @@ static void on_ended(struct chaos *x, struct request *req, struct side *side, bo
 }
 
 /* A partner that has been heard of and failed must be noticed. */
-static void check_partners(struct chaos *x, const struct request *req,
-			   const struct side *side, int state)
+static void check_partners(struct chaos *x, const struct request *req, struct side *side,
+			   int state)
 {
-	bool knows = state == KVD_WAITING_FOR_INPUT || state == KVD_TRANSFERRING;
-
-	if (!knows || strcmp(side->role, "offer") == 0 ||
+	if (state == KVD_BOOTSTRAPPING)
+		side->last_ns = now_of(x);
+	if (state == KVD_BOOTSTRAPPING || strcmp(side->role, "offer") == 0 ||
 	    (strcmp(side->role, "recv") == 0 && !side->bound))
 		return;
 	for (unsigned int s = 0; s < ENGINES_MAX; s++) {
@@ -341,12 +340,8 @@ static void observe(struct chaos *x)
 
 static void let_run(struct chaos *x, uint64_t ns)
 {
-	uint64_t end = now_of(x) + ns;
-
-	while (now_of(x) < end) {
+	for (uint64_t end = now_of(x) + ns; now_of(x) < end; observe(x))
 		loop_turn(x->c.loop, end - now_of(x));
-		observe(x);
-	}
 }
 
 /* ---- engines ---- */
@@ -474,8 +469,11 @@ static void request_starts(struct chaos *x)
 	}
 	if (!req)
 		return;
-	memset(req, 0, sizeof(*req));
-	req->number = x->next_number++;
+	*req = (struct request){0};
+	/* half of the numbers come back: messages of the past meet new rooms */
+	req->number = 1000 + (uint64_t)(req - x->requests);
+	if (chance(x, 50))
+		req->number = x->next_number++;
 	req->key = draw(x);
 	req->pull = chance(x, 45);
 	req->tokens = 1 + below(x, REQUEST_TOKENS);
