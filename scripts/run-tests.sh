@@ -17,7 +17,8 @@ limit=${TEST_TIMEOUT:-300}
 export KVD_BUILD=$root/$build
 export LD_LIBRARY_PATH=$KVD_BUILD${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export ASAN_OPTIONS=allocator_may_return_null=1:detect_stack_use_after_return=1:strict_string_checks=1:abort_on_error=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}
-export LSAN_OPTIONS=suppressions=$root/tests/asan.supp:print_suppressions=0
+# use_tls=0: at exit the leak checker crashes in the TLS of what libucp loaded
+export LSAN_OPTIONS=suppressions=$root/tests/asan.supp:print_suppressions=0:use_tls=0
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1:suppressions=$root/tests/ubsan.supp
 export TSAN_OPTIONS=allocator_may_return_null=1:halt_on_error=0:second_deadlock_stack=1:suppressions=$root/tests/tsan.supp
 
