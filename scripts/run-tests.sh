@@ -10,7 +10,7 @@ shift
 logs=$build/test-logs
 mkdir -p "$logs"
 root=$PWD
-passed=0 failed=0 skipped=0
+passed=0 failed=0 skipped=0 broken=()
 limit=${TEST_TIMEOUT:-300}
 [ "${build##*/}" = rel ] || limit=${TEST_TIMEOUT:-900}
 
@@ -79,6 +79,7 @@ run_one()
 		"$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f s", b - a }')"
 	[ "$word" != skip ] || tail -n 1 "$log" | sed 's/^/       /'
 	if [ "$f" -ne 0 ]; then
+		broken+=("$log")
 		echo "       exit status $status; the end of $log:"
 		tail -n 40 "$log" | sed 's/^/       | /'
 	fi
@@ -86,6 +87,12 @@ run_one()
 
 for test in "$@"; do
 	run_one "$test"
+done
+# Once more at the end, shortly: what one sees of a long run is often its end only.
+for log in "${broken[@]}"; do
+	echo "failed: ${log##*/}"
+	grep -aE 'WRONG|FAILED|Error|error|failed|fault' "$log" | tail -n 8 | cut -c 1-200
+	tail -n 12 "$log" | cut -c 1-200
 done
 total="$passed passed, $failed failed"
 [ $skipped -eq 0 ] || total="$total, $skipped skipped"

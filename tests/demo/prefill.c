@@ -15,9 +15,25 @@
 
 #define WAIT_MS 30000
 
+/* However late the abort comes, it finds the room without its last chunk. */
+static void until_aborted(struct kvd_client *client, struct kvd_room *room)
+{
+	const struct timespec pause = {.tv_nsec = 20000};
+	struct kvd_room_status st = {0};
+
+	for (long i = 0; i < WAIT_MS * 50L; i++) {
+		if (kvd_room_read(room, &st))
+			die(client, "room");
+		if (st.flags & KVD_FLAG_ABORTING || st.state == KVD_FAILED)
+			return;
+		nanosleep(&pause, NULL);
+	}
+}
+
 /* false: the other side has aborted the room meanwhile. */
-static bool send_chunk(struct cache *cache, struct kvd_client *client, struct kvd_room *room,
-		       const struct request *request, uint32_t begin)
+static bool send_chunk(struct cache *cache, struct kvd_client *client,
+		       struct kvd_room *room, const struct request *request, enum act act,
+		       uint32_t begin)
 {
 	uint32_t end = begin + CHUNK_TOKENS;
 	struct kvd_send_args send = {.seq = begin / CHUNK_TOKENS, .view_count = 1};
@@ -30,6 +46,8 @@ static bool send_chunk(struct cache *cache, struct kvd_client *client, struct kv
 	view = request_view(request, begin, end);
 	send.views = &view;
 	send.last = end == request->tokens;
+	if (send.last && act == ACT_ABORT)
+		until_aborted(client, room);
 	r = kvd_room_send(room, &send, NULL);
 	if (r && r != -KVD_E_STATE)
 		die(client, "room.send");
@@ -56,9 +74,11 @@ static void end_room(struct kvd_client *client, struct kvd_room *room, int want)
 		die(client, "room.close");
 }
 
-static void push(struct kvd_client *client, struct cache *cache, const struct act_row *row)
+static void push(struct kvd_client *client, struct cache *cache,
+		 const struct act_row *row)
 {
-	struct kvd_room_args open = {.room = row->room, .role = KVD_SEND, .pool = cache->pool};
+	struct kvd_room_args open = {
+		.room = row->room, .role = KVD_SEND, .pool = cache->pool};
 	struct request request;
 	struct kvd_room *room;
 
@@ -68,7 +88,7 @@ static void push(struct kvd_client *client, struct cache *cache, const struct ac
 	if (kvd_room_wait(room, KVD_WAITING_FOR_INPUT, WAIT_MS) < KVD_WAITING_FOR_INPUT)
 		die(client, "no receiver came");
 	for (uint32_t t = 0; t < row->tokens; t += CHUNK_TOKENS) {
-		if (!send_chunk(cache, client, room, &request, t))
+		if (!send_chunk(cache, client, room, &request, row->act, t))
 			break;
 		if (row->act == ACT_KILL) {
 			until_bytes_move(client, room);
@@ -78,12 +98,16 @@ static void push(struct kvd_client *client, struct cache *cache, const struct ac
 	end_room(client, room, row->act == ACT_ABORT ? KVD_FAILED : KVD_SUCCESS);
 }
 
-static void offer(struct kvd_client *client, struct cache *cache, const struct act_row *row)
+static void offer(struct kvd_client *client, struct cache *cache,
+		  const struct act_row *row)
 {
 	struct request request;
 	struct kvd_view view;
-	struct kvd_room_args open = {.room = row->room, .role = KVD_OFFER, .pool = cache->pool,
-				     .views = &view, .view_count = 1};
+	struct kvd_room_args open = {.room = row->room,
+				     .role = KVD_OFFER,
+				     .pool = cache->pool,
+				     .views = &view,
+				     .view_count = 1};
 	struct kvd_room *room;
 
 	request_make(&request, row, 3);
@@ -96,7 +120,8 @@ static void offer(struct kvd_client *client, struct cache *cache, const struct a
 
 int main(int argc, char **argv)
 {
-	struct kvd_options options = {.client = "demo-prefill", .role = "prefill",
+	struct kvd_options options = {.client = "demo-prefill",
+				      .role = "prefill",
 				      .socket = argc > 1 ? argv[1] : NULL};
 	struct kvd_client *client;
 	struct cache cache;
