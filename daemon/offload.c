@@ -32,6 +32,7 @@ struct offload {
 	struct list queue;    /* not begun */
 	struct list finished; /* done not yet called */
 	bool stopping;
+	bool held; /* inline only */
 	unsigned int pending; /* loop thread only */
 	unsigned int threads;
 	pthread_t tids[];
@@ -100,7 +101,10 @@ static void run_finished(struct offload *o)
 
 static void on_wake(struct loop_wake *wake)
 {
-	run_finished(container_of(wake, struct offload, wake));
+	struct offload *o = container_of(wake, struct offload, wake);
+
+	if (!o->held)
+		run_finished(o);
 }
 
 /* Helpers take no signals: those are the loop's. */
@@ -166,6 +170,14 @@ static void finish_inline(struct offload *o, struct offload_job *job)
 		(void)err_reraise(&kept);
 	else
 		err_clear();
+}
+
+void offload_hold(struct offload *o, bool hold)
+{
+	assert(!o->threads);
+	o->held = hold;
+	if (!hold)
+		loop_wake(&o->wake);
 }
 
 void offload_free(struct offload *o)

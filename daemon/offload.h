@@ -31,6 +31,9 @@ struct offload_job {
 
 int offload_new(struct loop *loop, unsigned int threads, struct offload **offload_p);
 int offload_new_inline(struct loop *loop, struct offload **offload_p);
+/* The inline kind: until it is let go, what is submitted counts as begun and its
+ * `done` does not come: a helper that takes its time. */
+void offload_hold(struct offload *offload, bool hold);
 /* Runs what is queued to its end first; `done`s are called. */
 void offload_free(struct offload *offload);
 

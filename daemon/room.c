@@ -223,6 +223,8 @@ static void widen(struct room *room)
 	struct err why;
 
 	list_foreach(move, &room->moves, link) {
+		if (move->phase != MOVE_POSTED) /* our own helper has it, no peer does */
+			continue;
 		if (!move->party->remote || move->party->remote->peer->state != PEER_UP)
 			continue;
 		err_set(&why, ERR_FENCE, "%.100s: room %llu not still after %llu ms",
@@ -442,7 +444,13 @@ void move_free(struct move *move)
 {
 	struct room *room = move->room;
 
-	assert(room->busy > 0 && !move->job.submitted);
+	assert(room->busy > 0);
+	if (move->job.submitted &&
+	    !offload_cancel(rooms_kvd(room->rooms)->offload, &move->job)) {
+		move->doomed = true;
+		move->in = NULL;
+		return;
+	}
 	wait_stop(&move->wait);
 	list_remove(&move->link);
 	room->busy--;
@@ -476,6 +484,10 @@ static void plan_done(struct offload_job *job)
 {
 	struct move *move = container_of(job, struct move, job);
 
+	if (move->doomed) {
+		move_free(move);
+		return;
+	}
 	if (job->result < 0)
 		move->refused = job->err;
 	move->planned(move);

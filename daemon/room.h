@@ -109,6 +109,7 @@ struct move {
 	uint64_t digest, bytes; /* the other side's, from the header */
 	uint64_t seq;
 	bool last, reserved, landed_all;
+	bool doomed; /* over, but a helper still plans it */
 	enum { MOVE_PLANNING, MOVE_WAITING, MOVE_POSTED } phase;
 };
 
@@ -195,7 +196,9 @@ void party_drop(struct party *party); /* frees it */
 const char *party_label(const struct party *party, char *buf, size_t size);
 
 struct move *move_new(struct room *room, struct party *party);
-void move_free(struct move *move); /* busy falls; the room looks again */
+/* busy falls; the room looks again. While a helper plans, that is later, and
+ * `planned` is not called any more. */
+void move_free(struct move *move);
 /* Make move->plan from pairs and wants, on a helper when large, then `then`
  * (perhaps before this returns). Failure is in move->refused. */
 void move_plan(struct move *move, const struct layout *src, const struct layout *dst,

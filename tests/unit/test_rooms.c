@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/offload.h"
 #include "daemon/rooms.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/cluster.h"
@@ -44,10 +45,12 @@ static void fill(const struct cache *k, const unsigned int *pages, unsigned int 
 			for (unsigned int t = 0; t < tokens; t++)
 				for (unsigned int u = 0; u < k->units; u++)
 					for (unsigned int b = 0; b < k->unit_bytes; b++)
-						*cache_at(k, l, f, pages[t / k->page_tokens],
+						*cache_at(k, l, f,
+							  pages[t / k->page_tokens],
 							  t % k->page_tokens,
 							  u + k->first_unit, b) =
-							pattern(l, f, t, u + k->first_unit, b);
+							pattern(l, f, t,
+								u + k->first_unit, b);
 }
 
 static bool arrived(const struct cache *k, const unsigned int *pages, unsigned int from,
@@ -62,7 +65,8 @@ static bool arrived(const struct cache *k, const unsigned int *pages, unsigned i
 							      pages[t / k->page_tokens],
 							      t % k->page_tokens,
 							      u + k->first_unit, b) !=
-						    pattern(l, f, t, u + k->first_unit, b))
+						    pattern(l, f, t, u + k->first_unit,
+							    b))
 							return false;
 	return true;
 }
@@ -117,7 +121,8 @@ static int teardown(void **state)
 
 static void open_send(struct pair *p, uint64_t room)
 {
-	cluster_ok(&p->c, p->prefill, "{'cmd':'room.open','room':'%llu','role':'send','pool':%llu}",
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.open','room':'%llu','role':'send','pool':%llu}",
 		   (unsigned long long)room, (unsigned long long)p->src.pool);
 }
 
@@ -144,7 +149,8 @@ static void bind(struct pair *p, uint64_t room)
 static void send_two_chunks(struct pair *p, uint64_t room)
 {
 	cluster_ok(&p->c, p->prefill,
-		   "{'cmd':'room.send','room':'%llu','seq':0,'views':{'kv':{'pages':[3,4]}}}",
+		   "{'cmd':'room.send','room':'%llu','seq':0,'views':{'kv':{'pages':[3,4]"
+		   "}}}",
 		   (unsigned long long)room);
 	cluster_ok(&p->c, p->prefill,
 		   "{'cmd':'room.send','room':'%llu','seq':1,'last':true,'aux':1,'views':"
@@ -218,17 +224,20 @@ static void push_overlap_is_edup(void **state)
 	open_send(p, 2);
 	open_recv(p, 2);
 	bind(p, 2);
-	cluster_ok(&p->c, p->prefill,
-		   "{'cmd':'room.send','room':'2','seq':0,'views':{'kv':{'pages':[3,4]}}}");
+	cluster_ok(
+		&p->c, p->prefill,
+		"{'cmd':'room.send','room':'2','seq':0,'views':{'kv':{'pages':[3,4]}}}");
 	cluster_ok(&p->c, p->prefill,
 		   "{'cmd':'room.send','room':'2','seq':1,'views':{'kv':{'pages':[4],"
 		   "'first_token':4}}}");
 	cluster_until_state(&p->c, p->decode, "recv", 2, KVD_FAILED);
 	cluster_until_state(&p->c, p->prefill, "send", 2, KVD_FAILED);
-	assert_int_equal(rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, 2)->error.code,
-			 ERR_DUP);
-	assert_int_equal(rooms_find(p->c.nodes[0].kvd.rooms, p->prefill, ROOM_SEND, 2)->error.code,
-			 ERR_DUP);
+	assert_int_equal(
+		rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, 2)->error.code,
+		ERR_DUP);
+	assert_int_equal(
+		rooms_find(p->c.nodes[0].kvd.rooms, p->prefill, ROOM_SEND, 2)->error.code,
+		ERR_DUP);
 }
 
 static void push_last_with_less_is_eshort(void **state)
@@ -239,12 +248,14 @@ static void push_last_with_less_is_eshort(void **state)
 	open_recv(p, 3);
 	bind(p, 3);
 	cluster_ok(&p->c, p->prefill,
-		   "{'cmd':'room.send','room':'3','seq':0,'last':true,'views':{'kv':{'pages':"
+		   "{'cmd':'room.send','room':'3','seq':0,'last':true,'views':{'kv':{'"
+		   "pages':"
 		   "[3,4]}}}");
 	cluster_until_state(&p->c, p->decode, "recv", 3, KVD_FAILED);
 	cluster_until_state(&p->c, p->prefill, "send", 3, KVD_FAILED);
-	assert_int_equal(rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, 3)->error.code,
-			 ERR_SHORT);
+	assert_int_equal(
+		rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, 3)->error.code,
+		ERR_SHORT);
 }
 
 static void push_failed_says_which_pages_landed(void **state)
@@ -263,10 +274,9 @@ static void push_failed_says_which_pages_landed(void **state)
 	cluster_ok(&p->c, p->prefill, "{'cmd':'room.abort','room':'4','reason':'test'}");
 	cluster_until_state(&p->c, p->decode, "recv", 4, KVD_FAILED);
 	answer = cluster_call(&p->c, p->decode, "{'cmd':'room.show','room':'4'}");
-	assert_string_equal(
-		cJSON_GetStringValue(cJSON_GetObjectItem(
-			cJSON_GetObjectItem(answer, "landed"), "kv")),
-		"02");
+	assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(
+				    cJSON_GetObjectItem(answer, "landed"), "kv")),
+			    "02");
 	cJSON_Delete(answer);
 }
 
@@ -285,7 +295,8 @@ static void push_on_one_daemon_succeeds(void **state)
 static void open_offer(struct pair *p, uint64_t room, unsigned int lease_ms)
 {
 	cluster_ok(&p->c, p->prefill,
-		   "{'cmd':'room.open','room':'%llu','role':'offer','pool':%llu,'views':{'kv':"
+		   "{'cmd':'room.open','room':'%llu','role':'offer','pool':%llu,'views':{"
+		   "'kv':"
 		   "{'pages':[3,4,9,1],'tokens':[0,14]}},'aux':1,'lease_ms':%u}",
 		   (unsigned long long)room, (unsigned long long)p->src.pool, lease_ms);
 }
@@ -293,7 +304,8 @@ static void open_offer(struct pair *p, uint64_t room, unsigned int lease_ms)
 static void open_pull(struct pair *p, uint64_t room, const char *remote)
 {
 	cluster_ok(&p->c, p->decode,
-		   "{'cmd':'room.open','room':'%llu','role':'pull','pool':%llu,'sources':['%s'],"
+		   "{'cmd':'room.open','room':'%llu','role':'pull','pool':%llu,'sources':"
+		   "['%s'],"
 		   "'views':{'kv':{'pages':[7,2,8,12],'tokens':[0,14]}},'aux':2%s}",
 		   (unsigned long long)room, (unsigned long long)p->dst.pool,
 		   p->c.nodes[0].endpoint, remote);
@@ -404,7 +416,8 @@ static void abort_fences_before_failed(void **state)
 			cluster_ok(&p->c, p->decode, "{'cmd':'room.abort','room':'%llu'}",
 				   (unsigned long long)room);
 		else
-			cluster_ok(&p->c, p->prefill, "{'cmd':'room.abort','room':'%llu'}",
+			cluster_ok(&p->c, p->prefill,
+				   "{'cmd':'room.abort','room':'%llu'}",
 				   (unsigned long long)room);
 		cluster_until_state(&p->c, p->decode, "recv", room, KVD_FAILED);
 		memcpy(before, p->dst.base, p->dst.bytes);
@@ -430,15 +443,85 @@ static void transport_error_fails_both_sides(void **state)
 	send_two_chunks(p, 130);
 	cluster_until_state(&p->c, p->decode, "recv", 130, KVD_FAILED);
 	cluster_until_state(&p->c, p->prefill, "send", 130, KVD_FAILED);
-	assert_int_equal(
-		rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, 130)->error.code,
-		ERR_TRANSPORT);
+	assert_int_equal(rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, 130)
+				 ->error.code,
+			 ERR_TRANSPORT);
 	open_offer(p, 131, 1000);
 	rule.times = 1;
 	assert_int_equal(fake_script(p->c.bytes, &rule), 0);
 	open_pull(p, 131, "");
 	cluster_until_state(&p->c, p->decode, "pull", 131, KVD_FAILED);
 	cluster_until_state(&p->c, p->prefill, "offer", 131, KVD_FAILED);
+}
+
+/* A chunk so large that a helper plans it, which takes its time: the room's end
+ * comes first, from either side, by the engine or by the loss of the peer. */
+static void end_while_a_helper_plans_is_fenced(void **state)
+{
+	struct pair *p = *state;
+	struct cache src = {.layers = 1,
+			    .pages = 2100,
+			    .page_tokens = 1,
+			    .units = 1,
+			    .total_units = 1,
+			    .unit_bytes = 8},
+		     dst = src;
+	struct offload *helpers[] = {p->c.nodes[0].kvd.offload,
+				     p->c.nodes[1].kvd.offload};
+
+	cluster_cache(&p->c, p->prefill, "big", 0, &src);
+	cluster_cache(&p->c, p->decode, "big", 0, &dst);
+	for (unsigned int n = 0; n < 12; n++) {
+		unsigned long long room = 900 + n;
+		unsigned int slow = n & 1, how = n / 2 % 3;
+		bool pull = n >= 6;
+
+		cluster_ok(&p->c, p->prefill,
+			   pull ? "{'cmd':'room.open','room':'%llu','role':'offer','pool'"
+				  ":%llu,"
+				  "'views':{'kv':{'pages':[[0,2100]],'tokens':[0,2100]}},"
+				  "'lease_ms':9000}"
+				: "{'cmd':'room.open','room':'%llu','role':'send','pool':"
+				  "%llu}",
+			   room, (unsigned long long)src.pool);
+		offload_hold(helpers[slow], true);
+		cluster_ok(&p->c, p->decode,
+			   pull ? "{'cmd':'room.open','room':'%llu','role':'pull','pool':"
+				  "%llu,"
+				  "'sources':[{'endpoint':'%s','pool':'big'}],"
+				  "'views':{'kv':{'pages':[[0,2100]],'tokens':[0,2100]}}}"
+				: "{'cmd':'room.open','room':'%llu','role':'recv','pool':"
+				  "%llu,"
+				  "'sources':[{'endpoint':'%s','pool':'big'}]}",
+			   room, (unsigned long long)dst.pool, p->c.nodes[0].endpoint);
+		if (!pull) {
+			cluster_ok(&p->c, p->decode,
+				   "{'cmd':'room.bind','room':'%llu','views':{'kv':"
+				   "{'pages':[[0,2100]],'tokens':[0,2100]}}}",
+				   room);
+			cluster_ok(
+				&p->c, p->prefill,
+				"{'cmd':'room.send','room':'%llu','seq':0,'last':true,"
+				"'views':{'kv':{'pages':[[0,2100]],'tokens':[0,2100]}}}",
+				room);
+		}
+		cluster_run(&p->c, 100 * LOOP_NS_PER_MS);
+		assert_int_not_equal(offload_pending(helpers[slow]), 0);
+		if (how == 2)
+			fake_link_cut(fake_hub_node(p->c.bytes, 0),
+				      fake_hub_node(p->c.bytes, 1));
+		else
+			cluster_ok(&p->c, how ? p->decode : p->prefill,
+				   "{'cmd':'room.abort','room':'%llu'}", room);
+		cluster_run(&p->c, 500 * LOOP_NS_PER_MS);
+		offload_hold(helpers[slow], false);
+		cluster_until_state(&p->c, p->decode, pull ? "pull" : "recv", room,
+				    KVD_FAILED);
+		cluster_until_state(&p->c, p->prefill, pull ? "offer" : "send", room,
+				    KVD_FAILED);
+	}
+	cache_close(&src);
+	cache_close(&dst);
 }
 
 static void engine_death_fails_the_other_side(void **state)
@@ -462,7 +545,8 @@ static void receiver_of_an_aborted_and_closed_sender_learns(void **state)
 	struct pair *p = *state;
 
 	open_send(p, 12);
-	cluster_ok(&p->c, p->prefill, "{'cmd':'room.abort','room':'12','reason':'user left'}");
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.abort','room':'12','reason':'user left'}");
 	cluster_until_state(&p->c, p->prefill, "send", 12, KVD_FAILED);
 	cluster_ok(&p->c, p->prefill, "{'cmd':'room.close','room':'12'}");
 	open_recv(p, 12);
@@ -483,7 +567,8 @@ static void layouts_that_contradict_are_named(void **state)
 	odd.unit_bytes = 16;
 	cluster_cache(&p->c, other, "kv", 0, &odd);
 	cluster_ok(&p->c, other,
-		   "{'cmd':'room.open','room':'13','role':'recv','pool':%llu,'sources':['%s']}",
+		   "{'cmd':'room.open','room':'13','role':'recv','pool':%llu,'sources':['"
+		   "%s']}",
 		   (unsigned long long)odd.pool, p->c.nodes[0].endpoint);
 	cluster_until_state(&p->c, other, "recv", 13, KVD_FAILED);
 	recv = rooms_find(p->c.nodes[1].kvd.rooms, other, ROOM_RECV, 13);
@@ -500,12 +585,17 @@ static void receiving_into_overlapping_fields_is_refused(void **state)
 	struct pair *p = *state;
 	cJSON *answer = cluster_call(
 		&p->c, p->decode,
-		"{'cmd':'pool.register','name':'odd','regions':[{'region':%llu}],'layout':"
-		"{'rank':0,'buffers':[4096],'views':{'kv':{'page_tokens':1,'pages':2,'layers':"
-		"[{'layer':0,'fields':[{'name':'k','buffer':0,'offset':0,'page_stride':64,"
-		"'token_stride':64,'unit_stride':64,'unit_bytes':64,'first_unit':0,'units':1,"
+		"{'cmd':'pool.register','name':'odd','regions':[{'region':%llu}],'layout'"
+		":"
+		"{'rank':0,'buffers':[4096],'views':{'kv':{'page_tokens':1,'pages':2,'"
+		"layers':"
+		"[{'layer':0,'fields':[{'name':'k','buffer':0,'offset':0,'page_stride':"
+		"64,"
+		"'token_stride':64,'unit_stride':64,'unit_bytes':64,'first_unit':0,'"
+		"units':1,"
 		"'total_units':1},{'name':'v','buffer':0,'offset':32,'page_stride':64,"
-		"'token_stride':64,'unit_stride':64,'unit_bytes':64,'first_unit':0,'units':1,"
+		"'token_stride':64,'unit_stride':64,'unit_bytes':64,'first_unit':0,'"
+		"units':1,"
 		"'total_units':1}]}]}}}}",
 		(unsigned long long)p->dst.region);
 	unsigned long long pool =
@@ -513,7 +603,8 @@ static void receiving_into_overlapping_fields_is_refused(void **state)
 
 	cJSON_Delete(answer);
 	cluster_refused(&p->c, p->decode, "ELAYOUT",
-			"{'cmd':'room.open','room':'18','role':'recv','pool':%llu,'sources':['%s']}",
+			"{'cmd':'room.open','room':'18','role':'recv','pool':%llu,'"
+			"sources':['%s']}",
 			pool, p->c.nodes[0].endpoint);
 	cluster_ok(&p->c, p->decode,
 		   "{'cmd':'room.open','room':'18','role':'send','pool':%llu}", pool);
@@ -537,7 +628,8 @@ static void push_from_two_ranks_succeeds(void **state)
 	}
 	cluster_ok(&p->c, p->decode,
 		   "{'cmd':'room.open','room':'14','role':'recv','pool':%llu,'sources':["
-		   "{'endpoint':'%s','pool':'tp','rank':0},{'endpoint':'%s','pool':'tp','rank':1}]}",
+		   "{'endpoint':'%s','pool':'tp','rank':0},{'endpoint':'%s','pool':'tp','"
+		   "rank':1}]}",
 		   (unsigned long long)p->dst.pool, p->c.nodes[0].endpoint,
 		   p->c.nodes[0].endpoint);
 	bind(p, 14);
@@ -546,9 +638,11 @@ static void push_from_two_ranks_succeeds(void **state)
 			   "{'cmd':'room.open','room':'14','role':'send','pool':%llu}",
 			   (unsigned long long)halves[i].pool);
 		cluster_ok(&p->c, ranks[i],
-			   "{'cmd':'room.send','room':'14','seq':0,'last':true,'aux':1,'views':"
+			   "{'cmd':'room.send','room':'14','seq':0,'last':true,'aux':1,'"
+			   "views':"
 			   "{'kv':{'pages':[3,4,9,1],'tokens':[0,14]}}}");
-		assert_int_not_equal(cluster_state(&p->c, p->decode, "recv", 14), KVD_SUCCESS);
+		assert_int_not_equal(cluster_state(&p->c, p->decode, "recv", 14),
+				     KVD_SUCCESS);
 	}
 	cluster_until_state(&p->c, p->decode, "recv", 14, KVD_SUCCESS);
 	for (unsigned int i = 0; i < 2; i++)
@@ -577,11 +671,13 @@ static void push_to_two_receivers_succeeds(void **state)
 		ranks[i] = cluster_engine(&p->c, 1, i ? "rank 1" : "rank 0");
 		cluster_cache(&p->c, ranks[i], "kv", i, &halves[i]);
 		cluster_ok(&p->c, ranks[i],
-			   "{'cmd':'room.open','room':'15','role':'recv','pool':%llu,'receivers':2,"
+			   "{'cmd':'room.open','room':'15','role':'recv','pool':%llu,'"
+			   "receivers':2,"
 			   "'sources':['%s']}",
 			   (unsigned long long)halves[i].pool, p->c.nodes[0].endpoint);
 		cluster_ok(&p->c, ranks[i],
-			   "{'cmd':'room.bind','room':'15','views':{'kv':{'pages':[7,2,8,12],"
+			   "{'cmd':'room.bind','room':'15','views':{'kv':{'pages':[7,2,8,"
+			   "12],"
 			   "'tokens':[0,14]}},'aux':2}");
 	}
 	open_send(p, 15);
@@ -589,7 +685,8 @@ static void push_to_two_receivers_succeeds(void **state)
 	for (unsigned int i = 0; i < 2; i++) {
 		cluster_until_state(&p->c, ranks[i], "recv", 15, KVD_SUCCESS);
 		assert_true(arrived(&halves[i], dst_pages, 0, 14));
-		assert_memory_equal(cache_aux(&halves[i], 2), "aux bytes of the request", 24);
+		assert_memory_equal(cache_aux(&halves[i], 2), "aux bytes of the request",
+				    24);
 	}
 	cluster_until_state(&p->c, p->prefill, "send", 15, KVD_SUCCESS);
 	for (unsigned int i = 0; i < 2; i++) {
@@ -609,12 +706,14 @@ static void peer_restart_fails_rooms_and_new_ones_work(void **state)
 	open_recv(p, 16);
 	bind(p, 16);
 	cluster_until_state(&p->c, p->prefill, "send", 16, KVD_WAITING_FOR_INPUT);
-	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint, true);
+	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint,
+			  true);
 	cluster_until_state(&p->c, p->decode, "recv", 16, KVD_FAILED);
 	cluster_until_state(&p->c, p->prefill, "send", 16, KVD_FAILED);
 	recv = rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, 16);
 	assert_int_equal(recv->error.code, ERR_PEER);
-	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint, false);
+	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint,
+			  false);
 	open_recv(p, 17);
 	bind(p, 17);
 	open_send(p, 17);
@@ -633,8 +732,8 @@ int main(void)
 		CASE(push_overlap_is_edup),
 		CASE(push_last_with_less_is_eshort),
 		CASE(push_failed_says_which_pages_landed),
-		cmocka_unit_test_setup_teardown(push_on_one_daemon_succeeds, setup_one_daemon,
-						teardown),
+		cmocka_unit_test_setup_teardown(push_on_one_daemon_succeeds,
+						setup_one_daemon, teardown),
 		CASE(pull_offer_first_succeeds),
 		CASE(pull_before_offer_succeeds),
 		CASE(pull_checked_at_destination_succeeds),
@@ -643,6 +742,7 @@ int main(void)
 		CASE(pull_heartbeats_keep_a_slow_offer_alive),
 		CASE(abort_fences_before_failed),
 		CASE(transport_error_fails_both_sides),
+		CASE(end_while_a_helper_plans_is_fenced),
 		CASE(engine_death_fails_the_other_side),
 		CASE(receiver_of_an_aborted_and_closed_sender_learns),
 		CASE(layouts_that_contradict_are_named),
