@@ -3,7 +3,8 @@
  * client: what the files of libkvd share. Nothing here is exported
  * (proto/libkvd.map); the public contract is proto/kvd.h.
  *
- *   client.c         open, greet, close, reconnect
+ *   client.c         open, close
+ *   client_session.c connect, greet, register again, reconnect
  *   client_conn.c    socket, queues, answers and deadlines
  *   client_call.c    making requests, blocking and not; any command as JSON
  *   client_status.c  the mapped status page and the lock-free reads
@@ -191,6 +192,7 @@ struct client_object {
 	enum client_kind kind;
 	unsigned int refs;   /* the caller's and one of each request */
 	unsigned int serial; /* of the session that made it */
+	unsigned int asked;  /* the last session that it was registered again in */
 	uint64_t id;
 	_Atomic uint32_t phase;
 	void (*fini)(struct client_object *object);
@@ -207,6 +209,8 @@ int client_object_usable(struct client_object *object, const char *what);
 
 /* The client_finish of regions, pools and dlists being made. */
 int client_object_made(struct client_request *req, int result, const cJSON *reply);
+/* The same, of what is registered again: the handle stays on record. */
+int client_object_again(struct client_request *req, int result, const cJSON *reply);
 /* The client_finish of a closing command: frees the handle if it is in time. */
 int client_object_gone(struct client_request *req, int result, const cJSON *reply);
 /* The whole closing function of regions, pools and dlists. */
@@ -236,6 +240,45 @@ int client_slot_wait(struct client_slot *slot, int state, int timeout_ms);
 bool client_slot_attach(struct client_slot *slot, const cJSON *reply);
 void client_slot_fini(struct client_slot *slot);
 
+/* ---- sessions ------------------------------------------------------------ */
+
+enum client_stage {
+	CLIENT_DOWN,	    /* no session */
+	CLIENT_GREETING,    /* hello is on its way */
+	CLIENT_REGISTERING, /* what is on record, too */
+	CLIENT_UP,
+};
+
+struct client_again {
+	bool manual; /* only kvd_reconnect() begins */
+	enum client_stage stage;
+	bool failed;	    /* this attempt is to end, for `why` */
+	unsigned int open;  /* registrations unanswered */
+	unsigned int tries; /* since the last session that lasted */
+	uint64_t up_ns;
+	uint64_t retry_ns;  /* DOWN: when the next attempt is due */
+	uint64_t until_ns;  /* of an attempt that somebody waits for; 0: nobody */
+	struct kvd_error why; /* of the last attempt; code 0: none failed */
+};
+
+/* A new session, whatever was; blocks. 0, or why there is none. */
+int client_session_open(struct kvd_client *client, int timeout_ms);
+/* Take the steps that are due, after each turn; never waits. */
+void client_session_step(struct kvd_client *client);
+/* The connection is gone; from client_conn_lost(). */
+void client_session_lost(struct kvd_client *client);
+/* When the next step is due without an event; false: none is. */
+bool client_session_due(const struct kvd_client *client, uint64_t *due_p);
+/* Send the registration of op->object once more. */
+int client_session_again(struct client_op *op);
+void client_session_answered(struct kvd_client *client, int result);
+/*
+ * client_enter() for calls that need the session. A blocking one finds the end
+ * of the connection here, connects again if somebody listens, and waits for the
+ * registrations, at most the call's time: -KVD_E_LOST.
+ */
+int client_begin(struct kvd_client *client, const struct kvd_call *call);
+
 /* ---- the client ---------------------------------------------------------- */
 
 struct kvd_client {
@@ -249,6 +292,7 @@ struct kvd_client {
 	unsigned int serial; /* counts sessions; 0: none yet */
 	uint64_t next_request;
 	struct client_conn conn;
+	struct client_again again;
 	struct client_map *map; /* of the current session */
 	struct kvd_daemon_info info;
 	struct kvd_error error;
@@ -258,9 +302,9 @@ struct kvd_client {
 /* -KVD_E_FORKED, -KVD_E_STATE in a callback (blocking calls only), else 0. */
 int client_enter(struct kvd_client *client, bool blocks);
 bool client_blocks(const struct kvd_call *call);
-/* kvd_reconnect(): register again under the old handle; blocking. */
-int client_region_again(struct kvd_region *region, int timeout_ms);
-int client_pool_again(struct kvd_pool *pool, int timeout_ms);
+/* In a new session: register again under the old handle. */
+int client_region_again(struct kvd_region *region);
+int client_pool_again(struct kvd_pool *pool);
 
 /* Record an error and return -code. */
 int client_fail(struct kvd_client *client, int code, const char *fmt, ...)

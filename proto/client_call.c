@@ -35,9 +35,10 @@ static int op_check(struct kvd_client *client, struct client_op *op)
 	if (op->fd_count > CLIENT_FDS_MAX)
 		return client_fail(client, KVD_E_TOOBIG, "%u fds with a request, limit %u",
 				   op->fd_count, CLIENT_FDS_MAX);
-	if (client->conn.fd < 0)
-		return client_fail(client, KVD_E_LOST, "no connection to %s: kvd_reconnect()",
-				   client->path);
+	if (client->conn.fd < 0 || (kvd_lost(client) && !op->forced))
+		return client_fail(client, KVD_E_LOST, "no connection to %s%s%s",
+				   client->path, client->again.why.code ? ": " : "",
+				   client->again.why.code ? client->again.why.message : "");
 	if (op->forced)
 		return 0;
 	if (client->conn.pending >= client->max_pending)
@@ -266,8 +267,9 @@ int kvd_cancel(struct kvd_client *client, uint64_t id)
 int kvd_command(struct kvd_client *client, const char *cmd, const char *args,
 		int timeout_ms, char **reply_p)
 {
+	struct kvd_call call = {.timeout_ms = timeout_ms};
 	struct client_op op;
-	int r = client_enter(client, true);
+	int r = client_begin(client, &call);
 
 	*reply_p = NULL;
 	if (r)

@@ -172,6 +172,7 @@ void client_conn_lost(struct kvd_client *client, bool by_daemon, const char *why
 					     client->path, why),
 			    NULL, NULL, 0);
 	client_fail(client, KVD_E_LOST, "the connection to %s ended: %s", client->path, why);
+	client_session_lost(client);
 }
 
 /* ---- sending ------------------------------------------------------------- */
@@ -434,18 +435,27 @@ static int conn_end_ready(struct client_conn *conn)
 int client_conn_turn(struct kvd_client *client, int timeout_ms)
 {
 	struct client_conn *conn = &client->conn;
-	struct pollfd p = {.fd = conn->fd, .events = kvd_events(client)};
-	int count = conn_end_ready(conn);
-	bool lost = conn->fd < 0;
+	bool lost = kvd_lost(client);
+	int local = conn_end_ready(conn), count = 0;
+	struct pollfd p = {.events = POLLIN};
 
-	if (!lost) {
-		poll(&p, 1, count ? 0 : timeout_ms);
+	if (lost)
+		client_session_step(client);
+	p.fd = conn->fd; /* -1: only the time passes */
+	p.events = kvd_events(client);
+	if (conn->fd >= 0 || !client->again.manual)
+		poll(&p, 1, local ? 0 : timeout_ms);
+	if (conn->fd >= 0) {
 		client_conn_flush(conn);
-		count += conn_receive(client);
-		lost = conn->fd < 0;
+		count = conn_receive(client);
 	}
 	count += conn_expire(conn);
-	return lost && !count ? -KVD_E_LOST : count;
+	client_session_step(client);
+	if (lost) /* those were libkvd's own */
+		count = 0;
+	if (kvd_lost(client) && !local && !count)
+		return -KVD_E_LOST;
+	return local + count;
 }
 
 /* ---- the public part ------------------------------------------------------ */
@@ -465,24 +475,21 @@ unsigned int kvd_pending(const struct kvd_client *client)
 	return client->conn.pending;
 }
 
-bool kvd_lost(const struct kvd_client *client)
-{
-	return client->conn.fd < 0;
-}
-
 int kvd_timeout_ms(const struct kvd_client *client)
 {
 	const struct client_conn *conn = &client->conn;
-	uint64_t now, left;
+	uint64_t now, left, due, at = conn->next_deadline_ns;
 
 	if (!list_empty(&conn->ready))
 		return 0;
-	if (!conn->next_deadline_ns)
+	if (client_session_due(client, &due) && (!at || due < at))
+		at = due;
+	if (!at)
 		return -1;
 	now = client_now_ns();
-	if (now >= conn->next_deadline_ns)
+	if (now >= at)
 		return 0;
-	left = (conn->next_deadline_ns - now) / 1000000u + 1;
+	left = (at - now) / 1000000u + 1;
 	return left > 3600000 ? 3600000 : (int)left;
 }
 

@@ -63,7 +63,7 @@ int client_object_usable(struct client_object *object, const char *what)
 		return client_fail(client, KVD_E_STATE, "%s: the daemon does not have it",
 				   what);
 	}
-	if (object->serial != client->serial)
+	if (object->serial != client->serial && object->kind > CLIENT_POOL)
 		return client_fail(client, KVD_E_STATE, "%s: of a session that has ended",
 				   what);
 	return 0;
@@ -112,6 +112,25 @@ int client_object_made(struct client_request *req, int result, const cJSON *repl
 	return result;
 }
 
+int client_object_again(struct client_request *req, int result, const cJSON *reply)
+{
+	struct client_object *object = req->object;
+	const char *noun = kinds[object->kind].noun;
+	uint64_t id = 0;
+
+	if (req->late)
+		return result; /* its session has been given up */
+	if (!result && !client_get_u64(reply, noun, &id))
+		result = client_fail(req->client, KVD_E_PROTO, "%s: the reply names no %s",
+				     kinds[object->kind].make, noun);
+	if (!result) {
+		object->id = id;
+		object->serial = req->client->serial;
+	}
+	client_session_answered(req->client, result);
+	return result;
+}
+
 int client_object_gone(struct client_request *req, int result, const cJSON *reply)
 {
 	struct client_object *object = req->object;
@@ -140,8 +159,10 @@ int client_object_close(struct client_object *object, const struct kvd_call *cal
 	struct kvd_client *client = object->client;
 	enum client_phase phase = client_object_phase(object);
 	struct client_op op;
-	int r = client_enter(client, client_blocks(call));
+	int r;
 
+	r = phase == CLIENT_READY ? client_begin(client, call)
+				  : client_enter(client, client_blocks(call));
 	if (r)
 		return r;
 	if (phase == CLIENT_FAILED || phase == CLIENT_CLOSED)
@@ -159,7 +180,7 @@ int client_object_close(struct client_object *object, const struct kvd_call *cal
 uint64_t client_object_id(const struct client_object *object)
 {
 	if (client_object_phase(object) != CLIENT_READY ||
-	    object->serial != object->client->serial || kvd_lost(object->client))
+	    object->serial != object->client->serial || object->client->again.stage < CLIENT_REGISTERING)
 		return 0;
 	return object->id;
 }

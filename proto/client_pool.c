@@ -96,7 +96,7 @@ int kvd_pool_register(struct kvd_client *client, const struct kvd_pool_args *arg
 {
 	struct kvd_pool *pool = NULL;
 	struct client_op op;
-	int r = client_enter(client, client_blocks(call));
+	int r = client_begin(client, call);
 
 	*pool_p = NULL;
 	if (!r)
@@ -122,18 +122,12 @@ int kvd_pool_unregister(struct kvd_pool *pool, const struct kvd_call *call)
 	return client_object_close(&pool->object, call);
 }
 
-int client_pool_again(struct kvd_pool *pool, int timeout_ms)
+int client_pool_again(struct kvd_pool *pool)
 {
-	struct kvd_call call = {.timeout_ms = timeout_ms};
 	struct client_op op;
 	int r = pool_op(pool, &op);
 
-	if (r)
-		return r;
-	op.finish = client_object_made;
-	r = client_op_run(pool->object.client, &op, &call);
-	client_object_enter(&pool->object, CLIENT_READY);
-	return r;
+	return r ? r : client_session_again(&op);
 }
 
 uint64_t kvd_pool_id(const struct kvd_pool *pool)

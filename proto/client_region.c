@@ -128,7 +128,7 @@ int kvd_region_register(struct kvd_client *client, const struct kvd_region_args 
 {
 	struct kvd_region *region = NULL;
 	struct client_op op;
-	int r = client_enter(client, client_blocks(call));
+	int r = client_begin(client, call);
 
 	*region_p = NULL;
 	if (!r)
@@ -168,9 +168,8 @@ int kvd_region_unregister(struct kvd_region *region, const struct kvd_call *call
 	return client_object_close(&region->object, call);
 }
 
-int client_region_again(struct kvd_region *region, int timeout_ms)
+int client_region_again(struct kvd_region *region)
 {
-	struct kvd_call call = {.timeout_ms = timeout_ms};
 	struct client_op op;
 	int r = 0;
 
@@ -179,11 +178,7 @@ int client_region_again(struct kvd_region *region, int timeout_ms)
 	if (r)
 		return r;
 	region_op(region, &op);
-	op.finish = client_object_made;
-	r = client_op_run(region->object.client, &op, &call);
-	/* it stays on record: the next kvd_reconnect() tries again */
-	client_object_enter(&region->object, CLIENT_READY);
-	return r;
+	return client_session_again(&op);
 }
 
 uint64_t kvd_region_id(const struct kvd_region *region)

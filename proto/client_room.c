@@ -185,7 +185,7 @@ int kvd_room_open(struct kvd_client *client, const struct kvd_room_args *args,
 {
 	struct kvd_room *room;
 	struct client_op op;
-	int r = client_enter(client, client_blocks(call));
+	int r = client_begin(client, call);
 
 	*room_p = NULL;
 	if (!r)

@@ -279,7 +279,7 @@ int client_slot_wait(struct client_slot *slot, int state, int timeout_ms)
 		if (timeout_ms >= 0 && client_now_ns() >= until)
 			return client_fail(client, KVD_E_NOREPLY, "still %s",
 					   kvd_state_name(r));
-		if (client->conn.pending)
+		if (client->conn.pending || kvd_lost(client))
 			client_conn_turn(client, 0);
 		nanosleep(&pause, NULL);
 		if (pause.tv_nsec < 1000000)

@@ -56,7 +56,7 @@ int kvd_peer_connect(struct kvd_client *client, const char *endpoint,
 		     const struct kvd_call *call)
 {
 	struct client_op op;
-	int r = client_enter(client, client_blocks(call));
+	int r = client_begin(client, call);
 
 	if (r)
 		return r;
@@ -93,7 +93,7 @@ int kvd_session_key(struct kvd_client *client, int timeout_ms, struct kvd_sessio
 {
 	struct kvd_call call = {.timeout_ms = timeout_ms};
 	struct client_op op;
-	int r = client_enter(client, true);
+	int r = client_begin(client, &call);
 
 	if (r)
 		return r;
@@ -117,7 +117,7 @@ int kvd_peer_attach(struct kvd_client *client, const char *endpoint,
 {
 	struct kvd_call call = {.timeout_ms = timeout_ms};
 	struct client_op op;
-	int r = client_enter(client, true);
+	int r = client_begin(client, &call);
 
 	if (r)
 		return r;
@@ -201,7 +201,7 @@ int kvd_dlist_prep(struct kvd_client *client, uint64_t attach, const struct kvd_
 	cleanup_close int fd = -1;
 	struct kvd_dlist *dlist = NULL;
 	struct client_op op;
-	int r = client_enter(client, client_blocks(call));
+	int r = client_begin(client, call);
 
 	*dlist_p = NULL;
 	if (!r && count > DESCS_IN_LINE) {
@@ -328,7 +328,7 @@ int kvd_xfer_start(struct kvd_client *client, const struct kvd_xfer_args *args,
 {
 	struct kvd_xfer *xfer;
 	struct client_op op;
-	int r = client_enter(client, client_blocks(call));
+	int r = client_begin(client, call);
 
 	*xfer_p = NULL;
 	if (!r)
@@ -445,7 +445,7 @@ int kvd_notif_send(struct kvd_client *client, uint64_t attach, const void *data,
 		   size_t bytes, const struct kvd_call *call)
 {
 	struct client_op op;
-	int r = client_enter(client, client_blocks(call));
+	int r = client_begin(client, call);
 
 	if (r)
 		return r;
@@ -492,7 +492,7 @@ int kvd_notif_drain(struct kvd_client *client, int timeout_ms,
 	struct kvd_call call = {.timeout_ms = timeout_ms};
 	struct drain drain = {on_notif, arg, 0};
 	struct client_op op;
-	int r = client_enter(client, true);
+	int r = client_begin(client, &call);
 
 	if (r)
 		return r;

@@ -109,7 +109,7 @@ enum kvd_code {
 
 	KVD_E_GONE = 512,     /* the status slot belongs to another object */
 	KVD_E_NODAEMON = 513, /* no daemon answers on the socket */
-	KVD_E_LOST = 514,     /* the connection ended: kvd_reconnect() */
+	KVD_E_LOST = 514,     /* no session: libkvd reconnects, see kvd_reconnect() */
 	KVD_E_NOREPLY = 515,  /* no answer within timeout_ms */
 	KVD_E_FULL = 516,     /* libkvd's own queue is full: kvd_poll() first */
 	KVD_E_FORKED = 517,   /* this client belongs to the parent process */
@@ -143,6 +143,7 @@ struct kvd_options {
 	int timeout_ms;	    /* default of every call; 0: 10 000 */
 	unsigned int max_pending; /* unanswered requests; 0: 4096 */
 	size_t max_queued_bytes;  /* unsent bytes; 0: 8 MiB */
+	bool manual_reconnect;	  /* a lost connection waits for kvd_reconnect() */
 };
 
 /* What `hello` told. */
@@ -174,11 +175,18 @@ int kvd_open(const struct kvd_options *options, struct kvd_client **client_p);
  */
 int kvd_close(struct kvd_client *client);
 /*
- * After -KVD_E_LOST: a new session (perhaps of a new daemon), all regions and
- * pools registered again under their old handles. Rooms, dlists, xfers and
- * attachments of the old session are not resumed: they end as the old session
- * ends them and wait to be closed. When it fails, call it again later.
- * kvd_lost() tells whether it is due.
+ * When the connection ends (the daemon was restarted, or closed it), libkvd makes
+ * a new session by itself: it connects, with pauses of 10 ms … 1 s between
+ * attempts, and registers all regions and pools again under their old handles.
+ * kvd_poll() takes the steps that are due and never waits for the daemon; a
+ * blocking call connects at once if somebody listens and waits, within its own
+ * time, for the registrations. Until then calls give -KVD_E_LOST, retryable.
+ * Rooms, dlists, xfers and attachments of the old session are not resumed: they
+ * end as the old session ends them (KVD_E_DEAD once its daemon's process is gone)
+ * and wait to be closed.
+ *
+ * kvd_lost(): there is no session now. kvd_reconnect(): a new one now, blocking,
+ * whatever was; the only way with options->manual_reconnect.
  */
 int kvd_reconnect(struct kvd_client *client, int timeout_ms);
 bool kvd_lost(const struct kvd_client *client);
@@ -200,15 +208,16 @@ struct kvd_call {
 	void *arg;
 };
 
-/* The socket for select, poll, epoll; -1 when lost. It changes with
- * kvd_reconnect(). Wait for kvd_events() (POLLIN, perhaps POLLOUT; ask again
- * after every call) or kvd_timeout_ms() (-1: no request has a deadline), then
+/* The socket for select, poll, epoll; -1 while there is none. It changes with
+ * every attempt to reconnect: ask after every call. Wait for kvd_events() (POLLIN, perhaps POLLOUT; ask again
+ * after every call) or kvd_timeout_ms() (-1: nothing has a deadline), then
  * kvd_poll(client, 0). */
 int kvd_fd(const struct kvd_client *client);
 short kvd_events(const struct kvd_client *client);
 int kvd_timeout_ms(const struct kvd_client *client);
 /* Send, receive, run callbacks; wait at most timeout_ms for something to do.
- * How many requests ended, or -KVD_E_LOST (all pending ones have ended then). */
+ * How many requests ended, or -KVD_E_LOST while there is no session (all pending
+ * ones have ended then; call it again, it reconnects). */
 int kvd_poll(struct kvd_client *client, int timeout_ms);
 unsigned int kvd_pending(const struct kvd_client *client);
 

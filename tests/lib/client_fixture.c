@@ -13,16 +13,27 @@
 
 #include <cmocka.h>
 
-int client_fixture_setup(void **state)
+static int setup(void **state, bool manual)
 {
 	struct client_fixture *f = calloc(1, sizeof(*f));
-	struct kvd_options o = {.client = "test", .timeout_ms = 20000};
+	struct kvd_options o = {.client = "test", .timeout_ms = 20000,
+				.manual_reconnect = manual};
 
 	fake_kvd_start(&f->fake);
 	o.socket = fake_kvd_path(f->fake);
 	assert_int_equal(kvd_open(&o, &f->client), 0);
 	*state = f;
 	return 0;
+}
+
+int client_fixture_setup(void **state)
+{
+	return setup(state, true);
+}
+
+int client_fixture_setup_auto(void **state)
+{
+	return setup(state, false);
 }
 
 int client_fixture_teardown(void **state)

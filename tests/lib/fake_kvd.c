@@ -321,6 +321,11 @@ void fake_kvd_answer(struct fake_kvd *f, const char *answer)
 	atomic_store(&f->shared->script_head, head + 1);
 }
 
+void fake_kvd_drop_answers(struct fake_kvd *f)
+{
+	atomic_store(&f->shared->script_tail, atomic_load(&f->shared->script_head));
+}
+
 void fake_kvd_hello(struct fake_kvd *f, const char *answer)
 {
 	snprintf(f->shared->hello, LINE_MAX_BYTES, "%s", answer);

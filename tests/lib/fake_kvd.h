@@ -35,6 +35,8 @@ void fake_kvd_restart(struct fake_kvd *fake);
 /* Script an answer. Actions instead of JSON: "!close" ends the connection,
  * "!fds" answers ok with four fds nobody asked for. */
 void fake_kvd_answer(struct fake_kvd *fake, const char *answer);
+/* Forget the answers that were not used. */
+void fake_kvd_drop_answers(struct fake_kvd *fake);
 /* What the next hello is answered with (JSON, without the page). */
 void fake_kvd_hello(struct fake_kvd *fake, const char *answer);
 

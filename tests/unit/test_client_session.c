@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* libkvd comes back by itself, and never half: against a scripted daemon that is
+ * killed, silent, refuses, or throws the engine out again and again. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "tests/lib/client_fixture.h"
+
+#define ROOM_ANSWER OK ",\"room\":\"78\",\"slot\":5,\"gen\":\"9\"}"
+
+static uint64_t now_ms(void)
+{
+	return client_now_ns() / 1000000u;
+}
+
+/* Turn without waiting until there is no session. */
+static void until_lost(struct client_fixture *f)
+{
+	for (uint64_t end = now_ms() + 10000; !kvd_lost(f->client) && now_ms() < end;)
+		kvd_poll(f->client, 1);
+	assert_true(kvd_lost(f->client));
+}
+
+static void until_up(struct client_fixture *f)
+{
+	for (uint64_t end = now_ms() + 10000; kvd_lost(f->client) && now_ms() < end;)
+		kvd_poll(f->client, 5);
+	assert_false(kvd_lost(f->client));
+}
+
+static struct kvd_pool *first_pool(struct client_fixture *f)
+{
+	return (struct kvd_pool *)(void *)list_first(&f->client->objects[CLIENT_POOL],
+						     struct client_object, link);
+}
+
+static unsigned int lines_of(struct client_fixture *f, unsigned int from, const char *cmd)
+{
+	unsigned int n = 0;
+
+	for (unsigned int i = from; i < fake_kvd_lines(f->fake); i++)
+		n += strstr(fake_kvd_line(f->fake, i, NULL), cmd) != NULL;
+	return n;
+}
+
+static void daemon_restarted_next_open_works(void **state)
+{
+	struct client_fixture *f = *state;
+	struct kvd_room *old = client_room_make(f, 2, 40), *room;
+	struct kvd_room_args args = {.room = 78, .pool = first_pool(f)};
+	struct kvd_room_status st;
+	unsigned int n, fds;
+
+	fake_kvd_kill(f->fake);
+	n = fake_kvd_lines(f->fake);
+	fake_kvd_restart(f->fake);
+	fake_kvd_answer(f->fake, OK ",\"region\":103}");
+	fake_kvd_answer(f->fake, OK ",\"pool\":104}");
+	fake_kvd_answer(f->fake, ROOM_ANSWER);
+	fake_kvd_word(f->fake, 5, 9, KVD_BOOTSTRAPPING, 0, 0);
+	/* the engine does nothing but its next request */
+	assert_int_equal(kvd_room_open(f->client, &args, NULL, &room), 0);
+	assert_int_equal(kvd_room_state(room), KVD_BOOTSTRAPPING);
+	assert_non_null(strstr(client_line_args(f, n), "hello"));
+	fake_kvd_line(f->fake, n + 1, &fds);
+	assert_int_equal(fds, 1);
+	assert_non_null(strstr(client_line_args(f, n + 2), "\"regions\":[{\"region\":103}]"));
+	assert_non_null(strstr(client_line_args(f, n + 3), "\"pool\":104"));
+	assert_int_equal(kvd_daemon(f->client)->pid, fake_kvd_pid(f->fake));
+	/* the old one reads its own page and daemon, not the new ones */
+	assert_int_equal(kvd_room_read(old, &st), 0);
+	assert_int_equal(st.state, KVD_FAILED);
+	assert_int_equal(st.error, KVD_E_DEAD);
+	assert_true(st.retryable);
+	assert_int_equal(kvd_room_close(old, NULL), 0);
+}
+
+static void rooms_of_a_living_daemon_do_not_fail_with_the_connection(void **state)
+{
+	struct client_fixture *f = *state;
+	struct kvd_room *room = client_room_make(f, 2, 40);
+	struct kvd_room_status st;
+	char *reply;
+
+	fake_kvd_word(f->fake, 2, 40, KVD_TRANSFERRING, 0, 0);
+	fake_kvd_answer(f->fake, "!close");
+	fake_kvd_answer(f->fake, OK ",\"region\":103}");
+	fake_kvd_answer(f->fake, OK ",\"pool\":104}");
+	assert_int_equal(kvd_command(f->client, "a", NULL, 0, &reply), -KVD_E_LOST);
+	until_up(f);
+	assert_int_equal(kvd_pool_id(first_pool(f)), 104);
+	/* a new session is no proof that the old one is still */
+	assert_int_equal(kvd_room_state(room), KVD_TRANSFERRING);
+	assert_int_equal(kvd_room_close(room, NULL), -KVD_E_STATE);
+	fake_kvd_kill(f->fake);
+	until_lost(f);
+	assert_int_equal(kvd_room_wait(room, KVD_SUCCESS, 0), KVD_FAILED);
+	assert_int_equal(kvd_room_read(room, &st), 0);
+	assert_int_equal(st.error, KVD_E_DEAD);
+}
+
+static void poll_never_waits_for_the_daemon(void **state)
+{
+	struct client_fixture *f = *state;
+	struct kvd_pool *pool = client_pool_make(f);
+	struct kvd_call call = {.on_done = client_on_done, .arg = f};
+	uint64_t begin, worst = 0;
+	char *reply;
+
+	fake_kvd_kill(f->fake);
+	until_lost(f);
+	for (begin = now_ms(); now_ms() - begin < 300;) {
+		uint64_t at = client_now_ns();
+
+		assert_int_equal(kvd_poll(f->client, 0), -KVD_E_LOST);
+		at = client_now_ns() - at;
+		worst = at > worst ? at : worst;
+		assert_in_range(kvd_timeout_ms(f->client), 0, 1300);
+		assert_int_equal(kvd_submit(f->client, "a", NULL, NULL, 0, &call, NULL),
+				 -KVD_E_LOST);
+		assert_true(kvd_last_error(f->client)->retryable);
+	}
+	/* 10 + 20 + 40 … ms between attempts, and it is not asked more often */
+	assert_in_range(f->client->again.tries, 2, 12);
+	/* a daemon that takes the connection and says nothing */
+	fake_kvd_restart(f->fake);
+	fake_kvd_hello(f->fake, "");
+	while (f->client->again.stage != CLIENT_GREETING)
+		kvd_poll(f->client, 5);
+	for (begin = now_ms(); now_ms() - begin < 50;)
+		assert_int_equal(kvd_poll(f->client, 0), -KVD_E_LOST);
+	begin = now_ms();
+	assert_int_equal(kvd_command(f->client, "a", NULL, 60, &reply), -KVD_E_LOST);
+	assert_in_range(now_ms() - begin, 50, 5000);
+	assert_int_equal(kvd_pool_id(pool), 0);
+	assert_int_equal(f->done, 0);
+	(void)worst; /* told, not judged: the machine may be busy */
+	print_message("worst kvd_poll(0): %llu us\n", (unsigned long long)worst / 1000u);
+}
+
+static void registration_refused_leaves_nothing_half(void **state)
+{
+	struct client_fixture *f = *state;
+	struct kvd_pool *pool = client_pool_make(f);
+	struct kvd_room_args args = {.room = 78, .pool = pool};
+	struct kvd_room *room;
+
+	fake_kvd_kill(f->fake);
+	fake_kvd_restart(f->fake);
+	fake_kvd_answer(f->fake, OK ",\"region\":103}");
+	fake_kvd_answer(f->fake, "{\"id\":%ID%,\"error\":{\"code\":\"ELIMIT\","
+				 "\"message\":\"no pool for you\"}}");
+	assert_int_equal(kvd_room_open(f->client, &args, NULL, &room), -KVD_E_LOST);
+	assert_non_null(strstr(kvd_last_error(f->client)->message, "no pool for you"));
+	assert_null(room);
+	assert_true(kvd_lost(f->client));
+	assert_int_equal(kvd_pool_id(pool), 0);
+	fake_kvd_answer(f->fake, OK ",\"region\":203}");
+	fake_kvd_answer(f->fake, OK ",\"pool\":204}");
+	until_up(f);
+	assert_int_equal(kvd_pool_id(pool), 204);
+}
+
+static void many_regions_go_out_in_a_window(void **state)
+{
+	struct client_fixture *f = *state;
+	char answer[64];
+	unsigned int n;
+
+	for (int i = 0; i < 40; i++)
+		client_region_make(f);
+	fake_kvd_kill(f->fake);
+	n = fake_kvd_lines(f->fake);
+	fake_kvd_restart(f->fake);
+	for (int i = 0; i < 16; i++)
+		fake_kvd_answer(f->fake, "");
+	fake_kvd_line(f->fake, n - 1, NULL);
+	until_lost(f);
+	while (fake_kvd_lines(f->fake) < n + 17)
+		kvd_poll(f->client, 1);
+	for (int i = 0; i < 50; i++)
+		kvd_poll(f->client, 1);
+	assert_int_equal(fake_kvd_lines(f->fake), n + 17);
+	assert_int_equal(f->client->conn.pending, 16);
+	/* cut in the middle; the next daemon answers */
+	fake_kvd_kill(f->fake);
+	fake_kvd_restart(f->fake);
+	for (int i = 0; i < 40; i++) {
+		snprintf(answer, sizeof(answer), "%s,\"region\":%d}", OK, 100 + i);
+		fake_kvd_answer(f->fake, answer);
+	}
+	until_up(f);
+	assert_int_equal(lines_of(f, n + 17, "region.register"), 40);
+	assert_int_equal(f->client->conn.pending, 0);
+}
+
+/* A session that does not last is no reason to come back at once. */
+static void daemon_that_throws_out_is_not_hammered(void **state)
+{
+	struct client_fixture *f = *state;
+	unsigned int n = fake_kvd_lines(f->fake), hellos;
+	uint64_t begin = now_ms();
+	char *reply;
+
+	while (now_ms() - begin < 400) {
+		fake_kvd_answer(f->fake, "!close");
+		until_up(f);
+		assert_int_equal(kvd_command(f->client, "a", NULL, 0, &reply), -KVD_E_LOST);
+		while (kvd_lost(f->client) && now_ms() - begin < 400)
+			kvd_poll(f->client, 5);
+	}
+	hellos = lines_of(f, n, "hello");
+	/* 10, 20, 40, 80, 160, 320 ms, each up to a quarter longer */
+	assert_in_range(hellos, 2, 7);
+}
+
+static void callbacks_of_the_lost_session_run_once(void **state)
+{
+	struct client_fixture *f = *state;
+	struct kvd_call call = {.on_done = client_on_done, .arg = f};
+
+	client_pool_make(f);
+	for (int i = 0; i < 5; i++)
+		fake_kvd_answer(f->fake, "");
+	for (int i = 0; i < 5; i++)
+		assert_int_equal(kvd_submit(f->client, "a", NULL, NULL, 0, &call, NULL), 0);
+	fake_kvd_line(f->fake, 7, NULL);
+	fake_kvd_kill(f->fake);
+	fake_kvd_restart(f->fake);
+	fake_kvd_answer(f->fake, OK ",\"region\":103}");
+	fake_kvd_answer(f->fake, OK ",\"pool\":104}");
+	until_lost(f);
+	assert_int_equal(f->done, 5);
+	assert_int_equal(f->result, -KVD_E_LOST);
+	until_up(f);
+	assert_int_equal(f->done, 5);
+	assert_int_equal(kvd_pending(f->client), 0);
+}
+
+static void daemon_anew(struct client_fixture *f)
+{
+	fake_kvd_kill(f->fake);
+	until_lost(f);
+	fake_kvd_drop_answers(f->fake);
+	fake_kvd_restart(f->fake);
+	fake_kvd_answer(f->fake, OK ",\"region\":103}");
+	fake_kvd_answer(f->fake, OK ",\"pool\":104}");
+	f->client->again.retry_ns = 0;
+}
+
+/* Out of memory at every allocation of the way up: lost, never half. */
+static void no_memory_on_the_way_up_tries_again(void **state)
+{
+	struct client_fixture *f = *state;
+	struct kvd_pool *pool = client_pool_make(f);
+	unsigned int tries;
+	bool failed = true;
+	uint64_t n;
+
+	for (n = 1; failed; n++) {
+		daemon_anew(f);
+		tries = f->client->again.tries;
+		mem_fail_at(n);
+		while (kvd_lost(f->client) && f->client->again.tries == tries)
+			kvd_poll(f->client, 2);
+		mem_fail_at(0);
+		failed = kvd_lost(f->client);
+		if (failed) {
+			assert_int_equal(kvd_pool_id(pool), 0);
+			assert_int_equal(kvd_pending(f->client), 0);
+			daemon_anew(f);
+			until_up(f);
+		}
+		assert_int_equal(kvd_pool_id(pool), 104);
+	}
+	assert_true(n > 8);
+}
+
+int main(void)
+{
+#define T(name)                                                                 \
+	cmocka_unit_test_setup_teardown(name, client_fixture_setup_auto,         \
+					client_fixture_teardown)
+	static const struct CMUnitTest tests[] = {
+		T(daemon_restarted_next_open_works),
+		T(rooms_of_a_living_daemon_do_not_fail_with_the_connection),
+		T(poll_never_waits_for_the_daemon),
+		T(registration_refused_leaves_nothing_half),
+		T(many_regions_go_out_in_a_window),
+		T(daemon_that_throws_out_is_not_hammered),
+		T(callbacks_of_the_lost_session_run_once),
+		T(no_memory_on_the_way_up_tries_again),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
