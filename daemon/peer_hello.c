@@ -24,6 +24,12 @@
  * either proof completes the same attempt. HELLO is repeated until answered;
  * one that was answered already is answered again, with the same half.
  *
+ * A line that broke and connected again may lead to another process at the same
+ * endpoint. The HELLO of the peering that is up asks: the same daemon answers
+ * with the same half, which changes nothing; a new one cannot know it, and its
+ * WELCOME, with the nonce that only the endpoint's owner has seen, is the proof
+ * of a restart, long before the silence of the old instance would be.
+ *
  * One daemon may be dialled by two names (a host name, its address). The names
  * meet when the WELCOME tells the instance: a peer that only the other side
  * dialled gives way to the one that was dialled here; of two that were dialled
@@ -88,6 +94,12 @@ void peer_hello_send(struct peer_impl *impl)
 		err_clear(); /* not connected yet: on_line and the tick try again */
 	else
 		impl->hellos++;
+}
+
+void peer_hello_probe(struct peer_impl *impl)
+{
+	if (half_send(impl, &impl->cur, WIRE_T_HELLO, impl->cur.nonce) < 0)
+		err_clear(); /* silence will tell */
 }
 
 void peer_answer(struct peer_impl *impl, struct peering *peering)
@@ -328,6 +340,24 @@ void peer_on_hello(struct peers *peers, const struct wire_header *h, struct curs
 	begin_answer(impl, h, &m, user);
 }
 
+/* The answer to a probe: who is at the endpoint of a peer that is UP? */
+static void on_probed(struct peer_impl *impl, const struct wire_header *h,
+		      const char *user)
+{
+	struct err why;
+
+	if (memcmp(h->sender, impl->cur.instance, sizeof(h->sender)) == 0)
+		return;
+	if (strcmp(impl->cur.user, user) != 0) { /* a restart keeps its key */
+		impl->peers->stats.foreign_user++;
+		return;
+	}
+	peer_restarted(impl, h->sender, &why);
+	peer_bring_down(impl, &why, false);
+	if (impl->peer.state == PEER_DOWN && impl->peer.holds && !impl->peers->closing)
+		peer_tick_in(impl, 0); /* it is there: no reason to wait */
+}
+
 void peer_on_welcome(struct peers *peers, const struct wire_header *h,
 		     struct cursor *body, const char *user)
 {
@@ -346,6 +376,10 @@ void peer_on_welcome(struct peers *peers, const struct wire_header *h,
 
 		if (it->next.live && it->hellos && it->next.nonce == m.nonce)
 			impl = it;
+		if (it->cur.live && it->cur.nonce == m.nonce) {
+			on_probed(it, h, user);
+			return;
+		}
 	}
 	if (!impl) {
 		peers->stats.stale_frames++; /* or a second answer: nothing new in it */

@@ -71,6 +71,7 @@ struct peer_impl {
 	uint64_t used_ns;    /* last message besides PING and PONG */
 	uint64_t pinged_ns, ping_stamp;
 	bool ping_open; /* no PONG yet */
+	bool line_broke; /* since it was connected last: is it still the same daemon? */
 
 	/* reliable messages that the line did not take; the self peer's inbox */
 	struct list queue;
@@ -146,6 +147,9 @@ bool peer_bring_up(struct peer_impl *impl);
 void peer_bring_down(struct peer_impl *impl, const struct err *why, bool bye);
 /* The attempt has failed (refused, not accepted): retry later while held. */
 void peer_attempt_failed(struct peer_impl *impl, const struct err *why);
+/* The reason that names both instances, the one that was and the new one. */
+void peer_restarted(const struct peer_impl *impl, const uint8_t instance[16],
+		    struct err *why_p);
 /* It is this daemon: UP in the next turn. */
 void peer_become_self(struct peer_impl *impl);
 void peer_doom(struct peer_impl *impl, const struct err *why);
@@ -168,6 +172,8 @@ void peer_addresses_free(struct peer_address *addresses, unsigned int *count);
 /* ---- peer_hello.c (HELLO, WELCOME, BYE) ---- */
 int peering_begin_self(struct peer_impl *impl); /* with both halves ours */
 void peer_hello_send(struct peer_impl *impl);
+/* UP: ask again who is there, with the HELLO of the peering that is. */
+void peer_hello_probe(struct peer_impl *impl);
 void peer_answer(struct peer_impl *impl, struct peering *peering);
 void peer_on_hello(struct peers *peers, const struct wire_header *h, struct cursor *body,
 		   const char *user);

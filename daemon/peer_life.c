@@ -222,6 +222,16 @@ static bool makes_room(struct peer_impl *impl)
 	return false;
 }
 
+void peer_restarted(const struct peer_impl *impl, const uint8_t instance[16],
+		    struct err *why_p)
+{
+	char label[200], hex[9];
+
+	peer_hex(instance, 4, hex);
+	err_set(why_p, ERR_RESTART, "%s: the daemon was restarted, as instance %s",
+		peer_label(impl, label), hex);
+}
+
 bool peer_bring_up(struct peer_impl *impl)
 {
 	struct peers *peers = impl->peers;
@@ -235,9 +245,11 @@ bool peer_bring_up(struct peer_impl *impl)
 		bool same = memcmp(impl->cur.instance, impl->next.instance,
 				   sizeof(impl->next.instance)) == 0;
 
-		err_set(&why, same ? ERR_PEER : ERR_RESTART, "%s: %s",
-			peer_label(impl, label),
-			same ? "it began a new peering" : "the daemon was restarted");
+		if (same)
+			err_set(&why, ERR_PEER, "%s: it began a new peering",
+				peer_label(impl, label));
+		else
+			peer_restarted(impl, impl->next.instance, &why);
 		take_down(impl, &why, false);
 	}
 	if (!impl->next.live || peers->closing)
@@ -394,15 +406,22 @@ void peer_on_line(void *owner, void *line_owner, bool connected)
 	struct peer_impl *impl;
 
 	(void)owner;
-	if (!connected)
-		return; /* silence will tell */
 	if (kind->kind == LINE_REFUSAL) {
-		peer_refusal_send(container_of(kind, struct peer_refusal, line_owner));
+		if (connected)
+			peer_refusal_send(
+				container_of(kind, struct peer_refusal, line_owner));
 		return;
 	}
 	impl = container_of(kind, struct peer_impl, line_owner);
+	if (!connected) {
+		impl->line_broke = true;
+		return; /* silence will tell */
+	}
 	if (impl->cur.live)
 		peer_answer(impl, &impl->cur);
+	if (impl->cur.live && impl->line_broke && impl->dialled)
+		peer_hello_probe(impl);
+	impl->line_broke = false;
 	if (impl->next.live) {
 		peer_answer(impl, &impl->next);
 		if (impl->dialled && impl->peer.state != PEER_UP) {

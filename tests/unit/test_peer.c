@@ -518,6 +518,41 @@ static void partition_is_learnt_by_both_and_heals(void **state)
 	assert_true(peers_stats(net.n[1].peers)->stale_frames > 0);
 }
 
+/* Half open: frames of `from` vanish on the way, those to it arrive. Who hears
+ * nothing says BYE, and both know within a second. */
+static void half_open(unsigned int from)
+{
+	struct mem_path cut = {.delay_ns = PEERNET_DELAY_NS, .cut = true};
+	unsigned int to = 1 - from;
+	uint64_t begin_ns;
+
+	peernet_join();
+	mem_hub_set_path(net.hub, peernet_endpoint(from), peernet_endpoint(to), &cut);
+	begin_ns = loop_now_ns(net.loop);
+	peernet_run(1000 * MS);
+	assert_int_equal(net.n[0].downs, 1);
+	assert_int_equal(net.n[1].downs, 1);
+	for (unsigned int i = 0; i < 2; i++)
+		assert_true(net.n[i].down_ns - begin_ns < 1000 * MS);
+	assert_non_null(strstr(net.n[to].why.text, "missed 4 pings"));
+	assert_non_null(strstr(net.n[to].why.text, peernet_endpoint(from)));
+	assert_non_null(strstr(net.n[from].why.text, "left: "));
+	/* it was told why: the other one heard nothing of us */
+	assert_non_null(strstr(net.n[from].why.text, "missed 4 pings"));
+}
+
+static void half_open_line_out_is_learnt_by_both(void **state)
+{
+	(void)state;
+	half_open(0);
+}
+
+static void half_open_line_in_is_learnt_by_both(void **state)
+{
+	(void)state;
+	half_open(1);
+}
+
 static void restart_takes_the_old_instance_down_first(void **state)
 {
 	struct peer *peer = peernet_join();
@@ -532,7 +567,7 @@ static void restart_takes_the_old_instance_down_first(void **state)
 	struct peer *back = peernet_dial(1, 0); /* the restarted daemon dials at once */
 
 	peernet_run(200 * MS);
-	assert_string_equal(net.log, "1up 0down 0up ");
+	assert_string_equal(net.log, "0down 1up 0up ");
 	assert_int_equal(net.n[0].why.code, ERR_RESTART);
 	assert_non_null(strstr(net.n[0].why.text, "tcp://10.0.0.1:7400 instance "));
 	assert_ptr_equal(peernet_only(0), peer);
@@ -556,6 +591,53 @@ static void restart_is_found_by_redialling(void **state)
 	assert_int_equal(peer->state, PEER_UP);
 	assert_int_equal(peer->epoch, 2);
 	assert_memory_equal(peer->instance, peers_instance(net.n[1].peers), 16);
+}
+
+static void restart_is_found_when_the_line_connects_again(void **state)
+{
+	struct peer *peer = peernet_join();
+	char was[9], is[9];
+	uint64_t begin_ns;
+
+	(void)state;
+	snprintf(was, sizeof(was), "%.8s", peer->instance_text);
+	peernet_crash(1, MEM_CRASH_KILLED);
+	begin_ns = loop_now_ns(net.loop);
+	peernet_run(40 * MS);
+	peernet_start(1); /* and dials nobody: it knows of no room */
+	peernet_run(200 * MS);
+	/* long before its silence could tell */
+	assert_int_equal(net.n[0].downs, 1);
+	assert_true(net.n[0].down_ns - begin_ns < 100 * MS);
+	assert_int_equal(net.n[0].why.code, ERR_RESTART);
+	snprintf(is, sizeof(is), "%.8s", peers_instance_text(net.n[1].peers));
+	assert_non_null(strstr(net.n[0].why.text, "peer tcp://10.0.0.1:7400 instance "));
+	assert_non_null(strstr(net.n[0].why.text, was));
+	assert_non_null(strstr(net.n[0].why.text, is));
+	assert_string_not_equal(was, is);
+	assert_int_equal(peer->state, PEER_UP);
+	assert_int_equal(peer->epoch, 2);
+	peernet_run(3 * LOOP_NS_PER_S);
+	assert_int_equal(net.n[0].downs, 1);
+	assert_int_equal(net.n[0].refusals + net.n[1].refusals, 0);
+}
+
+/* The cable was out for a moment: the same daemon answers, and nothing changes. */
+static void line_connected_again_to_the_same_daemon_changes_nothing(void **state)
+{
+	struct peer *peer = peernet_join();
+
+	(void)state;
+	for (int i = 0; i < 3; i++) {
+		mem_hub_break(net.hub, peernet_endpoint(0), peernet_endpoint(1));
+		peernet_run(100 * MS);
+	}
+	peernet_run(2 * LOOP_NS_PER_S);
+	assert_int_equal(net.n[0].downs + net.n[1].downs, 0);
+	assert_int_equal(peer->epoch, 1);
+	assert_int_equal(peernet_lease(peer, 5, true), 0);
+	peernet_run(10 * MS);
+	assert_int_equal(net.n[1].messages, 1);
 }
 
 static void frames_of_the_old_epoch_are_not_heard(void **state)
@@ -746,7 +828,11 @@ int main(void)
 		TEST(silence_is_death_within_the_bound),
 		TEST(partition_is_learnt_by_both_and_heals),
 		TEST(restart_takes_the_old_instance_down_first),
+		TEST(half_open_line_out_is_learnt_by_both),
+		TEST(half_open_line_in_is_learnt_by_both),
 		TEST(restart_is_found_by_redialling),
+		TEST(restart_is_found_when_the_line_connects_again),
+		TEST(line_connected_again_to_the_same_daemon_changes_nothing),
 		TEST(frames_of_the_old_epoch_are_not_heard),
 		TEST(callbacks_may_do_anything),
 		TEST(own_stall_kills_nobody),
