@@ -91,6 +91,7 @@ void kvd_drain(struct kvd *kvd, uint64_t deadline_ns)
 		 rooms_live(kvd->rooms));
 	notify_stopping("draining");
 	kvd->draining = true;
+	rooms_drain(kvd->rooms);
 	impl->drain_until_ns = loop_now_ns(kvd->loop) + deadline_ns;
 	/* not at once: the command's answer goes out first */
 	if (loop_timer_start(&impl->drain, LOOP_NS_PER_MS) < 0)

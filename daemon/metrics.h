@@ -43,9 +43,20 @@ enum metric_type { METRIC_COUNTER, METRIC_GAUGE };
 	  "partners' messages kept until their room opens")                                \
 	X(ORPHANS_EXPIRED, COUNTER, "orphans_expired_total",                               \
 	  "of these, refused because nobody opened the room in time")                      \
-	X(ORPHANS_REFUSED, COUNTER, "orphans_refused_total", "refused at the cap (orphans)") \
+	X(ORPHANS_REFUSED, COUNTER, "orphans_refused_total",                               \
+	  "refused at the cap (orphans), or by a drain")                                   \
 	X(ROOM_LATE, COUNTER, "room_late_total", "messages and requests for rooms that ended") \
 	X(ROOM_REFUSED, COUNTER, "room_refused_total", "peers' room messages refused")     \
+	X(BOOTSTRAP_TIMEOUTS, COUNTER, "rooms_bootstrap_timeouts_total",                   \
+	  "rooms failed because the other side did not show up in time")                   \
+	X(WAITING_TIMEOUTS, COUNTER, "rooms_waiting_timeouts_total",                       \
+	  "rooms failed because nothing was bound, offered or sent in time")               \
+	X(STALLS, COUNTER, "rooms_stalled_total",                                          \
+	  "rooms failed because no byte of what was posted moved in time")                 \
+	X(LEASES_EXPIRED, COUNTER, "leases_expired_total",                                 \
+	  "offers failed because their lease ended, taken or not")                         \
+	X(FENCES_WIDENED, COUNTER, "fences_widened_total",                                 \
+	  "peers cut because a room on them could not be proven still in time")            \
 	X(XFERS_STARTED, COUNTER, "xfers_started_total", "transfers started")              \
 	X(XFERS_SUCCEEDED, COUNTER, "xfers_succeeded_total", "transfers that succeeded")   \
 	X(XFERS_FAILED, COUNTER, "xfers_failed_total", "transfers that failed")            \

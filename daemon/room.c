@@ -142,39 +142,6 @@ static void log_end(const struct room *room)
 			 room->error.text);
 }
 
-static void on_timer(struct loop_timer *timer);
-
-/* When does somebody have to look at the clock for this room again? */
-static void set_timer(struct room *room)
-{
-	const struct config *config = rooms_kvd(room->rooms)->config;
-	uint64_t after;
-
-	switch ((enum room_state)sm_state(&room->sm)) {
-	case ROOM_BOOT:
-		after = room->limits_ns[0];
-		break;
-	case ROOM_WAITING:
-		after = room->limits_ns[1];
-		break;
-	case ROOM_MOVING:
-		after = room->limits_ns[2] / 4 + 1;
-		break;
-	case ROOM_ABORTING:
-		after = config->fence_timeout_ns;
-		break;
-	default:
-		return;
-	}
-	if (room->role == ROOM_OFFER && room_live(room))
-		after = room->lease_ns / 4 + 1;
-	if (loop_timer_start(&room->timer, after) < 0) {
-		err_clear(); /* the room lives without its clock, the log says so */
-		log_warn("room", NULL, "no memory for a timer", "room=%llu",
-			 (unsigned long long)room->number);
-	}
-}
-
 void room_move(struct room *room, enum room_state to)
 {
 	uint64_t now = loop_now_ns(rooms_kvd(room->rooms)->loop);
@@ -189,83 +156,9 @@ void room_move(struct room *room, enum room_state to)
 		log_end(room);
 	}
 	publish(room);
-	set_timer(room);
+	room_clock_set(room);
 	if (room_terminal(room))
 		finish(room);
-}
-
-static uint64_t progress_of(const struct room *room)
-{
-	const struct move *move;
-	uint64_t sum = room->bytes;
-
-	list_foreach(move, &room->moves, link)
-		sum += move->in ? move->in->moved : move->op.xp.moved;
-	return sum;
-}
-
-/* Is something on its way? Else the engine, here or there, is computing. */
-static bool posted(const struct room *room)
-{
-	const struct move *move;
-
-	list_foreach(move, &room->moves, link) {
-		if (move->phase == MOVE_POSTED)
-			return true;
-	}
-	return false;
-}
-
-/* The fence took too long: cut the peers that still hold something of us. */
-static void widen(struct room *room)
-{
-	struct move *move;
-	struct err why;
-
-	list_foreach(move, &room->moves, link) {
-		if (move->phase != MOVE_POSTED) /* our own helper has it, no peer does */
-			continue;
-		if (!move->party->remote || move->party->remote->peer->state != PEER_UP)
-			continue;
-		err_set(&why, ERR_FENCE, "%.100s: room %llu not still after %llu ms",
-			move->party->remote->label, (unsigned long long)room->number,
-			(unsigned long long)(rooms_kvd(room->rooms)->config->fence_timeout_ns /
-					     LOOP_NS_PER_MS));
-		peer_kill(move->party->remote->peer, &why);
-		return; /* its moves end now; look again at the next timer */
-	}
-}
-
-static void on_timer(struct loop_timer *timer)
-{
-	struct room *room = container_of(timer, struct room, timer);
-	uint64_t now = loop_now_ns(timer->loop), progress = progress_of(room);
-	struct err why = {0};
-
-	if (room->role == ROOM_OFFER && room_live(room)) {
-		offer_check_lease(room);
-	} else if (sm_state(&room->sm) == ROOM_BOOT) {
-		err_set(&why, ERR_TIMEOUT, "bootstrapping took longer than %llu ms",
-			(unsigned long long)(room->limits_ns[0] / LOOP_NS_PER_MS));
-	} else if (sm_state(&room->sm) == ROOM_WAITING) {
-		err_set(&why, ERR_TIMEOUT, "no data for %llu ms after bootstrapping",
-			(unsigned long long)(room->limits_ns[1] / LOOP_NS_PER_MS));
-	} else if (sm_state(&room->sm) == ROOM_MOVING) {
-		uint64_t limit = room->limits_ns[posted(room) ? 2 : 1];
-
-		if (progress != room->progress)
-			room->moved_ns = now;
-		room->progress = progress;
-		if (now - room->moved_ns >= limit)
-			err_set(&why, ERR_STALL, "no byte moved for %llu ms",
-				(unsigned long long)(limit / LOOP_NS_PER_MS));
-	} else if (sm_state(&room->sm) == ROOM_ABORTING) {
-		widen(room);
-	}
-	if (why.code != ERR_OK)
-		room_fail(room, &why, NULL);
-	else
-		set_timer(room);
 }
 
 /* ---- failing ---- */
@@ -347,7 +240,7 @@ void room_init(struct room *room)
 	list_init(&room->moves);
 	list_init(&room->chunks);
 	loop_defer_init(&room->step, on_step);
-	loop_timer_init(&room->timer, loop, on_timer);
+	loop_timer_init(&room->timer, loop, room_on_clock);
 	loop_timer_init(&room->beat, loop, pull_on_beat);
 	room->opened_ns = loop_now_ns(loop);
 }
@@ -355,7 +248,7 @@ void room_init(struct room *room)
 void room_open_done(struct room *room)
 {
 	publish(room);
-	set_timer(room);
+	room_clock_set(room);
 }
 
 bool room_without(struct party *party)

@@ -187,6 +187,11 @@ void room_fail_last(struct room *room, const struct party *but); /* err_last() *
 void room_kick(struct room *room);
 void room_progress(struct room *room); /* bytes moved: status page */
 
+/* ---- room_clock.c ---- */
+/* Look at the clock for this room when its phase says so. */
+void room_clock_set(struct room *room);
+void room_on_clock(struct loop_timer *timer);
+
 void room_count(const struct room *room, enum metric metric, uint64_t n);
 
 struct party *room_party_add(struct room *room, struct remote *remote);

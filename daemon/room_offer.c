@@ -244,15 +244,21 @@ void offer_on_lease(struct room *room, struct party *party, uint64_t lease_epoch
 
 void offer_check_lease(struct room *room)
 {
+	const struct party *party;
+	uint32_t done = 0;
 	struct err why;
 
 	if (loop_now_ns(rooms_kvd(room->rooms)->loop) < room->lease_end_ns)
 		return;
 	room->lease_epoch++; /* whoever still reads, reads in vain */
-	err_set(&why, ERR_LEASE, "offer %llu: the lease of %llu ms ended; %u of %u pulled",
+	list_foreach(party, &room->parties, link)
+		done += party->done;
+	err_set(&why, ERR_LEASE, "offer %llu: the lease of %llu ms ended; of %u pullers %u "
+		"came and %u took it",
 		(unsigned long long)room->number,
-		(unsigned long long)(room->lease_ns / LOOP_NS_PER_MS), room->party_count,
-		room->receivers);
+		(unsigned long long)(room->lease_ns / LOOP_NS_PER_MS), room->receivers,
+		room->party_count, done);
+	room_count(room, METRIC_LEASES_EXPIRED, 1);
 	room_fail(room, &why, NULL);
 }
 

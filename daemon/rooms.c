@@ -269,6 +269,14 @@ void rooms_session_end(struct rooms *rooms, struct session *session)
 	}
 }
 
+void rooms_drain(struct rooms *rooms)
+{
+	struct err why;
+
+	err_set(&why, ERR_DRAIN, "no new rooms: the daemon is draining");
+	orphans_refuse(rooms, &why);
+}
+
 void rooms_fail_all(struct rooms *rooms, const struct err *why)
 {
 	struct room *room;

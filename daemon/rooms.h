@@ -20,6 +20,8 @@ void rooms_free(struct rooms *rooms); /* no room is left */
 /* Every room of the session fails and closes when it is still; the session is
  * held (session_drain_begin) until the last is gone. */
 void rooms_session_end(struct rooms *rooms, struct session *session);
+/* From now on no new ones: partners that wait for a room to open are told. */
+void rooms_drain(struct rooms *rooms);
 /* Fail every room of the daemon (shutdown). */
 void rooms_fail_all(struct rooms *rooms, const struct err *why);
 unsigned int rooms_count(const struct rooms *rooms);

@@ -45,6 +45,8 @@ int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
 		const struct room_key *key, uint64_t gen, const void *body, size_t len);
 /* Deliver what waited for this room, oldest first. */
 void orphans_take(struct rooms *rooms, struct room *room);
+/* Answer all that wait with a refusal. */
+void orphans_refuse(struct rooms *rooms, const struct err *why);
 void orphans_drop_remote(struct rooms *rooms, const struct remote *remote);
 /* ABORT of a partner that was only an orphan. */
 void orphans_drop_gen(struct rooms *rooms, const struct remote *remote, uint64_t gen);

@@ -80,6 +80,19 @@ static void on_orphan_timer(struct loop_timer *timer)
 	restart_timer(rooms);
 }
 
+void orphans_refuse(struct rooms *rooms, const struct err *why)
+{
+	struct orphan *orphan;
+
+	while ((orphan = list_first(&rooms->orphans, struct orphan, link))) {
+		metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_REFUSED, 1);
+		msg_refuse(rooms, orphan->remote, orphan->type, orphan->body, orphan->len,
+			   why);
+		orphan_free(rooms, orphan);
+	}
+	restart_timer(rooms);
+}
+
 static struct group *group_get(struct rooms *rooms, const struct room_key *key)
 {
 	struct group *group =

@@ -161,6 +161,8 @@ static void first_contact(struct rooms *rooms, struct remote *remote, enum wire_
 	if (tomb)
 		r = err_raise(tomb->code, "room %llu has ended: %s",
 			      (unsigned long long)key->number, tomb->text);
+	else if (rooms->kvd->draining)
+		r = err_raise(ERR_DRAIN, "no new rooms: the daemon is draining");
 	else if (!pool_is_ours(rooms, key->owner))
 		r = err_raise(ERR_NOTFOUND, "no pool %llu here",
 			      (unsigned long long)key->owner);

@@ -513,6 +513,8 @@ int transfer_post(struct transfer *t)
 {
 	int r;
 
+	if (t->xs->xfers->kvd->draining)
+		return err_raise(ERR_DRAIN, "no new transfers: the daemon is draining");
 	if (t->phase != XFER_ENDED)
 		return err_raise(ERR_BUSY, "xfer %llu is under way",
 				 (unsigned long long)t->id);

@@ -1,0 +1,395 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every room ends: whoever does not come, does not bind, does not send, does not
+ * take, does not move or does not get still. Each end has its time, its code, its
+ * words (on both sides) and its counter. In-process cluster, virtual time.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/peer.h"
+#include "daemon/rooms.h"
+#include "proto/kvd_status.h"
+#include "tests/lib/cluster.h"
+
+#define MS LOOP_NS_PER_MS
+
+static const struct cache geometry = {.layers = 4,
+				      .pages = 16,
+				      .page_tokens = 4,
+				      .units = 4,
+				      .total_units = 4,
+				      .unit_bytes = 32};
+
+struct trio { /* nodes 0 and 2 prefill, node 1 decodes */
+	struct cluster c;
+	struct session *prefill, *decode, *other;
+	struct cache src, dst, third;
+};
+
+static int setup(void **state)
+{
+	struct trio *p = calloc(1, sizeof(*p));
+
+	cluster_new(&p->c, 1, 3);
+	p->prefill = cluster_engine(&p->c, 0, "prefill");
+	p->decode = cluster_engine(&p->c, 1, "decode");
+	p->other = cluster_engine(&p->c, 2, "other");
+	p->src = p->dst = p->third = geometry;
+	/* each source holds half of the heads */
+	p->src.units = p->third.units = 2;
+	p->third.first_unit = 2;
+	cluster_cache(&p->c, p->prefill, "kv", 0, &p->src);
+	cluster_cache(&p->c, p->decode, "kv", 0, &p->dst);
+	cluster_cache(&p->c, p->other, "kv", 1, &p->third);
+	memset(p->src.base, 0x11, p->src.bytes);
+	memset(p->third.base, 0x33, p->third.bytes);
+	*state = p;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct trio *p = *state;
+
+	for (unsigned int i = 0; i < 3; i++)
+		p->c.nodes[i].kvd.draining = false;
+	cluster_free(&p->c);
+	cache_close(&p->src);
+	cache_close(&p->dst);
+	cache_close(&p->third);
+	free(p);
+	return 0;
+}
+
+static void open_send(struct trio *p, uint64_t room, const char *more)
+{
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.open','room':'%llu','role':'send','pool':%llu%s}",
+		   (unsigned long long)room, (unsigned long long)p->src.pool, more);
+	cluster_ok(&p->c, p->other,
+		   "{'cmd':'room.open','room':'%llu','role':'send','pool':%llu%s}",
+		   (unsigned long long)room, (unsigned long long)p->third.pool, more);
+}
+
+static void open_recv(struct trio *p, uint64_t room, const char *more)
+{
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.open','room':'%llu','role':'recv','pool':%llu,'sources':["
+		   "'%s','%s']%s}",
+		   (unsigned long long)room, (unsigned long long)p->dst.pool,
+		   p->c.nodes[0].endpoint, p->c.nodes[2].endpoint, more);
+}
+
+static void bind(struct trio *p, uint64_t room)
+{
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.bind','room':'%llu','views':{'kv':{'pages':[7,2,8,12]}}}",
+		   (unsigned long long)room);
+}
+
+static void send_from(struct trio *p, struct session *engine, uint64_t room)
+{
+	cluster_ok(&p->c, engine,
+		   "{'cmd':'room.send','room':'%llu','seq':0,'last':true,'views':{'kv':{"
+		   "'pages':[3,4,9,1]}}}",
+		   (unsigned long long)room);
+}
+
+static const struct err *why(struct trio *p, unsigned int node, enum room_role role,
+			     uint64_t number)
+{
+	struct session *const engines[] = {p->prefill, p->decode, p->other};
+	struct room *room = rooms_find(p->c.nodes[node].kvd.rooms, engines[node], role,
+				       number);
+
+	assert_non_null(room);
+	return &room->error;
+}
+
+static void said(const struct err *err, enum err_code code, const char *words)
+{
+	if (err->code != code || !strstr(err->text, words))
+		fail_msg("%s: %s; not %s: %s", err_name(err->code), err->text,
+			 err_name(code), words);
+}
+
+static uint64_t counted(struct trio *p, unsigned int node, enum metric metric)
+{
+	return metrics_get(&p->c.nodes[node].kvd.metrics, metric);
+}
+
+static void until_failed(struct trio *p, uint64_t room)
+{
+	cluster_until_state(&p->c, p->decode, "recv", room, KVD_FAILED);
+	cluster_until_state(&p->c, p->prefill, "send", room, KVD_FAILED);
+	cluster_until_state(&p->c, p->other, "send", room, KVD_FAILED);
+}
+
+static void receiver_that_never_binds_times_out(void **state)
+{
+	struct trio *p = *state;
+
+	open_send(p, 1, ",'timeouts':{'bootstrap_ms':900}");
+	open_recv(p, 1, ",'timeouts':{'waiting_ms':500}");
+	cluster_until_state(&p->c, p->decode, "recv", 1, KVD_WAITING_FOR_INPUT);
+	cluster_run(&p->c, 250 * MS);
+	assert_int_equal(cluster_state(&p->c, p->decode, "recv", 1), KVD_WAITING_FOR_INPUT);
+	until_failed(p, 1);
+	said(why(p, 1, ROOM_RECV, 1), ERR_TIMEOUT, "500 ms: its engine bound no pages");
+	said(why(p, 0, ROOM_SEND, 1), ERR_TIMEOUT,
+	     "900 ms: 0 of 1 receivers have bound pages");
+	assert_int_equal(counted(p, 1, METRIC_WAITING_TIMEOUTS), 1);
+	assert_int_equal(counted(p, 0, METRIC_BOOTSTRAP_TIMEOUTS), 1);
+	assert_true(why(p, 1, ROOM_RECV, 1)->retryable);
+}
+
+static void sender_that_never_sends_times_out_on_all_sides(void **state)
+{
+	struct trio *p = *state;
+
+	open_send(p, 2, ",'timeouts':{'waiting_ms':700}");
+	open_recv(p, 2, "");
+	bind(p, 2);
+	cluster_until_state(&p->c, p->other, "send", 2, KVD_WAITING_FOR_INPUT);
+	send_from(p, p->other, 2);
+	until_failed(p, 2);
+	said(why(p, 0, ROOM_SEND, 2), ERR_TIMEOUT, "700 ms: its engine sent nothing more");
+	/* the receiver says who said so, the other sender, too */
+	said(why(p, 1, ROOM_RECV, 2), ERR_TIMEOUT, "peer tcp://10.0.0.1:7400 instance ");
+	said(why(p, 1, ROOM_RECV, 2), ERR_TIMEOUT, "its engine sent nothing more");
+	said(why(p, 2, ROOM_SEND, 2), ERR_TIMEOUT, "its engine sent nothing more");
+	assert_int_equal(counted(p, 0, METRIC_WAITING_TIMEOUTS), 1);
+}
+
+static void receiver_names_the_source_that_sends_nothing(void **state)
+{
+	struct trio *p = *state;
+
+	open_send(p, 3, "");
+	open_recv(p, 3, ",'timeouts':{'waiting_ms':800}");
+	bind(p, 3);
+	cluster_until_state(&p->c, p->prefill, "send", 3, KVD_WAITING_FOR_INPUT);
+	send_from(p, p->prefill, 3);
+	until_failed(p, 3);
+	said(why(p, 1, ROOM_RECV, 3), ERR_TIMEOUT, "peer tcp://10.0.0.3:7400 instance ");
+	said(why(p, 1, ROOM_RECV, 3), ERR_TIMEOUT, "sent nothing more");
+	said(why(p, 0, ROOM_SEND, 3), ERR_TIMEOUT, "sent nothing more");
+}
+
+static void room_that_no_sender_opens_is_refused_in_time(void **state)
+{
+	struct trio *p = *state;
+
+	p->c.nodes[0].config.orphan_ttl_ns = 2 * LOOP_NS_PER_S;
+	open_recv(p, 4, "");
+	bind(p, 4);
+	cluster_ok(&p->c, p->other,
+		   "{'cmd':'room.open','room':'4','role':'send','pool':%llu}",
+		   (unsigned long long)p->third.pool);
+	cluster_until_state(&p->c, p->other, "send", 4, KVD_WAITING_FOR_INPUT);
+	cluster_until_state(&p->c, p->decode, "recv", 4, KVD_FAILED);
+	said(why(p, 1, ROOM_RECV, 4), ERR_TIMEOUT, "no engine opened room 4 within 2000 ms");
+	cluster_until_state(&p->c, p->other, "send", 4, KVD_FAILED);
+	assert_int_equal(counted(p, 0, METRIC_ORPHANS_EXPIRED), 1);
+}
+
+static void source_that_is_not_there_is_named(void **state)
+{
+	struct trio *p = *state;
+
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.open','room':'5','role':'recv','pool':%llu,'sources':["
+		   "'%s','tcp://10.0.0.9:7400'],'timeouts':{'bootstrap_ms':600}}",
+		   (unsigned long long)p->dst.pool, p->c.nodes[0].endpoint);
+	cluster_until_state(&p->c, p->decode, "recv", 5, KVD_FAILED);
+	said(why(p, 1, ROOM_RECV, 5), ERR_TIMEOUT, "source peer tcp://10.0.0.9:7400");
+	said(why(p, 1, ROOM_RECV, 5), ERR_TIMEOUT, "cannot be reached");
+}
+
+static void offer_that_nobody_takes_ends_with_its_lease(void **state)
+{
+	struct trio *p = *state;
+
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.open','room':'6','role':'offer','pool':%llu,'lease_ms':600,"
+		   "'receivers':2,'views':{'kv':{'pages':[3]}}}",
+		   (unsigned long long)p->src.pool);
+	cluster_run(&p->c, 500 * MS);
+	assert_int_equal(cluster_state(&p->c, p->prefill, "offer", 6),
+			 KVD_WAITING_FOR_INPUT);
+	cluster_until_state(&p->c, p->prefill, "offer", 6, KVD_FAILED);
+	said(why(p, 0, ROOM_OFFER, 6), ERR_LEASE, "600 ms ended; of 2 pullers 0 came");
+	assert_int_equal(counted(p, 0, METRIC_LEASES_EXPIRED), 1);
+	/* who comes now is told at once */
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.open','room':'6','role':'pull','pool':%llu,'sources':['%s'],"
+		   "'views':{'kv':{'pages':[7]}}}",
+		   (unsigned long long)p->dst.pool, p->c.nodes[0].endpoint);
+	cluster_until_state(&p->c, p->decode, "pull", 6, KVD_FAILED);
+	said(why(p, 1, ROOM_PULL, 6), ERR_LEASE, "the lease of 600 ms ended");
+}
+
+static void stuck_transfer_is_a_stall_and_a_slow_one_is_not(void **state)
+{
+	struct trio *p = *state;
+	struct fake_rule stuck = {.fault = FAKE_STUCK, .times = 1, .at_bytes = 512};
+	struct fake_profile *profile = fake_hub_profile(p->c.bytes);
+	uint64_t pace_ns = profile->slice_ns, begin_ns;
+
+	profile->slice_bytes = 256;
+	profile->slice_ns = 50 * MS;
+	open_send(p, 7, ",'timeouts':{'stall_ms':300}");
+	open_recv(p, 7, ",'timeouts':{'stall_ms':300}");
+	bind(p, 7);
+	begin_ns = loop_now_ns(p->c.loop);
+	send_from(p, p->prefill, 7);
+	send_from(p, p->other, 7);
+	cluster_until_state(&p->c, p->decode, "recv", 7, KVD_SUCCESS);
+	assert_true(loop_now_ns(p->c.loop) - begin_ns > 600 * MS); /* it was slow */
+	profile->slice_ns = pace_ns;
+	assert_int_equal(fake_script(p->c.bytes, &stuck), 0);
+	open_send(p, 8, "");
+	open_recv(p, 8, ",'timeouts':{'stall_ms':300}");
+	bind(p, 8);
+	send_from(p, p->prefill, 8);
+	until_failed(p, 8);
+	said(why(p, 1, ROOM_RECV, 8), ERR_STALL, "no byte moved for 300 ms: peer tcp://10.0.0.1");
+	said(why(p, 0, ROOM_SEND, 8), ERR_STALL, "no byte moved for 300 ms");
+	said(why(p, 2, ROOM_SEND, 8), ERR_STALL, "no byte moved for 300 ms");
+	assert_int_equal(counted(p, 1, METRIC_STALLS), 1);
+	assert_int_equal(counted(p, 1, METRIC_FENCES_WIDENED), 0);
+}
+
+/* A slice is under way for longer than the fence may take: the peer is cut, and
+ * until then no engine sees an end. */
+static void fence_not_proven_in_time_cuts_the_peer(void **state)
+{
+	struct trio *p = *state;
+	struct fake_rule late = {.fault = FAKE_LATE, .times = 1, .at_bytes = 512,
+				 .extra_ns = 60 * LOOP_NS_PER_S};
+	uint64_t begin_ns;
+	uint8_t *before;
+
+	fake_hub_profile(p->c.bytes)->slice_bytes = 256;
+	p->c.nodes[1].config.fence_timeout_ns = 2 * LOOP_NS_PER_S;
+	assert_int_equal(fake_script(p->c.bytes, &late), 0);
+	open_send(p, 9, "");
+	open_recv(p, 9, "");
+	bind(p, 9);
+	open_send(p, 10, ""); /* a neighbour on the same peers */
+	open_recv(p, 10, "");
+	bind(p, 10);
+	cluster_until_state(&p->c, p->prefill, "send", 10, KVD_WAITING_FOR_INPUT);
+	send_from(p, p->prefill, 9);
+	cluster_run(&p->c, 100 * MS);
+	begin_ns = loop_now_ns(p->c.loop);
+	cluster_ok(&p->c, p->decode, "{'cmd':'room.abort','room':'9','reason':'enough'}");
+	cluster_run(&p->c, 1900 * MS);
+	assert_int_equal(cluster_state(&p->c, p->decode, "recv", 9), KVD_TRANSFERRING);
+	assert_int_equal(cluster_state(&p->c, p->decode, "recv", 10), KVD_WAITING_FOR_INPUT);
+	cluster_until_state(&p->c, p->decode, "recv", 9, KVD_FAILED);
+	assert_true(loop_now_ns(p->c.loop) - begin_ns < 3 * LOOP_NS_PER_S);
+	before = malloc(p->dst.bytes);
+	memcpy(before, p->dst.base, p->dst.bytes);
+	assert_int_equal(counted(p, 1, METRIC_FENCES_WIDENED), 1);
+	said(why(p, 1, ROOM_RECV, 9), ERR_ABORTED, "enough"); /* the first reason stays */
+	/* the neighbour pays, and is told for whom, on both sides */
+	cluster_until_state(&p->c, p->decode, "recv", 10, KVD_FAILED);
+	cluster_until_state(&p->c, p->prefill, "send", 10, KVD_FAILED);
+	said(why(p, 1, ROOM_RECV, 10), ERR_FENCE, "room 9 not still after 2000 ms");
+	said(why(p, 0, ROOM_SEND, 10), ERR_FENCE, "room 9 not still after 2000 ms");
+	/* the late slice has come and gone by now */
+	cluster_run(&p->c, 70 * LOOP_NS_PER_S);
+	assert_memory_equal(before, p->dst.base, p->dst.bytes);
+	free(before);
+	fake_script_clear(p->c.bytes);
+	open_send(p, 11, "");
+	open_recv(p, 11, "");
+	bind(p, 11);
+	send_from(p, p->prefill, 11);
+	send_from(p, p->other, 11);
+	cluster_until_state(&p->c, p->decode, "recv", 11, KVD_SUCCESS);
+}
+
+/* The reason travels: who lost whom is known on the third machine within 1 s. */
+static void peer_lost_is_told_to_the_other_sources(void **state)
+{
+	struct trio *p = *state;
+	uint64_t begin_ns;
+
+	open_send(p, 12, "");
+	open_recv(p, 12, "");
+	bind(p, 12);
+	cluster_until_state(&p->c, p->prefill, "send", 12, KVD_WAITING_FOR_INPUT);
+	cluster_until_state(&p->c, p->other, "send", 12, KVD_WAITING_FOR_INPUT);
+	mem_hub_partition(p->c.links, p->c.nodes[1].endpoint, p->c.nodes[2].endpoint, true);
+	begin_ns = loop_now_ns(p->c.loop);
+	until_failed(p, 12);
+	assert_true(loop_now_ns(p->c.loop) - begin_ns <= LOOP_NS_PER_S);
+	said(why(p, 1, ROOM_RECV, 12), ERR_PEER, "peer tcp://10.0.0.3:7400 instance ");
+	said(why(p, 1, ROOM_RECV, 12), ERR_PEER, "missed 4 pings");
+	said(why(p, 2, ROOM_SEND, 12), ERR_PEER, "peer tcp://10.0.0.2:7400 instance ");
+	said(why(p, 2, ROOM_SEND, 12), ERR_PEER, "missed 4 pings");
+	said(why(p, 0, ROOM_SEND, 12), ERR_PEER, "tcp://10.0.0.3:7400 instance ");
+	said(why(p, 0, ROOM_SEND, 12), ERR_PEER, "missed 4 pings");
+	mem_hub_partition(p->c.links, p->c.nodes[1].endpoint, p->c.nodes[2].endpoint, false);
+}
+
+static void drain_lets_rooms_end_and_refuses_new_ones(void **state)
+{
+	struct trio *p = *state;
+
+	open_send(p, 13, "");
+	open_recv(p, 13, "");
+	bind(p, 13);
+	open_recv(p, 14, ""); /* waits for a sender that nobody opened yet */
+	bind(p, 14);
+	cluster_until_state(&p->c, p->prefill, "send", 13, KVD_WAITING_FOR_INPUT);
+	cluster_until_state(&p->c, p->other, "send", 13, KVD_WAITING_FOR_INPUT);
+	cluster_run(&p->c, 50 * MS);
+	p->c.nodes[0].kvd.draining = true;
+	rooms_drain(p->c.nodes[0].kvd.rooms);
+	cluster_until_state(&p->c, p->decode, "recv", 14, KVD_FAILED);
+	said(why(p, 1, ROOM_RECV, 14), ERR_DRAIN, "the daemon is draining");
+	assert_true(why(p, 1, ROOM_RECV, 14)->retryable);
+	assert_int_equal(counted(p, 0, METRIC_ORPHANS_REFUSED), 1);
+	cluster_refused(&p->c, p->prefill, "EDRAIN",
+			"{'cmd':'room.open','room':'15','role':'send','pool':%llu}",
+			(unsigned long long)p->src.pool);
+	open_recv(p, 15, "");
+	bind(p, 15); /* asks at once, is told at once */
+	cluster_until_state(&p->c, p->decode, "recv", 15, KVD_FAILED);
+	said(why(p, 1, ROOM_RECV, 15), ERR_DRAIN, "the daemon is draining");
+	/* what ran before ends well */
+	send_from(p, p->prefill, 13);
+	send_from(p, p->other, 13);
+	cluster_until_state(&p->c, p->decode, "recv", 13, KVD_SUCCESS);
+	cluster_until_state(&p->c, p->prefill, "send", 13, KVD_SUCCESS);
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(receiver_that_never_binds_times_out),
+		CASE(sender_that_never_sends_times_out_on_all_sides),
+		CASE(receiver_names_the_source_that_sends_nothing),
+		CASE(room_that_no_sender_opens_is_refused_in_time),
+		CASE(source_that_is_not_there_is_named),
+		CASE(offer_that_nobody_takes_ends_with_its_lease),
+		CASE(stuck_transfer_is_a_stall_and_a_slow_one_is_not),
+		CASE(fence_not_proven_in_time_cuts_the_peer),
+		CASE(peer_lost_is_told_to_the_other_sources),
+		CASE(drain_lets_rooms_end_and_refuses_new_ones),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
