@@ -1,0 +1,164 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The fence table of ARCHITECTURE.md, on real daemons: the other daemon is frozen
+with a request of ours unanswered, its silence is no death yet (dead_after is
+long), and the engine here gives up. How long until its room is still, and who
+pays? And what the frozen one does when it runs on changes no byte here."""
+import os
+import signal
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
+from kvd_daemon import Daemon, Skip, kvd, run  # noqa: E402
+from kvd_engine import (BYTES, FAILED, SUCCESS, WAITING, Cache, Engine,  # noqa: E402
+                        open_pull, open_push)
+
+FENCE_S = 1
+CONFIG = """[peer]
+ping = 200 ms
+dead_after = 60 s
+[rooms]
+fence_timeout = %d s
+transfer_stall_timeout = 120 s
+[transport]
+transports = %%s
+""" % FENCE_S
+PAGES, TOKENS = [3, 4, 9, 1], 64
+
+
+class Pair:
+    def __init__(self, transport):
+        if transport not in kvd("--version")[1]:
+            raise Skip("needs the transport " + transport)
+        self.daemons = [Daemon(CONFIG % transport), Daemon(CONFIG % transport)]
+
+    def __enter__(self):
+        a, b = (d.__enter__() for d in self.daemons)
+        for d in self.daemons:
+            d.expect("lost")
+            d.expect("not reached")
+        self.a, self.b = a, b
+        self.prefill, self.decode = Engine(a, "prefill"), Engine(b, "decode")
+        self.src, self.dst = Cache(self.prefill), Cache(self.decode)
+        self.src.fill(PAGES, TOKENS)
+        return self
+
+    def __exit__(self, kind, value, trace):
+        for d in self.daemons:
+            d.proc.send_signal(signal.SIGCONT)
+        for engine in (self.prefill, self.decode):
+            engine.close()
+        for d in self.daemons:
+            d.__exit__(kind, value, trace)
+
+
+def give_up(pair, engine, frozen, room, role, bystander):
+    """Abort `room` while the other daemon is frozen: seconds until it is still,
+    and whether the bystander's room outlived it."""
+    begin = time.monotonic()
+    engine.cmd("room.abort", room=str(room), role=role, reason="the test gives up")
+    engine.until(room, role, FAILED)
+    took = time.monotonic() - begin
+    error = engine.state(room, role)[1]
+    assert error["code"] == "EABORTED", error
+    state, why, _ = engine.state(*bystander)
+    os.kill(frozen.proc.pid, signal.SIGCONT)
+    return took, state, why
+
+
+def push_unanswered(transport):
+    """The receiver's daemon is frozen before the chunk reaches it."""
+    with Pair(transport) as p:
+        for room in (1, 2):
+            open_push(p.prefill, p.decode, p.src, p.dst, room, PAGES, [7, 2, 8, 12],
+                      TOKENS, send=False)
+        os.kill(p.b.proc.pid, signal.SIGSTOP)
+        p.prefill.cmd("room.send", room="1", seq=0, last=True,
+                      views={"kv": dict(pages=PAGES, tokens=[0, TOKENS])})
+        before = bytes(p.src.mem[:])
+        found = give_up(p, p.prefill, p.b, 1, "send", (2, "send"))
+        p.decode.until(1, "recv", FAILED)
+        assert bytes(p.src.mem[:]) == before
+        return found + (next_room_works(p),)
+
+
+def pull_unanswered(transport):
+    """The offerer's daemon is frozen before it serves, or confirms, the read."""
+    with Pair(transport) as p:
+        open_push(p.prefill, p.decode, p.src, p.dst, 2, PAGES, [20, 21, 22, 23], TOKENS,
+                  send=False)
+        # known, mapped and warm, so that the read alone is what hangs
+        open_pull(p.prefill, p.decode, p.src, p.dst, 3, PAGES, [30, 31, 32, 33], TOKENS)
+        p.decode.until(3, "pull", SUCCESS)
+        p.prefill.cmd("room.open", room="1", role="offer", pool=p.src.pool,
+                      views={"kv": dict(pages=PAGES, tokens=[0, TOKENS])})
+        # its pages must not be written before the word is passed: the read waits
+        p.decode.cmd("room.open", room="1", role="pull", pool=p.dst.pool,
+                     sources=[p.prefill.endpoint],
+                     views={"kv": dict(pages=[7, 2, 8, 12], tokens=[0, TOKENS])},
+                     wait=dict(kind="seq", region=p.dst.region, offset=BYTES - 8,
+                               value="1"))
+        time_limit = time.monotonic() + 20
+        while p.decode.cmd("room.show", room="1", role="pull")["peers"][0]["generation"] == "0":
+            assert time.monotonic() < time_limit
+        os.kill(p.a.proc.pid, signal.SIGSTOP)
+        p.dst.mem[BYTES - 8:] = (1).to_bytes(8, "little")
+        while p.decode.cmd("room.show", room="1", role="pull")["in_flight"] == 0 and \
+                p.decode.cmd("room.show", room="1", role="pull")["bytes"] == 0:
+            assert time.monotonic() < time_limit
+        found = give_up(p, p.decode, p.a, 1, "pull", (2, "recv"))
+        still = bytes(p.dst.mem[:])
+        works = next_room_works(p, check=False)
+        # the frozen daemon ran on: not a byte of the ended room's pages moved
+        now = bytearray(p.dst.mem[:])
+        for page in (7, 2, 8, 12):
+            for field in range(8):
+                at = field * (BYTES // 8) + page * 16 * 256
+                assert now[at:at + 16 * 256] == still[at:at + 16 * 256], page
+        return found + (works,)
+
+
+def next_room_works(p, check=True):
+    pages = [40, 41, 42, 43]
+    open_push(p.prefill, p.decode, p.src, p.dst, 9, PAGES, pages, TOKENS)
+    p.decode.until(9, "recv", SUCCESS)
+    p.prefill.until(9, "send", SUCCESS)
+    return True
+
+
+def told(name, took, state, why):
+    print("     %s: still after %.0f ms, bystander %s" %
+          (name, took * 1000, "cut" if state == FAILED else "lives"))
+    return took, state, why
+
+
+def shm_push_is_still_at_once_and_cuts_nobody():
+    took, state, why, _ = push_unanswered("shm")
+    told("shm push", took, state, why)
+    assert took < FENCE_S and state == WAITING, (took, state, why)
+
+
+def shm_pull_is_still_at_once_and_cuts_nobody():
+    took, state, why, _ = pull_unanswered("shm")
+    told("shm pull", took, state, why)
+    assert took < FENCE_S and state == WAITING, (took, state, why)
+
+
+def ucx_push_is_cut_at_the_fence():
+    took, state, why, _ = push_unanswered("ucx")
+    told("ucx push", took, state, why)
+    assert FENCE_S * 0.5 < took < FENCE_S + 2, (took, state, why)
+    assert state == FAILED and "instance" in why["message"], why
+    assert why["retryable"], why
+
+
+def ucx_pull_is_cut_at_the_fence():
+    took, state, why, _ = pull_unanswered("ucx")
+    told("ucx pull", took, state, why)
+    assert FENCE_S * 0.5 < took < FENCE_S + 2, (took, state, why)
+    assert state == FAILED and "instance" in why["message"], why
+
+
+run([shm_push_is_still_at_once_and_cuts_nobody, shm_pull_is_still_at_once_and_cuts_nobody,
+     ucx_push_is_cut_at_the_fence, ucx_pull_is_cut_at_the_fence])
