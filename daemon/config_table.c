@@ -75,8 +75,8 @@ static const struct setting options[] = {
 	 .preset = "64", .min = 1, .max = 65536, .help = "Most pools of one session."},
 	{"control", "client_queue", SETTING_SIZE, FIELD(client_queue_bytes),
 	 .preset = "8 MiB", .min = 64 * KIB, .max = GIB,
-	 .help = "Replies that may wait for a client that reads late; past it the client is "
-		 "closed."},
+	 .help = "Replies that may wait for a client that reads late. Past half of it no more "
+		 "of its requests are taken, past it the client is closed."},
 	{"control", "line", SETTING_SIZE, FIELD(line_bytes), .preset = "1 MiB",
 	 .min = 4 * KIB, .max = 64 * MIB, .help = "Longest request line."},
 

@@ -13,6 +13,10 @@
  * connection but is carried out after the current callback: no command finds
  * its session ended in the middle of its work.
  *
+ * A client that does not read is not dead: its process may be stopped, its rooms
+ * still move. While half of what may wait for it waits, it is not served; only
+ * answers to what was taken before can fill the rest, and past the cap it goes.
+ *
  * Bounds: a line, the replies that wait, the requests that are open and the
  * bytes of their lines, the descriptors of a line; the lines and bytes of one
  * turn, so that a client that sends ten thousand commands at once is served in
@@ -126,6 +130,7 @@ static bool may_read(const struct conn *conn)
 
 	return conn->state == CONN_OPEN && !conn->parsing && conn->doom.code == ERR_OK &&
 	       session->requests_open < REQUESTS_OPEN_MAX &&
+	       conn->out.bytes <= session->kvd->config->client_queue_bytes / 2 &&
 	       session->requests_bytes < 2 * session->kvd->config->line_bytes;
 }
 
@@ -149,7 +154,7 @@ static void conn_arm(struct conn *conn)
 		return;
 	if (!conn->session->greeted)
 		patience_set(conn, PATIENCE_HELLO, conn->host->patience_ns);
-	else if (conn->in.len && !conn->parsing)
+	else if (conn->in.len && may_read(conn)) /* who is not read has time */
 		patience_set(conn, PATIENCE_LINE, conn->host->patience_ns);
 	else
 		patience_set(conn, PATIENCE_NONE, 0);

@@ -41,6 +41,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <zmq.h>
 
 #include "daemon/base/err.h"
@@ -56,6 +57,8 @@
 #define LINGER_MS 100
 #define HANDSHAKE_MS 2000
 #define RECONNECT_MS 20
+#define BIND_TRIES 25
+#define BIND_PAUSE_NS 20000000L
 #define RECONNECT_MAX_MS 1000
 #define BACKLOG 512
 #define ZAP_DOMAIN "kvd"
@@ -560,6 +563,18 @@ static int endpoint_settle(struct link_zmq *zmq, const struct config *config)
 	return 0;
 }
 
+/* The socket of a predecessor that was killed outlives its lock for a moment: the
+ * kernel closes one descriptor after the other. */
+static int bind_patiently(void *socket, const char *endpoint)
+{
+	for (int tries = 0; zmq_bind(socket, endpoint) != 0; tries++) {
+		if (errno != EADDRINUSE || tries == BIND_TRIES)
+			return -1;
+		nanosleep(&(struct timespec){.tv_nsec = BIND_PAUSE_NS}, NULL);
+	}
+	return 0;
+}
+
 static int router_open(struct link_zmq *zmq, const struct config *config)
 {
 	/* an IPv4 address bound by an IPv6 socket would be told as ::ffff:… */
@@ -579,7 +594,7 @@ static int router_open(struct link_zmq *zmq, const struct config *config)
 		r = curve_serve(zmq);
 	if (r < 0)
 		return err_pass(r);
-	if (zmq_bind(zmq->router, config->listen) != 0)
+	if (bind_patiently(zmq->router, config->listen) != 0)
 		return err_raise(ERR_CONFIG, "listen = %s: %s", config->listen,
 				 zmq_strerror(errno));
 	r = endpoint_settle(zmq, config);

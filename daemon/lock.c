@@ -1,4 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One daemon a name. The kernel drops a flock with its holder, so a crash leaves
+ * nothing to clean up; only the file, which is taken over.
+ *
+ * A killed daemon with gigabytes mapped takes up to seconds to die, and its lock
+ * and sockets last as long as it does. Who starts the next one at once shall not
+ * be refused for that: a holder whose address space is gone already (`statm`
+ * reads 0) is waited for, as is a listener that outlives the lock for the moment
+ * in which the kernel closes one descriptor after the other.
+ */
 #include "daemon/lock.h"
 
 #include <errno.h>
@@ -9,6 +19,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "daemon/base/err.h"
@@ -17,19 +28,48 @@
 /* positive outcome of try_take(): the file was removed under us, try again */
 #define TRY_AGAIN 1
 #define TRIES 100
+#define PAUSE_NS 20000000L
+#define DYING_TRIES 1500 /* pauses: 30 s */
+#define LISTENER_TRIES 10
 
 void lock_init(struct lock *lock)
 {
 	*lock = (struct lock){.fd = -1};
 }
 
-static int busy(int fd, const char *path)
+static void pause_a_moment(void)
 {
-	char text[32];
-	ssize_t n = pread(fd, text, sizeof(text) - 1, 0);
+	nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
+}
+
+static void holder_read(int fd, char text[32])
+{
+	ssize_t n = pread(fd, text, 31, 0);
 
 	text[n > 0 ? n : 0] = '\0';
 	text[strcspn(text, "\n")] = '\0';
+}
+
+/* Killed, its memory gone, and on its way to let go of the lock? */
+static bool holder_is_dying(int fd)
+{
+	cleanup_close int statm = -1;
+	char pid[32], path[64], text[8];
+
+	holder_read(fd, pid);
+	if (!*pid || strspn(pid, "0123456789") != strlen(pid))
+		return false;
+	snprintf(path, sizeof(path), "/proc/%s/statm", pid);
+	statm = open(path, O_RDONLY | O_CLOEXEC);
+	return statm >= 0 && read(statm, text, sizeof(text)) >= 2 && text[0] == '0' &&
+	       text[1] == ' ';
+}
+
+static int busy(int fd, const char *path)
+{
+	char text[32];
+
+	holder_read(fd, text);
 	return err_raise(ERR_BUSY, "%s: held by the kvd of this name, pid %s", path,
 			 *text ? text : "unknown");
 }
@@ -52,14 +92,18 @@ static int check_same(int fd, const char *path)
 static int try_take(const char *path, int *fd_p)
 {
 	cleanup_close int fd = -1;
-	int r;
+	int r, tries = 0;
 
 	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
 	if (fd < 0)
 		return err_raise_errno(errno, "%s", path);
-	if (flock(fd, LOCK_EX | LOCK_NB) < 0)
-		return errno == EWOULDBLOCK ? busy(fd, path)
-					    : err_raise_errno(errno, "flock %s", path);
+	while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+		if (errno != EWOULDBLOCK)
+			return err_raise_errno(errno, "flock %s", path);
+		if (tries++ >= DYING_TRIES || !holder_is_dying(fd))
+			return busy(fd, path);
+		pause_a_moment();
+	}
 	r = check_same(fd, path);
 	if (r == 0)
 		*fd_p = mem_steal_fd(&fd);
@@ -97,7 +141,7 @@ void lock_drop(struct lock *lock)
 	lock_init(lock);
 }
 
-int lock_clear_socket(const char *path)
+static int clear_socket(const char *path)
 {
 	struct sockaddr_un addr = {.sun_family = AF_UNIX};
 	cleanup_close int fd = -1;
@@ -121,4 +165,16 @@ int lock_clear_socket(const char *path)
 	if (unlink(path) < 0 && errno != ENOENT)
 		return err_raise_errno(errno, "%s", path);
 	return 0;
+}
+
+int lock_clear_socket(const char *path)
+{
+	int r = clear_socket(path);
+
+	for (int i = 0; r == -err_errno(ERR_BUSY) && i < LISTENER_TRIES; i++) {
+		err_clear();
+		pause_a_moment();
+		r = clear_socket(path);
+	}
+	return r < 0 ? err_pass(r) : r;
 }

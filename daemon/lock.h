@@ -13,7 +13,8 @@ struct lock {
 };
 
 void lock_init(struct lock *lock);
-/* ERR_BUSY names the pid of the daemon that holds it; ERR_IO, ERR_PERM name the
+/* Waits for a holder that was killed and is not through with its exit. ERR_BUSY
+ * names the pid of the daemon that holds it; ERR_IO, ERR_PERM name the
  * path. */
 int lock_take(struct lock *lock, const char *run_dir, const char *name);
 void lock_drop(struct lock *lock); /* idempotent; removes the file */

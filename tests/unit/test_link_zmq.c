@@ -3,6 +3,7 @@
  * hostile client. What must not happen is waited for behind something that must. */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,6 +13,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -194,6 +196,36 @@ static void endpoint_is_filled_in(void **state)
 	/* one spelling */
 	assert_int_equal(b.link->ops->canonical(b.link, "tcp://NODE-b:7777", want), 0);
 	assert_string_equal(want, "tcp://node-b:7777");
+}
+
+static void port_of_a_dying_predecessor_is_waited_for(void **state)
+{
+	struct sockaddr_in addr = {.sin_family = AF_INET,
+				   .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t len = sizeof(addr);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	pid_t pid;
+
+	(void)state;
+	assert_int_equal(bind(fd, (struct sockaddr *)&addr, len), 0);
+	assert_int_equal(listen(fd, 1), 0);
+	assert_int_equal(getsockname(fd, (struct sockaddr *)&addr, &len), 0);
+	snprintf(a.config.listen, sizeof(a.config.listen), "tcp://127.0.0.1:%u",
+		 ntohs(addr.sin_port));
+	/* somebody who stays is an error that names the port */
+	assert_true(link_zmq_new(zmqnet_loop, &a.config, &a.link) < 0);
+	assert_int_equal(err_last()->code, ERR_CONFIG);
+	assert_non_null(strstr(err_last()->text, a.config.listen));
+	err_clear();
+	pid = fork();
+	if (pid == 0) {
+		poll(NULL, 0, 100); /* its exit takes so long */
+		_exit(0);
+	}
+	close(fd);
+	zmqnet_listen(&a);
+	assert_int_equal(waitpid(pid, NULL, 0), pid);
+	zmqnet_stop(&a);
 }
 
 static void listen_over_ipv6_works(void **state)
@@ -434,6 +466,7 @@ int main(void)
 		TEST(hangup_still_sends_what_was_sent),
 		TEST(queue_of_a_frozen_daemon_is_bounded),
 		TEST(endpoint_is_filled_in),
+		TEST(port_of_a_dying_predecessor_is_waited_for),
 		TEST(listen_over_ipv6_works),
 		TEST(listen_beyond_loopback_without_keys_refused),
 		TEST(listen_on_a_bad_or_taken_address_refused),

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -13,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -96,6 +98,39 @@ static void lock_held_is_refused_by_pid_and_free_after_a_kill(void **state)
 	lock_drop(&lock);
 }
 
+/* A holder that was killed but is not through with its exit: its memory is gone,
+ * its descriptors are not. A zombie's pid in the file, and somebody else's open
+ * descriptor that keeps the lock, look just like it. */
+static void lock_of_a_dying_holder_is_waited_for(void **state)
+{
+	pid_t keeper, zombie = fork();
+	struct lock lock;
+	int pipes[2];
+	char c;
+
+	(void)state;
+	if (zombie == 0)
+		_exit(0);
+	assert_int_equal(pipe(pipes), 0);
+	keeper = fork();
+	if (keeper == 0) {
+		int fd = open(path_of("z.lock"), O_RDWR | O_CREAT, 0644);
+
+		if (flock(fd, LOCK_EX) < 0 || dprintf(fd, "%d\n", (int)zombie) < 0 ||
+		    write(pipes[1], "y", 1) != 1)
+			_exit(1);
+		poll(NULL, 0, 200);
+		_exit(0); /* the kernel is through */
+	}
+	assert_int_equal(read(pipes[0], &c, 1), 1);
+	assert_int_equal(lock_take(&lock, dir, "z"), 0);
+	lock_drop(&lock);
+	assert_int_equal(waitpid(keeper, NULL, 0), keeper);
+	assert_int_equal(waitpid(zombie, NULL, 0), zombie);
+	close(pipes[0]);
+	close(pipes[1]);
+}
+
 static void lock_in_a_bad_place_is_refused(void **state)
 {
 	static char far[600];
@@ -162,6 +197,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(lock_taken_holds_the_pid_and_drop_removes_it),
 		cmocka_unit_test(lock_held_is_refused_by_pid_and_free_after_a_kill),
+		cmocka_unit_test(lock_of_a_dying_holder_is_waited_for),
 		cmocka_unit_test(lock_in_a_bad_place_is_refused),
 		cmocka_unit_test(socket_stale_goes_live_or_foreign_stays),
 	};
