@@ -119,11 +119,13 @@ void places_unref(struct places *places)
 
 static struct places *places_new(const struct dlist *dlist, uint32_t buffers)
 {
+	static uint64_t serial; /* loop thread only, as all of this */
 	struct places *places = mem_zalloc(sizeof(*places));
 
 	if (!places)
 		return NULL;
 	places->refs = 1;
+	places->serial = ++serial;
 	places->at = mem_calloc(dlist->entry_count, sizeof(*places->at));
 	places->buffers = mem_calloc(buffers, sizeof(*places->buffers));
 	places->regions = mem_calloc(buffers, sizeof(*places->regions));

@@ -46,6 +46,7 @@ struct dlist {
 
 struct places {
 	int refs;
+	uint64_t serial; /* of this resolution; no other has it */
 	struct place {
 		uint32_t buffer;
 		uint64_t offset; /* of the entry's first row in the buffer */

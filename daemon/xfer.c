@@ -35,6 +35,7 @@ int xfers_new(struct kvd *kvd, struct xfers **xfers_p)
 	list_init(&xfers->sessions);
 	list_init(&xfers->shadows);
 	list_init(&xfers->serving);
+	list_init(&xfers->kept);
 	strmap_init(&xfers->shadow_by_key);
 	*xfers_p = xfers;
 	return 0;

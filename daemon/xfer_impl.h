@@ -21,6 +21,7 @@
 #define XFER_NOTIF_MAX (1u << 20) /* bytes of one notification */
 #define XFER_NOTIFS_BYTES_MAX (8u << 20) /* waiting for one session */
 #define XFER_PLAN_INLINE 2048u	  /* rows planned on the loop */
+#define XFER_KEPT_BYTES_MAX (UINT64_C(64) << 20) /* plans for a next time */
 
 struct xfers {
 	struct kvd *kvd;
@@ -28,6 +29,8 @@ struct xfers {
 	struct list shadows;
 	struct strmap shadow_by_key; /* {remote, gid} */
 	struct list serving;	     /* struct serve.link */
+	struct list kept;	     /* struct kept_plan.link, oldest first */
+	size_t kept_bytes;
 	unsigned int live;
 };
 
@@ -103,7 +106,8 @@ struct transfer { /* xfer.start */
 	size_t notif_len;
 	bool has_notif;
 	struct places *local_places, *remote_places;
-	struct plan *plan;
+	struct plan *plan; /* stays for the next time; made from these: */
+	uint64_t plan_local, plan_remote; /* places.serial */
 	struct offload_job job;
 	struct sched_op op;
 	uint8_t *header;

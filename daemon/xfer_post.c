@@ -485,9 +485,20 @@ static void plan_done(struct offload_job *job)
 {
 	struct transfer *t = container_of(job, struct transfer, job);
 
-	if (job->result < 0)
+	if (job->result < 0) {
 		fail(t, &job->err);
+	} else {
+		t->plan_local = t->local_places->serial;
+		t->plan_remote = t->remote_places->serial;
+	}
 	go(t);
+}
+
+/* Posted again, and both sides' memory lies where it lay. */
+static bool plan_still_holds(const struct transfer *t)
+{
+	return t->plan && t->plan_local == t->local_places->serial &&
+	       t->plan_remote == t->remote_places->serial;
 }
 
 static int resolve(struct transfer *t)
@@ -521,8 +532,6 @@ int transfer_post(struct transfer *t)
 	r = resolve(t);
 	if (r < 0)
 		return err_pass(r);
-	plan_free(t->plan);
-	t->plan = NULL;
 	t->failed = false;
 	t->err.code = ERR_OK;
 	t->bytes = 0;
@@ -532,6 +541,12 @@ int transfer_post(struct transfer *t)
 	t->job = (struct offload_job){.work = plan_work, .done = plan_done};
 	list_init(&t->job.link);
 	set_status(t);
+	if (plan_still_holds(t)) {
+		go(t);
+		return 0;
+	}
+	plan_free(t->plan);
+	t->plan = NULL;
 	if (t->count > XFER_PLAN_INLINE) {
 		offload_submit(t->xs->xfers->kvd->offload, &t->job);
 		return 0;

@@ -27,8 +27,25 @@ struct shadow { /* a list that another daemon prepared */
 	struct dlist_entry *entries; /* until complete */
 	uint32_t total, got;
 	struct dlist *dlist; /* complete */
+	struct kept_plan *kept;
 	unsigned int refs;
 	bool gone;
+};
+
+/*
+ * The last plan of a shadow, for the transfer that is posted again: an engine
+ * posts the same one for every layer or step. Planning costs more than copying
+ * where rows are short. Owned here; taken out while a transfer uses it.
+ */
+struct kept_plan {
+	struct list link; /* xfers->kept */
+	struct shadow *mine;
+	struct plan *plan;
+	size_t bytes;
+	bool write;
+	uint64_t theirs_gid, mine_serial, theirs_serial;
+	uint32_t *src_index, *dst_index;
+	uint64_t src_count, dst_count;
 };
 
 struct shadow_key {
@@ -68,6 +85,17 @@ static struct shadow *shadow_find(struct xfers *xfers, const struct remote *remo
 	return strmap_get_bytes(&xfers->shadow_by_key, &key, sizeof(key));
 }
 
+static void kept_free(struct xfers *xfers, struct kept_plan *kept)
+{
+	kept->mine->kept = NULL;
+	list_remove(&kept->link);
+	xfers->kept_bytes -= kept->bytes;
+	plan_free(kept->plan);
+	mem_free(kept->src_index);
+	mem_free(kept->dst_index);
+	mem_free(kept);
+}
+
 static void shadow_unref(struct shadow *shadow)
 {
 	if (--shadow->refs > 0)
@@ -84,6 +112,8 @@ static void shadow_remove(struct xfers *xfers, struct shadow *shadow)
 	strmap_remove_bytes(&xfers->shadow_by_key, &key, sizeof(key));
 	list_remove(&shadow->link);
 	shadow->gone = true;
+	if (shadow->kept)
+		kept_free(xfers, shadow->kept);
 	if (shadow->dlist && shadow->dlist->places) {
 		places_unref(shadow->dlist->places);
 		shadow->dlist->places = NULL;
@@ -237,9 +267,73 @@ static int on_notif(struct xfers *xfers, struct cursor *in)
 
 /* ---- transfers ---- */
 
+static bool index_equal(const uint32_t *a, const uint32_t *b, uint64_t count)
+{
+	return a && b ? memcmp(a, b, count * sizeof(*a)) == 0 : a == b;
+}
+
+/* The plan that was made from the same lists, indices and resolutions. */
+static struct plan *kept_take(const struct serve *s)
+{
+	struct kept_plan *kept = s->mine->kept;
+	struct plan *plan;
+
+	if (!kept || kept->write != s->write || kept->theirs_gid != s->theirs->gid ||
+	    kept->mine_serial != s->mine_places->serial ||
+	    kept->theirs_serial != s->theirs_places->serial ||
+	    kept->src_count != s->src_count || kept->dst_count != s->dst_count ||
+	    !index_equal(kept->src_index, s->src_index, s->src_count) ||
+	    !index_equal(kept->dst_index, s->dst_index, s->dst_count))
+		return NULL;
+	plan = kept->plan;
+	kept->plan = NULL;
+	kept_free(s->xfers, kept);
+	return plan;
+}
+
+/* Takes plan and indices from a transfer that ends; what does not fit in is
+ * left to it. */
+static void kept_put(struct serve *s)
+{
+	struct xfers *xfers = s->xfers;
+	size_t bytes = plan_memory(s->plan) +
+		       (s->src_index ? s->src_count * sizeof(uint32_t) : 0) +
+		       (s->dst_index ? s->dst_count * sizeof(uint32_t) : 0);
+	struct kept_plan *kept;
+
+	if (s->mine->gone || bytes > XFER_KEPT_BYTES_MAX / 2)
+		return;
+	kept = mem_zalloc(sizeof(*kept));
+	if (!kept) {
+		err_clear();
+		return;
+	}
+	*kept = (struct kept_plan){.mine = s->mine,
+				   .plan = mem_steal(s->plan),
+				   .bytes = bytes,
+				   .write = s->write,
+				   .theirs_gid = s->theirs->gid,
+				   .mine_serial = s->mine_places->serial,
+				   .theirs_serial = s->theirs_places->serial,
+				   .src_index = mem_steal(s->src_index),
+				   .dst_index = mem_steal(s->dst_index),
+				   .src_count = s->src_count,
+				   .dst_count = s->dst_count};
+	if (s->mine->kept)
+		kept_free(xfers, s->mine->kept);
+	s->mine->kept = kept;
+	list_init(&kept->link);
+	list_push_back(&xfers->kept, &kept->link);
+	xfers->kept_bytes += bytes;
+	while (xfers->kept_bytes > XFER_KEPT_BYTES_MAX)
+		kept_free(xfers, list_first(&xfers->kept, struct kept_plan, link));
+}
+
 static void serve_free(struct serve *s)
 {
 	list_remove(&s->link);
+	if (s->plan && s->mine_places && s->theirs_places)
+		kept_put(s);
 	if (s->mine_places)
 		places_unref(s->mine_places);
 	if (s->theirs_places)
@@ -374,6 +468,11 @@ static void serve_go(struct serve *s)
 	s->phase = SERVE_PLANNING;
 	s->job = (struct offload_job){.work = plan_work, .done = plan_done};
 	list_init(&s->job.link);
+	s->plan = kept_take(s);
+	if (s->plan) {
+		plan_done(&s->job);
+		return;
+	}
 	if (s->src_count > XFER_PLAN_INLINE) {
 		offload_submit(s->xfers->kvd->offload, &s->job);
 		return;

@@ -9,9 +9,12 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "daemon/region.h"
 #include "proto/base64.h"
@@ -275,6 +278,57 @@ static void post_again_moves_new_bytes(void **state)
 	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
 }
 
+static void other_indices_of_the_same_lists_go_elsewhere(void **state)
+{
+	struct pair *p = *state;
+	uint64_t local = grid(p, true), remote = grid(p, false);
+	static const char *const picks[] = {",'local_index':[5],'remote_index':[0]",
+					    ",'local_index':[6],'remote_index':[1]",
+					    ",'local_index':[5],'remote_index':[0]"};
+
+	for (unsigned int i = 0; i < 3; i++) {
+		memset(p->yours.base, 0, p->yours.bytes);
+		until(p, start(p, "write", local, remote, picks[i]), KVD_SUCCESS);
+		assert_int_equal(row_is(p, 0, 5), i != 1);
+		assert_int_equal(row_is(p, 1, 6), i == 1);
+	}
+}
+
+/* The same address is other memory now: a plan of before would read the old. */
+static void post_again_after_the_source_moved_reads_the_new(void **state)
+{
+	struct pair *p = *state;
+	uint64_t x = start(p, "write", grid(p, true), grid(p, false), "");
+	char name[64];
+	uint8_t *shm;
+	int fd;
+
+	until(p, x, KVD_SUCCESS);
+	cluster_ok(&p->c, p->me, "{'cmd':'pool.unregister','pool':%llu}",
+		   (unsigned long long)p->mine.pool);
+	cluster_ok(&p->c, p->me, "{'cmd':'region.unregister','region':%llu}",
+		   (unsigned long long)p->mine.region);
+	snprintf(name, sizeof(name), "/kvd-test-xfer-%d", (int)getpid());
+	fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
+	assert_int_equal(ftruncate(fd, (off_t)p->mine.bytes + 4096), 0);
+	shm = mmap(NULL, p->mine.bytes + 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	assert_ptr_not_equal(shm, MAP_FAILED);
+	memset(shm, 0x55, p->mine.bytes + 4096);
+	for (uint64_t i = 0; i < p->mine.bytes; i++)
+		shm[4096 + i] = (uint8_t)(i * 7);
+	cluster_ok(&p->c, p->me,
+		   "{'cmd':'region.register','kind':'shm','shm_name':'%s',"
+		   "'length':%llu,'address':'%llu'}",
+		   name, (unsigned long long)p->mine.bytes + 4096,
+		   (unsigned long long)(uintptr_t)p->mine.base - 4096);
+	shm_unlink(name);
+	cluster_ok(&p->c, p->me, "{'cmd':'xfer.start','xfer':%llu}", (unsigned long long)x);
+	until(p, x, KVD_SUCCESS);
+	assert_memory_equal(shm + 4096, p->yours.base, p->yours.bytes);
+	munmap(shm, p->mine.bytes + 4096);
+	close(fd);
+}
+
 static void bad_picks_are_refused_in_the_answer(void **state)
 {
 	struct pair *p = *state;
@@ -482,6 +536,9 @@ int main(void)
 		CASE(write_notification_comes_with_its_data),
 		CASE(read_notification_and_bare_ones_arrive_in_order),
 		CASE(post_again_moves_new_bytes),
+		CASE(other_indices_of_the_same_lists_go_elsewhere),
+		LOOPBACK(other_indices_of_the_same_lists_go_elsewhere),
+		CASE(post_again_after_the_source_moved_reads_the_new),
 		CASE(bad_picks_are_refused_in_the_answer),
 		CASE(bad_lists_are_refused_in_the_answer),
 		CASE(wrong_secret_is_refused),
