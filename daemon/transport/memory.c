@@ -105,7 +105,7 @@ static bool memory_holds(const struct memory *m, uintptr_t addr)
 	return base && addr >= base && addr - base < m->length;
 }
 
-/* In signal context: atomics, mmap and the jump only. */
+/* In signal context: atomics, mmap, the mask and the jump only. */
 static void memory_bury(struct memory *m)
 {
 	struct import *im = container_of(m, struct import, memory);
@@ -120,8 +120,8 @@ static void on_sigbus(int signum, siginfo_t *info, void *context)
 	struct guard *guard = guard_now;
 	uintptr_t addr = (uintptr_t)info->si_addr;
 	struct sigaction dfl = {.sa_handler = SIG_DFL};
+	const ucontext_t *interrupted = context;
 
-	(void)context;
 	/* si_code above 0: raised by the kernel for an access, not by kill() */
 	if (guard && info->si_code > 0) {
 		struct memory *hit = memory_holds(guard->a, addr)   ? guard->a
@@ -129,6 +129,8 @@ static void on_sigbus(int signum, siginfo_t *info, void *context)
 								    : NULL;
 		if (hit) {
 			memory_bury(hit);
+			/* the jump leaves the handler: its mask must not stay */
+			pthread_sigmask(SIG_SETMASK, &interrupted->uc_sigmask, NULL);
 			siglongjmp(guard->env, 1);
 		}
 	}
@@ -140,10 +142,8 @@ static void on_sigbus(int signum, siginfo_t *info, void *context)
 
 int memory_guard_install(void)
 {
-	/* SA_NODEFER: the jump leaves the handler, and saving the signal mask
-	 * in each sigsetjmp would be a system call a slice. */
-	struct sigaction sa = {.sa_sigaction = on_sigbus,
-			       .sa_flags = SA_SIGINFO | SA_NODEFER};
+	/* saving the mask in each sigsetjmp would be a system call a slice */
+	struct sigaction sa = {.sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO};
 
 	sigemptyset(&sa.sa_mask);
 	if (sigaction(SIGBUS, &sa, NULL) < 0)

@@ -182,11 +182,13 @@ static void do_mem_state(struct call *call)
 {
 	struct puppet_mem *entry = SLOT(call, 0, mems);
 
-	if (entry->memory && !entry->job.submitted) {
+	call->reply->v[2] = entry->job.submitted;
+	if (entry->job.submitted)
+		return; /* all else is the helper's now */
+	if (entry->memory) {
 		call->reply->v[0] = (uint64_t)atomic_load(&entry->memory->refs);
 		call->reply->v[1] = atomic_load(&entry->memory->dead);
 	}
-	call->reply->v[2] = entry->job.submitted;
 	call->reply->v[3] = entry->reg != NULL;
 	call->reply->v[4] = (uint64_t)(int64_t)entry->job.result;
 	call->reply->v[5] = entry->job.err.code;
