@@ -233,6 +233,8 @@ static struct peer *holder(const struct room *room)
 	const struct move *move;
 
 	list_foreach(move, &room->moves, link) {
+		if (move->phase != MOVE_POSTED) /* our own helper has it, no peer does */
+			continue;
 		if (move->party->remote->peer->state == PEER_UP)
 			return move->party->remote->peer;
 	}
