@@ -9,7 +9,8 @@
  *   client_call.c    making requests, blocking and not; any command as JSON
  *   client_status.c  the mapped status page and the lock-free reads
  *   client_object.c  handles: references, phases
- *   client_region.c client_pool.c client_room.c client_xfer.c   the commands
+ *   client_region.c client_pool.c client_room.c client_dlist.c client_xfer.c
+ *                    the commands
  *   client_memory.c client_layout.c client_text.c client_error.c   helpers
  */
 #ifndef KVD_PROTO_CLIENT_H
@@ -172,6 +173,7 @@ uint64_t client_now_ns(void);
 enum client_kind {
 	CLIENT_REGION,
 	CLIENT_POOL,
+	CLIENT_ATTACH,
 	CLIENT_ROOM,
 	CLIENT_DLIST,
 	CLIENT_XFER,
@@ -193,6 +195,7 @@ struct client_object {
 	unsigned int refs;   /* the caller's and one of each request */
 	unsigned int serial; /* of the session that made it */
 	unsigned int asked;  /* the last session that it was registered again in */
+	bool lost;	     /* FAILED because it could not be made again */
 	uint64_t id;
 	_Atomic uint32_t phase;
 	void (*fini)(struct client_object *object);
@@ -217,8 +220,25 @@ int client_object_gone(struct client_request *req, int result, const cJSON *repl
 int client_object_close(struct client_object *object, const struct kvd_call *call);
 /* Free a handle that the daemon does not have. */
 int client_object_forget(struct client_object *object, const struct kvd_call *call);
+/*
+ * What a call names must be there in this session. After a restart it may be on
+ * its way: a blocking call waits for it, else -KVD_E_BUSY.
+ */
+int client_prepared(struct kvd_client *client, const struct client_object *object,
+		    const char *what, const struct kvd_call *call);
+/* The caller's number of an attachment to the daemon's. */
+int client_attach_id(struct kvd_client *client, uint64_t *attach_p,
+		     const struct kvd_call *call);
 /* The daemon's id; 0: not registered in this session. */
 uint64_t client_object_id(const struct client_object *object);
+
+struct kvd_dlist {
+	struct client_object object;
+	uint64_t rows;
+	uint64_t attach; /* the caller's number; 0: own memory */
+	size_t count;
+	struct kvd_desc *descs; /* to be prepared again */
+};
 
 /* What rooms and xfers have in common: a slot of the status page. */
 struct client_slot {
@@ -257,6 +277,7 @@ struct client_again {
 	unsigned int tries; /* since the last session that lasted */
 	uint64_t up_ns;
 	uint64_t retry_ns;  /* DOWN: when the next attempt is due */
+	uint64_t redo_ns;   /* UP: when to make again what failed; 0: nothing did */
 	uint64_t until_ns;  /* of an attempt that somebody waits for; 0: nobody */
 	struct kvd_error why; /* of the last attempt; code 0: none failed */
 };
@@ -271,7 +292,7 @@ void client_session_lost(struct kvd_client *client);
 bool client_session_due(const struct kvd_client *client, uint64_t *due_p);
 /* Send the registration of op->object once more. */
 int client_session_again(struct client_op *op);
-void client_session_answered(struct kvd_client *client, int result);
+void client_session_answered(struct client_object *object, int result);
 /*
  * client_enter() for calls that need the session. A blocking one finds the end
  * of the connection here, connects again if somebody listens, and waits for the
@@ -305,6 +326,8 @@ bool client_blocks(const struct kvd_call *call);
 /* In a new session: register again under the old handle. */
 int client_region_again(struct kvd_region *region);
 int client_pool_again(struct kvd_pool *pool);
+int client_attach_again(struct client_object *object);
+int client_dlist_again(struct client_object *object); /* 1: later */
 
 /* Record an error and return -code. */
 int client_fail(struct kvd_client *client, int code, const char *fmt, ...)

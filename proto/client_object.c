@@ -75,6 +75,7 @@ static const struct {
 } kinds[CLIENT_KINDS] = {
 	[CLIENT_REGION] = {"region", "region.register", "region.unregister"},
 	[CLIENT_POOL] = {"pool", "pool.register", "pool.unregister"},
+	[CLIENT_ATTACH] = {"attach", "peer.attach", NULL}, /* lives with the session */
 	[CLIENT_ROOM] = {"room", "room.open", "room.close"},
 	[CLIENT_DLIST] = {"dlist", "dlist.prep", "dlist.free"},
 	[CLIENT_XFER] = {"xfer", "xfer.start", "xfer.release"},
@@ -118,8 +119,11 @@ int client_object_again(struct client_request *req, int result, const cJSON *rep
 	const char *noun = kinds[object->kind].noun;
 	uint64_t id = 0;
 
-	if (req->late)
-		return result; /* its session has been given up */
+	if (req->late) { /* its session has been given up, or it was asked again */
+		if (!result && client_get_u64(reply, noun, &id) && kinds[object->kind].close)
+			object_undo(object, id);
+		return result;
+	}
 	if (!result && !client_get_u64(reply, noun, &id))
 		result = client_fail(req->client, KVD_E_PROTO, "%s: the reply names no %s",
 				     kinds[object->kind].make, noun);
@@ -127,7 +131,9 @@ int client_object_again(struct client_request *req, int result, const cJSON *rep
 		object->id = id;
 		object->serial = req->client->serial;
 	}
-	client_session_answered(req->client, result);
+	if (!result && object->refs == 1 && kinds[object->kind].close)
+		object_undo(object, id); /* its caller has let go of it meanwhile */
+	client_session_answered(object, result);
 	return result;
 }
 

@@ -288,6 +288,12 @@ int kvd_room_abort(struct kvd_room *room, const char *reason, const struct kvd_c
 	return client_op_run(object->client, &op, call);
 }
 
+/* It was terminal: when the session ends under the request, it is as closed. */
+static int room_closed(struct client_request *req, int result, const cJSON *reply)
+{
+	return client_object_gone(req, result == -KVD_E_LOST ? 0 : result, reply);
+}
+
 int kvd_room_close(struct kvd_room *room, const struct kvd_call *call)
 {
 	struct client_object *object = &room->slot.object;
@@ -305,7 +311,7 @@ int kvd_room_close(struct kvd_room *room, const struct kvd_call *call)
 	if (phase != CLIENT_READY || kvd_lost(client) || object->serial != client->serial)
 		return client_object_forget(object, call);
 	room_begin(room, &op, "room.close");
-	op.finish = client_object_gone;
+	op.finish = room_closed;
 	return client_op_run(client, &op, call);
 }
 

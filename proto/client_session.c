@@ -245,11 +245,73 @@ int client_session_again(struct client_op *op)
 	return r;
 }
 
-void client_session_answered(struct kvd_client *client, int result)
+/* Of what is made again behind the session: later, or never. */
+static void redo_failed(struct client_object *object)
 {
+	struct kvd_client *client = object->client;
+
+	if (client->error.retryable) {
+		object->asked = 0;
+		client->again.redo_ns = client_now_ns() + RETRY_MAX_NS;
+		return;
+	}
+	object->lost = true;
+	client_object_enter(object, CLIENT_FAILED);
+}
+
+void client_session_answered(struct client_object *object, int result)
+{
+	struct kvd_client *client = object->client;
+
 	client->again.open--;
-	if (result)
+	if (result && client->again.stage == CLIENT_UP)
+		redo_failed(object);
+	else if (result)
 		attempt_failed(client);
+}
+
+static int object_again(struct client_object *object)
+{
+	switch (object->kind) {
+	case CLIENT_REGION:
+		return client_region_again((struct kvd_region *)(void *)object);
+	case CLIENT_POOL:
+		return client_pool_again((struct kvd_pool *)(void *)object);
+	case CLIENT_ATTACH:
+		return client_attach_again(object);
+	default:
+		return client_dlist_again(object);
+	}
+}
+
+/* On record, and not made in this session. */
+static bool is_due(const struct client_object *object)
+{
+	return client_object_phase(object) == CLIENT_READY &&
+	       object->serial != object->client->serial &&
+	       object->asked != object->client->serial;
+}
+
+/* What transfers stand on; rooms do not wait for it. */
+static void redo_more(struct kvd_client *client)
+{
+	static const enum client_kind kinds[] = {CLIENT_ATTACH, CLIENT_DLIST};
+	struct client_object *object;
+	int r;
+
+	if (client->again.redo_ns && client_now_ns() < client->again.redo_ns)
+		return;
+	client->again.redo_ns = 0;
+	for (size_t i = 0; i < ARRAY_LEN(kinds); i++)
+		list_foreach(object, &client->objects[kinds[i]], link) {
+			if (!is_due(object))
+				continue;
+			if (client->again.open >= WINDOW)
+				return;
+			r = object_again(object);
+			if (r < 0)
+				redo_failed(object);
+		}
 }
 
 /* The next of this kind, as far as the window lets. 1: none is left. */
@@ -259,13 +321,11 @@ static int register_kind(struct kvd_client *client, enum client_kind kind)
 	int r;
 
 	list_foreach(object, &client->objects[kind], link) {
-		if (client_object_phase(object) != CLIENT_READY ||
-		    object->asked == client->serial)
+		if (!is_due(object))
 			continue;
 		if (client->again.open >= WINDOW)
 			return 0;
-		r = kind == CLIENT_REGION ? client_region_again((struct kvd_region *)object)
-					  : client_pool_again((struct kvd_pool *)object);
+		r = object_again(object);
 		if (r)
 			return r;
 	}
@@ -312,6 +372,7 @@ void client_session_lost(struct kvd_client *client)
 	again->stage = CLIENT_DOWN;
 	again->failed = false;
 	again->open = 0;
+	again->redo_ns = 0;
 	again->until_ns = 0;
 }
 
@@ -325,14 +386,19 @@ void client_session_step(struct kvd_client *client)
 		client_conn_lost(client, false, again->why.message);
 		client->error = again->why;
 	}
+	if (again->stage == CLIENT_UP)
+		redo_more(client);
 	if (again->stage == CLIENT_DOWN && !again->manual && client_now_ns() >= again->retry_ns)
 		session_begin(client);
 }
 
 bool client_session_due(const struct kvd_client *client, uint64_t *due_p)
 {
-	*due_p = client->again.retry_ns;
-	return client->again.stage == CLIENT_DOWN && !client->again.manual;
+	const struct client_again *again = &client->again;
+
+	*due_p = again->stage == CLIENT_UP ? again->redo_ns : again->retry_ns;
+	return again->stage == CLIENT_UP ? again->redo_ns != 0
+					 : again->stage == CLIENT_DOWN && !again->manual;
 }
 
 /* One attempt, or the one under way, to its end. */

@@ -181,9 +181,11 @@ int kvd_close(struct kvd_client *client);
  * kvd_poll() takes the steps that are due and never waits for the daemon; a
  * blocking call connects at once if somebody listens and waits, within its own
  * time, for the registrations. Until then calls give -KVD_E_LOST, retryable.
- * Rooms, dlists, xfers and attachments of the old session are not resumed: they
- * end as the old session ends them (KVD_E_DEAD once its daemon's process is gone)
- * and wait to be closed.
+ * Attachments and dlists are made again behind that: calls that name one wait for
+ * it or give -KVD_E_BUSY; -KVD_E_STATE once it cannot be (the attached session is
+ * gone, too). Rooms and xfers of the old session are not resumed: they end as the
+ * old session ends them (KVD_E_DEAD once its daemon's process is gone) and wait to
+ * be closed. This session's own key (kvd_session_key) is a new one.
  *
  * kvd_lost(): there is no session now. kvd_reconnect(): a new one now, blocking,
  * whatever was; the only way with options->manual_reconnect.
@@ -487,7 +489,8 @@ struct kvd_session_key {
 };
 int kvd_session_key(struct kvd_client *client, int timeout_ms,
 		    struct kvd_session_key *key_p);
-/* Make a session of another daemon (or of our own) usable in dlists: *attach_p. */
+/* Make a session of another daemon (or of our own) usable in dlists: *attach_p,
+ * a number of this client's, good until kvd_close(). */
 int kvd_peer_attach(struct kvd_client *client, const char *endpoint,
 		    const struct kvd_session_key *key, int timeout_ms,
 		    uint64_t *attach_p);
@@ -499,7 +502,7 @@ struct kvd_desc { /* `count` rows of `bytes`, `stride` apart; count 0 means 1 */
 	uint64_t count;
 };
 
-/* attach 0: own regions. Lists over 1024 entries travel in a memfd. */
+/* attach 0: own regions. The descriptors are kept here, too. Lists over 1024 entries travel in a memfd. */
 int kvd_dlist_prep(struct kvd_client *client, uint64_t attach,
 		   const struct kvd_desc *descs, size_t count,
 		   const struct kvd_call *call, struct kvd_dlist **dlist_p);

@@ -378,6 +378,12 @@ static void room_aborted_tells_what_landed(void **state)
 	check(&f->b, 1);
 }
 
+/* It listens (and not only exists). */
+static void until_daemon(struct fixture *f)
+{
+	kvd_close(client_open(f, "is it there?"));
+}
+
 static void until_lost(struct kvd_client *client)
 {
 	while (kvd_poll(client, 1000) >= 0)
@@ -409,6 +415,107 @@ static void daemon_killed_fails_rooms_and_another_takes_over(void **state)
 	engine_open(f, &f->b, KVD_REGION_MEMFD); /* waits for it */
 	/* nobody told the other one, which is up with its next request */
 	push(f, 9);
+}
+
+/* An upgrade: the old daemon lets what runs end, takes nothing new and goes; the
+ * engines keep their processes and do nothing about it. */
+static void daemon_upgraded_under_live_engines(void **state)
+{
+	struct fixture *f = *state;
+	struct kvd_room_args args = {.room = 22, .role = KVD_SEND};
+	struct kvd_room *from, *to, *refused;
+	int status = -1, r = 0;
+
+	engine_open(f, &f->a, KVD_REGION_MEMFD);
+	engine_open(f, &f->b, KVD_REGION_MEMFD);
+	from = room_open(&f->a, 21, KVD_SEND);
+	to = room_open(&f->b, 21, KVD_RECV);
+	fill(&f->a);
+	bind_pages(&f->b, to);
+	assert_int_equal(kvd_room_wait(from, KVD_WAITING_FOR_INPUT, WAIT_MS),
+			 KVD_WAITING_FOR_INPUT);
+	send_pages(&f->a, from, 0, 1, false);
+	kill(f->daemon, SIGTERM);
+	args.pool = f->a.pool;
+	for (int i = 0; i < WAIT_MS && r != -KVD_E_DRAIN; i++) {
+		r = kvd_room_open(f->a.client, &args, NULL, &refused);
+		if (!r) { /* it has not looked yet */
+			well(f->a.client, kvd_room_abort(refused, "too early", NULL));
+			assert_int_equal(kvd_room_wait(refused, KVD_SUCCESS, WAIT_MS),
+					 KVD_FAILED);
+			well(f->a.client, kvd_room_close(refused, NULL));
+		}
+	}
+	assert_int_equal(r, -KVD_E_DRAIN);
+	assert_true(kvd_last_error(f->a.client)->retryable);
+	/* the running one ends well */
+	struct kvd_view rest = {.pages = pages_a + 1, .page_count = 2,
+				.first_token = PAGE_TOKENS};
+	struct kvd_send_args last = {.seq = 1, .views = &rest, .view_count = 1, .last = true};
+
+	well(f->a.client, kvd_room_send(from, &last, NULL));
+	assert_int_equal(kvd_room_wait(to, KVD_SUCCESS, WAIT_MS), KVD_SUCCESS);
+	assert_int_equal(kvd_room_wait(from, KVD_SUCCESS, WAIT_MS), KVD_SUCCESS);
+	check(&f->b, 3);
+	assert_int_equal(waitpid(f->daemon, &status, 0), f->daemon);
+	assert_int_equal(status, 0);
+	daemon_start(f);
+	/* both handles outlive their daemon; then the next request, as if nothing was */
+	assert_int_equal(kvd_room_state(from), KVD_SUCCESS);
+	well(f->a.client, kvd_room_close(from, NULL));
+	well(f->b.client, kvd_room_close(to, NULL));
+	memset(f->b.bytes, 0xa5, PAGES * PAGE_BYTES);
+	until_daemon(f);
+	push(f, 23);
+}
+
+static unsigned int open_fds(void)
+{
+	unsigned int n = 0;
+
+	for (int fd = 0; fd < 1024; fd++)
+		n += fcntl(fd, F_GETFD) >= 0;
+	return n;
+}
+
+/* An engine with an event loop: it polls one fd, never blocks in libkvd, and after
+ * each of many kills it is back by itself; nothing is left over in it. */
+static void daemon_killed_again_and_again_under_an_event_loop(void **state)
+{
+	struct fixture *f = *state;
+	struct kvd_room_status st;
+	unsigned int fds = 0;
+
+	engine_open(f, &f->a, KVD_REGION_MEMFD);
+	engine_open(f, &f->b, KVD_REGION_VM);
+	for (unsigned int round = 0; round < 8; round++) {
+		struct kvd_room *room = room_open(&f->a, 30 + round, KVD_SEND);
+
+		daemon_kill(f);
+		daemon_start(f);
+		for (int i = 0; i < WAIT_MS; i++) {
+			struct kvd_client *c = f->a.client;
+			struct pollfd p = {.fd = kvd_fd(c), .events = kvd_events(c)};
+			int ms = kvd_timeout_ms(c);
+
+			if (i && !kvd_lost(c) && kvd_daemon(c)->pid == f->daemon)
+				break;
+			poll(&p, 1, ms >= 0 && ms < 20 ? ms : 20);
+			kvd_poll(c, 0);
+		}
+		assert_false(kvd_lost(f->a.client));
+		assert_int_equal(kvd_daemon(f->a.client)->pid, f->daemon);
+		assert_int_equal(kvd_room_wait(room, KVD_SUCCESS, WAIT_MS), KVD_FAILED);
+		well(f->a.client, kvd_room_read(room, &st));
+		assert_int_equal(st.error, KVD_E_DEAD);
+		assert_true(st.retryable);
+		well(f->a.client, kvd_room_close(room, NULL));
+		memset(f->b.bytes, 0xa5, PAGES * PAGE_BYTES);
+		push(f, 50 + round);
+		if (!round)
+			fds = open_fds();
+	}
+	assert_int_equal(open_fds(), fds);
 }
 
 static void daemon_frozen_keeps_pages_held(void **state)
@@ -568,6 +675,8 @@ int main(void)
 		T(push_between_plain_memory_arrives),
 		T(room_aborted_tells_what_landed),
 		T(daemon_killed_fails_rooms_and_another_takes_over),
+		T(daemon_upgraded_under_live_engines),
+		T(daemon_killed_again_and_again_under_an_event_loop),
 		T(daemon_frozen_keeps_pages_held),
 		T(rooms_by_the_thousand_without_blocking),
 		T(xfer_writes_where_it_was_told_and_says_so),

@@ -244,6 +244,137 @@ static void callbacks_of_the_lost_session_run_once(void **state)
 	assert_int_equal(kvd_pending(f->client), 0);
 }
 
+/* ---- attachments and descriptor lists ---- */
+
+struct lists {
+	uint64_t attach;
+	struct kvd_dlist *local, *remote;
+};
+
+static void lists_make(struct client_fixture *f, struct lists *l)
+{
+	const struct kvd_session_key key = {.epoch = 5, .secret = "00ff"};
+	const struct kvd_desc descs[] = {{.address = 4096, .bytes = 64}};
+
+	fake_kvd_answer(f->fake, OK ",\"attach\":2}");
+	assert_int_equal(kvd_peer_attach(f->client, "tcp://h:1", &key, 0, &l->attach), 0);
+	assert_int_equal(l->attach, 2);
+	fake_kvd_answer(f->fake, OK ",\"dlist\":10}");
+	assert_int_equal(kvd_dlist_prep(f->client, 0, descs, 1, NULL, &l->local), 0);
+	fake_kvd_answer(f->fake, OK ",\"dlist\":11}");
+	assert_int_equal(kvd_dlist_prep(f->client, l->attach, descs, 1, NULL, &l->remote), 0);
+}
+
+static int lists_use(struct client_fixture *f, const struct lists *l, struct kvd_xfer **xfer)
+{
+	const struct kvd_xfer_args args = {.op = KVD_WRITE, .local = l->local,
+					   .remote = l->remote};
+
+	return kvd_xfer_start(f->client, &args, NULL, xfer);
+}
+
+static void lists_are_made_again_behind_the_session(void **state)
+{
+	struct client_fixture *f = *state;
+	const struct kvd_desc desc = {.address = 8192, .bytes = 64};
+	struct kvd_dlist *third;
+	struct kvd_xfer *xfer;
+	struct lists l;
+	unsigned int n;
+
+	lists_make(f, &l);
+	fake_kvd_kill(f->fake);
+	n = fake_kvd_lines(f->fake);
+	fake_kvd_restart(f->fake);
+	fake_kvd_answer(f->fake, OK ",\"attach\":7}");
+	fake_kvd_answer(f->fake, OK ",\"dlist\":20}");
+	fake_kvd_answer(f->fake, OK ",\"dlist\":21}");
+	fake_kvd_answer(f->fake, OK ",\"xfer\":3,\"slot\":4,\"gen\":\"1\"}");
+	fake_kvd_word(f->fake, 4, 1, KVD_TRANSFERRING, 0, 0);
+	assert_int_equal(lists_use(f, &l, &xfer), 0);
+	assert_non_null(strstr(client_line_args(f, n + 1), "peer.attach\",\"endpoint\":"
+							   "\"tcp://h:1\",\"session\":\"5\""));
+	assert_null(strstr(client_line_args(f, n + 2), "\"peer\""));
+	assert_non_null(strstr(client_line_args(f, n + 3), "\"peer\":7"));
+	assert_non_null(strstr(client_line_args(f, n + 4), "\"local\":20,\"remote\":21"));
+	/* the caller's number still is the one it was given */
+	fake_kvd_answer(f->fake, OK ",\"dlist\":22}");
+	assert_int_equal(kvd_dlist_prep(f->client, l.attach, &desc, 1, NULL, &third), 0);
+	assert_non_null(strstr(client_line_args(f, n + 5), "\"peer\":7"));
+}
+
+static void attachment_that_is_gone_takes_its_lists_along(void **state)
+{
+	struct client_fixture *f = *state;
+	struct kvd_xfer *xfer;
+	struct lists l;
+
+	lists_make(f, &l);
+	fake_kvd_kill(f->fake);
+	fake_kvd_restart(f->fake);
+	fake_kvd_answer(f->fake, "{\"id\":%ID%,\"error\":{\"code\":\"ENOTFOUND\","
+				 "\"message\":\"no such session\"}}");
+	fake_kvd_answer(f->fake, OK ",\"dlist\":20}");
+	assert_int_equal(lists_use(f, &l, &xfer), -KVD_E_STATE);
+	assert_non_null(strstr(kvd_last_error(f->client)->message, "remote: could not be made"));
+	assert_int_equal(client_object_id(&l.local->object), 20);
+	assert_false(kvd_lost(f->client)); /* nobody else pays */
+	assert_int_equal(kvd_dlist_free(l.remote, NULL), 0);
+}
+
+static void attachment_whose_peer_is_away_is_tried_again(void **state)
+{
+	struct client_fixture *f = *state;
+	struct kvd_call call = {.on_done = client_on_done, .arg = f};
+	struct kvd_xfer_args args = {.op = KVD_WRITE};
+	struct kvd_xfer *xfer;
+	struct lists l;
+
+	lists_make(f, &l);
+	args.local = l.local;
+	args.remote = l.remote;
+	fake_kvd_kill(f->fake);
+	fake_kvd_restart(f->fake);
+	fake_kvd_answer(f->fake, "{\"id\":%ID%,\"error\":{\"code\":\"EPEER\",\"message\":"
+				 "\"away\",\"retryable\":true}}");
+	fake_kvd_answer(f->fake, OK ",\"dlist\":20}");
+	fake_kvd_answer(f->fake, OK ",\"attach\":7}");
+	fake_kvd_answer(f->fake, OK ",\"dlist\":21}");
+	until_lost(f);
+	until_up(f);
+	while (!client_object_id(&l.local->object))
+		kvd_poll(f->client, 5);
+	assert_int_equal(kvd_xfer_start(f->client, &args, &call, &xfer), -KVD_E_BUSY);
+	assert_true(kvd_last_error(f->client)->retryable);
+	assert_in_range(kvd_timeout_ms(f->client), 0, 1001);
+	fake_kvd_answer(f->fake, OK ",\"xfer\":3,\"slot\":4,\"gen\":\"1\"}");
+	assert_int_equal(lists_use(f, &l, &xfer), 0); /* waits for it */
+}
+
+/* Freed while it is on its way: the daemon is told to forget it. */
+static void list_freed_meanwhile_is_taken_back(void **state)
+{
+	struct client_fixture *f = *state;
+	struct lists l;
+	unsigned int n;
+	char *reply;
+
+	lists_make(f, &l);
+	fake_kvd_kill(f->fake);
+	n = fake_kvd_lines(f->fake);
+	fake_kvd_restart(f->fake);
+	fake_kvd_answer(f->fake, "");
+	fake_kvd_answer(f->fake, ""); /* of the list; answered with the next line */
+	fake_kvd_answer(f->fake, "{\"id\":%PREV%,\"ok\":true,\"dlist\":20}\n" OK "}");
+	until_lost(f);
+	while (fake_kvd_lines(f->fake) < n + 3)
+		kvd_poll(f->client, 5);
+	assert_int_equal(kvd_dlist_free(l.local, NULL), 0);
+	assert_int_equal(kvd_command(f->client, "a", NULL, 0, &reply), 0);
+	kvd_string_free(reply);
+	assert_non_null(strstr(client_line_args(f, n + 4), "dlist.free\",\"dlist\":20"));
+}
+
 static void daemon_anew(struct client_fixture *f)
 {
 	fake_kvd_kill(f->fake);
@@ -296,6 +427,10 @@ int main(void)
 		T(many_regions_go_out_in_a_window),
 		T(daemon_that_throws_out_is_not_hammered),
 		T(callbacks_of_the_lost_session_run_once),
+		T(lists_are_made_again_behind_the_session),
+		T(attachment_that_is_gone_takes_its_lists_along),
+		T(attachment_whose_peer_is_away_is_tried_again),
+		T(list_freed_meanwhile_is_taken_back),
 		T(no_memory_on_the_way_up_tries_again),
 	};
 
