@@ -13,6 +13,7 @@
 #   - a .c file over 150 lines opens with an essay
 #   - no unfinished work, no sleeps in tests, no names of somebody's machine
 #   - daemon code allocates through base/mem
+#   - nothing but the log's prefix knows the wall clock
 set -u
 export LC_ALL=C
 faults=$(mktemp)
@@ -119,6 +120,9 @@ check_words()
 	pick '^(daemon|gpu|proto)/.*\.c$' | grep -v '^daemon/base/mem\.c$' |
 		xargs -r grep -nE '[^_a-z](malloc|calloc|realloc|reallocarray|strdup|strndup|asprintf)\(' /dev/null |
 		sed 's/$/  <- memory comes from base\/mem/'
+	pick '^(daemon|gpu|proto)/.*\.[ch]$' | grep -v '^daemon/base/log\.c$' |
+		xargs -r grep -nE '\bCLOCK_REALTIME|\bgettimeofday\(|[^_a-z]time\((NULL|&)|pthread_cond_timedwait|sem_timedwait' /dev/null |
+		sed 's/$/  <- a clock that jumps: CLOCK_MONOTONIC/'
 }
 
 {
