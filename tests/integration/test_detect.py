@@ -1,0 +1,230 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Who is dead, and who only looks like it: engines that are killed with gigabytes
+mapped, killed while a forked child keeps their socket, stopped; and a daemon that
+is killed and back at the same endpoint. What the other side is told, and when,
+counted from the moment the engine's memory is gone."""
+import mmap
+import os
+import signal
+import socket
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+from kvd_daemon import BUILD, DEADLINE_S, Daemon, run  # noqa: E402
+from kvd_engine import (FAILED, SUCCESS, WAITING, Cache, Engine, open_push)  # noqa: E402
+
+SLOW = 1 if os.path.basename(BUILD) == "rel" else 5
+PAGES, THERE, TOKENS = [3, 4, 9, 1], [7, 2, 8, 12], 64
+VIEW = {"kv": dict(pages=PAGES, tokens=[0, TOKENS])}
+
+
+class Child:
+    """A process that runs body(say, hear): lines to and from the test."""
+
+    def __init__(self, body):
+        here, there = socket.socketpair()
+        self.pid = os.fork()
+        if not self.pid:
+            here.close()
+            lines = there.makefile("rw")
+
+            def say(text):
+                lines.write(text + "\n")
+                lines.flush()
+            try:
+                body(say, lambda: lines.readline().strip())
+            except BaseException as why:  # noqa: B902 a child must not go on as the test
+                say("failed: %r" % why)
+            os._exit(0)
+        there.close()
+        here.settimeout(60)
+        self.lines = here.makefile("rw")
+
+    def hear(self):
+        return self.lines.readline().strip()
+
+    def say(self, text):
+        self.lines.write(text + "\n")
+        self.lines.flush()
+
+    def signal(self, number):
+        os.kill(self.pid, number)
+
+    def memory_gone(self):
+        """Wait until the kernel has taken its memory (it may not be dead yet)."""
+        with open("/proc/%d/statm" % self.pid) as statm:
+            end = time.monotonic() + 30
+            while True:
+                statm.seek(0)
+                if statm.read().startswith("0 "):
+                    return time.monotonic()
+                assert time.monotonic() < end, "its memory does not go"
+
+    def wait(self):
+        os.waitpid(self.pid, 0)
+        return time.monotonic()
+
+
+def stat(engine, name):
+    return int([m for m in engine.cmd("stats")["metrics"] if m["name"] == name][0]["value"])
+
+
+def until(what, holds, deadline_s=None):
+    end = time.monotonic() + (deadline_s or DEADLINE_S)
+    while not holds():
+        assert time.monotonic() < end, what
+    return time.monotonic()
+
+
+def prefill_child(a, ballast_gib, fork_keeper):
+    def body(say, hear):
+        engine = Engine(a, "victim")
+        cache = Cache(engine)
+        engine.cmd("room.open", room="1", role="send", pool=cache.pool)
+        engine.cmd("room.open", room="2", role="offer", pool=cache.pool, views=VIEW)
+        ballast = mmap.mmap(-1, max(1, ballast_gib << 30), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        for at in range(0, len(ballast), 4096):
+            ballast[at] = 1
+        if fork_keeper:
+            pid = os.fork()
+            if not pid:
+                signal.pause()  # with the socket and the memory of its parent
+                os._exit(0)
+            say("%d" % pid)
+        say("ready")
+        hear()
+    return Child(body)
+
+
+def victim_killed(ballast_gib, fork_keeper):
+    with Daemon() as a, Daemon() as b:
+        decode, witness = Engine(b, "decode"), Engine(a, "witness")
+        dst = Cache(decode)
+        child = prefill_child(a, ballast_gib, fork_keeper)
+        keeper = int(child.hear()) if fork_keeper else 0
+        assert child.hear() == "ready"
+        decode.cmd("room.open", room="1", role="recv", pool=dst.pool,
+                   sources=[witness.endpoint])
+        decode.cmd("room.bind", room="1", views={"kv": dict(pages=THERE, tokens=[0, TOKENS])})
+        decode.until(1, "recv", WAITING)
+        child.signal(signal.SIGKILL)
+        gone = child.memory_gone()
+        told = until("the other side is not told",
+                     lambda: decode.state(1, "recv")[2]["state"] == FAILED or
+                     decode.state(1, "recv")[2]["flags"] & 1)
+        unmapped = until("its regions are still mapped", lambda: stat(witness, "regions") == 0)
+        dead = child.wait()
+        decode.until(1, "recv", FAILED)
+        error = decode.state(1, "recv")[1]
+        print("     %d GiB%s: told after %.0f ms, unmapped after %.0f ms, its process took "
+              "%.0f ms more" % (ballast_gib, ", child keeps the socket" if keeper else "",
+                                (told - gone) * 1000, (unmapped - gone) * 1000,
+                                (dead - gone) * 1000))
+        if keeper:
+            os.kill(keeper, signal.SIGKILL)
+        assert error["code"] == "ESESSION" and "victim" in error["message"], error
+        assert error["retryable"], error
+        assert told - gone < 1 * SLOW, told - gone
+        assert unmapped - gone < 2 * SLOW, unmapped - gone
+        decode.close()
+        witness.close()
+
+
+def engine_killed_with_gigabytes_is_told_and_unmapped_in_time():
+    victim_killed(2, False)
+
+
+def engine_killed_while_its_child_keeps_the_socket_is_dead():
+    victim_killed(0, True)
+
+
+def engine_stopped_still_receives():
+    """A stopped engine is not dead: what it asked for goes on and is done."""
+    with Daemon() as a, Daemon() as b:
+        prefill = Engine(a, "prefill")
+        src = Cache(prefill)
+        src.fill(PAGES, TOKENS)
+
+        def body(say, hear):
+            engine = Engine(b, "stopped")
+            cache = Cache(engine)
+            engine.cmd("room.open", room="1", role="recv", pool=cache.pool,
+                       sources=[prefill.endpoint])
+            engine.cmd("room.bind", room="1",
+                       views={"kv": dict(pages=THERE, tokens=[0, TOKENS])})
+            for i in range(300):  # unread answers are bounded, and no reason to die
+                engine.last += 1
+                engine.sock.sendall(b'{"cmd":"help","id":%d}\n' % engine.last)
+            say("ready")
+            hear()
+            for i in range(300):
+                engine.lines.readline()
+            cache.check(THERE, TOKENS)
+            say("state %d" % engine.state(1, "recv")[0])
+        prefill.cmd("room.open", room="1", role="send", pool=src.pool)
+        child = Child(body)
+        assert child.hear() == "ready"
+        prefill.until(1, "send", WAITING)
+        child.signal(signal.SIGSTOP)
+        prefill.cmd("room.send", room="1", seq=0, last=True, views=VIEW)
+        prefill.until(1, "send", SUCCESS)  # all landed, and confirmed, without it
+        witness = Engine(b, "witness")
+        looks = stat(witness, "commands_total")
+        until("time passes", lambda: stat(witness, "commands_total") > looks + 200)
+        assert stat(witness, "sessions") == 2
+        child.signal(signal.SIGCONT)
+        child.say("go on")
+        assert child.hear() == "state %d" % SUCCESS
+        child.wait()
+        prefill.close()
+        witness.close()
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def daemon_back_at_its_endpoint_is_a_new_instance():
+    """Killed and started again at once: the rooms of the old one fail, with a reason
+    that names it, and new ones work, with nobody told anything."""
+    config = "[peer]\nlisten = tcp://127.0.0.1:%d\n" % free_port()
+    with Daemon() as b:
+        decode = Engine(b, "decode")
+        dst = Cache(decode)
+        a = Daemon(config)
+        with a:
+            prefill = Engine(a, "prefill")
+            src = Cache(prefill)
+            open_push(prefill, decode, src, dst, 1, PAGES, THERE, TOKENS, send=False)
+            old = prefill.info["instance"]
+            a.proc.kill()
+            begin = time.monotonic()
+            a.wait()
+            prefill.close()
+            a.notify.close()
+            a.start().wait_ready()
+            took, error = decode.until(1, "recv", FAILED)
+            took = time.monotonic() - begin
+            assert error["code"] in ("EPEER", "ERESTART"), error
+            assert old[:8] in error["message"] and error["retryable"], error
+            assert took < 1.2 * SLOW, took
+            prefill = Engine(a, "prefill")
+            assert prefill.info["instance"] != old
+            src = Cache(prefill)
+            src.fill(PAGES, TOKENS)
+            open_push(prefill, decode, src, dst, 2, PAGES, THERE, TOKENS)
+            decode.until(2, "recv", SUCCESS)
+            dst.check(THERE, TOKENS)
+            peers = [p for p in decode.cmd("peer.list")["peers"] if not p["self"]]
+            assert [p["instance"] for p in peers] == [prefill.info["instance"]], peers
+            prefill.close()
+        decode.close()
+
+
+run([engine_killed_with_gigabytes_is_told_and_unmapped_in_time,
+     engine_killed_while_its_child_keeps_the_socket_is_dead,
+     engine_stopped_still_receives, daemon_back_at_its_endpoint_is_a_new_instance])
