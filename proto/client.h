@@ -11,6 +11,7 @@
  *   client_object.c  handles: references, phases
  *   client_region.c client_pool.c client_room.c client_dlist.c client_xfer.c
  *                    the commands
+ *   client_adopt*.c client_maps.c   memory moved behind a memfd (client_adopt.h)
  *   client_memory.c client_layout.c client_text.c client_error.c   helpers
  */
 #ifndef KVD_PROTO_CLIENT_H
@@ -50,6 +51,14 @@ void client_text_views(struct client_text *text, bool first, const struct kvd_vi
 		       size_t count);
 void client_text_indices(struct client_text *text, const char *name,
 			 const uint32_t *index, size_t count);
+
+/* ---- memory in huge pages (client_memory.c) -------------------------------- */
+
+/* `bytes` of the fd at a 2 MiB boundary; NULL with errno. */
+void *client_memory_map(int fd, size_t bytes);
+/* Make all pages of a mapping of whole 2 MiB present, huge ones where the kernel
+ * can: those are added to *huge_bytes_p. -KVD_E_NOMEM, -KVD_E_IO. */
+int client_memory_fill(void *at, size_t bytes, size_t *huge_bytes_p);
 
 /* ---- the status page of one session -------------------------------------- */
 

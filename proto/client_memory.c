@@ -31,8 +31,7 @@
 #define MADV_COLLAPSE 25
 #endif
 
-/* `bytes` of the fd at a 2 MiB boundary; NULL with errno. */
-static void *map_aligned(int fd, size_t bytes)
+void *client_memory_map(int fd, size_t bytes)
 {
 	char *room = mmap(NULL, bytes + HUGE_BYTES, PROT_NONE,
 			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -66,19 +65,17 @@ static int populate(void *at, size_t bytes)
 	return 0;
 }
 
-static int fill(struct kvd_memory *m)
+int client_memory_fill(void *at, size_t bytes, size_t *huge_bytes_p)
 {
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
-	int r;
 
-	for (size_t at = 0; at < m->bytes; at += HUGE_BYTES) {
-		char *p = (char *)m->address + at;
+	for (char *p = at; p < (char *)at + bytes; p += HUGE_BYTES) {
+		int r = populate(p, page);
 
-		r = populate(p, page);
 		if (r)
 			return r;
 		if (!madvise(p, HUGE_BYTES, MADV_COLLAPSE)) {
-			m->huge_bytes += HUGE_BYTES;
+			*huge_bytes_p += HUGE_BYTES;
 			continue;
 		}
 		r = populate(p, HUGE_BYTES);
@@ -117,10 +114,10 @@ int kvd_memory_alloc(size_t bytes, const char *name, struct kvd_memory *memory_p
 	if (ftruncate(m.fd, (off_t)m.bytes) < 0 ||
 	    fcntl(m.fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0)
 		return memory_failed(&m, 0, "size and seals of the memfd");
-	m.address = map_aligned(m.fd, m.bytes);
+	m.address = client_memory_map(m.fd, m.bytes);
 	if (!m.address)
 		return memory_failed(&m, 0, "mmap");
-	r = fill(&m);
+	r = client_memory_fill(m.address, m.bytes, &m.huge_bytes);
 	if (r)
 		return memory_failed(&m, r, "populate");
 	*memory_p = m;

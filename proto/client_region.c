@@ -16,6 +16,8 @@
 #include <string.h>
 #include <sys/prctl.h>
 
+#include "proto/client_adopt.h"
+
 /* One handle; several handles may share the daemon's id, which counts them. */
 struct kvd_region {
 	struct client_object object;
@@ -123,20 +125,33 @@ static int region_new(struct kvd_client *client, const struct kvd_region_args *a
 	return 0;
 }
 
+/* Memory that was adopted has a memfd, by which it is faster. */
+static bool by_memfd(struct kvd_region_args *args, int *fd_p)
+{
+	if (args->kind != KVD_REGION_VM ||
+	    !client_adopted(args->address, args->bytes, fd_p, &args->offset))
+		return false;
+	args->kind = KVD_REGION_MEMFD;
+	args->fd = *fd_p;
+	return true;
+}
+
 int kvd_region_register(struct kvd_client *client, const struct kvd_region_args *args,
 			const struct kvd_call *call, struct kvd_region **region_p)
 {
+	struct kvd_region_args use = *args;
 	struct kvd_region *region = NULL;
+	cleanup_close int adopted_fd = -1;
 	struct client_op op;
 	int r = client_begin(client, call);
 
 	*region_p = NULL;
 	if (!r)
 		r = args_check(client, args);
-	if (!r && args->kind == KVD_REGION_VM)
+	if (!r && !by_memfd(&use, &adopted_fd) && use.kind == KVD_REGION_VM)
 		r = vm_allow(client);
 	if (!r)
-		r = region_new(client, args, &region);
+		r = region_new(client, &use, &region);
 	if (r)
 		return r;
 	*region_p = region;

@@ -125,7 +125,7 @@ struct kvd_error {
 
 /* What the client's last failed call found; never NULL. Valid until its next
  * call. `client` NULL: what this thread's last failed kvd_open(),
- * kvd_memory_alloc() or kvd_layout_text() found. */
+ * kvd_memory_alloc(), kvd_adopt() or kvd_layout_text() found. */
 const struct kvd_error *kvd_last_error(const struct kvd_client *client);
 /* "EINVAL"…, "EGONE"…; "EUNKNOWN" for no code. Takes either sign. */
 const char *kvd_code_name(int code);
@@ -258,10 +258,66 @@ int kvd_memory_alloc(size_t bytes, const char *name, struct kvd_memory *memory_p
 /* Unmap and close; a region made of it is unregistered first. */
 void kvd_memory_free(struct kvd_memory *memory);
 
+/*
+ * Adopt: move memory that this process already has behind a memfd, in place, so
+ * that the daemon can map it and one copy is enough. Addresses and bytes stay;
+ * the region of it is registered by address as KVD_REGION_VM (libkvd finds that
+ * it is adopted, and hands over the memfd) or by fd and offset.
+ *
+ * Other threads may go on reading and writing: each slice is write-protected
+ * (userfaultfd), copied and replaced, and a store that comes meanwhile waits, so
+ * none is lost. Where the process may not use userfaultfd that is -KVD_E_PERM,
+ * unless `quiet` promises that nobody writes until the call returns. With the
+ * unprivileged kind of userfaultfd only stores wait; a system call that writes
+ * into a slice at that moment (read(), recv()) fails with EFAULT.
+ *
+ * What is taken: a chunk of 32 MiB or more that glibc's malloc mapped for one
+ * allocation, by the pointer that it gave; or, with `vouched`, any private
+ * anonymous memory all pages of which are the caller's. Refused by name
+ * (-KVD_E_IMPORT): shared, file-backed, heap, stack, huge TLB, and memory that is
+ * registered with CUDA (adopt first, then cudaHostRegister).
+ *
+ * What changes, for good (it is never moved back): MADV_DONTNEED does not zero it,
+ * a child of fork() does not have it, realloc() must not be called on it; free()
+ * is fine. What cannot be seen, and must not be: physical pages that somebody else
+ * holds (RDMA registrations of another library, io_uring buffers, vfio, O_DIRECT
+ * in flight) stay the old ones, so adopt before they are registered. Transfers by
+ * kvd or process_vm_writev() into the memory must not be under way.
+ *
+ * One registry for the process: the same memory twice, or by another copy of
+ * libkvd, is moved once and counted. 4096 ranges.
+ */
+struct kvd_adopt_args {
+	void *address;
+	size_t bytes;
+	bool quiet;   /* nobody writes to it until the call returns */
+	bool vouched; /* its pages are the caller's, whoever allocated it */
+};
+
+struct kvd_adopted {
+	int fd;		  /* the registry's: do not close it */
+	uint64_t offset;  /* of `address` in it */
+	void *address;	  /* as asked */
+	size_t bytes;
+	size_t huge_bytes; /* of its whole range in huge pages */
+	bool moved;	  /* by this call; false: it was adopted before */
+	bool waited;	  /* stores of others were made to wait (userfaultfd) */
+	uint64_t id;	  /* for kvd_adopt_release() */
+};
+
+/* Any thread, no client needed. After a failure in the middle the memory is whole
+ * and usable, and the same call goes on where it stopped: -KVD_E_NOMEM, _PERM,
+ * _IMPORT, _INVAL, _LIMIT, _IO. */
+int kvd_adopt(const struct kvd_adopt_args *args, struct kvd_adopted *adopted_p);
+/* One reference less. The memory stays as it is; the memfd is closed when there is
+ * no reference and the memory is unmapped. -KVD_E_NOTFOUND: no such reference. */
+int kvd_adopt_release(struct kvd_adopted *adopted);
+
 enum kvd_region_kind {
 	KVD_REGION_MEMFD = 0, /* fd; sealed by the daemon when it is not yet */
 	KVD_REGION_SHM = 1,   /* POSIX shared memory by name */
-	KVD_REGION_VM = 2,    /* any memory of this process; staged, slower */
+	/* any memory of this process; staged, slower. What was adopted goes as memfd */
+	KVD_REGION_VM = 2,
 };
 
 struct kvd_region_args {

@@ -38,12 +38,13 @@
 #define BOUNCE_BYTES (128u << 10)
 #define IOVS 1024u
 
-enum kind { KIND_MEMFD, KIND_VM };
+enum kind { KIND_MEMFD, KIND_ADOPT, KIND_VM };
 
 struct engine {
 	struct kvd_client *client;
 	enum kind kind;
 	struct kvd_memory memory;
+	struct kvd_adopted adopted;
 	uint8_t *base;
 	struct kvd_region *region;
 };
@@ -225,6 +226,22 @@ static double limit_s(const struct rows *rows)
 
 /* ---- kvd ---- */
 
+/* Plain memory, as an engine has it that knows nothing of kvd. */
+static void engine_plain(struct engine *e, const char *name)
+{
+	struct kvd_adopt_args adopt = {.bytes = REGION_BYTES, .vouched = true};
+
+	e->base = need(mmap(NULL, REGION_BYTES, PROT_READ | PROT_WRITE,
+			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+	(void)madvise(e->base, REGION_BYTES, MADV_HUGEPAGE);
+	/* the limit's process is a fork: it must not make these pages copy-on-write */
+	(void)madvise(e->base, REGION_BYTES, MADV_DONTFORK);
+	memset(e->base, *name, REGION_BYTES);
+	adopt.address = e->base;
+	if (e->kind == KIND_ADOPT && kvd_adopt(&adopt, &e->adopted) < 0)
+		die(NULL, "kvd_adopt");
+}
+
 static void engine_memory(struct engine *e, const char *name)
 {
 	struct kvd_region_args args = {.kind = KVD_REGION_VM, .bytes = REGION_BYTES};
@@ -238,12 +255,7 @@ static void engine_memory(struct engine *e, const char *name)
 			die(e, "region");
 		return;
 	}
-	e->base = need(mmap(NULL, REGION_BYTES, PROT_READ | PROT_WRITE,
-			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-	(void)madvise(e->base, REGION_BYTES, MADV_HUGEPAGE);
-	/* the limit's process is a fork: it must not make these pages copy-on-write */
-	(void)madvise(e->base, REGION_BYTES, MADV_DONTFORK);
-	memset(e->base, *name, REGION_BYTES);
+	engine_plain(e, name);
 	args.address = e->base;
 	if (kvd_region_register(e->client, &args, NULL, &e->region) < 0)
 		die(e, "region");
@@ -266,6 +278,8 @@ static void engine_close(struct engine *e)
 		kvd_memory_free(&e->memory);
 	else
 		munmap(e->base, REGION_BYTES);
+	if (e->kind == KIND_ADOPT)
+		kvd_adopt_release(&e->adopted);
 }
 
 static struct kvd_dlist *dlist_of(const struct engine *own, uint64_t attach,
@@ -445,6 +459,9 @@ static const struct work works[] = {
 	{"256", "memfd, 256 B rows, scattered", KIND_MEMFD, 256, 10 * MIB, true},
 	{"64", "memfd, 64 B rows, scattered", KIND_MEMFD, 64, 4 * MIB, true},
 	{"flat", "memfd, 64 KiB pages, contiguous", KIND_MEMFD, 65536, 128 * MIB, false},
+	{"adopt64k", "adopted, 64 KiB pages, scattered", KIND_ADOPT, 65536, 128 * MIB, true},
+	{"adopt4k", "adopted, 4 KiB pages, scattered", KIND_ADOPT, 4096, 64 * MIB, true},
+	{"adopt256", "adopted, 256 B rows, scattered", KIND_ADOPT, 256, 10 * MIB, true},
 	{"vm64k", "vm, 64 KiB pages, scattered", KIND_VM, 65536, 128 * MIB, true},
 	{"vm4k", "vm, 4 KiB pages, scattered", KIND_VM, 4096, 64 * MIB, true},
 	{"vm256", "vm, 256 B rows, scattered", KIND_VM, 256, 10 * MIB, true},
