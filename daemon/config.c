@@ -439,7 +439,7 @@ static void check_require(struct load *load)
 
 /* ---- what "auto" and empty stand for ---- */
 
-static uint32_t half_the_cores(uint32_t min)
+static uint32_t half_the_cores(uint32_t min, uint32_t max)
 {
 	cpu_set_t set;
 	uint32_t n = 2;
@@ -447,7 +447,7 @@ static uint32_t half_the_cores(uint32_t min)
 	if (sched_getaffinity(0, sizeof(set), &set) == 0)
 		n = (uint32_t)CPU_COUNT(&set);
 	n /= 2;
-	return n < min ? min : n > 8 ? 8 : n;
+	return n < min ? min : n > max ? max : n;
 }
 
 static void resolve_transports(struct load *load)
@@ -472,9 +472,11 @@ static void resolve(struct load *load)
 	struct config *config = &load->config;
 
 	if (!config->offload_threads)
-		config->offload_threads = half_the_cores(2);
+		config->offload_threads = half_the_cores(2, 8);
 	if (!config->copy_threads)
-		config->copy_threads = half_the_cores(1);
+		config->copy_threads = half_the_cores(1, 8);
+	if (!config->host_copy_threads)
+		config->host_copy_threads = half_the_cores(config->copy_threads, 256);
 	if (!*config->socket_path) {
 		int n = snprintf(config->socket_path, sizeof(config->socket_path),
 				 "%.180s/%s.sock", config->run_dir, config->name);

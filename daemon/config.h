@@ -71,6 +71,7 @@ struct config {
 	char ucx_net_devices[CONFIG_ENDPOINT_BYTES]; /* "" = the one of `listen` */
 	char ucx_tls[CONFIG_ENDPOINT_BYTES];
 	uint32_t copy_threads; /* >= 1 */
+	uint32_t host_copy_threads; /* >= 1; of all daemons in run_dir */
 	uint64_t slice_bytes;
 	uint64_t max_inflight_bytes;
 	uint32_t max_inflight_ops;

@@ -155,6 +155,11 @@ static const struct setting options[] = {
 	{"transport", "copy_threads", SETTING_AUTO_COUNT, FIELD(copy_threads),
 	 .preset = "auto", .min = 1, .max = THREADS_MAX,
 	 .help = "Threads that copy engine memory. auto: half the cores, 1 to 8."},
+	{"transport", "host_copy_threads", SETTING_AUTO_COUNT, FIELD(host_copy_threads),
+	 .preset = "auto", .min = 1, .max = THREADS_MAX,
+	 .help = "Copy threads that all daemons of one run_dir may run at once; each may "
+		 "always run one. The same for all of them. auto: half the cores, at least "
+		 "copy_threads."},
 	{"transport", "slice", SETTING_SIZE, FIELD(slice_bytes), .preset = "512 KiB",
 	 .min = 4 * KIB, .max = 64 * MIB,
 	 .help = "Bytes a copy thread moves before it looks for a cancel."},

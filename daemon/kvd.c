@@ -34,6 +34,7 @@
 #include "daemon/peer.h"
 #include "daemon/rooms.h"
 #include "daemon/transport/copy.h"
+#include "daemon/transport/tokens.h"
 #include "daemon/xfer.h"
 
 /* How often a draining daemon looks whether its rooms have ended, and how long
@@ -232,6 +233,24 @@ static int make_bootstrap(struct kvd *kvd)
 	return err_pass(bootstrap_new(&args, &kvd->bootstrap));
 }
 
+/* Without the file each daemon has a budget of its own: slower neighbours, no
+ * fault. */
+static void share_cores(struct kvd *kvd)
+{
+	const struct config *config = kvd->config;
+	struct tokens *tokens = NULL;
+	char path[CONFIG_PATH_BYTES + 16];
+
+	snprintf(path, sizeof(path), "%s/copy.tokens", config->run_dir);
+	if (tokens_open(path, config->host_copy_threads - 1, &tokens) < 0) {
+		log_warn("daemon", NULL, "copy threads are not shared with other daemons",
+			 "reason=\"%s\"", err_last()->text);
+		err_clear();
+		return;
+	}
+	copier_share(kvd->copier, tokens);
+}
+
 /* What moves bytes and knows peers; then what engines see. */
 static int build(struct kvd *kvd, const struct kvd_sockets *sockets)
 {
@@ -244,6 +263,8 @@ static int build(struct kvd *kvd, const struct kvd_sockets *sockets)
 	if (r == 0)
 		r = copier_new(kvd->loop, config->copy_threads, config->slice_bytes,
 			       &kvd->copier);
+	if (r == 0)
+		share_cores(kvd);
 	if (r == 0)
 		r = link_zmq_new(kvd->loop, config, &kvd->link);
 	if (r == 0)

@@ -30,6 +30,7 @@ start() {
 		[transport]
 		transports = shm
 		copy_threads = $threads
+		${KVD_BENCH_SLICE:+slice = $KVD_BENCH_SLICE}
 	END
 	"$build/kvd" --config "$dir/$1.conf" 2> "$dir/$1.log" &
 	pids="$pids $!"

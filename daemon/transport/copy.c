@@ -16,6 +16,9 @@
  * goes past it (non-temporal stores), a small one stays where the engine's next
  * read finds it; linear ends (bounce slots) are read again at once.
  *
+ * A thread that finds work asks the tokens whether one more may run: daemons of
+ * one host share its cores (tokens.h).
+ *
  * Slices are cut into stretches, during which neither end's memory changes: a
  * stretch is what runs under one SIGBUS guard, and for vm memory what goes into
  * one list of iovecs. Where both ends are other processes' memory, a bounce
@@ -34,10 +37,12 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/uio.h>
+#include <time.h>
 
 #include "daemon/base/mem.h"
 #include "daemon/loop.h"
 #include "daemon/transport/rows.h"
+#include "daemon/transport/tokens.h"
 
 #define COPY_BOUNCE_BYTES (128u << 10)
 #define COPY_STREAM_BYTES (UINT64_C(2) << 20) /* about a core's own cache */
@@ -59,6 +64,8 @@ struct copier {
 	struct list ready; /* jobs with slices to claim */
 	struct list done;  /* jobs for on_done */
 	bool stopping;
+	struct tokens *tokens; /* NULL: as many threads as there are */
+	unsigned int running;  /* threads in a slice */
 	unsigned int worker_count;
 	struct worker *workers;
 };
@@ -409,6 +416,7 @@ static void slice_run(struct worker *worker, struct copy_job *job)
 	if (end < job->end)
 		list_push_back(&copier->ready, &job->link);
 	atomic_fetch_add(&job->slices_running, 1);
+	copier->running++;
 	pthread_mutex_unlock(&copier->lock);
 
 	r = slice_copy(worker, job, begin, end);
@@ -418,6 +426,7 @@ static void slice_run(struct worker *worker, struct copy_job *job)
 		atomic_fetch_add(&job->copied, end - begin);
 
 	pthread_mutex_lock(&copier->lock);
+	copier->running--;
 	atomic_fetch_sub(&job->slices_running, 1);
 	if (r < 0 && job->result == 0) {
 		job->result = r;
@@ -426,6 +435,25 @@ static void slice_run(struct worker *worker, struct copy_job *job)
 	if (job->result < 0)
 		list_remove(&job->link);
 	job_settle(copier, job);
+}
+
+static uint64_t clock_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * LOOP_NS_PER_S + (uint64_t)t.tv_nsec;
+}
+
+/* There is work, but other daemons have the tokens for it. The lock is held. */
+static void worker_wait_token(struct copier *copier)
+{
+	uint64_t at = clock_ns() + TOKENS_RETRY_NS;
+	struct timespec until = {.tv_sec = (time_t)(at / LOOP_NS_PER_S),
+				 .tv_nsec = (long)(at % LOOP_NS_PER_S)};
+
+	(void)pthread_cond_clockwait(&copier->more, &copier->lock, CLOCK_MONOTONIC,
+				     &until);
 }
 
 static void *worker_main(void *arg)
@@ -441,7 +469,13 @@ static void *worker_main(void *arg)
 	pthread_mutex_lock(&copier->lock);
 	for (;;) {
 		job = list_first(&copier->ready, struct copy_job, link);
-		if (job)
+		if (copier->tokens)
+			tokens_settle(copier->tokens, copier->running, job != NULL,
+				      clock_ns());
+		if (job && !tokens_may_run(copier->tokens, copier->running,
+					   copier->tokens ? clock_ns() : 0))
+			worker_wait_token(copier);
+		else if (job)
 			slice_run(worker, job);
 		else if (copier->stopping)
 			break;
@@ -536,6 +570,14 @@ int copier_new(struct loop *loop, unsigned int threads, uint64_t slice_bytes,
 	return 0;
 }
 
+void copier_share(struct copier *copier, struct tokens *tokens)
+{
+	pthread_mutex_lock(&copier->lock);
+	tokens_free(copier->tokens);
+	copier->tokens = tokens;
+	pthread_mutex_unlock(&copier->lock);
+}
+
 void copier_free(struct copier *copier)
 {
 	struct copy_job *job;
@@ -561,6 +603,7 @@ void copier_free(struct copier *copier)
 		mem_free(worker->far);
 	}
 	copier_deliver(copier);
+	tokens_free(copier->tokens);
 	loop_wake_fini(&copier->wake);
 	pthread_cond_destroy(&copier->more);
 	pthread_mutex_destroy(&copier->lock);

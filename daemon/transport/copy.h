@@ -23,6 +23,7 @@
 
 struct loop;
 struct copier;
+struct tokens;
 
 /* A plan buffer's place: byte 0 of the buffer is memory byte `offset`. */
 struct copy_buffer {
@@ -77,6 +78,10 @@ int copier_new(struct loop *loop, unsigned int threads, uint64_t slice_bytes,
 	       struct copier **copier_p);
 /* Jobs still there are canceled and their on_done is called. */
 void copier_free(struct copier *copier);
+
+/* Share a budget of threads with the other daemons of this host (tokens.h); before
+ * the first job. Takes the tokens. */
+void copier_share(struct copier *copier, struct tokens *tokens);
 
 /* Checks every run of [begin, end) against both ends' buffers (ERR_RANGE) and
  * queues the job. When this fails, on_done is not called. A job of zero bytes

@@ -20,6 +20,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/loop.h"
+#include "daemon/transport/tokens.h"
 
 #define KIB (UINT64_C(1) << 10)
 #define MIB (UINT64_C(1) << 20)
@@ -560,6 +561,68 @@ static void free_with_jobs_calls_each_on_done(void **state)
 	}
 }
 
+/* The most threads that were seen in the job's slices, which is `want` some time. */
+static int threads_seen(struct test *t, struct copy_job *job, int want)
+{
+	unsigned int before = t->done;
+	int most = 0;
+
+	assert_int_equal(copier_submit(t->copier, job), 0);
+	while (t->done == before && most < want) {
+		int now = atomic_load(&job->slices_running);
+
+		most = now > most ? now : most;
+		loop_turn(t->loop, 0);
+	}
+	copier_cancel(t->copier, job);
+	wait_done(t, before + 1);
+	return most;
+}
+
+/* Another daemon of the host holds the only token: one thread goes on, the other
+ * joins it once the token is free. */
+static void job_without_a_token_runs_on_one_thread(void **state)
+{
+	static const struct plan_run run = {
+		.len = 16, .count = 4 * MIB, .dst_stride = 16};
+	struct plan *plan = plan_of(&run, 1);
+	char path[] = "/tmp/kvd-tokens-XXXXXX";
+	int fd = mkstemp(path);
+	struct tokens *ours = NULL, *others = NULL;
+	struct copy_buffer src = {.length = 16}, dst = {.length = 64 * MIB};
+	struct test_job tj = {0};
+	int most = 0;
+	struct test t;
+
+	(void)state;
+	setup(&t, 2, 16 * KIB);
+	assert_int_equal(tokens_open(path, 1, &ours), 0);
+	assert_int_equal(tokens_open(path, 1, &others), 0);
+	copier_share(t.copier, ours);
+	src.memory = linear(16);
+	dst.memory = linear(64 * MIB);
+	tj.test = &t;
+	tj.job = (struct copy_job){.plan = plan,
+				   .end = plan->bytes,
+				   .src = {.buffers = &src, .buffer_count = 1},
+				   .dst = {.buffers = &dst, .buffer_count = 1},
+				   .on_done = on_done};
+	assert_true(tokens_may_run(others, 1, 1));
+	assert_in_range(threads_seen(&t, &tj.job, 2), 0, 1); /* a busy machine: unseen */
+	assert_int_equal(tj.job.result, 0);
+	tokens_settle(others, 0, false, 1);
+	for (int i = 0; i < 1000 && most < 2; i++)
+		most = threads_seen(&t, &tj.job, 2);
+	assert_int_equal(most, 2);
+	teardown(&t);
+	tokens_free(others);
+	memory_unref(src.memory);
+	memory_unref(dst.memory);
+	plan_free(plan);
+	unlink(path);
+	close(fd);
+}
+
 static void copy_of_cut_memory_fails_that_job_only(void **state)
 {
 	static const struct plan_run run = {.len = 1 * MIB, .count = 1};
@@ -721,6 +784,7 @@ int main(void)
 		cmocka_unit_test(cancel_before_a_slice_began_is_done),
 		cmocka_unit_test(cancel_after_the_last_slice_began_is_success),
 		cmocka_unit_test(free_with_jobs_calls_each_on_done),
+		cmocka_unit_test(job_without_a_token_runs_on_one_thread),
 		cmocka_unit_test(copy_of_cut_memory_fails_that_job_only),
 		cmocka_unit_test(copy_of_a_dead_process_fails),
 		cmocka_unit_test(copy_of_an_unmapped_page_fails_after_its_part),
