@@ -14,6 +14,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -34,6 +35,7 @@
 #include "daemon/peer.h"
 #include "daemon/rooms.h"
 #include "daemon/transport/copy.h"
+#include "daemon/transport/numa.h"
 #include "daemon/transport/tokens.h"
 #include "daemon/xfer.h"
 
@@ -233,6 +235,21 @@ static int make_bootstrap(struct kvd *kvd)
 	return err_pass(bootstrap_new(&args, &kvd->bootstrap));
 }
 
+static void place_threads(struct kvd *kvd)
+{
+	cpu_set_t allowed;
+	struct numa *numa = mem_zalloc(sizeof(*numa));
+
+	if (!numa || sched_getaffinity(0, sizeof(allowed), &allowed) < 0) {
+		err_clear();
+		mem_free(numa);
+		return;
+	}
+	numa_read("/sys/devices/system/node", &allowed, numa);
+	copier_place(kvd->copier, numa);
+	mem_free(numa);
+}
+
 /* Without the file each daemon has a budget of its own: slower neighbours, no
  * fault. */
 static void share_cores(struct kvd *kvd)
@@ -265,6 +282,8 @@ static int build(struct kvd *kvd, const struct kvd_sockets *sockets)
 			       &kvd->copier);
 	if (r == 0)
 		share_cores(kvd);
+	if (r == 0)
+		place_threads(kvd);
 	if (r == 0)
 		r = link_zmq_new(kvd->loop, config, &kvd->link);
 	if (r == 0)

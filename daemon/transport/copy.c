@@ -16,7 +16,8 @@
  * goes past it (non-temporal stores), a small one stays where the engine's next
  * read finds it; linear ends (bounce slots) are read again at once.
  *
- * A thread that finds work asks the tokens whether one more may run: daemons of
+ * Where there are several memory nodes, threads are spread over them and take
+ * near jobs first (numa.h). A thread that finds work asks the tokens whether one more may run: daemons of
  * one host share its cores (tokens.h).
  *
  * Slices are cut into stretches, during which neither end's memory changes: a
@@ -41,6 +42,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/loop.h"
+#include "daemon/transport/numa.h"
 #include "daemon/transport/rows.h"
 #include "daemon/transport/tokens.h"
 
@@ -51,6 +53,7 @@ struct worker {
 	struct copier *copier;
 	pthread_t thread;
 	bool started;
+	int node; /* of its processors; -1: any */
 	uint8_t *bounce;
 	struct iovec *near, *far; /* IOV_MAX each */
 };
@@ -66,6 +69,7 @@ struct copier {
 	bool stopping;
 	struct tokens *tokens; /* NULL: as many threads as there are */
 	unsigned int running;  /* threads in a slice */
+	struct numa *numa;     /* NULL: one node */
 	unsigned int worker_count;
 	struct worker *workers;
 };
@@ -456,6 +460,21 @@ static void worker_wait_token(struct copier *copier)
 				     &until);
 }
 
+/* The first job, or one that is near if the first is not. The lock is held. */
+static struct copy_job *worker_pick(const struct worker *worker)
+{
+	const struct copier *copier = worker->copier;
+	struct copy_job *job, *first;
+
+	first = list_first(&copier->ready, struct copy_job, link);
+	if (!first || !copier->numa)
+		return first;
+	list_foreach (job, &copier->ready, link)
+		if (job->node < 0 || job->node == worker->node)
+			return job;
+	return first; /* better from afar than not at all */
+}
+
 static void *worker_main(void *arg)
 {
 	struct worker *worker = arg;
@@ -465,10 +484,9 @@ static void *worker_main(void *arg)
 
 	/* throughput work: never before the loop or an engine in line */
 	(void)sched_setscheduler(0, SCHED_BATCH, &param);
-	(void)pthread_setname_np(pthread_self(), "kvd-copy");
 	pthread_mutex_lock(&copier->lock);
 	for (;;) {
-		job = list_first(&copier->ready, struct copy_job, link);
+		job = worker_pick(worker);
 		if (copier->tokens)
 			tokens_settle(copier->tokens, copier->running, job != NULL,
 				      clock_ns());
@@ -530,6 +548,7 @@ static int worker_start(struct worker *worker)
 	if (no)
 		return err_raise_errno(no, "starting a copy thread");
 	worker->started = true;
+	(void)pthread_setname_np(worker->thread, "kvd-copy");
 	return 0;
 }
 
@@ -578,6 +597,27 @@ void copier_share(struct copier *copier, struct tokens *tokens)
 	pthread_mutex_unlock(&copier->lock);
 }
 
+void copier_place(struct copier *copier, const struct numa *numa)
+{
+	struct numa *own = numa->count > 1 ? mem_dup(numa, sizeof(*numa)) : NULL;
+
+	if (!own) {
+		err_clear(); /* slower, no fault */
+		return;
+	}
+	pthread_mutex_lock(&copier->lock);
+	mem_free(copier->numa);
+	copier->numa = own;
+	for (unsigned int i = 0; i < copier->worker_count; i++) {
+		struct worker *worker = &copier->workers[i];
+
+		worker->node = (int)(i % own->count);
+		(void)pthread_setaffinity_np(worker->thread, sizeof(cpu_set_t),
+					     &own->nodes[worker->node].cpus);
+	}
+	pthread_mutex_unlock(&copier->lock);
+}
+
 void copier_free(struct copier *copier)
 {
 	struct copy_job *job;
@@ -604,6 +644,7 @@ void copier_free(struct copier *copier)
 	}
 	copier_deliver(copier);
 	tokens_free(copier->tokens);
+	mem_free(copier->numa);
 	loop_wake_fini(&copier->wake);
 	pthread_cond_destroy(&copier->more);
 	pthread_mutex_destroy(&copier->lock);
@@ -689,6 +730,28 @@ static int job_check(const struct copy_job *job)
 	return err_pass(r);
 }
 
+/* By its first byte: engines bind a cache to one node. */
+static int job_node(const struct copier *copier, const struct copy_job *job)
+{
+	const struct copy_buffer *b;
+	const struct plan_run *run;
+	struct plan_walk at;
+
+	if (!copier->numa || job->begin == job->end)
+		return -1;
+	if (!job->dst.buffers)
+		return numa_node_of(copier->numa, job->dst.linear);
+	if (plan_walk_seek(&at, job->plan, job->begin) < 0) {
+		err_clear();
+		return -1;
+	}
+	run = &job->plan->runs[at.run];
+	b = &job->dst.buffers[run->dst_buffer];
+	if (is_vm(b->memory))
+		return -1;
+	return numa_node_of(copier->numa, b->memory->base + b->offset + run->dst);
+}
+
 int copier_submit(struct copier *copier, struct copy_job *job)
 {
 	int r = job_check(job);
@@ -703,6 +766,7 @@ int copier_submit(struct copier *copier, struct copy_job *job)
 	job->bounce = has_vm(&job->src) && has_vm(&job->dst);
 	job->streaming = job->end - job->begin >= COPY_STREAM_BYTES;
 	job->result = 0;
+	job->node = job_node(copier, job);
 	pthread_mutex_lock(&copier->lock);
 	if (job->begin == job->end) {
 		job_settle(copier, job);

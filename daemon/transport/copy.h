@@ -23,6 +23,7 @@
 
 struct loop;
 struct copier;
+struct numa;
 struct tokens;
 
 /* A plan buffer's place: byte 0 of the buffer is memory byte `offset`. */
@@ -55,6 +56,7 @@ struct copy_job {
 	uint64_t next_byte; /* not yet taken by a thread */
 	bool bounce;	    /* both ends have memory of other processes */
 	bool streaming;	    /* past the caches */
+	int node;	    /* where the destination lies; -1: anywhere */
 };
 
 /* Are `count` rows of `len` bytes from `offset` on, `stride` apart, inside `limit`
@@ -82,6 +84,10 @@ void copier_free(struct copier *copier);
 /* Share a budget of threads with the other daemons of this host (tokens.h); before
  * the first job. Takes the tokens. */
 void copier_share(struct copier *copier, struct tokens *tokens);
+
+/* Spread the threads over the nodes; each then takes the jobs first whose
+ * destination is near. One node or none: nothing changes. Before the first job. */
+void copier_place(struct copier *copier, const struct numa *numa);
 
 /* Checks every run of [begin, end) against both ends' buffers (ERR_RANGE) and
  * queues the job. When this fails, on_done is not called. A job of zero bytes
