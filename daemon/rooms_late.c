@@ -143,7 +143,7 @@ int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
 	list_push_back(&rooms->orphans, &orphan->link);
 	rooms->orphan_count++;
 	metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_KEPT, 1);
-	if (rooms->orphan_count == 1)
+	if (!loop_timer_running(&rooms->orphan_timer)) /* also when it found no memory */
 		restart_timer(rooms);
 	return 0;
 }

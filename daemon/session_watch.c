@@ -47,6 +47,16 @@ struct session_clock {
 
 /* ---- one session ---- */
 
+/* A process that our PID namespace has no number for (a side car's engine) may
+ * have a pidfd all the same. */
+static bool has_peer_pidfd(const struct session_peer *peer)
+{
+	cleanup_close int fd = -1;
+	socklen_t len = sizeof(fd);
+
+	return getsockopt(peer->fd, SOL_SOCKET, SO_PEERPIDFD, &fd, &len) == 0;
+}
+
 static int pidfd_checked(const struct session_peer *peer, int *fd_p)
 {
 	socklen_t len = sizeof(*fd_p);
@@ -108,7 +118,7 @@ int session_watch_new(struct session *session, const struct session_peer *peer,
 	int r;
 
 	*watch_p = NULL;
-	if (peer->pid <= 0)
+	if (peer->pid <= 0 && !has_peer_pidfd(peer))
 		return 0;
 	watch = mem_zalloc(sizeof(*watch));
 	if (!watch)
@@ -119,7 +129,8 @@ int session_watch_new(struct session *session, const struct session_peer *peer,
 	r = pidfd_checked(peer, &watch->pidfd.fd);
 	if (r == 0) {
 		snprintf(path, sizeof(path), "/proc/%d/statm", (int)peer->pid);
-		watch->statm_fd = open(path, O_RDONLY | O_CLOEXEC);
+		if (peer->pid > 0)
+			watch->statm_fd = open(path, O_RDONLY | O_CLOEXEC);
 		if (!session_watch_alive(watch))
 			r = err_raise(ERR_SESSION, "process %d, which connected, is gone",
 				      (int)peer->pid);

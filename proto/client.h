@@ -28,6 +28,9 @@
 #define CLIENT_REPLY_MAX (8u << 20) /* bytes of an answer: rooms by the thousand */
 #define CLIENT_FDS_MAX 16u
 #define CLIENT_PATH_MAX 108
+/* Linux 6.5; not in every libc's headers */
+#define CLIENT_SO_PASSPIDFD 76
+#define CLIENT_SCM_PIDFD 4
 
 /* ---- text: a growing JSON line; failure is kept until the end ------------ */
 
@@ -131,6 +134,7 @@ struct client_conn {
 	int in_fds[CLIENT_FDS_MAX]; /* arrived, not yet taken */
 	unsigned int in_fd_count;
 	pid_t sender; /* who wrote last, by SCM_CREDENTIALS; 0: not known */
+	int sender_pidfd; /* the same, by SCM_PIDFD; -1: the kernel does not tell */
 	struct list frames;   /* unsent */
 	size_t queued_bytes;
 	struct list requests; /* unanswered, oldest first */

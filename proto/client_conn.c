@@ -38,6 +38,7 @@
 void client_conn_init(struct client_conn *conn)
 {
 	conn->fd = -1;
+	conn->sender_pidfd = -1;
 	list_init(&conn->frames);
 	list_init(&conn->requests);
 	list_init(&conn->ready);
@@ -74,6 +75,8 @@ static void conn_drop_input(struct client_conn *conn)
 	conn->in_scanned = 0;
 	mem_closep(&conn->fd);
 	conn->fd = -1;
+	mem_closep(&conn->sender_pidfd);
+	conn->sender_pidfd = -1;
 }
 
 void client_conn_fini(struct kvd_client *client)
@@ -223,6 +226,15 @@ bool client_conn_flush(struct client_conn *conn)
 
 /* ---- receiving ----------------------------------------------------------- */
 
+static void conn_take_pidfd(struct client_conn *conn, const struct cmsghdr *c)
+{
+	int fd;
+
+	memcpy(&fd, CMSG_DATA(c), sizeof(fd));
+	mem_closep(&conn->sender_pidfd);
+	conn->sender_pidfd = fd < 0 ? -1 : fd;
+}
+
 static void conn_take_control(struct client_conn *conn, struct msghdr *msg)
 {
 	struct cmsghdr *c;
@@ -236,6 +248,8 @@ static void conn_take_control(struct client_conn *conn, struct msghdr *msg)
 		if (c->cmsg_type == SCM_CREDENTIALS) {
 			memcpy(&cred, CMSG_DATA(c), sizeof(cred));
 			conn->sender = cred.pid;
+		} else if (c->cmsg_type == CLIENT_SCM_PIDFD) {
+			conn_take_pidfd(conn, c);
 		} else if (c->cmsg_type == SCM_RIGHTS) {
 			count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
 			if (count > CLIENT_FDS_MAX)
@@ -256,7 +270,7 @@ static ssize_t conn_read(struct client_conn *conn)
 	union {
 		struct cmsghdr align;
 		char bytes[CMSG_SPACE(sizeof(int) * CLIENT_FDS_MAX) +
-			   CMSG_SPACE(sizeof(struct ucred))];
+			   CMSG_SPACE(sizeof(struct ucred)) + CMSG_SPACE(sizeof(int))];
 	} control;
 	struct iovec iov;
 	struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};

@@ -6,7 +6,9 @@
  * status page, the daemon's pid, and its limits. The pid that counts is the one
  * the kernel put on the reply (SCM_CREDENTIALS of the process that wrote it), so
  * neither a lying message nor socket activation can point us at another process.
- * The pidfd is opened before the connection is looked at once more: if it still
+ * Since Linux 6.5 the kernel puts a pidfd there, too: that one names the process
+ * wherever it is, also in a PID namespace that we cannot see (a side car). Else
+ * the pidfd is opened before the connection is looked at once more: if it still
  * stands, the daemon had not ended, so its number cannot have been given to
  * another process, and the pidfd is the daemon's.
  *
@@ -88,6 +90,7 @@ static int conn_connect(struct kvd_client *client)
 	/* before connect: the kernel then puts the writer on every message */
 	if (setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &one, sizeof(one)) < 0)
 		return client_fail(client, KVD_E_IO, "SO_PASSCRED: %s", strerror(errno));
+	setsockopt(fd, SOL_SOCKET, CLIENT_SO_PASSPIDFD, &one, sizeof(one));
 	do
 		r = connect(fd, (struct sockaddr *)&addr, sizeof(addr));
 	while (r < 0 && errno == EINTR);
@@ -105,13 +108,15 @@ static void info_str(const cJSON *reply, const char *name, char *out, size_t byt
 	snprintf(out, bytes, "%s", s ? s : "");
 }
 
-/* A pidfd of the daemon, or -1 when its process is not in our PID namespace. */
+/* A pidfd of the daemon, or -1 when the kernel has no way to give us one. */
 static int daemon_pidfd(struct kvd_client *client)
 {
 	struct pollfd p = {.fd = client->conn.fd, .events = POLLRDHUP};
 	pid_t pid = client->conn.sender;
 	cleanup_close int pidfd = -1;
 
+	if (client->conn.sender_pidfd >= 0)
+		return mem_steal_fd(&client->conn.sender_pidfd);
 	if (pid <= 0)
 		return -1;
 	pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
@@ -175,6 +180,7 @@ static int hello_finish(struct client_request *req, int result, const cJSON *rep
 		return r;
 	}
 	setsockopt(client->conn.fd, SOL_SOCKET, SO_PASSCRED, &off, sizeof(off));
+	setsockopt(client->conn.fd, SOL_SOCKET, CLIENT_SO_PASSPIDFD, &off, sizeof(off));
 	client->again.stage = CLIENT_REGISTERING;
 	return 0;
 }

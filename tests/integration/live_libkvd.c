@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -15,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -518,6 +520,80 @@ static void daemon_killed_again_and_again_under_an_event_loop(void **state)
 	assert_int_equal(open_fds(), fds);
 }
 
+/* In the namespace: 0, or the line that failed. */
+static int side_car(struct fixture *f, int say, int hear)
+{
+	struct kvd_options o = {.socket = f->socket, .client = "side car", .timeout_ms = WAIT_MS};
+	struct kvd_memory memory;
+	struct engine e = {.client = NULL};
+	struct kvd_room_args args = {.room = 25, .role = KVD_SEND};
+	struct kvd_room_status st;
+	struct kvd_room *room;
+	char c = 'y';
+
+	if (kvd_open(&o, &e.client) || kvd_daemon(e.client)->pid != 0)
+		return __LINE__; /* it is not visible */
+	if (kvd_memory_alloc(PAGES * PAGE_BYTES, "side car", &memory) ||
+	    kvd_region_memory(e.client, &memory, NULL, &e.region))
+		return __LINE__;
+	pool_register(&e);
+	args.pool = e.pool;
+	if (kvd_room_open(e.client, &args, NULL, &room) ||
+	    kvd_room_state(room) != KVD_BOOTSTRAPPING)
+		return __LINE__;
+	if (write(say, &c, 1) != 1 || read(hear, &c, 1) != 1)
+		return __LINE__;
+	if (kvd_room_wait(room, KVD_SUCCESS, WAIT_MS) != KVD_FAILED ||
+	    kvd_room_read(room, &st) || st.error != KVD_E_DEAD || !st.retryable)
+		return __LINE__;
+	return kvd_room_close(room, NULL) ? __LINE__ : 0;
+}
+
+/* An engine whose daemon lives outside of its PID namespace: no number names it. */
+static void daemon_beyond_the_pid_namespace_is_seen_to_die(void **state)
+{
+	struct fixture *f = *state;
+	int to[2], from[2], pair[2], status = -1, line = 0, one = 1;
+	bool can;
+	pid_t pid;
+	char c;
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+	/* SO_PASSPIDFD: Linux 6.5 */
+	can = setsockopt(pair[0], SOL_SOCKET, 76, &one, sizeof(one)) == 0 && !geteuid();
+	close(pair[0]);
+	close(pair[1]);
+	if (!can)
+		skip();
+	kvd_close(client_open(f, "is it there?"));
+	assert_int_equal(pipe(to), 0);
+	assert_int_equal(pipe(from), 0);
+	pid = fork();
+	if (!pid) {
+		if (unshare(CLONE_NEWPID) < 0)
+			_exit(1);
+		pid = fork();
+		if (!pid) {
+			line = side_car(f, from[1], to[0]);
+			_exit(write(from[1], &line, sizeof(line)) != sizeof(line));
+		}
+		waitpid(pid, &status, 0);
+		_exit(0);
+	}
+	close(from[1]);
+	if (read(from[0], &c, 1) != 1 || c != 'y')
+		fail_msg("the side car did not get so far");
+	daemon_kill(f);
+	assert_int_equal(write(to[1], &c, 1), 1);
+	assert_int_equal(read(from[0], &line, sizeof(line)), (int)sizeof(line));
+	if (line)
+		fail_msg("side_car(): line %d", line);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	close(from[0]);
+	close(to[0]);
+	close(to[1]);
+}
+
 static void daemon_frozen_keeps_pages_held(void **state)
 {
 	struct fixture *f = *state;
@@ -677,6 +753,7 @@ int main(void)
 		T(daemon_killed_fails_rooms_and_another_takes_over),
 		T(daemon_upgraded_under_live_engines),
 		T(daemon_killed_again_and_again_under_an_event_loop),
+		T(daemon_beyond_the_pid_namespace_is_seen_to_die),
 		T(daemon_frozen_keeps_pages_held),
 		T(rooms_by_the_thousand_without_blocking),
 		T(xfer_writes_where_it_was_told_and_says_so),

@@ -12,7 +12,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from kvd_daemon import BUILD, DEADLINE_S, Daemon, run  # noqa: E402
+from kvd_daemon import BUILD, DEADLINE_S, Daemon, Skip, run  # noqa: E402
 from kvd_engine import (FAILED, SUCCESS, WAITING, Cache, Engine, open_push)  # noqa: E402
 
 SLOW = 1 if os.path.basename(BUILD) == "rel" else 5
@@ -89,8 +89,9 @@ def prefill_child(a, ballast_gib, fork_keeper):
             ballast[at] = 1
         if fork_keeper:
             pid = os.fork()
-            if not pid:
-                signal.pause()  # with the socket and the memory of its parent
+            if not pid:  # with the socket and the memory of its parent
+                signal.alarm(60)  # whatever becomes of the test
+                signal.pause()
                 os._exit(0)
             say("%d" % pid)
         say("ready")
@@ -138,6 +139,35 @@ def engine_killed_with_gigabytes_is_told_and_unmapped_in_time():
 
 def engine_killed_while_its_child_keeps_the_socket_is_dead():
     victim_killed(0, True)
+
+
+def engine_beyond_the_pid_namespace_is_seen_to_die():
+    """The daemon is in a PID namespace of its own, as in a side car: no number names
+    the engine there, and its child keeps the socket."""
+    if os.geteuid():
+        raise Skip("needs root, for a PID namespace")
+    with socket.socketpair()[0] as probe:
+        try:
+            os.close(probe.getsockopt(socket.SOL_SOCKET, 77))  # SO_PEERPIDFD
+        except OSError:
+            raise Skip("needs SO_PEERPIDFD (Linux 6.5)")
+    daemon = Daemon(wrapper=("unshare", "--pid", "--fork"))
+    with daemon:
+        with open("/proc/%d/task/%d/children" % ((daemon.proc.pid,) * 2)) as children:
+            inside = int(children.read())
+        daemon.proc.send_signal = lambda number: os.kill(inside, number)
+        witness = Engine(daemon, "witness")
+        child = prefill_child(daemon, 0, True)
+        keeper = int(child.hear())
+        assert child.hear() == "ready"
+        assert stat(witness, "sessions") == 2
+        child.signal(signal.SIGKILL)
+        gone = child.memory_gone()
+        ended = until("its session lives", lambda: stat(witness, "sessions") == 1)
+        os.kill(keeper, signal.SIGKILL)
+        child.wait()
+        assert ended - gone < 2 * SLOW, ended - gone
+        witness.close()
 
 
 def engine_stopped_still_receives():
@@ -227,4 +257,5 @@ def daemon_back_at_its_endpoint_is_a_new_instance():
 
 run([engine_killed_with_gigabytes_is_told_and_unmapped_in_time,
      engine_killed_while_its_child_keeps_the_socket_is_dead,
+     engine_beyond_the_pid_namespace_is_seen_to_die,
      engine_stopped_still_receives, daemon_back_at_its_endpoint_is_a_new_instance])

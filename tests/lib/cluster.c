@@ -140,7 +140,7 @@ struct session *cluster_engine(struct cluster *c, unsigned int node, const char 
 {
 	struct session *session;
 
-	must(session_new(&c->nodes[node].kvd, &(struct session_peer){0}, NULL, &session));
+	must(session_new(&c->nodes[node].kvd, &(struct session_peer){.fd = -1}, NULL, &session));
 	must(session_greet(session, name, ""));
 	return session;
 }

@@ -330,7 +330,7 @@ static void sessions_listed_to_whom_they_belong(void **state)
 static void session_without_pid_lives_on_its_own(void **state)
 {
 	struct mini *mini = *state;
-	struct session_peer peer = {.pid = 0, .uid = 0};
+	struct session_peer peer = {.pid = 0, .uid = 0, .fd = -1};
 	struct session *session = NULL;
 
 	assert_int_equal(session_new(&mini->kvd, &peer, NULL, &session), 0);
