@@ -212,6 +212,7 @@ static void room_free(struct room *room)
 	list_remove(&room->all_link);
 	list_remove(&room->session_link);
 	loop_defer_cancel(&room->step);
+	room_clockless_set(room, false);
 	status_slot_release(session->status, room->slot);
 	list_foreach_safe(party, &room->parties, link)
 		party_drop(party);
@@ -275,6 +276,23 @@ void rooms_drain(struct rooms *rooms)
 
 	err_set(&why, ERR_DRAIN, "no new rooms: the daemon is draining");
 	orphans_refuse(rooms, &why);
+}
+
+void rooms_clockless_add(struct rooms *rooms, int n)
+{
+	rooms->clockless += (unsigned int)n;
+}
+
+void rooms_retry_clocks(struct rooms *rooms)
+{
+	struct room *room;
+
+	if (!rooms->clockless)
+		return;
+	list_foreach(room, &rooms->all, all_link) {
+		if (room->clockless)
+			room_clock_set(room);
+	}
 }
 
 void rooms_fail_all(struct rooms *rooms, const struct err *why)

@@ -15,6 +15,7 @@ struct rooms {
 	struct strmap by_pool; /* {pool id, role, number} */
 	struct idmap by_gen;
 	uint64_t version;
+	unsigned int clockless; /* rooms that found no memory for their timer */
 	unsigned int live;
 	/* rooms_late.c */
 	struct list orphans; /* oldest first */

@@ -27,6 +27,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/kvd.h"
+#include "daemon/rooms.h"
 #include "daemon/session.h"
 #include "daemon/status.h"
 
@@ -186,6 +187,8 @@ static void on_clock(struct loop_timer *timer)
 
 	/* a timer that was just taken out restarts without allocating */
 	(void)loop_timer_start(timer, STATUS_BEAT_NS);
+	if (clock->kvd->rooms)
+		rooms_retry_clocks(clock->kvd->rooms);
 	list_foreach_safe(session, &clock->kvd->sessions, link)
 		look_at(session, now_ns);
 }

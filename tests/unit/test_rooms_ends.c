@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/mem.h"
 #include "daemon/peer.h"
 #include "daemon/rooms.h"
 #include "proto/kvd_status.h"
@@ -342,6 +343,33 @@ static void peer_lost_is_told_to_the_other_sources(void **state)
 	mem_hub_partition(p->c.links, p->c.nodes[1].endpoint, p->c.nodes[2].endpoint, false);
 }
 
+/* The timers' heap grows with some of these, and finds no memory. */
+static void room_without_memory_for_its_clock_ends_all_the_same(void **state)
+{
+	struct trio *p = *state;
+	struct rooms *rooms = p->c.nodes[0].kvd.rooms;
+	struct room_args args = {.session = p->prefill,
+				 .role = ROOM_SEND,
+				 .pool = idmap_get(&p->prefill->pools, p->src.pool),
+				 .limits_ns = {500 * MS, 500 * MS, 500 * MS}};
+	unsigned int clockless = 0;
+	struct room *room;
+
+	for (args.number = 1; args.number <= 100; args.number++) {
+		assert_int_equal(rooms_open(rooms, &args, &room), 0);
+		mem_fail_at(1);
+		rooms_begin(room);
+		mem_fail_at(0);
+		clockless += room->clockless;
+	}
+	assert_true(clockless > 0);
+	cluster_run(&p->c, 2 * LOOP_NS_PER_S);
+	for (uint64_t number = 1; number <= 100; number++)
+		assert_int_equal(cluster_state(&p->c, p->prefill, "send", number),
+				 KVD_FAILED);
+	assert_int_equal(counted(p, 0, METRIC_BOOTSTRAP_TIMEOUTS), 100);
+}
+
 static void drain_lets_rooms_end_and_refuses_new_ones(void **state)
 {
 	struct trio *p = *state;
@@ -388,6 +416,7 @@ int main(void)
 		CASE(stuck_transfer_is_a_stall_and_a_slow_one_is_not),
 		CASE(fence_not_proven_in_time_cuts_the_peer),
 		CASE(peer_lost_is_told_to_the_other_sources),
+		CASE(room_without_memory_for_its_clock_ends_all_the_same),
 		CASE(drain_lets_rooms_end_and_refuses_new_ones),
 	};
 
