@@ -16,6 +16,10 @@
 #include "daemon/room_wire.h"
 #include "daemon/rooms.h"
 
+/* What a peer calls its lease is input: no beat of microseconds, no wrap. */
+#define BEAT_MIN_NS (10 * LOOP_NS_PER_MS)
+#define LEASE_MAX_MS (UINT64_C(24) * 3600 * 1000)
+
 static struct handshake *hs_of(const struct room *room)
 {
 	return rooms_kvd(room->rooms)->handshake;
@@ -60,7 +64,8 @@ int pull_on_offer(struct room *room, struct party *party, const struct wire_offe
 	}
 	party->gen = offer->offer_gen;
 	party->lease_epoch = offer->lease_epoch;
-	party->lease_ns = offer->lease_ms * LOOP_NS_PER_MS;
+	party->lease_ns = (offer->lease_ms < LEASE_MAX_MS ? offer->lease_ms : LEASE_MAX_MS) *
+			  LOOP_NS_PER_MS;
 	party->answered = true;
 	room_kick(room);
 	return 0;
@@ -112,7 +117,8 @@ static int start_beating(struct room *room)
 		if (!party->done && party->lease_ns < shortest)
 			shortest = party->lease_ns;
 	}
-	return loop_timer_start(&room->beat, shortest / 6 + LOOP_NS_PER_MS);
+	return loop_timer_start(&room->beat,
+				shortest / 6 > BEAT_MIN_NS ? shortest / 6 : BEAT_MIN_NS);
 }
 
 void pull_on_beat(struct loop_timer *timer)

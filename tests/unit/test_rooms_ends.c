@@ -15,6 +15,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/peer.h"
+#include "daemon/room.h"
 #include "daemon/rooms.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/cluster.h"
@@ -237,6 +238,62 @@ static void offer_that_nobody_takes_ends_with_its_lease(void **state)
 	said(why(p, 1, ROOM_PULL, 6), ERR_LEASE, "the lease of 600 ms ended");
 }
 
+/* An offer of this lease, as if the prefill daemon had sent it. */
+static void forge_offer(struct trio *p, struct room *room, uint64_t lease_ms)
+{
+	struct party *party = list_first(&room->parties, struct party, link);
+	const struct wire_header h = {.type = WIRE_T_OFFER};
+	uint8_t views[256], body[512];
+	struct cursor out;
+	struct wire_offer m = {.room = room->number,
+			       .pull_gen = room->gen,
+			       .offer_gen = 77,
+			       .src_pool = party->pool->id,
+			       .lease_epoch = 1,
+			       .lease_ms = lease_ms};
+
+	cursor_write(&out, views, sizeof(views));
+	room_maps_put(&out, &room->maps);
+	m.views = (struct wire_blob){views, out.pos};
+	cursor_write(&out, body, sizeof(body));
+	assert_int_equal(wire_offer_put(&out, &m), 0);
+	cursor_read(&out, body, out.pos);
+	assert_int_equal(rooms_on_message(p->c.nodes[1].kvd.rooms, party->remote, &h, &out), 0);
+	assert_true(party->answered);
+}
+
+static void offer_with_an_absurd_lease_makes_no_storm_of_beats(void **state)
+{
+	static const uint64_t leases_ms[] = {0, UINT64_MAX, UINT64_MAX / 1000000 + 2};
+	struct trio *p = *state;
+
+	for (uint64_t i = 0; i < 3; i++) {
+		const uint64_t number = 20 + i;
+		struct peer *peer;
+		struct room *room;
+		uint64_t before;
+
+		/* it waits for a word, and beats meanwhile */
+		cluster_ok(&p->c, p->decode,
+			   "{'cmd':'room.open','room':'%llu','role':'pull','pool':%llu,"
+			   "'sources':['%s'],'views':{'kv':{'pages':[7]}},"
+			   "'wait':{'kind':'seq','region':%llu,'offset':0,'value':'9'}}",
+			   (unsigned long long)number, (unsigned long long)p->dst.pool,
+			   p->c.nodes[0].endpoint, (unsigned long long)p->dst.region);
+		cluster_until_state(&p->c, p->decode, "pull", number, KVD_WAITING_FOR_INPUT);
+		cluster_run(&p->c, 10 * MS);
+		room = rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_PULL, number);
+		peer = list_first(&room->parties, struct party, link)->remote->peer;
+		forge_offer(p, room, leases_ms[i]);
+		before = peer->messages_out;
+		cluster_run(&p->c, LOOP_NS_PER_S);
+		assert_in_range(peer->messages_out - before, 0, 120);
+		cluster_ok(&p->c, p->decode, "{'cmd':'room.abort','room':'%llu'}",
+			   (unsigned long long)number);
+		cluster_until_state(&p->c, p->decode, "pull", number, KVD_FAILED);
+	}
+}
+
 static void stuck_transfer_is_a_stall_and_a_slow_one_is_not(void **state)
 {
 	struct trio *p = *state;
@@ -413,6 +470,7 @@ int main(void)
 		CASE(room_that_no_sender_opens_is_refused_in_time),
 		CASE(source_that_is_not_there_is_named),
 		CASE(offer_that_nobody_takes_ends_with_its_lease),
+		CASE(offer_with_an_absurd_lease_makes_no_storm_of_beats),
 		CASE(stuck_transfer_is_a_stall_and_a_slow_one_is_not),
 		CASE(fence_not_proven_in_time_cuts_the_peer),
 		CASE(peer_lost_is_told_to_the_other_sources),
