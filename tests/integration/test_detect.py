@@ -255,7 +255,35 @@ def daemon_back_at_its_endpoint_is_a_new_instance():
         decode.close()
 
 
+def daemon_that_stops_with_rooms_tells_both_sides_why():
+    """The drain's deadline passes with a room still waiting for its engine."""
+    with Daemon() as b:
+        decode = Engine(b, "decode")
+        dst = Cache(decode)
+        with Daemon("[daemon]\ndrain_timeout = 300 ms\n") as a:
+            a.expect("drain deadline passed")
+            prefill = Engine(a, "prefill")
+            src = Cache(prefill)
+            open_push(prefill, decode, src, dst, 1, PAGES, THERE, TOKENS, send=False)
+            a.proc.send_signal(signal.SIGTERM)
+            begin = time.monotonic()
+            until("drain refuses", lambda: prefill.cmd("health")["state"] != "serving")
+            words = prefill.refused("EDRAIN", "room.open", room="2", role="send",
+                                    pool=src.pool)
+            assert "draining" in words, words
+            decode.until(1, "recv", FAILED)
+            took = time.monotonic() - begin
+            error = decode.state(1, "recv")[1]
+            assert error["code"] == "EDRAIN" and error["retryable"], error
+            assert "stopping" in error["message"] and "instance" in error["message"], error
+            assert 0.3 <= took < 0.3 + 1 * SLOW, took
+            assert a.wait() == 0
+            prefill.close()
+        decode.close()
+
+
 run([engine_killed_with_gigabytes_is_told_and_unmapped_in_time,
      engine_killed_while_its_child_keeps_the_socket_is_dead,
      engine_beyond_the_pid_namespace_is_seen_to_die,
-     engine_stopped_still_receives, daemon_back_at_its_endpoint_is_a_new_instance])
+     engine_stopped_still_receives, daemon_back_at_its_endpoint_is_a_new_instance,
+     daemon_that_stops_with_rooms_tells_both_sides_why])
