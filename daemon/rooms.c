@@ -343,8 +343,10 @@ void rooms_on_pool_going(struct rooms *rooms, struct remote_pool *pool)
 	struct room *room;
 	struct err why;
 
-	err_set(&why, ERR_REVOKED, "%.150s withdrew pool '%.63s'", pool->remote->label,
-		pool->name);
+	/* its engine is gone, and its room there had not heard of us yet (else an
+	 * ABORT came before); or it took the pool back. Another source may do. */
+	err_set(&why, ERR_SESSION, "%.150s withdrew pool '%.63s': the engine that owned it is "
+		"gone, or took it back", pool->remote->label, pool->name);
 	list_foreach(room, &rooms->all, all_link) {
 		list_foreach(party, &room->parties, link) {
 			if (party->pool != pool)

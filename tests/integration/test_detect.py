@@ -110,6 +110,7 @@ def victim_killed(ballast_gib, fork_keeper):
                    sources=[witness.endpoint])
         decode.cmd("room.bind", room="1", views={"kv": dict(pages=THERE, tokens=[0, TOKENS])})
         decode.until(1, "recv", WAITING)
+        decode.acknowledged(1)
         child.signal(signal.SIGKILL)
         gone = child.memory_gone()
         told = until("the other side is not told",

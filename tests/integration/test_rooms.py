@@ -166,6 +166,7 @@ def engine_killed_tells_the_other_side_and_is_unmapped():
                      sources=[p.prefill.endpoint])
         p.decode.cmd("room.bind", room="9", views={"kv": {"pages": DST}})
         p.decode.until(9, "recv", WAITING)
+        p.decode.acknowledged(9)
         proc.kill()
         proc.wait()
         took, error = p.decode.until(9, "recv", FAILED)

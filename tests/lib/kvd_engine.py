@@ -73,6 +73,13 @@ class Engine:
             if time.monotonic() - begin > deadline_s or now in (FAILED, SUCCESS):
                 raise AssertionError("%s %s: %s instead of %d" % (role, room, one, state))
 
+    def acknowledged(self, room, deadline_s=20):
+        """Until every source's room knows of this recv room: it will say why it ends."""
+        end = time.monotonic() + deadline_s
+        while any(p["generation"] == "0" for p in
+                  self.cmd("room.show", room=str(room), role="recv")["peers"]):
+            assert time.monotonic() < end, "a source did not answer"
+
     def close(self):
         self.lines.close()
         self.sock.close()

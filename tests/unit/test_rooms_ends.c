@@ -202,6 +202,22 @@ static void room_that_no_sender_opens_is_refused_in_time(void **state)
 	assert_int_equal(counted(p, 0, METRIC_ORPHANS_EXPIRED), 1);
 }
 
+/* Its room there knows nothing of us yet, so only its pool's end tells. */
+static void source_engine_that_dies_before_it_knows_us_is_retryable(void **state)
+{
+	struct trio *p = *state;
+
+	open_send(p, 30, "");
+	open_recv(p, 30, "");
+	cluster_until_state(&p->c, p->decode, "recv", 30, KVD_WAITING_FOR_INPUT);
+	cluster_engine_dies(&p->c, p->prefill);
+	cluster_until_state(&p->c, p->decode, "recv", 30, KVD_FAILED);
+	said(why(p, 1, ROOM_RECV, 30), ERR_SESSION, "peer tcp://10.0.0.1:7400 instance ");
+	said(why(p, 1, ROOM_RECV, 30), ERR_SESSION, "withdrew pool 'kv'");
+	assert_true(why(p, 1, ROOM_RECV, 30)->retryable);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+}
+
 static void source_that_is_not_there_is_named(void **state)
 {
 	struct trio *p = *state;
@@ -468,6 +484,7 @@ int main(void)
 		CASE(sender_that_never_sends_times_out_on_all_sides),
 		CASE(receiver_names_the_source_that_sends_nothing),
 		CASE(room_that_no_sender_opens_is_refused_in_time),
+		CASE(source_engine_that_dies_before_it_knows_us_is_retryable),
 		CASE(source_that_is_not_there_is_named),
 		CASE(offer_that_nobody_takes_ends_with_its_lease),
 		CASE(offer_with_an_absurd_lease_makes_no_storm_of_beats),
