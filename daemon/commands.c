@@ -146,6 +146,7 @@ void requests_detach(struct session *session)
 /* Space for an id of CONTROL_ID_MAX and a message of ERR_TEXT_MAX when every
  * byte of them is written as \u00XX, and the words around them. */
 #define ID_TEXT_MAX (6 * CONTROL_ID_MAX + 8)
+#define REPLY_SHORT_MAX 2048u
 #define MESSAGE_TEXT_MAX (6 * ERR_TEXT_MAX + 8)
 
 static void id_print(const cJSON *id, char text[ID_TEXT_MAX])
@@ -215,14 +216,26 @@ void request_fail_last(struct request *req)
 	request_fail(req, &err);
 }
 
+/* Without the heap: a command that was done must not be answered "no memory",
+ * its engine would take back pages that a room has. False: it does not fit. */
+static bool reply_short(const cJSON *id, cJSON *result, char text[REPLY_SHORT_MAX])
+{
+	char head[ID_TEXT_MAX], body[REPLY_SHORT_MAX - ID_TEXT_MAX - 32] = "{}";
+
+	id_print(id, head);
+	if (result && !cJSON_PrintPreallocated(result, body, sizeof(body), false))
+		return false;
+	snprintf(text, REPLY_SHORT_MAX, "{\"id\":%s,\"ok\":true%s%s\n", head,
+		 body[1] == '}' ? "" : ",", body + 1);
+	return true;
+}
+
 /* NULL: no memory. The body is "{…}": its inside follows ours. */
-static char *reply_ok_text(const cJSON *id, cJSON *result)
+static char *reply_long(const cJSON *id, cJSON *result)
 {
 	char head[ID_TEXT_MAX], *body, *text;
 
 	id_print(id, head);
-	if (!result)
-		return mem_printf("{\"id\":%s,\"ok\":true}\n", head);
 	body = cJSON_PrintUnformatted(result);
 	if (!body) {
 		err_raise(ERR_NOMEM, "the command was done, its reply found no memory");
@@ -237,8 +250,15 @@ static char *reply_ok_text(const cJSON *id, cJSON *result)
 void request_reply_fds(struct request *req, cJSON *result, const int *fds,
 		       unsigned int fd_count)
 {
-	cleanup_free char *text = reply_ok_text(request_id(req), result);
+	cleanup_free char *text = NULL;
+	char brief[REPLY_SHORT_MAX];
 
+	if (reply_short(request_id(req), result, brief)) {
+		cJSON_Delete(result);
+		request_answer(req, brief, strlen(brief), fds, fd_count);
+		return;
+	}
+	text = reply_long(request_id(req), result);
 	cJSON_Delete(result);
 	if (text && strlen(text) > req->kvd->config->client_queue_bytes) {
 		err_raise(ERR_TOOBIG, "a reply of %zu bytes is over client_queue",
@@ -254,6 +274,19 @@ void request_reply_fds(struct request *req, cJSON *result, const int *fds,
 void request_reply(struct request *req, cJSON *result)
 {
 	request_reply_fds(req, result, NULL, 0);
+}
+
+void request_reply_number(struct request *req, const char *name, unsigned int n)
+{
+	cJSON number = {.type = cJSON_Number, .valueint = (int)n, .valuedouble = n,
+			.string = (char *)(uintptr_t)name};
+	cJSON object = {.type = cJSON_Object, .child = &number};
+	char text[REPLY_SHORT_MAX];
+
+	if (reply_short(request_id(req), &object, text))
+		request_answer(req, text, strlen(text), NULL, 0);
+	else
+		request_fail_last(req); /* cannot be: it is short */
 }
 
 cJSON *request_result(struct request *req)

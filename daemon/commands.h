@@ -82,6 +82,8 @@ struct command {
 
 /* Takes `result` (an object, also one as raw text; NULL = {}); adds id and ok. */
 void request_reply(struct request *req, cJSON *result);
+/* {name: n}; needs no memory, so for commands whose effect cannot be undone. */
+void request_reply_number(struct request *req, const char *name, unsigned int n);
 /* The same with fds attached to the reply (duplicated). */
 void request_reply_fds(struct request *req, cJSON *result, const int *fds,
 		       unsigned int fd_count);

@@ -252,21 +252,24 @@ static int parse_maps(const cJSON *args, const struct layout *layout,
 	return r < 0 ? err_pass(r) : room_maps_parse(views, aux, layout, maps);
 }
 
-static cJSON *open_reply(struct request *req, const struct room *room)
+/* Replies are made before the command takes effect: one that was done and is
+ * answered "no memory" would leave the engine with wrong ideas of its pages. */
+static int open_reply(const struct room *room, cJSON **result_p)
 {
-	cJSON *result = request_result(req);
+	cJSON *result = cJSON_CreateObject();
 	char gen[16];
 
-	if (!result)
-		return NULL;
 	snprintf(gen, sizeof(gen), "%u", room->slot_gen);
-	if (json_add_u64(result, "room", room->number) < 0 ||
+	if (!result || json_add_u64(result, "room", room->number) < 0 ||
 	    !cJSON_AddStringToObject(result, "gen", gen) ||
 	    json_add_u64(result, "generation", room->gen) < 0 ||
 	    !cJSON_AddNumberToObject(result, "slot", room->slot) ||
-	    !cJSON_AddNumberToObject(result, "state", room_poll_state(room)))
-		err_clear();
-	return result;
+	    !cJSON_AddNumberToObject(result, "state", room_poll_state(room))) {
+		cJSON_Delete(result);
+		return err_raise(ERR_NOMEM, "no memory for a reply");
+	}
+	*result_p = result;
+	return 0;
 }
 
 static int run_open(struct request *req)
@@ -276,7 +279,7 @@ static int run_open(struct request *req)
 	struct room_maps maps = {0};
 	struct wait_spec wait = {0};
 	struct room *room = NULL;
-	cJSON *result;
+	cJSON *result = NULL;
 	int r = parse_open(req, &args);
 
 	if (r >= 0)
@@ -305,14 +308,14 @@ static int run_open(struct request *req)
 	room->wait = wait;
 	if (args.role == ROOM_RECV || args.role == ROOM_PULL)
 		r = add_sources(room, req->args);
+	if (r >= 0)
+		r = open_reply(room, &result);
 	if (r < 0) {
 		rooms_discard(room);
 		return err_pass(r);
 	}
 	rooms_begin(room);
-	result = open_reply(req, room);
-	if (result)
-		request_reply(req, result);
+	request_reply(req, result);
 	return 0;
 }
 
@@ -351,12 +354,7 @@ static int not_over(const struct room *room)
 
 static void reply_state(struct request *req, const struct room *room)
 {
-	cJSON *result = request_result(req);
-
-	if (!result)
-		return;
-	cJSON_AddNumberToObject(result, "state", room_poll_state(room));
-	request_reply(req, result);
+	request_reply_number(req, "state", room_poll_state(room));
 }
 
 static int run_bind(struct request *req)
@@ -566,14 +564,11 @@ static int run_abort(struct request *req)
 static int run_close(struct request *req)
 {
 	struct room *room = find(req->session, req->args, req->kvd->rooms);
-	cJSON *result;
 	int r = room ? rooms_close(room) : -ENOENT;
 
 	if (r < 0)
 		return err_pass(r);
-	result = request_result(req);
-	if (result)
-		request_reply(req, result);
+	request_reply(req, NULL);
 	return 0;
 }
 
