@@ -13,12 +13,13 @@
 #include <stdint.h>
 
 #include "daemon/config.h"
+#include "daemon/handshake.h"
 #include "daemon/kvd.h"
 #include "daemon/link_mem.h"
 #include "daemon/session.h"
 #include "daemon/transport/fake.h"
 
-#define CLUSTER_NODES_MAX 8
+#define CLUSTER_NODES_MAX 40 /* the dead among them */
 
 struct node {
 	struct kvd kvd;
@@ -51,6 +52,14 @@ void cluster_free(struct cluster *c); /* fails if a room, session or pool is lef
 void cluster_run(struct cluster *c, uint64_t ns); /* of virtual time */
 /* Turn until it holds; fails after 100 s of virtual time. */
 void cluster_until(struct cluster *c, bool (*holds)(void *arg), void *arg, const char *what);
+
+/* Nodes made from now on hand their events to `wrap` before they are used. */
+void cluster_wrap_events(void (*wrap)(struct kvd *kvd, struct handshake_events *events));
+/* The node's daemon dies: nothing of it moves from now on; its sessions' ends are
+ * only this process's housekeeping. */
+void cluster_crash(struct cluster *c, unsigned int node, enum mem_crash how);
+/* A new daemon at the endpoint of a dead one; its index. */
+unsigned int cluster_restart(struct cluster *c, unsigned int node);
 
 struct session *cluster_engine(struct cluster *c, unsigned int node, const char *name);
 void cluster_engine_dies(struct cluster *c, struct session *session);

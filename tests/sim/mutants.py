@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Planted bugs, each of which the simulation's judge must find.
+
+A mutant is one edit of the daemon. The tree is copied, edited and built with
+asserts compiled out, so that it is the judge that finds it and not a check of
+the daemon's own; then the simulation runs from a fixed seed until it fails.
+
+    tests/sim/mutants.py [NAME...]      (MUTANT_S: seconds a mutant, default 60)
+"""
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+# name, file, what stands there, what shall stand there
+MUTANTS = [
+    ("failed-shown-while-aborting", "daemon/room.c",
+     "[ROOM_ABORTING] = KVD_TRANSFERRING",
+     "[ROOM_ABORTING] = KVD_FAILED"),
+    ("success-a-chunk-early", "daemon/room_recv.c",
+     "if (party->got == party->expected)\n\t\t\tcontinue;",
+     "if (party->got * 2 >= party->expected)\n\t\t\tcontinue;"),
+    ("a-source-forgotten", "daemon/room_recv.c",
+     "if (party->got == party->expected)\n\t\t\tcontinue;",
+     "if (party->got == party->expected || party->link.next == &room->parties)\n"
+     "\t\t\tcontinue;"),
+    ("bytes-counted-twice", "daemon/room_recv.c",
+     "party->got += move->plan->bytes;",
+     "party->got += 2 * move->plan->bytes;"),
+    ("landed-says-too-much", "daemon/room_recv.c",
+     "} else if (move->reserved) {",
+     "} else if (move->reserved && !err) {"),
+    ("sender-does-not-wait-for-receivers", "daemon/room_send.c",
+     "newest->dispatched && all_confirmed(room)",
+     "newest->dispatched"),
+    ("sent-chunk-forgotten", "daemon/commands_room.c",
+     "!idmap_get(&room->chunk_by_seq, chunk->seq)",
+     "room"),
+    ("abort-told-to-nobody", "daemon/room.c",
+     "if (party->lost || party->done || (!party->told && !party->gen))",
+     "if (party)"),
+    ("peer-loss-fails-nobody", "daemon/rooms.c",
+     "if (room_live(room) && !room_without(party))\n\t\t\t\troom_fail(room, why, NULL);",
+     "(void)why;"),
+    ("generation-reused", "daemon/rooms.c",
+     "room->gen = loop_random_u64(rooms->kvd->loop);",
+     "room->gen = args->number * 8 + args->role + args->pool->id * 7919;"),
+    ("pull-succeeds-unanswered", "daemon/room_pull.c",
+     "room->planned && all_have(room, true) &&",
+     "room->planned && room->bytes > 0 &&"),
+    ("lease-epoch-ignored", "daemon/room_offer.c",
+     "if (!party || !room_live(room) || done->lease_epoch != room->lease_epoch) {",
+     "if (!party) {"),
+    ("offer-serves-after-its-end", "daemon/room_offer.c",
+     "room->lease_epoch++;\n\tlist_foreach_safe(move, &room->moves, link) {",
+     "list_foreach_safe(move, &room->moves, link) {\n\t\tbreak;"),
+    ("lease-never-ends", "daemon/room_offer.c",
+     "if (loop_now_ns(rooms_kvd(room->rooms)->loop) < room->lease_end_ns)\n\t\treturn;",
+     "if (room)\n\t\treturn;"),
+    ("tombstone-dropped", "daemon/rooms_late.c",
+     "if (rooms->tomb_cap == 0)", "if (rooms)"),
+    ("early-message-lost", "daemon/rooms_late.c",
+     "void orphans_take(struct rooms *rooms, struct room *room)\n{",
+     "void orphans_take(struct rooms *rooms, struct room *room)\n{\n"
+     "\tif (room->number % 4 == 1)\n\t\treturn;"),
+    ("waiting-has-no-end", "daemon/room_clock.c",
+     "return limits[LIMIT_WAITING];", "return 0;"),
+]
+PROMISES = ("still", "all", "landed", "confirm", "learn", "end")
+
+
+def plant(tree, mutant):
+    name, path, old, new = mutant
+    path = os.path.join(tree, path)
+    with open(path) as f:
+        text = f.read()
+    if text.count(old) != 1:
+        return None
+    with open(path, "w") as f:
+        f.write(text.replace(old, new))
+    return path, text
+
+
+def build(tree):
+    make = subprocess.run(["make", "-s", "-j2", "build/rel/sim", "WARN=-w"], cwd=tree,
+                          env=dict(os.environ, CPPFLAGS="-DNDEBUG"),
+                          capture_output=True, text=True)
+    return make.stderr if make.returncode else None
+
+
+def hunt(tree, seconds):
+    """The promise that was broken and after how many rooms, or why not."""
+    run = subprocess.run(["build/rel/sim", "--seconds", str(seconds), "--seed", "1",
+                          "--first", "1"], cwd=tree, capture_output=True, text=True,
+                         errors="replace")
+    found = re.search(r"^FAILED: seed (\d+): (\w+): (.*)$", run.stdout, re.M)
+    rooms = re.search(r"(\d+) rooms", run.stdout)
+    if found and found.group(2) in PROMISES:
+        return True, "%s, seed %s, %s rooms: %s" % (found.group(2), found.group(1),
+                                                    rooms.group(1), found.group(3)[:80])
+    lines = [line for line in run.stdout.splitlines() if line.startswith("FAILED")]
+    return False, lines[0] if lines else "not found in %d s" % seconds
+
+
+def main():
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    seconds = int(os.environ.get("MUTANT_S", "60"))
+    chosen = [m for m in MUTANTS if not sys.argv[1:] or m[0] in sys.argv[1:]]
+    work = tempfile.mkdtemp(prefix="kvd-mutants.")
+    tree = os.path.join(work, "tree")
+    passed = failed = 0
+    try:
+        shutil.copytree(root, tree, symlinks=True,
+                        ignore=shutil.ignore_patterns("build", ".git", "core"))
+        for mutant in chosen:
+            undo = plant(tree, mutant)
+            if not undo:
+                ok, words = False, "its place in %s is not there, or not alone" % mutant[1]
+            else:
+                words = build(tree)
+                ok, words = (False, words) if words else hunt(tree, seconds)
+                with open(undo[0], "w") as f:
+                    f.write(undo[1])
+            passed += ok
+            failed += not ok
+            print("%-4s %-36s %s" % ("ok" if ok else "FAIL", mutant[0], words), flush=True)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    print("%d passed, %d failed" % (passed, failed))
+    return failed != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
