@@ -309,16 +309,16 @@ static void kept_put(struct serve *s)
 		return;
 	}
 	*kept = (struct kept_plan){.mine = s->mine,
-				   .plan = mem_steal(s->plan),
 				   .bytes = bytes,
 				   .write = s->write,
 				   .theirs_gid = s->theirs->gid,
 				   .mine_serial = s->mine_places->serial,
 				   .theirs_serial = s->theirs_places->serial,
-				   .src_index = mem_steal(s->src_index),
-				   .dst_index = mem_steal(s->dst_index),
 				   .src_count = s->src_count,
 				   .dst_count = s->dst_count};
+	kept->plan = mem_steal(s->plan);
+	kept->src_index = mem_steal(s->src_index);
+	kept->dst_index = mem_steal(s->dst_index);
 	if (s->mine->kept)
 		kept_free(xfers, s->mine->kept);
 	s->mine->kept = kept;
