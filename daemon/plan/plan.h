@@ -21,6 +21,7 @@
 #include "daemon/plan/layout.h"
 
 #define PLAN_RUNS_MAX (1u << 24)
+#define PLAN_ENDS_MAX 4096u
 
 /* `count` rows of `len` bytes; row i is at src + i * src_stride, dst + i *
  * dst_stride. Offsets are relative to the buffer. Strides are two's complement
@@ -44,6 +45,11 @@ struct plan {
 	uint64_t row_min;    /* shortest row, bytes; 0 when there are none */
 	uint64_t row_median; /* by row count */
 	uint64_t digest;     /* over runs in order; equal plans, equal digests */
+	/* Where the rows of each buffer end, 0: no row names it; so bounds are checked
+	 * by buffer, not by run. NULL, both: look at the runs (over PLAN_ENDS_MAX
+	 * buffers, or a row that begins before its buffer does). */
+	const uint64_t *src_ends, *dst_ends;
+	uint32_t src_ends_count, dst_ends_count;
 	bool pack_pays;	     /* rows so short that gather + one write + scatter wins */
 };
 

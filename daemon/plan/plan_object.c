@@ -19,6 +19,8 @@ void plan_free(struct plan *plan)
 		return;
 	mem_free((void *)plan->runs);
 	mem_free(full->ends);
+	mem_free((void *)plan->src_ends);
+	mem_free((void *)plan->dst_ends);
 	mem_free(full);
 }
 
@@ -30,6 +32,7 @@ void plan_freep(struct plan **plan_p)
 size_t plan_memory(const struct plan *plan)
 {
 	return sizeof(struct plan_full) +
+	       sizeof(uint64_t) * ((size_t)plan->src_ends_count + plan->dst_ends_count) +
 	       plan->run_count * (sizeof(*plan->runs) + sizeof(uint64_t));
 }
 

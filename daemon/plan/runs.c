@@ -322,6 +322,66 @@ static int fill_totals(struct plan_full *full)
 	return 0;
 }
 
+/* False: a row of it lies outside what 64 bits from 0 on can name. */
+static bool end_raise(uint64_t *end, uint64_t offset, const struct plan_run *run,
+		      int64_t stride)
+{
+	__int128 first = offset, last = offset, top;
+
+	if (run->len == 0 || run->count == 0)
+		return true;
+	last += (__int128)(run->count - 1) * (run->count > 1 ? stride : 0);
+	top = (first < last ? last : first) + run->len;
+	if (first < 0 || last < 0 || top > UINT64_MAX)
+		return false;
+	if ((uint64_t)top > *end)
+		*end = (uint64_t)top;
+	return true;
+}
+
+static void ends_drop(struct plan *plan)
+{
+	mem_free((void *)plan->src_ends);
+	mem_free((void *)plan->dst_ends);
+	plan->src_ends = NULL;
+	plan->dst_ends = NULL;
+	plan->src_ends_count = 0;
+	plan->dst_ends_count = 0;
+}
+
+static int fill_ends(struct plan *plan)
+{
+	uint32_t src_count = 0, dst_count = 0;
+	uint64_t *src, *dst;
+
+	for (size_t i = 0; i < plan->run_count; i++) {
+		const struct plan_run *run = &plan->runs[i];
+
+		if (run->src_buffer >= PLAN_ENDS_MAX || run->dst_buffer >= PLAN_ENDS_MAX)
+			return 0;
+		if (run->src_buffer >= src_count)
+			src_count = run->src_buffer + 1;
+		if (run->dst_buffer >= dst_count)
+			dst_count = run->dst_buffer + 1;
+	}
+	plan->src_ends = src = mem_calloc(src_count, sizeof(*src));
+	plan->dst_ends = dst = mem_calloc(dst_count, sizeof(*dst));
+	if (!src || !dst)
+		return -err_errno(ERR_NOMEM);
+	plan->src_ends_count = src_count;
+	plan->dst_ends_count = dst_count;
+	for (size_t i = 0; i < plan->run_count; i++) {
+		const struct plan_run *run = &plan->runs[i];
+
+		if (!end_raise(&src[run->src_buffer], run->src, run, run->src_stride) ||
+		    !end_raise(&dst[run->dst_buffer], run->dst, run, run->dst_stride)) {
+			ends_drop(plan);
+			return 0;
+		}
+	}
+	return 0;
+}
+
 /* XXH3 over the runs' members in declaration order, little-endian. A run has
  * no padding, so on a little-endian machine these are its bytes. */
 static uint64_t digest(const struct plan *plan)
@@ -358,6 +418,8 @@ int runs_finish(struct runs *runs, struct plan **plan_p)
 	r = fill_totals(full);
 	if (r == 0 && plan->run_count > 0)
 		r = fill_lengths(plan);
+	if (r == 0 && plan->run_count > 0)
+		r = fill_ends(plan);
 	if (r < 0) {
 		plan_free(plan);
 		return err_pass(r);

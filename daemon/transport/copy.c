@@ -685,12 +685,28 @@ static bool run_fits(const struct copy_end *end, uint32_t buffer, uint64_t offse
 			     end->buffers[buffer].length);
 }
 
+static bool ends_fit(const uint64_t *ends, uint32_t ends_count,
+		     const struct copy_end *end)
+{
+	if (!end->buffers)
+		return true;
+	for (uint32_t i = 0; ends && i < ends_count; i++)
+		if (ends[i] > 0 &&
+		    (i >= end->buffer_count || ends[i] > end->buffers[i].length))
+			return false;
+	return ends != NULL;
+}
+
 static int runs_check(const struct copy_job *job)
 {
 	uint64_t left = job->end - job->begin, part;
 	struct plan_walk at;
-	int r = plan_walk_seek(&at, job->plan, job->begin);
+	int r;
 
+	if (ends_fit(job->plan->src_ends, job->plan->src_ends_count, &job->src) &&
+	    ends_fit(job->plan->dst_ends, job->plan->dst_ends_count, &job->dst))
+		return 0; /* all of the plan does: no look at its runs */
+	r = plan_walk_seek(&at, job->plan, job->begin);
 	if (r < 0)
 		return err_pass(r);
 	for (part = at.row_offset; left > 0 && at.run < job->plan->run_count; at.run++) {

@@ -83,23 +83,29 @@ void shm_flow_fini(struct shm_flow *flow)
 	flow->dst_count = 0;
 }
 
+static bool key_direct(const struct shm_peer *peer, const struct xp_sides *sides,
+		       uint32_t buffer)
+{
+	const struct shm_key *key;
+
+	if (buffer >= sides->src_count)
+		return false;
+	key = (const struct shm_key *)(const void *)sides->src[buffer].key;
+	return key && key->peer == peer && key->state == SHM_KEY_READY && key->memory;
+}
+
 bool shm_sides_direct(const struct shm_peer *peer, const struct xp_sides *sides)
 {
 	const struct plan *plan = sides->plan;
 
 	if (!plan || plan->bytes == 0)
 		return true;
-	for (size_t i = 0; i < plan->run_count; i++) {
-		uint32_t b = plan->runs[i].src_buffer;
-		const struct shm_key *key;
-
-		if (b >= sides->src_count)
+	for (uint32_t b = 0; b < plan->src_ends_count; b++)
+		if (plan->src_ends[b] > 0 && !key_direct(peer, sides, b))
 			return false;
-		key = (const struct shm_key *)(const void *)sides->src[b].key;
-		if (!key || key->peer != peer || key->state != SHM_KEY_READY ||
-		    !key->memory)
+	for (size_t i = 0; !plan->src_ends && i < plan->run_count; i++)
+		if (!key_direct(peer, sides, plan->runs[i].src_buffer))
 			return false;
-	}
 	return true;
 }
 

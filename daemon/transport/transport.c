@@ -76,6 +76,16 @@ static int rows_check(const struct plan_run *run, size_t number, uint64_t offset
 	return 0;
 }
 
+/* Without a look at the runs, of which there may be a million. */
+static bool ends_fit(const uint64_t *ends, uint32_t ends_count,
+		     const struct xp_buffer *buffers, uint32_t count)
+{
+	for (uint32_t i = 0; ends && i < ends_count; i++)
+		if (ends[i] > 0 && (i >= count || ends[i] > buffers[i].length))
+			return false; /* the run that does not fit is named below */
+	return ends != NULL;
+}
+
 int xp_sides_check(const struct xp_sides *sides, bool check_src, bool check_dst)
 {
 	const struct plan *plan = sides->plan;
@@ -87,6 +97,12 @@ int xp_sides_check(const struct xp_sides *sides, bool check_src, bool check_dst)
 		r = buffers_check(sides->src, sides->src_count, "source");
 	if (check_dst && r == 0)
 		r = buffers_check(sides->dst, sides->dst_count, "destination");
+	if (r == 0 &&
+	    (!check_src || ends_fit(plan->src_ends, plan->src_ends_count, sides->src,
+				    sides->src_count)) &&
+	    (!check_dst || ends_fit(plan->dst_ends, plan->dst_ends_count, sides->dst,
+				    sides->dst_count)))
+		return 0;
 	for (size_t i = 0; i < plan->run_count && r == 0; i++) {
 		const struct plan_run *run = &plan->runs[i];
 

@@ -106,7 +106,7 @@ static void slices_are_one_run_a_buffer_when_pages_follow(void **state)
 	assert_int_equal(plan->rows, 80 * PAGES * 16);
 	assert_int_equal(plan->run_count, 80);
 	assert_int_equal(plan->row_median, 8 * 256);
-	assert_true(plan_memory(plan) < 80 * 80);
+	assert_true(plan_memory(plan) < 80 * 96);
 	plan_free(plan);
 	layout_free(src);
 	layout_free(dst);
@@ -621,6 +621,42 @@ static void rows_that_follow_merge_and_equal_strides_fold(void **state)
 	plan_free(plan);
 }
 
+static void ends_tell_the_last_byte_of_each_buffer(void **state)
+{
+	struct plan_run runs[] = {
+		{.src = 500, .dst = 0, .len = 8, .count = 3, .src_stride = -100,
+		 .dst_stride = 50, .src_buffer = 2, .dst_buffer = 1},
+		{.src = 90, .dst = 90, .len = 9, .count = 1, .src_buffer = 0,
+		 .dst_buffer = 1},
+	};
+	struct plan *plan = built(runs, ARRAY_LEN(runs));
+
+	(void)state;
+	assert_int_equal(plan->src_ends_count, 3);
+	assert_int_equal(plan->src_ends[0], 99);
+	assert_int_equal(plan->src_ends[1], 0);
+	assert_int_equal(plan->src_ends[2], 508);
+	assert_int_equal(plan->dst_ends_count, 2);
+	assert_int_equal(plan->dst_ends[0], 0);
+	assert_int_equal(plan->dst_ends[1], 108);
+	plan_free(plan);
+}
+
+static void ends_that_no_table_holds_are_left_out(void **state)
+{
+	struct plan_run rows[] = {row(0, 0, 8), row((UINT64_C(1) << 63) + 8, 100, 8)};
+	struct plan *plan = built(rows, 2); /* one run, its stride is negative */
+
+	(void)state;
+	assert_null(plan->src_ends);
+	assert_int_equal(plan->dst_ends_count, 0);
+	plan_free(plan);
+	rows[1].dst_buffer = PLAN_ENDS_MAX;
+	plan = built(rows + 1, 1);
+	assert_null(plan->src_ends);
+	plan_free(plan);
+}
+
 static void rows_fold_late_when_the_stride_shows_late(void **state)
 {
 	const struct plan_run rows[] = {row(0, 0, 4), row(100, 50, 4), row(110, 60, 4),
@@ -848,6 +884,8 @@ int main(void)
 		cmocka_unit_test(rows_without_number_are_one_run),
 		cmocka_unit_test(plan_without_memory_is_an_error),
 		cmocka_unit_test(rows_that_follow_merge_and_equal_strides_fold),
+		cmocka_unit_test(ends_tell_the_last_byte_of_each_buffer),
+		cmocka_unit_test(ends_that_no_table_holds_are_left_out),
 		cmocka_unit_test(rows_fold_late_when_the_stride_shows_late),
 		cmocka_unit_test(rows_keep_their_order),
 		cmocka_unit_test(rows_that_descend_are_one_run),
