@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two guests joined by a socket, each with Soft-RoCE; commands run in them.
+
+    with Pair(image, [archives]) as pair:
+        status, text = pair[0].run("ibv_devinfo", timeout=20)
+
+A guest is a qemu process of ours and ends with us. Its second serial port is a
+line protocol (see init): commands run side by side in it. Its monitor freezes
+and wakes it.
+"""
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+BOOT_S = 90
+
+
+class Fault(Exception):
+    """The rig itself failed, not what it tests."""
+
+
+class Command:
+    """A command that runs in a guest."""
+
+    def __init__(self, guest, number, words):
+        self.guest, self.number, self.words = guest, number, words
+        self.lines = []
+        self.status = None
+
+    @property
+    def text(self):
+        return "\n".join(self.lines)
+
+    def has(self, words):
+        return any(words in line for line in self.lines)
+
+    def wait(self, timeout):
+        """The exit status; Fault when it takes longer."""
+        self.guest.await_(lambda: self.status is not None, timeout,
+                          f"'{self.words[:60]}' does not end")
+        return self.status
+
+    def wait_line(self, words, timeout):
+        self.guest.await_(lambda: self.has(words) or self.status is not None, timeout,
+                          f"'{self.words[:60]}' does not say '{words}'")
+        if not self.has(words):
+            raise Fault(f"'{self.words[:60]}' ended ({self.status}) without '{words}': "
+                        + self.text[-2000:])
+
+
+class Guest:
+    def __init__(self, image, archive, folder, number, net, memory_mib, cpus):
+        self.number = number
+        self.name = f"guest{number}"
+        self.address = f"10.0.0.{number}"
+        self.folder = folder
+        self.changed = threading.Condition()
+        self.commands = {}
+        self.next_id = 1
+        self.booted = self.dead = False
+        self.console = open(os.path.join(folder, f"{self.name}.console"), "wb")
+        agent, monitor = self._path("agent"), self._path("monitor")
+        self.process = subprocess.Popen(
+            [os.path.join(image, "qemu"), "-accel", "tcg,thread=multi", "-nographic",
+             "-no-reboot", "-nodefaults", "-cpu", "max", "-m", str(memory_mib),
+             "-smp", str(cpus),
+             "-kernel", os.path.join(image, "vmlinuz"), "-initrd", archive,
+             "-append",
+             f"console=ttyS0 quiet panic=-1 kvd.host={number} mitigations=off",
+             "-serial", "stdio",
+             "-chardev", f"socket,id=agent,path={agent},server=on,wait=off",
+             "-serial", "chardev:agent",
+             "-chardev", f"socket,id=mon,path={monitor},server=on,wait=off",
+             "-mon", "chardev=mon,mode=readline",
+             "-netdev", net,
+             "-device", f"virtio-net-pci,netdev=net0,romfile=,mac=52:54:00:00:00:0{number}"],
+            stdin=subprocess.DEVNULL, stdout=self.console, stderr=subprocess.STDOUT,
+            preexec_fn=_die_with_parent)
+        self.agent = self._connect(agent)
+        self.monitor = self._connect(monitor)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _path(self, what):
+        return os.path.join(self.folder, f"{self.name}.{what}")
+
+    def _connect(self, path):
+        until = time.monotonic() + 20
+        while True:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                sock.connect(path)
+                return sock
+            except OSError:
+                sock.close()
+                if time.monotonic() > until or self.process.poll() is not None:
+                    raise Fault(f"{self.name}: qemu does not start: {self.tail()}")
+                try:
+                    self.process.wait(0.02)
+                except subprocess.TimeoutExpired:
+                    pass
+
+    def _read(self):
+        left = b""
+        while True:
+            try:
+                data = self.agent.recv(65536)
+            except OSError:
+                data = b""
+            if not data:
+                break
+            *lines, left = (left + data).split(b"\n")
+            with self.changed:
+                for line in lines:
+                    self._line(line.decode("utf-8", "replace").rstrip("\r"))
+                self.changed.notify_all()
+        with self.changed:
+            self.dead = True
+            self.changed.notify_all()
+
+    def _line(self, line):
+        head, _, rest = line[1:].partition(" ")
+        if not head.isdigit():
+            return
+        if line.startswith("=") and head == "0":
+            self.booted = True
+        command = self.commands.get(int(head))
+        if command and line.startswith("@"):
+            command.lines.append(rest)
+        elif command and line.startswith("="):
+            command.status = int(rest)
+
+    def await_(self, condition, timeout, what):
+        with self.changed:
+            self.changed.wait_for(lambda: condition() or self.dead, timeout)
+            if not condition():
+                raise Fault(f"{self.name}{' (died)' if self.dead else ''}: {what} within "
+                            f"{timeout} s\n{self.tail()}")
+
+    def await_boot(self):
+        self.await_(lambda: self.booted, BOOT_S, "does not boot")
+
+    def start(self, words):
+        """Run in the background of the guest."""
+        with self.changed:
+            command = Command(self, self.next_id, words)
+            self.commands[self.next_id] = command
+            self.next_id += 1
+        self.agent.sendall(f"{command.number} {words}\n".encode())
+        return command
+
+    def run(self, words, timeout=30):
+        command = self.start(words)
+        return command.wait(timeout), command.text
+
+    def must(self, words, timeout=30):
+        status, text = self.run(words, timeout)
+        if status != 0:
+            raise Fault(f"{self.name}: '{words}' ended with {status}: {text[-2000:]}")
+        return text
+
+    def until(self, condition, timeout=20):
+        """Ask the guest's shell until it says yes."""
+        self.must(f"n=0; until {condition}; do n=$((n + 1)); [ $n -lt {timeout * 20} ] || "
+                  "exit 1; usleep 50000; done", 3 * timeout)
+
+    def freeze(self):
+        self.monitor.sendall(b"stop\n")
+
+    def wake(self):
+        self.monitor.sendall(b"cont\n")
+
+    def tail(self):
+        self.console.flush()
+        with open(self.console.name, "rb") as console:
+            return console.read()[-1500:].decode("utf-8", "replace")
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.agent.close()
+        self.monitor.close()
+        self.console.close()
+
+
+def _die_with_parent():
+    import ctypes
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def _free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+class Pair:
+    """Two guests (or one), booted. `archives` are cpio files that are unpacked over
+    one another in order."""
+
+    def __init__(self, image, archives, folder, count=2, memory_mib=1536, cpus=2):
+        self.guests = []
+        archive = os.path.join(folder, "boot.cpio")
+        with open(archive, "wb") as out:
+            for name in archives:
+                with open(name, "rb") as part:
+                    while chunk := part.read(1 << 20):
+                        out.write(chunk)
+                out.write(b"\0" * (-out.tell() % 512))
+        port = _free_port()
+        nets = [f"socket,id=net0,listen=127.0.0.1:{port}",
+                f"socket,id=net0,connect=127.0.0.1:{port}"]
+        try:
+            for i in range(count):
+                self.guests.append(Guest(image, archive, folder, i + 1, nets[i],
+                                         memory_mib, cpus))
+            for guest in self.guests:
+                guest.await_boot()
+        except BaseException:
+            self.end()
+            raise
+
+    def __getitem__(self, i):
+        return self.guests[i]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *what):
+        self.end()
+
+    def end(self):
+        for guest in self.guests:
+            guest.end()
