@@ -93,6 +93,7 @@ struct stretch {
 	uint64_t pos, end;			/* stream bytes */
 	struct memory *src_memory, *dst_memory; /* NULL: linear */
 	unsigned int iov_count;
+	struct rows_lanes lanes; /* rows that wait for more of their length */
 	int error; /* errno of process_vm_*, ECANCELED, 0 */
 };
 
@@ -252,6 +253,21 @@ static void piece_to_iov(struct stretch *st, const struct piece *p)
 	}
 }
 
+static void piece_copy(struct stretch *st, const struct piece *p)
+{
+	struct rows rows = {.dst = (uint8_t *)(uintptr_t)p->dst,
+			    .src = (const uint8_t *)(uintptr_t)p->src,
+			    .dst_stride = p->dst_stride,
+			    .src_stride = p->src_stride,
+			    .len = p->len,
+			    .count = p->count};
+
+	if (st->streaming)
+		rows_stream(&rows, &st->lanes);
+	else
+		rows_copy(&rows, false);
+}
+
 /* Runs under the guard: may be left at any access to guarded memory. */
 static void stretch_copy(void *arg)
 {
@@ -265,18 +281,14 @@ static void stretch_copy(void *arg)
 		if (vm)
 			piece_to_iov(st, &p);
 		else
-			rows_copy(&(struct rows){.dst = (uint8_t *)(uintptr_t)p.dst,
-						 .src = (const uint8_t *)(uintptr_t)p.src,
-						 .dst_stride = p.dst_stride,
-						 .src_stride = p.src_stride,
-						 .len = p.len,
-						 .count = p.count},
-				  st->streaming);
+			piece_copy(st, &p);
 	}
 	if (st->iov_count)
 		iov_flush(st);
-	if (st->streaming)
+	if (st->streaming) {
+		rows_stream_end(&st->lanes);
 		rows_fence();
+	}
 }
 
 /* ---- slices ---- */

@@ -16,10 +16,27 @@ struct rows {
 	uint64_t len, count;
 };
 
-/* Rows may overlap; their bytes are then undefined. `streaming`: past the
- * caches, for copies larger than they are; rows_fence() must follow before
- * anybody is told. */
+/* Rows of one length that wait to be copied side by side; zeroed at first. */
+#define ROWS_LANES 4u
+struct rows_lanes {
+	unsigned int count;
+	uint64_t len;
+	uint8_t *dst[ROWS_LANES];
+	const uint8_t *src[ROWS_LANES];
+};
+
+/* In all of these rows may overlap; their bytes are then undefined, and in which
+ * order rows are copied is not told. `streaming`: past the caches, for copies
+ * larger than they are; rows_fence() must follow before anybody is told. */
 void rows_copy(const struct rows *rows, bool streaming);
 void rows_fence(void);
+
+/* As rows_copy(rows, true), but rows may wait in `lanes` for others of their
+ * length, from later calls: rows_stream_end() copies what is left. */
+void rows_stream(const struct rows *rows, struct rows_lanes *lanes);
+void rows_stream_end(struct rows_lanes *lanes);
+
+/* For tests: nothing that not every machine of this architecture has. */
+void rows_use_baseline(bool baseline);
 
 #endif

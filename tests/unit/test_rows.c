@@ -17,13 +17,19 @@
 
 static uint8_t src[BYTES], dst[BYTES], want[BYTES];
 
+static void want_rows(const struct rows *rows, size_t n)
+{
+	memset(want, 0xee, BYTES);
+	for (; n > 0; n--, rows++)
+		for (uint64_t i = 0; i < rows->count; i++)
+			memcpy(want + (rows->dst - dst) + (int64_t)i * rows->dst_stride,
+			       rows->src + (int64_t)i * rows->src_stride, rows->len);
+}
+
 static void compare(const struct rows *rows, bool streaming)
 {
 	memset(dst, 0xee, BYTES);
-	memset(want, 0xee, BYTES);
-	for (uint64_t i = 0; i < rows->count; i++)
-		memcpy(want + (rows->dst - dst) + (int64_t)i * rows->dst_stride,
-		       rows->src + (int64_t)i * rows->src_stride, rows->len);
+	want_rows(rows, 1);
 	rows_copy(rows, streaming);
 	rows_fence();
 	if (memcmp(dst, want, BYTES) != 0)
@@ -37,7 +43,7 @@ static void lengths_and_alignments_are_exact(void **state)
 {
 	static const uint64_t lens[] = {0,   1,	  3,   15,   16,   17,	 31,   32,  33,
 					63,  64,  65,  100,  127,  128,	 192,  255, 256,
-					257, 512, 960, 1023, 1024, 1025, 4096, 5000};
+					257, 512, 960, 1023, 1024, 1025, 4096, 5000, 16384, 20000};
 	static const unsigned int shifts[] = {0, 1, 8, 16, 63, 64};
 
 	(void)state;
@@ -56,6 +62,44 @@ static void lengths_and_alignments_are_exact(void **state)
 				compare(&rows, false);
 				compare(&rows, true);
 			}
+}
+
+/* One row in four calls waits for three more of its length; all of them arrive. */
+static void rows_of_many_calls_are_exact(void **state)
+{
+	static const uint64_t lens[] = {256, 1024, 2048, 1000, 4096, 20480};
+
+	(void)state;
+	for (unsigned int seed = 1; seed <= 300; seed++) {
+		struct rows_lanes lanes = {0};
+		struct rows rows[12];
+		uint64_t at = 0;
+
+		srand(seed);
+		for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+			uint64_t len = lens[rand() % (seed % 2 ? 6 : 2)];
+
+			rows[i] = (struct rows){.dst = dst + at,
+						.src = src + rand() % (BYTES / 2),
+						.dst_stride = (int64_t)(len + 64),
+						.src_stride = (int64_t)(len / 2),
+						.len = len,
+						.count = 1 + (uint64_t)(rand() % 3)};
+			if (rows[i].count * (len + 64) > BYTES / 2)
+				rows[i].count = 1;
+			if (at + rows[i].count * (len + 64) > BYTES)
+				rows[i].count = 0;
+			at += rows[i].count * (len + 64);
+		}
+		memset(dst, 0xee, BYTES);
+		want_rows(rows, ARRAY_LEN(rows));
+		for (size_t i = 0; i < ARRAY_LEN(rows); i++)
+			rows_stream(&rows[i], &lanes);
+		rows_stream_end(&lanes);
+		rows_fence();
+		if (memcmp(dst, want, BYTES) != 0)
+			fail_msg("seed %u", seed);
+	}
 }
 
 static void strides_may_fall_or_stand(void **state)
@@ -114,9 +158,13 @@ int main(void)
 		cmocka_unit_test(lengths_and_alignments_are_exact),
 		cmocka_unit_test(strides_may_fall_or_stand),
 		cmocka_unit_test(overlapping_rows_do_no_harm),
+		cmocka_unit_test(rows_of_many_calls_are_exact),
 	};
+	int failed;
 
 	for (unsigned int i = 0; i < BYTES; i++)
 		src[i] = (uint8_t)(i * 31 + i / 253);
-	return cmocka_run_group_tests_name("rows", tests, NULL, NULL);
+	failed = cmocka_run_group_tests_name("rows", tests, NULL, NULL);
+	rows_use_baseline(true);
+	return failed + cmocka_run_group_tests_name("rows, baseline", tests, NULL, NULL);
 }
