@@ -1,9 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-# make bench: what rooms cost, against named limits measured in the same run.
-$(B)/bench-rooms: $(B)/tests/bench/bench_rooms.o $(B)/libkvd.so
-	$(SAY) LD $@
-	$(Q)$(CC) $(USER_LD) $(filter %.o,$^) -o $@ -L$(B) -lkvd
+# make bench: kvd, its limits and its peers in one run (scripts/bench.py --help).
+#   BENCH='words'  only parts: memfd adopt vm (host), tcp ucx (net); cold warm;
+#                  64k 4k 256 flat; write read; latency pages poll open idle (control)
+#   PEERS=1        with NIXL and Mooncake, from PyPI into build/peers
+#   REPS=n         repetitions (5)
+#   AGAINST=file   compare with an earlier build/bench/latest.json
+BENCH_PROGRAMS := bench_xfer bench_rooms bench_hops
+BENCH_COMMON := $(B)/tests/bench/rows.o $(B)/tests/bench/limit.o
 
-.PHONY: bench
-bench: all $(B)/bench-rooms ## room latency, polls, pages against memcpy, 10 000 rooms
-	@scripts/bench.sh $(B)
+$(BENCH_PROGRAMS:%=$(B)/bench/%): $(B)/bench/%: $(B)/tests/bench/%.o $(BENCH_COMMON) \
+		$(B)/libkvd.so
+	@mkdir -p $(@D)
+	$(SAY) LD $@
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie -Wl,-rpath,'$$ORIGIN/..' $(filter %.o,$^) -o $@ \
+		-L$(B) -lkvd -lzmq
+
+TEST_NEEDS += $(BENCH_PROGRAMS:%=$(B)/bench/%)
+
+.PHONY: bench bench-programs
+bench-programs: all $(BENCH_PROGRAMS:%=$(B)/bench/%)
+
+bench: bench-programs ## kvd beside its limits and (PEERS=1) its peers; see mk/bench.mk
+	@scripts/install-deps.sh --bench
+	@$(if $(PEERS),tests/bench/peers/setup.sh build/peers)
+	@KVD_BUILD=$(B) scripts/bench.py $(if $(PEERS),--peers build/peers) \
+		$(if $(REPS),--reps $(REPS)) $(if $(AGAINST),--against $(AGAINST)) $(BENCH)

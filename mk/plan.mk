@@ -48,5 +48,3 @@ $(B)/fuzz/replay_%: $(B)/tests/fuzz/fuzz_%.o $(B)/tests/fuzz/fuzz_plan.o \
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ $(LIBS)
 TEST_TARGETS += $(FUZZ_PLAN:%=$(B)/fuzz/replay_%)
 
-.PHONY: bench
-bench: bench-plan ## all benches

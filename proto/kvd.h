@@ -431,7 +431,7 @@ struct kvd_wait {
 
 struct kvd_source {
 	const char *endpoint; /* the source's daemon; NULL: our own daemon */
-	const char *pool;     /* its pool's name; NULL: as our pool's */
+	const char *pool;     /* its pool's name; NULL: the only one that it has */
 	uint64_t room;	      /* its number of the room, when another_room is set */
 	bool another_room;
 	bool has_rank; /* its pool's rank, when pools of one name differ in it only */

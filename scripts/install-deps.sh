@@ -5,6 +5,9 @@
 #   install-deps.sh --if-needed  only when something is missing; without root
 #                                print the one command and fail
 #   install-deps.sh --list       print the packages
+#   install-deps.sh --bench      what `make bench` compares with and draws by, when
+#                                missing; without root only tell (the bench runs,
+#                                with columns left out)
 set -eu
 
 # package, and how to see that it is there: a header, or a program
@@ -27,6 +30,13 @@ man-db		program:man
 clang-tidy	program:clang-tidy
 cppcheck	program:cppcheck
 '
+
+bench_needs='
+iperf3		program:iperf3
+ucx-utils	program:ucx_perftest
+gnuplot-nox	program:gnuplot
+'
+[ "${1-}" != --bench ] || needs=$bench_needs
 
 is_there()
 {
@@ -77,12 +87,21 @@ case ${1-} in
 	# shellcheck disable=SC2086
 	install $missing
 	;;
+--bench)
+	[ -n "$missing" ] || exit 0
+	if [ "$(id -u)" -ne 0 ]; then
+		echo "kvd: the bench is better with:$missing" >&2
+		exit 0
+	fi
+	# shellcheck disable=SC2086
+	install $missing
+	;;
 '')
 	# shellcheck disable=SC2086
 	install $packages
 	;;
 *)
-	echo "usage: $0 [--if-needed|--list]" >&2
+	echo "usage: $0 [--if-needed|--list|--bench]" >&2
 	exit 2
 	;;
 esac

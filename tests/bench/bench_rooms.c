@@ -1,61 +1,81 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bench_rooms PREFILL_SOCKET DECODE_SOCKET WHAT [N]: what a request costs, by
- * libkvd against two live daemons (scripts/bench.sh starts them). One process
- * plays both engines with two memfds of its own.
+ * bench_rooms PREFILL_SOCKET DECODE_SOCKET: what a request costs, by libkvd
+ * against two live daemons. One process plays both engines with two memfds of its
+ * own and obeys scripts/bench.py, a line of JSON for a line:
  *
- *   latency   open + bind + send of one 64 KiB page until the receiver's slot
- *             says success: p50, p99 over N rooms, one after the other
- *   pages     one room of 64 scattered 64 KiB pages, as GB/s, beside memcpy of
- *             the same rows by one thread in the same run, taken in turn
- *   poll      1 000 open rooms: JSON poll by list, and status page reads
- *   rooms     N rooms opened, run and closed: memory and descriptors of both
- *             daemons after each thousand
- *
- * One line of JSON a figure on stdout, words on stderr.
+ *   latency N     a room of one 64 KiB page, N times: seconds from the receiver's
+ *                 open and bind until its slot says success; the sender's chunk
+ *                 is queued
+ *   beside N MIB  the same while another room moves MIB megabytes; its GB/s
+ *   pages N       a room of 64 scattered 64 KiB pages, and in turn with it memcpy
+ *                 of the same rows by one thread: seconds of both
+ *   poll N        N open rooms: JSON poll by list and reads of the status page,
+ *                 the best of several rounds a room
+ *   open N        N rooms open on both sides, nothing bound: bytes of memory that
+ *                 each daemon has more than before, a room
  */
-#include <dirent.h>
 #include <inttypes.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+#include <sys/prctl.h>
 
 #include "proto/kvd.h"
+#include "tests/bench/rows.h"
 
 #define PAGE_BYTES 65536u
 #define PAGES 1024u
 #define ROOM_PAGES 64u
+#define WARM_UP 20u
 
 struct engine {
 	struct kvd_client *client;
 	struct kvd_memory memory;
 	struct kvd_region *region;
 	struct kvd_pool *pool;
+	const char *pool_name;
 };
 
-static struct engine prefill, decode;
+/* Who serves the requests; who serves the large room, once it is wanted. */
+static struct engine prefill, decode, big_prefill, big_decode;
+static const char *prefill_socket, *decode_socket;
+static uint64_t next_room = 1000;
 
 static void die(const struct engine *e, const char *what)
 {
-	const struct kvd_error *why = e->client ? kvd_last_error(e->client) : NULL;
+	const struct kvd_error *why = kvd_last_error(e->client);
 
-	fprintf(stderr, "bench_rooms: %s: %s\n", what, why ? why->message : "failed");
+	fprintf(stderr, "bench_rooms: %s: %s\n", what, why->message);
 	exit(1);
 }
 
-static double now_s(void)
+/* A room that did not do as it should: its daemon's record says why. */
+static void die_room(const struct engine *e, struct kvd_room *room, const char *what)
 {
-	struct timespec t;
+	char *record = NULL;
 
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+	if (room && kvd_room_show(room, 0, &record) == 0)
+		fprintf(stderr, "bench_rooms: %s: %s\n", what, record);
+	die(e, what);
+}
+
+static void *need(void *p)
+{
+	if (!p) {
+		fprintf(stderr, "bench_rooms: out of memory\n");
+		exit(1);
+	}
+	return p;
 }
 
 /* One layer, one field, pages of one token: a page is 64 KiB in one piece. */
-static void engine_open(struct engine *e, const char *socket, const char *role)
+static void engine_open(struct engine *e, const char *socket, const char *role,
+			const char *pool, uint32_t pages)
 {
-	struct kvd_options options = {.socket = socket, .client = "bench", .role = role};
+	struct kvd_options options = {
+		.socket = socket, .client = "bench", .role = role, .timeout_ms = 60000};
 	struct kvd_field field = {.name = "k",
 				  .page_stride = PAGE_BYTES,
 				  .token_stride = PAGE_BYTES,
@@ -63,18 +83,19 @@ static void engine_open(struct engine *e, const char *socket, const char *role)
 				  .unit_bytes = PAGE_BYTES,
 				  .units = 1,
 				  .total_units = 1};
-	struct kvd_layout *layout = kvd_layout_new(0);
-	struct kvd_pool_args args = {.name = "bench", .regions = &e->region, .region_count = 1};
+	struct kvd_layout *layout = need(kvd_layout_new(0));
+	struct kvd_pool_args args = {.name = pool, .regions = &e->region, .region_count = 1};
 	uint32_t view;
 
+	e->pool_name = pool;
 	if (kvd_open(&options, &e->client) < 0)
 		die(e, socket);
-	if (kvd_memory_alloc((size_t)PAGES * PAGE_BYTES, role, &e->memory) < 0 ||
+	if (kvd_memory_alloc((size_t)pages * PAGE_BYTES, role, &e->memory) < 0 ||
 	    kvd_region_memory(e->client, &e->memory, NULL, &e->region) < 0)
 		die(e, "memory");
 	memset(e->memory.address, 1, e->memory.bytes);
-	field.buffer = kvd_layout_buffer(layout, (uint64_t)PAGES * PAGE_BYTES);
-	view = kvd_layout_view(layout, "kv", 1, PAGES);
+	field.buffer = kvd_layout_buffer(layout, (uint64_t)pages * PAGE_BYTES);
+	view = kvd_layout_view(layout, "kv", 1, pages);
 	kvd_layout_field(layout, view, 0, &field);
 	if (kvd_layout_text(layout, &args.layout) < 0 ||
 	    kvd_pool_register(e->client, &args, NULL, &e->pool) < 0)
@@ -83,110 +104,184 @@ static void engine_open(struct engine *e, const char *socket, const char *role)
 }
 
 struct pair {
+	const struct engine *from, *to;
 	struct kvd_room *send, *recv;
+	uint64_t number;
 };
 
-static void pair_open(struct pair *p, uint64_t number)
+static void pair_send(struct pair *p, const struct engine *from, const struct engine *to)
 {
-	struct kvd_source source = {.endpoint = kvd_daemon(prefill.client)->endpoint};
-	struct kvd_room_args send = {.room = number, .role = KVD_SEND, .pool = prefill.pool};
-	struct kvd_room_args recv = {.room = number,
+	struct kvd_room_args send = {.role = KVD_SEND, .pool = from->pool};
+
+	*p = (struct pair){.from = from, .to = to, .number = next_room++};
+	send.room = p->number;
+	if (kvd_room_open(from->client, &send, NULL, &p->send) < 0)
+		die(from, "room.open send");
+}
+
+static void on_answer(void *arg, int result, const struct kvd_reply *reply)
+{
+	if (result >= 0)
+		return;
+	fprintf(stderr, "bench_rooms: %s: %s\n", (const char *)arg,
+		reply->error ? reply->error->message : "failed");
+	exit(1);
+}
+
+/* `call` NULL: wait for the answer. */
+static void pair_recv(struct pair *p, const struct kvd_call *call)
+{
+	struct kvd_source source = {.endpoint = kvd_daemon(p->from->client)->endpoint,
+				    .pool = p->from->pool_name};
+	struct kvd_room_args recv = {.room = p->number,
 				     .role = KVD_RECV,
-				     .pool = decode.pool,
+				     .pool = p->to->pool,
 				     .sources = &source,
 				     .source_count = 1};
 
-	if (kvd_room_open(prefill.client, &send, NULL, &p->send) < 0)
-		die(&prefill, "room.open send");
-	if (kvd_room_open(decode.client, &recv, NULL, &p->recv) < 0)
-		die(&decode, "room.open recv");
+	if (kvd_room_open(p->to->client, &recv, call, &p->recv) < 0)
+		die(p->to, "room.open recv");
 }
 
 static void pair_close(struct pair *p)
 {
-	if (kvd_room_wait(p->recv, KVD_SUCCESS, 10000) < 0)
-		die(&decode, "recv did not succeed");
-	if (kvd_room_wait(p->send, KVD_SUCCESS, 10000) < 0)
-		die(&prefill, "send did not succeed");
+	if (kvd_room_wait(p->recv, KVD_SUCCESS, 30000) != KVD_SUCCESS)
+		die_room(p->to, p->recv, "recv did not succeed");
+	if (kvd_room_wait(p->send, KVD_SUCCESS, 30000) != KVD_SUCCESS)
+		die_room(p->from, p->send, "send did not succeed");
 	if (kvd_room_close(p->recv, NULL) < 0)
-		die(&decode, "room.close");
+		die(p->to, "room.close");
 	if (kvd_room_close(p->send, NULL) < 0)
-		die(&prefill, "room.close");
+		die(p->from, "room.close");
 }
 
-static void send_pages(struct pair *p, const uint32_t *pages, size_t n)
+static void chunk_send(struct pair *p, const uint32_t *pages, size_t n)
 {
 	struct kvd_view view = {.pages = pages, .page_count = n};
 	struct kvd_send_args args = {.views = &view, .view_count = 1, .last = true};
 
 	if (kvd_room_send(p->send, &args, NULL) < 0)
-		die(&prefill, "room.send");
+		die(p->from, "room.send");
 }
 
-static void bind_pages(struct pair *p, const uint32_t *pages, size_t n)
+static void pages_bind(struct pair *p, const uint32_t *pages, size_t n,
+		       const struct kvd_call *call)
 {
 	struct kvd_view view = {.pages = pages, .page_count = n};
 	struct kvd_bind_args args = {.views = &view, .view_count = 1};
 
-	if (kvd_room_bind(p->recv, &args, NULL) < 0)
-		die(&decode, "room.bind");
+	if (kvd_room_bind(p->recv, &args, call) < 0)
+		die_room(p->to, p->recv, "room.bind");
 }
 
-/* Busy, as an engine's scheduler polls: one atomic load a turn. */
+/* Busy, as an engine's scheduler polls: answers while some are due, and one atomic
+ * load a turn; whoever else wants the core gets it. */
 static void until_landed(const struct pair *p)
 {
-	double end = now_s() + 20;
+	double end = now_s() + 30;
 	int state;
 
+	while (kvd_pending(p->to->client) > 0)
+		if (kvd_poll(p->to->client, 0) < 0)
+			die(p->to, "connection");
 	while ((state = kvd_room_state(p->recv)) != KVD_SUCCESS) {
 		if (state == KVD_FAILED || now_s() > end)
-			die(&decode, "the room failed or hangs");
+			die_room(p->to, p->recv, "the room failed or hangs");
+		sched_yield();
 	}
 }
 
-static int by_value(const void *a, const void *b)
+/* The receiver opens and binds in one go while the sender's chunk is queued: what is
+ * timed is the receiver's way from there to success. */
+static double request_s(void)
 {
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return x < y ? -1 : x > y;
-}
-
-/* The receiver opens and binds while the sender's chunk is queued: what is timed
- * is the receiver's way from open to success. */
-static void latency(unsigned int n)
-{
-	double *us = calloc(n, sizeof(*us));
+	const struct kvd_call open = {.on_done = on_answer, .arg = (void *)"room.open"};
+	const struct kvd_call bind = {.on_done = on_answer, .arg = (void *)"room.bind"};
 	const uint32_t page = 3;
+	struct pair p;
+	double begin;
 
-	for (unsigned int i = 0; i < n; i++) {
-		struct pair p;
-		struct kvd_source source = {.endpoint = kvd_daemon(prefill.client)->endpoint};
-		struct kvd_room_args send = {
-			.room = 1000 + i, .role = KVD_SEND, .pool = prefill.pool};
-		struct kvd_room_args recv = {.room = 1000 + i,
-					     .role = KVD_RECV,
-					     .pool = decode.pool,
-					     .sources = &source,
-					     .source_count = 1};
-		double begin;
-
-		if (kvd_room_open(prefill.client, &send, NULL, &p.send) < 0)
-			die(&prefill, "room.open send");
-		send_pages(&p, &page, 1);
-		begin = now_s();
-		if (kvd_room_open(decode.client, &recv, NULL, &p.recv) < 0)
-			die(&decode, "room.open recv");
-		bind_pages(&p, &page, 1);
-		until_landed(&p);
-		us[i] = (now_s() - begin) * 1e6;
-		pair_close(&p);
-	}
-	qsort(us, n, sizeof(*us), by_value);
-	printf("{\"work\":\"room latency, one 64 KiB page\",\"rooms\":%u,\"p50_us\":%.0f,"
-	       "\"p99_us\":%.0f}\n",
-	       n, us[n / 2], us[n * 99 / 100]);
-	free(us);
+	pair_send(&p, &prefill, &decode);
+	chunk_send(&p, &page, 1);
+	begin = now_s();
+	pair_recv(&p, &open);
+	pages_bind(&p, &page, 1, &bind);
+	until_landed(&p);
+	begin = now_s() - begin;
+	pair_close(&p);
+	return begin;
 }
+
+static void latency(unsigned int n, unsigned int unused)
+{
+	(void)unused;
+	for (unsigned int i = 0; i < WARM_UP; i++)
+		request_s();
+	printf("[");
+	for (unsigned int i = 0; i < n; i++)
+		printf("%s%.9f", i ? "," : "", request_s());
+	printf("]\n");
+}
+
+/* ---- beside a large room ---- */
+
+/* A permutation: 4051 is odd, and `n` is a power of two. */
+static uint32_t *scattered(uint32_t n, uint32_t places)
+{
+	uint32_t *pages = need(calloc(n, sizeof(*pages)));
+
+	for (uint32_t i = 0; i < n; i++)
+		pages[i] = i * 4051u % places;
+	return pages;
+}
+
+static void big_begin(struct pair *p, const uint32_t *from, const uint32_t *to, uint32_t n)
+{
+	pair_send(p, &big_prefill, &big_decode);
+	pair_recv(p, NULL);
+	pages_bind(p, to, n, NULL);
+	if (kvd_room_wait(p->send, KVD_WAITING_FOR_INPUT, 30000) < 0)
+		die_room(p->to, p->recv, "waiting_for_input");
+	chunk_send(p, from, n);
+}
+
+/* Only requests that began and ended while the large room was moving count. */
+static void beside(unsigned int n, unsigned int mib)
+{
+	uint32_t pages = mib * (1048576 / PAGE_BYTES);
+	uint32_t *to = scattered(pages, pages), *from = scattered(pages, PAGES);
+	double begin, took = 0;
+	unsigned int got = 0, rooms = 0;
+	struct pair big;
+
+	engine_open(&big_prefill, prefill_socket, "prefill", "big", PAGES);
+	engine_open(&big_decode, decode_socket, "decode", "big", pages);
+	printf("{\"seconds\":[");
+	while (got < n) {
+		big_begin(&big, from, to, pages);
+		begin = now_s();
+		while (got < n) {
+			double s = request_s();
+
+			if (kvd_room_state(big.recv) == KVD_SUCCESS)
+				break;
+			printf("%s%.9f", got++ ? "," : "", s);
+		}
+		until_landed(&big);
+		took += now_s() - begin;
+		rooms++;
+		pair_close(&big);
+	}
+	printf("],\"big_gbps\":%.3f}\n", (double)pages * PAGE_BYTES * rooms / took / 1e9);
+	kvd_close(big_prefill.client);
+	kvd_close(big_decode.client);
+	kvd_memory_free(&big_prefill.memory);
+	kvd_memory_free(&big_decode.memory);
+	free(to);
+	free(from);
+}
+
+/* ---- pages ---- */
 
 static void scatter(uint32_t *pages, uint32_t salt)
 {
@@ -194,167 +289,175 @@ static void scatter(uint32_t *pages, uint32_t salt)
 		pages[i] = (i * 37 + salt * 11) % PAGES;
 }
 
-static void pages(unsigned int n)
+static double pages_copy_s(const uint32_t *from, const uint32_t *to)
 {
-	double *room_s = calloc(n, sizeof(double)), *copy_s = calloc(n, sizeof(double));
-	double bytes = (double)ROOM_PAGES * PAGE_BYTES;
+	const uint8_t *src = prefill.memory.address;
+	uint8_t *dst = decode.memory.address;
+	double begin;
 
-	for (unsigned int i = 0; i < n; i++) {
-		uint32_t from[ROOM_PAGES], to[ROOM_PAGES];
-		uint8_t *src = prefill.memory.address, *dst = decode.memory.address;
-		struct pair p;
-		double begin;
-
-		scatter(from, i);
-		scatter(to, i * 5 + 1);
-		begin = now_s();
-		for (unsigned int k = 0; k < ROOM_PAGES; k++)
-			memcpy(dst + (size_t)to[k] * PAGE_BYTES,
-			       src + (size_t)from[k] * PAGE_BYTES, PAGE_BYTES);
-		copy_s[i] = now_s() - begin;
-		pair_open(&p, 100000 + i);
-		bind_pages(&p, to, ROOM_PAGES);
-		if (kvd_room_wait(p.send, KVD_WAITING_FOR_INPUT, 5000) < 0)
-			die(&prefill, "waiting_for_input");
-		begin = now_s();
-		send_pages(&p, from, ROOM_PAGES);
-		until_landed(&p);
-		room_s[i] = now_s() - begin;
-		pair_close(&p);
-	}
-	qsort(room_s, n, sizeof(double), by_value);
-	qsort(copy_s, n, sizeof(double), by_value);
-	printf("{\"work\":\"room of 64 scattered 64 KiB pages\",\"rooms\":%u,\"kvd_gbps\":%.2f,"
-	       "\"limit\":\"memcpy of the same rows, 1 thread\",\"limit_gbps\":%.2f,"
-	       "\"ratio\":%.2f}\n",
-	       n, bytes / room_s[n / 2] / 1e9, bytes / copy_s[n / 2] / 1e9,
-	       copy_s[n / 2] / room_s[n / 2]);
-	free(room_s);
-	free(copy_s);
+	caches_sweep();
+	begin = now_s();
+	for (unsigned int k = 0; k < ROOM_PAGES; k++)
+		memcpy(dst + (size_t)to[k] * PAGE_BYTES, src + (size_t)from[k] * PAGE_BYTES,
+		       PAGE_BYTES);
+	return now_s() - begin;
 }
 
-static void poll_rooms(unsigned int n)
+static double pages_room_s(const uint32_t *from, const uint32_t *to)
 {
-	struct kvd_room **rooms = calloc(n, sizeof(struct kvd_room *));
-	int *states = calloc(n, sizeof(int));
-	size_t size = (size_t)n * 24 + 64, at;
-	char *args = malloc(size), *reply;
-	double begin, json_us = 1e9, page_ns = 1e9;
+	struct pair p;
+	double begin;
 
+	pair_send(&p, &prefill, &decode);
+	pair_recv(&p, NULL);
+	pages_bind(&p, to, ROOM_PAGES, NULL);
+	if (kvd_room_wait(p.send, KVD_WAITING_FOR_INPUT, 5000) < 0)
+		die(&prefill, "waiting_for_input");
+	caches_sweep();
+	begin = now_s();
+	chunk_send(&p, from, ROOM_PAGES);
+	until_landed(&p);
+	begin = now_s() - begin;
+	pair_close(&p);
+	return begin;
+}
+
+static void pages(unsigned int n, unsigned int unused)
+{
+	double *room_s = need(calloc(n, sizeof(double)));
+	uint32_t from[ROOM_PAGES], to[ROOM_PAGES];
+
+	(void)unused;
+	printf("{\"limit\":[");
+	for (unsigned int i = 0; i < n; i++) {
+		scatter(from, i);
+		scatter(to, i * 5 + 1);
+		printf("%s%.9f", i ? "," : "", pages_copy_s(from, to));
+		room_s[i] = pages_room_s(from, to);
+	}
+	printf("],\"kvd\":[");
+	for (unsigned int i = 0; i < n; i++)
+		printf("%s%.9f", i ? "," : "", room_s[i]);
+	printf("]}\n");
+	free(room_s);
+}
+
+/* ---- many rooms ---- */
+
+static void rooms_drop(struct kvd_room **rooms, unsigned int n)
+{
+	for (unsigned int i = 0; i < n; i++) {
+		kvd_room_abort(rooms[i], "bench", NULL);
+		if (kvd_room_wait(rooms[i], KVD_SUCCESS, 10000) != KVD_FAILED ||
+		    kvd_room_close(rooms[i], NULL) < 0)
+			die(&prefill, "room.close");
+	}
+	free(rooms);
+}
+
+static void poll_rooms(unsigned int n, unsigned int unused)
+{
+	struct kvd_room **rooms = need(calloc(n, sizeof(struct kvd_room *)));
+	int *states = need(calloc(n, sizeof(int)));
+	size_t size = (size_t)n * 24 + 64, at;
+	char *args = need(malloc(size)), *reply;
+	double begin, json_s = 1e9, page_s = 1e9, took;
+
+	(void)unused;
 	at = (size_t)snprintf(args, size, "{\"rooms\":[");
 	for (unsigned int i = 0; i < n; i++) {
-		struct kvd_room_args send = {
-			.room = 500000 + i, .role = KVD_SEND, .pool = prefill.pool};
+		struct pair p;
 
-		if (kvd_room_open(prefill.client, &send, NULL, &rooms[i]) < 0)
-			die(&prefill, "room.open");
-		at += (size_t)snprintf(args + at, size - at, "%s\"%u\"", i ? "," : "",
-				       500000 + i);
+		pair_send(&p, &prefill, &decode);
+		rooms[i] = p.send;
+		at += (size_t)snprintf(args + at, size - at, "%s\"%" PRIu64 "\"",
+				       i ? "," : "", p.number);
 	}
 	snprintf(args + at, size - at, "]}");
 	for (unsigned int k = 0; k < 20; k++) {
-		double took;
-
 		begin = now_s();
 		if (kvd_command(prefill.client, "room.poll", args, 10000, &reply) < 0)
 			die(&prefill, "room.poll");
-		took = (now_s() - begin) * 1e6 / n;
-		json_us = took < json_us ? took : json_us;
+		took = now_s() - begin;
+		json_s = took < json_s ? took : json_s;
 		kvd_string_free(reply);
 		begin = now_s();
-		for (unsigned int j = 0; j < 100; j++)
-			kvd_room_states((const struct kvd_room *const *)rooms, n, states);
-		took = (now_s() - begin) * 1e9 / (100.0 * n);
-		page_ns = took < page_ns ? took : page_ns;
+		kvd_room_states((const struct kvd_room *const *)rooms, n, states);
+		took = now_s() - begin;
+		page_s = took < page_s ? took : page_s;
 	}
-	printf("{\"work\":\"poll of %u rooms\",\"json_us_a_room\":%.2f,"
-	       "\"status_page_ns_a_room\":%.1f}\n", n, json_us, page_ns);
-	for (unsigned int i = 0; i < n; i++) {
-		kvd_room_abort(rooms[i], "bench", NULL);
-		kvd_room_wait(rooms[i], KVD_FAILED, 5000);
-		kvd_room_close(rooms[i], NULL);
-	}
-	free(rooms);
+	printf("{\"json_us\":%.3f,\"page_ns\":%.2f}\n", json_s * 1e6 / n, page_s * 1e9 / n);
+	rooms_drop(rooms, n);
 	free(states);
 	free(args);
 }
 
-static long rss_kib(int pid)
+static double rss_bytes(const struct engine *e)
 {
 	char path[64];
-	long size = 0, resident = 0;
+	long size, resident = 0;
 	FILE *f;
 
-	snprintf(path, sizeof(path), "/proc/%d/statm", pid);
+	snprintf(path, sizeof(path), "/proc/%d/statm", kvd_daemon(e->client)->pid);
 	f = fopen(path, "r");
-	if (f && fscanf(f, "%ld %ld", &size, &resident) != 2)
-		resident = 0;
-	if (f)
-		fclose(f);
-	return resident * 4;
+	if (!f || fscanf(f, "%ld %ld", &size, &resident) != 2)
+		die(e, path);
+	fclose(f);
+	return (double)resident * 4096;
 }
 
-static int fd_count(int pid)
+static void open_rooms(unsigned int n, unsigned int unused)
 {
-	char path[64];
-	int n = 0;
-	DIR *d;
+	struct kvd_room **send = need(calloc(n, sizeof(struct kvd_room *)));
+	struct kvd_room **recv = need(calloc(n, sizeof(struct kvd_room *)));
+	double sender = rss_bytes(&prefill), receiver = rss_bytes(&decode);
 
-	snprintf(path, sizeof(path), "/proc/%d/fd", pid);
-	d = opendir(path);
-	while (d && readdir(d))
-		n++;
-	if (d)
-		closedir(d);
-	return n - 2;
-}
-
-static void rooms_soak(unsigned int n)
-{
-	const uint32_t page = 7;
-	int pids[2] = {kvd_daemon(prefill.client)->pid, kvd_daemon(decode.client)->pid};
-	double begin = now_s();
-
-	for (unsigned int i = 1; i <= n; i++) {
+	(void)unused;
+	for (unsigned int i = 0; i < n; i++) {
 		struct pair p;
 
-		pair_open(&p, 2000000 + i);
-		bind_pages(&p, &page, 1);
-		send_pages(&p, &page, 1);
-		pair_close(&p);
-		if (i % 1000 == 0)
-			printf("{\"work\":\"rooms opened, run and closed\",\"rooms\":%u,"
-			       "\"seconds\":%.1f,\"prefill_rss_kib\":%ld,\"prefill_fds\":%d,"
-			       "\"decode_rss_kib\":%ld,\"decode_fds\":%d}\n",
-			       i, now_s() - begin, rss_kib(pids[0]), fd_count(pids[0]),
-			       rss_kib(pids[1]), fd_count(pids[1]));
+		pair_send(&p, &prefill, &decode);
+		pair_recv(&p, NULL);
+		send[i] = p.send;
+		recv[i] = p.recv;
 	}
+	printf("{\"sender_bytes\":%.0f,\"receiver_bytes\":%.0f}\n",
+	       (rss_bytes(&prefill) - sender) / n, (rss_bytes(&decode) - receiver) / n);
+	rooms_drop(send, n);
+	rooms_drop(recv, n);
 }
 
 int main(int argc, char **argv)
 {
 	static const struct {
 		const char *name;
-		void (*run)(unsigned int n);
-		unsigned int n;
-	} works[] = {{"latency", latency, 1000},
-		     {"pages", pages, 200},
-		     {"poll", poll_rooms, 1000},
-		     {"rooms", rooms_soak, 10000}};
+		void (*run)(unsigned int n, unsigned int more);
+	} works[] = {{"latency", latency}, {"beside", beside},	{"pages", pages},
+		     {"poll", poll_rooms}, {"open", open_rooms}};
+	unsigned int n, more;
+	char line[64], word[16];
 
-	if (argc < 4) {
-		fprintf(stderr, "usage: bench_rooms PREFILL_SOCKET DECODE_SOCKET "
-				"latency|pages|poll|rooms [N]\n");
+	if (argc != 3) {
+		fprintf(stderr, "usage: bench_rooms PREFILL_SOCKET DECODE_SOCKET\n");
 		return 2;
 	}
-	engine_open(&prefill, argv[1], "prefill");
-	engine_open(&decode, argv[2], "decode");
-	for (size_t i = 0; i < sizeof(works) / sizeof(works[0]); i++) {
-		if (strcmp(argv[3], works[i].name) == 0) {
-			works[i].run(argc > 4 ? (unsigned int)atoi(argv[4]) : works[i].n);
-			return 0;
-		}
+	prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
+	prefill_socket = argv[1];
+	decode_socket = argv[2];
+	engine_open(&prefill, prefill_socket, "prefill", "bench", PAGES);
+	engine_open(&decode, decode_socket, "decode", "bench", PAGES);
+	while (fgets(line, sizeof(line), stdin)) {
+		size_t i = 0;
+
+		more = 0;
+		if (sscanf(line, "%15s %u %u", word, &n, &more) < 2)
+			return 2;
+		while (i < sizeof(works) / sizeof(works[0]) && strcmp(word, works[i].name) != 0)
+			i++;
+		if (i == sizeof(works) / sizeof(works[0]))
+			return 2;
+		works[i].run(n, more);
+		fflush(stdout);
 	}
-	fprintf(stderr, "bench_rooms: no such work: %s\n", argv[3]);
-	return 2;
+	return 0;
 }

@@ -1,0 +1,220 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""kvd beside its limits and its peers, all in one run that takes turns.
+
+bench.py [--reps N] [--peers VENV] [--against FILE] [--out FOLDER] [WORD ...]
+
+For each work (a row of the table) all parts are set up with fresh memory of their
+own: two live daemons and an engine on each side, the limits (the same rows without
+kvd; iperf3, tcp_floor, ucx_perftest) and, with --peers, NIXL and Mooncake. Then
+they take turns, a few transfers each, who begins changes, REPS times over; figures
+are medians with the tenth and ninetieth percentile. Prints one table with ratios
+and goals, writes latest.json, latest.md and latest.svg into --out.
+
+Words choose parts (mk/bench.mk). KVD_BUILD names the build folder.
+"""
+import argparse
+import datetime
+import itertools
+import os
+import platform
+import subprocess
+import sys
+import time
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+sys.path[:0] = [os.path.join(ROOT, "tests", "bench"), os.path.join(ROOT, "tests", "lib")]
+import bench_control  # noqa: E402
+import bench_report  # noqa: E402
+from bench_parts import (BUILD, Gone, Iperf, Limit, Mooncake, Nixl, Pair, TcpFloor,  # noqa: E402
+                         UcxPerftest, Xfer)
+from bench_works import GOALS, GROUPS, KINDS, ROWS, Chosen  # noqa: E402
+
+TURN = 4       # transfers a turn
+
+
+def say(words):
+    print("bench: " + words, file=sys.stderr, flush=True)
+
+
+def copy_threads():
+    return int(os.environ.get("KVD_BENCH_COPY_THREADS", 0)) or max(1, os.cpu_count() // 2)
+
+
+class Bench:
+    def __init__(self, args):
+        self.args, self.threads = args, copy_threads()
+        self.pairs, self.records = {}, []
+        said = subprocess.run([BUILD + "/kvd", "--version"], capture_output=True, text=True,
+                              check=True).stdout
+        self.transports = [line for line in said.splitlines()
+                           if line.startswith("transports:")][0].split()[1:]
+
+    def pair(self, transport):
+        if transport not in self.pairs:
+            self.pairs[transport] = Pair(transport, self.threads)
+        return self.pairs[transport]
+
+    def kinds(self, wanted):
+        for kind in wanted:
+            if KINDS[kind][1] in self.transports:
+                yield kind
+            else:
+                say("%s: this build has no transport %s" % (kind, KINDS[kind][1]))
+
+    # ---- transfers ----
+
+    def part(self, parts, make):
+        """A part that cannot be had is told and left out."""
+        try:
+            parts.append(make())
+            return parts[-1]
+        except (Gone, OSError) as why:
+            say(str(why))
+            return None
+
+    def host_parts(self, parts, kinds, op, rows, caches):
+        plans, peers = [], []
+        for kind in kinds:
+            xfer = self.part(parts, lambda k=kind: Xfer(self.pair("shm"), KINDS[k][2], op,
+                                                        rows, caches, self.threads))
+            if xfer:
+                parts.append(Limit(xfer, "bounce" if kind == "vm" else "memcpy"))
+                plans.append((kind, xfer, [parts[-1]]))
+        if self.args.peers:
+            peers.append(self.part(parts, lambda: Nixl(self.args.peers, op, rows, caches,
+                                                       "default")))
+        return plans, peers
+
+    def net_limits(self, parts, kinds, op, rows, caches):
+        limits = {"tcp": [], "ucx": []}
+        iperf = self.part(parts, Iperf)
+        if "tcp" in kinds and caches == "cold" and TcpFloor.there():
+            limits["tcp"].append(self.part(parts, lambda: TcpFloor(op, rows, self.threads)))
+        if "ucx" in kinds:
+            limits["ucx"].append(self.part(parts, UcxPerftest))
+        for names in limits.values():
+            names.append(iperf)
+        return limits
+
+    def net_parts(self, parts, kinds, op, rows, caches):
+        """Peers are measured warm; ucx is no fallback of anybody's, so only cold."""
+        plans, peers, venv = [], [], self.args.peers if caches == "warm" else None
+        kinds = [kind for kind in kinds if caches == "cold" or kind != "ucx"]
+        limits = self.net_limits(parts, kinds, op, rows, caches) if kinds else {}
+        for kind in kinds:
+            xfer = self.part(parts, lambda k=kind: Xfer(self.pair(k), KINDS[k][2], op, rows,
+                                                        caches, self.threads))
+            if xfer:
+                plans.append((kind, xfer, limits[kind]))
+        if venv and plans:
+            peers.append(self.part(parts, lambda: Nixl(venv, op, rows, caches, "tcp")))
+        if venv and plans and rows in ("64k", "4k"):
+            peers.append(self.part(parts, lambda: Mooncake(venv, op, rows)))
+        return plans, peers
+
+    def take_turns(self, parts):
+        for rep in range(self.args.reps):
+            at = rep % len(parts)
+            for part in parts[at:] + parts[:at]:
+                try:
+                    part.turn(TURN)
+                except (Gone, subprocess.TimeoutExpired) as why:
+                    say("%s: %s" % (part.name, why))
+
+    def work(self, group, kinds, op, rows, caches):
+        parts, begin = [], time.monotonic()
+        make = self.host_parts if group == "host" else self.net_parts
+        try:
+            plans, peers = make(parts, kinds, op, rows, caches)
+            if plans:
+                self.take_turns(parts)
+        finally:
+            for part in parts:
+                part.close()
+        for kind, kvd, limits in plans:
+            if kvd.samples:
+                self.records.append(bench_report.transfer_record(
+                    ROWS[rows], KINDS[kind], op, caches, kvd,
+                    [(one.name, one.samples) for one in limits if one],
+                    [(one.name, one.samples) for one in peers if one],
+                    GOALS[caches][kind].get(rows, [])))
+        if plans:
+            say("%s, %s, %s, %s: %.0f s" % (
+                ", ".join(kind for kind, _, _ in plans), caches, ROWS[rows][0], op,
+                time.monotonic() - begin))
+
+    def transfers(self, chosen):
+        kinds = list(self.kinds(chosen.kinds))
+        for group, members in GROUPS.items():
+            mine = [kind for kind in kinds if kind in members]
+            for caches, rows, op in itertools.product(chosen.caches, chosen.rows, chosen.ops):
+                if mine:
+                    self.work(group, mine, op, rows, caches)
+        order = [kind[0] for kind in KINDS.values()]
+        self.records.sort(key=lambda record: (order.index(record["kind"]), record["caches"]))
+
+    # ---- control ----
+
+    def control(self, chosen):
+        transports = dict.fromkeys(KINDS[kind][1] for kind in self.kinds(chosen.control_kinds))
+        for work in chosen.control:
+            # what has nothing to do with the bytes is measured once
+            for transport in list(transports) if work in ("latency", "pages") else \
+                    list(transports)[:1]:
+                begin = time.monotonic()
+                fresh = work in bench_control.FRESH
+                pair = Pair(transport, self.threads) if fresh else self.pair(transport)
+                try:
+                    self.records += bench_control.run(work, pair, self.args.reps)
+                except Gone as why:
+                    say("%s, %s: %s" % (work, transport, why))
+                finally:
+                    if fresh:
+                        pair.close()
+                say("%s, %s: %.0f s" % (work, transport, time.monotonic() - begin))
+
+    def close(self):
+        for pair in self.pairs.values():
+            pair.close()
+
+
+def machine():
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True,
+                            text=True, cwd=ROOT).stdout.strip()
+    return {"date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+            "commit": commit, "cores": os.cpu_count(), "kernel": platform.release()}
+
+
+def main():
+    parser = argparse.ArgumentParser(usage=__doc__.split("\n\n")[1])
+    parser.add_argument("--reps", type=int, default=5)
+    parser.add_argument("--peers")
+    parser.add_argument("--against")
+    parser.add_argument("--out", default=os.path.join(os.path.dirname(BUILD) or ".", "bench"))
+    parser.add_argument("words", nargs="*")
+    args = parser.parse_args()
+    chosen = Chosen(args.words)
+    where, load, begin = machine(), os.getloadavg()[0], time.monotonic()
+    bench = Bench(args)
+    try:
+        bench.transfers(chosen)
+        bench.control(chosen)
+    finally:
+        bench.close()
+    for record in bench.records:
+        record.update(where)
+    print("\nkvd %(commit)s, %(date)s, %(cores)d cores, Linux %(kernel)s" % where +
+          ", %d copy thread(s), load %.1f at the start; %d repetitions, %.0f s" % (
+              bench.threads, load, args.reps, time.monotonic() - begin))
+    print(bench_report.table(bench.records))
+    if args.against:
+        print(bench_report.compare(bench.records, args.against))
+    path = bench_report.write(bench.records, args.out)
+    drawn = bench_report.plot(bench.records, os.path.join(args.out, "latest.svg"))
+    print("\n%s%s" % (path, " and latest.svg" if drawn else ""))
+    return 0 if bench.records else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request costs beside its bytes: latency of a room, polls, memory of open
+rooms, an idle daemon. Each gives records (bench_report.figure)."""
+import glob
+import select
+
+from bench_parts import BUILD, Obeyer
+from bench_report import figure, median, quantile
+from bench_works import (IDLE_CPU_PERCENT, JSON_POLL_US, OPEN_ROOM_BYTES, ROOM_BESIDE_P99_US,
+                         ROOM_LATENCY_RATIO, STATUS_PAGE_NS)
+
+ROOMS = 10000
+BIG_MIB = 4096
+IDLE_S = 5
+
+
+def mem_available_mib():
+    with open("/proc/meminfo") as lines:
+        return [int(line.split()[1]) for line in lines if line.startswith("MemAvailable")][0] >> 10
+
+
+def us(times):
+    return [t * 1e6 for t in times]
+
+
+def latency(rooms, pair, reps):
+    """A room of one 64 KiB page, idle and beside a large one; the limit is taken in
+    turn with it."""
+    transport, times = pair.transport, []
+    hops = Obeyer([BUILD + "/bench/bench_hops"])
+    parts = {"zmq": [], "tcp": [], "socket": []}
+    try:
+        for _ in range(reps):
+            times += us(rooms.ask("latency 200"))
+            for name, seconds in hops.ask("200").items():
+                parts[name] += us(seconds)
+    finally:
+        hops.close()
+    limit = sum(median(parts[name]) for name in parts)
+    ratio = median(times) / limit
+    goal = ROOM_LATENCY_RATIO if transport == "tcp" else None
+    work = "room, one 64 KiB page"
+    yield figure(work, transport, "p50", median(times), "us", goal and goal * limit,
+                 limit="ZeroMQ + 64 KiB TCP one way + two socket hops", limit_us=round(limit, 1),
+                 ratio=round(ratio, 2), samples=len(times),
+                 note="%.2f of ZeroMQ %.0f + TCP %.0f + two hops %.0f us" % (
+                     (ratio,) + tuple(median(parts[n]) for n in ("zmq", "tcp", "socket"))))
+    yield figure(work, transport, "p99", quantile(times, 0.99), "us", samples=len(times))
+    mib = BIG_MIB if mem_available_mib() > 2 * BIG_MIB else BIG_MIB // 8
+    said = rooms.ask("beside %d %d" % (40 * reps, mib))
+    times = us(said["seconds"])
+    note = "beside a room of %d MiB at %.2f GB/s" % (mib, said["big_gbps"])
+    yield figure(work, transport, "p50 beside", median(times), "us", note=note)
+    yield figure(work, transport, "p99 beside", quantile(times, 0.99), "us",
+                 ROOM_BESIDE_P99_US if transport == "tcp" else None, samples=len(times),
+                 note=note)
+
+
+def pages(rooms, pair, reps):
+    """A room of 4 MiB from its chunk to success, beside memcpy of the same rows."""
+    kvd, limit = [], []
+    for _ in range(reps):
+        said = rooms.ask("pages 10")
+        kvd += us(said["kvd"])
+        limit += us(said["limit"])
+    ratio = median(limit) / median(kvd)
+    yield figure("room of 64 scattered 64 KiB pages", pair.transport, "p50", median(kvd), "us",
+                 limit="memcpy, 1 thread", limit_us=round(median(limit), 1),
+                 ratio=round(ratio, 3),
+                 note="%.2f of memcpy on 1 thread, %.0f us" % (ratio, median(limit)))
+
+
+def poll(rooms, pair, reps):
+    said = [rooms.ask("poll %d" % ROOMS) for _ in range(3)]
+    work = "poll of %d rooms, a room" % ROOMS
+    yield figure(work, pair.transport, "status page", median([s["page_ns"] for s in said]),
+                 "ns", STATUS_PAGE_NS)
+    yield figure(work, pair.transport, "JSON", median([s["json_us"] for s in said]), "us",
+                 JSON_POLL_US)
+
+
+def open_rooms(rooms, pair, reps):
+    """By a fresh pair: what an earlier work left free would hide what these take."""
+    said = rooms.ask("open %d" % ROOMS)
+    for side in ("sender", "receiver"):
+        yield figure("memory of %d open rooms, a room" % ROOMS, pair.transport, side,
+                     said[side + "_bytes"], "bytes", OPEN_ROOM_BYTES)
+
+
+def used_s(pid):
+    """CPU time of all threads; switches on which it went to sleep."""
+    ns = switches = 0
+    for path in glob.glob("/proc/%d/task/*" % pid):
+        with open(path + "/schedstat") as f:
+            ns += int(f.read().split()[0])
+        with open(path + "/status") as f:
+            switches += [int(line.split()[1]) for line in f
+                         if line.startswith("voluntary_ctxt")][0]
+    return ns / 1e9, switches
+
+
+def idle(rooms, pair, reps):
+    """A session, a pool and a peer, and nothing to do."""
+    pid = pair.daemons[0].proc.pid
+    before = used_s(pid)
+    select.select([], [], [], IDLE_S)
+    after = used_s(pid)
+    yield figure("idle daemon with a session and a peer", pair.transport, "CPU",
+                 100 * (after[0] - before[0]) / IDLE_S, "%", IDLE_CPU_PERCENT,
+                 note="%.0f wake-ups a second" % ((after[1] - before[1]) / IDLE_S))
+
+
+WORKS = {"latency": latency, "pages": pages, "poll": poll, "open": open_rooms, "idle": idle}
+FRESH = ("open", "idle")
+
+
+def run(work, pair, reps):
+    rooms = Obeyer([BUILD + "/bench/bench_rooms"] + pair.sockets)
+    try:
+        rooms.ask("latency 1")  # the peers know each other
+        return list(WORKS[work](rooms, pair, reps))
+    finally:
+        rooms.close()

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * limit: the same rows, moved between two memories of one process with nothing
+ * around it, by as many threads as kvd has; compiled with kvd's flags.
+ */
+#ifndef KVD_BENCH_LIMIT_H
+#define KVD_BENCH_LIMIT_H
+
+#include "tests/bench/rows.h"
+
+#define LIMIT_THREADS_MAX 64u
+
+/* Seconds of memcpy, row by row. */
+double limit_memcpy_s(const struct rows *rows, const uint8_t *src, uint8_t *dst,
+		      unsigned int threads);
+/* Seconds of process_vm_readv() into a bounce buffer of a cache's size and
+ * process_vm_writev() out of it, 1024 rows a call, by another process: so do the
+ * daemons with memory that they cannot map. */
+double limit_vm_s(const struct rows *rows, const uint8_t *src, uint8_t *dst,
+		  unsigned int threads);
+
+#endif

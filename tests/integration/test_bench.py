@@ -1,0 +1,96 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""make bench in small: one work, its table, its JSON, beside an earlier run."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+sys.path[:0] = [os.path.join(ROOT, "tests", "lib"), os.path.join(ROOT, "tests", "bench")]
+import bench_report  # noqa: E402
+import bench_works  # noqa: E402
+from kvd_daemon import BUILD, run  # noqa: E402
+
+OUT = tempfile.TemporaryDirectory(prefix="kvd-bench-test-")
+
+
+def bench(*words):
+    done = subprocess.run([ROOT + "/scripts/bench.py", "--out", OUT.name, "--reps", "1"] +
+                          list(words), capture_output=True, text=True, timeout=300,
+                          env=dict(os.environ, KVD_BUILD=BUILD))
+    return done.returncode, done.stdout, done.stderr
+
+
+def latest():
+    with open(OUT.name + "/latest.json") as f:
+        return json.load(f)
+
+
+def work_measured_is_in_table_and_json():
+    status, out, err = bench("memfd", "256", "write", "cold")
+    assert status == 0, err
+    record, = latest()
+    assert (record["transport"], record["op"], record["size"]) == ("shm", "write", 256), record
+    assert record["rows"] == 10485760 // 256 and record["samples"] == 4, record
+    assert record["limit"] == "memcpy" and record["kvd_gbps"] > 0, record
+    low, high = record["spread"]
+    assert 0 < low <= record["kvd_gbps"] <= high, record
+    assert abs(record["ratio"] - record["kvd_gbps"] / record["limit_gbps"]) < 0.05, record
+    goal, = record["goals"]
+    assert goal["at_least"] == 0.7 and goal["met"] == (record["ratio"] >= 0.7), record
+    assert "256 B rows, scattered" in out and "goals: " in out, out
+
+
+def earlier_run_that_was_faster_is_told():
+    records = latest()
+    earlier = OUT.name + "/earlier.json"
+    for record in records:
+        record["kvd_gbps"] *= 1000
+        record["ratio"] *= 1000
+    with open(earlier, "w") as f:
+        json.dump(records, f)
+    status, out, err = bench("memfd", "256", "write", "cold", "--against", earlier)
+    assert status == 0, err
+    line, = [line for line in out.splitlines() if "->" in line]
+    assert "SLOWER" in line and "-99." in line, line
+
+
+def request_costs_are_figures_with_goals():
+    status, out, err = bench("poll", "memfd")
+    assert status == 0, err
+    by = {record["op"]: record for record in latest()}
+    assert set(by) == {"status page", "JSON"}, by
+    for record in by.values():
+        goal, = record["goals"]
+        assert record["value"] > 0 and goal["met"] == (record["value"] <= goal["at_most"])
+    assert out.count("≤ ") == 2, out
+
+
+def unknown_word_is_refused():
+    status, out, err = bench("memfd", "65k")
+    assert status != 0 and "65k" in err and out == "", (status, out, err)
+
+
+def goal_with_alternatives_takes_the_better():
+    goals = [[("memcpy", 0.9), ("NIXL", 1.2)], [("Mooncake", 15)]]
+    judged, = bench_report.judge(goals, {"memcpy": 0.5, "NIXL": 1.3})
+    assert judged["met"] and judged["against"] == "NIXL", judged
+    judged, = bench_report.judge(goals, {"memcpy": 0.5})
+    assert not judged["met"] and judged["against"] == "memcpy", judged
+
+
+def words_choose_parts():
+    chosen = bench_works.Chosen(["tcp", "64k"])
+    assert (chosen.kinds, chosen.rows, chosen.control) == (["tcp"], ["64k"], [])
+    chosen = bench_works.Chosen(["latency", "tcp"])
+    assert (chosen.kinds, chosen.control, chosen.control_kinds) == ([], ["latency"], ["tcp"])
+    chosen = bench_works.Chosen([])
+    assert chosen.kinds == list(bench_works.KINDS) and chosen.control
+
+
+if __name__ == "__main__":
+    run([work_measured_is_in_table_and_json, earlier_run_that_was_faster_is_told,
+         request_costs_are_figures_with_goals, unknown_word_is_refused,
+         goal_with_alternatives_takes_the_better, words_choose_parts])
