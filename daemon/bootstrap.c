@@ -91,11 +91,44 @@ static void on_call_done(struct loop_defer *defer)
 		bootstrap_call_finish(call, NULL, NULL, 0);
 }
 
-static void on_call_timeout(struct loop_timer *timer)
+static void publication_send(struct bootstrap *b, struct publication *pub);
+static void query_send(struct bootstrap_call *call);
+
+/* Heard twice it is one: by its cookie, or by its place in the group. */
+static void call_again(struct bootstrap_call *call)
+{
+	struct publication *pub;
+
+	if (call->query) {
+		call->sent = false;
+		query_send(call);
+		return;
+	}
+	list_foreach(pub, &call->bootstrap->publications, link) {
+		if (pub->call == call)
+			publication_send(call->bootstrap, pub);
+	}
+}
+
+static uint64_t call_patience_ns(const struct bootstrap_call *call, uint64_t now_ns)
+{
+	uint64_t part_ns = call->bootstrap->options.call_timeout_ns / 5;
+	uint64_t left_ns = call->end_ns > now_ns ? call->end_ns - now_ns : 0;
+
+	return left_ns < part_ns ? left_ns : part_ns;
+}
+
+static void on_call_timer(struct loop_timer *timer)
 {
 	struct bootstrap_call *call = container_of(timer, struct bootstrap_call, timer);
+	uint64_t now_ns = loop_now_ns(call->bootstrap->loop);
 	struct err err;
 
+	if (now_ns < call->end_ns &&
+	    loop_timer_start(timer, call_patience_ns(call, now_ns)) >= 0) {
+		call_again(call);
+		return;
+	}
 	err_set(&err, ERR_TIMEOUT, "group '%s': no answer from the meeting point%s%s",
 		call->group, call->peer->why.code ? ": " : "",
 		call->peer->why.code ? call->peer->why.text : "");
@@ -141,10 +174,12 @@ static int call_start(struct bootstrap *b, struct bootstrap_call *call, uint64_t
 	call->query = query;
 	call->sent = false;
 	call->err = (struct err){.code = ERR_OK};
-	loop_timer_init(&call->timer, b->loop, on_call_timeout);
+	call->end_ns = loop_now_ns(b->loop) + b->options.call_timeout_ns;
+	loop_timer_init(&call->timer, b->loop, on_call_timer);
 	loop_defer_init(&call->done, on_call_done);
 	if (peer)
-		r = loop_timer_start(&call->timer, b->options.call_timeout_ns);
+		r = loop_timer_start(&call->timer,
+				     call_patience_ns(call, loop_now_ns(b->loop)));
 	else
 		loop_defer(b->loop, &call->done);
 	if (r < 0)

@@ -12,7 +12,8 @@
  * A publication at another daemon is a standing one: it is renewed, and made
  * again when that daemon comes back, until the session ends. Its first answer
  * goes to the caller. A query waits for the meeting point to come up, up to
- * `call_timeout_ns`.
+ * `call_timeout_ns`. Both are said again while nobody answers: an answer is sent
+ * without a promise.
  *
  * The owner of the peers' callbacks hands peer events and the ROUTE messages on.
  */
@@ -84,6 +85,7 @@ struct bootstrap_call {
 	char group[BOOTSTRAP_GROUP_MAX];
 	bool waiting; /* between its start and on_done */
 	bool query, sent;
+	uint64_t end_ns; /* when it has waited long enough */
 	struct err err;
 	struct loop_timer timer;
 	struct loop_defer done;

@@ -26,6 +26,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "daemon/brief.h"
 #include "daemon/config.h"
 #include "daemon/control.h"
 #include "daemon/kvd.h"
@@ -146,7 +147,7 @@ void requests_detach(struct session *session)
 /* Space for an id of CONTROL_ID_MAX and a message of ERR_TEXT_MAX when every
  * byte of them is written as \u00XX, and the words around them. */
 #define ID_TEXT_MAX (6 * CONTROL_ID_MAX + 8)
-#define REPLY_SHORT_MAX 2048u
+#define REPLY_SHORT_MAX 6144u
 #define MESSAGE_TEXT_MAX (6 * ERR_TEXT_MAX + 8)
 
 static void id_print(const cJSON *id, char text[ID_TEXT_MAX])
@@ -238,7 +239,7 @@ static char *reply_long(const cJSON *id, cJSON *result)
 	id_print(id, head);
 	body = cJSON_PrintUnformatted(result);
 	if (!body) {
-		err_raise(ERR_NOMEM, "the command was done, its reply found no memory");
+		err_raise(ERR_NOMEM, "no memory for the reply");
 		return NULL;
 	}
 	text = mem_printf("{\"id\":%s,\"ok\":true%s%s\n", head, body[1] == '}' ? "" : ",",
@@ -247,27 +248,39 @@ static char *reply_long(const cJSON *id, cJSON *result)
 	return text;
 }
 
-void request_reply_fds(struct request *req, cJSON *result, const int *fds,
-		       unsigned int fd_count)
+static int try_reply(struct request *req, cJSON *result, const int *fds,
+		     unsigned int fd_count)
 {
 	cleanup_free char *text = NULL;
 	char brief[REPLY_SHORT_MAX];
+	size_t len;
 
 	if (reply_short(request_id(req), result, brief)) {
 		cJSON_Delete(result);
 		request_answer(req, brief, strlen(brief), fds, fd_count);
-		return;
+		return 0;
 	}
 	text = reply_long(request_id(req), result);
 	cJSON_Delete(result);
-	if (text && strlen(text) > req->kvd->config->client_queue_bytes) {
-		err_raise(ERR_TOOBIG, "a reply of %zu bytes is over client_queue",
-			  strlen(text));
-		mem_free(mem_steal(text));
-	}
-	if (text)
-		request_answer(req, text, strlen(text), fds, fd_count);
-	else
+	if (!text)
+		return err_pass(-ENOMEM);
+	len = strlen(text);
+	if (len > req->kvd->config->client_queue_bytes)
+		return err_raise(ERR_TOOBIG, "a reply of %zu bytes is over client_queue",
+				 len);
+	request_answer(req, text, len, fds, fd_count);
+	return 0;
+}
+
+int request_try_reply(struct request *req, cJSON *result)
+{
+	return try_reply(req, result, NULL, 0);
+}
+
+void request_reply_fds(struct request *req, cJSON *result, const int *fds,
+		       unsigned int fd_count)
+{
+	if (try_reply(req, result, fds, fd_count) < 0)
 		request_fail_last(req);
 }
 
@@ -276,27 +289,23 @@ void request_reply(struct request *req, cJSON *result)
 	request_reply_fds(req, result, NULL, 0);
 }
 
-void request_reply_number(struct request *req, const char *name, unsigned int n)
+void request_reply_brief(struct request *req, const struct brief *brief)
 {
-	cJSON number = {.type = cJSON_Number, .valueint = (int)n, .valuedouble = n,
-			.string = (char *)(uintptr_t)name};
-	cJSON object = {.type = cJSON_Object, .child = &number};
+	cJSON *object = (cJSON *)(uintptr_t)&brief->nodes[0]; /* printing changes nothing */
 	char text[REPLY_SHORT_MAX];
 
-	if (reply_short(request_id(req), &object, text))
+	if (reply_short(request_id(req), object, text))
 		request_answer(req, text, strlen(text), NULL, 0);
 	else
-		request_fail_last(req); /* cannot be: it is short */
+		request_fail_last(req); /* cannot be: briefs are short */
 }
 
-cJSON *request_result(struct request *req)
+cJSON *request_result(void)
 {
 	cJSON *result = cJSON_CreateObject();
 
-	if (!result) {
+	if (!result)
 		err_raise(ERR_NOMEM, "no memory for a reply");
-		request_fail_last(req);
-	}
 	return result;
 }
 

@@ -23,6 +23,7 @@
 #include "daemon/base/list.h"
 #include "daemon/offload.h"
 
+struct brief;
 struct kvd;
 struct session;
 
@@ -82,8 +83,11 @@ struct command {
 
 /* Takes `result` (an object, also one as raw text; NULL = {}); adds id and ok. */
 void request_reply(struct request *req, cJSON *result);
-/* {name: n}; needs no memory, so for commands whose effect cannot be undone. */
-void request_reply_number(struct request *req, const char *name, unsigned int n);
+/* Negative: not answered, the reply found no memory or is too long: the command
+ * takes back what it did. */
+int request_try_reply(struct request *req, cJSON *result);
+/* The same without memory, for what was done: see brief.h. */
+void request_reply_brief(struct request *req, const struct brief *brief);
 /* The same with fds attached to the reply (duplicated). */
 void request_reply_fds(struct request *req, cJSON *result, const int *fds,
 		       unsigned int fd_count);
@@ -93,8 +97,8 @@ void request_fail_last(struct request *req);
 /* The end of a run(): 0 after replying with `result` (taken) when it was filled
  * whole; ERR_NOMEM, the request not answered, when a member found no memory. */
 int request_finish(struct request *req, cJSON *result, bool filled);
-/* An empty result object, or NULL after failing the request with ERR_NOMEM. */
-cJSON *request_result(struct request *req);
+/* An empty result object, or NULL with ERR_NOMEM raised. */
+cJSON *request_result(void);
 /* The field `all` of a list command: ERR_PERM when it is set by no admin. */
 int request_all(const struct request *req, bool *all_p);
 /* What commands have in common when they fill results. */

@@ -12,6 +12,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "daemon/brief.h"
 #include "daemon/config.h"
 #include "daemon/kvd.h"
 #include "daemon/offload.h"
@@ -37,11 +38,11 @@ static bool add_metric(cJSON *list, const struct metric_row *row, uint64_t value
 
 static int stats_run(struct request *req)
 {
-	cJSON *result = request_result(req), *list;
+	cJSON *result = request_result(), *list;
 	bool filled;
 
 	if (!result)
-		return 0;
+		return err_pass(-ENOMEM);
 	list = cJSON_AddArrayToObject(result, "metrics");
 	filled = list;
 	for (int i = 0; filled && i < METRIC_END; i++)
@@ -77,10 +78,10 @@ static int health_run(struct request *req)
 	const struct kvd *kvd = req->kvd;
 	uint64_t now_ns = loop_now_ns(kvd->loop);
 	uint64_t lag_ns = loop_lag_ns(kvd->loop, now_ns - LOOP_NS_PER_S);
-	cJSON *result = request_result(req);
+	cJSON *result = request_result();
 
 	if (!result)
-		return 0;
+		return err_pass(-ENOMEM);
 	return request_finish(
 		req, result,
 		cJSON_AddStringToObject(result, "state",
@@ -102,7 +103,7 @@ static int log_level_run(struct request *req)
 {
 	const char *name = NULL, *was = log_level_name((enum log_level)log_threshold);
 	enum log_level level;
-	cJSON *result;
+	struct brief brief;
 	int r;
 
 	(void)json_get_str(req->args, "level", false, SIZE_MAX, &name);
@@ -112,13 +113,11 @@ static int log_level_run(struct request *req)
 			return err_pass(r);
 		log_set_level(level);
 	}
-	result = request_result(req);
-	if (!result)
-		return 0;
-	return request_finish(
-		req, result,
-		cJSON_AddStringToObject(result, "level", name ? name : was) &&
-			cJSON_AddStringToObject(result, "was", was));
+	brief_init(&brief);
+	brief_text(&brief, "level", name ? name : was);
+	brief_text(&brief, "was", was);
+	request_reply_brief(req, &brief);
+	return 0;
 }
 
 /* ---- config.show ---- */
@@ -146,11 +145,11 @@ static int config_show_run(struct request *req)
 	const struct config *config = req->kvd->config;
 	size_t count = 0;
 	const struct setting *settings = config_settings(&count);
-	cJSON *result = request_result(req), *list = NULL;
+	cJSON *result = request_result(), *list = NULL;
 	bool filled;
 
 	if (!result)
-		return 0;
+		return err_pass(-ENOMEM);
 	filled = cJSON_AddStringToObject(result, "path", config->path);
 	if (filled)
 		list = cJSON_AddArrayToObject(result, "settings");

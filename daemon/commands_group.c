@@ -42,21 +42,17 @@ static bool add_rank(cJSON *list, const struct bootstrap_rank *rank)
 	       cJSON_AddStringToObject(obj, "summary", rank->summary);
 }
 
-static void answer(struct request *req, bool query, const struct bootstrap_rank *ranks,
-		   unsigned int count)
+static void answer_ranks(struct request *req, const struct bootstrap_rank *ranks,
+			 unsigned int count)
 {
-	cJSON *result = request_result(req), *list;
-	bool ok = true;
+	cJSON *result = request_result(), *list;
+	bool ok;
 
-	if (!result)
-		return;
-	if (query) {
-		list = cJSON_AddArrayToObject(result, "ranks");
-		ok = list && cJSON_AddBoolToObject(result, "complete",
-						   bootstrap_complete(ranks, count));
-		for (unsigned int i = 0; ok && i < count; i++)
-			ok = add_rank(list, &ranks[i]);
-	}
+	list = result ? cJSON_AddArrayToObject(result, "ranks") : NULL;
+	ok = list && cJSON_AddBoolToObject(result, "complete",
+					   bootstrap_complete(ranks, count));
+	for (unsigned int i = 0; ok && i < count; i++)
+		ok = add_rank(list, &ranks[i]);
 	if (request_finish(req, result, ok) < 0)
 		request_fail_last(req);
 }
@@ -68,8 +64,10 @@ static void on_done(struct bootstrap_call *call, const struct err *err,
 
 	if (err)
 		request_fail(gc->req, err);
+	else if (call->query)
+		answer_ranks(gc->req, ranks, count);
 	else
-		answer(gc->req, call->query, ranks, count);
+		request_reply(gc->req, NULL);
 	mem_free(gc);
 }
 

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/brief.h"
 #include "daemon/commands.h"
 #include "daemon/commands_peer.h"
 #include "daemon/handshake.h"
@@ -28,28 +29,28 @@ struct connect { /* one peer.connect that waits */
 
 static struct list waiting = LIST_INIT(waiting);
 
-static bool describe(cJSON *obj, const struct remote *remote)
+static void describe(struct brief *out, const struct remote *remote)
 {
 	static const char *const states[] = {"dialing", "up", "down"};
 	const struct peer *peer = remote->peer;
 	const struct xp_peer_base *xp = (const struct xp_peer_base *)remote->xp;
 
-	return cJSON_AddStringToObject(obj, "endpoint", peer->endpoint) &&
-	       cJSON_AddStringToObject(obj, "name", peer->name) &&
-	       cJSON_AddStringToObject(obj, "instance", peer->instance_text) &&
-	       cJSON_AddStringToObject(obj, "state", states[peer->state]) &&
-	       cJSON_AddBoolToObject(obj, "data_line", remote->ready) &&
-	       cJSON_AddStringToObject(obj, "transport",
-				       remote->transport ? remote->transport->ops->name
-							 : "none") &&
-	       cJSON_AddStringToObject(obj, "path", xp && xp->ready ? xp->path : "") &&
-	       cJSON_AddBoolToObject(obj, "self", peer->self) &&
-	       cJSON_AddBoolToObject(obj, "same_host", peer->same_host) &&
-	       cJSON_AddNumberToObject(obj, "rtt_us", (double)peer->rtt_ns / 1e3) &&
-	       cJSON_AddNumberToObject(obj, "messages_in", (double)peer->messages_in) &&
-	       cJSON_AddNumberToObject(obj, "messages_out", (double)peer->messages_out) &&
-	       (remote->why.code == ERR_OK ||
-		cJSON_AddStringToObject(obj, "why", remote->why.text));
+	brief_init(out);
+	brief_text(out, "endpoint", peer->endpoint);
+	brief_text(out, "name", peer->name);
+	brief_text(out, "instance", peer->instance_text);
+	brief_text(out, "state", states[peer->state]);
+	brief_bool(out, "data_line", remote->ready);
+	brief_text(out, "transport",
+		   remote->transport ? remote->transport->ops->name : "none");
+	brief_text(out, "path", xp && xp->ready ? xp->path : "");
+	brief_bool(out, "self", peer->self);
+	brief_bool(out, "same_host", peer->same_host);
+	brief_number(out, "rtt_us", (double)peer->rtt_ns / 1e3);
+	brief_number(out, "messages_in", (double)peer->messages_in);
+	brief_number(out, "messages_out", (double)peer->messages_out);
+	if (remote->why.code != ERR_OK)
+		brief_text(out, "why", remote->why.text);
 }
 
 /* ---- peer.connect ---- */
@@ -57,22 +58,21 @@ static bool describe(cJSON *obj, const struct remote *remote)
 static void connect_end(struct connect *c, const struct err *why)
 {
 	struct handshake *hs = c->req->kvd->handshake;
-	cJSON *result;
+	struct brief brief;
 
 	list_remove(&c->link);
 	loop_timer_stop(&c->timer);
 	if (why) {
 		request_fail(c->req, why);
 	} else {
-		result = request_result(c->req);
-		if (result && describe(result, c->remote))
-			request_reply(c->req, result);
+		describe(&brief, c->remote);
+		request_reply_brief(c->req, &brief);
 	}
 	handshake_release(hs, c->remote);
 	mem_free(c);
 }
 
-/* Is the wait over? */
+/* Is the wait over? A data line that found no memory is tried again. */
 static void connect_look(struct connect *c)
 {
 	struct err why;
@@ -80,7 +80,7 @@ static void connect_look(struct connect *c)
 	if (c->remote->ready) {
 		connect_end(c, NULL);
 	} else if ((c->remote->peer->state == PEER_UP || c->remote->refused) &&
-		   c->remote->why.code != ERR_OK) {
+		   c->remote->why.code != ERR_OK && c->remote->why.code != ERR_NOMEM) {
 		why = c->remote->why;
 		connect_end(c, &why);
 	}
@@ -149,26 +149,25 @@ static int run_connect(struct request *req)
 
 static int run_list(struct request *req)
 {
-	cJSON *result = request_result(req), *out;
+	cJSON *result = request_result(), *out;
 	const struct remote *remote;
 	bool ok;
 
 	if (!result)
-		return 0;
+		return err_pass(-ENOMEM);
 	out = cJSON_AddArrayToObject(result, "peers");
 	ok = out != NULL;
 	list_foreach(remote, handshake_remotes(req->kvd->handshake), link) {
-		cJSON *one = cJSON_CreateObject();
+		struct brief brief;
+		cJSON *one;
 
-		cJSON_AddItemToArray(out, one);
-		ok = ok && one && describe(one, remote);
+		if (!ok)
+			break;
+		describe(&brief, remote);
+		one = cJSON_Duplicate(brief.nodes, true);
+		ok = one && cJSON_AddItemToArray(out, one);
 	}
-	if (!ok) {
-		cJSON_Delete(result);
-		return err_raise(ERR_NOMEM, "no memory for the list");
-	}
-	request_reply(req, result);
-	return 0;
+	return request_finish(req, result, ok);
 }
 
 static struct remote *find(struct request *req, const char *endpoint, const char *instance)
@@ -204,7 +203,7 @@ static int run_forget(struct request *req)
 		remote->label, (int)req->session->pid);
 	if (remote->peer->state == PEER_UP)
 		peer_kill(remote->peer, &why);
-	request_reply(req, request_result(req));
+	request_reply(req, NULL);
 	return 0;
 }
 

@@ -13,19 +13,13 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/brief.h"
 #include "daemon/config.h"
 #include "daemon/kvd.h"
 #include "daemon/pool.h"
 #include "daemon/region.h"
 #include "daemon/session.h"
 #include "proto/json.h"
-
-/* Commands that wait: their session may be over when they are done. */
-static void answer(struct request *req, cJSON *result, bool filled)
-{
-	if (request_finish(req, result, filled) < 0)
-		request_fail_last(req);
-}
 
 static void answer_empty(void *arg)
 {
@@ -71,22 +65,18 @@ static int source_check(const cJSON *args, enum region_kind kind)
 static void region_registered(void *arg, struct region *region, const struct err *err)
 {
 	struct request *req = arg;
-	cJSON *result;
+	struct brief brief;
 
 	if (!region) {
 		request_fail(req, err);
 		return;
 	}
-	result = request_result(req);
-	if (!result)
-		return;
-	answer(req, result,
-	       cJSON_AddNumberToObject(result, "region", (double)region->id) &&
-		       cJSON_AddNumberToObject(result, "bytes", (double)region->length) &&
-		       cJSON_AddStringToObject(result, "kind",
-					       region_kind_name(region->kind)) &&
-		       cJSON_AddBoolToObject(result, "writable",
-					     region->memory->writable));
+	brief_init(&brief);
+	brief_number(&brief, "region", (double)region->id);
+	brief_number(&brief, "bytes", (double)region->length);
+	brief_text(&brief, "kind", region_kind_name(region->kind));
+	brief_bool(&brief, "writable", region->memory->writable);
+	request_reply_brief(req, &brief);
 }
 
 static int region_register_run(struct request *req)
@@ -169,9 +159,9 @@ static int list_run(struct request *req, const char *name,
 
 	if (request_all(req, &all) < 0)
 		return err_pass(-EPERM);
-	result = request_result(req);
+	result = request_result();
 	if (!result)
-		return 0;
+		return err_pass(-ENOMEM);
 	list = cJSON_AddArrayToObject(result, name);
 	filled = list;
 	list_foreach(session, &req->kvd->sessions, link) {
@@ -200,18 +190,16 @@ static double pool_bytes(const struct pool *pool)
 static void pool_registered(void *arg, struct pool *pool, const struct err *err)
 {
 	struct request *req = arg;
-	cJSON *result;
+	struct brief brief;
 
 	if (!pool) {
 		request_fail(req, err);
 		return;
 	}
-	result = request_result(req);
-	if (!result)
-		return;
-	answer(req, result,
-	       cJSON_AddNumberToObject(result, "pool", (double)pool->id) &&
-		       cJSON_AddNumberToObject(result, "bytes", pool_bytes(pool)));
+	brief_init(&brief);
+	brief_number(&brief, "pool", (double)pool->id);
+	brief_number(&brief, "bytes", pool_bytes(pool));
+	request_reply_brief(req, &brief);
 }
 
 static int pool_register_run(struct request *req)

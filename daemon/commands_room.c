@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/brief.h"
 #include "daemon/commands.h"
 #include "daemon/config.h"
 #include "daemon/kvd.h"
@@ -252,24 +253,21 @@ static int parse_maps(const cJSON *args, const struct layout *layout,
 	return r < 0 ? err_pass(r) : room_maps_parse(views, aux, layout, maps);
 }
 
-/* Replies are made before the command takes effect: one that was done and is
- * answered "no memory" would leave the engine with wrong ideas of its pages. */
-static int open_reply(const struct room *room, cJSON **result_p)
+static void open_reply(struct request *req, const struct room *room)
 {
-	cJSON *result = cJSON_CreateObject();
-	char gen[16];
+	char number[24], gen[16], generation[24];
+	struct brief brief;
 
+	snprintf(number, sizeof(number), "%ju", (uintmax_t)room->number);
 	snprintf(gen, sizeof(gen), "%u", room->slot_gen);
-	if (!result || json_add_u64(result, "room", room->number) < 0 ||
-	    !cJSON_AddStringToObject(result, "gen", gen) ||
-	    json_add_u64(result, "generation", room->gen) < 0 ||
-	    !cJSON_AddNumberToObject(result, "slot", room->slot) ||
-	    !cJSON_AddNumberToObject(result, "state", room_poll_state(room))) {
-		cJSON_Delete(result);
-		return err_raise(ERR_NOMEM, "no memory for a reply");
-	}
-	*result_p = result;
-	return 0;
+	snprintf(generation, sizeof(generation), "%ju", (uintmax_t)room->gen);
+	brief_init(&brief);
+	brief_text(&brief, "room", number);
+	brief_text(&brief, "gen", gen);
+	brief_text(&brief, "generation", generation);
+	brief_number(&brief, "slot", room->slot);
+	brief_number(&brief, "state", room_poll_state(room));
+	request_reply_brief(req, &brief);
 }
 
 static int run_open(struct request *req)
@@ -279,7 +277,6 @@ static int run_open(struct request *req)
 	struct room_maps maps = {0};
 	struct wait_spec wait = {0};
 	struct room *room = NULL;
-	cJSON *result = NULL;
 	int r = parse_open(req, &args);
 
 	if (r >= 0)
@@ -308,14 +305,12 @@ static int run_open(struct request *req)
 	room->wait = wait;
 	if (args.role == ROOM_RECV || args.role == ROOM_PULL)
 		r = add_sources(room, req->args);
-	if (r >= 0)
-		r = open_reply(room, &result);
 	if (r < 0) {
 		rooms_discard(room);
 		return err_pass(r);
 	}
 	rooms_begin(room);
-	request_reply(req, result);
+	open_reply(req, room);
 	return 0;
 }
 
@@ -354,7 +349,11 @@ static int not_over(const struct room *room)
 
 static void reply_state(struct request *req, const struct room *room)
 {
-	request_reply_number(req, "state", room_poll_state(room));
+	struct brief brief;
+
+	brief_init(&brief);
+	brief_number(&brief, "state", room_poll_state(room));
+	request_reply_brief(req, &brief);
 }
 
 static int run_bind(struct request *req)
@@ -434,33 +433,45 @@ static int run_send(struct request *req)
 
 /* ---- room.poll ---- */
 
+/* A new object in the list, or NULL. */
+static cJSON *add_record(cJSON *list)
+{
+	cJSON *one = cJSON_CreateObject();
+
+	if (one && cJSON_AddItemToArray(list, one))
+		return one;
+	cJSON_Delete(one);
+	return NULL;
+}
+
+/* {room, role}, or the number alone. */
+static struct room *find_listed(struct request *req, const cJSON *item)
+{
+	cJSON number = *item, key = {.type = cJSON_Object, .child = &number};
+	char name[] = "room";
+
+	if (cJSON_IsObject(item))
+		return find(req->session, item, req->kvd->rooms);
+	number.next = number.prev = NULL;
+	number.string = name;
+	return find(req->session, &key, req->kvd->rooms);
+}
+
 static int poll_list(struct request *req, const cJSON *list, cJSON *out)
 {
 	const cJSON *item;
 
 	cJSON_ArrayForEach(item, list) {
+		struct room *room = find_listed(req, item);
+		struct err why;
 		cJSON *one;
-		struct room *room;
 		int r;
 
-		if (cJSON_IsObject(item)) {
-			room = find(req->session, item, req->kvd->rooms);
-		} else {
-			cJSON *key = cJSON_CreateObject();
-
-			cJSON_AddItemReferenceToObject(key, "room",
-						       (cJSON *)(uintptr_t)item);
-			room = find(req->session, key, req->kvd->rooms);
-			cJSON_Delete(key);
-		}
-		one = cJSON_CreateObject();
-		cJSON_AddItemToArray(out, one);
+		err_take(&why);
+		one = add_record(out);
 		if (room) {
 			r = room_record_brief(room, one);
 		} else { /* one that is not there does not spoil the others */
-			struct err why;
-
-			err_take(&why);
 			r = room_record_missing(item, &why, one);
 		}
 		if (r < 0)
@@ -477,14 +488,11 @@ static int poll_since(struct request *req, uint64_t since, cJSON *out)
 	/* the latest change is last */
 	for (at = rooms->prev; at != rooms; at = at->prev) {
 		const struct room *room = list_entry(at, struct room, session_link);
-		cJSON *one;
 		int r;
 
 		if (room->version <= since)
 			break;
-		one = cJSON_CreateObject();
-		cJSON_AddItemToArray(out, one);
-		r = room_record_brief(room, one);
+		r = room_record_brief(room, add_record(out));
 		if (r < 0)
 			return err_pass(r);
 	}
@@ -504,19 +512,14 @@ static int run_poll(struct request *req)
 		return err_pass(r);
 	if (!list == (since == UINT64_MAX))
 		return err_raise(ERR_INVAL, "one of rooms and since is wanted");
-	result = request_result(req);
+	result = request_result();
 	if (!result)
-		return 0;
+		return err_pass(-ENOMEM);
 	out = cJSON_AddArrayToObject(result, "rooms");
 	r = list ? poll_list(req, list, out) : poll_since(req, since, out);
 	if (r >= 0)
 		r = json_add_u64(result, "version", rooms_version(req->kvd->rooms));
-	if (r < 0) {
-		cJSON_Delete(result);
-		return err_pass(r);
-	}
-	request_reply(req, result);
-	return 0;
+	return request_finish(req, result, out && r >= 0);
 }
 
 /* ---- room.abort, room.close ---- */
@@ -582,9 +585,9 @@ static int run_show(struct request *req)
 
 	if (!room)
 		return err_pass(-ENOENT);
-	result = request_result(req);
+	result = request_result();
 	if (!result)
-		return 0;
+		return err_pass(-ENOMEM);
 	r = room_record_full(room, result);
 	if (r < 0) {
 		cJSON_Delete(result);
@@ -608,30 +611,23 @@ static int run_list(struct request *req)
 		r = err_raise(ERR_PERM, "all: other sessions' rooms are for administrators");
 	if (r < 0)
 		return err_pass(r);
-	result = request_result(req);
+	result = request_result();
 	if (!result)
-		return 0;
+		return err_pass(-ENOMEM);
 	out = cJSON_AddArrayToObject(result, "rooms");
 	list_foreach(room, rooms_all(req->kvd->rooms), all_link) {
-		cJSON *one;
-
 		if (!all && room->session != req->session)
 			continue;
 		if (limit-- == 0)
 			break;
-		one = cJSON_CreateObject();
-		cJSON_AddItemToArray(out, one);
-		r = room_record_full(room, one);
+		r = room_record_full(room, add_record(out));
 		if (r < 0)
 			break;
 	}
-	cJSON_AddNumberToObject(result, "total", rooms_count(req->kvd->rooms));
-	if (r < 0) {
-		cJSON_Delete(result);
-		return err_pass(r);
-	}
-	request_reply(req, result);
-	return 0;
+	return request_finish(req, result,
+			      r >= 0 && out &&
+				      cJSON_AddNumberToObject(result, "total",
+							      rooms_count(req->kvd->rooms)));
 }
 
 static const struct command_field open_fields[] = {

@@ -116,9 +116,9 @@ static int hello_run(struct request *req)
 		return err_raise(ERR_DRAIN, "the daemon shuts down");
 	/* said again (the first answer found no memory): the same greeting */
 	r = session->greeted ? 0 : session_greet(session, client, role);
-	result = r < 0 ? NULL : request_result(req);
+	result = r < 0 ? NULL : request_result();
 	if (!result)
-		return err_pass(r);
+		return err_pass(r < 0 ? r : -ENOMEM);
 	if (!add_greeting(result, session))
 		return request_finish(req, result, false);
 	fd = status_page_fd(session->status);
@@ -128,10 +128,10 @@ static int hello_run(struct request *req)
 
 static int ping_run(struct request *req)
 {
-	cJSON *result = request_result(req);
+	cJSON *result = request_result();
 
 	if (!result)
-		return 0;
+		return err_pass(-ENOMEM);
 	return request_finish(
 		req, result,
 		result_add_u64(result, "time_ns", loop_clock_ns(req->kvd->loop)));
@@ -154,9 +154,9 @@ static int help_run(struct request *req)
 	(void)json_get_str(req->args, "command", false, SIZE_MAX, &name);
 	if (name && !commands_find(name))
 		return err_raise(ERR_NOCMD, "%.64s: no such command", name);
-	result = request_result(req);
+	result = request_result();
 	if (!result)
-		return 0;
+		return err_pass(-ENOMEM);
 	list = cJSON_AddArrayToObject(result, "commands");
 	filled = list;
 	for (unsigned int i = 0; filled && (cmd = commands_at(i)); i++) {
@@ -204,9 +204,9 @@ static int session_list_run(struct request *req)
 	if (all && !req->session->admin)
 		return err_raise(ERR_PERM,
 				 "all: foreign sessions are shown to admins only");
-	result = request_result(req);
+	result = request_result();
 	if (!result)
-		return 0;
+		return err_pass(-ENOMEM);
 	list = cJSON_AddArrayToObject(result, "sessions");
 	filled = list;
 	list_foreach(session, &req->kvd->sessions, link) {

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/brief.h"
 #include "daemon/commands.h"
 #include "daemon/kvd.h"
 #include "daemon/session.h"
@@ -194,9 +195,9 @@ static int run_prep(struct request *req)
 	struct dlist_entry *entries = NULL;
 	struct attach *attach = NULL;
 	struct prepared *prepared;
+	struct brief brief;
 	int64_t peer = -1;
 	uint32_t count = 0;
-	cJSON *result;
 	int r = xs ? json_get_int(req->args, "peer", false, 0, JSON_INT_MAX, &peer) : -ENOMEM;
 
 	if (r < 0)
@@ -211,12 +212,11 @@ static int run_prep(struct request *req)
 		r = prepared_new(xs, attach, entries, count, &prepared);
 	if (r < 0)
 		return err_pass(r);
-	result = request_result(req);
-	return request_finish(
-		req, result,
-		result && cJSON_AddNumberToObject(result, "dlist", (double)prepared->id) &&
-			cJSON_AddNumberToObject(result, "count",
-						(double)prepared->dlist->descs));
+	brief_init(&brief);
+	brief_number(&brief, "dlist", (double)prepared->id);
+	brief_number(&brief, "count", (double)prepared->dlist->descs);
+	request_reply_brief(req, &brief);
+	return 0;
 }
 
 static int run_dlist_free(struct request *req)
@@ -231,7 +231,7 @@ static int run_dlist_free(struct request *req)
 		return err_pass(r < 0 ? r : -ENOENT);
 	idmap_remove(&xs->dlists, prepared->id);
 	prepared_unref(prepared);
-	request_reply(req, request_result(req));
+	request_reply(req, NULL);
 	return 0;
 }
 
@@ -301,15 +301,16 @@ static int parse_lists(struct request *req, struct xfer_session *xs,
 
 static int start_reply(struct request *req, const struct transfer *t)
 {
-	cJSON *result = request_result(req);
+	struct brief brief;
 	char gen[16];
 
 	snprintf(gen, sizeof(gen), "%u", t->slot_gen);
-	return request_finish(
-		req, result,
-		result && cJSON_AddNumberToObject(result, "xfer", (double)t->id) &&
-			cJSON_AddNumberToObject(result, "slot", t->slot) &&
-			cJSON_AddStringToObject(result, "gen", gen));
+	brief_init(&brief);
+	brief_number(&brief, "xfer", (double)t->id);
+	brief_number(&brief, "slot", t->slot);
+	brief_text(&brief, "gen", gen);
+	request_reply_brief(req, &brief);
+	return 0;
 }
 
 static int start_new(struct request *req, struct xfer_session *xs)
@@ -391,22 +392,19 @@ static struct transfer *find(struct request *req)
 
 static int reply_state(struct request *req, const struct transfer *t)
 {
-	cJSON *result = request_result(req), *e;
 	unsigned int state = t->phase != XFER_ENDED ? KVD_TRANSFERRING
 			     : t->failed	    ? KVD_FAILED
 						    : KVD_SUCCESS;
-	bool ok = result && cJSON_AddNumberToObject(result, "state", state) &&
-		  cJSON_AddNumberToObject(result, "bytes", (double)t->bytes) &&
-		  cJSON_AddNumberToObject(result, "moved", (double)t->op.xp.moved);
+	struct brief brief;
 
-	if (ok && t->failed) {
-		e = cJSON_AddObjectToObject(result, "error");
-		ok = e && cJSON_AddStringToObject(e, "code", err_name(t->err.code)) &&
-		     cJSON_AddStringToObject(e, "message", t->err.text) &&
-		     cJSON_AddBoolToObject(e, "retryable", t->err.retryable) &&
-		     cJSON_AddStringToObject(e, "scope", err_scope_name(t->err.scope));
-	}
-	return request_finish(req, result, ok);
+	brief_init(&brief);
+	brief_number(&brief, "state", state);
+	brief_number(&brief, "bytes", (double)t->bytes);
+	brief_number(&brief, "moved", (double)t->op.xp.moved);
+	if (t->failed)
+		brief_error(&brief, &t->err);
+	request_reply_brief(req, &brief);
+	return 0;
 }
 
 static int run_state(struct request *req)
@@ -448,7 +446,7 @@ static int run_release(struct request *req)
 		cancel(req, t);
 	if (t->phase == XFER_ENDED) {
 		transfer_free(t);
-		request_reply(req, request_result(req));
+		request_reply(req, NULL);
 		return 0;
 	}
 	if (!wait)
@@ -484,42 +482,62 @@ static bool add_notif(cJSON *list, const struct notif *notif)
 	cleanup_free char *text = mem_zalloc(BASE64_CHARS(notif->len) + 1);
 	cJSON *one = cJSON_CreateObject();
 
-	cJSON_AddItemToArray(list, one);
-	if (!text || !one)
+	if (!text || !one || !cJSON_AddItemToArray(list, one)) {
+		cJSON_Delete(one);
 		return false;
+	}
 	base64_encode(notif->data, notif->len, text);
 	return cJSON_AddStringToObject(one, "from", notif->from) &&
 	       cJSON_AddStringToObject(one, "data", text);
 }
 
-/* Bounded by bytes: an answer must fit the client's queue. What does not fit
- * stays for the next call. */
+/* As many as fit an answer, moved to `out`; what does not fit stays for the next
+ * call. */
+static bool take_notifs(struct xfer_session *xs, cJSON *list, struct list *out)
+{
+	size_t bytes = 0;
+	struct notif *notif;
+
+	while ((notif = list_first(&xs->notifs, struct notif, link))) {
+		if (!list_empty(out) && bytes + notif->len > DRAIN_BYTES_MAX)
+			break;
+		list_remove(&notif->link);
+		list_push_back(out, &notif->link);
+		bytes += notif->len;
+		if (!add_notif(list, notif))
+			return false;
+	}
+	return true;
+}
+
+/* An engine that was not answered asks again: nothing may be lost. */
 static int run_notif_drain(struct request *req)
 {
 	struct xfer_session *xs = session_of(req);
-	cJSON *result = xs ? request_result(req) : NULL, *list;
-	size_t bytes = 0, n = 0;
+	cJSON *result = xs ? request_result() : NULL, *list;
+	struct list taken = LIST_INIT(taken), *at;
 	struct notif *notif;
-	bool ok;
+	size_t bytes = 0;
+	int r = -ENOMEM;
 
-	if (!xs)
-		return err_pass(-ENOMEM);
 	list = result ? cJSON_AddArrayToObject(result, "notifs") : NULL;
-	ok = list != NULL;
-	list_foreach(notif, &xs->notifs, link) {
-		if (!ok || (n > 0 && bytes + notif->len > DRAIN_BYTES_MAX))
-			break;
-		ok = add_notif(list, notif);
-		bytes += notif->len;
-		n++;
+	if (list && take_notifs(xs, list, &taken) &&
+	    cJSON_AddBoolToObject(result, "more", !list_empty(&xs->notifs))) {
+		list_foreach(notif, &taken, link)
+			bytes += notif->len + sizeof(*notif);
+		xs->notif_bytes -= bytes;
+		r = request_try_reply(req, mem_steal(result));
+		if (r < 0)
+			xs->notif_bytes += bytes;
 	}
-	ok = ok && cJSON_AddBoolToObject(result, "more", &notif->link != &xs->notifs);
-	while (ok && n-- > 0) {
-		notif = list_entry(list_pop_front(&xs->notifs), struct notif, link);
-		xs->notif_bytes -= notif->len + sizeof(*notif);
+	cJSON_Delete(result);
+	while (r < 0 && (at = taken.prev) != &taken) {
+		list_remove(at);
+		list_push_front(&xs->notifs, at);
+	}
+	list_foreach_safe(notif, &taken, link)
 		mem_free(notif);
-	}
-	return request_finish(req, result, ok);
+	return r < 0 ? err_pass(r) : 0;
 }
 
 static const struct command_field attach_fields[] = {

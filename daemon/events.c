@@ -40,6 +40,20 @@ static void on_shared(void *owner, struct remote *remote, uint64_t epoch)
 	xfers_on_shared(kvd->xfers, remote, epoch);
 }
 
+static void on_unshared(void *owner, struct remote *remote, uint64_t epoch)
+{
+	struct kvd *kvd = owner;
+
+	xfers_on_unshared(kvd->xfers, remote, epoch);
+}
+
+static void on_retry(void *owner)
+{
+	struct kvd *kvd = owner;
+
+	xfers_on_retry(kvd->xfers);
+}
+
 static int on_message(void *owner, struct remote *remote, const struct wire_header *h,
 		      struct cursor *body)
 {
@@ -87,6 +101,8 @@ struct handshake_events events_of(struct kvd *kvd)
 		.on_down = on_down,
 		.on_pool_going = on_pool_going,
 		.on_shared = on_shared,
+		.on_unshared = on_unshared,
+		.on_retry = on_retry,
 		.on_message = on_message,
 		.on_request = on_request,
 		.on_inbound_done = on_inbound_done,

@@ -28,6 +28,7 @@
 #include "daemon/handshake_impl.h"
 #include "daemon/kvd.h"
 
+#define BEAT_NS (250 * LOOP_NS_PER_MS) /* until what found no memory is tried again */
 #define PROGRESS_BUDGET 64u /* a turn, so that other sources have theirs */
 
 static struct remote *remote_new(struct handshake *hs, struct peer *peer)
@@ -159,10 +160,46 @@ static void start(struct handshake *hs, struct remote *remote)
 		err_take(&remote->why);
 		log_warn("peer", remote->peer->endpoint, "no data line", "why=\"%s\"",
 			 remote->why.text);
+		if (remote->why.code == ERR_NOMEM)
+			handshake_retry_later(hs);
 		hs->events.on_change(hs->events.owner, remote);
 		return;
 	}
 	pools_announce(hs, remote);
+}
+
+/* ---- what found no memory ---- */
+
+void handshake_retry_later(struct handshake *hs)
+{
+	hs->lacking = true;
+}
+
+static void retry(struct handshake *hs)
+{
+	struct remote *remote;
+
+	hs->lacking = false;
+	list_foreach(remote, &hs->remotes, link) {
+		if (remote->peer->state != PEER_UP || remote->closing_xp)
+			continue;
+		if (remote->xp)
+			pools_retry(hs, remote);
+		else if (remote->why.code == ERR_NOMEM)
+			start(hs, remote);
+	}
+	hs->events.on_retry(hs->events.owner);
+}
+
+static void on_beat(struct loop_timer *timer)
+{
+	struct handshake *hs = container_of(timer, struct handshake, beat);
+
+	if (hs->lacking && !hs->closing)
+		retry(hs);
+	/* it was just in the heap: there is room */
+	if (loop_timer_start(timer, BEAT_NS) < 0)
+		err_clear();
 }
 
 /* ---- what the transports say ---- */
@@ -427,10 +464,13 @@ int handshake_new(struct kvd *kvd, const struct handshake_events *events,
 	list_init(&hs->published);
 	hs->before_sleep.on_prepare = on_prepare;
 	loop_prepare_add(kvd->loop, &hs->before_sleep);
+	loop_timer_init(&hs->beat, kvd->loop, on_beat);
 	hs->scratch = mem_zalloc(WIRE_FRAME_MAX);
 	if (hs->scratch)
 		r = sched_new(kvd->loop, kvd->config->max_inflight_ops,
 			      kvd->config->max_inflight_bytes, &hs->sched);
+	if (r >= 0)
+		r = loop_timer_start(&hs->beat, BEAT_NS);
 	if (r >= 0)
 		r = open_transports(hs);
 	if (r >= 0)
@@ -478,6 +518,7 @@ void handshake_free(struct handshake *hs)
 	peers_free(hs->kvd->peers);
 	hs->kvd->peers = NULL;
 	loop_prepare_remove(&hs->before_sleep);
+	loop_timer_stop(&hs->beat);
 	while (hs->kvd->transport_count > 0) {
 		struct transport *t = hs->kvd->transports[--hs->kvd->transport_count];
 

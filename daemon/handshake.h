@@ -84,6 +84,10 @@ struct handshake_events {
 	void (*on_pool_going)(void *owner, struct remote_pool *pool);
 	/* The remote has taken handshake_share_session()'s list of that epoch. */
 	void (*on_shared)(void *owner, struct remote *remote, uint64_t epoch);
+	/* The remote had no memory for that list: it is to be shared again. */
+	void (*on_unshared)(void *owner, struct remote *remote, uint64_t epoch);
+	/* Some time after handshake_retry_later(): what found no memory, again. */
+	void (*on_retry)(void *owner);
 	/* A room's, attach's or lease's message. */
 	int (*on_message)(void *owner, struct remote *remote, const struct wire_header *h,
 			  struct cursor *body);
@@ -133,6 +137,9 @@ const struct xp_buffer *handshake_local_buffers(struct pool *pool,
  * epoch; again after a change: replaces. */
 int handshake_share_session(struct handshake *hs, struct remote *remote,
 			    struct session *session);
+/* What one side could not share for want of memory is tried again, by both layers,
+ * at the next beat: a lost allocation costs time here, not the peering. */
+void handshake_retry_later(struct handshake *hs);
 /* The session is over: the remote may use none of it any more. */
 void handshake_unshare_session(struct handshake *hs, struct remote *remote,
 			       const struct session *session);

@@ -19,6 +19,8 @@ struct handshake {
 	struct peers_callbacks peer_callbacks;
 	struct peer_address addresses[PEER_TRANSPORTS_MAX]; /* for HELLO */
 	bool closing;
+	struct loop_timer beat; /* always running: a restart needs no memory */
+	bool lacking; /* something is to be tried again */
 };
 
 /* A local pool and who knows it (pool->handshake). */
@@ -46,6 +48,8 @@ void pools_announce(struct handshake *hs, struct remote *remote);
 void pools_line_ready(struct remote *remote);
 void pools_down(struct handshake *hs, struct remote *remote);
 void pools_key_ready(struct remote *remote, struct xp_key *key, const struct err *err);
+/* What found no memory before: announce, and make keys usable. */
+void pools_retry(struct handshake *hs, struct remote *remote);
 /* Messages REGISTER … UNREGISTER_ACK. */
 int pools_message(struct handshake *hs, struct remote *remote, const struct wire_header *h,
 		  struct cursor *body);

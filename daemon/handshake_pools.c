@@ -10,6 +10,10 @@
  * A pool whose namesake here has another shape is answered with REGISTER_NAK
  * and the exact difference; a room that pairs the two fails with the same words.
  *
+ * A side that finds no memory for a pool says so (REGISTER_NAK, ENOMEM) and keeps
+ * nothing of it; it is announced again at a later beat, as is what the announcing
+ * side had no memory for. A peering does not end for want of memory.
+ *
  * Withdrawal is a question, UNREGISTER, that the other side answers when no
  * room or op uses the pool any more; a peer that is down has answered.
  */
@@ -223,6 +227,8 @@ static void announce_one(struct publication *pub, struct remote *remote)
 		return;
 	log_warn("peer", remote->peer->endpoint, "pool not announced",
 		 "pool=%s why=\"%s\"", pub->pool->name, err_last()->text);
+	if (err_last()->code == ERR_NOMEM)
+		handshake_retry_later(pub->hs);
 	err_clear();
 }
 
@@ -494,6 +500,8 @@ void handshake_want_keys(struct remote_pool *pool)
 							       &region->key);
 		if (r < 0) {
 			err_take(&pool->refused);
+			if (pool->refused.code == ERR_NOMEM)
+				handshake_retry_later(remote->hs);
 			break;
 		}
 		region->pool = pool;
@@ -502,6 +510,36 @@ void handshake_want_keys(struct remote_pool *pool)
 	for (uint32_t b = 0; pool->buffers && b < pool->layout->buffer_count; b++)
 		pool->buffers[b].key = pool->regions[pool->buffer_region[b]].key;
 	keys_settle(pool);
+}
+
+static struct share *find_share(const struct publication *pub, const struct remote *remote)
+{
+	struct share *share;
+
+	list_foreach(share, &pub->shares, link) {
+		if (share->remote == remote)
+			return share;
+	}
+	return NULL;
+}
+
+void pools_retry(struct handshake *hs, struct remote *remote)
+{
+	struct publication *pub;
+	struct remote_pool *pool;
+
+	list_foreach(pub, &hs->published, link) {
+		if (!find_share(pub, remote))
+			announce_one(pub, remote);
+	}
+	list_foreach(pool, &remote->pools, link) {
+		if (pool->refused.code != ERR_NOMEM || pool->uses)
+			continue;
+		pool_drop_keys(pool);
+		pool->refused.code = ERR_OK;
+		pool->wanted = false;
+		handshake_want_keys(pool);
+	}
 }
 
 void pools_line_ready(struct remote *remote)
@@ -519,13 +557,14 @@ void pools_key_ready(struct remote *remote, struct xp_key *key, const struct err
 	struct remote_region *region = ((struct xp_key_base *)key)->owner;
 	struct remote_pool *pool = region->pool;
 
-	(void)remote;
 	if (!pool || pool->dead)
 		return;
 	if (err)
 		pool->refused = *err;
 	else
 		region->ready = true;
+	if (err && err->code == ERR_NOMEM)
+		handshake_retry_later(remote->hs);
 	keys_settle(pool);
 }
 
@@ -651,6 +690,22 @@ static int build_pool(struct remote_pool *pool, const struct wire_register *msg)
 	return get_buffers(pool, &msg->buffers);
 }
 
+/* -ENOMEM: the other side is told to come again. Else the peer broke the protocol. */
+static int refuse(struct handshake *hs, struct remote *remote, uint64_t object, int r)
+{
+	struct wire_register_nak nak = {.object = object, .code = ERR_NOMEM};
+	struct cursor out;
+
+	if (err_last()->code != ERR_NOMEM)
+		return err_pass(r);
+	snprintf(nak.text, sizeof(nak.text), "%s", err_last()->text);
+	err_clear();
+	handshake_body(hs, &out);
+	r = wire_register_nak_put(&out, &nak);
+	return r < 0 ? err_pass(r)
+		     : handshake_send(remote, WIRE_T_REGISTER_NAK, hs->scratch, out.pos);
+}
+
 static int on_register(struct handshake *hs, struct remote *remote, struct cursor *body)
 {
 	struct wire_register msg;
@@ -673,13 +728,14 @@ static int on_register(struct handshake *hs, struct remote *remote, struct curso
 		return err_raise(ERR_LIMIT, "REGISTER: more than %u pools", REMOTE_POOLS_MAX);
 	pool = mem_zalloc(sizeof(*pool));
 	if (!pool)
-		return err_pass(-ENOMEM);
+		return refuse(hs, remote, msg.object, -ENOMEM);
 	pool->remote = remote;
 	list_push_back(&remote->pools, &pool->link);
 	r = build_pool(pool, &msg);
 	if (r < 0) {
+		r = err_prefix(r, "REGISTER '%.63s'", msg.name);
 		pool_free(pool);
-		return err_prefix(r, "REGISTER '%.63s'", msg.name);
+		return refuse(hs, remote, msg.object, r);
 	}
 	if (old) { /* a session shared again: the new list replaces the old one */
 		old->going = true;
@@ -739,13 +795,32 @@ static int on_unregister_ack(struct handshake *hs, struct remote *remote,
 	return 0;
 }
 
-static int on_register_nak(struct remote *remote, struct cursor *body)
+/* The other side kept nothing: as if it had never been announced there. */
+static void unannounced(struct handshake *hs, struct remote *remote, uint64_t object)
+{
+	struct publication *pub;
+	struct share *share;
+
+	handshake_retry_later(hs);
+	list_foreach(pub, &hs->published, link) {
+		share = pub->pool->id == object ? find_share(pub, remote) : NULL;
+		if (share) {
+			share_end(share);
+			return;
+		}
+	}
+	hs->events.on_unshared(hs->events.owner, remote, object);
+}
+
+static int on_register_nak(struct handshake *hs, struct remote *remote, struct cursor *body)
 {
 	struct wire_register_nak msg;
 	int r = wire_register_nak_get(body, &msg);
 
 	if (r < 0)
 		return err_pass(r);
+	if (msg.code == ERR_NOMEM)
+		unannounced(hs, remote, msg.object);
 	log_warn("peer", remote->peer->endpoint, "the peer refuses a pool",
 		 "pool=%llu why=\"%s\"", (unsigned long long)msg.object, msg.text);
 	return 0;
@@ -770,7 +845,7 @@ int pools_message(struct handshake *hs, struct remote *remote, const struct wire
 	case WIRE_T_REGISTER:
 		return on_register(hs, remote, body);
 	case WIRE_T_REGISTER_NAK:
-		return on_register_nak(remote, body);
+		return on_register_nak(hs, remote, body);
 	case WIRE_T_UNREGISTER:
 		return on_unregister(hs, remote, body);
 	case WIRE_T_UNREGISTER_ACK:

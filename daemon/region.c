@@ -119,6 +119,9 @@ static int register_transports(struct holding *h)
 			continue;
 		tried++;
 		r = transport->ops->mem_reg(transport, region->memory, &region->regs[i]);
+		/* one that cannot use it says so each time: want of memory does not */
+		if (r < 0 && err_last()->code == ERR_NOMEM)
+			return err_pass(r);
 		if (r < 0)
 			log_debug("region", transport->ops->name, err_last()->text,
 				  "kind=%s bytes=%ju", region_kind_name(region->kind),

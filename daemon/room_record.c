@@ -77,8 +77,11 @@ int room_record_missing(const cJSON *asked, const struct err *why, cJSON *obj)
 				      : asked;
 	cJSON *copy = cJSON_Duplicate(number, true);
 
-	return or_nomem(obj && (!copy || cJSON_AddItemToObject(obj, "room", copy)) &&
-			add_error(obj, why));
+	if (copy && !(obj && cJSON_AddItemToObject(obj, "room", copy))) {
+		cJSON_Delete(copy);
+		return or_nomem(false);
+	}
+	return or_nomem(obj && (copy || !number) && add_error(obj, why));
 }
 
 static bool add_party(cJSON *list, const struct party *party)
@@ -87,8 +90,8 @@ static bool add_party(cJSON *list, const struct party *party)
 	const struct xp_peer_base *xp = (const struct xp_peer_base *)remote->xp;
 	cJSON *p = cJSON_CreateObject();
 
-	cJSON_AddItemToArray(list, p);
-	return p && cJSON_AddStringToObject(p, "endpoint", remote->peer->endpoint) &&
+	return p && cJSON_AddItemToArray(list, p) &&
+	       cJSON_AddStringToObject(p, "endpoint", remote->peer->endpoint) &&
 	       cJSON_AddStringToObject(p, "instance", remote->peer->instance_text) &&
 	       cJSON_AddStringToObject(p, "transport",
 				       remote->transport ? remote->transport->ops->name
@@ -175,10 +178,21 @@ static bool add_counts(cJSON *obj, const struct room *room)
 	       cJSON_AddBoolToObject(obj, "bound", room->bound);
 }
 
+static bool add_sizes(cJSON *obj, const struct layout *layout)
+{
+	cJSON *sizes = cJSON_AddObjectToObject(obj, "page_tokens");
+	bool ok = sizes;
+
+	for (uint32_t v = 0; ok && v < layout->view_count; v++)
+		ok = cJSON_AddNumberToObject(sizes, layout->views[v].name,
+					     layout->views[v].page_tokens);
+	return ok;
+}
+
 int room_record_full(const struct room *room, cJSON *obj)
 {
 	const struct party *party;
-	cJSON *peers, *sizes;
+	cJSON *peers;
 	int r = room_record_brief(room, obj);
 
 	if (r < 0)
@@ -189,16 +203,13 @@ int room_record_full(const struct room *room, cJSON *obj)
 	    !cJSON_AddNumberToObject(obj, "session", (double)room->session->id) ||
 	    !cJSON_AddNumberToObject(obj, "pool", (double)room->pool->id) ||
 	    !cJSON_AddStringToObject(obj, "pool_name", room->pool->name) ||
-	    !add_counts(obj, room) || !add_timings(obj, room) || !add_landed(obj, room))
+	    !add_counts(obj, room) || !add_timings(obj, room) || !add_landed(obj, room) ||
+	    !add_sizes(obj, room->pool->layout))
 		return or_nomem(false);
-	sizes = cJSON_AddObjectToObject(obj, "page_tokens");
-	for (uint32_t v = 0; sizes && v < room->pool->layout->view_count; v++)
-		cJSON_AddNumberToObject(sizes, room->pool->layout->views[v].name,
-					room->pool->layout->views[v].page_tokens);
 	peers = cJSON_AddArrayToObject(obj, "peers");
 	list_foreach(party, &room->parties, link) {
 		if (!peers || !add_party(peers, party))
 			return or_nomem(false);
 	}
-	return or_nomem(sizes && peers);
+	return or_nomem(peers);
 }

@@ -153,7 +153,6 @@ int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **
 	list_push_back(&rooms->all, &room->all_link);
 	pool_use(room->pool);
 	rooms->live++;
-	metrics_add(&rooms->kvd->metrics, METRIC_ROOMS_OPENED, 1);
 	metrics_add(&rooms->kvd->metrics, METRIC_ROOMS, 1);
 	*room_p = room;
 	return 0;
@@ -161,6 +160,7 @@ int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **
 
 void rooms_begin(struct room *room)
 {
+	metrics_add(&room->rooms->kvd->metrics, METRIC_ROOMS_OPENED, 1);
 	room_open_done(room);
 	orphans_take(room->rooms, room);
 	room_kick(room);

@@ -19,6 +19,7 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/brief.h"
 #include "daemon/commands.h"
 #include "daemon/kvd.h"
 #include "daemon/region.h"
@@ -168,6 +169,45 @@ int share_update(struct xfer_session *xs, struct share *share)
 	return share->sent == share->acked ? 0 : 1;
 }
 
+/* The list is out of date, or never came to be, for want of memory on either side:
+ * transfers that need it wait for the next one. */
+void xfers_on_unshared(struct xfers *xfers, struct remote *remote, uint64_t epoch)
+{
+	struct session *session = xfer_session_by_epoch(xfers, epoch);
+	struct xfer_session *xs = session ? session->xfers : NULL;
+	struct share *share;
+
+	if (!xs)
+		return;
+	list_foreach(share, &xs->shares, link) {
+		if (share->remote != remote || share->acked == share->sent)
+			continue;
+		share->sent--;
+		share->version = UINT64_MAX;
+	}
+}
+
+static void share_again(struct xfer_session *xs, struct share *share)
+{
+	if (xs->draining || xs->session->ending || !share->remote->ready ||
+	    share_update(xs, share) >= 0)
+		return;
+	if (err_last()->code == ERR_NOMEM)
+		handshake_retry_later(xs->xfers->kvd->handshake);
+	err_clear(); /* else its peer is going down */
+}
+
+void xfers_on_retry(struct xfers *xfers)
+{
+	struct xfer_session *xs;
+	struct share *share;
+
+	list_foreach(xs, &xfers->sessions, link) {
+		list_foreach(share, &xs->shares, link)
+			share_again(xs, share);
+	}
+}
+
 void xfers_on_shared(struct xfers *xfers, struct remote *remote, uint64_t epoch)
 {
 	struct session *session = xfer_session_by_epoch(xfers, epoch);
@@ -194,7 +234,7 @@ void xfers_on_shared(struct xfers *xfers, struct remote *remote, uint64_t epoch)
 static void attach_answer(struct attach *attach, const struct err *why)
 {
 	struct request *req = attach->req;
-	cJSON *result;
+	struct brief brief;
 
 	if (!req)
 		return;
@@ -204,11 +244,9 @@ static void attach_answer(struct attach *attach, const struct err *why)
 		request_fail(req, why);
 		return;
 	}
-	result = request_result(req);
-	if (!result)
-		return;
-	cJSON_AddNumberToObject(result, "attach", (double)attach->id);
-	request_reply(req, result);
+	brief_init(&brief);
+	brief_number(&brief, "attach", (double)attach->id);
+	request_reply_brief(req, &brief);
 }
 
 static void attach_free(struct attach *attach)
@@ -380,6 +418,7 @@ static int on_attach(struct xfers *xfers, struct remote *remote, struct cursor *
 
 	if (r < 0)
 		return err_pass(r);
+	err_clear();
 	session = xfer_session_by_epoch(xfers, m.session);
 	if (session && xfer_secret_is(session, m.secret))
 		xs = xfer_session_of(session);
@@ -391,11 +430,16 @@ static int on_attach(struct xfers *xfers, struct remote *remote, struct cursor *
 		wire_attach_ack_put(&out, &ack);
 		return handshake_send(remote, WIRE_T_ATTACH_ACK, out.base, out.pos);
 	}
+	if (err_last()->code == ERR_NOMEM) {
+		nak.code = ERR_NOMEM;
+		snprintf(nak.text, sizeof(nak.text), "no memory to attach");
+	} else {
+		snprintf(nak.text, sizeof(nak.text), "no session %llu with this secret",
+			 (unsigned long long)m.session);
+	}
 	err_clear();
 	nak.cookie = m.cookie;
 	nak.session = m.session;
-	snprintf(nak.text, sizeof(nak.text), "no session %llu with this secret",
-		 (unsigned long long)m.session);
 	handshake_body(hs, &out);
 	r = wire_attach_nak_put(&out, &nak);
 	return r < 0 ? err_pass(r)
@@ -433,6 +477,7 @@ static int on_attach_ack(struct xfers *xfers, struct remote *remote, struct curs
 {
 	struct wire_attach_ack m;
 	struct attach *attach;
+	struct err why;
 	int r = wire_attach_ack_get(body, &m);
 
 	if (r < 0)
@@ -440,10 +485,13 @@ static int on_attach_ack(struct xfers *xfers, struct remote *remote, struct curs
 	attach = by_cookie(xfers, remote, m.cookie);
 	if (!attach)
 		return 0; /* given up meanwhile */
-	take_pool(attach); /* REGISTER came before */
-	if (!attach->pool)
-		return err_raise(ERR_PROTO, "ATTACH_ACK without REGISTER of session %llu",
-				 (unsigned long long)m.session);
+	take_pool(attach);
+	if (!attach->pool) { /* REGISTER came before, and found no memory here */
+		err_set(&why, ERR_NOMEM, "%.150s: no memory for its session's regions",
+			attach->remote->label);
+		attach_lost(attach, &why);
+		return 0;
+	}
 	attach->state = ATTACH_READY;
 	attach_look(attach);
 	return 0;
@@ -605,10 +653,8 @@ void xfers_region_going(struct xfers *xfers, struct region *region)
 		places_unref(places);
 	}
 	serve_region_going(xfers, region);
-	list_foreach(share, &xs->shares, link) {
-		if (!session->ending && share_update(xs, share) < 0)
-			err_clear(); /* its peer is going down */
-	}
+	list_foreach(share, &xs->shares, link)
+		share_again(xs, share);
 }
 
 static void drop_queues(struct xfer_session *xs)

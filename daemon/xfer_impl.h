@@ -124,6 +124,7 @@ struct note {
 	struct sched_op op;
 	struct xfer_session *xs;
 	struct request *req; /* NULL: nobody waits */
+	bool notif;
 	uint8_t header[];
 };
 

@@ -30,10 +30,12 @@ static void on_note_done(struct sched_op *op)
 	struct note *note = op->owner;
 	struct xfer_session *xs = note->xs;
 
+	if (note->notif && op->xp.result >= 0)
+		metrics_add(&xs->xfers->kvd->metrics, METRIC_NOTIFS_OUT, 1);
 	if (note->req && op->xp.result < 0)
 		request_fail(note->req, &op->xp.err);
 	else if (note->req)
-		request_reply(note->req, request_result(note->req));
+		request_reply(note->req, NULL);
 	mem_free(note);
 	xs->notes--;
 	if (xs->draining)
@@ -81,7 +83,7 @@ int notif_post(struct attach *attach, const void *data, size_t len, struct reque
 	cursor_put_str(&out, session->client);
 	cursor_put_blob(&out, data, len);
 	note->req = req;
-	metrics_add(&attach->xs->xfers->kvd->metrics, METRIC_NOTIFS_OUT, 1);
+	note->notif = true;
 	note_post(note, attach, out.pos);
 	return 0;
 }
@@ -311,7 +313,7 @@ void transfer_free(struct transfer *t)
 	mem_free(t->remote_index);
 	mem_free(t);
 	if (req)
-		request_reply(req, request_result(req));
+		request_reply(req, NULL);
 	if (xs->draining)
 		xfer_session_try_free(xs);
 }

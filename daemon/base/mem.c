@@ -10,19 +10,22 @@
 
 #include "daemon/base/err.h"
 
-static _Thread_local uint64_t fail_at;
+static _Thread_local uint64_t fail_at, fail_end;
 static _Thread_local uint64_t counted;
+static _Thread_local int64_t live;
 
 static bool must_fail(void)
 {
 	counted++;
-	return fail_at != 0 && counted == fail_at;
+	return counted >= fail_at && counted < fail_end;
 }
 
 static void *or_raise(void *p, size_t size)
 {
 	if (!p)
 		err_raise(ERR_NOMEM, "no memory for %zu bytes", size);
+	else
+		live++;
 	return p;
 }
 
@@ -40,10 +43,14 @@ void *mem_zalloc(size_t size)
 
 void *mem_regrow(void *old, size_t count, size_t size)
 {
+	bool grown = old != NULL;
+
 	if (must_fail())
 		return or_raise(NULL, count * size);
-	return or_raise(reallocarray(old, count ? count : 1, size ? size : 1),
-			count * size);
+	old = or_raise(reallocarray(old, count ? count : 1, size ? size : 1),
+		       count * size);
+	live -= grown && old; /* it was counted when it was small */
+	return old;
 }
 
 void *mem_dup(const void *p, size_t len)
@@ -74,6 +81,7 @@ char *mem_printf(const char *fmt, ...)
 
 void mem_free(void *p)
 {
+	live -= p != NULL;
 	free(p);
 }
 
@@ -86,7 +94,20 @@ void mem_closep(int *fd)
 void mem_fail_at(uint64_t n)
 {
 	fail_at = n;
+	fail_end = n ? n + 1 : 0;
 	counted = 0;
+}
+
+void mem_fail_from(uint64_t n)
+{
+	fail_at = n;
+	fail_end = UINT64_MAX;
+	counted = 0;
+}
+
+int64_t mem_live(void)
+{
+	return live;
 }
 
 uint64_t mem_count(void)

@@ -25,8 +25,12 @@ void mem_free(void *p);
 /* Tests: the n-th allocation from now on fails (1 = the next one), once;
  * 0 switches it off. Counts in the calling thread only. */
 void mem_fail_at(uint64_t n);
-/* Tests: allocations of this thread since the last mem_fail_at(). */
+/* The same, but from the n-th on all fail, until mem_fail_at(0). */
+void mem_fail_from(uint64_t n);
+/* Tests: allocations of this thread since the last mem_fail_at() or _from(). */
 uint64_t mem_count(void);
+/* Tests: blocks that this thread got minus blocks that it gave back. */
+int64_t mem_live(void);
 
 #define mem_cleanup(fn) __attribute__((cleanup(fn)))
 

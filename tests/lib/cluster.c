@@ -20,6 +20,8 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/bootstrap.h"
 #include "daemon/commands.h"
 #include "daemon/commands_peer.h"
 #include "daemon/events.h"
@@ -41,6 +43,15 @@ static void (*wrap_events)(struct kvd *kvd, struct handshake_events *events);
 void cluster_wrap_events(void (*wrap)(struct kvd *kvd, struct handshake_events *events))
 {
 	wrap_events = wrap;
+}
+
+static int bootstrap_of(struct kvd *kvd)
+{
+	const struct bootstrap_args args = {.loop = kvd->loop,
+					    .peers = kvd->peers,
+					    .endpoint = kvd->link->endpoint};
+
+	return bootstrap_new(&args, &kvd->bootstrap);
 }
 
 static void node_new(struct cluster *c, unsigned int i, const char *endpoint)
@@ -66,6 +77,7 @@ static void node_new(struct cluster *c, unsigned int i, const char *endpoint)
 	if (wrap_events)
 		wrap_events(kvd, &events);
 	must(handshake_new(kvd, &events, &kvd->handshake));
+	must(bootstrap_of(kvd));
 	must(rooms_new(kvd, &kvd->rooms));
 	must(xfers_new(kvd, &kvd->xfers));
 	node->alive = true;
@@ -141,6 +153,8 @@ void cluster_free(struct cluster *c)
 
 		xfers_free(kvd->xfers);
 		rooms_free(kvd->rooms);
+		bootstrap_free(kvd->bootstrap);
+		kvd->bootstrap = NULL;
 		handshake_free(kvd->handshake);
 		kvd->link->ops->free(kvd->link);
 		offload_free(kvd->offload);
@@ -187,7 +201,7 @@ void cluster_engine_dies(struct cluster *c, struct session *session)
 /* ---- commands ---- */
 
 struct answer {
-	cJSON *json;
+	char *text;
 	bool here;
 };
 
@@ -195,7 +209,7 @@ static void on_answer(void *arg, const char *text, size_t len)
 {
 	struct answer *answer = arg;
 
-	answer->json = cJSON_ParseWithLength(text, len);
+	answer->text = strndup(text, len);
 	answer->here = true;
 }
 
@@ -204,22 +218,55 @@ static bool is_here(void *arg)
 	return ((struct answer *)arg)->here;
 }
 
-static cJSON *call(struct cluster *c, struct session *session, int fd, const char *text)
+static void starve(const struct cluster_lack *lack)
+{
+	if (lack->lasting)
+		mem_fail_from(lack->nth);
+	else
+		mem_fail_at(lack->nth);
+}
+
+/* The line is read and the answer is looked at outside of the hunger: they are
+ * the connection's and the client's. */
+static cJSON *call(struct cluster *c, struct session *session, int fd, const char *text,
+		   struct cluster_lack *lack)
 {
 	struct answer answer = {0};
-	struct request *req =
-		request_new(session, strlen(text), &fd, fd >= 0 ? 1 : 0);
+	cJSON *args = cJSON_Parse(text), *json;
+	struct request *req;
 
-	if (!req) /* a test lets memory fail: the connection answers so */
+	if (!args)
+		fail_msg("not JSON: %s", text);
+	if (lack)
+		starve(lack);
+	req = request_new(session, strlen(text), &fd, fd >= 0 ? 1 : 0);
+	if (req) {
+		req->on_answer = on_answer;
+		req->on_answer_arg = &answer;
+		req->args = args;
+		commands_dispatch(req);
+		cluster_until(c, is_here, &answer, text);
+	}
+	if (lack) {
+		cluster_run(c, lack->after_ns);
+		lack->used = mem_count();
+		mem_fail_at(0);
+	}
+	if (!req) { /* a test lets memory fail: the connection answers so */
+		cJSON_Delete(args);
+		mem_closep(&fd);
 		return cJSON_Parse("{\"error\":{\"code\":\"ENOMEM\"}}");
-	req->on_answer = on_answer;
-	req->on_answer_arg = &answer;
-	req->args = cJSON_Parse(text);
-	assert_non_null(req->args);
-	commands_dispatch(req);
-	cluster_until(c, is_here, &answer, text);
-	assert_non_null(answer.json);
-	return answer.json;
+	}
+	json = cJSON_Parse(answer.text);
+	assert_non_null(json);
+	free(answer.text);
+	return json;
+}
+
+cJSON *cluster_call_fd(struct cluster *c, struct session *session, int fd,
+		       struct cluster_lack *lack, const char *text)
+{
+	return call(c, session, fd, text, lack);
 }
 
 static char *format(const char *fmt, va_list ap)
@@ -241,7 +288,7 @@ cJSON *cluster_call(struct cluster *c, struct session *session, const char *fmt,
 	va_start(ap, fmt);
 	text = format(fmt, ap);
 	va_end(ap);
-	answer = call(c, session, -1, text);
+	answer = call(c, session, -1, text, NULL);
 	free(text);
 	return answer;
 }
@@ -257,7 +304,7 @@ static const char *code_of(const cJSON *answer)
 static void expect(struct cluster *c, struct session *session, const char *code,
 		   const char *text)
 {
-	cJSON *answer = call(c, session, -1, text);
+	cJSON *answer = call(c, session, -1, text, NULL);
 
 	if (strcmp(code_of(answer), code) != 0)
 		fail_msg("%s\n  wanted %s, got %s", text, code,
@@ -383,7 +430,7 @@ void cluster_cache(struct cluster *c, struct session *session, const char *pool,
 		 "{\"cmd\":\"region.register\",\"kind\":\"memfd\",\"fd\":0,\"length\":%llu,"
 		 "\"address\":\"%llu\"}",
 		 (unsigned long long)k->bytes, (unsigned long long)(uintptr_t)k->base);
-	answer = call(c, session, dup(k->fd), text);
+	answer = call(c, session, dup(k->fd), text, NULL);
 	k->region = number(answer, "region");
 	cJSON_Delete(answer);
 	json = layout_of(k, rank);

@@ -66,6 +66,16 @@ void cluster_engine_dies(struct cluster *c, struct session *session);
 /* One command; turns the loop until it is answered. The caller deletes it. */
 cJSON *cluster_call(struct cluster *c, struct session *session, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
+/* Want of memory while a command runs: its nth allocation fails, or all from there. */
+struct cluster_lack {
+	uint64_t nth; /* from 1 */
+	bool lasting;
+	uint64_t after_ns; /* of virtual time that it lasts after the answer */
+	uint64_t used;	   /* out: allocations; less than nth: none failed */
+};
+/* The text is JSON as it is; fd: taken, or -1; lack may be NULL. */
+cJSON *cluster_call_fd(struct cluster *c, struct session *session, int fd,
+		       struct cluster_lack *lack, const char *text);
 /* The same, and it must succeed / fail with this code ("ESTATE"). */
 void cluster_ok(struct cluster *c, struct session *session, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));

@@ -46,6 +46,38 @@ static void regrow_failed_keeps_the_old_block(void **state)
 	mem_free(q);
 }
 
+static void failures_from_some_point_on_last_until_switched_off(void **state)
+{
+	(void)state;
+	mem_fail_from(2);
+	mem_free(mem_zalloc(1));
+	assert_null(mem_zalloc(1));
+	assert_null(mem_strdup("x"));
+	assert_int_equal(mem_count(), 3);
+	mem_fail_at(0);
+	mem_free(mem_zalloc(1));
+}
+
+static void blocks_are_counted_once_however_they_grow(void **state)
+{
+	int64_t before = mem_live();
+	char *a = mem_zalloc(8), *b = NULL, *c;
+
+	(void)state;
+	b = mem_regrow(b, 1, 8);
+	b = mem_regrow(b, 100, 8);
+	mem_fail_at(1);
+	assert_null(mem_regrow(b, 200, 8));
+	mem_fail_at(0);
+	c = mem_printf("%d", 7);
+	assert_int_equal(mem_live() - before, 3);
+	mem_free(a);
+	mem_free(b);
+	mem_free(c);
+	mem_free(NULL);
+	assert_int_equal(mem_live(), before);
+}
+
 static void copies_are_exact(void **state)
 {
 	const char bytes[] = {1, 0, 2, 0};
@@ -136,6 +168,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(calloc_is_zeroed_and_overflow_is_refused),
 		cmocka_unit_test(regrow_failed_keeps_the_old_block),
+		cmocka_unit_test(failures_from_some_point_on_last_until_switched_off),
+		cmocka_unit_test(blocks_are_counted_once_however_they_grow),
 		cmocka_unit_test(copies_are_exact),
 		cmocka_unit_test(fail_at_hits_the_nth_of_every_kind),
 		cmocka_unit_test(fail_at_concerns_one_thread),

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * brief: a small JSON object without the heap, for the replies of commands that
+ * have taken effect. Such a command must not be answered "no memory": its engine
+ * would take back pages that a room has, or never learn the number of what it now
+ * owns. The nodes lie in the struct; names and texts are borrowed until it was
+ * printed or copied.
+ */
+#ifndef KVD_BRIEF_H
+#define KVD_BRIEF_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+
+struct err;
+
+#define BRIEF_NODES_MAX 24u
+
+struct brief {
+	cJSON nodes[BRIEF_NODES_MAX]; /* the first is the object itself */
+	unsigned int used;
+};
+
+void brief_init(struct brief *brief);
+void brief_number(struct brief *brief, const char *name, double value);
+void brief_text(struct brief *brief, const char *name, const char *text);
+void brief_bool(struct brief *brief, const char *name, bool value);
+/* "error": {code, message, retryable, scope}. */
+void brief_error(struct brief *brief, const struct err *err);
+
+#endif

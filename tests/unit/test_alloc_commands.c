@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every command of the table while its 1st, 2nd, ... allocation fails, and while
+ * all fail from there on. Each is either done and answered so, or refused with a
+ * word of what was wanting and nothing of it done: lists, figures and the count of
+ * heap blocks are what they were, and the same command works afterwards. A command
+ * without a trial here fails the test.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/commands.h"
+#include "tests/lib/starve.h"
+
+#define LINES_MAX 8
+#define SETTLE_NS (300 * LOOP_NS_PER_MS)
+
+#define OPEN_SEND "a{'cmd':'room.open','room':'7','role':'send','pool':$pool_a}"
+#define OPEN_RECV                                                                  \
+	"b{'cmd':'room.open','room':'7','role':'recv','pool':$pool_b,"             \
+	"'sources':['$ep_a']}"
+#define VIEWS "'views':{'kv':{'pages':[1,2,5],'tokens':[0,12]}},'aux':1"
+#define BIND "b{'cmd':'room.bind','room':'7'," VIEWS "}"
+#define SEND "a{'cmd':'room.send','room':'7','seq':0,'last':true," VIEWS "}"
+#define OPEN_OFFER                                                                 \
+	"a{'cmd':'room.open','room':'7','role':'offer','pool':$pool_a,'lease_ms':9000," \
+	VIEWS "}"
+#define OPEN_PULL                                                                  \
+	"b{'cmd':'room.open','room':'7','role':'pull','pool':$pool_b,"             \
+	"'sources':['$ep_a']," VIEWS ",'remote':[{" VIEWS "}],'wait':{'kind':'seq'," \
+	"'region':$region_b,'offset':0,'value':'9'}}"
+#define END_A "?a{'cmd':'room.abort','room':'7'}"
+#define END_B "?b{'cmd':'room.abort','room':'7'}"
+#define CLOSE_A "?a{'cmd':'room.close','room':'7'}"
+#define CLOSE_B "?b{'cmd':'room.close','room':'7'}"
+#define END_BOTH END_A, END_B, "~300", CLOSE_A, CLOSE_B
+#define ATTACH                                                                     \
+	"a{'cmd':'peer.attach','endpoint':'$ep_b','session':'$epoch_b',"           \
+	"'secret':'$secret_b'}"
+#define PREP_LOCAL "a{'cmd':'dlist.prep','descs':[['$base_a',256],['$base_a',64,128,4]]}"
+#define PREP_REMOTE                                                                \
+	"a{'cmd':'dlist.prep','peer':$there,'descs':[['$base_b',256],"             \
+	"['$base_b',64,128,4]]}"
+#define WRITE                                                                      \
+	"a{'cmd':'xfer.start','op':'write','local':$mine,'remote':$yours,"         \
+	"'local_index':[1,3],'remote_index':[[1,1],[3,1]],'notif':'aGVsbG8='}"
+#define READ                                                                       \
+	"a{'cmd':'xfer.start','op':'read','local':$mine,'remote':$yours,"          \
+	"'notif':'aGVsbG8='}"
+#define RELEASE "a{'cmd':'xfer.release','xfer':$xfer,'wait':true}"
+#define READ_NOTIFS "b{'cmd':'notif.drain'}"
+#define SIDE                                                                       \
+	"{'rank':0,'buffers':[65536],'views':{'kv':{'page_tokens':16,'pages':16,"  \
+	"'layers':[{'layer':0,'fields':[{'name':'k','buffer':0,'offset':0,"        \
+	"'page_stride':4096,'token_stride':256,'unit_stride':256,'unit_bytes':256," \
+	"'first_unit':0,'units':1,'total_units':1}]}]}}}"
+#define POOL                                                                       \
+	"a{'cmd':'pool.register','name':'more','regions':[{'region':$region_a}],"  \
+	"'layout':{'rank':0,'buffers':[4096],'views':{'kv':{'page_tokens':1,"      \
+	"'pages':1,'layers':[{'layer':0,'fields':[{'name':'k','buffer':0,'offset':0," \
+	"'page_stride':4096,'token_stride':4096,'unit_stride':4096,"               \
+	"'unit_bytes':4096,'first_unit':0,'units':1,'total_units':1}]}]}}}}"
+#define REGION                                                                     \
+	"a{'cmd':'region.register','kind':'shm','shm_name':'$shm','length':8192,"  \
+	"'address':'8192','name':'more'}"
+#define GROUP(cmd) "a{'cmd':'" cmd "','group':'g','at':'$ep_b'"
+#define PUBLISH GROUP("group.publish") ",'tp_rank':1,'tp_size':2,'pool':'kv'}"
+
+struct trial {
+	const char *command; /* of the table */
+	const char *line;
+	const char *before[LINES_MAX]; /* until the line is done */
+	const char *after[LINES_MAX];  /* when it was: as it was before */
+	unsigned int settle_s; /* until nothing of a failed one is left, if long */
+	bool fd;
+	bool grows; /* each time there is one more, nothing takes it back */
+	bool far; /* a peer has a part in it: without any memory it would be lost */
+	bool elsewhere; /* by a test of its own */
+};
+
+static const struct trial trials[] = {
+	{.command = "ping", .line = "a{'cmd':'ping'}"},
+	{.command = "hello", .line = "a{'cmd':'hello','proto':1,'client':'engine a'}"},
+	{.command = "help", .line = "a{'cmd':'help'}"},
+	{.command = "help", .line = "a{'cmd':'help','command':'room.open'}"},
+	{.command = "session.list", .line = "a{'cmd':'session.list','all':true}"},
+	{.command = "region.register",
+	 .line = "a{'cmd':'region.register','kind':'memfd','fd':0,'length':8192,'address':'4096'}",
+	 .after = {"a{'cmd':'region.unregister','region':$region}"}, .fd = true},
+	{.command = "region.register", .line = REGION,
+	 .after = {"a{'cmd':'region.unregister','region':$region}"}},
+	{.far = true, .command = "region.unregister", .line = "a{'cmd':'region.unregister','region':$region}",
+	 .before = {REGION}},
+	{.command = "region.list", .line = "a{'cmd':'region.list','all':true}"},
+	{.far = true, .command = "pool.register", .line = POOL, .after = {"a{'cmd':'pool.unregister','pool':$pool}"}},
+	{.far = true, .command = "pool.unregister", .line = "a{'cmd':'pool.unregister','pool':$pool}", .before = {POOL}},
+	{.command = "pool.list", .line = "a{'cmd':'pool.list','all':true}"},
+	{.far = true, .command = "room.open", .line = OPEN_SEND, .after = {END_A, "~50", CLOSE_A}},
+	{.far = true, .command = "room.open", .line = OPEN_RECV, .after = {END_BOTH}},
+	{.far = true, .command = "room.open", .line = OPEN_SEND, .before = {OPEN_RECV, BIND, "~50"}, .after = {END_BOTH}},
+	{.far = true, .command = "room.open", .line = OPEN_OFFER, .after = {END_A, "~50", CLOSE_A}},
+	{.far = true, .command = "room.open", .line = OPEN_PULL, .before = {OPEN_OFFER}, .after = {END_BOTH}},
+	{.far = true, .command = "room.bind", .line = BIND, .before = {OPEN_SEND, OPEN_RECV, "~50"}, .after = {END_BOTH}},
+	{.far = true, .command = "room.send", .line = SEND, .before = {OPEN_SEND}, .after = {END_A, "~50", CLOSE_A}},
+	{.far = true, .command = "room.send", .line = SEND, .before = {OPEN_SEND, OPEN_RECV, BIND, "~50"},
+	 .after = {END_BOTH}},
+	{.command = "room.poll", .line = "a{'cmd':'room.poll','rooms':['7',{'room':'7','role':'send'},'8']}",
+	 .before = {OPEN_SEND}, .after = {END_A, "~50", CLOSE_A}},
+	{.command = "room.poll", .line = "a{'cmd':'room.poll','since':'0'}", .before = {OPEN_SEND},
+	 .after = {END_A, "~50", CLOSE_A}},
+	{.far = true, .command = "room.abort", .line = "a{'cmd':'room.abort','room':'7','reason':'test'}",
+	 .before = {OPEN_SEND, OPEN_RECV, BIND, "~50"}, .after = {END_BOTH}},
+	{.far = true, .command = "room.abort", .line = "b{'cmd':'room.abort','room':'7','reason':'test'}",
+	 .before = {OPEN_SEND, OPEN_RECV, BIND, "~50"}, .after = {END_BOTH}},
+	{.far = true, .command = "room.close", .line = "a{'cmd':'room.close','room':'7'}",
+	 .before = {OPEN_SEND, END_A, "~50"}},
+	{.command = "room.show", .line = "b{'cmd':'room.show','room':'7'}",
+	 .before = {OPEN_SEND, OPEN_RECV, BIND, "~50", END_A, "~50"},
+	 .after = {END_BOTH}},
+	{.command = "room.list", .line = "a{'cmd':'room.list','all':true}",
+	 .before = {OPEN_SEND, OPEN_RECV, BIND, "~50"}, .after = {END_BOTH}},
+	{.far = true, .command = "peer.attach", .grows = true, .line = ATTACH},
+	{.far = true, .command = "peer.connect", .line = "a{'cmd':'peer.connect','endpoint':'$ep_b'}"},
+	{.far = true, .command = "peer.connect", .line = "a{'cmd':'peer.connect','endpoint':'$ep_c'}",
+	 .settle_s = 30, .after = {"a{'cmd':'peer.forget','endpoint':'$ep_c'}", "~5000"}},
+	{.command = "peer.list", .line = "a{'cmd':'peer.list'}"},
+	{.far = true, .command = "peer.forget", .line = "a{'cmd':'peer.forget','endpoint':'$ep_c'}",
+	 .before = {"a{'cmd':'peer.connect','endpoint':'$ep_c'}"}, .after = {"~5000"}},
+	{.far = true, .command = "group.publish", .line = PUBLISH},
+	{.far = true, .command = "group.publish", .line = "a{'cmd':'group.publish','group':'h','summary':'text'}"},
+	{.far = true, .command = "group.query", .line = GROUP("group.query") "}"},
+	{.far = true, .command = "group.query", .line = "a{'cmd':'group.query','group':'h'}"},
+	{.command = "dlist.prep", .line = PREP_LOCAL, .after = {"a{'cmd':'dlist.free','dlist':$dlist}"}},
+	{.command = "dlist.prep", .line = "a{'cmd':'dlist.prep','fd':0,'count':1}", .fd = true,
+	 .after = {"a{'cmd':'dlist.free','dlist':$dlist}"}},
+	{.command = "dlist.prep", .line = PREP_REMOTE, .after = {"a{'cmd':'dlist.free','dlist':$dlist}"}},
+	{.far = true, .command = "dlist.free", .line = "a{'cmd':'dlist.free','dlist':$dlist}", .before = {PREP_REMOTE}},
+	{.far = true, .command = "xfer.start", .line = WRITE, .after = {RELEASE, READ_NOTIFS}},
+	{.far = true, .command = "xfer.start", .line = READ, .after = {RELEASE, READ_NOTIFS}},
+	{.far = true, .command = "xfer.start", .line = "a{'cmd':'xfer.start','xfer':$xfer,'notif':'d29ybGQ='}",
+	 .before = {WRITE, "~100", READ_NOTIFS}, .after = {RELEASE, READ_NOTIFS}},
+	{.far = true, .command = "xfer.state", .line = "a{'cmd':'xfer.state','xfer':$xfer}",
+	 .before = {WRITE, "~100", READ_NOTIFS}, .after = {RELEASE}},
+	{.far = true, .command = "xfer.cancel", .line = "a{'cmd':'xfer.cancel','xfer':$xfer}", .before = {READ},
+	 .after = {RELEASE, READ_NOTIFS}},
+	{.far = true, .command = "xfer.release", .line = RELEASE, .before = {WRITE}, .after = {READ_NOTIFS}},
+	{.far = true, .command = "xfer.release", .line = "a{'cmd':'xfer.release','xfer':$xfer}",
+	 .before = {WRITE, "~100", READ_NOTIFS}},
+	{.far = true, .command = "notif.send", .line = "a{'cmd':'notif.send','attach':$there,'data':'aGVsbG8='}",
+	 .after = {READ_NOTIFS}},
+	{.far = true, .command = "notif.drain", .line = READ_NOTIFS,
+	 .before = {"a{'cmd':'notif.send','attach':$there,'data':'aGVsbG8='}", "~50"}},
+	{.command = "plan", .line = "a{'cmd':'plan','src':" SIDE ",'dst':" SIDE ",'map':[{'view':'kv',"
+	 "'src_pages':[3,4],'dst_pages':[0,7]}]}"},
+	{.command = "plan", .line = "a{'cmd':'plan','sources':[" SIDE "],'dst':" SIDE ",'room':'7'}"},
+	{.command = "stats", .line = "a{'cmd':'stats'}"},
+	{.command = "health", .line = "a{'cmd':'health'}"},
+	{.command = "config.show", .line = "a{'cmd':'config.show'}"},
+	{.command = "log.level", .line = "a{'cmd':'log.level','level':'warn'}",
+	 .after = {"a{'cmd':'log.level','level':'error'}"}},
+	{.command = "drain", .line = NULL, .elsewhere = true},
+	{.command = "shutdown", .line = NULL, .elsewhere = true},
+};
+
+static void every_command_has_a_trial(void **state)
+{
+	const struct command *cmd;
+
+	(void)state;
+	for (unsigned int i = 0; (cmd = commands_at(i)); i++) {
+		bool found = false;
+
+		for (size_t t = 0; t < ARRAY_LEN(trials); t++)
+			found |= strcmp(trials[t].command, cmd->name) == 0;
+		if (!found)
+			fail_msg("%s has no trial here", cmd->name);
+	}
+	for (size_t t = 0; t < ARRAY_LEN(trials); t++) {
+		assert_non_null(commands_find(trials[t].command));
+		if (!trials[t].elsewhere)
+			assert_non_null(strstr(trials[t].line, trials[t].command));
+	}
+}
+
+/* ---- the sweep ---- */
+
+struct sweep {
+	struct starve s;
+	bool lasting;
+	int shm;
+	char shm_name[64];
+};
+
+static void say_all(struct sweep *w, const char *const *lines)
+{
+	for (size_t i = 0; i < LINES_MAX && lines[i]; i++)
+		starve_say(&w->s, lines[i]);
+	cluster_run(&w->s.c, SETTLE_NS);
+}
+
+static void nothing_changed(struct sweep *w, const char *before, int64_t live,
+			    bool counters, const char *what)
+{
+	char *now;
+
+	cluster_run(&w->s.c, SETTLE_NS);
+	now = starve_look(&w->s, counters);
+	starve_same(before, now, what);
+	free(now);
+	live = starve_blocks(&w->s) - live;
+	/* what was done may have left out what only saves work, a tombstone */
+	if (live > 0 || (live < 0 && counters))
+		fail_msg("%s: %jd heap blocks more", what, (intmax_t)live);
+}
+
+/* Once; true when there was an allocation to fail. *done_p: the command is. */
+static bool attempt(struct sweep *w, const struct trial *t, uint64_t nth, bool *done_p)
+{
+	struct cluster_lack lack = {.nth = nth, .lasting = w->lasting};
+	char *before = starve_look(&w->s, true), what[160];
+	int64_t live = starve_blocks(&w->s);
+	cJSON *answer = starve_try(&w->s, t->line, t->fd, &lack);
+
+	*done_p = strcmp(starve_code(answer), "ok") == 0;
+	snprintf(what, sizeof(what), "%s without allocation %s%ju", t->command,
+		 w->lasting ? "from " : "", (uintmax_t)nth);
+	if (!*done_p && (lack.used < nth || strcmp(starve_code(answer), "ENOMEM") != 0))
+		fail_msg("%s: %s", what, cJSON_PrintUnformatted(answer));
+	cJSON_Delete(answer);
+	cluster_run(&w->s.c, t->settle_s * LOOP_NS_PER_S);
+	if (!*done_p)
+		nothing_changed(w, before, live, true, what);
+	free(before);
+	return lack.used >= nth;
+}
+
+/* Once with memory, so that what is made on first use is there. */
+static void warm_up(struct sweep *w, const struct trial *t)
+{
+	cJSON *answer;
+
+	say_all(w, t->before);
+	answer = starve_try(&w->s, t->line, t->fd, NULL);
+	if (strcmp(starve_code(answer), "ok") != 0)
+		fail_msg("%s: %s", t->line, cJSON_PrintUnformatted(answer));
+	cJSON_Delete(answer);
+	say_all(w, t->after);
+}
+
+static void sweep(struct sweep *w, const struct trial *t)
+{
+	bool prepared = false, hit = true, done = false;
+	uint64_t nth;
+	int64_t live;
+	char *base, what[160];
+
+	warm_up(w, t);
+	base = starve_look(&w->s, false);
+	live = starve_blocks(&w->s);
+	for (nth = 1; hit; nth++) {
+		if (!prepared)
+			say_all(w, t->before);
+		hit = attempt(w, t, nth, &done);
+		prepared = !done;
+		if (!done)
+			continue;
+		say_all(w, t->after);
+		snprintf(what, sizeof(what), "%s, done without allocation %ju, and undone",
+			 t->command, (uintmax_t)nth);
+		if (!t->grows)
+			nothing_changed(w, base, live, false, what);
+	}
+	assert_true(done && nth > 2); /* the hooks do count */
+	free(base);
+	if (getenv("KVD_TEST_LOG"))
+		print_message("%s: %ju allocations\n", t->command, (uintmax_t)nth - 2);
+}
+
+static void keep_word(struct starve *s, const char *from, const char *as)
+{
+	for (unsigned int i = 0; i < s->word_count; i++) {
+		if (strcmp(s->words[i].name, from) == 0)
+			starve_word(s, as, "%s", s->words[i].value);
+	}
+}
+
+static int setup(void **state)
+{
+	struct sweep *w = calloc(1, sizeof(*w));
+	struct starve *s = &w->s;
+	uint64_t *entry;
+
+	starve_new(s);
+	entry = (void *)s->src.base; /* a descriptor list, for dlist.prep by fd */
+	entry[0] = (uintptr_t)s->src.base;
+	entry[1] = 64;
+	entry[2] = 0;
+	entry[3] = 1;
+	snprintf(w->shm_name, sizeof(w->shm_name), "/kvd-test-starve-%d", (int)getpid());
+	w->shm = shm_open(w->shm_name, O_RDWR | O_CREAT | O_EXCL, 0600);
+	assert_true(w->shm >= 0 && ftruncate(w->shm, 16384) == 0);
+	starve_word(s, "shm", "%s", w->shm_name);
+	starve_say(s, ATTACH);
+	keep_word(s, "attach", "there");
+	*state = w;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct sweep *w = *state;
+
+	starve_free(&w->s);
+	close(w->shm);
+	shm_unlink(w->shm_name);
+	free(w);
+	return 0;
+}
+
+static void sweep_all(struct sweep *w)
+{
+	const char *only = getenv("KVD_TEST_COMMAND");
+
+	starve_say(&w->s, PREP_LOCAL);
+	keep_word(&w->s, "dlist", "mine");
+	starve_say(&w->s, PREP_REMOTE);
+	keep_word(&w->s, "dlist", "yours");
+	for (size_t i = 0; i < ARRAY_LEN(trials); i++) {
+		if (trials[i].elsewhere || (w->lasting && trials[i].far))
+			continue;
+		if (!only || strcmp(only, trials[i].command) == 0)
+			sweep(w, &trials[i]);
+	}
+}
+
+static void command_without_one_allocation_is_done_or_refused(void **state)
+{
+	sweep_all(*state);
+}
+
+static void command_without_memory_is_done_or_refused(void **state)
+{
+	struct sweep *w = *state;
+
+	w->lasting = true;
+	sweep_all(w);
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(every_command_has_a_trial),
+		CASE(command_without_one_allocation_is_done_or_refused),
+		CASE(command_without_memory_is_done_or_refused),
+	};
+
+	if (getenv("KVD_TEST_ONLY"))
+		cmocka_set_test_filter(getenv("KVD_TEST_ONLY"));
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
