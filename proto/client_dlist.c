@@ -117,11 +117,10 @@ static struct client_attach *attach_find(struct kvd_client *client, uint64_t num
 	struct client_object *object;
 
 	list_foreach(object, &client->objects[CLIENT_ATTACH], link) {
-		if (attach_of(object)->number == number &&
-		    client_object_phase(object) != CLIENT_MAKING)
+		if (attach_of(object)->number == number)
 			return attach_of(object);
 	}
-	return NULL;
+	return NULL; /* 0 is the number of those that have none yet, and own memory */
 }
 
 /* The daemon's own number where that is free: whoever speaks the protocol himself
@@ -169,8 +168,10 @@ static int attach_made(struct client_request *req, int result, const cJSON *repl
 				     "peer.attach: the reply names no attach");
 	if (!result) {
 		attach->object.serial = req->client->serial;
-		attach->number = number_new(req->client, attach->object.id);
-		*number_p = attach->number;
+		if (!attach->number)
+			attach->number = number_new(req->client, attach->object.id);
+		if (number_p)
+			*number_p = attach->number;
 	}
 	client_object_enter(req->object, result ? CLIENT_FAILED : CLIENT_READY);
 	return result;
@@ -216,6 +217,31 @@ int kvd_peer_attach(struct kvd_client *client, const char *endpoint,
 	return r;
 }
 
+int kvd_peer_attach_begin(struct kvd_client *client, const char *endpoint,
+			  const struct kvd_session_key *key, const struct kvd_call *call,
+			  uint64_t *attach_p)
+{
+	struct client_attach *attach = NULL;
+	struct client_op op;
+	int r = client_enter(client, false);
+
+	if (!r && client_blocks(call))
+		r = client_fail(client, KVD_E_INVAL, "kvd_peer_attach_begin: on_done is "
+						     "required");
+	if (!r)
+		r = attach_new(client, endpoint, key, &attach);
+	if (r)
+		return r;
+	attach->number = number_new(client, OWN_NUMBERS);
+	*attach_p = attach->number;
+	attach_op(attach, &op, call);
+	op.finish = attach_made;
+	r = client_op_run(client, &op, call);
+	if (r)
+		client_object_unref(&attach->object);
+	return r;
+}
+
 /* ---- made again, or not yet ------------------------------------------------------- */
 
 int client_prepared(struct kvd_client *client, const struct client_object *object,
@@ -247,6 +273,8 @@ int client_attach_id(struct kvd_client *client, uint64_t *attach_p,
 
 	if (!attach) /* of kvd_command() */
 		return 0;
+	if (client_object_phase(&attach->object) == CLIENT_MAKING)
+		return client_fail(client, KVD_E_BUSY, "attach: not answered yet");
 	r = client_prepared(client, &attach->object, "attach", call);
 	*attach_p = attach->object.id;
 	return r;

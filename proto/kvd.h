@@ -551,6 +551,12 @@ int kvd_peer_attach(struct kvd_client *client, const char *endpoint,
 		    const struct kvd_session_key *key, int timeout_ms,
 		    uint64_t *attach_p);
 
+/* The same, asynchronous: *attach_p is set at once and usable (else -KVD_E_BUSY) once
+ * on_done told 0. */
+int kvd_peer_attach_begin(struct kvd_client *client, const char *endpoint,
+			  const struct kvd_session_key *key, const struct kvd_call *call,
+			  uint64_t *attach_p);
+
 struct kvd_desc { /* `count` rows of `bytes`, `stride` apart; count 0 means 1 */
 	uint64_t address;
 	uint64_t bytes;

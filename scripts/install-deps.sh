@@ -25,6 +25,8 @@ libxxhash-dev	header:xxhash.h
 uthash-dev	header:uthash.h
 libcmocka-dev	header:cmocka.h
 python3		program:python3
+python3-dev	program:python3-config
+python3-venv	program:python3
 systemd		program:systemd-analyze
 man-db		program:man
 clang-tidy	program:clang-tidy

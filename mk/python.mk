@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+# The Python package. Tests run it in a virtual environment of their own, made from
+# PyPI (numpy, pytest) and kept in build/python; without Python's headers or without
+# PyPI they are skipped by name.
+PYTHON ?= python3
+PYDIR  := build/python
+PYPKG  := $(shell find proto/python -name '*.py' -o -name '*.pyi' -o -name '*.toml' \
+	  2>/dev/null | grep -v '^proto/python/build/')
+PYSRC  := $(wildcard proto/python/src/*.[ch]) $(wildcard proto/client*.[ch]) \
+	  $(wildcard proto/kvd*.h) $(PYPKG)
+
+TEST_TARGETS += tests/python/run.sh
+TEST_NEEDS   += $(PYDIR)/installed
+
+.PHONY: wheel
+# never fails: tests/python/run.sh tells what is missing
+$(PYDIR)/installed: $(PYSRC) proto/python/README.md
+	@mkdir -p $(@D)
+	$(SAY) VENV $(PYDIR)
+	$(Q)scripts/python-venv.sh $(PYDIR) $(PYTHON) && touch $@ || :
+
+wheel: ## build one wheel for all Pythons in build/wheel
+	$(SAY) WHEEL build/wheel
+	$(Q)scripts/python-wheel.sh $(PYDIR) $(PYTHON) build/wheel

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvd: move KV cache between engines through the kvd daemon of this node.
+
+    import kvd, numpy as np
+
+    with kvd.Client() as client:
+        cache = np.zeros((64, 4096), np.uint8)
+        region = client.register(cache)
+        pool = client.pool(kvd.Layout(0).heads(...), [region])
+        room = client.recv(7, pool, sources=["tcp://10.0.0.2:7400"])
+        room.bind({"kv": range(4)})
+        room.wait()
+
+Logging goes to the logger "kvd". torch is never imported here."""
+import logging
+
+from . import _kvd
+from .errors import (AbortedError, BusyError, CanceledError, ConnectionError, DaemonError,
+                     Error, InvalidError, LimitError, MemoryImportError, NotFoundError,
+                     PeerError, PermissionDenied, StateError, TimeoutError, error_make)
+
+_kvd.set_error_maker(error_make)
+
+from .aio import AsyncClient, AsyncRoom  # noqa: E402
+from .client import Client  # noqa: E402
+from .layout import HND, NHD, Layout  # noqa: E402
+from .memory import Memory, Region  # noqa: E402
+from .rooms import (BOOTSTRAPPING, FAILED, SUCCESS, TRANSFERRING, WAITING_FOR_INPUT,  # noqa: E402
+                    Room, Source, Status, View)
+
+__version__ = _kvd.version()
+logging.getLogger("kvd").addHandler(logging.NullHandler())
+
+__all__ = [
+    "AbortedError", "AsyncClient", "AsyncRoom", "BOOTSTRAPPING", "BusyError", "CanceledError",
+    "Client", "ConnectionError", "DaemonError", "Error", "FAILED", "HND", "InvalidError",
+    "Layout", "LimitError", "Memory", "MemoryImportError", "NHD", "NotFoundError",
+    "PeerError", "PermissionDenied", "Region", "Room", "SUCCESS", "Source", "StateError",
+    "Status", "TRANSFERRING", "TimeoutError", "View", "WAITING_FOR_INPUT",
+]

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exceptions. Each carries the daemon's code ("EBUSY"), how far the fault reaches
+(scope) and whether the same call may succeed later (retryable)."""
+
+
+class Error(Exception):
+    """A call failed. code: "EBUSY"…; number: kvd.h's; scope: op, room, peer, session,
+    device or daemon."""
+
+    def __init__(self, message, code="EINTERNAL", number=37, scope="op", retryable=False):
+        super().__init__(message)
+        self.message, self.code, self.number = message, code, number
+        self.scope, self.retryable = scope, retryable
+
+    def __str__(self):
+        return "%s: %s" % (self.code, self.message) if self.message else self.code
+
+    def __reduce__(self):
+        return (type(self), (self.message, self.code, self.number, self.scope,
+                             self.retryable))
+
+
+class InvalidError(Error, ValueError):
+    """An argument is outside its limits."""
+
+
+class NotFoundError(Error, LookupError):
+    """No such object, or no registered memory there."""
+
+
+class StateError(Error):
+    """Not possible in the object's state."""
+
+
+class BusyError(StateError):
+    """In use now."""
+
+
+class LimitError(Error):
+    """A cap is reached, or memory ran out."""
+
+
+class PermissionDenied(Error):
+    """Not allowed for this caller."""
+
+
+class MemoryImportError(Error):
+    """Memory of this kind cannot be used, or is gone."""
+
+
+class PeerError(Error):
+    """The remote daemon or engine is gone, or the way to it failed."""
+
+
+class TimeoutError(PeerError):  # noqa: A001 (kvd.TimeoutError)
+    """A phase of a room took longer than allowed."""
+
+
+class AbortedError(Error):
+    """Aborted by an engine."""
+
+
+class CanceledError(AbortedError):
+    """Canceled by its owner."""
+
+
+class ConnectionError(Error):  # noqa: A001 (kvd.ConnectionError)
+    """The own daemon cannot be reached, or does not answer."""
+
+
+class DaemonError(Error):
+    """The daemon refuses for reasons of its own."""
+
+
+_CLASSES = {
+    "EINVAL": InvalidError, "EPROTO": InvalidError, "ETOOBIG": InvalidError,
+    "ENOCMD": DaemonError, "EPERM": PermissionDenied, "ENOTFOUND": NotFoundError,
+    "EEXIST": StateError, "EBUSY": BusyError, "ELIMIT": LimitError, "ENOMEM": LimitError,
+    "ESTATE": StateError, "ELAYOUT": InvalidError, "ECOVER": InvalidError,
+    "ERANGE": InvalidError, "EDUP": StateError, "ESHORT": StateError,
+    "EABORTED": AbortedError, "EPEER": PeerError, "ESESSION": PeerError,
+    "ETIMEOUT": TimeoutError, "ESTALL": TimeoutError, "ELEASE": TimeoutError,
+    "ETRANSPORT": PeerError, "EREQUIRE": PeerError, "EIMPORT": MemoryImportError,
+    "EFAULT": MemoryImportError, "EFENCE": PeerError, "EDRAIN": DaemonError,
+    "ERESTART": PeerError, "EVERSION": PeerError, "EAUTH": PermissionDenied,
+    "ECANCELED": CanceledError, "EPLAN": PeerError, "EREVOKED": NotFoundError,
+    "EGONE": StateError, "ENODAEMON": ConnectionError, "ELOST": ConnectionError,
+    "ENOREPLY": ConnectionError, "EFULL": BusyError, "EFORKED": ConnectionError,
+    "EDEAD": ConnectionError,
+}
+
+
+def error_make(number, code, retryable, scope, message):
+    return _CLASSES.get(code, DaemonError)(message, code, number, scope, bool(retryable))

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of engines: where it lies, and how a daemon gets at it.
+
+memfd   the daemon maps it: one copy is enough. Memory made here (Memory), or the
+        process's own that was adopted: moved behind a memfd in place.
+vm      any other memory of this process; the daemon reads and writes it through the
+        kernel, one more copy.
+
+KVD_ADOPT=0 leaves all memory as it is. What was chosen, and why, is logged."""
+import logging
+import os
+import sys
+
+import numpy as np
+
+from . import _kvd
+from .errors import Error, MemoryImportError
+
+log = logging.getLogger("kvd.memory")
+ADOPT_BYTES_MIN = 32 << 20
+
+Region = _kvd.Region
+
+
+class Memory:
+    """Memory behind a memfd, in huge pages where the kernel can. Exports the array
+    interface: numpy.asarray(memory)."""
+
+    def __init__(self, nbytes, name="kvd-python"):
+        self._parts = None
+        self._parts = _kvd.memory_alloc(nbytes, name)
+        self.fd, self.address, self.nbytes, self.huge_bytes = self._parts
+        self.__array_interface__ = {"version": 3, "shape": (self.nbytes,), "typestr": "|u1",
+                                    "data": (self.address, False)}
+
+    def array(self, shape=None, dtype=np.uint8):
+        """A numpy array over it; it keeps the memory alive."""
+        flat = np.asarray(self)
+        if shape is None:
+            return flat.view(dtype)
+        count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        return flat[:count].view(dtype).reshape(shape)
+
+    def __del__(self):
+        if self._parts:
+            _kvd.memory_free(*self._parts)
+
+
+def memory_of(thing):
+    """(address, bytes) of a numpy array, a CPU tensor of torch, a Memory, or whatever
+    has the array interface. Contiguous memory only."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(thing, torch.Tensor):
+        if thing.device.type != "cpu":
+            raise MemoryImportError("memory on %s: this daemon imports host memory only"
+                                    % thing.device, "EIMPORT", 25, "op", False)
+        if not thing.is_contiguous():
+            raise ValueError("the tensor is not contiguous")
+        return thing.data_ptr(), thing.numel() * thing.element_size()
+    view = np.asarray(thing)
+    if not view.flags.c_contiguous and not view.flags.f_contiguous:
+        raise ValueError("the array is not contiguous")
+    if not view.flags.writeable:
+        raise ValueError("the array is read-only")
+    if isinstance(thing, (list, tuple)):
+        raise TypeError("an array, a tensor or a kvd.Memory is wanted")
+    return view.__array_interface__["data"][0], view.nbytes
+
+
+def adopt_wanted():
+    return os.environ.get("KVD_ADOPT", "1") not in ("0", "no", "off")
+
+
+def adopt(address, nbytes):
+    """Move the memory behind a memfd if that is safe. None: it is (now); else why not."""
+    if not adopt_wanted():
+        return "KVD_ADOPT=0"
+    chunk = (address, nbytes)
+    why = None
+    for _ in range(2):
+        try:
+            got = _kvd.adopt(*chunk)
+            log.debug("adopted %d bytes at %#x (%s)", chunk[1], chunk[0],
+                      "moved" if got["moved"] else "was there")
+            return None
+        except Error as error:
+            why = why or error.message
+        # a part of an array, or an aligned begin: look for malloc's own pointer
+        found = _kvd.chunk_of(address, nbytes) if nbytes >= 4096 else None
+        if not found or found == chunk or found[1] < ADOPT_BYTES_MIN:
+            break
+        chunk = found
+    return why

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two real daemons for a module, and helpers that wait on conditions."""
+import os
+import sys
+import threading
+import time
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+os.environ.setdefault("KVD_BUILD", os.path.join(ROOT, "build", "rel"))
+sys.path.insert(0, os.path.join(ROOT, "tests", "lib"))
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from kvd_daemon import Daemon  # noqa: E402
+
+
+def until(condition, seconds=20, pause=0.002):
+    """Wait until condition() is true, and give it."""
+    end, clock = time.monotonic() + seconds, threading.Event()
+    while True:
+        got = condition()
+        if got:
+            return got
+        assert time.monotonic() < end, "not within %g s" % seconds
+        clock.wait(pause)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """Two daemons; an unexpected warning of either fails the module."""
+    with Daemon() as a, Daemon() as b:
+        yield a, b

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package kvd over two daemons: regions of each kind, pools, rooms by push and
+pull, asyncio, errors, threads, finalisers, fork."""
+import asyncio
+import gc
+import os
+import pickle
+import threading
+
+import numpy as np
+import pytest
+
+import kvd
+from conftest import until
+
+PAGE, PAGES, LAYERS = 16, 64, 4
+PAGE_BYTES = PAGE * 8 * 128
+
+
+def layout(rank=0):
+    return kvd.Layout.sglang_mha(page_size=PAGE, pages=PAGES, layers=LAYERS, kv_heads=8,
+                                 head_bytes=128, tp_rank=rank)
+
+
+TOTAL = sum(layout().buffers)
+PARTS = [sum(layout().buffers[:i]) for i in range(2 * LAYERS)]
+
+
+class Side:
+    """A client with a pool over one piece of memory."""
+
+    def __init__(self, daemon, memory):
+        self.client = kvd.Client(daemon.socket_path, timeout=20)
+        self.memory = np.asarray(memory)
+        self.region = self.client.register(memory)
+        self.pool = self.client.pool(layout(), [(self.region, o) for o in PARTS])
+
+    def pages(self, first, count):
+        parts = self.memory.reshape(2 * LAYERS, PAGES, PAGE_BYTES)
+        return parts[:, first:first + count]
+
+
+
+def memory_of_kind(kind):
+    return kvd.Memory(TOTAL) if kind == "memfd" else np.zeros(TOTAL, np.uint8)
+
+
+@pytest.fixture(params=["memfd", "vm"])
+def sides(pair, request):
+    both = [Side(d, memory_of_kind(request.param)) for d in pair]
+    both[0].memory[:] = np.random.default_rng(1).integers(0, 256, both[0].memory.size)
+    assert both[0].region.kind == request.param
+    yield both
+    for side in both:
+        side.client.close()
+
+
+def check_moved(a, b):
+    assert np.array_equal(a.pages(7, 3), b.pages(30, 3))
+    guard = b.memory.reshape(2 * LAYERS, PAGES, PAGE_BYTES).copy()
+    guard[:, 30:33] = 0
+    assert not guard.any(), "bytes outside the bound pages were written"
+
+
+def test_room_pushed_lands(sides):
+    a, b = sides
+    tx = a.client.send(1, a.pool)
+    rx = b.client.recv(1, b.pool, [a.client.endpoint])
+    rx.bind({"kv": kvd.View(range(30, 33), tokens=(0, 3 * PAGE))})
+    assert tx.wait(kvd.WAITING_FOR_INPUT, 20) >= kvd.WAITING_FOR_INPUT
+    assert tx.first_token() == 0
+    tx.send({"kv": kvd.View([7, 8, 9], tokens=(0, 3 * PAGE))})
+    assert rx.wait(timeout=20) == tx.wait(timeout=20) == kvd.SUCCESS
+    check_moved(a, b)
+    status = rx.read()
+    assert status.bytes == status.total == 3 * PAGE_BYTES * 2 * LAYERS
+    rx.close()
+    tx.close()
+    with pytest.raises(kvd.StateError):
+        rx.state
+    for side in sides:
+        side.pool.unregister()
+        side.region.unregister()
+        assert not side.client.command("region.list")["regions"]
+
+
+def test_room_pulled_lands(sides):
+    a, b = sides
+    offer = a.client.offer(2, a.pool, {"kv": kvd.View([7, 8, 9], tokens=(0, 3 * PAGE))})
+    pull = b.client.pull(2, b.pool, a.client.endpoint,
+                         {"kv": kvd.View([30, 31, 32], tokens=(0, 3 * PAGE))})
+    assert pull.wait(timeout=20) == offer.wait(timeout=20) == kvd.SUCCESS
+    check_moved(a, b)
+
+
+def test_room_aborted_tells_both(sides):
+    a, b = sides
+    tx = a.client.send(3, a.pool)
+    rx = b.client.recv(3, b.pool, [a.client.endpoint])
+    rx.bind({"kv": range(3)})
+    tx.wait(kvd.WAITING_FOR_INPUT, 20)
+    rx.abort("tired")
+    with pytest.raises(kvd.AbortedError) as told:
+        tx.wait(timeout=20)
+    assert "tired" in str(told.value) and told.value.code == "EABORTED"
+    until(lambda: rx.state == kvd.FAILED)
+    assert not rx.landed(3).any()
+
+
+def test_room_dropped_is_closed(sides):
+    a, b = sides
+    tx = a.client.send(4, a.pool)
+    rx = b.client.recv(4, b.pool, [a.client.endpoint])
+    rx.bind({"kv": range(3)})
+    tx.wait(kvd.WAITING_FOR_INPUT, 20)
+    del rx
+    gc.collect()
+
+    def gone():
+        b.client.command("ping")
+        return not b.client.command("room.list")["rooms"]
+    until(gone)
+    until(lambda: tx.state == kvd.FAILED)
+
+
+def test_asyncio_room_lands(pair):
+    async def both():
+        async with kvd.AsyncClient(pair[0].socket_path) as a, \
+                kvd.AsyncClient(pair[1].socket_path) as b:
+            sides = []
+            for client in (a, b):
+                memory = kvd.Memory(TOTAL)
+                region = await client.register(memory)
+                pool = await client.pool(layout(), [(region, o) for o in PARTS])
+                sides.append((memory.array(), pool))
+            sides[0][0][:] = 9
+            tx = await a.send(11, sides[0][1])
+            rx = await b.recv(11, sides[1][1], [a.endpoint])
+            await rx.bind({"kv": range(2)})
+            await tx.wait(kvd.WAITING_FOR_INPUT)
+            await tx.send({"kv": range(5, 7)})
+            states = await asyncio.gather(tx.wait(), rx.wait())
+            assert states == [kvd.SUCCESS, kvd.SUCCESS]
+            assert (sides[1][0][:PAGE_BYTES] == 9).all()
+            await tx.close()
+            await rx.close()
+            with pytest.raises(kvd.NotFoundError):
+                await a.command("room.show", room="999")
+            many = await asyncio.gather(*(a.command("ping") for _ in range(200)))
+            assert len(many) == 200
+    asyncio.run(both())
+
+
+def test_error_carries_code_scope_retryable(pair):
+    with kvd.Client(pair[0].socket_path) as client:
+        with pytest.raises(kvd.NotFoundError) as told:
+            client.command("room.show", room="77")
+        error = told.value
+        assert (error.code, error.scope, error.retryable) == ("ENOTFOUND", "op", False)
+        again = pickle.loads(pickle.dumps(error))
+        assert (again.code, str(again)) == (error.code, str(error))
+    with pytest.raises(kvd.StateError):
+        client.command("ping")
+    with pytest.raises(kvd.ConnectionError) as told:
+        kvd.Client("/nowhere/kvd.sock")
+    assert told.value.code == "ENODAEMON" and told.value.retryable
+
+
+def test_register_refuses_what_it_cannot_use(pair):
+    with kvd.Client(pair[0].socket_path) as client:
+        with pytest.raises(ValueError):
+            client.register(np.zeros((8, 8))[:, ::2])
+        fixed = np.zeros(8)
+        fixed.flags.writeable = False
+        with pytest.raises(ValueError):
+            client.register(fixed)
+        with pytest.raises(kvd.Error):
+            client.register_fd(0, 4096)
+
+
+def test_array_adopted_where_safe(pair, monkeypatch):
+    with kvd.Client(pair[0].socket_path) as client:
+        big = np.zeros(40 << 20, np.uint8)
+        inside = client.register(big[4096:-4096])
+        small = client.register(np.zeros(4096, np.uint8))
+        kinds = {r["region"]: r["kind"] for r in client.command("region.list")["regions"]}
+        assert kinds[inside.id] == "memfd" and kinds[small.id] == "vm"
+        monkeypatch.setenv("KVD_ADOPT", "0")
+        other = np.zeros(40 << 20, np.uint8)
+        region = client.register(other)
+        kinds = {r["region"]: r["kind"] for r in client.command("region.list")["regions"]}
+        assert kinds[region.id] == "vm"
+
+
+def test_region_dropped_is_unregistered(pair):
+    with kvd.Client(pair[0].socket_path) as client:
+        client.register(np.zeros(1 << 16, np.uint8))
+        gc.collect()
+
+        def gone():
+            return not client.command("region.list")["regions"]
+        until(gone)
+
+
+def test_client_serves_many_threads(pair):
+    with kvd.Client(pair[0].socket_path) as client:
+        failed = []
+
+        def work():
+            try:
+                for _ in range(100):
+                    assert client.command("ping")["ok"]
+            except BaseException as error:  # noqa: B036 (told below)
+                failed.append(error)
+        threads = [threading.Thread(target=work) for _ in range(6)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert not failed
+
+
+def test_child_of_fork_is_refused(pair):
+    with kvd.Client(pair[0].socket_path) as client:
+        region = client.register(kvd.Memory(1 << 20))
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                client.command("ping")
+            except kvd.ConnectionError as error:
+                status = 0 if error.code == "EFORKED" else 2
+            except BaseException:
+                status = 3
+            del region
+            gc.collect()
+            os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert client.command("ping")["ok"]
+        assert client.command("region.list")["regions"]
