@@ -47,7 +47,8 @@
 #define SHM_CONNECT_NS (5 * LOOP_NS_PER_S)
 #define SHM_TICK_NS (50 * LOOP_NS_PER_MS)
 
-#define SHM_RING_SLOTS 16u
+#define SHM_RING_SLOTS 8u
+#define SHM_SLOT_SLICES 4u /* of the copy threads, in a slot */
 #define SHM_RING_SLOTS_MAX 64u
 #define SHM_SLOT_BYTES_MAX (1u << 20)
 

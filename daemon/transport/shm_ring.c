@@ -116,14 +116,27 @@ static void on_gathered(struct copy_job *job)
 	tx_pump(peer);
 }
 
+/* Small at both ends of a transfer, where one side waits for the other's first or
+ * last slot; large between, because each costs both loops a few microseconds. */
+static uint32_t slot_fill(const struct shm_ring *ring, const struct shm_flow *flow)
+{
+	uint64_t left = flow->plan->bytes - flow->next;
+	uint64_t len = flow->next < left / 2 ? flow->next : left / 2;
+
+	if (len < ring->slot_bytes / SHM_SLOT_SLICES)
+		len = ring->slot_bytes / SHM_SLOT_SLICES;
+	if (len > ring->slot_bytes)
+		len = ring->slot_bytes;
+	return (uint32_t)(left < len ? left : len);
+}
+
 static int slot_gather(struct shm_ring *ring, struct shm_slot *slot,
 		       struct shm_flow *flow)
 {
-	uint64_t left = flow->plan->bytes - flow->next;
 	int r;
 
 	slot->offset = flow->next;
-	slot->len = left < ring->slot_bytes ? (uint32_t)left : ring->slot_bytes;
+	slot->len = slot_fill(ring, flow);
 	slot->job = (struct copy_job){
 		.plan = flow->plan,
 		.begin = slot->offset,
@@ -240,15 +253,17 @@ static void ring_made(struct offload_job *job)
 static int ring_begin(struct shm_ring *ring)
 {
 	const struct config *config = ring->peer->shm->base.env.config;
-	uint64_t slice = config ? config->slice_bytes : COPY_SLICE_BYTES;
+	uint64_t slot = config ? config->slice_bytes : COPY_SLICE_BYTES;
 	int r;
 
 	if (ring->state != SHM_RING_NONE)
 		return 0;
+	slot = slot < 4096 ? 4096 : slot;
+	slot = slot > SHM_SLOT_BYTES_MAX / SHM_SLOT_SLICES
+		       ? SHM_SLOT_BYTES_MAX
+		       : slot * SHM_SLOT_SLICES;
 	ring->slot_count = SHM_RING_SLOTS;
-	ring->slot_bytes = slice >= 4096 && slice <= SHM_SLOT_BYTES_MAX
-				   ? (uint32_t)slice
-				   : (uint32_t)COPY_SLICE_BYTES;
+	ring->slot_bytes = (uint32_t)slot;
 	r = ring_slots(ring);
 	if (r < 0)
 		return err_pass(r);
