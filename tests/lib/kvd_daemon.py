@@ -9,6 +9,7 @@ Everything waits on a message or an exit with a deadline; nothing sleeps. A
 test that provokes a warning names it: kvd.expect("needs a restart").
 `run(cases)` runs functions and prints the counts that mk/test.mk wants.
 """
+import contextlib
 import os
 import re
 import select
@@ -30,7 +31,8 @@ class Skip(Exception):
 
 class Daemon:
     def __init__(self, config="", args=(), run_dir=None, name="kvd", env=None,
-                 wrapper=(), pass_fds=(), preexec=None, user=None):
+                 wrapper=(), pass_fds=(), preexec=None, user=None,
+                 log_dir=None):
         self.tmp = None
         if run_dir is None:
             self.tmp = tempfile.TemporaryDirectory(prefix="kvd-test-")
@@ -43,6 +45,7 @@ class Daemon:
         self.env, self.args, self.wrapper = dict(env or {}), list(args), list(wrapper)
         self.pass_fds, self.preexec, self.user = pass_fds, preexec, user
         self.expected, self.states, self.proc = [], [], None
+        self.log_dir = log_dir
 
     def write_config(self, text):
         """Every option of `text`, and run_dir and name if it does not set them."""
@@ -71,9 +74,13 @@ class Daemon:
     def start(self):
         self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         path = "\0kvd-test-notify-%d-%d" % (os.getpid(), id(self))
+        if self.log_dir:  # perhaps in another network namespace: by a path
+            path = os.path.join(self.log_dir, "notify")
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
         self.notify.bind(path)
-        env = dict(os.environ, NOTIFY_SOCKET="@" + path[1:], **self.env)
-        self.log_file = tempfile.TemporaryFile()
+        env = dict(os.environ, NOTIFY_SOCKET=path.replace("\0", "@"), **self.env)
+        self.log_file = tempfile.TemporaryFile(dir=self.log_dir)
         self.states = []
         self.proc = subprocess.Popen(
             self.wrapper + [BUILD + "/kvd", "--config", self.config_path] + self.args,

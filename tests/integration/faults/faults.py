@@ -1,0 +1,583 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The fault matrix: faults.py [--jobs N] [--subset] [--list] [WORD…]
+
+Runs the cells whose name holds all words (an alternative: a,b). Prints a line for
+each failed cell, the worst detection and fence times of each transport, and the
+counts."""
+import argparse
+import collections
+import multiprocessing
+import os
+import queue
+import re
+import signal
+import sys
+import time
+import traceback
+
+import cells
+from scene import POOL_PAGES, SMALL, Scene
+from world import (BUILD, FAILED, SLOW, SUCCESS, WAITING, Side, World, Wrong, may_partition,
+                   memory_gone_ns, transports)
+
+LEARN_S = 1.0  # invariant 3: both sides learn
+FENCE_S = 2.5  # fence_timeout is 1 s; then the peer is cut, and its silence counts
+STILL_MS = 300
+DRAIN_S = 0.5
+WITNESS_PAGES = 2
+SLACK = dict(anon=8192, shmem=1024, fds=0, threads=0)
+
+
+class Times:
+    """Worst of each kind, in seconds."""
+
+    def __init__(self):
+        self.worst = {}
+
+    def add(self, kind, seconds, cell):
+        if seconds > self.worst.get(kind, (-1, None))[0]:
+            self.worst[kind] = (seconds, cells.name(cell))
+
+
+class Stage:
+    """A world with witnesses, in which cell after cell is played."""
+
+    def __init__(self, transport, partition):
+        self.world = World(transport, partition)
+        self.witnesses = [self.world.engine(i, "witness-%s" % "abc"[i], "w%d" % i, 64)
+                          for i in range(3)]
+        self.rooms = {}
+        self.warm_up()
+
+    def warm_up(self):
+        """Everybody knows everybody, all is mapped once."""
+        self.open_witnesses()
+        self.check_witnesses(list(self.rooms))
+
+    def close(self):
+        self.world.close()
+
+    # ---- the rooms beside the victim
+
+    def open_witnesses(self):
+        number = self.world.new_number()
+        for a, b in ((0, 1), (2, 1), (2, 0)):
+            one = Side(self.witnesses[a], number, "send", WITNESS_PAGES)
+            other = Side(self.witnesses[b], number, "recv", WITNESS_PAGES, self.witnesses[a])
+            number = self.world.new_number()
+            other.number = one.number = number
+            other.open()
+            one.open()
+            other.bind()
+            self.rooms[a, b] = one, other
+        for one, other in self.rooms.values():
+            one.until(WAITING)
+            other.until(WAITING)
+
+    def check_witnesses(self, spared):
+        for pair in spared:
+            one, other = self.rooms[pair]
+            if one.state != WAITING or other.state != WAITING:
+                raise Wrong("the bystanders' room %s was hurt: %s, %s" %
+                            (pair, one.words() or one.now, other.words() or other.now))
+            one.send(0, 0, WITNESS_PAGES, True)
+            other.until(SUCCESS)
+            one.until(SUCCESS)
+        for pair, sides in self.rooms.items():
+            for side in sides:
+                if pair not in spared and not side.ended:
+                    side.engine.ask("abort", side.number, side.role)
+                self.world.until(lambda side=side: side.ended, lambda side=side:
+                                 "witness %s does not end: %s" % (side, side.now))
+                side.still(0)
+                side.close()
+        self.rooms = {}
+
+    # ---- what a daemon holds
+
+    def holds(self, node):
+        stats = self.witnesses[node].cmd("stats")["metrics"]
+        return {m["name"]: int(m["value"]) for m in stats
+                if m["name"] in ("sessions", "regions", "pools", "rooms")}
+
+    def level(self):
+        return [dict(self.world.nodes[i].figures(), pid=self.world.nodes[i].pid,
+                     holds=self.holds(i)) for i in range(3)]
+
+    def check_level(self, before):
+        """Back to what it was, of those daemons that still are who they were."""
+        def more():
+            now = self.level()
+            for i, was in enumerate(before):
+                if now[i]["pid"] != was["pid"]:
+                    continue
+                if now[i]["holds"] != was["holds"]:
+                    return "daemon %s holds %s, before %s" % ("ABC"[i], now[i]["holds"],
+                                                              was["holds"])
+                for key, slack in SLACK.items():
+                    if now[i][key] > was[key] + slack:
+                        return "daemon %s: %s is %d, was %d" % ("ABC"[i], key, now[i][key],
+                                                                was[key])
+            return ""
+        self.world.until(lambda: not more(), more, 10 * SLOW)
+
+
+class Play:
+    """One cell."""
+
+    def __init__(self, stage, cell, times):
+        self.stage, self.world, self.cell, self.times = stage, stage.world, cell, times
+        self.undo, self.struck_ns, self.latest = [], 0, {}
+
+    def run(self):
+        self.enter()
+        try:
+            self.strike()
+            self.judge()
+        finally:
+            for undo in reversed(self.undo):
+                undo()
+        self.stillness()
+        self.recover()
+        self.go_on()
+        self.next_room()
+        self.stage.check_witnesses(cells.spared(self.cell))
+        self.leave()
+
+    # ---- before
+
+    def enter(self):
+        self.before = self.stage.level()
+        self.stage.open_witnesses()
+        pages = POOL_PAGES if self.cell.phase == "moving" else 64
+        self.s = self.world.engine(0, "victim-s", "v", pages)
+        self.d = self.world.engine(1, "victim-d", "v", pages)
+        self.t = self.world.engine(1, "victim-t", "v", 64) if self.cell.phase == "half" \
+            else self.d
+        self.scene = Scene(self.world, self.cell.way, self.cell.phase, self.s,
+                           (self.d, self.t))
+        self.sides = {n: getattr(self.scene, n) for n in cells.opened(self.cell)}
+        self.scene.enter()
+
+    # ---- the fault
+
+    def victim_engine(self):
+        side = cells.victim_side(self.cell)
+        return getattr(self, side)
+
+    def victim_node(self):
+        return self.world.nodes[cells.DAEMONS[self.cell.victim]]
+
+    def strike(self):
+        self.marks = {n: len(s.history) for n, s in self.sides.items()}
+        self.was = {n: s.state for n, s in self.sides.items()}
+        self.late = {e: e.do("look")["late"] for e in self.world.engines}
+        self.struck_ns = time.monotonic_ns()
+        kind = self.cell.victim.split("-")[-1]
+        getattr(self, "%s_%s" % (kind, self.cell.fault.replace("-", "_")))()
+
+    def engine_kill(self):
+        engine = self.victim_engine()
+        engine.signal(signal.SIGKILL)
+        self.struck_ns = memory_gone_ns(engine.pid)
+        engine.reap()
+
+    def engine_stop(self):
+        engine = self.victim_engine()
+        engine.signal(signal.SIGSTOP)
+        self.undo.append(lambda: engine.signal(signal.SIGCONT))
+        self.world.pass_time(self.struck_ns + int(1.2e9))
+
+    def engine_leave(self):
+        self.victim_engine().leave()
+
+    def daemon_kill(self):
+        node = self.victim_node()
+        node.signal(signal.SIGKILL)
+        self.struck_ns = memory_gone_ns(node.pid)
+        node.daemon.wait()
+
+    def thaw_later(self):
+        node = self.victim_node()
+        node.signal(signal.SIGSTOP)
+        self.undo.append(lambda: node.alive and node.signal(signal.SIGCONT))
+        return node
+
+    def daemon_stop(self):
+        self.thaw_later()
+        self.world.pass_time(self.struck_ns + int(1.2e9 * SLOW))
+
+    daemon_stop_kill = daemon_stop
+
+    def daemon_pause(self):
+        node = self.thaw_later()
+        self.world.pass_time(self.struck_ns + int(0.3e9))
+        node.signal(signal.SIGCONT)
+
+    def daemon_term(self):
+        node = self.victim_node()
+        node.signal(signal.SIGTERM)
+        self.undo.append(lambda: node.daemon.wait())
+
+    def daemon_fds(self):
+        self.undo.append(self.victim_node().no_more_fds())
+        self.squeeze()
+
+    def daemon_memory(self):
+        self.undo.append(self.victim_node().no_more_memory())
+        self.squeeze()
+
+    def daemon_disk(self):
+        self.undo.append(self.victim_node().disk_full())
+        self.squeeze()
+
+    def squeeze(self):
+        """The room goes on although there is nothing left to take."""
+        try:
+            self.scene.go_on()
+        except Wrong as why:
+            self.refusal = str(why)  # refused with a code: an answer, not a crash
+            if "does not answer" in self.refusal or "instead of" in self.refusal and \
+                    not self.scene.failed():
+                raise
+        node = self.victim_node()
+        used = node.cpu_s()
+        self.world.pass_time(time.monotonic_ns() + int(0.3e9))
+        if node.cpu_s() - used > 0.2:
+            raise Wrong("the daemon spins: %.2f s of 0.3" % (node.cpu_s() - used))
+
+    def link_cut(self, pairs=((0, 1), (1, 0))):
+        self.world.net.cut(pairs)
+        self.undo.append(lambda: self.world.net.heal(pairs))
+        self.struck_ns = time.monotonic_ns()
+
+    def link_cut_to(self):
+        self.link_cut(((0, 1),))
+
+    def link_cut_from(self):
+        self.link_cut(((1, 0),))
+
+    def link_blink(self):
+        self.link_cut()
+        self.world.pass_time(self.struck_ns + int(0.25e9))
+        self.undo.pop()()
+
+    # ---- what the sides see
+
+    def judge(self):
+        for name, side in self.sides.items():
+            self.fate = cells.fate(self.cell, name)
+            if self.fate.kind != "gone":
+                getattr(self, "see_" + self.fate.kind)(name, side)
+
+    def new_events(self, name, side):
+        return side.history[self.marks[name]:]
+
+    @staticmethod
+    def allowance_s(event, since):
+        """How late this machine woke the side's engine: the daemons were late, too."""
+        return 2 * max(0, event["late"] - since) / 1e9
+
+    def see_fails(self, name, side, since_ns=None, may_succeed=False):
+        since_ns = since_ns or self.struck_ns
+        limit_s = LEARN_S * SLOW + (DRAIN_S if self.cell.fault == "term" else 0)
+
+        def learnt():
+            return [e for e in self.new_events(name, side)
+                    if e["aborting"] or e["state"] in (FAILED, SUCCESS)]
+        self.world.until(lambda: learnt() or side.ended, lambda: "%s learns nothing: %s" %
+                         (side, side.now), 10 * SLOW)
+        if side.state == SUCCESS:
+            if may_succeed:
+                return
+            raise Wrong("%s succeeds" % side)
+        first = learnt()[0]
+        took_s = (first["t"] - since_ns) / 1e9
+        late_s = self.allowance_s(first, self.late[side.engine])
+        if took_s > limit_s + late_s:
+            raise Wrong("%s: learnt after %.3f s (allowed %.3f)" % (side, took_s,
+                                                                    limit_s + late_s))
+        if self.cell.fault != "term":
+            self.times.add("detection", took_s, self.cell)
+        self.see_end(side, first, may_succeed)
+
+    def see_end(self, side, first, may_succeed=False):
+        self.world.until(lambda: side.ended, lambda: "%s: aborting, does not end: %s" %
+                         (side, side.now), 15 * SLOW)
+        took_s = (side.now["t"] - first["t"]) / 1e9
+        late_s = self.allowance_s(side.now, first["late"])
+        if took_s > FENCE_S * SLOW + late_s:
+            raise Wrong("%s: fence took %.3f s" % (side, took_s))
+        self.times.add("fence", took_s, self.cell)
+        if side.state == SUCCESS and not may_succeed:
+            raise Wrong("%s succeeds" % side)
+        if side.state == FAILED:
+            self.see_words(side)
+
+    def see_words(self, side):
+        peer = self.world.nodes[1 if side.role in ("send", "offer") else 0]
+        wanted = self.fate.words.replace("{peer}", re.escape(peer.endpoint))
+        wanted = wanted.replace("{own}", re.escape(side.engine.node.endpoint))
+        said = side.words()
+        if not re.search(wanted, said):
+            raise Wrong("%s: '%s' does not say %s" % (side, said, wanted))
+
+    def see_held(self, name, side):
+        def held():
+            return [e for e in self.new_events(name, side) if e["aborting"]]
+        self.world.until(lambda: held() or side.ended, "%s does not see its frozen daemon"
+                         % side, 5 * SLOW)
+        first = (held() or [side.now])[0]
+        took_s = (first["t"] - self.struck_ns) / 1e9
+        late_s = self.allowance_s(first, self.late[side.engine])
+        if took_s > LEARN_S * SLOW + late_s:
+            raise Wrong("%s: sees its frozen daemon after %.3f s" % (side, took_s))
+        if side.ended:
+            raise Wrong("%s: ended while its daemon was frozen: %s" % (side, side.now))
+        self.times.add("detection (own daemon frozen)", took_s, self.cell)
+        node = self.victim_node()
+        if self.cell.fault == "stop-kill":
+            if node.alive:
+                node.signal(signal.SIGKILL)
+                self.gone_ns = memory_gone_ns(node.pid)
+                node.daemon.wait()
+            begin = dict(first, t=self.gone_ns)
+        else:
+            begin = dict(first, t=time.monotonic_ns())
+            node.signal(signal.SIGCONT)
+            if not self.fate.words:
+                self.world.until(lambda: not side.now["aborting"], "%s: its daemon is back, "
+                                 "it is not" % side)
+                return self.see_lives(name, side)
+        return self.see_end(side, begin, may_succeed=self.cell.phase == "moving")
+
+    def see_lives(self, name, side):
+        if side.state == FAILED or side.now["aborting"] and \
+                self.cell.fault not in ("pause", "stop"):
+            raise Wrong("%s was hurt: %s" % (side, side.words() or side.now))
+
+    def see_sticky(self, name, side):
+        if side.state != SUCCESS:
+            raise Wrong("%s had succeeded: %s" % (side, side.now))
+
+    def see_ends(self, name, side):
+        if self.was[name] == SUCCESS:
+            return self.see_sticky(name, side)
+        if cells.fate(self.cell._replace(phase="waiting" if self.cell.way == "push"
+                                         else "held"), name).kind == "held" and \
+                not side.ended:
+            return self.see_held(name, side)
+        return self.see_fails(name, side, may_succeed=True)
+
+    def see_limited(self, name, side):
+        if side.state == FAILED:
+            self.see_words(side)
+
+    # ---- afterwards
+
+    def stillness(self):
+        """Canaries, pages of ended rooms, and truth between the two sides."""
+        for side in self.sides.values():
+            if side.ended and side.engine in self.world.engines:
+                side.still(STILL_MS)
+        ended = [s for s in self.sides.values() if s.engine in self.world.engines]
+        if self.scene.s in ended and self.scene.s.state == SUCCESS and \
+                any(s.state == FAILED for s in ended):
+            raise Wrong("the source succeeded, a target did not")
+
+    def recover(self):
+        for node in self.world.nodes:
+            if node.alive:
+                continue
+            status = node.daemon.wait()
+            if status != (0 if self.cell.fault == "term" else -signal.SIGKILL):
+                raise Wrong("daemon %s ended with %d" % (node.name, status))
+            node.restart()
+            for engine in self.world.engines:
+                if engine.node is node:
+                    self.world.until(lambda e=engine: not e.lost and e.sessions[-1]["instance"]
+                                     == e.node.instance,
+                                     "%s does not find its daemon" % engine.name)
+
+    def all_there(self):
+        return all(e in self.world.engines for e in (self.s, self.d, self.t))
+
+    def go_on(self):
+        """Who lives goes on to success; who cannot is given up."""
+        alive = [s for s in self.sides.values() if s.engine in self.world.engines]
+        if self.all_there() and not any(s.state == FAILED for s in alive) and \
+                self.cell.fault not in cells.LIMITS:
+            self.scene.go_on()
+            self.scene.all_done()
+        for side in self.scene.sides:
+            if side.opened and side.engine in self.world.engines:
+                if not side.ended:
+                    side.engine.do("abort", side.number, side.role)
+                self.world.until(lambda side=side: side.ended, lambda side=side:
+                                 "%s does not end: %s" % (side, side.now))
+                side.still(STILL_MS)
+
+    def next_room(self):
+        """The same number again, on the same engines or those that follow them."""
+        number = self.scene.s.number
+        for side in self.scene.sides:
+            if side.opened and side.engine in self.world.engines:
+                side.close()
+        for engine in {self.s, self.d, self.t} & set(self.world.engines):
+            engine.do("zero")
+        source = self.s if self.s in self.world.engines else \
+            self.world.engine(0, "next-s", "v", 64)
+        target = self.d if self.d in self.world.engines else \
+            self.world.engine(1, "next-d", "v", 64)
+        roles = ("send", "recv") if self.cell.way == "push" else ("offer", "pull")
+        s = Side(source, number, roles[0], SMALL)
+        d = Side(target, number, roles[1], SMALL, source)
+        d.open()
+        s.open()
+        if self.cell.way == "push":
+            d.bind()
+            s.until(WAITING)
+            s.send(0, 0, SMALL, True)
+        d.until(SUCCESS)
+        s.until(SUCCESS)
+        d.still(0)
+        for side in (s, d):
+            side.close()
+        self.victims = {self.s, self.d, self.t, source, target} & set(self.world.engines)
+
+    def leave(self):
+        for engine in self.victims:
+            found = engine.do("look")
+            if found["strayed"]:
+                raise Wrong("%s: %d canary pages were written" % (engine.name,
+                                                                 found["strayed"]))
+            engine.leave()
+        self.stage.check_level(self.before)
+        if len(cells.spared(self.cell)) < 3:
+            self.stage.warm_up()
+
+
+# ---- the run ---------------------------------------------------------------
+
+def play(stage, cell, times):
+    """Words of what is wrong, or None."""
+    try:
+        Play(stage, cell, times).run()
+        for node in stage.world.nodes:
+            bad = [line for line in (node.old_logs + node.log()).splitlines()
+                   if re.match("<[0-3]>", line)]
+            if bad:
+                return "in the log of %s: %s" % (node.name, bad[0])
+    except Wrong as why:
+        return str(why)
+    except Exception:
+        return traceback.format_exc()
+    return None
+
+
+def keep_log(cell, why, stage):
+    folder = os.path.join(BUILD, "faults-logs")
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "-".join(cell) + ".log"), "w") as out:
+        out.write("%s\n%s\n%s" % (cells.name(cell), why, stage.world.logs()))
+
+
+def work(todo, done, partition):
+    stage = None
+    while True:
+        try:
+            cell = todo.get(timeout=1)
+        except queue.Empty:
+            break
+        times, begin = Times(), time.monotonic()
+        try:
+            if stage and stage.world.transport != cell.transport:
+                stage.close()
+                stage = None
+            stage = stage or Stage(cell.transport, partition)
+            why = play(stage, cell, times)
+        except Exception:
+            why = traceback.format_exc()
+        if why and stage:
+            keep_log(cell, why, stage)
+            stage.close()
+            stage = None
+        done.put((cell, why, times.worst, time.monotonic() - begin))
+    if stage:
+        stage.close()
+    done.put(None)
+
+
+def run(chosen, jobs, partition, verbose):
+    todo, done = multiprocessing.Queue(), multiprocessing.Queue()
+    for cell in chosen:
+        todo.put(cell)
+    workers = [multiprocessing.Process(target=work, args=(todo, done, partition), daemon=True)
+               for _ in range(min(jobs, len(chosen)) or 1)]
+    for worker in workers:
+        worker.start()
+    failed, worst, left, seen = 0, collections.defaultdict(dict), len(workers), 0
+    while left:
+        try:
+            one = done.get(timeout=5)
+        except queue.Empty:
+            if not any(w.is_alive() for w in workers):
+                print("FAIL the workers died")
+                return seen, failed + 1, worst
+            continue
+        if one is None:
+            left -= 1
+            continue
+        cell, why, times, took = one
+        seen += 1
+        if why:
+            failed += 1
+            print("FAIL %s: %s" % (cells.name(cell), why), flush=True)
+        elif verbose:
+            print("ok   %s (%.1f s)" % (cells.name(cell), took), flush=True)
+        for kind, (seconds, at) in times.items():
+            if seconds > worst[cell.transport].get(kind, (-1, ""))[0]:
+                worst[cell.transport][kind] = seconds, at
+    return seen, failed, worst
+
+
+def choose(words, there):
+    def holds(cell):
+        text = cells.name(cell).split()
+        return all(any(w in text for w in word.split(",")) for word in words)
+    return [c for c in cells.table(there) if holds(c)]
+
+
+def main(given=None):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--subset", action="store_true")
+    parser.add_argument("-v", "--verbose", action="store_true")
+    parser.add_argument("words", nargs="*")
+    args = parser.parse_args(given)
+    no_partition = may_partition()
+    chosen, why_not = [], collections.Counter()
+    for cell in choose(args.words, transports()):
+        if args.subset and not cells.subset(cell):
+            continue
+        why = cells.excluded(cell, os.geteuid() == 0, no_partition)
+        why_not.update([why] if why else [])
+        chosen += [] if why else [cell]
+    if args.list:
+        for cell in chosen:
+            print(cells.name(cell))
+        return
+    for why, count in why_not.items():
+        print("excluded: %d cells: %s" % (count, why))
+    seen, failed, worst = run(chosen, args.jobs, not no_partition, args.verbose)
+    for transport, kinds in worst.items():
+        for kind, (seconds, at) in sorted(kinds.items()):
+            print("%s: worst %s %.0f ms (%s)" % (transport, kind, seconds * 1000, at))
+    print("%d passed, %d failed" % (seen - failed, failed), flush=True)
+    sys.exit(1 if failed or seen != len(chosen) or not chosen else 0)
+
+
+if __name__ == "__main__":
+    main()

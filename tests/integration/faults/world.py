@@ -1,0 +1,508 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where faults happen: three real daemons, each in a network namespace of its own
+behind a router (as root; else all on loopback), engines as processes of their own
+(engine.c), and the ways to hurt them.
+
+Everything waits on lines that engines print, or on /proc, with a deadline.
+"""
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "lib"))
+import kvd_engine as control  # noqa: E402
+from kvd_daemon import BUILD, Daemon, kvd  # noqa: E402
+
+SLOW = 1 if os.path.basename(BUILD) == "rel" else 5
+DEADLINE_S = 30 * SLOW
+FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = range(5)
+NEVER = dict(state=-1, aborting=False, error="", bytes=0, wrong=0, t=0, late=0)
+CONFIG = """[daemon]
+drain_timeout = 500 ms
+[peer]
+listen = tcp://%s:%d
+insecure = yes
+[rooms]
+fence_timeout = 1 s
+[transport]
+transports = %s
+"""
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Wrong(Exception):
+    """What was seen is not what must be."""
+
+
+def may_partition():
+    """The namespaces that the link's faults need, or why not."""
+    if os.geteuid():
+        return "network namespaces need root"
+    done = subprocess.run(["unshare", "--net", "ip", "rule", "add", "from", "10.77.1.2", "to",
+                           "10.77.2.2", "blackhole"], capture_output=True, text=True)
+    return "" if done.returncode == 0 else "no policy routing: " + done.stderr.strip()
+
+
+def transports():
+    """What the daemon can do between two hosts or two processes of one."""
+    words = kvd("--version")[1].split()
+    return [t for t in ("shm", "ucx", "tcp") if t in words]
+
+
+def die_with_parent():
+    LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+# ---- the network -----------------------------------------------------------
+
+class Net:
+    """A router and `count` hosts. Cutting is dropping in the router: silence."""
+
+    def __init__(self, count, real):
+        self.real, self.count = real, count
+        self.holders = []
+        if not real:
+            self.ports = [free_port() for _ in range(count)]
+            return
+        self.holders = [self.hold() for _ in range(count + 1)]
+        self.router = self.holders[count].pid
+        lines = ["link set lo up"]
+        for i in range(count):
+            lines += ["link add r%d type veth peer name e0 netns %d" % (i, self.holders[i].pid),
+                      "address add 10.77.%d.1/24 dev r%d" % (i, i), "link set r%d up" % i]
+        self.ip(self.router, lines)
+        self.inside(self.router, ["sysctl", "-qw", "net.ipv4.ip_forward=1"])
+        for i in range(count):
+            self.ip(self.holders[i].pid,
+                    ["link set lo up", "address add 10.77.%d.2/24 dev e0" % i,
+                     "link set e0 up", "route add default via 10.77.%d.1" % i])
+        end = time.monotonic() + DEADLINE_S
+        while not all(self.running(h.pid) for h in self.holders[:count]):
+            if time.monotonic() > end:
+                raise RuntimeError("a veth does not come up")
+
+    def running(self, pid):
+        """The kernel says so up to a second late; libucp takes only what is."""
+        done = subprocess.run(["nsenter", "--net=/proc/%d/ns/net" % pid, "ip", "-o", "link",
+                               "show", "e0"], capture_output=True, text=True, check=True)
+        return "state UP" in done.stdout
+
+    @staticmethod
+    def hold():
+        proc = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE,
+                                stdout=subprocess.PIPE, preexec_fn=die_with_parent)
+        proc.stdin.write(b"there\n")
+        proc.stdin.flush()
+        if proc.stdout.readline() != b"there\n":
+            raise RuntimeError("no network namespace")
+        return proc
+
+    @staticmethod
+    def inside(pid, command, text=None):
+        subprocess.run(["nsenter", "--net=/proc/%d/ns/net" % pid, "--"] + command, input=text,
+                       text=True, check=True, timeout=DEADLINE_S)
+
+    def ip(self, pid, lines):
+        self.inside(pid, ["ip", "-batch", "-"], "\n".join(lines) + "\n")
+
+    def wrapper(self, i):
+        if not self.real:
+            return []
+        # with a /sys of its own: libucp looks for the interface there
+        return ["nsenter", "--net=/proc/%d/ns/net" % self.holders[i].pid, "--", "unshare",
+                "--mount", "--", "sh", "-c", 'mount -t sysfs faults /sys && exec "$@"', "sh"]
+
+    def address(self, i):
+        return ("10.77.%d.2" % i, 7400) if self.real else ("127.0.0.1", self.ports[i])
+
+    def cut(self, pairs):
+        self.ip(self.router, ["rule add from 10.77.%d.2 to 10.77.%d.2 blackhole" % p
+                              for p in pairs])
+
+    def heal(self, pairs):
+        self.ip(self.router, ["rule del from 10.77.%d.2 to 10.77.%d.2 blackhole" % p
+                              for p in pairs])
+
+    def close(self):
+        for holder in self.holders:
+            holder.stdin.close()
+            holder.stdout.close()
+            holder.kill()
+            holder.wait()
+
+
+# ---- a daemon --------------------------------------------------------------
+
+class Node:
+    def __init__(self, net, index, transport, folder):
+        self.net, self.index, self.name = net, index, "ABC"[index]
+        self.dir = os.path.join(folder, self.name)
+        host, port = net.address(index)
+        self.endpoint = "tcp://%s:%d" % (host, port)
+        self.daemon = Daemon(CONFIG % (host, port, transport), run_dir=self.dir,
+                             wrapper=net.wrapper(index), preexec=die_with_parent,
+                             log_dir=self.dir)
+        self.old_logs = ""
+        self.begin()
+
+    def begin(self):
+        self.daemon.start().wait_ready()
+        asked = control.Engine(self.daemon, "who")
+        self.instance = asked.info["instance"]
+        asked.close()
+
+    @property
+    def pid(self):
+        return self.daemon.proc.pid
+
+    @property
+    def alive(self):
+        return self.daemon.proc.poll() is None
+
+    def signal(self, number):
+        os.kill(self.pid, number)
+
+    def restart(self):
+        """It is gone: again, at the same endpoint, in the same directory."""
+        self.old_logs = (self.old_logs + self.log())[-200000:]
+        self.daemon.notify.close()
+        self.begin()
+
+    def log(self):
+        return self.daemon.log()
+
+    def figures(self):
+        """RSS in KiB (own, shared), descriptors, threads."""
+        with open("/proc/%d/status" % self.pid) as status:
+            lines = dict(line.split(":", 1) for line in status)
+        return dict(anon=int(lines["RssAnon"].split()[0]),
+                    shmem=int(lines["RssShmem"].split()[0]),
+                    fds=len(os.listdir("/proc/%d/fd" % self.pid)),
+                    threads=int(lines["Threads"]))
+
+    def cpu_s(self):
+        with open("/proc/%d/stat" % self.pid) as stat:
+            fields = stat.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def limit(self, what, value):
+        """Lower a soft limit of the running daemon; undone by the function returned."""
+        old = resource.prlimit(self.pid, what)
+        resource.prlimit(self.pid, what, (value, old[1]))
+        return lambda: self.alive and resource.prlimit(self.pid, what, old)
+
+    def no_more_fds(self):
+        used = max(int(n) for n in os.listdir("/proc/%d/fd" % self.pid))
+        return self.limit(resource.RLIMIT_NOFILE, used + 1)
+
+    def no_more_memory(self):
+        with open("/proc/%d/statm" % self.pid) as statm:
+            pages = int(statm.read().split()[0])
+        return self.limit(resource.RLIMIT_AS, pages * os.sysconf("SC_PAGE_SIZE"))
+
+    def disk_full(self):
+        path = os.path.join(self.dir, "ballast")
+        with open(path, "wb", buffering=0) as out, contextlib.suppress(OSError):
+            while True:
+                out.write(bytes(4096))
+        return lambda: os.unlink(path)
+
+    def close(self):
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                self.signal(signal.SIGCONT)
+                self.signal(signal.SIGKILL)
+        self.daemon.wait()
+        self.daemon.notify.close()
+        self.daemon.log_file.close()
+
+
+def memory_gone_ns(pid):
+    """When the kernel has taken a killed process's memory (it may not be dead yet)."""
+    end = time.monotonic() + DEADLINE_S
+    with open("/proc/%d/statm" % pid) as statm:
+        while time.monotonic() < end:
+            statm.seek(0)
+            with contextlib.suppress(ProcessLookupError):
+                if not statm.read().startswith("0 "):
+                    continue
+            return time.monotonic_ns()
+    raise Wrong("the memory of %d does not go" % pid)
+
+
+# ---- an engine -------------------------------------------------------------
+
+class Engine:
+    """A faults-engine. Its rooms' histories are in `rooms`, last state last."""
+
+    def __init__(self, world, node, name, pool, pages):
+        self.world, self.node, self.name, self.pool, self.pages = world, node, name, pool, pages
+        self.proc = subprocess.Popen(
+            [BUILD + "/faults-engine", node.daemon.socket_path, name, pool, str(pages)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=die_with_parent)
+        os.set_blocking(self.proc.stdout.fileno(), False)
+        self.rooms, self.answers, self.sessions = {}, {}, []
+        self.last, self.buffer, self.stopped, self.next_page = 0, b"", False, 0
+        world.engines.append(self)
+
+    @property
+    def pid(self):
+        return self.proc.pid
+
+    @property
+    def lost(self):
+        return not self.sessions or self.sessions[-1]["lost"]
+
+    def ready(self):
+        self.world.until(lambda: self.sessions or self.proc.poll() is not None,
+                         "%s does not start" % self.name)
+        if not self.sessions:
+            raise Wrong("%s did not start: %s" % (self.name, self.proc.stderr.read().decode()))
+        return self
+
+    def take(self):
+        """Lines it printed; False at its end."""
+        try:
+            data = os.read(self.proc.stdout.fileno(), 1 << 16)
+        except BlockingIOError:
+            return True
+        lines = (self.buffer + data).split(b"\n")
+        self.buffer = lines.pop()
+        for line in lines:
+            message = json.loads(line)
+            event = message.get("event")
+            if event == "room":
+                key = message["room"], message["role"]
+                self.rooms.setdefault(key, []).append(message)
+            elif event == "session":
+                self.sessions.append(message)
+            else:
+                self.answers[message["id"]] = message
+        return bool(data)
+
+    def ask(self, verb, *args):
+        self.last += 1
+        line = " ".join(str(a) for a in (verb, self.last) + args) + "\n"
+        with contextlib.suppress(BrokenPipeError):
+            self.proc.stdin.write(line.encode())
+            self.proc.stdin.flush()
+        return self.last
+
+    def answer(self, ident, deadline_s=DEADLINE_S):
+        self.world.until(lambda: ident in self.answers,
+                         "%s does not answer" % self.name, deadline_s)
+        return self.answers.pop(ident)
+
+    def do(self, verb, *args):
+        answer = self.answer(self.ask(verb, *args))
+        if answer["result"] != "OK":
+            raise Wrong("%s: %s %s: %s: %s" % (self.name, verb, " ".join(map(str, args)),
+                                               answer["result"], answer["words"]))
+        return answer
+
+    def cmd(self, name, **args):
+        return self.do("cmd", name, json.dumps(args))["reply"]
+
+    def signal(self, number):
+        os.kill(self.pid, number)
+        self.stopped = number == signal.SIGSTOP
+
+    def pages_for(self, count):
+        """A base for so many room pages: round and round through the pool."""
+        if self.next_page + 2 * count > self.pages:
+            self.next_page = 0
+        base = self.next_page
+        self.next_page += 2 * count
+        return base
+
+    def end(self):
+        if self.proc.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.signal(signal.SIGCONT)
+                self.signal(signal.SIGKILL)
+        self.reap()
+
+    def reap(self):
+        self.proc.wait(DEADLINE_S)
+        for pipe in (self.proc.stdin, self.proc.stdout, self.proc.stderr):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+        if self in self.world.engines:
+            self.world.engines.remove(self)
+
+    def leave(self):
+        """The graceful way."""
+        self.ask("bye")
+        self.reap()
+
+
+class Side:
+    """One side of a room."""
+
+    def __init__(self, engine, number, role, count, source=None, receivers=0):
+        self.engine, self.number, self.role, self.count = engine, number, role, count
+        self.source, self.receivers = source, receivers
+        self.opened = False
+
+    def __str__(self):
+        return "%s of %s" % (self.role, self.engine.name)
+
+    @property
+    def key(self):
+        return self.number, self.role
+
+    @property
+    def history(self):
+        return self.engine.rooms.get(self.key, [])
+
+    @property
+    def now(self):
+        return self.history[-1] if self.history else NEVER
+
+    @property
+    def state(self):
+        return self.now["state"]
+
+    @property
+    def ended(self):
+        return self.state in (FAILED, SUCCESS)
+
+    def open(self, word=0):
+        self.engine.rooms.pop(self.key, None)
+        endpoint, pool = "-", "-"
+        if self.source:
+            endpoint, pool = self.source.node.endpoint, self.source.pool
+        self.engine.do("open", self.number, self.role, self.engine.pages_for(self.count),
+                       self.count, self.receivers, word, endpoint, pool)
+        self.opened = True
+
+    def bind(self, word=0):
+        self.engine.do("bind", self.number, "recv", word)
+
+    def send(self, seq, begin, end, last, word=0):
+        self.engine.do("send", self.number, "send", seq, begin, end, int(last), word)
+
+    def until(self, state, deadline_s=DEADLINE_S):
+        self.engine.world.until(lambda: self.state == state or self.ended,
+                                "%s: %s instead of %d" % (self, self.now, state), deadline_s)
+        if self.state != state:
+            raise Wrong("%s: state %d instead of %d: %s" %
+                        (self, self.state, state, self.words() or self.now))
+
+    def show(self):
+        return self.engine.cmd("room.show", room=str(self.number), role=self.role)
+
+    def words(self):
+        """Code and message of its end, as far as anyone can tell."""
+        if self.now["error"] in ("", "EDEAD", "ELOST"):
+            return self.now["error"]
+        ident = self.engine.ask("cmd", "room.show",
+                                json.dumps(dict(room=str(self.number), role=self.role)))
+        answer = self.engine.answer(ident)
+        if answer["result"] != "OK":
+            return self.now["error"]
+        error = answer["reply"].get("error") or dict(code="", message="")
+        return "%s: %s" % (error["code"], error["message"])
+
+    def still(self, ms):
+        """Nothing was written since its end; nothing beside it ever."""
+        found = self.engine.do("still", self.number, self.role, ms)
+        if found["written"]:
+            raise Wrong("%s: %d pages were written after its end" % (self, found["written"]))
+        if found["strayed"]:
+            raise Wrong("%s: %d canary pages were written" % (self, found["strayed"]))
+        if not found["sticky"]:
+            raise Wrong("%s: a terminal state changed: %s" % (self, self.history))
+        if self.now["wrong"]:
+            raise Wrong("%s: success with %d wrong pages" % (self, self.now["wrong"]))
+
+    def close(self):
+        self.engine.do("close", self.number, self.role)
+        self.opened = False
+
+
+# ---- all of it -------------------------------------------------------------
+
+class World:
+    """Three daemons A, B, C of one transport, and engines on them."""
+
+    def __init__(self, transport, partition=True, count=3):
+        self.transport, self.engines, self.number = transport, [], 0
+        self.folder = tempfile.mkdtemp(prefix="kvd-faults-")
+        self.net, self.nodes, self.mounted = None, [], []
+        try:
+            self.begin(partition, count)
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(self, partition, count):
+        for i in range(count):  # before any daemon takes a copy of what is mounted
+            folder = os.path.join(self.folder, "ABC"[i])
+            os.mkdir(folder)
+            if os.geteuid() == 0:
+                subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "faults", folder],
+                               check=True)
+                self.mounted.append(folder)
+        self.net = Net(count, partition)
+        for i in range(count):
+            self.nodes.append(Node(self.net, i, self.transport, self.folder))
+
+    def new_number(self):
+        self.number += 1
+        return self.number
+
+    def engine(self, node, name, pool, pages):
+        return Engine(self, self.nodes[node], name, pool, pages).ready()
+
+    def pump(self, wait_s):
+        fds = {e.proc.stdout.fileno(): e for e in self.engines if not e.proc.stdout.closed}
+        poller = select.poll()
+        for fd in fds:
+            poller.register(fd, select.POLLIN)
+        for fd, _ in poller.poll(max(0, wait_s) * 1000):
+            if not fds[fd].take():
+                self.engines.remove(fds[fd])  # no more lines from it
+
+    def until(self, holds, what, deadline_s=DEADLINE_S):
+        end = time.monotonic() + deadline_s
+        while not holds():
+            left = end - time.monotonic()
+            if left <= 0:
+                raise Wrong(what() if callable(what) else what)
+            self.pump(min(left, 0.05))
+
+    def pass_time(self, until_ns):
+        """Time is what is waited for; lines are read meanwhile."""
+        while time.monotonic_ns() < until_ns:
+            self.pump((until_ns - time.monotonic_ns()) / 1e9)
+
+    def logs(self):
+        return "".join("---- %s\n%s" % (n.name, n.old_logs + n.log()) for n in self.nodes)
+
+    def close(self):
+        for engine in list(self.engines):
+            engine.end()
+        for node in self.nodes:
+            node.close()
+        if self.net:
+            self.net.close()
+        for folder in self.mounted:
+            subprocess.run(["umount", "-l", folder], check=False)
+        subprocess.run(["rm", "-rf", self.folder], check=False)
