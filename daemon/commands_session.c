@@ -19,6 +19,7 @@
 #include "daemon/control.h"
 #include "daemon/kvd.h"
 #include "daemon/link.h"
+#include "daemon/ring.h"
 #include "daemon/session.h"
 #include "daemon/status.h"
 #include "daemon/transport/transport.h"
@@ -218,6 +219,45 @@ static int session_list_run(struct request *req)
 	return request_finish(req, result, filled);
 }
 
+/* ---- session.share ---- */
+
+static bool add_ring(cJSON *result, const struct ring *ring)
+{
+	return cJSON_AddNumberToObject(result, "version", KVD_RING_VERSION) &&
+	       cJSON_AddNumberToObject(result, "entries", ring->entries) &&
+	       cJSON_AddNumberToObject(result, "arena_bytes", (double)ring->arena_bytes) &&
+	       cJSON_AddNumberToObject(result, "first_slot", SESSION_SLOTS) &&
+	       cJSON_AddNumberToObject(result, "slots", SESSION_ENGINE_SLOTS);
+}
+
+/* Said again: the same memory, whatever size is asked for then. */
+static int session_share_run(struct request *req)
+{
+	int64_t entries = RING_ENTRIES_DEFAULT, arena = RING_ARENA_DEFAULT;
+	struct ring *ring;
+	cJSON *result;
+	int r = json_get_int(req->args, "entries", false, 2, RING_ENTRIES_MAX, &entries);
+
+	if (r >= 0)
+		r = json_get_int(req->args, "arena_bytes", false, 4096, RING_ARENA_MAX, &arena);
+	if (r >= 0 && entries & (entries - 1))
+		r = err_raise(ERR_INVAL, "entries: %lld is not a power of two",
+			      (long long)entries);
+	if (r < 0)
+		return err_pass(r);
+	ring = ring_of(req->session);
+	if (!ring)
+		return err_pass(-ENOMEM);
+	r = ring->shared ? 0 : ring_share(ring, (uint32_t)entries, (uint64_t)arena);
+	result = r < 0 ? NULL : request_result();
+	if (!result)
+		return err_pass(r < 0 ? r : -ENOMEM);
+	if (!add_ring(result, ring))
+		return request_finish(req, result, false);
+	request_reply_fds(req, result, ring->fds, RING_FDS);
+	return 0;
+}
+
 static const struct command_field hello_fields[] = {
 	{"proto", FIELD_INT, true, 0, INT32_MAX, "Version of this protocol: 1."},
 	{"client", FIELD_STR, true, 0, 63, "What the client calls itself, for people."},
@@ -232,6 +272,13 @@ static const struct command_field help_fields[] = {
 
 static const struct command_field session_list_fields[] = {
 	{"all", FIELD_BOOL, false, 0, 0, "Foreign sessions too (admins)."},
+	{.name = NULL},
+};
+
+static const struct command_field session_share_fields[] = {
+	{"entries", FIELD_INT, false, 2, RING_ENTRIES_MAX, "A power of two; 512 if absent."},
+	{"arena_bytes", FIELD_INT, false, 4096, RING_ARENA_MAX,
+	 "For lists and notifications; 64 MiB if absent. Pages count when written."},
 	{.name = NULL},
 };
 
@@ -251,5 +298,9 @@ const struct command session_commands[] = {
 	 "sessions [{session, client, role, pid, uid, age_ms, regions, pools, requests, "
 	 "ending, own}]; for one's own also epoch and secret, which let other daemons "
 	 "reach its memory"},
+	{"session.share", "Make this session's submission ring (proto/kvd_ring.h)",
+	 session_share_fields, 0, session_share_run,
+	 "version, entries, arena_bytes, first_slot, slots; with it three descriptors: "
+	 "ring, arena, eventfd"},
 	{.name = NULL},
 };

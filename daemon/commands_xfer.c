@@ -14,6 +14,7 @@
 #include "daemon/brief.h"
 #include "daemon/commands.h"
 #include "daemon/kvd.h"
+#include "daemon/ring_ops.h"
 #include "daemon/session.h"
 #include "daemon/xfer_impl.h"
 #include "proto/base64.h"
@@ -229,8 +230,7 @@ static int run_dlist_free(struct request *req)
 	prepared = r < 0 ? NULL : prepared_find(xs, (uint64_t)id);
 	if (!prepared)
 		return err_pass(r < 0 ? r : -ENOENT);
-	idmap_remove(&xs->dlists, prepared->id);
-	prepared_unref(prepared);
+	prepared_release(prepared);
 	request_reply(req, NULL);
 	return 0;
 }
@@ -290,10 +290,9 @@ static int parse_lists(struct request *req, struct xfer_session *xs,
 	out->remote = out->local ? prepared_find(xs, (uint64_t)remote) : NULL;
 	if (!out->remote)
 		return err_prefix(-ENOENT, out->local ? "remote" : "local");
-	if (out->local->attach || !out->remote->attach)
-		return err_raise(ERR_INVAL, "%s: a list of the %s side is wanted",
-				 out->local->attach ? "local" : "remote",
-				 out->local->attach ? "own" : "remote");
+	r = lists_fit(out->local, out->remote);
+	if (r < 0)
+		return err_pass(r);
 	out->local_count = out->local->dlist->descs;
 	out->remote_count = out->remote->dlist->descs;
 	return 0;
@@ -357,10 +356,8 @@ static int start_again(struct request *req, struct xfer_session *xs, uint64_t id
 	if (r < 0)
 		return err_pass(r);
 	if (r == 1 && t->phase == XFER_ENDED) { /* a re-post may carry other words */
-		mem_free(t->notif);
-		t->notif = mem_steal(notif);
-		t->notif_len = len;
-		t->has_notif = true;
+		transfer_notif(t, notif, len);
+		notif = NULL;
 	}
 	mem_free(notif);
 	r = transfer_post(t);
@@ -394,7 +391,8 @@ static int reply_state(struct request *req, const struct transfer *t)
 {
 	unsigned int state = t->phase != XFER_ENDED ? KVD_TRANSFERRING
 			     : t->failed	    ? KVD_FAILED
-						    : KVD_SUCCESS;
+			     : t->posted	    ? KVD_SUCCESS
+						    : KVD_BOOTSTRAPPING;
 	struct brief brief;
 
 	brief_init(&brief);
@@ -407,11 +405,29 @@ static int reply_state(struct request *req, const struct transfer *t)
 	return 0;
 }
 
+/* What the ring was given, and refused: words for the code in its slot. */
+static int reply_fault(struct request *req, const struct err *err)
+{
+	struct brief brief;
+
+	brief_init(&brief);
+	brief_number(&brief, "state", KVD_FAILED);
+	brief_error(&brief, err);
+	request_reply_brief(req, &brief);
+	return 0;
+}
+
 static int run_state(struct request *req)
 {
 	struct transfer *t = find(req);
+	const struct err *fault = NULL;
+	int64_t id = 0;
 
-	return t ? reply_state(req, t) : err_pass(-ENOENT);
+	if (t)
+		return reply_state(req, t);
+	(void)json_get_int(req->args, "xfer", true, 0, JSON_INT_MAX, &id);
+	fault = ring_fault_of(req->session->ring, (uint64_t)id);
+	return fault ? reply_fault(req, fault) : err_pass(-ENOENT);
 }
 
 static void cancel(struct request *req, struct transfer *t)
@@ -454,6 +470,33 @@ static int run_release(struct request *req)
 				 (unsigned long long)t->id);
 	t->release = true;
 	t->release_req = req;
+	return 0;
+}
+
+/* ---- xfer.submit: the ring's entries by the socket ---- */
+
+static int run_submit(struct request *req)
+{
+	struct ring *ring = ring_of(req->session);
+	cleanup_free uint8_t *raw = NULL;
+	struct ring_source source = {.fd = -1};
+	struct kvd_ring_entry entry;
+	size_t len = 0;
+	int r = ring ? parse_bytes(req->args, "entry", true, &raw, &len) : -ENOMEM;
+
+	if (r >= 0 && len != sizeof(entry))
+		r = err_raise(ERR_INVAL, "entry: %zu bytes, %zu are wanted", len, sizeof(entry));
+	if (r >= 0)
+		r = parse_bytes(req->args, "data", true, &source.data, &len);
+	if (r < 0)
+		return err_pass(r);
+	source.bytes = len;
+	memcpy(&entry, raw, sizeof(entry));
+	r = ring_op(ring, &entry, &source);
+	mem_free(source.data);
+	if (r < 0)
+		return err_pass(r);
+	request_reply(req, NULL);
 	return 0;
 }
 
@@ -576,6 +619,12 @@ static const struct command_field release_fields[] = {
 	{"wait", FIELD_BOOL, false, 0, 0, "answer when it is still, not EBUSY at once"},
 	F_END,
 };
+static const struct command_field submit_fields[] = {
+	{"entry", FIELD_STR, true, 0, BASE64_CHARS(KVD_RING_ENTRY_BYTES),
+	 "base64 of an entry of proto/kvd_ring.h; its offset counts in data"},
+	{"data", FIELD_STR, true, 0, BASE64_CHARS(XFER_NOTIF_MAX), "base64, perhaps empty"},
+	F_END,
+};
 static const struct command_field notif_fields[] = {
 	{"attach", FIELD_INT, true, 0, JSON_INT_MAX, "of peer.attach"},
 	{"data", FIELD_STR, true, 0, BASE64_CHARS(XFER_NOTIF_MAX), "base64"},
@@ -596,6 +645,8 @@ const struct command xfer_commands[] = {
 	 run_cancel, "as xfer.state"},
 	{"xfer.release", "forget a transfer; cancels it first", release_fields, 0,
 	 run_release, "nothing; EBUSY until it is still"},
+	{"xfer.submit", "what does not go through the submission ring: one entry of it",
+	 submit_fields, 0, run_submit, "nothing; its slot tells the rest"},
 	{"notif.send", "send bytes to an attached session", notif_fields, 0, run_notif_send,
 	 "nothing"},
 	{"notif.drain", "take what was sent to this session", NULL, 0, run_notif_drain,

@@ -40,6 +40,7 @@
 #include "daemon/kvd.h"
 #include "daemon/loop.h"
 #include "daemon/outbox.h"
+#include "daemon/ring.h"
 #include "daemon/session.h"
 #include "proto/json.h"
 
@@ -129,7 +130,7 @@ static bool may_read(const struct conn *conn)
 	const struct session *session = conn->session;
 
 	return conn->state == CONN_OPEN && !conn->parsing && conn->doom.code == ERR_OK &&
-	       session->requests_open < REQUESTS_OPEN_MAX &&
+	       !ring_gate_shut(session->ring) && session->requests_open < REQUESTS_OPEN_MAX &&
 	       conn->out.bytes <= session->kvd->config->client_queue_bytes / 2 &&
 	       session->requests_bytes < 2 * session->kvd->config->line_bytes;
 }
@@ -161,6 +162,11 @@ static void conn_arm(struct conn *conn)
 }
 
 /* ---- sending ---- */
+
+void conn_look(struct conn *conn)
+{
+	loop_defer(conn->timer.loop, &conn->after);
+}
 
 void conn_send(struct conn *conn, const char *text, size_t len, const int *fds,
 	       unsigned int fd_count)
@@ -385,6 +391,9 @@ static unsigned int conn_consume(struct conn *conn, size_t len)
 	for (size_t pos = 0, want; pos < len && may_read(conn); pos += want) {
 		const uint8_t *end = memchr(seen + pos, '\n', len - pos);
 
+		/* behind what the submission ring was given before it */
+		if (!ring_gate_passed(conn->session->ring))
+			break;
 		want = end ? (size_t)(end - (seen + pos)) + 1 : len - pos;
 		if (!line_take(conn, want))
 			break;

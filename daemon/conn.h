@@ -29,6 +29,8 @@ struct conn_host { /* what the connections of one control socket share */
 int conn_new(struct conn_host *host, int fd, const struct session_peer *peer);
 /* Tell why, flush within patience, close. The session must be gone from it. */
 void conn_hangup(struct conn *conn, const struct err *why);
+/* Look again whether lines may be taken. */
+void conn_look(struct conn *conn);
 void conn_send(struct conn *conn, const char *text, size_t len, const int *fds,
 	       unsigned int fd_count);
 /* The loop will turn no more for them: close and free all at once. */

@@ -358,6 +358,11 @@ void control_answer(void *conn, const char *text, size_t len, const int *fds,
 	conn_send(conn, text, len, fds, fd_count);
 }
 
+void control_look(void *conn)
+{
+	conn_look(conn);
+}
+
 void control_hangup(void *conn, const struct err *why)
 {
 	conn_hangup(conn, why);

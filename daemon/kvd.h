@@ -36,6 +36,7 @@ struct kvd {
 	struct xfers *xfers;
 	struct rooms *rooms;
 	struct control *control;
+	struct rings *rings; /* ring.c; NULL without any */
 	struct session_clock *session_clock; /* session_watch.c; NULL without sessions */
 	bool draining;	      /* refuse new rooms, let running ones end */
 	bool stopping;

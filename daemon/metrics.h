@@ -69,7 +69,8 @@ enum metric_type { METRIC_COUNTER, METRIC_GAUGE };
 	X(NOTIFS_IN, COUNTER, "notifs_in_total", "notifications for this daemon's engines") \
 	X(NOTIFS_OUT, COUNTER, "notifs_out_total", "notifications sent")                   \
 	X(NOTIFS_DROPPED, COUNTER, "notifs_dropped_total",                                 \
-	  "notifications refused: the session does not read them")
+	  "notifications refused: the session does not read them, or is gone")              \
+	X(RING_ENTRIES, COUNTER, "ring_entries_total", "entries of submission rings taken")
 
 enum metric {
 #define METRIC_ENUM(id, type, name, help) METRIC_##id,

@@ -28,6 +28,7 @@
 #include "daemon/pool.h"
 #include "daemon/region.h"
 #include "daemon/region_map.h"
+#include "daemon/ring.h"
 #include "daemon/rooms.h"
 #include "daemon/session_watch.h"
 #include "daemon/status.h"
@@ -37,6 +38,7 @@
 static void session_free(struct session *session)
 {
 	session_watch_free(session->watch);
+	ring_free(session->ring);
 	status_page_free(session->status);
 	region_map_free(session->region_map);
 	idmap_fini(&session->regions);
@@ -118,11 +120,12 @@ const uint8_t *session_instance(const struct session *session)
 
 int session_greet(struct session *session, const char *client, const char *role)
 {
-	int r = status_page_new(SESSION_SLOTS, session_instance(session),
-				&session->status);
+	int r = status_page_new(SESSION_SLOTS + SESSION_ENGINE_SLOTS,
+				session_instance(session), &session->status);
 
 	if (r < 0)
 		return err_pass(r);
+	status_page_divide(session->status, SESSION_SLOTS);
 	snprintf(session->client, sizeof(session->client), "%s", client);
 	json_sanitize(session->client);
 	snprintf(session->role, sizeof(session->role), "%s", role ? role : "");
@@ -158,6 +161,9 @@ void session_end(struct session *session, const char *why)
 			 "session=%ju pid=%d why=\"%s\"", (uintmax_t)session->id,
 			 (int)session->pid, why);
 	requests_detach(session);
+	ring_stop(session->ring);
+	if (session->status)
+		status_page_ended(session->status);
 	if (conn) {
 		err_set(&err, ERR_SESSION, "the session has ended: %s", why);
 		control_hangup(conn, &err);

@@ -18,10 +18,14 @@
 
 struct kvd;
 struct status_page;
+struct ring;
 struct region_map;
 struct session_watch;
 
-#define SESSION_SLOTS 65536u /* of a status page: rooms and transfers of a session */
+/* Of a status page: rooms and transfers that the daemon numbers; behind them those
+ * that the engine numbers (proto/kvd_ring.h). */
+#define SESSION_SLOTS 65536u
+#define SESSION_ENGINE_SLOTS 65536u
 
 struct session {
 	struct list link; /* in kvd's sessions */
@@ -42,6 +46,7 @@ struct session {
 	struct list rooms;    /* struct room.session_link; rooms.c */
 	struct list requests; /* open struct request */
 	struct status_page *status;
+	struct ring *ring;    /* submission ring, or NULL */
 	void *xfers;	      /* xfer.c's per-session part */
 	void *conn;	      /* control.c's */
 	uint64_t next_id;     /* for regions, pools, dlists, xfers */

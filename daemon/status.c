@@ -29,6 +29,7 @@
 #include <unistd.h>
 
 #include "daemon/base/mem.h"
+#include "proto/kvd_ring.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -44,8 +45,10 @@ struct status_page {
 	size_t bytes;
 	int read_fd;
 	uint32_t slots;
+	uint32_t own;	/* slots below this one are ours to number */
 	uint32_t fresh; /* slots below this one were used at least once */
-	/* queue of freed slots; next[i] is SLOT_TAKEN while i is in use */
+	/* queue of freed slots; next[i] is SLOT_TAKEN while i is in use, also where
+	 * the engine numbers */
 	uint32_t *next, head, tail, waiting;
 };
 
@@ -122,7 +125,7 @@ int status_page_new(uint32_t slots, const uint8_t instance[16],
 	if (!page)
 		return err_pass(-ENOMEM);
 	page->read_fd = -1;
-	page->slots = slots;
+	page->slots = page->own = slots;
 	page->bytes = (size_t)(slots + 1) * KVD_STATUS_SLOT_BYTES;
 	page->head = page->tail = SLOT_NONE;
 	page->next = mem_calloc(slots, sizeof(*page->next));
@@ -161,6 +164,23 @@ void status_page_beat(struct status_page *page, uint64_t now_ns)
 	put(&page->header->beat_ns, now_ns);
 }
 
+void status_page_divide(struct status_page *page, uint32_t first)
+{
+	assert(page->fresh == 0 && first <= page->slots);
+	page->own = first;
+	page->header->engine_first = first;
+}
+
+void status_page_notified(struct status_page *page)
+{
+	put(&page->header->notifs, page->header->notifs + 1);
+}
+
+void status_page_ended(struct status_page *page)
+{
+	__atomic_store_n(&page->header->ended, 1, __ATOMIC_RELEASE);
+}
+
 /* ---- slots ---- */
 
 static struct kvd_status_slot *slot_of(struct status_page *page, uint32_t slot)
@@ -184,7 +204,7 @@ static uint32_t slot_choose(struct status_page *page)
 {
 	if (page->waiting > REUSE_DEPTH)
 		return free_pop(page);
-	if (page->fresh < page->slots)
+	if (page->fresh < page->own)
 		return page->fresh++;
 	return page->waiting ? free_pop(page) : SLOT_NONE;
 }
@@ -199,20 +219,12 @@ static void figures_end(struct kvd_status_slot *s)
 	put(&s->sequence, s->sequence + 1);
 }
 
-int status_slot_take(struct status_page *page, uint64_t object, uint32_t *slot_p,
-		     uint32_t *gen_p)
+static void slot_begin(struct status_page *page, uint32_t slot, uint32_t gen,
+		       uint64_t object)
 {
-	uint32_t slot = slot_choose(page), gen;
-	struct kvd_status_slot *s;
+	struct kvd_status_slot *s = &page->slot[slot];
 
-	if (slot == SLOT_NONE)
-		return err_raise(ERR_LIMIT, "all %u slots of the status page are taken",
-				 page->slots);
 	page->next[slot] = SLOT_TAKEN;
-	s = &page->slot[slot];
-	gen = kvd_word_gen(s->word) + 1;
-	if (gen == 0) /* 0 is what a slot never used shows */
-		gen = 1;
 	put(&s->word, kvd_word_make(gen, KVD_BOOTSTRAPPING, 0, 0));
 	figures_begin(s);
 	put(&s->object, object);
@@ -220,14 +232,64 @@ int status_slot_take(struct status_page *page, uint64_t object, uint32_t *slot_p
 	put(&s->total, 0);
 	put(&s->changed_ns, clock_ns());
 	figures_end(s);
+}
+
+int status_slot_take(struct status_page *page, uint64_t object, uint32_t *slot_p,
+		     uint32_t *gen_p)
+{
+	uint32_t slot = slot_choose(page);
+
+	if (slot == SLOT_NONE)
+		return err_raise(ERR_LIMIT, "all %u slots of the status page are taken",
+				 page->own);
 	*slot_p = slot;
-	*gen_p = gen;
+	*gen_p = kvd_ring_next_gen(kvd_word_gen(page->slot[slot].word));
+	slot_begin(page, slot, *gen_p, object);
 	return 0;
+}
+
+int status_slot_claim(struct status_page *page, uint32_t slot, uint32_t gen,
+		      uint64_t object)
+{
+	if (slot < page->own || slot >= page->slots)
+		return err_raise(ERR_PROTO, "slot %u is none of the engine's", slot);
+	if (page->next[slot] == SLOT_TAKEN)
+		return err_raise(ERR_PROTO, "slot %u is in use", slot);
+	if (gen != kvd_ring_next_gen(kvd_word_gen(page->slot[slot].word)))
+		return err_raise(ERR_PROTO, "slot %u: generation %u does not follow %u", slot,
+				 gen, kvd_word_gen(page->slot[slot].word));
+	slot_begin(page, slot, gen, object);
+	return 0;
+}
+
+bool status_slot_claimed(const struct status_page *page, uint32_t slot)
+{
+	return slot >= page->own && slot < page->slots && page->next[slot] == SLOT_TAKEN;
+}
+
+uint32_t status_slot_gen(const struct status_page *page, uint32_t slot)
+{
+	return kvd_word_gen(page->slot[slot].word);
+}
+
+uint32_t status_slot_renew(struct status_page *page, uint32_t slot)
+{
+	struct kvd_status_slot *s = slot_of(page, slot);
+	uint32_t gen = kvd_ring_next_gen(kvd_word_gen(s->word));
+
+	put(&s->word, kvd_word_make(gen, KVD_TRANSFERRING, 0, 0));
+	return gen;
 }
 
 void status_slot_release(struct status_page *page, uint32_t slot)
 {
-	(void)slot_of(page, slot);
+	struct kvd_status_slot *s = slot_of(page, slot);
+
+	if (slot >= page->own) {
+		page->next[slot] = SLOT_NONE;
+		put(&s->word, s->word | kvd_word_make(0, 0, KVD_FLAG_FREE, 0));
+		return;
+	}
 	page->next[slot] = SLOT_NONE;
 	if (page->tail == SLOT_NONE)
 		page->head = slot;

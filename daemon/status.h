@@ -25,9 +25,25 @@ void status_page_free(struct status_page *page);
 int status_page_fd(const struct status_page *page);
 uint32_t status_page_slots(const struct status_page *page);
 
+/* Slots from `first` on are numbered by the engine (proto/kvd_ring.h): none of
+ * them is given out by status_slot_take(). Once, before any slot is taken. */
+void status_page_divide(struct status_page *page, uint32_t first);
+/* One more notification came; the session takes no more requests. */
+void status_page_notified(struct status_page *page);
+void status_page_ended(struct status_page *page);
+
 /* ERR_LIMIT when all slots are taken. The slot's generation rises. */
 int status_slot_take(struct status_page *page, uint64_t object, uint32_t *slot_p,
 		     uint32_t *gen_p);
+/* A slot that the engine chose, with the generation that must follow. ERR_PROTO
+ * when it is not the engine's, in use, or of another generation. */
+int status_slot_claim(struct status_page *page, uint32_t slot, uint32_t gen,
+		      uint64_t object);
+/* Is it one that the engine chose, and in use? */
+bool status_slot_claimed(const struct status_page *page, uint32_t slot);
+uint32_t status_slot_gen(const struct status_page *page, uint32_t slot);
+/* The same object begins once more, under the next generation, which is returned. */
+uint32_t status_slot_renew(struct status_page *page, uint32_t slot);
 void status_slot_release(struct status_page *page, uint32_t slot);
 /* Progress figures (sequence-guarded). */
 void status_slot_progress(struct status_page *page, uint32_t slot, uint64_t bytes,

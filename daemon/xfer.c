@@ -24,6 +24,7 @@
 #include "daemon/kvd.h"
 #include "daemon/region.h"
 #include "daemon/session.h"
+#include "daemon/status.h"
 #include "daemon/xfer_impl.h"
 
 int xfers_new(struct kvd *kvd, struct xfers **xfers_p)
@@ -123,6 +124,7 @@ int notif_queue(struct xfers *xfers, struct session *session, const char *from,
 	memcpy(notif->data, data, len);
 	list_push_back(&xs->notifs, &notif->link);
 	xs->notif_bytes += len + sizeof(*notif);
+	status_page_notified(session->status);
 	metrics_add(&xfers->kvd->metrics, METRIC_NOTIFS_IN, 1);
 	return 0;
 }

@@ -20,6 +20,9 @@
 #define XFER_SHADOW_ENTRIES_MAX (UINT64_C(1) << 24) /* in all of them */
 #define XFER_NOTIF_MAX (1u << 20) /* bytes of one notification */
 #define XFER_NOTIFS_BYTES_MAX (8u << 20) /* waiting for one session */
+#define XFER_NOTES_MAX 4096u		 /* of a session, on their way out */
+#define XFER_NOTE_BYTES_MAX (8u << 20)
+#define XFER_LISTS_BYTES_MAX (UINT64_C(2) << 30) /* lists and indices of a session */
 #define XFER_PLAN_INLINE 2048u	  /* rows planned on the loop */
 #define XFER_KEPT_BYTES_MAX (UINT64_C(64) << 20) /* plans for a next time */
 
@@ -56,7 +59,10 @@ struct xfer_session { /* session->xfers */
 	struct list shares;
 	struct list notifs; /* oldest first */
 	size_t notif_bytes;
-	unsigned int notes; /* struct note under way */
+	unsigned int notes; /* struct note, and struct ring_work, under way */
+	size_t note_bytes;
+	bool ring_waits;     /* until notes have left */
+	uint64_t list_bytes; /* of lists, and of transfers' indices and notifications */
 	bool draining;
 };
 
@@ -115,7 +121,10 @@ struct transfer { /* xfer.start */
 	bool failed, release;
 	struct err err;
 	uint64_t bytes;
+	uint64_t charged; /* to the session */
 	uint32_t slot, slot_gen;
+	bool fresh;  /* the next post is the slot's present generation */
+	bool posted; /* ever */
 	struct request *release_req; /* xfer.release that waits for quiet */
 };
 
@@ -125,6 +134,7 @@ struct note {
 	struct xfer_session *xs;
 	struct request *req; /* NULL: nobody waits */
 	bool notif;
+	size_t bytes;
 	uint8_t header[];
 };
 
@@ -145,6 +155,13 @@ void xfer_session_try_free(struct xfer_session *xs);
 /* ---- xfer_post.c ---- */
 int prepared_new(struct xfer_session *xs, struct attach *attach,
 		 struct dlist_entry *entries, uint32_t count, struct prepared **prepared_p);
+/* Takes dlist. `id` 0: the next number of the session. */
+int prepared_add(struct xfer_session *xs, struct attach *attach, struct dlist *dlist,
+		 uint64_t id, struct prepared **prepared_p);
+/* It has no number any more; transfers keep it. */
+void prepared_release(struct prepared *prepared);
+/* Own and remote, as a transfer wants them? */
+int lists_fit(const struct prepared *local, const struct prepared *remote);
 struct prepared *prepared_find(struct xfer_session *xs, uint64_t id);
 void prepared_unref(struct prepared *prepared);
 struct transfer_args {
@@ -155,11 +172,17 @@ struct transfer_args {
 	const void *notif;
 	size_t notif_len;
 	bool has_notif;
+	uint64_t id; /* not 0: numbered by the engine, picks are checked; with: */
+	uint32_t slot, gen;
 };
 int transfer_new(struct xfer_session *xs, struct transfer_args *args,
 		 struct transfer **transfer_p);
 int transfer_post(struct transfer *transfer); /* also again, when it has ended */
 struct transfer *transfer_find(struct xfer_session *xs, uint64_t id);
+/* A post that could not begin: it fails as one that has begun. */
+void transfer_refuse(struct transfer *transfer, const struct err *why);
+/* Another notification (heap, taken) for the next post; it has ended. */
+void transfer_notif(struct transfer *transfer, uint8_t *notif, size_t len);
 void transfer_cancel(struct transfer *transfer, const struct err *why);
 void transfer_free(struct transfer *transfer); /* ended */
 void transfers_go(struct attach *attach);      /* the share was acknowledged */

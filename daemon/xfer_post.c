@@ -17,6 +17,7 @@
 #include "daemon/commands.h"
 #include "daemon/kvd.h"
 #include "daemon/region.h"
+#include "daemon/ring.h"
 #include "daemon/session.h"
 #include "daemon/status.h"
 #include "daemon/xfer_impl.h"
@@ -36,8 +37,13 @@ static void on_note_done(struct sched_op *op)
 		request_fail(note->req, &op->xp.err);
 	else if (note->req)
 		request_reply(note->req, NULL);
+	xs->note_bytes -= note->bytes;
 	mem_free(note);
 	xs->notes--;
+	if (xs->ring_waits && !xs->draining) {
+		xs->ring_waits = false;
+		ring_resume(xs->session->ring);
+	}
 	if (xs->draining)
 		xfer_session_try_free(xs);
 }
@@ -57,6 +63,8 @@ static void note_post(struct note *note, struct attach *attach, size_t len)
 {
 	note->xs = attach->xs;
 	note->xs->notes++; /* its flow lives in the attach */
+	note->bytes = len;
+	note->xs->note_bytes += len;
 	note->op.xp.kind = XP_WRITE;
 	note->op.xp.header = note->header;
 	note->op.xp.header_len = len;
@@ -106,27 +114,45 @@ static int check_resolves(struct prepared *prepared, unsigned int transport)
 	return r < 0 ? err_pass(r) : 0;
 }
 
+static uint64_t list_memory(const struct dlist *dlist)
+{
+	return (uint64_t)dlist->entry_count * (sizeof(*dlist->entries) + sizeof(*dlist->first));
+}
+
+static int check_charge(const struct xfer_session *xs, uint64_t bytes)
+{
+	if (bytes <= XFER_LISTS_BYTES_MAX - xs->list_bytes)
+		return 0;
+	return err_raise(ERR_LIMIT, "lists and indices of this session take %llu bytes, %llu "
+			 "more are over the cap of %llu", (unsigned long long)xs->list_bytes,
+			 (unsigned long long)bytes, (unsigned long long)XFER_LISTS_BYTES_MAX);
+}
+
 int prepared_new(struct xfer_session *xs, struct attach *attach,
 		 struct dlist_entry *entries, uint32_t count, struct prepared **prepared_p)
 {
-	struct prepared *prepared;
 	struct dlist *dlist = NULL;
-	int r = 0;
+	int r = dlist_new(entries, count, loop_random_u64(xs->xfers->kvd->loop), &dlist);
 
-	if (idmap_count(&xs->dlists) >= XFER_DLISTS_MAX)
+	return r < 0 ? err_pass(r) : prepared_add(xs, attach, dlist, 0, prepared_p);
+}
+
+int prepared_add(struct xfer_session *xs, struct attach *attach, struct dlist *dlist,
+		 uint64_t id, struct prepared **prepared_p)
+{
+	struct prepared *prepared = NULL;
+	int r = check_charge(xs, list_memory(dlist));
+
+	if (r >= 0 && idmap_count(&xs->dlists) >= XFER_DLISTS_MAX)
 		r = err_raise(ERR_LIMIT, "%u prepared lists: the cap of a session",
 			      XFER_DLISTS_MAX);
-	if (r < 0) {
-		mem_free(entries);
-		return r;
+	if (r >= 0) {
+		prepared = mem_zalloc(sizeof(*prepared));
+		r = prepared ? 0 : -ENOMEM;
 	}
-	r = dlist_new(entries, count, loop_random_u64(xs->xfers->kvd->loop), &dlist);
-	if (r < 0)
-		return err_pass(r);
-	prepared = mem_zalloc(sizeof(*prepared));
-	if (!prepared) {
+	if (r < 0) {
 		dlist_free(dlist);
-		return err_pass(-ENOMEM);
+		return err_pass(r);
 	}
 	prepared->xs = xs;
 	prepared->attach = attach;
@@ -135,7 +161,7 @@ int prepared_new(struct xfer_session *xs, struct attach *attach,
 	list_init(&prepared->sent);
 	r = check_resolves(prepared, 0);
 	if (r >= 0) {
-		prepared->id = ++xs->session->next_id;
+		prepared->id = id ? id : ++xs->session->next_id;
 		r = idmap_put(&xs->dlists, prepared->id, prepared);
 	}
 	if (r < 0) {
@@ -143,6 +169,7 @@ int prepared_new(struct xfer_session *xs, struct attach *attach,
 		mem_free(prepared);
 		return err_pass(r);
 	}
+	xs->list_bytes += list_memory(dlist);
 	*prepared_p = prepared;
 	return 0;
 }
@@ -193,9 +220,28 @@ void prepared_unref(struct prepared *prepared)
 		list_remove(&sent->link);
 		mem_free(sent);
 	}
-	idmap_remove(&prepared->xs->dlists, prepared->id);
+	if (idmap_get(&prepared->xs->dlists, prepared->id) == prepared)
+		idmap_remove(&prepared->xs->dlists, prepared->id);
+	prepared->xs->list_bytes -= list_memory(prepared->dlist);
 	dlist_free(prepared->dlist);
 	mem_free(prepared);
+}
+
+void prepared_release(struct prepared *prepared)
+{
+	idmap_remove(&prepared->xs->dlists, prepared->id);
+	if (prepared->id >= KVD_RING_IDS)
+		status_slot_release(prepared->xs->session->status,
+				    (uint32_t)(prepared->id - KVD_RING_IDS));
+	prepared_unref(prepared);
+}
+
+int lists_fit(const struct prepared *local, const struct prepared *remote)
+{
+	if (!local->attach && remote->attach)
+		return 0;
+	return err_raise(ERR_INVAL, "%s: a list of the %s side is wanted",
+			 local->attach ? "local" : "remote", local->attach ? "own" : "remote");
 }
 
 void lists_forget_remote(struct xfer_session *xs, const struct remote *remote)
@@ -307,6 +353,7 @@ void transfer_free(struct transfer *t)
 	prepared_unref(t->local);
 	prepared_unref(t->remote);
 	plan_free(t->plan);
+	xs->list_bytes -= t->charged;
 	mem_free(t->header);
 	mem_free(t->notif);
 	mem_free(t->local_index);
@@ -522,6 +569,40 @@ static int resolve(struct transfer *t)
 	return r < 0 ? err_pass(r) : 0;
 }
 
+/* Each post has a generation of its own: what is read of the last one can never
+ * be taken for this one's. */
+static void renew(struct transfer *t)
+{
+	if (!t->fresh)
+		t->slot_gen = status_slot_renew(t->xs->session->status, t->slot);
+	t->fresh = false;
+	t->posted = true;
+	t->failed = false;
+	t->err.code = ERR_OK;
+	t->bytes = 0;
+}
+
+void transfer_refuse(struct transfer *t, const struct err *why)
+{
+	renew(t);
+	fail(t, why);
+	metrics_add(&t->xs->xfers->kvd->metrics, METRIC_XFERS_FAILED, 1);
+	set_status(t);
+}
+
+void transfer_notif(struct transfer *t, uint8_t *notif, size_t len)
+{
+	assert(t->phase == XFER_ENDED);
+	mem_free(t->notif);
+	t->xs->list_bytes += len;
+	t->xs->list_bytes -= t->notif_len;
+	t->charged += len;
+	t->charged -= t->notif_len;
+	t->notif = notif;
+	t->notif_len = len;
+	t->has_notif = true;
+}
+
 int transfer_post(struct transfer *t)
 {
 	int r;
@@ -534,9 +615,7 @@ int transfer_post(struct transfer *t)
 	r = resolve(t);
 	if (r < 0)
 		return err_pass(r);
-	t->failed = false;
-	t->err.code = ERR_OK;
-	t->bytes = 0;
+	renew(t);
 	t->phase = XFER_PLANNING;
 	t->xs->xfers->live++;
 	metrics_add(&t->xs->xfers->kvd->metrics, METRIC_XFERS_STARTED, 1);
@@ -565,9 +644,13 @@ int transfer_new(struct xfer_session *xs, struct transfer_args *args,
 			       args->local_count};
 	struct dlist_pick b = {args->remote->dlist, NULL, args->remote_index,
 			       args->remote_count};
+	uint64_t charge = sizeof(*a.index) * ((a.index ? a.count : 0) + (b.index ? b.count : 0)) +
+			  args->notif_len;
 	struct transfer *t;
-	int r = dlist_check_picks(&a, &b);
+	int r = args->id ? 0 : dlist_check_picks(&a, &b);
 
+	if (r >= 0)
+		r = check_charge(xs, charge);
 	if (r >= 0 && idmap_count(&xs->transfers) >= XFER_LIVE_MAX)
 		r = err_raise(ERR_LIMIT, "%u transfers: the cap of a session", XFER_LIVE_MAX);
 	if (r < 0)
@@ -584,9 +667,12 @@ int transfer_new(struct xfer_session *xs, struct transfer_args *args,
 	t->notif = mem_dup(args->notif, args->notif_len);
 	t->phase = XFER_ENDED;
 	list_init(&t->link);
-	t->id = ++xs->session->next_id;
+	t->fresh = true;
+	t->id = args->id ? args->id : ++xs->session->next_id;
+	t->slot = args->slot;
+	t->slot_gen = args->gen;
 	r = t->notif ? idmap_put(&xs->transfers, t->id, t) : -ENOMEM;
-	if (r >= 0) {
+	if (r >= 0 && !args->id) {
 		r = status_slot_take(xs->session->status, t->id, &t->slot, &t->slot_gen);
 		if (r < 0)
 			idmap_remove(&xs->transfers, t->id);
@@ -596,6 +682,8 @@ int transfer_new(struct xfer_session *xs, struct transfer_args *args,
 		mem_free(t);
 		return err_pass(r);
 	}
+	t->charged = charge;
+	xs->list_bytes += charge;
 	t->local = args->local;
 	t->remote = args->remote;
 	t->local->refs++;

@@ -162,6 +162,7 @@ int kvd_close(struct kvd_client *client)
 			list_remove(&object->link);
 			object->fini(object);
 		}
+	client_ring_lost(client);
 	client_map_unref(client->map);
 	mem_free(client);
 	return 0;

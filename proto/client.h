@@ -11,6 +11,7 @@
  *   client_object.c  handles: references, phases
  *   client_region.c client_pool.c client_room.c client_dlist.c client_xfer.c
  *                    the commands
+ *   client_ring.c client_post.c   the submission ring; the calls that never wait
  *   client_adopt*.c client_maps.c   memory moved behind a memfd (client_adopt.h)
  *   client_memory.c client_layout.c client_text.c client_error.c   helpers
  */
@@ -245,22 +246,30 @@ int client_attach_id(struct kvd_client *client, uint64_t *attach_p,
 /* The daemon's id; 0: not registered in this session. */
 uint64_t client_object_id(const struct client_object *object);
 
-struct kvd_dlist {
-	struct client_object object;
-	uint64_t rows;
-	uint64_t attach; /* the caller's number; 0: own memory */
-	size_t count;
-	struct kvd_desc *descs; /* to be prepared again */
-};
-
 /* What rooms and xfers have in common: a slot of the status page. */
 struct client_slot {
 	struct client_object object;
 	struct client_map *map; /* a reference; NULL only when never asked for */
 	uint64_t number;	/* the slot's `object` figure: room or xfer */
 	bool named;		/* number is known before the answer */
-	uint32_t slot, gen;	/* valid from CLIENT_READY on */
+	uint32_t slot;		/* valid from CLIENT_READY on, as gen */
+	_Atomic uint32_t gen;	/* rises with every post of a transfer */
+	atomic_bool posted;	/* by kvd_xfer_post() */
+	bool numbered;		/* by us: client_ring_slot() */
+	uint32_t before;	/* numbered: the generation of whoever had the slot */
 	int error;		/* kvd code, valid in CLIENT_FAILED */
+};
+
+struct kvd_dlist {
+	struct client_slot slot; /* used where it is `numbered` */
+	uint64_t rows;
+	uint64_t attach; /* the caller's number; 0: own memory */
+	size_t count, columns;
+	uint64_t *table; /* as kvd_dlist_rows(), to be prepared again */
+};
+
+struct kvd_xfer {
+	struct client_slot slot;
 };
 
 /* Of an object being made in the current session (client->map is there). */
@@ -272,6 +281,49 @@ int client_slot_wait(struct client_slot *slot, int state, int timeout_ms);
 /* Take slot and gen from an answer; false: the answer lacks them. */
 bool client_slot_attach(struct client_slot *slot, const cJSON *reply);
 void client_slot_fini(struct client_slot *slot);
+
+/* ---- the submission ring (client_ring.c, client_post.c) --------------------- */
+
+struct client_ring;
+struct kvd_ring_entry;
+
+struct client_left { /* a released slot; gen 0: nothing of it is under way */
+	uint32_t slot, gen;
+};
+
+struct client_slots { /* of the session: those that we number */
+	uint32_t fresh; /* so many were used at least once */
+	uint32_t out;	/* given out, or waiting in the queue: at most cap */
+	struct client_left *queue;
+	uint32_t cap, front, waiting;
+};
+
+struct client_part { /* of a payload */
+	const void *data;
+	size_t bytes;
+};
+
+/* client_enter() for calls that never wait; asks for a ring. */
+int client_ring_begin(struct kvd_client *client);
+/* Number the object: a slot, its next generation, an id. */
+int client_ring_slot(struct kvd_client *client, struct client_slot *slot);
+/* The object ends; the slot is used again when the daemon let go of it, too. */
+void client_ring_slot_back(struct kvd_client *client, const struct client_slot *slot);
+/* Give the entry, by the ring or else the socket; nothing of it has reached the
+ * daemon when this fails. */
+int client_ring_put(struct kvd_client *client, struct kvd_ring_entry *entry,
+		    const struct client_part *parts, size_t count,
+		    struct client_object *object);
+/* Forget a handle after that. */
+void client_ring_unmade(struct client_slot *slot);
+void client_ring_lost(struct kvd_client *client); /* the session is gone */
+void client_ring_free(struct client_ring *ring);
+void client_slots_fini(struct client_slots *slots);
+
+int client_dlist_new(struct kvd_client *client, uint64_t attach, const uint64_t *rows,
+		     size_t count, size_t columns, struct kvd_dlist **dlist_p);
+int client_xfer_new(struct kvd_client *client, struct kvd_xfer **xfer_p);
+int client_xfer_check(struct kvd_client *client, const struct kvd_xfer_args *args);
 
 /* ---- sessions ------------------------------------------------------------ */
 
@@ -328,6 +380,11 @@ struct kvd_client {
 	struct client_conn conn;
 	struct client_again again;
 	struct client_map *map; /* of the current session */
+	struct client_ring *ring; /* the same; NULL: by the socket */
+	unsigned int ring_asked;  /* the serial of the session that was asked for one */
+	unsigned int submits;	  /* entries on the socket: those behind go there, too */
+	struct client_slots slots;
+	uint64_t notifs_taken; /* in this session */
 	struct kvd_daemon_info info;
 	struct kvd_error error;
 	struct list objects[CLIENT_KINDS];

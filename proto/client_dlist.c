@@ -27,6 +27,7 @@
 #include <unistd.h>
 
 #define DESCS_IN_LINE 1024u
+_Static_assert(sizeof(struct kvd_desc) == 4 * sizeof(uint64_t), "a row of four");
 /* Numbers of our own, for when the daemon's is another attachment's already. */
 #define OWN_NUMBERS (UINT64_C(1) << 40)
 
@@ -284,44 +285,59 @@ int client_attach_id(struct kvd_client *client, uint64_t *attach_p,
 
 static void dlist_fini(struct client_object *object)
 {
-	struct kvd_dlist *dlist = container_of(object, struct kvd_dlist, object);
+	struct kvd_dlist *dlist = container_of(object, struct kvd_dlist, slot.object);
 
-	mem_free(dlist->descs);
+	client_slot_fini(&dlist->slot);
+	mem_free(dlist->table);
 	mem_free(dlist);
 }
 
-static void text_descs(struct client_text *text, const struct kvd_desc *descs, size_t count)
+static void row_desc(const struct kvd_dlist *dlist, size_t i, struct kvd_desc *desc)
 {
+	const uint64_t *row = &dlist->table[i * dlist->columns];
+
+	*desc = (struct kvd_desc){.address = row[0], .bytes = row[1], .count = 1};
+	if (dlist->columns < 4)
+		return;
+	desc->stride = row[2];
+	desc->count = row[3] ? row[3] : 1;
+}
+
+static void text_descs(struct client_text *text, const struct kvd_dlist *dlist)
+{
+	struct kvd_desc d;
+
 	client_text_printf(text, ",\"descs\":[");
-	for (size_t i = 0; i < count; i++) {
+	for (size_t i = 0; i < dlist->count; i++) {
+		row_desc(dlist, i, &d);
 		client_text_printf(text, "%s[\"%llu\",%llu", i ? "," : "",
-				   (unsigned long long)descs[i].address,
-				   (unsigned long long)descs[i].bytes);
-		if (descs[i].count > 1)
-			client_text_printf(text, ",%llu,%llu",
-					   (unsigned long long)descs[i].stride,
-					   (unsigned long long)descs[i].count);
+				   (unsigned long long)d.address, (unsigned long long)d.bytes);
+		if (d.count > 1)
+			client_text_printf(text, ",%llu,%llu", (unsigned long long)d.stride,
+					   (unsigned long long)d.count);
 		client_text_bytes(text, "]", 1);
 	}
 	client_text_bytes(text, "]", 1);
 }
 
 /* A sealed memfd of u64 quads; -1 with errno. */
-static int descs_memfd(const struct kvd_desc *descs, size_t count)
+static int descs_memfd(const struct kvd_dlist *dlist)
 {
 	cleanup_close int fd = memfd_create("kvd-dlist", MFD_ALLOW_SEALING | MFD_CLOEXEC);
-	cleanup_free uint64_t *quads = mem_calloc(count, 4 * sizeof(*quads));
+	cleanup_free uint64_t *quads = mem_calloc(dlist->count, 4 * sizeof(*quads));
 	const char *at = (const char *)quads;
-	size_t left = count * 4 * sizeof(*quads);
+	size_t left = dlist->count * 4 * sizeof(*quads);
+	struct kvd_desc d;
 	ssize_t n;
 
 	if (fd < 0 || !quads)
 		return -1;
-	for (size_t i = 0; i < count; i++) {
-		quads[4 * i] = htole64(descs[i].address);
-		quads[4 * i + 1] = htole64(descs[i].bytes);
-		quads[4 * i + 2] = htole64(descs[i].stride);
-		quads[4 * i + 3] = htole64(descs[i].count ? descs[i].count : 1);
+	for (size_t i = 0; i < dlist->count; i++) {
+		row_desc(dlist, i, &d);
+		quads[4 * i] = htole64(d.address);
+		quads[4 * i + 1] = htole64(d.bytes);
+		quads[4 * i + 2] = htole64(d.stride);
+		quads[4 * i + 3] = htole64(d.count);
 	}
 	for (; left; at += n, left -= (size_t)n) {
 		n = write(fd, at, left);
@@ -333,25 +349,27 @@ static int descs_memfd(const struct kvd_desc *descs, size_t count)
 	return mem_steal_fd(&fd);
 }
 
-static int dlist_new(struct kvd_client *client, uint64_t attach,
-		     const struct kvd_desc *descs, size_t count, struct kvd_dlist **dlist_p)
+int client_dlist_new(struct kvd_client *client, uint64_t attach, const uint64_t *rows,
+		     size_t count, size_t columns, struct kvd_dlist **dlist_p)
 {
 	struct kvd_dlist *dlist = mem_zalloc(sizeof(*dlist));
+	size_t bytes;
 
 	if (!dlist)
 		return client_fail_nomem(client);
-	client_object_init(client, &dlist->object, CLIENT_DLIST, dlist_fini);
-	dlist->descs = mem_calloc(count ? count : 1, sizeof(*descs));
-	if (!dlist->descs) {
-		client_object_unref(&dlist->object);
+	client_object_init(client, &dlist->slot.object, CLIENT_DLIST, dlist_fini);
+	if (!__builtin_mul_overflow(count, columns * sizeof(*rows), &bytes))
+		dlist->table = mem_dup(rows, bytes);
+	if (!dlist->table) {
+		client_object_unref(&dlist->slot.object);
 		return client_fail_nomem(client);
 	}
-	if (count)
-		memcpy(dlist->descs, descs, count * sizeof(*descs));
 	dlist->attach = attach;
-	dlist->count = count;
-	for (size_t i = 0; i < count; i++)
-		dlist->rows += descs[i].count ? descs[i].count : 1;
+	dlist->count = dlist->rows = count;
+	dlist->columns = columns;
+	if (columns == 4)
+		for (size_t i = 0; i < count; i++)
+			dlist->rows += rows[4 * i + 3] ? rows[4 * i + 3] - 1 : 0;
 	*dlist_p = dlist;
 	return 0;
 }
@@ -360,10 +378,10 @@ static int dlist_new(struct kvd_client *client, uint64_t attach,
 static int dlist_op(struct kvd_dlist *dlist, uint64_t attach, struct client_op *op,
 		    int *fd_p)
 {
-	struct kvd_client *client = dlist->object.client;
+	struct kvd_client *client = dlist->slot.object.client;
 
 	if (dlist->count > DESCS_IN_LINE) {
-		*fd_p = descs_memfd(dlist->descs, dlist->count);
+		*fd_p = descs_memfd(dlist);
 		if (*fd_p < 0)
 			return client_fail(client, KVD_E_NOMEM,
 					   "a memfd for %zu descriptors: %s", dlist->count,
@@ -378,16 +396,16 @@ static int dlist_op(struct kvd_dlist *dlist, uint64_t attach, struct client_op *
 		op->fds = fd_p;
 		op->fd_count = 1;
 	} else {
-		text_descs(&op->text, dlist->descs, dlist->count);
+		text_descs(&op->text, dlist);
 	}
-	op->object = &dlist->object;
+	op->object = &dlist->slot.object;
 	return 0;
 }
 
 /* 1: its attachment is not there yet. */
 int client_dlist_again(struct client_object *object)
 {
-	struct kvd_dlist *dlist = container_of(object, struct kvd_dlist, object);
+	struct kvd_dlist *dlist = container_of(object, struct kvd_dlist, slot.object);
 	struct client_attach *attach = dlist->attach
 					       ? attach_find(object->client, dlist->attach)
 					       : NULL;
@@ -417,7 +435,9 @@ int kvd_dlist_prep(struct kvd_client *client, uint64_t attach, const struct kvd_
 	if (!r && attach)
 		r = client_attach_id(client, &id, call);
 	if (!r)
-		r = dlist_new(client, attach, descs, count, &dlist);
+		/* a kvd_desc is a row of four */
+		r = client_dlist_new(client, attach, (const uint64_t *)(const void *)descs, count,
+				     4, &dlist);
 	if (r)
 		return r;
 	*dlist_p = dlist;
@@ -427,14 +447,14 @@ int kvd_dlist_prep(struct kvd_client *client, uint64_t attach, const struct kvd_
 		r = client_op_run(client, &op, call);
 	if (r) {
 		*dlist_p = NULL;
-		client_object_unref(&dlist->object);
+		client_object_unref(&dlist->slot.object);
 	}
 	return r;
 }
 
 int kvd_dlist_free(struct kvd_dlist *dlist, const struct kvd_call *call)
 {
-	struct client_object *object = &dlist->object;
+	struct client_object *object = &dlist->slot.object;
 	int r = client_enter(object->client, client_blocks(call));
 
 	if (r)

@@ -154,6 +154,7 @@ static int hello_take(struct client_request *req, const cJSON *reply)
 		return client_fail(client, -r, "the status page: %s", why ? why : "no memory");
 	}
 	info->slots = (uint32_t)slots;
+	client->notifs_taken = 0;
 	client->serial++;
 	return 0;
 }
@@ -375,6 +376,7 @@ void client_session_lost(struct kvd_client *client)
 	pause += now % (pause / 4);
 	again->retry_ns = was_up && !again->tries ? now : now + pause;
 	again->tries++;
+	client_ring_lost(client);
 	again->stage = CLIENT_DOWN;
 	again->failed = false;
 	again->open = 0;

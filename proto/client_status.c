@@ -23,6 +23,7 @@
  * and the daemon writes their last states through its own mapping.
  */
 #include "proto/client.h"
+#include "proto/kvd_ring.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -151,8 +152,12 @@ static bool word_terminal(uint64_t word)
 static bool slot_may_live(const struct client_slot *slot)
 {
 	const struct client_map *map = slot->map;
+	uint32_t count = map->header->engine_first;
 
-	for (uint32_t i = 0; i < map->slot_count; i++) {
+	/* the daemon numbered it; behind those are slots that we numbered */
+	if (!count || count > map->slot_count)
+		count = map->slot_count;
+	for (uint32_t i = 0; i < count; i++) {
 		const struct kvd_status_slot *s = &map->slots[i];
 		uint64_t word = word_load(s);
 
@@ -179,10 +184,44 @@ static uint64_t word_without_slot(const struct client_slot *slot, enum client_ph
 	return kvd_word_make(0, KVD_TRANSFERRING, KVD_FLAG_ABORTING, 0);
 }
 
+static uint32_t gen_load(const struct client_slot *slot)
+{
+	return atomic_load_explicit(&slot->gen, memory_order_acquire);
+}
+
+/* Ours, or ours as soon as the daemon takes the entry that stands in the ring. */
+static bool word_ours(const struct client_slot *slot, uint64_t word, uint32_t gen)
+{
+	/* made and posted at once, both may still stand there */
+	return kvd_word_gen(word) == gen ||
+	       (slot->numbered && kvd_word_gen(word) == slot->before) ||
+	       (atomic_load(&slot->posted) && kvd_ring_next_gen(kvd_word_gen(word)) == gen);
+}
+
+/* The word of `gen`, as far as the daemon is: one that it has not begun yet is
+ * shown as it will begin, or as failed once it never will. */
+static uint64_t word_of(const struct client_slot *slot, uint32_t gen)
+{
+	const struct kvd_status_slot *at = &slot->map->slots[slot->slot];
+	uint64_t word = word_load(at);
+
+	if (kvd_word_gen(word) == gen || !word_ours(slot, word, gen))
+		return word;
+	if (__atomic_load_n(&slot->map->header->ended, __ATOMIC_ACQUIRE)) {
+		word = word_load(at);
+		if (kvd_word_gen(word) != gen)
+			return kvd_word_make(gen, KVD_FAILED, 0, KVD_E_LOST);
+		return word;
+	}
+	return kvd_word_make(gen, atomic_load(&slot->posted) ? KVD_TRANSFERRING
+							      : KVD_BOOTSTRAPPING, 0, 0);
+}
+
 /* The word as an engine shall see it; false: the slot is another object's. */
 static bool slot_word(const struct client_slot *slot, uint64_t *word_p)
 {
 	enum client_phase phase = client_object_phase(&slot->object);
+	uint32_t gen = gen_load(slot);
 	enum client_health health;
 	uint64_t word;
 
@@ -192,22 +231,26 @@ static bool slot_word(const struct client_slot *slot, uint64_t *word_p)
 		*word_p = word_without_slot(slot, phase);
 		return true;
 	}
-	word = word_load(&slot->map->slots[slot->slot]);
-	if (kvd_word_gen(word) == slot->gen && !word_terminal(word)) {
+	word = word_of(slot, gen);
+	if (kvd_word_gen(word) != gen && gen != gen_load(slot)) { /* posted meanwhile */
+		gen = gen_load(slot);
+		word = word_of(slot, gen);
+	}
+	if (kvd_word_gen(word) == gen && !word_terminal(word)) {
 		health = client_map_health(slot->map);
 		if (health == CLIENT_DEAD) {
-			word = word_load(&slot->map->slots[slot->slot]);
-			if (kvd_word_gen(word) == slot->gen && !word_terminal(word))
-				word = kvd_word_make(slot->gen, KVD_FAILED, 0, KVD_E_DEAD);
+			word = word_of(slot, gen);
+			if (kvd_word_gen(word) == gen && !word_terminal(word))
+				word = kvd_word_make(gen, KVD_FAILED, 0, KVD_E_DEAD);
 		} else if (health == CLIENT_STALE ||
 			   kvd_word_flags(word) & KVD_FLAG_ABORTING) {
-			word = kvd_word_make(slot->gen, KVD_TRANSFERRING,
+			word = kvd_word_make(gen, KVD_TRANSFERRING,
 					     kvd_word_flags(word) | KVD_FLAG_ABORTING,
 					     kvd_word_error(word));
 		}
 	}
 	*word_p = word;
-	return kvd_word_gen(word) == slot->gen;
+	return kvd_word_gen(word) == gen;
 }
 
 int client_slot_state(const struct client_slot *slot)
@@ -239,6 +282,7 @@ int client_slot_read(const struct client_slot *slot, struct kvd_room_status *sta
 {
 	bool ready = client_object_phase(&slot->object) == CLIENT_READY;
 	struct kvd_room_status st = {0};
+	const struct kvd_status_slot *at;
 	struct kvd_error error;
 	uint64_t word;
 
@@ -251,10 +295,11 @@ int client_slot_read(const struct client_slot *slot, struct kvd_room_status *sta
 		client_error_set(&error, st.error, "%s", "");
 		st.retryable = error.retryable;
 	}
-	if (ready) {
-		slot_figures(&slot->map->slots[slot->slot], &st);
+	at = ready ? &slot->map->slots[slot->slot] : NULL;
+	if (ready && kvd_word_gen(word_load(at)) == kvd_word_gen(word)) {
+		slot_figures(at, &st);
 		/* the figures are of this object only if the word still is */
-		if (kvd_word_gen(word_load(&slot->map->slots[slot->slot])) != slot->gen)
+		if (kvd_word_gen(word_load(at)) != kvd_word_gen(word))
 			return -KVD_E_GONE;
 	}
 	*status_p = st;
@@ -295,7 +340,7 @@ bool client_slot_attach(struct client_slot *slot, const cJSON *reply)
 	    !slot->map || index >= slot->map->slot_count || !(uint32_t)gen)
 		return false;
 	slot->slot = (uint32_t)index;
-	slot->gen = (uint32_t)gen;
+	atomic_store_explicit(&slot->gen, (uint32_t)gen, memory_order_release);
 	return true;
 }
 
@@ -309,5 +354,6 @@ void client_slot_init(struct client_slot *slot, uint64_t number, bool named)
 
 void client_slot_fini(struct client_slot *slot)
 {
+	client_ring_slot_back(slot->object.client, slot);
 	client_map_unref(slot->map);
 }

@@ -12,10 +12,6 @@
 
 #include "proto/base64.h"
 
-struct kvd_xfer {
-	struct client_slot slot;
-};
-
 static void text_base64(struct client_text *text, const char *name, const void *data,
 			size_t bytes)
 {
@@ -75,7 +71,7 @@ static int xfer_started(struct client_request *req, int result, const cJSON *rep
 	return result;
 }
 
-static int xfer_check(struct kvd_client *client, const struct kvd_xfer_args *a)
+int client_xfer_check(struct kvd_client *client, const struct kvd_xfer_args *a)
 {
 	if (a->op != KVD_READ && a->op != KVD_WRITE)
 		return client_fail(client, KVD_E_INVAL, "op: %d", (int)a->op);
@@ -96,31 +92,40 @@ static int xfer_check(struct kvd_client *client, const struct kvd_xfer_args *a)
 	return 0;
 }
 
+int client_xfer_new(struct kvd_client *client, struct kvd_xfer **xfer_p)
+{
+	struct kvd_xfer *xfer = mem_zalloc(sizeof(*xfer));
+
+	if (!xfer)
+		return client_fail_nomem(client);
+	client_object_init(client, &xfer->slot.object, CLIENT_XFER, xfer_fini);
+	client_slot_init(&xfer->slot, 0, false);
+	*xfer_p = xfer;
+	return 0;
+}
+
 int kvd_xfer_start(struct kvd_client *client, const struct kvd_xfer_args *args,
 		   const struct kvd_call *call, struct kvd_xfer **xfer_p)
 {
-	struct kvd_xfer *xfer;
+	struct kvd_xfer *xfer = NULL;
 	struct client_op op;
 	int r = client_begin(client, call);
 
 	*xfer_p = NULL;
 	if (!r)
-		r = xfer_check(client, args);
+		r = client_xfer_check(client, args);
 	if (!r)
-		r = client_prepared(client, &args->local->object, "local", call);
+		r = client_prepared(client, &args->local->slot.object, "local", call);
 	if (!r)
-		r = client_prepared(client, &args->remote->object, "remote", call);
+		r = client_prepared(client, &args->remote->slot.object, "remote", call);
+	if (!r)
+		r = client_xfer_new(client, &xfer);
 	if (r)
 		return r;
-	xfer = mem_zalloc(sizeof(*xfer));
-	if (!xfer)
-		return client_fail_nomem(client);
-	client_object_init(client, &xfer->slot.object, CLIENT_XFER, xfer_fini);
-	client_slot_init(&xfer->slot, 0, false);
 	client_op_begin(client, &op, "xfer.start");
 	client_text_str(&op.text, "op", args->op == KVD_READ ? "read" : "write");
-	client_text_int(&op.text, "local", client_object_id(&args->local->object));
-	client_text_int(&op.text, "remote", client_object_id(&args->remote->object));
+	client_text_int(&op.text, "local", client_object_id(&args->local->slot.object));
+	client_text_int(&op.text, "remote", client_object_id(&args->remote->slot.object));
 	if (args->local_index)
 		client_text_indices(&op.text, "local_index", args->local_index,
 				    args->local_index_count);
@@ -259,6 +264,7 @@ static int drained(struct client_request *req, int result, const cJSON *reply)
 		drain->on_notif(drain->arg, from, data, bytes);
 		req->client->in_callback = false;
 		drain->count++;
+		req->client->notifs_taken++;
 	}
 	return 0;
 }

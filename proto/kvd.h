@@ -31,6 +31,9 @@
  * Units. Sizes and offsets in bytes, times in the unit of the name, tokens and
  * pages counted from 0, ranges half-open.
  *
+ * Some calls never wait and take no `call`: those of a transfer's life that are
+ * written into shared memory (kvd_xfer_post() and the like, below).
+ *
  * Threads. A client and its handles are used by one thread at a time (one
  * client a thread, or a lock of yours). kvd_room_state(), kvd_room_states(),
  * kvd_room_read(), kvd_xfer_state() and kvd_xfer_read() are the exception: any
@@ -594,6 +597,65 @@ int kvd_xfer_release(struct kvd_xfer *xfer, const struct kvd_call *call);
 int kvd_xfer_state(const struct kvd_xfer *xfer);
 int kvd_xfer_read(const struct kvd_xfer *xfer, struct kvd_room_status *status_p);
 int kvd_xfer_wait(struct kvd_xfer *xfer, int timeout_ms);
+
+/*
+ * The same without waiting, through memory shared with the daemon: no system call
+ * while it is awake, one write() to wake it. What these calls make is usable at
+ * once by the others; what only the daemon can know (memory that is not registered,
+ * a peer that is gone) shows in the state, and kvd_xfer_why() asks for the words.
+ *
+ * The first of a session asks for the shared memory, one round trip. When that is
+ * full, or could not be had, the same goes by the socket: still without waiting,
+ * -KVD_E_FULL once that is full, too (retryable: kvd_poll() first). -KVD_E_LOST:
+ * no session (kvd_poll() reconnects); a reconnected client makes its own memory anew.
+ * Handles may be used in all other calls as well.
+ *
+ * Bounds: 65 536 lists and transfers of this kind at a time, -KVD_E_LIMIT; a list
+ * may have 2^22 rows, and must find room in the arena (64 MiB), -KVD_E_TOOBIG,
+ * where kvd_dlist_prep() does not.
+ */
+
+/*
+ * `rows` is count x columns numbers: address, bytes (columns 2); and a device that
+ * is not looked at (3: as a NIXL array lies in memory); or address, bytes, stride,
+ * count (4: struct kvd_desc). Copied twice before it returns: to the daemon, and
+ * for a reconnect. -KVD_E_INVAL: no rows, other columns; -KVD_E_BUSY: the attachment
+ * is being made again.
+ */
+int kvd_dlist_rows(struct kvd_client *client, uint64_t attach, const uint64_t *rows,
+		   size_t count, size_t columns, struct kvd_dlist **dlist_p);
+/* 1: prepared, also by kvd_dlist_prep(); 0: not yet; else the negative code of why
+ * it is not. */
+int kvd_dlist_state(const struct kvd_dlist *dlist);
+/* Free it; transfers made of it go on. The handle is gone unless this fails. */
+int kvd_dlist_drop(struct kvd_dlist *dlist);
+
+/* A transfer that is not posted yet: KVD_BOOTSTRAPPING. -KVD_E_INVAL, -KVD_E_RANGE:
+ * rows of another number or length, an index outside its list, no rows. */
+int kvd_xfer_make(struct kvd_client *client, const struct kvd_xfer_args *args,
+		  struct kvd_xfer **xfer_p);
+/*
+ * Post it: one that was made, or (also by kvd_xfer_start()) has ended. From now on
+ * the state is of this post. `notif`: other words than before; NULL: the same.
+ * -KVD_E_STATE: it has not ended yet. A post that the daemon refuses is KVD_FAILED.
+ */
+int kvd_xfer_post(struct kvd_xfer *xfer, const void *notif, size_t notif_bytes);
+/* Cancel: it is KVD_FAILED when nothing can move any more, unless it was faster. */
+int kvd_xfer_stop(struct kvd_xfer *xfer);
+/* Let go of it: what is under way is canceled, and ends without a handle; memory is
+ * still only when kvd_xfer_state() said so before. Gone unless this fails. */
+int kvd_xfer_drop(struct kvd_xfer *xfer);
+/* Ask the daemon for the words of a failure; code 0: it has none. Blocks. */
+int kvd_xfer_why(const struct kvd_xfer *xfer, int timeout_ms, struct kvd_error *why_p);
+int kvd_dlist_why(const struct kvd_dlist *dlist, int timeout_ms, struct kvd_error *why_p);
+
+/* At most 1 MiB. Not answered: what cannot be delivered (the session there is over)
+ * is dropped and counted (notifs_dropped_total). Order: with all that this client
+ * posts to the same attachment. */
+int kvd_notif_post(struct kvd_client *client, uint64_t attach, const void *data,
+		   size_t bytes);
+/* How many wait for kvd_notif_drain(): a look at shared memory. */
+uint64_t kvd_notif_waiting(const struct kvd_client *client);
 
 int kvd_notif_send(struct kvd_client *client, uint64_t attach, const void *data,
 		   size_t bytes, const struct kvd_call *call);

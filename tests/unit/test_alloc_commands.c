@@ -76,6 +76,11 @@
 #define GROUP(cmd) "a{'cmd':'" cmd "','group':'g','at':'$ep_b'"
 #define PUBLISH GROUP("group.publish") ",'tp_rank':1,'tp_size':2,'pool':'kv'}"
 
+/* An entry of the submission ring: KVD_RING_CANCEL of transfer 0. */
+#define CANCEL_NOTHING                                                             \
+	"BAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"            \
+	"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=="
+
 struct trial {
 	const char *command; /* of the table */
 	const char *line;
@@ -160,6 +165,7 @@ static const struct trial trials[] = {
 	 .after = {READ_NOTIFS}},
 	{.far = true, .command = "notif.drain", .line = READ_NOTIFS,
 	 .before = {"a{'cmd':'notif.send','attach':$there,'data':'aGVsbG8='}", "~50"}},
+	{.command = "xfer.submit", .line = "a{'cmd':'xfer.submit','data':'','entry':'" CANCEL_NOTHING "'}"},
 	{.command = "plan", .line = "a{'cmd':'plan','src':" SIDE ",'dst':" SIDE ",'map':[{'view':'kv',"
 	 "'src_pages':[3,4],'dst_pages':[0,7]}]}"},
 	{.command = "plan", .line = "a{'cmd':'plan','sources':[" SIDE "],'dst':" SIDE ",'room':'7'}"},
@@ -168,6 +174,7 @@ static const struct trial trials[] = {
 	{.command = "config.show", .line = "a{'cmd':'config.show'}"},
 	{.command = "log.level", .line = "a{'cmd':'log.level','level':'warn'}",
 	 .after = {"a{'cmd':'log.level','level':'error'}"}},
+	{.command = "session.share", .line = NULL, .elsewhere = true}, /* it needs fds */
 	{.command = "drain", .line = NULL, .elsewhere = true},
 	{.command = "shutdown", .line = NULL, .elsewhere = true},
 };

@@ -317,7 +317,7 @@ static void attachment_that_is_gone_takes_its_lists_along(void **state)
 	fake_kvd_answer(f->fake, OK ",\"dlist\":20}");
 	assert_int_equal(lists_use(f, &l, &xfer), -KVD_E_STATE);
 	assert_non_null(strstr(kvd_last_error(f->client)->message, "remote: could not be made"));
-	assert_int_equal(client_object_id(&l.local->object), 20);
+	assert_int_equal(client_object_id(&l.local->slot.object), 20);
 	assert_false(kvd_lost(f->client)); /* nobody else pays */
 	assert_int_equal(kvd_dlist_free(l.remote, NULL), 0);
 }
@@ -342,7 +342,7 @@ static void attachment_whose_peer_is_away_is_tried_again(void **state)
 	fake_kvd_answer(f->fake, OK ",\"dlist\":21}");
 	until_lost(f);
 	until_up(f);
-	while (!client_object_id(&l.local->object))
+	while (!client_object_id(&l.local->slot.object))
 		kvd_poll(f->client, 5);
 	assert_int_equal(kvd_xfer_start(f->client, &args, &call, &xfer), -KVD_E_BUSY);
 	assert_true(kvd_last_error(f->client)->retryable);

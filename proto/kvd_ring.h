@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The submission ring: shared memory in which an engine gives its daemon work
+ * without a system call, and the arena beside it, in which lists travel as they
+ * lie in memory. `session.share` hands over three descriptors: ring, arena,
+ * eventfd. Little-endian, as the machine is.
+ *
+ * Ring = header (one 4096-byte page), then `entries` entries of 64 bytes. One
+ * writer (the engine: kvd_ring_push() below, which is all there is to it), one
+ * reader (the daemon). `tail` counts entries given, `head` entries that the
+ * daemon has done with; neither wraps. Entry n lies at n % entries. The daemon
+ * takes entries in order, and lines of the session's socket behind the entries
+ * that were given before them. What an entry says of the arena is the daemon's
+ * until head has passed the entry, the engine's afterwards.
+ *
+ * The daemon sleeps when the ring is empty: then `asleep` is not 0 and whoever
+ * pushes writes 1 to the eventfd. While it is awake nobody need call it.
+ *
+ * Answers. There are none in the ring: what an entry makes lives in a slot of the
+ * status page, which the engine chose among its own (first_slot … + slot_count)
+ * together with the generation: one more than the slot's word shows, 0 skipped.
+ * Until the daemon has taken the entry the word shows the generation before;
+ * from then on the state of the new one, KVD_FAILED with a code when the entry
+ * was refused. Its number in the commands of the socket is KVD_RING_IDS + slot.
+ * A slot is the engine's again when its word shows KVD_FLAG_FREE.
+ *
+ * An entry that no engine could send by mistake (a slot that is not the engine's
+ * or in use, a generation that does not follow, bytes outside the arena, an
+ * unknown op) ends the session: kvd and its engine do not agree on what the
+ * memory holds.
+ */
+#ifndef KVD_RING_LAYOUT_H
+#define KVD_RING_LAYOUT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#define KVD_RING_MAGIC UINT64_C(0x3130474e5244564b) /* "KVDRNG01" */
+#define KVD_RING_VERSION 1u
+#define KVD_RING_HEADER_BYTES 4096u
+#define KVD_RING_ENTRY_BYTES 64u
+#define KVD_RING_IDS (UINT64_C(1) << 48)
+
+enum kvd_ring_op {
+	/* A descriptor list. a: attach, 0 = own memory; n0: rows; n1: columns of a
+	 * row, u64 each: 2 address, bytes; 3 the same and a device, which is not
+	 * looked at; 4 address, bytes, stride, count. Word: SUCCESS when prepared. */
+	KVD_RING_LIST = 1,
+	/* A transfer. a, b: local and remote list; n0, n1: u32 indices into them that
+	 * lie one behind the other (0: all rows); behind them `bytes` of notification.
+	 * Word: BOOTSTRAPPING until it is posted. */
+	KVD_RING_XFER = 2,
+	/* a: a transfer that has ended or was never posted; gen: its next; `bytes` of
+	 * another notification, with KVD_RING_NOTIFIES. */
+	KVD_RING_POST = 3,
+	KVD_RING_CANCEL = 4,  /* a: a transfer; nothing happens if it has ended */
+	KVD_RING_RELEASE = 5, /* a: a transfer (canceled first) or a list */
+	KVD_RING_NOTIFY = 6,  /* a: attach; `bytes` to its session. No slot. */
+	KVD_RING_ABORT = 7,   /* a: a room's number; n0: its role, enum kvd_role */
+};
+
+enum {
+	KVD_RING_WRITES = 1 << 0,   /* XFER: local to remote */
+	KVD_RING_POSTS = 1 << 1,    /* XFER: and post it */
+	KVD_RING_NOTIFIES = 1 << 2, /* XFER, POST: `bytes` of notification, perhaps 0 */
+};
+
+struct kvd_ring_entry {
+	uint32_t op, flags;
+	uint32_t slot, gen; /* LIST, XFER: the new object's; POST: gen only */
+	uint64_t a, b;
+	uint64_t offset; /* of the payload in the arena */
+	uint32_t n0, n1;
+	uint32_t bytes;
+	uint32_t reserved0; /* 0, as the next */
+	uint64_t reserved1;
+};
+
+struct kvd_ring_header {
+	uint64_t magic;
+	uint32_t version, entry_bytes;
+	uint32_t entries; /* a power of two */
+	uint32_t first_slot, slot_count;
+	uint32_t reserved0;
+	uint64_t arena_bytes;
+	uint64_t reserved1[3];
+	/* the engine's line */
+	uint64_t tail;
+	uint64_t reserved2[7];
+	/* the daemon's line */
+	uint64_t head;
+	uint32_t asleep;
+	uint32_t reserved3;
+	uint64_t reserved4[6];
+};
+
+/* What a payload of the entry takes in the arena; UINT64_MAX: too much to be. */
+static inline uint64_t kvd_ring_payload(const struct kvd_ring_entry *e)
+{
+	uint64_t bytes = e->bytes;
+
+	if (e->op == KVD_RING_LIST)
+		bytes = e->n1 <= 4 ? (uint64_t)e->n0 * e->n1 * 8 : UINT64_MAX;
+	else if (e->op == KVD_RING_XFER)
+		bytes += ((uint64_t)e->n0 + e->n1) * 4;
+	return bytes;
+}
+
+/* The generation that follows in a slot. */
+static inline uint32_t kvd_ring_next_gen(uint32_t gen)
+{
+	return gen + 1 ? gen + 1 : 1;
+}
+
+/* How many entries find room. */
+static inline uint32_t kvd_ring_room(const struct kvd_ring_header *ring, uint32_t entries,
+				     uint64_t tail)
+{
+	uint64_t used = tail - __atomic_load_n(&ring->head, __ATOMIC_ACQUIRE);
+
+	return used < entries ? entries - (uint32_t)used : 0;
+}
+
+/* Give an entry; there must be room for it. True: the daemon sleeps, write the
+ * eventfd. `entries` and `tail` are the caller's own copies. */
+static inline bool kvd_ring_push(struct kvd_ring_header *ring, uint32_t entries,
+				 uint64_t tail, const struct kvd_ring_entry *entry)
+{
+	uint64_t words[KVD_RING_ENTRY_BYTES / 8];
+	uint64_t *at = (uint64_t *)(void *)((char *)ring + KVD_RING_HEADER_BYTES +
+					    (tail & (entries - 1)) * KVD_RING_ENTRY_BYTES);
+
+	memcpy(words, entry, sizeof(words));
+	for (unsigned int i = 0; i < KVD_RING_ENTRY_BYTES / 8; i++)
+		__atomic_store_n(&at[i], words[i], __ATOMIC_RELAXED);
+	/* the daemon says "asleep", then looks at the tail; we the other way round */
+	__atomic_store_n(&ring->tail, tail + 1, __ATOMIC_SEQ_CST);
+	return __atomic_load_n(&ring->asleep, __ATOMIC_SEQ_CST) != 0;
+}
+
+#endif

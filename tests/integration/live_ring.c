@@ -1,0 +1,803 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The submission ring on the real daemon, from both sides: libkvd's calls that
+ * never wait, and an engine that has its own idea of the shared memory (raw: the
+ * control protocol by hand, the mappings written at will). Whatever that one does,
+ * it is thrown out with a reason or lives on; the engine beside it moves its bytes.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "proto/kvd.h"
+#include "proto/kvd_ring.h"
+
+#define ROWS 256u
+#define ROW_BYTES 1024u
+#define BYTES (ROWS * ROW_BYTES)
+#define WAIT_MS 30000
+
+struct side {
+	struct kvd_client *client;
+	struct kvd_memory memory;
+	struct kvd_region *region;
+	struct kvd_dlist *own, *theirs;
+	uint64_t attach;
+};
+
+struct fixture {
+	char dir[64], config[96], socket[96], log[96];
+	pid_t daemon;
+	struct side a, b; /* a writes to b */
+};
+
+/* ---- the daemon --------------------------------------------------------------- */
+
+static void daemon_start(struct fixture *f)
+{
+	char program[4096];
+	ssize_t n = readlink("/proc/self/exe", program, sizeof(program) - 8);
+
+	assert_true(n > 0);
+	program[n] = '\0';
+	strcpy(strrchr(program, '/'), "/kvd");
+	f->daemon = fork();
+	assert_true(f->daemon >= 0);
+	if (!f->daemon) {
+		int log = open(f->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
+
+		dup2(log, STDOUT_FILENO);
+		dup2(log, STDERR_FILENO);
+		execl(program, "kvd", "--config", f->config, (char *)NULL);
+		_exit(127);
+	}
+}
+
+static void daemon_log(const struct fixture *f)
+{
+	char line[512];
+	FILE *log = fopen(f->log, "r");
+
+	while (log && fgets(line, sizeof(line), log))
+		fprintf(stderr, "  kvd: %s", line);
+	if (log)
+		fclose(log);
+}
+
+static void daemon_kill(struct fixture *f)
+{
+	kill(f->daemon, SIGKILL);
+	assert_int_equal(waitpid(f->daemon, NULL, 0), f->daemon);
+	f->daemon = 0;
+}
+
+static struct kvd_client *client_open(struct fixture *f, const char *name)
+{
+	struct kvd_options o = {.socket = f->socket, .client = name, .timeout_ms = WAIT_MS};
+	struct kvd_client *client;
+	int r = -1;
+
+	for (int i = 0; i < 4000 && r; i++) {
+		r = kvd_open(&o, &client);
+		if (r && r != -KVD_E_NODAEMON)
+			break;
+		if (r)
+			poll(NULL, 0, 1);
+	}
+	if (r)
+		daemon_log(f);
+	assert_int_equal(r, 0);
+	return client;
+}
+
+static int setup(void **state)
+{
+	struct fixture *f = calloc(1, sizeof(*f));
+	FILE *config;
+
+	snprintf(f->dir, sizeof(f->dir), "/tmp/kvd-ring-XXXXXX");
+	assert_non_null(mkdtemp(f->dir));
+	snprintf(f->config, sizeof(f->config), "%s/live.conf", f->dir);
+	snprintf(f->socket, sizeof(f->socket), "%s/live.sock", f->dir);
+	snprintf(f->log, sizeof(f->log), "%s/log", f->dir);
+	config = fopen(f->config, "w");
+	assert_non_null(config);
+	fprintf(config, "[daemon]\nname = live\nrun_dir = %s\nlog_level = warn\n"
+			"[peer]\nping = 50 ms\ndead_after = 800 ms\n[transport]\ntransports = shm\n",
+		f->dir);
+	fclose(config);
+	daemon_start(f);
+	*state = f;
+	return 0;
+}
+
+static void side_close(struct side *s)
+{
+	kvd_close(s->client);
+	if (s->memory.address)
+		kvd_memory_free(&s->memory);
+	memset(s, 0, sizeof(*s));
+}
+
+static int teardown(void **state)
+{
+	struct fixture *f = *state;
+	int status = -1;
+
+	side_close(&f->a);
+	side_close(&f->b);
+	if (f->daemon) {
+		kill(f->daemon, SIGTERM);
+		assert_int_equal(waitpid(f->daemon, &status, 0), f->daemon);
+		if (status)
+			daemon_log(f);
+		assert_int_equal(status, 0);
+	}
+	unlink(f->config);
+	unlink(f->log);
+	unlink(f->socket);
+	snprintf(f->config, sizeof(f->config), "%s/live.lock", f->dir);
+	unlink(f->config);
+	rmdir(f->dir);
+	free(f);
+	return 0;
+}
+
+/* ---- two engines ------------------------------------------------------------------ */
+
+static void well(const struct kvd_client *client, int r)
+{
+	if (r < 0)
+		fail_msg("%s: %s", kvd_code_name(r), kvd_last_error(client)->message);
+}
+
+static uint8_t *bytes_of(const struct side *s)
+{
+	return s->memory.address;
+}
+
+static void side_open(struct fixture *f, struct side *s, const char *name)
+{
+	s->client = client_open(f, name);
+	well(NULL, kvd_memory_alloc(BYTES, name, &s->memory));
+	well(s->client, kvd_region_memory(s->client, &s->memory, NULL, &s->region));
+}
+
+/* One row a descriptor, as a NIXL array: address, bytes, device. */
+static struct kvd_dlist *list_rows(struct side *s, uint64_t attach, const void *base,
+				   uint32_t rows)
+{
+	uint64_t *table = calloc((size_t)rows * 3, sizeof(*table));
+	struct kvd_dlist *dlist = NULL;
+
+	for (uint32_t i = 0; i < rows; i++) {
+		table[3 * i] = (uint64_t)(uintptr_t)base + (uint64_t)(i % ROWS) * ROW_BYTES;
+		table[3 * i + 1] = ROW_BYTES;
+		table[3 * i + 2] = 7;
+	}
+	well(s->client, kvd_dlist_rows(s->client, attach, table, rows, 3, &dlist));
+	free(table);
+	return dlist;
+}
+
+static int list_until(const struct kvd_dlist *dlist)
+{
+	int r = 0;
+
+	for (int i = 0; i < WAIT_MS && !r; i++) {
+		r = kvd_dlist_state(dlist);
+		if (!r)
+			poll(NULL, 0, 1);
+	}
+	return r;
+}
+
+static void attach(struct fixture *f)
+{
+	struct kvd_session_key key;
+
+	well(f->b.client, kvd_session_key(f->b.client, 0, &key));
+	well(f->a.client, kvd_peer_attach(f->a.client, NULL, &key, 0, &f->a.attach));
+}
+
+static void sides_open(struct fixture *f)
+{
+	side_open(f, &f->a, "a");
+	side_open(f, &f->b, "b");
+	attach(f);
+	f->a.own = list_rows(&f->a, 0, f->a.memory.address, ROWS);
+	f->a.theirs = list_rows(&f->a, f->a.attach, f->b.memory.address, ROWS);
+}
+
+static struct kvd_xfer *make(struct side *s, const uint32_t *from, const uint32_t *to, size_t n)
+{
+	struct kvd_xfer_args args = {.op = KVD_WRITE,
+				     .local = s->own,
+				     .remote = s->theirs,
+				     .local_index = from,
+				     .remote_index = to,
+				     .local_index_count = n,
+				     .remote_index_count = n};
+	struct kvd_xfer *xfer = NULL;
+
+	well(s->client, kvd_xfer_make(s->client, &args, &xfer));
+	return xfer;
+}
+
+/* Fill row `from` of a, send it to row `to` of b, look. */
+static void send_row(struct fixture *f, uint32_t from, uint32_t to, uint8_t value)
+{
+	struct kvd_xfer *xfer = make(&f->a, &from, &to, 1);
+
+	memset(bytes_of(&f->a) + from * ROW_BYTES, value, ROW_BYTES);
+	well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
+	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
+	for (uint32_t i = 0; i < ROW_BYTES; i++)
+		assert_int_equal(bytes_of(&f->b)[to * ROW_BYTES + i], value);
+	well(f->a.client, kvd_xfer_drop(xfer));
+}
+
+static void on_notif(void *arg, const char *from, const void *data, size_t bytes)
+{
+	char *text = arg;
+	size_t len = strlen(text);
+
+	(void)from;
+	assert_true(len + bytes + 2 < 256);
+	memcpy(text + len, data, bytes);
+	memcpy(text + len + bytes, ";", 2);
+}
+
+/* ---- what it is for ---------------------------------------------------------------- */
+
+static void post_moves_the_rows_and_again(void **state)
+{
+	struct fixture *f = *state;
+	const uint32_t from[] = {3, 200, 7}, to[] = {0, 1, 255};
+	struct kvd_room_status st;
+	struct kvd_xfer *xfer;
+
+	sides_open(f);
+	xfer = make(&f->a, from, to, 3);
+	assert_int_equal(kvd_xfer_state(xfer), KVD_BOOTSTRAPPING);
+	for (uint8_t round = 1; round < 20; round++) {
+		for (int i = 0; i < 3; i++)
+			memset(bytes_of(&f->a) + from[i] * ROW_BYTES, round * 3 + i, ROW_BYTES);
+		well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
+		assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
+		for (int i = 0; i < 3; i++)
+			assert_int_equal(bytes_of(&f->b)[to[i] * ROW_BYTES + 77], round * 3 + i);
+	}
+	well(f->a.client, kvd_xfer_read(xfer, &st));
+	assert_int_equal(st.bytes, 3 * ROW_BYTES);
+	assert_int_equal(list_until(f->a.own), 1);
+	/* the calls by the socket know it as well */
+	well(f->a.client, kvd_xfer_again(xfer, NULL));
+	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
+	well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
+	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
+	well(f->a.client, kvd_xfer_release(xfer, NULL));
+}
+
+/* Twenty thousand of them: the ring goes round, and is full; slots are used again. */
+static void posts_by_the_thousand_all_arrive(void **state)
+{
+	struct fixture *f = *state;
+	struct kvd_xfer *xfers[1000];
+	uint32_t row;
+
+	sides_open(f);
+	for (int round = 0; round < 20; round++) {
+		memset(bytes_of(&f->a), round + 1, BYTES);
+		for (uint32_t i = 0; i < 1000; i++) {
+			row = i % ROWS;
+			xfers[i] = make(&f->a, &row, &row, 1);
+			well(f->a.client, kvd_xfer_post(xfers[i], NULL, 0));
+		}
+		for (uint32_t i = 0; i < 1000; i++) {
+			assert_int_equal(kvd_xfer_wait(xfers[i], WAIT_MS), KVD_SUCCESS);
+			well(f->a.client, kvd_xfer_drop(xfers[i]));
+		}
+		assert_memory_equal(bytes_of(&f->b), bytes_of(&f->a), BYTES);
+	}
+}
+
+/* A list of a million rows goes through the arena, and indices into all of it. */
+static void list_of_a_million_rows_is_prepared(void **state)
+{
+	struct fixture *f = *state;
+	const uint32_t many = 1000000, from[] = {999999, 12}, to[] = {1, 2};
+	struct kvd_dlist *small;
+	struct kvd_xfer *xfer;
+
+	sides_open(f);
+	small = f->a.own;
+	f->a.own = list_rows(&f->a, 0, f->a.memory.address, many);
+	xfer = make(&f->a, from, to, 2); /* at once: it stands behind the list */
+	memset(bytes_of(&f->a), 9, BYTES);
+	well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
+	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
+	assert_int_equal(bytes_of(&f->b)[ROW_BYTES], 9);
+	assert_int_equal(list_until(f->a.own), 1);
+	well(f->a.client, kvd_dlist_drop(f->a.own)); /* the transfer keeps it */
+	well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
+	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
+	well(f->a.client, kvd_xfer_drop(xfer));
+	f->a.own = small;
+	send_row(f, 5, 5, 55);
+}
+
+static void notifications_come_in_order_and_are_counted(void **state)
+{
+	struct fixture *f = *state;
+	const uint32_t row = 1;
+	struct kvd_xfer *xfer;
+	char text[256] = "";
+
+	sides_open(f);
+	xfer = make(&f->a, &row, &row, 1);
+	assert_int_equal(kvd_notif_waiting(f->b.client), 0);
+	well(f->a.client, kvd_notif_post(f->a.client, f->a.attach, "one", 3));
+	well(f->a.client, kvd_xfer_post(xfer, "two", 3));
+	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
+	well(f->a.client, kvd_notif_post(f->a.client, f->a.attach, "", 0));
+	well(f->a.client, kvd_notif_post(f->a.client, f->a.attach, "four", 4));
+	for (int i = 0; i < WAIT_MS && kvd_notif_waiting(f->b.client) < 4; i++)
+		poll(NULL, 0, 1);
+	assert_int_equal(kvd_notif_drain(f->b.client, 0, on_notif, text), 4);
+	assert_string_equal(text, "one;two;;four;");
+	assert_int_equal(kvd_notif_waiting(f->b.client), 0);
+}
+
+/* ---- what must be refused ------------------------------------------------------------ */
+
+static void list_of_foreign_memory_fails_with_words(void **state)
+{
+	struct fixture *f = *state;
+	struct kvd_dlist *good;
+	struct kvd_error why;
+	struct kvd_xfer *xfer;
+	const uint32_t row = 0;
+	int here;
+
+	sides_open(f);
+	good = f->a.own;
+	f->a.own = list_rows(&f->a, 0, &here, ROWS);
+	xfer = make(&f->a, &row, &row, 1);
+	well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
+	assert_int_equal(list_until(f->a.own), -KVD_E_NOTFOUND);
+	well(f->a.client, kvd_dlist_why(f->a.own, 0, &why));
+	assert_int_equal(why.code, KVD_E_NOTFOUND);
+	assert_non_null(strstr(why.message, "is not registered"));
+	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_FAILED);
+	well(f->a.client, kvd_xfer_why(xfer, 0, &why));
+	assert_int_equal(why.code, KVD_E_NOTFOUND);
+	well(f->a.client, kvd_xfer_drop(xfer));
+	well(f->a.client, kvd_dlist_drop(f->a.own));
+	f->a.own = good;
+	send_row(f, 0, 9, 17); /* nobody is the worse for it */
+}
+
+static void what_can_be_seen_here_is_refused_here(void **state)
+{
+	struct fixture *f = *state;
+	const uint32_t outside = ROWS, row = 0, two[] = {0, 1};
+	struct kvd_xfer_args args;
+	struct kvd_xfer *xfer;
+	struct kvd_dlist *dlist;
+	uint64_t table[3] = {(uint64_t)(uintptr_t)&table, 8, 0};
+	pid_t child;
+	int status;
+
+	sides_open(f);
+	args = (struct kvd_xfer_args){.op = KVD_READ, .local = f->a.own, .remote = f->a.theirs,
+				      .local_index = &outside, .remote_index = &row,
+				      .local_index_count = 1, .remote_index_count = 1};
+	assert_int_equal(kvd_xfer_make(f->a.client, &args, &xfer), -KVD_E_RANGE);
+	args.local_index = two;
+	args.local_index_count = 2;
+	assert_int_equal(kvd_xfer_make(f->a.client, &args, &xfer), -KVD_E_INVAL);
+	args.local = f->a.theirs;
+	assert_int_equal(kvd_xfer_make(f->a.client, &args, &xfer), -KVD_E_INVAL);
+	assert_int_equal(kvd_dlist_rows(f->a.client, 0, table, 0, 3, &dlist), -KVD_E_INVAL);
+	assert_int_equal(kvd_dlist_rows(f->a.client, 0, table, 1, 5, &dlist), -KVD_E_INVAL);
+	xfer = make(&f->a, &row, &row, 1);
+	child = fork();
+	if (!child)
+		_exit(kvd_xfer_post(xfer, NULL, 0) == -KVD_E_FORKED ? 0 : 1);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	send_row(f, 1, 1, 1);
+}
+
+/* A transfer under way cannot be posted; stopped, it ends; dropped, its slot comes back. */
+static void stop_and_drop_end_what_runs(void **state)
+{
+	struct fixture *f = *state;
+	struct kvd_xfer *xfers[64];
+	uint32_t row = 0;
+	int failed = 0;
+
+	sides_open(f);
+	for (int i = 0; i < 64; i++) {
+		xfers[i] = make(&f->a, &row, &row, 1);
+		well(f->a.client, kvd_xfer_post(xfers[i], NULL, 0));
+		well(f->a.client, kvd_xfer_stop(xfers[i]));
+	}
+	for (int i = 0; i < 64; i++) {
+		failed += kvd_xfer_wait(xfers[i], WAIT_MS) == KVD_FAILED;
+		well(f->a.client, kvd_xfer_drop(xfers[i]));
+		xfers[i] = make(&f->a, &row, &row, 1);
+		well(f->a.client, kvd_xfer_post(xfers[i], NULL, 0));
+		well(f->a.client, kvd_xfer_drop(xfers[i])); /* under way */
+	}
+	print_message("%d of 64 were stopped in time\n", failed);
+	send_row(f, 2, 3, 4);
+}
+
+/* ---- the daemon's end ------------------------------------------------------------------ */
+
+static void daemon_killed_fails_posts_and_the_next_one_serves(void **state)
+{
+	struct fixture *f = *state;
+	const uint32_t row = 4;
+	struct kvd_room_status st;
+	struct kvd_xfer *xfer;
+
+	sides_open(f);
+	xfer = make(&f->a, &row, &row, 1);
+	send_row(f, 1, 1, 11);
+	kill(f->daemon, SIGSTOP); /* it takes nothing out of the ring any more */
+	well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
+	assert_int_equal(kvd_xfer_state(xfer), KVD_TRANSFERRING);
+	daemon_kill(f);
+	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_FAILED);
+	well(f->a.client, kvd_xfer_read(xfer, &st));
+	assert_int_equal(st.error, KVD_E_DEAD);
+	well(f->a.client, kvd_xfer_drop(xfer));
+	daemon_start(f);
+	side_close(&f->b);
+	side_open(f, &f->b, "b"); /* waits for the daemon; a comes back with its next call */
+	attach(f);
+	while (!list_until(f->a.own))
+		kvd_poll(f->a.client, 10);
+	assert_int_equal(list_until(f->a.own), 1);
+	well(f->a.client, kvd_dlist_drop(f->a.theirs)); /* its session is gone */
+	f->a.theirs = list_rows(&f->a, f->a.attach, f->b.memory.address, ROWS);
+	for (uint8_t i = 0; i < 100; i++)
+		send_row(f, i, (uint32_t)(ROWS - 1 - i), i);
+}
+
+/* ---- an engine with its own ideas -------------------------------------------------------- */
+
+struct raw {
+	int fd, event;
+	struct kvd_ring_header *ring;
+	uint8_t *arena;
+	uint64_t *entries;
+	uint32_t slot;
+	uint64_t tail;
+};
+
+#define RAW_ENTRIES 64u
+#define RAW_ARENA (1u << 20)
+
+static void raw_say(const struct raw *raw, const char *line)
+{
+	assert_int_equal(send(raw->fd, line, strlen(line), MSG_NOSIGNAL), strlen(line));
+}
+
+/* What comes until `end` is seen or the connection ends; fds of it. */
+static void raw_hear(const struct raw *raw, char *text, size_t bytes, int *fds, int fd_max)
+{
+	char control[CMSG_SPACE(sizeof(int) * 8)];
+	size_t len = 0;
+	ssize_t n = 1;
+
+	memset(text, 0, bytes);
+	while (n > 0 && !strchr(text, '\n') && len + 1 < bytes) {
+		struct iovec iov = {text + len, bytes - len - 1};
+		struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control,
+				     .msg_controllen = sizeof(control)};
+		struct pollfd p = {.fd = raw->fd, .events = POLLIN};
+
+		assert_int_equal(poll(&p, 1, WAIT_MS), 1);
+		n = recvmsg(raw->fd, &msg, MSG_CMSG_CLOEXEC);
+		if (n > 0)
+			len += (size_t)n;
+		for (struct cmsghdr *c = CMSG_FIRSTHDR(&msg); n > 0 && c; c = CMSG_NXTHDR(&msg, c))
+			for (size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
+				int fd;
+
+				memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(fd));
+				if (fd_max-- > 0)
+					*fds++ = fd;
+				else
+					close(fd);
+			}
+	}
+}
+
+static void raw_open(struct fixture *f, struct raw *raw)
+{
+	struct sockaddr_un addr = {.sun_family = AF_UNIX};
+	char text[4096], line[160];
+	int fds[3] = {-1, -1, -1};
+
+	kvd_close(client_open(f, "is it there?"));
+	memset(raw, 0, sizeof(*raw));
+	strcpy(addr.sun_path, f->socket);
+	raw->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	assert_int_equal(connect(raw->fd, (struct sockaddr *)&addr, sizeof(addr)), 0);
+	raw_say(raw, "{\"id\":1,\"cmd\":\"hello\",\"proto\":1,\"client\":\"raw\"}\n");
+	raw_hear(raw, text, sizeof(text), NULL, 0);
+	snprintf(line, sizeof(line),
+		 "{\"id\":2,\"cmd\":\"session.share\",\"entries\":%u,\"arena_bytes\":%u}\n",
+		 RAW_ENTRIES, RAW_ARENA);
+	raw_say(raw, line);
+	raw_hear(raw, text, sizeof(text), fds, 3);
+	assert_true(fds[2] >= 0);
+	raw->event = fds[2];
+	raw->ring = mmap(NULL, KVD_RING_HEADER_BYTES + RAW_ENTRIES * KVD_RING_ENTRY_BYTES,
+			 PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
+	raw->arena = mmap(NULL, RAW_ARENA, PROT_READ | PROT_WRITE, MAP_SHARED, fds[1], 0);
+	assert_true(raw->ring != MAP_FAILED && raw->arena != MAP_FAILED);
+	assert_true(ftruncate(fds[0], 0) < 0 && ftruncate(fds[1], 0) < 0); /* sealed */
+	close(fds[0]);
+	close(fds[1]);
+	raw->entries = (uint64_t *)(void *)((char *)raw->ring + KVD_RING_HEADER_BYTES);
+	raw->slot = raw->ring->first_slot;
+	assert_int_equal(raw->ring->entries, RAW_ENTRIES);
+	assert_int_equal(raw->ring->arena_bytes, RAW_ARENA);
+}
+
+static void raw_close(struct raw *raw)
+{
+	close(raw->fd);
+	close(raw->event);
+	munmap(raw->ring, KVD_RING_HEADER_BYTES + RAW_ENTRIES * KVD_RING_ENTRY_BYTES);
+	munmap(raw->arena, RAW_ARENA);
+}
+
+static void raw_push(struct raw *raw, const struct kvd_ring_entry *e)
+{
+	const uint64_t one = 1;
+
+	if (kvd_ring_push(raw->ring, RAW_ENTRIES, raw->tail++, e))
+		assert_int_equal(write(raw->event, &one, 8), 8);
+}
+
+/* The daemon throws it out, and says why. */
+static void raw_is_ended(struct fixture *f, const struct kvd_ring_entry *e, const char *why)
+{
+	char text[4096];
+	struct raw raw;
+
+	raw_open(f, &raw);
+	raw_push(&raw, e);
+	raw_hear(&raw, text, sizeof(text), NULL, 0);
+	if (!strstr(text, why))
+		fail_msg("'%s' is not in: %s", why, text);
+	raw_close(&raw);
+}
+
+static void entries_that_break_the_protocol_end_the_session(void **state)
+{
+	struct fixture *f = *state;
+	struct kvd_ring_entry e = {.op = 99};
+	struct raw raw;
+	char text[4096];
+
+	raw_is_ended(f, &e, "unknown op 99");
+	e = (struct kvd_ring_entry){.op = KVD_RING_LIST, .n0 = 1, .n1 = 3, .slot = 5, .gen = 1};
+	raw_is_ended(f, &e, "slot 5 is none of the engine's");
+	e.slot = UINT32_MAX;
+	raw_is_ended(f, &e, "none of the engine's");
+	e.slot = 65536;
+	e.gen = 7;
+	raw_is_ended(f, &e, "generation 7 does not follow 0");
+	e.gen = 1;
+	e.n1 = 1;
+	raw_is_ended(f, &e, "1 columns");
+	e.n1 = UINT32_MAX;
+	raw_is_ended(f, &e, "outside the arena");
+	e.n1 = 3;
+	e.offset = RAW_ARENA - 23;
+	raw_is_ended(f, &e, "outside the arena");
+	e.offset = UINT64_MAX - 7;
+	raw_is_ended(f, &e, "outside the arena");
+	e.offset = 0;
+	e.n0 = UINT32_MAX;
+	raw_is_ended(f, &e, "outside the arena");
+	e = (struct kvd_ring_entry){.op = KVD_RING_POST, .a = KVD_RING_IDS + 70000, .gen = 1};
+	raw_is_ended(f, &e, "none of this session");
+	e = (struct kvd_ring_entry){.op = KVD_RING_ABORT, .n0 = 4};
+	raw_is_ended(f, &e, "role 4");
+	raw_open(f, &raw);
+	__atomic_store_n(&raw.ring->tail, RAW_ENTRIES + 1, __ATOMIC_SEQ_CST);
+	assert_int_equal(write(raw.event, &(uint64_t){1}, 8), 8);
+	raw_hear(&raw, text, sizeof(text), NULL, 0);
+	assert_non_null(strstr(text, "entries before head"));
+	raw_close(&raw);
+	sides_open(f);
+	send_row(f, 1, 2, 3);
+}
+
+/* Late, or wrong in a way that honest engines are, too: the session lives. */
+static void entries_that_are_late_or_refused_harm_nobody(void **state)
+{
+	struct fixture *f = *state;
+	struct kvd_ring_entry e = {.op = KVD_RING_CANCEL, .a = 12345};
+	struct raw raw;
+	char text[4096];
+
+	raw_open(f, &raw);
+	raw_push(&raw, &e);
+	e.op = KVD_RING_RELEASE;
+	raw_push(&raw, &e);
+	e.a = KVD_RING_IDS + 65540;
+	raw_push(&raw, &e);
+	e.a = UINT64_MAX;
+	raw_push(&raw, &e);
+	e = (struct kvd_ring_entry){.op = KVD_RING_ABORT, .a = 1, .n0 = 1};
+	raw_push(&raw, &e);
+	e = (struct kvd_ring_entry){.op = KVD_RING_NOTIFY, .a = 1, .bytes = 100};
+	raw_push(&raw, &e);
+	e = (struct kvd_ring_entry){.op = KVD_RING_LIST, .n1 = 4, .slot = 65536, .gen = 1};
+	raw_push(&raw, &e); /* no rows: refused */
+	e = (struct kvd_ring_entry){.op = KVD_RING_XFER, .a = 7, .b = 8, .slot = 65537, .gen = 1};
+	raw_push(&raw, &e); /* no lists: refused */
+	raw_say(&raw, "{\"id\":3,\"cmd\":\"xfer.state\",\"xfer\":281474976776193}\n");
+	raw_hear(&raw, text, sizeof(text), NULL, 0);
+	assert_non_null(strstr(text, "ENOTFOUND"));
+	assert_non_null(strstr(text, "\"ok\":true"));
+	assert_int_equal(__atomic_load_n(&raw.ring->head, __ATOMIC_ACQUIRE), 8);
+	raw_close(&raw);
+}
+
+struct scribbler {
+	struct raw *raw;
+	unsigned int seed;
+	bool shy; /* mostly entries that could be meant */
+	bool stop;
+};
+
+static uint64_t random64(unsigned int *seed)
+{
+	return (uint64_t)(unsigned int)rand_r(seed) << 33 ^
+	       (uint64_t)(unsigned int)rand_r(seed) << 16 ^ (unsigned int)rand_r(seed);
+}
+
+static uint32_t below(unsigned int *seed, uint32_t n)
+{
+	return (uint32_t)(random64(seed) % n);
+}
+
+static struct kvd_ring_entry plausible(unsigned int *seed)
+{
+	return (struct kvd_ring_entry){
+		.op = 1 + below(seed, 7),
+		.flags = below(seed, 8),
+		.slot = 65536 + below(seed, 8),
+		.gen = 1 + below(seed, 4),
+		.a = below(seed, 3) ? KVD_RING_IDS + 65536 + below(seed, 8)
+				       : below(seed, 10),
+		.b = KVD_RING_IDS + 65536 + below(seed, 8),
+		.offset = below(seed, RAW_ARENA),
+		.n0 = below(seed, 40),
+		.n1 = below(seed, 5),
+		.bytes = below(seed, 300),
+	};
+}
+
+static void *scribble(void *arg)
+{
+	struct scribbler *s = arg;
+	const uint64_t one = 1;
+	uint64_t *words = (uint64_t *)(void *)s->raw->ring;
+	const size_t count = (KVD_RING_HEADER_BYTES + RAW_ENTRIES * KVD_RING_ENTRY_BYTES) / 8;
+
+	while (!__atomic_load_n(&s->stop, __ATOMIC_RELAXED)) {
+		struct kvd_ring_entry e = plausible(&s->seed);
+
+		if (s->shy && random64(&s->seed) % 16) {
+			raw_push(s->raw, &e);
+			continue;
+		}
+		for (int i = 0; i < 64; i++)
+			__atomic_store_n(&words[random64(&s->seed) % count],
+					 random64(&s->seed) >> random64(&s->seed) % 64,
+					 __ATOMIC_RELAXED);
+		((volatile uint8_t *)s->raw->arena)[random64(&s->seed) % RAW_ARENA] =
+			(uint8_t)random64(&s->seed);
+		if (write(s->raw->event, &one, 8) < 0)
+			break;
+	}
+	return NULL;
+}
+
+/* Every shared byte is written at random while another engine works. */
+static void scribbler_hurts_only_itself(void **state)
+{
+	struct fixture *f = *state;
+	unsigned int ended = 0;
+
+	sides_open(f);
+	for (unsigned int round = 0; round < 40; round++) {
+		struct raw raw;
+		struct scribbler s = {.raw = &raw, .seed = round + 1, .shy = round & 1};
+		struct pollfd p = {.events = POLLIN};
+		pthread_t thread;
+
+		raw_open(f, &raw);
+		p.fd = raw.fd;
+		assert_int_equal(pthread_create(&thread, NULL, scribble, &s), 0);
+		for (uint32_t i = 0; i < 20; i++)
+			send_row(f, (round + i) % ROWS, (round * 7 + i) % ROWS, (uint8_t)(round + i));
+		ended += poll(&p, 1, 0) == 1;
+		__atomic_store_n(&s.stop, true, __ATOMIC_RELAXED);
+		pthread_join(thread, NULL);
+		raw_close(&raw);
+	}
+	print_message("%u of 40 scribblers were thrown out meanwhile\n", ended);
+	assert_true(ended > 0);
+}
+
+/* The eventfd's flags are shared: a blocking, emptied one must not hold the daemon. */
+static void eventfd_made_blocking_holds_nobody(void **state)
+{
+	struct fixture *f = *state;
+	struct raw raw;
+	uint64_t count;
+
+	sides_open(f);
+	raw_open(f, &raw);
+	assert_int_equal(fcntl(raw.event, F_SETFL, fcntl(raw.event, F_GETFL) & ~O_NONBLOCK), 0);
+	for (int i = 0; i < 200; i++) {
+		struct pollfd p = {.fd = raw.event, .events = POLLIN};
+
+		assert_int_equal(write(raw.event, &(uint64_t){1}, 8), 8);
+		if (poll(&p, 1, 0) == 1 && fcntl(raw.event, F_SETFL, O_NONBLOCK) == 0 &&
+		    read(raw.event, &count, 8) < 0)
+			assert_int_equal(errno, EAGAIN);
+		fcntl(raw.event, F_SETFL, 0);
+		if (i % 20 == 0)
+			send_row(f, 1, 1, (uint8_t)i);
+	}
+	raw_close(&raw);
+}
+
+int main(void)
+{
+#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+	const struct CMUnitTest tests[] = {
+		T(post_moves_the_rows_and_again),
+		T(posts_by_the_thousand_all_arrive),
+		T(list_of_a_million_rows_is_prepared),
+		T(notifications_come_in_order_and_are_counted),
+		T(list_of_foreign_memory_fails_with_words),
+		T(what_can_be_seen_here_is_refused_here),
+		T(stop_and_drop_end_what_runs),
+		T(daemon_killed_fails_posts_and_the_next_one_serves),
+		T(entries_that_break_the_protocol_end_the_session),
+		T(entries_that_are_late_or_refused_harm_nobody),
+		T(scribbler_hurts_only_itself),
+		T(eventfd_made_blocking_holds_nobody),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
