@@ -26,6 +26,11 @@ struct ctl {
 	/* options of single commands */
 	const char *role, *reason;
 	unsigned long limit, count;
+	struct { /* of bench */
+		const char *with, *size, *op, *transport, *memory;
+		unsigned long rows;
+		bool serve, flat;
+	} bench;
 	struct kvd_client *client; /* made by the first ctl_ask() */
 };
 
@@ -72,5 +77,6 @@ int ctl_run_abort(struct ctl *ctl, int argc, char **argv);
 int ctl_run_drain(struct ctl *ctl, int argc, char **argv);
 int ctl_run_log(struct ctl *ctl, int argc, char **argv);
 int ctl_run_keygen(struct ctl *ctl, int argc, char **argv);
+int ctl_run_bench(struct ctl *ctl, int argc, char **argv);
 
 #endif

@@ -68,6 +68,23 @@ const struct ctl_command ctl_commands[] = {
 	 "LEVEL: error, warn, info, debug or trace; until the next start. Setting needs\n"
 	 "root, the daemon's uid or admin_uids.",
 	 0, 1, "", ctl_run_log},
+	{"bench", "TICKET | - | --serve", "how fast two daemons move rows",
+	 "--serve           lend memory and print a ticket, until interrupted\n"
+	 "TICKET, -         measure against who printed it; -: read it from standard input\n"
+	 "--with SOCKET     measure against another daemon of this host\n"
+	 "--size LIST       bytes a row: 64K,4K,256 if not given\n"
+	 "--rows N          rows a transfer; if not given half the memory, at most 65536\n"
+	 "--flat            rows one behind the other, not scattered\n"
+	 "--op OP           push, pull or both (both)\n"
+	 "--transport NAME  refuse to measure any other\n"
+	 "--count N         repetitions (20)\n"
+	 "--memory SIZE     what is lent, with --serve and --with (256M)\n\n"
+	 "    ssh HOST kvd-ctl bench --serve | kvd-ctl bench -\n\n"
+	 "GB/s (10^9) from posting to the state that an engine polls: median, tenth and\n"
+	 "ninetieth percentile, and the first transfer, which finds cold maps. What was\n"
+	 "pushed is pulled back and compared. Caches are as they are. Whoever has the\n"
+	 "ticket may read and write the lent memory while --serve runs.",
+	 0, 1, "bc", ctl_run_bench},
 	{"keygen", "[FILE]", "make a CURVE key pair for daemon-to-daemon traffic",
 	 "With FILE: the secret key is written to it (mode 0600; an existing file is not\n"
 	 "touched) for `curve_secret_file`, and the public key printed, for a line\n"
@@ -83,7 +100,8 @@ const struct ctl_command ctl_commands[] = {
 	{NULL, NULL, NULL, NULL, 0, 0, NULL, NULL},
 };
 
-enum { OPT_ROLE = 256, OPT_REASON, OPT_LIMIT, OPT_COUNT, OPT_VERSION };
+enum { OPT_ROLE = 256, OPT_REASON, OPT_LIMIT, OPT_COUNT, OPT_VERSION,
+       OPT_WITH, OPT_SIZE, OPT_ROWS, OPT_FLAT, OPT_OP, OPT_TRANSPORT, OPT_MEMORY, OPT_SERVE };
 
 static const struct option long_options[] = {
 	{"socket", required_argument, NULL, 's'},
@@ -96,6 +114,14 @@ static const struct option long_options[] = {
 	{"reason", required_argument, NULL, OPT_REASON},
 	{"limit", required_argument, NULL, OPT_LIMIT},
 	{"count", required_argument, NULL, OPT_COUNT},
+	{"with", required_argument, NULL, OPT_WITH},
+	{"size", required_argument, NULL, OPT_SIZE},
+	{"rows", required_argument, NULL, OPT_ROWS},
+	{"flat", no_argument, NULL, OPT_FLAT},
+	{"op", required_argument, NULL, OPT_OP},
+	{"transport", required_argument, NULL, OPT_TRANSPORT},
+	{"memory", required_argument, NULL, OPT_MEMORY},
+	{"serve", no_argument, NULL, OPT_SERVE},
 	{NULL, 0, NULL, 0},
 };
 
@@ -262,6 +288,40 @@ static bool number(const char *text, unsigned long max, unsigned long *out_p)
 	return *text >= '0' && *text <= '9' && !*end && !errno && *out_p <= max && *out_p;
 }
 
+static int take_bench_option(struct ctl *ctl, int opt)
+{
+	switch (opt) {
+	case OPT_WITH:
+		ctl->bench.with = optarg;
+		return -1;
+	case OPT_SIZE:
+		ctl->bench.size = optarg;
+		return -1;
+	case OPT_OP:
+		ctl->bench.op = optarg;
+		return -1;
+	case OPT_TRANSPORT:
+		ctl->bench.transport = optarg;
+		return -1;
+	case OPT_MEMORY:
+		ctl->bench.memory = optarg;
+		return -1;
+	case OPT_FLAT:
+		ctl->bench.flat = true;
+		return -1;
+	case OPT_SERVE:
+		ctl->bench.serve = true;
+		return -1;
+	case OPT_ROWS:
+		if (!number(optarg, 1u << 22, &ctl->bench.rows))
+			return ctl_usage("--rows: 1 to %u, not '%s'", 1u << 22, optarg);
+		return -1;
+	default:
+		fputs("Try 'kvd-ctl --help'.\n", stderr);
+		return CTL_USAGE;
+	}
+}
+
 /* One option; -1: go on, else an exit status. */
 static int take_option(struct ctl *ctl, int opt, const char *command)
 {
@@ -302,8 +362,7 @@ static int take_option(struct ctl *ctl, int opt, const char *command)
 		printf("kvd-ctl %s\n", kvd_version());
 		return CTL_OK;
 	default:
-		fputs("Try 'kvd-ctl --help'.\n", stderr);
-		return CTL_USAGE;
+		return take_bench_option(ctl, opt);
 	}
 }
 
@@ -319,6 +378,14 @@ static int check_options(const struct ctl *ctl, const struct ctl_command *c)
 		{'e', "--reason", ctl->reason},
 		{'l', "--limit", ctl->limit},
 		{'c', "--count", ctl->count},
+		{'b', "--with", ctl->bench.with},
+		{'b', "--size", ctl->bench.size},
+		{'b', "--rows", ctl->bench.rows},
+		{'b', "--flat", ctl->bench.flat},
+		{'b', "--op", ctl->bench.op},
+		{'b', "--transport", ctl->bench.transport},
+		{'b', "--memory", ctl->bench.memory},
+		{'b', "--serve", ctl->bench.serve},
 	};
 
 	for (size_t i = 0; i < ARRAY_LEN(options); i++)

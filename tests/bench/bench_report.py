@@ -16,9 +16,11 @@ def median(values):
 
 
 def against(name, samples, kvd):
-    """One limit or peer beside kvd's median."""
+    """One limit or peer beside kvd: the ratio of medians, and that of the best, which
+    a busy machine disturbs least."""
     gbps = median(samples)
-    return {"name": name, "gbps": round(gbps, 3), "ratio": round(kvd / gbps, 3),
+    return {"name": name, "gbps": round(gbps, 3), "ratio": round(median(kvd) / gbps, 3),
+            "best_ratio": round(max(kvd) / max(samples), 3), "best_gbps": round(max(samples), 3),
             "spread": [round(quantile(samples, 0.1), 3), round(quantile(samples, 0.9), 3)]}
 
 
@@ -39,12 +41,12 @@ def judge(goals, ratios):
 def transfer_record(row, kind, op, caches, kvd, limits, peers, goals):
     """`row` of bench_works.ROWS, `kind` of KINDS; `limits`, `peers`: (name, samples)."""
     mid = median(kvd.samples)
-    limits = [against(name, samples, mid) for name, samples in limits if samples]
-    peers = [against(name, samples, mid) for name, samples in peers if samples]
+    limits = [against(name, samples, kvd.samples) for name, samples in limits if samples]
+    peers = [against(name, samples, kvd.samples) for name, samples in peers if samples]
     record = {"work": row[0], "kind": kind[0], "op": op, "transport": kind[1],
               "memory": kind[2], "caches": caches, "size": row[1], "rows": kvd.rows,
               "bytes": row[2], "samples": len(kvd.samples),
-              "kvd_gbps": round(mid, 3),
+              "kvd_gbps": round(mid, 3), "kvd_best_gbps": round(max(kvd.samples), 3),
               "spread": [round(quantile(kvd.samples, 0.1), 3),
                          round(quantile(kvd.samples, 0.9), 3)],
               "first_gbps": round(kvd.first, 3)}
@@ -84,9 +86,9 @@ def transfer_lines(record):
         record["first_gbps"])
     for i, one in enumerate(record["limits"] + record["peers"]):
         sign = "×" if one in record["peers"] else " "
-        yield "%s   %-12s %7.3f %7.2f%s  %s" % (
-            head if i == 0 else " " * len(head), one["name"], one["gbps"], one["ratio"], sign,
-            goal_words(record, one["name"]))
+        yield "%s   %-12s %6.2f [%5.2f %5.2f] %6.2f%s %6.2f%s  %s" % (
+            head if i == 0 else " " * len(head), one["name"], one["gbps"], *one["spread"],
+            one["ratio"], sign, one["best_ratio"], sign, goal_words(record, one["name"]))
     if not record["limits"] + record["peers"]:
         yield head
 
@@ -107,7 +109,8 @@ def table(records):
             continue
         if (record["kind"], record["caches"]) != last:
             last = (record["kind"], record["caches"])
-            lines += ["", "%-36s   kvd [10 %%   90 %%]  first   limit, peer     GB/s kvd by it"
+            lines += ["", "%-36s   kvd [10 %%   90 %%]  first   limit, peer    GB/s [10 %%   90 %%] "
+                      "kvd/it  best/best"
                       % (", ".join(last))]
         lines += transfer_lines(record)
     figures = [figure_line(record) for record in records if "value" in record]

@@ -1,0 +1,409 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kvd-ctl bench: how fast two live daemons move rows, seen as an engine sees it.
+ *
+ * Both ends are ordinary sessions. One lends memory (--serve) and prints a ticket:
+ * its daemon's endpoint, its session's key, address and size of the memory. The
+ * other end takes the ticket and does the rest through its own daemon, so nothing
+ * but the ticket and the daemons' own traffic crosses the network:
+ *
+ *     ssh HOST kvd-ctl bench --serve | kvd-ctl bench -
+ *
+ * The ticket opens this memory and nothing else, for as long as the lending end
+ * runs. Who reads it may write the memory, so it is taken from standard input as
+ * well: an argument can be seen by every user of the host. The lending end goes
+ * when the reader of its standard output goes, or by a signal.
+ *
+ * Where one host has both daemons, --with SOCKET opens the other session here.
+ */
+#include "ctl/bench.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "ctl/ctl.h"
+#include "ctl/table.h"
+#include "daemon/base/mem.h"
+
+#define MEMORY_DEFAULT "256M"
+#define MEMORY_MIN (UINT64_C(2) << 20)
+#define MEMORY_MAX (UINT64_C(64) << 30)
+#define ROWS_DEFAULT_MAX UINT64_C(65536)
+#define ROWS_MAX (UINT64_C(1) << 22) /* of one descriptor list */
+#define REPS_DEFAULT 20u
+#define SIZES_MAX 16u
+#define TICKET_MAX 512
+
+static const char *const op_names[BENCH_OPS] = {"push", "pull"};
+
+struct wanted {
+	struct bench_case c; /* size and rows: of each case anew */
+	uint64_t sizes[SIZES_MAX];
+	unsigned int size_count;
+	uint64_t rows; /* 0: as many as half the memory holds */
+};
+
+/* ---- the command line ---- */
+
+/* "4096", "64K", "1G"; *end_p behind it. */
+static bool size_text(const char *text, uint64_t *bytes_p, const char **end_p)
+{
+	static const char units[] = "KMG";
+	char *end;
+	const char *unit;
+
+	errno = 0;
+	*bytes_p = strtoull(text, &end, 10);
+	if (*text < '0' || *text > '9' || errno)
+		return false;
+	unit = *end ? strchr(units, *end) : NULL;
+	if (unit) {
+		unsigned int shift = 10 * (unsigned int)(unit - units + 1);
+
+		if (*bytes_p > UINT64_MAX >> shift)
+			return false;
+		*bytes_p <<= shift;
+		end++;
+	}
+	*end_p = end;
+	return true;
+}
+
+static int parse_sizes(const char *text, struct wanted *w)
+{
+	for (const char *at = text, *end;; at = end + 1) {
+		uint64_t size;
+
+		if (w->size_count == SIZES_MAX || !size_text(at, &size, &end) || !size ||
+		    size > MEMORY_MAX || (*end && *end != ','))
+			return ctl_usage("--size: 1 to %u of SIZE or SIZE,SIZE… like 64K,256, "
+					 "not '%s'", SIZES_MAX, text);
+		w->sizes[w->size_count++] = size;
+		if (!*end)
+			return CTL_OK;
+	}
+}
+
+static int parse_ops(const char *text, struct wanted *w)
+{
+	w->c.ops[BENCH_PUSH] = strcmp(text, "pull") != 0;
+	w->c.ops[BENCH_PULL] = strcmp(text, "push") != 0;
+	if (w->c.ops[BENCH_PUSH] && w->c.ops[BENCH_PULL] && strcmp(text, "both") != 0)
+		return ctl_usage("--op: push, pull or both, not '%s'", text);
+	return CTL_OK;
+}
+
+static int parse_wanted(const struct ctl *ctl, struct wanted *w)
+{
+	int r = parse_sizes(ctl->bench.size ? ctl->bench.size : "64K,4K,256", w);
+
+	if (!r)
+		r = parse_ops(ctl->bench.op ? ctl->bench.op : "both", w);
+	if (!r && ctl->count > BENCH_REPS_MAX)
+		r = ctl_usage("--count: at most %u", BENCH_REPS_MAX);
+	w->c.reps = ctl->count ? (unsigned int)ctl->count : REPS_DEFAULT;
+	w->c.flat = ctl->bench.flat;
+	w->c.timeout_ms = ctl->timeout_ms;
+	w->rows = ctl->bench.rows;
+	return r;
+}
+
+static int parse_memory(const struct ctl *ctl, uint64_t *bytes_p)
+{
+	const char *text = ctl->bench.memory ? ctl->bench.memory : MEMORY_DEFAULT, *end;
+
+	if (!size_text(text, bytes_p, &end) || *end || *bytes_p < MEMORY_MIN ||
+	    *bytes_p > MEMORY_MAX)
+		return ctl_usage("--memory: 2M to 64G, not '%s'", text);
+	*bytes_p = (*bytes_p + MEMORY_MIN - 1) & ~(MEMORY_MIN - 1);
+	return CTL_OK;
+}
+
+/* ---- the lending end ---- */
+
+static int told(struct kvd_client *client, const char *what)
+{
+	const struct kvd_error *why = kvd_last_error(client);
+
+	return ctl_failed("%s: %s: %s", what, kvd_code_name(why->code), why->message);
+}
+
+static int ticket_make(struct kvd_client *client, const struct bench_memory *memory,
+		       struct bench_ticket *ticket)
+{
+	*ticket = (struct bench_ticket){.address = (uintptr_t)memory->memory.address,
+					.bytes = memory->memory.bytes};
+	snprintf(ticket->endpoint, sizeof(ticket->endpoint), "%s",
+		 kvd_daemon(client)->endpoint);
+	return kvd_session_key(client, 0, &ticket->key) < 0 ? told(client, "session.key")
+							    : CTL_OK;
+}
+
+/* Until the ticket's session ends or nobody reads our output any more. */
+static int serve_wait(struct kvd_client *client)
+{
+	uint64_t epoch = kvd_daemon(client)->epoch;
+
+	for (;;) {
+		struct pollfd fds[2] = {{.fd = kvd_fd(client), .events = kvd_events(client)},
+					{.fd = STDOUT_FILENO}};
+
+		if (poll(fds, 2, 1000) < 0 && errno != EINTR)
+			return ctl_failed("poll: %s", strerror(errno));
+		if (fds[1].revents & (POLLERR | POLLNVAL))
+			return CTL_OK;
+		if (kvd_poll(client, 0) < 0 || kvd_daemon(client)->epoch != epoch) {
+			ctl_failed("the daemon is gone, and the ticket with it");
+			return CTL_NO_DAEMON;
+		}
+	}
+}
+
+static int serve(struct ctl *ctl)
+{
+	struct kvd_client *client;
+	struct bench_memory memory;
+	struct bench_ticket t = {0};
+	uint64_t bytes;
+	int r = parse_memory(ctl, &bytes);
+
+	if (r)
+		return r;
+	client = ctl_open(ctl);
+	if (!client)
+		return CTL_NO_DAEMON;
+	if (bench_memory_new(client, bytes, &memory) < 0)
+		return CTL_ERROR;
+	r = ticket_make(client, &memory, &t);
+	if (!r) {
+		printf("%s,%" PRIu64 ",%s,%" PRIu64 ",%" PRIu64 "\n", t.endpoint, t.key.epoch,
+		       t.key.secret, t.address, t.bytes);
+		fflush(stdout);
+		r = serve_wait(client);
+	}
+	bench_memory_free(&memory);
+	return r;
+}
+
+/* ---- the measuring end ---- */
+
+static bool ticket_parse(const char *text, struct bench_ticket *t)
+{
+	int end = -1;
+
+	*t = (struct bench_ticket){0};
+	return sscanf(text, "%127[^,\n],%" SCNu64 ",%32[0-9a-f],%" SCNu64 ",%" SCNu64 "%n",
+		      t->endpoint, &t->key.epoch, t->key.secret, &t->address, &t->bytes,
+		      &end) == 5 &&
+	       end > 0 && (text[end] == '\0' || text[end] == '\n') &&
+	       strlen(t->key.secret) == 32 && t->bytes >= MEMORY_MIN &&
+	       t->bytes <= MEMORY_MAX;
+}
+
+static int ticket_take(const char *text, struct bench_ticket *t)
+{
+	char line[TICKET_MAX];
+
+	if (strcmp(text, "-") == 0) {
+		if (!fgets(line, sizeof(line), stdin))
+			return ctl_failed("standard input: no ticket");
+		text = line;
+	}
+	return ticket_parse(text, t) ? CTL_OK
+				     : ctl_failed("not a ticket of kvd-ctl bench --serve");
+}
+
+/* Is the other daemon there, by the transport that is wanted? */
+static int reach(struct ctl *ctl, const struct bench_ticket *t, cJSON **peer_p)
+{
+	const char *want = ctl->bench.transport, *has;
+	cJSON *args = cJSON_CreateObject();
+	int r;
+
+	cJSON_AddStringToObject(args, "endpoint", t->endpoint);
+	cJSON_AddNumberToObject(args, "timeout_ms", ctl->timeout_ms);
+	r = ctl_ask(ctl, "peer.connect", args, peer_p);
+	if (r) {
+		fprintf(stderr, "  no bench: %s cannot be reached from this daemon\n",
+			t->endpoint);
+		return r;
+	}
+	has = ctl_str(*peer_p, "transport", "none");
+	if (want && strcmp(want, has) != 0)
+		return ctl_failed("%s is reached by %s, not by %s: see `transports` and "
+				  "`require` of both daemons", t->endpoint, has, want);
+	return CTL_OK;
+}
+
+static cJSON *record(enum bench_op op, const struct bench_case *c,
+		     const struct bench_times *t)
+{
+	double bytes = (double)(c->size * c->rows) / 1e9;
+	cJSON *one = cJSON_CreateObject(), *spread;
+
+	cJSON_AddStringToObject(one, "op", op_names[op]);
+	cJSON_AddNumberToObject(one, "size", (double)c->size);
+	cJSON_AddNumberToObject(one, "rows", (double)c->rows);
+	cJSON_AddNumberToObject(one, "repetitions", c->reps);
+	cJSON_AddNumberToObject(one, "gbps", bytes / t->s[c->reps / 2]);
+	spread = cJSON_AddArrayToObject(one, "spread");
+	cJSON_AddItemToArray(spread, cJSON_CreateNumber(bytes / t->s[c->reps * 9 / 10]));
+	cJSON_AddItemToArray(spread, cJSON_CreateNumber(bytes / t->s[c->reps / 10]));
+	cJSON_AddNumberToObject(one, "first_gbps", bytes / t->first_s);
+	cJSON_AddNumberToObject(one, "us", t->s[c->reps / 2] * 1e6);
+	return one;
+}
+
+static int show(const struct ctl *ctl, cJSON *peer, cJSON *results)
+{
+	const cJSON *one;
+	struct table *table;
+	int r;
+
+	if (ctl->json) {
+		cJSON *all = cJSON_CreateObject();
+
+		cJSON_DeleteItemFromObjectCaseSensitive(peer, "id");
+		cJSON_DeleteItemFromObjectCaseSensitive(peer, "ok");
+		cJSON_AddItemReferenceToObject(all, "peer", peer);
+		cJSON_AddItemReferenceToObject(all, "results", results);
+		ctl_print_json(all);
+		cJSON_Delete(all);
+		return CTL_OK;
+	}
+	if (table_new("op >row >rows >GB/s >10% >90% >first >us", &table) < 0)
+		return ctl_failed("out of memory");
+	cJSON_ArrayForEach(one, results) {
+		const cJSON *spread = ctl_list(one, "spread");
+
+		table_cell(table, ctl_str(one, "op", ""));
+		table_cell(table, ctl_bytes(ctl_num(one, "size")));
+		table_cellf(table, "%.0f", ctl_num(one, "rows"));
+		table_cellf(table, "%.3f", ctl_num(one, "gbps"));
+		table_cellf(table, "%.3f", cJSON_GetArrayItem(spread, 0)->valuedouble);
+		table_cellf(table, "%.3f", cJSON_GetArrayItem(spread, 1)->valuedouble);
+		table_cellf(table, "%.3f", ctl_num(one, "first_gbps"));
+		table_cellf(table, "%.0f", ctl_num(one, "us"));
+	}
+	printf("%s by %s%s%s, round trip %.0f us; bytes verified\n",
+	       ctl_str(peer, "endpoint", "?"), ctl_str(peer, "transport", "?"),
+	       *ctl_str(peer, "path", "") ? ", " : "", ctl_str(peer, "path", ""),
+	       ctl_num(peer, "rtt_us"));
+	r = table_print(table, stdout);
+	table_free(table);
+	return r < 0 ? ctl_failed("out of memory") : CTL_OK;
+}
+
+/* How many rows the case has; 0 after telling why. */
+static uint64_t rows_of(const struct wanted *w, uint64_t size, uint64_t bytes)
+{
+	uint64_t most = bytes / size, rows = w->rows;
+
+	if (!rows) {
+		rows = most / 2 ? most / 2 : most;
+		rows = rows < ROWS_DEFAULT_MAX ? rows : ROWS_DEFAULT_MAX;
+	}
+	if (rows && rows <= most && rows <= ROWS_MAX)
+		return rows;
+	ctl_usage("%" PRIu64 " rows of %" PRIu64 " bytes: the other end lends %" PRIu64
+		  " bytes (its --memory)", rows ? rows : 1, size, bytes);
+	return 0;
+}
+
+static int measure(struct ctl *ctl, struct wanted *w, const struct bench_ticket *t,
+		   cJSON *results)
+{
+	struct bench_times *times = mem_calloc(BENCH_OPS, sizeof(*times));
+	struct bench_memory local = {.memory = {.fd = -1}};
+	uint64_t attach;
+	int r = times ? CTL_OK : ctl_failed("out of memory");
+
+	if (!r && kvd_peer_attach(ctl->client, t->endpoint, &t->key, ctl->timeout_ms,
+				  &attach) < 0)
+		r = told(ctl->client, t->endpoint);
+	if (!r && bench_memory_new(ctl->client, 2 * t->bytes, &local) < 0)
+		r = CTL_ERROR;
+	for (unsigned int i = 0; !r && i < w->size_count; i++) {
+		w->c.size = w->sizes[i];
+		w->c.rows = rows_of(w, w->c.size, t->bytes);
+		if (!w->c.rows)
+			r = CTL_USAGE;
+		else if (bench_run(ctl->client, attach, t, &local, &w->c, times) < 0)
+			r = CTL_ERROR;
+		for (unsigned int op = 0; !r && op < BENCH_OPS; op++)
+			if (w->c.ops[op])
+				cJSON_AddItemToArray(results, record((enum bench_op)op, &w->c,
+								     &times[op]));
+	}
+	bench_memory_free(&local);
+	mem_free(times);
+	return r;
+}
+
+static int run(struct ctl *ctl, struct wanted *w, const struct bench_ticket *t)
+{
+	cJSON *results, *peer = NULL;
+	int r = reach(ctl, t, &peer);
+
+	if (!r) {
+		results = cJSON_CreateArray();
+		r = measure(ctl, w, t, results);
+		if (!r)
+			r = show(ctl, peer, results);
+		cJSON_Delete(results);
+	}
+	cJSON_Delete(peer);
+	return r;
+}
+
+/* Both ends here: the other session is ours, too. */
+static int run_with(struct ctl *ctl, struct wanted *w)
+{
+	struct ctl other = {.socket = ctl->bench.with, .timeout_ms = ctl->timeout_ms};
+	struct bench_memory memory;
+	struct bench_ticket t = {0};
+	uint64_t bytes;
+	int r = parse_memory(ctl, &bytes);
+
+	if (r)
+		return r;
+	if (!ctl_open(ctl) || !ctl_open(&other))
+		return CTL_NO_DAEMON;
+	r = bench_memory_new(other.client, bytes, &memory) < 0 ? CTL_ERROR : CTL_OK;
+	if (!r) {
+		r = ticket_make(other.client, &memory, &t);
+		if (!r)
+			r = run(ctl, w, &t);
+		bench_memory_free(&memory);
+	}
+	kvd_close(other.client);
+	return r;
+}
+
+int ctl_run_bench(struct ctl *ctl, int argc, char **argv)
+{
+	struct wanted w = {0};
+	struct bench_ticket t = {0};
+	int r;
+
+	if (ctl->bench.serve + (ctl->bench.with != NULL) + argc != 1)
+		return ctl_usage("bench: one of --serve, --with SOCKET and a ticket");
+	if (ctl->bench.serve)
+		return serve(ctl);
+	r = parse_wanted(ctl, &w);
+	if (r)
+		return r;
+	if (ctl->bench.with)
+		return run_with(ctl, &w);
+	if (ctl->bench.memory)
+		return ctl_usage("--memory: of the lending end (--serve)");
+	r = ticket_take(argv[0], &t);
+	if (r)
+		return r;
+	return ctl_open(ctl) ? run(ctl, &w, &t) : CTL_NO_DAEMON;
+}
