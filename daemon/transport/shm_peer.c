@@ -102,6 +102,9 @@ static void peer_work(struct shm_peer *peer)
 		peer->base.ready = true;
 		cb->on_peer_ready(cb->owner, (struct xp_peer *)(void *)peer);
 	}
+	if (peer->wire.urgent)
+		peer_send(peer); /* bytes stop before the callbacks take their time */
+	peer->wire.urgent = false;
 	while (more && budget-- && shm_peer_live(peer)) {
 		more = shm_ins_deliver(peer);
 		if (shm_peer_live(peer))

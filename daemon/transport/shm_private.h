@@ -235,6 +235,7 @@ struct shm_wire {
 		size_t pos; /* of its frame in `out` */
 	} out_fds[SHM_KEYS_ASKED + 2];
 	unsigned int out_fd_count;
+	bool urgent; /* an error waits in `out`: sent before anything is handed back */
 	uint8_t *in;
 	size_t in_len, in_size;
 	int in_fds[8]; /* arrived, for frames not yet parsed */

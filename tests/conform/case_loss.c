@@ -8,14 +8,14 @@
 #include "daemon/base/mem.h"
 #include "tests/conform/conform.h"
 
-#define FLIGHTS 4u
+#define FLIGHTS		 4u
+#define FLIGHT_BYTES_MAX (128ull << 20)
 
 static const struct plan_run small_run = {.len = 5000, .count = 1};
 
-static struct deal *big_deal(struct world *world, enum xp_kind kind, struct end *src,
-			     struct end *dst)
+static struct deal *sized_deal(struct world *world, enum xp_kind kind, struct end *src,
+			       struct end *dst, uint64_t bytes)
 {
-	uint64_t bytes = 2 * world->big_bytes;
 	struct area *from = area_new(world, src, MEMORY_SEALED, bytes);
 	struct area *to = area_new(world, dst, MEMORY_SEALED, bytes + bytes / 8);
 	const struct plan_run run = {.len = 4096,
@@ -24,6 +24,12 @@ static struct deal *big_deal(struct world *world, enum xp_kind kind, struct end 
 				     .dst_stride = 4608};
 
 	return deal_simple(world, kind, from, to, &run, 1);
+}
+
+static struct deal *big_deal(struct world *world, enum xp_kind kind, struct end *src,
+			     struct end *dst)
+{
+	return sized_deal(world, kind, src, dst, 2 * world->big_bytes);
 }
 
 static bool any_flying(struct deal *const *deals, size_t count)
@@ -67,21 +73,40 @@ static void check_survivor(struct deal *deal, const struct end *living)
 	}
 }
 
-static void kill_in_flight(struct world *world)
+/* False: all ended before this process saw any of them move. */
+static bool fly_both_ways(struct world *world, struct deal *deals[FLIGHTS], uint64_t bytes)
 {
 	struct end *a = world->end[0], *b = world->end[1];
-	struct deal *deals[FLIGHTS] = {
-		big_deal(world, XP_WRITE, a, b), big_deal(world, XP_WRITE, b, a),
-		big_deal(world, XP_READ, a, b), big_deal(world, XP_READ, b, a)};
-	uint64_t until_ns = world_now_ns(world) + WAIT_NS;
-	struct deal *late;
 
+	deals[0] = sized_deal(world, XP_WRITE, a, b, bytes);
+	deals[1] = sized_deal(world, XP_WRITE, b, a, bytes);
+	deals[2] = sized_deal(world, XP_READ, a, b, bytes);
+	deals[3] = sized_deal(world, XP_READ, b, a, bytes);
 	for (size_t i = 0; i < FLIGHTS; i++)
 		CHECK(deal_post(deals[i], HEADER_BYTES) == 0, "post: %s",
 		      deals[i]->refused.text);
 	while (!any_flying(deals, FLIGHTS)) {
-		CHECK(world_now_ns(world) < until_ns, "no byte moves");
+		if (world_settled(world))
+			return false;
 		world_step(world, 20000);
+	}
+	return true;
+}
+
+static void kill_in_flight(struct world *world)
+{
+	struct end *a = world->end[0], *b = world->end[1];
+	uint64_t bytes = 2 * world->big_bytes, until_ns = world_now_ns(world) + WAIT_NS;
+	struct deal *deals[FLIGHTS];
+	struct deal *late;
+
+	while (!fly_both_ways(world, deals, bytes)) {
+		CHECK(world_now_ns(world) < until_ns, "no byte moves");
+		for (size_t i = 0; i < FLIGHTS; i++) {
+			deal_succeeded(deals[i]);
+			deal_free(deals[i]);
+		}
+		bytes *= bytes < FLIGHT_BYTES_MAX ? 2 : 1;
 	}
 	world_kill(world, b);
 	check_lost(world, a, b);

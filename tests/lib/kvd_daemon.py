@@ -121,6 +121,14 @@ class Daemon:
         self.proc.send_signal(sig)
         return self.wait()
 
+    def freeze(self):
+        """SIGSTOP, and wait until no thread of it runs: a loaded machine takes time."""
+        self.proc.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.proc.pid, os.WSTOPPED)
+
+    def thaw(self):
+        self.proc.send_signal(signal.SIGCONT)
+
     def check_end(self):
         status = self.wait()
         log = self.log()
