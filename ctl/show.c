@@ -90,25 +90,32 @@ static int print_table(struct table *table)
 }
 
 /* Ask for a list and show its records with `row`. */
-static int show_list(struct ctl *ctl, const char *cmd, cJSON *args, const char *member,
-		     const char *heads, void (*row)(struct table *table, const cJSON *record))
+static int print_list(struct ctl *ctl, cJSON *reply, const char *member, const char *heads,
+		      void (*row)(struct table *table, const cJSON *record))
 {
 	const cJSON *record;
 	struct table *table;
+
+	if (ctl->json) {
+		ctl_print_json(reply);
+		return CTL_OK;
+	}
+	if (table_new(heads, &table) < 0)
+		return ctl_failed("out of memory");
+	cJSON_ArrayForEach(record, ctl_list(reply, member))
+		row(table, record);
+	return print_table(table);
+}
+
+static int show_list(struct ctl *ctl, const char *cmd, cJSON *args, const char *member,
+		     const char *heads, void (*row)(struct table *table, const cJSON *record))
+{
 	cJSON *reply;
 	int r = ctl_ask(ctl, cmd, args, &reply);
 
 	if (r)
 		return r;
-	if (ctl->json) {
-		ctl_print_json(reply);
-	} else if (table_new(heads, &table) < 0) {
-		r = ctl_failed("out of memory");
-	} else {
-		cJSON_ArrayForEach(record, ctl_list(reply, member))
-			row(table, record);
-		r = print_table(table);
-	}
+	r = print_list(ctl, reply, member, heads, row);
 	cJSON_Delete(reply);
 	return r;
 }
@@ -202,11 +209,32 @@ static void stats_row(struct table *table, const cJSON *m)
 	table_cell(table, ctl_str(m, "help", ""));
 }
 
+static void put_turns(const cJSON *loop, const char *name, const char *words)
+{
+	const cJSON *h = ctl_list(loop, name);
+
+	printf("loop %-5s p50 %.0f  p99 %.0f  p99.9 %.0f  max %.0f us of %.0f  (%s)\n", words,
+	       ctl_num(h, "p50"), ctl_num(h, "p99"), ctl_num(h, "p999"), ctl_num(h, "max"),
+	       ctl_num(h, "count"), name);
+}
+
 int ctl_run_stats(struct ctl *ctl, int argc, char **argv)
 {
+	cJSON *stats;
+	int r = ctl_ask(ctl, "stats", NULL, &stats);
+
 	(void)argc;
 	(void)argv;
-	return show_list(ctl, "stats", NULL, "metrics", "NAME >VALUE MEANING", stats_row);
+	if (r)
+		return r;
+	r = print_list(ctl, stats, "metrics", "NAME >VALUE MEANING", stats_row);
+	if (!ctl->json) {
+		put_turns(ctl_list(stats, "loop"), "busy_us", "busy");
+		put_turns(ctl_list(stats, "loop"), "cpu_us", "cpu");
+		put_turns(ctl_list(stats, "loop"), "late_us", "late");
+	}
+	cJSON_Delete(stats);
+	return r;
 }
 
 /* ---- rooms -------------------------------------------------------------------------- */

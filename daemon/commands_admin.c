@@ -36,6 +36,44 @@ static bool add_metric(cJSON *list, const struct metric_row *row, uint64_t value
 	       cJSON_AddStringToObject(json, "help", row->help);
 }
 
+static bool add_histogram(cJSON *loop, const char *name, const struct histogram *h)
+{
+	cJSON *json = cJSON_AddObjectToObject(loop, name), *buckets;
+	bool filled = json && cJSON_AddNumberToObject(json, "count", (double)h->count) &&
+		      cJSON_AddNumberToObject(json, "p50", histogram_quantile_us(h, 500)) &&
+		      cJSON_AddNumberToObject(json, "p99", histogram_quantile_us(h, 990)) &&
+		      cJSON_AddNumberToObject(json, "p999", histogram_quantile_us(h, 999)) &&
+		      cJSON_AddNumberToObject(json, "max", (double)h->max_ns / 1000);
+
+	buckets = filled ? cJSON_AddArrayToObject(json, "buckets") : NULL;
+	filled = buckets;
+	for (unsigned int i = 0; filled && i < HISTOGRAM_BUCKETS; i++) {
+		cJSON *count = cJSON_CreateNumber((double)h->buckets[i]);
+
+		filled = count && cJSON_AddItemToArray(buckets, count);
+	}
+	return filled;
+}
+
+static bool add_loop(cJSON *result, const struct loop_stats *stats)
+{
+	cJSON *loop = cJSON_AddObjectToObject(result, "loop");
+
+	return loop && add_histogram(loop, "busy_us", &stats->busy) &&
+	       add_histogram(loop, "cpu_us", &stats->cpu) &&
+	       add_histogram(loop, "late_us", &stats->late);
+}
+
+/* The loop counts without knowing this table. */
+static void take_loop(struct kvd *kvd)
+{
+	const struct loop_stats *stats = loop_stats(kvd->loop);
+
+	metrics_set(&kvd->metrics, METRIC_LOOP_TURNS, stats->busy.count);
+	metrics_set(&kvd->metrics, METRIC_LOOP_SLOW_TURNS, stats->over);
+	metrics_set(&kvd->metrics, METRIC_LOOP_LONGEST, stats->busy.max_ns / 1000);
+}
+
 static int stats_run(struct request *req)
 {
 	cJSON *result = request_result(), *list;
@@ -43,8 +81,9 @@ static int stats_run(struct request *req)
 
 	if (!result)
 		return err_pass(-ENOMEM);
+	take_loop(req->kvd);
 	list = cJSON_AddArrayToObject(result, "metrics");
-	filled = list;
+	filled = list && add_loop(result, loop_stats(req->kvd->loop));
 	for (int i = 0; filled && i < METRIC_END; i++)
 		filled = add_metric(list, &metric_rows[i],
 				    metrics_get(&req->kvd->metrics, (enum metric)i));
@@ -203,7 +242,10 @@ static const struct command_field log_level_fields[] = {
 
 const struct command admin_commands[] = {
 	{"stats", "Show all counters and gauges", NULL, 0, stats_run,
-	 "metrics [{name, type, value, help}]"},
+	 "metrics [{name, type, value, help}], loop {busy_us, cpu_us, late_us}, each "
+	 "{count, p50, p99, p999, max, buckets}: turns of the loop by how long it was "
+	 "away from its poll, had a core in that, and was late for a timer; bucket i "
+	 "counts what was below 2^i us"},
 	{"health", "Show the daemon's state", NULL, 0, health_run,
 	 "state (serving, draining, stopping), uptime_ms, sessions, helper_jobs, lag_ms "
 	 "(the longest time of the last second that the loop was busy), transports"},

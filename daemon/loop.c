@@ -68,6 +68,8 @@ struct loop {
 	uint64_t due_ns;    /* earliest timer when the poll began */
 	struct stall stalls[STALL_NOTES];
 	size_t stall_count;
+	uint64_t cpu_ns; /* of this thread when the poll last began */
+	struct loop_stats stats;
 
 	uint64_t seed;
 };
@@ -308,12 +310,31 @@ static void on_alarm(struct ev_loop *ev, ev_timer *alarm, int events)
 	(void)events; /* it only ends the wait; run_timers() does the rest */
 }
 
+/* The poll's own system calls are counted in: some microseconds. */
+static void cpu_note(struct loop *loop)
+{
+	struct timespec ts;
+	uint64_t now_ns, was_ns = loop->cpu_ns;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+	now_ns = (uint64_t)ts.tv_sec * LOOP_NS_PER_S + (uint64_t)ts.tv_nsec;
+	loop->cpu_ns = now_ns;
+	if (!was_ns) /* the start: reading files, making everything */
+		return;
+	histogram_add(&loop->stats.cpu, now_ns - was_ns);
+	if (now_ns - was_ns > LOOP_TURN_NS)
+		loop->stats.over++;
+}
+
 static void on_poll_begin(struct ev_loop *ev) EV_NOEXCEPT
 {
 	struct loop *loop = ev_userdata(ev);
-	uint64_t clock_ns = loop_clock_ns(loop);
+	uint64_t clock_ns = loop_clock_ns(loop), busy_ns = sub_sat(clock_ns, loop->polled_ns);
 
-	stall_note(loop, clock_ns, sub_sat(clock_ns, loop->polled_ns));
+	stall_note(loop, clock_ns, busy_ns);
+	if (loop->cpu_ns)
+		histogram_add(&loop->stats.busy, busy_ns);
+	cpu_note(loop);
 }
 
 static void on_poll_end(struct ev_loop *ev) EV_NOEXCEPT
@@ -323,6 +344,13 @@ static void on_poll_end(struct ev_loop *ev) EV_NOEXCEPT
 	loop->now_ns = loop_clock_ns(loop);
 	loop->polled_ns = loop->now_ns;
 	stall_note(loop, loop->now_ns, sub_sat(loop->now_ns, loop->due_ns));
+	if (loop->now_ns >= loop->due_ns)
+		histogram_add(&loop->stats.late, loop->now_ns - loop->due_ns);
+}
+
+const struct loop_stats *loop_stats(const struct loop *loop)
+{
+	return &loop->stats;
 }
 
 static int loop_alloc(struct loop **loop_p)

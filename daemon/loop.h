@@ -18,6 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/base/histogram.h"
 #include "daemon/base/list.h"
 
 struct loop;
@@ -44,6 +45,16 @@ uint64_t loop_clock_ns(const struct loop *loop);
  * time since `since_ns` that the loop did not return to its poll: a busy
  * daemon must not declare healthy peers dead. */
 uint64_t loop_lag_ns(const struct loop *loop, uint64_t since_ns);
+
+/* Of each turn since the start: how long the loop did not look at its poll, what of
+ * that its thread had a core for (a shared machine takes turns, too), and how late
+ * it looked after its earliest timer was due. Virtual loops: empty. */
+struct loop_stats {
+	struct histogram busy, cpu, late;
+	uint64_t over; /* turns whose cpu was over LOOP_TURN_NS */
+};
+#define LOOP_TURN_NS UINT64_C(200000) /* no turn shall be longer */
+const struct loop_stats *loop_stats(const struct loop *loop);
 
 /* Fill with unpredictable bytes (getrandom); seeded when virtual. */
 void loop_random(struct loop *loop, void *buf, size_t len);

@@ -70,6 +70,11 @@ enum metric_type { METRIC_COUNTER, METRIC_GAUGE };
 	X(NOTIFS_OUT, COUNTER, "notifs_out_total", "notifications sent")                   \
 	X(NOTIFS_DROPPED, COUNTER, "notifs_dropped_total",                                 \
 	  "notifications refused: the session does not read them, or is gone")              \
+	X(LOOP_TURNS, COUNTER, "loop_turns_total", "turns of the daemon's loop")           \
+	X(LOOP_SLOW_TURNS, COUNTER, "loop_slow_turns_total",                               \
+	  "of these, such as took over 200 us of a core")                                  \
+	X(LOOP_LONGEST, GAUGE, "loop_longest_turn_us",                                     \
+	  "the longest turn since the start, time without a core counted in")              \
 	X(RING_ENTRIES, COUNTER, "ring_entries_total", "entries of submission rings taken")
 
 enum metric {
@@ -95,6 +100,11 @@ static inline void metrics_sub(struct metrics *m, enum metric metric, uint64_t n
 static inline uint64_t metrics_get(const struct metrics *m, enum metric metric)
 {
 	return __atomic_load_n(&m->value[metric], __ATOMIC_RELAXED);
+}
+
+static inline void metrics_set(struct metrics *m, enum metric metric, uint64_t value)
+{
+	__atomic_store_n(&m->value[metric], value, __ATOMIC_RELAXED);
 }
 
 struct metric_row {

@@ -17,6 +17,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 
@@ -68,6 +69,8 @@ static void *helper_main(void *arg)
 	struct offload_job *job;
 
 	pthread_setname_np(pthread_self(), "kvd-offload");
+	/* plans and page faults by the thousand: the loop's thread goes first */
+	(void)sched_setscheduler(0, SCHED_BATCH, &(struct sched_param){0});
 	pthread_mutex_lock(&o->lock);
 	while ((job = take_job(o))) {
 		pthread_mutex_unlock(&o->lock);

@@ -12,6 +12,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -688,6 +689,45 @@ static void lag_after_a_long_callback_is_told_until_it_is_past(void **state)
 	loop_free(loop);
 }
 
+static void on_spin(struct loop_timer *timer)
+{
+	struct timespec ts;
+	uint64_t now, until = 0;
+
+	(void)timer;
+	do { /* of a core, however many others want it */
+		clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+		now = (uint64_t)ts.tv_sec * LOOP_NS_PER_S + (uint64_t)ts.tv_nsec;
+		until = until ? until : now + 5 * MS;
+	} while (now < until);
+}
+
+static void stats_of_a_long_turn_tell_its_length(void **state)
+{
+	const struct loop_stats *stats;
+	struct loop_timer timer;
+	struct loop *loop;
+	uint64_t slow;
+
+	(void)state;
+	assert_int_equal(loop_new(&loop), 0);
+	stats = loop_stats(loop);
+	assert_int_equal(stats->busy.count, 0);
+	for (int i = 0; i < 10; i++)
+		loop_turn(loop, 0);
+	assert_int_equal(stats->busy.count, stats->cpu.count);
+	assert_true(stats->cpu.count >= 9); /* the first only begins the count */
+	slow = stats->over;
+	loop_timer_init(&timer, loop, on_spin);
+	assert_int_equal(loop_timer_start(&timer, 0), 0);
+	loop_turn(loop, 0);
+	loop_turn(loop, 0);
+	assert_true(stats->over > slow);
+	assert_true(stats->cpu.max_ns >= 5 * MS && stats->busy.max_ns >= 5 * MS);
+	assert_true(stats->late.count >= 1);
+	loop_free(loop);
+}
+
 static void lag_of_a_late_turn_counts_from_the_due_time(void **state)
 {
 	struct note_timer a;
@@ -755,6 +795,7 @@ int main(void)
 		cmocka_unit_test(wake_virtual_is_a_deferred_call),
 		cmocka_unit_test(lag_after_a_long_callback_is_told_until_it_is_past),
 		cmocka_unit_test(lag_of_a_late_turn_counts_from_the_due_time),
+		cmocka_unit_test(stats_of_a_long_turn_tell_its_length),
 		cmocka_unit_test(loop_without_memory_is_not_made),
 	};
 
