@@ -163,7 +163,7 @@ static int post(struct run *r, enum bench_op op)
 	struct kvd_xfer_args args = {.op = op == BENCH_PUSH ? KVD_WRITE : KVD_READ,
 				     .local = r->local[op],
 				     .remote = r->remote};
-	int e = r->xfer[op] ? kvd_xfer_again(r->xfer[op], NULL)
+	int e = r->xfer[op] ? kvd_xfer_post(r->xfer[op], NULL, 0)
 			    : kvd_xfer_start(r->client, &args, NULL, &r->xfer[op]);
 
 	return e < 0 ? told(r->client, op == BENCH_PUSH ? "push" : "pull") : 0;
@@ -171,10 +171,14 @@ static int post(struct run *r, enum bench_op op)
 
 static int failed(const struct run *r, enum bench_op op, const struct kvd_room_status *s)
 {
-	ctl_failed("%s: %s after %" PRIu64 " of %" PRIu64 " bytes",
+	struct kvd_error why = {0};
+
+	if (s->state == KVD_FAILED)
+		kvd_xfer_why(r->xfer[op], 0, &why);
+	ctl_failed("%s: %s after %" PRIu64 " of %" PRIu64 " bytes%s%s",
 		   op == BENCH_PUSH ? "push" : "pull",
 		   s->state == KVD_FAILED ? kvd_code_name(s->error) : "no byte moves", s->bytes,
-		   r->c->rows * r->c->size);
+		   r->c->rows * r->c->size, why.code ? ": " : "", why.message);
 	return -1;
 }
 

@@ -4,6 +4,7 @@
 #                  64k 4k 256 flat; write read; latency pages poll open idle (control)
 #   PEERS=1        with NIXL and Mooncake, from PyPI into build/peers
 #   REPS=n         repetitions (5)
+#   PROFILE=1      perf's view of both daemons during each work, too
 #   AGAINST=file   compare with an earlier build/bench/latest.json
 BENCH_PROGRAMS := bench_xfer bench_rooms bench_hops
 BENCH_COMMON := $(B)/tests/bench/rows.o $(B)/tests/bench/limit.o
@@ -24,4 +25,5 @@ bench: bench-programs ## kvd beside its limits and (PEERS=1) its peers; see mk/b
 	@scripts/install-deps.sh --bench
 	@$(if $(PEERS),tests/bench/peers/setup.sh build/peers)
 	@KVD_BUILD=$(B) scripts/bench.py $(if $(PEERS),--peers build/peers) \
-		$(if $(REPS),--reps $(REPS)) $(if $(AGAINST),--against $(AGAINST)) $(BENCH)
+		$(if $(REPS),--reps $(REPS)) $(if $(AGAINST),--against $(AGAINST)) \
+		$(if $(PROFILE),--profile) $(BENCH)

@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvd beside its limits and its peers, all in one run that takes turns.
 
-bench.py [--reps N] [--peers VENV] [--against FILE] [--out FOLDER] [WORD ...]
+bench.py [--reps N] [--peers VENV] [--against FILE] [--profile] [--out FOLDER] [WORD ...]
 
 For each work (a row of the table) all parts are set up with fresh memory of their
 own: two live daemons and an engine on each side, the limits (the same rows without
 kvd; iperf3, tcp_floor, ucx_perftest) and, with --peers, NIXL and Mooncake. Then
 they take turns, a few transfers each, who begins changes, REPS times over; figures
 are medians with the tenth and ninetieth percentile. Prints one table with ratios
-and goals, writes latest.json, latest.md and latest.svg into --out.
+and goals, writes latest.json, latest.md and latest.svg into --out. --profile lets perf
+look at both daemons for some more transfers of each work: who used the cores.
 
 Words choose parts (mk/bench.mk). KVD_BUILD names the build folder.
 """
@@ -18,6 +19,7 @@ import datetime
 import itertools
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -30,7 +32,9 @@ from bench_parts import (BUILD, Gone, Iperf, Limit, Mooncake, Nixl, Pair, TcpFlo
                          UcxPerftest, Xfer)
 from bench_works import GOALS, GROUPS, KINDS, ROWS, Chosen  # noqa: E402
 
-TURN = 4       # transfers a turn
+TURN = 4            # transfers a turn
+PROFILE_TURNS = 5
+PROFILE_LINES = 12
 
 
 def say(words):
@@ -122,6 +126,29 @@ class Bench:
                 except (Gone, subprocess.TimeoutExpired) as why:
                     say("%s: %s" % (part.name, why))
 
+    def profile(self, kind, kvd, words):
+        """Where both daemons' time went, thread by thread; into --out, the top is told."""
+        os.makedirs(self.args.out, exist_ok=True)
+        data, kept = os.path.join(self.args.out, "perf.data"), list(kvd.samples)
+        pids = ",".join(str(d.proc.pid) for d in self.pair(KINDS[kind][1]).daemons)
+        perf = subprocess.Popen(["perf", "record", "-q", "-F", "997", "-o", data, "-p", pids],
+                                stderr=subprocess.DEVNULL)
+        for _ in range(PROFILE_TURNS):
+            kvd.turn(TURN)
+        kvd.samples = kept
+        perf.send_signal(signal.SIGINT)
+        perf.wait()
+        said = subprocess.run(["perf", "report", "-i", data, "--stdio", "-q", "--no-children",
+                               "--percent-limit", "1", "--sort", "comm,symbol"],
+                              capture_output=True, text=True).stdout
+        path = os.path.join(self.args.out, "profile-%s.txt" % words)
+        with open(path, "w") as out:
+            out.write(said)
+        if os.path.exists(data):
+            os.unlink(data)
+        print("%s\n%s" % (path, "\n".join(
+            [line.rstrip(" -") for line in said.splitlines() if line.strip()][:PROFILE_LINES])))
+
     def work(self, group, kinds, op, rows, caches):
         parts, begin = [], time.monotonic()
         make = self.host_parts if group == "host" else self.net_parts
@@ -129,6 +156,8 @@ class Bench:
             plans, peers = make(parts, kinds, op, rows, caches)
             if plans:
                 self.take_turns(parts)
+            for kind, kvd, _ in plans if self.args.profile else []:
+                self.profile(kind, kvd, "-".join((kind, caches, rows, op)))
         finally:
             for part in parts:
                 part.close()
@@ -191,6 +220,7 @@ def main():
     parser.add_argument("--reps", type=int, default=5)
     parser.add_argument("--peers")
     parser.add_argument("--against")
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", default=os.path.join(os.path.dirname(BUILD) or ".", "bench"))
     parser.add_argument("words", nargs="*")
     args = parser.parse_args()

@@ -193,7 +193,7 @@ def plot(records, path):
               "set style data histogram", "set style histogram clustered gap 1",
               "set style fill solid 0.8 noborder", "set logscale y", "set yrange [0.02:50]",
               "set grid ytics", 'set ylabel "GB/s"', 'set datafile missing "?"',
-              "set key outside right top", "set boxwidth 0.9"]
+              "set key outside right top", "set boxwidth 0.9", "set bmargin 4"]
     for number, (kind, rows) in enumerate(blocks):
         data = "$d%d" % number
         script += [data + " << END"] + rows + ["END", 'set title "%s, %s, %s"' % kind]

@@ -13,6 +13,7 @@ ROWS = {
     "256": ("256 B rows, scattered", 256, 10 * MIB, True),
     "flat": ("64 KiB pages, contiguous", 65536, 128 * MIB, False),
     # only when named
+    "one": ("one 64 KiB page", 65536, 65536, True),
     "room": ("64 KiB pages, 4 MiB, scattered", 65536, 4 * MIB, True),
     "512": ("512 B rows, scattered", 512, 10 * MIB, True),
     "64": ("64 B rows, scattered", 64, 4 * MIB, True),

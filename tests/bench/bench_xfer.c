@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * bench_xfer PREFILL_SOCKET DECODE_SOCKET MEMORY OP SIZE TOTAL PLACES CACHES
- * THREADS: one work between two live daemons, the whole way from kvd_xfer_again() to the
+ * THREADS: one work between two live daemons, the whole way from kvd_xfer_post() to the
  * state that a poller sees, and its limit on the same memory.
  *
  *   MEMORY  memfd, adopt (moved behind a memfd in place) or vm (by address)
@@ -194,8 +194,8 @@ static double xfer_s(const struct engine *own, struct kvd_xfer *xfer)
 	if (cold)
 		caches_sweep();
 	begin = now_s();
-	if (kvd_xfer_again(xfer, NULL) < 0)
-		die(own, "xfer.again");
+	if (kvd_xfer_post(xfer, NULL, 0) < 0)
+		die(own, "post");
 	xfer_wait(own, xfer, took);
 	took = now_s() - begin;
 	return took;
