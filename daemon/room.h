@@ -167,6 +167,7 @@ struct room {
 /* ---- room.c ---- */
 extern const char *const room_role_names[ROOM_ROLES];
 extern const char *const room_state_names[ROOM_STATES];
+extern const struct sm_table room_table;
 unsigned int room_poll_state(const struct room *room); /* enum kvd_state */
 unsigned int room_flags(const struct room *room);
 void room_move(struct room *room, enum room_state to);

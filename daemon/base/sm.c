@@ -6,6 +6,13 @@
 
 #include "daemon/base/log.h"
 
+static void (*watcher)(const struct sm *sm, unsigned int from);
+
+void sm_watch(void (*on_move)(const struct sm *sm, unsigned int from))
+{
+	watcher = on_move;
+}
+
 static void check_invariant(const struct sm *sm, unsigned int from)
 {
 	if (!sm->table->invariant || sm->table->invariant(sm, from))
@@ -39,6 +46,8 @@ void sm_move(struct sm *sm, unsigned int to)
 	}
 	sm->state = to;
 	check_invariant(sm, from);
+	if (watcher)
+		watcher(sm, from);
 }
 
 bool sm_final(const struct sm *sm)
