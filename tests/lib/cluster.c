@@ -442,7 +442,7 @@ void cluster_cache(struct cluster *c, struct session *session, const char *pool,
 			      pool, layout, (unsigned long long)k->region);
 	k->pool = number(answer, "pool");
 	cJSON_Delete(answer);
-	free(layout);
+	cJSON_free(layout);
 }
 
 void cache_close(struct cache *k)
