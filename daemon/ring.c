@@ -337,16 +337,29 @@ static struct rings *rings_of(struct kvd *kvd)
 	return rings;
 }
 
+static void rings_drop_idle(struct rings *rings)
+{
+	if (rings->count > 0)
+		return;
+	loop_defer_cancel(&rings->turn);
+	rings->kvd->rings = NULL;
+	mem_free(rings);
+}
+
 struct ring *ring_of(struct session *session)
 {
-	struct rings *rings = rings_of(session->kvd);
 	struct ring *ring = session->ring;
+	struct rings *rings;
 
-	if (ring || !rings || !xfer_session_of(session))
+	if (ring || !xfer_session_of(session))
 		return ring;
-	ring = mem_zalloc(sizeof(*ring));
-	if (!ring)
+	rings = rings_of(session->kvd);
+	ring = rings ? mem_zalloc(sizeof(*ring)) : NULL;
+	if (!ring) {
+		if (rings)
+			rings_drop_idle(rings);
 		return NULL;
+	}
 	ring->session = session;
 	list_init(&ring->link);
 	list_init(&ring->faults);
@@ -378,9 +391,6 @@ void ring_free(struct ring *ring)
 	ring_faults_free(ring);
 	ring->session->ring = NULL;
 	mem_free(ring);
-	if (--rings->count > 0)
-		return;
-	loop_defer_cancel(&rings->turn);
-	rings->kvd->rings = NULL;
-	mem_free(rings);
+	rings->count--;
+	rings_drop_idle(rings);
 }
