@@ -93,41 +93,6 @@ bool shm_equal(const uint8_t *a, const uint8_t *b, size_t len)
 	return differ == 0;
 }
 
-struct release {
-	struct offload_job job;
-	struct memory *memory;
-};
-
-static void release_work(struct offload_job *job)
-{
-	memory_unref(container_of(job, struct release, job)->memory);
-}
-
-static void release_done(struct offload_job *job)
-{
-	mem_free(container_of(job, struct release, job));
-}
-
-void shm_memory_release(struct offload *offload, struct memory *memory)
-{
-	int refs = atomic_load(&memory->refs);
-	struct release *release;
-
-	while (refs > 1)
-		if (atomic_compare_exchange_weak(&memory->refs, &refs, refs - 1))
-			return;
-	release = mem_zalloc(sizeof(*release));
-	if (!release) { /* late is worse than slow */
-		err_clear();
-		memory_unref(memory);
-		return;
-	}
-	release->memory = memory;
-	release->job.work = release_work;
-	release->job.done = release_done;
-	offload_submit(offload, &release->job);
-}
-
 static int boot_id_read(uint8_t id_p[16])
 {
 	cleanup_close int fd =

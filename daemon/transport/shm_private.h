@@ -22,6 +22,7 @@
 #include "daemon/loop.h"
 #include "daemon/offload.h"
 #include "daemon/transport/copy.h"
+#include "daemon/transport/release.h"
 #include "daemon/transport/shm.h"
 
 #define SHM_VERSION 1u
@@ -300,8 +301,6 @@ int shm_guest_claim(struct shm *shm, struct shm_peer *peer);
 int shm_address_parse(const void *buf, size_t len, struct shm_address *address_p);
 /* -1 with errno; *len_p as bind and connect want it. */
 int shm_sockaddr(const char *name, struct sockaddr_un *sa_p, socklen_t *len_p);
-/* Release a reference; what could unmap goes to a helper. */
-void shm_memory_release(struct offload *offload, struct memory *memory);
 
 /* shm_reg.c */
 int shm_mem_reg(struct transport *transport, struct memory *memory,

@@ -133,7 +133,7 @@ static void key_free(struct shm_key *key)
 {
 	list_remove(&key->link);
 	if (key->memory)
-		shm_memory_release(key->offload, key->memory);
+		memory_release(key->offload, key->memory);
 	mem_closep(&key->fd);
 	mem_free(key);
 }
@@ -275,7 +275,7 @@ int shm_on_key_ask(struct shm_peer *peer, const struct shm_frame *f, struct curs
 	}
 	mem_closep(&grant.fd);
 	if (grant.memory)
-		shm_memory_release(peer->shm->base.env.offload, grant.memory);
+		memory_release(peer->shm->base.env.offload, grant.memory);
 	return 0;
 }
 

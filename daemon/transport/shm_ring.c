@@ -525,7 +525,7 @@ void shm_rings_fini(struct shm_peer *peer)
 
 	for (size_t i = 0; i < ARRAY_LEN(rings); i++) {
 		if (rings[i]->memory)
-			shm_memory_release(peer->shm->base.env.offload, rings[i]->memory);
+			memory_release(peer->shm->base.env.offload, rings[i]->memory);
 		mem_free(rings[i]->slots);
 		mem_closep(&rings[i]->fd);
 	}

@@ -9,7 +9,7 @@
  *   ucx_xfer.c   a transfer's life on either side
  *   ucx_source.c the side of a transfer that its bytes leave
  *   ucx_sink.c   the side where they land
- *   ucx_pool, ucx_spans, ucx_wire, ucx_lib: parts without an own view of this
+ *   ucx_pool, spans, ucx_wire, ucx_lib: parts without an own view of this
  *
  * Everything is on the loop's thread. Functions called by libucp (names begin
  * with `ucx_on_` or are static `on_`) change state and kick the peer; what calls
@@ -33,7 +33,7 @@
 #include "daemon/transport/ucx.h"
 #include "daemon/transport/ucx_lib.h"
 #include "daemon/transport/ucx_pool.h"
-#include "daemon/transport/ucx_spans.h"
+#include "daemon/transport/spans.h"
 #include "daemon/transport/ucx_wire.h"
 
 /* Slices up to this size are sent eagerly; only the single slice of a small
@@ -203,7 +203,7 @@ struct ucx_xfer {
 	/* source */
 	uint64_t next_byte, done_bytes;
 	/* sink */
-	struct ucx_spans spans;	 /* came */
+	struct spans spans;	 /* came */
 	uint64_t landed;	 /* done with */
 	struct list pieces;	 /* ucx_piece.xfer_link */
 };

@@ -183,7 +183,7 @@ static int admit(const struct ucx_xfer *xfer, const struct ucx_frame *frame, siz
 
 	if (to_inbound != (xfer->kind == XP_WRITE) ||
 	    sm_state(&xfer->sm) != UCX_XFER_MOVING)
-		return err_raise(ERR_PROTO, "ucx: bytes for transfer %" PRIu64 " (%s)",
+		return err_raise(ERR_PROTO, "bytes for transfer %" PRIu64 " (%s)",
 				 xfer->id, sm_name(&xfer->sm));
 	if (len == 0 || len != frame->length || len > xfer->peer->transport->slice_bytes)
 		return err_raise(ERR_PROTO, "ucx: slice of %zu bytes, %" PRIu64 " announced",
@@ -299,13 +299,13 @@ ucs_status_t ucx_sink_frame(struct ucx_peer *peer, const struct ucx_frame *frame
 	if (xfer && (xfer->finishing || sm_state(&xfer->sm) == UCX_XFER_STOPPING))
 		return UCS_OK;
 	r = xfer ? admit(xfer, frame, len, rndv) :
-		   err_raise(ERR_PROTO, "ucx: bytes for transfer %" PRIu64
+		   err_raise(ERR_PROTO, "bytes for transfer %" PRIu64
 			     " that was never asked", frame->id);
 	if (r < 0) {
 		ucx_peer_fail_last(peer);
 		return UCS_OK;
 	}
-	r = ucx_spans_add(&xfer->spans, frame->offset, len);
+	r = spans_add(&xfer->spans, frame->offset, len);
 	if (r == -ENOMEM) {
 		ucx_xfer_stop_last(xfer);
 		return UCS_OK;

@@ -71,7 +71,7 @@ static void xfer_free(struct ucx_xfer *xfer)
 	list_remove(&xfer->queue_link);
 	list_remove(&xfer->source_link);
 	ucx_side_fini(&xfer->side);
-	ucx_spans_fini(&xfer->spans);
+	spans_fini(&xfer->spans);
 	for (size_t i = 0; i < ARRAY_LEN(xfer->spare); i++)
 		mem_free(xfer->spare[i]);
 	ucx_entry_free(xfer->entry);

@@ -1,30 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ucx_spans: which bytes of a stream have come, so that each counts once.
+ * spans: which bytes of a stream have come, so that each counts once.
  *
  * A sorted array of half-open intervals. Slices come nearly in order, so there
- * are one or two intervals; a peer that scatters them past UCX_SPANS_MAX breaks
+ * are one or two intervals; a peer that scatters them past SPANS_MAX breaks
  * the protocol.
  */
-#ifndef KVD_TRANSPORT_UCX_SPANS_H
-#define KVD_TRANSPORT_UCX_SPANS_H
+#ifndef KVD_TRANSPORT_SPANS_H
+#define KVD_TRANSPORT_SPANS_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-#define UCX_SPANS_MAX 256u
+#define SPANS_MAX 256u
 
-struct ucx_spans {
-	struct ucx_span {
+struct spans {
+	struct span {
 		uint64_t begin, end;
 	} *items;
 	size_t count, cap;
 	uint64_t bytes; /* in all intervals */
 };
 
-void ucx_spans_fini(struct ucx_spans *spans); /* a zeroed one is fine */
+void spans_fini(struct spans *spans); /* a zeroed one is fine */
 /* ERR_PROTO when a byte of [begin, begin + length) came before or there would
  * be too many intervals; ERR_NOMEM. The caller has checked for overflow. */
-int ucx_spans_add(struct ucx_spans *spans, uint64_t begin, uint64_t length);
+int spans_add(struct spans *spans, uint64_t begin, uint64_t length);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/transport/ucx_spans.h"
+#include "daemon/transport/spans.h"
 
 #include <errno.h>
 #include <string.h>
@@ -7,20 +7,20 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 
-void ucx_spans_fini(struct ucx_spans *spans)
+void spans_fini(struct spans *spans)
 {
 	mem_free(spans->items);
-	*spans = (struct ucx_spans){0};
+	*spans = (struct spans){0};
 }
 
-static int insert(struct ucx_spans *spans, size_t at, uint64_t begin, uint64_t end)
+static int insert(struct spans *spans, size_t at, uint64_t begin, uint64_t end)
 {
-	struct ucx_span *items;
+	struct span *items;
 	size_t cap;
 
-	if (spans->count == UCX_SPANS_MAX)
-		return err_raise(ERR_PROTO, "ucx: bytes scattered over %u pieces",
-				 UCX_SPANS_MAX);
+	if (spans->count == SPANS_MAX)
+		return err_raise(ERR_PROTO, "bytes scattered over %u pieces",
+				 SPANS_MAX);
 	if (spans->count == spans->cap) {
 		cap = spans->cap ? 2 * spans->cap : 4;
 		items = mem_regrow(spans->items, cap, sizeof(*items));
@@ -31,15 +31,15 @@ static int insert(struct ucx_spans *spans, size_t at, uint64_t begin, uint64_t e
 	}
 	memmove(&spans->items[at + 1], &spans->items[at],
 		(spans->count - at) * sizeof(*spans->items));
-	spans->items[at] = (struct ucx_span){begin, end};
+	spans->items[at] = (struct span){begin, end};
 	spans->count++;
 	return 0;
 }
 
-int ucx_spans_add(struct ucx_spans *spans, uint64_t begin, uint64_t length)
+int spans_add(struct spans *spans, uint64_t begin, uint64_t length)
 {
 	uint64_t end = begin + length;
-	struct ucx_span *before, *after;
+	struct span *before, *after;
 	size_t at = spans->count;
 	int r;
 
@@ -49,7 +49,7 @@ int ucx_spans_add(struct ucx_spans *spans, uint64_t begin, uint64_t length)
 	before = at > 0 ? &spans->items[at - 1] : NULL;
 	after = at < spans->count ? &spans->items[at] : NULL;
 	if (before && before->end > begin)
-		return err_raise(ERR_PROTO, "ucx: bytes %llu to %llu came twice",
+		return err_raise(ERR_PROTO, "bytes %llu to %llu came twice",
 				 (unsigned long long)begin, (unsigned long long)end);
 	if (before && before->end == begin) {
 		before->end = end;
