@@ -7,7 +7,7 @@ include mk/flags.mk
 
 BASE_SRC   := $(wildcard daemon/base/*.c daemon/plan/*.c daemon/cost/*.c)
 DAEMON_SRC := $(BASE_SRC) $(filter-out daemon/main.c,$(wildcard daemon/*.c)) \
-	      $(wildcard gpu/*.c daemon/transport/*.c proto/*.c)
+	      $(wildcard gpu/*.c daemon/stage/*.c daemon/transport/*.c proto/*.c)
 CTL_SRC    := $(wildcard ctl/*.c)
 # libkvd: libc and cJSON are all it may need
 LIB_SRC    := $(wildcard proto/client*.c) proto/base64.c daemon/base/err.c daemon/base/mem.c

@@ -50,7 +50,7 @@ check_includes()
 		if (path ~ /^daemon\/(loop|offload|setting|config|config_table)\.[ch]$/)
 			return 2
 		if (path ~ /^gpu\//) return 3
-		if (path ~ /^daemon\/transport\//) return 4
+		if (path ~ /^daemon\/(stage|transport)\//) return 4
 		if (path ~ /^daemon\//) return 5
 		return -1
 	}

@@ -49,13 +49,17 @@
 #define COPY_BOUNCE_BYTES (128u << 10)
 #define COPY_STREAM_BYTES (UINT64_C(2) << 20) /* about a core's own cache */
 
+struct copy_hand {
+	uint8_t *bounce;
+	struct iovec *near, *far; /* IOV_MAX each */
+};
+
 struct worker {
 	struct copier *copier;
 	pthread_t thread;
 	bool started;
 	int node; /* of its processors; -1: any */
-	uint8_t *bounce;
-	struct iovec *near, *far; /* IOV_MAX each */
+	struct copy_hand *hand;
 };
 
 struct copier {
@@ -84,7 +88,7 @@ struct side {
 
 /* Where a thread is in the plan, and what it may touch until `end`. */
 struct stretch {
-	struct worker *worker;
+	struct copy_hand *hand;
 	const struct plan *plan;
 	const atomic_bool *canceled;
 	bool streaming;
@@ -185,7 +189,7 @@ static bool stretch_same_memory(const struct stretch *st)
 
 static void iov_flush(struct stretch *st)
 {
-	struct worker *w = st->worker;
+	struct copy_hand *w = st->hand;
 	struct memory *vm = is_vm(st->src_memory) ? st->src_memory : st->dst_memory;
 	struct iovec *near = w->near, *far = w->far;
 	unsigned int count = st->iov_count;
@@ -222,7 +226,7 @@ static void iov_flush(struct stretch *st)
 
 static void iov_add(struct stretch *st, uint64_t near, uint64_t far, uint64_t len)
 {
-	struct worker *w = st->worker;
+	struct copy_hand *w = st->hand;
 	unsigned int i = st->iov_count;
 
 	if (i > 0 &&
@@ -317,11 +321,11 @@ static int stretch_fault(const struct stretch *st)
 }
 
 /* Copy [begin, end) of the stream. */
-static int range_copy(struct worker *worker, const struct copy_job *job, struct side src,
+static int range_copy(struct copy_hand *hand, const struct copy_job *job, struct side src,
 		      struct side dst, uint64_t begin, uint64_t end)
 {
 	const struct plan *plan = job->plan;
-	struct stretch st = {.worker = worker,
+	struct stretch st = {.hand = hand,
 			     .plan = plan,
 			     .canceled = &job->canceled,
 			     .streaming = job->streaming && dst.end->buffers,
@@ -365,36 +369,71 @@ static bool has_vm(const struct copy_end *end)
 }
 
 /* Neither end may be an iovec of ours: chunks go through the thread's bounce. */
-static int bounce_copy(struct worker *worker, const struct copy_job *job, uint64_t begin,
+static int bounce_copy(struct copy_hand *hand, const struct copy_job *job, uint64_t begin,
 		       uint64_t end)
 {
-	struct copy_end bounce = {.linear = worker->bounce};
+	struct copy_end bounce = {.linear = hand->bounce};
 	struct side src = {&job->src, job->begin}, dst = {&job->dst, job->begin};
 	struct side mid = {&bounce, begin};
-	int r = range_copy(worker, job, src, mid, begin, end);
+	int r = range_copy(hand, job, src, mid, begin, end);
 
 	if (r == 0)
-		r = range_copy(worker, job, mid, dst, begin, end);
+		r = range_copy(hand, job, mid, dst, begin, end);
 	return err_pass(r);
 }
 
-static int slice_copy(struct worker *worker, const struct copy_job *job, uint64_t begin,
+static int slice_copy(struct copy_hand *hand, const struct copy_job *job, uint64_t begin,
 		      uint64_t end)
 {
 	struct side src = {&job->src, job->begin}, dst = {&job->dst, job->begin};
 	int r = 0;
 
 	if (!job->bounce)
-		return err_pass(range_copy(worker, job, src, dst, begin, end));
+		return err_pass(range_copy(hand, job, src, dst, begin, end));
 	while (begin < end && r == 0) {
 		uint64_t n = end - begin;
 
 		if (n > COPY_BOUNCE_BYTES)
 			n = COPY_BOUNCE_BYTES;
-		r = bounce_copy(worker, job, begin, begin + n);
+		r = bounce_copy(hand, job, begin, begin + n);
 		begin += n;
 	}
 	return err_pass(r);
+}
+
+/* ---- hands ---- */
+
+int copy_hand_new(struct copy_hand **hand_p)
+{
+	struct copy_hand *hand = mem_zalloc(sizeof(*hand));
+
+	if (!hand)
+		return err_pass(-ENOMEM);
+	hand->bounce = mem_zalloc(COPY_BOUNCE_BYTES);
+	hand->near = mem_calloc(IOV_MAX, sizeof(*hand->near));
+	hand->far = mem_calloc(IOV_MAX, sizeof(*hand->far));
+	if (!hand->bounce || !hand->near || !hand->far) {
+		copy_hand_free(hand);
+		return err_pass(-ENOMEM);
+	}
+	*hand_p = hand;
+	return 0;
+}
+
+void copy_hand_free(struct copy_hand *hand)
+{
+	if (!hand)
+		return;
+	mem_free(hand->bounce);
+	mem_free(hand->near);
+	mem_free(hand->far);
+	mem_free(hand);
+}
+
+int copy_now(struct copy_hand *hand, struct copy_job *job)
+{
+	job->bounce = has_vm(&job->src) && has_vm(&job->dst);
+	return err_pass(slice_copy(hand, job, job->begin, job->end));
 }
 
 /* ---- threads ---- */
@@ -435,7 +474,7 @@ static void slice_run(struct worker *worker, struct copy_job *job)
 	copier->running++;
 	pthread_mutex_unlock(&copier->lock);
 
-	r = slice_copy(worker, job, begin, end);
+	r = slice_copy(worker->hand, job, begin, end);
 	if (r < 0)
 		err_take(&err);
 	else
@@ -542,13 +581,10 @@ static void on_wake(struct loop_wake *wake)
 static int worker_start(struct worker *worker)
 {
 	sigset_t all, old;
-	int no;
+	int no, r = copy_hand_new(&worker->hand);
 
-	worker->bounce = mem_zalloc(COPY_BOUNCE_BYTES);
-	worker->near = mem_calloc(IOV_MAX, sizeof(*worker->near));
-	worker->far = mem_calloc(IOV_MAX, sizeof(*worker->far));
-	if (!worker->bounce || !worker->near || !worker->far)
-		return err_pass(-ENOMEM);
+	if (r < 0)
+		return err_pass(r);
 	sigfillset(&all);
 	sigdelset(&all, SIGBUS);
 	sigdelset(&all, SIGSEGV);
@@ -650,9 +686,7 @@ void copier_free(struct copier *copier)
 
 		if (worker->started)
 			pthread_join(worker->thread, NULL);
-		mem_free(worker->bounce);
-		mem_free(worker->near);
-		mem_free(worker->far);
+		copy_hand_free(worker->hand);
 	}
 	copier_deliver(copier);
 	tokens_free(copier->tokens);

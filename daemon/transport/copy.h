@@ -97,4 +97,17 @@ int copier_submit(struct copier *copier, struct copy_job *job);
  * with ERR_CANCELED unless the last byte was already copied. */
 void copier_cancel(struct copier *copier, struct copy_job *job);
 
+/* What a thread of its own needs to copy by itself: one each. */
+struct copy_hand;
+int copy_hand_new(struct copy_hand **hand_p);
+void copy_hand_free(struct copy_hand *hand); /* NULL is fine */
+
+/*
+ * Copy [begin, end) of the job here and now, in the calling thread, which must
+ * have SIGBUS unblocked when guarded memory takes part. The caller has checked
+ * the plan against the buffers. Of the job, plan, begin, end, src, dst and
+ * `streaming` are read; `canceled` must be initialised and may be set meanwhile.
+ */
+int copy_now(struct copy_hand *hand, struct copy_job *job);
+
 #endif
