@@ -356,6 +356,31 @@ static void check_listen(struct load *load)
 			config->listen);
 }
 
+static void check_tcp_listen(struct load *load)
+{
+	const struct config *config = &load->config;
+	unsigned int line = line_of(load, "tcp_listen", "tcp_listen");
+	char host[CONFIG_ENDPOINT_BYTES];
+	unsigned long port;
+
+	if (!*config->tcp_listen)
+		return;
+	if (!endpoint_split(config->tcp_listen, host, &port) ||
+	    host_kind(host) == HOST_NAME) {
+		problem(load, line,
+			"tcp_listen = %s: allowed: tcp://ADDRESS:PORT, the address a number "
+			"or *, port 0 to 65535",
+			config->tcp_listen);
+		return;
+	}
+	if (host_kind(host) != HOST_LOOPBACK && !*config->curve_secret_file &&
+	    !config->insecure)
+		problem(load, line,
+			"tcp_listen = %s: beyond loopback its tokens need curve_secret_file "
+			"and curve_allow_file, or insecure = yes",
+			config->tcp_listen);
+}
+
 static void check_advertise(struct load *load)
 {
 	const struct config *config = &load->config;
@@ -473,6 +498,10 @@ static void resolve(struct load *load)
 
 	if (!config->offload_threads)
 		config->offload_threads = half_the_cores(2, 8);
+	if (!config->tcp_streams)
+		config->tcp_streams = half_the_cores(1, 8);
+	if (!config->tcp_threads)
+		config->tcp_threads = half_the_cores(1, 8);
 	if (!config->copy_threads)
 		config->copy_threads = half_the_cores(1, 8);
 	if (!config->host_copy_threads)
@@ -488,7 +517,7 @@ static void resolve(struct load *load)
 }
 
 static void (*const checks[])(struct load *load) = {
-	check_name,  check_socket,     check_listen,  check_advertise,
+	check_name,  check_socket,     check_listen,  check_advertise, check_tcp_listen,
 	check_times, check_transports, check_require,
 };
 

@@ -70,6 +70,10 @@ struct config {
 	char ucx_library[CONFIG_PATH_BYTES]; /* "" = the loader's libucp.so.0 */
 	char ucx_net_devices[CONFIG_ENDPOINT_BYTES]; /* "" = the one of `listen` */
 	char ucx_tls[CONFIG_ENDPOINT_BYTES];
+	char tcp_listen[CONFIG_ENDPOINT_BYTES]; /* "" = the address of `listen` */
+	uint32_t tcp_streams, tcp_threads;	/* >= 1 */
+	uint64_t tcp_buffer_bytes;		/* 0 = the kernel's choice */
+	uint32_t tcp_verify;			/* enum tcp_verify */
 	uint32_t copy_threads; /* >= 1 */
 	uint32_t host_copy_threads; /* >= 1; of all daemons in run_dir */
 	uint64_t slice_bytes;

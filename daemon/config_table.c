@@ -20,6 +20,8 @@
 
 static const char *const level_words[] = {"error", "warn", "info",
 					  "debug", "trace", NULL};
+/* as enum tcp_verify */
+static const char *const verify_words[] = {"none", "crc32c", "xxh3", NULL};
 static const char *const format_words[] = {"journal", "plain", NULL};
 
 #define FIELD(member)                                                              \
@@ -152,6 +154,24 @@ static const struct setting options[] = {
 	 .help = "UCX_NET_DEVICES. Empty: the interface of listen."},
 	{"transport", "ucx_tls", SETTING_TEXT, FIELD(ucx_tls), .preset = "",
 	 .help = "UCX_TLS. Empty: all but sm, cma and xpmem."},
+	{"transport", "tcp_listen", SETTING_TEXT, FIELD(tcp_listen), .preset = "",
+	 .help = "Data port of the tcp transport: tcp://ADDRESS:PORT as in listen. Empty: the "
+		 "address of listen and a free port. Beyond loopback it needs CURVE keys or "
+		 "insecure = yes; bytes travel unencrypted."},
+	{"transport", "tcp_streams", SETTING_AUTO_COUNT, FIELD(tcp_streams),
+	 .preset = "auto", .min = 1, .max = 32,
+	 .help = "Connections for bytes to each peer; the smaller of both sides' counts. "
+		 "auto: half the cores, 1 to 8."},
+	{"transport", "tcp_threads", SETTING_AUTO_COUNT, FIELD(tcp_threads),
+	 .preset = "auto", .min = 1, .max = THREADS_MAX,
+	 .help = "Threads that serve these connections. auto: half the cores, 1 to 8."},
+	{"transport", "tcp_buffer", SETTING_SIZE, FIELD(tcp_buffer_bytes), .preset = "0 B",
+	 .min = 0, .max = GIB,
+	 .help = "Socket buffers of these connections. 0 B: the kernel's own sizing."},
+	{"transport", "tcp_verify", SETTING_ENUM, FIELD(tcp_verify), .preset = "none",
+	 .words = verify_words,
+	 .help = "Checksum of every frame of bytes over tcp, when either side wants one: "
+		 "crc32c or xxh3. TCP's own has 16 bits."},
 	{"transport", "copy_threads", SETTING_AUTO_COUNT, FIELD(copy_threads),
 	 .preset = "auto", .min = 1, .max = THREADS_MAX,
 	 .help = "Threads that copy engine memory. auto: half the cores, 1 to 8."},

@@ -5,11 +5,13 @@
 
 #include "daemon/transport/copy.h"
 #include "daemon/transport/shm.h"
+#include "daemon/transport/tcp.h"
 #include "daemon/transport/ucx.h"
 
 const struct transport_ops *const transport_table[] = {
 	&shm_transport,
 	&ucx_transport,
+	&tcp_transport,
 	NULL,
 };
 

@@ -19,6 +19,7 @@
 #include "daemon/offload.h"
 #include "daemon/transport/copy.h"
 #include "daemon/transport/fake.h"
+#include "daemon/transport/tcp_wire.h"
 #include "tests/conform/conform.h"
 
 /* One copy thread and small slices: transfers last longer and are seen in
@@ -137,10 +138,29 @@ static int shm_raw_connect(const void *address, size_t len)
 	return fd;
 }
 
+static int tcp_raw_connect(const void *bytes, size_t len)
+{
+	struct tcp_address address;
+	int fd;
+
+	if (tcp_address_get(bytes, len, &address) < 0) {
+		errno = EINVAL;
+		return -1;
+	}
+	fd = socket(address.list[0].any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (fd >= 0 && connect(fd, &address.list[0].any,
+			       tcp_sockaddr_len(&address.list[0])) < 0) {
+		close(fd);
+		return -1;
+	}
+	return fd;
+}
+
 /* Of a real backend the suite needs nothing but its name; a row here adds what
  * lets a stranger knock at its door. */
 static const struct backend real_hooks[] = {
 	{"shm", "shm", false, NULL, shm_raw_connect, NULL},
+	{"tcp", "tcp", false, NULL, tcp_raw_connect, NULL},
 	{"ucx", "ucx", false, NULL, NULL, "a raw client: UCX's wire is its own"},
 };
 

@@ -175,5 +175,18 @@ def ucx_pull_is_cut_at_the_fence():
     assert state == FAILED and "instance" in why["message"], why
 
 
+def tcp_push_is_still_at_once_and_cuts_nobody():
+    took, state, why, _ = push_unanswered("tcp")
+    told("tcp push", took, state, why)
+    assert took < FENCE_S and state == WAITING, (took, state, why)
+
+
+def tcp_pull_is_still_at_once_and_cuts_nobody():
+    took, state, why, _ = pull_unanswered("tcp")
+    told("tcp pull", took, state, why)
+    assert took < FENCE_S and state == WAITING, (took, state, why)
+
+
 run([shm_push_is_still_at_once_and_cuts_nobody, shm_pull_is_still_at_once_and_cuts_nobody,
-     ucx_push_is_cut_at_the_fence, ucx_pull_is_cut_at_the_fence])
+     ucx_push_is_cut_at_the_fence, ucx_pull_is_cut_at_the_fence,
+     tcp_push_is_still_at_once_and_cuts_nobody, tcp_pull_is_still_at_once_and_cuts_nobody])

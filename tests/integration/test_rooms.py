@@ -92,6 +92,14 @@ def ucx_vm_and_shm_push_and_pull():
     both_ways("ucx", ("vm", "shm"))
 
 
+def tcp_memfd_push_and_pull():
+    both_ways("tcp", ("memfd", "memfd"))
+
+
+def tcp_vm_and_shm_push_and_pull():
+    both_ways("tcp", ("vm", "shm"))
+
+
 def one_daemon_serves_both_engines():
     with Daemon(config("shm")) as d:
         prefill, decode = Engine(d, "prefill"), Engine(d, "decode")
@@ -190,7 +198,7 @@ def engine_stopped_is_not_dead():
 
 
 def abort_under_way_stops_every_byte():
-    for transport in ("shm", "ucx"):
+    for transport in ("shm", "ucx", "tcp"):
         with Pair(transport) as p:
             pages = list(range(PAGES))
             p.src.fill(pages, PAGES * 16)
@@ -289,7 +297,8 @@ def unprivileged_users_share_a_host():
 if __name__ == "__main__":
     cases = [shm_memfd_push_and_pull, shm_posix_shm_push_and_pull, shm_vm_push_and_pull,
          shm_mixed_kinds_push_and_pull, ucx_memfd_push_and_pull,
-         ucx_vm_and_shm_push_and_pull, one_daemon_serves_both_engines,
+         ucx_vm_and_shm_push_and_pull, tcp_memfd_push_and_pull,
+         tcp_vm_and_shm_push_and_pull, one_daemon_serves_both_engines,
          peer_daemon_killed_fails_the_room_within_a_second,
          peer_daemon_frozen_fails_the_room,
          engine_killed_tells_the_other_side_and_is_unmapped, engine_stopped_is_not_dead,

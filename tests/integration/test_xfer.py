@@ -102,6 +102,14 @@ def ucx_vm_and_shm_write_and_read():
     write_and_read("ucx", ("vm", "shm"))
 
 
+def tcp_memfd_write_and_read():
+    write_and_read("tcp", ("memfd", "memfd"))
+
+
+def tcp_vm_and_shm_write_and_read():
+    write_and_read("tcp", ("vm", "shm"))
+
+
 def long_list_by_memfd():
     """40 000 rows in random order, as one list of 40 000 entries in a memfd."""
     with Agents("shm") as t:
@@ -144,5 +152,6 @@ def wrong_secret_opens_nothing():
 
 if __name__ == "__main__":
     run([shm_memfd_write_and_read, shm_vm_write_and_read, ucx_memfd_write_and_read,
-         ucx_vm_and_shm_write_and_read, long_list_by_memfd,
+         ucx_vm_and_shm_write_and_read, tcp_memfd_write_and_read,
+         tcp_vm_and_shm_write_and_read, long_list_by_memfd,
          unregistered_memory_is_out_of_reach, wrong_secret_opens_nothing])

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ucx_pair: two ucx transports in this process, on one loop, with real sockets
- * on lo; for the tests of the ucx backend. Globals, as a test program has one
- * pair at a time.
+ * ucx_pair: two transports in this process, on one loop, with real sockets on
+ * lo; for the tests of the ucx backend, and of tcp, which take up_transport.
+ * Globals, as a test program has one pair at a time.
  */
 #ifndef KVD_TESTS_LIB_UCX_PAIR_H
 #define KVD_TESTS_LIB_UCX_PAIR_H
@@ -57,6 +57,7 @@ struct up_big {
 	struct up_node *src_node, *dst_node;
 };
 
+extern const struct transport_ops *up_transport; /* &ucx_transport */
 extern struct up_node up_a, up_b; /* a asks, b answers */
 extern struct loop *up_loop;
 extern struct config up_config;

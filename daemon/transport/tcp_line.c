@@ -1,0 +1,354 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The control line: requests, answers, cancels and the farewell of a peer, in
+ * the order they were sent, on one connection that carries nothing bulky. So none
+ * of them ever waits behind a room's bytes, here or in a socket's buffer, and the
+ * loop reads and writes it by itself: a request costs no change of threads. The
+ * bytes of a small transfer travel inside its frames (tcp_xfer.c).
+ *
+ * What is sent is queued, a chunk a frame, and written when the turn ends. Frames
+ * are read into a small buffer; what is too large for that goes straight into
+ * memory of its own, whose size was held against its caps first. A peer that asks
+ * and never reads is lost when TCP_OUT_HARD bytes wait for him.
+ */
+#include "daemon/transport/tcp_impl.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+
+#define IN_BYTES 16384u
+#define BYTES_A_TURN (256u << 10)
+#define CHUNKS_A_CALL 16
+
+_Static_assert(IN_BYTES >= TCP_HEAD_BYTES + TCP_TEXT_MAX, "a small frame fits");
+
+void tcp_line_init(struct tcp_line *line)
+{
+	*line = (struct tcp_line){.fd = -1};
+	list_init(&line->out);
+}
+
+void tcp_entry_free(struct tcp_entry *entry)
+{
+	if (!entry)
+		return;
+	entry->peer->held_bytes -= entry->head.length;
+	mem_free(entry);
+}
+
+void tcp_line_fini(struct tcp_peer *peer)
+{
+	struct tcp_line *line = &peer->line;
+	struct list *link;
+
+	while ((link = list_pop_front(&line->out)))
+		mem_free(list_entry(link, struct tcp_chunk, link));
+	line->unsent = 0;
+	if (line->fd >= 0)
+		loop_fd_stop(&line->watch);
+	mem_closep(&line->fd);
+	line->fd = -1;
+	tcp_entry_free(line->entry);
+	line->entry = NULL;
+	mem_free(line->in);
+	line->in = NULL;
+}
+
+static void watch(struct tcp_peer *peer, int events)
+{
+	struct tcp_line *line = &peer->line;
+
+	if (line->fd < 0 || line->events == events)
+		return;
+	line->events = events;
+	if (loop_fd_set(&line->watch, events) < 0)
+		tcp_peer_fail_last(peer);
+}
+
+/* ---- out ---- */
+
+struct tcp_chunk *tcp_chunk_new(size_t size)
+{
+	return mem_zalloc(sizeof(struct tcp_chunk) + TCP_HEAD_BYTES + size);
+}
+
+static void queue(struct tcp_peer *peer, struct tcp_chunk *owned, size_t len)
+{
+	struct tcp_line *line = &peer->line;
+
+	if (line->fd < 0 || peer->broken) {
+		mem_free(owned);
+		return;
+	}
+	owned->len = len;
+	owned->pos = 0;
+	list_push_back(&line->out, &owned->link);
+	line->unsent += len;
+	if (line->unsent > TCP_OUT_HARD) {
+		err_raise(ERR_PEER, "tcp: %s does not read: %zu bytes wait for it",
+			  peer->name, line->unsent);
+		peer->broken = true;
+		tcp_peer_fail_last(peer);
+	}
+	tcp_peer_kick(peer);
+}
+
+void tcp_chunk_raw(struct tcp_peer *peer, struct tcp_chunk *owned, const void *bytes,
+		   size_t len)
+{
+	memcpy(owned->bytes, bytes, len);
+	queue(peer, owned, len);
+}
+
+void tcp_line_send(struct tcp_peer *peer, struct tcp_chunk *owned, struct tcp_head *head,
+		   const struct err *err)
+{
+	if (err) {
+		tcp_head_put_err(head, err);
+		head->length = (uint32_t)strnlen(err->text, TCP_TEXT_MAX);
+		memcpy(tcp_chunk_payload(owned), err->text, head->length);
+	}
+	tcp_head_put(head, owned->bytes);
+	queue(peer, owned, TCP_HEAD_BYTES + (size_t)head->length);
+}
+
+static void written(struct tcp_line *line, size_t n)
+{
+	line->unsent -= n;
+	while (n > 0) {
+		struct tcp_chunk *chunk = list_first(&line->out, struct tcp_chunk, link);
+		size_t part = chunk->len - chunk->pos < n ? chunk->len - chunk->pos : n;
+
+		chunk->pos += part;
+		n -= part;
+		if (chunk->pos == chunk->len) {
+			list_remove(&chunk->link);
+			mem_free(chunk);
+		}
+	}
+}
+
+void tcp_line_flush(struct tcp_peer *peer)
+{
+	struct tcp_line *line = &peer->line;
+	struct iovec iov[CHUNKS_A_CALL];
+	struct msghdr msg = {.msg_iov = iov};
+	struct tcp_chunk *chunk;
+	ssize_t n = 0;
+
+	while (line->fd >= 0 && !list_empty(&line->out) && !peer->broken) {
+		msg.msg_iovlen = 0;
+		list_foreach(chunk, &line->out, link) {
+			iov[msg.msg_iovlen++] = (struct iovec){chunk->bytes + chunk->pos,
+							       chunk->len - chunk->pos};
+			if (msg.msg_iovlen == CHUNKS_A_CALL)
+				break;
+		}
+		n = sendmsg(line->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+		if (n < 0 && (errno == EAGAIN || errno == ENOBUFS))
+			break;
+		if (n >= 0)
+			written(line, (size_t)n);
+		else if (errno != EINTR)
+			tcp_peer_break(peer, "write", errno);
+	}
+	watch(peer, (line->events & LOOP_READ) |
+			    (list_empty(&line->out) || peer->broken ? 0 : LOOP_WRITE));
+}
+
+/* ---- in ---- */
+
+/* REQUESTs and eager answers keep their payload; the words of others are read
+ * where they lie. */
+static bool keeps_payload(const struct tcp_head *head)
+{
+	return head->type == TCP_REQUEST || (head->flags & TCP_FLAG_EAGER);
+}
+
+static int entry_new(struct tcp_peer *peer, const struct tcp_head *head,
+		     struct tcp_entry **entry_p)
+{
+	struct tcp_entry *entry;
+
+	if (peer->held_bytes + head->length > TCP_HELD_MAX)
+		return err_raise(ERR_PROTO, "tcp: headers of unfinished requests over %u",
+				 TCP_HEADERS_MAX);
+	entry = mem_zalloc(sizeof(*entry) + head->length);
+	if (!entry)
+		return err_pass(-ENOMEM);
+	entry->peer = peer;
+	entry->head = *head;
+	peer->held_bytes += head->length;
+	*entry_p = entry;
+	return 0;
+}
+
+/* One frame out of the buffer, or its beginning; the bytes used, 0: it needs
+ * more of them first. Negative: the peer breaks the protocol. */
+static ssize_t take_frame(struct tcp_peer *peer, const uint8_t *bytes, size_t len)
+{
+	struct tcp_line *line = &peer->line;
+	struct tcp_entry *entry = NULL;
+	struct tcp_head head;
+	size_t part;
+	int r;
+
+	if (len < TCP_HEAD_BYTES)
+		return 0;
+	r = tcp_head_get(bytes, false, &head);
+	if (r < 0)
+		return err_pass(r);
+	bytes += TCP_HEAD_BYTES;
+	len -= TCP_HEAD_BYTES;
+	part = head.length < len ? head.length : len;
+	if (!keeps_payload(&head)) {
+		if (part < head.length)
+			return 0;
+		tcp_xfer_frame(peer, &head, bytes, NULL);
+		return (ssize_t)(TCP_HEAD_BYTES + part);
+	}
+	r = entry_new(peer, &head, &entry);
+	if (r == -ENOMEM) {
+		line->skip = head.length - part;
+		tcp_xfer_frame(peer, &head, NULL, NULL);
+		return (ssize_t)(TCP_HEAD_BYTES + part);
+	}
+	if (r < 0)
+		return err_pass(r);
+	memcpy(entry->payload, bytes, part);
+	entry->got = part;
+	if (part < head.length)
+		line->entry = entry;
+	else
+		tcp_xfer_frame(peer, &head, entry->payload, entry);
+	return (ssize_t)(TCP_HEAD_BYTES + part);
+}
+
+static void take_frames(struct tcp_peer *peer)
+{
+	struct tcp_line *line = &peer->line;
+	size_t used = 0;
+	ssize_t n = 1;
+
+	while (tcp_peer_live(peer) && !line->entry && !line->skip && n > 0) {
+		n = take_frame(peer, line->in + used, line->in_len - used);
+		if (n < 0)
+			tcp_peer_fail_last(peer);
+		else
+			used += (size_t)n;
+	}
+	if (!line->in)
+		return;
+	line->in_len -= used;
+	memmove(line->in, line->in + used, line->in_len);
+}
+
+/* `n` bytes came to where read_some() put them. */
+static void took(struct tcp_peer *peer, size_t n)
+{
+	struct tcp_line *line = &peer->line;
+	struct tcp_entry *entry = line->entry;
+
+	if (entry) {
+		entry->got += n;
+		if (entry->got < entry->head.length)
+			return;
+		line->entry = NULL;
+		tcp_xfer_frame(peer, &entry->head, entry->payload, entry);
+	} else if (line->skip) {
+		line->skip -= n;
+	} else {
+		line->in_len += n;
+	}
+	take_frames(peer);
+}
+
+static ssize_t read_some(struct tcp_line *line)
+{
+	struct tcp_entry *entry = line->entry;
+
+	if (entry)
+		return recv(line->fd, entry->payload + entry->got,
+			    entry->head.length - entry->got, MSG_DONTWAIT);
+	if (line->skip)
+		return recv(line->fd, NULL, line->skip, MSG_DONTWAIT | MSG_TRUNC);
+	return recv(line->fd, line->in + line->in_len, IN_BYTES - line->in_len,
+		    MSG_DONTWAIT);
+}
+
+static void receive(struct tcp_peer *peer)
+{
+	struct tcp_line *line = &peer->line;
+	size_t budget = BYTES_A_TURN;
+	ssize_t n;
+
+	while (tcp_peer_live(peer) && line->fd >= 0) {
+		n = read_some(line);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0 && errno == EAGAIN)
+			return;
+		if (n <= 0) {
+			tcp_peer_break(peer, n == 0 ? "it hung up" : "read",
+				       n == 0 ? 0 : errno);
+			return;
+		}
+		took(peer, (size_t)n);
+		if ((size_t)n >= budget)
+			return; /* the loop calls again */
+		budget -= (size_t)n;
+	}
+}
+
+/* After the farewell nothing is read but the end; bytes left unread would make
+ * the kernel reset the connection under it. */
+static void drain(struct tcp_peer *peer)
+{
+	uint8_t bytes[4096];
+	ssize_t n;
+
+	do {
+		n = recv(peer->line.fd, bytes, sizeof(bytes), MSG_DONTWAIT);
+	} while (n > 0);
+	if (n == 0 || errno != EAGAIN) {
+		peer->broken = true;
+		tcp_peer_kick(peer);
+	}
+}
+
+static void on_line(struct loop_fd *loop_fd, int events)
+{
+	struct tcp_peer *peer = container_of(loop_fd, struct tcp_peer, line.watch);
+
+	if (events & LOOP_WRITE)
+		tcp_line_flush(peer);
+	if (!(events & LOOP_READ) || peer->line.fd < 0)
+		return;
+	if (tcp_peer_live(peer))
+		receive(peer);
+	else if (sm_state(&peer->sm) == TCP_PEER_FLUSHING)
+		drain(peer);
+	tcp_peer_kick(peer);
+}
+
+int tcp_line_open(struct tcp_peer *peer, int owned_fd)
+{
+	struct tcp_line *line = &peer->line;
+
+	assert(line->fd < 0);
+	loop_fd_init(&line->watch, peer->timer.loop, owned_fd, on_line);
+	line->fd = owned_fd;
+	line->in = mem_zalloc(IN_BYTES);
+	return line->in ? 0 : err_pass(-ENOMEM);
+}
+
+void tcp_line_listen(struct tcp_peer *peer)
+{
+	watch(peer, peer->line.events | LOOP_READ);
+}

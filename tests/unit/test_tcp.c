@@ -1,0 +1,683 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * tcp: what its daemon does with a peer that it cannot trust. The peer is this
+ * program with plain sockets and the wire's own codec, so it may send what it
+ * likes, stop in the middle of a frame, or say nothing; b is the real backend.
+ * What an honest pair does is the conformance suite's matter.
+ */
+#include "tests/lib/ucx_pair.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+#include "daemon/transport/tcp_impl.h"
+
+#define STREAMS 2u
+#define FRAME 100000u
+
+static struct {
+	int control, stream[STREAMS];
+	uint8_t passes[STREAMS][TCP_PASS_BYTES];
+	uint64_t next_id;
+} raw;
+
+static struct up_place place; /* b's memory */
+static struct plan *plan;
+static uint8_t bytes[TCP_DATA_MAX];
+
+/* ---- plain sockets ---- */
+
+static int raw_connect(void)
+{
+	struct tcp_address address;
+	int fd;
+
+	assert_int_equal(tcp_address_get(up_b.t->address, up_b.t->address_len, &address), 0);
+	fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	assert_true(fd >= 0);
+	assert_int_equal(connect(fd, &address.list[0].any,
+				 tcp_sockaddr_len(&address.list[0])), 0);
+	return fd;
+}
+
+static void raw_send(int fd, const void *from, size_t len)
+{
+	const uint8_t *p = from;
+
+	while (len > 0) {
+		ssize_t n = send(fd, p, len, MSG_NOSIGNAL | MSG_DONTWAIT);
+
+		if (n < 0 && errno != EAGAIN)
+			return; /* he hung up: what the test looks at shows it */
+		if (n > 0) {
+			p += n;
+			len -= (size_t)n;
+		} else {
+			up_turn();
+		}
+	}
+}
+
+/* False: he hung up instead. */
+static bool raw_recv(int fd, void *to, size_t len)
+{
+	uint64_t end = loop_clock_ns(up_loop) + UP_WAIT_NS;
+	uint8_t *p = to;
+
+	while (len > 0) {
+		ssize_t n = recv(fd, p, len, MSG_DONTWAIT);
+
+		if (n == 0 || (n < 0 && errno != EAGAIN))
+			return false;
+		if (n > 0) {
+			p += n;
+			len -= (size_t)n;
+		} else {
+			assert_true(loop_clock_ns(up_loop) < end);
+			loop_turn(up_loop, LOOP_NS_PER_MS);
+		}
+	}
+	return true;
+}
+
+static bool raw_ended(int fd)
+{
+	uint8_t byte;
+	ssize_t n = recv(fd, &byte, 1, MSG_DONTWAIT);
+
+	return n == 0 || (n < 0 && errno != EAGAIN);
+}
+
+/* ---- the protocol, by hand ---- */
+
+static void raw_hello(int fd, enum tcp_role role, const uint8_t *token)
+{
+	struct tcp_hello hello = {.role = role, .streams = STREAMS};
+	uint8_t buf[TCP_HELLO_BYTES];
+
+	memcpy(hello.token, token, XP_TOKEN_BYTES);
+	tcp_hello_put(&hello, buf);
+	raw_send(fd, buf, sizeof(buf));
+}
+
+static void token_of(uint8_t value, uint8_t token[XP_TOKEN_BYTES])
+{
+	memset(token, value, XP_TOKEN_BYTES);
+}
+
+/* b waits for who shows token 2, and shows token 1. */
+static void b_waits(void)
+{
+	struct xp_peer_args args = {.address = up_b.t->address,
+				    .address_len = up_b.t->address_len, .owner = &up_b};
+
+	token_of(2, args.token_in);
+	token_of(1, args.token_out);
+	up_b.ready = up_b.lost = up_b.closed = false;
+	up_b.requests = up_b.dones = up_b.failures = 0;
+	assert_int_equal(up_b.t->ops->peer_open(up_b.t, &args, &up_b.peer), 0);
+}
+
+static bool raw_control(int fd)
+{
+	uint8_t token[XP_TOKEN_BYTES], buf[TCP_HELLO_BYTES];
+	struct tcp_hello hello;
+
+	token_of(2, token);
+	raw_hello(fd, TCP_CONTROL, token);
+	if (!raw_recv(fd, buf, sizeof(buf)))
+		return false;
+	assert_int_equal(tcp_hello_get(buf, &hello), 0);
+	assert_int_equal(hello.role, TCP_WELCOME);
+	assert_int_equal(hello.streams, STREAMS);
+	token_of(1, token);
+	assert_memory_equal(hello.token, token, XP_TOKEN_BYTES);
+	return raw_recv(fd, raw.passes, sizeof(raw.passes));
+}
+
+static bool raw_stream(int fd, const uint8_t *pass)
+{
+	uint8_t buf[TCP_HELLO_BYTES];
+	struct tcp_hello hello;
+
+	raw_hello(fd, TCP_STREAM, pass);
+	if (!raw_recv(fd, buf, sizeof(buf)))
+		return false;
+	assert_int_equal(tcp_hello_get(buf, &hello), 0);
+	assert_int_equal(hello.role, TCP_STREAM_OK);
+	assert_memory_equal(hello.token, pass + XP_TOKEN_BYTES, XP_TOKEN_BYTES);
+	return true;
+}
+
+static void raw_join(void)
+{
+	b_waits();
+	raw.control = raw_connect();
+	assert_true(raw_control(raw.control));
+	for (unsigned int i = 0; i < STREAMS; i++) {
+		raw.stream[i] = raw_connect();
+		assert_true(raw_stream(raw.stream[i], raw.passes[i]));
+	}
+	await(up_b.ready);
+	raw.next_id = 1;
+}
+
+static void raw_close(void)
+{
+	close(raw.control);
+	for (unsigned int i = 0; i < STREAMS; i++)
+		close(raw.stream[i]);
+}
+
+static void send_head(int fd, struct tcp_head head)
+{
+	uint8_t buf[TCP_HEAD_BYTES];
+
+	tcp_head_put(&head, buf);
+	raw_send(fd, buf, sizeof(buf));
+}
+
+static void send_trailer(int fd, bool good)
+{
+	const struct tcp_trailer trailer = {.good = good};
+	uint8_t buf[TCP_TRAILER_BYTES];
+
+	tcp_trailer_put(&trailer, buf);
+	raw_send(fd, buf, sizeof(buf));
+}
+
+static struct tcp_head next_head(int fd, bool data, void *payload)
+{
+	struct tcp_head head = {0};
+	uint8_t buf[TCP_HEAD_BYTES];
+
+	assert_true(raw_recv(fd, buf, sizeof(buf)));
+	assert_int_equal(tcp_head_get(buf, data, &head), 0);
+	if (head.length > 0 && payload)
+		assert_true(raw_recv(fd, payload, head.length));
+	return head;
+}
+
+/* Ask b to take `rows` rows of 100 000 bytes; the transfer's number. */
+static uint64_t ask(enum xp_kind kind, uint64_t rows)
+{
+	struct plan_run run = {.len = FRAME, .count = rows, .src_stride = FRAME,
+			       .dst_stride = FRAME + 500};
+
+	plan_free(plan);
+	if (kind == XP_READ)
+		run.src_stride += 500;
+	plan = up_plan(&run, 1);
+	up_b.sides = (struct xp_sides){.plan = plan, .src = &place.buffer, .src_count = 1,
+				       .dst = &place.buffer, .dst_count = 1};
+	send_head(raw.control, (struct tcp_head){.type = TCP_REQUEST, .id = raw.next_id,
+						 .at = plan->bytes, .code = kind});
+	return raw.next_id++;
+}
+
+static void expect_go(uint64_t id)
+{
+	struct tcp_head head = next_head(raw.control, false, bytes);
+
+	assert_int_equal(head.type, TCP_GO);
+	assert_int_equal(head.id, id);
+}
+
+static struct tcp_head expect_done(uint64_t id)
+{
+	struct tcp_head head = next_head(raw.control, false, bytes);
+
+	assert_int_equal(head.type, TCP_DONE);
+	assert_int_equal(head.id, id);
+	return head;
+}
+
+static void send_frame(unsigned int stream, uint64_t id, uint64_t at, uint8_t fill, bool good)
+{
+	memset(bytes, fill, FRAME);
+	send_head(raw.stream[stream], (struct tcp_head){.type = TCP_DATA, .id = id, .at = at,
+							.length = FRAME});
+	raw_send(raw.stream[stream], bytes, FRAME);
+	send_trailer(raw.stream[stream], good);
+}
+
+/* A whole WRITE over that stream: the connection still works. */
+static void stream_works(unsigned int stream)
+{
+	enum up_answer answer = up_b.answer;
+	uint64_t id;
+
+	up_b.answer = ANSWER_LAND;
+	id = ask(XP_WRITE, 2);
+	expect_go(id);
+	send_frame(stream, id, FRAME, 0xd2, true);
+	send_frame(stream, id, 0, 0xd1, true);
+	assert_int_equal(expect_done(id).code, ERR_OK);
+	assert_int_equal(place.memory->base[FRAME - 1], 0xd1);
+	assert_int_equal(place.memory->base[FRAME + 500], 0xd2);
+	up_b.answer = answer;
+	assert_false(up_b.lost);
+}
+
+static void assert_thrown_out(const char *words)
+{
+	await(up_b.lost);
+	assert_int_equal(up_b.lost_why.code, ERR_PROTO);
+	if (!strstr(up_b.lost_why.text, words))
+		fail_msg("\"%s\" is not in \"%s\"", words, up_b.lost_why.text);
+	raw_close();
+	up_close(&up_b);
+	raw_join();
+}
+
+static int begin(void **state)
+{
+	up_begin(state);
+	up_place_init(&place, &up_b, 8 * MIB, false);
+	memset(place.memory->base, 0xa5, 8 * MIB);
+	return 0;
+}
+
+static int begin_joined(void **state)
+{
+	begin(state);
+	raw_join();
+	return 0;
+}
+
+static int end(void **state)
+{
+	plan_free(plan);
+	plan = NULL;
+	up_place_fini(&place, &up_b);
+	return up_end(state);
+}
+
+static int end_joined(void **state)
+{
+	raw_close();
+	return end(state);
+}
+
+/* ---- who may come in ---- */
+
+static void token_that_is_wrong_never_gets_in(void **state)
+{
+	uint8_t token[XP_TOKEN_BYTES];
+	int fd = raw_connect();
+
+	(void)state;
+	((struct tcp_transport *)up_b.t)->connect_ns = 200 * LOOP_NS_PER_MS;
+	b_waits();
+	token_of(2, token);
+	token[XP_TOKEN_BYTES - 1] ^= 1;
+	raw_hello(fd, TCP_CONTROL, token);
+	await(raw_ended(fd));
+	assert_false(up_b.ready || up_b.lost);
+	close(fd);
+	fd = raw_connect();
+	assert_true(raw_control(fd)); /* the forger did not make it give up */
+	close(fd);
+}
+
+static void token_serves_once(void **state)
+{
+	int again = raw_connect();
+	uint8_t token[XP_TOKEN_BYTES];
+
+	(void)state;
+	((struct tcp_transport *)up_b.t)->connect_ns = 200 * LOOP_NS_PER_MS;
+	token_of(2, token);
+	raw_hello(again, TCP_CONTROL, token);
+	await(raw_ended(again));
+	close(again);
+	stream_works(0);
+	stream_works(1);
+}
+
+static void pass_serves_once_and_to_nobody_else(void **state)
+{
+	uint8_t pass[TCP_PASS_BYTES];
+	int again = raw_connect(), forged = raw_connect(), answer = raw_connect();
+
+	(void)state;
+	raw_hello(again, TCP_STREAM, raw.passes[0]);
+	memcpy(pass, raw.passes[1], sizeof(pass));
+	pass[3] ^= 8;
+	raw_hello(forged, TCP_STREAM, pass);
+	raw_hello(answer, TCP_STREAM_OK, raw.passes[0] + XP_TOKEN_BYTES);
+	await(raw_ended(again) && raw_ended(forged) && raw_ended(answer));
+	close(again);
+	close(forged);
+	close(answer);
+	stream_works(0);
+	stream_works(1);
+}
+
+static void dialer_without_streams_is_given_up(void **state)
+{
+	(void)state;
+	((struct tcp_transport *)up_b.t)->connect_ns = 300 * LOOP_NS_PER_MS;
+	b_waits();
+	raw.control = raw_connect();
+	assert_true(raw_control(raw.control));
+	raw.stream[0] = raw_connect();
+	assert_true(raw_stream(raw.stream[0], raw.passes[0]));
+	raw.stream[1] = -1;
+	await(up_b.lost);
+	assert_int_equal(up_b.lost_why.code, ERR_TIMEOUT);
+	assert_non_null(strstr(up_b.lost_why.text, "1 of 2 streams"));
+	raw_close();
+}
+
+static void slow_stranger_is_shown_out_and_costs_nobody(void **state)
+{
+	uint8_t buf[TCP_HELLO_BYTES], token[XP_TOKEN_BYTES];
+	const struct tcp_hello hello = {.role = TCP_CONTROL, .streams = 1};
+	int slow = raw_connect();
+	unsigned int sent = 0;
+
+	(void)state;
+	((struct tcp_transport *)up_b.t)->connect_ns = 300 * LOOP_NS_PER_MS;
+	token_of(9, token);
+	tcp_hello_put(&hello, buf);
+	while (!raw_ended(slow)) {
+		if (sent < sizeof(buf) - 1)
+			raw_send(slow, &buf[sent++], 1);
+		up_spin_ms(10);
+	}
+	close(slow);
+	stream_works(0);
+}
+
+/* ---- frames out of rule ---- */
+
+static void frames_out_of_rule_lose_the_peer(void **state)
+{
+	const struct tcp_head bad[] = {
+		{.type = TCP_GO, .id = 5},
+		{.type = TCP_DONE, .id = 1},
+		{.type = TCP_CANCEL, .id = 1},
+		{.type = TCP_REQUEST, .id = 1, .code = 9},
+		{.type = TCP_REQUEST, .id = 1, .code = XP_CHECK},
+		{.type = TCP_REQUEST, .id = 1, .code = XP_READ, .flags = TCP_FLAG_EAGER,
+		 .at = 4, .length = 4},
+		{.type = TCP_DATA, .id = 1, .length = 9},
+		{.type = TCP_GO, .id = 1, .length = 7},
+	};
+	static const char *const words[] = {"not there", "not there", "never asked", "kind 9",
+					    "kind 2", "brings", "type 6", "7 bytes"};
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+		send_head(raw.control, bad[i]);
+		raw_send(raw.control, "1234", 4);
+		assert_thrown_out(words[i]);
+	}
+	send_head(raw.control, (struct tcp_head){.type = TCP_REQUEST, .id = 7});
+	send_head(raw.control, (struct tcp_head){.type = TCP_REQUEST, .id = 7});
+	assert_thrown_out("after 7");
+	memset(bytes, 0xee, 64);
+	raw_send(raw.control, bytes, 64);
+	assert_thrown_out("magic");
+	stream_works(1);
+}
+
+static void stream_frames_out_of_rule_lose_the_peer(void **state)
+{
+	const struct tcp_head bad[] = {
+		{.type = TCP_DATA, .id = 99, .length = 9},
+		{.type = TCP_SERVE, .id = 1, .length = 9},
+		{.type = TCP_DATA, .id = 1, .at = 2 * FRAME - 8, .length = 9},
+		{.type = TCP_DATA, .id = 1, .at = 2 * FRAME, .length = 1},
+		{.type = TCP_DATA, .id = 1, .at = UINT64_MAX - 9, .length = 9},
+		{.type = TCP_GO, .id = 1},
+		{.type = TCP_DATA, .id = 1, .length = TCP_DATA_MAX + 1},
+	};
+	static const char *const words[] = {"never asked", "never asked", "past", "past",
+					    "past", "type 2", "bytes"};
+	uint8_t trailer[TCP_TRAILER_BYTES] = "BADx";
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+		expect_go(ask(XP_WRITE, 2));
+		send_head(raw.stream[i % STREAMS], bad[i]);
+		assert_thrown_out(words[i]);
+	}
+	expect_go(ask(XP_WRITE, 2));
+	send_frame(0, 1, 0, 1, true);
+	send_head(raw.stream[1], (struct tcp_head){.type = TCP_DATA, .id = 1,
+						   .at = FRAME - 1, .length = 10});
+	assert_thrown_out("twice");
+	expect_go(ask(XP_WRITE, 2));
+	send_head(raw.stream[0], (struct tcp_head){.type = TCP_DATA, .id = 1, .length = 10});
+	raw_send(raw.stream[0], bytes, 10);
+	raw_send(raw.stream[0], trailer, sizeof(trailer));
+	assert_thrown_out("mark");
+	expect_go(ask(XP_WRITE, 2));
+	tcp_trailer_put(&(struct tcp_trailer){.good = true, .kind = TCP_VERIFY_XXH3}, trailer);
+	send_head(raw.stream[0], (struct tcp_head){.type = TCP_DATA, .id = 1, .length = 10});
+	raw_send(raw.stream[0], bytes, 10);
+	raw_send(raw.stream[0], trailer, sizeof(trailer));
+	assert_thrown_out("agreed");
+	stream_works(0);
+}
+
+static void answer_before_the_bytes_loses_the_peer(void **state)
+{
+	struct up_op op;
+
+	(void)state;
+	plan_free(plan);
+	plan = up_plan(&(struct plan_run){.len = MIB, .count = 1}, 1);
+	up_op_init(&op, XP_WRITE, plan, &place, NULL);
+	assert_int_equal(up_b.t->ops->post(up_b.peer, &op.op), 0);
+	assert_int_equal(next_head(raw.control, false, bytes).type, TCP_REQUEST);
+	send_head(raw.control, (struct tcp_head){.type = TCP_DONE, .id = 1});
+	await(op.done);
+	assert_int_equal(op.op.err.code, ERR_PROTO);
+	assert_thrown_out("last byte");
+}
+
+/* ---- in the middle of a frame ---- */
+
+/* Looks at memory that an I/O thread may be writing: through the kernel, so that
+ * a race that is meant is none. */
+static uint8_t peek(uint64_t at)
+{
+	uint8_t byte = 0;
+	const struct iovec near = {&byte, 1}, far = {place.memory->base + at, 1};
+
+	assert_int_equal(process_vm_readv(getpid(), &near, 1, &far, 1, 0), 1);
+	return byte;
+}
+
+/* The engine that is written is still at once, though half of a frame is under
+ * way and its sender waits; then the rest of it lands nowhere. */
+static void revoke_in_mid_frame_is_still_and_keeps_the_stream(void **state)
+{
+	struct err why;
+	uint64_t id;
+
+	(void)state;
+	up_b.answer = ANSWER_HOLD;
+	id = ask(XP_WRITE, 3);
+	await(up_b.held);
+	up_b.t->ops->land(up_b.held, &up_b.sides, NULL);
+	expect_go(id);
+	send_frame(0, id, 0, 0x11, true);
+	memset(bytes, 0x22, FRAME);
+	send_head(raw.stream[0], (struct tcp_head){.type = TCP_DATA, .id = id, .at = FRAME,
+						   .length = FRAME});
+	raw_send(raw.stream[0], bytes, FRAME / 2);
+	await(peek(FRAME + 500 + FRAME / 2 - 1) == 0x22);
+	err_set(&why, ERR_SESSION, "the engine is gone");
+	up_b.t->ops->revoke(up_b.held, &why);
+	await(up_b.dones == 1);
+	assert_int_equal(up_b.done_err.code, ERR_SESSION);
+	memset(place.memory->base, 0x33, 8 * MIB);
+	assert_int_equal(expect_done(id).code, ERR_SESSION);
+	memset(bytes, 0x22, FRAME);
+	raw_send(raw.stream[0], bytes, FRAME - FRAME / 2);
+	send_trailer(raw.stream[0], true);
+	send_frame(0, id, 2 * FRAME, 0x44, true);
+	send_frame(1, id, 2 * FRAME, 0x44, true);
+	up_spin_ms(100);
+	for (uint64_t i = 0; i < 8 * MIB; i++)
+		if (place.memory->base[i] != 0x33)
+			fail_msg("byte %ju was written after the end", (uintmax_t)i);
+	stream_works(0);
+	stream_works(1);
+}
+
+/* A sender that gave up fills its frame with anything and says so. */
+static void void_frame_does_not_count(void **state)
+{
+	struct tcp_head cancel = {.type = TCP_CANCEL, .code = ERR_ABORTED};
+	uint64_t id;
+
+	(void)state;
+	id = ask(XP_WRITE, 2);
+	expect_go(id);
+	send_frame(0, id, 0, 0x11, true);
+	send_frame(0, id, FRAME, 0, false);
+	up_spin_ms(50);
+	assert_int_equal(up_b.dones, 0);
+	cancel.id = id;
+	send_head(raw.control, cancel);
+	assert_int_equal(expect_done(id).code, ERR_ABORTED);
+	assert_int_equal(up_b.failures, 1);
+	stream_works(0);
+}
+
+/* The other way: b serves a READ, its reader takes half of a frame and waits; b's
+ * engine is still at once, and the frame ends void. */
+static void source_revoked_in_mid_frame_ends_it_void(void **state)
+{
+	struct tcp_trailer trailer;
+	uint8_t buf[TCP_TRAILER_BYTES];
+	struct tcp_head head, done;
+	struct err why;
+	bool found = false;
+	uint64_t id;
+
+	(void)state;
+	up_b.answer = ANSWER_HOLD;
+	memset(place.memory->base, 0x5a, 8 * MIB);
+	id = ask(XP_READ, 80);
+	await(up_b.held);
+	up_b.t->ops->land(up_b.held, &up_b.sides, NULL);
+	head = next_head(raw.stream[0], true, NULL);
+	assert_int_equal(head.type, TCP_SERVE);
+	assert_true(raw_recv(raw.stream[0], bytes, 1000));
+	up_spin_ms(100); /* the sockets fill up */
+	err_set(&why, ERR_LEASE, "the lease has ended");
+	up_b.t->ops->revoke(up_b.held, &why);
+	await(up_b.dones == 1);
+	memset(place.memory->base, 0xff, 8 * MIB);
+	done = expect_done(id);
+	assert_int_equal(done.code, ERR_LEASE);
+	head.length -= 1000;
+	for (unsigned int i = 0; i < STREAMS; i++) {
+		struct tcp_head at = head;
+
+		if (i > 0)
+			at = next_head(raw.stream[i], true, NULL);
+		do {
+			memset(bytes, 0, sizeof(bytes));
+			assert_true(raw_recv(raw.stream[i], bytes, at.length));
+			assert_true(raw_recv(raw.stream[i], buf, sizeof(buf)));
+			assert_int_equal(tcp_trailer_get(buf, &trailer), 0);
+			for (uint32_t b = 0; b < at.length && trailer.good; b++)
+				assert_int_equal(bytes[b], 0x5a);
+			found |= !trailer.good;
+			if (trailer.good)
+				at = next_head(raw.stream[i], true, NULL);
+		} while (trailer.good);
+	}
+	assert_true(found);
+	stream_works(0);
+	stream_works(1);
+}
+
+/* ---- a peer that is silent ---- */
+
+static void connections_end_when_nobody_answers(void **state)
+{
+	struct tcp_peer *peer = (struct tcp_peer *)up_b.peer;
+	int fds[] = {peer->line.fd, peer->streams[0].fd, peer->streams[1].fd};
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(fds); i++) {
+		int value = 0;
+		socklen_t len = sizeof(value);
+
+		assert_int_equal(getsockopt(fds[i], IPPROTO_TCP, TCP_USER_TIMEOUT, &value,
+					    &len), 0);
+		assert_in_range(value, 1, 10000);
+		assert_int_equal(getsockopt(fds[i], SOL_SOCKET, SO_KEEPALIVE, &value, &len),
+				 0);
+		assert_int_equal(value, 1);
+	}
+	/* one stream of two: the peer is lost, and told why */
+	close(raw.stream[1]);
+	raw.stream[1] = -1;
+	await(up_b.lost);
+	assert_int_equal(up_b.lost_why.code, ERR_PEER);
+	assert_int_equal(next_head(raw.control, false, bytes).type, TCP_BYE);
+}
+
+/* Requests without end, and nobody reads the answers: the memory for them has a
+ * limit, and the loop never waits. */
+static void peer_that_never_reads_meets_a_limit(void **state)
+{
+	uint8_t buf[TCP_HEAD_BYTES];
+	int small = 4096;
+
+	(void)state;
+	(void)setsockopt(raw.control, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
+	up_b.answer = ANSWER_HOLD;
+	for (uint64_t id = 1; !up_b.lost; id++) {
+		tcp_head_put(&(struct tcp_head){.type = TCP_REQUEST, .id = id}, buf);
+		if (send(raw.control, buf, sizeof(buf), MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
+			if (errno != EAGAIN)
+				break;
+			id--;
+		}
+		loop_turn(up_loop, 0);
+	}
+	assert_thrown_out("unfinished requests");
+}
+
+int main(void)
+{
+#define ALONE(test) cmocka_unit_test_setup_teardown(test, begin, end)
+#define JOINED(test) cmocka_unit_test_setup_teardown(test, begin_joined, end_joined)
+	const struct CMUnitTest tests[] = {
+		ALONE(token_that_is_wrong_never_gets_in),
+		ALONE(dialer_without_streams_is_given_up),
+		JOINED(token_serves_once),
+		JOINED(pass_serves_once_and_to_nobody_else),
+		JOINED(slow_stranger_is_shown_out_and_costs_nobody),
+		JOINED(frames_out_of_rule_lose_the_peer),
+		JOINED(stream_frames_out_of_rule_lose_the_peer),
+		JOINED(answer_before_the_bytes_loses_the_peer),
+		JOINED(revoke_in_mid_frame_is_still_and_keeps_the_stream),
+		JOINED(void_frame_does_not_count),
+		JOINED(source_revoked_in_mid_frame_ends_it_void),
+		JOINED(connections_end_when_nobody_answers),
+		JOINED(peer_that_never_reads_meets_a_limit),
+	};
+
+	up_transport = &tcp_transport;
+	cmocka_set_test_filter(getenv("KVD_TEST_FILTER"));
+	return cmocka_run_group_tests_name("tcp", tests, NULL, NULL);
+}
