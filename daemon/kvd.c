@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "daemon/base/cpu.h"
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
@@ -320,6 +321,7 @@ static int kvd_init(struct kvd *kvd, const struct config *config,
 	r = start_signals(impl);
 	if (r == 0)
 		r = offload_new(kvd->loop, config->offload_threads, &kvd->offload);
+	cpu_prompt(); /* this thread and ZeroMQ's; those that move bytes are not */
 	if (r == 0)
 		r = build(kvd, sockets);
 	if (r == 0)

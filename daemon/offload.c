@@ -17,10 +17,10 @@
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 
+#include "daemon/base/cpu.h"
 #include "daemon/base/mem.h"
 #include "daemon/loop.h"
 
@@ -70,7 +70,7 @@ static void *helper_main(void *arg)
 
 	pthread_setname_np(pthread_self(), "kvd-offload");
 	/* plans and page faults by the thousand: the loop's thread goes first */
-	(void)sched_setscheduler(0, SCHED_BATCH, &(struct sched_param){0});
+	cpu_bulk();
 	pthread_mutex_lock(&o->lock);
 	while ((job = take_job(o))) {
 		pthread_mutex_unlock(&o->lock);

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Every access goes through take(), the one place that compares with the end,
- * and compares what is left, never a sum that could wrap. Bytes are put
- * together by hand, so neither the host's order nor its alignment matters.
+ * and compares what is left, never a sum that could wrap. Words are copied, so
+ * alignment does not matter, and turned where the host's order is another.
  * After the first fault a cursor gives zeros: a decoder can read a whole
  * message without a test a field and ask once at the end.
  */
 #include "daemon/base/cursor.h"
 
+#include <endian.h>
 #include <string.h>
 
 #include "daemon/base/err.h"
@@ -31,7 +32,10 @@ int cursor_check(const struct cursor *c, const char *what)
 			 what, c->size);
 }
 
-static uint8_t *take(struct cursor *c, size_t len)
+/* Inlined with their constant, get_le() and put_le() are one load or store. */
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE uint8_t *take(struct cursor *c, size_t len)
 {
 	uint8_t *p;
 
@@ -44,22 +48,25 @@ static uint8_t *take(struct cursor *c, size_t len)
 	return p;
 }
 
-static uint64_t get_le(struct cursor *c, size_t bytes)
+INLINE uint64_t get_le(struct cursor *c, size_t bytes)
 {
 	const uint8_t *p = take(c, bytes);
 	uint64_t v = 0;
 
-	for (size_t i = 0; p && i < bytes; i++)
-		v |= (uint64_t)p[i] << (8 * i);
-	return v;
+	if (!p)
+		return 0;
+	memcpy(&v, p, bytes); /* the low bytes, wherever the host has them */
+	return le64toh(v);
 }
 
-static void put_le(struct cursor *c, uint64_t v, size_t bytes)
+INLINE void put_le(struct cursor *c, uint64_t v, size_t bytes)
 {
 	uint8_t *p = take(c, bytes);
 
-	for (size_t i = 0; p && i < bytes; i++)
-		p[i] = (uint8_t)(v >> (8 * i));
+	if (!p)
+		return;
+	v = htole64(v);
+	memcpy(p, &v, bytes);
 }
 
 uint8_t cursor_get_u8(struct cursor *c)

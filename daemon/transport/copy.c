@@ -40,6 +40,7 @@
 #include <sys/uio.h>
 #include <time.h>
 
+#include "daemon/base/cpu.h"
 #include "daemon/base/mem.h"
 #include "daemon/loop.h"
 #include "daemon/transport/numa.h"
@@ -530,11 +531,10 @@ static void *worker_main(void *arg)
 {
 	struct worker *worker = arg;
 	struct copier *copier = worker->copier;
-	struct sched_param param = {0};
 	struct copy_job *job;
 
 	/* throughput work: never before the loop or an engine in line */
-	(void)sched_setscheduler(0, SCHED_BATCH, &param);
+	cpu_bulk();
 	pthread_mutex_lock(&copier->lock);
 	for (;;) {
 		job = worker_pick(worker);

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cpu: how a thread shares its core with others. Wishes: where the kernel does
+ * not grant or know one, the thread runs as it did.
+ */
+#ifndef KVD_BASE_CPU_H
+#define KVD_BASE_CPU_H
+
+/* The calling thread, and those that it starts: short turns, so it is let in as
+ * soon as it wakes, also before a thread that uses its core fully. */
+void cpu_prompt(void);
+/* The calling thread: throughput work (SCHED_BATCH) in long turns, behind
+ * whoever wakes. */
+void cpu_bulk(void);
+
+#endif

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cpu: what the kernel says of a thread after it has said its wish. */
+#include "daemon/base/cpu.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+struct seen {
+	void (*wish)(void);
+	int policy, nice;
+	uint64_t turn_ns;
+};
+
+static void *thread_main(void *arg)
+{
+	struct seen *seen = arg;
+	/* size, policy, flags, nice, priority, runtime, deadline, period */
+	uint32_t attr[12] = {0};
+
+	(void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 3);
+	seen->wish();
+	seen->policy = sched_getscheduler(0);
+	if (syscall(SYS_sched_getattr, 0, attr, (unsigned int)sizeof(attr), 0u) == 0) {
+		seen->nice = (int)attr[4];
+		memcpy(&seen->turn_ns, &attr[6], sizeof(seen->turn_ns));
+	}
+	return NULL;
+}
+
+static struct seen seen_after(void (*wish)(void))
+{
+	struct seen seen = {.wish = wish, .nice = -100};
+	pthread_t thread;
+
+	assert_int_equal(pthread_create(&thread, NULL, thread_main, &seen), 0);
+	pthread_join(thread, NULL);
+	return seen;
+}
+
+static void thread_bulk_is_batch_and_keeps_its_nice(void **state)
+{
+	struct seen seen = seen_after(cpu_bulk);
+
+	(void)state;
+	assert_int_equal(seen.policy, SCHED_BATCH);
+	assert_int_equal(seen.nice, 3);
+}
+
+static void thread_prompt_has_shorter_turns_than_bulk(void **state)
+{
+	struct seen prompt = seen_after(cpu_prompt), bulk = seen_after(cpu_bulk);
+
+	(void)state;
+	assert_int_equal(prompt.policy, SCHED_OTHER);
+	assert_int_equal(prompt.nice, 3);
+	if (bulk.turn_ns == prompt.turn_ns) {
+		print_message("[  SKIPPED ] needs Linux 6.12, where turns can be chosen\n");
+		skip();
+	}
+	assert_true(prompt.turn_ns < bulk.turn_ns);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(thread_bulk_is_batch_and_keeps_its_nice),
+		cmocka_unit_test(thread_prompt_has_shorter_turns_than_bulk),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
