@@ -57,6 +57,17 @@ static void die(const struct engine *e, const char *what)
 	exit(1);
 }
 
+static void die_xfer(const struct kvd_xfer *xfer, int state)
+{
+	struct kvd_error why = {0};
+
+	kvd_xfer_why(xfer, 0, &why);
+	fprintf(stderr, "bench_xfer: the transfer %s: %s %s\n",
+		state == KVD_FAILED ? "failed" : "hangs", kvd_code_name(why.code),
+		why.message);
+	exit(1);
+}
+
 static void *need(void *p)
 {
 	if (!p || p == MAP_FAILED) {
@@ -162,7 +173,7 @@ static uint64_t attach(const struct engine *own, const struct engine *remote)
 
 /* A poller that spins would take a core from the copies, which the limit's does not;
  * an engine polls between other work. `expected_s` is what the last one took. */
-static void xfer_wait(const struct engine *own, struct kvd_xfer *xfer, double expected_s)
+static void xfer_wait(struct kvd_xfer *xfer, double expected_s)
 {
 	long ns = (long)(expected_s * 1e9 / 50);
 	const struct timespec pause = {.tv_nsec = ns < 5000 ? 5000 : ns > 100000 ? 100000 : ns};
@@ -171,7 +182,7 @@ static void xfer_wait(const struct engine *own, struct kvd_xfer *xfer, double ex
 
 	while ((state = kvd_xfer_state(xfer)) != KVD_SUCCESS) {
 		if (state < 0 || state == KVD_FAILED || now_s() > end)
-			die(own, "the transfer failed or hangs");
+			die_xfer(xfer, state);
 		nanosleep(&pause, NULL);
 	}
 }
@@ -196,7 +207,7 @@ static double xfer_s(const struct engine *own, struct kvd_xfer *xfer)
 	begin = now_s();
 	if (kvd_xfer_post(xfer, NULL, 0) < 0)
 		die(own, "post");
-	xfer_wait(own, xfer, took);
+	xfer_wait(xfer, took);
 	took = now_s() - begin;
 	return took;
 }
@@ -246,7 +257,7 @@ static void work_run(const struct rows *rows, bool reading, unsigned int threads
 	first = now_s();
 	if (kvd_xfer_start(own->client, &args, NULL, &xfer) < 0)
 		die(own, "xfer.start");
-	xfer_wait(own, xfer, 0);
+	xfer_wait(xfer, 0);
 	first = now_s() - first;
 	check_rows(rows);
 	printf("{\"rows\":%" PRIu64 ",\"first_s\":%.9f}\n", rows->count, first);
