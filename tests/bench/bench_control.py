@@ -2,7 +2,9 @@
 """What a request costs beside its bytes: latency of a room, polls, memory of open
 rooms, an idle daemon. Each gives records (bench_report.figure)."""
 import glob
+import json
 import select
+import subprocess
 
 from bench_parts import BUILD, Obeyer
 from bench_report import figure, median, quantile
@@ -21,6 +23,25 @@ def mem_available_mib():
 
 def us(times):
     return [t * 1e6 for t in times]
+
+
+def loop_stats(socket):
+    """Turns of a daemon's loop by the time that it had a core for: (all, slow, by
+    bucket; bucket i is below 2^i us)."""
+    said = json.loads(subprocess.run([BUILD + "/kvd-ctl", "--socket", socket, "--json", "stats"],
+                                     capture_output=True, text=True, check=True).stdout)
+    metrics = {row["name"]: row["value"] for row in said["metrics"]}
+    return metrics["loop_turns_total"], metrics["loop_slow_turns_total"], \
+        said["loop"]["cpu_us"]["buckets"]
+
+
+def loop_turns(transport, before, after):
+    """Of both daemons: turns that were longer than they may be."""
+    turns = sum(a[0] - b[0] for a, b in zip(after, before))
+    slow = sum(a[1] - b[1] for a, b in zip(after, before))
+    buckets = [i for a, b in zip(after, before) for i, n in enumerate(a[2]) if n > b[2][i]]
+    return figure("loop turns over 200 us, both daemons", transport, "beside", slow, "turns",
+                  0, turns=turns, note="of %d; all below %d us" % (turns, 2 ** max(buckets)))
 
 
 def latency(rooms, pair, reps):
@@ -47,13 +68,16 @@ def latency(rooms, pair, reps):
                      (ratio,) + tuple(median(parts[n]) for n in ("zmq", "tcp", "socket"))))
     yield figure(work, transport, "p99", quantile(times, 0.99), "us", samples=len(times))
     mib = BIG_MIB if mem_available_mib() > 2 * BIG_MIB else BIG_MIB // 8
+    before = [loop_stats(socket) for socket in pair.sockets]
     said = rooms.ask("beside %d %d" % (40 * reps, mib))
+    after = [loop_stats(socket) for socket in pair.sockets]
     times = us(said["seconds"])
     note = "beside a room of %d MiB at %.2f GB/s" % (mib, said["big_gbps"])
     yield figure(work, transport, "p50 beside", median(times), "us", note=note)
     yield figure(work, transport, "p99 beside", quantile(times, 0.99), "us",
                  ROOM_BESIDE_P99_US if transport == "tcp" else None, samples=len(times),
                  note=note)
+    yield loop_turns(transport, before, after)
 
 
 def pages(rooms, pair, reps):
