@@ -123,7 +123,7 @@ class Bench:
             for part in parts[at:] + parts[:at]:
                 try:
                     part.turn(TURN)
-                except (Gone, subprocess.TimeoutExpired) as why:
+                except (Gone, subprocess.TimeoutExpired, ValueError) as why:
                     say("%s: %s" % (part.name, why))
 
     def profile(self, kind, kvd, words):

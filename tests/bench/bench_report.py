@@ -124,7 +124,7 @@ def table(records):
 
 
 def markdown(records):
-    """The table of the README."""
+    """The same, shorter, for a README."""
     lines = ["| work | op | kvd GB/s | of the limit | peers |", "|---|---|---|---|---|"]
     for r in records:
         if "kvd_gbps" in r:
@@ -132,6 +132,14 @@ def markdown(records):
                 r["kind"], r["caches"], r["work"], r["op"], r["kvd_gbps"],
                 ", ".join("%.2f %s" % (one["ratio"], one["name"]) for one in r["limits"]),
                 ", ".join("%.1f× %s" % (one["ratio"], one["name"]) for one in r["peers"])))
+    figures = [r for r in records if "value" in r]
+    if figures:
+        lines += ["", "| what | transport | figure | goal |", "|---|---|---|---|"]
+    for r in figures:
+        goal = ["≤ %g %s" % (g["at_most"], "met" if g["met"] else "not met")
+                for g in r["goals"]]
+        lines.append("| %s, %s | %s | %.4g %s | %s |" % (
+            r["work"], r["op"], r["transport"], r["value"], r["unit"], "".join(goal)))
     return "\n".join(lines) + "\n"
 
 
