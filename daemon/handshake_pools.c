@@ -474,10 +474,25 @@ static void keys_settle(struct remote_pool *pool)
 	hs->events.on_change(hs->events.owner, pool->remote);
 }
 
+/* Memory or descriptors ran out, here or there: that passes. */
+static bool passing(const struct err *err)
+{
+	return err->code == ERR_NOMEM || err->code == ERR_LIMIT;
+}
+
+static void want_anew(struct remote_pool *pool)
+{
+	pool_drop_keys(pool);
+	pool->refused.code = ERR_OK;
+	pool->wanted = false;
+}
+
 void handshake_want_keys(struct remote_pool *pool)
 {
 	struct remote *remote = pool->remote;
 
+	if (pool->wanted && !pool->dead && passing(&pool->refused) && pool->uses <= 1)
+		want_anew(pool); /* who asks now is its only user */
 	if (pool->wanted || pool->dead)
 		return;
 	pool->want_later = !remote->ready; /* pools_line_ready() asks again */
@@ -500,7 +515,7 @@ void handshake_want_keys(struct remote_pool *pool)
 							       &region->key);
 		if (r < 0) {
 			err_take(&pool->refused);
-			if (pool->refused.code == ERR_NOMEM)
+			if (passing(&pool->refused))
 				handshake_retry_later(remote->hs);
 			break;
 		}
@@ -533,11 +548,9 @@ void pools_retry(struct handshake *hs, struct remote *remote)
 			announce_one(pub, remote);
 	}
 	list_foreach(pool, &remote->pools, link) {
-		if (pool->refused.code != ERR_NOMEM || pool->uses)
+		if (!passing(&pool->refused) || pool->uses)
 			continue;
-		pool_drop_keys(pool);
-		pool->refused.code = ERR_OK;
-		pool->wanted = false;
+		want_anew(pool);
 		handshake_want_keys(pool);
 	}
 }
@@ -563,7 +576,7 @@ void pools_key_ready(struct remote *remote, struct xp_key *key, const struct err
 		pool->refused = *err;
 	else
 		region->ready = true;
-	if (err && err->code == ERR_NOMEM)
+	if (err && passing(err))
 		handshake_retry_later(remote->hs);
 	keys_settle(pool);
 }

@@ -71,6 +71,8 @@ struct peer_impl {
 	uint64_t used_ns;    /* last message besides PING and PONG */
 	uint64_t pinged_ns, ping_stamp;
 	bool ping_open; /* no PONG yet */
+	uint64_t proven_ns; /* when the latest PING left that was answered */
+	uint64_t pong_owed; /* a PING's stamp that the line had no room to answer; 0: none */
 	bool line_broke; /* since it was connected last: is it still the same daemon? */
 
 	/* reliable messages that the line did not take; the self peer's inbox */

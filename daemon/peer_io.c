@@ -155,6 +155,23 @@ void peer_queue_drop(struct peer_impl *impl)
 		mem_free(msg);
 }
 
+/* The answer to the latest PING; negative while the line takes nothing. */
+static int pong(struct peer_impl *impl)
+{
+	struct wire_pong m = {.stamp = impl->pong_owed};
+	uint8_t buf[16];
+	struct cursor c;
+
+	cursor_write(&c, buf, sizeof(buf));
+	if (wire_pong_put(&c, &m) < 0 ||
+	    peer_send_now(impl, WIRE_T_PONG, buf, c.pos) < 0) {
+		err_clear();
+		return -EAGAIN;
+	}
+	impl->pong_owed = 0;
+	return 0;
+}
+
 /* Until the line takes no more. */
 void peer_flush(struct peer_impl *impl)
 {
@@ -162,6 +179,8 @@ void peer_flush(struct peer_impl *impl)
 
 	if (impl->peer.self || impl->peer.state != PEER_UP)
 		return;
+	if (impl->pong_owed)
+		(void)pong(impl);
 	while ((msg = list_first(&impl->queue, struct peer_message, link))) {
 		int r = peer_send_now(impl, msg->type, msg->body, msg->len);
 
@@ -171,7 +190,7 @@ void peer_flush(struct peer_impl *impl)
 		}
 		mem_free(queue_pop(impl));
 	}
-	if (list_empty(&impl->queue))
+	if (list_empty(&impl->queue) && !impl->pong_owed)
 		loop_timer_stop(&impl->flush);
 	else if (loop_timer_start(&impl->flush, FLUSH_RETRY_NS) < 0)
 		err_clear(); /* the next PING flushes too */
@@ -238,19 +257,15 @@ int peer_send_reliable(struct peer *peer, enum wire_type type, const void *body,
 static void on_ping(struct peer_impl *impl, struct cursor *body)
 {
 	struct wire_ping ping;
-	struct wire_pong pong;
-	uint8_t buf[16];
-	struct cursor c;
 
 	if (wire_ping_get(body, &ping) < 0) {
 		err_clear();
 		return;
 	}
-	pong.stamp = ping.stamp;
-	cursor_write(&c, buf, sizeof(buf));
-	if (wire_pong_put(&c, &pong) < 0 ||
-	    peer_send_now(impl, WIRE_T_PONG, buf, c.pos) < 0)
-		err_clear(); /* a full line: other frames tell that we live */
+	impl->pong_owed = ping.stamp;
+	if (pong(impl) < 0 && !loop_timer_running(&impl->flush) &&
+	    loop_timer_start(&impl->flush, FLUSH_RETRY_NS) < 0)
+		err_clear(); /* the next PING flushes too */
 }
 
 static void on_pong(struct peer_impl *impl, struct cursor *body)
@@ -261,6 +276,9 @@ static void on_pong(struct peer_impl *impl, struct cursor *body)
 		err_clear();
 		return;
 	}
+	/* the way there and back was open then; what never left proves nothing */
+	if (pong.stamp > impl->proven_ns && pong.stamp <= impl->ping_stamp)
+		impl->proven_ns = pong.stamp;
 	/* only the last PING's own stamp: the figure is ours, not the peer's */
 	if (!impl->ping_open || pong.stamp != impl->ping_stamp)
 		return;

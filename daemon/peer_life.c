@@ -5,12 +5,13 @@
  * The timer does all of it: HELLO again, redial, PING, liveness, the end of
  * attempts that prove nothing. A daemon without peers has no timer.
  *
- * Dead means silence for `dead_after`. Our own lateness is taken out of it: a
- * turn that began late adds to the allowance, and when this loop did not poll
- * for longer than a ping interval the silence before tells nothing about the
- * peer (its frames lay in our socket), so the count begins anew. Frames that
- * the link could not hand up yet (its budget a turn) also make the verdict
- * wait, but not for ever: a flood from one peer must not keep another alive.
+ * Dead means silence for `dead_after`, or half of that when PINGs were not answered
+ * for longer: a line may be cut in one direction only. Our own lateness is taken out
+ * of it: a turn that began late adds to the allowance, and when this loop did not
+ * poll for longer than a ping interval the silence before tells nothing about the
+ * peer (its frames lay in our socket), so the count begins anew. Frames that the
+ * link could not hand up yet (its budget a turn) also make the verdict wait, but
+ * not for ever: a flood from one peer must not keep another alive.
  *
  * Callbacks of the owner may release, kill and dial at will while we are in the
  * middle of something. So each move first does all of its own work, calls back
@@ -192,8 +193,10 @@ static void ping(struct peer_impl *impl)
 	impl->ping_stamp = m.stamp;
 	impl->ping_open = true;
 	if (wire_ping_put(&c, &m) < 0 ||
-	    peer_send_now(impl, WIRE_T_PING, body, c.pos) < 0)
-		err_clear(); /* counted as missed when the next one is due */
+	    peer_send_now(impl, WIRE_T_PING, body, c.pos) < 0) {
+		err_clear();
+		impl->proven_ns = m.stamp; /* a full line: nothing was asked of the peer */
+	}
 }
 
 /* Is another peer object UP with this instance already? */
@@ -257,6 +260,8 @@ bool peer_bring_up(struct peer_impl *impl)
 	peering_promote(impl);
 	publish(impl);
 	impl->heard_ns = impl->window_ns = impl->used_ns = peer->up_since_ns;
+	impl->proven_ns = loop_clock_ns(peers->loop);
+	impl->pong_owed = 0;
 	log_info("peer", peer->endpoint, "up", "instance=%s name='%s' user='%s'",
 		 peer->instance_text, peer->name, impl->cur.user);
 	if (peer->self) {
@@ -272,15 +277,15 @@ bool peer_bring_up(struct peer_impl *impl)
 
 /* ---- the tick ---- */
 
-static void declare_dead(struct peer_impl *impl, uint64_t silent_ns)
+static void declare_dead(struct peer_impl *impl, const char *how, uint64_t silent_ns)
 {
 	char label[200];
 	struct err why;
 
-	err_set(&why, ERR_PEER, "%s missed %llu pings (silent for %llu ms)",
+	err_set(&why, ERR_PEER, "%s missed %llu pings (%s for %llu ms)",
 		peer_label(impl, label),
 		(unsigned long long)(silent_ns / impl->peers->options.ping_interval_ns),
-		(unsigned long long)(silent_ns / LOOP_NS_PER_MS));
+		how, (unsigned long long)(silent_ns / LOOP_NS_PER_MS));
 	peer_bring_down(impl, &why, true);
 }
 
@@ -302,10 +307,39 @@ static bool check_alive(struct peer_impl *impl, uint64_t *left_p)
 	if (peers->link->backlog)
 		allowed_ns += o->dead_after_ns;
 	if (now_ns - since_ns >= allowed_ns) {
-		declare_dead(impl, now_ns - since_ns);
+		declare_dead(impl, "silent", now_ns - since_ns);
 		return true;
 	}
 	*left_p = allowed_ns - (now_ns - since_ns);
+	return false;
+}
+
+/* The same for a line that is half open: it may speak, and does not hear us. TCP
+ * without ACKs sends a little more, then holds back all, also its BYE, for longer
+ * than we have to learn it. So half the silence will do when nothing was answered
+ * for all the time; alone a late answer proves nothing on a busy host. */
+static bool check_answers(struct peer_impl *impl, uint64_t *left_p)
+{
+	const struct peers *peers = impl->peers;
+	const struct peers_options *o = &peers->options;
+	uint64_t now_ns = loop_now_ns(peers->loop), end_ns;
+	uint64_t lag_ns = loop_lag_ns(peers->loop, impl->proven_ns);
+
+	if (lag_ns > o->ping_interval_ns) {
+		impl->proven_ns = now_ns;
+		lag_ns = 0;
+	}
+	end_ns = impl->proven_ns + o->dead_after_ns + o->ping_interval_ns / 2 + lag_ns;
+	if (peers->link->backlog)
+		end_ns += o->dead_after_ns;
+	if (end_ns < impl->heard_ns + o->dead_after_ns / 2)
+		end_ns = impl->heard_ns + o->dead_after_ns / 2;
+	if (now_ns >= end_ns) {
+		declare_dead(impl, "answered none", now_ns - impl->proven_ns);
+		return true;
+	}
+	if (*left_p > end_ns - now_ns)
+		*left_p = end_ns - now_ns;
 	return false;
 }
 
@@ -322,7 +356,7 @@ static void tick_up(struct peer_impl *impl)
 	uint64_t left_ns, ping_ns;
 	struct err why;
 
-	if (check_alive(impl, &left_ns))
+	if (check_alive(impl, &left_ns) || check_answers(impl, &left_ns))
 		return;
 	if (is_idle(impl, now_ns)) {
 		err_set(&why, ERR_CANCELED, "nobody here needs it any more");

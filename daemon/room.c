@@ -202,6 +202,16 @@ void room_fail(struct room *room, const struct err *why, const struct party *but
 	room_kick(room);
 }
 
+void room_fail_moving(struct room *room, const struct party *party, const struct err *why)
+{
+	const char *label = party->remote->label;
+	struct err named = *why;
+
+	if ((why->scope == ERR_SCOPE_PEER || why->code == ERR_DRAIN) && !strstr(why->text, label))
+		snprintf(named.text, sizeof(named.text), "%.110s: %.200s", label, why->text);
+	room_fail(room, &named, NULL);
+}
+
 void room_fail_last(struct room *room, const struct party *but)
 {
 	struct err why;
@@ -251,9 +261,9 @@ void room_open_done(struct room *room)
 	room_clock_set(room);
 }
 
-bool room_without(struct party *party)
+bool room_without(struct party *party, const struct err *why)
 {
-	return roles[party->room->role]->without(party);
+	return roles[party->room->role]->without(party, why);
 }
 
 void room_count(const struct room *room, enum metric metric, uint64_t n)
@@ -291,6 +301,19 @@ void party_use_pool(struct party *party, struct remote_pool *pool)
 	handshake_pool_use(pool);
 	snprintf(party->pool_name, sizeof(party->pool_name), "%s", pool->name);
 	party->rank = pool->layout->rank;
+}
+
+void party_release_pool(struct party *party)
+{
+	const struct move *move;
+
+	list_foreach(move, &party->room->moves, link) {
+		if (move->party == party)
+			return; /* the room's end releases it */
+	}
+	if (party->pool)
+		handshake_pool_unuse(party->pool);
+	party->pool = NULL;
 }
 
 void party_drop(struct party *party)

@@ -151,7 +151,8 @@ struct room {
 	uint32_t receivers; /* expected parties; 0 = not known yet */
 	uint64_t bytes, expected;
 	uint64_t lease_ns, lease_epoch, lease_end_ns; /* offer */
-	bool gave_up; /* offer: a puller gave up */
+	bool gave_up;	   /* offer: a puller gave up */
+	struct err *gave_up_why; /* the first one's; NULL: there was no memory */
 	struct err error;  /* of ABORTING and FAILED */
 	bool close_when_terminal;
 	struct loop_timer timer;
@@ -185,6 +186,8 @@ static inline bool room_live(const struct room *room)
  * terminal when it is still. Idempotent: the first error stays. */
 void room_fail(struct room *room, const struct err *why, const struct party *but);
 void room_fail_last(struct room *room, const struct party *but); /* err_last() */
+/* The same, by what a transport says of a transfer: it knows no peer's name. */
+void room_fail_moving(struct room *room, const struct party *party, const struct err *why);
 /* Look again, in the next turn: what can go on? */
 void room_kick(struct room *room);
 void room_progress(struct room *room); /* bytes moved: status page */
@@ -216,7 +219,9 @@ void move_plan(struct move *move, const struct layout *src, const struct layout 
 
 void room_init(struct room *room);
 void room_open_done(struct room *room); /* first publication and timer */
-bool room_without(struct party *party); /* the role's answer */
+bool room_without(struct party *party, const struct err *why); /* the role's answer */
+/* What it holds of its peer's pool, if no move does. */
+void party_release_pool(struct party *party);
 
 /* ---- the roles ---- */
 struct role_ops {
@@ -224,8 +229,8 @@ struct role_ops {
 	void (*step)(struct room *room);
 	/* Stop what is in flight (called once, on the way to ABORTING). */
 	void (*stop)(struct room *room, const struct err *why);
-	/* The party's peer is down; return true when the room can do without. */
-	bool (*without)(struct party *party);
+	/* The party is gone; return true when the room can do without. */
+	bool (*without)(struct party *party, const struct err *why);
 };
 extern const struct role_ops room_send_ops, room_recv_ops, room_offer_ops, room_pull_ops;
 

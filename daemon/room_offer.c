@@ -219,17 +219,40 @@ void offer_on_request(struct room *room, struct remote *remote, struct xp_inboun
 	remote->transport->ops->land(in, NULL, &why);
 }
 
+/* The others go on; the room cannot succeed any more. The first one's words are
+ * what it ends with. */
+static void gave_up(struct party *party, const struct err *why)
+{
+	struct room *room = party->room;
+
+	if (!party->done && !room->gave_up) {
+		room->gave_up = true;
+		room->gave_up_why = mem_zalloc(sizeof(*why));
+		if (room->gave_up_why)
+			*room->gave_up_why = *why;
+		else
+			err_clear();
+	}
+	party->done = true;
+}
+
 int offer_on_pull_done(struct room *room, struct party *party,
 		       const struct wire_pull_done *done, enum err_code *answer_p)
 {
+	struct err why;
+
 	*answer_p = ERR_OK;
 	if (!party || !room_live(room) || done->lease_epoch != room->lease_epoch) {
 		*answer_p = ERR_LEASE;
 		return 0;
 	}
-	party->done = true;
-	if (done->code != ERR_OK)
-		room->gave_up = true;
+	if (done->code == ERR_OK) {
+		party->done = true;
+	} else {
+		err_set(&why, err_from_wire(done->code), "%.110s: %.200s", party->remote->label,
+			done->text);
+		gave_up(party, &why);
+	}
 	room_kick(room);
 	return 0;
 }
@@ -281,7 +304,7 @@ static void step(struct room *room)
 	room->lease_epoch++;
 	err_set(&why, ERR_ABORTED, "offer %llu: a puller gave up",
 		(unsigned long long)room->number);
-	room_fail(room, &why, NULL);
+	room_fail(room, room->gave_up_why ? room->gave_up_why : &why, NULL);
 }
 
 static void stop(struct room *room, const struct err *why)
@@ -298,12 +321,9 @@ static void stop(struct room *room, const struct err *why)
 	}
 }
 
-/* Without this puller the others go on; the room cannot succeed any more. */
-static bool without(struct party *party)
+static bool without(struct party *party, const struct err *why)
 {
-	if (!party->done)
-		party->room->gave_up = true;
-	party->done = true;
+	gave_up(party, why);
 	room_kick(party->room);
 	return true;
 }

@@ -71,7 +71,7 @@ int pull_on_offer(struct room *room, struct party *party, const struct wire_offe
 	return 0;
 }
 
-static int say_done(struct party *party, enum err_code code)
+static int say_done(struct party *party, enum err_code code, const char *text)
 {
 	struct room *room = party->room;
 	struct wire_pull_done msg = {.room = party->room_there,
@@ -81,6 +81,7 @@ static int say_done(struct party *party, enum err_code code)
 				     .code = code};
 	struct cursor out;
 
+	snprintf(msg.text, sizeof(msg.text), "%.300s", text);
 	handshake_body(hs_of(room), &out);
 	wire_pull_done_put(&out, &msg);
 	return handshake_send(party->remote, WIRE_T_PULL_DONE, out.base, out.pos);
@@ -141,13 +142,13 @@ static void on_read(struct sched_op *op)
 	struct party *party = move->party;
 
 	if (op->xp.result < 0) {
-		room_fail(room, &op->xp.err, NULL);
+		room_fail_moving(room, party, &op->xp.err);
 	} else if (room_live(room)) {
 		party->got = move->plan->bytes;
 		room->bytes += move->plan->bytes;
 		room_count(room, METRIC_ROOM_RECEIVED_BYTES, move->plan->bytes);
 		room_progress(room);
-		if (say_done(party, ERR_OK) < 0)
+		if (say_done(party, ERR_OK, "") < 0)
 			room_fail_last(room, NULL);
 	}
 	move_free(move);
@@ -207,7 +208,7 @@ static int read_from(struct room *room, struct party *party)
 	int r;
 
 	if (party->want_count == 0)
-		return say_done(party, ERR_OK);
+		return say_done(party, ERR_OK, "");
 	move = move_new(room, party);
 	if (!move)
 		return err_pass(-ENOMEM);
@@ -335,7 +336,7 @@ static void give_up(struct room *room, const struct err *why)
 	list_foreach(party, &room->parties, link) {
 		if (!party->answered || party->done || party->lost)
 			continue;
-		if (say_done(party, why->code) < 0)
+		if (say_done(party, why->code, why->text) < 0)
 			err_clear();
 	}
 }
@@ -355,8 +356,9 @@ static void stop(struct room *room, const struct err *why)
 	}
 }
 
-static bool without(struct party *party)
+static bool without(struct party *party, const struct err *why)
 {
+	(void)why;
 	if (party->told)
 		return party->done;
 	return room_source_lost(party);

@@ -276,7 +276,7 @@ static void on_landed(struct inbound_owner *inbound, const struct err *err)
 	}
 	move_free(move); /* first: failing the room stops its other moves */
 	if (err)
-		room_fail(room, err, NULL);
+		room_fail_moving(room, party, err);
 }
 
 static int begin(struct room *room, struct party *party, struct xp_inbound *in,
@@ -350,11 +350,11 @@ static void confirm(struct room *room)
 
 	list_foreach(party, &room->parties, link) {
 		struct wire_room_done msg = {.room = party->room_there,
-					     .recv_gen = room->gen,
-					     .src_pool = party->pool->id};
+					     .recv_gen = room->gen};
 
-		if (party->lost)
+		if (party->lost || !party->pool) /* nobody there waits for it */
 			continue;
+		msg.src_pool = party->pool->id;
 		handshake_body(hs, &out);
 		if (wire_room_done_put(&out, &msg) < 0 ||
 		    handshake_send(party->remote, WIRE_T_ROOM_DONE, out.base, out.pos) < 0)
@@ -421,8 +421,9 @@ static void stop(struct room *room, const struct err *why)
 }
 
 /* A source that has delivered may go; one that was told nothing may come back. */
-static bool without(struct party *party)
+static bool without(struct party *party, const struct err *why)
 {
+	(void)why;
 	return room_source_lost(party);
 }
 

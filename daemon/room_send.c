@@ -133,7 +133,7 @@ static void on_sent(struct sched_op *op)
 		room_count(room, METRIC_CHUNKS_SENT, 1);
 		room_progress(room);
 	} else {
-		room_fail(room, &op->xp.err, NULL);
+		room_fail_moving(room, move->party, &op->xp.err);
 	}
 	move_end(move);
 }
@@ -241,7 +241,7 @@ static void dispatch(struct room *room, struct chunk *chunk)
 		room_move(room, ROOM_MOVING);
 	chunk->moves++; /* ours, while we look */
 	list_foreach(party, &room->parties, link) {
-		if (party->want_count == 0)
+		if (party->want_count == 0 || !party->pool) /* it confirmed, and left */
 			continue;
 		if (dispatch_to(room, chunk, party) < 0)
 			room_fail_last(room, NULL);
@@ -337,8 +337,9 @@ static void stop(struct room *room, const struct err *why)
 }
 
 /* A receiver that has confirmed may go; any other is needed. */
-static bool without(struct party *party)
+static bool without(struct party *party, const struct err *why)
 {
+	(void)why;
 	return party->done && party->want_count > 0;
 }
 

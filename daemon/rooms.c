@@ -217,6 +217,7 @@ static void room_free(struct room *room)
 	list_foreach_safe(party, &room->parties, link)
 		party_drop(party);
 	free_chunks(room);
+	mem_free(room->gave_up_why);
 	room_maps_fini(&room->maps);
 	wait_spec_fini(&room->wait);
 	metrics_sub(&rooms->kvd->metrics, METRIC_ROOMS, 1);
@@ -331,7 +332,7 @@ void rooms_on_down(struct rooms *rooms, struct remote *remote, const struct err 
 			if (party->remote != remote || room_terminal(room))
 				continue;
 			party->lost = true;
-			if (room_live(room) && !room_without(party))
+			if (room_live(room) && !room_without(party, why))
 				room_fail(room, why, NULL);
 		}
 	}
@@ -344,20 +345,18 @@ void rooms_on_pool_going(struct rooms *rooms, struct remote_pool *pool)
 	struct err why;
 
 	/* its engine is gone, and its room there had not heard of us yet (else an
-	 * ABORT came before); or it took the pool back. Another source may do. */
+	 * ABORT came before); or it took the pool back. Another source may do, and
+	 * who has had, or given, all is not needed any more. */
 	err_set(&why, ERR_SESSION, "%.150s withdrew pool '%.63s': the engine that owned it is "
-		"gone, or took it back", pool->remote->label, pool->name);
+		"gone, or took it back, or its daemon stops", pool->remote->label, pool->name);
 	list_foreach(room, &rooms->all, all_link) {
 		list_foreach(party, &room->parties, link) {
-			if (party->pool != pool)
+			if (party->pool != pool || !room_live(room))
 				continue;
-			/* past BOOT the engine was told that its sources are there */
-			if (party->told || party->gen || sm_state(&room->sm) != ROOM_BOOT) {
+			if (room_without(party, &why))
+				party_release_pool(party);
+			else
 				room_fail(room, &why, NULL);
-				continue;
-			}
-			party->pool = NULL; /* nothing was promised: another may come */
-			handshake_pool_unuse(pool);
 		}
 	}
 }

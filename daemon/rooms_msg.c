@@ -416,6 +416,7 @@ static int on_abort(struct rooms *rooms, struct remote *remote, struct cursor *b
 	struct wire_abort m;
 	struct party *party = NULL;
 	struct room *room;
+	struct err why;
 	int r = wire_abort_get(body, &m);
 
 	if (r < 0)
@@ -431,10 +432,11 @@ static int on_abort(struct rooms *rooms, struct remote *remote, struct cursor *b
 		return 0;
 	}
 	party->heard_abort = true;
+	err_set(&why, err_from_wire(m.code), "%.110s: %.200s", remote->label, m.text);
 	if (room->role == ROOM_OFFER)
-		room_without(party); /* a puller's end is not the offer's */
+		room_without(party, &why); /* a puller's end is not the offer's */
 	else
-		refused_by(party, m.code, m.text);
+		room_fail(room, &why, party);
 	return 0;
 }
 

@@ -36,7 +36,7 @@
 	M(18, ABORT_ACK, abort_ack, 64, "still: no byte of the room can move")     \
 	M(19, OFFER_QUERY, offer_query, 1024, "a puller asks for an offer")        \
 	M(20, OFFER, offer, 1048000, "the offer's pages, generation and lease")    \
-	M(21, PULL_DONE, pull_done, 64, "the puller has the bytes: still valid?")  \
+	M(21, PULL_DONE, pull_done, 1024, "the puller has the bytes: still valid? or gives up") \
 	M(22, PULL_ACK, pull_ack, 1024, "lease epoch unchanged, or the refusal")   \
 	M(23, LEASE, lease, 64, "the puller is alive: extend the lease")           \
 	M(24, ATTACH, attach, 256, "a session's secret: let my session use yours") \
@@ -97,7 +97,8 @@
 #define WIRE_OFFER_NAK(F)                                                          \
 	F(u64, room) F(u64, pull_gen) F(u64, src_pool) F(u32, code) F(str, text)
 #define WIRE_PULL_DONE(F)                                                          \
-	F(u64, room) F(u64, pull_gen) F(u64, offer_gen) F(u64, lease_epoch) F(u32, code)
+	F(u64, room) F(u64, pull_gen) F(u64, offer_gen) F(u64, lease_epoch) F(u32, code) \
+	F(str, text)
 #define WIRE_PULL_ACK(F)                                                           \
 	F(u64, room) F(u64, pull_gen) F(u64, offer_gen) F(u32, code) F(str, text)
 #define WIRE_LEASE(F) F(u64, room) F(u64, pull_gen) F(u64, offer_gen) F(u64, lease_epoch)

@@ -225,7 +225,7 @@ struct shm_frame {
 	uint64_t id;
 	const void *body, *tail; /* tail: a second part of the body */
 	size_t body_len, tail_len;
-	int fd; /* borrowed; only types that carry one */
+	int fd; /* given away, whatever happens; only types that carry one */
 };
 
 struct shm_wire {
@@ -239,7 +239,7 @@ struct shm_wire {
 	bool urgent; /* an error waits in `out`: sent before anything is handed back */
 	uint8_t *in;
 	size_t in_len, in_size;
-	int in_fds[8]; /* arrived, for frames not yet parsed */
+	int in_fds[8]; /* arrived, for frames not yet parsed; -1: we had no number for it */
 	unsigned int in_fd_count;
 };
 

@@ -106,6 +106,7 @@ int shm_key_pack(struct xp_reg *xreg, struct xp_peer *peer, void *buf, size_t si
 struct grant {
 	struct memory *memory; /* a reference */
 	int fd;		       /* owned, -1: none */
+	int fd_errno;	       /* why there is none; 0: it has none */
 };
 
 static int reg_grant(struct shm *shm, uint64_t id, const uint8_t nonce[16],
@@ -120,6 +121,7 @@ static int reg_grant(struct shm *shm, uint64_t id, const uint8_t nonce[16],
 			continue;
 		grant_p->memory = memory_ref(reg->base.memory);
 		grant_p->fd = reg->ro_fd < 0 ? -1 : fcntl(reg->ro_fd, F_DUPFD_CLOEXEC, 3);
+		grant_p->fd_errno = reg->ro_fd >= 0 && grant_p->fd < 0 ? errno : 0;
 		r = 0;
 		break;
 	}
@@ -257,7 +259,9 @@ int shm_on_key_ask(struct shm_peer *peer, const struct shm_frame *f, struct curs
 	struct err err;
 	int r = reg_grant(peer->shm, reg_id, nonce, &grant);
 
-	if (r == 0 && grant.fd < 0)
+	if (r == 0 && grant.fd_errno)
+		r = err_raise_errno(grant.fd_errno, "shm: duplicating the memory's fd");
+	else if (r == 0 && grant.fd < 0)
 		r = err_raise(ERR_IMPORT, "shm: the memory's file cannot be passed");
 	if (r < 0) {
 		err_take(&err);
@@ -272,6 +276,7 @@ int shm_on_key_ask(struct shm_peer *peer, const struct shm_frame *f, struct curs
 						   .body = body,
 						   .body_len = sizeof(body),
 						   .fd = grant.fd});
+		grant.fd = -1; /* given away */
 	}
 	mem_closep(&grant.fd);
 	if (grant.memory)
@@ -368,14 +373,18 @@ int shm_on_key_give(struct shm_peer *peer, const struct shm_frame *f, struct cur
 		key_free(key);
 		return 0;
 	}
-	if (length != key->length) {
+	if (key->fd < 0 || length != key->length) {
 		struct err err;
 
+		if (key->fd < 0)
+			err_set(&err, ERR_LIMIT, "shm: no file descriptor left for the "
+				"peer's memory");
+		else
+			err_set(&err, ERR_RANGE,
+				"shm: the key was for %ju bytes, the file for %ju",
+				(uintmax_t)key->length, (uintmax_t)length);
 		mem_closep(&key->fd);
 		key->fd = -1;
-		err_set(&err, ERR_RANGE,
-			"shm: the key was for %ju bytes, the file for %ju",
-			(uintmax_t)key->length, (uintmax_t)length);
 		key_tell(key, &err);
 		return 0;
 	}

@@ -242,8 +242,7 @@ static void ring_made(struct offload_job *job)
 						   .body = body,
 						   .body_len = sizeof(body),
 						   .fd = ring->fd});
-		mem_closep(&ring->fd);
-		ring->fd = -1;
+		ring->fd = -1; /* given away */
 		snprintf(peer->base.path, sizeof(peer->base.path), "memfd + bounce ring");
 		tx_pump(peer);
 	}

@@ -66,7 +66,8 @@ void shm_wire_fini(struct shm_wire *wire)
 	for (unsigned int i = 0; i < wire->out_fd_count; i++)
 		close(wire->out_fds[i].fd);
 	for (unsigned int i = 0; i < wire->in_fd_count; i++)
-		close(wire->in_fds[i]);
+		if (wire->in_fds[i] >= 0)
+			close(wire->in_fds[i]);
 	mem_free(wire->out);
 	mem_free(wire->in);
 	shm_wire_init(wire);
@@ -114,15 +115,12 @@ static int out_reserve(struct shm_wire *wire, size_t more)
 
 static int out_add_fd(struct shm_wire *wire, int fd)
 {
-	int own;
-
-	if (wire->out_fd_count == ARRAY_LEN(wire->out_fds))
+	if (wire->out_fd_count == ARRAY_LEN(wire->out_fds)) {
+		close(fd);
 		return err_raise(ERR_PROTO, "the peer asks for more than %u fds at once",
 				 SHM_KEYS_ASKED);
-	own = fcntl(fd, F_DUPFD_CLOEXEC, 3);
-	if (own < 0)
-		return err_raise_errno(errno, "duplicating an fd for the peer");
-	wire->out_fds[wire->out_fd_count].fd = own;
+	}
+	wire->out_fds[wire->out_fd_count].fd = fd;
 	wire->out_fds[wire->out_fd_count].pos = wire->out_len;
 	wire->out_fd_count++;
 	return 0;
@@ -135,11 +133,18 @@ void shm_send(struct shm_peer *peer, const struct shm_frame *f)
 	struct cursor c;
 	int r;
 
-	if (peer->state != SHM_PEER_READY && peer->state != SHM_PEER_GREETING)
+	if (peer->state != SHM_PEER_READY && peer->state != SHM_PEER_GREETING) {
+		if (rows[f->type].fd)
+			close(f->fd);
 		return;
+	}
 	r = out_reserve(wire, len);
-	if (r == 0 && rows[f->type].fd)
-		r = out_add_fd(wire, f->fd);
+	if (rows[f->type].fd) {
+		if (r == 0)
+			r = out_add_fd(wire, f->fd);
+		else
+			close(f->fd);
+	}
 	if (r < 0) {
 		shm_peer_fail(peer);
 		return;
@@ -450,7 +455,12 @@ static int in_take_fds(struct shm_wire *wire, struct msghdr *msg)
 			}
 		}
 	}
-	if (r < 0 || (msg->msg_flags & MSG_CTRUNC))
+	/* cut short before our array was full: this process has no fd left. The frame
+	 * is told so, the line goes on. */
+	if (r == 0 && (msg->msg_flags & MSG_CTRUNC) &&
+	    wire->in_fd_count < ARRAY_LEN(wire->in_fds))
+		wire->in_fds[wire->in_fd_count++] = -1;
+	else if (r < 0 || (msg->msg_flags & MSG_CTRUNC))
 		return err_raise(ERR_PROTO, "shm: more fds than frames carry");
 	return 0;
 }

@@ -368,8 +368,12 @@ static size_t write_lie(struct sim_draw *d, const struct room *room,
 		break;
 	}
 	case WIRE_T_PULL_DONE: {
-		struct wire_pull_done m = {room->number, party->gen, room->gen,
-					   room->lease_epoch, code};
+		struct wire_pull_done m = {.room = room->number,
+					   .pull_gen = party->gen,
+					   .offer_gen = room->gen,
+					   .lease_epoch = room->lease_epoch,
+					   .code = code,
+					   .text = "a lie"};
 
 		wire_pull_done_put(&out, &m);
 		break;

@@ -541,6 +541,39 @@ static void half_open(unsigned int from)
 	assert_non_null(strstr(net.n[from].why.text, "missed 4 pings"));
 }
 
+/* TCP without ACKs: a little more comes back, then nothing, no BYE either. Who is
+ * heard by nobody learns it by the pings that nobody answers. */
+static void half_open_line_that_dries_up_is_learnt_in_time(void **state)
+{
+	struct mem_path cut = {.delay_ns = PEERNET_DELAY_NS, .cut = true};
+	uint64_t begin_ns;
+
+	(void)state;
+	peernet_join();
+	peernet_run(LOOP_NS_PER_S);
+	mem_hub_set_path(net.hub, peernet_endpoint(0), peernet_endpoint(1), &cut);
+	begin_ns = loop_now_ns(net.loop);
+	peernet_run(400 * MS);
+	mem_hub_set_path(net.hub, peernet_endpoint(1), peernet_endpoint(0), &cut);
+	peernet_run(600 * MS);
+	assert_int_equal(net.n[0].downs, 1);
+	assert_true(net.n[0].down_ns - begin_ns < 950 * MS);
+	assert_non_null(strstr(net.n[0].why.text, "missed 4 pings (answered none"));
+}
+
+/* An answer may take longer than the next ping: that is no silence. */
+static void slow_line_is_not_dead(void **state)
+{
+	struct mem_path slow = {.delay_ns = 250 * MS};
+
+	(void)state;
+	peernet_join();
+	for (unsigned int i = 0; i < 2; i++)
+		mem_hub_set_path(net.hub, peernet_endpoint(i), peernet_endpoint(1 - i), &slow);
+	peernet_run(20 * LOOP_NS_PER_S);
+	assert_int_equal(net.n[0].downs + net.n[1].downs, 0);
+}
+
 static void half_open_line_out_is_learnt_by_both(void **state)
 {
 	(void)state;
@@ -829,6 +862,8 @@ int main(void)
 		TEST(partition_is_learnt_by_both_and_heals),
 		TEST(restart_takes_the_old_instance_down_first),
 		TEST(half_open_line_out_is_learnt_by_both),
+		TEST(half_open_line_that_dries_up_is_learnt_in_time),
+		TEST(slow_line_is_not_dead),
 		TEST(half_open_line_in_is_learnt_by_both),
 		TEST(restart_is_found_by_redialling),
 		TEST(restart_is_found_when_the_line_connects_again),

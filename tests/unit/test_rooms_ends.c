@@ -254,6 +254,59 @@ static void offer_that_nobody_takes_ends_with_its_lease(void **state)
 	said(why(p, 1, ROOM_PULL, 6), ERR_LEASE, "the lease of 600 ms ended");
 }
 
+static void open_offer(struct trio *p, uint64_t number, unsigned int pullers)
+{
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.open','room':'%llu','role':'offer','pool':%llu,"
+		   "'receivers':%u,'views':{'kv':{'pages':[3]}}}",
+		   (unsigned long long)number, (unsigned long long)p->dst.pool, pullers);
+}
+
+static void open_pull(struct trio *p, struct session *engine, const struct cache *cache,
+		      uint64_t number, bool held)
+{
+	char wait[96] = "";
+
+	if (held)
+		snprintf(wait, sizeof(wait),
+			 ",'wait':{'kind':'seq','region':%llu,'offset':0,'value':'%llu'}",
+			 (unsigned long long)cache->region, (unsigned long long)UINT64_MAX);
+	cluster_ok(&p->c, engine,
+		   "{'cmd':'room.open','room':'%llu','role':'pull','pool':%llu,'sources':['%s'],"
+		   "'views':{'kv':{'pages':[7]}}%s}",
+		   (unsigned long long)number, (unsigned long long)cache->pool,
+		   p->c.nodes[1].endpoint, wait);
+}
+
+/* It has its bytes and the offer's word for it: nobody needs it any more. */
+static void puller_that_is_done_may_leave(void **state)
+{
+	struct trio *p = *state;
+
+	open_offer(p, 40, 2);
+	open_pull(p, p->prefill, &p->src, 40, false);
+	cluster_until_state(&p->c, p->prefill, "pull", 40, KVD_SUCCESS);
+	cluster_engine_dies(&p->c, p->prefill);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	open_pull(p, p->other, &p->third, 40, false);
+	cluster_until_state(&p->c, p->other, "pull", 40, KVD_SUCCESS);
+	cluster_until_state(&p->c, p->decode, "offer", 40, KVD_SUCCESS);
+}
+
+static void puller_that_gives_up_is_named(void **state)
+{
+	struct trio *p = *state;
+
+	open_offer(p, 41, 1);
+	open_pull(p, p->prefill, &p->src, 41, true);
+	cluster_until_state(&p->c, p->prefill, "pull", 41, KVD_WAITING_FOR_INPUT);
+	cluster_run(&p->c, 100 * MS); /* the offer has answered */
+	cluster_engine_dies(&p->c, p->prefill);
+	cluster_until_state(&p->c, p->decode, "offer", 41, KVD_FAILED);
+	said(why(p, 1, ROOM_OFFER, 41), ERR_SESSION, "peer tcp://10.0.0.1:7400 instance ");
+	said(why(p, 1, ROOM_OFFER, 41), ERR_SESSION, "'prefill'");
+}
+
 /* An offer of this lease, as if the prefill daemon had sent it. */
 static void forge_offer(struct trio *p, struct room *room, uint64_t lease_ms)
 {
@@ -487,6 +540,8 @@ int main(void)
 		CASE(source_engine_that_dies_before_it_knows_us_is_retryable),
 		CASE(source_that_is_not_there_is_named),
 		CASE(offer_that_nobody_takes_ends_with_its_lease),
+		CASE(puller_that_is_done_may_leave),
+		CASE(puller_that_gives_up_is_named),
 		CASE(offer_with_an_absurd_lease_makes_no_storm_of_beats),
 		CASE(stuck_transfer_is_a_stall_and_a_slow_one_is_not),
 		CASE(fence_not_proven_in_time_cuts_the_peer),

@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "tests/lib/shm_duo.h"
@@ -87,6 +88,42 @@ static void key_dropped_early_is_freed(void **state)
 		for (size_t i = 1; i < ARRAY_LEN(keys); i += 2)
 			shm_transport.key_drop(keys[i]);
 	}
+	duo_shared_free(&s);
+	duo_end(t);
+}
+
+/* No file descriptor is left for a while: that costs the key, not the peer. */
+static void key_without_descriptors_fails_alone(void **state)
+{
+	struct duo *t = duo_pair();
+	struct rlimit before, none;
+	struct xp_key *key = NULL;
+	struct duo_shared s;
+	uint8_t packed[XP_KEY_MAX];
+	size_t len = 0;
+	unsigned int ok;
+	int next;
+
+	(void)state;
+	duo_shared_new(&s, &t->a, &t->b, 1 * DUO_MIB, false);
+	assert_int_equal(
+		shm_transport.key_pack(s.reg, t->a.peer, packed, sizeof(packed), &len), 0);
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+	next = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	assert_true(next >= 0);
+	close(next);
+	none = (struct rlimit){(rlim_t)next, before.rlim_max};
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+	assert_int_equal(shm_transport.key_unpack(t->b.peer, packed, len, NULL, &key), 0);
+	DUO_WAIT(t, t->b.keys_bad == 1);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+	assert_int_equal(t->b.key_err.code, ERR_LIMIT);
+	shm_transport.key_drop(key);
+	ok = t->b.keys_ok;
+	assert_int_equal(shm_transport.key_unpack(t->b.peer, packed, len, NULL, &key), 0);
+	DUO_WAIT(t, t->b.keys_ok == ok + 1);
+	assert_int_equal(t->a.lost + t->b.lost, 0);
+	shm_transport.key_drop(key);
 	duo_shared_free(&s);
 	duo_end(t);
 }
@@ -186,6 +223,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(key_of_a_gone_registration_is_refused),
 		cmocka_unit_test(key_dropped_early_is_freed),
+		cmocka_unit_test(key_without_descriptors_fails_alone),
 		cmocka_unit_test(peer_memory_is_mapped_read_only),
 		cmocka_unit_test(peer_memory_with_holes_is_not_mapped),
 		cmocka_unit_test(write_before_its_key_is_usable_is_staged),

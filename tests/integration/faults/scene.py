@@ -12,7 +12,7 @@ WORD = 1  # passed by Scene.pass_word
 PUSH = {
     "receiver-alone": ("open_d bind_d told_d", "open_s ready send_all"),
     "sender-alone": ("open_s", "open_d bind_d ready send_all"),
-    "unbound": ("open_d open_s", "bind_d ready send_all"),
+    "unbound": ("open_d open_s asks_d", "bind_d ready send_all"),
     "waiting": ("open_d bind_d open_s ready known", "send_all"),
     "word": ("open_d bind_d open_s ready known send_first_word", "pass_word send_second"),
     "between": ("open_d bind_d open_s ready known send_first landed", "send_second"),
@@ -105,6 +105,7 @@ class Scene:
         self.world.until(lambda: self.d.show()["peers"][0]["told"], "nothing is told")
 
     def asks_d(self):
+        """It was told that its source is there."""
         self.d.until(WAITING)
 
     def send_all(self):

@@ -58,6 +58,14 @@ def transports():
     return [t for t in ("shm", "ucx", "tcp") if t in words]
 
 
+def mounts_of_our_own():
+    """What is mounted from here on is seen by our children only, and goes with us."""
+    new_namespace, recursive_private = 0x20000, 0x4000 | 1 << 18
+    if LIBC.unshare(new_namespace) or \
+            LIBC.mount(b"none", b"/", None, recursive_private, None):
+        raise OSError(ctypes.get_errno(), "a mount namespace")
+
+
 def die_with_parent():
     LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
