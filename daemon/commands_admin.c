@@ -97,7 +97,9 @@ static bool add_transport(cJSON *list, const struct transport *transport)
 	return json && cJSON_AddItemToArray(list, json) &&
 	       cJSON_AddStringToObject(json, "name", transport->ops->name) &&
 	       cJSON_AddBoolToObject(json, "rdma", transport->caps & XP_CAP_RDMA) &&
-	       cJSON_AddBoolToObject(json, "staged", transport->caps & XP_CAP_STAGED);
+	       cJSON_AddBoolToObject(json, "staged", transport->caps & XP_CAP_STAGED) &&
+	       (!transport->about[0] ||
+		cJSON_AddStringToObject(json, "about", transport->about));
 }
 
 static bool add_transport_list(cJSON *result, const struct kvd *kvd)

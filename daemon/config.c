@@ -483,6 +483,7 @@ static void resolve_transports(struct load *load)
 
 	if (words->count != 1 || strcmp(words->word[0], "auto") != 0)
 		return;
+	config->transports_auto = true;
 	words->count = 0;
 	for (const char *const *name = load->source->transports;
 	     *name && words->count < SETTING_WORDS_MAX; name++) {

@@ -66,6 +66,7 @@ struct config {
 
 	/* [transport] */
 	struct setting_words transports; /* in order; all are built in */
+	bool transports_auto; /* nobody named them. Not an option. */
 	struct setting_words require;	/* names or the class "rdma"; empty = any */
 	char ucx_library[CONFIG_PATH_BYTES]; /* "" = the loader's libucp.so.0 */
 	char ucx_net_devices[CONFIG_ENDPOINT_BYTES]; /* "" = the one of `listen` */
@@ -74,6 +75,11 @@ struct config {
 	uint32_t tcp_streams, tcp_threads;	/* >= 1 */
 	uint64_t tcp_buffer_bytes;		/* 0 = the kernel's choice */
 	uint32_t tcp_verify;			/* enum tcp_verify */
+	char verbs_rails[CONFIG_ENDPOINT_BYTES]; /* "" = the port of `listen` */
+	uint32_t verbs_qps;	      /* queue pairs a peer and rail */
+	uint32_t verbs_ack_timeout;   /* 4.096 us << this */
+	uint32_t verbs_retries;	      /* 0 … 7 */
+	uint32_t verbs_traffic_class; /* the IP header's; 0 = the system's */
 	uint32_t copy_threads; /* >= 1 */
 	uint32_t host_copy_threads; /* >= 1; of all daemons in run_dir */
 	uint64_t slice_bytes;

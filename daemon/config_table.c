@@ -172,6 +172,24 @@ static const struct setting options[] = {
 	 .words = verify_words,
 	 .help = "Checksum of every frame of bytes over tcp, when either side wants one: "
 		 "crc32c or xxh3. TCP's own has 16 bits."},
+	{"transport", "verbs_rails", SETTING_TEXT, FIELD(verbs_rails), .preset = "",
+	 .help = "RDMA ports for verbs, in order: device, device:port, interface or address. "
+		 "Empty: the one that has the address of listen; all, where that is a "
+		 "wildcard."},
+	{"transport", "verbs_qps", SETTING_COUNT, FIELD(verbs_qps), .preset = "2", .min = 1,
+	 .max = 8,
+	 .help = "Queue pairs to each peer on each rail. Large rooms go over all of them."},
+	{"transport", "verbs_ack_timeout", SETTING_COUNT, FIELD(verbs_ack_timeout),
+	 .preset = "14", .min = 8, .max = 22,
+	 .help = "An adapter sends again what was not acknowledged after 4.096 us << this "
+		 "(14: 67 ms)."},
+	{"transport", "verbs_retries", SETTING_COUNT, FIELD(verbs_retries), .preset = "7",
+	 .min = 0, .max = 7,
+	 .help = "How often; then the peer is lost (with both presets: after half a "
+		 "second)."},
+	{"transport", "verbs_traffic_class", SETTING_COUNT, FIELD(verbs_traffic_class),
+	 .preset = "0", .min = 0, .max = 255,
+	 .help = "Traffic class (DSCP and ECN bits) of RoCE packets. 0: the system's."},
 	{"transport", "copy_threads", SETTING_AUTO_COUNT, FIELD(copy_threads),
 	 .preset = "auto", .min = 1, .max = THREADS_MAX,
 	 .help = "Threads that copy engine memory. auto: half the cores, 1 to 8."},

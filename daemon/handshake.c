@@ -321,8 +321,13 @@ static int open_transports(struct handshake *hs)
 			r = ops->open(&env, &callbacks, &t);
 		if (r < 0) {
 			err_take(&hs->transports_why);
-			log_warn("transport", names->word[i], "not usable", "why=\"%s\"",
-				 hs->transports_why.text);
+			/* nobody asked for it by name: then it is no news */
+			if (kvd->config->transports_auto)
+				log_info("transport", names->word[i], "not usable",
+					 "why=\"%s\"", hs->transports_why.text);
+			else
+				log_warn("transport", names->word[i], "not usable",
+					 "why=\"%s\"", hs->transports_why.text);
 			continue;
 		}
 		kvd->transports[kvd->transport_count++] = t;

@@ -19,6 +19,8 @@ libc6-dev	header:stdio.h
 libev-dev	header:ev.h
 libzmq3-dev	header:zmq.h
 libucx-dev	header:ucp/api/ucp.h
+libibverbs-dev	header:infiniband/verbs.h
+librdmacm-dev	header:rdma/rdma_cma.h
 libcjson-dev	header:cjson/cJSON.h
 libinih-dev	header:ini.h
 libxxhash-dev	header:xxhash.h

@@ -7,9 +7,11 @@
 #include "daemon/transport/shm.h"
 #include "daemon/transport/tcp.h"
 #include "daemon/transport/ucx.h"
+#include "daemon/transport/verbs.h"
 
 const struct transport_ops *const transport_table[] = {
 	&shm_transport,
+	&verbs_transport,
 	&ucx_transport,
 	&tcp_transport,
 	NULL,

@@ -226,6 +226,7 @@ struct transport {
 	uint32_t caps;
 	uint8_t address[XP_ADDRESS_MAX]; /* goes into HELLO/WELCOME */
 	size_t address_len;
+	char about[512]; /* for `health`: devices and why these; may be empty */
 };
 
 /* Built-in backends, NULL-terminated, in default order of preference. */

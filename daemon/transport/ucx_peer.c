@@ -402,6 +402,9 @@ static void on_timer(struct loop_timer *timer)
 		watch_hello(peer, now);
 		watch_transfers(peer, now);
 	} else if (sm_state(&peer->sm) == UCX_PEER_FLUSHING) {
+		/* the timer may have run for an earlier deadline */
+		if (now < peer->flush_deadline_ns)
+			ucx_peer_watch(peer, peer->flush_deadline_ns);
 		ucx_peer_kick(peer);
 	} else if (sm_state(&peer->sm) == UCX_PEER_ENDING) {
 		nudge(peer, now);

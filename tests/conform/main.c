@@ -38,6 +38,7 @@ struct score {
 
 struct options {
 	const char *backend, *filter;
+	unsigned int seconds; /* a backend may take; 0: the default */
 	uint64_t seed;
 	enum fake_bug bug;
 	bool quiet; /* only the score */
@@ -331,7 +332,7 @@ static int run_one(const char *name)
 		signal(SIGPIPE, SIG_IGN);
 		if (memory_guard_install() < 0)
 			return 2;
-		alarm(BACKEND_SECONDS);
+		alarm(options.seconds ? options.seconds : BACKEND_SECONDS);
 		backend_run(backend);
 		return score_say();
 	}
@@ -461,6 +462,8 @@ static void parse(int argc, char **argv)
 			options.filter = value;
 		else if (strcmp(argv[i], "--seed") == 0)
 			options.seed = strtoull(value, NULL, 0);
+		else if (strcmp(argv[i], "--seconds") == 0)
+			options.seconds = (unsigned int)strtoul(value, NULL, 0);
 		else if (strcmp(argv[i], "--bug") == 0)
 			options.bug = bug_by_name(value);
 		else {

@@ -1,0 +1,429 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * verbs_impl: what the files of the verbs backend know of each other.
+ *
+ *   verbs.c       probe, open, close, progress; the table of operations
+ *   verbs_dev.c   devices and rails: found, opened, explained
+ *   verbs_reg.c   registered memory, keys, and a transfer's tables of them
+ *   verbs_cm.c    the connection manager: dial, accept, refuse
+ *   verbs_qp.c    a queue pair: queues, completions, its death
+ *   verbs_event.c what an adapter reports, in words and with a scope
+ *   verbs_frame.c frames over queue pair 0: credits, order, pieces of headers
+ *   verbs_peer.c  a connection: ready, lost, closed
+ *   verbs_xfer.c  a transfer's life on either side
+ *   verbs_post.c  plans become chains of work requests
+ *   verbs_wire, verbs_lib: parts without an own view of this
+ *
+ * Everything but registration is on the loop's thread. Completions and events
+ * change state and kick the peer; what calls up into the daemon happens in
+ * verbs_peer_step() only (on_request: when its frame is taken, there too).
+ */
+#ifndef KVD_TRANSPORT_VERBS_IMPL_H
+#define KVD_TRANSPORT_VERBS_IMPL_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/base/idmap.h"
+#include "daemon/base/list.h"
+#include "daemon/base/sm.h"
+#include "daemon/loop.h"
+#include "daemon/offload.h"
+#include "daemon/transport/transport.h"
+#include "daemon/transport/verbs.h"
+#include "daemon/transport/verbs_lib.h"
+#include "daemon/transport/verbs_wire.h"
+
+#define VERBS_MSG_BYTES 4096u	 /* a frame and what is behind it */
+#define VERBS_DEPTH 64u		 /* receives for frames a peer */
+#define VERBS_SEND_BUFFERS 32u	 /* frames on their way out a peer */
+#define VERBS_SQ_DEPTH 512u	 /* work requests a queue pair */
+#define VERBS_CHAIN_WRS 32u	 /* under one doorbell */
+#define VERBS_CHAIN_BYTES (1u << 20)
+#define VERBS_SGE_MAX 30u
+#define VERBS_INLINE_MAX 128u
+#define VERBS_SPREAD_BYTES (4u << 20) /* from here on over all queue pairs */
+#define VERBS_HEADERS_MAX (16u << 20) /* bytes of a peer's unfinished requests */
+
+struct verbs_device {
+	struct verbs_transport *transport;
+	struct ibv_context *context; /* librdmacm's */
+	struct ibv_pd *pd;
+	struct ibv_comp_channel *channel;
+	struct loop_fd cq_watch, async_watch;
+	struct ibv_device_attr attr;
+	uint32_t index;
+	bool fatal; /* gone until the daemon starts again */
+	char name[32];
+};
+
+struct verbs_rail {
+	struct verbs_device *device;
+	struct rdma_cm_id *listener;
+	struct sockaddr_storage address; /* with the port it listens on */
+	uint32_t index;
+	uint8_t port;
+	bool down;	/* the port has said so */
+	char name[40]; /* "mlx5_0:1" */
+	char text[192]; /* address, GID, MTU, link, NUMA node, and why these */
+};
+
+struct verbs_chain { /* work requests being built */
+	struct ibv_send_wr wr[VERBS_CHAIN_WRS];
+	struct ibv_sge sge[VERBS_CHAIN_WRS][VERBS_SGE_MAX];
+	uint32_t count;
+	uint64_t bytes;
+};
+
+struct verbs_stats {
+	uint64_t wrs, doorbells, sges, bytes, inlined, polls, empty_polls;
+};
+
+struct verbs_transport {
+	struct transport base;
+	const struct verbs_lib *lib;
+	struct rdma_event_channel *cm;
+	struct loop_fd cm_watch;
+	struct verbs_device devices[VERBS_RAILS_MAX];
+	struct verbs_rail rails[VERBS_RAILS_MAX];
+	uint32_t device_count, rail_count;
+	struct list peers;  /* verbs_peer.link */
+	struct list ready;  /* verbs_peer.ready_link: something to do */
+	struct list active; /* verbs_qp.active_link: completions may be there */
+	struct loop_defer run;
+	struct strmap tokens; /* token_in -> verbs_peer that waits to be dialled */
+	struct list lingering; /* verbs_linger.link: farewells under way */
+	struct loop_timer linger_timer;
+	uint64_t window_max, fence_ns;
+	uint64_t spin_ns, spin_until_ns; /* how long an empty queue is still polled */
+	uint32_t qps;			 /* wanted on each rail */
+	uint8_t tos, ack_timeout, retries;
+	uint32_t sge_max, wr_bytes;
+	struct verbs_chain chain;
+	struct verbs_stats stats;
+	atomic_uint releasing; /* memories on a helper; close() waits for them */
+};
+
+struct verbs_reg {
+	struct xp_reg_base base;
+	struct ibv_mr *mr[VERBS_RAILS_MAX][VERBS_PIECES_MAX]; /* by device */
+	uint32_t pieces;
+	uint8_t shift;
+	atomic_int refs; /* the owner's, and one for each table that names it */
+	uint64_t id;
+	struct offload_job job; /* the last reference went on the loop */
+};
+
+struct verbs_key {
+	struct xp_key_base base;
+	struct verbs_remote remote;
+	unsigned int refs;
+};
+
+/* ---- queue pairs ---- */
+
+enum verbs_qp_state {
+	VERBS_QP_IDLE,	     /* not dialled; nobody has called */
+	VERBS_QP_CONNECTING, /* the connection manager is at it */
+	VERBS_QP_UP,
+	VERBS_QP_DYING, /* in state ERR; what was posted comes back */
+	VERBS_QP_DEAD,	/* destroyed: nothing of it moves any more */
+};
+
+/* One or more work requests of which the last is signalled. */
+struct verbs_sent {
+	struct verbs_xfer *xfer; /* NULL: a frame */
+	uint32_t wrs;		 /* not accounted for yet */
+	int32_t buffer;		 /* a frame's, -1: none */
+	uint64_t bytes;
+};
+
+struct verbs_qp {
+	struct verbs_peer *peer;
+	struct verbs_rail *rail;
+	uint32_t index; /* 0 carries the frames */
+	struct sm sm;
+	struct rdma_cm_id *id;
+	struct ibv_qp *qp;
+	struct ibv_cq *cq;
+	struct list active_link;
+	/* send queue */
+	struct verbs_sent *sent; /* a ring of sq_depth */
+	uint32_t sent_head, sent_count;
+	uint32_t sq_depth, sq_free, max_inline, max_sge;
+	uint64_t inflight_bytes;
+	/* receive queue */
+	uint32_t rq_depth, rq_posted;
+	bool armed; /* an event will come */
+	bool spinning; /* empty, not armed: looked at again soon */
+	uint64_t die_deadline_ns;
+};
+
+/* ---- peers ---- */
+
+enum verbs_peer_state {
+	VERBS_PEER_OPENING,
+	VERBS_PEER_READY,
+	VERBS_PEER_FLUSHING, /* the farewell leaves, transfers stop */
+	VERBS_PEER_ENDING,   /* queue pairs die, then transfers end */
+	VERBS_PEER_ENDED,    /* nothing is left but peer_close() */
+};
+
+struct verbs_peer {
+	struct xp_peer_base base;
+	struct verbs_transport *transport;
+	struct list link, ready_link;
+	struct sm sm;
+	struct verbs_address address; /* the remote's; dial only */
+	uint8_t token_in[XP_TOKEN_BYTES], token_out[XP_TOKEN_BYTES];
+	char name[40]; /* for the log */
+	struct err err; /* why it is lost */
+	struct err dial_err; /* the last refusal */
+	bool failed;	/* err is set: end it */
+	bool deaf;	/* the peer has said goodbye */
+	bool dial, close_asked, told, waiting; /* waiting: in transport->tokens */
+	void (*on_closed)(void *arg);
+	void *on_closed_arg;
+	struct verbs_qp *qps; /* qp_count */
+	uint32_t qp_count, qps_up;
+	struct loop_timer timer;
+	uint64_t dial_deadline_ns, dial_again_ns, flush_deadline_ns;
+
+	/* frames */
+	uint8_t *buffers;	/* VERBS_DEPTH receives, then VERBS_SEND_BUFFERS */
+	struct ibv_mr *buffer_mr;
+	uint32_t send_free;	/* a bit for each send buffer */
+	uint32_t credits, owed; /* frames we may send; receives to tell of */
+	uint32_t peer_depth;
+	struct list out;	/* verbs_out.link */
+	struct verbs_xfer *assembling; /* its header is on its way in */
+	uint64_t held_bytes;	/* of request headers that the peer makes us keep */
+	uint64_t skip_bytes;	/* of the header of a request without memory */
+	bool bye_out;		/* it has left, or nothing more can */
+
+	/* transfers */
+	struct idmap ops, inbounds; /* by id: ours; the peer's */
+	struct list xfers;	    /* verbs_xfer.link: all */
+	struct list queued;	    /* .queue_link: requests that wait for room */
+	struct list finished;	    /* .queue_link: done is to be told */
+	struct list movers;	    /* .mover_link: have something to post, in turn */
+	struct list ungranted;	    /* .grant_link: inbound WRITEs without a slot */
+	struct verbs_xfer *grants[VERBS_GRANTS];
+	uint16_t generations[VERBS_GRANTS];
+	uint32_t grant_count, grant_next;
+	uint64_t next_id, inbound_high;
+	unsigned int asked;   /* our requests without an answer */
+	uint64_t asked_bytes; /* of their headers */
+
+	/* bytes */
+	uint64_t inflight_bytes, window_bytes;
+	uint64_t rate_begin_ns, rate_bytes;
+	uint64_t progress_ns; /* next PROGRESS frames */
+	uint64_t knock_ns;    /* next look whether the other end is there */
+};
+
+/* A frame on its way out. */
+struct verbs_out {
+	struct list link;
+	struct verbs_frame frame;
+	const uint8_t *payload; /* a request's header, else NULL: text */
+	size_t left;		/* of it */
+	struct verbs_xfer *xfer; /* of the request: it stays until this is out */
+	char text[VERBS_TEXT_MAX];
+};
+
+/* ---- transfers ---- */
+
+struct verbs_place {
+	struct verbs_reg *reg; /* ours … */
+	struct verbs_key *key; /* … or the peer's */
+	uint64_t offset;       /* of the buffer's byte 0 in it */
+};
+
+/* One side's memory of a transfer, as the plan numbers it. */
+struct verbs_places {
+	struct verbs_place *at;
+	uint32_t count;
+};
+
+enum verbs_xfer_state {
+	VERBS_XFER_QUEUED, /* ours: the request waits for room */
+	VERBS_XFER_ASKED,  /* no answer yet */
+	VERBS_XFER_MOVING, /* GO was said */
+	VERBS_XFER_STOPPING, /* err is set; no new bytes */
+	VERBS_XFER_OVER,   /* told, or about to be */
+};
+
+/* What a transfer may have to say, each once. */
+enum verbs_spare {
+	VERBS_SPARE_FIRST, /* REQUEST; GO */
+	VERBS_SPARE_STOP,  /* CANCEL; REVOKE */
+	VERBS_SPARE_LAST,  /* MARK or FIN; DONE */
+	VERBS_SPARES,
+};
+
+struct verbs_xfer {
+	struct xp_inbound in; /* theirs */
+	struct xp_op *op;     /* ours, else NULL */
+	struct verbs_peer *peer;
+	struct list link, queue_link, mover_link, grant_link;
+	struct sm sm;
+	uint64_t id, bytes, digest;
+	enum xp_kind kind;
+	bool asked;	  /* ours: the request is out, an answer must come */
+	bool answered;	  /* ours: it came */
+	bool go;	  /* GO was sent, or came */
+	bool stop_said;	  /* CANCEL or REVOKE was sent, or need not be */
+	bool ended;	  /* the mover's last words (marks, FIN) are out */
+	bool finishing;	  /* in peer->finished */
+	bool fin_came;
+	struct err err;	    /* ERR_OK while all is well */
+	struct err verdict; /* the answer's */
+	uint64_t deadline_ns; /* of STOPPING */
+	unsigned int busy;  /* entries in send queues, requests in `out` */
+	const struct plan *plan;
+	struct verbs_places local, remote;
+	struct verbs_out *spare[VERBS_SPARES]; /* so that words never lack memory */
+	uint8_t *header; /* theirs */
+	uint32_t header_have;	 /* bytes of it */
+	/* mover: who posts work requests */
+	struct plan_walk walk;
+	struct plan_span span; /* cut from the walk, not posted yet */
+	uint64_t posted_bytes, done_bytes, said_bytes;
+	uint32_t used;	 /* queue pairs with bytes of it: bits */
+	uint32_t marked; /* of those: the mark is posted */
+	uint32_t home;	 /* a small one stays there */
+	/* a granted inbound WRITE */
+	uint32_t slot; /* GO's; VERBS_GRANTS: none */
+	uint16_t generation;
+	uint32_t marks; /* that came: bits */
+	uint8_t marks_due;
+	bool marks_aborted;
+};
+
+/* ---- verbs_dev.c ---- */
+/* Finds, opens and listens on the rails. ERR_REQUIRE says why there is none. */
+int verbs_rails_open(struct verbs_transport *transport);
+void verbs_rails_close(struct verbs_transport *transport);
+/* "192.168.1.2" or "[fe80::1]". */
+void verbs_address_text(const struct sockaddr_storage *address, char *buf, size_t size);
+
+/* ---- verbs_reg.c ---- */
+int verbs_mem_reg(struct transport *base, struct memory *memory, struct xp_reg **reg_p);
+void verbs_mem_dereg(struct xp_reg *reg);
+int verbs_key_pack(struct xp_reg *reg, struct xp_peer *peer, void *buf, size_t size,
+		   size_t *len_p);
+int verbs_key_unpack(struct xp_peer *peer, const void *buf, size_t len, void *owner,
+		     struct xp_key **key_p);
+void verbs_key_drop(struct xp_key *key);
+/* References on this side's memories, or on the peer's keys; every buffer that a
+ * run names must be there. */
+int verbs_places_init(struct verbs_places *places, const struct plan *plan,
+		      const struct xp_buffer *buffers, uint32_t count, bool is_src,
+		      const struct verbs_peer *remote_of);
+void verbs_places_fini(struct verbs_places *places); /* idempotent; loop's thread */
+/* Of the places that the plan names on that side: equal at both daemons when they
+ * mean the same registrations. */
+uint64_t verbs_places_digest(const struct verbs_places *places, const struct plan *plan,
+			     bool is_src);
+
+/* ---- verbs_cm.c ---- */
+void verbs_on_cm(struct loop_fd *watch, int events);
+/* Dial every queue pair that is idle. */
+void verbs_dial(struct verbs_peer *peer);
+
+/* The queue pair is gone, but the other side may not have heard it yet: keeps the
+ * id until it has, or LINGER_NS. */
+void verbs_linger(struct verbs_transport *transport, struct rdma_cm_id *id);
+void verbs_on_linger(struct loop_timer *timer);
+void verbs_linger_end(struct verbs_transport *transport); /* all of them, now */
+
+/* ---- verbs_qp.c ---- */
+/* A request of nothing: fails when the other end is not there any more. */
+void verbs_qp_knock(struct verbs_qp *qp);
+void verbs_qp_init(struct verbs_qp *qp, struct verbs_peer *peer, uint32_t index);
+/* Queues and receives, for the connection qp->id. */
+int verbs_qp_make(struct verbs_qp *qp);
+void verbs_qp_up(struct verbs_qp *qp);
+/* Take back a connection that did not come to be. */
+void verbs_qp_reset(struct verbs_qp *qp);
+/* ERR: it takes and gives nothing; what is posted comes back. Idempotent. */
+void verbs_qp_kill(struct verbs_qp *qp);
+/* Destroyed; what did not come back is given back here. */
+void verbs_qp_bury(struct verbs_qp *qp);
+/* Post a chain: `entry` is the account of its last work request. On failure
+ * nothing of the chain is accounted and the queue pair is broken. */
+int verbs_qp_post(struct verbs_qp *qp, struct ibv_send_wr *first, uint32_t count,
+		  const struct verbs_sent *entry);
+int verbs_qp_recv(struct verbs_qp *qp, uint32_t buffer); /* post one */
+/* Completions, at most `budget`; returns how many. */
+unsigned int verbs_qp_poll(struct verbs_qp *qp, unsigned int budget);
+void verbs_qp_activate(struct verbs_qp *qp);
+void verbs_on_cq(struct loop_fd *watch, int events);
+
+/* ---- verbs_event.c ---- */
+void verbs_on_async(struct loop_fd *watch, int events);
+/* A work request failed: what that means, and for whom. */
+void verbs_wc_err(const struct verbs_qp *qp, const struct ibv_wc *wc, struct err *err_p);
+
+/* ---- verbs_frame.c ---- */
+struct verbs_out *verbs_out_new(void); /* NULL: raised */
+/* Queues and owns `out`; `err`'s words go behind it. */
+void verbs_send(struct verbs_peer *peer, struct verbs_out *out,
+		const struct verbs_frame *frame, const struct err *err);
+void verbs_send_request(struct verbs_peer *peer, struct verbs_out *out,
+			const struct verbs_frame *frame, struct verbs_xfer *xfer);
+void verbs_frame_pump(struct verbs_peer *peer);
+void verbs_frame_in(struct verbs_peer *peer, uint32_t buffer, uint32_t len);
+void verbs_frames_drop(struct verbs_peer *peer);
+
+/* ---- verbs_peer.c ---- */
+int verbs_peer_open(struct transport *base, const struct xp_peer_args *args,
+		    struct xp_peer **peer_p);
+void verbs_peer_close(struct xp_peer *base, void (*on_closed)(void *arg), void *arg);
+static inline bool verbs_peer_live(const struct verbs_peer *peer)
+{
+	return !peer->failed && sm_state(&peer->sm) <= VERBS_PEER_READY;
+}
+/* No queue pair of it can move a byte any more. */
+bool verbs_peer_quiet(const struct verbs_peer *peer);
+/* Ends the peer, later. The first fault counts. */
+void verbs_peer_fail(struct verbs_peer *peer, const struct err *err);
+void verbs_peer_fail_last(struct verbs_peer *peer); /* with err_last() */
+void verbs_peer_kick(struct verbs_peer *peer);
+void verbs_peer_step(struct verbs_peer *peer); /* may free it */
+void verbs_peer_watch(struct verbs_peer *peer, uint64_t deadline_ns);
+void verbs_peer_bye(struct verbs_peer *peer, const struct err *err); /* it came */
+
+/* ---- verbs_xfer.c ---- */
+int verbs_post(struct xp_peer *base, struct xp_op *op);
+void verbs_land(struct xp_inbound *in, const struct xp_sides *sides,
+		const struct err *err);
+void verbs_cancel(struct xp_op *op, const struct err *why);
+void verbs_revoke(struct xp_inbound *in, const struct err *why);
+/* A frame that concerns a transfer. */
+int verbs_xfer_frame(struct verbs_peer *peer, const struct verbs_frame *frame,
+		     const uint8_t *payload);
+int verbs_xfer_mark(struct verbs_peer *peer, const struct verbs_qp *qp,
+		    const struct verbs_mark *mark);
+void verbs_xfer_stop(struct verbs_xfer *xfer, const struct err *err);
+/* Something of it ended: see what follows. */
+void verbs_xfer_check(struct verbs_xfer *xfer);
+void verbs_xfer_tell(struct verbs_xfer *xfer); /* out of peer->finished; frees it */
+void verbs_xfer_pump(struct verbs_peer *peer); /* send queued requests */
+void verbs_xfer_progress(struct verbs_peer *peer); /* tell how far movers are */
+void verbs_xfer_drop_partial(struct verbs_peer *peer); /* a request not whole yet */
+void verbs_xfer_grant(struct verbs_peer *peer); /* slots to who waits for one */
+
+/* ---- verbs_post.c ---- */
+void verbs_move_start(struct verbs_xfer *xfer);
+/* Post what fits, of each mover in turn. */
+void verbs_move_pump(struct verbs_peer *peer);
+static inline bool verbs_is_mover(const struct verbs_xfer *xfer)
+{
+	return xfer->op != NULL; /* who asks posts: writes, or reads */
+}
+
+#endif
