@@ -54,18 +54,13 @@ void verbs_address_text(const struct sockaddr_storage *address, char *buf, size_
 
 /* ---- what a port is like, for people ---- */
 
-static void sysfs_line(char *buf, size_t size, const char *fmt, const char *device,
-		       unsigned int a, unsigned int b)
+static void sysfs_line(char *buf, size_t size, const char *device, const char *file)
 {
 	char path[160];
 	FILE *in;
 
 	snprintf(buf, size, "?");
-	/* the formats are this file's own */
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wformat-nonliteral"
-	snprintf(path, sizeof(path), fmt, device, a, b);
-#pragma GCC diagnostic pop
+	snprintf(path, sizeof(path), "/sys/class/infiniband/%s/%s", device, file);
 	in = fopen(path, "re");
 	if (!in)
 		return;
@@ -92,6 +87,7 @@ static bool gid_is(const union ibv_gid *gid, const struct sockaddr_storage *addr
 static int gid_index(const struct verbs_rail *rail, int count, char *type, size_t size)
 {
 	const struct verbs_lib *lib = rail->device->transport->lib;
+	char file[64];
 	int found = -1;
 
 	snprintf(type, size, "no GID");
@@ -102,8 +98,8 @@ static int gid_index(const struct verbs_rail *rail, int count, char *type, size_
 		    !gid_is(&gid, &rail->address))
 			continue;
 		found = i;
-		sysfs_line(type, size, "/sys/class/infiniband/%s/ports/%u/gid_attrs/types/%u",
-			   rail->device->name, rail->port, (unsigned int)i);
+		snprintf(file, sizeof(file), "ports/%u/gid_attrs/types/%d", rail->port, i);
+		sysfs_line(type, size, rail->device->name, file);
 		if (strstr(type, "v2"))
 			break;
 	}
@@ -114,17 +110,16 @@ static void describe(struct verbs_rail *rail)
 {
 	struct verbs_device *device = rail->device;
 	struct ibv_port_attr attr = {0};
-	char address[64], type[24], rate[40], node[16];
+	char address[64], type[24], rate[40], node[16], file[32];
 	int gid;
 
 	device->transport->lib->query_port(device->context, rail->port, &attr);
 	rail->down = attr.state != IBV_PORT_ACTIVE;
 	gid = gid_index(rail, attr.gid_tbl_len, type, sizeof(type));
 	verbs_address_text(&rail->address, address, sizeof(address));
-	sysfs_line(rate, sizeof(rate), "/sys/class/infiniband/%s/ports/%u/rate",
-		   device->name, rail->port, 0);
-	sysfs_line(node, sizeof(node), "/sys/class/infiniband/%s/device/numa_node",
-		   device->name, 0, 0);
+	snprintf(file, sizeof(file), "ports/%u/rate", rail->port);
+	sysfs_line(rate, sizeof(rate), device->name, file);
+	sysfs_line(node, sizeof(node), device->name, "device/numa_node");
 	snprintf(rail->text, sizeof(rail->text),
 		 "%.20s:%u %.40s gid %d (%.12s) mtu %u %.24s node %.4s%s", device->name,
 		 rail->port, address, gid, type, 128u << attr.active_mtu, rate, node,
