@@ -3,9 +3,7 @@
  * Lists are kept as they came: an engine that names a grid by one strided entry
  * pays for one entry here, on the wire and at every resolution; one that names
  * a million rows pays for a million entries once, and for indices afterwards.
- *
- * Every entry must lie in one region as a whole. Which region: the innermost
- * that holds it, so that a sub-range registered on its own wins.
+ * Where they lie: daemon/search.c.
  */
 #include "daemon/dlist.h"
 
@@ -14,13 +12,13 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/region.h"
-#include "daemon/session.h"
+#include "daemon/search.h"
 
 #define INDEX_ALL UINT32_MAX
+#define GRID_MIN 8u /* rows: fewer are not worth looking for them by binary search */
 
 /* Bytes from the first row's begin to the last row's end. */
-static int entry_span(const struct dlist_entry *e, uint32_t i, uint64_t *span_p)
+int dlist_entry_span(const struct dlist_entry *e, uint32_t i, uint64_t *span_p)
 {
 	uint64_t span, end;
 
@@ -39,47 +37,91 @@ static int entry_span(const struct dlist_entry *e, uint32_t i, uint64_t *span_p)
 	return 0;
 }
 
-static int count_descs(struct dlist *dlist)
+int dlist_begin(uint32_t entry_count, uint64_t gid, struct dlist **dlist_p)
 {
-	for (uint32_t i = 0; i < dlist->entry_count; i++) {
-		const struct dlist_entry *e = &dlist->entries[i];
-		uint64_t span;
-		int r = entry_span(e, i, &span);
+	struct dlist *dlist = mem_zalloc(sizeof(*dlist));
 
-		if (r < 0)
-			return err_pass(r);
-		dlist->first[i] = dlist->descs;
-		if (e->count > DLIST_DESCS_MAX || dlist->descs > DLIST_DESCS_MAX - e->count)
-			return err_raise(ERR_LIMIT, "descs[%u]: more than %llu descriptors",
-					 i, (unsigned long long)DLIST_DESCS_MAX);
-		dlist->descs += e->count;
+	if (!dlist)
+		return err_pass(-ENOMEM);
+	dlist->gid = gid;
+	dlist->entry_count = entry_count;
+	dlist->entries = mem_calloc(entry_count, sizeof(*dlist->entries));
+	dlist->first = mem_calloc((size_t)entry_count + 1, sizeof(*dlist->first));
+	if (!dlist->entries || !dlist->first) {
+		dlist_free(dlist);
+		return err_pass(-ENOMEM);
 	}
-	dlist->first[dlist->entry_count] = dlist->descs;
+	*dlist_p = dlist;
+	return 0;
+}
+
+int dlist_put(struct dlist *dlist, uint32_t i, const struct dlist_entry *e)
+{
+	uint64_t span;
+	int r = dlist_entry_span(e, i, &span);
+
+	assert(i < dlist->entry_count);
+	if (r < 0)
+		return err_pass(r);
+	if (e->count > DLIST_DESCS_MAX || dlist->descs > DLIST_DESCS_MAX - e->count)
+		return err_raise(ERR_LIMIT, "descs[%u]: more than %llu descriptors", i,
+				 (unsigned long long)DLIST_DESCS_MAX);
+	dlist->entries[i] = *e;
+	dlist->first[i] = dlist->descs;
+	dlist->descs += e->count;
+	dlist->first[i + 1] = dlist->descs;
 	return 0;
 }
 
 int dlist_new(struct dlist_entry *entries, uint32_t entry_count, uint64_t gid,
 	      struct dlist **dlist_p)
 {
-	struct dlist *dlist = mem_zalloc(sizeof(*dlist));
-	int r = -ENOMEM;
+	struct dlist *dlist = NULL;
+	int r = dlist_begin(entry_count, gid, &dlist);
 
-	if (!dlist) {
-		mem_free(entries);
-		return err_pass(r);
-	}
-	dlist->gid = gid;
-	dlist->entries = entries;
-	dlist->entry_count = entry_count;
-	dlist->first = mem_calloc((size_t)entry_count + 1, sizeof(*dlist->first));
-	if (dlist->first)
-		r = count_descs(dlist);
+	for (uint32_t i = 0; r >= 0 && i < entry_count; i++)
+		r = dlist_put(dlist, i, &entries[i]);
+	mem_free(entries);
 	if (r < 0) {
 		dlist_free(dlist);
 		return err_pass(r);
 	}
 	*dlist_p = dlist;
 	return 0;
+}
+
+/* How many rows from the first on lie in one grid. */
+static uint32_t grid_rows(const struct dlist_entry *e, uint32_t count, uint64_t *stride_p)
+{
+	uint64_t stride;
+	uint32_t n = 2;
+
+	if (count < GRID_MIN || e[0].count != 1 || e[1].address < e[0].address)
+		return 1;
+	stride = e[1].address - e[0].address;
+	if (stride < e[0].bytes || stride == 0)
+		return 1;
+	while (n < count && e[n].count == 1 && e[n].bytes == e[0].bytes &&
+	       e[n].address - e[n - 1].address == stride)
+		n++;
+	if (e[1].count != 1 || e[1].bytes != e[0].bytes || n < GRID_MIN)
+		return 1;
+	*stride_p = stride;
+	return n;
+}
+
+uint32_t dlist_squeeze(struct dlist_entry *entries, uint32_t entry_count)
+{
+	uint32_t out = 0;
+
+	for (uint32_t i = 0, n; i < entry_count; i += n) {
+		struct dlist_entry e = entries[i];
+
+		n = grid_rows(&entries[i], entry_count - i, &e.stride);
+		e.count = n > 1 ? n : e.count;
+		entries[out++] = e;
+	}
+	return out;
 }
 
 void dlist_free(struct dlist *dlist)
@@ -91,207 +133,6 @@ void dlist_free(struct dlist *dlist)
 	mem_free(dlist->entries);
 	mem_free(dlist->first);
 	mem_free(dlist);
-}
-
-/* ---- resolution ---- */
-
-struct places *places_ref(struct places *places)
-{
-	places->refs++;
-	return places;
-}
-
-void places_unref(struct places *places)
-{
-	if (--places->refs > 0)
-		return;
-	for (uint32_t i = 0; places->regions && i < places->buffer_count; i++) {
-		if (places->regions[i])
-			region_unpin(places->regions[i]);
-	}
-	if (places->pool)
-		handshake_pool_unuse(places->pool);
-	mem_free(places->regions);
-	mem_free(places->buffers);
-	mem_free(places->at);
-	mem_free(places);
-}
-
-static struct places *places_new(const struct dlist *dlist, uint32_t buffers)
-{
-	static uint64_t serial; /* loop thread only, as all of this */
-	struct places *places = mem_zalloc(sizeof(*places));
-
-	if (!places)
-		return NULL;
-	places->refs = 1;
-	places->serial = ++serial;
-	places->at = mem_calloc(dlist->entry_count, sizeof(*places->at));
-	places->buffers = mem_calloc(buffers, sizeof(*places->buffers));
-	places->regions = mem_calloc(buffers, sizeof(*places->regions));
-	if (!places->at || !places->buffers || !places->regions) {
-		places_unref(places);
-		return NULL;
-	}
-	return places;
-}
-
-/* The buffer number of a region; a new one pins it. */
-static int buffer_of(struct places *places, struct region *region, unsigned int transport,
-		     uint32_t *buffer_p)
-{
-	uint32_t i;
-
-	for (i = 0; i < places->buffer_count; i++) {
-		if (places->regions[i] == region) {
-			*buffer_p = i;
-			return 0;
-		}
-	}
-	if (!region->regs[transport])
-		return err_raise(ERR_IMPORT, "region %llu (%s) cannot be used with this "
-				 "peer's transport", (unsigned long long)region->id,
-				 region_kind_name(region->kind));
-	region_pin(region);
-	places->regions[i] = region;
-	places->buffers[i].reg = region->regs[transport];
-	places->buffers[i].length = region->length;
-	places->buffer_count++;
-	*buffer_p = i;
-	return 0;
-}
-
-static int not_found(const struct dlist_entry *e, uint32_t i, uint64_t span)
-{
-	return err_raise(ERR_NOTFOUND, "descs[%u]: [%#llx, +%llu) is not registered", i,
-			 (unsigned long long)e->address, (unsigned long long)span);
-}
-
-static int resolve_local(const struct dlist *dlist, struct session *session,
-			 unsigned int transport, struct places *places)
-{
-	struct region *region = NULL;
-
-	for (uint32_t i = 0; i < dlist->entry_count; i++) {
-		const struct dlist_entry *e = &dlist->entries[i];
-		uint64_t span = 0;
-		int r = entry_span(e, i, &span);
-
-		if (r >= 0)
-			region = region_at(session, e->address, span);
-		if (r < 0 || !region)
-			return r < 0 ? err_pass(r) : not_found(e, i, span);
-		r = buffer_of(places, region, transport, &places->at[i].buffer);
-		if (r < 0)
-			return err_pass(r);
-		places->at[i].offset = e->address - region->address;
-	}
-	return 0;
-}
-
-static void set_latest(struct dlist *dlist, struct places *places)
-{
-	if (dlist->places)
-		places_unref(dlist->places);
-	dlist->places = places_ref(places);
-}
-
-int dlist_resolve_local(struct dlist *dlist, struct session *session, uint64_t version,
-			unsigned int transport_index, struct places **places_p)
-{
-	struct places *places = dlist->places;
-	uint32_t regions = (uint32_t)idmap_count(&session->regions);
-	int r;
-
-	if (places && places->version == version &&
-	    places->transport_index == transport_index) {
-		*places_p = places_ref(places);
-		return 0;
-	}
-	places = places_new(dlist, regions);
-	if (!places)
-		return err_pass(-ENOMEM);
-	places->version = version;
-	places->transport_index = transport_index;
-	r = resolve_local(dlist, session, transport_index, places);
-	if (r < 0) {
-		places_unref(places);
-		return err_pass(r);
-	}
-	set_latest(dlist, places);
-	*places_p = places;
-	return 0;
-}
-
-static const struct remote_region *region_in(const struct remote_pool *pool,
-					     const struct dlist_entry *e, uint64_t span)
-{
-	const struct remote_region *best = NULL;
-
-	for (uint32_t i = 0; i < pool->region_count; i++) {
-		const struct remote_region *r = &pool->regions[i];
-
-		if (r->address && e->address >= r->address && span <= r->length &&
-		    e->address - r->address <= r->length - span &&
-		    (!best || r->length < best->length))
-			best = r;
-	}
-	return best;
-}
-
-static int resolve_remote(const struct dlist *dlist, const struct remote_pool *pool,
-			  struct places *places)
-{
-	const struct remote_region *region = NULL;
-
-	for (uint32_t i = 0; i < dlist->entry_count; i++) {
-		const struct dlist_entry *e = &dlist->entries[i];
-		uint64_t span = 0;
-		int r = entry_span(e, i, &span);
-
-		if (r < 0)
-			return err_pass(r);
-		/* neighbours mostly share a region */
-		if (!region || e->address < region->address ||
-		    e->address - region->address > region->length ||
-		    span > region->length - (e->address - region->address))
-			region = region_in(pool, e, span);
-		if (!region)
-			return not_found(e, i, span);
-		places->at[i].buffer = (uint32_t)(region - pool->regions);
-		places->at[i].offset = e->address - region->address;
-	}
-	return 0;
-}
-
-int dlist_resolve_remote(struct dlist *dlist, struct remote_pool *pool,
-			 struct places **places_p)
-{
-	struct places *places = dlist->places;
-	int r;
-
-	if (places && places->pool == pool) {
-		*places_p = places_ref(places);
-		return 0;
-	}
-	places = places_new(dlist, pool->region_count);
-	if (!places)
-		return err_pass(-ENOMEM);
-	places->pool = pool;
-	handshake_pool_use(pool);
-	places->buffer_count = pool->region_count;
-	for (uint32_t i = 0; i < pool->region_count; i++) {
-		places->buffers[i].key = pool->regions[i].key;
-		places->buffers[i].length = pool->regions[i].length;
-	}
-	r = resolve_remote(dlist, pool, places);
-	if (r < 0) {
-		places_unref(places);
-		return err_pass(r);
-	}
-	set_latest(dlist, places);
-	*places_p = places;
-	return 0;
 }
 
 /* ---- picking ---- */
@@ -470,6 +311,22 @@ static int get_runs(struct cursor *in, uint32_t runs, uint64_t count, uint32_t *
 	}
 	return k == count ? 0 : err_raise(ERR_PROTO, "index list: runs give %llu of %llu",
 					  (unsigned long long)k, (unsigned long long)count);
+}
+
+int dlist_index_skip(struct cursor *in, const uint8_t **raw_p, size_t *len_p,
+		     uint64_t *rows_p)
+{
+	struct cursor look = *in;
+	uint32_t count = cursor_get_u32(&look), runs = 0;
+
+	*len_p = 4;
+	if (count != INDEX_ALL) {
+		runs = cursor_get_u32(&look);
+		*rows_p = count;
+		*len_p = 8 + (runs ? (size_t)runs * 8 : (size_t)count * 4);
+	}
+	*raw_p = cursor_get_bytes(in, *len_p);
+	return cursor_check(in, "index list");
 }
 
 int dlist_index_get(struct cursor *in, uint64_t max, uint32_t **index_p, uint64_t *count_p)

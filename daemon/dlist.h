@@ -5,10 +5,7 @@
  * (address, bytes, stride, count); descriptor i of the list is counted through
  * the entries in order.
  *
- * A list is resolved against what its session exports at that moment: its own
- * regions, or the regions that a remote daemon registered for it. A resolution
- * (struct places) is immutable, reference-counted and keeps what it names in
- * use, so plans can be made from it on helper threads.
+ * Where its rows lie is looked for when they are used (daemon/search.h).
  */
 #ifndef KVD_DLIST_H
 #define KVD_DLIST_H
@@ -44,36 +41,19 @@ struct dlist {
 	struct places *places; /* the latest resolution or NULL */
 };
 
-struct places {
-	int refs;
-	uint64_t serial; /* of this resolution; no other has it */
-	struct place {
-		uint32_t buffer;
-		uint64_t offset; /* of the entry's first row in the buffer */
-	} *at; /* one an entry */
-	uint32_t buffer_count;
-	struct xp_buffer *buffers;
-	struct region **regions; /* pinned, as buffers; NULL for a remote list */
-	struct remote_pool *pool; /* in use; NULL for a local list */
-	uint64_t version;	 /* of the session's regions when it was made */
-	unsigned int transport_index;
-};
-
 /* Takes `entries` (heap). ERR_INVAL / ERR_RANGE / ERR_LIMIT name the entry:
  * bytes 0, count 0, stride below bytes, wrap-around. */
 int dlist_new(struct dlist_entry *entries, uint32_t entry_count, uint64_t gid,
 	      struct dlist **dlist_p);
-void dlist_free(struct dlist *dlist); /* NULL is fine */
-
-/* Resolve against the session's own regions, for one transport. ERR_NOTFOUND
- * names the entry that no region holds. The result has one reference more. */
-int dlist_resolve_local(struct dlist *dlist, struct session *session, uint64_t version,
-			unsigned int transport_index, struct places **places_p);
-/* Against a remote session's regions (is_session pool, ready). */
-int dlist_resolve_remote(struct dlist *dlist, struct remote_pool *pool,
-			 struct places **places_p);
-struct places *places_ref(struct places *places);
-void places_unref(struct places *places); /* loop thread */
+/* Write rows that are a regular grid as one entry each, in place; the entries left.
+ * Descriptors keep their numbers. Any thread. */
+uint32_t dlist_squeeze(struct dlist_entry *entries, uint32_t entry_count);
+/* The same entry by entry, in order; complete when all were put. Any thread. */
+int dlist_begin(uint32_t entry_count, uint64_t gid, struct dlist **dlist_p);
+int dlist_put(struct dlist *dlist, uint32_t i, const struct dlist_entry *e);
+void dlist_free(struct dlist *dlist); /* NULL is fine; loop thread */
+/* Bytes from the first row's begin to the last row's end; `i` is for words. */
+int dlist_entry_span(const struct dlist_entry *e, uint32_t i, uint64_t *span_p);
 
 /* Which descriptors: all in order (index NULL), or by number. */
 struct dlist_pick {
@@ -94,6 +74,10 @@ int dlist_check_picks(const struct dlist_pick *src, const struct dlist_pick *dst
  * that is shorter, else u32 count, u32 0, u32…; all = count 0xffffffff. */
 size_t dlist_index_bytes(const struct dlist_pick *pick);
 void dlist_index_put(struct cursor *out, const struct dlist_pick *pick);
+/* Where it lies, and go on behind it; what it holds is not looked at. *rows_p: how
+ * many it says there are, left as it is when it says "all". */
+int dlist_index_skip(struct cursor *in, const uint8_t **raw_p, size_t *len_p,
+		     uint64_t *rows_p);
 /* *index_p is heap or NULL (all); at most max entries. */
 int dlist_index_get(struct cursor *in, uint64_t max, uint32_t **index_p,
 		    uint64_t *count_p);

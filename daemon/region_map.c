@@ -109,19 +109,57 @@ void region_map_remove(struct region_map *map, struct region *region)
 	reach_renew(map, at);
 }
 
-struct region *region_map_at(const struct region_map *map, uint64_t address, uint64_t len)
+bool region_map_index(const struct region_map *map, uint64_t address, uint64_t len,
+		      size_t *at_p)
 {
 	uint64_t end;
 
 	if (__builtin_add_overflow(address, len, &end))
-		return NULL;
+		return false;
 	for (size_t i = spans_before(map, address, 0); i-- > 0;) {
 		const struct span *s = &map->spans[i];
 
 		if (s->reach < end)
 			break;
-		if (s->end >= end)
-			return s->region;
+		if (s->end >= end) {
+			*at_p = i;
+			return true;
+		}
 	}
-	return NULL;
+	return false;
+}
+
+struct region *region_map_at(const struct region_map *map, uint64_t address, uint64_t len)
+{
+	size_t at;
+
+	return region_map_index(map, address, len, &at) ? map->spans[at].region : NULL;
+}
+
+size_t region_map_count(const struct region_map *map)
+{
+	return map->count;
+}
+
+struct region *region_map_region(const struct region_map *map, size_t at)
+{
+	return map->spans[at].region;
+}
+
+int region_map_copy(const struct region_map *map, struct region_map **copy_p)
+{
+	struct region_map *copy = mem_zalloc(sizeof(*copy));
+
+	if (!copy)
+		return err_pass(-ENOMEM);
+	copy->spans = mem_calloc(map->count, sizeof(*copy->spans));
+	if (!copy->spans) {
+		mem_free(copy);
+		return err_pass(-ENOMEM);
+	}
+	if (map->count)
+		memcpy(copy->spans, map->spans, map->count * sizeof(*copy->spans));
+	copy->count = copy->cap = map->count;
+	*copy_p = copy;
+	return 0;
 }

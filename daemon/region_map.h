@@ -7,6 +7,8 @@
 #ifndef KVD_REGION_MAP_H
 #define KVD_REGION_MAP_H
 
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 struct region;
@@ -19,5 +21,12 @@ int region_map_put(struct region_map *map, struct region *region);
 void region_map_remove(struct region_map *map, struct region *region); /* idempotent */
 /* The innermost region that holds all of [address, address + len); NULL. */
 struct region *region_map_at(const struct region_map *map, uint64_t address, uint64_t len);
+/* The same by its place in the map, which holds until it changes; false: none. */
+bool region_map_index(const struct region_map *map, uint64_t address, uint64_t len,
+		      size_t *at_p);
+size_t region_map_count(const struct region_map *map);
+struct region *region_map_region(const struct region_map *map, size_t at);
+/* A copy for another thread; the regions are the caller's to pin. */
+int region_map_copy(const struct region_map *map, struct region_map **copy_p);
 
 #endif

@@ -29,7 +29,8 @@
 #include "daemon/status.h"
 #include "daemon/xfer_impl.h"
 
-#define INLINE_BYTES (32u << 10) /* of a payload, read and checked on the loop */
+#define INLINE_ROWS 1024u	 /* of a list or a transfer, read and checked on the loop */
+#define INLINE_BYTES (32u << 10) /* of a payload */
 #define FAULTS_MAX 256u
 
 struct ring_fault {
@@ -47,6 +48,7 @@ struct ring_work { /* LIST and XFER, here or at a helper */
 	uint64_t id;
 	uint64_t gid;
 	struct dlist *dlist;
+	struct search *search; /* of it */
 	struct prepared *local, *remote; /* held */
 	uint32_t *index[2];
 	uint8_t *notif;
@@ -188,16 +190,37 @@ static int read_rows(const struct ring_work *w, struct dlist_entry *entries)
 	return 0;
 }
 
-static int list_work(struct ring_work *w)
+/* The arena may say something else when it is read again; that is the engine's own
+ * affair, everything is checked each time. */
+static int list_try(struct ring_work *w, bool squeezed)
 {
 	struct dlist_entry *entries = mem_calloc(w->e.n0, sizeof(*entries));
+	uint32_t count = w->e.n0;
 	int r = entries ? read_rows(w, entries) : -ENOMEM;
 
 	if (r < 0) {
 		mem_free(entries);
 		return err_pass(r);
 	}
-	return dlist_new(entries, w->e.n0, w->gid, &w->dlist);
+	if (squeezed)
+		count = dlist_squeeze(entries, count);
+	r = dlist_new(entries, count, w->gid, &w->dlist);
+	return r < 0 ? err_pass(r) : search_run(w->search, w->dlist);
+}
+
+/* Engines give rows where they mean grids: all blocks of a layer. One entry then does
+ * for thousands, here, on the wire and there. A grid that goes over from one region
+ * into the next is none: then row by row. */
+static int list_work(struct ring_work *w)
+{
+	int r = list_try(w, true);
+
+	if (r >= 0 || err_last()->code != ERR_NOTFOUND)
+		return r < 0 ? err_pass(r) : 0;
+	dlist_free(w->dlist);
+	w->dlist = NULL;
+	err_clear();
+	return list_try(w, false);
 }
 
 static int read_index(const struct ring_work *w, uint64_t offset, uint32_t count,
@@ -248,7 +271,7 @@ static int list_done(struct ring_work *w)
 		if (!attach)
 			return err_pass(-ENOENT);
 	}
-	r = prepared_add(w->xs, attach, mem_steal(w->dlist), w->id, &prepared);
+	r = prepared_add(w->xs, attach, mem_steal(w->dlist), w->id, &w->search, &prepared);
 	if (r < 0)
 		return err_pass(r);
 	status_slot_set(w->ring->session->status, w->e.slot, KVD_SUCCESS, 0, ERR_OK);
@@ -299,6 +322,7 @@ static void work_free(struct ring_work *w)
 		prepared_unref(w->local);
 	if (w->remote)
 		prepared_unref(w->remote);
+	search_free(w->search);
 	dlist_free(w->dlist);
 	mem_free(w->index[0]);
 	mem_free(w->index[1]);
@@ -340,11 +364,18 @@ static void work_done(struct offload_job *job)
 	work_free(w); /* perhaps the session goes with it, later */
 }
 
+static uint64_t rows_of(const struct ring_work *w)
+{
+	if (w->e.op == KVD_RING_LIST || w->e.n0)
+		return w->e.n0;
+	return w->local->dlist->descs;
+}
+
 static int work_go(struct ring_work *w)
 {
 	struct ring *ring = w->ring;
 
-	if (kvd_ring_payload(&w->e) > INLINE_BYTES) {
+	if (rows_of(w) > INLINE_ROWS || kvd_ring_payload(&w->e) > INLINE_BYTES) {
 		w->job = (struct offload_job){.work = work_work, .done = work_done};
 		list_init(&w->job.link);
 		ring->work = w;
@@ -376,10 +407,26 @@ static struct ring_work *work_new(struct ring *ring, struct xfer_session *xs,
 
 /* ---- ops ---- */
 
+/* What the session exports now, or the attached one. */
+static int search_begin(struct xfer_session *xs, uint64_t attach_id, struct search **search_p)
+{
+	struct attach *attach;
+
+	if (!attach_id)
+		return search_begin_local(xs->session, 0, search_p);
+	attach = attach_find(xs, attach_id);
+	if (!attach)
+		return err_pass(-ENOENT);
+	if (!attach->pool)
+		return err_raise(ERR_PEER, "the remote session is not reachable now");
+	return search_begin_remote(attach->pool, search_p);
+}
+
 static int op_list(struct ring *ring, struct xfer_session *xs, const struct kvd_ring_entry *e,
 		   struct ring_source *source)
 {
 	uint64_t id = KVD_RING_IDS + e->slot;
+	struct search *search = NULL;
 	struct ring_work *w = NULL;
 	int r = e->n1 >= 2 ? 0 : err_raise(ERR_PROTO, "a list of %u columns", e->n1);
 
@@ -388,14 +435,18 @@ static int op_list(struct ring *ring, struct xfer_session *xs, const struct kvd_
 	if (r < 0)
 		return err_pass(r);
 	if (e->n0 == 0 || e->n0 > DLIST_ENTRIES_MAX)
-		(void)err_raise(e->n0 ? ERR_LIMIT : ERR_INVAL, "a list of %u rows, 1 … %u", e->n0,
-				DLIST_ENTRIES_MAX);
-	else
+		r = err_raise(e->n0 ? ERR_LIMIT : ERR_INVAL, "a list of %u rows, 1 … %u", e->n0,
+			      DLIST_ENTRIES_MAX);
+	if (r >= 0)
+		r = search_begin(xs, e->a, &search);
+	if (r >= 0)
 		w = work_new(ring, xs, e, source);
 	if (!w) {
+		search_free(search);
 		refuse(ring, e->slot, id);
 		return 0;
 	}
+	w->search = search;
 	w->gid = loop_random_u64(ring->session->kvd->loop);
 	return work_go(w);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * xfer_impl: what xfer.c (sessions, attaching, sharing), xfer_post.c (lists and
- * transfers of this side's engines), xfer_serve.c (requests of other daemons)
+ * xfer_impl: what xfer.c (sessions, attaching, sharing), xfer_list.c and xfer_post.c
+ * (lists and transfers of this side's engines), xfer_serve.c (requests of other daemons)
  * and commands_xfer.c share.
  */
 #ifndef KVD_XFER_IMPL_H
@@ -11,6 +11,7 @@
 #include "daemon/dlist.h"
 #include "daemon/offload.h"
 #include "daemon/sched.h"
+#include "daemon/search.h"
 #include "daemon/xfer.h"
 
 #define XFER_ATTACHES_MAX 1024u	  /* of a session */
@@ -112,10 +113,15 @@ struct transfer { /* xfer.start */
 	size_t notif_len;
 	bool has_notif;
 	struct places *local_places, *remote_places;
+	struct search *local_search, *remote_search; /* until those are known */
+	struct list parts[2]; /* local and remote list, if long and to be sent */
+	bool parts_wanted[2];
 	struct plan *plan; /* stays for the next time; made from these: */
 	uint64_t plan_local, plan_remote; /* places.serial */
 	struct offload_job job;
 	struct sched_op op;
+	uint8_t *picks; /* both index lists as they travel; made with the plan */
+	size_t picks_bytes;
 	uint8_t *header;
 	enum { XFER_PLANNING, XFER_SHARING, XFER_POSTED, XFER_ENDED } phase;
 	bool failed, release;
@@ -130,6 +136,7 @@ struct transfer { /* xfer.start */
 
 /* A message of ours on the data line: list parts, bare notifications. */
 struct note {
+	struct list link;
 	struct sched_op op;
 	struct xfer_session *xs;
 	struct request *req; /* NULL: nobody waits */
@@ -152,18 +159,33 @@ int notif_queue(struct xfers *xfers, struct session *session, const char *from,
 		const void *data, size_t len);
 void xfer_session_try_free(struct xfer_session *xs);
 
-/* ---- xfer_post.c ---- */
+/* ---- xfer_list.c ---- */
+int notif_post(struct attach *attach, const void *data, size_t len, struct request *req);
+/* ERR_LIMIT: so many bytes more of lists or indices are over the session's cap. */
+int xfer_charge_check(const struct xfer_session *xs, uint64_t bytes);
+bool list_is_sent(const struct prepared *prepared, const struct attach *attach);
+/* Make its parts (struct note.link); any thread, while `prepared` and `attach` stay. */
+int list_parts(const struct prepared *prepared, const struct attach *attach,
+	       struct list *parts);
+void parts_free(struct list *parts);
+/* The daemon there shall know this list, once a peering. Takes the parts, or makes
+ * them when there are none. */
+int list_send(struct prepared *prepared, struct attach *attach, struct list *parts);
+void lists_forget_remote(struct xfer_session *xs, const struct remote *remote);
 int prepared_new(struct xfer_session *xs, struct attach *attach,
 		 struct dlist_entry *entries, uint32_t count, struct prepared **prepared_p);
-/* Takes dlist. `id` 0: the next number of the session. */
+/* Takes dlist. `id` 0: the next number of the session. *search_p (may be NULL):
+ * has run on it, and is taken; else it is looked for here. */
 int prepared_add(struct xfer_session *xs, struct attach *attach, struct dlist *dlist,
-		 uint64_t id, struct prepared **prepared_p);
+		 uint64_t id, struct search **search_p, struct prepared **prepared_p);
 /* It has no number any more; transfers keep it. */
 void prepared_release(struct prepared *prepared);
 /* Own and remote, as a transfer wants them? */
 int lists_fit(const struct prepared *local, const struct prepared *remote);
 struct prepared *prepared_find(struct xfer_session *xs, uint64_t id);
 void prepared_unref(struct prepared *prepared);
+
+/* ---- xfer_post.c ---- */
 struct transfer_args {
 	enum xp_kind kind;
 	struct prepared *local, *remote;
@@ -186,8 +208,6 @@ void transfer_notif(struct transfer *transfer, uint8_t *notif, size_t len);
 void transfer_cancel(struct transfer *transfer, const struct err *why);
 void transfer_free(struct transfer *transfer); /* ended */
 void transfers_go(struct attach *attach);      /* the share was acknowledged */
-int notif_post(struct attach *attach, const void *data, size_t len, struct request *req);
-void lists_forget_remote(struct xfer_session *xs, const struct remote *remote);
 
 /* ---- xfer_serve.c ---- */
 void serve_request(struct xfers *xfers, struct remote *remote, struct xp_inbound *in,

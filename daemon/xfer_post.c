@@ -22,302 +22,6 @@
 #include "daemon/status.h"
 #include "daemon/xfer_impl.h"
 
-#define PART_ENTRIES 60000u /* of a list in one request: below XP_HEADER_MAX */
-
-/* ---- notes: requests without bytes ---- */
-
-static void on_note_done(struct sched_op *op)
-{
-	struct note *note = op->owner;
-	struct xfer_session *xs = note->xs;
-
-	if (note->notif && op->xp.result >= 0)
-		metrics_add(&xs->xfers->kvd->metrics, METRIC_NOTIFS_OUT, 1);
-	if (note->req && op->xp.result < 0)
-		request_fail(note->req, &op->xp.err);
-	else if (note->req)
-		request_reply(note->req, NULL);
-	xs->note_bytes -= note->bytes;
-	mem_free(note);
-	xs->notes--;
-	if (xs->ring_waits && !xs->draining) {
-		xs->ring_waits = false;
-		ring_resume(xs->session->ring);
-	}
-	if (xs->draining)
-		xfer_session_try_free(xs);
-}
-
-static struct note *note_new(size_t header_len, struct cursor *out)
-{
-	struct note *note = mem_zalloc(sizeof(*note) + header_len);
-
-	if (!note)
-		return NULL;
-	list_init(&note->op.link);
-	cursor_write(out, note->header, header_len);
-	return note;
-}
-
-static void note_post(struct note *note, struct attach *attach, size_t len)
-{
-	note->xs = attach->xs;
-	note->xs->notes++; /* its flow lives in the attach */
-	note->bytes = len;
-	note->xs->note_bytes += len;
-	note->op.xp.kind = XP_WRITE;
-	note->op.xp.header = note->header;
-	note->op.xp.header_len = len;
-	note->op.owner = note;
-	note->op.on_done = on_note_done;
-	sched_submit(&attach->flow, &note->op);
-}
-
-int notif_post(struct attach *attach, const void *data, size_t len, struct request *req)
-{
-	struct session *session = attach->xs->session;
-	struct cursor out;
-	struct note *note;
-
-	if (len > XFER_NOTIF_MAX)
-		return err_raise(ERR_TOOBIG, "a notification of %zu bytes, at most %u", len,
-				 XFER_NOTIF_MAX);
-	note = note_new(len + 128 + sizeof(session->client), &out);
-	if (!note)
-		return err_pass(-ENOMEM);
-	cursor_put_u8(&out, REQUEST_NOTIF);
-	cursor_put_u64(&out, attach->epoch);
-	cursor_put_bytes(&out, attach->secret, sizeof(attach->secret));
-	cursor_put_str(&out, session->client);
-	cursor_put_blob(&out, data, len);
-	note->req = req;
-	note->notif = true;
-	note_post(note, attach, out.pos);
-	return 0;
-}
-
-/* ---- prepared lists ---- */
-
-static int check_resolves(struct prepared *prepared, unsigned int transport)
-{
-	struct session *session = prepared->xs->session;
-	struct places *places = NULL;
-	int r;
-
-	if (prepared->attach)
-		r = dlist_resolve_remote(prepared->dlist, prepared->attach->pool, &places);
-	else
-		r = dlist_resolve_local(prepared->dlist, session, session->regions_version,
-					transport, &places);
-	if (r >= 0)
-		places_unref(places);
-	return r < 0 ? err_pass(r) : 0;
-}
-
-static uint64_t list_memory(const struct dlist *dlist)
-{
-	return (uint64_t)dlist->entry_count * (sizeof(*dlist->entries) + sizeof(*dlist->first));
-}
-
-static int check_charge(const struct xfer_session *xs, uint64_t bytes)
-{
-	if (bytes <= XFER_LISTS_BYTES_MAX - xs->list_bytes)
-		return 0;
-	return err_raise(ERR_LIMIT, "lists and indices of this session take %llu bytes, %llu "
-			 "more are over the cap of %llu", (unsigned long long)xs->list_bytes,
-			 (unsigned long long)bytes, (unsigned long long)XFER_LISTS_BYTES_MAX);
-}
-
-int prepared_new(struct xfer_session *xs, struct attach *attach,
-		 struct dlist_entry *entries, uint32_t count, struct prepared **prepared_p)
-{
-	struct dlist *dlist = NULL;
-	int r = dlist_new(entries, count, loop_random_u64(xs->xfers->kvd->loop), &dlist);
-
-	return r < 0 ? err_pass(r) : prepared_add(xs, attach, dlist, 0, prepared_p);
-}
-
-int prepared_add(struct xfer_session *xs, struct attach *attach, struct dlist *dlist,
-		 uint64_t id, struct prepared **prepared_p)
-{
-	struct prepared *prepared = NULL;
-	int r = check_charge(xs, list_memory(dlist));
-
-	if (r >= 0 && idmap_count(&xs->dlists) >= XFER_DLISTS_MAX)
-		r = err_raise(ERR_LIMIT, "%u prepared lists: the cap of a session",
-			      XFER_DLISTS_MAX);
-	if (r >= 0) {
-		prepared = mem_zalloc(sizeof(*prepared));
-		r = prepared ? 0 : -ENOMEM;
-	}
-	if (r < 0) {
-		dlist_free(dlist);
-		return err_pass(r);
-	}
-	prepared->xs = xs;
-	prepared->attach = attach;
-	prepared->dlist = dlist;
-	prepared->refs = 1;
-	list_init(&prepared->sent);
-	r = check_resolves(prepared, 0);
-	if (r >= 0) {
-		prepared->id = id ? id : ++xs->session->next_id;
-		r = idmap_put(&xs->dlists, prepared->id, prepared);
-	}
-	if (r < 0) {
-		dlist_free(dlist);
-		mem_free(prepared);
-		return err_pass(r);
-	}
-	xs->list_bytes += list_memory(dlist);
-	*prepared_p = prepared;
-	return 0;
-}
-
-struct prepared *prepared_find(struct xfer_session *xs, uint64_t id)
-{
-	struct prepared *prepared = idmap_get(&xs->dlists, id);
-
-	if (!prepared)
-		err_raise(ERR_NOTFOUND, "dlist %llu: none of this session",
-			  (unsigned long long)id);
-	return prepared;
-}
-
-static void tell_free(struct prepared *prepared, struct remote *remote)
-{
-	struct xfer_session *xs = prepared->xs;
-	struct idmap_cursor at;
-
-	idmap_foreach(&xs->attaches, at) {
-		struct attach *attach = at.value;
-		struct cursor out;
-		struct note *note;
-
-		if (attach->remote != remote || attach->state != ATTACH_READY)
-			continue;
-		note = note_new(16, &out);
-		if (!note) {
-			err_clear(); /* it stays there until the session ends */
-			return;
-		}
-		cursor_put_u8(&out, REQUEST_DLIST_FREE);
-		cursor_put_u64(&out, prepared->dlist->gid);
-		note_post(note, attach, out.pos);
-		return;
-	}
-}
-
-void prepared_unref(struct prepared *prepared)
-{
-	struct sent_list *sent;
-
-	if (--prepared->refs > 0)
-		return;
-	list_foreach_safe(sent, &prepared->sent, link) {
-		if (sent->remote->peer->epoch == sent->peer_epoch && !prepared->xs->draining)
-			tell_free(prepared, sent->remote);
-		list_remove(&sent->link);
-		mem_free(sent);
-	}
-	if (idmap_get(&prepared->xs->dlists, prepared->id) == prepared)
-		idmap_remove(&prepared->xs->dlists, prepared->id);
-	prepared->xs->list_bytes -= list_memory(prepared->dlist);
-	dlist_free(prepared->dlist);
-	mem_free(prepared);
-}
-
-void prepared_release(struct prepared *prepared)
-{
-	idmap_remove(&prepared->xs->dlists, prepared->id);
-	if (prepared->id >= KVD_RING_IDS)
-		status_slot_release(prepared->xs->session->status,
-				    (uint32_t)(prepared->id - KVD_RING_IDS));
-	prepared_unref(prepared);
-}
-
-int lists_fit(const struct prepared *local, const struct prepared *remote)
-{
-	if (!local->attach && remote->attach)
-		return 0;
-	return err_raise(ERR_INVAL, "%s: a list of the %s side is wanted",
-			 local->attach ? "local" : "remote", local->attach ? "own" : "remote");
-}
-
-void lists_forget_remote(struct xfer_session *xs, const struct remote *remote)
-{
-	struct idmap_cursor at;
-	struct sent_list *sent;
-
-	idmap_foreach(&xs->dlists, at) {
-		struct prepared *prepared = at.value;
-
-		list_foreach_safe(sent, &prepared->sent, link) {
-			if (sent->remote != remote)
-				continue;
-			list_remove(&sent->link);
-			mem_free(sent);
-		}
-	}
-}
-
-static int send_part(struct prepared *prepared, struct attach *attach, uint32_t begin,
-		     uint32_t n)
-{
-	const struct dlist *dlist = prepared->dlist;
-	struct cursor out;
-	struct note *note = note_new(80 + (size_t)n * DLIST_ENTRY_BYTES, &out);
-
-	if (!note)
-		return err_pass(-ENOMEM);
-	cursor_put_u8(&out, REQUEST_DLIST);
-	cursor_put_u64(&out, dlist->gid);
-	cursor_put_u8(&out, prepared->attach != NULL); /* 1: of your session */
-	cursor_put_u64(&out, prepared->xs->session->epoch);
-	cursor_put_u64(&out, attach->epoch);
-	cursor_put_bytes(&out, attach->secret, sizeof(attach->secret));
-	cursor_put_u32(&out, dlist->entry_count);
-	cursor_put_u32(&out, begin);
-	cursor_put_u32(&out, n);
-	for (uint32_t i = begin; i < begin + n; i++) {
-		cursor_put_u64(&out, dlist->entries[i].address);
-		cursor_put_u64(&out, dlist->entries[i].bytes);
-		cursor_put_u64(&out, dlist->entries[i].stride);
-		cursor_put_u64(&out, dlist->entries[i].count);
-	}
-	note_post(note, attach, out.pos);
-	return 0;
-}
-
-/* The other daemon shall know this list; once a peering. */
-static int send_list(struct prepared *prepared, struct attach *attach)
-{
-	struct remote *remote = attach->remote;
-	uint32_t n = prepared->dlist->entry_count;
-	struct sent_list *sent;
-
-	list_foreach(sent, &prepared->sent, link) {
-		if (sent->remote == remote && sent->peer_epoch == remote->peer->epoch)
-			return 0;
-	}
-	sent = mem_zalloc(sizeof(*sent));
-	if (!sent)
-		return err_pass(-ENOMEM);
-	for (uint32_t begin = 0; begin < n; begin += PART_ENTRIES) {
-		uint32_t part = n - begin < PART_ENTRIES ? n - begin : PART_ENTRIES;
-		int r = send_part(prepared, attach, begin, part);
-
-		if (r < 0) {
-			mem_free(sent);
-			return err_pass(r);
-		}
-	}
-	sent->remote = remote;
-	sent->peer_epoch = remote->peer->epoch;
-	list_push_back(&prepared->sent, &sent->link);
-	return 0;
-}
-
 /* ---- transfers ---- */
 
 static void set_status(struct transfer *t)
@@ -335,11 +39,24 @@ static void set_status(struct transfer *t)
 
 static void drop_places(struct transfer *t)
 {
+	search_free(t->local_search);
+	search_free(t->remote_search);
+	t->local_search = t->remote_search = NULL;
 	if (t->local_places)
 		places_unref(t->local_places);
 	if (t->remote_places)
 		places_unref(t->remote_places);
 	t->local_places = t->remote_places = NULL;
+	parts_free(&t->parts[0]);
+	parts_free(&t->parts[1]);
+}
+
+static void drop_plan(struct transfer *t)
+{
+	plan_free(t->plan);
+	mem_free(t->picks);
+	t->plan = NULL;
+	t->picks = NULL;
 }
 
 void transfer_free(struct transfer *t)
@@ -352,7 +69,7 @@ void transfer_free(struct transfer *t)
 	status_slot_release(xs->session->status, t->slot);
 	prepared_unref(t->local);
 	prepared_unref(t->remote);
-	plan_free(t->plan);
+	drop_plan(t);
 	xs->list_bytes -= t->charged;
 	mem_free(t->header);
 	mem_free(t->notif);
@@ -410,27 +127,47 @@ static void on_done(struct sched_op *op)
 	end(t);
 }
 
+static const struct places *places_of(const struct places *known, const struct search *search)
+{
+	return search ? search_found(search) : known;
+}
+
 static void pick(const struct transfer *t, struct dlist_pick *src, struct dlist_pick *dst)
 {
-	struct dlist_pick local = {t->local->dlist, t->local_places, t->local_index, t->count};
-	struct dlist_pick remote = {t->remote->dlist, t->remote_places, t->remote_index,
-				    t->count};
+	struct dlist_pick local = {t->local->dlist, places_of(t->local_places, t->local_search),
+				   t->local_index, t->count};
+	struct dlist_pick remote = {t->remote->dlist,
+				    places_of(t->remote_places, t->remote_search),
+				    t->remote_index, t->count};
 
 	*src = t->kind == XP_WRITE ? local : remote;
 	*dst = t->kind == XP_WRITE ? remote : local;
 }
 
+/* The index lists as they travel: with the plan, and for as long. */
+static int make_picks(struct transfer *t, const struct dlist_pick *src,
+		      const struct dlist_pick *dst)
+{
+	struct cursor out;
+
+	t->picks_bytes = dlist_index_bytes(src) + dlist_index_bytes(dst);
+	t->picks = mem_zalloc(t->picks_bytes);
+	if (!t->picks)
+		return err_pass(-ENOMEM);
+	cursor_write(&out, t->picks, t->picks_bytes);
+	dlist_index_put(&out, src);
+	dlist_index_put(&out, dst);
+	return 0;
+}
+
 static int make_header(struct transfer *t)
 {
 	bool carries = t->has_notif && t->kind == XP_WRITE;
-	struct dlist_pick src, dst;
 	struct session *session = t->xs->session;
 	struct cursor out;
 	size_t size;
 
-	pick(t, &src, &dst);
-	size = 128 + sizeof(session->client) + dlist_index_bytes(&src) +
-	       dlist_index_bytes(&dst) + (carries ? t->notif_len : 0);
+	size = 128 + sizeof(session->client) + t->picks_bytes + (carries ? t->notif_len : 0);
 	if (size > XP_HEADER_MAX)
 		return err_raise(ERR_TOOBIG, "index lists and notification take %zu bytes, at "
 				 "most %u: use several transfers", size, XP_HEADER_MAX);
@@ -448,8 +185,7 @@ static int make_header(struct transfer *t)
 	cursor_put_u64(&out, t->remote->dlist->gid);
 	cursor_put_u64(&out, t->plan->digest);
 	cursor_put_u64(&out, t->plan->bytes);
-	dlist_index_put(&out, &src);
-	dlist_index_put(&out, &dst);
+	cursor_put_bytes(&out, t->picks, t->picks_bytes);
 	cursor_put_u8(&out, carries);
 	cursor_put_str(&out, session->client);
 	cursor_put_blob(&out, t->notif, carries ? t->notif_len : 0);
@@ -463,10 +199,10 @@ static int submit(struct transfer *t)
 	struct xp_sides *sides = &t->op.xp.sides;
 	const struct places *src = t->kind == XP_WRITE ? t->local_places : t->remote_places;
 	const struct places *dst = t->kind == XP_WRITE ? t->remote_places : t->local_places;
-	int r = send_list(t->local, t->attach);
+	int r = list_send(t->local, t->attach, &t->parts[0]);
 
 	if (r >= 0)
-		r = send_list(t->remote, t->attach);
+		r = list_send(t->remote, t->attach, &t->parts[1]);
 	if (r >= 0)
 		r = make_header(t);
 	if (r < 0)
@@ -519,23 +255,62 @@ void transfers_go(struct attach *attach)
 		go(list_entry(at, struct transfer, link));
 }
 
+static int work(struct transfer *t)
+{
+	struct dlist_pick src, dst;
+	int r = 0;
+
+	if (t->local_search)
+		r = search_run(t->local_search, t->local->dlist);
+	if (r >= 0 && t->remote_search)
+		r = search_run(t->remote_search, t->remote->dlist);
+	if (r < 0)
+		return err_pass(r);
+	pick(t, &src, &dst);
+	r = dlist_plan(&src, &dst, &t->plan);
+	if (r >= 0)
+		r = make_picks(t, &src, &dst);
+	if (r >= 0 && t->parts_wanted[0])
+		r = list_parts(t->local, t->attach, &t->parts[0]);
+	if (r >= 0 && t->parts_wanted[1])
+		r = list_parts(t->remote, t->attach, &t->parts[1]);
+	return r < 0 ? err_pass(r) : 0;
+}
+
 static void plan_work(struct offload_job *job)
 {
 	struct transfer *t = container_of(job, struct transfer, job);
-	struct dlist_pick src, dst;
 
-	pick(t, &src, &dst);
-	job->result = dlist_plan(&src, &dst, &t->plan);
+	job->result = work(t);
 	if (job->result < 0)
 		err_take(&job->err);
+}
+
+static int searches_end(struct transfer *t)
+{
+	int r = 0;
+
+	if (t->local_search)
+		r = search_end(mem_steal(t->local_search), t->local->dlist,
+			       &t->local_places);
+	if (r >= 0 && t->remote_search)
+		r = search_end(mem_steal(t->remote_search), t->remote->dlist,
+			       &t->remote_places);
+	return r < 0 ? err_pass(r) : 0;
 }
 
 static void plan_done(struct offload_job *job)
 {
 	struct transfer *t = container_of(job, struct transfer, job);
+	struct err why;
 
 	if (job->result < 0) {
 		fail(t, &job->err);
+		drop_plan(t);
+	} else if (searches_end(t) < 0) {
+		err_take(&why);
+		fail(t, &why);
+		drop_plan(t);
 	} else {
 		t->plan_local = t->local_places->serial;
 		t->plan_remote = t->remote_places->serial;
@@ -546,27 +321,54 @@ static void plan_done(struct offload_job *job)
 /* Posted again, and both sides' memory lies where it lay. */
 static bool plan_still_holds(const struct transfer *t)
 {
-	return t->plan && t->plan_local == t->local_places->serial &&
+	return t->plan && t->local_places && t->remote_places && !t->parts_wanted[0] &&
+	       !t->parts_wanted[1] && t->plan_local == t->local_places->serial &&
 	       t->plan_remote == t->remote_places->serial;
 }
 
-static int resolve(struct transfer *t)
+static int look_local(struct transfer *t)
 {
 	struct session *session = t->xs->session;
+	unsigned int transport = t->attach->remote->transport_index;
+
+	if (t->local->dlist->entry_count <= SEARCH_INLINE)
+		return search_local(t->local->dlist, session, transport, &t->local_places);
+	t->local_places = search_known_local(t->local->dlist, session, transport);
+	return t->local_places ? 0
+			       : search_begin_local(session, transport, &t->local_search);
+}
+
+static int look_remote(struct transfer *t)
+{
+	struct remote_pool *pool = t->attach->pool;
+
+	if (t->remote->dlist->entry_count <= SEARCH_INLINE)
+		return search_remote(t->remote->dlist, pool, &t->remote_places);
+	t->remote_places = search_known_remote(t->remote->dlist, pool);
+	return t->remote_places ? 0 : search_begin_remote(pool, &t->remote_search);
+}
+
+/* Where the rows lie: known, looked for, or (long lists) to be looked for. */
+static int look(struct transfer *t)
+{
 	int r;
 
 	if (t->attach->state != ATTACH_READY || !t->attach->pool)
 		return t->attach->state == ATTACH_LOST
 			       ? err_reraise(&t->attach->why)
 			       : err_raise(ERR_PEER, "the remote session is not reachable now");
-	r = dlist_resolve_local(t->local->dlist, session, session->regions_version,
-				t->attach->remote->transport_index, &t->local_places);
+	r = look_local(t);
 	if (r >= 0)
-		r = dlist_resolve_remote(t->remote->dlist, t->attach->pool,
-					 &t->remote_places);
+		r = look_remote(t);
 	if (r < 0)
 		drop_places(t);
 	return r < 0 ? err_pass(r) : 0;
+}
+
+static bool part_wanted(const struct transfer *t, const struct prepared *prepared)
+{
+	return prepared->dlist->entry_count > SEARCH_INLINE &&
+	       !list_is_sent(prepared, t->attach);
 }
 
 /* Each post has a generation of its own: what is read of the last one can never
@@ -612,9 +414,11 @@ int transfer_post(struct transfer *t)
 	if (t->phase != XFER_ENDED)
 		return err_raise(ERR_BUSY, "xfer %llu is under way",
 				 (unsigned long long)t->id);
-	r = resolve(t);
+	r = look(t);
 	if (r < 0)
 		return err_pass(r);
+	t->parts_wanted[0] = part_wanted(t, t->local);
+	t->parts_wanted[1] = part_wanted(t, t->remote);
 	renew(t);
 	t->phase = XFER_PLANNING;
 	t->xs->xfers->live++;
@@ -626,9 +430,9 @@ int transfer_post(struct transfer *t)
 		go(t);
 		return 0;
 	}
-	plan_free(t->plan);
-	t->plan = NULL;
-	if (t->count > XFER_PLAN_INLINE) {
+	drop_plan(t);
+	if (t->count > XFER_PLAN_INLINE || t->local_search || t->remote_search ||
+	    t->parts_wanted[0] || t->parts_wanted[1]) {
 		offload_submit(t->xs->xfers->kvd->offload, &t->job);
 		return 0;
 	}
@@ -650,7 +454,7 @@ int transfer_new(struct xfer_session *xs, struct transfer_args *args,
 	int r = args->id ? 0 : dlist_check_picks(&a, &b);
 
 	if (r >= 0)
-		r = check_charge(xs, charge);
+		r = xfer_charge_check(xs, charge);
 	if (r >= 0 && idmap_count(&xs->transfers) >= XFER_LIVE_MAX)
 		r = err_raise(ERR_LIMIT, "%u transfers: the cap of a session", XFER_LIVE_MAX);
 	if (r < 0)
@@ -667,6 +471,8 @@ int transfer_new(struct xfer_session *xs, struct transfer_args *args,
 	t->notif = mem_dup(args->notif, args->notif_len);
 	t->phase = XFER_ENDED;
 	list_init(&t->link);
+	list_init(&t->parts[0]);
+	list_init(&t->parts[1]);
 	t->fresh = true;
 	t->id = args->id ? args->id : ++xs->session->next_id;
 	t->slot = args->slot;

@@ -24,9 +24,9 @@ struct shadow { /* a list that another daemon prepared */
 	uint64_t gid;
 	uint64_t target; /* epoch of our session */
 	bool ours;	 /* it names our session's memory, else the initiator's */
-	struct dlist_entry *entries; /* until complete */
 	uint32_t total, got;
-	struct dlist *dlist; /* complete */
+	struct dlist *coming; /* until complete */
+	struct dlist *dlist;  /* complete */
 	struct kept_plan *kept;
 	unsigned int refs;
 	bool gone;
@@ -44,8 +44,8 @@ struct kept_plan {
 	size_t bytes;
 	bool write;
 	uint64_t theirs_gid, mine_serial, theirs_serial;
-	uint32_t *src_index, *dst_index;
-	uint64_t src_count, dst_count;
+	uint8_t *picks; /* the index lists as they came */
+	size_t picks_bytes;
 };
 
 struct shadow_key {
@@ -62,9 +62,14 @@ struct serve { /* one REQUEST_XFER */
 	uint64_t initiator, target, digest, bytes;
 	bool write;
 	struct shadow *mine, *theirs; /* by whose memory they name */
-	uint32_t *src_index, *dst_index;
+	uint8_t *picks; /* the index lists as they came: a copy for the helper */
+	size_t picks_bytes;
+	uint32_t *src_index, *dst_index; /* made of them */
 	uint64_t src_count, dst_count;
 	struct places *mine_places, *theirs_places;
+	struct search *mine_search, *theirs_search; /* until those are known */
+	uint64_t rows; /* as the lists say: few are planned on the loop */
+	bool check; /* nothing moves, XP_CHECK */
 	struct plan *plan;
 	struct offload_job job;
 	enum { SERVE_KEYS, SERVE_PLANNING, SERVE_LANDED } phase;
@@ -91,8 +96,7 @@ static void kept_free(struct xfers *xfers, struct kept_plan *kept)
 	list_remove(&kept->link);
 	xfers->kept_bytes -= kept->bytes;
 	plan_free(kept->plan);
-	mem_free(kept->src_index);
-	mem_free(kept->dst_index);
+	mem_free(kept->picks);
 	mem_free(kept);
 }
 
@@ -101,7 +105,7 @@ static void shadow_unref(struct shadow *shadow)
 	if (--shadow->refs > 0)
 		return;
 	dlist_free(shadow->dlist);
-	mem_free(shadow->entries);
+	dlist_free(shadow->coming);
 	mem_free(shadow);
 }
 
@@ -160,11 +164,11 @@ static int shadow_new(struct xfers *xfers, struct remote *remote, uint64_t gid,
 	shadow->gid = gid;
 	shadow->total = total;
 	shadow->refs = 1;
-	shadow->entries = mem_calloc(total, sizeof(*shadow->entries));
-	r = shadow->entries ? strmap_put_bytes(&xfers->shadow_by_key, &key, sizeof(key), shadow)
-			    : -ENOMEM;
+	r = dlist_begin(total, gid, &shadow->coming);
+	if (r >= 0)
+		r = strmap_put_bytes(&xfers->shadow_by_key, &key, sizeof(key), shadow);
 	if (r < 0) {
-		mem_free(shadow->entries);
+		dlist_free(shadow->coming);
 		mem_free(shadow);
 		return err_pass(r);
 	}
@@ -186,25 +190,26 @@ static struct session *target_of(struct xfers *xfers, uint64_t epoch,
 
 static int take_entries(struct shadow *shadow, struct cursor *in, uint32_t begin, uint32_t n)
 {
-	struct dlist_entry *entries;
+	struct dlist_entry e;
+	int r = 0;
 
 	if (shadow->dlist || begin != shadow->got || n > shadow->total - shadow->got ||
 	    cursor_left(in) / DLIST_ENTRY_BYTES < n)
 		return err_raise(ERR_PROTO, "a list's part [%u, +%u) does not follow %u of %u",
 				 begin, n, shadow->got, shadow->total);
-	for (uint32_t i = 0; i < n; i++) {
-		struct dlist_entry *e = &shadow->entries[begin + i];
-
-		e->address = cursor_get_u64(in);
-		e->bytes = cursor_get_u64(in);
-		e->stride = cursor_get_u64(in);
-		e->count = cursor_get_u64(in);
+	for (uint32_t i = 0; r >= 0 && i < n; i++) {
+		e.address = cursor_get_u64(in);
+		e.bytes = cursor_get_u64(in);
+		e.stride = cursor_get_u64(in);
+		e.count = cursor_get_u64(in);
+		r = dlist_put(shadow->coming, begin + i, &e);
 	}
+	if (r < 0)
+		return err_pass(r);
 	shadow->got += n;
-	if (shadow->got < shadow->total)
-		return 0;
-	entries = mem_steal(shadow->entries);
-	return dlist_new(entries, shadow->total, shadow->gid, &shadow->dlist);
+	if (shadow->got == shadow->total)
+		shadow->dlist = mem_steal(shadow->coming);
+	return 0;
 }
 
 static int on_dlist(struct xfers *xfers, struct remote *remote, struct cursor *in)
@@ -267,23 +272,17 @@ static int on_notif(struct xfers *xfers, struct cursor *in)
 
 /* ---- transfers ---- */
 
-static bool index_equal(const uint32_t *a, const uint32_t *b, uint64_t count)
-{
-	return a && b ? memcmp(a, b, count * sizeof(*a)) == 0 : a == b;
-}
-
 /* The plan that was made from the same lists, indices and resolutions. */
 static struct plan *kept_take(const struct serve *s)
 {
 	struct kept_plan *kept = s->mine->kept;
 	struct plan *plan;
 
-	if (!kept || kept->write != s->write || kept->theirs_gid != s->theirs->gid ||
+	if (!kept || !s->mine_places || !s->theirs_places || kept->write != s->write || kept->theirs_gid != s->theirs->gid ||
 	    kept->mine_serial != s->mine_places->serial ||
 	    kept->theirs_serial != s->theirs_places->serial ||
-	    kept->src_count != s->src_count || kept->dst_count != s->dst_count ||
-	    !index_equal(kept->src_index, s->src_index, s->src_count) ||
-	    !index_equal(kept->dst_index, s->dst_index, s->dst_count))
+	    kept->picks_bytes != s->picks_bytes ||
+	    memcmp(kept->picks, s->picks, s->picks_bytes) != 0)
 		return NULL;
 	plan = kept->plan;
 	kept->plan = NULL;
@@ -296,9 +295,7 @@ static struct plan *kept_take(const struct serve *s)
 static void kept_put(struct serve *s)
 {
 	struct xfers *xfers = s->xfers;
-	size_t bytes = plan_memory(s->plan) +
-		       (s->src_index ? s->src_count * sizeof(uint32_t) : 0) +
-		       (s->dst_index ? s->dst_count * sizeof(uint32_t) : 0);
+	size_t bytes = plan_memory(s->plan) + s->picks_bytes;
 	struct kept_plan *kept;
 
 	if (s->mine->gone || bytes > XFER_KEPT_BYTES_MAX / 2)
@@ -314,11 +311,9 @@ static void kept_put(struct serve *s)
 				   .theirs_gid = s->theirs->gid,
 				   .mine_serial = s->mine_places->serial,
 				   .theirs_serial = s->theirs_places->serial,
-				   .src_count = s->src_count,
-				   .dst_count = s->dst_count};
+				   .picks_bytes = s->picks_bytes};
 	kept->plan = mem_steal(s->plan);
-	kept->src_index = mem_steal(s->src_index);
-	kept->dst_index = mem_steal(s->dst_index);
+	kept->picks = mem_steal(s->picks);
 	if (s->mine->kept)
 		kept_free(xfers, s->mine->kept);
 	s->mine->kept = kept;
@@ -334,6 +329,8 @@ static void serve_free(struct serve *s)
 	list_remove(&s->link);
 	if (s->plan && s->mine_places && s->theirs_places)
 		kept_put(s);
+	search_free(s->mine_search);
+	search_free(s->theirs_search);
 	if (s->mine_places)
 		places_unref(s->mine_places);
 	if (s->theirs_places)
@@ -343,6 +340,7 @@ static void serve_free(struct serve *s)
 	if (s->theirs)
 		shadow_unref(s->theirs);
 	plan_free(s->plan);
+	mem_free(s->picks);
 	mem_free(s->src_index);
 	mem_free(s->dst_index);
 	mem_free(s);
@@ -381,29 +379,75 @@ static void pick(const struct serve *s, struct dlist_pick *src, struct dlist_pic
 {
 	const struct shadow *from = s->write ? s->theirs : s->mine;
 	const struct shadow *to = s->write ? s->mine : s->theirs;
+	const struct places *mine =
+		s->mine_search ? search_found(s->mine_search) : s->mine_places;
+	const struct places *theirs =
+		s->theirs_search ? search_found(s->theirs_search) : s->theirs_places;
 
-	*src = (struct dlist_pick){from->dlist, s->write ? s->theirs_places : s->mine_places,
-				   s->src_index, s->src_count};
-	*dst = (struct dlist_pick){to->dlist, s->write ? s->mine_places : s->theirs_places,
-				   s->dst_index, s->dst_count};
+	*src = (struct dlist_pick){from->dlist, s->write ? theirs : mine, s->src_index,
+				   s->src_count};
+	*dst = (struct dlist_pick){to->dlist, s->write ? mine : theirs, s->dst_index,
+				   s->dst_count};
+}
+
+static int get_indices(struct serve *s)
+{
+	struct cursor in;
+	int r;
+
+	cursor_read(&in, s->picks, s->picks_bytes);
+	r = dlist_index_get(&in, DLIST_DESCS_MAX, &s->src_index, &s->src_count);
+	if (r >= 0)
+		r = dlist_index_get(&in, DLIST_DESCS_MAX, &s->dst_index, &s->dst_count);
+	if (r < 0)
+		return err_pass(r);
+	if (!s->src_index)
+		s->src_count = (s->write ? s->theirs : s->mine)->dlist->descs;
+	if (!s->dst_index)
+		s->dst_count = (s->write ? s->mine : s->theirs)->dlist->descs;
+	return 0;
+}
+
+static int work(struct serve *s)
+{
+	struct dlist_pick src, dst;
+	int r = get_indices(s);
+
+	if (r >= 0 && s->mine_search)
+		r = search_run(s->mine_search, s->mine->dlist);
+	if (r >= 0 && s->theirs_search)
+		r = search_run(s->theirs_search, s->theirs->dlist);
+	if (r < 0 || s->check)
+		return r < 0 ? err_pass(r) : 0;
+	pick(s, &src, &dst);
+	return dlist_plan(&src, &dst, &s->plan);
 }
 
 static void plan_work(struct offload_job *job)
 {
 	struct serve *s = container_of(job, struct serve, job);
-	struct dlist_pick src, dst;
 
-	pick(s, &src, &dst);
-	job->result = dlist_plan(&src, &dst, &s->plan);
+	job->result = work(s);
 	if (job->result < 0)
 		err_take(&job->err);
+}
+
+static int searches_end(struct serve *s)
+{
+	int r = 0;
+
+	if (s->mine_search)
+		r = search_end(mem_steal(s->mine_search), s->mine->dlist, &s->mine_places);
+	if (r >= 0 && s->theirs_search)
+		r = search_end(mem_steal(s->theirs_search), s->theirs->dlist,
+			       &s->theirs_places);
+	return r < 0 ? err_pass(r) : 0;
 }
 
 static void plan_done(struct offload_job *job)
 {
 	struct serve *s = container_of(job, struct serve, job);
-	const struct places *src = s->write ? s->theirs_places : s->mine_places;
-	const struct places *dst = s->write ? s->mine_places : s->theirs_places;
+	const struct places *src, *dst;
 	struct xp_sides sides;
 
 	if (!s->in) {
@@ -412,6 +456,12 @@ static void plan_done(struct offload_job *job)
 	}
 	if (s->why.code == ERR_OK && job->result < 0)
 		s->why = job->err;
+	if (s->why.code == ERR_OK && searches_end(s) < 0)
+		err_take(&s->why);
+	if (s->why.code == ERR_OK && s->check) { /* it was read: it was, and is, exported */
+		land(s, &(struct xp_sides){0}, NULL);
+		return;
+	}
 	if (s->why.code == ERR_OK && (s->plan->digest != s->digest ||
 				      s->plan->bytes != s->bytes || s->in->bytes != s->bytes))
 		err_set(&s->why, ERR_PLAN, "transfer: %llu bytes planned there, %llu here",
@@ -422,13 +472,34 @@ static void plan_done(struct offload_job *job)
 		land(s, NULL, &why);
 		return;
 	}
+	src = s->write ? s->theirs_places : s->mine_places;
+	dst = s->write ? s->mine_places : s->theirs_places;
 	sides = (struct xp_sides){s->plan, src->buffers, dst->buffers, src->buffer_count,
 				  dst->buffer_count};
 	land(s, &sides, NULL);
 }
 
-/* Resolve both lists now; 1: their keys are not usable yet. */
-static int resolve(struct serve *s)
+static int look_mine(struct serve *s, struct session *session)
+{
+	unsigned int transport = s->remote->transport_index;
+
+	if (s->mine->dlist->entry_count <= SEARCH_INLINE)
+		return search_local(s->mine->dlist, session, transport, &s->mine_places);
+	s->mine_places = search_known_local(s->mine->dlist, session, transport);
+	return s->mine_places ? 0 : search_begin_local(session, transport, &s->mine_search);
+}
+
+static int look_theirs(struct serve *s, struct remote_pool *pool)
+{
+	if (s->theirs->dlist->entry_count <= SEARCH_INLINE)
+		return search_remote(s->theirs->dlist, pool, &s->theirs_places);
+	s->theirs_places = search_known_remote(s->theirs->dlist, pool);
+	return s->theirs_places ? 0 : search_begin_remote(pool, &s->theirs_search);
+}
+
+/* Where both lists lie: known, looked for, or (long ones) to be looked for; 1: their
+ * keys are not usable yet. */
+static int look(struct serve *s)
 {
 	struct session *session = xfer_session_by_epoch(s->xfers, s->target);
 	struct remote_pool *pool = handshake_pool_by_id(s->remote, s->initiator);
@@ -442,16 +513,15 @@ static int resolve(struct serve *s)
 		return err_reraise(&pool->refused);
 	if (!pool->ready)
 		return 1;
-	r = dlist_resolve_local(s->mine->dlist, session, session->regions_version,
-				s->remote->transport_index, &s->mine_places);
+	r = look_mine(s, session);
 	if (r >= 0)
-		r = dlist_resolve_remote(s->theirs->dlist, pool, &s->theirs_places);
+		r = look_theirs(s, pool);
 	return r < 0 ? err_pass(r) : 0;
 }
 
 static void serve_go(struct serve *s)
 {
-	int r = resolve(s);
+	int r = look(s);
 	struct err why;
 
 	if (r == 1)
@@ -461,19 +531,16 @@ static void serve_go(struct serve *s)
 		land(s, NULL, &why);
 		return;
 	}
-	if (s->in->kind == XP_CHECK) { /* it was read: it was, and is, exported */
-		land(s, &(struct xp_sides){0}, NULL);
-		return;
-	}
+	s->check = s->in->kind == XP_CHECK;
 	s->phase = SERVE_PLANNING;
 	s->job = (struct offload_job){.work = plan_work, .done = plan_done};
 	list_init(&s->job.link);
-	s->plan = kept_take(s);
+	s->plan = s->check ? NULL : kept_take(s);
 	if (s->plan) {
 		plan_done(&s->job);
 		return;
 	}
-	if (s->src_count > XFER_PLAN_INLINE) {
+	if (s->rows > XFER_PLAN_INLINE || s->mine_search || s->theirs_search) {
 		offload_submit(s->xfers->kvd->offload, &s->job);
 		return;
 	}
@@ -496,18 +563,23 @@ static int find_lists(struct serve *s, uint64_t local_gid, uint64_t remote_gid)
 	return 0;
 }
 
-static int get_indices(struct serve *s, struct cursor *in)
+static int take_picks(struct serve *s, struct cursor *in)
 {
-	int r = dlist_index_get(in, DLIST_DESCS_MAX, &s->src_index, &s->src_count);
+	const uint8_t *src = NULL, *dst = NULL;
+	size_t src_len = 0, dst_len = 0;
+	uint64_t src_rows = (s->write ? s->theirs : s->mine)->dlist->descs;
+	uint64_t dst_rows = (s->write ? s->mine : s->theirs)->dlist->descs;
+	int r = dlist_index_skip(in, &src, &src_len, &src_rows);
 
 	if (r >= 0)
-		r = dlist_index_get(in, DLIST_DESCS_MAX, &s->dst_index, &s->dst_count);
+		r = dlist_index_skip(in, &dst, &dst_len, &dst_rows);
 	if (r < 0)
 		return err_pass(r);
-	if (!s->src_index)
-		s->src_count = (s->write ? s->theirs : s->mine)->dlist->descs;
-	if (!s->dst_index)
-		s->dst_count = (s->write ? s->mine : s->theirs)->dlist->descs;
+	s->picks_bytes = src_len + dst_len;
+	s->picks = mem_dup(src, s->picks_bytes); /* one lies behind the other */
+	if (!s->picks)
+		return err_pass(-ENOMEM);
+	s->rows = src_rows > dst_rows ? src_rows : dst_rows;
 	return 0;
 }
 
@@ -535,7 +607,7 @@ static int parse(struct serve *s, struct cursor *in)
 		return err_pass(-err_errno(ERR_AUTH));
 	r = find_lists(s, local_gid, remote_gid);
 	if (r >= 0)
-		r = get_indices(s, in);
+		r = take_picks(s, in);
 	if (r < 0)
 		return err_pass(r);
 	s->has_notif = cursor_get_u8(in) != 0;

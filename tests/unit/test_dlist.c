@@ -13,6 +13,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/dlist.h"
+#include "daemon/search.h"
 #include "proto/base64.h"
 
 static struct dlist *make(const struct dlist_entry *entries, uint32_t n)
@@ -99,6 +100,65 @@ static void plan_rows_are_the_picked_descriptors(void **state)
 	dlist_free(b);
 }
 
+/* Row by row the same, and never more entries; grids of eight rows and more go. */
+static void squeezed_rows_are_the_same_rows(void **state)
+{
+	(void)state;
+	for (unsigned int seed = 0; seed < 500; seed++) {
+		struct dlist_entry rows[300], squeezed[300];
+		uint32_t n = 0, k = 0, left, grids = 0;
+
+		srand(seed);
+		while (n < 300) { /* grids of any length, rows that go back, repeats */
+			uint32_t count = 1 + (uint32_t)rand() % 20;
+			uint64_t at = (uint64_t)rand() % 100000, bytes = 1 + (uint64_t)rand() % 3;
+			uint64_t stride = (uint64_t)rand() % 6;
+
+			grids += count >= 8 && stride >= bytes && n + count <= 300;
+			for (uint32_t i = 0; i < count && n < 300; i++)
+				rows[n++] = (struct dlist_entry){at + i * stride, bytes, 0, 1};
+			if (n < 300 && rand() % 5 == 0)
+				rows[n++] = (struct dlist_entry){at, bytes, bytes + 1, 3};
+		}
+		memcpy(squeezed, rows, sizeof(rows));
+		left = dlist_squeeze(squeezed, 300);
+		assert_true(left <= 300 - 7 * grids);
+		for (uint32_t i = 0; i < left; i++) {
+			if (squeezed[i].count == 1 || squeezed[i].count == 3) { /* as it came */
+				assert_memory_equal(&squeezed[i], &rows[k], sizeof(rows[0]));
+				k++;
+				continue;
+			}
+			assert_true(squeezed[i].count >= 8);
+			for (uint64_t j = 0; j < squeezed[i].count; j++, k++) {
+				assert_int_equal(squeezed[i].address + j * squeezed[i].stride,
+						 rows[k].address);
+				assert_int_equal(squeezed[i].bytes, rows[k].bytes);
+				assert_int_equal(rows[k].count, 1);
+			}
+		}
+		assert_int_equal(k, 300);
+	}
+}
+
+static void list_made_entry_by_entry_is_the_same(void **state)
+{
+	const struct dlist_entry entries[] = {{1000, 16, 32, 10}, {5000, 16, 0, 1}};
+	const struct dlist_entry bad = {1, 0, 0, 1};
+	struct dlist *a = make(entries, 2), *b = NULL;
+
+	(void)state;
+	assert_int_equal(dlist_begin(2, 1, &b), 0);
+	assert_int_equal(dlist_put(b, 0, &entries[0]), 0);
+	assert_true(dlist_put(b, 1, &bad) < 0);
+	assert_int_equal(dlist_put(b, 1, &entries[1]), 0);
+	assert_int_equal(a->descs, b->descs);
+	assert_memory_equal(a->entries, b->entries, sizeof(entries));
+	assert_memory_equal(a->first, b->first, 3 * sizeof(*a->first));
+	dlist_free(a);
+	dlist_free(b);
+}
+
 static void picks_that_do_not_match_are_refused(void **state)
 {
 	const struct dlist_entry one[] = {{0, 16, 16, 8}}, other[] = {{0, 32, 32, 8}};
@@ -125,7 +185,9 @@ static void index_on_the_wire_comes_back(void **state)
 		uint32_t index[100], *back;
 		struct dlist_pick pick = {.index = index, .count = 100};
 		uint8_t buf[1024];
+		const uint8_t *raw;
 		uint64_t count;
+		size_t len;
 		struct cursor c;
 
 		srand(seed);
@@ -141,7 +203,14 @@ static void index_on_the_wire_comes_back(void **state)
 
 			cursor_read(&in, buf, cut);
 			assert_true(dlist_index_get(&in, 1000, &back, &count) < 0);
+			cursor_read(&in, buf, cut);
+			assert_true(dlist_index_skip(&in, &raw, &len, &count) < 0);
 		}
+		cursor_read(&c, buf, c.pos);
+		assert_int_equal(dlist_index_skip(&c, &raw, &len, &count), 0);
+		assert_int_equal(len, dlist_index_bytes(&pick));
+		assert_int_equal(count, 100);
+		assert_int_equal(cursor_left(&c), 0);
 		cursor_read(&c, buf, c.pos);
 		assert_int_equal(dlist_index_get(&c, 100, &back, &count), 0);
 		assert_int_equal(count, 100);
@@ -185,6 +254,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(new_refuses_bad_entries),
 		cmocka_unit_test(plan_rows_are_the_picked_descriptors),
+		cmocka_unit_test(squeezed_rows_are_the_same_rows),
+		cmocka_unit_test(list_made_entry_by_entry_is_the_same),
 		cmocka_unit_test(picks_that_do_not_match_are_refused),
 		cmocka_unit_test(index_on_the_wire_comes_back),
 		cmocka_unit_test(base64_is_strict),

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where rows lie: found in the innermost region, held while used, and not counted when
+ * the region has gone meanwhile. */
+#include "daemon/search.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+#include "daemon/region.h"
+#include "daemon/region_map.h"
+#include "daemon/session.h"
+
+#define REGIONS 4
+
+struct stage {
+	struct session session;
+	struct region regions[REGIONS];
+	struct xp_reg *reg; /* what the transport made of each; never looked into */
+};
+
+static int setup(void **state)
+{
+	/* two side by side, one inside the second, one elsewhere without transport 1 */
+	static const uint64_t at[REGIONS][2] = {
+		{0x10000, 0x10000}, {0x20000, 0x10000}, {0x24000, 0x1000}, {0x80000, 0x1000}};
+	struct stage *s = mem_zalloc(sizeof(*s));
+
+	assert_int_equal(region_map_new(&s->session.region_map), 0);
+	s->session.regions_version = 7;
+	for (size_t i = 0; i < REGIONS; i++) {
+		struct region *r = &s->regions[i];
+
+		r->id = i;
+		r->state = REGION_READY;
+		r->address = at[i][0];
+		r->length = at[i][1];
+		r->pins = 1; /* ours: it never closes by itself */
+		r->regs[0] = (struct xp_reg *)&s->reg;
+		r->regs[1] = i < 3 ? (struct xp_reg *)&s->reg : NULL;
+		assert_int_equal(region_map_put(s->session.region_map, r), 0);
+	}
+	*state = s;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct stage *s = *state;
+
+	for (size_t i = 0; i < REGIONS; i++)
+		assert_int_equal(s->regions[i].pins, 1);
+	region_map_free(s->session.region_map);
+	mem_free(s);
+	return 0;
+}
+
+static struct dlist *make(const struct dlist_entry *entries, uint32_t n)
+{
+	struct dlist *dlist = NULL;
+
+	assert_int_equal(dlist_new(mem_dup(entries, n * sizeof(*entries)), n, 1, &dlist), 0);
+	return dlist;
+}
+
+static void rows_lie_in_the_innermost_region(void **state)
+{
+	const struct dlist_entry entries[] = {
+		{0x10010, 16, 0, 1}, {0x24010, 16, 0, 1}, {0x20010, 16, 0, 1},
+		{0x24ff8, 16, 0, 1} /* over the inner one's end */, {0x1fff0, 16, 0, 1}};
+	struct stage *s = *state;
+	struct dlist *dlist = make(entries, 5);
+	struct places *places, *again;
+
+	assert_int_equal(search_local(dlist, &s->session, 0, &places), 0);
+	assert_ptr_equal(places->regions[places->at[0].buffer], &s->regions[0]);
+	assert_ptr_equal(places->regions[places->at[1].buffer], &s->regions[2]);
+	assert_ptr_equal(places->regions[places->at[2].buffer], &s->regions[1]);
+	assert_ptr_equal(places->regions[places->at[3].buffer], &s->regions[1]);
+	assert_int_equal(places->at[4].buffer, places->at[0].buffer);
+	assert_int_equal(places->at[1].offset, 0x10);
+	assert_int_equal(places->at[3].offset, 0x4ff8);
+	assert_int_equal(places->buffer_count, 3);
+	assert_int_equal(s->regions[0].pins, 2);
+	assert_int_equal(s->regions[3].pins, 1); /* nobody needs it */
+	/* known, until a region comes or goes or another transport asks */
+	again = search_known_local(dlist, &s->session, 0);
+	assert_ptr_equal(again, places);
+	places_unref(again);
+	assert_null(search_known_local(dlist, &s->session, 1));
+	s->session.regions_version++;
+	assert_null(search_known_local(dlist, &s->session, 0));
+	places_unref(places);
+	dlist_free(dlist);
+}
+
+static void rows_of_no_region_are_named(void **state)
+{
+	const struct dlist_entry over[] = {{0x10000, 16, 0, 1}, {0x1fff8, 16, 0, 1}};
+	const struct dlist_entry grid[] = {{0x1ff00, 16, 16, 32}}; /* into the next region */
+	const struct dlist_entry apart[] = {{0x80000, 16, 0, 1}};
+	struct stage *s = *state;
+	struct places *places = NULL;
+	struct dlist *dlist = make(over, 2);
+
+	assert_int_equal(search_local(dlist, &s->session, 0, &places), -err_errno(ERR_NOTFOUND));
+	assert_non_null(strstr(err_last()->text, "descs[1]"));
+	assert_null(dlist->places);
+	dlist_free(dlist);
+	dlist = make(grid, 1);
+	assert_int_equal(search_local(dlist, &s->session, 0, &places), -err_errno(ERR_NOTFOUND));
+	dlist_free(dlist);
+	dlist = make(apart, 1);
+	assert_int_equal(search_local(dlist, &s->session, 1, &places), -err_errno(ERR_IMPORT));
+	assert_int_equal(search_local(dlist, &s->session, 0, &places), 0);
+	places_unref(places);
+	dlist_free(dlist);
+}
+
+/* Between the helper's work and its end the region was unregistered. */
+static void region_gone_meanwhile_is_revoked(void **state)
+{
+	const struct dlist_entry entries[] = {{0x10000, 16, 0, 1}};
+	struct stage *s = *state;
+	struct places *places = NULL;
+	struct dlist *dlist = make(entries, 1);
+	struct search *search = NULL;
+
+	assert_int_equal(search_begin_local(&s->session, 0, &search), 0);
+	assert_int_equal(s->regions[0].pins, 2); /* it waits for us */
+	assert_null(search_found(search));
+	assert_int_equal(search_run(search, dlist), 0);
+	assert_non_null(search_found(search));
+	s->regions[0].state = REGION_CLOSING;
+	assert_int_equal(search_end(search, dlist, &places), -err_errno(ERR_REVOKED));
+	assert_null(dlist->places);
+	s->regions[0].state = REGION_READY;
+	/* begun and given up */
+	assert_int_equal(search_begin_local(&s->session, 0, &search), 0);
+	assert_int_equal(search_run(search, dlist), 0);
+	search_free(search);
+	dlist_free(dlist);
+}
+
+/* A region that comes after the beginning is not seen; what was found is of then. */
+static void search_sees_what_was_there_when_it_began(void **state)
+{
+	const struct dlist_entry entries[] = {{0x90000, 16, 0, 1}};
+	struct region late = {.state = REGION_READY, .address = 0x90000, .length = 4096,
+			      .pins = 1};
+	struct stage *s = *state;
+	struct dlist *dlist = make(entries, 1);
+	struct search *search = NULL;
+
+	assert_int_equal(search_begin_local(&s->session, 0, &search), 0);
+	assert_int_equal(region_map_put(s->session.region_map, &late), 0);
+	assert_int_equal(search_run(search, dlist), -err_errno(ERR_NOTFOUND));
+	search_free(search);
+	assert_int_equal(late.pins, 1);
+	dlist_free(dlist);
+}
+
+int main(void)
+{
+#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+	const struct CMUnitTest tests[] = {
+		T(rows_lie_in_the_innermost_region),
+		T(rows_of_no_region_are_named),
+		T(region_gone_meanwhile_is_revoked),
+		T(search_sees_what_was_there_when_it_began),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
