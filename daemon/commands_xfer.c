@@ -86,6 +86,19 @@ static int run_attach(struct request *req)
 	return r < 0 ? err_pass(r) : 0;
 }
 
+/* Is the session there still, as far as this daemon knows? */
+static int run_attached(struct request *req)
+{
+	struct xfer_session *xs = session_of(req);
+	int64_t id = 0;
+	int r = xs ? json_get_int(req->args, "attach", true, 0, JSON_INT_MAX, &id) : -ENOMEM;
+
+	if (r < 0 || !attach_find(xs, (uint64_t)id))
+		return err_pass(r < 0 ? r : -ENOENT);
+	request_reply(req, NULL);
+	return 0;
+}
+
 /* ---- dlist.prep, dlist.free ---- */
 
 static int parse_desc(const cJSON *item, size_t index, struct dlist_entry *e)
@@ -590,6 +603,8 @@ static const struct command_field attach_fields[] = {
 	{"timeout_ms", FIELD_INT, false, 1, 600000, "5000 if absent"},
 	F_END,
 };
+static const struct command_field attached_fields[] = {
+	{"attach", FIELD_INT, true, 0, JSON_INT_MAX, "of peer.attach"}, F_END};
 static const struct command_field prep_fields[] = {
 	{"peer", FIELD_INT, false, 0, JSON_INT_MAX, "of peer.attach; absent: own memory"},
 	{"descs", FIELD_ARRAY, false, 0, DESCS_JSON_MAX,
@@ -634,6 +649,8 @@ static const struct command_field notif_fields[] = {
 const struct command xfer_commands[] = {
 	{"peer.attach", "use another session's exported memory, by its secret",
 	 attach_fields, 0, run_attach, "attach"},
+	{"peer.attached", "whether an attached session is there still", attached_fields, 0,
+	 run_attached, "nothing; the error that ended it"},
 	{"dlist.prep", "prepare a descriptor list", prep_fields, COMMAND_FDS, run_prep,
 	 "dlist, count"},
 	{"dlist.free", "forget a prepared list", dlist_fields, 0, run_dlist_free, "nothing"},

@@ -281,6 +281,21 @@ int client_attach_id(struct kvd_client *client, uint64_t *attach_p,
 	return r;
 }
 
+int kvd_peer_attached(struct kvd_client *client, uint64_t attach,
+		      const struct kvd_call *call)
+{
+	struct client_op op;
+	int r = client_begin(client, call);
+
+	if (!r)
+		r = client_attach_id(client, &attach, call);
+	if (r)
+		return r;
+	client_op_begin(client, &op, "peer.attached");
+	client_text_int(&op.text, "attach", attach);
+	return client_op_run(client, &op, call);
+}
+
 /* ---- descriptor lists -------------------------------------------------------- */
 
 static void dlist_fini(struct client_object *object)

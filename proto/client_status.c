@@ -269,11 +269,13 @@ static void slot_figures(const struct kvd_status_slot *s, struct kvd_room_status
 		/* acquire: the second look at the sequence stays behind these */
 		uint64_t bytes = __atomic_load_n(&s->bytes, __ATOMIC_ACQUIRE);
 		uint64_t total = __atomic_load_n(&s->total, __ATOMIC_ACQUIRE);
+		uint64_t changed_ns = __atomic_load_n(&s->changed_ns, __ATOMIC_ACQUIRE);
 
 		if (before & 1 || before != __atomic_load_n(&s->sequence, __ATOMIC_RELAXED))
 			continue;
 		st->bytes = bytes;
 		st->total = total;
+		st->changed_ns = changed_ns;
 		return;
 	}
 }

@@ -484,6 +484,7 @@ struct kvd_room_status {
 	bool retryable;
 	uint64_t bytes;	    /* landed or sent so far */
 	uint64_t total;	    /* expected; 0: not known yet */
+	uint64_t changed_ns; /* CLOCK_MONOTONIC of the last change of state; 0: not known */
 };
 
 /* Binds and chunks may follow before the answer; they fail as the opening does. */
@@ -559,6 +560,10 @@ int kvd_peer_attach(struct kvd_client *client, const char *endpoint,
 int kvd_peer_attach_begin(struct kvd_client *client, const char *endpoint,
 			  const struct kvd_session_key *key, const struct kvd_call *call,
 			  uint64_t *attach_p);
+/* 0 while our daemon knows nothing of an end of that session; -KVD_E_PEER,
+ * -KVD_E_SESSION …: why it is gone, for good. */
+int kvd_peer_attached(struct kvd_client *client, uint64_t attach,
+		      const struct kvd_call *call);
 
 struct kvd_desc { /* `count` rows of `bytes`, `stride` apart; count 0 means 1 */
 	uint64_t address;

@@ -12,7 +12,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from kvd_daemon import Daemon, run  # noqa: E402
-from kvd_engine import BYTES, Cache, Engine, FAILED, SUCCESS  # noqa: E402
+from kvd_engine import BYTES, Cache, Engine, FAILED, Refused, SUCCESS  # noqa: E402
 
 ROW = 256
 ROWS = BYTES // ROW
@@ -150,8 +150,24 @@ def wrong_secret_opens_nothing():
                     secret="0" * 32)
 
 
+def session_that_ended_is_not_attached():
+    with Agents("shm") as t:
+        t.a.cmd("peer.attached", attach=t.peer)
+        t.b.close()
+        end = time.monotonic() + 30
+        while True:
+            try:
+                t.a.cmd("peer.attached", attach=t.peer)
+                assert time.monotonic() < end
+            except Refused as why:
+                assert why.code == "ESESSION", why
+                break
+        t.a.refused("ENOTFOUND", "peer.attached", attach=77)
+
+
 if __name__ == "__main__":
     run([shm_memfd_write_and_read, shm_vm_write_and_read, ucx_memfd_write_and_read,
          ucx_vm_and_shm_write_and_read, tcp_memfd_write_and_read,
          tcp_vm_and_shm_write_and_read, long_list_by_memfd,
-         unregistered_memory_is_out_of_reach, wrong_secret_opens_nothing])
+         unregistered_memory_is_out_of_reach, wrong_secret_opens_nothing,
+         session_that_ended_is_not_attached])

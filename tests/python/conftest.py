@@ -30,3 +30,13 @@ def pair():
     """Two daemons; an unexpected warning of either fails the module."""
     with Daemon() as a, Daemon() as b:
         yield a, b
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nixl_on_path():
+    """kvd's nixl, in front of whatever is installed."""
+    import kvd.nixl
+    os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")
+    sys.path.insert(0, kvd.nixl.path())
+    yield
+    sys.path.remove(kvd.nixl.path())

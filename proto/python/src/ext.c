@@ -166,7 +166,8 @@ PyMODINIT_FUNC PyInit__kvd(void)
 	if (!module)
 		return NULL;
 	if (ext_client_init(module) < 0 || ext_memory_init(module) < 0 ||
-	    ext_room_init(module) < 0 || ext_xfer_init(module) < 0) {
+	    ext_room_init(module) < 0 || ext_lists_init(module) < 0 ||
+	    ext_xfer_init(module) < 0) {
 		Py_DECREF(module);
 		return NULL;
 	}

@@ -6,7 +6,8 @@
  *   ext_client.c  Client: one connection, many threads
  *   ext_memory.c  regions, pools, layouts, adopted memory
  *   ext_room.c    rooms
- *   ext_xfer.c    attachments, descriptor lists, transfers, notifications
+ *   ext_lists.c   attachments, descriptor lists
+ *   ext_xfer.c    transfers, notifications
  *   ext_rows.c    descriptor rows: check, compress, index lists (no Python in it)
  *
  * One lock a client. It is never waited for with the GIL held, and nothing of
@@ -47,6 +48,7 @@ int ext_timeout(PyObject *seconds, int *ms_p); /* None: 0, the client's default 
 int ext_client_init(PyObject *module);
 int ext_memory_init(PyObject *module);
 int ext_room_init(PyObject *module);
+int ext_lists_init(PyObject *module);
 int ext_xfer_init(PyObject *module);
 
 /* ---- ext_client.c ------------------------------------------------------------ */
@@ -69,6 +71,7 @@ struct op {
 /* What a finaliser left, to be closed by whoever has the lock next. */
 struct grave {
 	struct grave *next;
+	/* 0: asked, call->on_done tells; 1: closed; negative: not now */
 	int (*close)(void *handle, const struct kvd_call *call);
 	void *handle;
 	PyObject *keep; /* memory that must stay until it is closed */
@@ -117,6 +120,11 @@ void op_cancel(struct op *op);
 /* Close `handle` some time; never waits, never raises. Takes the reference keep. */
 void client_bury(struct client *c, int (*close)(void *, const struct kvd_call *),
 		 void *handle, PyObject *keep);
+/* Wait for something to do, at most 50 ms, and do it; with the lock and the GIL, which
+ * others have meanwhile. */
+void client_step(struct client *c);
+/* Until the socket has taken all, at most a second; with the lock and the GIL. */
+void client_flush(struct client *c);
 /* One turn if the last one is long ago (or `now`); with the lock. */
 void client_turn(struct client *c, bool now);
 
@@ -170,5 +178,35 @@ size_t rows_lengths(const struct rows *a, const uint32_t *ai, const struct rows 
 /* How many pieces are left when neighbours on both sides are one. */
 size_t rows_merged(const struct rows *a, const uint32_t *ai, const struct rows *b,
 		   const uint32_t *bi, size_t count);
+
+/* ---- ext_lists.c --------------------------------------------------------------- */
+
+enum { PENDING = 0, READY = 1, REFUSED = -1 };
+
+struct attach {
+	PyObject_HEAD struct client *client;
+	uint64_t number;
+	int state;
+	struct kvd_error error;
+};
+
+struct dlist {
+	PyObject_HEAD struct client *client;
+	struct attach *attach; /* NULL: own memory */
+	struct rows rows;
+	struct kvd_dlist *kvd;
+	bool answered;	     /* usable only when the daemon has answered */
+	unsigned int serial; /* of the attachment that it is of */
+	int state;
+	struct kvd_error error; /* of REFUSED */
+};
+
+extern PyTypeObject *attach_type, *dlist_type;
+
+/* Whether transfers may name it; it is told to the daemon when it is time. With the
+ * lock. */
+int dlist_go(struct dlist *d);
+/* For client_bury(). */
+int dlist_shut(void *handle, const struct kvd_call *call);
 
 #endif

@@ -24,6 +24,7 @@
 
 #define TURN_EVERY_NS UINT64_C(50000000)
 #define POLL_MS_MAX 50
+#define FLUSH_NS UINT64_C(1000000000)
 
 PyTypeObject *client_type;
 
@@ -129,11 +130,13 @@ static void graves_tend(struct client *c)
 		struct kvd_call call = {.on_done = on_closed, .arg = g};
 
 		if (!g->asked && !g->closed && !g->again) {
+			int r;
+
 			g->asked = true;
-			if (g->close(g->handle, &call) < 0) {
-				g->asked = false;
-				g->again = true;
-			}
+			r = g->close(g->handle, &call);
+			g->closed = r > 0;
+			g->again = r < 0;
+			g->asked = r == 0;
 		}
 		if (g->closed) {
 			*at = g->next;
@@ -376,6 +379,31 @@ int client_run(struct client *c, op_start *start, void *ctx, int timeout_ms,
 	return r;
 }
 
+void client_step(struct client *c)
+{
+	Py_BEGIN_ALLOW_THREADS if (c->polling) turn_follow(c);
+	else turn_wait(c);
+	Py_END_ALLOW_THREADS
+}
+
+/* What the socket did not take stays here until somebody takes a turn, and the caller
+ * may never call again: wait for it, so that a daemon which falls behind slows him. */
+void client_flush(struct client *c)
+{
+	uint64_t until = 0;
+
+	while (c->kvd && kvd_events(c->kvd) & POLLOUT) {
+		uint64_t now = ext_now_ns();
+
+		until = until ? until : now + FLUSH_NS;
+		if (now > until)
+			return;
+		Py_BEGIN_ALLOW_THREADS if (c->polling) turn_follow(c);
+		else turn_wait(c);
+		Py_END_ALLOW_THREADS
+	}
+}
+
 /* ---- the type ------------------------------------------------------------------------
  */
 
@@ -582,6 +610,20 @@ static PyObject *client_lost(PyObject *self, PyObject *none)
 	return PyBool_FromLong(lost);
 }
 
+/* Names this session; another one after the daemon was restarted. */
+static PyObject *client_epoch(PyObject *self, void *closure)
+{
+	struct client *c = (struct client *)self;
+	uint64_t epoch;
+
+	(void)closure;
+	if (!client_lock(c))
+		return NULL;
+	epoch = kvd_daemon(c->kvd)->epoch;
+	client_unlock(c);
+	return PyLong_FromUnsignedLongLong(epoch);
+}
+
 static PyObject *client_closed(PyObject *self, void *closure)
 {
 	(void)closure;
@@ -602,6 +644,7 @@ static PyMethodDef methods[] = {
 
 static PyGetSetDef getset[] = {
 	{"closed", client_closed, NULL, NULL, NULL},
+	{"epoch", client_epoch, NULL, NULL, NULL},
 	{NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding the daemon of this node, and a private one for tests and laptops.
+
+KVD_SOCKET       path of the control socket
+KVD_AUTOSTART=1  no daemon answers: start one that lives as long as this process
+KVD_DAEMON       the program to start; else `kvd` in PATH"""
+import atexit
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+
+from .client import Client
+from .errors import ConnectionError, Error
+
+log = logging.getLogger("kvd.daemon")
+_lock = threading.Lock()
+_private = None
+
+_CONFIG = """[daemon]
+name = kvd
+run_dir = %s
+log_level = warn
+log_format = plain
+[control]
+sessions = 1024
+session_regions = 65536
+"""
+
+# the daemon ends with this process, however that ends: its shell reads a pipe of ours
+_SHELL = '"$@" </dev/null & kvd=$!; read -r never; kill $kvd 2>/dev/null; wait $kvd'
+
+
+class PrivateDaemon:
+    def __init__(self):
+        program = os.environ.get("KVD_DAEMON") or shutil.which("kvd")
+        if not program:
+            raise ConnectionError("KVD_AUTOSTART: no program kvd in PATH, and KVD_DAEMON "
+                                  "is not set", "ENODAEMON", 513, "session", True)
+        self.pid = os.getpid()
+        self.dir = tempfile.mkdtemp(prefix="kvd-")
+        self.socket = os.path.join(self.dir, "kvd.sock")
+        config = os.path.join(self.dir, "kvd.conf")
+        with open(config, "w") as out:
+            out.write(_CONFIG % self.dir)
+        self.shell = subprocess.Popen(["/bin/sh", "-c", _SHELL, "sh", program, "--config",
+                                       config], stdin=subprocess.PIPE)
+        atexit.register(self.stop)
+        self._wait()
+        log.info("started %s for this process: %s", program, self.socket)
+
+    def _wait(self):
+        end, pause = time.monotonic() + 20, 0.001
+        while time.monotonic() < end:
+            if os.path.exists(self.socket):
+                try:
+                    return Client(self.socket, client="autostart").close()
+                except Error:
+                    pass
+            if self.shell.poll() is not None:
+                break
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.05)
+        self.stop()
+        raise ConnectionError("KVD_AUTOSTART: the daemon did not start", "ENODAEMON", 513,
+                              "session", True)
+
+    def alive(self):
+        return self.shell.poll() is None
+
+    def stop(self):
+        if self.pid != os.getpid():
+            return
+        self.shell.stdin.close()
+        try:
+            self.shell.wait(5)
+        except subprocess.TimeoutExpired:
+            self.shell.kill()
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+
+def private_socket():
+    """The socket of this process's own daemon, started when there is none."""
+    global _private
+    with _lock:
+        if _private is None or _private.pid != os.getpid() or not _private.alive():
+            _private = PrivateDaemon()
+        return _private.socket
+
+
+def connect(name, role=None, timeout=None):
+    """A Client of the node's daemon; raises ConnectionError that says what to do."""
+    try:
+        return Client(client=name, role=role, timeout=timeout)
+    except ConnectionError as error:
+        if error.code != "ENODAEMON":
+            raise
+        if os.environ.get("KVD_AUTOSTART", "0") in ("1", "yes", "on"):
+            return Client(private_socket(), client=name, role=role, timeout=timeout)
+        raise ConnectionError(
+            "%s (start kvd on this node, point KVD_SOCKET at its control socket, or set "
+            "KVD_AUTOSTART=1 for a private one)" % error.message, error.code, error.number,
+            error.scope, True) from None

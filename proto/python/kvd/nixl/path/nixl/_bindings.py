@@ -1,0 +1,735 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NIXL's binding layer on kvd.
+
+An agent is a session with the node's daemon. Its handles are numbers that never come
+twice: one that was released is told from one in use. What NIXL refuses when a list or a
+request is made is refused here, in this process, against what both agents registered;
+the daemons check all of it again before a byte moves."""
+import itertools
+import os
+import re
+import struct
+import threading
+import time
+import zlib
+
+import numpy as np
+
+from kvd import _kvd
+from kvd.daemon import connect
+from kvd.errors import Error
+from kvd.memory import adopt
+
+from . import _metadata
+from ._descs import nixlRegDList, nixlRemoteDList, nixlXferDList  # noqa: F401
+from ._listen import Listener
+from ._status import (from_code, from_error, nixl_cost_t, nixl_mem_t,  # noqa: F401
+                      nixl_status_t, nixl_thread_sync_t, nixl_xfer_op_t, nixlBackendError,
+                      nixlCancelledError, nixlInvalidParamError, nixlMismatchError,
+                      nixlNotAllowedError, nixlNotFoundError, nixlNotPostedError,
+                      nixlNotSupportedError, nixlNoTelemetryError,
+                      nixlRemoteDisconnectError, nixlRepostActiveError, nixlUnknownError)
+from .logging import get_logger
+
+logger = get_logger("bindings")
+
+DEFAULT_COMM_PORT = 8888
+NIXL_INIT_AGENT = ""
+HAVE_UCX_GPU_DEVICE_API = False
+globals().update(nixl_mem_t.__members__)
+globals().update(nixl_xfer_op_t.__members__)
+globals().update(nixl_thread_sync_t.__members__)
+globals().update(nixl_cost_t.__members__)
+globals().update(nixl_status_t.__members__)
+DRAM_SEG = nixl_mem_t.DRAM_SEG
+_waiting = _kvd.notif_waiting
+SUCCESS, IN_PROG = nixl_status_t.NIXL_SUCCESS, nixl_status_t.NIXL_IN_PROG
+
+PLUGINS = {"UCX": ({"ucx_error_handling_mode": "peer", "num_workers": "1",
+                    "ucx_devices": ""}, ["DRAM_SEG"])}
+ATTACH_S = 10.0
+NAME_MAX = 63  # bytes of a name that the daemon carries
+_PLAIN = re.compile("[A-Za-z0-9_.:/@#+=-][A-Za-z0-9_.:/@#+= -]*").fullmatch
+_LONG = "~nixl~"
+NOTIF_MAX = 1 << 20
+RETRY_S = 1.0  # between attempts to attach to a session that was lost
+LOOK_S = 0.5  # between questions to the own daemon whether a session is there
+PATIENCE_S = 1.0  # with the own daemon, and with a first connection
+
+
+class nixlXferTelemetry:
+    """Times in µs; startTime on the monotonic clock."""
+
+    def __init__(self):
+        self.startTime = self.postDuration = self.xferDuration = 0
+        self.totalBytes = self.descCount = 0
+
+    def __repr__(self):
+        return "nixlXferTelemetry(startTime=%d, postDuration=%d, xferDuration=%d, " \
+            "totalBytes=%d, descCount=%d)" % (self.startTime, self.postDuration,
+                                              self.xferDuration, self.totalBytes,
+                                              self.descCount)
+
+
+class nixlAgentConfig:
+    def __init__(self, useProgThread=False, useListenThread=False,
+                 listenPort=DEFAULT_COMM_PORT,
+                 syncMode=nixl_thread_sync_t.NIXL_THREAD_SYNC_DEFAULT, pthrDelay=0,
+                 lthrDelay=100000, captureTelemetry=False, etcdWatchTimeout=5000000):
+        self.useProgThread, self.useListenThread = useProgThread, useListenThread
+        self.listenPort, self.syncMode = listenPort, syncMode
+        self.pthrDelay, self.lthrDelay = pthrDelay, lthrDelay
+        self.captureTelemetry, self.etcdWatchTimeout = captureTelemetry, etcdWatchTimeout
+
+
+def _text(name, what="an agent's name"):
+    if isinstance(name, str):
+        return name
+    if isinstance(name, (bytes, bytearray)):
+        return bytes(name).decode("utf-8", "surrogateescape")
+    raise TypeError("%s: str or bytes, not %s" % (what, type(name).__name__))
+
+
+def _bytes(message):
+    if isinstance(message, bytes):
+        return message
+    if isinstance(message, str):
+        return message.encode("utf-8", "surrogateescape")
+    if isinstance(message, bytearray):
+        return bytes(message)
+    raise TypeError("a notification: str or bytes, not %s" % type(message).__name__)
+
+
+def _wire_name(name):
+    """The name that the daemon carries with notifications, and what goes in front of
+    each: another form of name than the daemon's log shows is told there."""
+    if len(name) <= NAME_MAX and _PLAIN(name):
+        return name, b""
+    raw = name.encode("utf-8", "surrogateescape")
+    return "%s%08x" % (_LONG, zlib.crc32(raw)), struct.pack("<H", len(raw)) + raw
+
+
+def _index(indices):
+    """An index list as _kvd.Xfer takes it."""
+    if isinstance(indices, np.ndarray):
+        if indices.ndim != 1:
+            raise ValueError("indices numpy array must be 1D")
+        if indices.dtype.kind == "b":
+            indices = indices.astype(np.uint8)
+        elif indices.dtype.kind not in "iu":
+            indices = indices.astype(np.int64)
+        elif not indices.dtype.isnative:
+            indices = indices.astype(indices.dtype.newbyteorder("="))
+        view = indices.__array_interface__
+        return ((view["data"][0], len(indices), indices.strides[0] if len(indices) else 0,
+                 indices.dtype.kind, indices.dtype.itemsize),), indices
+    if isinstance(indices, (list, tuple)):
+        return indices if not isinstance(indices, tuple) else list(indices), None
+    return list(indices), None
+
+
+class _Remote:
+    """Another agent: what its metadata told, and the way to its session."""
+
+    __slots__ = ("name", "endpoint", "epoch", "secret", "spans", "attach", "gone", "again",
+                 "asked", "tried")
+
+    def __init__(self, name, head):
+        self.name, self.endpoint = name, head["endpoint"]
+        self.epoch, self.secret = head["epoch"], head["secret"]
+        self.spans = {}  # memory type -> {(address, bytes)}, in order
+        self.attach, self.gone = None, False
+        self.again = None  # the next attachment, while the last one is dead
+        self.asked = self.tried = 0.0  # when the daemon was asked after it; made again
+
+    def same(self, head):
+        return (self.endpoint, self.epoch, self.secret) == \
+            (head["endpoint"], head["epoch"], head["secret"])
+
+    def learn(self, regions, anew):
+        if anew:
+            self.spans = {}
+        for mem, address, nbytes in regions.tolist():
+            self.spans.setdefault(mem, {})[(address, nbytes)] = None
+
+    def packed(self, mem):
+        return np.array(list(self.spans.get(int(mem), ())), np.uint64).tobytes()
+
+    def holds(self, mem, table):
+        spans = self.spans.get(int(mem), ())
+        return all(any(a >= s and n <= b and a - s <= b - n for s, b in spans)
+                   for a, n, _ in table.tolist())
+
+
+class _Request:
+    """One transfer, by its handle."""
+
+    __slots__ = ("xfer", "remote", "error", "suspect")
+
+    def __init__(self, xfer, remote):
+        self.xfer, self.remote, self.error, self.suspect = xfer, remote, None, False
+
+
+def _plain_abi(method):
+    """kvd's errors become NIXL's."""
+    def call(self, *args, **kwargs):
+        try:
+            return method(self, *args, **kwargs)
+        except Error as error:
+            raise from_error(error) from error
+    call.__name__, call.__doc__ = method.__name__, method.__doc__
+    return call
+
+
+class nixlAgent:
+    def __init__(self, name, config):
+        if not isinstance(name, str):
+            raise TypeError("an agent's name: str, not %s" % type(name).__name__)
+        if not 0 < len(name.encode("utf-8", "surrogateescape")) < 1 << 16:
+            raise ValueError("an agent needs a name, of at most 65535 bytes")
+        if not isinstance(config, nixlAgentConfig):
+            raise TypeError("a nixlAgentConfig is wanted")
+        self._name, self._config = name, config
+        wire, self._prefix = _wire_name(name)
+        try:
+            self._client = connect(wire)
+        except Error as error:
+            raise RuntimeError("no kvd daemon: %s" % error) from error
+        self._kvd = self._client._kvd
+        self._lock = threading.Lock()  # of what follows; never held while waiting
+        self._numbers = itertools.count(0x1000)
+        self._backends, self._regions = {}, {}
+        self._spans, self._packed, self._blob = {}, {}, None
+        self._remotes, self._dlists, self._requests = {}, {}, {}
+        self._self = None
+        self._require = [w for w in os.environ.get("KVD_REQUIRE", "").replace(",", " ")
+                         .split() if w]
+        self._listener = None
+        if config.useListenThread:
+            self._listener = Listener(self, config.listenPort)
+
+    def __del__(self):
+        listener = getattr(self, "_listener", None)
+        if listener:
+            listener.stop()
+
+    # ---- plugins and backends ----
+
+    def getAvailPlugins(self):
+        return list(PLUGINS)
+
+    def getPluginParams(self, plugin):
+        if plugin not in PLUGINS:
+            raise nixlNotFoundError("no plugin '%s'" % plugin)
+        params, mems = PLUGINS[plugin]
+        return dict(params), list(mems)
+
+    def getBackendParams(self, backend):
+        plugin, params = self._backend(backend)
+        return dict(params), list(PLUGINS[plugin][1])
+
+    def createBackend(self, plugin, params):
+        if plugin not in PLUGINS:
+            raise nixlNotFoundError("no plugin '%s'" % plugin)
+        if any(p == plugin for p, _ in self._backends.values()):
+            raise nixlInvalidParamError("backend '%s' is there already" % plugin)
+        handle = next(self._numbers)
+        self._backends[handle] = (plugin, dict(params))
+        return handle
+
+    def _backend(self, handle):
+        found = self._backends.get(handle)
+        if found is None:
+            raise nixlInvalidParamError("no backend %r" % (handle,))
+        return found
+
+    def _need_backend(self, handles=()):
+        for handle in handles:
+            self._backend(handle)
+        if not self._backends:
+            raise nixlBackendError("no backend was created")
+
+    # ---- memory ----
+
+    @_plain_abi
+    def registerMem(self, descs, backends=[]):
+        if not isinstance(descs, nixlRegDList):
+            raise TypeError("a nixlRegDList is wanted")
+        self._need_backend(backends)
+        if descs.getType() is not DRAM_SEG:
+            raise nixlBackendError("%s: this kvd daemon imports host memory only"
+                                   % descs.getType().name)
+        made = []
+        try:
+            for address, nbytes, _ in descs.table().tolist():
+                made.append(((DRAM_SEG, address, nbytes), self._region(address, nbytes)))
+        except BaseException:
+            for _, region in made:
+                region.unregister()
+            raise
+        with self._lock:
+            for key, region in made:
+                self._regions.setdefault(key, []).append(region)
+            self._changed()
+        return SUCCESS
+
+    def _region(self, address, nbytes):
+        if not address or not nbytes:
+            raise nixlBackendError("memory [%#x, +%d) cannot be registered"
+                                   % (address, nbytes))
+        why = adopt(address, nbytes)
+        region = _kvd.Region(self._kvd, "vm", nbytes, address, name=self._name[:40])
+        if why:
+            logger.debug("%d bytes at %#x are copied through the kernel (vm): %s", nbytes,
+                         address, why)
+        return region
+
+    @_plain_abi
+    def deregisterMem(self, descs, backends=[]):
+        if not isinstance(descs, nixlRegDList):
+            raise TypeError("a nixlRegDList is wanted")
+        self._need_backend(backends)
+        taken = []
+        with self._lock:
+            for address, nbytes, _ in descs.table().tolist():
+                key = (descs.getType(), address, nbytes)
+                if not self._regions.get(key):
+                    for other, region in taken:
+                        self._regions.setdefault(other, []).append(region)
+                    raise nixlNotFoundError("[%#x, +%d) is not registered"
+                                            % (address, nbytes))
+                taken.append((key, self._regions[key].pop()))
+                if not self._regions[key]:
+                    del self._regions[key]
+            self._changed()
+        for _, region in taken:
+            region.unregister()
+        return SUCCESS
+
+    def _changed(self):
+        """Own regions came or went. With the lock."""
+        spans = {}
+        for mem, address, nbytes in self._regions:
+            spans.setdefault(mem, []).append((address, nbytes))
+        self._spans = spans
+        self._packed = {m: np.array(s, np.uint64).tobytes() for m, s in spans.items()}
+        self._blob = None
+
+    def queryMem(self, descs, backend):
+        self._backend(backend)
+        raise nixlNotSupportedError("kvd has no storage to be asked")
+
+    # ---- metadata ----
+
+    def _head(self):
+        epoch, secret = self._kvd.key()
+        info = self._kvd.info()
+        return {"name": self._name, "endpoint": info["endpoint"],
+                "instance": info["instance"], "epoch": epoch, "secret": secret}
+
+    @_plain_abi
+    def getLocalMD(self):
+        if not self._backends:
+            raise nixlInvalidParamError("no backend was created")
+        blob = self._blob
+        if blob and blob[0] == self._kvd.epoch:
+            return blob[1]
+        head = dict(self._head(), full=1)
+        rows = [(m, a, n) for m, spans in self._spans.items() for a, n in spans]
+        packed = _metadata.pack(head, np.array(rows, np.uint64).reshape(-1, 3))
+        self._blob = (head["epoch"], packed)
+        return packed
+
+    @_plain_abi
+    def getLocalPartialMD(self, descs, inc_conn_info=False, backends=[]):
+        self._need_backend(backends)
+        rows = []
+        for address, nbytes, _ in descs.table().tolist():
+            if (descs.getType(), address, nbytes) not in self._regions:
+                raise nixlNotFoundError("[%#x, +%d) is not registered" % (address, nbytes))
+            rows.append((int(descs.getType()), address, nbytes))
+        head = self._head() if inc_conn_info or not rows else {"name": self._name}
+        return _metadata.pack(head, np.array(rows, np.uint64).reshape(-1, 3))
+
+    @_plain_abi
+    def loadRemoteMD(self, blob):
+        head, regions = _metadata.unpack(blob)
+        name = head["name"]
+        if name == self._name:
+            raise nixlInvalidParamError("the metadata is this agent's own")
+        with self._lock:
+            remote = self._remotes.get(name)
+            if "endpoint" in head and (remote is None or not remote.same(head)):
+                if remote is not None:
+                    remote.gone = True
+                remote = self._remotes[name] = _Remote(name, head)
+            elif remote is None:
+                raise nixlNotFoundError("regions of '%s', whose connection information is "
+                                        "not known" % name)
+            remote.learn(regions, bool(head.get("full")))
+        self._reach(remote)
+        return name.encode("utf-8", "surrogateescape")
+
+    def _attach(self, remote):
+        remote.tried = remote.asked = time.monotonic()
+        return _kvd.Attach(self._kvd, remote.endpoint, remote.epoch, remote.secret, ATTACH_S)
+
+    def _reach(self, remote):
+        """Its attachment. A dead one is made again behind the caller's back, once a
+        second, because a link may come back while an engine does not."""
+        if remote.attach is None:
+            remote.attach = self._attach(remote)
+            if self._require:
+                self._require_check(remote)
+        elif remote.attach.state() < 0:
+            if remote.again is not None and remote.again.state() == 1:
+                remote.attach, remote.again = remote.again, None
+            elif (remote.again is None or remote.again.state() < 0) and \
+                    time.monotonic() - remote.tried > RETRY_S:
+                remote.again = self._attach(remote)
+        return remote.attach
+
+    def _look(self, remote, age=LOOK_S):
+        """Ask the own daemon whether it knows of an end of that session: one round trip,
+        when it was not asked for `age` seconds."""
+        attach, now = self._reach(remote), time.monotonic()
+        if attach.state() == 1 and now - remote.asked > age:
+            remote.asked = now
+            try:
+                attach.check(PATIENCE_S)
+            except Error as error:
+                if error.number >= 512:  # the own daemon's silence
+                    raise
+                attach.refuse(error.number, error.message)
+        return attach
+
+    def _require_check(self, remote):
+        """KVD_REQUIRE: wait for the way to the peer, and refuse one that is not named."""
+        self._await(remote)
+        for peer in self._client.command("peer.list")["peers"]:
+            if peer.get("endpoint") != remote.endpoint:
+                continue
+            used = peer.get("transport", "none")
+            if used in self._require or ("rdma" in self._require and peer.get("rdma")):
+                return
+            remote.attach, remote.gone = None, True
+            self._remotes.pop(remote.name, None)
+            raise nixlBackendError("KVD_REQUIRE=%s: '%s' is reached by %s"
+                                   % (",".join(self._require), remote.name, used))
+
+    def _await(self, remote, seconds=ATTACH_S):
+        end, pause = time.monotonic() + seconds, 20e-6
+        while True:
+            attach = remote.attach
+            state = attach.state()
+            if state == 1:
+                return attach
+            if state < 0:
+                raise from_code(_kvd.code_name(state), attach.error())
+            if time.monotonic() > end:
+                raise nixlRemoteDisconnectError("'%s' does not answer" % remote.name)
+            time.sleep(pause)
+            pause = min(pause * 1.5, 1e-3)
+
+    def _remote(self, name):
+        if name == self._name:
+            return self._loopback()
+        remote = self._remotes.get(name)
+        if remote is None:
+            raise nixlNotFoundError("no agent '%s'" % name)
+        return remote
+
+    def _loopback(self):
+        epoch = self._kvd.epoch
+        if self._self is None or self._self.epoch != epoch:
+            head = self._head()
+            self._self = _Remote(self._name, head)
+            self._self.attach = _kvd.Attach(self._kvd, head["endpoint"], head["epoch"],
+                                            head["secret"], ATTACH_S)
+        return self._self
+
+    def invalidateRemoteMD(self, name):
+        with self._lock:
+            remote = self._remotes.pop(_text(name), None)
+            if remote is None:
+                raise nixlNotFoundError("no agent '%s'" % _text(name))
+            remote.gone = True
+        return SUCCESS
+
+    def checkRemoteMD(self, name, descs):
+        remote = self._remotes.get(_text(name))
+        if remote is None or not remote.holds(descs.getType(), descs.table()):
+            return nixl_status_t.NIXL_ERR_NOT_FOUND
+        return SUCCESS
+
+    @_plain_abi
+    def makeConnection(self, name, backends=[]):
+        self._need_backend(backends)
+        remote = self._remote(_text(name))
+        self._reach(remote)
+        self._await(remote)
+        return SUCCESS
+
+    # ---- metadata by a peer's listener ----
+
+    def _courier(self, ip_addr):
+        if not ip_addr:
+            raise nixlInvalidParamError("an IP address is needed: kvd has no central "
+                                        "metadata server")
+        return self._listener
+
+    def sendLocalMD(self, ip_addr="", port=DEFAULT_COMM_PORT):
+        courier = self._courier(ip_addr)
+        if courier:
+            courier.send(ip_addr, port, self.getLocalMD())
+
+    def sendLocalPartialMD(self, descs, inc_conn_info=False, backends=[], ip_addr="",
+                           port=DEFAULT_COMM_PORT, label=""):
+        courier = self._courier(ip_addr)
+        if courier:
+            courier.send(ip_addr, port,
+                         self.getLocalPartialMD(descs, inc_conn_info, backends))
+
+    def fetchRemoteMD(self, remote_agent, ip_addr="", port=DEFAULT_COMM_PORT, label=""):
+        courier = self._courier(ip_addr)
+        if courier:
+            courier.fetch(ip_addr, port)
+
+    def invalidateLocalMD(self, ip_addr="", port=DEFAULT_COMM_PORT):
+        courier = self._courier(ip_addr)
+        if courier:
+            courier.invalidate(ip_addr, port, self._name)
+
+    # ---- prepared lists ----
+
+    @_plain_abi
+    def prepXferDlist(self, agent_name, *args, **kwargs):
+        """(agent, nixlXferDList, backends=[]) or (agent, mem, Nx5 array, backends=[])"""
+        name = _text(agent_name)
+        names = ["descs", "backends"]
+        if args and isinstance(args[0], nixl_mem_t):
+            names.insert(0, "mem")
+        given = dict(zip(names, args))
+        given.update(kwargs)
+        descs, mem = given.pop("descs", None), given.pop("mem", None)
+        self._need_backend(given.pop("backends", None) or given.pop("backend", ()))
+        if mem is not None and isinstance(descs, np.ndarray):
+            table, columns = self._strided(descs), 5
+        elif isinstance(descs, nixlXferDList):
+            mem, table, columns = descs.getType(), descs.table(), 3
+        else:
+            raise TypeError("prepXferDlist: a nixlXferDList, or a memory type with an Nx5 "
+                            "array, is wanted")
+        return self._prepare(name, mem, table, columns)
+
+    @staticmethod
+    def _strided(table):
+        if table.ndim != 2 or table.shape[1] != 5:
+            raise ValueError("strided descs must be a Nx5 numpy array")
+        if table.dtype.kind not in "iu" or table.dtype.itemsize != 8:
+            raise ValueError("strided descs must be a Nx5 numpy array of uint64 or int64")
+        return np.ascontiguousarray(table)
+
+    def _prepare(self, name, mem, table, columns):
+        remote, attach = None, None
+        spans = self._packed.get(mem, b"")
+        if name != NIXL_INIT_AGENT:
+            remote = self._remote(name)
+            if name != self._name:
+                spans = remote.packed(mem)
+                self._reach(remote)
+            attach = remote.attach
+        if not len(table):
+            raise nixlNotFoundError("an empty list")
+        try:
+            dlist = _kvd.Dlist(self._kvd, attach, table.__array_interface__["data"][0],
+                               len(table), columns, spans)
+        except Error as error:
+            if error.code == "EINVAL" and columns == 5:
+                raise nixlNotFoundError(error.message) from error
+            raise
+        handle = next(self._numbers)
+        self._dlists[handle] = (dlist, remote)
+        return handle
+
+    def releasedDlistH(self, handle):
+        self._dlists.pop(handle, None)
+        return SUCCESS
+
+    def _dlist(self, handle):
+        found = self._dlists.get(handle)
+        if found is None:
+            raise nixlInvalidParamError("no prepared list %r: it was released" % (handle,))
+        return found
+
+    # ---- requests ----
+
+    def _message(self, notif):
+        data = _bytes(notif)
+        if not data:
+            return None
+        if len(data) > NOTIF_MAX:
+            raise nixlInvalidParamError("a notification of %d bytes, at most %d"
+                                        % (len(data), NOTIF_MAX))
+        return self._prefix + data
+
+    @_plain_abi
+    def makeXferReq(self, operation, local_side, local_indices, remote_side, remote_indices,
+                    notif_msg=b"", backend=[], skip_desc_merge=False):
+        for handle in backend:
+            self._backend(handle)
+        local, ours = self._dlist(local_side)
+        target, remote = self._dlist(remote_side)
+        if ours is not None or remote is None:
+            raise nixlInvalidParamError("the sides are swapped")
+        if remote.gone:
+            raise nixlNotFoundError("agent '%s' was removed" % remote.name)
+        a, keep_a = _index(local_indices)
+        b, keep_b = _index(remote_indices)
+        xfer = _kvd.Xfer(int(operation), local, a, target, b, self._message(notif_msg))
+        handle = next(self._numbers)
+        self._requests[handle] = _Request(xfer, remote)
+        return handle
+
+    @_plain_abi
+    def createXferReq(self, operation, local_descs, remote_descs, remote_agent, notif_msg=b"",
+                      backend=[]):
+        for descs in (local_descs, remote_descs):
+            if not isinstance(descs, nixlXferDList):
+                raise TypeError("a nixlXferDList is wanted")
+        name = _text(remote_agent)
+        self._need_backend(backend)
+        if local_descs.descCount() != remote_descs.descCount() or local_descs.isEmpty():
+            raise nixlInvalidParamError("%d local descriptors for %d remote ones"
+                                        % (local_descs.descCount(),
+                                           remote_descs.descCount()))
+        message = self._message(notif_msg)
+        remote = self._remote(name)
+        local = self._prepare(NIXL_INIT_AGENT, local_descs.getType(), local_descs.table(), 3)
+        try:
+            target = self._prepare(name, remote_descs.getType(), remote_descs.table(), 3)
+        except BaseException:
+            del self._dlists[local]
+            raise
+        # the request alone holds them
+        mine, theirs = self._dlists.pop(local)[0], self._dlists.pop(target)[0]
+        xfer = _kvd.Xfer(int(operation), mine, None, theirs, None, message)
+        handle = next(self._numbers)
+        self._requests[handle] = _Request(xfer, remote)
+        return handle
+
+    def _request(self, handle):
+        found = self._requests.get(handle)
+        if found is None:
+            raise nixlInvalidParamError("no request %r: it was released" % (handle,))
+        return found
+
+    @_plain_abi
+    def postXferReq(self, reqh, notif_msg=b""):
+        request = self._request(reqh)
+        if request.remote.gone:
+            raise nixlNotFoundError("agent '%s' was removed" % request.remote.name)
+        if request.suspect:  # it failed before: over a new attachment, if there is one
+            request.xfer.rebind(self._look(request.remote, 0))
+        code = request.xfer.post(self._message(notif_msg) if notif_msg else None)
+        request.error, request.suspect = None, False
+        if code < 0:
+            raise self._failed(request, code)
+        return IN_PROG
+
+    def getXferStatus(self, handle):
+        request = self._requests.get(handle)
+        if request is None:
+            self._request(handle)
+        code = request.xfer.poll()
+        if code == 0:
+            return SUCCESS
+        if code == 1:
+            if request.remote.gone:
+                raise nixlNotFoundError("agent '%s' was removed" % request.remote.name)
+            return IN_PROG
+        if code == 2:
+            raise nixlNotPostedError("the request was not posted")
+        raise self._failed(request, code)
+
+    def _failed(self, request, code):
+        """The exception of a failed transfer, the same each time."""
+        if request.error is None:
+            request.suspect = True
+            _, message, _ = request.xfer.error()
+            request.error = from_code(_kvd.code_name(code),
+                                      message or "transfer with '%s'" % request.remote.name)
+        return request.error
+
+    def getXferTelemetry(self, reqh):
+        request = self._request(reqh)
+        if not self._config.captureTelemetry:
+            raise nixlNoTelemetryError("captureTelemetry is off")
+        told = request.xfer.telemetry()
+        if told is None:
+            if not request.xfer.posted:
+                raise nixlNotPostedError("the request was not posted")
+            if request.xfer.poll() == 0:
+                told = request.xfer.telemetry()
+        if told is None:
+            raise nixlNoTelemetryError("the request has not finished")
+        out = nixlXferTelemetry()
+        out.startTime, out.postDuration = told[0] // 1000, told[1]
+        out.xferDuration, out.totalBytes, out.descCount = max(told[1], told[2]), told[3], \
+            told[4]
+        return out
+
+    def estimateXferCost(self, req_handle):
+        self._request(req_handle)
+        return 0, 0, -1
+
+    def queryXferBackend(self, handle):
+        self._request(handle)
+        return next(iter(self._backends))
+
+    def releaseXferReq(self, handle):
+        """In flight: begins the cancel, and raises until the memory is still."""
+        request = self._request(handle)
+        if not request.xfer.stop():
+            raise nixlBackendError("the request is being canceled, and its memory may still "
+                                   "move: release it again")
+        self._requests.pop(handle, None)
+        return SUCCESS
+
+    def _abandon(self, handle):
+        """Its handle is gone: the daemon cancels it and forgets it when it is still."""
+        self._requests.pop(handle, None)
+
+    def prepMemView(self, *args, **kwargs):
+        raise nixlBackendError("memory views need a GPU")
+
+    def releaseMemView(self, view):
+        raise nixlBackendError("memory views need a GPU")
+
+    # ---- notifications ----
+
+    @_plain_abi
+    def genNotif(self, remote_agent, msg, backends=[]):
+        name, data = _text(remote_agent), _bytes(msg)
+        if len(data) > NOTIF_MAX:
+            raise nixlInvalidParamError("a notification of %d bytes, at most %d"
+                                        % (len(data), NOTIF_MAX))
+        remote = self._remote(name)
+        self._look(remote)
+        _kvd.notif_send(self._kvd, self._await(remote, PATIENCE_S), self._prefix + data)
+        return SUCCESS
+
+    def getNotifs(self, notif_map, backends=[]):
+        if _waiting(self._kvd):
+            self._take(notif_map)
+        return notif_map
+
+    @_plain_abi
+    def _take(self, notif_map):
+        for name, data in _kvd.notif_drain(self._kvd):
+            if name.startswith(_LONG) and len(data) >= 2:
+                size = struct.unpack_from("<H", data)[0]
+                name = data[2:2 + size].decode("utf-8", "surrogateescape")
+                data = data[2 + size:]
+            notif_map.setdefault(name, []).append(data)
+

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Descriptor lists. One is a table of u64 (address, length, device) while it is only
+handed on, and a Python list once somebody changes it row by row."""
+import numpy as np
+
+from ._status import nixl_mem_t, nixlNotFoundError
+
+
+def _type_check(mem):
+    if not isinstance(mem, nixl_mem_t):
+        raise TypeError("a nixl_mem_t is wanted, not %s" % type(mem).__name__)
+    return mem
+
+
+def _table(rows):
+    """An (N, 3) array of u64 from what numpy gives."""
+    if rows.ndim != 2 or rows.shape[1] != 3:
+        raise ValueError("descs must be a Nx3 numpy array")
+    if rows.dtype.kind not in "iu" or rows.dtype.itemsize != 8:
+        raise ValueError("descs must be a Nx3 numpy array of uint64 or int64")
+    return np.array(rows, np.uint64, order="C", copy=True) if rows.dtype.kind == "u" \
+        else np.array(rows, order="C", copy=True).view(np.uint64)
+
+
+class _DescList:
+    """What the three kinds have in common. _width: of a row as a tuple."""
+
+    __hash__ = None
+    _width = 3
+
+    def __init__(self, type, descs=0):
+        self._mem = _type_check(type)
+        self._array, self._rows = None, None
+        if isinstance(descs, np.ndarray):
+            self._take_array(descs)
+        elif isinstance(descs, (list, tuple)):
+            for row in descs:
+                if not isinstance(row, tuple) or len(row) != self._width:
+                    raise ValueError("Each descriptor tuple must have exactly %d elements"
+                                     % self._width)
+            self._rows = [self._row(row) for row in descs]
+        else:
+            self._rows = [self._blank()] * self._count(descs)
+
+    @staticmethod
+    def _count(n):
+        if isinstance(n, bool) or not hasattr(n, "__index__"):
+            raise TypeError("descs: an array, a list of tuples or a number is wanted")
+        if n.__index__() < 0:
+            raise TypeError("descs: a negative number of descriptors")
+        return n.__index__()
+
+    @staticmethod
+    def _number(value, bits=64):
+        n = value.__index__()
+        if not 0 <= n < 1 << bits:
+            raise RuntimeError("%d is outside %d bits" % (n, bits))
+        return n
+
+    def _row(self, row):
+        if not isinstance(row, tuple):
+            raise TypeError("a tuple is wanted, not %s" % type(row).__name__)
+        if len(row) != self._width:
+            raise IndexError("a tuple of %d is wanted" % self._width)
+        try:
+            return (self._number(row[0]), self._number(row[1]), self._number(row[2])) \
+                + tuple(self._last(v) for v in row[3:])
+        except AttributeError:
+            raise RuntimeError("a descriptor of %r" % (row,)) from None
+
+    def _blank(self):
+        return (0, 0, 0)
+
+    def _take_array(self, array):
+        self._array = _table(array)
+
+    def _list(self):
+        """As rows, to be changed."""
+        if self._rows is None:
+            self._rows = [self._row(tuple(r) + self._blank()[3:])
+                          for r in self._array.tolist()]
+        self._array = None
+        return self._rows
+
+    def table(self):
+        """As (N, 3) u64."""
+        if self._array is None:
+            flat = [r[:3] for r in self._rows]
+            self._array = np.array(flat, np.uint64).reshape(-1, 3)
+        return self._array
+
+    def __len_(self):
+        return len(self._rows) if self._rows is not None else len(self._array)
+
+    def getType(self):
+        return self._mem
+
+    def descCount(self):
+        return self.__len_()
+
+    def isEmpty(self):
+        return self.__len_() == 0
+
+    def _index(self, i):
+        i = i.__index__()
+        if not 0 <= i < self.__len_():
+            raise IndexError("descriptor %d of %d" % (i, self.__len_()))
+        return i
+
+    def __getitem__(self, i):
+        i = self._index(i)
+        if self._rows is not None:
+            return self._rows[i]
+        return tuple(self._array[i].tolist()) + self._blank()[3:]
+
+    def __setitem__(self, i, row):
+        self._list()[self._index(i)] = self._row(row)
+
+    def addDesc(self, row):
+        self._list().append(self._row(row))
+
+    append = addDesc
+
+    def remDesc(self, i):
+        del self._list()[self._index(i)]
+
+    def clear(self):
+        self._rows, self._array = [], None
+
+    def index(self, row):
+        try:
+            return self._list().index(self._row(row))
+        except ValueError:
+            raise nixlNotFoundError("no such descriptor") from None
+
+    def __eq__(self, other):
+        if type(other) is not type(self):
+            return NotImplemented
+        if self._mem is not other._mem:
+            return False
+        if self._width == 3:
+            return np.array_equal(self.table(), other.table())
+        return self._list() == other._list()
+
+    def print(self):
+        print("DescList of mem type %d" % int(self._mem))
+        for i in range(self.__len_()):
+            print(*self[i])
+
+    def __getstate__(self):
+        return int(self._mem), self._list()
+
+    def __setstate__(self, state):
+        self._mem, self._rows, self._array = nixl_mem_t(state[0]), list(state[1]), None
+
+
+class nixlXferDList(_DescList):
+    """(address, length, device)"""
+
+
+class nixlRegDList(_DescList):
+    """(address, length, device, bytes)"""
+
+    _width = 4
+
+    def _blank(self):
+        return (0, 0, 0, b"")
+
+    @staticmethod
+    def _last(meta):
+        if isinstance(meta, str):
+            return meta.encode()
+        if isinstance(meta, (bytes, bytearray)):
+            return bytes(meta)
+        raise RuntimeError("metadata of a descriptor: str or bytes")
+
+    def trim(self):
+        """Without the metadata."""
+        return nixlXferDList(self._mem, self.table())
+
+
+class nixlRemoteDList(_DescList):
+    """(address, length, device, agent name)"""
+
+    _width = 4
+
+    def _blank(self):
+        return (0, 0, 0, "")
+
+    @staticmethod
+    def _last(name):
+        if isinstance(name, (bytes, bytearray)):
+            return bytes(name).decode()
+        if isinstance(name, str):
+            return name
+        raise RuntimeError("an agent's name: str or bytes")
+
+    index = None
+
+    def __getstate__(self):
+        raise TypeError("nixlRemoteDList cannot be pickled")

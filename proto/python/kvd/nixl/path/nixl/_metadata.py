@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agent metadata: what another agent needs to reach this one's memory.
+
+    8 bytes  "KVDNIXL1"
+    u32      length of all of it        u32  CRC-32 of what follows
+    u32      length of the JSON part    u32  number of regions
+    JSON     {"name", and with connection information: "endpoint", "instance", "epoch",
+              "secret"; "full": 1 when these are all regions}
+    regions  u64 memory type, u64 address, u64 bytes each
+
+All little-endian. Whoever has it may read and write the regions: it is a secret."""
+import json
+import struct
+import zlib
+
+import numpy as np
+
+from ._status import nixlMismatchError
+
+MAGIC = b"KVDNIXL1"
+_HEAD = struct.Struct("<8sIIII")
+REGIONS_MAX = 1 << 20
+_HEX = set("0123456789abcdef")
+
+
+def pack(head, regions):
+    """regions: (N, 3) of memory type, address, bytes."""
+    text = json.dumps(head).encode()
+    table = np.ascontiguousarray(regions, "<u8").tobytes()
+    body = struct.pack("<II", len(text), len(regions)) + text + table
+    return struct.pack("<8sII", MAGIC, 16 + len(body), zlib.crc32(body)) + body
+
+
+def _head_check(head):
+    ok = isinstance(head, dict) and isinstance(head.get("name"), str) and head["name"]
+    if ok and "endpoint" in head:
+        ok = isinstance(head["endpoint"], str) and isinstance(head.get("epoch"), int) and \
+            0 <= head["epoch"] < 1 << 64 and isinstance(head.get("secret"), str) and \
+            len(head["secret"]) == 32 and set(head["secret"]) <= _HEX
+    if not ok:
+        raise nixlMismatchError("metadata: a field is missing or of another form")
+
+
+def unpack(blob):
+    """(head, regions); nixlMismatchError for anything that pack() did not make."""
+    if isinstance(blob, str):
+        blob = blob.encode("utf-8", "surrogateescape")
+    if not isinstance(blob, (bytes, bytearray, memoryview)):
+        raise TypeError("metadata: bytes are wanted, not %s" % type(blob).__name__)
+    blob = bytes(blob)
+    if len(blob) < _HEAD.size or blob[:8] != MAGIC:
+        raise nixlMismatchError("metadata: not of a kvd agent")
+    _, length, crc, text, count = _HEAD.unpack_from(blob)
+    if length != len(blob) or zlib.crc32(blob[16:]) != crc:
+        raise nixlMismatchError("metadata: cut or changed on its way")
+    if count > REGIONS_MAX or _HEAD.size + text + 24 * count != len(blob):
+        raise nixlMismatchError("metadata: its parts do not add up")
+    try:
+        head = json.loads(blob[_HEAD.size:_HEAD.size + text])
+    except ValueError:
+        raise nixlMismatchError("metadata: not readable") from None
+    _head_check(head)
+    regions = np.frombuffer(blob, "<u8", 3 * count, _HEAD.size + text).reshape(-1, 3)
+    return head, regions

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another process with an agent: it runs the functions that it is sent by name.
+
+    with Peer(daemon, "b") as b:
+        b.alloc(1 << 20); b.metadata()"""
+import os
+import pickle
+import struct
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def agent_of(socket, name, **config):
+    """A nixl_agent on the daemon with that socket."""
+    from nixl._api import nixl_agent, nixl_agent_config
+    before = os.environ.get("KVD_SOCKET")
+    os.environ["KVD_SOCKET"] = socket
+    try:
+        return nixl_agent(name, nixl_agent_config(**config))
+    finally:
+        if before is None:
+            del os.environ["KVD_SOCKET"]
+        else:
+            os.environ["KVD_SOCKET"] = before
+
+
+class Worker:
+    """What a peer can do; each method is a command."""
+
+    def __init__(self, socket, name, config):
+        self.agent = agent_of(socket, name, **config)
+        self.buffers, self.handles = [], []
+
+    def alloc(self, nbytes, fill=0):
+        import numpy as np
+        memory = np.full(nbytes, fill, np.uint8)
+        self.buffers.append(memory)
+        address = memory.ctypes.data
+        self.handles.append(self.agent.register_memory([(address, nbytes, 0, "")], "DRAM"))
+        return address
+
+    def free(self, i):
+        self.agent.deregister_memory(self.handles[i])
+
+    def read(self, i, begin=0, end=None):
+        return self.buffers[i][begin:end].tobytes()
+
+    def write(self, i, data, begin=0):
+        import numpy as np
+        self.buffers[i][begin:begin + len(data)] = np.frombuffer(data, np.uint8)
+
+    def metadata(self):
+        return self.agent.get_agent_metadata()
+
+    def add(self, blob):
+        return self.agent.add_remote_agent(blob)
+
+    def notifs(self):
+        return self.agent.get_new_notifs()
+
+    def call(self, name, *args, **kwargs):
+        return getattr(self.agent, name)(*args, **kwargs)
+
+
+def _send(pipe, thing):
+    data = pickle.dumps(thing)
+    pipe.write(struct.pack("<I", len(data)) + data)
+    pipe.flush()
+
+
+def _receive(pipe):
+    head = pipe.read(4)
+    if len(head) < 4:
+        raise EOFError("the peer is gone")
+    return pickle.loads(pipe.read(struct.unpack("<I", head)[0]))
+
+
+class Peer:
+    def __init__(self, daemon, name, **config):
+        env = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), NIXL_LOG_LEVEL="ERROR")
+        self.proc = subprocess.Popen([sys.executable, os.path.join(HERE, "nixl_peer.py")],
+                                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+        _send(self.proc.stdin, (daemon.socket_path, name, config))
+        self._answer()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        if self.proc.poll() is None:
+            self.proc.stdin.close()
+            assert self.proc.wait(20) == 0, "the peer did not end cleanly"
+        self.proc.stdout.close()
+
+    def kill(self):
+        self.proc.kill()
+        self.proc.wait()
+        self.proc.stdin.close()
+
+    def _answer(self):
+        kind, value = _receive(self.proc.stdout)
+        if kind == "raised":
+            raise value
+        return value
+
+    def __getattr__(self, name):
+        def call(*args, **kwargs):
+            _send(self.proc.stdin, (name, args, kwargs))
+            return self._answer()
+        return call
+
+
+def main():
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints must not be taken for an answer
+    worker = None
+    while True:
+        try:
+            got = _receive(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            if worker is None:
+                worker = Worker(*got)
+                value = ("value", None)
+            else:
+                value = ("value", getattr(worker, got[0])(*got[1], **got[2]))
+        except Exception as error:
+            value = ("raised", RuntimeError("%s: %s" % (type(error).__name__, error)))
+        _send(out, value)
+
+
+if __name__ == "__main__":
+    main()
