@@ -17,10 +17,14 @@ SMALL = ("--memory", "4M", "--count", "3", "--size", "64K,256")
 class Two:
     """Two daemons of one run dir."""
 
+    def __init__(self, transport="shm"):
+        self.transport = transport
+
     def __enter__(self):
         self.dir = tempfile.TemporaryDirectory(prefix="kvd-test-")
         self.near, self.far = (
-            Daemon("[transport]\ntransports = shm\n", run_dir=self.dir.name, name=name)
+            Daemon("[transport]\ntransports = %s\n" % self.transport,
+                   run_dir=self.dir.name, name=name)
             for name in ("near", "far"))
         for daemon in (self.near, self.far):
             daemon.__enter__()
@@ -63,6 +67,15 @@ def two_daemons_of_a_host_are_measured():
         for result, (size, op) in zip(said["results"], [
                 (65536, "push"), (65536, "pull"), (256, "push"), (256, "pull")]):
             sound(result, size, op)
+
+
+def transport_that_is_wanted_is_measured():
+    with Two("tcp") as two:
+        status, out, err = two.bench("--with", two.far.socket_path, "--json", "--transport",
+                                     "tcp", *SMALL)
+        assert status == 0, err
+        said = json.loads(out)
+        assert said["peer"]["transport"] == "tcp" and len(said["results"]) == 4, said
 
 
 def ticket_by_argument_and_by_input_measures():
@@ -142,7 +155,8 @@ def command_line_wrong_is_refused_before_anything_is_asked():
 
 
 if __name__ == "__main__":
-    run([two_daemons_of_a_host_are_measured, ticket_by_argument_and_by_input_measures,
+    run([two_daemons_of_a_host_are_measured, transport_that_is_wanted_is_measured,
+         ticket_by_argument_and_by_input_measures,
          lender_ends_with_its_daemon, peer_that_does_not_answer_is_refused,
          other_transport_than_wanted_is_refused, ticket_of_another_key_is_refused,
          command_line_wrong_is_refused_before_anything_is_asked])
