@@ -137,10 +137,11 @@ static uint64_t piece_take(struct stretch *st, uint64_t most, struct piece *piec
 {
 	const struct plan_run *run = &st->plan->runs[st->at.run];
 	uint64_t off = st->at.row_offset, row = st->at.row;
-	uint64_t rows = off ? 0 : most / run->len, taken;
+	uint64_t rows = off ? 0 : run->count - row, taken;
 
-	if (rows > run->count - row)
-		rows = run->count - row;
+	/* a division costs as much as a short row: only where rows are left out */
+	if (rows * run->len > most)
+		rows = most / run->len;
 	if (rows > 0) {
 		*piece_p = (struct piece){.len = run->len, .count = rows};
 		taken = rows * run->len;
