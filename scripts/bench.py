@@ -165,8 +165,7 @@ class Bench:
             if kvd.samples:
                 self.records.append(bench_report.transfer_record(
                     ROWS[rows], KINDS[kind], op, caches, kvd,
-                    [(one.name, one.samples) for one in limits if one],
-                    [(one.name, one.samples) for one in peers if one],
+                    [one for one in limits if one], [one for one in peers if one],
                     GOALS[caches][kind].get(rows, [])))
         if plans:
             say("%s, %s, %s, %s: %.0f s" % (

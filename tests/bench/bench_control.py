@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a request costs beside its bytes: latency of a room, polls, memory of open
 rooms, an idle daemon. Each gives records (bench_report.figure)."""
-import glob
 import json
 import select
 import subprocess
 
-from bench_parts import BUILD, Obeyer
+from bench_parts import BUILD, Obeyer, used_s
 from bench_report import figure, median, quantile
 from bench_works import (IDLE_CPU_PERCENT, JSON_POLL_US, OPEN_ROOM_BYTES, ROOM_BESIDE_P99_US,
                          ROOM_LATENCY_RATIO, STATUS_PAGE_NS)
@@ -109,18 +108,6 @@ def open_rooms(rooms, pair, reps):
     for side in ("sender", "receiver"):
         yield figure("memory of %d open rooms, a room" % ROOMS, pair.transport, side,
                      said[side + "_bytes"], "bytes", OPEN_ROOM_BYTES)
-
-
-def used_s(pid):
-    """CPU time of all threads; switches on which it went to sleep."""
-    ns = switches = 0
-    for path in glob.glob("/proc/%d/task/*" % pid):
-        with open(path + "/schedstat") as f:
-            ns += int(f.read().split()[0])
-        with open(path + "/status") as f:
-            switches += [int(line.split()[1]) for line in f
-                         if line.startswith("voluntary_ctxt")][0]
-    return ns / 1e9, switches
 
 
 def idle(rooms, pair, reps):

@@ -6,6 +6,7 @@ transfers at a time, so that all see the same machine. turn(n) appends GB/s (1e9
 to `samples`. A part that polls while it has nothing to do is stopped between its
 turns.
 """
+import glob
 import json
 import os
 import re
@@ -139,9 +140,27 @@ class Pair:
         self.dir.cleanup()
 
 
+def used_s(pid):
+    """CPU time of all threads; times that one went to sleep."""
+    ns = switches = 0
+    for path in glob.glob("/proc/%d/task/*" % pid):
+        try:
+            with open(path + "/schedstat") as f:
+                ns += int(f.read().split()[0])
+            with open(path + "/status") as f:
+                switches += [int(line.split()[1]) for line in f
+                             if line.startswith("voluntary_ctxt")][0]
+        except OSError:
+            pass  # a thread that ended meanwhile
+    return ns / 1e9, switches
+
+
 class Part:
+    """`cpu`: what the cores of both sides worked for a GB, in seconds, a turn each, where
+    that can be told. A busy machine falsifies it less than the clock."""
+
     def __init__(self, name, total):
-        self.name, self.total, self.samples = name, total, []
+        self.name, self.total, self.samples, self.cpu = name, total, [], []
 
     def seconds(self, times):
         self.samples += [self.total / s / 1e9 for s in times]
@@ -155,6 +174,7 @@ class Xfer(Part):
 
     def __init__(self, pair, memory, op, rows, caches, threads):
         super().__init__("kvd", ROWS[rows][2])
+        self.pids = [daemon.proc.pid for daemon in pair.daemons]
         self.obeyer = Obeyer([BUILD + "/bench/bench_xfer"] + pair.sockets + [memory, op] +
                              row_args(rows, caches) + [caches, str(threads)])
         try:
@@ -165,7 +185,10 @@ class Xfer(Part):
         self.rows, self.first = hello["rows"], self.total / hello["first_s"] / 1e9
 
     def turn(self, n):
+        before = sum(used_s(pid)[0] for pid in self.pids)
         self.seconds(self.obeyer.ask("kvd %d" % n))
+        after = sum(used_s(pid)[0] for pid in self.pids)
+        self.cpu.append((after - before) / n / self.total * 1e9)
 
     def close(self):
         self.obeyer.close()
@@ -207,7 +230,9 @@ class TcpFloor(Part):
         return os.path.exists(BUILD + "/bench/tcp_floor")
 
     def turn(self, n):
-        self.seconds(json.loads(run(self.argv + [str(n)]))["seconds"])
+        said = json.loads(run(self.argv + [str(n)]))
+        self.seconds(said["seconds"])
+        self.cpu += [s / self.total * 1e9 for s in said.get("cpu_s", [])]
 
 
 class Iperf(Part):

@@ -15,13 +15,20 @@ def median(values):
     return quantile(values, 0.5)
 
 
-def against(name, samples, kvd):
+def spread(values):
+    return [round(quantile(values, 0.1), 3), round(quantile(values, 0.9), 3)]
+
+
+def against(part, kvd):
     """One limit or peer beside kvd: the ratio of medians, and that of the best, which
     a busy machine disturbs least."""
-    gbps = median(samples)
-    return {"name": name, "gbps": round(gbps, 3), "ratio": round(median(kvd) / gbps, 3),
-            "best_ratio": round(max(kvd) / max(samples), 3), "best_gbps": round(max(samples), 3),
-            "spread": [round(quantile(samples, 0.1), 3), round(quantile(samples, 0.9), 3)]}
+    gbps = median(part.samples)
+    one = {"name": part.name, "gbps": round(gbps, 3), "best_gbps": round(max(part.samples), 3),
+           "spread": spread(part.samples), "ratio": round(median(kvd.samples) / gbps, 3),
+           "best_ratio": round(max(kvd.samples) / max(part.samples), 3)}
+    if part.cpu and kvd.cpu:
+        one["cpu_s_gb"] = round(median(part.cpu), 3)
+    return one
 
 
 def judge(goals, ratios):
@@ -39,17 +46,16 @@ def judge(goals, ratios):
 
 
 def transfer_record(row, kind, op, caches, kvd, limits, peers, goals):
-    """`row` of bench_works.ROWS, `kind` of KINDS; `limits`, `peers`: (name, samples)."""
+    """`row` of bench_works.ROWS, `kind` of KINDS; `limits`, `peers`: parts."""
     mid = median(kvd.samples)
-    limits = [against(name, samples, kvd.samples) for name, samples in limits if samples]
-    peers = [against(name, samples, kvd.samples) for name, samples in peers if samples]
+    limits = [against(part, kvd) for part in limits if part.samples]
+    peers = [against(part, kvd) for part in peers if part.samples]
     record = {"work": row[0], "kind": kind[0], "op": op, "transport": kind[1],
               "memory": kind[2], "caches": caches, "size": row[1], "rows": kvd.rows,
               "bytes": row[2], "samples": len(kvd.samples),
               "kvd_gbps": round(mid, 3), "kvd_best_gbps": round(max(kvd.samples), 3),
-              "spread": [round(quantile(kvd.samples, 0.1), 3),
-                         round(quantile(kvd.samples, 0.9), 3)],
-              "first_gbps": round(kvd.first, 3)}
+              "spread": spread(kvd.samples), "first_gbps": round(kvd.first, 3),
+              "kvd_cpu_s_gb": round(median(kvd.cpu), 3)}
     if limits:
         record.update(limit=limits[0]["name"], limit_gbps=limits[0]["gbps"],
                       ratio=limits[0]["ratio"])
@@ -88,7 +94,9 @@ def transfer_lines(record):
         sign = "×" if one in record["peers"] else " "
         yield "%s   %-12s %6.2f [%5.2f %5.2f] %6.2f%s %6.2f%s  %s" % (
             head if i == 0 else " " * len(head), one["name"], one["gbps"], *one["spread"],
-            one["ratio"], sign, one["best_ratio"], sign, goal_words(record, one["name"]))
+            one["ratio"], sign, one["best_ratio"], sign, goal_words(record, one["name"])) + (
+                "   (cpu s/GB: %.2f, it %.2f)" % (record["kvd_cpu_s_gb"], one["cpu_s_gb"])
+                if "cpu_s_gb" in one else "")
     if not record["limits"] + record["peers"]:
         yield head
 
