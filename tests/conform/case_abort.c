@@ -236,6 +236,17 @@ static void check_untouched(struct deal *deal)
 	area_verify(deal->dst_places[0].area);
 }
 
+/* All that init sent has arrived when what it sends now has. */
+static void follow_up(struct world *world, struct deal *deal)
+{
+	struct deal *message = deal_message(world, deal->init, deal->ans);
+
+	CHECK(deal_post(message, HEADER_BYTES) == 0, "post: %s", message->refused.text);
+	world_settle(world);
+	CHECK(deal_op(message).code == ERR_OK, "a message after a cancel fails");
+	deal_free(message);
+}
+
 static void cancel_before(struct world *world)
 {
 	for (unsigned int way = 0; way < 4; way++) {
@@ -247,7 +258,7 @@ static void cancel_before(struct world *world)
 		CHECK(deal_post(deal, HEADER_BYTES) == 0, "post: %s", deal->refused.text);
 		deal_cancel(deal, ERR_ABORTED);
 		CHECK(deal_op(deal).dones <= 1, "done inside cancel");
-		world_settle(world);
+		follow_up(world, deal);
 		check_stopped(deal);
 		op = deal_op(deal);
 		CHECK(op.code == ERR_OK || op.code == ERR_ABORTED ||

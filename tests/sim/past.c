@@ -225,8 +225,17 @@ static void wrap(struct kvd *kvd, struct handshake_events *events)
 	events->on_request = on_request;
 }
 
+#define MISLED	   16u
+#define ORPHANS_NS (2000 * SIM_MS) /* orphan_ttl, and some */
+
+static struct {
+	uint64_t number, until_ns;
+} misled[MISLED];
+static unsigned int misled_next;
+
 void sim_past_begin(void)
 {
+	memset(misled, 0, sizeof(misled));
 	past_count = 0;
 	cluster_wrap_events(wrap);
 }
@@ -272,8 +281,22 @@ static uint64_t get_le(const uint8_t *p)
 	return cursor_get_u64(&c);
 }
 
+bool sim_past_misleads(const struct sim *sim, uint64_t number)
+{
+	for (unsigned int i = 0; i < MISLED; i++) {
+		if (misled[i].number == number &&
+		    loop_now_ns(sim->c.loop) < misled[i].until_ns)
+			return true;
+	}
+	return false;
+}
+
 static void mislead(struct sim *sim, uint64_t number)
 {
+	/* it waits for its room, too: opened soon, that room hears it first */
+	misled[misled_next].number = number;
+	misled[misled_next].until_ns = loop_now_ns(sim->c.loop) + ORPHANS_NS;
+	misled_next = (misled_next + 1) % MISLED;
 	for (unsigned int r = 0; r < SIM_REQUESTS_MAX; r++) {
 		if (sim->requests[r].used && sim->requests[r].number == number)
 			sim->requests[r].misled = true;

@@ -300,6 +300,7 @@ static void request_begins(struct sim *sim, struct sim_draw *d)
 		if (source)
 			sim_fill(side, req, req->key);
 	}
+	req->misled = sim_past_misleads(sim, req->number);
 	sim_totals->rooms += req->used;
 }
 

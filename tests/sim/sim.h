@@ -175,6 +175,8 @@ void sim_check_all_ended(struct sim *sim);
 /* past.c: messages of the past, lies, and which (state, message) pairs were met */
 void sim_past_begin(void);
 void sim_past_end(void);
+/* Did a receiver of the past introduce itself to this room number lately? */
+bool sim_past_misleads(const struct sim *sim, uint64_t number);
 bool sim_past_replay(struct sim *sim, struct sim_draw *d);
 struct sim_request *sim_past_lie(struct sim *sim, struct sim_draw *d);
 void sim_pairs_print(void);
