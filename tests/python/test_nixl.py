@@ -456,6 +456,11 @@ def test_telemetry_after_every_done(pair, world, B):
         assert t.xferDuration >= t.postDuration > 0 and t.startTime > 0
     assert world.agent.estimate_xfer_cost(h) == (0, 0, "UNKNOWN")
     assert world.agent.query_xfer_backend(h) == "UCX"
+    apart = world.agent.initialize_xfer(
+        "WRITE", world.agent.get_xfer_descs(world.rows(world.base, [1, 2]), "DRAM"),
+        world.agent.get_xfer_descs(world.rows(world.yours, [1, 2]), "DRAM"), world.remote)
+    world.run(apart)
+    assert world.agent.get_xfer_telemetry(apart).descCount == 2, "as they were given"
     quiet = agent_of(pair[0].socket_path, name())
     at = quiet.register_memory([(world.base, SIZE, 0, "")], "DRAM")
     h = quiet.initialize_xfer("WRITE", quiet.get_xfer_descs([(world.base, 8, 0)], "DRAM"),

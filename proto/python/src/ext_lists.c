@@ -331,9 +331,59 @@ static PyType_Spec dlist_spec = {
 	.slots = dlist_slots,
 };
 
+/* ---- tables from Python's own lists
+ * ----------------------------------------------------- */
+
+static bool row_take(PyObject *row, Py_ssize_t width, uint64_t *out)
+{
+	if (!PyTuple_Check(row) || PyTuple_Size(row) != width)
+		return false;
+	for (Py_ssize_t i = 0; i < 3; i++) {
+		PyObject *item = PyTuple_GetItem(row, i);
+
+		if (!PyLong_Check(item))
+			return false;
+		out[i] = PyLong_AsUnsignedLongLong(item);
+		if (out[i] == UINT64_MAX && PyErr_Occurred())
+			return false;
+	}
+	return true;
+}
+
+/* table(list of tuples, width) -> bytes of (address, bytes, device), or None when a row
+ * is another thing: the caller finds words for it. */
+static PyObject *table(PyObject *module, PyObject *args)
+{
+	Py_ssize_t width, n;
+	PyObject *list, *bytes;
+	uint64_t *out;
+
+	(void)module;
+	if (!PyArg_ParseTuple(args, "O!n", &PyList_Type, &list, &width))
+		return NULL;
+	n = PyList_Size(list);
+	bytes = PyBytes_FromStringAndSize(NULL, n * 24);
+	if (!bytes)
+		return NULL;
+	out = (uint64_t *)(void *)PyBytes_AsString(bytes);
+	for (Py_ssize_t i = 0; i < n; i++) {
+		if (row_take(PyList_GetItem(list, i), width, out + 3 * i))
+			continue;
+		PyErr_Clear();
+		Py_DECREF(bytes);
+		Py_RETURN_NONE;
+	}
+	return bytes;
+}
+
+static PyMethodDef functions[] = {
+	{"table", table, METH_VARARGS, NULL},
+	{NULL, NULL, 0, NULL},
+};
+
 int ext_lists_init(PyObject *module)
 {
 	attach_type = (PyTypeObject *)ext_type(module, "Attach", &attach_spec);
 	dlist_type = (PyTypeObject *)ext_type(module, "Dlist", &dlist_spec);
-	return attach_type && dlist_type ? 0 : -1;
+	return attach_type && dlist_type ? PyModule_AddFunctions(module, functions) : -1;
 }

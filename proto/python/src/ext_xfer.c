@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#define ROWS_WITH_POST 256u
 #define WHY_MS 200
 #define FIRST_NS UINT64_C(500000000)
 
@@ -313,9 +314,12 @@ static PyObject *xfer_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 	}
 	if (index_take(local_index, x->local, &x->local_index, &locals) == 0 &&
 	    index_take(remote_index, x->remote, &x->remote_index, &remotes) == 0 &&
-	    xfer_check(x, locals, remotes) == 0 && client_lock(x->client)) {
-		xfer_go(x);
-		client_unlock(x->client);
+	    xfer_check(x, locals, remotes) == 0) {
+		/* a short one goes with its post: the daemon is woken once */
+		if (x->count > ROWS_WITH_POST && client_trylock(x->client)) {
+			xfer_go(x);
+			client_unlock(x->client);
+		}
 		return (PyObject *)x;
 	}
 	Py_DECREF(x);

@@ -110,7 +110,7 @@ def _wire_name(name):
 
 
 def _index(indices):
-    """An index list as _kvd.Xfer takes it."""
+    """An index list as _kvd.Xfer takes it, and what keeps it alive."""
     if isinstance(indices, np.ndarray):
         if indices.ndim != 1:
             raise ValueError("indices numpy array must be 1D")
@@ -123,9 +123,7 @@ def _index(indices):
         view = indices.__array_interface__
         return ((view["data"][0], len(indices), indices.strides[0] if len(indices) else 0,
                  indices.dtype.kind, indices.dtype.itemsize),), indices
-    if isinstance(indices, (list, tuple)):
-        return indices if not isinstance(indices, tuple) else list(indices), None
-    return list(indices), None
+    return (indices if isinstance(indices, list) else list(indices)), None
 
 
 class _Remote:
@@ -164,10 +162,11 @@ class _Remote:
 class _Request:
     """One transfer, by its handle."""
 
-    __slots__ = ("xfer", "remote", "error", "suspect")
+    __slots__ = ("xfer", "remote", "error", "suspect", "count")
 
-    def __init__(self, xfer, remote):
+    def __init__(self, xfer, remote, count=0):
         self.xfer, self.remote, self.error, self.suspect = xfer, remote, None, False
+        self.count = count  # what telemetry tells; 0: pieces after merging neighbours
 
 
 def _plain_abi(method):
@@ -204,6 +203,8 @@ class nixlAgent:
         self._self = None
         self._require = [w for w in os.environ.get("KVD_REQUIRE", "").replace(",", " ")
                          .split() if w]
+        self._telemetry = config.captureTelemetry or os.environ.get(
+            "NIXL_TELEMETRY_ENABLE", "").lower() in ("y", "yes", "on", "1", "true", "enable")
         self._listener = None
         if config.useListenThread:
             self._listener = Listener(self, config.listenPort)
@@ -573,7 +574,6 @@ class nixlAgent:
                                         % (len(data), NOTIF_MAX))
         return self._prefix + data
 
-    @_plain_abi
     def makeXferReq(self, operation, local_side, local_indices, remote_side, remote_indices,
                     notif_msg=b"", backend=[], skip_desc_merge=False):
         for handle in backend:
@@ -586,7 +586,11 @@ class nixlAgent:
             raise nixlNotFoundError("agent '%s' was removed" % remote.name)
         a, keep_a = _index(local_indices)
         b, keep_b = _index(remote_indices)
-        xfer = _kvd.Xfer(int(operation), local, a, target, b, self._message(notif_msg))
+        try:
+            xfer = _kvd.Xfer(int(operation), local, a, target, b,
+                             self._message(notif_msg) if notif_msg else None)
+        except Error as error:
+            raise from_error(error) from error
         handle = next(self._numbers)
         self._requests[handle] = _Request(xfer, remote)
         return handle
@@ -615,7 +619,7 @@ class nixlAgent:
         mine, theirs = self._dlists.pop(local)[0], self._dlists.pop(target)[0]
         xfer = _kvd.Xfer(int(operation), mine, None, theirs, None, message)
         handle = next(self._numbers)
-        self._requests[handle] = _Request(xfer, remote)
+        self._requests[handle] = _Request(xfer, remote, local_descs.descCount())
         return handle
 
     def _request(self, handle):
@@ -624,18 +628,26 @@ class nixlAgent:
             raise nixlInvalidParamError("no request %r: it was released" % (handle,))
         return found
 
-    @_plain_abi
     def postXferReq(self, reqh, notif_msg=b""):
-        request = self._request(reqh)
+        request = self._requests.get(reqh)
+        if request is None:
+            self._request(reqh)
         if request.remote.gone:
             raise nixlNotFoundError("agent '%s' was removed" % request.remote.name)
         if request.suspect:  # it failed before: over a new attachment, if there is one
-            request.xfer.rebind(self._look(request.remote, 0))
-        code = request.xfer.post(self._message(notif_msg) if notif_msg else None)
+            self._heal(request)
+        try:
+            code = request.xfer.post(self._message(notif_msg) if notif_msg else None)
+        except Error as error:
+            raise from_error(error) from error
         request.error, request.suspect = None, False
         if code < 0:
             raise self._failed(request, code)
         return IN_PROG
+
+    @_plain_abi
+    def _heal(self, request):
+        request.xfer.rebind(self._look(request.remote, 0))
 
     def getXferStatus(self, handle):
         request = self._requests.get(handle)
@@ -663,8 +675,9 @@ class nixlAgent:
 
     def getXferTelemetry(self, reqh):
         request = self._request(reqh)
-        if not self._config.captureTelemetry:
-            raise nixlNoTelemetryError("captureTelemetry is off")
+        if not self._telemetry:
+            raise nixlNoTelemetryError("neither captureTelemetry nor NIXL_TELEMETRY_ENABLE "
+                                       "is on")
         told = request.xfer.telemetry()
         if told is None:
             if not request.xfer.posted:
@@ -675,8 +688,8 @@ class nixlAgent:
             raise nixlNoTelemetryError("the request has not finished")
         out = nixlXferTelemetry()
         out.startTime, out.postDuration = told[0] // 1000, told[1]
-        out.xferDuration, out.totalBytes, out.descCount = max(told[1], told[2]), told[3], \
-            told[4]
+        out.xferDuration, out.totalBytes = max(told[1], told[2]), told[3]
+        out.descCount = request.count or told[4]
         return out
 
     def estimateXferCost(self, req_handle):

@@ -3,6 +3,8 @@
 handed on, and a Python list once somebody changes it row by row."""
 import numpy as np
 
+from kvd._kvd import table as _flat
+
 from ._status import nixl_mem_t, nixlNotFoundError
 
 
@@ -34,6 +36,11 @@ class _DescList:
         if isinstance(descs, np.ndarray):
             self._take_array(descs)
         elif isinstance(descs, (list, tuple)):
+            if self._width == 3 and isinstance(descs, list):
+                flat = _flat(descs, 3)
+                if flat is not None:
+                    self._array = np.frombuffer(flat, np.uint64).reshape(-1, 3)
+                    return
             for row in descs:
                 if not isinstance(row, tuple) or len(row) != self._width:
                     raise ValueError("Each descriptor tuple must have exactly %d elements"
