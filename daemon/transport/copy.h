@@ -46,7 +46,7 @@ struct copy_job {
 	struct copy_end src, dst;
 	void (*on_done)(struct copy_job *job); /* loop thread, exactly once */
 	/* results, valid in on_done */
-	int result;	/* 0, or negative with `err` set (ERR_CANCELED, ERR_FAULT) */
+	int result; /* 0, or negative with `err` set (ERR_CANCELED, ERR_FAULT) */
 	struct err err;
 	_Atomic uint64_t copied; /* progress, any time */
 	/* private to copy.c */
@@ -54,9 +54,10 @@ struct copy_job {
 	atomic_bool canceled;
 	atomic_int slices_running;
 	uint64_t next_byte; /* not yet taken by a thread */
-	bool bounce;	    /* both ends have memory of other processes */
-	bool streaming;	    /* past the caches */
-	int node;	    /* where the destination lies; -1: anywhere */
+	uint64_t slice_bytes;
+	bool bounce;	/* both ends have memory of other processes */
+	bool streaming; /* past the caches */
+	int node;	/* where the destination lies; -1: anywhere */
 };
 
 /* Are `count` rows of `len` bytes from `offset` on, `stride` apart, inside `limit`
