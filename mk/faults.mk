@@ -15,3 +15,8 @@ TEST_NEEDS += $(FAULTS_ENGINE)
 faults: all $(FAULTS_ENGINE) ## every fault in every phase on real daemons (FAULTS=words chooses)
 	$(Q)KVD_BUILD=$(CURDIR)/$(B) LD_LIBRARY_PATH=$(CURDIR)/$(B) \
 		tests/integration/faults/faults.py $(FAULTS)
+
+.PHONY: soak
+soak: all $(FAULTS_ENGINE) ## rooms under random faults; what lives stays flat (SOAK_ROOMS=n)
+	$(Q)KVD_BUILD=$(CURDIR)/$(B) LD_LIBRARY_PATH=$(CURDIR)/$(B) \
+		tests/integration/faults/soak.py --rooms $(SOAK_ROOMS) $(if $(SEED),--seed $(SEED))

@@ -23,6 +23,7 @@
  *   still ID ROOM ROLE MS       answered MS after its end: was anything written?
  *   look ID                     pages of no room that were touched
  *   cmd ID COMMAND ARGS         any control command; with its reply
+ *   batch ID …, finish ID       rooms by the hundred (batch.c)
  *   bye ID                      close the session, leave
  *
  * WORD 0: at once; n: not before `word n`.
@@ -79,7 +80,7 @@ static void answer(uint64_t id, int result, const char *words)
 	printf("}\n");
 }
 
-static void room_forget(struct engine *e, struct room *room)
+void engine_forget(struct engine *e, struct room *room)
 {
 	cache_canary(&e->cache, &room->run);
 	*room = e->rooms[--e->room_count];
@@ -157,7 +158,9 @@ int engine_open(struct engine *e, const struct open_args *a, const struct kvd_ca
 	struct room *room = &e->rooms[e->room_count];
 	static uint32_t pages[PAGES_MAX];
 	struct kvd_room_args args = {.room = a->room, .role = a->role, .pool = e->cache.pool,
-				     .receivers = a->receivers};
+				     .receivers = a->receivers,
+				     .bootstrap_ms = a->limit_ms, .waiting_ms = a->limit_ms,
+				     .stall_ms = a->limit_ms};
 	struct kvd_view view;
 	int r;
 
@@ -175,6 +178,7 @@ int engine_open(struct engine *e, const struct open_args *a, const struct kvd_ca
 		args.sources = &source;
 		args.source_count = 1;
 	}
+	args.lease_ms = a->role == KVD_OFFER ? a->limit_ms : 0;
 	args.wait = wait_of(e, a->word);
 	if (target)
 		cache_reuse(&e->cache, &room->run);
@@ -237,7 +241,6 @@ static void tell_room(const struct engine *e, const struct room *room,
 	       e->late_ns);
 }
 
-/* True when it changed. */
 bool engine_look(struct engine *e, struct room *room)
 {
 	struct kvd_room_status st;
@@ -257,7 +260,7 @@ bool engine_look(struct engine *e, struct room *room)
 	room->error = st.error;
 	if (!room->ended && (st.state == KVD_FAILED || st.state == KVD_SUCCESS))
 		room_ended(e, room, now_ns);
-	if (!e->quiet)
+	if (!room->batch)
 		tell_room(e, room, &st, now_ns);
 	return true;
 }
@@ -314,7 +317,7 @@ static void do_room(struct engine *e, uint64_t id, const char *verb, struct room
 	} else if (strcmp(verb, "close") == 0) {
 		r = kvd_room_close(room->handle, &call);
 		if (!r)
-			room_forget(e, room);
+			engine_forget(e, room);
 	}
 	if (r)
 		refused(e, &call, r);
@@ -396,6 +399,12 @@ static void do_line(struct engine *e, const char *line)
 		       e->room_count);
 	} else if (strcmp(verb, "zero") == 0) {
 		memset(e->cache.words, 0, WORDS * 8);
+		answer(id, 0, "");
+	} else if (strcmp(verb, "batch") == 0) {
+		if (!batch_begin(e, id, line))
+			answer(id, -KVD_E_INVAL, "batch");
+	} else if (strcmp(verb, "finish") == 0) {
+		batch_finish(e);
 		answer(id, 0, "");
 	} else if (strcmp(verb, "bye") == 0) {
 		e->leaving = true;
@@ -483,6 +492,8 @@ static void turn(struct engine *e)
 	};
 	uint64_t begin = engine_now_ns(), took;
 
+	if (batch_turn(e) && timeout_ms > 1)
+		timeout_ms = 1;
 	if (asked >= 0 && asked < timeout_ms)
 		timeout_ms = asked;
 	fflush(stdout);

@@ -5,10 +5,12 @@ behind a router (as root; else all on loopback), engines as processes of their o
 
 Everything waits on lines that engines print, or on /proc, with a deadline.
 """
+import collections
 import contextlib
 import ctypes
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -24,16 +26,18 @@ from kvd_daemon import BUILD, Daemon, kvd  # noqa: E402
 
 SLOW = 1 if os.path.basename(BUILD) == "rel" else 5
 DEADLINE_S = 30 * SLOW
+LATE_S = 0.02
 FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = range(5)
 NEVER = dict(state=-1, aborting=False, error="", bytes=0, wrong=0, t=0, late=0)
 CONFIG = """[daemon]
+log_level = %s
 drain_timeout = 500 ms
 [peer]
 listen = tcp://%s:%d
 insecure = yes
 [rooms]
 fence_timeout = 1 s
-[transport]
+%s[transport]
 transports = %s
 """
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -157,12 +161,13 @@ class Net:
 # ---- a daemon --------------------------------------------------------------
 
 class Node:
-    def __init__(self, net, index, transport, folder):
+    def __init__(self, net, index, folder, log_level, rooms, transport):
         self.net, self.index, self.name = net, index, "ABC"[index]
         self.dir = os.path.join(folder, self.name)
         host, port = net.address(index)
         self.endpoint = "tcp://%s:%d" % (host, port)
-        self.daemon = Daemon(CONFIG % (host, port, transport), run_dir=self.dir,
+        self.config = lambda transport: CONFIG % (log_level, host, port, rooms, transport)
+        self.daemon = Daemon(self.config(transport), run_dir=self.dir,
                              wrapper=net.wrapper(index), preexec=die_with_parent,
                              log_dir=self.dir)
         self.old_logs = ""
@@ -185,14 +190,24 @@ class Node:
     def signal(self, number):
         os.kill(self.pid, number)
 
-    def restart(self):
+    def restart(self, transport=None):
         """It is gone: again, at the same endpoint, in the same directory."""
+        if transport:
+            self.daemon.write_config(self.config(transport))
         self.old_logs = (self.old_logs + self.log())[-200000:]
         self.daemon.notify.close()
         self.begin()
 
     def log(self):
         return self.daemon.log()
+
+    def open_files(self):
+        """What its descriptors are, as in /proc, and how many of each."""
+        kinds = collections.Counter()
+        for fd in os.listdir("/proc/%d/fd" % self.pid):
+            with contextlib.suppress(FileNotFoundError):
+                kinds[re.sub("[0-9]+", "N", os.readlink("/proc/%d/fd/%s" % (self.pid, fd)))] += 1
+        return dict(kinds)
 
     def figures(self):
         """RSS in KiB (own, shared), descriptors, threads."""
@@ -450,17 +465,21 @@ class Side:
 class World:
     """Three daemons A, B, C of one transport, and engines on them."""
 
-    def __init__(self, transport, partition=True, count=3):
+    def __init__(self, transport, partition=True, count=3, more="", log_level="info"):
+        """`transport`: of all, or a list of each one's. `more`: options of section [rooms]."""
         self.transport, self.engines, self.number = transport, [], 0
         self.folder = tempfile.mkdtemp(prefix="kvd-faults-")
         self.net, self.nodes, self.mounted = None, [], []
+        self.late_s = 0  # by how much the machine woke us too late, in sum
         try:
-            self.begin(partition, count)
+            self.begin(partition, count, log_level, more)
         except BaseException:
             self.close()
             raise
 
-    def begin(self, partition, count):
+    def begin(self, partition, count, log_level, more):
+        each = self.transport
+        each = [each] * count if isinstance(each, str) else each
         for i in range(count):  # before any daemon takes a copy of what is mounted
             folder = os.path.join(self.folder, "ABC"[i])
             os.mkdir(folder)
@@ -470,7 +489,7 @@ class World:
                 self.mounted.append(folder)
         self.net = Net(count, partition)
         for i in range(count):
-            self.nodes.append(Node(self.net, i, self.transport, self.folder))
+            self.nodes.append(Node(self.net, i, self.folder, log_level, more, each[i]))
 
     def new_number(self):
         self.number += 1
@@ -484,7 +503,10 @@ class World:
         poller = select.poll()
         for fd in fds:
             poller.register(fd, select.POLLIN)
-        for fd, _ in poller.poll(max(0, wait_s) * 1000):
+        begin = time.monotonic()
+        ready = poller.poll(max(0, wait_s) * 1000)
+        self.late_s += max(0, time.monotonic() - begin - max(0, wait_s) - LATE_S)
+        for fd, _ in ready:
             if not fds[fd].take():
                 self.engines.remove(fds[fd])  # no more lines from it
 
