@@ -433,17 +433,6 @@ static int run_send(struct request *req)
 
 /* ---- room.poll ---- */
 
-/* A new object in the list, or NULL. */
-static cJSON *add_record(cJSON *list)
-{
-	cJSON *one = cJSON_CreateObject();
-
-	if (one && cJSON_AddItemToArray(list, one))
-		return one;
-	cJSON_Delete(one);
-	return NULL;
-}
-
 /* {room, role}, or the number alone. */
 static struct room *find_listed(struct request *req, const cJSON *item)
 {
@@ -457,22 +446,22 @@ static struct room *find_listed(struct request *req, const cJSON *item)
 	return find(req->session, &key, req->kvd->rooms);
 }
 
-static int poll_list(struct request *req, const cJSON *list, cJSON *out)
+static int poll_list(struct request *req, const cJSON *list, struct text *out)
 {
 	const cJSON *item;
 
 	cJSON_ArrayForEach(item, list) {
 		struct room *room = find_listed(req, item);
 		struct err why;
-		cJSON *one;
 		int r;
 
-		err_take(&why);
-		one = add_record(out);
+		if (item != list->child)
+			text_puts(out, ",");
 		if (room) {
-			r = room_record_brief(room, one);
+			r = room_record_text(room, out);
 		} else { /* one that is not there does not spoil the others */
-			r = room_record_missing(item, &why, one);
+			err_take(&why);
+			r = room_record_missing(item, &why, out);
 		}
 		if (r < 0)
 			return err_pass(r);
@@ -480,7 +469,7 @@ static int poll_list(struct request *req, const cJSON *list, cJSON *out)
 	return 0;
 }
 
-static int poll_since(struct request *req, uint64_t since, cJSON *out)
+static int poll_since(struct request *req, uint64_t since, struct text *out)
 {
 	const struct list *rooms = &req->session->rooms;
 	const struct list *at;
@@ -492,7 +481,9 @@ static int poll_since(struct request *req, uint64_t since, cJSON *out)
 
 		if (room->version <= since)
 			break;
-		r = room_record_brief(room, add_record(out));
+		if (at != rooms->prev)
+			text_puts(out, ",");
+		r = room_record_text(room, out);
 		if (r < 0)
 			return err_pass(r);
 	}
@@ -503,7 +494,8 @@ static int run_poll(struct request *req)
 {
 	const cJSON *list = NULL;
 	uint64_t since = UINT64_MAX;
-	cJSON *result, *out;
+	struct text out = {0};
+	cJSON *result;
 	int r = json_get_array(req->args, "rooms", false, LIST_MAX, &list);
 
 	if (r >= 0)
@@ -512,14 +504,16 @@ static int run_poll(struct request *req)
 		return err_pass(r);
 	if (!list == (since == UINT64_MAX))
 		return err_raise(ERR_INVAL, "one of rooms and since is wanted");
-	result = request_result();
-	if (!result)
-		return err_pass(-ENOMEM);
-	out = cJSON_AddArrayToObject(result, "rooms");
-	r = list ? poll_list(req, list, out) : poll_since(req, since, out);
-	if (r >= 0)
-		r = json_add_u64(result, "version", rooms_version(req->kvd->rooms));
-	return request_finish(req, result, out && r >= 0);
+	text_puts(&out, "{\"rooms\":[");
+	r = list ? poll_list(req, list, &out) : poll_since(req, since, &out);
+	text_puts(&out, "],\"version\":\"");
+	text_u64(&out, rooms_version(req->kvd->rooms));
+	text_puts(&out, "\"}");
+	result = r < 0 || out.failed ? NULL : cJSON_CreateRaw(out.data);
+	text_fini(&out);
+	if (r < 0)
+		return err_pass(r);
+	return request_finish(req, result, result);
 }
 
 /* ---- room.abort, room.close ---- */
@@ -595,6 +589,17 @@ static int run_show(struct request *req)
 	}
 	request_reply(req, result);
 	return 0;
+}
+
+/* A new object in the list, or NULL. */
+static cJSON *add_record(cJSON *list)
+{
+	cJSON *one = cJSON_CreateObject();
+
+	if (one && cJSON_AddItemToArray(list, one))
+		return one;
+	cJSON_Delete(one);
+	return NULL;
 }
 
 static int run_list(struct request *req)

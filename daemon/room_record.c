@@ -37,8 +37,9 @@ static int or_nomem(bool ok)
 	return ok ? 0 : err_raise(ERR_NOMEM, "no memory for a room's record");
 }
 
-/* Receivers' first token: what a sender may leave out (prefix hits). */
-static bool add_first_token(cJSON *obj, const struct room *room)
+/* Receivers' first token: what a sender may leave out (prefix hits). False: there is
+ * none yet, or this is no sender. */
+static bool first_token(const struct room *room, uint64_t *first_p)
 {
 	const struct party *party;
 	uint64_t first = UINT64_MAX;
@@ -51,11 +52,59 @@ static bool add_first_token(cJSON *obj, const struct room *room)
 				first = map->token_begin;
 		}
 	}
-	return room->role != ROOM_SEND || first == UINT64_MAX ||
+	*first_p = first;
+	return room->role == ROOM_SEND && first != UINT64_MAX;
+}
+
+static bool add_first_token(cJSON *obj, const struct room *room)
+{
+	uint64_t first;
+
+	return !first_token(room, &first) ||
 	       cJSON_AddNumberToObject(obj, "first_token", (double)first);
 }
 
-int room_record_brief(const struct room *room, cJSON *obj)
+/* The error's member as cJSON writes it, so that its words are escaped. */
+static bool text_error(struct text *out, const struct err *err)
+{
+	cJSON *obj = cJSON_CreateObject();
+	char *text = obj && add_error(obj, err) ? cJSON_PrintUnformatted(obj) : NULL;
+
+	if (text) { /* {"error":{…}} without its braces */
+		text_puts(out, ",");
+		text_put(out, text + 1, strlen(text) - 2);
+	}
+	cJSON_free(text);
+	cJSON_Delete(obj);
+	return text != NULL;
+}
+
+static void text_member(struct text *out, const char *name, uint64_t value)
+{
+	text_puts(out, name);
+	text_u64(out, value);
+}
+
+int room_record_text(const struct room *room, struct text *out)
+{
+	uint64_t first;
+
+	text_member(out, "{\"room\":\"", room->number);
+	text_puts(out, "\",\"role\":\"");
+	text_puts(out, room_role_names[room->role]);
+	text_member(out, "\",\"gen\":\"", room->slot_gen);
+	text_member(out, "\",\"state\":", room_poll_state(room));
+	text_member(out, ",\"flags\":", room_flags(room));
+	text_member(out, ",\"bytes\":", room->bytes);
+	if (first_token(room, &first))
+		text_member(out, ",\"first_token\":", first);
+	if (room->error.code != ERR_OK && !text_error(out, &room->error))
+		return or_nomem(false);
+	text_puts(out, "}");
+	return or_nomem(!out->failed);
+}
+
+static int record_brief(const struct room *room, cJSON *obj)
 {
 	char gen[16];
 
@@ -70,18 +119,24 @@ int room_record_brief(const struct room *room, cJSON *obj)
 		add_first_token(obj, room) && add_error(obj, &room->error));
 }
 
-int room_record_missing(const cJSON *asked, const struct err *why, cJSON *obj)
+int room_record_missing(const cJSON *asked, const struct err *why, struct text *out)
 {
 	const cJSON *number = cJSON_IsObject(asked)
 				      ? cJSON_GetObjectItemCaseSensitive(asked, "room")
 				      : asked;
-	cJSON *copy = cJSON_Duplicate(number, true);
+	char *text = number ? cJSON_PrintUnformatted(number) : NULL;
+	bool filled = !number || text;
 
-	if (copy && !(obj && cJSON_AddItemToObject(obj, "room", copy))) {
-		cJSON_Delete(copy);
-		return or_nomem(false);
+	if (text) {
+		text_puts(out, "{\"room\":");
+		text_puts(out, text);
+	} else {
+		text_puts(out, "{\"room\":null");
 	}
-	return or_nomem(obj && (copy || !number) && add_error(obj, why));
+	cJSON_free(text);
+	filled = filled && text_error(out, why);
+	text_puts(out, "}");
+	return or_nomem(filled && !out->failed);
 }
 
 static bool add_party(cJSON *list, const struct party *party)
@@ -193,7 +248,7 @@ int room_record_full(const struct room *room, cJSON *obj)
 {
 	const struct party *party;
 	cJSON *peers;
-	int r = room_record_brief(room, obj);
+	int r = record_brief(room, obj);
 
 	if (r < 0)
 		return err_pass(r);

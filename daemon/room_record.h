@@ -5,12 +5,14 @@
 
 #include <cjson/cJSON.h>
 
+#include "daemon/base/text.h"
 #include "daemon/room.h"
 
-/* Fill `obj`. ERR_NOMEM. */
-int room_record_brief(const struct room *room, cJSON *obj);
+/* All of it, into `obj`. ERR_NOMEM. */
 int room_record_full(const struct room *room, cJSON *obj);
+/* What a poll asks for, as text: it asks for rooms by the thousand. ERR_NOMEM. */
+int room_record_text(const struct room *room, struct text *out);
 /* A polled room that is not there: {room, error}. */
-int room_record_missing(const cJSON *asked, const struct err *why, cJSON *obj);
+int room_record_missing(const cJSON *asked, const struct err *why, struct text *out);
 
 #endif

@@ -275,6 +275,9 @@ struct kvd_xfer {
 /* Of an object being made in the current session (client->map is there). */
 void client_slot_init(struct client_slot *slot, uint64_t number, bool named);
 int client_slot_state(const struct client_slot *slot);
+/* Of many, as kvd_room_states(); of: what slot_at() finds them in. */
+size_t client_slot_states(const struct client_slot *(*slot_at)(const void *of, size_t i),
+			  const void *of, size_t count, int *states);
 int client_slot_read(const struct client_slot *slot, struct kvd_room_status *status_p);
 /* Until state >= `state`, failed or gone; the state or -KVD_E_NOREPLY. */
 int client_slot_wait(struct client_slot *slot, int state, int timeout_ms);

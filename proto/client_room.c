@@ -419,15 +419,16 @@ int kvd_room_state(const struct kvd_room *room)
 	return client_slot_state(&room->slot);
 }
 
+static const struct client_slot *room_slot(const void *of, size_t i)
+{
+	const struct kvd_room *const *rooms = of;
+
+	return &rooms[i]->slot;
+}
+
 size_t kvd_room_states(const struct kvd_room *const *rooms, size_t count, int *states)
 {
-	size_t ended = 0;
-
-	for (size_t i = 0; i < count; i++) {
-		states[i] = client_slot_state(&rooms[i]->slot);
-		ended += states[i] <= KVD_FAILED || states[i] == KVD_SUCCESS;
-	}
-	return ended;
+	return client_slot_states(room_slot, rooms, count, states);
 }
 
 int kvd_room_read(const struct kvd_room *room, struct kvd_room_status *status_p)

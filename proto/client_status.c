@@ -217,8 +217,21 @@ static uint64_t word_of(const struct client_slot *slot, uint32_t gen)
 							      : KVD_BOOTSTRAPPING, 0, 0);
 }
 
+struct health_known { /* for many slots read at one moment */
+	struct client_map *map;
+	enum client_health health;
+};
+
+static enum client_health health_of(struct client_map *map, struct health_known *known)
+{
+	if (known->map != map)
+		*known = (struct health_known){map, client_map_health(map)};
+	return known->health;
+}
+
 /* The word as an engine shall see it; false: the slot is another object's. */
-static bool slot_word(const struct client_slot *slot, uint64_t *word_p)
+static bool slot_word(const struct client_slot *slot, struct health_known *known,
+		      uint64_t *word_p)
 {
 	enum client_phase phase = client_object_phase(&slot->object);
 	uint32_t gen = gen_load(slot);
@@ -237,7 +250,7 @@ static bool slot_word(const struct client_slot *slot, uint64_t *word_p)
 		word = word_of(slot, gen);
 	}
 	if (kvd_word_gen(word) == gen && !word_terminal(word)) {
-		health = client_map_health(slot->map);
+		health = health_of(slot->map, known);
 		if (health == CLIENT_DEAD) {
 			word = word_of(slot, gen);
 			if (kvd_word_gen(word) == gen && !word_terminal(word))
@@ -255,9 +268,39 @@ static bool slot_word(const struct client_slot *slot, uint64_t *word_p)
 
 int client_slot_state(const struct client_slot *slot)
 {
+	struct health_known known = {0};
 	uint64_t word;
 
-	return slot_word(slot, &word) ? (int)kvd_word_state(word) : -KVD_E_GONE;
+	return slot_word(slot, &known, &word) ? (int)kvd_word_state(word) : -KVD_E_GONE;
+}
+
+/* Handles and slots of thousands lie in no cache: they are asked for ahead. */
+#define AHEAD 8u
+
+size_t client_slot_states(const struct client_slot *(*slot_at)(const void *of, size_t i),
+			  const void *of, size_t count, int *states)
+{
+	struct health_known known = {0};
+	const struct client_slot *slot;
+	size_t ended = 0;
+	uint64_t word;
+
+	for (size_t i = 0; i < count; i++) {
+		if (i + 2 * AHEAD < count) {
+			slot = slot_at(of, i + 2 * AHEAD);
+			__builtin_prefetch(&slot->object.phase);
+			__builtin_prefetch(&slot->slot);
+		}
+		if (i + AHEAD < count) {
+			slot = slot_at(of, i + AHEAD);
+			if (client_object_phase(&slot->object) == CLIENT_READY)
+				__builtin_prefetch(&slot->map->slots[slot->slot]);
+		}
+		states[i] = slot_word(slot_at(of, i), &known, &word) ? (int)kvd_word_state(word)
+								      : -KVD_E_GONE;
+		ended += states[i] <= KVD_FAILED || states[i] == KVD_SUCCESS;
+	}
+	return ended;
 }
 
 /* The progress figures: a sequence that is odd while they change. A writer that
@@ -284,11 +327,12 @@ int client_slot_read(const struct client_slot *slot, struct kvd_room_status *sta
 {
 	bool ready = client_object_phase(&slot->object) == CLIENT_READY;
 	struct kvd_room_status st = {0};
+	struct health_known known = {0};
 	const struct kvd_status_slot *at;
 	struct kvd_error error;
 	uint64_t word;
 
-	if (!slot_word(slot, &word))
+	if (!slot_word(slot, &known, &word))
 		return -KVD_E_GONE;
 	st.state = (int)kvd_word_state(word);
 	st.flags = kvd_word_flags(word);

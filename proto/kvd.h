@@ -518,7 +518,7 @@ int kvd_room_show(struct kvd_room *room, int timeout_ms, char **json_p);
  * failed is KVD_FAILED. -KVD_E_GONE: the slot belongs to another room.
  */
 int kvd_room_state(const struct kvd_room *room);
-/* The same for many; states[i] as kvd_room_state() would give. How many are
+/* The same for many at one moment; states[i] as kvd_room_state() would give. How many are
  * terminal or negative. */
 size_t kvd_room_states(const struct kvd_room *const *rooms, size_t count, int *states);
 /* State and figures. 0 or -KVD_E_GONE. */

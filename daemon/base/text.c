@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/base/text.h"
+
+#include "daemon/base/mem.h"
+
+#define DIGITS_MAX 20u /* of 2^64 - 1 */
+
+void text_fini(struct text *text)
+{
+	mem_free(text->data);
+	*text = (struct text){0};
+}
+
+static bool grow(struct text *text, size_t more)
+{
+	size_t cap = text->cap ? text->cap : 4096;
+	char *data;
+
+	while (cap - text->len <= more)
+		cap *= 2;
+	data = mem_regrow(text->data, cap, 1);
+	if (!data) {
+		text->failed = true;
+		return false;
+	}
+	text->data = data;
+	text->cap = cap;
+	return true;
+}
+
+void text_put(struct text *text, const char *bytes, size_t len)
+{
+	if (text->failed || (text->cap - text->len <= len && !grow(text, len)))
+		return;
+	memcpy(text->data + text->len, bytes, len);
+	text->len += len;
+	text->data[text->len] = '\0';
+}
+
+void text_u64(struct text *text, uint64_t value)
+{
+	char digits[DIGITS_MAX];
+	size_t at = DIGITS_MAX;
+
+	do
+		digits[--at] = (char)('0' + value % 10);
+	while (value /= 10);
+	text_put(text, digits + at, DIGITS_MAX - at);
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * text: JSON put together piece by piece, where there is so much of it that a tree
+ * of cJSON costs more than the work (rooms by the thousand). A failure is kept
+ * until the end; what is put after it is dropped.
+ */
+#ifndef KVD_BASE_TEXT_H
+#define KVD_BASE_TEXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+struct text {
+	char *data; /* heap, ends with a NUL once something was put */
+	size_t len, cap;
+	bool failed; /* no memory */
+};
+
+void text_fini(struct text *text);
+void text_put(struct text *text, const char *bytes, size_t len);
+void text_u64(struct text *text, uint64_t value); /* decimal */
+static inline void text_puts(struct text *text, const char *s)
+{
+	text_put(text, s, strlen(s));
+}
+
+#endif
