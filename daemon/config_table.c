@@ -203,7 +203,8 @@ static const struct setting options[] = {
 	 .help = "Bytes a copy thread moves before it looks for a cancel."},
 	{"transport", "max_inflight", SETTING_SIZE, FIELD(max_inflight_bytes),
 	 .preset = "256 MiB", .min = 64 * KIB, .max = 1024 * GIB, .reload = true,
-	 .help = "Bytes posted to one peer and not yet done."},
+	 .help = "Bytes posted to one peer and not yet done, past which a room or session "
+		 "has one operation under way there at a time."},
 	{"transport", "max_inflight_ops", SETTING_COUNT, FIELD(max_inflight_ops),
 	 .preset = "1024", .min = 1, .max = 1 << 20, .reload = true,
 	 .help = "Operations posted to one peer and not yet done."},

@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One window a data line, of ops and of bytes, and flows that take turns in it.
- * The window keeps what a lost peer can hold of us small; the turns keep a room
- * of ten gigabytes from standing before one of a page. An op larger than the
- * window goes alone instead of never. Inside the window the transport takes
- * slices of all posted ops in turn.
+ * The window keeps small what a lost peer can hold of us; the turns share it.
+ *
+ * Turns alone do not: a room's chunk is one op, and one of ten gigabytes would hold
+ * the window for seconds. So the bytes bound only what a flow has beyond its first
+ * op: a flow with nothing posted goes at once, however full the window is, and the
+ * transport takes slices of all posted ops in turn. An op that does not fit waits
+ * without holding those behind it, and goes at the latest when the one of its own
+ * flow before it has ended: nothing starves on either side.
  *
  * Nothing is called from inside submit or cancel: posting and the end of ops that
  * were never posted happen in the loop's next turn.
@@ -75,22 +79,38 @@ static void on_xp_done(struct xp_op *xp)
 	struct sched_op *op = container_of(xp, struct sched_op, xp);
 	struct sched_line *line = op->flow->line;
 
-	assert(line->ops_posted > 0);
+	assert(line->ops_posted > 0 && op->flow->posted > 0);
+	op->flow->posted--;
 	line->ops_posted--;
 	line->bytes_posted -= op_bytes(op);
 	loop_defer(line->sched->loop, &line->pump);
 	op_finish(op);
 }
 
-/* An op larger than the window goes alone. */
-static bool has_room(const struct sched_line *line, const struct sched_op *op)
+static bool fits(const struct sched_line *line, const struct sched_op *op)
 {
 	const struct sched *s = line->sched;
 
-	if (line->ops_posted == 0)
-		return true;
-	return line->ops_posted < s->max_ops && line->bytes_posted < s->max_bytes &&
-	       op_bytes(op) <= s->max_bytes - line->bytes_posted;
+	return op->flow->posted == 0 ||
+	       (line->bytes_posted < s->max_bytes &&
+		op_bytes(op) <= s->max_bytes - line->bytes_posted);
+}
+
+/* The first in turn that may go, or NULL. Whoever is passed over has an op posted,
+ * so these are fewer than max_ops. */
+static struct sched_op *next_op(const struct sched_line *line)
+{
+	struct sched_flow *flow;
+
+	if (line->ops_posted >= line->sched->max_ops)
+		return NULL;
+	list_foreach(flow, &line->flows, link) {
+		struct sched_op *op = list_first(&flow->queued, struct sched_op, link);
+
+		if (fits(line, op))
+			return op;
+	}
+	return NULL;
 }
 
 static void post(struct sched_line *line, struct sched_op *op)
@@ -108,6 +128,7 @@ static void post(struct sched_line *line, struct sched_op *op)
 	}
 	list_remove(&op->link);
 	op->posted = true;
+	flow->posted++;
 	line->ops_posted++;
 	line->bytes_posted += op_bytes(op);
 	list_remove(&flow->link);
@@ -118,16 +139,10 @@ static void post(struct sched_line *line, struct sched_op *op)
 static void on_pump(struct loop_defer *defer)
 {
 	struct sched_line *line = container_of(defer, struct sched_line, pump);
+	struct sched_op *op;
 
-	while (line->xp && !list_empty(&line->flows)) {
-		struct sched_flow *flow =
-			list_first(&line->flows, struct sched_flow, link);
-		struct sched_op *op = list_first(&flow->queued, struct sched_op, link);
-
-		if (!has_room(line, op))
-			return;
+	while (line->xp && (op = next_op(line)))
 		post(line, op);
-	}
 }
 
 void sched_line_init(struct sched_line *line, struct sched *sched)
@@ -164,6 +179,7 @@ void sched_line_fini(struct sched_line *line)
 void sched_flow_init(struct sched_flow *flow, struct sched_line *line)
 {
 	flow->line = line;
+	flow->posted = 0;
 	list_init(&flow->link);
 	list_init(&flow->queued);
 }

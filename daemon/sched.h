@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * sched: admits ops to transports. Each peer has a window (ops and bytes);
- * flows (a room, a session's transfers) take turns, so a large room does not
- * starve a small one. Inside the window the transport takes slices in turn.
+ * flows (a room, a session's transfers) take turns, and one with nothing posted
+ * goes whatever the bytes, so a large room does not starve a small one. Inside the
+ * window the transport takes slices in turn.
  */
 #ifndef KVD_SCHED_H
 #define KVD_SCHED_H
@@ -31,6 +32,7 @@ struct sched_flow { /* embedded in its owner; one line only */
 	struct sched_line *line;
 	struct list link;   /* in line->flows when ops wait */
 	struct list queued; /* struct sched_op.link */
+	unsigned int posted;
 };
 
 struct sched_op {

@@ -44,6 +44,7 @@
 #define UCX_SLICE_MIN 65536u
 #define UCX_SLICE_MAX (16u << 20)
 #define UCX_WINDOW_SLICES 64u	      /* posted at once to a peer */
+#define UCX_SHARE_BYTES (4u << 20)     /* posted at once of one transfer */
 #define UCX_FETCHES_MAX (4u * UCX_WINDOW_SLICES) /* as the receiver may see it */
 #define UCX_AM_ID 0x6bu		      /* 'k': all our messages */
 #define UCX_POOL_BYTES (16u << 20)    /* bounce buffers, each way */
@@ -202,6 +203,8 @@ struct ucx_xfer {
 	struct ucx_send *spare[2];  /* so that an answer never lacks memory */
 	/* source */
 	uint64_t next_byte, done_bytes;
+	uint64_t sending_bytes; /* source: posted and not back */
+	uint64_t turn_bytes;	/* source: posted in this turn */
 	/* sink */
 	struct spans spans;	 /* came */
 	uint64_t landed;	 /* done with */

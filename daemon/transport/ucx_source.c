@@ -5,9 +5,13 @@
  * The plan's byte stream is cut into slices. A long row is a slice of its own,
  * or several; short rows are gathered. A slice that is one stretch of memory
  * that libucp may touch is sent from there; any other is packed by the copy
- * threads into a bounce buffer first. A peer's transfers take turns, one slice
- * each, under one window of bytes and slices, so a large one starves no small
- * one. Slices of a transfer may overtake each other: each says where it belongs.
+ * threads into a bounce buffer first. Slices of a transfer may overtake each other:
+ * each says where it belongs.
+ *
+ * A peer's transfers take turns under one window of bytes and slices. A turn is
+ * measured in bytes, or one of long rows would get eight times what one of pages
+ * gets. And what is posted stands before whatever comes later: so one transfer has
+ * no more of the window than keeps a fast line busy, also when it is alone.
  */
 #include "daemon/transport/ucx_impl.h"
 
@@ -67,6 +71,7 @@ static void piece_free(struct ucx_piece *piece)
 	list_remove(&piece->xfer_link);
 	peer->sending--;
 	peer->sending_bytes -= piece->length;
+	xfer->sending_bytes -= piece->length;
 	mem_free(piece);
 	xfer->busy--;
 	ucx_xfer_check(xfer);
@@ -206,6 +211,8 @@ static int post_slice(struct ucx_xfer *xfer)
 	xfer->next_byte += slice.length;
 	peer->sending++;
 	peer->sending_bytes += slice.length;
+	xfer->sending_bytes += slice.length;
+	xfer->turn_bytes += slice.length;
 	if (slice.direct)
 		piece_send(piece, slice.direct, slice.memh);
 	else
@@ -231,15 +238,37 @@ void ucx_source_stop(struct ucx_xfer *xfer)
 			copier_cancel(xfer->peer->transport->base.env.copier, &piece->job);
 }
 
+/* Whose turn it is. Who has its share is passed over: at most a window's worth. */
+static struct ucx_xfer *next_source(const struct ucx_peer *peer)
+{
+	struct ucx_xfer *xfer;
+
+	if (!ucx_peer_live(peer) || peer->sending >= UCX_WINDOW_SLICES ||
+	    peer->sending_bytes >= peer->transport->window_bytes)
+		return NULL;
+	list_foreach(xfer, &peer->sources, source_link) {
+		if (xfer->sending_bytes < UCX_SHARE_BYTES)
+			return xfer;
+	}
+	return NULL;
+}
+
+static void end_turn(struct ucx_peer *peer, struct ucx_xfer *xfer)
+{
+	if (xfer->turn_bytes < peer->slice_bytes && xfer->next_byte < xfer->bytes)
+		return;
+	xfer->turn_bytes = 0;
+	list_remove(&xfer->source_link);
+	if (xfer->next_byte < xfer->bytes)
+		list_push_back(&peer->sources, &xfer->source_link);
+}
+
 void ucx_source_pump(struct ucx_peer *peer)
 {
-	struct ucx_transport *transport = peer->transport;
 	struct ucx_xfer *xfer;
 	int r;
 
-	while (ucx_peer_live(peer) && peer->sending < UCX_WINDOW_SLICES &&
-	       peer->sending_bytes < transport->window_bytes &&
-	       (xfer = list_first(&peer->sources, struct ucx_xfer, source_link))) {
+	while ((xfer = next_source(peer))) {
 		r = post_slice(xfer);
 		if (r == STARVED) {
 			peer->starved = true;
@@ -247,10 +276,7 @@ void ucx_source_pump(struct ucx_peer *peer)
 		}
 		if (r < 0)
 			ucx_xfer_stop_last(xfer);
-		if (list_empty(&xfer->source_link))
-			continue; /* stopped */
-		list_remove(&xfer->source_link);
-		if (xfer->next_byte < xfer->bytes)
-			list_push_back(&peer->sources, &xfer->source_link);
+		if (!list_empty(&xfer->source_link)) /* else it was stopped */
+			end_turn(peer, xfer);
 	}
 }

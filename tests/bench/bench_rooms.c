@@ -4,10 +4,11 @@
  * against two live daemons. One process plays both engines with two memfds of its
  * own and obeys scripts/bench.py, a line of JSON for a line:
  *
- *   latency N     a room of one 64 KiB page, N times: seconds from the receiver's
- *                 open and bind until its slot says success; the sender's chunk
- *                 is queued
- *   beside N MIB  the same while another room moves MIB megabytes; its GB/s
+ *   latency N [P] a room of P (1) pages of 64 KiB, N times: seconds from the
+ *                 receiver's open and bind until its slot says success; the
+ *                 sender's chunk is queued
+ *   beside N MIB [P]  the same for requests that begin while another room moves MIB
+ *                 megabytes, one chunk; its GB/s
  *   pages N       a room of 64 scattered 64 KiB pages, and in turn with it memcpy
  *                 of the same rows by one thread: seconds of both
  *   poll N        N open rooms: JSON poll by list and reads of the status page,
@@ -42,6 +43,7 @@ struct engine {
 static struct engine prefill, decode, big_prefill, big_decode;
 static const char *prefill_socket, *decode_socket;
 static uint64_t next_room = 1000;
+static uint32_t request_pages = 1;
 
 static void die(const struct engine *e, const char *what)
 {
@@ -191,30 +193,37 @@ static void until_landed(const struct pair *p)
 	}
 }
 
+static void scatter(uint32_t *pages, uint32_t salt)
+{
+	for (uint32_t i = 0; i < ROOM_PAGES; i++)
+		pages[i] = (i * 37 + salt * 11) % PAGES;
+}
+
 /* The receiver opens and binds in one go while the sender's chunk is queued: what is
  * timed is the receiver's way from there to success. */
 static double request_s(void)
 {
 	const struct kvd_call open = {.on_done = on_answer, .arg = (void *)"room.open"};
 	const struct kvd_call bind = {.on_done = on_answer, .arg = (void *)"room.bind"};
-	const uint32_t page = 3;
+	uint32_t pages[ROOM_PAGES];
 	struct pair p;
 	double begin;
 
+	scatter(pages, 3);
 	pair_send(&p, &prefill, &decode);
-	chunk_send(&p, &page, 1);
+	chunk_send(&p, pages, request_pages);
 	begin = now_s();
 	pair_recv(&p, &open);
-	pages_bind(&p, &page, 1, &bind);
+	pages_bind(&p, pages, request_pages, &bind);
 	until_landed(&p);
 	begin = now_s() - begin;
 	pair_close(&p);
 	return begin;
 }
 
-static void latency(unsigned int n, unsigned int unused)
+static void latency(unsigned int n, unsigned int pages)
 {
-	(void)unused;
+	request_pages = pages ? pages : 1;
 	for (unsigned int i = 0; i < WARM_UP; i++)
 		request_s();
 	printf("[");
@@ -245,7 +254,8 @@ static void big_begin(struct pair *p, const uint32_t *from, const uint32_t *to, 
 	chunk_send(p, from, n);
 }
 
-/* Only requests that began and ended while the large room was moving count. */
+/* Every request that begins while the large room moves counts, also one that has to
+ * wait for its end. */
 static void beside(unsigned int n, unsigned int mib)
 {
 	uint32_t pages = mib * (1048576 / PAGE_BYTES);
@@ -260,13 +270,8 @@ static void beside(unsigned int n, unsigned int mib)
 	while (got < n) {
 		big_begin(&big, from, to, pages);
 		begin = now_s();
-		while (got < n) {
-			double s = request_s();
-
-			if (kvd_room_state(big.recv) == KVD_SUCCESS)
-				break;
-			printf("%s%.9f", got++ ? "," : "", s);
-		}
+		while (got < n && kvd_room_state(big.recv) != KVD_SUCCESS)
+			printf("%s%.9f", got++ ? "," : "", request_s());
 		until_landed(&big);
 		took += now_s() - begin;
 		rooms++;
@@ -282,12 +287,6 @@ static void beside(unsigned int n, unsigned int mib)
 }
 
 /* ---- pages ---- */
-
-static void scatter(uint32_t *pages, uint32_t salt)
-{
-	for (uint32_t i = 0; i < ROOM_PAGES; i++)
-		pages[i] = (i * 37 + salt * 11) % PAGES;
-}
 
 static double pages_copy_s(const uint32_t *from, const uint32_t *to)
 {
@@ -434,7 +433,7 @@ int main(int argc, char **argv)
 		void (*run)(unsigned int n, unsigned int more);
 	} works[] = {{"latency", latency}, {"beside", beside},	{"pages", pages},
 		     {"poll", poll_rooms}, {"open", open_rooms}};
-	unsigned int n, more;
+	unsigned int n, more, pages;
 	char line[64], word[16];
 
 	if (argc != 3) {
@@ -450,8 +449,13 @@ int main(int argc, char **argv)
 		size_t i = 0;
 
 		more = 0;
-		if (sscanf(line, "%15s %u %u", word, &n, &more) < 2)
+		pages = 1;
+		if (sscanf(line, "%15s %u %u %u", word, &n, &more, &pages) < 2)
 			return 2;
+		if (pages < 1 || pages > ROOM_PAGES ||
+		    (strcmp(word, "latency") == 0 && more > ROOM_PAGES))
+			return 2;
+		request_pages = pages;
 		while (i < sizeof(works) / sizeof(works[0]) && strcmp(word, works[i].name) != 0)
 			i++;
 		if (i == sizeof(works) / sizeof(works[0]))

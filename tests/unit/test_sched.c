@@ -142,6 +142,69 @@ static void window_of_bytes_lets_a_large_op_go_alone(void **state)
 	finish(2);
 }
 
+/* One that has the window to itself does not keep another flow's first op out. */
+static void flow_with_nothing_posted_goes_beside_a_large_op(void **state)
+{
+	struct plan large = {.bytes = 5000}, small = {.bytes = 900};
+	struct sched_flow a, b, c;
+	struct sched_op of_a[2] = {0}, of_b[2] = {0}, of_c = {0};
+
+	(void)state;
+	sched_flow_init(&a, &t.line);
+	sched_flow_init(&b, &t.line);
+	sched_flow_init(&c, &t.line);
+	submit(&a, &of_a[0], &large);
+	turn();
+	submit(&a, &of_a[1], &small); /* first in turn, and waits */
+	submit(&b, &of_b[0], &small);
+	submit(&b, &of_b[1], &small);
+	submit(&c, &of_c, &large);
+	turn();
+	assert_int_equal(t.posts, 3);
+	assert_ptr_equal(t.posted[1], &of_b[0].xp);
+	assert_ptr_equal(t.posted[2], &of_c.xp);
+	finish(1);
+	turn();
+	assert_ptr_equal(t.posted[3], &of_b[1].xp); /* its own is over: it goes */
+	finish(2);
+	turn();
+	assert_int_equal(t.posts, 4); /* the large one still fills the window */
+	finish(0);
+	turn();
+	assert_ptr_equal(t.posted[4], &of_a[1].xp);
+	finish(3);
+	finish(4);
+	assert_int_equal(t.dones, 5);
+}
+
+/* The window of ops holds for all: first come, first served, in turn. */
+static void window_of_ops_is_nobodys_alone(void **state)
+{
+	struct plan small = {.bytes = 10};
+	struct sched_flow a, b;
+	struct sched_op of_a[6] = {0}, of_b = {0};
+
+	(void)state;
+	sched_flow_init(&a, &t.line);
+	sched_flow_init(&b, &t.line);
+	for (int i = 0; i < 6; i++)
+		submit(&a, &of_a[i], &small);
+	turn();
+	submit(&b, &of_b, &small);
+	turn();
+	assert_int_equal(t.posts, 4);
+	finish(0);
+	turn();
+	finish(1);
+	turn();
+	assert_true(t.posted[4] == &of_b.xp || t.posted[5] == &of_b.xp);
+	for (unsigned int i = 2; i < 7; i++) {
+		finish(i);
+		turn();
+	}
+	assert_int_equal(t.dones, 7);
+}
+
 static void cancel_of_a_queued_op_is_done_later_and_once(void **state)
 {
 	struct plan small = {.bytes = 1};
@@ -264,6 +327,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(flows_take_turns_inside_the_window),
 		CASE(window_of_bytes_lets_a_large_op_go_alone),
+		CASE(flow_with_nothing_posted_goes_beside_a_large_op),
+		CASE(window_of_ops_is_nobodys_alone),
 		CASE(cancel_of_a_queued_op_is_done_later_and_once),
 		CASE(refused_post_fails_that_op_only),
 		CASE(lost_line_fails_what_is_queued_and_cancels_what_is_posted),

@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Fair sharing: requests of 1 MiB, alone and beside one large room.
+
+    scripts/bench_fair.py [TRANSPORT [MIB]]
+
+Two daemons, four engines; the large room is one chunk of MIB megabytes (10240, or
+half of the memory that is free) between the same two daemons as the small ones. What
+a request waits for then is its share of the same copy threads or the same connection:
+as a yardstick stands what it would wait for if the large room's bytes had to be moved
+first. Where more than one in a hundred took longer than a tenth of that, small rooms
+wait in line: exit status 1.
+"""
+import json
+import os
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "tests", "lib"))
+import kvd_daemon  # noqa: E402
+
+PAGES = 16  # of 64 KiB
+REQUESTS = 400
+
+
+def memory_free_mib():
+    with open("/proc/meminfo") as f:
+        words = dict(line.split(":") for line in f)
+    return int(words["MemAvailable"].split()[0]) // 1024
+
+
+def quantile(values, q):
+    values = sorted(values)
+    return values[min(len(values) - 1, int(q * len(values)))]
+
+
+class Rooms:
+    """bench_rooms between two daemons."""
+
+    def __init__(self, sockets):
+        program = os.path.join(kvd_daemon.BUILD, "bench", "bench_rooms")
+        self.proc = subprocess.Popen([program] + sockets, stdin=subprocess.PIPE,
+                                     stdout=subprocess.PIPE, text=True)
+
+    def ask(self, line):
+        self.proc.stdin.write(line + "\n")
+        self.proc.stdin.flush()
+        return json.loads(self.proc.stdout.readline())
+
+    def close(self):
+        self.proc.stdin.close()
+        return self.proc.wait()
+
+
+def row(name, seconds, note=""):
+    print("  %-22s %9.0f %9.0f %9.0f   %s" % (
+        name, *(1e6 * quantile(seconds, q) for q in (0.5, 0.99, 1.0)), note), flush=True)
+
+
+def measure(transport, mib):
+    config = "[transport]\ntransports = %s\nrequire = %s\n" % (transport, transport)
+    with kvd_daemon.Daemon(config, name="prefill") as one, \
+            kvd_daemon.Daemon(config, name="decode") as two:
+        rooms = Rooms([one.socket_path, two.socket_path])
+        alone = rooms.ask("latency %d %d" % (REQUESTS, PAGES))
+        said = rooms.ask("beside %d %d %d" % (REQUESTS, mib, PAGES))
+        status = rooms.close()
+    large_s = mib * 1048576 / (said["big_gbps"] * 1e9)
+    print("%s, a request of %d KiB, us %9s %9s %9s" % (
+        transport, PAGES * 64, "p50", "p99", "worst"))
+    row("alone", alone)
+    row("beside %d MiB" % mib, said["seconds"],
+        "which moved at %.2f GB/s" % said["big_gbps"])
+    print("  the large room takes %.0f us" % (large_s * 1e6), flush=True)
+    return status == 0 and quantile(said["seconds"], 0.99) < large_s / 10
+
+
+def main():
+    transports = sys.argv[1:2] or ["shm", "ucx", "tcp"]
+    mib = int(sys.argv[2]) if len(sys.argv) > 2 else min(10240, memory_free_mib() // 2)
+    fair = [measure(t, mib) for t in transports]
+    return 0 if all(fair) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
