@@ -367,6 +367,7 @@ static void on_up(void *owner, struct peer *peer)
 		peer_kill(peer, &e);
 	} else if (remote->xp) {
 		remote->start_again = true;
+		remote->why.code = ERR_OK; /* rooms of now wait for the new line */
 	} else {
 		start(hs, remote);
 	}

@@ -469,6 +469,56 @@ static void peer_lost_is_told_to_the_other_sources(void **state)
 	mem_hub_partition(p->c.links, p->c.nodes[1].endpoint, p->c.nodes[2].endpoint, false);
 }
 
+static bool peer_has(struct trio *p, enum peer_state state)
+{
+	const struct remote *remote;
+
+	list_foreach(remote, handshake_remotes(p->c.nodes[1].kvd.handshake), link) {
+		if (strcmp(remote->peer->endpoint, p->c.nodes[0].endpoint) == 0)
+			return remote->peer->state == state;
+	}
+	return false;
+}
+
+static bool peer_is_down(void *arg)
+{
+	return peer_has(arg, PEER_DOWN);
+}
+
+static bool peer_is_up(void *arg)
+{
+	return peer_has(arg, PEER_UP);
+}
+
+/* The peer is back before its old data line has closed: the next room waits for the
+ * new line, it does not fail with what ended the old one. */
+static void room_between_two_data_lines_waits(void **state)
+{
+	struct trio *p = *state;
+	struct fake_profile *profile = fake_hub_profile(p->c.bytes);
+	uint64_t done_max_ns = profile->done_max_ns;
+
+	open_send(p, 50, "");
+	open_recv(p, 50, "");
+	bind(p, 50);
+	cluster_until_state(&p->c, p->prefill, "send", 50, KVD_WAITING_FOR_INPUT);
+	profile->done_max_ns = 60 * LOOP_NS_PER_S;
+	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint, true);
+	cluster_until(&p->c, peer_is_down, p, "the peer down");
+	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint, false);
+	cluster_until(&p->c, peer_is_up, p, "the peer up");
+	profile->done_max_ns = done_max_ns;
+	open_send(p, 51, "");
+	open_recv(p, 51, "");
+	bind(p, 51);
+	cluster_run(&p->c, 500 * MS);
+	assert_int_equal(cluster_state(&p->c, p->decode, "recv", 51), KVD_BOOTSTRAPPING);
+	cluster_until_state(&p->c, p->prefill, "send", 51, KVD_WAITING_FOR_INPUT);
+	send_from(p, p->prefill, 51);
+	send_from(p, p->other, 51);
+	cluster_until_state(&p->c, p->decode, "recv", 51, KVD_SUCCESS);
+}
+
 /* The timers' heap grows with some of these, and finds no memory. */
 static void room_without_memory_for_its_clock_ends_all_the_same(void **state)
 {
@@ -546,6 +596,7 @@ int main(void)
 		CASE(stuck_transfer_is_a_stall_and_a_slow_one_is_not),
 		CASE(fence_not_proven_in_time_cuts_the_peer),
 		CASE(peer_lost_is_told_to_the_other_sources),
+		CASE(room_between_two_data_lines_waits),
 		CASE(room_without_memory_for_its_clock_ends_all_the_same),
 		CASE(drain_lets_rooms_end_and_refuses_new_ones),
 	};
