@@ -36,7 +36,13 @@
 static int holes_check(const struct plan *plan, const struct xp_buffer *buffers,
 		       bool is_src)
 {
-	for (size_t i = 0; i < plan->run_count; i++) {
+	const uint64_t *ends = is_src ? plan->src_ends : plan->dst_ends;
+	uint32_t ends_count = is_src ? plan->src_ends_count : plan->dst_ends_count;
+
+	for (uint32_t i = 0; ends && i < ends_count; i++)
+		if (ends[i] > 0 && !buffers[i].reg)
+			return err_raise(ERR_INVAL, "buffer %u is not registered", i);
+	for (size_t i = 0; !ends && i < plan->run_count; i++) {
 		const struct plan_run *run = &plan->runs[i];
 		uint32_t buffer = is_src ? run->src_buffer : run->dst_buffer;
 
@@ -93,6 +99,7 @@ int tcp_flow_init(struct tcp_flow *flow, struct tcp_peer *peer, const struct pla
 		return err_pass(r);
 	}
 	/* our own reading of memory that may vanish needs the copy's guard */
+	flow->side.plain = stage_plain(&flow->side);
 	flow->direct = stage_mapped(&flow->side) &&
 		       !(flow->guarded && peer->verify != TCP_VERIFY_NONE);
 	return 0;
