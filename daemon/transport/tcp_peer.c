@@ -273,6 +273,8 @@ static void flush_step(struct tcp_peer *peer)
 	if (peer->broken || (peer->deaf && list_empty(&line->out)) ||
 	    loop_now_ns(peer->timer.loop) >= peer->flush_deadline_ns)
 		begin_end(peer);
+	else /* the timer may have fired for an earlier deadline */
+		tcp_peer_watch(peer, peer->flush_deadline_ns);
 }
 
 /* May free the peer. */

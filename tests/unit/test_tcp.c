@@ -635,6 +635,26 @@ static void connections_end_when_nobody_answers(void **state)
 	assert_int_equal(next_head(raw.control, false, bytes).type, TCP_BYE);
 }
 
+/* The clock runs for a fence that is due before the farewell's end: the end is not
+ * forgotten over it. */
+static void close_beside_an_earlier_deadline_still_ends(void **state)
+{
+	struct err why;
+	struct up_op op;
+
+	(void)state;
+	((struct tcp_transport *)up_b.t)->fence_ns = 20 * LOOP_NS_PER_MS;
+	plan_free(plan);
+	plan = up_plan(&(struct plan_run){.len = MIB, .count = 1}, 1);
+	up_op_init(&op, XP_WRITE, plan, &place, NULL);
+	assert_int_equal(up_b.t->ops->post(up_b.peer, &op.op), 0);
+	assert_int_equal(next_head(raw.control, false, bytes).type, TCP_REQUEST);
+	err_set(&why, ERR_ABORTED, "enough");
+	up_b.t->ops->cancel(&op.op, &why);
+	up_close(&up_b); /* he neither answers nor hangs up */
+	assert_int_equal(op.done, 1);
+}
+
 /* Requests without end, and nobody reads the answers: the memory for them has a
  * limit, and the loop never waits. */
 static void peer_that_never_reads_meets_a_limit(void **state)
@@ -674,6 +694,7 @@ int main(void)
 		JOINED(void_frame_does_not_count),
 		JOINED(source_revoked_in_mid_frame_ends_it_void),
 		JOINED(connections_end_when_nobody_answers),
+		JOINED(close_beside_an_earlier_deadline_still_ends),
 		JOINED(peer_that_never_reads_meets_a_limit),
 	};
 
