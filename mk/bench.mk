@@ -6,7 +6,7 @@
 #   REPS=n         repetitions (5)
 #   PROFILE=1      perf's view of both daemons during each work, too
 #   AGAINST=file   compare with an earlier build/bench/latest.json
-BENCH_PROGRAMS := bench_xfer bench_rooms bench_hops
+BENCH_PROGRAMS := bench_xfer bench_rooms bench_hops tcp_floor
 BENCH_COMMON := $(B)/tests/bench/rows.o $(B)/tests/bench/limit.o
 
 $(BENCH_PROGRAMS:%=$(B)/bench/%): $(B)/bench/%: $(B)/tests/bench/%.o $(BENCH_COMMON) \
