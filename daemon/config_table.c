@@ -143,8 +143,8 @@ static const struct setting options[] = {
 	 .help = "An offer's lease when room.open does not name one."},
 
 	{"transport", "transports", SETTING_WORDS, FIELD(transports), .preset = "auto",
-	 .help = "Ways to move bytes, in order of preference: local, shm, verbs, ucx, tcp. "
-		 "auto: all that are built in and allowed by listen."},
+	 .help = "Ways to move bytes, in order of preference: local, shm, verbs, tcp, ucx. "
+		 "auto: all that are built in and allowed by listen, in this order."},
 	{"transport", "require", SETTING_WORDS, FIELD(require), .preset = "",
 	 .help = "Only these transports, or the class rdma, may be used; a pair of daemons "
 		 "without one fails loudly. Empty: any."},

@@ -27,6 +27,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <stdio.h>
 #include <sys/socket.h>
 
 #include "daemon/base/err.h"
@@ -138,6 +139,21 @@ static void configure(struct tcp_transport *transport, const struct config *conf
 	transport->buffer_bytes = config->tcp_buffer_bytes;
 }
 
+static void describe(struct tcp_transport *transport)
+{
+	static const char *const sums[] = {"no checksums", "crc32c", "xxh3"};
+	struct tcp_address address;
+	char place[64] = "?";
+
+	if (tcp_address_get(transport->base.address, transport->base.address_len,
+			    &address) == 0)
+		tcp_sockaddr_text(&address.list[0], place, sizeof(place));
+	snprintf(transport->base.about, sizeof(transport->base.about),
+		 "data port %s, up to %u streams a peer, %u threads, %s", place,
+		 transport->stream_count, transport->thread_count,
+		 sums[transport->verify]);
+}
+
 static int tcp_open(const struct xp_env *env, const struct xp_callbacks *callbacks,
 		    struct transport **transport_p)
 {
@@ -164,6 +180,8 @@ static int tcp_open(const struct xp_env *env, const struct xp_callbacks *callbac
 		r = tcp_io_open(transport);
 	if (r == 0)
 		r = tcp_port_open(transport);
+	if (r == 0)
+		describe(transport);
 	if (r < 0) {
 		tcp_close(&transport->base);
 		return err_pass(r);

@@ -16,13 +16,13 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "daemon/base/cpu.h"
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
@@ -234,10 +234,9 @@ static void work(struct tcp_thread *thread)
 static void *thread_main(void *arg)
 {
 	struct tcp_thread *thread = arg;
-	struct sched_param param = {0};
 	bool stopping = false;
 
-	(void)sched_setscheduler(0, SCHED_BATCH, &param);
+	cpu_bulk();
 	while (!stopping) {
 		take_events(thread);
 		take_kicked(thread);
