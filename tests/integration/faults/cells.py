@@ -21,9 +21,9 @@ ENGINES = {"source-engine": "s", "target-engine": "d"}
 # phase "half" only: the target that has succeeded, the other one is the target then
 DONE_ENGINE = "done-engine"
 DAEMONS = {"source-daemon": 0, "target-daemon": 1}
-ENGINE_FAULTS = ("kill", "stop", "leave")
+ENGINE_FAULTS = ("kill", "stop", "leave", "fds", "memory")
 DAEMON_FAULTS = ("kill", "stop", "stop-kill", "pause", "term", "fds", "memory", "disk")
-LINK_FAULTS = ("cut", "cut-to", "cut-from", "blink")
+LINK_FAULTS = ("cut", "cut-to", "cut-from", "blink", "reset")
 LIMITS = ("fds", "memory", "disk")
 # phases in which source and target do not know of each other
 ALONE = {"receiver-alone", "sender-alone", "offer-alone", "pull-alone"}
@@ -96,6 +96,8 @@ def fate_of_engine(cell, side):
     victim = victim_side(cell)
     if cell.fault == "stop" or cell.victim == DONE_ENGINE:
         return LIVES
+    if cell.fault in LIMITS:
+        return Fate("limited", r"(ENOMEM|ELIMIT): ")
     if victim == "s":
         # who was not told of the room sees the pool go
         told = cell.phase not in ALONE and cell.phase != "unbound"
@@ -133,12 +135,14 @@ def fate_of_daemon(cell, side):
 def fate_of_link(cell, side):
     if cell.fault == "blink" or not linked(cell, side):
         return LIVES
+    if cell.fault == "reset" and cell.transport == "shm":
+        return LIVES  # the control line connects again, the data line is no TCP
     # one way: who hears nothing tells the other one, in its own words
     return Fate("fails", r"(EPEER|ETRANSPORT|ERESTART): .*({peer}|{own}.*missed)")
 
 
 def fate(cell, side):
-    if side == victim_side(cell) and cell.fault != "stop":
+    if side == victim_side(cell) and cell.fault in ("kill", "leave"):
         return GONE
     if cell.phase == "ended" or (cell.phase == "half" and side == "d"):
         return STICKY

@@ -233,12 +233,13 @@ static void tell_room(const struct engine *e, const struct room *room,
 		      const struct kvd_room_status *st, uint64_t now_ns)
 {
 	printf("{\"event\":\"room\",\"room\":%" PRIu64 ",\"role\":\"%s\",\"state\":%d,"
-	       "\"aborting\":%s,\"error\":\"%s\",\"bytes\":%" PRIu64 ",\"wrong\":%u,"
+	       "\"aborting\":%s,\"error\":\"%s\",\"retryable\":%s,\"bytes\":%" PRIu64
+	       ",\"wrong\":%u,"
 	       "\"t\":%" PRIu64 ",\"late\":%" PRIu64 "}\n",
 	       room->run.room, role_names[room->role], st->state,
 	       st->flags & KVD_FLAG_ABORTING ? "true" : "false",
-	       st->error ? kvd_code_name(st->error) : "", st->bytes, room->wrong, now_ns,
-	       e->late_ns);
+	       st->error ? kvd_code_name(st->error) : "", st->retryable ? "true" : "false",
+	       st->bytes, room->wrong, now_ns, e->late_ns);
 }
 
 bool engine_look(struct engine *e, struct room *room)

@@ -3,8 +3,8 @@
 """The fault matrix: faults.py [--jobs N] [--subset] [--list] [WORD…]
 
 Runs the cells whose name holds all words (an alternative: a,b). Prints a line for
-each failed cell, the worst detection and fence times of each transport, and the
-counts."""
+each failed cell, a table of the transports (cells, those passed, the worst times, from
+the fault to what the sides see and from that to the end), and the counts."""
 import argparse
 import collections
 import contextlib
@@ -29,6 +29,7 @@ LATE_S = 0.15  # a cell that fails on a machine as late as this in sum is played
 PLAYS = 3
 DRAIN_S = 0.5
 WITNESS_PAGES = 2
+KINDS = "detection", "detection (own daemon frozen)", "fence"
 SLACK = dict(anon=8192, shmem=1024, fds=0, threads=0)
 
 
@@ -197,6 +198,12 @@ class Play:
     def engine_leave(self):
         self.victim_engine().leave()
 
+    def engine_fds(self):
+        self.squeeze(self.victim_engine(), self.victim_engine().no_more_fds())
+
+    def engine_memory(self):
+        self.squeeze(self.victim_engine(), self.victim_engine().no_more_memory())
+
     def daemon_kill(self):
         node = self.victim_node()
         node.signal(signal.SIGKILL)
@@ -226,19 +233,17 @@ class Play:
         self.undo.append(lambda: node.daemon.wait())
 
     def daemon_fds(self):
-        self.undo.append(self.victim_node().no_more_fds())
-        self.squeeze()
+        self.squeeze(self.victim_node(), self.victim_node().no_more_fds())
 
     def daemon_memory(self):
-        self.undo.append(self.victim_node().no_more_memory())
-        self.squeeze()
+        self.squeeze(self.victim_node(), self.victim_node().no_more_memory())
 
     def daemon_disk(self):
-        self.undo.append(self.victim_node().disk_full())
-        self.squeeze()
+        self.squeeze(self.victim_node(), self.victim_node().disk_full())
 
-    def squeeze(self):
+    def squeeze(self, process, undo):
         """The room goes on although there is nothing left to take."""
+        self.undo.append(undo)
         try:
             self.scene.go_on()
         except Wrong as why:
@@ -246,11 +251,10 @@ class Play:
             if "does not answer" in self.refusal or "instead of" in self.refusal and \
                     not self.scene.failed():
                 raise
-        node = self.victim_node()
-        used = node.cpu_s()
+        used = process.cpu_s()
         self.world.pass_time(time.monotonic_ns() + int(0.3e9))
-        if node.cpu_s() - used > 0.2:
-            raise Wrong("the daemon spins: %.2f s of 0.3" % (node.cpu_s() - used))
+        if process.cpu_s() - used > 0.2:
+            raise Wrong("%s spins: %.2f s of 0.3" % (process.name, process.cpu_s() - used))
 
     def link_cut(self, pairs=((0, 1), (1, 0))):
         self.world.net.cut(pairs)
@@ -267,6 +271,11 @@ class Play:
         self.link_cut()
         self.world.pass_time(self.struck_ns + int(0.25e9))
         self.undo.pop()()
+
+    def link_reset(self):
+        self.struck_ns = time.monotonic_ns()
+        if not self.world.net.reset(0, 1):
+            raise Wrong("there was no connection to reset")
 
     # ---- what the sides see
 
@@ -304,7 +313,7 @@ class Play:
             raise Wrong("%s: learnt after %.3f s (allowed %.3f)" % (side, took_s,
                                                                     limit_s + late_s))
         if self.cell.fault != "term":
-            self.times.add("detection", took_s, self.cell)
+            self.times.add(KINDS[0], took_s, self.cell)
         self.see_end(side, first, may_succeed)
 
     def see_end(self, side, first, may_succeed=False):
@@ -314,7 +323,7 @@ class Play:
         late_s = self.allowance_s(side.now, first["late"])
         if took_s > FENCE_S * SLOW + late_s:
             raise Wrong("%s: fence took %.3f s" % (side, took_s))
-        self.times.add("fence", took_s, self.cell)
+        self.times.add(KINDS[2], took_s, self.cell)
         if side.state == SUCCESS and not may_succeed:
             raise Wrong("%s succeeds" % side)
         if side.state == FAILED:
@@ -327,6 +336,8 @@ class Play:
         said = side.words()
         if not re.search(wanted, said):
             raise Wrong("%s: '%s' does not say %s" % (side, said, wanted))
+        if self.fate.kind != "limited" and not side.now["retryable"]:
+            raise Wrong("%s: '%s' is not retryable" % (side, said))
 
     def see_held(self, name, side):
         def held():
@@ -340,7 +351,7 @@ class Play:
             raise Wrong("%s: sees its frozen daemon after %.3f s" % (side, took_s))
         if side.ended:
             raise Wrong("%s: ended while its daemon was frozen: %s" % (side, side.now))
-        self.times.add("detection (own daemon frozen)", took_s, self.cell)
+        self.times.add(KINDS[1], took_s, self.cell)
         node = self.victim_node()
         if self.cell.fault == "stop-kill":
             if node.alive:
@@ -546,33 +557,53 @@ def run(chosen, jobs, partition, verbose):
                for _ in range(min(jobs, len(chosen)) or 1)]
     for worker in workers:
         worker.start()
-    failed, worst, left, seen = 0, collections.defaultdict(dict), len(workers), 0
-    again = 0
+    found, left, again = {}, len(workers), 0
     while left:
         try:
             one = done.get(timeout=5)
         except queue.Empty:
             if not any(w.is_alive() for w in workers):
                 print("FAIL the workers died")
-                return seen, failed + 1, worst
+                return found
             continue
         if one is None:
             left -= 1
             continue
         cell, why, times, took, plays = one
-        seen += 1
+        row = found.setdefault(cell.transport, Row())
+        row.cells += 1
+        row.passed += not why
+        row.add(times)
         again += plays - 1
         if why:
-            failed += 1
             print("FAIL %s: %s" % (cells.name(cell), why), flush=True)
         elif verbose:
             print("ok   %s (%.1f s)" % (cells.name(cell), took), flush=True)
-        for kind, (seconds, at) in times.items():
-            if seconds > worst[cell.transport].get(kind, (-1, ""))[0]:
-                worst[cell.transport][kind] = seconds, at
     if again:
         print("played again because the machine was late: %d" % again)
-    return seen, failed, worst
+    return found
+
+
+class Row:
+    """What became of a transport."""
+
+    def __init__(self):
+        self.cells, self.passed, self.worst = 0, 0, {}
+
+    def add(self, times):
+        for kind, one in times.items():
+            self.worst[kind] = max(self.worst.get(kind, one), one)
+
+    def time(self, kind):
+        seconds, at = self.worst.get(kind, (0, "-"))
+        return "%5.0f ms (%s)" % (seconds * 1000, at.partition(" ")[2] or at)
+
+
+def table(found):
+    for transport, row in found.items():
+        print("%-4s %4d cells, %4d passed" % (transport, row.cells, row.passed))
+        for kind in KINDS:
+            print("     worst %-30s %s" % (kind, row.time(kind)))
 
 
 def choose(words, there):
@@ -604,12 +635,11 @@ def main(given=None):
         return
     for why, count in why_not.items():
         print("excluded: %d cells: %s" % (count, why))
-    seen, failed, worst = run(chosen, args.jobs, not no_partition, args.verbose)
-    for transport, kinds in worst.items():
-        for kind, (seconds, at) in sorted(kinds.items()):
-            print("%s: worst %s %.0f ms (%s)" % (transport, kind, seconds * 1000, at))
-    print("%d passed, %d failed" % (seen - failed, failed), flush=True)
-    sys.exit(1 if failed or seen != len(chosen) or not chosen else 0)
+    found = run(chosen, args.jobs, not no_partition, args.verbose)
+    table(found)
+    passed = sum(row.passed for row in found.values())
+    print("%d passed, %d failed" % (passed, len(chosen) - passed), flush=True)
+    sys.exit(0 if chosen and passed == len(chosen) else 1)
 
 
 if __name__ == "__main__":

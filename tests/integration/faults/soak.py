@@ -4,13 +4,14 @@
 
 On each transport, and then mixed: A has all, C the last of them, and B comes back from
 each restart with another one. Daemon A takes rooms, pushed and pulled, from engines on B and on C; each round one
-fault strikes them: aborts, an engine killed, B killed and started again, C frozen,
-a link cut, or none. A and C live through all of it. After it a dozen rooms with
+fault strikes them: aborts, an engine killed, B killed, or stopped, and started again,
+C frozen, a link cut or its connections reset, or none. A and C live through all of it. After it a dozen rooms with
 each source must succeed.
 
 A round is good when every room of every engine that lived ended, in time, and told
 the truth: success with all bytes on the target (and no sender's alone), no
-byte after the end, no page beside. A round without a fault has no failed room.
+byte after the end, no page beside. A round without a fault, or with a pause that is too short for a
+death, has no failed room.
 
 Flat: idle after each round, A and C are measured. Rounds before a quarter of the
 rooms are warm-up; of the rest the median of the last third must not lie above that
@@ -34,8 +35,10 @@ ROUND_S = 60 * SLOW
 SLACK = dict(anon=1024, fds=2, threads=0)
 MORE = "tombstones = 1024\n"  # the ring is full, and so as large as it gets, soon
 MIXED = "mixed"
-FAULTS = ("none", "aborts", "target-engine", "source-engine", "peer-restart", "peer-frozen",
-          "peer-paused", "cut", "blink")
+FAULTS = ("none", "aborts", "target-engine", "source-engine", "peer-restart", "peer-stop",
+          "peer-frozen", "peer-paused", "cut", "blink", "reset")
+LINK_FAULTS = FAULTS[-3:]
+GENTLE = ("none", "peer-paused", "blink")
 
 
 class Soak:
@@ -80,9 +83,17 @@ class Soak:
         self.sources[index] = None
 
     def strike_peer_restart(self):
+        self.restart(signal.SIGKILL)
+
+    def strike_peer_stop(self):
+        self.restart(signal.SIGTERM)
+
+    def restart(self, number):
         node = self.world.nodes[1]
-        node.signal(signal.SIGKILL)
-        node.daemon.wait()
+        node.signal(number)
+        status = node.daemon.wait()
+        if status != (0 if number == signal.SIGTERM else -number):
+            raise Wrong("daemon B ended with %d" % status)
         node.restart(self.random.choice(self.choices))
 
     def strike_peer_frozen(self):
@@ -114,10 +125,13 @@ class Soak:
         finally:
             self.world.net.heal(pairs)
 
+    def strike_reset(self):
+        self.world.net.reset(0, self.random.choice((1, 2)))
+
     # ---- a round
 
     def round(self):
-        kinds = [f for f in FAULTS if self.partition or f not in ("cut", "blink")]
+        kinds = [f for f in FAULTS if self.partition or f not in LINK_FAULTS]
         fault = self.random.choice(kinds)
         self.faults[fault] = self.faults.get(fault, 0) + 1
         begin = time.monotonic()
@@ -189,6 +203,8 @@ class Soak:
         get the answer fails. A sender ends with all its receivers, or fails."""
         for i, (a, b) in enumerate(zip(source["rooms"], target["rooms"])):
             number = source["first"] + i
+            if fault in GENTLE and (a, b) != ("s", "s"):
+                raise Wrong("%s: room %d failed: %s, %s" % (fault, number, a, b))
             if number % 3 and a == "s" and b != "s":
                 raise Wrong("%s: the sender of room %d succeeded alone" % (fault, number))
 
@@ -233,7 +249,7 @@ class Soak:
 
 
 def soak(transport, rooms, seed, partition, verbose):
-    """(passed, failed)"""
+    """(rooms, passed, failed)"""
     passed = failed = 0
     run = Soak(transport, partition, "%s %d" % (transport, seed), verbose)
     begin = time.monotonic()
@@ -262,7 +278,7 @@ def soak(transport, rooms, seed, partition, verbose):
         transport, run.rooms, time.monotonic() - begin, run.succeeded, len(run.levels),
         run.worst_s, ", ".join("%s %d" % one for one in sorted(run.faults.items()))),
         flush=True)
-    return passed, failed
+    return run.rooms, passed, failed
 
 
 def main():
@@ -279,12 +295,12 @@ def main():
         print("links are not cut: %s" % no_partition)
     names = args.transports.split(",")
     print("seed %d" % args.seed, flush=True)
-    passed = failed = 0
+    rooms = passed = failed = 0
     for transport in names:
-        ok, bad = soak(transport, args.rooms // len(names), args.seed, not no_partition,
-                       args.verbose)
-        passed, failed = passed + ok, failed + bad
-    print("%d passed, %d failed" % (passed, failed), flush=True)
+        some, ok, bad = soak(transport, -(-args.rooms // len(names)), args.seed,
+                             not no_partition, args.verbose)
+        rooms, passed, failed = rooms + some, passed + ok, failed + bad
+    print("%d rooms\n%d passed, %d failed" % (rooms, passed, failed), flush=True)
     sys.exit(1 if failed else 0)
 
 

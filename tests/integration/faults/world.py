@@ -28,7 +28,7 @@ SLOW = 1 if os.path.basename(BUILD) == "rel" else 5
 DEADLINE_S = 30 * SLOW
 LATE_S = 0.02
 FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = range(5)
-NEVER = dict(state=-1, aborting=False, error="", bytes=0, wrong=0, t=0, late=0)
+NEVER = dict(state=-1, aborting=False, error="", retryable=False, bytes=0, wrong=0, t=0, late=0)
 CONFIG = """[daemon]
 log_level = %s
 drain_timeout = 500 ms
@@ -150,6 +150,12 @@ class Net:
         self.ip(self.router, ["rule del from 10.77.%d.2 to 10.77.%d.2 blackhole" % p
                               for p in pairs])
 
+    def reset(self, i, j):
+        """The kernel ends i's connections with j at once: RST. What it ended."""
+        return subprocess.run(["nsenter", "--net=/proc/%d/ns/net" % self.holders[i].pid, "--",
+                               "ss", "-HKtn", "dst", self.address(j)[0]], check=True,
+                              timeout=DEADLINE_S, capture_output=True, text=True).stdout
+
     def close(self):
         for holder in self.holders:
             holder.stdin.close()
@@ -160,7 +166,31 @@ class Net:
 
 # ---- a daemon --------------------------------------------------------------
 
-class Node:
+class Process:
+    """What has a pid and is `alive`."""
+
+    def cpu_s(self):
+        with open("/proc/%d/stat" % self.pid) as stat:
+            fields = stat.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def limit(self, what, value):
+        """Lower a soft limit of the running process; undone by the function returned."""
+        old = resource.prlimit(self.pid, what)
+        resource.prlimit(self.pid, what, (value, old[1]))
+        return lambda: self.alive and resource.prlimit(self.pid, what, old)
+
+    def no_more_fds(self):
+        used = max(int(n) for n in os.listdir("/proc/%d/fd" % self.pid))
+        return self.limit(resource.RLIMIT_NOFILE, used + 1)
+
+    def no_more_memory(self):
+        with open("/proc/%d/statm" % self.pid) as statm:
+            pages = int(statm.read().split()[0])
+        return self.limit(resource.RLIMIT_AS, pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+class Node(Process):
     def __init__(self, net, index, folder, log_level, rooms, transport):
         self.net, self.index, self.name = net, index, "ABC"[index]
         self.dir = os.path.join(folder, self.name)
@@ -218,26 +248,6 @@ class Node:
                     fds=len(os.listdir("/proc/%d/fd" % self.pid)),
                     threads=int(lines["Threads"]))
 
-    def cpu_s(self):
-        with open("/proc/%d/stat" % self.pid) as stat:
-            fields = stat.read().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def limit(self, what, value):
-        """Lower a soft limit of the running daemon; undone by the function returned."""
-        old = resource.prlimit(self.pid, what)
-        resource.prlimit(self.pid, what, (value, old[1]))
-        return lambda: self.alive and resource.prlimit(self.pid, what, old)
-
-    def no_more_fds(self):
-        used = max(int(n) for n in os.listdir("/proc/%d/fd" % self.pid))
-        return self.limit(resource.RLIMIT_NOFILE, used + 1)
-
-    def no_more_memory(self):
-        with open("/proc/%d/statm" % self.pid) as statm:
-            pages = int(statm.read().split()[0])
-        return self.limit(resource.RLIMIT_AS, pages * os.sysconf("SC_PAGE_SIZE"))
-
     def disk_full(self):
         path = os.path.join(self.dir, "ballast")
         with open(path, "wb", buffering=0) as out, contextlib.suppress(OSError):
@@ -270,7 +280,7 @@ def memory_gone_ns(pid):
 
 # ---- an engine -------------------------------------------------------------
 
-class Engine:
+class Engine(Process):
     """A faults-engine. Its rooms' histories are in `rooms`, last state last."""
 
     def __init__(self, world, node, name, pool, pages):
@@ -287,6 +297,10 @@ class Engine:
     @property
     def pid(self):
         return self.proc.pid
+
+    @property
+    def alive(self):
+        return self.proc.poll() is None
 
     @property
     def lost(self):
