@@ -86,9 +86,14 @@ def shm_rooms_live_through_jumps_of_the_wall_clock():
     rooms_live_through_jumps("shm")
 
 
+def tcp_rooms_live_through_jumps_of_the_wall_clock():
+    rooms_live_through_jumps("tcp")
+
+
 def ucx_rooms_live_through_jumps_of_the_wall_clock():
     rooms_live_through_jumps("ucx")
 
 
 run([shm_rooms_live_through_jumps_of_the_wall_clock,
-     ucx_rooms_live_through_jumps_of_the_wall_clock])
+     ucx_rooms_live_through_jumps_of_the_wall_clock,
+     tcp_rooms_live_through_jumps_of_the_wall_clock])

@@ -9,6 +9,7 @@ import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from kvd_daemon import Daemon, kvd, run  # noqa: E402
+from kvd_engine import WAITING, Cache, Engine  # noqa: E402
 
 
 def arguments_wrong_are_refused_with_64():
@@ -74,13 +75,29 @@ def second_daemon_of_a_name_is_refused_by_pid():
 
 
 def daemon_killed_leaves_nothing_in_the_way():
+    def offer(daemon):
+        engine = Engine(daemon, "engine")
+        engine.cmd("room.open", room="1", role="offer", pool=Cache(engine).pool,
+                   views={"kv": dict(pages=[3])})
+        engine.until(1, "offer", WAITING)
+        return engine
     with tempfile.TemporaryDirectory() as run_dir:
-        d = Daemon(run_dir=run_dir).start().wait_ready()
-        d.stop(signal.SIGKILL)
-        d.notify.close()
-        assert os.path.exists(d.lock_path)
         with Daemon(run_dir=run_dir):
             pass
+        clean = set(os.listdir(run_dir))
+        d = Daemon(run_dir=run_dir).start().wait_ready()
+        engine = offer(d)
+        with open("/proc/%d/maps" % d.proc.pid) as maps:
+            assert "/dev/shm/" not in maps.read(), "it makes names in shared memory"
+        d.stop(signal.SIGKILL)
+        d.notify.close()
+        assert os.path.exists(d.lock_path) and os.path.exists(d.socket_path)
+        engine.close()
+        with Daemon(run_dir=run_dir) as again:
+            engine = offer(again)
+            engine.cmd("room.abort", room="1", role="offer")
+            engine.close()
+        assert set(os.listdir(run_dir)) == clean, (clean, os.listdir(run_dir))
 
 
 def run_dir_missing_is_named():

@@ -307,6 +307,67 @@ static void puller_that_gives_up_is_named(void **state)
 	said(why(p, 1, ROOM_OFFER, 41), ERR_SESSION, "'prefill'");
 }
 
+/* A pull held by its word, which its offer has answered. */
+static struct room *begin_held_pull(struct trio *p, uint64_t number)
+{
+	memset(p->src.base, 0, 8); /* the word */
+	open_offer(p, number, 1);
+	open_pull(p, p->prefill, &p->src, number, true);
+	cluster_until_state(&p->c, p->prefill, "pull", number, KVD_WAITING_FOR_INPUT);
+	cluster_run(&p->c, 100 * MS);
+	return rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_OFFER, number);
+}
+
+static void nothing_landed(struct trio *p, uint64_t number)
+{
+	cJSON *record = cluster_call(&p->c, p->prefill, "{'cmd':'room.show','room':'%llu'}",
+				     (unsigned long long)number);
+	const cJSON *landed = cJSON_GetObjectItem(record, "landed");
+
+	assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(landed, "kv")), "00");
+	cJSON_Delete(record);
+}
+
+/* The lease ends while the last words cross: all bytes were read, they do not count. */
+static void read_that_ends_after_the_lease_is_in_vain(void **state)
+{
+	struct trio *p = *state;
+	struct room *offer = begin_held_pull(p, 42);
+	struct fake_profile *profile = fake_hub_profile(p->c.bytes);
+	uint64_t pulls;
+
+	profile->check = true; /* the puller reads by itself, nobody can refuse it that */
+	pulls = counted(p, 0, METRIC_ROOM_RECEIVED_BYTES);
+	memset(p->src.base, 0xff, 8);
+	while (counted(p, 0, METRIC_ROOM_RECEIVED_BYTES) == pulls)
+		assert_true(loop_turn(p->c.loop, LOOP_NS_PER_S));
+	offer->lease_epoch++;
+	cluster_until_state(&p->c, p->prefill, "pull", 42, KVD_FAILED);
+	said(why(p, 0, ROOM_PULL, 42), ERR_LEASE, "peer tcp://10.0.0.2:7400 instance ");
+	assert_true(why(p, 0, ROOM_PULL, 42)->retryable);
+	nothing_landed(p, 42);
+	cluster_ok(&p->c, p->decode, "{'cmd':'room.abort','room':'42'}");
+	cluster_until_state(&p->c, p->decode, "offer", 42, KVD_FAILED);
+}
+
+/* Its heartbeats do not come: the pages go, and the puller hears of it at once. */
+static void lease_that_ends_under_a_puller_is_told_to_it(void **state)
+{
+	struct trio *p = *state;
+	struct room *offer = begin_held_pull(p, 43);
+
+	offer->lease_end_ns = loop_now_ns(p->c.loop);
+	offer_check_lease(offer);
+	cluster_until_state(&p->c, p->decode, "offer", 43, KVD_FAILED);
+	cluster_run(&p->c, 50 * MS);
+	assert_int_equal(cluster_state(&p->c, p->prefill, "pull", 43), KVD_FAILED);
+	said(why(p, 1, ROOM_OFFER, 43), ERR_LEASE, "of 1 pullers 1 came and 0 took it");
+	said(why(p, 0, ROOM_PULL, 43), ERR_LEASE, "peer tcp://10.0.0.2:7400 instance ");
+	said(why(p, 0, ROOM_PULL, 43), ERR_LEASE, "ms ended");
+	assert_int_equal(counted(p, 1, METRIC_LEASES_EXPIRED), 1);
+	nothing_landed(p, 43);
+}
+
 /* An offer of this lease, as if the prefill daemon had sent it. */
 static void forge_offer(struct trio *p, struct room *room, uint64_t lease_ms)
 {
@@ -592,6 +653,8 @@ int main(void)
 		CASE(offer_that_nobody_takes_ends_with_its_lease),
 		CASE(puller_that_is_done_may_leave),
 		CASE(puller_that_gives_up_is_named),
+		CASE(read_that_ends_after_the_lease_is_in_vain),
+		CASE(lease_that_ends_under_a_puller_is_told_to_it),
 		CASE(offer_with_an_absurd_lease_makes_no_storm_of_beats),
 		CASE(stuck_transfer_is_a_stall_and_a_slow_one_is_not),
 		CASE(fence_not_proven_in_time_cuts_the_peer),

@@ -524,12 +524,14 @@ class Worker:
 
     def work(self, cell):
         begin = time.monotonic()
-        for plays in range(1, PLAYS + 1):
+        again = []
+        while True:
             times = Times()
             why, late_s = self.once(cell, times)
-            if not why or late_s < LATE_S:
+            if not why or late_s < LATE_S or len(again) == PLAYS - 1:
                 break
-        self.done.put((cell, why, times.worst, time.monotonic() - begin, plays))
+            again.append("the machine was late by %.0f ms; %s" % (late_s * 1000, why))
+        self.done.put((cell, why, times.worst, time.monotonic() - begin, again))
 
     def once(self, cell, times):
         """What is wrong, or None; and how late the machine was."""
@@ -537,11 +539,11 @@ class Worker:
             self.close_stage()
         try:
             self.stage = self.stage or Stage(cell.transport, self.partition)
-            self.stage.world.late_s = 0
+            self.stage.world.time_begins()
             why = play(self.stage, cell, times)
         except Exception:
             why = traceback.format_exc()
-        late_s = self.stage.world.late_s if self.stage else LATE_S
+        late_s = self.stage.world.late() if self.stage else LATE_S
         if why:
             if self.stage:
                 keep_log(cell, why, self.stage)
@@ -569,18 +571,20 @@ def run(chosen, jobs, partition, verbose):
         if one is None:
             left -= 1
             continue
-        cell, why, times, took, plays = one
+        cell, why, times, took, late = one
         row = found.setdefault(cell.transport, Row())
         row.cells += 1
         row.passed += not why
         row.add(times)
-        again += plays - 1
+        again += len(late)
+        for words in late:
+            print("again %s: %s" % (cells.name(cell), words), flush=True)
         if why:
             print("FAIL %s: %s" % (cells.name(cell), why), flush=True)
         elif verbose:
             print("ok   %s (%.1f s)" % (cells.name(cell), took), flush=True)
     if again:
-        print("played again because the machine was late: %d" % again)
+        print("played again: %d" % again)
     return found
 
 

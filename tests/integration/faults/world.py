@@ -174,6 +174,15 @@ class Process:
             fields = stat.read().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def waits(self):
+        """How long each thread was ready, and no core was free for it, in seconds."""
+        found, folder = {}, "/proc/%d/task" % self.pid
+        with contextlib.suppress(OSError):
+            for tid in os.listdir(folder):
+                with open("%s/%s/schedstat" % (folder, tid)) as one:
+                    found[int(tid)] = int(one.read().split()[1]) / 1e9
+        return found
+
     def limit(self, what, value):
         """Lower a soft limit of the running process; undone by the function returned."""
         old = resource.prlimit(self.pid, what)
@@ -485,6 +494,7 @@ class World:
         self.folder = tempfile.mkdtemp(prefix="kvd-faults-")
         self.net, self.nodes, self.mounted = None, [], []
         self.late_s = 0  # by how much the machine woke us too late, in sum
+        self.waited = {}
         try:
             self.begin(partition, count, log_level, more)
         except BaseException:
@@ -523,6 +533,17 @@ class World:
         for fd, _ in ready:
             if not fds[fd].take():
                 self.engines.remove(fds[fd])  # no more lines from it
+
+    def waits(self):
+        return {key: s for p in self.nodes + self.engines for key, s in p.waits().items()}
+
+    def time_begins(self):
+        self.late_s, self.waited = 0, self.waits()
+
+    def late(self):
+        """How late the machine was since then, for us or some thread of theirs."""
+        return max([self.late_s] + [s - self.waited.get(key, 0)
+                                    for key, s in self.waits().items()])
 
     def until(self, holds, what, deadline_s=DEADLINE_S):
         end = time.monotonic() + deadline_s
