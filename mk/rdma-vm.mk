@@ -1,6 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # make rdma-vm: real ibverbs on any x86-64 machine, between two virtual machines
 # with Soft-RoCE. Packages come from Debian once and stay in build/rdma-vm.
+RDMA_ABORT := $(B)/rdma-abort
+
+$(RDMA_ABORT): $(B)/tests/rdma-vm/abort.o $(B)/libkvd.so
+	$(SAY) LD $@
+	$(Q)$(CC) $(USER_LD) $(filter %.o,$^) -o $@ -L$(B) -lkvd
+
 .PHONY: rdma-vm
-rdma-vm: all $(CONFORM) $(DEMO_BIN) ## RDMA between two virtual machines (ONLY=words chooses)
+rdma-vm: all $(CONFORM) $(DEMO_BIN) $(RDMA_ABORT) ## RDMA between two virtual machines (ONLY=words chooses)
 	@python3 tests/rdma-vm/run.py $(B) $(ONLY)

@@ -15,7 +15,7 @@ import subprocess
 import threading
 import time
 
-BOOT_S = 90
+BOOT_S = 240 # two of them, on a busy machine
 
 
 class Fault(Exception):
@@ -151,17 +151,17 @@ class Guest:
         self.agent.sendall(f"{command.number} {words}\n".encode())
         return command
 
-    def run(self, words, timeout=30):
+    def run(self, words, timeout=120):
         command = self.start(words)
         return command.wait(timeout), command.text
 
-    def must(self, words, timeout=30):
+    def must(self, words, timeout=120):
         status, text = self.run(words, timeout)
         if status != 0:
             raise Fault(f"{self.name}: '{words}' ended with {status}: {text[-2000:]}")
         return text
 
-    def until(self, condition, timeout=20):
+    def until(self, condition, timeout=60):
         """Ask the guest's shell until it says yes."""
         self.must(f"n=0; until {condition}; do n=$((n + 1)); [ $n -lt {timeout * 20} ] || "
                   "exit 1; usleep 50000; done", 3 * timeout)

@@ -16,6 +16,7 @@ import rig  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CASES = []
+ABORTS = int(os.environ.get("RDMA_VM_ABORTS", "12"))  # rooms each way
 
 
 def case(function):
@@ -59,6 +60,114 @@ def rig_bandwidth(pair):
     text = pair[1].must(f"ib_write_bw -x 1 -s 65536 -n 200 {pair[0].address}", 120)
     check(server.wait(20) == 0, server.text)
     print("# " + text.splitlines()[-2].strip())
+
+
+# ---- two daemons ----
+
+CONFIG = """[daemon]
+name = kvd
+run_dir = /tmp/kvd
+log_level = info
+[peer]
+listen = tcp://%s:7400
+insecure = yes
+dead_after = 3 s
+[rooms]
+transfer_stall_timeout = 30 s
+[transport]
+transports = verbs
+require = rdma
+verbs_rails = rxe0
+verbs_ack_timeout = 17
+"""
+ROOM_S = 240
+
+
+class Daemons:
+    """One in each guest; ends them and looks at their words."""
+
+    def __init__(self, pair):
+        self.pair, self.running, self.expect = pair, [], []
+
+    def __enter__(self):
+        try:
+            for guest in self.pair.guests:
+                self.start(guest)
+        except BaseException as fault:
+            self.__exit__(type(fault))
+            raise
+        return self
+
+    def start(self, guest):
+        lines = (CONFIG % guest.address).splitlines()
+        guest.must("mkdir -p /tmp/kvd; rm -f /tmp/kvd.conf; "
+                   + "; ".join(f"echo '{line}' >> /tmp/kvd.conf" for line in lines))
+        command = guest.start("echo $$ > /tmp/kvd.pid; exec /kvd/kvd --config /tmp/kvd.conf")
+        self.running.append(command)
+        guest.until("/kvd/kvd-ctl --socket /tmp/kvd/kvd.sock ping > /dev/null 2>&1")
+
+    def ctl(self, i, words):
+        return self.pair[i].must(f"/kvd/kvd-ctl --socket /tmp/kvd/kvd.sock {words}")
+
+    def kill(self, i):
+        self.pair[i].must("kill -9 $(cat /tmp/kvd.pid)")
+        self.running[i].wait(20)
+        self.running[i] = None
+
+    def __exit__(self, kind, *what):
+        for guest, command in zip(self.pair.guests, self.running):
+            if not command:
+                continue
+            try:
+                guest.run("kill $(cat /tmp/kvd.pid)", 60)
+                status = command.wait(60)
+            except rig.Fault as fault:
+                status = str(fault).splitlines()[0]
+            if kind is not None or status != 0:
+                print(f"# {guest.name}'s daemon ended with {status}:\n#   "
+                      + "\n#   ".join(command.lines[-30:]))
+            check(kind is not None or status == 0, f"{guest.name}: see above")
+
+
+def endpoint(guest):
+    return f"tcp://{guest.address}:7400"
+
+
+@case
+def rooms_of_the_demo(pair):
+    """push, pull, abort and a killed engine; every byte verified by the engines"""
+    with Daemons(pair):
+        prefill = pair[0].start("/kvd/demo-prefill /tmp/kvd/kvd.sock")
+        decode = pair[1].start("/kvd/demo-decode /tmp/kvd/kvd.sock "
+                               f"{endpoint(pair[0])} verbs")
+        status = decode.wait(ROOM_S)
+        print("# " + decode.text.replace("\n", "\n# "))
+        check(status == 0, f"decode ended with {status}; prefill: {prefill.text}")
+        check(prefill.wait(20) == 137, f"prefill ended with {prefill.status}")
+
+
+def aborts(pair, sender, receiver, rounds):
+    first = 100000 * (1 + sender)
+    with Daemons(pair):
+        send = pair[sender].start(f"/kvd/rdma-abort send /tmp/kvd/kvd.sock {rounds} {first}")
+        recv = pair[receiver].start("/kvd/rdma-abort recv /tmp/kvd/kvd.sock "
+                                    f"{endpoint(pair[sender])} {rounds} {first}")
+        status = recv.wait(60 + 10 * rounds)
+        print("# " + recv.text)
+        check(status == 0 and send.wait(60) == 0,
+              f"recv {status}: {recv.text}; send {send.status}: {send.text}")
+
+
+@case
+def abort_no_foreign_byte(pair):
+    """aborted with requests outstanding, the pages given away at `failed`: first to second"""
+    aborts(pair, 0, 1, ABORTS)
+
+
+@case
+def abort_no_foreign_byte_back(pair):
+    """the same, second guest to first"""
+    aborts(pair, 1, 0, ABORTS)
 
 
 # ---- running ----
@@ -110,7 +219,7 @@ def pack_programs(build, image, folder):
     return archive
 
 
-PROGRAMS = ["kvd", "kvd-ctl", "conform", "demo-prefill", "demo-decode"]
+PROGRAMS = ["kvd", "kvd-ctl", "conform", "demo-prefill", "demo-decode", "rdma-abort"]
 
 
 def run_case(pair, function):

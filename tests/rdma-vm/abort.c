@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The invariant "terminal means still", over RDMA, from the engines' side: rooms
+ * of 64 MiB are aborted while work requests are outstanding, and the moment that
+ * the receiver's room says `failed` its pages are given to somebody else. Not one
+ * of his bytes may change.
+ *
+ *   rdma-abort send SOCKET ROUNDS FIRST_ROOM
+ *   rdma-abort recv SOCKET ENDPOINT ROUNDS FIRST_ROOM
+ *
+ * Rounds take turns: a push that the receiver aborts, a push that the sender
+ * aborts, a pull that the puller aborts. Exit status 0: all failed as they should,
+ * each in the middle, and no byte was foreign.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "proto/kvd.h"
+
+#define PAGES 1024u
+#define PAGE_BYTES 65536u
+#define PAGE_TOKENS 16u
+#define BYTES ((size_t)PAGES * PAGE_BYTES)
+#define WAIT_MS 60000
+#define WATCH_NS 50000000L
+#define OLD 0x11
+#define FILL 0x77 /* what is sent */
+
+enum kind { PUSH_RECEIVER_ABORTS, PUSH_SENDER_ABORTS, PULL_ABORTS, KINDS };
+
+struct engine {
+	struct kvd_client *client;
+	struct kvd_memory memory;
+	struct kvd_region *region;
+	struct kvd_pool *pool;
+	uint32_t pages[PAGES];
+};
+
+static void die(const struct engine *engine, const char *what)
+{
+	const struct kvd_error *error = kvd_last_error(engine->client);
+
+	fprintf(stderr, "rdma-abort: %s: %s: %s\n", what, kvd_code_name(error->code),
+		error->message);
+	exit(1);
+}
+
+static void nap(long ns)
+{
+	const struct timespec pause = {.tv_nsec = ns};
+
+	nanosleep(&pause, NULL);
+}
+
+/* Pages in another order at each side, so that none are neighbours on both. */
+static void engine_open(struct engine *engine, const char *socket, uint32_t stride,
+			int fill)
+{
+	struct kvd_options options = {.client = "rdma-abort", .socket = socket};
+	struct kvd_field field = {.name = "k", .unit_bytes = PAGE_BYTES / PAGE_TOKENS,
+				  .units = 1};
+	struct kvd_layout *layout = kvd_layout_new(0);
+	uint64_t offset = 0;
+	struct kvd_pool_args pool = {.regions = &engine->region, .offsets = &offset,
+				     .region_count = 1};
+	uint32_t view;
+
+	if (kvd_open(&options, &engine->client))
+		die(engine, "daemon");
+	if (!layout || kvd_memory_alloc(BYTES, "rdma-abort", &engine->memory))
+		die(engine, "memory");
+	memset(engine->memory.address, fill, BYTES);
+	view = kvd_layout_view(layout, "kv", PAGE_TOKENS, PAGES);
+	field.buffer = kvd_layout_buffer(layout, BYTES);
+	kvd_layout_heads(layout, view, 0, KVD_NHD, &field);
+	if (kvd_layout_text(layout, &pool.layout) ||
+	    kvd_region_memory(engine->client, &engine->memory, NULL, &engine->region) ||
+	    kvd_pool_register(engine->client, &pool, NULL, &engine->pool))
+		die(engine, "register");
+	kvd_layout_free(layout);
+	for (uint32_t i = 0; i < PAGES; i++)
+		engine->pages[i] = i * stride % PAGES;
+}
+
+static struct kvd_view all_pages(const struct engine *engine)
+{
+	return (struct kvd_view){.pages = engine->pages, .page_count = PAGES};
+}
+
+static void room_end(struct engine *engine, struct kvd_room *room)
+{
+	if (kvd_room_wait(room, KVD_SUCCESS, WAIT_MS) != KVD_FAILED)
+		die(engine, "the room did not fail");
+}
+
+/* ---- the side that has the bytes ---- */
+
+static void until_bytes_move(struct engine *engine, struct kvd_room *room)
+{
+	struct kvd_room_status st = {0};
+
+	while (!st.bytes && !(st.flags & KVD_FLAG_ABORTING) &&
+	       kvd_room_state(room) > KVD_FAILED) {
+		if (kvd_room_read(room, &st))
+			die(engine, "room");
+		nap(20000);
+	}
+}
+
+static void send_one(struct engine *engine, uint64_t number, enum kind kind)
+{
+	struct kvd_view view = all_pages(engine);
+	struct kvd_room_args open = {.room = number, .role = KVD_SEND, .pool = engine->pool};
+	struct kvd_send_args send = {.views = &view, .view_count = 1, .last = true};
+	struct kvd_room *room;
+
+	if (kind == PULL_ABORTS) {
+		open.role = KVD_OFFER;
+		open.views = &view;
+		open.view_count = 1;
+	}
+	if (kvd_room_open(engine->client, &open, NULL, &room))
+		die(engine, "room.open");
+	if (kind != PULL_ABORTS) {
+		if (kvd_room_wait(room, KVD_WAITING_FOR_INPUT, WAIT_MS) <
+			    KVD_WAITING_FOR_INPUT ||
+		    kvd_room_send(room, &send, NULL))
+			die(engine, "room.send");
+		if (kind == PUSH_SENDER_ABORTS) {
+			until_bytes_move(engine, room);
+			if (kvd_room_abort(room, "the sender's user went away", NULL))
+				die(engine, "room.abort");
+		}
+	}
+	room_end(engine, room);
+	if (kvd_room_close(room, NULL))
+		die(engine, "room.close");
+}
+
+/* ---- the side that is written ---- */
+
+/* Pages that have their first or last byte. */
+static unsigned int pages_touched(const struct engine *engine)
+{
+	const volatile uint8_t *at = engine->memory.address;
+	unsigned int n = 0;
+
+	for (size_t i = 0; i < PAGES; i++)
+		n += at[i * PAGE_BYTES] != OLD || at[(i + 1) * PAGE_BYTES - 1] != OLD;
+	return n;
+}
+
+static uint64_t foreign_bytes(const struct engine *engine, uint8_t mine)
+{
+	const uint64_t *at = engine->memory.address;
+	const uint64_t word = mine * UINT64_C(0x0101010101010101);
+	uint64_t n = 0;
+
+	for (size_t i = 0; i < BYTES / 8; i++)
+		n += at[i] != word;
+	return n;
+}
+
+static struct kvd_room *recv_open(struct engine *engine, const char *endpoint,
+				  uint64_t number, enum kind kind)
+{
+	struct kvd_view view = all_pages(engine);
+	struct kvd_source source = {.endpoint = endpoint};
+	struct kvd_room_args open = {.room = number, .role = KVD_RECV, .pool = engine->pool,
+				     .sources = &source, .source_count = 1};
+	struct kvd_bind_args bind = {.views = &view, .view_count = 1};
+	struct kvd_room *room;
+
+	if (kind == PULL_ABORTS) {
+		open.role = KVD_PULL;
+		open.views = &view;
+		open.view_count = 1;
+	}
+	if (kvd_room_open(engine->client, &open, NULL, &room) ||
+	    (kind != PULL_ABORTS && kvd_room_bind(room, &bind, NULL)))
+		die(engine, "room.open");
+	return room;
+}
+
+struct tally {
+	unsigned int failed, in_flight;
+	uint64_t foreign;
+};
+
+static void recv_one(struct engine *engine, const char *endpoint, uint64_t number,
+		     enum kind kind, struct tally *tally)
+{
+	uint8_t mine = (uint8_t)(0x80 | number % 97);
+	struct kvd_room *room;
+	unsigned int touched;
+
+	memset(engine->memory.address, OLD, BYTES);
+	room = recv_open(engine, endpoint, number, kind);
+	while (kvd_room_state(room) > KVD_FAILED && kvd_room_state(room) < KVD_SUCCESS &&
+	       pages_touched(engine) == 0)
+		nap(20000);
+	if (kind != PUSH_SENDER_ABORTS && kvd_room_abort(room, "the user went away", NULL))
+		die(engine, "room.abort");
+	room_end(engine, room);
+	touched = pages_touched(engine);
+	memset(engine->memory.address, mine, BYTES); /* its pages are somebody else's now */
+	nap(WATCH_NS);
+	tally->failed++;
+	tally->in_flight += touched > 0 && touched < PAGES;
+	tally->foreign += foreign_bytes(engine, mine);
+	if (kvd_room_close(room, NULL))
+		die(engine, "room.close");
+}
+
+int main(int argc, char **argv)
+{
+	bool sends = argc == 5 && !strcmp(argv[1], "send");
+	unsigned long rounds;
+	uint64_t first;
+	struct engine engine = {0};
+	struct tally tally = {0};
+
+	if (!sends && (argc != 6 || strcmp(argv[1], "recv"))) {
+		fprintf(stderr, "usage: rdma-abort send SOCKET ROUNDS FIRST_ROOM\n"
+				"       rdma-abort recv SOCKET ENDPOINT ROUNDS FIRST_ROOM\n");
+		return 2;
+	}
+	rounds = strtoul(argv[argc - 2], NULL, 10);
+	first = strtoull(argv[argc - 1], NULL, 10);
+	engine_open(&engine, argv[2], sends ? 7 : 11, sends ? FILL : OLD);
+	for (unsigned long i = 0; i < rounds; i++) {
+		if (sends)
+			send_one(&engine, first + i, (enum kind)(i % KINDS));
+		else
+			recv_one(&engine, argv[3], first + i, (enum kind)(i % KINDS), &tally);
+	}
+	kvd_close(engine.client);
+	if (!sends)
+		printf("%u rooms failed, %u in the middle, %" PRIu64 " foreign words\n",
+		       tally.failed, tally.in_flight, tally.foreign);
+	return !sends && (tally.failed != rounds || tally.foreign ||
+			  tally.in_flight * 10 < rounds * 9);
+}
