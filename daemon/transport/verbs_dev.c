@@ -31,12 +31,6 @@
 
 #define BACKLOG 256
 
-static void freeifaddrsp(struct ifaddrs **list)
-{
-	if (*list)
-		freeifaddrs(*list);
-}
-
 void verbs_address_text(const struct sockaddr_storage *address, char *buf, size_t size)
 {
 	char text[INET6_ADDRSTRLEN] = "?";
@@ -53,21 +47,6 @@ void verbs_address_text(const struct sockaddr_storage *address, char *buf, size_
 }
 
 /* ---- what a port is like, for people ---- */
-
-static void sysfs_line(char *buf, size_t size, const char *device, const char *file)
-{
-	char path[160];
-	FILE *in;
-
-	snprintf(buf, size, "?");
-	snprintf(path, sizeof(path), "/sys/class/infiniband/%s/%s", device, file);
-	in = fopen(path, "re");
-	if (!in)
-		return;
-	if (fgets(buf, (int)size, in))
-		buf[strcspn(buf, "\n")] = '\0';
-	fclose(in);
-}
 
 static bool gid_is(const union ibv_gid *gid, const struct sockaddr_storage *address)
 {
@@ -99,7 +78,7 @@ static int gid_index(const struct verbs_rail *rail, int count, char *type, size_
 			continue;
 		found = i;
 		snprintf(file, sizeof(file), "ports/%u/gid_attrs/types/%d", rail->port, i);
-		sysfs_line(type, size, rail->device->name, file);
+		verbs_topo_line(lib, rail->device->name, file, type, size);
 		if (strstr(type, "v2"))
 			break;
 	}
@@ -110,7 +89,7 @@ static void describe(struct verbs_rail *rail)
 {
 	struct verbs_device *device = rail->device;
 	struct ibv_port_attr attr = {0};
-	char address[64], type[24], rate[40], node[16], file[32];
+	char address[64], type[24], rate[40], file[32];
 	int gid;
 
 	device->transport->lib->query_port(device->context, rail->port, &attr);
@@ -118,11 +97,11 @@ static void describe(struct verbs_rail *rail)
 	gid = gid_index(rail, attr.gid_tbl_len, type, sizeof(type));
 	verbs_address_text(&rail->address, address, sizeof(address));
 	snprintf(file, sizeof(file), "ports/%u/rate", rail->port);
-	sysfs_line(rate, sizeof(rate), device->name, file);
-	sysfs_line(node, sizeof(node), device->name, "device/numa_node");
+	verbs_topo_line(device->transport->lib, device->name, file, rate, sizeof(rate));
+	rail->node = verbs_topo_node(device->transport->lib, device->name);
 	snprintf(rail->text, sizeof(rail->text),
-		 "%.20s:%u %.40s gid %d (%.12s) mtu %u %.24s node %.4s%s", device->name,
-		 rail->port, address, gid, type, 128u << attr.active_mtu, rate, node,
+		 "%.20s:%u %.40s gid %d (%.12s) mtu %u %.24s node %d%s", device->name,
+		 rail->port, address, gid, type, 128u << attr.active_mtu, rate, rail->node,
 		 rail->down ? " DOWN" : "");
 }
 
@@ -309,7 +288,8 @@ static void listen_host(const struct config *config, char *host, size_t size)
 int verbs_rails_open(struct verbs_transport *transport)
 {
 	const struct config *config = transport->base.env.config;
-	mem_cleanup(freeifaddrsp) struct ifaddrs *list = NULL;
+	const struct verbs_lib *lib = transport->lib;
+	struct ifaddrs *list = NULL;
 	char words[CONFIG_ENDPOINT_BYTES], *save = NULL;
 	int r = 0;
 
@@ -317,7 +297,7 @@ int verbs_rails_open(struct verbs_transport *transport)
 		snprintf(words, sizeof(words), "%s", config->verbs_rails);
 	else
 		listen_host(config, words, sizeof(words));
-	if (getifaddrs(&list) < 0)
+	if (lib->addresses(&list) < 0)
 		return err_raise_errno(errno, "getifaddrs");
 	for (char *word = strtok_r(words, ", ", &save); word && r == 0;
 	     word = strtok_r(NULL, ", ", &save)) {
@@ -330,6 +310,7 @@ int verbs_rails_open(struct verbs_transport *transport)
 				      "its own here",
 				      word);
 	}
+	lib->free_addresses(list);
 	if (r == 0 && transport->rail_count == 0)
 		r = err_raise(ERR_REQUIRE,
 			      "verbs: no RDMA port has the address of listen = %s: name the "

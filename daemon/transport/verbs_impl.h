@@ -4,6 +4,7 @@
  *
  *   verbs.c       probe, open, close, progress; the table of operations
  *   verbs_dev.c   devices and rails: found, opened, explained
+ *   verbs_topo.c  which adapter is near which memory
  *   verbs_reg.c   registered memory, keys, and a transfer's tables of them
  *   verbs_cm.c    the connection manager: dial, accept, refuse
  *   verbs_qp.c    a queue pair: queues, completions, its death
@@ -66,6 +67,7 @@ struct verbs_rail {
 	uint32_t index;
 	uint8_t port;
 	bool down;	/* the port has said so */
+	int node;	/* NUMA; -1: not known, or there is one only */
 	char name[40]; /* "mlx5_0:1" */
 	char text[192]; /* address, GID, MTU, link, NUMA node, and why these */
 };
@@ -113,6 +115,7 @@ struct verbs_reg {
 	uint8_t shift;
 	atomic_int refs; /* the owner's, and one for each table that names it */
 	uint64_t id;
+	uint32_t near; /* rails that are nearest to it: bits */
 	struct offload_job job; /* the last reference went on the loop */
 };
 
@@ -295,6 +298,7 @@ struct verbs_xfer {
 	uint32_t used;	 /* queue pairs with bytes of it: bits */
 	uint32_t marked; /* of those: the mark is posted */
 	uint32_t home;	 /* a small one stays there */
+	uint32_t near;	 /* queue pairs that it may use: bits */
 	/* a granted inbound WRITE */
 	uint32_t slot; /* GO's; VERBS_GRANTS: none */
 	uint16_t generation;
@@ -309,6 +313,19 @@ int verbs_rails_open(struct verbs_transport *transport);
 void verbs_rails_close(struct verbs_transport *transport);
 /* "192.168.1.2" or "[fe80::1]". */
 void verbs_address_text(const struct sockaddr_storage *address, char *buf, size_t size);
+
+/* ---- verbs_topo.c ---- */
+/* A file's first line under the device's folder in sysfs; "?" when there is none. */
+void verbs_topo_line(const struct verbs_lib *lib, const char *device, const char *file,
+		     char *buf, size_t size);
+int verbs_topo_node(const struct verbs_lib *lib, const char *device);
+/* Rails that are nearest to that memory, as bits; all, where nothing is known. */
+uint32_t verbs_topo_near(const struct verbs_transport *transport,
+			 const struct memory *memory);
+/* How far a PCI device ("0000:3b:00.0") is from an adapter: 0 on one switch, 1 on
+ * one root complex, 2 on one NUMA node, 3 farther, or not known. */
+unsigned int verbs_topo_pci(const struct verbs_lib *lib, const char *pci,
+			    const char *device);
 
 /* ---- verbs_reg.c ---- */
 int verbs_mem_reg(struct transport *base, struct memory *memory, struct xp_reg **reg_p);

@@ -11,7 +11,15 @@
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
 
+struct ifaddrs;
+
 struct verbs_lib {
+	/* the system: interfaces with their addresses, the NUMA node of the page
+	 * there (-1: not known), and where sysfs is */
+	int (*addresses)(struct ifaddrs **list);
+	void (*free_addresses)(struct ifaddrs *list);
+	int (*node_of)(const void *address);
+	const char *sysfs;
 	/* libibverbs */
 	struct ibv_device **(*get_device_list)(int *count);
 	void (*free_device_list)(struct ibv_device **list);

@@ -14,7 +14,8 @@
  * is the fence's usual price. Movers take turns, a chain each, so a large transfer
  * does not hold up a small one. A transfer stays on one queue pair (the one with
  * the least under way), so that its end needs one mark; one of VERBS_SPREAD_BYTES
- * or more goes over all of them.
+ * or more goes over all of them. Where adapters are not all as near to its memory,
+ * those are taken that are nearest (verbs_topo.c).
  *
  * At the end of the plan, or when it stops, a WRITE posts its marks behind its
  * bytes: a frame on queue pair 0, a WRITE_WITH_IMM of nothing on any other.
@@ -128,20 +129,22 @@ static void build_chain(struct verbs_xfer *xfer, const struct verbs_qp *qp,
 {
 	struct verbs_transport *transport = xfer->peer->transport;
 	struct verbs_chain *chain = &transport->chain;
+	uint64_t wr_max = bytes_max < transport->wr_bytes ? bytes_max
+							  : transport->wr_bytes;
 
 	chain->count = 0;
 	chain->bytes = 0;
+	/* the last one may go beyond: a gather that is cut short costs one more */
 	while (chain->count < count_max && chain->bytes < bytes_max) {
 		struct ibv_send_wr *wr = &chain->wr[chain->count];
-		uint64_t left = bytes_max - chain->bytes, bytes;
+		uint64_t bytes;
 
 		wr->next = NULL;
 		wr->send_flags = 0;
 		wr->num_sge = 0;
 		wr->sg_list = chain->sge[chain->count];
 		wr->opcode = xfer->kind == XP_WRITE ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
-		bytes = build_one(xfer, qp, wr,
-				  left < transport->wr_bytes ? left : transport->wr_bytes);
+		bytes = build_one(xfer, qp, wr, wr_max);
 		if (!bytes)
 			return;
 		if (xfer->kind == XP_WRITE && bytes <= qp->max_inline) {
@@ -168,6 +171,21 @@ static uint32_t room_on(const struct verbs_qp *qp)
 	return qp->sq_free - kept;
 }
 
+/* Queue pairs on the rails nearest to its memory; all, when none of them is up. */
+static uint32_t near_qps(const struct verbs_xfer *xfer)
+{
+	const struct verbs_peer *peer = xfer->peer;
+	const struct plan_run *run = &xfer->plan->runs[0];
+	uint32_t place = xfer->kind == XP_WRITE ? run->src_buffer : run->dst_buffer;
+	uint32_t rails = xfer->local.at[place].reg->near, bits = 0;
+
+	for (uint32_t i = 0; i < peer->qp_count; i++)
+		if (sm_state(&peer->qps[i].sm) == VERBS_QP_UP &&
+		    rails & 1u << peer->qps[i].rail->index)
+			bits |= 1u << i;
+	return bits ? bits : UINT32_MAX;
+}
+
 static struct verbs_qp *choose(struct verbs_xfer *xfer)
 {
 	struct verbs_peer *peer = xfer->peer;
@@ -178,7 +196,8 @@ static struct verbs_qp *choose(struct verbs_xfer *xfer)
 	for (uint32_t i = 0; i < peer->qp_count; i++) {
 		struct verbs_qp *qp = &peer->qps[i];
 
-		if (room_on(qp) && (!best || qp->inflight_bytes < best->inflight_bytes))
+		if (xfer->near & 1u << i && room_on(qp) &&
+		    (!best || qp->inflight_bytes < best->inflight_bytes))
 			best = qp;
 	}
 	return best;
@@ -289,6 +308,7 @@ void verbs_move_start(struct verbs_xfer *xfer)
 {
 	plan_walk_begin(&xfer->walk, xfer->plan);
 	xfer->span.len = 0;
+	xfer->near = near_qps(xfer);
 	list_push_back(&xfer->peer->movers, &xfer->mover_link);
 	verbs_peer_kick(xfer->peer);
 }

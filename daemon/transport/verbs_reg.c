@@ -23,7 +23,7 @@
 
 #include "daemon/base/mem.h"
 
-#define PIECE_SHIFT 36u /* 64 GiB: every adapter of today takes that */
+#define PIECE_SHIFT 36u /* 64 GiB at most; what the adapter takes, if that is less */
 
 static struct verbs_transport *transport_of(const struct verbs_reg *reg)
 {
@@ -105,12 +105,39 @@ static int kind_check(const struct memory *memory)
 	return 0;
 }
 
+/* Pieces that every device takes. */
+static int pieces_of(const struct verbs_transport *transport, uint64_t length,
+		     uint8_t *shift_p, uint32_t *pieces_p)
+{
+	uint8_t shift = PIECE_SHIFT;
+	uint64_t pieces;
+
+	for (uint32_t i = 0; i < transport->device_count; i++)
+		while (shift > 12 &&
+		       transport->devices[i].attr.max_mr_size < UINT64_C(1) << shift)
+			shift--;
+	pieces = ((length - 1) >> shift) + 1;
+	if (pieces > VERBS_PIECES_MAX)
+		return err_raise(ERR_IMPORT,
+				 "verbs: %ju bytes are more than %u registrations of %ju",
+				 (uintmax_t)length, VERBS_PIECES_MAX,
+				 (uintmax_t)UINT64_C(1) << shift);
+	*shift_p = shift;
+	*pieces_p = (uint32_t)pieces;
+	return 0;
+}
+
 int verbs_mem_reg(struct transport *base, struct memory *memory, struct xp_reg **reg_p)
 {
 	static atomic_uint_fast64_t ids;
 	struct verbs_reg *reg;
+	uint32_t pieces = 0;
+	uint8_t shift = 0;
 	int r = kind_check(memory);
 
+	if (r == 0)
+		r = pieces_of(container_of(base, struct verbs_transport, base),
+			      memory->length, &shift, &pieces);
 	if (r < 0)
 		return err_pass(r);
 	reg = mem_zalloc(sizeof(*reg));
@@ -118,12 +145,13 @@ int verbs_mem_reg(struct transport *base, struct memory *memory, struct xp_reg *
 		return err_pass(-ENOMEM);
 	reg->base.transport = base;
 	reg->base.memory = memory_ref(memory);
-	reg->shift = PIECE_SHIFT;
-	reg->pieces = (uint32_t)((memory->length - 1) >> PIECE_SHIFT) + 1;
+	reg->shift = shift;
+	reg->pieces = pieces;
 	atomic_init(&reg->refs, 1);
 	reg->id = atomic_fetch_add(&ids, 1) + 1;
 	reg->job.work = release_work;
 	reg->job.done = release_done;
+	reg->near = verbs_topo_near(container_of(base, struct verbs_transport, base), memory);
 	r = register_all(reg);
 	if (r < 0) {
 		release(reg);

@@ -14,7 +14,7 @@
 
 #include "tests/demo/cache.h"
 
-#define WAIT_MS 30000
+#define WAIT_MS 120000 /* for what works on a slow machine, too */
 #define STILL_MS 300 /* how long a failed room's memory is watched */
 
 struct decode {

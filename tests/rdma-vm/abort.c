@@ -24,7 +24,8 @@
 #define PAGE_BYTES 65536u
 #define PAGE_TOKENS 16u
 #define BYTES ((size_t)PAGES * PAGE_BYTES)
-#define WAIT_MS 60000
+#define FIRST_PAGES 16u	/* a chunk of its own: when it has landed, the rest is on its way */
+#define WAIT_MS 300000	/* virtual machines on a busy host take their time */
 #define WATCH_NS 50000000L
 #define OLD 0x11
 #define FILL 0x77 /* what is sent */
@@ -92,7 +93,11 @@ static struct kvd_view all_pages(const struct engine *engine)
 
 static void room_end(struct engine *engine, struct kvd_room *room)
 {
-	if (kvd_room_wait(room, KVD_SUCCESS, WAIT_MS) != KVD_FAILED)
+	int state = kvd_room_wait(room, KVD_SUCCESS, WAIT_MS);
+
+	if (state == KVD_SUCCESS)
+		fprintf(stderr, "rdma-abort: aborted too late\n");
+	if (state != KVD_FAILED)
 		die(engine, "the room did not fail");
 }
 
@@ -110,11 +115,26 @@ static void until_bytes_move(struct engine *engine, struct kvd_room *room)
 	}
 }
 
+static void send_chunks(struct engine *engine, struct kvd_room *room)
+{
+	struct kvd_view view = {.pages = engine->pages, .page_count = FIRST_PAGES};
+	struct kvd_send_args send = {.views = &view, .view_count = 1};
+
+	if (kvd_room_send(room, &send, NULL))
+		die(engine, "room.send");
+	view.pages += FIRST_PAGES;
+	view.page_count = PAGES - FIRST_PAGES;
+	view.first_token = FIRST_PAGES * PAGE_TOKENS;
+	send.seq = 1;
+	send.last = true;
+	if (kvd_room_send(room, &send, NULL))
+		die(engine, "room.send");
+}
+
 static void send_one(struct engine *engine, uint64_t number, enum kind kind)
 {
 	struct kvd_view view = all_pages(engine);
 	struct kvd_room_args open = {.room = number, .role = KVD_SEND, .pool = engine->pool};
-	struct kvd_send_args send = {.views = &view, .view_count = 1, .last = true};
 	struct kvd_room *room;
 
 	if (kind == PULL_ABORTS) {
@@ -126,9 +146,9 @@ static void send_one(struct engine *engine, uint64_t number, enum kind kind)
 		die(engine, "room.open");
 	if (kind != PULL_ABORTS) {
 		if (kvd_room_wait(room, KVD_WAITING_FOR_INPUT, WAIT_MS) <
-			    KVD_WAITING_FOR_INPUT ||
-		    kvd_room_send(room, &send, NULL))
-			die(engine, "room.send");
+		    KVD_WAITING_FOR_INPUT)
+			die(engine, "the receiver");
+		send_chunks(engine, room);
 		if (kind == PUSH_SENDER_ABORTS) {
 			until_bytes_move(engine, room);
 			if (kvd_room_abort(room, "the sender's user went away", NULL))
