@@ -17,6 +17,7 @@
 #define MIB (KIB << 10)
 #define GIB (KIB << 20)
 #define THREADS_MAX 256
+#define SESSION_REGIONS_MOST 4096 /* as many as one REGISTER names */
 
 static const char *const level_words[] = {"error", "warn", "info",
 					  "debug", "trace", NULL};
@@ -69,9 +70,11 @@ static const struct setting options[] = {
 	 .help = "Users that may drain, shut down, change the log level and touch foreign "
 		 "rooms, besides root and the daemon's own."},
 	{"control", "sessions", SETTING_COUNT, FIELD(sessions_max), .preset = "256",
-	 .min = 1, .max = 65536, .help = "Most sessions at a time."},
+	 .min = 1, .max = 65536, .help = "Most sessions at a time. Of 256 and more, here and in rooms and orphans, the "
+		 "last eighth is kept for a process, session or peer that has less than a "
+		 "256th."},
 	{"control", "session_regions", SETTING_COUNT, FIELD(session_regions_max),
-	 .preset = "1024", .min = 1, .max = 1 << 20,
+	 .preset = "1024", .min = 1, .max = SESSION_REGIONS_MOST,
 	 .help = "Most memory regions of one session."},
 	{"control", "session_pools", SETTING_COUNT, FIELD(session_pools_max),
 	 .preset = "64", .min = 1, .max = 65536, .help = "Most pools of one session."},

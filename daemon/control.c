@@ -33,6 +33,7 @@
 #include "daemon/conn.h"
 #include "daemon/kvd.h"
 #include "daemon/session.h"
+#include "daemon/share.h"
 
 #ifndef SO_PEERGROUPS
 #define SO_PEERGROUPS 59
@@ -201,6 +202,25 @@ static int peer_groups(const struct session_peer *peer, gid_t **gids_p, size_t *
 	return 0;
 }
 
+/* A process that opens whatever there is keeps no other out, kvd-ctl neither. */
+static int check_cap(const struct kvd *kvd, pid_t pid)
+{
+	const uint32_t cap = kvd->config->sessions_max;
+	const struct session *session;
+	unsigned int own = 0;
+
+	if (kvd->session_count < share_cap(cap, cap))
+		return 0;
+	list_foreach(session, &kvd->sessions, link)
+		own += session->pid == pid;
+	if (share_allows(cap, kvd->session_count, own))
+		return 0;
+	return err_raise(ERR_LIMIT,
+			 "%u sessions, %u of process %d: the cap of this daemon is %u "
+			 "(sessions)%s", kvd->session_count, own, (int)pid, cap,
+			 kvd->session_count < cap ? ", the last for processes with few" : "");
+}
+
 static int admit(struct control *control, const struct session_peer *peer)
 {
 	const struct config *config = control->kvd->config;
@@ -214,10 +234,9 @@ static int admit(struct control *control, const struct session_peer *peer)
 		return err_raise(ERR_PERM,
 				 "uid %u is not admitted: see allow_uids and allow_gids",
 				 peer->uid);
-	if (control->kvd->session_count >= config->sessions_max)
-		return err_raise(ERR_LIMIT,
-				 "%u sessions: the cap of this daemon (sessions)",
-				 config->sessions_max);
+	r = check_cap(control->kvd, peer->pid);
+	if (r < 0)
+		return err_pass(r);
 	return err_pass(conn_new(&control->host, peer->fd, peer));
 }
 

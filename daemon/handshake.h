@@ -50,6 +50,7 @@ struct remote_pool {
 	bool ready;		   /* every key is usable */
 	struct err refused;	   /* code != OK: keys cannot be used, with the reason */
 	unsigned int uses;	   /* rooms and ops that hold it */
+	size_t bytes;		   /* of its REGISTER */
 	bool going;		   /* UNREGISTER came: acked at zero uses */
 	bool dead;		   /* of an earlier epoch of the peer */
 };
@@ -66,9 +67,13 @@ struct remote {
 	struct sched_line line;
 	struct list pools; /* of this epoch */
 	struct list dead_pools;
+	unsigned int pool_count; /* in both */
+	uint64_t pool_bytes;
 	struct list link;
 	unsigned int reaches;	/* handshake_reach() minus handshake_release() */
 	bool closing_xp, start_again;
+	unsigned int orphans; /* of it, and their bytes: rooms_late.c */
+	uint64_t orphan_bytes;
 	bool refused; /* our dial was answered with BYE: `why` */
 	char label[192]; /* "peer tcp://… instance …", for reasons */
 };

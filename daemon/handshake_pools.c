@@ -29,6 +29,7 @@
 
 #define REMOTE_REGIONS_MAX 4096u
 #define REMOTE_POOLS_MAX 16384u
+#define REMOTE_BYTES_MAX (UINT64_C(128) << 20) /* of all REGISTERs that a peer has here */
 enum { OBJECT_POOL = 0, OBJECT_SESSION = 1 };
 
 /* ---- sending ---- */
@@ -365,6 +366,8 @@ static void pool_free(struct remote_pool *pool)
 	struct cursor out;
 
 	list_remove(&pool->link);
+	remote->pool_count--;
+	remote->pool_bytes -= pool->bytes;
 	if (!pool->dead)
 		pool_drop_keys(pool);
 	if (pool->going && !pool->dead) {
@@ -671,16 +674,6 @@ static void compare(struct handshake *hs, struct remote *remote,
 	}
 }
 
-static unsigned int pools_of(const struct remote *remote)
-{
-	const struct remote_pool *pool;
-	unsigned int n = 0;
-
-	list_foreach(pool, &remote->pools, link)
-		n++;
-	return n;
-}
-
 static int build_pool(struct remote_pool *pool, const struct wire_register *msg)
 {
 	struct cursor in;
@@ -703,14 +696,13 @@ static int build_pool(struct remote_pool *pool, const struct wire_register *msg)
 	return get_buffers(pool, &msg->buffers);
 }
 
-/* -ENOMEM: the other side is told to come again. Else the peer broke the protocol. */
-static int refuse(struct handshake *hs, struct remote *remote, uint64_t object, int r)
+/* The other side is told to come again. */
+static int send_nak(struct handshake *hs, struct remote *remote, uint64_t object)
 {
-	struct wire_register_nak nak = {.object = object, .code = ERR_NOMEM};
+	struct wire_register_nak nak = {.object = object, .code = err_last()->code};
 	struct cursor out;
+	int r;
 
-	if (err_last()->code != ERR_NOMEM)
-		return err_pass(r);
 	snprintf(nak.text, sizeof(nak.text), "%s", err_last()->text);
 	err_clear();
 	handshake_body(hs, &out);
@@ -719,12 +711,33 @@ static int refuse(struct handshake *hs, struct remote *remote, uint64_t object, 
 		     : handshake_send(remote, WIRE_T_REGISTER_NAK, hs->scratch, out.pos);
 }
 
+/* Want of memory passes; all else broke the protocol. */
+static int refuse(struct handshake *hs, struct remote *remote, uint64_t object, int r)
+{
+	if (err_last()->code != ERR_NOMEM)
+		return err_pass(r);
+	return send_nak(hs, remote, object);
+}
+
+static int check_caps(const struct remote *remote, size_t bytes)
+{
+	if (remote->pool_count < REMOTE_POOLS_MAX &&
+	    bytes <= REMOTE_BYTES_MAX - remote->pool_bytes)
+		return 0;
+	return err_raise(ERR_LIMIT,
+			 "REGISTER: %u pools and sessions of %llu bytes are kept for a peer; "
+			 "the caps are %u and %llu bytes", remote->pool_count,
+			 (unsigned long long)remote->pool_bytes, REMOTE_POOLS_MAX,
+			 (unsigned long long)REMOTE_BYTES_MAX);
+}
+
 static int on_register(struct handshake *hs, struct remote *remote, struct cursor *body)
 {
 	struct wire_register msg;
 	struct wire_register_ack ack;
 	struct remote_pool *pool, *old;
 	struct cursor out;
+	size_t bytes = cursor_left(body);
 	int r = wire_register_get(body, &msg);
 
 	if (r < 0)
@@ -737,12 +750,15 @@ static int on_register(struct handshake *hs, struct remote *remote, struct curso
 	if (old && !old->is_session)
 		return err_raise(ERR_PROTO, "REGISTER: object %llu twice",
 				 (unsigned long long)msg.object);
-	if (pools_of(remote) >= REMOTE_POOLS_MAX)
-		return err_raise(ERR_LIMIT, "REGISTER: more than %u pools", REMOTE_POOLS_MAX);
+	if (check_caps(remote, bytes) < 0)
+		return send_nak(hs, remote, msg.object);
 	pool = mem_zalloc(sizeof(*pool));
 	if (!pool)
 		return refuse(hs, remote, msg.object, -ENOMEM);
 	pool->remote = remote;
+	pool->bytes = bytes;
+	remote->pool_count++;
+	remote->pool_bytes += bytes;
 	list_push_back(&remote->pools, &pool->link);
 	r = build_pool(pool, &msg);
 	if (r < 0) {
@@ -832,7 +848,7 @@ static int on_register_nak(struct handshake *hs, struct remote *remote, struct c
 
 	if (r < 0)
 		return err_pass(r);
-	if (msg.code == ERR_NOMEM)
+	if (msg.code == ERR_NOMEM || msg.code == ERR_LIMIT)
 		unannounced(hs, remote, msg.object);
 	log_warn("peer", remote->peer->endpoint, "the peer refuses a pool",
 		 "pool=%llu why=\"%s\"", (unsigned long long)msg.object, msg.text);

@@ -97,7 +97,7 @@ int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **im
 	struct peer_impl *impl;
 
 	if (peers->count >= peers->options.peers_max)
-		return err_raise(ERR_LIMIT, "%u peers are known, the cap is %u",
+		return err_raise(ERR_LIMIT, "%u peers are known, the cap is %u (peers)",
 				 peers->count, peers->options.peers_max);
 	impl = mem_zalloc(sizeof(*impl));
 	if (!impl)

@@ -16,6 +16,7 @@
 #include "daemon/kvd.h"
 #include "daemon/rooms_impl.h"
 #include "daemon/session.h"
+#include "daemon/share.h"
 #include "daemon/status.h"
 #include "daemon/wait.h"
 
@@ -60,15 +61,20 @@ void rooms_free(struct rooms *rooms)
 static int may_open(struct rooms *rooms, const struct room_args *args)
 {
 	const struct config *config = rooms->kvd->config;
+	unsigned int own = args->session->room_count;
+	size_t open = idmap_count(&rooms->by_gen);
 	int r = handshake_transports_ok(rooms->kvd->handshake);
 
 	if (r < 0)
 		return err_pass(r);
 	if (rooms->kvd->draining)
 		return err_raise(ERR_DRAIN, "no new rooms: the daemon is draining");
-	if (idmap_count(&rooms->by_gen) >= config->rooms_max)
-		return err_raise(ERR_LIMIT, "%zu rooms are open (option rooms)",
-				 idmap_count(&rooms->by_gen));
+	if (!share_allows(config->rooms_max, open, own))
+		return err_raise(ERR_LIMIT,
+				 "%zu rooms are open, %u of this session; the cap of this "
+				 "daemon is %u (rooms)%s", open, own, config->rooms_max,
+				 open < config->rooms_max
+					 ? ", the last for sessions with few" : "");
 	if (args->session->ending)
 		return err_raise(ERR_SESSION, "the session is ending");
 	if (args->pool->closing)
@@ -151,6 +157,7 @@ int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **
 	}
 	tomb_remove(rooms, &key);
 	list_push_back(&rooms->all, &room->all_link);
+	room->session->room_count++;
 	pool_use(room->pool);
 	rooms->live++;
 	metrics_add(&rooms->kvd->metrics, METRIC_ROOMS, 1);
@@ -211,6 +218,7 @@ static void room_free(struct room *room)
 	idmap_remove(&rooms->by_gen, room->gen);
 	list_remove(&room->all_link);
 	list_remove(&room->session_link);
+	session->room_count--;
 	loop_defer_cancel(&room->step);
 	room_clockless_set(room, false);
 	status_slot_release(session->status, room->slot);

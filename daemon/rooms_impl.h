@@ -7,6 +7,8 @@
 #include "daemon/base/idmap.h"
 #include "daemon/rooms.h"
 
+#define ORPHANS_BYTES_MAX (UINT64_C(64) << 20) /* of all orphans' messages */
+
 struct rooms {
 	struct kvd *kvd;
 	struct waits *waits;
@@ -21,6 +23,7 @@ struct rooms {
 	struct list orphans; /* oldest first */
 	struct strmap orphan_groups;
 	unsigned int orphan_count;
+	uint64_t orphan_bytes;
 	struct loop_timer orphan_timer;
 	struct tombstone *tombs; /* ring of config->tombstones_max */
 	struct strmap tomb_by_pool;

@@ -16,6 +16,7 @@
 #include "daemon/config.h"
 #include "daemon/kvd.h"
 #include "daemon/rooms_impl.h"
+#include "daemon/share.h"
 
 struct group { /* orphans of one room */
 	struct room_key key;
@@ -33,13 +34,23 @@ struct orphan {
 	uint8_t body[];
 };
 
+static void count(struct rooms *rooms, const struct orphan *orphan, int sign)
+{
+	uint64_t bytes = (uint64_t)sign * (sizeof(*orphan) + orphan->len);
+
+	rooms->orphan_count += (unsigned int)sign;
+	rooms->orphan_bytes += bytes;
+	orphan->remote->orphans += (unsigned int)sign;
+	orphan->remote->orphan_bytes += bytes;
+}
+
 static void orphan_free(struct rooms *rooms, struct orphan *orphan)
 {
 	struct group *group = orphan->group;
 
 	list_remove(&orphan->link);
 	list_remove(&orphan->in_group);
-	rooms->orphan_count--;
+	count(rooms, orphan, -1);
 	if (list_empty(&group->orphans)) {
 		strmap_remove_bytes(&rooms->orphan_groups, &group->key, sizeof(group->key));
 		mem_free(group);
@@ -112,18 +123,33 @@ static struct group *group_get(struct rooms *rooms, const struct room_key *key)
 	return group;
 }
 
+/* One daemon's requests do not keep those of others out: daemon/share.h. */
+static int check_caps(struct rooms *rooms, const struct remote *remote, size_t bytes)
+{
+	const uint32_t cap = rooms->kvd->config->orphans_max;
+
+	if (share_allows(cap, rooms->orphan_count, remote->orphans) &&
+	    rooms->orphan_bytes + bytes <=
+		    share_cap(ORPHANS_BYTES_MAX, remote->orphan_bytes))
+		return 0;
+	metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_REFUSED, 1);
+	return err_raise(ERR_LIMIT,
+			 "%u room requests of %llu bytes wait for an engine to open their "
+			 "rooms, %u of this daemon's; the caps are %u (orphans) and %llu bytes",
+			 rooms->orphan_count, (unsigned long long)rooms->orphan_bytes,
+			 remote->orphans, cap, (unsigned long long)ORPHANS_BYTES_MAX);
+}
+
 int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
 		const struct room_key *key, uint64_t gen, const void *body, size_t len)
 {
 	const struct config *config = rooms->kvd->config;
 	struct orphan *orphan;
 	struct group *group;
+	int r = check_caps(rooms, remote, sizeof(*orphan) + len);
 
-	if (rooms->orphan_count >= config->orphans_max) {
-		metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_REFUSED, 1);
-		return err_raise(ERR_LIMIT, "%u rooms wait for an engine to open them",
-				 rooms->orphan_count);
-	}
+	if (r < 0)
+		return err_pass(r);
 	orphan = mem_zalloc(sizeof(*orphan) + len);
 	if (!orphan)
 		return err_pass(-ENOMEM);
@@ -141,7 +167,7 @@ int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
 	memcpy(orphan->body, body, len);
 	list_push_back(&group->orphans, &orphan->in_group);
 	list_push_back(&rooms->orphans, &orphan->link);
-	rooms->orphan_count++;
+	count(rooms, orphan, 1);
 	metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_KEPT, 1);
 	if (!loop_timer_running(&rooms->orphan_timer)) /* also when it found no memory */
 		restart_timer(rooms);

@@ -44,6 +44,7 @@ struct session {
 	struct idmap regions; /* id -> struct region */
 	struct idmap pools;   /* id -> struct pool */
 	struct list rooms;    /* struct room.session_link; rooms.c */
+	unsigned int room_count; /* in that list */
 	struct list requests; /* open struct request */
 	struct status_page *status;
 	struct ring *ring;    /* submission ring, or NULL */

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * share: who may take one more of a table that all share. The last eighth is kept
+ * for those who have little (less than a 256th of all), so that one who takes
+ * whatever there is does not keep everybody else out. A table too small to share so
+ * is first come, first served.
+ */
+#ifndef KVD_SHARE_H
+#define KVD_SHARE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#define SHARE_FROM 256u
+
+/* How many may be in use, of `cap`, before one who has `own` may take another. */
+static inline size_t share_cap(size_t cap, size_t own)
+{
+	if (cap < SHARE_FROM || own < cap / SHARE_FROM)
+		return cap;
+	return cap - cap / 8;
+}
+
+static inline bool share_allows(size_t cap, size_t used, size_t own)
+{
+	return used < share_cap(cap, own);
+}
+
+#endif
