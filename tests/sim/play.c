@@ -104,12 +104,16 @@ static void engine_leaves(struct sim *sim, struct sim_engine *e)
 		for (unsigned int s = 0; s < SIM_ENGINES_MAX; s++) {
 			struct sim_side *side = &req->sides[s];
 
-			if (!req->used || side->engine != e || side->gone)
+			if (!req->used || side->engine != e)
+				continue;
+			/* its tombstone, too, went with its pool */
+			side->orphaned = true;
+			if (side->gone)
 				continue;
 			req->stopped = true;
 			if (!side->ended)
 				side->ended_ns = now_of(sim);
-			side->ended = side->gone = side->orphaned = true;
+			side->ended = side->gone = true;
 		}
 	}
 	e->alive = false;
