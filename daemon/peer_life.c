@@ -5,7 +5,7 @@
  * The timer does all of it: HELLO again, redial, PING, liveness, the end of
  * attempts that prove nothing. A daemon without peers has no timer.
  *
- * Dead means silence for `dead_after`, or half of that when PINGs were not answered
+ * Dead means silence for `dead_after`, or two fifths of that when PINGs were not answered
  * for longer: a line may be cut in one direction only. Our own lateness is taken out
  * of it: a turn that began late adds to the allowance, and when this loop did not
  * poll for longer than a ping interval the silence before tells nothing about the
@@ -315,8 +315,8 @@ static bool check_alive(struct peer_impl *impl, uint64_t *left_p)
 }
 
 /* The same for a line that is half open: it may speak, and does not hear us. TCP
- * without ACKs sends a little more, then holds back all, also its BYE, for longer
- * than we have to learn it. So half the silence will do when nothing was answered
+ * without ACKs sends for up to 0.6 s more, then holds back all, also its BYE, for longer
+ * than we have to learn it. So two fifths of the silence do when nothing was answered
  * for all the time; alone a late answer proves nothing on a busy host. */
 static bool check_answers(struct peer_impl *impl, uint64_t *left_p)
 {
@@ -332,8 +332,8 @@ static bool check_answers(struct peer_impl *impl, uint64_t *left_p)
 	end_ns = impl->proven_ns + o->dead_after_ns + o->ping_interval_ns / 2 + lag_ns;
 	if (peers->link->backlog)
 		end_ns += o->dead_after_ns;
-	if (end_ns < impl->heard_ns + o->dead_after_ns / 2)
-		end_ns = impl->heard_ns + o->dead_after_ns / 2;
+	if (end_ns < impl->heard_ns + o->dead_after_ns * 2 / 5)
+		end_ns = impl->heard_ns + o->dead_after_ns * 2 / 5;
 	if (now_ns >= end_ns) {
 		declare_dead(impl, "answered none", now_ns - impl->proven_ns);
 		return true;
