@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Devices and their primary contexts.
+ *
+ * The primary context is the one that an engine's own runtime would use in this
+ * process; there is no engine here, so it is ours alone, and there can be only
+ * one: a handle may be opened by one context of a process only.
+ *
+ * Two locks: the gpu's, for loading the driver, and each device's, for its
+ * context and its lists. A device's lock is held while the driver makes or
+ * releases the context (a second), which only other users of the same device
+ * wait for. None is held while bytes move.
+ *
+ * What a broken context is good for: nothing. Every call in it returns the first
+ * error. So `broken` is set by whoever sees such a result, memory on the device
+ * counts as dead from then on, its regions' rooms fail, sessions close, and
+ * with the last user the context is reset. (Rejected: resetting at once, which
+ * would pull addresses from under other threads' calls.)
+ */
+#include "gpu/gpu.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "gpu/lane.h"
+
+int gpu_new(const char *library, const char *allowed, struct gpu **gpu_p)
+{
+	struct gpu *gpu;
+
+	if (strlen(library) >= sizeof(gpu->library) ||
+	    strlen(allowed) >= sizeof(gpu->allowed))
+		return err_raise(ERR_TOOBIG, "gpu: a name is too long");
+	gpu = mem_zalloc(sizeof(*gpu));
+	if (!gpu)
+		return err_pass(-ENOMEM);
+	memcpy(gpu->library, library, strlen(library) + 1);
+	memcpy(gpu->allowed, allowed, strlen(allowed) + 1);
+	pthread_mutex_init(&gpu->lock, NULL);
+	*gpu_p = gpu;
+	return 0;
+}
+
+void gpu_free(struct gpu *gpu)
+{
+	if (!gpu)
+		return;
+	for (unsigned int i = 0; i < gpu->device_count; i++) {
+		assert(gpu->devices[i].users == 0);
+		pthread_mutex_destroy(&gpu->devices[i].lock);
+	}
+	pthread_mutex_destroy(&gpu->lock);
+	mem_free(gpu);
+}
+
+/* ---- finding ---- */
+
+static bool device_named(const struct gpu_device *device, const char *name)
+{
+	struct cu_uuid uuid;
+	const char *pci = device->pci;
+
+	if (cudrv_uuid_parse(name, &uuid))
+		return memcmp(&uuid, &device->uuid, sizeof(uuid)) == 0;
+	if (strcasecmp(pci, name) == 0)
+		return true;
+	/* sysfs and nvidia-smi write domains of another length */
+	while (*pci == '0')
+		pci++;
+	while (*name == '0')
+		name++;
+	return *name && strcasecmp(pci, name) == 0;
+}
+
+static bool device_allowed(const struct gpu *gpu, const struct gpu_device *device)
+{
+	char words[GPU_ALLOWED_MAX], *word, *rest = NULL;
+
+	if (strcmp(gpu->allowed, "auto") == 0)
+		return true;
+	memcpy(words, gpu->allowed, sizeof(words));
+	for (word = strtok_r(words, " \t,", &rest); word;
+	     word = strtok_r(NULL, " \t,", &rest))
+		if (device_named(device, word))
+			return true;
+	return false;
+}
+
+static int attribute(const struct cudrv *drv, int which, int handle, int *value_p)
+{
+	int result = drv->device_attribute(value_p, which, handle);
+
+	if (result == CU_SUCCESS)
+		return 0;
+	return cudrv_raise(drv, result, ERR_REQUIRE, "cuDeviceGetAttribute %d", which);
+}
+
+static int device_look(struct gpu *gpu, int ordinal, struct gpu_device *device)
+{
+	const struct cudrv *drv = &gpu->drv;
+	int major = 0, minor = 0, pitch = 0, r;
+	size_t bytes = 0;
+	int result = drv->device_get(&device->handle, ordinal);
+
+	if (result == CU_SUCCESS)
+		result = drv->device_uuid(&device->uuid, device->handle);
+	if (result == CU_SUCCESS)
+		result = drv->device_pci(device->pci, sizeof(device->pci),
+					 device->handle);
+	if (result == CU_SUCCESS)
+		result = drv->device_name(device->name, sizeof(device->name),
+					  device->handle);
+	if (result == CU_SUCCESS)
+		result = drv->device_bytes(&bytes, device->handle);
+	if (result != CU_SUCCESS)
+		return cudrv_raise(drv, result, ERR_REQUIRE, "looking at GPU %d",
+				   ordinal);
+	r = attribute(drv, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device->handle,
+		      &major);
+	if (r == 0)
+		r = attribute(drv, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+			      device->handle, &minor);
+	if (r == 0)
+		r = attribute(drv, CU_DEVICE_ATTRIBUTE_MAX_PITCH, device->handle, &pitch);
+	if (r < 0)
+		return err_pass(r);
+	cudrv_uuid_text(&device->uuid, device->id);
+	device->bytes = bytes;
+	device->compute = 10 * major + minor;
+	device->max_pitch = pitch > 0 ? (size_t)pitch : 0;
+	return 0;
+}
+
+static int devices_look(struct gpu *gpu)
+{
+	int count = 0, r = 0;
+	int result = gpu->drv.device_count(&count);
+
+	if (result != CU_SUCCESS)
+		return cudrv_raise(&gpu->drv, result, ERR_REQUIRE, "cuDeviceGetCount");
+	if (count > (int)GPU_DEVICES_MAX)
+		count = (int)GPU_DEVICES_MAX;
+	for (int i = 0; i < count && r == 0; i++) {
+		struct gpu_device *device = &gpu->devices[i];
+
+		*device = (struct gpu_device){.gpu = gpu, .number = (unsigned int)i};
+		r = device_look(gpu, i, device);
+		device->allowed = r == 0 && device_allowed(gpu, device);
+	}
+	for (int i = 0; i < count && r == 0; i++) {
+		pthread_mutex_init(&gpu->devices[i].lock, NULL);
+		list_init(&gpu->devices[i].lanes);
+		list_init(&gpu->devices[i].imports);
+		gpu->device_count++;
+	}
+	return err_pass(r);
+}
+
+int gpu_start(struct gpu *gpu)
+{
+	int r = 0;
+
+	if (atomic_load(&gpu->ready))
+		return 0;
+	if (strcmp(gpu->allowed, "off") == 0)
+		return err_raise(ERR_REQUIRE, "GPUs are switched off (gpu = off)");
+	pthread_mutex_lock(&gpu->lock);
+	if (!gpu->started) {
+		r = cudrv_load(gpu->library, &gpu->drv);
+		if (r == 0)
+			r = devices_look(gpu);
+		gpu->started = r == 0;
+		atomic_store(&gpu->ready, r == 0);
+	}
+	pthread_mutex_unlock(&gpu->lock);
+	return err_pass(r);
+}
+
+static void devices_text(const struct gpu *gpu, char *text, size_t size)
+{
+	size_t at = 0;
+
+	text[0] = '\0';
+	for (unsigned int i = 0; i < gpu->device_count && at < size; i++)
+		at += (size_t)snprintf(text + at, size - at, "%s%s", i ? ", " : "",
+				       gpu->devices[i].id);
+}
+
+int gpu_device_find(struct gpu *gpu, const char *name, struct gpu_device **device_p)
+{
+	char known[160];
+	int r;
+
+	if (strncmp(name, "MIG-", 4) == 0)
+		return err_raise(ERR_IMPORT,
+				 "%.60s: memory of a MIG instance cannot be shared with "
+				 "another process by CUDA IPC: use the whole GPU, or a "
+				 "host memory pool",
+				 name);
+	r = gpu_start(gpu);
+	if (r < 0)
+		return err_pass(r);
+	for (unsigned int i = 0; i < gpu->device_count; i++) {
+		if (!device_named(&gpu->devices[i], name))
+			continue;
+		if (!gpu->devices[i].allowed)
+			return err_raise(ERR_PERM, "%s: not for this daemon (gpu = %.80s)",
+					 gpu->devices[i].id, gpu->allowed);
+		*device_p = &gpu->devices[i];
+		return 0;
+	}
+	devices_text(gpu, known, sizeof(known));
+	return err_raise(ERR_IMPORT,
+			 "no GPU %.48s here: kvd sees %s%s. Name it by UUID or PCI id, not "
+			 "by number; CUDA_VISIBLE_DEVICES of kvd must not hide it",
+			 name, gpu->device_count ? "" : "none", known);
+}
+
+/* ---- contexts ---- */
+
+static int ctx_look(struct gpu_device *device)
+{
+	const struct cudrv *drv = &device->gpu->drv;
+	int least = 0, greatest = 0;
+	int result = drv->ctx_priorities(&least, &greatest);
+
+	if (result != CU_SUCCESS)
+		return cudrv_raise(drv, result, ERR_IO, "%s: cuCtxGetStreamPriorityRange",
+				   device->id);
+	device->priority = least;
+	return 0;
+}
+
+static void ctx_down(struct gpu_device *device)
+{
+	const struct cudrv *drv = &device->gpu->drv;
+	int result = CU_SUCCESS;
+
+	gpu_lanes_free(device);
+	if (atomic_load(&device->broken))
+		result = drv->ctx_reset(device->handle);
+	if (result == CU_SUCCESS)
+		result = drv->ctx_release(device->handle);
+	device->held = result != CU_SUCCESS;
+	device->ctx = NULL;
+	device->peers = 0;
+	device->asked = 0;
+	if (result == CU_SUCCESS) {
+		atomic_store(&device->broken, false);
+		return;
+	}
+	(void)cudrv_raise(drv, result, ERR_IO, "%s: releasing the context", device->id);
+	log_warn("gpu", device->id, "the context stays", "why=\"%s\"", err_last()->text);
+	err_clear();
+}
+
+static int broken_raise(const struct gpu_device *device)
+{
+	return err_raise(ERR_IO, "%s has failed and is not reset yet: %.200s", device->id,
+			 device->why.text);
+}
+
+static int ctx_up(struct gpu_device *device)
+{
+	const struct cudrv *drv = &device->gpu->drv;
+	int result, r;
+
+	if (device->held) /* it could not be released when its last user left */
+		ctx_down(device);
+	if (atomic_load(&device->broken))
+		return err_pass(broken_raise(device));
+	result = drv->ctx_retain(&device->ctx, device->handle);
+	if (result != CU_SUCCESS) {
+		device->ctx = NULL;
+		return cudrv_raise(drv, result, ERR_IO, "%s: making a context",
+				   device->id);
+	}
+	r = gpu_enter(device);
+	if (r == 0) {
+		r = ctx_look(device);
+		gpu_leave(device);
+	}
+	if (r < 0) {
+		struct err why;
+
+		err_take(&why);
+		ctx_down(device);
+		return err_reraise(&why);
+	}
+	return 0;
+}
+
+int gpu_device_get(struct gpu_device *device)
+{
+	int r = 0;
+
+	pthread_mutex_lock(&device->lock);
+	if (device->users == 0)
+		r = ctx_up(device);
+	else if (atomic_load(&device->broken))
+		r = broken_raise(device);
+	if (r == 0 && device->users++ == 0)
+		log_info("gpu", device->id, "in use", "name=\"%s\" pci=%s", device->name,
+			 device->pci);
+	pthread_mutex_unlock(&device->lock);
+	return err_pass(r);
+}
+
+void gpu_device_put(struct gpu_device *device)
+{
+	pthread_mutex_lock(&device->lock);
+	assert(device->users > 0);
+	if (--device->users == 0) {
+		ctx_down(device);
+		log_info("gpu", device->id, "no longer in use", "name=\"%s\"",
+			 device->name);
+	}
+	pthread_mutex_unlock(&device->lock);
+}
+
+int gpu_enter(struct gpu_device *device)
+{
+	int result = device->gpu->drv.ctx_push(device->ctx);
+
+	if (result != CU_SUCCESS)
+		return gpu_raise(device, result, ERR_IO, "cuCtxPushCurrent");
+	return 0;
+}
+
+void gpu_leave(struct gpu_device *device)
+{
+	struct cu_ctx *ctx;
+
+	(void)device->gpu->drv.ctx_pop(&ctx);
+}
+
+/* ---- faults ---- */
+
+static void device_break(struct gpu_device *device)
+{
+	static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
+
+	pthread_mutex_lock(&once);
+	if (!atomic_load(&device->broken)) {
+		device->why = *err_last();
+		atomic_store(&device->broken, true);
+		log_error("gpu", device->id, "the device has failed; memory on it is lost",
+			  "why=\"%s\"", device->why.text);
+	}
+	pthread_mutex_unlock(&once);
+}
+
+int gpu_raise(struct gpu_device *device, int result, enum err_code code, const char *fmt,
+	      ...)
+{
+	char words[200];
+	va_list args;
+	int r;
+
+	va_start(args, fmt);
+	vsnprintf(words, sizeof(words), fmt, args);
+	va_end(args);
+	r = cudrv_raise(&device->gpu->drv, result, code, "%s: %s", device->id, words);
+	if (cudrv_sticky(result))
+		device_break(device);
+	return err_pass(r);
+}
+
+bool gpu_device_reset(struct gpu_device *device)
+{
+	err_raise(ERR_IO, "%s: its work could not be stopped", device->id);
+	device_break(device);
+	err_clear();
+	return device->gpu->drv.ctx_reset(device->handle) == CU_SUCCESS;
+}
+
+bool gpu_device_broken(const struct gpu_device *device)
+{
+	return atomic_load(&device->broken);
+}
+
+static bool peer_enable(struct gpu_device *device, const struct gpu_device *other)
+{
+	const struct cudrv *drv = &device->gpu->drv;
+	int possible = 0, result;
+
+	if (!drv->has[CUDRV_PEER] ||
+	    drv->peer_possible(&possible, device->handle, other->handle) != CU_SUCCESS ||
+	    !possible)
+		return false;
+	if (gpu_enter(device) < 0) {
+		err_clear();
+		return false;
+	}
+	result = drv->peer_enable(other->ctx, 0);
+	gpu_leave(device);
+	return result == CU_SUCCESS || result == CU_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+}
+
+bool gpu_device_pair(struct gpu_device *device, const struct gpu_device *other)
+{
+	uint32_t bit = UINT32_C(1) << other->number;
+	bool near;
+
+	if (device == other)
+		return true;
+	pthread_mutex_lock(&device->lock);
+	if (!(device->asked & bit)) {
+		device->asked |= bit;
+		if (peer_enable(device, other))
+			device->peers |= bit;
+		else
+			log_info("gpu", device->id,
+				 "copies pass through host memory: no peer access",
+				 "other=%s", other->id);
+	}
+	near = device->peers & bit;
+	pthread_mutex_unlock(&device->lock);
+	return near;
+}

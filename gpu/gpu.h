@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gpu: the GPUs of this machine, as this daemon uses them.
+ *
+ * Nothing touches the driver before the first engine hands GPU memory over: a
+ * daemon without one pays nothing. Devices have names, never numbers: a number
+ * means another device in each process (CUDA_VISIBLE_DEVICES). The name is the
+ * UUID or the PCI id.
+ *
+ * A device's primary context is retained with its first user and released with
+ * its last one: it costs hundreds of MiB of the device's memory.
+ * After a fault that the driver does not recover from the device is broken: all
+ * memory on it counts as gone, and when the last user has left, the context is
+ * reset and the device can be used again.
+ *
+ * All functions but those marked may block: helper and copy threads only.
+ */
+#ifndef KVD_GPU_GPU_H
+#define KVD_GPU_GPU_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/list.h"
+#include "gpu/cudrv.h"
+
+#define GPU_DEVICES_MAX 32u
+#define GPU_LIBRARY "libcuda.so.1"
+#define GPU_ALLOWED_MAX 1024u
+
+struct gpu;
+
+struct gpu_device {
+	struct gpu *gpu;
+	/* constant once the driver is loaded */
+	unsigned int number; /* in gpu->devices, not the engine's */
+	int handle;	     /* the driver's CUdevice */
+	struct cu_uuid uuid;
+	char id[CUDRV_UUID_TEXT];
+	char pci[16];
+	char name[64];
+	uint64_t bytes;
+	int compute; /* 90 is 9.0 */
+	size_t max_pitch;
+	bool allowed; /* by the option `gpu` */
+	/* under lock */
+	pthread_mutex_t lock;
+	unsigned int users;
+	bool held; /* the context was not released when the last one left */
+	struct list lanes;   /* idle ones */
+	struct list imports; /* import.c's */
+	uint32_t asked, peers; /* bit n: peer access to device n was tried, works */
+	/* while there are users */
+	struct cu_ctx *ctx;
+	int priority; /* of streams: the lowest there is */
+	atomic_bool broken;
+	struct err why; /* set before `broken` is */
+};
+
+struct gpu {
+	char library[256];
+	char allowed[GPU_ALLOWED_MAX];
+	pthread_mutex_t lock; /* of what follows */
+	bool started;
+	atomic_bool ready; /* devices may be read without the lock */
+	struct cudrv drv;
+	unsigned int device_count;
+	struct gpu_device devices[GPU_DEVICES_MAX];
+};
+
+/* Touches no driver. `library`: GPU_LIBRARY or a path. `allowed`: "auto" (all),
+ * "off", or names of devices, separated by spaces. Any thread. */
+int gpu_new(const char *library, const char *allowed, struct gpu **gpu_p);
+/* No device has a user any more. */
+void gpu_free(struct gpu *gpu);
+
+/* Load the driver and look at its devices, once. ERR_REQUIRE when there is none;
+ * the next call tries again. */
+int gpu_start(struct gpu *gpu);
+/* By UUID or PCI id; starts. ERR_IMPORT tells which devices there are. */
+int gpu_device_find(struct gpu *gpu, const char *name, struct gpu_device **device_p);
+
+/* Use the device: its context lives until as many _put()s. ERR_IO: broken. */
+int gpu_device_get(struct gpu_device *device);
+void gpu_device_put(struct gpu_device *device);
+
+/* The context is current in this thread between these; a user is needed. */
+int gpu_enter(struct gpu_device *device);
+void gpu_leave(struct gpu_device *device);
+
+/* Raise a driver's result of a call on this device; marks it broken if it is. */
+int gpu_raise(struct gpu_device *device, int result, enum err_code code, const char *fmt,
+	      ...) __attribute__((format(printf, 4, 5)));
+/* The device cannot be trusted to have stopped: give the whole context up. True
+ * when the driver says that it is gone, and so all work in it. */
+bool gpu_device_reset(struct gpu_device *device);
+/* Any thread. */
+bool gpu_device_broken(const struct gpu_device *device);
+/* May copies in this device's context reach the other's memory by themselves?
+ * Asked for, and switched on, when first needed; else the driver takes them
+ * through host memory. Both have a user. */
+bool gpu_device_pair(struct gpu_device *device, const struct gpu_device *other);
+
+#endif

@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The driver says little about why a handle cannot be opened ("invalid
+ * argument"), and an engineer needs the cause. What can be known is checked
+ * beforehand (the device, MIG, sizes); of the rest the refusal lists the causes
+ * that lead to this very result, with the remedy of each.
+ *
+ * Opening the same IPC handle again would give the same address with a count in
+ * newer drivers and an error in older ones; the share here makes that no matter.
+ * A second opener waits for the first: the device's lock is held meanwhile. That
+ * keeps "closed" simple, too: the handle is closed before the lock is let go, so
+ * nobody can find an import that is about to go.
+ *
+ * VMM memory is mapped whole, at one address, read-only unless it is to be
+ * written: that the hardware keeps. IPC memory is always open for writing; that
+ * nobody writes a peer's memory is copier_submit()'s check.
+ *
+ * On which device memory of an IPC handle lies is asked after opening: an
+ * engine that counts devices another way than kvd (CUDA_VISIBLE_DEVICES) would
+ * else have its memory reached across the wrong GPU, slowly and silently.
+ */
+#include "gpu/import.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "gpu/gpu.h"
+
+/* ---- CUDA IPC ---- */
+
+static const char *ipc_cause(int result)
+{
+	switch (result) {
+	case CU_ERROR_INVALID_CONTEXT:
+		return "the handle is of kvd's own process";
+	case CU_ERROR_PEER_ACCESS_UNSUPPORTED:
+		return "the memory is on a GPU that this one cannot reach: name the GPU "
+		       "it is on";
+	case CU_ERROR_NOT_PERMITTED:
+	case CU_ERROR_NOT_SUPPORTED:
+		return "CUDA IPC is not available here (MIG, WSL, some virtual GPUs): use "
+		       "cuda_vmm or a host memory pool";
+	case CU_ERROR_OUT_OF_MEMORY:
+		return "no room for the mapping";
+	default:
+		return "the exporting process is gone; or it runs in another PID or IPC "
+		       "namespace (share them: --pid=host --ipc=host)";
+	}
+}
+
+static int ipc_refused(struct gpu_device *device, int result)
+{
+	int r;
+
+	if (cudrv_sticky(result))
+		return gpu_raise(device, result, ERR_IMPORT, "cuIpcOpenMemHandle");
+	r = cudrv_raise(&device->gpu->drv, result, ERR_IMPORT, "cuIpcOpenMemHandle");
+	return err_prefix(r, "%s", ipc_cause(result));
+}
+
+static int ipc_check_device(const struct gpu_import *im)
+{
+	const struct gpu *gpu = im->device->gpu;
+	int ordinal = -1;
+	int result = gpu->drv.pointer_attribute(
+		&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, im->address);
+
+	if (result != CU_SUCCESS)
+		return gpu_raise(im->device, result, ERR_IMPORT, "cuPointerGetAttribute");
+	if (ordinal == (int)im->device->number)
+		return 0;
+	return err_raise(ERR_IMPORT,
+			 "the memory is on %s, not on %s: name the GPU by the UUID that "
+			 "the engine's process sees (CUDA_VISIBLE_DEVICES changes numbers, "
+			 "not UUIDs)",
+			 ordinal >= 0 && ordinal < (int)gpu->device_count
+				 ? gpu->devices[ordinal].id
+				 : "another device",
+			 im->device->id);
+}
+
+static int ipc_open(struct gpu_import *im)
+{
+	const struct cudrv *drv = &im->device->gpu->drv;
+	uint64_t base = 0;
+	size_t bytes = 0;
+	int result = drv->ipc_open(&im->address, im->handle.ipc,
+				   CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+	int r;
+
+	if (result != CU_SUCCESS) {
+		im->address = 0;
+		return err_pass(ipc_refused(im->device, result));
+	}
+	r = ipc_check_device(im);
+	if (r < 0)
+		return err_pass(r);
+	result = drv->mem_range(&base, &bytes, im->address);
+	if (result != CU_SUCCESS)
+		return gpu_raise(im->device, result, ERR_IMPORT, "cuMemGetAddressRange");
+	im->bytes = bytes - (im->address - base);
+	return 0;
+}
+
+/* ---- VMM ---- */
+
+static int vmm_refused(struct gpu_device *device, int result, const char *what)
+{
+	int r = gpu_raise(device, result, ERR_IMPORT, "%s", what);
+
+	if (result == CU_ERROR_OUT_OF_MEMORY || cudrv_sticky(result))
+		return err_pass(r);
+	return err_prefix(r, "the fd is no handle of cuMemExportToShareableHandle, or its "
+			     "allocation is of another size or GPU");
+}
+
+static int vmm_check(struct gpu_import *im)
+{
+	const struct gpu_device *device = im->device;
+	const struct cudrv *drv = &device->gpu->drv;
+	struct cu_mem_prop prop = {0};
+	size_t unit = 0;
+	int result = drv->vmm_prop(&prop, im->vmm);
+
+	if (result == CU_SUCCESS)
+		result = drv->vmm_granularity(&unit, &prop, CU_MEM_GRANULARITY_MINIMUM);
+	if (result != CU_SUCCESS)
+		return err_pass(
+			vmm_refused(im->device, result, "looking at a VMM handle"));
+	if (prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+	    prop.location.id != (int)device->number)
+		return err_raise(ERR_IMPORT,
+				 "the memory is not on %s: name the GPU it was made on",
+				 device->id);
+	if (unit == 0 || im->handle.bytes % unit != 0)
+		return err_raise(ERR_IMPORT,
+				 "allocation: %ju bytes is no multiple of %zu: give the "
+				 "size that cuMemCreate was given",
+				 (uintmax_t)im->handle.bytes, unit);
+	return 0;
+}
+
+static int vmm_map(struct gpu_import *im)
+{
+	const struct cudrv *drv = &im->device->gpu->drv;
+	const struct cu_mem_access access = {
+		.location = {CU_MEM_LOCATION_TYPE_DEVICE, (int)im->device->number},
+		.flags = im->writable ? CU_MEM_ACCESS_READWRITE : CU_MEM_ACCESS_READ};
+	int result = drv->vmm_reserve(&im->address, im->handle.bytes, 0, 0, 0);
+
+	if (result != CU_SUCCESS) {
+		im->address = 0;
+		return err_pass(vmm_refused(im->device, result, "cuMemAddressReserve"));
+	}
+	result = drv->vmm_map(im->address, im->handle.bytes, 0, im->vmm, 0);
+	if (result != CU_SUCCESS)
+		return err_pass(vmm_refused(im->device, result, "cuMemMap"));
+	im->bytes = im->handle.bytes; /* from here on there is something to unmap */
+	result = drv->vmm_access(im->address, im->handle.bytes, &access, 1);
+	if (result != CU_SUCCESS)
+		return err_pass(vmm_refused(im->device, result, "cuMemSetAccess"));
+	return 0;
+}
+
+static int vmm_open(struct gpu_import *im)
+{
+	const struct cudrv *drv = &im->device->gpu->drv;
+	int result, r;
+
+	result = drv->vmm_import(&im->vmm, (void *)(intptr_t)im->handle.fd,
+				 CU_MEM_HANDLE_TYPE_POSIX_FD);
+	if (result != CU_SUCCESS) {
+		im->vmm = 0;
+		return err_pass(vmm_refused(im->device, result,
+					    "cuMemImportFromShareableHandle"));
+	}
+	r = vmm_check(im);
+	if (r == 0)
+		r = vmm_map(im);
+	return err_pass(r);
+}
+
+/* ---- imports ---- */
+
+static void close_step(const struct gpu_import *im, int result, const char *what)
+{
+	if (result == CU_SUCCESS || gpu_device_broken(im->device))
+		return; /* with a broken context everything is gone already */
+	(void)gpu_raise(im->device, result, ERR_IO, "%s", what);
+	log_warn("gpu", im->device->id, "closing an import", "why=\"%s\"",
+		 err_last()->text);
+	err_clear();
+}
+
+/* Undo what was done, in reverse; the context is current. What the driver keeps
+ * in spite of it goes with the context. */
+static void import_close(struct gpu_import *im)
+{
+	const struct cudrv *drv = &im->device->gpu->drv;
+
+	if (im->handle.kind == GPU_HANDLE_IPC) {
+		if (im->address)
+			close_step(im, drv->ipc_close(im->address),
+				   "cuIpcCloseMemHandle");
+		return;
+	}
+	if (im->bytes)
+		close_step(im, drv->vmm_unmap(im->address, im->bytes), "cuMemUnmap");
+	if (im->address)
+		close_step(im, drv->vmm_unreserve(im->address, im->handle.bytes),
+			   "cuMemAddressFree");
+	if (im->vmm)
+		close_step(im, drv->vmm_release(im->vmm), "cuMemRelease");
+}
+
+static int import_open(struct gpu_import *im)
+{
+	int r = gpu_enter(im->device);
+
+	if (r < 0)
+		return err_pass(r);
+	if (im->handle.kind == GPU_HANDLE_IPC)
+		r = ipc_open(im);
+	else
+		r = vmm_open(im);
+	if (r < 0) {
+		struct err why;
+
+		err_take(&why); /* before the clean-up can disturb it */
+		import_close(im);
+		r = err_reraise(&why);
+	}
+	gpu_leave(im->device);
+	return err_pass(r);
+}
+
+static int import_new(struct gpu_device *device, uint64_t owner,
+		      const struct gpu_handle *handle, bool writable,
+		      struct gpu_import **im_p)
+{
+	struct gpu_import *im = mem_zalloc(sizeof(*im));
+
+	if (!im)
+		return err_pass(-ENOMEM);
+	list_init(&im->link);
+	im->device = device;
+	im->owner = owner;
+	im->handle = *handle;
+	im->handle.fd = -1;
+	im->writable = writable;
+	im->refs = 1;
+	if (handle->kind == GPU_HANDLE_VMM) {
+		im->handle.fd = fcntl(handle->fd, F_DUPFD_CLOEXEC, 3);
+		if (im->handle.fd < 0) {
+			mem_free(im);
+			return err_raise_errno(errno, "duplicating the memory's fd");
+		}
+	}
+	*im_p = im;
+	return 0;
+}
+
+static void import_free(struct gpu_import *im)
+{
+	mem_closep(&im->handle.fd);
+	mem_free(im);
+}
+
+static struct gpu_import *import_find(struct gpu_device *device, uint64_t owner,
+				      const struct gpu_handle *handle, bool writable)
+{
+	struct gpu_import *im;
+
+	if (handle->kind != GPU_HANDLE_IPC)
+		return NULL; /* an fd does not tell what it is of */
+	list_foreach (im, &device->imports, link)
+		if (im->handle.kind == GPU_HANDLE_IPC && im->owner == owner &&
+		    im->writable == writable &&
+		    memcmp(&im->handle.ipc, &handle->ipc, sizeof(handle->ipc)) == 0)
+			return im;
+	return NULL;
+}
+
+static int handle_check(struct gpu *gpu, const struct gpu_handle *handle)
+{
+	if (handle->kind == GPU_HANDLE_IPC)
+		return 0;
+	if (!gpu->drv.has[CUDRV_VMM])
+		return err_raise(ERR_IMPORT,
+				 "kind cuda_vmm: this driver has no %s (CUDA %d.%d)",
+				 gpu->drv.missing[CUDRV_VMM], gpu->drv.version / 1000,
+				 gpu->drv.version % 1000 / 10);
+	if (handle->bytes == 0 || handle->bytes > INT64_MAX)
+		return err_raise(ERR_RANGE, "allocation: %ju bytes",
+				 (uintmax_t)handle->bytes);
+	return 0;
+}
+
+int gpu_import(struct gpu *gpu, uint64_t owner, const struct gpu_handle *handle,
+	       bool writable, struct gpu_import **import_p)
+{
+	struct gpu_device *device = NULL;
+	struct gpu_import *im = NULL;
+	int r = gpu_device_find(gpu, handle->device, &device);
+
+	if (r == 0)
+		r = handle_check(gpu, handle);
+	if (r == 0)
+		r = gpu_device_get(device); /* ours; goes with the import */
+	if (r < 0)
+		return err_pass(r);
+	pthread_mutex_lock(&device->lock);
+	im = import_find(device, owner, handle, writable);
+	if (im) {
+		im->refs++;
+		pthread_mutex_unlock(&device->lock);
+		gpu_device_put(device); /* it has one */
+		*import_p = im;
+		return 0;
+	}
+	r = import_new(device, owner, handle, writable, &im);
+	if (r == 0) {
+		r = import_open(im);
+		if (r == 0)
+			list_push_back(&device->imports, &im->link);
+		else
+			import_free(im);
+	}
+	pthread_mutex_unlock(&device->lock);
+	if (r < 0) {
+		gpu_device_put(device);
+		return err_pass(r);
+	}
+	*import_p = im;
+	return 0;
+}
+
+struct gpu_import *gpu_import_ref(struct gpu_import *import)
+{
+	pthread_mutex_lock(&import->device->lock);
+	import->refs++;
+	pthread_mutex_unlock(&import->device->lock);
+	return import;
+}
+
+void gpu_import_unref(struct gpu_import *import)
+{
+	struct gpu_device *device;
+	bool last, entered;
+
+	if (!import)
+		return;
+	device = import->device;
+	pthread_mutex_lock(&device->lock);
+	last = --import->refs == 0;
+	if (last) {
+		list_remove(&import->link);
+		entered = gpu_enter(device) == 0;
+		/* VMM needs none; of IPC's the context's own end unmaps it */
+		if (entered || import->handle.kind == GPU_HANDLE_VMM)
+			import_close(import);
+		if (entered)
+			gpu_leave(device);
+		else
+			err_clear();
+	}
+	pthread_mutex_unlock(&device->lock);
+	if (last) {
+		import_free(import);
+		gpu_device_put(device);
+	}
+}

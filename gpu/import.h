@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * import: an allocation of an engine on a GPU, opened once in this process.
+ *
+ * An engine's tensors are pieces of a few large allocations, and a handle names
+ * the allocation. So regions share one import of it, by reference; the import
+ * closes with the last of them. Shared only among one owner's regions: numbers
+ * in handles come round again when processes do.
+ *
+ * Opening and the last unref block (helper threads). Both are done when they
+ * return: the engine may free its memory after that.
+ */
+#ifndef KVD_GPU_IMPORT_H
+#define KVD_GPU_IMPORT_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/list.h"
+#include "gpu/cudrv.h"
+
+struct gpu;
+struct gpu_device;
+
+enum gpu_handle_kind {
+	GPU_HANDLE_IPC, /* of cuIpcGetMemHandle: memory of cuMemAlloc */
+	GPU_HANDLE_VMM, /* of cuMemExportToShareableHandle: memory of cuMemCreate */
+};
+
+struct gpu_handle {
+	enum gpu_handle_kind kind;
+	char device[64];       /* UUID or PCI id */
+	struct cu_ipc_mem ipc; /* IPC */
+	int fd;		       /* VMM; borrowed, duplicated where it is kept */
+	uint64_t bytes;	       /* VMM: of the whole allocation */
+};
+
+struct gpu_import {
+	struct list link; /* device->imports */
+	struct gpu_device *device;
+	uint64_t owner;
+	struct gpu_handle handle; /* an own copy; the fd too */
+	bool writable;
+	uint64_t address, bytes; /* of the allocation in this process */
+	uint64_t vmm;		 /* the driver's handle */
+	unsigned int refs;	 /* under device->lock */
+};
+
+/* ERR_IMPORT says why not and what to do about it. `writable` is kept by the
+ * hardware for VMM memory and by the callers for IPC memory. */
+int gpu_import(struct gpu *gpu, uint64_t owner, const struct gpu_handle *handle,
+	       bool writable, struct gpu_import **import_p);
+struct gpu_import *gpu_import_ref(struct gpu_import *import);
+void gpu_import_unref(struct gpu_import *import); /* NULL is fine */
+
+#endif

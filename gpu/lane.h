@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * lane: copies on one device, in order, without waiting for them.
+ *
+ * A lane is a stream of the lowest priority and a ring of marks (events). One
+ * thread uses it at a time, with the device's context current (gpu_enter()).
+ * Whoever takes a lane keeps the device in use meanwhile (the memory of the
+ * copies does): idle lanes go with the context.
+ *
+ * What was queued runs until lane_drain() says otherwise, whatever the results
+ * of calls were: after any fault, drain before the memory is given back.
+ */
+#ifndef KVD_GPU_LANE_H
+#define KVD_GPU_LANE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct gpu_device;
+struct gpu_lane;
+
+#define GPU_LANE_MARKS 8u /* outstanding at once */
+
+/* `count` rows, their distances in bytes. Addresses of device or of host memory,
+ * as the driver sees them. */
+struct gpu_rows {
+	uint64_t dst, src;
+	uint64_t len, count;
+	int64_t dst_stride, src_stride;
+	bool flat; /* the two ends are on different devices: no pitched copies */
+};
+
+int gpu_lane_take(struct gpu_device *device, struct gpu_lane **lane_p);
+/* Nothing is in flight: every mark was waited for, or the lane is drained. */
+void gpu_lane_give(struct gpu_lane *lane);
+
+/* Queue. Copies of one lane may run in any order among themselves up to the next
+ * mark; bytes that are reached twice are undefined. */
+int gpu_lane_copy(struct gpu_lane *lane, const struct gpu_rows *rows);
+/* Everything queued so far is done when the mark is. */
+int gpu_lane_mark(struct gpu_lane *lane, uint64_t *mark_p);
+/* Blocks. 0, or the fault of the copies. Marks are waited for in order. */
+int gpu_lane_wait(struct gpu_lane *lane, uint64_t mark);
+/* Nothing of this lane moves after it; never fails, may take as long as the
+ * driver takes to give a context up. */
+void gpu_lane_drain(struct gpu_lane *lane);
+
+/* Idle ones, before the context goes (gpu.c, the device's lock held). */
+void gpu_lanes_free(struct gpu_device *device);
+
+#endif

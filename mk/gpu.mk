@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+# GPUs. No CUDA takes part in the build; tests bring a driver of their own, of
+# today and (old/) of before memory by file descriptors and batched copies.
+FAKE_CUDA_SRC := $(wildcard tests/gpu/fake_*.c)
+FAKE_CUDA     := $(B)/fakegpu/libcuda.so.1 $(B)/fakegpu/old/libcuda.so.1
+
+$(B)/fakegpu/old/%.o: tests/gpu/%.c $(B)/.flags
+	@mkdir -p $(@D)
+	$(SAY) CC '$< (old)'
+	$(Q)$(CC) $(CPPFLAGS) -DFAKE_CUDA_OLD $(CFLAGS) -fPIC -fvisibility=hidden -MMD -MP \
+		-c $< -o $@
+
+$(B)/fakegpu/%.o: tests/gpu/%.c $(B)/.flags
+	@mkdir -p $(@D)
+	$(SAY) CC $<
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden -MMD -MP -c $< -o $@
+
+$(B)/fakegpu/libcuda.so.1: $(FAKE_CUDA_SRC:tests/gpu/%.c=$(B)/fakegpu/%.o)
+$(B)/fakegpu/old/libcuda.so.1: $(FAKE_CUDA_SRC:tests/gpu/%.c=$(B)/fakegpu/old/%.o)
+$(FAKE_CUDA):
+	$(SAY) LD $@
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(@F) $(if $(SAN),,-Wl,-z,defs) $^ -o $@
+
+TEST_NEEDS += $(FAKE_CUDA)
+$(B)/unit/test_gpu: | $(FAKE_CUDA)

@@ -1,0 +1,520 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The fake driver's streams: a thread each, which does what was queued in order
+ * and later. Where a range of a copy is not there any more when its turn comes,
+ * the context breaks, as on a device.
+ *
+ * A copy with a pace is done in pieces, so that somebody who watches sees it in
+ * flight. Events count how often they were recorded and how often that point
+ * was reached; events for other processes keep the two counts in a memfd.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tests/gpu/fake_cuda.h"
+
+#define PIECE_BYTES (UINT64_C(64) << 10)
+#define EVENT_MAGIC 0x43445545u
+
+enum kind { WORK_COPY, WORK_COPY2D, WORK_BATCH, WORK_RECORD, WORK_WAIT };
+
+struct point { /* of an event; may lie in shared memory */
+	uint64_t recorded, reached;
+};
+
+struct cu_event {
+	struct point *point;
+	struct point own;
+	int fd; /* of a shared one, -1 */
+};
+
+struct work {
+	struct list link;
+	enum kind kind;
+	uint64_t dst, src;
+	size_t bytes;
+	struct cu_copy2d copy2d;
+	uint64_t *dsts, *srcs;
+	size_t *sizes;
+	size_t count;
+	struct point *point;
+	uint64_t value;
+};
+
+struct cu_stream {
+	struct list link; /* ctx->streams */
+	struct cu_ctx *ctx;
+	pthread_t thread;
+	pthread_mutex_t lock;
+	pthread_cond_t change;
+	struct list queue;
+	bool busy, ending;
+};
+
+struct event_handle {
+	uint32_t magic;
+	int32_t fd;
+	int64_t pid;
+	uint64_t started;
+};
+
+static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void pause_ns(uint64_t ns)
+{
+	struct timespec t = {.tv_sec = (time_t)(ns / 1000000000u),
+			     .tv_nsec = (long)(ns % 1000000000u)};
+
+	if (ns)
+		clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
+}
+
+/* ---- doing ---- */
+
+static int move(uint64_t dst, uint64_t src, uint64_t bytes)
+{
+	uint64_t piece = fake_ns_per_kib() ? PIECE_BYTES : bytes;
+
+	for (uint64_t at = 0; at < bytes; at += piece) {
+		uint64_t n = bytes - at < piece ? bytes - at : piece;
+		uint8_t *to, *from;
+
+		pause_ns(n * fake_ns_per_kib() / 1024);
+		fake_memory_lock();
+		to = fake_reach(dst + at, n, true);
+		from = fake_reach(src + at, n, false);
+		if (to && from)
+			memmove(to, from, n);
+		fake_memory_unlock();
+		if (!to || !from)
+			return CU_ERROR_ILLEGAL_ADDRESS;
+	}
+	return CU_SUCCESS;
+}
+
+static int move2d(const struct cu_copy2d *c)
+{
+	uint64_t dst = c->dst_device + c->dst_y * c->dst_pitch + c->dst_x;
+	uint64_t src = c->src_device + c->src_y * c->src_pitch + c->src_x;
+	int result = CU_SUCCESS;
+
+	for (size_t i = 0; i < c->height && result == CU_SUCCESS; i++)
+		result = move(dst + i * c->dst_pitch, src + i * c->src_pitch, c->width);
+	return result;
+}
+
+/* From the last to the first: nothing is promised about their order. */
+static int move_batch(const struct work *w)
+{
+	int result = CU_SUCCESS;
+
+	for (size_t i = w->count; i > 0 && result == CU_SUCCESS; i--)
+		result = move(w->dsts[i - 1], w->srcs[i - 1], w->sizes[i - 1]);
+	return result;
+}
+
+static void point_reach(struct point *p, uint64_t value)
+{
+	__atomic_store_n(&p->reached, value, __ATOMIC_RELEASE);
+}
+
+static bool point_reached(const struct point *p, uint64_t value)
+{
+	return __atomic_load_n(&p->reached, __ATOMIC_ACQUIRE) >= value;
+}
+
+static int work_do(struct cu_stream *stream, const struct work *w)
+{
+	int result = fake_sticky(stream->ctx);
+
+	if (!result && w->kind <= WORK_BATCH)
+		result = fake_strike("execute");
+	if (result && w->kind != WORK_RECORD)
+		return result;
+	switch (w->kind) {
+	case WORK_COPY:
+		return move(w->dst, w->src, w->bytes);
+	case WORK_COPY2D:
+		return move2d(&w->copy2d);
+	case WORK_BATCH:
+		return move_batch(w);
+	case WORK_RECORD:
+		point_reach(w->point, w->value);
+		break;
+	case WORK_WAIT:
+		while (!point_reached(w->point, w->value) && !fake_sticky(stream->ctx))
+			pause_ns(20000);
+		break;
+	}
+	return CU_SUCCESS;
+}
+
+static void work_free(struct work *w)
+{
+	free(w->dsts);
+	free(w->srcs);
+	free(w->sizes);
+	free(w);
+}
+
+static void *stream_main(void *arg)
+{
+	struct cu_stream *stream = arg;
+
+	pthread_mutex_lock(&stream->lock);
+	for (;;) {
+		struct list *n = list_pop_front(&stream->queue);
+		struct work *w;
+		int result;
+
+		if (!n && stream->ending)
+			break;
+		if (!n) {
+			pthread_cond_wait(&stream->change, &stream->lock);
+			continue;
+		}
+		w = list_entry(n, struct work, link);
+		stream->busy = true;
+		pthread_mutex_unlock(&stream->lock);
+		result = work_do(stream, w);
+		if (result)
+			fake_break(stream->ctx, result);
+		work_free(w);
+		pthread_mutex_lock(&stream->lock);
+		stream->busy = false;
+		pthread_cond_broadcast(&stream->change);
+	}
+	pthread_mutex_unlock(&stream->lock);
+	return NULL;
+}
+
+/* ---- streams ---- */
+
+int cuStreamCreateWithPriority(struct cu_stream **stream_p, unsigned int flags,
+			       int priority)
+{
+	struct cu_stream *stream;
+
+	ENTER(cuStreamCreateWithPriority);
+	(void)flags;
+	(void)priority;
+	stream = calloc(1, sizeof(*stream));
+	if (!stream)
+		return CU_ERROR_OUT_OF_MEMORY;
+	stream->ctx = fake_current();
+	pthread_mutex_init(&stream->lock, NULL);
+	pthread_cond_init(&stream->change, NULL);
+	list_init(&stream->queue);
+	if (pthread_create(&stream->thread, NULL, stream_main, stream)) {
+		free(stream);
+		return CU_ERROR_OUT_OF_MEMORY;
+	}
+	pthread_mutex_lock(&streams_lock);
+	list_push_back(&stream->ctx->streams, &stream->link);
+	pthread_mutex_unlock(&streams_lock);
+	fake_count(1);
+	*stream_p = stream;
+	return CU_SUCCESS;
+}
+
+static void stream_drain(struct cu_stream *stream)
+{
+	pthread_mutex_lock(&stream->lock);
+	while (stream->busy || !list_empty(&stream->queue))
+		pthread_cond_wait(&stream->change, &stream->lock);
+	pthread_mutex_unlock(&stream->lock);
+}
+
+void fake_streams_drain(struct cu_ctx *ctx)
+{
+	struct cu_stream *stream;
+
+	pthread_mutex_lock(&streams_lock);
+	list_foreach (stream, &ctx->streams, link)
+		stream_drain(stream);
+	pthread_mutex_unlock(&streams_lock);
+}
+
+int cuStreamDestroy_v2(struct cu_stream *stream)
+{
+	int result = fake_enter("cuStreamDestroy_v2", false);
+
+	/* gone in any case: a result here is of earlier work */
+	pthread_mutex_lock(&streams_lock);
+	list_remove(&stream->link);
+	pthread_mutex_unlock(&streams_lock);
+	pthread_mutex_lock(&stream->lock);
+	stream->ending = true;
+	pthread_cond_broadcast(&stream->change);
+	pthread_mutex_unlock(&stream->lock);
+	pthread_join(stream->thread, NULL);
+	pthread_mutex_destroy(&stream->lock);
+	pthread_cond_destroy(&stream->change);
+	free(stream);
+	fake_count(-1);
+	return result;
+}
+
+int cuStreamSynchronize(struct cu_stream *stream)
+{
+	ENTER(cuStreamSynchronize);
+	if (stream)
+		stream_drain(stream);
+	return fake_sticky(fake_current());
+}
+
+/* Takes the work, also when it fails. */
+static int queue(struct cu_stream *stream, struct work *w)
+{
+	if (!w)
+		return CU_ERROR_OUT_OF_MEMORY;
+	if (!stream) { /* the legacy stream: done at once */
+		struct cu_stream now = {.ctx = fake_current()};
+		int result = work_do(&now, w);
+
+		if (result)
+			fake_break(now.ctx, result);
+		work_free(w);
+		return result;
+	}
+	list_init(&w->link);
+	pthread_mutex_lock(&stream->lock);
+	list_push_back(&stream->queue, &w->link);
+	pthread_cond_broadcast(&stream->change);
+	pthread_mutex_unlock(&stream->lock);
+	return CU_SUCCESS;
+}
+
+static struct work *work_new(enum kind kind)
+{
+	struct work *w = calloc(1, sizeof(*w));
+
+	if (w)
+		w->kind = kind;
+	return w;
+}
+
+/* ---- copies ---- */
+
+int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, struct cu_stream *stream)
+{
+	struct work *w;
+
+	ENTER(cuMemcpyAsync);
+	w = work_new(WORK_COPY);
+	if (w) {
+		w->dst = dst;
+		w->src = src;
+		w->bytes = bytes;
+	}
+	return queue(stream, w);
+}
+
+int cuMemcpyDtoH_v2(void *dst, uint64_t src, size_t bytes)
+{
+	ENTER(cuMemcpyDtoH_v2);
+	return move((uintptr_t)dst, src, bytes);
+}
+
+int cuMemcpyHtoD_v2(uint64_t dst, const void *src, size_t bytes)
+{
+	ENTER(cuMemcpyHtoD_v2);
+	return move(dst, (uintptr_t)src, bytes);
+}
+
+int cuMemcpy2DAsync_v2(const struct cu_copy2d *copy, struct cu_stream *stream)
+{
+	struct work *w;
+
+	ENTER(cuMemcpy2DAsync_v2);
+	if (copy->src_type != CU_MEMORYTYPE_UNIFIED ||
+	    copy->dst_type != CU_MEMORYTYPE_UNIFIED || copy->src_pitch < copy->width ||
+	    copy->dst_pitch < copy->width)
+		return CU_ERROR_INVALID_VALUE;
+	w = work_new(WORK_COPY2D);
+	if (w)
+		w->copy2d = *copy;
+	return queue(stream, w);
+}
+
+#ifndef FAKE_CUDA_OLD
+static void *copy_of(const void *from, size_t bytes)
+{
+	void *to = malloc(bytes);
+
+	return to ? memcpy(to, from, bytes) : NULL;
+}
+
+int cuMemcpyBatchAsync_v2(uint64_t *dsts, uint64_t *srcs, size_t *sizes, size_t count,
+			  struct cu_copy_attributes *attributes, size_t *indices,
+			  size_t attributes_n, struct cu_stream *stream)
+{
+	struct work *w;
+
+	ENTER(cuMemcpyBatchAsync_v2);
+	if (!stream || !count || attributes_n != 1 || indices[0] != 0 ||
+	    attributes->src_order != CU_MEMCPY_SRC_ORDER_STREAM)
+		return CU_ERROR_INVALID_VALUE;
+	w = work_new(WORK_BATCH);
+	if (!w)
+		return CU_ERROR_OUT_OF_MEMORY;
+	w->count = count;
+	w->dsts = copy_of(dsts, count * sizeof(*dsts));
+	w->srcs = copy_of(srcs, count * sizeof(*srcs));
+	w->sizes = copy_of(sizes, count * sizeof(*sizes));
+	if (!w->dsts || !w->srcs || !w->sizes) {
+		work_free(w);
+		return CU_ERROR_OUT_OF_MEMORY;
+	}
+	return queue(stream, w);
+}
+#endif
+
+/* ---- events ---- */
+
+int cuEventCreate(struct cu_event **event_p, unsigned int flags)
+{
+	struct cu_event *event;
+
+	ENTER(cuEventCreate);
+	event = calloc(1, sizeof(*event));
+	if (!event)
+		return CU_ERROR_OUT_OF_MEMORY;
+	event->fd = -1;
+	event->point = &event->own;
+	if (flags & CU_EVENT_INTERPROCESS) {
+		void *map = MAP_FAILED;
+
+		event->fd = memfd_create("fakecuda-event", MFD_CLOEXEC);
+		if (event->fd >= 0 && ftruncate(event->fd, sizeof(struct point)) == 0)
+			map = mmap(NULL, sizeof(struct point), PROT_READ | PROT_WRITE,
+				   MAP_SHARED, event->fd, 0);
+		if (map == MAP_FAILED) {
+			if (event->fd >= 0)
+				close(event->fd);
+			free(event);
+			return CU_ERROR_OUT_OF_MEMORY;
+		}
+		event->point = map;
+	}
+	fake_count(1);
+	*event_p = event;
+	return CU_SUCCESS;
+}
+
+int cuEventDestroy_v2(struct cu_event *event)
+{
+	int result = fake_enter("cuEventDestroy_v2", false);
+
+	for (int i = 0; i < fake_device_count(); i++)
+		fake_streams_drain(fake_ctx(i)); /* a record may be queued */
+	if (event->fd >= 0) {
+		munmap(event->point, sizeof(struct point));
+		close(event->fd);
+	}
+	free(event);
+	fake_count(-1);
+	return result;
+}
+
+int cuEventRecord(struct cu_event *event, struct cu_stream *stream)
+{
+	struct work *w;
+
+	ENTER(cuEventRecord);
+	w = work_new(WORK_RECORD);
+	if (w) {
+		w->point = event->point;
+		w->value = __atomic_add_fetch(&event->point->recorded, 1,
+					      __ATOMIC_SEQ_CST);
+	}
+	return queue(stream, w);
+}
+
+static uint64_t recorded(const struct cu_event *event)
+{
+	return __atomic_load_n(&event->point->recorded, __ATOMIC_SEQ_CST);
+}
+
+int cuEventQuery(struct cu_event *event)
+{
+	ENTER(cuEventQuery);
+	return point_reached(event->point, recorded(event)) ? CU_SUCCESS
+							     : CU_ERROR_NOT_READY;
+}
+
+int cuEventSynchronize(struct cu_event *event)
+{
+	uint64_t value;
+
+	ENTER(cuEventSynchronize);
+	value = recorded(event);
+	while (!point_reached(event->point, value))
+		pause_ns(5000);
+	return fake_sticky(fake_current());
+}
+
+int cuStreamWaitEvent(struct cu_stream *stream, struct cu_event *event,
+		      unsigned int flags)
+{
+	struct work *w;
+
+	ENTER(cuStreamWaitEvent);
+	(void)flags;
+	w = work_new(WORK_WAIT);
+	if (w) {
+		w->point = event->point;
+		w->value = recorded(event);
+	}
+	return queue(stream, w);
+}
+
+int cuIpcGetEventHandle(struct cu_ipc_event *handle_p, struct cu_event *event)
+{
+	struct event_handle handle = {
+		.magic = EVENT_MAGIC, .fd = event->fd, .pid = getpid()};
+
+	ENTER(cuIpcGetEventHandle);
+	if (event->fd < 0)
+		return CU_ERROR_INVALID_VALUE;
+	handle.started = fake_started(getpid());
+	memset(handle_p, 0, sizeof(*handle_p));
+	memcpy(handle_p, &handle, sizeof(handle));
+	return CU_SUCCESS;
+}
+
+int cuIpcOpenEventHandle(struct cu_event **event_p, struct cu_ipc_event opaque)
+{
+	struct event_handle handle;
+	struct cu_event *event;
+	void *map = MAP_FAILED;
+	int fd;
+
+	ENTER(cuIpcOpenEventHandle);
+	memcpy(&handle, &opaque, sizeof(handle));
+	if (handle.magic != EVENT_MAGIC)
+		return CU_ERROR_INVALID_VALUE;
+	if (handle.pid == getpid())
+		return CU_ERROR_INVALID_CONTEXT;
+	fd = fake_foreign_open((pid_t)handle.pid, handle.started, handle.fd);
+	event = calloc(1, sizeof(*event));
+	if (fd >= 0)
+		map = mmap(NULL, sizeof(struct point), PROT_READ | PROT_WRITE, MAP_SHARED,
+			   fd, 0);
+	if (!event || map == MAP_FAILED) {
+		if (fd >= 0)
+			close(fd);
+		free(event);
+		return CU_ERROR_INVALID_VALUE;
+	}
+	event->fd = fd;
+	event->point = map;
+	fake_count(1);
+	*event_p = event;
+	return CU_SUCCESS;
+}
