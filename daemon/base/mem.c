@@ -36,6 +36,11 @@ void *mem_calloc(size_t count, size_t size)
 	return or_raise(calloc(count ? count : 1, size ? size : 1), count * size);
 }
 
+void *mem_alloc(size_t size)
+{
+	return or_raise(must_fail() ? NULL : malloc(size ? size : 1), size);
+}
+
 void *mem_zalloc(size_t size)
 {
 	return mem_calloc(1, size);

@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 /* Zeroed. count * size is overflow-checked; a count of 0 gives a valid pointer. */
+void *mem_alloc(size_t size); /* not zeroed: for bytes that are written, then read */
 void *mem_zalloc(size_t size);
 void *mem_calloc(size_t count, size_t size);
 /* Like reallocarray; on failure the old block stays. New bytes are not zeroed. */

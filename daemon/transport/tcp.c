@@ -76,6 +76,15 @@ static void on_run(struct loop_defer *defer)
 		tcp_peer_step(list_entry(link, struct tcp_peer, ready_link));
 }
 
+static void on_flush(struct loop_defer *defer)
+{
+	struct tcp_transport *transport = container_of(defer, struct tcp_transport, flush);
+	struct list *link;
+
+	while ((link = list_pop_front(&transport->unflushed)))
+		tcp_line_flush(list_entry(link, struct tcp_peer, flush_link));
+}
+
 static void on_tick(struct loop_timer *timer)
 {
 	struct tcp_transport *transport = container_of(timer, struct tcp_transport, tick);
@@ -118,6 +127,7 @@ static void tcp_close(struct transport *base)
 	tcp_port_close(transport);
 	tcp_io_close(transport);
 	loop_defer_cancel(&transport->run);
+	loop_defer_cancel(&transport->flush);
 	loop_timer_stop(&transport->tick);
 	copy_hand_free(transport->hand);
 	pthread_mutex_destroy(&transport->news_lock);
@@ -172,7 +182,9 @@ static int tcp_open(const struct xp_env *env, const struct xp_callbacks *callbac
 	list_init(&transport->ready);
 	list_init(&transport->news);
 	pthread_mutex_init(&transport->news_lock, NULL);
+	list_init(&transport->unflushed);
 	loop_defer_init(&transport->run, on_run);
+	loop_defer_init(&transport->flush, on_flush);
 	loop_timer_init(&transport->tick, env->loop, on_tick);
 	configure(transport, env->config);
 	r = copy_hand_new(&transport->hand);

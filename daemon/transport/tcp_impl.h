@@ -67,7 +67,8 @@ struct tcp_transport {
 	unsigned int guest_count;
 	struct list peers;
 	struct list ready; /* tcp_peer.ready_link: to be stepped */
-	struct loop_defer run;
+	struct list unflushed; /* tcp_peer.flush_link: answers that can wait for engines */
+	struct loop_defer run, flush;
 	struct loop_timer tick; /* runs while something wants it */
 	struct loop_wake wake;	/* I/O threads have news */
 	pthread_mutex_t news_lock;
@@ -195,7 +196,7 @@ enum tcp_peer_state {
 struct tcp_peer {
 	struct xp_peer_base base;
 	struct tcp_transport *transport;
-	struct list link, ready_link;
+	struct list link, ready_link, flush_link;
 	struct list news_link; /* under news_lock */
 	struct sm sm;
 	bool dials;

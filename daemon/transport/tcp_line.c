@@ -75,7 +75,11 @@ static void watch(struct tcp_peer *peer, int events)
 
 struct tcp_chunk *tcp_chunk_new(size_t size)
 {
-	return mem_zalloc(sizeof(struct tcp_chunk) + TCP_HEAD_BYTES + size);
+	struct tcp_chunk *chunk = mem_alloc(sizeof(*chunk) + TCP_HEAD_BYTES + size);
+
+	if (chunk)
+		list_init(&chunk->link);
+	return chunk;
 }
 
 static void queue(struct tcp_peer *peer, struct tcp_chunk *owned, size_t len)
@@ -179,11 +183,10 @@ static int entry_new(struct tcp_peer *peer, const struct tcp_head *head,
 	if (peer->held_bytes + head->length > TCP_HELD_MAX)
 		return err_raise(ERR_PROTO, "tcp: headers of unfinished requests over %u",
 				 TCP_HEADERS_MAX);
-	entry = mem_zalloc(sizeof(*entry) + head->length);
+	entry = mem_alloc(sizeof(*entry) + head->length);
 	if (!entry)
 		return err_pass(-ENOMEM);
-	entry->peer = peer;
-	entry->head = *head;
+	*entry = (struct tcp_entry){.peer = peer, .head = *head};
 	peer->held_bytes += head->length;
 	*entry_p = entry;
 	return 0;
@@ -256,8 +259,12 @@ static void took(struct tcp_peer *peer, size_t n)
 	struct tcp_entry *entry = line->entry;
 
 	if (entry) {
-		entry->got += n;
-		if (entry->got < entry->head.length)
+		size_t left = entry->head.length - entry->got;
+		size_t part = n < left ? n : left;
+
+		entry->got += part;
+		line->in_len = n - part;
+		if (part < left)
 			return;
 		line->entry = NULL;
 		tcp_xfer_frame(peer, &entry->head, entry->payload, entry);
@@ -269,27 +276,35 @@ static void took(struct tcp_peer *peer, size_t n)
 	take_frames(peer);
 }
 
-static ssize_t read_some(struct tcp_line *line)
+/* Up to `*room_p` bytes. A long payload's end and what follows it are one call. */
+static ssize_t read_some(struct tcp_line *line, size_t *room_p)
 {
 	struct tcp_entry *entry = line->entry;
+	struct iovec iov[2] = {{line->in + line->in_len, IN_BYTES - line->in_len}};
+	struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 1};
 
-	if (entry)
-		return recv(line->fd, entry->payload + entry->got,
-			    entry->head.length - entry->got, MSG_DONTWAIT);
+	*room_p = line->skip ? line->skip : iov[0].iov_len;
 	if (line->skip)
 		return recv(line->fd, NULL, line->skip, MSG_DONTWAIT | MSG_TRUNC);
-	return recv(line->fd, line->in + line->in_len, IN_BYTES - line->in_len,
-		    MSG_DONTWAIT);
+	if (entry) {
+		assert(line->in_len == 0);
+		iov[1] = iov[0];
+		iov[0] = (struct iovec){entry->payload + entry->got,
+					entry->head.length - entry->got};
+		msg.msg_iovlen = 2;
+		*room_p += iov[0].iov_len;
+	}
+	return recvmsg(line->fd, &msg, MSG_DONTWAIT);
 }
 
 static void receive(struct tcp_peer *peer)
 {
 	struct tcp_line *line = &peer->line;
-	size_t budget = BYTES_A_TURN;
+	size_t budget = BYTES_A_TURN, room;
 	ssize_t n;
 
 	while (tcp_peer_live(peer) && line->fd >= 0) {
-		n = read_some(line);
+		n = read_some(line, &room);
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0 && errno == EAGAIN)
@@ -300,8 +315,8 @@ static void receive(struct tcp_peer *peer)
 			return;
 		}
 		took(peer, (size_t)n);
-		if ((size_t)n >= budget)
-			return; /* the loop calls again */
+		if ((size_t)n < room || (size_t)n >= budget)
+			return; /* that was all; or the loop calls again */
 		budget -= (size_t)n;
 	}
 }

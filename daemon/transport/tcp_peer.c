@@ -242,6 +242,7 @@ static void peer_free(struct tcp_peer *peer)
 
 	loop_timer_stop(&peer->timer);
 	list_remove(&peer->ready_link);
+	list_remove(&peer->flush_link);
 	list_remove(&peer->link);
 	pthread_mutex_lock(&transport->news_lock);
 	list_remove(&peer->news_link);
@@ -346,8 +347,21 @@ void tcp_peer_joined(struct tcp_peer *peer)
 	tcp_peer_kick(peer);
 }
 
+/* Behind what the done callbacks have deferred: an engine sees its bytes some
+ * microseconds earlier, and the peer's daemon, which they were no news for, wakes
+ * when nobody here waits for a core. */
+static void flush_soon(struct tcp_peer *peer)
+{
+	struct tcp_transport *transport = peer->transport;
+
+	if (list_empty(&peer->flush_link))
+		list_push_back(&transport->unflushed, &peer->flush_link);
+	loop_defer(transport->base.env.loop, &transport->flush);
+}
+
 void tcp_peer_step(struct tcp_peer *peer)
 {
+	bool told;
 	struct list *link;
 
 	if (sm_state(&peer->sm) == TCP_PEER_READY && !peer->base.ready && !peer->failed)
@@ -357,11 +371,15 @@ void tcp_peer_step(struct tcp_peer *peer)
 		begin_flush(peer);
 	else if (peer->failed && sm_state(&peer->sm) < TCP_PEER_FLUSHING)
 		begin_end(peer);
+	told = !list_empty(&peer->finished);
 	while ((link = list_pop_front(&peer->finished)))
 		tcp_xfer_tell(list_entry(link, struct tcp_xfer, queue_link));
 	if (tcp_peer_live(peer))
 		tcp_xfer_pump(peer);
-	tcp_line_flush(peer);
+	if (told)
+		flush_soon(peer);
+	else
+		tcp_line_flush(peer);
 	settle(peer);
 }
 
@@ -382,6 +400,7 @@ static void peer_init(struct tcp_peer *peer, struct tcp_transport *transport,
 	tcp_line_init(&peer->line);
 	list_init(&peer->link);
 	list_init(&peer->ready_link);
+	list_init(&peer->flush_link);
 	list_init(&peer->news_link);
 	list_init(&peer->xfers);
 	list_init(&peer->queued);
