@@ -60,7 +60,7 @@ struct conn {
 	enum conn_state state;
 	struct err doom; /* code != OK: to be closed after this callback */
 	struct loop_fd watch;
-	struct loop_defer after; /* carry out the doom, re-arm, or free */
+	struct loop_defer after; /* carry out the doom, send, re-arm, or free */
 	struct loop_timer timer;
 	enum patience patience; /* what the timer runs for */
 
@@ -91,6 +91,8 @@ static void conn_dead(struct conn *conn)
 	conn->state = CONN_DEAD;
 	loop_timer_stop(&conn->timer);
 	loop_fd_stop(&conn->watch);
+	if (outbox_flush(&conn->out) < 0)
+		err_clear();
 	mem_closep(&conn->watch.fd);
 	outbox_fini(&conn->out);
 	if (!conn->parsing)
@@ -130,7 +132,8 @@ static bool may_read(const struct conn *conn)
 	const struct session *session = conn->session;
 
 	return conn->state == CONN_OPEN && !conn->parsing && conn->doom.code == ERR_OK &&
-	       !ring_gate_shut(session->ring) && session->requests_open < REQUESTS_OPEN_MAX &&
+	       !ring_gate_shut(session->ring) &&
+	       session->requests_open < REQUESTS_OPEN_MAX &&
 	       conn->out.bytes <= session->kvd->config->client_queue_bytes / 2 &&
 	       session->requests_bytes < 2 * session->kvd->config->line_bytes;
 }
@@ -177,7 +180,7 @@ void conn_send(struct conn *conn, const char *text, size_t len, const int *fds,
 	if (outbox_send(&conn->out, text, len, fds, fd_count,
 			conn->host->kvd->config->client_queue_bytes) < 0)
 		conn_doom_last(conn);
-	/* look again: bytes wait, or an answered request makes room for a line */
+	/* this turn's replies go together; an answered request makes room for a line */
 	loop_defer(conn->timer.loop, &conn->after);
 }
 
@@ -207,6 +210,9 @@ void conn_hangup(struct conn *conn, const struct err *why)
 	/* behind what waits and over the cap: it is the last line. When that fails
 	 * the close has to do; what waits is still tried. */
 	(void)outbox_send(&conn->out, text, len, NULL, 0, SIZE_MAX);
+	if (outbox_flush(&conn->out) < 0)
+		outbox_fini(&conn->out);
+	err_clear();
 	patience_set(conn, PATIENCE_CLOSING,
 		     conn->host->patience_ns < LAST_WORDS_NS ? conn->host->patience_ns
 							     : LAST_WORDS_NS);
@@ -262,6 +268,8 @@ static void on_after(struct loop_defer *defer)
 			conn_dead(conn);
 		return;
 	}
+	if (outbox_flush(&conn->out) < 0)
+		conn_doom_last(conn);
 	conn_arm(conn);
 }
 
@@ -437,7 +445,8 @@ static void on_ready(struct loop_fd *watch, int events)
 		conn_doom_last(conn);
 	if (events & LOOP_READ)
 		conn_read(conn);
-	if (conn->state != CONN_DEAD)
+	/* replies are on their way to on_after(): that looks, when they have left */
+	if (conn->state != CONN_DEAD && list_empty(&conn->after.link))
 		conn_arm(conn);
 }
 
@@ -470,7 +479,7 @@ void conns_free(struct conn_host *host)
 {
 	struct conn *conn;
 
-	list_foreach_safe(conn, &host->conns, link) {
+	list_foreach_safe (conn, &host->conns, link) {
 		session_leave(conn, "the daemon shuts down");
 		conn_dead(conn);
 		conn->host = NULL;

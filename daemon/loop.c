@@ -40,6 +40,7 @@
 #include "daemon/base/mem.h"
 
 #define NEVER UINT64_MAX
+#define DEFERS_CHAINED 64u /* deferred calls of one turn, then only those from before it */
 #define STALL_NOTES 64u
 #define STALL_MIN_NS LOOP_NS_PER_MS /* epoll's own granularity */
 /* libev keeps time as a double: aim a little late rather than wake twice */
@@ -62,6 +63,7 @@ struct loop {
 	uint64_t order;
 
 	struct list defers;
+	uint64_t turn;
 	struct list prepares;
 
 	uint64_t polled_ns; /* the poll last returned */
@@ -231,6 +233,7 @@ static void run_timers(struct loop *loop)
 void loop_defer_init(struct loop_defer *defer, void (*run)(struct loop_defer *defer))
 {
 	list_init(&defer->link);
+	defer->turn = 0;
 	defer->run = run;
 }
 
@@ -255,17 +258,40 @@ static void list_take(struct list *to, struct list *from)
 	list_init(from);
 }
 
+static void list_append(struct list *to, struct list *from)
+{
+	struct list *link;
+
+	while ((link = list_pop_front(from)))
+		list_push_back(to, link);
+}
+
+/* Each once a turn. */
 static void run_defers(struct loop *loop)
 {
-	struct list batch, *link;
+	struct list batch, later, *link;
+	unsigned int ran = 0;
 
-	list_take(&batch, &loop->defers);
-	while ((link = list_pop_front(&batch))) {
-		struct loop_defer *defer = list_entry(link, struct loop_defer, link);
+	loop->turn++;
+	list_init(&later);
+	do {
+		list_take(&batch, &loop->defers);
+		while ((link = list_pop_front(&batch))) {
+			struct loop_defer *defer =
+				list_entry(link, struct loop_defer, link);
 
-		loop->ran++;
-		defer->run(defer);
-	}
+			if (defer->turn == loop->turn) {
+				list_push_back(&later, link);
+				continue;
+			}
+			defer->turn = loop->turn;
+			ran++;
+			defer->run(defer);
+		}
+	} while (!list_empty(&loop->defers) && ran < DEFERS_CHAINED);
+	loop->ran += ran;
+	list_append(&later, &loop->defers);
+	list_append(&loop->defers, &later);
 }
 
 void loop_prepare_add(struct loop *loop, struct loop_prepare *prepare)

@@ -90,9 +90,15 @@ void loop_fd_init(struct loop_fd *watch, struct loop *loop, int fd,
 int loop_fd_set(struct loop_fd *watch, int events); /* 0 stops; ERR_NOMEM */
 void loop_fd_stop(struct loop_fd *watch);	     /* idempotent; does not close */
 
-/* ---- work after the current callback, before the next wait; once ---- */
+/*
+ * ---- work after the current callback, before the next wait; once ----
+ * What a deferred call defers runs in the same turn, too, if it has not run in it
+ * and the turn is short so far; so a chunk goes from its room through the scheduler to
+ * the transport in one turn, and what yields by deferring itself does yield.
+ */
 struct loop_defer {
 	struct list link; /* list_init()ed when idle */
+	uint64_t turn;	  /* that it ran in last */
 	void (*run)(struct loop_defer *defer);
 };
 void loop_defer_init(struct loop_defer *defer, void (*run)(struct loop_defer *defer));

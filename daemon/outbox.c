@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The usual reply never waits: the socket's own buffer takes it, nothing is
- * allocated, no descriptor duplicated and the loop not asked to watch. Only when
+ * The usual reply is short: it is put behind the turn's other ones, a room.open's
+ * before its room.bind's, and one system call gives them to the socket (and wakes the
+ * client once). Long ones, and those that bring descriptors, go to the socket at once.
+ * For neither is anything allocated, no descriptor duplicated and the loop not asked
+ * to watch: a command that has taken effect can say so without memory. Only when
  * replies wait already, or the socket is full, is (the rest of) a reply copied.
  *
  * MSG_NOSIGNAL everywhere: a client that left is an answer, not a SIGPIPE.
@@ -44,8 +47,9 @@ void outbox_fini(struct outbox *outbox)
 {
 	struct out *out;
 
-	list_foreach_safe(out, &outbox->waiting, link)
+	list_foreach_safe (out, &outbox->waiting, link)
 		out_free(out);
+	outbox->batched = 0;
 	outbox->bytes = 0;
 }
 
@@ -102,6 +106,36 @@ static int out_new(const char *text, size_t len, const int *fds, unsigned int fd
 	return 0;
 }
 
+static int batch_flush(struct outbox *outbox)
+{
+	ssize_t n = 0;
+
+	if (outbox->batched)
+		n = send_some(outbox->fd, outbox->batch, outbox->batched, NULL, 0);
+	if (n <= 0)
+		return err_pass((int)n);
+	outbox->batched -= (size_t)n;
+	outbox->bytes -= (size_t)n;
+	memmove(outbox->batch, outbox->batch + n, outbox->batched);
+	return 0;
+}
+
+/* What the socket did not take of the batch goes before a reply that waits. */
+static int batch_queue(struct outbox *outbox)
+{
+	struct out *out = NULL;
+	int r = batch_flush(outbox);
+
+	if (r < 0 || outbox->batched == 0)
+		return err_pass(r);
+	r = out_new(outbox->batch, outbox->batched, NULL, 0, &out);
+	if (r < 0)
+		return err_pass(r);
+	list_push_back(&outbox->waiting, &out->link);
+	outbox->batched = 0;
+	return 0;
+}
+
 int outbox_send(struct outbox *outbox, const char *text, size_t len, const int *fds,
 		unsigned int fd_count, size_t cap)
 {
@@ -109,6 +143,17 @@ int outbox_send(struct outbox *outbox, const char *text, size_t len, const int *
 	ssize_t n = 0;
 	int r;
 
+	if (fd_count == 0 && list_empty(&outbox->waiting) &&
+	    len <= sizeof(outbox->batch) - outbox->batched &&
+	    outbox->bytes + len <= cap) {
+		memcpy(outbox->batch + outbox->batched, text, len);
+		outbox->batched += len;
+		outbox->bytes += len;
+		return 0;
+	}
+	r = batch_queue(outbox);
+	if (r < 0)
+		return err_pass(r);
 	if (outbox_empty(outbox))
 		n = send_some(outbox->fd, text, len, fds, fd_count);
 	if (n < 0)
@@ -135,8 +180,11 @@ int outbox_send(struct outbox *outbox, const char *text, size_t len, const int *
 int outbox_flush(struct outbox *outbox)
 {
 	struct out *out;
+	int r = batch_flush(outbox);
 
-	list_foreach_safe(out, &outbox->waiting, link) {
+	if (r < 0)
+		return err_pass(r);
+	list_foreach_safe (out, &outbox->waiting, link) {
 		ssize_t n =
 			send_some(outbox->fd, out->text + out->sent, out->len - out->sent,
 				  out->fds, out->sent ? 0 : out->fd_count);

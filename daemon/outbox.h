@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * outbox: replies on their way to one client: sent at once as far as its socket
- * takes them, the rest queued under a cap. Descriptors go with the first byte of
- * the reply that brings them.
+ * outbox: replies on their way to one client. Those of one turn are sent together by
+ * outbox_flush(); what the socket does not take is queued under a cap. Descriptors go
+ * with the first byte of the reply that brings them.
  */
 #ifndef KVD_OUTBOX_H
 #define KVD_OUTBOX_H
@@ -12,23 +12,28 @@
 
 #include "daemon/base/list.h"
 
+#define OUTBOX_BATCH_BYTES 2048u
+
 struct outbox {
 	int fd; /* the client's socket, not owned */
 	struct list waiting;
-	size_t bytes; /* of `waiting`, not sent yet */
+	size_t bytes;	/* not sent yet */
+	size_t batched; /* bytes of `batch`; 0 while any are in `waiting` */
+	char batch[OUTBOX_BATCH_BYTES];
 };
 
 void outbox_init(struct outbox *outbox, int fd);
 void outbox_fini(struct outbox *outbox); /* what waits is dropped */
 static inline bool outbox_empty(const struct outbox *outbox)
 {
-	return list_empty(&outbox->waiting);
+	return outbox->batched == 0 && list_empty(&outbox->waiting);
 }
-/* Descriptors are duplicated when they must wait. ERR_LIMIT: more than `cap`
- * bytes would wait; ERR_IO: the client has left; ERR_NOMEM. */
+/* Call outbox_flush() when the turn's replies are there. Descriptors are duplicated
+ * when they must wait. ERR_LIMIT: more than `cap` bytes would wait; ERR_IO: the client
+ * has left; ERR_NOMEM. */
 int outbox_send(struct outbox *outbox, const char *text, size_t len, const int *fds,
 		unsigned int fd_count, size_t cap);
-/* The socket takes more: send until it is full. ERR_IO: the client has left. */
+/* Send until the socket is full. ERR_IO: the client has left. */
 int outbox_flush(struct outbox *outbox);
 
 #endif

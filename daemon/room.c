@@ -230,6 +230,8 @@ static void on_step(struct loop_defer *defer)
 		room_move(room, ROOM_FAILED);
 	if (room_live(room))
 		roles[room->role]->step(room);
+	if (room->role == ROOM_SEND)
+		send_acks(room);
 	if (room_terminal(room) && room->close_when_terminal)
 		rooms_close(room);
 }
@@ -288,6 +290,7 @@ struct party *room_party_add(struct room *room, struct remote *remote)
 	party->room_there = room->number;
 	party->remote = remote;
 	party->rank = ROOM_ANY_RANK;
+	list_init(&party->ack_link);
 	remote->reaches++;
 	sched_flow_init(&party->flow, &remote->line);
 	list_push_back(&room->parties, &party->link);
@@ -328,6 +331,8 @@ void party_drop(struct party *party)
 	room_maps_fini(&party->theirs);
 	mem_free(party->wants);
 	cJSON_Delete(party->theirs_json);
+	if (party->ack_owed)
+		rooms_ack(party);
 	list_remove(&party->link);
 	room->party_count--;
 	handshake_release(rooms_kvd(room->rooms)->handshake, party->remote);

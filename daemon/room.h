@@ -62,6 +62,8 @@ struct party {
 	size_t want_count;
 	bool told;	/* TRANSFER_INFO or OFFER_QUERY is out */
 	bool answered;	/* acknowledged / OFFER is here */
+	bool ack_owed;	/* send: its TRANSFER_INFO is taken, but not acknowledged */
+	struct list ack_link; /* in rooms->acks: before the loop sleeps */
 	bool done;	/* nothing more is expected of it */
 	bool lost;	/* its peer went down */
 	bool heard_abort; /* it waits for our ABORT_ACK */
@@ -239,6 +241,8 @@ struct wire_transfer_info;
 int send_on_info(struct room *room, struct remote *remote,
 		 const struct wire_transfer_info *info);
 void send_on_done(struct room *room, struct party *party);
+/* After a step: what it could post for its receivers is posted. */
+void send_acks(struct room *room);
 int send_chunk(struct room *room, struct chunk *chunk); /* takes it when >= 0 */
 /* room_recv.c */
 int recv_bind(struct room *room, struct room_maps *maps, const struct wait_spec *wait);

@@ -86,11 +86,13 @@ int send_on_info(struct room *room, struct remote *remote,
 		return err_raise(ERR_NOTFOUND, "TRANSFER_INFO: no pool %llu of %s",
 				 (unsigned long long)info->dst_pool, remote->label);
 	party = party_of(room, remote, info->dst_pool);
-	if (party)
-		return party->gen == info->recv_gen
-			       ? 0
-			       : err_raise(ERR_STATE, "TRANSFER_INFO: the room has another "
-					   "generation of this receiver");
+	if (party && party->gen != info->recv_gen)
+		return err_raise(ERR_STATE, "TRANSFER_INFO: the room has another generation "
+				 "of this receiver");
+	if (party) {
+		rooms_ack(party);
+		return 0;
+	}
 	if (info->receivers == 0 || info->receivers > ROOM_PARTIES_MAX)
 		return err_raise(ERR_RANGE, "TRANSFER_INFO.receivers: %u is not 1…%u",
 				 info->receivers, ROOM_PARTIES_MAX);
@@ -110,8 +112,19 @@ int send_on_info(struct room *room, struct remote *remote,
 		return err_pass(r);
 	}
 	room->receivers = info->receivers;
+	party->ack_owed = true;
 	room_kick(room);
 	return 0;
+}
+
+void send_acks(struct room *room)
+{
+	struct party *party;
+
+	list_foreach(party, &room->parties, link) {
+		if (party->ack_owed)
+			rooms_ack_later(party);
+	}
 }
 
 void send_on_done(struct room *room, struct party *party)

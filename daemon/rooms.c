@@ -29,6 +29,7 @@ int rooms_new(struct kvd *kvd, struct rooms **rooms_p)
 		return err_pass(-ENOMEM);
 	rooms->kvd = kvd;
 	list_init(&rooms->all);
+	msg_init(rooms);
 	strmap_init(&rooms->by_key);
 	strmap_init(&rooms->by_pool);
 	idmap_init(&rooms->by_gen);
@@ -47,7 +48,8 @@ void rooms_free(struct rooms *rooms)
 {
 	if (!rooms)
 		return;
-	assert(list_empty(&rooms->all));
+	assert(list_empty(&rooms->all) && list_empty(&rooms->acks));
+	loop_prepare_remove(&rooms->before_sleep);
 	late_fini(rooms);
 	waits_free(rooms->waits);
 	strmap_fini(&rooms->by_key);

@@ -72,4 +72,9 @@ void rooms_note_terminal(struct room *room);
 /* Iterate all (admin lists). */
 const struct list *rooms_all(const struct rooms *rooms); /* struct room.all_link */
 
+/* Acknowledge the party's TRANSFER_INFO when nothing else is left to do in this turn,
+ * or now. */
+void rooms_ack_later(struct party *party);
+void rooms_ack(struct party *party);
+
 #endif

@@ -19,6 +19,8 @@ struct rooms {
 	uint64_t version;
 	unsigned int clockless; /* rooms that found no memory for their timer */
 	unsigned int live;
+	struct list acks; /* struct party.ack_link */
+	struct loop_prepare before_sleep;
 	/* rooms_late.c */
 	struct list orphans; /* oldest first */
 	struct strmap orphan_groups;
@@ -59,6 +61,7 @@ const struct tombstone *tomb_find(struct rooms *rooms, const struct room_key *ke
 void tomb_remove(struct rooms *rooms, const struct room_key *key);
 
 /* ---- rooms_msg.c ---- */
+void msg_init(struct rooms *rooms);
 /* A message of type TRANSFER_INFO or OFFER_QUERY for an open room. */
 void msg_deliver(struct rooms *rooms, struct room *room, struct remote *remote,
 		 enum wire_type type, const void *body, size_t len);

@@ -102,23 +102,54 @@ static int over(const struct room *room)
 			 (unsigned long long)room->number);
 }
 
-static int deliver_info(struct rooms *rooms, struct room *room, struct remote *remote,
-			struct cursor *in)
+static int deliver_info(struct room *room, struct remote *remote, struct cursor *in)
 {
 	struct wire_transfer_info info;
 	int r = wire_transfer_info_get(in, &info);
 
 	if (r >= 0)
 		r = over(room);
-	if (r >= 0)
-		r = send_on_info(room, remote, &info);
-	if (r >= 0)
-		SEND(rooms, remote, TRANSFER_INFO_ACK, transfer_info_ack,
-		     {.room = info.room,
-		      .recv_gen = info.recv_gen,
-		      .src_pool = info.src_pool,
-		      .send_gen = room->gen});
-	return r;
+	return r < 0 ? err_pass(r) : send_on_info(room, remote, &info);
+}
+
+/* ---- TRANSFER_INFO_ACK ---- */
+
+void rooms_ack(struct party *party)
+{
+	const struct room *room = party->room;
+
+	list_remove(&party->ack_link);
+	party->ack_owed = false;
+	SEND(room->rooms, party->remote, TRANSFER_INFO_ACK, transfer_info_ack,
+	     {.room = room->number,
+	      .recv_gen = party->gen,
+	      .src_pool = room->pool->id,
+	      .send_gen = room->gen});
+}
+
+void rooms_ack_later(struct party *party)
+{
+	list_remove(&party->ack_link);
+	list_push_back(&party->room->rooms->acks, &party->ack_link);
+}
+
+/* What the room's step posted is on its way: nobody waits for this message, and the
+ * threads that carry it want the same cores. */
+static bool on_prepare(struct loop_prepare *prepare)
+{
+	struct rooms *rooms = container_of(prepare, struct rooms, before_sleep);
+	struct party *party;
+
+	while ((party = list_first(&rooms->acks, struct party, ack_link)))
+		rooms_ack(party);
+	return false;
+}
+
+void msg_init(struct rooms *rooms)
+{
+	list_init(&rooms->acks);
+	rooms->before_sleep.on_prepare = on_prepare;
+	loop_prepare_add(rooms->kvd->loop, &rooms->before_sleep);
 }
 
 static int deliver_query(struct room *room, struct remote *remote, struct cursor *in)
@@ -137,7 +168,7 @@ void msg_deliver(struct rooms *rooms, struct room *room, struct remote *remote,
 
 	cursor_read(&in, body, len);
 	if (type == WIRE_T_TRANSFER_INFO)
-		r = deliver_info(rooms, room, remote, &in);
+		r = deliver_info(room, remote, &in);
 	else
 		r = deliver_query(room, remote, &in);
 	if (r < 0)

@@ -324,6 +324,74 @@ static void defer_runs_once_in_order_and_again_next_turn(void **state)
 	loop_free(loop);
 }
 
+struct chained {
+	struct loop_defer defer;
+	struct loop *loop;
+	struct chained *next;
+	unsigned int *ran;
+};
+
+static void on_chained(struct loop_defer *defer)
+{
+	struct chained *c = container_of(defer, struct chained, defer);
+
+	(*c->ran)++;
+	if (c->next)
+		loop_defer(c->loop, &c->next->defer);
+}
+
+/* A room's step, the scheduler's pump, the transport's run. */
+static void defer_of_another_runs_in_the_same_turn(void **state)
+{
+	unsigned int ran = 0;
+	struct chained chain[3];
+	struct loop *loop;
+
+	(void)state;
+	assert_int_equal(loop_new_virtual(1, &loop), 0);
+	for (unsigned int i = 0; i < 3; i++) {
+		chain[i] = (struct chained){
+			.loop = loop, .next = i < 2 ? &chain[i + 1] : NULL, .ran = &ran};
+		loop_defer_init(&chain[i].defer, on_chained);
+	}
+	loop_defer(loop, &chain[0].defer);
+	assert_true(loop_turn(loop, 0));
+	assert_int_equal(ran, 3);
+	/* a ring of them: each once a turn, so the turn ends */
+	chain[2].next = &chain[0];
+	loop_defer(loop, &chain[0].defer);
+	assert_true(loop_turn(loop, 0));
+	assert_int_equal(ran, 6);
+	assert_true(loop_turn(loop, 0));
+	assert_int_equal(ran, 9);
+	loop_defer_cancel(&chain[0].defer);
+	loop_free(loop);
+}
+
+/* A turn is short: a long chain goes on in the next, after the poll. */
+static void defer_chain_without_end_leaves_the_turn(void **state)
+{
+	enum { LENGTH = 1000 };
+	static struct chained chain[LENGTH];
+	unsigned int ran = 0, turns = 0;
+	struct loop *loop;
+
+	(void)state;
+	assert_int_equal(loop_new_virtual(1, &loop), 0);
+	for (unsigned int i = 0; i < LENGTH; i++) {
+		chain[i] = (struct chained){.loop = loop,
+					    .next = i + 1 < LENGTH ? &chain[i + 1] : NULL,
+					    .ran = &ran};
+		loop_defer_init(&chain[i].defer, on_chained);
+	}
+	loop_defer(loop, &chain[0].defer);
+	while (loop_turn(loop, 0))
+		turns++;
+	assert_int_equal(ran, LENGTH);
+	assert_in_range(turns, 5, LENGTH / 2);
+	loop_free(loop);
+}
+
 struct mortal {
 	struct loop_defer defer;
 	struct loop_fd watch;
@@ -783,6 +851,8 @@ int main(void)
 		cmocka_unit_test(turn_virtual_advances_at_most_so_far),
 		cmocka_unit_test(random_virtual_repeats_by_seed),
 		cmocka_unit_test(defer_runs_once_in_order_and_again_next_turn),
+		cmocka_unit_test(defer_of_another_runs_in_the_same_turn),
+		cmocka_unit_test(defer_chain_without_end_leaves_the_turn),
 		cmocka_unit_test(defer_freed_owner_in_its_own_run_is_fine),
 		cmocka_unit_test(prepare_with_more_keeps_the_loop_from_waiting),
 		cmocka_unit_test(prepare_removed_by_a_sibling_is_not_called),

@@ -186,6 +186,35 @@ static void push_sender_first_succeeds(void **state)
 	check_push(p, 42);
 }
 
+/* A receiver waits for its bytes, and for nothing else: no message goes before. */
+static void push_queued_chunk_is_posted_before_the_acknowledgement(void **state)
+{
+	struct pair *p = *state;
+	struct kvd *kvd = &p->c.nodes[0].kvd;
+	const struct remote *remote;
+	uint64_t before;
+
+	prepare(p);
+	for (uint64_t room = 41; room <= 42; room++) {
+		open_send(p, room);
+		send_two_chunks(p, room);
+		open_recv(p, room);
+		if (room == 42) /* the daemons know each other by now */
+			break;
+		bind(p, room);
+		check_push(p, room);
+	}
+	remote = list_first(handshake_remotes(kvd->handshake), struct remote, link);
+	before = remote->peer->messages_out;
+	bind(p, 42);
+	while (remote->peer->messages_out == before) {
+		assert_int_equal(metrics_get(&kvd->metrics, METRIC_CHUNKS_SENT), 2);
+		assert_true(loop_turn(p->c.loop, LOOP_NS_PER_S));
+	}
+	assert_true(remote->line.ops_posted > 0);
+	check_push(p, 42);
+}
+
 static void push_receiver_first_succeeds(void **state)
 {
 	struct pair *p = *state;
@@ -727,6 +756,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(push_sender_first_succeeds),
+		CASE(push_queued_chunk_is_posted_before_the_acknowledgement),
 		CASE(push_receiver_first_succeeds),
 		CASE(push_same_chunk_again_is_one_chunk),
 		CASE(push_overlap_is_edup),
