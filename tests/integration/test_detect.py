@@ -16,6 +16,7 @@ from kvd_daemon import BUILD, DEADLINE_S, Daemon, Skip, run  # noqa: E402
 from kvd_engine import (FAILED, SUCCESS, WAITING, Cache, Engine, open_push)  # noqa: E402
 
 SLOW = 1 if os.path.basename(BUILD) == "rel" else 5
+GIB = int(os.environ.get("KVD_TEST_GIB", "2"))  # of the engine that is killed
 PAGES, THERE, TOKENS = [3, 4, 9, 1], [7, 2, 8, 12], 64
 VIEW = {"kv": dict(pages=PAGES, tokens=[0, TOKENS])}
 
@@ -135,7 +136,7 @@ def victim_killed(ballast_gib, fork_keeper):
 
 
 def engine_killed_with_gigabytes_is_told_and_unmapped_in_time():
-    victim_killed(2, False)
+    victim_killed(GIB, False)
 
 
 def engine_killed_while_its_child_keeps_the_socket_is_dead():

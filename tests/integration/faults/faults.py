@@ -486,10 +486,9 @@ def play(stage, cell, times):
     try:
         Play(stage, cell, times).run()
         for node in stage.world.nodes:
-            bad = [line for line in (node.old_logs + node.log()).splitlines()
-                   if re.match("<[0-3]>", line)]
+            bad = node.bad_line()
             if bad:
-                return "in the log of %s: %s" % (node.name, bad[0])
+                return "in the log of %s: %s" % (node.name, bad)
     except Wrong as why:
         return str(why)
     except Exception:

@@ -240,6 +240,12 @@ class Node(Process):
     def log(self):
         return self.daemon.log()
 
+    def bad_line(self):
+        """The first of its log that tells of an error, its own or a sanitizer's."""
+        return next((line for line in (self.old_logs + self.log()).splitlines()
+                     if re.match("<[0-3]>", line) or "Sanitizer" in line or
+                     "runtime error" in line), None)
+
     def open_files(self):
         """What its descriptors are, as in /proc, and how many of each."""
         kinds = collections.Counter()
