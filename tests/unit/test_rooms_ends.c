@@ -307,6 +307,41 @@ static void puller_that_gives_up_is_named(void **state)
 	said(why(p, 1, ROOM_OFFER, 41), ERR_SESSION, "'prefill'");
 }
 
+static void pull_that_no_offer_answers_is_refused_in_time(void **state)
+{
+	struct trio *p = *state;
+
+	p->c.nodes[1].config.orphan_ttl_ns = 2 * LOOP_NS_PER_S;
+	open_pull(p, p->prefill, &p->src, 44, false);
+	cluster_until_state(&p->c, p->prefill, "pull", 44, KVD_FAILED);
+	said(why(p, 0, ROOM_PULL, 44), ERR_TIMEOUT, "peer tcp://10.0.0.2:7400 instance ");
+	said(why(p, 0, ROOM_PULL, 44), ERR_TIMEOUT, "no engine opened room 44 within 2000 ms");
+	assert_int_equal(counted(p, 1, METRIC_ORPHANS_EXPIRED), 1);
+}
+
+/* Its heartbeats keep the lease up, but not for ever. */
+static void pull_whose_word_never_passes_lets_the_offer_go(void **state)
+{
+	struct trio *p = *state;
+
+	memset(p->src.base, 0, 8);
+	p->c.nodes[0].config.waiting_timeout_ns = 3 * LOOP_NS_PER_S;
+	p->c.nodes[1].config.lease_ns = LOOP_NS_PER_S;
+	open_offer(p, 45, 1);
+	open_pull(p, p->prefill, &p->src, 45, true);
+	cluster_until_state(&p->c, p->prefill, "pull", 45, KVD_WAITING_FOR_INPUT);
+	cluster_run(&p->c, 2500 * MS);
+	assert_int_equal(cluster_state(&p->c, p->decode, "offer", 45), KVD_WAITING_FOR_INPUT);
+	cluster_until_state(&p->c, p->prefill, "pull", 45, KVD_FAILED);
+	cluster_run(&p->c, 50 * MS);
+	assert_int_equal(cluster_state(&p->c, p->decode, "offer", 45), KVD_FAILED);
+	said(why(p, 0, ROOM_PULL, 45), ERR_TIMEOUT, "the word that it shall wait for did not");
+	said(why(p, 1, ROOM_OFFER, 45), ERR_TIMEOUT, "peer tcp://10.0.0.1:7400 instance ");
+	said(why(p, 1, ROOM_OFFER, 45), ERR_TIMEOUT, "the word that it shall wait for did not");
+	assert_int_equal(counted(p, 0, METRIC_WAITING_TIMEOUTS), 1);
+	assert_int_equal(counted(p, 1, METRIC_LEASES_EXPIRED), 0);
+}
+
 /* A pull held by its word, which its offer has answered. */
 static struct room *begin_held_pull(struct trio *p, uint64_t number)
 {
@@ -653,6 +688,8 @@ int main(void)
 		CASE(offer_that_nobody_takes_ends_with_its_lease),
 		CASE(puller_that_is_done_may_leave),
 		CASE(puller_that_gives_up_is_named),
+		CASE(pull_that_no_offer_answers_is_refused_in_time),
+		CASE(pull_whose_word_never_passes_lets_the_offer_go),
 		CASE(read_that_ends_after_the_lease_is_in_vain),
 		CASE(lease_that_ends_under_a_puller_is_told_to_it),
 		CASE(offer_with_an_absurd_lease_makes_no_storm_of_beats),
