@@ -57,6 +57,7 @@ struct xfer_session { /* session->xfers */
 	struct xfers *xfers;
 	struct session *session;
 	struct idmap attaches, dlists, transfers;
+	uint64_t sendings; /* serials of struct sent_list */
 	struct list shares;
 	struct list notifs; /* oldest first */
 	size_t notif_bytes;
@@ -89,6 +90,7 @@ struct sent_list { /* a local list that a remote's daemon knows */
 	struct list link;
 	struct remote *remote;
 	uint64_t peer_epoch;
+	uint64_t serial; /* of this sending: its parts carry it */
 };
 
 struct prepared { /* dlist.prep */
@@ -141,6 +143,7 @@ struct note {
 	struct xfer_session *xs;
 	struct request *req; /* NULL: nobody waits */
 	bool notif;
+	uint64_t dlist, serial; /* a part of this list, of that sending; else 0 */
 	size_t bytes;
 	uint8_t header[];
 };

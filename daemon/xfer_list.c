@@ -3,8 +3,8 @@
  * Prepared lists of this side's engines, and notes: requests without bytes, which
  * take lists to the daemons that need them and carry bare notifications.
  *
- * A list goes to another daemon once, in parts: each is taken there in one turn of
- * the loop, so a part is small. A long list is put into its parts by the helper that
+ * A list goes to another daemon once, for all sessions there, in parts: each is taken
+ * there in one turn of the loop, so a part is small. A long list is put into its parts by the helper that
  * plans the first transfer which needs it there.
  */
 #include <errno.h>
@@ -23,11 +23,29 @@
 
 /* ---- notes: requests without bytes ---- */
 
+/* A part was refused, so the list is not there: the next transfer sends it again. */
+static void list_unsent(struct xfer_session *xs, const struct note *note)
+{
+	struct prepared *prepared = idmap_get(&xs->dlists, note->dlist);
+	struct sent_list *sent;
+
+	if (!prepared)
+		return;
+	list_foreach_safe(sent, &prepared->sent, link) {
+		if (sent->serial != note->serial)
+			continue;
+		list_remove(&sent->link);
+		mem_free(sent);
+	}
+}
+
 static void on_note_done(struct sched_op *op)
 {
 	struct note *note = op->owner;
 	struct xfer_session *xs = note->xs;
 
+	if (note->dlist && op->xp.result < 0)
+		list_unsent(xs, note);
 	if (note->notif && op->xp.result >= 0)
 		metrics_add(&xs->xfers->kvd->metrics, METRIC_NOTIFS_OUT, 1);
 	if (note->req && op->xp.result < 0)
@@ -343,13 +361,16 @@ int list_send(struct prepared *prepared, struct attach *attach, struct list *par
 		parts_free(parts);
 		return err_pass(r < 0 ? r : -ENOMEM);
 	}
+	sent->remote = attach->remote;
+	sent->peer_epoch = attach->remote->peer->epoch;
+	sent->serial = ++prepared->xs->sendings;
+	list_push_back(&prepared->sent, &sent->link);
 	while ((link = list_pop_front(parts))) {
 		struct note *note = list_entry(link, struct note, link);
 
+		note->dlist = prepared->id;
+		note->serial = prepared->xs->sendings;
 		note_post(note, attach, note->bytes);
 	}
-	sent->remote = attach->remote;
-	sent->peer_epoch = attach->remote->peer->epoch;
-	list_push_back(&prepared->sent, &sent->link);
 	return 0;
 }

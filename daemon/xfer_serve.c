@@ -18,12 +18,18 @@
 #include "daemon/session.h"
 #include "daemon/xfer_impl.h"
 
-struct shadow { /* a list that another daemon prepared */
+/*
+ * A list that another daemon prepared. One of our session's memory ends with that
+ * session; one of the initiator's own memory with the initiator, because it was sent
+ * here once for all of our sessions.
+ */
+struct shadow {
 	struct list link;
 	struct remote *remote;
 	uint64_t gid;
-	uint64_t target; /* epoch of our session */
-	bool ours;	 /* it names our session's memory, else the initiator's */
+	uint64_t initiator; /* epoch of the remote's session */
+	uint64_t target;    /* epoch of our session; of an own list: for whom it was sent */
+	bool ours;	    /* it names our session's memory, else the initiator's */
 	uint32_t total, got;
 	struct dlist *coming; /* until complete */
 	struct dlist *dlist;  /* complete */
@@ -223,13 +229,17 @@ static int on_dlist(struct xfers *xfers, struct remote *remote, struct cursor *i
 	struct shadow *shadow = shadow_find(xfers, remote, gid);
 	int r = cursor_check(in, "DLIST");
 
-	(void)initiator;
 	if (r < 0 || !target_of(xfers, target, secret))
 		return r < 0 ? err_pass(r) : err_pass(-err_errno(ERR_AUTH));
+	if (shadow && begin == 0 && shadow->initiator == initiator) {
+		shadow_remove(xfers, shadow); /* sent again, as one of its parts was lost */
+		shadow = NULL;
+	}
 	if (!shadow && begin == 0) {
 		r = shadow_new(xfers, remote, gid, total, &shadow);
 		if (r < 0)
 			return err_pass(r);
+		shadow->initiator = initiator;
 		shadow->target = target;
 		shadow->ours = ours != 0;
 	}
@@ -554,7 +564,7 @@ static int find_lists(struct serve *s, uint64_t local_gid, uint64_t remote_gid)
 	struct shadow *mine = shadow_find(s->xfers, s->remote, remote_gid);
 
 	if (!theirs || !mine || !theirs->dlist || !mine->dlist || theirs->ours ||
-	    !mine->ours || mine->target != s->target)
+	    !mine->ours || mine->target != s->target || theirs->initiator != s->initiator)
 		return err_raise(ERR_NOTFOUND, "the transfer's lists are not here");
 	s->theirs = theirs;
 	s->mine = mine;
@@ -725,7 +735,7 @@ void serve_session_end(struct xfers *xfers, struct session *session)
 			serve_stop(s, &why);
 	}
 	list_foreach_safe(shadow, &xfers->shadows, link) {
-		if (shadow->target == session->epoch)
+		if (shadow->target == session->epoch && (shadow->ours || !shadow->dlist))
 			shadow_remove(xfers, shadow);
 	}
 }
@@ -765,11 +775,16 @@ void serve_region_going(struct xfers *xfers, struct region *region)
 
 void serve_pool_going(struct xfers *xfers, struct remote_pool *pool)
 {
+	/* none in its place: that session has ended */
+	bool ended = pool->is_session && !handshake_pool_by_id(pool->remote, pool->id);
 	struct shadow *shadow;
 
-	list_foreach(shadow, &xfers->shadows, link) {
+	list_foreach_safe(shadow, &xfers->shadows, link) {
 		if (shadow->dlist && shadow->dlist->places &&
 		    shadow->dlist->places->pool == pool)
 			drop_cached(shadow);
+		if (ended && shadow->remote == pool->remote &&
+		    shadow->initiator == pool->session)
+			shadow_remove(xfers, shadow);
 	}
 }

@@ -143,6 +143,37 @@ def unregistered_memory_is_out_of_reach():
         assert t.yours.mem[:] == bytes(BYTES), "memory that was taken back was written"
 
 
+def list_outlives_a_session_there():
+    """One local list for two engines of the other daemon, of which the first ends."""
+    with Agents("shm") as t:
+        local, remote = t.lists()
+        t.until(t.a.cmd("xfer.start", op="write", local=local, remote=remote,
+                        local_index=[1], remote_index=[1])["xfer"])
+        second = Engine(t.daemons[1], "second")
+        theirs = Cache(second, "memfd")
+        peer = t.attach(t.a, second)
+        far = t.a.cmd("dlist.prep", peer=peer, descs=[[str(theirs.address), ROW, ROW, ROWS]])
+        t.until(t.a.cmd("xfer.start", op="write", local=local, remote=far["dlist"],
+                        local_index=[1], remote_index=[2])["xfer"])
+        t.b.close()
+        end = time.monotonic() + 20
+        while len(second.cmd("session.list")["sessions"]) > 1:
+            assert time.monotonic() < end
+        t.mine.mem[3 * ROW:4 * ROW] = b"3" * ROW
+        t.until(t.a.cmd("xfer.start", op="write", local=local, remote=far["dlist"],
+                        local_index=[3], remote_index=[4])["xfer"])
+        assert theirs.mem[4 * ROW:5 * ROW] == b"3" * ROW
+        third = Engine(t.daemons[1], "third")
+        fresh = Cache(third, "memfd")
+        peer = t.attach(t.a, third)
+        far = t.a.cmd("dlist.prep", peer=peer, descs=[[str(fresh.address), ROW, ROW, ROWS]])
+        t.until(t.a.cmd("xfer.start", op="read", local=local, remote=far["dlist"],
+                        local_index=[3], remote_index=[4])["xfer"])
+        assert t.mine.mem[3 * ROW:4 * ROW] == fresh.mem[4 * ROW:5 * ROW]
+        second.close()
+        third.close()
+
+
 def wrong_secret_opens_nothing():
     with Agents("shm") as t:
         epoch = [s for s in t.b.cmd("session.list")["sessions"] if "secret" in s][0]["epoch"]
@@ -168,6 +199,6 @@ def session_that_ended_is_not_attached():
 if __name__ == "__main__":
     run([shm_memfd_write_and_read, shm_vm_write_and_read, ucx_memfd_write_and_read,
          ucx_vm_and_shm_write_and_read, tcp_memfd_write_and_read,
-         tcp_vm_and_shm_write_and_read, long_list_by_memfd,
+         tcp_vm_and_shm_write_and_read, long_list_by_memfd, list_outlives_a_session_there,
          unregistered_memory_is_out_of_reach, wrong_secret_opens_nothing,
          session_that_ended_is_not_attached])

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "daemon/region.h"
+#include "daemon/xfer_impl.h"
 #include "proto/base64.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/cluster.h"
@@ -465,6 +466,57 @@ static void target_session_end_fails_transfers(void **state)
 			(unsigned long long)local, (unsigned long long)remote);
 }
 
+static void next_engine(struct pair *p)
+{
+	cluster_engine_dies(&p->c, p->you);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	cache_close(&p->yours);
+	p->you = cluster_engine(&p->c, 1, "you");
+	cluster_cache(&p->c, p->you, "yours", 0, &p->yours);
+	p->attach = attach_to(p, p->me, p->you, 1);
+}
+
+/* An own list is sent to a daemon once, for whichever of its engines it was. */
+static void own_list_serves_the_next_engine_there(void **state)
+{
+	struct pair *p = *state;
+	uint64_t local = grid(p, true);
+
+	until(p, start(p, "write", local, grid(p, false), ""), KVD_SUCCESS);
+	next_engine(p);
+	until(p, start(p, "write", local, grid(p, false), ""), KVD_SUCCESS);
+	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
+}
+
+static void list_lost_on_its_way_is_sent_again(void **state)
+{
+	struct pair *p = *state;
+	uint64_t local = grid(p, true), x;
+
+	fake_hub_profile(p->c.bytes)->delay_min_ns = 20 * LOOP_NS_PER_MS;
+	fake_hub_profile(p->c.bytes)->delay_max_ns = 30 * LOOP_NS_PER_MS;
+	x = start(p, "write", local, grid(p, false), "");
+	cluster_run(&p->c, 5 * LOOP_NS_PER_MS); /* the list has left, and is not there */
+	assert_true(list_empty(&p->c.nodes[1].kvd.xfers->shadows));
+	next_engine(p);
+	assert_int_equal(state_of(p, x), KVD_FAILED);
+	assert_true(list_empty(&p->c.nodes[1].kvd.xfers->shadows));
+	until(p, start(p, "write", local, grid(p, false), ""), KVD_SUCCESS);
+	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
+}
+
+static void initiator_end_leaves_no_lists_there(void **state)
+{
+	struct pair *p = *state;
+	const struct list *kept = &p->c.nodes[1].kvd.xfers->shadows;
+
+	until(p, start(p, "write", grid(p, true), grid(p, false), ""), KVD_SUCCESS);
+	assert_false(list_empty(kept));
+	cluster_engine_dies(&p->c, p->me);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_true(list_empty(kept));
+}
+
 static void initiator_end_in_flight_leaves_nothing(void **state)
 {
 	struct pair *p = *state;
@@ -547,6 +599,9 @@ int main(void)
 		CASE(unregister_in_flight_waits_for_quiet),
 		CASE(cancel_and_release_are_fenced),
 		CASE(target_session_end_fails_transfers),
+		CASE(own_list_serves_the_next_engine_there),
+		CASE(list_lost_on_its_way_is_sent_again),
+		CASE(initiator_end_leaves_no_lists_there),
 		CASE(initiator_end_in_flight_leaves_nothing),
 		CASE(end_with_notes_under_way_leaves_nothing),
 		CASE(lost_peer_fails_transfers),
