@@ -12,7 +12,7 @@ PYSRC  := $(wildcard proto/python/src/*.[ch]) $(wildcard proto/client*.[ch]) \
 TEST_TARGETS += tests/python/run.sh
 TEST_NEEDS   += $(PYDIR)/installed
 
-.PHONY: wheel
+.PHONY: wheel bench-python
 # never fails: tests/python/run.sh tells what is missing
 $(PYDIR)/installed: $(PYSRC) proto/python/README.md
 	@mkdir -p $(@D)
@@ -22,3 +22,10 @@ $(PYDIR)/installed: $(PYSRC) proto/python/README.md
 wheel: ## build one wheel for all Pythons in build/wheel
 	$(SAY) WHEEL build/wheel
 	$(Q)scripts/python-wheel.sh $(PYDIR) $(PYTHON) build/wheel
+
+#   REPS=n processes of each module (3), TRANSPORT=shm|tcp
+bench-python: all $(PYDIR)/installed ## kvd's nixl beside the real one (PyPI)
+	@[ -e $(PYDIR)/installed ] || { cat $(PYDIR)/why; exit 1; }
+	@tests/bench/peers/setup.sh build/peers
+	@KVD_BUILD=$(B) scripts/bench-python.py --peers build/peers \
+		$(if $(REPS),--reps $(REPS)) $(if $(TRANSPORT),--transport $(TRANSPORT))

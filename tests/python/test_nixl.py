@@ -272,9 +272,11 @@ def test_metadata_of_a_restarted_agent_replaces_the_old(pair, B):
     word = name("restarts")
     with World(pair) as w:
         with Peer(pair[1], word) as first:
-            first.alloc(SIZE)
+            at = first.alloc(SIZE)
             remote = w.agent.add_remote_agent(first.metadata())
             old = w.agent.prep_xfer_dlist("", w.rows(w.base, [0]), "DRAM")
+            to = w.agent.prep_xfer_dlist(remote, w.rows(at, [2]), "DRAM")
+            w.run(w.agent.make_prepped_xfer("WRITE", old, [0], to, [0]))
         with Peer(pair[1], word) as second:
             at = second.alloc(SIZE, 0xee)
             assert w.agent.add_remote_agent(second.metadata()) == remote

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 
 import numpy as np
 import pytest
@@ -56,7 +57,11 @@ def test_killed_engine_fails_its_transfers(B):  # noqa: F811
         until(lambda: repost_fails(w, handle))
         first, _ = failing(w.agent, handle)
         assert isinstance(first, B.nixlRemoteDisconnectError), first
-        assert failing(w.agent, handle)[0] is first, "the error stays"
+        frames = [len(traceback.extract_tb(e.__traceback__)) for e in
+                  (failing(w.agent, handle)[0] for _ in range(20))]
+        again = failing(w.agent, handle)[0]
+        assert (type(again), str(again)) == (type(first), str(first)), "the error stays"
+        assert len(set(frames)) == 1, "it grows with each look"
         until(lambda: raises(lambda: w.agent.send_notif(w.remote, b"x")))
         with pytest.raises(B.nixlRemoteDisconnectError):
             w.agent.send_notif(w.remote, b"x")

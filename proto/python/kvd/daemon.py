@@ -27,7 +27,7 @@ log_level = warn
 log_format = plain
 [control]
 sessions = 1024
-session_regions = 65536
+session_regions = 4096
 """
 
 # the daemon ends with this process, however that ends: its shell reads a pipe of ours

@@ -278,18 +278,20 @@ static int xfer_check(struct xfer *x, size_t locals, size_t remotes)
 	return -1;
 }
 
-/* Xfer(op, local Dlist, index, remote Dlist, index, notif or None) */
+/* Xfer(op, local Dlist, index, remote Dlist, index, notif or None, pieces = 0): what
+ * telemetry tells as pieces; 0: how many are left when neighbours are one */
 static PyObject *xfer_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
 	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
 	PyObject *local, *remote, *local_index, *remote_index, *notif;
 	size_t locals = 0, remotes = 0;
+	Py_ssize_t pieces = 0;
 	struct xfer *x;
 	int op;
 
 	(void)kwargs;
-	if (!PyArg_ParseTuple(args, "iO!OO!OO", &op, dlist_type, &local, &local_index,
-			      dlist_type, &remote, &remote_index, &notif))
+	if (!PyArg_ParseTuple(args, "iO!OO!OO|n", &op, dlist_type, &local, &local_index,
+			      dlist_type, &remote, &remote_index, &notif, &pieces))
 		return NULL;
 	if (((struct dlist *)local)->attach || !((struct dlist *)remote)->attach)
 		return ext_raise_code(
@@ -302,6 +304,7 @@ static PyObject *xfer_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 	if (!x)
 		return NULL;
 	x->op = op == KVD_READ ? KVD_READ : KVD_WRITE;
+	x->pieces = (size_t)pieces;
 	Py_INCREF(local);
 	x->local = (struct dlist *)local;
 	Py_INCREF(remote);

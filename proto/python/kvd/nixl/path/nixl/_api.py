@@ -35,7 +35,7 @@ class _Handle:
     __slots__ = ("_handle", "_agent", "_released", "__weakref__")
 
     def __init__(self, agent, value):
-        self._handle, self._agent, self._released = int(value), agent, False
+        self._handle, self._agent, self._released = value, agent, False
 
     def __repr__(self):
         return "%s(0x%x, released=%s)" % (type(self).__name__, self._handle, self._released)
@@ -322,8 +322,8 @@ class nixl_agent:
                           remote_indices, notif_msg=b"", backends=[], skip_desc_merge=False):
         return nixl_xfer_handle(self.agent, self.agent.makeXferReq(
             self.nixl_ops[operation], local_xfer_side._handle, local_indices,
-            remote_xfer_side._handle, remote_indices, notif_msg, self._handles(backends),
-            skip_desc_merge))
+            remote_xfer_side._handle, remote_indices, notif_msg,
+            self._handles(backends) if backends else (), skip_desc_merge))
 
     def initialize_xfer(self, operation, local_descs, remote_descs, remote_agent,
                         notif_msg=b"", backends=[]):
@@ -397,7 +397,7 @@ class nixl_agent:
 
     def send_notif(self, remote_agent_name, notif_msg, backend=None):
         self.agent.genNotif(remote_agent_name, notif_msg,
-                            [] if backend is None else [self.backends[backend]])
+                            () if backend is None else [self.backends[backend]])
 
     # ---- metadata ----
 

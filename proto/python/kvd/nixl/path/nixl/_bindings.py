@@ -42,7 +42,7 @@ globals().update(nixl_thread_sync_t.__members__)
 globals().update(nixl_cost_t.__members__)
 globals().update(nixl_status_t.__members__)
 DRAM_SEG = nixl_mem_t.DRAM_SEG
-_waiting = _kvd.notif_waiting
+_waiting, _Xfer = _kvd.notif_waiting, _kvd.Xfer
 SUCCESS, IN_PROG = nixl_status_t.NIXL_SUCCESS, nixl_status_t.NIXL_IN_PROG
 
 PLUGINS = {"UCX": ({"ucx_error_handling_mode": "peer", "num_workers": "1",
@@ -159,16 +159,6 @@ class _Remote:
                    for a, n, _ in table.tolist())
 
 
-class _Request:
-    """One transfer, by its handle."""
-
-    __slots__ = ("xfer", "remote", "error", "suspect", "count")
-
-    def __init__(self, xfer, remote, count=0):
-        self.xfer, self.remote, self.error, self.suspect = xfer, remote, None, False
-        self.count = count  # what telemetry tells; 0: pieces after merging neighbours
-
-
 def _plain_abi(method):
     """kvd's errors become NIXL's."""
     def call(self, *args, **kwargs):
@@ -199,7 +189,9 @@ class nixlAgent:
         self._numbers = itertools.count(0x1000)
         self._backends, self._regions = {}, {}
         self._spans, self._packed, self._blob = {}, {}, None
-        self._remotes, self._dlists, self._requests = {}, {}, {}
+        self._remotes, self._dlists = {}, {}
+        self._requests = {}  # by handle: the transfer, and with whom
+        self._failures = {}  # by handle, until the next post: the exception's class and text
         self._self = None
         self._require = [w for w in os.environ.get("KVD_REQUIRE", "").replace(",", " ")
                          .split() if w]
@@ -575,24 +567,27 @@ class nixlAgent:
         return self._prefix + data
 
     def makeXferReq(self, operation, local_side, local_indices, remote_side, remote_indices,
-                    notif_msg=b"", backend=[], skip_desc_merge=False):
+                    notif_msg=b"", backend=(), skip_desc_merge=False):
         for handle in backend:
             self._backend(handle)
-        local, ours = self._dlist(local_side)
-        target, remote = self._dlist(remote_side)
+        local, ours = self._dlists.get(local_side) or self._dlist(local_side)
+        target, remote = self._dlists.get(remote_side) or self._dlist(remote_side)
         if ours is not None or remote is None:
             raise nixlInvalidParamError("the sides are swapped")
         if remote.gone:
             raise nixlNotFoundError("agent '%s' was removed" % remote.name)
-        a, keep_a = _index(local_indices)
-        b, keep_b = _index(remote_indices)
+        keep_a = keep_b = None
+        if type(local_indices) is not list:
+            local_indices, keep_a = _index(local_indices)
+        if type(remote_indices) is not list:
+            remote_indices, keep_b = _index(remote_indices)
         try:
-            xfer = _kvd.Xfer(int(operation), local, a, target, b,
-                             self._message(notif_msg) if notif_msg else None)
+            xfer = _Xfer(operation, local, local_indices, target, remote_indices,
+                         self._message(notif_msg) if notif_msg else None)
         except Error as error:
             raise from_error(error) from error
         handle = next(self._numbers)
-        self._requests[handle] = _Request(xfer, remote)
+        self._requests[handle] = xfer, remote
         return handle
 
     @_plain_abi
@@ -617,9 +612,9 @@ class nixlAgent:
             raise
         # the request alone holds them
         mine, theirs = self._dlists.pop(local)[0], self._dlists.pop(target)[0]
-        xfer = _kvd.Xfer(int(operation), mine, None, theirs, None, message)
+        xfer = _Xfer(operation, mine, None, theirs, None, message, local_descs.descCount())
         handle = next(self._numbers)
-        self._requests[handle] = _Request(xfer, remote, local_descs.descCount())
+        self._requests[handle] = xfer, remote
         return handle
 
     def _request(self, handle):
@@ -629,67 +624,64 @@ class nixlAgent:
         return found
 
     def postXferReq(self, reqh, notif_msg=b""):
-        request = self._requests.get(reqh)
-        if request is None:
-            self._request(reqh)
-        if request.remote.gone:
-            raise nixlNotFoundError("agent '%s' was removed" % request.remote.name)
-        if request.suspect:  # it failed before: over a new attachment, if there is one
-            self._heal(request)
+        xfer, remote = self._requests.get(reqh) or self._request(reqh)
+        if remote.gone:
+            raise nixlNotFoundError("agent '%s' was removed" % remote.name)
+        if reqh in self._failures:  # over a new attachment, if there is one
+            self._heal(xfer, remote)
         try:
-            code = request.xfer.post(self._message(notif_msg) if notif_msg else None)
+            code = xfer.post(self._message(notif_msg) if notif_msg else None)
         except Error as error:
             raise from_error(error) from error
-        request.error, request.suspect = None, False
+        self._failures.pop(reqh, None)
         if code < 0:
-            raise self._failed(request, code)
+            raise self._failed(reqh, code)
         return IN_PROG
 
     @_plain_abi
-    def _heal(self, request):
-        request.xfer.rebind(self._look(request.remote, 0))
+    def _heal(self, xfer, remote):
+        xfer.rebind(self._look(remote, 0))
 
     def getXferStatus(self, handle):
-        request = self._requests.get(handle)
-        if request is None:
-            self._request(handle)
-        code = request.xfer.poll()
+        xfer, remote = self._requests.get(handle) or self._request(handle)
+        code = xfer.poll()
         if code == 0:
             return SUCCESS
         if code == 1:
-            if request.remote.gone:
-                raise nixlNotFoundError("agent '%s' was removed" % request.remote.name)
+            if remote.gone:
+                raise nixlNotFoundError("agent '%s' was removed" % remote.name)
             return IN_PROG
         if code == 2:
             raise nixlNotPostedError("the request was not posted")
-        raise self._failed(request, code)
+        raise self._failed(handle, code)
 
-    def _failed(self, request, code):
-        """The exception of a failed transfer, the same each time."""
-        if request.error is None:
-            request.suspect = True
-            _, message, _ = request.xfer.error()
-            request.error = from_code(_kvd.code_name(code),
-                                      message or "transfer with '%s'" % request.remote.name)
-        return request.error
+    def _failed(self, handle, code):
+        """The exception of a failed transfer: a new one with the same words each time,
+        because one that is raised again and again collects tracebacks."""
+        told = self._failures.get(handle)
+        if told is None:
+            xfer, remote = self._requests[handle]
+            told = _kvd.code_name(code), xfer.error()[1] or "transfer with '%s'" % remote.name
+            self._failures[handle] = told
+        return from_code(*told)
 
     def getXferTelemetry(self, reqh):
-        request = self._request(reqh)
+        xfer, _ = self._request(reqh)
         if not self._telemetry:
             raise nixlNoTelemetryError("neither captureTelemetry nor NIXL_TELEMETRY_ENABLE "
                                        "is on")
-        told = request.xfer.telemetry()
+        told = xfer.telemetry()
         if told is None:
-            if not request.xfer.posted:
+            if not xfer.posted:
                 raise nixlNotPostedError("the request was not posted")
-            if request.xfer.poll() == 0:
-                told = request.xfer.telemetry()
+            if xfer.poll() == 0:
+                told = xfer.telemetry()
         if told is None:
             raise nixlNoTelemetryError("the request has not finished")
         out = nixlXferTelemetry()
         out.startTime, out.postDuration = told[0] // 1000, told[1]
         out.xferDuration, out.totalBytes = max(told[1], told[2]), told[3]
-        out.descCount = request.count or told[4]
+        out.descCount = told[4]
         return out
 
     def estimateXferCost(self, req_handle):
@@ -702,16 +694,16 @@ class nixlAgent:
 
     def releaseXferReq(self, handle):
         """In flight: begins the cancel, and raises until the memory is still."""
-        request = self._request(handle)
-        if not request.xfer.stop():
+        if not self._request(handle)[0].stop():
             raise nixlBackendError("the request is being canceled, and its memory may still "
                                    "move: release it again")
-        self._requests.pop(handle, None)
+        self._abandon(handle)
         return SUCCESS
 
     def _abandon(self, handle):
         """Its handle is gone: the daemon cancels it and forgets it when it is still."""
         self._requests.pop(handle, None)
+        self._failures.pop(handle, None)
 
     def prepMemView(self, *args, **kwargs):
         raise nixlBackendError("memory views need a GPU")
@@ -721,18 +713,22 @@ class nixlAgent:
 
     # ---- notifications ----
 
-    @_plain_abi
-    def genNotif(self, remote_agent, msg, backends=[]):
+    def genNotif(self, remote_agent, msg, backends=()):
         name, data = _text(remote_agent), _bytes(msg)
         if len(data) > NOTIF_MAX:
             raise nixlInvalidParamError("a notification of %d bytes, at most %d"
                                         % (len(data), NOTIF_MAX))
         remote = self._remote(name)
-        self._look(remote)
-        _kvd.notif_send(self._kvd, self._await(remote, PATIENCE_S), self._prefix + data)
+        try:
+            attach = self._look(remote)
+            if attach.state() != 1:
+                attach = self._await(remote, PATIENCE_S)
+            _kvd.notif_send(self._kvd, attach, self._prefix + data)
+        except Error as error:
+            raise from_error(error) from error
         return SUCCESS
 
-    def getNotifs(self, notif_map, backends=[]):
+    def getNotifs(self, notif_map, backends=()):
         if _waiting(self._kvd):
             self._take(notif_map)
         return notif_map
