@@ -8,8 +8,11 @@
  * was given. Both are compared in constant time and serve once: a peer that has
  * a control line, a stream that is up, asks for no other. A guest whose token
  * nobody knows may be early, his peer being opened a moment later, so he waits;
- * but no longer than the connect time, and of too many the oldest leaves first,
- * those who have said nothing before those who have.
+ * but no longer than the connect time. Of those who have not said whose they are, and
+ * of those whom nobody knows, there are so many at most, and the oldest leaves for the
+ * next: whoever floods the door with one kind pushes out that kind, and who comes in
+ * his turn has said his token before as many others have come after him. Who is pushed
+ * out dials again.
  */
 #include "daemon/transport/tcp_impl.h"
 
@@ -46,7 +49,7 @@ struct tcp_guest {
 static void guest_free(struct tcp_guest *guest)
 {
 	list_remove(&guest->link);
-	guest->transport->guest_count--;
+	guest->transport->guest_counts[guest->complete]--;
 	loop_fd_stop(&guest->watch);
 	mem_closep(&guest->fd);
 	mem_free(guest);
@@ -120,8 +123,23 @@ static void meet_stream(struct tcp_guest *guest)
 	guest_free(guest);
 }
 
+static void make_room(struct tcp_transport *transport, bool complete)
+{
+	struct tcp_guest *guest;
+
+	if (transport->guest_counts[complete] < TCP_GUESTS_MAX)
+		return;
+	list_foreach(guest, &transport->guests, link) {
+		if (guest->complete != complete)
+			continue;
+		guest_free(guest);
+		return;
+	}
+}
+
 static void guest_introduce(struct tcp_guest *guest)
 {
+	struct tcp_transport *transport = guest->transport;
 	int r = tcp_hello_get(guest->bytes, &guest->hello);
 
 	loop_fd_stop(&guest->watch);
@@ -134,6 +152,9 @@ static void guest_introduce(struct tcp_guest *guest)
 		guest_free(guest);
 		return;
 	}
+	make_room(transport, true);
+	transport->guest_counts[false]--;
+	transport->guest_counts[true]++;
 	guest->complete = true;
 	if (guest->hello.role == TCP_CONTROL)
 		meet_control(guest);
@@ -141,13 +162,11 @@ static void guest_introduce(struct tcp_guest *guest)
 		meet_stream(guest);
 }
 
-static void on_guest(struct loop_fd *watch, int events)
+static void guest_read(struct tcp_guest *guest)
 {
-	struct tcp_guest *guest = container_of(watch, struct tcp_guest, watch);
 	ssize_t n = recv(guest->fd, guest->bytes + guest->got,
 			 sizeof(guest->bytes) - guest->got, MSG_DONTWAIT);
 
-	(void)events;
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
 		return;
 	if (n <= 0) {
@@ -159,22 +178,13 @@ static void on_guest(struct loop_fd *watch, int events)
 		guest_introduce(guest);
 }
 
-/* ---- the door ---- */
-
-static void make_room(struct tcp_transport *transport)
+static void on_guest(struct loop_fd *watch, int events)
 {
-	struct tcp_guest *guest;
-
-	if (transport->guest_count < TCP_GUESTS_MAX)
-		return;
-	list_foreach(guest, &transport->guests, link) {
-		if (!guest->complete) {
-			guest_free(guest);
-			return;
-		}
-	}
-	guest_free(list_first(&transport->guests, struct tcp_guest, link));
+	(void)events;
+	guest_read(container_of(watch, struct tcp_guest, watch));
 }
+
+/* ---- the door ---- */
 
 static void guest_new(struct tcp_transport *transport, int owned_fd)
 {
@@ -185,13 +195,13 @@ static void guest_new(struct tcp_transport *transport, int owned_fd)
 		close(owned_fd);
 		return;
 	}
-	make_room(transport);
+	make_room(transport, false);
 	guest->transport = transport;
 	guest->fd = owned_fd;
 	guest->deadline_ns = loop_now_ns(transport->base.env.loop) + transport->connect_ns;
 	list_init(&guest->link);
 	list_push_back(&transport->guests, &guest->link);
-	transport->guest_count++;
+	transport->guest_counts[false]++;
 	loop_fd_init(&guest->watch, transport->base.env.loop, owned_fd, on_guest);
 	if (loop_fd_set(&guest->watch, LOOP_READ) < 0) {
 		err_clear();
@@ -199,6 +209,7 @@ static void guest_new(struct tcp_transport *transport, int owned_fd)
 		return;
 	}
 	tcp_tick_want(transport);
+	guest_read(guest); /* who dials says so at once: it is usually here already */
 }
 
 static void on_connection(struct loop_fd *watch, int events)

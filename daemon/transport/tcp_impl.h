@@ -50,7 +50,7 @@
 #define TCP_HELD_MAX (TCP_HEADERS_MAX + 2u * (XP_HEADER_MAX + TCP_EAGER_MAX))
 #define TCP_OUT_SOFT (1u << 20) /* requests wait while so much is unsent */
 #define TCP_OUT_HARD (64u << 20)
-#define TCP_GUESTS_MAX 64u
+#define TCP_GUESTS_MAX 32u /* of each kind */
 #define TCP_CONNECT_NS (5 * LOOP_NS_PER_S)
 #define TCP_TICK_NS (50 * LOOP_NS_PER_MS)
 
@@ -64,7 +64,7 @@ struct tcp_transport {
 	int listen_fd;
 	bool resting; /* out of fds: accepts again at the next tick */
 	struct list guests; /* struct tcp_guest.link, oldest first */
-	unsigned int guest_count;
+	unsigned int guest_counts[2]; /* [1]: who have said whose they are */
 	struct list peers;
 	struct list ready; /* tcp_peer.ready_link: to be stepped */
 	struct list unflushed; /* tcp_peer.flush_link: answers that can wait for engines */

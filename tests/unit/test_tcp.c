@@ -398,6 +398,50 @@ static void slow_stranger_is_shown_out_and_costs_nobody(void **state)
 	stream_works(0);
 }
 
+/* Thousands who knock, with nothing, half a hello, garbage, a wrong token or a
+ * wrong pass, faster than any of them is timed out. The door has a limit, and both
+ * who is inside and who comes in between are served. */
+static void flood_of_strangers_costs_nobody(void **state)
+{
+	enum { KNOCKS = 3000, OPEN = 200 };
+	struct tcp_transport *transport = (struct tcp_transport *)up_b.t;
+	uint8_t buf[TCP_HELLO_BYTES], token[XP_TOKEN_BYTES];
+	struct tcp_hello hello = {.streams = 1};
+	int fds[OPEN];
+
+	(void)state;
+	memset(fds, -1, sizeof(fds));
+	for (unsigned int i = 0; i < KNOCKS; i++) {
+		int *fd = &fds[i % OPEN];
+
+		if (*fd >= 0)
+			close(*fd);
+		*fd = raw_connect();
+		token_of((uint8_t)(3 + i % 200), token);
+		memcpy(hello.token, token, sizeof(token));
+		hello.role = i % 5 == 3 ? TCP_STREAM : TCP_CONTROL;
+		tcp_hello_put(&hello, buf);
+		if (i % 5 == 2)
+			memset(buf, (int)i, sizeof(buf));
+		raw_send(*fd, buf, i % 5 == 0 ? 0 : i % 5 == 1 ? 39 : sizeof(buf));
+		loop_turn(up_loop, 0);
+		assert_in_range(transport->guest_counts[0], 0, TCP_GUESTS_MAX);
+		assert_in_range(transport->guest_counts[1], 0, TCP_GUESTS_MAX);
+		if (i % 500 != 250)
+			continue;
+		stream_works(i % STREAMS);
+		raw_close();
+		await(up_b.lost);
+		up_close(&up_b);
+		raw_join();
+	}
+	for (unsigned int i = 0; i < OPEN; i++)
+		close(fds[i]);
+	await(transport->guest_counts[0] == 0); /* the others wait for their time */
+	stream_works(0);
+	stream_works(1);
+}
+
 /* ---- frames out of rule ---- */
 
 static void frames_out_of_rule_lose_the_peer(void **state)
@@ -608,6 +652,91 @@ static void source_revoked_in_mid_frame_ends_it_void(void **state)
 	stream_works(1);
 }
 
+/* ---- checksums ---- */
+
+static void send_summed(uint64_t id, uint64_t at, uint64_t wrong)
+{
+	const struct iovec iov = {bytes, FRAME};
+	const struct tcp_trailer trailer = {
+		.good = true,
+		.kind = TCP_VERIFY_CRC32C,
+		.sum = tcp_sum(TCP_VERIFY_CRC32C, &iov, 1) ^ wrong,
+	};
+	uint8_t buf[TCP_TRAILER_BYTES];
+
+	send_head(raw.stream[0], (struct tcp_head){.type = TCP_DATA, .id = id, .at = at,
+						   .length = FRAME});
+	raw_send(raw.stream[0], bytes, FRAME);
+	tcp_trailer_put(&trailer, buf);
+	raw_send(raw.stream[0], buf, sizeof(buf));
+}
+
+/* One flipped bit costs its transfer, and nothing else. */
+static void wrong_checksum_fails_the_transfer_alone(void **state)
+{
+	struct tcp_head done;
+	uint64_t id;
+
+	(void)state;
+	((struct tcp_transport *)up_b.t)->verify = TCP_VERIFY_CRC32C;
+	raw_join();
+	memset(bytes, 0x77, FRAME);
+	for (uint64_t wrong = 2; wrong <= 2; wrong--) {
+		id = ask(XP_WRITE, 2);
+		expect_go(id);
+		send_summed(id, 0, 0);
+		send_summed(id, FRAME, wrong << 20);
+		done = expect_done(id);
+		assert_int_equal(done.code, wrong ? ERR_TRANSPORT : ERR_OK);
+		if (wrong && !strstr((const char *)bytes, "checksum"))
+			fail_msg("%.100s", (const char *)bytes);
+		memset(bytes, 0x77, FRAME);
+	}
+	assert_false(up_b.lost);
+	raw_close();
+}
+
+/* ---- turns ---- */
+
+/* A small transfer beside a large one that was first has every other frame. */
+static void small_transfer_passes_a_large_one(void **state)
+{
+	static const uint64_t mib[] = {0, 64, 2};
+	struct plan *plans[3];
+	uint64_t left[3] = {0};
+	struct tcp_trailer trailer;
+	uint8_t buf[TCP_TRAILER_BYTES];
+	struct tcp_head head;
+	struct up_op ops[3];
+
+	(void)state;
+	for (uint64_t id = 1; id <= 2; id++) {
+		plans[id] = up_plan(&(struct plan_run){.len = MIB, .count = mib[id],
+						       .dst_stride = MIB}, 1);
+		up_op_init(&ops[id], XP_WRITE, plans[id], &place, NULL);
+		assert_int_equal(up_b.t->ops->post(up_b.peer, &ops[id].op), 0);
+		head = next_head(raw.control, false, bytes);
+		assert_int_equal(head.type, TCP_REQUEST);
+		assert_int_equal(head.id, id);
+		left[id] = mib[id] * MIB;
+		send_head(raw.control, (struct tcp_head){.type = TCP_GO, .id = id});
+		up_spin_ms(20); /* the sockets fill up with the first one's frames */
+	}
+	for (unsigned int i = 0; left[2] > 0; i++) {
+		head = next_head(raw.stream[i % STREAMS], true, bytes);
+		assert_in_range(head.id, 1, 2);
+		left[head.id] -= head.length;
+		assert_true(raw_recv(raw.stream[i % STREAMS], buf, sizeof(buf)));
+		assert_int_equal(tcp_trailer_get(buf, &trailer), 0);
+		assert_true(trailer.good);
+	}
+	assert_true(left[1] > mib[1] * MIB / 3);
+	raw_close();
+	await(ops[1].done && ops[2].done);
+	plan_free(plans[1]);
+	plan_free(plans[2]);
+}
+
 /* ---- a peer that is silent ---- */
 
 static void connections_end_when_nobody_answers(void **state)
@@ -687,12 +816,15 @@ int main(void)
 		JOINED(token_serves_once),
 		JOINED(pass_serves_once_and_to_nobody_else),
 		JOINED(slow_stranger_is_shown_out_and_costs_nobody),
+		JOINED(flood_of_strangers_costs_nobody),
 		JOINED(frames_out_of_rule_lose_the_peer),
 		JOINED(stream_frames_out_of_rule_lose_the_peer),
 		JOINED(answer_before_the_bytes_loses_the_peer),
 		JOINED(revoke_in_mid_frame_is_still_and_keeps_the_stream),
 		JOINED(void_frame_does_not_count),
 		JOINED(source_revoked_in_mid_frame_ends_it_void),
+		ALONE(wrong_checksum_fails_the_transfer_alone),
+		JOINED(small_transfer_passes_a_large_one),
 		JOINED(connections_end_when_nobody_answers),
 		JOINED(close_beside_an_earlier_deadline_still_ends),
 		JOINED(peer_that_never_reads_meets_a_limit),
