@@ -7,7 +7,7 @@
  *
  * Rooms of a partner that died are left to their timeouts, which are short here;
  * `finish` opens no more. A batch is over when all that it opened has ended and is
- * closed; its answer tells how each room ended, by a letter.
+ * closed; its answer tells how each room ended, by a letter, and some of the words.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -17,6 +17,7 @@
 #include "tests/integration/faults/engine.h"
 
 #define LIMIT_MS 3000u
+#define WORDS_MAX 8u
 #define WINDOW_PAGES 8u /* of the pool for a room: three, canaries between them */
 
 /* Nobody waits for these answers: the room's state tells. */
@@ -26,6 +27,33 @@ static void on_answer(void *arg, int result, const struct kvd_reply *reply)
 }
 
 static const struct kvd_call unheard = {.timeout_ms = 20000, .on_done = on_answer};
+
+/* Of failed rooms, until the next batch's answer. */
+static char words[WORDS_MAX][240];
+static unsigned int words_count;
+
+static void on_record(void *arg, int result, const struct kvd_reply *reply)
+{
+	const char *begin = result ? NULL : strstr(reply->json, "\"message\":\"");
+
+	(void)arg;
+	if (begin && words_count < WORDS_MAX) {
+		begin += strlen("\"message\":\"");
+		snprintf(words[words_count++], sizeof(words[0]), "%.*s",
+			 (int)strcspn(begin, "\"\\"), begin);
+	}
+}
+
+static void ask_why(struct engine *e, const struct room *room)
+{
+	struct kvd_call call = {.timeout_ms = 20000, .on_done = on_record};
+	char args[64];
+
+	if (words_count == WORDS_MAX)
+		return;
+	snprintf(args, sizeof(args), "{\"room\":\"%" PRIu64 "\"}", room->run.room);
+	(void)kvd_submit(e->client, "room.show", args, NULL, 0, &call, NULL);
+}
 
 static enum kvd_role role_in(const struct batch *b, uint64_t number)
 {
@@ -91,6 +119,9 @@ static bool close_ended(struct engine *e, struct room *room)
 	struct batch *b = room->batch;
 	uint32_t written = cache_reuse_wrong(&e->cache, &room->run);
 
+	if (room->state == KVD_FAILED && !room->asked)
+		ask_why(e, room);
+	room->asked = true;
 	if (kvd_room_close(room->handle, &unheard))
 		return false;
 	b->results[room->run.room - b->first] = room->state == KVD_SUCCESS ? 's' : 'f';
@@ -106,8 +137,12 @@ static void tell(struct engine *e, struct batch *b)
 {
 	b->results[b->next] = '\0';
 	printf("{\"id\":%" PRIu64 ",\"result\":\"OK\",\"rooms\":\"%s\",\"wrong\":%u,"
-	       "\"written\":%u,\"unsteady\":%u,\"strayed\":%u}\n", b->id, b->results, b->wrong,
-	       b->written, b->unsteady, cache_strayed(&e->cache));
+	       "\"written\":%u,\"unsteady\":%u,\"strayed\":%u,\"words\":[", b->id, b->results,
+	       b->wrong, b->written, b->unsteady, cache_strayed(&e->cache));
+	for (unsigned int i = 0; i < words_count; i++)
+		printf("%s\"%s\"", i ? "," : "", words[i]);
+	printf("]}\n");
+	words_count = 0;
 	free(b->results);
 	*b = (struct batch){0};
 }

@@ -43,7 +43,7 @@ struct room {
 	uint64_t watch_id, watch_bytes; /* a `watch` to answer; 0: none */
 	uint64_t still_id, still_ns;	/* a `still` */
 	struct batch *batch;		/* NULL: driven by the test's lines */
-	bool given, aborted;
+	bool given, aborted, asked;
 };
 
 struct engine {
