@@ -24,7 +24,6 @@
 #define DESCS_JSON_MAX 1024
 #define INDEX_MAX (1 << 18)
 #define ATTACH_MS_DEFAULT 5000
-#define DRAIN_BYTES_MAX (4u << 20) /* of notifications in one answer */
 
 #define F_END {NULL, FIELD_ANY, false, 0, 0, NULL}
 #define F_XFER {"xfer", FIELD_INT, true, 0, JSON_INT_MAX, "of xfer.start"}
@@ -551,15 +550,16 @@ static bool add_notif(cJSON *list, const struct notif *notif)
  * call. */
 static bool take_notifs(struct xfer_session *xs, cJSON *list, struct list *out)
 {
-	size_t bytes = 0;
+	size_t left = notif_answer_max(xs->xfers), bytes;
 	struct notif *notif;
 
 	while ((notif = list_first(&xs->notifs, struct notif, link))) {
-		if (!list_empty(out) && bytes + notif->len > DRAIN_BYTES_MAX)
+		bytes = notif_answer_bytes(notif->from, notif->len);
+		if (bytes > left) /* every one of them fits alone: notif_queue() */
 			break;
+		left -= bytes;
 		list_remove(&notif->link);
 		list_push_back(out, &notif->link);
-		bytes += notif->len;
 		if (!add_notif(list, notif))
 			return false;
 	}

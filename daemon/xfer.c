@@ -21,11 +21,13 @@
 #include "daemon/base/mem.h"
 #include "daemon/brief.h"
 #include "daemon/commands.h"
+#include "daemon/config.h"
 #include "daemon/kvd.h"
 #include "daemon/region.h"
 #include "daemon/session.h"
 #include "daemon/status.h"
 #include "daemon/xfer_impl.h"
+#include "proto/base64.h"
 
 int xfers_new(struct kvd *kvd, struct xfers **xfers_p)
 {
@@ -103,18 +105,35 @@ bool xfer_secret_is(const struct session *session, const uint8_t secret[16])
 
 /* ---- notifications for our engines ---- */
 
-int notif_queue(struct xfers *xfers, struct session *session, const char *from,
-		const void *data, size_t len)
+size_t notif_answer_bytes(const char *from, size_t len)
+{
+	return BASE64_CHARS(len) + 6 * strlen(from) + sizeof("{\"from\":\"\",\"data\":\"\"},");
+}
+
+size_t notif_answer_max(const struct xfers *xfers)
+{
+	return xfers->kvd->config->client_queue_bytes / 2 - NOTIF_ANSWER_FRAME;
+}
+
+int notif_new(struct xfers *xfers, struct session *session, const char *from,
+	      const void *data, size_t len, struct notif **notif_p)
 {
 	struct xfer_session *xs = xfer_session_of(session);
 	struct notif *notif;
 
 	if (!xs)
 		return err_pass(-ENOMEM);
+	if (notif_answer_bytes(from, len) > notif_answer_max(xfers)) {
+		metrics_add(&xfers->kvd->metrics, METRIC_NOTIFS_DROPPED, 1);
+		return err_raise(ERR_LIMIT, "a notification of %zu bytes does not fit the "
+				 "answer that would hand it over (client_queue)", len);
+	}
 	if (xs->notif_bytes + len + sizeof(*notif) > XFER_NOTIFS_BYTES_MAX) {
 		metrics_add(&xfers->kvd->metrics, METRIC_NOTIFS_DROPPED, 1);
-		return err_raise(ERR_LIMIT, "session '%.40s' has %zu bytes of notifications "
-				 "that it does not read", session->client, xs->notif_bytes);
+		return err_raise(ERR_LIMIT,
+				 "session '%.40s' has %zu bytes of notifications that it does "
+				 "not read; the cap is %u", session->client, xs->notif_bytes,
+				 XFER_NOTIFS_BYTES_MAX);
 	}
 	notif = mem_zalloc(sizeof(*notif) + len);
 	if (!notif)
@@ -122,11 +141,26 @@ int notif_queue(struct xfers *xfers, struct session *session, const char *from,
 	snprintf(notif->from, sizeof(notif->from), "%s", from);
 	notif->len = len;
 	memcpy(notif->data, data, len);
-	list_push_back(&xs->notifs, &notif->link);
 	xs->notif_bytes += len + sizeof(*notif);
+	*notif_p = notif;
+	return 0;
+}
+
+void notif_queue(struct xfers *xfers, struct session *session, struct notif *notif)
+{
+	struct xfer_session *xs = session->xfers;
+
+	list_push_back(&xs->notifs, &notif->link);
 	status_page_notified(session->status);
 	metrics_add(&xfers->kvd->metrics, METRIC_NOTIFS_IN, 1);
-	return 0;
+}
+
+void notif_drop(struct session *session, struct notif *notif)
+{
+	if (session)
+		((struct xfer_session *)session->xfers)->notif_bytes -=
+			notif->len + sizeof(*notif);
+	mem_free(notif);
 }
 
 /* ---- shares ---- */

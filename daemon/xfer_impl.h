@@ -21,6 +21,7 @@
 #define XFER_SHADOW_ENTRIES_MAX (UINT64_C(1) << 24) /* in all of them */
 #define XFER_NOTIF_MAX (1u << 20) /* bytes of one notification */
 #define XFER_NOTIFS_BYTES_MAX (8u << 20) /* waiting for one session */
+#define NOTIF_ANSWER_FRAME 256u		 /* what else is in that answer */
 #define XFER_NOTES_MAX 4096u		 /* of a session, on their way out */
 #define XFER_NOTE_BYTES_MAX (8u << 20)
 #define XFER_LISTS_BYTES_MAX (UINT64_C(2) << 30) /* lists and indices of a session */
@@ -158,8 +159,16 @@ int attach_open(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
 		const uint8_t secret[16], uint64_t timeout_ns, struct request *req);
 /* Make the remote know all present regions of the session. 1: wait for ack. */
 int share_update(struct xfer_session *xs, struct share *share);
-int notif_queue(struct xfers *xfers, struct session *session, const char *from,
-		const void *data, size_t len);
+/* Bytes that it takes in an answer, at most; and what an answer may take: requests
+ * are served while half of client_queue waits. */
+size_t notif_answer_bytes(const char *from, size_t len);
+size_t notif_answer_max(const struct xfers *xfers);
+/* One that has its place in the session's queue; then queue it, or drop it (session
+ * NULL: it has ended). ERR_LIMIT. */
+int notif_new(struct xfers *xfers, struct session *session, const char *from,
+	      const void *data, size_t len, struct notif **notif_p);
+void notif_queue(struct xfers *xfers, struct session *session, struct notif *notif);
+void notif_drop(struct session *session, struct notif *notif);
 void xfer_session_try_free(struct xfer_session *xs);
 
 /* ---- xfer_list.c ---- */

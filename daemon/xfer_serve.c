@@ -80,10 +80,7 @@ struct serve { /* one REQUEST_XFER */
 	struct offload_job job;
 	enum { SERVE_KEYS, SERVE_PLANNING, SERVE_LANDED } phase;
 	struct err why; /* to be refused with */
-	bool has_notif;
-	char from[POOL_NAME_MAX];
-	const void *notif; /* in the request's header */
-	size_t notif_len;
+	struct notif *notif; /* for its end, or NULL */
 };
 
 /* ---- shadows ---- */
@@ -268,6 +265,7 @@ static int on_notif(struct xfers *xfers, struct cursor *in)
 	const void *data;
 	size_t len;
 	struct session *session;
+	struct notif *notif;
 	int r;
 
 	cursor_get_str(in, from, sizeof(from));
@@ -276,8 +274,13 @@ static int on_notif(struct xfers *xfers, struct cursor *in)
 	if (r < 0)
 		return err_pass(r);
 	session = target_of(xfers, target, secret);
-	return session ? notif_queue(xfers, session, from, data, len)
-		       : err_pass(-err_errno(ERR_AUTH));
+	if (!session)
+		return err_pass(-err_errno(ERR_AUTH));
+	r = notif_new(xfers, session, from, data, len, &notif);
+	if (r < 0)
+		return err_pass(r);
+	notif_queue(xfers, session, notif);
+	return 0;
 }
 
 /* ---- transfers ---- */
@@ -337,6 +340,8 @@ static void kept_put(struct serve *s)
 static void serve_free(struct serve *s)
 {
 	list_remove(&s->link);
+	if (s->notif)
+		notif_drop(xfer_session_by_epoch(s->xfers, s->target), s->notif);
 	if (s->plan && s->mine_places && s->theirs_places)
 		kept_put(s);
 	search_free(s->mine_search);
@@ -366,9 +371,8 @@ static void on_served(struct inbound_owner *inbound, const struct err *err)
 			    s->write ? METRIC_XFER_IN_BYTES : METRIC_XFER_OUT_BYTES,
 			    s->bytes);
 		session = xfer_session_by_epoch(s->xfers, s->target);
-		if (s->has_notif && session &&
-		    notif_queue(s->xfers, session, s->from, s->notif, s->notif_len) < 0)
-			err_clear(); /* counted as dropped */
+		if (s->notif && session)
+			notif_queue(s->xfers, session, mem_steal(s->notif));
 	}
 	if (s->phase == SERVE_PLANNING) {
 		s->in = NULL; /* lost while a helper plans: it is freed there */
@@ -593,6 +597,24 @@ static int take_picks(struct serve *s, struct cursor *in)
 	return 0;
 }
 
+/* Its place is taken before a byte moves: success means that it is told, too. */
+static int take_notif(struct serve *s, struct cursor *in)
+{
+	bool given = cursor_get_u8(in) != 0;
+	char from[POOL_NAME_MAX];
+	const void *data;
+	size_t len;
+	int r;
+
+	cursor_get_str(in, from, sizeof(from));
+	data = cursor_get_blob(in, XFER_NOTIF_MAX, &len);
+	r = cursor_check(in, "XFER");
+	if (r >= 0 && given)
+		r = notif_new(s->xfers, xfer_session_by_epoch(s->xfers, s->target), from,
+			      data, len, &s->notif);
+	return r < 0 ? err_pass(r) : 0;
+}
+
 static int parse(struct serve *s, struct cursor *in)
 {
 	uint8_t kind = cursor_get_u8(in);
@@ -620,10 +642,7 @@ static int parse(struct serve *s, struct cursor *in)
 		r = take_picks(s, in);
 	if (r < 0)
 		return err_pass(r);
-	s->has_notif = cursor_get_u8(in) != 0;
-	cursor_get_str(in, s->from, sizeof(s->from));
-	s->notif = cursor_get_blob(in, XFER_NOTIF_MAX, &s->notif_len);
-	return cursor_check(in, "XFER");
+	return take_notif(s, in);
 }
 
 static int on_xfer(struct xfers *xfers, struct remote *remote, struct xp_inbound *in,

@@ -95,7 +95,7 @@ class Cache:
     """One pool "kv": [layer][k, v][page][token][head], one buffer."""
 
     def __init__(self, engine, kind="memfd", name="kv", rank=0):
-        self.engine = engine
+        self.engine, self.name = engine, name
         if kind == "memfd":
             fd = os.memfd_create("cache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(fd, BYTES)
@@ -159,7 +159,7 @@ def open_push(prefill, decode, src, dst, room, src_pages, dst_pages, tokens, sen
     view = lambda pages: {"kv": dict(pages=pages, tokens=[0, tokens])}  # noqa: E731
     prefill.cmd("room.open", room=str(room), role="send", pool=src.pool)
     decode.cmd("room.open", room=str(room), role="recv", pool=dst.pool,
-               sources=[prefill.endpoint])
+               sources=[dict(endpoint=prefill.endpoint, pool=src.name)])
     decode.cmd("room.bind", room=str(room), views=view(dst_pages))
     prefill.until(room, "send", WAITING)
     if send:

@@ -267,6 +267,77 @@ static void read_notification_and_bare_ones_arrive_in_order(void **state)
 	expect_notif(p, NULL);
 }
 
+/* Answers in all, each of a size that the session may get; fails if one refuses. */
+static unsigned int drain_all(struct pair *p, unsigned int *answers_p)
+{
+	unsigned int notifs = 0;
+	bool more = true;
+
+	for (*answers_p = 0; more; ++*answers_p) {
+		cJSON *answer = cluster_call(&p->c, p->you, "{'cmd':'notif.drain'}");
+		const cJSON *list = cJSON_GetObjectItemCaseSensitive(answer, "notifs");
+
+		assert_non_null(list);
+		notifs += (unsigned int)cJSON_GetArraySize(list);
+		more = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(answer, "more"));
+		assert_true(cJSON_GetArraySize(list) > 0 || !more);
+		cJSON_Delete(answer);
+	}
+	return notifs;
+}
+
+static void notifications_are_handed_over_in_answers_that_fit(void **state)
+{
+	struct pair *p = *state;
+	unsigned int answers;
+
+	p->c.nodes[1].config.client_queue_bytes = 64 << 10;
+	for (unsigned int i = 0; i < 3000; i++) {
+		cluster_ok(&p->c, p->me, "{'cmd':'notif.send','attach':%llu,'data':''}",
+			   (unsigned long long)p->attach);
+		if (i % 100 == 0)
+			cluster_run(&p->c, 10 * LOOP_NS_PER_MS);
+	}
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_int_equal(drain_all(p, &answers), 3000);
+	assert_in_range(answers, 3, 30);
+}
+
+/* Success means that the other engine is told: a write that cannot be told moves
+ * nothing. */
+static void write_whose_notification_finds_no_place_is_refused(void **state)
+{
+	struct pair *p = *state;
+	uint64_t local = grid(p, true), remote = grid(p, false), x;
+	const struct metrics *metrics = &p->c.nodes[1].kvd.metrics;
+	unsigned int answers, sent = 0;
+	char *data = malloc(800001);
+
+	memset(data, 'A', 800000);
+	data[800000] = 0;
+	while (metrics_get(metrics, METRIC_NOTIFS_DROPPED) == 0) {
+		cJSON_Delete(cluster_call(&p->c, p->me,
+					  "{'cmd':'notif.send','attach':%llu,'data':'%s'}",
+					  (unsigned long long)p->attach, data));
+		cluster_run(&p->c, 10 * LOOP_NS_PER_MS);
+		assert_true(++sent < 30);
+	}
+	data[799996] = 0; /* as little less as makes no difference */
+	x = number(cluster_call(&p->c, p->me,
+				"{'cmd':'xfer.start','op':'write','local':%llu,"
+				"'remote':%llu,'notif':'%s'}",
+				(unsigned long long)local, (unsigned long long)remote, data),
+		   "xfer");
+	until(p, x, KVD_FAILED);
+	assert_int_equal(metrics_get(metrics, METRIC_NOTIFS_DROPPED), 2);
+	for (uint64_t i = 0; i < p->yours.bytes; i++)
+		assert_int_equal(p->yours.base[i], 0);
+	assert_int_equal(drain_all(p, &answers), sent - 1);
+	until(p, start(p, "write", local, remote, ",'notif':'cmVhZA=='"), KVD_SUCCESS);
+	expect_notif(p, "read");
+	free(data);
+}
+
 static void post_again_moves_new_bytes(void **state)
 {
 	struct pair *p = *state;
@@ -587,6 +658,8 @@ int main(void)
 		CASE(repeated_and_overlapping_rows_are_legal),
 		CASE(write_notification_comes_with_its_data),
 		CASE(read_notification_and_bare_ones_arrive_in_order),
+		CASE(notifications_are_handed_over_in_answers_that_fit),
+		CASE(write_whose_notification_finds_no_place_is_refused),
 		CASE(post_again_moves_new_bytes),
 		CASE(other_indices_of_the_same_lists_go_elsewhere),
 		LOOPBACK(other_indices_of_the_same_lists_go_elsewhere),
