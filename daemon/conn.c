@@ -18,7 +18,7 @@
  * answers to what was taken before can fill the rest, and past the cap it goes.
  *
  * Bounds: a line, the replies that wait, the requests that are open and the
- * bytes of their lines, the descriptors of a line; the lines and bytes of one
+ * bytes of their lines, the descriptors of a line; the lines and the time of one
  * turn, so that a client that sends ten thousand commands at once is served in
  * turn with all others; and time: a line half sent, a hello not said and last
  * words not read end the connection.
@@ -46,6 +46,7 @@
 
 #define TURN_LINES 64u
 #define TURN_BYTES (256u << 10)
+#define SHORT_PEEK_BYTES 4096u
 #define REQUESTS_OPEN_MAX 1024u
 #define LAST_WORDS_NS LOOP_NS_PER_S
 #define CLIENT_LEFT "the client closed the connection"
@@ -409,7 +410,7 @@ static unsigned int conn_consume(struct conn *conn, size_t len)
 			continue;
 		conn->in.len--;
 		conn_line(conn);
-		if (++lines == TURN_LINES)
+		if (++lines == TURN_LINES || loop_enough(conn->timer.loop))
 			break;
 	}
 	return lines;
@@ -421,7 +422,9 @@ static void conn_read(struct conn *conn)
 	size_t bytes = 0;
 
 	while (may_read(conn) && lines < TURN_LINES && bytes < TURN_BYTES) {
-		ssize_t n = recv(conn->watch.fd, conn->host->peek, CONN_PEEK_BYTES,
+		/* a long look only at a long line: most of it is looked at again */
+		ssize_t n = recv(conn->watch.fd, conn->host->peek,
+				 conn->in.len ? CONN_PEEK_BYTES : SHORT_PEEK_BYTES,
 				 MSG_PEEK | MSG_DONTWAIT);
 
 		if (n < 0 && errno == EINTR)
@@ -434,6 +437,8 @@ static void conn_read(struct conn *conn)
 		}
 		lines += conn_consume(conn, (size_t)n);
 		bytes += (size_t)n;
+		if (loop_enough(conn->timer.loop))
+			break;
 	}
 }
 

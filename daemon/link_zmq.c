@@ -211,6 +211,8 @@ static void drain(struct link_zmq *zmq)
 			zmq->link.backlog = false;
 			return;
 		}
+		if (loop_enough(zmq->loop))
+			break;
 	}
 	zmq->link.backlog = true;
 }

@@ -15,6 +15,13 @@
  * batches: what a batch starts anew belongs to the next turn, which then does
  * not wait. So nothing in one turn can starve the poll.
  *
+ * Time. Each part of a turn (calls, fds, timers) may take PART_NS; what is left of
+ * it waits for the next turn, first in line there, behind a poll that does not
+ * wait. Each part runs one callback at least, so none can starve another. Fds that
+ * were ready and had no turn stand in a queue of their own: which of them libev
+ * tells first must not decide who is served. A callback that has many small things
+ * to do asks loop_enough() between them.
+ *
  * Lag. A daemon that was kept from its poll (a long callback, a stopped
  * process, a starved core) must not blame its peers. Two kinds of stall are
  * noted: time between poll return and the next poll, and lateness of the poll
@@ -45,6 +52,9 @@
 #define STALL_MIN_NS LOOP_NS_PER_MS /* epoll's own granularity */
 /* libev keeps time as a double: aim a little late rather than wake twice */
 #define ALARM_SLACK_NS UINT64_C(2000)
+/* a fifth of what a turn may take is left for the last callback of each part */
+#define PART_NS (LOOP_TURN_NS / 6)
+#define RANDOM_WORDS 64u
 
 struct stall {
 	uint64_t end_ns, len_ns;
@@ -65,6 +75,8 @@ struct loop {
 	struct list defers;
 	uint64_t turn;
 	struct list prepares;
+	struct list late;     /* struct io.late: ready, not served yet */
+	uint64_t part_end_ns; /* of the part of the turn that runs; NEVER: virtual */
 
 	uint64_t polled_ns; /* the poll last returned */
 	uint64_t due_ns;    /* earliest timer when the poll began */
@@ -74,6 +86,15 @@ struct loop {
 	struct loop_stats stats;
 
 	uint64_t seed;
+	uint64_t random[RANDOM_WORDS];
+	unsigned int random_left;
+};
+
+struct io { /* a loop_fd's watcher */
+	ev_io ev;
+	struct loop_fd *watch;
+	struct list late;
+	int late_events;
 };
 
 static uint64_t add_sat(uint64_t a, uint64_t b)
@@ -118,6 +139,18 @@ uint64_t loop_lag_ns(const struct loop *loop, uint64_t since_ns)
 	uint64_t busy = sub_sat(loop_clock_ns(loop), loop->polled_ns);
 
 	return busy > lag ? busy : lag;
+}
+
+/* ---- parts of a turn ---- */
+
+static void part_begin(struct loop *loop)
+{
+	loop->part_end_ns = loop->ev ? loop_clock_ns(loop) + PART_NS : NEVER;
+}
+
+bool loop_enough(const struct loop *loop)
+{
+	return loop->part_end_ns != NEVER && loop_clock_ns(loop) >= loop->part_end_ns;
 }
 
 /* ---- the timer heap ---- */
@@ -215,6 +248,7 @@ static void run_timers(struct loop *loop)
 {
 	uint64_t batch = loop->order;
 
+	part_begin(loop);
 	while (loop->heap_count) {
 		struct loop_timer *timer = loop->heap[1];
 
@@ -225,6 +259,8 @@ static void run_timers(struct loop *loop)
 		loop_timer_stop(timer);
 		loop->ran++;
 		timer->on_timer(timer);
+		if (loop_enough(loop))
+			return;
 	}
 }
 
@@ -258,12 +294,18 @@ static void list_take(struct list *to, struct list *from)
 	list_init(from);
 }
 
-static void list_append(struct list *to, struct list *from)
+/* Put all of `from` before what is in `to`. */
+static void list_give_back(struct list *to, struct list *from)
 {
-	struct list *link;
+	struct list *first = from->next, *last = from->prev;
 
-	while ((link = list_pop_front(from)))
-		list_push_back(to, link);
+	if (list_empty(from))
+		return;
+	list_init(from);
+	last->next = to->next;
+	to->next->prev = last;
+	to->next = first;
+	first->prev = to;
 }
 
 /* Each once a turn. */
@@ -273,6 +315,7 @@ static void run_defers(struct loop *loop)
 	unsigned int ran = 0;
 
 	loop->turn++;
+	part_begin(loop);
 	list_init(&later);
 	do {
 		list_take(&batch, &loop->defers);
@@ -287,11 +330,14 @@ static void run_defers(struct loop *loop)
 			defer->turn = loop->turn;
 			ran++;
 			defer->run(defer);
+			if (loop_enough(loop))
+				break;
 		}
-	} while (!list_empty(&loop->defers) && ran < DEFERS_CHAINED);
+	} while (list_empty(&batch) && !list_empty(&loop->defers) &&
+		 ran < DEFERS_CHAINED && !loop_enough(loop));
 	loop->ran += ran;
-	list_append(&later, &loop->defers);
-	list_append(&loop->defers, &later);
+	list_give_back(&loop->defers, &later);
+	list_give_back(&loop->defers, &batch);
 }
 
 void loop_prepare_add(struct loop *loop, struct loop_prepare *prepare)
@@ -313,6 +359,7 @@ static bool run_prepares(struct loop *loop)
 	struct list batch, *link;
 	bool more = false;
 
+	part_begin(loop);
 	list_take(&batch, &loop->prepares);
 	while ((link = list_pop_front(&batch))) {
 		struct loop_prepare *prepare =
@@ -325,6 +372,53 @@ static bool run_prepares(struct loop *loop)
 		}
 	}
 	return more;
+}
+
+/* ---- file descriptors that are ready ---- */
+
+static void io_serve(struct loop *loop, struct loop_fd *watch, int events)
+{
+	loop->ran++;
+	watch->on_ready(watch, events);
+}
+
+static void on_io(struct ev_loop *ev, ev_io *impl, int revents)
+{
+	struct loop *loop = ev_userdata(ev);
+	struct io *io = container_of(impl, struct io, ev);
+	int events = 0;
+
+	/* libev gives EV_ERROR (a bad fd) with both bits: the owner's next
+	 * read or write then tells it */
+	if (revents & EV_READ)
+		events |= LOOP_READ;
+	if (revents & EV_WRITE)
+		events |= LOOP_WRITE;
+	if (list_empty(&loop->late) && !loop_enough(loop)) {
+		io_serve(loop, io->watch, events);
+		return;
+	}
+	io->late_events |= events;
+	if (list_empty(&io->late))
+		list_push_back(&loop->late, &io->late);
+}
+
+/* Those that had no turn when they were ready. */
+static void run_late(struct loop *loop)
+{
+	struct list *link;
+
+	part_begin(loop);
+	while ((link = list_pop_front(&loop->late))) {
+		struct io *io = list_entry(link, struct io, late);
+		int events = io->late_events & io->watch->events;
+
+		io->late_events = 0;
+		if (events)
+			io_serve(loop, io->watch, events);
+		if (loop_enough(loop))
+			break;
+	}
 }
 
 /* ---- the loop ---- */
@@ -369,6 +463,7 @@ static void on_poll_end(struct ev_loop *ev) EV_NOEXCEPT
 
 	loop->now_ns = loop_clock_ns(loop);
 	loop->polled_ns = loop->now_ns;
+	loop->part_end_ns = loop->now_ns + PART_NS;
 	stall_note(loop, loop->now_ns, sub_sat(loop->now_ns, loop->due_ns));
 	if (loop->now_ns >= loop->due_ns)
 		histogram_add(&loop->stats.late, loop->now_ns - loop->due_ns);
@@ -387,7 +482,9 @@ static int loop_alloc(struct loop **loop_p)
 		return err_pass(-ENOMEM);
 	list_init(&loop->defers);
 	list_init(&loop->prepares);
+	list_init(&loop->late);
 	loop->alarm_ns = NEVER;
+	loop->part_end_ns = NEVER;
 	*loop_p = loop;
 	return 0;
 }
@@ -430,7 +527,8 @@ void loop_free(struct loop *loop)
 	if (!loop)
 		return;
 	assert(loop->heap_count == 0);
-	assert(list_empty(&loop->defers) && list_empty(&loop->prepares));
+	assert(list_empty(&loop->defers) && list_empty(&loop->prepares) &&
+	       list_empty(&loop->late));
 	if (loop->ev) {
 		ev_timer_stop(loop->ev, &loop->alarm);
 		ev_unref(loop->ev);
@@ -503,7 +601,10 @@ bool loop_turn(struct loop *loop, uint64_t max_wait_ns)
 	if (loop->ev)
 		loop->now_ns = loop_clock_ns(loop);
 	run_defers(loop);
-	if (run_prepares(loop) || !list_empty(&loop->defers) || loop->stop)
+	if (run_prepares(loop))
+		max_wait_ns = 0;
+	run_late(loop);
+	if (!list_empty(&loop->defers) || !list_empty(&loop->late) || loop->stop)
 		max_wait_ns = 0;
 	if (loop->ev)
 		poll_real(loop, max_wait_ns);
@@ -571,28 +672,20 @@ uint64_t loop_random_u64(struct loop *loop)
 	uint64_t word;
 
 	do {
-		loop_random(loop, &word, sizeof(word));
+		if (!loop->ev) {
+			word = seeded_next(loop);
+			continue;
+		}
+		if (!loop->random_left) { /* a system call for many */
+			loop_random(loop, loop->random, sizeof(loop->random));
+			loop->random_left = RANDOM_WORDS;
+		}
+		word = loop->random[--loop->random_left];
 	} while (!word);
 	return word;
 }
 
 /* ---- file descriptors ---- */
-
-static void on_io(struct ev_loop *ev, ev_io *io, int revents)
-{
-	struct loop *loop = ev_userdata(ev);
-	struct loop_fd *watch = io->data;
-	int events = 0;
-
-	/* libev gives EV_ERROR (a bad fd) with both bits: the owner's next
-	 * read or write then tells it */
-	if (revents & EV_READ)
-		events |= LOOP_READ;
-	if (revents & EV_WRITE)
-		events |= LOOP_WRITE;
-	loop->ran++;
-	watch->on_ready(watch, events);
-}
 
 void loop_fd_init(struct loop_fd *watch, struct loop *loop, int fd,
 		  void (*on_ready)(struct loop_fd *watch, int events))
@@ -603,7 +696,7 @@ void loop_fd_init(struct loop_fd *watch, struct loop *loop, int fd,
 int loop_fd_set(struct loop_fd *watch, int events)
 {
 	struct ev_loop *ev = watch->loop->ev;
-	ev_io *io = watch->impl;
+	struct io *io = watch->impl;
 
 	assert(ev && watch->fd >= 0);
 	if (!events) {
@@ -616,25 +709,29 @@ int loop_fd_set(struct loop_fd *watch, int events)
 		io = mem_zalloc(sizeof(*io));
 		if (!io)
 			return err_pass(-ENOMEM);
-		ev_init(io, on_io);
-		io->data = watch;
+		ev_init(&io->ev, on_io);
+		list_init(&io->late);
+		io->watch = watch;
 		watch->impl = io;
 	}
-	ev_io_stop(ev, io);
-	ev_io_set(io, watch->fd,
+	ev_io_stop(ev, &io->ev);
+	ev_io_set(&io->ev, watch->fd,
 		  (events & LOOP_READ ? EV_READ : 0) |
 			  (events & LOOP_WRITE ? EV_WRITE : 0));
-	ev_io_start(ev, io);
+	ev_io_start(ev, &io->ev);
 	watch->events = events;
 	return 0;
 }
 
 void loop_fd_stop(struct loop_fd *watch)
 {
-	if (!watch->impl)
+	struct io *io = watch->impl;
+
+	if (!io)
 		return;
-	ev_io_stop(watch->loop->ev, watch->impl);
-	mem_free(watch->impl);
+	ev_io_stop(watch->loop->ev, &io->ev);
+	list_remove(&io->late);
+	mem_free(io);
 	watch->impl = NULL;
 	watch->events = 0;
 }

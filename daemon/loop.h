@@ -56,6 +56,11 @@ struct loop_stats {
 #define LOOP_TURN_NS UINT64_C(200000) /* no turn shall be longer */
 const struct loop_stats *loop_stats(const struct loop *loop);
 
+/* Has this part of the turn had its time? Who has many small things to do in one
+ * callback does one, asks between them, and goes on in the next turn. Never true on
+ * a virtual loop. */
+bool loop_enough(const struct loop *loop);
+
 /* Fill with unpredictable bytes (getrandom); seeded when virtual. */
 void loop_random(struct loop *loop, void *buf, size_t len);
 uint64_t loop_random_u64(struct loop *loop); /* never 0 */

@@ -39,8 +39,7 @@
 #include "daemon/session.h"
 #include "daemon/xfer_impl.h"
 
-#define TURN_NS UINT64_C(100000)
-#define TURN_ENTRIES 256u /* where no clock runs */
+#define TURN_ENTRIES 256u
 #define RING_TURN_ENTRIES 16u
 
 struct rings { /* kvd->rings */
@@ -137,6 +136,8 @@ static int ring_take(struct ring *ring)
 			return 0; /* ring_entry_done() and ring_resume() follow */
 		if (r == 0)
 			ring_entry_done(ring);
+		if (loop_enough(ring->session->kvd->loop))
+			break;
 	}
 	return r < 0 ? err_pass(r) : 1;
 }
@@ -157,7 +158,6 @@ static void on_turn(struct loop_defer *defer)
 {
 	struct rings *rings = container_of(defer, struct rings, turn);
 	struct loop *loop = rings->kvd->loop;
-	uint64_t until = loop_clock_ns(loop) + TURN_NS;
 	unsigned int left = TURN_ENTRIES / RING_TURN_ENTRIES;
 	struct list *link;
 
@@ -169,7 +169,7 @@ static void on_turn(struct loop_defer *defer)
 			ring_kill(ring);
 		else if (r > 0)
 			list_push_back(&rings->ready, &ring->link);
-		if (loop_clock_ns(loop) >= until)
+		if (loop_enough(loop))
 			break;
 	}
 	if (!list_empty(&rings->ready))

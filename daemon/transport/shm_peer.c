@@ -109,6 +109,8 @@ static void peer_work(struct shm_peer *peer)
 		more = shm_ins_deliver(peer);
 		if (shm_peer_live(peer))
 			more = shm_ops_deliver(peer) || more;
+		if (loop_enough(peer->shm->base.env.loop))
+			break;
 	}
 	if (more)
 		shm_peer_kick(peer);
