@@ -291,11 +291,11 @@ def timeouts_at_once(world):
     world.pools(flat(64, 4096))
     world.acquainted()
     begin = time.monotonic()
-    world.open(range(ROOMS), bootstrap_ms=15000)
+    world.open(range(ROOMS), bootstrap_ms=8000, waiting_ms=8000)
     yield
     for daemon in world.daemons:
         daemon.freeze()
-    select.select([], [], [], max(0, begin + 26 - time.monotonic()))
+    select.select([], [], [], max(0, begin + 14 - time.monotonic()))
     for daemon in world.daemons:
         daemon.thaw()
     world.prefill.until_all(range(ROOMS), "send", FAILED)
