@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Turns of the loop in which callbacks take longer than they may. */
+#include "daemon/loop.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "daemon/base/mem.h"
+
+static void note(char *log, char name)
+{
+	size_t n = strlen(log);
+
+	log[n] = name;
+	log[n + 1] = '\0';
+}
+
+#define SLOW_NS (2 * LOOP_TURN_NS)
+
+/* Holds the loop for longer than any part of a turn may take. */
+static void hold(const struct loop *loop)
+{
+	uint64_t until = loop_clock_ns(loop) + SLOW_NS;
+
+	while (loop_clock_ns(loop) < until)
+		;
+}
+
+struct slow {
+	struct loop *loop;
+	struct loop_timer timer;
+	struct loop_defer defer;
+	struct loop_fd fd;
+	char *log;
+	char name;
+};
+
+static void on_slow_timer(struct loop_timer *timer)
+{
+	struct slow *slow = container_of(timer, struct slow, timer);
+
+	note(slow->log, slow->name);
+	hold(slow->loop);
+}
+
+static void on_slow_defer(struct loop_defer *defer)
+{
+	struct slow *slow = container_of(defer, struct slow, defer);
+
+	note(slow->log, slow->name);
+	hold(slow->loop);
+}
+
+/* Leaves the byte where it is: ready for ever. */
+static void on_slow_fd(struct loop_fd *fd, int events)
+{
+	struct slow *slow = container_of(fd, struct slow, fd);
+
+	assert_int_equal(events, LOOP_READ);
+	note(slow->log, slow->name);
+	hold(slow->loop);
+}
+
+static void slows_init(struct slow slow[3], struct loop *loop, char *log)
+{
+	for (int i = 0; i < 3; i++) {
+		slow[i] = (struct slow){.loop = loop, .log = log, .name = (char)('a' + i)};
+		loop_timer_init(&slow[i].timer, loop, on_slow_timer);
+		loop_defer_init(&slow[i].defer, on_slow_defer);
+	}
+}
+
+static void parts_that_are_slow_run_one_callback_a_turn(void **state)
+{
+	char timers[16] = "", defers[16] = "";
+	struct slow timed[3], deferred[3];
+	struct loop *loop;
+
+	(void)state;
+	assert_int_equal(loop_new(&loop), 0);
+	slows_init(timed, loop, timers);
+	slows_init(deferred, loop, defers);
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(loop_timer_start(&timed[i].timer, 0), 0);
+		loop_defer(loop, &deferred[i].defer);
+	}
+	for (size_t turn = 1; turn <= 3; turn++) {
+		assert_true(loop_turn(loop, LOOP_NS_PER_S)); /* and does not wait */
+		assert_int_equal(strlen(timers), turn);
+		assert_int_equal(strlen(defers), turn);
+	}
+	assert_string_equal(timers, "abc");
+	assert_string_equal(defers, "abc");
+	loop_free(loop);
+}
+
+static void defers_cut_off_come_before_newer_ones(void **state)
+{
+	struct slow slow[3];
+	char log[16] = "";
+	struct loop *loop;
+
+	(void)state;
+	assert_int_equal(loop_new(&loop), 0);
+	slows_init(slow, loop, log);
+	loop_defer(loop, &slow[0].defer);
+	loop_defer(loop, &slow[1].defer);
+	loop_turn(loop, 0);
+	loop_defer(loop, &slow[2].defer);
+	loop_defer(loop, &slow[0].defer);
+	for (int i = 0; i < 3; i++)
+		loop_turn(loop, 0);
+	assert_string_equal(log, "abca");
+	loop_free(loop);
+}
+
+static void fds_always_ready_are_served_in_turn(void **state)
+{
+	struct slow slow[3];
+	char log[64] = "";
+	struct loop *loop;
+	int pipes[3][2];
+
+	(void)state;
+	assert_int_equal(loop_new(&loop), 0);
+	slows_init(slow, loop, log);
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(pipe(pipes[i]), 0);
+		assert_int_equal(write(pipes[i][1], "x", 1), 1);
+		loop_fd_init(&slow[i].fd, loop, pipes[i][0], on_slow_fd);
+		assert_int_equal(loop_fd_set(&slow[i].fd, LOOP_READ), 0);
+	}
+	for (int turn = 0; turn < 15; turn++)
+		loop_turn(loop, LOOP_NS_PER_S);
+	for (int i = 0; i < 3; i++) {
+		size_t served = 0;
+
+		for (const char *at = log; (at = strchr(at, 'a' + i)); at++)
+			served++;
+		assert_in_range(served, strlen(log) / 3 - 1, strlen(log) / 3 + 1);
+	}
+	for (int i = 0; i < 3; i++) {
+		loop_fd_stop(&slow[i].fd); /* also of one that waits for its turn */
+		close(pipes[i][0]);
+		close(pipes[i][1]);
+	}
+	loop_turn(loop, 0);
+	loop_free(loop);
+}
+
+static void enough_is_never_told_on_a_virtual_loop(void **state)
+{
+	struct loop *loop;
+
+	(void)state;
+	assert_int_equal(loop_new_virtual(1, &loop), 0);
+	loop_turn(loop, LOOP_NS_PER_S);
+	assert_false(loop_enough(loop));
+	loop_free(loop);
+	assert_int_equal(loop_new(&loop), 0);
+	loop_turn(loop, 0);
+	hold(loop);
+	assert_true(loop_enough(loop));
+	loop_free(loop);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(parts_that_are_slow_run_one_callback_a_turn),
+		cmocka_unit_test(defers_cut_off_come_before_newer_ones),
+		cmocka_unit_test(fds_always_ready_are_served_in_turn),
+		cmocka_unit_test(enough_is_never_told_on_a_virtual_loop),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
