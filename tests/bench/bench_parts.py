@@ -186,7 +186,7 @@ class Xfer(Part):
 
     def turn(self, n):
         before = sum(used_s(pid)[0] for pid in self.pids)
-        self.seconds(self.obeyer.ask("kvd %d" % n))
+        self.seconds(took for took, _ in self.obeyer.ask("kvd %d" % n))
         after = sum(used_s(pid)[0] for pid in self.pids)
         self.cpu.append((after - before) / n / self.total * 1e9)
 
@@ -200,7 +200,9 @@ class Limit(Part):
         self.xfer = xfer
 
     def turn(self, n):
-        self.seconds(self.xfer.obeyer.ask("limit %d" % n))
+        said = self.xfer.obeyer.ask("limit %d" % n)
+        self.seconds(took for took, _ in said)
+        self.cpu += [cpu / self.total * 1e9 for _, cpu in said]
 
 
 def free_port():

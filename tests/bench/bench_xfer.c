@@ -14,7 +14,8 @@
  * It says once what the first transfer took, over memory that nobody but its
  * engine had touched, and then obeys scripts/bench.py, so that all who are
  * measured take turns: a line `kvd N` or `limit N` is answered by a line of JSON
- * with N times in seconds. One process plays both engines.
+ * with N times [seconds, seconds of CPU] (of kvd the caller knows the latter). One
+ * process plays both engines.
  *
  * The limit of memfd and adopt is a loop of memcpy over the rows on THREADS
  * threads; that of vm goes through a bounce buffer from another process and has
@@ -212,13 +213,13 @@ static double xfer_s(const struct engine *own, struct kvd_xfer *xfer)
 	return took;
 }
 
-static double limit_s(const struct rows *rows, unsigned int threads)
+static struct limit_took limit_run(const struct rows *rows, unsigned int threads)
 {
 	if (cold)
 		caches_sweep();
 	return prefill.kind == KIND_VM
-		       ? limit_vm_s(rows, prefill.base, decode.base, 2 * threads)
-		       : limit_memcpy_s(rows, prefill.base, decode.base, threads);
+		       ? limit_vm(rows, prefill.base, decode.base, 2 * threads)
+		       : limit_memcpy(rows, prefill.base, decode.base, threads);
 }
 
 static void obey(const struct engine *own, struct kvd_xfer *xfer, const struct rows *rows,
@@ -231,10 +232,15 @@ static void obey(const struct engine *own, struct kvd_xfer *xfer, const struct r
 		if (sscanf(line, "%15s %u", word, &n) != 2)
 			exit(2);
 		printf("[");
-		for (unsigned int i = 0; i < n; i++)
-			printf("%s%.9f", i ? "," : "",
-			       strcmp(word, "kvd") == 0 ? xfer_s(own, xfer)
-							: limit_s(rows, threads));
+		for (unsigned int i = 0; i < n; i++) {
+			struct limit_took took = {0};
+
+			if (strcmp(word, "kvd") == 0)
+				took.s = xfer_s(own, xfer);
+			else
+				took = limit_run(rows, threads);
+			printf("%s[%.9f,%.9f]", i ? "," : "", took.s, took.cpu_s);
+		}
 		printf("]\n");
 		fflush(stdout);
 	}

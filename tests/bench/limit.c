@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define BOUNCE_BYTES (128u << 10)
@@ -90,11 +91,20 @@ static void *share_vm(void *arg)
 	return NULL;
 }
 
-static double run_s(struct share proto, unsigned int threads, void *(*run)(void *))
+static double cpu_now_s(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static struct limit_took run_all(struct share proto, unsigned int threads,
+				 void *(*run)(void *))
 {
 	struct share shares[LIMIT_THREADS_MAX];
 	uint64_t count = proto.rows->count;
-	double begin = now_s();
+	double begin = now_s(), cpu_begin = cpu_now_s();
 
 	for (unsigned int t = 0; t < threads; t++) {
 		shares[t] = proto;
@@ -106,30 +116,30 @@ static double run_s(struct share proto, unsigned int threads, void *(*run)(void 
 	run(&shares[0]);
 	for (unsigned int t = 1; t < threads; t++)
 		pthread_join(shares[t].thread, NULL);
-	return now_s() - begin;
+	return (struct limit_took){now_s() - begin, cpu_now_s() - cpu_begin};
 }
 
-double limit_memcpy_s(const struct rows *rows, const uint8_t *src, uint8_t *dst,
-		      unsigned int threads)
+struct limit_took limit_memcpy(const struct rows *rows, const uint8_t *src, uint8_t *dst,
+			       unsigned int threads)
 {
-	return run_s((struct share){.rows = rows, .src = src, .dst = dst}, threads,
+	return run_all((struct share){.rows = rows, .src = src, .dst = dst}, threads,
 		     share_memcpy);
 }
 
-double limit_vm_s(const struct rows *rows, const uint8_t *src, uint8_t *dst,
-		  unsigned int threads)
+struct limit_took limit_vm(const struct rows *rows, const uint8_t *src, uint8_t *dst,
+			   unsigned int threads)
 {
 	pid_t owner = getpid(), child;
-	double took = 0;
+	struct limit_took took = {0};
 	int pipes[2];
 
 	if (pipe(pipes) < 0)
 		die("limit: pipe");
 	child = fork();
 	if (child == 0) {
-		took = run_s((struct share){.rows = rows, .src = src, .dst = dst,
-					    .pid = owner},
-			     threads, share_vm);
+		took = run_all((struct share){.rows = rows, .src = src, .dst = dst,
+					      .pid = owner},
+			       threads, share_vm);
 		_exit(write(pipes[1], &took, sizeof(took)) != sizeof(took));
 	}
 	close(pipes[1]);

@@ -10,13 +10,18 @@
 
 #define LIMIT_THREADS_MAX 64u
 
-/* Seconds of memcpy, row by row. */
-double limit_memcpy_s(const struct rows *rows, const uint8_t *src, uint8_t *dst,
-		      unsigned int threads);
-/* Seconds of process_vm_readv() into a bounce buffer of a cache's size and
+struct limit_took {
+	double s;     /* by the clock */
+	double cpu_s; /* of all threads */
+};
+
+/* memcpy, row by row. */
+struct limit_took limit_memcpy(const struct rows *rows, const uint8_t *src, uint8_t *dst,
+			       unsigned int threads);
+/* process_vm_readv() into a bounce buffer of a cache's size and
  * process_vm_writev() out of it, 1024 rows a call, by another process: so do the
  * daemons with memory that they cannot map. */
-double limit_vm_s(const struct rows *rows, const uint8_t *src, uint8_t *dst,
-		  unsigned int threads);
+struct limit_took limit_vm(const struct rows *rows, const uint8_t *src, uint8_t *dst,
+			   unsigned int threads);
 
 #endif
