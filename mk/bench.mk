@@ -5,7 +5,9 @@
 #   PEERS=1        with NIXL and Mooncake, from PyPI into build/peers
 #   REPS=n         repetitions (5)
 #   PROFILE=1      perf's view of both daemons during each work, too
+#   MINUTES=n      that it may take about (10; PEERS=1 needs some to start its peers)
 #   AGAINST=file   compare with an earlier build/bench/latest.json
+#   README=1       write the figures between the README's marks
 BENCH_PROGRAMS := bench_xfer bench_rooms bench_hops tcp_floor
 BENCH_COMMON := $(B)/tests/bench/rows.o $(B)/tests/bench/limit.o
 
@@ -18,7 +20,7 @@ $(BENCH_PROGRAMS:%=$(B)/bench/%): $(B)/bench/%: $(B)/tests/bench/%.o $(BENCH_COM
 
 TEST_NEEDS += $(BENCH_PROGRAMS:%=$(B)/bench/%)
 
-.PHONY: bench bench-programs
+.PHONY: bench bench-programs bench-readme
 bench-programs: all $(BENCH_PROGRAMS:%=$(B)/bench/%)
 
 bench: bench-programs ## kvd beside its limits and (PEERS=1) its peers; see mk/bench.mk
@@ -26,4 +28,8 @@ bench: bench-programs ## kvd beside its limits and (PEERS=1) its peers; see mk/b
 	@$(if $(PEERS),tests/bench/peers/setup.sh build/peers)
 	@KVD_BUILD=$(B) scripts/bench.py $(if $(PEERS),--peers build/peers) \
 		$(if $(REPS),--reps $(REPS)) $(if $(AGAINST),--against $(AGAINST)) \
-		$(if $(PROFILE),--profile) $(BENCH)
+		$(if $(PROFILE),--profile) $(if $(MINUTES),--minutes $(MINUTES)) \
+		$(if $(README),--readme README.md) $(BENCH)
+
+bench-readme: ## build/bench/latest.json between the README's marks
+	@scripts/bench.py --from build/bench/latest.json --readme README.md

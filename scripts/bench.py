@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvd beside its limits and its peers, all in one run that takes turns.
 
-bench.py [--reps N] [--peers VENV] [--against FILE] [--profile] [--out FOLDER] [WORD ...]
+bench.py [--reps N] [--minutes N] [--peers VENV] [--against FILE] [--profile]
+         [--out FOLDER] [--readme FILE] [--from FILE] [WORD ...]
 
 For each work (a row of the table) all parts are set up with fresh memory of their
 own: two live daemons and an engine on each side, the limits (the same rows without
@@ -10,13 +11,18 @@ kvd; iperf3, tcp_floor, ucx_perftest) and, with --peers, NIXL and Mooncake. Then
 they take turns, a few transfers each, who begins changes, REPS times over; figures
 are medians with the tenth and ninetieth percentile. Prints one table with ratios
 and goals, writes latest.json, latest.md and latest.svg into --out. --profile lets perf
-look at both daemons for some more transfers of each work: who used the cores.
+look at both daemons for some more transfers of each work: who used the cores. A slow
+machine makes fewer repetitions, two at least, to be done after --minutes.
+
+--readme writes the figures, with their date, between the README's marks; --from FILE
+measures nothing and takes an earlier run's latest.json.
 
 Words choose parts (mk/bench.mk). KVD_BUILD names the build folder.
 """
 import argparse
 import datetime
 import itertools
+import json
 import os
 import platform
 import signal
@@ -27,18 +33,34 @@ import time
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 sys.path[:0] = [os.path.join(ROOT, "tests", "bench"), os.path.join(ROOT, "tests", "lib")]
 import bench_control  # noqa: E402
+import bench_readme  # noqa: E402
 import bench_report  # noqa: E402
 from bench_parts import (BUILD, Gone, Iperf, Limit, Mooncake, Nixl, Pair, TcpFloor,  # noqa: E402
                          UcxPerftest, Xfer)
-from bench_works import GOALS, GROUPS, KINDS, ROWS, Chosen  # noqa: E402
+from bench_works import GOALS, GROUPS, KINDS, ROWS, WEIGHTS, Chosen  # noqa: E402
 
 TURN = 4            # transfers a turn
+REPS_MIN = 2
 PROFILE_TURNS = 5
 PROFILE_LINES = 12
 
 
 def say(words):
     print("bench: " + words, file=sys.stderr, flush=True)
+
+
+class Budget:
+    """Shares out what is left of the time among the works that are left."""
+
+    def __init__(self, minutes, weights):
+        self.end, self.weights = time.monotonic() + 60 * minutes, weights
+
+    def until(self, weight):
+        """When the next work, of this weight, shall end."""
+        now = time.monotonic()
+        share = max(0, self.end - now) * weight / max(self.weights, weight)
+        self.weights -= weight
+        return now + share
 
 
 def copy_threads():
@@ -48,7 +70,7 @@ def copy_threads():
 class Bench:
     def __init__(self, args):
         self.args, self.threads = args, copy_threads()
-        self.pairs, self.records = {}, []
+        self.pairs, self.records, self.budget = {}, [], None
         said = subprocess.run([BUILD + "/kvd", "--version"], capture_output=True, text=True,
                               check=True).stdout
         self.transports = [line for line in said.splitlines()
@@ -117,8 +139,11 @@ class Bench:
             peers.append(self.part(parts, lambda: Mooncake(venv, op, rows)))
         return plans, peers
 
-    def take_turns(self, parts):
+    def take_turns(self, parts, until):
         for rep in range(self.args.reps):
+            if rep >= REPS_MIN and time.monotonic() > until:
+                say("only %d repetitions: no time" % rep)
+                return
             at = rep % len(parts)
             for part in parts[at:] + parts[:at]:
                 try:
@@ -151,11 +176,12 @@ class Bench:
 
     def work(self, group, kinds, op, rows, caches):
         parts, begin = [], time.monotonic()
+        until = self.budget.until(WEIGHTS[group])
         make = self.host_parts if group == "host" else self.net_parts
         try:
             plans, peers = make(parts, kinds, op, rows, caches)
             if plans:
-                self.take_turns(parts)
+                self.take_turns(parts, until)
             for kind, kvd, _ in plans if self.args.profile else []:
                 self.profile(kind, kvd, "-".join((kind, caches, rows, op)))
         finally:
@@ -172,35 +198,44 @@ class Bench:
                 ", ".join(kind for kind, _, _ in plans), caches, ROWS[rows][0], op,
                 time.monotonic() - begin))
 
-    def transfers(self, chosen):
-        kinds = list(self.kinds(chosen.kinds))
+    def plan(self, chosen):
+        """All that is to be measured: works of transfers, works of control."""
+        kinds, transfers, control = list(self.kinds(chosen.kinds)), [], []
         for group, members in GROUPS.items():
             mine = [kind for kind in kinds if kind in members]
-            for caches, rows, op in itertools.product(chosen.caches, chosen.rows, chosen.ops):
-                if mine:
-                    self.work(group, mine, op, rows, caches)
+            transfers += [(group, mine) + one for one in itertools.product(
+                chosen.ops, chosen.rows, chosen.caches) if mine]
+        transports = list(dict.fromkeys(KINDS[kind][1]
+                                        for kind in self.kinds(chosen.control_kinds)))
+        for work in chosen.control:
+            # what has nothing to do with the bytes is measured once
+            control += [(work, transport) for transport in (
+                transports if work in ("latency", "pages") else transports[:1])]
+        weights = sum(WEIGHTS[work[0]] for work in transfers + control)
+        self.budget = Budget(self.args.minutes, weights)
+        return transfers, control
+
+    def transfers(self, works):
+        for group, kinds, op, rows, caches in works:
+            self.work(group, kinds, op, rows, caches)
         order = [kind[0] for kind in KINDS.values()]
         self.records.sort(key=lambda record: (order.index(record["kind"]), record["caches"]))
 
     # ---- control ----
 
-    def control(self, chosen):
-        transports = dict.fromkeys(KINDS[kind][1] for kind in self.kinds(chosen.control_kinds))
-        for work in chosen.control:
-            # what has nothing to do with the bytes is measured once
-            for transport in list(transports) if work in ("latency", "pages") else \
-                    list(transports)[:1]:
-                begin = time.monotonic()
-                fresh = work in bench_control.FRESH
-                pair = Pair(transport, self.threads) if fresh else self.pair(transport)
-                try:
-                    self.records += bench_control.run(work, pair, self.args.reps)
-                except Gone as why:
-                    say("%s, %s: %s" % (work, transport, why))
-                finally:
-                    if fresh:
-                        pair.close()
-                say("%s, %s: %.0f s" % (work, transport, time.monotonic() - begin))
+    def control(self, works):
+        for work, transport in works:
+            begin, fresh = time.monotonic(), work in bench_control.FRESH
+            until = self.budget.until(WEIGHTS[work])
+            pair = Pair(transport, self.threads) if fresh else self.pair(transport)
+            try:
+                self.records += bench_control.run(work, pair, self.args.reps, until)
+            except Gone as why:
+                say("%s, %s: %s" % (work, transport, why))
+            finally:
+                if fresh:
+                    pair.close()
+            say("%s, %s: %.0f s" % (work, transport, time.monotonic() - begin))
 
     def close(self):
         for pair in self.pairs.values():
@@ -210,8 +245,20 @@ class Bench:
 def machine():
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True,
                             text=True, cwd=ROOT).stdout.strip()
+    with open("/proc/cpuinfo") as lines:
+        cpu = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return {"date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-            "commit": commit, "cores": os.cpu_count(), "kernel": platform.release()}
+            "commit": commit, "cores": os.cpu_count(),
+            "cpu": cpu[0] if cpu else platform.machine(), "kernel": platform.release(),
+            "load": round(os.getloadavg()[0], 1)}
+
+
+def readme(args, records):
+    if args.readme and bench_readme.update(records, args.readme):
+        print(args.readme)
+    elif args.readme:
+        raise SystemExit("bench: %s has no marks %s" % (
+            args.readme, bench_readme.BEGIN.strip()))
 
 
 def main():
@@ -220,28 +267,38 @@ def main():
     parser.add_argument("--peers")
     parser.add_argument("--against")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--readme")
+    parser.add_argument("--from", dest="earlier")
     parser.add_argument("--out", default=os.path.join(os.path.dirname(BUILD) or ".", "bench"))
     parser.add_argument("words", nargs="*")
     args = parser.parse_args()
+    if args.earlier:
+        with open(args.earlier) as stream:
+            readme(args, json.load(stream))
+        return 0
     chosen = Chosen(args.words)
-    where, load, begin = machine(), os.getloadavg()[0], time.monotonic()
+    where, begin = machine(), time.monotonic()
     bench = Bench(args)
     try:
-        bench.transfers(chosen)
-        bench.control(chosen)
+        transfers, control = bench.plan(chosen)
+        bench.transfers(transfers)
+        bench.control(control)
     finally:
         bench.close()
     for record in bench.records:
         record.update(where)
     print("\nkvd %(commit)s, %(date)s, %(cores)d cores, Linux %(kernel)s" % where +
           ", %d copy thread(s), load %.1f at the start; %d repetitions, %.0f s" % (
-              bench.threads, load, args.reps, time.monotonic() - begin))
+              bench.threads, where["load"], args.reps, time.monotonic() - begin))
     print(bench_report.table(bench.records))
     if args.against:
         print(bench_report.compare(bench.records, args.against))
     path = bench_report.write(bench.records, args.out)
     drawn = bench_report.plot(bench.records, os.path.join(args.out, "latest.svg"))
     print("\n%s%s" % (path, " and latest.svg" if drawn else ""))
+    if bench.records:
+        readme(args, bench.records)
     return 0 if bench.records else 1
 
 

@@ -4,6 +4,7 @@ rooms, an idle daemon. Each gives records (bench_report.figure)."""
 import json
 import select
 import subprocess
+import time
 
 from bench_parts import BUILD, Obeyer, used_s
 from bench_report import figure, median, quantile
@@ -12,6 +13,7 @@ from bench_works import (IDLE_CPU_PERCENT, JSON_POLL_US, OPEN_ROOM_BYTES, ROOM_B
 
 ROOMS = 10000
 BIG_MIB = 4096
+REPS_MIN = 2
 IDLE_S = 5
 
 
@@ -43,14 +45,18 @@ def loop_turns(transport, before, after):
                   0, turns=turns, note="of %d; all below %d us" % (turns, 2 ** max(buckets)))
 
 
-def latency(rooms, pair, reps):
+def latency(rooms, pair, reps, until):
     """A room of one 64 KiB page, idle and beside a large one; the limit is taken in
     turn with it."""
     transport, times = pair.transport, []
     hops = Obeyer([BUILD + "/bench/bench_hops"])
     parts = {"zmq": [], "tcp": [], "socket": []}
+    begin = time.monotonic()
     try:
-        for _ in range(reps):
+        for done in range(reps):
+            if done >= REPS_MIN and time.monotonic() > begin + (until - begin) / 3:
+                reps = done
+                break
             times += us(rooms.ask("latency 200"))
             for name, seconds in hops.ask("200").items():
                 parts[name] += us(seconds)
@@ -67,6 +73,7 @@ def latency(rooms, pair, reps):
                      (ratio,) + tuple(median(parts[n]) for n in ("zmq", "tcp", "socket"))))
     yield figure(work, transport, "p99", quantile(times, 0.99), "us", samples=len(times))
     mib = BIG_MIB if mem_available_mib() > 2 * BIG_MIB else BIG_MIB // 8
+    # each repetition's requests fit into about one such room
     before = [loop_stats(socket) for socket in pair.sockets]
     said = rooms.ask("beside %d %d" % (40 * reps, mib))
     after = [loop_stats(socket) for socket in pair.sockets]
@@ -79,7 +86,7 @@ def latency(rooms, pair, reps):
     yield loop_turns(transport, before, after)
 
 
-def pages(rooms, pair, reps):
+def pages(rooms, pair, reps, until):
     """A room of 4 MiB from its chunk to success, beside memcpy of the same rows."""
     kvd, limit = [], []
     for _ in range(reps):
@@ -93,7 +100,7 @@ def pages(rooms, pair, reps):
                  note="%.2f of memcpy on 1 thread, %.0f us" % (ratio, median(limit)))
 
 
-def poll(rooms, pair, reps):
+def poll(rooms, pair, reps, until):
     said = [rooms.ask("poll %d" % ROOMS) for _ in range(3)]
     work = "poll of %d rooms, a room" % ROOMS
     yield figure(work, pair.transport, "status page", median([s["page_ns"] for s in said]),
@@ -102,7 +109,7 @@ def poll(rooms, pair, reps):
                  JSON_POLL_US)
 
 
-def open_rooms(rooms, pair, reps):
+def open_rooms(rooms, pair, reps, until):
     """By a fresh pair: what an earlier work left free would hide what these take."""
     said = rooms.ask("open %d" % ROOMS)
     for side in ("sender", "receiver"):
@@ -110,7 +117,7 @@ def open_rooms(rooms, pair, reps):
                      said[side + "_bytes"], "bytes", OPEN_ROOM_BYTES)
 
 
-def idle(rooms, pair, reps):
+def idle(rooms, pair, reps, until):
     """A session, a pool and a peer, and nothing to do."""
     pid = pair.daemons[0].proc.pid
     before = used_s(pid)
@@ -125,10 +132,10 @@ WORKS = {"latency": latency, "pages": pages, "poll": poll, "open": open_rooms, "
 FRESH = ("open", "idle")
 
 
-def run(work, pair, reps):
+def run(work, pair, reps, until):
     rooms = Obeyer([BUILD + "/bench/bench_rooms"] + pair.sockets)
     try:
         rooms.ask("latency 1")  # the peers know each other
-        return list(WORKS[work](rooms, pair, reps))
+        return list(WORKS[work](rooms, pair, reps, until))
     finally:
         rooms.close()

@@ -28,6 +28,9 @@ KINDS = {
     "tcp": ("tcp", "tcp", "memfd"),
     "ucx": ("ucx over tcp", "ucx", "memfd"),
 }
+# what a work takes, in about tens of seconds
+WEIGHTS = {"host": 1, "net": 1.5, "latency": 2.5, "pages": 0.3, "poll": 0.5, "open": 1,
+           "idle": 0.6}
 GROUPS = {"host": ("memfd", "adopt", "vm"), "net": ("tcp", "ucx")}
 OPS = ("write", "read")
 CONTROL = ("latency", "pages", "poll", "open", "idle")

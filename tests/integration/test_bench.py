@@ -10,6 +10,7 @@ import tempfile
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 sys.path[:0] = [os.path.join(ROOT, "tests", "lib"), os.path.join(ROOT, "tests", "bench")]
+import bench_readme  # noqa: E402
 import bench_report  # noqa: E402
 import bench_works  # noqa: E402
 from kvd_daemon import BUILD, run  # noqa: E402
@@ -69,6 +70,36 @@ def request_costs_are_figures_with_goals():
     assert out.count("≤ ") == 2, out
 
 
+def readme_has_the_figures_between_its_marks():
+    path = OUT.name + "/README.md"
+    with open(path, "w") as f:
+        f.write("before\n%sformer\n%safter\n" % (bench_readme.BEGIN, bench_readme.END))
+    bench("memfd", "256", "read", "cold")
+    record, = latest()
+    for _ in range(2):  # the same again is the same
+        status, out, err = bench("--from", OUT.name + "/latest.json", "--readme", path)
+        assert status == 0, err
+    with open(path) as f:
+        text = f.read()
+    assert text.startswith("before\n") and text.endswith("after\n") and "former" not in text, text
+    line, = [line for line in text.splitlines() if "256 B rows, scattered |" in line]
+    assert "| – / %.2f |" % record["kvd_gbps"] in line, line
+    assert "– / %.2f of memcpy" % record["limits"][0]["ratio"] in line, line
+    assert record["date"][:10] in text and "of 1 goals are met." in text, text
+    assert ("Not met" in text) == (not record["goals"][0]["met"]), text
+    with open(path, "w") as f:
+        f.write("no marks\n")
+    status, out, err = bench("--from", OUT.name + "/latest.json", "--readme", path)
+    assert status != 0 and "marks" in err, (status, err)
+
+
+def time_that_is_over_leaves_two_repetitions():
+    status, out, err = bench("memfd", "256", "write", "cold", "--reps", "9", "--minutes", "0")
+    assert status == 0 and "only 2 repetitions" in err, err
+    record, = latest()
+    assert record["samples"] == 8, record
+
+
 def unknown_word_is_refused():
     status, out, err = bench("memfd", "65k")
     assert status != 0 and "65k" in err and out == "", (status, out, err)
@@ -93,5 +124,6 @@ def words_choose_parts():
 
 if __name__ == "__main__":
     run([work_measured_is_in_table_and_json, earlier_run_that_was_faster_is_told,
-         request_costs_are_figures_with_goals, unknown_word_is_refused,
+         request_costs_are_figures_with_goals, readme_has_the_figures_between_its_marks,
+         time_that_is_over_leaves_two_repetitions, unknown_word_is_refused,
          goal_with_alternatives_takes_the_better, words_choose_parts])
