@@ -1,0 +1,343 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a data line's request may name. The line itself is authenticated, so its other
+ * end is a daemon of the cluster; but it may be wrong, late, or another's. A chunk
+ * counts only from the peer and pool that the room asked, for the pool and in the
+ * generations that live, as long as both sides plan the same. In-process cluster; the
+ * forger posts requests of its own on its own, rightful, line.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/room.h"
+#include "daemon/room_wire.h"
+#include "daemon/rooms.h"
+#include "proto/kvd_status.h"
+#include "tests/lib/cluster.h"
+
+#define ROOM 5u
+#define FORGED_BYTES 64u
+
+static const struct cache geometry = {.layers = 4,
+				      .pages = 16,
+				      .page_tokens = 4,
+				      .units = 4,
+				      .total_units = 4,
+				      .unit_bytes = 32};
+
+struct world { /* 0 sends to 1; 2 has a line to 1 and no business with the room */
+	struct cluster c;
+	struct session *engines[3];
+	struct cache caches[3];
+	struct remote *lines[3]; /* of nodes 0 and 2: node 1 */
+	struct room *room;	 /* node 1's */
+	struct chunk_header good;
+};
+
+static void open_recv(struct world *w, unsigned int room, unsigned int from)
+{
+	cluster_ok(&w->c, w->engines[1],
+		   "{'cmd':'room.open','room':'%u','role':'recv','pool':%llu,"
+		   "'sources':['%s']}",
+		   room, (unsigned long long)w->caches[1].pool, w->c.nodes[from].endpoint);
+}
+
+static void open_send(struct world *w, unsigned int room, unsigned int from)
+{
+	cluster_ok(&w->c, w->engines[from],
+		   "{'cmd':'room.open','room':'%u','role':'send','pool':%llu}", room,
+		   (unsigned long long)w->caches[from].pool);
+}
+
+static void bind(struct world *w, unsigned int room, const char *pages)
+{
+	cluster_ok(&w->c, w->engines[1],
+		   "{'cmd':'room.bind','room':'%u','views':{'kv':{'pages':[%s]}}}", room,
+		   pages);
+}
+
+static void send_all(struct world *w, unsigned int room, unsigned int from,
+		     const char *pages)
+{
+	cluster_ok(&w->c, w->engines[from],
+		   "{'cmd':'room.send','room':'%u','seq':0,'last':true,'views':{'kv':{"
+		   "'pages':[%s]}}}",
+		   room, pages);
+}
+
+/* A room of their own brings the other two together. */
+static void meet(struct world *w)
+{
+	open_recv(w, 6, 2);
+	open_send(w, 6, 2);
+	bind(w, 6, "0");
+	send_all(w, 6, 2, "0");
+	cluster_until_state(&w->c, w->engines[1], "recv", 6, KVD_SUCCESS);
+	cluster_until_state(&w->c, w->engines[2], "send", 6, KVD_SUCCESS);
+}
+
+static struct room *room_of(struct world *w, unsigned int node, enum room_role role)
+{
+	return rooms_find(w->c.nodes[node].kvd.rooms, w->engines[node], role, ROOM);
+}
+
+static int setup(void **state)
+{
+	static const char *const names[] = {"prefill", "decode", "forger"};
+	struct world *w = calloc(1, sizeof(*w));
+	struct room *sender;
+
+	cluster_new(&w->c, 3, 3);
+	for (unsigned int i = 0; i < 3; i++) {
+		w->engines[i] = cluster_engine(&w->c, i, names[i]);
+		w->caches[i] = geometry;
+		cluster_cache(&w->c, w->engines[i], "kv", 0, &w->caches[i]);
+		memset(w->caches[i].base, (int)(0x11 * (i + 1)), w->caches[i].bytes);
+	}
+	meet(w);
+	open_recv(w, ROOM, 0);
+	bind(w, ROOM, "7,2,8,12");
+	open_send(w, ROOM, 0);
+	cluster_until_state(&w->c, w->engines[0], "send", ROOM, KVD_WAITING_FOR_INPUT);
+	cluster_run(&w->c, LOOP_NS_PER_S); /* the answer has come, too */
+	for (unsigned int i = 0; i < 3; i += 2)
+		assert_int_equal(handshake_reach(w->c.nodes[i].kvd.handshake,
+						 w->c.nodes[1].endpoint, &w->lines[i]), 0);
+	w->room = room_of(w, 1, ROOM_RECV);
+	sender = room_of(w, 0, ROOM_SEND);
+	w->good = (struct chunk_header){
+		.room = ROOM,
+		.recv_gen = w->room->gen,
+		.send_gen = sender->gen,
+		.src_pool = w->caches[0].pool,
+		.dst_pool = w->caches[1].pool,
+		.bytes = FORGED_BYTES,
+	};
+	*state = w;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct world *w = *state;
+
+	for (unsigned int i = 0; i < 3; i += 2)
+		handshake_release(w->c.nodes[i].kvd.handshake, w->lines[i]);
+	cluster_free(&w->c);
+	for (unsigned int i = 0; i < 3; i++)
+		cache_close(&w->caches[i]);
+	free(w);
+	return 0;
+}
+
+/* ---- requests that no room made ---- */
+
+static bool forged_done;
+
+static void on_done(struct xp_op *op)
+{
+	(void)op;
+	forged_done = true;
+}
+
+static bool is_done(void *arg)
+{
+	(void)arg;
+	return forged_done;
+}
+
+static struct plan *some_bytes(void)
+{
+	struct plan_builder *builder;
+	struct plan *plan;
+
+	assert_int_equal(plan_builder_new(&builder), 0);
+	assert_int_equal(plan_builder_add(builder, &(struct plan_run){.len = FORGED_BYTES,
+								      .count = 1}), 0);
+	assert_int_equal(plan_builder_finish(builder, &plan), 0);
+	plan_builder_free(builder);
+	return plan;
+}
+
+/* What the request was answered. */
+static struct err request(struct world *w, unsigned int from, enum xp_kind kind,
+			  const void *header, size_t len)
+{
+	struct remote *line = w->lines[from];
+	const struct remote_pool *pool = handshake_pool_by_id(line, w->caches[1].pool);
+	struct plan *plan = some_bytes();
+	struct xp_op op = {.kind = kind, .header = header, .header_len = len,
+			   .on_done = on_done};
+	struct pool *own = idmap_get(&w->engines[from]->pools, w->caches[from].pool);
+
+	assert_non_null(pool);
+	op.sides = (struct xp_sides){
+		.plan = plan,
+		.src = handshake_local_buffers(own, line),
+		.src_count = own->layout->buffer_count,
+		.dst = pool->buffers,
+		.dst_count = pool->layout->buffer_count,
+	};
+	if (kind == XP_READ) {
+		op.sides.dst = op.sides.src;
+		op.sides.src = pool->buffers;
+	}
+	forged_done = false;
+	assert_int_equal(line->transport->ops->post(line->xp, &op), 0);
+	cluster_until(&w->c, is_done, NULL, "an answer");
+	plan_free(plan);
+	return op.err;
+}
+
+static struct err forge(struct world *w, unsigned int from, enum xp_kind kind,
+			const struct chunk_header *h)
+{
+	struct room_maps none = {0};
+	uint8_t *header;
+	struct err err;
+	size_t len;
+
+	assert_int_equal(chunk_header_make(h, &none, &header, &len), 0);
+	err = request(w, from, kind, header, len);
+	mem_free(header);
+	return err;
+}
+
+static void refused(const struct err *err, enum err_code code, const char *words)
+{
+	if (err->code != code || !strstr(err->text, words))
+		fail_msg("%s: %s; not %s: %s", err_name(err->code), err->text,
+			 err_name(code), words);
+}
+
+static void assert_untouched(struct world *w)
+{
+	const struct cache *c = &w->caches[1];
+
+	for (uint64_t i = 0; i < c->bytes; i++) /* 0x33: page 0, of room 6 */
+		if (c->base[i] != 0x22 && c->base[i] != 0x33)
+			fail_msg("byte %ju is %x", (uintmax_t)i, c->base[i]);
+}
+
+static void forged_chunk_costs_nobody(void **state)
+{
+	struct world *w = *state;
+	struct {
+		unsigned int from;
+		enum xp_kind kind;
+		uint64_t *what, wrong;
+		enum err_code code;
+		const char *words;
+	} cases[] = {
+		/* all is right but who says it */
+		{2, XP_WRITE, &w->good.seq, 0, ERR_NOTFOUND, "has no source"},
+		/* a pool of the forger's own, which the room has not asked either */
+		{2, XP_WRITE, &w->good.src_pool, w->caches[2].pool, ERR_NOTFOUND,
+		 "has no source"},
+		{0, XP_WRITE, &w->good.src_pool, 999, ERR_NOTFOUND, "has no source"},
+		{0, XP_WRITE, &w->good.recv_gen, w->good.recv_gen ^ 1, ERR_NOTFOUND,
+		 "no such room"},
+		{0, XP_WRITE, &w->good.recv_gen, 0, ERR_NOTFOUND, "no such room"},
+		{0, XP_WRITE, &w->good.send_gen, w->good.send_gen ^ 1, ERR_RESTART,
+		 "another generation"},
+		{0, XP_WRITE, &w->good.dst_pool, 999, ERR_STATE, "did not ask"},
+		{0, XP_WRITE, &w->good.room, ROOM + 1, ERR_STATE, "did not ask"},
+		/* a receiver's memory is not to be read */
+		{0, XP_READ, &w->good.seq, 0, ERR_NOTFOUND, "no such room"},
+	};
+
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		uint64_t was = *cases[i].what;
+		struct err err;
+
+		*cases[i].what = cases[i].wrong;
+		err = forge(w, cases[i].from, cases[i].kind, &w->good);
+		*cases[i].what = was;
+		refused(&err, cases[i].code, cases[i].words);
+		assert_untouched(w);
+		assert_true(room_live(w->room));
+	}
+	send_all(w, ROOM, 0, "3,4,9,1");
+	cluster_until_state(&w->c, w->engines[1], "recv", ROOM, KVD_SUCCESS);
+	cluster_until_state(&w->c, w->engines[0], "send", ROOM, KVD_SUCCESS);
+	assert_int_equal(*cache_at(&w->caches[1], 0, 0, 7, 0, 0, 0), 0x11);
+}
+
+/* The rightful sender, of the living generation, whose plan is not ours: the room
+ * cannot become what was agreed, and ends; nothing of it was written. */
+static void chunk_with_another_plan_fails_the_room_untouched(void **state)
+{
+	struct world *w = *state;
+	struct err err = forge(w, 0, XP_WRITE, &w->good);
+
+	refused(&err, ERR_PLAN, "planned there");
+	cluster_until_state(&w->c, w->engines[1], "recv", ROOM, KVD_FAILED);
+	refused(&w->room->error, ERR_PLAN, "planned there");
+	assert_untouched(w);
+}
+
+/* The room is over: its number and generations, known to everybody, open nothing. */
+static void chunk_after_the_end_is_nobodys(void **state)
+{
+	struct world *w = *state;
+	struct err err;
+
+	cluster_ok(&w->c, w->engines[1], "{'cmd':'room.abort','room':'%u'}", ROOM);
+	cluster_until_state(&w->c, w->engines[1], "recv", ROOM, KVD_FAILED);
+	cluster_ok(&w->c, w->engines[1], "{'cmd':'room.close','room':'%u'}", ROOM);
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	err = forge(w, 0, XP_WRITE, &w->good);
+	refused(&err, ERR_NOTFOUND, "no such room");
+	open_recv(w, ROOM, 0); /* the same number again */
+	bind(w, ROOM, "7,2,8,12");
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	err = forge(w, 0, XP_WRITE, &w->good);
+	refused(&err, ERR_NOTFOUND, "no such room");
+	assert_untouched(w);
+}
+
+/* Bytes that are no header at all, and every beginning of a right one. */
+static void header_that_is_cut_or_garbage_is_refused(void **state)
+{
+	struct world *w = *state;
+	struct room_maps none = {0};
+	uint8_t garbage[128], *header;
+	struct err err;
+	size_t len;
+
+	assert_int_equal(chunk_header_make(&w->good, &none, &header, &len), 0);
+	for (size_t cut = 0; cut < len; cut += cut < 20 ? 1 : 9) {
+		err = request(w, 2, XP_WRITE, header, cut);
+		assert_int_not_equal(err.code, ERR_OK);
+	}
+	for (unsigned int i = 0; i < 64; i++) {
+		loop_random(w->c.loop, garbage, sizeof(garbage));
+		garbage[0] = (uint8_t)(i % 8);
+		err = request(w, 2, i % 2 ? XP_WRITE : XP_READ, garbage, sizeof(garbage));
+		assert_int_not_equal(err.code, ERR_OK);
+	}
+	mem_free(header);
+	assert_untouched(w);
+	assert_true(room_live(w->room));
+}
+
+int main(void)
+{
+#define CASE(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+	const struct CMUnitTest tests[] = {
+		CASE(forged_chunk_costs_nobody),
+		CASE(chunk_with_another_plan_fails_the_room_untouched),
+		CASE(chunk_after_the_end_is_nobodys),
+		CASE(header_that_is_cut_or_garbage_is_refused),
+	};
+
+	cmocka_set_test_filter(getenv("KVD_TEST_FILTER"));
+	return cmocka_run_group_tests_name("rooms_forged", tests, NULL, NULL);
+}
