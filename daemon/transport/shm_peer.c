@@ -288,6 +288,12 @@ int shm_peer_open(struct transport *transport, const struct xp_peer_args *args,
 	peer_lists_init(peer);
 	shm_ring_init(peer);
 	shm_wire_init(&peer->wire);
+	r = args->self ? shm_wire_prepare(&peer->wire) : 0;
+	if (r < 0) {
+		shm_wire_fini(&peer->wire);
+		mem_free(peer);
+		return err_pass(r);
+	}
 	loop_defer_init(&peer->step, peer_step);
 	peer->base.transport = transport;
 	peer->base.owner = args->owner;

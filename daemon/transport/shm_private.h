@@ -339,6 +339,7 @@ int shm_on_welcome(struct shm_peer *peer, const struct shm_frame *f, struct curs
 
 /* shm_wire.c */
 void shm_wire_init(struct shm_wire *wire);
+int shm_wire_prepare(struct shm_wire *wire); /* self: both buffers at once */
 void shm_wire_fini(struct shm_wire *wire); /* closes fds; idempotent */
 /* Queue a frame; what fails, fails the peer. */
 void shm_send(struct shm_peer *peer, const struct shm_frame *frame);

@@ -113,6 +113,19 @@ static int out_reserve(struct shm_wire *wire, size_t more)
 	return 0;
 }
 
+int shm_wire_prepare(struct shm_wire *wire)
+{
+	int r = out_reserve(wire, IN_BYTES);
+
+	if (r < 0)
+		return err_pass(r);
+	wire->in = mem_alloc(IN_BYTES);
+	if (!wire->in)
+		return err_pass(-ENOMEM);
+	wire->in_size = IN_BYTES;
+	return 0;
+}
+
 static int out_add_fd(struct shm_wire *wire, int fd)
 {
 	if (wire->out_fd_count == ARRAY_LEN(wire->out_fds)) {
@@ -522,15 +535,23 @@ bool shm_wire_loop_back(struct shm_peer *peer)
 
 	if (wire->out_len == 0)
 		return false;
-	/* what handlers send meanwhile is the next turn's */
+	/* what handlers send meanwhile is the next turn's, in the other buffer: frames
+	 * need no memory but for their own length */
 	shm_wire_init(wire);
+	wire->out = sent.in;
+	wire->out_size = sent.in_size;
 	for (unsigned int i = 0; i < sent.out_fd_count; i++) {
 		wire->in_fds[wire->in_fd_count++] = sent.out_fds[i].fd;
 	}
 	sent.out_fd_count = 0;
 	r = frames_handle(peer, sent.out, sent.out_len, &used);
-	mem_free(sent.out);
 	if (r < 0)
 		shm_peer_fail(peer);
+	if (!in_accepting(peer)) { /* a handler failed or closed it */
+		mem_free(sent.out);
+		return false;
+	}
+	wire->in = sent.out;
+	wire->in_size = sent.out_size;
 	return wire->out_len > 0;
 }

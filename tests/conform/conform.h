@@ -269,6 +269,6 @@ struct conform_case {
 	unsigned int needs;
 };
 extern const struct conform_case cases_data[], cases_order[], cases_memory[],
-	cases_abort[], cases_loss[], cases_hostile[], cases_fake[];
+	cases_abort[], cases_loss[], cases_hostile[], cases_alloc[], cases_fake[];
 
 #endif

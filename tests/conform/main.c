@@ -52,7 +52,7 @@ static enum { RUNNING, FAILED, SKIPPED } state;
 
 static const struct conform_case *const groups[] = {
 	cases_data, cases_order,   cases_memory, cases_abort,
-	cases_loss, cases_hostile, cases_fake,
+	cases_loss, cases_hostile, cases_alloc,  cases_fake,
 };
 
 void case_fail(const char *file, int line, const char *fmt, ...)

@@ -430,7 +430,13 @@ static void mem_job_work(struct offload_job *job)
 		entry->reg = NULL;
 		return;
 	}
+	if (entry->puppet->fail_reg)
+		mem_fail_at(entry->puppet->fail_reg);
 	job->result = transport->ops->mem_reg(transport, entry->memory, &entry->reg);
+	if (entry->puppet->fail_reg) {
+		entry->puppet->reg_count = mem_count();
+		mem_fail_at(0);
+	}
 	if (job->result < 0) {
 		entry->reg = NULL;
 		err_take(&job->err);

@@ -70,9 +70,16 @@ enum cmd_type {
 	CMD_REVOKE,	 /* in, code; blob: words */
 	CMD_LIVE,	 /* -> ops and inbounds that have no done yet */
 	CMD_AUDIT,	 /* -> broken promises since the last one; blob: words */
-	CMD_FAIL_ALLOC,	 /* the n-th allocation from the next post on fails; 0: none */
+	CMD_FAIL_ALLOC,	 /* n, when: the n-th allocation fails (0: none; enum puppet_fail)
+			    -> allocations counted; of the last registration */
 	CMD_EXIT,	 /* tear everything down and end */
 	CMD_COUNT,
+};
+
+enum puppet_fail { /* from when on allocations are counted */
+	FAIL_FROM_POST, /* the next one */
+	FAIL_FROM_NOW,
+	FAIL_IN_REG, /* mem_reg only, on its helper */
 };
 
 enum puppet_policy {

@@ -497,8 +497,13 @@ static void do_audit(struct call *call)
 
 static void do_fail_alloc(struct call *call)
 {
-	call->puppet->fail_alloc = call->a[0];
-	mem_fail_at(0);
+	struct puppet *puppet = call->puppet;
+
+	call->reply->v[0] = mem_count();
+	call->reply->v[1] = puppet->reg_count;
+	puppet->fail_alloc = call->a[1] == FAIL_FROM_POST ? call->a[0] : 0;
+	puppet->fail_reg = call->a[1] == FAIL_IN_REG ? call->a[0] : 0;
+	mem_fail_at(call->a[1] == FAIL_FROM_NOW ? call->a[0] : 0);
 }
 
 static void do_exit(struct call *call)

@@ -81,6 +81,7 @@ struct puppet {
 	struct puppet_in ins[PUPPET_INS];
 	uint32_t in_count;
 	uint64_t fail_alloc;  /* the n-th allocation from the next post on */
+	uint64_t fail_reg, reg_count; /* the n-th of mem_reg; how many it made */
 	uint8_t answer[4096]; /* a reply's blob */
 };
 
