@@ -292,9 +292,11 @@ int verbs_qp_post(struct verbs_qp *qp, struct ibv_send_wr *first, uint32_t count
 	wr->send_flags |= IBV_SEND_SIGNALED;
 	no = lib_of(qp)->post_send(qp->qp, first, &bad);
 	if (no) {
-		/* some of the chain may be out: the account of all of it stays, and
-		 * ends when the queue pair does */
+		/* some of the chain may be out, its signalled end is not: the account
+		 * of all of it stays and ends when the queue pair does, which takes
+		 * no other request */
 		broken(qp, "post", no);
+		verbs_qp_kill(qp);
 		if (bad == first)
 			return err_raise(ERR_TRANSPORT, "verbs: post: %s", strerror(no));
 	}

@@ -420,7 +420,8 @@ static void copy_in(struct fake_qp *qp, const struct ibv_send_wr *wr)
 
 	at->wr = *wr;
 	at->is_inline = wr->send_flags & IBV_SEND_INLINE;
-	memcpy(at->sge, wr->sg_list, sizeof(*at->sge) * (size_t)wr->num_sge);
+	if (wr->num_sge)
+		memcpy(at->sge, wr->sg_list, sizeof(*at->sge) * (size_t)wr->num_sge);
 	if (at->is_inline && wr_bytes(at) > qp->cap.max_inline_data)
 		fake_broken("inline data of %llu bytes", (unsigned long long)wr_bytes(at));
 	for (int i = 0; i < wr->num_sge && at->is_inline; i++) {

@@ -105,7 +105,9 @@ bool vp_turn(void)
 		busy = true;
 		xp->ops->progress(xp, 64);
 	}
-	return loop_turn(vp_loop, busy ? 0 : 5 * LOOP_NS_PER_MS);
+	/* who steps the wire does so between turns */
+	busy |= fake_verbs_outstanding() != 0;
+	return loop_turn(vp_loop, busy ? 0 : LOOP_NS_PER_MS);
 }
 
 void vp_turns(void)
@@ -378,7 +380,7 @@ void vp_still(struct vp_transfer *x)
 
 	memset(dst, 0x33, bytes);
 	fake_verbs_hold(false);
-	vp_spin_ms(50);
+	vp_spin_ms(10);
 	if (dst[0] != 0x33 || memcmp(dst, dst + 1, bytes - 1) != 0)
 		fail_msg("memory was written after the end");
 }
