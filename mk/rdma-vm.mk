@@ -10,3 +10,15 @@ $(RDMA_ABORT): $(B)/tests/rdma-vm/abort.o $(B)/libkvd.so
 .PHONY: rdma-vm
 rdma-vm: all $(CONFORM) $(DEMO_BIN) $(RDMA_ABORT) ## RDMA between two virtual machines (ONLY=words chooses)
 	@python3 tests/rdma-vm/run.py $(B) $(ONLY)
+
+# What it costs to post a work request, without an adapter.
+VERBS_POST := $(B)/bench/verbs_post
+
+$(VERBS_POST): $(B)/tests/bench/verbs_post.o $(TESTLIB_OBJ) $(CORE)
+	@mkdir -p $(@D)
+	$(SAY) LD $@
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) $^ -o $@ -lcmocka $(LIBS)
+
+.PHONY: bench-verbs-post
+bench-verbs-post: $(VERBS_POST) ## CPU time and instructions to post a work request (verbs)
+	@scripts/bench-verbs-post.sh $(B)

@@ -18,13 +18,25 @@
 #define WORDS (HEAD_BYTES / sizeof(uint64_t))
 
 /* Lengths on and off page and chunk boundaries. */
-const struct act_row acts[] = {
+struct act_row acts[] = {
 	{ACT_PUSH, 1001, 1},	{ACT_PUSH, 1002, 100},	{ACT_PUSH, 1003, 512},
 	{ACT_PUSH, 1004, 1300}, {ACT_PUSH, 1005, 2000}, {ACT_PULL, 2001, 77},
 	{ACT_PULL, 2002, 640},	{ACT_PULL, 2003, 1999}, {ACT_ABORT, 3001, 1600},
 	{ACT_KILL, 4001, 1600},
 };
 const size_t act_count = sizeof(acts) / sizeof(acts[0]);
+uint32_t chunk_tokens = 512;
+
+void acts_shrink(void)
+{
+	const char *words = getenv("KVD_DEMO_SHRINK");
+	unsigned long by = words ? strtoul(words, NULL, 10) : 1;
+
+	for (size_t i = 0; i < act_count && by > 1; i++)
+		acts[i].tokens = (uint32_t)(acts[i].tokens / by + 1);
+	if (by > 1)
+		chunk_tokens = (uint32_t)(chunk_tokens / by + 1);
+}
 
 void die(const struct kvd_client *client, const char *what)
 {

@@ -22,7 +22,6 @@
 #define HEAD_BYTES 256u /* 128 x bf16 */
 #define PAGE_TOKENS 16u
 #define PAGES 128u
-#define CHUNK_TOKENS 512u
 #define TOKEN_BYTES (2u * LAYERS * HEADS * HEAD_BYTES) /* of all layers: 128 KiB */
 
 struct cache {
@@ -46,7 +45,10 @@ struct act_row {
 	uint64_t room;
 	uint32_t tokens;
 };
-extern const struct act_row acts[];
+extern struct act_row acts[];
+extern uint32_t chunk_tokens;
+/* By $KVD_DEMO_SHRINK, where bytes are slow: both engines must have the same. */
+void acts_shrink(void);
 extern const size_t act_count;
 
 /* Any failure ends the program with its words: a demo has nothing to save. */

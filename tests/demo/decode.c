@@ -151,7 +151,7 @@ static void abort_in_the_middle(struct decode *d, const struct request *request,
 	const struct timespec pause = {.tv_nsec = 20000};
 
 	for (long i = 0; i < WAIT_MS * 50L && kvd_room_state(room) > KVD_FAILED; i++) {
-		if (cache_touched(&d->cache, request, CHUNK_TOKENS))
+		if (cache_touched(&d->cache, request, chunk_tokens))
 			break;
 		nanosleep(&pause, NULL);
 	}
@@ -218,6 +218,7 @@ int main(int argc, char **argv)
 	options.socket = argv[1];
 	d.endpoint = argv[2];
 	d.transport = argv[3];
+	acts_shrink();
 	if (kvd_open(&options, &d.client))
 		die(NULL, "decode daemon");
 	cache_open(d.client, &d.cache);

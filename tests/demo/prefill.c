@@ -35,8 +35,8 @@ static bool send_chunk(struct cache *cache, struct kvd_client *client,
 		       struct kvd_room *room, const struct request *request, enum act act,
 		       uint32_t begin)
 {
-	uint32_t end = begin + CHUNK_TOKENS;
-	struct kvd_send_args send = {.seq = begin / CHUNK_TOKENS, .view_count = 1};
+	uint32_t end = begin + chunk_tokens;
+	struct kvd_send_args send = {.seq = begin / chunk_tokens, .view_count = 1};
 	struct kvd_view view;
 	int r;
 
@@ -87,7 +87,7 @@ static void push(struct kvd_client *client, struct cache *cache,
 		die(client, "room.open");
 	if (kvd_room_wait(room, KVD_WAITING_FOR_INPUT, WAIT_MS) < KVD_WAITING_FOR_INPUT)
 		die(client, "no receiver came");
-	for (uint32_t t = 0; t < row->tokens; t += CHUNK_TOKENS) {
+	for (uint32_t t = 0; t < row->tokens; t += chunk_tokens) {
 		if (!send_chunk(cache, client, room, &request, row->act, t))
 			break;
 		if (row->act == ACT_KILL) {
@@ -126,6 +126,7 @@ int main(int argc, char **argv)
 	struct kvd_client *client;
 	struct cache cache;
 
+	acts_shrink();
 	if (kvd_open(&options, &client))
 		die(NULL, "prefill daemon");
 	cache_open(client, &cache);

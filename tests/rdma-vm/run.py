@@ -137,8 +137,8 @@ def endpoint(guest):
 def rooms_of_the_demo(pair):
     """push, pull, abort and a killed engine; every byte verified by the engines"""
     with Daemons(pair):
-        prefill = pair[0].start("/kvd/demo-prefill /tmp/kvd/kvd.sock")
-        decode = pair[1].start("/kvd/demo-decode /tmp/kvd/kvd.sock "
+        prefill = pair[0].start("KVD_DEMO_SHRINK=8 /kvd/demo-prefill /tmp/kvd/kvd.sock")
+        decode = pair[1].start("KVD_DEMO_SHRINK=8 /kvd/demo-decode /tmp/kvd/kvd.sock "
                                f"{endpoint(pair[0])} verbs")
         status = decode.wait(ROOM_S)
         print("# " + decode.text.replace("\n", "\n# "))
