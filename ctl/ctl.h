@@ -69,6 +69,7 @@ int ctl_run_rooms(struct ctl *ctl, int argc, char **argv);
 int ctl_run_room(struct ctl *ctl, int argc, char **argv);
 int ctl_run_peers(struct ctl *ctl, int argc, char **argv);
 int ctl_run_regions(struct ctl *ctl, int argc, char **argv);
+int ctl_run_devices(struct ctl *ctl, int argc, char **argv);
 int ctl_run_pools(struct ctl *ctl, int argc, char **argv);
 int ctl_run_sessions(struct ctl *ctl, int argc, char **argv);
 int ctl_run_ping(struct ctl *ctl, int argc, char **argv);

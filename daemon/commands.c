@@ -39,6 +39,7 @@ static const struct command *const tables[] = {
 	pool_commands,
 	room_commands,
 	peer_commands,
+	device_commands,
 	group_commands,
 	xfer_commands,
 	plan_commands,

@@ -138,6 +138,7 @@ extern const struct command region_commands[];
 extern const struct command pool_commands[];
 extern const struct command room_commands[];
 extern const struct command peer_commands[];
+extern const struct command device_commands[]; /* devices */
 extern const struct command group_commands[];
 extern const struct command xfer_commands[];
 extern const struct command plan_commands[]; /* plan */

@@ -314,25 +314,33 @@ static int open_transports(struct handshake *hs)
 		const struct transport_ops *ops = transport_find(names->word[i]);
 		struct transport *t = NULL;
 		uint32_t caps = 0;
+		struct err why;
 		int r = ops ? ops->probe(kvd->config, &caps)
 			    : err_raise(ERR_REQUIRE, "not built in");
 
 		if (r >= 0)
 			r = ops->open(&env, &callbacks, &t);
 		if (r < 0) {
-			err_take(&hs->transports_why);
+			err_take(&why);
+			if (hs->transports_why.code == ERR_OK)
+				hs->transports_why = why; /* of the one preferred most */
 			/* nobody asked for it by name: then it is no news */
 			if (kvd->config->transports_auto)
 				log_info("transport", names->word[i], "not usable",
-					 "why=\"%s\"", hs->transports_why.text);
+					 "why=\"%s\"", why.text);
 			else
 				log_warn("transport", names->word[i], "not usable",
-					 "why=\"%s\"", hs->transports_why.text);
+					 "why=\"%s\"", why.text);
 			continue;
 		}
 		kvd->transports[kvd->transport_count++] = t;
 		if (kvd->transport_count == KVD_TRANSPORTS_MAX)
 			break;
+	}
+	if (kvd->config->require.count && handshake_transports_ok(hs) < 0) {
+		log_warn("transport", "require", "no transport that it allows is usable",
+			 "effect=\"rooms are refused\" why=\"%s\"", err_last()->text);
+		err_clear();
 	}
 	return 0;
 }

@@ -48,7 +48,7 @@ void verbs_address_text(const struct sockaddr_storage *address, char *buf, size_
 
 /* ---- what a port is like, for people ---- */
 
-static bool gid_is(const union ibv_gid *gid, const struct sockaddr_storage *address)
+bool verbs_gid_is(const union ibv_gid *gid, const struct sockaddr_storage *address)
 {
 	static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
 
@@ -74,7 +74,7 @@ static int gid_index(const struct verbs_rail *rail, int count, char *type, size_
 		union ibv_gid gid;
 
 		if (lib->query_gid(rail->device->context, rail->port, i, &gid) != 0 ||
-		    !gid_is(&gid, &rail->address))
+		    !verbs_gid_is(&gid, &rail->address))
 			continue;
 		found = i;
 		snprintf(file, sizeof(file), "ports/%u/gid_attrs/types/%d", rail->port, i);

@@ -4,6 +4,7 @@
  *
  *   verbs.c       probe, open, close, progress; the table of operations
  *   verbs_dev.c   devices and rails: found, opened, explained
+ *   verbs_look.c  the machine's ports, for people
  *   verbs_topo.c  which adapter is near which memory
  *   verbs_reg.c   registered memory, keys, and a transfer's tables of them
  *   verbs_cm.c    the connection manager: dial, accept, refuse
@@ -311,6 +312,7 @@ struct verbs_xfer {
 /* Finds, opens and listens on the rails. ERR_REQUIRE says why there is none. */
 int verbs_rails_open(struct verbs_transport *transport);
 void verbs_rails_close(struct verbs_transport *transport);
+bool verbs_gid_is(const union ibv_gid *gid, const struct sockaddr_storage *address);
 /* "192.168.1.2" or "[fe80::1]". */
 void verbs_address_text(const struct sockaddr_storage *address, char *buf, size_t size);
 

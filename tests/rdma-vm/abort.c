@@ -11,6 +11,14 @@
  * Rounds take turns: a push that the receiver aborts, a push that the sender
  * aborts, a pull that the puller aborts. Exit status 0: all failed as they should,
  * each in the middle, and no byte was foreign.
+ *
+ *   rdma-abort send SOCKET 0 ROOM
+ *   rdma-abort recv SOCKET ENDPOINT 0 ROOM
+ *
+ * One push that nobody aborts: what happens to it is the caller's doing. "moving"
+ * when the first bytes are there; then "success", every byte looked at, or "failed
+ * CODE: words", the pages given away and watched. Exit status 0 for either; 1 for a
+ * wrong or foreign byte.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -27,10 +35,11 @@
 #define FIRST_PAGES 16u	/* a chunk of its own: when it has landed, the rest is on its way */
 #define WAIT_MS 300000	/* virtual machines on a busy host take their time */
 #define WATCH_NS 50000000L
+#define WATCHES 120 /* of a push that nobody aborted: a frozen peer may wake up */
 #define OLD 0x11
 #define FILL 0x77 /* what is sent */
 
-enum kind { PUSH_RECEIVER_ABORTS, PUSH_SENDER_ABORTS, PULL_ABORTS, KINDS };
+enum kind { PUSH_RECEIVER_ABORTS, PUSH_SENDER_ABORTS, PULL_ABORTS, KINDS, PUSH_ENDURES };
 
 struct engine {
 	struct kvd_client *client;
@@ -101,6 +110,22 @@ static void room_end(struct engine *engine, struct kvd_room *room)
 		die(engine, "the room did not fail");
 }
 
+/* How a push ended that nobody aborted. */
+static bool tell_end(struct kvd_room *room)
+{
+	int state = kvd_room_wait(room, KVD_SUCCESS, WAIT_MS);
+	struct kvd_room_status st = {0};
+
+	if (state == KVD_SUCCESS) {
+		printf("success\n");
+	} else {
+		kvd_room_read(room, &st);
+		printf("failed %s: state %d\n", kvd_code_name((enum kvd_code)st.error), state);
+	}
+	fflush(stdout);
+	return state == KVD_SUCCESS;
+}
+
 /* ---- the side that has the bytes ---- */
 
 static void until_bytes_move(struct engine *engine, struct kvd_room *room)
@@ -154,6 +179,10 @@ static void send_one(struct engine *engine, uint64_t number, enum kind kind)
 			if (kvd_room_abort(room, "the sender's user went away", NULL))
 				die(engine, "room.abort");
 		}
+	}
+	if (kind == PUSH_ENDURES) {
+		tell_end(room);
+		return; /* its daemon may be gone */
 	}
 	room_end(engine, room);
 	if (kvd_room_close(room, NULL))
@@ -216,12 +245,24 @@ static void recv_one(struct engine *engine, const char *endpoint, uint64_t numbe
 	uint8_t mine = (uint8_t)(0x80 | number % 97);
 	struct kvd_room *room;
 	unsigned int touched;
+	bool success;
 
 	memset(engine->memory.address, OLD, BYTES);
 	room = recv_open(engine, endpoint, number, kind);
 	while (kvd_room_state(room) > KVD_FAILED && kvd_room_state(room) < KVD_SUCCESS &&
 	       pages_touched(engine) == 0)
 		nap(20000);
+	if (kind == PUSH_ENDURES) {
+		printf("moving\n");
+		fflush(stdout);
+		success = tell_end(room);
+		if (!success)
+			memset(engine->memory.address, mine, BYTES);
+		for (int i = 0; !success && i < WATCHES; i++)
+			nap(WATCH_NS);
+		tally->foreign = foreign_bytes(engine, success ? FILL : mine);
+		return;
+	}
 	if (kind != PUSH_SENDER_ABORTS && kvd_room_abort(room, "the user went away", NULL))
 		die(engine, "room.abort");
 	room_end(engine, room);
@@ -257,10 +298,15 @@ int main(int argc, char **argv)
 		else
 			recv_one(&engine, argv[3], first + i, (enum kind)(i % KINDS), &tally);
 	}
+	if (rounds == 0 && sends)
+		send_one(&engine, first, PUSH_ENDURES);
+	else if (rounds == 0)
+		recv_one(&engine, argv[3], first, PUSH_ENDURES, &tally);
 	kvd_close(engine.client);
 	if (!sends)
-		printf("%u rooms failed, %u in the middle, %" PRIu64 " foreign words\n",
-		       tally.failed, tally.in_flight, tally.foreign);
+		printf("%u rooms failed, %u in the middle, %" PRIu64 " %s words\n",
+		       tally.failed, tally.in_flight, tally.foreign,
+		       rounds ? "foreign" : "wrong");
 	return !sends && (tally.failed != rounds || tally.foreign ||
 			  tally.in_flight * 10 < rounds * 9);
 }

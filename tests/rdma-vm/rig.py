@@ -15,7 +15,8 @@ import subprocess
 import threading
 import time
 
-BOOT_S = 240 # two of them, on a busy machine
+BOOT_S = 240  # two of them, on a busy machine
+CARDS = 2  # and rails: rxe0 on eth0, rxe1 on eth1
 
 
 class Fault(Exception):
@@ -52,10 +53,10 @@ class Command:
 
 
 class Guest:
-    def __init__(self, image, archive, folder, number, net, memory_mib, cpus):
+    def __init__(self, image, archive, folder, number, nets, memory_mib, cpus):
         self.number = number
         self.name = f"guest{number}"
-        self.address = f"10.0.0.{number}"
+        self.address = f"10.0.0.{number}"  # and 10.0.1.N on the second rail
         self.folder = folder
         self.changed = threading.Condition()
         self.commands = {}
@@ -75,13 +76,18 @@ class Guest:
              "-serial", "chardev:agent",
              "-chardev", f"socket,id=mon,path={monitor},server=on,wait=off",
              "-mon", "chardev=mon,mode=readline",
-             "-netdev", net,
-             "-device", f"virtio-net-pci,netdev=net0,romfile=,mac=52:54:00:00:00:0{number}"],
+             *self._cards(nets)],
             stdin=subprocess.DEVNULL, stdout=self.console, stderr=subprocess.STDOUT,
             preexec_fn=_die_with_parent)
         self.agent = self._connect(agent)
         self.monitor = self._connect(monitor)
         threading.Thread(target=self._read, daemon=True).start()
+
+    def _cards(self, nets):
+        for i, net in enumerate(nets):
+            yield from ("-netdev", f"socket,id=net{i},{net}", "-device",
+                        f"virtio-net-pci,netdev=net{i},romfile=,"
+                        f"mac=52:54:00:00:0{i}:0{self.number}")
 
     def _path(self, what):
         return os.path.join(self.folder, f"{self.name}.{what}")
@@ -210,9 +216,9 @@ class Pair:
                     while chunk := part.read(1 << 20):
                         out.write(chunk)
                 out.write(b"\0" * (-out.tell() % 512))
-        port = _free_port()
-        nets = [f"socket,id=net0,listen=127.0.0.1:{port}",
-                f"socket,id=net0,connect=127.0.0.1:{port}"]
+        ports = [_free_port() for _ in range(CARDS)]
+        nets = [[f"{how}=127.0.0.1:{port}" for port in ports]
+                for how in ("listen", "connect")]
         try:
             for i in range(count):
                 self.guests.append(Guest(image, archive, folder, i + 1, nets[i],

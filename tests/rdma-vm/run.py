@@ -77,7 +77,7 @@ transfer_stall_timeout = 30 s
 [transport]
 transports = verbs
 require = rdma
-verbs_rails = rxe0
+verbs_rails = %s
 verbs_ack_timeout = 17
 """
 ROOM_S = 240
@@ -86,24 +86,26 @@ ROOM_S = 240
 class Daemons:
     """One in each guest; ends them and looks at their words."""
 
-    def __init__(self, pair):
-        self.pair, self.running, self.expect = pair, [], []
+    def __init__(self, pair, rails="rxe0", program="/kvd/kvd"):
+        self.pair, self.rails, self.program = pair, rails, program
+        self.running = [None] * len(pair.guests)
 
     def __enter__(self):
         try:
-            for guest in self.pair.guests:
-                self.start(guest)
+            for i in range(len(self.running)):
+                self.start(i)
         except BaseException as fault:
             self.__exit__(type(fault))
             raise
         return self
 
-    def start(self, guest):
-        lines = (CONFIG % guest.address).splitlines()
+    def start(self, i):
+        guest = self.pair[i]
+        lines = (CONFIG % (guest.address, self.rails)).splitlines()
         guest.must("mkdir -p /tmp/kvd; rm -f /tmp/kvd.conf; "
                    + "; ".join(f"echo '{line}' >> /tmp/kvd.conf" for line in lines))
-        command = guest.start("echo $$ > /tmp/kvd.pid; exec /kvd/kvd --config /tmp/kvd.conf")
-        self.running.append(command)
+        self.running[i] = guest.start("echo $$ > /tmp/kvd.pid; "
+                                      f"exec {self.program} --config /tmp/kvd.conf")
         guest.until("/kvd/kvd-ctl --socket /tmp/kvd/kvd.sock ping > /dev/null 2>&1")
 
     def ctl(self, i, words):
@@ -168,6 +170,157 @@ def abort_no_foreign_byte(pair):
 def abort_no_foreign_byte_back(pair):
     """the same, second guest to first"""
     aborts(pair, 1, 0, ABORTS)
+
+
+# ---- a push, and what happens to it ----
+
+class Push:
+    """64 MiB from guest 1's engine to guest 2's; nobody aborts it."""
+
+    number = 500000
+
+    def __init__(self, pair):
+        Push.number += 1
+        self.pair = pair
+        self.send = pair[0].start(f"/kvd/rdma-abort send /tmp/kvd/kvd.sock 0 {Push.number}")
+        self.recv = pair[1].start("/kvd/rdma-abort recv /tmp/kvd/kvd.sock "
+                                  f"{endpoint(pair[0])} 0 {Push.number}")
+        self.recv.wait_line("moving", 120)
+        self.began = time.monotonic()
+
+    def failed(self, command, within_s, codes):
+        """It ends as failed, in time and with one of these codes; how long it took."""
+        command.wait_line("failed", within_s)
+        took = time.monotonic() - self.began
+        check(any(code in command.text for code in codes), command.text)
+        return took
+
+    def clean(self):
+        """No byte was wrong, or came after the end."""
+        check(self.recv.wait(120) == 0, self.recv.text)
+
+    def succeeded(self, within_s):
+        self.recv.wait_line("success", within_s)
+        self.clean()
+        check(self.send.wait(60) == 0 and "success" in self.send.text, self.send.text)
+
+
+def again(pair):
+    """The pair works again: a push succeeds."""
+    Push(pair).succeeded(240)
+
+
+@case
+def fault_sender_daemon_killed(pair):
+    """kill -9 of the sender's daemon in mid-transfer: the receiver fails, clean"""
+    with Daemons(pair) as daemons:
+        push = Push(pair)
+        daemons.kill(0)
+        took = push.failed(push.recv, 60, ["EPEER", "ERESTART"])
+        push.failed(push.send, 60, ["E"])
+        push.clean()
+        print(f"# the receiver failed {took:.1f} s after the kill")
+        daemons.start(0)
+        again(pair)
+
+
+@case
+def fault_receiver_daemon_killed(pair):
+    """kill -9 of the receiver's daemon in mid-transfer: the sender fails"""
+    with Daemons(pair) as daemons:
+        push = Push(pair)
+        daemons.kill(1)
+        took = push.failed(push.send, 60, ["EPEER", "ERESTART"])
+        push.failed(push.recv, 60, ["E"])
+        push.clean()
+        print(f"# the sender failed {took:.1f} s after the kill")
+        daemons.start(1)
+        again(pair)
+
+
+@case
+def fault_link_down(pair):
+    """the link goes down in mid-transfer: both fail, clean; up again, they work"""
+    with Daemons(pair):
+        push = Push(pair)
+        pair[0].must("ip link set eth0 down")
+        took = [push.failed(command, 60, ["EPEER", "EIO", "ETRANSPORT", "EFENCE"])
+                for command in (push.recv, push.send)]
+        pair[0].must("ip link set eth0 up; ip addr replace 10.0.0.1/24 dev eth0")
+        push.clean()
+        print("# failed after %.1f and %.1f s" % tuple(took))
+        again(pair)
+
+
+@case
+def fault_lossy_link(pair):
+    """1 % loss and 10 ms delay: slower, and right"""
+    with Daemons(pair):
+        pair[0].must("tc qdisc add dev eth0 root netem loss 1% delay 10ms limit 10000")
+        try:
+            again(pair)
+        finally:
+            pair[0].must("tc qdisc del dev eth0 root")
+
+
+@case
+def fault_receiver_frozen(pair):
+    """the receiving guest stands still: the sender fails in time; woken, it is clean"""
+    with Daemons(pair):
+        push = Push(pair)
+        pair[1].freeze()
+        try:
+            took = push.failed(push.send, 60, ["EPEER", "EFENCE", "ETRANSPORT"])
+        finally:
+            pair[1].wake()
+        push.recv.wait_line("failed", 60)
+        push.clean()
+        print(f"# the sender failed {took:.1f} s after the freeze")
+        again(pair)
+
+
+@case
+def fault_sender_frozen(pair):
+    """the sending guest stands still, is given up, and wakes: no byte of it arrives"""
+    with Daemons(pair):
+        push = Push(pair)
+        pair[0].freeze()
+        try:
+            took = push.failed(push.recv, 60, ["EPEER", "EFENCE", "ETRANSPORT"])
+        finally:
+            pair[0].wake()  # while the pages are somebody else's, and watched
+        push.send.wait_line("failed", 60)
+        push.clean()
+        print(f"# the receiver failed {took:.1f} s after the freeze")
+        again(pair)
+
+
+@case
+def rails_two(pair):
+    """a large push goes over two adapters"""
+    with Daemons(pair, rails="rxe0 rxe1") as daemons:
+        again(pair)
+        text = daemons.ctl(0, "health")
+        check("rxe0" in text and "rxe1" in text, text)
+
+
+# ---- the suite ----
+
+def conform(pair, words):
+    command = pair[0].start(words)
+    status = command.wait(900)
+    print("# " + (command.lines[-1] if command.lines else "no output"))
+    for line in command.lines:
+        if "# SKIP" in line:
+            print("# " + line)
+    check(status == 0, "\n".join(line for line in command.lines
+                                 if line.startswith(("not ok", "#")))[-3000:])
+
+
+@case
+def conform_in_one_guest(pair):
+    """the transports' suite over verbs: three processes, one adapter"""
+    conform(pair, "KVD_CONFORM_RAILS=rxe0 /kvd/conform --backend verbs --seconds 840")
 
 
 # ---- running ----

@@ -176,6 +176,7 @@ static const struct trial trials[] = {
 	{.command = "plan", .line = "a{'cmd':'plan','sources':[" SIDE "],'dst':" SIDE ",'room':'7'}"},
 	{.command = "stats", .line = "a{'cmd':'stats'}"},
 	{.command = "health", .line = "a{'cmd':'health'}"},
+	{.command = "devices", .line = "a{'cmd':'devices'}"},
 	{.command = "config.show", .line = "a{'cmd':'config.show'}"},
 	{.command = "log.level", .line = "a{'cmd':'log.level','level':'warn'}",
 	 .after = {"a{'cmd':'log.level','level':'error'}"}},

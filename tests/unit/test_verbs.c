@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 
 #include "daemon/base/err.h"
+#include "daemon/transport/verbs_look.h"
 
 /* ---- plans become requests ---- */
 
@@ -480,6 +481,58 @@ static void gpu_is_nearest_to_the_adapter_behind_its_switch(void **state)
 	vp_end(state);
 }
 
+/* ---- what there is, for people ---- */
+
+static void look_is(unsigned int number, bool used, const char *words)
+{
+	static struct verbs_look look;
+	char why[160];
+
+	verbs_look(&look);
+	assert_int_equal(look.err.code, ERR_OK);
+	assert_int_equal(look.count, 4);
+	assert_int_equal(verbs_look_use(&look.ports[number], &vp_config, vp_a.xp, why,
+					sizeof(why)), used);
+	if (!strstr(why, words))
+		fail_msg("'%s', wanted '%s'", why, words);
+}
+
+static void look_tells_each_port_s_use_or_why_it_has_none(void **state)
+{
+	vp_begin(state);
+	look_is(0, false, "not open");
+	assert_int_equal(vp_open(&vp_a, "mlx5_1"), 0);
+	look_is(1, true, "rail 0");
+	look_is(0, false, "verbs_rails does not name it");
+	fake_verbs_port(2, false);
+	look_is(2, false, "the port is down");
+	fake_verbs_port(1, false);
+	VP_AWAIT(vp_transport(&vp_a)->rails[0].down);
+	look_is(1, true, "but the port is down");
+	vp_config.verbs_rails[0] = '\0';
+	look_is(0, false, "listen = tcp://0.0.0.0:7400");
+	vp_end(state);
+}
+
+static void look_tells_gids_and_addresses(void **state)
+{
+	static struct verbs_look look;
+
+	vp_begin(state);
+	verbs_look(&look);
+	assert_string_equal(look.ports[3].device, "mlx5_3");
+	assert_string_equal(look.ports[3].state, "active");
+	assert_string_equal(look.ports[3].link, "Ethernet");
+	assert_string_equal(look.ports[3].interface, "eth3");
+	assert_string_equal(look.ports[3].address, "10.9.1.2");
+	assert_int_equal(look.ports[3].mtu, 4096);
+	assert_int_equal(look.ports[3].node, 1);
+	assert_int_equal(look.ports[3].gid_count, 2);
+	assert_string_equal(look.ports[3].gids[1].gid, "::ffff:10.9.1.2");
+	assert_string_equal(look.ports[3].gids[1].type, "RoCE v2");
+	vp_end(state);
+}
+
 int main(void)
 {
 #define ALONE(test) cmocka_unit_test(test)
@@ -512,6 +565,8 @@ int main(void)
 		RAILS(memory_of_a_node_goes_over_the_adapter_of_that_node),
 		RAILS(memory_of_an_unknown_node_goes_over_all),
 		ALONE(gpu_is_nearest_to_the_adapter_behind_its_switch),
+		ALONE(look_tells_each_port_s_use_or_why_it_has_none),
+		ALONE(look_tells_gids_and_addresses),
 	};
 
 	cmocka_set_test_filter(getenv("KVD_TEST_FILTER"));

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <string.h>
+
+#include "ctl/ctl.h"
+#include "ctl/table.h"
+
+static void port_row(struct table *table, const cJSON *port)
+{
+	table_cellf(table, "%s:%.0f", ctl_str(port, "device", "?"), ctl_num(port, "port"));
+	table_cell(table, ctl_str(port, "state", NULL));
+	table_cell(table, ctl_str(port, "rate", NULL));
+	table_cellf(table, "%.0f", ctl_num(port, "mtu"));
+	if (ctl_num(port, "node") < 0)
+		table_cell(table, NULL);
+	else
+		table_cellf(table, "%.0f", ctl_num(port, "node"));
+	table_cell(table, *ctl_str(port, "address", "") ? ctl_str(port, "address", "") : NULL);
+	table_cell(table, cJSON_IsTrue(ctl_list(port, "used")) ? "yes" : "no");
+	table_cell(table, ctl_str(port, "use", NULL));
+}
+
+static int put_ports(const cJSON *ports)
+{
+	const cJSON *port, *gid;
+	struct table *table;
+
+	if (cJSON_GetArraySize(ports) == 0)
+		return CTL_OK;
+	if (table_new("PORT STATE RATE >MTU >NODE ADDRESS USED AS", &table) < 0)
+		return CTL_ERROR;
+	cJSON_ArrayForEach(port, ports)
+		port_row(table, port);
+	table_print(table, stdout);
+	table_free(table);
+	cJSON_ArrayForEach(port, ports) {
+		cJSON_ArrayForEach(gid, ctl_list(port, "gids"))
+			printf("%s:%.0f gid %.0f %s %s\n", ctl_str(port, "device", "?"),
+			       ctl_num(port, "port"), ctl_num(gid, "index"),
+			       ctl_str(gid, "gid", "?"), ctl_str(gid, "type", "?"));
+	}
+	return CTL_OK;
+}
+
+int ctl_run_devices(struct ctl *ctl, int argc, char **argv)
+{
+	cJSON *devices;
+	int r = ctl_ask(ctl, "devices", NULL, &devices);
+
+	(void)argc;
+	(void)argv;
+	if (r)
+		return r;
+	if (ctl->json) {
+		ctl_print_json(devices);
+	} else {
+		r = put_ports(ctl_list(devices, "rdma"));
+		if (ctl_str(devices, "rdma_error", NULL))
+			printf("%s\n", ctl_str(devices, "rdma_error", ""));
+	}
+	cJSON_Delete(devices);
+	return r;
+}
