@@ -72,8 +72,15 @@ static void on_run(struct loop_defer *defer)
 	list_init(&batch);
 	while ((link = list_pop_front(&transport->ready)))
 		list_push_back(&batch, link);
-	while ((link = list_pop_front(&batch)))
+	while ((link = list_pop_front(&batch))) {
 		tcp_peer_step(list_entry(link, struct tcp_peer, ready_link));
+		if (!loop_enough(transport->base.env.loop))
+			continue;
+		while ((link = list_pop_front(&batch)))
+			list_push_back(&transport->ready, link);
+		if (!list_empty(&transport->ready))
+			loop_defer(transport->base.env.loop, &transport->run);
+	}
 }
 
 static void on_flush(struct loop_defer *defer)

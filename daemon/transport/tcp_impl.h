@@ -182,6 +182,7 @@ struct tcp_line {
 	size_t in_len;
 	struct tcp_entry *entry; /* being received */
 	size_t skip; /* of a payload that there is no memory for */
+	bool more;   /* whole frames wait in `in`: the turn was long enough */
 };
 
 enum tcp_peer_state {
@@ -339,6 +340,7 @@ void tcp_line_fini(struct tcp_peer *peer); /* closes it; idempotent */
 int tcp_line_open(struct tcp_peer *peer, int owned_fd);
 /* Read frames as they come; before that, its bytes are tcp_dial.c's. */
 void tcp_line_listen(struct tcp_peer *peer);
+void tcp_line_resume(struct tcp_peer *peer); /* frames that the last turn left over */
 struct tcp_chunk *tcp_chunk_new(size_t size); /* NULL: raised */
 void tcp_chunk_raw(struct tcp_peer *peer, struct tcp_chunk *owned, const void *bytes,
 		   size_t len);

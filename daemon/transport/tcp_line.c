@@ -10,6 +10,10 @@
  * are read into a small buffer; what is too large for that goes straight into
  * memory of its own, whose size was held against its caps first. A peer that asks
  * and never reads is lost when TCP_OUT_HARD bytes wait for him.
+ *
+ * Neither direction keeps the loop for longer than its part of a turn: the kernel
+ * takes BYTES_A_CALL at once, and frames that are read but not yet taken (`more`) wait
+ * for the next turn, before anything else is read.
  */
 #include "daemon/transport/tcp_impl.h"
 
@@ -25,6 +29,7 @@
 #define IN_BYTES 16384u
 #define BYTES_A_TURN (256u << 10)
 #define CHUNKS_A_CALL 16
+#define BYTES_A_CALL (128u << 10)
 
 _Static_assert(IN_BYTES >= TCP_HEAD_BYTES + TCP_TEXT_MAX, "a small frame fits");
 
@@ -58,6 +63,7 @@ void tcp_line_fini(struct tcp_peer *peer)
 	line->entry = NULL;
 	mem_free(line->in);
 	line->in = NULL;
+	line->more = false;
 }
 
 static void watch(struct tcp_peer *peer, int events)
@@ -145,13 +151,16 @@ void tcp_line_flush(struct tcp_peer *peer)
 	struct msghdr msg = {.msg_iov = iov};
 	struct tcp_chunk *chunk;
 	ssize_t n = 0;
+	size_t bytes;
 
 	while (line->fd >= 0 && !list_empty(&line->out) && !peer->broken) {
 		msg.msg_iovlen = 0;
+		bytes = 0;
 		list_foreach(chunk, &line->out, link) {
 			iov[msg.msg_iovlen++] = (struct iovec){chunk->bytes + chunk->pos,
 							       chunk->len - chunk->pos};
-			if (msg.msg_iovlen == CHUNKS_A_CALL)
+			bytes += chunk->len - chunk->pos;
+			if (msg.msg_iovlen == CHUNKS_A_CALL || bytes >= BYTES_A_CALL)
 				break;
 		}
 		n = sendmsg(line->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -161,6 +170,8 @@ void tcp_line_flush(struct tcp_peer *peer)
 			written(line, (size_t)n);
 		else if (errno != EINTR)
 			tcp_peer_break(peer, "write", errno);
+		if (loop_enough(peer->timer.loop))
+			break; /* the socket calls again */
 	}
 	watch(peer, (line->events & LOOP_READ) |
 			    (list_empty(&line->out) || peer->broken ? 0 : LOOP_WRITE));
@@ -239,7 +250,13 @@ static void take_frames(struct tcp_peer *peer)
 	size_t used = 0;
 	ssize_t n = 1;
 
+	line->more = false;
 	while (tcp_peer_live(peer) && !line->entry && !line->skip && n > 0) {
+		if (used > 0 && loop_enough(peer->timer.loop)) {
+			line->more = true;
+			tcp_peer_kick(peer);
+			break;
+		}
 		n = take_frame(peer, line->in + used, line->in_len - used);
 		if (n < 0)
 			tcp_peer_fail_last(peer);
@@ -303,7 +320,9 @@ static void receive(struct tcp_peer *peer)
 	size_t budget = BYTES_A_TURN, room;
 	ssize_t n;
 
-	while (tcp_peer_live(peer) && line->fd >= 0) {
+	if (line->more)
+		take_frames(peer);
+	while (tcp_peer_live(peer) && line->fd >= 0 && !line->more) {
 		n = read_some(line, &room);
 		if (n < 0 && errno == EINTR)
 			continue;
@@ -315,10 +334,16 @@ static void receive(struct tcp_peer *peer)
 			return;
 		}
 		took(peer, (size_t)n);
-		if ((size_t)n < room || (size_t)n >= budget)
-			return; /* that was all; or the loop calls again */
+		if ((size_t)n < room || (size_t)n >= budget || loop_enough(peer->timer.loop))
+			return; /* that was all; or the socket calls again */
 		budget -= (size_t)n;
 	}
+}
+
+void tcp_line_resume(struct tcp_peer *peer)
+{
+	if (peer->line.more)
+		receive(peer);
 }
 
 /* After the farewell nothing is read but the end; bytes left unread would make

@@ -372,10 +372,17 @@ void tcp_peer_step(struct tcp_peer *peer)
 	else if (peer->failed && sm_state(&peer->sm) < TCP_PEER_FLUSHING)
 		begin_end(peer);
 	told = !list_empty(&peer->finished);
-	while ((link = list_pop_front(&peer->finished)))
+	while ((link = list_pop_front(&peer->finished))) {
 		tcp_xfer_tell(list_entry(link, struct tcp_xfer, queue_link));
+		if (loop_enough(peer->timer.loop))
+			break;
+	}
+	if (tcp_peer_live(peer))
+		tcp_line_resume(peer);
 	if (tcp_peer_live(peer))
 		tcp_xfer_pump(peer);
+	if (!list_empty(&peer->finished))
+		tcp_peer_kick(peer);
 	if (told)
 		flush_soon(peer);
 	else

@@ -506,8 +506,13 @@ void tcp_xfer_pump(struct tcp_peer *peer)
 	while ((xfer = list_first(&peer->queued, struct tcp_xfer, queue_link)) &&
 	       peer->asked < XP_INBOUND_MAX && peer->line.unsent < TCP_OUT_SOFT &&
 	       (peer->asked_bytes == 0 ||
-		peer->asked_bytes + request_len(xfer) <= TCP_HEADERS_MAX))
+		peer->asked_bytes + request_len(xfer) <= TCP_HEADERS_MAX)) {
 		ask(xfer);
+		if (loop_enough(peer->timer.loop)) {
+			tcp_peer_kick(peer);
+			return;
+		}
+	}
 }
 
 void tcp_cancel(struct xp_op *op, const struct err *why)

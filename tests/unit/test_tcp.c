@@ -698,6 +698,24 @@ static void wrong_checksum_fails_the_transfer_alone(void **state)
 
 /* ---- turns ---- */
 
+/* More requests than a turn has time for, in one go and then silence: all are taken,
+ * in order, though the socket has nothing to tell any more. */
+static void requests_of_one_read_are_all_answered(void **state)
+{
+	enum { REQUESTS = 340 };
+	uint8_t heads[REQUESTS][TCP_HEAD_BYTES];
+
+	(void)state;
+	up_b.answer = ANSWER_LAND;
+	for (uint64_t i = 0; i < REQUESTS; i++)
+		tcp_head_put(&(struct tcp_head){.type = TCP_REQUEST, .id = raw.next_id + i},
+			     heads[i]);
+	raw_send(raw.control, heads, sizeof(heads));
+	for (uint64_t i = 0; i < REQUESTS; i++)
+		assert_int_equal(expect_done(raw.next_id++).code, ERR_OK);
+	stream_works(0);
+}
+
 /* A small transfer beside a large one that was first has every other frame. */
 static void small_transfer_passes_a_large_one(void **state)
 {
@@ -824,6 +842,7 @@ int main(void)
 		JOINED(void_frame_does_not_count),
 		JOINED(source_revoked_in_mid_frame_ends_it_void),
 		ALONE(wrong_checksum_fails_the_transfer_alone),
+		JOINED(requests_of_one_read_are_all_answered),
 		JOINED(small_transfer_passes_a_large_one),
 		JOINED(connections_end_when_nobody_answers),
 		JOINED(close_beside_an_earlier_deadline_still_ends),
