@@ -19,6 +19,8 @@
 #include "daemon/pool.h"
 #include "daemon/region.h"
 #include "daemon/session.h"
+#include "gpu/cudrv.h"
+#include "proto/base64.h"
 #include "proto/json.h"
 
 static void answer_empty(void *arg)
@@ -30,35 +32,74 @@ static void answer_empty(void *arg)
 
 static int kind_parse(const char *name, enum region_kind *kind_p)
 {
-	for (int kind = REGION_MEMFD; kind <= REGION_VM; kind++) {
+	for (int kind = REGION_MEMFD; kind < REGION_KINDS; kind++) {
 		if (strcmp(name, region_kind_name((enum region_kind)kind)) == 0) {
 			*kind_p = (enum region_kind)kind;
 			return 0;
 		}
 	}
 	return err_raise(ERR_IMPORT,
-			 "kind '%.32s': this daemon imports memfd, shm and vm", name);
+			 "kind '%.32s': this daemon imports memfd, shm, vm, cuda_ipc, "
+			 "cuda_vmm and dmabuf",
+			 name);
 }
 
-static const char *const needs_of[] = {
-	[REGION_MEMFD] = "fd", [REGION_SHM] = "shm_name", [REGION_VM] = "address"};
+/* Which fields say where memory of a kind is. All others are refused. */
+enum { HAS_NONE, HAS_MAY, HAS_MUST };
+static const struct source_field {
+	const char *name;
+	uint8_t of[REGION_KINDS];
+} source_fields[] = {
+	{"fd",
+	 {[REGION_MEMFD] = HAS_MUST,
+	  [REGION_CUDA_VMM] = HAS_MUST,
+	  [REGION_DMABUF] = HAS_MUST}},
+	{"shm_name", {[REGION_SHM] = HAS_MUST}},
+	{"handle", {[REGION_CUDA_IPC] = HAS_MUST}},
+	{"device", {[REGION_CUDA_IPC] = HAS_MUST, [REGION_CUDA_VMM] = HAS_MUST}},
+	{"allocation", {[REGION_CUDA_VMM] = HAS_MUST}},
+	{"offset",
+	 {[REGION_MEMFD] = HAS_MAY,
+	  [REGION_SHM] = HAS_MAY,
+	  [REGION_CUDA_IPC] = HAS_MAY,
+	  [REGION_CUDA_VMM] = HAS_MAY,
+	  [REGION_DMABUF] = HAS_MAY}},
+	{"address",
+	 {[REGION_MEMFD] = HAS_MAY,
+	  [REGION_SHM] = HAS_MAY,
+	  [REGION_VM] = HAS_MUST,
+	  [REGION_CUDA_IPC] = HAS_MAY,
+	  [REGION_CUDA_VMM] = HAS_MAY,
+	  [REGION_DMABUF] = HAS_MAY}},
+};
 
-/* Each kind has the one field that says where the memory is, and no other's. */
 static int source_check(const cJSON *args, enum region_kind kind)
 {
-	const char *needs = needs_of[kind];
+	for (size_t i = 0; i < ARRAY_LEN(source_fields); i++) {
+		const struct source_field *field = &source_fields[i];
+		bool there = cJSON_GetObjectItemCaseSensitive(args, field->name);
 
-	if (!cJSON_GetObjectItemCaseSensitive(args, needs))
-		return err_raise(ERR_INVAL, "%s: missing, kind %s needs it", needs,
-				 region_kind_name(kind));
-	if (kind != REGION_MEMFD && cJSON_GetObjectItemCaseSensitive(args, "fd"))
-		return err_raise(ERR_INVAL, "fd: not for kind %s",
-				 region_kind_name(kind));
-	if (kind != REGION_SHM && cJSON_GetObjectItemCaseSensitive(args, "shm_name"))
-		return err_raise(ERR_INVAL, "shm_name: not for kind %s",
-				 region_kind_name(kind));
-	if (kind == REGION_VM && cJSON_GetObjectItemCaseSensitive(args, "offset"))
-		return err_raise(ERR_INVAL, "offset: not for kind vm");
+		if (!there && field->of[kind] == HAS_MUST)
+			return err_raise(ERR_INVAL, "%s: missing, kind %s needs it",
+					 field->name, region_kind_name(kind));
+		if (there && field->of[kind] == HAS_NONE)
+			return err_raise(ERR_INVAL, "%s: not for kind %s", field->name,
+					 region_kind_name(kind));
+	}
+	return 0;
+}
+
+/* A handle of CUDA IPC, in base64. */
+static int handle_parse(const char *text, uint8_t handle[CU_IPC_BYTES])
+{
+	uint8_t bytes[BASE64_CHARS(CU_IPC_BYTES) / 4 * 3];
+	size_t len = 0;
+
+	if (strlen(text) != BASE64_CHARS(CU_IPC_BYTES) ||
+	    !base64_decode(text, strlen(text), bytes, &len) || len != CU_IPC_BYTES)
+		return err_raise(ERR_INVAL, "handle: base64 of %u bytes was expected",
+				 CU_IPC_BYTES);
+	memcpy(handle, bytes, CU_IPC_BYTES);
 	return 0;
 }
 
@@ -82,7 +123,8 @@ static void region_registered(void *arg, struct region *region, const struct err
 static int region_register_run(struct request *req)
 {
 	struct region_args args = {.fd = -1};
-	const char *kind = "";
+	const char *kind = "", *handle = NULL;
+	uint8_t ipc[CU_IPC_BYTES];
 	int64_t fd = 0;
 	int r;
 
@@ -93,12 +135,19 @@ static int region_register_run(struct request *req)
 	(void)json_get_u64(req->args, "offset", false, &args.offset);
 	(void)json_get_u64(req->args, "address", false, &args.address);
 	(void)json_get_int(req->args, "fd", false, 0, REQUEST_FDS_MAX, &fd);
+	(void)json_get_str(req->args, "handle", false, SIZE_MAX, &handle);
+	(void)json_get_str(req->args, "device", false, SIZE_MAX, &args.device);
+	(void)json_get_u64(req->args, "allocation", false, &args.allocation);
 	r = kind_parse(kind, &args.kind);
 	if (r == 0)
 		r = source_check(req->args, args.kind);
+	if (r == 0 && handle)
+		r = handle_parse(handle, ipc);
 	if (r < 0)
 		return err_pass(r);
-	if (args.kind == REGION_MEMFD)
+	args.ipc = ipc;
+	if (args.kind == REGION_MEMFD || args.kind == REGION_CUDA_VMM ||
+	    args.kind == REGION_DMABUF)
 		args.fd = mem_steal_fd(&req->fds[fd]);
 	r = region_register(req->session, &args, region_registered, req);
 	if (r < 0 && args.fd >= 0)
@@ -277,12 +326,21 @@ static int pool_list_run(struct request *req)
 /* ---- tables ---- */
 
 static const struct command_field region_register_fields[] = {
-	{"kind", FIELD_STR, true, 0, 32, "\"memfd\", \"shm\" (POSIX name) or \"vm\"."},
+	{"kind", FIELD_STR, true, 0, 32,
+	 "\"memfd\", \"shm\" (POSIX name), \"vm\", \"cuda_ipc\", \"cuda_vmm\" or \"dmabuf\"."},
 	{"fd", FIELD_FD, false, 0, 0,
-	 "memfd: the descriptor. It must carry F_SEAL_SHRINK or accept it."},
+	 "memfd: the descriptor. It must carry F_SEAL_SHRINK or accept it. cuda_vmm: of "
+	 "cuMemExportToShareableHandle. dmabuf: of cuMemGetHandleForAddressRange; only RDMA "
+	 "adapters can use it."},
 	{"shm_name", FIELD_STR, false, 0, 255, "shm: the name, \"/…\"."},
+	{"handle", FIELD_STR, false, 0, 128,
+	 "cuda_ipc: what cuIpcGetMemHandle gave for the allocation, 64 bytes in base64."},
+	{"device", FIELD_STR, false, 0, 63,
+	 "cuda_ipc, cuda_vmm: the GPU, by UUID (\"GPU-…\") or PCI id; never by number."},
+	{"allocation", FIELD_U64, false, 0, 0,
+	 "cuda_vmm: bytes of the whole allocation, as cuMemCreate was given."},
 	{"offset", FIELD_U64, false, 0, 0,
-	 "memfd, shm: of byte 0 in the object; default 0."},
+	 "Of byte 0 in the object or allocation; default 0. Not for vm."},
 	{"length", FIELD_U64, true, 0, 0, "Bytes."},
 	{"address", FIELD_U64, false, 0, 0,
 	 "The client's own address of byte 0. vm: required; else only transfers by "

@@ -75,6 +75,8 @@ struct config {
 	uint32_t tcp_streams, tcp_threads;	/* >= 1 */
 	uint64_t tcp_buffer_bytes;		/* 0 = the kernel's choice */
 	uint32_t tcp_verify;			/* enum tcp_verify */
+	char gpu[CONFIG_PATH_BYTES];
+	char cuda_library[CONFIG_PATH_BYTES];
 	char verbs_rails[CONFIG_ENDPOINT_BYTES]; /* "" = the port of `listen` */
 	uint32_t verbs_qps;	      /* queue pairs a peer and rail */
 	uint32_t verbs_ack_timeout;   /* 4.096 us << this */

@@ -201,6 +201,11 @@ static const struct setting options[] = {
 	 .help = "Copy threads that all daemons of one run_dir may run at once; each may "
 		 "always run one. The same for all of them. auto: half the cores, at least "
 		 "copy_threads."},
+	{"transport", "gpu", SETTING_TEXT, FIELD(gpu), .preset = "auto",
+	 .help = "GPUs whose memory engines may hand over: auto (all that are here), off, or "
+		 "UUIDs and PCI ids. No driver is loaded before the first does."},
+	{"transport", "cuda_library", SETTING_TEXT, FIELD(cuda_library),
+	 .preset = "libcuda.so.1", .help = "The CUDA driver's library: a name or a path."},
 	{"transport", "slice", SETTING_SIZE, FIELD(slice_bytes), .preset = "512 KiB",
 	 .min = 4 * KIB, .max = 64 * MIB,
 	 .help = "Bytes a copy thread moves before it looks for a cancel."},

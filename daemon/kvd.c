@@ -38,6 +38,7 @@
 #include "daemon/transport/copy.h"
 #include "daemon/transport/numa.h"
 #include "daemon/transport/tokens.h"
+#include "gpu/gpu.h"
 #include "daemon/xfer.h"
 
 /* How often a draining daemon looks whether its rooms have ended, and how long
@@ -282,6 +283,8 @@ static int build(struct kvd *kvd, const struct kvd_sockets *sockets)
 		r = copier_new(kvd->loop, config->copy_threads, config->slice_bytes,
 			       &kvd->copier);
 	if (r == 0)
+		r = gpu_new(config->cuda_library, config->gpu, &kvd->gpu);
+	if (r == 0)
 		share_cores(kvd);
 	if (r == 0)
 		place_threads(kvd);
@@ -400,6 +403,7 @@ void kvd_free(struct kvd *kvd)
 		kvd->link->ops->free(kvd->link);
 	copier_free(kvd->copier);
 	offload_free(kvd->offload);
+	gpu_free(kvd->gpu); /* after the last import */
 	if (kvd->loop) {
 		loop_timer_stop(&impl->watchdog);
 		loop_timer_stop(&impl->drain);

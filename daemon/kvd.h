@@ -24,6 +24,7 @@ struct kvd {
 	struct loop *loop;
 	struct offload *offload;
 	struct copier *copier;
+	struct gpu *gpu; /* NULL in tests without */
 	struct list sessions; /* struct session.link */
 	unsigned int session_count;
 	uint64_t next_session_id, next_pool_id;

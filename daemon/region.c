@@ -9,7 +9,9 @@
  * descriptor (device, inode), the range, and the address the engine gave it,
  * never the descriptor's number or the name. Known memory is recognised before
  * the import; two imports of one memory that run at the same time meet when
- * the second is finished, and that one is dropped again.
+ * the second is finished, and that one is dropped again. Of GPU memory it is the
+ * driver's handle, or the open file, and the device; several tensors of one
+ * allocation are several regions of one import (gpu/import.h).
  *
  * The daemon may be allowed more than its client. What it opens in a client's
  * name is judged by the client's rights: a POSIX shm object by its owner and
@@ -23,6 +25,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <linux/kcmp.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -39,6 +42,7 @@
 #include "daemon/session.h"
 #include "daemon/session_watch.h"
 #include "daemon/xfer.h"
+#include "gpu/import.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -48,7 +52,8 @@ struct holding { /* a region and what only this file needs of it */
 	struct region region;
 	struct kvd *kvd;
 	struct offload_job job; /* import, later close */
-	int fd;			/* memfd or shm, until it is imported */
+	int fd;			/* of kinds with one, until it is imported */
+	struct gpu_handle gpu;	/* cuda_*; its fd is `fd` */
 	bool writable;
 	dev_t dev;
 	ino_t ino;
@@ -65,7 +70,8 @@ static struct holding *holding_of(struct region *region)
 
 const char *region_kind_name(enum region_kind kind)
 {
-	static const char *const names[] = {"memfd", "shm", "vm"};
+	static const char *const names[REGION_KINDS] = {
+		"memfd", "shm", "vm", "cuda_ipc", "cuda_vmm", "dmabuf"};
 
 	assert((unsigned int)kind < ARRAY_LEN(names));
 	return names[kind];
@@ -98,7 +104,17 @@ static int import_memory(struct holding *h)
 	case REGION_SHM:
 		return err_pass(memory_import_shm_fd(h->fd, h->offset, region->length,
 						     h->writable, &region->memory));
+	case REGION_CUDA_IPC:
+	case REGION_CUDA_VMM:
+		h->gpu.fd = h->fd;
+		return err_pass(memory_import_device(h->kvd->gpu, region->session->id,
+						     &h->gpu, h->offset, region->length,
+						     true, &region->memory));
+	case REGION_DMABUF:
+		return err_pass(memory_import_dmabuf(h->fd, h->offset, region->length,
+						     &region->memory));
 	case REGION_VM:
+	case REGION_KINDS:
 		break;
 	}
 	return err_pass(memory_import_vm(region->session->pid, region->address,
@@ -262,9 +278,38 @@ struct region *region_at(struct session *session, uint64_t address, uint64_t len
 	return region;
 }
 
+/* Descriptors of drivers share one inode: only the open file tells them apart.
+ * A kernel that cannot say gives the memory two ids, which is no harm. */
+static bool same_file(const struct holding *known, const struct holding *asked)
+{
+	pid_t pid = getpid();
+	int fd = known->region.kind == REGION_DMABUF
+			 ? known->region.memory->dmabuf_fd
+			 : known->region.memory->gpu->handle.fd;
+
+	return syscall(SYS_kcmp, pid, pid, KCMP_FILE, fd, asked->fd) == 0;
+}
+
+static bool same_object(const struct holding *known, const struct holding *asked)
+{
+	switch (asked->region.kind) {
+	case REGION_CUDA_IPC:
+		return strcmp(known->gpu.device, asked->gpu.device) == 0 &&
+		       memcmp(&known->gpu.ipc, &asked->gpu.ipc,
+			      sizeof(asked->gpu.ipc)) == 0;
+	case REGION_CUDA_VMM:
+		return strcmp(known->gpu.device, asked->gpu.device) == 0 &&
+		       known->gpu.bytes == asked->gpu.bytes && same_file(known, asked);
+	case REGION_DMABUF:
+		return same_file(known, asked);
+	default:
+		return known->dev == asked->dev && known->ino == asked->ino;
+	}
+}
+
 static bool same_memory(const struct holding *a, const struct holding *b)
 {
-	return a->region.kind == b->region.kind && a->dev == b->dev && a->ino == b->ino &&
+	return a->region.kind == b->region.kind && same_object(a, b) &&
 	       a->offset == b->offset && a->region.length == b->region.length &&
 	       a->region.address == b->region.address && a->writable == b->writable;
 }
@@ -427,12 +472,36 @@ static void memfd_take(struct holding *h, int fd)
 		      (seals < 0 || !(seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)));
 }
 
+static int gpu_take(struct holding *h, const struct region_args *args)
+{
+	if (!h->kvd->gpu)
+		return err_raise(ERR_IMPORT, "kind %s: this daemon uses no GPU",
+				 region_kind_name(args->kind));
+	if (strlen(args->device) >= sizeof(h->gpu.device))
+		return err_raise(ERR_INVAL, "device: over %zu bytes",
+				 sizeof(h->gpu.device) - 1);
+	memcpy(h->gpu.device, args->device, strlen(args->device) + 1);
+	h->gpu.kind = args->kind == REGION_CUDA_IPC ? GPU_HANDLE_IPC : GPU_HANDLE_VMM;
+	h->gpu.bytes = args->allocation;
+	if (args->kind == REGION_CUDA_IPC)
+		memcpy(&h->gpu.ipc, args->ipc, sizeof(h->gpu.ipc));
+	else
+		h->fd = args->fd;
+	return 0;
+}
+
 /* Find the object that the arguments name. */
 static int source_take(struct holding *h, const struct region_args *args)
 {
 	struct stat st;
 	int r = 0;
 
+	if (args->kind == REGION_CUDA_IPC || args->kind == REGION_CUDA_VMM)
+		return err_pass(gpu_take(h, args));
+	if (args->kind == REGION_DMABUF) {
+		h->fd = args->fd;
+		return 0;
+	}
 	if (args->kind == REGION_VM) {
 		h->writable = true;
 		return err_pass(vm_permit(h->region.session));
@@ -496,7 +565,7 @@ static int holding_new(struct session *session, const struct region_args *args,
 /* Forget a holding that was never submitted; the caller keeps his fd. */
 static void holding_undo(struct holding *h)
 {
-	if (h->region.kind == REGION_MEMFD)
+	if (h->region.kind != REGION_SHM)
 		h->fd = -1;
 	holding_free(h);
 }

@@ -18,7 +18,15 @@ struct kvd;
 
 #define REGION_TRANSPORTS_MAX 8u
 
-enum region_kind { REGION_MEMFD, REGION_SHM, REGION_VM };
+enum region_kind {
+	REGION_MEMFD,
+	REGION_SHM,
+	REGION_VM,
+	REGION_CUDA_IPC,
+	REGION_CUDA_VMM,
+	REGION_DMABUF,
+	REGION_KINDS,
+};
 enum region_state { REGION_IMPORTING, REGION_READY, REGION_CLOSING };
 
 struct region {
@@ -41,9 +49,13 @@ struct region {
 
 struct region_args {
 	enum region_kind kind;
-	int fd;		      /* memfd: taken when region_register() returns 0 */
+	/* memfd, cuda_vmm, dmabuf: taken when region_register() returns 0 */
+	int fd;
 	const char *shm_name; /* shm */
-	uint64_t offset;      /* memfd, shm: of byte 0 in the object */
+	uint64_t offset;      /* of byte 0 in the object or allocation; not vm */
+	const char *device;   /* cuda_*: UUID or PCI id */
+	const void *ipc;      /* cuda_ipc: CU_IPC_BYTES, of the allocation's base */
+	uint64_t allocation;  /* cuda_vmm: bytes of the whole allocation */
 	uint64_t length;
 	uint64_t address;     /* vm: required */
 	const char *name;     /* may be NULL */

@@ -306,7 +306,7 @@ int gpu_device_get(struct gpu_device *device)
 	else if (atomic_load(&device->broken))
 		r = broken_raise(device);
 	if (r == 0 && device->users++ == 0)
-		log_info("gpu", device->id, "in use", "name=\"%s\" pci=%s", device->name,
+		log_debug("gpu", device->id, "in use", "name=\"%s\" pci=%s", device->name,
 			 device->pci);
 	pthread_mutex_unlock(&device->lock);
 	return err_pass(r);
@@ -318,7 +318,7 @@ void gpu_device_put(struct gpu_device *device)
 	assert(device->users > 0);
 	if (--device->users == 0) {
 		ctx_down(device);
-		log_info("gpu", device->id, "no longer in use", "name=\"%s\"",
+		log_debug("gpu", device->id, "no longer in use", "name=\"%s\"",
 			 device->name);
 	}
 	pthread_mutex_unlock(&device->lock);
@@ -342,7 +342,7 @@ void gpu_leave(struct gpu_device *device)
 
 /* ---- faults ---- */
 
-static void device_break(struct gpu_device *device)
+void gpu_device_break(struct gpu_device *device)
 {
 	static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
 
@@ -368,16 +368,8 @@ int gpu_raise(struct gpu_device *device, int result, enum err_code code, const c
 	va_end(args);
 	r = cudrv_raise(&device->gpu->drv, result, code, "%s: %s", device->id, words);
 	if (cudrv_sticky(result))
-		device_break(device);
+		gpu_device_break(device);
 	return err_pass(r);
-}
-
-bool gpu_device_reset(struct gpu_device *device)
-{
-	err_raise(ERR_IO, "%s: its work could not be stopped", device->id);
-	device_break(device);
-	err_clear();
-	return device->gpu->drv.ctx_reset(device->handle) == CU_SUCCESS;
 }
 
 bool gpu_device_broken(const struct gpu_device *device)

@@ -29,7 +29,7 @@
 
 #define GPU_DEVICES_MAX 32u
 #define GPU_LIBRARY "libcuda.so.1"
-#define GPU_ALLOWED_MAX 1024u
+#define GPU_ALLOWED_MAX 4096u
 
 struct gpu;
 
@@ -94,9 +94,8 @@ void gpu_leave(struct gpu_device *device);
 /* Raise a driver's result of a call on this device; marks it broken if it is. */
 int gpu_raise(struct gpu_device *device, int result, enum err_code code, const char *fmt,
 	      ...) __attribute__((format(printf, 4, 5)));
-/* The device cannot be trusted to have stopped: give the whole context up. True
- * when the driver says that it is gone, and so all work in it. */
-bool gpu_device_reset(struct gpu_device *device);
+/* The device is broken, with this thread's error; nothing new begins on it. */
+void gpu_device_break(struct gpu_device *device);
 /* Any thread. */
 bool gpu_device_broken(const struct gpu_device *device);
 /* May copies in this device's context reach the other's memory by themselves?

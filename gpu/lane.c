@@ -20,10 +20,11 @@
  * Marks are events that block the waiting thread instead of spinning: copy
  * threads are many hundred microseconds long here and cores belong to engines.
  *
- * Drain is the fence. A stream that cannot be synchronised is retried; when the
- * driver calls the context dead, nothing runs in it any more; when it says
- * neither, the context is reset, which ends all its work. Until one of these
- * holds, drain does not return: a transfer stays aborting, its memory held.
+ * Drain is the fence. A stream that cannot be synchronised is tried again; when
+ * the driver calls the context dead, nothing runs in it any more. While it says
+ * neither, drain does not return: a transfer stays aborting, its memory held, the
+ * device begins nothing new and the log says why. (Rejected: resetting the
+ * context, which ends all its work, but under the calls of other threads.)
  */
 #include "gpu/lane.h"
 
@@ -38,7 +39,7 @@
 
 #define LANE_BATCH 512u
 #define LANE_PITCHED_MIN 2u /* rows from which a pitched copy is one call less */
-#define DRAIN_TRIES 50u
+#define DRAIN_TRIES 10u
 #define DRAIN_PAUSE_NS 10000000
 
 struct gpu_lane {
@@ -47,6 +48,7 @@ struct gpu_lane {
 	struct cu_stream *stream;
 	struct cu_event *events[GPU_LANE_MARKS];
 	uint64_t marks, waited;
+	void *bounces[GPU_LANE_BOUNCES];
 	size_t batch_count;
 	uint64_t dsts[LANE_BATCH], srcs[LANE_BATCH];
 	size_t sizes[LANE_BATCH];
@@ -63,6 +65,9 @@ static void lane_free(struct gpu_lane *lane)
 {
 	const struct cudrv *drv = drv_of(lane);
 
+	for (unsigned int i = 0; i < GPU_LANE_BOUNCES; i++)
+		if (lane->bounces[i])
+			(void)drv->host_free(lane->bounces[i]);
 	for (unsigned int i = 0; i < GPU_LANE_MARKS; i++)
 		if (lane->events[i])
 			(void)drv->event_destroy(lane->events[i]);
@@ -276,22 +281,41 @@ int gpu_lane_wait(struct gpu_lane *lane, uint64_t mark)
 	return 0;
 }
 
+int gpu_lane_bounce(struct gpu_lane *lane, unsigned int index, void **bounce_p)
+{
+	int result;
+
+	assert(index < GPU_LANE_BOUNCES);
+	if (!lane->bounces[index]) {
+		result = drv_of(lane)->host_alloc(&lane->bounces[index],
+						  GPU_LANE_BOUNCE_BYTES,
+						  CU_MEMHOSTALLOC_PORTABLE);
+		if (result != CU_SUCCESS) {
+			lane->bounces[index] = NULL;
+			return gpu_raise(lane->device, result, ERR_NOMEM,
+					 "cuMemHostAlloc");
+		}
+	}
+	*bounce_p = lane->bounces[index];
+	return 0;
+}
+
 void gpu_lane_drain(struct gpu_lane *lane)
 {
 	const struct timespec pause = {.tv_nsec = DRAIN_PAUSE_NS};
-	int result = drv_of(lane)->stream_sync(lane->stream);
+	int result;
 
 	lane->batch_count = 0;
-	lane->waited = lane->marks;
-	for (unsigned int tries = 1; result != CU_SUCCESS && !cudrv_sticky(result);
-	     tries++) {
-		if (tries % DRAIN_TRIES == 0 && gpu_device_reset(lane->device))
-			return;
-		(void)nanosleep(&pause, NULL);
+	for (unsigned int tries = 1;; tries++) {
 		result = drv_of(lane)->stream_sync(lane->stream);
-	}
-	if (result != CU_SUCCESS) {
+		if (result == CU_SUCCESS)
+			return;
 		(void)gpu_raise(lane->device, result, ERR_IO, "cuStreamSynchronize");
-		err_clear();
+		if (cudrv_sticky(result))
+			break;
+		if (tries == DRAIN_TRIES)
+			gpu_device_break(lane->device);
+		(void)nanosleep(&pause, NULL);
 	}
+	err_clear();
 }

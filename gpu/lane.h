@@ -41,8 +41,12 @@ int gpu_lane_copy(struct gpu_lane *lane, const struct gpu_rows *rows);
 int gpu_lane_mark(struct gpu_lane *lane, uint64_t *mark_p);
 /* Blocks. 0, or the fault of the copies. Marks are waited for in order. */
 int gpu_lane_wait(struct gpu_lane *lane, uint64_t mark);
-/* Nothing of this lane moves after it; never fails, may take as long as the
- * driver takes to give a context up. */
+/* Pinned host memory of the lane's own, made when first asked for. */
+#define GPU_LANE_BOUNCES 4u
+#define GPU_LANE_BOUNCE_BYTES (UINT64_C(1) << 20)
+int gpu_lane_bounce(struct gpu_lane *lane, unsigned int index, void **bounce_p);
+/* Nothing of this lane moves after it. Never fails, and does not return before
+ * that is sure; leaves no error. */
 void gpu_lane_drain(struct gpu_lane *lane);
 
 /* Idle ones, before the context goes (gpu.c, the device's lock held). */

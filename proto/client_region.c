@@ -16,7 +16,10 @@
 #include <string.h>
 #include <sys/prctl.h>
 
+#include "proto/base64.h"
 #include "proto/client_adopt.h"
+
+#define KVD_IPC_BYTES 64u /* of a CUDA IPC handle */
 
 /* One handle; several handles may share the daemon's id, which counts them. */
 struct kvd_region {
@@ -25,7 +28,9 @@ struct kvd_region {
 	int fd; /* our duplicate (memfd), for kvd_reconnect() */
 	char shm_name[256];
 	char name[64];
-	uint64_t offset, bytes, address;
+	char device[64];
+	char ipc_handle[BASE64_CHARS(KVD_IPC_BYTES) + 1];
+	uint64_t offset, bytes, address, allocation;
 };
 
 static void region_fini(struct client_object *object)
@@ -38,18 +43,25 @@ static void region_fini(struct client_object *object)
 
 static void region_op(struct kvd_region *region, struct client_op *op)
 {
-	static const char *const kinds[] = {"memfd", "shm", "vm"};
+	static const char *const kinds[] = {"memfd",	"shm",	    "vm",
+					    "cuda_ipc", "cuda_vmm", "dmabuf"};
 
 	client_op_begin(region->object.client, op, "region.register");
 	client_text_str(&op->text, "kind", kinds[region->kind]);
 	client_text_u64(&op->text, "length", region->bytes);
-	if (region->kind == KVD_REGION_MEMFD) {
+	if (region->fd >= 0) {
 		client_text_int(&op->text, "fd", 0);
 		op->fds = &region->fd;
 		op->fd_count = 1;
 	}
 	if (region->kind == KVD_REGION_SHM)
 		client_text_str(&op->text, "shm_name", region->shm_name);
+	if (*region->device)
+		client_text_str(&op->text, "device", region->device);
+	if (*region->ipc_handle)
+		client_text_str(&op->text, "handle", region->ipc_handle);
+	if (region->allocation)
+		client_text_u64(&op->text, "allocation", region->allocation);
 	if (region->offset)
 		client_text_int(&op->text, "offset", region->offset);
 	if (region->address)
@@ -59,17 +71,39 @@ static void region_op(struct kvd_region *region, struct client_op *op)
 	op->object = &region->object;
 }
 
+static bool has_fd(enum kvd_region_kind kind)
+{
+	return kind == KVD_REGION_MEMFD || kind == KVD_REGION_CUDA_VMM ||
+	       kind == KVD_REGION_DMABUF;
+}
+
+static int gpu_check(struct kvd_client *client, const struct kvd_region_args *a)
+{
+	if (!a->device || strlen(a->device) >= sizeof(((struct kvd_region *)0)->device))
+		return client_fail(client, KVD_E_INVAL,
+				   "device: missing, or over 63 bytes");
+	if (a->kind == KVD_REGION_CUDA_IPC && !a->ipc_handle)
+		return client_fail(client, KVD_E_INVAL, "ipc_handle: missing");
+	if (a->kind == KVD_REGION_CUDA_VMM && !a->allocation)
+		return client_fail(client, KVD_E_INVAL, "allocation: 0");
+	return 0;
+}
+
 static int args_check(struct kvd_client *client, const struct kvd_region_args *a)
 {
 	if (!a->bytes)
 		return client_fail(client, KVD_E_INVAL, "bytes: 0");
 	if (a->offset > UINT64_C(9007199254740991))
 		return client_fail(client, KVD_E_RANGE, "offset: over 2^53 - 1");
+	if (has_fd(a->kind) && a->fd < 0)
+		return client_fail(client, KVD_E_INVAL, "fd: %d", a->fd);
 	switch (a->kind) {
 	case KVD_REGION_MEMFD:
-		if (a->fd < 0)
-			return client_fail(client, KVD_E_INVAL, "fd: %d", a->fd);
+	case KVD_REGION_DMABUF:
 		return 0;
+	case KVD_REGION_CUDA_IPC:
+	case KVD_REGION_CUDA_VMM:
+		return gpu_check(client, a);
 	case KVD_REGION_SHM:
 		if (!a->shm_name || strlen(a->shm_name) >= sizeof(((struct kvd_region *)0)->shm_name))
 			return client_fail(client, KVD_E_INVAL,
@@ -105,7 +139,7 @@ static int region_new(struct kvd_client *client, const struct kvd_region_args *a
 	if (!region)
 		return client_fail_nomem(client);
 	region->fd = -1;
-	if (a->kind == KVD_REGION_MEMFD) {
+	if (has_fd(a->kind)) {
 		region->fd = fcntl(a->fd, F_DUPFD_CLOEXEC, 0);
 		if (region->fd < 0) {
 			mem_free(region);
@@ -117,6 +151,12 @@ static int region_new(struct kvd_client *client, const struct kvd_region_args *a
 	region->offset = a->offset;
 	region->bytes = a->bytes;
 	region->address = (uint64_t)(uintptr_t)a->address;
+	if (a->kind == KVD_REGION_CUDA_IPC || a->kind == KVD_REGION_CUDA_VMM)
+		snprintf(region->device, sizeof(region->device), "%s", a->device);
+	if (a->kind == KVD_REGION_CUDA_IPC)
+		base64_encode(a->ipc_handle, KVD_IPC_BYTES, region->ipc_handle);
+	if (a->kind == KVD_REGION_CUDA_VMM)
+		region->allocation = a->allocation;
 	snprintf(region->shm_name, sizeof(region->shm_name), "%s",
 		 a->shm_name ? a->shm_name : "");
 	snprintf(region->name, sizeof(region->name), "%s", a->name ? a->name : "");

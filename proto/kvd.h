@@ -321,17 +321,29 @@ enum kvd_region_kind {
 	KVD_REGION_SHM = 1,   /* POSIX shared memory by name */
 	/* any memory of this process; staged, slower. What was adopted goes as memfd */
 	KVD_REGION_VM = 2,
+	/* GPU memory of cuMemAlloc or cudaMalloc: the allocation's IPC handle */
+	KVD_REGION_CUDA_IPC = 3,
+	KVD_REGION_CUDA_VMM = 4, /* of cuMemCreate: an exported fd */
+	KVD_REGION_DMABUF = 5,	 /* a dma-buf fd: for RDMA adapters alone */
 };
 
 struct kvd_region_args {
 	enum kvd_region_kind kind;
-	int fd;		      /* memfd: duplicated for kvd_reconnect() */
+	int fd; /* memfd, cuda_vmm, dmabuf: duplicated for kvd_reconnect() */
 	const char *shm_name; /* shm: "/name" */
-	uint64_t offset;      /* into the fd or shm object */
+	uint64_t offset;      /* into the object or allocation */
 	uint64_t bytes;
 	/* this process's address of byte 0: required for vm and for dlists */
 	const void *address;
 	const char *name; /* for people; may be NULL */
+	/* cuda_ipc, cuda_vmm: the GPU, by UUID ("GPU-…") or PCI id. Never a number: it
+	 * means another GPU in each process */
+	const char *device;
+	/* cuda_ipc: the 64 bytes of cuIpcGetMemHandle. The handle is of the whole
+	 * allocation, whatever pointer it was asked for: `offset` is the pointer minus
+	 * the base of cuMemGetAddressRange (PyTorch hands out sub-ranges) */
+	const void *ipc_handle;
+	uint64_t allocation; /* cuda_vmm: bytes given to cuMemCreate */
 };
 
 /*

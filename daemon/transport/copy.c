@@ -43,6 +43,7 @@
 #include "daemon/base/cpu.h"
 #include "daemon/base/mem.h"
 #include "daemon/loop.h"
+#include "daemon/transport/copy_gpu.h"
 #include "daemon/transport/numa.h"
 #include "daemon/transport/rows.h"
 #include "daemon/transport/tokens.h"
@@ -75,6 +76,7 @@ struct copier {
 	struct tokens *tokens; /* NULL: as many threads as there are */
 	unsigned int running;  /* threads in a slice */
 	struct numa *numa;     /* NULL: one node */
+	struct copy_gpu *gpu;  /* NULL: no job had device memory so far */
 	unsigned int worker_count;
 	struct worker *workers;
 };
@@ -385,12 +387,12 @@ static int bounce_copy(struct copy_hand *hand, const struct copy_job *job, uint6
 }
 
 static int slice_copy(struct copy_hand *hand, const struct copy_job *job, uint64_t begin,
-		      uint64_t end)
+		      uint64_t end, bool bounce)
 {
 	struct side src = {&job->src, job->begin}, dst = {&job->dst, job->begin};
 	int r = 0;
 
-	if (!job->bounce)
+	if (!bounce)
 		return err_pass(range_copy(hand, job, src, dst, begin, end));
 	while (begin < end && r == 0) {
 		uint64_t n = end - begin;
@@ -432,10 +434,17 @@ void copy_hand_free(struct copy_hand *hand)
 	mem_free(hand);
 }
 
+int copy_host(struct copy_hand *hand, const struct copy_job *job)
+{
+	return err_pass(slice_copy(hand, job, job->begin, job->end,
+				   has_vm(&job->src) && has_vm(&job->dst)));
+}
+
 int copy_now(struct copy_hand *hand, struct copy_job *job)
 {
-	job->bounce = has_vm(&job->src) && has_vm(&job->dst);
-	return err_pass(slice_copy(hand, job, job->begin, job->end));
+	if (job->begin < job->end && copy_gpu_device(job))
+		return err_pass(copy_gpu_now(hand, job));
+	return err_pass(copy_host(hand, job));
 }
 
 /* ---- threads ---- */
@@ -476,7 +485,7 @@ static void slice_run(struct worker *worker, struct copy_job *job)
 	copier->running++;
 	pthread_mutex_unlock(&copier->lock);
 
-	r = slice_copy(worker->hand, job, begin, end);
+	r = slice_copy(worker->hand, job, begin, end, job->bounce);
 	if (r < 0)
 		err_take(&err);
 	else
@@ -673,6 +682,7 @@ void copier_free(struct copier *copier)
 
 	if (!copier)
 		return;
+	copy_gpu_free(copier->gpu);
 	pthread_mutex_lock(&copier->lock);
 	copier->stopping = true;
 	while ((job = list_first(&copier->ready, struct copy_job, link))) {
@@ -714,6 +724,8 @@ static int buffers_check(const struct copy_end *end, bool writing)
 		    b->length > b->memory->length - b->offset)
 			return err_raise(ERR_RANGE, "buffer %u reaches past its memory",
 					 i);
+		if (memory_check_copyable(b->memory) < 0)
+			return err_pass(-ENOTSUP);
 		if (writing && !b->memory->writable)
 			return err_raise(ERR_PERM, "buffer %u is not ours to write", i);
 	}
@@ -841,6 +853,11 @@ int copier_submit(struct copier *copier, struct copy_job *job)
 	job->bounce = has_vm(&job->src) && has_vm(&job->dst);
 	job->streaming = job->end - job->begin >= COPY_STREAM_BYTES;
 	job->result = 0;
+	job->on_gpu = job->begin < job->end && copy_gpu_device(job);
+	if (job->on_gpu && !copier->gpu)
+		r = copy_gpu_new(copier->loop, copier->slice_bytes, &copier->gpu);
+	if (job->on_gpu)
+		return err_pass(r < 0 ? r : copy_gpu_submit(copier->gpu, job));
 	job->slice_bytes = job_slice(copier, job);
 	job->node = job_node(copier, job);
 	pthread_mutex_lock(&copier->lock);
@@ -859,6 +876,10 @@ int copier_submit(struct copier *copier, struct copy_job *job)
 
 void copier_cancel(struct copier *copier, struct copy_job *job)
 {
+	if (job->on_gpu) {
+		copy_gpu_cancel(copier->gpu, job);
+		return;
+	}
 	pthread_mutex_lock(&copier->lock);
 	if (!atomic_exchange(&job->canceled, true) && job->next_byte < job->end) {
 		list_remove(&job->link);

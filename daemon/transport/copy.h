@@ -58,6 +58,7 @@ struct copy_job {
 	bool bounce;	/* both ends have memory of other processes */
 	bool streaming; /* past the caches */
 	int node;	/* where the destination lies; -1: anywhere */
+	bool on_gpu;	/* copy_gpu.c has it */
 };
 
 /* Are `count` rows of `len` bytes from `offset` on, `stride` apart, inside `limit`
@@ -110,5 +111,7 @@ void copy_hand_free(struct copy_hand *hand); /* NULL is fine */
  * `streaming` are read; `canceled` must be initialised and may be set meanwhile.
  */
 int copy_now(struct copy_hand *hand, struct copy_job *job);
+/* The same, where the range has no device memory, whatever else the tables have. */
+int copy_host(struct copy_hand *hand, const struct copy_job *job);
 
 #endif

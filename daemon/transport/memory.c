@@ -44,6 +44,8 @@
 #include <unistd.h>
 
 #include "daemon/base/mem.h"
+#include "gpu/gpu.h"
+#include "gpu/import.h"
 
 /* Debian 12's libc headers are older than the kernels we meet. */
 #ifndef MADV_POPULATE_READ
@@ -73,6 +75,7 @@ static int import_new(enum memory_kind kind, struct import **import_p)
 	im->memory.kind = kind;
 	im->memory.fd = -1;
 	im->memory.statm_fd = -1;
+	im->memory.dmabuf_fd = -1;
 	im->memory.pid = -1;
 	atomic_init(&im->memory.dead, false);
 	atomic_init(&im->memory.refs, 1);
@@ -86,6 +89,8 @@ static void import_free(struct import *im)
 		munmap(im->map, im->map_bytes);
 	mem_closep(&im->memory.fd);
 	mem_closep(&im->memory.statm_fd);
+	mem_closep(&im->memory.dmabuf_fd);
+	gpu_import_unref(im->memory.gpu);
 	mem_free(im);
 }
 
@@ -441,6 +446,9 @@ bool memory_owner_alive(struct memory *memory)
 	char buf[32];
 	ssize_t n;
 
+	if (memory->kind == MEMORY_DEVICE && memory->gpu &&
+	    gpu_device_broken(memory->gpu->device))
+		atomic_store(&memory->dead, true); /* also after it is reset */
 	if (memory->kind != MEMORY_VM)
 		return !atomic_load(&memory->dead);
 	if (atomic_load(&memory->dead))
@@ -517,6 +525,78 @@ int memory_import_vm(pid_t pid, uint64_t address, uint64_t length,
 	}
 	*memory_p = &im->memory;
 	return 0;
+}
+
+/* ---- memory of GPUs ---- */
+
+int memory_import_device(struct gpu *gpu, uint64_t owner, const struct gpu_handle *handle,
+			 uint64_t offset, uint64_t length, bool writable,
+			 struct memory **memory_p)
+{
+	struct gpu_import *allocation;
+	struct import *im = NULL;
+	int r = import_new(MEMORY_DEVICE, &im);
+
+	if (r < 0)
+		return err_pass(r);
+	r = gpu_import(gpu, owner, handle, writable, &im->memory.gpu);
+	if (r < 0) {
+		import_free(im);
+		return err_pass(r);
+	}
+	allocation = im->memory.gpu;
+	if (length == 0 || offset > allocation->bytes ||
+	    length > allocation->bytes - offset) {
+		r = err_raise(ERR_RANGE,
+			      "offset %ju + length %ju is beyond the allocation's %ju "
+			      "bytes",
+			      (uintmax_t)offset, (uintmax_t)length,
+			      (uintmax_t)allocation->bytes);
+		import_free(im);
+		return err_pass(r);
+	}
+	im->memory.address = allocation->address + offset;
+	im->memory.length = length;
+	im->memory.writable = writable;
+	*memory_p = &im->memory;
+	return 0;
+}
+
+int memory_import_dmabuf(int fd, uint64_t offset, uint64_t length,
+			 struct memory **memory_p)
+{
+	off_t end = lseek(fd, 0, SEEK_END); /* all that a dma-buf lets one ask */
+	struct import *im = NULL;
+	int r;
+
+	if (end < 0)
+		return err_raise(ERR_IMPORT, "the fd is no dma-buf: %s", strerror(errno));
+	if (length == 0 || offset > (uint64_t)end || length > (uint64_t)end - offset)
+		return err_raise(ERR_RANGE,
+				 "offset %ju + length %ju is beyond the dma-buf's %ju bytes",
+				 (uintmax_t)offset, (uintmax_t)length, (uintmax_t)end);
+	r = import_new(MEMORY_DEVICE, &im);
+	if (r < 0)
+		return err_pass(r);
+	im->memory.dmabuf_fd = fd_own(fd);
+	if (im->memory.dmabuf_fd < 0) {
+		import_free(im);
+		return err_pass(-EIO);
+	}
+	im->memory.dmabuf_offset = offset;
+	im->memory.length = length;
+	im->memory.writable = true;
+	*memory_p = &im->memory;
+	return 0;
+}
+
+int memory_check_copyable(const struct memory *memory)
+{
+	if (memory->kind != MEMORY_DEVICE || memory->gpu)
+		return 0;
+	return err_raise(ERR_IMPORT,
+			 "a dma-buf is for RDMA adapters alone: register the memory as "
+			 "cuda_ipc or cuda_vmm");
 }
 
 /* ---- references ---- */

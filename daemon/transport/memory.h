@@ -14,6 +14,9 @@
  *   vm      another process's private memory: only copy threads, by
  *           process_vm_readv/writev; gone when the process is
  *   linear  memory of this daemon itself (bounce buffers, tests)
+ *   device  memory of a GPU: the GPU's own copies, by copy threads, and adapters;
+ *           no processor. `base` is NULL. Memory that came as a dma-buf has no
+ *           address here either: only adapters reach it
  */
 #ifndef KVD_TRANSPORT_MEMORY_H
 #define KVD_TRANSPORT_MEMORY_H
@@ -26,18 +29,26 @@
 
 #include "daemon/base/err.h"
 
-enum memory_kind { MEMORY_SEALED, MEMORY_GUARDED, MEMORY_VM, MEMORY_LINEAR };
+struct gpu;
+struct gpu_handle;
+struct gpu_import;
+
+enum memory_kind { MEMORY_SEALED, MEMORY_GUARDED, MEMORY_VM, MEMORY_LINEAR, MEMORY_DEVICE };
 
 struct memory {
 	enum memory_kind kind;
-	uint8_t *base;	  /* our mapping; NULL for vm */
+	uint8_t *base;	  /* our mapping; NULL for vm and device */
 	uint64_t length;  /* bytes */
 	bool writable;	  /* mapped for writing; a peer's memory never is */
 	int fd;		  /* memfd or shm object, -1: cannot be passed on */
 	uint64_t fd_offset; /* where `base` begins in it */
 	pid_t pid;	  /* vm: owner, from SO_PEERCRED */
 	int statm_fd;	  /* vm: /proc/<pid>/statm, opened at import; -1 */
-	uint64_t address; /* vm: first byte in the owner's address space */
+	uint64_t address; /* vm: first byte in the owner's address space; device: in
+			     this process, as the driver sees it, 0: not mapped */
+	struct gpu_import *gpu; /* device: NULL: a dma-buf only */
+	int dmabuf_fd;	  /* device: the whole of it for adapters, -1: none */
+	uint64_t dmabuf_offset; /* of byte 0 in it */
 	atomic_bool dead; /* faulted, or its process is gone: no use any more */
 	atomic_int refs;
 };
@@ -60,6 +71,16 @@ int memory_import_shm_fd(int fd, uint64_t offset, uint64_t length, bool writable
 /* Checks that the process lives and that one byte at each end can be read. */
 int memory_import_vm(pid_t pid, uint64_t address, uint64_t length,
 		     struct memory **memory_p);
+/* [offset, offset + length) of the allocation that the handle names; shared with
+ * what else `owner` has of it (import.h). */
+int memory_import_device(struct gpu *gpu, uint64_t owner, const struct gpu_handle *handle,
+			 uint64_t offset, uint64_t length, bool writable,
+			 struct memory **memory_p);
+/* A dma-buf of a device's memory, for adapters alone. */
+int memory_import_dmabuf(int fd, uint64_t offset, uint64_t length,
+			 struct memory **memory_p);
+/* Can copy threads reach it? ERR_IMPORT says why not. */
+int memory_check_copyable(const struct memory *memory);
 /* An anonymous memfd of our own, sealed, mapped and populated. */
 int memory_new_linear(uint64_t length, struct memory **memory_p);
 
@@ -67,7 +88,8 @@ struct memory *memory_ref(struct memory *memory);
 /* The last reference unmaps and closes (may take long: helper thread). */
 void memory_unref(struct memory *memory);
 
-/* A vm memory's process still has its address space (statm reads non-zero). */
+/* A vm memory's process still has its address space (statm reads non-zero); a
+ * device has not failed. */
 bool memory_owner_alive(struct memory *memory);
 
 /* Install the SIGBUS guard of this process, once, before threads start. */

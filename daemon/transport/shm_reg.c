@@ -47,8 +47,11 @@ static int reopen_read_only(const struct memory *memory)
 int shm_mem_reg(struct transport *transport, struct memory *memory, struct xp_reg **reg_p)
 {
 	struct shm *shm = (struct shm *)(void *)transport;
-	struct shm_reg *reg = mem_zalloc(sizeof(*reg));
+	struct shm_reg *reg;
 
+	if (memory_check_copyable(memory) < 0)
+		return err_pass(-ENOTSUP);
+	reg = mem_zalloc(sizeof(*reg));
 	if (!reg)
 		return err_pass(-ENOMEM);
 	reg->base.transport = transport;

@@ -20,8 +20,11 @@ struct tcp_key {
 int tcp_mem_reg(struct transport *base, struct memory *memory, struct xp_reg **reg_p)
 {
 	static atomic_uint_fast64_t ids;
-	struct tcp_reg *reg = mem_zalloc(sizeof(*reg));
+	struct tcp_reg *reg;
 
+	if (memory_check_copyable(memory) < 0)
+		return err_pass(-ENOTSUP);
+	reg = mem_zalloc(sizeof(*reg));
 	if (!reg)
 		return err_pass(-ENOMEM);
 	reg->base.transport = base;

@@ -97,9 +97,12 @@ static int map(struct ucx_reg *reg)
 int ucx_mem_reg(struct transport *base, struct memory *memory, struct xp_reg **reg_p)
 {
 	static atomic_uint_fast64_t ids;
-	struct ucx_reg *reg = mem_zalloc(sizeof(*reg));
-	int r;
+	struct ucx_reg *reg;
+	int r = memory_check_copyable(memory);
 
+	if (r < 0)
+		return err_pass(r);
+	reg = mem_zalloc(sizeof(*reg));
 	if (!reg)
 		return err_pass(-ENOMEM);
 	reg->base.transport = base;

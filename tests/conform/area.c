@@ -197,6 +197,31 @@ static void make_owner(struct area *area)
 	      "the owner process did not start");
 }
 
+/* Of both kinds, and now and then on another device. */
+static void make_device(struct area *area)
+{
+	bool vmm = area->slot % 3 == 1;
+	uint64_t unit = UINT64_C(2) << 20;
+	uint64_t bytes = vmm ? (area->length + unit - 1) / unit * unit : area->length;
+
+	CHECK(gpu_owner_start(&area->gpu, vmm ? GPU_HANDLE_VMM : GPU_HANDLE_IPC,
+			      area->slot % 5 == 4, bytes),
+	      "the engine's process did not start");
+	area->fd = area->gpu.file;
+}
+
+static struct reply import_device(struct area *area)
+{
+	struct cmd cmd = {.type = CMD_MEM_DEVICE,
+			  .blob_len = sizeof(area->gpu.handle),
+			  .a = {area->slot, area->length}};
+	const void *blob;
+	int fd = -1;
+
+	return end_call_full(area->at, &cmd, &area->gpu.handle, area->gpu.handle.fd,
+			     &blob, &fd);
+}
+
 static struct reply import(struct area *area)
 {
 	struct cmd cmd = {.type = CMD_MEM_FD,
@@ -205,6 +230,8 @@ static struct reply import(struct area *area)
 	int fd = -1;
 	struct reply reply;
 
+	if (area->kind == MEMORY_DEVICE)
+		return import_device(area);
 	if (area->kind == MEMORY_VM) {
 		cmd = (struct cmd){.type = CMD_MEM_VM,
 				   .a = {area->slot, (uint64_t)area->owner, area->address,
@@ -245,7 +272,7 @@ static void register_it(struct area *area)
 	if (reply.v[3])
 		return;
 	area->deregged = true;
-	if (area->kind == MEMORY_SEALED)
+	if (area->kind == MEMORY_SEALED || area->kind == MEMORY_DEVICE)
 		FAIL("mem_reg: %s", words);
 	case_skip("memory of this kind with the backend: %s", words);
 }
@@ -257,11 +284,14 @@ struct area *area_new(struct world *world, struct end *at, enum memory_kind kind
 	struct reply reply;
 
 	CHECK(area, "no memory");
+	if (world->backend->gpu && kind == MEMORY_SEALED)
+		kind = MEMORY_DEVICE;
 	area->world = world;
 	area->at = at;
 	area->kind = kind;
 	area->length = length;
 	area->fd = area->owner_sock = -1;
+	area->gpu.pid = area->gpu.sock = area->gpu.file = area->gpu.handle.fd = -1;
 	area->slot = slot_take(&at->mems, PUPPET_MEMS);
 	area->unreffed = area->deregged = true;
 	for (uint32_t i = 0; i < ENDS_MAX; i++)
@@ -276,6 +306,8 @@ struct area *area_new(struct world *world, struct end *at, enum memory_kind kind
 		make_shm(area);
 	else if (kind == MEMORY_VM)
 		make_owner(area);
+	else if (kind == MEMORY_DEVICE)
+		make_device(area);
 	if (kind != MEMORY_LINEAR)
 		area_write(area, 0, area->image, length);
 	reply = import(area);
@@ -296,7 +328,8 @@ static uint64_t key_state(struct end *end, uint32_t key)
 
 static void key_refused(struct area *area, const struct err *err)
 {
-	if (area->kind == MEMORY_SEALED || area->kind == MEMORY_LINEAR)
+	if (area->kind == MEMORY_SEALED || area->kind == MEMORY_LINEAR ||
+	    area->kind == MEMORY_DEVICE)
 		FAIL("key: %s", err->text);
 	case_skip("a key of such memory: %s", err->text);
 }
@@ -393,7 +426,9 @@ void area_free(struct area *area)
 	area->at->mems.used[area->slot] = false;
 	if (area->owner_sock >= 0)
 		owner_end(area);
-	if (area->fd >= 0)
+	if (area->kind == MEMORY_DEVICE)
+		gpu_owner_end(&area->gpu);
+	else if (area->fd >= 0)
 		close(area->fd);
 	list_remove(&area->link);
 	mem_free(area->image);

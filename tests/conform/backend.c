@@ -21,6 +21,7 @@
 #include "daemon/transport/copy.h"
 #include "daemon/transport/fake.h"
 #include "daemon/transport/tcp_wire.h"
+#include "gpu/gpu.h"
 #include "tests/conform/conform.h"
 
 /* One copy thread and small slices: transfers last longer and are seen in
@@ -84,6 +85,16 @@ void backend_env_free(struct xp_env *env)
 	*env = (struct xp_env){0};
 }
 
+struct gpu *backend_gpu(void)
+{
+	static struct gpu *gpu;
+	char path[256];
+
+	if (!gpu && gpu_new(gpu_fake_path("", path), "auto", &gpu) < 0)
+		abort();
+	return gpu;
+}
+
 static void tune_plain(struct world *world)
 {
 	(void)world;
@@ -109,9 +120,12 @@ static void tune_discard(struct world *world)
 }
 
 static const struct backend fakes[] = {
-	{"fake", "fake", true, tune_plain, NULL, "a socket: the fake has none"},
-	{"fake-check", "fake", true, tune_check, NULL, "a socket: the fake has none"},
-	{"fake-discard", "fake", true, tune_discard, NULL, "a socket: the fake has none"},
+	{"fake", "fake", true, tune_plain, NULL, "a socket: the fake has none",
+	 false},
+	{"fake-check", "fake", true, tune_check, NULL, "a socket: the fake has none",
+	 false},
+	{"fake-discard", "fake", true, tune_discard, NULL, "a socket: the fake has none",
+	 false},
 };
 
 /* shm's address holds the names of its Unix sockets, "@" for abstract ones. */
@@ -163,9 +177,9 @@ static int tcp_raw_connect(const void *bytes, size_t len)
 /* Of a real backend the suite needs nothing but its name; a row here adds what
  * lets a stranger knock at its door. */
 static const struct backend real_hooks[] = {
-	{"shm", "shm", false, NULL, shm_raw_connect, NULL},
-	{"tcp", "tcp", false, NULL, tcp_raw_connect, NULL},
-	{"ucx", "ucx", false, NULL, NULL, "a raw client: UCX's wire is its own"},
+	{"shm", "shm", false, NULL, shm_raw_connect, NULL, false},
+	{"tcp", "tcp", false, NULL, tcp_raw_connect, NULL, false},
+	{"ucx", "ucx", false, NULL, NULL, "a raw client: UCX's wire is its own", false},
 };
 
 static struct backend real_make(const struct transport_ops *ops)
@@ -179,21 +193,34 @@ static struct backend real_make(const struct transport_ops *ops)
 				.raw_missing = "a raw client for this backend"};
 }
 
+/* The same, with memory of GPUs in the place of memfds. */
+static struct backend gpu_make(const struct transport_ops *ops, size_t n)
+{
+	static char names[16][24];
+	struct backend backend = real_make(ops);
+
+	snprintf(names[n], sizeof(names[n]), "%s-gpu", ops->name);
+	backend.name = names[n];
+	backend.gpu = true;
+	return backend;
+}
+
 const struct backend *backend_at(size_t n)
 {
-	static struct backend reals[16];
+	static struct backend reals[2 * 16];
+	size_t count = 0;
 
 	if (n < ARRAY_LEN(fakes))
 		return &fakes[n];
 	n -= ARRAY_LEN(fakes);
-	for (size_t i = 0, real = 0; transport_table[i]; i++) {
-		if (transport_table[i] == &fake_ops || real++ != n)
-			continue;
-		assert(n < ARRAY_LEN(reals));
-		reals[n] = real_make(transport_table[i]);
-		return &reals[n];
-	}
-	return NULL;
+	while (transport_table[count])
+		count++;
+	if (n >= 2 * count)
+		return NULL;
+	assert(n < ARRAY_LEN(reals));
+	reals[n] = n < count ? real_make(transport_table[n])
+			     : gpu_make(transport_table[n - count], n - count);
+	return &reals[n];
 }
 
 const struct transport_ops *backend_ops(const struct backend *backend)

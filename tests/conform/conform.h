@@ -22,6 +22,7 @@
 #include "daemon/loop.h"
 #include "daemon/transport/transport.h"
 #include "tests/conform/puppet.h"
+#include "tests/lib/gpu_owner.h"
 
 struct fake_hub;
 struct world;
@@ -42,6 +43,8 @@ struct backend {
 	 * hostile input can be sent without the backend's help. NULL: none. */
 	int (*raw_connect)(const void *address, size_t len);
 	const char *raw_missing; /* why raw_connect is NULL */
+	/* Sealed memory is device memory instead, of the fake driver. */
+	bool gpu;
 };
 /* The n-th one, or NULL: the fake's variants, then all of transport_table. */
 const struct backend *backend_at(size_t n);
@@ -154,6 +157,7 @@ struct area {
 	pid_t owner; /* vm */
 	int owner_sock;
 	uint64_t address;
+	struct gpu_owner gpu; /* device */
 	uint8_t *image;
 	uint32_t keys[ENDS_MAX]; /* slots at the others, PUPPET_NONE */
 	bool unchecked;		 /* its memory is gone: nothing to compare */

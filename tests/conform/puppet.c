@@ -14,6 +14,8 @@
  *   inside the callback, and the destination may still only have old bytes.
  */
 #include "tests/conform/puppet_impl.h"
+#include "tests/gpu/fake_cuda.h"
+#include "tests/lib/gpu_owner.h"
 
 #include <assert.h>
 #include <stdarg.h>
@@ -89,12 +91,45 @@ static uint64_t hash_vm(const struct memory *memory)
 	return hash;
 }
 
+/* By the file behind the fake's memory. */
+static uint64_t hash_device(const struct memory *memory)
+{
+	__typeof__(fake_cuda_file) *file = gpu_fake_symbol("fake_cuda_file");
+	uint8_t *bytes = malloc(memory->length);
+	uint64_t offset = 0, hash;
+	int fd = -1;
+
+	assert(bytes);
+	memset(bytes, 0, memory->length);
+	if (file(memory->address, &fd, &offset) == 0)
+		(void)!pread(fd, bytes, memory->length, (off_t)offset);
+	hash = XXH3_64bits(bytes, memory->length);
+	free(bytes);
+	return hash;
+}
+
+static void poison_device(const struct memory *memory)
+{
+	__typeof__(fake_cuda_file) *file = gpu_fake_symbol("fake_cuda_file");
+	uint8_t *bytes = malloc(memory->length);
+	uint64_t offset = 0;
+	int fd = -1;
+
+	assert(bytes);
+	memset(bytes, PUPPET_POISON, memory->length);
+	if (file(memory->address, &fd, &offset) == 0)
+		(void)!pwrite(fd, bytes, memory->length, (off_t)offset);
+	free(bytes);
+}
+
 static uint64_t memory_hash(const struct memory *memory)
 {
 	if (memory->kind == MEMORY_VM)
 		return hash_vm(memory);
 	if (memory->kind == MEMORY_GUARDED)
 		return hash_fd(memory);
+	if (memory->kind == MEMORY_DEVICE)
+		return hash_device(memory);
 	return XXH3_64bits(memory->base, memory->length);
 }
 
@@ -134,7 +169,9 @@ static uint64_t sides_done(struct puppet *puppet, const struct puppet_sides *sid
 	}
 	if (sides->poison_mem != PUPPET_NONE) {
 		memory = puppet->mems[sides->poison_mem].memory;
-		if (memory && memory->base && memory->kind != MEMORY_GUARDED)
+		if (memory && memory->kind == MEMORY_DEVICE)
+			poison_device(memory);
+		else if (memory && memory->base && memory->kind != MEMORY_GUARDED)
 			poison(memory);
 	}
 	return hash;

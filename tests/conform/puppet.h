@@ -19,6 +19,7 @@
 #include "daemon/base/err.h"
 #include "daemon/transport/transport.h"
 
+struct gpu;
 struct puppet;
 struct copier;
 struct offload;
@@ -44,6 +45,7 @@ enum cmd_type {
 	CMD_MEM_FD,	 /* mem, kind, length, offset + fd */
 	CMD_MEM_VM,	 /* mem, pid, address, length */
 	CMD_MEM_LINEAR,	 /* mem, length -> + fd */
+	CMD_MEM_DEVICE,	 /* mem, length, VMM: fd; blob: struct gpu_handle */
 	CMD_MEM_REG,	 /* mem */
 	CMD_MEM_DEREG,	 /* mem */
 	CMD_MEM_UNREF,	 /* mem: the region's own reference */
@@ -148,5 +150,7 @@ int puppet_main(const char *backend, int control_fd);
 /* tests/conform/backend.c: what a backend needs around it. */
 int backend_env_new(const char *name, bool is_virtual, struct xp_env *env_p);
 void backend_env_free(struct xp_env *env);
+/* The GPUs of this process, of the fake driver. */
+struct gpu *backend_gpu(void);
 
 #endif

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "daemon/base/mem.h"
+#include "gpu/import.h"
 #include "tests/conform/puppet_impl.h"
 
 struct call {
@@ -147,6 +148,21 @@ static void do_mem_linear(struct call *call)
 		mem_set(SLOT(call, 0, mems), memory);
 		call->out_fd = memory->fd;
 	}
+	say(call, r);
+}
+
+static void do_mem_device(struct call *call)
+{
+	struct gpu_handle handle;
+	struct memory *memory;
+	int r;
+
+	assert(call->blob_len == sizeof(handle));
+	memcpy(&handle, call->blob, sizeof(handle));
+	handle.fd = call->fd;
+	r = memory_import_device(backend_gpu(), 1, &handle, 0, call->a[1], true, &memory);
+	if (r == 0)
+		mem_set(SLOT(call, 0, mems), memory);
 	say(call, r);
 }
 
@@ -520,6 +536,7 @@ static void (*const table[CMD_COUNT])(struct call *call) = {
 	[CMD_MEM_FD] = do_mem_fd,
 	[CMD_MEM_VM] = do_mem_vm,
 	[CMD_MEM_LINEAR] = do_mem_linear,
+	[CMD_MEM_DEVICE] = do_mem_device,
 	[CMD_MEM_REG] = do_mem_reg,
 	[CMD_MEM_DEREG] = do_mem_dereg,
 	[CMD_MEM_UNREF] = do_mem_unref,

@@ -167,8 +167,9 @@ int fake_sticky(const struct cu_ctx *ctx)
 void fake_break(struct cu_ctx *ctx, int code)
 {
 	pthread_mutex_lock(&lock);
+	/* what fails on a device leaves no context behind */
 	if (!ctx->sticky)
-		ctx->sticky = code;
+		ctx->sticky = deadly(code) ? code : CU_ERROR_LAUNCH_FAILED;
 	pthread_mutex_unlock(&lock);
 }
 

@@ -27,7 +27,7 @@
 #define UNIT (UINT64_C(2) << 20)
 #define HANDLE_MAGIC 0x43445546u
 
-enum kind { MEM_OWN, MEM_IPC, MEM_VMM, MEM_RESERVED, MEM_HOST };
+enum kind { MEM_OWN, MEM_IPC, MEM_VMM, MEM_RESERVED, MEM_PINNED, MEM_REGISTERED };
 
 struct mem {
 	struct list link;
@@ -92,12 +92,17 @@ bool fake_is_device(uint64_t address)
 	return arena && address >= arena && address - arena < FAKE_ARENA_BYTES;
 }
 
+static bool of_host(const struct mem *m)
+{
+	return m->kind == MEM_PINNED || m->kind == MEM_REGISTERED;
+}
+
 static struct mem *mem_find(uint64_t address)
 {
 	struct mem *m;
 
 	list_foreach (m, &mems, link)
-		if (m->kind != MEM_HOST && address >= m->address &&
+		if (!of_host(m) && address >= m->address &&
 		    address - m->address < m->bytes)
 			return m;
 	return NULL;
@@ -234,6 +239,8 @@ static void mem_drop(struct mem *m)
 		munmap(m->alias, m->bytes);
 	if (m->fd >= 0)
 		close(m->fd);
+	if (m->kind == MEM_PINNED)
+		munmap((void *)(uintptr_t)m->address, m->bytes);
 	free(m);
 	fake_count(-1);
 }
@@ -244,8 +251,7 @@ void fake_memory_drop(int device)
 
 	pthread_rwlock_wrlock(&lock);
 	list_foreach_safe (m, &mems, link)
-		if (m->device == device && m->kind != MEM_HOST &&
-		    m->kind != MEM_RESERVED)
+		if (m->device == device && m->kind != MEM_RESERVED)
 			mem_drop(m);
 	pthread_rwlock_unlock(&lock);
 }
@@ -413,14 +419,17 @@ int cuMemGetInfo_v2(size_t *free_p, size_t *total_p)
 
 /* ---- host memory ---- */
 
-static int host_note(uint64_t address, uint64_t bytes)
+static int host_note(enum kind kind, uint64_t address, uint64_t bytes)
 {
 	struct mem *m = calloc(1, sizeof(*m));
 
 	if (!m)
 		return CU_ERROR_OUT_OF_MEMORY;
-	*m = (struct mem){
-		.kind = MEM_HOST, .address = address, .bytes = bytes, .fd = -1, .device = -1};
+	*m = (struct mem){.kind = kind,
+			  .address = address,
+			  .bytes = bytes,
+			  .fd = -1,
+			  .device = fake_current()->device};
 	pthread_rwlock_wrlock(&lock);
 	list_push_back(&mems, &m->link);
 	pthread_rwlock_unlock(&lock);
@@ -428,16 +437,15 @@ static int host_note(uint64_t address, uint64_t bytes)
 	return CU_SUCCESS;
 }
 
-static int host_forget(uint64_t address, uint64_t *bytes_p)
+static int host_forget(enum kind kind, uint64_t address)
 {
 	int result = CU_ERROR_HOST_MEMORY_NOT_REGISTERED;
 	struct mem *m;
 
 	pthread_rwlock_wrlock(&lock);
 	list_foreach_safe (m, &mems, link) {
-		if (m->kind != MEM_HOST || m->address != address)
+		if (m->kind != kind || m->address != address)
 			continue;
-		*bytes_p = m->bytes;
 		mem_drop(m);
 		result = CU_SUCCESS;
 		break;
@@ -457,7 +465,7 @@ int cuMemHostAlloc(void **base_p, size_t bytes, unsigned int flags)
 		   0);
 	if (map == MAP_FAILED)
 		return CU_ERROR_OUT_OF_MEMORY;
-	result = host_note((uintptr_t)map, bytes);
+	result = host_note(MEM_PINNED, (uintptr_t)map, bytes);
 	if (result == CU_SUCCESS)
 		*base_p = map;
 	else
@@ -467,29 +475,22 @@ int cuMemHostAlloc(void **base_p, size_t bytes, unsigned int flags)
 
 int cuMemFreeHost(void *base)
 {
-	uint64_t bytes = 0;
-	int result;
-
 	ENTER(cuMemFreeHost);
-	result = host_forget((uintptr_t)base, &bytes);
-	if (result == CU_SUCCESS)
-		munmap(base, bytes);
-	return result;
+	return host_forget(MEM_PINNED, (uintptr_t)base);
 }
 
 int cuMemHostRegister_v2(void *base, size_t bytes, unsigned int flags)
 {
 	ENTER(cuMemHostRegister_v2);
 	(void)flags;
-	return base && bytes ? host_note((uintptr_t)base, bytes) : CU_ERROR_INVALID_VALUE;
+	return base && bytes ? host_note(MEM_REGISTERED, (uintptr_t)base, bytes)
+			     : CU_ERROR_INVALID_VALUE;
 }
 
 int cuMemHostUnregister(void *base)
 {
-	uint64_t bytes;
-
 	ENTER(cuMemHostUnregister);
-	return host_forget((uintptr_t)base, &bytes);
+	return host_forget(MEM_REGISTERED, (uintptr_t)base);
 }
 
 /* ---- VMM ---- */

@@ -107,11 +107,17 @@ class Cache:
             os.ftruncate(fd, BYTES)
             self.mem = mmap.mmap(fd, BYTES)
             args = dict(kind="shm", shm_name="/" + self.path, length=BYTES)
+        elif kind in ("cuda_ipc", "cuda_vmm"):
+            from fake_gpu import Gpu
+            gpu = Gpu()
+            self.address, args, self.mem = (gpu.ipc if kind == "cuda_ipc" else gpu.vmm)(BYTES)
+            args["length"], fd = BYTES, args.get("fds", [-1])[0]
         else:
             fd = -1
             self.mem = mmap.mmap(-1, BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             args = dict(kind="vm", length=BYTES)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.mem))
+        if not kind.startswith("cuda"):
+            self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.mem))
         args["address"] = str(self.address)
         try:
             self.region = engine.cmd("region.register", **args)["region"]
@@ -152,7 +158,7 @@ class Cache:
         wanted = bytearray(BYTES)
         for at, row in self.each(pages, tokens):
             wanted[at:at + TOKEN] = row
-        assert self.mem[:] == bytes(wanted), "bytes differ"
+        assert self.mem[:BYTES] == bytes(wanted), "bytes differ"
 
 
 def open_push(prefill, decode, src, dst, room, src_pages, dst_pages, tokens, send=True):

@@ -473,6 +473,38 @@ static void device_that_broke_is_reset_by_the_last_user(void **state)
 	bench_end(&b);
 }
 
+/* Without a proof that nothing moves, drain waits; and nothing new begins. */
+static void lane_drains_until_it_is_still(void **state)
+{
+	struct gpu_import *im = NULL;
+	struct bench b;
+
+	(void)state;
+	bench_start(&b, GPU_HANDLE_IPC, 0, 0);
+	assert_int_equal(bench_open(&b, GPU_HANDLE_IPC, true), 0);
+	FAKE(fake_cuda_fail)(NULL, 0, 0);
+	for (unsigned int n = 1; n <= 12; n++)
+		FAKE(fake_cuda_fail)("cuStreamSynchronize", n, CU_ERROR_UNKNOWN);
+	FAKE(fake_cuda_pace)(2000);
+	assert_int_equal(gpu_lane_copy(b.lane, &(struct gpu_rows){
+							.dst = b.dst->address,
+							.src = b.src->address,
+							.len = 4 * MIB,
+							.count = 1}),
+			 0);
+	assert_int_equal(gpu_lane_mark(b.lane, &(uint64_t){0}), 0);
+	gpu_lane_drain(b.lane);
+	FAKE(fake_cuda_pace)(0);
+	assert_int_equal(FAKE(fake_cuda_calls)("cuStreamSynchronize"), 13);
+	assert_memory_equal(b.to.view, b.from.view, 4 * MIB);
+	assert_true(gpu_device_broken(b.device));
+	assert_error(gpu_import(b.gpu, 9, &b.from.handle, false, &im), ERR_IO,
+		     "not reset yet");
+	bench_close(&b);
+	assert_int_equal(bench_open(&b, GPU_HANDLE_IPC, true), 0);
+	bench_end(&b);
+}
+
 /* ---- every call fails once ---- */
 
 static int whole_way(struct bench *b, enum gpu_handle_kind kind)
@@ -581,6 +613,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(lane_moves_more_rows_than_a_batch),
 		cmocka_unit_test(lane_outlives_the_exporter),
 		cmocka_unit_test(device_that_broke_is_reset_by_the_last_user),
+		cmocka_unit_test(lane_drains_until_it_is_still),
 		cmocka_unit_test(call_that_fails_once_costs_one_use_ipc),
 		cmocka_unit_test(call_that_fails_once_costs_one_use_vmm),
 	};

@@ -1,0 +1,130 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Rooms between GPU caches on real daemons, over the fake driver: every transport
+that needs no RDMA, and what becomes of memory whose engine dies."""
+import os
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+from kvd_daemon import Daemon, run  # noqa: E402
+from kvd_engine import BYTES, Cache, Engine, SUCCESS, open_pull, open_push  # noqa: E402
+import fake_gpu  # noqa: E402
+
+SRC, DST, TOKENS = [5, 6, 7, 60, 1], [9, 3, 33, 2, 50], 77
+
+
+def config(transport):
+    return "[transport]\ntransports = %s\n%s" % (transport, fake_gpu.CONFIG)
+
+
+def move(transport, kinds):
+    with Daemon(config(transport)) as a, Daemon(config(transport)) as b:
+        prefill, decode = Engine(a, "prefill"), Engine(b, "decode")
+        src, dst = Cache(prefill, kinds[0]), Cache(decode, kinds[1])
+        src.fill(SRC, TOKENS)
+        open_push(prefill, decode, src, dst, 1, SRC, DST, TOKENS)
+        decode.until(1, "recv", SUCCESS)
+        prefill.until(1, "send", SUCCESS)
+        dst.check(DST, TOKENS)
+        dst.mem[:BYTES] = bytes(BYTES)
+        open_pull(prefill, decode, src, dst, 2, SRC, DST, TOKENS)
+        decode.until(2, "pull", SUCCESS)
+        prefill.until(2, "offer", SUCCESS)
+        dst.check(DST, TOKENS)
+        shown = decode.cmd("room.show", room="1")
+        assert shown["peers"][0]["transport"] == transport, shown
+        prefill.close()
+        decode.close()
+
+
+def shm_ipc_to_ipc():
+    move("shm", ("cuda_ipc", "cuda_ipc"))
+
+
+def shm_vmm_to_memfd():
+    move("shm", ("cuda_vmm", "memfd"))
+
+
+def tcp_ipc_to_vmm():
+    move("tcp", ("cuda_ipc", "cuda_vmm"))
+
+
+def tcp_vm_to_ipc():
+    move("tcp", ("vm", "cuda_ipc"))
+
+
+def ucx_vmm_to_ipc():
+    move("ucx", ("cuda_vmm", "cuda_ipc"))
+
+
+def mapped(daemon):
+    with open("/proc/%d/maps" % daemon.proc.pid) as maps:
+        return "fakecuda" in maps.read()
+
+
+def until(condition, what, limit_s):
+    begin = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begin < limit_s, what
+    return time.monotonic() - begin
+
+
+def engine_main(path):
+    """A process of its own, to be killed: a cache, and a room that waits."""
+    class Where:
+        socket_path = path
+    engine = Engine(Where, "victim")
+    cache = Cache(engine, "cuda_ipc")
+    engine.cmd("room.open", room="1", role="send", pool=cache.pool)
+    print("ready", flush=True)
+    sys.stdin.read()
+
+
+def killed_engine_is_unmapped_in_time():
+    fake_gpu.Gpu()  # skips where there is none for Python
+    with Daemon(config("shm")) as daemon:
+        victim = subprocess.Popen([sys.executable, os.path.abspath(__file__), "--engine",
+                                   daemon.socket_path], stdin=subprocess.PIPE,
+                                  stdout=subprocess.PIPE, text=True)
+        assert victim.stdout.readline() == "ready\n"
+        assert mapped(daemon)
+        victim.kill()
+        victim.wait()
+        until(lambda: not mapped(daemon), "the memory stays mapped", 2)
+        other = Engine(daemon, "other")
+        until(lambda: not other.cmd("region.list")["regions"], "the region stays", 2)
+        other.close()
+
+
+def exporter_gone_is_told():
+    fake_gpu.Gpu()
+    with Daemon(config("shm")) as daemon:
+        engine = Engine(daemon, "engine")
+        code = "import sys; sys.path.insert(0, %r); import fake_gpu; " \
+               "print(fake_gpu.Gpu().ipc(4096)[1]['handle'])" % os.path.dirname(
+                   fake_gpu.__file__)
+        handle = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                                check=True).stdout.strip()
+        words = engine.refused("EIMPORT", "region.register", kind="cuda_ipc", length=4096,
+                               handle=handle, device=fake_gpu.Gpu().uuid)
+        assert "--pid=host" in words, words
+        engine.close()
+
+
+def without_driver_is_told():
+    with Daemon("[transport]\ntransports = shm\ncuda_library = libno-such.so.1\n") as daemon:
+        engine = Engine(daemon, "engine")
+        words = engine.refused("EREQUIRE", "region.register", kind="cuda_ipc", length=4096,
+                               handle="A" * 86 + "==", device="GPU-0")
+        assert "libno-such.so.1" in words, words
+        engine.close()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--engine"]:
+        engine_main(sys.argv[2])
+        sys.exit(0)
+    run([shm_ipc_to_ipc, shm_vmm_to_memfd, tcp_ipc_to_vmm, tcp_vm_to_ipc, ucx_vmm_to_ipc,
+         killed_engine_is_unmapped_in_time, exporter_gone_is_told, without_driver_is_told])
