@@ -247,6 +247,9 @@ static int write_begin(struct shm_in *in, const struct xp_sides *sides)
 		return err_pass(r);
 	if (direct)
 		return err_pass(shm_flow_direct(&in->flow));
+	r = shm_ring_expect(peer);
+	if (r < 0)
+		return err_pass(r);
 	shm_ring_scatter(&in->flow);
 	shm_send(peer, &(struct shm_frame){.type = SHM_STAGE, .id = in->id});
 	return 0;

@@ -195,8 +195,8 @@ static int read_begin(struct shm_op *so)
 	if (r == 0)
 		r = shm_flow_init(&so->flow, so->flow.peer, &op->sides, direct, true,
 				  on_flow);
-	if (r == 0 && direct)
-		r = shm_flow_direct(&so->flow);
+	if (r == 0)
+		r = direct ? shm_flow_direct(&so->flow) : shm_ring_expect(so->flow.peer);
 	so->reads_itself = direct;
 	return err_pass(r);
 }

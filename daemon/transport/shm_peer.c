@@ -153,9 +153,14 @@ static void on_ready(struct loop_fd *watch, int events)
 
 static int peer_attach(struct shm_peer *peer, int fd)
 {
+	int r;
+
 	peer->fd = fd;
 	loop_fd_init(&peer->watch, peer->shm->base.env.loop, fd, on_ready);
-	return err_pass(loop_fd_set(&peer->watch, LOOP_READ));
+	r = shm_wire_reserve(peer);
+	if (r == 0)
+		r = loop_fd_set(&peer->watch, LOOP_READ);
+	return err_pass(r);
 }
 
 /* 0 connected, 1 try again later, negative errno (not raised). */

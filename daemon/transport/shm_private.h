@@ -338,6 +338,8 @@ static inline void shm_peer_kick(struct shm_peer *peer)
 int shm_on_welcome(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
 
 /* shm_wire.c */
+/* What receiving needs, so that its want costs no connection that is up. */
+int shm_wire_reserve(struct shm_peer *peer);
 void shm_wire_init(struct shm_wire *wire);
 int shm_wire_prepare(struct shm_wire *wire); /* self: both buffers at once */
 void shm_wire_fini(struct shm_wire *wire); /* closes fds; idempotent */
@@ -413,6 +415,9 @@ bool shm_flow_complete(const struct shm_flow *flow);
 void shm_ring_init(struct shm_peer *peer);
 /* Begin to send; `theirs`: the number is of a request of the peer's. */
 int shm_ring_gather(struct shm_flow *flow, uint64_t id, bool theirs);
+/* Room for the peer's ring, before it is asked to fill one: what the want of it
+ * costs is that transfer. ERR_NOMEM. */
+int shm_ring_expect(struct shm_peer *peer);
 void shm_ring_scatter(struct shm_flow *flow);	  /* begin to receive */
 void shm_ring_leave(struct shm_flow *flow);	  /* no new slots; stop jobs */
 bool shm_rings_idle(const struct shm_peer *peer); /* no helper holds them */

@@ -39,12 +39,12 @@ void shm_ring_init(struct shm_peer *peer)
 	}
 }
 
-static int ring_slots(struct shm_ring *ring)
+static int ring_slots(struct shm_ring *ring, uint32_t count)
 {
-	ring->slots = mem_calloc(ring->slot_count, sizeof(*ring->slots));
+	ring->slots = mem_calloc(count, sizeof(*ring->slots));
 	if (!ring->slots)
 		return err_pass(-ENOMEM);
-	for (uint32_t i = 0; i < ring->slot_count; i++) {
+	for (uint32_t i = 0; i < count; i++) {
 		ring->slots[i].index = i;
 		ring->slots[i].peer = ring->peer;
 		list_init(&ring->slots[i].link);
@@ -263,7 +263,7 @@ static int ring_begin(struct shm_ring *ring)
 		       : slot * SHM_SLOT_SLICES;
 	ring->slot_count = SHM_RING_SLOTS;
 	ring->slot_bytes = (uint32_t)slot;
-	r = ring_slots(ring);
+	r = ring_slots(ring, ring->slot_count);
 	if (r < 0)
 		return err_pass(r);
 	ring->state = SHM_RING_MAKING;
@@ -466,7 +466,7 @@ int shm_on_ring(struct shm_peer *peer, const struct shm_frame *f, struct cursor 
 		return err_raise(ERR_PROTO, "%u slots of %u bytes", slots, bytes);
 	ring->slot_count = slots;
 	ring->slot_bytes = bytes;
-	r = ring_slots(ring);
+	r = shm_ring_expect(peer);
 	if (r < 0)
 		return err_pass(r);
 	ring->fd = shm_wire_take_fd(peer);
@@ -474,6 +474,11 @@ int shm_on_ring(struct shm_peer *peer, const struct shm_frame *f, struct cursor 
 	ring->job = (struct offload_job){.work = ring_map, .done = ring_mapped};
 	offload_submit(peer->shm->base.env.offload, &ring->job);
 	return 0;
+}
+
+int shm_ring_expect(struct shm_peer *peer)
+{
+	return peer->rx.slots ? 0 : err_pass(ring_slots(&peer->rx, SHM_RING_SLOTS_MAX));
 }
 
 void shm_ring_scatter(struct shm_flow *flow)

@@ -445,6 +445,11 @@ static int in_reserve(struct shm_wire *wire)
 	return 0;
 }
 
+int shm_wire_reserve(struct shm_peer *peer)
+{
+	return err_pass(in_reserve(&peer->wire));
+}
+
 static int in_take_fds(struct shm_wire *wire, struct msghdr *msg)
 {
 	struct cmsghdr *h;

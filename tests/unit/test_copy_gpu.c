@@ -18,6 +18,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/loop.h"
 #include "gpu/gpu.h"
@@ -526,6 +527,7 @@ int main(int argc, char **argv)
 	};
 
 	gpu_owner_main(argc, argv);
+	log_threshold = -1; /* every fault is provoked */
 	if (memory_guard_install() < 0)
 		return 2;
 	return cmocka_run_group_tests(tests, NULL, NULL);

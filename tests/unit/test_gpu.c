@@ -16,6 +16,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/base/log.h"
 #include "gpu/gpu.h"
 #include "gpu/import.h"
 #include "gpu/lane.h"
@@ -619,6 +620,7 @@ int main(int argc, char **argv)
 	};
 
 	gpu_owner_main(argc, argv);
+	log_threshold = -1; /* every fault is provoked */
 	gpu_fake_path("", fake_path);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/session.h"
 #include "gpu/gpu.h"
@@ -235,5 +236,6 @@ int main(int argc, char **argv)
 	};
 
 	gpu_owner_main(argc, argv);
+	log_threshold = -1; /* every fault is provoked */
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
