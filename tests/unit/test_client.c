@@ -497,6 +497,41 @@ static void memory_is_sealed_aligned_and_writable(void **state)
 	assert_int_equal(kvd_memory_alloc(SIZE_MAX / 2 - 1, NULL, &m), -KVD_E_IO);
 }
 
+/* What the kernel says of the mapping at `address`: bytes in huge pages. */
+static size_t huge_bytes_of(const void *address)
+{
+	FILE *smaps = fopen("/proc/self/smaps", "r");
+	char line[512], begin[32];
+	unsigned long kib = 0;
+	bool here = false;
+
+	assert_non_null(smaps);
+	snprintf(begin, sizeof(begin), "%lx-", (unsigned long)(uintptr_t)address);
+	while (fgets(line, sizeof(line), smaps)) {
+		if (strchr("0123456789abcdef", line[0]))
+			here = strncmp(line, begin, strlen(begin)) == 0;
+		if (here && sscanf(line, "ShmemPmdMapped: %lu", &kib) == 1)
+			break;
+	}
+	fclose(smaps);
+	return kib << 10;
+}
+
+static void memory_is_in_the_huge_pages_it_tells_of(void **state)
+{
+	struct kvd_memory m, probe;
+
+	(void)state;
+	assert_int_equal(kvd_memory_alloc(8 << 20, "test", &m), 0);
+	assert_int_equal(huge_bytes_of(m.address), m.huge_bytes);
+	if (m.huge_bytes == 0) { /* as anybody's would be: no kernel for it, no free ones */
+		assert_int_equal(kvd_memory_alloc(2 << 20, "probe", &probe), 0);
+		assert_int_equal(madvise(probe.address, probe.bytes, 25 /* MADV_COLLAPSE */), -1);
+		kvd_memory_free(&probe);
+	}
+	kvd_memory_free(&m);
+}
+
 static void layout_text_is_what_was_built(void **state)
 {
 	struct kvd_layout *l = kvd_layout_new(1);
@@ -581,6 +616,7 @@ int main(void)
 		T(region_async_failure_leaves_a_handle_to_free),
 		T(pool_line_names_regions_and_layout),
 		cmocka_unit_test(memory_is_sealed_aligned_and_writable),
+		cmocka_unit_test(memory_is_in_the_huge_pages_it_tells_of),
 		cmocka_unit_test(layout_text_is_what_was_built),
 		cmocka_unit_test(layout_keeps_its_first_error),
 	};
