@@ -2,7 +2,9 @@
 #include "daemon/brief.h"
 
 #include <assert.h>
+#include <inttypes.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "daemon/base/err.h"
 
@@ -36,6 +38,15 @@ static cJSON *member(struct brief *brief, cJSON *object, int type, const char *n
 	return it;
 }
 
+bool brief_whole(double value, char text[BRIEF_WHOLE_MAX])
+{
+	/* cJSON prints 15 digits first, and takes them when they give the value back */
+	if (!(value > -1e15 && value < 1e15) || value != (double)(int64_t)value)
+		return false;
+	snprintf(text, BRIEF_WHOLE_MAX, "%" PRId64, (int64_t)value);
+	return true;
+}
+
 void brief_init(struct brief *brief)
 {
 	brief->used = 0;
@@ -44,8 +55,13 @@ void brief_init(struct brief *brief)
 
 void brief_number(struct brief *brief, const char *name, double value)
 {
+	char *whole = brief->whole[brief->used];
 	cJSON *it = member(brief, brief->nodes, cJSON_Number, name);
 
+	if (brief_whole(value, whole)) {
+		it->type = cJSON_Raw;
+		it->valuestring = whole;
+	}
 	it->valuedouble = value;
 	it->valueint = value > INT32_MAX ? INT32_MAX : (int)value; /* as cJSON does */
 }

@@ -15,11 +15,17 @@
 struct err;
 
 #define BRIEF_NODES_MAX 24u
+#define BRIEF_WHOLE_MAX 24u
 
 struct brief {
 	cJSON nodes[BRIEF_NODES_MAX]; /* the first is the object itself */
 	unsigned int used;
+	char whole[BRIEF_NODES_MAX][BRIEF_WHOLE_MAX]; /* of whole numbers, by node */
 };
+
+/* The digits of a number that is whole, as cJSON would print them (by printf and
+ * scanf of a double, in 1 us); false: it is not. */
+bool brief_whole(double value, char text[BRIEF_WHOLE_MAX]);
 
 void brief_init(struct brief *brief);
 void brief_number(struct brief *brief, const char *name, double value);

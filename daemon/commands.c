@@ -155,6 +155,8 @@ static void id_print(const cJSON *id, char text[ID_TEXT_MAX])
 {
 	bool fits = cJSON_IsString(id) || cJSON_IsNumber(id);
 
+	if (cJSON_IsNumber(id) && brief_whole(id->valuedouble, text))
+		return;
 	/* printing into a buffer changes nothing of the item */
 	if (!fits ||
 	    !cJSON_PrintPreallocated((cJSON *)(uintptr_t)id, text, ID_TEXT_MAX, false))

@@ -20,6 +20,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "daemon/brief.h"
 #include "daemon/control.h"
 #include "daemon/session.h"
 #include "proto/json.h"
@@ -310,6 +311,28 @@ static void plan_over_the_socket_answers_rows_and_covers(void **state)
 }
 
 /* A reply that would not fit the client's queue is an error, not a hang-up. */
+static void brief_numbers_are_printed_as_cjson_does(void **state)
+{
+	static const double values[] = {0, 1, -5, 4096, 2147483648.0, -8589934593.0,
+					999999999999999.0, -999999999999999.0, 1e15, 9007199254740991.0,
+					0.5, -2.25, 1e300, 1.0 / 3};
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(values); i++) {
+		cJSON *plain = cJSON_CreateObject();
+		char wanted[64], got[64];
+		struct brief brief;
+
+		cJSON_AddNumberToObject(plain, "n", values[i]);
+		assert_true(cJSON_PrintPreallocated(plain, wanted, sizeof(wanted), false));
+		cJSON_Delete(plain);
+		brief_init(&brief);
+		brief_number(&brief, "n", values[i]);
+		assert_true(cJSON_PrintPreallocated(brief.nodes, got, sizeof(got), false));
+		assert_string_equal(got, wanted);
+	}
+}
+
 static void reply_over_the_queue_is_an_error(void **state)
 {
 	struct mini *mini = *state;
@@ -501,6 +524,7 @@ int main(void)
 		CASE(admin_commands_need_an_admin),
 		CASE(daemon_tells_its_figures_and_settings),
 		CASE(plan_over_the_socket_answers_rows_and_covers),
+		cmocka_unit_test(brief_numbers_are_printed_as_cjson_does),
 		CASE(reply_over_the_queue_is_an_error),
 		cmocka_unit_test(every_command_survives_lost_allocations),
 		cmocka_unit_test(regions_and_pools_survive_lost_allocations),
