@@ -284,8 +284,32 @@ def daemon_that_stops_with_rooms_tells_both_sides_why():
         decode.close()
 
 
+def daemon_that_drains_lets_its_rooms_end_and_is_gone():
+    """What runs ends well, and nothing waits for the drain's deadline."""
+    with Daemon() as b:
+        decode = Engine(b, "decode")
+        dst = Cache(decode)
+        with Daemon() as a:
+            prefill = Engine(a, "prefill")
+            src = Cache(prefill)
+            src.fill(PAGES, TOKENS)
+            open_push(prefill, decode, src, dst, 1, PAGES, THERE, TOKENS, send=False)
+            a.proc.send_signal(signal.SIGTERM)
+            until("it does not drain", lambda: prefill.cmd("health")["state"] == "draining")
+            assert a.proc.poll() is None
+            begin = time.monotonic()
+            prefill.cmd("room.send", room="1", seq=0, last=True, views=VIEW)
+            decode.until(1, "recv", SUCCESS)
+            dst.check(THERE, TOKENS)
+            assert a.wait() == 0
+            assert time.monotonic() - begin < 5 * SLOW
+            prefill.close()
+        decode.close()
+
+
 run([engine_killed_with_gigabytes_is_told_and_unmapped_in_time,
      engine_killed_while_its_child_keeps_the_socket_is_dead,
      engine_beyond_the_pid_namespace_is_seen_to_die,
      engine_stopped_still_receives, daemon_back_at_its_endpoint_is_a_new_instance,
-     daemon_that_stops_with_rooms_tells_both_sides_why])
+     daemon_that_stops_with_rooms_tells_both_sides_why,
+     daemon_that_drains_lets_its_rooms_end_and_is_gone])
