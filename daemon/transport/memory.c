@@ -25,8 +25,8 @@
  * Huge pages: first touch of a 4 KiB-page memfd costs 1 us a page, so a mapping
  * is placed such that it and its file agree modulo 2 MiB, and collapsed once it
  * is populated. Collapsing an empty range is EINVAL (6.18), hence the order; it
- * is free when the owner did it before. Collapsing is an attempt: without huge
- * pages everything works, slower.
+ * is cheap when the owner did it before. Collapsing is an attempt (settle.c): without
+ * huge pages everything works, slower.
  */
 #include "daemon/transport/memory.h"
 
@@ -44,6 +44,7 @@
 #include <unistd.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/transport/settle.h"
 #include "gpu/gpu.h"
 #include "gpu/import.h"
 
@@ -51,9 +52,6 @@
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
 #define MADV_POPULATE_WRITE 23
-#endif
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25
 #endif
 
 #define HUGE_BYTES (UINT64_C(2) << 20)
@@ -287,7 +285,7 @@ static int import_populate(struct import *im, uint64_t page)
 		return err_raise_errno(errno, "populating %zu bytes", im->map_bytes);
 	}
 	if (page < HUGE_BYTES && first < last)
-		(void)madvise((void *)first, last - first, MADV_COLLAPSE);
+		settle((void *)first, last - first);
 	return 0;
 }
 

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <semaphore.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -21,6 +22,7 @@
 #include <cmocka.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/transport/settle.h"
 
 #define KIB (UINT64_C(1) << 10)
 #define MIB (UINT64_C(1) << 20)
@@ -430,6 +432,46 @@ static void import_out_of_memory_leaks_nothing(void **state)
 	close(fd);
 }
 
+static sem_t collapse_may, collapsed;
+
+static void collapse_slowly(void *first, size_t bytes)
+{
+	assert_int_equal((uintptr_t)first % (2 * MIB), 0);
+	assert_true(bytes >= 2 * MIB);
+	while (sem_wait(&collapse_may) < 0)
+		;
+	sem_post(&collapsed);
+}
+
+/* The kernel visits all cores before it collapses; some of them may be busy. */
+static void import_does_not_wait_for_huge_pages(void **state)
+{
+	struct memory *m[3] = {NULL};
+	int fd = memfd(8 * MIB, MFD_ALLOW_SEALING), ended;
+
+	(void)state;
+	sem_init(&collapse_may, 0, 1);
+	sem_init(&collapsed, 0, 0);
+	settle_with(collapse_slowly);
+	assert_int_equal(memory_import_memfd(fd, 0, 8 * MIB, true, &m[0]), 0);
+	while (sem_wait(&collapsed) < 0) /* usually it was waited for */
+		;
+	for (int i = 1; i < 3; i++)
+		assert_int_equal(memory_import_memfd(fd, 0, 8 * MIB, true, &m[i]), 0);
+	assert_int_equal(sem_getvalue(&collapsed, &ended), 0);
+	assert_int_equal(ended, 0);
+	memset(m[2]->base, 1, 8 * MIB);
+	for (int i = 0; i < 3; i++)
+		memory_unref(m[i]);
+	for (int i = 1; i < 3; i++) {
+		sem_post(&collapse_may);
+		while (sem_wait(&collapsed) < 0)
+			;
+	}
+	settle_with(NULL);
+	close(fd);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -448,6 +490,7 @@ int main(void)
 		cmocka_unit_test(linear_memory_is_writable_and_sealed),
 		cmocka_unit_test(vm_gone_process_is_noticed),
 		cmocka_unit_test(vm_unmapped_or_overflowing_range_is_refused),
+		cmocka_unit_test(import_does_not_wait_for_huge_pages),
 		cmocka_unit_test(import_out_of_memory_leaks_nothing),
 	};
 

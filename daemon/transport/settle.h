@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * settle: huge pages for a mapping, as an attempt that nobody waits for too long.
+ */
+#ifndef KVD_TRANSPORT_SETTLE_H
+#define KVD_TRANSPORT_SETTLE_H
+
+#include <stddef.h>
+
+/* Any thread but the loop's. The range is present; both ends are multiples of 2 MiB.
+ * Returns when it is collapsed, or cannot be, or the kernel takes its time: then it
+ * goes on with it alone. The range may be unmapped meanwhile, and is advice then. */
+void settle(void *first, size_t bytes);
+
+/* For tests: what is called instead of madvise(); NULL: that again. */
+void settle_with(void (*collapse)(void *first, size_t bytes));
+
+#endif
