@@ -44,6 +44,7 @@ struct remote_pool {
 	struct layout *layout;	   /* pools only */
 	struct remote_region *regions;
 	uint32_t region_count;
+	struct search_span *by_address; /* search.c: the regions in order, when asked for */
 	struct xp_buffer *buffers; /* pools: layout->buffer_count, .key and .offset set */
 	uint32_t *buffer_region;   /* pools: index into regions of each buffer */
 	bool wanted, want_later;   /* keys are (to be) made usable */

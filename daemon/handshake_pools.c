@@ -380,6 +380,7 @@ static void pool_free(struct remote_pool *pool)
 	for (uint32_t i = 0; i < pool->region_count; i++)
 		mem_free(pool->regions[i].packed);
 	mem_free(pool->regions);
+	mem_free(pool->by_address);
 	mem_free(pool->buffers);
 	mem_free(pool->buffer_region);
 	layout_free(pool->layout);

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Every entry must lie in one region as a whole. Which region: the innermost that
- * holds it, so that a sub-range registered on its own wins.
+ * holds it, so that a sub-range registered on its own wins. Buffers are numbered in
+ * the order in which the entries need them. Both rules hold for own and for remote
+ * lists alike: the daemons at both ends look for the same list, one as the owner of
+ * the memory and one as its guest, and must make the same plan of it.
  *
  * A search works on a copy of the session's region map, with every region in it
  * pinned, so that a helper can look while the loop goes on; those that no entry
@@ -13,6 +16,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <stdlib.h>
 
 #include "daemon/base/mem.h"
 #include "daemon/handshake.h"
@@ -20,11 +24,18 @@
 #include "daemon/region_map.h"
 #include "daemon/session.h"
 
+/* A remote region; in the order of struct region_map. */
+struct search_span {
+	uint64_t start, end, reach; /* reach: the largest end up to here */
+	uint32_t region;	    /* of the pool */
+};
+
 struct search {
 	struct session *session;  /* local */
 	struct region_map *map;	  /* local: a copy, its regions pinned */
-	uint32_t *numbers;	  /* of its entries: the buffer, 0: none yet */
+	uint32_t *numbers;	  /* of its entries, or the pool's: the buffer, 0: none yet */
 	struct remote_pool *pool; /* remote: held */
+	uint32_t *order;	  /* remote: the region of each buffer */
 	uint64_t version;
 	unsigned int transport_index;
 	struct places *places; /* found */
@@ -132,6 +143,44 @@ int search_begin_local(struct session *session, unsigned int transport_index,
 	return 0;
 }
 
+static int span_compare(const void *a, const void *b)
+{
+	const struct search_span *x = a, *y = b;
+
+	if (x->start != y->start)
+		return x->start < y->start ? -1 : 1;
+	return x->end == y->end ? 0 : x->end > y->end ? -1 : 1;
+}
+
+/* Once for a pool, whose regions never change. */
+static int sort_regions(struct remote_pool *pool)
+{
+	struct search_span *spans;
+	uint64_t reach = 0;
+
+	if (pool->by_address)
+		return 0;
+	spans = mem_calloc((size_t)pool->region_count + 1, sizeof(*spans));
+	if (!spans)
+		return err_pass(-ENOMEM);
+	for (uint32_t i = 0; i < pool->region_count; i++) {
+		const struct remote_region *r = &pool->regions[i];
+
+		/* without an address, or over the end of all: it holds nothing */
+		spans[i] = (struct search_span){.start = r->address, .region = i};
+		if (!r->address ||
+		    __builtin_add_overflow(r->address, r->length, &spans[i].end))
+			spans[i].end = spans[i].start;
+	}
+	qsort(spans, pool->region_count, sizeof(*spans), span_compare);
+	for (uint32_t i = 0; i < pool->region_count; i++) {
+		reach = spans[i].end > reach ? spans[i].end : reach;
+		spans[i].reach = reach;
+	}
+	pool->by_address = spans;
+	return 0;
+}
+
 int search_begin_remote(struct remote_pool *pool, struct search **search_p)
 {
 	struct search *search = mem_zalloc(sizeof(*search));
@@ -140,6 +189,12 @@ int search_begin_remote(struct remote_pool *pool, struct search **search_p)
 		return err_pass(-ENOMEM);
 	search->pool = pool;
 	handshake_pool_use(pool);
+	search->numbers = mem_calloc((size_t)pool->region_count + 1, sizeof(*search->numbers));
+	search->order = mem_calloc((size_t)pool->region_count + 1, sizeof(*search->order));
+	if (!search->numbers || !search->order || sort_regions(pool) < 0) {
+		search_free(search);
+		return err_pass(-ENOMEM);
+	}
 	*search_p = search;
 	return 0;
 }
@@ -192,45 +247,55 @@ static int run_local(struct search *search, const struct dlist *dlist, struct pl
 	return 0;
 }
 
-static const struct remote_region *region_in(const struct remote_pool *pool,
-					     const struct dlist_entry *e, uint64_t span)
+/* As region_map_index(). */
+static const struct search_span *span_at(const struct remote_pool *pool, uint64_t address,
+					 uint64_t len)
 {
-	const struct remote_region *best = NULL;
+	size_t low = 0, high = pool->region_count;
+	uint64_t end;
 
-	for (uint32_t i = 0; i < pool->region_count; i++) {
-		const struct remote_region *r = &pool->regions[i];
+	if (__builtin_add_overflow(address, len, &end))
+		return NULL;
+	while (low < high) {
+		size_t mid = low + (high - low) / 2;
 
-		if (r->address && e->address >= r->address && span <= r->length &&
-		    e->address - r->address <= r->length - span &&
-		    (!best || r->length < best->length))
-			best = r;
+		if (pool->by_address[mid].start <= address)
+			low = mid + 1;
+		else
+			high = mid;
 	}
-	return best;
+	while (low-- > 0) {
+		const struct search_span *s = &pool->by_address[low];
+
+		if (s->reach < end)
+			break;
+		if (s->end >= end)
+			return s;
+	}
+	return NULL;
 }
 
-static int run_remote(const struct remote_pool *pool, const struct dlist *dlist,
+static int run_remote(struct search *search, const struct dlist *dlist,
 		      struct places *places)
 {
-	const struct remote_region *region = NULL;
-
 	for (uint32_t i = 0; i < dlist->entry_count; i++) {
 		const struct dlist_entry *e = &dlist->entries[i];
+		const struct search_span *s;
 		uint64_t span = 0;
 		int r = dlist_entry_span(e, i, &span);
 
 		if (r < 0)
 			return err_pass(r);
-		/* neighbours mostly share a region */
-		if (!region || e->address < region->address ||
-		    e->address - region->address > region->length ||
-		    span > region->length - (e->address - region->address))
-			region = region_in(pool, e, span);
-		if (!region)
+		s = span_at(search->pool, e->address, span);
+		if (!s)
 			return not_found(e, i, span);
-		places->at[i].buffer = (uint32_t)(region - pool->regions);
-		places->at[i].offset = e->address - region->address;
+		if (!search->numbers[s->region]) {
+			search->order[places->buffer_count] = s->region;
+			search->numbers[s->region] = ++places->buffer_count;
+		}
+		places->at[i].buffer = search->numbers[s->region] - 1;
+		places->at[i].offset = e->address - s->start;
 	}
-	places->buffer_count = pool->region_count;
 	return 0;
 }
 
@@ -243,7 +308,7 @@ int search_run(struct search *search, const struct dlist *dlist)
 
 	if (!places)
 		return err_pass(-ENOMEM);
-	r = search->pool ? run_remote(search->pool, dlist, places)
+	r = search->pool ? run_remote(search, dlist, places)
 			 : run_local(search, dlist, places);
 	if (r < 0) {
 		places_free(places);
@@ -270,17 +335,20 @@ void search_free(struct search *search)
 	if (search->pool)
 		handshake_pool_unuse(search->pool);
 	mem_free(search->numbers);
+	mem_free(search->order);
 	mem_free(search);
 }
 
 /* Keys are read here: they may not have been there when the search began. */
-static void keep_remote(struct places *places, struct remote_pool *pool)
+static void keep_remote(struct places *places, const struct search *search)
 {
-	places->pool = pool;
-	handshake_pool_use(pool);
-	for (uint32_t i = 0; i < pool->region_count; i++) {
-		places->buffers[i].key = pool->regions[i].key;
-		places->buffers[i].length = pool->regions[i].length;
+	places->pool = search->pool;
+	handshake_pool_use(places->pool);
+	for (uint32_t i = 0; i < places->buffer_count; i++) {
+		const struct remote_region *region = &places->pool->regions[search->order[i]];
+
+		places->buffers[i].key = region->key;
+		places->buffers[i].length = region->length;
 	}
 }
 
@@ -306,7 +374,7 @@ int search_end(struct search *search, struct dlist *dlist, struct places **place
 
 	assert(places);
 	if (search->pool)
-		keep_remote(places, search->pool);
+		keep_remote(places, search);
 	else
 		r = keep_local(places, search);
 	if (r >= 0) {

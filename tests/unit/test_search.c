@@ -13,6 +13,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
+#include "daemon/handshake.h"
 #include "daemon/region.h"
 #include "daemon/region_map.h"
 #include "daemon/session.h"
@@ -166,6 +167,66 @@ static void search_sees_what_was_there_when_it_began(void **state)
 	dlist_free(dlist);
 }
 
+/* The owner's daemon and its guest's must agree on the region of every row, and on the
+ * numbers of the buffers, whatever overlaps and in whatever order regions came. */
+static void owner_and_guest_find_the_same(void **state)
+{
+	enum { N = 24, ROWS = 64 };
+	struct region regions[N];
+	struct remote_region far[N];
+	struct session session = {.regions_version = 1};
+	struct remote_pool pool = {.regions = far, .region_count = N, .uses = 1};
+	struct dlist_entry entries[ROWS];
+
+	(void)state;
+	srand(5);
+	for (int round = 0; round < 200; round++) {
+		struct places *mine, *yours;
+		struct dlist *a, *b;
+
+		assert_int_equal(region_map_new(&session.region_map), 0);
+		memset(regions, 0, sizeof(regions));
+		memset(far, 0, sizeof(far));
+		for (size_t i = 0; i < N; i++) {
+			struct region *r = &regions[i];
+			struct remote_region *f = &far[(i * 7 + (size_t)round) % N];
+
+			r->state = REGION_READY;
+			r->address = 0x10000 + 64u * ((unsigned int)rand() % 40);
+			r->length = 64 * (1 + (unsigned int)rand() % (i % 3 ? 4 : 40));
+			r->pins = 1;
+			r->regs[0] = (struct xp_reg *)r;
+			f->address = r->address;
+			f->length = r->length;
+			assert_int_equal(region_map_put(session.region_map, r), 0);
+		}
+		for (size_t i = 0; i < ROWS; i++) {
+			const struct region *r = &regions[(unsigned int)rand() % N];
+
+			entries[i] = (struct dlist_entry){
+				r->address + (unsigned int)rand() % (r->length - 15), 16, 0, 1};
+		}
+		a = make(entries, ROWS);
+		b = make(entries, ROWS);
+		assert_int_equal(search_local(a, &session, 0, &mine), 0);
+		assert_int_equal(search_remote(b, &pool, &yours), 0);
+		assert_int_equal(mine->buffer_count, yours->buffer_count);
+		for (size_t i = 0; i < ROWS; i++) {
+			assert_int_equal(mine->at[i].buffer, yours->at[i].buffer);
+			assert_int_equal(mine->at[i].offset, yours->at[i].offset);
+		}
+		for (size_t i = 0; i < mine->buffer_count; i++)
+			assert_int_equal(mine->buffers[i].length, yours->buffers[i].length);
+		places_unref(mine);
+		places_unref(yours);
+		dlist_free(a);
+		dlist_free(b);
+		region_map_free(session.region_map);
+		mem_free(pool.by_address);
+		pool.by_address = NULL;
+	}
+}
+
 int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -174,6 +235,7 @@ int main(void)
 		T(rows_of_no_region_are_named),
 		T(region_gone_meanwhile_is_revoked),
 		T(search_sees_what_was_there_when_it_began),
+		T(owner_and_guest_find_the_same),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
