@@ -547,6 +547,31 @@ def test_released_handles_are_refused(world, B):
         world.agent.agent.getXferStatus(12345)
 
 
+def test_regions_in_any_order_and_nested(pair):
+    """Engines register a tensor a layer, and transfers name any of them."""
+    a, b = (agent_of(d.socket_path, name()) for d in pair)
+    mine = [np.full(4096, i + 1, np.uint8) for i in range(12)]
+    yours = [np.zeros(4096, np.uint8) for _ in range(12)]
+    for agent, arrays in ((a, mine), (b, yours)):
+        rows = [(x.ctypes.data, 4096, 0, "") for x in arrays]
+        agent.register_memory(rows[6:] + rows[:6], "DRAM")
+        agent.register_memory([(arrays[3].ctypes.data + 1024, 1024, 0, "inner")], "DRAM")
+        agent.register_memory([(arrays[3].ctypes.data + 1536, 1024, 0, "over it")], "DRAM")
+    remote = a.add_remote_agent(b.get_agent_metadata())
+    for picks in ([11], [7, 2], [3, 9, 0], list(range(12))):
+        rows = [[(x[i].ctypes.data + o, 64, 0) for i in picks for o in (0, 1100, 1600, 4032)]
+                for x in (mine, yours)]
+        for op, arrays, source in (("WRITE", yours, 0), ("READ", mine, 100)):
+            for i in picks:
+                (mine if op == "WRITE" else yours)[i][:] = i + 1 + source
+            h = a.initialize_xfer(op, *(a.get_xfer_descs(r, "DRAM") for r in rows), remote)
+            a.transfer(h)
+            until(lambda: a.check_xfer_state(h) == "DONE")
+            for i in picks:
+                for o in (0, 1100, 1600, 4032):
+                    assert (arrays[i][o:o + 64] == i + 1 + source).all()
+
+
 def test_requests_outlive_their_lists(world):
     local, remote = world.lists()
     h = world.agent.make_prepped_xfer("WRITE", local, [1], remote, [2])

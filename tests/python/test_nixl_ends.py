@@ -124,6 +124,8 @@ def test_frozen_remote_daemon_is_noticed(B):  # noqa: F811
         w = World((a, b), size=64 << 20)
         handle = big_write(w, 64 << 20)
         w.run(handle)
+        local, remote = w.lists()
+        w.run(w.agent.make_prepped_xfer("WRITE", local, [1], remote, [1]))
         b.freeze()
         w.agent.transfer(handle)
         error, took = failing(w.agent, handle)
@@ -142,6 +144,8 @@ def test_frozen_remote_daemon_is_noticed(B):  # noqa: F811
             except Exception:
                 return False
         until(works, 30, 0.05)
+        # and so are new requests of lists that were prepared before
+        assert w.run(w.agent.make_prepped_xfer("WRITE", local, [1], remote, [2]))
         w.peer.__exit__()
 
 

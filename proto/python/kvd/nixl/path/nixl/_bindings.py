@@ -130,13 +130,14 @@ class _Remote:
     """Another agent: what its metadata told, and the way to its session."""
 
     __slots__ = ("name", "endpoint", "epoch", "secret", "spans", "attach", "gone", "again",
-                 "asked", "tried")
+                 "asked", "tried", "failed")
 
     def __init__(self, name, head):
         self.name, self.endpoint = name, head["endpoint"]
         self.epoch, self.secret = head["epoch"], head["secret"]
         self.spans = {}  # memory type -> {(address, bytes)}, in order
         self.attach, self.gone = None, False
+        self.failed = False  # ever: its lists may be of an attachment that is dead
         self.again = None  # the next attachment, while the last one is dead
         self.asked = self.tried = 0.0  # when the daemon was asked after it; made again
 
@@ -394,6 +395,7 @@ class nixlAgent:
                 if error.number >= 512:  # the own daemon's silence
                     raise
                 attach.refuse(error.number, error.message)
+                attach = self._reach(remote)
         return attach
 
     def _require_check(self, remote):
@@ -530,7 +532,7 @@ class nixlAgent:
             remote = self._remote(name)
             if name != self._name:
                 spans = remote.packed(mem)
-                self._reach(remote)
+                self._look(remote) if remote.failed else self._reach(remote)
             attach = remote.attach
         if not len(table):
             raise nixlNotFoundError("an empty list")
@@ -627,7 +629,7 @@ class nixlAgent:
         xfer, remote = self._requests.get(reqh) or self._request(reqh)
         if remote.gone:
             raise nixlNotFoundError("agent '%s' was removed" % remote.name)
-        if reqh in self._failures:  # over a new attachment, if there is one
+        if remote.failed:
             self._heal(xfer, remote)
         try:
             code = xfer.post(self._message(notif_msg) if notif_msg else None)
@@ -640,7 +642,8 @@ class nixlAgent:
 
     @_plain_abi
     def _heal(self, xfer, remote):
-        xfer.rebind(self._look(remote, 0))
+        """Over a new attachment, if there is one: the link may be back."""
+        xfer.rebind(self._look(remote))
 
     def getXferStatus(self, handle):
         xfer, remote = self._requests.get(handle) or self._request(handle)
@@ -661,6 +664,7 @@ class nixlAgent:
         told = self._failures.get(handle)
         if told is None:
             xfer, remote = self._requests[handle]
+            remote.failed, remote.asked = True, 0.0
             told = _kvd.code_name(code), xfer.error()[1] or "transfer with '%s'" % remote.name
             self._failures[handle] = told
         return from_code(*told)
