@@ -110,6 +110,7 @@ struct move {
 	struct err refused;
 	uint64_t digest, bytes; /* the other side's, from the header */
 	uint64_t seq;
+	uint64_t seen_ns; /* posted, at the first look at it: room_clock.c */
 	bool last, reserved, landed_all;
 	bool doomed; /* over, but a helper still plans it */
 	enum { MOVE_PLANNING, MOVE_WAITING, MOVE_POSTED } phase;

@@ -11,7 +11,8 @@
  *
  * A stall is no byte at all for so long, not slowness: whatever moved since the
  * last look starts the count anew. What waits its turn behind other rooms on the
- * same line is not posted, so a large neighbour makes nobody stall.
+ * same line is not posted, so a large neighbour makes nobody stall; neither that
+ * wait nor an engine's computing counts once it is.
  *
  * The reason names who was waited for. It is all that the engine gets to see, on
  * both sides, and the operator, who has to know which of the machines to look at.
@@ -183,17 +184,22 @@ static uint64_t progress_of(const struct room *room)
 	return sum;
 }
 
-/* Is something on its way? Else the engine, here or there, is computing, or the
- * line is busy with others. */
-static bool posted(const struct room *room)
+/* Since when is something on its way? 0: the engine, here or there, is computing, or
+ * the line is busy with others. How long that took is nobody's stall. */
+static uint64_t posted_since(const struct room *room, uint64_t now)
 {
-	const struct move *move;
+	uint64_t oldest = 0;
+	struct move *move;
 
 	list_foreach(move, &room->moves, link) {
-		if (move->phase == MOVE_POSTED && (move->in || move->op.posted))
-			return true;
+		if (move->phase != MOVE_POSTED || (!move->in && !move->op.posted))
+			continue;
+		if (!move->seen_ns)
+			move->seen_ns = now;
+		if (!oldest || move->seen_ns < oldest)
+			oldest = move->seen_ns;
 	}
-	return false;
+	return oldest;
 }
 
 static void look_at_waiting(const struct room *room, uint64_t idle_ns, struct err *why)
@@ -210,17 +216,19 @@ static void look_at_waiting(const struct room *room, uint64_t idle_ns, struct er
 
 static void look_at_moving(struct room *room, uint64_t now, struct err *why)
 {
-	uint64_t progress = progress_of(room);
+	uint64_t progress = progress_of(room), since = posted_since(room, now);
 	char words[240];
 
 	if (progress != room->progress)
 		room->moved_ns = now;
 	room->progress = progress;
-	if (!posted(room)) {
+	if (!since) {
 		look_at_waiting(room, now - room->moved_ns, why);
 		return;
 	}
-	if (now - room->moved_ns < room->limits_ns[LIMIT_STALL])
+	if (since < room->moved_ns)
+		since = room->moved_ns;
+	if (now - since < room->limits_ns[LIMIT_STALL])
 		return;
 	stall_words(room, words, sizeof(words));
 	err_set(why, ERR_STALL, "room %llu: no byte moved for %llu ms: %s",

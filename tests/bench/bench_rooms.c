@@ -9,6 +9,8 @@
  *                 sender's chunk is queued
  *   beside N MIB [P]  the same for requests that begin while another room moves MIB
  *                 megabytes, one chunk; its GB/s
+ *   crowd N ROOMS [P]  the same for requests that begin while another session has
+ *                 ROOMS rooms of P pages, all given at once; their GB/s
  *   pages N       a room of 64 scattered 64 KiB pages, and in turn with it memcpy
  *                 of the same rows by one thread: seconds of both
  *   poll N        N open rooms: JSON poll by list and reads of the status page,
@@ -286,6 +288,66 @@ static void beside(unsigned int n, unsigned int mib)
 	free(from);
 }
 
+/* ---- beside many rooms of another session ---- */
+
+static void crowd_open(struct pair *pairs, unsigned int rooms)
+{
+	uint32_t to[ROOM_PAGES];
+
+	for (unsigned int i = 0; i < rooms; i++) {
+		scatter(to, i);
+		pair_send(&pairs[i], &big_prefill, &big_decode);
+		pair_recv(&pairs[i], NULL);
+		pages_bind(&pairs[i], to, request_pages, NULL);
+	}
+	for (unsigned int i = 0; i < rooms; i++)
+		if (kvd_room_wait(pairs[i].send, KVD_WAITING_FOR_INPUT, 30000) < 0)
+			die_room(&big_prefill, pairs[i].send, "waiting_for_input");
+}
+
+/* Rooms end in any order. */
+static bool crowd_moves(const struct pair *pairs, unsigned int rooms, unsigned int *first)
+{
+	while (*first < rooms && kvd_room_state(pairs[*first].recv) == KVD_SUCCESS)
+		++*first;
+	return *first < rooms;
+}
+
+static void crowd(unsigned int n, unsigned int rooms)
+{
+	struct pair *pairs = need(calloc(rooms, sizeof(*pairs)));
+	double begin, took = 0, bytes = 0;
+	unsigned int got = 0, first;
+	uint32_t from[ROOM_PAGES];
+
+	engine_open(&big_prefill, prefill_socket, "prefill", "big", PAGES);
+	engine_open(&big_decode, decode_socket, "decode", "big", PAGES);
+	printf("{\"seconds\":[");
+	while (got < n) {
+		crowd_open(pairs, rooms);
+		begin = now_s();
+		for (unsigned int i = 0; i < rooms; i++) {
+			scatter(from, i + 7);
+			chunk_send(&pairs[i], from, request_pages);
+		}
+		first = 0;
+		while (got < n && crowd_moves(pairs, rooms, &first))
+			printf("%s%.9f", got++ ? "," : "", request_s());
+		for (unsigned int i = 0; i < rooms; i++)
+			until_landed(&pairs[i]);
+		took += now_s() - begin;
+		bytes += (double)rooms * request_pages * PAGE_BYTES;
+		for (unsigned int i = 0; i < rooms; i++)
+			pair_close(&pairs[i]);
+	}
+	printf("],\"big_gbps\":%.3f}\n", bytes / took / 1e9);
+	kvd_close(big_prefill.client);
+	kvd_close(big_decode.client);
+	kvd_memory_free(&big_prefill.memory);
+	kvd_memory_free(&big_decode.memory);
+	free(pairs);
+}
+
 /* ---- pages ---- */
 
 static double pages_copy_s(const uint32_t *from, const uint32_t *to)
@@ -431,8 +493,8 @@ int main(int argc, char **argv)
 	static const struct {
 		const char *name;
 		void (*run)(unsigned int n, unsigned int more);
-	} works[] = {{"latency", latency}, {"beside", beside},	{"pages", pages},
-		     {"poll", poll_rooms}, {"open", open_rooms}};
+	} works[] = {{"latency", latency}, {"beside", beside},	  {"crowd", crowd},
+		     {"pages", pages},	   {"poll", poll_rooms}, {"open", open_rooms}};
 	unsigned int n, more, pages;
 	char line[64], word[16];
 

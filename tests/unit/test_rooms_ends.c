@@ -490,6 +490,33 @@ static void stuck_transfer_is_a_stall_and_a_slow_one_is_not(void **state)
 	assert_int_equal(counted(p, 1, METRIC_FENCES_WIDENED), 0);
 }
 
+/* What comes after a pause longer than stall_ms is not late from its first slice on. */
+static void chunk_after_a_pause_is_no_stall(void **state)
+{
+	struct trio *p = *state;
+	struct session *const senders[] = {p->prefill, p->other};
+	struct fake_rule late = {.fault = FAKE_LATE, .times = 2, .extra_ns = 250 * MS};
+
+	open_send(p, 9, ",'timeouts':{'stall_ms':400}");
+	open_recv(p, 9, ",'timeouts':{'stall_ms':400}");
+	bind(p, 9);
+	for (unsigned int chunk = 0; chunk < 2; chunk++) {
+		for (unsigned int i = 0; i < 2; i++)
+			cluster_ok(&p->c, senders[i],
+				   "{'cmd':'room.send','room':'9','seq':%u,'last':%s,"
+				   "'views':{'kv':{'pages':%s,'first_token':%u,"
+				   "'tokens':[%u,%u]}}}",
+				   chunk, chunk ? "true" : "false", chunk ? "[9,1]" : "[3,4]",
+				   chunk * 8, chunk * 8, chunk * 8 + 8);
+		cluster_run(&p->c, 3 * LOOP_NS_PER_S); /* they compute */
+		assert_int_equal(cluster_state(&p->c, p->decode, "recv", 9),
+				 chunk ? KVD_SUCCESS : KVD_TRANSFERRING);
+		if (chunk == 0)
+			assert_int_equal(fake_script(p->c.bytes, &late), 0);
+	}
+	assert_int_equal(counted(p, 1, METRIC_STALLS), 0);
+}
+
 /* A slice is under way for longer than the fence may take: the peer is cut, and
  * until then no engine sees an end. */
 static void fence_not_proven_in_time_cuts_the_peer(void **state)
@@ -694,6 +721,7 @@ int main(void)
 		CASE(lease_that_ends_under_a_puller_is_told_to_it),
 		CASE(offer_with_an_absurd_lease_makes_no_storm_of_beats),
 		CASE(stuck_transfer_is_a_stall_and_a_slow_one_is_not),
+		CASE(chunk_after_a_pause_is_no_stall),
 		CASE(fence_not_proven_in_time_cuts_the_peer),
 		CASE(peer_lost_is_told_to_the_other_sources),
 		CASE(room_between_two_data_lines_waits),
