@@ -16,6 +16,7 @@ import threading
 import time
 
 BOOT_S = 240  # two of them, on a busy machine
+ASK_S = 10  # how is a command? A line may have been lost
 CARDS = 2  # and rails: rxe0 on eth0, rxe1 on eth1
 
 
@@ -41,12 +42,12 @@ class Command:
     def wait(self, timeout):
         """The exit status; Fault when it takes longer."""
         self.guest.await_(lambda: self.status is not None, timeout,
-                          f"'{self.words[:60]}' does not end")
+                          f"'{self.words[:60]}' does not end", self)
         return self.status
 
     def wait_line(self, words, timeout):
         self.guest.await_(lambda: self.has(words) or self.status is not None, timeout,
-                          f"'{self.words[:60]}' does not say '{words}'")
+                          f"'{self.words[:60]}' does not say '{words}'", self)
         if not self.has(words):
             raise Fault(f"'{self.words[:60]}' ended ({self.status}) without '{words}': "
                         + self.text[-2000:])
@@ -133,17 +134,27 @@ class Guest:
         if line.startswith("=") and head == "0":
             self.booted = True
         command = self.commands.get(int(head))
-        if command and line.startswith("@"):
+        if command and line.startswith("~"):
+            self._send(command)
+        elif command and line.startswith("@"):
             command.lines.append(rest)
         elif command and line.startswith("="):
             command.status = int(rest)
 
-    def await_(self, condition, timeout, what):
-        with self.changed:
-            self.changed.wait_for(lambda: condition() or self.dead, timeout)
-            if not condition():
+    def await_(self, condition, timeout, what, command=None):
+        until = time.monotonic() + timeout
+        while True:
+            left = until - time.monotonic()
+            with self.changed:
+                self.changed.wait_for(lambda: condition() or self.dead,
+                                      max(0, min(left, ASK_S)))
+                if condition():
+                    return
+            if self.dead or left <= 0:
                 raise Fault(f"{self.name}{' (died)' if self.dead else ''}: {what} within "
                             f"{timeout} s\n{self.tail()}")
+            if command:
+                self.agent.sendall(f"?{command.number}\n".encode())
 
     def await_boot(self):
         self.await_(lambda: self.booted, BOOT_S, "does not boot")
@@ -154,8 +165,11 @@ class Guest:
             command = Command(self, self.next_id, words)
             self.commands[self.next_id] = command
             self.next_id += 1
-        self.agent.sendall(f"{command.number} {words}\n".encode())
+        self._send(command)
         return command
+
+    def _send(self, command):
+        self.agent.sendall(f"{command.number} {command.words}\n".encode())
 
     def run(self, words, timeout=120):
         command = self.start(words)
