@@ -5,7 +5,10 @@
 Makes the guests' image when it is missing or old (image.sh), puts the programs of
 BUILD into it, boots two guests and runs the cases. Ends with "N passed, N failed".
 """
+import json
 import os
+import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -303,6 +306,70 @@ def rails_two(pair):
         text = daemons.ctl(0, "devices")
         check("rail 0" in text and "rail 1" in text, text)
         print("# " + text.replace("\n", "\n# "))
+
+
+# ---- how fast ----
+
+MIB = 1 << 20
+BENCH_ROUNDS = int(os.environ.get("RDMA_VM_BENCH", "3"))
+
+
+def perftest(pair, tool, size, count):
+    """MB/s (10^6) of ib_write_bw or ib_read_bw between the guests."""
+    words = f"{tool} -d rxe0 -x 1 -s {size} -n {count}"
+    server = pair[0].start(words)
+    pair[0].until("netstat -ltn | grep -q 18515")
+    text = pair[1].must(f"{words} {pair[0].address}", 240)
+    server.wait(60)
+    line = [found for found in text.splitlines() if re.match(rf" *{size} ", found)][-1]
+    return float(line.split()[3]) * MIB / 1e6
+
+
+def kvd_bench(pair, ticket, size, rows, op, flat=False):
+    """MB/s of kvd's second guest to its first (push) or from it (pull)."""
+    text = pair[1].must("/kvd/kvd-ctl --json --socket /tmp/kvd/kvd.sock bench "
+                        f"--size {size} --rows {rows} --op {op} --count 3 "
+                        f"{'--flat ' if flat else ''}--transport verbs '{ticket}'", 600)
+    return json.loads(text[text.index("{"):])["results"][0]["gbps"] * 1e3
+
+
+def bench_table(pair, rows):
+    """Ours and theirs take turns; the median of the rounds' ratios."""
+    found = {}
+    with Daemons(pair):
+        lender = pair[0].start("exec /kvd/kvd-ctl --socket /tmp/kvd/kvd.sock bench --serve "
+                               "--memory 64M > /tmp/ticket")
+        pair[0].until("[ -s /tmp/ticket ]")
+        ticket = pair[0].must("cat /tmp/ticket").splitlines()[-1]
+        for _ in range(BENCH_ROUNDS):
+            for name, ours, theirs in rows:
+                a, b = ours(ticket), theirs(ticket)
+                found.setdefault(name, []).append((a / b, a, b))
+        pair[0].must("kill $(pidof kvd-ctl)")
+        lender.wait(20)
+    ratios = {}
+    for name, samples in found.items():
+        ratios[name] = statistics.median(s[0] for s in samples)
+        print(f"# {name}: {ratios[name]:.2f} (of "
+              + ", ".join(f"{a:.1f}/{b:.1f} MB/s" for _, a, b in samples) + ")")
+    return ratios
+
+
+@case
+def bench_against_perftest(pair):
+    """kvd's pages against ib_write_bw and ib_read_bw of the same size, in turns"""
+    ratios = bench_table(pair, [
+        ("push 64 KiB pages / ib_write_bw 64 KiB (goal 0.95)",
+         lambda t: kvd_bench(pair, t, "64K", 256, "push"),
+         lambda t: perftest(pair, "ib_write_bw", 65536, 256)),
+        ("pull 64 KiB pages / ib_read_bw 64 KiB (goal 0.95)",
+         lambda t: kvd_bench(pair, t, "64K", 256, "pull"),
+         lambda t: perftest(pair, "ib_read_bw", 65536, 256)),
+        ("push scattered 4 KiB / ib_write_bw 4 KiB (goal 0.8)",
+         lambda t: kvd_bench(pair, t, "4K", 2048, "push"),
+         lambda t: perftest(pair, "ib_write_bw", 4096, 2048)),
+    ])
+    check(min(ratios.values()) > 0.4, str(ratios))  # what a busy machine leaves of a goal
 
 
 # ---- the suite ----
