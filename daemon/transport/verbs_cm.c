@@ -14,6 +14,10 @@
  * handshake was a moment faster than ours, so who was refused dials again for
  * DIAL_NS; who is waiting never gives up because of a stranger.
  *
+ * Queue pairs are spread over the rails that both sides have, paired by number. One
+ * that finds nobody over its rail (a port is down here or there) is dialled over
+ * another: fewer rails are slower, not the end.
+ *
  * Events are copied and acknowledged before they are acted on: destroying an id
  * waits for the acknowledgement of all its events.
  */
@@ -34,6 +38,7 @@
 #define LINGER_NS (5 * LOOP_NS_PER_S)
 #define REJECT_TEXT 100u
 #define DIAL_AGAIN_NS (100 * LOOP_NS_PER_MS)
+#define ATTEMPT_NS (2 * LOOP_NS_PER_S) /* over one rail, when another one leads there */
 /* a rejection's reason, where the kernel has one: ib_cm's "consumer defined" */
 #define REJECT_CONSUMER 28
 
@@ -128,6 +133,62 @@ static int begin(struct verbs_qp *qp)
 	return 0;
 }
 
+/* ---- rails that do not lead there ---- */
+
+static bool rail_is_good(const struct verbs_peer *peer, uint32_t i)
+{
+	const struct verbs_rail *rail = &peer->transport->rails[i];
+
+	return !(peer->bad_rails & 1u << i) && !rail->down && !rail->device->fatal;
+}
+
+/* Over a rail that is not known to lead nowhere; all are tried again when none is. */
+static void choose_rail(struct verbs_qp *qp)
+{
+	struct verbs_peer *peer = qp->peer;
+	uint32_t from = qp->rail->index;
+
+	if (rail_is_good(peer, from))
+		return;
+	for (uint32_t step = 1; step < peer->rails; step++) {
+		uint32_t i = (from + step) % peer->rails;
+
+		if (!rail_is_good(peer, i))
+			continue;
+		log_info("verbs", peer->name, "dialled over another rail",
+			 "qp=%u rail=%s instead=%s", qp->index,
+			 peer->transport->rails[i].name, qp->rail->name);
+		qp->rail = &peer->transport->rails[i];
+		return;
+	}
+	peer->bad_rails = 0;
+}
+
+static bool other_rail_is_up(const struct verbs_peer *peer, const struct verbs_rail *rail)
+{
+	for (uint32_t i = 0; i < peer->qp_count; i++)
+		if (sm_state(&peer->qps[i].sm) == VERBS_QP_UP && peer->qps[i].rail != rail)
+			return true;
+	return false;
+}
+
+void verbs_dial_elsewhere(struct verbs_peer *peer, uint64_t now)
+{
+	struct err err;
+
+	for (uint32_t i = 0; i < peer->qp_count; i++) {
+		struct verbs_qp *qp = &peer->qps[i];
+
+		if (sm_state(&qp->sm) != VERBS_QP_CONNECTING ||
+		    now < qp->dial_ns + ATTEMPT_NS || !other_rail_is_up(peer, qp->rail))
+			continue;
+		err_set(&err, ERR_TIMEOUT, "verbs: %s to %s: no answer", qp->rail->name,
+			peer->name);
+		peer->bad_rails |= 1u << qp->rail->index;
+		again(qp, &err);
+	}
+}
+
 void verbs_dial(struct verbs_peer *peer)
 {
 	for (uint32_t i = 0; i < peer->qp_count; i++) {
@@ -135,6 +196,8 @@ void verbs_dial(struct verbs_peer *peer)
 
 		if (sm_state(&qp->sm) != VERBS_QP_IDLE)
 			continue;
+		choose_rail(qp);
+		qp->dial_ns = loop_now_ns(peer->timer.loop);
 		sm_move(&qp->sm, VERBS_QP_CONNECTING);
 		if (begin(qp) < 0)
 			again_last(qp);
@@ -251,8 +314,7 @@ static const char *expect(struct verbs_peer *peer, const struct verbs_hello *hel
 	}
 	if (hello->total != peer->qp_count)
 		return "another number of queue pairs than before";
-	if (hello->rail != rail->index || hello->rail >= rails ||
-	    (hello->qp == 0 && hello->rail != 0))
+	if (hello->rail != rail->index || hello->rail >= rails)
 		return "another rail than announced";
 	if (sm_state(&peer->qps[hello->qp].sm) != VERBS_QP_IDLE)
 		return "this queue pair is taken";
@@ -417,6 +479,8 @@ static void on_refused(struct verbs_qp *qp, const struct cm_event *event)
 		event->status, words);
 	if (sm_state(&qp->sm) != VERBS_QP_CONNECTING)
 		return;
+	if (event->type != RDMA_CM_EVENT_REJECTED) /* nobody was there to say so */
+		qp->peer->bad_rails |= 1u << qp->rail->index;
 	if (qp->peer->dial && verbs_peer_live(qp->peer))
 		again(qp, &err);
 	else if (verbs_peer_live(qp->peer))

@@ -163,6 +163,7 @@ struct verbs_qp {
 	bool armed; /* an event will come */
 	bool spinning; /* empty, not armed: looked at again soon */
 	uint64_t die_deadline_ns;
+	uint64_t dial_ns; /* when it began to connect */
 };
 
 /* ---- peers ---- */
@@ -192,12 +193,13 @@ struct verbs_peer {
 	void *on_closed_arg;
 	struct verbs_qp *qps; /* qp_count */
 	uint32_t qp_count, qps_up;
+	uint32_t rails, bad_rails; /* dial: that both sides have; bits of no way there */
 	struct loop_timer timer;
 	uint64_t dial_deadline_ns, dial_again_ns, flush_deadline_ns;
 
 	/* frames */
 	uint8_t *buffers;	/* VERBS_DEPTH receives, then VERBS_SEND_BUFFERS */
-	struct ibv_mr *buffer_mr;
+	struct ibv_mr *buffer_mr; /* with queue pair 0's device */
 	uint32_t send_free;	/* a bit for each send buffer */
 	uint32_t credits, owed; /* frames we may send; receives to tell of */
 	uint32_t peer_depth;
@@ -352,6 +354,9 @@ uint64_t verbs_places_digest(const struct verbs_places *places, const struct pla
 void verbs_on_cm(struct loop_fd *watch, int events);
 /* Dial every queue pair that is idle. */
 void verbs_dial(struct verbs_peer *peer);
+/* Those that still connect although another rail has come up long ago: dial them
+ * over that one. */
+void verbs_dial_elsewhere(struct verbs_peer *peer, uint64_t now);
 
 /* The queue pair is gone, but the other side may not have heard it yet: keeps the
  * id until it has, or LINGER_NS. */
@@ -408,6 +413,8 @@ static inline bool verbs_peer_live(const struct verbs_peer *peer)
 }
 /* No queue pair of it can move a byte any more. */
 bool verbs_peer_quiet(const struct verbs_peer *peer);
+/* Memory of frames, registered with the device of queue pair 0. */
+int verbs_peer_buffers(struct verbs_peer *peer, const struct verbs_device *device);
 /* Ends the peer, later. The first fault counts. */
 void verbs_peer_fail(struct verbs_peer *peer, const struct err *err);
 void verbs_peer_fail_last(struct verbs_peer *peer); /* with err_last() */

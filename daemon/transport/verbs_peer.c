@@ -27,7 +27,8 @@
 #define PROGRESS_NS (100 * LOOP_NS_PER_MS)
 #define KNOCK_NS (250 * LOOP_NS_PER_MS)
 #define WINDOW_START (8u << 20)
-#define BUFFERS (VERBS_DEPTH + VERBS_SEND_BUFFERS)
+#define BUFFERS_BYTES ((size_t)(VERBS_DEPTH + VERBS_SEND_BUFFERS) * VERBS_MSG_BYTES)
+#define LOOK_NS (500 * LOOP_NS_PER_MS) /* at connections that take their time */
 
 static const struct sm_state peer_states[] = {
 	[VERBS_PEER_OPENING] = {"opening",
@@ -161,12 +162,15 @@ static void watch_dial(struct verbs_peer *peer, uint64_t now)
 	if (!peer->dial || sm_state(&peer->sm) != VERBS_PEER_OPENING)
 		return;
 	if (now < peer->dial_deadline_ns) {
+		verbs_dial_elsewhere(peer, now);
 		if (peer->dial_again_ns && now >= peer->dial_again_ns) {
 			peer->dial_again_ns = 0;
 			verbs_dial(peer);
 		}
 		verbs_peer_watch(peer, peer->dial_again_ns ? peer->dial_again_ns
-							   : peer->dial_deadline_ns);
+				       : peer->dial_deadline_ns < now + LOOK_NS
+					       ? peer->dial_deadline_ns
+					       : now + LOOK_NS);
 		return;
 	}
 	if (peer->dial_err.code == ERR_OK)
@@ -451,17 +455,17 @@ static void peer_init(struct verbs_peer *peer, struct verbs_transport *transport
 	sm_init(&peer->sm, &peer_table, VERBS_PEER_OPENING);
 }
 
-/* Memory of frames, registered with the device of queue pair 0. */
-static int make_buffers(struct verbs_peer *peer)
+int verbs_peer_buffers(struct verbs_peer *peer, const struct verbs_device *device)
 {
-	struct verbs_transport *transport = peer->transport;
-	size_t size = (size_t)BUFFERS * VERBS_MSG_BYTES;
+	const struct verbs_lib *lib = peer->transport->lib;
 
-	peer->buffers = mem_zalloc(size);
-	if (!peer->buffers)
-		return err_pass(-ENOMEM);
-	peer->buffer_mr = transport->lib->reg_mr(transport->rails[0].device->pd,
-						 peer->buffers, size, IBV_ACCESS_LOCAL_WRITE);
+	if (peer->buffer_mr && peer->buffer_mr->pd != device->pd) {
+		lib->dereg_mr(peer->buffer_mr); /* it dials over another rail now */
+		peer->buffer_mr = NULL;
+	}
+	if (!peer->buffer_mr)
+		peer->buffer_mr = lib->reg_mr(device->pd, peer->buffers, BUFFERS_BYTES,
+					      IBV_ACCESS_LOCAL_WRITE);
 	if (!peer->buffer_mr)
 		return err_raise_errno(errno, "verbs: register the frames' memory");
 	return 0;
@@ -485,6 +489,7 @@ static int plan_dial(struct verbs_peer *peer, const struct xp_peer_args *args)
 	if (!peer->qps)
 		return err_pass(-ENOMEM);
 	peer->qp_count = rails * each;
+	peer->rails = rails;
 	for (uint32_t i = 0; i < peer->qp_count; i++) {
 		verbs_qp_init(&peer->qps[i], peer, i);
 		peer->qps[i].rail = &transport->rails[i % rails];
@@ -514,7 +519,8 @@ int verbs_peer_open(struct transport *base, const struct xp_peer_args *args,
 	if (!peer)
 		return err_pass(-ENOMEM);
 	peer_init(peer, transport, args);
-	r = make_buffers(peer);
+	peer->buffers = mem_zalloc(BUFFERS_BYTES);
+	r = peer->buffers ? 0 : -ENOMEM;
 	if (r == 0)
 		r = args->dial ? plan_dial(peer, args) : wait_for_dial(peer);
 	if (r < 0) {
@@ -524,7 +530,7 @@ int verbs_peer_open(struct transport *base, const struct xp_peer_args *args,
 	list_push_back(&transport->peers, &peer->link);
 	if (peer->dial) {
 		verbs_dial(peer);
-		verbs_peer_watch(peer, peer->dial_deadline_ns);
+		verbs_peer_watch(peer, loop_now_ns(transport->base.env.loop) + LOOK_NS);
 	}
 	*peer_p = (struct xp_peer *)peer;
 	return 0;

@@ -145,7 +145,9 @@ int verbs_qp_make(struct verbs_qp *qp)
 	qp->sent = mem_calloc(qp->sq_depth, sizeof(*qp->sent));
 	if (!qp->sent)
 		return err_pass(-ENOMEM);
-	r = make_queues(qp);
+	r = qp->index == 0 ? verbs_peer_buffers(qp->peer, qp->rail->device) : 0;
+	if (r == 0)
+		r = make_queues(qp);
 	if (r == 0)
 		r = fill_receives(qp);
 	if (r == 0 && lib_of(qp)->req_notify_cq(qp->cq, 0) != 0)

@@ -20,17 +20,23 @@ static const struct plan_run pages = {.len = 64 * VP_KIB, .count = 60,
 
 /* The wire is held; as much of it runs as it takes until bytes are posted, which
  * are a part of all. */
-static void start(struct vp_transfer *x, enum xp_kind kind)
+static void start_of(struct vp_transfer *x, enum xp_kind kind, const struct plan_run *run,
+		     uint64_t bytes)
 {
 	vp_peer(&vp_a)->window_bytes = vp_transport(&vp_a)->window_max = VP_MIB;
 	fake_verbs_hold(true);
-	vp_transfer_init(x, kind, &pages, 1, 4 * VP_MIB);
+	vp_transfer_init(x, kind, run, 1, bytes);
 	assert_int_equal(vp_post(x), 0);
 	while (!x->op.impl || !((struct verbs_xfer *)x->op.impl)->posted_bytes) {
 		fake_verbs_step(1);
 		vp_turn();
 	}
 	assert_true(fake_verbs_outstanding() > 7);
+}
+
+static void start(struct vp_transfer *x, enum xp_kind kind)
+{
+	start_of(x, kind, &pages, 4 * VP_MIB);
 }
 
 /* ---- aborts ---- */
@@ -343,8 +349,73 @@ static void receiver_alone_notices_a_wire_that_is_cut(void **state)
 	vp_transfer_fini(&x);
 }
 
+/* ---- rails ---- */
+
+static void works_over(unsigned int rail_of_all)
+{
+	struct vp_transfer x;
+
+	for (uint32_t i = 0; i < vp_peer(&vp_a)->qp_count; i++)
+		if (rail_of_all < 2)
+			assert_int_equal(vp_peer(&vp_a)->qps[i].rail->index, rail_of_all);
+	for (int kind = XP_WRITE; kind <= XP_READ; kind++) {
+		vp_transfer_init(&x, (enum xp_kind)kind, &pages, 1, 4 * VP_MIB);
+		assert_int_equal(vp_post(&x), 0);
+		vp_moved(&x);
+		vp_transfer_fini(&x);
+	}
+}
+
+/* Devices 0, 1 are a's rails, 2, 3 are b's; with any of them down the other pair
+ * serves, frames and all. */
+static void rail_that_is_down_is_dialled_around(void **state)
+{
+	for (unsigned int down = 0; down < 4; down++) {
+		vp_begin(state);
+		fake_verbs_port(down, false);
+		assert_int_equal(vp_open(&vp_a, "mlx5_0 mlx5_1"), 0);
+		assert_int_equal(vp_open(&vp_b, "mlx5_2 mlx5_3"), 0);
+		vp_join();
+		assert_int_equal(vp_peer(&vp_a)->qp_count, 4);
+		works_over(!(down % 2));
+		vp_end(state);
+	}
+}
+
+static void rail_lost_in_mid_transfer_is_clean_and_the_other_takes_over(void **state)
+{
+	/* large enough for all queue pairs */
+	const struct plan_run large = {.len = 64 * VP_KIB, .count = 120,
+				       .src_stride = 66 * VP_KIB,
+				       .dst_stride = 65 * VP_KIB};
+	struct vp_transfer x;
+
+	(void)state;
+	for (unsigned int rail = 0; rail < 2; rail++) {
+		start_of(&x, XP_WRITE, &large, 8 * VP_MIB);
+		fake_verbs_port(rail, false);
+		fake_verbs_hold(false);
+		VP_AWAIT(x.done);
+		VP_AWAIT(vp_a.lost && vp_b.lost);
+		vp_still(&x);
+		vp_transfer_fini(&x);
+		vp_close_peer(&vp_a);
+		vp_close_peer(&vp_b);
+		vp_join();
+		works_over(!rail);
+		fake_verbs_port(rail, true);
+		VP_AWAIT(!vp_transport(&vp_a)->rails[rail].down);
+		vp_close_peer(&vp_a);
+		vp_close_peer(&vp_b);
+		vp_join(); /* back on both */
+		assert_int_equal(vp_peer(&vp_a)->qps[rail].rail->index, rail);
+		works_over(2);
+	}
+}
+
 int main(void)
 {
+#define RAILS(test) cmocka_unit_test_setup_teardown(test, vp_begin_two_rails, vp_end)
 #define PAIR(test) cmocka_unit_test_setup_teardown(test, vp_begin_pair, vp_end)
 	const struct CMUnitTest tests[] = {
 		PAIR(write_aborted_in_the_middle_lands_no_foreign_byte),
@@ -361,6 +432,8 @@ int main(void)
 		PAIR(events_without_harm_change_nothing),
 		PAIR(port_that_is_down_is_lost_by_its_retries_and_comes_back),
 		PAIR(receiver_alone_notices_a_wire_that_is_cut),
+		cmocka_unit_test(rail_that_is_down_is_dialled_around),
+		RAILS(rail_lost_in_mid_transfer_is_clean_and_the_other_takes_over),
 	};
 
 	cmocka_set_test_filter(getenv("KVD_TEST_FILTER"));
