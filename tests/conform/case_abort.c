@@ -125,7 +125,7 @@ static bool stop_try(struct world *world, enum xp_kind kind, struct end *src,
 {
 	struct deal *deal = flight_new(world, kind, src, dst, bytes, true);
 	bool closes = stop == STOP_CLOSE_INIT || stop == STOP_CLOSE_ANS;
-	uint64_t until_ns = world_now_ns(world) + WAIT_NS;
+	uint64_t until_ns = world_now_ns(world) + wait_ns;
 	struct area *from = deal->src_places[0].area;
 	bool caught;
 

@@ -96,7 +96,7 @@ static bool fly_both_ways(struct world *world, struct deal *deals[FLIGHTS], uint
 static void kill_in_flight(struct world *world)
 {
 	struct end *a = world->end[0], *b = world->end[1];
-	uint64_t bytes = 2 * world->big_bytes, until_ns = world_now_ns(world) + WAIT_NS;
+	uint64_t bytes = 2 * world->big_bytes, until_ns = world_now_ns(world) + wait_ns;
 	struct deal *deals[FLIGHTS];
 	struct deal *late;
 

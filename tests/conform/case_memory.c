@@ -96,7 +96,7 @@ static struct deal *take_off(struct world *world, enum xp_kind kind, struct end 
 	const struct plan_run run = {
 		.len = 512, .count = bytes / 512, .src_stride = 512, .dst_stride = 1024};
 	struct deal *deal = deal_simple(world, kind, from, to, &run, 1);
-	uint64_t until_ns = world_now_ns(world) + WAIT_NS;
+	uint64_t until_ns = world_now_ns(world) + wait_ns;
 
 	CHECK(deal_post(deal, HEADER_BYTES) == 0, "post: %s", deal->refused.text);
 	while (!done_or_flying(deal)) {

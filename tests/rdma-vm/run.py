@@ -376,7 +376,7 @@ def bench_against_perftest(pair):
 
 def conform(pair, words):
     command = pair[0].start(words)
-    status = command.wait(900)
+    status = command.wait(1500)
     print("# " + (command.lines[-1] if command.lines else "no output"))
     for line in command.lines:
         if "# SKIP" in line:
@@ -388,7 +388,7 @@ def conform(pair, words):
 @case
 def conform_in_one_guest(pair):
     """the transports' suite over verbs: three processes, one adapter"""
-    conform(pair, "KVD_CONFORM_RAILS=rxe0 /kvd/conform --backend verbs --seconds 840")
+    conform(pair, "KVD_CONFORM_RAILS=rxe0 KVD_CONFORM_WAIT_S=120 /kvd/conform --backend verbs --seconds 1400")
 
 
 # ---- running ----
