@@ -26,6 +26,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "daemon/base/text.h"
 #include "daemon/brief.h"
 #include "daemon/config.h"
 #include "daemon/control.h"
@@ -301,6 +302,38 @@ void request_reply_brief(struct request *req, const struct brief *brief)
 		request_answer(req, text, strlen(text), NULL, 0);
 	else
 		request_fail_last(req); /* cannot be: briefs are short */
+}
+
+void request_text_begin(const struct request *req, struct text *text)
+{
+	char head[ID_TEXT_MAX];
+
+	id_print(request_id(req), head);
+	text_puts(text, "{\"id\":");
+	text_puts(text, head);
+	text_puts(text, ",\"ok\":true");
+}
+
+int request_text_reply(struct request *req, struct text *text)
+{
+	struct session *session = req->session;
+
+	text_puts(text, "}\n");
+	if (text->failed)
+		return err_raise(ERR_NOMEM, "no memory for the reply");
+	if (text->len > req->kvd->config->client_queue_bytes)
+		return err_raise(ERR_TOOBIG, "a reply of %zu bytes is over client_queue",
+				 text->len);
+	req->answered = true;
+	if (req->on_answer)
+		req->on_answer(req->on_answer_arg, text->data, text->len);
+	if (session && session->conn) {
+		control_give(session->conn, text->data, text->len);
+		*text = (struct text){0};
+	}
+	text_fini(text);
+	request_free(req);
+	return 0;
 }
 
 cJSON *request_result(void)

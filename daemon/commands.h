@@ -26,6 +26,7 @@
 struct brief;
 struct kvd;
 struct session;
+struct text;
 
 #define REQUEST_FDS_MAX 16u
 #define RESULT_HEX_MAX 32u /* bytes */
@@ -91,6 +92,10 @@ void request_reply_brief(struct request *req, const struct brief *brief);
 /* The same with fds attached to the reply (duplicated). */
 void request_reply_fds(struct request *req, cJSON *result, const int *fds,
 		       unsigned int fd_count);
+/* A reply put together as text: begin it, add members (`,"rooms":[…]`), then give
+ * it. ERR_TOOBIG, ERR_NOMEM: not answered. `text` is empty afterwards. */
+void request_text_begin(const struct request *req, struct text *text);
+int request_text_reply(struct request *req, struct text *text);
 void request_fail(struct request *req, const struct err *err);
 /* Fail with err_last(). */
 void request_fail_last(struct request *req);

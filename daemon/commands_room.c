@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * room.open … room.list. The schema has checked types and limits; what is left
+ * room.open … room.show (room.poll and room.list: commands_room_list.c). The schema has checked types and limits; what is left
  * here is the meaning: which members go with which role, and the engine's own
  * objects (pool, regions) by session.
  *
@@ -15,6 +15,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/brief.h"
 #include "daemon/commands.h"
+#include "daemon/commands_room.h"
 #include "daemon/config.h"
 #include "daemon/kvd.h"
 #include "daemon/room_cover.h"
@@ -25,7 +26,6 @@
 #include "proto/json.h"
 
 #define SOURCES_MAX 1024
-#define LIST_MAX 65536
 #define MS_MAX INT64_C(86400000) /* a day */
 
 #define F_ROOM {"room", FIELD_U64, true, 0, 0, "the router's number, a decimal string"}
@@ -50,7 +50,7 @@ static int role_of(const char *s, enum room_role *role_p)
 }
 
 /* The session's room by "room" and "role"; without a role the only one. */
-static struct room *find(struct session *session, const cJSON *args,
+struct room *room_asked(struct session *session, const cJSON *args,
 			 struct rooms *rooms)
 {
 	const char *role_name = NULL;
@@ -334,7 +334,7 @@ static struct room *find_as(struct request *req, enum room_role role)
 	if (!cJSON_GetObjectItemCaseSensitive(req->args, "role") &&
 	    json_get_u64(req->args, "room", true, &number) >= 0)
 		room = rooms_find(req->kvd->rooms, req->session, role, number);
-	return room ? room : find(req->session, req->args, req->kvd->rooms);
+	return room ? room : room_asked(req->session, req->args, req->kvd->rooms);
 }
 
 static int not_over(const struct room *room)
@@ -431,97 +431,12 @@ static int run_send(struct request *req)
 	return 0;
 }
 
-/* ---- room.poll ---- */
-
-/* {room, role}, or the number alone. */
-static struct room *find_listed(struct request *req, const cJSON *item)
-{
-	cJSON number = *item, key = {.type = cJSON_Object, .child = &number};
-	char name[] = "room";
-
-	if (cJSON_IsObject(item))
-		return find(req->session, item, req->kvd->rooms);
-	number.next = number.prev = NULL;
-	number.string = name;
-	return find(req->session, &key, req->kvd->rooms);
-}
-
-static int poll_list(struct request *req, const cJSON *list, struct text *out)
-{
-	const cJSON *item;
-
-	cJSON_ArrayForEach(item, list) {
-		struct room *room = find_listed(req, item);
-		struct err why;
-		int r;
-
-		if (item != list->child)
-			text_puts(out, ",");
-		if (room) {
-			r = room_record_text(room, out);
-		} else { /* one that is not there does not spoil the others */
-			err_take(&why);
-			r = room_record_missing(item, &why, out);
-		}
-		if (r < 0)
-			return err_pass(r);
-	}
-	return 0;
-}
-
-static int poll_since(struct request *req, uint64_t since, struct text *out)
-{
-	const struct list *rooms = &req->session->rooms;
-	const struct list *at;
-
-	/* the latest change is last */
-	for (at = rooms->prev; at != rooms; at = at->prev) {
-		const struct room *room = list_entry(at, struct room, session_link);
-		int r;
-
-		if (room->version <= since)
-			break;
-		if (at != rooms->prev)
-			text_puts(out, ",");
-		r = room_record_text(room, out);
-		if (r < 0)
-			return err_pass(r);
-	}
-	return 0;
-}
-
-static int run_poll(struct request *req)
-{
-	const cJSON *list = NULL;
-	uint64_t since = UINT64_MAX;
-	struct text out = {0};
-	cJSON *result;
-	int r = json_get_array(req->args, "rooms", false, LIST_MAX, &list);
-
-	if (r >= 0)
-		r = json_get_u64(req->args, "since", false, &since);
-	if (r < 0)
-		return err_pass(r);
-	if (!list == (since == UINT64_MAX))
-		return err_raise(ERR_INVAL, "one of rooms and since is wanted");
-	text_puts(&out, "{\"rooms\":[");
-	r = list ? poll_list(req, list, &out) : poll_since(req, since, &out);
-	text_puts(&out, "],\"version\":\"");
-	text_u64(&out, rooms_version(req->kvd->rooms));
-	text_puts(&out, "\"}");
-	result = r < 0 || out.failed ? NULL : cJSON_CreateRaw(out.data);
-	text_fini(&out);
-	if (r < 0)
-		return err_pass(r);
-	return request_finish(req, result, result);
-}
-
 /* ---- room.abort, room.close ---- */
 
 /* A foreign room: by an administrator, by number over all sessions. */
 static struct room *find_any(struct request *req)
 {
-	struct room *room = find(req->session, req->args, req->kvd->rooms), *it;
+	struct room *room = room_asked(req->session, req->args, req->kvd->rooms), *it;
 	uint64_t number = 0;
 
 	if (room || !req->session->admin ||
@@ -560,7 +475,7 @@ static int run_abort(struct request *req)
 
 static int run_close(struct request *req)
 {
-	struct room *room = find(req->session, req->args, req->kvd->rooms);
+	struct room *room = room_asked(req->session, req->args, req->kvd->rooms);
 	int r = room ? rooms_close(room) : -ENOENT;
 
 	if (r < 0)
@@ -589,50 +504,6 @@ static int run_show(struct request *req)
 	}
 	request_reply(req, result);
 	return 0;
-}
-
-/* A new object in the list, or NULL. */
-static cJSON *add_record(cJSON *list)
-{
-	cJSON *one = cJSON_CreateObject();
-
-	if (one && cJSON_AddItemToArray(list, one))
-		return one;
-	cJSON_Delete(one);
-	return NULL;
-}
-
-static int run_list(struct request *req)
-{
-	cJSON *result, *out;
-	const struct room *room;
-	int64_t limit = 1000;
-	bool all = false;
-	int r = json_get_bool(req->args, "all", false, &all);
-
-	if (r >= 0)
-		r = json_get_int(req->args, "limit", false, 1, LIST_MAX, &limit);
-	if (r >= 0 && all && !req->session->admin)
-		r = err_raise(ERR_PERM, "all: other sessions' rooms are for administrators");
-	if (r < 0)
-		return err_pass(r);
-	result = request_result();
-	if (!result)
-		return err_pass(-ENOMEM);
-	out = cJSON_AddArrayToObject(result, "rooms");
-	list_foreach(room, rooms_all(req->kvd->rooms), all_link) {
-		if (!all && room->session != req->session)
-			continue;
-		if (limit-- == 0)
-			break;
-		r = room_record_full(room, add_record(out));
-		if (r < 0)
-			break;
-	}
-	return request_finish(req, result,
-			      r >= 0 && out &&
-				      cJSON_AddNumberToObject(result, "total",
-							      rooms_count(req->kvd->rooms)));
 }
 
 static const struct command_field open_fields[] = {
@@ -671,7 +542,7 @@ static const struct command_field send_fields[] = {
 	F_END,
 };
 static const struct command_field poll_fields[] = {
-	{"rooms", FIELD_ARRAY, false, 0, LIST_MAX, "numbers, or {room, role}"},
+	{"rooms", FIELD_ARRAY, false, 0, ROOM_LIST_MAX, "numbers, or {room, role}"},
 	{"since", FIELD_U64, false, 0, 0, "a version: only what changed after it"},
 	F_END,
 };
@@ -680,7 +551,7 @@ static const struct command_field abort_fields[] = {
 static const struct command_field room_fields[] = {F_ROOM, F_ROLE, F_END};
 static const struct command_field list_fields[] = {
 	{"all", FIELD_BOOL, false, 0, 0, "every session's (administrators)"},
-	{"limit", FIELD_INT, false, 1, LIST_MAX, "at most so many, 1000 if absent"},
+	{"limit", FIELD_INT, false, 1, ROOM_LIST_MAX, "at most so many, 1000 if absent"},
 	F_END,
 };
 
@@ -689,12 +560,12 @@ const struct command room_commands[] = {
 	 "room, gen and slot of the status page, generation, state"},
 	{"room.bind", "give a recv room its pages", bind_fields, 0, run_bind, "state"},
 	{"room.send", "send a chunk of a send room", send_fields, 0, run_send, "state"},
-	{"room.poll", "states of rooms, by list or since a version", poll_fields, 0, run_poll,
+	{"room.poll", "states of rooms, by list or since a version", poll_fields, 0, room_poll_run,
 	 "rooms: {room, role, gen, state, flags, bytes, error}; version"},
 	{"room.abort", "fail a room on both sides", abort_fields, 0, run_abort, "state"},
 	{"room.close", "forget a room that has ended", room_fields, 0, run_close, "nothing"},
 	{"room.show", "everything about one room", room_fields, 0, run_show, "the record"},
-	{"room.list", "records of all rooms", list_fields, 0, run_list,
+	{"room.list", "records of all rooms", list_fields, 0, room_list_run,
 	 "rooms: records; total"},
 	{NULL, NULL, NULL, 0, NULL, NULL},
 };

@@ -133,7 +133,7 @@ static bool may_read(const struct conn *conn)
 	const struct session *session = conn->session;
 
 	return conn->state == CONN_OPEN && !conn->parsing && conn->doom.code == ERR_OK &&
-	       !ring_gate_shut(session->ring) &&
+	       !ring_gate_shut(session->ring) && !session->walking &&
 	       session->requests_open < REQUESTS_OPEN_MAX &&
 	       conn->out.bytes <= session->kvd->config->client_queue_bytes / 2 &&
 	       session->requests_bytes < 2 * session->kvd->config->line_bytes;
@@ -182,6 +182,19 @@ void conn_send(struct conn *conn, const char *text, size_t len, const int *fds,
 			conn->host->kvd->config->client_queue_bytes) < 0)
 		conn_doom_last(conn);
 	/* this turn's replies go together; an answered request makes room for a line */
+	loop_defer(conn->timer.loop, &conn->after);
+}
+
+void conn_give(struct conn *conn, char *owned, size_t len)
+{
+	if (conn->state == CONN_DEAD || conn->doom.code != ERR_OK) {
+		mem_free(owned);
+		return;
+	}
+	metrics_add(&conn->host->kvd->metrics, METRIC_CONTROL_OUT_BYTES, len);
+	if (outbox_give(&conn->out, owned, len,
+			conn->host->kvd->config->client_queue_bytes) < 0)
+		conn_doom_last(conn);
 	loop_defer(conn->timer.loop, &conn->after);
 }
 

@@ -33,6 +33,8 @@ void conn_hangup(struct conn *conn, const struct err *why);
 void conn_look(struct conn *conn);
 void conn_send(struct conn *conn, const char *text, size_t len, const int *fds,
 	       unsigned int fd_count);
+/* The same with a heap text that is taken over. */
+void conn_give(struct conn *conn, char *owned, size_t len);
 /* The loop will turn no more for them: close and free all at once. */
 void conns_free(struct conn_host *host);
 

@@ -377,6 +377,11 @@ void control_answer(void *conn, const char *text, size_t len, const int *fds,
 	conn_send(conn, text, len, fds, fd_count);
 }
 
+void control_give(void *conn, char *owned, size_t len)
+{
+	conn_give(conn, owned, len);
+}
+
 void control_look(void *conn)
 {
 	conn_look(conn);

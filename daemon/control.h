@@ -40,6 +40,8 @@ void control_set_patience(struct control *control, uint64_t ns);
  * duplicated when they must wait. */
 void control_answer(void *conn, const char *text, size_t len, const int *fds,
 		    unsigned int fd_count);
+/* The same with a heap text that is taken over. */
+void control_give(void *conn, char *owned, size_t len);
 /* The session's ring has passed what a line waited for. */
 void control_look(void *conn);
 /* The session has ended: tell why, unless the client has hung up, and close. */

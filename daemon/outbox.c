@@ -7,6 +7,9 @@
  * to watch: a command that has taken effect can say so without memory. Only when
  * replies wait already, or the socket is full, is (the rest of) a reply copied.
  *
+ * A reply of a megabyte is taken over as it is, and goes to the socket in pieces: the
+ * loop looks after others in between.
+ *
  * MSG_NOSIGNAL everywhere: a client that left is an answer, not a SIGPIPE.
  */
 #include "daemon/outbox.h"
@@ -21,13 +24,21 @@
 #include "daemon/base/mem.h"
 #include "daemon/commands.h"
 
+#define FLUSH_BYTES (64u << 10) /* a system call copies them: some 20 us */
+
 struct out { /* a reply, or the rest of one */
 	struct list link;
 	size_t len, sent;
 	int fds[REQUEST_FDS_MAX];
 	unsigned int fd_count;
-	char text[];
+	char *given; /* the text, heap; NULL: it is in `copy` */
+	char copy[];
 };
+
+static const char *out_text(const struct out *out)
+{
+	return (out->given ? out->given : out->copy) + out->sent;
+}
 
 void outbox_init(struct outbox *outbox, int fd)
 {
@@ -40,6 +51,7 @@ static void out_free(struct out *out)
 	list_remove(&out->link);
 	for (unsigned int i = 0; i < out->fd_count; i++)
 		mem_closep(&out->fds[i]);
+	mem_free(out->given);
 	mem_free(out);
 }
 
@@ -91,7 +103,7 @@ static int out_new(const char *text, size_t len, const int *fds, unsigned int fd
 	if (!out)
 		return err_pass(-ENOMEM);
 	list_init(&out->link);
-	memcpy(out->text, text, len);
+	memcpy(out->copy, text, len);
 	out->len = len;
 	for (unsigned int i = 0; i < fd_count; i++) {
 		int fd = fcntl(fds[i], F_DUPFD_CLOEXEC, 3);
@@ -177,25 +189,49 @@ int outbox_send(struct outbox *outbox, const char *text, size_t len, const int *
 	return 0;
 }
 
+int outbox_give(struct outbox *outbox, char *owned, size_t len, size_t cap)
+{
+	cleanup_free char *given = owned;
+	struct out *out = NULL;
+	int r = batch_queue(outbox);
+
+	if (r >= 0 && outbox->bytes + len > cap)
+		r = err_raise(ERR_LIMIT, "the client does not read its replies: %zu bytes "
+			      "wait (client_queue)", outbox->bytes + len);
+	if (r >= 0)
+		r = out_new("", 0, NULL, 0, &out);
+	if (r < 0)
+		return err_pass(r);
+	out->given = mem_steal(given);
+	out->len = len;
+	list_push_back(&outbox->waiting, &out->link);
+	outbox->bytes += len;
+	return 0;
+}
+
 int outbox_flush(struct outbox *outbox)
 {
+	size_t left = FLUSH_BYTES;
 	struct out *out;
 	int r = batch_flush(outbox);
 
 	if (r < 0)
 		return err_pass(r);
 	list_foreach_safe (out, &outbox->waiting, link) {
-		ssize_t n =
-			send_some(outbox->fd, out->text + out->sent, out->len - out->sent,
-				  out->fds, out->sent ? 0 : out->fd_count);
+		size_t piece = out->len - out->sent;
+		ssize_t n = send_some(outbox->fd, out_text(out), piece < left ? piece : left,
+				      out->fds, out->sent ? 0 : out->fd_count);
 
 		if (n < 0)
 			return err_pass((int)n);
 		out->sent += (size_t)n;
 		outbox->bytes -= (size_t)n;
+		left -= (size_t)n;
 		if (out->sent < out->len)
 			break;
 		out_free(out);
+		if (!left)
+			break;
 	}
 	return 0;
 }

@@ -33,7 +33,10 @@ static inline bool outbox_empty(const struct outbox *outbox)
  * has left; ERR_NOMEM. */
 int outbox_send(struct outbox *outbox, const char *text, size_t len, const int *fds,
 		unsigned int fd_count, size_t cap);
-/* Send until the socket is full. ERR_IO: the client has left. */
+/* The same with a heap text that is taken over, also on failure. */
+int outbox_give(struct outbox *outbox, char *owned, size_t len, size_t cap);
+/* Send until the socket is full, but not more than a loop's turn has time for: call
+ * again while it is not empty. ERR_IO: the client has left. */
 int outbox_flush(struct outbox *outbox);
 
 #endif

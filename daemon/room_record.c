@@ -64,19 +64,16 @@ static bool add_first_token(cJSON *obj, const struct room *room)
 	       cJSON_AddNumberToObject(obj, "first_token", (double)first);
 }
 
-/* The error's member as cJSON writes it, so that its words are escaped. */
-static bool text_error(struct text *out, const struct err *err)
+static void text_error(struct text *out, const struct err *err)
 {
-	cJSON *obj = cJSON_CreateObject();
-	char *text = obj && add_error(obj, err) ? cJSON_PrintUnformatted(obj) : NULL;
-
-	if (text) { /* {"error":{…}} without its braces */
-		text_puts(out, ",");
-		text_put(out, text + 1, strlen(text) - 2);
-	}
-	cJSON_free(text);
-	cJSON_Delete(obj);
-	return text != NULL;
+	text_puts(out, ",\"error\":{\"code\":\"");
+	text_puts(out, err_name(err->code));
+	text_puts(out, "\",\"message\":");
+	text_json(out, err->text);
+	text_puts(out, err->retryable ? ",\"retryable\":true,\"scope\":\""
+				      : ",\"retryable\":false,\"scope\":\"");
+	text_puts(out, err_scope_name(err->scope));
+	text_puts(out, "\"}");
 }
 
 static void text_member(struct text *out, const char *name, uint64_t value)
@@ -98,8 +95,8 @@ int room_record_text(const struct room *room, struct text *out)
 	text_member(out, ",\"bytes\":", room->bytes);
 	if (first_token(room, &first))
 		text_member(out, ",\"first_token\":", first);
-	if (room->error.code != ERR_OK && !text_error(out, &room->error))
-		return or_nomem(false);
+	if (room->error.code != ERR_OK)
+		text_error(out, &room->error);
 	text_puts(out, "}");
 	return or_nomem(!out->failed);
 }
@@ -134,7 +131,7 @@ int room_record_missing(const cJSON *asked, const struct err *why, struct text *
 		text_puts(out, "{\"room\":null");
 	}
 	cJSON_free(text);
-	filled = filled && text_error(out, why);
+	text_error(out, why);
 	text_puts(out, "}");
 	return or_nomem(filled && !out->failed);
 }

@@ -29,6 +29,7 @@ int rooms_new(struct kvd *kvd, struct rooms **rooms_p)
 		return err_pass(-ENOMEM);
 	rooms->kvd = kvd;
 	list_init(&rooms->all);
+	list_init(&rooms->cursors);
 	msg_init(rooms);
 	strmap_init(&rooms->by_key);
 	strmap_init(&rooms->by_pool);
@@ -218,6 +219,8 @@ static void room_free(struct room *room)
 	strmap_remove_bytes(&rooms->by_key, &key, sizeof(key));
 	strmap_remove_bytes(&rooms->by_pool, &pool_key, sizeof(pool_key));
 	idmap_remove(&rooms->by_gen, room->gen);
+	rooms_cursors_pass(rooms, &room->all_link);
+	rooms_cursors_pass(rooms, &room->session_link);
 	list_remove(&room->all_link);
 	list_remove(&room->session_link);
 	session->room_count--;
@@ -424,7 +427,29 @@ uint64_t rooms_version(const struct rooms *rooms)
 	return rooms->version;
 }
 
-const struct list *rooms_all(const struct rooms *rooms)
+struct list *rooms_all(const struct rooms *rooms)
 {
-	return &rooms->all;
+	return (struct list *)(uintptr_t)&rooms->all;
+}
+
+void room_cursor_begin(struct rooms *rooms, struct room_cursor *cursor, struct list *at,
+		       bool back)
+{
+	*cursor = (struct room_cursor){.at = at, .back = back};
+	list_push_back(&rooms->cursors, &cursor->link);
+}
+
+void room_cursor_end(struct room_cursor *cursor)
+{
+	list_remove(&cursor->link);
+}
+
+void rooms_cursors_pass(struct rooms *rooms, const struct list *leaving)
+{
+	struct room_cursor *cursor;
+
+	list_foreach (cursor, &rooms->cursors, link) {
+		if (cursor->at == leaving)
+			cursor->at = cursor->back ? leaving->prev : leaving->next;
+	}
 }

@@ -70,7 +70,19 @@ uint64_t rooms_next_version(struct rooms *rooms);
 uint64_t rooms_version(const struct rooms *rooms);
 void rooms_note_terminal(struct room *room);
 /* Iterate all (admin lists). */
-const struct list *rooms_all(const struct rooms *rooms); /* struct room.all_link */
+struct list *rooms_all(const struct rooms *rooms); /* struct room.all_link */
+/* A place in that list, or (backwards, from the latest change) in a session's, that
+ * holds while rooms come, change and go. */
+struct room_cursor {
+	struct list link;
+	struct list *at;
+	bool back;
+};
+void room_cursor_begin(struct rooms *rooms, struct room_cursor *cursor, struct list *at,
+		       bool back);
+void room_cursor_end(struct room_cursor *cursor);
+/* `leaving` is about to leave its list. */
+void rooms_cursors_pass(struct rooms *rooms, const struct list *leaving);
 
 /* Acknowledge the party's TRANSFER_INFO when nothing else is left to do in this turn,
  * or now. */

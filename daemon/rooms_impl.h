@@ -13,6 +13,7 @@ struct rooms {
 	struct kvd *kvd;
 	struct waits *waits;
 	struct list all;      /* struct room.all_link */
+	struct list cursors;  /* struct room_cursor.link */
 	struct strmap by_key; /* {session id, role, number} */
 	struct strmap by_pool; /* {pool id, role, number} */
 	struct idmap by_gen;

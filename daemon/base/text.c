@@ -47,3 +47,25 @@ void text_u64(struct text *text, uint64_t value)
 	while (value /= 10);
 	text_put(text, digits + at, DIGITS_MAX - at);
 }
+
+void text_json(struct text *text, const char *s)
+{
+	static const char hex[] = "0123456789abcdef";
+	char escape[] = "\\u00xx";
+	size_t plain;
+
+	text_put(text, "\"", 1);
+	for (; *s; s += plain) {
+		for (plain = 0; (unsigned char)s[plain] >= ' ' && s[plain] != '"' &&
+				s[plain] != '\\';)
+			plain++;
+		text_put(text, s, plain);
+		if (!s[plain])
+			continue;
+		escape[4] = hex[(unsigned char)s[plain] >> 4];
+		escape[5] = hex[s[plain] & 15];
+		text_put(text, escape, sizeof(escape) - 1);
+		plain++;
+	}
+	text_put(text, "\"", 1);
+}

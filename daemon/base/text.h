@@ -21,6 +21,7 @@ struct text {
 void text_fini(struct text *text);
 void text_put(struct text *text, const char *bytes, size_t len);
 void text_u64(struct text *text, uint64_t value); /* decimal */
+void text_json(struct text *text, const char *s); /* a JSON string, quoted */
 static inline void text_puts(struct text *text, const char *s)
 {
 	text_put(text, s, strlen(s));

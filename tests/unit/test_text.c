@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include <cjson/cJSON.h>
 #include <cmocka.h>
 
 #include "daemon/base/mem.h"
@@ -54,11 +55,33 @@ static void text_without_memory_keeps_the_failure(void **state)
 	assert_false(text.failed);
 }
 
+static void words_are_escaped_as_json(void **state)
+{
+	struct text text = {0};
+	char words[300] = "";
+	cJSON *parsed;
+
+	(void)state;
+	for (size_t i = 0; i < 255; i++)
+		words[i] = (char)(i < 127 ? i + 1 : 'a');
+	text_json(&text, words);
+	parsed = cJSON_Parse(text.data);
+	assert_string_equal(cJSON_GetStringValue(parsed), words);
+	for (size_t i = 0; i < text.len; i++)
+		assert_true(text.data[i] >= ' ');
+	cJSON_Delete(parsed);
+	text_fini(&text);
+	text_json(&text, "");
+	assert_string_equal(text.data, "\"\"");
+	text_fini(&text);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(numbers_are_decimal),
 		cmocka_unit_test(text_grows_and_ends_with_a_nul),
+		cmocka_unit_test(words_are_escaped_as_json),
 		cmocka_unit_test(text_without_memory_keeps_the_failure),
 	};
 
