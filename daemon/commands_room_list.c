@@ -14,6 +14,7 @@
 #include "daemon/commands_room.h"
 #include "daemon/kvd.h"
 #include "daemon/reply_walk.h"
+#include "daemon/room_cursor.h"
 #include "daemon/room_record.h"
 #include "daemon/rooms.h"
 #include "daemon/session.h"

@@ -24,6 +24,7 @@
 #include "daemon/config.h"
 #include "daemon/kvd.h"
 #include "daemon/offload.h"
+#include "daemon/room_cursor.h"
 #include "daemon/rooms.h"
 #include "daemon/session.h"
 #include "daemon/status.h"
@@ -95,7 +96,7 @@ unsigned int room_flags(const struct room *room)
 static void publish(struct room *room)
 {
 	room->version = rooms_next_version(room->rooms);
-	rooms_cursors_pass(room->rooms, &room->session_link);
+	room_cursors_pass(room->rooms, &room->session_link);
 	list_remove(&room->session_link); /* the latest change is last */
 	list_push_back(&room->session->rooms, &room->session_link);
 	if (!room->slotted)

@@ -49,7 +49,9 @@ void rooms_free(struct rooms *rooms)
 {
 	if (!rooms)
 		return;
-	assert(list_empty(&rooms->all) && list_empty(&rooms->acks));
+	room_sweep_stop(&rooms->change);
+	assert(list_empty(&rooms->all) && list_empty(&rooms->acks) &&
+	       list_empty(&rooms->cursors));
 	loop_prepare_remove(&rooms->before_sleep);
 	late_fini(rooms);
 	waits_free(rooms->waits);
@@ -219,8 +221,8 @@ static void room_free(struct room *room)
 	strmap_remove_bytes(&rooms->by_key, &key, sizeof(key));
 	strmap_remove_bytes(&rooms->by_pool, &pool_key, sizeof(pool_key));
 	idmap_remove(&rooms->by_gen, room->gen);
-	rooms_cursors_pass(rooms, &room->all_link);
-	rooms_cursors_pass(rooms, &room->session_link);
+	room_cursors_pass(rooms, &room->all_link);
+	room_cursors_pass(rooms, &room->session_link);
 	list_remove(&room->all_link);
 	list_remove(&room->session_link);
 	session->room_count--;
@@ -265,23 +267,33 @@ int rooms_close(struct room *room)
 	return 0;
 }
 
-void rooms_session_end(struct rooms *rooms, struct session *session)
+/* A room of an engine that is gone. */
+static void on_session_room(struct room_sweep *sweep, struct room *room)
 {
-	struct room *room;
+	struct session *session = container_of(sweep, struct session, rooms_sweep);
 	struct err why;
 
-	(void)rooms;
+	if (room->session != session || room->close_when_terminal)
+		return;
 	err_set(&why, ERR_SESSION, "engine '%.40s' (pid %d) is gone", session->client,
 		(int)session->pid);
-	/* failing moves a room to the list's end: walk the list of all */
-	list_foreach_safe(room, &rooms->all, all_link) {
-		if (room->session != session || room->close_when_terminal)
-			continue;
-		room->close_when_terminal = true;
-		session_drain_begin(session);
-		room_fail(room, &why, NULL);
-		room_kick(room); /* closes it, now or when it is still */
-	}
+	room->close_when_terminal = true;
+	session_drain_begin(session);
+	room_fail(room, &why, NULL);
+	room_kick(room); /* closes it, now or when it is still */
+}
+
+static void on_session_swept(struct room_sweep *sweep)
+{
+	session_end_rest(container_of(sweep, struct session, rooms_sweep));
+}
+
+void rooms_session_end(struct rooms *rooms, struct session *session)
+{
+	/* failing moves a room to the end of the session's list: walk that of all */
+	session->rooms_sweep.visit = on_session_room;
+	session->rooms_sweep.done = on_session_swept;
+	room_sweep_begin(rooms, &session->rooms_sweep);
 }
 
 void rooms_drain(struct rooms *rooms)
@@ -319,19 +331,27 @@ void rooms_fail_all(struct rooms *rooms, const struct err *why)
 
 /* ---- what the handshake layer says ---- */
 
+/* Something that rooms wait for has changed. */
+static void on_change_room(struct room_sweep *sweep, struct room *room)
+{
+	const struct remote *changed = sweep->rooms->changed;
+	struct party *party;
+
+	if (sm_state(&room->sm) != ROOM_BOOT)
+		return;
+	list_foreach(party, &room->parties, link) {
+		if (!changed || party->remote == changed)
+			room_kick(room);
+	}
+}
+
 void rooms_on_change(struct rooms *rooms, struct remote *remote)
 {
-	struct party *party;
-	struct room *room;
-
-	list_foreach(room, &rooms->all, all_link) {
-		if (sm_state(&room->sm) != ROOM_BOOT)
-			continue;
-		list_foreach(party, &room->parties, link) {
-			if (party->remote == remote)
-				room_kick(room);
-		}
-	}
+	/* one walk for all that changes while it is under way; to look at a room for
+	 * nothing does no harm */
+	rooms->changed = rooms->change.running && rooms->changed != remote ? NULL : remote;
+	rooms->change.visit = on_change_room;
+	room_sweep_begin(rooms, &rooms->change);
 }
 
 void rooms_on_down(struct rooms *rooms, struct remote *remote, const struct err *why)
@@ -430,26 +450,4 @@ uint64_t rooms_version(const struct rooms *rooms)
 struct list *rooms_all(const struct rooms *rooms)
 {
 	return (struct list *)(uintptr_t)&rooms->all;
-}
-
-void room_cursor_begin(struct rooms *rooms, struct room_cursor *cursor, struct list *at,
-		       bool back)
-{
-	*cursor = (struct room_cursor){.at = at, .back = back};
-	list_push_back(&rooms->cursors, &cursor->link);
-}
-
-void room_cursor_end(struct room_cursor *cursor)
-{
-	list_remove(&cursor->link);
-}
-
-void rooms_cursors_pass(struct rooms *rooms, const struct list *leaving)
-{
-	struct room_cursor *cursor;
-
-	list_foreach (cursor, &rooms->cursors, link) {
-		if (cursor->at == leaving)
-			cursor->at = cursor->back ? leaving->prev : leaving->next;
-	}
 }

@@ -18,7 +18,8 @@ struct rooms;
 int rooms_new(struct kvd *kvd, struct rooms **rooms_p);
 void rooms_free(struct rooms *rooms); /* no room is left */
 /* Every room of the session fails and closes when it is still; the session is
- * held (session_drain_begin) until the last is gone. */
+ * held (session_drain_begin) until the last is gone. session_end_rest() follows when
+ * all have been told, in later turns when they are many. */
 void rooms_session_end(struct rooms *rooms, struct session *session);
 /* From now on no new ones: partners that wait for a room to open are told. */
 void rooms_drain(struct rooms *rooms);
@@ -71,18 +72,6 @@ uint64_t rooms_version(const struct rooms *rooms);
 void rooms_note_terminal(struct room *room);
 /* Iterate all (admin lists). */
 struct list *rooms_all(const struct rooms *rooms); /* struct room.all_link */
-/* A place in that list, or (backwards, from the latest change) in a session's, that
- * holds while rooms come, change and go. */
-struct room_cursor {
-	struct list link;
-	struct list *at;
-	bool back;
-};
-void room_cursor_begin(struct rooms *rooms, struct room_cursor *cursor, struct list *at,
-		       bool back);
-void room_cursor_end(struct room_cursor *cursor);
-/* `leaving` is about to leave its list. */
-void rooms_cursors_pass(struct rooms *rooms, const struct list *leaving);
 
 /* Acknowledge the party's TRANSFER_INFO when nothing else is left to do in this turn,
  * or now. */

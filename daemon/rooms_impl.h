@@ -5,6 +5,7 @@
 #define KVD_ROOMS_IMPL_H
 
 #include "daemon/base/idmap.h"
+#include "daemon/room_cursor.h"
 #include "daemon/rooms.h"
 
 #define ORPHANS_BYTES_MAX (UINT64_C(64) << 20) /* of all orphans' messages */
@@ -14,6 +15,8 @@ struct rooms {
 	struct waits *waits;
 	struct list all;      /* struct room.all_link */
 	struct list cursors;  /* struct room_cursor.link */
+	struct room_sweep change; /* rooms_on_change() of `changed`; NULL: of several */
+	const struct remote *changed;
 	struct strmap by_key; /* {session id, role, number} */
 	struct strmap by_pool; /* {pool id, role, number} */
 	struct idmap by_gen;

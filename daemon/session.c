@@ -171,6 +171,12 @@ void session_end(struct session *session, const char *why)
 	session_watch_stop(session->watch);
 	if (session->kvd->rooms)
 		rooms_session_end(session->kvd->rooms, session);
+	else
+		session_end_rest(session);
+}
+
+void session_end_rest(struct session *session)
+{
 	if (session->kvd->xfers)
 		xfers_session_end(session->kvd->xfers, session);
 	if (session->kvd->bootstrap)

@@ -15,6 +15,7 @@
 #include "daemon/base/idmap.h"
 #include "daemon/base/list.h"
 #include "daemon/loop.h"
+#include "daemon/room_cursor.h"
 
 struct kvd;
 struct status_page;
@@ -60,6 +61,7 @@ struct session {
 	uint64_t regions_version;      /* rises when a region comes or goes */
 	struct session_watch *watch;   /* pidfd and statm of the engine */
 	struct loop_defer free_defer;
+	struct room_sweep rooms_sweep; /* rooms_session_end() */
 };
 
 struct session_peer { /* SO_PEERCRED */
@@ -75,6 +77,8 @@ int session_new(struct kvd *kvd, const struct session_peer *peer, void *conn,
 
 /* Begin the end: idempotent. Objects drain, then the session frees itself. */
 void session_end(struct session *session, const char *why);
+/* Its rooms have been told: what else it owns goes. */
+void session_end_rest(struct session *session);
 /* 16 bytes: this daemon's instance; zeros without peers (tests). */
 const uint8_t *session_instance(const struct session *session);
 /* hello: make the status page and note who it is. Once. */
