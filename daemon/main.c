@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <getopt.h>
-#include <malloc.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -74,19 +73,6 @@ static void on_problem(void *arg, const char *text)
 	log_error("config", NULL, "refused", "why=\"%s\"", text);
 }
 
-/*
- * Memory comes back in small pieces. By default glibc learns from what is freed: its
- * thresholds rise to 32 MiB, then large buffers grow by copying and one free() gives
- * megabytes back to the kernel; and thousands of small ones that were freed are joined
- * by whoever frees next. Each of that holds the loop for milliseconds.
- */
-static void tune_malloc(void)
-{
-	mallopt(M_MMAP_THRESHOLD, 256 << 10);
-	mallopt(M_TRIM_THRESHOLD, 512 << 10);
-	mallopt(M_MXFAST, 0);
-}
-
 static int serve(const struct config *config)
 {
 	struct kvd_sockets sockets = {.control_fd = -1};
@@ -94,7 +80,7 @@ static int serve(const struct config *config)
 	struct lock lock;
 	int r;
 
-	tune_malloc();
+	mem_tune();
 	lock_init(&lock);
 	r = lock_take(&lock, config->run_dir, config->name);
 	if (r == 0)

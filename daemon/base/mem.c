@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/base/mem.h"
 
+#include <malloc.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -118,4 +119,11 @@ int64_t mem_live(void)
 uint64_t mem_count(void)
 {
 	return counted;
+}
+
+void mem_tune(void)
+{
+	mallopt(M_MMAP_THRESHOLD, 256 << 10);
+	mallopt(M_TRIM_THRESHOLD, 512 << 10);
+	mallopt(M_MXFAST, 0);
 }

@@ -62,4 +62,12 @@ static inline int mem_steal_fd(int *fd)
 #define container_of(ptr, type, member)                                            \
 	((type *)(void *)((char *)(ptr) - offsetof(type, member)))
 
+/*
+ * For the daemon, once: memory comes back in small pieces. By default glibc learns from
+ * what is freed: its thresholds rise to 32 MiB, then large buffers grow by copying and
+ * one free() gives megabytes back to the kernel; and thousands of small pieces that were
+ * freed are joined by whoever frees next. Each of that holds the loop for milliseconds.
+ */
+void mem_tune(void);
+
 #endif

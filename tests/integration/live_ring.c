@@ -482,6 +482,77 @@ static void daemon_killed_fails_posts_and_the_next_one_serves(void **state)
 		send_row(f, i, (uint32_t)(ROWS - 1 - i), i);
 }
 
+struct killer {
+	pid_t daemon;
+	unsigned int after_us;
+};
+
+static void *kill_after(void *arg)
+{
+	const struct killer *killer = arg;
+	struct timespec pause = {.tv_nsec = killer->after_us * 1000L};
+
+	nanosleep(&pause, NULL);
+	kill(killer->daemon, SIGKILL);
+	return NULL;
+}
+
+static uint64_t own_cpu_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+/* Post and look, post and look, until the daemon is shot: whatever it was writing. */
+static void read_until_dead(struct kvd_xfer *xfer, struct kvd_room_status *st)
+{
+	time_t end = time(NULL) + WAIT_MS / 1000;
+
+	do {
+		uint64_t begin = own_cpu_ns();
+		int r = kvd_xfer_read(xfer, st);
+
+		assert_true(own_cpu_ns() - begin < UINT64_C(100000000));
+		assert_int_equal(r, 0);
+		assert_in_range(st->state, KVD_FAILED, KVD_SUCCESS);
+		if (st->bytes)
+			assert_true(st->bytes <= st->total);
+		if (st->state == KVD_SUCCESS)
+			kvd_xfer_post(xfer, NULL, 0);
+		assert_true(time(NULL) < end);
+	} while (st->state != KVD_FAILED);
+}
+
+static void daemon_killed_at_any_moment_hangs_no_reader(void **state)
+{
+	struct fixture *f = *state;
+	unsigned int seed = 1;
+
+	for (unsigned int round = 0; round < 25; round++) {
+		const uint32_t rows[] = {0, 1, 2, 3, 4, 5, 6, 7};
+		struct killer killer = {.after_us = 200 + (unsigned int)rand_r(&seed) % 15000};
+		struct kvd_room_status st = {0};
+		struct kvd_xfer *xfer;
+		pthread_t thread;
+
+		sides_open(f);
+		killer.daemon = f->daemon;
+		xfer = make(&f->a, rows, rows, sizeof(rows) / sizeof(rows[0]));
+		well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
+		assert_int_equal(pthread_create(&thread, NULL, kill_after, &killer), 0);
+		read_until_dead(xfer, &st);
+		assert_int_equal(st.error, KVD_E_DEAD);
+		assert_int_equal(pthread_join(thread, NULL), 0);
+		daemon_kill(f);
+		side_close(&f->a);
+		side_close(&f->b);
+		daemon_start(f);
+	}
+	kvd_close(client_open(f, "the next one serves"));
+}
+
 /* ---- an engine with its own ideas -------------------------------------------------------- */
 
 struct raw {
@@ -793,6 +864,7 @@ int main(void)
 		T(what_can_be_seen_here_is_refused_here),
 		T(stop_and_drop_end_what_runs),
 		T(daemon_killed_fails_posts_and_the_next_one_serves),
+		T(daemon_killed_at_any_moment_hangs_no_reader),
 		T(entries_that_break_the_protocol_end_the_session),
 		T(entries_that_are_late_or_refused_harm_nobody),
 		T(scribbler_hurts_only_itself),
