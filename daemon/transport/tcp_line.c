@@ -252,7 +252,7 @@ static void take_frames(struct tcp_peer *peer)
 
 	line->more = false;
 	while (tcp_peer_live(peer) && !line->entry && !line->skip && n > 0) {
-		if (used > 0 && loop_enough(peer->timer.loop)) {
+		if (used > 0 && used < line->in_len && loop_enough(peer->timer.loop)) {
 			line->more = true;
 			tcp_peer_kick(peer);
 			break;
