@@ -300,7 +300,8 @@ static int open_transports(struct handshake *hs)
 {
 	struct kvd *kvd = hs->kvd;
 	const struct setting_words *names = &kvd->config->transports;
-	struct xp_env env = {kvd->loop, kvd->offload, kvd->copier, kvd->config};
+	struct xp_env env = {kvd->loop, kvd->offload, kvd->copier, kvd->config,
+			     kvd->gpu};
 	struct xp_callbacks callbacks = {
 		.owner = hs,
 		.on_request = on_request,

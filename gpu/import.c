@@ -148,7 +148,7 @@ static int vmm_check(struct gpu_import *im)
 static int vmm_map(struct gpu_import *im)
 {
 	const struct cudrv *drv = &im->device->gpu->drv;
-	const struct cu_mem_access access = {
+	struct cu_mem_access access = {
 		.location = {CU_MEM_LOCATION_TYPE_DEVICE, (int)im->device->number},
 		.flags = im->writable ? CU_MEM_ACCESS_READWRITE : CU_MEM_ACCESS_READ};
 	int result = drv->vmm_reserve(&im->address, im->handle.bytes, 0, 0, 0);
@@ -162,6 +162,10 @@ static int vmm_map(struct gpu_import *im)
 		return err_pass(vmm_refused(im->device, result, "cuMemMap"));
 	im->bytes = im->handle.bytes; /* from here on there is something to unmap */
 	result = drv->vmm_access(im->address, im->handle.bytes, &access, 1);
+	if (result == CU_ERROR_NOT_SUPPORTED && !im->writable) {
+		access.flags = CU_MEM_ACCESS_READWRITE; /* all that the device has */
+		result = drv->vmm_access(im->address, im->handle.bytes, &access, 1);
+	}
 	if (result != CU_SUCCESS)
 		return err_pass(vmm_refused(im->device, result, "cuMemSetAccess"));
 	return 0;

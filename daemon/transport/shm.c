@@ -399,13 +399,14 @@ static int listeners_open(struct shm *shm)
 	int n, r;
 
 	shm_random(random, sizeof(random));
-	snprintf(name, sizeof(name), "@kvd-shm-%02x%02x%02x%02x%02x%02x%02x%02x",
-		 random[0], random[1], random[2], random[3], random[4], random[5],
+	snprintf(name, sizeof(name), "@kvd-%s-%02x%02x%02x%02x%02x%02x%02x%02x",
+		 shm->base.ops->name, random[0], random[1], random[2], random[3], random[4], random[5],
 		 random[6], random[7]);
 	r = listener_open(shm, &shm->listeners[0], name);
 	if (r < 0 || !config || !config->run_dir[0])
 		return err_pass(r);
-	n = snprintf(name, sizeof(name), "%s/%s.shm", config->run_dir, config->name);
+	n = snprintf(name, sizeof(name), "%s/%s.%s", config->run_dir, config->name,
+		     shm->base.ops->name);
 	if (n >= (int)sizeof(name))
 		err_raise(ERR_TOOBIG, "shm: %s is too long for a socket",
 			  config->run_dir);
@@ -417,7 +418,7 @@ static int listeners_open(struct shm *shm)
 	return 0;
 }
 
-static int shm_probe(const struct config *config, uint32_t *caps_p)
+int shm_probe(const struct config *config, uint32_t *caps_p)
 {
 	cleanup_close int fd = memfd_create("kvd-probe", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	uint8_t boot_id[16];
@@ -434,7 +435,7 @@ static int shm_probe(const struct config *config, uint32_t *caps_p)
 	return 0;
 }
 
-static void shm_close(struct transport *transport)
+void shm_close(struct transport *transport)
 {
 	struct shm *shm = (struct shm *)(void *)transport;
 	struct guest *guest;
@@ -449,16 +450,15 @@ static void shm_close(struct transport *transport)
 	mem_free(shm);
 }
 
-static int shm_open_transport(const struct xp_env *env,
-			      const struct xp_callbacks *callbacks,
-			      struct transport **transport_p)
+int shm_open_as(const struct transport_ops *ops, const struct xp_env *env,
+		const struct xp_callbacks *callbacks, struct transport **transport_p)
 {
 	struct shm *shm = mem_zalloc(sizeof(*shm));
 	int r;
 
 	if (!shm)
 		return err_pass(-ENOMEM);
-	shm->base.ops = &shm_transport;
+	shm->base.ops = ops;
 	shm->base.env = *env;
 	shm->base.callbacks = *callbacks;
 	shm->connect_ns = SHM_CONNECT_NS;
@@ -483,6 +483,13 @@ static int shm_open_transport(const struct xp_env *env,
 	}
 	*transport_p = &shm->base;
 	return 0;
+}
+
+static int shm_open_transport(const struct xp_env *env,
+			      const struct xp_callbacks *callbacks,
+			      struct transport **transport_p)
+{
+	return err_pass(shm_open_as(&shm_transport, env, callbacks, transport_p));
 }
 
 const struct transport_ops shm_transport = {

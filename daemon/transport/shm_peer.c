@@ -213,7 +213,7 @@ static void peer_ready(struct shm_peer *peer)
 	peer->state = SHM_PEER_READY;
 	peer->ready_owed = true;
 	snprintf(peer->base.path, sizeof(peer->base.path), "%s",
-		 peer->self ? "self" : "memfd");
+		 peer->self ? "self" : peer->shm->gpu ? "memfd, CUDA" : "memfd");
 	shm_peer_kick(peer);
 }
 
@@ -310,6 +310,7 @@ int shm_peer_open(struct transport *transport, const struct xp_peer_args *args,
 	memcpy(peer->token_in, args->token_in, XP_TOKEN_BYTES);
 	memcpy(peer->token_out, args->token_out, XP_TOKEN_BYTES);
 	peer->deadline_ns = loop_now_ns(shm->base.env.loop) + shm->connect_ns;
+	peer->gpu_owner = UINT64_MAX - ++shm->next_owner;
 	list_push_back(&shm->peers, &peer->link);
 	*peer_p = (struct xp_peer *)(void *)peer;
 	if (peer->self) {

@@ -24,6 +24,7 @@
 #include "daemon/transport/copy.h"
 #include "daemon/transport/release.h"
 #include "daemon/transport/shm.h"
+#include "gpu/import.h"
 
 #define SHM_VERSION 1u
 #define SHM_MAGIC UINT32_C(0x6d68736b) /* "kshm" */
@@ -71,6 +72,8 @@ enum shm_type {
 	SHM_KEY_ASK,   /* reg and nonce; id = the asker's handle */
 	SHM_KEY_GIVE,  /* + fd */
 	SHM_KEY_DENY,
+	SHM_KEY_GIVE_IPC, /* of GPU memory: the exporter's handle */
+	SHM_KEY_GIVE_VMM, /* + fd */
 	SHM_TYPE_END,
 };
 enum { SHM_FLAG_YOURS = 1 }; /* DATA: `id` is a request of the receiver's own */
@@ -97,6 +100,8 @@ struct shm {
 	pthread_mutex_t regs_lock;
 	struct list regs[SHM_REG_BUCKETS]; /* struct shm_reg, by id */
 	uint64_t next_reg;
+	bool gpu;	     /* transport local: handles of GPU memory are passed */
+	uint64_t next_owner; /* who shares imports: numbers no session has */
 };
 
 /* As HELLO carries it. */
@@ -137,6 +142,9 @@ struct shm_key {
 	enum memory_kind kind;
 	uint64_t offset;
 	int fd;
+	struct gpu_handle gpu; /* kind device; its fd is `fd` */
+	struct gpu *gpus;
+	uint64_t gpu_owner;
 };
 
 /* ---- bytes of one transfer ---- */
@@ -289,11 +297,16 @@ struct shm_peer {
 	struct list orphans; /* of a lost peer, not dropped yet */
 	unsigned int asked_count;
 	uint64_t key_serial;
+	uint64_t gpu_owner; /* of imports of its GPU memory */
 	struct shm_ring tx, rx; /* our ring that they read; theirs that we read */
 };
 
 /* shm.c */
 void shm_tick_want(struct shm *shm);
+int shm_probe(const struct config *config, uint32_t *caps_p);
+int shm_open_as(const struct transport_ops *ops, const struct xp_env *env,
+		const struct xp_callbacks *callbacks, struct transport **transport_p);
+void shm_close(struct transport *transport);
 void shm_random(void *buf, size_t len);
 bool shm_equal(const uint8_t *a, const uint8_t *b, size_t len); /* constant time */
 /* A guest whose token this peer waits for, if one is there: its fd, or -1. */
@@ -311,11 +324,20 @@ int shm_key_pack(struct xp_reg *xreg, struct xp_peer *peer, void *buf, size_t si
 int shm_key_unpack(struct xp_peer *xpeer, const void *buf, size_t len, void *owner,
 		   struct xp_key **key_p);
 void shm_key_drop(struct xp_key *xkey);
+/* An answer to KEY_ASK is here: map on a helper, or say why not. Takes the fd. */
+void shm_key_given(struct shm_key *key, uint64_t length, int fd);
+/* The key that the answer is for; answers come in the order of the questions. */
+int shm_key_answered(struct shm_peer *peer, uint64_t handle, struct shm_key **key_p);
 void shm_keys_pump(struct shm_peer *peer);   /* ask for what waits */
 void shm_keys_end(struct shm_peer *peer);    /* the peer is lost: on_key(err) */
 void shm_keys_detach(struct shm_peer *peer); /* the peer is freed */
 int shm_on_key_ask(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
 int shm_on_key_give(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
+/* local.c */
+#define LOCAL_KEY_BYTES (CU_UUID_BYTES + CU_IPC_BYTES + 3u * 8u)
+void local_key_give(struct shm_peer *peer, uint64_t id, const struct memory *memory);
+int local_on_key_give(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
+int local_key_map(struct shm_key *key);
 int shm_on_key_deny(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
 
 /* shm_peer.c */

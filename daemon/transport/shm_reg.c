@@ -29,7 +29,7 @@
 #include "daemon/base/mem.h"
 
 #define KEY_BYTES (1u + 1u + 8u + 16u + 8u) /* version, flags, number, nonce, length */
-enum { KEY_FLAG_FILE = 1 };
+enum { KEY_FLAG_FILE = 1, KEY_FLAG_GPU = 2 };
 
 /* ---- registrations ---- */
 
@@ -84,6 +84,13 @@ void shm_mem_dereg(struct xp_reg *xreg)
 	mem_free(reg);
 }
 
+/* GPU memory whose handle may be passed. */
+static bool reg_of_gpu(const struct shm_reg *reg)
+{
+	return reg->base.memory->kind == MEMORY_DEVICE &&
+	       ((const struct shm *)(const void *)reg->base.transport)->gpu;
+}
+
 int shm_key_pack(struct xp_reg *xreg, struct xp_peer *peer, void *buf, size_t size,
 		 size_t *len_p)
 {
@@ -96,7 +103,8 @@ int shm_key_pack(struct xp_reg *xreg, struct xp_peer *peer, void *buf, size_t si
 				 KEY_BYTES, size);
 	cursor_write(&c, buf, size);
 	cursor_put_u8(&c, SHM_VERSION);
-	cursor_put_u8(&c, reg->ro_fd >= 0 ? KEY_FLAG_FILE : 0);
+	cursor_put_u8(&c, (reg->ro_fd >= 0 ? KEY_FLAG_FILE : 0) |
+				  (reg_of_gpu(reg) ? KEY_FLAG_GPU : 0));
 	cursor_put_u64(&c, reg->id);
 	cursor_put_bytes(&c, reg->nonce, sizeof(reg->nonce));
 	cursor_put_u64(&c, reg->base.memory->length);
@@ -156,7 +164,7 @@ static int key_resolve_self(struct shm_key *key)
 	return 0;
 }
 
-static int key_parse(struct shm_key *key, const void *buf, size_t len, bool *file_p)
+static int key_parse(struct shm_key *key, const void *buf, size_t len, bool *ask_p)
 {
 	struct cursor c;
 	const void *nonce;
@@ -165,7 +173,7 @@ static int key_parse(struct shm_key *key, const void *buf, size_t len, bool *fil
 
 	cursor_read(&c, buf, len);
 	version = cursor_get_u8(&c);
-	*file_p = cursor_get_u8(&c) & KEY_FLAG_FILE;
+	*ask_p = cursor_get_u8(&c) & (KEY_FLAG_FILE | KEY_FLAG_GPU);
 	key->reg_id = cursor_get_u64(&c);
 	nonce = cursor_get_bytes(&c, sizeof(key->nonce));
 	key->length = cursor_get_u64(&c);
@@ -184,7 +192,7 @@ int shm_key_unpack(struct xp_peer *xpeer, const void *buf, size_t len, void *own
 {
 	struct shm_peer *peer = (struct shm_peer *)(void *)xpeer;
 	struct shm_key *key;
-	bool file = false;
+	bool ask = false;
 	int r;
 
 	if (peer->state == SHM_PEER_DYING || peer->state == SHM_PEER_DEAD)
@@ -198,14 +206,14 @@ int shm_key_unpack(struct xp_peer *xpeer, const void *buf, size_t len, void *own
 	key->peer = peer;
 	key->offload = peer->shm->base.env.offload;
 	key->fd = -1;
-	r = key_parse(key, buf, len, &file);
+	r = key_parse(key, buf, len, &ask);
 	if (r == 0 && peer->self)
 		r = key_resolve_self(key);
 	if (r < 0) {
 		key_free(key);
 		return err_pass(r);
 	}
-	if (file && !peer->self) {
+	if (ask && !peer->self) {
 		key->state = SHM_KEY_WAITING;
 		list_push_back(&peer->keys, &key->link);
 		shm_keys_pump(peer);
@@ -262,6 +270,11 @@ int shm_on_key_ask(struct shm_peer *peer, const struct shm_frame *f, struct curs
 	struct err err;
 	int r = reg_grant(peer->shm, reg_id, nonce, &grant);
 
+	if (r == 0 && grant.memory->kind == MEMORY_DEVICE && peer->shm->gpu) {
+		local_key_give(peer, f->id, grant.memory);
+		memory_release(peer->shm->base.env.offload, grant.memory);
+		return 0;
+	}
 	if (r == 0 && grant.fd_errno)
 		r = err_raise_errno(grant.fd_errno, "shm: duplicating the memory's fd");
 	else if (r == 0 && grant.fd < 0)
@@ -317,12 +330,12 @@ static int key_check_holes(const struct shm_key *key)
 static void key_map(struct offload_job *job)
 {
 	struct shm_key *key = container_of(job, struct shm_key, job);
-	int r = key_check_holes(key);
+	int r = key->kind == MEMORY_DEVICE ? local_key_map(key) : key_check_holes(key);
 
 	if (r == 0 && key->kind == MEMORY_GUARDED)
 		r = memory_import_shm_fd(key->fd, key->offset, key->length, false,
 					 &key->memory);
-	else if (r == 0)
+	else if (r == 0 && key->kind == MEMORY_SEALED)
 		r = memory_import_memfd(key->fd, key->offset, key->length, false,
 					&key->memory);
 	job->result = r;
@@ -343,8 +356,7 @@ static void key_mapped(struct offload_job *job)
 		key_tell(key, job->result < 0 ? &job->err : NULL);
 }
 
-/* Answers come in the order of the questions. */
-static int key_answered(struct shm_peer *peer, uint64_t handle, struct shm_key **key_p)
+int shm_key_answered(struct shm_peer *peer, uint64_t handle, struct shm_key **key_p)
 {
 	struct shm_key *key = list_first(&peer->asked, struct shm_key, link);
 
@@ -359,41 +371,48 @@ static int key_answered(struct shm_peer *peer, uint64_t handle, struct shm_key *
 	return 0;
 }
 
+void shm_key_given(struct shm_key *key, uint64_t length, int fd)
+{
+	key->state = SHM_KEY_MAPPING;
+	key->fd = fd;
+	if (key->dropped) {
+		key_free(key);
+		return;
+	}
+	if ((key->fd < 0 && (key->kind != MEMORY_DEVICE ||
+			     key->gpu.kind == GPU_HANDLE_VMM)) ||
+	    length != key->length) {
+		struct err err;
+
+		if (length == key->length)
+			err_set(&err, ERR_LIMIT, "shm: no file descriptor left for the "
+				"peer's memory");
+		else
+			err_set(&err, ERR_RANGE,
+				"shm: the key was for %ju bytes, the memory has %ju",
+				(uintmax_t)key->length, (uintmax_t)length);
+		mem_closep(&key->fd);
+		key->fd = -1;
+		key_tell(key, &err);
+		return;
+	}
+	key->mapping = true;
+	key->job = (struct offload_job){.work = key_map, .done = key_mapped};
+	offload_submit(key->offload, &key->job);
+}
+
 int shm_on_key_give(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c)
 {
 	uint8_t guarded = cursor_get_u8(c);
 	uint64_t offset = cursor_get_u64(c), length = cursor_get_u64(c);
 	struct shm_key *key = NULL;
-	int r = key_answered(peer, f->id, &key);
+	int r = shm_key_answered(peer, f->id, &key);
 
 	if (r < 0)
 		return err_pass(r);
-	key->state = SHM_KEY_MAPPING;
-	key->fd = shm_wire_take_fd(peer);
 	key->kind = guarded ? MEMORY_GUARDED : MEMORY_SEALED;
 	key->offset = offset;
-	if (key->dropped) {
-		key_free(key);
-		return 0;
-	}
-	if (key->fd < 0 || length != key->length) {
-		struct err err;
-
-		if (key->fd < 0)
-			err_set(&err, ERR_LIMIT, "shm: no file descriptor left for the "
-				"peer's memory");
-		else
-			err_set(&err, ERR_RANGE,
-				"shm: the key was for %ju bytes, the file for %ju",
-				(uintmax_t)key->length, (uintmax_t)length);
-		mem_closep(&key->fd);
-		key->fd = -1;
-		key_tell(key, &err);
-		return 0;
-	}
-	key->mapping = true;
-	key->job = (struct offload_job){.work = key_map, .done = key_mapped};
-	offload_submit(key->offload, &key->job);
+	shm_key_given(key, length, shm_wire_take_fd(peer));
 	return 0;
 }
 
@@ -406,7 +425,7 @@ int shm_on_key_deny(struct shm_peer *peer, const struct shm_frame *f, struct cur
 	shm_get_err(c, &err);
 	r = cursor_check(c, "KEY_DENY");
 	if (r == 0)
-		r = key_answered(peer, f->id, &key);
+		r = shm_key_answered(peer, f->id, &key);
 	if (r < 0)
 		return err_pass(r);
 	if (err.code == ERR_OK)

@@ -53,6 +53,10 @@ static const struct row rows[SHM_TYPE_END] = {
 	[SHM_RING] = {"RING", 8, 8, true, shm_on_ring},
 	[SHM_KEY_ASK] = {"KEY_ASK", 24, 24, false, shm_on_key_ask},
 	[SHM_KEY_GIVE] = {"KEY_GIVE", 17, 17, true, shm_on_key_give},
+	[SHM_KEY_GIVE_IPC] = {"KEY_GIVE_IPC", LOCAL_KEY_BYTES, LOCAL_KEY_BYTES, false,
+			      local_on_key_give},
+	[SHM_KEY_GIVE_VMM] = {"KEY_GIVE_VMM", LOCAL_KEY_BYTES, LOCAL_KEY_BYTES, true,
+			      local_on_key_give},
 	[SHM_KEY_DENY] = {"KEY_DENY", 6, 6 + ERR_WIRE_TEXT, false, shm_on_key_deny},
 };
 

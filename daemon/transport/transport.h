@@ -60,6 +60,7 @@ struct loop;
 struct offload;
 struct copier;
 struct config;
+struct gpu;
 struct transport;
 struct xp_peer; /* backend's own; begins with struct xp_peer_base */
 struct xp_reg;	/* memory registered with one backend */
@@ -84,6 +85,7 @@ struct xp_env { /* what every backend may use; outlives it */
 	struct offload *offload;
 	struct copier *copier;
 	const struct config *config;
+	struct gpu *gpu; /* NULL: none */
 };
 
 enum xp_kind { XP_WRITE, XP_READ, XP_CHECK };

@@ -49,6 +49,7 @@ static int config_make(void)
 	if (getenv("KVD_CONFORM_RAILS")) /* verbs: which of this machine's ports */
 		snprintf(config.verbs_rails, sizeof(config.verbs_rails), "%s",
 			 getenv("KVD_CONFORM_RAILS"));
+	gpu_fake_path("", config.cuda_library);
 	config.run_dir[0] = '\0'; /* leave nothing behind */
 	config.copy_threads = COPY_THREADS;
 	config.slice_bytes = SLICE_BYTES;
@@ -57,7 +58,7 @@ static int config_make(void)
 
 int backend_env_new(const char *name, bool is_virtual, struct xp_env *env_p)
 {
-	struct xp_env env = {.config = &config};
+	struct xp_env env = {.config = &config, .gpu = is_virtual ? NULL : backend_gpu()};
 	int r = config_make();
 
 	(void)name;
@@ -178,6 +179,7 @@ static int tcp_raw_connect(const void *bytes, size_t len)
  * lets a stranger knock at its door. */
 static const struct backend real_hooks[] = {
 	{"shm", "shm", false, NULL, shm_raw_connect, NULL, false},
+	{"local", "local", false, NULL, shm_raw_connect, NULL, false},
 	{"tcp", "tcp", false, NULL, tcp_raw_connect, NULL, false},
 	{"ucx", "ucx", false, NULL, NULL, "a raw client: UCX's wire is its own", false},
 };

@@ -479,7 +479,7 @@ int main(int argc, char **argv)
 {
 	gpu_owner_main(argc, argv);
 	/* slow enough for a transfer to be seen in flight; for all processes */
-	setenv("FAKE_CUDA_NS_PER_KIB", "250", 0);
+	setenv("FAKE_CUDA_NS_PER_KIB", "1000", 0);
 	if (argc == 4 && strcmp(argv[1], "--puppet") == 0)
 		return puppet_main(argv[2], atoi(argv[3]));
 	if (argc == 4 && strcmp(argv[1], "--owner") == 0)

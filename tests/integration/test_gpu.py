@@ -19,7 +19,7 @@ def config(transport):
     return "[transport]\ntransports = %s\n%s" % (transport, fake_gpu.CONFIG)
 
 
-def move(transport, kinds):
+def move(transport, kinds, taken=None):
     with Daemon(config(transport)) as a, Daemon(config(transport)) as b:
         prefill, decode = Engine(a, "prefill"), Engine(b, "decode")
         src, dst = Cache(prefill, kinds[0]), Cache(decode, kinds[1])
@@ -34,7 +34,7 @@ def move(transport, kinds):
         prefill.until(2, "offer", SUCCESS)
         dst.check(DST, TOKENS)
         shown = decode.cmd("room.show", room="1")
-        assert shown["peers"][0]["transport"] == transport, shown
+        assert shown["peers"][0]["transport"] == (taken or transport), shown
         prefill.close()
         decode.close()
 
@@ -57,6 +57,22 @@ def tcp_vm_to_ipc():
 
 def ucx_vmm_to_ipc():
     move("ucx", ("cuda_vmm", "cuda_ipc"))
+
+
+def local_ipc_to_ipc():
+    move("local", ("cuda_ipc", "cuda_ipc"))
+
+
+def local_vmm_to_ipc():
+    move("local", ("cuda_vmm", "cuda_ipc"))
+
+
+def local_memfd_to_vmm():
+    move("local", ("memfd", "cuda_vmm"))
+
+
+def auto_takes_local():
+    move("auto", ("cuda_ipc", "memfd"), "local")
 
 
 def mapped(daemon):
@@ -126,5 +142,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--engine"]:
         engine_main(sys.argv[2])
         sys.exit(0)
-    run([shm_ipc_to_ipc, shm_vmm_to_memfd, tcp_ipc_to_vmm, tcp_vm_to_ipc, ucx_vmm_to_ipc,
+    run([local_ipc_to_ipc, local_vmm_to_ipc, local_memfd_to_vmm, auto_takes_local,
+         shm_ipc_to_ipc, shm_vmm_to_memfd, tcp_ipc_to_vmm, tcp_vm_to_ipc, ucx_vmm_to_ipc,
          killed_engine_is_unmapped_in_time, exporter_gone_is_told, without_driver_is_told])

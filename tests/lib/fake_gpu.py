@@ -31,6 +31,7 @@ class Gpu:
         ctx, uuid = ctypes.c_void_p(), (ctypes.c_ubyte * 16)()
         self.call("cuInit", 0)
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(ctx), device)
+        self.lib.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))  # of the one before
         self.call("cuCtxPushCurrent_v2", ctx)
         self.call("cuDeviceGetUuid_v2", uuid, device)
         text = bytes(uuid).hex()
