@@ -10,6 +10,10 @@
  * list and the loop calls on_done. Nothing else hands a job back, which is the
  * whole proof behind "still": after on_done no thread holds its addresses.
  *
+ * A short job is not worth a thread: the loop's own copies it in copier_submit(), one
+ * such job a turn, and its on_done follows as a deferred call. So a room of one page
+ * neither waits behind a large one's slices nor for a core that wakes up.
+ *
  * A slice is found in the plan by a seek, then walked run by run, not row by
  * row: a run's head (a row that began in the slice before), its whole rows, its
  * tail. Whole rows are one call into rows.c. A job larger than a core's cache
@@ -50,6 +54,10 @@
 
 #define COPY_BOUNCE_BYTES (128u << 10)
 #define COPY_STREAM_BYTES (UINT64_C(2) << 20) /* about a core's own cache */
+/* What the loop's own thread copies, a turn: 5 us, a third of what it takes to wake
+ * another thread and to be woken by it. */
+#define COPY_AT_ONCE_BYTES (UINT64_C(64) << 10)
+#define COPY_AT_ONCE_ROWS 1024u
 
 struct copy_hand {
 	uint8_t *bounce;
@@ -72,6 +80,8 @@ struct copier {
 	pthread_cond_t more;
 	struct list ready; /* jobs with slices to claim */
 	struct list done;  /* jobs for on_done */
+	struct loop_defer deliver; /* those of the loop's own */
+	uint64_t at_once_ns, at_once_bytes; /* the turn, and what was copied in it */
 	bool stopping;
 	struct tokens *tokens; /* NULL: as many threads as there are */
 	unsigned int running;  /* threads in a slice */
@@ -582,6 +592,11 @@ static void copier_deliver(struct copier *copier)
 	}
 }
 
+static void on_deliver(struct loop_defer *defer)
+{
+	copier_deliver(container_of(defer, struct copier, deliver));
+}
+
 static void on_wake(struct loop_wake *wake)
 {
 	copier_deliver(container_of(wake, struct copier, wake));
@@ -625,6 +640,7 @@ int copier_new(struct loop *loop, unsigned int threads, uint64_t slice_bytes,
 	copier->slice_bytes = slice_bytes ? slice_bytes : COPY_SLICE_BYTES;
 	list_init(&copier->ready);
 	list_init(&copier->done);
+	loop_defer_init(&copier->deliver, on_deliver);
 	r = loop_wake_init(&copier->wake, loop, on_wake);
 	if (r < 0) {
 		mem_free(copier);
@@ -700,6 +716,7 @@ void copier_free(struct copier *copier)
 		copy_hand_free(worker->hand);
 	}
 	copier_deliver(copier);
+	loop_defer_cancel(&copier->deliver);
 	tokens_free(copier->tokens);
 	mem_free(copier->numa);
 	loop_wake_fini(&copier->wake);
@@ -710,100 +727,6 @@ void copier_free(struct copier *copier)
 }
 
 /* ---- submitting ---- */
-
-static int buffers_check(const struct copy_end *end, bool writing)
-{
-	for (uint32_t i = 0; end->buffers && i < end->buffer_count; i++) {
-		const struct copy_buffer *b = &end->buffers[i];
-
-		if (!b->memory && b->length == 0)
-			continue; /* a place in the table that no run may name */
-		if (!b->memory)
-			return err_raise(ERR_INVAL, "buffer %u has no memory", i);
-		if (b->offset > b->memory->length ||
-		    b->length > b->memory->length - b->offset)
-			return err_raise(ERR_RANGE, "buffer %u reaches past its memory",
-					 i);
-		if (memory_check_copyable(b->memory) < 0)
-			return err_pass(-ENOTSUP);
-		if (writing && !b->memory->writable)
-			return err_raise(ERR_PERM, "buffer %u is not ours to write", i);
-	}
-	if (!end->buffers && !end->linear)
-		return err_raise(ERR_INVAL, "a copy without an end");
-	return 0;
-}
-
-static bool run_fits(const struct copy_end *end, uint32_t buffer, uint64_t offset,
-		     const struct plan_run *run, int64_t stride)
-{
-	if (!end->buffers)
-		return true;
-	return buffer < end->buffer_count &&
-	       copy_rows_fit(offset, run->len, run->count, stride,
-			     end->buffers[buffer].length);
-}
-
-static bool ends_fit(const uint64_t *ends, uint32_t ends_count,
-		     const struct copy_end *end)
-{
-	if (!end->buffers)
-		return true;
-	for (uint32_t i = 0; ends && i < ends_count; i++)
-		if (ends[i] > 0 &&
-		    (i >= end->buffer_count || ends[i] > end->buffers[i].length))
-			return false;
-	return ends != NULL;
-}
-
-static int runs_check(const struct copy_job *job)
-{
-	uint64_t left = job->end - job->begin, part;
-	struct plan_walk at;
-	int r;
-
-	if (ends_fit(job->plan->src_ends, job->plan->src_ends_count, &job->src) &&
-	    ends_fit(job->plan->dst_ends, job->plan->dst_ends_count, &job->dst))
-		return 0; /* all of the plan does: no look at its runs */
-	r = plan_walk_seek(&at, job->plan, job->begin);
-	if (r < 0)
-		return err_pass(r);
-	for (part = at.row_offset; left > 0 && at.run < job->plan->run_count; at.run++) {
-		const struct plan_run *run = &job->plan->runs[at.run];
-
-		if (!run_fits(&job->src, run->src_buffer, run->src, run,
-			      run->src_stride) ||
-		    !run_fits(&job->dst, run->dst_buffer, run->dst, run, run->dst_stride))
-			return err_raise(ERR_RANGE,
-					 "run %zu of the plan is outside its buffer",
-					 at.run);
-		part = (run->count - at.row) * run->len - part;
-		left -= part < left ? part : left;
-		at.row = 0;
-		part = 0;
-	}
-	if (left > 0)
-		return err_raise(ERR_RANGE, "the plan ends before byte %ju",
-				 (uintmax_t)job->end);
-	return 0;
-}
-
-static int job_check(const struct copy_job *job)
-{
-	int r;
-
-	if (job->begin > job->end || (job->plan ? job->plan->bytes : 0) < job->end)
-		return err_raise(ERR_RANGE, "bytes %ju to %ju are not in the plan",
-				 (uintmax_t)job->begin, (uintmax_t)job->end);
-	if (job->begin == job->end)
-		return 0;
-	r = buffers_check(&job->src, false);
-	if (r == 0)
-		r = buffers_check(&job->dst, true);
-	if (r == 0)
-		r = runs_check(job);
-	return err_pass(r);
-}
 
 /* By its first byte: engines bind a cache to one node. */
 static int job_node(const struct copier *copier, const struct copy_job *job)
@@ -839,9 +762,39 @@ static uint64_t job_slice(const struct copier *copier, const struct copy_job *jo
 	return row > 0 && row < bytes / IOV_MAX ? row * IOV_MAX : bytes;
 }
 
+static bool job_at_once(struct copier *copier, const struct copy_job *job)
+{
+	uint64_t bytes = job->end - job->begin, now = loop_now_ns(copier->loop);
+
+	if (bytes == 0 || bytes > COPY_AT_ONCE_BYTES || bytes > copier->slice_bytes ||
+	    job->plan->rows > COPY_AT_ONCE_ROWS || has_vm(&job->src) || has_vm(&job->dst))
+		return false;
+	if (copier->at_once_ns != now)
+		copier->at_once_bytes = 0;
+	copier->at_once_ns = now;
+	if (loop_enough(copier->loop) || copier->at_once_bytes + bytes > COPY_AT_ONCE_BYTES)
+		return false;
+	copier->at_once_bytes += bytes;
+	return true;
+}
+
+static void job_run_at_once(struct copier *copier, struct copy_job *job)
+{
+	job->result = copy_host(NULL, job); /* no vm: no hand */
+	if (job->result < 0)
+		err_take(&job->err);
+	else
+		atomic_store(&job->copied, job->end - job->begin);
+	job->next_byte = job->end;
+	pthread_mutex_lock(&copier->lock);
+	list_push_back(&copier->done, &job->link);
+	pthread_mutex_unlock(&copier->lock);
+	loop_defer(copier->loop, &copier->deliver);
+}
+
 int copier_submit(struct copier *copier, struct copy_job *job)
 {
-	int r = job_check(job);
+	int r = copy_job_check(job);
 
 	if (r < 0)
 		return err_pass(r);
@@ -858,6 +811,10 @@ int copier_submit(struct copier *copier, struct copy_job *job)
 		r = copy_gpu_new(copier->loop, copier->slice_bytes, &copier->gpu);
 	if (job->on_gpu)
 		return err_pass(r < 0 ? r : copy_gpu_submit(copier->gpu, job));
+	if (job_at_once(copier, job)) {
+		job_run_at_once(copier, job);
+		return 0;
+	}
 	job->slice_bytes = job_slice(copier, job);
 	job->node = job_node(copier, job);
 	pthread_mutex_lock(&copier->lock);

@@ -91,9 +91,10 @@ void copier_share(struct copier *copier, struct tokens *tokens);
  * destination is near. One node or none: nothing changes. Before the first job. */
 void copier_place(struct copier *copier, const struct numa *numa);
 
-/* Checks every run of [begin, end) against both ends' buffers (ERR_RANGE) and
- * queues the job. When this fails, on_done is not called. A job of zero bytes
- * is done at the next turn of the loop. */
+/* Is every run of [begin, end) inside both ends' buffers? ERR_RANGE. */
+int copy_job_check(const struct copy_job *job);
+/* Checks the job and queues it, or copies it at once if it is short. When this fails,
+ * on_done is not called. A job of zero bytes is done at the next turn of the loop. */
 int copier_submit(struct copier *copier, struct copy_job *job);
 /* Idempotent. on_done follows when no thread touches the job's memory any more:
  * with ERR_CANCELED unless the last byte was already copied. */

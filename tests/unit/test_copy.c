@@ -507,7 +507,7 @@ static void cancel_before_a_slice_began_is_done(void **state)
 	(void)state;
 	setup(&t, 1, 1024 * MIB);
 	bulk_init(&large, &t, 1 * MIB, 1024);
-	bulk_init(&waiting, &t, 64 * KIB, 1);
+	bulk_init(&waiting, &t, 128 * KIB, 1);
 	assert_int_equal(copier_submit(t.copier, &large.tj.job), 0);
 	while (atomic_load(&large.tj.job.slices_running) == 0)
 		loop_turn(t.loop, 0);

@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Jobs that the loop's own thread copies: which, when, and what their owner sees. */
+#include "daemon/transport/copy.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "daemon/loop.h"
+
+#define PAGE_BYTES (UINT64_C(64) << 10)
+#define ROW_BYTES 256u
+#define LARGE_BYTES (UINT64_C(64) << 20)
+#define WAIT_NS (20 * LOOP_NS_PER_S)
+
+struct short_job {
+	struct copy_job job;
+	struct copy_buffer src, dst;
+	struct plan *plan;
+	unsigned int calls;
+};
+
+struct test {
+	struct loop *loop;
+	struct copier *copier; /* one thread */
+	struct memory *memory; /* a page of 5, and two pages to write to */
+	struct short_job a, b;
+};
+
+static void on_done(struct copy_job *job)
+{
+	container_of(job, struct short_job, job)->calls++;
+}
+
+/* A page in rows, to the nth page of the memory. */
+static void job_set(struct test *t, struct short_job *it, uint64_t row, unsigned int n)
+{
+	struct plan_builder *builder = NULL;
+	uint64_t count = PAGE_BYTES / row;
+
+	assert_int_equal(plan_builder_new(&builder), 0);
+	for (uint64_t i = 0; i < count; i++) {
+		/* two by two the wrong way round: they are no longer rows */
+		struct plan_run one = {.len = row,
+				       .count = 1,
+				       .src = (i ^ (count > 1)) * row,
+				       .dst = i * row};
+
+		assert_int_equal(plan_builder_add(builder, &one), 0);
+	}
+	assert_int_equal(plan_builder_finish(builder, &it->plan), 0);
+	plan_builder_free(builder);
+	it->src = (struct copy_buffer){.memory = t->memory, .length = PAGE_BYTES};
+	it->dst = (struct copy_buffer){
+		.memory = t->memory, .offset = n * PAGE_BYTES, .length = PAGE_BYTES};
+	it->job = (struct copy_job){.plan = it->plan,
+				    .end = PAGE_BYTES,
+				    .src = {.buffers = &it->src, .buffer_count = 1},
+				    .dst = {.buffers = &it->dst, .buffer_count = 1},
+				    .on_done = on_done};
+}
+
+static int setup(void **state)
+{
+	static struct test t;
+
+	t = (struct test){0};
+	assert_int_equal(loop_new(&t.loop), 0);
+	assert_int_equal(copier_new(t.loop, 1, 0, &t.copier), 0);
+	assert_int_equal(memory_new_linear(3 * PAGE_BYTES, &t.memory), 0);
+	memset(t.memory->base, 5, PAGE_BYTES);
+	*state = &t;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct test *t = *state;
+
+	copier_free(t->copier);
+	loop_free(t->loop);
+	memory_unref(t->memory);
+	plan_free(t->a.plan);
+	plan_free(t->b.plan);
+	return 0;
+}
+
+static bool is_copied(const struct test *t, unsigned int n)
+{
+	const uint8_t *page = t->memory->base + n * PAGE_BYTES;
+
+	for (uint64_t i = 0; i < PAGE_BYTES; i++)
+		if (page[i] != 5)
+			return false;
+	return true;
+}
+
+static void until_done(struct test *t, const struct short_job *it)
+{
+	uint64_t end = loop_clock_ns(t->loop) + WAIT_NS;
+
+	while (it->calls == 0) {
+		assert_true(loop_clock_ns(t->loop) < end);
+		loop_turn(t->loop, 10 * LOOP_NS_PER_MS);
+	}
+}
+
+static void job_short_is_copied_by_who_submits_it(void **state)
+{
+	struct test *t = *state;
+
+	job_set(t, &t->a, ROW_BYTES, 1);
+	loop_turn(t->loop, 0);
+	assert_int_equal(copier_submit(t->copier, &t->a.job), 0);
+	assert_true(is_copied(t, 1));
+	assert_int_equal(atomic_load(&t->a.job.copied), PAGE_BYTES);
+	assert_int_equal(t->a.calls, 0); /* never from inside submit */
+	copier_cancel(t->copier, &t->a.job); /* too late */
+	assert_int_equal(t->a.calls, 0);
+	loop_turn(t->loop, 0);
+	assert_int_equal(t->a.calls, 1);
+	assert_int_equal(t->a.job.result, 0);
+}
+
+/* The only thread has a large job of another engine's: a short one overtakes it, and
+ * a second one of the same turn takes its place among the threads' work. */
+static void job_short_is_one_a_turn(void **state)
+{
+	static const struct plan_run run = {.len = LARGE_BYTES, .count = 1};
+	struct plan_builder *builder = NULL;
+	struct test *t = *state;
+	struct short_job large = {.calls = 0};
+
+	assert_int_equal(plan_builder_new(&builder), 0);
+	assert_int_equal(plan_builder_add(builder, &run), 0);
+	assert_int_equal(plan_builder_finish(builder, &large.plan), 0);
+	plan_builder_free(builder);
+	assert_int_equal(memory_new_linear(LARGE_BYTES, &large.src.memory), 0);
+	assert_int_equal(memory_new_linear(LARGE_BYTES, &large.dst.memory), 0);
+	large.src.length = large.dst.length = LARGE_BYTES;
+	large.job = (struct copy_job){.plan = large.plan,
+				      .end = LARGE_BYTES,
+				      .src = {.buffers = &large.src, .buffer_count = 1},
+				      .dst = {.buffers = &large.dst, .buffer_count = 1},
+				      .on_done = on_done};
+	job_set(t, &t->a, ROW_BYTES, 1);
+	job_set(t, &t->b, PAGE_BYTES, 2);
+	loop_turn(t->loop, 0);
+	assert_int_equal(copier_submit(t->copier, &large.job), 0);
+	assert_int_equal(copier_submit(t->copier, &t->a.job), 0);
+	assert_int_equal(copier_submit(t->copier, &t->b.job), 0);
+	assert_true(is_copied(t, 1));
+	until_done(t, &large);
+	until_done(t, &t->b);
+	assert_true(is_copied(t, 2));
+	assert_int_equal(t->a.calls, 1);
+	assert_int_equal(t->b.calls, 1);
+	/* a turn later the loop has time again */
+	t->b.calls = 0;
+	memset(t->memory->base + 2 * PAGE_BYTES, 0, PAGE_BYTES);
+	loop_turn(t->loop, 0);
+	assert_int_equal(copier_submit(t->copier, &t->b.job), 0);
+	assert_true(is_copied(t, 2));
+	until_done(t, &t->b);
+	memory_unref(large.src.memory);
+	memory_unref(large.dst.memory);
+	plan_free(large.plan);
+}
+
+/* On the loop's own thread, too, it costs that memory alone. */
+static void job_short_of_cut_memory_fails(void **state)
+{
+	struct test *t = *state;
+	struct memory *cut = NULL;
+	int fd = memfd_create("cut", MFD_CLOEXEC);
+
+	assert_int_equal(memory_guard_install(), 0); /* cmocka has its own handler */
+	assert_int_equal(ftruncate(fd, (off_t)PAGE_BYTES), 0);
+	assert_int_equal(memory_import_shm_fd(fd, 0, PAGE_BYTES, true, &cut), 0);
+	assert_int_equal(ftruncate(fd, 16384), 0);
+	job_set(t, &t->a, ROW_BYTES, 1);
+	t->a.src.memory = cut;
+	loop_turn(t->loop, 0);
+	assert_int_equal(copier_submit(t->copier, &t->a.job), 0);
+	until_done(t, &t->a);
+	assert_int_equal(t->a.job.err.code, ERR_FAULT);
+	job_set(t, &t->b, ROW_BYTES, 2);
+	loop_turn(t->loop, 0);
+	assert_int_equal(copier_submit(t->copier, &t->b.job), 0);
+	assert_true(is_copied(t, 2));
+	until_done(t, &t->b);
+	memory_unref(cut);
+	close(fd);
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(job_short_is_copied_by_who_submits_it),
+		CASE(job_short_is_one_a_turn),
+		CASE(job_short_of_cut_memory_fails),
+	};
+
+	return cmocka_run_group_tests_name("copy_short", tests, NULL, NULL);
+}
