@@ -39,6 +39,17 @@ static const struct {
 	{IBV_WC_WR_FLUSH_ERR, ERR_PEER, "the connection broke"},
 };
 
+/* Its event may come later than what it does to requests: which some adapters (rxe)
+ * call local faults of ours. */
+static bool port_is_down(const struct verbs_rail *rail)
+{
+	struct verbs_device *device = rail->device;
+	struct ibv_port_attr attr = {0};
+
+	return device->transport->lib->query_port(device->context, rail->port, &attr) != 0 ||
+	       attr.state != IBV_PORT_ACTIVE;
+}
+
 void verbs_wc_err(const struct verbs_qp *qp, const struct ibv_wc *wc, struct err *err_p)
 {
 	enum err_code code = ERR_TRANSPORT;
@@ -49,6 +60,10 @@ void verbs_wc_err(const struct verbs_qp *qp, const struct ibv_wc *wc, struct err
 			code = statuses[i].code;
 			words = statuses[i].words;
 		}
+	}
+	if (port_is_down(qp->rail)) {
+		code = ERR_IO;
+		words = "the port is down";
 	}
 	err_set(err_p, code, "verbs: %s to %s, queue pair %u: %s (status %d, vendor 0x%x)",
 		qp->rail->name, qp->peer->name, qp->index, words, (int)wc->status,

@@ -247,9 +247,11 @@ def fault_link_down(pair):
     with Daemons(pair):
         push = Push(pair)
         pair[0].must("ip link set eth0 down")
-        took = [push.failed(command, 60, ["EPEER", "EIO", "ETRANSPORT", "EFENCE"])
-                for command in (push.recv, push.send)]
-        pair[0].must("ip link set eth0 up; ip addr replace 10.0.0.1/24 dev eth0")
+        try:
+            took = [push.failed(command, 60, ["EPEER", "EIO", "EFENCE"])
+                    for command in (push.recv, push.send)]
+        finally:
+            pair[0].must("ip link set eth0 up; ip addr replace 10.0.0.1/24 dev eth0")
         push.clean()
         print("# failed after %.1f and %.1f s" % tuple(took))
         again(pair)

@@ -321,8 +321,9 @@ static void port_that_is_down_is_lost_by_its_retries_and_comes_back(void **state
 	fake_verbs_port(0, false);
 	VP_AWAIT(vp_transport(&vp_a)->rails[0].down);
 	assert_int_equal(vp_a.lost, 0); /* nothing is lost yet */
+	fake_verbs_fail_next(0, IBV_WC_LOC_QP_OP_ERR); /* as rxe calls it */
 	fake_verbs_hold(false);
-	vp_failed(&x, ERR_PEER, "no answer to any retry");
+	vp_failed(&x, ERR_IO, "the port is down");
 	VP_AWAIT(vp_a.lost);
 	fake_verbs_port(0, true);
 	VP_AWAIT(!vp_transport(&vp_a)->rails[0].down);
