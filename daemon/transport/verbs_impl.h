@@ -117,6 +117,7 @@ struct verbs_reg {
 	atomic_int refs; /* the owner's, and one for each table that names it */
 	uint64_t id;
 	uint32_t near; /* rails that are nearest to it: bits */
+	uint64_t address; /* of byte 0, as keys name it */
 	struct offload_job job; /* the last reference went on the loop */
 };
 
@@ -302,6 +303,7 @@ struct verbs_xfer {
 	uint32_t marked; /* of those: the mark is posted */
 	uint32_t home;	 /* a small one stays there */
 	uint32_t near;	 /* queue pairs that it may use: bits */
+	bool may_inline;
 	/* a granted inbound WRITE */
 	uint32_t slot; /* GO's; VERBS_GRANTS: none */
 	uint16_t generation;

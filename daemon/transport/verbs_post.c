@@ -66,7 +66,7 @@ static inline void resolve(const struct verbs_xfer *xfer, const struct verbs_qp 
 	length = to_piece_end(near_at, near->reg->shift, length);
 	length = to_piece_end(far_at, remote->shift, length);
 	piece->length = length;
-	piece->near_addr = (uint64_t)(uintptr_t)near->reg->base.memory->base + near_at;
+	piece->near_addr = near->reg->address + near_at;
 	piece->far_addr = remote->address + far_at;
 	piece->lkey = near->reg->mr[qp->rail->device->index][near_at >> near->reg->shift]
 			      ->lkey;
@@ -147,7 +147,7 @@ static void build_chain(struct verbs_xfer *xfer, const struct verbs_qp *qp,
 		bytes = build_one(xfer, qp, wr, wr_max);
 		if (!bytes)
 			return;
-		if (xfer->kind == XP_WRITE && bytes <= qp->max_inline) {
+		if (xfer->kind == XP_WRITE && bytes <= qp->max_inline && xfer->may_inline) {
 			wr->send_flags = IBV_SEND_INLINE;
 			transport->stats.inlined++;
 		}
@@ -309,6 +309,11 @@ void verbs_move_start(struct verbs_xfer *xfer)
 	plan_walk_begin(&xfer->walk, xfer->plan);
 	xfer->span.len = 0;
 	xfer->near = near_qps(xfer);
+	xfer->may_inline = true; /* the processor copies it: not out of a GPU */
+	for (uint32_t i = 0; i < xfer->local.count; i++)
+		if (xfer->local.at[i].reg &&
+		    xfer->local.at[i].reg->base.memory->kind == MEMORY_DEVICE)
+			xfer->may_inline = false;
 	list_push_back(&xfer->peer->movers, &xfer->mover_link);
 	verbs_peer_kick(xfer->peer);
 }

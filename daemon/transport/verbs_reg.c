@@ -12,6 +12,11 @@
  * that only answers: so a peer that was told GO never meets a dead key, which
  * would cost the connection and with it every other transfer.
  *
+ * Memory of a GPU is registered to be read from: as the source of a push's gathers or
+ * a pull's reads. It is not written by an adapter: that its bytes can be seen by the
+ * GPU when they have landed is not shown by a completion (there may be several ways
+ * to it), so such a transfer is refused by name, before a byte moves.
+ *
  * No memory windows: an invalidated key ends a reliable connection just as well as
  * resetting the owner's queue pair does.
  */
@@ -56,24 +61,58 @@ static void release_done(struct offload_job *job)
 	mem_free(container_of(job, struct verbs_reg, job));
 }
 
+static bool is_device(const struct memory *memory)
+{
+	return memory->kind == MEMORY_DEVICE;
+}
+
+/* A GPU's: by its dma-buf, which needs no CUDA here; else by its address in this
+ * process, which a peer-memory module of the kernel must know. */
+static struct ibv_mr *register_device(struct verbs_reg *reg, struct verbs_device *device,
+				      uint64_t begin, uint64_t length, int access)
+{
+	const struct verbs_lib *lib = transport_of(reg)->lib;
+	const struct memory *memory = reg->base.memory;
+	struct ibv_mr *mr = NULL;
+
+	errno = EOPNOTSUPP;
+	if (memory->dmabuf_fd >= 0 && lib->reg_dmabuf_mr)
+		mr = lib->reg_dmabuf_mr(device->pd, memory->dmabuf_offset + begin, length,
+					reg->address + begin, memory->dmabuf_fd, access);
+	if (!mr && memory->address)
+		mr = lib->reg_mr(device->pd, (void *)(uintptr_t)(reg->address + begin),
+				 length, access);
+	return mr;
+}
+
+static const char *remedy(const struct memory *memory, int no)
+{
+	if (no == ENOMEM)
+		return " (is LimitMEMLOCK high enough?)";
+	return is_device(memory) ? " (a dma-buf of it, or the module nvidia_peermem?)" : "";
+}
+
 static int register_piece(struct verbs_reg *reg, struct verbs_device *device, uint32_t i)
 {
 	const struct memory *memory = reg->base.memory;
 	uint64_t begin = (uint64_t)i << reg->shift;
 	uint64_t length = memory->length - begin;
 	int access = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_RELAXED_ORDERING;
+	struct ibv_mr *mr;
 
 	if (length > UINT64_C(1) << reg->shift)
 		length = UINT64_C(1) << reg->shift;
-	if (memory->writable)
+	if (memory->writable && !is_device(memory))
 		access |= IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-	reg->mr[device->index][i] = transport_of(reg)->lib->reg_mr(
-		device->pd, memory->base + begin, length, access);
-	if (!reg->mr[device->index][i])
+	mr = is_device(memory)
+		     ? register_device(reg, device, begin, length, access)
+		     : transport_of(reg)->lib->reg_mr(device->pd, memory->base + begin, length,
+						      access);
+	if (!mr)
 		return err_raise(errno == ENOMEM ? ERR_NOMEM : ERR_IMPORT,
 				 "verbs: %s does not register %ju bytes: %s%s", device->name,
-				 (uintmax_t)length, strerror(errno),
-				 errno == ENOMEM ? " (is LimitMEMLOCK high enough?)" : "");
+				 (uintmax_t)length, strerror(errno), remedy(memory, errno));
+	reg->mr[device->index][i] = mr;
 	return 0;
 }
 
@@ -145,6 +184,8 @@ int verbs_mem_reg(struct transport *base, struct memory *memory, struct xp_reg *
 		return err_pass(-ENOMEM);
 	reg->base.transport = base;
 	reg->base.memory = memory_ref(memory);
+	reg->address = is_device(memory) ? memory->address
+					 : (uint64_t)(uintptr_t)memory->base;
 	reg->shift = shift;
 	reg->pieces = pieces;
 	atomic_init(&reg->refs, 1);
@@ -190,7 +231,7 @@ int verbs_key_pack(struct xp_reg *xp_reg, struct xp_peer *peer, void *buf, size_
 	const struct verbs_transport *transport = transport_of(reg);
 	struct verbs_remote remote = {
 		.id = reg->id,
-		.address = (uint64_t)(uintptr_t)reg->base.memory->base,
+		.address = reg->address,
 		.length = reg->base.memory->length,
 		.rails = transport->rail_count,
 		.pieces = reg->pieces,
@@ -291,6 +332,12 @@ static int named_check(const struct plan *plan, const struct xp_buffer *buffers,
 			r = remote_check(&buffers[number], remote_of, number);
 		else if (!buffers[number].reg)
 			r = err_raise(ERR_INVAL, "verbs: buffer %u is not registered",
+				      number);
+		else if (!is_src && is_device(((const struct xp_reg_base *)buffers[number].reg)
+						      ->memory))
+			r = err_raise(ERR_IMPORT,
+				      "verbs: buffer %u is a GPU's: an adapter may read it, "
+				      "but not write it (transports = tcp stages it)",
 				      number);
 	}
 	return err_pass(r);

@@ -355,6 +355,110 @@ static void region_of_too_many_pieces_is_refused(void **state)
 	vp_end(state);
 }
 
+/* ---- memory of a GPU, which here is a file's ---- */
+
+static struct memory *device_memory(uint64_t bytes, int dmabuf, bool mapped)
+{
+	struct memory *memory;
+
+	assert_int_equal(memory_new_linear(bytes, &memory), 0);
+	memory->kind = MEMORY_DEVICE; /* its bytes are at `base`, which nobody looks at */
+	memory->address = mapped ? (uint64_t)(uintptr_t)memory->base : 0;
+	memory->dmabuf_fd = dmabuf;
+	memory->dmabuf_offset = 65536;
+	return memory;
+}
+
+static void device_free(struct memory *memory)
+{
+	memory->kind = MEMORY_LINEAR;
+	memory->dmabuf_fd = -1;
+	memory_unref(memory);
+}
+
+static void device_is_registered_by_its_dmabuf_first(void **state)
+{
+	struct memory *memory = device_memory(VP_MIB, 77, true);
+	struct xp_reg *reg;
+
+	(void)state;
+	assert_int_equal(verbs_transport.mem_reg(vp_a.xp, memory, &reg), 0);
+	assert_int_equal(fake_verbs_mr(0)->fd, 77);
+	assert_int_equal(fake_verbs_mr(0)->offset, 65536);
+	assert_int_equal(fake_verbs_mr(0)->length, VP_MIB);
+	assert_int_equal(fake_verbs_mr(0)->iova, memory->address);
+	assert_false(fake_verbs_mr(0)->access & IBV_ACCESS_REMOTE_WRITE);
+	verbs_transport.mem_dereg(reg);
+	device_free(memory);
+}
+
+static void device_without_dmabuf_support_goes_by_peermem_or_is_refused(void **state)
+{
+	struct memory *mapped = device_memory(VP_MIB, 77, true);
+	struct memory *unmapped = device_memory(VP_MIB, 77, false);
+	struct xp_reg *reg;
+
+	(void)state;
+	fake_verbs_rules()->dmabuf_errno = EOPNOTSUPP;
+	assert_int_equal(verbs_transport.mem_reg(vp_a.xp, mapped, &reg), 0);
+	assert_int_equal(fake_verbs_mr(0)->fd, -1);
+	assert_ptr_equal(fake_verbs_mr(0)->address, mapped->base);
+	verbs_transport.mem_dereg(reg);
+	assert_true(verbs_transport.mem_reg(vp_a.xp, unmapped, &reg) < 0);
+	assert_int_equal(err_last()->code, ERR_IMPORT);
+	assert_non_null(strstr(err_last()->text, "nvidia_peermem"));
+	err_clear();
+	device_free(mapped);
+	device_free(unmapped);
+}
+
+/* `at` becomes a GPU's, between the two calls of one place. */
+static void make_device(struct vp_place *place)
+{
+	place->memory->kind = MEMORY_DEVICE;
+	place->memory->address = (uint64_t)(uintptr_t)place->memory->base;
+}
+
+static void device_is_a_source_and_never_inline(void **state)
+{
+	const struct plan_run run = {.len = 64, .count = 100, .src_stride = 128,
+				     .dst_stride = 192};
+	struct vp_transfer x;
+
+	(void)state;
+	vp_transfer_init(&x, XP_WRITE, &run, 1, VP_MIB);
+	make_device(&x.src);
+	memset(fake_verbs_count(), 0, sizeof(struct fake_verbs_count));
+	assert_int_equal(vp_post(&x), 0);
+	vp_moved(&x);
+	assert_true(fake_verbs_count()->inlined < 20); /* frames */
+	x.src.memory->kind = MEMORY_LINEAR;
+	vp_transfer_fini(&x);
+}
+
+static void device_as_destination_is_refused_by_name(void **state)
+{
+	const struct plan_run run = {.len = 4096, .count = 1};
+	struct vp_transfer x;
+
+	(void)state;
+	vp_transfer_init(&x, XP_WRITE, &run, 1, VP_MIB);
+	make_device(&x.dst);
+	assert_int_equal(vp_post(&x), 0);
+	vp_failed(&x, ERR_IMPORT, "but not write it");
+	assert_int_equal(vp_a.lost + vp_b.lost, 0);
+	VP_AWAIT(vp_b.dones == vp_b.requests);
+	x.dst.memory->kind = MEMORY_LINEAR;
+	vp_transfer_fini(&x);
+	vp_transfer_init(&x, XP_READ, &run, 1, VP_MIB);
+	make_device(&x.dst);
+	assert_true(vp_post(&x) < 0);
+	assert_non_null(strstr(err_last()->text, "but not write it"));
+	err_clear();
+	x.dst.memory->kind = MEMORY_LINEAR;
+	vp_transfer_fini(&x);
+}
+
 /* ---- which port ---- */
 
 static void open_fails(const char *rails, const char *words)
@@ -558,6 +662,10 @@ int main(void)
 		PAIR(locked_memory_at_its_limit_is_said),
 		ALONE(region_larger_than_a_registration_goes_in_pieces),
 		ALONE(region_of_too_many_pieces_is_refused),
+		PAIR(device_is_registered_by_its_dmabuf_first),
+		PAIR(device_without_dmabuf_support_goes_by_peermem_or_is_refused),
+		PAIR(device_is_a_source_and_never_inline),
+		PAIR(device_as_destination_is_refused_by_name),
 		ALONE(rails_are_named_by_device_port_interface_or_address),
 		ALONE(rails_default_to_the_address_of_listen_or_to_all),
 		ALONE(rail_that_is_not_there_fails_loudly),
