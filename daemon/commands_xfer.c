@@ -23,6 +23,7 @@
 
 #define DESCS_JSON_MAX 1024
 #define INDEX_MAX (1 << 18)
+#define PREP_INLINE 1024u /* longer lists are read by a helper */
 #define ATTACH_MS_DEFAULT 5000
 
 #define F_END {NULL, FIELD_ANY, false, 0, 0, NULL}
@@ -178,13 +179,13 @@ static int descs_from_fd(int fd, uint32_t count, struct dlist_entry **entries_p)
 	return 0;
 }
 
-static int parse_descs(struct request *req, struct dlist_entry **entries_p,
-		       uint32_t *count_p)
+/* Either a list, or a memfd of so many. */
+static int check_descs(struct request *req, const cJSON **list_p, uint32_t *count_p,
+		       int *fd_p)
 {
-	const cJSON *list = NULL;
 	int64_t count = 0, fd = -1;
 	struct stat st;
-	int r = json_get_array(req->args, "descs", false, DESCS_JSON_MAX, &list);
+	int r = json_get_array(req->args, "descs", false, DESCS_JSON_MAX, list_p);
 
 	if (r >= 0)
 		r = json_get_int(req->args, "count", false, 1, DLIST_ENTRIES_MAX, &count);
@@ -192,14 +193,122 @@ static int parse_descs(struct request *req, struct dlist_entry **entries_p,
 		r = json_get_int(req->args, "fd", false, 0, REQUEST_FDS_MAX - 1, &fd);
 	if (r < 0)
 		return err_pass(r);
-	if (!list == (fd < 0) || (fd >= 0 && count == 0))
+	if (!*list_p == (fd < 0) || (fd >= 0 && count == 0))
 		return err_raise(ERR_INVAL, "descs, or fd with count, is wanted");
-	if (list)
-		return descs_from_json(list, entries_p, count_p);
+	if (*list_p)
+		return 0;
 	if (fstat(req->fds[fd], &st) < 0 || !S_ISREG(st.st_mode))
 		return err_raise(ERR_INVAL, "fd: not a memfd"); /* a pipe would block */
 	*count_p = (uint32_t)count;
-	return descs_from_fd(req->fds[fd], *count_p, entries_p);
+	*fd_p = req->fds[fd];
+	return 0;
+}
+
+/* ---- long lists, by a helper ---- */
+
+struct prep {
+	struct offload_job job;
+	struct request *req; /* its descriptor is read */
+	struct xfer_session *xs;
+	struct session *session; /* takes no other line meanwhile: one list at a time */
+	int fd;
+	uint32_t count;
+	uint64_t attach, gid;
+	struct search *search;
+	struct dlist *dlist;
+};
+
+static void prep_free(struct prep *prep)
+{
+	struct xfer_session *xs = prep->xs;
+
+	search_free(prep->search);
+	dlist_free(prep->dlist);
+	mem_free(prep);
+	xs->notes--;
+	if (xs->draining)
+		xfer_session_try_free(xs);
+}
+
+static void prep_work(struct offload_job *job)
+{
+	struct prep *prep = container_of(job, struct prep, job);
+	struct dlist_entry *entries = NULL;
+	int r = descs_from_fd(prep->fd, prep->count, &entries);
+
+	if (r >= 0)
+		r = dlist_new(entries, prep->count, prep->gid, &prep->dlist);
+	if (r >= 0)
+		r = search_run(prep->search, prep->dlist);
+	if (r < 0)
+		err_take(&job->err);
+	job->result = r;
+}
+
+static void prep_reply(struct request *req, const struct prepared *prepared)
+{
+	struct brief brief;
+
+	brief_init(&brief);
+	brief_number(&brief, "dlist", (double)prepared->id);
+	brief_number(&brief, "count", (double)prepared->dlist->descs);
+	request_reply_brief(req, &brief);
+}
+
+static void prep_done(struct offload_job *job)
+{
+	struct prep *prep = container_of(job, struct prep, job);
+	struct request *req = prep->req;
+	struct attach *attach = NULL;
+	struct prepared *prepared = NULL;
+	int r = job->result;
+
+	if (r < 0)
+		r = err_reraise(&job->err);
+	if (r >= 0 && prep->attach) {
+		attach = attach_find(prep->xs, prep->attach);
+		r = attach ? 0 : err_prefix(-ENOENT, "peer");
+	}
+	if (r >= 0 && req->session)
+		r = prepared_add(prep->xs, attach, mem_steal(prep->dlist), 0, &prep->search,
+				 &prepared);
+	prep->session->walking = false;
+	if (!req->session)
+		request_drop(req);
+	else if (r < 0)
+		request_fail_last(req);
+	else
+		prep_reply(req, prepared);
+	prep_free(prep);
+}
+
+/* The request is answered later. */
+static int prep_begin(struct request *req, struct xfer_session *xs,
+		      const struct attach *attach, uint32_t count, int fd)
+{
+	struct prep *prep = mem_zalloc(sizeof(*prep));
+	int r;
+
+	if (!prep)
+		return err_pass(-ENOMEM);
+	r = attach ? search_begin_remote(attach->pool, &prep->search)
+		   : search_begin_local(xs->session, 0, &prep->search);
+	if (r < 0) {
+		mem_free(prep);
+		return err_pass(r);
+	}
+	prep->req = req;
+	prep->xs = xs;
+	prep->session = xs->session;
+	prep->fd = fd;
+	prep->count = count;
+	prep->attach = attach ? attach->id : 0;
+	prep->gid = loop_random_u64(req->kvd->loop);
+	prep->job = (struct offload_job){.work = prep_work, .done = prep_done};
+	prep->session->walking = true;
+	xs->notes++;
+	offload_submit(req->kvd->offload, &prep->job);
+	return 0;
 }
 
 static int run_prep(struct request *req)
@@ -208,9 +317,10 @@ static int run_prep(struct request *req)
 	struct dlist_entry *entries = NULL;
 	struct attach *attach = NULL;
 	struct prepared *prepared;
-	struct brief brief;
+	const cJSON *list = NULL;
 	int64_t peer = -1;
 	uint32_t count = 0;
+	int fd = -1;
 	int r = xs ? json_get_int(req->args, "peer", false, 0, JSON_INT_MAX, &peer) : -ENOMEM;
 
 	if (r < 0)
@@ -220,15 +330,17 @@ static int run_prep(struct request *req)
 		if (!attach)
 			return err_prefix(-ENOENT, "peer");
 	}
-	r = parse_descs(req, &entries, &count);
+	r = check_descs(req, &list, &count, &fd);
+	if (r >= 0 && !list && count > PREP_INLINE && (!attach || attach->pool))
+		return err_pass(prep_begin(req, xs, attach, count, fd));
+	if (r >= 0)
+		r = list ? descs_from_json(list, &entries, &count)
+			 : descs_from_fd(fd, count, &entries);
 	if (r >= 0)
 		r = prepared_new(xs, attach, entries, count, &prepared);
 	if (r < 0)
 		return err_pass(r);
-	brief_init(&brief);
-	brief_number(&brief, "dlist", (double)prepared->id);
-	brief_number(&brief, "count", (double)prepared->dlist->descs);
-	request_reply_brief(req, &brief);
+	prep_reply(req, prepared);
 	return 0;
 }
 

@@ -31,7 +31,7 @@
 
 /* Above this many pages times layers a plan is made on a helper thread: about
  * 50 µs of planning. */
-#define PLAN_INLINE_ROWS 2048u
+#define PLAN_INLINE_ROWS 512u
 #define PLAN_ROWS_MAX (UINT64_C(1) << 26)
 
 const char *const room_role_names[ROOM_ROLES] = {"send", "recv", "offer", "pull"};
@@ -416,13 +416,19 @@ static void plan_done(struct offload_job *job)
 	move->planned(move);
 }
 
+/* Runs that a plan may have: a page of one field is one, or one a head. */
 static uint64_t work_of(const struct move *move)
 {
-	uint64_t pages = 0;
+	uint64_t runs = 0;
 
-	for (size_t i = 0; i < move->pair_count; i++)
-		pages += move->pairs[i].dst_page_count;
-	return pages * (move->plan_want_count ? move->plan_want_count : 1);
+	for (size_t i = 0; i < move->pair_count; i++) {
+		const struct plan_map *map = &move->pairs[i];
+		const struct layout_view *view = layout_view_find(move->plan_dst, map->view);
+
+		for (uint32_t n = 0; view && n < view->layer_count; n++)
+			runs += (uint64_t)map->dst_page_count * view->layers[n].field_count;
+	}
+	return runs * (move->plan_want_count ? move->plan_want_count : 1);
 }
 
 void move_plan(struct move *move, const struct layout *src, const struct layout *dst,
