@@ -296,6 +296,19 @@ static bool on_prepare(struct loop_prepare *prepare)
 	return busy;
 }
 
+/* Would `require` allow it, were it usable? */
+static bool could_fulfil(const struct config *config, const char *name)
+{
+	const struct setting_words *req = &config->require;
+
+	for (size_t i = 0; i < req->count; i++)
+		if (!strcmp(req->word[i], name) ||
+		    (!strcmp(req->word[i], "rdma") &&
+		     (!strcmp(name, "verbs") || !strcmp(name, "ucx"))))
+			return true;
+	return req->count == 0;
+}
+
 static int open_transports(struct handshake *hs)
 {
 	struct kvd *kvd = hs->kvd;
@@ -323,8 +336,10 @@ static int open_transports(struct handshake *hs)
 			r = ops->open(&env, &callbacks, &t);
 		if (r < 0) {
 			err_take(&why);
-			if (hs->transports_why.code == ERR_OK)
-				hs->transports_why = why; /* of the one preferred most */
+			/* of the one preferred most */
+			if (hs->transports_why.code == ERR_OK &&
+			    could_fulfil(kvd->config, names->word[i]))
+				hs->transports_why = why;
 			/* nobody asked for it by name: then it is no news */
 			if (kvd->config->transports_auto)
 				log_info("transport", names->word[i], "not usable",
