@@ -12,8 +12,8 @@
  * and never reads is lost when TCP_OUT_HARD bytes wait for him.
  *
  * Neither direction keeps the loop for longer than its part of a turn: the kernel
- * takes BYTES_A_CALL at once, and frames that are read but not yet taken (`more`) wait
- * for the next turn, before anything else is read.
+ * takes or gives BYTES_A_CALL at once, and frames that are read but not yet taken
+ * (`more`) wait for the next turn, before anything else is read.
  */
 #include "daemon/transport/tcp_impl.h"
 
@@ -157,10 +157,13 @@ void tcp_line_flush(struct tcp_peer *peer)
 		msg.msg_iovlen = 0;
 		bytes = 0;
 		list_foreach(chunk, &line->out, link) {
-			iov[msg.msg_iovlen++] = (struct iovec){chunk->bytes + chunk->pos,
-							       chunk->len - chunk->pos};
-			bytes += chunk->len - chunk->pos;
-			if (msg.msg_iovlen == CHUNKS_A_CALL || bytes >= BYTES_A_CALL)
+			size_t left = chunk->len - chunk->pos;
+
+			left = left < BYTES_A_CALL - bytes ? left : BYTES_A_CALL - bytes;
+			iov[msg.msg_iovlen++] =
+				(struct iovec){chunk->bytes + chunk->pos, left};
+			bytes += left;
+			if (msg.msg_iovlen == CHUNKS_A_CALL || bytes == BYTES_A_CALL)
 				break;
 		}
 		n = sendmsg(line->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -304,12 +307,14 @@ static ssize_t read_some(struct tcp_line *line, size_t *room_p)
 	if (line->skip)
 		return recv(line->fd, NULL, line->skip, MSG_DONTWAIT | MSG_TRUNC);
 	if (entry) {
+		size_t left = entry->head.length - entry->got;
+
 		assert(line->in_len == 0);
 		iov[1] = iov[0];
 		iov[0] = (struct iovec){entry->payload + entry->got,
-					entry->head.length - entry->got};
-		msg.msg_iovlen = 2;
-		*room_p += iov[0].iov_len;
+					left < BYTES_A_CALL ? left : BYTES_A_CALL};
+		msg.msg_iovlen = left <= BYTES_A_CALL ? 2 : 1;
+		*room_p = iov[0].iov_len + (msg.msg_iovlen == 2 ? iov[1].iov_len : 0);
 	}
 	return recvmsg(line->fd, &msg, MSG_DONTWAIT);
 }
