@@ -42,6 +42,31 @@ static int put_ports(const cJSON *ports)
 	return CTL_OK;
 }
 
+static int put_gpus(const cJSON *gpus, const cJSON *features)
+{
+	const cJSON *gpu, *feature;
+	struct table *table;
+
+	if (cJSON_GetArraySize(gpus) == 0)
+		return CTL_OK;
+	if (table_new("GPU PCI NAME >GIB ALLOWED USED STATE", &table) < 0)
+		return CTL_ERROR;
+	cJSON_ArrayForEach(gpu, gpus) {
+		table_cell(table, ctl_str(gpu, "gpu", NULL));
+		table_cell(table, ctl_str(gpu, "pci", NULL));
+		table_cell(table, ctl_str(gpu, "name", NULL));
+		table_cellf(table, "%.1f", ctl_num(gpu, "bytes") / (1 << 30));
+		table_cell(table, cJSON_IsTrue(ctl_list(gpu, "allowed")) ? "yes" : "no");
+		table_cell(table, cJSON_IsTrue(ctl_list(gpu, "used")) ? "yes" : "no");
+		table_cell(table, cJSON_IsTrue(ctl_list(gpu, "failed")) ? "failed" : "ok");
+	}
+	table_print(table, stdout);
+	table_free(table);
+	cJSON_ArrayForEach(feature, features)
+		printf("feature %s: %s\n", feature->string, feature->valuestring);
+	return CTL_OK;
+}
+
 int ctl_run_devices(struct ctl *ctl, int argc, char **argv)
 {
 	cJSON *devices;
@@ -57,6 +82,11 @@ int ctl_run_devices(struct ctl *ctl, int argc, char **argv)
 		r = put_ports(ctl_list(devices, "rdma"));
 		if (ctl_str(devices, "rdma_error", NULL))
 			printf("%s\n", ctl_str(devices, "rdma_error", ""));
+		if (r == CTL_OK)
+			r = put_gpus(ctl_list(devices, "gpus"),
+				     ctl_list(devices, "gpu_features"));
+		if (ctl_str(devices, "gpu_error", NULL))
+			printf("%s\n", ctl_str(devices, "gpu_error", ""));
 	}
 	cJSON_Delete(devices);
 	return r;

@@ -49,7 +49,7 @@ const struct ctl_command ctl_commands[] = {
 	 0, "", ctl_run_pools},
 	{"sessions", "", "the engines that are connected",
 	 "Needs root, the daemon's uid or admin_uids.", 0, 0, "", ctl_run_sessions},
-	{"devices", "", "RDMA ports, and why one is not used",
+	{"devices", "", "RDMA ports and GPUs, and why one is not used",
 	 "All ports of the machine: state, GIDs, and as which rail the transport verbs\n"
 	 "uses each, or why it does not.",
 	 0, 0, "", ctl_run_devices},

@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * devices: what the machine has that could move bytes, and why it is not used.
+ * Looking opens adapters and starts the GPU driver, so a helper does it; asking
+ * makes no context and takes no memory of a GPU.
+ */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "daemon/base/mem.h"
@@ -8,16 +14,26 @@
 #include "daemon/offload.h"
 #include "daemon/transport/transport.h"
 #include "daemon/transport/verbs_look.h"
+#include "gpu/gpu.h"
 
 struct looking {
 	struct offload_job job;
 	struct request *req;
 	struct verbs_look rdma;
+	struct err gpu; /* why there are no GPUs; ERR_OK: there are */
 };
 
 static void look_work(struct offload_job *job)
 {
-	verbs_look(&container_of(job, struct looking, job)->rdma);
+	struct looking *looking = container_of(job, struct looking, job);
+	struct gpu *gpu = looking->req->kvd->gpu;
+
+	verbs_look(&looking->rdma);
+	/* starts the driver, which takes a moment; no context, so no GPU memory */
+	if (!gpu)
+		err_set(&looking->gpu, ERR_REQUIRE, "this daemon uses no GPU");
+	else if (gpu_start(gpu) < 0)
+		err_take(&looking->gpu);
 }
 
 static const struct transport *verbs_of(const struct kvd *kvd)
@@ -75,6 +91,54 @@ static bool add_rdma(cJSON *result, const struct kvd *kvd, const struct verbs_lo
 			  cJSON_AddStringToObject(result, "rdma_error", look->err.text));
 }
 
+static bool add_gpu(cJSON *list, struct gpu_device *device)
+{
+	cJSON *json = cJSON_CreateObject();
+	bool used;
+
+	pthread_mutex_lock(&device->lock);
+	used = device->users > 0;
+	pthread_mutex_unlock(&device->lock);
+	return json && cJSON_AddItemToArray(list, json) &&
+	       cJSON_AddStringToObject(json, "gpu", device->id) &&
+	       cJSON_AddStringToObject(json, "pci", device->pci) &&
+	       cJSON_AddStringToObject(json, "name", device->name) &&
+	       cJSON_AddNumberToObject(json, "bytes", (double)device->bytes) &&
+	       cJSON_AddNumberToObject(json, "compute", device->compute) &&
+	       cJSON_AddBoolToObject(json, "allowed", device->allowed) &&
+	       cJSON_AddBoolToObject(json, "used", used) &&
+	       cJSON_AddBoolToObject(json, "failed", gpu_device_broken(device));
+}
+
+/* Features that the driver has; of others the first function that it lacks. */
+static bool add_features(cJSON *result, const struct cudrv *drv)
+{
+	cJSON *json = cJSON_AddObjectToObject(result, "gpu_features");
+	bool filled = json && cJSON_AddNumberToObject(result, "cuda", drv->version);
+
+	for (enum cudrv_group group = 0; filled && group < CUDRV_GROUPS; group++) {
+		char words[96] = "yes";
+
+		if (!drv->has[group])
+			snprintf(words, sizeof(words), "no: %s is missing",
+				 drv->missing[group]);
+		filled = cJSON_AddStringToObject(json, cudrv_group_name(group), words);
+	}
+	return filled;
+}
+
+static bool add_gpus(cJSON *result, struct gpu *gpu, const struct err *err)
+{
+	cJSON *list = cJSON_AddArrayToObject(result, "gpus");
+	bool filled = list;
+
+	if (err->code != ERR_OK)
+		return filled && cJSON_AddStringToObject(result, "gpu_error", err->text);
+	for (unsigned int i = 0; filled && i < gpu->device_count; i++)
+		filled = add_gpu(list, &gpu->devices[i]);
+	return filled && add_features(result, &gpu->drv);
+}
+
 static void look_done(struct offload_job *job)
 {
 	struct looking *looking = container_of(job, struct looking, job);
@@ -82,7 +146,9 @@ static void look_done(struct offload_job *job)
 	cJSON *result = request_result();
 
 	if (!result ||
-	    request_finish(req, result, add_rdma(result, req->kvd, &looking->rdma)) < 0)
+	    request_finish(req, result,
+			   add_rdma(result, req->kvd, &looking->rdma) &&
+				   add_gpus(result, req->kvd->gpu, &looking->gpu)) < 0)
 		request_fail_last(req);
 	mem_free(looking);
 }
@@ -101,10 +167,12 @@ static int devices_run(struct request *req)
 }
 
 const struct command device_commands[] = {
-	{"devices", "Show the machine's RDMA ports, and whether they are used", NULL, 0,
+	{"devices", "Show the machine's RDMA ports and GPUs, and whether they are used", NULL, 0,
 	 devices_run,
 	 "rdma [{device, port, state, link, rate, mtu, node, interface, address, used, use "
 	 "(as which rail, or why not), gids [{index, gid, type}]}]; rdma_error when there is "
-	 "none or one does not open"},
+	 "none or one does not open; gpus [{gpu, pci, name, bytes, compute, allowed, used, "
+	 "failed}], cuda (13000 is 13.0), gpu_features {name: yes, or no and why}; gpu_error "
+	 "when there is no driver"},
 	{.name = NULL},
 };

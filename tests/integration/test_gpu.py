@@ -8,7 +8,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from kvd_daemon import Daemon, run  # noqa: E402
+from kvd_daemon import BUILD, Daemon, run  # noqa: E402
 from kvd_engine import BYTES, Cache, Engine, SUCCESS, open_pull, open_push  # noqa: E402
 import fake_gpu  # noqa: E402
 
@@ -129,12 +129,35 @@ def exporter_gone_is_told():
         engine.close()
 
 
+def devices_lists_gpus_and_features():
+    gpu = fake_gpu.Gpu()
+    with Daemon(config("shm") + "gpu = %s\n" % gpu.uuid) as daemon:
+        engine = Engine(daemon, "engine")
+        told = engine.cmd("devices")
+        assert [(g["allowed"], g["used"]) for g in told["gpus"]] == \
+            [(True, False), (False, False)], told
+        assert told["gpu_features"] == dict(vmm="yes", batch="yes", peer="yes"), told
+        Cache(engine, "cuda_ipc")
+        assert [g["used"] for g in engine.cmd("devices")["gpus"]] == [True, False]
+        engine.close()
+        text = subprocess.run([BUILD + "/kvd-ctl", "--socket", daemon.socket_path, "devices"],
+                              capture_output=True, text=True, check=True).stdout
+        assert gpu.uuid in text and "feature vmm: yes" in text, text
+    old = "cuda_library = %s\n" % fake_gpu.LIBRARY.replace("fakegpu", "fakegpu/old")
+    with Daemon("[transport]\ntransports = shm\n" + old) as daemon:
+        engine = Engine(daemon, "engine")
+        told = engine.cmd("devices")["gpu_features"]
+        assert told["batch"] == "no: cuMemcpyBatchAsync_v2 is missing", told
+        engine.close()
+
+
 def without_driver_is_told():
     with Daemon("[transport]\ntransports = shm\ncuda_library = libno-such.so.1\n") as daemon:
         engine = Engine(daemon, "engine")
         words = engine.refused("EREQUIRE", "region.register", kind="cuda_ipc", length=4096,
                                handle="A" * 86 + "==", device="GPU-0")
         assert "libno-such.so.1" in words, words
+        assert "libno-such.so.1" in engine.cmd("devices")["gpu_error"]
         engine.close()
 
 
@@ -144,4 +167,4 @@ if __name__ == "__main__":
         sys.exit(0)
     run([local_ipc_to_ipc, local_vmm_to_ipc, local_memfd_to_vmm, auto_takes_local,
          shm_ipc_to_ipc, shm_vmm_to_memfd, tcp_ipc_to_vmm, tcp_vm_to_ipc, ucx_vmm_to_ipc,
-         killed_engine_is_unmapped_in_time, exporter_gone_is_told, without_driver_is_told])
+         killed_engine_is_unmapped_in_time, exporter_gone_is_told, devices_lists_gpus_and_features, without_driver_is_told])
