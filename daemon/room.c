@@ -294,7 +294,7 @@ struct party *room_party_add(struct room *room, struct remote *remote)
 	party->rank = ROOM_ANY_RANK;
 	list_init(&party->ack_link);
 	remote->reaches++;
-	sched_flow_init(&party->flow, &remote->line);
+	sched_flow_init(&party->flow, &remote->line, room->session->id);
 	list_push_back(&room->parties, &party->link);
 	room->party_count++;
 	return party;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One window a data line, of ops and of bytes, and flows that take turns in it.
+ * One window a data line, of ops and of bytes; sessions and their flows take turns in
+ * it (sessions by buckets, so that no turn needs memory).
  * The window keeps small what a lost peer can hold of us; the turns share it.
  *
  * Turns alone do not: a room's chunk is one op, and one of ten gigabytes would hold
@@ -9,6 +10,10 @@
  * transport takes slices of all posted ops in turn. An op that does not fit waits
  * without holding those behind it, and goes at the latest when the one of its own
  * flow before it has ended: nothing starves on either side.
+ *
+ * A session with ten thousand rooms would so have ten thousand slices to every one of
+ * a session with one. Past FIRST_MAX posted ops, what it has posted is bounded by a
+ * quarter of the window instead.
  *
  * Nothing is called from inside submit or cancel: posting and the end of ops that
  * were never posted happen in the loop's next turn.
@@ -20,6 +25,8 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
+
+#define FIRST_MAX 64u
 
 struct sched {
 	struct loop *loop;
@@ -66,8 +73,11 @@ static void op_drop(struct sched_op *op, const struct err *why)
 	struct sched_flow *flow = op->flow;
 
 	list_remove(&op->link);
-	if (list_empty(&flow->queued))
+	if (list_empty(&flow->queued)) {
 		list_remove(&flow->link);
+		if (list_empty(&flow->bucket->flows))
+			list_remove(&flow->bucket->link);
+	}
 	op->xp.err = *why;
 	op->xp.result = -err_errno(why->code);
 	op->posted = true; /* no longer cancelable */
@@ -81,36 +91,65 @@ static void on_xp_done(struct xp_op *xp)
 
 	assert(line->ops_posted > 0 && op->flow->posted > 0);
 	op->flow->posted--;
+	op->flow->bucket->posted--;
+	op->flow->bucket->bytes -= op_bytes(op);
 	line->ops_posted--;
 	line->bytes_posted -= op_bytes(op);
 	loop_defer(line->sched->loop, &line->pump);
 	op_finish(op);
 }
 
-static bool fits(const struct sched_line *line, const struct sched_op *op)
+static bool within(uint64_t max, uint64_t posted, const struct sched_op *op)
 {
-	const struct sched *s = line->sched;
-
-	return op->flow->posted == 0 ||
-	       (line->bytes_posted < s->max_bytes &&
-		op_bytes(op) <= s->max_bytes - line->bytes_posted);
+	return posted < max && op_bytes(op) <= max - posted;
 }
 
-/* The first in turn that may go, or NULL. Whoever is passed over has an op posted,
- * so these are fewer than max_ops. */
-static struct sched_op *next_op(const struct sched_line *line)
+/* The first in turn of a bucket that may go, or NULL. Whoever is passed over has an op
+ * posted, so these are fewer than FIRST_MAX. */
+static struct sched_op *bucket_next(const struct sched_line *line,
+				    const struct sched_bucket *bucket)
 {
+	const uint64_t max = line->sched->max_bytes;
 	struct sched_flow *flow;
 
-	if (line->ops_posted >= line->sched->max_ops)
-		return NULL;
-	list_foreach(flow, &line->flows, link) {
+	list_foreach(flow, &bucket->flows, link) {
 		struct sched_op *op = list_first(&flow->queued, struct sched_op, link);
+		bool room = within(max, line->bytes_posted, op);
 
-		if (fits(line, op))
+		if (bucket->posted >= FIRST_MAX)
+			return room && within(max / 4, bucket->bytes, op) ? op : NULL;
+		if (room || flow->posted == 0)
 			return op;
 	}
 	return NULL;
+}
+
+static struct sched_op *next_op(const struct sched_line *line)
+{
+	struct sched_bucket *bucket;
+	struct sched_op *op;
+
+	if (line->ops_posted >= line->sched->max_ops)
+		return NULL;
+	list_foreach(bucket, &line->turns, link) {
+		op = bucket_next(line, bucket);
+		if (op)
+			return op;
+	}
+	return NULL;
+}
+
+/* It was its turn: whoever waits behind it goes first now. */
+static void end_turn(struct sched_flow *flow)
+{
+	struct sched_bucket *bucket = flow->bucket;
+
+	list_remove(&flow->link);
+	if (!list_empty(&flow->queued))
+		list_push_back(&bucket->flows, &flow->link);
+	list_remove(&bucket->link);
+	if (!list_empty(&bucket->flows))
+		list_push_back(&flow->line->turns, &bucket->link);
 }
 
 static void post(struct sched_line *line, struct sched_op *op)
@@ -129,11 +168,11 @@ static void post(struct sched_line *line, struct sched_op *op)
 	list_remove(&op->link);
 	op->posted = true;
 	flow->posted++;
+	flow->bucket->posted++;
+	flow->bucket->bytes += op_bytes(op);
 	line->ops_posted++;
 	line->bytes_posted += op_bytes(op);
-	list_remove(&flow->link);
-	if (!list_empty(&flow->queued))
-		list_push_back(&line->flows, &flow->link);
+	end_turn(flow);
 }
 
 static void on_pump(struct loop_defer *defer)
@@ -148,7 +187,11 @@ static void on_pump(struct loop_defer *defer)
 void sched_line_init(struct sched_line *line, struct sched *sched)
 {
 	*line = (struct sched_line){.sched = sched};
-	list_init(&line->flows);
+	list_init(&line->turns);
+	for (unsigned int i = 0; i < SCHED_BUCKETS; i++) {
+		list_init(&line->buckets[i].link);
+		list_init(&line->buckets[i].flows);
+	}
 	loop_defer_init(&line->pump, on_pump);
 }
 
@@ -162,9 +205,11 @@ void sched_line_set(struct sched_line *line, struct xp_peer *xp,
 		return;
 	}
 	assert(why);
-	while (!list_empty(&line->flows)) {
+	while (!list_empty(&line->turns)) {
+		struct sched_bucket *bucket =
+			list_first(&line->turns, struct sched_bucket, link);
 		struct sched_flow *flow =
-			list_first(&line->flows, struct sched_flow, link);
+			list_first(&bucket->flows, struct sched_flow, link);
 
 		op_drop(list_first(&flow->queued, struct sched_op, link), why);
 	}
@@ -172,13 +217,14 @@ void sched_line_set(struct sched_line *line, struct xp_peer *xp,
 
 void sched_line_fini(struct sched_line *line)
 {
-	assert(list_empty(&line->flows) && line->ops_posted == 0);
+	assert(list_empty(&line->turns) && line->ops_posted == 0);
 	loop_defer_cancel(&line->pump);
 }
 
-void sched_flow_init(struct sched_flow *flow, struct sched_line *line)
+void sched_flow_init(struct sched_flow *flow, struct sched_line *line, uint64_t session)
 {
 	flow->line = line;
+	flow->bucket = &line->buckets[session % SCHED_BUCKETS];
 	flow->posted = 0;
 	list_init(&flow->link);
 	list_init(&flow->queued);
@@ -195,8 +241,10 @@ void sched_submit(struct sched_flow *flow, struct sched_op *op)
 	op->xp.moved = 0;
 	op->xp.impl = NULL;
 	loop_defer_init(&op->finish, on_finish);
+	if (list_empty(&flow->bucket->flows))
+		list_push_back(&line->turns, &flow->bucket->link);
 	if (list_empty(&flow->queued))
-		list_push_back(&line->flows, &flow->link);
+		list_push_back(&flow->bucket->flows, &flow->link);
 	list_push_back(&flow->queued, &op->link);
 	loop_defer(line->sched->loop, &line->pump);
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * sched: admits ops to transports. Each peer has a window (ops and bytes);
- * flows (a room, a session's transfers) take turns, and one with nothing posted
- * goes whatever the bytes, so a large room does not starve a small one. Inside the
- * window the transport takes slices in turn.
+ * sessions take turns in it, and their flows (a room, the transfers of an attachment)
+ * in theirs. A flow with nothing posted goes whatever the bytes, so a large room does
+ * not starve a small one, and a session has only so many such flows, so many rooms of
+ * one do not starve one of another. Inside the window the transport takes slices.
  */
 #ifndef KVD_SCHED_H
 #define KVD_SCHED_H
@@ -18,11 +19,21 @@
 struct sched;
 struct sched_flow;
 
+#define SCHED_BUCKETS 16u
+
+struct sched_bucket { /* the flows of sessions of a line: by session id */
+	struct list link;  /* in line->turns when ops wait */
+	struct list flows; /* with queued ops, in turn order */
+	unsigned int posted;
+	uint64_t bytes;
+};
+
 struct sched_line { /* one data line; embedded in struct remote */
 	struct sched *sched;
 	struct xp_peer *xp; /* NULL: not usable, ops wait */
 	const struct transport_ops *ops;
-	struct list flows; /* with queued ops, in turn order */
+	struct list turns; /* struct sched_bucket.link */
+	struct sched_bucket buckets[SCHED_BUCKETS];
 	unsigned int ops_posted;
 	uint64_t bytes_posted;
 	struct loop_defer pump;
@@ -30,7 +41,8 @@ struct sched_line { /* one data line; embedded in struct remote */
 
 struct sched_flow { /* embedded in its owner; one line only */
 	struct sched_line *line;
-	struct list link;   /* in line->flows when ops wait */
+	struct sched_bucket *bucket;
+	struct list link;   /* in bucket->flows when ops wait */
 	struct list queued; /* struct sched_op.link */
 	unsigned int posted;
 };
@@ -56,7 +68,9 @@ void sched_line_set(struct sched_line *line, struct xp_peer *xp,
 		    const struct transport_ops *ops, const struct err *why);
 void sched_line_fini(struct sched_line *line);
 
-void sched_flow_init(struct sched_flow *flow, struct sched_line *line);
+/* session: whose turns it shares with its other flows; sessions that are alike in
+ * their lowest bits share, too. */
+void sched_flow_init(struct sched_flow *flow, struct sched_line *line, uint64_t session);
 
 /* Fill op->xp's kind, sides, header; the op belongs to the caller until on_done. */
 void sched_submit(struct sched_flow *flow, struct sched_op *op);

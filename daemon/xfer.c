@@ -432,7 +432,7 @@ int attach_open(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
 		mem_free(attach);
 		return err_pass(r);
 	}
-	sched_flow_init(&attach->flow, &attach->remote->line);
+	sched_flow_init(&attach->flow, &attach->remote->line, xs->session->id);
 	attach->req = req;
 	attach_look(attach);
 	return 0;

@@ -13,7 +13,7 @@
 #include "daemon/sched.h"
 #include "daemon/wait.h"
 
-#define OPS 32
+#define OPS 256
 
 static struct {
 	struct loop *loop;
@@ -99,8 +99,8 @@ static void flows_take_turns_inside_the_window(void **state)
 	struct sched_op of_a[6] = {0}, of_b[2] = {0};
 
 	(void)state;
-	sched_flow_init(&a, &t.line);
-	sched_flow_init(&b, &t.line);
+	sched_flow_init(&a, &t.line, 1);
+	sched_flow_init(&b, &t.line, 1);
 	for (int i = 0; i < 6; i++)
 		submit(&a, &of_a[i], &small);
 	for (int i = 0; i < 2; i++)
@@ -127,7 +127,7 @@ static void window_of_bytes_lets_a_large_op_go_alone(void **state)
 	struct sched_op one[3] = {0};
 
 	(void)state;
-	sched_flow_init(&a, &t.line);
+	sched_flow_init(&a, &t.line, 1);
 	submit(&a, &one[0], &large);
 	submit(&a, &one[1], &small);
 	submit(&a, &one[2], &small);
@@ -150,9 +150,9 @@ static void flow_with_nothing_posted_goes_beside_a_large_op(void **state)
 	struct sched_op of_a[2] = {0}, of_b[2] = {0}, of_c = {0};
 
 	(void)state;
-	sched_flow_init(&a, &t.line);
-	sched_flow_init(&b, &t.line);
-	sched_flow_init(&c, &t.line);
+	sched_flow_init(&a, &t.line, 1);
+	sched_flow_init(&b, &t.line, 1);
+	sched_flow_init(&c, &t.line, 1);
 	submit(&a, &of_a[0], &large);
 	turn();
 	submit(&a, &of_a[1], &small); /* first in turn, and waits */
@@ -185,8 +185,8 @@ static void window_of_ops_is_nobodys_alone(void **state)
 	struct sched_op of_a[6] = {0}, of_b = {0};
 
 	(void)state;
-	sched_flow_init(&a, &t.line);
-	sched_flow_init(&b, &t.line);
+	sched_flow_init(&a, &t.line, 1);
+	sched_flow_init(&b, &t.line, 1);
 	for (int i = 0; i < 6; i++)
 		submit(&a, &of_a[i], &small);
 	turn();
@@ -205,6 +205,45 @@ static void window_of_ops_is_nobodys_alone(void **state)
 	assert_int_equal(t.dones, 7);
 }
 
+#define MANY 200
+
+/* A session's many rooms have 64 first ops beyond the window; another's goes at once. */
+static void many_flows_of_a_session_do_not_hold_up_another(void **state)
+{
+	struct plan small = {.bytes = 100};
+	struct sched_flow many[MANY], one;
+	struct sched_op of_many[MANY] = {0}, of_one = {0};
+	unsigned int before;
+
+	(void)state;
+	sched_line_fini(&t.line);
+	sched_free(t.sched);
+	assert_int_equal(sched_new(t.loop, 1024, 1000, &t.sched), 0);
+	sched_line_init(&t.line, t.sched);
+	sched_line_set(&t.line, (struct xp_peer *)&t, &ops, NULL);
+	for (unsigned int i = 0; i < MANY; i++) {
+		sched_flow_init(&many[i], &t.line, 1);
+		submit(&many[i], &of_many[i], &small);
+	}
+	turn();
+	assert_int_equal(t.posts, 64);
+	sched_flow_init(&one, &t.line, 2);
+	submit(&one, &of_one, &small);
+	turn();
+	assert_int_equal(t.posts, 65);
+	assert_ptr_equal(t.posted[64], &of_one.xp);
+	finish(64);
+	for (unsigned int i = 0; i < MANY + 1; i++) {
+		if (i == 64)
+			continue;
+		finish(i); /* the next of them takes the place */
+		before = t.posts;
+		turn();
+		assert_in_range(t.posts, before, before + 1);
+	}
+	assert_int_equal(t.dones, MANY + 1);
+}
+
 static void cancel_of_a_queued_op_is_done_later_and_once(void **state)
 {
 	struct plan small = {.bytes = 1};
@@ -214,7 +253,7 @@ static void cancel_of_a_queued_op_is_done_later_and_once(void **state)
 
 	(void)state;
 	err_set(&why, ERR_ABORTED, "test");
-	sched_flow_init(&a, &t.line);
+	sched_flow_init(&a, &t.line, 1);
 	for (int i = 0; i < 6; i++)
 		submit(&a, &op[i], &small);
 	turn();
@@ -241,7 +280,7 @@ static void refused_post_fails_that_op_only(void **state)
 	struct sched_op op[3] = {0};
 
 	(void)state;
-	sched_flow_init(&a, &t.line);
+	sched_flow_init(&a, &t.line, 1);
 	t.refuse = 1;
 	for (int i = 0; i < 3; i++)
 		submit(&a, &op[i], &small);
@@ -264,7 +303,7 @@ static void lost_line_fails_what_is_queued_and_cancels_what_is_posted(void **sta
 
 	(void)state;
 	err_set(&why, ERR_PEER, "test");
-	sched_flow_init(&a, &t.line);
+	sched_flow_init(&a, &t.line, 1);
 	for (int i = 0; i < 6; i++)
 		submit(&a, &op[i], &small);
 	turn();
@@ -329,6 +368,7 @@ int main(void)
 		CASE(window_of_bytes_lets_a_large_op_go_alone),
 		CASE(flow_with_nothing_posted_goes_beside_a_large_op),
 		CASE(window_of_ops_is_nobodys_alone),
+		CASE(many_flows_of_a_session_do_not_hold_up_another),
 		CASE(cancel_of_a_queued_op_is_done_later_and_once),
 		CASE(refused_post_fails_that_op_only),
 		CASE(lost_line_fails_what_is_queued_and_cancels_what_is_posted),
