@@ -572,6 +572,55 @@ def test_regions_in_any_order_and_nested(pair):
                     assert (arrays[i][o:o + 64] == i + 1 + source).all()
 
 
+def test_binding_layer_by_itself(pair, B):
+    """As NIXL's own tests of it: two agents of one process, memory of malloc."""
+    from nixl import _utils
+    names, agents, memory, lists = [name("raw"), name("raw")], [], [], []
+    for word, daemon in zip(names, pair):
+        os.environ["KVD_SOCKET"] = daemon.socket_path
+        config = B.nixlAgentConfig()
+        config.useProgThread = False
+        agent = B.nixlAgent(word, config)
+        del os.environ["KVD_SOCKET"]
+        params, mems = agent.getPluginParams("UCX")
+        assert "DRAM_SEG" in mems or B.DRAM_SEG in mems
+        backend = agent.createBackend("UCX", params)
+        at = _utils.malloc_passthru(256)
+        _utils.ba_buf(at, 256)
+        regs = B.nixlRegDList(B.DRAM_SEG)
+        regs.addDesc((at, 256, 0, "dead"))
+        assert agent.registerMem(regs, [backend]) == B.NIXL_SUCCESS
+        agents.append((agent, backend))
+        memory.append(at)
+        lists.append(regs)
+    (one, ucx), (two, _) = agents
+    assert one.loadRemoteMD(two.getLocalMD()).decode() == names[1]
+    ends = [B.nixlXferDList(B.DRAM_SEG) for _ in memory]
+    for i, at in enumerate(memory):
+        ends[i].addDesc((at + 8 + 8 * i, 8, 0))
+    handle = one.createXferReq(B.NIXL_WRITE, ends[0], ends[1], names[1], "n\0tification")
+    status = one.postXferReq(handle)
+    assert status in (B.NIXL_IN_PROG, B.NIXL_SUCCESS)
+    until(lambda: one.getXferStatus(handle) == B.NIXL_SUCCESS)
+    _utils.verify_transfer(memory[0] + 8, memory[1] + 16, 8)
+    assert until(lambda: two.getNotifs({})) == {names[0]: [b"n\0tification"]}
+    assert one.queryXferBackend(handle) == ucx
+    assert one.genNotif(names[1], "bare") == B.NIXL_SUCCESS
+    assert until(lambda: two.getNotifs({})) == {names[0]: [b"bare"]}
+    one.releaseXferReq(handle)
+    sides = [one.prepXferDlist(word, d) for word, d in (("", ends[0]), (names[1], ends[1]))]
+    made = one.makeXferReq(B.NIXL_READ, sides[0], [0], sides[1], [0], "read")
+    one.postXferReq(made)
+    until(lambda: one.getXferStatus(made) == B.NIXL_SUCCESS)
+    one.releaseXferReq(made)
+    for side in sides:
+        one.releasedDlistH(side)
+    assert one.invalidateRemoteMD(names[1]) == B.NIXL_SUCCESS
+    for (agent, backend), regs, at in zip(agents, lists, memory):
+        assert agent.deregisterMem(regs, [backend]) == B.NIXL_SUCCESS
+        _utils.free_passthru(at)
+
+
 def test_requests_outlive_their_lists(world):
     local, remote = world.lists()
     h = world.agent.make_prepped_xfer("WRITE", local, [1], remote, [2])
