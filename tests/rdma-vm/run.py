@@ -251,9 +251,13 @@ def fault_link_down(pair):
             took = [push.failed(command, 60, ["EPEER", "EIO", "EFENCE"])
                     for command in (push.recv, push.send)]
         finally:
-            pair[0].must("ip link set eth0 up; ip addr replace 10.0.0.1/24 dev eth0")
+            pair[0].must("ip link set eth0 up")
         push.clean()
         print("# failed after %.1f and %.1f s" % tuple(took))
+    # This kernel's rxe answers no connection request any more, to nobody, after its
+    # management queue pair met a port that was down: it is made anew.
+    pair[0].must("rdma link delete rxe0; rdma link add rxe0 type rxe netdev eth0")
+    with Daemons(pair):
         again(pair)
 
 
@@ -263,7 +267,7 @@ def fault_lossy_link(pair):
     with Daemons(pair):
         pair[0].must("/bin/tc qdisc add dev eth0 root netem loss 1% delay 10ms limit 10000")
         try:
-            again(pair)
+            Push(pair).succeeded(400)
         finally:
             pair[0].must("/bin/tc qdisc del dev eth0 root")
 
