@@ -40,11 +40,17 @@ static const char *state_text(enum ibv_port_state state)
 	}
 }
 
-/* The interface whose address is this GID. */
+static bool is_link_local(const char *address)
+{
+	return !strncmp(address, "[fe80", 5);
+}
+
+/* The interface whose address is this GID; a routed address before a link's own. */
 static void find_address(const struct ifaddrs *list, const union ibv_gid *gid,
 			 struct verbs_look_port *port)
 {
-	for (; list && !port->address[0]; list = list->ifa_next) {
+	for (; list && (!port->address[0] || is_link_local(port->address));
+	     list = list->ifa_next) {
 		struct sockaddr_storage address = {0};
 		int family = list->ifa_addr ? list->ifa_addr->sa_family : AF_UNSPEC;
 
