@@ -202,11 +202,15 @@ def equal(got, wanted, what):
         raise AssertionError("%s: got %s, wanted %s" % (what, got, wanted))
 
 
+# two engines that start and poll on few cores keep even a daemon waiting for a second
+CONFIG = "log_level = info\n[peer]\ndead_after = 5 s\n"
+
+
 class Node:
     """The daemon of one engine, or nothing for NIXL's own module."""
 
     def __init__(self, nixl, name):
-        self.daemon = Daemon("log_level = info\n", name=name) if nixl == "kvd" else None
+        self.daemon = Daemon(CONFIG, name=name) if nixl == "kvd" else None
 
     def __enter__(self):
         if self.daemon:
