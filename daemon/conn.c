@@ -333,7 +333,9 @@ static void parse_work(struct offload_job *job)
 	struct conn *conn = container_of(job, struct conn, parse);
 
 	line_parse(conn->parsing, conn->in.line);
-	if (!conn->parsing->args)
+	if (conn->parsing->args)
+		json_pack_pages(conn->parsing->args);
+	else
 		job->result = err_pass(-EPROTO);
 }
 

@@ -156,6 +156,19 @@ static size_t list_length(const cJSON *list)
 	return n;
 }
 
+/* In the place of a long page list that json_pack_pages() has read: no text makes an
+ * item of type Raw, and what valuestring points at is freed with the tree. */
+struct packed_pages {
+	uint32_t entries, count, top; /* the highest page */
+	uint32_t pages[];
+};
+
+static const struct packed_pages *packed_of(const cJSON *item)
+{
+	return cJSON_IsRaw(item) ? (const struct packed_pages *)(const void *)item->valuestring
+				 : NULL;
+}
+
 int json_get_array(const cJSON *obj, const char *name, bool required, size_t max,
 		   const cJSON **out_p)
 {
@@ -165,9 +178,9 @@ int json_get_array(const cJSON *obj, const char *name, bool required, size_t max
 
 	if (r < 0 || !item)
 		return err_pass(r);
-	if (!cJSON_IsArray(item))
+	if (!cJSON_IsArray(item) && !packed_of(item))
 		return wrong_type(name, "an array");
-	len = list_length(item);
+	len = packed_of(item) ? packed_of(item)->entries : list_length(item);
 	if (len > max)
 		return err_raise(ERR_RANGE, "%s: %zu entries, limit %zu", name, len, max);
 	*out_p = item;
@@ -189,6 +202,9 @@ int json_get_object(const cJSON *obj, const char *name, bool required,
 }
 
 /* ---- page lists ---- */
+
+#define PACK_MIN 256u /* shorter ones cost the loop nothing */
+#define PACK_MAX (1u << 20)
 
 struct page_list {
 	const char *name;
@@ -253,6 +269,68 @@ static int pages_walk(const struct page_list *l, const cJSON *list, uint32_t *pa
 	return 0;
 }
 
+static int get_packed(const struct page_list *l, const struct packed_pages *packed,
+		      uint32_t **pages_p, size_t *count_p)
+{
+	size_t at = 0;
+
+	if (packed->count > l->max)
+		return err_raise(ERR_RANGE, "%s: more than %zu pages", l->name, l->max);
+	if (packed->top >= l->page_limit) {
+		while (packed->pages[at] < l->page_limit)
+			at++;
+		return err_raise(ERR_RANGE, "%s: the %zuth page, %u, is not below the pool's "
+				 "%u pages", l->name, at + 1, packed->pages[at], l->page_limit);
+	}
+	*pages_p = mem_regrow(NULL, packed->count, sizeof(**pages_p));
+	if (!*pages_p)
+		return err_pass(-ENOMEM);
+	memcpy(*pages_p, packed->pages, packed->count * sizeof(**pages_p));
+	*count_p = packed->count;
+	return 0;
+}
+
+/* What is wrong with a list, its command finds. */
+static void pack(cJSON *list)
+{
+	struct page_list l = {.name = "", .page_limit = UINT32_MAX, .max = PACK_MAX};
+	struct packed_pages *packed = NULL;
+	size_t count = 0, entries;
+
+	if (!cJSON_IsArray(list) || (entries = list_length(list)) < PACK_MIN ||
+	    entries > PACK_MAX)
+		return;
+	l.runs = cJSON_IsArray(list->child);
+	if (pages_walk(&l, list, NULL, &count) == 0)
+		packed = cJSON_malloc(sizeof(*packed) + count * sizeof(packed->pages[0]));
+	err_clear();
+	if (!packed)
+		return;
+	(void)pages_walk(&l, list, packed->pages, &count);
+	packed->entries = (uint32_t)entries;
+	packed->count = (uint32_t)count;
+	packed->top = 0;
+	for (size_t i = 0; i < count; i++)
+		packed->top = packed->pages[i] > packed->top ? packed->pages[i] : packed->top;
+	cJSON_Delete(list->child);
+	list->child = NULL;
+	list->type = (list->type & ~0xff) | cJSON_Raw;
+	list->valuestring = (char *)packed;
+}
+
+void json_pack_pages(cJSON *tree)
+{
+	static const char *const lists[] = {"local_index", "remote_index"};
+	cJSON *views = cJSON_GetObjectItemCaseSensitive(tree, "views"), *view;
+
+	for (size_t i = 0; i < ARRAY_LEN(lists); i++)
+		pack(cJSON_GetObjectItemCaseSensitive(tree, lists[i]));
+	if (!cJSON_IsObject(views))
+		return;
+	cJSON_ArrayForEach(view, views)
+		pack(cJSON_GetObjectItemCaseSensitive(view, "pages"));
+}
+
 int json_get_pages(const cJSON *obj, const char *name, bool required, uint32_t page_limit,
 		   size_t max, uint32_t **pages_p, size_t *count_p)
 {
@@ -264,6 +342,8 @@ int json_get_pages(const cJSON *obj, const char *name, bool required, uint32_t p
 
 	if (r < 0 || !list)
 		return err_pass(r);
+	if (packed_of(list))
+		return get_packed(&l, packed_of(list), pages_p, count_p);
 	l.runs = cJSON_IsArray(list->child);
 	r = pages_walk(&l, list, NULL, &count);
 	if (r < 0)

@@ -441,6 +441,76 @@ static void u64_added_reads_back(void **state)
 	assert_true(v == UINT64_MAX);
 }
 
+/* {"views":{"kv":{"pages":[…]}},"local_index":[…]} with n entries each. */
+static cJSON *long_lists(unsigned int n, bool runs, const char *last)
+{
+	char *text = mem_zalloc(64 * (size_t)n + 128), *at = text;
+	cJSON *tree;
+
+	at += sprintf(at, "{\"views\":{\"kv\":{\"pages\":[");
+	for (unsigned int i = 0; i < n; i++)
+		at += runs ? sprintf(at, "[%u,%u],", i * 7 % 1000, 1 + i % 3)
+			   : sprintf(at, "%u,", i * 7 % 1000);
+	at += sprintf(at, "%s]}},\"local_index\":[", last);
+	for (unsigned int i = 0; i < n; i++)
+		at += sprintf(at, i ? ",%u" : "%u", i);
+	sprintf(at, "]}");
+	tree = cJSON_Parse(text);
+	assert_non_null(tree);
+	mem_free(text);
+	return tree;
+}
+
+static const cJSON *kv_of(const cJSON *tree)
+{
+	return cJSON_GetObjectItem(cJSON_GetObjectItem(tree, "views"), "kv");
+}
+
+static void pages_packed_are_the_same(void **state)
+{
+	(void)state;
+	for (int runs = 0; runs < 2; runs++) {
+		cJSON *plain = long_lists(3000, runs, runs ? "[5,2]" : "5");
+		cJSON *packed = long_lists(3000, runs, runs ? "[5,2]" : "5");
+		uint32_t *a, *b;
+		size_t n, m;
+
+		json_pack_pages(packed);
+		assert_null(cJSON_GetObjectItem(packed, "local_index")->child);
+		assert_int_equal(json_get_pages(kv_of(plain), "pages", true, 1002, 6010, &a, &n), 0);
+		assert_int_equal(json_get_pages(kv_of(packed), "pages", true, 1002, 6010, &b, &m),
+				 0);
+		assert_int_equal(n, m);
+		assert_memory_equal(a, b, n * sizeof(*a));
+		mem_free(b);
+		assert_int_equal(json_get_pages(kv_of(packed), "pages", true, 999, 6010, &b, &m),
+				 -ERANGE);
+		assert_int_equal(json_get_pages(kv_of(packed), "pages", true, 1002, n - 1, &b, &m),
+				 -ERANGE);
+		mem_free(a);
+		cJSON_Delete(plain);
+		cJSON_Delete(packed);
+	}
+}
+
+static void pages_packed_wrong_are_left_for_their_command(void **state)
+{
+	static const char *const last[] = {"-1", "\"x\"", "1.5", "4294967295", "[1,2]", "null"};
+	uint32_t *pages;
+	size_t n;
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(last); i++) {
+		cJSON *tree = long_lists(3000, false, last[i]);
+
+		json_pack_pages(tree);
+		assert_true(cJSON_IsArray(cJSON_GetObjectItem(kv_of(tree), "pages")));
+		assert_true(json_get_pages(kv_of(tree), "pages", true, 1000, 6000, &pages, &n) <
+			    0);
+		cJSON_Delete(tree);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -456,6 +526,8 @@ int main(void)
 		cmocka_unit_test(pages_lists_and_runs_read),
 		cmocka_unit_test(pages_wrong_refused),
 		cmocka_unit_test(pages_without_memory_refused),
+		cmocka_unit_test(pages_packed_are_the_same),
+		cmocka_unit_test(pages_packed_wrong_are_left_for_their_command),
 		cmocka_unit_test(members_unknown_refused),
 		cmocka_unit_test(text_sanitized_is_utf8),
 		cmocka_unit_test(u64_added_reads_back),
