@@ -40,8 +40,9 @@ static cJSON *member(struct brief *brief, cJSON *object, int type, const char *n
 
 bool brief_whole(double value, char text[BRIEF_WHOLE_MAX])
 {
-	/* cJSON prints 15 digits first, and takes them when they give the value back */
-	if (!(value > -1e15 && value < 1e15) || value != (double)(int64_t)value)
+	/* beyond, a double is no exact count */
+	if (!(value >= -9007199254740991.0 && value <= 9007199254740991.0) ||
+	    value != (double)(int64_t)value)
 		return false;
 	snprintf(text, BRIEF_WHOLE_MAX, "%" PRId64, (int64_t)value);
 	return true;

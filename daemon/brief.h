@@ -23,8 +23,8 @@ struct brief {
 	char whole[BRIEF_NODES_MAX][BRIEF_WHOLE_MAX]; /* of whole numbers, by node */
 };
 
-/* The digits of a number that is whole, as cJSON would print them (by printf and
- * scanf of a double, in 1 us); false: it is not. */
+/* The digits of a number that is whole: all of them, where cJSON prints the 15 that
+ * are almost it, and takes 1 us (printf and scanf of a double); false: it is not. */
 bool brief_whole(double value, char text[BRIEF_WHOLE_MAX]);
 
 void brief_init(struct brief *brief);
