@@ -4,3 +4,8 @@ $(B)/long-turns.so: tests/lib/preload/long_turns.c
 	$(SAY) LD $@
 	$(Q)$(CC) $(filter-out -fsanitize%,$(CFLAGS)) -D_GNU_SOURCE -fPIC -shared $< -o $@ -ldl
 TEST_NEEDS += $(B)/long-turns.so
+
+# BENCH='words': only these loads; STACKS=1: who held the loop
+.PHONY: bench-turns
+bench-turns: all $(B)/long-turns.so ## the longest turn of a loop under each kind of load
+	@KVD_BUILD=$(abspath $(B)) tests/bench/bench_turns.py $(if $(STACKS),--stacks) $(BENCH)
