@@ -31,6 +31,7 @@ class Command:
         self.guest, self.number, self.words = guest, number, words
         self.lines = []
         self.status = None
+        self.begun = False
 
     @property
     def text(self):
@@ -134,20 +135,22 @@ class Guest:
         if line.startswith("=") and head == "0":
             self.booted = True
         command = self.commands.get(int(head))
-        if command and line.startswith("~"):
+        if command and line.startswith("!"):
+            command.begun = True
+        elif command and line.startswith("~"):
             self._send(command)
         elif command and line.startswith("@"):
             command.lines.append(rest)
         elif command and line.startswith("="):
             command.status = int(rest)
 
-    def await_(self, condition, timeout, what, command=None):
+    def await_(self, condition, timeout, what, command=None, ask_s=ASK_S):
         until = time.monotonic() + timeout
         while True:
             left = until - time.monotonic()
             with self.changed:
                 self.changed.wait_for(lambda: condition() or self.dead,
-                                      max(0, min(left, ASK_S)))
+                                      max(0, min(left, ask_s)))
                 if condition():
                     return
             if self.dead or left <= 0:
@@ -166,10 +169,11 @@ class Guest:
             self.commands[self.next_id] = command
             self.next_id += 1
         self._send(command)
+        self.await_(lambda: command.begun, 60, "does not take a command", command, 1)
         return command
 
     def _send(self, command):
-        self.agent.sendall(f"{command.number} {command.words}\n".encode())
+        self.agent.sendall(f"{command.number} {len(command.words)} {command.words}\n".encode())
 
     def run(self, words, timeout=120):
         command = self.start(words)
