@@ -33,7 +33,9 @@ static const struct {
 	{IBV_WC_LOC_PROT_ERR, ERR_INTERNAL,
 	 "local protection error: a key of ours does not cover its memory"},
 	{IBV_WC_LOC_LEN_ERR, ERR_PROTO, "a message longer than its receive"},
-	{IBV_WC_LOC_QP_OP_ERR, ERR_INTERNAL, "a request that this adapter cannot do"},
+	/* rxe says so, too, when its interface goes down under a request */
+	{IBV_WC_LOC_QP_OP_ERR, ERR_TRANSPORT,
+	 "a request that this adapter cannot do, or not any more"},
 	{IBV_WC_LOC_ACCESS_ERR, ERR_INTERNAL, "local access error"},
 	{IBV_WC_FATAL_ERR, ERR_IO, "the adapter is broken"},
 	{IBV_WC_WR_FLUSH_ERR, ERR_PEER, "the connection broke"},

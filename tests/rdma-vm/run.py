@@ -248,7 +248,7 @@ def fault_link_down(pair):
         push = Push(pair)
         pair[0].must("ip link set eth0 down")
         try:
-            took = [push.failed(command, 60, ["EPEER", "EIO", "EFENCE"])
+            took = [push.failed(command, 60, ["EPEER", "EIO", "EFENCE", "ETRANSPORT"])
                     for command in (push.recv, push.send)]
         finally:
             pair[0].must("ip link set eth0 up")
