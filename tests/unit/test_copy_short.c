@@ -110,13 +110,29 @@ static void until_done(struct test *t, const struct short_job *it)
 	}
 }
 
+/* In a turn that has time left: who loses the core for so long that its turn is over
+ * leaves the copy to the threads. */
+static void submit_in_time(struct test *t, struct short_job *it)
+{
+	bool late;
+
+	do {
+		it->calls = 0;
+		loop_turn(t->loop, 0);
+		late = loop_enough(t->loop);
+		assert_int_equal(copier_submit(t->copier, &it->job), 0);
+		late |= loop_enough(t->loop);
+		if (late)
+			until_done(t, it);
+	} while (late);
+}
+
 static void job_short_is_copied_by_who_submits_it(void **state)
 {
 	struct test *t = *state;
 
 	job_set(t, &t->a, ROW_BYTES, 1);
-	loop_turn(t->loop, 0);
-	assert_int_equal(copier_submit(t->copier, &t->a.job), 0);
+	submit_in_time(t, &t->a);
 	assert_true(is_copied(t, 1));
 	assert_int_equal(atomic_load(&t->a.job.copied), PAGE_BYTES);
 	assert_int_equal(t->a.calls, 0); /* never from inside submit */
@@ -154,7 +170,8 @@ static void job_short_is_one_a_turn(void **state)
 	assert_int_equal(copier_submit(t->copier, &large.job), 0);
 	assert_int_equal(copier_submit(t->copier, &t->a.job), 0);
 	assert_int_equal(copier_submit(t->copier, &t->b.job), 0);
-	assert_true(is_copied(t, 1));
+	if (!loop_enough(t->loop)) /* kept from its core, the loop leaves both */
+		assert_true(is_copied(t, 1));
 	until_done(t, &large);
 	until_done(t, &t->b);
 	assert_true(is_copied(t, 2));
@@ -163,8 +180,7 @@ static void job_short_is_one_a_turn(void **state)
 	/* a turn later the loop has time again */
 	t->b.calls = 0;
 	memset(t->memory->base + 2 * PAGE_BYTES, 0, PAGE_BYTES);
-	loop_turn(t->loop, 0);
-	assert_int_equal(copier_submit(t->copier, &t->b.job), 0);
+	submit_in_time(t, &t->b);
 	assert_true(is_copied(t, 2));
 	until_done(t, &t->b);
 	memory_unref(large.src.memory);
@@ -190,8 +206,7 @@ static void job_short_of_cut_memory_fails(void **state)
 	until_done(t, &t->a);
 	assert_int_equal(t->a.job.err.code, ERR_FAULT);
 	job_set(t, &t->b, ROW_BYTES, 2);
-	loop_turn(t->loop, 0);
-	assert_int_equal(copier_submit(t->copier, &t->b.job), 0);
+	submit_in_time(t, &t->b);
 	assert_true(is_copied(t, 2));
 	until_done(t, &t->b);
 	memory_unref(cut);

@@ -268,7 +268,7 @@ static void memory_unusable_refused(void **state)
 		{"\"kind\":\"memfd\",\"fd\":0", "EINVAL"},
 		{"\"kind\":\"memfd\",\"fd\":0,\"length\":4096,\"shm_name\":\"/x\"",
 		 "EINVAL"},
-		{"\"kind\":\"cuda_ipc\",\"fd\":0,\"length\":4096", "EIMPORT"},
+		{"\"kind\":\"cuda_ipc\",\"fd\":0,\"length\":4096", "EINVAL"},
 		{"\"kind\":\"shm\",\"fd\":0,\"shm_name\":\"/x\",\"length\":4096",
 		 "EINVAL"},
 		{"\"kind\":\"vm\",\"fd\":0,\"address\":\"4096\",\"length\":4096",
