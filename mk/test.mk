@@ -7,6 +7,7 @@
 #   TEST_TARGETS += FILE   a program that make can build, or a script; it is run
 #                          without arguments and counted
 #   TEST_NEEDS   += FILE   built before the tests run, not run itself
+#   TEST_LONG    += NAME=N it may take N times as long as others (exported)
 # A test tells its counts as cmocka does, or in a last line "N passed, N failed"
 # (", N skipped" may follow). One that tells none counts as one: exit status 0
 # passed, 77 skipped (its last line names the missing need), else failed.

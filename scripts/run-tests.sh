@@ -3,7 +3,8 @@
 # run-tests.sh BUILD TEST...: run each test by itself, one line each, and print
 # the total alone on the last line. mk/test.mk has the contract. Logs lie in
 # BUILD/test-logs; a failed test's log is shown. TEST_TIMEOUT: seconds a test
-# (default 300, 900 with a sanitizer).
+# (default 300, 900 with a sanitizer). TEST_LONG: NAME=N ..., tests that may take N
+# times as long.
 set -u
 build=$1
 shift
@@ -50,14 +51,28 @@ report()
 	printf ' %8s\n' "$6"
 }
 
+limit_of()
+{
+	local word
+
+	for word in ${TEST_LONG-}; do
+		[ "${word%=*}" != "$1" ] || {
+			echo $((limit * ${word#*=}))
+			return
+		}
+	done
+	echo "$limit"
+}
+
 run_one()
 {
-	local test=$1 name log start status p f s word
+	local test=$1 name log start status p f s word most
 	name=${test#"$build"/}
 	log=$logs/$(echo "$name" | tr / -).log
 	start=$EPOCHREALTIME
 	[ "${test#/}" != "$test" ] || test=./$test
-	timeout --kill-after=10 "$limit" "$test" >"$log" 2>&1 </dev/null
+	most=$(limit_of "$name")
+	timeout --kill-after=10 "$most" "$test" >"$log" 2>&1 </dev/null
 	status=$?
 	read -r p f s <<<"$(counts_of "$log")"
 	if [ -z "${p-}" ]; then
@@ -70,7 +85,7 @@ run_one()
 	elif [ $status -ne 0 ] && [ "$f" -eq 0 ]; then
 		f=1
 	fi
-	[ $status -ne 124 ] || echo "timed out after $limit s" >>"$log"
+	[ $status -ne 124 ] || echo "timed out after $most s" >>"$log"
 	passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 	word=ok
 	[ "$s" -eq 0 ] || [ "$p" -ne 0 ] || word=skip
