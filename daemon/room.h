@@ -74,6 +74,7 @@ struct party {
 	bool last_seen;
 	uint64_t last_seq;
 	/* offer, pull */
+	bool asked_ack; /* pull: told that all was read, it owes us PULL_ACK */
 	uint64_t lease_epoch;
 	uint64_t lease_ns;
 };

@@ -82,6 +82,7 @@ static int say_done(struct party *party, enum err_code code, const char *text)
 	struct cursor out;
 
 	snprintf(msg.text, sizeof(msg.text), "%.300s", text);
+	party->asked_ack = code == ERR_OK;
 	handshake_body(hs_of(room), &out);
 	wire_pull_done_put(&out, &msg);
 	return handshake_send(party->remote, WIRE_T_PULL_DONE, out.base, out.pos);
@@ -245,12 +246,18 @@ void pull_on_ack(struct room *room, struct party *party, const struct wire_pull_
 
 	if (!room_live(room) || party->done)
 		return;
-	if (ack->code == ERR_OK) {
+	if (ack->code == ERR_OK && party->asked_ack) {
 		party->done = true;
 		room_kick(room);
 		return;
 	}
 	party->got = 0; /* what was read does not count */
+	if (ack->code == ERR_OK) {
+		err_set(&why, ERR_PROTO, "%.100s: PULL_ACK before all was read",
+			party->remote->label);
+		room_fail(room, &why, NULL);
+		return;
+	}
 	err_set(&why, err_from_wire(ack->code), "%.100s: %.200s", party->remote->label,
 		ack->text);
 	room_fail(room, &why, NULL);

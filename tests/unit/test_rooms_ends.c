@@ -293,6 +293,32 @@ static void puller_that_is_done_may_leave(void **state)
 	cluster_until_state(&p->c, p->decode, "offer", 40, KVD_SUCCESS);
 }
 
+/* Its source says that all is well before a byte was read, and then takes its pool
+ * back: the room ends with the first, and nothing is planned with the second. */
+static void pull_acknowledged_before_it_read_fails(void **state)
+{
+	struct trio *p = *state;
+	struct wire_pull_ack ack = {.room = 46, .code = ERR_OK};
+	struct handshake *hs = p->c.nodes[1].kvd.handshake;
+	struct remote *puller;
+	struct cursor out;
+
+	open_offer(p, 46, 1);
+	open_pull(p, p->prefill, &p->src, 46, true);
+	cluster_until_state(&p->c, p->prefill, "pull", 46, KVD_WAITING_FOR_INPUT);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	ack.pull_gen = rooms_find(p->c.nodes[0].kvd.rooms, p->prefill, ROOM_PULL, 46)->gen;
+	ack.offer_gen = rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_OFFER, 46)->gen;
+	assert_int_equal(handshake_reach(hs, p->c.nodes[0].endpoint, &puller), 0);
+	handshake_body(hs, &out);
+	wire_pull_ack_put(&out, &ack);
+	assert_int_equal(handshake_send(puller, WIRE_T_PULL_ACK, out.base, out.pos), 0);
+	cluster_engine_dies(&p->c, p->decode);
+	cluster_until_state(&p->c, p->prefill, "pull", 46, KVD_FAILED);
+	said(why(p, 0, ROOM_PULL, 46), ERR_PROTO, "PULL_ACK before all was read");
+	handshake_release(hs, puller);
+}
+
 static void puller_that_gives_up_is_named(void **state)
 {
 	struct trio *p = *state;
@@ -714,6 +740,7 @@ int main(void)
 		CASE(source_that_is_not_there_is_named),
 		CASE(offer_that_nobody_takes_ends_with_its_lease),
 		CASE(puller_that_is_done_may_leave),
+		CASE(pull_acknowledged_before_it_read_fails),
 		CASE(puller_that_gives_up_is_named),
 		CASE(pull_that_no_offer_answers_is_refused_in_time),
 		CASE(pull_whose_word_never_passes_lets_the_offer_go),
