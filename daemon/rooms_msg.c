@@ -430,14 +430,28 @@ static struct room *abort_target(struct rooms *rooms, const struct wire_abort *m
 	return room && room->role == partner[m->from_role] ? room : NULL;
 }
 
+/* Whose ABORT it is. The generation of a party that has not answered yet is not
+ * known: with several such at one daemon it may be any of them (NULL, and `unsure`). */
 static struct party *abort_party(struct room *room, const struct remote *remote,
-				 uint64_t gen)
+				 uint64_t gen, bool *unsure_p)
 {
-	struct party *party = party_by_gen(room, remote, gen);
+	struct party *party = party_by_gen(room, remote, gen), *other;
+	unsigned int silent = 0;
 
-	if (!party)
-		party = party_by_gen(room, remote, 0); /* its generation came never */
-	if (party && party->gen == 0)
+	*unsure_p = false;
+	if (party)
+		return party;
+	list_foreach(other, &room->parties, link) {
+		if (other->remote == remote && other->gen == 0) {
+			party = other;
+			silent++;
+		}
+	}
+	if (silent > 1) {
+		*unsure_p = true;
+		return NULL;
+	}
+	if (party)
 		party->gen = gen;
 	return party;
 }
@@ -448,22 +462,27 @@ static int on_abort(struct rooms *rooms, struct remote *remote, struct cursor *b
 	struct party *party = NULL;
 	struct room *room;
 	struct err why;
+	bool unsure = false;
 	int r = wire_abort_get(body, &m);
 
 	if (r < 0)
 		return err_pass(r);
 	room = abort_target(rooms, &m);
 	if (room)
-		party = abort_party(room, remote, m.from_gen);
+		party = abort_party(room, remote, m.from_gen, &unsure);
 	else
 		orphans_drop_gen(rooms, remote, m.from_gen);
-	if (!party || room_terminal(room)) {
+	if ((!party && !unsure) || room_terminal(room)) {
 		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
 		msg_abort_ack(rooms, remote, m.room, m.from_gen);
 		return 0;
 	}
-	party->heard_abort = true;
 	err_set(&why, err_from_wire(m.code), "%.110s: %.200s", remote->label, m.text);
+	if (unsure) { /* all of them are told; who began answers that it is still */
+		room_fail(room, &why, NULL);
+		return 0;
+	}
+	party->heard_abort = true;
 	if (room->role == ROOM_OFFER)
 		room_without(party, &why); /* a puller's end is not the offer's */
 	else

@@ -319,6 +319,48 @@ static void pull_acknowledged_before_it_read_fails(void **state)
 	handshake_release(hs, puller);
 }
 
+/* Two sources at one daemon have not answered yet, and one of them aborts: which, its
+ * generation does not tell. Both are told that the room is over. */
+static void abort_of_one_of_two_silent_sources_is_told_to_both(void **state)
+{
+	struct trio *p = *state;
+	struct wire_abort abort = {.room = 47, .from_role = ROOM_SEND, .from_gen = 77,
+				   .code = ERR_ABORTED};
+	struct session *second = cluster_engine(&p->c, 0, "second");
+	struct handshake *hs = p->c.nodes[0].kvd.handshake;
+	struct cache half = p->third;
+	struct remote *receiver;
+	struct cursor out;
+
+	cluster_cache(&p->c, second, "tp", 1, &half);
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.open','room':'47','role':'recv','pool':%llu,'sources':["
+		   "{'endpoint':'%s','pool':'kv'},{'endpoint':'%s','pool':'tp'}]}",
+		   (unsigned long long)p->dst.pool, p->c.nodes[0].endpoint,
+		   p->c.nodes[0].endpoint);
+	bind(p, 47);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	abort.to_gen = rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, 47)->gen;
+	assert_int_equal(handshake_reach(hs, p->c.nodes[1].endpoint, &receiver), 0);
+	handshake_body(hs, &out);
+	wire_abort_put(&out, &abort);
+	assert_int_equal(handshake_send(receiver, WIRE_T_ABORT, out.base, out.pos), 0);
+	cluster_until_state(&p->c, p->decode, "recv", 47, KVD_FAILED);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.open','room':'47','role':'send','pool':%llu}",
+		   (unsigned long long)p->src.pool);
+	cluster_ok(&p->c, second, "{'cmd':'room.open','room':'47','role':'send','pool':%llu}",
+		   (unsigned long long)half.pool);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_int_equal(cluster_state(&p->c, p->prefill, "send", 47), KVD_BOOTSTRAPPING);
+	assert_int_equal(cluster_state(&p->c, second, "send", 47), KVD_BOOTSTRAPPING);
+	handshake_release(hs, receiver);
+	cluster_engine_dies(&p->c, second);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	cache_close(&half);
+}
+
 static void puller_that_gives_up_is_named(void **state)
 {
 	struct trio *p = *state;
@@ -741,6 +783,7 @@ int main(void)
 		CASE(offer_that_nobody_takes_ends_with_its_lease),
 		CASE(puller_that_is_done_may_leave),
 		CASE(pull_acknowledged_before_it_read_fails),
+		CASE(abort_of_one_of_two_silent_sources_is_told_to_both),
 		CASE(puller_that_gives_up_is_named),
 		CASE(pull_that_no_offer_answers_is_refused_in_time),
 		CASE(pull_whose_word_never_passes_lets_the_offer_go),
