@@ -345,16 +345,13 @@ static void abort_of_one_of_two_silent_sources_is_told_to_both(void **state)
 	handshake_body(hs, &out);
 	wire_abort_put(&out, &abort);
 	assert_int_equal(handshake_send(receiver, WIRE_T_ABORT, out.base, out.pos), 0);
-	cluster_until_state(&p->c, p->decode, "recv", 47, KVD_FAILED);
-	cluster_run(&p->c, LOOP_NS_PER_S);
+	/* the other opens its room meanwhile: its acknowledgement goes behind */
 	cluster_ok(&p->c, p->prefill,
 		   "{'cmd':'room.open','room':'47','role':'send','pool':%llu}",
 		   (unsigned long long)p->src.pool);
-	cluster_ok(&p->c, second, "{'cmd':'room.open','room':'47','role':'send','pool':%llu}",
-		   (unsigned long long)half.pool);
+	cluster_until_state(&p->c, p->decode, "recv", 47, KVD_FAILED);
 	cluster_run(&p->c, LOOP_NS_PER_S);
-	assert_int_equal(cluster_state(&p->c, p->prefill, "send", 47), KVD_BOOTSTRAPPING);
-	assert_int_equal(cluster_state(&p->c, second, "send", 47), KVD_BOOTSTRAPPING);
+	assert_int_equal(cluster_state(&p->c, p->prefill, "send", 47), KVD_FAILED);
 	handshake_release(hs, receiver);
 	cluster_engine_dies(&p->c, second);
 	cluster_run(&p->c, LOOP_NS_PER_S);
