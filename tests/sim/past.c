@@ -471,6 +471,9 @@ struct sim_request *sim_past_lie(struct sim *sim, struct sim_draw *d)
 	len = write_lie(d, room, party, type, buf, sizeof(buf));
 	if (len == 0)
 		return NULL;
+	/* who believes it does not tell who really is there, and what that one has
+	 * asked waits for the next room of the number */
+	mislead(sim, req->number);
 	header.type = (uint16_t)type;
 	cursor_read(&body, buf, len);
 	note_message(kvd, type, &body);

@@ -135,6 +135,7 @@ class Play:
     def __init__(self, stage, cell, times):
         self.stage, self.world, self.cell, self.times = stage, stage.world, cell, times
         self.undo, self.struck_ns, self.latest = [], 0, {}
+        self.frozen, self.frozen_pid = None, 0
 
     def run(self):
         self.enter()
@@ -146,6 +147,7 @@ class Play:
                 undo()
         self.stillness()
         self.recover()
+        self.awake()
         self.go_on()
         self.next_room()
         self.stage.check_witnesses(cells.spared(self.cell))
@@ -217,7 +219,8 @@ class Play:
         return node
 
     def daemon_stop(self):
-        self.thaw_later()
+        self.frozen = self.thaw_later()
+        self.frozen_pid = self.frozen.pid
         self.world.pass_time(self.struck_ns + int(1.2e9 * SLOW))
 
     daemon_stop_kill = daemon_stop
@@ -416,6 +419,14 @@ class Play:
                     self.world.until(lambda e=engine: not e.lost and e.sessions[-1]["instance"]
                                      == e.node.instance,
                                      "%s does not find its daemon" % engine.name)
+
+    def awake(self):
+        """A daemon that was frozen for longer than its peers wait learns from its
+        lines that it is given up. Until then it takes rooms that end so."""
+        node = self.frozen
+        if node and node.alive and node.pid == self.frozen_pid:
+            self.world.until(lambda: ": down instance=" in node.log(),
+                             "%s does not learn that it was given up" % node.name)
 
     def all_there(self):
         return all(e in self.world.engines for e in (self.s, self.d, self.t))
