@@ -291,11 +291,11 @@ bool sim_past_misleads(const struct sim *sim, uint64_t number)
 	return false;
 }
 
-static void mislead(struct sim *sim, uint64_t number)
+static void mislead(struct sim *sim, uint64_t number, uint64_t until_ns)
 {
 	/* it waits for its room, too: opened soon, that room hears it first */
 	misled[misled_next].number = number;
-	misled[misled_next].until_ns = loop_now_ns(sim->c.loop) + ORPHANS_NS;
+	misled[misled_next].until_ns = until_ns;
 	misled_next = (misled_next + 1) % MISLED;
 	for (unsigned int r = 0; r < SIM_REQUESTS_MAX; r++) {
 		if (sim->requests[r].used && sim->requests[r].number == number)
@@ -319,7 +319,7 @@ bool sim_past_replay(struct sim *sim, struct sim_draw *d)
 	 * a line is the peer layer's promise (sequence and epoch), not the rooms' */
 	if (kept->header.type == WIRE_T_TRANSFER_INFO ||
 	    kept->header.type == WIRE_T_OFFER_QUERY)
-		mislead(sim, get_le(kept->body));
+		mislead(sim, get_le(kept->body), loop_now_ns(sim->c.loop) + ORPHANS_NS);
 	note_message(kept->kvd, kept->header.type, &body);
 	if (real.on_message(kept->kvd, kept->remote, &kept->header, &body) < 0)
 		err_clear();
@@ -472,8 +472,8 @@ struct sim_request *sim_past_lie(struct sim *sim, struct sim_draw *d)
 	if (len == 0)
 		return NULL;
 	/* who believes it does not tell who really is there, and what that one has
-	 * asked waits for the next room of the number */
-	mislead(sim, req->number);
+	 * asked, whenever it comes, waits for the next room of the number */
+	mislead(sim, req->number, UINT64_MAX);
 	header.type = (uint16_t)type;
 	cursor_read(&body, buf, len);
 	note_message(kvd, type, &body);
