@@ -225,7 +225,7 @@ static void wrap(struct kvd *kvd, struct handshake_events *events)
 	events->on_request = on_request;
 }
 
-#define MISLED	   16u
+#define MISLED	   64u
 #define ORPHANS_NS (2000 * SIM_MS) /* orphan_ttl, and some */
 
 static struct {
@@ -293,10 +293,18 @@ bool sim_past_misleads(const struct sim *sim, uint64_t number)
 
 static void mislead(struct sim *sim, uint64_t number, uint64_t until_ns)
 {
+	unsigned int at = misled_next;
+
 	/* it waits for its room, too: opened soon, that room hears it first */
-	misled[misled_next].number = number;
-	misled[misled_next].until_ns = until_ns;
-	misled_next = (misled_next + 1) % MISLED;
+	for (unsigned int i = 0; i < MISLED; i++) {
+		if (misled[i].number == number)
+			at = i;
+	}
+	if (at == misled_next)
+		misled_next = (misled_next + 1) % MISLED;
+	if (misled[at].number != number || misled[at].until_ns < until_ns)
+		misled[at].until_ns = until_ns;
+	misled[at].number = number;
 	for (unsigned int r = 0; r < SIM_REQUESTS_MAX; r++) {
 		if (sim->requests[r].used && sim->requests[r].number == number)
 			sim->requests[r].misled = true;
