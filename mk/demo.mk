@@ -21,7 +21,7 @@ $(B)/docs/example.o: CPPFLAGS := -Iproto
 TEST_NEEDS += $(B)/example $(DEMO_BIN)
 
 # libkvd against the real daemon
-$(B)/test-libkvd: $(B)/tests/integration/live_libkvd.o $(B)/libkvd.so $(B)/kvd
+$(B)/test-libkvd: $(B)/tests/integration/live_libkvd.o $(B)/tests/lib/live_daemon.o $(B)/libkvd.so $(B)/kvd
 	$(SAY) LD $@
 	$(Q)$(CC) $(USER_LD) $(filter %.o,$^) -o $@ -L$(B) -lkvd -lcmocka -lrt
 TEST_TARGETS += $(B)/test-libkvd

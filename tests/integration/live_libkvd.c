@@ -18,12 +18,12 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "proto/kvd.h"
+#include "tests/lib/live_daemon.h"
 
 #define PAGES 64u
 #define PAGE_TOKENS 4u
@@ -40,90 +40,11 @@ struct engine {
 };
 
 struct fixture {
-	char dir[64], config[96], socket[96], log[96];
-	pid_t daemon;
+	struct live_daemon daemon;
 	struct engine a, b;
 };
 
-/* ---- the daemon --------------------------------------------------------------- */
-
-static void daemon_start(struct fixture *f)
-{
-	char program[4096];
-	ssize_t n = readlink("/proc/self/exe", program, sizeof(program) - 8);
-
-	assert_true(n > 0);
-	program[n] = '\0';
-	strcpy(strrchr(program, '/'), "/kvd");
-	f->daemon = fork();
-	assert_true(f->daemon >= 0);
-	if (!f->daemon) {
-		int log = open(f->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
-
-		dup2(log, STDOUT_FILENO);
-		dup2(log, STDERR_FILENO);
-		execl(program, "kvd", "--config", f->config, (char *)NULL);
-		_exit(127);
-	}
-}
-
-/* Its last words, for who reads why a test failed. */
-static void daemon_log(const struct fixture *f)
-{
-	char line[512];
-	FILE *log = fopen(f->log, "r");
-
-	while (log && fgets(line, sizeof(line), log))
-		fprintf(stderr, "  kvd: %s", line);
-	if (log)
-		fclose(log);
-}
-
-static void daemon_kill(struct fixture *f)
-{
-	kill(f->daemon, SIGKILL);
-	assert_int_equal(waitpid(f->daemon, NULL, 0), f->daemon);
-	f->daemon = 0;
-}
-
-static void daemon_stop(struct fixture *f)
-{
-	int status = -1;
-
-	kill(f->daemon, SIGTERM);
-	assert_int_equal(waitpid(f->daemon, &status, 0), f->daemon);
-	if (status)
-		daemon_log(f);
-	assert_int_equal(status, 0);
-}
-
-static struct kvd_client *client_open(struct fixture *f, const char *name)
-{
-	struct kvd_options o = {.socket = f->socket, .client = name, .timeout_ms = WAIT_MS};
-	struct kvd_client *client;
-	int r = -1;
-
-	/* a daemon that starts is not there yet: a few seconds, sanitizers included */
-	for (int i = 0; i < 4000 && r; i++) {
-		r = kvd_open(&o, &client);
-		if (r && r != -KVD_E_NODAEMON)
-			break;
-		if (r)
-			poll(NULL, 0, 1);
-	}
-	if (r)
-		daemon_log(f);
-	assert_int_equal(r, 0);
-	return client;
-}
-
 /* ---- the engines ---------------------------------------------------------------- */
-
-static void well(const struct kvd_client *client, int r)
-{
-	if (r < 0)
-		fail_msg("%s: %s", kvd_code_name(r), kvd_last_error(client)->message);
-}
 
 static void pool_register(struct engine *e)
 {
@@ -135,9 +56,9 @@ static void pool_register(struct engine *e)
 	field.buffer = kvd_layout_buffer(layout, PAGES * PAGE_BYTES);
 	kvd_layout_heads(layout, kvd_layout_view(layout, "kv", PAGE_TOKENS, PAGES), 0, KVD_NHD,
 			 &field);
-	well(NULL, kvd_layout_text(layout, &text));
+	live_well(NULL, kvd_layout_text(layout, &text));
 	args.layout = text;
-	well(e->client, kvd_pool_register(e->client, &args, NULL, &e->pool));
+	live_well(e->client, kvd_pool_register(e->client, &args, NULL, &e->pool));
 	kvd_layout_free(layout);
 }
 
@@ -147,8 +68,8 @@ static void engine_open(struct fixture *f, struct engine *e, enum kvd_region_kin
 	static unsigned int count;
 	char shm[64];
 
-	e->client = client_open(f, "live-test");
-	well(NULL, kvd_memory_alloc(PAGES * PAGE_BYTES, "live", &e->memory));
+	e->client = live_daemon_client(&f->daemon, "live-test", WAIT_MS);
+	live_well(NULL, kvd_memory_alloc(PAGES * PAGE_BYTES, "live", &e->memory));
 	e->bytes = e->memory.address;
 	args.fd = e->memory.fd;
 	args.address = e->bytes;
@@ -166,7 +87,7 @@ static void engine_open(struct fixture *f, struct engine *e, enum kvd_region_kin
 		args.address = e->bytes;
 	}
 	memset(e->bytes, 0xa5, PAGES * PAGE_BYTES);
-	well(e->client, kvd_region_register(e->client, &args, NULL, &e->region));
+	live_well(e->client, kvd_region_register(e->client, &args, NULL, &e->region));
 	if (kind == KVD_REGION_SHM)
 		shm_unlink(shm);
 	pool_register(e);
@@ -185,20 +106,8 @@ static void engine_close(struct engine *e)
 static int setup(void **state)
 {
 	struct fixture *f = calloc(1, sizeof(*f));
-	FILE *config;
 
-	snprintf(f->dir, sizeof(f->dir), "/tmp/kvd-live-XXXXXX");
-	assert_non_null(mkdtemp(f->dir));
-	snprintf(f->config, sizeof(f->config), "%s/live.conf", f->dir);
-	snprintf(f->socket, sizeof(f->socket), "%s/live.sock", f->dir);
-	snprintf(f->log, sizeof(f->log), "%s/log", f->dir);
-	config = fopen(f->config, "w");
-	assert_non_null(config);
-	fprintf(config, "[daemon]\nname = live\nrun_dir = %s\nlog_level = warn\n"
-			"[peer]\nping = 50 ms\ndead_after = 800 ms\n[transport]\ntransports = shm\n",
-		f->dir);
-	fclose(config);
-	daemon_start(f);
+	live_daemon_init(&f->daemon);
 	*state = f;
 	return 0;
 }
@@ -209,14 +118,7 @@ static int teardown(void **state)
 
 	engine_close(&f->a);
 	engine_close(&f->b);
-	if (f->daemon)
-		daemon_stop(f);
-	unlink(f->config);
-	unlink(f->log);
-	unlink(f->socket);
-	snprintf(f->config, sizeof(f->config), "%s/live.lock", f->dir);
-	unlink(f->config);
-	rmdir(f->dir);
+	live_daemon_fini(&f->daemon);
 	free(f);
 	return 0;
 }
@@ -262,7 +164,7 @@ static struct kvd_room *room_open(struct engine *e, uint64_t number, enum kvd_ro
 		args.sources = &source;
 		args.source_count = 1;
 	}
-	well(e->client, kvd_room_open(e->client, &args, NULL, &room));
+	live_well(e->client, kvd_room_open(e->client, &args, NULL, &room));
 	return room;
 }
 
@@ -272,7 +174,7 @@ static void send_pages(struct engine *e, struct kvd_room *room, uint32_t seq, ui
 	struct kvd_view view = {.pages = pages_a, .page_count = pages};
 	struct kvd_send_args args = {.seq = seq, .views = &view, .view_count = 1, .last = last};
 
-	well(e->client, kvd_room_send(room, &args, NULL));
+	live_well(e->client, kvd_room_send(room, &args, NULL));
 }
 
 static void bind_pages(struct engine *e, struct kvd_room *room)
@@ -280,7 +182,7 @@ static void bind_pages(struct engine *e, struct kvd_room *room)
 	struct kvd_view view = {.pages = pages_b, .page_count = 3};
 	struct kvd_bind_args args = {.views = &view, .view_count = 1};
 
-	well(e->client, kvd_room_bind(room, &args, NULL));
+	live_well(e->client, kvd_room_bind(room, &args, NULL));
 }
 
 static void push(struct fixture *f, uint64_t number)
@@ -299,8 +201,8 @@ static void push(struct fixture *f, uint64_t number)
 	check(&f->b, 3);
 	assert_int_equal(kvd_room_read(to, &st), 0);
 	assert_int_equal(st.bytes, 3 * PAGE_BYTES);
-	well(f->a.client, kvd_room_close(from, NULL));
-	well(f->b.client, kvd_room_close(to, NULL));
+	live_well(f->a.client, kvd_room_close(from, NULL));
+	live_well(f->b.client, kvd_room_close(to, NULL));
 }
 
 static void push_of_kind(void **state, enum kvd_region_kind kind)
@@ -331,8 +233,8 @@ static void hello_names_the_process_that_answers(void **state)
 {
 	struct fixture *f = *state;
 
-	f->a.client = client_open(f, "live-test");
-	assert_int_equal(kvd_daemon(f->a.client)->pid, f->daemon);
+	f->a.client = live_daemon_client(&f->daemon, "live-test", WAIT_MS);
+	assert_int_equal(kvd_daemon(f->a.client)->pid, f->daemon.pid);
 	assert_string_equal(kvd_daemon(f->a.client)->name, "live");
 	assert_int_equal(strlen(kvd_daemon(f->a.client)->instance), 32);
 }
@@ -343,8 +245,8 @@ static void region_of_a_pool_is_busy(void **state)
 
 	engine_open(f, &f->a, KVD_REGION_MEMFD);
 	assert_int_equal(kvd_region_unregister(f->a.region, NULL), -KVD_E_BUSY);
-	well(f->a.client, kvd_pool_unregister(f->a.pool, NULL));
-	well(f->a.client, kvd_region_unregister(f->a.region, NULL));
+	live_well(f->a.client, kvd_pool_unregister(f->a.pool, NULL));
+	live_well(f->a.client, kvd_region_unregister(f->a.region, NULL));
 }
 
 static void room_aborted_tells_what_landed(void **state)
@@ -368,14 +270,14 @@ static void room_aborted_tells_what_landed(void **state)
 	assert_int_equal(token, 0);
 	send_pages(&f->a, from, 0, 1, false);
 	do
-		well(f->b.client, kvd_room_read(to, &st));
+		live_well(f->b.client, kvd_room_read(to, &st));
 	while (st.bytes < PAGE_BYTES && st.state != KVD_FAILED);
-	well(f->b.client, kvd_room_abort(to, "enough", NULL));
+	live_well(f->b.client, kvd_room_abort(to, "enough", NULL));
 	assert_int_equal(kvd_room_wait(to, KVD_SUCCESS, WAIT_MS), KVD_FAILED);
 	assert_int_equal(kvd_room_wait(from, KVD_SUCCESS, WAIT_MS), KVD_FAILED);
-	well(f->b.client, kvd_room_read(to, &st));
+	live_well(f->b.client, kvd_room_read(to, &st));
 	assert_int_equal(st.error, KVD_E_ABORTED);
-	well(f->b.client, kvd_room_landed(to, NULL, 0, landed, sizeof(landed)));
+	live_well(f->b.client, kvd_room_landed(to, NULL, 0, landed, sizeof(landed)));
 	assert_int_equal(landed[0], 1);
 	check(&f->b, 1);
 }
@@ -383,7 +285,7 @@ static void room_aborted_tells_what_landed(void **state)
 /* It listens (and not only exists). */
 static void until_daemon(struct fixture *f)
 {
-	kvd_close(client_open(f, "is it there?"));
+	kvd_close(live_daemon_client(&f->daemon, "is it there?", WAIT_MS));
 }
 
 static void until_lost(struct kvd_client *client)
@@ -403,16 +305,16 @@ static void daemon_killed_fails_rooms_and_another_takes_over(void **state)
 	engine_open(f, &f->b, KVD_REGION_VM);
 	room = room_open(&f->a, 9, KVD_SEND);
 	assert_int_equal(kvd_room_state(room), KVD_BOOTSTRAPPING);
-	daemon_kill(f);
+	live_daemon_kill(&f->daemon);
 	assert_int_equal(kvd_room_wait(room, KVD_SUCCESS, WAIT_MS), KVD_FAILED);
-	well(f->a.client, kvd_room_read(room, &st));
+	live_well(f->a.client, kvd_room_read(room, &st));
 	assert_int_equal(st.error, KVD_E_DEAD);
 	assert_true(st.retryable);
 	until_lost(f->a.client);
 	until_lost(f->b.client);
-	well(f->a.client, kvd_room_close(room, NULL));
+	live_well(f->a.client, kvd_room_close(room, NULL));
 	assert_int_equal(kvd_reconnect(f->a.client, 1000), -KVD_E_NODAEMON);
-	daemon_start(f);
+	live_daemon_start(&f->daemon);
 	engine_close(&f->b);
 	engine_open(f, &f->b, KVD_REGION_MEMFD); /* waits for it */
 	/* nobody told the other one, which is up with its next request */
@@ -437,15 +339,15 @@ static void daemon_upgraded_under_live_engines(void **state)
 	assert_int_equal(kvd_room_wait(from, KVD_WAITING_FOR_INPUT, WAIT_MS),
 			 KVD_WAITING_FOR_INPUT);
 	send_pages(&f->a, from, 0, 1, false);
-	kill(f->daemon, SIGTERM);
+	kill(f->daemon.pid, SIGTERM);
 	args.pool = f->a.pool;
 	for (int i = 0; i < WAIT_MS && r != -KVD_E_DRAIN; i++) {
 		r = kvd_room_open(f->a.client, &args, NULL, &refused);
 		if (!r) { /* it has not looked yet */
-			well(f->a.client, kvd_room_abort(refused, "too early", NULL));
+			live_well(f->a.client, kvd_room_abort(refused, "too early", NULL));
 			assert_int_equal(kvd_room_wait(refused, KVD_SUCCESS, WAIT_MS),
 					 KVD_FAILED);
-			well(f->a.client, kvd_room_close(refused, NULL));
+			live_well(f->a.client, kvd_room_close(refused, NULL));
 		}
 	}
 	assert_int_equal(r, -KVD_E_DRAIN);
@@ -455,17 +357,17 @@ static void daemon_upgraded_under_live_engines(void **state)
 				.first_token = PAGE_TOKENS};
 	struct kvd_send_args last = {.seq = 1, .views = &rest, .view_count = 1, .last = true};
 
-	well(f->a.client, kvd_room_send(from, &last, NULL));
+	live_well(f->a.client, kvd_room_send(from, &last, NULL));
 	assert_int_equal(kvd_room_wait(to, KVD_SUCCESS, WAIT_MS), KVD_SUCCESS);
 	assert_int_equal(kvd_room_wait(from, KVD_SUCCESS, WAIT_MS), KVD_SUCCESS);
 	check(&f->b, 3);
-	assert_int_equal(waitpid(f->daemon, &status, 0), f->daemon);
+	assert_int_equal(waitpid(f->daemon.pid, &status, 0), f->daemon.pid);
 	assert_int_equal(status, 0);
-	daemon_start(f);
+	live_daemon_start(&f->daemon);
 	/* both handles outlive their daemon; then the next request, as if nothing was */
 	assert_int_equal(kvd_room_state(from), KVD_SUCCESS);
-	well(f->a.client, kvd_room_close(from, NULL));
-	well(f->b.client, kvd_room_close(to, NULL));
+	live_well(f->a.client, kvd_room_close(from, NULL));
+	live_well(f->b.client, kvd_room_close(to, NULL));
 	memset(f->b.bytes, 0xa5, PAGES * PAGE_BYTES);
 	until_daemon(f);
 	push(f, 23);
@@ -493,25 +395,25 @@ static void daemon_killed_again_and_again_under_an_event_loop(void **state)
 	for (unsigned int round = 0; round < 8; round++) {
 		struct kvd_room *room = room_open(&f->a, 30 + round, KVD_SEND);
 
-		daemon_kill(f);
-		daemon_start(f);
+		live_daemon_kill(&f->daemon);
+		live_daemon_start(&f->daemon);
 		for (int i = 0; i < WAIT_MS; i++) {
 			struct kvd_client *c = f->a.client;
 			struct pollfd p = {.fd = kvd_fd(c), .events = kvd_events(c)};
 			int ms = kvd_timeout_ms(c);
 
-			if (i && !kvd_lost(c) && kvd_daemon(c)->pid == f->daemon)
+			if (i && !kvd_lost(c) && kvd_daemon(c)->pid == f->daemon.pid)
 				break;
 			poll(&p, 1, ms >= 0 && ms < 20 ? ms : 20);
 			kvd_poll(c, 0);
 		}
 		assert_false(kvd_lost(f->a.client));
-		assert_int_equal(kvd_daemon(f->a.client)->pid, f->daemon);
+		assert_int_equal(kvd_daemon(f->a.client)->pid, f->daemon.pid);
 		assert_int_equal(kvd_room_wait(room, KVD_SUCCESS, WAIT_MS), KVD_FAILED);
-		well(f->a.client, kvd_room_read(room, &st));
+		live_well(f->a.client, kvd_room_read(room, &st));
 		assert_int_equal(st.error, KVD_E_DEAD);
 		assert_true(st.retryable);
-		well(f->a.client, kvd_room_close(room, NULL));
+		live_well(f->a.client, kvd_room_close(room, NULL));
 		memset(f->b.bytes, 0xa5, PAGES * PAGE_BYTES);
 		push(f, 50 + round);
 		if (!round)
@@ -523,7 +425,8 @@ static void daemon_killed_again_and_again_under_an_event_loop(void **state)
 /* In the namespace: 0, or the line that failed. */
 static int side_car(struct fixture *f, int say, int hear)
 {
-	struct kvd_options o = {.socket = f->socket, .client = "side car", .timeout_ms = WAIT_MS};
+	struct kvd_options o = {.socket = f->daemon.socket, .client = "side car",
+				.timeout_ms = WAIT_MS};
 	struct kvd_memory memory;
 	struct engine e = {.client = NULL};
 	struct kvd_room_args args = {.room = 25, .role = KVD_SEND};
@@ -565,7 +468,7 @@ static void daemon_beyond_the_pid_namespace_is_seen_to_die(void **state)
 	close(pair[1]);
 	if (!can)
 		skip();
-	kvd_close(client_open(f, "is it there?"));
+	kvd_close(live_daemon_client(&f->daemon, "is it there?", WAIT_MS));
 	assert_int_equal(pipe(to), 0);
 	assert_int_equal(pipe(from), 0);
 	pid = fork();
@@ -583,7 +486,7 @@ static void daemon_beyond_the_pid_namespace_is_seen_to_die(void **state)
 	close(from[1]);
 	if (read(from[0], &c, 1) != 1 || c != 'y')
 		fail_msg("the side car did not get so far");
-	daemon_kill(f);
+	live_daemon_kill(&f->daemon);
 	assert_int_equal(write(to[1], &c, 1), 1);
 	assert_int_equal(read(from[0], &line, sizeof(line)), (int)sizeof(line));
 	if (line)
@@ -602,13 +505,13 @@ static void daemon_frozen_keeps_pages_held(void **state)
 
 	engine_open(f, &f->a, KVD_REGION_MEMFD);
 	room = room_open(&f->a, 10, KVD_SEND);
-	kill(f->daemon, SIGSTOP);
+	kill(f->daemon.pid, SIGSTOP);
 	for (int i = 0; i < WAIT_MS && !(st.flags & KVD_FLAG_ABORTING); i++) {
-		well(f->a.client, kvd_room_read(room, &st));
+		live_well(f->a.client, kvd_room_read(room, &st));
 		poll(NULL, 0, 1);
 	}
 	assert_int_equal(st.state, KVD_TRANSFERRING);
-	kill(f->daemon, SIGCONT);
+	kill(f->daemon.pid, SIGCONT);
 	for (int i = 0; i < WAIT_MS && kvd_room_state(room) != KVD_BOOTSTRAPPING; i++)
 		poll(NULL, 0, 1);
 	assert_int_equal(kvd_room_state(room), KVD_BOOTSTRAPPING);
@@ -630,7 +533,7 @@ static void on_done(void *arg, int result, const struct kvd_reply *reply)
 static void tally_wait(struct engine *e, struct tally *t, unsigned int done)
 {
 	while (t->done < done)
-		well(e->client, kvd_poll(e->client, 1000));
+		live_well(e->client, kvd_poll(e->client, 1000));
 	assert_int_equal(t->bad, 0);
 }
 
@@ -648,17 +551,17 @@ static void rooms_by_the_thousand_without_blocking(void **state)
 	args.pool = f->a.pool;
 	for (unsigned int i = 0; i < ROOMS; i++) {
 		args.room = i;
-		well(f->a.client, kvd_room_open(f->a.client, &args, &call, &rooms[i]));
+		live_well(f->a.client, kvd_room_open(f->a.client, &args, &call, &rooms[i]));
 	}
 	tally_wait(&f->a, &t, ROOMS);
 	assert_int_equal(kvd_room_states((const struct kvd_room *const *)rooms, ROOMS, states), 0);
 	for (unsigned int i = 0; i < ROOMS; i++)
-		well(f->a.client, kvd_room_abort(rooms[i], NULL, &call));
+		live_well(f->a.client, kvd_room_abort(rooms[i], NULL, &call));
 	tally_wait(&f->a, &t, 2 * ROOMS);
 	while (kvd_room_states((const struct kvd_room *const *)rooms, ROOMS, states) < ROOMS)
 		poll(NULL, 0, 1);
 	for (unsigned int i = 0; i < ROOMS; i++)
-		well(f->a.client, kvd_room_close(rooms[i], &call));
+		live_well(f->a.client, kvd_room_close(rooms[i], &call));
 	tally_wait(&f->a, &t, 3 * ROOMS);
 }
 
@@ -698,27 +601,27 @@ static void xfer_writes_where_it_was_told_and_says_so(void **state)
 				      PAGE_BYTES, 0, 0};
 	theirs[1] = (struct kvd_desc){(uintptr_t)f->b.bytes + pages_b[0] * PAGE_BYTES,
 				      PAGE_BYTES, 0, 0};
-	well(f->b.client, kvd_session_key(f->b.client, 0, &key));
-	well(f->a.client, kvd_peer_attach(f->a.client, NULL, &key, 0, &attach));
-	well(f->a.client, kvd_dlist_prep(f->a.client, 0, descs, 3, NULL, &local));
-	well(f->a.client, kvd_dlist_prep(f->a.client, attach, theirs, 2, NULL, &remote));
+	live_well(f->b.client, kvd_session_key(f->b.client, 0, &key));
+	live_well(f->a.client, kvd_peer_attach(f->a.client, NULL, &key, 0, &attach));
+	live_well(f->a.client, kvd_dlist_prep(f->a.client, 0, descs, 3, NULL, &local));
+	live_well(f->a.client, kvd_dlist_prep(f->a.client, attach, theirs, 2, NULL, &remote));
 	args.local = local;
 	args.remote = remote;
-	well(f->a.client, kvd_xfer_start(f->a.client, &args, NULL, &xfer));
+	live_well(f->a.client, kvd_xfer_start(f->a.client, &args, NULL, &xfer));
 	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
 	memcpy(f->b.bytes + pages_b[1] * PAGE_BYTES, f->a.bytes + pages_a[1] * PAGE_BYTES,
 	       PAGE_BYTES); /* the page that was not sent */
 	check(&f->b, 3);
 	memset(f->b.bytes, 0xa5, PAGES * PAGE_BYTES);
-	well(f->a.client, kvd_xfer_again(xfer, NULL));
+	live_well(f->a.client, kvd_xfer_again(xfer, NULL));
 	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
 	assert_int_equal(f->b.bytes[pages_b[0] * PAGE_BYTES], pattern(0, 0));
 	for (int i = 0; i < 1000 && notifs < 2; i++)
-		well(f->b.client, kvd_notif_drain(f->b.client, 0, on_notif, &notifs));
+		live_well(f->b.client, kvd_notif_drain(f->b.client, 0, on_notif, &notifs));
 	assert_int_equal(notifs, 2);
-	well(f->a.client, kvd_xfer_release(xfer, NULL));
-	well(f->a.client, kvd_dlist_free(local, NULL));
-	well(f->a.client, kvd_dlist_free(remote, NULL));
+	live_well(f->a.client, kvd_xfer_release(xfer, NULL));
+	live_well(f->a.client, kvd_dlist_free(local, NULL));
+	live_well(f->a.client, kvd_dlist_free(remote, NULL));
 }
 
 static void dlist_long_is_taken_from_a_memfd(void **state)
@@ -731,9 +634,9 @@ static void dlist_long_is_taken_from_a_memfd(void **state)
 	engine_open(f, &f->a, KVD_REGION_MEMFD);
 	for (unsigned int i = 0; i < COUNT; i++)
 		descs[i] = (struct kvd_desc){(uintptr_t)f->a.bytes + i * 16, 16, 0, 0};
-	well(f->a.client, kvd_dlist_prep(f->a.client, 0, descs, COUNT, NULL, &dlist));
+	live_well(f->a.client, kvd_dlist_prep(f->a.client, 0, descs, COUNT, NULL, &dlist));
 	assert_int_equal(kvd_dlist_count(dlist), COUNT);
-	well(f->a.client, kvd_dlist_free(dlist, NULL));
+	live_well(f->a.client, kvd_dlist_free(dlist, NULL));
 	descs[COUNT - 1].address = 4096;
 	assert_int_equal(kvd_dlist_prep(f->a.client, 0, descs, COUNT, NULL, &dlist),
 			 -KVD_E_NOTFOUND);

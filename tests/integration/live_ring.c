@@ -25,6 +25,7 @@
 
 #include "proto/kvd.h"
 #include "proto/kvd_ring.h"
+#include "tests/lib/live_daemon.h"
 
 #define ROWS 256u
 #define ROW_BYTES 1024u
@@ -40,87 +41,15 @@ struct side {
 };
 
 struct fixture {
-	char dir[64], config[96], socket[96], log[96];
-	pid_t daemon;
+	struct live_daemon daemon;
 	struct side a, b; /* a writes to b */
 };
-
-/* ---- the daemon --------------------------------------------------------------- */
-
-static void daemon_start(struct fixture *f)
-{
-	char program[4096];
-	ssize_t n = readlink("/proc/self/exe", program, sizeof(program) - 8);
-
-	assert_true(n > 0);
-	program[n] = '\0';
-	strcpy(strrchr(program, '/'), "/kvd");
-	f->daemon = fork();
-	assert_true(f->daemon >= 0);
-	if (!f->daemon) {
-		int log = open(f->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
-
-		dup2(log, STDOUT_FILENO);
-		dup2(log, STDERR_FILENO);
-		execl(program, "kvd", "--config", f->config, (char *)NULL);
-		_exit(127);
-	}
-}
-
-static void daemon_log(const struct fixture *f)
-{
-	char line[512];
-	FILE *log = fopen(f->log, "r");
-
-	while (log && fgets(line, sizeof(line), log))
-		fprintf(stderr, "  kvd: %s", line);
-	if (log)
-		fclose(log);
-}
-
-static void daemon_kill(struct fixture *f)
-{
-	kill(f->daemon, SIGKILL);
-	assert_int_equal(waitpid(f->daemon, NULL, 0), f->daemon);
-	f->daemon = 0;
-}
-
-static struct kvd_client *client_open(struct fixture *f, const char *name)
-{
-	struct kvd_options o = {.socket = f->socket, .client = name, .timeout_ms = WAIT_MS};
-	struct kvd_client *client;
-	int r = -1;
-
-	for (int i = 0; i < 4000 && r; i++) {
-		r = kvd_open(&o, &client);
-		if (r && r != -KVD_E_NODAEMON)
-			break;
-		if (r)
-			poll(NULL, 0, 1);
-	}
-	if (r)
-		daemon_log(f);
-	assert_int_equal(r, 0);
-	return client;
-}
 
 static int setup(void **state)
 {
 	struct fixture *f = calloc(1, sizeof(*f));
-	FILE *config;
 
-	snprintf(f->dir, sizeof(f->dir), "/tmp/kvd-ring-XXXXXX");
-	assert_non_null(mkdtemp(f->dir));
-	snprintf(f->config, sizeof(f->config), "%s/live.conf", f->dir);
-	snprintf(f->socket, sizeof(f->socket), "%s/live.sock", f->dir);
-	snprintf(f->log, sizeof(f->log), "%s/log", f->dir);
-	config = fopen(f->config, "w");
-	assert_non_null(config);
-	fprintf(config, "[daemon]\nname = live\nrun_dir = %s\nlog_level = warn\n"
-			"[peer]\nping = 50 ms\ndead_after = 800 ms\n[transport]\ntransports = shm\n",
-		f->dir);
-	fclose(config);
-	daemon_start(f);
+	live_daemon_init(&f->daemon);
 	*state = f;
 	return 0;
 }
@@ -136,34 +65,15 @@ static void side_close(struct side *s)
 static int teardown(void **state)
 {
 	struct fixture *f = *state;
-	int status = -1;
 
 	side_close(&f->a);
 	side_close(&f->b);
-	if (f->daemon) {
-		kill(f->daemon, SIGTERM);
-		assert_int_equal(waitpid(f->daemon, &status, 0), f->daemon);
-		if (status)
-			daemon_log(f);
-		assert_int_equal(status, 0);
-	}
-	unlink(f->config);
-	unlink(f->log);
-	unlink(f->socket);
-	snprintf(f->config, sizeof(f->config), "%s/live.lock", f->dir);
-	unlink(f->config);
-	rmdir(f->dir);
+	live_daemon_fini(&f->daemon);
 	free(f);
 	return 0;
 }
 
 /* ---- two engines ------------------------------------------------------------------ */
-
-static void well(const struct kvd_client *client, int r)
-{
-	if (r < 0)
-		fail_msg("%s: %s", kvd_code_name(r), kvd_last_error(client)->message);
-}
 
 static uint8_t *bytes_of(const struct side *s)
 {
@@ -172,9 +82,9 @@ static uint8_t *bytes_of(const struct side *s)
 
 static void side_open(struct fixture *f, struct side *s, const char *name)
 {
-	s->client = client_open(f, name);
-	well(NULL, kvd_memory_alloc(BYTES, name, &s->memory));
-	well(s->client, kvd_region_memory(s->client, &s->memory, NULL, &s->region));
+	s->client = live_daemon_client(&f->daemon, name, WAIT_MS);
+	live_well(NULL, kvd_memory_alloc(BYTES, name, &s->memory));
+	live_well(s->client, kvd_region_memory(s->client, &s->memory, NULL, &s->region));
 }
 
 /* One row a descriptor, as a NIXL array: address, bytes, device. */
@@ -189,7 +99,7 @@ static struct kvd_dlist *list_rows(struct side *s, uint64_t attach, const void *
 		table[3 * i + 1] = ROW_BYTES;
 		table[3 * i + 2] = 7;
 	}
-	well(s->client, kvd_dlist_rows(s->client, attach, table, rows, 3, &dlist));
+	live_well(s->client, kvd_dlist_rows(s->client, attach, table, rows, 3, &dlist));
 	free(table);
 	return dlist;
 }
@@ -210,8 +120,8 @@ static void attach(struct fixture *f)
 {
 	struct kvd_session_key key;
 
-	well(f->b.client, kvd_session_key(f->b.client, 0, &key));
-	well(f->a.client, kvd_peer_attach(f->a.client, NULL, &key, 0, &f->a.attach));
+	live_well(f->b.client, kvd_session_key(f->b.client, 0, &key));
+	live_well(f->a.client, kvd_peer_attach(f->a.client, NULL, &key, 0, &f->a.attach));
 }
 
 static void sides_open(struct fixture *f)
@@ -234,7 +144,7 @@ static struct kvd_xfer *make(struct side *s, const uint32_t *from, const uint32_
 				     .remote_index_count = n};
 	struct kvd_xfer *xfer = NULL;
 
-	well(s->client, kvd_xfer_make(s->client, &args, &xfer));
+	live_well(s->client, kvd_xfer_make(s->client, &args, &xfer));
 	return xfer;
 }
 
@@ -244,11 +154,11 @@ static void send_row(struct fixture *f, uint32_t from, uint32_t to, uint8_t valu
 	struct kvd_xfer *xfer = make(&f->a, &from, &to, 1);
 
 	memset(bytes_of(&f->a) + from * ROW_BYTES, value, ROW_BYTES);
-	well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
+	live_well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
 	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
 	for (uint32_t i = 0; i < ROW_BYTES; i++)
 		assert_int_equal(bytes_of(&f->b)[to * ROW_BYTES + i], value);
-	well(f->a.client, kvd_xfer_drop(xfer));
+	live_well(f->a.client, kvd_xfer_drop(xfer));
 }
 
 static void on_notif(void *arg, const char *from, const void *data, size_t bytes)
@@ -277,20 +187,20 @@ static void post_moves_the_rows_and_again(void **state)
 	for (uint8_t round = 1; round < 20; round++) {
 		for (int i = 0; i < 3; i++)
 			memset(bytes_of(&f->a) + from[i] * ROW_BYTES, round * 3 + i, ROW_BYTES);
-		well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
+		live_well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
 		assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
 		for (int i = 0; i < 3; i++)
 			assert_int_equal(bytes_of(&f->b)[to[i] * ROW_BYTES + 77], round * 3 + i);
 	}
-	well(f->a.client, kvd_xfer_read(xfer, &st));
+	live_well(f->a.client, kvd_xfer_read(xfer, &st));
 	assert_int_equal(st.bytes, 3 * ROW_BYTES);
 	assert_int_equal(list_until(f->a.own), 1);
 	/* the calls by the socket know it as well */
-	well(f->a.client, kvd_xfer_again(xfer, NULL));
+	live_well(f->a.client, kvd_xfer_again(xfer, NULL));
 	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
-	well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
+	live_well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
 	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
-	well(f->a.client, kvd_xfer_release(xfer, NULL));
+	live_well(f->a.client, kvd_xfer_release(xfer, NULL));
 }
 
 /* Twenty thousand of them: the ring goes round, and is full; slots are used again. */
@@ -306,11 +216,11 @@ static void posts_by_the_thousand_all_arrive(void **state)
 		for (uint32_t i = 0; i < 1000; i++) {
 			row = i % ROWS;
 			xfers[i] = make(&f->a, &row, &row, 1);
-			well(f->a.client, kvd_xfer_post(xfers[i], NULL, 0));
+			live_well(f->a.client, kvd_xfer_post(xfers[i], NULL, 0));
 		}
 		for (uint32_t i = 0; i < 1000; i++) {
 			assert_int_equal(kvd_xfer_wait(xfers[i], WAIT_MS), KVD_SUCCESS);
-			well(f->a.client, kvd_xfer_drop(xfers[i]));
+			live_well(f->a.client, kvd_xfer_drop(xfers[i]));
 		}
 		assert_memory_equal(bytes_of(&f->b), bytes_of(&f->a), BYTES);
 	}
@@ -329,14 +239,14 @@ static void list_of_a_million_rows_is_prepared(void **state)
 	f->a.own = list_rows(&f->a, 0, f->a.memory.address, many);
 	xfer = make(&f->a, from, to, 2); /* at once: it stands behind the list */
 	memset(bytes_of(&f->a), 9, BYTES);
-	well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
+	live_well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
 	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
 	assert_int_equal(bytes_of(&f->b)[ROW_BYTES], 9);
 	assert_int_equal(list_until(f->a.own), 1);
-	well(f->a.client, kvd_dlist_drop(f->a.own)); /* the transfer keeps it */
-	well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
+	live_well(f->a.client, kvd_dlist_drop(f->a.own)); /* the transfer keeps it */
+	live_well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
 	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
-	well(f->a.client, kvd_xfer_drop(xfer));
+	live_well(f->a.client, kvd_xfer_drop(xfer));
 	f->a.own = small;
 	send_row(f, 5, 5, 55);
 }
@@ -351,11 +261,11 @@ static void notifications_come_in_order_and_are_counted(void **state)
 	sides_open(f);
 	xfer = make(&f->a, &row, &row, 1);
 	assert_int_equal(kvd_notif_waiting(f->b.client), 0);
-	well(f->a.client, kvd_notif_post(f->a.client, f->a.attach, "one", 3));
-	well(f->a.client, kvd_xfer_post(xfer, "two", 3));
+	live_well(f->a.client, kvd_notif_post(f->a.client, f->a.attach, "one", 3));
+	live_well(f->a.client, kvd_xfer_post(xfer, "two", 3));
 	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
-	well(f->a.client, kvd_notif_post(f->a.client, f->a.attach, "", 0));
-	well(f->a.client, kvd_notif_post(f->a.client, f->a.attach, "four", 4));
+	live_well(f->a.client, kvd_notif_post(f->a.client, f->a.attach, "", 0));
+	live_well(f->a.client, kvd_notif_post(f->a.client, f->a.attach, "four", 4));
 	for (int i = 0; i < WAIT_MS && kvd_notif_waiting(f->b.client) < 4; i++)
 		poll(NULL, 0, 1);
 	assert_int_equal(kvd_notif_drain(f->b.client, 0, on_notif, text), 4);
@@ -378,16 +288,16 @@ static void list_of_foreign_memory_fails_with_words(void **state)
 	good = f->a.own;
 	f->a.own = list_rows(&f->a, 0, &here, ROWS);
 	xfer = make(&f->a, &row, &row, 1);
-	well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
+	live_well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
 	assert_int_equal(list_until(f->a.own), -KVD_E_NOTFOUND);
-	well(f->a.client, kvd_dlist_why(f->a.own, 0, &why));
+	live_well(f->a.client, kvd_dlist_why(f->a.own, 0, &why));
 	assert_int_equal(why.code, KVD_E_NOTFOUND);
 	assert_non_null(strstr(why.message, "is not registered"));
 	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_FAILED);
-	well(f->a.client, kvd_xfer_why(xfer, 0, &why));
+	live_well(f->a.client, kvd_xfer_why(xfer, 0, &why));
 	assert_int_equal(why.code, KVD_E_NOTFOUND);
-	well(f->a.client, kvd_xfer_drop(xfer));
-	well(f->a.client, kvd_dlist_drop(f->a.own));
+	live_well(f->a.client, kvd_xfer_drop(xfer));
+	live_well(f->a.client, kvd_dlist_drop(f->a.own));
 	f->a.own = good;
 	send_row(f, 0, 9, 17); /* nobody is the worse for it */
 }
@@ -435,15 +345,15 @@ static void stop_and_drop_end_what_runs(void **state)
 	sides_open(f);
 	for (int i = 0; i < 64; i++) {
 		xfers[i] = make(&f->a, &row, &row, 1);
-		well(f->a.client, kvd_xfer_post(xfers[i], NULL, 0));
-		well(f->a.client, kvd_xfer_stop(xfers[i]));
+		live_well(f->a.client, kvd_xfer_post(xfers[i], NULL, 0));
+		live_well(f->a.client, kvd_xfer_stop(xfers[i]));
 	}
 	for (int i = 0; i < 64; i++) {
 		failed += kvd_xfer_wait(xfers[i], WAIT_MS) == KVD_FAILED;
-		well(f->a.client, kvd_xfer_drop(xfers[i]));
+		live_well(f->a.client, kvd_xfer_drop(xfers[i]));
 		xfers[i] = make(&f->a, &row, &row, 1);
-		well(f->a.client, kvd_xfer_post(xfers[i], NULL, 0));
-		well(f->a.client, kvd_xfer_drop(xfers[i])); /* under way */
+		live_well(f->a.client, kvd_xfer_post(xfers[i], NULL, 0));
+		live_well(f->a.client, kvd_xfer_drop(xfers[i])); /* under way */
 	}
 	print_message("%d of 64 were stopped in time\n", failed);
 	send_row(f, 2, 3, 4);
@@ -461,22 +371,22 @@ static void daemon_killed_fails_posts_and_the_next_one_serves(void **state)
 	sides_open(f);
 	xfer = make(&f->a, &row, &row, 1);
 	send_row(f, 1, 1, 11);
-	kill(f->daemon, SIGSTOP); /* it takes nothing out of the ring any more */
-	well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
+	kill(f->daemon.pid, SIGSTOP); /* it takes nothing out of the ring any more */
+	live_well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
 	assert_int_equal(kvd_xfer_state(xfer), KVD_TRANSFERRING);
-	daemon_kill(f);
+	live_daemon_kill(&f->daemon);
 	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_FAILED);
-	well(f->a.client, kvd_xfer_read(xfer, &st));
+	live_well(f->a.client, kvd_xfer_read(xfer, &st));
 	assert_int_equal(st.error, KVD_E_DEAD);
-	well(f->a.client, kvd_xfer_drop(xfer));
-	daemon_start(f);
+	live_well(f->a.client, kvd_xfer_drop(xfer));
+	live_daemon_start(&f->daemon);
 	side_close(&f->b);
 	side_open(f, &f->b, "b"); /* waits for the daemon; a comes back with its next call */
 	attach(f);
 	while (!list_until(f->a.own))
 		kvd_poll(f->a.client, 10);
 	assert_int_equal(list_until(f->a.own), 1);
-	well(f->a.client, kvd_dlist_drop(f->a.theirs)); /* its session is gone */
+	live_well(f->a.client, kvd_dlist_drop(f->a.theirs)); /* its session is gone */
 	f->a.theirs = list_rows(&f->a, f->a.attach, f->b.memory.address, ROWS);
 	for (uint8_t i = 0; i < 100; i++)
 		send_row(f, i, (uint32_t)(ROWS - 1 - i), i);
@@ -537,19 +447,19 @@ static void daemon_killed_at_any_moment_hangs_no_reader(void **state)
 		pthread_t thread;
 
 		sides_open(f);
-		killer.daemon = f->daemon;
+		killer.daemon = f->daemon.pid;
 		xfer = make(&f->a, rows, rows, sizeof(rows) / sizeof(rows[0]));
-		well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
+		live_well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
 		assert_int_equal(pthread_create(&thread, NULL, kill_after, &killer), 0);
 		read_until_dead(xfer, &st);
 		assert_int_equal(st.error, KVD_E_DEAD);
 		assert_int_equal(pthread_join(thread, NULL), 0);
-		daemon_kill(f);
+		live_daemon_kill(&f->daemon);
 		side_close(&f->a);
 		side_close(&f->b);
-		daemon_start(f);
+		live_daemon_start(&f->daemon);
 	}
-	kvd_close(client_open(f, "the next one serves"));
+	kvd_close(live_daemon_client(&f->daemon, "the next one serves", WAIT_MS));
 }
 
 /* ---- an engine with its own ideas -------------------------------------------------------- */
@@ -608,9 +518,9 @@ static void raw_open(struct fixture *f, struct raw *raw)
 	char text[4096], line[160];
 	int fds[3] = {-1, -1, -1};
 
-	kvd_close(client_open(f, "is it there?"));
+	kvd_close(live_daemon_client(&f->daemon, "is it there?", WAIT_MS));
 	memset(raw, 0, sizeof(*raw));
-	strcpy(addr.sun_path, f->socket);
+	strcpy(addr.sun_path, f->daemon.socket);
 	raw->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	assert_int_equal(connect(raw->fd, (struct sockaddr *)&addr, sizeof(addr)), 0);
 	raw_say(raw, "{\"id\":1,\"cmd\":\"hello\",\"proto\":1,\"client\":\"raw\"}\n");
