@@ -10,7 +10,7 @@
 #                                with columns left out)
 set -eu
 
-# package, and how to see that it is there: a header, or a program
+# package, and how to see that it is there: a header, a program, or a module of Python
 needs='
 gcc		program:gcc
 make		program:make
@@ -28,7 +28,7 @@ uthash-dev	header:uthash.h
 libcmocka-dev	header:cmocka.h
 python3		program:python3
 python3-dev	program:python3-config
-python3-venv	program:python3
+python3-venv	python:ensurepip
 systemd		program:systemd-analyze
 man-db		program:man
 clang-tidy	program:clang-tidy
@@ -47,6 +47,9 @@ is_there()
 	case $1 in
 	program:*)
 		command -v "${1#program:}" >/dev/null 2>&1
+		;;
+	python:*)
+		python3 -c "import ${1#python:}" >/dev/null 2>&1
 		;;
 	header:cmocka.h)
 		printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\n' |
