@@ -35,7 +35,8 @@
 #define F_VIEWS(required, text) {"views", FIELD_OBJECT, required, 0, 0, text}
 #define F_WAIT                                                                     \
 	{"wait", FIELD_OBJECT, false, 0, 0,                                        \
-	 "{kind:\"seq\", region, offset, value}: not before this word"}
+	 "{kind:\"seq\", region, offset, value}: not before this word; or "             \
+	 "{kind:\"event\", device, handle}: not before this CUDA IPC event, recorded before"}
 #define F_END {NULL, FIELD_ANY, false, 0, 0, NULL}
 
 static int role_of(const char *s, enum room_role *role_p)
@@ -270,6 +271,13 @@ static void open_reply(struct request *req, const struct room *room)
 	request_reply_brief(req, &brief);
 }
 
+static int parse_wait(struct request *req, struct wait_spec *wait)
+{
+	return wait_spec_parse(rooms_waits(req->kvd->rooms),
+			       cJSON_GetObjectItemCaseSensitive(req->args, "wait"),
+			       req->session, wait);
+}
+
 static int run_open(struct request *req)
 {
 	struct rooms *rooms = req->kvd->rooms;
@@ -286,8 +294,7 @@ static int run_open(struct request *req)
 	if (r >= 0)
 		r = parse_maps(req->args, args.pool->layout, &maps);
 	if (r >= 0)
-		r = wait_spec_parse(cJSON_GetObjectItemCaseSensitive(req->args, "wait"),
-				    req->session, &wait);
+		r = parse_wait(req, &wait);
 	if (r >= 0 && (args.role == ROOM_OFFER || args.role == ROOM_PULL) && maps.count == 0)
 		r = err_raise(ERR_INVAL, "views: missing");
 	if (r >= 0)
@@ -367,8 +374,7 @@ static int run_bind(struct request *req)
 		r = parse_maps(req->args, room->pool->layout, &maps);
 	if (r < 0)
 		return err_pass(r);
-	r = wait_spec_parse(cJSON_GetObjectItemCaseSensitive(req->args, "wait"),
-			    req->session, &wait);
+	r = parse_wait(req, &wait);
 	if (r >= 0) {
 		r = recv_bind(room, &maps, &wait);
 		if (r < 0)
@@ -391,8 +397,7 @@ static int parse_chunk(struct request *req, struct room *room, struct chunk *chu
 	if (r >= 0)
 		r = parse_maps(req->args, room->pool->layout, &chunk->maps);
 	if (r >= 0)
-		r = wait_spec_parse(cJSON_GetObjectItemCaseSensitive(req->args, "wait"),
-				    req->session, &chunk->wait);
+		r = parse_wait(req, &chunk->wait);
 	chunk->seq = (uint64_t)seq;
 	return r;
 }

@@ -187,6 +187,17 @@ static void tell_abort(struct room *room, const struct party *party)
 		err_clear(); /* a peer that cannot be told is going down */
 }
 
+/* Nothing is waited for any more: engines may destroy events of failed rooms. */
+static void forget_waits(struct room *room)
+{
+	struct chunk *chunk;
+
+	wait_stop(&room->wait_bind);
+	wait_spec_fini(&room->wait);
+	list_foreach(chunk, &room->chunks, link)
+		wait_spec_fini(&chunk->wait);
+}
+
 void room_fail(struct room *room, const struct err *why, const struct party *but)
 {
 	struct party *party;
@@ -199,8 +210,8 @@ void room_fail(struct room *room, const struct err *why, const struct party *but
 		if (party != but)
 			tell_abort(room, party);
 	}
-	wait_stop(&room->wait_bind);
 	roles[room->role]->stop(room, &room->error);
+	forget_waits(room);
 	room_kick(room);
 }
 

@@ -290,10 +290,14 @@ static bool all_have(const struct room *room, bool done)
 	return true;
 }
 
-static void on_wait_over(struct wait *wait)
+static void on_wait_over(struct wait *wait, const struct err *why)
 {
 	struct room *room = container_of(wait, struct room, wait_bind);
 
+	if (why) {
+		room_fail(room, why, NULL);
+		return;
+	}
 	room->wait_over = true;
 	room_kick(room);
 }
@@ -307,13 +311,16 @@ static int go_on(struct room *room)
 	r = start_beating(room);
 	if (r < 0)
 		return err_pass(r);
-	if (!room->wait_over && !wait_passed(&room->wait)) {
-		if (room->wait_bind.armed)
-			return 0;
-		return wait_start(rooms_waits(room->rooms), &room->wait_bind, &room->wait,
-				  on_wait_over);
+	if (!room->wait_over && !room->wait_bind.armed) {
+		r = wait_passed(&room->wait);
+		room->wait_over = r > 0;
+		if (r == 0)
+			r = wait_start(rooms_waits(room->rooms), &room->wait_bind,
+				       &room->wait, on_wait_over);
+		if (r < 0)
+			return err_pass(r);
 	}
-	return read_all(room);
+	return room->wait_over ? read_all(room) : 0;
 }
 
 static void step(struct room *room)

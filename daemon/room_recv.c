@@ -169,11 +169,15 @@ static int check_plan(const struct move *move)
 			 (unsigned long long)move->plan->bytes);
 }
 
-static void on_bind_passed(struct wait *wait)
+static void on_bind_over(struct wait *wait, const struct err *why)
 {
 	struct room *room = container_of(wait, struct room, wait_bind);
 	struct move *move;
 
+	if (why) {
+		room_fail(room, why, NULL); /* stop() ends the moves */
+		return;
+	}
 	room->wait_over = true;
 	list_foreach_safe(move, &room->moves, link) {
 		if (move->phase == MOVE_WAITING)
@@ -185,6 +189,7 @@ static void on_planned(struct move *move)
 {
 	struct room *room = move->room;
 	struct err why;
+	int r;
 
 	if (!room_live(room)) {
 		refuse_move(move, &room->error);
@@ -205,15 +210,17 @@ static void on_planned(struct move *move)
 		move->party->last_seen = true;
 		move->party->last_seq = move->seq;
 	}
-	if (room->wait_over || wait_passed(&room->wait)) {
+	r = room->wait_over ? 1 : wait_passed(&room->wait);
+	if (r > 0) {
 		room->wait_over = true;
 		land(move);
 		return;
 	}
 	move->phase = MOVE_WAITING;
-	if (!room->wait_bind.armed &&
-	    wait_start(rooms_waits(room->rooms), &room->wait_bind, &room->wait,
-		       on_bind_passed) < 0)
+	if (r == 0 && !room->wait_bind.armed)
+		r = wait_start(rooms_waits(room->rooms), &room->wait_bind, &room->wait,
+			       on_bind_over);
+	if (r < 0)
 		room_fail_last(room, NULL); /* stop() ends the move */
 }
 

@@ -197,14 +197,20 @@ static void post(struct move *move)
 	room_kick(room); /* the last chunk may wait for this */
 }
 
-static void on_passed(struct wait *wait)
+static void on_wait_over(struct wait *wait, const struct err *why)
 {
-	post(container_of(wait, struct move, wait));
+	struct move *move = container_of(wait, struct move, wait);
+
+	if (why)
+		room_fail(move->room, why, NULL); /* stop() ends the move */
+	else
+		post(move);
 }
 
 static void on_planned(struct move *move)
 {
 	struct room *room = move->room;
+	int r;
 
 	if (!room_live(room) || move->refused.code != ERR_OK) {
 		room_fail(room, &move->refused, NULL);
@@ -215,16 +221,17 @@ static void on_planned(struct move *move)
 		move_end(move);
 		return;
 	}
-	if (wait_passed(&move->chunk->wait)) {
+	r = wait_passed(&move->chunk->wait);
+	if (r > 0) {
 		post(move);
 		return;
 	}
 	move->phase = MOVE_WAITING;
-	if (wait_start(rooms_waits(room->rooms), &move->wait, &move->chunk->wait,
-		       on_passed) < 0) {
-		room_fail_last(room, NULL);
-		move_end(move);
-	}
+	if (r == 0)
+		r = wait_start(rooms_waits(room->rooms), &move->wait, &move->chunk->wait,
+			       on_wait_over);
+	if (r < 0)
+		room_fail_last(room, NULL); /* stop() ends the move */
 }
 
 static int dispatch_to(struct room *room, struct chunk *chunk, struct party *party)

@@ -36,7 +36,7 @@ int rooms_new(struct kvd *kvd, struct rooms **rooms_p)
 	idmap_init(&rooms->by_gen);
 	r = late_init(rooms);
 	if (r >= 0)
-		r = waits_new(kvd->loop, &rooms->waits);
+		r = waits_new(kvd->loop, kvd->gpu, &rooms->waits);
 	if (r < 0) {
 		rooms_free(rooms);
 		return err_pass(r);

@@ -22,4 +22,4 @@ $(FAKE_CUDA):
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(@F) $(if $(SAN),,-Wl,-z,defs) $^ -o $@
 
 TEST_NEEDS += $(FAKE_CUDA)
-$(B)/unit/test_gpu $(B)/unit/test_copy_gpu $(B)/unit/test_region_gpu $(CONFORM): | $(FAKE_CUDA)
+$(B)/unit/test_gpu $(B)/unit/test_copy_gpu $(B)/unit/test_region_gpu $(B)/unit/test_gpu_event $(CONFORM): | $(FAKE_CUDA)

@@ -144,6 +144,8 @@ struct client_conn {
 	uint64_t next_deadline_ns; /* none is earlier; 0: no deadline at all */
 };
 
+#define KVD_IPC_BYTES 64u /* of a handle of CUDA IPC */
+
 struct client_op { /* one request being made */
 	struct client_text text; /* `{"id":…,"cmd":…` … without the last brace */
 	uint64_t id;

@@ -19,8 +19,6 @@
 #include "proto/base64.h"
 #include "proto/client_adopt.h"
 
-#define KVD_IPC_BYTES 64u /* of a CUDA IPC handle */
-
 /* One handle; several handles may share the daemon's id, which counts them. */
 struct kvd_region {
 	struct client_object object;

@@ -17,6 +17,8 @@
 
 #include <string.h>
 
+#include "proto/base64.h"
+
 struct kvd_room {
 	struct client_slot slot;
 	enum kvd_role role;
@@ -44,6 +46,16 @@ static void room_begin(struct kvd_room *room, struct client_op *op, const char *
 
 static void text_wait(struct client_text *text, const struct kvd_wait *wait)
 {
+	char handle[BASE64_CHARS(KVD_IPC_BYTES) + 1];
+
+	if (wait->ipc_event) {
+		base64_encode(wait->ipc_event, KVD_IPC_BYTES, handle);
+		client_text_printf(text, ",\"wait\":{\"kind\":\"event\"");
+		client_text_str(text, "device", wait->device);
+		client_text_str(text, "handle", handle);
+		client_text_printf(text, "}");
+		return;
+	}
 	if (!wait->region)
 		return;
 	client_text_printf(text, ",\"wait\":{\"kind\":\"seq\"");
@@ -167,14 +179,28 @@ static int room_opened(struct client_request *req, int result, const cJSON *repl
 	return result;
 }
 
+static int wait_check(struct kvd_client *client, const struct kvd_wait *wait)
+{
+	if (wait->ipc_event && wait->region)
+		return client_fail(client, KVD_E_INVAL, "wait: a word or an event, not both");
+	if (wait->ipc_event && !wait->device)
+		return client_fail(client, KVD_E_INVAL, "wait.device: missing");
+	if (wait->region && !kvd_region_id(wait->region))
+		return client_fail(client, KVD_E_STATE, "wait: its region is not registered");
+	return 0;
+}
+
 static int open_check(struct kvd_client *client, const struct kvd_room_args *a)
 {
+	int r;
+
 	if ((unsigned int)a->role >= ARRAY_LEN(role_names))
 		return client_fail(client, KVD_E_INVAL, "role: %d", (int)a->role);
 	if (!a->pool || !kvd_pool_id(a->pool))
 		return client_fail(client, KVD_E_STATE, "pool: not registered now");
-	if (a->wait.region && !kvd_region_id(a->wait.region))
-		return client_fail(client, KVD_E_STATE, "wait: its region is not registered");
+	r = wait_check(client, &a->wait);
+	if (r)
+		return r;
 	if (!client->map || kvd_lost(client))
 		return client_fail(client, KVD_E_LOST, "no connection: kvd_reconnect()");
 	return 0;
@@ -222,14 +248,6 @@ static int room_enter(struct kvd_room *room, const struct kvd_call *call)
 	return r;
 }
 
-static int wait_check(struct kvd_room *room, const struct kvd_wait *wait)
-{
-	if (!wait->region || kvd_region_id(wait->region))
-		return 0;
-	return client_fail(room->slot.object.client, KVD_E_STATE,
-			   "wait: its region is not registered");
-}
-
 int kvd_room_bind(struct kvd_room *room, const struct kvd_bind_args *args,
 		  const struct kvd_call *call)
 {
@@ -237,7 +255,7 @@ int kvd_room_bind(struct kvd_room *room, const struct kvd_bind_args *args,
 	int r = room_enter(room, call);
 
 	if (!r)
-		r = wait_check(room, &args->wait);
+		r = wait_check(room->slot.object.client, &args->wait);
 	if (r)
 		return r;
 	room_begin(room, &op, "room.bind");
@@ -255,7 +273,7 @@ int kvd_room_send(struct kvd_room *room, const struct kvd_send_args *args,
 	int r = room_enter(room, call);
 
 	if (!r)
-		r = wait_check(room, &args->wait);
+		r = wait_check(room->slot.object.client, &args->wait);
 	if (r)
 		return r;
 	room_begin(room, &op, "room.send");

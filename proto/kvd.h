@@ -436,13 +436,43 @@ struct kvd_view {
 	uint32_t layer_begin, layer_end; /* both 0: all layers */
 };
 
-/* "Not before *(uint64_t *)(region + offset) >= value": a word that the
- * engine's stream writes. The region must be sealed memory. */
+/*
+ * "Not before": a point that the engine's stream must have passed before a chunk's
+ * pages are read, or before anything lands in pages just freed. One of:
+ *
+ * a word     not before *(uint64_t *)(region + offset) >= value. The region must be
+ *            sealed memory (memfd). kvd_timeline_mark() fills this in.
+ * an event   not before this event of CUDA IPC (64 bytes of cuIpcGetEventHandle) has
+ *            come. It must be recorded before the call, and neither recorded again nor
+ *            destroyed before its bytes have left or landed, or the room has failed:
+ *            the driver looks at the newest record, and takes an event that was never
+ *            recorded for one that has come.
+ */
 struct kvd_wait {
-	struct kvd_region *region; /* NULL: do not wait */
+	struct kvd_region *region; /* the word's; NULL: no word */
 	uint64_t offset;
 	uint64_t value;
+	const void *ipc_event; /* NULL: no event */
+	const char *device;    /* the event's GPU, by UUID or PCI id */
 };
+
+/*
+ * A timeline: a word of its own that one CUDA stream raises as it goes. No CUDA
+ * header or library takes part; `library` is the driver that the engine has loaded
+ * (NULL: "libcuda.so.1"; version 12 or newer, else -KVD_E_REQUIRE). `stream` is a
+ * CUstream (a cudaStream_t is one), whose context is current in the thread of these
+ * calls; it must not be capturing a graph.
+ *
+ * mark: put the next number behind all that is in the stream by now, and say what to
+ * wait for. Costs one write of the GPU's; never blocks.
+ * close: before kvd_close(). -KVD_E_BUSY until the stream has passed the last mark.
+ */
+struct kvd_timeline;
+int kvd_timeline_open(struct kvd_client *client, void *stream, const char *library,
+		      int timeout_ms, struct kvd_timeline **timeline_p);
+int kvd_timeline_mark(struct kvd_timeline *timeline, struct kvd_wait *wait_p);
+bool kvd_timeline_passed(const struct kvd_timeline *timeline); /* the last mark */
+int kvd_timeline_close(struct kvd_timeline *timeline, int timeout_ms);
 
 struct kvd_source {
 	const char *endpoint; /* the source's daemon; NULL: our own daemon */

@@ -48,6 +48,15 @@ FAKE_API void fake_cuda_pace(unsigned int ns_per_kib);
 CUDRV_REQUIRED(FAKE_DECLARE)
 CUDRV_OPTIONAL(FAKE_GROUP_DECLARE)
 /* What only engines call. */
+FAKE_API int cuMemHostGetDevicePointer_v2(uint64_t *address_p, void *host,
+					  unsigned int flags);
+FAKE_API int cuStreamWriteValue64_v2(struct cu_stream *stream, uint64_t address,
+				     uint64_t value, unsigned int flags);
+FAKE_API int cuLaunchHostFunc(struct cu_stream *stream, void (*function)(void *arg),
+			      void *arg);
+FAKE_API int cuCtxSynchronize(void);
+FAKE_API int cuMemsetD8Async(uint64_t address, unsigned char byte, size_t bytes,
+			     struct cu_stream *stream);
 FAKE_API int cuMemAlloc_v2(uint64_t *address_p, size_t bytes);
 FAKE_API int cuMemFree_v2(uint64_t address);
 FAKE_API int cuIpcGetMemHandle(struct cu_ipc_mem *handle_p, uint64_t address);
@@ -105,6 +114,8 @@ bool fake_is_device(uint64_t address);
  * that is not there (any more), or not to be written. The lock for reading must
  * be held until the bytes have moved. */
 uint8_t *fake_reach(uint64_t address, uint64_t bytes, bool writing);
+/* Is this host memory registered or pinned, all of it? The lock is held. */
+bool fake_is_pinned(uint64_t address, uint64_t bytes);
 void fake_memory_lock(void);
 void fake_memory_unlock(void);
 void fake_memory_drop(int device); /* a context's end */

@@ -487,6 +487,32 @@ int cuMemHostRegister_v2(void *base, size_t bytes, unsigned int flags)
 			     : CU_ERROR_INVALID_VALUE;
 }
 
+bool fake_is_pinned(uint64_t address, uint64_t bytes)
+{
+	struct mem *m;
+
+	list_foreach (m, &mems, link)
+		if (of_host(m) && address >= m->address &&
+		    address - m->address < m->bytes &&
+		    bytes <= m->bytes - (address - m->address))
+			return true;
+	return false;
+}
+
+int cuMemHostGetDevicePointer_v2(uint64_t *address_p, void *host, unsigned int flags)
+{
+	bool pinned;
+
+	ENTER(cuMemHostGetDevicePointer_v2);
+	fake_memory_lock();
+	pinned = fake_is_pinned((uintptr_t)host, 1);
+	fake_memory_unlock();
+	if (!pinned || flags)
+		return CU_ERROR_INVALID_VALUE;
+	*address_p = (uintptr_t)host;
+	return CU_SUCCESS;
+}
+
 int cuMemHostUnregister(void *base)
 {
 	ENTER(cuMemHostUnregister);

@@ -21,7 +21,16 @@
 #define PIECE_BYTES (UINT64_C(64) << 10)
 #define EVENT_MAGIC 0x43445545u
 
-enum kind { WORK_COPY, WORK_COPY2D, WORK_BATCH, WORK_RECORD, WORK_WAIT };
+enum kind {
+	WORK_COPY,
+	WORK_COPY2D,
+	WORK_BATCH,
+	WORK_WRITE,
+	WORK_FILL,
+	WORK_HOST,
+	WORK_RECORD,
+	WORK_WAIT
+};
 
 struct point { /* of an event; may lie in shared memory */
 	uint64_t recorded, reached;
@@ -44,6 +53,8 @@ struct work {
 	size_t count;
 	struct point *point;
 	uint64_t value;
+	void (*function)(void *arg);
+	void *arg;
 };
 
 struct cu_stream {
@@ -130,6 +141,32 @@ static int move_batch(const struct work *w)
 	return result;
 }
 
+/* A word that others look at: after all that came before it in the stream. */
+static int write_word(const struct work *w)
+{
+	uint64_t *word;
+
+	fake_memory_lock();
+	word = (uint64_t *)(void *)fake_reach(w->dst, sizeof(*word), true);
+	if (word)
+		__atomic_store_n(word, w->value, __ATOMIC_RELEASE);
+	fake_memory_unlock();
+	return word ? CU_SUCCESS : CU_ERROR_ILLEGAL_ADDRESS;
+}
+
+static int fill(const struct work *w)
+{
+	uint8_t *to;
+
+	pace(w->bytes);
+	fake_memory_lock();
+	to = fake_reach(w->dst, w->bytes, true);
+	if (to)
+		memset(to, (int)w->value, w->bytes);
+	fake_memory_unlock();
+	return to ? CU_SUCCESS : CU_ERROR_ILLEGAL_ADDRESS;
+}
+
 static void point_reach(struct point *p, uint64_t value)
 {
 	__atomic_store_n(&p->reached, value, __ATOMIC_RELEASE);
@@ -155,6 +192,13 @@ static int work_do(struct cu_stream *stream, const struct work *w)
 		return move2d(&w->copy2d);
 	case WORK_BATCH:
 		return move_batch(w);
+	case WORK_WRITE:
+		return write_word(w);
+	case WORK_FILL:
+		return fill(w);
+	case WORK_HOST:
+		w->function(w->arg);
+		break;
 	case WORK_RECORD:
 		point_reach(w->point, w->value);
 		break;
@@ -386,6 +430,65 @@ int cuMemcpyBatchAsync_v2(uint64_t *dsts, uint64_t *srcs, size_t *sizes, size_t 
 	return queue(stream, w);
 }
 #endif
+
+/* ---- what engines put into streams ---- */
+
+int cuStreamWriteValue64_v2(struct cu_stream *stream, uint64_t address, uint64_t value,
+			    unsigned int flags)
+{
+	struct work *w;
+	bool there;
+
+	ENTER(cuStreamWriteValue64_v2);
+	fake_memory_lock();
+	there = fake_is_device(address) || fake_is_pinned(address, sizeof(value));
+	fake_memory_unlock();
+	if (!there || address % sizeof(value) || flags)
+		return CU_ERROR_INVALID_VALUE;
+	w = work_new(WORK_WRITE);
+	if (w) {
+		w->dst = address;
+		w->value = value;
+	}
+	return queue(stream, w);
+}
+
+int cuMemsetD8Async(uint64_t address, unsigned char byte, size_t bytes,
+		    struct cu_stream *stream)
+{
+	struct work *w;
+
+	ENTER(cuMemsetD8Async);
+	if (!fake_is_device(address))
+		return CU_ERROR_INVALID_VALUE;
+	w = work_new(WORK_FILL);
+	if (w) {
+		w->dst = address;
+		w->bytes = bytes;
+		w->value = byte;
+	}
+	return queue(stream, w);
+}
+
+int cuLaunchHostFunc(struct cu_stream *stream, void (*function)(void *arg), void *arg)
+{
+	struct work *w;
+
+	ENTER(cuLaunchHostFunc);
+	w = work_new(WORK_HOST);
+	if (w) {
+		w->function = function;
+		w->arg = arg;
+	}
+	return queue(stream, w);
+}
+
+int cuCtxSynchronize(void)
+{
+	ENTER(cuCtxSynchronize);
+	fake_streams_drain(fake_current());
+	return fake_sticky(fake_current());
+}
 
 /* ---- events ---- */
 

@@ -1,0 +1,478 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One thread for all events, because the driver's calls are not for the loop:
+ * opening takes a lock that a call of another thread may hold for long, and
+ * cuEventQuery is quick only on most days.
+ *
+ * Polling, not cuEventSynchronize (a thread an event, and none of them can be
+ * called back) and not cuStreamWaitEvent (a stream that waits for a dead engine's
+ * event cannot be drained, so a fence would wait for it, too). A host function on
+ * a stream behind the event has the same fault.
+ *
+ * Watches are shared with the loop and opens are not: what one handle of one owner
+ * opened is shared by all that watch it meanwhile, since the driver does not say
+ * whether a process may open a handle twice. A watch looks for itself, though: that
+ * another one found the event reached may have been before the engine recorded it
+ * again. When nobody watches, the event is closed at once and not kept for the next
+ * time: cuda.h calls any use of an imported event undefined after the engine has
+ * destroyed it, and an engine that was told of the end may do that.
+ *
+ * An engine that dies leaves its events behind without that order. Its session
+ * closes, which drops the watches; a query in between is refused or answered, either
+ * way of a room that is being aborted.
+ */
+#include "gpu/event.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <time.h>
+
+#include "daemon/base/list.h"
+#include "daemon/base/mem.h"
+#include "daemon/loop.h"
+#include "gpu/gpu.h"
+
+/* As a step of an engine takes milliseconds, 50 µs of delay are not seen; who waits
+ * for long costs less. */
+#define PAUSE_MIN_NS UINT64_C(50000)
+#define PAUSE_MAX_NS UINT64_C(1000000)
+
+enum { STATE_PENDING, STATE_REACHED, STATE_FAILED };
+
+struct opened { /* the thread's alone */
+	struct list link;
+	struct gpu_device *device;
+	struct cu_event *event;
+	uint64_t owner;
+	char name[64];
+	struct cu_ipc_event handle;
+	unsigned int watches;
+};
+
+struct gpu_event {
+	struct list link; /* events->fresh, ->watched */
+	struct gpu_events *events;
+	uint64_t owner;
+	char device[64];
+	struct cu_ipc_event handle;
+	atomic_bool dropped;
+	atomic_int state;
+	struct err why;	       /* before `state` says failed */
+	struct opened *opened; /* the thread's */
+};
+
+struct gpu_events {
+	struct gpu *gpu;
+	struct loop_wake wake;
+	void (*on_change)(void *arg);
+	void *arg;
+	unsigned int count; /* the loop's: not dropped */
+	struct list live;   /* owners of those, for their cap: the loop's */
+	pthread_t thread;
+	bool running;
+	pthread_mutex_t lock;
+	pthread_cond_t more;
+	struct list fresh;
+	bool stopping, look; /* look: something was dropped */
+	/* the thread's */
+	struct list watched, opens;
+};
+
+struct owner { /* how many events one has: its cap */
+	struct list link;
+	uint64_t id;
+	unsigned int count;
+};
+
+/* ---- opening and closing: the thread ---- */
+
+static int refused(struct gpu_device *device, int result)
+{
+	int r = gpu_raise(device, result, ERR_IMPORT, "cuIpcOpenEventHandle");
+
+	if (cudrv_sticky(result) || result == CU_ERROR_OUT_OF_MEMORY)
+		return err_pass(r);
+	if (result == CU_ERROR_INVALID_CONTEXT)
+		return err_prefix(r, "the event is of kvd's own process");
+	if (result == CU_ERROR_NOT_SUPPORTED || result == CU_ERROR_NOT_PERMITTED)
+		return err_prefix(r, "CUDA IPC is not available here (MIG, WSL, some "
+				     "virtual GPUs): wait for a word instead");
+	return err_prefix(r, "no event of cuIpcGetEventHandle (made with "
+			     "CU_EVENT_INTERPROCESS); or its process is gone, or runs in "
+			     "another PID or IPC namespace (share them: --pid=host "
+			     "--ipc=host)");
+}
+
+static int opened_new(struct gpu_device *device, const struct gpu_event *event,
+		      struct opened **opened_p)
+{
+	struct opened *o = mem_zalloc(sizeof(*o));
+	int result, r;
+
+	if (!o)
+		return err_pass(-ENOMEM);
+	r = gpu_enter(device);
+	if (r < 0) {
+		mem_free(o);
+		return err_pass(r);
+	}
+	result = device->gpu->drv.ipc_open_event(&o->event, event->handle);
+	if (result != CU_SUCCESS)
+		r = refused(device, result);
+	gpu_leave(device);
+	if (r < 0) {
+		mem_free(o);
+		return err_pass(r);
+	}
+	o->device = device;
+	o->owner = event->owner;
+	o->handle = event->handle;
+	memcpy(o->name, event->device, sizeof(o->name));
+	*opened_p = o;
+	return 0;
+}
+
+static struct opened *opened_find(struct gpu_events *events, const struct gpu_event *event)
+{
+	struct opened *o;
+
+	list_foreach (o, &events->opens, link)
+		if (o->owner == event->owner &&
+		    memcmp(&o->handle, &event->handle, sizeof(o->handle)) == 0 &&
+		    strcmp(o->name, event->device) == 0)
+			return o;
+	return NULL;
+}
+
+static int event_open(struct gpu_events *events, struct gpu_event *event)
+{
+	struct opened *o = opened_find(events, event);
+	struct gpu_device *device = NULL;
+	struct err why;
+	int r;
+
+	if (o) {
+		event->opened = o;
+		o->watches++;
+		return 0;
+	}
+	r = gpu_device_find(events->gpu, event->device, &device);
+	if (r == 0)
+		r = gpu_device_get(device);
+	if (r < 0)
+		return err_pass(r);
+	r = opened_new(device, event, &o);
+	if (r < 0) {
+		err_take(&why);
+		gpu_device_put(device);
+		return err_reraise(&why);
+	}
+	list_push_back(&events->opens, &o->link);
+	event->opened = o;
+	o->watches = 1;
+	return 0;
+}
+
+/* What the driver says to the end of an event is of earlier work, or of a context
+ * that is broken: it is gone either way. */
+static void event_close(struct gpu_event *event)
+{
+	struct opened *o = mem_steal(event->opened);
+	struct gpu_device *device;
+
+	if (!o || --o->watches > 0)
+		return;
+	device = o->device;
+	(void)device->gpu->drv.event_destroy(o->event); /* whatever context is current */
+	list_remove(&o->link);
+	mem_free(o);
+	gpu_device_put(device);
+}
+
+/* ---- looking: the thread ---- */
+
+static void event_settle(struct gpu_event *event, int state)
+{
+	if (state == STATE_FAILED)
+		err_take(&event->why);
+	event_close(event);
+	atomic_store(&event->state, state);
+	loop_wake(&event->events->wake);
+}
+
+static int query_raise(struct gpu_device *device, int result)
+{
+	int r = gpu_raise(device, result, ERR_FAULT, "cuEventQuery");
+
+	return err_prefix(r, "the event that was to be waited for");
+}
+
+static void event_query(struct gpu_event *event)
+{
+	struct gpu_device *device = event->opened->device;
+	int result;
+
+	if (gpu_enter(device) < 0) {
+		event_settle(event, STATE_FAILED);
+		return;
+	}
+	result = device->gpu->drv.event_query(event->opened->event);
+	gpu_leave(device);
+	if (result == CU_ERROR_NOT_READY)
+		return;
+	if (result != CU_SUCCESS)
+		(void)query_raise(device, result);
+	event_settle(event, result == CU_SUCCESS ? STATE_REACHED : STATE_FAILED);
+}
+
+static void event_free(struct gpu_event *event)
+{
+	event_close(event);
+	list_remove(&event->link);
+	mem_free(event);
+}
+
+/* How many are pending. */
+static unsigned int look_at_all(struct gpu_events *events)
+{
+	struct gpu_event *event;
+	unsigned int pending = 0;
+
+	list_foreach_safe (event, &events->watched, link) {
+		if (atomic_load(&event->dropped)) {
+			event_free(event);
+			continue;
+		}
+		if (atomic_load(&event->state) != STATE_PENDING)
+			continue;
+		if (!event->opened && event_open(events, event) < 0)
+			event_settle(event, STATE_FAILED);
+		else
+			event_query(event);
+		pending += atomic_load(&event->state) == STATE_PENDING;
+	}
+	return pending;
+}
+
+static void pause_until(struct gpu_events *events, uint64_t pause_ns)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	t.tv_nsec += (long)pause_ns;
+	if (t.tv_nsec >= 1000000000) {
+		t.tv_nsec -= 1000000000;
+		t.tv_sec++;
+	}
+	(void)pthread_cond_clockwait(&events->more, &events->lock, CLOCK_MONOTONIC, &t);
+}
+
+static void *thread_main(void *arg)
+{
+	struct gpu_events *events = arg;
+	uint64_t pause_ns = PAUSE_MIN_NS;
+
+	pthread_mutex_lock(&events->lock);
+	for (;;) {
+		bool fresh = !list_empty(&events->fresh);
+		unsigned int pending;
+		struct list *n;
+
+		while ((n = list_pop_front(&events->fresh)))
+			list_push_back(&events->watched, n);
+		events->look = false;
+		pthread_mutex_unlock(&events->lock);
+		pending = look_at_all(events);
+		pthread_mutex_lock(&events->lock);
+		pause_ns = fresh ? PAUSE_MIN_NS : pause_ns + pause_ns / 16;
+		if (pause_ns > PAUSE_MAX_NS)
+			pause_ns = PAUSE_MAX_NS;
+		if (!list_empty(&events->fresh) || events->look)
+			continue;
+		if (pending > 0)
+			pause_until(events, pause_ns);
+		else if (events->stopping)
+			break;
+		else
+			pthread_cond_wait(&events->more, &events->lock);
+	}
+	pthread_mutex_unlock(&events->lock);
+	return NULL;
+}
+
+/* ---- the loop ---- */
+
+static void on_wake(struct loop_wake *wake)
+{
+	struct gpu_events *events = container_of(wake, struct gpu_events, wake);
+
+	events->on_change(events->arg);
+}
+
+int gpu_events_new(struct gpu *gpu, struct loop *loop, void (*on_change)(void *arg),
+		   void *arg, struct gpu_events **events_p)
+{
+	struct gpu_events *events = mem_zalloc(sizeof(*events));
+	int r;
+
+	if (!events)
+		return err_pass(-ENOMEM);
+	*events = (struct gpu_events){.gpu = gpu, .on_change = on_change, .arg = arg};
+	list_init(&events->live);
+	list_init(&events->fresh);
+	list_init(&events->watched);
+	list_init(&events->opens);
+	r = loop_wake_init(&events->wake, loop, on_wake);
+	if (r < 0) {
+		mem_free(events);
+		return err_pass(r);
+	}
+	pthread_mutex_init(&events->lock, NULL);
+	pthread_cond_init(&events->more, NULL);
+	*events_p = events;
+	return 0;
+}
+
+/* Only with the first event, and only faults of the thread's own may reach it. */
+static int thread_start(struct gpu_events *events)
+{
+	sigset_t all, old;
+	int no;
+
+	if (events->running)
+		return 0;
+	sigfillset(&all);
+	sigdelset(&all, SIGBUS);
+	sigdelset(&all, SIGSEGV);
+	sigdelset(&all, SIGILL);
+	sigdelset(&all, SIGFPE);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	no = pthread_create(&events->thread, NULL, thread_main, events);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	if (no)
+		return err_raise_errno(no, "starting the thread that watches events");
+	(void)pthread_setname_np(events->thread, "kvd-gpu-event");
+	events->running = true;
+	return 0;
+}
+
+void gpu_events_free(struct gpu_events *events)
+{
+	if (!events)
+		return;
+	assert(events->count == 0);
+	pthread_mutex_lock(&events->lock);
+	events->stopping = true;
+	pthread_cond_signal(&events->more);
+	pthread_mutex_unlock(&events->lock);
+	if (events->running)
+		pthread_join(events->thread, NULL);
+	assert(list_empty(&events->watched) && list_empty(&events->opens));
+	loop_wake_fini(&events->wake);
+	pthread_cond_destroy(&events->more);
+	pthread_mutex_destroy(&events->lock);
+	mem_free(events);
+}
+
+static struct owner *owner_find(struct gpu_events *events, uint64_t id)
+{
+	struct owner *owner;
+
+	list_foreach (owner, &events->live, link)
+		if (owner->id == id)
+			return owner;
+	return NULL;
+}
+
+static int owner_charge(struct gpu_events *events, uint64_t id)
+{
+	struct owner *owner = owner_find(events, id);
+
+	if (events->count >= GPU_EVENTS_MAX)
+		return err_raise(ERR_LIMIT, "%u events are waited for", GPU_EVENTS_MAX);
+	if (owner && owner->count >= GPU_EVENTS_OWNER_MAX)
+		return err_raise(ERR_LIMIT, "%u events are waited for in this session",
+				 GPU_EVENTS_OWNER_MAX);
+	if (!owner) {
+		owner = mem_zalloc(sizeof(*owner));
+		if (!owner)
+			return err_pass(-ENOMEM);
+		owner->id = id;
+		list_init(&owner->link);
+		list_push_back(&events->live, &owner->link);
+	}
+	owner->count++;
+	events->count++;
+	return 0;
+}
+
+static void owner_discharge(struct gpu_events *events, uint64_t id)
+{
+	struct owner *owner = owner_find(events, id);
+
+	events->count--;
+	if (--owner->count > 0)
+		return;
+	list_remove(&owner->link);
+	mem_free(owner);
+}
+
+int gpu_event_watch(struct gpu_events *events, uint64_t owner, const char *device,
+		    const struct cu_ipc_event *handle, struct gpu_event **event_p)
+{
+	struct gpu_event *event;
+	int r = thread_start(events);
+
+	if (r < 0)
+		return err_pass(r);
+	if (strlen(device) >= sizeof(event->device))
+		return err_raise(ERR_INVAL, "device: over %zu bytes",
+				 sizeof(event->device) - 1);
+	event = mem_zalloc(sizeof(*event));
+	if (!event)
+		return err_pass(-ENOMEM);
+	r = owner_charge(events, owner);
+	if (r < 0) {
+		mem_free(event);
+		return err_pass(r);
+	}
+	list_init(&event->link);
+	event->events = events;
+	event->owner = owner;
+	event->handle = *handle;
+	memcpy(event->device, device, strlen(device) + 1);
+	pthread_mutex_lock(&events->lock);
+	list_push_back(&events->fresh, &event->link);
+	pthread_cond_signal(&events->more);
+	pthread_mutex_unlock(&events->lock);
+	*event_p = event;
+	return 0;
+}
+
+int gpu_event_state(const struct gpu_event *event)
+{
+	int state = atomic_load(&event->state);
+
+	if (state == STATE_FAILED)
+		return err_reraise(&event->why);
+	return state == STATE_REACHED;
+}
+
+void gpu_event_drop(struct gpu_event *event)
+{
+	struct gpu_events *events;
+
+	if (!event)
+		return;
+	events = event->events;
+	owner_discharge(events, event->owner);
+	pthread_mutex_lock(&events->lock);
+	atomic_store(&event->dropped, true); /* the thread may free it from now on */
+	events->look = true;
+	pthread_cond_signal(&events->more);
+	pthread_mutex_unlock(&events->lock);
+}
