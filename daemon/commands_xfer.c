@@ -86,15 +86,28 @@ static int run_attach(struct request *req)
 	return r < 0 ? err_pass(r) : 0;
 }
 
-/* Is the session there still, as far as this daemon knows? */
+/* Is the session there still, as far as this daemon knows, or as its owner's? */
 static int run_attached(struct request *req)
 {
 	struct xfer_session *xs = session_of(req);
-	int64_t id = 0;
+	int64_t id = 0, ms = ATTACH_MS_DEFAULT;
+	struct attach *attach;
+	bool fresh = false;
 	int r = xs ? json_get_int(req->args, "attach", true, 0, JSON_INT_MAX, &id) : -ENOMEM;
 
-	if (r < 0 || !attach_find(xs, (uint64_t)id))
-		return err_pass(r < 0 ? r : -ENOENT);
+	if (r >= 0)
+		r = json_get_bool(req->args, "fresh", false, &fresh);
+	if (r >= 0)
+		r = json_get_int(req->args, "timeout_ms", false, 1, 600000, &ms);
+	if (r < 0)
+		return err_pass(r);
+	attach = attach_find(xs, (uint64_t)id);
+	if (!attach)
+		return err_pass(-ENOENT);
+	if (fresh) {
+		r = attach_refresh(xs, attach, (uint64_t)ms * LOOP_NS_PER_MS, req);
+		return r < 0 ? err_pass(r) : 0;
+	}
 	request_reply(req, NULL);
 	return 0;
 }
@@ -716,7 +729,12 @@ static const struct command_field attach_fields[] = {
 	F_END,
 };
 static const struct command_field attached_fields[] = {
-	{"attach", FIELD_INT, true, 0, JSON_INT_MAX, "of peer.attach"}, F_END};
+	{"attach", FIELD_INT, true, 0, JSON_INT_MAX, "of peer.attach"},
+	{"fresh", FIELD_BOOL, false, 0, 0,
+	 "true: ask its daemon; regions registered there before are known after"},
+	{"timeout_ms", FIELD_INT, false, 1, 600000, "fresh: 5000 if absent"},
+	F_END,
+};
 static const struct command_field prep_fields[] = {
 	{"peer", FIELD_INT, false, 0, JSON_INT_MAX, "of peer.attach; absent: own memory"},
 	{"descs", FIELD_ARRAY, false, 0, DESCS_JSON_MAX,

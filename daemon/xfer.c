@@ -281,7 +281,8 @@ static void attach_answer(struct attach *attach, const struct err *why)
 		return;
 	}
 	brief_init(&brief);
-	brief_number(&brief, "attach", (double)attach->id);
+	if (!attach->asks)
+		brief_number(&brief, "attach", (double)attach->id);
 	request_reply_brief(req, &brief);
 }
 
@@ -371,6 +372,8 @@ static void attach_look(struct attach *attach)
 		attach_lost(attach, &why);
 	} else if (attach->pool->ready) {
 		attach_answer(attach, NULL);
+		if (attach->asks)
+			attach_free(attach);
 	}
 }
 
@@ -401,8 +404,9 @@ struct attach *attach_find(struct xfer_session *xs, uint64_t id)
 	return attach;
 }
 
-int attach_open(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
-		const uint8_t secret[16], uint64_t timeout_ns, struct request *req)
+static int attach_begin(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
+			const uint8_t secret[16], uint64_t timeout_ns, bool asks,
+			struct request *req)
 {
 	struct kvd *kvd = xs->xfers->kvd;
 	struct attach *attach;
@@ -418,6 +422,7 @@ int attach_open(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
 	attach->cookie = loop_random_u64(kvd->loop);
 	attach->xs = xs;
 	attach->epoch = epoch;
+	attach->asks = asks;
 	memcpy(attach->secret, secret, sizeof(attach->secret));
 	list_init(&attach->waiting);
 	loop_timer_init(&attach->timer, kvd->loop, on_attach_timer);
@@ -436,6 +441,21 @@ int attach_open(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
 	attach->req = req;
 	attach_look(attach);
 	return 0;
+}
+
+int attach_open(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
+		const uint8_t secret[16], uint64_t timeout_ns, struct request *req)
+{
+	return attach_begin(xs, endpoint, epoch, secret, timeout_ns, false, req);
+}
+
+/* One more attachment to the same session, for as long as it takes to be answered:
+ * the owner sends the regions that it has by now in front of the answer. */
+int attach_refresh(struct xfer_session *xs, const struct attach *attach,
+		   uint64_t timeout_ns, struct request *req)
+{
+	return attach_begin(xs, attach->remote->peer->endpoint, attach->epoch,
+			    attach->secret, timeout_ns, true, req);
 }
 
 /* ---- messages ---- */

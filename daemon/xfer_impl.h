@@ -82,7 +82,8 @@ struct attach { /* a remote session, by its secret */
 	struct share *share;	  /* our session's regions there */
 	struct sched_flow flow;
 	struct list waiting;	 /* struct transfer.link, until the share is acked */
-	struct request *req;	 /* peer.attach, until answered */
+	struct request *req;	 /* peer.attach, peer.attached, until answered */
+	bool asks;		 /* for another one (peer.attached fresh): over with its req */
 	struct loop_timer timer;
 	struct err why;		 /* of LOST */
 };
@@ -157,6 +158,9 @@ struct attach *attach_find(struct xfer_session *xs, uint64_t id);
 /* peer.attach; answers the request when it is attached or never will be. */
 int attach_open(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
 		const uint8_t secret[16], uint64_t timeout_ns, struct request *req);
+/* peer.attached, fresh: the same, with the regions that its session has by then. */
+int attach_refresh(struct xfer_session *xs, const struct attach *attach,
+		   uint64_t timeout_ns, struct request *req);
 /* Make the remote know all present regions of the session. 1: wait for ack. */
 int share_update(struct xfer_session *xs, struct share *share);
 /* Bytes that it takes in an answer, at most; and what an answer may take: requests

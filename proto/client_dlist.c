@@ -281,8 +281,8 @@ int client_attach_id(struct kvd_client *client, uint64_t *attach_p,
 	return r;
 }
 
-int kvd_peer_attached(struct kvd_client *client, uint64_t attach,
-		      const struct kvd_call *call)
+static int attached(struct kvd_client *client, uint64_t attach, bool fresh,
+		    const struct kvd_call *call)
 {
 	struct client_op op;
 	int r = client_begin(client, call);
@@ -293,7 +293,21 @@ int kvd_peer_attached(struct kvd_client *client, uint64_t attach,
 		return r;
 	client_op_begin(client, &op, "peer.attached");
 	client_text_int(&op.text, "attach", attach);
+	if (fresh)
+		client_text_printf(&op.text, ",\"fresh\":true");
 	return client_op_run(client, &op, call);
+}
+
+int kvd_peer_attached(struct kvd_client *client, uint64_t attach,
+		      const struct kvd_call *call)
+{
+	return attached(client, attach, false, call);
+}
+
+int kvd_peer_refresh(struct kvd_client *client, uint64_t attach,
+		     const struct kvd_call *call)
+{
+	return attached(client, attach, true, call);
 }
 
 /* ---- descriptor lists -------------------------------------------------------- */

@@ -606,6 +606,10 @@ int kvd_peer_attach_begin(struct kvd_client *client, const char *endpoint,
  * -KVD_E_SESSION …: why it is gone, for good. */
 int kvd_peer_attached(struct kvd_client *client, uint64_t attach,
 		      const struct kvd_call *call);
+/* The same by its own daemon, one round trip to there. What the session registered
+ * before it (perhaps after it was attached) can be named in lists after it. */
+int kvd_peer_refresh(struct kvd_client *client, uint64_t attach,
+		     const struct kvd_call *call);
 
 struct kvd_desc { /* `count` rows of `bytes`, `stride` apart; count 0 means 1 */
 	uint64_t address;

@@ -174,6 +174,31 @@ def list_outlives_a_session_there():
         third.close()
 
 
+def region_registered_after_attaching():
+    """Not known until the owner's daemon is asked anew; then its list can be made."""
+    with Agents("shm") as t:
+        later = Cache(t.b, "memfd")
+        rows = [[str(later.address), ROW, ROW, ROWS]]
+        t.a.refused("ENOTFOUND", "dlist.prep", peer=t.peer, descs=rows)
+        for _ in range(1100):  # more than may be attached: it keeps nothing
+            t.a.cmd("peer.attached", attach=t.peer, fresh=True)
+        remote = t.a.cmd("dlist.prep", peer=t.peer, descs=rows)["dlist"]
+        local, _ = t.lists()
+        t.mine.mem[3 * ROW:4 * ROW] = b"7" * ROW
+        t.until(t.a.cmd("xfer.start", op="write", local=local, remote=remote, local_index=[3],
+                        remote_index=[4])["xfer"])
+        assert later.mem[4 * ROW:5 * ROW] == b"7" * ROW
+        t.b.close()
+        end = time.monotonic() + 30
+        while True:  # and tells of the session's end, as the other form does
+            try:
+                t.a.cmd("peer.attached", attach=t.peer, fresh=True)
+                assert time.monotonic() < end
+            except Refused as why:
+                assert why.code in ("ESESSION", "EAUTH"), why
+                break
+
+
 def wrong_secret_opens_nothing():
     with Agents("shm") as t:
         epoch = [s for s in t.b.cmd("session.list")["sessions"] if "secret" in s][0]["epoch"]
@@ -200,5 +225,6 @@ if __name__ == "__main__":
     run([shm_memfd_write_and_read, shm_vm_write_and_read, ucx_memfd_write_and_read,
          ucx_vm_and_shm_write_and_read, tcp_memfd_write_and_read,
          tcp_vm_and_shm_write_and_read, long_list_by_memfd, list_outlives_a_session_there,
-         unregistered_memory_is_out_of_reach, wrong_secret_opens_nothing,
+         unregistered_memory_is_out_of_reach, region_registered_after_attaching,
+         wrong_secret_opens_nothing,
          session_that_ended_is_not_attached])

@@ -26,6 +26,11 @@ def agent_of(socket, name, **config):
             os.environ["KVD_SOCKET"] = before
 
 
+def np_view(memory, at, size):
+    import numpy as np
+    return np.frombuffer(memory[at:at + size].tobytes(), np.uint64)
+
+
 class Worker:
     """What a peer can do; each method is a command."""
 
@@ -59,6 +64,36 @@ class Worker:
 
     def notifs(self):
         return self.agent.get_new_notifs()
+
+    def own_name(self):
+        return self.agent.name
+
+    def tell_ready(self, i, to):
+        """Buffer i may be written: its metadata and its list, as a notification."""
+        reg = self.handles[i]
+        lists = self.agent.get_serialized_descs(reg.trim())
+        partial = self.agent.get_partial_agent_metadata(reg, inc_conn_info=False, backends=[])
+        self.agent.send_notif(to, pickle.dumps((i, partial, lists)))
+
+    def consume(self, base, slots, size, total, to):
+        """In a thread: take `total` numbers from buffer 0, each slot's in its turn."""
+        import threading
+        memory = self.buffers[0]
+
+        def work():
+            for i in range(total):
+                at = base + i % slots * size
+                while not (np_view(memory, at, size) == i).all():
+                    threading.Event().wait(0.0001)
+                if i % 2:
+                    self.agent.send_notif(to, b"P:%d" % (i + 1))
+            self.taken = total
+        self.thread = threading.Thread(target=work, daemon=True)
+        self.thread.start()
+
+    def consumed(self):
+        self.thread.join(20)
+        return self.taken
 
     def call(self, name, *args, **kwargs):
         return getattr(self.agent, name)(*args, **kwargs)

@@ -150,6 +150,7 @@ static const struct trial trials[] = {
 	 .before = {PUBLISH_HERE}},
 	{.far = true, .command = "peer.attached",
 	 .line = "a{'cmd':'peer.attached','attach':$there}"},
+	{.far = true, .command = "peer.attached", .line = "a{'cmd':'peer.attached','attach':$there,'fresh':true}"},
 	{.command = "dlist.prep", .line = PREP_LOCAL, .after = {"a{'cmd':'dlist.free','dlist':$dlist}"}},
 	{.command = "dlist.prep", .line = "a{'cmd':'dlist.prep','fd':0,'count':1}", .fd = true,
 	 .after = {"a{'cmd':'dlist.free','dlist':$dlist}"}},

@@ -187,6 +187,8 @@ struct attach {
 	PyObject_HEAD struct client *client;
 	uint64_t number;
 	int state;
+	int ms;	    /* of refresh() */
+	bool stale; /* ask again when it is answered */
 	struct kvd_error error;
 };
 

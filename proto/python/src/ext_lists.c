@@ -18,12 +18,36 @@ PyTypeObject *attach_type, *dlist_type;
 /* ---- attachments ---------------------------------------------------------------------
  */
 
+static void attach_ended(struct op *op);
+
+/* What its session's daemon knows by now; pending until that is told. */
+static void attach_ask(struct attach *a)
+{
+	struct kvd_call call;
+	struct op *op = op_new(a->client, (PyObject *)a, attach_ended, a, &call);
+
+	a->state = PENDING;
+	a->stale = false;
+	call.timeout_ms = a->ms;
+	if (op && kvd_peer_refresh(a->client->kvd, a->number, &call) == 0)
+		return;
+	a->state = REFUSED;
+	if (op) {
+		a->error = *kvd_last_error(a->client->kvd);
+		op_cancel(op);
+	}
+}
+
 static void attach_ended(struct op *op)
 {
 	struct attach *a = op->arg;
 
+	if (a->state != PENDING)
+		return; /* refuse() was called meanwhile */
 	a->state = op->result < 0 ? REFUSED : READY;
 	a->error = op->error;
+	if (a->state == READY && a->stale)
+		attach_ask(a);
 }
 
 static void attach_begin(struct attach *a, const char *endpoint,
@@ -124,6 +148,22 @@ static PyObject *attach_check(PyObject *self, PyObject *timeout)
 	return attach_state(self, NULL);
 }
 
+/* refresh(timeout): pending again, until its session's daemon has told what regions
+ * there are by now. Lists that are made meanwhile wait for it. */
+static PyObject *attach_refresh(PyObject *self, PyObject *timeout)
+{
+	struct attach *a = (struct attach *)self;
+
+	if (ext_timeout(timeout, &a->ms) < 0 || !client_lock(a->client))
+		return NULL;
+	if (a->state == READY)
+		attach_ask(a);
+	else
+		a->stale = true; /* an answer under way may be of before */
+	client_unlock(a->client);
+	Py_RETURN_NONE;
+}
+
 /* refuse(number, message): what check() raised ends it. */
 static PyObject *attach_refuse(PyObject *self, PyObject *args)
 {
@@ -141,6 +181,7 @@ static PyObject *attach_refuse(PyObject *self, PyObject *args)
 
 static PyMethodDef attach_methods[] = {
 	{"check", attach_check, METH_O, NULL},
+	{"refresh", attach_refresh, METH_O, NULL},
 	{"refuse", attach_refuse, METH_VARARGS, NULL},
 	{"state", attach_state, METH_NOARGS, NULL},
 	{"error", attach_error, METH_NOARGS, NULL},

@@ -263,6 +263,8 @@ class nixl_agent:
         is_array = isinstance(descs, np.ndarray)
         if not is_array and not isinstance(descs[0], tuple):
             return None
+        if is_array and not len(descs):
+            raise IndexError("an empty array describes nothing")
         if mem_type is None:
             logger.error("Please specify a mem type if not using Tensors")
             return None
@@ -412,10 +414,7 @@ class nixl_agent:
         return self.agent.loadRemoteMD(metadata)
 
     def remove_remote_agent(self, agent):
-        try:
-            self.agent.invalidateRemoteMD(agent)
-        except nixlBind.nixlNotFoundError:
-            pass
+        self.agent.invalidateRemoteMD(agent)
 
     def send_local_metadata(self, ip_addr="", port=DEFAULT_COMM_PORT):
         self.agent.sendLocalMD(ip_addr, port)
@@ -428,6 +427,10 @@ class nixl_agent:
     def fetch_remote_metadata(self, remote_agent, ip_addr="", port=DEFAULT_COMM_PORT,
                               label=""):
         self.agent.fetchRemoteMD(remote_agent, ip_addr, port, label)
+
+    def get_listen_port(self):
+        """The listener's, which the system chose if it was asked for 0."""
+        return self.agent.getListenPort()
 
     def invalidate_local_metadata(self, ip_addr="", port=DEFAULT_COMM_PORT):
         self.agent.invalidateLocalMD(ip_addr, port)

@@ -5,6 +5,7 @@ An agent is a session with the node's daemon. Its handles are numbers that never
 twice: one that was released is told from one in use. What NIXL refuses when a list or a
 request is made is refused here, in this process, against what both agents registered;
 the daemons check all of it again before a byte moves."""
+import datetime
 import itertools
 import os
 import re
@@ -36,13 +37,17 @@ logger = get_logger("bindings")
 DEFAULT_COMM_PORT = 8888
 NIXL_INIT_AGENT = ""
 HAVE_UCX_GPU_DEVICE_API = False
-globals().update(nixl_mem_t.__members__)
-globals().update(nixl_xfer_op_t.__members__)
-globals().update(nixl_thread_sync_t.__members__)
-globals().update(nixl_cost_t.__members__)
-globals().update(nixl_status_t.__members__)
-DRAM_SEG = nixl_mem_t.DRAM_SEG
+DRAM_SEG, VRAM_SEG = nixl_mem_t.DRAM_SEG, nixl_mem_t.VRAM_SEG
 _waiting, _Xfer = _kvd.notif_waiting, _kvd.Xfer
+_EXPORTED = (nixl_mem_t, nixl_xfer_op_t, nixl_thread_sync_t, nixl_cost_t, nixl_status_t)
+for _kind in _EXPORTED:
+    globals().update(_kind.__members__)
+__all__ = sorted(
+    {word for kind in _EXPORTED for word in kind.__members__} |
+    {kind.__name__ for kind in _EXPORTED} |
+    {word for word in globals() if re.fullmatch("nixl.*(Error|DList)", word)} |
+    {"DEFAULT_COMM_PORT", "HAVE_UCX_GPU_DEVICE_API", "NIXL_INIT_AGENT", "nixlAgent",
+     "nixlAgentConfig", "nixlXferTelemetry"})
 SUCCESS, IN_PROG = nixl_status_t.NIXL_SUCCESS, nixl_status_t.NIXL_IN_PROG
 
 PLUGINS = {"UCX": ({"ucx_error_handling_mode": "peer", "num_workers": "1",
@@ -60,9 +65,8 @@ PATIENCE_S = 1.0  # with the own daemon, and with a first connection
 class nixlXferTelemetry:
     """Times in µs; startTime on the monotonic clock."""
 
-    def __init__(self):
-        self.startTime = self.postDuration = self.xferDuration = 0
-        self.totalBytes = self.descCount = 0
+    startTime = postDuration = xferDuration = totalBytes = descCount = 0
+    backendName = ""  # as in NIXL after 1.5
 
     def __repr__(self):
         return "nixlXferTelemetry(startTime=%d, postDuration=%d, xferDuration=%d, " \
@@ -79,7 +83,22 @@ class nixlAgentConfig:
         self.useProgThread, self.useListenThread = useProgThread, useListenThread
         self.listenPort, self.syncMode = listenPort, syncMode
         self.pthrDelay, self.lthrDelay = pthrDelay, lthrDelay
-        self.captureTelemetry, self.etcdWatchTimeout = captureTelemetry, etcdWatchTimeout
+        self.captureTelemetry = captureTelemetry
+        if not isinstance(etcdWatchTimeout, datetime.timedelta):
+            etcdWatchTimeout = datetime.timedelta(microseconds=etcdWatchTimeout)
+        self.etcdWatchTimeout = etcdWatchTimeout
+
+
+def _telemetry_wanted(config):
+    """NIXL_TELEMETRY_ENABLE decides, also against the configuration."""
+    word = os.environ.get("NIXL_TELEMETRY_ENABLE", "").lower()
+    if word in ("y", "yes", "on", "1", "true", "enable"):
+        return True
+    if word in ("n", "no", "off", "0", "false", "disable"):
+        return False
+    if word:
+        logger.warning("NIXL_TELEMETRY_ENABLE: '%s' is neither yes nor no", word)
+    return bool(config.captureTelemetry)
 
 
 def _text(name, what="an agent's name"):
@@ -146,18 +165,22 @@ class _Remote:
             (head["endpoint"], head["epoch"], head["secret"])
 
     def learn(self, regions, anew):
-        if anew:
-            self.spans = {}
+        """Whether there are some that were not known."""
+        before = self.spans
+        self.spans = {} if anew else {mem: dict(spans) for mem, spans in before.items()}
         for mem, address, nbytes in regions.tolist():
             self.spans.setdefault(mem, {})[(address, nbytes)] = None
+        return any(span not in before.get(mem, ())
+                   for mem, spans in self.spans.items() for span in spans)
 
     def packed(self, mem):
         return np.array(list(self.spans.get(int(mem), ())), np.uint64).tobytes()
 
-    def holds(self, mem, table):
-        spans = self.spans.get(int(mem), ())
-        return all(any(a >= s and n <= b and a - s <= b - n for s, b in spans)
-                   for a, n, _ in table.tolist())
+
+def _within(spans, table):
+    """Whether each row of (address, bytes, device) lies in one of (address, bytes)."""
+    return all(any(a >= s and n <= b and a - s <= b - n for s, b in spans)
+               for a, n, _ in table.tolist())
 
 
 def _plain_abi(method):
@@ -173,8 +196,7 @@ def _plain_abi(method):
 
 class nixlAgent:
     def __init__(self, name, config):
-        if not isinstance(name, str):
-            raise TypeError("an agent's name: str, not %s" % type(name).__name__)
+        name = _text(name)
         if not 0 < len(name.encode("utf-8", "surrogateescape")) < 1 << 16:
             raise ValueError("an agent needs a name, of at most 65535 bytes")
         if not isinstance(config, nixlAgentConfig):
@@ -196,8 +218,7 @@ class nixlAgent:
         self._self = None
         self._require = [w for w in os.environ.get("KVD_REQUIRE", "").replace(",", " ")
                          .split() if w]
-        self._telemetry = config.captureTelemetry or os.environ.get(
-            "NIXL_TELEMETRY_ENABLE", "").lower() in ("y", "yes", "on", "1", "true", "enable")
+        self._telemetry = _telemetry_wanted(config)
         self._listener = None
         if config.useListenThread:
             self._listener = Listener(self, config.listenPort)
@@ -237,11 +258,11 @@ class nixlAgent:
             raise nixlInvalidParamError("no backend %r" % (handle,))
         return found
 
-    def _need_backend(self, handles=()):
+    def _need_backend(self, handles=(), error=nixlNotFoundError):
         for handle in handles:
             self._backend(handle)
         if not self._backends:
-            raise nixlBackendError("no backend was created")
+            raise error("no backend was created")
 
     # ---- memory ----
 
@@ -336,7 +357,9 @@ class nixlAgent:
 
     @_plain_abi
     def getLocalPartialMD(self, descs, inc_conn_info=False, backends=[]):
-        self._need_backend(backends)
+        if not isinstance(descs, nixlRegDList):
+            raise TypeError("a nixlRegDList is wanted")
+        self._need_backend(backends, nixlInvalidParamError)
         rows = []
         for address, nbytes, _ in descs.table().tolist():
             if (descs.getType(), address, nbytes) not in self._regions:
@@ -360,8 +383,11 @@ class nixlAgent:
             elif remote is None:
                 raise nixlNotFoundError("regions of '%s', whose connection information is "
                                         "not known" % name)
-            remote.learn(regions, bool(head.get("full")))
+            more = remote.learn(regions, bool(head.get("full")))
+        known = remote.attach
         self._reach(remote)
+        if more and known is not None and known is remote.attach:
+            known.refresh(ATTACH_S)  # the daemons learn of them, too
         return name.encode("utf-8", "surrogateescape")
 
     def _attach(self, remote):
@@ -444,18 +470,29 @@ class nixlAgent:
         return self._self
 
     def invalidateRemoteMD(self, name):
+        """A status, not an exception."""
+        name = _text(name)
+        if name == self._name:
+            return nixl_status_t.NIXL_ERR_INVALID_PARAM
         with self._lock:
-            remote = self._remotes.pop(_text(name), None)
+            remote = self._remotes.pop(name, None)
             if remote is None:
-                raise nixlNotFoundError("no agent '%s'" % _text(name))
+                return nixl_status_t.NIXL_ERR_NOT_FOUND
             remote.gone = True
         return SUCCESS
 
     def checkRemoteMD(self, name, descs):
-        remote = self._remotes.get(_text(name))
-        if remote is None or not remote.holds(descs.getType(), descs.table()):
-            return nixl_status_t.NIXL_ERR_NOT_FOUND
-        return SUCCESS
+        name = _text(name)
+        if not isinstance(descs, (nixlXferDList, nixlRegDList)):
+            raise TypeError("a nixlXferDList is wanted")
+        if name == self._name:
+            spans = self._spans.get(descs.getType(), ())
+        else:
+            remote = self._remotes.get(name)
+            if remote is None:
+                return nixl_status_t.NIXL_ERR_NOT_FOUND
+            spans = remote.spans.get(int(descs.getType()), ())
+        return SUCCESS if _within(spans, descs.table()) else nixl_status_t.NIXL_ERR_NOT_FOUND
 
     @_plain_abi
     def makeConnection(self, name, backends=[]):
@@ -472,6 +509,11 @@ class nixlAgent:
             raise nixlInvalidParamError("an IP address is needed: kvd has no central "
                                         "metadata server")
         return self._listener
+
+    def getListenPort(self):
+        if self._listener is None:
+            raise nixlInvalidParamError("the agent has no listen thread")
+        return self._listener.port
 
     def sendLocalMD(self, ip_addr="", port=DEFAULT_COMM_PORT):
         courier = self._courier(ip_addr)
@@ -579,15 +621,17 @@ class nixlAgent:
         if remote.gone:
             raise nixlNotFoundError("agent '%s' was removed" % remote.name)
         keep_a = keep_b = None
-        if type(local_indices) is not list:
-            local_indices, keep_a = _index(local_indices)
-        if type(remote_indices) is not list:
-            remote_indices, keep_b = _index(remote_indices)
+        message = self._message(notif_msg) if notif_msg else None
         try:
-            xfer = _Xfer(operation, local, local_indices, target, remote_indices,
-                         self._message(notif_msg) if notif_msg else None)
+            if type(local_indices) is not list:
+                local_indices, keep_a = _index(local_indices)
+            if type(remote_indices) is not list:
+                remote_indices, keep_b = _index(remote_indices)
+            xfer = _Xfer(operation, local, local_indices, target, remote_indices, message)
         except Error as error:
             raise from_error(error) from error
+        except TypeError as error:  # NIXL's layer cannot cast it
+            raise RuntimeError("indices: %s" % error) from error
         handle = next(self._numbers)
         self._requests[handle] = xfer, remote
         return handle
@@ -599,13 +643,13 @@ class nixlAgent:
             if not isinstance(descs, nixlXferDList):
                 raise TypeError("a nixlXferDList is wanted")
         name = _text(remote_agent)
+        remote = self._remote(name)
         self._need_backend(backend)
-        if local_descs.descCount() != remote_descs.descCount() or local_descs.isEmpty():
+        if local_descs.descCount() != remote_descs.descCount():
             raise nixlInvalidParamError("%d local descriptors for %d remote ones"
                                         % (local_descs.descCount(),
                                            remote_descs.descCount()))
         message = self._message(notif_msg)
-        remote = self._remote(name)
         local = self._prepare(NIXL_INIT_AGENT, local_descs.getType(), local_descs.table(), 3)
         try:
             target = self._prepare(name, remote_descs.getType(), remote_descs.table(), 3)
@@ -683,6 +727,7 @@ class nixlAgent:
         if told is None:
             raise nixlNoTelemetryError("the request has not finished")
         out = nixlXferTelemetry()
+        out.backendName = next(iter(self._backends.values()))[0]
         out.startTime, out.postDuration = told[0] // 1000, told[1]
         out.xferDuration, out.totalBytes = max(told[1], told[2]), told[3]
         out.descCount = told[4]
@@ -722,6 +767,7 @@ class nixlAgent:
         if len(data) > NOTIF_MAX:
             raise nixlInvalidParamError("a notification of %d bytes, at most %d"
                                         % (len(data), NOTIF_MAX))
+        self._need_backend(backends, nixlBackendError)
         remote = self._remote(name)
         try:
             attach = self._look(remote)
@@ -733,6 +779,8 @@ class nixlAgent:
         return SUCCESS
 
     def getNotifs(self, notif_map, backends=()):
+        if not self._backends:
+            raise nixlBackendError("no backend was created")
         if _waiting(self._kvd):
             self._take(notif_map)
         return notif_map

@@ -30,13 +30,15 @@ class _DescList:
     __hash__ = None
     _width = 3
 
-    def __init__(self, type, descs=0):
+    def __init__(self, type, descs=0, *, init_size=None):
         self._mem = _type_check(type)
+        if init_size is not None:
+            descs = self._count(init_size)
         self._array, self._rows = None, None
         if isinstance(descs, np.ndarray):
             self._take_array(descs)
-        elif isinstance(descs, (list, tuple)):
-            if self._width == 3 and isinstance(descs, list):
+        elif isinstance(descs, list):
+            if self._width == 3:
                 flat = _flat(descs, 3)
                 if flat is not None:
                     self._array = np.frombuffer(flat, np.uint64).reshape(-1, 3)
@@ -51,10 +53,11 @@ class _DescList:
 
     @staticmethod
     def _count(n):
-        if isinstance(n, bool) or not hasattr(n, "__index__"):
+        """False, too, is a number of them: NIXL once had a third argument there."""
+        if not hasattr(n, "__index__"):
             raise TypeError("descs: an array, a list of tuples or a number is wanted")
         if n.__index__() < 0:
-            raise TypeError("descs: a negative number of descriptors")
+            raise ValueError("descs: a negative number of descriptors")
         return n.__index__()
 
     @staticmethod
@@ -65,10 +68,12 @@ class _DescList:
         return n
 
     def _row(self, row):
+        """What a tuple has beyond the list's own width is not looked at, as in NIXL."""
         if not isinstance(row, tuple):
             raise TypeError("a tuple is wanted, not %s" % type(row).__name__)
-        if len(row) != self._width:
+        if len(row) < self._width:
             raise IndexError("a tuple of %d is wanted" % self._width)
+        row = row[:self._width]
         try:
             return (self._number(row[0]), self._number(row[1]), self._number(row[2])) \
                 + tuple(self._last(v) for v in row[3:])

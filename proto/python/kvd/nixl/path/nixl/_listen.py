@@ -11,7 +11,6 @@ import socket
 import struct
 import threading
 
-from ._status import nixlNotFoundError
 from .logging import get_logger
 
 logger = get_logger("listen")
@@ -113,10 +112,7 @@ class Listener:
         if kind == LOAD:
             agent.loadRemoteMD(data)
             return
-        try:
-            agent.invalidateRemoteMD(data)
-        except nixlNotFoundError:
-            pass
+        agent.invalidateRemoteMD(data)
 
     def _work(self):
         while True:
