@@ -30,6 +30,8 @@ python3		program:python3
 python3-dev	program:python3-config
 python3-venv	python:ensurepip
 systemd		program:systemd-analyze
+iproute2	program:ip
+procps		file:/bin/kill
 man-db		program:man
 clang-tidy	program:clang-tidy
 cppcheck	program:cppcheck
@@ -47,6 +49,9 @@ is_there()
 	case $1 in
 	program:*)
 		command -v "${1#program:}" >/dev/null 2>&1
+		;;
+	file:*)
+		[ -e "${1#file:}" ]
 		;;
 	python:*)
 		python3 -c "import ${1#python:}" >/dev/null 2>&1

@@ -9,12 +9,12 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from kvd_daemon import BUILD, DEADLINE_S, Daemon, Skip, run  # noqa: E402
+from kvd_daemon import BUILD, DEADLINE_S, Daemon, Skip, for_everyone, run  # noqa: E402
 
 
-def ctl(*args, env=None, stdin=None, **ids):
+def ctl(*args, env=None, stdin=None, program=BUILD + "/kvd-ctl", **ids):
     """Run kvd-ctl: (status, stdout, stderr). No environment but `env`."""
-    done = subprocess.run([BUILD + "/kvd-ctl"] + list(args), capture_output=True, text=True,
+    done = subprocess.run([program] + list(args), capture_output=True, text=True,
                           input=stdin or "", timeout=DEADLINE_S, **ids,
                           env=dict({"PATH": os.environ["PATH"]}, **(env or {})))
     return done.returncode, done.stdout, done.stderr
@@ -71,7 +71,8 @@ def permission_refused_names_the_group():
         raise Skip("needs root to run as another user")
     with Daemon() as d:
         os.chmod(d.run_dir, 0o755)
-        status, _, err = at(d, "status", user=65534, group=65534, extra_groups=[])
+        status, _, err = at(d, "status", user=65534, group=65534, extra_groups=[],
+                            program=for_everyone("kvd-ctl"))
         assert status == 3 and "permission denied" in err and "usermod -aG" in err, err
 
 

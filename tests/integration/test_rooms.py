@@ -11,7 +11,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from kvd_daemon import BUILD, Daemon, Skip, run  # noqa: E402
+from kvd_daemon import BUILD, Daemon, Skip, for_everyone, run  # noqa: E402
 from kvd_engine import (BYTES, Cache, Engine, FAILED, PAGES, SUCCESS, TRANSFERRING,  # noqa: E402
                         WAITING, open_pull, open_push)
 
@@ -274,7 +274,8 @@ def unprivileged_users_share_a_host():
             os.chmod(folder, 0o755)
         daemons = [Daemon(config("shm, ucx", "[control]\nsocket_mode = 0666\n"
                                  "allow_uids = 0\n"),
-                          run_dir=folder, name="u", preexec=become(user))
+                          run_dir=folder, name="u", preexec=become(user),
+                          program=for_everyone("kvd"))
                    for user, folder in zip(users, folders)]
         with daemons[0] as a, daemons[1] as b:
             prefill, decode = Engine(a, "prefill"), Engine(b, "decode")

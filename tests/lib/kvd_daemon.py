@@ -13,6 +13,7 @@ import contextlib
 import os
 import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,13 +26,29 @@ BUILD = os.environ.get("KVD_BUILD", os.path.abspath("build/rel"))
 DEADLINE_S = 60 if os.path.basename(BUILD) != "rel" else 20
 
 
+_copies = None
+
+
+def for_everyone(program):
+    """A copy of a program that other users may run, wherever the tree lies."""
+    global _copies
+    if not _copies:
+        _copies = tempfile.TemporaryDirectory(prefix="kvd-test-bin-")
+        os.chmod(_copies.name, 0o755)
+    copy = os.path.join(_copies.name, program)
+    if not os.path.exists(copy):
+        shutil.copy(os.path.join(BUILD, program), copy)
+        os.chmod(copy, 0o755)
+    return copy
+
+
 class Skip(Exception):
     """The named need is missing."""
 
 
 class Daemon:
     def __init__(self, config="", args=(), run_dir=None, name="kvd", env=None,
-                 wrapper=(), pass_fds=(), preexec=None, user=None,
+                 wrapper=(), pass_fds=(), preexec=None, program=BUILD + "/kvd",
                  log_dir=None):
         self.tmp = None
         if run_dir is None:
@@ -43,7 +60,7 @@ class Daemon:
         self.lock_path = os.path.join(run_dir, name + ".lock")
         self.write_config(config)
         self.env, self.args, self.wrapper = dict(env or {}), list(args), list(wrapper)
-        self.pass_fds, self.preexec, self.user = pass_fds, preexec, user
+        self.pass_fds, self.preexec, self.program = pass_fds, preexec, program
         self.expected, self.states, self.proc = [], [], None
         self.log_dir = log_dir
 
@@ -83,10 +100,9 @@ class Daemon:
         self.log_file = tempfile.TemporaryFile(dir=self.log_dir)
         self.states = []
         self.proc = subprocess.Popen(
-            self.wrapper + [BUILD + "/kvd", "--config", self.config_path] + self.args,
+            self.wrapper + [self.program, "--config", self.config_path] + self.args,
             env=env, stdin=subprocess.DEVNULL, stdout=self.log_file,
-            stderr=self.log_file, pass_fds=self.pass_fds, preexec_fn=self.preexec,
-            user=self.user)
+            stderr=self.log_file, pass_fds=self.pass_fds, preexec_fn=self.preexec)
         return self
 
     def wait_state(self, line, deadline_s=DEADLINE_S):

@@ -59,14 +59,14 @@ def opened(cell):
     return ["s", "d", "t"] if cell.phase == "half" else ["s", "d"]
 
 
-def excluded(cell, root, no_partition):
+def excluded(cell, no_mount, no_partition):
     """Why a cell has no meaning, or cannot be had here; "" if it can."""
     if cell.victim == DONE_ENGINE and cell.phase != "half":
         return "one of two targets is done in phase half only"
     if cell.victim == "link" and no_partition:
         return no_partition
-    if cell.fault == "disk" and not root:
-        return "a small tmpfs for run_dir needs root"
+    if cell.fault == "disk" and no_mount:
+        return no_mount  # a small tmpfs is the full disk
     if cell.victim == "source-engine" and opened(cell) == ["d"] and cell.fault == "stop":
         return "it has no room yet: nothing is asked of it"
     if cell.victim == "target-engine" and opened(cell) == ["s"] and cell.fault == "stop":

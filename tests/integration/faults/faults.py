@@ -19,8 +19,8 @@ import traceback
 
 import cells
 from scene import POOL_PAGES, SMALL, Scene
-from world import (BUILD, FAILED, SLOW, SUCCESS, WAITING, Side, World, Wrong, may_partition,
-                   memory_gone_ns, mounts_of_our_own, transports)
+from world import (BUILD, FAILED, SLOW, SUCCESS, WAITING, Side, World, Wrong, may_mount,
+                   may_partition, memory_gone_ns, mounts_of_our_own, transports)
 
 LEARN_S = 1.0  # invariant 3: both sides learn
 FENCE_S = 2.5  # fence_timeout is 1 s; then the peer is cut, and its silence counts
@@ -519,7 +519,7 @@ class Worker:
 
     def __init__(self, todo, done, partition):
         self.done, self.partition, self.stage = done, partition, None
-        if os.geteuid() == 0:
+        if not may_mount():
             mounts_of_our_own()
         with contextlib.suppress(queue.Empty):
             while True:
@@ -640,7 +640,7 @@ def main(given=None):
     for cell in choose(args.words, transports()):
         if args.subset and not cells.subset(cell):
             continue
-        why = cells.excluded(cell, os.geteuid() == 0, no_partition)
+        why = cells.excluded(cell, may_mount(), no_partition)
         why_not.update([why] if why else [])
         chosen += [] if why else [cell]
     if args.list:

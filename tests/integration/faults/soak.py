@@ -27,7 +27,7 @@ import sys
 import time
 import traceback
 
-from world import (BUILD, SLOW, World, Wrong, may_partition, memory_gone_ns,
+from world import (BUILD, SLOW, World, Wrong, may_mount, may_partition, memory_gone_ns,
                    mounts_of_our_own, transports)
 
 ROOMS_A_ROUND, WINDOW, PAGES = 1000, 48, 1024
@@ -301,7 +301,7 @@ def main(given=None):
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     parser.add_argument("-v", "--verbose", action="store_true")
     args = parser.parse_args(given)
-    if os.geteuid() == 0:
+    if not may_mount():
         mounts_of_our_own()
     no_partition = may_partition()
     if no_partition:

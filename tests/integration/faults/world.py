@@ -8,6 +8,7 @@ Everything waits on lines that engines print, or on /proc, with a deadline.
 import collections
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import re
@@ -47,13 +48,28 @@ class Wrong(Exception):
     """What was seen is not what must be."""
 
 
+@functools.cache
+def may_mount():
+    """The mount namespace that some faults need, or why not."""
+    if os.geteuid():
+        return "a mount namespace needs root"
+    return missing("no mounts of our own", "--mount", "mount -t tmpfs faults /tmp")
+
+
+@functools.cache
 def may_partition():
     """The namespaces that the link's faults need, or why not."""
     if os.geteuid():
         return "network namespaces need root"
-    done = subprocess.run(["unshare", "--net", "ip", "rule", "add", "from", "10.77.1.2", "to",
-                           "10.77.2.2", "blackhole"], capture_output=True, text=True)
-    return "" if done.returncode == 0 else "no policy routing: " + done.stderr.strip()
+    return missing("no policy routing", "--net", "ip rule add from 10.77.1.2 to 10.77.2.2 "
+                   "blackhole") or \
+        missing("no sysfs of our own", "--net", "unshare --mount mount -t sysfs faults /sys")
+
+
+def missing(what, namespace, command):
+    done = subprocess.run(["unshare", namespace, "sh", "-c", command], capture_output=True,
+                          text=True)
+    return "" if done.returncode == 0 else "%s: %s" % (what, done.stderr.strip())
 
 
 def transports():
@@ -513,7 +529,7 @@ class World:
         for i in range(count):  # before any daemon takes a copy of what is mounted
             folder = os.path.join(self.folder, "ABC"[i])
             os.mkdir(folder)
-            if os.geteuid() == 0:
+            if not may_mount():
                 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "faults", folder],
                                check=True)
                 self.mounted.append(folder)
