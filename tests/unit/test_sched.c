@@ -322,8 +322,9 @@ static void lost_line_fails_what_is_queued_and_cancels_what_is_posted(void **sta
 
 static unsigned int passed;
 
-static void on_passed(struct wait *wait)
+static void on_passed(struct wait *wait, const struct err *why)
 {
+	assert_null(why);
 	(void)wait;
 	passed++;
 }
@@ -340,7 +341,7 @@ static void wait_passes_when_the_word_does(void **state)
 
 	(void)state;
 	passed = 0;
-	assert_int_equal(waits_new(t.loop, &waits), 0);
+	assert_int_equal(waits_new(t.loop, NULL, &waits), 0);
 	assert_int_equal(wait_start(waits, &one, &spec, on_passed), 0);
 	assert_int_equal(wait_start(waits, &other, &spec, on_passed), 0);
 	words[1] = 4;
@@ -352,7 +353,7 @@ static void wait_passes_when_the_word_does(void **state)
 	for (int i = 0; i < 100 && !passed; i++)
 		loop_turn(t.loop, LOOP_NS_PER_MS);
 	assert_int_equal(passed, 1);
-	assert_true(wait_passed(&spec));
+	assert_int_equal(wait_passed(&spec), 1);
 	words[1] = 7;
 	loop_turn(t.loop, LOOP_NS_PER_S);
 	assert_int_equal(passed, 1);
