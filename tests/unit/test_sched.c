@@ -324,8 +324,8 @@ static unsigned int passed;
 
 static void on_passed(struct wait *wait, const struct err *why)
 {
-	assert_null(why);
 	(void)wait;
+	assert_null(why);
 	passed++;
 }
 
@@ -335,7 +335,7 @@ static void wait_passes_when_the_word_does(void **state)
 	struct memory memory = {.kind = MEMORY_SEALED, .base = (uint8_t *)words,
 				.length = sizeof(words)};
 	struct region region = {.memory = &memory, .length = sizeof(words)};
-	struct wait_spec spec = {&region, 8, 5};
+	struct wait_spec spec = {.region = &region, .offset = 8, .value = 5};
 	struct wait one = {0}, other = {0};
 	struct waits *waits;
 
