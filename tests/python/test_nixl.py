@@ -142,7 +142,8 @@ def test_agent_without_backends_then_ucx(pair, B):
         a.get_agent_metadata()
     a.create_backend("UCX", {"num_threads": "8"})
     assert a.get_backend_params("UCX") == {"num_threads": "8"}
-    assert a.get_plugin_mem_types("UCX") == a.get_backend_mem_types("UCX") == ["DRAM_SEG"]
+    assert a.get_plugin_mem_types("UCX") == a.get_backend_mem_types("UCX") == \
+        ["DRAM_SEG", "VRAM_SEG"]
     assert a.get_plugin_params("NONE") == {} and a.get_plugin_mem_types("NONE") == []
     with pytest.raises(B.nixlNotFoundError):
         a.create_backend("NONE")

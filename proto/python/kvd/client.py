@@ -3,7 +3,7 @@
 import json
 import logging
 
-from . import _kvd
+from . import _kvd, cuda
 from .layout import Layout
 from .memory import Memory, adopt, memory_of
 from .rooms import OFFER, PULL, RECV, SEND, Room
@@ -75,12 +75,14 @@ class Client:
     # ---- memory ----
 
     def register(self, memory, *, name=None, adopt_memory=True, timeout=None):
-        """Hand memory to the daemon: a numpy array, a CPU tensor of torch, or a Memory.
-        The object is kept alive until it is unregistered."""
+        """Hand memory to the daemon: a numpy array, a tensor of torch, a Memory, or what
+        has CUDA's array interface. The object is kept alive until it is unregistered."""
         if isinstance(memory, Memory):
             return _kvd.Region(self._kvd, "memfd", memory.nbytes, memory.address, memory.fd,
                                0, None, name, memory, timeout)
-        address, nbytes = memory_of(memory)
+        address, nbytes, gpu = memory_of(memory)
+        if gpu:
+            return self.register_gpu(address, nbytes, name=name, keep=memory, timeout=timeout)
         return self.register_address(address, nbytes, name=name, keep=memory,
                                      adopt_memory=adopt_memory, timeout=timeout)
 
@@ -98,6 +100,20 @@ class Client:
         """A memfd."""
         return _kvd.Region(self._kvd, "memfd", nbytes, address, fd, offset, None, name, keep,
                            timeout)
+
+    def register_gpu(self, address, nbytes, *, name=None, keep=None, timeout=None):
+        """Memory of a GPU, by its address: of cudaMalloc, cuMemAlloc, or of an allocator
+        that cut it out of such."""
+        piece = cuda.describe(address, nbytes)
+        return _kvd.Region(self._kvd, "cuda_ipc", nbytes, address, -1, piece.offset, None,
+                           name, keep, timeout, device=piece.device, handle=piece.handle)
+
+    def register_gpu_fd(self, fd, nbytes, *, device, allocation, offset=0, address=0,
+                        name=None, keep=None, timeout=None):
+        """Memory of cuMemCreate, by the fd that it was exported as. device: its UUID
+        ("GPU-…") or PCI id; allocation: what cuMemCreate was given."""
+        return _kvd.Region(self._kvd, "cuda_vmm", nbytes, address, fd, offset, None, name,
+                           keep, timeout, device=device, allocation=allocation)
 
     def register_shm(self, shm_name, nbytes, *, offset=0, address=0, name=None, timeout=None):
         """POSIX shared memory, by its name."""

@@ -5,6 +5,7 @@ memfd   the daemon maps it: one copy is enough. Memory made here (Memory), or th
         process's own that was adopted: moved behind a memfd in place.
 vm      any other memory of this process; the daemon reads and writes it through the
         kernel, one more copy.
+cuda    of a GPU, by the driver's handle (kvd/cuda.py); the GPU copies it.
 
 KVD_ADOPT=0 leaves all memory as it is. What was chosen, and why, is logged."""
 import logging
@@ -14,7 +15,7 @@ import sys
 import numpy as np
 
 from . import _kvd
-from .errors import Error, MemoryImportError
+from .errors import Error
 
 log = logging.getLogger("kvd.memory")
 ADOPT_BYTES_MIN = 32 << 20
@@ -46,17 +47,32 @@ class Memory:
             _kvd.memory_free(*self._parts)
 
 
+def _cuda_array(view):
+    """(address, bytes) of what __cuda_array_interface__ tells."""
+    address, read_only = view["data"]
+    item, strides, wanted = int(view["typestr"][2:]), view.get("strides"), []
+    for length in reversed(view["shape"]):
+        wanted.insert(0, item)
+        item *= length
+    if strides is not None and tuple(strides) != tuple(wanted):
+        raise ValueError("the array is not contiguous")
+    if read_only:
+        raise ValueError("the array is read-only")
+    return address, item
+
+
 def memory_of(thing):
-    """(address, bytes) of a numpy array, a CPU tensor of torch, a Memory, or whatever
-    has the array interface. Contiguous memory only."""
+    """(address, bytes, whether a GPU's) of a numpy array, a tensor of torch, a Memory, or
+    whatever has the array interface or CUDA's. Contiguous memory only."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, torch.Tensor):
-        if thing.device.type != "cpu":
-            raise MemoryImportError("memory on %s: this daemon imports host memory only"
-                                    % thing.device, "EIMPORT", 25, "op", False)
         if not thing.is_contiguous():
             raise ValueError("the tensor is not contiguous")
-        return thing.data_ptr(), thing.numel() * thing.element_size()
+        return (thing.data_ptr(), thing.numel() * thing.element_size(),
+                thing.device.type != "cpu")
+    cuda = getattr(thing, "__cuda_array_interface__", None)
+    if cuda is not None:
+        return _cuda_array(cuda) + (True,)
     view = np.asarray(thing)
     if not view.flags.c_contiguous and not view.flags.f_contiguous:
         raise ValueError("the array is not contiguous")
@@ -64,7 +80,7 @@ def memory_of(thing):
         raise ValueError("the array is read-only")
     if isinstance(thing, (list, tuple)):
         raise TypeError("an array, a tensor or a kvd.Memory is wanted")
-    return view.__array_interface__["data"][0], view.nbytes
+    return view.__array_interface__["data"][0], view.nbytes, False
 
 
 def adopt_wanted():

@@ -20,6 +20,7 @@
 
 #include "proto/client_adopt.h"
 
+#define IPC_HANDLE_BYTES 64 /* CUipcMemHandle */
 #define CHUNK_BYTES_MIN (UINT64_C(32) << 20) /* as kvd_adopt() */
 #define CHUNK_PAGES_BACK 513u		     /* 2 MiB of alignment, and the header's */
 
@@ -45,41 +46,58 @@ static int region_shut(void *handle, const struct kvd_call *call)
 	return kvd_region_unregister(handle, call);
 }
 
+static const char *const kinds[] = {"memfd", "shm", "vm", "cuda_ipc", "cuda_vmm"};
+
 static int region_kind(const char *kind, enum kvd_region_kind *kind_p)
 {
-	static const char *const kinds[] = {"memfd", "shm", "vm"};
-
-	for (unsigned int i = 0; i < 3; i++) {
+	for (unsigned int i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
 		if (strcmp(kinds[i], kind) == 0) {
 			*kind_p = (enum kvd_region_kind)i;
 			return (int)i;
 		}
 	}
-	PyErr_Format(PyExc_ValueError, "kind: '%s' is not memfd, shm or vm", kind);
+	PyErr_Format(PyExc_ValueError,
+		     "kind: '%s' is not memfd, shm, vm, cuda_ipc or cuda_vmm", kind);
 	return -1;
+}
+
+/* The handle goes to the daemon as it is: of the size that the driver gives. */
+static int region_handle(struct kvd_region_args *args, const char *handle,
+			 Py_ssize_t length)
+{
+	if (handle && length != IPC_HANDLE_BYTES) {
+		PyErr_Format(PyExc_ValueError, "handle: %zd bytes, of %d", length,
+			     IPC_HANDLE_BYTES);
+		return -1;
+	}
+	args->ipc_handle = handle;
+	return 0;
 }
 
 static PyObject *region_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = {"client", "kind",    "bytes",	 "address",
-				"fd",	  "offset",  "shm_name", "name",
-				"keep",	  "timeout", "on_done",	 NULL};
-	static const char *const kinds[] = {"memfd", "shm", "vm"};
+	static char *names[] = {"client", "kind",    "bytes",	"address", "fd",
+				"offset", "shm_name", "name",	"keep",	   "timeout",
+				"on_done", "device",  "handle", "allocation", NULL};
 	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
 	struct region_start start = {.args = {.fd = -1}};
-	unsigned long long bytes, address = 0, offset = 0;
+	unsigned long long bytes, address = 0, offset = 0, allocation = 0;
 	PyObject *keep = NULL, *timeout = NULL, *told = NULL, *client;
+	const char *kind, *handle = NULL;
 	struct region *region;
-	const char *kind;
+	Py_ssize_t length = 0;
 	int ms, k;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!sK|KiKzzOOO", names,
-					 client_type, &client, &kind, &bytes, &address,
-					 &start.args.fd, &offset, &start.args.shm_name,
-					 &start.args.name, &keep, &timeout, &told) ||
+	if (!PyArg_ParseTupleAndKeywords(
+		    args, kwargs, "O!sK|KiKzzOOOzz#K", names, client_type, &client, &kind,
+		    &bytes, &address, &start.args.fd, &offset, &start.args.shm_name,
+		    &start.args.name, &keep, &timeout, &told, &start.args.device, &handle,
+		    &length, &allocation) ||
 	    ext_timeout(timeout, &ms) < 0 ||
-	    (k = region_kind(kind, &start.args.kind)) < 0)
+	    (k = region_kind(kind, &start.args.kind)) < 0 ||
+	    region_handle(&start.args, handle, length) < 0)
 		return NULL;
+	start.args.allocation = allocation;
 	region = (struct region *)alloc(type, 0);
 	if (!region)
 		return NULL;

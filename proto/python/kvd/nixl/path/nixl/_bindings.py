@@ -6,6 +6,7 @@ twice: one that was released is told from one in use. What NIXL refuses when a l
 request is made is refused here, in this process, against what both agents registered;
 the daemons check all of it again before a byte moves."""
 import datetime
+import functools
 import itertools
 import os
 import re
@@ -16,7 +17,7 @@ import zlib
 
 import numpy as np
 
-from kvd import _kvd
+from kvd import _kvd, cuda
 from kvd.daemon import connect
 from kvd.errors import Error
 from kvd.memory import adopt
@@ -51,7 +52,7 @@ __all__ = sorted(
 SUCCESS, IN_PROG = nixl_status_t.NIXL_SUCCESS, nixl_status_t.NIXL_IN_PROG
 
 PLUGINS = {"UCX": ({"ucx_error_handling_mode": "peer", "num_workers": "1",
-                    "ucx_devices": ""}, ["DRAM_SEG"])}
+                    "ucx_devices": ""}, ["DRAM_SEG", "VRAM_SEG"])}
 ATTACH_S = 10.0
 NAME_MAX = 63  # bytes of a name that the daemon carries
 _PLAIN = re.compile("[A-Za-z0-9_.:/@#+=-][A-Za-z0-9_.:/@#+= -]*").fullmatch
@@ -185,12 +186,12 @@ def _within(spans, table):
 
 def _plain_abi(method):
     """kvd's errors become NIXL's."""
+    @functools.wraps(method)
     def call(self, *args, **kwargs):
         try:
             return method(self, *args, **kwargs)
         except Error as error:
             raise from_error(error) from error
-    call.__name__, call.__doc__ = method.__name__, method.__doc__
     return call
 
 
@@ -271,13 +272,13 @@ class nixlAgent:
         if not isinstance(descs, nixlRegDList):
             raise TypeError("a nixlRegDList is wanted")
         self._need_backend(backends)
-        if descs.getType() is not DRAM_SEG:
-            raise nixlBackendError("%s: this kvd daemon imports host memory only"
-                                   % descs.getType().name)
+        mem = descs.getType()
+        if mem is not DRAM_SEG and mem is not VRAM_SEG:
+            raise nixlBackendError("%s: kvd moves memory, not storage" % mem.name)
         made = []
         try:
             for address, nbytes, _ in descs.table().tolist():
-                made.append(((DRAM_SEG, address, nbytes), self._region(address, nbytes)))
+                made.append(((mem, address, nbytes), self._region(mem, address, nbytes)))
         except BaseException:
             for _, region in made:
                 region.unregister()
@@ -288,10 +289,15 @@ class nixlAgent:
             self._changed()
         return SUCCESS
 
-    def _region(self, address, nbytes):
+    def _region(self, mem, address, nbytes):
         if not address or not nbytes:
             raise nixlBackendError("memory [%#x, +%d) cannot be registered"
                                    % (address, nbytes))
+        if mem is VRAM_SEG:
+            piece = cuda.describe(address, nbytes)
+            return _kvd.Region(self._kvd, "cuda_ipc", nbytes, address, -1, piece.offset,
+                               None, self._name[:40], device=piece.device,
+                               handle=piece.handle)
         why = adopt(address, nbytes)
         region = _kvd.Region(self._kvd, "vm", nbytes, address, name=self._name[:40])
         if why:

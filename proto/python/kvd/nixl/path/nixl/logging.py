@@ -16,7 +16,7 @@ LOGGING_CONFIG = {
     "handlers": {
         "consoleHandler": {
             "class": "logging.StreamHandler",
-            "level": "INFO",
+            "level": "DEBUG",  # NIXL's own says INFO, and hides what its variable asks for
             "formatter": "simpleFormatter",
             "stream": "ext://sys.stdout",
         },

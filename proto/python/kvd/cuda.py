@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of GPUs, as the daemon takes it: by the driver's handle of the allocation.
+
+The driver is the process's own libcuda.so.1 (KVD_CUDA_LIBRARY names another), asked when
+GPU memory is handed over and never before. The handle is of the whole allocation, of
+which a tensor is mostly a part: cuMemGetAddressRange tells where it begins."""
+import ctypes
+import os
+import threading
+
+from .errors import MemoryImportError
+
+_DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+_lock = threading.Lock()
+_library = None
+
+
+def _refused(words):
+    return MemoryImportError(words, "EIMPORT", 25, "op", False)
+
+
+class _Driver:
+    def __init__(self, path):
+        try:
+            self._lib = ctypes.CDLL(path)
+        except OSError as error:
+            raise _refused("GPU memory: %s" % error) from None
+        self("cuInit", 0)
+
+    def code(self, name, *args):
+        return getattr(self._lib, name)(*args)
+
+    def word(self, code):
+        text = ctypes.c_char_p()
+        self._lib.cuGetErrorName(code, ctypes.byref(text))
+        return (text.value or b"error %d" % code).decode()
+
+    def __call__(self, name, *args):
+        code = self.code(name, *args)
+        if code:
+            raise _refused("GPU memory: %s: %s" % (name, self.word(code)))
+
+    def uuid(self, device):
+        raw = (ctypes.c_ubyte * 16)()
+        self("cuDeviceGetUuid_v2", raw, device)
+        text = bytes(raw).hex()
+        return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def _driver():
+    global _library
+    with _lock:
+        if _library is None:
+            _library = _Driver(os.environ.get("KVD_CUDA_LIBRARY", "libcuda.so.1"))
+        return _library
+
+
+class Piece:
+    """Part of an allocation of a GPU: what a region of kind cuda_ipc is made of."""
+
+    def __init__(self, device, handle, offset):
+        self.device, self.handle, self.offset = device, handle, offset
+
+
+def _handle(driver, ordinal, address):
+    """Its IPC handle, under the device's own context: the thread may have none."""
+    context, out = ctypes.c_void_p(), (ctypes.c_ubyte * 64)()
+    driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
+    try:
+        driver("cuCtxPushCurrent_v2", context)
+        try:
+            code = driver.code("cuIpcGetMemHandle", out, ctypes.c_uint64(address))
+        finally:
+            driver("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+    finally:
+        driver("cuDevicePrimaryCtxRelease_v2", ordinal)
+    if code:
+        raise _refused(
+            "GPU memory at %#x: cuIpcGetMemHandle: %s (memory of cuMemCreate, PyTorch's "
+            "expandable_segments, has no such handle: hand its fd to register_gpu_fd(); "
+            "MIG devices share none)" % (address, driver.word(code)))
+    return bytes(out)
+
+
+def describe(address, nbytes):
+    """A Piece; MemoryImportError for what is no GPU memory, or cannot be shared."""
+    driver, ordinal = _driver(), ctypes.c_int()
+    base, size = ctypes.c_uint64(), ctypes.c_size_t()
+    pointer = ctypes.c_uint64(address)
+    if driver.code("cuPointerGetAttribute", ctypes.byref(ordinal), _DEVICE_ORDINAL, pointer):
+        raise _refused("%#x is no memory of a GPU" % address)
+    driver("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), pointer)
+    offset = address - base.value
+    if nbytes > size.value - offset:
+        raise _refused("GPU memory [%#x, +%d) reaches beyond its allocation [%#x, +%d)"
+                       % (address, nbytes, base.value, size.value))
+    return Piece(driver.uuid(ordinal.value), _handle(driver, ordinal.value, address), offset)

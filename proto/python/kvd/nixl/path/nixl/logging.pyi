@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+import logging
+from typing import Any, Dict
+
+LOGGING_CONFIG: Dict[str, Any]
+
+def set_log_level_by_env(nixl_logger: logging.Logger) -> None: ...
+def setup_logging() -> None: ...
+def get_logger(name: str) -> logging.Logger: ...
