@@ -44,6 +44,8 @@ static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 	sched_line_init(&remote->line, hs->sched);
 	list_init(&remote->pools);
 	list_init(&remote->dead_pools);
+	list_init(&remote->express_free);
+	list_init(&remote->express_again);
 	list_push_back(&hs->remotes, &remote->link);
 	snprintf(remote->label, sizeof(remote->label), "peer %s", peer->endpoint);
 	return remote;
@@ -131,6 +133,7 @@ static int open_line(struct handshake *hs, struct remote *remote)
 	struct transport *t = choose(hs, remote);
 	const struct peer_address *address;
 	struct xp_peer_args args = {.self = peer->self, .dial = peer->lower, .owner = remote};
+	int r;
 
 	if (!t)
 		return -err_errno(ERR_REQUIRE);
@@ -143,7 +146,12 @@ static int open_line(struct handshake *hs, struct remote *remote)
 		args.address_len = address->len;
 	}
 	remote->transport = t;
-	return t->ops->peer_open(t, &args, &remote->xp);
+	r = express_init(remote);
+	if (r == 0)
+		r = t->ops->peer_open(t, &args, &remote->xp);
+	if (r < 0)
+		express_fini(remote);
+	return err_pass(r);
 }
 
 static void start(struct handshake *hs, struct remote *remote)
@@ -183,6 +191,7 @@ static void retry(struct handshake *hs)
 	list_foreach(remote, &hs->remotes, link) {
 		if (remote->peer->state != PEER_UP || remote->closing_xp)
 			continue;
+		express_retry(remote);
 		if (remote->xp)
 			pools_retry(hs, remote);
 		else if (remote->why.code == ERR_NOMEM)
@@ -218,6 +227,7 @@ static void on_peer_ready(void *owner, struct xp_peer *xp)
 	log_info("peer", remote->peer->endpoint, "data line up", "transport=%s path=\"%s\"",
 		 remote->transport->ops->name, ((struct xp_peer_base *)xp)->path);
 	sched_line_set(&remote->line, xp, remote->transport->ops, NULL);
+	express_line_ready(remote);
 	pools_line_ready(remote);
 	hs->events.on_change(hs->events.owner, remote);
 }
@@ -229,6 +239,7 @@ static void on_xp_closed(void *arg)
 
 	remote->closing_xp = false;
 	remote->xp = NULL;
+	express_fini(remote);
 	if (remote->start_again && remote->peer->state == PEER_UP && !hs->closing)
 		start(hs, remote);
 	else
@@ -261,7 +272,10 @@ static void on_request(void *owner, struct xp_inbound *in)
 {
 	struct handshake *hs = owner;
 
-	hs->events.on_request(hs->events.owner, remote_of(in->peer), in);
+	if (express_is(in))
+		express_request(remote_of(in->peer), in);
+	else
+		hs->events.on_request(hs->events.owner, remote_of(in->peer), in);
 }
 
 static void on_inbound_done(void *owner, struct xp_inbound *in, const struct err *err)
@@ -531,6 +545,17 @@ bool handshake_drained(const struct handshake *hs)
 	return true;
 }
 
+bool handshake_quiet(const struct handshake *hs)
+{
+	const struct remote *remote;
+
+	list_foreach(remote, &hs->remotes, link) {
+		if (!peer_express_quiet(remote->peer))
+			return false;
+	}
+	return true;
+}
+
 /* handshake_drained() held: every data line is closed. */
 void handshake_free(struct handshake *hs)
 {
@@ -541,6 +566,7 @@ void handshake_free(struct handshake *hs)
 	list_foreach_safe(remote, &hs->remotes, link) {
 		list_remove(&remote->link);
 		sched_line_fini(&remote->line);
+		express_fini(remote);
 		remote->peer->user = NULL;
 		peer_release(remote->peer);
 		mem_free(remote);
@@ -593,8 +619,18 @@ struct handshake *handshake_of(const struct remote *remote)
 	return remote->hs;
 }
 
+/* What stands between an engine's call and its answer. */
+static bool is_urgent(enum wire_type type)
+{
+	return type == WIRE_T_TRANSFER_INFO || type == WIRE_T_TRANSFER_INFO_ACK ||
+	       type == WIRE_T_ROOM_DONE || type == WIRE_T_OFFER_QUERY ||
+	       type == WIRE_T_OFFER || type == WIRE_T_PULL_DONE || type == WIRE_T_PULL_ACK;
+}
+
 int handshake_send(struct remote *remote, enum wire_type type, const void *body, size_t len)
 {
+	if (is_urgent(type))
+		return peer_send_express(remote->peer, type, body, len);
 	return peer_send_reliable(remote->peer, type, body, len);
 }
 

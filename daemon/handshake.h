@@ -73,6 +73,8 @@ struct remote {
 	struct list link;
 	unsigned int reaches;	/* handshake_reach() minus handshake_release() */
 	bool closing_xp, start_again;
+	struct express_in *express; /* handshake_express.c; NULL: not agreed */
+	struct list express_free, express_again;
 	unsigned int orphans; /* of it, and their bytes: rooms_late.c */
 	uint64_t orphan_bytes;
 	bool refused; /* our dial was answered with BYE: `why` */
@@ -106,6 +108,8 @@ int handshake_new(struct kvd *kvd, const struct handshake_events *events,
 /* BYE to all. Data lines close by themselves; turn the loop until drained. */
 void handshake_close(struct handshake *hs);
 bool handshake_drained(const struct handshake *hs);
+/* No message is under way on a data line. */
+bool handshake_quiet(const struct handshake *hs);
 void handshake_free(struct handshake *hs);
 
 /* Dial and hold. Never blocks; watch on_change. */
@@ -150,7 +154,8 @@ void handshake_retry_later(struct handshake *hs);
 void handshake_unshare_session(struct handshake *hs, struct remote *remote,
 			       const struct session *session);
 
-/* A message of the rooms' and transfers' own. */
+/* A message of the rooms' and transfers' own. What engines wait for goes by the data
+ * line when that is up, in the same order. */
 int handshake_send(struct remote *remote, enum wire_type type, const void *body, size_t len);
 /* Room for one message body of any type; valid until the next call. */
 void handshake_body(struct handshake *hs, struct cursor *out);

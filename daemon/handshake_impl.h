@@ -6,6 +6,7 @@
 
 #include "daemon/handshake.h"
 #include "daemon/kvd.h"
+#include "daemon/room.h"
 
 struct handshake {
 	struct kvd *kvd;
@@ -53,6 +54,17 @@ void pools_retry(struct handshake *hs, struct remote *remote);
 /* Messages REGISTER … UNREGISTER_ACK. */
 int pools_message(struct handshake *hs, struct remote *remote, const struct wire_header *h,
 		  struct cursor *body);
+/* handshake_express.c */
+int express_init(struct remote *remote);  /* of a line that is about to open */
+void express_fini(struct remote *remote); /* its line is closed; idempotent */
+void express_line_ready(struct remote *remote);
+void express_retry(struct remote *remote);
+void express_request(struct remote *remote, struct xp_inbound *in);
+static inline bool express_is(const struct xp_inbound *in)
+{
+	return in->header_len > 0 && *(const uint8_t *)in->header == REQUEST_MESSAGE;
+}
+
 /* handshake.c */
 void remote_try_free(struct handshake *hs, struct remote *remote);
 

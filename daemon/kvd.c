@@ -62,10 +62,11 @@ static struct kvd_impl *impl_of(const struct kvd *kvd)
 
 /* ---- the end ---- */
 
-/* Nothing of an engine is in flight any more. */
+/* Nothing of an engine is in flight any more, nor the word of its success. */
 static bool is_quiet(const struct kvd *kvd)
 {
-	return rooms_live(kvd->rooms) == 0 && xfers_live(kvd->xfers) == 0;
+	return rooms_live(kvd->rooms) == 0 && xfers_live(kvd->xfers) == 0 &&
+	       handshake_quiet(kvd->handshake);
 }
 
 static void on_drain_timer(struct loop_timer *timer)

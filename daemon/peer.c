@@ -61,6 +61,7 @@ static void peer_destroy(struct peer_impl *impl)
 	struct peers *peers = impl->peers;
 
 	peer_queue_drop(impl);
+	peer_express_end(impl);
 	peering_end(&impl->cur);
 	peering_end(&impl->next);
 	peer_addresses_free(impl->peer.addresses, &impl->peer.address_count);
@@ -71,6 +72,7 @@ static void peer_destroy(struct peer_impl *impl)
 	peers->count--;
 	if (peers->self == impl)
 		peers->self = NULL;
+	mem_free(impl->spare);
 	mem_free(impl);
 }
 
@@ -102,6 +104,11 @@ int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **im
 	impl = mem_zalloc(sizeof(*impl));
 	if (!impl)
 		return err_pass(-ENOMEM);
+	impl->spare = mem_zalloc(sizeof(*impl->spare) + PEER_SPARE_BYTES);
+	if (!impl->spare) {
+		mem_free(impl);
+		return err_pass(-ENOMEM);
+	}
 	impl->line_owner.kind = LINE_PEER;
 	impl->peers = peers;
 	impl->peer.impl = impl;
@@ -109,6 +116,8 @@ int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **im
 	snprintf(impl->peer.endpoint, sizeof(impl->peer.endpoint), "%s", endpoint);
 	impl->retry_ns = peers->options.hello_retry_ns;
 	list_init(&impl->queue);
+	list_init(&impl->early_express);
+	list_init(&impl->early_control);
 	list_init(&impl->cur.link);
 	list_init(&impl->next.link);
 	loop_timer_init(&impl->tick, peers->loop, peer_on_tick);

@@ -21,6 +21,7 @@
 #include <stdint.h>
 
 #include "daemon/base/err.h"
+#include "daemon/base/cursor.h"
 #include "daemon/base/list.h"
 #include "daemon/link.h"
 #include "daemon/loop.h"
@@ -32,6 +33,7 @@ struct peers;
 #define PEER_TRANSPORTS_MAX 8u
 /* Feature bits of HELLO; both sides' intersection is in force. */
 #define PEER_FEATURE_BASE (UINT64_C(1) << 0)
+#define PEER_FEATURE_EXPRESS (UINT64_C(1) << 1)
 
 enum peer_state { PEER_DIALING, PEER_UP, PEER_DOWN };
 
@@ -154,6 +156,41 @@ int peer_send(struct peer *peer, enum wire_type type, const void *body, size_t l
  * turn, never inside this call. */
 int peer_send_reliable(struct peer *peer, enum wire_type type, const void *body,
 		       size_t len);
+
+/*
+ * Express. A message that somebody waits for may go another way than the control
+ * line, which passes two threads of libzmq on each side: the layer above lends one, in
+ * order by itself (its data line). One order is kept over both: they share the
+ * sequence, and who receives puts it together again.
+ */
+#define PEER_EXPRESS_MAX 64u	       /* that the remote has not taken */
+#define PEER_EXPRESS_BYTES (16u << 10) /* of a body */
+struct peer_express {
+	void *owner;
+	/* Copies the frame; peer_express_done() follows. Negative: not now. */
+	int (*send)(void *owner, const void *frame, size_t len);
+};
+/* While UP, of a remote that has PEER_FEATURE_EXPRESS. Ends with the epoch. */
+void peer_express_open(struct peer *peer, const struct peer_express *express);
+/* The remote has taken one, or (err) never will: then the peer goes down in the next
+ * turn. Of this epoch only. */
+void peer_express_done(struct peer *peer, const struct err *err);
+/* Like peer_send_reliable(), the faster way if that is open. */
+int peer_send_express(struct peer *peer, enum wire_type type, const void *body,
+		      size_t len);
+/* A frame came that way. It is handed up when the messages before it have been; then
+ * on_taken is called, before that. Its bytes stay until then, or until the owner
+ * removes `link`. Negative (ERR_PROTO): it is none of this peering's. */
+struct peer_express_in {
+	struct list link;
+	struct wire_header header;
+	struct cursor body;
+	void (*on_taken)(struct peer_express_in *in);
+};
+int peer_express_arrived(struct peer *peer, struct peer_express_in *in, const void *frame,
+			 size_t len);
+/* Nothing that went that way is still to be taken. */
+bool peer_express_quiet(const struct peer *peer);
 /* Take it down now (protocol error, transport lost, peer.forget): BYE, and
  * on_down inside this call when it was UP. */
 void peer_kill(struct peer *peer, const struct err *why);

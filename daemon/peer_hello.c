@@ -44,7 +44,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 
-#define FEATURES PEER_FEATURE_BASE
+#define FEATURES (PEER_FEATURE_BASE | PEER_FEATURE_EXPRESS)
 
 /* ---- our half, told ---- */
 
@@ -154,7 +154,7 @@ static int hear(struct peering *peering, const struct wire_header *h,
 	peering->address_count = count;
 	if (!peering->heard || peering->epoch_out != h->epoch ||
 	    memcmp(peering->instance, h->sender, sizeof(h->sender)) != 0)
-		peering->seq_in = peering->seq_out = 0;
+		peering->seq_in = peering->seq_out = peering->control_in = 0;
 	peering->heard = true;
 	peering->version = version;
 	peering->epoch_out = h->epoch;

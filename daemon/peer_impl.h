@@ -6,11 +6,14 @@
 #ifndef KVD_PEER_IMPL_H
 #define KVD_PEER_IMPL_H
 
+#include <sys/types.h>
+
 #include "daemon/peer.h"
 
 #define PEER_EPOCH_BUCKETS 256u
 #define PEER_REFUSALS_MAX 16u
 #define PEER_BYE_FRAME_MAX 512u
+#define PEER_SPARE_BYTES 1024u /* of a body: an ABORT */
 
 struct peer_impl;
 
@@ -25,7 +28,9 @@ struct peering {
 	bool live;
 	bool heard; /* the remote's half is here */
 	uint64_t begun_ns;
-	uint64_t nonce, epoch_in, seq_in;
+	uint64_t nonce, epoch_in;
+	uint64_t seq_in;     /* handed up, of both ways */
+	uint64_t control_in; /* come by the control line */
 	uint8_t token_in[16];
 	/* the remote's half */
 	uint64_t epoch_out, seq_out, features;
@@ -49,6 +54,7 @@ struct line_owner {
 struct peer_message {
 	struct list link;
 	enum wire_type type;
+	uint64_t sequence; /* of one that came too early */
 	size_t len;
 	uint8_t body[];
 };
@@ -79,6 +85,20 @@ struct peer_impl {
 	struct list queue;
 	size_t queue_bytes;
 	struct loop_timer flush;
+
+	/* peer_express.c */
+	struct peer_express express; /* send NULL: closed */
+	unsigned int express_out;    /* sent that way, not taken yet */
+	uint32_t express_since;	     /* … since the last frame on the control line */
+	uint64_t express_base;	     /* sequence when none was out last */
+	size_t express_behind;	     /* bytes on the control line since then */
+	struct list early_express;   /* struct peer_express_in, in order */
+	struct list early_control;   /* struct peer_message, in order */
+	unsigned int early_count;
+	size_t early_bytes;
+	struct peer_message *spare; /* a small one needs no memory */
+	bool spare_used;
+	bool delivering;
 
 	struct err doom; /* code != OK: goes down in `later` */
 	struct loop_defer later;
@@ -204,5 +224,24 @@ size_t peer_bye_frame(struct peers *peers, const uint8_t target[16], uint64_t ep
 void peer_flush(struct peer_impl *impl);
 void peer_queue_drop(struct peer_impl *impl);
 void peer_self_deliver(struct peer_impl *impl);
+/* One message of cur, in order: to the layer above. */
+void peer_deliver(struct peer_impl *impl, const struct wire_header *h, struct cursor *body);
+int peer_check_send(const struct peer_impl *impl, enum wire_type type, size_t len);
+int peer_self_send(struct peer_impl *impl, enum wire_type type, const void *body,
+		   size_t len);
+void peer_note_use(struct peer_impl *impl);
+/* The frame of a message of `peering` in peers->frame; its length. ERR_TOOBIG. */
+ssize_t peer_frame_make(struct peer_impl *impl, const struct peering *peering,
+			const struct wire_header *h, const void *body);
+
+/* ---- peer_express.c (two ways, one order) ---- */
+/* May the control line have another frame, while what went before it is out? */
+bool peer_express_full(const struct peer_impl *impl);
+/* A frame of cur came by the control line, past its checks. */
+void peer_in_order(struct peer_impl *impl, const struct wire_header *h,
+		   struct cursor *body);
+bool peer_early_pending(const struct peer_impl *impl);
+void peer_early_deliver(struct peer_impl *impl); /* what has become due */
+void peer_express_end(struct peer_impl *impl);	 /* with the epoch */
 
 #endif

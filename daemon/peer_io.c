@@ -14,6 +14,8 @@
  * when the line takes nothing, and as long as that queue holds something the
  * unreliable way refuses. PING and PONG overtake; they belong to no order.
  *
+ * A third way, express, is in peer_express.c.
+ *
  * The self peer has no line: its messages wait in the same queue and are handed
  * up in the next turn, so that on_message is never entered from peer_send.
  */
@@ -30,15 +32,12 @@
 
 /* ---- out ---- */
 
-int peer_frame_send(struct peer_impl *impl, const struct peering *peering,
-		    const struct wire_header *h, const void *body)
+ssize_t peer_frame_make(struct peer_impl *impl, const struct peering *peering,
+			const struct wire_header *h, const void *body)
 {
 	struct peers *peers = impl->peers;
 	struct wire_header full = *h;
-	int r;
 
-	if (!impl->line)
-		return err_raise(ERR_LIMIT, "peer %s: no line", impl->peer.endpoint);
 	if (WIRE_HEADER_BYTES + h->body_len > peers->options.message_bytes)
 		return err_raise(ERR_TOOBIG, "%s: a frame of %u bytes, the cap is %zu",
 				 wire_type_name(h->type), WIRE_HEADER_BYTES + h->body_len,
@@ -49,8 +48,22 @@ int peer_frame_send(struct peer_impl *impl, const struct peering *peering,
 	if (!full.version)
 		full.version = peering->version;
 	wire_frame_put(peers->frame, &full, body);
-	r = impl->peers->link->ops->send(impl->line, peers->frame,
-					 WIRE_HEADER_BYTES + full.body_len);
+	return (ssize_t)(WIRE_HEADER_BYTES + full.body_len);
+}
+
+int peer_frame_send(struct peer_impl *impl, const struct peering *peering,
+		    const struct wire_header *h, const void *body)
+{
+	struct peers *peers = impl->peers;
+	ssize_t len;
+	int r;
+
+	if (!impl->line)
+		return err_raise(ERR_LIMIT, "peer %s: no line", impl->peer.endpoint);
+	len = peer_frame_make(impl, peering, h, body);
+	if (len < 0)
+		return err_pass((int)len);
+	r = peers->link->ops->send(impl->line, peers->frame, (size_t)len);
 	if (r < 0)
 		return err_pass(r);
 	peers->stats.frames_out++;
@@ -61,6 +74,7 @@ int peer_send_now(struct peer_impl *impl, enum wire_type type, const void *body,
 		  size_t len)
 {
 	struct wire_header h = {.type = (uint16_t)type,
+				.flags = impl->express_since,
 				.epoch = impl->cur.epoch_out,
 				.sequence = impl->cur.seq_out + 1,
 				.body_len = (uint32_t)len};
@@ -69,6 +83,8 @@ int peer_send_now(struct peer_impl *impl, enum wire_type type, const void *body,
 	if (r < 0)
 		return err_pass(r);
 	impl->cur.seq_out++;
+	impl->express_since = 0;
+	impl->express_behind += WIRE_HEADER_BYTES + len;
 	impl->peer.messages_out++;
 	return 0;
 }
@@ -93,12 +109,12 @@ size_t peer_bye_frame(struct peers *peers, const uint8_t target[16], uint64_t ep
 	return WIRE_HEADER_BYTES + c.pos;
 }
 
-static void note_use(struct peer_impl *impl)
+void peer_note_use(struct peer_impl *impl)
 {
 	impl->used_ns = loop_now_ns(impl->peers->loop);
 }
 
-static int check_send(const struct peer_impl *impl, enum wire_type type, size_t len)
+int peer_check_send(const struct peer_impl *impl, enum wire_type type, size_t len)
 {
 	const struct peer *peer = &impl->peer;
 
@@ -181,7 +197,8 @@ void peer_flush(struct peer_impl *impl)
 		return;
 	if (impl->pong_owed)
 		(void)pong(impl);
-	while ((msg = list_first(&impl->queue, struct peer_message, link))) {
+	while (!peer_express_full(impl) &&
+	       (msg = list_first(&impl->queue, struct peer_message, link))) {
 		int r = peer_send_now(impl, msg->type, msg->body, msg->len);
 
 		if (r < 0) {
@@ -196,8 +213,8 @@ void peer_flush(struct peer_impl *impl)
 		err_clear(); /* the next PING flushes too */
 }
 
-static int self_send(struct peer_impl *impl, enum wire_type type, const void *body,
-		     size_t len)
+int peer_self_send(struct peer_impl *impl, enum wire_type type, const void *body,
+		   size_t len)
 {
 	int r = queue_message(impl, type, body, len);
 
@@ -211,14 +228,14 @@ static int self_send(struct peer_impl *impl, enum wire_type type, const void *bo
 int peer_send(struct peer *peer, enum wire_type type, const void *body, size_t len)
 {
 	struct peer_impl *impl = impl_of(peer);
-	int r = check_send(impl, type, len);
+	int r = peer_check_send(impl, type, len);
 
 	if (r < 0)
 		return err_pass(r);
-	note_use(impl);
+	peer_note_use(impl);
 	if (peer->self)
-		return err_pass(self_send(impl, type, body, len));
-	if (!list_empty(&impl->queue))
+		return err_pass(peer_self_send(impl, type, body, len));
+	if (!list_empty(&impl->queue) || peer_express_full(impl))
 		return err_raise(ERR_LIMIT, "peer %s: older messages wait for it",
 				 peer->endpoint);
 	return err_pass(peer_send_now(impl, type, body, len));
@@ -229,15 +246,16 @@ int peer_send_reliable(struct peer *peer, enum wire_type type, const void *body,
 {
 	struct peer_impl *impl = impl_of(peer);
 	struct err why;
-	int r = check_send(impl, type, len);
+	int r = peer_check_send(impl, type, len);
 
 	if (r < 0)
 		return err_pass(r);
-	note_use(impl);
+	peer_note_use(impl);
 	if (peer->self) {
-		r = self_send(impl, type, body, len);
+		r = peer_self_send(impl, type, body, len);
 	} else {
-		if (list_empty(&impl->queue) && peer_send_now(impl, type, body, len) == 0)
+		if (list_empty(&impl->queue) && !peer_express_full(impl) &&
+		    peer_send_now(impl, type, body, len) == 0)
 			return 0;
 		err_clear();
 		r = queue_message(impl, type, body, len);
@@ -286,15 +304,14 @@ static void on_pong(struct peer_impl *impl, struct cursor *body)
 	impl->peer.rtt_ns = loop_clock_ns(impl->peers->loop) - impl->ping_stamp;
 }
 
-static void deliver(struct peer_impl *impl, const struct wire_header *h,
-		    struct cursor *body)
+void peer_deliver(struct peer_impl *impl, const struct wire_header *h, struct cursor *body)
 {
 	const struct peers_callbacks *callbacks = &impl->peers->callbacks;
 	uint64_t epoch = impl->peer.epoch;
 	struct err why;
 
 	impl->peer.messages_in++;
-	note_use(impl);
+	peer_note_use(impl);
 	if (!callbacks->on_message ||
 	    callbacks->on_message(callbacks->owner, &impl->peer, h, body) >= 0)
 		return;
@@ -324,7 +341,7 @@ void peer_self_deliver(struct peer_impl *impl)
 		memcpy(h.sender, impl->peers->instance, sizeof(h.sender));
 		memcpy(h.target, impl->peers->instance, sizeof(h.target));
 		cursor_read(&body, msg->body, msg->len);
-		deliver(impl, &h, &body);
+		peer_deliver(impl, &h, &body);
 		mem_free(msg);
 	}
 	if (!list_empty(&impl->queue))
@@ -339,7 +356,7 @@ static void end_for_gap(struct peer_impl *impl, struct peering *peering,
 
 	err_set(&why, ERR_TRANSPORT, "%s: the line broke and lost %llu messages",
 		peer_label(impl, label),
-		(unsigned long long)(sequence - peering->seq_in - 1));
+		(unsigned long long)(sequence - peering->control_in - 1));
 	if (peering == &impl->cur)
 		peer_bring_down(impl, &why, true);
 	else
@@ -350,30 +367,30 @@ static void end_for_gap(struct peer_impl *impl, struct peering *peering,
 static void on_peering_frame(struct peer_impl *impl, struct peering *peering,
 			     const struct wire_header *h, struct cursor *body)
 {
-	struct wire_header up = *h;
+	/* how many went by express just before it: only they may be missing here */
+	uint64_t skipped = peering->features & PEER_FEATURE_EXPRESS ? h->flags : 0;
 
-	if (h->sequence <= peering->seq_in) {
+	if (h->sequence <= peering->control_in) {
 		impl->peers->stats.replays++;
 		return;
 	}
-	if (h->sequence != peering->seq_in + 1) {
-		end_for_gap(impl, peering, h->sequence);
+	if (h->sequence != peering->control_in + 1 + skipped) {
+		end_for_gap(impl, peering, h->sequence - skipped);
 		return;
 	}
-	peering->seq_in = h->sequence;
+	peering->control_in = h->sequence;
 	/* it knows what only our WELCOME told: the attempt is proven */
 	if (peering == &impl->next && !peer_bring_up(impl))
 		return;
 	if (impl->peer.state != PEER_UP || impl->doom.code)
 		return; /* on_up ended it */
 	impl->heard_ns = loop_now_ns(impl->peers->loop);
-	up.epoch = impl->peer.epoch; /* ours: it is what the layers above compare */
+	/* these two belong to no order: what goes by express may take its time */
 	if (h->type == WIRE_T_PING)
 		on_ping(impl, body);
 	else if (h->type == WIRE_T_PONG)
 		on_pong(impl, body);
-	else
-		deliver(impl, &up, body);
+	peer_in_order(impl, h, body);
 }
 
 static void on_epoch_frame(struct peers *peers, const struct wire_header *h,

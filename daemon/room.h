@@ -273,6 +273,7 @@ enum request_kind {
 	REQUEST_DLIST = 4,
 	REQUEST_DLIST_FREE = 5,
 	REQUEST_NOTIF = 6,
+	REQUEST_MESSAGE = 7, /* handshake_express.c: a peer message, its frame follows */
 };
 
 #endif

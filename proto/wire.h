@@ -7,8 +7,10 @@
  * instance id, target instance id (zero in HELLO only), session epoch u64 (of
  * the peering; each side mints the one that it wants to see and tells it in the
  * header of its HELLO/WELCOME), sequence u64 (per epoch from 1 without a gap;
- * HELLO, WELCOME and BYE stand outside: 0), body length u32, checksum u32 (XXH3 low half over header with this
- * field zero, then body), 28 reserved zero bytes.
+ * HELLO, WELCOME and BYE stand outside: 0; flags on the control line tell how
+ * many numbers before this one went by the data line), body length u32, checksum
+ * u32 (XXH3 low half over header with this field zero, then body), 28 reserved
+ * zero bytes.
  */
 #ifndef KVD_PROTO_WIRE_H
 #define KVD_PROTO_WIRE_H

@@ -135,6 +135,10 @@ struct fake_profile *fake_pair_profile(struct fake_hub *hub, const struct transp
 struct transport *fake_hub_node(struct fake_hub *hub, unsigned int n);
 
 int fake_script(struct fake_hub *hub, const struct fake_rule *rule); /* ERR_NOMEM */
+/* Posts whose header begins with this byte are the line's own messages: no rule counts
+ * them, and of the chances only those of the line meet them (refuse, nomem, cut). What
+ * has no bytes cannot be stuck while its line works. */
+void fake_hub_spare(struct fake_hub *hub, uint8_t first);
 void fake_script_clear(struct fake_hub *hub);
 void fake_plant(struct fake_hub *hub, enum fake_bug bug);
 const char *fake_bug_name(enum fake_bug bug); /* "slice-after-done"… */

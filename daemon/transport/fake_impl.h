@@ -44,6 +44,7 @@ struct fake_hub {
 	uint64_t next_order, next_xfer, xfers;
 	uint32_t next_node;
 	enum fake_bug bug;
+	uint8_t spared; /* first byte of headers; 0: none */
 	bool bug_spent; /* bugs that happen once a hub */
 	struct fake_stats stats;
 	uint64_t digest;
@@ -265,7 +266,7 @@ uint64_t fake_rand(struct fake_hub *hub);
 uint64_t fake_between(struct fake_hub *hub, uint64_t min, uint64_t max);
 /* The fault of a post from -> to (fault 0: none). */
 void fake_fault_draw(struct fake_hub *hub, const struct fake_node *from,
-		     const struct fake_node *to, enum xp_kind kind, uint64_t bytes,
+		     const struct fake_node *to, const struct xp_op *op,
 		     struct fake_rule *fault_p);
 /* A rule for mem_reg / key_unpack at this node? */
 bool fake_fault_local(struct fake_hub *hub, enum fake_fault fault,

@@ -147,8 +147,7 @@ int fake_post(struct xp_peer *xpeer, struct xp_op *op)
 
 	if (r == 0) {
 		fake_fault_draw(hub, peer->node,
-				peer->conn->node[peer->self || !peer->end], op->kind,
-				op->sides.plan ? op->sides.plan->bytes : 0, &fault);
+				peer->conn->node[peer->self || !peer->end], op, &fault);
 		if (fault.fault == FAKE_REFUSE)
 			r = err_raise(ERR_TRANSPORT, "fake: refused (scripted)");
 		else if (fault.fault == FAKE_NOMEM)

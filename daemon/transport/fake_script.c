@@ -59,6 +59,11 @@ static void rule_free(struct rule *rule)
 	mem_free(rule);
 }
 
+void fake_hub_spare(struct fake_hub *hub, uint8_t first)
+{
+	hub->spared = first;
+}
+
 void fake_script_clear(struct fake_hub *hub)
 {
 	struct rule *rule;
@@ -141,15 +146,28 @@ static void draw_chance(const struct fake_profile *profile, uint64_t dice, uint6
 	}
 }
 
+static bool is_spared(const struct fake_hub *hub, const struct xp_op *op)
+{
+	return hub->spared && op->header_len > 0 &&
+	       *(const uint8_t *)op->header == hub->spared;
+}
+
 void fake_fault_draw(struct fake_hub *hub, const struct fake_node *from,
-		     const struct fake_node *to, enum xp_kind kind, uint64_t bytes,
+		     const struct fake_node *to, const struct xp_op *op,
 		     struct fake_rule *fault_p)
 {
+	const struct fake_profile *profile = fake_profile_of(hub, from, to);
 	uint64_t dice = fake_rand(hub), where = fake_rand(hub);
+	struct fake_profile line = {.refuse_pm = profile->refuse_pm,
+				    .nomem_pm = profile->nomem_pm,
+				    .cut_pm = profile->cut_pm};
 
 	memset(fault_p, 0, sizeof(*fault_p));
-	if (!draw_rule(hub, from, to, kind, fault_p))
-		draw_chance(fake_profile_of(hub, from, to), dice, where, bytes, fault_p);
+	if (is_spared(hub, op))
+		draw_chance(&line, dice, where, 0, fault_p);
+	else if (!draw_rule(hub, from, to, op->kind, fault_p))
+		draw_chance(profile, dice, where,
+			    op->sides.plan ? op->sides.plan->bytes : 0, fault_p);
 	if (!fault_p->fault)
 		return;
 	if (!fault_p->extra_ns)

@@ -27,6 +27,7 @@
 #include "daemon/events.h"
 #include "daemon/handshake.h"
 #include "daemon/offload.h"
+#include "daemon/room.h"
 #include "daemon/rooms.h"
 #include "daemon/transport/copy.h"
 #include "daemon/xfer.h"
@@ -91,6 +92,7 @@ void cluster_new(struct cluster *c, uint64_t seed, unsigned int nodes)
 	must(loop_new_virtual(seed, &c->loop));
 	must(mem_hub_new(c->loop, &c->links));
 	must(fake_hub_new(c->loop, seed, &c->bytes));
+	fake_hub_spare(c->bytes, REQUEST_MESSAGE);
 	c->count = nodes;
 	for (unsigned int i = 0; i < nodes; i++) {
 		char endpoint[64];

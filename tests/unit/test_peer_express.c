@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Two ways to a peer and one order: link_mem is the control line, and a queue of this
+ * test, which it empties when it likes, the data line. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+#include "daemon/peer.h"
+#include "tests/lib/peernet.h"
+
+#define MS LOOP_NS_PER_MS
+#define LINE_MAX 128u
+
+/* What went by the data line from node 0 to node 1. */
+struct carried {
+	struct peer_express_in in;
+	size_t len;
+	bool taken, refused;
+	uint8_t frame[WIRE_HEADER_BYTES + 256];
+};
+
+static struct carried carried[LINE_MAX];
+static unsigned int sent, arrived;
+static bool no_room;
+static struct peer *a, *b;
+
+static int carry(void *owner, const void *frame, size_t len)
+{
+	struct carried *c = &carried[sent];
+
+	assert_ptr_equal(owner, carried);
+	assert_true(len <= sizeof(c->frame));
+	if (no_room || sent == LINE_MAX)
+		return err_raise(ERR_LIMIT, "no room");
+	memcpy(c->frame, frame, len);
+	c->len = len;
+	sent++;
+	return 0;
+}
+
+static void on_taken(struct peer_express_in *in)
+{
+	struct carried *c = container_of(in, struct carried, in);
+
+	assert_false(c->taken);
+	c->taken = true;
+	peer_express_done(a, NULL);
+}
+
+static int arrive_as(struct carried *c, const uint8_t *frame, size_t len)
+{
+	list_init(&c->in.link);
+	c->in.on_taken = on_taken;
+	return peer_express_arrived(b, &c->in, frame, len);
+}
+
+/* The next `n` that went come. */
+static void arrive(unsigned int n)
+{
+	for (; n > 0; n--, arrived++)
+		assert_int_equal(arrive_as(&carried[arrived], carried[arrived].frame,
+					   carried[arrived].len), 0);
+}
+
+static int setup(void **state)
+{
+	struct peer_express way = {.owner = carried, .send = carry};
+
+	peernet_setup(state);
+	memset(carried, 0, sizeof(carried));
+	sent = arrived = 0;
+	no_room = false;
+	a = peernet_join();
+	b = peernet_only(1);
+	peer_express_open(a, &way);
+	return 0;
+}
+
+static int express(uint64_t number)
+{
+	struct wire_lease m = {.room = number};
+	uint8_t buf[64];
+	struct cursor c;
+
+	cursor_write(&c, buf, sizeof(buf));
+	assert_int_equal(wire_lease_put(&c, &m), 0);
+	return peer_send_express(a, WIRE_T_LEASE, buf, c.pos);
+}
+
+static void came(unsigned int n)
+{
+	assert_int_equal(net.n[1].messages, n);
+	for (unsigned int i = 0; i < n; i++)
+		assert_int_equal(net.n[1].numbers[i], i + 1);
+	assert_int_equal(net.n[1].downs, 0);
+}
+
+/* ---- one order ---- */
+
+static void express_that_overtakes_the_control_line_waits_for_it(void **state)
+{
+	(void)state;
+	assert_int_equal(peernet_lease(a, 1, true), 0);
+	assert_int_equal(express(2), 0);
+	assert_int_equal(express(3), 0);
+	assert_int_equal(peernet_lease(a, 4, true), 0);
+	assert_int_equal(sent, 2);
+	arrive(2);
+	came(0);
+	assert_false(carried[0].taken || peer_express_quiet(a));
+	peernet_run(MS);
+	came(4);
+	assert_true(carried[0].taken && carried[1].taken && peer_express_quiet(a));
+	peernet_run(LOOP_NS_PER_S); /* PINGs fill in */
+	assert_int_equal(express(5), 0);
+	arrive(1);
+	came(5);
+}
+
+static void control_line_that_overtakes_express_waits_for_it(void **state)
+{
+	uint64_t missed;
+
+	(void)state;
+	assert_int_equal(express(1), 0);
+	assert_int_equal(peernet_lease(a, 2, true), 0);
+	assert_int_equal(peernet_lease(a, 3, false), 0);
+	missed = a->missed_pings;
+	peernet_run(3 * LOOP_NS_PER_S); /* PINGs are answered all the time */
+	came(0);
+	assert_int_equal(a->state, PEER_UP);
+	assert_int_equal(a->missed_pings, missed);
+	arrive(1);
+	came(3);
+	assert_int_equal(peernet_lease(a, 4, true), 0);
+	peernet_run(MS);
+	came(4);
+}
+
+static void message_mixed_at_random_keeps_the_order(void **state)
+{
+	unsigned int n = 0;
+
+	(void)state;
+	for (unsigned int i = 0; i < 4000 && sent < LINE_MAX; i++) {
+		switch (loop_random_u64(net.loop) % 4) {
+		case 0:
+			assert_int_equal(express(++n), 0);
+			break;
+		case 1:
+			assert_int_equal(peernet_lease(a, ++n, true), 0);
+			break;
+		case 2:
+			if (arrived < sent)
+				arrive(1);
+			break;
+		default:
+			peernet_run(loop_random_u64(net.loop) % (PEERNET_DELAY_NS * 2));
+		}
+	}
+	arrive(sent - arrived);
+	peernet_run(MS);
+	came(n);
+	assert_true(n > 100);
+}
+
+static void express_without_room_goes_by_the_control_line(void **state)
+{
+	(void)state;
+	no_room = true;
+	assert_int_equal(express(1), 0);
+	no_room = false;
+	assert_int_equal(sent, 0);
+	assert_int_equal(express(2), 0);
+	assert_int_equal(sent, 1);
+	arrive(1);
+	peernet_run(MS);
+	came(2);
+}
+
+/* One that found no memory over there comes again, behind what was sent later. */
+static void express_that_comes_again_is_put_in_its_place(void **state)
+{
+	(void)state;
+	for (unsigned int i = 1; i <= 3; i++)
+		assert_int_equal(express(i), 0);
+	arrived = 1;
+	arrive(2);
+	came(0);
+	assert_int_equal(arrive_as(&carried[0], carried[0].frame, carried[0].len), 0);
+	came(3);
+}
+
+/* ---- bounds ---- */
+
+static void express_that_nobody_takes_is_bounded_and_holds_the_control_line(void **state)
+{
+	unsigned int n = 0, queued = 0;
+
+	(void)state;
+	while (n < PEER_EXPRESS_MAX + 3)
+		assert_int_equal(express(++n), 0);
+	assert_int_equal(sent, PEER_EXPRESS_MAX); /* the rest went the other way */
+	for (; queued == 0 && n < 2000; n += queued == 0)
+		queued = peernet_lease(a, n + 1, false) < 0;
+	assert_true(queued && n < 1000);
+	assert_int_equal(peernet_lease(a, ++n, true), 0); /* waits here */
+	peernet_run(LOOP_NS_PER_S);
+	came(0);
+	arrive(PEER_EXPRESS_MAX);
+	peernet_run(100 * MS);
+	came(n);
+}
+
+static void control_frames_without_end_before_an_early_one_end_the_peering(void **state)
+{
+	/* what no honest sender does: nothing of it is ever heard to be taken */
+	(void)state;
+	assert_int_equal(express(1), 0);
+	for (unsigned int i = 0; i < 5000 && !net.n[1].downs; i++) {
+		carried[0].taken = false;
+		peer_express_done(a, NULL); /* a lie: so the sender sends on */
+		(void)peernet_lease(a, i + 2, true);
+		if (i % 100 == 0)
+			peernet_run(MS);
+	}
+	peernet_run(LOOP_NS_PER_S);
+	assert_int_equal(net.n[1].messages, 0);
+	assert_int_equal(net.n[1].downs, 1);
+	assert_int_equal(net.n[1].why.code, ERR_PROTO);
+}
+
+/* ---- faults ---- */
+
+static void control_line_that_loses_frames_is_found_out_beside_express(void **state)
+{
+	(void)state;
+	assert_int_equal(peernet_lease(a, 1, true), 0);
+	assert_int_equal(express(2), 0);
+	mem_hub_break(net.hub, peernet_endpoint(0), peernet_endpoint(1));
+	arrive(1);
+	peernet_run(LOOP_NS_PER_S);
+	assert_int_equal(net.n[1].messages, 0);
+	assert_int_equal(net.n[1].downs, 1);
+	assert_false(carried[0].taken); /* the data line's owner ends it */
+}
+
+static void express_that_is_lost_ends_the_peering(void **state)
+{
+	struct err why;
+
+	(void)state;
+	assert_int_equal(express(1), 0);
+	err_set(&why, ERR_TRANSPORT, "it broke");
+	peer_express_done(a, &why);
+	assert_int_equal(a->state, PEER_UP); /* not inside the call */
+	peernet_run(MS);
+	assert_int_equal(net.n[0].downs, 1);
+	assert_non_null(strstr(net.n[0].why.text, "it broke"));
+}
+
+static void express_of_another_peering_or_kind_is_refused(void **state)
+{
+	static const enum wire_type never[] = {WIRE_T_HELLO, WIRE_T_WELCOME, WIRE_T_PING,
+					       WIRE_T_PONG, WIRE_T_BYE};
+	uint8_t frame[WIRE_HEADER_BYTES + 256];
+	struct wire_header good, h;
+	struct carried forged = {0};
+	struct cursor body;
+
+	(void)state;
+	assert_int_equal(express(1), 0);
+	assert_int_equal(wire_frame_get(carried[0].frame, carried[0].len, &good, &body), 0);
+	for (unsigned int i = 0; i < ARRAY_LEN(never) + 5; i++) {
+		h = good;
+		if (i < ARRAY_LEN(never))
+			h.type = (uint16_t)never[i];
+		else if (i == ARRAY_LEN(never))
+			h.epoch++;
+		else if (i == ARRAY_LEN(never) + 1)
+			h.sender[3] ^= 1;
+		else if (i == ARRAY_LEN(never) + 2)
+			h.target[3] ^= 1;
+		else if (i == ARRAY_LEN(never) + 3)
+			h.sequence--; /* what was handed up before */
+		wire_frame_put(frame, &h, body.base + body.pos);
+		if (i == ARRAY_LEN(never) + 4)
+			frame[carried[0].len - 1] ^= 1;
+		assert_true(arrive_as(&forged, frame, carried[0].len) < 0);
+		assert_false(forged.taken);
+	}
+	assert_true(arrive_as(&forged, carried[0].frame, 3) < 0);
+	came(0);
+	assert_int_equal(express(2), 0);
+	arrived = 1;
+	arrive(1);
+	assert_true(arrive_as(&forged, carried[1].frame, carried[1].len) < 0); /* twice */
+	arrived = 0;
+	arrive(1);
+	came(2);
+	assert_true(arrive_as(&forged, carried[1].frame, carried[1].len) < 0);
+	came(2);
+	assert_int_equal(b->state, PEER_UP);
+}
+
+static void end_of_the_peering_forgets_what_came_early(void **state)
+{
+	(void)state;
+	assert_int_equal(express(1), 0);
+	assert_int_equal(express(2), 0);
+	assert_int_equal(peernet_lease(a, 3, true), 0);
+	arrived = 1;
+	arrive(1);
+	peernet_run(MS);
+	peer_kill(b, &(struct err){.code = ERR_PEER, .text = "x"});
+	assert_false(carried[1].taken);
+	assert_true(list_empty(&carried[1].in.link));
+	peernet_run(3 * LOOP_NS_PER_S); /* and comes up again, clean */
+	assert_int_equal(a->state, PEER_UP);
+	b = peernet_only(1);
+	assert_true(arrive_as(&carried[0], carried[0].frame, carried[0].len) < 0);
+	assert_int_equal(express(1), 0); /* closed: the control line has it */
+	assert_int_equal(sent, 2);
+	peernet_run(MS);
+	assert_int_equal(net.n[1].messages, 1);
+	assert_int_equal(net.n[1].numbers[0], 1);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, peernet_teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(express_that_overtakes_the_control_line_waits_for_it),
+		TEST(control_line_that_overtakes_express_waits_for_it),
+		TEST(message_mixed_at_random_keeps_the_order),
+		TEST(express_without_room_goes_by_the_control_line),
+		TEST(express_that_comes_again_is_put_in_its_place),
+		TEST(express_that_nobody_takes_is_bounded_and_holds_the_control_line),
+		TEST(control_frames_without_end_before_an_early_one_end_the_peering),
+		TEST(control_line_that_loses_frames_is_found_out_beside_express),
+		TEST(express_that_is_lost_ends_the_peering),
+		TEST(express_of_another_peering_or_kind_is_refused),
+		TEST(end_of_the_peering_forgets_what_came_early),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
