@@ -21,6 +21,7 @@ struct looking {
 	struct request *req;
 	struct verbs_look rdma;
 	struct err gpu; /* why there are no GPUs; ERR_OK: there are */
+	char kernels[192];
 };
 
 static void look_work(struct offload_job *job)
@@ -34,6 +35,8 @@ static void look_work(struct offload_job *job)
 		err_set(&looking->gpu, ERR_REQUIRE, "this daemon uses no GPU");
 	else if (gpu_start(gpu) < 0)
 		err_take(&looking->gpu);
+	else
+		gpu_module_words(gpu, looking->kernels, sizeof(looking->kernels));
 }
 
 static const struct transport *verbs_of(const struct kvd *kvd)
@@ -111,15 +114,17 @@ static bool add_gpu(cJSON *list, struct gpu_device *device)
 }
 
 /* Features that the driver has; of others the first function that it lacks. */
-static bool add_features(cJSON *result, const struct cudrv *drv)
+static bool add_features(cJSON *result, const struct cudrv *drv, const char *kernels)
 {
 	cJSON *json = cJSON_AddObjectToObject(result, "gpu_features");
 	bool filled = json && cJSON_AddNumberToObject(result, "cuda", drv->version);
 
 	for (enum cudrv_group group = 0; filled && group < CUDRV_GROUPS; group++) {
-		char words[96] = "yes";
+		char words[192] = "yes";
 
-		if (!drv->has[group])
+		if (group == CUDRV_KERNELS)
+			snprintf(words, sizeof(words), "%s", kernels);
+		else if (!drv->has[group])
 			snprintf(words, sizeof(words), "no: %s is missing",
 				 drv->missing[group]);
 		filled = cJSON_AddStringToObject(json, cudrv_group_name(group), words);
@@ -127,8 +132,9 @@ static bool add_features(cJSON *result, const struct cudrv *drv)
 	return filled;
 }
 
-static bool add_gpus(cJSON *result, struct gpu *gpu, const struct err *err)
+static bool add_gpus(cJSON *result, struct gpu *gpu, const struct looking *looking)
 {
+	const struct err *err = &looking->gpu;
 	cJSON *list = cJSON_AddArrayToObject(result, "gpus");
 	bool filled = list;
 
@@ -136,7 +142,7 @@ static bool add_gpus(cJSON *result, struct gpu *gpu, const struct err *err)
 		return filled && cJSON_AddStringToObject(result, "gpu_error", err->text);
 	for (unsigned int i = 0; filled && i < gpu->device_count; i++)
 		filled = add_gpu(list, &gpu->devices[i]);
-	return filled && add_features(result, &gpu->drv);
+	return filled && add_features(result, &gpu->drv, looking->kernels);
 }
 
 static void look_done(struct offload_job *job)
@@ -148,7 +154,7 @@ static void look_done(struct offload_job *job)
 	if (!result ||
 	    request_finish(req, result,
 			   add_rdma(result, req->kvd, &looking->rdma) &&
-				   add_gpus(result, req->kvd->gpu, &looking->gpu)) < 0)
+				   add_gpus(result, req->kvd->gpu, looking)) < 0)
 		request_fail_last(req);
 	mem_free(looking);
 }

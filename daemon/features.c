@@ -7,6 +7,7 @@
 #include <zmq.h>
 
 #include "daemon/transport/transport.h"
+#include "gpu/kernels_image.h"
 
 void features_transports(const char *names[FEATURES_TRANSPORTS_MAX])
 {
@@ -31,4 +32,6 @@ void features_print(FILE *out)
 		fprintf(out, " %s", names[i]);
 	fprintf(out, "\nlibzmq: %d.%d.%d, CURVE %s\ncJSON: %s\n", major, minor, patch,
 		zmq_has("curve") ? "yes" : "no", cJSON_Version());
+	fprintf(out, "GPU kernels: %s\n",
+		kernels_image_text() ? kernels_image_text() : "none, built without nvcc");
 }

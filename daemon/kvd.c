@@ -286,6 +286,9 @@ static int build(struct kvd *kvd, const struct kvd_sockets *sockets)
 	if (r == 0)
 		r = gpu_new(config->cuda_library, config->gpu, &kvd->gpu);
 	if (r == 0)
+		r = gpu_tune(kvd->gpu, config->gpu_kernels, config->gpu_kernel_row_bytes,
+			     config->gpu_streams);
+	if (r == 0)
 		share_cores(kvd);
 	if (r == 0)
 		place_threads(kvd);

@@ -22,7 +22,7 @@
 
 const char *cudrv_group_name(enum cudrv_group group)
 {
-	static const char *const names[CUDRV_GROUPS] = {"vmm", "batch", "peer"};
+	static const char *const names[CUDRV_GROUPS] = {"vmm", "batch", "peer", "kernels"};
 
 	assert(group < CUDRV_GROUPS);
 	return names[group];

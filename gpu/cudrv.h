@@ -24,6 +24,8 @@
 struct cu_ctx;
 struct cu_stream;
 struct cu_event;
+struct cu_module;
+struct cu_function;
 
 #define CU_IPC_BYTES 64u
 #define CU_UUID_BYTES 16u
@@ -81,6 +83,7 @@ enum {
 	CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1,
 	CU_MEMHOSTALLOC_PORTABLE = 1,
 	CU_MEMHOSTREGISTER_PORTABLE = 1,
+	CU_MEMHOSTREGISTER_READ_ONLY = 8,
 	CU_MEMORYTYPE_UNIFIED = 4,
 	CU_CTX_SCHED_BLOCKING_SYNC = 4,
 	CU_DEVICE_ATTRIBUTE_MAX_PITCH = 11,
@@ -216,12 +219,24 @@ struct cu_copy2d { /* CUDA_MEMCPY2D_v2 */
 	X(PEER, peer_possible, cuDeviceCanAccessPeer,                                   \
 	  (int *possible_p, int device, int other))                                     \
 	X(PEER, peer_enable, cuCtxEnablePeerAccess,                                     \
-	  (struct cu_ctx * other, unsigned int flags))
+	  (struct cu_ctx * other, unsigned int flags))                                  \
+	X(KERNELS, module_load, cuModuleLoadData,                                       \
+	  (struct cu_module * *module_p, const void *image))                            \
+	X(KERNELS, module_unload, cuModuleUnload, (struct cu_module * module))          \
+	X(KERNELS, module_function, cuModuleGetFunction,                                \
+	  (struct cu_function * *function_p, struct cu_module *module,                  \
+	   const char *name))                                                           \
+	X(KERNELS, launch, cuLaunchKernel,                                              \
+	  (struct cu_function * function, unsigned int grid_x, unsigned int grid_y,     \
+	   unsigned int grid_z, unsigned int block_x, unsigned int block_y,             \
+	   unsigned int block_z, unsigned int shared_bytes, struct cu_stream *stream,   \
+	   void **params, void **extra))
 
 enum cudrv_group {
 	CUDRV_VMM,     /* memory by cuMemCreate, as a file descriptor */
 	CUDRV_BATCH,   /* many copies in one call, as CUDA 13 has it */
 	CUDRV_PEER,    /* copies between two devices without the host */
+	CUDRV_KERNELS, /* code of ours on the device */
 	CUDRV_GROUPS,
 };
 

@@ -29,6 +29,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "gpu/lane.h"
+#include "gpu/pin.h"
 
 int gpu_new(const char *library, const char *allowed, struct gpu **gpu_p)
 {
@@ -43,7 +44,22 @@ int gpu_new(const char *library, const char *allowed, struct gpu **gpu_p)
 	memcpy(gpu->library, library, strlen(library) + 1);
 	memcpy(gpu->allowed, allowed, strlen(allowed) + 1);
 	pthread_mutex_init(&gpu->lock, NULL);
+	pthread_mutex_init(&gpu->pins_lock, NULL);
+	list_init(&gpu->pins);
+	(void)gpu_tune(gpu, "auto", GPU_KERNEL_ROW_BYTES, GPU_STREAMS);
 	*gpu_p = gpu;
+	return 0;
+}
+
+int gpu_tune(struct gpu *gpu, const char *kernels, uint64_t kernel_row_bytes,
+	     unsigned int streams)
+{
+	if (strlen(kernels) >= sizeof(gpu->kernels))
+		return err_raise(ERR_TOOBIG, "gpu_kernels: a path is too long");
+	assert(streams > 0 && streams <= GPU_STREAMS_MAX);
+	memcpy(gpu->kernels, kernels, strlen(kernels) + 1);
+	gpu->kernel_row_bytes = kernel_row_bytes;
+	gpu->streams = streams;
 	return 0;
 }
 
@@ -52,9 +68,12 @@ void gpu_free(struct gpu *gpu)
 	if (!gpu)
 		return;
 	for (unsigned int i = 0; i < gpu->device_count; i++) {
+		gpu_module_fini(&gpu->devices[i]);
 		assert(gpu->devices[i].users == 0);
 		pthread_mutex_destroy(&gpu->devices[i].lock);
 	}
+	assert(list_empty(&gpu->pins));
+	pthread_mutex_destroy(&gpu->pins_lock);
 	pthread_mutex_destroy(&gpu->lock);
 	mem_free(gpu);
 }
@@ -243,6 +262,8 @@ static void ctx_down(struct gpu_device *device)
 	int result = CU_SUCCESS;
 
 	gpu_lanes_free(device);
+	gpu_pins_drop(device);
+	gpu_module_drop(device);
 	if (atomic_load(&device->broken))
 		result = drv->ctx_reset(device->handle);
 	if (result == CU_SUCCESS)

@@ -26,10 +26,15 @@
 #include "daemon/base/err.h"
 #include "daemon/base/list.h"
 #include "gpu/cudrv.h"
+#include "gpu/module.h"
 
 #define GPU_DEVICES_MAX 32u
 #define GPU_LIBRARY "libcuda.so.1"
 #define GPU_ALLOWED_MAX 4096u
+#define GPU_STREAMS_MAX 8u
+/* Above this a copy engine's own time for a row is a small part of it. */
+#define GPU_KERNEL_ROW_BYTES (UINT64_C(32) << 10)
+#define GPU_STREAMS 4u
 
 struct gpu;
 
@@ -58,11 +63,17 @@ struct gpu_device {
 	int priority; /* of streams: the lowest there is */
 	atomic_bool broken;
 	struct err why; /* set before `broken` is */
+	struct gpu_module module;
 };
 
 struct gpu {
 	char library[256];
 	char allowed[GPU_ALLOWED_MAX];
+	char kernels[256];	   /* "auto", "off", or a file */
+	uint64_t kernel_row_bytes; /* shorter rows go by kernel; 0: none */
+	unsigned int streams;	   /* at work on one device at once */
+	pthread_mutex_t pins_lock;
+	struct list pins; /* pin.c's */
 	pthread_mutex_t lock; /* of what follows */
 	bool started;
 	atomic_bool ready; /* devices may be read without the lock */
@@ -74,7 +85,12 @@ struct gpu {
 /* Touches no driver. `library`: GPU_LIBRARY or a path. `allowed`: "auto" (all),
  * "off", or names of devices, separated by spaces. Any thread. */
 int gpu_new(const char *library, const char *allowed, struct gpu **gpu_p);
-/* No device has a user any more. */
+/* Before the first device is used: which kernels ("auto": this program's own, "off",
+ * or the path of an image), the rows they move, and how many streams a device gets,
+ * 1 to GPU_STREAMS_MAX. Without it: auto and the defaults above. */
+int gpu_tune(struct gpu *gpu, const char *kernels, uint64_t kernel_row_bytes,
+	     unsigned int streams);
+/* No device has a user any more, no pin is left. */
 void gpu_free(struct gpu *gpu);
 
 /* Load the driver and look at its devices, once. ERR_REQUIRE when there is none;

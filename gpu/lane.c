@@ -2,6 +2,11 @@
 /*
  * How rows become driver calls:
  *
+ *   - short rows (gpu->kernel_row_bytes), where there are kernels: entries of a
+ *     list in pinned memory, one launch for all of them at the next mark. A copy
+ *     engine takes about a microsecond for any row, a warp as long as its bytes
+ *     take. An entry is what one warp does; rows that follow each other at equal
+ *     distances, at two levels, share one;
  *   - rows at equal distances, both of them forward and not overlapping: one
  *     pitched copy (cuMemcpy2DAsync), as long as the pitch is one the device
  *     takes;
@@ -36,8 +41,10 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "gpu/gpu.h"
+#include "gpu/kern.h"
 
 #define LANE_BATCH 512u
+#define LANE_LIST 10240u /* entries of a list, 640 KiB */
 #define LANE_PITCHED_MIN 2u /* rows from which a pitched copy is one call less */
 #define DRAIN_TRIES 10u
 #define DRAIN_PAUSE_NS 10000000
@@ -48,7 +55,10 @@ struct gpu_lane {
 	struct cu_stream *stream;
 	struct cu_event *events[GPU_LANE_MARKS];
 	uint64_t marks, waited;
-	void *bounces[GPU_LANE_BOUNCES];
+	void *bounces[GPU_LANE_SETS];
+	struct kern_rows *lists[GPU_LANE_SETS];
+	uint32_t list_count;	/* entries of the stretch that is being queued … */
+	struct kern_rows entry; /* … and the one after them, while it can grow */
 	size_t batch_count;
 	uint64_t dsts[LANE_BATCH], srcs[LANE_BATCH];
 	size_t sizes[LANE_BATCH];
@@ -65,9 +75,12 @@ static void lane_free(struct gpu_lane *lane)
 {
 	const struct cudrv *drv = drv_of(lane);
 
-	for (unsigned int i = 0; i < GPU_LANE_BOUNCES; i++)
+	for (unsigned int i = 0; i < GPU_LANE_SETS; i++) {
 		if (lane->bounces[i])
 			(void)drv->host_free(lane->bounces[i]);
+		if (lane->lists[i])
+			(void)drv->host_free(lane->lists[i]);
+	}
 	for (unsigned int i = 0; i < GPU_LANE_MARKS; i++)
 		if (lane->events[i])
 			(void)drv->event_destroy(lane->events[i]);
@@ -129,6 +142,8 @@ void gpu_lane_give(struct gpu_lane *lane)
 	struct gpu_device *device = lane->device;
 
 	lane->batch_count = 0;
+	lane->list_count = 0;
+	lane->entry.count = 0;
 	lane->waited = lane->marks;
 	pthread_mutex_lock(&device->lock);
 	list_push_front(&device->lanes, &lane->link);
@@ -235,7 +250,7 @@ static int pitched_copy(struct gpu_lane *lane, const struct gpu_rows *rows)
 	return 0;
 }
 
-int gpu_lane_copy(struct gpu_lane *lane, const struct gpu_rows *rows)
+static int engine_copy(struct gpu_lane *lane, const struct gpu_rows *rows)
 {
 	uint64_t dst = rows->dst, src = rows->src;
 	int r = 0;
@@ -253,12 +268,215 @@ int gpu_lane_copy(struct gpu_lane *lane, const struct gpu_rows *rows)
 	return err_pass(r);
 }
 
+/* ---- the kernel's list ---- */
+
+/* The list of the stretch that is being queued; NULL: the kernel must do without. */
+static struct kern_rows *list_of(struct gpu_lane *lane)
+{
+	struct kern_rows **list_p = &lane->lists[lane->marks % GPU_LANE_SETS];
+	void *list = *list_p;
+	int result;
+
+	if (lane->marks - lane->waited >= GPU_LANE_SETS)
+		return NULL; /* a launch may still read it */
+	if (list)
+		return list;
+	result = drv_of(lane)->host_alloc(&list, LANE_LIST * sizeof(**list_p),
+					  CU_MEMHOSTALLOC_PORTABLE);
+	if (result == CU_SUCCESS) {
+		*list_p = list;
+		return list;
+	}
+	(void)gpu_raise(lane->device, result, ERR_NOMEM, "cuMemHostAlloc");
+	gpu_module_off(lane->device);
+	return NULL;
+}
+
+/* Make `e` part of the last entry, if the two together are of one form. */
+static bool entry_join(struct kern_rows *last, const struct kern_rows *e)
+{
+	int64_t dst = (int64_t)(e->dst - last->dst), src = (int64_t)(e->src - last->src);
+	uint64_t rows = (uint64_t)last->count * last->outer + e->count;
+
+	if (last->count == 0 || last->len != e->len || rows * e->len > KERN_ENTRY_BYTES)
+		return false;
+	if (last->outer == 1 && e->count == 1 &&
+	    (last->count == 1 || (dst == last->dst_stride * last->count &&
+				  src == last->src_stride * last->count))) {
+		if (last->count == 1) {
+			last->dst_stride = dst;
+			last->src_stride = src;
+		}
+		last->count++;
+		return true;
+	}
+	if (last->count != e->count || last->count == 1 ||
+	    last->dst_stride != e->dst_stride || last->src_stride != e->src_stride)
+		return false;
+	if (last->outer > 1 && (dst != last->dst_outer * last->outer ||
+				src != last->src_outer * last->outer))
+		return false;
+	if (last->outer == 1) {
+		last->dst_outer = dst;
+		last->src_outer = src;
+	}
+	last->outer++;
+	return true;
+}
+
+/* False: the list is full. */
+static bool entry_add(struct gpu_lane *lane, struct kern_rows *list,
+		      const struct kern_rows *e)
+{
+	if (entry_join(&lane->entry, e))
+		return true;
+	if (lane->list_count + 1 >= LANE_LIST)
+		return false;
+	if (lane->entry.count > 0)
+		list[lane->list_count++] = lane->entry;
+	lane->entry = *e;
+	return true;
+}
+
+/* Entries of about KERN_ENTRY_BYTES. False: the list is full, the rest of the rows
+ * is in *rows. */
+static bool rows_add(struct gpu_lane *lane, struct kern_rows *list, struct gpu_rows *rows)
+{
+	uint64_t most = KERN_ENTRY_BYTES / rows->len;
+
+	while (rows->count > 0) {
+		struct kern_rows e = {.dst = rows->dst,
+				      .src = rows->src,
+				      .dst_stride = rows->dst_stride,
+				      .src_stride = rows->src_stride,
+				      .len = (uint32_t)rows->len,
+				      .count = (uint32_t)(rows->count < most ? rows->count
+									     : most),
+				      .outer = 1};
+
+		if (!entry_add(lane, list, &e))
+			return false;
+		rows->dst += (uint64_t)rows->dst_stride * e.count;
+		rows->src += (uint64_t)rows->src_stride * e.count;
+		rows->count -= e.count;
+	}
+	return true;
+}
+
+static bool for_kernel(const struct gpu_lane *lane, const struct gpu_rows *rows)
+{
+	return !rows->engines && rows->len > 0 &&
+	       rows->len < lane->device->gpu->kernel_row_bytes &&
+	       gpu_module_ready(lane->device);
+}
+
+/* A row that is longer than an entry: parts of it are rows, too. */
+static bool row_add(struct gpu_lane *lane, struct kern_rows *list, uint64_t dst,
+		    uint64_t src, uint64_t len)
+{
+	struct gpu_rows parts = {.dst = dst,
+				 .src = src,
+				 .len = KERN_ENTRY_BYTES,
+				 .count = len / KERN_ENTRY_BYTES,
+				 .dst_stride = KERN_ENTRY_BYTES,
+				 .src_stride = KERN_ENTRY_BYTES};
+	struct gpu_rows rest = {.dst = dst + parts.count * KERN_ENTRY_BYTES,
+				.src = src + parts.count * KERN_ENTRY_BYTES,
+				.len = len % KERN_ENTRY_BYTES,
+				.count = 1};
+
+	/* moved twice where the list ends in between: by the kernel and an engine */
+	return rows_add(lane, list, &parts) && (rest.len == 0 || rows_add(lane, list, &rest));
+}
+
+/* *rows: what is left for the engines. */
+static void kernel_copy(struct gpu_lane *lane, struct gpu_rows *rows)
+{
+	struct kern_rows *list = list_of(lane);
+
+	if (!list)
+		return;
+	if (rows->len <= KERN_ENTRY_BYTES) {
+		(void)rows_add(lane, list, rows);
+		return;
+	}
+	while (rows->count > 0 && row_add(lane, list, rows->dst, rows->src, rows->len)) {
+		rows->dst += (uint64_t)rows->dst_stride;
+		rows->src += (uint64_t)rows->src_stride;
+		rows->count--;
+	}
+}
+
+int gpu_lane_copy(struct gpu_lane *lane, const struct gpu_rows *rows)
+{
+	struct gpu_rows left = *rows;
+
+	if (left.count > 1 && left.dst_stride == (int64_t)left.len &&
+	    left.src_stride == (int64_t)left.len) {
+		left.len *= left.count;
+		left.dst_stride = left.src_stride = (int64_t)left.len;
+		left.count = 1;
+	}
+	if (for_kernel(lane, &left))
+		kernel_copy(lane, &left);
+	return left.count > 0 ? err_pass(engine_copy(lane, &left)) : 0;
+}
+
+/* The kernel was not to be launched: its rows go by the engines. */
+static int list_by_engines(struct gpu_lane *lane, const struct kern_rows *list)
+{
+	int r = 0;
+
+	for (uint32_t i = 0; i < lane->list_count && r == 0; i++) {
+		const struct kern_rows *e = &list[i];
+
+		for (uint32_t o = 0; o < e->outer && r == 0; o++) {
+			struct gpu_rows rows = {
+				.dst = e->dst + (uint64_t)e->dst_outer * o,
+				.src = e->src + (uint64_t)e->src_outer * o,
+				.len = e->len,
+				.count = e->count,
+				.dst_stride = e->dst_stride,
+				.src_stride = e->src_stride};
+
+			r = engine_copy(lane, &rows);
+		}
+	}
+	return err_pass(r);
+}
+
+static int list_launch(struct gpu_lane *lane)
+{
+	struct kern_rows *list = lane->lists[lane->marks % GPU_LANE_SETS];
+	int result, r = 0;
+
+	if (lane->entry.count == 0)
+		return 0;
+	list[lane->list_count++] = lane->entry;
+	lane->entry.count = 0;
+	result = gpu_module_ready(lane->device)
+			 ? gpu_module_rows(lane->device, (uintptr_t)list,
+					   lane->list_count, lane->stream)
+			 : CU_ERROR_NOT_FOUND; /* given up by another lane */
+	if (result != CU_SUCCESS) {
+		r = gpu_raise(lane->device, result, ERR_IO, "cuLaunchKernel");
+		if (!cudrv_sticky(result)) {
+			gpu_module_off(lane->device);
+			r = list_by_engines(lane, list);
+		}
+	}
+	lane->list_count = 0;
+	return err_pass(r);
+}
+
 /* ---- marks ---- */
 
 int gpu_lane_mark(struct gpu_lane *lane, uint64_t *mark_p)
 {
-	int r = batch_flush(lane), result;
+	int r = list_launch(lane), result;
 
+	if (r == 0)
+		r = batch_flush(lane);
 	if (r < 0)
 		return err_pass(r);
 	assert(lane->marks - lane->waited < GPU_LANE_MARKS);
@@ -285,7 +503,7 @@ int gpu_lane_bounce(struct gpu_lane *lane, unsigned int index, void **bounce_p)
 {
 	int result;
 
-	assert(index < GPU_LANE_BOUNCES);
+	assert(index < GPU_LANE_SETS);
 	if (!lane->bounces[index]) {
 		result = drv_of(lane)->host_alloc(&lane->bounces[index],
 						  GPU_LANE_BOUNCE_BYTES,
@@ -306,6 +524,8 @@ void gpu_lane_drain(struct gpu_lane *lane)
 	int result;
 
 	lane->batch_count = 0;
+	lane->list_count = 0;
+	lane->entry.count = 0;
 	for (unsigned int tries = 1;; tries++) {
 		result = drv_of(lane)->stream_sync(lane->stream);
 		if (result == CU_SUCCESS)

@@ -20,6 +20,9 @@ struct gpu_device;
 struct gpu_lane;
 
 #define GPU_LANE_MARKS 8u /* outstanding at once */
+/* What stands between two marks uses one set of the lane's own pinned memory: a list
+ * for the kernels, and a bounce buffer. So two such stretches can be under way. */
+#define GPU_LANE_SETS 2u
 
 /* `count` rows, their distances in bytes. Addresses of device or of host memory,
  * as the driver sees them. */
@@ -28,21 +31,24 @@ struct gpu_rows {
 	uint64_t len, count;
 	int64_t dst_stride, src_stride;
 	bool flat; /* the two ends are on different devices: no pitched copies */
+	bool engines; /* an end is not for kernels: another device without peer access */
 };
 
 int gpu_lane_take(struct gpu_device *device, struct gpu_lane **lane_p);
 /* Nothing is in flight: every mark was waited for, or the lane is drained. */
 void gpu_lane_give(struct gpu_lane *lane);
 
-/* Queue. Copies of one lane may run in any order among themselves up to the next
+/* Queue: rows shorter than gpu->kernel_row_bytes in one launch with the others of
+ * this stretch, if the kernels are there; else by copy engine. Host memory is pinned
+ * (gpu_lane_bounce(), pin.h), or the rows are for the engines. Copies of one lane may run in any order among themselves up to the next
  * mark; bytes that are reached twice are undefined. */
 int gpu_lane_copy(struct gpu_lane *lane, const struct gpu_rows *rows);
 /* Everything queued so far is done when the mark is. */
 int gpu_lane_mark(struct gpu_lane *lane, uint64_t *mark_p);
 /* Blocks. 0, or the fault of the copies. Marks are waited for in order. */
 int gpu_lane_wait(struct gpu_lane *lane, uint64_t mark);
-/* Pinned host memory of the lane's own, made when first asked for. */
-#define GPU_LANE_BOUNCES 4u
+/* Pinned host memory of the lane's own, made when first asked for; `index` below
+ * GPU_LANE_SETS. */
 #define GPU_LANE_BOUNCE_BYTES (UINT64_C(1) << 20)
 int gpu_lane_bounce(struct gpu_lane *lane, unsigned int index, void **bounce_p);
 /* Nothing of this lane moves after it. Never fails, and does not return before

@@ -4,6 +4,12 @@
 FAKE_CUDA_SRC := $(wildcard tests/gpu/fake_*.c)
 FAKE_CUDA     := $(B)/fakegpu/libcuda.so.1 $(B)/fakegpu/old/libcuda.so.1
 
+# the kernels' reference, which the fake runs in their place
+$(B)/fakegpu/kernels_ref.o: gpu/kernels_ref.c $(B)/.flags
+	@mkdir -p $(@D)
+	$(SAY) CC '$< (fake)'
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden -MMD -MP -c $< -o $@
+
 $(B)/fakegpu/old/%.o: tests/gpu/%.c $(B)/.flags
 	@mkdir -p $(@D)
 	$(SAY) CC '$< (old)'
@@ -15,11 +21,12 @@ $(B)/fakegpu/%.o: tests/gpu/%.c $(B)/.flags
 	$(SAY) CC $<
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden -MMD -MP -c $< -o $@
 
-$(B)/fakegpu/libcuda.so.1: $(FAKE_CUDA_SRC:tests/gpu/%.c=$(B)/fakegpu/%.o)
-$(B)/fakegpu/old/libcuda.so.1: $(FAKE_CUDA_SRC:tests/gpu/%.c=$(B)/fakegpu/old/%.o)
+$(B)/fakegpu/libcuda.so.1: $(FAKE_CUDA_SRC:tests/gpu/%.c=$(B)/fakegpu/%.o) $(B)/fakegpu/kernels_ref.o
+$(B)/fakegpu/old/libcuda.so.1: $(FAKE_CUDA_SRC:tests/gpu/%.c=$(B)/fakegpu/old/%.o) $(B)/fakegpu/kernels_ref.o
 $(FAKE_CUDA):
 	$(SAY) LD $@
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(@F) $(if $(SAN),,-Wl,-z,defs) $^ -o $@
 
 TEST_NEEDS += $(FAKE_CUDA)
-$(B)/unit/test_gpu $(B)/unit/test_copy_gpu $(B)/unit/test_region_gpu $(B)/unit/test_gpu_event $(CONFORM): | $(FAKE_CUDA)
+$(B)/unit/test_gpu $(B)/unit/test_kernels $(B)/unit/test_copy_gpu $(B)/unit/test_region_gpu \
+$(B)/unit/test_gpu_event $(CONFORM): | $(FAKE_CUDA)

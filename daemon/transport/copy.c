@@ -39,14 +39,15 @@
 #include <limits.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/uio.h>
 #include <time.h>
 
 #include "daemon/base/cpu.h"
 #include "daemon/base/mem.h"
+#include "daemon/base/thread.h"
 #include "daemon/loop.h"
+#include "daemon/transport/copy_done.h"
 #include "daemon/transport/copy_gpu.h"
 #include "daemon/transport/numa.h"
 #include "daemon/transport/rows.h"
@@ -74,12 +75,10 @@ struct worker {
 
 struct copier {
 	struct loop *loop;
-	struct loop_wake wake;
 	uint64_t slice_bytes;
-	pthread_mutex_t lock;
+	struct copy_done done; /* its lock is the copier's */
 	pthread_cond_t more;
 	struct list ready; /* jobs with slices to claim */
-	struct list done;  /* jobs for on_done */
 	struct loop_defer deliver; /* those of the loop's own */
 	uint64_t at_once_ns, at_once_bytes; /* the turn, and what was copied in it */
 	bool stopping;
@@ -459,30 +458,11 @@ int copy_now(struct copy_hand *hand, struct copy_job *job)
 
 /* ---- threads ---- */
 
-/* The lock is held. */
-static void job_settle(struct copier *copier, struct copy_job *job)
-{
-	bool stop = job->result < 0 || atomic_load(&job->canceled);
-
-	if (atomic_load(&job->slices_running) > 0)
-		return;
-	if (!stop && job->next_byte < job->end)
-		return;
-	if (job->result == 0 && job->next_byte < job->end) {
-		err_set(&job->err, ERR_CANCELED, "the copy was canceled");
-		job->result = -err_errno(ERR_CANCELED);
-	}
-	list_remove(&job->link);
-	list_push_back(&copier->done, &job->link);
-	loop_wake(&copier->wake);
-}
-
 /* The lock is held on entry and on return. */
 static void slice_run(struct worker *worker, struct copy_job *job)
 {
 	struct copier *copier = worker->copier;
 	uint64_t begin = job->next_byte, end = job->end;
-	struct err err = {0};
 	int r;
 
 	if (end - begin > job->slice_bytes)
@@ -493,24 +473,18 @@ static void slice_run(struct worker *worker, struct copy_job *job)
 		list_push_back(&copier->ready, &job->link);
 	atomic_fetch_add(&job->slices_running, 1);
 	copier->running++;
-	pthread_mutex_unlock(&copier->lock);
+	pthread_mutex_unlock(&copier->done.lock);
 
 	r = slice_copy(worker->hand, job, begin, end, job->bounce);
-	if (r < 0)
-		err_take(&err);
-	else
+	if (r == 0)
 		atomic_fetch_add(&job->copied, end - begin);
 
-	pthread_mutex_lock(&copier->lock);
+	pthread_mutex_lock(&copier->done.lock);
 	copier->running--;
 	atomic_fetch_sub(&job->slices_running, 1);
-	if (r < 0 && job->result == 0) {
-		job->result = r;
-		job->err = err;
-	}
-	if (job->result < 0)
-		list_remove(&job->link);
-	job_settle(copier, job);
+	if (r < 0)
+		copy_done_fail(job, r);
+	copy_done_settle(&copier->done, job);
 }
 
 static uint64_t clock_ns(void)
@@ -528,7 +502,7 @@ static void worker_wait_token(struct copier *copier)
 	struct timespec until = {.tv_sec = (time_t)(at / LOOP_NS_PER_S),
 				 .tv_nsec = (long)(at % LOOP_NS_PER_S)};
 
-	(void)pthread_cond_clockwait(&copier->more, &copier->lock, CLOCK_MONOTONIC,
+	(void)pthread_cond_clockwait(&copier->more, &copier->done.lock, CLOCK_MONOTONIC,
 				     &until);
 }
 
@@ -555,7 +529,7 @@ static void *worker_main(void *arg)
 
 	/* throughput work: never before the loop or an engine in line */
 	cpu_bulk();
-	pthread_mutex_lock(&copier->lock);
+	pthread_mutex_lock(&copier->done.lock);
 	for (;;) {
 		job = worker_pick(worker);
 		if (copier->tokens)
@@ -569,60 +543,25 @@ static void *worker_main(void *arg)
 		else if (copier->stopping)
 			break;
 		else
-			pthread_cond_wait(&copier->more, &copier->lock);
+			pthread_cond_wait(&copier->more, &copier->done.lock);
 	}
-	pthread_mutex_unlock(&copier->lock);
+	pthread_mutex_unlock(&copier->done.lock);
 	return NULL;
-}
-
-static void copier_deliver(struct copier *copier)
-{
-	struct list *n;
-
-	for (;;) {
-		struct copy_job *job;
-
-		pthread_mutex_lock(&copier->lock);
-		n = list_pop_front(&copier->done);
-		pthread_mutex_unlock(&copier->lock);
-		if (!n)
-			return;
-		job = list_entry(n, struct copy_job, link);
-		job->on_done(job);
-	}
 }
 
 static void on_deliver(struct loop_defer *defer)
 {
-	copier_deliver(container_of(defer, struct copier, deliver));
+	copy_done_deliver(&container_of(defer, struct copier, deliver)->done);
 }
 
-static void on_wake(struct loop_wake *wake)
-{
-	copier_deliver(container_of(wake, struct copier, wake));
-}
-
-/* Only faults of the thread's own may reach it: signals belong to the loop. */
 static int worker_start(struct worker *worker)
 {
-	sigset_t all, old;
-	int no, r = copy_hand_new(&worker->hand);
+	int r = copy_hand_new(&worker->hand);
 
-	if (r < 0)
-		return err_pass(r);
-	sigfillset(&all);
-	sigdelset(&all, SIGBUS);
-	sigdelset(&all, SIGSEGV);
-	sigdelset(&all, SIGILL);
-	sigdelset(&all, SIGFPE);
-	pthread_sigmask(SIG_SETMASK, &all, &old);
-	no = pthread_create(&worker->thread, NULL, worker_main, worker);
-	pthread_sigmask(SIG_SETMASK, &old, NULL);
-	if (no)
-		return err_raise_errno(no, "starting a copy thread");
-	worker->started = true;
-	(void)pthread_setname_np(worker->thread, "kvd-copy");
-	return 0;
+	if (r == 0)
+		r = thread_start("kvd-copy", worker_main, worker, &worker->thread);
+	worker->started = r == 0;
+	return err_pass(r);
 }
 
 int copier_new(struct loop *loop, unsigned int threads, uint64_t slice_bytes,
@@ -639,14 +578,12 @@ int copier_new(struct loop *loop, unsigned int threads, uint64_t slice_bytes,
 	copier->loop = loop;
 	copier->slice_bytes = slice_bytes ? slice_bytes : COPY_SLICE_BYTES;
 	list_init(&copier->ready);
-	list_init(&copier->done);
 	loop_defer_init(&copier->deliver, on_deliver);
-	r = loop_wake_init(&copier->wake, loop, on_wake);
+	r = copy_done_init(&copier->done, loop);
 	if (r < 0) {
 		mem_free(copier);
 		return err_pass(r);
 	}
-	pthread_mutex_init(&copier->lock, NULL);
 	pthread_cond_init(&copier->more, NULL);
 	copier->workers = mem_calloc(threads, sizeof(*copier->workers));
 	if (!copier->workers)
@@ -665,10 +602,10 @@ int copier_new(struct loop *loop, unsigned int threads, uint64_t slice_bytes,
 
 void copier_share(struct copier *copier, struct tokens *tokens)
 {
-	pthread_mutex_lock(&copier->lock);
+	pthread_mutex_lock(&copier->done.lock);
 	tokens_free(copier->tokens);
 	copier->tokens = tokens;
-	pthread_mutex_unlock(&copier->lock);
+	pthread_mutex_unlock(&copier->done.lock);
 }
 
 void copier_place(struct copier *copier, const struct numa *numa)
@@ -679,7 +616,7 @@ void copier_place(struct copier *copier, const struct numa *numa)
 		err_clear(); /* slower, no fault */
 		return;
 	}
-	pthread_mutex_lock(&copier->lock);
+	pthread_mutex_lock(&copier->done.lock);
 	mem_free(copier->numa);
 	copier->numa = own;
 	for (unsigned int i = 0; i < copier->worker_count; i++) {
@@ -689,7 +626,7 @@ void copier_place(struct copier *copier, const struct numa *numa)
 		(void)pthread_setaffinity_np(worker->thread, sizeof(cpu_set_t),
 					     &own->nodes[worker->node].cpus);
 	}
-	pthread_mutex_unlock(&copier->lock);
+	pthread_mutex_unlock(&copier->done.lock);
 }
 
 void copier_free(struct copier *copier)
@@ -699,15 +636,15 @@ void copier_free(struct copier *copier)
 	if (!copier)
 		return;
 	copy_gpu_free(copier->gpu);
-	pthread_mutex_lock(&copier->lock);
+	pthread_mutex_lock(&copier->done.lock);
 	copier->stopping = true;
 	while ((job = list_first(&copier->ready, struct copy_job, link))) {
 		atomic_store(&job->canceled, true);
 		list_remove(&job->link);
-		job_settle(copier, job);
+		copy_done_settle(&copier->done, job);
 	}
 	pthread_cond_broadcast(&copier->more);
-	pthread_mutex_unlock(&copier->lock);
+	pthread_mutex_unlock(&copier->done.lock);
 	for (unsigned int i = 0; i < copier->worker_count; i++) {
 		struct worker *worker = &copier->workers[i];
 
@@ -715,13 +652,12 @@ void copier_free(struct copier *copier)
 			pthread_join(worker->thread, NULL);
 		copy_hand_free(worker->hand);
 	}
-	copier_deliver(copier);
+	copy_done_deliver(&copier->done);
 	loop_defer_cancel(&copier->deliver);
 	tokens_free(copier->tokens);
 	mem_free(copier->numa);
-	loop_wake_fini(&copier->wake);
+	copy_done_fini(&copier->done);
 	pthread_cond_destroy(&copier->more);
-	pthread_mutex_destroy(&copier->lock);
 	mem_free(copier->workers);
 	mem_free(copier);
 }
@@ -786,9 +722,9 @@ static void job_run_at_once(struct copier *copier, struct copy_job *job)
 	else
 		atomic_store(&job->copied, job->end - job->begin);
 	job->next_byte = job->end;
-	pthread_mutex_lock(&copier->lock);
-	list_push_back(&copier->done, &job->link);
-	pthread_mutex_unlock(&copier->lock);
+	pthread_mutex_lock(&copier->done.lock);
+	list_push_back(&copier->done.jobs, &job->link);
+	pthread_mutex_unlock(&copier->done.lock);
 	loop_defer(copier->loop, &copier->deliver);
 }
 
@@ -817,9 +753,9 @@ int copier_submit(struct copier *copier, struct copy_job *job)
 	}
 	job->slice_bytes = job_slice(copier, job);
 	job->node = job_node(copier, job);
-	pthread_mutex_lock(&copier->lock);
+	pthread_mutex_lock(&copier->done.lock);
 	if (job->begin == job->end) {
-		job_settle(copier, job);
+		copy_done_settle(&copier->done, job);
 	} else {
 		list_push_back(&copier->ready, &job->link);
 		pthread_cond_signal(&copier->more);
@@ -827,7 +763,7 @@ int copier_submit(struct copier *copier, struct copy_job *job)
 		if (job->end - job->begin > job->slice_bytes)
 			pthread_cond_broadcast(&copier->more);
 	}
-	pthread_mutex_unlock(&copier->lock);
+	pthread_mutex_unlock(&copier->done.lock);
 	return 0;
 }
 
@@ -837,10 +773,10 @@ void copier_cancel(struct copier *copier, struct copy_job *job)
 		copy_gpu_cancel(copier->gpu, job);
 		return;
 	}
-	pthread_mutex_lock(&copier->lock);
+	pthread_mutex_lock(&copier->done.lock);
 	if (!atomic_exchange(&job->canceled, true) && job->next_byte < job->end) {
 		list_remove(&job->link);
-		job_settle(copier, job);
+		copy_done_settle(&copier->done, job);
 	}
-	pthread_mutex_unlock(&copier->lock);
+	pthread_mutex_unlock(&copier->done.lock);
 }

@@ -16,7 +16,6 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -26,6 +25,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "daemon/base/thread.h"
 
 #define EVENTS 64
 
@@ -250,12 +250,10 @@ static void *thread_main(void *arg)
 
 /* ---- open and close ---- */
 
-/* Only faults of the thread's own may reach it: signals belong to the loop. */
-static int thread_start(struct tcp_thread *thread)
+static int io_start(struct tcp_thread *thread)
 {
 	struct epoll_event event = {.events = EPOLLIN};
-	sigset_t all, old;
-	int no, r = copy_hand_new(&thread->hand);
+	int r = copy_hand_new(&thread->hand);
 
 	if (r < 0)
 		return err_pass(r);
@@ -264,19 +262,9 @@ static int thread_start(struct tcp_thread *thread)
 	if (thread->epoll_fd < 0 || thread->event_fd < 0 ||
 	    epoll_ctl(thread->epoll_fd, EPOLL_CTL_ADD, thread->event_fd, &event) < 0)
 		return err_raise_errno(errno, "tcp: an I/O thread's epoll");
-	sigfillset(&all);
-	sigdelset(&all, SIGBUS);
-	sigdelset(&all, SIGSEGV);
-	sigdelset(&all, SIGILL);
-	sigdelset(&all, SIGFPE);
-	pthread_sigmask(SIG_SETMASK, &all, &old);
-	no = pthread_create(&thread->thread, NULL, thread_main, thread);
-	pthread_sigmask(SIG_SETMASK, &old, NULL);
-	if (no)
-		return err_raise_errno(no, "tcp: start an I/O thread");
-	thread->started = true;
-	(void)pthread_setname_np(thread->thread, "kvd-tcp");
-	return 0;
+	r = thread_start("kvd-tcp", thread_main, thread, &thread->thread);
+	thread->started = r == 0;
+	return err_pass(r);
 }
 
 int tcp_io_open(struct tcp_transport *transport)
@@ -297,7 +285,7 @@ int tcp_io_open(struct tcp_transport *transport)
 		list_init(&thread->kicked);
 		list_init(&thread->busy);
 		pthread_mutex_init(&thread->lock, NULL);
-		r = thread_start(thread);
+		r = io_start(thread);
 	}
 	return err_pass(r);
 }

@@ -286,6 +286,9 @@ static const struct {
 	{CU_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
 	{CU_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
 	{CU_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+	{CU_ERROR_INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
+	{CU_ERROR_NO_BINARY_FOR_GPU, "CUDA_ERROR_NO_BINARY_FOR_GPU",
+	 "no kernel image is available for execution on the device"},
 	{CU_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT",
 	 "invalid device context"},
 	{CU_ERROR_MAP_FAILED, "CUDA_ERROR_MAP_FAILED", "mapping of buffer object failed"},
@@ -426,6 +429,7 @@ static void ctx_end(struct cu_ctx *ctx)
 {
 	fake_streams_drain(ctx);
 	fake_memory_drop(ctx->device);
+	fake_modules_drop(ctx);
 	pthread_mutex_lock(&lock);
 	ctx->sticky = 0;
 	pthread_mutex_unlock(&lock);

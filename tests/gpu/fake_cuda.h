@@ -5,7 +5,8 @@
  *
  * Environment: FAKE_CUDA_DEVICES=n (2), CUDA_VISIBLE_DEVICES=1,0 (an order),
  * FAKE_CUDA_NS_PER_KIB=n (how long copies take), FAKE_CUDA_NO_PEER=1,
- * FAKE_CUDA_MIG=1 (IPC is refused), and
+ * FAKE_CUDA_MIG=1 (IPC is refused), FAKE_CUDA_NO_BINARY=1 (modules hold no code for
+ * the devices), and
  * FAKE_CUDA_FAIL=name:n[:code][,…]: the n-th call of a function fails (1 =
  * the next one; code 2, out of memory, when not told). The name "execute" is a
  * queued copy: it fails where the device does the work, and the context with it.
@@ -125,5 +126,11 @@ uint64_t fake_started(pid_t pid); /* of /proc/<pid>/stat; 0: gone */
 
 /* fake_stream.c */
 void fake_streams_drain(struct cu_ctx *ctx);
+/* call(arg) when its turn comes; its result breaks the context. Frees arg. */
+int fake_queue_call(struct cu_stream *stream, int (*call)(void *arg), void *arg);
+void fake_pace(uint64_t bytes);
+
+/* fake_module.c */
+void fake_modules_drop(struct cu_ctx *ctx); /* a context's end */
 
 #endif

@@ -454,6 +454,18 @@ static int host_forget(enum kind kind, uint64_t address)
 	return result;
 }
 
+bool fake_is_pinned(uint64_t address, uint64_t bytes)
+{
+	struct mem *m;
+
+	list_foreach (m, &mems, link)
+		if (of_host(m) && address >= m->address &&
+		    address - m->address < m->bytes &&
+		    bytes <= m->bytes - (address - m->address))
+			return true;
+	return false;
+}
+
 int cuMemHostAlloc(void **base_p, size_t bytes, unsigned int flags)
 {
 	void *map;
@@ -482,21 +494,11 @@ int cuMemFreeHost(void *base)
 int cuMemHostRegister_v2(void *base, size_t bytes, unsigned int flags)
 {
 	ENTER(cuMemHostRegister_v2);
-	(void)flags;
+	if (flags & ~(unsigned int)(CU_MEMHOSTREGISTER_PORTABLE |
+				    CU_MEMHOSTREGISTER_READ_ONLY))
+		return CU_ERROR_INVALID_VALUE;
 	return base && bytes ? host_note(MEM_REGISTERED, (uintptr_t)base, bytes)
 			     : CU_ERROR_INVALID_VALUE;
-}
-
-bool fake_is_pinned(uint64_t address, uint64_t bytes)
-{
-	struct mem *m;
-
-	list_foreach (m, &mems, link)
-		if (of_host(m) && address >= m->address &&
-		    address - m->address < m->bytes &&
-		    bytes <= m->bytes - (address - m->address))
-			return true;
-	return false;
 }
 
 int cuMemHostGetDevicePointer_v2(uint64_t *address_p, void *host, unsigned int flags)

@@ -25,6 +25,7 @@ enum kind {
 	WORK_COPY,
 	WORK_COPY2D,
 	WORK_BATCH,
+	WORK_CALL,
 	WORK_WRITE,
 	WORK_FILL,
 	WORK_HOST,
@@ -51,6 +52,8 @@ struct work {
 	uint64_t *dsts, *srcs;
 	size_t *sizes;
 	size_t count;
+	int (*call)(void *arg);
+	void *call_arg; /* freed */
 	struct point *point;
 	uint64_t value;
 	void (*function)(void *arg);
@@ -88,7 +91,7 @@ static void pause_ns(uint64_t ns)
 /* ---- doing ---- */
 
 /* Many short rows together, because no sleep is that short. */
-static void pace(uint64_t bytes)
+void fake_pace(uint64_t bytes)
 {
 	static _Thread_local uint64_t owed_ns;
 
@@ -107,7 +110,7 @@ static int move(uint64_t dst, uint64_t src, uint64_t bytes)
 		uint64_t n = bytes - at < piece ? bytes - at : piece;
 		uint8_t *to, *from;
 
-		pace(n);
+		fake_pace(n);
 		fake_memory_lock();
 		to = fake_reach(dst + at, n, true);
 		from = fake_reach(src + at, n, false);
@@ -158,7 +161,7 @@ static int fill(const struct work *w)
 {
 	uint8_t *to;
 
-	pace(w->bytes);
+	fake_pace(w->bytes);
 	fake_memory_lock();
 	to = fake_reach(w->dst, w->bytes, true);
 	if (to)
@@ -181,7 +184,7 @@ static int work_do(struct cu_stream *stream, const struct work *w)
 {
 	int result = fake_sticky(stream->ctx);
 
-	if (!result && w->kind <= WORK_BATCH)
+	if (!result && w->kind <= WORK_CALL)
 		result = fake_strike("execute");
 	if (result && w->kind != WORK_RECORD)
 		return result;
@@ -192,6 +195,8 @@ static int work_do(struct cu_stream *stream, const struct work *w)
 		return move2d(&w->copy2d);
 	case WORK_BATCH:
 		return move_batch(w);
+	case WORK_CALL:
+		return w->call(w->call_arg);
 	case WORK_WRITE:
 		return write_word(w);
 	case WORK_FILL:
@@ -215,6 +220,7 @@ static void work_free(struct work *w)
 	free(w->dsts);
 	free(w->srcs);
 	free(w->sizes);
+	free(w->call_arg);
 	free(w);
 }
 
@@ -353,6 +359,19 @@ static struct work *work_new(enum kind kind)
 	if (w)
 		w->kind = kind;
 	return w;
+}
+
+int fake_queue_call(struct cu_stream *stream, int (*call)(void *arg), void *arg)
+{
+	struct work *w = work_new(WORK_CALL);
+
+	if (!w) {
+		free(arg);
+		return CU_ERROR_OUT_OF_MEMORY;
+	}
+	w->call = call;
+	w->call_arg = arg;
+	return queue(stream, w);
 }
 
 /* ---- copies ---- */

@@ -129,6 +129,12 @@ def exporter_gone_is_told():
         engine.close()
 
 
+def kernels_words():
+    text = subprocess.run([BUILD + "/kvd", "--version"], capture_output=True, text=True,
+                          check=True).stdout
+    return "yes" if "GPU kernels: sm_" in text else "no: this kvd was built without nvcc"
+
+
 def devices_lists_gpus_and_features():
     gpu = fake_gpu.Gpu()
     with Daemon(config("shm") + "gpu = %s\n" % gpu.uuid) as daemon:
@@ -136,7 +142,8 @@ def devices_lists_gpus_and_features():
         told = engine.cmd("devices")
         assert [(g["allowed"], g["used"]) for g in told["gpus"]] == \
             [(True, False), (False, False)], told
-        assert told["gpu_features"] == dict(vmm="yes", batch="yes", peer="yes"), told
+        assert told["gpu_features"] == dict(
+            vmm="yes", batch="yes", peer="yes", kernels=kernels_words()), told
         Cache(engine, "cuda_ipc")
         assert [g["used"] for g in engine.cmd("devices")["gpus"]] == [True, False]
         engine.close()

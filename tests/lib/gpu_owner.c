@@ -20,6 +20,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "gpu/kernels_image.h"
 #include "tests/gpu/fake_cuda.h"
 
 struct introduction {
@@ -41,6 +42,24 @@ const char *gpu_fake_path(const char *variant, char path[256])
 	snprintf(path, 256, "%s/fakegpu/%slibcuda.so.1", self, variant);
 	if (access(path, R_OK) < 0)
 		snprintf(path, 256, "%s/../fakegpu/%slibcuda.so.1", self, variant);
+	return path;
+}
+
+const char *gpu_fake_kernels(void)
+{
+	static const char words[] = "kvd fake kernels\n";
+	static char path[64];
+	size_t bytes;
+	int fd;
+
+	if (kernels_image(&bytes))
+		return "auto";
+	if (!path[0]) {
+		fd = memfd_create("kernels", MFD_CLOEXEC);
+		if (write(fd, words, sizeof(words)) != (ssize_t)sizeof(words))
+			abort();
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	}
 	return path;
 }
 

@@ -26,6 +26,8 @@ struct gpu_owner {
 
 /* The fake libcuda.so.1 of this build ("" or "old/" in front). */
 const char *gpu_fake_path(const char *variant, char path[256]);
+/* What gpu_tune() takes for the fake to have kernels, also in a build without nvcc. */
+const char *gpu_fake_kernels(void);
 /* A symbol of the fake's, which must be loaded; never NULL. */
 void *gpu_fake_symbol(const char *name);
 

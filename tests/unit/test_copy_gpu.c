@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The copy threads with memory of GPUs: every pair of kinds, tables that mix
- * them, cancel, a device that fails, and each call of the driver failed once.
+ * them, cancel, a device that fails, and each call of the driver failed once; with
+ * copy engines alone, and with kernels for the short rows.
  */
 #include "daemon/transport/copy.h"
 
@@ -22,6 +23,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/loop.h"
 #include "gpu/gpu.h"
+#include "gpu/pin.h"
 #include "tests/gpu/fake_cuda.h"
 #include "tests/lib/gpu_owner.h"
 
@@ -45,6 +47,8 @@ struct test {
 	struct spot spots[2][PLACES]; /* source and destination of each kind */
 	struct copy_job job;
 	bool done;
+	bool kernels;
+	int image; /* what the fake driver takes for kernels */
 };
 
 static void spot_make(struct spot *spot, enum place place)
@@ -99,13 +103,27 @@ static uint8_t pattern(uint64_t i)
 	return (uint8_t)((i * 2654435761u) >> 11);
 }
 
-static int start(void **state)
+static void image_make(struct test *t, char path[64])
+{
+	static const char words[] = "kvd fake kernels\n";
+
+	t->image = memfd_create("image", MFD_CLOEXEC);
+	assert_int_equal(write(t->image, words, sizeof(words)), sizeof(words));
+	snprintf(path, 64, "/proc/self/fd/%d", t->image);
+}
+
+static int begin(void **state, bool kernels)
 {
 	struct test *t = mem_zalloc(sizeof(*t));
-	char path[256];
+	char path[256], image[64] = "off";
 
 	assert_non_null(t);
+	t->kernels = kernels;
+	t->image = -1;
+	if (kernels)
+		image_make(t, image);
 	assert_int_equal(gpu_new(gpu_fake_path("", path), "auto", &t->gpu), 0);
+	assert_int_equal(gpu_tune(t->gpu, image, 1024, kernels ? 3 : 1), 0);
 	assert_int_equal(loop_new(&t->loop), 0);
 	assert_int_equal(copier_new(t->loop, 1, 4096, &t->copier), 0);
 	for (unsigned int side = 0; side < 2; side++)
@@ -119,6 +137,16 @@ static int start(void **state)
 	return 0;
 }
 
+static int start(void **state)
+{
+	return begin(state, false);
+}
+
+static int start_kernels(void **state)
+{
+	return begin(state, true);
+}
+
 static int stop(void **state)
 {
 	struct test *t = *state;
@@ -130,6 +158,8 @@ static int stop(void **state)
 			spot_end(&t->spots[side][place], place);
 	assert_int_equal(FAKE(fake_cuda_live)(), 0);
 	gpu_free(t->gpu);
+	if (t->image >= 0)
+		close(t->image);
 	mem_free(t);
 	return 0;
 }
@@ -199,6 +229,9 @@ static int tables_make(struct test *t, const enum place places[2], bool all,
 					&tables->memories[side][i]);
 			tables->buffers[side][i] = (struct copy_buffer){
 				.memory = tables->memories[side][i], .length = BYTES};
+			if (r == 0 && place <= PLACE_VMM && t->kernels)
+				(void)gpu_module_wait(
+					tables->memories[side][i]->gpu->device);
 		}
 	}
 	return err_pass(r);
@@ -259,6 +292,7 @@ static void copy_between_each_pair_of_kinds_is_exact(void **state)
 {
 	struct test *t = *state;
 	struct plan *plan = plan_mixed(1);
+	unsigned int launches;
 
 	for (enum place src = 0; src < PLACES; src++) {
 		for (enum place dst = 0; dst < PLACES; dst++) {
@@ -271,6 +305,10 @@ static void copy_between_each_pair_of_kinds_is_exact(void **state)
 			assert_moved(t, plan, places, false);
 			assert_int_equal(atomic_load(&t->job.copied), plan->bytes);
 			tables_free(&tables);
+			launches = FAKE(fake_cuda_calls)("cuLaunchKernel");
+			FAKE(fake_cuda_fail)(NULL, 0, 0);
+			assert_true((launches > 0) == (t->kernels && (src <= PLACE_VMM ||
+								      dst <= PLACE_VMM)));
 		}
 	}
 	plan_free(plan);
@@ -478,6 +516,144 @@ static void call_that_fails_once_costs_one_copy_out(void **state)
 	fail_each(*state, (const enum place[2]){PLACE_GPU1, PLACE_SHM});
 }
 
+/* ---- kernels ---- */
+
+static int copy_once(struct test *t)
+{
+	const enum place places[2] = {PLACE_GPU0, PLACE_GPU0};
+	struct plan *plan = plan_mixed(1);
+	struct tables tables;
+
+	wipe(t);
+	assert_int_equal(tables_make(t, places, false, &tables), 0);
+	assert_int_equal(job_run(t, plan, &tables, 1), 0);
+	assert_moved(t, plan, places, false);
+	tables_free(&tables);
+	plan_free(plan);
+	while (!settled(t))
+		loop_turn(t->loop, LOOP_NS_PER_MS);
+	return (int)FAKE(fake_cuda_calls)("cuLaunchKernel");
+}
+
+static void image_refused_leaves_the_engines(void **state)
+{
+	struct test *t = *state;
+	char words[128];
+
+	assert_int_equal(pwrite(t->image, "x", 1, 0), 1);
+	assert_int_equal(copy_once(t), 0);
+	assert_int_equal(pwrite(t->image, "k", 1, 0), 1);
+	FAKE(fake_cuda_fail)("cuModuleLoadData", 1, CU_ERROR_NO_BINARY_FOR_GPU);
+	assert_int_equal(copy_once(t), 0);
+	FAKE(fake_cuda_fail)("cuModuleGetFunction", 2, CU_ERROR_NOT_FOUND);
+	assert_int_equal(copy_once(t), 0);
+	gpu_module_words(t->gpu, words, sizeof(words));
+	assert_string_equal(words, "yes"); /* the context is gone, and its fault */
+	assert_true(copy_once(t) > 0);
+	assert_int_equal(gpu_tune(t->gpu, "/no/such/image", 1024, 1), 0);
+	gpu_module_words(t->gpu, words, sizeof(words));
+	assert_non_null(strstr(words, "no: gpu_kernels: /no/such/image"));
+}
+
+static void launch_refused_costs_no_copy(void **state)
+{
+	struct test *t = *state;
+	char words[128];
+	const enum place places[2] = {PLACE_GPU0, PLACE_GPU0};
+	struct plan *plan = plan_mixed(1);
+	struct tables tables;
+
+	wipe(t);
+	assert_int_equal(tables_make(t, places, false, &tables), 0);
+	FAKE(fake_cuda_fail)("cuLaunchKernel", 1, CU_ERROR_INVALID_VALUE);
+	assert_int_equal(job_run(t, plan, &tables, 1), 0);
+	assert_moved(t, plan, places, false);
+	gpu_module_words(t->gpu, words, sizeof(words));
+	assert_non_null(strstr(words, "no: GPU-fafafafa"));
+	assert_non_null(strstr(words, "cuLaunchKernel"));
+	assert_int_equal(FAKE(fake_cuda_calls)("cuLaunchKernel"), 1);
+	tables_free(&tables);
+	plan_free(plan);
+}
+
+/* A buffer between memory and the wire: offered, it is registered once and then
+ * written by the device itself. */
+static void linear_end_is_pinned_once(void **state)
+{
+	struct test *t = *state;
+	const enum place places[2] = {PLACE_GPU0, PLACE_GPU0};
+	struct plan *plan = plan_mixed(1);
+	uint64_t bytes = (plan->bytes + 4095) & ~UINT64_C(4095);
+	uint8_t *line = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+			     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct copy_hand *hand = NULL;
+	struct gpu_pin *pin = NULL;
+	struct tables tables;
+
+	assert_ptr_not_equal(line, MAP_FAILED);
+	assert_int_equal(copy_hand_new(&hand), 0);
+	assert_int_equal(gpu_pin_new(t->gpu, line, bytes, false, &pin), 0);
+	wipe(t);
+	assert_int_equal(tables_make(t, places, false, &tables), 0);
+	for (unsigned int i = 0; i < 2; i++) {
+		struct copy_job job = {
+			.plan = plan,
+			.end = plan->bytes,
+			.src = {.buffers = tables.buffers[0], .buffer_count = 1},
+			.dst = {.linear = line}};
+
+		assert_int_equal(copy_now(hand, &job), 0);
+		job.src = job.dst;
+		job.dst = (struct copy_end){.buffers = tables.buffers[1],
+					    .buffer_count = 1};
+		assert_int_equal(copy_now(hand, &job), 0);
+	}
+	assert_moved(t, plan, places, false);
+	assert_int_equal(FAKE(fake_cuda_calls)("cuMemHostRegister_v2"), 1);
+	/* one set of lists, no bounce buffers */
+	assert_true(FAKE(fake_cuda_calls)("cuMemHostAlloc") <= (t->kernels ? 2 : 0));
+	gpu_pin_free(pin);
+	tables_free(&tables);
+	copy_hand_free(hand);
+	munmap(line, bytes);
+	plan_free(plan);
+}
+
+/* The context goes before the pin does. */
+static void pin_outlives_the_context(void **state)
+{
+	struct test *t = *state;
+	struct gpu_device *device = NULL;
+	uint8_t *line = mmap(NULL, 8192, PROT_READ | PROT_WRITE,
+			     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct gpu_pin *pin = NULL;
+
+	assert_ptr_not_equal(line, MAP_FAILED);
+	assert_int_equal(gpu_start(t->gpu), 0);
+	device = &t->gpu->devices[0];
+	assert_int_equal(gpu_pin_new(t->gpu, line, 8192, true, &pin), 0);
+	for (unsigned int i = 1; i <= 2; i++) {
+		assert_int_equal(gpu_device_get(device), 0);
+		assert_int_equal(gpu_enter(device), 0);
+		assert_true(gpu_pin_ready(device, line + 4000, 192));
+		assert_false(gpu_pin_ready(device, line + 8000, 193));
+		assert_int_equal(FAKE(fake_cuda_calls)("cuMemHostRegister_v2"), i);
+		gpu_leave(device);
+		gpu_device_put(device);
+		assert_int_equal(FAKE(fake_cuda_live)(), 0);
+	}
+	FAKE(fake_cuda_fail)("cuMemHostRegister_v2", 1, CU_ERROR_OUT_OF_MEMORY);
+	assert_int_equal(gpu_device_get(device), 0);
+	assert_int_equal(gpu_enter(device), 0);
+	assert_false(gpu_pin_ready(device, line, 8192));
+	assert_false(gpu_pin_ready(device, line, 8192)); /* not asked again */
+	assert_int_equal(FAKE(fake_cuda_calls)("cuMemHostRegister_v2"), 3);
+	gpu_leave(device);
+	gpu_device_put(device);
+	gpu_pin_free(pin);
+	munmap(line, 8192);
+}
+
 /* ---- dma-bufs ---- */
 
 static void dmabuf_is_not_for_copy_threads(void **state)
@@ -511,6 +687,8 @@ static void dmabuf_is_not_for_copy_threads(void **state)
 }
 
 #define CASE(name) cmocka_unit_test_setup_teardown(name, start, stop)
+#define KERNELS(name)                                                             \
+	{#name "_with_kernels", name, start_kernels, stop, NULL}
 
 int main(int argc, char **argv)
 {
@@ -523,7 +701,20 @@ int main(int argc, char **argv)
 		CASE(call_that_fails_once_costs_one_copy),
 		CASE(call_that_fails_once_costs_one_copy_in),
 		CASE(call_that_fails_once_costs_one_copy_out),
+		CASE(linear_end_is_pinned_once),
+		CASE(pin_outlives_the_context),
 		CASE(dmabuf_is_not_for_copy_threads),
+		KERNELS(copy_between_each_pair_of_kinds_is_exact),
+		KERNELS(copy_between_mixed_tables_is_exact),
+		KERNELS(copy_here_and_now_packs_and_unpacks),
+		KERNELS(copy_canceled_is_still_when_done),
+		KERNELS(copy_on_failed_device_fails_and_recovers),
+		KERNELS(call_that_fails_once_costs_one_copy),
+		KERNELS(call_that_fails_once_costs_one_copy_in),
+		KERNELS(call_that_fails_once_costs_one_copy_out),
+		KERNELS(linear_end_is_pinned_once),
+		KERNELS(image_refused_leaves_the_engines),
+		KERNELS(launch_refused_costs_no_copy),
 	};
 
 	gpu_owner_main(argc, argv);

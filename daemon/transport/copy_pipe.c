@@ -1,0 +1,412 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A slice is bounded in bytes and in rows, so that a cancel waits for no more than
+ * what is queued, and so that the device has begun while the rest of the rows is
+ * still being looked up.
+ *
+ * What the two ends are decides how a slice goes. Device memory and pinned memory
+ * of ours (pin.h: the buffers between engine memory and the wire) the device
+ * reaches by itself: by kernel or copy engine, as the lane sees fit. All other host
+ * memory passes through the lanes' pinned buffers, which the CPU fills or empties
+ * under the same guards as ever: memory of other processes, memory that its owner
+ * may cut, and mapped memfds, which a kernel cannot reach and a driver would copy
+ * through pinned memory of its own, row by row and waiting for each. Rows between
+ * two ends in host memory (a table may mix kinds) are the CPU's alone. A slice is
+ * cut where that changes.
+ *
+ * So a staged transfer goes: kernel to pinned memory, wire, pinned memory, kernel;
+ * and while one slice is on the wire, others are on the streams of both devices.
+ *
+ * A slice is over when its mark was waited for, or, after any fault, when all lanes
+ * are drained. So what copy.c promises of "still" holds here too.
+ */
+#include "daemon/transport/copy_pipe.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "daemon/transport/copy.h"
+#include "gpu/import.h"
+#include "gpu/pin.h"
+
+#define SLICE_ROWS 4096u
+
+/* ---- where the bytes are ---- */
+
+static bool of_device(const struct memory *m)
+{
+	return m && m->kind == MEMORY_DEVICE;
+}
+
+static struct memory *end_memory(const struct copy_end *end, uint32_t buffer)
+{
+	return end->buffers ? end->buffers[buffer].memory : NULL;
+}
+
+static uint64_t end_address(const struct copy_end *end, uint32_t buffer, uint64_t offset,
+			    uint64_t skipped)
+{
+	const struct copy_buffer *b;
+
+	if (!end->buffers)
+		return (uintptr_t)end->linear + skipped;
+	b = &end->buffers[buffer];
+	return (b->memory->base ? (uintptr_t)b->memory->base : b->memory->address) +
+	       b->offset + offset;
+}
+
+/* `pinned`: of a linear end, for which there is no memory. */
+static enum copy_way way_of(const struct memory *src, const struct memory *dst,
+			    bool pinned)
+{
+	if (!of_device(src) && !of_device(dst))
+		return COPY_WAY_CPU;
+	if ((of_device(src) || (!src && pinned)) && (of_device(dst) || (!dst && pinned)))
+		return COPY_WAY_DIRECT;
+	return of_device(dst) ? COPY_WAY_IN : COPY_WAY_OUT;
+}
+
+static int memory_check(struct memory *m)
+{
+	if (!m || memory_owner_alive(m))
+		return 0;
+	if (of_device(m))
+		return err_raise(ERR_FAULT, "the memory on %s is lost: %.200s",
+				 m->gpu->device->id, m->gpu->device->why.text);
+	return err_raise(ERR_FAULT, "the memory is gone");
+}
+
+/* ---- one slice ---- */
+
+struct slice {
+	struct copy_pipe *pipe;
+	struct gpu_lane *lane;
+	const struct copy_job *job;
+	struct plan_walk at;
+	uint64_t begin, pos, most; /* stream bytes; at most so many */
+	uint64_t rows;
+	enum copy_way way;
+	const struct memory *src, *dst; /* last looked at */
+	bool pinned; /* the job's linear end */
+	bool flat, engines; /* as gpu_rows has them */
+};
+
+/* Like piece_take() in copy.c: the rest of a row, whole rows, or a row's begin. */
+static uint64_t rows_take(struct slice *s, uint64_t most, struct gpu_rows *rows_p)
+{
+	const struct plan_run *run = &s->at.plan->runs[s->at.run];
+	const struct copy_job *job = s->job;
+	uint64_t off = s->at.row_offset, row = s->at.row;
+	uint64_t rows = off ? 0 : run->count - row, len = run->len, taken;
+
+	if (rows > most / len)
+		rows = most / len;
+	if (rows > SLICE_ROWS)
+		rows = SLICE_ROWS;
+	if (rows > 0) {
+		s->at.row += rows;
+	} else {
+		len = run->len - off < most ? run->len - off : most;
+		rows = 1;
+		s->at.row_offset += len;
+		if (s->at.row_offset == run->len) {
+			s->at.row_offset = 0;
+			s->at.row++;
+		}
+	}
+	taken = rows * len;
+	*rows_p = (struct gpu_rows){
+		.src = end_address(&job->src, run->src_buffer,
+				   run->src + row * (uint64_t)run->src_stride + off,
+				   s->pos - job->begin),
+		.dst = end_address(&job->dst, run->dst_buffer,
+				   run->dst + row * (uint64_t)run->dst_stride + off,
+				   s->pos - job->begin),
+		.len = len,
+		.count = rows,
+		.src_stride = job->src.buffers ? run->src_stride : (int64_t)run->len,
+		.dst_stride = job->dst.buffers ? run->dst_stride : (int64_t)run->len,
+		.flat = s->flat,
+		.engines = s->engines,
+	};
+	return taken;
+}
+
+static bool slice_settle(struct slice *s)
+{
+	const struct plan *plan = s->at.plan;
+
+	while (s->at.run < plan->run_count) {
+		const struct plan_run *run = &plan->runs[s->at.run];
+
+		if (run->len > 0 && s->at.row < run->count)
+			return true;
+		s->at.run++;
+		s->at.row = 0;
+		s->at.row_offset = 0;
+	}
+	return false;
+}
+
+/* Look at the memory of the run at hand. 0; 1: it goes another way than the
+ * slice so far. */
+static int slice_look(struct slice *s)
+{
+	const struct plan_run *run = &s->at.plan->runs[s->at.run];
+	struct memory *src = end_memory(&s->job->src, run->src_buffer);
+	struct memory *dst = end_memory(&s->job->dst, run->dst_buffer);
+	enum copy_way way;
+	int r;
+
+	if (s->way != COPY_WAY_NONE && src == s->src && dst == s->dst)
+		return 0;
+	way = way_of(src, dst, s->pinned);
+	if (s->way != COPY_WAY_NONE && way != s->way)
+		return 1;
+	r = memory_check(src);
+	if (r == 0)
+		r = memory_check(dst);
+	if (r < 0)
+		return err_pass(r);
+	s->way = way;
+	s->src = src;
+	s->dst = dst;
+	s->flat = of_device(src) && of_device(dst) &&
+		  src->gpu->device != dst->gpu->device;
+	s->engines = s->flat && !gpu_device_pair(s->pipe->device,
+						 s->pipe->device == dst->gpu->device
+							 ? src->gpu->device
+							 : dst->gpu->device);
+	if ((way == COPY_WAY_IN || way == COPY_WAY_OUT) && s->most > GPU_LANE_BOUNCE_BYTES)
+		s->most = GPU_LANE_BOUNCE_BYTES;
+	return 0;
+}
+
+/* A part of a job, with a linear end in the place of one of its own. */
+static struct copy_job part_of(const struct copy_job *job, uint64_t begin, uint64_t end)
+{
+	struct copy_job part = {.plan = job->plan,
+				.begin = begin,
+				.end = end,
+				.src = job->src,
+				.dst = job->dst};
+
+	if (!part.src.buffers)
+		part.src.linear += begin - job->begin;
+	if (!part.dst.buffers)
+		part.dst.linear += begin - job->begin;
+	return part;
+}
+
+static struct gpu_lane *lane_of(const struct copy_pipe *pipe, unsigned int index)
+{
+	return pipe->lanes[index % pipe->lane_count];
+}
+
+/* Of the flight at `index`. */
+static int bounce_take(struct copy_pipe *pipe, unsigned int index, struct copy_end *end_p)
+{
+	void *bounce = NULL;
+	int r = gpu_lane_bounce(lane_of(pipe, index), index / pipe->lane_count, &bounce);
+
+	*end_p = (struct copy_end){.linear = bounce};
+	return err_pass(r);
+}
+
+/* Queue what can be queued of [begin, end): how far that is in flight->end. */
+static int slice_rows(struct slice *s, uint64_t end)
+{
+	struct gpu_rows rows;
+	int r = plan_walk_seek(&s->at, s->job->plan, s->begin);
+
+	while (r == 0 && s->pos < end && s->pos - s->begin < s->most &&
+	       s->rows < SLICE_ROWS && slice_settle(s)) {
+		uint64_t most;
+
+		r = slice_look(s);
+		if (r != 0)
+			break;
+		most = s->most - (s->pos - s->begin);
+		if (most > end - s->pos)
+			most = end - s->pos;
+		s->pos += rows_take(s, most, &rows);
+		s->rows += rows.count;
+		if (s->way == COPY_WAY_DIRECT)
+			r = gpu_lane_copy(s->lane, &rows);
+	}
+	return r < 0 ? err_pass(r) : 0;
+}
+
+/* Device memory on one end, a bounce buffer on the other: all of it linear. */
+static int bounce_rows(struct copy_pipe *pipe, struct gpu_lane *lane,
+		       const struct copy_job *part)
+{
+	struct slice s = {.pipe = pipe,
+			  .lane = lane,
+			  .pinned = true,
+			  .job = part,
+			  .begin = part->begin,
+			  .pos = part->begin,
+			  .most = part->end - part->begin};
+	int r = 0;
+
+	while (r == 0 && s.pos < part->end) {
+		s.begin = s.pos;
+		s.most = part->end - s.pos;
+		s.rows = 0;
+		r = slice_rows(&s, part->end);
+	}
+	return err_pass(r);
+}
+
+static int slice_in(struct copy_pipe *pipe, const struct slice *s, unsigned int index)
+{
+	struct copy_job part = part_of(s->job, s->begin, s->pos), half;
+	struct copy_end bounce;
+	int r = bounce_take(pipe, index, &bounce);
+
+	if (r < 0)
+		return err_pass(r);
+	half = part;
+	half.dst = bounce;
+	r = copy_host(pipe->hand, &half);
+	part.src = bounce;
+	if (r == 0)
+		r = bounce_rows(pipe, s->lane, &part);
+	return err_pass(r);
+}
+
+static int slice_out(struct copy_pipe *pipe, const struct slice *s, unsigned int index)
+{
+	struct copy_job part = part_of(s->job, s->begin, s->pos);
+	int r = bounce_take(pipe, index, &part.dst);
+
+	if (r == 0)
+		r = bounce_rows(pipe, s->lane, &part);
+	return err_pass(r);
+}
+
+/* After a fault: what was queued without a mark must be still, too. */
+static int pipe_fault(struct copy_pipe *pipe)
+{
+	struct err why;
+
+	err_take(&why);
+	for (unsigned int i = 0; i < pipe->lane_count; i++)
+		gpu_lane_drain(pipe->lanes[i]);
+	return err_reraise(&why);
+}
+
+static bool job_pinned(const struct copy_pipe *pipe, const struct copy_job *job)
+{
+	const uint8_t *linear = !job->src.buffers ? job->src.linear : job->dst.linear;
+
+	return (!job->src.buffers || !job->dst.buffers) &&
+	       gpu_pin_ready(pipe->device, linear, job->end - job->begin);
+}
+
+int copy_pipe_begin(struct copy_pipe *pipe, struct copy_job *job, uint64_t begin,
+		    uint64_t end, uint64_t most, uint64_t *reached_p)
+{
+	const unsigned int depth = pipe->lane_count * GPU_LANE_SETS;
+	unsigned int index = (pipe->first + pipe->count) % depth;
+	struct copy_flight *flight = &pipe->flights[index];
+	struct slice s = {.pipe = pipe,
+			  .lane = lane_of(pipe, index),
+			  .job = job,
+			  .begin = begin,
+			  .pos = begin,
+			  .most = most,
+			  .pinned = job_pinned(pipe, job)};
+	int r = slice_rows(&s, end);
+
+	assert(!copy_pipe_full(pipe));
+	if (r == 0 && s.way == COPY_WAY_CPU) {
+		const struct copy_job part = part_of(job, begin, s.pos);
+
+		r = copy_host(pipe->hand, &part);
+	} else if (r == 0 && s.way == COPY_WAY_IN) {
+		r = slice_in(pipe, &s, index);
+	} else if (r == 0 && s.way == COPY_WAY_OUT) {
+		r = slice_out(pipe, &s, index);
+	}
+	*flight = (struct copy_flight){
+		.job = job, .begin = begin, .end = s.pos, .way = s.way};
+	if (r == 0)
+		r = gpu_lane_mark(s.lane, &flight->mark);
+	if (r < 0)
+		return err_pass(pipe_fault(pipe));
+	pipe->count++;
+	*reached_p = s.pos;
+	return 0;
+}
+
+int copy_pipe_end(struct copy_pipe *pipe, struct copy_flight *flight_p)
+{
+	unsigned int index = pipe->first;
+	int r;
+
+	*flight_p = pipe->flights[index];
+	r = gpu_lane_wait(lane_of(pipe, index), flight_p->mark);
+	if (r < 0)
+		r = pipe_fault(pipe);
+	if (r == 0 && flight_p->way == COPY_WAY_OUT) {
+		struct copy_job part =
+			part_of(flight_p->job, flight_p->begin, flight_p->end);
+
+		r = bounce_take(pipe, index, &part.src);
+		if (r == 0)
+			r = copy_host(pipe->hand, &part);
+	}
+	pipe->first = (index + 1) % (pipe->lane_count * GPU_LANE_SETS);
+	pipe->count--;
+	return err_pass(r);
+}
+
+/* ---- opening ---- */
+
+static int lanes_take(struct copy_pipe *pipe, unsigned int streams)
+{
+	int r = gpu_enter(pipe->device);
+
+	if (r < 0)
+		return err_pass(r);
+	while (r == 0 && pipe->lane_count < streams) {
+		r = gpu_lane_take(pipe->device, &pipe->lanes[pipe->lane_count]);
+		pipe->lane_count += r == 0;
+	}
+	if (r < 0) {
+		while (pipe->lane_count > 0)
+			gpu_lane_give(pipe->lanes[--pipe->lane_count]);
+		gpu_leave(pipe->device);
+	}
+	return err_pass(r);
+}
+
+int copy_pipe_open(struct copy_pipe *pipe, unsigned int streams)
+{
+	int r = gpu_device_get(pipe->device);
+
+	if (r < 0)
+		return err_pass(r);
+	pipe->first = pipe->count = 0;
+	r = lanes_take(pipe, streams);
+	if (r < 0) {
+		struct err why;
+
+		err_take(&why);
+		gpu_device_put(pipe->device);
+		return err_reraise(&why);
+	}
+	if (pipe->device->gpu->kernel_row_bytes > 0)
+		gpu_module_want(pipe->device);
+	return 0;
+}
+
+void copy_pipe_close(struct copy_pipe *pipe)
+{
+	while (pipe->lane_count > 0)
+		gpu_lane_give(pipe->lanes[--pipe->lane_count]);
+	gpu_leave(pipe->device);
+	gpu_device_put(pipe->device);
+}

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kern: what kernels do, as nvcc and a C compiler both read it.
+ *
+ * One kind of work serves gathering, scattering, packing, unpacking and the
+ * exchange of tokens and heads: rows at two levels of strides. A list of them
+ * is one launch. To pack is to have dst_stride = len, NHD to HND is a page whose
+ * inner rows are tokens and whose outer ones are heads, with the strides of
+ * source and destination exchanged.
+ *
+ * What a thread of a warp does is written here and nowhere else: kernels.cu runs
+ * it on a device, kernels_ref.c runs every lane of it in turn on the CPU. So all
+ * of the arithmetic but the launch is tested without a GPU.
+ *
+ * The other kernels fill memory with a pattern that can be told from any other
+ * position's, and count the bytes that differ from it: for tests and benches.
+ */
+#ifndef KVD_GPU_KERN_H
+#define KVD_GPU_KERN_H
+
+#include <stdint.h>
+
+#ifdef __CUDACC__
+#define KERN_FN static __device__ __forceinline__
+#define KERN_V16 ulonglong2
+#define KERN_V8 unsigned long long
+#define KERN_V4 unsigned int
+#define KERN_V2 unsigned short
+#else
+#define KERN_FN static inline
+struct kern_pair {
+	uint64_t x, y;
+} __attribute__((aligned(16), may_alias));
+typedef uint64_t __attribute__((may_alias)) kern_u64;
+typedef uint32_t __attribute__((may_alias)) kern_u32;
+typedef uint16_t __attribute__((may_alias)) kern_u16;
+#define KERN_V16 struct kern_pair
+#define KERN_V8 kern_u64
+#define KERN_V4 kern_u32
+#define KERN_V2 kern_u16
+#endif
+
+/* `outer` times `count` rows of `len` bytes. Row (o, c) is at src + o * src_outer
+ * + c * src_stride, and likewise in dst. Rows of one launch go in any order. */
+struct kern_rows {
+	uint64_t dst, src;
+	int64_t dst_stride, src_stride;
+	int64_t dst_outer, src_outer;
+	uint32_t len, count, outer;
+	uint32_t reserved; /* 0 */
+};
+
+/* kvd_rows(rows, count, per_block): a block takes `per_block` entries of the list,
+ * a warp of it one at a time. */
+#define KERN_THREADS 256u
+#define KERN_LANES 32u
+#define KERN_WARPS (KERN_THREADS / KERN_LANES)
+#define KERN_PER_BLOCK_MAX 32u /* a multiple of KERN_WARPS */
+/* An entry should have no more: it is what one warp does by itself. */
+#define KERN_ENTRY_BYTES 8192u
+
+/* kvd_fill(at, bytes, seed, origin): byte i becomes kern_byte(seed, origin + i).
+ * kvd_verify(at, bytes, seed, origin, found): found[0] += bytes that are not so,
+ * found[1] = the least of their positions (origin + i) and what it was before. */
+
+/* How many lanes share a row: as many as it has 16 bytes. */
+KERN_FN uint32_t kern_lanes(uint32_t len)
+{
+	uint32_t lanes = 1;
+
+	while (lanes < KERN_LANES && lanes * 16 < len)
+		lanes *= 2;
+	return lanes;
+}
+
+/* Four loads are on their way before the first store waits for one. */
+#define KERN_MOVE(type)                                            \
+	do {                                                       \
+		type *to = (type *)dst;                            \
+		const type *from = (const type *)src;              \
+		uint32_t i = lane;                                 \
+                                                                   \
+		for (; i + 3 * lanes < body; i += 4 * lanes) {     \
+			const type a = from[i];                    \
+			const type b = from[i + lanes];            \
+			const type c = from[i + 2 * lanes];        \
+			const type d = from[i + 3 * lanes];        \
+                                                                   \
+			to[i] = a;                                 \
+			to[i + lanes] = b;                         \
+			to[i + 2 * lanes] = c;                     \
+			to[i + 3 * lanes] = d;                     \
+		}                                                  \
+		for (; i < body; i += lanes)                       \
+			to[i] = from[i];                           \
+	} while (0)
+
+/* The part of lane `lane` of `lanes` in one row. The widest access is the one by
+ * which both ends can be aligned together; what is before and behind it goes byte
+ * by byte. */
+KERN_FN void kern_row(uint8_t *dst, const uint8_t *src, uint32_t len, uint32_t lane,
+		      uint32_t lanes)
+{
+	const uint32_t apart = (uint32_t)((uintptr_t)dst ^ (uintptr_t)src) & 15u;
+	const uint32_t width = apart ? apart & (0u - apart) : 16u;
+	uint32_t head = (0u - (uint32_t)(uintptr_t)dst) & (width - 1u), body;
+
+	if (head > len)
+		head = len;
+	for (uint32_t i = lane; i < head; i += lanes)
+		dst[i] = src[i];
+	dst += head;
+	src += head;
+	len -= head;
+	body = len / width;
+	switch (width) {
+	case 16:
+		KERN_MOVE(KERN_V16);
+		break;
+	case 8:
+		KERN_MOVE(KERN_V8);
+		break;
+	case 4:
+		KERN_MOVE(KERN_V4);
+		break;
+	case 2:
+		KERN_MOVE(KERN_V2);
+		break;
+	default:
+		KERN_MOVE(uint8_t);
+		break;
+	}
+	for (uint32_t i = body * width + lane; i < len; i += lanes)
+		dst[i] = src[i];
+}
+
+/* Where row `i` of count * outer lies. */
+KERN_FN void kern_row_at(const struct kern_rows *rows, uint32_t i, uint64_t *dst_p,
+			 uint64_t *src_p)
+{
+	uint32_t o = 0;
+
+	if (rows->outer > 1) {
+		o = i / rows->count;
+		i -= o * rows->count;
+	}
+	*dst_p = rows->dst + (uint64_t)rows->dst_outer * o +
+		 (uint64_t)rows->dst_stride * i;
+	*src_p = rows->src + (uint64_t)rows->src_outer * o +
+		 (uint64_t)rows->src_stride * i;
+}
+
+KERN_FN uint64_t kern_word(uint64_t seed, uint64_t index)
+{
+	uint64_t v = seed + (index + 1) * UINT64_C(0x9e3779b97f4a7c15);
+
+	v = (v ^ v >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+	v = (v ^ v >> 27) * UINT64_C(0x94d049bb133111eb);
+	return v ^ v >> 31;
+}
+
+KERN_FN uint8_t kern_byte(uint64_t seed, uint64_t position)
+{
+	return (uint8_t)(kern_word(seed, position / 8) >> position % 8 * 8);
+}
+
+#endif

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kernels_image: what nvcc made of kernels.cu, inside this program. */
+#ifndef KVD_GPU_KERNELS_IMAGE_H
+#define KVD_GPU_KERNELS_IMAGE_H
+
+#include <stddef.h>
+
+/* A fatbin, as cuModuleLoadData takes it; NULL: built without nvcc. */
+const void *kernels_image(size_t *bytes_p);
+/* "sm_75 sm_90 compute_75": code for these, and PTX; NULL: there is none. */
+const char *kernels_image_text(void);
+
+#endif

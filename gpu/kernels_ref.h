@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kernels_ref: the kernels on a CPU, lane by lane: what tests hold them against,
+ * and what the fake driver runs in their place.
+ */
+#ifndef KVD_GPU_KERNELS_REF_H
+#define KVD_GPU_KERNELS_REF_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "gpu/kern.h"
+
+/* Where `bytes` at an address that a kernel is given lie for this CPU, at an
+ * address with the same last 4 bits; NULL: not there, or not to be written. */
+struct kernels_reach {
+	void *(*at)(void *arg, uint64_t address, uint64_t bytes, bool writing);
+	void *arg;
+};
+
+/* All: false when some address is not there; what came before it has been done.
+ * `reach` NULL: addresses are this process's. */
+bool kernels_ref_rows(const struct kern_rows *rows, uint32_t count,
+		      const struct kernels_reach *reach);
+bool kernels_ref_fill(uint64_t at, uint64_t bytes, uint64_t seed, uint64_t origin,
+		      const struct kernels_reach *reach);
+/* found[0] counts on; found[1] is lowered. */
+bool kernels_ref_verify(uint64_t at, uint64_t bytes, uint64_t seed, uint64_t origin,
+			uint64_t found[2], const struct kernels_reach *reach);
+
+#endif

@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Loading kernels takes from milliseconds to half a minute (a driver that has no
+ * code for its device in the image compiles the PTX), so neither the loop nor a
+ * copy waits for it: a thread does it, as a user of the device, and tells by one
+ * atomic store. Copies that come before go by the copy engines.
+ *
+ * The image is the program's own, or, where an administrator names one, a file's:
+ * for a device that came after this build, or code of another compiler.
+ *
+ * A kernel that cannot be launched is given up for this context, not the copy:
+ * its rows go by the engines. What a running kernel breaks, breaks the context, as
+ * a copy's fault does.
+ */
+#include "gpu/module.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/base/cpu.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/base/thread.h"
+#include "gpu/gpu.h"
+#include "gpu/kern.h"
+#include "gpu/kernels_image.h"
+
+#define IMAGE_MAX (64u << 20)
+#define FILL_BLOCKS 1024u
+#define MANY_ENTRIES 8192u /* from here on, full blocks keep every processor busy */
+
+/* ---- the image ---- */
+
+static int file_read(const char *path, void **image_p)
+{
+	uint8_t *image = NULL;
+	struct stat st = {0};
+	size_t got = 0;
+	ssize_t n = 1;
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+	if (fd < 0)
+		return err_raise_errno(errno, "gpu_kernels: %.200s", path);
+	if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0 &&
+	    st.st_size <= IMAGE_MAX)
+		image = mem_zalloc((size_t)st.st_size + 1); /* PTX ends with a 0 */
+	while (image && n > 0 && got < (size_t)st.st_size) {
+		n = read(fd, image + got, (size_t)st.st_size - got);
+		got += n > 0 ? (size_t)n : 0;
+	}
+	close(fd);
+	if (!image || got < (size_t)st.st_size) {
+		mem_free(image);
+		return err_raise(ERR_INVAL,
+				 "gpu_kernels: %.200s: not a file of 1 to %u bytes", path,
+				 IMAGE_MAX);
+	}
+	*image_p = image;
+	return 0;
+}
+
+/* *own_p is to be freed. */
+static int image_take(const struct gpu *gpu, const void **image_p, void **own_p)
+{
+	size_t bytes;
+	int r;
+
+	*own_p = NULL;
+	if (strcmp(gpu->kernels, "off") == 0)
+		return err_raise(ERR_REQUIRE, "kernels are switched off "
+					      "(gpu_kernels = off)");
+	if (strcmp(gpu->kernels, "auto") != 0) {
+		r = file_read(gpu->kernels, own_p);
+		*image_p = *own_p;
+		return err_pass(r);
+	}
+	*image_p = kernels_image(&bytes);
+	if (!*image_p)
+		return err_raise(ERR_REQUIRE, "this kvd was built without nvcc");
+	return 0;
+}
+
+/* ---- loading ---- */
+
+static int function_get(struct gpu_device *device, const char *name,
+			struct cu_function **function_p)
+{
+	const struct cudrv *drv = &device->gpu->drv;
+	int result =
+		drv->module_function(function_p, device->module.handle, name);
+
+	if (result != CU_SUCCESS)
+		return gpu_raise(device, result, ERR_REQUIRE, "cuModuleGetFunction %s",
+				 name);
+	return 0;
+}
+
+static int functions_get(struct gpu_device *device)
+{
+	struct gpu_module *module = &device->module;
+	int r = function_get(device, "kvd_rows", &module->rows);
+
+	if (r == 0)
+		r = function_get(device, "kvd_fill", &module->fill);
+	if (r == 0)
+		r = function_get(device, "kvd_verify", &module->verify);
+	return err_pass(r);
+}
+
+/* The context is current. */
+static int module_load(struct gpu_device *device)
+{
+	const struct cudrv *drv = &device->gpu->drv;
+	const void *image = NULL;
+	void *own = NULL;
+	int r, result;
+
+	if (!drv->has[CUDRV_KERNELS])
+		return err_raise(ERR_REQUIRE, "the driver has no %s",
+				 drv->missing[CUDRV_KERNELS]);
+	r = image_take(device->gpu, &image, &own);
+	if (r < 0)
+		return err_pass(r);
+	result = drv->module_load(&device->module.handle, image);
+	mem_free(own);
+	if (result != CU_SUCCESS) {
+		device->module.handle = NULL;
+		return gpu_raise(device, result, ERR_REQUIRE,
+				 "cuModuleLoadData (compute capability %d.%d)",
+				 device->compute / 10, device->compute % 10);
+	}
+	return err_pass(functions_get(device));
+}
+
+static void *load_main(void *arg)
+{
+	struct gpu_device *device = arg;
+	int r;
+
+	cpu_bulk();
+	r = gpu_enter(device);
+	if (r == 0) {
+		r = module_load(device);
+		if (r == 0)
+			atomic_store(&device->module.state, GPU_MODULE_READY);
+		gpu_leave(device);
+	}
+	if (r < 0)
+		gpu_module_off(device);
+	gpu_device_put(device); /* the last touch: the context may go with it */
+	return NULL;
+}
+
+static int load_start(struct gpu_device *device)
+{
+	struct err why;
+	int r = gpu_device_get(device);
+
+	if (r < 0)
+		return err_pass(r);
+	r = thread_start("kvd-kernels", load_main, device, &device->module.thread);
+	if (r < 0) {
+		err_take(&why);
+		gpu_device_put(device);
+		return err_reraise(&why);
+	}
+	device->module.started = true;
+	return 0;
+}
+
+void gpu_module_want(struct gpu_device *device)
+{
+	int none = GPU_MODULE_NONE;
+
+	if (!atomic_compare_exchange_strong(&device->module.state, &none,
+					    GPU_MODULE_LOADING))
+		return;
+	gpu_module_fini(device); /* of a context before: it has put the device */
+	if (load_start(device) < 0)
+		gpu_module_off(device);
+}
+
+bool gpu_module_wait(struct gpu_device *device)
+{
+	const struct timespec pause = {.tv_nsec = 1000000};
+
+	gpu_module_want(device);
+	while (atomic_load(&device->module.state) == GPU_MODULE_LOADING)
+		(void)nanosleep(&pause, NULL);
+	return gpu_module_ready(device);
+}
+
+bool gpu_module_ready(const struct gpu_device *device)
+{
+	return atomic_load(&device->module.state) == GPU_MODULE_READY;
+}
+
+void gpu_module_off(struct gpu_device *device)
+{
+	bool was;
+
+	pthread_mutex_lock(&device->lock);
+	was = atomic_exchange(&device->module.state, GPU_MODULE_OFF) == GPU_MODULE_OFF;
+	if (!was)
+		snprintf(device->module.why, sizeof(device->module.why), "%.150s",
+			 err_last()->text);
+	pthread_mutex_unlock(&device->lock);
+	if (!was)
+		log_info("gpu", device->id, "no kernels: the copy engines move all",
+			 "why=\"%s\"", err_last()->text);
+	err_clear();
+}
+
+void gpu_module_drop(struct gpu_device *device)
+{
+	struct gpu_module *module = &device->module;
+
+	if (module->handle && !gpu_device_broken(device)) { /* else the reset does it */
+		if (gpu_enter(device) == 0) {
+			(void)device->gpu->drv.module_unload(module->handle);
+			gpu_leave(device);
+		} else {
+			err_clear();
+		}
+	}
+	module->handle = NULL;
+	atomic_store(&module->state, GPU_MODULE_NONE);
+}
+
+void gpu_module_fini(struct gpu_device *device)
+{
+	if (device->module.started)
+		pthread_join(device->module.thread, NULL);
+	device->module.started = false;
+}
+
+/* ---- launching ---- */
+
+int gpu_module_rows(struct gpu_device *device, uint64_t list, uint32_t count,
+		    struct cu_stream *stream)
+{
+	uint32_t per_block = count < MANY_ENTRIES ? KERN_WARPS : KERN_PER_BLOCK_MAX;
+	uint32_t blocks = (count + per_block - 1) / per_block;
+	void *params[] = {&list, &count, &per_block};
+
+	assert(gpu_module_ready(device) && count > 0);
+	return device->gpu->drv.launch(device->module.rows, blocks, 1, 1, KERN_THREADS, 1,
+				       1, 0, stream, params, NULL);
+}
+
+int gpu_module_fill(struct gpu_device *device, uint64_t at, uint64_t bytes, uint64_t seed,
+		    uint64_t origin, struct cu_stream *stream)
+{
+	void *params[] = {&at, &bytes, &seed, &origin};
+
+	return device->gpu->drv.launch(device->module.fill, FILL_BLOCKS, 1, 1,
+				       KERN_THREADS, 1, 1, 0, stream, params, NULL);
+}
+
+int gpu_module_verify(struct gpu_device *device, uint64_t at, uint64_t bytes,
+		      uint64_t seed, uint64_t origin, uint64_t found,
+		      struct cu_stream *stream)
+{
+	void *params[] = {&at, &bytes, &seed, &origin, &found};
+
+	return device->gpu->drv.launch(device->module.verify, FILL_BLOCKS, 1, 1,
+				       KERN_THREADS, 1, 1, 0, stream, params, NULL);
+}
+
+/* ---- telling ---- */
+
+void gpu_module_words(struct gpu *gpu, char *words, size_t size)
+{
+	void *own = NULL;
+	const void *image;
+
+	if (!gpu->drv.has[CUDRV_KERNELS]) {
+		snprintf(words, size, "no: %s is missing", gpu->drv.missing[CUDRV_KERNELS]);
+		return;
+	}
+	if (image_take(gpu, &image, &own) < 0) {
+		snprintf(words, size, "no: %s", err_last()->text);
+		err_clear();
+		return;
+	}
+	mem_free(own);
+	snprintf(words, size, "yes");
+	for (unsigned int i = 0; i < gpu->device_count; i++) {
+		struct gpu_device *device = &gpu->devices[i];
+
+		pthread_mutex_lock(&device->lock);
+		if (atomic_load(&device->module.state) == GPU_MODULE_OFF)
+			snprintf(words, size, "no: %s", device->module.why);
+		pthread_mutex_unlock(&device->lock);
+	}
+}

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * module: the kernels on one device: loaded when first wanted, by a thread of
+ * their own, and gone with the context.
+ *
+ * Nobody waits for them: until they are there, and if they never are, copies go
+ * by the copy engines. What keeps them away (no nvcc at build time, a device or
+ * driver that has no use for the image, a fault) is logged once a context and
+ * told by gpu_module_words().
+ */
+#ifndef KVD_GPU_MODULE_H
+#define KVD_GPU_MODULE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct cu_function;
+struct cu_module;
+struct cu_stream;
+struct gpu;
+struct gpu_device;
+
+enum gpu_module_state { GPU_MODULE_NONE, GPU_MODULE_LOADING, GPU_MODULE_READY, GPU_MODULE_OFF };
+
+struct gpu_module { /* in struct gpu_device */
+	atomic_int state;
+	pthread_t thread;
+	bool started; /* a thread that nobody has joined */
+	struct cu_module *handle;
+	struct cu_function *rows, *fill, *verify;
+	char why[160]; /* OFF: under the device's lock */
+};
+
+/* Begin to load, unless that was done in this context. Does not block; the device
+ * has a user. */
+void gpu_module_want(struct gpu_device *device);
+/* Wait until it is known whether there are kernels. The device has a user. */
+bool gpu_module_wait(struct gpu_device *device);
+bool gpu_module_ready(const struct gpu_device *device);
+/* No more launches in this context: "<why>", or with this thread's error. */
+void gpu_module_off(struct gpu_device *device);
+
+/* Launch kvd_rows on a list that the device can read until the stream is past it.
+ * The driver's result. The context is current; the kernels are ready. */
+int gpu_module_rows(struct gpu_device *device, uint64_t list, uint32_t count,
+		    struct cu_stream *stream);
+/* kern.h tells what they do; `found` is memory that the device reaches. */
+int gpu_module_fill(struct gpu_device *device, uint64_t at, uint64_t bytes, uint64_t seed,
+		    uint64_t origin, struct cu_stream *stream);
+int gpu_module_verify(struct gpu_device *device, uint64_t at, uint64_t bytes,
+		      uint64_t seed, uint64_t origin, uint64_t found,
+		      struct cu_stream *stream);
+
+/* "yes", or "no: …". The driver is started. Any thread. */
+void gpu_module_words(struct gpu *gpu, char *words, size_t size);
+
+/* gpu.c's: the context goes (the device's lock is held, nothing is in flight);
+ * and the last thread's end. */
+void gpu_module_drop(struct gpu_device *device);
+void gpu_module_fini(struct gpu_device *device);
+
+#endif

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A registration belongs to a context. So a pin has one owner at most, the device
+ * that came first; contexts go away (with the last engine), and their pins are
+ * offers again.
+ *
+ * The list's lock is held for a look-up only: registering pins pages, a
+ * millisecond for ten MiB, and the loop makes and frees pins. A pin is not freed
+ * while a copy uses its memory, so who found it may use it without the list.
+ */
+#include "gpu/pin.h"
+
+#include <errno.h>
+#include <pthread.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "gpu/gpu.h"
+
+struct gpu_pin {
+	struct list link; /* gpu->pins */
+	struct gpu *gpu;
+	uint8_t *base;
+	uint64_t bytes;
+	bool read_only;
+	pthread_mutex_t lock;
+	struct gpu_device *owner;   /* registered in its context */
+	struct gpu_device *refused; /* its context did not take it */
+};
+
+int gpu_pin_new(struct gpu *gpu, void *base, uint64_t bytes, bool read_only,
+		struct gpu_pin **pin_p)
+{
+	struct gpu_pin *pin;
+
+	*pin_p = NULL;
+	if (!gpu)
+		return 0;
+	pin = mem_zalloc(sizeof(*pin));
+	if (!pin)
+		return err_pass(-ENOMEM);
+	pin->gpu = gpu;
+	pin->base = base;
+	pin->bytes = bytes;
+	pin->read_only = read_only;
+	pthread_mutex_init(&pin->lock, NULL);
+	pthread_mutex_lock(&gpu->pins_lock);
+	list_push_front(&gpu->pins, &pin->link);
+	pthread_mutex_unlock(&gpu->pins_lock);
+	*pin_p = pin;
+	return 0;
+}
+
+/* The pin's lock is held, and the owner's context is there. */
+static void unregister(struct gpu_pin *pin)
+{
+	struct gpu_device *device = pin->owner;
+
+	pin->owner = NULL;
+	if (gpu_enter(device) == 0) {
+		(void)device->gpu->drv.host_unregister(pin->base);
+		gpu_leave(device);
+	} else {
+		err_clear();
+	}
+}
+
+void gpu_pin_free(struct gpu_pin *pin)
+{
+	if (!pin)
+		return;
+	pthread_mutex_lock(&pin->gpu->pins_lock);
+	list_remove(&pin->link);
+	if (pin->owner) /* its context stays: gpu_pins_drop() waits for the list */
+		unregister(pin);
+	pthread_mutex_unlock(&pin->gpu->pins_lock);
+	pthread_mutex_destroy(&pin->lock);
+	mem_free(pin);
+}
+
+static struct gpu_pin *pin_find(struct gpu *gpu, const uint8_t *at, uint64_t bytes)
+{
+	struct gpu_pin *pin, *found = NULL;
+
+	pthread_mutex_lock(&gpu->pins_lock);
+	list_foreach (pin, &gpu->pins, link) {
+		if (at < pin->base || at + bytes > pin->base + pin->bytes)
+			continue;
+		found = pin;
+		break;
+	}
+	pthread_mutex_unlock(&gpu->pins_lock);
+	return found;
+}
+
+/* The pin's lock is held. */
+static void pin_register(struct gpu_pin *pin, struct gpu_device *device)
+{
+	int result = device->gpu->drv.host_register(
+		pin->base, pin->bytes, pin->read_only ? CU_MEMHOSTREGISTER_READ_ONLY : 0);
+
+	if (result == CU_SUCCESS) {
+		pin->owner = device;
+		return;
+	}
+	pin->refused = device;
+	(void)gpu_raise(device, result, ERR_NOMEM, "cuMemHostRegister");
+	log_info("gpu", device->id, "a buffer is not pinned: copies take a step more",
+		 "bytes=%llu why=\"%s\"", (unsigned long long)pin->bytes,
+		 err_last()->text);
+	err_clear();
+}
+
+bool gpu_pin_ready(struct gpu_device *device, const void *at, uint64_t bytes)
+{
+	struct gpu_pin *pin = pin_find(device->gpu, at, bytes);
+	bool ready;
+
+	if (!pin)
+		return false;
+	pthread_mutex_lock(&pin->lock);
+	if (!pin->owner && pin->refused != device)
+		pin_register(pin, device);
+	ready = pin->owner == device;
+	pthread_mutex_unlock(&pin->lock);
+	return ready;
+}
+
+void gpu_pins_drop(struct gpu_device *device)
+{
+	struct gpu_pin *pin;
+
+	pthread_mutex_lock(&device->gpu->pins_lock);
+	list_foreach (pin, &device->gpu->pins, link) {
+		pthread_mutex_lock(&pin->lock);
+		if (pin->owner == device)
+			unregister(pin);
+		if (pin->refused == device)
+			pin->refused = NULL;
+		pthread_mutex_unlock(&pin->lock);
+	}
+	pthread_mutex_unlock(&device->gpu->pins_lock);
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * pin: memory of this daemon that a device may reach by itself.
+ *
+ * Transports have buffers of their own between engine memory and the wire. They
+ * offer them here, which costs nothing; with the first copy between a device and
+ * such a buffer it is registered with the driver, as a whole and once a context,
+ * and then kernels and copy engines read and write it without a step between.
+ * What is not offered, or not to be registered (a limit on locked memory, a
+ * second device's context), is reached through the lanes' own pinned memory.
+ */
+#ifndef KVD_GPU_PIN_H
+#define KVD_GPU_PIN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct gpu;
+struct gpu_device;
+struct gpu_pin;
+
+/* Offer whole pages. Any thread, never blocks. `gpu` NULL: *pin_p is NULL, too. */
+int gpu_pin_new(struct gpu *gpu, void *base, uint64_t bytes, bool read_only,
+		struct gpu_pin **pin_p);
+/* Before the memory goes; no copy touches it any more. May block. NULL is fine. */
+void gpu_pin_free(struct gpu_pin *pin);
+
+/* Can the device reach all of it? Registers it if that was not tried. A user's
+ * thread, with the context current; may block. */
+bool gpu_pin_ready(struct gpu_device *device, const void *at, uint64_t bytes);
+
+/* Before the context goes (gpu.c). */
+void gpu_pins_drop(struct gpu_device *device);
+
+#endif

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+# The kernels: gpu/kernels.cu by nvcc where there is one, for CUDA_ARCHS and as PTX
+# of the lowest of them, made into one image that the programs hold. `make NVCC=`
+# builds without: GPUs then move everything by their copy engines.
+NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
+KERNELS_WANT := sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_120
+KERNELS :=
+ifneq ($(NVCC),)
+KERNELS_CAN := $(shell $(NVCC) --list-gpu-code 2>/dev/null)
+CUDA_ARCHS ?= $(filter $(KERNELS_CAN),$(KERNELS_WANT))
+ifneq ($(strip $(CUDA_ARCHS)),)
+KERNELS := build/kernels/kernels.fatbin
+KERNELS_LOW := $(patsubst sm_%,compute_%,$(firstword $(CUDA_ARCHS)))
+KERNELS_GEN := $(foreach a,$(CUDA_ARCHS),-gencode arch=$(a:sm_%=compute_%),code=$a) \
+	-gencode arch=$(KERNELS_LOW),code=$(KERNELS_LOW)
+KERNELS_TEXT := $(CUDA_ARCHS) $(KERNELS_LOW)
+endif
+endif
+KERNELS_CMD := $(NVCC) -I. -std=c++17 -O3 -Xptxas -warn-spills -Werror all-warnings \
+	--no-compress -fatbin $(KERNELS_GEN)
+
+# made anew when another compiler or list is asked for
+build/kernels/.flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(KERNELS_CMD)' | cmp -s - $@ || echo '$(KERNELS_CMD)' > $@
+
+build/kernels/kernels.fatbin: gpu/kernels.cu gpu/kern.h build/kernels/.flags
+	$(SAY) NVCC $<
+	$(Q)$(KERNELS_CMD) $< -o $@.part && mv $@.part $@
+
+$(B)/gpu/kernels_image.o: CPPFLAGS += $(if $(KERNELS),-DKERNELS_FILE='"$(KERNELS)"' \
+	-DKERNELS_TEXT='"$(strip $(KERNELS_TEXT))"')
+$(B)/gpu/kernels_image.o: $(KERNELS) build/kernels/.flags
+
+.PHONY: kernels
+kernels: $(if $(KERNELS),$(KERNELS),no-nvcc) ## compile the GPU kernels (NVCC=, CUDA_ARCHS=)
+.PHONY: no-nvcc
+no-nvcc:
+	@echo 'kernels: no nvcc here (NVCC=path): the build goes without'

@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The fake driver's kernels: kvd's own, by their reference on the CPU.
+ *
+ * An image is known by what it is: a fatbin that holds the code of a kernel under
+ * its name, as nvcc makes it of kernels.cu, or, for builds without nvcc, a file
+ * that begins with the words below. Anything else is refused.
+ *
+ * A launch runs when its turn comes on the stream and reads its list then, so a
+ * list that was used again too early is seen. It touches device memory through
+ * the fake's aliases and host memory only where that is pinned: all else is an
+ * illegal address, and the context's end.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/kernels_ref.h"
+#include "tests/gpu/fake_cuda.h"
+
+#define FATBIN_MAGIC 0xba55ed50u
+#define FAKE_IMAGE "kvd fake kernels\n"
+
+enum which { KERNEL_ROWS, KERNEL_FILL, KERNEL_VERIFY, KERNELS };
+
+static const char *const names[KERNELS] = {"kvd_rows", "kvd_fill", "kvd_verify"};
+
+struct cu_function {
+	struct cu_module *module;
+	enum which which;
+};
+
+struct cu_module {
+	struct list link;
+	struct cu_ctx *ctx;
+	struct cu_function functions[KERNELS];
+	bool has[KERNELS];
+};
+
+struct fatbin {
+	uint32_t magic;
+	uint16_t version, header_bytes;
+	uint64_t bytes;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct list modules = {&modules, &modules};
+
+/* ---- modules ---- */
+
+static int image_look(const void *image, bool has[KERNELS])
+{
+	struct fatbin head;
+
+	memcpy(&head, image, sizeof(head));
+	for (enum which i = 0; i < KERNELS; i++) {
+		char section[32];
+
+		snprintf(section, sizeof(section), ".text.%s", names[i]);
+		has[i] = head.magic == FATBIN_MAGIC
+				 ? memmem(image, head.header_bytes + head.bytes, section,
+					  strlen(section) + 1) != NULL
+				 : strncmp(image, FAKE_IMAGE, strlen(FAKE_IMAGE)) == 0;
+	}
+	if (!has[KERNEL_ROWS])
+		return CU_ERROR_INVALID_IMAGE;
+	return fake_env("FAKE_CUDA_NO_BINARY", 0) ? CU_ERROR_NO_BINARY_FOR_GPU
+						  : CU_SUCCESS;
+}
+
+int cuModuleLoadData(struct cu_module **module_p, const void *image)
+{
+	struct cu_module *module;
+	int result;
+
+	ENTER(cuModuleLoadData);
+	module = calloc(1, sizeof(*module));
+	if (!module)
+		return CU_ERROR_OUT_OF_MEMORY;
+	result = image_look(image, module->has);
+	if (result) {
+		free(module);
+		return result;
+	}
+	module->ctx = fake_current();
+	for (enum which i = 0; i < KERNELS; i++)
+		module->functions[i] = (struct cu_function){module, i};
+	pthread_mutex_lock(&lock);
+	list_push_back(&modules, &module->link);
+	pthread_mutex_unlock(&lock);
+	fake_count(1);
+	*module_p = module;
+	return CU_SUCCESS;
+}
+
+/* The lock is held. */
+static void module_free(struct cu_module *module)
+{
+	list_remove(&module->link);
+	free(module);
+	fake_count(-1);
+}
+
+int cuModuleUnload(struct cu_module *module)
+{
+	ENTER(cuModuleUnload);
+	fake_streams_drain(module->ctx);
+	pthread_mutex_lock(&lock);
+	module_free(module);
+	pthread_mutex_unlock(&lock);
+	return CU_SUCCESS;
+}
+
+void fake_modules_drop(struct cu_ctx *ctx)
+{
+	struct cu_module *module;
+
+	pthread_mutex_lock(&lock);
+	list_foreach_safe (module, &modules, link)
+		if (module->ctx == ctx)
+			module_free(module);
+	pthread_mutex_unlock(&lock);
+}
+
+int cuModuleGetFunction(struct cu_function **function_p, struct cu_module *module,
+			const char *name)
+{
+	ENTER(cuModuleGetFunction);
+	for (enum which i = 0; i < KERNELS; i++) {
+		if (strcmp(name, names[i]) != 0 || !module->has[i])
+			continue;
+		*function_p = &module->functions[i];
+		return CU_SUCCESS;
+	}
+	return CU_ERROR_NOT_FOUND;
+}
+
+/* ---- launches ---- */
+
+struct launch {
+	enum which which;
+	uint64_t at, bytes, seed, origin, found; /* rows: at, the list */
+	uint32_t count, per_block;
+};
+
+static void *reach(void *arg, uint64_t address, uint64_t bytes, bool writing)
+{
+	(void)arg;
+	if (!fake_is_device(address) && !fake_is_pinned(address, bytes))
+		return NULL;
+	return fake_reach(address, bytes, writing);
+}
+
+static int rows_run(const struct launch *l, const struct kernels_reach *by)
+{
+	for (uint32_t i = 0; i < l->count; i++) {
+		struct kern_rows entry;
+		const void *list;
+		bool done = false;
+
+		fake_memory_lock();
+		list = reach(NULL, l->at + i * sizeof(entry), sizeof(entry), false);
+		if (list) {
+			memcpy(&entry, list, sizeof(entry));
+			done = kernels_ref_rows(&entry, 1, by);
+		}
+		fake_memory_unlock();
+		if (!done)
+			return CU_ERROR_ILLEGAL_ADDRESS;
+		fake_pace((uint64_t)entry.len * entry.count * entry.outer);
+	}
+	return CU_SUCCESS;
+}
+
+static int launch_run(void *arg)
+{
+	const struct kernels_reach by = {.at = reach};
+	const struct launch *l = arg;
+	uint64_t *found;
+	bool done = false;
+
+	if (l->which == KERNEL_ROWS)
+		return rows_run(l, &by);
+	fake_memory_lock();
+	if (l->which == KERNEL_FILL) {
+		done = kernels_ref_fill(l->at, l->bytes, l->seed, l->origin, &by);
+	} else {
+		found = reach(NULL, l->found, 2 * sizeof(*found), true);
+		done = found && kernels_ref_verify(l->at, l->bytes, l->seed, l->origin,
+						   found, &by);
+	}
+	fake_memory_unlock();
+	return done ? CU_SUCCESS : CU_ERROR_ILLEGAL_ADDRESS;
+}
+
+static void params_take(struct launch *l, void **params)
+{
+	memcpy(&l->at, params[0], sizeof(l->at));
+	if (l->which == KERNEL_ROWS) {
+		memcpy(&l->count, params[1], sizeof(l->count));
+		memcpy(&l->per_block, params[2], sizeof(l->per_block));
+		return;
+	}
+	memcpy(&l->bytes, params[1], sizeof(l->bytes));
+	memcpy(&l->seed, params[2], sizeof(l->seed));
+	memcpy(&l->origin, params[3], sizeof(l->origin));
+	if (l->which == KERNEL_VERIFY)
+		memcpy(&l->found, params[4], sizeof(l->found));
+}
+
+int cuLaunchKernel(struct cu_function *function, unsigned int grid_x, unsigned int grid_y,
+		   unsigned int grid_z, unsigned int block_x, unsigned int block_y,
+		   unsigned int block_z, unsigned int shared_bytes,
+		   struct cu_stream *stream, void **params, void **extra)
+{
+	struct launch *l;
+
+	ENTER(cuLaunchKernel);
+	if (!function || !grid_x || grid_y != 1 || grid_z != 1 ||
+	    block_x != KERN_THREADS || block_y != 1 || block_z != 1 || shared_bytes ||
+	    !params || extra)
+		return CU_ERROR_INVALID_VALUE;
+	if (function->module->ctx != fake_current())
+		return CU_ERROR_INVALID_HANDLE;
+	l = calloc(1, sizeof(*l));
+	if (!l)
+		return CU_ERROR_OUT_OF_MEMORY;
+	l->which = function->which;
+	params_take(l, params);
+	/* a grid that leaves entries out, or has blocks without any */
+	if (l->which == KERNEL_ROWS &&
+	    (!l->per_block || l->per_block > KERN_PER_BLOCK_MAX ||
+	     (uint64_t)grid_x * l->per_block < l->count ||
+	     (uint64_t)(grid_x - 1) * l->per_block >= l->count)) {
+		free(l);
+		return CU_ERROR_INVALID_VALUE;
+	}
+	return fake_queue_call(stream, launch_run, l);
+}
