@@ -1,27 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Areas: engine memory of every kind, and the driver's view of it.
- *
- * The driver makes the memory (or the owner process that has it) and keeps a
- * way to read it without asking the end: a memfd or shm object by pread(), a
- * process's private memory by process_vm_readv(). So it can look while a
- * transfer runs, after an end was killed, and at memory that was cut.
+ * Areas: engine memory of every kind, and the driver's view of it, which asks no end
+ * (store.h): the memory is the driver's, or its keeper's where the end is on another
+ * machine.
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
-#include <sys/wait.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 #include "daemon/base/mem.h"
 #include "tests/conform/conform.h"
+#include "tests/conform/keeper.h"
+
+#define PIECE_BYTES ((size_t)1 << 20)
 
 struct still {
 	struct list link;
@@ -42,51 +35,60 @@ static void pattern_fill(uint8_t *image, uint64_t length, uint64_t seed)
 
 /* ---- the view ---- */
 
-bool area_read(const struct area *area, uint64_t offset, void *buf, size_t len)
+static struct reply keep(const struct area *area, uint32_t type, uint64_t a1, uint64_t a2,
+			 const void *blob, uint32_t blob_len, const void **out_p)
 {
-	uint8_t *at = buf;
+	const struct cmd cmd = {
+		.type = type, .blob_len = blob_len, .a = {area->slot, a1, a2}};
 
-	if (area->kind == MEMORY_VM) {
-		struct iovec local = {buf, len};
-		struct iovec remote = {(void *)(uintptr_t)(area->address + offset), len};
+	return end_keep(area->at, &cmd, blob, out_p);
+}
 
-		return process_vm_readv(area->owner, &local, 1, &remote, 1, 0) ==
-		       (ssize_t)len;
-	}
+/* In pieces that a message can be. */
+static bool far_read(const struct area *area, uint64_t offset, uint8_t *at, size_t len)
+{
 	while (len) {
-		ssize_t n = pread(area->fd, at, len, (off_t)offset);
+		size_t n = len < PIECE_BYTES ? len : PIECE_BYTES;
+		const void *out;
 
-		if (n <= 0)
+		if (keep(area, KEEP_READ, offset, n, NULL, 0, &out).result < 0)
 			return false;
+		memcpy(at, out, n);
 		at += n;
-		offset += (uint64_t)n;
-		len -= (size_t)n;
+		offset += n;
+		len -= n;
 	}
 	return true;
 }
 
+static bool far_write(const struct area *area, uint64_t offset, const uint8_t *at,
+		      size_t len)
+{
+	while (len) {
+		size_t n = len < PIECE_BYTES ? len : PIECE_BYTES;
+		const void *out;
+
+		if (keep(area, KEEP_WRITE, offset, 0, at, (uint32_t)n, &out).result < 0)
+			return false;
+		at += n;
+		offset += n;
+		len -= n;
+	}
+	return true;
+}
+
+bool area_read(const struct area *area, uint64_t offset, void *buf, size_t len)
+{
+	return area->at->far ? far_read(area, offset, buf, len)
+			     : store_read(&area->store, offset, buf, len);
+}
+
 void area_write(struct area *area, uint64_t offset, const void *buf, size_t len)
 {
-	const uint8_t *at = buf;
-
 	memcpy(area->image + offset, buf, len);
-	if (area->kind == MEMORY_VM) {
-		struct iovec local = {(void *)(uintptr_t)buf, len};
-		struct iovec remote = {(void *)(uintptr_t)(area->address + offset), len};
-
-		CHECK(process_vm_writev(area->owner, &local, 1, &remote, 1, 0) ==
-			      (ssize_t)len,
-		      "writing the owner's memory: %s", strerror(errno));
-		return;
-	}
-	while (len) {
-		ssize_t n = pwrite(area->fd, at, len, (off_t)offset);
-
-		CHECK(n > 0, "writing an area: %s", strerror(errno));
-		at += n;
-		offset += (uint64_t)n;
-		len -= (size_t)n;
-	}
+	CHECK(area->at->far ? far_write(area, offset, buf, len)
+			    : store_write(&area->store, offset, buf, len),
+	      "writing an area: %s", strerror(errno));
 }
 
 static uint8_t *area_copy(const struct area *area)
@@ -133,68 +135,16 @@ uint64_t area_hash(const struct area *area)
 
 /* ---- making ---- */
 
-static void make_memfd(struct area *area)
+static void make_store(struct area *area)
 {
-	area->fd = memfd_create("conform", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	CHECK(area->fd >= 0 && ftruncate(area->fd, (off_t)area->length) == 0, "memfd: %s",
-	      strerror(errno));
-	CHECK(fcntl(area->fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0, "seal: %s",
-	      strerror(errno));
-}
+	const void *out;
+	int r;
 
-static void make_shm(struct area *area)
-{
-	char name[64];
-
-	snprintf(name, sizeof(name), "/conform-%d-%llu", (int)getpid(),
-		 (unsigned long long)world_random(area->world, UINT64_MAX));
-	area->fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
-	CHECK(area->fd >= 0, "shm_open: %s", strerror(errno));
-	shm_unlink(name);
-	CHECK(ftruncate(area->fd, (off_t)area->length) == 0, "shm: %s", strerror(errno));
-}
-
-int owner_main(int sock, uint64_t length)
-{
-	uint64_t address;
-	char byte;
-	void *base = mmap(NULL, length, PROT_READ | PROT_WRITE,
-			  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-	if (base == MAP_FAILED)
-		return 1;
-	prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
-	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	address = (uint64_t)(uintptr_t)base;
-	if (write(sock, &address, sizeof(address)) != sizeof(address))
-		return 1;
-	while (read(sock, &byte, 1) > 0)
-		continue; /* until the driver lets go */
-	return 0;
-}
-
-static void make_owner(struct area *area)
-{
-	int pair[2];
-	char fd_word[16], length_word[32];
-
-	CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0,
-	      "socketpair: %s", strerror(errno));
-	snprintf(fd_word, sizeof(fd_word), "%d", pair[1]);
-	snprintf(length_word, sizeof(length_word), "%llu",
-		 (unsigned long long)area->length);
-	area->owner = fork();
-	CHECK(area->owner >= 0, "fork: %s", strerror(errno));
-	if (area->owner == 0) {
-		fcntl(pair[1], F_SETFD, 0);
-		execl("/proc/self/exe", "conform", "--owner", fd_word, length_word, NULL);
-		_exit(127);
-	}
-	close(pair[1]);
-	area->owner_sock = pair[0];
-	CHECK(read(pair[0], &area->address, sizeof(area->address)) ==
-		      sizeof(area->address),
-	      "the owner process did not start");
+	if (area->at->far)
+		r = keep(area, KEEP_MAKE, area->kind, area->length, NULL, 0, &out).result;
+	else
+		r = store_init(&area->store, area->kind, area->length);
+	CHECK(r == 0, "an engine's memory: %s", strerror(-r));
 }
 
 /* Of both kinds, and now and then on another device. */
@@ -207,7 +157,7 @@ static void make_device(struct area *area)
 	CHECK(gpu_owner_start(&area->gpu, vmm ? GPU_HANDLE_VMM : GPU_HANDLE_IPC,
 			      area->slot % 5 == 4, bytes),
 	      "the engine's process did not start");
-	area->fd = area->gpu.file;
+	area->store.fd = area->gpu.file;
 }
 
 static struct reply import_device(struct area *area)
@@ -234,21 +184,22 @@ static struct reply import(struct area *area)
 		return import_device(area);
 	if (area->kind == MEMORY_VM) {
 		cmd = (struct cmd){.type = CMD_MEM_VM,
-				   .a = {area->slot, (uint64_t)area->owner, area->address,
-					 area->length}};
+				   .a = {area->slot, (uint64_t)area->store.owner,
+					 area->store.address, area->length}};
 		return end_call_full(area->at, &cmd, NULL, -1, &blob, &fd);
 	}
 	if (area->kind == MEMORY_LINEAR) {
 		cmd = (struct cmd){.type = CMD_MEM_LINEAR,
 				   .a = {area->slot, area->length}};
 		reply = end_call_full(area->at, &cmd, NULL, -1, &blob, &fd);
-		if (reply.result == 0) {
-			area->fd = area->at->puppet ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : fd;
-			CHECK(area->fd >= 0, "linear memory without an fd");
+		if (reply.result == 0 && !area->at->far) {
+			area->store.fd =
+				area->at->puppet ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : fd;
+			CHECK(area->store.fd >= 0, "linear memory without an fd");
 		}
 		return reply;
 	}
-	return end_call_full(area->at, &cmd, NULL, area->fd, &blob, &fd);
+	return end_call_full(area->at, &cmd, NULL, area->store.fd, &blob, &fd);
 }
 
 static bool mem_idle(struct area *area)
@@ -290,7 +241,8 @@ struct area *area_new(struct world *world, struct end *at, enum memory_kind kind
 	area->at = at;
 	area->kind = kind;
 	area->length = length;
-	area->fd = area->owner_sock = -1;
+	area->store = (struct store){
+		.kind = kind, .length = length, .fd = -1, .owner_sock = -1};
 	area->gpu.pid = area->gpu.sock = area->gpu.file = area->gpu.handle.fd = -1;
 	area->slot = slot_take(&at->mems, PUPPET_MEMS);
 	area->unreffed = area->deregged = true;
@@ -300,14 +252,10 @@ struct area *area_new(struct world *world, struct end *at, enum memory_kind kind
 	CHECK(area->image, "no memory");
 	pattern_fill(area->image, length, world_random(world, UINT64_MAX));
 	list_push_back(&world->areas, &area->link);
-	if (kind == MEMORY_SEALED)
-		make_memfd(area);
-	else if (kind == MEMORY_GUARDED)
-		make_shm(area);
-	else if (kind == MEMORY_VM)
-		make_owner(area);
-	else if (kind == MEMORY_DEVICE)
+	if (kind == MEMORY_DEVICE)
 		make_device(area);
+	else
+		make_store(area);
 	if (kind != MEMORY_LINEAR)
 		area_write(area, 0, area->image, length);
 	reply = import(area);
@@ -395,22 +343,34 @@ void area_dereg(struct area *area)
 
 void area_cut(struct area *area, uint64_t length)
 {
-	area->unchecked = true;
-	CHECK(ftruncate(area->fd, (off_t)length) == 0, "ftruncate: %s", strerror(errno));
-}
+	const void *out;
 
-static void owner_end(struct area *area)
-{
-	close(area->owner_sock);
-	area->owner_sock = -1;
-	waitpid(area->owner, NULL, 0);
+	area->unchecked = true;
+	CHECK(area->at->far
+		      ? keep(area, KEEP_CUT, length, 0, NULL, 0, &out).result == 0
+		      : store_cut(&area->store, length),
+	      "ftruncate: %s", strerror(errno));
 }
 
 void area_owner_kill(struct area *area)
 {
+	const void *out;
+
 	area->unchecked = true;
-	kill(area->owner, SIGKILL);
-	owner_end(area);
+	if (area->at->far)
+		keep(area, KEEP_OWNER_KILL, 0, 0, NULL, 0, &out);
+	else
+		store_owner_kill(&area->store);
+}
+
+static void store_end(struct area *area)
+{
+	const void *out;
+
+	if (area->at->far)
+		keep(area, KEEP_END, 0, 0, NULL, 0, &out);
+	else
+		store_fini(&area->store);
 }
 
 void area_free(struct area *area)
@@ -424,12 +384,10 @@ void area_free(struct area *area)
 	area_dereg(area);
 	area_unref(area);
 	area->at->mems.used[area->slot] = false;
-	if (area->owner_sock >= 0)
-		owner_end(area);
 	if (area->kind == MEMORY_DEVICE)
 		gpu_owner_end(&area->gpu);
-	else if (area->fd >= 0)
-		close(area->fd);
+	else
+		store_end(area);
 	list_remove(&area->link);
 	mem_free(area->image);
 	mem_free(area);

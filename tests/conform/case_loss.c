@@ -185,11 +185,11 @@ static void freeze_and_wake(struct world *world)
 	struct deal *deal = big_deal(world, XP_WRITE, a, b);
 	struct deal *message = deal_message(world, a, b);
 
-	kill(b->pid, SIGSTOP);
+	end_signal(b, SIGSTOP);
 	CHECK(deal_post(deal, HEADER_BYTES) == 0, "post: %s", deal->refused.text);
 	CHECK(deal_post(message, HEADER_BYTES) == 0, "post: %s", message->refused.text);
 	world_run_ns(world, 100 * MS);
-	kill(b->pid, SIGCONT);
+	end_signal(b, SIGCONT);
 	world_settle(world);
 	deal_succeeded(deal);
 	deal_succeeded(message);
@@ -200,7 +200,7 @@ static void freeze_and_die(struct world *world)
 	struct end *a = world->end[0], *b = world->end[1];
 	struct deal *deal = big_deal(world, XP_WRITE, a, b);
 
-	kill(b->pid, SIGSTOP);
+	end_signal(b, SIGSTOP);
 	CHECK(deal_post(deal, HEADER_BYTES) == 0, "post: %s", deal->refused.text);
 	deal_cancel(deal, ERR_ABORTED);
 	world_run_ns(world, 100 * MS);

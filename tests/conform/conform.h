@@ -22,6 +22,7 @@
 #include "daemon/loop.h"
 #include "daemon/transport/transport.h"
 #include "tests/conform/puppet.h"
+#include "tests/conform/store.h"
 #include "tests/lib/gpu_owner.h"
 
 struct fake_hub;
@@ -60,8 +61,9 @@ struct end {
 	uint32_t index; /* also its peer slot at the other ends */
 	bool alive;
 	struct puppet *puppet; /* lives in this process; NULL: remote */
-	int sock;	       /* of a remote one */
+	int sock;	       /* of a remote one: to it, or to its keeper */
 	pid_t pid;
+	bool far; /* on another machine, with a keeper */
 	struct slots mems, keys, plans, sides, ops;
 	uint8_t address[XP_ADDRESS_MAX];
 	size_t address_len;
@@ -110,6 +112,7 @@ void world_run_ns(struct world *world, uint64_t ns);
 #define AWAIT(world, cond) AWAIT_NS(world, wait_ns, cond)
 
 /* ---- worlds ---- */
+/* With KVD_CONFORM_FAR=ADDRESS:PORT, B and C live with the keeper there. */
 int world_new(const struct backend *backend, bool self, uint64_t seed,
 	      struct world **world_p);
 /* Tears down in order; false when an end ended badly (leak, crash, hang). */
@@ -130,6 +133,10 @@ struct reply end_call(struct end *end, enum cmd_type type, uint64_t a0, uint64_t
 		      uint64_t a2, uint64_t a3);
 struct reply end_call_full(struct end *end, const struct cmd *cmd, const void *blob,
 			   int fd, const void **reply_blob_p, int *reply_fd_p);
+/* A command for a far end's keeper; also when the end is dead. */
+struct reply end_keep(struct end *end, const struct cmd *cmd, const void *blob,
+		      const void **reply_blob_p);
+void end_signal(struct end *end, int number); /* its process */
 uint32_t slot_take(struct slots *slots, uint32_t max);
 struct peer_state {
 	bool ready, closed, open;
@@ -153,10 +160,7 @@ struct area {
 	uint32_t slot;
 	enum memory_kind kind;
 	uint64_t length;
-	int fd;
-	pid_t owner; /* vm */
-	int owner_sock;
-	uint64_t address;
+	struct store store;   /* of a near end; a device's fd */
 	struct gpu_owner gpu; /* device */
 	uint8_t *image;
 	uint32_t keys[ENDS_MAX]; /* slots at the others, PUPPET_NONE */
@@ -187,8 +191,6 @@ void area_free(struct area *area);
 void area_still(struct area *area, uint64_t hash);
 /* Verify the ones that are due, all when `wait`. Returns how many have moved. */
 unsigned int stills_check(struct world *world, bool wait);
-/* The process of a vm memory's owner. */
-int owner_main(int sock, uint64_t length);
 
 /* ---- deals ---- */
 struct place {

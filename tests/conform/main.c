@@ -9,6 +9,8 @@
  *   conform --backend fake --case abort   cases whose name contains it
  *   conform --backend fake --bug done-twice --seed 7
  *   conform --list
+ *   conform --keeper tcp 127.0.0.1:7500   for ends on this machine, and on another:
+ *   KVD_CONFORM_FAR=127.0.0.1:7500 conform --backend tcp
  *
  * Lines are TAP's; the last one is "N passed, N failed, N skipped".
  */
@@ -28,6 +30,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/transport/fake.h"
 #include "tests/conform/conform.h"
+#include "tests/conform/keeper.h"
 
 #define SEED_DEFAULT 20261120u
 #define BACKEND_SECONDS 240u /* a hang is a failure */
@@ -482,6 +485,8 @@ int main(int argc, char **argv)
 	setenv("FAKE_CUDA_NS_PER_KIB", "1000", 0);
 	if (argc == 4 && strcmp(argv[1], "--puppet") == 0)
 		return puppet_main(argv[2], atoi(argv[3]));
+	if (argc == 4 && strcmp(argv[1], "--keeper") == 0)
+		return keeper_main(argv[2], argv[3]);
 	if (argc == 4 && strcmp(argv[1], "--owner") == 0)
 		return owner_main(atoi(argv[2]), strtoull(argv[3], NULL, 10));
 	if (argc == 2 && strcmp(argv[1], "--list") == 0)

@@ -7,7 +7,7 @@
  * binary with --puppet: two daemons share no state but what the backend passes.
  * A control message is a struct cmd, its blob, and at most one fd; the driver
  * sends one and turns its own loop until the reply is there, so that its end
- * lives on meanwhile.
+ * lives on meanwhile. An end on another machine is behind a keeper (keeper.h).
  */
 #include <assert.h>
 #include <errno.h>
@@ -26,90 +26,12 @@
 #include "daemon/transport/fake.h"
 #include "daemon/transport/memory.h"
 #include "tests/conform/conform.h"
+#include "tests/conform/keeper.h"
+#include "tests/conform/message.h"
 
 #define CALL_NS (60 * LOOP_NS_PER_S)
 
 static const void *reply_blob; /* of the last remote call */
-
-/* ---- messages ---- */
-
-static bool send_all(int sock, const void *buf, size_t len, int fd)
-{
-	const uint8_t *at = buf;
-	union {
-		char space[CMSG_SPACE(sizeof(int))];
-		struct cmsghdr align;
-	} control;
-
-	while (len) {
-		struct iovec iov = {(void *)(uintptr_t)at, len};
-		struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
-		ssize_t n;
-
-		if (fd >= 0) {
-			struct cmsghdr *head;
-
-			msg.msg_control = control.space;
-			msg.msg_controllen = sizeof(control.space);
-			head = CMSG_FIRSTHDR(&msg);
-			head->cmsg_level = SOL_SOCKET;
-			head->cmsg_type = SCM_RIGHTS;
-			head->cmsg_len = CMSG_LEN(sizeof(int));
-			memcpy(CMSG_DATA(head), &fd, sizeof(int));
-		}
-		n = sendmsg(sock, &msg, MSG_NOSIGNAL);
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return false;
-		fd = -1;
-		at += n;
-		len -= (size_t)n;
-	}
-	return true;
-}
-
-/* Exactly `len` bytes; an fd that comes with them goes to *fd_p. */
-static bool recv_all(int sock, void *buf, size_t len, int *fd_p)
-{
-	uint8_t *at = buf;
-
-	while (len) {
-		union {
-			char space[CMSG_SPACE(sizeof(int))];
-			struct cmsghdr align;
-		} control;
-		struct iovec iov = {at, len};
-		struct msghdr msg = {.msg_iov = &iov,
-				     .msg_iovlen = 1,
-				     .msg_control = control.space,
-				     .msg_controllen = sizeof(control.space)};
-		ssize_t n = recvmsg(sock, &msg, MSG_CMSG_CLOEXEC);
-		struct cmsghdr *head;
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return false;
-		head = CMSG_FIRSTHDR(&msg);
-		if (head && head->cmsg_type == SCM_RIGHTS)
-			memcpy(fd_p, CMSG_DATA(head), sizeof(int));
-		at += n;
-		len -= (size_t)n;
-	}
-	return true;
-}
-
-static bool recv_blob(int sock, uint32_t len, void **blob_p)
-{
-	int fd = -1;
-
-	*blob_p = NULL;
-	if (len == 0)
-		return true;
-	*blob_p = malloc(len); /* not mem_: CMD_FAIL_ALLOC counts those */
-	return *blob_p && recv_all(sock, *blob_p, len, &fd);
-}
 
 /* ---- the puppet's process ---- */
 
@@ -220,6 +142,29 @@ struct reply end_call_full(struct end *end, const struct cmd *cmd, const void *b
 	}
 	puppet_do(end->puppet, cmd, blob, fd, &reply, reply_blob_p, reply_fd_p);
 	return reply;
+}
+
+struct reply end_keep(struct end *end, const struct cmd *cmd, const void *blob,
+		      const void **reply_blob_p)
+{
+	struct reply reply;
+	int fd;
+
+	CHECK(end->far, "end %c has no keeper", 'A' + (char)end->index);
+	reply = call_remote(end, cmd, blob, -1, &fd);
+	*reply_blob_p = reply_blob;
+	return reply;
+}
+
+void end_signal(struct end *end, int number)
+{
+	const struct cmd cmd = {.type = KEEP_SIGNAL, .a = {(uint64_t)number}};
+	const void *out;
+
+	if (end->far)
+		end_keep(end, &cmd, NULL, &out);
+	else
+		kill(end->pid, number);
 }
 
 struct reply end_call(struct end *end, enum cmd_type type, uint64_t a0, uint64_t a1,
@@ -386,8 +331,9 @@ void world_kill(struct world *world, struct end *end)
 	if (end->puppet) {
 		fake_node_vanish(puppet_transport(end->puppet));
 	} else {
-		kill(end->pid, SIGKILL);
-		waitpid(end->pid, NULL, 0);
+		end_signal(end, SIGKILL);
+		if (!end->far)
+			waitpid(end->pid, NULL, 0);
 	}
 	end->alive = false;
 	world->spent = true;
@@ -395,23 +341,14 @@ void world_kill(struct world *world, struct end *end)
 
 /* ---- making and ending ---- */
 
-static int spawn(struct end *end, const char *transport)
+static int end_spawn(struct world *world, struct end *end)
 {
-	int pair[2];
-	char fd_word[16];
+	const char *keeper = getenv("KVD_CONFORM_FAR");
 
-	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
-		return err_raise_errno(errno, "socketpair");
-	snprintf(fd_word, sizeof(fd_word), "%d", pair[1]);
-	end->pid = fork();
-	if (end->pid == 0) {
-		fcntl(pair[1], F_SETFD, 0);
-		execl("/proc/self/exe", "conform", "--puppet", transport, fd_word, NULL);
-		_exit(127);
-	}
-	close(pair[1]);
-	end->sock = pair[0];
-	return 0;
+	end->far = keeper != NULL;
+	if (keeper)
+		return err_pass(keeper_dial(keeper, &end->sock));
+	return err_pass(puppet_spawn(world->backend->transport, &end->pid, &end->sock));
 }
 
 static int end_start(struct world *world, unsigned int index)
@@ -426,7 +363,7 @@ static int end_start(struct world *world, unsigned int index)
 	if (here)
 		r = puppet_new(backend_ops(world->backend), &world->env, &end->puppet);
 	else
-		r = spawn(end, world->backend->transport);
+		r = end_spawn(world, end);
 	if (r < 0)
 		return err_pass(r);
 	end->alive = true;
@@ -502,18 +439,36 @@ static bool puppet_stop(struct world *world, struct puppet *puppet)
 	return ended;
 }
 
+/* Its exit status; false: it does not end. */
+static bool process_wait(struct world *world, struct end *end, int *status_p)
+{
+	const struct cmd cmd = {.type = end->far ? (uint32_t)KEEP_EXIT : CMD_EXIT};
+	struct reply reply;
+	int fd = -1;
+
+	if (!send_all(end->sock, &cmd, sizeof(cmd), -1))
+		return false;
+	if (!end->far)
+		return AWAIT(world, waitpid(end->pid, status_p, WNOHANG) == end->pid);
+	if (!AWAIT(world, reply_waits(end)) ||
+	    !recv_all(end->sock, &reply, sizeof(reply), &fd))
+		return false;
+	*status_p = (int)reply.v[0];
+	return true;
+}
+
 static bool process_stop(struct world *world, struct end *end)
 {
-	const struct cmd cmd = {.type = CMD_EXIT};
 	int status = -1;
 
 	if (!end->alive)
 		return true;
-	if (!send_all(end->sock, &cmd, sizeof(cmd), -1) ||
-	    !AWAIT(world, waitpid(end->pid, &status, WNOHANG) == end->pid)) {
+	if (!process_wait(world, end, &status)) {
 		fprintf(stderr, "# end %c does not end\n", 'A' + (char)end->index);
-		kill(end->pid, SIGKILL);
-		waitpid(end->pid, &status, 0);
+		if (!end->far) {
+			kill(end->pid, SIGKILL);
+			waitpid(end->pid, &status, 0);
+		}
 		return false;
 	}
 	if (status != 0)
@@ -557,10 +512,12 @@ void world_abandon(struct world *world)
 	for (unsigned int i = 0; i < ENDS_MAX; i++) {
 		struct end *end = world->end[i];
 
-		if (!end || end->puppet || end->pid <= 0)
+		if (!end || end->puppet || end->sock < 0)
 			continue;
-		kill(end->pid, SIGKILL);
-		waitpid(end->pid, NULL, 0);
-		close(end->sock);
+		if (end->pid > 0) {
+			kill(end->pid, SIGKILL);
+			waitpid(end->pid, NULL, 0);
+		}
+		close(end->sock); /* the end of it, to a keeper */
 	}
 }
