@@ -7,9 +7,17 @@ $(RDMA_ABORT): $(B)/tests/rdma-vm/abort.o $(B)/libkvd.so
 	$(SAY) LD $@
 	$(Q)$(CC) $(USER_LD) $(filter %.o,$^) -o $@ -L$(B) -lkvd
 
-.PHONY: rdma-vm
-rdma-vm: all $(CONFORM) $(DEMO_BIN) $(RDMA_ABORT) ## RDMA between two virtual machines (ONLY=words chooses)
-	@python3 tests/rdma-vm/run.py $(B) $(ONLY)
+# what runs in the guests a second time, built with the address sanitizer
+RDMA_SAN := $(addprefix build/address/,kvd kvd-ctl libkvd.so conform demo-prefill demo-decode)
+
+.PHONY: rdma-vm rdma-vm-programs
+rdma-vm-programs: all $(CONFORM) $(DEMO_BIN) $(RDMA_ABORT)
+	$(Q)$(MAKE) --no-print-directory SAN=address $(RDMA_SAN)
+
+rdma-vm: ## RDMA between two virtual machines (ONLY=words chooses)
+	@scripts/install-deps.sh --if-needed
+	@$(MAKE) --no-print-directory $(JOBS) rdma-vm-programs
+	@RDMA_VM_SANITIZED=build/address python3 tests/rdma-vm/run.py $(B) $(ONLY)
 
 # What it costs to post a work request, without an adapter.
 VERBS_POST := $(B)/bench/verbs_post

@@ -255,6 +255,19 @@ static int keeper_listen(const char *where)
 	return sock;
 }
 
+/* Port 0 has become one. */
+static void say_where(int sock)
+{
+	struct sockaddr_in address = {0};
+	socklen_t len = sizeof(address);
+	char host[INET_ADDRSTRLEN] = "?";
+
+	getsockname(sock, (struct sockaddr *)&address, &len);
+	inet_ntop(AF_INET, &address.sin_addr, host, sizeof(host));
+	printf("listening on %s:%u\n", host, ntohs(address.sin_port));
+	fflush(stdout);
+}
+
 int keeper_main(const char *transport, const char *where)
 {
 	int sock = keeper_listen(where);
@@ -265,8 +278,7 @@ int keeper_main(const char *transport, const char *where)
 	}
 	signal(SIGCHLD, SIG_IGN); /* nobody waits for them */
 	signal(SIGPIPE, SIG_IGN);
-	printf("listening\n");
-	fflush(stdout);
+	say_where(sock);
 	for (;;) {
 		int driver = accept4(sock, NULL, NULL, SOCK_CLOEXEC);
 

@@ -29,7 +29,8 @@ enum keeper_cmd { /* beside the puppet's, which it passes on */
 
 /* A puppet's process on this machine and its control socket. 0, or raised. */
 int puppet_spawn(const char *transport, pid_t *pid_p, int *sock_p);
-/* Serves until it is killed; 2 when it cannot listen there. */
+/* Says "listening on ADDRESS:PORT", serves until it is killed; 2 when it cannot
+ * listen there. */
 int keeper_main(const char *transport, const char *where);
 /* A connection to a keeper. 0, or raised. */
 int keeper_dial(const char *where, int *sock_p);

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Where the bytes are that transfers are judged by. A memfd or a POSIX shm object is
+ * read and written by its descriptor, never by a map: what was cut must answer with
+ * an error and not with a signal. Private memory belongs to a process of its own,
+ * which does nothing but have it, and can be killed.
+ */
 #include "tests/conform/store.h"
 
 #include <errno.h>

@@ -84,13 +84,24 @@ verbs_rails = %s
 verbs_ack_timeout = 17
 """
 ROOM_S = 240
+PORT = 7500  # of a conformance keeper
+ASAN = "allocator_may_return_null=1:detect_stack_use_after_return=1:exitcode=97"
+LSAN = "suppressions=/asan/asan.supp:print_suppressions=0:use_tls=0"
+
+
+def run_in(build, program):
+    """A guest's words that run a program of one of the two builds."""
+    if build == "/kvd":
+        return f"/kvd/{program}"
+    return (f"env LD_LIBRARY_PATH={build}:$LD_LIBRARY_PATH ASAN_OPTIONS={ASAN} "
+            f"LSAN_OPTIONS={LSAN} {build}/{program}")
 
 
 class Daemons:
     """One in each guest; ends them and looks at their words."""
 
-    def __init__(self, pair, rails="rxe0", program="/kvd/kvd"):
-        self.pair, self.rails, self.program = pair, rails, program
+    def __init__(self, pair, rails="rxe0", build="/kvd"):
+        self.pair, self.rails, self.build = pair, rails, build
         self.running = [None] * len(pair.guests)
 
     def __enter__(self):
@@ -108,7 +119,7 @@ class Daemons:
         guest.must("mkdir -p /tmp/kvd; rm -f /tmp/kvd.conf; "
                    + "; ".join(f"echo '{line}' >> /tmp/kvd.conf" for line in lines))
         self.running[i] = guest.start("echo $$ > /tmp/kvd.pid; "
-                                      f"exec {self.program} --config /tmp/kvd.conf")
+                                      f"exec {run_in(self.build, 'kvd')} --config /tmp/kvd.conf")
         guest.until("/kvd/kvd-ctl --socket /tmp/kvd/kvd.sock ping > /dev/null 2>&1")
 
     def ctl(self, i, words):
@@ -138,17 +149,30 @@ def endpoint(guest):
     return f"tcp://{guest.address}:7400"
 
 
+def demo(pair, build):
+    with Daemons(pair, build=build):
+        prefill = pair[0].start(f"KVD_DEMO_SHRINK=8 {run_in(build, 'demo-prefill')} "
+                                "/tmp/kvd/kvd.sock")
+        decode = pair[1].start(f"KVD_DEMO_SHRINK=8 {run_in(build, 'demo-decode')} "
+                               f"/tmp/kvd/kvd.sock {endpoint(pair[0])} verbs")
+        status = decode.wait(ROOM_S)
+        print("# " + decode.text.replace("\n", "\n# "))
+        check(status == 0, f"decode ended with {status}: {decode.text}; "
+              f"prefill: {prefill.text}")
+        check(prefill.wait(60) == 137, f"prefill ended with {prefill.status}: "
+              + prefill.text)
+
+
 @case
 def rooms_of_the_demo(pair):
     """push, pull, abort and a killed engine; every byte verified by the engines"""
-    with Daemons(pair):
-        prefill = pair[0].start("KVD_DEMO_SHRINK=8 /kvd/demo-prefill /tmp/kvd/kvd.sock")
-        decode = pair[1].start("KVD_DEMO_SHRINK=8 /kvd/demo-decode /tmp/kvd/kvd.sock "
-                               f"{endpoint(pair[0])} verbs")
-        status = decode.wait(ROOM_S)
-        print("# " + decode.text.replace("\n", "\n# "))
-        check(status == 0, f"decode ended with {status}; prefill: {prefill.text}")
-        check(prefill.wait(20) == 137, f"prefill ended with {prefill.status}")
+    demo(pair, "/kvd")
+
+
+@case
+def asan_rooms_of_the_demo(pair):
+    """the same, all of it built with the address sanitizer"""
+    demo(pair, "/asan")
 
 
 def aborts(pair, sender, receiver, rounds):
@@ -177,6 +201,12 @@ def abort_no_foreign_byte_back(pair):
 
 # ---- a push, and what happens to it ----
 
+def daemon_state(guest):
+    """Where a daemon that does not do what it should stands."""
+    return guest.run("cat /proc/$(cat /tmp/kvd.pid)/stack; for what in status rooms peers; "
+                     "do timeout 5 /kvd/kvd-ctl --socket /tmp/kvd/kvd.sock $what; done")[1]
+
+
 class Push:
     """64 MiB from guest 1's engine to guest 2's; nobody aborts it."""
 
@@ -193,7 +223,10 @@ class Push:
 
     def failed(self, command, within_s, codes):
         """It ends as failed, in time and with one of these codes; how long it took."""
-        command.wait_line("failed", within_s)
+        try:
+            command.wait_line("failed", within_s)
+        except rig.Fault as fault:
+            raise Failure(f"{fault}\n{daemon_state(command.guest)}") from fault
         took = time.monotonic() - self.began
         check(any(code in command.text for code in codes), command.text)
         return took
@@ -380,6 +413,9 @@ def bench_against_perftest(pair):
 
 # ---- the suite ----
 
+SUITE = "KVD_CONFORM_RAILS=rxe0 KVD_CONFORM_WAIT_S=120"
+
+
 def conform(pair, words):
     command = pair[0].start(words)
     status = command.wait(1500)
@@ -388,13 +424,40 @@ def conform(pair, words):
         if "# SKIP" in line:
             print("# " + line)
     check(status == 0, "\n".join(line for line in command.lines
-                                 if line.startswith(("not ok", "#")))[-3000:])
+                                 if not line.startswith("ok"))[-3000:])
+
+
+def conform_between(pair, build, words=""):
+    """One end in the first guest, the others with a keeper in the second."""
+    where = f"{pair[1].address}:{PORT}"
+    keeper = pair[1].start(f"echo $$ > /tmp/keeper.pid; exec env {SUITE} "
+                           f"{run_in(build, 'conform')} --keeper verbs {where}")
+    try:
+        keeper.wait_line("listening", 60)
+        conform(pair, f"env {SUITE} KVD_CONFORM_FAR={where} "
+                f"{run_in(build, 'conform')} --backend verbs --seconds 1400 {words}")
+        check(not keeper.has("ERROR:"), keeper.text)
+    finally:
+        pair[1].must("kill -9 $(cat /tmp/keeper.pid)")
+        keeper.wait(20)
+
+
+@case
+def conform_between_guests(pair):
+    """the transports' suite over verbs: one end here, two there"""
+    conform_between(pair, "/kvd")
 
 
 @case
 def conform_in_one_guest(pair):
-    """the transports' suite over verbs: three processes, one adapter"""
-    conform(pair, "KVD_CONFORM_RAILS=rxe0 KVD_CONFORM_WAIT_S=120 /kvd/conform --backend verbs --seconds 1400")
+    """the same suite: three processes, one adapter"""
+    conform(pair, f"env {SUITE} {run_in('/kvd', 'conform')} --backend verbs --seconds 1400")
+
+
+@case
+def asan_conform_between_guests(pair):
+    """the suite between the guests, built with the address sanitizer"""
+    conform_between(pair, "/asan")
 
 
 # ---- running ----
@@ -424,10 +487,9 @@ def libraries(program):
             yield line.split("=> ")[1].split()[0]
 
 
-def pack_programs(build, image, folder):
-    """The programs under test and their libraries, as a cpio archive."""
-    tree = os.path.join(folder, "programs")
-    os.makedirs(os.path.join(tree, "kvd"))
+def put_programs(build, image, folder):
+    """A build's programs and the libraries that they need, into a folder."""
+    os.makedirs(folder)
     found = {}
     for name in PROGRAMS:
         path = os.path.join(build, name)
@@ -439,7 +501,18 @@ def pack_programs(build, image, folder):
     base = os.path.join(image, "root", "lib", "x86_64-linux-gnu")
     for name, path in found.items():
         if not os.path.exists(os.path.join(base, name)):
-            subprocess.run(["cp", "-L", path, os.path.join(tree, "kvd", name)], check=True)
+            subprocess.run(["cp", "-L", path, os.path.join(folder, name)], check=True)
+            subprocess.run(["strip", "-g", os.path.join(folder, name)], check=True)
+
+
+def pack_programs(build, image, folder):
+    """The programs under test, in both builds, as a cpio archive."""
+    tree = os.path.join(folder, "programs")
+    put_programs(build, image, os.path.join(tree, "kvd"))
+    if SANITIZED:
+        put_programs(SANITIZED, image, os.path.join(tree, "asan"))
+        subprocess.run(["cp", os.path.join(HERE, "..", "asan.supp"),
+                        os.path.join(tree, "asan")], check=True)
     archive = os.path.join(folder, "programs.cpio")
     subprocess.run(f"cd {tree} && find . | {image}/root/bin/busybox cpio -o -H newc "
                    f"> {archive} 2> /dev/null", shell=True, check=True)
@@ -447,6 +520,7 @@ def pack_programs(build, image, folder):
 
 
 PROGRAMS = ["kvd", "kvd-ctl", "conform", "demo-prefill", "demo-decode", "rdma-abort"]
+SANITIZED = os.environ.get("RDMA_VM_SANITIZED")  # another build, with the address sanitizer
 
 
 def run_case(pair, function):
