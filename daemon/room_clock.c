@@ -120,8 +120,8 @@ static void bootstrap_words(const struct room *room, char *text, size_t size)
 	}
 }
 
-/* Something waits for a word that its engine's stream shall write. */
-static bool waits_for_word(const struct room *room)
+/* Something waits for a point that its engine's stream shall pass. */
+static bool waits_for_point(const struct room *room)
 {
 	const struct move *move;
 
@@ -139,10 +139,10 @@ static void waiting_words(const struct room *room, char *text, size_t size)
 						  : "its engine bound no pages";
 	char label[300];
 
-	if (waits_for_word(room))
-		own = "the word that it shall wait for did not come";
+	if (waits_for_point(room))
+		own = "the point that it shall wait for did not come";
 	snprintf(text, size, "%s", own);
-	if (waits_for_word(room) || room->role == ROOM_SEND ||
+	if (waits_for_point(room) || room->role == ROOM_SEND ||
 	    (room->role == ROOM_RECV && !room->bound))
 		return;
 	list_foreach(party, &room->parties, link) {

@@ -26,13 +26,13 @@
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 
 #include "daemon/base/list.h"
 #include "daemon/base/mem.h"
+#include "daemon/base/thread.h"
 #include "daemon/loop.h"
 #include "gpu/gpu.h"
 
@@ -101,10 +101,9 @@ static int refused(struct gpu_device *device, int result)
 	if (result == CU_ERROR_NOT_SUPPORTED || result == CU_ERROR_NOT_PERMITTED)
 		return err_prefix(r, "CUDA IPC is not available here (MIG, WSL, some "
 				     "virtual GPUs): wait for a word instead");
-	return err_prefix(r, "no event of cuIpcGetEventHandle (made with "
-			     "CU_EVENT_INTERPROCESS); or its process is gone, or runs in "
-			     "another PID or IPC namespace (share them: --pid=host "
-			     "--ipc=host)");
+	return err_prefix(r, "the event's process is gone, or in another PID or IPC "
+			     "namespace (--pid=host --ipc=host); or it is no event made "
+			     "with CU_EVENT_INTERPROCESS");
 }
 
 static int opened_new(struct gpu_device *device, const struct gpu_event *event,
@@ -271,7 +270,7 @@ static void pause_until(struct gpu_events *events, uint64_t pause_ns)
 	(void)pthread_cond_clockwait(&events->more, &events->lock, CLOCK_MONOTONIC, &t);
 }
 
-static void *thread_main(void *arg)
+static void *watcher_main(void *arg)
 {
 	struct gpu_events *events = arg;
 	uint64_t pause_ns = PAUSE_MIN_NS;
@@ -337,25 +336,16 @@ int gpu_events_new(struct gpu *gpu, struct loop *loop, void (*on_change)(void *a
 	return 0;
 }
 
-/* Only with the first event, and only faults of the thread's own may reach it. */
-static int thread_start(struct gpu_events *events)
+/* Only with the first event. */
+static int watcher_start(struct gpu_events *events)
 {
-	sigset_t all, old;
-	int no;
+	int r;
 
 	if (events->running)
 		return 0;
-	sigfillset(&all);
-	sigdelset(&all, SIGBUS);
-	sigdelset(&all, SIGSEGV);
-	sigdelset(&all, SIGILL);
-	sigdelset(&all, SIGFPE);
-	pthread_sigmask(SIG_SETMASK, &all, &old);
-	no = pthread_create(&events->thread, NULL, thread_main, events);
-	pthread_sigmask(SIG_SETMASK, &old, NULL);
-	if (no)
-		return err_raise_errno(no, "starting the thread that watches events");
-	(void)pthread_setname_np(events->thread, "kvd-gpu-event");
+	r = thread_start("kvd-gpu-event", watcher_main, events, &events->thread);
+	if (r < 0)
+		return err_pass(r);
 	events->running = true;
 	return 0;
 }
@@ -425,7 +415,7 @@ int gpu_event_watch(struct gpu_events *events, uint64_t owner, const char *devic
 		    const struct cu_ipc_event *handle, struct gpu_event **event_p)
 {
 	struct gpu_event *event;
-	int r = thread_start(events);
+	int r = watcher_start(events);
 
 	if (r < 0)
 		return err_pass(r);

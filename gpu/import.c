@@ -48,8 +48,9 @@ static const char *ipc_cause(int result)
 	case CU_ERROR_OUT_OF_MEMORY:
 		return "no room for the mapping";
 	default:
-		return "the exporting process is gone; or it runs in another PID or IPC "
-		       "namespace (share them: --pid=host --ipc=host)";
+		return "the exporting process is gone; or in another PID or IPC namespace "
+		       "(--pid=host --ipc=host); or the memory is of cuMemCreate (PyTorch's "
+		       "expandable_segments), which kind cuda_vmm takes";
 	}
 }
 

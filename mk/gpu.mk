@@ -30,3 +30,22 @@ $(FAKE_CUDA):
 TEST_NEEDS += $(FAKE_CUDA)
 $(B)/unit/test_gpu $(B)/unit/test_kernels $(B)/unit/test_copy_gpu $(B)/unit/test_region_gpu \
 $(B)/unit/test_gpu_event $(CONFORM): | $(FAKE_CUDA)
+
+# gpu-works: kvd's work with GPU memory on any driver, see tests/gpu/works/works.h.
+# KVD_CUDA_LIB=… chooses the driver; without one, or without a GPU, it skips by name.
+GPU_WORKS := $(B)/gpu-works
+$(GPU_WORKS): $(patsubst %.c,$(B)/%.o,$(wildcard tests/gpu/works/*.c)) $(CORE)
+	$(SAY) LD $@
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ $(LIBS)
+
+TEST_NEEDS += $(GPU_WORKS)
+
+.PHONY: gpu-test gpu-bench gpu-bundle
+gpu-test: all $(GPU_WORKS) ## kvd on this machine's GPU (KVD_CUDA_LIB=driver)
+	@$(GPU_WORKS) test $(ONLY); s=$$?; [ $$s -eq 77 ] || exit $$s
+
+gpu-bench: all $(GPU_WORKS) ## the same, how fast (ONLY=words)
+	@$(GPU_WORKS) bench $(ONLY); s=$$?; [ $$s -eq 77 ] || exit $$s
+
+gpu-bundle: all $(GPU_WORKS) ## a folder that runs both on a bare machine with a GPU
+	@scripts/gpu-bundle.sh $(B)

@@ -195,7 +195,7 @@ static void event_of_dead_process_is_refused(void **state)
 
 	gpu_owner_kill(&stage->owner);
 	event = watch(stage);
-	assert_failed(stage, event, ERR_IMPORT, "its process is gone");
+	assert_failed(stage, event, ERR_IMPORT, "process is gone");
 	gpu_event_drop(event);
 }
 
@@ -226,7 +226,7 @@ static void handle_of_anything_else_is_refused(void **state)
 	assert_int_equal(gpu_event_watch(stage->events, 7, stage->owner.handle.device,
 					 &junk, &event),
 			 0);
-	assert_failed(stage, event, ERR_IMPORT, "no event of cuIpcGetEventHandle");
+	assert_failed(stage, event, ERR_IMPORT, "CU_EVENT_INTERPROCESS");
 	gpu_event_drop(event);
 	assert_int_equal(gpu_event_watch(stage->events, 7, "GPU-of-nobody",
 					 &stage->owner.event, &event),

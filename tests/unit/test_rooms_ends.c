@@ -400,9 +400,9 @@ static void pull_whose_word_never_passes_lets_the_offer_go(void **state)
 	cluster_until_state(&p->c, p->prefill, "pull", 45, KVD_FAILED);
 	cluster_run(&p->c, 50 * MS);
 	assert_int_equal(cluster_state(&p->c, p->decode, "offer", 45), KVD_FAILED);
-	said(why(p, 0, ROOM_PULL, 45), ERR_TIMEOUT, "the word that it shall wait for did not");
+	said(why(p, 0, ROOM_PULL, 45), ERR_TIMEOUT, "the point that it shall wait for did not");
 	said(why(p, 1, ROOM_OFFER, 45), ERR_TIMEOUT, "peer tcp://10.0.0.1:7400 instance ");
-	said(why(p, 1, ROOM_OFFER, 45), ERR_TIMEOUT, "the word that it shall wait for did not");
+	said(why(p, 1, ROOM_OFFER, 45), ERR_TIMEOUT, "the point that it shall wait for did not");
 	assert_int_equal(counted(p, 0, METRIC_WAITING_TIMEOUTS), 1);
 	assert_int_equal(counted(p, 1, METRIC_LEASES_EXPIRED), 0);
 }
