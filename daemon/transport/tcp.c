@@ -64,25 +64,6 @@ void tcp_socket_tune(const struct tcp_transport *transport, int fd, bool stream)
 
 /* ---- the loop's side ---- */
 
-static void on_run(struct loop_defer *defer)
-{
-	struct tcp_transport *transport = container_of(defer, struct tcp_transport, run);
-	struct list batch, *link;
-
-	list_init(&batch);
-	while ((link = list_pop_front(&transport->ready)))
-		list_push_back(&batch, link);
-	while ((link = list_pop_front(&batch))) {
-		tcp_peer_step(list_entry(link, struct tcp_peer, ready_link));
-		if (!loop_enough(transport->base.env.loop))
-			continue;
-		while ((link = list_pop_front(&batch)))
-			list_push_back(&transport->ready, link);
-		if (!list_empty(&transport->ready))
-			loop_defer(transport->base.env.loop, &transport->run);
-	}
-}
-
 static void on_flush(struct loop_defer *defer)
 {
 	struct tcp_transport *transport = container_of(defer, struct tcp_transport, flush);
@@ -99,8 +80,8 @@ static void on_tick(struct loop_timer *timer)
 	struct tcp_xfer *xfer;
 	bool wanted = false;
 
-	list_foreach(peer, &transport->peers, link) {
-		list_foreach(xfer, &peer->xfers, link) {
+	list_foreach(peer, &transport->net.peers, net.link) {
+		list_foreach(xfer, &peer->net.xfers, net.link) {
 			tcp_xfer_progress(xfer);
 			wanted |= xfer->flows;
 		}
@@ -128,12 +109,11 @@ static int tcp_probe(const struct config *config, uint32_t *caps_p)
 
 static void tcp_close(struct transport *base)
 {
-	struct tcp_transport *transport = container_of(base, struct tcp_transport, base);
+	struct tcp_transport *transport = container_of(base, struct tcp_transport, net.base);
 
-	assert(list_empty(&transport->peers));
 	tcp_port_close(transport);
 	tcp_io_close(transport);
-	loop_defer_cancel(&transport->run);
+	net_fini(&transport->net);
 	loop_defer_cancel(&transport->flush);
 	loop_timer_stop(&transport->tick);
 	copy_hand_free(transport->hand);
@@ -149,7 +129,6 @@ static void configure(struct tcp_transport *transport, const struct config *conf
 		patience_ns = PATIENCE_MIN_NS;
 	transport->patience_ms = (unsigned int)(patience_ns / LOOP_NS_PER_MS);
 	transport->connect_ns = TCP_CONNECT_NS;
-	transport->fence_ns = config->fence_timeout_ns;
 	transport->stream_count = config->tcp_streams;
 	transport->thread_count = config->tcp_threads;
 	transport->verify = (enum tcp_verify)config->tcp_verify;
@@ -162,10 +141,10 @@ static void describe(struct tcp_transport *transport)
 	struct tcp_address address;
 	char place[64] = "?";
 
-	if (tcp_address_get(transport->base.address, transport->base.address_len,
+	if (tcp_address_get(transport->net.base.address, transport->net.base.address_len,
 			    &address) == 0)
 		tcp_sockaddr_text(&address.list[0], place, sizeof(place));
-	snprintf(transport->base.about, sizeof(transport->base.about),
+	snprintf(transport->net.base.about, sizeof(transport->net.base.about),
 		 "data port %s, up to %u streams a peer, %u threads, %s", place,
 		 transport->stream_count, transport->thread_count,
 		 sums[transport->verify]);
@@ -179,18 +158,13 @@ static int tcp_open(const struct xp_env *env, const struct xp_callbacks *callbac
 
 	if (!transport)
 		return err_pass(-ENOMEM);
-	transport->base.ops = &tcp_transport;
-	transport->base.env = *env;
-	transport->base.callbacks = *callbacks;
-	transport->base.caps = XP_CAP_STAGED;
+	net_init(&transport->net, &tcp_net_ops, &tcp_transport, env, callbacks);
+	transport->net.base.caps = XP_CAP_STAGED;
 	transport->listen_fd = -1;
 	list_init(&transport->guests);
-	list_init(&transport->peers);
-	list_init(&transport->ready);
 	list_init(&transport->news);
 	pthread_mutex_init(&transport->news_lock, NULL);
 	list_init(&transport->unflushed);
-	loop_defer_init(&transport->run, on_run);
 	loop_defer_init(&transport->flush, on_flush);
 	loop_timer_init(&transport->tick, env->loop, on_tick);
 	configure(transport, env->config);
@@ -202,10 +176,10 @@ static int tcp_open(const struct xp_env *env, const struct xp_callbacks *callbac
 	if (r == 0)
 		describe(transport);
 	if (r < 0) {
-		tcp_close(&transport->base);
+		tcp_close(&transport->net.base);
 		return err_pass(r);
 	}
-	*transport_p = &transport->base;
+	*transport_p = &transport->net.base;
 	return 0;
 }
 
@@ -221,8 +195,8 @@ const struct transport_ops tcp_transport = {
 	.key_drop = tcp_key_drop,
 	.peer_open = tcp_peer_open,
 	.peer_close = tcp_peer_close,
-	.post = tcp_post,
-	.land = tcp_land,
-	.cancel = tcp_cancel,
-	.revoke = tcp_revoke,
+	.post = net_post,
+	.land = net_land,
+	.cancel = net_cancel,
+	.revoke = net_revoke,
 };

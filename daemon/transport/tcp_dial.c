@@ -124,12 +124,12 @@ static int welcome(struct tcp_peer *peer)
 
 	if (!chunk)
 		return err_pass(-ENOMEM);
-	memcpy(hello.token, peer->token_out, XP_TOKEN_BYTES);
+	memcpy(hello.token, peer->net.token_out, XP_TOKEN_BYTES);
 	tcp_hello_put(&hello, bytes);
 	for (unsigned int i = 0; i < peer->stream_count; i++) {
 		struct tcp_stream *stream = &peer->streams[i];
 
-		loop_random(peer->timer.loop, stream->pass, TCP_PASS_BYTES);
+		loop_random(peer->net.timer.loop, stream->pass, TCP_PASS_BYTES);
 		memcpy(bytes + TCP_HELLO_BYTES + i * (size_t)TCP_PASS_BYTES, stream->pass,
 		       TCP_PASS_BYTES);
 	}
@@ -150,16 +150,16 @@ void tcp_join_control(struct tcp_peer *peer, int owned_fd, const struct tcp_hell
 	tcp_socket_tune(transport, owned_fd, false);
 	peer->verify = transport->verify != TCP_VERIFY_NONE ? transport->verify :
 							      hello->verify;
-	sm_move(&peer->sm, TCP_PEER_JOINING);
-	peer->join_deadline_ns = loop_now_ns(peer->timer.loop) + transport->connect_ns;
-	tcp_peer_watch(peer, peer->join_deadline_ns);
+	sm_move(&peer->net.sm, NET_PEER_JOINING);
+	peer->join_deadline_ns = loop_now_ns(peer->net.timer.loop) + transport->connect_ns;
+	net_peer_watch(&peer->net, peer->join_deadline_ns);
 	r = tcp_line_open(peer, owned_fd);
 	if (r == 0)
 		r = streams_make(peer, count);
 	if (r == 0)
 		r = welcome(peer);
 	if (r < 0)
-		tcp_peer_fail_last(peer);
+		net_peer_fail_last(&peer->net);
 }
 
 void tcp_join_stream(struct tcp_stream *stream, int owned_fd)
@@ -169,7 +169,7 @@ void tcp_join_stream(struct tcp_stream *stream, int owned_fd)
 	memcpy(hello.token, stream->pass + XP_TOKEN_BYTES, XP_TOKEN_BYTES);
 	if (say(owned_fd, &hello) < 0) {
 		close(owned_fd);
-		tcp_peer_fail_last(stream->peer);
+		net_peer_fail_last(&stream->peer->net);
 		return;
 	}
 	stream_up(stream, owned_fd);
@@ -191,7 +191,7 @@ static int dial_new(struct tcp_peer *peer, struct tcp_stream *stream,
 	dial->stream = stream;
 	dial->need = TCP_HELLO_BYTES;
 	dial->fd = socket(sa->any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	loop_fd_init(&dial->watch, peer->timer.loop, dial->fd, on_dial);
+	loop_fd_init(&dial->watch, peer->net.timer.loop, dial->fd, on_dial);
 	if (dial->fd < 0 || (connect(dial->fd, &sa->any, tcp_sockaddr_len(sa)) < 0 &&
 			     errno != EINPROGRESS)) {
 		err_raise(ERR_PEER, "tcp: connect: %s", strerror(errno));
@@ -211,19 +211,19 @@ void tcp_dial_start(struct tcp_peer *peer)
 	tcp_sockaddr_text(&peer->address.list[peer->address_at], peer->place,
 			  sizeof(peer->place));
 	if (dial_new(peer, NULL, &peer->dial) < 0) {
-		log_debug("tcp", peer->name, "cannot connect", "to=%s why=\"%s\"",
+		log_debug("tcp", peer->net.name, "cannot connect", "to=%s why=\"%s\"",
 			  peer->place, err_last()->text);
 		err_clear();
 		peer->address_at = (peer->address_at + 1) % peer->address.count;
-		peer->again_ns = loop_clock_ns(peer->timer.loop) + AGAIN_NS;
-		tcp_peer_watch(peer, peer->again_ns);
+		peer->again_ns = loop_clock_ns(peer->net.timer.loop) + AGAIN_NS;
+		net_peer_watch(&peer->net, peer->again_ns);
 	}
 }
 
 void tcp_dial_again(struct tcp_peer *peer)
 {
-	if (peer->dials && !peer->dial && sm_state(&peer->sm) == TCP_PEER_OPENING &&
-	    peer->again_ns && loop_now_ns(peer->timer.loop) >= peer->again_ns) {
+	if (peer->net.dial && !peer->dial && sm_state(&peer->net.sm) == NET_PEER_OPENING &&
+	    peer->again_ns && loop_now_ns(peer->net.timer.loop) >= peer->again_ns) {
 		peer->again_ns = 0;
 		tcp_dial_start(peer);
 	}
@@ -235,17 +235,17 @@ static void dial_failed(struct tcp_dial *dial)
 	struct tcp_peer *peer = dial->peer;
 
 	if (dial->stream) {
-		tcp_peer_fail_last(peer);
+		net_peer_fail_last(&peer->net);
 		dial_free(&dial->stream->dial);
 		return;
 	}
-	log_debug("tcp", peer->name, "cannot connect", "to=%s why=\"%s\"", peer->place,
+	log_debug("tcp", peer->net.name, "cannot connect", "to=%s why=\"%s\"", peer->place,
 		  err_last()->text);
 	err_clear();
 	dial_free(&peer->dial);
 	peer->address_at = (peer->address_at + 1) % peer->address.count;
-	peer->again_ns = loop_now_ns(peer->timer.loop) + AGAIN_NS;
-	tcp_peer_watch(peer, peer->again_ns);
+	peer->again_ns = loop_now_ns(peer->net.timer.loop) + AGAIN_NS;
+	net_peer_watch(&peer->net, peer->again_ns);
 }
 
 static int dial_hello(struct tcp_dial *dial)
@@ -264,7 +264,7 @@ static int dial_hello(struct tcp_dial *dial)
 	if (no)
 		return err_raise(ERR_PEER, "tcp: connect: %s", strerror(no));
 	dial->connected = true;
-	memcpy(hello.token, dial->stream ? dial->stream->pass : peer->token_out,
+	memcpy(hello.token, dial->stream ? dial->stream->pass : peer->net.token_out,
 	       XP_TOKEN_BYTES);
 	if (say(dial->fd, &hello) < 0)
 		return err_pass(-err_errno(ERR_PEER));
@@ -280,7 +280,7 @@ static int take_welcome(struct tcp_dial *dial)
 
 	if (r < 0)
 		return err_pass(r);
-	if (hello.role != TCP_WELCOME || !tcp_token_equal(hello.token, peer->token_in))
+	if (hello.role != TCP_WELCOME || !tcp_token_equal(hello.token, peer->net.token_in))
 		return err_raise(ERR_AUTH, "tcp: %s does not know our token", peer->place);
 	if (hello.streams > peer->transport->stream_count ||
 	    (hello.verify == TCP_VERIFY_NONE && peer->transport->verify != hello.verify))
@@ -300,7 +300,7 @@ static void dial_streams(struct tcp_peer *peer)
 
 	loop_fd_stop(&dial->watch);
 	tcp_socket_tune(peer->transport, fd, false);
-	sm_move(&peer->sm, TCP_PEER_JOINING);
+	sm_move(&peer->net.sm, NET_PEER_JOINING);
 	r = tcp_line_open(peer, fd);
 	if (r == 0)
 		r = streams_make(peer, count);
@@ -312,7 +312,7 @@ static void dial_streams(struct tcp_peer *peer)
 	}
 	dial_free(&peer->dial);
 	if (r < 0)
-		tcp_peer_fail_last(peer);
+		net_peer_fail_last(&peer->net);
 }
 
 static int take_stream_ok(struct tcp_dial *dial)
@@ -360,7 +360,7 @@ static void on_dial(struct loop_fd *watch, int events)
 	int r;
 
 	(void)events;
-	if (!tcp_peer_live(dial->peer))
+	if (!net_peer_live(&dial->peer->net))
 		return; /* tcp_dial_stop() is on its way */
 	r = dial->connected ? dial_read(dial) : dial_hello(dial);
 	if (r < 0)

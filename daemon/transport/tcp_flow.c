@@ -116,7 +116,7 @@ void tcp_flow_fini(struct tcp_flow *flow)
 	pthread_mutex_unlock(&flow->peer->lock);
 	for (uint32_t i = 0; i < flow->side.count; i++)
 		if (flow->buffers[i].memory)
-			memory_release(flow->peer->transport->base.env.offload,
+			memory_release(flow->peer->transport->net.base.env.offload,
 				       flow->buffers[i].memory);
 	spans_fini(&flow->came);
 	mem_free(flow->buffers);

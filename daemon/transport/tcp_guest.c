@@ -67,9 +67,9 @@ static int guest_take_fd(struct tcp_guest *guest)
 
 static bool waits_for_control(const struct tcp_peer *peer, const struct tcp_guest *guest)
 {
-	return !peer->dials && tcp_peer_live(peer) &&
-	       sm_state(&peer->sm) == TCP_PEER_OPENING &&
-	       tcp_token_equal(guest->hello.token, peer->token_in);
+	return !peer->net.dial && net_peer_live(&peer->net) &&
+	       sm_state(&peer->net.sm) == NET_PEER_OPENING &&
+	       tcp_token_equal(guest->hello.token, peer->net.token_in);
 }
 
 void tcp_guests_meet(struct tcp_peer *peer)
@@ -91,7 +91,7 @@ static void meet_control(struct tcp_guest *guest)
 	struct tcp_hello hello = guest->hello;
 	struct tcp_peer *peer;
 
-	list_foreach(peer, &guest->transport->peers, link) {
+	list_foreach(peer, &guest->transport->net.peers, net.link) {
 		if (!waits_for_control(peer, guest))
 			continue;
 		tcp_join_control(peer, guest_take_fd(guest), &hello);
@@ -105,9 +105,9 @@ static void meet_stream(struct tcp_guest *guest)
 {
 	struct tcp_peer *peer;
 
-	list_foreach(peer, &guest->transport->peers, link) {
-		if (peer->dials || !tcp_peer_live(peer) ||
-		    sm_state(&peer->sm) != TCP_PEER_JOINING)
+	list_foreach(peer, &guest->transport->net.peers, net.link) {
+		if (peer->net.dial || !net_peer_live(&peer->net) ||
+		    sm_state(&peer->net.sm) != NET_PEER_JOINING)
 			continue;
 		for (unsigned int i = 0; i < peer->stream_count; i++) {
 			struct tcp_stream *stream = &peer->streams[i];
@@ -198,11 +198,11 @@ static void guest_new(struct tcp_transport *transport, int owned_fd)
 	make_room(transport, false);
 	guest->transport = transport;
 	guest->fd = owned_fd;
-	guest->deadline_ns = loop_now_ns(transport->base.env.loop) + transport->connect_ns;
+	guest->deadline_ns = loop_now_ns(transport->net.base.env.loop) + transport->connect_ns;
 	list_init(&guest->link);
 	list_push_back(&transport->guests, &guest->link);
 	transport->guest_counts[false]++;
-	loop_fd_init(&guest->watch, transport->base.env.loop, owned_fd, on_guest);
+	loop_fd_init(&guest->watch, transport->net.base.env.loop, owned_fd, on_guest);
 	if (loop_fd_set(&guest->watch, LOOP_READ) < 0) {
 		err_clear();
 		guest_free(guest);
@@ -242,7 +242,7 @@ void tcp_guests_tick(struct tcp_transport *transport, bool *wanted_p)
 	struct tcp_guest *guest;
 
 	list_foreach_safe(guest, &transport->guests, link) {
-		if (loop_now_ns(transport->base.env.loop) < guest->deadline_ns) {
+		if (loop_now_ns(transport->net.base.env.loop) < guest->deadline_ns) {
 			*wanted_p = true;
 			continue;
 		}
@@ -340,7 +340,7 @@ static int places_of_interfaces(struct tcp_address *address, sa_family_t family,
 static int address_make(struct tcp_transport *transport, const union tcp_sockaddr *bound,
 			bool any)
 {
-	const struct config *config = transport->base.env.config;
+	const struct config *config = transport->net.base.env.config;
 	in_port_t port = bound->any.sa_family == AF_INET6 ? bound->v6.sin6_port :
 							    bound->v4.sin_port;
 	struct tcp_address address = {0};
@@ -361,14 +361,14 @@ static int address_make(struct tcp_transport *transport, const union tcp_sockadd
 	if (r == 0 && address.count == 0)
 		r = err_raise(ERR_REQUIRE, "tcp: no interface is up: set tcp_listen");
 	if (r == 0)
-		r = tcp_address_put(&address, transport->base.address,
-				    &transport->base.address_len);
+		r = tcp_address_put(&address, transport->net.base.address,
+				    &transport->net.base.address_len);
 	return err_pass(r);
 }
 
 int tcp_port_open(struct tcp_transport *transport)
 {
-	const struct config *config = transport->base.env.config;
+	const struct config *config = transport->net.base.env.config;
 	const char *wanted = *config->tcp_listen ? config->tcp_listen : config->listen;
 	cleanup_close int fd = -1;
 	union tcp_sockaddr sa;
@@ -394,7 +394,7 @@ int tcp_port_open(struct tcp_transport *transport)
 	r = address_make(transport, &sa, any);
 	if (r < 0)
 		return err_pass(r);
-	loop_fd_init(&transport->watch, transport->base.env.loop, fd, on_connection);
+	loop_fd_init(&transport->watch, transport->net.base.env.loop, fd, on_connection);
 	r = loop_fd_set(&transport->watch, LOOP_READ);
 	if (r < 0)
 		return err_pass(r);

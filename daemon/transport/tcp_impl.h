@@ -4,10 +4,10 @@
  *
  *   tcp.c        probe, open, close, the tick; the table of operations
  *   tcp_guest.c  the data port: who knocks, and addresses
- *   tcp_peer.c   a connection's life: states, loss, close, the step
+ *   tcp_peer.c   a connection's life, as net.h tells it
  *   tcp_dial.c   making its control line and streams, from either side
  *   tcp_line.c   the control line: frames out and in, on the loop
- *   tcp_xfer.c   a transfer's life on either side
+ *   tcp_xfer.c   a transfer's life, as net.h tells it
  *   tcp_reg.c    registered memory and keys
  *   tcp_flow.c   a transfer's bytes as loop and I/O threads share them
  *   tcp_io.c     the I/O threads
@@ -37,6 +37,7 @@
 #include "daemon/offload.h"
 #include "daemon/stage/stage.h"
 #include "daemon/transport/copy.h"
+#include "daemon/transport/net.h"
 #include "daemon/transport/spans.h"
 #include "daemon/transport/tcp.h"
 #include "daemon/transport/tcp_wire.h"
@@ -46,8 +47,7 @@
  * more, that is shorter ones, they are packed. */
 #define TCP_ROWS_MAX 128u
 #define TCP_IOVS (TCP_ROWS_MAX + 3u) /* and head, trailer, the next head */
-#define TCP_HEADERS_MAX (16u << 20)  /* bytes of a peer's unfinished requests */
-#define TCP_HELD_MAX (TCP_HEADERS_MAX + 2u * (XP_HEADER_MAX + TCP_EAGER_MAX))
+#define TCP_HELD_MAX (NET_HEADERS_MAX + 2u * (XP_HEADER_MAX + TCP_EAGER_MAX))
 #define TCP_OUT_SOFT (1u << 20) /* requests wait while so much is unsent */
 #define TCP_OUT_HARD (64u << 20)
 #define TCP_GUESTS_MAX 32u /* of each kind */
@@ -59,16 +59,14 @@ struct tcp_xfer;
 struct tcp_thread;
 
 struct tcp_transport {
-	struct transport base;
+	struct net_transport net;
 	struct loop_fd watch; /* of the data port */
 	int listen_fd;
 	bool resting; /* out of fds: accepts again at the next tick */
 	struct list guests; /* struct tcp_guest.link, oldest first */
 	unsigned int guest_counts[2]; /* [1]: who have said whose they are */
-	struct list peers;
-	struct list ready; /* tcp_peer.ready_link: to be stepped */
 	struct list unflushed; /* tcp_peer.flush_link: answers that can wait for engines */
-	struct loop_defer run, flush;
+	struct loop_defer flush;
 	struct loop_timer tick; /* runs while something wants it */
 	struct loop_wake wake;	/* I/O threads have news */
 	pthread_mutex_t news_lock;
@@ -77,7 +75,7 @@ struct tcp_transport {
 	unsigned int thread_count, next_thread;
 	unsigned int stream_count; /* wanted of a peer */
 	enum tcp_verify verify;
-	uint64_t fence_ns, connect_ns, buffer_bytes;
+	uint64_t connect_ns, buffer_bytes;
 	unsigned int patience_ms; /* unacknowledged bytes end a connection */
 	struct copy_hand *hand;	  /* the loop's */
 };
@@ -185,91 +183,40 @@ struct tcp_line {
 	bool more;   /* whole frames wait in `in`: the turn was long enough */
 };
 
-enum tcp_peer_state {
-	TCP_PEER_OPENING, /* no control line yet */
-	TCP_PEER_JOINING, /* its streams are being made */
-	TCP_PEER_READY,
-	TCP_PEER_FLUSHING, /* the farewell leaves */
-	TCP_PEER_ENDING,   /* threads let go */
-	TCP_PEER_ENDED,	   /* nothing is left but peer_close() */
-};
-
 struct tcp_peer {
-	struct xp_peer_base base;
+	struct net_peer net;
 	struct tcp_transport *transport;
-	struct list link, ready_link, flush_link;
-	struct list news_link; /* under news_lock */
-	struct sm sm;
-	bool dials;
+	struct list flush_link;
+	struct list news_link;	    /* under news_lock */
 	struct tcp_address address; /* of who is dialed */
 	uint32_t address_at;
-	uint8_t token_in[XP_TOKEN_BYTES], token_out[XP_TOKEN_BYTES];
-	char name[40];
 	char place[64]; /* address of the other end */
-	struct err err; /* why it is lost */
-	bool failed;
-	bool broken; /* the control line takes nothing any more */
-	bool deaf;   /* the peer has said goodbye */
-	bool close_asked, told, shut;
-	void (*on_closed)(void *arg);
-	void *on_closed_arg;
-	struct loop_timer timer;
-	uint64_t join_deadline_ns, flush_deadline_ns, again_ns;
+	bool shut;
+	uint64_t join_deadline_ns, again_ns;
 	struct tcp_dial *dial; /* of the control line */
 	struct tcp_line line;
 	enum tcp_verify verify;
 	struct tcp_stream *streams;
 	unsigned int stream_count, streams_up;
-
-	/* transfers */
-	struct idmap ops, inbounds; /* tcp_xfer by id: ours; the peer's */
-	struct list xfers;	    /* all */
-	struct list queued;	    /* requests that wait for room */
-	struct list finished;	    /* done is to be told */
-	uint64_t next_id, inbound_high;
-	unsigned int asked;   /* our requests without an answer */
-	uint64_t asked_bytes; /* of their payloads */
-	uint64_t held_bytes;  /* of the peer's */
+	uint64_t held_bytes; /* of the peer's requests */
 
 	/* shared with the I/O threads */
 	pthread_mutex_t lock;
-	struct list sources;	/* tcp_flow.turn */
-	struct idmap sinks[2];	/* tcp_flow by id: [0] the peer's, [1] ours */
-	uint64_t sink_high[2];	/* ids up to here may be named by late frames */
+	struct list sources;   /* tcp_flow.turn */
+	struct idmap sinks[2]; /* tcp_flow by id: [0] the peer's, [1] ours */
+	uint64_t sink_high[2]; /* ids up to here may be named by late frames */
 	struct list flow_news;
 	struct err io_err; /* a stream's fault */
 };
 
-enum tcp_xfer_state {
-	TCP_XFER_QUEUED,   /* ours: the request waits for room */
-	TCP_XFER_ASKED,	   /* no answer yet */
-	TCP_XFER_MOVING,   /* bytes move; complete when all have */
-	TCP_XFER_STOPPING, /* err is set; no new bytes */
-	TCP_XFER_OVER,	   /* told, or about to be */
-};
-
 struct tcp_xfer {
-	struct xp_inbound in; /* theirs */
-	struct xp_op *op;     /* ours; NULL once it is told */
+	struct net_xfer net;
 	struct tcp_peer *peer;
-	struct list link, queue_link;
-	struct sm sm;
-	uint64_t id, bytes;
-	enum xp_kind kind;
-	bool ours;
-	bool asked;	/* ours: the request is out, an answer must come */
-	bool answered;	/* ours: it came */
-	bool cancel_sent, finishing;
-	bool told;	/* ours: only the answer is waited for */
-	bool eager;	 /* its bytes are in the request, or in the answer */
-	bool flows;	 /* its flow was opened: threads know it */
-	struct err err;	 /* ERR_OK while all is well */
-	struct err verdict; /* the answer's */
-	uint64_t deadline_ns; /* of STOPPING */
-	size_t asked_len;     /* ours: payload bytes of the request */
+	bool eager; /* its bytes are in the request, or in the answer */
+	bool flows; /* its flow was opened: threads know it */
 	struct tcp_flow flow;
-	struct tcp_entry *entry;    /* theirs: the request; ours: an eager answer */
-	struct copy_job job;	    /* an eager transfer that the loop may not place */
+	struct tcp_entry *entry; /* theirs: the request; ours: an eager answer */
+	struct copy_job job;	 /* an eager transfer that the loop may not place */
 	bool copying, placed;
 	struct tcp_chunk *spare[2]; /* so that an answer never lacks memory */
 };
@@ -321,18 +268,12 @@ void tcp_key_drop(struct xp_key *key);
 int tcp_peer_open(struct transport *base, const struct xp_peer_args *args,
 		  struct xp_peer **peer_p);
 void tcp_peer_close(struct xp_peer *base, void (*on_closed)(void *arg), void *arg);
-static inline bool tcp_peer_live(const struct tcp_peer *peer)
-{
-	return !peer->failed && sm_state(&peer->sm) <= TCP_PEER_READY;
-}
-void tcp_peer_fail(struct tcp_peer *peer, const struct err *err); /* the first counts */
-void tcp_peer_fail_last(struct tcp_peer *peer);			  /* with err_last() */
 /* The control line, or a stream, is gone. */
 void tcp_peer_break(struct tcp_peer *peer, const char *what, int no);
-void tcp_peer_kick(struct tcp_peer *peer); /* have it stepped */
-void tcp_peer_step(struct tcp_peer *peer); /* may free it */
-void tcp_peer_watch(struct tcp_peer *peer, uint64_t deadline_ns);
 void tcp_peer_joined(struct tcp_peer *peer); /* all its streams are up */
+extern const struct sm_table tcp_peer_table;
+void tcp_peer_step(struct net_peer *net);
+void tcp_peer_free(struct net_peer *net);
 
 /* ---- tcp_line.c ---- */
 void tcp_line_init(struct tcp_line *line);
@@ -356,20 +297,12 @@ void tcp_line_flush(struct tcp_peer *peer);
 void tcp_entry_free(struct tcp_entry *entry); /* NULL is fine */
 
 /* ---- tcp_xfer.c ---- */
-int tcp_post(struct xp_peer *base, struct xp_op *op);
-void tcp_land(struct xp_inbound *in, const struct xp_sides *sides, const struct err *err);
-void tcp_cancel(struct xp_op *op, const struct err *why);
-void tcp_revoke(struct xp_inbound *in, const struct err *why);
+extern const struct net_ops tcp_net_ops;
 /* A frame came. REQUESTs and eager answers have their payload in an entry, which
  * is taken; without memory for one it is NULL, and the error recorded. */
 void tcp_xfer_frame(struct tcp_peer *peer, const struct tcp_head *head,
 		    const uint8_t *payload, struct tcp_entry *owned);
-void tcp_xfer_stop(struct tcp_xfer *xfer, const struct err *err);
-void tcp_xfer_check(struct tcp_xfer *xfer); /* something of it ended */
-void tcp_xfer_tell(struct tcp_xfer *xfer);  /* out of peer->finished; frees it */
-void tcp_xfer_pump(struct tcp_peer *peer);  /* send queued requests */
 void tcp_xfer_progress(struct tcp_xfer *xfer);
-void tcp_xfers_drop(struct tcp_peer *peer); /* those that only wait for an answer */
 
 /* ---- tcp_flow.c ---- */
 /* References on this side's memories. The rows are inside the tables

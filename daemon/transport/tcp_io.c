@@ -98,7 +98,7 @@ static void on_wake(struct loop_wake *loop_wake)
 		pthread_mutex_unlock(&transport->news_lock);
 		if (!link)
 			return;
-		tcp_peer_kick(list_entry(link, struct tcp_peer, news_link));
+		net_peer_kick(&list_entry(link, struct tcp_peer, news_link)->net);
 	}
 }
 
@@ -270,7 +270,7 @@ static int io_start(struct tcp_thread *thread)
 int tcp_io_open(struct tcp_transport *transport)
 {
 	const unsigned int count = transport->thread_count;
-	int r = loop_wake_init(&transport->wake, transport->base.env.loop, on_wake);
+	int r = loop_wake_init(&transport->wake, transport->net.base.env.loop, on_wake);
 
 	transport->thread_count = 0;
 	if (r == 0) {

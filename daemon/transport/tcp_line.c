@@ -74,7 +74,7 @@ static void watch(struct tcp_peer *peer, int events)
 		return;
 	line->events = events;
 	if (loop_fd_set(&line->watch, events) < 0)
-		tcp_peer_fail_last(peer);
+		net_peer_fail_last(&peer->net);
 }
 
 /* ---- out ---- */
@@ -92,7 +92,7 @@ static void queue(struct tcp_peer *peer, struct tcp_chunk *owned, size_t len)
 {
 	struct tcp_line *line = &peer->line;
 
-	if (line->fd < 0 || peer->broken) {
+	if (line->fd < 0 || peer->net.broken) {
 		mem_free(owned);
 		return;
 	}
@@ -102,11 +102,11 @@ static void queue(struct tcp_peer *peer, struct tcp_chunk *owned, size_t len)
 	line->unsent += len;
 	if (line->unsent > TCP_OUT_HARD) {
 		err_raise(ERR_PEER, "tcp: %s does not read: %zu bytes wait for it",
-			  peer->name, line->unsent);
-		peer->broken = true;
-		tcp_peer_fail_last(peer);
+			  peer->net.name, line->unsent);
+		peer->net.broken = true;
+		net_peer_fail_last(&peer->net);
 	}
-	tcp_peer_kick(peer);
+	net_peer_kick(&peer->net);
 }
 
 void tcp_chunk_raw(struct tcp_peer *peer, struct tcp_chunk *owned, const void *bytes,
@@ -153,7 +153,7 @@ void tcp_line_flush(struct tcp_peer *peer)
 	ssize_t n = 0;
 	size_t bytes;
 
-	while (line->fd >= 0 && !list_empty(&line->out) && !peer->broken) {
+	while (line->fd >= 0 && !list_empty(&line->out) && !peer->net.broken) {
 		msg.msg_iovlen = 0;
 		bytes = 0;
 		list_foreach(chunk, &line->out, link) {
@@ -173,11 +173,11 @@ void tcp_line_flush(struct tcp_peer *peer)
 			written(line, (size_t)n);
 		else if (errno != EINTR)
 			tcp_peer_break(peer, "write", errno);
-		if (loop_enough(peer->timer.loop))
+		if (loop_enough(peer->net.timer.loop))
 			break; /* the socket calls again */
 	}
 	watch(peer, (line->events & LOOP_READ) |
-			    (list_empty(&line->out) || peer->broken ? 0 : LOOP_WRITE));
+			    (list_empty(&line->out) || peer->net.broken ? 0 : LOOP_WRITE));
 }
 
 /* ---- in ---- */
@@ -196,7 +196,7 @@ static int entry_new(struct tcp_peer *peer, const struct tcp_head *head,
 
 	if (peer->held_bytes + head->length > TCP_HELD_MAX)
 		return err_raise(ERR_PROTO, "tcp: headers of unfinished requests over %u",
-				 TCP_HEADERS_MAX);
+				 NET_HEADERS_MAX);
 	entry = mem_alloc(sizeof(*entry) + head->length);
 	if (!entry)
 		return err_pass(-ENOMEM);
@@ -254,15 +254,15 @@ static void take_frames(struct tcp_peer *peer)
 	ssize_t n = 1;
 
 	line->more = false;
-	while (tcp_peer_live(peer) && !line->entry && !line->skip && n > 0) {
-		if (used > 0 && used < line->in_len && loop_enough(peer->timer.loop)) {
+	while (net_peer_live(&peer->net) && !line->entry && !line->skip && n > 0) {
+		if (used > 0 && used < line->in_len && loop_enough(peer->net.timer.loop)) {
 			line->more = true;
-			tcp_peer_kick(peer);
+			net_peer_kick(&peer->net);
 			break;
 		}
 		n = take_frame(peer, line->in + used, line->in_len - used);
 		if (n < 0)
-			tcp_peer_fail_last(peer);
+			net_peer_fail_last(&peer->net);
 		else
 			used += (size_t)n;
 	}
@@ -327,7 +327,7 @@ static void receive(struct tcp_peer *peer)
 
 	if (line->more)
 		take_frames(peer);
-	while (tcp_peer_live(peer) && line->fd >= 0 && !line->more) {
+	while (net_peer_live(&peer->net) && line->fd >= 0 && !line->more) {
 		n = read_some(line, &room);
 		if (n < 0 && errno == EINTR)
 			continue;
@@ -339,7 +339,7 @@ static void receive(struct tcp_peer *peer)
 			return;
 		}
 		took(peer, (size_t)n);
-		if ((size_t)n < room || (size_t)n >= budget || loop_enough(peer->timer.loop))
+		if ((size_t)n < room || (size_t)n >= budget || loop_enough(peer->net.timer.loop))
 			return; /* that was all; or the socket calls again */
 		budget -= (size_t)n;
 	}
@@ -362,8 +362,8 @@ static void drain(struct tcp_peer *peer)
 		n = recv(peer->line.fd, bytes, sizeof(bytes), MSG_DONTWAIT);
 	} while (n > 0);
 	if (n == 0 || errno != EAGAIN) {
-		peer->broken = true;
-		tcp_peer_kick(peer);
+		peer->net.broken = true;
+		net_peer_kick(&peer->net);
 	}
 }
 
@@ -375,11 +375,11 @@ static void on_line(struct loop_fd *loop_fd, int events)
 		tcp_line_flush(peer);
 	if (!(events & LOOP_READ) || peer->line.fd < 0)
 		return;
-	if (tcp_peer_live(peer))
+	if (net_peer_live(&peer->net))
 		receive(peer);
-	else if (sm_state(&peer->sm) == TCP_PEER_FLUSHING)
+	else if (sm_state(&peer->net.sm) == NET_PEER_FLUSHING)
 		drain(peer);
-	tcp_peer_kick(peer);
+	net_peer_kick(&peer->net);
 }
 
 int tcp_line_open(struct tcp_peer *peer, int owned_fd)
@@ -387,7 +387,7 @@ int tcp_line_open(struct tcp_peer *peer, int owned_fd)
 	struct tcp_line *line = &peer->line;
 
 	assert(line->fd < 0);
-	loop_fd_init(&line->watch, peer->timer.loop, owned_fd, on_line);
+	loop_fd_init(&line->watch, peer->net.timer.loop, owned_fd, on_line);
 	line->fd = owned_fd;
 	line->in = mem_zalloc(IN_BYTES);
 	return line->in ? 0 : err_pass(-ENOMEM);

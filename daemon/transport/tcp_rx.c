@@ -27,7 +27,7 @@ enum outcome { CAME, WAITING, BROKEN };
 
 static int broke(const struct tcp_stream *stream, ssize_t n, int no)
 {
-	return err_raise(ERR_PEER, "tcp: a stream of %s %s%s", stream->peer->name,
+	return err_raise(ERR_PEER, "tcp: a stream of %s %s%s", stream->peer->net.name,
 			 n == 0 ? "ended" : "broke: ", n == 0 ? "" : strerror(no));
 }
 

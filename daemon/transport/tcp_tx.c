@@ -201,7 +201,7 @@ static enum outcome push(struct tcp_stream *stream)
 		stream->can_write = no == EINTR;
 		outcome = WAITING;
 	} else if (n < 0) {
-		err_raise(ERR_PEER, "tcp: a stream to %s broke: %s", peer->name,
+		err_raise(ERR_PEER, "tcp: a stream to %s broke: %s", peer->net.name,
 			  strerror(no));
 		tcp_stream_fail(stream);
 		outcome = BROKEN;

@@ -283,7 +283,7 @@ static ucs_status_t on_message(void *arg, const void *header, size_t header_len,
 	if (ucx_frame_get(header, header_len, &frame) == 0)
 		peer = strmap_get_bytes(&transport->tokens, frame.token,
 					sizeof(frame.token));
-	if (!peer || !ucx_peer_live(peer)) {
+	if (!peer || !net_peer_live(&peer->net)) {
 		transport->frames_dropped++;
 		log_debug("ucx", NULL, "message of nobody we know dropped", "bytes=%zu",
 			  len);
@@ -300,45 +300,27 @@ static ucs_status_t on_message(void *arg, const void *header, size_t header_len,
 
 /* ---- the loop's side ---- */
 
-static void step_peers(struct ucx_transport *transport)
-{
-	struct list batch, *link;
-
-	list_init(&batch);
-	while ((link = list_pop_front(&transport->ready)))
-		list_push_back(&batch, link);
-	while ((link = list_pop_front(&batch)))
-		ucx_peer_step(list_entry(link, struct ucx_peer, ready_link));
-}
-
-static void on_run(struct loop_defer *defer)
-{
-	step_peers(container_of(defer, struct ucx_transport, run));
-}
-
 static unsigned int ucx_progress(struct transport *base, unsigned int budget)
 {
-	struct ucx_transport *transport = container_of(base, struct ucx_transport, base);
+	struct ucx_transport *transport = container_of(base, struct ucx_transport, net.base);
 	unsigned int done = 0;
 
 	while (done < budget && transport->lib->ucp_worker_progress(transport->worker))
 		done++;
-	step_peers(transport);
-	if (list_empty(&transport->ready))
-		loop_defer_cancel(&transport->run);
+	net_run(&transport->net);
 	return done;
 }
 
 static void on_event(struct loop_fd *watch, int events)
 {
 	(void)events;
-	ucx_progress(&container_of(watch, struct ucx_transport, watch)->base,
+	ucx_progress(&container_of(watch, struct ucx_transport, watch)->net.base,
 		     PROGRESS_ON_WAKE);
 }
 
 static bool ucx_arm(struct transport *base)
 {
-	struct ucx_transport *transport = container_of(base, struct ucx_transport, base);
+	struct ucx_transport *transport = container_of(base, struct ucx_transport, net.base);
 
 	return transport->lib->ucp_worker_arm(transport->worker) == UCS_ERR_BUSY;
 }
@@ -347,10 +329,10 @@ void ucx_feed_sources(struct ucx_transport *transport)
 {
 	struct ucx_peer *peer;
 
-	list_foreach(peer, &transport->peers, link) {
+	list_foreach(peer, &transport->net.peers, net.link) {
 		if (peer->starved) {
 			peer->starved = false;
-			ucx_peer_kick(peer);
+			net_peer_kick(&peer->net);
 		}
 	}
 }
@@ -367,8 +349,8 @@ static int take_address(struct ucx_transport *transport)
 
 	if (status != UCS_OK)
 		return ucx_fault(lib, "worker address", status);
-	r = ucx_address_put(attr.address, attr.address_length, transport->base.address,
-			    &transport->base.address_len);
+	r = ucx_address_put(attr.address, attr.address_length, transport->net.base.address,
+			    &transport->net.base.address_len);
 	lib->ucp_worker_release_address(transport->worker, attr.address);
 	if (r == 0 && attr.max_am_header < UCX_FRAME_BYTES)
 		r = err_raise(ERR_REQUIRE, "ucx: headers of %zu bytes, %u needed",
@@ -408,7 +390,7 @@ static int worker_start(struct ucx_transport *transport)
 	r = take_address(transport);
 	if (r < 0)
 		return err_pass(r);
-	loop_fd_init(&transport->watch, transport->base.env.loop, fd, on_event);
+	loop_fd_init(&transport->watch, transport->net.base.env.loop, fd, on_event);
 	return err_pass(loop_fd_set(&transport->watch, LOOP_READ));
 }
 
@@ -419,13 +401,13 @@ static uint64_t clamp(uint64_t value, uint64_t low, uint64_t high)
 
 static void ucx_close(struct transport *base)
 {
-	struct ucx_transport *transport = container_of(base, struct ucx_transport, base);
+	struct ucx_transport *transport = container_of(base, struct ucx_transport, net.base);
 	struct idmap_cursor at;
 
 	/* Helpers may still release what transfers held last. */
 	while (atomic_load(&transport->releasing) > 0)
 		sched_yield();
-	loop_defer_cancel(&transport->run);
+	net_fini(&transport->net);
 	if (transport->watch.loop)
 		loop_fd_stop(&transport->watch);
 	ucx_pool_fini(&transport->send_pool);
@@ -443,7 +425,7 @@ static void ucx_close(struct transport *base)
 
 static int start(struct ucx_transport *transport)
 {
-	const struct config *config = transport->base.env.config;
+	const struct config *config = transport->net.base.env.config;
 	struct choice choice;
 	int r;
 
@@ -463,7 +445,7 @@ static int start(struct ucx_transport *transport)
 				  transport->context, transport->slice_bytes,
 				  UCX_POOL_BYTES);
 	if (r == 0)
-		transport->base.caps = XP_CAP_STAGED | (choice.rdma ? XP_CAP_RDMA : 0);
+		transport->net.base.caps = XP_CAP_STAGED | (choice.rdma ? XP_CAP_RDMA : 0);
 	return err_pass(r);
 }
 
@@ -475,26 +457,20 @@ static int ucx_open(const struct xp_env *env, const struct xp_callbacks *callbac
 
 	if (!transport)
 		return err_pass(-ENOMEM);
-	transport->base.ops = &ucx_transport;
-	transport->base.env = *env;
-	transport->base.callbacks = *callbacks;
+	net_init(&transport->net, &ucx_net_ops, &ucx_transport, env, callbacks);
 	transport->slice_bytes =
 		clamp(env->config->slice_bytes, UCX_SLICE_MIN, UCX_SLICE_MAX);
 	transport->window_bytes =
 		clamp(env->config->max_inflight_bytes, transport->slice_bytes, UINT64_MAX);
-	transport->fence_ns = env->config->fence_timeout_ns;
-	list_init(&transport->peers);
-	list_init(&transport->ready);
 	list_init(&transport->hungry);
 	strmap_init(&transport->tokens);
 	strmap_init(&transport->pairings);
-	loop_defer_init(&transport->run, on_run);
 	r = start(transport);
 	if (r < 0) {
-		ucx_close(&transport->base);
+		ucx_close(&transport->net.base);
 		return err_pass(r);
 	}
-	*transport_p = &transport->base;
+	*transport_p = &transport->net.base;
 	return 0;
 }
 
@@ -512,8 +488,8 @@ const struct transport_ops ucx_transport = {
 	.key_drop = ucx_key_drop,
 	.peer_open = ucx_peer_open,
 	.peer_close = ucx_peer_close,
-	.post = ucx_post,
-	.land = ucx_land,
-	.cancel = ucx_cancel,
-	.revoke = ucx_revoke,
+	.post = net_post,
+	.land = net_land,
+	.cancel = net_cancel,
+	.revoke = net_revoke,
 };

@@ -29,6 +29,7 @@
 #include "daemon/loop.h"
 #include "daemon/offload.h"
 #include "daemon/transport/copy.h"
+#include "daemon/transport/net.h"
 #include "daemon/transport/transport.h"
 #include "daemon/transport/ucx.h"
 #include "daemon/transport/ucx_lib.h"
@@ -48,26 +49,22 @@
 #define UCX_FETCHES_MAX (4u * UCX_WINDOW_SLICES) /* as the receiver may see it */
 #define UCX_AM_ID 0x6bu		      /* 'k': all our messages */
 #define UCX_POOL_BYTES (16u << 20)    /* bounce buffers, each way */
-#define UCX_HEADERS_MAX (16u << 20)   /* bytes of a peer's unfinished requests */
-#define UCX_HELD_MAX (UCX_HEADERS_MAX + 4u * XP_HEADER_MAX)
+#define UCX_HELD_MAX (NET_HEADERS_MAX + 4u * XP_HEADER_MAX)
 /* Sequenced frames that wait for an earlier one: two each of the transfers
  * that either side may have unfinished, and a farewell. */
 #define UCX_ORDER_MAX (4u * XP_INBOUND_MAX + 1u)
 
 struct ucx_transport {
-	struct transport base;
+	struct net_transport net;
 	const struct ucx_lib *lib;
 	ucp_context_h context;
 	ucp_worker_h worker;
 	struct loop_fd watch;	/* the worker's event fd */
-	struct loop_defer run;	/* steps the peers of `ready` */
-	struct list peers;	/* ucx_peer.link */
-	struct list ready;	/* ucx_peer.ready_link: something to do */
 	struct strmap tokens;	/* token_in -> ucx_peer */
 	struct strmap pairings; /* remote worker's address -> ucx_pairing */
 	struct ucx_pool send_pool, recv_pool;
 	struct list hungry;	/* ucx_piece.link: wait for a receive buffer */
-	uint64_t slice_bytes, window_bytes, fence_ns;
+	uint64_t slice_bytes, window_bytes;
 	uint64_t frames_dropped; /* no peer of ours sent them */
 	atomic_uint releasing;	/* memories on a helper; close() waits for them */
 };
@@ -86,56 +83,28 @@ struct ucx_reg {
 	struct offload_job job; /* the last reference went on the loop */
 };
 
-enum ucx_peer_state {
-	UCX_PEER_OPENING, /* no answer to our hello yet */
-	UCX_PEER_READY,
-	UCX_PEER_FLUSHING, /* the farewell leaves, transfers stop */
-	UCX_PEER_ENDING,   /* endpoint being closed, transfers end */
-	UCX_PEER_ENDED,	   /* nothing is left but peer_close() */
-};
-
 struct ucx_peer {
-	struct xp_peer_base base;
+	struct net_peer net;
 	struct ucx_transport *transport;
-	struct list link, ready_link;
-	struct sm sm;
 	ucp_ep_h ep; /* NULL: none yet, or its close began */
 	uint64_t ep_number; /* of those made here to that worker, from 1 up */
 	bool ep_failed;	    /* while opening: the next hello takes another */
 	void *address;	    /* the remote worker's, as it came in HELLO */
 	size_t address_len;
 	struct ucx_pairing *pairing;
-	uint8_t token_in[XP_TOKEN_BYTES], token_out[XP_TOKEN_BYTES];
-	char name[40]; /* for the log */
-	struct err err;	      /* why it is lost */
-	bool failed;	      /* err is set: end it */
-	bool broken;	      /* the endpoint takes nothing any more */
-	bool deaf;	      /* the peer has said goodbye */
-	bool dial, answer_came, answer_due, close_asked, flushed, told;
+	bool answer_came, answer_due, flushed;
 	unsigned int hellos;	/* that came */
 	uint64_t hello_again_ns; /* wait before the next one */
 	uint64_t hello_number;	 /* the endpoint that the last one names */
 	uint64_t slice_bytes; /* largest that both sides take */
-	void (*on_closed)(void *arg);
-	void *on_closed_arg;
 	unsigned int busy; /* requests inside libucp */
-	struct loop_timer timer; /* deadlines of hello, fence and flush; nudges */
-	uint64_t hello_deadline_ns, flush_deadline_ns, nudge_ns, nag_at_ns;
+	uint64_t hello_deadline_ns, nudge_ns, nag_at_ns;
 
 	/* sequenced frames */
 	uint64_t out_seq, in_seq; /* last sent; next expected */
 	struct list entries;	  /* ucx_entry.link, by seq */
 	struct ucx_entry *reserve; /* for a frame that finds no memory */
 	uint64_t held_bytes; /* request headers that the peer makes us keep */
-
-	/* transfers */
-	struct idmap ops, inbounds; /* by id: ours; the peer's */
-	struct list xfers;	    /* ucx_xfer.link: all */
-	struct list queued;	    /* .queue_link: requests that wait for room */
-	struct list finished;	    /* .queue_link: done is to be told */
-	uint64_t next_id, inbound_high;
-	unsigned int asked;	    /* our requests without an answer */
-	uint64_t asked_bytes;	    /* of their headers */
 
 	/* bytes */
 	struct list sources; /* ucx_xfer.source_link, in turn */
@@ -174,29 +143,10 @@ struct ucx_side {
 	uint32_t count;
 };
 
-enum ucx_xfer_state {
-	UCX_XFER_QUEUED,   /* ours: the request waits for room */
-	UCX_XFER_ASKED,	   /* no answer yet */
-	UCX_XFER_MOVING,   /* bytes move; complete when all have */
-	UCX_XFER_STOPPING, /* err is set; no new bytes */
-	UCX_XFER_OVER,	   /* told, or about to be */
-};
-
 struct ucx_xfer {
-	struct xp_inbound in;  /* theirs */
-	struct xp_op *op;      /* ours, else NULL */
+	struct net_xfer net;
 	struct ucx_peer *peer;
-	struct list link, queue_link, source_link;
-	struct sm sm;
-	uint64_t id, bytes;
-	enum xp_kind kind;
-	bool asked;	 /* ours: the request is out, an answer must come */
-	bool answered;	 /* ours: it came */
-	bool cancel_sent;
-	bool finishing;	 /* in peer->finished */
-	struct err err;	 /* ERR_OK while all is well */
-	struct err verdict; /* the answer's */
-	uint64_t deadline_ns; /* of STOPPING */
+	struct list source_link;
 	unsigned int busy; /* pieces, and frames of it inside libucp */
 	struct ucx_side side;
 	struct ucx_entry *entry;    /* theirs: holds the header */
@@ -255,19 +205,11 @@ uint8_t *ucx_side_direct(const struct ucx_side *side, uint32_t buffer, uint64_t 
 int ucx_peer_open(struct transport *base, const struct xp_peer_args *args,
 		  struct xp_peer **peer_p);
 void ucx_peer_close(struct xp_peer *base, void (*on_closed)(void *arg), void *arg);
-static inline bool ucx_peer_live(const struct ucx_peer *peer)
-{
-	return !peer->failed && sm_state(&peer->sm) <= UCX_PEER_READY;
-}
-/* Ends the peer, later. The first fault counts. */
-void ucx_peer_fail(struct ucx_peer *peer, const struct err *err);
-void ucx_peer_fail_last(struct ucx_peer *peer); /* with err_last() */
 /* A request of its endpoint failed. */
 void ucx_peer_break(struct ucx_peer *peer, const char *what, ucs_status_t status);
-/* Have it stepped after this callback. */
-void ucx_peer_kick(struct ucx_peer *peer);
-void ucx_peer_step(struct ucx_peer *peer); /* may free it */
-void ucx_peer_watch(struct ucx_peer *peer, uint64_t deadline_ns);
+extern const struct sm_table ucx_peer_table;
+void ucx_peer_step(struct net_peer *net);
+void ucx_peer_free(struct net_peer *net);
 void ucx_peer_hello(struct ucx_peer *peer, const struct ucx_frame *frame);
 
 /* ---- ucx_order.c ---- */
@@ -287,18 +229,8 @@ int ucx_order_reserve(struct ucx_peer *peer); /* refill peer->reserve */
 void ucx_order_drop(struct ucx_peer *peer); /* all that wait */
 
 /* ---- ucx_xfer.c ---- */
-int ucx_post(struct xp_peer *base, struct xp_op *op);
-void ucx_land(struct xp_inbound *in, const struct xp_sides *sides,
-	      const struct err *err);
-void ucx_cancel(struct xp_op *op, const struct err *why);
-void ucx_revoke(struct xp_inbound *in, const struct err *why);
+extern const struct net_ops ucx_net_ops;
 void ucx_xfer_entry(struct ucx_peer *peer, struct ucx_entry *entry); /* owns it */
-void ucx_xfer_stop(struct ucx_xfer *xfer, const struct err *err);
-void ucx_xfer_stop_last(struct ucx_xfer *xfer); /* with err_last() */
-/* Something of it ended: see what follows. */
-void ucx_xfer_check(struct ucx_xfer *xfer);
-void ucx_xfer_tell(struct ucx_xfer *xfer); /* out of peer->finished; frees it */
-void ucx_xfer_pump(struct ucx_peer *peer); /* send queued requests */
 
 /* ---- ucx_source.c ---- */
 void ucx_source_start(struct ucx_xfer *xfer);
@@ -306,7 +238,7 @@ void ucx_source_stop(struct ucx_xfer *xfer);
 void ucx_source_pump(struct ucx_peer *peer);
 static inline bool ucx_source_complete(const struct ucx_xfer *xfer)
 {
-	return xfer->done_bytes == xfer->bytes;
+	return xfer->done_bytes == xfer->net.bytes;
 }
 
 /* ---- ucx_sink.c ---- */
@@ -316,7 +248,7 @@ void ucx_sink_stop(struct ucx_xfer *xfer);
 void ucx_sink_feed(struct ucx_transport *transport);
 static inline bool ucx_sink_complete(const struct ucx_xfer *xfer)
 {
-	return xfer->landed == xfer->bytes;
+	return xfer->landed == xfer->net.bytes;
 }
 
 #endif

@@ -9,7 +9,7 @@
  *
  * What a peer can make us hold is bounded. By count: an honest peer has at most
  * two frames under way for each transfer that either side has unfinished. By
- * bytes: the headers of unfinished requests sum up to UCX_HEADERS_MAX at most,
+ * bytes: the headers of unfinished requests sum up to NET_HEADERS_MAX at most,
  * the sender keeps to that (ucx_xfer_pump); the rest of UCX_HELD_MAX is for the
  * words of faults.
  */
@@ -40,13 +40,13 @@ static void send_over(struct ucx_send *send, ucs_status_t status)
 	bool current = send->ep == peer->ep; /* hellos may have had an older one */
 
 	mem_free(send);
-	if (status != UCS_OK && current && ucx_peer_live(peer))
+	if (status != UCS_OK && current && net_peer_live(&peer->net))
 		ucx_peer_break(peer, "send a message", status);
 	if (xfer) {
 		xfer->busy--;
-		ucx_xfer_check(xfer);
+		net_xfer_check(&xfer->net);
 	}
-	ucx_peer_kick(peer);
+	net_peer_kick(&peer->net);
 }
 
 static void on_sent(void *request, ucs_status_t status, void *user_data)
@@ -78,7 +78,7 @@ void ucx_send_frame(struct ucx_send *send, struct ucx_frame *frame,
 		memcpy(send->text, err->text, len);
 		payload = send->text;
 	}
-	memcpy(frame->token, peer->token_out, sizeof(frame->token));
+	memcpy(frame->token, peer->net.token_out, sizeof(frame->token));
 	if (ucx_frame_sequenced(frame))
 		frame->seq = ++peer->out_seq;
 	ucx_frame_put(frame, send->header);
@@ -127,7 +127,7 @@ static int admit(struct ucx_peer *peer, const struct ucx_frame *frame, size_t le
 				 (unsigned long long)peer->in_seq);
 	if (peer->held_bytes + len > UCX_HELD_MAX)
 		return err_raise(ERR_PROTO, "ucx: headers of unfinished requests over %u",
-				 UCX_HEADERS_MAX);
+				 NET_HEADERS_MAX);
 	return 0;
 }
 
@@ -161,9 +161,9 @@ static void entry_received(struct ucx_entry *entry, ucs_status_t status, size_t 
 	} else if (len != entry->len) {
 		err_raise(ERR_PROTO, "ucx: %zu bytes of a message, %zu announced", len,
 			  entry->len);
-		ucx_peer_fail_last(peer);
+		net_peer_fail_last(&peer->net);
 	}
-	ucx_peer_kick(peer);
+	net_peer_kick(&peer->net);
 }
 
 static void on_received(void *request, ucs_status_t status, size_t len, void *user_data)
@@ -239,11 +239,11 @@ ucs_status_t ucx_order_frame(struct ucx_peer *peer, const struct ucx_frame *fram
 	}
 	if (r < 0) {
 		mem_free(entry);
-		ucx_peer_fail_last(peer);
+		net_peer_fail_last(&peer->net);
 		return UCS_OK;
 	}
 	peer->held_bytes += entry->len;
-	ucx_peer_kick(peer);
+	net_peer_kick(&peer->net);
 	if (rndv && !entry->starved)
 		return fetch(entry, data);
 	if (entry->len)

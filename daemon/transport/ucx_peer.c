@@ -17,7 +17,7 @@
  * answer with our own number counts. Faults of an endpoint count from then on.
  *
  * Loss. libucp's error handler, a failed request or a broken rule only mark the
- * peer (ucx_peer_fail): from then on nothing more is taken in. Its step stops
+ * peer (net_peer_fail): from then on nothing more is taken in. Its step stops
  * every transfer and closes the endpoint by force, which makes libucp give back
  * every request it still holds. Only when none is left and the
  * copy threads have let go are the transfers reported, and after them the loss.
@@ -56,71 +56,41 @@
 #define HELLOS_MAX 64u
 #define CLIMB_MAX 64u /* endpoints a hello may make us pass over */
 
-static const struct sm_state peer_states[] = {
-	[UCX_PEER_OPENING] = {"opening", SM_TO(UCX_PEER_READY) | SM_TO(UCX_PEER_ENDING)},
-	[UCX_PEER_READY] = {"ready", SM_TO(UCX_PEER_FLUSHING) | SM_TO(UCX_PEER_ENDING)},
-	[UCX_PEER_FLUSHING] = {"flushing", SM_TO(UCX_PEER_ENDING)},
-	[UCX_PEER_ENDING] = {"ending", SM_TO(UCX_PEER_ENDED)},
-	[UCX_PEER_ENDED] = {"ended", 0},
-};
-
 static bool peer_invariant(const struct sm *sm, unsigned int from)
 {
-	const struct ucx_peer *peer = container_of(sm, const struct ucx_peer, sm);
+	const struct ucx_peer *peer = container_of(sm, const struct ucx_peer, net.sm);
 
 	(void)from;
-	if (sm_state(sm) == UCX_PEER_ENDED)
-		return !peer->ep && peer->busy == 0 && list_empty(&peer->xfers);
-	return sm_state(sm) == UCX_PEER_OPENING || peer->answer_came ||
-	       sm_state(sm) == UCX_PEER_ENDING;
+	if (sm_state(sm) == NET_PEER_ENDED)
+		return !peer->ep && peer->busy == 0 && list_empty(&peer->net.xfers);
+	return sm_state(sm) == NET_PEER_OPENING || peer->answer_came ||
+	       sm_state(sm) == NET_PEER_ENDING;
 }
 
-static const struct sm_table peer_table = {
+const struct sm_table ucx_peer_table = {
 	.name = "ucx peer",
-	.states = peer_states,
-	.count = ARRAY_LEN(peer_states),
+	.states = net_peer_states,
+	.count = NET_PEER_STATES,
 	.invariant = peer_invariant,
 };
 
-void ucx_peer_kick(struct ucx_peer *peer)
+static struct ucx_peer *ucx_peer_of(struct net_peer *net)
 {
-	struct ucx_transport *transport = peer->transport;
-
-	if (list_empty(&peer->ready_link))
-		list_push_back(&transport->ready, &peer->ready_link);
-	loop_defer(transport->base.env.loop, &transport->run);
-}
-
-void ucx_peer_fail(struct ucx_peer *peer, const struct err *err)
-{
-	if (!peer->failed) {
-		peer->failed = true;
-		peer->err = *err;
-	}
-	ucx_peer_kick(peer);
-}
-
-void ucx_peer_fail_last(struct ucx_peer *peer)
-{
-	struct err err;
-
-	err_take(&err);
-	err.scope = ERR_SCOPE_PEER;
-	ucx_peer_fail(peer, &err);
+	return container_of(net, struct ucx_peer, net);
 }
 
 void ucx_peer_break(struct ucx_peer *peer, const char *what, ucs_status_t status)
 {
 	struct err err;
 
-	if (sm_state(&peer->sm) == UCX_PEER_OPENING) {
+	if (sm_state(&peer->net.sm) == NET_PEER_OPENING) {
 		peer->ep_failed = true;
 		return;
 	}
-	err_set(&err, ERR_PEER, "ucx: connection to %s lost: %s: %s", peer->name, what,
+	err_set(&err, ERR_PEER, "ucx: connection to %s lost: %s: %s", peer->net.name, what,
 		peer->transport->lib->ucs_status_string(status));
-	peer->broken = true;
-	ucx_peer_fail(peer, &err);
+	peer->net.broken = true;
+	net_peer_fail(&peer->net, &err);
 }
 
 static void on_endpoint_error(void *arg, ucp_ep_h ep, ucs_status_t status)
@@ -130,14 +100,14 @@ static void on_endpoint_error(void *arg, ucp_ep_h ep, ucs_status_t status)
 
 	if (ep != peer->ep)
 		return; /* one that a hello went by in vain */
-	if (sm_state(&peer->sm) == UCX_PEER_OPENING) {
+	if (sm_state(&peer->net.sm) == NET_PEER_OPENING) {
 		peer->ep_failed = true;
 		return;
 	}
-	err_set(&err, ERR_PEER, "ucx: connection to %s lost: %s", peer->name,
+	err_set(&err, ERR_PEER, "ucx: connection to %s lost: %s", peer->net.name,
 		peer->transport->lib->ucs_status_string(status));
-	peer->broken = true;
-	ucx_peer_fail(peer, &err);
+	peer->net.broken = true;
+	net_peer_fail(&peer->net, &err);
 }
 
 /* ---- the endpoint ---- */
@@ -149,7 +119,7 @@ static void on_endpoint_closed(void *request, ucs_status_t status, void *user_da
 	(void)status; /* it is gone either way */
 	peer->transport->lib->ucp_request_free(request);
 	peer->busy--;
-	ucx_peer_kick(peer);
+	net_peer_kick(&peer->net);
 }
 
 static void close_endpoint(struct ucx_peer *peer)
@@ -206,7 +176,7 @@ static void say_hello(struct ucx_peer *peer, uint16_t flags)
 	if (send)
 		ucx_send_frame(send, &frame, NULL, NULL, NULL, 0);
 	else
-		ucx_peer_fail_last(peer);
+		net_peer_fail_last(&peer->net);
 }
 
 /* Make the endpoint of at least that number; those passed over are closed. */
@@ -229,7 +199,7 @@ void ucx_peer_hello(struct ucx_peer *peer, const struct ucx_frame *frame)
 	    ++peer->hellos > HELLOS_MAX) {
 		err_raise(ERR_PROTO, "ucx hello: slices of %" PRIu64 " bytes, number %u",
 			  slice, peer->hellos);
-		ucx_peer_fail_last(peer);
+		net_peer_fail_last(&peer->net);
 		return;
 	}
 	if (slice < peer->slice_bytes)
@@ -237,7 +207,7 @@ void ucx_peer_hello(struct ucx_peer *peer, const struct ucx_frame *frame)
 	if (frame->id > peer->pairing->count + CLIMB_MAX) {
 		err_raise(ERR_PROTO, "ucx hello: endpoint %" PRIu64 " after %" PRIu64,
 			  frame->id, peer->pairing->count);
-		ucx_peer_fail_last(peer);
+		net_peer_fail_last(&peer->net);
 		return;
 	}
 	peer->hello_number = frame->id;
@@ -245,7 +215,7 @@ void ucx_peer_hello(struct ucx_peer *peer, const struct ucx_frame *frame)
 		peer->answer_came = true;
 	if (frame->flags & UCX_FLAG_ASK)
 		peer->answer_due = true;
-	ucx_peer_kick(peer);
+	net_peer_kick(&peer->net);
 }
 
 /* libucp 1.13 tells an endpoint's lanes only in print:
@@ -268,11 +238,11 @@ static bool lane_of_line(const char *line, char *lane, size_t size)
 
 static void find_path(struct ucx_peer *peer)
 {
-	char *text = NULL, *save = NULL, lane[48], *path = peer->base.path;
+	char *text = NULL, *save = NULL, lane[48], *path = peer->net.base.path;
 	size_t size = 0, used;
 	FILE *out = open_memstream(&text, &size);
 
-	snprintf(path, sizeof(peer->base.path), "ucx");
+	snprintf(path, sizeof(peer->net.base.path), "ucx");
 	if (!out)
 		return;
 	peer->transport->lib->ucp_ep_print_info(peer->ep, out);
@@ -282,7 +252,7 @@ static void find_path(struct ucx_peer *peer)
 		if (!lane_of_line(line, lane, sizeof(lane)) || strstr(path, lane))
 			continue;
 		used = strcmp(path, "ucx") ? strlen(path) : 0;
-		snprintf(path + used, sizeof(peer->base.path) - used, "%s%s",
+		snprintf(path + used, sizeof(peer->net.base.path) - used, "%s%s",
 			 used ? ", " : "", lane);
 	}
 	free(text); /* open_memstream's own */
@@ -292,14 +262,14 @@ static void find_path(struct ucx_peer *peer)
  * Else go up to its number, or past it, and ask by the new one. */
 static void answer_hello(struct ucx_peer *peer)
 {
-	bool opening = sm_state(&peer->sm) == UCX_PEER_OPENING && !peer->answer_came;
+	bool opening = sm_state(&peer->net.sm) == NET_PEER_OPENING && !peer->answer_came;
 	uint16_t flags = opening ? UCX_FLAG_ASK : 0;
 
 	peer->answer_due = false;
 	if (opening && (!peer->ep || peer->ep_failed ||
 			peer->ep_number != peer->hello_number) &&
 	    climb(peer, peer->hello_number) < 0) {
-		ucx_peer_fail_last(peer);
+		net_peer_fail_last(&peer->net);
 		return;
 	}
 	if (peer->ep_number == peer->hello_number)
@@ -308,141 +278,78 @@ static void answer_hello(struct ucx_peer *peer)
 		say_hello(peer, flags);
 }
 
-static void become_ready(struct ucx_peer *peer)
-{
-	const struct xp_callbacks *up = &peer->transport->base.callbacks;
-
-	find_path(peer);
-	sm_move(&peer->sm, UCX_PEER_READY);
-	peer->base.ready = true;
-	log_debug("ucx", peer->name, "peer ready", "path=%s", peer->base.path);
-	up->on_peer_ready(up->owner, (struct xp_peer *)peer);
-}
-
 /* ---- deadlines ---- */
-
-void ucx_peer_watch(struct ucx_peer *peer, uint64_t deadline_ns)
-{
-	uint64_t now = loop_now_ns(peer->timer.loop);
-
-	if (loop_timer_running(&peer->timer) && peer->timer.at_ns <= deadline_ns)
-		return;
-	if (loop_timer_start(&peer->timer, deadline_ns > now ? deadline_ns - now : 0) < 0)
-		ucx_peer_fail_last(peer); /* no fence without its clock */
-}
-
-static void watch_transfers(struct ucx_peer *peer, uint64_t now)
-{
-	uint64_t next = UINT64_MAX;
-	struct ucx_xfer *xfer;
-	struct err err;
-
-	list_foreach(xfer, &peer->xfers, link) {
-		if (sm_state(&xfer->sm) != UCX_XFER_STOPPING || xfer->finishing)
-			continue;
-		if (xfer->deadline_ns <= now) {
-			err_set(&err, ERR_FENCE,
-				"ucx: a stopped transfer with %s was not still after %" PRIu64
-				" ms",
-				peer->name, peer->transport->fence_ns / LOOP_NS_PER_MS);
-			ucx_peer_fail(peer, &err);
-			return;
-		}
-		if (xfer->deadline_ns < next)
-			next = xfer->deadline_ns;
-	}
-	if (next != UINT64_MAX)
-		ucx_peer_watch(peer, next);
-}
 
 static void watch_hello(struct ucx_peer *peer, uint64_t now)
 {
 	struct err err;
 
-	if (!peer->dial || sm_state(&peer->sm) != UCX_PEER_OPENING)
+	if (!peer->net.dial || sm_state(&peer->net.sm) != NET_PEER_OPENING)
 		return;
 	if (now < peer->hello_deadline_ns) {
 		if (peer->ep_failed && climb(peer, 0) < 0) {
-			ucx_peer_fail_last(peer);
+			net_peer_fail_last(&peer->net);
 			return;
 		}
 		say_hello(peer, UCX_FLAG_ASK);
 		peer->hello_again_ns *= 2;
-		ucx_peer_watch(peer, now + peer->hello_again_ns);
+		net_peer_watch(&peer->net, now + peer->hello_again_ns);
 		return;
 	}
 	err_set(&err, ERR_TIMEOUT, "ucx: %s did not answer our hello with the right token",
-		peer->name);
-	ucx_peer_fail(peer, &err);
+		peer->net.name);
+	net_peer_fail(&peer->net, &err);
 }
 
 /* libucp ends an endpoint in callbacks of its progress that neither its event
  * fd nor its arm tell of: it has to be called. May free the peer. */
 static void nudge(struct ucx_peer *peer, uint64_t now)
 {
-	struct transport *base = &peer->transport->base;
+	struct transport *base = &peer->transport->net.base;
 
 	if (now >= peer->nag_at_ns) {
-		log_error("ucx", peer->name, "a closed endpoint's requests do not end",
-			  "requests=%u why=\"%s\"", peer->busy, peer->err.text);
+		log_error("ucx", peer->net.name, "a closed endpoint's requests do not end",
+			  "requests=%u why=\"%s\"", peer->busy, peer->net.err.text);
 		peer->nag_at_ns = now + NAG_NS;
 	}
 	if (peer->nudge_ns < NUDGE_MAX_NS)
 		peer->nudge_ns *= 2;
-	ucx_peer_watch(peer, now + peer->nudge_ns);
+	net_peer_watch(&peer->net, now + peer->nudge_ns);
 	base->ops->progress(base, ENTRIES_A_STEP);
 }
 
 static void on_timer(struct loop_timer *timer)
 {
-	struct ucx_peer *peer = container_of(timer, struct ucx_peer, timer);
+	struct ucx_peer *peer = container_of(timer, struct ucx_peer, net.timer);
 	uint64_t now = loop_now_ns(timer->loop);
 
-	if (ucx_peer_live(peer)) {
+	if (net_peer_live(&peer->net)) {
 		watch_hello(peer, now);
-		watch_transfers(peer, now);
-	} else if (sm_state(&peer->sm) == UCX_PEER_FLUSHING) {
+		net_peer_watch_fences(&peer->net, now);
+	} else if (sm_state(&peer->net.sm) == NET_PEER_FLUSHING) {
 		/* the timer may have run for an earlier deadline */
-		if (now < peer->flush_deadline_ns)
-			ucx_peer_watch(peer, peer->flush_deadline_ns);
-		ucx_peer_kick(peer);
-	} else if (sm_state(&peer->sm) == UCX_PEER_ENDING) {
+		if (now < peer->net.flush_deadline_ns)
+			net_peer_watch(&peer->net, peer->net.flush_deadline_ns);
+		net_peer_kick(&peer->net);
+	} else if (sm_state(&peer->net.sm) == NET_PEER_ENDING) {
 		nudge(peer, now);
 	}
 }
 
 /* ---- the end ---- */
 
-/* Closed in peace, unless it failed before. */
-static void set_closed(struct ucx_peer *peer)
-{
-	if (!peer->failed)
-		err_set(&peer->err, ERR_PEER, "ucx: connection to %s closed", peer->name);
-	peer->failed = true;
-	peer->base.ready = false;
-}
-
 static void begin_end(struct ucx_peer *peer)
 {
-	struct ucx_xfer *xfer;
+	uint64_t now = loop_now_ns(peer->net.timer.loop);
 
-	set_closed(peer);
-	sm_move(&peer->sm, UCX_PEER_ENDING);
-	strmap_remove_bytes(&peer->transport->tokens, peer->token_in,
-			    sizeof(peer->token_in));
-	if (!peer->close_asked)
-		log_debug("ucx", peer->name, "peer lost", "why=\"%s\"", peer->err.text);
+	strmap_remove_bytes(&peer->transport->tokens, peer->net.token_in,
+			    sizeof(peer->net.token_in));
 	ucx_order_drop(peer);
-	list_foreach_safe(xfer, &peer->xfers, link)
-		ucx_xfer_stop(xfer, &peer->err);
+	net_peer_end(&peer->net);
 	close_endpoint(peer);
-	/* what stopped before waits for no answer any more */
-	list_foreach_safe(xfer, &peer->xfers, link)
-		ucx_xfer_check(xfer);
-	loop_timer_stop(&peer->timer); /* fences are decided */
 	peer->nudge_ns = NUDGE_NS;
-	peer->nag_at_ns = loop_now_ns(peer->timer.loop) + NAG_NS;
-	ucx_peer_watch(peer, loop_now_ns(peer->timer.loop) + NUDGE_NS);
+	peer->nag_at_ns = now + NAG_NS;
+	net_peer_watch(&peer->net, now + NUDGE_NS);
 }
 
 static void on_flushed(void *request, ucs_status_t status, void *user_data)
@@ -453,7 +360,7 @@ static void on_flushed(void *request, ucs_status_t status, void *user_data)
 	peer->transport->lib->ucp_request_free(request);
 	peer->busy--;
 	peer->flushed = true;
-	ucx_peer_kick(peer);
+	net_peer_kick(&peer->net);
 }
 
 static void begin_flush(struct ucx_peer *peer)
@@ -465,70 +372,33 @@ static void begin_flush(struct ucx_peer *peer)
 	};
 	struct ucx_frame frame = {.type = UCX_BYE};
 	cleanup_free struct ucx_send *send = ucx_send_new(peer);
-	struct ucx_xfer *xfer;
 	struct err err;
 
-	err_set(&err, ERR_PEER, "ucx: the remote daemon closed the connection%s%s",
-		peer->failed ? ": " : "", peer->failed ? peer->err.text : "");
-	set_closed(peer);
-	sm_move(&peer->sm, UCX_PEER_FLUSHING);
-	list_foreach_safe(xfer, &peer->xfers, link)
-		ucx_xfer_stop(xfer, &peer->err);
-	/* what stopped before waits for no answer any more */
-	list_foreach_safe(xfer, &peer->xfers, link)
-		ucx_xfer_check(xfer);
-	if (send && !peer->deaf)
+	net_peer_flush(&peer->net, FLUSH_NS, &err);
+	if (send && !peer->net.deaf)
 		ucx_send_frame(mem_steal(send), &frame, &err, NULL, NULL, 0);
 	if (ucx_started(peer->transport->lib->ucp_ep_flush_nbx(peer->ep, &param)) > 0)
 		peer->busy++;
 	else
 		peer->flushed = true;
-	peer->flush_deadline_ns = loop_now_ns(peer->timer.loop) + FLUSH_NS;
-	ucx_peer_watch(peer, peer->flush_deadline_ns);
 }
 
-static void peer_free(struct ucx_peer *peer)
+void ucx_peer_free(struct net_peer *net)
 {
-	loop_timer_stop(&peer->timer);
-	list_remove(&peer->ready_link);
-	list_remove(&peer->link);
-	idmap_fini(&peer->ops);
-	idmap_fini(&peer->inbounds);
+	struct ucx_peer *peer = ucx_peer_of(net);
+
+	net_peer_fini(net);
 	assert(list_empty(&peer->entries) && peer->held_bytes == 0);
 	mem_free(peer->reserve);
 	mem_free(peer->address);
 	mem_free(peer);
 }
 
-/* May free the peer. */
-static void settle(struct ucx_peer *peer)
+static bool is_flushed(const struct ucx_peer *peer)
 {
-	const struct xp_callbacks *up = &peer->transport->base.callbacks;
-	void (*on_closed)(void *arg) = peer->on_closed;
-	void *arg = peer->on_closed_arg;
-
-	if (sm_state(&peer->sm) == UCX_PEER_FLUSHING &&
-	    (peer->broken ||
-	     (peer->flushed && peer->busy == 0 && list_empty(&peer->xfers)) ||
-	     loop_now_ns(peer->timer.loop) >= peer->flush_deadline_ns)) {
-		begin_end(peer);
-		ucx_peer_kick(peer);
-		return;
-	}
-	if (sm_state(&peer->sm) == UCX_PEER_ENDING && peer->busy == 0 &&
-	    list_empty(&peer->xfers)) {
-		loop_timer_stop(&peer->timer);
-		sm_move(&peer->sm, UCX_PEER_ENDED);
-	}
-	if (sm_state(&peer->sm) != UCX_PEER_ENDED)
-		return;
-	if (peer->close_asked) {
-		peer_free(peer);
-		on_closed(arg);
-	} else if (!peer->told) {
-		peer->told = true;
-		up->on_peer_lost(up->owner, (struct xp_peer *)peer, &peer->err);
-	}
+	return peer->net.broken ||
+	       (peer->flushed && peer->busy == 0 && list_empty(&peer->net.xfers)) ||
+	       loop_now_ns(peer->net.timer.loop) >= peer->net.flush_deadline_ns;
 }
 
 /* ---- the step ---- */
@@ -539,7 +409,7 @@ static void take_entries(struct ucx_peer *peer)
 	struct ucx_entry *entry;
 	struct err err;
 
-	while (ucx_peer_live(peer) && budget && (entry = ucx_order_next(peer))) {
+	while (net_peer_live(&peer->net) && budget && (entry = ucx_order_next(peer))) {
 		budget--;
 		if (entry->frame.type != UCX_BYE) {
 			ucx_xfer_entry(peer, entry);
@@ -547,36 +417,48 @@ static void take_entries(struct ucx_peer *peer)
 		}
 		ucx_frame_get_err(&entry->frame, entry->payload, entry->len, &err);
 		ucx_entry_free(entry);
-		peer->deaf = true;
-		ucx_peer_fail(peer, &err);
+		peer->net.deaf = true;
+		net_peer_fail(&peer->net, &err);
 	}
 	if (!budget)
-		ucx_peer_kick(peer);
+		net_peer_kick(&peer->net);
 }
 
-void ucx_peer_step(struct ucx_peer *peer)
+void ucx_peer_step(struct net_peer *net)
 {
-	struct list *link;
+	struct ucx_peer *peer = ucx_peer_of(net);
 
-	if (peer->answer_due && ucx_peer_live(peer))
+	if (peer->answer_due && net_peer_live(net))
 		answer_hello(peer);
-	if (sm_state(&peer->sm) == UCX_PEER_OPENING && peer->answer_came && !peer->failed)
-		become_ready(peer);
-	if (sm_state(&peer->sm) == UCX_PEER_READY)
+	if (sm_state(&net->sm) == NET_PEER_OPENING && peer->answer_came && !net->failed) {
+		find_path(peer);
+		sm_move(&net->sm, NET_PEER_READY);
+		net_peer_ready(net);
+	}
+	if (sm_state(&net->sm) == NET_PEER_READY)
 		take_entries(peer);
-	if (peer->failed && sm_state(&peer->sm) == UCX_PEER_READY && !peer->broken)
+	if (net->failed && sm_state(&net->sm) == NET_PEER_READY && !net->broken)
 		begin_flush(peer);
-	else if (peer->failed && sm_state(&peer->sm) < UCX_PEER_FLUSHING)
+	else if (net->failed && sm_state(&net->sm) < NET_PEER_FLUSHING)
 		begin_end(peer);
-	while ((link = list_pop_front(&peer->finished)))
-		ucx_xfer_tell(list_entry(link, struct ucx_xfer, queue_link));
-	if (sm_state(&peer->sm) == UCX_PEER_READY && ucx_peer_live(peer)) {
+	net_peer_tell(net);
+	if (sm_state(&net->sm) == NET_PEER_READY && net_peer_live(net)) {
 		if (ucx_order_reserve(peer) < 0)
 			err_clear(); /* at the next step, then */
-		ucx_xfer_pump(peer);
+		net_xfer_pump(net);
 		ucx_source_pump(peer);
 	}
-	settle(peer);
+	if (sm_state(&net->sm) == NET_PEER_FLUSHING && is_flushed(peer)) {
+		begin_end(peer);
+		net_peer_kick(net);
+		return;
+	}
+	if (sm_state(&net->sm) == NET_PEER_ENDING && peer->busy == 0 &&
+	    list_empty(&net->xfers)) {
+		loop_timer_stop(&net->timer);
+		sm_move(&net->sm, NET_PEER_ENDED);
+	}
+	net_peer_settle(net);
 }
 
 /* ---- open and close ---- */
@@ -584,30 +466,15 @@ void ucx_peer_step(struct ucx_peer *peer)
 static void peer_init(struct ucx_peer *peer, struct ucx_transport *transport,
 		      const struct xp_peer_args *args)
 {
-	peer->base.transport = &transport->base;
-	peer->base.owner = args->owner;
+	net_peer_init(&peer->net, &transport->net, args, on_timer);
 	peer->transport = transport;
-	memcpy(peer->token_in, args->token_in, sizeof(peer->token_in));
-	memcpy(peer->token_out, args->token_out, sizeof(peer->token_out));
-	for (int i = 0; i < 8; i++)
-		snprintf(peer->name + 2 * i, 3, "%02x", args->instance[i]);
-	peer->dial = args->dial;
 	/* the clock, not the turn: opening may have taken a good part of it */
-	peer->hello_deadline_ns = loop_clock_ns(transport->base.env.loop) + HELLO_NS;
+	peer->hello_deadline_ns = loop_clock_ns(transport->net.base.env.loop) + HELLO_NS;
 	peer->hello_again_ns = HELLO_AGAIN_NS;
 	peer->slice_bytes = transport->slice_bytes;
-	peer->in_seq = peer->next_id = 1;
-	list_init(&peer->link);
-	list_init(&peer->ready_link);
+	peer->in_seq = 1;
 	list_init(&peer->entries);
-	list_init(&peer->xfers);
-	list_init(&peer->queued);
-	list_init(&peer->finished);
 	list_init(&peer->sources);
-	idmap_init(&peer->ops);
-	idmap_init(&peer->inbounds);
-	loop_timer_init(&peer->timer, transport->base.env.loop, on_timer);
-	sm_init(&peer->sm, &peer_table, UCX_PEER_OPENING);
 }
 
 static int take_address(struct ucx_peer *peer, const struct xp_peer_args *args)
@@ -638,7 +505,7 @@ static int take_address(struct ucx_peer *peer, const struct xp_peer_args *args)
 int ucx_peer_open(struct transport *base, const struct xp_peer_args *args,
 		  struct xp_peer **peer_p)
 {
-	struct ucx_transport *transport = container_of(base, struct ucx_transport, base);
+	struct ucx_transport *transport = container_of(base, struct ucx_transport, net.base);
 	struct ucx_peer *peer;
 	int r;
 
@@ -652,22 +519,22 @@ int ucx_peer_open(struct transport *base, const struct xp_peer_args *args,
 	if (r == 0)
 		r = ucx_order_reserve(peer);
 	if (r == 0)
-		r = strmap_put_bytes(&transport->tokens, peer->token_in,
-				     sizeof(peer->token_in), peer);
-	if (r == 0 && peer->dial) {
+		r = strmap_put_bytes(&transport->tokens, peer->net.token_in,
+				     sizeof(peer->net.token_in), peer);
+	if (r == 0 && peer->net.dial) {
 		r = connect_endpoint(peer);
 		if (r < 0)
-			strmap_remove_bytes(&transport->tokens, peer->token_in,
-					    sizeof(peer->token_in));
+			strmap_remove_bytes(&transport->tokens, peer->net.token_in,
+					    sizeof(peer->net.token_in));
 	}
 	if (r < 0) {
-		peer_free(peer);
+		ucx_peer_free(&peer->net);
 		return err_pass(r);
 	}
-	list_push_back(&transport->peers, &peer->link);
-	if (peer->dial) {
+	list_push_back(&transport->net.peers, &peer->net.link);
+	if (peer->net.dial) {
 		say_hello(peer, UCX_FLAG_ASK);
-		ucx_peer_watch(peer, loop_clock_ns(peer->timer.loop) + HELLO_AGAIN_NS);
+		net_peer_watch(&peer->net, loop_clock_ns(peer->net.timer.loop) + HELLO_AGAIN_NS);
 	}
 	*peer_p = (struct xp_peer *)peer;
 	return 0;
@@ -677,13 +544,9 @@ void ucx_peer_close(struct xp_peer *base, void (*on_closed)(void *arg), void *ar
 {
 	struct ucx_peer *peer = (struct ucx_peer *)base;
 
-	assert(!peer->close_asked);
-	peer->close_asked = true;
-	peer->on_closed = on_closed;
-	peer->on_closed_arg = arg;
-	if (sm_state(&peer->sm) == UCX_PEER_READY && !peer->failed)
+	net_peer_close_ask(&peer->net, on_closed, arg);
+	if (sm_state(&peer->net.sm) == NET_PEER_READY && !peer->net.failed)
 		begin_flush(peer);
-	else if (sm_state(&peer->sm) == UCX_PEER_OPENING)
+	else if (sm_state(&peer->net.sm) == NET_PEER_OPENING)
 		begin_end(peer);
-	ucx_peer_kick(peer);
 }

@@ -40,7 +40,7 @@ static bool may_touch(const struct memory *memory)
 
 static struct ucx_transport *transport_of(struct ucx_reg *reg)
 {
-	return container_of(reg->base.transport, struct ucx_transport, base);
+	return container_of(reg->base.transport, struct ucx_transport, net.base);
 }
 
 /* Any thread. */
@@ -137,7 +137,7 @@ static void reg_put(struct ucx_reg *reg)
 	if (atomic_fetch_sub(&reg->refs, 1) != 1)
 		return;
 	atomic_fetch_add(&transport_of(reg)->releasing, 1);
-	offload_submit(transport_of(reg)->base.env.offload, &reg->job);
+	offload_submit(transport_of(reg)->net.base.env.offload, &reg->job);
 }
 
 int ucx_key_pack(struct xp_reg *xp_reg, struct xp_peer *peer, void *buf, size_t size,

@@ -35,17 +35,17 @@ static void piece_free(struct ucx_piece *piece)
 		ucx_sink_feed(xfer->peer->transport);
 	}
 	xfer->busy--;
-	ucx_xfer_check(xfer);
-	ucx_peer_kick(xfer->peer);
+	net_xfer_check(&xfer->net);
+	net_peer_kick(&xfer->peer->net);
 }
 
 static void landed(struct ucx_xfer *xfer, uint64_t bytes)
 {
 	xfer->landed += bytes;
-	if (xfer->op)
-		xfer->op->moved = xfer->landed;
+	if (xfer->net.op)
+		xfer->net.op->moved = xfer->landed;
 	else
-		xfer->in.moved = xfer->landed;
+		xfer->net.in.moved = xfer->landed;
 }
 
 /* ---- unpack ---- */
@@ -56,7 +56,7 @@ static void on_unpacked(struct copy_job *job)
 
 	piece->copying = false;
 	if (job->result < 0)
-		ucx_xfer_stop(piece->xfer, &job->err);
+		net_xfer_stop(&piece->xfer->net, &job->err);
 	else
 		landed(piece->xfer, piece->length);
 	piece_free(piece);
@@ -76,9 +76,9 @@ static void piece_unpack(struct ucx_piece *piece)
 					   .buffer_count = xfer->side.count};
 	piece->job.on_done = on_unpacked;
 	piece->copying = true;
-	if (copier_submit(xfer->peer->transport->base.env.copier, &piece->job) < 0) {
+	if (copier_submit(xfer->peer->transport->net.base.env.copier, &piece->job) < 0) {
 		piece->copying = false;
-		ucx_xfer_stop_last(xfer);
+		net_xfer_stop_last(&xfer->net);
 		piece_free(piece);
 	}
 }
@@ -91,13 +91,13 @@ static void piece_fetched(struct ucx_piece *piece, ucs_status_t status, size_t l
 	struct ucx_peer *peer = xfer->peer;
 
 	peer->receiving--;
-	if (status != UCS_OK && ucx_peer_live(peer)) {
+	if (status != UCS_OK && net_peer_live(&peer->net)) {
 		ucx_peer_break(peer, "receive bytes", status);
 	} else if (status == UCS_OK && len != piece->length) {
 		err_raise(ERR_PROTO, "ucx: slice of %zu bytes, %" PRIu64 " announced", len,
 			  piece->length);
-		ucx_peer_fail_last(peer);
-	} else if (status == UCS_OK && sm_state(&xfer->sm) == UCX_XFER_MOVING) {
+		net_peer_fail_last(&peer->net);
+	} else if (status == UCS_OK && sm_state(&xfer->net.sm) == NET_XFER_MOVING) {
 		if (piece->buffer) {
 			piece_unpack(piece);
 			return;
@@ -164,7 +164,7 @@ void ucx_sink_stop(struct ucx_xfer *xfer)
 
 	list_foreach_safe(piece, &xfer->pieces, xfer_link) {
 		if (piece->copying) {
-			copier_cancel(transport->base.env.copier, &piece->job);
+			copier_cancel(transport->net.base.env.copier, &piece->job);
 		} else if (piece->desc) {
 			transport->lib->ucp_am_data_release(transport->worker,
 							    mem_steal(piece->desc));
@@ -181,21 +181,21 @@ static int admit(const struct ucx_xfer *xfer, const struct ucx_frame *frame, siz
 {
 	bool to_inbound = frame->type == UCX_DATA;
 
-	if (to_inbound != (xfer->kind == XP_WRITE) ||
-	    sm_state(&xfer->sm) != UCX_XFER_MOVING)
+	if (to_inbound != (xfer->net.kind == XP_WRITE) ||
+	    sm_state(&xfer->net.sm) != NET_XFER_MOVING)
 		return err_raise(ERR_PROTO, "bytes for transfer %" PRIu64 " (%s)",
-				 xfer->id, sm_name(&xfer->sm));
+				 xfer->net.id, sm_name(&xfer->net.sm));
 	if (len == 0 || len != frame->length || len > xfer->peer->transport->slice_bytes)
 		return err_raise(ERR_PROTO, "ucx: slice of %zu bytes, %" PRIu64 " announced",
 				 len, frame->length);
-	if (frame->offset > xfer->bytes || len > xfer->bytes - frame->offset)
+	if (frame->offset > xfer->net.bytes || len > xfer->net.bytes - frame->offset)
 		return err_raise(ERR_PROTO,
 				 "ucx: slice at %" PRIu64 " of %zu bytes, past %" PRIu64,
-				 frame->offset, len, xfer->bytes);
+				 frame->offset, len, xfer->net.bytes);
 	if (!rndv && len > UCX_EAGER_MAX)
 		return err_raise(ERR_PROTO, "ucx: %zu bytes unasked, at most %u", len,
 				 UCX_EAGER_MAX);
-	if (!rndv && len != xfer->bytes)
+	if (!rndv && len != xfer->net.bytes)
 		return err_raise(ERR_PROTO, "ucx: part of a transfer unasked");
 	if (xfer->peer->receiving >= UCX_FETCHES_MAX)
 		return err_raise(ERR_PROTO, "ucx: over %u slices at once",
@@ -249,12 +249,12 @@ static ucs_status_t take_eager(struct ucx_xfer *xfer, const struct ucx_frame *fr
 	if (at) {
 		memcpy(at, data, len);
 		landed(xfer, len);
-		ucx_xfer_check(xfer);
+		net_xfer_check(&xfer->net);
 		return UCS_OK;
 	}
 	piece = piece_new(xfer, frame, len);
 	if (!piece) {
-		ucx_xfer_stop_last(xfer);
+		net_xfer_stop_last(&xfer->net);
 		return UCS_OK;
 	}
 	memcpy(piece->data, data, len);
@@ -271,7 +271,7 @@ static ucs_status_t take_rndv(struct ucx_xfer *xfer, const struct ucx_frame *fra
 	uint8_t *at;
 
 	if (!piece) {
-		ucx_xfer_stop_last(xfer);
+		net_xfer_stop_last(&xfer->net);
 		return UCS_OK;
 	}
 	xfer->peer->receiving++;
@@ -290,28 +290,28 @@ ucs_status_t ucx_sink_frame(struct ucx_peer *peer, const struct ucx_frame *frame
 			    void *data, size_t len, bool rndv)
 {
 	bool to_inbound = frame->type == UCX_DATA;
-	struct ucx_xfer *xfer = idmap_get(to_inbound ? &peer->inbounds : &peer->ops,
+	struct ucx_xfer *xfer = idmap_get(to_inbound ? &peer->net.inbounds : &peer->net.ops,
 					  frame->id);
 	int r;
 
-	if (!xfer && frame->id < (to_inbound ? peer->inbound_high + 1 : peer->next_id))
+	if (!xfer && frame->id < (to_inbound ? peer->net.inbound_high + 1 : peer->net.next_id))
 		return UCS_OK; /* late: its transfer is over */
-	if (xfer && (xfer->finishing || sm_state(&xfer->sm) == UCX_XFER_STOPPING))
+	if (xfer && (xfer->net.finishing || sm_state(&xfer->net.sm) == NET_XFER_STOPPING))
 		return UCS_OK;
 	r = xfer ? admit(xfer, frame, len, rndv) :
 		   err_raise(ERR_PROTO, "bytes for transfer %" PRIu64
 			     " that was never asked", frame->id);
 	if (r < 0) {
-		ucx_peer_fail_last(peer);
+		net_peer_fail_last(&peer->net);
 		return UCS_OK;
 	}
 	r = spans_add(&xfer->spans, frame->offset, len);
 	if (r == -ENOMEM) {
-		ucx_xfer_stop_last(xfer);
+		net_xfer_stop_last(&xfer->net);
 		return UCS_OK;
 	}
 	if (r < 0) {
-		ucx_peer_fail_last(peer);
+		net_peer_fail_last(&peer->net);
 		return UCS_OK;
 	}
 	return rndv ? take_rndv(xfer, frame, data) : take_eager(xfer, frame, data, len);

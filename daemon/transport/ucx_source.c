@@ -32,7 +32,7 @@ struct slice {
 
 static void cut(const struct ucx_xfer *xfer, struct slice *slice)
 {
-	uint64_t left = xfer->bytes - xfer->next_byte;
+	uint64_t left = xfer->net.bytes - xfer->next_byte;
 	uint64_t max = left < xfer->peer->slice_bytes ? left : xfer->peer->slice_bytes;
 	struct plan_span first, span;
 	struct plan_walk walk;
@@ -74,8 +74,8 @@ static void piece_free(struct ucx_piece *piece)
 	xfer->sending_bytes -= piece->length;
 	mem_free(piece);
 	xfer->busy--;
-	ucx_xfer_check(xfer);
-	ucx_peer_kick(peer);
+	net_xfer_check(&xfer->net);
+	net_peer_kick(&peer->net);
 }
 
 static void piece_sent(struct ucx_piece *piece, ucs_status_t status)
@@ -84,11 +84,11 @@ static void piece_sent(struct ucx_piece *piece, ucs_status_t status)
 
 	if (status == UCS_OK) {
 		xfer->done_bytes += piece->length;
-		if (xfer->op)
-			xfer->op->moved = xfer->done_bytes;
+		if (xfer->net.op)
+			xfer->net.op->moved = xfer->done_bytes;
 		else
-			xfer->in.moved = xfer->done_bytes;
-	} else if (ucx_peer_live(xfer->peer)) {
+			xfer->net.in.moved = xfer->done_bytes;
+	} else if (net_peer_live(&xfer->peer->net)) {
 		ucx_peer_break(xfer->peer, "send bytes", status);
 	}
 	piece_free(piece);
@@ -108,7 +108,7 @@ static void piece_send(struct ucx_piece *piece, const void *bytes, ucp_mem_h mem
 {
 	struct ucx_xfer *xfer = piece->xfer;
 	struct ucx_peer *peer = xfer->peer;
-	bool eager = xfer->bytes <= UCX_EAGER_MAX;
+	bool eager = xfer->net.bytes <= UCX_EAGER_MAX;
 	ucp_request_param_t param = {
 		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
 				UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE |
@@ -120,14 +120,14 @@ static void piece_send(struct ucx_piece *piece, const void *bytes, ucp_mem_h mem
 		.user_data = piece,
 	};
 	struct ucx_frame frame = {
-		.type = xfer->op ? UCX_DATA : UCX_SERVE,
-		.id = xfer->id,
+		.type = xfer->net.ours ? UCX_DATA : UCX_SERVE,
+		.id = xfer->net.id,
 		.offset = piece->offset,
 		.length = piece->length,
 	};
 	int started;
 
-	memcpy(frame.token, peer->token_out, sizeof(frame.token));
+	memcpy(frame.token, peer->net.token_out, sizeof(frame.token));
 	ucx_frame_put(&frame, piece->header);
 	if (!peer->ep) {
 		piece_sent(piece, UCS_ERR_CANCELED);
@@ -153,8 +153,8 @@ static void on_packed(struct copy_job *job)
 
 	piece->copying = false;
 	if (job->result < 0)
-		ucx_xfer_stop(piece->xfer, &job->err);
-	if (sm_state(&piece->xfer->sm) != UCX_XFER_MOVING) {
+		net_xfer_stop(&piece->xfer->net, &job->err);
+	if (sm_state(&piece->xfer->net.sm) != NET_XFER_MOVING) {
 		piece_free(piece);
 		return;
 	}
@@ -174,9 +174,9 @@ static void piece_pack(struct ucx_piece *piece)
 	piece->job.dst = (struct copy_end){.linear = packed_at(piece)};
 	piece->job.on_done = on_packed;
 	piece->copying = true;
-	if (copier_submit(xfer->peer->transport->base.env.copier, &piece->job) < 0) {
+	if (copier_submit(xfer->peer->transport->net.base.env.copier, &piece->job) < 0) {
 		piece->copying = false;
-		ucx_xfer_stop_last(xfer);
+		net_xfer_stop_last(&xfer->net);
 		piece_free(piece);
 	}
 }
@@ -184,7 +184,7 @@ static void piece_pack(struct ucx_piece *piece)
 static int post_slice(struct ucx_xfer *xfer)
 {
 	struct ucx_peer *peer = xfer->peer;
-	bool eager = xfer->bytes <= UCX_EAGER_MAX;
+	bool eager = xfer->net.bytes <= UCX_EAGER_MAX;
 	struct ucx_buffer *buffer = NULL;
 	struct ucx_piece *piece;
 	struct slice slice;
@@ -222,10 +222,10 @@ static int post_slice(struct ucx_xfer *xfer)
 
 void ucx_source_start(struct ucx_xfer *xfer)
 {
-	if (xfer->bytes == 0)
+	if (xfer->net.bytes == 0)
 		return;
 	list_push_back(&xfer->peer->sources, &xfer->source_link);
-	ucx_peer_kick(xfer->peer);
+	net_peer_kick(&xfer->peer->net);
 }
 
 void ucx_source_stop(struct ucx_xfer *xfer)
@@ -235,7 +235,7 @@ void ucx_source_stop(struct ucx_xfer *xfer)
 	list_remove(&xfer->source_link);
 	list_foreach(piece, &xfer->pieces, xfer_link)
 		if (piece->copying)
-			copier_cancel(xfer->peer->transport->base.env.copier, &piece->job);
+			copier_cancel(xfer->peer->transport->net.base.env.copier, &piece->job);
 }
 
 /* Whose turn it is. Who has its share is passed over: at most a window's worth. */
@@ -243,7 +243,7 @@ static struct ucx_xfer *next_source(const struct ucx_peer *peer)
 {
 	struct ucx_xfer *xfer;
 
-	if (!ucx_peer_live(peer) || peer->sending >= UCX_WINDOW_SLICES ||
+	if (!net_peer_live(&peer->net) || peer->sending >= UCX_WINDOW_SLICES ||
 	    peer->sending_bytes >= peer->transport->window_bytes)
 		return NULL;
 	list_foreach(xfer, &peer->sources, source_link) {
@@ -255,11 +255,11 @@ static struct ucx_xfer *next_source(const struct ucx_peer *peer)
 
 static void end_turn(struct ucx_peer *peer, struct ucx_xfer *xfer)
 {
-	if (xfer->turn_bytes < peer->slice_bytes && xfer->next_byte < xfer->bytes)
+	if (xfer->turn_bytes < peer->slice_bytes && xfer->next_byte < xfer->net.bytes)
 		return;
 	xfer->turn_bytes = 0;
 	list_remove(&xfer->source_link);
-	if (xfer->next_byte < xfer->bytes)
+	if (xfer->next_byte < xfer->net.bytes)
 		list_push_back(&peer->sources, &xfer->source_link);
 }
 
@@ -275,7 +275,7 @@ void ucx_source_pump(struct ucx_peer *peer)
 			return;
 		}
 		if (r < 0)
-			ucx_xfer_stop_last(xfer);
+			net_xfer_stop_last(&xfer->net);
 		if (!list_empty(&xfer->source_link)) /* else it was stopped */
 			end_turn(peer, xfer);
 	}

@@ -1,25 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A transfer's life, on the side that asks (an op) and on the side that answers
- * (an inbound).
+ * What the ucx backend does in a transfer's life (net.h).
  *
  *   WRITE  REQUEST -> on_request, land() -> GO -> DATA … -> DONE
  *   READ   REQUEST -> on_request, land() -> SERVE … -> DONE
  *
  * GO keeps bytes from arriving before their place is known: nothing of a peer's
- * is held unasked. Every request that left is answered by exactly one DONE, and
- * with it the id is dead on both sides; bytes that come later find no transfer
- * and are dropped. So the destination's DONE is the word that nothing more can
- * land, and at a READ the source's DONE that nothing more will be sent.
+ * is held unasked. Slices that come after the DONE find no transfer and are dropped.
+ * So the destination's DONE is the word that nothing more can land, and at a READ the
+ * source's DONE that nothing more will be sent.
  *
- * Stopping (cancel, revoke, refusal, a fault, a lost peer) takes one path: no
- * new slice is sent or accepted, copies are cancelled, and when the last piece
- * inside libucp and the copy threads is back the side is quiet. The asker says
- * CANCEL at once and waits for the DONE too. What is not quiet by the fence
- * deadline costs the connection (ucx_peer.c).
- *
- * Done callbacks are only called from ucx_peer_step(): a transfer that is over
- * waits in peer->finished.
+ * A stopped side is quiet when the last piece inside libucp and the copy threads is
+ * back. The asker says CANCEL at once and waits for the DONE too.
  */
 #include "daemon/transport/ucx_impl.h"
 
@@ -30,47 +22,35 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 
-static const struct sm_state xfer_states[] = {
-	[UCX_XFER_QUEUED] = {"queued", SM_TO(UCX_XFER_ASKED) | SM_TO(UCX_XFER_STOPPING)},
-	[UCX_XFER_ASKED] = {"asked", SM_TO(UCX_XFER_MOVING) | SM_TO(UCX_XFER_STOPPING) |
-					     SM_TO(UCX_XFER_OVER)},
-	[UCX_XFER_MOVING] = {"moving", SM_TO(UCX_XFER_STOPPING) | SM_TO(UCX_XFER_OVER)},
-	[UCX_XFER_STOPPING] = {"stopping", SM_TO(UCX_XFER_OVER)},
-	[UCX_XFER_OVER] = {"over", 0},
-};
-
 static bool xfer_invariant(const struct sm *sm, unsigned int from)
 {
-	const struct ucx_xfer *xfer = container_of(sm, const struct ucx_xfer, sm);
+	const struct ucx_xfer *xfer = container_of(sm, const struct ucx_xfer, net.sm);
 
 	(void)from;
 	/* the promise "still" */
-	return sm_state(sm) != UCX_XFER_OVER ||
+	return sm_state(sm) != NET_XFER_OVER ||
 	       (xfer->busy == 0 && list_empty(&xfer->pieces));
 }
 
 static const struct sm_table xfer_table = {
 	.name = "ucx transfer",
-	.states = xfer_states,
-	.count = ARRAY_LEN(xfer_states),
+	.states = net_xfer_states,
+	.count = NET_XFER_STATES,
 	.invariant = xfer_invariant,
 };
 
-static bool is_source(const struct ucx_xfer *xfer)
+static struct ucx_xfer *ucx_xfer_of(struct net_xfer *net)
 {
-	return (xfer->op != NULL) == (xfer->kind == XP_WRITE);
+	return container_of(net, struct ucx_xfer, net);
 }
 
 /* ---- made and unmade ---- */
 
-static void xfer_free(struct ucx_xfer *xfer)
+static void xfer_free(struct net_xfer *net)
 {
-	if (!xfer)
-		return;
-	list_remove(&xfer->link);
-	list_remove(&xfer->queue_link);
+	struct ucx_xfer *xfer = ucx_xfer_of(net);
+
 	list_remove(&xfer->source_link);
-	ucx_side_fini(&xfer->side);
 	spans_fini(&xfer->spans);
 	for (size_t i = 0; i < ARRAY_LEN(xfer->spare); i++)
 		mem_free(xfer->spare[i]);
@@ -78,40 +58,33 @@ static void xfer_free(struct ucx_xfer *xfer)
 	mem_free(xfer);
 }
 
-static void xfer_freep(struct ucx_xfer **xfer)
+static int xfer_new(struct net_peer *net, struct net_xfer **xfer_p)
 {
-	xfer_free(*xfer);
-}
-
-static int xfer_new(struct ucx_peer *peer, enum xp_kind kind, struct ucx_xfer **xfer_p)
-{
-	mem_cleanup(xfer_freep) struct ucx_xfer *xfer = mem_zalloc(sizeof(*xfer));
+	struct ucx_peer *peer = container_of(net, struct ucx_peer, net);
+	struct ucx_xfer *xfer = mem_zalloc(sizeof(*xfer));
 
 	if (!xfer)
 		return err_pass(-ENOMEM);
 	xfer->peer = peer;
-	xfer->kind = kind;
-	list_init(&xfer->link);
-	list_init(&xfer->queue_link);
 	list_init(&xfer->source_link);
 	list_init(&xfer->pieces);
 	for (size_t i = 0; i < ARRAY_LEN(xfer->spare); i++) {
 		xfer->spare[i] = ucx_send_new(peer);
-		if (!xfer->spare[i])
+		if (!xfer->spare[i]) {
+			xfer_free(&xfer->net);
 			return err_pass(-ENOMEM);
+		}
 	}
-	*xfer_p = mem_steal(xfer);
+	*xfer_p = &xfer->net;
 	return 0;
 }
 
-static int take_sides(struct ucx_xfer *xfer, const struct xp_sides *sides)
+static int take_sides(struct net_xfer *net, const struct xp_sides *sides)
 {
-	bool source = is_source(xfer);
-	int r;
+	struct ucx_xfer *xfer = ucx_xfer_of(net);
+	bool source = net_is_source(net);
+	int r = xp_sides_check(sides, source, !source);
 
-	if (!xfer->bytes)
-		return 0;
-	r = xp_sides_check(sides, source, !source);
 	if (r < 0)
 		return err_pass(r);
 	return err_pass(ucx_side_init(&xfer->side, sides->plan,
@@ -120,375 +93,201 @@ static int take_sides(struct ucx_xfer *xfer, const struct xp_sides *sides)
 				      source));
 }
 
-/* ---- stop, over, told ---- */
-
-static void send_cancel(struct ucx_xfer *xfer)
+static void drop_sides(struct net_xfer *net)
 {
-	struct ucx_frame frame = {.type = UCX_CANCEL, .id = xfer->id};
-
-	xfer->cancel_sent = true;
-	ucx_send_frame(mem_steal(xfer->spare[1]), &frame, &xfer->err, NULL, NULL, 0);
+	ucx_side_fini(&ucx_xfer_of(net)->side);
 }
 
-static bool is_over(const struct ucx_xfer *xfer)
+/* ---- stop, over, told ---- */
+
+static void speak(struct net_xfer *net)
 {
-	switch (sm_state(&xfer->sm)) {
-	case UCX_XFER_STOPPING:
-		return !xfer->op || !xfer->asked || xfer->answered ||
-		       !ucx_peer_live(xfer->peer);
-	case UCX_XFER_ASKED:
-		return xfer->op && xfer->answered;
-	case UCX_XFER_MOVING:
-		if (xfer->op && !xfer->answered)
+	struct ucx_frame frame = {.type = UCX_CANCEL, .id = net->id};
+
+	if (!net_owes_cancel(net))
+		return;
+	net->stop_said = true;
+	ucx_send_frame(mem_steal(ucx_xfer_of(net)->spare[1]), &frame, &net->err, NULL, NULL,
+		       0);
+}
+
+static void halt(struct net_xfer *net)
+{
+	ucx_source_stop(ucx_xfer_of(net));
+	ucx_sink_stop(ucx_xfer_of(net));
+}
+
+static bool is_over(struct net_xfer *net)
+{
+	const struct ucx_xfer *xfer = ucx_xfer_of(net);
+
+	if (xfer->busy)
+		return false;
+	switch (sm_state(&net->sm)) {
+	case NET_XFER_STOPPING:
+		return !net->ours || !net->asked || net->answered ||
+		       !net_peer_live(net->peer);
+	case NET_XFER_ASKED:
+		return net->ours && net->answered;
+	case NET_XFER_MOVING:
+		if (net->ours && !net->answered)
 			return false;
-		return is_source(xfer) ? ucx_source_complete(xfer) :
-					 ucx_sink_complete(xfer);
+		return net_is_source(net) ? ucx_source_complete(xfer) :
+					    ucx_sink_complete(xfer);
 	default:
 		return false;
 	}
 }
 
-void ucx_xfer_check(struct ucx_xfer *xfer)
+static bool is_whole(struct net_xfer *net)
 {
-	if (xfer->finishing)
-		return;
-	if (sm_state(&xfer->sm) == UCX_XFER_STOPPING && xfer->asked && !xfer->answered &&
-	    !xfer->cancel_sent && ucx_peer_live(xfer->peer))
-		send_cancel(xfer);
-	if (xfer->busy || !is_over(xfer))
-		return;
-	xfer->finishing = true;
-	list_push_back(&xfer->peer->finished, &xfer->queue_link);
-	ucx_peer_kick(xfer->peer);
+	const struct ucx_xfer *xfer = ucx_xfer_of(net);
+
+	return net_is_source(net) ? xfer->next_byte == net->bytes :
+				    ucx_sink_complete(xfer);
 }
 
-void ucx_xfer_stop(struct ucx_xfer *xfer, const struct err *err)
+static int say_done(struct net_xfer *net, const struct err *err)
 {
-	struct ucx_peer *peer = xfer->peer;
+	struct ucx_frame frame = {.type = UCX_DONE, .id = net->id};
 
-	if (xfer->finishing || sm_state(&xfer->sm) >= UCX_XFER_STOPPING)
-		return;
-	xfer->err = *err;
-	if (xfer->err.code == ERR_OK)
-		err_set(&xfer->err, ERR_CANCELED, "canceled");
-	list_remove(&xfer->queue_link);
-	sm_move(&xfer->sm, UCX_XFER_STOPPING);
-	xfer->deadline_ns = loop_now_ns(peer->timer.loop) + peer->transport->fence_ns;
-	if (ucx_peer_live(peer))
-		ucx_peer_watch(peer, xfer->deadline_ns);
-	ucx_source_stop(xfer);
-	ucx_sink_stop(xfer);
-	ucx_xfer_check(xfer);
-}
-
-void ucx_xfer_stop_last(struct ucx_xfer *xfer)
-{
-	struct err err;
-
-	err_take(&err);
-	ucx_xfer_stop(xfer, &err);
-}
-
-static void tell_op(struct ucx_xfer *xfer)
-{
-	struct ucx_peer *peer = xfer->peer;
-	struct xp_op *op = xfer->op;
-	bool all = is_source(xfer) ? xfer->next_byte == xfer->bytes :
-				     ucx_sink_complete(xfer);
-
-	/* A WRITE that was canceled too late has succeeded, and says so. */
-	if (xfer->answered && xfer->verdict.code == ERR_OK && all) {
-		op->result = 0;
-		op->err = (struct err){0};
-	} else {
-		op->err = xfer->err;
-		op->result = -err_errno(xfer->err.code);
-	}
-	if (xfer->asked) {
-		peer->asked--;
-		peer->asked_bytes -= op->header_len;
-	}
-	op->impl = NULL;
-	idmap_remove(&peer->ops, xfer->id);
-	xfer_free(xfer);
-	op->on_done(op);
-}
-
-static void tell_inbound(struct ucx_xfer *xfer, bool ok)
-{
-	const struct xp_callbacks *up = &xfer->peer->transport->base.callbacks;
-	struct ucx_frame frame = {.type = UCX_DONE, .id = xfer->id};
-	struct err err = xfer->err;
-
-	idmap_remove(&xfer->peer->inbounds, xfer->id);
-	if (ucx_peer_live(xfer->peer))
-		ucx_send_frame(mem_steal(xfer->spare[1]), &frame, ok ? NULL : &err, NULL,
-			       NULL, 0);
-	ucx_side_fini(&xfer->side);
-	up->on_inbound_done(up->owner, &xfer->in, ok ? NULL : &err);
-	xfer_free(xfer);
-}
-
-void ucx_xfer_tell(struct ucx_xfer *xfer)
-{
-	bool ok = sm_state(&xfer->sm) != UCX_XFER_STOPPING;
-
-	sm_move(&xfer->sm, UCX_XFER_OVER);
-	list_remove(&xfer->link);
-	if (xfer->op)
-		tell_op(xfer);
-	else
-		tell_inbound(xfer, ok);
+	ucx_send_frame(mem_steal(ucx_xfer_of(net)->spare[1]), &frame, err, NULL, NULL, 0);
+	return 0;
 }
 
 /* ---- ours ---- */
 
-static int post_check(struct ucx_peer *peer, const struct xp_op *op)
+static size_t request_bytes(const struct net_xfer *net)
 {
-	if (!ucx_peer_live(peer))
-		return err_raise(ERR_PEER, "ucx: no connection to %s", peer->name);
-	if (op->kind != XP_WRITE && op->kind != XP_READ)
-		return err_raise(ERR_INVAL, "ucx: ops are WRITE or READ");
-	if (op->header_len > XP_HEADER_MAX)
-		return err_raise(ERR_TOOBIG, "header: %zu bytes, at most %u",
-				 op->header_len, XP_HEADER_MAX);
-	return 0;
+	return net->op->header_len;
 }
 
-int ucx_post(struct xp_peer *base, struct xp_op *op)
+static int ask(struct net_xfer *net)
 {
-	struct ucx_peer *peer = (struct ucx_peer *)base;
-	mem_cleanup(xfer_freep) struct ucx_xfer *xfer = NULL;
-	int r;
-
-	r = post_check(peer, op);
-	if (r == 0)
-		r = xfer_new(peer, op->kind, &xfer);
-	if (r < 0)
-		return err_pass(r);
-	xfer->op = op;
-	xfer->bytes = op->sides.plan ? op->sides.plan->bytes : 0;
-	xfer->id = peer->next_id;
-	r = take_sides(xfer, &op->sides);
-	if (r == 0)
-		r = idmap_put(&peer->ops, xfer->id, xfer);
-	if (r < 0)
-		return err_pass(r);
-	peer->next_id++;
-	sm_init(&xfer->sm, &xfer_table, UCX_XFER_QUEUED);
-	list_push_back(&peer->xfers, &xfer->link);
-	list_push_back(&peer->queued, &xfer->queue_link);
-	op->moved = 0;
-	op->impl = mem_steal(xfer);
-	ucx_peer_kick(peer);
-	return 0;
-}
-
-static void ask(struct ucx_xfer *xfer)
-{
-	struct ucx_peer *peer = xfer->peer;
+	struct ucx_xfer *xfer = ucx_xfer_of(net);
 	struct ucx_frame frame = {
 		.type = UCX_REQUEST,
-		.id = xfer->id,
-		.code = xfer->kind,
-		.length = xfer->bytes,
+		.id = net->id,
+		.code = net->kind,
+		.length = net->bytes,
 	};
 
-	list_remove(&xfer->queue_link);
-	xfer->asked = true;
-	peer->asked++;
-	peer->asked_bytes += xfer->op->header_len;
-	sm_move(&xfer->sm, UCX_XFER_ASKED);
-	if (xfer->kind == XP_READ)
-		sm_move(&xfer->sm, UCX_XFER_MOVING); /* bytes may come at once */
-	ucx_send_frame(mem_steal(xfer->spare[0]), &frame, NULL, xfer, xfer->op->header,
-		       xfer->op->header_len);
-}
-
-void ucx_xfer_pump(struct ucx_peer *peer)
-{
-	struct ucx_xfer *xfer;
-
-	while ((xfer = list_first(&peer->queued, struct ucx_xfer, queue_link)) &&
-	       peer->asked < XP_INBOUND_MAX &&
-	       (peer->asked_bytes == 0 ||
-		peer->asked_bytes + xfer->op->header_len <= UCX_HEADERS_MAX))
-		ask(xfer);
-}
-
-void ucx_cancel(struct xp_op *op, const struct err *why)
-{
-	if (op->impl)
-		ucx_xfer_stop(op->impl, why);
+	ucx_send_frame(mem_steal(xfer->spare[0]), &frame, NULL, xfer, net->op->header,
+		       net->op->header_len);
+	return net->kind == XP_READ; /* bytes may come at once */
 }
 
 static int take_go(struct ucx_xfer *xfer)
 {
-	unsigned int state = sm_state(&xfer->sm);
+	unsigned int state = sm_state(&xfer->net.sm);
 
-	if (state == UCX_XFER_STOPPING && xfer->asked)
+	if (state == NET_XFER_STOPPING && xfer->net.asked)
 		return 0; /* our CANCEL crosses it */
-	if (xfer->kind != XP_WRITE || state != UCX_XFER_ASKED || xfer->answered ||
-	    xfer->bytes == 0)
-		return err_raise(ERR_PROTO, "ucx: GO for transfer %" PRIu64 " (%s)",
-				 xfer->id, sm_name(&xfer->sm));
-	sm_move(&xfer->sm, UCX_XFER_MOVING);
+	if (xfer->net.kind != XP_WRITE || state != NET_XFER_ASKED || xfer->net.answered ||
+	    xfer->net.bytes == 0)
+		return net_proto(&xfer->net, "GO");
+	sm_move(&xfer->net.sm, NET_XFER_MOVING);
 	ucx_source_start(xfer);
 	return 0;
 }
 
 static int take_done(struct ucx_xfer *xfer, const struct ucx_entry *entry)
 {
-	bool early = is_source(xfer) && xfer->next_byte < xfer->bytes;
+	bool early = net_is_source(&xfer->net) && xfer->next_byte < xfer->net.bytes;
+	struct err err;
 
-	if (!xfer->asked || xfer->answered)
-		return err_raise(ERR_PROTO, "ucx: DONE for transfer %" PRIu64 " (%s)",
-				 xfer->id, sm_name(&xfer->sm));
 	if (entry->frame.code == ERR_OK && early &&
-	    sm_state(&xfer->sm) != UCX_XFER_STOPPING)
+	    sm_state(&xfer->net.sm) != NET_XFER_STOPPING)
 		return err_raise(ERR_PROTO, "ucx: DONE before the last byte was sent");
-	xfer->answered = true;
-	if (entry->frame.code != ERR_OK) {
-		ucx_frame_get_err(&entry->frame, entry->payload, entry->len,
-				  &xfer->verdict);
-		ucx_xfer_stop(xfer, &xfer->verdict);
-	}
-	ucx_xfer_check(xfer);
-	return 0;
-}
-
-/* ---- theirs ---- */
-
-static int admit_request(struct ucx_peer *peer, const struct ucx_frame *frame)
-{
-	if (frame->id <= peer->inbound_high)
-		return err_raise(ERR_PROTO, "ucx: request %" PRIu64 " after %" PRIu64,
-				 frame->id, peer->inbound_high);
-	if (frame->code != XP_WRITE && frame->code != XP_READ)
-		return err_raise(ERR_PROTO, "ucx: request of kind %u", frame->code);
-	if (idmap_count(&peer->inbounds) >= XP_INBOUND_MAX)
-		return err_raise(ERR_PROTO, "ucx: over %u unfinished requests",
-				 XP_INBOUND_MAX);
-	return 0;
-}
-
-/* No memory for it: that costs the request, not the peer, if words still fit. */
-static void refuse(struct ucx_peer *peer, uint64_t id)
-{
-	struct ucx_frame frame = {.type = UCX_DONE, .id = id};
-	struct ucx_send *send;
-	struct err err;
-
-	err_take(&err);
-	send = ucx_send_new(peer);
-	if (send)
-		ucx_send_frame(send, &frame, &err, NULL, NULL, 0);
-	else
-		ucx_peer_fail_last(peer);
-}
-
-static int take_request(struct ucx_peer *peer, struct ucx_entry **entry_p)
-{
-	const struct xp_callbacks *up = &peer->transport->base.callbacks;
-	mem_cleanup(xfer_freep) struct ucx_xfer *xfer = NULL;
-	struct ucx_entry *entry = *entry_p;
-	struct xp_inbound *in;
-	int r = admit_request(peer, &entry->frame);
-
-	if (r < 0)
-		return err_pass(r);
-	peer->inbound_high = entry->frame.id;
-	if (entry->starved)
-		err_raise(ERR_NOMEM, "ucx: no memory for a request");
-	if (entry->starved ||
-	    xfer_new(peer, (enum xp_kind)entry->frame.code, &xfer) < 0 ||
-	    idmap_put(&peer->inbounds, entry->frame.id, xfer) < 0) {
-		refuse(peer, entry->frame.id);
-		return 0;
-	}
-	xfer->id = entry->frame.id;
-	xfer->bytes = entry->frame.length;
-	xfer->entry = mem_steal(*entry_p);
-	sm_init(&xfer->sm, &xfer_table, UCX_XFER_ASKED);
-	list_push_back(&peer->xfers, &xfer->link);
-	in = &mem_steal(xfer)->in;
-	*in = (struct xp_inbound){
-		.peer = (struct xp_peer *)peer,
-		.kind = (enum xp_kind)entry->frame.code,
-		.header = entry->payload,
-		.header_len = entry->len,
-		.bytes = entry->frame.length,
-	};
-	up->on_request(up->owner, in);
-	return 0;
-}
-
-static void send_go(struct ucx_xfer *xfer)
-{
-	struct ucx_frame frame = {.type = UCX_GO, .id = xfer->id};
-
-	ucx_send_frame(mem_steal(xfer->spare[0]), &frame, NULL, NULL, NULL, 0);
-}
-
-void ucx_land(struct xp_inbound *in, const struct xp_sides *sides, const struct err *err)
-{
-	struct ucx_xfer *xfer = container_of(in, struct ucx_xfer, in);
-	uint64_t bytes = sides && sides->plan ? sides->plan->bytes : 0;
-	int r = 0;
-
-	if (sm_state(&xfer->sm) != UCX_XFER_ASKED)
-		return; /* stopped meanwhile: its end is on the way */
-	if (err) {
-		ucx_xfer_stop(xfer, err);
-		return;
-	}
-	if (bytes != xfer->bytes)
-		r = err_raise(ERR_PLAN, "plan of %" PRIu64 " bytes here, %" PRIu64 " there",
-			      bytes, xfer->bytes);
-	if (r == 0)
-		r = take_sides(xfer, sides);
-	if (r < 0) {
-		ucx_xfer_stop_last(xfer);
-		return;
-	}
-	sm_move(&xfer->sm, UCX_XFER_MOVING);
-	if (is_source(xfer))
-		ucx_source_start(xfer);
-	else if (bytes)
-		send_go(xfer);
-	ucx_xfer_check(xfer);
-}
-
-void ucx_revoke(struct xp_inbound *in, const struct err *why)
-{
-	ucx_xfer_stop(container_of(in, struct ucx_xfer, in), why);
-}
-
-static int take_cancel(struct ucx_peer *peer, const struct ucx_entry *entry)
-{
-	struct ucx_xfer *xfer = idmap_get(&peer->inbounds, entry->frame.id);
-	struct err err;
-
-	if (entry->frame.id > peer->inbound_high)
-		return err_raise(ERR_PROTO, "ucx: CANCEL of transfer %" PRIu64
-				 " that was never asked", entry->frame.id);
-	if (!xfer)
-		return 0; /* our DONE crosses it */
+	if (entry->frame.code == ERR_OK)
+		return err_pass(net_xfer_done(&xfer->net, NULL));
 	ucx_frame_get_err(&entry->frame, entry->payload, entry->len, &err);
-	ucx_xfer_stop(xfer, &err);
-	return 0;
+	return err_pass(net_xfer_done(&xfer->net, &err));
 }
 
 static int take_answer(struct ucx_peer *peer, const struct ucx_entry *entry)
 {
-	struct ucx_xfer *xfer = idmap_get(&peer->ops, entry->frame.id);
+	struct net_xfer *net;
+	int r = net_op_find(&peer->net, entry->frame.id, &net);
 
-	if (!xfer)
-		return err_raise(ERR_PROTO, "ucx: an answer to transfer %" PRIu64
-				 " that is not there", entry->frame.id);
-	return err_pass(entry->frame.type == UCX_GO ? take_go(xfer) :
-						      take_done(xfer, entry));
+	if (r < 0)
+		return err_pass(r);
+	return err_pass(entry->frame.type == UCX_GO ? take_go(ucx_xfer_of(net)) :
+						      take_done(ucx_xfer_of(net), entry));
 }
+
+/* ---- theirs ---- */
+
+static int refuse(struct net_peer *net, uint64_t id, const struct err *err)
+{
+	struct ucx_frame frame = {.type = UCX_DONE, .id = id};
+	struct ucx_send *send = ucx_send_new(container_of(net, struct ucx_peer, net));
+
+	if (!send)
+		return err_pass(-ENOMEM);
+	ucx_send_frame(send, &frame, err, NULL, NULL, 0);
+	return 0;
+}
+
+static int take_request(struct ucx_peer *peer, struct ucx_entry **entry_p)
+{
+	struct ucx_entry *entry = *entry_p;
+	struct net_xfer *net;
+	int r = net_inbound_new(&peer->net, entry->frame.id, entry->frame.code,
+				entry->frame.length, entry->starved, &net);
+
+	if (r < 0 || !net)
+		return err_pass(r);
+	ucx_xfer_of(net)->entry = mem_steal(*entry_p);
+	net_request(net, entry->payload, entry->len);
+	return 0;
+}
+
+static int begin(struct net_xfer *net)
+{
+	struct ucx_frame frame = {.type = UCX_GO, .id = net->id};
+	struct ucx_xfer *xfer = ucx_xfer_of(net);
+
+	if (net_is_source(net))
+		ucx_source_start(xfer);
+	else
+		ucx_send_frame(mem_steal(xfer->spare[0]), &frame, NULL, NULL, NULL, 0);
+	return 0;
+}
+
+static int take_cancel(struct ucx_peer *peer, const struct ucx_entry *entry)
+{
+	struct net_xfer *net;
+	struct err err;
+	int r = net_inbound_find(&peer->net, entry->frame.id, &net);
+
+	if (r < 0 || !net)
+		return err_pass(r);
+	ucx_frame_get_err(&entry->frame, entry->payload, entry->len, &err);
+	net_xfer_stop(net, &err);
+	return 0;
+}
+
+const struct net_ops ucx_net_ops = {
+	.name = "ucx",
+	.peer_table = &ucx_peer_table,
+	.xfer_table = &xfer_table,
+	.step = ucx_peer_step,
+	.peer_free = ucx_peer_free,
+	.refuse = refuse,
+	.xfer_new = xfer_new,
+	.xfer_free = xfer_free,
+	.take_sides = take_sides,
+	.drop_sides = drop_sides,
+	.request_bytes = request_bytes,
+	.ask = ask,
+	.begin = begin,
+	.halt = halt,
+	.speak = speak,
+	.is_over = is_over,
+	.is_whole = is_whole,
+	.say_done = say_done,
+};
 
 void ucx_xfer_entry(struct ucx_peer *peer, struct ucx_entry *entry)
 {
@@ -506,5 +305,5 @@ void ucx_xfer_entry(struct ucx_peer *peer, struct ucx_entry *entry)
 	}
 	ucx_entry_free(entry);
 	if (r < 0)
-		ucx_peer_fail_last(peer);
+		net_peer_fail_last(&peer->net);
 }

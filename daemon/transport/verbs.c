@@ -33,22 +33,9 @@
 
 /* ---- progress ---- */
 
-static void on_run(struct loop_defer *defer)
-{
-	struct verbs_transport *transport = container_of(defer, struct verbs_transport, run);
-	struct list *link, batch;
-
-	/* those that are kicked meanwhile wait for the next round */
-	list_init(&batch);
-	while ((link = list_pop_front(&transport->ready)))
-		list_push_back(&batch, link);
-	while ((link = list_pop_front(&batch)))
-		verbs_peer_step(list_entry(link, struct verbs_peer, ready_link));
-}
-
 static unsigned int verbs_progress(struct transport *base, unsigned int budget)
 {
-	struct verbs_transport *transport = container_of(base, struct verbs_transport, base);
+	struct verbs_transport *transport = container_of(base, struct verbs_transport, net.base);
 	struct list *link, batch;
 	unsigned int done = 0;
 
@@ -67,7 +54,7 @@ static unsigned int verbs_progress(struct transport *base, unsigned int budget)
 
 static bool verbs_arm(struct transport *base)
 {
-	struct verbs_transport *transport = container_of(base, struct verbs_transport, base);
+	struct verbs_transport *transport = container_of(base, struct verbs_transport, net.base);
 
 	/* each queue that was found empty has been armed by its poll; one that is
 	 * still here is to be looked at again */
@@ -96,11 +83,11 @@ static int verbs_probe(const struct config *config, uint32_t *caps_p)
 
 static void verbs_close(struct transport *base)
 {
-	struct verbs_transport *transport = container_of(base, struct verbs_transport, base);
+	struct verbs_transport *transport = container_of(base, struct verbs_transport, net.base);
 
 	while (atomic_load(&transport->releasing))
 		sched_yield(); /* helpers are at it */
-	loop_defer_cancel(&transport->run);
+	net_fini(&transport->net);
 	verbs_linger_end(transport);
 	if (transport->cm)
 		loop_fd_stop(&transport->cm_watch);
@@ -122,7 +109,7 @@ static int open_cm(struct verbs_transport *transport)
 				 "verbs: no connection manager: %s (is the module rdma_ucm "
 				 "loaded, and /dev/infiniband/rdma_cm allowed?)",
 				 strerror(errno));
-	loop_fd_init(&transport->cm_watch, transport->base.env.loop, transport->cm->fd,
+	loop_fd_init(&transport->cm_watch, transport->net.base.env.loop, transport->cm->fd,
 		     verbs_on_cm);
 	flags = fcntl(transport->cm->fd, F_GETFL);
 	if (flags < 0 || fcntl(transport->cm->fd, F_SETFL, flags | O_NONBLOCK) < 0)
@@ -134,7 +121,7 @@ static int publish(struct verbs_transport *transport)
 {
 	struct verbs_address address = {.rails = transport->rail_count,
 					.qps = transport->qps};
-	struct transport *base = &transport->base;
+	struct transport *base = &transport->net.base;
 	size_t n = 0;
 
 	for (uint32_t i = 0; i < transport->rail_count; i++) {
@@ -158,7 +145,7 @@ static int start(struct verbs_transport *transport)
 	if (r == 0)
 		r = publish(transport);
 	if (r == 0)
-		transport->base.caps = XP_CAP_RDMA;
+		transport->net.base.caps = XP_CAP_RDMA;
 	return err_pass(r);
 }
 
@@ -171,30 +158,24 @@ static int verbs_open(const struct xp_env *env, const struct xp_callbacks *callb
 
 	if (!transport)
 		return err_pass(-ENOMEM);
-	transport->base.ops = &verbs_transport;
-	transport->base.env = *env;
-	transport->base.callbacks = *callbacks;
+	net_init(&transport->net, &verbs_net_ops, &verbs_transport, env, callbacks);
 	transport->window_max = config->max_inflight_bytes;
-	transport->fence_ns = config->fence_timeout_ns;
 	transport->qps = config->verbs_qps;
 	transport->tos = (uint8_t)config->verbs_traffic_class;
 	transport->ack_timeout = (uint8_t)config->verbs_ack_timeout;
 	transport->retries = (uint8_t)config->verbs_retries;
 	transport->sge_max = VERBS_SGE_MAX;
 	transport->wr_bytes = WR_BYTES;
-	list_init(&transport->peers);
-	list_init(&transport->ready);
 	list_init(&transport->active);
 	list_init(&transport->lingering);
 	loop_timer_init(&transport->linger_timer, env->loop, verbs_on_linger);
 	strmap_init(&transport->tokens);
-	loop_defer_init(&transport->run, on_run);
 	r = start(transport);
 	if (r < 0) {
-		verbs_close(&transport->base);
+		verbs_close(&transport->net.base);
 		return err_pass(r);
 	}
-	*transport_p = &transport->base;
+	*transport_p = &transport->net.base;
 	return 0;
 }
 
@@ -212,8 +193,8 @@ const struct transport_ops verbs_transport = {
 	.key_drop = verbs_key_drop,
 	.peer_open = verbs_peer_open,
 	.peer_close = verbs_peer_close,
-	.post = verbs_post,
-	.land = verbs_land,
-	.cancel = verbs_cancel,
-	.revoke = verbs_revoke,
+	.post = net_post,
+	.land = net_land,
+	.cancel = net_cancel,
+	.revoke = net_revoke,
 };

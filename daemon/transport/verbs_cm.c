@@ -61,7 +61,7 @@ static void fill_hello(const struct verbs_qp *qp, uint8_t buf[VERBS_HELLO_BYTES]
 		.depth = (uint16_t)VERBS_DEPTH,
 	};
 
-	memcpy(hello.token, peer->token_out, sizeof(hello.token));
+	memcpy(hello.token, peer->net.token_out, sizeof(hello.token));
 	verbs_hello_put(&hello, buf);
 }
 
@@ -99,12 +99,12 @@ static void again(struct verbs_qp *qp, const struct err *why)
 {
 	struct verbs_peer *peer = qp->peer;
 
-	log_debug("verbs", peer->name, "dial failed", "qp=%u why=\"%s\"", qp->index,
+	log_debug("verbs", peer->net.name, "dial failed", "qp=%u why=\"%s\"", qp->index,
 		  why->text);
 	peer->dial_err = *why;
 	verbs_qp_reset(qp);
-	peer->dial_again_ns = loop_now_ns(peer->timer.loop) + DIAL_AGAIN_NS;
-	verbs_peer_watch(peer, peer->dial_again_ns);
+	peer->dial_again_ns = loop_now_ns(peer->net.timer.loop) + DIAL_AGAIN_NS;
+	net_peer_watch(&peer->net, peer->dial_again_ns);
 }
 
 static void again_last(struct verbs_qp *qp)
@@ -129,7 +129,7 @@ static int begin(struct verbs_qp *qp)
 	if (transport->lib->resolve_addr(qp->id, (struct sockaddr *)&from,
 					 (struct sockaddr *)&to, RESOLVE_MS) != 0)
 		return err_raise(ERR_TRANSPORT, "verbs: %s to %s: resolve: %s",
-				 qp->rail->name, peer->name, strerror(errno));
+				 qp->rail->name, peer->net.name, strerror(errno));
 	return 0;
 }
 
@@ -155,7 +155,7 @@ static void choose_rail(struct verbs_qp *qp)
 
 		if (!rail_is_good(peer, i))
 			continue;
-		log_info("verbs", peer->name, "dialled over another rail",
+		log_info("verbs", peer->net.name, "dialled over another rail",
 			 "qp=%u rail=%s instead=%s", qp->index,
 			 peer->transport->rails[i].name, qp->rail->name);
 		qp->rail = &peer->transport->rails[i];
@@ -183,7 +183,7 @@ void verbs_dial_elsewhere(struct verbs_peer *peer, uint64_t now)
 		    now < qp->dial_ns + ATTEMPT_NS || !other_rail_is_up(peer, qp->rail))
 			continue;
 		err_set(&err, ERR_TIMEOUT, "verbs: %s to %s: no answer", qp->rail->name,
-			peer->name);
+			peer->net.name);
 		peer->bad_rails |= 1u << qp->rail->index;
 		again(qp, &err);
 	}
@@ -197,7 +197,7 @@ void verbs_dial(struct verbs_peer *peer)
 		if (sm_state(&qp->sm) != VERBS_QP_IDLE)
 			continue;
 		choose_rail(qp);
-		qp->dial_ns = loop_now_ns(peer->timer.loop);
+		qp->dial_ns = loop_now_ns(peer->net.timer.loop);
 		sm_move(&qp->sm, VERBS_QP_CONNECTING);
 		if (begin(qp) < 0)
 			again_last(qp);
@@ -224,7 +224,7 @@ static int send_connect(struct verbs_qp *qp)
 	fill_hello(qp, hello);
 	if (transport->lib->connect(qp->id, &param) != 0)
 		return err_raise(ERR_TRANSPORT, "verbs: %s to %s: connect: %s",
-				 qp->rail->name, qp->peer->name, strerror(errno));
+				 qp->rail->name, qp->peer->net.name, strerror(errno));
 	return 0;
 }
 
@@ -234,10 +234,10 @@ static void on_resolved(struct verbs_qp *qp)
 
 	if (qp->id->verbs != qp->rail->device->context)
 		err_raise(ERR_TRANSPORT, "verbs: %s: the way to %s leaves by another device",
-			  qp->rail->name, qp->peer->name);
+			  qp->rail->name, qp->peer->net.name);
 	else if (lib->resolve_route(qp->id, RESOLVE_MS) != 0)
 		err_raise(ERR_TRANSPORT, "verbs: %s to %s: route: %s", qp->rail->name,
-			  qp->peer->name, strerror(errno));
+			  qp->peer->net.name, strerror(errno));
 	else
 		return;
 	again_last(qp);
@@ -252,12 +252,12 @@ static int check_answer(struct verbs_qp *qp, const struct cm_event *event)
 
 	if (r < 0)
 		return err_pass(r);
-	if (memcmp(hello.token, peer->token_in, sizeof(hello.token)) != 0)
+	if (memcmp(hello.token, peer->net.token_in, sizeof(hello.token)) != 0)
 		return err_raise(ERR_AUTH, "verbs: who answers for %s has the wrong token",
-				 peer->name);
+				 peer->net.name);
 	if (hello.qp != qp->index || hello.total != peer->qp_count)
 		return err_raise(ERR_PROTO, "verbs: %s answers queue pair %u of %u",
-				 peer->name, hello.qp, hello.total);
+				 peer->net.name, hello.qp, hello.total);
 	if (qp->index == 0)
 		peer->peer_depth = peer->credits = hello.depth;
 	return 0;
@@ -336,7 +336,7 @@ static void on_connect_request(struct verbs_transport *transport,
 		return;
 	}
 	peer = strmap_get_bytes(&transport->tokens, hello.token, sizeof(hello.token));
-	no = peer && verbs_peer_live(peer) ? expect(peer, &hello, rail)
+	no = peer && net_peer_live(&peer->net) ? expect(peer, &hello, rail)
 					   : "no peer waits with this token";
 	if (no) {
 		refuse(transport, event->id, no);
@@ -351,7 +351,7 @@ static void on_connect_request(struct verbs_transport *transport,
 		peer->peer_depth = peer->credits = hello.depth;
 	sm_move(&qp->sm, VERBS_QP_CONNECTING);
 	if (send_accept(qp, event) < 0) {
-		log_warn("verbs", peer->name, "cannot accept", "why=\"%s\"",
+		log_warn("verbs", peer->net.name, "cannot accept", "why=\"%s\"",
 			 err_last()->text);
 		err_clear();
 		transport->lib->reject(qp->id, "no resources", 12);
@@ -389,7 +389,7 @@ void verbs_linger(struct verbs_transport *transport, struct rdma_cm_id *id)
 		return;
 	}
 	linger->id = id;
-	linger->until_ns = loop_now_ns(transport->base.env.loop) + LINGER_NS;
+	linger->until_ns = loop_now_ns(transport->net.base.env.loop) + LINGER_NS;
 	list_push_back(&transport->lingering, &linger->link);
 	if (!loop_timer_running(&transport->linger_timer) &&
 	    loop_timer_start(&transport->linger_timer, LINGER_NS) < 0) {
@@ -445,14 +445,14 @@ static void on_established(struct verbs_qp *qp, const struct cm_event *event)
 {
 	struct verbs_peer *peer = qp->peer;
 
-	if (sm_state(&qp->sm) != VERBS_QP_CONNECTING || !verbs_peer_live(peer))
+	if (sm_state(&qp->sm) != VERBS_QP_CONNECTING || !net_peer_live(&peer->net))
 		return;
-	if (peer->dial && check_answer(qp, event) < 0) {
-		verbs_peer_fail_last(peer);
+	if (peer->net.dial && check_answer(qp, event) < 0) {
+		net_peer_fail_last(&peer->net);
 		return;
 	}
 	verbs_qp_up(qp);
-	verbs_peer_kick(peer);
+	net_peer_kick(&peer->net);
 }
 
 static void on_refused(struct verbs_qp *qp, const struct cm_event *event)
@@ -470,7 +470,7 @@ static void on_refused(struct verbs_qp *qp, const struct cm_event *event)
 				*c = '?';
 	}
 	err_set(&err, ERR_TIMEOUT, "verbs: %s to %s: %s (%d)%s", qp->rail->name,
-		qp->peer->name,
+		qp->peer->net.name,
 		event->type == RDMA_CM_EVENT_REJECTED	   ? "refused"
 		: event->type == RDMA_CM_EVENT_UNREACHABLE ? "unreachable"
 		: event->type == RDMA_CM_EVENT_ADDR_ERROR  ? "its address does not resolve"
@@ -481,9 +481,9 @@ static void on_refused(struct verbs_qp *qp, const struct cm_event *event)
 		return;
 	if (event->type != RDMA_CM_EVENT_REJECTED) /* nobody was there to say so */
 		qp->peer->bad_rails |= 1u << qp->rail->index;
-	if (qp->peer->dial && verbs_peer_live(qp->peer))
+	if (qp->peer->net.dial && net_peer_live(&qp->peer->net))
 		again(qp, &err);
-	else if (verbs_peer_live(qp->peer))
+	else if (net_peer_live(&qp->peer->net))
 		verbs_qp_reset(qp); /* he may dial again */
 }
 
@@ -494,12 +494,12 @@ static void on_disconnected(struct verbs_qp *qp)
 
 	if (sm_state(&qp->sm) != VERBS_QP_UP && sm_state(&qp->sm) != VERBS_QP_CONNECTING)
 		return;
-	if (sm_state(&peer->sm) == VERBS_PEER_READY)
+	if (sm_state(&peer->net.sm) == NET_PEER_READY)
 		verbs_qp_poll(&peer->qps[0], VERBS_DEPTH); /* its farewell came before */
-	err_set(&err, ERR_PEER, "verbs: %s closed the connection over %s", peer->name,
+	err_set(&err, ERR_PEER, "verbs: %s closed the connection over %s", peer->net.name,
 		qp->rail->name);
-	peer->deaf = true;
-	verbs_peer_fail(peer, &err);
+	peer->net.deaf = true;
+	net_peer_fail(&peer->net, &err);
 }
 
 static void take_event(struct verbs_transport *transport, const struct cm_event *event)

@@ -120,7 +120,7 @@ static int device_start(struct verbs_device *device)
 {
 	struct verbs_transport *transport = device->transport;
 	const struct verbs_lib *lib = transport->lib;
-	struct loop *loop = transport->base.env.loop;
+	struct loop *loop = transport->net.base.env.loop;
 	int r;
 
 	if (lib->query_device(device->context, &device->attr) != 0)
@@ -287,7 +287,7 @@ static void listen_host(const struct config *config, char *host, size_t size)
 
 int verbs_rails_open(struct verbs_transport *transport)
 {
-	const struct config *config = transport->base.env.config;
+	const struct config *config = transport->net.base.env.config;
 	const struct verbs_lib *lib = transport->lib;
 	struct ifaddrs *list = NULL;
 	char words[CONFIG_ENDPOINT_BYTES], *save = NULL;

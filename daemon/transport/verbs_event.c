@@ -68,7 +68,7 @@ void verbs_wc_err(const struct verbs_qp *qp, const struct ibv_wc *wc, struct err
 		words = "the port is down";
 	}
 	err_set(err_p, code, "verbs: %s to %s, queue pair %u: %s (status %d, vendor 0x%x)",
-		qp->rail->name, qp->peer->name, qp->index, words, (int)wc->status,
+		qp->rail->name, qp->peer->net.name, qp->index, words, (int)wc->status,
 		wc->vendor_err);
 	err_p->scope = ERR_SCOPE_PEER;
 	err_p->retryable = true;
@@ -82,13 +82,13 @@ static void fail_all(struct verbs_device *device, const char *words)
 	struct verbs_peer *peer;
 	struct err err;
 
-	list_foreach(peer, &transport->peers, link) {
+	list_foreach(peer, &transport->net.peers, net.link) {
 		for (uint32_t i = 0; i < peer->qp_count; i++) {
 			if (peer->qps[i].rail->device != device)
 				continue;
 			err_set(&err, ERR_IO, "verbs: %s, with the connection to %s: %s",
-				device->name, peer->name, words);
-			verbs_peer_fail(peer, &err);
+				device->name, peer->net.name, words);
+			net_peer_fail(&peer->net, &err);
 			break;
 		}
 	}
@@ -116,9 +116,9 @@ static void on_qp(struct verbs_device *device, struct ibv_qp *ibv_qp, const char
 	struct err err;
 
 	err_set(&err, ERR_TRANSPORT, "verbs: %s to %s, queue pair %u: %s", qp->rail->name,
-		qp->peer->name, qp->index, words);
+		qp->peer->net.name, qp->index, words);
 	(void)device;
-	verbs_peer_fail(qp->peer, &err);
+	net_peer_fail(&qp->peer->net, &err);
 }
 
 static void take_event(struct verbs_device *device, const struct ibv_async_event *event)

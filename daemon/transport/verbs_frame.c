@@ -13,7 +13,7 @@
  * MORE, with nothing of another request in between; it counts when it is whole.
  *
  * What a peer can make us hold is bounded: by XP_INBOUND_MAX unfinished requests,
- * by VERBS_HEADERS_MAX bytes of their headers (the sender keeps to both), and by
+ * by NET_HEADERS_MAX bytes of their headers (the sender keeps to both), and by
  * the credits for the rest.
  */
 #include "daemon/transport/verbs_impl.h"
@@ -40,7 +40,7 @@ struct verbs_out *verbs_out_new(void)
 static void queue(struct verbs_peer *peer, struct verbs_out *out)
 {
 	list_push_back(&peer->out, &out->link);
-	verbs_peer_kick(peer);
+	net_peer_kick(&peer->net);
 }
 
 void verbs_send(struct verbs_peer *peer, struct verbs_out *out,
@@ -60,9 +60,9 @@ void verbs_send_request(struct verbs_peer *peer, struct verbs_out *out,
 			const struct verbs_frame *frame, struct verbs_xfer *xfer)
 {
 	out->frame = *frame;
-	out->frame.total = (uint32_t)xfer->op->header_len;
-	out->payload = xfer->op->header;
-	out->left = xfer->op->header_len;
+	out->frame.total = (uint32_t)xfer->net.op->header_len;
+	out->payload = xfer->net.op->header;
+	out->left = xfer->net.op->header_len;
 	out->xfer = xfer;
 	xfer->busy++;
 	queue(peer, out);
@@ -76,7 +76,7 @@ static void out_done(struct verbs_out *out)
 	mem_free(out);
 	if (xfer) {
 		xfer->busy--;
-		verbs_xfer_check(xfer);
+		net_xfer_check(&xfer->net);
 	}
 }
 
@@ -169,7 +169,7 @@ static int take_credits(struct verbs_peer *peer, const struct verbs_frame *frame
 		return err_raise(ERR_PROTO, "verbs frame: %u credits, with %u of %u left",
 				 frame->credits, peer->credits, peer->peer_depth);
 	if (frame->credits)
-		verbs_peer_kick(peer);
+		net_peer_kick(&peer->net);
 	peer->credits += frame->credits;
 	return 0;
 }
@@ -202,8 +202,8 @@ void verbs_frame_in(struct verbs_peer *peer, uint32_t buffer, uint32_t len)
 	const uint8_t *at = peer->buffers + (size_t)buffer * VERBS_MSG_BYTES;
 
 	peer->owed++;
-	if (!verbs_peer_live(peer) || peer->deaf)
+	if (!net_peer_live(&peer->net) || peer->net.deaf)
 		return;
 	if (take_frame(peer, at, len) < 0)
-		verbs_peer_fail_last(peer);
+		net_peer_fail_last(&peer->net);
 }

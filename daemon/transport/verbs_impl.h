@@ -33,7 +33,7 @@
 #include "daemon/base/sm.h"
 #include "daemon/loop.h"
 #include "daemon/offload.h"
-#include "daemon/transport/transport.h"
+#include "daemon/transport/net.h"
 #include "daemon/transport/verbs.h"
 #include "daemon/transport/verbs_lib.h"
 #include "daemon/transport/verbs_wire.h"
@@ -47,7 +47,6 @@
 #define VERBS_SGE_MAX 30u
 #define VERBS_INLINE_MAX 128u
 #define VERBS_SPREAD_BYTES (4u << 20) /* from here on over all queue pairs */
-#define VERBS_HEADERS_MAX (16u << 20) /* bytes of a peer's unfinished requests */
 
 struct verbs_device {
 	struct verbs_transport *transport;
@@ -85,21 +84,18 @@ struct verbs_stats {
 };
 
 struct verbs_transport {
-	struct transport base;
+	struct net_transport net;
 	const struct verbs_lib *lib;
 	struct rdma_event_channel *cm;
 	struct loop_fd cm_watch;
 	struct verbs_device devices[VERBS_RAILS_MAX];
 	struct verbs_rail rails[VERBS_RAILS_MAX];
 	uint32_t device_count, rail_count;
-	struct list peers;  /* verbs_peer.link */
-	struct list ready;  /* verbs_peer.ready_link: something to do */
 	struct list active; /* verbs_qp.active_link: completions may be there */
-	struct loop_defer run;
 	struct strmap tokens; /* token_in -> verbs_peer that waits to be dialled */
 	struct list lingering; /* verbs_linger.link: farewells under way */
 	struct loop_timer linger_timer;
-	uint64_t window_max, fence_ns;
+	uint64_t window_max;
 	uint64_t spin_ns, spin_until_ns; /* how long an empty queue is still polled */
 	uint32_t qps;			 /* wanted on each rail */
 	uint8_t tos, ack_timeout, retries;
@@ -169,34 +165,16 @@ struct verbs_qp {
 
 /* ---- peers ---- */
 
-enum verbs_peer_state {
-	VERBS_PEER_OPENING,
-	VERBS_PEER_READY,
-	VERBS_PEER_FLUSHING, /* the farewell leaves, transfers stop */
-	VERBS_PEER_ENDING,   /* queue pairs die, then transfers end */
-	VERBS_PEER_ENDED,    /* nothing is left but peer_close() */
-};
-
 struct verbs_peer {
-	struct xp_peer_base base;
+	struct net_peer net;
 	struct verbs_transport *transport;
-	struct list link, ready_link;
-	struct sm sm;
 	struct verbs_address address; /* the remote's; dial only */
-	uint8_t token_in[XP_TOKEN_BYTES], token_out[XP_TOKEN_BYTES];
-	char name[40]; /* for the log */
-	struct err err; /* why it is lost */
 	struct err dial_err; /* the last refusal */
-	bool failed;	/* err is set: end it */
-	bool deaf;	/* the peer has said goodbye */
-	bool dial, close_asked, told, waiting; /* waiting: in transport->tokens */
-	void (*on_closed)(void *arg);
-	void *on_closed_arg;
+	bool waiting; /* in transport->tokens */
 	struct verbs_qp *qps; /* qp_count */
 	uint32_t qp_count, qps_up;
 	uint32_t rails, bad_rails; /* dial: that both sides have; bits of no way there */
-	struct loop_timer timer;
-	uint64_t dial_deadline_ns, dial_again_ns, flush_deadline_ns;
+	uint64_t dial_deadline_ns, dial_again_ns;
 
 	/* frames */
 	uint8_t *buffers;	/* VERBS_DEPTH receives, then VERBS_SEND_BUFFERS */
@@ -211,18 +189,11 @@ struct verbs_peer {
 	bool bye_out;		/* it has left, or nothing more can */
 
 	/* transfers */
-	struct idmap ops, inbounds; /* by id: ours; the peer's */
-	struct list xfers;	    /* verbs_xfer.link: all */
-	struct list queued;	    /* .queue_link: requests that wait for room */
-	struct list finished;	    /* .queue_link: done is to be told */
 	struct list movers;	    /* .mover_link: have something to post, in turn */
 	struct list ungranted;	    /* .grant_link: inbound WRITEs without a slot */
 	struct verbs_xfer *grants[VERBS_GRANTS];
 	uint16_t generations[VERBS_GRANTS];
 	uint32_t grant_count, grant_next;
-	uint64_t next_id, inbound_high;
-	unsigned int asked;   /* our requests without an answer */
-	uint64_t asked_bytes; /* of their headers */
 
 	/* bytes */
 	uint64_t inflight_bytes, window_bytes;
@@ -255,14 +226,6 @@ struct verbs_places {
 	uint32_t count;
 };
 
-enum verbs_xfer_state {
-	VERBS_XFER_QUEUED, /* ours: the request waits for room */
-	VERBS_XFER_ASKED,  /* no answer yet */
-	VERBS_XFER_MOVING, /* GO was said */
-	VERBS_XFER_STOPPING, /* err is set; no new bytes */
-	VERBS_XFER_OVER,   /* told, or about to be */
-};
-
 /* What a transfer may have to say, each once. */
 enum verbs_spare {
 	VERBS_SPARE_FIRST, /* REQUEST; GO */
@@ -272,29 +235,19 @@ enum verbs_spare {
 };
 
 struct verbs_xfer {
-	struct xp_inbound in; /* theirs */
-	struct xp_op *op;     /* ours, else NULL */
+	struct net_xfer net;
 	struct verbs_peer *peer;
-	struct list link, queue_link, mover_link, grant_link;
-	struct sm sm;
-	uint64_t id, bytes, digest;
-	enum xp_kind kind;
-	bool asked;	  /* ours: the request is out, an answer must come */
-	bool answered;	  /* ours: it came */
-	bool go;	  /* GO was sent, or came */
-	bool stop_said;	  /* CANCEL or REVOKE was sent, or need not be */
-	bool ended;	  /* the mover's last words (marks, FIN) are out */
-	bool finishing;	  /* in peer->finished */
+	struct list mover_link, grant_link;
+	uint64_t digest;
+	bool go;    /* GO was sent, or came */
+	bool ended; /* the mover's last words (marks, FIN) are out */
 	bool fin_came;
-	struct err err;	    /* ERR_OK while all is well */
-	struct err verdict; /* the answer's */
-	uint64_t deadline_ns; /* of STOPPING */
 	unsigned int busy;  /* entries in send queues, requests in `out` */
 	const struct plan *plan;
 	struct verbs_places local, remote;
 	struct verbs_out *spare[VERBS_SPARES]; /* so that words never lack memory */
 	uint8_t *header; /* theirs */
-	uint32_t header_have;	 /* bytes of it */
+	uint32_t header_len, header_have; /* bytes of it; that came */
 	/* mover: who posts work requests */
 	struct plan_walk walk;
 	struct plan_span span; /* cut from the walk, not posted yet */
@@ -409,38 +362,22 @@ void verbs_frames_drop(struct verbs_peer *peer);
 int verbs_peer_open(struct transport *base, const struct xp_peer_args *args,
 		    struct xp_peer **peer_p);
 void verbs_peer_close(struct xp_peer *base, void (*on_closed)(void *arg), void *arg);
-static inline bool verbs_peer_live(const struct verbs_peer *peer)
-{
-	return !peer->failed && sm_state(&peer->sm) <= VERBS_PEER_READY;
-}
 /* No queue pair of it can move a byte any more. */
 bool verbs_peer_quiet(const struct verbs_peer *peer);
 /* Memory of frames, registered with the device of queue pair 0. */
 int verbs_peer_buffers(struct verbs_peer *peer, const struct verbs_device *device);
-/* Ends the peer, later. The first fault counts. */
-void verbs_peer_fail(struct verbs_peer *peer, const struct err *err);
-void verbs_peer_fail_last(struct verbs_peer *peer); /* with err_last() */
-void verbs_peer_kick(struct verbs_peer *peer);
-void verbs_peer_step(struct verbs_peer *peer); /* may free it */
-void verbs_peer_watch(struct verbs_peer *peer, uint64_t deadline_ns);
+extern const struct sm_table verbs_peer_table;
+void verbs_peer_step(struct net_peer *net);
+void verbs_peer_free(struct net_peer *net);
 void verbs_peer_bye(struct verbs_peer *peer, const struct err *err); /* it came */
 
 /* ---- verbs_xfer.c ---- */
-int verbs_post(struct xp_peer *base, struct xp_op *op);
-void verbs_land(struct xp_inbound *in, const struct xp_sides *sides,
-		const struct err *err);
-void verbs_cancel(struct xp_op *op, const struct err *why);
-void verbs_revoke(struct xp_inbound *in, const struct err *why);
+extern const struct net_ops verbs_net_ops;
 /* A frame that concerns a transfer. */
 int verbs_xfer_frame(struct verbs_peer *peer, const struct verbs_frame *frame,
 		     const uint8_t *payload);
 int verbs_xfer_mark(struct verbs_peer *peer, const struct verbs_qp *qp,
 		    const struct verbs_mark *mark);
-void verbs_xfer_stop(struct verbs_xfer *xfer, const struct err *err);
-/* Something of it ended: see what follows. */
-void verbs_xfer_check(struct verbs_xfer *xfer);
-void verbs_xfer_tell(struct verbs_xfer *xfer); /* out of peer->finished; frees it */
-void verbs_xfer_pump(struct verbs_peer *peer); /* send queued requests */
 void verbs_xfer_progress(struct verbs_peer *peer); /* tell how far movers are */
 void verbs_xfer_drop_partial(struct verbs_peer *peer); /* a request not whole yet */
 void verbs_xfer_grant(struct verbs_peer *peer); /* slots to who waits for one */
@@ -451,7 +388,7 @@ void verbs_move_start(struct verbs_xfer *xfer);
 void verbs_move_pump(struct verbs_peer *peer);
 static inline bool verbs_is_mover(const struct verbs_xfer *xfer)
 {
-	return xfer->op != NULL; /* who asks posts: writes, or reads */
+	return xfer->net.ours; /* who asks posts: writes, or reads */
 }
 
 #endif

@@ -157,7 +157,7 @@ bool verbs_look_use(const struct verbs_look_port *port, const struct config *con
 		    const struct transport *base, char *why, size_t size)
 {
 	const struct verbs_transport *transport =
-		base ? container_of(base, const struct verbs_transport, base) : NULL;
+		base ? container_of(base, const struct verbs_transport, net.base) : NULL;
 
 	for (uint32_t i = 0; transport && i < transport->rail_count; i++) {
 		const struct verbs_rail *rail = &transport->rails[i];

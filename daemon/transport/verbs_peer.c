@@ -30,19 +30,9 @@
 #define BUFFERS_BYTES ((size_t)(VERBS_DEPTH + VERBS_SEND_BUFFERS) * VERBS_MSG_BYTES)
 #define LOOK_NS (500 * LOOP_NS_PER_MS) /* at connections that take their time */
 
-static const struct sm_state peer_states[] = {
-	[VERBS_PEER_OPENING] = {"opening",
-				SM_TO(VERBS_PEER_READY) | SM_TO(VERBS_PEER_ENDING)},
-	[VERBS_PEER_READY] = {"ready",
-			      SM_TO(VERBS_PEER_FLUSHING) | SM_TO(VERBS_PEER_ENDING)},
-	[VERBS_PEER_FLUSHING] = {"flushing", SM_TO(VERBS_PEER_ENDING)},
-	[VERBS_PEER_ENDING] = {"ending", SM_TO(VERBS_PEER_ENDED)},
-	[VERBS_PEER_ENDED] = {"ended", 0},
-};
-
 bool verbs_peer_quiet(const struct verbs_peer *peer)
 {
-	if (sm_state(&peer->sm) < VERBS_PEER_ENDING)
+	if (sm_state(&peer->net.sm) < NET_PEER_ENDING)
 		return false;
 	for (uint32_t i = 0; i < peer->qp_count; i++)
 		if (sm_state(&peer->qps[i].sm) != VERBS_QP_DEAD)
@@ -52,59 +42,38 @@ bool verbs_peer_quiet(const struct verbs_peer *peer)
 
 static bool peer_invariant(const struct sm *sm, unsigned int from)
 {
-	const struct verbs_peer *peer = container_of(sm, const struct verbs_peer, sm);
+	const struct verbs_peer *peer = container_of(sm, const struct verbs_peer, net.sm);
 
 	(void)from;
-	return sm_state(sm) != VERBS_PEER_ENDED ||
-	       (verbs_peer_quiet(peer) && list_empty(&peer->xfers) &&
+	return sm_state(sm) != NET_PEER_ENDED ||
+	       (verbs_peer_quiet(peer) && list_empty(&peer->net.xfers) &&
 		peer->inflight_bytes == 0);
 }
 
-static const struct sm_table peer_table = {
+const struct sm_table verbs_peer_table = {
 	.name = "verbs peer",
-	.states = peer_states,
-	.count = ARRAY_LEN(peer_states),
+	.states = net_peer_states,
+	.count = NET_PEER_STATES,
 	.invariant = peer_invariant,
 };
 
-void verbs_peer_kick(struct verbs_peer *peer)
+static struct verbs_peer *verbs_peer_of(struct net_peer *net)
 {
-	struct verbs_transport *transport = peer->transport;
-
-	if (list_empty(&peer->ready_link))
-		list_push_back(&transport->ready, &peer->ready_link);
-	loop_defer(transport->base.env.loop, &transport->run);
-}
-
-void verbs_peer_fail(struct verbs_peer *peer, const struct err *err)
-{
-	if (!peer->failed) {
-		peer->failed = true;
-		peer->err = *err;
-	}
-	verbs_peer_kick(peer);
-}
-
-void verbs_peer_fail_last(struct verbs_peer *peer)
-{
-	struct err err;
-
-	err_take(&err);
-	verbs_peer_fail(peer, &err);
+	return container_of(net, struct verbs_peer, net);
 }
 
 void verbs_peer_bye(struct verbs_peer *peer, const struct err *err)
 {
-	peer->deaf = true;
-	verbs_peer_fail(peer, err);
+	peer->net.deaf = true;
+	net_peer_fail(&peer->net, err);
 }
 
 /* ---- ready ---- */
 
 static void find_path(struct verbs_peer *peer)
 {
-	char *path = peer->base.path;
-	size_t size = sizeof(peer->base.path), n;
+	char *path = peer->net.base.path;
+	size_t size = sizeof(peer->net.base.path), n;
 	uint32_t rails = peer->qp_count < peer->transport->rail_count
 				 ? peer->qp_count
 				 : peer->transport->rail_count;
@@ -124,42 +93,28 @@ static void find_path(struct verbs_peer *peer)
 static void forget_token(struct verbs_peer *peer)
 {
 	if (peer->waiting)
-		strmap_remove_bytes(&peer->transport->tokens, peer->token_in,
-				    sizeof(peer->token_in));
+		strmap_remove_bytes(&peer->transport->tokens, peer->net.token_in,
+				    sizeof(peer->net.token_in));
 	peer->waiting = false;
 }
 
 static void become_ready(struct verbs_peer *peer)
 {
-	const struct xp_callbacks *up = &peer->transport->base.callbacks;
-
 	forget_token(peer); /* it lets nobody in twice */
 	find_path(peer);
-	sm_move(&peer->sm, VERBS_PEER_READY);
-	peer->base.ready = true;
+	sm_move(&peer->net.sm, NET_PEER_READY);
 	for (uint32_t i = 0; i < peer->qp_count; i++)
 		verbs_qp_activate(&peer->qps[i]); /* what came early was left there */
-	log_debug("verbs", peer->name, "peer ready", "path=\"%s\"", peer->base.path);
-	up->on_peer_ready(up->owner, (struct xp_peer *)peer);
+	net_peer_ready(&peer->net);
 }
 
 /* ---- deadlines ---- */
-
-void verbs_peer_watch(struct verbs_peer *peer, uint64_t deadline_ns)
-{
-	uint64_t now = loop_now_ns(peer->timer.loop);
-
-	if (loop_timer_running(&peer->timer) && peer->timer.at_ns <= deadline_ns)
-		return;
-	if (loop_timer_start(&peer->timer, deadline_ns > now ? deadline_ns - now : 0) < 0)
-		verbs_peer_fail_last(peer); /* no fence without its clock */
-}
 
 static void watch_dial(struct verbs_peer *peer, uint64_t now)
 {
 	struct err err;
 
-	if (!peer->dial || sm_state(&peer->sm) != VERBS_PEER_OPENING)
+	if (!peer->net.dial || sm_state(&peer->net.sm) != NET_PEER_OPENING)
 		return;
 	if (now < peer->dial_deadline_ns) {
 		verbs_dial_elsewhere(peer, now);
@@ -167,7 +122,7 @@ static void watch_dial(struct verbs_peer *peer, uint64_t now)
 			peer->dial_again_ns = 0;
 			verbs_dial(peer);
 		}
-		verbs_peer_watch(peer, peer->dial_again_ns ? peer->dial_again_ns
+		net_peer_watch(&peer->net, peer->dial_again_ns ? peer->dial_again_ns
 				       : peer->dial_deadline_ns < now + LOOK_NS
 					       ? peer->dial_deadline_ns
 					       : now + LOOK_NS);
@@ -175,41 +130,17 @@ static void watch_dial(struct verbs_peer *peer, uint64_t now)
 	}
 	if (peer->dial_err.code == ERR_OK)
 		err_set(&err, ERR_TIMEOUT, "verbs: no connection to %s in time",
-			peer->name);
+			peer->net.name);
 	else
 		err = peer->dial_err;
-	verbs_peer_fail(peer, &err);
-}
-
-static void watch_transfers(struct verbs_peer *peer, uint64_t now)
-{
-	uint64_t next = UINT64_MAX;
-	struct verbs_xfer *xfer;
-	struct err err;
-
-	list_foreach(xfer, &peer->xfers, link) {
-		if (sm_state(&xfer->sm) != VERBS_XFER_STOPPING || xfer->finishing)
-			continue;
-		if (xfer->deadline_ns <= now) {
-			err_set(&err, ERR_FENCE,
-				"verbs: a stopped transfer with %s was not still after %" PRIu64
-				" ms: its queue pairs are reset",
-				peer->name, peer->transport->fence_ns / LOOP_NS_PER_MS);
-			verbs_peer_fail(peer, &err);
-			return;
-		}
-		if (xfer->deadline_ns < next)
-			next = xfer->deadline_ns;
-	}
-	if (next != UINT64_MAX)
-		verbs_peer_watch(peer, next);
+	net_peer_fail(&peer->net, &err);
 }
 
 /* Who only receives hears nothing when the other end is gone: while there are
  * transfers, knock. */
 static void watch_alive(struct verbs_peer *peer, uint64_t now)
 {
-	if (sm_state(&peer->sm) != VERBS_PEER_READY || list_empty(&peer->xfers)) {
+	if (sm_state(&peer->net.sm) != NET_PEER_READY || list_empty(&peer->net.xfers)) {
 		peer->knock_ns = 0;
 		return;
 	}
@@ -218,7 +149,7 @@ static void watch_alive(struct verbs_peer *peer, uint64_t now)
 			verbs_qp_knock(&peer->qps[i]);
 		peer->knock_ns = now + KNOCK_NS;
 	}
-	verbs_peer_watch(peer, peer->knock_ns);
+	net_peer_watch(&peer->net, peer->knock_ns);
 }
 
 static void watch_progress(struct verbs_peer *peer, uint64_t now)
@@ -232,7 +163,7 @@ static void watch_progress(struct verbs_peer *peer, uint64_t now)
 			verbs_xfer_progress(peer);
 		peer->progress_ns = now + PROGRESS_NS;
 	}
-	verbs_peer_watch(peer, peer->progress_ns);
+	net_peer_watch(&peer->net, peer->progress_ns);
 }
 
 static void watch_dying(struct verbs_peer *peer, uint64_t now)
@@ -245,62 +176,40 @@ static void watch_dying(struct verbs_peer *peer, uint64_t now)
 		if (qp->die_deadline_ns <= now)
 			verbs_qp_bury(qp);
 		else
-			verbs_peer_watch(peer, qp->die_deadline_ns);
+			net_peer_watch(&peer->net, qp->die_deadline_ns);
 	}
 }
 
 static void on_timer(struct loop_timer *timer)
 {
-	struct verbs_peer *peer = container_of(timer, struct verbs_peer, timer);
+	struct verbs_peer *peer = container_of(timer, struct verbs_peer, net.timer);
 	uint64_t now = loop_now_ns(timer->loop);
 
-	if (verbs_peer_live(peer)) {
+	if (net_peer_live(&peer->net)) {
 		watch_dial(peer, now);
-		watch_transfers(peer, now);
+		net_peer_watch_fences(&peer->net, now);
 		watch_progress(peer, now);
 		watch_alive(peer, now);
-	} else if (sm_state(&peer->sm) == VERBS_PEER_FLUSHING) {
-		if (now < peer->flush_deadline_ns)
-			verbs_peer_watch(peer, peer->flush_deadline_ns);
-		verbs_peer_kick(peer);
-	} else if (sm_state(&peer->sm) == VERBS_PEER_ENDING) {
+	} else if (sm_state(&peer->net.sm) == NET_PEER_FLUSHING) {
+		if (now < peer->net.flush_deadline_ns)
+			net_peer_watch(&peer->net, peer->net.flush_deadline_ns);
+		net_peer_kick(&peer->net);
+	} else if (sm_state(&peer->net.sm) == NET_PEER_ENDING) {
 		watch_dying(peer, now);
 	}
 }
 
 /* ---- the end ---- */
 
-/* Closed in peace, unless it failed before. */
-static void set_closed(struct verbs_peer *peer)
-{
-	if (!peer->failed)
-		err_set(&peer->err, ERR_PEER, "verbs: connection to %s closed", peer->name);
-	peer->failed = true;
-	peer->base.ready = false;
-}
-
-static void stop_transfers(struct verbs_peer *peer)
-{
-	struct verbs_xfer *xfer;
-
-	list_foreach_safe(xfer, &peer->xfers, link)
-		verbs_xfer_stop(xfer, &peer->err);
-}
-
 static void begin_end(struct verbs_peer *peer)
 {
-	set_closed(peer);
-	sm_move(&peer->sm, VERBS_PEER_ENDING);
 	forget_token(peer);
-	if (!peer->close_asked)
-		log_debug("verbs", peer->name, "peer lost", "why=\"%s\"", peer->err.text);
-	loop_timer_stop(&peer->timer); /* fences are decided */
-	stop_transfers(peer);
+	net_peer_end(&peer->net);
 	verbs_frames_drop(peer);
 	verbs_xfer_drop_partial(peer);
 	for (uint32_t i = 0; i < peer->qp_count; i++)
 		verbs_qp_kill(&peer->qps[i]);
-	verbs_peer_kick(peer);
+	net_peer_kick(&peer->net);
 }
 
 static void begin_flush(struct verbs_peer *peer)
@@ -309,150 +218,108 @@ static void begin_flush(struct verbs_peer *peer)
 	cleanup_free struct verbs_out *out = verbs_out_new();
 	struct err err;
 
-	err_set(&err, ERR_PEER, "verbs: the remote daemon closed the connection%s%.200s",
-		peer->failed ? ": " : "", peer->failed ? peer->err.text : "");
-	set_closed(peer);
-	sm_move(&peer->sm, VERBS_PEER_FLUSHING);
-	stop_transfers(peer);
-	if (out && !peer->deaf)
+	net_peer_flush(&peer->net, FLUSH_NS, &err);
+	if (out && !peer->net.deaf)
 		verbs_send(peer, mem_steal(out), &frame, &err);
 	else
 		peer->bye_out = true;
-	peer->flush_deadline_ns = loop_now_ns(peer->timer.loop) + FLUSH_NS;
-	verbs_peer_watch(peer, peer->flush_deadline_ns);
-	verbs_peer_kick(peer);
+	net_peer_kick(&peer->net);
 }
 
-static void peer_free(struct verbs_peer *peer)
+void verbs_peer_free(struct net_peer *net)
 {
-	loop_timer_stop(&peer->timer);
+	struct verbs_peer *peer = verbs_peer_of(net);
+
+	net_peer_fini(net);
 	forget_token(peer);
-	list_remove(&peer->ready_link);
-	list_remove(&peer->link);
 	for (uint32_t i = 0; i < peer->qp_count; i++)
 		verbs_qp_kill(&peer->qps[i]); /* of one that was never opened */
 	if (peer->buffer_mr)
 		peer->transport->lib->dereg_mr(peer->buffer_mr);
 	mem_free(peer->buffers);
 	mem_free(peer->qps);
-	idmap_fini(&peer->ops);
-	idmap_fini(&peer->inbounds);
 	mem_free(peer);
 }
 
 /* The farewell has left when its buffer is back: the peer's adapter has it. */
 static bool is_flushed(const struct verbs_peer *peer)
 {
-	return peer->bye_out && peer->qps[0].sent_count == 0;
-}
-
-/* May free the peer. */
-static void settle(struct verbs_peer *peer)
-{
-	const struct xp_callbacks *up = &peer->transport->base.callbacks;
-	void (*on_closed)(void *arg) = peer->on_closed;
-	void *arg = peer->on_closed_arg;
-
-	if (sm_state(&peer->sm) == VERBS_PEER_FLUSHING &&
-	    (is_flushed(peer) || loop_now_ns(peer->timer.loop) >= peer->flush_deadline_ns ||
-	     sm_state(&peer->qps[0].sm) != VERBS_QP_UP)) {
-		begin_end(peer);
-		return;
-	}
-	if (sm_state(&peer->sm) == VERBS_PEER_ENDING && verbs_peer_quiet(peer) &&
-	    list_empty(&peer->xfers)) {
-		loop_timer_stop(&peer->timer);
-		sm_move(&peer->sm, VERBS_PEER_ENDED);
-	}
-	if (sm_state(&peer->sm) != VERBS_PEER_ENDED)
-		return;
-	if (peer->close_asked) {
-		peer_free(peer);
-		on_closed(arg);
-	} else if (!peer->told) {
-		peer->told = true;
-		up->on_peer_lost(up->owner, (struct xp_peer *)peer, &peer->err);
-	}
+	return (peer->bye_out && peer->qps[0].sent_count == 0) ||
+	       loop_now_ns(peer->net.timer.loop) >= peer->net.flush_deadline_ns ||
+	       sm_state(&peer->qps[0].sm) != VERBS_QP_UP;
 }
 
 /* ---- the step ---- */
 
 static void end_quiet(struct verbs_peer *peer)
 {
-	struct verbs_xfer *xfer;
+	struct net_xfer *xfer;
 
-	if (sm_state(&peer->sm) != VERBS_PEER_ENDING || !verbs_peer_quiet(peer))
+	if (sm_state(&peer->net.sm) != NET_PEER_ENDING || !verbs_peer_quiet(peer))
 		return;
-	list_foreach_safe(xfer, &peer->xfers, link)
-		verbs_xfer_check(xfer);
+	list_foreach_safe(xfer, &peer->net.xfers, link)
+		net_xfer_check(xfer);
 }
 
-void verbs_peer_step(struct verbs_peer *peer)
+static void pump(struct verbs_peer *peer)
 {
-	struct list *link;
+	uint64_t now = loop_now_ns(peer->net.timer.loop);
 
-	if (sm_state(&peer->sm) == VERBS_PEER_OPENING && peer->qp_count &&
-	    peer->qps_up == peer->qp_count && !peer->failed)
+	verbs_xfer_grant(peer);
+	net_xfer_pump(&peer->net);
+	verbs_frame_pump(peer);
+	verbs_move_pump(peer);
+	verbs_frame_pump(peer); /* the marks of what was just moved */
+	if (!peer->progress_ns && !list_empty(&peer->movers))
+		watch_progress(peer, now);
+	if (!peer->knock_ns && !list_empty(&peer->net.xfers))
+		watch_alive(peer, now);
+}
+
+void verbs_peer_step(struct net_peer *net)
+{
+	struct verbs_peer *peer = verbs_peer_of(net);
+
+	if (sm_state(&net->sm) == NET_PEER_OPENING && peer->qp_count &&
+	    peer->qps_up == peer->qp_count && !net->failed)
 		become_ready(peer);
-	if (peer->failed && sm_state(&peer->sm) == VERBS_PEER_READY)
+	if (net->failed && sm_state(&net->sm) == NET_PEER_READY)
 		begin_flush(peer);
-	else if (peer->failed && sm_state(&peer->sm) == VERBS_PEER_OPENING)
+	else if (net->failed && sm_state(&net->sm) == NET_PEER_OPENING)
 		begin_end(peer);
 	end_quiet(peer);
-	while ((link = list_pop_front(&peer->finished)))
-		verbs_xfer_tell(list_entry(link, struct verbs_xfer, queue_link));
-	if (verbs_peer_live(peer) && sm_state(&peer->sm) == VERBS_PEER_READY) {
-		verbs_xfer_grant(peer);
-		verbs_xfer_pump(peer);
+	net_peer_tell(net);
+	if (net_peer_live(net) && sm_state(&net->sm) == NET_PEER_READY)
+		pump(peer);
+	else if (sm_state(&net->sm) == NET_PEER_FLUSHING)
 		verbs_frame_pump(peer);
-		verbs_move_pump(peer);
-		verbs_frame_pump(peer); /* the marks of what was just moved */
-		if (!peer->progress_ns && !list_empty(&peer->movers))
-			watch_progress(peer, loop_now_ns(peer->timer.loop));
-		if (!peer->knock_ns && !list_empty(&peer->xfers))
-			watch_alive(peer, loop_now_ns(peer->timer.loop));
-	} else if (sm_state(&peer->sm) == VERBS_PEER_FLUSHING) {
-		verbs_frame_pump(peer);
+	if (sm_state(&net->sm) == NET_PEER_FLUSHING && is_flushed(peer)) {
+		begin_end(peer);
+		return;
 	}
-	settle(peer);
+	if (sm_state(&net->sm) == NET_PEER_ENDING && verbs_peer_quiet(peer) &&
+	    list_empty(&net->xfers)) {
+		loop_timer_stop(&net->timer);
+		sm_move(&net->sm, NET_PEER_ENDED);
+	}
+	net_peer_settle(net);
 }
 
 /* ---- open and close ---- */
 
-static void lists_init(struct verbs_peer *peer)
-{
-	list_init(&peer->link);
-	list_init(&peer->ready_link);
-	list_init(&peer->out);
-	list_init(&peer->xfers);
-	list_init(&peer->queued);
-	list_init(&peer->finished);
-	list_init(&peer->movers);
-	list_init(&peer->ungranted);
-	idmap_init(&peer->ops);
-	idmap_init(&peer->inbounds);
-}
-
 static void peer_init(struct verbs_peer *peer, struct verbs_transport *transport,
 		      const struct xp_peer_args *args)
 {
-	peer->base.transport = &transport->base;
-	peer->base.owner = args->owner;
+	net_peer_init(&peer->net, &transport->net, args, on_timer);
 	peer->transport = transport;
-	memcpy(peer->token_in, args->token_in, sizeof(peer->token_in));
-	memcpy(peer->token_out, args->token_out, sizeof(peer->token_out));
-	for (int i = 0; i < 8; i++)
-		snprintf(peer->name + 2 * i, 3, "%02x", args->instance[i]);
-	peer->dial = args->dial;
 	peer->send_free = UINT32_MAX >> (32 - VERBS_SEND_BUFFERS);
-	peer->next_id = 1;
 	peer->window_bytes = WINDOW_START < transport->window_max ? WINDOW_START
 								   : transport->window_max;
 	/* the clock, not the turn: opening may have taken a good part of it */
-	peer->dial_deadline_ns = loop_clock_ns(transport->base.env.loop) + DIAL_NS;
-	lists_init(peer);
-	loop_timer_init(&peer->timer, transport->base.env.loop, on_timer);
-	sm_init(&peer->sm, &peer_table, VERBS_PEER_OPENING);
+	peer->dial_deadline_ns = loop_clock_ns(transport->net.base.env.loop) + DIAL_NS;
+	list_init(&peer->out);
+	list_init(&peer->movers);
+	list_init(&peer->ungranted);
 }
 
 int verbs_peer_buffers(struct verbs_peer *peer, const struct verbs_device *device)
@@ -499,8 +366,8 @@ static int plan_dial(struct verbs_peer *peer, const struct xp_peer_args *args)
 
 static int wait_for_dial(struct verbs_peer *peer)
 {
-	int r = strmap_put_bytes(&peer->transport->tokens, peer->token_in,
-				 sizeof(peer->token_in), peer);
+	int r = strmap_put_bytes(&peer->transport->tokens, peer->net.token_in,
+				 sizeof(peer->net.token_in), peer);
 
 	peer->waiting = r == 0;
 	return err_pass(r);
@@ -509,7 +376,7 @@ static int wait_for_dial(struct verbs_peer *peer)
 int verbs_peer_open(struct transport *base, const struct xp_peer_args *args,
 		    struct xp_peer **peer_p)
 {
-	struct verbs_transport *transport = container_of(base, struct verbs_transport, base);
+	struct verbs_transport *transport = container_of(base, struct verbs_transport, net.base);
 	struct verbs_peer *peer;
 	int r;
 
@@ -524,13 +391,13 @@ int verbs_peer_open(struct transport *base, const struct xp_peer_args *args,
 	if (r == 0)
 		r = args->dial ? plan_dial(peer, args) : wait_for_dial(peer);
 	if (r < 0) {
-		peer_free(peer);
+		verbs_peer_free(&peer->net);
 		return err_pass(r);
 	}
-	list_push_back(&transport->peers, &peer->link);
-	if (peer->dial) {
+	list_push_back(&transport->net.peers, &peer->net.link);
+	if (peer->net.dial) {
 		verbs_dial(peer);
-		verbs_peer_watch(peer, loop_now_ns(transport->base.env.loop) + LOOK_NS);
+		net_peer_watch(&peer->net, loop_now_ns(transport->net.base.env.loop) + LOOK_NS);
 	}
 	*peer_p = (struct xp_peer *)peer;
 	return 0;
@@ -540,13 +407,9 @@ void verbs_peer_close(struct xp_peer *base, void (*on_closed)(void *arg), void *
 {
 	struct verbs_peer *peer = (struct verbs_peer *)base;
 
-	assert(!peer->close_asked);
-	peer->close_asked = true;
-	peer->on_closed = on_closed;
-	peer->on_closed_arg = arg;
-	if (sm_state(&peer->sm) == VERBS_PEER_READY)
+	net_peer_close_ask(&peer->net, on_closed, arg);
+	if (sm_state(&peer->net.sm) == NET_PEER_READY)
 		begin_flush(peer);
-	else if (sm_state(&peer->sm) == VERBS_PEER_OPENING)
+	else if (sm_state(&peer->net.sm) == NET_PEER_OPENING)
 		begin_end(peer);
-	verbs_peer_kick(peer);
 }

@@ -53,7 +53,7 @@ static inline void resolve(const struct verbs_xfer *xfer, const struct verbs_qp 
 			   uint64_t max, struct piece *piece)
 {
 	const struct plan_span *span = &xfer->span;
-	bool write = xfer->kind == XP_WRITE;
+	bool write = xfer->net.kind == XP_WRITE;
 	const struct verbs_place *near =
 		&xfer->local.at[write ? span->src_buffer : span->dst_buffer];
 	const struct verbs_place *far =
@@ -143,11 +143,11 @@ static void build_chain(struct verbs_xfer *xfer, const struct verbs_qp *qp,
 		wr->send_flags = 0;
 		wr->num_sge = 0;
 		wr->sg_list = chain->sge[chain->count];
-		wr->opcode = xfer->kind == XP_WRITE ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
+		wr->opcode = xfer->net.kind == XP_WRITE ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
 		bytes = build_one(xfer, qp, wr, wr_max);
 		if (!bytes)
 			return;
-		if (xfer->kind == XP_WRITE && bytes <= qp->max_inline && xfer->may_inline) {
+		if (xfer->net.kind == XP_WRITE && bytes <= qp->max_inline && xfer->may_inline) {
 			wr->send_flags = IBV_SEND_INLINE;
 			transport->stats.inlined++;
 		}
@@ -176,7 +176,7 @@ static uint32_t near_qps(const struct verbs_xfer *xfer)
 {
 	const struct verbs_peer *peer = xfer->peer;
 	const struct plan_run *run = &xfer->plan->runs[0];
-	uint32_t place = xfer->kind == XP_WRITE ? run->src_buffer : run->dst_buffer;
+	uint32_t place = xfer->net.kind == XP_WRITE ? run->src_buffer : run->dst_buffer;
 	uint32_t rails = xfer->local.at[place].reg->near, bits = 0;
 
 	for (uint32_t i = 0; i < peer->qp_count; i++)
@@ -191,7 +191,7 @@ static struct verbs_qp *choose(struct verbs_xfer *xfer)
 	struct verbs_peer *peer = xfer->peer;
 	struct verbs_qp *best = NULL;
 
-	if (xfer->bytes < VERBS_SPREAD_BYTES && xfer->used)
+	if (xfer->net.bytes < VERBS_SPREAD_BYTES && xfer->used)
 		return &peer->qps[xfer->home];
 	for (uint32_t i = 0; i < peer->qp_count; i++) {
 		struct verbs_qp *qp = &peer->qps[i];
@@ -205,7 +205,7 @@ static struct verbs_qp *choose(struct verbs_xfer *xfer)
 
 static void tune_window(struct verbs_peer *peer)
 {
-	uint64_t now = loop_now_ns(peer->timer.loop), took;
+	uint64_t now = loop_now_ns(peer->net.timer.loop), took;
 	uint64_t most = peer->transport->window_max;
 	double window;
 
@@ -256,10 +256,10 @@ static enum turn post_marks(struct verbs_xfer *xfer)
 		.slot = (uint16_t)xfer->slot,
 		.generation = xfer->generation,
 		.count = (uint8_t)__builtin_popcount(due),
-		.aborted = xfer->posted_bytes < xfer->bytes,
+		.aborted = xfer->posted_bytes < xfer->net.bytes,
 	};
 	struct verbs_frame frame = {
-		.type = VERBS_MARK, .id = xfer->id, .slot = verbs_mark_put(&mark)};
+		.type = VERBS_MARK, .id = xfer->net.id, .slot = verbs_mark_put(&mark)};
 
 	for (uint32_t i = 1; i < peer->qp_count; i++) {
 		if (!(due & ~xfer->marked & 1u << i))
@@ -285,8 +285,8 @@ static enum turn move_on(struct verbs_xfer *xfer)
 	struct verbs_qp *qp;
 	uint32_t room;
 
-	if (sm_state(&xfer->sm) != VERBS_XFER_MOVING || xfer->posted_bytes == xfer->bytes)
-		return xfer->kind == XP_WRITE ? post_marks(xfer) : TURN_ENDED;
+	if (sm_state(&xfer->net.sm) != NET_XFER_MOVING || xfer->posted_bytes == xfer->net.bytes)
+		return xfer->net.kind == XP_WRITE ? post_marks(xfer) : TURN_ENDED;
 	qp = choose(xfer);
 	room = qp ? room_on(qp) : 0;
 	if (!room || peer->inflight_bytes >= peer->window_bytes)
@@ -315,7 +315,7 @@ void verbs_move_start(struct verbs_xfer *xfer)
 		    xfer->local.at[i].reg->base.memory->kind == MEMORY_DEVICE)
 			xfer->may_inline = false;
 	list_push_back(&xfer->peer->movers, &xfer->mover_link);
-	verbs_peer_kick(xfer->peer);
+	net_peer_kick(&xfer->peer->net);
 }
 
 void verbs_move_pump(struct verbs_peer *peer)
@@ -329,7 +329,7 @@ void verbs_move_pump(struct verbs_peer *peer)
 	list_foreach(xfer, &peer->movers, mover_link)
 		there++;
 	/* until each of them in turn can do no more */
-	while (waiting < there && verbs_peer_live(peer)) {
+	while (waiting < there && net_peer_live(&peer->net)) {
 		xfer = list_first(&peer->movers, struct verbs_xfer, mover_link);
 		list_remove(&xfer->mover_link);
 		switch (move_on(xfer)) {
@@ -343,7 +343,7 @@ void verbs_move_pump(struct verbs_peer *peer)
 			break;
 		case TURN_ENDED:
 			there--;
-			verbs_xfer_check(xfer);
+			net_xfer_check(&xfer->net);
 			break;
 		}
 	}

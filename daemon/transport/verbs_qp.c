@@ -200,10 +200,10 @@ static void give_back(struct verbs_qp *qp, struct verbs_sent *entry, bool good)
 	if (good) {
 		xfer->done_bytes += entry->bytes;
 		peer->rate_bytes += entry->bytes;
-		xfer->op->moved = xfer->done_bytes;
+		xfer->net.op->moved = xfer->done_bytes;
 	}
 	xfer->busy--;
-	verbs_xfer_check(xfer);
+	net_xfer_check(&xfer->net);
 }
 
 static void pop_sent(struct verbs_qp *qp, bool good)
@@ -245,7 +245,7 @@ void verbs_qp_kill(struct verbs_qp *qp)
 		return;
 	}
 	sm_move(&qp->sm, VERBS_QP_DYING);
-	qp->die_deadline_ns = loop_now_ns(qp->peer->timer.loop) + BURY_NS;
+	qp->die_deadline_ns = loop_now_ns(qp->peer->net.timer.loop) + BURY_NS;
 	if (!qp->qp) { /* no queues yet: nothing to wait for */
 		verbs_qp_bury(qp);
 		return;
@@ -253,7 +253,7 @@ void verbs_qp_kill(struct verbs_qp *qp)
 	lib_of(qp)->disconnect(qp->id); /* tells the other side; may fail, no matter */
 	lib_of(qp)->modify_qp(qp->qp, &attr, IBV_QP_STATE);
 	verbs_qp_activate(qp);
-	verbs_peer_watch(qp->peer, qp->die_deadline_ns);
+	net_peer_watch(&qp->peer->net, qp->die_deadline_ns);
 }
 
 void verbs_qp_bury(struct verbs_qp *qp)
@@ -261,12 +261,12 @@ void verbs_qp_bury(struct verbs_qp *qp)
 	if (sm_state(&qp->sm) != VERBS_QP_DYING)
 		return;
 	if (qp->sent_count || qp->rq_posted)
-		log_debug("verbs", qp->peer->name, "buried unflushed", "qp=%u wrs=%u recvs=%u",
+		log_debug("verbs", qp->peer->net.name, "buried unflushed", "qp=%u wrs=%u recvs=%u",
 			  qp->index, qp->sq_depth - qp->sq_free, qp->rq_posted);
 	destroy(qp);
 	forget_sent(qp);
 	sm_move(&qp->sm, VERBS_QP_DEAD);
-	verbs_peer_kick(qp->peer);
+	net_peer_kick(&qp->peer->net);
 }
 
 /* ---- posting ---- */
@@ -276,8 +276,8 @@ static void broken(struct verbs_qp *qp, const char *what, int no)
 	struct err err;
 
 	err_set(&err, ERR_TRANSPORT, "verbs: %s to %s, queue pair %u: %s: %s", qp->rail->name,
-		qp->peer->name, qp->index, what, strerror(no));
-	verbs_peer_fail(qp->peer, &err);
+		qp->peer->net.name, qp->index, what, strerror(no));
+	net_peer_fail(&qp->peer->net, &err);
 }
 
 int verbs_qp_post(struct verbs_qp *qp, struct ibv_send_wr *first, uint32_t count,
@@ -359,7 +359,7 @@ static void on_failed(struct verbs_qp *qp, const struct ibv_wc *wc)
 	if (sm_state(&qp->sm) == VERBS_QP_DYING)
 		return; /* our own doing */
 	verbs_wc_err(qp, wc, &err);
-	verbs_peer_fail(qp->peer, &err);
+	net_peer_fail(&qp->peer->net, &err);
 }
 
 static void on_sent(struct verbs_qp *qp, const struct ibv_wc *wc)
@@ -387,7 +387,7 @@ static void on_sent(struct verbs_qp *qp, const struct ibv_wc *wc)
 static void again(struct verbs_qp *qp, uint32_t buffer)
 {
 	if (verbs_qp_recv(qp, buffer) < 0)
-		verbs_peer_fail_last(qp->peer);
+		net_peer_fail_last(&qp->peer->net);
 }
 
 static void on_received(struct verbs_qp *qp, const struct ibv_wc *wc)
@@ -412,12 +412,12 @@ static void on_received(struct verbs_qp *qp, const struct ibv_wc *wc)
 	if (qp->index == 0 || wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM) {
 		err_raise(ERR_PROTO, "verbs: a message of kind %d on queue pair %u",
 			  (int)wc->opcode, qp->index);
-		verbs_peer_fail_last(peer);
+		net_peer_fail_last(&peer->net);
 		return;
 	}
 	verbs_mark_get(ntohl(wc->imm_data), &mark);
 	if (verbs_xfer_mark(peer, qp, &mark) < 0)
-		verbs_peer_fail_last(peer);
+		net_peer_fail_last(&peer->net);
 }
 
 void verbs_qp_activate(struct verbs_qp *qp)
@@ -478,7 +478,7 @@ static unsigned int sleep_or_work(struct verbs_qp *qp, unsigned int budget)
 	unsigned int done = 0;
 
 	if (!qp->armed) {
-		if (loop_clock_ns(transport->base.env.loop) < transport->spin_until_ns) {
+		if (loop_clock_ns(transport->net.base.env.loop) < transport->spin_until_ns) {
 			qp->spinning = true;
 			return 0; /* stays active */
 		}
@@ -517,8 +517,8 @@ unsigned int verbs_qp_poll(struct verbs_qp *qp, unsigned int budget)
 		done = sleep_or_work(qp, budget);
 	if (done) {
 		transport->spin_until_ns =
-			loop_clock_ns(transport->base.env.loop) + transport->spin_ns;
-		verbs_peer_kick(qp->peer);
+			loop_clock_ns(transport->net.base.env.loop) + transport->spin_ns;
+		net_peer_kick(&qp->peer->net);
 	}
 	if (flushed(qp))
 		verbs_qp_bury(qp);

@@ -32,7 +32,7 @@
 
 static struct verbs_transport *transport_of(const struct verbs_reg *reg)
 {
-	return container_of(reg->base.transport, struct verbs_transport, base);
+	return container_of(reg->base.transport, struct verbs_transport, net.base);
 }
 
 /* Any thread. */
@@ -175,7 +175,7 @@ int verbs_mem_reg(struct transport *base, struct memory *memory, struct xp_reg *
 	int r = kind_check(memory);
 
 	if (r == 0)
-		r = pieces_of(container_of(base, struct verbs_transport, base),
+		r = pieces_of(container_of(base, struct verbs_transport, net.base),
 			      memory->length, &shift, &pieces);
 	if (r < 0)
 		return err_pass(r);
@@ -192,7 +192,7 @@ int verbs_mem_reg(struct transport *base, struct memory *memory, struct xp_reg *
 	reg->id = atomic_fetch_add(&ids, 1) + 1;
 	reg->job.work = release_work;
 	reg->job.done = release_done;
-	reg->near = verbs_topo_near(container_of(base, struct verbs_transport, base), memory);
+	reg->near = verbs_topo_near(container_of(base, struct verbs_transport, net.base), memory);
 	r = register_all(reg);
 	if (r < 0) {
 		release(reg);
@@ -219,7 +219,7 @@ static void reg_put(struct verbs_reg *reg)
 	if (atomic_fetch_sub(&reg->refs, 1) != 1)
 		return;
 	atomic_fetch_add(&transport_of(reg)->releasing, 1);
-	offload_submit(transport_of(reg)->base.env.offload, &reg->job);
+	offload_submit(transport_of(reg)->net.base.env.offload, &reg->job);
 }
 
 /* ---- keys ---- */

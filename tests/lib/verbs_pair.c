@@ -130,7 +130,7 @@ struct verbs_peer *vp_peer(const struct vp_node *node)
 
 struct verbs_transport *vp_transport(const struct vp_node *node)
 {
-	return container_of(node->xp, struct verbs_transport, base);
+	return container_of(node->xp, struct verbs_transport, net.base);
 }
 
 int vp_begin(void **state)

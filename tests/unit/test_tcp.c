@@ -790,7 +790,7 @@ static void close_beside_an_earlier_deadline_still_ends(void **state)
 	struct up_op op;
 
 	(void)state;
-	((struct tcp_transport *)up_b.t)->fence_ns = 20 * LOOP_NS_PER_MS;
+	((struct tcp_transport *)up_b.t)->net.fence_ns = 20 * LOOP_NS_PER_MS;
 	plan_free(plan);
 	plan = up_plan(&(struct plan_run){.len = MIB, .count = 1}, 1);
 	up_op_init(&op, XP_WRITE, plan, &place, NULL);

@@ -60,7 +60,7 @@ static void peers_of_one_pair_become_ready(void **state)
 
 static void peer_with_a_wrong_token_is_never_ready(void **state)
 {
-	struct ucx_transport *b = container_of(up_b.t, struct ucx_transport, base);
+	struct ucx_transport *b = container_of(up_b.t, struct ucx_transport, net.base);
 
 	(void)state;
 	up_connect(&up_a, &up_b, 1, 2);

@@ -85,7 +85,7 @@ static void abort_one(enum xp_kind kind, bool by_answerer, unsigned int ran)
 static void aborts(enum xp_kind kind)
 {
 	/* the wire is slower here than any deadline foresees */
-	vp_transport(&vp_a)->fence_ns = vp_transport(&vp_b)->fence_ns = VP_WAIT_NS;
+	vp_transport(&vp_a)->net.fence_ns = vp_transport(&vp_b)->net.fence_ns = VP_WAIT_NS;
 	for (unsigned int i = 0; i < ABORTS; i++) {
 		abort_one(kind, i & 1, i);
 	}
@@ -111,7 +111,7 @@ static void abort_over_a_frozen_wire_resets_the_owner_s_queue_pairs(void **state
 	struct vp_transfer x;
 
 	(void)state;
-	vp_transport(&vp_b)->fence_ns = 100 * LOOP_NS_PER_MS;
+	vp_transport(&vp_b)->net.fence_ns = 100 * LOOP_NS_PER_MS;
 	start(&x, XP_WRITE);
 	verbs_transport.revoke(vp_b.in, &why);
 	VP_AWAIT(vp_b.dones);
@@ -175,7 +175,7 @@ static void request_that_fails_names_device_port_and_peer(void **state)
 		fake_verbs_hold(false);
 		vp_failed(&x, statuses[i].code, statuses[i].words);
 		assert_non_null(strstr(x.op.err.text, "mlx5_0:1"));
-		assert_non_null(strstr(x.op.err.text, vp_peer(&vp_a)->name));
+		assert_non_null(strstr(x.op.err.text, vp_peer(&vp_a)->net.name));
 		assert_true(x.op.err.retryable);
 		assert_int_equal(x.op.err.scope, ERR_SCOPE_PEER);
 		VP_AWAIT(vp_a.lost && vp_b.lost);

@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * net: what the network backends (tcp, ucx, verbs) have in common. Two lives are
+ * told here, once, so that their fences and limits are the same and are proven in
+ * one place; how bytes and words cross is the backend's.
+ *
+ * A connection's (net_peer.c): states, the first fault that counts, deadlines, the
+ * farewell, the end, and what the daemon is told of it.
+ *
+ * A transfer's (net_xfer.c), on the side that asks (an op) and on the side that
+ * answers (an inbound):
+ *
+ *     REQUEST -> on_request, land() -> begin -> bytes … -> DONE
+ *
+ * Every request that left is answered by exactly one DONE, and with it the id is
+ * dead on both sides; ids rise and are never used again, so words and bytes that
+ * come later are nobody's. Stopping (cancel, revoke, refusal, a fault, a lost peer)
+ * takes one path: STOPPING, the backend halts, and when it says that the transfer
+ * is over (`is_over`: nothing of it moves or will count) the side is told. What is
+ * not over by the fence's deadline costs the connection.
+ *
+ * Done callbacks are called by net_peer_tell() only, out of the peer's step: a
+ * transfer that is over waits in peer->finished.
+ *
+ * A backend's transport, peer and transfer begin with the structs here. All of it
+ * runs on the loop's thread.
+ */
+#ifndef KVD_TRANSPORT_NET_H
+#define KVD_TRANSPORT_NET_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/base/idmap.h"
+#include "daemon/base/list.h"
+#include "daemon/base/sm.h"
+#include "daemon/loop.h"
+#include "daemon/transport/transport.h"
+
+struct net_peer;
+struct net_xfer;
+
+#define NET_HEADERS_MAX (16u << 20) /* bytes of a peer's unfinished requests */
+
+struct net_ops {
+	const char *name; /* of the backend, for words */
+	/* net_peer_states, net_xfer_states, each with the backend's invariant */
+	const struct sm_table *peer_table, *xfer_table;
+
+	/* -- of a peer -- */
+	void (*step)(struct net_peer *peer); /* it was kicked; may free it */
+	void (*peer_free)(struct net_peer *peer);
+	/* Refuse a request that there is no memory for; negative: not even for that. */
+	int (*refuse)(struct net_peer *peer, uint64_t id, const struct err *err);
+	/* May another request leave now? NULL: always. */
+	bool (*has_room)(const struct net_peer *peer);
+
+	/* -- of a transfer -- */
+	/* Zeroed, with all that its words will need, so that those never lack memory. */
+	int (*xfer_new)(struct net_peer *peer, struct net_xfer **xfer_p);
+	void (*xfer_free)(struct net_xfer *xfer);
+	/* References on the memories of a transfer with bytes, its places checked. */
+	int (*take_sides)(struct net_xfer *xfer, const struct xp_sides *sides);
+	void (*drop_sides)(struct net_xfer *xfer); /* gives them back; idempotent */
+	size_t (*request_bytes)(const struct net_xfer *xfer); /* that the peer keeps */
+	/* Send the REQUEST. 1: its bytes are under way, or may come, without an answer.
+	 * Negative: nothing left. */
+	int (*ask)(struct net_xfer *xfer);
+	/* The answerer has taken a transfer with bytes: say GO, or move them. */
+	int (*begin)(struct net_xfer *xfer);
+	void (*halt)(struct net_xfer *xfer); /* no new bytes; once */
+	/* The words that are due as it stands: CANCEL … Called again and again. */
+	void (*speak)(struct net_xfer *xfer);
+	/* Is it over? In STOPPING: can nothing of it move, or count, any more? */
+	bool (*is_over)(struct net_xfer *xfer);
+	bool (*is_whole)(struct net_xfer *xfer); /* ours: have all its bytes moved? */
+	/* Answer with DONE; negative only for success (err NULL): it has not left. */
+	int (*say_done)(struct net_xfer *xfer, const struct err *err);
+};
+
+struct net_transport {
+	struct transport base;
+	const struct net_ops *ops;
+	struct list peers; /* net_peer.link */
+	struct list ready; /* net_peer.ready_link: to be stepped */
+	struct loop_defer run;
+	uint64_t fence_ns;
+};
+
+enum net_peer_state {
+	NET_PEER_OPENING,
+	NET_PEER_JOINING, /* tcp: the control line is there, streams are being made */
+	NET_PEER_READY,
+	NET_PEER_FLUSHING, /* the farewell leaves */
+	NET_PEER_ENDING,   /* whoever may still touch memory lets go */
+	NET_PEER_ENDED,	   /* nothing is left but peer_close() */
+	NET_PEER_STATES,
+};
+extern const struct sm_state net_peer_states[NET_PEER_STATES];
+
+struct net_peer {
+	struct xp_peer_base base;
+	struct net_transport *transport;
+	struct list link, ready_link;
+	struct sm sm;
+	uint8_t token_in[XP_TOKEN_BYTES], token_out[XP_TOKEN_BYTES];
+	char name[40]; /* for words */
+	struct err err; /* why it is lost */
+	bool failed;	/* err is set: end it */
+	bool broken;	/* nothing more will leave by it */
+	bool deaf;	/* the peer has said goodbye */
+	bool dial, close_asked, told;
+	void (*on_closed)(void *arg);
+	void *on_closed_arg;
+	struct loop_timer timer; /* the backend's deadlines, by net_peer_watch() */
+	uint64_t flush_deadline_ns;
+
+	struct idmap ops, inbounds; /* net_xfer by id: ours; the peer's */
+	struct list xfers;	    /* net_xfer.link: all */
+	struct list queued;	    /* .queue_link: requests that wait for room */
+	struct list finished;	    /* .queue_link: done is to be told */
+	uint64_t next_id, inbound_high;
+	unsigned int asked;   /* our requests without an answer */
+	uint64_t asked_bytes; /* that the peer keeps for them */
+};
+
+enum net_xfer_state {
+	NET_XFER_QUEUED,   /* ours: the request waits for room */
+	NET_XFER_ASKED,	   /* no answer yet */
+	NET_XFER_MOVING,   /* both sides have agreed */
+	NET_XFER_STOPPING, /* err is set; no new bytes */
+	NET_XFER_OVER,	   /* told, or about to be */
+	NET_XFER_STATES,
+};
+extern const struct sm_state net_xfer_states[NET_XFER_STATES];
+
+struct net_xfer {
+	struct xp_inbound in; /* theirs */
+	struct xp_op *op;     /* ours; NULL once it is told */
+	struct net_peer *peer;
+	struct list link, queue_link;
+	struct sm sm;
+	uint64_t id, bytes;
+	enum xp_kind kind;
+	bool ours;
+	bool asked;	/* ours: the request is out, an answer must come */
+	bool answered;	/* ours: it came */
+	bool stop_said; /* the other side knows, or need not know, that it stops */
+	bool finishing; /* in peer->finished */
+	bool told;	/* ours: only the answer is waited for */
+	struct err err; /* ERR_OK while all is well */
+	struct err verdict;   /* the answer's */
+	uint64_t deadline_ns; /* of STOPPING */
+	uint64_t asked_bytes; /* ours: of the peer's asked_bytes */
+};
+
+/* ---- a transport ---- */
+void net_init(struct net_transport *net, const struct net_ops *ops,
+	      const struct transport_ops *base, const struct xp_env *env,
+	      const struct xp_callbacks *callbacks);
+void net_fini(struct net_transport *net); /* its peers are closed */
+void net_run(struct net_transport *net);  /* step who was kicked, now */
+
+/* ---- a peer ---- */
+void net_peer_init(struct net_peer *peer, struct net_transport *net,
+		   const struct xp_peer_args *args,
+		   void (*on_timer)(struct loop_timer *timer));
+void net_peer_fini(struct net_peer *peer);
+/* transport_ops.peer_close, but for the way there: net_peer_settle() ends it. */
+void net_peer_close_ask(struct net_peer *peer, void (*on_closed)(void *arg), void *arg);
+static inline bool net_peer_live(const struct net_peer *peer)
+{
+	return !peer->failed && sm_state(&peer->sm) <= NET_PEER_READY;
+}
+/* Has its step called after this callback. */
+void net_peer_kick(struct net_peer *peer);
+/* Ends the peer, in its next step. The first fault counts. */
+void net_peer_fail(struct net_peer *peer, const struct err *err);
+void net_peer_fail_last(struct net_peer *peer); /* with err_last() */
+/* The timer runs at that time, or earlier. */
+void net_peer_watch(struct net_peer *peer, uint64_t deadline_ns);
+/* Fences of stopped transfers: true when one is late, which ends the peer. */
+bool net_peer_watch_fences(struct net_peer *peer, uint64_t now);
+void net_peer_ready(struct net_peer *peer); /* its path is known: tell the daemon */
+/* FLUSHING: transfers stop, and `err_p` are the words of a farewell, which the
+ * backend sends and has `flush_ns` for. */
+void net_peer_flush(struct net_peer *peer, uint64_t flush_ns, struct err *err_p);
+void net_peer_end(struct net_peer *peer); /* ENDING: transfers stop */
+void net_peer_tell(struct net_peer *peer); /* calls what is finished done */
+/* Where the step ends. In ENDED: tells the daemon, or ends what it closes, which
+ * frees the peer. */
+void net_peer_settle(struct net_peer *peer);
+
+/* ---- a transfer: transport_ops ---- */
+int net_post(struct xp_peer *base, struct xp_op *op);
+void net_land(struct xp_inbound *in, const struct xp_sides *sides, const struct err *err);
+void net_cancel(struct xp_op *op, const struct err *why);
+void net_revoke(struct xp_inbound *in, const struct err *why);
+
+/* ---- a transfer: the backend's ---- */
+static inline bool net_is_source(const struct net_xfer *xfer)
+{
+	return xfer->ours == (xfer->kind == XP_WRITE);
+}
+void net_xfer_free(struct net_xfer *xfer); /* NULL is fine */
+void net_xfer_stop(struct net_xfer *xfer, const struct err *err);
+void net_xfer_stop_last(struct net_xfer *xfer); /* with err_last() */
+void net_xfer_check(struct net_xfer *xfer); /* something of it ended */
+void net_xfer_pump(struct net_peer *peer);  /* send queued requests */
+void net_xfers_stop(struct net_peer *peer); /* all, with peer->err */
+void net_xfers_drop(struct net_peer *peer); /* those that only wait for an answer */
+/* Ours, by an answer's id; ERR_PROTO when there is none. */
+int net_op_find(struct net_peer *peer, uint64_t id, struct net_xfer **xfer_p);
+/* Theirs; NULL when our DONE crosses the words; ERR_PROTO when it was never asked. */
+int net_inbound_find(struct net_peer *peer, uint64_t id, struct net_xfer **xfer_p);
+/* A DONE came (err NULL: success). It frees a transfer that was told before. */
+int net_xfer_done(struct net_xfer *xfer, const struct err *err);
+/* A REQUEST came. Negative: it breaks the protocol. xfer_p NULL: it was refused for
+ * lack of memory (so it must be when there was `no_memory` to receive it). Else the
+ * backend fills in.header and calls net_request(). */
+int net_inbound_new(struct net_peer *peer, uint64_t id, unsigned int kind,
+		    uint64_t bytes, bool no_memory, struct net_xfer **xfer_p);
+void net_request(struct net_xfer *xfer, const void *header, size_t header_len);
+/* Ours, stopped, and the other side does not know. */
+static inline bool net_owes_cancel(const struct net_xfer *xfer)
+{
+	return sm_state(&xfer->sm) == NET_XFER_STOPPING && xfer->ours && xfer->asked &&
+	       !xfer->answered && !xfer->stop_said;
+}
+int net_proto(const struct net_xfer *xfer, const char *word); /* ERR_PROTO, raised */
+
+#endif
