@@ -495,6 +495,7 @@ int cuMemHostRegister_v2(void *base, size_t bytes, unsigned int flags)
 {
 	ENTER(cuMemHostRegister_v2);
 	if (flags & ~(unsigned int)(CU_MEMHOSTREGISTER_PORTABLE |
+				    CU_MEMHOSTREGISTER_DEVICEMAP |
 				    CU_MEMHOSTREGISTER_READ_ONLY))
 		return CU_ERROR_INVALID_VALUE;
 	return base && bytes ? host_note(MEM_REGISTERED, (uintptr_t)base, bytes)
