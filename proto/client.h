@@ -63,6 +63,8 @@ void *client_memory_map(int fd, size_t bytes);
 /* Make all pages of a mapping of whole 2 MiB present, huge ones where the kernel
  * can: those are added to *huge_bytes_p. -KVD_E_NOMEM, -KVD_E_IO. */
 int client_memory_fill(void *at, size_t bytes, size_t *huge_bytes_p);
+/* For tests: what is called instead of madvise(MADV_COLLAPSE); NULL: that again. */
+void client_memory_with(int (*collapse)(void *at, size_t bytes));
 
 /* ---- the status page of one session -------------------------------------- */
 

@@ -50,6 +50,19 @@ class Engine(Server):
         return json.loads(said)
 
 
+    def moved(self):
+        """What it reports of its transfers: how many, bytes, seconds from the first one's
+        place in the queue to the last one's end, over all requests."""
+        sums = {}
+        for line in self.call("GET", "/metrics")[1].decode().splitlines():
+            name = line.partition("{")[0]
+            if name.startswith("sglang:kv_transfer_"):
+                sums[name[19:]] = sums.get(name[19:], 0) + float(line.rsplit(" ", 1)[-1])
+        return {"xfers": sums.get("latency_ms_count", 0),
+                "bytes": sums.get("total_mb_sum", 0) * (1 << 20),
+                "xfer_s": sums.get("latency_ms_sum", 0) / 1e3}
+
+
 def request(ids, n=8, **more):
     return dict(input_ids=ids, sampling_params={"temperature": 0, "max_new_tokens": n,
                                                 "ignore_eos": True}, **more)
@@ -76,7 +89,7 @@ class Run:
         self.plain = Engine(args, "plain", Node("nixl", "none"))
         self.prefill = Engine(args, "prefill", nodes[0], *disagg, "prefill", "--tp",
                               str(args.prefill_tp), "--disaggregation-bootstrap-port",
-                              str(self.bootstrap))
+                              str(self.bootstrap), "--enable-metrics")
         self.decode = Engine(args, "decode", nodes[1], *disagg, "decode",
                              "--disaggregation-decode-retraction-backup", "none")
         self.all = (self.plain, self.prefill, self.decode)
@@ -154,6 +167,7 @@ class Run:
         check("logprobs of every token", self.logprobs)
         check("a prefix in prefill's cache", self.prefix)
         check("12 at once", self.at_once)
+        self.tally.note("moved", self.prefill.moved())
         check("decode alone, given up", self.decode_alone)
         check("prefill alone gives up", self.prefill_alone)
 

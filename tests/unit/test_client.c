@@ -17,12 +17,14 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <poll.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
+#include "proto/client.h"
 #include "tests/lib/client_fixture.h"
 
 /* ---- errors, names ------------------------------------------------------------ */
@@ -532,6 +534,40 @@ static void memory_is_in_the_huge_pages_it_tells_of(void **state)
 	kvd_memory_free(&m);
 }
 
+static unsigned int collapses;
+
+/* As on a machine whose cores are all busy. */
+static int collapse_slowly(void *at, size_t bytes)
+{
+	uint64_t until = client_now_ns() + 250000000;
+
+	(void)at;
+	(void)bytes;
+	collapses++;
+	while (client_now_ns() < until)
+		sched_yield();
+	return 0;
+}
+
+static void memory_whose_collapse_is_slow_is_had_in_time(void **state)
+{
+	struct kvd_memory m;
+	struct stat st;
+	uint64_t begin = client_now_ns();
+
+	(void)state;
+	client_memory_with(collapse_slowly);
+	assert_int_equal(kvd_memory_alloc(128 << 20, "slow", &m), 0);
+	client_memory_with(NULL);
+	/* 64 pieces: 16 s, had each been waited for */
+	assert_in_range(collapses, 1, 8);
+	assert_true(client_now_ns() - begin < UINT64_C(10000000000));
+	assert_int_equal(m.huge_bytes, (size_t)collapses << 21);
+	assert_int_equal(fstat(m.fd, &st), 0);
+	assert_true((size_t)st.st_blocks * 512 >= m.bytes - m.huge_bytes);
+	kvd_memory_free(&m);
+}
+
 static void layout_text_is_what_was_built(void **state)
 {
 	struct kvd_layout *l = kvd_layout_new(1);
@@ -617,6 +653,7 @@ int main(void)
 		T(pool_line_names_regions_and_layout),
 		cmocka_unit_test(memory_is_sealed_aligned_and_writable),
 		cmocka_unit_test(memory_is_in_the_huge_pages_it_tells_of),
+		cmocka_unit_test(memory_whose_collapse_is_slow_is_had_in_time),
 		cmocka_unit_test(layout_text_is_what_was_built),
 		cmocka_unit_test(layout_keeps_its_first_error),
 	};
