@@ -12,7 +12,7 @@ PYSRC  := $(wildcard proto/python/src/*.[ch]) $(wildcard proto/client*.[ch]) \
 TEST_TARGETS += tests/python/run.sh
 TEST_NEEDS   += $(PYDIR)/installed
 
-.PHONY: wheel bench-python
+.PHONY: wheel wheel-check bench-python
 # never fails: tests/python/run.sh tells what is missing
 $(PYDIR)/installed: $(PYSRC) proto/python/README.md
 	@mkdir -p $(@D)
@@ -22,6 +22,9 @@ $(PYDIR)/installed: $(PYSRC) proto/python/README.md
 wheel: ## build one wheel for all Pythons in build/wheel
 	$(SAY) WHEEL build/wheel
 	$(Q)scripts/python-wheel.sh $(PYDIR) $(PYTHON) build/wheel
+
+wheel-check: all wheel ## install it where there is no compiler, and move bytes
+	@scripts/python-wheel-check.sh build/wheel $(PYTHON) $(CURDIR)/$(B)/kvd
 
 #   REPS=n processes of each module (3), TRANSPORT=shm|tcp
 bench-python: all $(PYDIR)/installed ## kvd's nixl beside the real one (PyPI)

@@ -46,6 +46,32 @@ class Worker:
         self.handles.append(self.agent.register_memory([(address, nbytes, 0, "")], "DRAM"))
         return address
 
+    def alloc_malloc(self, nbytes):
+        """Memory of malloc alone: nothing of Python's lies over it."""
+        from nixl import _utils
+        address = _utils.malloc_passthru(nbytes)
+        self.handles.append(self.agent.register_memory([(address, nbytes, 0, "")], "DRAM"))
+        self.buffers.append(None)
+        return address
+
+    def replace(self, address, nbytes, fill):
+        """Unmap whole pages of it, and map others there."""
+        import ctypes
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + \
+            [ctypes.c_long]
+        libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        at = (address + 4095) & ~4095
+        assert libc.munmap(at, nbytes) == 0
+        assert libc.mmap(at, nbytes, 3, 0x32, -1, 0) == at  # private, fixed, anonymous
+        ctypes.memset(at, fill, nbytes)
+
+    def peek(self, address, nbytes):
+        """The bytes that occur there, but for a page at either end."""
+        import ctypes
+        return set(ctypes.string_at(address + 4096, nbytes - 8192))
+
     def free(self, i):
         self.agent.deregister_memory(self.handles[i])
 
