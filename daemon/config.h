@@ -86,6 +86,7 @@ struct config {
 	uint32_t verbs_retries;	      /* 0 … 7 */
 	uint32_t verbs_traffic_class; /* the IP header's; 0 = the system's */
 	uint32_t copy_threads; /* >= 1 */
+	bool vm_direct;
 	uint32_t host_copy_threads; /* >= 1; of all daemons in run_dir */
 	uint64_t slice_bytes;
 	uint64_t max_inflight_bytes;

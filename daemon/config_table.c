@@ -201,6 +201,10 @@ static const struct setting options[] = {
 	 .help = "Copy threads that all daemons of one run_dir may run at once; each may "
 		 "always run one. The same for all of them. auto: half the cores, at least "
 		 "copy_threads."},
+	{"transport", "vm_direct", SETTING_BOOL, FIELD(vm_direct), .preset = "yes",
+	 .help = "Read private memory (vm) of engines that another daemon of this host serves, "
+		 "where it lies: only processes that the other daemon's user owns, and where "
+		 "the kernel allows it. Else, and with no, both daemons copy through a ring."},
 	{"transport", "gpu", SETTING_TEXT, FIELD(gpu), .preset = "auto",
 	 .help = "GPUs whose memory engines may hand over: auto (all that are here), off, or "
 		 "UUIDs and PCI ids. No driver is loaded before the first does."},

@@ -17,9 +17,10 @@
  *           done, DONE -> A: done
  *   READ    A: copy; REQUEST(check) -> B: land -> DONE -> A: done
  *
- * Memory that has no file to pass (vm) or whose mapping is not there yet goes
- * through a bounce ring (shm_ring.c): after REQUEST, B says STAGE and A fills
- * slots; of a READ, A sends REQUEST(read) and B fills slots.
+ * Memory that has no file to pass is read in its process, where that may be
+ * (shm_vm.c). What is left, or whose mapping is not there yet, goes through a bounce
+ * ring (shm_ring.c): after REQUEST, B says STAGE and A fills slots; of a READ, A sends
+ * REQUEST(read) and B fills slots.
  *
  * Requests, answers and fds travel on a Unix stream socket that the daemon with
  * the lower instance id dials. It is found by the address in HELLO, an abstract
@@ -462,6 +463,7 @@ int shm_open_as(const struct transport_ops *ops, const struct xp_env *env,
 	shm->base.env = *env;
 	shm->base.callbacks = *callbacks;
 	shm->connect_ns = SHM_CONNECT_NS;
+	shm->vm_direct = env->config && env->config->vm_direct;
 	list_init(&shm->peers);
 	list_init(&shm->guests);
 	for (size_t i = 0; i < SHM_REG_BUCKETS; i++)

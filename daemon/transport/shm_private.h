@@ -9,6 +9,7 @@
  *   shm_op.c     transfers that we post
  *   shm_in.c     transfers that the peer posts
  *   shm_flow.c   the bytes of one transfer: buffers, a direct copy
+ *   shm_vm.c     private memory of a peer's engine, where we may read it
  *   shm_ring.c   ... and the bounce ring, where fds cannot do
  */
 #ifndef KVD_TRANSPORT_SHM_PRIVATE_H
@@ -74,6 +75,7 @@ enum shm_type {
 	SHM_KEY_DENY,
 	SHM_KEY_GIVE_IPC, /* of GPU memory: the exporter's handle */
 	SHM_KEY_GIVE_VMM, /* + fd */
+	SHM_KEY_GIVE_VM,  /* + pidfd: of a process's private memory */
 	SHM_TYPE_END,
 };
 enum { SHM_FLAG_YOURS = 1 }; /* DATA: `id` is a request of the receiver's own */
@@ -100,6 +102,7 @@ struct shm {
 	pthread_mutex_t regs_lock;
 	struct list regs[SHM_REG_BUCKETS]; /* struct shm_reg, by id */
 	uint64_t next_reg;
+	bool vm_direct;	     /* option: engines of peers are read by ourselves */
 	bool gpu;	     /* transport local: handles of GPU memory are passed */
 	uint64_t next_owner; /* who shares imports: numbers no session has */
 };
@@ -142,6 +145,8 @@ struct shm_key {
 	enum memory_kind kind;
 	uint64_t offset;
 	int fd;
+	bool vm;       /* of a process; without `memory` it is staged */
+	uid_t vm_user; /* whom its daemon runs as */
 	struct gpu_handle gpu; /* kind device; its fd is `fd` */
 	struct gpu *gpus;
 	uint64_t gpu_owner;
@@ -333,6 +338,12 @@ void shm_keys_end(struct shm_peer *peer);    /* the peer is lost: on_key(err) */
 void shm_keys_detach(struct shm_peer *peer); /* the peer is freed */
 int shm_on_key_ask(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
 int shm_on_key_give(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
+/* shm_vm.c */
+void shm_vm_key_give(struct shm_peer *peer, uint64_t id, struct memory *memory);
+int shm_on_key_give_vm(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
+/* May this user, without any capability, read the process? ERR_IMPORT. */
+int shm_vm_check_user(pid_t pid, uid_t user);
+void shm_vm_map(struct shm_key *key); /* on a helper; no `memory`: not for us */
 /* local.c */
 #define LOCAL_KEY_BYTES (CU_UUID_BYTES + CU_IPC_BYTES + 3u * 8u)
 void local_key_give(struct shm_peer *peer, uint64_t id, const struct memory *memory);

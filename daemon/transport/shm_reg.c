@@ -11,7 +11,8 @@
  * himself; whether what he read counts, the transfers settle.
  *
  * Memory without a file, or with one that we may not open for reading, has a
- * key too: it says that the bytes come through the ring.
+ * key too: it says that the bytes come through the ring, or that its process may be
+ * asked for (shm_vm.c).
  *
  * Registering runs on helper threads, hence the one lock; the rest is the
  * loop's. A key outlives its drop while an answer or a helper still holds it.
@@ -29,7 +30,7 @@
 #include "daemon/base/mem.h"
 
 #define KEY_BYTES (1u + 1u + 8u + 16u + 8u) /* version, flags, number, nonce, length */
-enum { KEY_FLAG_FILE = 1, KEY_FLAG_GPU = 2 };
+enum { KEY_FLAG_FILE = 1, KEY_FLAG_GPU = 2, KEY_FLAG_VM = 4 };
 
 /* ---- registrations ---- */
 
@@ -91,6 +92,13 @@ static bool reg_of_gpu(const struct shm_reg *reg)
 	       ((const struct shm *)(const void *)reg->base.transport)->gpu;
 }
 
+/* Private memory of an engine, which the peer may read by himself. */
+static bool reg_of_vm(const struct shm_reg *reg)
+{
+	return reg->base.memory->kind == MEMORY_VM &&
+	       ((const struct shm *)(const void *)reg->base.transport)->vm_direct;
+}
+
 int shm_key_pack(struct xp_reg *xreg, struct xp_peer *peer, void *buf, size_t size,
 		 size_t *len_p)
 {
@@ -104,7 +112,8 @@ int shm_key_pack(struct xp_reg *xreg, struct xp_peer *peer, void *buf, size_t si
 	cursor_write(&c, buf, size);
 	cursor_put_u8(&c, SHM_VERSION);
 	cursor_put_u8(&c, (reg->ro_fd >= 0 ? KEY_FLAG_FILE : 0) |
-				  (reg_of_gpu(reg) ? KEY_FLAG_GPU : 0));
+				  (reg_of_gpu(reg) ? KEY_FLAG_GPU : 0) |
+				  (reg_of_vm(reg) ? KEY_FLAG_VM : 0));
 	cursor_put_u64(&c, reg->id);
 	cursor_put_bytes(&c, reg->nonce, sizeof(reg->nonce));
 	cursor_put_u64(&c, reg->base.memory->length);
@@ -168,12 +177,14 @@ static int key_parse(struct shm_key *key, const void *buf, size_t len, bool *ask
 {
 	struct cursor c;
 	const void *nonce;
-	uint8_t version;
+	uint8_t version, flags;
 	int r;
 
 	cursor_read(&c, buf, len);
 	version = cursor_get_u8(&c);
-	*ask_p = cursor_get_u8(&c) & (KEY_FLAG_FILE | KEY_FLAG_GPU);
+	flags = cursor_get_u8(&c);
+	key->vm = flags == KEY_FLAG_VM && key->peer->shm->vm_direct;
+	*ask_p = key->vm || (flags & (KEY_FLAG_FILE | KEY_FLAG_GPU));
 	key->reg_id = cursor_get_u64(&c);
 	nonce = cursor_get_bytes(&c, sizeof(key->nonce));
 	key->length = cursor_get_u64(&c);
@@ -275,6 +286,11 @@ int shm_on_key_ask(struct shm_peer *peer, const struct shm_frame *f, struct curs
 		memory_release(peer->shm->base.env.offload, grant.memory);
 		return 0;
 	}
+	if (r == 0 && grant.memory->kind == MEMORY_VM && peer->shm->vm_direct) {
+		shm_vm_key_give(peer, f->id, grant.memory);
+		memory_release(peer->shm->base.env.offload, grant.memory);
+		return 0;
+	}
 	if (r == 0 && grant.fd_errno)
 		r = err_raise_errno(grant.fd_errno, "shm: duplicating the memory's fd");
 	else if (r == 0 && grant.fd < 0)
@@ -330,8 +346,14 @@ static int key_check_holes(const struct shm_key *key)
 static void key_map(struct offload_job *job)
 {
 	struct shm_key *key = container_of(job, struct shm_key, job);
-	int r = key->kind == MEMORY_DEVICE ? local_key_map(key) : key_check_holes(key);
+	int r = 0;
 
+	if (key->kind == MEMORY_VM)
+		shm_vm_map(key);
+	else if (key->kind == MEMORY_DEVICE)
+		r = local_key_map(key);
+	else
+		r = key_check_holes(key);
 	if (r == 0 && key->kind == MEMORY_GUARDED)
 		r = memory_import_shm_fd(key->fd, key->offset, key->length, false,
 					 &key->memory);
@@ -350,10 +372,14 @@ static void key_mapped(struct offload_job *job)
 	key->mapping = false;
 	mem_closep(&key->fd);
 	key->fd = -1;
-	if (key->dropped)
+	if (key->dropped) {
 		key_free(key);
-	else if (key->state == SHM_KEY_MAPPING) /* else lost: on_key has been */
+	} else if (key->state == SHM_KEY_MAPPING) { /* else lost: on_key has been */
+		if (key->vm && key->memory)
+			snprintf(key->peer->base.path, sizeof(key->peer->base.path),
+				 "memfd + vm");
 		key_tell(key, job->result < 0 ? &job->err : NULL);
+	}
 }
 
 int shm_key_answered(struct shm_peer *peer, uint64_t handle, struct shm_key **key_p)
@@ -377,6 +403,10 @@ void shm_key_given(struct shm_key *key, uint64_t length, int fd)
 	key->fd = fd;
 	if (key->dropped) {
 		key_free(key);
+		return;
+	}
+	if (key->vm && key->fd < 0 && length == key->length) {
+		key_tell(key, NULL); /* staged */
 		return;
 	}
 	if ((key->fd < 0 && (key->kind != MEMORY_DEVICE ||
@@ -434,7 +464,7 @@ int shm_on_key_deny(struct shm_peer *peer, const struct shm_frame *f, struct cur
 	if (key->dropped)
 		key_free(key);
 	else
-		key_tell(key, &err);
+		key_tell(key, key->vm ? NULL : &err);
 	return 0;
 }
 

@@ -57,6 +57,7 @@ static const struct row rows[SHM_TYPE_END] = {
 			      local_on_key_give},
 	[SHM_KEY_GIVE_VMM] = {"KEY_GIVE_VMM", LOCAL_KEY_BYTES, LOCAL_KEY_BYTES, true,
 			      local_on_key_give},
+	[SHM_KEY_GIVE_VM] = {"KEY_GIVE_VM", 16, 16, true, shm_on_key_give_vm},
 	[SHM_KEY_DENY] = {"KEY_DENY", 6, 6 + ERR_WIRE_TEXT, false, shm_on_key_deny},
 };
 

@@ -62,6 +62,7 @@ int backend_env_new(const char *name, bool is_virtual, struct xp_env *env_p)
 	int r = config_make();
 
 	(void)name;
+	config.vm_direct = !getenv("KVD_CONFORM_RING");
 	if (r == 0)
 		r = is_virtual ? loop_new_virtual(1, &env.loop) : loop_new(&env.loop);
 	if (r == 0)
@@ -209,12 +210,18 @@ static struct backend gpu_make(const struct transport_ops *ops, size_t n)
 
 const struct backend *backend_at(size_t n)
 {
+	/* private memory through both daemons' hands, as where neither may read it;
+	 * main.c sets KVD_CONFORM_RING for it, also for the far end */
+	static const struct backend ring = {"shm-ring", "shm", false, NULL,
+					    shm_raw_connect, NULL, false};
 	static struct backend reals[2 * 16];
 	size_t count = 0;
 
 	if (n < ARRAY_LEN(fakes))
 		return &fakes[n];
 	n -= ARRAY_LEN(fakes);
+	if (n-- == 0)
+		return &ring;
 	while (transport_table[count])
 		count++;
 	if (n >= 2 * count)

@@ -309,7 +309,13 @@ static void backend_run(const struct backend *backend)
 	const struct transport_ops *ops = backend_ops(backend);
 	struct xp_env env = {0};
 	uint32_t caps = 0;
-	int r = backend_env_new(backend->transport, backend->is_virtual, &env);
+	int r;
+
+	if (strcmp(backend->name, "shm-ring") == 0)
+		setenv("KVD_CONFORM_RING", "1", 1);
+	else
+		unsetenv("KVD_CONFORM_RING");
+	r = backend_env_new(backend->transport, backend->is_virtual, &env);
 
 	if (r == 0)
 		r = ops->probe(env.config, &caps);
