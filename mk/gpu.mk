@@ -49,3 +49,7 @@ gpu-bench: all $(GPU_WORKS) ## the same, how fast (ONLY=words)
 
 gpu-bundle: all $(GPU_WORKS) ## a folder that runs both on a bare machine with a GPU
 	@scripts/gpu-bundle.sh $(B)
+
+# the suite's own run has kernels, in every build
+TEST_TARGETS += tests/gpu/conform_engines.sh
+tests/gpu/conform_engines.sh: | $(CONFORM)

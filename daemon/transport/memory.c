@@ -30,6 +30,7 @@
  */
 #include "daemon/transport/memory.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -47,6 +48,7 @@
 #include "daemon/transport/settle.h"
 #include "gpu/gpu.h"
 #include "gpu/import.h"
+#include "gpu/pin.h"
 
 /* Debian 12's libc headers are older than the kernels we meet. */
 #ifndef MADV_POPULATE_READ
@@ -83,6 +85,7 @@ static int import_new(enum memory_kind kind, struct import **import_p)
 
 static void import_free(struct import *im)
 {
+	gpu_pin_free(im->memory.pin);
 	if (im->map)
 		munmap(im->map, im->map_bytes);
 	mem_closep(&im->memory.fd);
@@ -598,6 +601,14 @@ int memory_check_copyable(const struct memory *memory)
 }
 
 /* ---- references ---- */
+
+void memory_offer(struct memory *memory, struct gpu *gpu)
+{
+	assert(memory->base && !memory->pin);
+	if (gpu_pin_new(gpu, memory->base, memory->length, !memory->writable,
+			&memory->pin) < 0)
+		err_clear();
+}
 
 struct memory *memory_ref(struct memory *memory)
 {

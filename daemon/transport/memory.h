@@ -32,6 +32,7 @@
 struct gpu;
 struct gpu_handle;
 struct gpu_import;
+struct gpu_pin;
 
 enum memory_kind { MEMORY_SEALED, MEMORY_GUARDED, MEMORY_VM, MEMORY_LINEAR, MEMORY_DEVICE };
 
@@ -46,6 +47,7 @@ struct memory {
 	int statm_fd;	  /* vm: /proc/<pid>/statm, opened at import; -1 */
 	uint64_t address; /* vm: first byte in the owner's address space; device: in
 			     this process, as the driver sees it, 0: not mapped */
+	struct gpu_pin *pin; /* of memory of ours: offered to GPUs; NULL */
 	struct gpu_import *gpu; /* device: NULL: a dma-buf only */
 	int dmabuf_fd;	  /* device: the whole of it for adapters, -1: none */
 	uint64_t dmabuf_offset; /* of byte 0 in it */
@@ -83,6 +85,10 @@ int memory_import_dmabuf(int fd, uint64_t offset, uint64_t length,
 int memory_check_copyable(const struct memory *memory);
 /* An anonymous memfd of our own, sealed, mapped and populated. */
 int memory_new_linear(uint64_t length, struct memory **memory_p);
+
+/* Mapped memory that will be a linear end of copies: GPUs may reach it by themselves
+ * from now on until it goes (pin.h). Where that fails, they copy a step more. */
+void memory_offer(struct memory *memory, struct gpu *gpu);
 
 struct memory *memory_ref(struct memory *memory);
 /* The last reference unmaps and closes (may take long: helper thread). */

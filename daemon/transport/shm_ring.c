@@ -195,6 +195,7 @@ static void ring_make(struct offload_job *job)
 				  &ring->memory);
 
 	if (r == 0) {
+		memory_offer(ring->memory, ring->peer->shm->base.env.gpu);
 		snprintf(path, sizeof(path), "/proc/self/fd/%d", ring->memory->fd);
 		ring->fd = open(path, O_RDONLY | O_CLOEXEC);
 		if (ring->fd < 0)
@@ -426,6 +427,8 @@ static void ring_map(struct offload_job *job)
 					  false, &ring->memory);
 	if (job->result < 0)
 		err_take(&job->err);
+	else
+		memory_offer(ring->memory, ring->peer->shm->base.env.gpu);
 }
 
 static void ring_mapped(struct offload_job *job)

@@ -105,7 +105,8 @@ struct tcp_flow {
 /* ---- one direction of a stream ---- */
 struct tcp_bounce {
 	struct tcp_bounce *next;
-	uint8_t bytes[TCP_DATA_MAX];
+	struct gpu_pin *pin; /* of `bytes`, NULL: no GPU reaches it */
+	uint8_t *bytes;	     /* TCP_DATA_MAX, whole pages */
 };
 
 struct tcp_half {

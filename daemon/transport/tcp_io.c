@@ -26,7 +26,9 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/thread.h"
+#include "gpu/pin.h"
 
+#define PAGE_BYTES 4096u
 #define EVENTS 64
 
 /* ---- from the loop ---- */
@@ -104,12 +106,34 @@ static void on_wake(struct loop_wake *loop_wake)
 
 /* ---- the threads ---- */
 
+static struct tcp_bounce *bounce_new(struct tcp_thread *thread)
+{
+	struct tcp_bounce *bounce =
+		mem_zalloc(sizeof(*bounce) + TCP_DATA_MAX + PAGE_BYTES - 1);
+	uintptr_t behind;
+
+	if (!bounce)
+		return NULL;
+	behind = (uintptr_t)(bounce + 1) + PAGE_BYTES - 1;
+	bounce->bytes = (uint8_t *)(behind & ~(uintptr_t)(PAGE_BYTES - 1));
+	if (gpu_pin_new(thread->transport->net.base.env.gpu, bounce->bytes, TCP_DATA_MAX,
+			false, &bounce->pin) < 0)
+		err_clear(); /* a GPU's bytes take a step more */
+	return bounce;
+}
+
+static void bounce_free(struct tcp_bounce *bounce)
+{
+	gpu_pin_free(bounce->pin);
+	mem_free(bounce);
+}
+
 struct tcp_bounce *tcp_bounce_take(struct tcp_thread *thread)
 {
 	struct tcp_bounce *bounce = thread->bounces;
 
 	if (!bounce)
-		return mem_zalloc(sizeof(*bounce));
+		return bounce_new(thread);
 	thread->bounces = bounce->next;
 	return bounce;
 }
@@ -303,7 +327,7 @@ static void thread_end(struct tcp_thread *thread)
 	}
 	while ((bounce = thread->bounces)) {
 		thread->bounces = bounce->next;
-		mem_free(bounce);
+		bounce_free(bounce);
 	}
 	copy_hand_free(thread->hand);
 	mem_closep(&thread->epoll_fd);

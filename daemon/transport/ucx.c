@@ -438,12 +438,12 @@ static int start(struct ucx_transport *transport)
 		r = worker_start(transport);
 	if (r == 0)
 		r = ucx_pool_init(&transport->send_pool, transport->lib,
-				  transport->context, transport->slice_bytes,
-				  UCX_POOL_BYTES);
+				  transport->context, transport->net.base.env.gpu,
+				  transport->slice_bytes, UCX_POOL_BYTES);
 	if (r == 0)
 		r = ucx_pool_init(&transport->recv_pool, transport->lib,
-				  transport->context, transport->slice_bytes,
-				  UCX_POOL_BYTES);
+				  transport->context, transport->net.base.env.gpu,
+				  transport->slice_bytes, UCX_POOL_BYTES);
 	if (r == 0)
 		transport->net.base.caps = XP_CAP_STAGED | (choice.rdma ? XP_CAP_RDMA : 0);
 	return err_pass(r);

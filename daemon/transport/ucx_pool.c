@@ -10,7 +10,8 @@
 #define BUFFERS_MIN 4u
 
 int ucx_pool_init(struct ucx_pool *pool, const struct ucx_lib *lib,
-		  ucp_context_h context, uint64_t slice_bytes, uint64_t total_bytes)
+		  ucp_context_h context, struct gpu *gpu, uint64_t slice_bytes,
+		  uint64_t total_bytes)
 {
 	uint64_t count = total_bytes / slice_bytes;
 	ucp_mem_map_params_t params;
@@ -25,6 +26,7 @@ int ucx_pool_init(struct ucx_pool *pool, const struct ucx_lib *lib,
 	r = memory_new_linear(count * slice_bytes, &pool->memory);
 	if (r < 0)
 		return err_pass(r);
+	memory_offer(pool->memory, gpu);
 	pool->buffers = mem_calloc(count, sizeof(*pool->buffers));
 	if (!pool->buffers)
 		return err_pass(-ENOMEM);

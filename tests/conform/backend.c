@@ -92,7 +92,13 @@ struct gpu *backend_gpu(void)
 	static struct gpu *gpu;
 	char path[256];
 
-	if (!gpu && gpu_new(gpu_fake_path("", path), "auto", &gpu) < 0)
+	const char *kernels = getenv("KVD_CONFORM_KERNELS"); /* off: copy engines alone */
+
+	if (gpu)
+		return gpu;
+	if (gpu_new(gpu_fake_path("", path), "auto", &gpu) < 0 ||
+	    gpu_tune(gpu, kernels ? kernels : gpu_fake_kernels(), GPU_KERNEL_ROW_BYTES,
+		     GPU_STREAMS) < 0)
 		abort();
 	return gpu;
 }

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "daemon/base/mem.h"
+#include "gpu/gpu.h"
 #include "gpu/import.h"
 #include "tests/conform/puppet_impl.h"
 
@@ -161,8 +162,11 @@ static void do_mem_device(struct call *call)
 	memcpy(&handle, call->blob, sizeof(handle));
 	handle.fd = call->fd;
 	r = memory_import_device(backend_gpu(), 1, &handle, 0, call->a[1], true, &memory);
-	if (r == 0)
+	if (r == 0) {
+		/* the first copies shall meet kernels, too, if they are on */
+		(void)gpu_module_wait(memory->gpu->device);
 		mem_set(SLOT(call, 0, mems), memory);
+	}
 	say(call, r);
 }
 
