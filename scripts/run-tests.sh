@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# run-tests.sh BUILD TEST...: run each test by itself, one line each, and print
-# the total alone on the last line. mk/test.mk has the contract. Logs lie in
+# run-tests.sh BUILD TEST...: run each test, one line each, and print the total
+# alone on the last line. mk/test.mk has the contract. Logs lie in
 # BUILD/test-logs; a failed test's log is shown. TEST_TIMEOUT: seconds a test
 # (default 300, 900 with a sanitizer). TEST_LONG: NAME=N ..., tests that may take N
 # times as long.
@@ -64,16 +64,32 @@ limit_of()
 	echo "$limit"
 }
 
-run_one()
+log_of()
 {
-	local test=$1 name log start status p f s word most
-	name=${test#"$build"/}
-	log=$logs/$(echo "$name" | tr / -).log
+	local name=${1#"$build"/}
+	echo "$logs/$(echo "$name" | tr / -).log"
+}
+
+# Runs it; its log's last companion, LOG.end, tells status and seconds.
+play()
+{
+	local test=$1 log start status most
+	log=$(log_of "$test")
+	most=$(limit_of "${test#"$build"/}")
 	start=$EPOCHREALTIME
 	[ "${test#/}" != "$test" ] || test=./$test
-	most=$(limit_of "$name")
 	timeout --kill-after=10 "$most" "$test" >"$log" 2>&1 </dev/null
 	status=$?
+	[ $status -ne 124 ] || echo "timed out after $most s" >>"$log"
+	awk -v s=$status -v a="$start" -v b="$EPOCHREALTIME" \
+		'BEGIN { printf "%d %.1f\n", s, b - a }' >"$log.end"
+}
+
+tell()
+{
+	local log status seconds p f s word=ok
+	log=$(log_of "$1")
+	read -r status seconds <"$log.end"
 	read -r p f s <<<"$(counts_of "$log")"
 	if [ -z "${p-}" ]; then
 		p=0 f=0 s=0
@@ -82,16 +98,13 @@ run_one()
 		77) s=1 ;;
 		*) f=1 ;;
 		esac
-	elif [ $status -ne 0 ] && [ "$f" -eq 0 ]; then
+	elif [ "$status" -ne 0 ] && [ "$f" -eq 0 ]; then
 		f=1
 	fi
-	[ $status -ne 124 ] || echo "timed out after $most s" >>"$log"
 	passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
-	word=ok
 	[ "$s" -eq 0 ] || [ "$p" -ne 0 ] || word=skip
 	[ "$f" -eq 0 ] || word=FAIL
-	report "$word" "$name" "$p" "$f" "$s" \
-		"$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f s", b - a }')"
+	report "$word" "${1#"$build"/}" "$p" "$f" "$s" "$seconds s"
 	[ "$word" != skip ] || tail -n 1 "$log" | sed 's/^/       /'
 	if [ "$f" -ne 0 ]; then
 		broken+=("$log")
@@ -100,8 +113,21 @@ run_one()
 	fi
 }
 
+# The long ones beside the rest: most of a test's time is waiting.
+beside=()
 for test in "$@"; do
-	run_one "$test"
+	[ "$(limit_of "${test#"$build"/}")" -gt "$limit" ] || continue
+	play "$test" &
+	beside+=("$test")
+done
+for test in "$@"; do
+	[ "$(limit_of "${test#"$build"/}")" -eq "$limit" ] || continue
+	play "$test"
+	tell "$test"
+done
+wait
+for test in "${beside[@]}"; do
+	tell "$test"
 done
 # Once more at the end, shortly: what one sees of a long run is often its end only.
 for log in "${broken[@]}"; do
