@@ -510,9 +510,14 @@ int handshake_new(struct kvd *kvd, const struct handshake_events *events,
 	loop_prepare_add(kvd->loop, &hs->before_sleep);
 	loop_timer_init(&hs->beat, kvd->loop, on_beat);
 	hs->scratch = mem_zalloc(WIRE_FRAME_MAX);
-	if (hs->scratch)
+	hs->blob_scratch = mem_zalloc(WIRE_FRAME_MAX);
+	if (hs->scratch && hs->blob_scratch) {
+		/* first touched now, not by a turn of the loop, a fault a page */
+		memset(hs->scratch, 1, WIRE_FRAME_MAX);
+		memset(hs->blob_scratch, 1, WIRE_FRAME_MAX);
 		r = sched_new(kvd->loop, kvd->config->max_inflight_ops,
 			      kvd->config->max_inflight_bytes, &hs->sched);
+	}
 	if (r >= 0)
 		r = loop_timer_start(&hs->beat, BEAT_NS);
 	if (r >= 0)
@@ -582,6 +587,7 @@ void handshake_free(struct handshake *hs)
 	}
 	sched_free(hs->sched);
 	mem_free(hs->scratch);
+	mem_free(hs->blob_scratch);
 	mem_free(hs);
 }
 
@@ -637,6 +643,11 @@ int handshake_send(struct remote *remote, enum wire_type type, const void *body,
 void handshake_body(struct handshake *hs, struct cursor *out)
 {
 	cursor_write(out, hs->scratch, WIRE_FRAME_MAX - WIRE_HEADER_BYTES);
+}
+
+void handshake_blob(struct handshake *hs, struct cursor *out)
+{
+	cursor_write(out, hs->blob_scratch, WIRE_FRAME_MAX);
 }
 
 const struct list *handshake_remotes(const struct handshake *hs)

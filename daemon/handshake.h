@@ -159,6 +159,8 @@ void handshake_unshare_session(struct handshake *hs, struct remote *remote,
 int handshake_send(struct remote *remote, enum wire_type type, const void *body, size_t len);
 /* Room for one message body of any type; valid until the next call. */
 void handshake_body(struct handshake *hs, struct cursor *out);
+/* The same for a blob that goes into a body. */
+void handshake_blob(struct handshake *hs, struct cursor *out);
 /* All remotes (struct remote.link), for lists and records. */
 const struct list *handshake_remotes(const struct handshake *hs);
 struct handshake *handshake_of(const struct remote *remote);

@@ -15,6 +15,7 @@ struct handshake {
 	struct list remotes;
 	struct list published; /* struct publication.link */
 	uint8_t *scratch;      /* one message body */
+	uint8_t *blob_scratch; /* one blob of it */
 	struct loop_prepare before_sleep; /* progress and arm the transports */
 	struct err transports_why;
 	struct peers_callbacks peer_callbacks;

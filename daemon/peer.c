@@ -300,6 +300,8 @@ int peers_new(const struct peers_args *args, struct peers **peers_p)
 	loop_timer_init(&peers->refusal_timer, peers->loop, peer_on_refusal_timer);
 	loop_defer_init(&peers->reap, on_reap);
 	peers->frame = mem_zalloc(peers->options.message_bytes);
+	if (peers->frame) /* first touched now, not by a turn of the loop */
+		memset(peers->frame, 1, peers->options.message_bytes);
 	r = peers->frame
 		    ? peer_addresses_encode(peers, args->addresses, args->address_count)
 		    : -ENOMEM;

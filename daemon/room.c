@@ -410,6 +410,8 @@ static void plan_work(struct offload_job *job)
 				   .max_rows = PLAN_ROWS_MAX};
 
 	job->result = plan_make(&req, &move->plan);
+	if (job->result >= 0 && move->encode)
+		job->result = move->encode(move);
 	if (job->result < 0)
 		err_take(&job->err);
 }

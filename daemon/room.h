@@ -99,6 +99,8 @@ struct move {
 	size_t want_count;
 	struct plan *plan;
 	uint8_t *header;
+	size_t header_len;
+	int (*encode)(struct move *move); /* makes it where the plan is made; or NULL */
 	struct sched_op op;
 	struct inbound_owner inbound; /* inbound ones */
 	struct xp_inbound *in;

@@ -217,21 +217,12 @@ int room_maps_copy(const struct room_maps *src, struct room_maps *dst)
 	return 0;
 }
 
-static size_t run_at(const struct room_map *map, size_t i)
-{
-	size_t n = 1;
-
-	while (i + n < map->page_count && map->pages[i + n] == map->pages[i] + n)
-		n++;
-	return n;
-}
-
 static uint32_t runs_of(const struct room_map *map)
 {
-	uint32_t runs = 0;
+	uint32_t runs = map->page_count > 0;
 
-	for (size_t i = 0; i < map->page_count; i += run_at(map, i))
-		runs++;
+	for (size_t i = 1; i < map->page_count; i++)
+		runs += map->pages[i] != map->pages[i - 1] + 1;
 	return runs;
 }
 
@@ -243,6 +234,32 @@ size_t room_maps_wire_bytes(const struct room_maps *maps)
 		bytes += 2 + strlen(maps->maps[i].view) + 3 * 8 + 3 * 4 +
 			 8 * (size_t)runs_of(&maps->maps[i]);
 	return bytes;
+}
+
+static inline uint8_t *put_le32(uint8_t *at, uint32_t v)
+{
+	v = htole32(v);
+	memcpy(at, &v, sizeof(v));
+	return at + sizeof(v);
+}
+
+/* The loop does this for a whole room's pages: one pass, and no check a number. */
+static void put_pages(struct cursor *out, const struct room_map *map)
+{
+	const uint32_t runs = runs_of(map);
+	const uint32_t *page = map->pages, *end = page + map->page_count;
+	uint8_t *at;
+
+	cursor_put_u32(out, runs);
+	at = cursor_put_room(out, 8 * (size_t)runs);
+	while (at && page < end) {
+		const uint32_t *first = page++;
+
+		while (page < end && *page == page[-1] + 1)
+			page++;
+		at = put_le32(at, *first);
+		at = put_le32(at, (uint32_t)(page - first));
+	}
 }
 
 void room_maps_put(struct cursor *out, const struct room_maps *maps)
@@ -257,12 +274,7 @@ void room_maps_put(struct cursor *out, const struct room_maps *maps)
 		cursor_put_u64(out, map->token_end);
 		cursor_put_u32(out, map->layers.begin);
 		cursor_put_u32(out, map->layers.end);
-		cursor_put_u32(out, runs_of(map));
-		for (size_t p = 0, n; p < map->page_count; p += n) {
-			n = run_at(map, p);
-			cursor_put_u32(out, map->pages[p]);
-			cursor_put_u32(out, (uint32_t)n);
-		}
+		put_pages(out, map);
 	}
 }
 

@@ -31,23 +31,19 @@ static struct party *puller(struct room *room, const struct remote *remote, uint
 static int answer(struct room *room, struct party *party)
 {
 	struct handshake *hs = rooms_kvd(room->rooms)->handshake;
-	size_t len = room_maps_wire_bytes(&room->maps);
-	cleanup_free uint8_t *views = mem_zalloc(len);
 	struct wire_offer msg = {.room = party->room_there,
 				 .pull_gen = party->gen,
 				 .offer_gen = room->gen,
 				 .src_pool = room->pool->id,
 				 .lease_epoch = room->lease_epoch,
 				 .lease_ms = room->lease_ns / LOOP_NS_PER_MS};
-	struct cursor out;
+	struct cursor out, views;
 
-	if (!views)
-		return err_pass(-ENOMEM);
-	cursor_write(&out, views, len);
-	room_maps_put(&out, &room->maps);
-	msg.views = (struct wire_blob){views, len};
+	handshake_blob(hs, &views);
+	room_maps_put(&views, &room->maps);
+	msg.views = (struct wire_blob){views.base, views.pos};
 	handshake_body(hs, &out);
-	if (wire_offer_put(&out, &msg) < 0 || out.pos > wire_body_cap(WIRE_T_OFFER))
+	if (views.bad || wire_offer_put(&out, &msg) < 0 || out.pos > wire_body_cap(WIRE_T_OFFER))
 		return err_raise(ERR_TOOBIG, "offer: pages take more than %zu bytes",
 				 wire_body_cap(WIRE_T_OFFER));
 	return handshake_send(party->remote, WIRE_T_OFFER, out.base, out.pos);

@@ -42,50 +42,71 @@ int recv_bind(struct room *room, struct room_maps *maps, const struct wait_spec 
 	return 0;
 }
 
-static int tell(struct room *room, struct party *party)
+/* Views and wants that a message cannot hold are too large. */
+static int info_body(struct room *room, struct party *party, struct cursor *out)
 {
 	struct handshake *hs = rooms_kvd(room->rooms)->handshake;
-	size_t views_len = room_maps_wire_bytes(&room->maps);
-	size_t wants_len = wants_wire_bytes(party->want_count);
-	cleanup_free uint8_t *views = mem_zalloc(views_len);
-	cleanup_free uint8_t *wants = mem_zalloc(wants_len);
 	struct wire_transfer_info msg = {.room = party->room_there,
 					 .recv_gen = room->gen,
 					 .src_pool = party->pool->id,
 					 .dst_pool = room->pool->id,
 					 .receivers = room->receivers};
-	struct cursor out;
+	struct cursor blobs;
+	size_t views_len;
 
-	if (!views || !wants)
-		return err_pass(-ENOMEM);
-	cursor_write(&out, views, views_len);
-	room_maps_put(&out, &room->maps);
-	cursor_write(&out, wants, wants_len);
-	wants_put(&out, party->wants, party->want_count);
-	msg.views = (struct wire_blob){views, views_len};
-	msg.wants = (struct wire_blob){wants, wants_len};
-	handshake_body(hs, &out);
-	if (wire_transfer_info_put(&out, &msg) < 0 ||
-	    out.pos > wire_body_cap(WIRE_T_TRANSFER_INFO))
+	handshake_blob(hs, &blobs);
+	room_maps_put(&blobs, &room->maps);
+	views_len = blobs.pos;
+	wants_put(&blobs, party->wants, party->want_count);
+	msg.views = (struct wire_blob){blobs.base, views_len};
+	msg.wants = (struct wire_blob){blobs.base + views_len, blobs.pos - views_len};
+	handshake_body(hs, out);
+	if (blobs.bad || wire_transfer_info_put(out, &msg) < 0 ||
+	    out->pos > wire_body_cap(WIRE_T_TRANSFER_INFO))
 		return err_raise(ERR_TOOBIG, "room.bind: pages and wants take more than %zu "
 				 "bytes", wire_body_cap(WIRE_T_TRANSFER_INFO));
+	return 0;
+}
+
+static int tell(struct room *room, struct party *party)
+{
+	struct cursor out;
+	int r = info_body(room, party, &out);
+
+	if (r < 0)
+		return err_pass(r);
 	party->told = true;
 	return handshake_send(party->remote, WIRE_T_TRANSFER_INFO, out.base, out.pos);
 }
 
+/* Each source its part: a message of many pages is a turn's worth. */
+static int tell_all(struct room *room)
+{
+	struct loop *loop = rooms_kvd(room->rooms)->loop;
+	struct party *party;
+	int r;
+
+	list_foreach(party, &room->parties, link) {
+		if (party->told)
+			continue;
+		if (loop_enough(loop)) {
+			room_kick(room);
+			return 0;
+		}
+		r = tell(room, party);
+		if (r < 0)
+			return err_pass(r);
+	}
+	return 0;
+}
+
 static int plan_room(struct room *room)
 {
-	struct party *party;
 	int r = room_cover(room);
 
 	if (r < 0)
 		return err_pass(r);
 	room->planned = true;
-	list_foreach(party, &room->parties, link) {
-		r = tell(room, party);
-		if (r < 0)
-			return err_pass(r);
-	}
 	room_progress(room);
 	return 0;
 }
@@ -407,6 +428,8 @@ static void step(struct room *room)
 		room_move(room, ROOM_WAITING);
 	}
 	if (room->bound && !room->planned && plan_room(room) < 0)
+		room_fail_last(room, NULL);
+	if (room_live(room) && room->planned && tell_all(room) < 0)
 		room_fail_last(room, NULL);
 	if (room_live(room) && room->planned)
 		check_complete(room);

@@ -151,7 +151,8 @@ static void on_sent(struct sched_op *op)
 	move_end(move);
 }
 
-static int make_header(struct move *move, size_t *len_p)
+/* Where the plan is made: a room's page list takes as long. */
+static int make_header(struct move *move)
 {
 	struct party *party = move->party;
 	struct chunk_header h = {
@@ -166,7 +167,8 @@ static int make_header(struct move *move, size_t *len_p)
 		.last = move->chunk->last,
 	};
 
-	return chunk_header_make(&h, &move->chunk->maps, &move->header, len_p);
+	return chunk_header_make(&h, &move->chunk->maps, &move->header,
+				 &move->header_len);
 }
 
 static void post(struct move *move)
@@ -174,13 +176,13 @@ static void post(struct move *move)
 	struct room *room = move->room;
 	struct party *party = move->party;
 	struct xp_op *xp = &move->op.xp;
-	int r = make_header(move, &xp->header_len);
 
 	xp->kind = XP_WRITE;
 	xp->header = move->header;
+	xp->header_len = move->header_len;
 	xp->sides = (struct xp_sides){
 		.plan = move->plan,
-		.src = r < 0 ? NULL : handshake_local_buffers(room->pool, party->remote),
+		.src = handshake_local_buffers(room->pool, party->remote),
 		.src_count = room->pool->layout->buffer_count,
 		.dst = party->pool->buffers,
 		.dst_count = party->pool->layout->buffer_count,
@@ -248,6 +250,7 @@ static int dispatch_to(struct room *room, struct chunk *chunk, struct party *par
 		move_end(move);
 		return err_pass(r);
 	}
+	move->encode = make_header;
 	move_plan(move, room->pool->layout, party->pool->layout, party->wants,
 		  party->want_count, on_planned);
 	return 0;

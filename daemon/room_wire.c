@@ -61,7 +61,7 @@ int chunk_header_make(const struct chunk_header *h, const struct room_maps *maps
 		      uint8_t **buf_p, size_t *len_p)
 {
 	size_t size = HEADER_FIXED + room_maps_wire_bytes(maps);
-	uint8_t *buf = mem_zalloc(size);
+	uint8_t *buf = mem_alloc(size);
 	struct cursor out;
 
 	if (!buf)
@@ -107,7 +107,7 @@ int pull_header_make(const struct pull_header *h, const struct plan_want *wants,
 {
 	size_t size = HEADER_FIXED + wants_wire_bytes(want_count) +
 		      room_maps_wire_bytes(src) + room_maps_wire_bytes(dst);
-	uint8_t *buf = mem_zalloc(size);
+	uint8_t *buf = mem_alloc(size);
 	struct cursor out;
 
 	if (!buf)

@@ -162,6 +162,11 @@ void cursor_put_bytes(struct cursor *c, const void *p, size_t len)
 		memcpy(dst, p, len);
 }
 
+uint8_t *cursor_put_room(struct cursor *c, size_t len)
+{
+	return take(c, len);
+}
+
 void cursor_put_str(struct cursor *c, const char *s)
 {
 	size_t len = strlen(s);

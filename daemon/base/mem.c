@@ -123,7 +123,9 @@ uint64_t mem_count(void)
 
 void mem_tune(void)
 {
-	mallopt(M_MMAP_THRESHOLD, 256 << 10);
-	mallopt(M_TRIM_THRESHOLD, 512 << 10);
+	/* a room's page lists, messages of them: mapped afresh, each page of each would
+	 * cost the loop a fault, and again when it goes */
+	mallopt(M_MMAP_THRESHOLD, 1 << 20);
+	mallopt(M_TRIM_THRESHOLD, 2 << 20);
 	mallopt(M_MXFAST, 0);
 }
