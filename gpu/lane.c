@@ -57,6 +57,9 @@ struct gpu_lane {
 	uint64_t marks, waited;
 	void *bounces[GPU_LANE_SETS];
 	struct kern_rows *lists[GPU_LANE_SETS];
+	bool begun;		/* the stretch that is being queued: */
+	uint64_t kernel_below;	/* rows for the kernel; 0: none */
+	struct kern_rows *list; /* where they go, LANE_LIST entries */
 	uint32_t list_count;	/* entries of the stretch that is being queued … */
 	struct kern_rows entry; /* … and the one after them, while it can grow */
 	size_t batch_count;
@@ -142,6 +145,7 @@ void gpu_lane_give(struct gpu_lane *lane)
 	struct gpu_device *device = lane->device;
 
 	lane->batch_count = 0;
+	lane->begun = false;
 	lane->list_count = 0;
 	lane->entry.count = 0;
 	lane->waited = lane->marks;
@@ -342,8 +346,10 @@ static bool entry_add(struct gpu_lane *lane, struct kern_rows *list,
  * is in *rows. */
 static bool rows_add(struct gpu_lane *lane, struct kern_rows *list, struct gpu_rows *rows)
 {
-	uint64_t most = KERN_ENTRY_BYTES / rows->len;
+	uint64_t most = rows->count;
 
+	if (most * rows->len > KERN_ENTRY_BYTES) /* else: a division is a row's time */
+		most = KERN_ENTRY_BYTES / rows->len;
 	while (rows->count > 0) {
 		struct kern_rows e = {.dst = rows->dst,
 				      .src = rows->src,
@@ -361,13 +367,6 @@ static bool rows_add(struct gpu_lane *lane, struct kern_rows *list, struct gpu_r
 		rows->count -= e.count;
 	}
 	return true;
-}
-
-static bool for_kernel(const struct gpu_lane *lane, const struct gpu_rows *rows)
-{
-	return !rows->engines && rows->len > 0 &&
-	       rows->len < lane->device->gpu->kernel_row_bytes &&
-	       gpu_module_ready(lane->device);
 }
 
 /* A row that is longer than an entry: parts of it are rows, too. */
@@ -392,32 +391,46 @@ static bool row_add(struct gpu_lane *lane, struct kern_rows *list, uint64_t dst,
 /* *rows: what is left for the engines. */
 static void kernel_copy(struct gpu_lane *lane, struct gpu_rows *rows)
 {
-	struct kern_rows *list = list_of(lane);
-
-	if (!list)
-		return;
 	if (rows->len <= KERN_ENTRY_BYTES) {
-		(void)rows_add(lane, list, rows);
+		(void)rows_add(lane, lane->list, rows);
 		return;
 	}
-	while (rows->count > 0 && row_add(lane, list, rows->dst, rows->src, rows->len)) {
+	while (rows->count > 0 &&
+	       row_add(lane, lane->list, rows->dst, rows->src, rows->len)) {
 		rows->dst += (uint64_t)rows->dst_stride;
 		rows->src += (uint64_t)rows->src_stride;
 		rows->count--;
 	}
 }
 
+/* What does not change before the next mark is looked up once: a plan of short rows
+ * comes here ten thousands of times, and the device waits for it. */
+static void stretch_begin(struct gpu_lane *lane)
+{
+	const struct gpu *gpu = lane->device->gpu;
+
+	lane->begun = true;
+	lane->kernel_below = 0;
+	if (gpu->kernel_row_bytes == 0 || !gpu_module_ready(lane->device))
+		return;
+	lane->list = list_of(lane);
+	if (lane->list)
+		lane->kernel_below = gpu->kernel_row_bytes;
+}
+
 int gpu_lane_copy(struct gpu_lane *lane, const struct gpu_rows *rows)
 {
 	struct gpu_rows left = *rows;
 
+	if (!lane->begun)
+		stretch_begin(lane);
 	if (left.count > 1 && left.dst_stride == (int64_t)left.len &&
 	    left.src_stride == (int64_t)left.len) {
 		left.len *= left.count;
 		left.dst_stride = left.src_stride = (int64_t)left.len;
 		left.count = 1;
 	}
-	if (for_kernel(lane, &left))
+	if (left.len < lane->kernel_below && left.len > 0 && !left.engines)
 		kernel_copy(lane, &left);
 	return left.count > 0 ? err_pass(engine_copy(lane, &left)) : 0;
 }
@@ -447,9 +460,10 @@ static int list_by_engines(struct gpu_lane *lane, const struct kern_rows *list)
 
 static int list_launch(struct gpu_lane *lane)
 {
-	struct kern_rows *list = lane->lists[lane->marks % GPU_LANE_SETS];
+	struct kern_rows *list = lane->list;
 	int result, r = 0;
 
+	lane->begun = false;
 	if (lane->entry.count == 0)
 		return 0;
 	list[lane->list_count++] = lane->entry;
@@ -524,6 +538,7 @@ void gpu_lane_drain(struct gpu_lane *lane)
 	int result;
 
 	lane->batch_count = 0;
+	lane->begun = false;
 	lane->list_count = 0;
 	lane->entry.count = 0;
 	for (unsigned int tries = 1;; tries++) {
