@@ -174,10 +174,22 @@ static int load_start(struct gpu_device *device)
 	return 0;
 }
 
+/* Where there is nothing to load, no thread need find that out. */
+static bool image_there(const struct gpu *gpu)
+{
+	size_t bytes;
+
+	if (strcmp(gpu->kernels, "auto") == 0)
+		return kernels_image(&bytes) != NULL;
+	return strcmp(gpu->kernels, "off") != 0;
+}
+
 void gpu_module_want(struct gpu_device *device)
 {
 	int none = GPU_MODULE_NONE;
 
+	if (!image_there(device->gpu))
+		return;
 	if (!atomic_compare_exchange_strong(&device->module.state, &none,
 					    GPU_MODULE_LOADING))
 		return;

@@ -147,11 +147,34 @@ static int start_kernels(void **state)
 	return begin(state, true);
 }
 
+static bool settled(struct test *t)
+{
+	for (unsigned int i = 0; i < t->gpu->device_count; i++) {
+		unsigned int users;
+
+		pthread_mutex_lock(&t->gpu->devices[i].lock);
+		users = t->gpu->devices[i].users;
+		pthread_mutex_unlock(&t->gpu->devices[i].lock);
+		if (users)
+			return false;
+	}
+	return true;
+}
+
+/* Threads let go of the device a moment after the last job, and with the last of them
+ * the context goes. */
+static void settle(struct test *t)
+{
+	while (!settled(t))
+		loop_turn(t->loop, LOOP_NS_PER_MS);
+}
+
 static int stop(void **state)
 {
 	struct test *t = *state;
 
 	copier_free(t->copier);
+	settle(t);
 	loop_free(t->loop);
 	for (unsigned int side = 0; side < 2; side++)
 		for (enum place place = 0; place < PLACES; place++)
@@ -426,26 +449,13 @@ static void copy_on_failed_device_fails_and_recovers(void **state)
 	assert_true(job_run(t, plan, &tables, 1) < 0);
 	err_clear();
 	tables_free(&tables);
+	settle(t); /* before that the device is not reset */
 	wipe(t);
 	assert_int_equal(tables_make(t, places, false, &tables), 0);
 	assert_int_equal(job_run(t, plan, &tables, 1), 0);
 	assert_moved(t, plan, places, false);
 	tables_free(&tables);
 	plan_free(plan);
-}
-
-static bool settled(struct test *t)
-{
-	for (unsigned int i = 0; i < t->gpu->device_count; i++) {
-		unsigned int users;
-
-		pthread_mutex_lock(&t->gpu->devices[i].lock);
-		users = t->gpu->devices[i].users;
-		pthread_mutex_unlock(&t->gpu->devices[i].lock);
-		if (users)
-			return false;
-	}
-	return true;
 }
 
 static int whole_way(struct test *t, const struct plan *plan, const enum place places[2])
@@ -459,8 +469,7 @@ static int whole_way(struct test *t, const struct plan *plan, const enum place p
 	if (r < 0)
 		err_take(&why);
 	tables_free(&tables);
-	while (!settled(t)) /* the thread lets go of the device a moment later */
-		loop_turn(t->loop, LOOP_NS_PER_MS);
+	settle(t);
 	return r < 0 ? err_reraise(&why) : 0;
 }
 
@@ -530,8 +539,7 @@ static int copy_once(struct test *t)
 	assert_moved(t, plan, places, false);
 	tables_free(&tables);
 	plan_free(plan);
-	while (!settled(t))
-		loop_turn(t->loop, LOOP_NS_PER_MS);
+	settle(t);
 	return (int)FAKE(fake_cuda_calls)("cuLaunchKernel");
 }
 
