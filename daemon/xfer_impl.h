@@ -19,7 +19,9 @@
 #define XFER_LIVE_MAX 65536u	  /* transfers of a session */
 #define XFER_SHADOWS_MAX 65536u	  /* prepared lists of one remote kept here */
 #define XFER_SHADOW_ENTRIES_MAX (UINT64_C(1) << 24) /* in all of them */
-#define XFER_NOTIF_MAX (1u << 20) /* bytes of one notification */
+/* bytes of one notification: 1 MiB, and what a client writes in front of it (the nixl
+ * package: an agent's name that is longer than a session's, up to 64 KiB) */
+#define XFER_NOTIF_MAX ((1u << 20) + (64u << 10) + 16u)
 #define XFER_NOTIFS_BYTES_MAX (8u << 20) /* waiting for one session */
 #define NOTIF_ANSWER_FRAME 256u		 /* what else is in that answer */
 #define XFER_NOTES_MAX 4096u		 /* of a session, on their way out */

@@ -15,7 +15,8 @@
 
 #include "proto/kvd_ring.h"
 
-#define NOTIF_MAX (1u << 20)
+/* as the daemon: 1 MiB and what is written in front of it */
+#define NOTIF_MAX ((1u << 20) + (64u << 10) + 16u)
 
 static void ignore(void *arg, int result, const struct kvd_reply *reply)
 {

@@ -832,11 +832,14 @@ def test_update_notifs_accumulates(world):
 
 
 def test_long_names_arrive_whole(pair):
-    long = name("\n\"ünix" + "x" * 300)
+    long = name("\n\"ünix" + "x" * 65500)
     a, b = agent_of(pair[0].socket_path, long), agent_of(pair[1].socket_path, name())
     a.add_remote_agent(b.get_agent_metadata())
     a.send_notif(b.name, b"hello")
     assert until(b.get_new_notifs) == {long: [b"hello"]}
+    full = bytes(range(256)) * 4096
+    a.send_notif(b.name, full)
+    assert until(b.get_new_notifs) == {long: [full]}
     assert b.add_remote_agent(a.get_agent_metadata()) == long.encode()
     b.send_notif(long, b"back")
     assert until(a.get_new_notifs) == {b.name: [b"back"]}

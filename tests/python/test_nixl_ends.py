@@ -299,6 +299,38 @@ def test_require_refuses_another_transport(pair, monkeypatch, B):  # noqa: F811
         w.run(w.agent.make_prepped_xfer("WRITE", local, [1], remote, [2]))
 
 
+def test_require_holds_when_a_link_comes_back(B, monkeypatch):  # noqa: F811
+    """What was lost is made again, perhaps another way: that is looked at, too."""
+    monkeypatch.setenv("KVD_REQUIRE", "shm")
+    a, b = own_pair()
+    with a, b:
+        a.expect("")
+        b.expect("")
+        w = World((a, b))
+        local, remote = w.lists()
+        handle = w.agent.make_prepped_xfer("WRITE", local, [1], remote, [2])
+        w.run(handle)
+        w.agent.agent._require = ["tcp"]  # as if that were another way than before
+        w.run(handle)
+        b.freeze()
+        w.agent.transfer(handle)
+        failing(w.agent, handle)
+        b.thaw()
+
+        def refused():
+            try:
+                w.run(handle)
+                return "it moved"
+            except (B.nixlRemoteDisconnectError, AssertionError):
+                return None  # not back yet
+            except B.nixlBackendError as error:
+                return str(error)
+        assert "KVD_REQUIRE=tcp" in until(refused, 30, 0.05)
+        with pytest.raises(B.nixlNotFoundError):
+            w.agent.transfer(handle)
+        w.peer.__exit__()
+
+
 # ---- what the engines do -------------------------------------------------------------------------
 
 def test_sequence_of_vllm(pair, B):  # noqa: F811

@@ -410,6 +410,8 @@ class nixlAgent:
         elif remote.attach.state() < 0:
             if remote.again is not None and remote.again.state() == 1:
                 remote.attach, remote.again = remote.again, None
+                if self._require:  # the way there may be another now
+                    self._require_check(remote)
             elif (remote.again is None or remote.again.state() < 0) and \
                     time.monotonic() - remote.tried > RETRY_S:
                 remote.again = self._attach(remote)
