@@ -17,6 +17,9 @@ except ImportError:
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 ABI = "0x03090000"
+# of the plan library: layouts; plans are the daemon's
+PLAN = ("layout", "layout_json", "layout_target", "layout_wire", "nest", "segment", "shapes",
+        "shapes_sglang", "shapes_vllm", "shard", "strip")
 
 
 def sources():
@@ -24,6 +27,7 @@ def sources():
     lib = ["proto/" + f for f in os.listdir(os.path.join(ROOT, "proto"))
            if f.startswith("client")]
     more = ["proto/base64.c", "daemon/base/err.c", "daemon/base/mem.c"]
+    more += ["daemon/base/cursor.c"] + ["daemon/plan/%s.c" % f for f in PLAN]
     return sorted(f for f in own + lib + more if f.endswith(".c"))
 
 

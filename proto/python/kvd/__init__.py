@@ -27,6 +27,7 @@ from .layout import HND, NHD, Layout  # noqa: E402
 from .memory import Memory, Region  # noqa: E402
 from .rooms import (BOOTSTRAPPING, FAILED, SUCCESS, TRANSFERRING, WAITING_FOR_INPUT,  # noqa: E402
                     Room, Source, Status, View)
+from .shapes import Shapes  # noqa: E402
 
 __version__ = _kvd.version()
 logging.getLogger("kvd").addHandler(logging.NullHandler())
@@ -35,6 +36,7 @@ __all__ = [
     "AbortedError", "AsyncClient", "AsyncRoom", "BOOTSTRAPPING", "BusyError", "CanceledError",
     "Client", "ConnectionError", "DaemonError", "Error", "FAILED", "HND", "InvalidError",
     "Layout", "LimitError", "Memory", "MemoryImportError", "NHD", "NotFoundError",
-    "PeerError", "PermissionDenied", "Region", "Room", "SUCCESS", "Source", "StateError",
+    "PeerError", "PermissionDenied", "Region", "Room", "SUCCESS", "Shapes", "Source",
+    "StateError",
     "Status", "TRANSFERRING", "TimeoutError", "View", "WAITING_FOR_INPUT",
 ]

@@ -14,5 +14,6 @@ from .rooms import (
     BOOTSTRAPPING as BOOTSTRAPPING, FAILED as FAILED, Room as Room, SUCCESS as SUCCESS,
     Source as Source, Status as Status, TRANSFERRING as TRANSFERRING, View as View,
     WAITING_FOR_INPUT as WAITING_FOR_INPUT)
+from .shapes import Shapes as Shapes
 
 __version__: str

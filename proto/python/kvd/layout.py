@@ -61,59 +61,55 @@ class Layout:
                  for name, v in self.views.items()}
         return json.dumps({"rank": self.rank, "buffers": self.buffers, "views": views})
 
-    # ---- shapes of engines --------------------------------------------------------
+    @classmethod
+    def parse(cls, text):
+        """Of a layout's text."""
+        told = json.loads(text)
+        layout = cls(told.get("rank", 0))
+        layout.buffers = [int(n) for n in told["buffers"]]
+        for name, view in told["views"].items():
+            layout.view(name, view["page_tokens"], view["pages"])
+            layout.views[name]["layers"] = {one["layer"]: one["fields"]
+                                            for one in view["layers"]}
+        return layout
+
+    # ---- shapes of engines, by the plan library (kvd.Shapes has more) ----------------
 
     @classmethod
     def sglang_mha(cls, *, page_size, pages, layers, kv_heads, head_bytes, tp_size=1,
                    tp_rank=0, view="kv"):
         """SGLang's MHA cache: K of all layers, then V; slot rows [slot][head][dim]."""
-        units, first = _share(kv_heads, tp_size, tp_rank)
-        layout = cls(tp_rank).view(view, page_size, pages)
-        for name in ("k", "v"):
-            for layer in _layers(layers):
-                buffer = layout.buffer(units * head_bytes * page_size * pages)
-                layout.heads(view, layer, name, NHD, buffer=buffer, unit_bytes=head_bytes,
-                             units=units, first_unit=first, total_units=kv_heads)
-        return layout
+        return _shapes(tp_size, tp_rank).sglang_mha(
+            view, page_size=page_size, pages=pages, layers=layers, kv_heads=kv_heads,
+            head_bytes=head_bytes).layout()
 
     @classmethod
     def sglang_mla(cls, *, page_size, pages, layers, latent_bytes, tp_rank=0, view="kv"):
         """SGLang's MLA cache: one latent a token, the same on every rank."""
-        layout = cls(tp_rank).view(view, page_size, pages)
-        for layer in _layers(layers):
-            buffer = layout.buffer(latent_bytes * page_size * pages)
-            layout.heads(view, layer, "kv", NHD, buffer=buffer, unit_bytes=latent_bytes)
-        return layout
+        return _shapes(1, 0, tp_rank).sglang_mla(
+            view, page_size=page_size, pages=pages, layers=layers,
+            latent_bytes=latent_bytes).layout()
 
     @classmethod
     def vllm_attention(cls, *, block_size, blocks, layers, kv_heads, head_bytes, tp_size=1,
                        tp_rank=0, order=HND, block_len=None, view="kv"):
         """vLLM's attention cache: a buffer a layer, [block][K or V] and in it tokens and
         heads by `order`; kv_heads 0: MLA, one latent of head_bytes a token."""
-        units, first = _share(kv_heads, tp_size, tp_rank) if kv_heads else (1, 0)
-        parts = ("k", "v") if kv_heads else ("kv",)
-        half = units * head_bytes * block_size
-        stride = block_len or half * len(parts)
-        layout = cls(tp_rank).view(view, block_size, blocks)
-        for layer in _layers(layers):
-            buffer = layout.buffer(stride * blocks)
-            for i, name in enumerate(parts):
-                layout.heads(view, layer, name, order, buffer=buffer, offset=i * half,
-                             page_stride=stride, unit_bytes=head_bytes, units=units,
-                             first_unit=first, total_units=kv_heads or 1)
-        return layout
+        from .shapes import HND as K_V_HND, MLA, NHD as K_V_NHD
+        if order not in (NHD, HND):
+            raise ValueError("order: kvd.NHD or kvd.HND")
+        packing = MLA if not kv_heads else K_V_HND if order == HND else K_V_NHD
+        rows = 2 * max(kv_heads // tp_size, 1) if kv_heads else 1
+        made = _shapes(tp_size, tp_rank)
+        layers = list(range(layers)) if isinstance(layers, int) else list(layers)
+        stride = block_len or rows * head_bytes * block_size
+        buffers = [made.buffer(stride * blocks) for _ in layers]
+        return made.vllm_attention(
+            view, block_size=block_size, blocks=blocks, layers=layers, buffers=buffers,
+            kv_heads=kv_heads, head_bytes=head_bytes, packing=packing,
+            block_len=block_len or 0).layout()
 
 
-def _layers(layers):
-    return range(layers) if isinstance(layers, int) else layers
-
-
-def _share(heads, size, rank):
-    """(heads of this rank, its first): replicated when there are fewer than ranks."""
-    if heads >= size:
-        if heads % size:
-            raise ValueError("%d heads do not divide over %d ranks" % (heads, size))
-        return heads // size, rank * (heads // size)
-    if size % heads:
-        raise ValueError("%d ranks do not divide over %d heads" % (size, heads))
-    return 1, rank // (size // heads)
+def _shapes(size, rank, number=None):
+    from .shapes import Shapes
+    return Shapes(size, rank, number)
