@@ -247,6 +247,7 @@ int offer_on_pull_done(struct room *room, struct party *party,
 	} else {
 		err_set(&why, err_from_wire(done->code), "%.110s: %.200s", party->remote->label,
 			done->text);
+		err_foreign(&why);
 		gave_up(party, &why);
 	}
 	room_kick(room);

@@ -260,6 +260,7 @@ void pull_on_ack(struct room *room, struct party *party, const struct wire_pull_
 	}
 	err_set(&why, err_from_wire(ack->code), "%.100s: %.200s", party->remote->label,
 		ack->text);
+	err_foreign(&why);
 	room_fail(room, &why, NULL);
 }
 

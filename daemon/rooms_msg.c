@@ -286,6 +286,7 @@ static void refused_by(struct party *party, uint32_t code, const char *text)
 	struct err why;
 
 	err_set(&why, err_from_wire(code), "%.110s: %.200s", party->remote->label, text);
+	err_foreign(&why);
 	room_fail(party->room, &why, party);
 }
 
@@ -478,6 +479,7 @@ static int on_abort(struct rooms *rooms, struct remote *remote, struct cursor *b
 		return 0;
 	}
 	err_set(&why, err_from_wire(m.code), "%.110s: %.200s", remote->label, m.text);
+	err_foreign(&why);
 	if (unsure) { /* all of them are told; who began answers that it is still */
 		room_fail(room, &why, NULL);
 		return 0;

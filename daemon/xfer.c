@@ -566,6 +566,7 @@ static int on_attach_nak(struct xfers *xfers, struct remote *remote, struct curs
 	if (!attach)
 		return 0;
 	err_set(&why, err_from_wire(m.code), "%.110s: %.200s", remote->label, m.text);
+	err_foreign(&why);
 	attach_lost(attach, &why);
 	return 0;
 }

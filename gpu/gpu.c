@@ -381,6 +381,7 @@ int gpu_raise(struct gpu_device *device, int result, enum err_code code, const c
 	      ...)
 {
 	char words[200];
+	struct err why;
 	va_list args;
 	int r;
 
@@ -388,8 +389,13 @@ int gpu_raise(struct gpu_device *device, int result, enum err_code code, const c
 	vsnprintf(words, sizeof(words), fmt, args);
 	va_end(args);
 	r = cudrv_raise(&device->gpu->drv, result, code, "%s: %s", device->id, words);
-	if (cudrv_sticky(result))
+	if (cudrv_sticky(result)) {
 		gpu_device_break(device);
+	} else if (err_last()->scope == ERR_SCOPE_DEVICE) {
+		err_take(&why); /* the device goes on: it costs what asked for it */
+		why.scope = ERR_SCOPE_ROOM;
+		r = err_reraise(&why);
+	}
 	return err_pass(r);
 }
 

@@ -192,35 +192,57 @@ static int vmm_open(struct gpu_import *im)
 
 /* ---- imports ---- */
 
-static void close_step(const struct gpu_import *im, int result, const char *what)
+static int step_close(const struct gpu_import *im)
 {
+	return im->device->gpu->drv.ipc_close(im->address);
+}
+
+static int step_unmap(const struct gpu_import *im)
+{
+	return im->device->gpu->drv.vmm_unmap(im->address, im->bytes);
+}
+
+static int step_unreserve(const struct gpu_import *im)
+{
+	return im->device->gpu->drv.vmm_unreserve(im->address, im->handle.bytes);
+}
+
+static int step_release(const struct gpu_import *im)
+{
+	return im->device->gpu->drv.vmm_release(im->vmm);
+}
+
+/* Once more if it fails: addresses and handles of VMM memory are the process's and
+ * would outlive the context. */
+static void close_step(const struct gpu_import *im, const char *what,
+		       int (*step)(const struct gpu_import *im))
+{
+	int result = step(im);
+
 	if (result == CU_SUCCESS || gpu_device_broken(im->device))
 		return; /* with a broken context everything is gone already */
 	(void)gpu_raise(im->device, result, ERR_IO, "%s", what);
 	log_warn("gpu", im->device->id, "closing an import", "why=\"%s\"",
 		 err_last()->text);
 	err_clear();
+	(void)step(im);
 }
 
 /* Undo what was done, in reverse; the context is current. What the driver keeps
  * in spite of it goes with the context. */
 static void import_close(struct gpu_import *im)
 {
-	const struct cudrv *drv = &im->device->gpu->drv;
-
 	if (im->handle.kind == GPU_HANDLE_IPC) {
 		if (im->address)
-			close_step(im, drv->ipc_close(im->address),
-				   "cuIpcCloseMemHandle");
+			close_step(im, "cuIpcCloseMemHandle", step_close);
 		return;
 	}
 	if (im->bytes)
-		close_step(im, drv->vmm_unmap(im->address, im->bytes), "cuMemUnmap");
+		close_step(im, "cuMemUnmap", step_unmap);
 	if (im->address)
-		close_step(im, drv->vmm_unreserve(im->address, im->handle.bytes),
-			   "cuMemAddressFree");
+		close_step(im, "cuMemAddressFree", step_unreserve);
 	if (im->vmm)
-		close_step(im, drv->vmm_release(im->vmm), "cuMemRelease");
+		close_step(im, "cuMemRelease", step_release);
 }
 
 static int import_open(struct gpu_import *im)

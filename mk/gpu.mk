@@ -39,6 +39,7 @@ $(GPU_WORKS): $(patsubst %.c,$(B)/%.o,$(wildcard tests/gpu/works/*.c)) $(CORE)
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ $(LIBS)
 
 TEST_NEEDS += $(GPU_WORKS)
+export TEST_LONG += tests/integration/test_gpu_works.sh=2 # some 1700 plays of its sweeps
 
 .PHONY: gpu-test gpu-bench gpu-bundle
 gpu-test: all $(GPU_WORKS) ## kvd on this machine's GPU (KVD_CUDA_LIB=driver)

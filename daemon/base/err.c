@@ -177,3 +177,9 @@ enum err_code err_from_wire(uint32_t n)
 {
 	return n < ERR_CODE_END ? (enum err_code)n : ERR_INTERNAL;
 }
+
+void err_foreign(struct err *err)
+{
+	if (err->scope == ERR_SCOPE_DEVICE || err->scope == ERR_SCOPE_DAEMON)
+		err->scope = ERR_SCOPE_ROOM;
+}

@@ -136,5 +136,8 @@ bool err_default_retryable(enum err_code code);
 int err_errno(enum err_code code); /* positive errno of the table */
 /* A number off the wire to a code; unknown numbers become ERR_INTERNAL. */
 enum err_code err_from_wire(uint32_t n);
+/* The record of a fault that another daemon tells of: what is the matter with its
+ * device, or with all of it, costs a room here and nothing else of ours. */
+void err_foreign(struct err *err);
 
 #endif

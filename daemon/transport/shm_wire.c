@@ -210,6 +210,7 @@ void shm_get_err(struct cursor *c, struct err *err_p)
 		if (*s < ' ' || *s > '~')
 			*s = '?';
 	err_set(err_p, err_from_wire(code), "%s", text);
+	err_foreign(err_p);
 }
 
 void shm_send_hello(struct shm_peer *peer, enum shm_type type)

@@ -185,6 +185,7 @@ void tcp_head_get_err(const struct tcp_head *head, const void *text, size_t len,
 	err_p->code = err_from_wire(head->code);
 	err_p->scope = scope <= ERR_SCOPE_DAEMON ? (enum err_scope)scope :
 						   err_default_scope(err_p->code);
+	err_foreign(err_p);
 	err_p->retryable = head->flags & RETRYABLE;
 	if (len > TCP_TEXT_MAX)
 		len = TCP_TEXT_MAX;

@@ -96,6 +96,7 @@ void verbs_frame_get_err(const struct verbs_frame *frame, const void *text, size
 	err_p->code = err_from_wire(frame->code);
 	err_p->scope = scope <= ERR_SCOPE_DAEMON ? (enum err_scope)scope
 						 : err_default_scope(err_p->code);
+	err_foreign(err_p);
 	err_p->retryable = frame->flags & RETRYABLE;
 	if (len > VERBS_TEXT_MAX)
 		len = VERBS_TEXT_MAX;

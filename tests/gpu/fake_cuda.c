@@ -13,9 +13,12 @@
  */
 #include "tests/gpu/fake_cuda.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define CALLS_MAX 128
 #define FAULTS_MAX 16
@@ -25,6 +28,7 @@ static bool started;
 static int device_count, visible[FAKE_DEVICES];
 static struct cu_ctx contexts[FAKE_DEVICES];
 static int live;
+static struct fake_control *control;
 static unsigned int ns_per_kib;
 
 static struct call {
@@ -98,9 +102,23 @@ const char *fake_cuda_called(unsigned int i)
 	return i < CALLS_MAX ? calls[i].name : NULL;
 }
 
+/* Another process's: of all calls the n-th. */
+static int strike_controlled(const char *name)
+{
+	uint32_t left = __atomic_load_n(&control->left, __ATOMIC_ACQUIRE);
+
+	__atomic_add_fetch(&control->calls, 1, __ATOMIC_RELAXED);
+	if (!left)
+		return 0;
+	if (left == 1)
+		snprintf(control->struck, sizeof(control->struck), "%s", name);
+	__atomic_store_n(&control->left, left - 1, __ATOMIC_RELEASE);
+	return left == 1 ? control->code : 0;
+}
+
 static int strike_locked(const char *name)
 {
-	int code = 0;
+	int code = control ? strike_controlled(name) : 0;
 
 	for (size_t i = 0; i < CALLS_MAX; i++) {
 		if (!calls[i].name)
@@ -195,6 +213,8 @@ void fake_cuda_pace(unsigned int ns)
 void fake_count(int by)
 {
 	__atomic_add_fetch(&live, by, __ATOMIC_SEQ_CST);
+	if (control)
+		__atomic_add_fetch(&control->live, by, __ATOMIC_SEQ_CST);
 }
 
 int fake_cuda_live(void)
@@ -218,6 +238,21 @@ int fake_device_of(int physical)
 		if (visible[i] == physical)
 			return i;
 	return -1;
+}
+
+static void control_map(const char *path)
+{
+	int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+	void *map = MAP_FAILED;
+
+	if (fd >= 0) {
+		map = mmap(NULL, sizeof(*control), PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+			   0);
+		close(fd);
+	}
+	if (path && map == MAP_FAILED)
+		abort();
+	control = path ? map : NULL;
 }
 
 static void start(void)
@@ -247,6 +282,7 @@ static void start(void)
 	fake_cuda_pace((unsigned int)fake_env("FAKE_CUDA_NS_PER_KIB", 0));
 	if (planned)
 		faults_read(planned);
+	control_map(getenv("FAKE_CUDA_CONTROL"));
 	started = true;
 }
 

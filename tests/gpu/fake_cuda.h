@@ -11,6 +11,8 @@
  * the next one; code 2, out of memory, when not told). The name "execute" is a
  * queued copy: it fails where the device does the work, and the context with it.
  * A code after which a context is dead makes it so.
+ * FAKE_CUDA_CONTROL=path: a file of struct fake_control, through which another
+ * process plans faults and sees what this one holds.
  */
 #ifndef TESTS_GPU_FAKE_CUDA_H
 #define TESTS_GPU_FAKE_CUDA_H
@@ -27,6 +29,14 @@
 #define FAKE_API __attribute__((visibility("default")))
 
 /* ---- for tests ---- */
+
+struct fake_control {
+	uint32_t left; /* the so many-th call from now on fails, whichever; 0: none */
+	int32_t code;
+	uint32_t calls;
+	int32_t live;	 /* as fake_cuda_live() */
+	char struck[64]; /* the call that failed */
+};
 
 /* As FAKE_CUDA_FAIL; counts from now. NULL: forget all faults. */
 FAKE_API void fake_cuda_fail(const char *name, unsigned int n, int code);

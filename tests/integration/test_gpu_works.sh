@@ -43,6 +43,7 @@ KVD_CUDA_LIB=$fake
 KVD_GPU_SHRINK=64
 export KVD_CUDA_LIB KVD_GPU_SHRINK
 counted test "$build/gpu-works" test
+counted sweep "$build/gpu-works" sweep
 counted bench "$build/gpu-works" bench
 
 none()

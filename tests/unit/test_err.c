@@ -143,6 +143,26 @@ static void codes_from_elsewhere_become_internal(void **state)
 	assert_int_equal(err_errno((enum err_code)9999), ENOTRECOVERABLE);
 }
 
+static void fault_of_another_daemon_costs_a_room(void **state)
+{
+	struct err err;
+
+	(void)state;
+	err_set(&err, ERR_IO, "its GPU");
+	assert_int_equal(err.scope, ERR_SCOPE_DEVICE);
+	err_foreign(&err);
+	assert_int_equal(err.scope, ERR_SCOPE_ROOM);
+	err_set(&err, ERR_CONFIG, "its configuration");
+	err_foreign(&err);
+	assert_int_equal(err.scope, ERR_SCOPE_ROOM);
+	err_set(&err, ERR_PEER, "its own peer");
+	err_foreign(&err);
+	assert_int_equal(err.scope, ERR_SCOPE_PEER);
+	err_set(&err, ERR_NOMEM, "a list");
+	err_foreign(&err);
+	assert_int_equal(err.scope, ERR_SCOPE_OP);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -153,6 +173,7 @@ int main(void)
 		cmocka_unit_test(take_and_reraise_carry_a_fault),
 		cmocka_unit_test(record_belongs_to_its_thread),
 		cmocka_unit_test(codes_keep_their_numbers_and_are_unique),
+		cmocka_unit_test(fault_of_another_daemon_costs_a_room),
 		cmocka_unit_test(codes_from_elsewhere_become_internal),
 	};
 

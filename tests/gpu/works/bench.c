@@ -109,7 +109,7 @@ struct pair {
 static void pair_start(struct pair *p, const char *transports, unsigned int daemons,
 		       enum where from, enum where to)
 {
-	p->bytes = 0;
+	*p = (struct pair){0};
 	for (size_t i = 0; i < FORMS; i++)
 		if (forms[i].bytes * count_of(&forms[i]) * 2 > p->bytes)
 			p->bytes = forms[i].bytes * count_of(&forms[i]) * 2;

@@ -32,7 +32,7 @@ void region_ipc(struct kvd_client *client, uint64_t allocation, uint64_t offset,
 	well(client, kvd_region_register(client, &args, NULL, region_p), "region.register");
 }
 
-static void region_vmm(struct engine *e)
+static void memory_vmm(struct engine *e)
 {
 	const struct cu_mem_prop prop = {
 		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -40,7 +40,6 @@ static void region_vmm(struct engine *e)
 		.location = {CU_MEM_LOCATION_TYPE_DEVICE, cuda.device}};
 	const struct cu_mem_access access = {.location = prop.location,
 					     .flags = CU_MEM_ACCESS_READWRITE};
-	struct kvd_region_args args = {.kind = KVD_REGION_CUDA_VMM, .device = cuda.uuid};
 	uint64_t handle = 0;
 
 	if (!cuda.drv.has[CUDRV_VMM])
@@ -52,15 +51,44 @@ static void region_vmm(struct engine *e)
 	cu(cuda.drv.vmm_access(e->base, e->bytes, &access, 1), "cuMemSetAccess");
 	cu(cuda.mem_export(&e->fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FD, 0), "an fd of it");
 	cu(cuda.drv.vmm_release(handle), "cuMemRelease");
-	args.fd = e->fd;
-	args.bytes = args.allocation = e->bytes;
-	args.address = (const void *)(uintptr_t)e->base;
-	well(e->client, kvd_region_register(e->client, &args, NULL, &e->region),
-	     "region.register");
 }
 
-void engine_open(struct engine *e, const struct rig *rig, unsigned int daemon,
-		 enum where where, uint64_t bytes)
+void engine_memory(struct engine *e, enum where where, uint64_t bytes)
+{
+	*e = (struct engine){.where = where, .bytes = bytes, .fd = -1};
+	if (where == AT_GPU_VMM) {
+		memory_vmm(e);
+	} else if (where == AT_GPU) {
+		e->base = cuda_alloc(bytes);
+	} else {
+		well(NULL, kvd_memory_alloc(bytes, "works", &e->memory), "memory");
+		e->base = (uintptr_t)e->memory.address;
+		e->fd = e->memory.fd;
+	}
+}
+
+int engine_register(struct engine *e)
+{
+	static const enum kvd_region_kind kinds[] = {
+		KVD_REGION_CUDA_IPC, KVD_REGION_CUDA_VMM, KVD_REGION_MEMFD};
+	struct cu_ipc_mem handle;
+	struct kvd_region_args args = {.kind = kinds[e->where],
+				       .fd = e->fd,
+				       .bytes = e->bytes,
+				       .address = (const void *)(uintptr_t)e->base};
+
+	if (e->where != AT_HOST)
+		args.device = cuda.uuid;
+	if (e->where == AT_GPU_VMM)
+		args.allocation = e->bytes;
+	if (e->where == AT_GPU) {
+		cu(cuda.ipc_handle(&handle, e->base), "cuIpcGetMemHandle");
+		args.ipc_handle = &handle;
+	}
+	return kvd_region_register(e->client, &args, NULL, &e->region);
+}
+
+void engine_connect(struct engine *e, const struct rig *rig, unsigned int daemon)
 {
 	char socket[128];
 	const struct kvd_options options = {
@@ -69,22 +97,18 @@ void engine_open(struct engine *e, const struct rig *rig, unsigned int daemon,
 	double end = now_s() + 30;
 	int r;
 
-	*e = (struct engine){.where = where, .bytes = bytes, .fd = -1};
 	rig_socket(rig, daemon, socket);
 	while ((r = kvd_open(&options, &e->client)) == -KVD_E_NODAEMON && now_s() < end)
 		nanosleep(&pause, NULL); /* it has only just been started */
 	well(NULL, r, "kvd_open");
-	if (where == AT_GPU_VMM) {
-		region_vmm(e);
-	} else if (where == AT_GPU) {
-		e->base = cuda_alloc(bytes);
-		region_ipc(e->client, e->base, 0, bytes, &e->region);
-	} else {
-		well(NULL, kvd_memory_alloc(bytes, "works", &e->memory), "memory");
-		e->base = (uintptr_t)e->memory.address;
-		well(e->client, kvd_region_memory(e->client, &e->memory, NULL, &e->region),
-		     "region.register");
-	}
+}
+
+void engine_open(struct engine *e, const struct rig *rig, unsigned int daemon,
+		 enum where where, uint64_t bytes)
+{
+	engine_memory(e, where, bytes);
+	engine_connect(e, rig, daemon);
+	well(e->client, engine_register(e), "region.register");
 }
 
 void engine_pool(struct engine *e, uint64_t page_bytes)
@@ -212,34 +236,52 @@ void rows_free(struct rows *rows)
 	free(rows->dst);
 }
 
-static struct kvd_dlist *list_of(const struct engine *own, uint64_t attach, uint64_t base,
-				 const uint64_t *at, const struct rows *rows)
+static int list_of(const struct engine *own, uint64_t attach, uint64_t base,
+		   const uint64_t *at, const struct rows *rows,
+		   const struct kvd_dlist **list_p)
 {
 	uint64_t *pairs = need(calloc(rows->count, 2 * sizeof(*pairs)));
 	struct kvd_dlist *list = NULL;
+	int r;
 
 	for (uint64_t i = 0; i < rows->count; i++) {
 		pairs[2 * i] = base + at[i];
 		pairs[2 * i + 1] = rows->bytes;
 	}
-	well(own->client,
-	     kvd_dlist_rows(own->client, attach, pairs, rows->count, 2, &list), "a list");
+	r = kvd_dlist_rows(own->client, attach, pairs, rows->count, 2, &list);
 	free(pairs);
-	return list;
+	*list_p = list;
+	return r;
+}
+
+int rows_xfer_try(const struct rows *rows, const struct engine *src,
+		  const struct engine *dst, bool dst_asks, struct kvd_xfer **xfer_p)
+{
+	const struct engine *own = dst_asks ? dst : src, *remote = dst_asks ? src : dst;
+	const char *endpoint = kvd_daemon(remote->client)->endpoint;
+	struct kvd_xfer_args args = {.op = dst_asks ? KVD_READ : KVD_WRITE};
+	struct kvd_session_key key;
+	uint64_t attach = 0;
+	int r;
+
+	well(remote->client, kvd_session_key(remote->client, 0, &key), "session.key");
+	r = kvd_peer_attach(own->client, endpoint, &key, 0, &attach);
+	if (!r)
+		r = list_of(own, 0, own->base, dst_asks ? rows->dst : rows->src, rows,
+			    &args.local);
+	if (!r)
+		r = list_of(own, attach, remote->base, dst_asks ? rows->src : rows->dst,
+			    rows, &args.remote);
+	return r ? r : kvd_xfer_make(own->client, &args, xfer_p);
 }
 
 struct kvd_xfer *rows_xfer(const struct rows *rows, const struct engine *src,
 			   const struct engine *dst, bool dst_asks)
 {
-	const struct engine *own = dst_asks ? dst : src, *remote = dst_asks ? src : dst;
-	uint64_t attach = engine_attach(own, remote);
-	struct kvd_xfer_args args = {.op = dst_asks ? KVD_READ : KVD_WRITE};
 	struct kvd_xfer *xfer = NULL;
 
-	args.local = list_of(own, 0, own->base, dst_asks ? rows->dst : rows->src, rows);
-	args.remote =
-		list_of(own, attach, remote->base, dst_asks ? rows->src : rows->dst, rows);
-	well(own->client, kvd_xfer_make(own->client, &args, &xfer), "a transfer");
+	well((dst_asks ? dst : src)->client,
+	     rows_xfer_try(rows, src, dst, dst_asks, &xfer), "a transfer");
 	return xfer;
 }
 
@@ -282,6 +324,14 @@ void rows_check(const struct rows *rows, struct engine *src, struct engine *dst)
 
 unsigned int room_waiting_ms;
 
+/* A room may have failed since it was opened: who looks at its end learns why. */
+static void well_or_over(const struct kvd_client *client, struct kvd_room *room,
+			 int r, const char *what)
+{
+	if (r != -KVD_E_STATE || kvd_room_wait(room, KVD_SUCCESS, WAIT_MS) != KVD_FAILED)
+		well(client, r, what);
+}
+
 struct kvd_room *room_recv(struct engine *dst, const struct engine *src, uint64_t number,
 			   uint32_t page, const struct kvd_wait *wait)
 {
@@ -299,7 +349,7 @@ struct kvd_room *room_recv(struct engine *dst, const struct engine *src, uint64_
 	if (wait)
 		bind.wait = *wait;
 	well(dst->client, kvd_room_open(dst->client, &args, NULL, &room), "room.open");
-	well(dst->client, kvd_room_bind(room, &bind, NULL), "room.bind");
+	well_or_over(dst->client, room, kvd_room_bind(room, &bind, NULL), "room.bind");
 	return room;
 }
 
@@ -315,7 +365,7 @@ struct kvd_room *room_send(struct engine *src, uint64_t number, uint32_t page,
 	if (wait)
 		send.wait = *wait;
 	well(src->client, kvd_room_open(src->client, &args, NULL, &room), "room.open");
-	well(src->client, kvd_room_send(room, &send, NULL), "room.send");
+	well_or_over(src->client, room, kvd_room_send(room, &send, NULL), "room.send");
 	return room;
 }
 

@@ -184,13 +184,16 @@ int main(int argc, char **argv)
 			printf("bench %-34s %s\n", w->name, w->what);
 		return 0;
 	}
-	if (argc < 2 || (strcmp(argv[1], "test") != 0 && strcmp(argv[1], "bench") != 0)) {
-		fprintf(stderr, "usage: gpu-works test|bench [WORDS] | list\n");
+	if (argc < 2 || (strcmp(argv[1], "test") != 0 && strcmp(argv[1], "sweep") != 0 &&
+			 strcmp(argv[1], "bench") != 0)) {
+		fprintf(stderr, "usage: gpu-works test|sweep|bench [WORDS] | list\n");
 		return 2;
 	}
 	if (!gpu_there())
 		return EXIT_SKIPPED;
 	if (strcmp(argv[1], "test") == 0)
 		return works_run(tests, argv + 2, false);
+	if (strcmp(argv[1], "sweep") == 0)
+		return works_run(sweeps, argv + 2, false);
 	return works_run(benches, argv + 2, true);
 }

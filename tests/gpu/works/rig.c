@@ -62,7 +62,7 @@ static void config_write(const char *path, const struct rig *rig, unsigned int i
 
 static void daemon_start(struct rig *rig, unsigned int index, const char *transports)
 {
-	char config[160], log[160];
+	char config[160], log[160], control[160];
 	const char *const args[] = {"--config", config, NULL};
 	int fd;
 
@@ -77,14 +77,23 @@ static void daemon_start(struct rig *rig, unsigned int index, const char *transp
 	fd = open(log, O_WRONLY | O_CREAT | O_TRUNC, 0600);
 	if (fd < 0 || dup2(fd, 1) < 0 || dup2(fd, 2) < 0)
 		_exit(126);
+	snprintf(control, sizeof(control), "%s/d%u.fake", rig->dir, index);
+	if (access(control, F_OK) == 0)
+		setenv("FAKE_CUDA_CONTROL", control, 1);
 	run("kvd", args);
 }
 
-void rig_start(struct rig *rig, unsigned int count, const char *transports)
+void rig_folder(struct rig *rig)
 {
 	*rig = (struct rig){.dir = "/tmp/kvd-works-XXXXXX"};
 	if (!mkdtemp(rig->dir))
 		die("a folder in /tmp: %s", strerror(errno));
+}
+
+void rig_start(struct rig *rig, unsigned int count, const char *transports)
+{
+	if (!rig->dir[0])
+		rig_folder(rig);
 	for (unsigned int i = 0; i < count; i++)
 		daemon_start(rig, i, transports);
 }
@@ -131,7 +140,8 @@ void rig_stop(struct rig *rig)
 			log_show(rig, i);
 			die("daemon %u ended with status %#x", i, status);
 		}
-		(void)log_show(rig, i);
+		if (!rig->quiet)
+			(void)log_show(rig, i);
 	}
 	(void)nftw(rig->dir, on_file, 8, FTW_DEPTH | FTW_PHYS);
 }

@@ -28,7 +28,7 @@ static void move(const char *transports, unsigned int daemons, enum where from,
 		uint64_t bytes, count;
 	} forms[] = {{64 * KIB, 100}, {4 * KIB, 1500}, {256, 9000}, {100, 777}, {1, 33}};
 	struct engine src, dst;
-	struct rig rig;
+	struct rig rig = {0};
 
 	rig_start(&rig, daemons, transports);
 	engine_open(&src, &rig, 0, from, 8 * MIB);
@@ -96,7 +96,7 @@ static void tensors_of_one_allocation(void)
 	struct kvd_xfer *xfer = NULL;
 	struct engine other;
 	uint8_t bytes[4096];
-	struct rig rig;
+	struct rig rig = {0};
 	uint64_t base;
 
 	rig_start(&rig, 1, "local");
@@ -506,7 +506,7 @@ static void refusals(void)
 	struct helper helper;
 	struct export in;
 	struct cu_ipc_mem handle;
-	struct rig rig;
+	struct rig rig = {0};
 	int result;
 
 	rig_start(&rig, 1, "local");
@@ -590,7 +590,7 @@ static void aborted(void)
 	struct rows rows;
 	uint64_t bytes = long_bytes();
 	double takes_s;
-	struct rig rig;
+	struct rig rig = {0};
 
 	rig_start(&rig, 2, "local");
 	engine_open(&src, &rig, 0, AT_GPU, bytes);
@@ -636,7 +636,7 @@ int victim_main(const char *folder, const char *bytes)
 {
 	struct offered out = {.bytes = strtoull(bytes, NULL, 10)};
 	struct engine e;
-	struct rig rig = {{0}, {0}};
+	struct rig rig = {0};
 	char what;
 
 	snprintf(rig.dir, sizeof(rig.dir), "%s", folder);
@@ -705,7 +705,7 @@ static void engine_killed(void)
 	struct helper victim;
 	struct kvd_xfer *xfer;
 	struct rows rows;
-	struct rig rig;
+	struct rig rig = {0};
 	uint64_t bytes = long_bytes();
 	double begin, takes_s;
 	char text[24];

@@ -5,6 +5,7 @@
  * needs nothing but kvd beside it, so that it runs where nothing is installed.
  *
  *   gpu-works test [WORDS]    each case in a process of its own, a line each
+ *   gpu-works sweep [WORDS]   every call of the tests' driver fails once
  *   gpu-works bench [WORDS]   figures, as shares of what the driver does by itself
  *   gpu-works list
  *
@@ -75,9 +76,12 @@ void hold_end(struct hold *hold);
 struct rig {
 	char dir[64];
 	pid_t pids[RIG_DAEMONS];
+	bool quiet; /* faults are provoked: what the daemons say of them is not shown */
 };
 
-/* `count` daemons with these transports ("auto"…), and more lines of [transport]. */
+/* Its folder, before it is started, or by starting it. `rig` is zero. */
+void rig_folder(struct rig *rig);
+/* `count` daemons with these transports ("auto"…). */
 void rig_start(struct rig *rig, unsigned int count, const char *transports);
 void rig_socket(const struct rig *rig, unsigned int index, char socket[128]);
 void rig_stop(struct rig *rig); /* they must end well, nothing of them left */
@@ -114,6 +118,10 @@ struct engine {
 	uint32_t pages;
 };
 
+void engine_memory(struct engine *e, enum where where, uint64_t bytes);
+void engine_connect(struct engine *e, const struct rig *rig, unsigned int daemon);
+int engine_register(struct engine *e); /* the code of a refusal */
+/* All three: memory, client, region. */
 void engine_open(struct engine *e, const struct rig *rig, unsigned int daemon,
 		 enum where where, uint64_t bytes);
 void engine_pool(struct engine *e, uint64_t page_bytes);
@@ -134,6 +142,8 @@ struct rows { /* at the same bytes of nothing: shuffled on both sides */
 void rows_make(struct rows *rows, uint64_t bytes, uint64_t count, uint64_t within);
 void rows_free(struct rows *rows);
 /* A transfer from `src` to `dst`, of which `by` (one of them) asks. */
+int rows_xfer_try(const struct rows *rows, const struct engine *src,
+		  const struct engine *dst, bool dst_asks, struct kvd_xfer **xfer_p);
 struct kvd_xfer *rows_xfer(const struct rows *rows, const struct engine *src,
 			   const struct engine *dst, bool dst_asks);
 void rows_check(const struct rows *rows, struct engine *src, struct engine *dst);
@@ -158,6 +168,7 @@ struct work {
 };
 extern const struct work tests[], benches[];
 unsigned int shrink(void);
+extern const struct work sweeps[]; /* on the tests' driver alone */
 /* Roles of test.c and bench.c. */
 int victim_main(const char *socket, const char *bytes);
 int exporter_main(const char *word, const char *more);
