@@ -2,13 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rooms between GPU caches on real daemons, over the fake driver: every transport
 that needs no RDMA, and what becomes of memory whose engine dies."""
+import base64
+import ctypes
 import os
 import subprocess
 import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from kvd_daemon import BUILD, Daemon, run  # noqa: E402
+from kvd_daemon import BUILD, Daemon, Skip, run  # noqa: E402
 from kvd_engine import BYTES, Cache, Engine, SUCCESS, open_pull, open_push  # noqa: E402
 import fake_gpu  # noqa: E402
 
@@ -135,6 +137,73 @@ def kernels_words():
     return "yes" if "GPU kernels: sm_" in text else "no: this kvd was built without nvcc"
 
 
+def other_pid_namespace_is_told():
+    fake_gpu.Gpu()
+    if subprocess.run(["unshare", "-pf", "true"], capture_output=True).returncode:
+        raise Skip("a PID namespace of its own (root)")
+    code = "import sys; sys.path.insert(0, %r); import fake_gpu; " \
+           "print(fake_gpu.Gpu().ipc(4096)[1]['handle'], flush=True); sys.stdin.read()" \
+           % os.path.dirname(fake_gpu.__file__)
+    with Daemon(config("shm")) as daemon:
+        engine = Engine(daemon, "engine")
+        other = subprocess.Popen(["unshare", "-pf", sys.executable, "-c", code], text=True,
+                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        handle = other.stdout.readline().strip()
+        words = engine.refused("EIMPORT", "region.register", kind="cuda_ipc", length=4096,
+                               handle=handle, device=fake_gpu.Gpu().uuid)
+        assert "in another PID or IPC namespace (--pid=host --ipc=host)" in words, words
+        other.communicate("")
+        engine.close()
+
+
+def mig_is_told():
+    gpu = fake_gpu.Gpu()
+    with Daemon(config("shm"), env=dict(FAKE_CUDA_MIG="1")) as daemon:
+        engine = Engine(daemon, "engine")
+        args = gpu.ipc(4096)[1]
+        words = engine.refused("EIMPORT", "region.register", length=4096, **args)
+        assert "not available here (MIG" in words and "cuda_vmm" in words, words
+        args["device"] = "MIG-" + gpu.uuid[4:]
+        words = engine.refused("EIMPORT", "region.register", length=4096, **args)
+        assert "use the whole GPU" in words, words
+        engine.close()
+
+
+def another_order_of_devices_is_told():
+    """The engine hands the name of the device that it takes its own for."""
+    gpu, other = fake_gpu.Gpu(0), fake_gpu.Gpu(1)
+    with Daemon(config("shm"), env=dict(CUDA_VISIBLE_DEVICES="1,0")) as daemon:
+        engine = Engine(daemon, "engine")
+        fake_gpu.Gpu(0)  # its context is the current one
+        args = gpu.ipc(4096)[1]
+        words = engine.refused("EIMPORT", "region.register", length=4096,
+                               **dict(args, device=other.uuid))
+        assert gpu.uuid in words and "CUDA_VISIBLE_DEVICES" in words, words
+        engine.cmd("region.register", length=4096, **args)
+        engine.close()
+    with Daemon(config("shm"), env=dict(CUDA_VISIBLE_DEVICES="1")) as daemon:
+        engine = Engine(daemon, "engine")
+        words = engine.refused("EIMPORT", "region.register", length=4096, **args)
+        assert "CUDA_VISIBLE_DEVICES of kvd must not hide it" in words, words
+        engine.close()
+
+
+def memory_of_vmm_has_no_legacy_handle():
+    """What an engine with expandable segments has in its place is junk, or of a driver
+    that gives a handle and does not open it; either way it is told of cuda_vmm."""
+    gpu = fake_gpu.Gpu()
+    address = gpu.vmm(4096)[0]
+    handle = (ctypes.c_ubyte * 64)()
+    assert gpu.lib.cuIpcGetMemHandle(handle, ctypes.c_uint64(address)) != 0
+    with Daemon(config("shm")) as daemon:
+        engine = Engine(daemon, "engine")
+        words = engine.refused("EIMPORT", "region.register", kind="cuda_ipc", length=4096,
+                               handle=base64.b64encode(bytes(handle)).decode(),
+                               device=gpu.uuid)
+        assert "expandable_segments" in words and "cuda_vmm" in words, words
+        engine.close()
+
+
 def devices_lists_gpus_and_features():
     gpu = fake_gpu.Gpu()
     with Daemon(config("shm") + "gpu = %s\n" % gpu.uuid) as daemon:
@@ -174,4 +243,6 @@ if __name__ == "__main__":
         sys.exit(0)
     run([local_ipc_to_ipc, local_vmm_to_ipc, local_memfd_to_vmm, auto_takes_local,
          shm_ipc_to_ipc, shm_vmm_to_memfd, tcp_ipc_to_vmm, tcp_vm_to_ipc, ucx_vmm_to_ipc,
-         killed_engine_is_unmapped_in_time, exporter_gone_is_told, devices_lists_gpus_and_features, without_driver_is_told])
+         killed_engine_is_unmapped_in_time, exporter_gone_is_told,
+         other_pid_namespace_is_told, mig_is_told, another_order_of_devices_is_told,
+         memory_of_vmm_has_no_legacy_handle, devices_lists_gpus_and_features, without_driver_is_told])

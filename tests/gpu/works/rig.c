@@ -128,6 +128,13 @@ static bool log_show(const struct rig *rig, unsigned int index)
 	return some;
 }
 
+void rig_logs(const struct rig *rig)
+{
+	for (unsigned int i = 0; i < RIG_DAEMONS; i++)
+		if (rig->pids[i])
+			(void)log_show(rig, i);
+}
+
 void rig_stop(struct rig *rig)
 {
 	int status = 0;

@@ -43,6 +43,7 @@ struct sweep {
 	unsigned int victim;
 	bool deadly;
 	bool well; /* nothing failed */
+	char before[96]; /* the call that failed in the play before */
 };
 
 static void control_make(struct sweep *s, unsigned int index)
@@ -100,9 +101,11 @@ static void scope_check(const struct sweep *s, unsigned int at, const char *what
 {
 	const char *struck = s->control[s->victim]->struck;
 
-	if (!struck[0])
-		die("%s failed though no call of the driver did: %s %s", what,
-		    kvd_code_name(code), words);
+	if (!struck[0]) {
+		rig_logs(&s->rig);
+		die("%s failed though no call of the driver did (the last was %s): %s %s",
+		    what, s->before, kvd_code_name(code), words);
+	}
 	if (at != s->victim)
 		return; /* it was told by the other side, as what the other side is to it */
 	if (strcmp(scope, "op") == 0 || strcmp(scope, "room") == 0)
@@ -317,6 +320,8 @@ static void arm(struct sweep *s, unsigned int victim, unsigned int nth, int code
 {
 	struct fake_control *control = s->control[victim];
 
+	snprintf(s->before, sizeof(s->before), "%s of daemon %u",
+		 s->control[s->victim]->struck, s->victim);
 	s->victim = victim;
 	s->deadly = code == CU_ERROR_ILLEGAL_ADDRESS;
 	control->struck[0] = '\0';

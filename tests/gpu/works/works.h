@@ -84,6 +84,7 @@ void rig_folder(struct rig *rig);
 /* `count` daemons with these transports ("auto"…). */
 void rig_start(struct rig *rig, unsigned int count, const char *transports);
 void rig_socket(const struct rig *rig, unsigned int index, char socket[128]);
+void rig_logs(const struct rig *rig); /* shown */
 void rig_stop(struct rig *rig); /* they must end well, nothing of them left */
 /* This program again, as `role` with two words; its stdin and stdout. */
 struct helper {
