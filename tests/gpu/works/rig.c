@@ -53,8 +53,10 @@ static void config_write(const char *path, const struct rig *rig, unsigned int i
 
 	if (!config)
 		die("%s: %s", path, strerror(errno));
+	/* a busy machine is no dead peer: this is not about peers */
 	fprintf(config,
 		"[daemon]\nname = d%u\nrun_dir = %s\nlog_level = warn\n"
+		"[peer]\ndead_after = 20 s\n"
 		"[transport]\ntransports = %s\ncuda_library = %s\n",
 		index, rig->dir, transports, cuda_library());
 	fclose(config);
