@@ -108,6 +108,7 @@ static int parse_wanted(const struct ctl *ctl, struct wanted *w)
 		r = ctl_usage("--count: at most %u", BENCH_REPS_MAX);
 	w->c.reps = ctl->count ? (unsigned int)ctl->count : REPS_DEFAULT;
 	w->c.flat = ctl->bench.flat;
+	w->c.gather = ctl->bench.gather;
 	w->c.timeout_ms = ctl->timeout_ms;
 	w->rows = ctl->bench.rows;
 	return r;

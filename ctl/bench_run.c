@@ -143,8 +143,11 @@ static int dlist(struct run *r, uint64_t attach, uint64_t base, const uint64_t *
 
 static int prepare(struct run *r, uint64_t attach, const struct bench_ticket *ticket)
 {
+	struct bench_case far = *r->c;
+
 	r->near = places(r->c, ticket->bytes, 88172645463325252);
-	r->far = places(r->c, ticket->bytes, 11400714819323198485u);
+	far.flat |= far.gather;
+	r->far = places(&far, ticket->bytes, 11400714819323198485u);
 	if (!r->near || !r->far) {
 		ctl_failed("out of memory");
 		return -1;

@@ -29,7 +29,7 @@ struct ctl {
 	struct { /* of bench */
 		const char *with, *size, *op, *transport, *memory;
 		unsigned long rows;
-		bool serve, flat;
+		bool serve, flat, gather;
 	} bench;
 	struct kvd_client *client; /* made by the first ctl_ask() */
 };

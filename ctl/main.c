@@ -79,6 +79,7 @@ const struct ctl_command ctl_commands[] = {
 	 "--size LIST       bytes a row: 64K,4K,256 if not given\n"
 	 "--rows N          rows a transfer; if not given half the memory, at most 65536\n"
 	 "--flat            rows one behind the other, not scattered\n"
+	 "--gather          rows one behind the other at the lender's only\n"
 	 "--op OP           push, pull or both (both)\n"
 	 "--transport NAME  refuse to measure any other\n"
 	 "--count N         repetitions (20)\n"
@@ -105,7 +106,7 @@ const struct ctl_command ctl_commands[] = {
 };
 
 enum { OPT_ROLE = 256, OPT_REASON, OPT_LIMIT, OPT_COUNT, OPT_VERSION,
-       OPT_WITH, OPT_SIZE, OPT_ROWS, OPT_FLAT, OPT_OP, OPT_TRANSPORT, OPT_MEMORY, OPT_SERVE };
+       OPT_WITH, OPT_SIZE, OPT_ROWS, OPT_FLAT, OPT_GATHER, OPT_OP, OPT_TRANSPORT, OPT_MEMORY, OPT_SERVE };
 
 static const struct option long_options[] = {
 	{"socket", required_argument, NULL, 's'},
@@ -122,6 +123,7 @@ static const struct option long_options[] = {
 	{"size", required_argument, NULL, OPT_SIZE},
 	{"rows", required_argument, NULL, OPT_ROWS},
 	{"flat", no_argument, NULL, OPT_FLAT},
+	{"gather", no_argument, NULL, OPT_GATHER},
 	{"op", required_argument, NULL, OPT_OP},
 	{"transport", required_argument, NULL, OPT_TRANSPORT},
 	{"memory", required_argument, NULL, OPT_MEMORY},
@@ -313,6 +315,9 @@ static int take_bench_option(struct ctl *ctl, int opt)
 	case OPT_FLAT:
 		ctl->bench.flat = true;
 		return -1;
+	case OPT_GATHER:
+		ctl->bench.gather = true;
+		return -1;
 	case OPT_SERVE:
 		ctl->bench.serve = true;
 		return -1;
@@ -386,6 +391,7 @@ static int check_options(const struct ctl *ctl, const struct ctl_command *c)
 		{'b', "--size", ctl->bench.size},
 		{'b', "--rows", ctl->bench.rows},
 		{'b', "--flat", ctl->bench.flat},
+		{'b', "--gather", ctl->bench.gather},
 		{'b', "--op", ctl->bench.op},
 		{'b', "--transport", ctl->bench.transport},
 		{'b', "--memory", ctl->bench.memory},

@@ -285,12 +285,23 @@ int ctl_run_rooms(struct ctl *ctl, int argc, char **argv)
 			 room_row);
 }
 
+/* "packed 256 B", "rows 4 KiB"; nothing where there was no choice. */
+static void way_cell(struct table *table, const cJSON *way)
+{
+	if (!way)
+		table_cell(table, "");
+	else
+		table_cellf(table, "%s %s", ctl_true(way, "packed") ? "packed" : "rows",
+			    ctl_bytes(ctl_num(way, "row_bytes")));
+}
+
 static void party_row(struct table *table, const cJSON *p)
 {
 	table_cell(table, ctl_str(p, "endpoint", NULL));
 	table_cell(table, ctl_str(p, "transport", NULL));
 	table_cell(table, ctl_str(p, "path", NULL));
 	table_cell(table, ctl_true(p, "staged") ? "yes" : "no");
+	way_cell(table, ctl_list(p, "way"));
 	table_cellf(table, "%.0f", ctl_num(p, "rank"));
 	table_cell(table, ctl_bytes(ctl_num(p, "bytes")));
 	table_cell(table, ctl_bytes(ctl_num(p, "expected_bytes")));
@@ -324,7 +335,7 @@ static int print_room(const cJSON *room)
 		printf("%-12s %s: %s (bitmap of pages)\n", "landed", item->string,
 		       cJSON_IsString(item) ? item->valuestring : "?");
 	putchar('\n');
-	if (table_new("PEER TRANSPORT PATH STAGED >RANK >BYTES >EXPECTED STATE", &table) < 0)
+	if (table_new("PEER TRANSPORT PATH STAGED WAY >RANK >BYTES >EXPECTED STATE", &table) < 0)
 		return ctl_failed("out of memory");
 	cJSON_ArrayForEach(item, ctl_list(room, "peers"))
 		party_row(table, item);

@@ -85,6 +85,7 @@ struct config {
 	uint32_t verbs_ack_timeout;   /* 4.096 us << this */
 	uint32_t verbs_retries;	      /* 0 … 7 */
 	uint32_t verbs_traffic_class; /* the IP header's; 0 = the system's */
+	uint32_t verbs_request_ns;    /* of a work request; 0: measured, 1: nothing is packed */
 	uint32_t copy_threads; /* >= 1 */
 	bool vm_direct;
 	uint32_t host_copy_threads; /* >= 1; of all daemons in run_dir */

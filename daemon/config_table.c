@@ -192,7 +192,14 @@ static const struct setting options[] = {
 		 "second)."},
 	{"transport", "verbs_traffic_class", SETTING_COUNT, FIELD(verbs_traffic_class),
 	 .preset = "0", .min = 0, .max = 255,
-	 .help = "Traffic class (DSCP and ECN bits) of RoCE packets. 0: the system's."},
+	 .help = "Traffic class (DSCP and ECN bits) of RoCE packets; the service level "
+		 "follows from it, by the port's priority map (RoCE) or the subnet "
+		 "manager's QoS classes (InfiniBand). 0: the system's."},
+	{"transport", "verbs_request_ns", SETTING_AUTO_COUNT, FIELD(verbs_request_ns),
+	 .preset = "auto", .min = 1, .max = 1000000,
+	 .help = "What a work request costs, in ns: rows that are scattered at both ends and "
+		 "cheaper to copy twice are packed. auto: measured with each peer when the "
+		 "first such transfer comes. 1: never packed."},
 	{"transport", "copy_threads", SETTING_AUTO_COUNT, FIELD(copy_threads),
 	 .preset = "auto", .min = 1, .max = THREADS_MAX,
 	 .help = "Threads that copy engine memory. auto: half the cores, 1 to 8."},

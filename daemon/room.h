@@ -73,6 +73,7 @@ struct party {
 	uint64_t expected, got;	   /* bytes */
 	bool last_seen;
 	uint64_t last_seq;
+	struct xp_way way; /* of its last chunk for which there was a choice */
 	/* offer, pull */
 	bool asked_ack; /* pull: told that all was read, it owes us PULL_ACK */
 	uint64_t lease_epoch;

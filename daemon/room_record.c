@@ -136,6 +136,21 @@ int room_record_missing(const cJSON *asked, const struct err *why, struct text *
 	return or_nomem(filled && !out->failed);
 }
 
+/* Row by row or packed, and why: what one row costs on either way. */
+static bool add_way(cJSON *obj, const struct xp_way *way)
+{
+	cJSON *w;
+
+	if (!way->row_bytes)
+		return true; /* nothing to choose, or nothing moved yet */
+	w = cJSON_AddObjectToObject(obj, "way");
+	return w && cJSON_AddBoolToObject(w, "packed", way->packed) &&
+	       cJSON_AddNumberToObject(w, "row_bytes", way->row_bytes) &&
+	       (!way->request_ns ||
+		cJSON_AddNumberToObject(w, "request_ns", way->request_ns)) &&
+	       cJSON_AddNumberToObject(w, "copy_ns", way->copy_ns);
+}
+
 static bool add_party(cJSON *list, const struct party *party)
 {
 	const struct remote *remote = party->remote;
@@ -152,6 +167,7 @@ static bool add_party(cJSON *list, const struct party *party)
 	       cJSON_AddBoolToObject(p, "staged",
 				     remote->transport &&
 					     (remote->transport->caps & XP_CAP_STAGED)) &&
+	       add_way(p, &party->way) &&
 	       cJSON_AddStringToObject(p, "pool", party->pool_name) &&
 	       cJSON_AddNumberToObject(p, "rank", (double)party->rank) &&
 	       json_add_u64(p, "generation", party->gen) >= 0 &&

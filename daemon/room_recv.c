@@ -293,6 +293,8 @@ static void on_landed(struct inbound_owner *inbound, const struct err *err)
 	struct room *room = move->room;
 	struct party *party = move->party;
 
+	if (move->in && move->in->way.row_bytes)
+		party->way = move->in->way;
 	if (!err) {
 		party->got += move->plan->bytes;
 		room->bytes += move->plan->bytes;

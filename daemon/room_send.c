@@ -140,6 +140,8 @@ static void on_sent(struct sched_op *op)
 	struct move *move = op->owner;
 	struct room *room = move->room;
 
+	if (op->xp.way.row_bytes)
+		move->party->way = op->xp.way;
 	if (op->xp.result >= 0) {
 		room->bytes += move->plan->bytes;
 		room_count(room, METRIC_ROOM_SENT_BYTES, move->plan->bytes);

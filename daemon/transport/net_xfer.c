@@ -241,6 +241,7 @@ int net_post(struct xp_peer *base, struct xp_op *op)
 	xfer->ours = true;
 	xfer->bytes = op->sides.plan ? op->sides.plan->bytes : 0;
 	xfer->id = peer->next_id;
+	op->way = (struct xp_way){0};
 	if (xfer->bytes)
 		r = ops_of(xfer)->take_sides(xfer, &op->sides);
 	if (r == 0)

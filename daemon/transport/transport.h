@@ -105,6 +105,15 @@ struct xp_sides {
 	uint32_t src_count, dst_count;
 };
 
+/* Of a transfer that chose: row by row, or packed. All zero where there was nothing
+ * to choose. */
+struct xp_way {
+	uint32_t row_bytes;  /* of one request, on average */
+	uint32_t request_ns; /* what one costs; the mover's */
+	uint32_t copy_ns;    /* what copying it costs, at each end */
+	bool packed;
+};
+
 struct xp_op {
 	enum xp_kind kind; /* XP_WRITE or XP_READ */
 	struct xp_sides sides;
@@ -115,6 +124,7 @@ struct xp_op {
 		       refused, ERR_CANCELED, ERR_PEER, ERR_TRANSPORT …) */
 	struct err err;
 	uint64_t moved; /* bytes so far (a WRITE: sent), for progress and stalls */
+	struct xp_way way;
 	void *impl;	/* the backend's, NULL when not posted */
 	void *owner;	/* the caller's */
 };
@@ -127,6 +137,7 @@ struct xp_inbound {
 	size_t header_len;
 	uint64_t bytes; /* the initiator's claim; land() checks it against the plan */
 	uint64_t moved; /* progress */
+	struct xp_way way;
 	void *owner;	/* the answerer's */
 };
 

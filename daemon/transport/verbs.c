@@ -88,6 +88,7 @@ static void verbs_close(struct transport *base)
 	while (atomic_load(&transport->releasing))
 		sched_yield(); /* helpers are at it */
 	net_fini(&transport->net);
+	verbs_pack_close(transport);
 	verbs_linger_end(transport);
 	if (transport->cm)
 		loop_fd_stop(&transport->cm_watch);
@@ -175,6 +176,7 @@ static int verbs_open(const struct xp_env *env, const struct xp_callbacks *callb
 		verbs_close(&transport->net.base);
 		return err_pass(r);
 	}
+	verbs_pack_open(transport);
 	*transport_p = &transport->net.base;
 	return 0;
 }

@@ -56,6 +56,17 @@ void verbs_send(struct verbs_peer *peer, struct verbs_out *out,
 	queue(peer, out);
 }
 
+void verbs_send_bytes(struct verbs_peer *peer, struct verbs_out *out,
+		      const struct verbs_frame *frame, const void *bytes, size_t len)
+{
+	assert(len <= sizeof(out->text));
+	out->frame = *frame;
+	memcpy(out->text, bytes, len);
+	out->left = len;
+	out->payload = (const uint8_t *)out->text;
+	queue(peer, out);
+}
+
 void verbs_send_request(struct verbs_peer *peer, struct verbs_out *out,
 			const struct verbs_frame *frame, struct verbs_xfer *xfer)
 {

@@ -14,6 +14,7 @@
  *   verbs_peer.c  a connection: ready, lost, closed
  *   verbs_xfer.c  a transfer's life on either side
  *   verbs_post.c  plans become chains of work requests
+ *   verbs_pack.c  or one request a slice, where rows are short and scattered
  *   verbs_wire, verbs_lib: parts without an own view of this
  *
  * Everything but registration is on the loop's thread. Completions and events
@@ -100,6 +101,9 @@ struct verbs_transport {
 	uint32_t qps;			 /* wanted on each rail */
 	uint8_t tos, ack_timeout, retries;
 	uint32_t sge_max, wr_bytes;
+	struct verbs_pool *pack_pool; /* movers' buffers; NULL: nothing is packed */
+	double copy_row_ns, copy_byte_ns;
+	uint32_t request_ns; /* configured; 0: as measured with each peer */
 	struct verbs_chain chain;
 	struct verbs_stats stats;
 	atomic_uint releasing; /* memories on a helper; close() waits for them */
@@ -138,7 +142,9 @@ struct verbs_sent {
 	struct verbs_xfer *xfer; /* NULL: a frame */
 	uint32_t wrs;		 /* not accounted for yet */
 	int32_t buffer;		 /* a frame's, -1: none */
+	bool probe;		 /* the last one of verbs_pack.c's */
 	uint64_t bytes;
+	struct slice *slice; /* of a packed transfer, NULL: none */
 };
 
 struct verbs_qp {
@@ -200,6 +206,11 @@ struct verbs_peer {
 	uint64_t rate_begin_ns, rate_bytes;
 	uint64_t progress_ns; /* next PROGRESS frames */
 	uint64_t knock_ns;    /* next look whether the other end is there */
+
+	/* packed transfers */
+	struct verbs_pool *pack_pool; /* the slots that it may write; NULL: not yet */
+	uint64_t probe_begin_ns;
+	double request_ns; /* measured; 0: not yet */
 };
 
 /* A frame on its way out. */
@@ -257,6 +268,9 @@ struct verbs_xfer {
 	uint32_t home;	 /* a small one stays there */
 	uint32_t near;	 /* queue pairs that it may use: bits */
 	bool may_inline;
+	struct verbs_pack *pack; /* NULL: row by row */
+	bool pack_agreed;	 /* ours: the answerer has said so */
+	bool wants_pack;	 /* theirs: the mover has asked for it */
 	/* a granted inbound WRITE */
 	uint32_t slot; /* GO's; VERBS_GRANTS: none */
 	uint16_t generation;
@@ -352,6 +366,9 @@ struct verbs_out *verbs_out_new(void); /* NULL: raised */
 /* Queues and owns `out`; `err`'s words go behind it. */
 void verbs_send(struct verbs_peer *peer, struct verbs_out *out,
 		const struct verbs_frame *frame, const struct err *err);
+/* With at most VERBS_TEXT_MAX bytes behind it. */
+void verbs_send_bytes(struct verbs_peer *peer, struct verbs_out *out,
+		      const struct verbs_frame *frame, const void *bytes, size_t len);
 void verbs_send_request(struct verbs_peer *peer, struct verbs_out *out,
 			const struct verbs_frame *frame, struct verbs_xfer *xfer);
 void verbs_frame_pump(struct verbs_peer *peer);
@@ -381,6 +398,29 @@ int verbs_xfer_mark(struct verbs_peer *peer, const struct verbs_qp *qp,
 void verbs_xfer_progress(struct verbs_peer *peer); /* tell how far movers are */
 void verbs_xfer_drop_partial(struct verbs_peer *peer); /* a request not whole yet */
 void verbs_xfer_grant(struct verbs_peer *peer); /* slots to who waits for one */
+
+/* ---- verbs_pack.c ---- */
+/* Without memory for it nothing is packed, and the log says so. */
+void verbs_pack_open(struct verbs_transport *transport);
+void verbs_pack_close(struct verbs_transport *transport);
+void verbs_pack_peer_free(struct verbs_peer *peer);
+/* An op that is about to ask: shall it be packed? Fills op->way. */
+int verbs_pack_choose(struct verbs_xfer *xfer);
+/* An inbound that is about to say GO: the slots' key, or false: row by row. */
+bool verbs_pack_accept(struct verbs_xfer *xfer, size_t *len_p, uint8_t *key);
+/* GO's answer to an op that asked. */
+int verbs_pack_agree(struct verbs_xfer *xfer, bool agreed, const void *key, size_t len);
+void verbs_pack_stop(struct verbs_xfer *xfer); /* new state: STOPPING */
+void verbs_pack_drop(struct verbs_xfer *xfer); /* nothing of it moves; idempotent */
+void verbs_pack_feed(struct verbs_peer *peer); /* slots to receivers that wait */
+int verbs_pack_slice(struct verbs_xfer *xfer, const struct verbs_frame *frame);
+int verbs_pack_slot(struct verbs_xfer *xfer, const struct verbs_frame *frame);
+bool verbs_pack_whole(const struct verbs_xfer *xfer); /* every slice has come */
+/* A mover's turn: false when it waits. `room` for requests on queue pair 0. */
+bool verbs_pack_move(struct verbs_xfer *xfer, uint32_t room);
+bool verbs_pack_ended(const struct verbs_xfer *xfer); /* marks may follow */
+void verbs_pack_sent(struct slice *slice);	      /* its request is over */
+void verbs_pack_probed(struct verbs_peer *peer);
 
 /* ---- verbs_post.c ---- */
 void verbs_move_start(struct verbs_xfer *xfer);

@@ -234,6 +234,7 @@ void verbs_peer_free(struct net_peer *net)
 	forget_token(peer);
 	for (uint32_t i = 0; i < peer->qp_count; i++)
 		verbs_qp_kill(&peer->qps[i]); /* of one that was never opened */
+	verbs_pack_peer_free(peer);
 	if (peer->buffer_mr)
 		peer->transport->lib->dereg_mr(peer->buffer_mr);
 	mem_free(peer->buffers);
@@ -266,6 +267,7 @@ static void pump(struct verbs_peer *peer)
 	uint64_t now = loop_now_ns(peer->net.timer.loop);
 
 	verbs_xfer_grant(peer);
+	verbs_pack_feed(peer);
 	net_xfer_pump(&peer->net);
 	verbs_frame_pump(peer);
 	verbs_move_pump(peer);

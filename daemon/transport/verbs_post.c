@@ -285,6 +285,11 @@ static enum turn move_on(struct verbs_xfer *xfer)
 	struct verbs_qp *qp;
 	uint32_t room;
 
+	if (xfer->pack) {
+		if (verbs_pack_move(xfer, room_on(&peer->qps[0])))
+			return TURN_POSTED;
+		return verbs_pack_ended(xfer) ? post_marks(xfer) : TURN_WAITS;
+	}
 	if (sm_state(&xfer->net.sm) != NET_XFER_MOVING || xfer->posted_bytes == xfer->net.bytes)
 		return xfer->net.kind == XP_WRITE ? post_marks(xfer) : TURN_ENDED;
 	qp = choose(xfer);

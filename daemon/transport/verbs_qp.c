@@ -191,10 +191,14 @@ static void give_back(struct verbs_qp *qp, struct verbs_sent *entry, bool good)
 
 	qp->sq_free += entry->wrs;
 	entry->wrs = 0;
+	if (entry->probe && good)
+		verbs_pack_probed(peer);
 	if (entry->buffer >= 0)
 		peer->send_free |= 1u << entry->buffer;
 	if (!xfer)
 		return;
+	if (entry->slice)
+		verbs_pack_sent(entry->slice);
 	qp->inflight_bytes -= entry->bytes;
 	peer->inflight_bytes -= entry->bytes;
 	if (good) {

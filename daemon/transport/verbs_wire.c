@@ -34,7 +34,7 @@ void verbs_frame_put(const struct verbs_frame *frame, uint8_t buf[VERBS_FRAME_BY
 	cursor_put_u8(&c, WIRE_VERSION);
 	cursor_put_u8(&c, frame->type);
 	cursor_put_u8(&c, frame->kind);
-	cursor_put_u8(&c, 0);
+	cursor_put_u8(&c, frame->pack);
 	cursor_put_u16(&c, frame->flags);
 	cursor_put_u16(&c, frame->credits);
 	cursor_put_u32(&c, 0); /* spare */
@@ -59,7 +59,7 @@ int verbs_frame_get(const void *buf, size_t len, struct verbs_frame *frame_p)
 	version = cursor_get_u8(&c);
 	f->type = cursor_get_u8(&c);
 	f->kind = cursor_get_u8(&c);
-	(void)cursor_get_u8(&c);
+	f->pack = cursor_get_u8(&c);
 	f->flags = cursor_get_u16(&c);
 	f->credits = cursor_get_u16(&c);
 	(void)cursor_get_u32(&c);

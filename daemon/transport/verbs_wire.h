@@ -34,19 +34,22 @@ enum verbs_type {
 	VERBS_PROGRESS,	   /* bytes moved so far */
 	VERBS_CREDIT,	   /* nothing but credits */
 	VERBS_BYE,
+	VERBS_SLOT,	   /* the answerer's: a packed transfer may write there */
+	VERBS_SLICE,	   /* the mover's: that is written */
 	VERBS_TYPE_END,
 };
 
 struct verbs_frame {
 	uint8_t type;
 	uint8_t kind;	  /* REQUEST: enum xp_kind */
+	uint8_t pack;	  /* REQUEST: in slices, please; GO: yes, the slots' key follows */
 	uint16_t flags;	  /* of a fault: scope, retryable */
 	uint16_t credits; /* receives posted again since the last frame */
 	uint32_t code;	  /* of a fault; ERR_OK: none */
-	uint32_t slot;	  /* GO: the mark to send; MARK: that mark */
-	uint32_t total;	  /* REQUEST: bytes of the header */
+	uint32_t slot;	  /* GO: the mark to send; MARK: that mark; SLOT, SLICE: which */
+	uint32_t total;	  /* REQUEST: bytes of the header; SLICE: of it */
 	uint64_t id;
-	uint64_t bytes;	  /* REQUEST: of the plan; PROGRESS: so far */
+	uint64_t bytes;	  /* REQUEST: of the plan; PROGRESS: so far; SLICE: before it */
 	uint64_t digest;  /* REQUEST: of the plan; GO: of the written or read buffers */
 	uint32_t length;  /* bytes behind the frame */
 };

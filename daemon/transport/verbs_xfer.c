@@ -130,6 +130,8 @@ static int take_sides(struct net_xfer *net, const struct xp_sides *sides)
 				      source ? sides->dst_count : sides->src_count, !source,
 				      xfer->peer);
 	xfer->plan = sides->plan;
+	if (r == 0 && net->ours)
+		r = verbs_pack_choose(xfer);
 	if (r == 0 && !net->ours && sides->plan->digest != xfer->digest)
 		r = err_raise(ERR_PLAN, "the plan of %" PRIu64
 			      " bytes is another one here than there", net->bytes);
@@ -140,6 +142,7 @@ static void drop_sides(struct net_xfer *net)
 {
 	struct verbs_xfer *xfer = verbs_xfer_of(net);
 
+	verbs_pack_drop(xfer);
 	verbs_places_fini(&xfer->local);
 	verbs_places_fini(&xfer->remote);
 	slot_free(xfer);
@@ -193,7 +196,8 @@ static bool inbound_is_over(const struct verbs_xfer *xfer)
 	case NET_XFER_STOPPING:
 		return !xfer->go || words_came(xfer) || verbs_peer_quiet(xfer->peer);
 	case NET_XFER_MOVING:
-		return xfer->net.bytes == 0 || (words_came(xfer) && !xfer->marks_aborted);
+		return xfer->net.bytes == 0 ||
+		       (words_came(xfer) && !xfer->marks_aborted && verbs_pack_whole(xfer));
 	default:
 		return false;
 	}
@@ -226,6 +230,7 @@ static void speak(struct net_xfer *net)
 static void halt(struct net_xfer *net)
 {
 	list_remove(&verbs_xfer_of(net)->grant_link);
+	verbs_pack_stop(verbs_xfer_of(net));
 	net_peer_kick(net->peer); /* a mover's last words */
 }
 
@@ -251,6 +256,7 @@ static int ask(struct net_xfer *net)
 		.type = VERBS_REQUEST,
 		.id = net->id,
 		.kind = (uint8_t)net->kind,
+		.pack = xfer->pack != NULL,
 		.bytes = net->bytes,
 		.digest = net->bytes ? xfer->plan->digest : 0,
 	};
@@ -281,14 +287,19 @@ void verbs_xfer_progress(struct verbs_peer *peer)
 	}
 }
 
-static int take_go(struct verbs_xfer *xfer, const struct verbs_frame *frame)
+static int take_go(struct verbs_xfer *xfer, const struct verbs_frame *frame,
+		   const uint8_t *payload)
 {
 	unsigned int state = sm_state(&xfer->net.sm);
 	struct verbs_mark mark;
+	int r;
 
 	if (xfer->go || xfer->net.answered || xfer->net.bytes == 0 ||
 	    (state != NET_XFER_ASKED && state != NET_XFER_STOPPING))
 		return net_proto(&xfer->net, "GO");
+	r = verbs_pack_agree(xfer, frame->pack, payload, frame->length);
+	if (r < 0)
+		return err_pass(r);
 	verbs_mark_get(frame->slot, &mark);
 	xfer->go = true;
 	xfer->slot = mark.slot;
@@ -343,9 +354,11 @@ static int take_for_op(struct verbs_peer *peer, const struct verbs_frame *frame,
 	xfer = verbs_xfer_of(net);
 	switch (frame->type) {
 	case VERBS_GO:
-		return err_pass(take_go(xfer, frame));
+		return err_pass(take_go(xfer, frame, payload));
 	case VERBS_DONE:
 		return err_pass(take_done(xfer, frame, payload));
+	case VERBS_SLOT:
+		return err_pass(verbs_pack_slot(xfer, frame));
 	default:
 		take_revoke(xfer, frame, payload);
 		return 0;
@@ -413,6 +426,7 @@ static int take_request(struct verbs_peer *peer, const struct verbs_frame *frame
 	}
 	xfer = verbs_xfer_of(net);
 	xfer->digest = frame->digest;
+	xfer->wants_pack = frame->pack && frame->kind == XP_WRITE;
 	xfer->header = mem_steal(header);
 	xfer->header_len = frame->total;
 	peer->held_bytes += frame->total;
@@ -453,6 +467,8 @@ void verbs_xfer_drop_partial(struct verbs_peer *peer)
 static void say_go(struct verbs_xfer *xfer)
 {
 	struct verbs_mark mark = {.count = 1, .generation = xfer->generation};
+	uint8_t key[VERBS_TEXT_MAX];
+	size_t len = 0;
 	struct verbs_frame frame = {
 		.type = VERBS_GO,
 		.id = xfer->net.id,
@@ -462,8 +478,12 @@ static void say_go(struct verbs_xfer *xfer)
 	if (xfer->slot < VERBS_GRANTS)
 		mark.slot = (uint16_t)xfer->slot;
 	frame.slot = verbs_mark_put(&mark);
+	frame.pack = verbs_pack_accept(xfer, &len, key);
 	xfer->go = true;
-	say(xfer, VERBS_SPARE_FIRST, &frame, NULL);
+	verbs_send_bytes(xfer->peer, mem_steal(xfer->spare[VERBS_SPARE_FIRST]), &frame, key,
+			 len);
+	if (frame.pack)
+		verbs_pack_feed(xfer->peer);
 }
 
 static void grant_one(struct verbs_peer *peer, struct verbs_xfer *xfer)
@@ -541,6 +561,9 @@ int verbs_xfer_mark(struct verbs_peer *peer, const struct verbs_qp *qp,
 		return err_raise(ERR_PROTO, "verbs: a mark for slot %u, generation %u, on "
 					    "queue pair %u, of %u",
 				 mark->slot, mark->generation, qp->index, mark->count);
+	if (!mark->aborted && !verbs_pack_whole(xfer))
+		return err_raise(ERR_PROTO, "verbs: transfer %" PRIu64
+				 " ends before its last slice", xfer->net.id);
 	xfer->marks |= bit;
 	xfer->marks_due = mark->count;
 	xfer->marks_aborted |= mark->aborted;
@@ -582,8 +605,10 @@ static int take_for_inbound(struct verbs_peer *peer, const struct verbs_frame *f
 	switch (frame->type) {
 	case VERBS_FIN:
 		return err_pass(take_fin(xfer, frame, payload));
+	case VERBS_SLICE:
+		return err_pass(verbs_pack_slice(xfer, frame));
 	case VERBS_PROGRESS:
-		if (frame->bytes > xfer->net.in.moved && frame->bytes <= xfer->net.bytes)
+		if (!xfer->pack && frame->bytes > xfer->net.in.moved && frame->bytes <= xfer->net.bytes)
 			xfer->net.in.moved = frame->bytes;
 		return 0;
 	default:
@@ -610,6 +635,7 @@ int verbs_xfer_frame(struct verbs_peer *peer, const struct verbs_frame *frame,
 	case VERBS_GO:
 	case VERBS_DONE:
 	case VERBS_REVOKE:
+	case VERBS_SLOT:
 		return err_pass(take_for_op(peer, frame, payload));
 	default:
 		return err_pass(take_for_inbound(peer, frame, payload));

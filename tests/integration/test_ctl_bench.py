@@ -87,7 +87,8 @@ def ticket_by_argument_and_by_input_measures():
         assert status == 0 and "bytes verified" in out, (out, err)
         line, = [line for line in out.splitlines() if line.startswith("pull")]
         assert "push" not in out and line.split()[3] == "7", out
-        status, out, err = two.bench("-", "--count", "2", "--size", "4K", stdin=ticket)
+        status, out, err = two.bench("-", "--count", "2", "--size", "4K", "--gather",
+                                     stdin=ticket)
         assert status == 0 and "push" in out and "pull" in out, (out, err)
         # nobody reads the ticket any more: the lender goes, and its memory with it
         lender.stdout.close()

@@ -11,10 +11,12 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
+#include "daemon/transport/copy.h"
 
 struct vp_node vp_a, vp_b;
 struct loop *vp_loop;
 struct offload *vp_offload;
+static struct copier *vp_copier;
 struct config vp_config;
 
 /* ---- what the transport says ---- */
@@ -142,6 +144,7 @@ int vp_begin(void **state)
 		.verbs_qps = 2,
 		.verbs_ack_timeout = 14,
 		.verbs_retries = 7,
+		.verbs_request_ns = 1,
 	};
 	snprintf(vp_config.listen, sizeof(vp_config.listen), "tcp://0.0.0.0:7400");
 	memset(&vp_a, 0, sizeof(vp_a));
@@ -153,12 +156,14 @@ int vp_begin(void **state)
 	fake_verbs_device("mlx5_3", "eth3", "10.9.1.2", 1);
 	assert_int_equal(loop_new(&vp_loop), 0);
 	assert_int_equal(offload_new(vp_loop, 1, &vp_offload), 0);
+	assert_int_equal(copier_new(vp_loop, 1, 0, &vp_copier), 0);
 	return 0;
 }
 
 int vp_open(struct vp_node *node, const char *rails)
 {
-	struct xp_env env = {.loop = vp_loop, .offload = vp_offload, .config = &vp_config};
+	struct xp_env env = {.loop = vp_loop, .offload = vp_offload, .copier = vp_copier,
+			     .config = &vp_config};
 	struct xp_callbacks up = {
 		.owner = node,
 		.on_request = on_request,
@@ -209,6 +214,17 @@ int vp_begin_pair(void **state)
 	return begin(state, "mlx5_0", "mlx5_2");
 }
 
+int vp_begin_packing(void **state, uint32_t ns_a, uint32_t ns_b)
+{
+	vp_begin(state);
+	vp_config.verbs_request_ns = ns_a;
+	assert_int_equal(vp_open(&vp_a, "mlx5_0"), 0);
+	vp_config.verbs_request_ns = ns_b;
+	assert_int_equal(vp_open(&vp_b, "mlx5_2"), 0);
+	vp_join();
+	return 0;
+}
+
 int vp_begin_two_rails(void **state)
 {
 	return begin(state, "mlx5_0 mlx5_1", "mlx5_2 mlx5_3");
@@ -233,6 +249,7 @@ int vp_end(void **state)
 	for (size_t i = 0; i < ARRAY_LEN(nodes); i++)
 		if (nodes[i]->xp)
 			nodes[i]->xp->ops->close(nodes[i]->xp);
+	copier_free(vp_copier);
 	offload_free(vp_offload);
 	fake_verbs_end();
 	loop_free(vp_loop);

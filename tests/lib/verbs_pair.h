@@ -64,6 +64,8 @@ extern struct config vp_config; /* what vp_open() takes; vp_begin() presets it *
 int vp_begin(void **state); /* adapters; nothing is open */
 int vp_begin_pair(void **state);	/* joined, with a rail each */
 int vp_begin_two_rails(void **state); /* joined, with two */
+/* Joined, with a rail each and what a work request costs at a and at b. */
+int vp_begin_packing(void **state, uint32_t ns_a, uint32_t ns_b);
 int vp_end(void **state);	/* closes what is open; nothing may be left */
 int vp_open(struct vp_node *node, const char *rails); /* the transport's word */
 void vp_connect(struct vp_node *node, const struct vp_node *to, uint8_t in, uint8_t out);

@@ -18,7 +18,8 @@
  * One push that nobody aborts: what happens to it is the caller's doing. "moving"
  * when the first bytes are there; then "success", every byte looked at, or "failed
  * CODE: words", the pages given away and watched. Exit status 0 for either; 1 for a
- * wrong or foreign byte.
+ * wrong or foreign byte. With KVD_ABORT_PAGE=BYTES for both, of pages of that many
+ * bytes; the record of each side is printed.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -29,15 +30,15 @@
 #include "proto/kvd.h"
 
 #define PAGES 1024u
-#define PAGE_BYTES 65536u
 #define PAGE_TOKENS 16u
-#define BYTES ((size_t)PAGES * PAGE_BYTES)
 #define FIRST_PAGES 16u	/* a chunk of its own: when it has landed, the rest is on its way */
 #define WAIT_MS 300000	/* virtual machines on a busy host take their time */
 #define WATCH_NS 50000000L
 #define WATCHES 120 /* of a push that nobody aborted: a frozen peer may wake up */
 #define OLD 0x11
 #define FILL 0x77 /* what is sent */
+
+static unsigned long page_bytes = 65536;
 
 enum kind { PUSH_RECEIVER_ABORTS, PUSH_SENDER_ABORTS, PULL_ABORTS, KINDS, PUSH_ENDURES };
 
@@ -70,7 +71,7 @@ static void engine_open(struct engine *engine, const char *socket, uint32_t stri
 			int fill)
 {
 	struct kvd_options options = {.client = "rdma-abort", .socket = socket};
-	struct kvd_field field = {.name = "k", .unit_bytes = PAGE_BYTES / PAGE_TOKENS,
+	struct kvd_field field = {.name = "k", .unit_bytes = page_bytes / PAGE_TOKENS,
 				  .units = 1};
 	struct kvd_layout *layout = kvd_layout_new(0);
 	uint64_t offset = 0;
@@ -80,11 +81,11 @@ static void engine_open(struct engine *engine, const char *socket, uint32_t stri
 
 	if (kvd_open(&options, &engine->client))
 		die(engine, "daemon");
-	if (!layout || kvd_memory_alloc(BYTES, "rdma-abort", &engine->memory))
+	if (!layout || kvd_memory_alloc((size_t)PAGES * page_bytes, "rdma-abort", &engine->memory))
 		die(engine, "memory");
-	memset(engine->memory.address, fill, BYTES);
+	memset(engine->memory.address, fill, (size_t)PAGES * page_bytes);
 	view = kvd_layout_view(layout, "kv", PAGE_TOKENS, PAGES);
-	field.buffer = kvd_layout_buffer(layout, BYTES);
+	field.buffer = kvd_layout_buffer(layout, (size_t)PAGES * page_bytes);
 	kvd_layout_heads(layout, view, 0, KVD_NHD, &field);
 	if (kvd_layout_text(layout, &pool.layout) ||
 	    kvd_region_memory(engine->client, &engine->memory, NULL, &engine->region) ||
@@ -110,13 +111,27 @@ static void room_end(struct engine *engine, struct kvd_room *room)
 		die(engine, "the room did not fail");
 }
 
+static void tell_record(struct engine *engine, uint64_t number, const char *role)
+{
+	char args[80], *record = NULL;
+
+	snprintf(args, sizeof(args), "{\"room\":\"%" PRIu64 "\",\"role\":\"%s\"}", number,
+		 role);
+	if (kvd_command(engine->client, "room.show", args, WAIT_MS, &record))
+		die(engine, "room.show");
+	printf("record %s\n", record);
+	kvd_string_free(record);
+}
+
 /* How a push ended that nobody aborted. */
-static bool tell_end(struct kvd_room *room)
+static bool tell_end(struct engine *engine, struct kvd_room *room, uint64_t number,
+		     const char *role)
 {
 	int state = kvd_room_wait(room, KVD_SUCCESS, WAIT_MS);
 	struct kvd_room_status st = {0};
 
 	if (state == KVD_SUCCESS) {
+		tell_record(engine, number, role);
 		printf("success\n");
 	} else {
 		kvd_room_read(room, &st);
@@ -181,7 +196,7 @@ static void send_one(struct engine *engine, uint64_t number, enum kind kind)
 		}
 	}
 	if (kind == PUSH_ENDURES) {
-		tell_end(room);
+		tell_end(engine, room, number, "send");
 		return; /* its daemon may be gone */
 	}
 	room_end(engine, room);
@@ -198,7 +213,7 @@ static unsigned int pages_touched(const struct engine *engine)
 	unsigned int n = 0;
 
 	for (size_t i = 0; i < PAGES; i++)
-		n += at[i * PAGE_BYTES] != OLD || at[(i + 1) * PAGE_BYTES - 1] != OLD;
+		n += at[i * page_bytes] != OLD || at[(i + 1) * page_bytes - 1] != OLD;
 	return n;
 }
 
@@ -208,7 +223,7 @@ static uint64_t foreign_bytes(const struct engine *engine, uint8_t mine)
 	const uint64_t word = mine * UINT64_C(0x0101010101010101);
 	uint64_t n = 0;
 
-	for (size_t i = 0; i < BYTES / 8; i++)
+	for (size_t i = 0; i < (size_t)PAGES * page_bytes / 8; i++)
 		n += at[i] != word;
 	return n;
 }
@@ -247,7 +262,7 @@ static void recv_one(struct engine *engine, const char *endpoint, uint64_t numbe
 	unsigned int touched;
 	bool success;
 
-	memset(engine->memory.address, OLD, BYTES);
+	memset(engine->memory.address, OLD, (size_t)PAGES * page_bytes);
 	room = recv_open(engine, endpoint, number, kind);
 	while (kvd_room_state(room) > KVD_FAILED && kvd_room_state(room) < KVD_SUCCESS &&
 	       pages_touched(engine) == 0)
@@ -255,9 +270,9 @@ static void recv_one(struct engine *engine, const char *endpoint, uint64_t numbe
 	if (kind == PUSH_ENDURES) {
 		printf("moving\n");
 		fflush(stdout);
-		success = tell_end(room);
+		success = tell_end(engine, room, number, "recv");
 		if (!success)
-			memset(engine->memory.address, mine, BYTES);
+			memset(engine->memory.address, mine, (size_t)PAGES * page_bytes);
 		for (int i = 0; !success && i < WATCHES; i++)
 			nap(WATCH_NS);
 		tally->foreign = foreign_bytes(engine, success ? FILL : mine);
@@ -267,7 +282,7 @@ static void recv_one(struct engine *engine, const char *endpoint, uint64_t numbe
 		die(engine, "room.abort");
 	room_end(engine, room);
 	touched = pages_touched(engine);
-	memset(engine->memory.address, mine, BYTES); /* its pages are somebody else's now */
+	memset(engine->memory.address, mine, (size_t)PAGES * page_bytes); /* its pages are somebody else's now */
 	nap(WATCH_NS);
 	tally->failed++;
 	tally->in_flight += touched > 0 && touched < PAGES;
@@ -289,6 +304,8 @@ int main(int argc, char **argv)
 				"       rdma-abort recv SOCKET ENDPOINT ROUNDS FIRST_ROOM\n");
 		return 2;
 	}
+	if (getenv("KVD_ABORT_PAGE"))
+		page_bytes = strtoul(getenv("KVD_ABORT_PAGE"), NULL, 10);
 	rounds = strtoul(argv[argc - 2], NULL, 10);
 	first = strtoull(argv[argc - 1], NULL, 10);
 	engine_open(&engine, argv[2], sends ? 7 : 11, sends ? FILL : OLD);

@@ -75,6 +75,8 @@ class Guest:
         self.commands = {}
         self.next_id = 1
         self.booted = self.dead = False
+        # what the commands said, while they run
+        self.log = open(os.path.join(image, f"{self.name}.log"), "w")
         self.console = open(os.path.join(folder, f"{self.name}.console"), "wb")
         agent, monitor = self._path("agent"), self._path("monitor")
         self.process = subprocess.Popen(
@@ -82,7 +84,8 @@ class Guest:
              "-nodefaults", "-m", str(memory_mib), "-smp", str(cpus),
              "-kernel", os.path.join(image, "vmlinuz"), "-initrd", archive,
              "-append",
-             f"console=ttyS0 quiet panic=-1 kvd.host={number} mitigations=off",
+             f"console=ttyS0 quiet panic=-1 kvd.host={number} mitigations=off "
+             "tsc=reliable clocksource=tsc nowatchdog",
              "-serial", "stdio",
              "-chardev", f"socket,id=agent,path={agent},server=on,wait=off",
              "-serial", "chardev:agent",
@@ -139,6 +142,8 @@ class Guest:
             self.changed.notify_all()
 
     def _line(self, line):
+        self.log.write(line + "\n")
+        self.log.flush()
         head, _, rest = line[1:].partition(" ")
         if not head.isdigit():
             return
@@ -175,7 +180,7 @@ class Guest:
     def start(self, words):
         """Run in the background of the guest."""
         with self.changed:
-            command = Command(self, self.next_id, words)
+            command = Command(self, self.next_id, words.strip())  # as read gives it
             self.commands[self.next_id] = command
             self.next_id += 1
         self._send(command)
@@ -218,6 +223,7 @@ class Guest:
         self.agent.close()
         self.monitor.close()
         self.console.close()
+        self.log.close()
 
 
 def _die_with_parent():
