@@ -83,6 +83,25 @@ bool area_read(const struct area *area, uint64_t offset, void *buf, size_t len)
 			     : store_read(&area->store, offset, buf, len);
 }
 
+bool area_samples(const struct area *area, const uint64_t *offsets, unsigned int count,
+		  uint8_t (*out)[AREA_SAMPLE])
+{
+	const void *found;
+
+	if (area->at->far) {
+		if (keep(area, KEEP_SAMPLES, AREA_SAMPLE, 0, offsets,
+			 (uint32_t)(count * sizeof(*offsets)), &found)
+			    .result < 0)
+			return false;
+		memcpy(out, found, (size_t)count * AREA_SAMPLE);
+		return true;
+	}
+	for (unsigned int i = 0; i < count; i++)
+		if (!store_read(&area->store, offsets[i], out[i], AREA_SAMPLE))
+			return false;
+	return true;
+}
+
 void area_write(struct area *area, uint64_t offset, const void *buf, size_t len)
 {
 	memcpy(area->image + offset, buf, len);
@@ -314,11 +333,12 @@ uint32_t area_key(struct area *area, struct end *other)
 void area_key_drop(struct area *area, struct end *other)
 {
 	uint32_t slot = area->keys[other->index];
+	const struct cmd cmd = {.type = CMD_KEY_DROP, .a = {slot}};
 
 	if (slot == PUPPET_NONE)
 		return;
 	if (other->alive)
-		end_call(other, CMD_KEY_DROP, slot, 0, 0, 0);
+		end_post(other, &cmd, NULL);
 	other->keys.used[slot] = false;
 	area->keys[other->index] = PUPPET_NONE;
 }
@@ -327,8 +347,10 @@ void area_key_drop(struct area *area, struct end *other)
 
 void area_unref(struct area *area)
 {
+	const struct cmd cmd = {.type = CMD_MEM_UNREF, .a = {area->slot}};
+
 	if (!area->unreffed && area->at->alive)
-		end_call(area->at, CMD_MEM_UNREF, area->slot, 0, 0, 0);
+		end_post(area->at, &cmd, NULL);
 	area->unreffed = true;
 }
 

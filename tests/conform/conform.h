@@ -64,6 +64,7 @@ struct end {
 	int sock;	       /* of a remote one: to it, or to its keeper */
 	pid_t pid;
 	bool far; /* on another machine, with a keeper */
+	unsigned int owed; /* replies of end_post() under way */
 	struct slots mems, keys, plans, sides, ops;
 	uint8_t address[XP_ADDRESS_MAX];
 	size_t address_len;
@@ -133,6 +134,9 @@ struct reply end_call(struct end *end, enum cmd_type type, uint64_t a0, uint64_t
 		      uint64_t a2, uint64_t a3);
 struct reply end_call_full(struct end *end, const struct cmd *cmd, const void *blob,
 			   int fd, const void **reply_blob_p, int *reply_fd_p);
+/* A command whose reply says nothing, and that no other end's must follow: a far end
+ * is not waited for. */
+void end_post(struct end *end, const struct cmd *cmd, const void *blob);
 /* A command for a far end's keeper; also when the end is dead. */
 struct reply end_keep(struct end *end, const struct cmd *cmd, const void *blob,
 		      const void **reply_blob_p);
@@ -174,6 +178,10 @@ struct area *area_new(struct world *world, struct end *at, enum memory_kind kind
 		      uint64_t length);
 /* What is in it now; false: its memory is gone. */
 bool area_read(const struct area *area, uint64_t offset, void *buf, size_t len);
+/* AREA_SAMPLE bytes at each offset. */
+#define AREA_SAMPLE 8u
+bool area_samples(const struct area *area, const uint64_t *offsets, unsigned int count,
+		  uint8_t (*out)[AREA_SAMPLE]);
 void area_write(struct area *area, uint64_t offset, const void *buf, size_t len);
 void area_verify(struct area *area); /* memory == image */
 void area_resync(struct area *area); /* image = memory */

@@ -82,6 +82,21 @@ static void do_exit(struct keeper *keeper, struct reply *reply)
 	reply->v[0] = (uint64_t)keeper->status;
 }
 
+/* So many bytes at each offset; NULL: the memory is gone. */
+static uint8_t *samples(const struct store *store, uint64_t each, const uint64_t *offsets,
+			size_t count)
+{
+	uint8_t *out = malloc(each * count + 1);
+
+	for (size_t i = 0; out && i < count; i++) {
+		if (store_read(store, offsets[i], out + i * each, each))
+			continue;
+		free(out);
+		out = NULL;
+	}
+	return out;
+}
+
 /* What concerns the memory; false: the command is none of these. */
 static bool do_store(struct keeper *keeper, const struct cmd *cmd, const void *blob,
 		     struct reply *reply, void **out_p)
@@ -97,6 +112,13 @@ static bool do_store(struct keeper *keeper, const struct cmd *cmd, const void *b
 		*out_p = malloc(cmd->a[2] + 1);
 		ok = *out_p && store_read(store, cmd->a[1], *out_p, cmd->a[2]);
 		reply->blob_len = ok ? (uint32_t)cmd->a[2] : 0;
+		break;
+	case KEEP_SAMPLES:
+		*out_p = samples(store, cmd->a[1], blob, cmd->blob_len / sizeof(uint64_t));
+		ok = *out_p != NULL;
+		reply->blob_len = ok ? (uint32_t)(cmd->blob_len / sizeof(uint64_t) *
+						  cmd->a[1])
+				     : 0;
 		break;
 	case KEEP_WRITE:
 		ok = store_write(store, cmd->a[1], blob, cmd->blob_len);

@@ -19,6 +19,7 @@
 enum keeper_cmd { /* beside the puppet's, which it passes on */
 	KEEP_MAKE = CMD_COUNT, /* mem, kind, length: result 0 or -errno */
 	KEEP_READ,	       /* mem, offset, length -> blob; result 0 or -errno */
+	KEEP_SAMPLES,	       /* mem, bytes each; blob: offsets -> blob */
 	KEEP_WRITE,	       /* mem, offset; blob */
 	KEEP_CUT,	       /* mem, length */
 	KEEP_OWNER_KILL,       /* mem */
