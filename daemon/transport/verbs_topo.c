@@ -12,6 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gpu/gpu.h"
+#include "gpu/import.h"
+
 #define PATH_BYTES 256
 
 void verbs_topo_line(const struct verbs_lib *lib, const char *device, const char *file,
@@ -107,17 +110,28 @@ static unsigned int distance(const struct verbs_rail *rail, int node)
 	return node < 0 || rail->node < 0 ? 0 : rail->node != node;
 }
 
+/* Of a GPU that the driver knows; memory that is a dma-buf only has no place here. */
+static const char *pci_of(const struct memory *memory)
+{
+	return memory->kind == MEMORY_DEVICE && memory->gpu ? memory->gpu->device->pci : NULL;
+}
+
 uint32_t verbs_topo_near(const struct verbs_transport *transport, const struct memory *memory)
 {
+	const char *pci = pci_of(memory);
 	unsigned int best = UINT_MAX;
 	uint32_t near = 0;
-	int node;
+	int node = -1;
 
-	if (transport->rail_count < 2 || !memory->base)
+	if (transport->rail_count < 2 || (!memory->base && !pci))
 		return UINT32_MAX;
-	node = transport->lib->node_of(memory->base);
+	if (!pci)
+		node = transport->lib->node_of(memory->base);
 	for (uint32_t i = 0; i < transport->rail_count; i++) {
-		unsigned int far = distance(&transport->rails[i], node);
+		const struct verbs_rail *rail = &transport->rails[i];
+		unsigned int far = pci ? verbs_topo_pci(transport->lib, pci,
+							rail->device->name)
+				       : distance(rail, node);
 
 		if (far < best)
 			near = 0;

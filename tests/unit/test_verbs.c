@@ -12,6 +12,8 @@
 
 #include "daemon/base/err.h"
 #include "daemon/transport/verbs_look.h"
+#include "gpu/gpu.h"
+#include "gpu/import.h"
 
 /* ---- plans become requests ---- */
 
@@ -585,6 +587,28 @@ static void gpu_is_nearest_to_the_adapter_behind_its_switch(void **state)
 	vp_end(state);
 }
 
+static void gpu_s_memory_goes_over_the_nearest_rail(void **state)
+{
+	static struct verbs_transport transport;
+	struct gpu_device device = {.pci = GPU_A};
+	struct gpu_import import = {.device = &device};
+	const struct memory memory = {.kind = MEMORY_DEVICE, .gpu = &import};
+
+	vp_begin(state);
+	verbs_lib_load(&transport.lib);
+	fake_verbs_bus("mlx5_4", "pci0000:16/0000:16:00.0/0000:17:00.0", 1);
+	fake_verbs_bus("mlx5_5", SWITCH_A "0000:3b:01.0/0000:3c:00.0", 0);
+	fake_verbs_bus(NULL, SWITCH_A "0000:3b:02.0/" GPU_A, 0);
+	transport.rail_count = transport.device_count = 2;
+	for (uint32_t i = 0; i < 2; i++) {
+		snprintf(transport.devices[i].name, sizeof(transport.devices[i].name),
+			 "mlx5_%u", 4 + i);
+		transport.rails[i].device = &transport.devices[i];
+	}
+	assert_int_equal(verbs_topo_near(&transport, &memory), 1u << 1);
+	vp_end(state);
+}
+
 /* ---- what there is, for people ---- */
 
 static void look_is(unsigned int number, bool used, const char *words)
@@ -673,6 +697,7 @@ int main(void)
 		RAILS(memory_of_a_node_goes_over_the_adapter_of_that_node),
 		RAILS(memory_of_an_unknown_node_goes_over_all),
 		ALONE(gpu_is_nearest_to_the_adapter_behind_its_switch),
+		ALONE(gpu_s_memory_goes_over_the_nearest_rail),
 		ALONE(look_tells_each_port_s_use_or_why_it_has_none),
 		ALONE(look_tells_gids_and_addresses),
 	};
