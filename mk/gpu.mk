@@ -53,4 +53,5 @@ gpu-bundle: all $(GPU_WORKS) ## a folder that runs both on a bare machine with a
 
 # the suite's own run has kernels, in every build
 TEST_TARGETS += tests/gpu/conform_engines.sh
+export TEST_LONG += tests/gpu/conform_engines.sh=3
 tests/gpu/conform_engines.sh: | $(CONFORM)
