@@ -115,7 +115,8 @@ static const struct setting options[] = {
 	{"peer", "dead_after", SETTING_DURATION, FIELD(dead_after_ns), .preset = "800 ms",
 	 .min = 20 * MS, .max = 600 * S, .reload = true,
 	 .help = "Silence after which a peer is declared dead, at least twice ping. Time in "
-		 "which this daemon itself was late does not count."},
+		 "which this daemon itself was late does not count. Engines that connect take "
+		 "this daemon for frozen after as much, at least 800 ms."},
 	{"peer", "orphans", SETTING_COUNT, FIELD(orphans_max), .preset = "4096", .min = 1,
 	 .max = 1 << 20,
 	 .help = "Most room requests of peers kept for a sender that does not exist yet."},

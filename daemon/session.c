@@ -126,6 +126,7 @@ int session_greet(struct session *session, const char *client, const char *role)
 	if (r < 0)
 		return err_pass(r);
 	status_page_divide(session->status, SESSION_SLOTS);
+	status_page_patience(session->status, session->kvd->config->dead_after_ns);
 	snprintf(session->client, sizeof(session->client), "%s", client);
 	json_sanitize(session->client);
 	snprintf(session->role, sizeof(session->role), "%s", role ? role : "");

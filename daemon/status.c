@@ -164,6 +164,12 @@ void status_page_beat(struct status_page *page, uint64_t now_ns)
 	put(&page->header->beat_ns, now_ns);
 }
 
+void status_page_patience(struct status_page *page, uint64_t silence_ns)
+{
+	if (silence_ns / 4 > STATUS_BEAT_NS)
+		page->header->beat_interval_ns = silence_ns / 4;
+}
+
 void status_page_divide(struct status_page *page, uint32_t first)
 {
 	assert(page->fresh == 0 && first <= page->slots);

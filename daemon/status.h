@@ -53,5 +53,8 @@ void status_slot_set(struct status_page *page, uint32_t slot, unsigned int state
 		     unsigned int flags, enum err_code error);
 /* The heartbeat time (CLOCK_MONOTONIC ns) of the header. */
 void status_page_beat(struct status_page *page, uint64_t now_ns);
+/* After how much silence the engine shall take this daemon for frozen, if that is more
+ * than four heartbeats: libkvd counts four of the header's intervals. */
+void status_page_patience(struct status_page *page, uint64_t silence_ns);
 
 #endif

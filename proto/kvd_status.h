@@ -39,7 +39,7 @@ struct kvd_status_header {
 	uint8_t instance[16];
 	uint64_t beat_ns; /* CLOCK_MONOTONIC of the daemon's last heartbeat, atomic */
 	uint32_t slots, slot_bytes;
-	uint64_t beat_interval_ns;
+	uint64_t beat_interval_ns; /* the longest: four without one are silence */
 	uint64_t notifs; /* notifications that came for this session so far, atomic */
 	uint32_t engine_first; /* slots from here on are numbered by the engine */
 	uint32_t ended; /* not 0: no request of this session is taken any more, atomic */

@@ -331,6 +331,26 @@ def test_require_holds_when_a_link_comes_back(B, monkeypatch):  # noqa: F811
         w.peer.__exit__()
 
 
+def test_patient_daemon_may_be_late(B):  # noqa: F811
+    """dead_after is the engines' patience with their own daemon, too: one that was held up
+    for longer than the default has ended nothing."""
+    text = "[peer]\ndead_after = 20 s\n"
+    a, b = Daemon(text), Daemon(text)
+    with a, b:
+        w = World((a, b), size=64 << 20)
+        handle = big_write(w, 64 << 20)
+        w.run(handle)
+        a.freeze()
+        w.agent.transfer(handle)
+        held = time.monotonic() + 1.5
+        while time.monotonic() < held:
+            assert w.agent.check_xfer_state(handle) == "PROC"
+            threading.Event().wait(0.01)
+        a.thaw()
+        until(lambda: w.agent.check_xfer_state(handle) == "DONE")
+        w.peer.__exit__()
+
+
 # ---- what the engines do -------------------------------------------------------------------------
 
 def test_sequence_of_vllm(pair, B):  # noqa: F811

@@ -63,6 +63,10 @@ static void page_header_describes_it(void **state)
 	assert_int_equal(r.header->slot_bytes, 64);
 	assert_true(r.header->beat_ns > 0);
 	assert_int_equal(r.header->beat_interval_ns, STATUS_BEAT_NS);
+	status_page_patience(r.page, UINT64_C(300000000));
+	assert_int_equal(r.header->beat_interval_ns, STATUS_BEAT_NS);
+	status_page_patience(r.page, UINT64_C(5000000000));
+	assert_int_equal(r.header->beat_interval_ns, 1250000000);
 	assert_int_equal(status_page_slots(r.page), SLOTS);
 	status_page_beat(r.page, 77);
 	assert_int_equal(r.header->beat_ns, 77);
