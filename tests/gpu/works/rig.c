@@ -57,8 +57,8 @@ static void config_write(const char *path, const struct rig *rig, unsigned int i
 	fprintf(config,
 		"[daemon]\nname = d%u\nrun_dir = %s\nlog_level = warn\n"
 		"[peer]\ndead_after = 20 s\n"
-		"[transport]\ntransports = %s\ncuda_library = %s\n",
-		index, rig->dir, transports, cuda_library());
+		"[transport]\ntransports = %s\ncuda_library = %s\n%s",
+		index, rig->dir, transports, cuda_library(), rig->more ? rig->more : "");
 	fclose(config);
 }
 
@@ -87,7 +87,7 @@ static void daemon_start(struct rig *rig, unsigned int index, const char *transp
 
 void rig_folder(struct rig *rig)
 {
-	*rig = (struct rig){.dir = "/tmp/kvd-works-XXXXXX"};
+	memcpy(rig->dir, "/tmp/kvd-works-XXXXXX", sizeof("/tmp/kvd-works-XXXXXX"));
 	if (!mkdtemp(rig->dir))
 		die("a folder in /tmp: %s", strerror(errno));
 }

@@ -76,6 +76,7 @@ void hold_end(struct hold *hold);
 struct rig {
 	char dir[64];
 	pid_t pids[RIG_DAEMONS];
+	const char *more; /* lines of [transport] */
 	bool quiet; /* faults are provoked: what the daemons say of them is not shown */
 };
 
