@@ -22,7 +22,7 @@ from nixl_module import ROWS  # noqa: E402
 
 # what is told, and its goal: so many times faster than NIXL, or at most so many µs; or
 # why it is slower
-ROUND_TRIP = "NIXL notes it in the process; this asks the daemon"
+ROUND_TRIP = "NIXL notes it in the process; here the daemon maps it and makes its page tables"
 MOVED = "moved behind a memfd: each page is copied once (KVD_ADOPT)"
 HOPS = "NIXL copies inside the call; this wakes the daemon, and it the other"
 CALLS = [
