@@ -479,7 +479,6 @@ static void daemon_beyond_the_pid_namespace_is_seen_to_die(void **state)
 	close(pair[1]);
 	if (!can)
 		skip();
-	kvd_close(live_daemon_client(&f->daemon, "is it there?", WAIT_MS));
 	assert_int_equal(pipe(to), 0);
 	assert_int_equal(pipe(from), 0);
 	pid = fork();

@@ -16,6 +16,8 @@
 
 #include <cmocka.h>
 
+#define START_MS 20000u
+
 void live_daemon_start(struct live_daemon *daemon)
 {
 	char program[4096];
@@ -104,6 +106,8 @@ void live_daemon_init(struct live_daemon *daemon)
 		daemon->dir);
 	fclose(config);
 	live_daemon_start(daemon);
+	/* before it listens it does not know what to do with a SIGTERM */
+	kvd_close(live_daemon_client(daemon, "is it there?", START_MS));
 }
 
 void live_daemon_fini(struct live_daemon *daemon)
