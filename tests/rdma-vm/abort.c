@@ -39,6 +39,13 @@
 #define FILL 0x77 /* what is sent */
 
 static unsigned long page_bytes = 65536;
+/* Short pages have gaps between them, or the planner makes one stretch of the far ones. */
+static unsigned int spread = 1;
+
+static size_t memory_bytes(void)
+{
+	return (size_t)PAGES * spread * page_bytes;
+}
 
 enum kind { PUSH_RECEIVER_ABORTS, PUSH_SENDER_ABORTS, PULL_ABORTS, KINDS, PUSH_ENDURES };
 
@@ -81,11 +88,11 @@ static void engine_open(struct engine *engine, const char *socket, uint32_t stri
 
 	if (kvd_open(&options, &engine->client))
 		die(engine, "daemon");
-	if (!layout || kvd_memory_alloc((size_t)PAGES * page_bytes, "rdma-abort", &engine->memory))
+	if (!layout || kvd_memory_alloc(memory_bytes(), "rdma-abort", &engine->memory))
 		die(engine, "memory");
-	memset(engine->memory.address, fill, (size_t)PAGES * page_bytes);
-	view = kvd_layout_view(layout, "kv", PAGE_TOKENS, PAGES);
-	field.buffer = kvd_layout_buffer(layout, (size_t)PAGES * page_bytes);
+	memset(engine->memory.address, fill, memory_bytes());
+	view = kvd_layout_view(layout, "kv", PAGE_TOKENS, PAGES * spread);
+	field.buffer = kvd_layout_buffer(layout, memory_bytes());
 	kvd_layout_heads(layout, view, 0, KVD_NHD, &field);
 	if (kvd_layout_text(layout, &pool.layout) ||
 	    kvd_region_memory(engine->client, &engine->memory, NULL, &engine->region) ||
@@ -93,7 +100,7 @@ static void engine_open(struct engine *engine, const char *socket, uint32_t stri
 		die(engine, "register");
 	kvd_layout_free(layout);
 	for (uint32_t i = 0; i < PAGES; i++)
-		engine->pages[i] = i * stride % PAGES;
+		engine->pages[i] = i * stride % PAGES * spread;
 }
 
 static struct kvd_view all_pages(const struct engine *engine)
@@ -213,18 +220,20 @@ static unsigned int pages_touched(const struct engine *engine)
 	unsigned int n = 0;
 
 	for (size_t i = 0; i < PAGES; i++)
-		n += at[i * page_bytes] != OLD || at[(i + 1) * page_bytes - 1] != OLD;
+		n += at[i * spread * page_bytes] != OLD ||
+		     at[(i * spread + 1) * page_bytes - 1] != OLD;
 	return n;
 }
 
-static uint64_t foreign_bytes(const struct engine *engine, uint8_t mine)
+/* Words that are not `mine` in its pages, or not `gap` between them. */
+static uint64_t foreign_words(const struct engine *engine, uint8_t mine, uint8_t gap)
 {
 	const uint64_t *at = engine->memory.address;
-	const uint64_t word = mine * UINT64_C(0x0101010101010101);
 	uint64_t n = 0;
 
-	for (size_t i = 0; i < (size_t)PAGES * page_bytes / 8; i++)
-		n += at[i] != word;
+	for (size_t i = 0; i < memory_bytes() / 8; i++)
+		n += at[i] != (i * 8 / page_bytes % spread ? gap : mine) *
+				      UINT64_C(0x0101010101010101);
 	return n;
 }
 
@@ -262,7 +271,7 @@ static void recv_one(struct engine *engine, const char *endpoint, uint64_t numbe
 	unsigned int touched;
 	bool success;
 
-	memset(engine->memory.address, OLD, (size_t)PAGES * page_bytes);
+	memset(engine->memory.address, OLD, memory_bytes());
 	room = recv_open(engine, endpoint, number, kind);
 	while (kvd_room_state(room) > KVD_FAILED && kvd_room_state(room) < KVD_SUCCESS &&
 	       pages_touched(engine) == 0)
@@ -272,21 +281,22 @@ static void recv_one(struct engine *engine, const char *endpoint, uint64_t numbe
 		fflush(stdout);
 		success = tell_end(engine, room, number, "recv");
 		if (!success)
-			memset(engine->memory.address, mine, (size_t)PAGES * page_bytes);
+			memset(engine->memory.address, mine, memory_bytes());
 		for (int i = 0; !success && i < WATCHES; i++)
 			nap(WATCH_NS);
-		tally->foreign = foreign_bytes(engine, success ? FILL : mine);
+		tally->foreign = foreign_words(engine, success ? FILL : mine,
+					       success ? OLD : mine);
 		return;
 	}
 	if (kind != PUSH_SENDER_ABORTS && kvd_room_abort(room, "the user went away", NULL))
 		die(engine, "room.abort");
 	room_end(engine, room);
 	touched = pages_touched(engine);
-	memset(engine->memory.address, mine, (size_t)PAGES * page_bytes); /* its pages are somebody else's now */
+	memset(engine->memory.address, mine, memory_bytes()); /* its pages are somebody else's now */
 	nap(WATCH_NS);
 	tally->failed++;
 	tally->in_flight += touched > 0 && touched < PAGES;
-	tally->foreign += foreign_bytes(engine, mine);
+	tally->foreign += foreign_words(engine, mine, mine);
 	if (kvd_room_close(room, NULL))
 		die(engine, "room.close");
 }
@@ -306,6 +316,7 @@ int main(int argc, char **argv)
 	}
 	if (getenv("KVD_ABORT_PAGE"))
 		page_bytes = strtoul(getenv("KVD_ABORT_PAGE"), NULL, 10);
+	spread = page_bytes < 65536 ? 2 : 1;
 	rounds = strtoul(argv[argc - 2], NULL, 10);
 	first = strtoull(argv[argc - 1], NULL, 10);
 	engine_open(&engine, argv[2], sends ? 7 : 11, sends ? FILL : OLD);

@@ -56,7 +56,7 @@ make_qemu()
 		done
 		cat > "$dir/qemu.new" <<-END
 			#!/bin/sh
-			t=$dir/qemu.tree/usr
+			t=\$(dirname "\$(readlink -f "\$0")")/qemu.tree/usr
 			LD_LIBRARY_PATH=\$t/lib/x86_64-linux-gnu:\$t/../lib/x86_64-linux-gnu \\
 			exec \$t/bin/qemu-system-x86_64 -L \$t/share/qemu \\
 				-L \$t/share/seabios "\$@"
