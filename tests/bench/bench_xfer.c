@@ -18,8 +18,9 @@
  * process plays both engines.
  *
  * The limit of memfd and adopt is a loop of memcpy over the rows on THREADS
- * threads; that of vm goes through a bounce buffer from another process and has
- * twice the threads, since two daemons take part.
+ * threads; that of vm goes through a bounce buffer from another process. (Where the
+ * kernel lets one daemon read both engines, one alone copies; with `vm_direct = no`
+ * both do, and kvd has twice the limit's threads.)
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -218,7 +219,7 @@ static struct limit_took limit_run(const struct rows *rows, unsigned int threads
 	if (cold)
 		caches_sweep();
 	return prefill.kind == KIND_VM
-		       ? limit_vm(rows, prefill.base, decode.base, 2 * threads)
+		       ? limit_vm(rows, prefill.base, decode.base, threads)
 		       : limit_memcpy(rows, prefill.base, decode.base, threads);
 }
 
@@ -302,7 +303,7 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	threads = (unsigned int)atoi(argv[9]);
-	if (threads < 1 || threads > LIMIT_THREADS_MAX / 2)
+	if (threads < 1 || threads > LIMIT_THREADS_MAX)
 		return 2;
 	prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
 	prefill.kind = decode.kind = (enum kind)find(argv[3], kinds);
