@@ -12,6 +12,7 @@ check: ## style, generated files, cppcheck, clang-tidy
 
 check-style: ## include direction, lengths, essays, forbidden words
 	@scripts/check-style.sh
+	@tests/sim/mutants.py --places
 
 check-docs: $(B)/kvd $(B)/reference
 	@scripts/gen-docs.sh $(B) --check

@@ -7,6 +7,7 @@ asserts compiled out, so that it is the judge that finds it and not a check of
 the daemon's own; then the simulation runs from a fixed seed until it fails.
 
     tests/sim/mutants.py [NAME...]      (MUTANT_S: seconds a mutant, default 60)
+    tests/sim/mutants.py --places       only: does each have its place in the source?
 """
 import os
 import re
@@ -40,7 +41,7 @@ MUTANTS = [
      "if (party->lost || party->done || (!party->told && !party->gen))",
      "if (party)"),
     ("peer-loss-fails-nobody", "daemon/rooms.c",
-     "if (room_live(room) && !room_without(party))\n\t\t\t\troom_fail(room, why, NULL);",
+     "if (room_live(room) && !room_without(party, why))\n\t\t\t\troom_fail(room, why, NULL);",
      "(void)why;"),
     ("lease-never-ends", "daemon/room_offer.c",
      "if (loop_now_ns(rooms_kvd(room->rooms)->loop) < room->lease_end_ns)\n\t\treturn;",
@@ -106,8 +107,20 @@ def hunt(tree, seconds):
     return False, lines[0] if lines else "not found in %d s" % seconds
 
 
+def places(root):
+    lost = []
+    for name, path, old, _ in MUTANTS:
+        with open(os.path.join(root, path)) as f:
+            if f.read().count(old) != 1:
+                lost.append("%s: its place in %s is not there, or not alone" % (name, path))
+    print("\n".join(lost), end="\n" if lost else "")
+    return bool(lost)
+
+
 def main():
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if sys.argv[1:] == ["--places"]:
+        return places(root)
     seconds = int(os.environ.get("MUTANT_S", "60"))
     chosen = [m for m in MUTANTS if not sys.argv[1:] or m[0] in sys.argv[1:]]
     work = tempfile.mkdtemp(prefix="kvd-mutants.")
