@@ -111,7 +111,7 @@ static void socket_stale_replaced(void **state)
 	assert_int_equal(bind(fd, (struct sockaddr *)&addr, sizeof(addr)), 0);
 	close(fd);
 	config.socket_mode = 0640;
-	strcpy(config.socket_group, "0");
+	snprintf(config.socket_group, sizeof(config.socket_group), "%u", (unsigned int)getgid());
 	assert_int_equal(control_new(&kvd, -1, &control), 0);
 	assert_int_equal(stat(config.socket_path, &st), 0);
 	assert_int_equal(st.st_mode & 07777, 0640);
