@@ -270,7 +270,7 @@ def test_autostart_serves_one_process(tmp_path):
     assert refused.returncode != 0 and "KVD_AUTOSTART=1" in refused.stderr
     done = run_script(dict(nowhere, KVD_AUTOSTART="1"))
     assert (done.returncode, done.stdout) == (0, "moved\n"), done.stderr
-    # also when it is killed, the daemon goes with it
+    # also when it is killed, the daemon goes with it, and what it had on the disk
     text = SCRIPT + "import kvd.daemon as d\nprint(d._private.socket, flush=True)\n" \
                     "os.kill(os.getpid(), 9)\n"
     killed = run_script(dict(nowhere, KVD_AUTOSTART="1"), text)
@@ -284,6 +284,7 @@ def test_autostart_serves_one_process(tmp_path):
         except kvd.Error:
             return True
     until(gone)
+    until(lambda: not os.path.exists(os.path.dirname(socket)))
 
 
 def test_require_refuses_another_transport(pair, monkeypatch, B):  # noqa: F811

@@ -30,8 +30,10 @@ sessions = 1024
 session_regions = 4096
 """
 
-# the daemon ends with this process, however that ends: its shell reads a pipe of ours
-_SHELL = '"$@" </dev/null & kvd=$!; read -r never; kill $kvd 2>/dev/null; wait $kvd'
+# the daemon and its folder go with this process, however that ends: its shell reads a
+# pipe of ours
+_SHELL = ('"$@" </dev/null & kvd=$!; read -r never; kill $kvd 2>/dev/null; wait $kvd; '
+          'rm -rf -- "$0"')
 
 
 class PrivateDaemon:
@@ -46,7 +48,7 @@ class PrivateDaemon:
         config = os.path.join(self.dir, "kvd.conf")
         with open(config, "w") as out:
             out.write(_CONFIG % self.dir)
-        self.shell = subprocess.Popen(["/bin/sh", "-c", _SHELL, "sh", program, "--config",
+        self.shell = subprocess.Popen(["/bin/sh", "-c", _SHELL, self.dir, program, "--config",
                                        config], stdin=subprocess.PIPE)
         atexit.register(self.stop)
         self._wait()
