@@ -285,13 +285,16 @@ int ctl_run_rooms(struct ctl *ctl, int argc, char **argv)
 			 room_row);
 }
 
-/* "packed 256 B", "rows 4 KiB"; nothing where there was no choice. */
+/* "packed 256 B", "rows 4 KiB", "staged 64 KiB"; nothing where there was no choice. */
 static void way_cell(struct table *table, const cJSON *way)
 {
 	if (!way)
 		table_cell(table, "");
 	else
-		table_cellf(table, "%s %s", ctl_true(way, "packed") ? "packed" : "rows",
+		table_cellf(table, "%s %s",
+			    ctl_true(way, "staged")   ? "staged"
+			    : ctl_true(way, "packed") ? "packed"
+						      : "rows",
 			    ctl_bytes(ctl_num(way, "row_bytes")));
 }
 

@@ -143,6 +143,8 @@ static void on_served(struct inbound_owner *inbound, const struct err *err)
 	struct move *move = container_of(inbound, struct move, inbound);
 	struct room *room = move->room;
 
+	if (move->in && move->in->way.row_bytes)
+		move->party->way = move->in->way;
 	if (!err) {
 		room->bytes += move->bytes;
 		room_count(room, METRIC_ROOM_SENT_BYTES, move->bytes);

@@ -142,6 +142,8 @@ static void on_read(struct sched_op *op)
 	struct room *room = move->room;
 	struct party *party = move->party;
 
+	if (op->xp.way.row_bytes)
+		party->way = op->xp.way;
 	if (op->xp.result < 0) {
 		room_fail_moving(room, party, &op->xp.err);
 	} else if (room_live(room)) {

@@ -136,7 +136,8 @@ int room_record_missing(const cJSON *asked, const struct err *why, struct text *
 	return or_nomem(filled && !out->failed);
 }
 
-/* Row by row or packed, and why: what one row costs on either way. */
+/* Row by row or packed, and why: what one row costs on either way, or `staged`: no
+ * adapter can have the memory. */
 static bool add_way(cJSON *obj, const struct xp_way *way)
 {
 	cJSON *w;
@@ -145,6 +146,7 @@ static bool add_way(cJSON *obj, const struct xp_way *way)
 		return true; /* nothing to choose, or nothing moved yet */
 	w = cJSON_AddObjectToObject(obj, "way");
 	return w && cJSON_AddBoolToObject(w, "packed", way->packed) &&
+	       cJSON_AddBoolToObject(w, "staged", way->staged) &&
 	       cJSON_AddNumberToObject(w, "row_bytes", way->row_bytes) &&
 	       (!way->request_ns ||
 		cJSON_AddNumberToObject(w, "request_ns", way->request_ns)) &&

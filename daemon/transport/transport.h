@@ -105,13 +105,14 @@ struct xp_sides {
 	uint32_t src_count, dst_count;
 };
 
-/* Of a transfer that chose: row by row, or packed. All zero where there was nothing
- * to choose. */
+/* Of a transfer that chose: row by row, or packed; or that had to be packed, because
+ * an adapter cannot have its memory. All zero where there was nothing to choose. */
 struct xp_way {
 	uint32_t row_bytes;  /* of one request, on average */
 	uint32_t request_ns; /* what one costs; the mover's */
 	uint32_t copy_ns;    /* what copying it costs, at each end */
 	bool packed;
+	bool staged; /* packed for want of another way */
 };
 
 struct xp_op {

@@ -85,10 +85,10 @@ static void verbs_close(struct transport *base)
 {
 	struct verbs_transport *transport = container_of(base, struct verbs_transport, net.base);
 
+	verbs_pack_close(transport);
 	while (atomic_load(&transport->releasing))
 		sched_yield(); /* helpers are at it */
 	net_fini(&transport->net);
-	verbs_pack_close(transport);
 	verbs_linger_end(transport);
 	if (transport->cm)
 		loop_fd_stop(&transport->cm_watch);

@@ -6,7 +6,8 @@
  *   verbs_dev.c   devices and rails: found, opened, explained
  *   verbs_look.c  the machine's ports, for people
  *   verbs_topo.c  which adapter is near which memory
- *   verbs_reg.c   registered memory, keys, and a transfer's tables of them
+ *   verbs_reg.c   registered memory, and keys
+ *   verbs_places.c  a transfer's tables of them
  *   verbs_cm.c    the connection manager: dial, accept, refuse
  *   verbs_qp.c    a queue pair: queues, completions, its death
  *   verbs_event.c what an adapter reports, in words and with a scope
@@ -14,8 +15,9 @@
  *   verbs_peer.c  a connection: ready, lost, closed
  *   verbs_xfer.c  a transfer's life on either side
  *   verbs_post.c  plans become chains of work requests
- *   verbs_pack.c  or one request a slice, where rows are short and scattered
- *   verbs_wire, verbs_lib: parts without an own view of this
+ *   verbs_pack.c  or one request a slice: rows that are short, memory that is staged
+ *   verbs_cost.c  what either way costs
+ *   verbs_pool, verbs_wire, verbs_lib: parts with headers of their own
  *
  * Everything but registration is on the loop's thread. Completions and events
  * change state and kick the peer; what calls up into the daemon happens in
@@ -112,7 +114,7 @@ struct verbs_transport {
 struct verbs_reg {
 	struct xp_reg_base base;
 	struct ibv_mr *mr[VERBS_RAILS_MAX][VERBS_PIECES_MAX]; /* by device */
-	uint32_t pieces;
+	uint32_t pieces; /* 0: no adapter has it, it is staged */
 	uint8_t shift;
 	atomic_int refs; /* the owner's, and one for each table that names it */
 	uint64_t id;
@@ -142,7 +144,7 @@ struct verbs_sent {
 	struct verbs_xfer *xfer; /* NULL: a frame */
 	uint32_t wrs;		 /* not accounted for yet */
 	int32_t buffer;		 /* a frame's, -1: none */
-	bool probe;		 /* the last one of verbs_pack.c's */
+	bool probe;		 /* the last one of verbs_cost.c's */
 	uint64_t bytes;
 	struct slice *slice; /* of a packed transfer, NULL: none */
 };
@@ -197,6 +199,7 @@ struct verbs_peer {
 	/* transfers */
 	struct list movers;	    /* .mover_link: have something to post, in turn */
 	struct list ungranted;	    /* .grant_link: inbound WRITEs without a slot */
+	struct list unslotted;	    /* .grant_link: those whose slices have no pool yet */
 	struct verbs_xfer *grants[VERBS_GRANTS];
 	uint16_t generations[VERBS_GRANTS];
 	uint32_t grant_count, grant_next;
@@ -235,6 +238,8 @@ struct verbs_place {
 struct verbs_places {
 	struct verbs_place *at;
 	uint32_t count;
+	/* of those that the plan names: some memory is staged; some is a GPU's */
+	bool staged, device;
 };
 
 /* What a transfer may have to say, each once. */
@@ -259,7 +264,7 @@ struct verbs_xfer {
 	struct verbs_out *spare[VERBS_SPARES]; /* so that words never lack memory */
 	uint8_t *header; /* theirs */
 	uint32_t header_len, header_have; /* bytes of it; that came */
-	/* mover: who posts work requests */
+	/* mover: who posts work requests: who asks; of a packed one the source */
 	struct plan_walk walk;
 	struct plan_span span; /* cut from the walk, not posted yet */
 	uint64_t posted_bytes, done_bytes, said_bytes;
@@ -270,7 +275,8 @@ struct verbs_xfer {
 	bool may_inline;
 	struct verbs_pack *pack; /* NULL: row by row */
 	bool pack_agreed;	 /* ours: the answerer has said so */
-	bool wants_pack;	 /* theirs: the mover has asked for it */
+	bool wants_pack;	 /* theirs: who asks has asked for it */
+	bool must_pack;		 /* it is staged: packed, or not at all */
 	/* a granted inbound WRITE */
 	uint32_t slot; /* GO's; VERBS_GRANTS: none */
 	uint16_t generation;
@@ -308,6 +314,10 @@ int verbs_key_pack(struct xp_reg *reg, struct xp_peer *peer, void *buf, size_t s
 int verbs_key_unpack(struct xp_peer *peer, const void *buf, size_t len, void *owner,
 		     struct xp_key **key_p);
 void verbs_key_drop(struct xp_key *key);
+void verbs_reg_put(struct verbs_reg *reg); /* a reference of the loop's */
+void verbs_key_put(struct verbs_key *key);
+
+/* ---- verbs_places.c ---- */
 /* References on this side's memories, or on the peer's keys; every buffer that a
  * run names must be there. */
 int verbs_places_init(struct verbs_places *places, const struct plan *plan,
@@ -399,36 +409,48 @@ void verbs_xfer_progress(struct verbs_peer *peer); /* tell how far movers are */
 void verbs_xfer_drop_partial(struct verbs_peer *peer); /* a request not whole yet */
 void verbs_xfer_grant(struct verbs_peer *peer); /* slots to who waits for one */
 
+/* ---- verbs_cost.c ---- */
+void verbs_cost_learn(struct verbs_transport *transport, uint8_t *memory);
+double verbs_cost_copy_ns(const struct verbs_transport *transport, uint32_t row);
+double verbs_cost_request_ns(struct verbs_peer *peer);
+void verbs_cost_probed(struct verbs_peer *peer); /* the last of its requests is back */
+/* Bytes in a work request of that plan, as far as a part of it shows. */
+uint32_t verbs_cost_row(const struct plan *plan, uint32_t sge_max);
+
 /* ---- verbs_pack.c ---- */
 /* Without memory for it nothing is packed, and the log says so. */
 void verbs_pack_open(struct verbs_transport *transport);
 void verbs_pack_close(struct verbs_transport *transport);
 void verbs_pack_peer_free(struct verbs_peer *peer);
-/* An op that is about to ask: shall it be packed? Fills op->way. */
+/* An op that is about to ask: shall it, or must it, be packed? Fills op->way. */
 int verbs_pack_choose(struct verbs_xfer *xfer);
-/* An inbound that is about to say GO: the slots' key, or false: row by row. */
+/* An inbound whose places are known: can it be done the way that was asked for? */
+int verbs_pack_check(struct verbs_xfer *xfer);
+/* An inbound that is about to say GO: it has to wait for slots; the peer is kicked. */
+bool verbs_pack_waits(struct verbs_xfer *xfer);
+/* It says GO now: the slots' key (of a WRITE), or false: row by row. */
 bool verbs_pack_accept(struct verbs_xfer *xfer, size_t *len_p, uint8_t *key);
 /* GO's answer to an op that asked. */
 int verbs_pack_agree(struct verbs_xfer *xfer, bool agreed, const void *key, size_t len);
+/* There will be no slots: who waits for one goes row by row, or is stopped. */
+void verbs_pack_no_slots(struct verbs_peer *peer, struct verbs_pool *pool,
+			 const struct err *err);
 void verbs_pack_stop(struct verbs_xfer *xfer); /* new state: STOPPING */
 void verbs_pack_drop(struct verbs_xfer *xfer); /* nothing of it moves; idempotent */
-void verbs_pack_feed(struct verbs_peer *peer); /* slots to receivers that wait */
+void verbs_pack_feed(struct verbs_peer *peer); /* slots to destinations that wait */
 int verbs_pack_slice(struct verbs_xfer *xfer, const struct verbs_frame *frame);
-int verbs_pack_slot(struct verbs_xfer *xfer, const struct verbs_frame *frame);
-bool verbs_pack_whole(const struct verbs_xfer *xfer); /* every slice has come */
-/* A mover's turn: false when it waits. `room` for requests on queue pair 0. */
+int verbs_pack_slot(struct verbs_xfer *xfer, const struct verbs_frame *frame,
+		    const void *payload);
+/* Every slice has come, or was cut. */
+bool verbs_pack_whole(const struct verbs_xfer *xfer);
+/* A source's turn: false when it waits. `room` for requests on queue pair 0. */
 bool verbs_pack_move(struct verbs_xfer *xfer, uint32_t room);
 bool verbs_pack_ended(const struct verbs_xfer *xfer); /* marks may follow */
 void verbs_pack_sent(struct slice *slice);	      /* its request is over */
-void verbs_pack_probed(struct verbs_peer *peer);
 
 /* ---- verbs_post.c ---- */
 void verbs_move_start(struct verbs_xfer *xfer);
 /* Post what fits, of each mover in turn. */
 void verbs_move_pump(struct verbs_peer *peer);
-static inline bool verbs_is_mover(const struct verbs_xfer *xfer)
-{
-	return xfer->net.ours; /* who asks posts: writes, or reads */
-}
 
 #endif

@@ -322,6 +322,7 @@ static void peer_init(struct verbs_peer *peer, struct verbs_transport *transport
 	list_init(&peer->out);
 	list_init(&peer->movers);
 	list_init(&peer->ungranted);
+	list_init(&peer->unslotted);
 }
 
 int verbs_peer_buffers(struct verbs_peer *peer, const struct verbs_device *device)

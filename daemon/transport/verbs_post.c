@@ -176,7 +176,7 @@ static uint32_t near_qps(const struct verbs_xfer *xfer)
 {
 	const struct verbs_peer *peer = xfer->peer;
 	const struct plan_run *run = &xfer->plan->runs[0];
-	uint32_t place = xfer->net.kind == XP_WRITE ? run->src_buffer : run->dst_buffer;
+	uint32_t place = net_is_source(&xfer->net) ? run->src_buffer : run->dst_buffer;
 	uint32_t rails = xfer->local.at[place].reg->near, bits = 0;
 
 	for (uint32_t i = 0; i < peer->qp_count; i++)
@@ -288,7 +288,9 @@ static enum turn move_on(struct verbs_xfer *xfer)
 	if (xfer->pack) {
 		if (verbs_pack_move(xfer, room_on(&peer->qps[0])))
 			return TURN_POSTED;
-		return verbs_pack_ended(xfer) ? post_marks(xfer) : TURN_WAITS;
+		if (!verbs_pack_ended(xfer))
+			return TURN_WAITS;
+		return xfer->net.kind == XP_WRITE ? post_marks(xfer) : TURN_ENDED;
 	}
 	if (sm_state(&xfer->net.sm) != NET_XFER_MOVING || xfer->posted_bytes == xfer->net.bytes)
 		return xfer->net.kind == XP_WRITE ? post_marks(xfer) : TURN_ENDED;
@@ -314,11 +316,7 @@ void verbs_move_start(struct verbs_xfer *xfer)
 	plan_walk_begin(&xfer->walk, xfer->plan);
 	xfer->span.len = 0;
 	xfer->near = near_qps(xfer);
-	xfer->may_inline = true; /* the processor copies it: not out of a GPU */
-	for (uint32_t i = 0; i < xfer->local.count; i++)
-		if (xfer->local.at[i].reg &&
-		    xfer->local.at[i].reg->base.memory->kind == MEMORY_DEVICE)
-			xfer->may_inline = false;
+	xfer->may_inline = !xfer->local.device; /* the processor copies it */
 	list_push_back(&xfer->peer->movers, &xfer->mover_link);
 	net_peer_kick(&xfer->peer->net);
 }

@@ -192,7 +192,7 @@ static void give_back(struct verbs_qp *qp, struct verbs_sent *entry, bool good)
 	qp->sq_free += entry->wrs;
 	entry->wrs = 0;
 	if (entry->probe && good)
-		verbs_pack_probed(peer);
+		verbs_cost_probed(peer);
 	if (entry->buffer >= 0)
 		peer->send_free |= 1u << entry->buffer;
 	if (!xfer)
@@ -204,7 +204,10 @@ static void give_back(struct verbs_qp *qp, struct verbs_sent *entry, bool good)
 	if (good) {
 		xfer->done_bytes += entry->bytes;
 		peer->rate_bytes += entry->bytes;
-		xfer->net.op->moved = xfer->done_bytes;
+		if (xfer->net.ours)
+			xfer->net.op->moved = xfer->done_bytes;
+		else /* the source of a packed READ */
+			xfer->net.in.moved = xfer->done_bytes;
 	}
 	xfer->busy--;
 	net_xfer_check(&xfer->net);

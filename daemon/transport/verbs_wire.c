@@ -270,6 +270,9 @@ static int remote_check(const struct verbs_remote *r)
 {
 	uint64_t pieces;
 
+	if (r->pieces == 0 && r->shift == 0 && r->rails && r->rails <= VERBS_RAILS_MAX &&
+	    r->length && r->id)
+		return 0; /* staged: nobody uses its address */
 	if (r->rails == 0 || r->rails > VERBS_RAILS_MAX || r->pieces == 0 ||
 	    r->pieces > VERBS_PIECES_MAX || r->shift < SHIFT_MIN || r->shift > SHIFT_MAX ||
 	    r->length == 0 || r->id == 0)

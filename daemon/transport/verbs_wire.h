@@ -34,15 +34,21 @@ enum verbs_type {
 	VERBS_PROGRESS,	   /* bytes moved so far */
 	VERBS_CREDIT,	   /* nothing but credits */
 	VERBS_BYE,
-	VERBS_SLOT,	   /* the answerer's: a packed transfer may write there */
-	VERBS_SLICE,	   /* the mover's: that is written */
+	VERBS_SLOT,	   /* the destination's: a packed transfer may write there */
+	VERBS_SLICE,	   /* the source's: that is written */
 	VERBS_TYPE_END,
+};
+
+enum verbs_packing { /* REQUEST: how it shall be sent; GO: how it will be */
+	VERBS_ROWS,
+	VERBS_PACK,	 /* in slices; behind a WRITE's GO the slots' key follows */
+	VERBS_PACK_MUST, /* ... or not at all */
 };
 
 struct verbs_frame {
 	uint8_t type;
-	uint8_t kind;	  /* REQUEST: enum xp_kind */
-	uint8_t pack;	  /* REQUEST: in slices, please; GO: yes, the slots' key follows */
+	uint8_t kind;	  /* REQUEST, SLOT, SLICE: enum xp_kind */
+	uint8_t pack;	  /* REQUEST, GO: enum verbs_packing */
 	uint16_t flags;	  /* of a fault: scope, retryable */
 	uint16_t credits; /* receives posted again since the last frame */
 	uint32_t code;	  /* of a fault; ERR_OK: none */
@@ -95,7 +101,8 @@ int verbs_address_get(const void *buf, size_t len, struct verbs_address *address
 
 struct verbs_remote { /* a peer's region */
 	uint64_t id, address, length;
-	uint32_t rails, pieces;
+	uint32_t rails;
+	uint32_t pieces; /* 0: no adapter of the peer's has it; shift is 0, too */
 	uint8_t shift; /* a piece is 1 << shift bytes */
 	uint32_t rkey[VERBS_RAILS_MAX][VERBS_PIECES_MAX];
 };

@@ -22,6 +22,9 @@
  *
  * Stopping takes the same road: no new request is posted, what is posted ends (a
  * bounded amount, verbs_post.c), the last words follow.
+ *
+ * A packed transfer (verbs_pack.c) is written by its source in either kind; its GO and
+ * its last words are the same.
  */
 #include "daemon/transport/verbs_impl.h"
 
@@ -130,8 +133,8 @@ static int take_sides(struct net_xfer *net, const struct xp_sides *sides)
 				      source ? sides->dst_count : sides->src_count, !source,
 				      xfer->peer);
 	xfer->plan = sides->plan;
-	if (r == 0 && net->ours)
-		r = verbs_pack_choose(xfer);
+	if (r == 0)
+		r = net->ours ? verbs_pack_choose(xfer) : verbs_pack_check(xfer);
 	if (r == 0 && !net->ours && sides->plan->digest != xfer->digest)
 		r = err_raise(ERR_PLAN, "the plan of %" PRIu64
 			      " bytes is another one here than there", net->bytes);
@@ -256,7 +259,9 @@ static int ask(struct net_xfer *net)
 		.type = VERBS_REQUEST,
 		.id = net->id,
 		.kind = (uint8_t)net->kind,
-		.pack = xfer->pack != NULL,
+		.pack = !xfer->pack	  ? VERBS_ROWS
+			: xfer->must_pack ? VERBS_PACK_MUST
+					  : VERBS_PACK,
 		.bytes = net->bytes,
 		.digest = net->bytes ? xfer->plan->digest : 0,
 	};
@@ -275,7 +280,7 @@ void verbs_xfer_progress(struct verbs_peer *peer)
 			.type = VERBS_PROGRESS, .id = xfer->net.id, .bytes = xfer->done_bytes};
 		struct verbs_out *out;
 
-		if (xfer->done_bytes == xfer->said_bytes)
+		if (xfer->done_bytes == xfer->said_bytes || !xfer->net.ours)
 			continue;
 		out = verbs_out_new();
 		if (!out) {
@@ -287,15 +292,29 @@ void verbs_xfer_progress(struct verbs_peer *peer)
 	}
 }
 
+static void check_go(struct verbs_xfer *xfer, const struct verbs_frame *frame)
+{
+	if (frame->digest !=
+	    verbs_places_digest(&xfer->remote, xfer->plan, !net_is_source(&xfer->net)))
+		err_raise(ERR_REVOKED, "verbs: the peer's memory is registered anew: its old "
+				       "key is of no use");
+	else if (xfer->must_pack && !xfer->pack)
+		err_raise(ERR_REQUIRE, "verbs: the memory must be staged, and the peer has no "
+				       "slots for that");
+	else
+		return;
+	net_xfer_stop_last(&xfer->net);
+}
+
 static int take_go(struct verbs_xfer *xfer, const struct verbs_frame *frame,
 		   const uint8_t *payload)
 {
-	unsigned int state = sm_state(&xfer->net.sm);
+	struct sm *sm = &xfer->net.sm;
 	struct verbs_mark mark;
 	int r;
 
 	if (xfer->go || xfer->net.answered || xfer->net.bytes == 0 ||
-	    (state != NET_XFER_ASKED && state != NET_XFER_STOPPING))
+	    (sm_state(sm) != NET_XFER_ASKED && sm_state(sm) != NET_XFER_STOPPING))
 		return net_proto(&xfer->net, "GO");
 	r = verbs_pack_agree(xfer, frame->pack, payload, frame->length);
 	if (r < 0)
@@ -304,16 +323,15 @@ static int take_go(struct verbs_xfer *xfer, const struct verbs_frame *frame,
 	xfer->go = true;
 	xfer->slot = mark.slot;
 	xfer->generation = mark.generation;
-	if (state == NET_XFER_ASKED) {
-		sm_move(&xfer->net.sm, NET_XFER_MOVING);
-		if (frame->digest !=
-		    verbs_places_digest(&xfer->remote, xfer->plan, !net_is_source(&xfer->net))) {
-			err_raise(ERR_REVOKED, "verbs: the peer's memory is registered "
-					       "anew: its old key is of no use");
-			net_xfer_stop_last(&xfer->net);
-		}
+	if (sm_state(sm) == NET_XFER_ASKED) {
+		sm_move(sm, NET_XFER_MOVING);
+		check_go(xfer, frame);
 	}
-	verbs_move_start(xfer); /* also a stopping one: it owes its last words */
+	/* also a stopping one: it owes its last words */
+	if (xfer->pack && !net_is_source(&xfer->net))
+		net_xfer_check(&xfer->net); /* the source moves; it may stop already */
+	else
+		verbs_move_start(xfer);
 	return 0;
 }
 
@@ -358,7 +376,9 @@ static int take_for_op(struct verbs_peer *peer, const struct verbs_frame *frame,
 	case VERBS_DONE:
 		return err_pass(take_done(xfer, frame, payload));
 	case VERBS_SLOT:
-		return err_pass(verbs_pack_slot(xfer, frame));
+		return err_pass(verbs_pack_slot(xfer, frame, payload));
+	case VERBS_SLICE:
+		return err_pass(verbs_pack_slice(xfer, frame));
 	default:
 		take_revoke(xfer, frame, payload);
 		return 0;
@@ -426,7 +446,8 @@ static int take_request(struct verbs_peer *peer, const struct verbs_frame *frame
 	}
 	xfer = verbs_xfer_of(net);
 	xfer->digest = frame->digest;
-	xfer->wants_pack = frame->pack && frame->kind == XP_WRITE;
+	xfer->wants_pack = frame->pack != VERBS_ROWS;
+	xfer->must_pack = frame->pack == VERBS_PACK_MUST;
 	xfer->header = mem_steal(header);
 	xfer->header_len = frame->total;
 	peer->held_bytes += frame->total;
@@ -478,11 +499,13 @@ static void say_go(struct verbs_xfer *xfer)
 	if (xfer->slot < VERBS_GRANTS)
 		mark.slot = (uint16_t)xfer->slot;
 	frame.slot = verbs_mark_put(&mark);
-	frame.pack = verbs_pack_accept(xfer, &len, key);
+	frame.pack = verbs_pack_accept(xfer, &len, key) ? VERBS_PACK : VERBS_ROWS;
 	xfer->go = true;
 	verbs_send_bytes(xfer->peer, mem_steal(xfer->spare[VERBS_SPARE_FIRST]), &frame, key,
 			 len);
-	if (frame.pack)
+	if (frame.pack && net_is_source(&xfer->net))
+		verbs_move_start(xfer);
+	else if (frame.pack)
 		verbs_pack_feed(xfer->peer);
 }
 
@@ -506,6 +529,12 @@ void verbs_xfer_grant(struct verbs_peer *peer)
 {
 	struct verbs_xfer *xfer;
 
+	list_foreach_safe(xfer, &peer->unslotted, grant_link) {
+		if (verbs_pack_waits(xfer))
+			break; /* all of them wait for the same */
+		list_remove(&xfer->grant_link);
+		list_push_back(&peer->ungranted, &xfer->grant_link);
+	}
 	while (peer->grant_count < VERBS_GRANTS &&
 	       (xfer = list_first(&peer->ungranted, struct verbs_xfer, grant_link)))
 		grant_one(peer, xfer);
@@ -518,7 +547,9 @@ static int begin(struct net_xfer *net)
 	if (net_is_source(net)) {
 		say_go(xfer);
 	} else {
-		list_push_back(&xfer->peer->ungranted, &xfer->grant_link);
+		list_push_back(verbs_pack_waits(xfer) ? &xfer->peer->unslotted
+						      : &xfer->peer->ungranted,
+			       &xfer->grant_link);
 		net_peer_kick(net->peer);
 	}
 	return 0;
@@ -578,7 +609,8 @@ static int take_fin(struct verbs_xfer *xfer, const struct verbs_frame *frame,
 {
 	struct err err;
 
-	if (xfer->net.kind != XP_READ || !xfer->go || xfer->fin_came)
+	if (xfer->net.kind != XP_READ || !xfer->go || xfer->fin_came ||
+	    (frame->code == ERR_OK && !verbs_pack_whole(xfer)))
 		return net_proto(&xfer->net, "FIN");
 	xfer->fin_came = true;
 	if (frame->code != ERR_OK) {
@@ -607,6 +639,8 @@ static int take_for_inbound(struct verbs_peer *peer, const struct verbs_frame *f
 		return err_pass(take_fin(xfer, frame, payload));
 	case VERBS_SLICE:
 		return err_pass(verbs_pack_slice(xfer, frame));
+	case VERBS_SLOT:
+		return err_pass(verbs_pack_slot(xfer, frame, payload));
 	case VERBS_PROGRESS:
 		if (!xfer->pack && frame->bytes > xfer->net.in.moved && frame->bytes <= xfer->net.bytes)
 			xfer->net.in.moved = frame->bytes;
@@ -635,8 +669,15 @@ int verbs_xfer_frame(struct verbs_peer *peer, const struct verbs_frame *frame,
 	case VERBS_GO:
 	case VERBS_DONE:
 	case VERBS_REVOKE:
-	case VERBS_SLOT:
 		return err_pass(take_for_op(peer, frame, payload));
+	case VERBS_SLOT: /* from the destination: it answers a WRITE, and asks a READ */
+		if (frame->kind == XP_WRITE)
+			return err_pass(take_for_op(peer, frame, payload));
+		return err_pass(take_for_inbound(peer, frame, payload));
+	case VERBS_SLICE:
+		if (frame->kind == XP_READ)
+			return err_pass(take_for_op(peer, frame, payload));
+		return err_pass(take_for_inbound(peer, frame, payload));
 	default:
 		return err_pass(take_for_inbound(peer, frame, payload));
 	}

@@ -338,21 +338,60 @@ unsigned int fake_verbs_qps(unsigned int number)
 
 /* ---- memory ---- */
 
-static struct ibv_mr *mr_make(struct ibv_pd *pd, const struct fake_verbs_mr *told)
+void fake_verbs_reg_wait(bool wait)
+{
+	pthread_mutex_lock(&fabric.lock);
+	fabric.reg_wait = wait;
+	fabric.waits_not = pthread_self();
+	pthread_cond_broadcast(&fabric.go);
+	pthread_mutex_unlock(&fabric.lock);
+}
+
+unsigned int fake_verbs_reg_waiting(void)
+{
+	unsigned int n;
+
+	pthread_mutex_lock(&fabric.lock);
+	n = fabric.reg_waiting;
+	pthread_mutex_unlock(&fabric.lock);
+	return n;
+}
+
+/* The lock is held. */
+static void take_time(void)
+{
+	if (fabric.reg_wait && pthread_equal(fabric.waits_not, pthread_self()))
+		fake_broken("memory is registered by the loop's thread");
+	fabric.reg_waiting++;
+	while (fabric.reg_wait)
+		pthread_cond_wait(&fabric.go, &fabric.lock);
+	fabric.reg_waiting--;
+}
+
+/* `fd`: of a GPU's memory, -1: of the host's. */
+static struct ibv_mr *mr_make(struct ibv_pd *pd, const struct fake_verbs_mr *told, int fd,
+			      uint64_t offset)
 {
 	struct ibv_mr *mr = NULL;
+	struct fake_reg *reg;
 
 	if (told->length > fabric.rules.max_mr_bytes) {
 		errno = EINVAL;
 		return NULL;
 	}
 	pthread_mutex_lock(&fabric.lock);
+	take_time();
 	if (fabric.mr_count == FAKE_MRS)
 		fake_broken("too many registrations");
-	mr = &fabric.mrs[fabric.mr_count].mr;
-	fabric.mrs[fabric.mr_count].told = *told;
-	fabric.mrs[fabric.mr_count].told.alive = true;
-	snprintf(fabric.mrs[fabric.mr_count].told.device, sizeof(told->device), "%.15s",
+	reg = &fabric.mrs[fabric.mr_count];
+	*reg = (struct fake_reg){.told = *told};
+	if (fd >= 0 && !fake_gpu_map(reg, fd, offset)) {
+		pthread_mutex_unlock(&fabric.lock);
+		return NULL;
+	}
+	mr = &reg->mr;
+	reg->told.alive = true;
+	snprintf(reg->told.device, sizeof(told->device), "%.15s",
 		 pd->context->device->name);
 	*mr = (struct ibv_mr){
 		.context = pd->context,
@@ -369,12 +408,20 @@ static struct ibv_mr *mr_make(struct ibv_pd *pd, const struct fake_verbs_mr *tol
 
 static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *address, size_t length, int access)
 {
-	if (fabric.rules.reg_errno) {
-		errno = fabric.rules.reg_errno;
+	bool gpu = false;
+	uint64_t offset = 0;
+	int fd = -1;
+
+	if (fabric.gpu_file)
+		gpu = fabric.gpu_file((uintptr_t)address, &fd, &offset) == 0;
+	if (fabric.rules.reg_errno || (gpu && !fabric.rules.peermem)) {
+		errno = fabric.rules.reg_errno ? fabric.rules.reg_errno : EFAULT;
 		return NULL;
 	}
-	return mr_make(pd, &(struct fake_verbs_mr){.address = address, .length = length,
-						   .access = access, .fd = -1});
+	return mr_make(pd,
+		       &(struct fake_verbs_mr){.address = address, .length = length,
+					       .access = access, .fd = -1},
+		       fd, offset);
 }
 
 static struct ibv_mr *reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length,
@@ -384,9 +431,15 @@ static struct ibv_mr *reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t l
 		errno = fabric.rules.dmabuf_errno;
 		return NULL;
 	}
-	return mr_make(pd, &(struct fake_verbs_mr){
-				   .address = (void *)(uintptr_t)iova, .length = length,
-				   .offset = offset, .iova = iova, .access = access, .fd = fd});
+	if ((offset ^ iova) & 4095) { /* the kernel finds no page size for both */
+		errno = EINVAL;
+		return NULL;
+	}
+	return mr_make(pd,
+		       &(struct fake_verbs_mr){.address = (void *)(uintptr_t)iova,
+					       .length = length, .offset = offset,
+					       .iova = iova, .access = access, .fd = fd},
+		       fd, offset);
 }
 
 static int dereg_mr(struct ibv_mr *mr)
@@ -397,8 +450,14 @@ static int dereg_mr(struct ibv_mr *mr)
 	if (!fabric.mrs[i].told.alive)
 		fake_broken("memory is deregistered twice");
 	fabric.mrs[i].told.alive = false;
+	fake_gpu_unmap(&fabric.mrs[i]);
 	pthread_mutex_unlock(&fabric.lock);
 	return 0;
+}
+
+struct fake_reg *fake_reg_of(uint32_t key)
+{
+	return &fabric.mrs[key / KEY_STEP - 1];
 }
 
 const struct fake_verbs_mr *fake_verbs_mr(unsigned int back)
@@ -551,7 +610,9 @@ void fake_verbs_begin(void)
 		.sysfs = "/tmp/fake-verbs.XXXXXX",
 	};
 	pthread_mutex_init(&fabric.lock, NULL);
+	pthread_cond_init(&fabric.go, NULL);
 	list_init(&fabric.wire);
+	list_init(&fabric.late);
 	if (!mkdtemp(fabric.sysfs))
 		fake_broken("%s: %s", fabric.sysfs, strerror(errno));
 	fake_table = adapters;
@@ -564,7 +625,8 @@ void fake_verbs_begin(void)
 void fake_verbs_end(void)
 {
 	char command[128];
-	unsigned int alive = 0;
+
+	fake_verbs_land();	unsigned int alive = 0;
 
 	if (fabric.slow)
 		fake_broken("the wire's clock still runs");

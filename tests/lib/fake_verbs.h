@@ -26,6 +26,7 @@ struct fake_verbs_rules {
 	int memory_node;      /* of all host memory; -1: not known */
 	int reg_errno;	      /* every registration fails with it */
 	int dmabuf_errno;     /* ... of a dma-buf */
+	bool peermem;	      /* a GPU's memory can be registered by its address */
 	int post_errno;	      /* the next chain fails at its second request */
 };
 
@@ -41,6 +42,7 @@ struct fake_verbs_count {
 	uint64_t wrs, doorbells, sges, bytes, reads, writes, imms, inlined;
 	unsigned int sges_most; /* of a request */
 	unsigned int outstanding_reads_most;
+	uint64_t unseen; /* writes into a GPU that had not landed when it was let go */
 };
 
 /* Installs the table; devices are added next. No fabric may be there. */
@@ -58,6 +60,19 @@ void fake_verbs_file(const char *path, const char *text); /* in the tree */
 struct fake_verbs_rules *fake_verbs_rules(void);
 struct fake_verbs_count *fake_verbs_count(void);
 const struct fake_verbs_mr *fake_verbs_mr(unsigned int back); /* 0: the last one */
+
+/*
+ * Memory of GPUs. A registration of a dma-buf, or of an address that `file` calls a
+ * GPU's, has an alias of the adapter's own. What an adapter writes there lands late: when
+ * a READ by the same adapter has looked at that memory, or fake_verbs_land() says so.
+ */
+void fake_verbs_gpu(int (*file)(uint64_t address, int *fd_p, uint64_t *offset_p));
+unsigned int fake_verbs_land(void); /* all of it, now; how many writes that were */
+
+/* Registering memory takes until it is let go; on the thread that says so it is a
+ * broken rule. */
+void fake_verbs_reg_wait(bool wait);
+unsigned int fake_verbs_reg_waiting(void);
 
 /* The wire: by default all that is posted runs at once. */
 void fake_verbs_hold(bool hold); /* nothing runs but by fake_verbs_step() */

@@ -83,15 +83,27 @@ struct fake_qp {
 	bool up; /* RTS */
 };
 
+struct fake_reg {
+	struct ibv_mr mr;
+	struct fake_verbs_mr told;
+	uint8_t *alias; /* of a GPU's memory; NULL: the address itself is good */
+	void *map;
+	size_t map_bytes;
+	ino_t file;
+};
+
 struct fabric {
 	bool here;
 	pthread_mutex_t lock; /* registration is on helper threads */
+	pthread_cond_t go;    /* under it: !reg_wait */
+	bool reg_wait;
+	pthread_t waits_not; /* whose registrations would be a fault */
+	unsigned int reg_waiting;
 	struct fake_device devices[FAKE_DEVICES];
 	unsigned int device_count;
-	struct {
-		struct ibv_mr mr;
-		struct fake_verbs_mr told;
-	} mrs[FAKE_MRS];
+	struct fake_reg mrs[FAKE_MRS];
+	struct list late; /* fake_gpu.c's: writes into GPUs that have not landed */
+	int (*gpu_file)(uint64_t address, int *fd_p, uint64_t *offset_p);
 	unsigned int mr_count;
 	struct list wire; /* fake_qp.wire_link: something to run */
 	struct list ids;  /* fake_id.link */
@@ -122,6 +134,18 @@ void fake_async_qp(struct fake_qp *qp, enum ibv_event_type type);
 /* May `length` bytes there be touched with this key? */
 bool fake_allowed(const struct fake_qp *qp, uint64_t address, uint64_t length,
 		  uint32_t key, bool remote, int access);
+
+/* The registration of a key that fake_allowed() has passed. */
+struct fake_reg *fake_reg_of(uint32_t key);
+
+/* fake_verbs_gpu.c */
+bool fake_gpu_map(struct fake_reg *reg, int fd, uint64_t offset); /* false: errno */
+void fake_gpu_unmap(struct fake_reg *reg); /* the lock is held */
+/* As that device's adapter does it; what it writes into a GPU lands late. */
+void fake_gpu_store(const struct fake_device *device, uint32_t key, uint64_t address,
+		    const void *from, uint64_t bytes);
+void fake_gpu_load(const struct fake_device *device, uint32_t key, uint64_t address,
+		   void *to, uint64_t bytes);
 
 struct fake_context *fake_context_open(struct fake_device *device,
 				       struct rdma_event_channel *channel);

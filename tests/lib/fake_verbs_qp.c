@@ -295,32 +295,35 @@ static bool sges_allowed(const struct fake_qp *qp, const struct fake_wr *at, int
 	return true;
 }
 
-static void gather(const struct fake_wr *at, uint8_t *to)
+static void gather(const struct fake_device *device, const struct fake_wr *at, uint8_t *to)
 {
 	const uint8_t *inline_at = at->data;
 
 	for (int i = 0; i < at->wr.num_sge; i++) {
-		const void *from = at->is_inline
-					   ? (const void *)inline_at
-					   : (const void *)(uintptr_t)at->sge[i].addr;
-
-		memcpy(to, from, at->sge[i].length);
+		if (at->is_inline)
+			memcpy(to, inline_at, at->sge[i].length);
+		else
+			fake_gpu_load(device, at->sge[i].lkey, at->sge[i].addr, to,
+				      at->sge[i].length);
 		to += at->sge[i].length;
 		inline_at += at->sge[i].length;
 	}
 }
 
-static void scatter(const struct fake_wr *at, const uint8_t *from)
+static void scatter(const struct fake_device *device, const struct fake_wr *at,
+		    const uint8_t *from)
 {
 	for (int i = 0; i < at->wr.num_sge; i++) {
-		memcpy((void *)(uintptr_t)at->sge[i].addr, from, at->sge[i].length);
+		fake_gpu_store(device, at->sge[i].lkey, at->sge[i].addr, from,
+			       at->sge[i].length);
 		from += at->sge[i].length;
 	}
 }
 
 /* Takes a receive of the other side and completes it; false: there is none. */
-static bool receive(struct fake_qp *to, const struct fake_wr *at, uint64_t bytes)
+static bool receive(struct fake_qp *from, const struct fake_wr *at, uint64_t bytes)
 {
+	struct fake_qp *to = from->remote;
 	bool is_send = at->wr.opcode == IBV_WR_SEND;
 	struct fake_recv recv;
 	struct ibv_wc wc = {
@@ -341,31 +344,40 @@ static bool receive(struct fake_qp *to, const struct fake_wr *at, uint64_t bytes
 		fake_broken("a message of %llu bytes into a receive of %u",
 			    (unsigned long long)bytes, recv.has_sge ? recv.sge.length : 0);
 	if (is_send)
-		gather(at, (uint8_t *)(uintptr_t)recv.sge.addr);
+		gather(fake_device_at(from->qp.context), at,
+		       (uint8_t *)(uintptr_t)recv.sge.addr);
 	complete(NULL, to->qp.recv_cq, &wc, 0);
 	return true;
 }
 
 static enum ibv_wc_status one_sided(struct fake_qp *qp, struct fake_wr *at, uint64_t bytes)
 {
+	const struct fake_device *near = fake_device_at(qp->qp.context);
+	const struct fake_device *far = fake_device_at(qp->remote->qp.context);
 	bool read = at->wr.opcode == IBV_WR_RDMA_READ;
-	uint8_t *far = (uint8_t *)(uintptr_t)at->wr.wr.rdma.remote_addr;
+	uint32_t rkey = at->wr.wr.rdma.rkey;
+	uint64_t there = at->wr.wr.rdma.remote_addr;
+	uint8_t *bounce;
 
 	if (!sges_allowed(qp, at, read ? IBV_ACCESS_LOCAL_WRITE : 0))
 		return IBV_WC_LOC_PROT_ERR;
-	if (bytes && !fake_allowed(qp->remote, at->wr.wr.rdma.remote_addr, bytes,
-			      at->wr.wr.rdma.rkey, true,
+	if (bytes && !fake_allowed(qp->remote, there, bytes, rkey, true,
 			      read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE)) {
 		fake_async_qp(qp->remote, IBV_EVENT_QP_ACCESS_ERR);
 		fake_qp_error(qp->remote);
 		return IBV_WC_REM_ACCESS_ERR;
 	}
-	if (read)
-		scatter(at, far);
-	else
-		gather(at, far);
+	bounce = bytes ? fake_make(bytes) : NULL;
+	if (bytes && read) {
+		fake_gpu_load(far, rkey, there, bounce, bytes);
+		scatter(near, at, bounce);
+	} else if (bytes) {
+		gather(near, at, bounce);
+		fake_gpu_store(far, rkey, there, bounce, bytes);
+	}
+	free(bounce);
 	fabric.count.bytes += bytes;
-	if (at->wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && !receive(qp->remote, at, bytes))
+	if (at->wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && !receive(qp, at, bytes))
 		return IBV_WC_RNR_RETRY_EXC_ERR;
 	return IBV_WC_SUCCESS;
 }
@@ -385,7 +397,7 @@ static enum ibv_wc_status run(struct fake_qp *qp, struct fake_wr *at, uint64_t b
 		return one_sided(qp, at, bytes);
 	if (!sges_allowed(qp, at, 0))
 		return IBV_WC_LOC_PROT_ERR;
-	return receive(qp->remote, at, bytes) ? IBV_WC_SUCCESS : IBV_WC_RNR_RETRY_EXC_ERR;
+	return receive(qp, at, bytes) ? IBV_WC_SUCCESS : IBV_WC_RNR_RETRY_EXC_ERR;
 }
 
 /* One request of whose turn it is; its bytes in *bytes_p. */

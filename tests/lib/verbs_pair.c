@@ -17,6 +17,7 @@ struct vp_node vp_a, vp_b;
 struct loop *vp_loop;
 struct offload *vp_offload;
 static struct copier *vp_copier;
+struct gpu *vp_gpu;
 struct config vp_config;
 
 /* ---- what the transport says ---- */
@@ -163,7 +164,7 @@ int vp_begin(void **state)
 int vp_open(struct vp_node *node, const char *rails)
 {
 	struct xp_env env = {.loop = vp_loop, .offload = vp_offload, .copier = vp_copier,
-			     .config = &vp_config};
+			     .config = &vp_config, .gpu = vp_gpu};
 	struct xp_callbacks up = {
 		.owner = node,
 		.on_request = on_request,
@@ -278,7 +279,7 @@ void vp_place_of(struct vp_place *place, struct vp_node *node, struct memory *me
 	uint8_t key[XP_KEY_MAX];
 	size_t len;
 
-	*place = (struct vp_place){.memory = memory};
+	*place = (struct vp_place){.memory = memory, .view = memory->base};
 	assert_int_equal(ops->mem_reg(node->xp, memory, &place->reg), 0);
 	assert_int_equal(ops->key_pack(place->reg, node->peer, key, sizeof(key), &len), 0);
 	assert_int_equal(ops->key_unpack(other->peer, key, len, NULL, &place->key), 0);
@@ -313,10 +314,9 @@ static void fill(uint8_t *at, uint64_t bytes)
 	}
 }
 
-void vp_transfer_init(struct vp_transfer *x, enum xp_kind kind, const struct plan_run *runs,
-		      size_t count, uint64_t bytes)
+static void transfer_begin(struct vp_transfer *x, enum xp_kind kind,
+			   const struct plan_run *runs, size_t count)
 {
-	static const uint64_t header = 77;
 	bool write = kind == XP_WRITE;
 
 	*x = (struct vp_transfer){
@@ -325,12 +325,17 @@ void vp_transfer_init(struct vp_transfer *x, enum xp_kind kind, const struct pla
 		.src_node = write ? &vp_a : &vp_b,
 		.dst_node = write ? &vp_b : &vp_a,
 	};
-	vp_place_init(&x->src, x->src_node, bytes);
-	vp_place_init(&x->dst, x->dst_node, bytes);
-	fill(x->src.memory->base, bytes);
-	memset(x->dst.memory->base, 0xa5, bytes);
+}
+
+static void transfer_ready(struct vp_transfer *x)
+{
+	static const uint64_t header = 77;
+	bool write = x->kind == XP_WRITE;
+
+	fill(x->src.view, x->src.memory->length);
+	memset(x->dst.view, 0xa5, x->dst.memory->length);
 	x->op = (struct xp_op){
-		.kind = kind,
+		.kind = x->kind,
 		.sides = {.plan = x->plan,
 			  .src = write ? &x->src.local : &x->src.remote, .src_count = 1,
 			  .dst = write ? &x->dst.remote : &x->dst.local, .dst_count = 1},
@@ -339,6 +344,26 @@ void vp_transfer_init(struct vp_transfer *x, enum xp_kind kind, const struct pla
 		.on_done = on_done,
 		.owner = x,
 	};
+}
+
+void vp_transfer_init(struct vp_transfer *x, enum xp_kind kind, const struct plan_run *runs,
+		      size_t count, uint64_t bytes)
+{
+	transfer_begin(x, kind, runs, count);
+	vp_place_init(&x->src, x->src_node, bytes);
+	vp_place_init(&x->dst, x->dst_node, bytes);
+	transfer_ready(x);
+}
+
+void vp_transfer_with(struct vp_transfer *x, enum xp_kind kind, const struct plan_run *runs,
+		      size_t count, const struct vp_place *src, const struct vp_place *dst)
+{
+	transfer_begin(x, kind, runs, count);
+	vp_place_of(&x->src, x->src_node, src->memory);
+	vp_place_of(&x->dst, x->dst_node, dst->memory);
+	x->src.view = src->view;
+	x->dst.view = dst->view;
+	transfer_ready(x);
 }
 
 void vp_transfer_fini(struct vp_transfer *x)
@@ -375,8 +400,8 @@ void vp_moved(struct vp_transfer *x)
 	memset(want, 0xa5, bytes);
 	plan_walk_begin(&walk, x->plan);
 	while (plan_walk_next(&walk, UINT64_MAX, &span))
-		memcpy(want + span.dst, x->src.memory->base + span.src, span.len);
-	assert_memory_equal(want, x->dst.memory->base, bytes);
+		memcpy(want + span.dst, x->src.view + span.src, span.len);
+	assert_memory_equal(want, x->dst.view, bytes);
 	mem_free(want);
 }
 
@@ -392,12 +417,13 @@ void vp_failed(struct vp_transfer *x, enum err_code code, const char *words)
 
 void vp_still(struct vp_transfer *x)
 {
-	uint8_t *dst = x->dst.memory->base;
+	uint8_t *dst = x->dst.view;
 	uint64_t bytes = x->dst.memory->length;
 
 	memset(dst, 0x33, bytes);
 	fake_verbs_hold(false);
 	vp_spin_ms(10);
+	fake_verbs_land();
 	if (dst[0] != 0x33 || memcmp(dst, dst + 1, bytes - 1) != 0)
 		fail_msg("memory was written after the end");
 }

@@ -42,6 +42,7 @@ struct vp_node {
 
 struct vp_place {
 	struct memory *memory;
+	uint8_t *view; /* its bytes, as its owner sees them */
 	struct xp_reg *reg;
 	struct xp_key *key; /* at the other node */
 	struct xp_buffer local, remote;
@@ -59,6 +60,7 @@ struct vp_transfer {
 extern struct vp_node vp_a, vp_b;
 extern struct loop *vp_loop;
 extern struct offload *vp_offload;
+extern struct gpu *vp_gpu; /* what transports get; NULL */
 extern struct config vp_config; /* what vp_open() takes; vp_begin() presets it */
 
 int vp_begin(void **state); /* adapters; nothing is open */
@@ -96,6 +98,9 @@ void vp_place_fini(struct vp_place *place);
 void vp_transfer_init(struct vp_transfer *x, enum xp_kind kind, const struct plan_run *runs,
 		      size_t count, uint64_t bytes);
 void vp_transfer_fini(struct vp_transfer *x);
+/* Of memories that are there; takes the references. */
+void vp_transfer_with(struct vp_transfer *x, enum xp_kind kind, const struct plan_run *runs,
+		      size_t count, const struct vp_place *src, const struct vp_place *dst);
 int vp_post(struct vp_transfer *x);
 void vp_moved(struct vp_transfer *x); /* it succeeded, every byte in its place */
 void vp_failed(struct vp_transfer *x, enum err_code code, const char *words);
