@@ -142,6 +142,24 @@ struct cu_copy2d { /* CUDA_MEMCPY2D_v2 */
 	size_t width, height;
 };
 
+struct cu_copy3d { /* CUDA_MEMCPY3D_v2 */
+	size_t src_x, src_y, src_z, src_lod;
+	int src_type;
+	const void *src_host;
+	uint64_t src_device;
+	void *src_array;
+	void *reserved0; /* NULL */
+	size_t src_pitch, src_height;
+	size_t dst_x, dst_y, dst_z, dst_lod;
+	int dst_type;
+	void *dst_host;
+	uint64_t dst_device;
+	void *dst_array;
+	void *reserved1; /* NULL */
+	size_t dst_pitch, dst_height;
+	size_t width, height, depth;
+};
+
 /* X(function, symbol, (parameters)) */
 #define CUDRV_REQUIRED(X)                                                                \
 	X(init, cuInit, (unsigned int flags))                                            \
@@ -217,6 +235,8 @@ struct cu_copy2d { /* CUDA_MEMCPY2D_v2 */
 	  (uint64_t * dsts, uint64_t * srcs, size_t * sizes, size_t count,              \
 	   struct cu_copy_attributes * attributes, size_t * indices, size_t attributes_n, \
 	   struct cu_stream * stream))                                                  \
+	X(COPY3D, copy3d, cuMemcpy3DAsync_v2,                                           \
+	  (const struct cu_copy3d *copy, struct cu_stream *stream))                     \
 	X(PEER, peer_possible, cuDeviceCanAccessPeer,                                   \
 	  (int *possible_p, int device, int other))                                     \
 	X(PEER, peer_enable, cuCtxEnablePeerAccess,                                     \
@@ -236,6 +256,7 @@ struct cu_copy2d { /* CUDA_MEMCPY2D_v2 */
 enum cudrv_group {
 	CUDRV_VMM,     /* memory by cuMemCreate, as a file descriptor */
 	CUDRV_BATCH,   /* many copies in one call, as CUDA 13 has it */
+	CUDRV_COPY3D,  /* rows at two levels of strides in one call */
 	CUDRV_PEER,    /* copies between two devices without the host */
 	CUDRV_KERNELS, /* code of ours on the device */
 	CUDRV_GROUPS,

@@ -47,10 +47,19 @@ struct kern_rows {
 	int64_t dst_stride, src_stride;
 	int64_t dst_outer, src_outer;
 	uint32_t len, count, outer;
-	uint32_t reserved; /* 0 */
+	uint32_t flags; /* KERN_ROWS_… */
 };
+#define KERN_ROWS_ALIGNED 1u /* all addresses and `len` are multiples of 16 */
+/* Row c, of KERN_PLACES_MAX at most, is where places[dst + c] says; outer is 1,
+ * nothing else is used. */
+#define KERN_ROWS_PLACES 2u
 
-/* kvd_rows(rows, count, per_block): a block takes `per_block` entries of the list,
+struct kern_place { /* of one row that has no order with others */
+	uint64_t dst, src;
+} __attribute__((aligned(16)));
+#define KERN_PLACES_MAX 16u
+
+/* kvd_rows(rows, places, count, per_block): a block takes `per_block` entries of the list,
  * a warp of it one at a time. */
 #define KERN_THREADS 256u
 #define KERN_LANES 32u
@@ -134,7 +143,7 @@ KERN_FN void kern_row(uint8_t *dst, const uint8_t *src, uint32_t len, uint32_t l
 		dst[i] = src[i];
 }
 
-/* Where row `i` of count * outer lies. */
+/* Where row `i` of count * outer lies; not for rows with places. */
 KERN_FN void kern_row_at(const struct kern_rows *rows, uint32_t i, uint64_t *dst_p,
 			 uint64_t *src_p)
 {
@@ -148,6 +157,39 @@ KERN_FN void kern_row_at(const struct kern_rows *rows, uint32_t i, uint64_t *dst
 		 (uint64_t)rows->dst_stride * i;
 	*src_p = rows->src + (uint64_t)rows->src_outer * o +
 		 (uint64_t)rows->src_stride * i;
+}
+
+KERN_FN int kern_has_places(const struct kern_rows *rows)
+{
+	return (rows->flags & KERN_ROWS_PLACES) != 0;
+}
+
+/* How many rows a group of lanes takes at a time. */
+#define KERN_AT_ONCE 4u
+
+/* Rows of which each lane has one vector at most: as many loads are under way as there
+ * are rows, where kern_row() would wait for one before it begins the next. */
+KERN_FN int kern_short(const struct kern_rows *rows)
+{
+	return (rows->flags & KERN_ROWS_ALIGNED) && rows->len <= 16 * KERN_LANES;
+}
+
+/* src[k] NULL: no such row. */
+KERN_FN void kern_rows_short(uint8_t *const dst[KERN_AT_ONCE],
+			     const uint8_t *const src[KERN_AT_ONCE], uint32_t len,
+			     uint32_t lane)
+{
+	const uint32_t at = 16 * lane;
+	KERN_V16 v[KERN_AT_ONCE] = {};
+
+	if (at >= len)
+		return;
+	for (uint32_t k = 0; k < KERN_AT_ONCE; k++)
+		if (src[k])
+			v[k] = *(const KERN_V16 *)(src[k] + at);
+	for (uint32_t k = 0; k < KERN_AT_ONCE; k++)
+		if (src[k])
+			*(KERN_V16 *)(dst[k] + at) = v[k];
 }
 
 KERN_FN uint64_t kern_word(uint64_t seed, uint64_t index)

@@ -18,10 +18,13 @@ struct kernels_reach {
 	void *arg;
 };
 
+/* One entry of a list whose places begin at the address `places`. */
+bool kernels_ref_entry(const struct kern_rows *entry, uint64_t places,
+		       const struct kernels_reach *reach);
 /* All: false when some address is not there; what came before it has been done.
  * `reach` NULL: addresses are this process's. */
-bool kernels_ref_rows(const struct kern_rows *rows, uint32_t count,
-		      const struct kernels_reach *reach);
+bool kernels_ref_rows(const struct kern_rows *rows, const struct kern_place *places,
+		      uint32_t count, const struct kernels_reach *reach);
 bool kernels_ref_fill(uint64_t at, uint64_t bytes, uint64_t seed, uint64_t origin,
 		      const struct kernels_reach *reach);
 /* found[0] counts on; found[1] is lowered. */

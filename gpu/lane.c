@@ -1,21 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How rows become driver calls:
- *
- *   - short rows (gpu->kernel_row_bytes), where there are kernels: entries of a
- *     list in pinned memory, one launch for all of them at the next mark. A copy
- *     engine takes about a microsecond for any row, a warp as long as its bytes
- *     take. An entry is what one warp does; rows that follow each other at equal
- *     distances, at two levels, share one;
- *   - rows at equal distances, both of them forward and not overlapping: one
- *     pitched copy (cuMemcpy2DAsync), as long as the pitch is one the device
- *     takes;
- *   - everything else is single copies, gathered up to LANE_BATCH and given to
- *     the driver in one call (cuMemcpyBatchAsync of CUDA 13), or one by one
- *     where the driver has no such call.
- *
- * A batch refuses the legacy stream and is not ordered within itself; the lane's
- * stream is its own, and rows of a plan do not depend on each other.
+ * Rows become driver calls in two ways: short ones (gpu->kernel_row_bytes), where
+ * there are kernels, go into a list in pinned memory (list.h), one launch for all of
+ * them at the next mark; the others by copy engine (engines.h). A copy engine takes
+ * about a microsecond for any row, a warp as long as its bytes take.
  *
  * Streams do not synchronise with the legacy stream (CU_STREAM_NON_BLOCKING):
  * nothing else in this process could be waiting there. They have the lowest
@@ -41,11 +29,8 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "gpu/gpu.h"
-#include "gpu/kern.h"
+#include "gpu/list.h"
 
-#define LANE_BATCH 512u
-#define LANE_LIST 10240u /* entries of a list, 640 KiB */
-#define LANE_PITCHED_MIN 2u /* rows from which a pitched copy is one call less */
 #define DRAIN_TRIES 10u
 #define DRAIN_PAUSE_NS 10000000
 
@@ -56,15 +41,11 @@ struct gpu_lane {
 	struct cu_event *events[GPU_LANE_MARKS];
 	uint64_t marks, waited;
 	void *bounces[GPU_LANE_SETS];
-	struct kern_rows *lists[GPU_LANE_SETS];
+	void *lists[GPU_LANE_SETS];
 	bool begun;		/* the stretch that is being queued: */
 	uint64_t kernel_below;	/* rows for the kernel; 0: none */
-	struct kern_rows *list; /* where they go, LANE_LIST entries */
-	uint32_t list_count;	/* entries of the stretch that is being queued … */
-	struct kern_rows entry; /* … and the one after them, while it can grow */
-	size_t batch_count;
-	uint64_t dsts[LANE_BATCH], srcs[LANE_BATCH];
-	size_t sizes[LANE_BATCH];
+	struct gpu_list list;	/* where they go */
+	struct gpu_engines engines;
 };
 
 static const struct cudrv *drv_of(const struct gpu_lane *lane)
@@ -132,6 +113,8 @@ int gpu_lane_take(struct gpu_device *device, struct gpu_lane **lane_p)
 	list_init(&lane->link);
 	lane->device = device;
 	r = lane_fill(lane);
+	lane->engines.device = device;
+	lane->engines.stream = lane->stream;
 	if (r < 0) {
 		lane_free(lane);
 		return err_pass(r);
@@ -140,14 +123,19 @@ int gpu_lane_take(struct gpu_device *device, struct gpu_lane **lane_p)
 	return 0;
 }
 
+/* What is not queued yet never is. */
+static void stretch_drop(struct gpu_lane *lane)
+{
+	lane->begun = false;
+	lane->list.entries = NULL;
+	gpu_engines_drop(&lane->engines);
+}
+
 void gpu_lane_give(struct gpu_lane *lane)
 {
 	struct gpu_device *device = lane->device;
 
-	lane->batch_count = 0;
-	lane->begun = false;
-	lane->list_count = 0;
-	lane->entry.count = 0;
+	stretch_drop(lane);
 	lane->waited = lane->marks;
 	pthread_mutex_lock(&device->lock);
 	list_push_front(&device->lanes, &lane->link);
@@ -172,112 +160,11 @@ void gpu_lanes_free(struct gpu_device *device)
 
 /* ---- queueing ---- */
 
-static int flush_singly(struct gpu_lane *lane)
+/* Memory for the list of the stretch that is being queued; NULL: the kernel must do
+ * without. */
+static void *list_memory(struct gpu_lane *lane)
 {
-	int result = CU_SUCCESS;
-
-	for (size_t i = 0; i < lane->batch_count && result == CU_SUCCESS; i++)
-		result = drv_of(lane)->copy(lane->dsts[i], lane->srcs[i], lane->sizes[i],
-					    lane->stream);
-	lane->batch_count = 0;
-	if (result != CU_SUCCESS)
-		return gpu_raise(lane->device, result, ERR_IO, "cuMemcpyAsync");
-	return 0;
-}
-
-static int batch_flush(struct gpu_lane *lane)
-{
-	struct cu_copy_attributes attributes = {.src_order = CU_MEMCPY_SRC_ORDER_STREAM,
-						.flags = CU_MEMCPY_PREFER_OVERLAP};
-	size_t first = 0;
-	int result;
-
-	if (lane->batch_count == 0)
-		return 0;
-	if (lane->batch_count == 1 || !drv_of(lane)->has[CUDRV_BATCH])
-		return err_pass(flush_singly(lane));
-	result = drv_of(lane)->copy_batch(lane->dsts, lane->srcs, lane->sizes,
-					  lane->batch_count, &attributes, &first, 1,
-					  lane->stream);
-	lane->batch_count = 0;
-	if (result != CU_SUCCESS)
-		return gpu_raise(lane->device, result, ERR_IO, "cuMemcpyBatchAsync");
-	return 0;
-}
-
-static int single_add(struct gpu_lane *lane, uint64_t dst, uint64_t src, uint64_t len)
-{
-	size_t last = lane->batch_count - 1;
-
-	if (lane->batch_count > 0 && lane->dsts[last] + lane->sizes[last] == dst &&
-	    lane->srcs[last] + lane->sizes[last] == src) {
-		lane->sizes[last] += len;
-		return 0;
-	}
-	if (lane->batch_count == LANE_BATCH) {
-		int r = batch_flush(lane);
-
-		if (r < 0)
-			return err_pass(r);
-	}
-	lane->dsts[lane->batch_count] = dst;
-	lane->srcs[lane->batch_count] = src;
-	lane->sizes[lane->batch_count] = len;
-	lane->batch_count++;
-	return 0;
-}
-
-static bool pitched(const struct gpu_lane *lane, const struct gpu_rows *rows)
-{
-	uint64_t most = lane->device->max_pitch;
-
-	return !rows->flat && rows->count >= LANE_PITCHED_MIN && rows->dst_stride > 0 &&
-	       rows->src_stride > 0 && (uint64_t)rows->dst_stride >= rows->len &&
-	       (uint64_t)rows->src_stride >= rows->len &&
-	       (uint64_t)rows->dst_stride <= most && (uint64_t)rows->src_stride <= most;
-}
-
-static int pitched_copy(struct gpu_lane *lane, const struct gpu_rows *rows)
-{
-	const struct cu_copy2d copy = {.src_type = CU_MEMORYTYPE_UNIFIED,
-				       .src_device = rows->src,
-				       .src_pitch = (size_t)rows->src_stride,
-				       .dst_type = CU_MEMORYTYPE_UNIFIED,
-				       .dst_device = rows->dst,
-				       .dst_pitch = (size_t)rows->dst_stride,
-				       .width = rows->len,
-				       .height = rows->count};
-	int result = drv_of(lane)->copy2d(&copy, lane->stream);
-
-	if (result != CU_SUCCESS)
-		return gpu_raise(lane->device, result, ERR_IO, "cuMemcpy2DAsync");
-	return 0;
-}
-
-static int engine_copy(struct gpu_lane *lane, const struct gpu_rows *rows)
-{
-	uint64_t dst = rows->dst, src = rows->src;
-	int r = 0;
-
-	if (rows->dst_stride == (int64_t)rows->len &&
-	    rows->src_stride == (int64_t)rows->len)
-		return err_pass(single_add(lane, dst, src, rows->len * rows->count));
-	if (pitched(lane, rows))
-		return err_pass(pitched_copy(lane, rows));
-	for (uint64_t i = 0; i < rows->count && r == 0; i++) {
-		r = single_add(lane, dst, src, rows->len);
-		dst += (uint64_t)rows->dst_stride;
-		src += (uint64_t)rows->src_stride;
-	}
-	return err_pass(r);
-}
-
-/* ---- the kernel's list ---- */
-
-/* The list of the stretch that is being queued; NULL: the kernel must do without. */
-static struct kern_rows *list_of(struct gpu_lane *lane)
-{
-	struct kern_rows **list_p = &lane->lists[lane->marks % GPU_LANE_SETS];
+	void **list_p = &lane->lists[lane->marks % GPU_LANE_SETS];
 	void *list = *list_p;
 	int result;
 
@@ -285,8 +172,7 @@ static struct kern_rows *list_of(struct gpu_lane *lane)
 		return NULL; /* a launch may still read it */
 	if (list)
 		return list;
-	result = drv_of(lane)->host_alloc(&list, LANE_LIST * sizeof(**list_p),
-					  CU_MEMHOSTALLOC_PORTABLE);
+	result = drv_of(lane)->host_alloc(&list, GPU_LIST_BYTES, CU_MEMHOSTALLOC_PORTABLE);
 	if (result == CU_SUCCESS) {
 		*list_p = list;
 		return list;
@@ -296,126 +182,23 @@ static struct kern_rows *list_of(struct gpu_lane *lane)
 	return NULL;
 }
 
-/* Make `e` part of the last entry, if the two together are of one form. */
-static bool entry_join(struct kern_rows *last, const struct kern_rows *e)
-{
-	int64_t dst = (int64_t)(e->dst - last->dst), src = (int64_t)(e->src - last->src);
-	uint64_t rows = (uint64_t)last->count * last->outer + e->count;
-
-	if (last->count == 0 || last->len != e->len || rows * e->len > KERN_ENTRY_BYTES)
-		return false;
-	if (last->outer == 1 && e->count == 1 &&
-	    (last->count == 1 || (dst == last->dst_stride * last->count &&
-				  src == last->src_stride * last->count))) {
-		if (last->count == 1) {
-			last->dst_stride = dst;
-			last->src_stride = src;
-		}
-		last->count++;
-		return true;
-	}
-	if (last->count != e->count || last->count == 1 ||
-	    last->dst_stride != e->dst_stride || last->src_stride != e->src_stride)
-		return false;
-	if (last->outer > 1 && (dst != last->dst_outer * last->outer ||
-				src != last->src_outer * last->outer))
-		return false;
-	if (last->outer == 1) {
-		last->dst_outer = dst;
-		last->src_outer = src;
-	}
-	last->outer++;
-	return true;
-}
-
-/* False: the list is full. */
-static bool entry_add(struct gpu_lane *lane, struct kern_rows *list,
-		      const struct kern_rows *e)
-{
-	if (entry_join(&lane->entry, e))
-		return true;
-	if (lane->list_count + 1 >= LANE_LIST)
-		return false;
-	if (lane->entry.count > 0)
-		list[lane->list_count++] = lane->entry;
-	lane->entry = *e;
-	return true;
-}
-
-/* Entries of about KERN_ENTRY_BYTES. False: the list is full, the rest of the rows
- * is in *rows. */
-static bool rows_add(struct gpu_lane *lane, struct kern_rows *list, struct gpu_rows *rows)
-{
-	uint64_t most = rows->count;
-
-	if (most * rows->len > KERN_ENTRY_BYTES) /* else: a division is a row's time */
-		most = KERN_ENTRY_BYTES / rows->len;
-	while (rows->count > 0) {
-		struct kern_rows e = {.dst = rows->dst,
-				      .src = rows->src,
-				      .dst_stride = rows->dst_stride,
-				      .src_stride = rows->src_stride,
-				      .len = (uint32_t)rows->len,
-				      .count = (uint32_t)(rows->count < most ? rows->count
-									     : most),
-				      .outer = 1};
-
-		if (!entry_add(lane, list, &e))
-			return false;
-		rows->dst += (uint64_t)rows->dst_stride * e.count;
-		rows->src += (uint64_t)rows->src_stride * e.count;
-		rows->count -= e.count;
-	}
-	return true;
-}
-
-/* A row that is longer than an entry: parts of it are rows, too. */
-static bool row_add(struct gpu_lane *lane, struct kern_rows *list, uint64_t dst,
-		    uint64_t src, uint64_t len)
-{
-	struct gpu_rows parts = {.dst = dst,
-				 .src = src,
-				 .len = KERN_ENTRY_BYTES,
-				 .count = len / KERN_ENTRY_BYTES,
-				 .dst_stride = KERN_ENTRY_BYTES,
-				 .src_stride = KERN_ENTRY_BYTES};
-	struct gpu_rows rest = {.dst = dst + parts.count * KERN_ENTRY_BYTES,
-				.src = src + parts.count * KERN_ENTRY_BYTES,
-				.len = len % KERN_ENTRY_BYTES,
-				.count = 1};
-
-	/* moved twice where the list ends in between: by the kernel and an engine */
-	return rows_add(lane, list, &parts) && (rest.len == 0 || rows_add(lane, list, &rest));
-}
-
-/* *rows: what is left for the engines. */
-static void kernel_copy(struct gpu_lane *lane, struct gpu_rows *rows)
-{
-	if (rows->len <= KERN_ENTRY_BYTES) {
-		(void)rows_add(lane, lane->list, rows);
-		return;
-	}
-	while (rows->count > 0 &&
-	       row_add(lane, lane->list, rows->dst, rows->src, rows->len)) {
-		rows->dst += (uint64_t)rows->dst_stride;
-		rows->src += (uint64_t)rows->src_stride;
-		rows->count--;
-	}
-}
-
 /* What does not change before the next mark is looked up once: a plan of short rows
  * comes here ten thousands of times, and the device waits for it. */
 static void stretch_begin(struct gpu_lane *lane)
 {
 	const struct gpu *gpu = lane->device->gpu;
+	void *memory;
 
 	lane->begun = true;
 	lane->kernel_below = 0;
+	lane->list.entries = NULL;
 	if (gpu->kernel_row_bytes == 0 || !gpu_module_ready(lane->device))
 		return;
-	lane->list = list_of(lane);
-	if (lane->list)
-		lane->kernel_below = gpu->kernel_row_bytes;
+	memory = list_memory(lane);
+	if (!memory)
+		return;
+	gpu_list_begin(&lane->list, memory);
+	lane->kernel_below = gpu->kernel_row_bytes;
 }
 
 int gpu_lane_copy(struct gpu_lane *lane, const struct gpu_rows *rows)
@@ -431,55 +214,63 @@ int gpu_lane_copy(struct gpu_lane *lane, const struct gpu_rows *rows)
 		left.count = 1;
 	}
 	if (left.len < lane->kernel_below && left.len > 0 && !left.engines)
-		kernel_copy(lane, &left);
-	return left.count > 0 ? err_pass(engine_copy(lane, &left)) : 0;
+		(void)gpu_list_rows(&lane->list, &left);
+	return left.count > 0 ? err_pass(gpu_engines_copy(&lane->engines, &left)) : 0;
 }
 
-/* The kernel was not to be launched: its rows go by the engines. */
-static int list_by_engines(struct gpu_lane *lane, const struct kern_rows *list)
+struct kern_place *gpu_lane_places(struct gpu_lane *lane, uint64_t len, uint32_t *room_p)
 {
-	int r = 0;
+	struct kern_place *places;
 
-	for (uint32_t i = 0; i < lane->list_count && r == 0; i++) {
-		const struct kern_rows *e = &list[i];
-
-		for (uint32_t o = 0; o < e->outer && r == 0; o++) {
-			struct gpu_rows rows = {
-				.dst = e->dst + (uint64_t)e->dst_outer * o,
-				.src = e->src + (uint64_t)e->src_outer * o,
-				.len = e->len,
-				.count = e->count,
-				.dst_stride = e->dst_stride,
-				.src_stride = e->src_stride};
-
-			r = engine_copy(lane, &rows);
-		}
-	}
-	return err_pass(r);
+	if (!lane->begun)
+		stretch_begin(lane);
+	if (len >= lane->kernel_below)
+		return NULL;
+	places = gpu_list_places(&lane->list, len, room_p);
+	return places && *room_p > 0 ? places : NULL;
 }
 
-static int list_launch(struct gpu_lane *lane)
+void gpu_lane_placed(struct gpu_lane *lane, uint64_t len, uint32_t count, uint64_t bits)
 {
-	struct kern_rows *list = lane->list;
-	int result, r = 0;
+	gpu_list_placed(&lane->list, len, count, bits);
+}
 
-	lane->begun = false;
-	if (lane->entry.count == 0)
+static int take_by_engines(void *arg, const struct gpu_rows *rows)
+{
+	struct gpu_lane *lane = arg;
+
+	return err_pass(gpu_engines_copy(&lane->engines, rows));
+}
+
+/* A kernel that was not to be launched: its rows go by the engines. */
+static int list_launch(struct gpu_lane *lane, struct gpu_list *list)
+{
+	uint32_t count = gpu_list_end(list);
+	int result, r;
+
+	if (count == 0)
 		return 0;
-	list[lane->list_count++] = lane->entry;
-	lane->entry.count = 0;
 	result = gpu_module_ready(lane->device)
-			 ? gpu_module_rows(lane->device, (uintptr_t)list,
-					   lane->list_count, lane->stream)
+			 ? gpu_module_rows(lane->device, (uintptr_t)list->entries,
+					   (uintptr_t)list->places, count, lane->stream)
 			 : CU_ERROR_NOT_FOUND; /* given up by another lane */
-	if (result != CU_SUCCESS) {
-		r = gpu_raise(lane->device, result, ERR_IO, "cuLaunchKernel");
-		if (!cudrv_sticky(result)) {
-			gpu_module_off(lane->device);
-			r = list_by_engines(lane, list);
-		}
-	}
-	lane->list_count = 0;
+	if (result == CU_SUCCESS)
+		return 0;
+	r = gpu_raise(lane->device, result, ERR_IO, "cuLaunchKernel");
+	if (cudrv_sticky(result))
+		return err_pass(r);
+	gpu_module_off(lane->device);
+	return err_pass(gpu_list_each(list, take_by_engines, lane));
+}
+
+/* The stretch is over: what is not queued of it now never is. */
+static int stretch_end(struct gpu_lane *lane)
+{
+	int r = lane->list.entries ? list_launch(lane, &lane->list) : 0;
+
+	if (r == 0)
+		r = gpu_engines_flush(&lane->engines);
+	stretch_drop(lane);
 	return err_pass(r);
 }
 
@@ -487,10 +278,8 @@ static int list_launch(struct gpu_lane *lane)
 
 int gpu_lane_mark(struct gpu_lane *lane, uint64_t *mark_p)
 {
-	int r = list_launch(lane), result;
+	int r = stretch_end(lane), result;
 
-	if (r == 0)
-		r = batch_flush(lane);
 	if (r < 0)
 		return err_pass(r);
 	assert(lane->marks - lane->waited < GPU_LANE_MARKS);
@@ -537,10 +326,7 @@ void gpu_lane_drain(struct gpu_lane *lane)
 	const struct timespec pause = {.tv_nsec = DRAIN_PAUSE_NS};
 	int result;
 
-	lane->batch_count = 0;
-	lane->begun = false;
-	lane->list_count = 0;
-	lane->entry.count = 0;
+	stretch_drop(lane);
 	for (unsigned int tries = 1;; tries++) {
 		result = drv_of(lane)->stream_sync(lane->stream);
 		if (result == CU_SUCCESS)

@@ -16,23 +16,16 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "gpu/engines.h"
+
 struct gpu_device;
 struct gpu_lane;
+struct kern_place;
 
 #define GPU_LANE_MARKS 8u /* outstanding at once */
 /* What stands between two marks uses one set of the lane's own pinned memory: a list
  * for the kernels, and a bounce buffer. So two such stretches can be under way. */
 #define GPU_LANE_SETS 2u
-
-/* `count` rows, their distances in bytes. Addresses of device or of host memory,
- * as the driver sees them. */
-struct gpu_rows {
-	uint64_t dst, src;
-	uint64_t len, count;
-	int64_t dst_stride, src_stride;
-	bool flat; /* the two ends are on different devices: no pitched copies */
-	bool engines; /* an end is not for kernels: another device without peer access */
-};
 
 int gpu_lane_take(struct gpu_device *device, struct gpu_lane **lane_p);
 /* Nothing is in flight: every mark was waited for, or the lane is drained. */
@@ -40,9 +33,15 @@ void gpu_lane_give(struct gpu_lane *lane);
 
 /* Queue: rows shorter than gpu->kernel_row_bytes in one launch with the others of
  * this stretch, if the kernels are there; else by copy engine. Host memory is pinned
- * (gpu_lane_bounce(), pin.h), or the rows are for the engines. Copies of one lane may run in any order among themselves up to the next
- * mark; bytes that are reached twice are undefined. */
+ * (gpu_lane_bounce(), pin.h), or the rows are for the engines. Copies of one lane may
+ * run in any order among themselves up to the next mark; bytes that are reached twice
+ * are undefined. */
 int gpu_lane_copy(struct gpu_lane *lane, const struct gpu_rows *rows);
+/* The same for rows of `len` bytes without order, which the kernel can take: the
+ * caller writes their places, *room_p at most, and says how many it wrote and the OR
+ * of all their addresses. NULL: there is no room, or no kernel: gpu_lane_copy(). */
+struct kern_place *gpu_lane_places(struct gpu_lane *lane, uint64_t len, uint32_t *room_p);
+void gpu_lane_placed(struct gpu_lane *lane, uint64_t len, uint32_t count, uint64_t bits);
 /* Everything queued so far is done when the mark is. */
 int gpu_lane_mark(struct gpu_lane *lane, uint64_t *mark_p);
 /* Blocks. 0, or the fault of the copies. Marks are waited for in order. */

@@ -254,12 +254,12 @@ void gpu_module_fini(struct gpu_device *device)
 
 /* ---- launching ---- */
 
-int gpu_module_rows(struct gpu_device *device, uint64_t list, uint32_t count,
-		    struct cu_stream *stream)
+int gpu_module_rows(struct gpu_device *device, uint64_t entries, uint64_t places,
+		    uint32_t count, struct cu_stream *stream)
 {
 	uint32_t per_block = count < MANY_ENTRIES ? KERN_WARPS : KERN_PER_BLOCK_MAX;
 	uint32_t blocks = (count + per_block - 1) / per_block;
-	void *params[] = {&list, &count, &per_block};
+	void *params[] = {&entries, &places, &count, &per_block};
 
 	assert(gpu_module_ready(device) && count > 0);
 	return device->gpu->drv.launch(device->module.rows, blocks, 1, 1, KERN_THREADS, 1,

@@ -45,8 +45,8 @@ void gpu_module_off(struct gpu_device *device);
 
 /* Launch kvd_rows on a list that the device can read until the stream is past it.
  * The driver's result. The context is current; the kernels are ready. */
-int gpu_module_rows(struct gpu_device *device, uint64_t list, uint32_t count,
-		    struct cu_stream *stream);
+int gpu_module_rows(struct gpu_device *device, uint64_t entries, uint64_t places,
+		    uint32_t count, struct cu_stream *stream);
 /* kern.h tells what they do; `found` is memory that the device reaches. */
 int gpu_module_fill(struct gpu_device *device, uint64_t at, uint64_t bytes, uint64_t seed,
 		    uint64_t origin, struct cu_stream *stream);

@@ -55,3 +55,13 @@ gpu-bundle: all $(GPU_WORKS) ## a folder that runs both on a bare machine with a
 TEST_TARGETS += tests/gpu/conform_engines.sh
 export TEST_LONG += tests/gpu/conform_engines.sh=3
 tests/gpu/conform_engines.sh: | $(CONFORM)
+
+# What lists of rows for a GPU cost the processor; no GPU is needed.
+.PHONY: bench-gpu
+$(B)/bench/bench_gpu: $(B)/tests/bench/bench_gpu.o $(B)/tests/lib/gpu_owner.o $(CORE) | $(FAKE_CUDA)
+	@mkdir -p $(@D)
+	$(SAY) LD $@
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) $^ -o $@ $(LIBS)
+
+bench-gpu: $(B)/bench/bench_gpu ## ns a row of lists for a GPU, over the tests' driver
+	$(Q)$<

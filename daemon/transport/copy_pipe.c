@@ -27,9 +27,15 @@
 
 #include "daemon/transport/copy.h"
 #include "gpu/import.h"
+#include "gpu/kern.h"
 #include "gpu/pin.h"
 
-#define SLICE_ROWS 4096u
+/* Rows of a slice: few where the device waits for the first of them, else so many that
+ * a launch's own time is a small part of it. */
+#define SLICE_ROWS 16384u
+#define SLICE_ROWS_FIRST 4096u
+/* Runs of fewer rows are not worth an entry of their own in a list for the kernel. */
+#define SCATTERED_ROWS 4u
 
 /* ---- where the bytes are ---- */
 
@@ -84,7 +90,7 @@ struct slice {
 	const struct copy_job *job;
 	struct plan_walk at;
 	uint64_t begin, pos, most; /* stream bytes; at most so many */
-	uint64_t rows;
+	uint64_t rows, rows_most;
 	enum copy_way way;
 	const struct memory *src, *dst; /* last looked at */
 	bool pinned; /* the job's linear end */
@@ -102,8 +108,8 @@ static uint64_t rows_take(struct slice *s, uint64_t most, struct gpu_rows *rows_
 	/* a division costs as much as a short row: only where rows are left out */
 	if (rows * len > most)
 		rows = most / len;
-	if (rows > SLICE_ROWS)
-		rows = SLICE_ROWS;
+	if (rows > s->rows_most)
+		rows = s->rows_most;
 	if (rows > 0) {
 		s->at.row += rows;
 	} else {
@@ -149,6 +155,13 @@ static bool slice_settle(struct slice *s)
 	return false;
 }
 
+/* A kernel of the pipe's device gets there by itself. (A table may name memory of
+ * other devices, on either end.) */
+static bool in_reach(const struct copy_pipe *pipe, const struct memory *m)
+{
+	return !of_device(m) || gpu_device_pair(pipe->device, m->gpu->device);
+}
+
 /* Look at the memory of the run at hand. 0; 1: it goes another way than the
  * slice so far. */
 static int slice_look(struct slice *s)
@@ -174,10 +187,7 @@ static int slice_look(struct slice *s)
 	s->dst = dst;
 	s->flat = of_device(src) && of_device(dst) &&
 		  src->gpu->device != dst->gpu->device;
-	s->engines = s->flat && !gpu_device_pair(s->pipe->device,
-						 s->pipe->device == dst->gpu->device
-							 ? src->gpu->device
-							 : dst->gpu->device);
+	s->engines = !in_reach(s->pipe, src) || !in_reach(s->pipe, dst);
 	if ((way == COPY_WAY_IN || way == COPY_WAY_OUT) && s->most > GPU_LANE_BOUNCE_BYTES)
 		s->most = GPU_LANE_BOUNCE_BYTES;
 	return 0;
@@ -214,26 +224,104 @@ static int bounce_take(struct copy_pipe *pipe, unsigned int index, struct copy_e
 	return err_pass(r);
 }
 
+/* Stream bytes that may still be queued. */
+static uint64_t slice_room(const struct slice *s, uint64_t end)
+{
+	uint64_t room = s->most - (s->pos - s->begin);
+
+	return room < end - s->pos ? room : end - s->pos;
+}
+
+/* A side's byte 0 for the run's buffer, and how far a stream byte is from the next one
+ * there, if it is linear: so that a row's address is one addition. */
+struct side {
+	uint64_t base, step;
+};
+
+static struct side side_of(const struct slice *s, const struct copy_end *end,
+			   uint32_t buffer)
+{
+	if (!end->buffers)
+		return (struct side){
+			(uintptr_t)end->linear + s->pos - s->job->begin, 1};
+	return (struct side){end_address(end, buffer, 0, 0), 0};
+}
+
+/*
+ * Rows at the run at hand that have no order, as places for the kernel: those of it
+ * and of what follows, as long as they are of one length and in the same buffers. A
+ * plan has folded what is regular, so two rows of a run mean nothing here. This loop
+ * is what a transfer of short rows costs the processor: two addresses a row, no call.
+ * How many rows; 0: they are not of that kind.
+ */
+static uint32_t scattered_rows(struct slice *s, uint64_t end)
+{
+	const struct plan *plan = s->at.plan;
+	const struct plan_run *run = &plan->runs[s->at.run], first = *run;
+	struct side src = side_of(s, &s->job->src, run->src_buffer);
+	struct side dst = side_of(s, &s->job->dst, run->dst_buffer);
+	uint64_t room_bytes = slice_room(s, end), bits = 0, linear = 0;
+	struct kern_place *places;
+	uint32_t room = 0, n = 0;
+
+	if (s->at.row_offset || s->at.row || run->count >= SCATTERED_ROWS || s->engines ||
+	    run->len * run->count > room_bytes)
+		return 0;
+	places = gpu_lane_places(s->lane, run->len, &room);
+	if (!places)
+		return 0;
+	if (room > s->rows_most - s->rows)
+		room = (uint32_t)(s->rows_most - s->rows);
+	if (room > room_bytes / first.len)
+		room = (uint32_t)(room_bytes / first.len);
+	for (; s->at.run < plan->run_count; s->at.run++, run++) {
+		uint64_t from = src.base + (src.step ? linear : run->src);
+		uint64_t to = dst.base + (dst.step ? linear : run->dst);
+
+		if (run->len != first.len || run->count >= SCATTERED_ROWS ||
+		    run->count > room - n || run->src_buffer != first.src_buffer ||
+		    run->dst_buffer != first.dst_buffer)
+			break;
+		for (uint64_t i = 0; i < run->count; i++) {
+			places[n++] = (struct kern_place){.dst = to, .src = from};
+			bits |= to | from;
+			from += src.step ? first.len : (uint64_t)run->src_stride;
+			to += dst.step ? first.len : (uint64_t)run->dst_stride;
+		}
+		linear += run->count * first.len;
+	}
+	gpu_lane_placed(s->lane, first.len, n, bits);
+	s->pos += linear;
+	return n;
+}
+
+static int rows_queue(struct slice *s, uint64_t end)
+{
+	struct gpu_rows rows;
+	uint32_t placed = s->way == COPY_WAY_DIRECT ? scattered_rows(s, end) : 0;
+
+	s->rows += placed;
+	if (placed > 0)
+		return 0;
+	s->pos += rows_take(s, slice_room(s, end), &rows);
+	s->rows += rows.count;
+	if (s->way != COPY_WAY_DIRECT)
+		return 0;
+	return err_pass(gpu_lane_copy(s->lane, &rows));
+}
+
 /* Queue what can be queued of [begin, end): how far that is in flight->end. */
 static int slice_rows(struct slice *s, uint64_t end)
 {
-	struct gpu_rows rows;
 	int r = plan_walk_seek(&s->at, s->job->plan, s->begin);
 
 	while (r == 0 && s->pos < end && s->pos - s->begin < s->most &&
-	       s->rows < SLICE_ROWS && slice_settle(s)) {
-		uint64_t most;
-
+	       s->rows < s->rows_most && slice_settle(s)) {
 		r = slice_look(s);
-		if (r != 0)
+		if (r == 0)
+			r = rows_queue(s, end);
+		else if (r > 0)
 			break;
-		most = s->most - (s->pos - s->begin);
-		if (most > end - s->pos)
-			most = end - s->pos;
-		s->pos += rows_take(s, most, &rows);
-		s->rows += rows.count;
-		if (s->way == COPY_WAY_DIRECT)
-			r = gpu_lane_copy(s->lane, &rows);
 	}
 	return r < 0 ? err_pass(r) : 0;
 }
@@ -248,7 +336,8 @@ static int bounce_rows(struct copy_pipe *pipe, struct gpu_lane *lane,
 			  .job = part,
 			  .begin = part->begin,
 			  .pos = part->begin,
-			  .most = part->end - part->begin};
+			  .most = part->end - part->begin,
+			  .rows_most = SLICE_ROWS};
 	int r = 0;
 
 	while (r == 0 && s.pos < part->end) {
@@ -318,6 +407,7 @@ int copy_pipe_begin(struct copy_pipe *pipe, struct copy_job *job, uint64_t begin
 			  .begin = begin,
 			  .pos = begin,
 			  .most = most,
+			  .rows_most = pipe->count > 0 ? SLICE_ROWS : SLICE_ROWS_FIRST,
 			  .pinned = job_pinned(pipe, job)};
 	int r = slice_rows(&s, end);
 

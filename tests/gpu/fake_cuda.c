@@ -30,6 +30,7 @@ static struct cu_ctx contexts[FAKE_DEVICES];
 static int live;
 static struct fake_control *control;
 static unsigned int ns_per_kib;
+static bool idle;
 
 static struct call {
 	const char *name;
@@ -208,6 +209,16 @@ unsigned int fake_ns_per_kib(void)
 void fake_cuda_pace(unsigned int ns)
 {
 	__atomic_store_n(&ns_per_kib, ns, __ATOMIC_RELAXED);
+}
+
+bool fake_idle(void)
+{
+	return __atomic_load_n(&idle, __ATOMIC_RELAXED);
+}
+
+void fake_cuda_idle(bool now)
+{
+	__atomic_store_n(&idle, now, __ATOMIC_RELAXED);
 }
 
 void fake_count(int by)
@@ -468,6 +479,7 @@ static void ctx_end(struct cu_ctx *ctx)
 	fake_modules_drop(ctx);
 	pthread_mutex_lock(&lock);
 	ctx->sticky = 0;
+	ctx->peers = 0;
 	pthread_mutex_unlock(&lock);
 }
 
@@ -529,6 +541,8 @@ int cuCtxEnablePeerAccess(struct cu_ctx *other, unsigned int flags)
 	ENTER(cuCtxEnablePeerAccess);
 	if (flags || !other || !other->refs || other == fake_current())
 		return CU_ERROR_INVALID_VALUE;
-	return fake_env("FAKE_CUDA_NO_PEER", 0) ? CU_ERROR_PEER_ACCESS_UNSUPPORTED
-						: CU_SUCCESS;
+	if (fake_env("FAKE_CUDA_NO_PEER", 0))
+		return CU_ERROR_PEER_ACCESS_UNSUPPORTED;
+	__atomic_or_fetch(&fake_current()->peers, 1u << other->device, __ATOMIC_SEQ_CST);
+	return CU_SUCCESS;
 }

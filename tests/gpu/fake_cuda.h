@@ -51,6 +51,8 @@ FAKE_API int fake_cuda_live(void);
 FAKE_API int fake_cuda_file(uint64_t address, int *fd_p, uint64_t *offset_p);
 /* Copies take so long per KiB from now on. */
 FAKE_API void fake_cuda_pace(unsigned int ns_per_kib);
+/* Copies and launches are taken and not done: for what they cost the processor. */
+FAKE_API void fake_cuda_idle(bool idle);
 
 /* The API, with the parameters that kvd calls it by. */
 #define FAKE_DECLARE(function, symbol, parameters) FAKE_API int symbol parameters;
@@ -92,6 +94,7 @@ struct cu_ctx {
 	int device; /* the driver's number, in this process */
 	unsigned int refs;
 	int sticky; /* result of every call from now on */
+	unsigned int peers; /* bit n: kernels reach device n */
 	struct list streams;
 };
 
@@ -122,9 +125,11 @@ int fake_device_of(int physical);
 int fake_device_count(void);
 int fake_env(const char *name, int otherwise);
 unsigned int fake_ns_per_kib(void);
+bool fake_idle(void);
 
 /* fake_memory.c */
 bool fake_is_device(uint64_t address);
+int fake_device_at(uint64_t address); /* the lock is held; -1: nothing is there */
 /* The alias of device memory, or the host address itself. NULL: device memory
  * that is not there (any more), or not to be written. The lock for reading must
  * be held until the bytes have moved. */

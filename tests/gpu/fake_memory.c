@@ -108,6 +108,13 @@ static struct mem *mem_find(uint64_t address)
 	return NULL;
 }
 
+int fake_device_at(uint64_t address)
+{
+	const struct mem *m = mem_find(address);
+
+	return m ? m->device : -1;
+}
+
 uint8_t *fake_reach(uint64_t address, uint64_t bytes, bool writing)
 {
 	struct mem *m;

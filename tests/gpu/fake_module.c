@@ -8,8 +8,8 @@
  *
  * A launch runs when its turn comes on the stream and reads its list then, so a
  * list that was used again too early is seen. It touches device memory through
- * the fake's aliases and host memory only where that is pinned: all else is an
- * illegal address, and the context's end.
+ * the fake's aliases, of another device only with peer access, and host memory only
+ * where that is pinned: all else is an illegal address, and the context's end.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -139,14 +139,21 @@ int cuModuleGetFunction(struct cu_function **function_p, struct cu_module *modul
 
 struct launch {
 	enum which which;
+	const struct cu_ctx *ctx;
 	uint64_t at, bytes, seed, origin, found; /* rows: at, the list */
+	uint64_t places;
 	uint32_t count, per_block;
 };
 
 static void *reach(void *arg, uint64_t address, uint64_t bytes, bool writing)
 {
-	(void)arg;
+	const struct cu_ctx *ctx = arg;
+	unsigned int peers = __atomic_load_n(&ctx->peers, __ATOMIC_SEQ_CST);
+	int device = fake_is_device(address) ? fake_device_at(address) : ctx->device;
+
 	if (!fake_is_device(address) && !fake_is_pinned(address, bytes))
+		return NULL;
+	if (device < 0 || (device != ctx->device && !(peers & 1u << device)))
 		return NULL;
 	return fake_reach(address, bytes, writing);
 }
@@ -159,10 +166,10 @@ static int rows_run(const struct launch *l, const struct kernels_reach *by)
 		bool done = false;
 
 		fake_memory_lock();
-		list = reach(NULL, l->at + i * sizeof(entry), sizeof(entry), false);
+		list = reach((void *)(uintptr_t)l->ctx, l->at + i * sizeof(entry), sizeof(entry), false);
 		if (list) {
 			memcpy(&entry, list, sizeof(entry));
-			done = kernels_ref_rows(&entry, 1, by);
+			done = kernels_ref_entry(&entry, l->places, by);
 		}
 		fake_memory_unlock();
 		if (!done)
@@ -174,8 +181,8 @@ static int rows_run(const struct launch *l, const struct kernels_reach *by)
 
 static int launch_run(void *arg)
 {
-	const struct kernels_reach by = {.at = reach};
 	const struct launch *l = arg;
+	const struct kernels_reach by = {.at = reach, .arg = (void *)(uintptr_t)l->ctx};
 	uint64_t *found;
 	bool done = false;
 
@@ -185,7 +192,7 @@ static int launch_run(void *arg)
 	if (l->which == KERNEL_FILL) {
 		done = kernels_ref_fill(l->at, l->bytes, l->seed, l->origin, &by);
 	} else {
-		found = reach(NULL, l->found, 2 * sizeof(*found), true);
+		found = reach(by.arg, l->found, 2 * sizeof(*found), true);
 		done = found && kernels_ref_verify(l->at, l->bytes, l->seed, l->origin,
 						   found, &by);
 	}
@@ -197,8 +204,9 @@ static void params_take(struct launch *l, void **params)
 {
 	memcpy(&l->at, params[0], sizeof(l->at));
 	if (l->which == KERNEL_ROWS) {
-		memcpy(&l->count, params[1], sizeof(l->count));
-		memcpy(&l->per_block, params[2], sizeof(l->per_block));
+		memcpy(&l->places, params[1], sizeof(l->places));
+		memcpy(&l->count, params[2], sizeof(l->count));
+		memcpy(&l->per_block, params[3], sizeof(l->per_block));
 		return;
 	}
 	memcpy(&l->bytes, params[1], sizeof(l->bytes));
@@ -226,6 +234,7 @@ int cuLaunchKernel(struct cu_function *function, unsigned int grid_x, unsigned i
 	if (!l)
 		return CU_ERROR_OUT_OF_MEMORY;
 	l->which = function->which;
+	l->ctx = fake_current();
 	params_take(l, params);
 	/* a grid that leaves entries out, or has blocks without any */
 	if (l->which == KERNEL_ROWS &&

@@ -24,6 +24,7 @@
 enum kind {
 	WORK_COPY,
 	WORK_COPY2D,
+	WORK_COPY3D,
 	WORK_BATCH,
 	WORK_CALL,
 	WORK_WRITE,
@@ -49,6 +50,7 @@ struct work {
 	uint64_t dst, src;
 	size_t bytes;
 	struct cu_copy2d copy2d;
+	struct cu_copy3d copy3d;
 	uint64_t *dsts, *srcs;
 	size_t *sizes;
 	size_t count;
@@ -134,6 +136,25 @@ static int move2d(const struct cu_copy2d *c)
 	return result;
 }
 
+/* Planes from the last to the first: nothing is promised about their order. */
+static int move3d(const struct cu_copy3d *c)
+{
+	int result = CU_SUCCESS;
+
+	for (size_t z = c->depth; z > 0 && result == CU_SUCCESS; z--) {
+		const struct cu_copy2d plane = {
+			.src_device = c->src_device + (z - 1) * c->src_pitch * c->src_height,
+			.src_pitch = c->src_pitch,
+			.dst_device = c->dst_device + (z - 1) * c->dst_pitch * c->dst_height,
+			.dst_pitch = c->dst_pitch,
+			.width = c->width,
+			.height = c->height};
+
+		result = move2d(&plane);
+	}
+	return result;
+}
+
 /* From the last to the first: nothing is promised about their order. */
 static int move_batch(const struct work *w)
 {
@@ -188,11 +209,15 @@ static int work_do(struct cu_stream *stream, const struct work *w)
 		result = fake_strike("execute");
 	if (result && w->kind != WORK_RECORD)
 		return result;
+	if (w->kind <= WORK_CALL && fake_idle())
+		return CU_SUCCESS;
 	switch (w->kind) {
 	case WORK_COPY:
 		return move(w->dst, w->src, w->bytes);
 	case WORK_COPY2D:
 		return move2d(&w->copy2d);
+	case WORK_COPY3D:
+		return move3d(&w->copy3d);
 	case WORK_BATCH:
 		return move_batch(w);
 	case WORK_CALL:
@@ -418,6 +443,25 @@ int cuMemcpy2DAsync_v2(const struct cu_copy2d *copy, struct cu_stream *stream)
 }
 
 #ifndef FAKE_CUDA_OLD
+/* As strict as cuda.h: what kvd does not use is zero, planes do not overlap. */
+int cuMemcpy3DAsync_v2(const struct cu_copy3d *copy, struct cu_stream *stream)
+{
+	struct work *w;
+
+	ENTER(cuMemcpy3DAsync_v2);
+	if (copy->src_type != CU_MEMORYTYPE_UNIFIED ||
+	    copy->dst_type != CU_MEMORYTYPE_UNIFIED || copy->src_pitch < copy->width ||
+	    copy->dst_pitch < copy->width || copy->src_height < copy->height ||
+	    copy->dst_height < copy->height || copy->src_lod || copy->dst_lod ||
+	    copy->src_x || copy->src_y || copy->src_z || copy->dst_x || copy->dst_y ||
+	    copy->dst_z || copy->reserved0 || copy->reserved1 || !copy->depth)
+		return CU_ERROR_INVALID_VALUE;
+	w = work_new(WORK_COPY3D);
+	if (w)
+		w->copy3d = *copy;
+	return queue(stream, w);
+}
+
 static void *copy_of(const void *from, size_t bytes)
 {
 	void *to = malloc(bytes);

@@ -355,6 +355,13 @@ static int lane_run(struct bench *b, const struct gpu_rows *rows, size_t count)
 	return 0;
 }
 
+/* 20 rows of 100 bytes, a plane of a volume whose planes have 25 and 21 such rows. */
+#define VOLUME(dst_at, src_at, plane)                                                \
+	{                                                                            \
+		.dst = (dst_at) + (plane)*25 * 128, .src = (src_at) + (plane)*21 * 200, \
+		.len = 100, .count = 20, .dst_stride = 128, .src_stride = 200        \
+	}
+
 static const struct gpu_rows some_rows[] = {
 	{.dst = 100, .src = 3, .len = 1000, .count = 1, .dst_stride = 1, .src_stride = 7},
 	{.dst = 5000, .src = 2000, .len = 64, .count = 500, .dst_stride = 80,
@@ -365,6 +372,14 @@ static const struct gpu_rows some_rows[] = {
 	 .src_stride = 4096}, /* one piece */
 	{.dst = 1000000, .src = 1000, .len = 16, .count = 1000, .dst_stride = 24,
 	 .src_stride = 8}, /* source rows overlap */
+	VOLUME(2000000, 1500000, 0), VOLUME(2000000, 1500000, 1), /* planes … */
+	VOLUME(2000000, 1500000, 2),
+	VOLUME(2100000, 1600000, 0), /* … of two volumes, the second … */
+	VOLUME(2100000, 1600000, 2),
+	{.dst = 2200000, .src = 1700000, .len = 100, .count = 20, .dst_stride = 128,
+	 .src_stride = 200}, /* … and one that is a plane of none: not at a pitch */
+	{.dst = 2300001, .src = 1800000, .len = 100, .count = 20, .dst_stride = 128,
+	 .src_stride = 200},
 };
 #define ROWS (sizeof(some_rows) / sizeof(some_rows[0]))
 
@@ -400,6 +415,44 @@ static void lane_moves_rows_of_each_form(void **state)
 	(void)state;
 	lane_copies(GPU_HANDLE_IPC, 0, 0);
 	lane_copies(GPU_HANDLE_VMM, 1, 1);
+}
+
+/* How many calls of either kind for the rows of each form. */
+static void lane_moves_planes_by_one_call(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_start(&b, GPU_HANDLE_IPC, 0, 0);
+	assert_int_equal(bench_open(&b, GPU_HANDLE_IPC, true), 0);
+	FAKE(fake_cuda_fail)(NULL, 0, 0);
+	assert_int_equal(lane_run(&b, some_rows, ROWS), 0);
+	assert_copied(&b, some_rows, ROWS);
+	assert_int_equal(FAKE(fake_cuda_calls)("cuMemcpy3DAsync_v2"), 2);
+	assert_int_equal(FAKE(fake_cuda_calls)("cuMemcpy2DAsync_v2"), 3);
+	bench_end(&b);
+}
+
+/* "may fail for pitches not computed by cuMemAllocPitch": the rows then go singly, and
+ * whatever else the driver says of such a call is the copy's fault. */
+static void lane_moves_singly_what_is_refused_as_pitched(void **state)
+{
+	static const char *const names[] = {"cuMemcpy2DAsync_v2", "cuMemcpy3DAsync_v2"};
+	struct bench b;
+
+	(void)state;
+	bench_start(&b, GPU_HANDLE_IPC, 0, 0);
+	assert_int_equal(bench_open(&b, GPU_HANDLE_IPC, true), 0);
+	for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+		memset(b.to.view, 0xee, b.to.bytes);
+		FAKE(fake_cuda_fail)(NULL, 0, 0);
+		FAKE(fake_cuda_fail)(names[i], 1, CU_ERROR_INVALID_VALUE);
+		assert_int_equal(lane_run(&b, some_rows, ROWS), 0);
+		assert_copied(&b, some_rows, ROWS);
+		FAKE(fake_cuda_fail)(names[i], 1, CU_ERROR_UNKNOWN);
+		assert_error(lane_run(&b, some_rows, ROWS), ERR_IO, "DAsync");
+	}
+	bench_end(&b);
 }
 
 static void lane_moves_rows_between_devices(void **state)
@@ -610,6 +663,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(import_under_wrong_name_is_refused),
 		cmocka_unit_test(import_by_fd_of_anything_else_is_refused),
 		cmocka_unit_test(lane_moves_rows_of_each_form),
+		cmocka_unit_test(lane_moves_planes_by_one_call),
+		cmocka_unit_test(lane_moves_singly_what_is_refused_as_pitched),
 		cmocka_unit_test(lane_moves_rows_between_devices),
 		cmocka_unit_test(lane_moves_more_rows_than_a_batch),
 		cmocka_unit_test(lane_outlives_the_exporter),

@@ -20,6 +20,7 @@
 #include "gpu/gpu.h"
 #include "gpu/kernels_image.h"
 #include "gpu/lane.h"
+#include "gpu/list.h"
 #include "tests/gpu/fake_cuda.h"
 #include "tests/lib/gpu_owner.h"
 
@@ -110,7 +111,7 @@ static void rows_of_any_form_are_exact(void **state)
 			at += rows_end(&r) + draw(20);
 			list[count++] = r;
 		}
-		assert_true(kernels_ref_rows(list, count, NULL));
+		assert_true(kernels_ref_rows(list, NULL, count, NULL));
 		if (memcmp(dst, want, AREA) != 0)
 			fail_msg("seed %llu", (unsigned long long)was);
 		seed = was + 1;
@@ -141,11 +142,52 @@ static void row_of_any_alignment_is_exact(void **state)
 				memset(dst, 0xee, sizeof(dst));
 				memset(want, 0xee, sizeof(want));
 				memcpy(want + a, src + b, len);
-				assert_true(kernels_ref_rows(&row, 1, NULL));
+				assert_true(kernels_ref_rows(&row, NULL, 1, NULL));
 				assert_memory_equal(dst, want, sizeof(dst));
 			}
 		}
 	}
+}
+
+/* Rows with places: of any length and alignment, and of those that go four at a time. */
+static void rows_with_places_are_exact(void **state)
+{
+	static const uint32_t lens[] = {1, 15, 16, 17, 48, 64, 100, 256, 272, 512, 513, 528, 4096};
+	uint8_t *src = area_new(), *dst = area_new(), *want = area_new();
+
+	(void)state;
+	seed = 77;
+	for (uint64_t i = 0; i < AREA; i++)
+		src[i] = (uint8_t)draw(256);
+	for (unsigned int round = 0; round < 1000; round++) {
+		const uint32_t len = lens[draw(ARRAY_LEN(lens))];
+		const uint64_t grain = draw(2) ? 16 : 1;
+		struct kern_place places[3 + KERN_PLACES_MAX];
+		struct kern_rows entry = {.dst = 3,
+					  .len = len,
+					  .count = (uint32_t)(1 + draw(KERN_PLACES_MAX)),
+					  .outer = 1,
+					  .flags = KERN_ROWS_PLACES};
+
+		if (grain == 16 && len % 16 == 0)
+			entry.flags |= KERN_ROWS_ALIGNED;
+		memset(places, 0, sizeof(places)); /* that are not its own */
+		memset(dst, 0xee, AREA);
+		memset(want, 0xee, AREA);
+		for (uint64_t i = 0, at = draw(10) * grain; i < entry.count; i++) {
+			uint64_t from = draw((AREA - len) / grain) * grain;
+
+			places[3 + i] = (struct kern_place){(uintptr_t)dst + at,
+							    (uintptr_t)src + from};
+			memcpy(want + at, src + from, len);
+			at += (len + draw(50) + grain - 1) / grain * grain;
+		}
+		assert_true(kernels_ref_rows(&entry, places, 1, NULL));
+		assert_memory_equal(dst, want, AREA);
+	}
+	free(src);
+	free(dst);
+	free(want);
 }
 
 static void *nowhere(void *arg, uint64_t address, uint64_t bytes, bool writing)
@@ -161,7 +203,7 @@ static void row_that_is_not_there_is_told(void **state)
 	const struct kern_rows row = {.src = 4096, .len = 1, .count = 1, .outer = 1};
 
 	(void)state;
-	assert_false(kernels_ref_rows(&row, 1, &reach));
+	assert_false(kernels_ref_rows(&row, NULL, 1, &reach));
 	assert_false(kernels_ref_verify(4096, 1, 0, 0, (uint64_t[2]){0}, &reach));
 }
 
@@ -185,7 +227,7 @@ static void heads_and_tokens_change_places(void **state)
 		for (unsigned int h = 0; h < HEADS; h++)
 			for (unsigned int i = 0; i < BYTES; i++)
 				nhd[t][h][i] = (uint8_t)(t * 31 + h * 7 + i);
-	assert_true(kernels_ref_rows(&page, 1, NULL));
+	assert_true(kernels_ref_rows(&page, NULL, 1, NULL));
 	for (unsigned int t = 0; t < TOKENS; t++)
 		for (unsigned int h = 0; h < HEADS; h++)
 			assert_memory_equal(nhd[t][h], hnd[h][t], BYTES);
@@ -353,6 +395,103 @@ static void list_under_way_is_not_touched(void **state)
 	assert_int_equal(FAKE(fake_cuda_calls)("cuLaunchKernel"), 3);
 }
 
+/* Places by the thousand, more than a list takes, between rows of other forms; in both
+ * sets of lists, and with a launch that is refused in the end. */
+static void lane_moves_rows_with_places(void **state)
+{
+	enum { LEN = 16, ROWS = 9000 };
+	struct bench *b = *state;
+	uint64_t mark;
+
+	for (uint64_t i = 0; i < AREA; i++)
+		b->src[i] = (uint8_t)draw(256);
+	for (unsigned int round = 0; round < 4; round++) {
+		struct gpu_rows row = {.dst = (uintptr_t)b->dst + ROWS * LEN + 5,
+				       .src = (uintptr_t)b->src + 1,
+				       .len = 333,
+				       .count = 1};
+		uint64_t done = 0;
+
+		memset(b->dst, 0xee, AREA);
+		FAKE(fake_cuda_fail)(NULL, 0, 0);
+		if (round == 3)
+			FAKE(fake_cuda_fail)("cuLaunchKernel", 1, CU_ERROR_UNKNOWN);
+		while (done < ROWS) {
+			uint32_t room = 0, n = 0;
+			struct kern_place *places = gpu_lane_places(b->lane, LEN, &room);
+
+			assert_non_null(places);
+			for (uint64_t i = done; n < room && n < 1000 && i < ROWS; i++, n++)
+				places[n] = (struct kern_place){
+					(uintptr_t)b->dst + i * LEN,
+					(uintptr_t)b->src + i * 7919 % ROWS * LEN};
+			gpu_lane_placed(b->lane, LEN, n,
+					(uintptr_t)b->dst | (uintptr_t)b->src);
+			done += n;
+			assert_int_equal(gpu_lane_copy(b->lane, &row), 0);
+		}
+		assert_int_equal(gpu_lane_mark(b->lane, &mark), 0);
+		assert_int_equal(gpu_lane_wait(b->lane, mark), 0);
+		for (uint64_t i = 0; i < ROWS; i++)
+			assert_memory_equal(b->dst + i * LEN, b->src + i * 7919 % ROWS * LEN,
+					    LEN);
+		assert_memory_equal(b->dst + ROWS * LEN + 5, b->src + 1, 333);
+		assert_int_equal(b->dst[ROWS * LEN + 4], 0xee);
+		assert_int_equal(FAKE(fake_cuda_calls)("cuLaunchKernel"), 1);
+	}
+	assert_false(gpu_module_ready(b->device)); /* given up for this context */
+}
+
+/* A list takes so many places and no more, whatever their rows' length. */
+static void list_has_room_for_so_many_places(void **state)
+{
+	static const uint64_t lens[] = {1, 256, 512, 600, 4096, 5000, 8192};
+	void *memory = mem_zalloc(GPU_LIST_BYTES);
+	struct gpu_list list;
+
+	(void)state;
+	assert_non_null(memory);
+	for (size_t i = 0; i < ARRAY_LEN(lens); i++) {
+		const uint64_t len = lens[i];
+		uint32_t room = 1, all = 0;
+
+		gpu_list_begin(&list, memory);
+		assert_true(gpu_list_empty(&list));
+		for (;;) {
+			struct kern_place *places = gpu_list_places(&list, len, &room);
+
+			if (room == 0)
+				break;
+			room = room > 999 ? 999 : room;
+			for (uint32_t n = 0; n < room; n++)
+				places[n].dst = all + n;
+			gpu_list_placed(&list, len, room, 0);
+			all += room;
+		}
+		assert_true(all >= 9000 && all <= GPU_LIST_PLACES);
+		assert_true(gpu_list_end(&list) <= GPU_LIST_ENTRIES);
+		for (uint32_t n = 0; n < all; n++)
+			assert_int_equal(list.places[n].dst, n);
+	}
+	assert_null(gpu_list_places(&list, 8193, &(uint32_t){0}));
+	mem_free(memory);
+}
+
+/* A mark behind a stretch without rows launches nothing: not what was before, again. */
+static void list_is_launched_once(void **state)
+{
+	struct bench *b = *state;
+	struct gpu_rows row = {.dst = (uintptr_t)b->dst,
+			       .src = (uintptr_t)b->src,
+			       .len = 100,
+			       .count = 1};
+
+	assert_int_equal(gpu_lane_copy(b->lane, &row), 0);
+	for (unsigned int i = 0; i < 5; i++)
+		lane_flush(b);
+	assert_int_equal(FAKE(fake_cuda_calls)("cuLaunchKernel"), 1);
+}
+
 static void image_of_nvcc_holds_code_and_ptx(void **state)
 {
 	size_t bytes = 0;
@@ -378,13 +517,17 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(rows_of_any_form_are_exact),
 		cmocka_unit_test(row_of_any_alignment_is_exact),
+		cmocka_unit_test(rows_with_places_are_exact),
 		cmocka_unit_test(row_that_is_not_there_is_told),
 		cmocka_unit_test(heads_and_tokens_change_places),
 		cmocka_unit_test(pattern_is_verified_by_position),
 		cmocka_unit_test(image_of_nvcc_holds_code_and_ptx),
 		BENCH(lane_moves_short_rows_by_kernel),
+		BENCH(lane_moves_rows_with_places),
+		cmocka_unit_test(list_has_room_for_so_many_places),
 		BENCH(list_that_is_full_leaves_the_rest),
 		BENCH(list_under_way_is_not_touched),
+		BENCH(list_is_launched_once),
 	};
 
 	log_threshold = -1;

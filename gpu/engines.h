@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * engines: rows by the device's copy engines, in as few calls of the driver as their
+ * shape allows. Copies of one stretch (up to _flush()) go in any order.
+ */
+#ifndef KVD_GPU_ENGINES_H
+#define KVD_GPU_ENGINES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct cu_stream;
+struct gpu_device;
+
+/* `count` rows, their distances in bytes. Addresses of device or of host memory,
+ * as the driver sees them. */
+struct gpu_rows {
+	uint64_t dst, src;
+	uint64_t len, count;
+	int64_t dst_stride, src_stride;
+	bool flat; /* the two ends are on different devices: no pitched copies */
+	bool engines; /* an end is not for kernels: another device without peer access */
+};
+
+#define GPU_ENGINES_BATCH 512u
+
+struct gpu_engines { /* in a lane */
+	struct gpu_device *device;
+	struct cu_stream *stream;
+	/* pitched rows, and as many more of them at equal distances: not yet queued */
+	struct gpu_rows group;
+	uint64_t depth; /* 0: none */
+	int64_t dst_outer, src_outer;
+	/* single copies, not yet queued */
+	size_t count;
+	uint64_t dsts[GPU_ENGINES_BATCH], srcs[GPU_ENGINES_BATCH];
+	size_t sizes[GPU_ENGINES_BATCH];
+};
+
+/* The context is current in both. */
+int gpu_engines_copy(struct gpu_engines *engines, const struct gpu_rows *rows);
+int gpu_engines_flush(struct gpu_engines *engines);
+/* Forget what is not queued. */
+void gpu_engines_drop(struct gpu_engines *engines);
+
+#endif
