@@ -6,7 +6,9 @@
 
 A guest is a qemu process of ours and ends with us. Its second serial port is a
 line protocol (see init): commands run side by side in it. Its monitor freezes
-and wakes it.
+and wakes it; a frozen guest's qemu still empties the socket, into a buffer in front of
+the card. Otherwise the socket filled up, and the other guest's qemu stood still in
+send(), all of it: it was the sender that was frozen then.
 """
 import os
 import signal
@@ -16,6 +18,7 @@ import threading
 import time
 
 BOOT_S = 240  # two of them, on a busy machine
+HOLD_US = 2**32 - 1  # as long as qemu can; what is beyond 10000 packets is dropped
 ASK_S = 10  # how is a command? A line may have been lost
 CARDS = 2  # and rails: rxe0 on eth0, rxe1 on eth1
 
@@ -102,7 +105,9 @@ class Guest:
         for i, net in enumerate(nets):
             yield from ("-netdev", f"socket,id=net{i},{net}", "-device",
                         f"virtio-net-pci,netdev=net{i},romfile=,"
-                        f"mac=52:54:00:00:0{i}:0{self.number}")
+                        f"mac=52:54:00:00:0{i}:0{self.number}", "-object",
+                        f"filter-buffer,id=hold{i},netdev=net{i},queue=tx,"
+                        f"interval={HOLD_US},status=off")
 
     def _path(self, what):
         return os.path.join(self.folder, f"{self.name}.{what}")
@@ -205,11 +210,18 @@ class Guest:
         self.must(f"n=0; until {condition}; do n=$((n + 1)); [ $n -lt {timeout * 20} ] || "
                   "exit 1; usleep 50000; done", 3 * timeout)
 
+    def _hold(self, how):
+        for i in range(CARDS):
+            self.monitor.sendall(f"qom-set /objects/hold{i} status {how}\n".encode())
+
     def freeze(self):
+        self._hold("on")
         self.monitor.sendall(b"stop\n")
 
     def wake(self):
+        """It goes on, and gets what was sent to it meanwhile."""
         self.monitor.sendall(b"cont\n")
+        self._hold("off")
 
     def tail(self):
         self.console.flush()
