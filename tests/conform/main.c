@@ -7,6 +7,7 @@
  *   conform                      all
  *   conform --backend shm        one
  *   conform --backend fake --case abort   cases whose name contains it
+ *   conform --backend verbs --part 2/4    the second quarter of the cases
  *   conform --backend fake --bug done-twice --seed 7
  *   conform --list
  *   conform --keeper tcp 127.0.0.1:7500   for ends on this machine, and on another:
@@ -42,6 +43,7 @@ struct score {
 struct options {
 	const char *backend, *filter;
 	unsigned int seconds; /* a backend may take; 0: the default */
+	unsigned int part, parts; /* of the cases, from 1; 0: all */
 	uint64_t seed;
 	enum fake_bug bug;
 	bool quiet; /* only the score */
@@ -210,6 +212,7 @@ struct run {
 	const struct backend *backend;
 	bool self;
 	struct world *world;
+	unsigned int number; /* cases so far, this part's and others' */
 	char where[64];
 };
 
@@ -263,6 +266,24 @@ static void world_end(struct run *run)
 	report(run->where, "still and clean at the end", now_ms() - begin);
 }
 
+static unsigned int cases_of(const struct backend *backend)
+{
+	unsigned int n = 0;
+
+	for (size_t i = 0; i < ARRAY_LEN(groups); i++)
+		for (const struct conform_case *c = groups[i]; c->name; c++)
+			n += backend->is_virtual || !(c->needs & NEED_FAKE);
+	return n;
+}
+
+/* Is it another part's? */
+static bool elsewhere(struct run *run)
+{
+	unsigned int number = run->number++, all = cases_of(run->backend);
+
+	return options.parts && number * options.parts / all + 1 != options.part;
+}
+
 static void group_run(struct run *run, const struct conform_case *group)
 {
 	for (const struct conform_case *c = group; c->name; c++) {
@@ -275,6 +296,8 @@ static void group_run(struct run *run, const struct conform_case *group)
 			continue;
 		if (c->needs & NEED_FAKE && !run->backend->is_virtual)
 			continue; /* scripted faults: not a property of a real one */
+		if (elsewhere(run))
+			continue;
 		if (!world_ensure(run)) {
 			report(run->where, c->name, now_ms() - begin);
 			run->world = NULL;
@@ -511,6 +534,15 @@ static enum fake_bug bug_by_name(const char *name)
 	exit(2);
 }
 
+static void parse_part(const char *value)
+{
+	if (sscanf(value, "%u/%u", &options.part, &options.parts) == 2 &&
+	    options.part >= 1 && options.part <= options.parts)
+		return;
+	fprintf(stderr, "conform: no part '%s'\n", value);
+	exit(2);
+}
+
 static void parse(int argc, char **argv)
 {
 	for (int i = 1; i < argc; i++) {
@@ -528,6 +560,8 @@ static void parse(int argc, char **argv)
 			options.seed = strtoull(value, NULL, 0);
 		else if (strcmp(argv[i], "--seconds") == 0)
 			options.seconds = (unsigned int)strtoul(value, NULL, 0);
+		else if (strcmp(argv[i], "--part") == 0)
+			parse_part(value);
 		else if (strcmp(argv[i], "--bug") == 0)
 			options.bug = bug_by_name(value);
 		else {

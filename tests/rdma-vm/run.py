@@ -453,6 +453,7 @@ def bench_gathers(pair):
 # ---- the suite ----
 
 SUITE = "KVD_CONFORM_RAILS=rxe0 KVD_CONFORM_WAIT_S=120"
+PARTS = 4
 
 
 def conform(pair, words):
@@ -466,7 +467,7 @@ def conform(pair, words):
                                  if not line.startswith("ok"))[-3000:])
 
 
-def conform_between(pair, build):
+def conform_between(pair, build, part):
     """One end in the first guest, the others with a keeper in the second."""
     where = f"{pair[1].address}:{PORT}"
     keeper = pair[1].start(f"echo $$ > /tmp/keeper.pid; exec env {SUITE} "
@@ -474,29 +475,31 @@ def conform_between(pair, build):
     try:
         keeper.wait_line("listening", 60)
         conform(pair, f"env {SUITE} KVD_CONFORM_FAR={where} "
-                f"{run_in(build, 'conform')} --backend verbs --seconds 1400")
+                f"{run_in(build, 'conform')} --backend verbs --part {part} --seconds 1400")
         check(not keeper.has("ERROR:"), keeper.text)
     finally:
         pair[1].must("kill -9 $(cat /tmp/keeper.pid)")
         keeper.wait(20)
 
 
-@case
-def conform_between_guests(pair):
-    """the transports' suite over verbs: one end here, two there"""
-    conform_between(pair, "/kvd")
+def suite(name, words, function):
+    """A case for each part of the suite, so that each is over in some minutes."""
+    for i in range(1, PARTS + 1):
+        def run(pair, part=f"{i}/{PARTS}"):
+            function(pair, part)
+        run.__name__ = f"{name}_{i}"
+        run.__doc__ = f"{words} (part {i} of {PARTS})"
+        case(run)
 
 
-@case
-def conform_in_one_guest(pair):
-    """the same suite: three processes, one adapter"""
-    conform(pair, f"env {SUITE} {run_in('/kvd', 'conform')} --backend verbs --seconds 1400")
-
-
-@case
-def asan_conform_between_guests(pair):
-    """the suite between the guests, built with the address sanitizer"""
-    conform_between(pair, "/asan")
+suite("conform_between_guests", "the transports' suite over verbs: one end here, two there",
+      lambda pair, part: conform_between(pair, "/kvd", part))
+suite("conform_in_one_guest", "the same suite: three processes, one adapter",
+      lambda pair, part: conform(pair, f"env {SUITE} {run_in('/kvd', 'conform')} "
+                                 f"--backend verbs --part {part} --seconds 1400"))
+suite("asan_conform_between_guests",
+      "the suite between the guests, built with the address sanitizer",
+      lambda pair, part: conform_between(pair, "/asan", part))
 
 
 # ---- running ----
