@@ -498,8 +498,8 @@ static void on_disconnected(struct verbs_qp *qp)
 		verbs_qp_poll(&peer->qps[0], VERBS_DEPTH); /* its farewell came before */
 	err_set(&err, ERR_PEER, "verbs: %s closed the connection over %s", peer->net.name,
 		qp->rail->name);
-	peer->net.deaf = true;
-	net_peer_fail(&peer->net, &err);
+	if (!verbs_rail_fail(qp, &err))
+		peer->net.deaf = true;
 }
 
 static void take_event(struct verbs_transport *transport, const struct cm_event *event)

@@ -2,8 +2,9 @@
 /*
  * What an adapter reports, in words that name device, port and peer, and with the
  * scope that it has: a work request's failure costs the connection (a reliable
- * queue pair is in state ERR afterwards), a dead device all connections over it, a
- * port that is down nothing yet: it may come back before the retries are used up.
+ * queue pair is in state ERR afterwards), or only its rail, when it is the way that
+ * failed and there is another one; a dead device all connections over it, a port that
+ * is down nothing yet: it may come back before the retries are used up.
  */
 #include "daemon/transport/verbs_impl.h"
 
@@ -52,10 +53,11 @@ static bool port_is_down(const struct verbs_rail *rail)
 	       attr.state != IBV_PORT_ACTIVE;
 }
 
-void verbs_wc_err(const struct verbs_qp *qp, const struct ibv_wc *wc, struct err *err_p)
+bool verbs_wc_err(const struct verbs_qp *qp, const struct ibv_wc *wc, struct err *err_p)
 {
 	enum err_code code = ERR_TRANSPORT;
 	const char *words = "a request failed";
+	bool down = port_is_down(qp->rail);
 
 	for (size_t i = 0; i < ARRAY_LEN(statuses); i++) {
 		if (statuses[i].status == wc->status) {
@@ -63,7 +65,7 @@ void verbs_wc_err(const struct verbs_qp *qp, const struct ibv_wc *wc, struct err
 			words = statuses[i].words;
 		}
 	}
-	if (port_is_down(qp->rail)) {
+	if (down) {
 		code = ERR_IO;
 		words = "the port is down";
 	}
@@ -72,6 +74,8 @@ void verbs_wc_err(const struct verbs_qp *qp, const struct ibv_wc *wc, struct err
 		wc->vendor_err);
 	err_p->scope = ERR_SCOPE_PEER;
 	err_p->retryable = true;
+	return down || wc->status == IBV_WC_RETRY_EXC_ERR ||
+	       wc->status == IBV_WC_WR_FLUSH_ERR;
 }
 
 /* ---- asynchronous events ---- */
@@ -110,15 +114,17 @@ static void on_port(struct verbs_device *device, unsigned int port, bool down)
 	}
 }
 
-static void on_qp(struct verbs_device *device, struct ibv_qp *ibv_qp, const char *words)
+static void on_qp(struct ibv_qp *ibv_qp, bool path, const char *words)
 {
 	struct verbs_qp *qp = ibv_qp->qp_context;
 	struct err err;
 
 	err_set(&err, ERR_TRANSPORT, "verbs: %s to %s, queue pair %u: %s", qp->rail->name,
 		qp->peer->net.name, qp->index, words);
-	(void)device;
-	net_peer_fail(&qp->peer->net, &err);
+	if (path)
+		verbs_rail_fail(qp, &err);
+	else
+		net_peer_fail(&qp->peer->net, &err);
 }
 
 static void take_event(struct verbs_device *device, const struct ibv_async_event *event)
@@ -144,17 +150,17 @@ static void take_event(struct verbs_device *device, const struct ibv_async_event
 			lib->notify(qp->id, IBV_EVENT_COMM_EST);
 		return;
 	case IBV_EVENT_QP_FATAL:
-		on_qp(device, event->element.qp, "the adapter gave it up (QP fatal)");
+		on_qp(event->element.qp, true, "the adapter gave it up (QP fatal)");
 		return;
 	case IBV_EVENT_QP_REQ_ERR:
-		on_qp(device, event->element.qp, "an invalid request came over it");
+		on_qp(event->element.qp, false, "an invalid request came over it");
 		return;
 	case IBV_EVENT_QP_ACCESS_ERR:
-		on_qp(device, event->element.qp,
+		on_qp(event->element.qp, false,
 		      "a request came over it for memory that it may not touch");
 		return;
 	case IBV_EVENT_PATH_MIG_ERR:
-		on_qp(device, event->element.qp, "its path could not migrate");
+		on_qp(event->element.qp, true, "its path could not migrate");
 		return;
 	case IBV_EVENT_CQ_ERR:
 		fail_all(device, "a completion queue overran");

@@ -203,6 +203,8 @@ static int take_frame(struct verbs_peer *peer, const uint8_t *at, uint32_t len)
 		verbs_frame_get_err(&frame, payload, frame.length, &err);
 		verbs_peer_bye(peer, &err);
 		return 0;
+	case VERBS_RAIL:
+		return err_pass(verbs_rail_told(peer, &frame));
 	default:
 		return err_pass(verbs_xfer_frame(peer, &frame, payload));
 	}

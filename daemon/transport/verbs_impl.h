@@ -11,6 +11,7 @@
  *   verbs_cm.c    the connection manager: dial, accept, refuse
  *   verbs_qp.c    a queue pair: queues, completions, its death
  *   verbs_event.c what an adapter reports, in words and with a scope
+ *   verbs_rail.c  a rail that dies while others live
  *   verbs_frame.c frames over queue pair 0: credits, order, pieces of headers
  *   verbs_peer.c  a connection: ready, lost, closed
  *   verbs_xfer.c  a transfer's life on either side
@@ -146,6 +147,7 @@ struct verbs_sent {
 	int32_t buffer;		 /* a frame's, -1: none */
 	bool probe;		 /* the last one of verbs_cost.c's */
 	uint64_t bytes;
+	uint64_t begin; /* of its bytes, in the plan's stream */
 	struct slice *slice; /* of a packed transfer, NULL: none */
 };
 
@@ -210,6 +212,14 @@ struct verbs_peer {
 	uint64_t progress_ns; /* next PROGRESS frames */
 	uint64_t knock_ns;    /* next look whether the other end is there */
 
+	/* rails that died, as bits (verbs_rail.c) */
+	uint32_t rails_lost; /* our queue pairs on them are in ERR, or dead */
+	uint32_t rails_dead; /* ours are dead, and the peer was told */
+	uint32_t rails_told; /* the peer's are dead: it has said so */
+	bool rails_busy;     /* some of that is not settled yet */
+	uint64_t rails_deadline_ns;
+	struct verbs_out *rail_out[VERBS_RAILS_MAX]; /* the word, when the time comes */
+
 	/* packed transfers */
 	struct verbs_pool *pack_pool; /* the slots that it may write; NULL: not yet */
 	uint64_t probe_begin_ns;
@@ -268,6 +278,8 @@ struct verbs_xfer {
 	struct plan_walk walk;
 	struct plan_span span; /* cut from the walk, not posted yet */
 	uint64_t posted_bytes, done_bytes, said_bytes;
+	uint64_t rewind; /* where what a lost rail did not confirm begins, or UINT64_MAX */
+	bool again;	 /* a rail was lost: marks, and maybe bytes, once more */
 	uint32_t used;	 /* queue pairs with bytes of it: bits */
 	uint32_t marked; /* of those: the mark is posted */
 	uint32_t home;	 /* a small one stays there */
@@ -280,6 +292,7 @@ struct verbs_xfer {
 	/* a granted inbound WRITE */
 	uint32_t slot; /* GO's; VERBS_GRANTS: none */
 	uint16_t generation;
+	uint8_t rounds; /* of marks, before this one */
 	uint32_t marks; /* that came: bits */
 	uint8_t marks_due;
 	bool marks_aborted;
@@ -368,8 +381,25 @@ void verbs_on_cq(struct loop_fd *watch, int events);
 
 /* ---- verbs_event.c ---- */
 void verbs_on_async(struct loop_fd *watch, int events);
-/* A work request failed: what that means, and for whom. */
-void verbs_wc_err(const struct verbs_qp *qp, const struct ibv_wc *wc, struct err *err_p);
+/* A work request failed: what that means, and for whom. True: it is the way to the
+ * peer that failed, not the request. */
+bool verbs_wc_err(const struct verbs_qp *qp, const struct ibv_wc *wc, struct err *err_p);
+
+/* ---- verbs_rail.c ---- */
+/* The queue pair's way to the peer is gone. True: its rail is given up and the
+ * connection goes on over the others; false: the peer has failed, with `err`. */
+bool verbs_rail_fail(struct verbs_qp *qp, const struct err *err);
+int verbs_rail_told(struct verbs_peer *peer, const struct verbs_frame *frame);
+/* Queue pairs (bits) on lost rails that are not dead at both sides yet. */
+uint32_t verbs_rail_open(const struct verbs_peer *peer);
+/* Rails of which our queue pairs die: until they are dead no write has landed. */
+static inline bool verbs_rail_dying(const struct verbs_peer *peer)
+{
+	return peer->rails_lost & ~peer->rails_dead;
+}
+void verbs_rail_step(struct verbs_peer *peer);
+void verbs_rail_watch(struct verbs_peer *peer, uint64_t now); /* its deadline */
+void verbs_rails_forget(struct verbs_peer *peer);
 
 /* ---- verbs_frame.c ---- */
 struct verbs_out *verbs_out_new(void); /* NULL: raised */
@@ -389,6 +419,7 @@ void verbs_frames_drop(struct verbs_peer *peer);
 int verbs_peer_open(struct transport *base, const struct xp_peer_args *args,
 		    struct xp_peer **peer_p);
 void verbs_peer_close(struct xp_peer *base, void (*on_closed)(void *arg), void *arg);
+void verbs_peer_path(struct verbs_peer *peer); /* writes down which rails it uses */
 /* No queue pair of it can move a byte any more. */
 bool verbs_peer_quiet(const struct verbs_peer *peer);
 /* Memory of frames, registered with the device of queue pair 0. */
@@ -450,6 +481,8 @@ void verbs_pack_sent(struct slice *slice);	      /* its request is over */
 
 /* ---- verbs_post.c ---- */
 void verbs_move_start(struct verbs_xfer *xfer);
+/* Once more, of what the lost rails did not confirm, or of the marks alone. */
+int verbs_move_again(struct verbs_xfer *xfer, uint32_t lost);
 /* Post what fits, of each mover in turn. */
 void verbs_move_pump(struct verbs_peer *peer);
 

@@ -10,6 +10,8 @@
  * write what it was given keys for. Only then the transfers end, and the daemon is
  * told. A fence that is not proven in time takes this way too: the owner of the
  * written memory ends its own queue pairs and needs nobody's word for it.
+ *
+ * One of several rails may go before the connection does: verbs_rail.c.
  */
 #include "daemon/transport/verbs_impl.h"
 
@@ -70,7 +72,7 @@ void verbs_peer_bye(struct verbs_peer *peer, const struct err *err)
 
 /* ---- ready ---- */
 
-static void find_path(struct verbs_peer *peer)
+void verbs_peer_path(struct verbs_peer *peer)
 {
 	char *path = peer->net.base.path;
 	size_t size = sizeof(peer->net.base.path), n;
@@ -83,7 +85,8 @@ static void find_path(struct verbs_peer *peer)
 		uint32_t count = 0;
 
 		for (uint32_t j = 0; j < peer->qp_count; j++)
-			count += peer->qps[j].rail == &peer->transport->rails[i];
+			count += peer->qps[j].rail == &peer->transport->rails[i] &&
+				 sm_state(&peer->qps[j].sm) == VERBS_QP_UP;
 		if (count)
 			n += (size_t)snprintf(path + n, size - n, " %s x%u",
 					      peer->transport->rails[i].name, count);
@@ -101,7 +104,7 @@ static void forget_token(struct verbs_peer *peer)
 static void become_ready(struct verbs_peer *peer)
 {
 	forget_token(peer); /* it lets nobody in twice */
-	find_path(peer);
+	verbs_peer_path(peer);
 	sm_move(&peer->net.sm, NET_PEER_READY);
 	for (uint32_t i = 0; i < peer->qp_count; i++)
 		verbs_qp_activate(&peer->qps[i]); /* what came early was left there */
@@ -190,6 +193,7 @@ static void on_timer(struct loop_timer *timer)
 		net_peer_watch_fences(&peer->net, now);
 		watch_progress(peer, now);
 		watch_alive(peer, now);
+		verbs_rail_watch(peer, now);
 	} else if (sm_state(&peer->net.sm) == NET_PEER_FLUSHING) {
 		if (now < peer->net.flush_deadline_ns)
 			net_peer_watch(&peer->net, peer->net.flush_deadline_ns);
@@ -235,6 +239,7 @@ void verbs_peer_free(struct net_peer *net)
 	for (uint32_t i = 0; i < peer->qp_count; i++)
 		verbs_qp_kill(&peer->qps[i]); /* of one that was never opened */
 	verbs_pack_peer_free(peer);
+	verbs_rails_forget(peer);
 	if (peer->buffer_mr)
 		peer->transport->lib->dereg_mr(peer->buffer_mr);
 	mem_free(peer->buffers);
@@ -266,6 +271,7 @@ static void pump(struct verbs_peer *peer)
 {
 	uint64_t now = loop_now_ns(peer->net.timer.loop);
 
+	verbs_rail_step(peer);
 	verbs_xfer_grant(peer);
 	verbs_pack_feed(peer);
 	net_xfer_pump(&peer->net);

@@ -24,6 +24,7 @@
 
 #include <arpa/inet.h>
 #include <assert.h>
+#include <errno.h>
 #include <string.h>
 
 #include "daemon/base/mem.h"
@@ -285,6 +286,9 @@ static enum turn move_on(struct verbs_xfer *xfer)
 	struct verbs_qp *qp;
 	uint32_t room;
 
+	/* what is open must be known before it is said that all is there */
+	if (xfer->again || xfer->used & verbs_rail_open(peer))
+		return TURN_WAITS;
 	if (xfer->pack) {
 		if (verbs_pack_move(xfer, room_on(&peer->qps[0])))
 			return TURN_POSTED;
@@ -302,6 +306,7 @@ static enum turn move_on(struct verbs_xfer *xfer)
 		    bytes < VERBS_CHAIN_BYTES ? bytes : VERBS_CHAIN_BYTES);
 	assert(chain->count); /* the plan's rows sum up to its bytes */
 	entry.bytes = chain->bytes;
+	entry.begin = xfer->posted_bytes;
 	xfer->home = qp->index;
 	xfer->used |= 1u << qp->index;
 	xfer->posted_bytes += chain->bytes;
@@ -319,6 +324,29 @@ void verbs_move_start(struct verbs_xfer *xfer)
 	xfer->may_inline = !xfer->local.device; /* the processor copies it */
 	list_push_back(&xfer->peer->movers, &xfer->mover_link);
 	net_peer_kick(&xfer->peer->net);
+}
+
+int verbs_move_again(struct verbs_xfer *xfer, uint32_t lost)
+{
+	struct verbs_out **last = &xfer->spare[VERBS_SPARE_LAST];
+
+	if (xfer->net.kind == XP_WRITE && !*last)
+		*last = verbs_out_new(); /* the mark that was sent took it */
+	if (!*last)
+		return err_pass(-ENOMEM);
+	xfer->again = false;
+	xfer->used &= ~lost;
+	xfer->marked = 0;
+	xfer->near = near_qps(xfer);
+	if (xfer->rewind < xfer->posted_bytes) {
+		xfer->posted_bytes = xfer->done_bytes = xfer->rewind;
+		xfer->span.len = 0;
+		plan_walk_seek(&xfer->walk, xfer->plan, xfer->rewind);
+	}
+	xfer->rewind = UINT64_MAX;
+	list_remove(&xfer->mover_link);
+	list_push_back(&xfer->peer->movers, &xfer->mover_link);
+	return 0;
 }
 
 void verbs_move_pump(struct verbs_peer *peer)

@@ -126,12 +126,29 @@ static int make_queues(struct verbs_qp *qp)
 	return 0;
 }
 
+/* For frames; or for a mark of each slot, and for as many again for each rail that
+ * may be lost (verbs_rail.c), as far as the adapter has them. */
+static uint32_t receives(const struct verbs_qp *qp)
+{
+	const struct ibv_device_attr *attr = &qp->rail->device->attr;
+	uint32_t rounds = qp->peer->transport->rail_count;
+
+	if (qp->index == 0)
+		return at_most(VERBS_DEPTH, attr->max_qp_wr);
+	while (rounds > 1 &&
+	       (at_most(rounds * VERBS_GRANTS, attr->max_qp_wr) < rounds * VERBS_GRANTS ||
+		at_most(rounds * VERBS_GRANTS + VERBS_SQ_DEPTH, attr->max_cqe) <
+			rounds * VERBS_GRANTS + VERBS_SQ_DEPTH))
+		rounds--;
+	return at_most(rounds * VERBS_GRANTS, attr->max_qp_wr);
+}
+
 int verbs_qp_make(struct verbs_qp *qp)
 {
 	const struct ibv_device_attr *attr = &qp->rail->device->attr;
 	int r;
 
-	qp->rq_depth = at_most(qp->index ? VERBS_GRANTS : VERBS_DEPTH, attr->max_qp_wr);
+	qp->rq_depth = receives(qp);
 	qp->sq_depth = at_most(VERBS_SQ_DEPTH, attr->max_qp_wr);
 	qp->max_sge = at_most(qp->peer->transport->sge_max, attr->max_sge);
 	if (attr->max_cqe > 0 && qp->sq_depth + qp->rq_depth > (uint32_t)attr->max_cqe)
@@ -204,10 +221,12 @@ static void give_back(struct verbs_qp *qp, struct verbs_sent *entry, bool good)
 	if (good) {
 		xfer->done_bytes += entry->bytes;
 		peer->rate_bytes += entry->bytes;
-		if (xfer->net.ours)
-			xfer->net.op->moved = xfer->done_bytes;
-		else /* the source of a packed READ */
+		if (!xfer->net.ours) /* the source of a packed READ */
 			xfer->net.in.moved = xfer->done_bytes;
+		else if (xfer->net.op->moved < xfer->done_bytes)
+			xfer->net.op->moved = xfer->done_bytes;
+	} else if (entry->bytes && entry->begin < xfer->rewind) {
+		xfer->rewind = entry->begin;
 	}
 	xfer->busy--;
 	net_xfer_check(&xfer->net);
@@ -365,8 +384,10 @@ static void on_failed(struct verbs_qp *qp, const struct ibv_wc *wc)
 
 	if (sm_state(&qp->sm) == VERBS_QP_DYING)
 		return; /* our own doing */
-	verbs_wc_err(qp, wc, &err);
-	net_peer_fail(&qp->peer->net, &err);
+	if (verbs_wc_err(qp, wc, &err))
+		verbs_rail_fail(qp, &err);
+	else
+		net_peer_fail(&qp->peer->net, &err);
 }
 
 static void on_sent(struct verbs_qp *qp, const struct ibv_wc *wc)
@@ -409,7 +430,7 @@ static void on_received(struct verbs_qp *qp, const struct ibv_wc *wc)
 		return;
 	}
 	if (sm_state(&qp->sm) == VERBS_QP_DYING)
-		return;
+		return; /* a mark that came before a rail was lost comes once more */
 	if (qp->index == 0 && wc->opcode == IBV_WC_RECV) {
 		verbs_frame_in(peer, buffer, wc->byte_len);
 		again(qp, buffer);

@@ -36,6 +36,7 @@ enum verbs_type {
 	VERBS_BYE,
 	VERBS_SLOT,	   /* the destination's: a packed transfer may write there */
 	VERBS_SLICE,	   /* the source's: that is written */
+	VERBS_RAIL,	   /* my queue pairs on rail `slot` are dead */
 	VERBS_TYPE_END,
 };
 

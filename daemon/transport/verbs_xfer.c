@@ -20,6 +20,9 @@
  * of all. Marks are immediates (a slot and a generation that GO gave); a slot is
  * given only as long as there is a receive for its mark on every queue pair.
  *
+ * A rail that is lost takes its marks along: then there is another round of them, of
+ * another generation (verbs_rail.c).
+ *
  * Stopping takes the same road: no new request is posted, what is posted ends (a
  * bounded amount, verbs_post.c), the last words follow.
  *
@@ -46,6 +49,13 @@ static bool words_came(const struct verbs_xfer *xfer)
 		       ? xfer->fin_came
 		       : xfer->marks_due &&
 				 __builtin_popcount(xfer->marks) == xfer->marks_due;
+}
+
+/* ... and on no rail that dies may anything of it still be under way. */
+static bool said_all(const struct verbs_xfer *xfer)
+{
+	return words_came(xfer) &&
+	       !(xfer->net.kind == XP_WRITE && verbs_rail_dying(xfer->peer));
 }
 
 static bool xfer_invariant(const struct sm *sm, unsigned int from)
@@ -102,6 +112,7 @@ static int xfer_new(struct net_peer *net, struct net_xfer **xfer_p)
 	if (!xfer)
 		return err_pass(-ENOMEM);
 	xfer->peer = container_of(net, struct verbs_peer, net);
+	xfer->rewind = UINT64_MAX;
 	xfer->slot = VERBS_GRANTS;
 	list_init(&xfer->mover_link);
 	list_init(&xfer->grant_link);
@@ -184,10 +195,11 @@ static bool op_is_over(const struct verbs_xfer *xfer)
 {
 	switch (sm_state(&xfer->net.sm)) {
 	case NET_XFER_STOPPING:
-		return !xfer->net.asked || xfer->net.answered || verbs_peer_quiet(xfer->peer);
+		return !xfer->net.asked || verbs_peer_quiet(xfer->peer) ||
+		       (xfer->net.answered && !(xfer->used & verbs_rail_open(xfer->peer)));
 	case NET_XFER_ASKED:
 	case NET_XFER_MOVING:
-		return xfer->net.answered;
+		return xfer->net.answered && !(xfer->used & verbs_rail_open(xfer->peer));
 	default:
 		return false;
 	}
@@ -197,10 +209,10 @@ static bool inbound_is_over(const struct verbs_xfer *xfer)
 {
 	switch (sm_state(&xfer->net.sm)) {
 	case NET_XFER_STOPPING:
-		return !xfer->go || words_came(xfer) || verbs_peer_quiet(xfer->peer);
+		return !xfer->go || said_all(xfer) || verbs_peer_quiet(xfer->peer);
 	case NET_XFER_MOVING:
 		return xfer->net.bytes == 0 ||
-		       (words_came(xfer) && !xfer->marks_aborted && verbs_pack_whole(xfer));
+		       (said_all(xfer) && !xfer->marks_aborted && verbs_pack_whole(xfer));
 	default:
 		return false;
 	}
@@ -215,7 +227,12 @@ static bool is_over(struct net_xfer *net)
 
 static bool is_whole(struct net_xfer *net)
 {
-	return verbs_xfer_of(net)->done_bytes == net->bytes;
+	const struct verbs_xfer *xfer = verbs_xfer_of(net);
+
+	/* a rail was lost with its confirmations, but the answerer has all marks */
+	return xfer->done_bytes == net->bytes ||
+	       (net->kind == XP_WRITE && xfer->rewind != UINT64_MAX &&
+		xfer->posted_bytes == net->bytes);
 }
 
 static void speak(struct net_xfer *net)
@@ -226,7 +243,8 @@ static void speak(struct net_xfer *net)
 	if (stopping)
 		say_stop(xfer);
 	if (net->ours && net->kind == XP_READ && xfer->go && !xfer->ended &&
-	    xfer->busy == 0 && (stopping || xfer->done_bytes == net->bytes))
+	    xfer->busy == 0 && !(xfer->used & verbs_rail_open(xfer->peer)) &&
+	    (stopping || xfer->done_bytes == net->bytes))
 		say_fin(xfer);
 }
 
@@ -578,6 +596,18 @@ const struct net_ops verbs_net_ops = {
 
 /* ---- the mover's words ---- */
 
+/* Of a round before a rail was lost; this round's on that queue pair comes behind. */
+static bool is_stale(const struct verbs_xfer *xfer, const struct verbs_mark *mark,
+		     uint32_t bit)
+{
+	uint32_t age;
+
+	if (!xfer || !xfer->rounds || xfer->marks & bit)
+		return false;
+	age = (uint32_t)(xfer->generation - mark->generation) % VERBS_GENERATIONS;
+	return age >= 1 && age <= xfer->rounds;
+}
+
 int verbs_xfer_mark(struct verbs_peer *peer, const struct verbs_qp *qp,
 		    const struct verbs_mark *mark)
 {
@@ -585,6 +615,8 @@ int verbs_xfer_mark(struct verbs_peer *peer, const struct verbs_qp *qp,
 	uint32_t bit = 1u << qp->index;
 
 	if (!net_peer_live(&peer->net))
+		return 0;
+	if (is_stale(xfer, mark, bit))
 		return 0;
 	if (!xfer || xfer->generation != mark->generation || xfer->marks & bit ||
 	    mark->count > peer->qp_count ||
@@ -598,8 +630,6 @@ int verbs_xfer_mark(struct verbs_peer *peer, const struct verbs_qp *qp,
 	xfer->marks |= bit;
 	xfer->marks_due = mark->count;
 	xfer->marks_aborted |= mark->aborted;
-	if (words_came(xfer))
-		slot_free(xfer);
 	net_xfer_check(&xfer->net);
 	return 0;
 }

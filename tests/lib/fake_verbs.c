@@ -319,6 +319,11 @@ void fake_verbs_port(unsigned int number, bool up)
 	fake_verbs_async(number, up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR);
 }
 
+void fake_verbs_unconfirm_next(unsigned int number, enum ibv_wc_status status)
+{
+	fabric.devices[number].unconfirm_next = status;
+}
+
 void fake_verbs_fail_next(unsigned int number, enum ibv_wc_status status)
 {
 	fabric.devices[number].fail_next = status;
@@ -613,6 +618,7 @@ void fake_verbs_begin(void)
 	pthread_cond_init(&fabric.go, NULL);
 	list_init(&fabric.wire);
 	list_init(&fabric.late);
+	list_init(&fabric.adrift);
 	if (!mkdtemp(fabric.sysfs))
 		fake_broken("%s: %s", fabric.sysfs, strerror(errno));
 	fake_table = adapters;
@@ -631,6 +637,7 @@ void fake_verbs_end(void)
 	if (fabric.slow)
 		fake_broken("the wire's clock still runs");
 	verbs_lib_use(NULL);
+	fake_verbs_late();
 	fake_cm_end();
 	for (unsigned int i = 0; i < fabric.mr_count; i++)
 		alive += fabric.mrs[i].told.alive;

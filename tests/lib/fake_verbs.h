@@ -28,6 +28,7 @@ struct fake_verbs_rules {
 	int dmabuf_errno;     /* ... of a dma-buf */
 	bool peermem;	      /* a GPU's memory can be registered by its address */
 	int post_errno;	      /* the next chain fails at its second request */
+	bool farewells_lost;  /* nobody hears of a disconnect */
 };
 
 struct fake_verbs_mr { /* the last registrations, as they were asked for */
@@ -40,6 +41,7 @@ struct fake_verbs_mr { /* the last registrations, as they were asked for */
 
 struct fake_verbs_count {
 	uint64_t wrs, doorbells, sges, bytes, reads, writes, imms, inlined;
+	uint64_t moves; /* READs and WRITEs that have bytes */
 	unsigned int sges_most; /* of a request */
 	unsigned int outstanding_reads_most;
 	uint64_t unseen; /* writes into a GPU that had not landed when it was let go */
@@ -87,7 +89,13 @@ void fake_verbs_port(unsigned int device, bool up); /* with its asynchronous eve
 void fake_verbs_async(unsigned int device, enum ibv_event_type type);
 /* The next request of that device's queue pairs fails like that. */
 void fake_verbs_fail_next(unsigned int device, enum ibv_wc_status status);
+/* ... runs, but its confirmation is lost: so it seems to have failed like that. */
+void fake_verbs_unconfirm_next(unsigned int device, enum ibv_wc_status status);
 unsigned int fake_verbs_qps(unsigned int device); /* that are alive */
+/* What a failing queue pair has posted is on the wire all the same: it arrives with
+ * fake_verbs_late(), if the queue pair that it was for is alive then. */
+void fake_verbs_keep_late(bool keep);
+unsigned int fake_verbs_late(void); /* how many WRITEs arrived */
 /* Connect to a listener as a stranger with these private data; how it ended.
  * `turn` lets the others work while it waits. */
 enum rdma_cm_event_type fake_verbs_knock(unsigned int device, uint16_t port,

@@ -334,7 +334,7 @@ static int disconnect_id(struct rdma_cm_id *base)
 	if (base->qp)
 		fake_qp_error((struct fake_qp *)base->qp);
 	/* the farewell is a packet like any other */
-	if (id->other && !is_down(&id->local)) {
+	if (id->other && !is_down(&id->local) && !fabric.rules.farewells_lost) {
 		push(id->other, NULL, RDMA_CM_EVENT_DISCONNECTED, 0, NULL, 0);
 		push(id, NULL, RDMA_CM_EVENT_DISCONNECTED, 0, NULL, 0);
 	}

@@ -20,7 +20,7 @@ struct fake_device {
 	struct in_addr address;
 	char interface[16];
 	bool down;
-	enum ibv_wc_status fail_next;
+	enum ibv_wc_status fail_next, unconfirm_next;
 	struct list contexts; /* fake_context.link */
 };
 
@@ -92,6 +92,14 @@ struct fake_reg {
 	ino_t file;
 };
 
+struct fake_adrift { /* a WRITE that is still on the wire */
+	struct list link;
+	struct fake_qp *to; /* NULL: dead by now */
+	uint64_t address, bytes;
+	uint32_t key;
+	uint8_t data[];
+};
+
 struct fabric {
 	bool here;
 	pthread_mutex_t lock; /* registration is on helper threads */
@@ -112,7 +120,8 @@ struct fabric {
 	unsigned int contexts, pds, channels, cqs, qps, event_channels;
 	uint16_t next_port;
 	uint32_t next_number;
-	bool hold;
+	bool hold, keep_late;
+	struct list adrift; /* fake_adrift.link */
 	struct loop_timer timer;
 	bool slow;
 	uint64_t slow_bytes;

@@ -6,7 +6,9 @@
  * pairs they take turns, so nothing can be read from the order in which two of them
  * finish. A request that fails puts its queue pair into state ERR: what is behind it
  * and what is in the receive queue is flushed, as an adapter does it; the other end
- * of a remote access error hears of it by an asynchronous event.
+ * of a remote access error hears of it by an asynchronous event. A WRITE that is flushed
+ * may be on the wire already (fake_verbs_keep_late): it arrives unless the queue pair
+ * that it is for has died.
  *
  * What a user of the verbs must never do ends the test: a queue that overruns, a
  * request with more segments than its queue pair takes, a receive too short for its
@@ -139,6 +141,85 @@ static void complete(struct fake_qp *qp, struct ibv_cq *base, const struct ibv_w
 	fake_raise(channel->channel.fd);
 }
 
+/* ---- the wire's memory ---- */
+
+static uint64_t wr_bytes(const struct fake_wr *at)
+{
+	uint64_t bytes = 0;
+
+	for (int i = 0; i < at->wr.num_sge; i++)
+		bytes += at->sge[i].length;
+	return bytes;
+}
+
+static void gather(const struct fake_device *device, const struct fake_wr *at, uint8_t *to)
+{
+	const uint8_t *inline_at = at->data;
+
+	for (int i = 0; i < at->wr.num_sge; i++) {
+		if (at->is_inline)
+			memcpy(to, inline_at, at->sge[i].length);
+		else
+			fake_gpu_load(device, at->sge[i].lkey, at->sge[i].addr, to,
+				      at->sge[i].length);
+		to += at->sge[i].length;
+		inline_at += at->sge[i].length;
+	}
+}
+
+/* Nothing of it arrives there any more. */
+static void late_lose(const struct fake_qp *to)
+{
+	struct fake_adrift *late;
+
+	list_foreach(late, &fabric.adrift, link)
+		if (late->to == to)
+			late->to = NULL;
+}
+
+static void late_keep(const struct fake_qp *qp, const struct fake_wr *at)
+{
+	uint64_t bytes = wr_bytes(at);
+	struct fake_adrift *late;
+
+	if (!fabric.keep_late || !qp->remote || !bytes ||
+	    at->wr.opcode != IBV_WR_RDMA_WRITE)
+		return;
+	late = fake_make(sizeof(*late) + bytes);
+	*late = (struct fake_adrift){
+		.to = qp->remote,
+		.address = at->wr.wr.rdma.remote_addr,
+		.key = at->wr.wr.rdma.rkey,
+		.bytes = bytes,
+	};
+	gather(fake_device_at(qp->qp.context), at, late->data);
+	list_push_back(&fabric.adrift, &late->link);
+}
+
+unsigned int fake_verbs_late(void)
+{
+	struct list *link;
+	unsigned int n = 0;
+
+	while ((link = list_pop_front(&fabric.adrift))) {
+		struct fake_adrift *late = list_entry(link, struct fake_adrift, link);
+
+		if (late->to && late->to->up &&
+		    fake_allowed(late->to, late->address, late->bytes, late->key, true,
+				 IBV_ACCESS_REMOTE_WRITE)) {
+			memcpy((void *)(uintptr_t)late->address, late->data, late->bytes);
+			n++;
+		}
+		free(late);
+	}
+	return n;
+}
+
+void fake_verbs_keep_late(bool keep)
+{
+	fabric.keep_late = keep;
+}
+
 /* ---- queue pairs ---- */
 
 int fake_qp_make(struct ibv_context *base, struct ibv_pd *pd, struct ibv_qp_init_attr *attr,
@@ -192,6 +273,7 @@ void fake_qp_free(struct ibv_qp *base)
 	}
 	for (unsigned int i = 0; i < cq->count; i++)
 		cq->ring[(cq->head + i) % (unsigned int)cq->cq.cqe].qp = NULL;
+	late_lose(qp);
 	if (qp->remote)
 		qp->remote->remote = NULL;
 	list_remove(&qp->wire_link);
@@ -252,6 +334,9 @@ void fake_qp_error(struct fake_qp *qp)
 		return;
 	qp->qp.state = IBV_QPS_ERR;
 	qp->up = false;
+	late_lose(qp);
+	for (unsigned int i = 0; i < qp->send_count; i++)
+		late_keep(qp, &qp->sends[(qp->send_head + i) % qp->cap.max_send_wr]);
 	while (qp->send_count)
 		send_end(qp, IBV_WC_WR_FLUSH_ERR, 0);
 	flush_recvs(qp);
@@ -277,15 +362,6 @@ static int query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask,
 
 /* ---- what requests do ---- */
 
-static uint64_t wr_bytes(const struct fake_wr *at)
-{
-	uint64_t bytes = 0;
-
-	for (int i = 0; i < at->wr.num_sge; i++)
-		bytes += at->sge[i].length;
-	return bytes;
-}
-
 static bool sges_allowed(const struct fake_qp *qp, const struct fake_wr *at, int access)
 {
 	for (int i = 0; i < at->wr.num_sge && !at->is_inline; i++)
@@ -293,21 +369,6 @@ static bool sges_allowed(const struct fake_qp *qp, const struct fake_wr *at, int
 			     access))
 			return false;
 	return true;
-}
-
-static void gather(const struct fake_device *device, const struct fake_wr *at, uint8_t *to)
-{
-	const uint8_t *inline_at = at->data;
-
-	for (int i = 0; i < at->wr.num_sge; i++) {
-		if (at->is_inline)
-			memcpy(to, inline_at, at->sge[i].length);
-		else
-			fake_gpu_load(device, at->sge[i].lkey, at->sge[i].addr, to,
-				      at->sge[i].length);
-		to += at->sge[i].length;
-		inline_at += at->sge[i].length;
-	}
 }
 
 static void scatter(const struct fake_device *device, const struct fake_wr *at,
@@ -394,10 +455,15 @@ static enum ibv_wc_status run(struct fake_qp *qp, struct fake_wr *at, uint64_t b
 	    fake_device_at(qp->remote->qp.context)->down)
 		return IBV_WC_RETRY_EXC_ERR;
 	if (at->wr.opcode != IBV_WR_SEND)
-		return one_sided(qp, at, bytes);
-	if (!sges_allowed(qp, at, 0))
-		return IBV_WC_LOC_PROT_ERR;
-	return receive(qp, at, bytes) ? IBV_WC_SUCCESS : IBV_WC_RNR_RETRY_EXC_ERR;
+		status = one_sided(qp, at, bytes);
+	else if (!sges_allowed(qp, at, 0))
+		status = IBV_WC_LOC_PROT_ERR;
+	else if (!receive(qp, at, bytes))
+		status = IBV_WC_RNR_RETRY_EXC_ERR;
+	if (device->unconfirm_next != IBV_WC_SUCCESS && status == IBV_WC_SUCCESS)
+		status = device->unconfirm_next;
+	device->unconfirm_next = IBV_WC_SUCCESS;
+	return status;
 }
 
 /* One request of whose turn it is; its bytes in *bytes_p. */
@@ -414,6 +480,8 @@ static bool step(uint64_t *bytes_p)
 	at = &qp->sends[qp->send_head];
 	*bytes_p = wr_bytes(at);
 	status = run(qp, at, *bytes_p);
+	if (status == IBV_WC_RETRY_EXC_ERR)
+		late_keep(qp, at);
 	send_end(qp, status, (uint32_t)*bytes_p);
 	if (status != IBV_WC_SUCCESS)
 		fake_qp_error(qp);
@@ -453,6 +521,7 @@ static void count_wr(const struct ibv_send_wr *wr)
 	count->reads += wr->opcode == IBV_WR_RDMA_READ;
 	count->writes += wr->opcode == IBV_WR_RDMA_WRITE;
 	count->imms += wr->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+	count->moves += wr->num_sge && wr->opcode != IBV_WR_SEND;
 	count->inlined += (wr->send_flags & IBV_SEND_INLINE) != 0;
 	if ((unsigned int)wr->num_sge > count->sges_most)
 		count->sges_most = (unsigned int)wr->num_sge;

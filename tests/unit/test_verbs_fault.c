@@ -383,7 +383,8 @@ static void rail_that_is_down_is_dialled_around(void **state)
 	}
 }
 
-static void rail_lost_in_mid_transfer_is_clean_and_the_other_takes_over(void **state)
+/* Frames go over it, so the connection goes with it (any other one's: test_verbs_rail). */
+static void first_rail_lost_in_mid_transfer_is_clean_and_the_other_takes_over(void **state)
 {
 	/* large enough for all queue pairs */
 	const struct plan_run large = {.len = 64 * VP_KIB, .count = 120,
@@ -392,26 +393,24 @@ static void rail_lost_in_mid_transfer_is_clean_and_the_other_takes_over(void **s
 	struct vp_transfer x;
 
 	(void)state;
-	for (unsigned int rail = 0; rail < 2; rail++) {
-		start_of(&x, XP_WRITE, &large, 8 * VP_MIB);
-		fake_verbs_port(rail, false);
-		fake_verbs_hold(false);
-		VP_AWAIT(x.done);
-		VP_AWAIT(vp_a.lost && vp_b.lost);
-		vp_still(&x);
-		vp_transfer_fini(&x);
-		vp_close_peer(&vp_a);
-		vp_close_peer(&vp_b);
-		vp_join();
-		works_over(!rail);
-		fake_verbs_port(rail, true);
-		VP_AWAIT(!vp_transport(&vp_a)->rails[rail].down);
-		vp_close_peer(&vp_a);
-		vp_close_peer(&vp_b);
-		vp_join(); /* back on both */
-		assert_int_equal(vp_peer(&vp_a)->qps[rail].rail->index, rail);
-		works_over(2);
-	}
+	start_of(&x, XP_WRITE, &large, 8 * VP_MIB);
+	fake_verbs_port(0, false);
+	fake_verbs_hold(false);
+	VP_AWAIT(x.done);
+	VP_AWAIT(vp_a.lost && vp_b.lost);
+	vp_still(&x);
+	vp_transfer_fini(&x);
+	vp_close_peer(&vp_a);
+	vp_close_peer(&vp_b);
+	vp_join();
+	works_over(1);
+	fake_verbs_port(0, true);
+	VP_AWAIT(!vp_transport(&vp_a)->rails[0].down);
+	vp_close_peer(&vp_a);
+	vp_close_peer(&vp_b);
+	vp_join(); /* back on both */
+	assert_int_equal(vp_peer(&vp_a)->qps[0].rail->index, 0);
+	works_over(2);
 }
 
 int main(void)
@@ -434,7 +433,7 @@ int main(void)
 		PAIR(port_that_is_down_is_lost_by_its_retries_and_comes_back),
 		PAIR(receiver_alone_notices_a_wire_that_is_cut),
 		cmocka_unit_test(rail_that_is_down_is_dialled_around),
-		RAILS(rail_lost_in_mid_transfer_is_clean_and_the_other_takes_over),
+		RAILS(first_rail_lost_in_mid_transfer_is_clean_and_the_other_takes_over),
 	};
 
 	cmocka_set_test_filter(getenv("KVD_TEST_FILTER"));
