@@ -372,6 +372,26 @@ def rails_two(pair):
         print("# " + text.replace("\n", "\n# "))
 
 
+@case
+def rail_lost(pair):
+    """the second of two adapters loses its link under a push: it goes on over the first"""
+    with Daemons(pair, rails="rxe0 rxe1") as daemons:
+        push = Push(pair)
+        pair[0].must("ip link set eth1 down")
+        try:
+            push.succeeded(240)
+            for guest, daemon in zip(pair.guests, daemons.running):
+                check(daemon.has("goes on without a rail"),
+                      f"{guest.name} lost no rail: {daemon.text[-2000:]}")
+            took = time.monotonic() - push.began
+            print(f"# 64 MiB were there {took:.1f} s after the first byte; over "
+                  + daemons.ctl(1, "peers").splitlines()[-1].strip())
+        finally:
+            pair[0].must("ip link set eth1 up")
+    # as in fault_link_down
+    pair[0].must("rdma link delete rxe1; rdma link add rxe1 type rxe netdev eth1")
+
+
 # ---- how fast ----
 
 MIB = 1 << 20
