@@ -123,7 +123,7 @@ static int attribute(const struct cudrv *drv, int which, int handle, int *value_
 static int device_look(struct gpu *gpu, int ordinal, struct gpu_device *device)
 {
 	const struct cudrv *drv = &gpu->drv;
-	int major = 0, minor = 0, pitch = 0, r;
+	int major = 0, minor = 0, pitch = 0, host_pointers = 1, r;
 	size_t bytes = 0;
 	int result = drv->device_get(&device->handle, ordinal);
 
@@ -149,6 +149,11 @@ static int device_look(struct gpu *gpu, int ordinal, struct gpu_device *device)
 		r = attribute(drv, CU_DEVICE_ATTRIBUTE_MAX_PITCH, device->handle, &pitch);
 	if (r < 0)
 		return err_pass(r);
+	/* a driver that does not know the question is of before the exception (Windows) */
+	result = drv->device_attribute(&host_pointers,
+				       CU_DEVICE_ATTRIBUTE_HOST_POINTER_FOR_REGISTERED,
+				       device->handle);
+	device->host_pointers = result != CU_SUCCESS || host_pointers;
 	cudrv_uuid_text(&device->uuid, device->id);
 	device->bytes = bytes;
 	device->compute = 10 * major + minor;
@@ -287,6 +292,21 @@ static int broken_raise(const struct gpu_device *device)
 			 device->why.text);
 }
 
+/* The two results that tell what to do about it. */
+static int ctx_refused(const struct gpu_device *device, int result)
+{
+	int r = cudrv_raise(&device->gpu->drv, result, ERR_IO, "%s: making a context",
+			    device->id);
+
+	if (result == CU_ERROR_DEVICE_UNAVAILABLE)
+		return err_prefix(r, "another process has the GPU to itself (nvidia-smi "
+				     "-c 0 ends exclusive compute mode)");
+	if (cudrv_sticky(result)) /* the reset was not enough: cuda.h warns of that */
+		return err_prefix(r, "the driver does not recover in this process: "
+				     "restart kvd");
+	return err_pass(r);
+}
+
 static int ctx_up(struct gpu_device *device)
 {
 	const struct cudrv *drv = &device->gpu->drv;
@@ -299,8 +319,7 @@ static int ctx_up(struct gpu_device *device)
 	result = drv->ctx_retain(&device->ctx, device->handle);
 	if (result != CU_SUCCESS) {
 		device->ctx = NULL;
-		return cudrv_raise(drv, result, ERR_IO, "%s: making a context",
-				   device->id);
+		return err_pass(ctx_refused(device, result));
 	}
 	r = gpu_enter(device);
 	if (r == 0) {

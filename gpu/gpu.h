@@ -50,6 +50,7 @@ struct gpu_device {
 	uint64_t bytes;
 	int compute; /* 90 is 9.0 */
 	size_t max_pitch;
+	bool host_pointers; /* registered host memory has one address for CPU and GPU */
 	bool allowed; /* by the option `gpu` */
 	/* under lock */
 	pthread_mutex_t lock;

@@ -113,7 +113,8 @@ static void pin_register(struct gpu_pin *pin, struct gpu_device *device)
 
 bool gpu_pin_ready(struct gpu_device *device, const void *at, uint64_t bytes)
 {
-	struct gpu_pin *pin = pin_find(device->gpu, at, bytes);
+	struct gpu_pin *pin =
+		device->host_pointers ? pin_find(device->gpu, at, bytes) : NULL;
 	bool ready;
 
 	if (!pin)

@@ -38,6 +38,8 @@ namespace own {
 	X(CU_LIMIT_STACK_SIZE)
 /* X(own name, cuda.h's) */
 #define RENAMED(X)                                                                \
+	X(CU_DEVICE_ATTRIBUTE_HOST_POINTER_FOR_REGISTERED,                        \
+	  CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM)            \
 	X(CU_MEM_HANDLE_TYPE_POSIX_FD, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)  \
 	X(CU_MEM_ACCESS_READ, CU_MEM_ACCESS_FLAGS_PROT_READ)                      \
 	X(CU_MEM_ACCESS_READWRITE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE)            \

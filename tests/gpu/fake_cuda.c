@@ -427,6 +427,9 @@ int cuDeviceGetAttribute(int *value_p, int which, int device)
 	case CU_DEVICE_ATTRIBUTE_MAX_PITCH:
 		*value_p = INT32_MAX;
 		return CU_SUCCESS;
+	case CU_DEVICE_ATTRIBUTE_HOST_POINTER_FOR_REGISTERED:
+		*value_p = !fake_env("FAKE_CUDA_NO_HOST_POINTERS", 0);
+		return CU_SUCCESS;
 	}
 	return CU_ERROR_INVALID_VALUE;
 }

@@ -5,6 +5,7 @@
  *
  * Environment: FAKE_CUDA_DEVICES=n (2), CUDA_VISIBLE_DEVICES=1,0 (an order),
  * FAKE_CUDA_NS_PER_KIB=n (how long copies take), FAKE_CUDA_NO_PEER=1,
+ * FAKE_CUDA_NO_HOST_POINTERS=1 (registered memory has another address for a GPU),
  * FAKE_CUDA_MIG=1 (IPC is refused), FAKE_CUDA_NO_BINARY=1 (modules hold no code for
  * the devices), and
  * FAKE_CUDA_FAIL=name:n[:code][,…]: the n-th call of a function fails (1 =

@@ -619,9 +619,8 @@ static void launch_refused_costs_no_copy(void **state)
 
 /* A buffer between memory and the wire: offered, it is registered once and then
  * written by the device itself. */
-static void linear_end_is_pinned_once(void **state)
+static void linear_end(struct test *t, bool pinnable)
 {
-	struct test *t = *state;
 	const enum place places[2] = {PLACE_GPU0, PLACE_GPU0};
 	struct plan *plan = plan_mixed(1);
 	uint64_t bytes = (plan->bytes + 4095) & ~UINT64_C(4095);
@@ -636,6 +635,7 @@ static void linear_end_is_pinned_once(void **state)
 	assert_int_equal(gpu_pin_new(t->gpu, line, bytes, false, &pin), 0);
 	wipe(t);
 	assert_int_equal(tables_make(t, places, false, &tables), 0);
+	t->gpu->devices[0].host_pointers = pinnable;
 	for (unsigned int i = 0; i < 2; i++) {
 		struct copy_job job = {
 			.plan = plan,
@@ -650,14 +650,26 @@ static void linear_end_is_pinned_once(void **state)
 		assert_int_equal(copy_now(hand, &job), 0);
 	}
 	assert_moved(t, plan, places, false);
-	assert_int_equal(FAKE(fake_cuda_calls)("cuMemHostRegister_v2"), 1);
+	assert_int_equal(FAKE(fake_cuda_calls)("cuMemHostRegister_v2"), pinnable);
 	/* one set of lists, no bounce buffers */
-	assert_true(FAKE(fake_cuda_calls)("cuMemHostAlloc") <= (t->kernels ? 2 : 0));
+	assert_true(!pinnable || FAKE(fake_cuda_calls)("cuMemHostAlloc") <=
+					 (t->kernels ? 2 : 0));
 	gpu_pin_free(pin);
 	tables_free(&tables);
 	copy_hand_free(hand);
 	munmap(line, bytes);
 	plan_free(plan);
+}
+
+static void linear_end_is_pinned_once(void **state)
+{
+	linear_end(*state, true);
+}
+
+/* Where a GPU has another address for it, it passes through buffers of the lane. */
+static void linear_end_of_two_addresses_is_not_pinned(void **state)
+{
+	linear_end(*state, false);
 }
 
 /* The context goes before the pin does. */
@@ -744,6 +756,7 @@ int main(int argc, char **argv)
 		CASE(call_that_fails_once_costs_one_copy_in),
 		CASE(call_that_fails_once_costs_one_copy_out),
 		CASE(linear_end_is_pinned_once),
+		CASE(linear_end_of_two_addresses_is_not_pinned),
 		CASE(pin_outlives_the_context),
 		CASE(dmabuf_is_not_for_copy_threads),
 		KERNELS(copy_between_each_pair_of_kinds_is_exact),
@@ -756,6 +769,7 @@ int main(int argc, char **argv)
 		KERNELS(call_that_fails_once_costs_one_copy_in),
 		KERNELS(call_that_fails_once_costs_one_copy_out),
 		KERNELS(linear_end_is_pinned_once),
+		KERNELS(linear_end_of_two_addresses_is_not_pinned),
 		KERNELS(image_refused_leaves_the_engines),
 		KERNELS(launch_refused_costs_no_copy),
 	};

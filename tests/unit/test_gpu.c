@@ -172,6 +172,29 @@ static void device_context_lives_with_its_users(void **state)
 
 /* ---- imports ---- */
 
+static void device_without_context_tells_what_to_do(void **state)
+{
+	static const struct {
+		int code;
+		const char *words;
+	} cases[] = {{CU_ERROR_DEVICE_UNAVAILABLE, "exclusive compute mode"},
+		     {CU_ERROR_ILLEGAL_ADDRESS, "restart kvd"},
+		     {CU_ERROR_UNKNOWN, "making a context"}};
+	struct gpu *gpu = new_gpu("auto");
+	struct gpu_device *device = &gpu->devices[0];
+
+	(void)state;
+	assert_int_equal(gpu_start(gpu), 0);
+	assert_true(device->host_pointers);
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		FAKE(fake_cuda_fail)("cuDevicePrimaryCtxRetain", 1, cases[i].code);
+		assert_error(gpu_device_get(device), ERR_IO, cases[i].words);
+		assert_int_equal(gpu_device_get(device), 0);
+		gpu_device_put(device);
+	}
+	gpu_free(gpu);
+}
+
 static void import_shares_one_opening(void **state)
 {
 	struct gpu *gpu = new_gpu("auto");
@@ -658,6 +681,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(device_is_found_by_uuid_and_pci_id),
 		cmocka_unit_test(device_not_allowed_is_refused),
 		cmocka_unit_test(device_context_lives_with_its_users),
+		cmocka_unit_test(device_without_context_tells_what_to_do),
 		cmocka_unit_test(import_shares_one_opening),
 		cmocka_unit_test(import_of_gone_exporter_is_refused),
 		cmocka_unit_test(import_under_wrong_name_is_refused),
