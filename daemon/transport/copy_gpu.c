@@ -145,7 +145,7 @@ static void *worker_main(void *arg)
 	struct copy_gpu *gpu = worker->gpu;
 	struct copy_pipe *pipe = &worker->pipe;
 
-	cpu_bulk();
+	cpu_prompt(); /* a device waits for it; it computes little and waits much */
 	pthread_mutex_lock(&gpu->done.lock);
 	for (;;) {
 		struct copy_job *job = list_first(&worker->ready, struct copy_job, link);
