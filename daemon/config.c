@@ -33,7 +33,7 @@
 
 #define FILE_MAX_BYTES (1u << 20)
 #define LINE_MAX_BYTES 4096
-#define OPTIONS_MAX 64u
+#define OPTIONS_MAX 96u
 
 static const char *const known_transports[] = {"local", "shm", "verbs",
 					       "ucx",	"tcp", NULL};

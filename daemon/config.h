@@ -52,7 +52,7 @@ struct config {
 	bool insecure;
 	uint32_t peers_max;
 	uint32_t peer_queue_frames; /* high-water mark of one peer's line */
-	uint64_t peer_message_bytes;
+	uint64_t peer_message_bytes, peer_part_bytes;
 	uint64_t ping_interval_ns, dead_after_ns;
 	uint32_t orphans_max;
 	uint64_t orphan_ttl_ns;

@@ -109,6 +109,10 @@ static const struct setting options[] = {
 	 .help = "Messages that may wait for one peer; past it senders are refused."},
 	{"peer", "message", SETTING_SIZE, FIELD(peer_message_bytes), .preset = "1 MiB",
 	 .min = 64 * KIB, .max = 64 * MIB, .help = "Largest message of a peer."},
+	{"peer", "part", SETTING_SIZE, FIELD(peer_part_bytes), .preset = "64 KiB",
+	 .min = 1 * KIB, .max = 1 * MIB,
+	 .help = "Rooms' messages that are longer (thousands of scattered pages) are written "
+		 "and read by helper threads, and sent so many bytes a turn of the loop."},
 	{"peer", "ping", SETTING_DURATION, FIELD(ping_interval_ns), .preset = "200 ms",
 	 .min = 5 * MS, .max = 60 * S, .reload = true,
 	 .help = "Interval of liveness checks, also the daemon's heartbeat."},

@@ -640,6 +640,12 @@ int handshake_send(struct remote *remote, enum wire_type type, const void *body,
 	return peer_send_reliable(remote->peer, type, body, len);
 }
 
+int handshake_send_owned(struct remote *remote, enum wire_type type, uint8_t *owned,
+			 size_t len)
+{
+	return peer_send_owned(remote->peer, type, owned, len);
+}
+
 void handshake_body(struct handshake *hs, struct cursor *out)
 {
 	cursor_write(out, hs->scratch, WIRE_FRAME_MAX - WIRE_HEADER_BYTES);

@@ -157,6 +157,9 @@ void handshake_unshare_session(struct handshake *hs, struct remote *remote,
 /* A message of the rooms' and transfers' own. What engines wait for goes by the data
  * line when that is up, in the same order. */
 int handshake_send(struct remote *remote, enum wire_type type, const void *body, size_t len);
+/* A long one, in memory of its own, which is taken: peer_send_owned(). */
+int handshake_send_owned(struct remote *remote, enum wire_type type, uint8_t *owned,
+			 size_t len);
 /* Room for one message body of any type; valid until the next call. */
 void handshake_body(struct handshake *hs, struct cursor *out);
 /* The same for a blob that goes into a body. */

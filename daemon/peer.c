@@ -29,6 +29,7 @@ static const struct peers_options defaults = {
 	.dead_after_ns = 800 * LOOP_NS_PER_MS,
 	.peers_max = 1024,
 	.message_bytes = WIRE_FRAME_MAX,
+	.part_bytes = 64u << 10,
 	.queue_bytes = 8u << 20,
 	.hello_retry_ns = 50 * LOOP_NS_PER_MS,
 	.redial_max_ns = 2 * LOOP_NS_PER_S,
@@ -50,6 +51,7 @@ static void options_from_config(struct peers_options *options,
 	options->dead_after_ns = config->dead_after_ns;
 	options->peers_max = config->peers_max;
 	options->message_bytes = config->peer_message_bytes;
+	options->part_bytes = config->peer_part_bytes;
 	if (options->message_bytes > WIRE_FRAME_MAX)
 		options->message_bytes = WIRE_FRAME_MAX;
 	if (options->queue_bytes < 4 * options->message_bytes)
@@ -61,6 +63,7 @@ static void peer_destroy(struct peer_impl *impl)
 	struct peers *peers = impl->peers;
 
 	peer_queue_drop(impl);
+	peer_whole_drop(impl);
 	peer_express_end(impl);
 	peering_end(&impl->cur);
 	peering_end(&impl->next);
@@ -302,7 +305,8 @@ int peers_new(const struct peers_args *args, struct peers **peers_p)
 	peers->frame = mem_zalloc(peers->options.message_bytes);
 	if (peers->frame) /* first touched now, not by a turn of the loop */
 		memset(peers->frame, 1, peers->options.message_bytes);
-	r = peers->frame
+	peers->part = mem_zalloc(peer_part_bytes(peers) + PEER_PART_HEAD);
+	r = peers->frame && peers->part
 		    ? peer_addresses_encode(peers, args->addresses, args->address_count)
 		    : -ENOMEM;
 	if (r < 0) {
@@ -367,6 +371,7 @@ void peers_free(struct peers *peers)
 	}
 	mem_free(peers->addresses);
 	mem_free(peers->frame);
+	mem_free(peers->part);
 	mem_free(peers);
 }
 

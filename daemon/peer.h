@@ -34,6 +34,7 @@ struct peers;
 /* Feature bits of HELLO; both sides' intersection is in force. */
 #define PEER_FEATURE_BASE (UINT64_C(1) << 0)
 #define PEER_FEATURE_EXPRESS (UINT64_C(1) << 1)
+#define PEER_FEATURE_PARTS (UINT64_C(1) << 2)
 
 enum peer_state { PEER_DIALING, PEER_UP, PEER_DOWN };
 
@@ -87,6 +88,7 @@ struct peers_options {
 	uint64_t ping_interval_ns, dead_after_ns;
 	unsigned int peers_max;
 	size_t message_bytes;	 /* one frame, header included */
+	size_t part_bytes;	 /* peer_send_owned(): of a body a turn */
 	size_t queue_bytes;	 /* peer_send_reliable(), a peer */
 	uint64_t hello_retry_ns; /* doubles up to redial_max_ns, so does redialling */
 	uint64_t redial_max_ns;
@@ -156,6 +158,17 @@ int peer_send(struct peer *peer, enum wire_type type, const void *body, size_t l
  * turn, never inside this call. */
 int peer_send_reliable(struct peer *peer, enum wire_type type, const void *body,
 		       size_t len);
+
+/*
+ * A long message: memory that mem_free() takes, which goes to the peer or is freed, also
+ * when this fails. It is sent like peer_send_reliable() does, but in PARTs of
+ * options.part_bytes, one a turn, when the remote knows them; what is sent after it waits
+ * for its end. The remote puts them together, one message a peer, and hands up the whole.
+ */
+int peer_send_owned(struct peer *peer, enum wire_type type, uint8_t *owned, size_t len);
+/* In on_message: the body's memory for the callback to keep; the caller frees it.
+ * NULL: it is in a frame that is used again, and has to be copied. */
+uint8_t *peer_body_take(struct peer *peer);
 
 /*
  * Express. A message that somebody waits for may go another way than the control

@@ -136,7 +136,10 @@ static void hand_up(struct peer_impl *impl, const struct wire_header *h,
 		return; /* served when they came */
 	up.epoch = impl->peer.epoch; /* ours: it is what the layers above compare */
 	impl->delivering = true;
-	peer_deliver(impl, &up, body);
+	if (h->type == WIRE_T_PART)
+		peer_part_take(impl, &up, body);
+	else
+		peer_deliver(impl, &up, body);
 	impl->delivering = false;
 }
 

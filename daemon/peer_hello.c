@@ -44,7 +44,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 
-#define FEATURES (PEER_FEATURE_BASE | PEER_FEATURE_EXPRESS)
+#define FEATURES (PEER_FEATURE_BASE | PEER_FEATURE_EXPRESS | PEER_FEATURE_PARTS)
 
 /* ---- our half, told ---- */
 

@@ -14,6 +14,7 @@
 #define PEER_REFUSALS_MAX 16u
 #define PEER_BYE_FRAME_MAX 512u
 #define PEER_SPARE_BYTES 1024u /* of a body: an ABORT */
+#define PEER_PART_HEAD 32u     /* a PART's fields before its bytes, and more */
 
 struct peer_impl;
 
@@ -56,7 +57,16 @@ struct peer_message {
 	enum wire_type type;
 	uint64_t sequence; /* of one that came too early */
 	size_t len;
+	size_t sent;	/* of a long one: what went in parts */
+	uint8_t *owned; /* a long one's body; NULL: it is in `body` */
 	uint8_t body[];
+};
+
+/* The remote's long message, while its parts come. */
+struct peer_whole {
+	uint8_t *bytes; /* NULL: none is under way */
+	uint16_t type;
+	uint32_t total, got;
 };
 
 struct peer_impl {
@@ -85,6 +95,9 @@ struct peer_impl {
 	struct list queue;
 	size_t queue_bytes;
 	struct loop_timer flush;
+
+	struct peer_whole whole;
+	uint8_t *handed; /* what peer_body_take() gives */
 
 	/* peer_express.c */
 	struct peer_express express; /* send NULL: closed */
@@ -126,6 +139,7 @@ struct peers {
 	uint8_t *addresses; /* encoded for HELLO */
 	size_t addresses_len;
 	uint8_t *frame; /* scratch of options.message_bytes */
+	uint8_t *part;	/* scratch for the body of a PART */
 
 	struct list all; /* struct peer.link */
 	unsigned int count;
@@ -222,10 +236,14 @@ int peer_send_now(struct peer_impl *impl, enum wire_type type, const void *body,
 size_t peer_bye_frame(struct peers *peers, const uint8_t target[16], uint64_t epoch,
 		      uint32_t code, const char *text, uint8_t frame[PEER_BYE_FRAME_MAX]);
 void peer_flush(struct peer_impl *impl);
+/* With the epoch: what waits to be sent. */
 void peer_queue_drop(struct peer_impl *impl);
 void peer_self_deliver(struct peer_impl *impl);
 /* One message of cur, in order: to the layer above. */
 void peer_deliver(struct peer_impl *impl, const struct wire_header *h, struct cursor *body);
+/* The same; `owned`, which may be NULL, is the body's memory. */
+void peer_deliver_owned(struct peer_impl *impl, const struct wire_header *h,
+			struct cursor *body, uint8_t *owned);
 int peer_check_send(const struct peer_impl *impl, enum wire_type type, size_t len);
 int peer_self_send(struct peer_impl *impl, enum wire_type type, const void *body,
 		   size_t len);
@@ -233,6 +251,17 @@ void peer_note_use(struct peer_impl *impl);
 /* The frame of a message of `peering` in peers->frame; its length. ERR_TOOBIG. */
 ssize_t peer_frame_make(struct peer_impl *impl, const struct peering *peering,
 			const struct wire_header *h, const void *body);
+
+/* ---- peer_parts.c (long messages) ---- */
+size_t peer_part_bytes(const struct peers *peers);
+/* Send the next part of the queue's first message. 1: that was its last. */
+int peer_part_send(struct peer_impl *impl, struct peer_message *msg);
+/* Does it go in parts? */
+bool peer_goes_in_parts(const struct peer_impl *impl, const struct peer_message *msg);
+/* A PART of cur. */
+void peer_part_take(struct peer_impl *impl, const struct wire_header *h,
+		    struct cursor *body);
+void peer_whole_drop(struct peer_impl *impl); /* with the epoch */
 
 /* ---- peer_express.c (two ways, one order) ---- */
 /* May the control line have another frame, while what went before it is out? */

@@ -14,7 +14,8 @@
  * when the line takes nothing, and as long as that queue holds something the
  * unreliable way refuses. PING and PONG overtake; they belong to no order.
  *
- * A third way, express, is in peer_express.c.
+ * A third way, express, is in peer_express.c. What is too long for a turn passes the same
+ * queue, piece by piece (peer_parts.c).
  *
  * The self peer has no line: its messages wait in the same queue and are handed
  * up in the next turn, so that on_message is never entered from peer_send.
@@ -128,27 +129,59 @@ int peer_check_send(const struct peer_impl *impl, enum wire_type type, size_t le
 	return 0;
 }
 
-static int queue_message(struct peer_impl *impl, enum wire_type type, const void *body,
-			 size_t len)
-{
-	size_t cost = sizeof(struct peer_message) + len;
-	struct peer_message *msg;
+static void flush(struct peer_impl *impl, bool paced);
 
-	if (cost > impl->peers->options.queue_bytes - impl->queue_bytes)
-		return err_raise(ERR_LIMIT,
-				 "peer %s: %zu bytes wait for it, the cap is %zu",
-				 impl->peer.endpoint, impl->queue_bytes,
-				 impl->peers->options.queue_bytes);
-	msg = mem_zalloc(cost);
+static int check_room(struct peer_impl *impl, size_t cost)
+{
+	const size_t cap = impl->peers->options.queue_bytes;
+
+	/* parts wait for turns, not for the line */
+	if (cost > cap - impl->queue_bytes && !impl->peer.self)
+		flush(impl, false);
+	if (cost <= cap - impl->queue_bytes)
+		return 0;
+	return err_raise(ERR_LIMIT, "peer %s: %zu bytes wait for it, the cap is %zu",
+			 impl->peer.endpoint, impl->queue_bytes, cap);
+}
+
+/* A body that is owned is the queue's when this succeeds. */
+static int queue_push(struct peer_impl *impl, enum wire_type type, const void *body,
+		      uint8_t *owned, size_t len)
+{
+	const size_t cost = sizeof(struct peer_message) + len;
+	struct peer_message *msg;
+	int r = check_room(impl, cost);
+
+	if (r < 0)
+		return err_pass(r);
+	msg = mem_zalloc(owned ? sizeof(*msg) : cost);
 	if (!msg)
 		return err_pass(-ENOMEM);
 	msg->type = type;
 	msg->len = len;
-	if (len)
+	msg->owned = owned;
+	if (!owned && len)
 		memcpy(msg->body, body, len);
 	list_push_back(&impl->queue, &msg->link);
 	impl->queue_bytes += cost;
 	return 0;
+}
+
+static int queue_message(struct peer_impl *impl, enum wire_type type, const void *body,
+			 size_t len)
+{
+	return err_pass(queue_push(impl, type, body, NULL, len));
+}
+
+static const uint8_t *body_of(const struct peer_message *msg)
+{
+	return msg->owned ? msg->owned : msg->body;
+}
+
+static void message_free(struct peer_message *msg)
+{
+	mem_free(msg->owned);
+	mem_free(msg);
 }
 
 static struct peer_message *queue_pop(struct peer_impl *impl)
@@ -168,7 +201,7 @@ void peer_queue_drop(struct peer_impl *impl)
 
 	loop_timer_stop(&impl->flush);
 	while ((msg = queue_pop(impl)))
-		mem_free(msg);
+		message_free(msg);
 }
 
 /* The answer to the latest PING; negative while the line takes nothing. */
@@ -188,29 +221,40 @@ static int pong(struct peer_impl *impl)
 	return 0;
 }
 
-/* Until the line takes no more. */
-void peer_flush(struct peer_impl *impl)
+/* Until the line takes no more, or (paced) a part of a long message is gone. */
+static void flush(struct peer_impl *impl, bool paced)
 {
 	struct peer_message *msg;
 
-	if (impl->peer.self || impl->peer.state != PEER_UP)
-		return;
 	if (impl->pong_owed)
 		(void)pong(impl);
 	while (!peer_express_full(impl) &&
 	       (msg = list_first(&impl->queue, struct peer_message, link))) {
-		int r = peer_send_now(impl, msg->type, msg->body, msg->len);
+		bool part = peer_goes_in_parts(impl, msg);
+		int r = part ? peer_part_send(impl, msg)
+			     : peer_send_now(impl, msg->type, body_of(msg), msg->len);
 
 		if (r < 0) {
 			err_clear();
 			break;
 		}
-		mem_free(queue_pop(impl));
+		if (!part || r > 0)
+			message_free(queue_pop(impl));
+		if (part && paced && !list_empty(&impl->queue)) {
+			loop_defer(impl->peers->loop, &impl->later);
+			return;
+		}
 	}
 	if (list_empty(&impl->queue) && !impl->pong_owed)
 		loop_timer_stop(&impl->flush);
 	else if (loop_timer_start(&impl->flush, FLUSH_RETRY_NS) < 0)
 		err_clear(); /* the next PING flushes too */
+}
+
+void peer_flush(struct peer_impl *impl)
+{
+	if (!impl->peer.self && impl->peer.state == PEER_UP)
+		flush(impl, true);
 }
 
 int peer_self_send(struct peer_impl *impl, enum wire_type type, const void *body,
@@ -270,6 +314,43 @@ int peer_send_reliable(struct peer *peer, enum wire_type type, const void *body,
 	return err_pass(r);
 }
 
+static int send_long(struct peer_impl *impl, enum wire_type type, uint8_t *owned, size_t len)
+{
+	int r = queue_push(impl, type, NULL, owned, len);
+
+	if (r < 0)
+		return err_pass(r);
+	impl->peer.messages_out += impl->peer.self;
+	loop_defer(impl->peers->loop, &impl->later);
+	return 0;
+}
+
+int peer_send_owned(struct peer *peer, enum wire_type type, uint8_t *owned, size_t len)
+{
+	struct peer_impl *impl = impl_of(peer);
+	struct peer_message long_one = {.owned = owned, .len = len};
+	struct err why;
+	int r;
+
+	if (!peer->self && !peer_goes_in_parts(impl, &long_one)) {
+		r = peer_send_reliable(peer, type, owned, len);
+		mem_free(owned);
+		return err_pass(r);
+	}
+	r = peer_check_send(impl, type, len);
+	if (r >= 0) {
+		peer_note_use(impl);
+		r = send_long(impl, type, owned, len);
+		if (r < 0) {
+			why = *err_last();
+			peer_doom(impl, &why);
+		}
+	}
+	if (r < 0)
+		mem_free(owned);
+	return err_pass(r);
+}
+
 /* ---- in ---- */
 
 static void on_ping(struct peer_impl *impl, struct cursor *body)
@@ -302,6 +383,22 @@ static void on_pong(struct peer_impl *impl, struct cursor *body)
 		return;
 	impl->ping_open = false;
 	impl->peer.rtt_ns = loop_clock_ns(impl->peers->loop) - impl->ping_stamp;
+}
+
+uint8_t *peer_body_take(struct peer *peer)
+{
+	struct peer_impl *impl = impl_of(peer);
+
+	return mem_steal(impl->handed);
+}
+
+void peer_deliver_owned(struct peer_impl *impl, const struct wire_header *h,
+			struct cursor *body, uint8_t *owned)
+{
+	impl->handed = owned;
+	peer_deliver(impl, h, body);
+	mem_free(impl->handed);
+	impl->handed = NULL;
 }
 
 void peer_deliver(struct peer_impl *impl, const struct wire_header *h, struct cursor *body)
@@ -340,9 +437,9 @@ void peer_self_deliver(struct peer_impl *impl)
 		more = &msg->link != last;
 		memcpy(h.sender, impl->peers->instance, sizeof(h.sender));
 		memcpy(h.target, impl->peers->instance, sizeof(h.target));
-		cursor_read(&body, msg->body, msg->len);
-		peer_deliver(impl, &h, &body);
-		mem_free(msg);
+		cursor_read(&body, body_of(msg), msg->len);
+		peer_deliver_owned(impl, &h, &body, mem_steal(msg->owned));
+		message_free(msg);
 	}
 	if (!list_empty(&impl->queue))
 		loop_defer(impl->peers->loop, &impl->later);

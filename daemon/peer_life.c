@@ -117,6 +117,7 @@ static void take_down(struct peer_impl *impl, const struct err *why, bool bye)
 	impl->ping_open = false;
 	loop_defer_cancel(&impl->later);
 	peer_queue_drop(impl);
+	peer_whole_drop(impl);
 	peer_express_end(impl);
 	peering_end(&impl->cur);
 	if (!impl->next.live)
@@ -485,8 +486,11 @@ void peer_on_later(struct loop_defer *defer)
 
 	if (why.code) {
 		peer_bring_down(impl, &why, true);
-	} else if (peer_early_pending(impl)) {
-		peer_early_deliver(impl);
+	} else if (impl->peer.state == PEER_UP && !impl->peer.self) {
+		if (peer_early_pending(impl))
+			peer_early_deliver(impl);
+		if (!list_empty(&impl->queue))
+			peer_flush(impl); /* the next part */
 	} else if (impl->peer.self && impl->peer.state == PEER_UP) {
 		peer_self_deliver(impl);
 	} else if (impl->peer.self && impl->peer.holds) {

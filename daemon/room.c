@@ -25,6 +25,7 @@
 #include "daemon/kvd.h"
 #include "daemon/offload.h"
 #include "daemon/room_cursor.h"
+#include "daemon/room_mail.h"
 #include "daemon/rooms.h"
 #include "daemon/session.h"
 #include "daemon/status.h"
@@ -210,6 +211,7 @@ void room_fail(struct room *room, const struct err *why, const struct party *but
 		if (party != but)
 			tell_abort(room, party);
 	}
+	mails_drop(room, NULL);
 	roles[room->role]->stop(room, &room->error);
 	forget_waits(room);
 	room_kick(room);
@@ -263,6 +265,7 @@ void room_init(struct room *room)
 	list_init(&room->all_link);
 	list_init(&room->parties);
 	list_init(&room->moves);
+	list_init(&room->mails);
 	list_init(&room->chunks);
 	loop_defer_init(&room->step, on_step);
 	loop_timer_init(&room->timer, loop, room_on_clock);
@@ -278,7 +281,10 @@ void room_open_done(struct room *room)
 
 bool room_without(struct party *party, const struct err *why)
 {
-	return roles[party->room->role]->without(party, why);
+	if (!roles[party->room->role]->without(party, why))
+		return false;
+	mails_drop(party->room, party);
+	return true;
 }
 
 void room_count(const struct room *room, enum metric metric, uint64_t n)
@@ -385,6 +391,7 @@ void move_free(struct move *move)
 		move->in = NULL;
 		return;
 	}
+	mail_drop(move->mail);
 	wait_stop(&move->wait);
 	list_remove(&move->link);
 	room->busy--;
@@ -394,6 +401,7 @@ void move_free(struct move *move)
 	mem_free(move->wants);
 	plan_free(move->plan);
 	mem_free(move->header);
+	mem_free(move->op.xp.owned);
 	mem_free(move);
 	room_kick(room);
 }

@@ -26,6 +26,8 @@
 #include "daemon/sched.h"
 #include "daemon/wait.h"
 
+struct mail;
+struct room_message;
 struct rooms;
 struct session;
 
@@ -60,7 +62,8 @@ struct party {
 				      source's pool is known */
 	struct plan_want *wants; /* what this source sends / must send */
 	size_t want_count;
-	bool told;	/* TRANSFER_INFO or OFFER_QUERY is out */
+	bool told;	/* TRANSFER_INFO or OFFER_QUERY is out, or being written */
+	bool reading;	/* TRANSFER_INFO or OFFER is here and being read: room_mail.h */
 	bool answered;	/* acknowledged / OFFER is here */
 	bool ack_owed;	/* send: its TRANSFER_INFO is taken, but not acknowledged */
 	struct list ack_link; /* in rooms->acks: before the loop sleeps */
@@ -117,7 +120,8 @@ struct move {
 	uint64_t seen_ns; /* posted, at the first look at it: room_clock.c */
 	bool last, reserved, landed_all;
 	bool doomed; /* over, but a helper still plans it */
-	enum { MOVE_PLANNING, MOVE_WAITING, MOVE_POSTED } phase;
+	struct mail *mail; /* reads its pages */
+	enum { MOVE_READING, MOVE_PLANNING, MOVE_WAITING, MOVE_POSTED } phase;
 };
 
 struct chunk { /* one room.send */
@@ -145,6 +149,7 @@ struct room {
 	struct list parties;
 	unsigned int party_count;
 	struct list moves;
+	struct list mails; /* struct mail: while it is live */
 	unsigned int busy; /* moves, plus whatever else must end before terminal */
 	struct room_maps maps; /* recv, pull: local pages; offer: offered pages */
 	bool bound;
@@ -244,7 +249,7 @@ extern const struct role_ops room_send_ops, room_recv_ops, room_offer_ops, room_
 /* room_send.c */
 struct wire_transfer_info;
 int send_on_info(struct room *room, struct remote *remote,
-		 const struct wire_transfer_info *info);
+		 const struct wire_transfer_info *info, struct room_message *msg);
 void send_on_done(struct room *room, struct party *party);
 /* After a step: what it could post for its receivers is posted. */
 void send_acks(struct room *room);
@@ -263,7 +268,8 @@ int offer_on_pull_done(struct room *room, struct party *party,
 void offer_on_lease(struct room *room, struct party *party, uint64_t lease_epoch);
 void offer_check_lease(struct room *room);
 /* room_pull.c */
-int pull_on_offer(struct room *room, struct party *party, const struct wire_offer *offer);
+int pull_on_offer(struct room *room, struct party *party, const struct wire_offer *offer,
+		  struct room_message *msg);
 void pull_on_ack(struct room *room, struct party *party, const struct wire_pull_ack *ack);
 
 void pull_on_beat(struct loop_timer *timer);

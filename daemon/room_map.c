@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The one place where page lists and token ranges enter the daemon. Whatever
- * made them (an engine's JSON, a peer's bytes) they pass map_check(), so that
- * every later user may rely on: the view exists, pages are inside it, and
- * [token_begin, token_end) lies in what the pages hold.
- *
- * On the wire pages travel as runs: a prefill's pages are mostly ascending.
+ * made them (an engine's JSON here, a peer's bytes in room_map_wire.c) they pass
+ * the same checks, so that every later user may rely on: the view exists, pages are
+ * inside it, and [token_begin, token_end) lies in what the pages hold.
  */
 #include "daemon/room_map.h"
 
-#include <endian.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -18,21 +15,20 @@
 #include "daemon/base/mem.h"
 #include "proto/json.h"
 
-static int map_check(const struct room_map *map, const struct layout *layout,
-		     const char *where)
+int room_map_check_page(const struct layout_view *view, const char *where, size_t at,
+			uint64_t page)
 {
-	const struct layout_view *view = layout_view_find(layout, map->view);
+	if (page < view->pages)
+		return 0;
+	return err_raise(ERR_RANGE, "%s.pages[%zu]: %llu is outside the view's %u pages",
+			 where, at, (unsigned long long)page, view->pages);
+}
+
+int room_map_check_ranges(const struct room_map *map, const struct layout_view *view,
+			  const char *where)
+{
 	uint64_t held, last;
 
-	if (!view)
-		return err_raise(ERR_NOTFOUND, "%s: the pool has no view '%s'", where,
-				 map->view);
-	for (size_t i = 0; i < map->page_count; i++) {
-		if (map->pages[i] >= view->pages)
-			return err_raise(ERR_RANGE,
-					 "%s.pages[%zu]: %u is outside the view's %u pages",
-					 where, i, map->pages[i], view->pages);
-	}
 	held = (uint64_t)map->page_count * view->page_tokens; /* both below 2^32 */
 	if (__builtin_add_overflow(map->first_token, held, &last))
 		return err_raise(ERR_RANGE, "%s.first_token: beyond 2^64", where);
@@ -137,7 +133,7 @@ static int parse_view(const cJSON *obj, const struct layout *layout, struct room
 	r = parse_ranges(obj, where, (uint64_t)map->page_count * view->page_tokens, map);
 	if (r < 0)
 		return r;
-	return map_check(map, layout, where);
+	return err_pass(room_map_check_ranges(map, view, where)); /* pages: they are read */
 }
 
 static int parse_aux(int64_t aux, const struct layout *layout, struct room_map *map)
@@ -217,145 +213,6 @@ int room_maps_copy(const struct room_maps *src, struct room_maps *dst)
 	return 0;
 }
 
-static uint32_t runs_of(const struct room_map *map)
-{
-	uint32_t runs = map->page_count > 0;
-
-	for (size_t i = 1; i < map->page_count; i++)
-		runs += map->pages[i] != map->pages[i - 1] + 1;
-	return runs;
-}
-
-size_t room_maps_wire_bytes(const struct room_maps *maps)
-{
-	size_t bytes = 4;
-
-	for (size_t i = 0; i < maps->count; i++)
-		bytes += 2 + strlen(maps->maps[i].view) + 3 * 8 + 3 * 4 +
-			 8 * (size_t)runs_of(&maps->maps[i]);
-	return bytes;
-}
-
-static inline uint8_t *put_le32(uint8_t *at, uint32_t v)
-{
-	v = htole32(v);
-	memcpy(at, &v, sizeof(v));
-	return at + sizeof(v);
-}
-
-/* The loop does this for a whole room's pages: one pass, and no check a number. */
-static void put_pages(struct cursor *out, const struct room_map *map)
-{
-	const uint32_t runs = runs_of(map);
-	const uint32_t *page = map->pages, *end = page + map->page_count;
-	uint8_t *at;
-
-	cursor_put_u32(out, runs);
-	at = cursor_put_room(out, 8 * (size_t)runs);
-	while (at && page < end) {
-		const uint32_t *first = page++;
-
-		while (page < end && *page == page[-1] + 1)
-			page++;
-		at = put_le32(at, *first);
-		at = put_le32(at, (uint32_t)(page - first));
-	}
-}
-
-void room_maps_put(struct cursor *out, const struct room_maps *maps)
-{
-	cursor_put_u32(out, (uint32_t)maps->count);
-	for (size_t i = 0; i < maps->count; i++) {
-		const struct room_map *map = &maps->maps[i];
-
-		cursor_put_str(out, map->view);
-		cursor_put_u64(out, map->first_token);
-		cursor_put_u64(out, map->token_begin);
-		cursor_put_u64(out, map->token_end);
-		cursor_put_u32(out, map->layers.begin);
-		cursor_put_u32(out, map->layers.end);
-		put_pages(out, map);
-	}
-}
-
-static inline uint32_t le32(const uint8_t *p)
-{
-	uint32_t v;
-
-	memcpy(&v, p, sizeof(v));
-	return le32toh(v);
-}
-
-/* Runs are summed under the cap before anything is allocated. On the loop, and a
- * room of gigabytes has 65 536 of them: no cursor's call for each word. */
-static int get_pages(struct cursor *in, const char *view, uint64_t *budget,
-		     struct room_map *map)
-{
-	uint32_t runs = cursor_get_count(in, ROOM_PAGES_MAX, 8);
-	const uint8_t *at = cursor_get_bytes(in, (size_t)runs * 8);
-	uint64_t total = 0;
-	uint32_t *pages;
-
-	if (!at)
-		return err_raise(ERR_PROTO, "views.%s.pages: cut off", view);
-	for (uint32_t i = 0; i < runs; i++) {
-		uint64_t page = le32(at + 8 * (size_t)i), n = le32(at + 8 * (size_t)i + 4);
-
-		total += n;
-		if (n == 0 || page + n > UINT32_MAX || total > *budget)
-			return err_raise(ERR_PROTO, "views.%s.pages: run %u is empty, wraps "
-					 "or exceeds %u pages", view, i, ROOM_PAGES_MAX);
-	}
-	*budget -= total;
-	map->pages = pages = mem_regrow(NULL, total, sizeof(*map->pages));
-	if (!map->pages)
-		return err_pass(-ENOMEM);
-	map->page_count = total;
-	for (uint32_t i = 0; i < runs; i++, at += 8) {
-		uint32_t page = le32(at), n = le32(at + 4);
-
-		while (n--)
-			*pages++ = page++;
-	}
-	return 0;
-}
-
-int room_maps_get(struct cursor *in, const struct layout *layout, struct room_maps *maps)
-{
-	uint32_t n = cursor_get_count(in, LAYOUT_VIEWS_MAX + 1, 2 + 3 * 8 + 3 * 4);
-	uint64_t budget = ROOM_PAGES_MAX; /* over all views */
-	char where[64];
-	int r = 0;
-
-	*maps = (struct room_maps){0};
-	maps->maps = mem_calloc(n, sizeof(*maps->maps));
-	if (!maps->maps)
-		return err_pass(-ENOMEM);
-	for (uint32_t i = 0; i < n && r >= 0; i++) {
-		struct room_map *map = &maps->maps[maps->count++];
-
-		cursor_get_str(in, map->view, sizeof(map->view));
-		map->first_token = cursor_get_u64(in);
-		map->token_begin = cursor_get_u64(in);
-		map->token_end = cursor_get_u64(in);
-		map->layers.begin = cursor_get_u32(in);
-		map->layers.end = cursor_get_u32(in);
-		snprintf(where, sizeof(where), "views.%.31s", map->view);
-		r = get_pages(in, map->view, &budget, map);
-		if (r >= 0)
-			r = map_check(map, layout, where);
-		for (uint32_t k = 0; k < i && r >= 0; k++) {
-			if (strcmp(maps->maps[k].view, map->view) == 0)
-				r = err_raise(ERR_PROTO, "%s: named twice", where);
-		}
-	}
-	if (r >= 0)
-		r = cursor_check(in, "views");
-	if (r < 0)
-		room_maps_fini(maps);
-	return r;
-}
-
 const struct room_map *room_maps_find(const struct room_maps *maps, const char *view)
 {
 	for (size_t i = 0; i < maps->count; i++) {
@@ -363,6 +220,22 @@ const struct room_map *room_maps_find(const struct room_maps *maps, const char *
 			return &maps->maps[i];
 	}
 	return NULL;
+}
+
+/* Are the pages of all its tokens the very ones? A room may have tens of thousands. */
+static bool same_pages(const struct room_map *in, const struct room_map *out,
+		       uint32_t page_tokens)
+{
+	uint64_t a = in->token_begin - in->first_token;
+	uint64_t b = in->token_begin - out->first_token;
+	uint64_t end = in->token_end - in->first_token;
+
+	if (in->token_begin == in->token_end)
+		return true;
+	return a % page_tokens == b % page_tokens &&
+	       memcmp(in->pages + a / page_tokens, out->pages + b / page_tokens,
+		      ((end - 1) / page_tokens - a / page_tokens + 1) *
+			      sizeof(*in->pages)) == 0;
 }
 
 int room_maps_within(const struct room_maps *inner, const struct room_maps *outer,
@@ -381,6 +254,8 @@ int room_maps_within(const struct room_maps *inner, const struct room_maps *oute
 					 "views.%s.tokens: outside the offered [%llu, %llu)",
 					 in->view, (unsigned long long)out->token_begin,
 					 (unsigned long long)out->token_end);
+		if (same_pages(in, out, view->page_tokens))
+			continue;
 		for (t = in->token_begin; t < in->token_end;) {
 			uint64_t a = t - in->first_token, b = t - out->first_token;
 

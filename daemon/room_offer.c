@@ -14,6 +14,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/kvd.h"
+#include "daemon/room_mail.h"
 #include "daemon/room_wire.h"
 #include "daemon/rooms.h"
 
@@ -28,25 +29,20 @@ static struct party *puller(struct room *room, const struct remote *remote, uint
 	return NULL;
 }
 
-static int answer(struct room *room, struct party *party)
+static int offer_put(const struct party *party, struct wire_blob views,
+		     struct wire_blob wants, struct cursor *out)
 {
-	struct handshake *hs = rooms_kvd(room->rooms)->handshake;
+	const struct room *room = party->room;
 	struct wire_offer msg = {.room = party->room_there,
 				 .pull_gen = party->gen,
 				 .offer_gen = room->gen,
 				 .src_pool = room->pool->id,
 				 .lease_epoch = room->lease_epoch,
-				 .lease_ms = room->lease_ns / LOOP_NS_PER_MS};
-	struct cursor out, views;
+				 .lease_ms = room->lease_ns / LOOP_NS_PER_MS,
+				 .views = views};
 
-	handshake_blob(hs, &views);
-	room_maps_put(&views, &room->maps);
-	msg.views = (struct wire_blob){views.base, views.pos};
-	handshake_body(hs, &out);
-	if (views.bad || wire_offer_put(&out, &msg) < 0 || out.pos > wire_body_cap(WIRE_T_OFFER))
-		return err_raise(ERR_TOOBIG, "offer: pages take more than %zu bytes",
-				 wire_body_cap(WIRE_T_OFFER));
-	return handshake_send(party->remote, WIRE_T_OFFER, out.base, out.pos);
+	(void)wants; /* the puller's own matter */
+	return err_pass(wire_offer_put(out, &msg));
 }
 
 int offer_on_query(struct room *room, struct remote *remote,
@@ -79,7 +75,9 @@ int offer_on_query(struct room *room, struct remote *remote,
 		party->room_there = query->room;
 		party->want_count = 0;
 	}
-	return answer(room, party);
+	if (mail_telling(party))
+		return 0; /* asked twice: the answer is being written */
+	return err_pass(mail_tell(party, WIRE_T_OFFER, offer_put));
 }
 
 /* ---- requests ---- */
@@ -106,6 +104,13 @@ static void end_refused(struct move *move, const struct err *why)
 {
 	move->phase = MOVE_POSTED;
 	move->party->remote->transport->ops->land(move->in, NULL, why);
+}
+
+/* The same, of what a later look at the request found. */
+static void refuse(struct move *move, const struct err *why)
+{
+	room_count(move->room, METRIC_ROOM_REFUSED, 1);
+	end_refused(move, why);
 }
 
 static void on_planned(struct move *move)
@@ -154,46 +159,102 @@ static void on_served(struct inbound_owner *inbound, const struct err *err)
 	move_free(move);
 }
 
-static int serve(struct room *room, struct party *party, struct xp_inbound *in,
+/* Both sides' pages are known. */
+static int serve(struct move *move)
+{
+	struct room *room = move->room;
+	struct party *party = move->party;
+	int r = room_maps_pair(&move->maps, &move->maps_dst, &move->pairs,
+			       &move->pair_count);
+
+	if (r < 0)
+		return err_pass(r);
+	if (sm_state(&room->sm) == ROOM_WAITING)
+		room_move(room, ROOM_MOVING);
+	if (move->in->kind == XP_CHECK) { /* the bytes were read: were the pages ours to give? */
+		move->phase = MOVE_POSTED;
+		party->remote->transport->ops->land(move->in, &(struct xp_sides){0}, NULL);
+		return 0;
+	}
+	move_plan(move, room->pool->layout, party->pool->layout, move->wants,
+		  move->want_count, on_planned);
+	return 0;
+}
+
+static void on_dst_pages(struct mail *mail, const struct err *why)
+{
+	struct move *move = mail->move;
+	struct err e;
+
+	if (!why) {
+		move->maps_dst = room_maps_steal(&mail->reader.maps);
+		if (serve(move) >= 0)
+			return;
+		err_take(&e);
+		why = &e;
+	}
+	refuse(move, why);
+}
+
+/* The offered pages are known; the puller's follow in the header. */
+static int read_dst(struct move *move, struct cursor *header)
+{
+	struct room *room = move->room;
+	struct party *party = move->party;
+	struct mail *mail;
+	int r = room_maps_within(&move->maps, &room->maps, room->pool->layout);
+
+	if (r >= 0)
+		r = mail_read(party, move, NULL, header, party->pool->layout, on_dst_pages,
+			      &move->maps_dst, &mail);
+	if (r < 0)
+		return err_pass(r);
+	return r == 0 ? err_pass(serve(move)) : 0;
+}
+
+static void on_src_pages(struct mail *mail, const struct err *why)
+{
+	struct move *move = mail->move;
+	struct err e;
+
+	if (!why) {
+		move->maps = room_maps_steal(&mail->reader.maps);
+		if (read_dst(move, &mail->reader.in) >= 0)
+			return;
+		err_take(&e);
+		why = &e;
+	}
+	refuse(move, why);
+}
+
+static int begin(struct room *room, struct party *party, struct xp_inbound *in,
 		 const struct pull_header *h, struct cursor *header)
 {
 	struct move *move = move_new(room, party);
+	struct mail *mail;
 	int r;
 
 	if (!move)
 		return err_pass(-ENOMEM);
 	move->digest = h->digest;
 	move->bytes = h->bytes;
+	move->in = in;
+	move->inbound.on_done = on_served;
+	in->owner = &move->inbound;
 	r = wants_get(header, &move->wants, &move->want_count);
 	if (r >= 0)
 		r = cover_check_wants(room->pool->layout, party->pool->layout, move->wants,
 				      move->want_count);
 	if (r >= 0)
-		r = room_maps_get(header, room->pool->layout, &move->maps);
+		r = mail_read(party, move, NULL, header, room->pool->layout, on_src_pages,
+			      &move->maps, &mail);
+	if (r == 0)
+		r = read_dst(move, header);
 	if (r >= 0)
-		r = room_maps_within(&move->maps, &room->maps, room->pool->layout);
-	if (r >= 0)
-		r = room_maps_get(header, party->pool->layout, &move->maps_dst);
-	if (r >= 0)
-		r = room_maps_pair(&move->maps, &move->maps_dst, &move->pairs,
-				   &move->pair_count);
-	if (r < 0) {
-		move_free(move);
-		return err_pass(r);
-	}
-	move->in = in;
-	move->inbound.on_done = on_served;
-	in->owner = &move->inbound;
-	if (sm_state(&room->sm) == ROOM_WAITING)
-		room_move(room, ROOM_MOVING);
-	if (in->kind == XP_CHECK) { /* the bytes were read: were the pages ours to give? */
-		move->phase = MOVE_POSTED;
-		party->remote->transport->ops->land(in, &(struct xp_sides){0}, NULL);
 		return 0;
-	}
-	move_plan(move, room->pool->layout, party->pool->layout, move->wants,
-		  move->want_count, on_planned);
-	return 0;
+	in->owner = NULL;
+	move_free(move);
+	return err_pass(r);
 }
 
 void offer_on_request(struct room *room, struct remote *remote, struct xp_inbound *in,
@@ -209,7 +270,7 @@ void offer_on_request(struct room *room, struct remote *remote, struct xp_inboun
 		r = check_request(room, party, &h);
 	}
 	if (r >= 0)
-		r = serve(room, party, in, &h, header);
+		r = begin(room, party, in, &h, header);
 	if (r >= 0)
 		return;
 	err_take(&why);
@@ -315,7 +376,7 @@ static void stop(struct room *room, const struct err *why)
 	list_foreach_safe(move, &room->moves, link) {
 		if (move->phase == MOVE_POSTED)
 			move->party->remote->transport->ops->revoke(move->in, why);
-		else if (offload_cancel(kvd->offload, &move->job))
+		else if (move->phase == MOVE_READING || offload_cancel(kvd->offload, &move->job))
 			end_refused(move, why);
 	}
 }

@@ -13,6 +13,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/kvd.h"
 #include "daemon/room_cover.h"
+#include "daemon/room_mail.h"
 #include "daemon/room_wire.h"
 #include "daemon/rooms.h"
 
@@ -39,18 +40,13 @@ static int ask(struct room *room, struct party *party)
 	return handshake_send(party->remote, WIRE_T_OFFER_QUERY, out.base, out.pos);
 }
 
-int pull_on_offer(struct room *room, struct party *party, const struct wire_offer *offer)
+/* All of its pages are read; `maps` is taken. */
+static int take_offer(struct party *party, const struct wire_offer *offer,
+		      struct room_maps maps)
 {
-	struct room_maps maps;
-	struct cursor in;
-	int r;
+	int r = 0;
 
-	if (party->answered || !room_live(room))
-		return 0; /* twice, or too late */
-	cursor_read(&in, offer->views.data, offer->views.len);
-	r = room_maps_get(&in, party->pool->layout, &maps);
-	if (r < 0)
-		return err_prefix(r, "OFFER");
+	party->reading = false;
 	if (party->theirs_json) {
 		r = room_maps_parse(party->theirs_json, -1, party->pool->layout,
 				    &party->theirs);
@@ -67,7 +63,37 @@ int pull_on_offer(struct room *room, struct party *party, const struct wire_offe
 	party->lease_ns = (offer->lease_ms < LEASE_MAX_MS ? offer->lease_ms : LEASE_MAX_MS) *
 			  LOOP_NS_PER_MS;
 	party->answered = true;
-	room_kick(room);
+	room_kick(party->room);
+	return 0;
+}
+
+/* The late half of pull_on_offer(). */
+static void on_pages(struct mail *mail, const struct err *why)
+{
+	if (why)
+		room_fail(mail->room, why, NULL);
+	else if (take_offer(mail->party, &mail->offer, room_maps_steal(&mail->reader.maps)) < 0)
+		room_fail_last(mail->room, NULL);
+}
+
+int pull_on_offer(struct room *room, struct party *party, const struct wire_offer *offer,
+		  struct room_message *msg)
+{
+	struct room_maps maps;
+	struct mail *mail;
+	struct cursor in;
+	int r;
+
+	if (party->answered || party->reading || !room_live(room))
+		return 0; /* twice, or too late */
+	cursor_read(&in, offer->views.data, offer->views.len);
+	r = mail_read(party, NULL, msg, &in, party->pool->layout, on_pages, &maps, &mail);
+	if (r < 0)
+		return err_prefix(r, "OFFER");
+	if (r == 0)
+		return err_pass(take_offer(party, offer, maps));
+	party->reading = true;
+	mail->offer = *offer;
 	return 0;
 }
 
@@ -157,17 +183,29 @@ static void on_read(struct sched_op *op)
 	move_free(move);
 }
 
-static void on_planned(struct move *move)
+/* Where the plan is made: a room's page lists take as long. */
+static int make_header(struct move *move)
 {
-	struct room *room = move->room;
-	struct party *party = move->party;
-	struct xp_op *xp = &move->op.xp;
+	const struct room *room = move->room;
+	const struct party *party = move->party;
 	struct pull_header h = {.room = party->room_there,
 				.offer_gen = party->gen,
 				.pull_gen = room->gen,
 				.src_pool = party->pool->id,
 				.dst_pool = room->pool->id,
-				.lease_epoch = party->lease_epoch};
+				.lease_epoch = party->lease_epoch,
+				.digest = move->plan->digest,
+				.bytes = move->plan->bytes};
+
+	return pull_header_make(&h, party->wants, party->want_count, &party->theirs,
+				&room->maps, &move->header, &move->header_len);
+}
+
+static void on_planned(struct move *move)
+{
+	struct room *room = move->room;
+	struct party *party = move->party;
+	struct xp_op *xp = &move->op.xp;
 
 	if (!room_live(room) || move->refused.code != ERR_OK)
 		goto fail;
@@ -178,8 +216,6 @@ static void on_planned(struct move *move)
 			(unsigned long long)party->expected);
 		goto fail;
 	}
-	h.digest = move->plan->digest;
-	h.bytes = move->plan->bytes;
 	xp->kind = XP_READ;
 	xp->sides = (struct xp_sides){
 		.plan = move->plan,
@@ -188,13 +224,12 @@ static void on_planned(struct move *move)
 		.dst = handshake_local_buffers(room->pool, party->remote),
 		.dst_count = room->pool->layout->buffer_count,
 	};
-	if (!xp->sides.dst ||
-	    pull_header_make(&h, party->wants, party->want_count, &party->theirs, &room->maps,
-			     &move->header, &xp->header_len) < 0) {
+	if (!xp->sides.dst) {
 		err_take(&move->refused);
 		goto fail;
 	}
-	xp->header = move->header;
+	xp->header = xp->owned = mem_steal(move->header);
+	xp->header_len = move->header_len;
 	move->phase = MOVE_POSTED;
 	move->op.owner = move;
 	move->op.on_done = on_read;
@@ -220,6 +255,7 @@ static int read_from(struct room *room, struct party *party)
 		move_free(move);
 		return err_pass(r);
 	}
+	move->encode = make_header;
 	move_plan(move, party->pool->layout, room->pool->layout, party->wants,
 		  party->want_count, on_planned);
 	return 0;

@@ -19,6 +19,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/kvd.h"
 #include "daemon/room_cover.h"
+#include "daemon/room_mail.h"
 #include "daemon/room_wire.h"
 #include "daemon/rooms.h"
 #include "daemon/session.h"
@@ -42,41 +43,19 @@ int recv_bind(struct room *room, struct room_maps *maps, const struct wait_spec 
 	return 0;
 }
 
-/* Views and wants that a message cannot hold are too large. */
-static int info_body(struct room *room, struct party *party, struct cursor *out)
+static int info_put(const struct party *party, struct wire_blob views,
+		    struct wire_blob wants, struct cursor *out)
 {
-	struct handshake *hs = rooms_kvd(room->rooms)->handshake;
+	const struct room *room = party->room;
 	struct wire_transfer_info msg = {.room = party->room_there,
 					 .recv_gen = room->gen,
 					 .src_pool = party->pool->id,
 					 .dst_pool = room->pool->id,
-					 .receivers = room->receivers};
-	struct cursor blobs;
-	size_t views_len;
+					 .receivers = room->receivers,
+					 .views = views,
+					 .wants = wants};
 
-	handshake_blob(hs, &blobs);
-	room_maps_put(&blobs, &room->maps);
-	views_len = blobs.pos;
-	wants_put(&blobs, party->wants, party->want_count);
-	msg.views = (struct wire_blob){blobs.base, views_len};
-	msg.wants = (struct wire_blob){blobs.base + views_len, blobs.pos - views_len};
-	handshake_body(hs, out);
-	if (blobs.bad || wire_transfer_info_put(out, &msg) < 0 ||
-	    out->pos > wire_body_cap(WIRE_T_TRANSFER_INFO))
-		return err_raise(ERR_TOOBIG, "room.bind: pages and wants take more than %zu "
-				 "bytes", wire_body_cap(WIRE_T_TRANSFER_INFO));
-	return 0;
-}
-
-static int tell(struct room *room, struct party *party)
-{
-	struct cursor out;
-	int r = info_body(room, party, &out);
-
-	if (r < 0)
-		return err_pass(r);
-	party->told = true;
-	return handshake_send(party->remote, WIRE_T_TRANSFER_INFO, out.base, out.pos);
+	return err_pass(wire_transfer_info_put(out, &msg));
 }
 
 /* Each source its part: a message of many pages is a turn's worth. */
@@ -93,7 +72,8 @@ static int tell_all(struct room *room)
 			room_kick(room);
 			return 0;
 		}
-		r = tell(room, party);
+		party->told = true;
+		r = mail_tell(party, WIRE_T_TRANSFER_INFO, info_put);
 		if (r < 0)
 			return err_pass(r);
 	}
@@ -309,10 +289,44 @@ static void on_landed(struct inbound_owner *inbound, const struct err *err)
 		room_fail_moving(room, party, err);
 }
 
+/* Its pages are known: pair them with the bound ones. */
+static int plan(struct move *move)
+{
+	struct room *room = move->room;
+	struct party *party = move->party;
+	int r = room_maps_pair(&move->maps, &room->maps, &move->pairs, &move->pair_count);
+
+	if (r < 0)
+		return err_pass(r);
+	move_plan(move, party->pool->layout, room->pool->layout, party->wants,
+		  party->want_count, on_planned);
+	return 0;
+}
+
+/* The late half of begin(). */
+static void on_pages(struct mail *mail, const struct err *why)
+{
+	struct move *move = mail->move;
+	struct room *room = move->room;
+	struct err e;
+
+	if (!why) {
+		move->maps = room_maps_steal(&mail->reader.maps);
+		if (plan(move) >= 0)
+			return;
+		err_take(&e);
+		why = &e;
+	}
+	room_count(room, METRIC_ROOM_REFUSED, 1);
+	refuse_move(move, why);
+	room_fail(room, why, NULL);
+}
+
 static int begin(struct room *room, struct party *party, struct xp_inbound *in,
 		 const struct chunk_header *h, struct cursor *header)
 {
 	struct move *move = move_new(room, party);
+	struct mail *mail;
 	int r;
 
 	if (!move)
@@ -321,21 +335,22 @@ static int begin(struct room *room, struct party *party, struct xp_inbound *in,
 	move->digest = h->digest;
 	move->bytes = h->bytes;
 	move->last = h->last;
-	r = room_maps_get(header, party->pool->layout, &move->maps);
-	if (r >= 0)
-		r = room_maps_pair(&move->maps, &room->maps, &move->pairs,
-				   &move->pair_count);
+	move->in = in;
+	r = mail_read(party, move, NULL, header, party->pool->layout, on_pages, &move->maps,
+		      &mail);
+	if (r >= 0) {
+		move->inbound.on_done = on_landed;
+		in->owner = &move->inbound;
+		if (sm_state(&room->sm) == ROOM_WAITING)
+			room_move(room, ROOM_MOVING);
+		if (r == 0)
+			r = plan(move);
+	}
 	if (r < 0) {
+		in->owner = NULL;
 		move_free(move);
 		return err_pass(r);
 	}
-	move->in = in;
-	move->inbound.on_done = on_landed;
-	in->owner = &move->inbound;
-	if (sm_state(&room->sm) == ROOM_WAITING)
-		room_move(room, ROOM_MOVING);
-	move_plan(move, party->pool->layout, room->pool->layout, party->wants,
-		  party->want_count, on_planned);
 	return 0;
 }
 
@@ -412,7 +427,7 @@ static void check_complete(struct room *room)
 		}
 		return;
 	}
-	if (!list_empty(&room->moves))
+	if (!list_empty(&room->moves) || !list_empty(&room->mails))
 		return;
 	confirm(room);
 	room_move(room, ROOM_SUCCESS);
@@ -445,7 +460,7 @@ static void stop(struct room *room, const struct err *why)
 	list_foreach_safe(move, &room->moves, link) {
 		if (move->phase == MOVE_POSTED)
 			move->party->remote->transport->ops->revoke(move->in, why);
-		else if (move->phase == MOVE_WAITING ||
+		else if (move->phase == MOVE_READING || move->phase == MOVE_WAITING ||
 			 offload_cancel(kvd->offload, &move->job))
 			refuse_move(move, why);
 		/* else a helper has it: on_planned() refuses it */

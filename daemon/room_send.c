@@ -16,6 +16,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/kvd.h"
+#include "daemon/room_mail.h"
 #include "daemon/room_wire.h"
 #include "daemon/rooms.h"
 #include "daemon/session.h"
@@ -50,11 +51,38 @@ static struct party *party_of(struct room *room, const struct remote *remote,
 	return NULL;
 }
 
+/* All of its TRANSFER_INFO is read. */
+static void info_taken(struct party *party)
+{
+	party->reading = false;
+	party->done = party->done || party->want_count == 0;
+	party->ack_owed = true;
+	room_kick(party->room);
+}
+
+/* The late half of take_info(). */
+static void on_pages(struct mail *mail, const struct err *why)
+{
+	struct party *party = mail->party;
+	struct room *room = mail->room;
+
+	if (!why) {
+		party->theirs = room_maps_steal(&mail->reader.maps);
+		info_taken(party);
+		return;
+	}
+	rooms_refuse_info(party, why);
+	party_drop(party);
+	if (room->party_count == 0)
+		room->receivers = 0;
+}
+
 static int take_info(struct room *room, struct party *party,
-		     const struct wire_transfer_info *info)
+		     const struct wire_transfer_info *info, struct room_message *msg)
 {
 	const struct layout *here = room->pool->layout;
 	const struct layout *there = party->pool->layout;
+	struct mail *mail;
 	struct cursor in;
 	int r = layout_compatible(here, there);
 
@@ -67,16 +95,18 @@ static int take_info(struct room *room, struct party *party,
 	if (r < 0)
 		return err_prefix(r, "TRANSFER_INFO.wants");
 	cursor_read(&in, info->views.data, info->views.len);
-	r = room_maps_get(&in, there, &party->theirs);
+	party->gen = info->recv_gen;
+	r = mail_read(party, NULL, msg, &in, there, on_pages, &party->theirs, &mail);
 	if (r < 0)
 		return err_prefix(r, "TRANSFER_INFO");
-	party->gen = info->recv_gen;
-	party->done = party->want_count == 0;
+	party->reading = r > 0;
+	if (r == 0)
+		info_taken(party);
 	return 0;
 }
 
 int send_on_info(struct room *room, struct remote *remote,
-		 const struct wire_transfer_info *info)
+		 const struct wire_transfer_info *info, struct room_message *msg)
 {
 	struct remote_pool *pool = handshake_pool_by_id(remote, info->dst_pool);
 	struct party *party;
@@ -90,7 +120,8 @@ int send_on_info(struct room *room, struct remote *remote,
 		return err_raise(ERR_STATE, "TRANSFER_INFO: the room has another generation "
 				 "of this receiver");
 	if (party) {
-		rooms_ack(party);
+		if (!party->reading)
+			rooms_ack(party);
 		return 0;
 	}
 	if (info->receivers == 0 || info->receivers > ROOM_PARTIES_MAX)
@@ -106,14 +137,12 @@ int send_on_info(struct room *room, struct remote *remote,
 	if (!party)
 		return err_pass(-ENOMEM);
 	party_use_pool(party, pool);
-	r = take_info(room, party, info);
+	r = take_info(room, party, info, msg);
 	if (r < 0) {
 		party_drop(party);
 		return err_pass(r);
 	}
 	room->receivers = info->receivers;
-	party->ack_owed = true;
-	room_kick(room);
 	return 0;
 }
 
@@ -180,7 +209,7 @@ static void post(struct move *move)
 	struct xp_op *xp = &move->op.xp;
 
 	xp->kind = XP_WRITE;
-	xp->header = move->header;
+	xp->header = xp->owned = mem_steal(move->header);
 	xp->header_len = move->header_len;
 	xp->sides = (struct xp_sides){
 		.plan = move->plan,
@@ -332,7 +361,8 @@ static void step(struct room *room)
 	const struct chunk *newest;
 
 	if (sm_state(&room->sm) == ROOM_BOOT) {
-		if (!room->receivers || room->party_count < room->receivers)
+		if (!room->receivers || room->party_count < room->receivers ||
+		    !list_empty(&room->mails))
 			return;
 		room_move(room, ROOM_WAITING);
 	}

@@ -229,6 +229,7 @@ static void room_free(struct room *room)
 	loop_defer_cancel(&room->step);
 	room_clockless_set(room, false);
 	status_slot_release(session->status, room->slot);
+	mails_drop(room, NULL);
 	list_foreach_safe(party, &room->parties, link)
 		party_drop(party);
 	free_chunks(room);

@@ -73,6 +73,8 @@ void rooms_note_terminal(struct room *room);
 /* Iterate all (admin lists). */
 struct list *rooms_all(const struct rooms *rooms); /* struct room.all_link */
 
+/* Its TRANSFER_INFO, read to the end, is no good. */
+void rooms_refuse_info(const struct party *party, const struct err *why);
 /* Acknowledge the party's TRANSFER_INFO when nothing else is left to do in this turn,
  * or now. */
 void rooms_ack_later(struct party *party);

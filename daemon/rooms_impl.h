@@ -6,6 +6,7 @@
 
 #include "daemon/base/idmap.h"
 #include "daemon/room_cursor.h"
+#include "daemon/room_mail.h"
 #include "daemon/rooms.h"
 
 #define ORPHANS_BYTES_MAX (UINT64_C(64) << 20) /* of all orphans' messages */
@@ -52,7 +53,7 @@ int late_init(struct rooms *rooms);
 void late_fini(struct rooms *rooms);
 /* Keep a message until its room opens. ERR_LIMIT. */
 int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
-		const struct room_key *key, uint64_t gen, const void *body, size_t len);
+		const struct room_key *key, uint64_t gen, struct room_message *msg);
 /* Deliver what waited for this room, oldest first. */
 void orphans_take(struct rooms *rooms, struct room *room);
 /* Answer all that wait with a refusal. */
@@ -68,10 +69,10 @@ void tomb_remove(struct rooms *rooms, const struct room_key *key);
 void msg_init(struct rooms *rooms);
 /* A message of type TRANSFER_INFO or OFFER_QUERY for an open room. */
 void msg_deliver(struct rooms *rooms, struct room *room, struct remote *remote,
-		 enum wire_type type, const void *body, size_t len);
+		 enum wire_type type, struct room_message *msg);
 /* The refusal of such a message. */
 void msg_refuse(struct rooms *rooms, struct remote *remote, enum wire_type type,
-		const void *body, size_t len, const struct err *why);
+		const struct room_message *msg, const struct err *why);
 void msg_abort_ack(struct rooms *rooms, struct remote *remote, uint64_t number,
 		   uint64_t gen);
 

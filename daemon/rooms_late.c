@@ -30,13 +30,13 @@ struct orphan {
 	enum wire_type type;
 	uint64_t gen;
 	uint64_t expires_ns;
-	size_t len;
+	struct room_message msg; /* its body is `owned`, or follows */
 	uint8_t body[];
 };
 
 static void count(struct rooms *rooms, const struct orphan *orphan, int sign)
 {
-	uint64_t bytes = (uint64_t)sign * (sizeof(*orphan) + orphan->len);
+	uint64_t bytes = (uint64_t)sign * (sizeof(*orphan) + orphan->msg.len);
 
 	rooms->orphan_count += (unsigned int)sign;
 	rooms->orphan_bytes += bytes;
@@ -55,6 +55,7 @@ static void orphan_free(struct rooms *rooms, struct orphan *orphan)
 		strmap_remove_bytes(&rooms->orphan_groups, &group->key, sizeof(group->key));
 		mem_free(group);
 	}
+	mem_free(orphan->msg.owned);
 	mem_free(orphan);
 }
 
@@ -83,8 +84,7 @@ static void on_orphan_timer(struct loop_timer *timer)
 			(unsigned long long)orphan->group->key.number,
 			(unsigned long long)(rooms->kvd->config->orphan_ttl_ns /
 					     LOOP_NS_PER_MS));
-		msg_refuse(rooms, orphan->remote, orphan->type, orphan->body, orphan->len,
-			   &why);
+		msg_refuse(rooms, orphan->remote, orphan->type, &orphan->msg, &why);
 		metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_EXPIRED, 1);
 		orphan_free(rooms, orphan);
 	}
@@ -97,8 +97,7 @@ void orphans_refuse(struct rooms *rooms, const struct err *why)
 
 	while ((orphan = list_first(&rooms->orphans, struct orphan, link))) {
 		metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_REFUSED, 1);
-		msg_refuse(rooms, orphan->remote, orphan->type, orphan->body, orphan->len,
-			   why);
+		msg_refuse(rooms, orphan->remote, orphan->type, &orphan->msg, why);
 		orphan_free(rooms, orphan);
 	}
 	restart_timer(rooms);
@@ -141,16 +140,16 @@ static int check_caps(struct rooms *rooms, const struct remote *remote, size_t b
 }
 
 int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
-		const struct room_key *key, uint64_t gen, const void *body, size_t len)
+		const struct room_key *key, uint64_t gen, struct room_message *msg)
 {
 	const struct config *config = rooms->kvd->config;
 	struct orphan *orphan;
 	struct group *group;
-	int r = check_caps(rooms, remote, sizeof(*orphan) + len);
+	int r = check_caps(rooms, remote, sizeof(*orphan) + msg->len);
 
 	if (r < 0)
 		return err_pass(r);
-	orphan = mem_zalloc(sizeof(*orphan) + len);
+	orphan = mem_zalloc(sizeof(*orphan) + (msg->owned ? 0 : msg->len));
 	if (!orphan)
 		return err_pass(-ENOMEM);
 	group = group_get(rooms, key);
@@ -163,8 +162,12 @@ int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
 	orphan->type = type;
 	orphan->gen = gen;
 	orphan->expires_ns = loop_now_ns(rooms->kvd->loop) + config->orphan_ttl_ns;
-	orphan->len = len;
-	memcpy(orphan->body, body, len);
+	orphan->msg = *msg;
+	msg->owned = NULL;
+	if (!orphan->msg.owned) {
+		memcpy(orphan->body, msg->body, msg->len);
+		orphan->msg.body = orphan->body;
+	}
 	list_push_back(&group->orphans, &orphan->in_group);
 	list_push_back(&rooms->orphans, &orphan->link);
 	count(rooms, orphan, 1);
@@ -183,8 +186,7 @@ void orphans_take(struct rooms *rooms, struct room *room)
 	/* a delivery may fail the room, but never opens or closes one */
 	while ((group = strmap_get_bytes(&rooms->orphan_groups, &key, sizeof(key)))) {
 		orphan = list_entry(group->orphans.next, struct orphan, in_group);
-		msg_deliver(rooms, room, orphan->remote, orphan->type, orphan->body,
-			    orphan->len);
+		msg_deliver(rooms, room, orphan->remote, orphan->type, &orphan->msg);
 		orphan_free(rooms, orphan);
 	}
 	restart_timer(rooms);

@@ -69,13 +69,13 @@ static void refuse_query(struct rooms *rooms, struct remote *remote,
 }
 
 void msg_refuse(struct rooms *rooms, struct remote *remote, enum wire_type type,
-		const void *body, size_t len, const struct err *why)
+		const struct room_message *msg, const struct err *why)
 {
 	struct wire_transfer_info info;
 	struct wire_offer_query query;
 	struct cursor in;
 
-	cursor_read(&in, body, len);
+	cursor_read(&in, msg->body, msg->len);
 	if (type == WIRE_T_TRANSFER_INFO && wire_transfer_info_get(&in, &info) >= 0)
 		refuse_info(rooms, remote, &info, why);
 	else if (type == WIRE_T_OFFER_QUERY && wire_offer_query_get(&in, &query) >= 0)
@@ -83,13 +83,24 @@ void msg_refuse(struct rooms *rooms, struct remote *remote, enum wire_type type,
 }
 
 static void refuse_last(struct rooms *rooms, struct remote *remote, enum wire_type type,
-			const void *body, size_t len)
+			const struct room_message *msg)
 {
 	struct err why;
 
 	err_take(&why);
 	metrics_add(&rooms->kvd->metrics, METRIC_ROOM_REFUSED, 1);
-	msg_refuse(rooms, remote, type, body, len, &why);
+	msg_refuse(rooms, remote, type, msg, &why);
+}
+
+void rooms_refuse_info(const struct party *party, const struct err *why)
+{
+	struct rooms *rooms = party->room->rooms;
+	struct wire_transfer_info info = {.room = party->room_there,
+					  .recv_gen = party->gen,
+					  .src_pool = party->room->pool->id};
+
+	metrics_add(&rooms->kvd->metrics, METRIC_ROOM_REFUSED, 1);
+	refuse_info(rooms, party->remote, &info, why);
 }
 
 static int over(const struct room *room)
@@ -102,14 +113,15 @@ static int over(const struct room *room)
 			 (unsigned long long)room->number);
 }
 
-static int deliver_info(struct room *room, struct remote *remote, struct cursor *in)
+static int deliver_info(struct room *room, struct remote *remote, struct cursor *in,
+			struct room_message *msg)
 {
 	struct wire_transfer_info info;
 	int r = wire_transfer_info_get(in, &info);
 
 	if (r >= 0)
 		r = over(room);
-	return r < 0 ? err_pass(r) : send_on_info(room, remote, &info);
+	return r < 0 ? err_pass(r) : send_on_info(room, remote, &info, msg);
 }
 
 /* ---- TRANSFER_INFO_ACK ---- */
@@ -161,24 +173,24 @@ static int deliver_query(struct room *room, struct remote *remote, struct cursor
 }
 
 void msg_deliver(struct rooms *rooms, struct room *room, struct remote *remote,
-		 enum wire_type type, const void *body, size_t len)
+		 enum wire_type type, struct room_message *msg)
 {
 	struct cursor in;
 	int r;
 
-	cursor_read(&in, body, len);
+	cursor_read(&in, msg->body, msg->len);
 	if (type == WIRE_T_TRANSFER_INFO)
-		r = deliver_info(room, remote, &in);
+		r = deliver_info(room, remote, &in, msg);
 	else
 		r = deliver_query(room, remote, &in);
 	if (r < 0)
-		refuse_last(rooms, remote, type, body, len);
+		refuse_last(rooms, remote, type, msg);
 }
 
 /* Deliver, keep, or say why not. */
 static void first_contact(struct rooms *rooms, struct remote *remote, enum wire_type type,
-			  const struct room_key *key, uint64_t gen, const void *body,
-			  size_t len)
+			  const struct room_key *key, uint64_t gen,
+			  struct room_message *msg)
 {
 	struct room *room = rooms_by_pool(rooms, key->owner, (enum room_role)key->role,
 					  key->number);
@@ -186,7 +198,7 @@ static void first_contact(struct rooms *rooms, struct remote *remote, enum wire_
 	int r;
 
 	if (room) {
-		msg_deliver(rooms, room, remote, type, body, len);
+		msg_deliver(rooms, room, remote, type, msg);
 		return;
 	}
 	if (tomb)
@@ -198,14 +210,23 @@ static void first_contact(struct rooms *rooms, struct remote *remote, enum wire_
 		r = err_raise(ERR_NOTFOUND, "no pool %llu here",
 			      (unsigned long long)key->owner);
 	else
-		r = orphan_keep(rooms, remote, type, key, gen, body, len);
+		r = orphan_keep(rooms, remote, type, key, gen, msg);
 	if (r < 0)
-		refuse_last(rooms, remote, type, body, len);
+		refuse_last(rooms, remote, type, msg);
+}
+
+/* A body of a frame, or of its own memory. */
+static struct room_message message_of(struct remote *remote, const struct cursor *body)
+{
+	return (struct room_message){.body = body->base + body->pos,
+				     .len = cursor_left(body),
+				     .owned = peer_body_take(remote->peer)};
 }
 
 static int on_transfer_info(struct rooms *rooms, struct remote *remote, struct cursor *body)
 {
 	struct cursor in = *body;
+	struct room_message msg;
 	struct wire_transfer_info m;
 	int r = wire_transfer_info_get(&in, &m);
 	struct room_key key;
@@ -213,14 +234,16 @@ static int on_transfer_info(struct rooms *rooms, struct remote *remote, struct c
 	if (r < 0)
 		return err_pass(r);
 	key = (struct room_key){m.src_pool, ROOM_SEND, m.room};
-	first_contact(rooms, remote, WIRE_T_TRANSFER_INFO, &key, m.recv_gen,
-		      body->base + body->pos, cursor_left(body));
+	msg = message_of(remote, body);
+	first_contact(rooms, remote, WIRE_T_TRANSFER_INFO, &key, m.recv_gen, &msg);
+	mem_free(msg.owned);
 	return 0;
 }
 
 static int on_offer_query(struct rooms *rooms, struct remote *remote, struct cursor *body)
 {
 	struct cursor in = *body;
+	struct room_message msg;
 	struct wire_offer_query m;
 	int r = wire_offer_query_get(&in, &m);
 	struct room_key key;
@@ -228,8 +251,9 @@ static int on_offer_query(struct rooms *rooms, struct remote *remote, struct cur
 	if (r < 0)
 		return err_pass(r);
 	key = (struct room_key){m.src_pool, ROOM_OFFER, m.room};
-	first_contact(rooms, remote, WIRE_T_OFFER_QUERY, &key, m.pull_gen,
-		      body->base + body->pos, cursor_left(body));
+	msg = message_of(remote, body);
+	first_contact(rooms, remote, WIRE_T_OFFER_QUERY, &key, m.pull_gen, &msg);
+	mem_free(msg.owned);
 	return 0;
 }
 
@@ -325,15 +349,19 @@ static int on_room_done(struct rooms *rooms, struct remote *remote, struct curso
 
 static int on_offer(struct rooms *rooms, struct remote *remote, struct cursor *body)
 {
+	struct cursor in = *body;
+	struct room_message msg;
 	struct wire_offer m;
 	struct party *party;
-	int r = wire_offer_get(body, &m);
+	int r = wire_offer_get(&in, &m);
 
 	if (r < 0)
 		return err_pass(r);
+	msg = message_of(remote, body);
 	party = party_at(rooms, m.pull_gen, ROOM_PULL, remote, m.src_pool);
-	if (party && pull_on_offer(party->room, party, &m) < 0)
+	if (party && pull_on_offer(party->room, party, &m, &msg) < 0)
 		room_fail_last(party->room, NULL);
+	mem_free(msg.owned);
 	return 0;
 }
 

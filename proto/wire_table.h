@@ -45,7 +45,8 @@
 	M(27, OFFER_NAK, offer_nak, 1024, "no such offer, or the puller's pages are outside it") \
 	M(28, ROUTE_PUBLISH, route_publish, 4096, "a rank of a group, kept while its publisher lives") \
 	M(29, ROUTE_PUBLISH_ACK, route_publish_ack, 1024, "kept, or the refusal")  \
-	M(30, ROUTE_WITHDRAW, route_withdraw, 4096, "the publisher takes a rank back")
+	M(30, ROUTE_WITHDRAW, route_withdraw, 4096, "the publisher takes a rank back") \
+	M(31, PART, part, 1048000, "the next bytes of a message that is too long for a turn")
 
 /* addresses: count u32, then {str transport, blob address} */
 #define WIRE_HELLO(F)                                                              \
@@ -72,6 +73,9 @@
 #define WIRE_ROUTE_PUBLISH(F) F(u64, cookie) F(u64, ttl_ms) F(str, group) F(blob, rank)
 #define WIRE_ROUTE_PUBLISH_ACK(F) F(u64, cookie) F(u32, code) F(str, text)
 #define WIRE_ROUTE_WITHDRAW(F) F(str, group) F(blob, rank)
+/* type and total: of the message; at: where in its body these bytes begin. In order, one
+ * message of a sender at a time */
+#define WIRE_PART(F) F(u16, type) F(u32, total) F(u32, at) F(blob, bytes)
 /* views: count u32, {str name, u64 first_token, u64 token_begin, u64 token_end,
  * blob pages as runs {u32 page, u32 count}}; wants: count u32, plan_want */
 #define WIRE_TRANSFER_INFO(F)                                                      \

@@ -47,7 +47,7 @@ static void in_free(struct shm_in *in)
 {
 	list_remove(&in->link);
 	shm_flow_fini(&in->flow);
-	mem_free((void *)in->base.header);
+	mem_free(in->header_memory);
 	mem_free(in);
 }
 
@@ -163,7 +163,7 @@ static int request_check(struct shm_peer *peer, uint64_t id, uint8_t kind,
 	return 0;
 }
 
-static int in_new(struct shm_peer *peer, uint64_t id, const void *header,
+static int in_new(struct shm_peer *peer, uint64_t id, size_t body_len, const void *header,
 		  size_t header_len, struct shm_in **in_p)
 {
 	uint32_t slot = (uint32_t)id & SLOT_MASK;
@@ -175,8 +175,11 @@ static int in_new(struct shm_peer *peer, uint64_t id, const void *header,
 	in = mem_zalloc(sizeof(*in));
 	if (!in)
 		return err_pass(-ENOMEM);
-	in->base.header = mem_dup(header, header_len);
-	if (!in->base.header) {
+	in->header_memory = shm_wire_take_frame(peer, body_len);
+	in->base.header = header;
+	if (!in->header_memory)
+		in->base.header = in->header_memory = mem_dup(header, header_len);
+	if (!in->header_memory) {
 		mem_free(in);
 		return err_pass(-ENOMEM);
 	}
@@ -208,7 +211,7 @@ int shm_on_request(struct shm_peer *peer, const struct shm_frame *f, struct curs
 	if (r < 0)
 		return err_pass(r);
 	peer->in_serial = f->id >> SHM_SLOT_BITS;
-	if (in_new(peer, f->id, header, len, &in) < 0) {
+	if (in_new(peer, f->id, f->body_len, header, len, &in) < 0) {
 		struct err err; /* costs this transfer, not the peer */
 
 		err_take(&err);

@@ -244,9 +244,11 @@ static bool op_may_go(const struct shm_peer *peer, const struct shm_op *so)
 static void op_request(struct shm_op *so)
 {
 	enum xp_kind kind = so->reads_itself ? XP_CHECK : so->op->kind;
-	uint8_t body[SHM_REQUEST_BYTES];
+	uint8_t body[SHM_REQUEST_BYTES], *owned = NULL;
 	struct cursor c;
 
+	if (so->op->header_len > SHM_TAIL_MIN)
+		owned = mem_steal(so->op->owned);
 	cursor_write(&c, body, sizeof(body));
 	cursor_put_u8(&c, (uint8_t)kind);
 	cursor_put_u64(&c, so->bytes);
@@ -258,7 +260,8 @@ static void op_request(struct shm_op *so)
 						    .body = body,
 						    .body_len = sizeof(body),
 						    .tail = so->op->header,
-						    .tail_len = so->op->header_len});
+						    .tail_len = so->op->header_len,
+						    .owned = owned});
 }
 
 void shm_ops_pump(struct shm_peer *peer)

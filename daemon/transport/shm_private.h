@@ -194,6 +194,7 @@ struct shm_op {
 
 struct shm_in {
 	struct xp_inbound base;
+	uint8_t *header_memory; /* base.header lies in it */
 	struct shm_flow flow;
 	uint64_t id;
 	struct list link; /* finished_ins or none */
@@ -238,8 +239,12 @@ struct shm_frame {
 	uint64_t id;
 	const void *body, *tail; /* tail: a second part of the body */
 	size_t body_len, tail_len;
+	uint8_t *owned; /* the tail's memory, taken instead of copied; or NULL */
 	int fd; /* given away, whatever happens; only types that carry one */
 };
+
+#define SHM_TAILS 4u
+#define SHM_TAIL_MIN (16u << 10)
 
 struct shm_wire {
 	uint8_t *out;
@@ -249,6 +254,12 @@ struct shm_wire {
 		size_t pos; /* of its frame in `out` */
 	} out_fds[SHM_KEYS_ASKED + 2];
 	unsigned int out_fd_count;
+	struct { /* bytes that go between those of `out`, at `pos` of it */
+		uint8_t *owned;
+		size_t pos, len, sent;
+	} tails[SHM_TAILS];
+	unsigned int tail_count;
+	size_t tail_bytes; /* unsent ones of all */
 	bool urgent; /* an error waits in `out`: sent before anything is handed back */
 	uint8_t *in;
 	size_t in_len, in_size;
@@ -382,7 +393,7 @@ void shm_send_err(struct shm_peer *peer, enum shm_type type, uint64_t id,
 		  const struct err *err);
 static inline size_t shm_unsent(const struct shm_peer *peer)
 {
-	return peer->wire.out_len - peer->wire.out_pos;
+	return peer->wire.out_len - peer->wire.out_pos + peer->wire.tail_bytes;
 }
 /* Write what the socket takes / read and handle what is there. The peer may be
  * failed afterwards. False: nothing more to do now. */
@@ -390,6 +401,9 @@ bool shm_wire_flush(struct shm_peer *peer);
 void shm_wire_receive(struct shm_peer *peer);
 bool shm_wire_loop_back(struct shm_peer *peer); /* self: hand over what was sent */
 int shm_wire_take_fd(struct shm_peer *peer);	/* of the frame at hand */
+/* The memory of the frame at hand, if it is long and has a buffer to itself: then the
+ * caller's. NULL: it is to be copied. */
+uint8_t *shm_wire_take_frame(struct shm_peer *peer, size_t body_len);
 void shm_get_err(struct cursor *c, struct err *err_p);
 /* HELLO or WELCOME with our token. */
 void shm_send_hello(struct shm_peer *peer, enum shm_type type);

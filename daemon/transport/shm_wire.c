@@ -28,6 +28,7 @@
 #include "daemon/base/mem.h"
 
 #define IN_BYTES (64u << 10)
+#define TAIL_CALL_BYTES (128u << 10)
 #define ERR_WIRE_TEXT 256u
 
 struct row {
@@ -73,6 +74,8 @@ void shm_wire_fini(struct shm_wire *wire)
 	for (unsigned int i = 0; i < wire->in_fd_count; i++)
 		if (wire->in_fds[i] >= 0)
 			close(wire->in_fds[i]);
+	for (unsigned int i = 0; i < wire->tail_count; i++)
+		mem_free(wire->tails[i].owned);
 	mem_free(wire->out);
 	mem_free(wire->in);
 	shm_wire_init(wire);
@@ -100,10 +103,12 @@ static int out_reserve(struct shm_wire *wire, size_t more)
 		memmove(wire->out, wire->out + wire->out_pos, unsent);
 		for (unsigned int i = 0; i < wire->out_fd_count; i++)
 			wire->out_fds[i].pos -= wire->out_pos;
+		for (unsigned int i = 0; i < wire->tail_count; i++)
+			wire->tails[i].pos -= wire->out_pos;
 		wire->out_pos = 0;
 		wire->out_len = unsent;
 	}
-	if (unsent + more > SHM_OUT_HARD)
+	if (unsent + wire->tail_bytes + more > SHM_OUT_HARD)
 		return err_raise(ERR_PEER,
 				 "the peer does not read: %zu bytes wait for it", unsent);
 	while (size - unsent < more)
@@ -144,6 +149,30 @@ static int out_add_fd(struct shm_wire *wire, int fd)
 	return 0;
 }
 
+/* Behind what `out` has so far. A daemon's frames to itself are handed over as they lie
+ * in `out`. */
+static bool tail_add(struct shm_peer *peer, const struct shm_frame *f)
+{
+	struct shm_wire *wire = &peer->wire;
+
+	if (!f->owned || peer->self || wire->tail_count == SHM_TAILS)
+		return false;
+	wire->tails[wire->tail_count].owned = f->owned;
+	wire->tails[wire->tail_count].pos = wire->out_len;
+	wire->tails[wire->tail_count].len = f->tail_len;
+	wire->tails[wire->tail_count].sent = 0;
+	wire->tail_count++;
+	wire->tail_bytes += f->tail_len;
+	return true;
+}
+
+static void frame_drop(const struct shm_frame *f)
+{
+	if (rows[f->type].fd)
+		close(f->fd);
+	mem_free(f->owned);
+}
+
 void shm_send(struct shm_peer *peer, const struct shm_frame *f)
 {
 	struct shm_wire *wire = &peer->wire;
@@ -152,10 +181,11 @@ void shm_send(struct shm_peer *peer, const struct shm_frame *f)
 	int r;
 
 	if (peer->state != SHM_PEER_READY && peer->state != SHM_PEER_GREETING) {
-		if (rows[f->type].fd)
-			close(f->fd);
+		frame_drop(f);
 		return;
 	}
+	if (f->owned && !peer->self && wire->tail_count < SHM_TAILS)
+		len -= f->tail_len; /* it goes from where it is */
 	r = out_reserve(wire, len);
 	if (rows[f->type].fd) {
 		if (r == 0)
@@ -164,14 +194,18 @@ void shm_send(struct shm_peer *peer, const struct shm_frame *f)
 			close(f->fd);
 	}
 	if (r < 0) {
+		mem_free(f->owned);
 		shm_peer_fail(peer);
 		return;
 	}
 	cursor_write(&c, wire->out + wire->out_len, len);
 	frame_head(&c, f);
 	cursor_put_bytes(&c, f->body, f->body_len);
-	cursor_put_bytes(&c, f->tail, f->tail_len);
 	wire->out_len += len;
+	if (!tail_add(peer, f)) {
+		cursor_put_bytes(&c, f->tail, f->tail_len);
+		mem_free(f->owned);
+	}
 	shm_peer_kick(peer);
 }
 
@@ -276,6 +310,8 @@ static size_t out_part(const struct shm_wire *wire, int *fd_p)
 	}
 	if (next < wire->out_fd_count)
 		end = wire->out_fds[next].pos;
+	if (wire->tail_count > 0 && wire->tails[0].pos < end)
+		end = wire->tails[0].pos;
 	return end - wire->out_pos;
 }
 
@@ -308,28 +344,65 @@ static ssize_t out_write(struct shm_peer *peer, size_t len, int fd)
 	return sendmsg(peer->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
+/* Some of the tail whose place has come. */
+static ssize_t tail_write(struct shm_peer *peer)
+{
+	struct shm_wire *wire = &peer->wire;
+	uint8_t *owned = wire->tails[0].owned;
+	size_t left = wire->tails[0].len - wire->tails[0].sent;
+	ssize_t n = send(peer->fd, owned + wire->tails[0].sent,
+			 left < TAIL_CALL_BYTES ? left : TAIL_CALL_BYTES,
+			 MSG_NOSIGNAL | MSG_DONTWAIT);
+
+	if (n < 0)
+		return n;
+	wire->tails[0].sent += (size_t)n;
+	wire->tail_bytes -= (size_t)n;
+	if ((size_t)n == left) {
+		mem_free(owned);
+		wire->tail_count--;
+		memmove(&wire->tails[0], &wire->tails[1],
+			wire->tail_count * sizeof(wire->tails[0]));
+	}
+	return n;
+}
+
+static ssize_t out_some(struct shm_peer *peer)
+{
+	struct shm_wire *wire = &peer->wire;
+	size_t len;
+	ssize_t n;
+	int fd;
+
+	if (wire->tail_count > 0 && wire->tails[0].pos == wire->out_pos)
+		return tail_write(peer);
+	len = out_part(wire, &fd);
+	n = out_write(peer, len, fd);
+	if (n < 0)
+		return n;
+	if (fd >= 0)
+		out_fd_drop(wire);
+	wire->out_pos += (size_t)n;
+	return n;
+}
+
 bool shm_wire_flush(struct shm_peer *peer)
 {
 	struct shm_wire *wire = &peer->wire;
 
-	while (wire->out_pos < wire->out_len) {
-		int fd;
-		size_t len = out_part(wire, &fd);
-		ssize_t n = out_write(peer, len, fd);
-
-		if (n < 0 && errno == EINTR)
+	while (wire->out_pos < wire->out_len || wire->tail_count > 0) {
+		if (out_some(peer) >= 0) {
+			if (wire->tail_count > 0 && loop_enough(peer->shm->base.env.loop))
+				return true; /* the socket calls again */
 			continue;
-		if (n < 0 && errno == EAGAIN)
-			return true;
-		if (n < 0) {
-			err_raise(ERR_PEER, "shm: sending to the peer: %s",
-				  strerror(errno));
-			shm_peer_fail(peer);
-			return false;
 		}
-		if (fd >= 0)
-			out_fd_drop(wire);
-		wire->out_pos += (size_t)n;
+		if (errno == EINTR)
+			continue;
+		if (errno == EAGAIN)
+			return true;
+		err_raise(ERR_PEER, "shm: sending to the peer: %s", strerror(errno));
+		shm_peer_fail(peer);
+		return false;
 	}
 	wire->out_pos = 0;
 	wire->out_len = 0;
@@ -451,6 +524,26 @@ static int in_reserve(struct shm_wire *wire)
 	return 0;
 }
 
+uint8_t *shm_wire_take_frame(struct shm_peer *peer, size_t body_len)
+{
+	struct shm_wire *wire = &peer->wire;
+	uint8_t *frame = wire->in, *next;
+
+	/* in_reserve() made it for this frame alone */
+	if (peer->self || wire->in_size <= IN_BYTES ||
+	    wire->in_size != SHM_FRAME_BYTES + body_len || wire->in_len != wire->in_size)
+		return NULL;
+	next = mem_alloc(IN_BYTES);
+	if (!next) {
+		err_clear();
+		return NULL;
+	}
+	wire->in = next;
+	wire->in_size = IN_BYTES;
+	wire->in_len = 0;
+	return frame;
+}
+
 int shm_wire_reserve(struct shm_peer *peer)
 {
 	return err_pass(in_reserve(&peer->wire));
@@ -529,8 +622,10 @@ void shm_wire_receive(struct shm_peer *peer)
 		r = frames_handle(peer, wire->in, wire->in_len, &used);
 		if (!in_accepting(peer))
 			return; /* a handler failed or closed it: buffers are gone */
-		memmove(wire->in, wire->in + used, wire->in_len - used);
-		wire->in_len -= used;
+		if (wire->in_len > 0) { /* else it was taken */
+			memmove(wire->in, wire->in + used, wire->in_len - used);
+			wire->in_len -= used;
+		}
 		if (r == 0 && wire->in_len == 0 && wire->in_fd_count > 0)
 			r = err_raise(ERR_PROTO, "shm: an fd that no frame carries");
 	}

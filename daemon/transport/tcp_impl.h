@@ -159,7 +159,9 @@ struct tcp_thread {
 /* A frame, or other bytes, on its way out. */
 struct tcp_chunk {
 	struct list link;
-	size_t len, pos;
+	size_t len, pos; /* pos: of both together */
+	uint8_t *tail;	 /* memory of its own that follows, or NULL */
+	size_t tail_len;
 	uint8_t bytes[];
 };
 
@@ -284,10 +286,12 @@ int tcp_line_open(struct tcp_peer *peer, int owned_fd);
 void tcp_line_listen(struct tcp_peer *peer);
 void tcp_line_resume(struct tcp_peer *peer); /* frames that the last turn left over */
 struct tcp_chunk *tcp_chunk_new(size_t size); /* NULL: raised */
+void tcp_chunk_free(struct tcp_chunk *chunk); /* NULL is fine */
 void tcp_chunk_raw(struct tcp_peer *peer, struct tcp_chunk *owned, const void *bytes,
 		   size_t len);
 /* Queue a frame; owns the chunk, which has room for it. The payload is `err`'s
- * words, or what the caller has put at tcp_chunk_payload(), `head->length` long. */
+ * words, or what the caller has put at tcp_chunk_payload() and into the tail, together
+ * `head->length` long. */
 void tcp_line_send(struct tcp_peer *peer, struct tcp_chunk *owned, struct tcp_head *head,
 		   const struct err *err);
 static inline uint8_t *tcp_chunk_payload(struct tcp_chunk *chunk)

@@ -28,7 +28,7 @@
 
 #define IN_BYTES 16384u
 #define BYTES_A_TURN (256u << 10)
-#define CHUNKS_A_CALL 16
+#define PIECES_A_CALL 16
 #define BYTES_A_CALL (128u << 10)
 
 _Static_assert(IN_BYTES >= TCP_HEAD_BYTES + TCP_TEXT_MAX, "a small frame fits");
@@ -53,7 +53,7 @@ void tcp_line_fini(struct tcp_peer *peer)
 	struct list *link;
 
 	while ((link = list_pop_front(&line->out)))
-		mem_free(list_entry(link, struct tcp_chunk, link));
+		tcp_chunk_free(list_entry(link, struct tcp_chunk, link));
 	line->unsent = 0;
 	if (line->fd >= 0)
 		loop_fd_stop(&line->watch);
@@ -83,9 +83,20 @@ struct tcp_chunk *tcp_chunk_new(size_t size)
 {
 	struct tcp_chunk *chunk = mem_alloc(sizeof(*chunk) + TCP_HEAD_BYTES + size);
 
-	if (chunk)
+	if (chunk) {
 		list_init(&chunk->link);
+		chunk->tail = NULL;
+		chunk->tail_len = 0;
+	}
 	return chunk;
+}
+
+void tcp_chunk_free(struct tcp_chunk *chunk)
+{
+	if (!chunk)
+		return;
+	mem_free(chunk->tail);
+	mem_free(chunk);
 }
 
 static void queue(struct tcp_peer *peer, struct tcp_chunk *owned, size_t len)
@@ -93,13 +104,13 @@ static void queue(struct tcp_peer *peer, struct tcp_chunk *owned, size_t len)
 	struct tcp_line *line = &peer->line;
 
 	if (line->fd < 0 || peer->net.broken) {
-		mem_free(owned);
+		tcp_chunk_free(owned);
 		return;
 	}
 	owned->len = len;
 	owned->pos = 0;
 	list_push_back(&line->out, &owned->link);
-	line->unsent += len;
+	line->unsent += len + owned->tail_len;
 	if (line->unsent > TCP_OUT_HARD) {
 		err_raise(ERR_PEER, "tcp: %s does not read: %zu bytes wait for it",
 			  peer->net.name, line->unsent);
@@ -125,7 +136,7 @@ void tcp_line_send(struct tcp_peer *peer, struct tcp_chunk *owned, struct tcp_he
 		memcpy(tcp_chunk_payload(owned), err->text, head->length);
 	}
 	tcp_head_put(head, owned->bytes);
-	queue(peer, owned, TCP_HEAD_BYTES + (size_t)head->length);
+	queue(peer, owned, TCP_HEAD_BYTES + (size_t)head->length - owned->tail_len);
 }
 
 static void written(struct tcp_line *line, size_t n)
@@ -133,39 +144,57 @@ static void written(struct tcp_line *line, size_t n)
 	line->unsent -= n;
 	while (n > 0) {
 		struct tcp_chunk *chunk = list_first(&line->out, struct tcp_chunk, link);
-		size_t part = chunk->len - chunk->pos < n ? chunk->len - chunk->pos : n;
+		size_t left = chunk->len + chunk->tail_len - chunk->pos;
+		size_t part = left < n ? left : n;
 
 		chunk->pos += part;
 		n -= part;
-		if (chunk->pos == chunk->len) {
+		if (part == left) {
 			list_remove(&chunk->link);
-			mem_free(chunk);
+			tcp_chunk_free(chunk);
 		}
 	}
+}
+
+/* What is next of the chunk from `pos` on, in one piece. */
+static struct iovec piece_of(const struct tcp_chunk *chunk, size_t pos)
+{
+	if (pos < chunk->len)
+		return (struct iovec){(uint8_t *)chunk->bytes + pos, chunk->len - pos};
+	pos -= chunk->len;
+	return (struct iovec){chunk->tail + pos, chunk->tail_len - pos};
+}
+
+static size_t gather(const struct tcp_line *line, struct iovec iov[PIECES_A_CALL])
+{
+	const struct tcp_chunk *chunk;
+	size_t n = 0, bytes = 0;
+
+	list_foreach(chunk, &line->out, link) {
+		size_t pos = chunk->pos;
+
+		while (pos < chunk->len + chunk->tail_len) {
+			if (n == PIECES_A_CALL || bytes == BYTES_A_CALL)
+				return n;
+			iov[n] = piece_of(chunk, pos);
+			if (iov[n].iov_len > BYTES_A_CALL - bytes)
+				iov[n].iov_len = BYTES_A_CALL - bytes;
+			bytes += iov[n].iov_len;
+			pos += iov[n++].iov_len;
+		}
+	}
+	return n;
 }
 
 void tcp_line_flush(struct tcp_peer *peer)
 {
 	struct tcp_line *line = &peer->line;
-	struct iovec iov[CHUNKS_A_CALL];
+	struct iovec iov[PIECES_A_CALL];
 	struct msghdr msg = {.msg_iov = iov};
-	struct tcp_chunk *chunk;
 	ssize_t n = 0;
-	size_t bytes;
 
 	while (line->fd >= 0 && !list_empty(&line->out) && !peer->net.broken) {
-		msg.msg_iovlen = 0;
-		bytes = 0;
-		list_foreach(chunk, &line->out, link) {
-			size_t left = chunk->len - chunk->pos;
-
-			left = left < BYTES_A_CALL - bytes ? left : BYTES_A_CALL - bytes;
-			iov[msg.msg_iovlen++] =
-				(struct iovec){chunk->bytes + chunk->pos, left};
-			bytes += left;
-			if (msg.msg_iovlen == CHUNKS_A_CALL || bytes == BYTES_A_CALL)
-				break;
-		}
+		msg.msg_iovlen = gather(line, iov);
 		n = sendmsg(line->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
 		if (n < 0 && (errno == EAGAIN || errno == ENOBUFS))
 			break;

@@ -24,6 +24,8 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 
+#define TAIL_MIN_BYTES (16u << 10) /* a shorter header is copied into its request */
+
 static const struct sm_table xfer_table = {
 	.name = "tcp transfer",
 	.states = net_xfer_states,
@@ -294,16 +296,19 @@ static bool has_room(const struct net_peer *net)
 static int request_make(struct tcp_xfer *xfer, struct tcp_head *head,
 			struct tcp_chunk **chunk_p)
 {
-	const struct xp_op *op = xfer->net.op;
+	struct xp_op *op = xfer->net.op;
 	struct tcp_peer *peer = xfer->peer;
-	cleanup_free struct tcp_chunk *chunk = tcp_chunk_new(request_bytes(&xfer->net));
+	/* a long header goes from where it is */
+	const bool tail = op->owned && !xfer->eager && op->header_len > TAIL_MIN_BYTES;
+	cleanup_free struct tcp_chunk *chunk =
+		tcp_chunk_new(tail ? 0 : request_bytes(&xfer->net));
 	uint8_t *bytes;
 	int r = 0;
 
 	if (!chunk)
 		return err_pass(-ENOMEM);
 	bytes = tcp_chunk_payload(chunk) + op->header_len;
-	if (op->header_len > 0)
+	if (op->header_len > 0 && !tail)
 		memcpy(tcp_chunk_payload(chunk), op->header, op->header_len);
 	if (xfer->eager) {
 		head->flags = TCP_FLAG_EAGER;
@@ -319,6 +324,10 @@ static int request_make(struct tcp_xfer *xfer, struct tcp_head *head,
 	}
 	if (r < 0)
 		return err_pass(r);
+	if (tail) {
+		chunk->tail = mem_steal(op->owned);
+		chunk->tail_len = op->header_len;
+	}
 	*chunk_p = mem_steal(chunk);
 	return 0;
 }

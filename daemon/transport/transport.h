@@ -120,6 +120,9 @@ struct xp_op {
 	struct xp_sides sides;
 	const void *header;
 	size_t header_len;
+	/* The header's own memory, or NULL. A backend may take it (sets NULL, mem_free()) for
+	 * what it would copy else: a long one is a turn's worth. */
+	uint8_t *owned;
 	void (*on_done)(struct xp_op *op); /* result and err are set */
 	int result; /* 0; negative: the fault in err (the peer's words when it
 		       refused, ERR_CANCELED, ERR_PEER, ERR_TRANSPORT …) */

@@ -15,6 +15,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
+#include "daemon/base/mem.h"
 #include "daemon/bootstrap.h"
 #include "daemon/link_mem.h"
 #include "daemon/loop.h"
@@ -90,6 +91,8 @@ static int on_message(void *owner, struct peer *peer, const struct wire_header *
 	(void)owner;
 	if (peer->state != PEER_UP || h->epoch != peer->epoch)
 		abort();
+	if (h->type == WIRE_T_TRANSFER_INFO) /* rooms keep it */
+		mem_free(peer_body_take(peer));
 	if (bootstrap_handles(h->type))
 		return bootstrap_on_message(w.bootstrap, peer, h, body);
 	return 0;
@@ -167,7 +170,8 @@ static void say(const struct wire_header *h, const void *body)
 static void say_hello(uint8_t how)
 {
 	struct wire_header h = {.version = 1, .type = WIRE_T_HELLO, .epoch = 77};
-	struct wire_hello m = {.version_min = 1, .version_max = 1, .features = 1};
+	struct wire_hello m = {.version_min = 1, .version_max = 1,
+			       .features = PEER_FEATURE_BASE | PEER_FEATURE_PARTS};
 	uint8_t body[512];
 	struct cursor c;
 

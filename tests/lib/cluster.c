@@ -41,6 +41,13 @@ static void must(int r)
 
 static void (*wrap_events)(struct kvd *kvd, struct handshake_events *events);
 
+static bool short_parts;
+
+void cluster_short_parts(void)
+{
+	short_parts = true;
+}
+
 void cluster_wrap_events(void (*wrap)(struct kvd *kvd, struct handshake_events *events))
 {
 	wrap_events = wrap;
@@ -68,6 +75,8 @@ static void node_new(struct cluster *c, unsigned int i, const char *endpoint)
 	strcpy(node->config.transports.word[0], "fake");
 	node->config.transports.count = 1;
 	snprintf(node->config.name, sizeof(node->config.name), "n%u", i);
+	if (short_parts)
+		node->config.peer_part_bytes = 16;
 	strcpy(node->endpoint, endpoint);
 	list_init(&kvd->sessions);
 	kvd->config = &node->config;

@@ -32,6 +32,9 @@ struct peernet_node {
 	int answer;			/* of on_message; negative: refuse */
 	uint64_t epochs[PEERNET_NODES]; /* chaos: of the other nodes */
 	void (*hook)(struct peernet_node *node, struct peer *peer, const char *event);
+	/* of messages that are no LEASE; else there are none */
+	void (*on_other)(struct peernet_node *node, struct peer *peer,
+			 const struct wire_header *h, struct cursor *body);
 	/* tap */
 	struct peernet_tapped *tap;
 	unsigned int tap_count;

@@ -110,10 +110,90 @@ static void wire_brings_back_what_was_put(void **state)
 	room_maps_fini(&back);
 }
 
+static bool same_maps(const struct room_maps *a, const struct room_maps *b)
+{
+	if (a->count != b->count)
+		return false;
+	for (size_t i = 0; i < a->count; i++) {
+		const struct room_map *x = &a->maps[i], *y = &b->maps[i];
+
+		if (strcmp(x->view, y->view) != 0 || x->first_token != y->first_token ||
+		    x->token_begin != y->token_begin || x->token_end != y->token_end ||
+		    x->layers.begin != y->layers.begin || x->layers.end != y->layers.end ||
+		    x->page_count != y->page_count ||
+		    memcmp(x->pages, y->pages, x->page_count * sizeof(*x->pages)) != 0)
+			return false;
+	}
+	return true;
+}
+
+/* Some pages a time is the same as all at once, in its bytes and in its verdict. */
+static int read_by(const uint8_t *bytes, size_t len, size_t most, struct room_maps *maps)
+{
+	struct maps_reader reader;
+	uint8_t *moved = NULL;
+	struct cursor in;
+	int r;
+
+	cursor_read(&in, bytes, len);
+	r = maps_reader_begin(&reader, &in, &layout);
+	if (r < 0)
+		return r;
+	while ((r = maps_read_some(&reader, most)) > 0) {
+		uint8_t *next = mem_dup(bytes, len); /* and the bytes may move */
+
+		maps_reader_rebase(&reader, next);
+		mem_free(moved);
+		moved = next;
+	}
+	mem_free(moved);
+	*maps = reader.maps;
+	return r;
+}
+
+static void pages_by_pieces_are_the_same_as_at_once(void **state)
+{
+	static const char *const texts[] = {
+		"{\"kv\":{\"pages\":[3,4,5,9,1],\"first_token\":4,\"tokens\":[5,22]}}",
+		"{\"kv\":{\"pages\":[1,2,3,4,5,6,7,8,9]}}",
+		"{\"kv\":{\"pages\":[9,7,5,3,1,0,2,4,6,8]}}",
+		"{\"kv\":{\"pages\":[]}}",
+		"{}",
+	};
+
+	(void)state;
+	for (size_t t = 0; t < ARRAY_LEN(texts); t++) {
+		for (size_t most = 1; most < 12; most++) {
+			struct room_maps maps, back;
+			struct maps_writer writer;
+			uint8_t whole[512], pieces[512];
+			struct cursor a, b;
+			unsigned int calls = 1;
+
+			assert_int_equal(parse(texts[t], t % 2 ? -1 : 3, &maps), 0);
+			cursor_write(&a, whole, sizeof(whole));
+			room_maps_put(&a, &maps);
+			cursor_write(&b, pieces, maps_writer_most(&maps));
+			maps_writer_begin(&writer, &b, &maps);
+			while (maps_write_some(&writer, most))
+				calls++;
+			assert_false(a.bad || b.bad);
+			assert_int_equal(a.pos, b.pos);
+			assert_memory_equal(whole, pieces, a.pos);
+			assert_true(maps.count == 0 || maps.maps[0].page_count <= most ||
+				    calls > 1);
+			assert_int_equal(read_by(whole, a.pos, most, &back), 0);
+			assert_true(same_maps(&maps, &back));
+			room_maps_fini(&maps);
+			room_maps_fini(&back);
+		}
+	}
+}
+
 /* Every prefix, every flipped byte: refused or a map that passes the checks. */
 static void wire_hostile_bytes_never_pass_a_bad_map(void **state)
 {
-	struct room_maps maps, back;
+	struct room_maps maps, back, pieces;
 	uint8_t buf[512], bent[512];
 	struct cursor c;
 	size_t len;
@@ -132,8 +212,13 @@ static void wire_hostile_bytes_never_pass_a_bad_map(void **state)
 		memcpy(bent, buf, len);
 		bent[i / 255] ^= (uint8_t)(1 + i % 255);
 		cursor_read(&c, bent, len);
-		if (room_maps_get(&c, &layout, &back) < 0)
+		if (room_maps_get(&c, &layout, &back) < 0) {
+			assert_true(read_by(bent, len, 1 + i % 3, &pieces) < 0);
 			continue;
+		}
+		assert_int_equal(read_by(bent, len, 1 + i % 3, &pieces), 0);
+		assert_true(same_maps(&back, &pieces));
+		room_maps_fini(&pieces);
 		for (size_t m = 0; m < back.count; m++) {
 			const struct layout_view *view =
 				layout_view_find(&layout, back.maps[m].view);
@@ -201,6 +286,7 @@ int main(void)
 		cmocka_unit_test(parse_takes_defaults_from_the_pages),
 		cmocka_unit_test(parse_refuses_by_name),
 		cmocka_unit_test(wire_brings_back_what_was_put),
+		cmocka_unit_test(pages_by_pieces_are_the_same_as_at_once),
 		cmocka_unit_test(wire_hostile_bytes_never_pass_a_bad_map),
 		cmocka_unit_test(within_sees_any_other_page),
 		cmocka_unit_test(pair_cuts_to_what_both_hold),

@@ -784,5 +784,8 @@ int main(void)
 
 	if (getenv("KVD_TEST_ONLY"))
 		cmocka_set_test_filter(getenv("KVD_TEST_ONLY"));
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	int failed = cmocka_run_group_tests_name("rooms", tests, NULL, NULL);
+
+	cluster_short_parts();
+	return failed + cmocka_run_group_tests_name("rooms, long lists", tests, NULL, NULL);
 }

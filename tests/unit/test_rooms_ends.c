@@ -651,7 +651,9 @@ static void peer_lost_is_told_to_the_other_sources(void **state)
 	said(why(p, 1, ROOM_RECV, 12), ERR_PEER, "peer tcp://10.0.0.3:7400 instance ");
 	said(why(p, 1, ROOM_RECV, 12), ERR_PEER, "missed 4 pings");
 	said(why(p, 2, ROOM_SEND, 12), ERR_PEER, "peer tcp://10.0.0.2:7400 instance ");
-	said(why(p, 2, ROOM_SEND, 12), ERR_PEER, "missed 4 pings");
+	/* whoever says it first closes the data line, which the other may see first */
+	if (!strstr(why(p, 2, ROOM_SEND, 12)->text, "data line lost"))
+		said(why(p, 2, ROOM_SEND, 12), ERR_PEER, "missed 4 pings");
 	said(why(p, 0, ROOM_SEND, 12), ERR_PEER, "tcp://10.0.0.3:7400 instance ");
 	said(why(p, 0, ROOM_SEND, 12), ERR_PEER, "missed 4 pings");
 	mem_hub_partition(p->c.links, p->c.nodes[1].endpoint, p->c.nodes[2].endpoint, false);
@@ -796,5 +798,8 @@ int main(void)
 		CASE(drain_lets_rooms_end_and_refuses_new_ones),
 	};
 
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	int failed = cmocka_run_group_tests_name("rooms_ends", tests, NULL, NULL);
+
+	cluster_short_parts();
+	return failed + cmocka_run_group_tests_name("rooms_ends, long lists", tests, NULL, NULL);
 }

@@ -339,5 +339,9 @@ int main(void)
 	};
 
 	cmocka_set_test_filter(getenv("KVD_TEST_FILTER"));
-	return cmocka_run_group_tests_name("rooms_forged", tests, NULL, NULL);
+	int failed = cmocka_run_group_tests_name("rooms_forged", tests, NULL, NULL);
+
+	cluster_short_parts();
+	return failed +
+	       cmocka_run_group_tests_name("rooms_forged, long lists", tests, NULL, NULL);
 }

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Long messages, in parts.
+ *
+ * A room of 65 536 scattered pages is a message of half a megabyte. Summed, copied into
+ * the link's memory and out of it in one piece, it would hold either loop for most of a
+ * millisecond. So it goes as PARTs, one a turn, between which the loops do all else; to
+ * this peer nothing else, because the order of messages is what both sides rely on.
+ * A PART is a message like any other: in the sequence, never lost without the peering's end.
+ *
+ * Who receives has memory for one message a peer, whose size the first part tells and the
+ * type's cap bounds; pages of it are touched as bytes come. The bytes have to come in
+ * their order and all of them: anything else is no peer of ours, whose end frees them.
+ * Rooms take the memory as it is, so that their helpers read it without a copy.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/peer_impl.h"
+
+size_t peer_part_bytes(const struct peers *peers)
+{
+	size_t most = peers->options.message_bytes - WIRE_HEADER_BYTES - PEER_PART_HEAD;
+
+	return peers->options.part_bytes < most ? peers->options.part_bytes : most;
+}
+
+/* ---- out ---- */
+
+bool peer_goes_in_parts(const struct peer_impl *impl, const struct peer_message *msg)
+{
+	return msg->owned && !impl->peer.self && msg->len > peer_part_bytes(impl->peers) &&
+	       (impl->peer.features & PEER_FEATURE_PARTS);
+}
+
+int peer_part_send(struct peer_impl *impl, struct peer_message *msg)
+{
+	size_t most = peer_part_bytes(impl->peers), left = msg->len - msg->sent;
+	struct wire_part part = {.type = (uint16_t)msg->type,
+				 .total = (uint32_t)msg->len,
+				 .at = (uint32_t)msg->sent,
+				 .bytes = {msg->owned + msg->sent, left < most ? left : most}};
+	struct cursor out;
+	int r;
+
+	cursor_write(&out, impl->peers->part, most + PEER_PART_HEAD);
+	r = wire_part_put(&out, &part);
+	if (r >= 0)
+		r = peer_send_now(impl, WIRE_T_PART, out.base, out.pos);
+	if (r < 0)
+		return err_pass(r);
+	msg->sent += part.bytes.len;
+	return msg->sent == msg->len;
+}
+
+/* ---- in ---- */
+
+void peer_whole_drop(struct peer_impl *impl)
+{
+	mem_free(impl->whole.bytes);
+	impl->whole = (struct peer_whole){0};
+}
+
+static int begin(struct peer_impl *impl, const struct wire_part *part)
+{
+	struct peer_whole *whole = &impl->whole;
+
+	if (part->at != 0)
+		return err_raise(ERR_PROTO, "PART: a message's middle without its beginning");
+	if (part->type <= WIRE_T_BYE || part->type == WIRE_T_PART ||
+	    part->total == 0 || part->total > wire_body_cap(part->type) ||
+	    part->total > impl->peers->options.message_bytes - WIRE_HEADER_BYTES)
+		return err_raise(ERR_PROTO, "PART: no %s is of %u bytes",
+				 wire_type_name(part->type), part->total);
+	whole->bytes = mem_alloc(part->total);
+	if (!whole->bytes)
+		return err_pass(-ENOMEM);
+	whole->type = part->type;
+	whole->total = part->total;
+	whole->got = 0;
+	return 0;
+}
+
+static int take(struct peer_impl *impl, struct cursor *body)
+{
+	struct peer_whole *whole = &impl->whole;
+	struct wire_part part;
+	int r = wire_part_get(body, &part);
+
+	if (r >= 0 && !(impl->peer.features & PEER_FEATURE_PARTS))
+		r = err_raise(ERR_PROTO, "PART: parts were not agreed");
+	if (r >= 0 && !whole->bytes)
+		r = begin(impl, &part);
+	if (r < 0)
+		return err_pass(r);
+	if (part.type != whole->type || part.total != whole->total ||
+	    part.at != whole->got || part.bytes.len == 0 ||
+	    part.bytes.len > whole->total - whole->got)
+		return err_raise(ERR_PROTO, "PART: %zu bytes at %u of %u of a %s, where the "
+				 "next are at %u of %u of a %s", part.bytes.len, part.at,
+				 part.total, wire_type_name(part.type), whole->got,
+				 whole->total, wire_type_name(whole->type));
+	memcpy(whole->bytes + whole->got, part.bytes.data, part.bytes.len);
+	whole->got += (uint32_t)part.bytes.len;
+	return 0;
+}
+
+void peer_part_take(struct peer_impl *impl, const struct wire_header *h,
+		    struct cursor *body)
+{
+	struct wire_header whole = *h;
+	struct cursor all;
+	struct err why;
+	uint8_t *owned;
+
+	if (take(impl, body) < 0) {
+		err_take(&why);
+		peer_bring_down(impl, &why, true);
+		return;
+	}
+	if (impl->whole.got < impl->whole.total)
+		return;
+	whole.type = impl->whole.type;
+	whole.body_len = impl->whole.total;
+	owned = impl->whole.bytes;
+	impl->whole = (struct peer_whole){0};
+	cursor_read(&all, owned, whole.body_len);
+	peer_deliver_owned(impl, &whole, &all, owned);
+}
