@@ -9,9 +9,11 @@
 #include "daemon/commands.h"
 
 #include <errno.h>
+#include <stdio.h>
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "daemon/base/text.h"
 #include "daemon/brief.h"
 #include "daemon/config.h"
 #include "daemon/kvd.h"
@@ -23,45 +25,47 @@
 
 #define DRAIN_MS_MAX (24 * 3600 * 1000)
 
-static bool add_metric(cJSON *list, const struct metric_row *row, uint64_t value)
+static void put_metric(struct text *text, const struct metric_row *row, uint64_t value)
 {
 	static const char *const types[] = {"counter", "gauge"};
-	cJSON *json = cJSON_CreateObject();
 
-	/* a double is exact up to 9 PB; figures are for people and graphs */
-	return json && cJSON_AddItemToArray(list, json) &&
-	       cJSON_AddStringToObject(json, "name", row->name) &&
-	       cJSON_AddStringToObject(json, "type", types[row->type]) &&
-	       cJSON_AddNumberToObject(json, "value", (double)value) &&
-	       cJSON_AddStringToObject(json, "help", row->help);
+	text_puts(text, "{\"name\":\"");
+	text_puts(text, row->name);
+	text_puts(text, "\",\"type\":\"");
+	text_puts(text, types[row->type]);
+	text_puts(text, "\",\"value\":");
+	text_u64(text, value);
+	text_puts(text, ",\"help\":");
+	text_json(text, row->help);
+	text_puts(text, "}");
 }
 
-static bool add_histogram(cJSON *loop, const char *name, const struct histogram *h)
+static void put_figure(struct text *text, const char *member, uint64_t value)
 {
-	cJSON *json = cJSON_AddObjectToObject(loop, name), *buckets;
-	bool filled = json && cJSON_AddNumberToObject(json, "count", (double)h->count) &&
-		      cJSON_AddNumberToObject(json, "p50", histogram_quantile_us(h, 500)) &&
-		      cJSON_AddNumberToObject(json, "p99", histogram_quantile_us(h, 990)) &&
-		      cJSON_AddNumberToObject(json, "p999", histogram_quantile_us(h, 999)) &&
-		      cJSON_AddNumberToObject(json, "max", (double)h->max_ns / 1000);
-
-	buckets = filled ? cJSON_AddArrayToObject(json, "buckets") : NULL;
-	filled = buckets;
-	for (unsigned int i = 0; filled && i < HISTOGRAM_BUCKETS; i++) {
-		cJSON *count = cJSON_CreateNumber((double)h->buckets[i]);
-
-		filled = count && cJSON_AddItemToArray(buckets, count);
-	}
-	return filled;
+	text_puts(text, member);
+	text_u64(text, value);
 }
 
-static bool add_loop(cJSON *result, const struct loop_stats *stats)
+static void put_us(struct text *text, const char *member, double us)
 {
-	cJSON *loop = cJSON_AddObjectToObject(result, "loop");
+	char number[32];
 
-	return loop && add_histogram(loop, "busy_us", &stats->busy) &&
-	       add_histogram(loop, "cpu_us", &stats->cpu) &&
-	       add_histogram(loop, "late_us", &stats->late);
+	snprintf(number, sizeof(number), "%.3f", us);
+	text_puts(text, member);
+	text_puts(text, number);
+}
+
+static void put_histogram(struct text *text, const char *member, const struct histogram *h)
+{
+	text_puts(text, member);
+	put_figure(text, "{\"count\":", h->count);
+	put_us(text, ",\"p50\":", histogram_quantile_us(h, 500));
+	put_us(text, ",\"p99\":", histogram_quantile_us(h, 990));
+	put_us(text, ",\"p999\":", histogram_quantile_us(h, 999));
+	put_us(text, ",\"max\":", (double)h->max_ns / 1000);
+	for (unsigned int i = 0; i < HISTOGRAM_BUCKETS; i++)
+		put_figure(text, i ? "," : ",\"buckets\":[", h->buckets[i]);
+	text_puts(text, "]}");
 }
 
 /* The loop counts without knowing this table. */
@@ -74,20 +78,30 @@ static void take_loop(struct kvd *kvd)
 	metrics_set(&kvd->metrics, METRIC_LOOP_LONGEST, stats->busy.max_ns / 1000);
 }
 
+/* As text: a tree of some hundred figures takes longer than a turn may. */
 static int stats_run(struct request *req)
 {
-	cJSON *result = request_result(), *list;
-	bool filled;
+	const struct loop_stats *stats = loop_stats(req->kvd->loop);
+	struct text text = {0};
+	int r;
 
-	if (!result)
-		return err_pass(-ENOMEM);
 	take_loop(req->kvd);
-	list = cJSON_AddArrayToObject(result, "metrics");
-	filled = list && add_loop(result, loop_stats(req->kvd->loop));
-	for (int i = 0; filled && i < METRIC_END; i++)
-		filled = add_metric(list, &metric_rows[i],
-				    metrics_get(&req->kvd->metrics, (enum metric)i));
-	return request_finish(req, result, filled);
+	request_text_begin(req, &text);
+	put_histogram(&text, ",\"loop\":{\"busy_us\":", &stats->busy);
+	put_histogram(&text, ",\"cpu_us\":", &stats->cpu);
+	put_histogram(&text, ",\"late_us\":", &stats->late);
+	text_puts(&text, "},\"metrics\":[");
+	for (int i = 0; i < METRIC_END; i++) {
+		if (i)
+			text_puts(&text, ",");
+		put_metric(&text, &metric_rows[i],
+			   metrics_get(&req->kvd->metrics, (enum metric)i));
+	}
+	text_puts(&text, "]");
+	r = request_text_reply(req, &text);
+	if (r < 0)
+		text_fini(&text);
+	return err_pass(r);
 }
 
 static bool add_transport(cJSON *list, const struct transport *transport)
