@@ -67,10 +67,26 @@ void tcp_socket_tune(const struct tcp_transport *transport, int fd, bool stream)
 static void on_flush(struct loop_defer *defer)
 {
 	struct tcp_transport *transport = container_of(defer, struct tcp_transport, flush);
-	struct list *link;
+	struct list batch, *link;
 
+	list_init(&batch);
 	while ((link = list_pop_front(&transport->unflushed)))
-		tcp_line_flush(list_entry(link, struct tcp_peer, flush_link));
+		list_push_back(&batch, link);
+	while ((link = list_pop_front(&batch))) {
+		struct tcp_peer *peer = list_entry(link, struct tcp_peer, flush_link);
+
+		/* Its step comes again in the next turn: what a room posted after this turn's
+		 * goes with what is here. The peer would wake for an answer alone, and on its
+		 * core keep us from asking. Once: a busy peer's step comes every turn. */
+		if (!list_empty(&peer->net.ready_link) && !peer->flush_late) {
+			peer->flush_late = true;
+			list_push_back(&transport->unflushed, &peer->flush_link);
+			loop_defer(transport->net.base.env.loop, defer);
+			continue;
+		}
+		peer->flush_late = false;
+		tcp_line_flush(peer);
+	}
 }
 
 static void on_tick(struct loop_timer *timer)

@@ -190,6 +190,7 @@ struct tcp_peer {
 	struct net_peer net;
 	struct tcp_transport *transport;
 	struct list flush_link;
+	bool flush_late; /* it waits for a step of the next turn */
 	struct list news_link;	    /* under news_lock */
 	struct tcp_address address; /* of who is dialed */
 	uint32_t address_at;
