@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The invariant "terminal means still", over RDMA, from the engines' side: rooms
- * of 64 MiB are aborted while work requests are outstanding, and the moment that
- * the receiver's room says `failed` its pages are given to somebody else. Not one
- * of his bytes may change.
+ * of 64 MiB (or of 1024 pages of KVD_ABORT_PAGE bytes) are aborted while work requests
+ * are outstanding, and the moment that the receiver's room says `failed` its pages are
+ * given to somebody else. Not one of his bytes may change.
  *
  *   rdma-abort send SOCKET ROUNDS FIRST_ROOM
  *   rdma-abort recv SOCKET ENDPOINT ROUNDS FIRST_ROOM

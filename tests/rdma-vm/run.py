@@ -17,9 +17,11 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import rig  # noqa: E402
 
+MIB = 1 << 20
 HERE = os.path.dirname(os.path.abspath(__file__))
 CASES = []
 ABORTS = int(os.environ.get("RDMA_VM_ABORTS", "12"))  # rooms each way
+GIB_ABORTS = int(os.environ.get("RDMA_VM_GIB_ABORTS", "6"))
 
 
 def case(function):
@@ -175,13 +177,14 @@ def asan_rooms_of_the_demo(pair):
     demo(pair, "/asan")
 
 
-def aborts(pair, sender, receiver, rounds):
+def aborts(pair, sender, receiver, rounds, page=65536):
     first = 100000 * (1 + sender)
+    program = f"KVD_ABORT_PAGE={page} /kvd/rdma-abort"
     with Daemons(pair):
-        send = pair[sender].start(f"/kvd/rdma-abort send /tmp/kvd/kvd.sock {rounds} {first}")
-        recv = pair[receiver].start("/kvd/rdma-abort recv /tmp/kvd/kvd.sock "
+        send = pair[sender].start(f"{program} send /tmp/kvd/kvd.sock {rounds} {first}")
+        recv = pair[receiver].start(f"{program} recv /tmp/kvd/kvd.sock "
                                     f"{endpoint(pair[sender])} {rounds} {first}")
-        status = recv.wait(60 + 10 * rounds)
+        status = recv.wait(60 + 10 * rounds * (1 + page // MIB))
         print("# " + recv.text)
         check(status == 0 and send.wait(60) == 0,
               f"recv {status}: {recv.text}; send {send.status}: {send.text}")
@@ -197,6 +200,18 @@ def abort_no_foreign_byte(pair):
 def abort_no_foreign_byte_back(pair):
     """the same, second guest to first"""
     aborts(pair, 1, 0, ABORTS)
+
+
+@case
+def abort_in_a_gib(pair):
+    """rooms of 1 GiB, aborted in the middle: first to second"""
+    aborts(pair, 0, 1, GIB_ABORTS, MIB)
+
+
+@case
+def abort_in_a_gib_back(pair):
+    """the same, second guest to first"""
+    aborts(pair, 1, 0, GIB_ABORTS, MIB)
 
 
 # ---- a push, and what happens to it ----
@@ -394,7 +409,6 @@ def rail_lost(pair):
 
 # ---- how fast ----
 
-MIB = 1 << 20
 BENCH_ROUNDS = int(os.environ.get("RDMA_VM_BENCH", "3"))
 
 
