@@ -51,7 +51,8 @@ double verbs_cost_copy_ns(const struct verbs_transport *transport, uint32_t row)
 	return transport->copy_row_ns + row * transport->copy_byte_ns;
 }
 
-uint32_t verbs_cost_row(const struct plan *plan, uint32_t sge_max)
+/* A request has one stretch of the far side and up to sge_max of the near one. */
+uint32_t verbs_cost_row(const struct plan *plan, enum xp_kind kind, uint32_t sge_max)
 {
 	uint64_t bytes = 0, count = 0, far_end = 0, near_end = 0;
 	uint32_t buffer = UINT32_MAX, sges = 0;
@@ -60,17 +61,20 @@ uint32_t verbs_cost_row(const struct plan *plan, uint32_t sge_max)
 
 	plan_walk_begin(&walk, plan);
 	for (unsigned int i = 0; i < SAMPLE && plan_walk_next(&walk, UINT64_MAX, &span); i++) {
-		bool joins = buffer == span.dst_buffer && far_end == span.dst;
+		uint64_t far = kind == XP_WRITE ? span.dst : span.src;
+		uint64_t near = kind == XP_WRITE ? span.src : span.dst;
+		uint32_t at = kind == XP_WRITE ? span.dst_buffer : span.src_buffer;
+		bool joins = buffer == at && far_end == far;
 
-		if (!joins || (near_end != span.src && sges == sge_max)) {
+		if (!joins || (near_end != near && sges == sge_max)) {
 			count++;
 			sges = 1;
-		} else if (near_end != span.src) {
+		} else if (near_end != near) {
 			sges++;
 		}
-		buffer = span.dst_buffer;
-		far_end = span.dst + span.len;
-		near_end = span.src + span.len;
+		buffer = at;
+		far_end = far + span.len;
+		near_end = near + span.len;
 		bytes += span.len;
 	}
 	return count ? (uint32_t)(bytes / count) : 0;

@@ -446,7 +446,7 @@ double verbs_cost_copy_ns(const struct verbs_transport *transport, uint32_t row)
 double verbs_cost_request_ns(struct verbs_peer *peer);
 void verbs_cost_probed(struct verbs_peer *peer); /* the last of its requests is back */
 /* Bytes in a work request of that plan, as far as a part of it shows. */
-uint32_t verbs_cost_row(const struct plan *plan, uint32_t sge_max);
+uint32_t verbs_cost_row(const struct plan *plan, enum xp_kind kind, uint32_t sge_max);
 
 /* ---- verbs_pack.c ---- */
 /* Without memory for it nothing is packed, and the log says so. */

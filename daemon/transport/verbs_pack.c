@@ -7,8 +7,8 @@
  *
  *   cheaper  rows that are scattered at both ends and short (unequal tensor
  *	      parallelism). A work request has one stretch of the peer's memory, so each
- *	      of them would cost one; where that is more than copying it twice, a WRITE
- *	      is packed (verbs_cost.c).
+ *	      of them would cost one; where that is more than copying it twice, it is
+ *	      packed, whichever side asked (verbs_cost.c).
  *   staged   memory that the adapter cannot have, at either end: a GPU's without
  *	      GPUDirect, another process's (vm), what its owner may cut (guarded). Any
  *	      transfer of it is packed; copy threads reach it.
@@ -127,13 +127,12 @@ static void way_is(struct verbs_xfer *xfer)
 {
 	struct xp_way *way = xfer->net.ours ? &xfer->net.op->way : &xfer->net.in.way;
 	struct verbs_peer *peer = xfer->peer;
-	bool poster = xfer->net.ours && xfer->net.kind == XP_WRITE;
 
 	way->packed = xfer->pack != NULL;
 	way->staged = xfer->pack && xfer->must_pack;
-	way->row_bytes = verbs_cost_row(xfer->plan, peer->transport->sge_max);
+	way->row_bytes = verbs_cost_row(xfer->plan, xfer->net.kind, peer->transport->sge_max);
 	way->copy_ns = (uint32_t)verbs_cost_copy_ns(peer->transport, way->row_bytes);
-	way->request_ns = poster ? (uint32_t)verbs_cost_request_ns(peer) : 0;
+	way->request_ns = xfer->net.ours ? (uint32_t)verbs_cost_request_ns(peer) : 0;
 }
 
 static int lacks_pool(void)
@@ -153,10 +152,10 @@ static bool is_cheaper(struct verbs_xfer *xfer)
 	struct verbs_transport *transport = xfer->peer->transport;
 	uint32_t row;
 
-	if (xfer->net.kind != XP_WRITE || transport->request_ns == 1 || xfer->local.device ||
+	if (transport->request_ns == 1 || xfer->local.device ||
 	    xfer->net.bytes < PACK_BYTES_MIN)
 		return false;
-	row = verbs_cost_row(xfer->plan, transport->sge_max);
+	row = verbs_cost_row(xfer->plan, xfer->net.kind, transport->sge_max);
 	return row <= PACK_ROW_MAX && xfer->net.bytes / row >= PACK_REQUESTS_MIN &&
 	       verbs_cost_request_ns(xfer->peer) > 2 * verbs_cost_copy_ns(transport, row);
 }
@@ -164,6 +163,7 @@ static bool is_cheaper(struct verbs_xfer *xfer)
 int verbs_pack_choose(struct verbs_xfer *xfer)
 {
 	struct verbs_transport *transport = xfer->peer->transport;
+	bool packs;
 	int r = 0;
 
 	xfer->must_pack = xfer->local.staged || xfer->remote.staged;
@@ -171,14 +171,16 @@ int verbs_pack_choose(struct verbs_xfer *xfer)
 		return lacks_pool();
 	if (!transport->pack_pool)
 		return 0;
-	if (xfer->must_pack && xfer->net.kind == XP_READ)
+	packs = xfer->must_pack || is_cheaper(xfer);
+	if (packs && xfer->net.kind == XP_READ)
 		r = want_slots(xfer->peer);
-	if (r == 0 && (xfer->must_pack || is_cheaper(xfer)))
+	if (r == 0 && packs)
 		r = pack_new(xfer);
-	if (r < 0)
+	if (r < 0 && xfer->must_pack)
 		return err_pass(r);
-	if (xfer->pack || xfer->net.kind == XP_WRITE)
-		way_is(xfer);
+	if (r < 0)
+		err_clear(); /* then row by row */
+	way_is(xfer);
 	return 0;
 }
 

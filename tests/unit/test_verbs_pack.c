@@ -39,11 +39,16 @@ static int begin_one_sided(void **state)
 	return vp_begin_packing(state, DEAR, NEVER);
 }
 
-static void start(struct vp_transfer *x)
+static void start_of(struct vp_transfer *x, enum xp_kind kind)
 {
-	vp_transfer_init(x, XP_WRITE, &rows, 1, 5 * VP_MIB);
+	vp_transfer_init(x, kind, &rows, 1, 5 * VP_MIB);
 	memset(fake_verbs_count(), 0, sizeof(*fake_verbs_count()));
 	assert_int_equal(vp_post(x), 0);
+}
+
+static void start(struct vp_transfer *x)
+{
+	start_of(x, XP_WRITE);
 }
 
 /* ---- the choice ---- */
@@ -60,6 +65,37 @@ static void dear_requests_pack_short_rows(void **state)
 	assert_int_equal(x.op.way.request_ns, DEAR);
 	assert_true(x.op.way.copy_ns > 0);
 	assert_int_equal(fake_verbs_count()->writes, 8);
+	vp_transfer_fini(&x);
+}
+
+/* What is pulled is pushed then, by its source. */
+static void dear_requests_pack_short_rows_of_a_pull(void **state)
+{
+	struct vp_transfer x;
+
+	(void)state;
+	start_of(&x, XP_READ);
+	vp_moved(&x);
+	assert_true(x.op.way.packed);
+	assert_false(x.op.way.staged);
+	assert_int_equal(x.op.way.row_bytes, 256);
+	assert_int_equal(x.op.way.request_ns, DEAR);
+	assert_int_equal(fake_verbs_count()->writes, 8);
+	assert_int_equal(fake_verbs_count()->reads, 0);
+	vp_transfer_fini(&x);
+}
+
+static void cheap_requests_pull_row_by_row(void **state)
+{
+	struct vp_transfer x;
+
+	(void)state;
+	start_of(&x, XP_READ);
+	vp_moved(&x);
+	assert_false(x.op.way.packed);
+	assert_int_equal(x.op.way.row_bytes, 256);
+	assert_int_equal(x.op.way.request_ns, CHEAP);
+	assert_int_equal(fake_verbs_count()->reads, 8192);
 	vp_transfer_fini(&x);
 }
 
@@ -92,8 +128,8 @@ static void both_ways_are_the_same_to_memory(void **state)
 	struct vp_transfer x;
 
 	(void)state;
-	for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
-		vp_transfer_init(&x, XP_WRITE, &shapes[i], 1, 8 * VP_MIB);
+	for (size_t i = 0; i < 2 * ARRAY_LEN(shapes); i++) {
+		vp_transfer_init(&x, i & 1 ? XP_READ : XP_WRITE, &shapes[i / 2], 1, 8 * VP_MIB);
 		assert_int_equal(vp_post(&x), 0);
 		vp_moved(&x);
 		assert_true(x.op.way.packed);
@@ -108,12 +144,19 @@ static void gathered_and_few_and_long_rows_are_not_packed(void **state)
 		{.len = 4096, .count = 600, .src_stride = 8192, .dst_stride = 4096},
 		{.len = 256, .count = 60, .src_stride = 512, .dst_stride = 300},
 		{.len = 65536, .count = 70, .src_stride = 65600, .dst_stride = 65700},
+		/* ... of a pull the far side is the source */
+		{.len = 4096, .count = 600, .src_stride = 4096, .dst_stride = 8192},
 	};
 	struct vp_transfer x;
 
 	(void)state;
-	for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
-		vp_transfer_init(&x, XP_WRITE, &shapes[i], 1, 8 * VP_MIB);
+	for (size_t i = 0; i < 2 * ARRAY_LEN(shapes); i++) {
+		bool read = i & 1;
+
+		if (i / 2 == (read ? 0 : 3))
+			continue; /* whole at the near side only */
+		vp_transfer_init(&x, read ? XP_READ : XP_WRITE, &shapes[i / 2], 1,
+				 8 * VP_MIB);
 		assert_int_equal(vp_post(&x), 0);
 		vp_moved(&x);
 		assert_false(x.op.way.packed);
@@ -147,6 +190,11 @@ static void answerer_that_does_not_pack_gets_rows(void **state)
 	vp_moved(&x);
 	assert_false(x.op.way.packed);
 	assert_int_equal(fake_verbs_count()->writes, 8192);
+	vp_transfer_fini(&x);
+	start_of(&x, XP_READ);
+	vp_moved(&x);
+	assert_false(x.op.way.packed);
+	assert_int_equal(fake_verbs_count()->reads, 8192);
 	vp_transfer_fini(&x);
 }
 
@@ -198,14 +246,14 @@ static struct err gone(void)
 }
 
 /* Stopped after so many steps of the wire. */
-static void abort_after(unsigned int steps, bool by_answerer)
+static void abort_after(enum xp_kind kind, unsigned int steps, bool by_answerer)
 {
 	unsigned int dones = vp_b.dones;
 	struct err why = gone();
 	struct vp_transfer x;
 
 	fake_verbs_hold(true);
-	start(&x);
+	start_of(&x, kind);
 	for (unsigned int i = 0; i < steps; i++) {
 		fake_verbs_step(1);
 		vp_turn();
@@ -215,11 +263,11 @@ static void abort_after(unsigned int steps, bool by_answerer)
 	else
 		verbs_transport.cancel(&x.op, &why);
 	while (!x.done || vp_b.dones < vp_b.requests) {
-		bool told = vp_b.dones > dones;
+		bool write = kind == XP_WRITE, told = write ? vp_b.dones > dones : x.done;
 
 		fake_verbs_step(1);
 		vp_turn();
-		if (!told && vp_b.dones > dones) {
+		if (!told && (write ? vp_b.dones > dones : x.done)) {
 			vp_still(&x); /* the memory is somebody else's */
 			break;
 		}
@@ -239,7 +287,7 @@ static void abort_at_any_step_is_still_and_gives_slots_back(void **state)
 	(void)state;
 	vp_transport(&vp_a)->net.fence_ns = vp_transport(&vp_b)->net.fence_ns = VP_WAIT_NS;
 	for (unsigned int steps = 0; steps < 60; steps++)
-		abort_after(steps, steps & 1);
+		abort_after(steps & 2 ? XP_READ : XP_WRITE, steps, steps & 1);
 	start(&x); /* all slots are there */
 	vp_moved(&x);
 	assert_true(x.op.way.packed);
@@ -331,6 +379,9 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		DEARLY(dear_requests_pack_short_rows),
+		DEARLY(dear_requests_pack_short_rows_of_a_pull),
+		cmocka_unit_test_setup_teardown(cheap_requests_pull_row_by_row, begin_cheap,
+						vp_end),
 		cmocka_unit_test_setup_teardown(cheap_requests_take_row_by_row,
 						begin_cheap, vp_end),
 		DEARLY(both_ways_are_the_same_to_memory),
