@@ -23,7 +23,7 @@
 const char *cudrv_group_name(enum cudrv_group group)
 {
 	static const char *const names[CUDRV_GROUPS] = {"vmm", "batch", "copy3d", "peer",
-								"kernels"};
+								"dmabuf", "kernels"};
 
 	assert(group < CUDRV_GROUPS);
 	return names[group];

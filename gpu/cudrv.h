@@ -93,6 +93,7 @@ enum {
 	CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
 	CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
 	CU_DEVICE_ATTRIBUTE_HOST_POINTER_FOR_REGISTERED = 91,
+	CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED = 124,
 	CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
 	CU_MEM_HANDLE_TYPE_POSIX_FD = 1,
 	CU_MEM_ALLOCATION_TYPE_PINNED = 1,
@@ -100,6 +101,7 @@ enum {
 	CU_MEM_ACCESS_READ = 1,
 	CU_MEM_ACCESS_READWRITE = 3,
 	CU_MEM_GRANULARITY_MINIMUM = 0,
+	CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD = 1,
 	CU_MEMCPY_SRC_ORDER_STREAM = 1,
 	CU_MEMCPY_PREFER_OVERLAP = 1,
 	CU_LIMIT_STACK_SIZE = 0,
@@ -242,6 +244,9 @@ struct cu_copy3d { /* CUDA_MEMCPY3D_v2 */
 	  (int *possible_p, int device, int other))                                     \
 	X(PEER, peer_enable, cuCtxEnablePeerAccess,                                     \
 	  (struct cu_ctx * other, unsigned int flags))                                  \
+	X(DMABUF, range_handle, cuMemGetHandleForAddressRange,                          \
+	  (void *handle_p, uint64_t address, size_t bytes, int type,                    \
+	   unsigned long long flags))                                                   \
 	X(KERNELS, module_load, cuModuleLoadData,                                       \
 	  (struct cu_module * *module_p, const void *image))                            \
 	X(KERNELS, module_unload, cuModuleUnload, (struct cu_module * module))          \
@@ -259,6 +264,7 @@ enum cudrv_group {
 	CUDRV_BATCH,   /* many copies in one call, as CUDA 13 has it */
 	CUDRV_COPY3D,  /* rows at two levels of strides in one call */
 	CUDRV_PEER,    /* copies between two devices without the host */
+	CUDRV_DMABUF,  /* memory for RDMA adapters, as a file descriptor */
 	CUDRV_KERNELS, /* code of ours on the device */
 	CUDRV_GROUPS,
 };

@@ -367,6 +367,34 @@ int gpu_import(struct gpu *gpu, uint64_t owner, const struct gpu_handle *handle,
 	return 0;
 }
 
+int gpu_import_dmabuf(struct gpu_import *import, int *fd_p)
+{
+	struct gpu_device *device = import->device;
+	const struct cudrv *drv = &device->gpu->drv;
+	int fd = -1, possible = 0, result, r;
+
+	if (!drv->has[CUDRV_DMABUF])
+		return err_raise(ERR_IMPORT, "the driver has no %s",
+				 drv->missing[CUDRV_DMABUF]);
+	result = drv->device_attribute(&possible, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED,
+				       device->handle);
+	if (result != CU_SUCCESS || !possible)
+		return err_raise(ERR_IMPORT, "%s: the driver makes no dma-bufs here",
+				 device->id);
+	r = gpu_enter(device);
+	if (r < 0)
+		return err_pass(r);
+	result = drv->range_handle(&fd, import->address, import->bytes,
+				   CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+	if (result != CU_SUCCESS)
+		r = gpu_raise(device, result, ERR_IMPORT, "a dma-buf of %ju bytes of %s",
+			      (uintmax_t)import->bytes, device->id);
+	else
+		*fd_p = fd;
+	gpu_leave(device);
+	return err_pass(r);
+}
+
 struct gpu_import *gpu_import_ref(struct gpu_import *import)
 {
 	pthread_mutex_lock(&import->device->lock);

@@ -51,6 +51,9 @@ struct gpu_import {
  * hardware for VMM memory and by the callers for IPC memory. */
 int gpu_import(struct gpu *gpu, uint64_t owner, const struct gpu_handle *handle,
 	       bool writable, struct gpu_import **import_p);
+/* A dma-buf of the whole allocation, for adapters; the caller closes it. ERR_IMPORT: this
+ * driver makes none, or none of such memory. */
+int gpu_import_dmabuf(struct gpu_import *import, int *fd_p);
 struct gpu_import *gpu_import_ref(struct gpu_import *import);
 void gpu_import_unref(struct gpu_import *import); /* NULL is fine */
 

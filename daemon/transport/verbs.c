@@ -28,6 +28,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/config.h"
 #include "daemon/transport/verbs_impl.h"
+#include "daemon/transport/verbs_loopback.h"
 
 #define WR_BYTES (1u << 20)
 
@@ -88,6 +89,8 @@ static void verbs_close(struct transport *base)
 	verbs_pack_close(transport);
 	while (atomic_load(&transport->releasing))
 		sched_yield(); /* helpers are at it */
+	if (transport->lib)
+		verbs_loopback_close(transport);
 	net_fini(&transport->net);
 	verbs_linger_end(transport);
 	if (transport->cm)
@@ -143,6 +146,8 @@ static int start(struct verbs_transport *transport)
 		r = open_cm(transport);
 	if (r == 0)
 		r = verbs_rails_open(transport);
+	if (r == 0)
+		r = verbs_loopback_open(transport);
 	if (r == 0)
 		r = publish(transport);
 	if (r == 0)

@@ -90,18 +90,17 @@ static void describe(struct verbs_rail *rail)
 	struct verbs_device *device = rail->device;
 	struct ibv_port_attr attr = {0};
 	char address[64], type[24], rate[40], file[32];
-	int gid;
 
 	device->transport->lib->query_port(device->context, rail->port, &attr);
 	rail->down = attr.state != IBV_PORT_ACTIVE;
-	gid = gid_index(rail, attr.gid_tbl_len, type, sizeof(type));
+	rail->gid = gid_index(rail, attr.gid_tbl_len, type, sizeof(type));
 	verbs_address_text(&rail->address, address, sizeof(address));
 	snprintf(file, sizeof(file), "ports/%u/rate", rail->port);
 	verbs_topo_line(device->transport->lib, device->name, file, rate, sizeof(rate));
 	rail->node = verbs_topo_node(device->transport->lib, device->name);
 	snprintf(rail->text, sizeof(rail->text),
 		 "%.20s:%u %.40s gid %d (%.12s) mtu %u %.24s node %d%s", device->name,
-		 rail->port, address, gid, type, 128u << attr.active_mtu, rate, rail->node,
+		 rail->port, address, rail->gid, type, 128u << attr.active_mtu, rate, rail->node,
 		 rail->down ? " DOWN" : "");
 }
 

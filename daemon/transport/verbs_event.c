@@ -53,18 +53,23 @@ static bool port_is_down(const struct verbs_rail *rail)
 	       attr.state != IBV_PORT_ACTIVE;
 }
 
+const char *verbs_wc_words(enum ibv_wc_status status)
+{
+	for (size_t i = 0; i < ARRAY_LEN(statuses); i++)
+		if (statuses[i].status == status)
+			return statuses[i].words;
+	return "a request failed";
+}
+
 bool verbs_wc_err(const struct verbs_qp *qp, const struct ibv_wc *wc, struct err *err_p)
 {
 	enum err_code code = ERR_TRANSPORT;
-	const char *words = "a request failed";
+	const char *words = verbs_wc_words(wc->status);
 	bool down = port_is_down(qp->rail);
 
-	for (size_t i = 0; i < ARRAY_LEN(statuses); i++) {
-		if (statuses[i].status == wc->status) {
+	for (size_t i = 0; i < ARRAY_LEN(statuses); i++)
+		if (statuses[i].status == wc->status)
 			code = statuses[i].code;
-			words = statuses[i].words;
-		}
-	}
 	if (down) {
 		code = ERR_IO;
 		words = "the port is down";
@@ -119,6 +124,8 @@ static void on_qp(struct ibv_qp *ibv_qp, bool path, const char *words)
 	struct verbs_qp *qp = ibv_qp->qp_context;
 	struct err err;
 
+	if (!qp)
+		return; /* a loop-back's: its READs fail, and tell */
 	err_set(&err, ERR_TRANSPORT, "verbs: %s to %s, queue pair %u: %s", qp->rail->name,
 		qp->peer->net.name, qp->index, words);
 	if (path)
@@ -146,7 +153,7 @@ static void take_event(struct verbs_device *device, const struct ibv_async_event
 		return;
 	case IBV_EVENT_COMM_EST: /* its first message overtook the last handshake */
 		qp = event->element.qp->qp_context;
-		if (qp->id)
+		if (qp && qp->id)
 			lib->notify(qp->id, IBV_EVENT_COMM_EST);
 		return;
 	case IBV_EVENT_QP_FATAL:

@@ -18,6 +18,7 @@
  *   verbs_post.c  plans become chains of work requests
  *   verbs_pack.c  or one request a slice: rows that are short, memory that is staged
  *   verbs_cost.c  what either way costs
+ *   verbs_loopback.c  reading back what was written into a GPU
  *   verbs_pool, verbs_wire, verbs_lib: parts with headers of their own
  *
  * Everything but registration is on the loop's thread. Completions and events
@@ -72,6 +73,8 @@ struct verbs_rail {
 	uint8_t port;
 	bool down;	/* the port has said so */
 	int node;	/* NUMA; -1: not known, or there is one only */
+	int gid;	/* index of its address's; -1: it has none */
+	struct verbs_loopback *loopback;
 	char name[40]; /* "mlx5_0:1" */
 	char text[192]; /* address, GID, MTU, link, NUMA node, and why these */
 };
@@ -121,6 +124,8 @@ struct verbs_reg {
 	uint64_t id;
 	uint32_t near; /* rails that are nearest to it: bits */
 	uint64_t address; /* of byte 0, as keys name it */
+	int dmabuf_fd; /* while it is registered; -1: none */
+	uint64_t dmabuf_offset;
 	struct offload_job job; /* the last reference went on the loop */
 };
 
@@ -281,6 +286,7 @@ struct verbs_xfer {
 	uint64_t rewind; /* where what a lost rail did not confirm begins, or UINT64_MAX */
 	bool again;	 /* a rail was lost: marks, and maybe bytes, once more */
 	uint32_t used;	 /* queue pairs with bytes of it: bits */
+	uint32_t used_lost; /* ... that were on rails that are lost */
 	uint32_t marked; /* of those: the mark is posted */
 	uint32_t home;	 /* a small one stays there */
 	uint32_t near;	 /* queue pairs that it may use: bits */
@@ -289,6 +295,7 @@ struct verbs_xfer {
 	bool pack_agreed;	 /* ours: the answerer has said so */
 	bool wants_pack;	 /* theirs: who asks has asked for it */
 	bool must_pack;		 /* it is staged: packed, or not at all */
+	struct verbs_flushes *flushes; /* to be read before it is over; NULL: none */
 	/* a granted inbound WRITE */
 	uint32_t slot; /* GO's; VERBS_GRANTS: none */
 	uint16_t generation;
@@ -384,6 +391,7 @@ void verbs_on_async(struct loop_fd *watch, int events);
 /* A work request failed: what that means, and for whom. True: it is the way to the
  * peer that failed, not the request. */
 bool verbs_wc_err(const struct verbs_qp *qp, const struct ibv_wc *wc, struct err *err_p);
+const char *verbs_wc_words(enum ibv_wc_status status);
 
 /* ---- verbs_rail.c ---- */
 /* The queue pair's way to the peer is gone. True: its rail is given up and the

@@ -104,6 +104,8 @@ static const struct symbol ibverbs[] = {
 	{"ibv_ack_cq_events", &loaded.ack_cq_events, false},
 	{"ibv_get_async_event", &loaded.get_async_event, false},
 	{"ibv_ack_async_event", &loaded.ack_async_event, false},
+	{"ibv_create_qp", &loaded.make_qp, false},
+	{"ibv_destroy_qp", &loaded.free_qp, false},
 	{"ibv_modify_qp", &loaded.modify_qp, false},
 	{"ibv_query_qp", &loaded.query_qp, false},
 	{NULL, NULL, false},

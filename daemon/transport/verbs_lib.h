@@ -49,6 +49,9 @@ struct verbs_lib {
 	void (*ack_cq_events)(struct ibv_cq *cq, unsigned int count);
 	int (*get_async_event)(struct ibv_context *context, struct ibv_async_event *event);
 	void (*ack_async_event)(struct ibv_async_event *event);
+	/* ibv_create_qp(), ibv_destroy_qp(): of no connection manager */
+	struct ibv_qp *(*make_qp)(struct ibv_pd *pd, struct ibv_qp_init_attr *attr);
+	int (*free_qp)(struct ibv_qp *qp);
 	int (*modify_qp)(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
 	int (*query_qp)(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask,
 			struct ibv_qp_init_attr *init);

@@ -49,11 +49,6 @@ static int remote_check(const struct xp_buffer *buffer, const struct verbs_peer 
 	return 0;
 }
 
-static bool is_direct_gpu(const struct verbs_reg *reg)
-{
-	return reg->pieces && reg->base.memory->kind == MEMORY_DEVICE;
-}
-
 static void note_kind(struct verbs_places *places, const struct xp_buffer *buffer,
 		      bool remote)
 {
@@ -86,11 +81,6 @@ static int named_check(struct verbs_places *places, const struct plan *plan,
 			r = remote_check(&buffers[number], remote_of, number);
 		else if (!buffers[number].reg)
 			r = err_raise(ERR_INVAL, "verbs: buffer %u is not registered",
-				      number);
-		else if (!is_src && is_direct_gpu((struct verbs_reg *)buffers[number].reg))
-			r = err_raise(ERR_IMPORT,
-				      "verbs: buffer %u is a GPU's: an adapter may read it, "
-				      "but not write it (transports = tcp stages it)",
 				      number);
 		if (r == 0)
 			note_kind(places, &buffers[number], remote_of != NULL);

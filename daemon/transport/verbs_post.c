@@ -335,6 +335,7 @@ int verbs_move_again(struct verbs_xfer *xfer, uint32_t lost)
 	if (!*last)
 		return err_pass(-ENOMEM);
 	xfer->again = false;
+	xfer->used_lost |= xfer->used & lost;
 	xfer->used &= ~lost;
 	xfer->marked = 0;
 	xfer->near = near_qps(xfer);

@@ -13,11 +13,11 @@
  * that only answers: so a peer that was told GO never meets a dead key, which
  * would cost the connection and with it every other transfer.
  *
- * Memory of a GPU is registered to be read from: as the source of a push's gathers or
- * a pull's reads. It is not written by an adapter: that its bytes can be seen by the
- * GPU when they have landed is not shown by a completion (there may be several ways
- * to it), so such a transfer is refused by name, before a byte moves. Where no adapter
- * takes it and a GPU can copy it, it is staged.
+ * Memory of a GPU: by a dma-buf first, the engine's own or one that the driver makes
+ * of an import; else by its address in this process, which a peer-memory module of the
+ * kernel must know (nvidia_peermem; that it is not there is seen when it fails); else it
+ * is staged, where a GPU can copy it. What an adapter writes there is read back before
+ * anything is said of it (verbs_loopback.c).
  *
  * No memory windows: an invalidated key ends a reliable connection just as well as
  * resetting the owner's queue pair does.
@@ -29,7 +29,9 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "gpu/import.h"
 
+#define PAGE_BYTES UINT64_C(4096)
 #define PIECE_SHIFT 36u /* 64 GiB at most; what the adapter takes, if that is less */
 
 static struct verbs_transport *transport_of(const struct verbs_reg *reg)
@@ -84,9 +86,9 @@ static struct ibv_mr *register_device(struct verbs_reg *reg, struct verbs_device
 	struct ibv_mr *mr = NULL;
 
 	errno = EOPNOTSUPP;
-	if (memory->dmabuf_fd >= 0 && lib->reg_dmabuf_mr)
-		mr = lib->reg_dmabuf_mr(device->pd, memory->dmabuf_offset + begin, length,
-					reg->address + begin, memory->dmabuf_fd, access);
+	if (reg->dmabuf_fd >= 0 && lib->reg_dmabuf_mr)
+		mr = lib->reg_dmabuf_mr(device->pd, reg->dmabuf_offset + begin, length,
+					reg->address + begin, reg->dmabuf_fd, access);
 	if (!mr && memory->address)
 		mr = lib->reg_mr(device->pd, (void *)(uintptr_t)(reg->address + begin),
 				 length, access);
@@ -110,7 +112,7 @@ static int register_piece(struct verbs_reg *reg, struct verbs_device *device, ui
 
 	if (length > UINT64_C(1) << reg->shift)
 		length = UINT64_C(1) << reg->shift;
-	if (memory->writable && !is_device(memory))
+	if (memory->writable)
 		access |= IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
 	mr = is_device(memory)
 		     ? register_device(reg, device, begin, length, access)
@@ -157,12 +159,40 @@ static int pieces_of(const struct verbs_transport *transport, uint64_t length,
 	return 0;
 }
 
+/* The dma-buf of a GPU's memory: the engine's own, or one that the driver makes of the
+ * import, which registrations need no longer than they are made. */
+static void find_dmabuf(struct verbs_reg *reg, int *made_fd_p)
+{
+	const struct memory *memory = reg->base.memory;
+
+	if (memory->dmabuf_fd >= 0) {
+		reg->dmabuf_fd = memory->dmabuf_fd;
+		reg->dmabuf_offset = memory->dmabuf_offset;
+	} else if (memory->gpu && transport_of(reg)->lib->reg_dmabuf_mr &&
+		   gpu_import_dmabuf(memory->gpu, made_fd_p) == 0) {
+		reg->dmabuf_fd = *made_fd_p;
+		reg->dmabuf_offset = memory->address - memory->gpu->address;
+	} else {
+		err_clear(); /* the address is left */
+	}
+	/* both must lie at the same place of their pages */
+	if (!memory->address)
+		reg->address = reg->dmabuf_offset & (PAGE_BYTES - 1);
+}
+
 static int register_direct(struct verbs_reg *reg)
 {
+	cleanup_close int made_fd = -1;
 	int r = pieces_of(transport_of(reg), reg->base.memory->length, &reg->shift,
 			  &reg->pieces);
 
-	return err_pass(r < 0 ? r : register_all(reg));
+	reg->dmabuf_fd = -1;
+	if (r == 0 && is_device(reg->base.memory))
+		find_dmabuf(reg, &made_fd);
+	if (r == 0)
+		r = register_all(reg);
+	reg->dmabuf_fd = -1;
+	return err_pass(r);
 }
 
 /* Why no adapter shall have it, or NULL. */

@@ -23,6 +23,9 @@
  * A rail that is lost takes its marks along: then there is another round of them, of
  * another generation (verbs_rail.c).
  *
+ * What adapters have written into a GPU's memory is read back then, before the last
+ * word is said or anything is told, of success and of failure (verbs_loopback.c).
+ *
  * Stopping takes the same road: no new request is posted, what is posted ends (a
  * bounded amount, verbs_post.c), the last words follow.
  *
@@ -37,6 +40,7 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/transport/verbs_loopback.h"
 
 static struct verbs_xfer *verbs_xfer_of(struct net_xfer *net)
 {
@@ -146,6 +150,8 @@ static int take_sides(struct net_xfer *net, const struct xp_sides *sides)
 	xfer->plan = sides->plan;
 	if (r == 0)
 		r = net->ours ? verbs_pack_choose(xfer) : verbs_pack_check(xfer);
+	if (r == 0)
+		r = verbs_flush_plan(xfer);
 	if (r == 0 && !net->ours && sides->plan->digest != xfer->digest)
 		r = err_raise(ERR_PLAN, "the plan of %" PRIu64
 			      " bytes is another one here than there", net->bytes);
@@ -157,6 +163,7 @@ static void drop_sides(struct net_xfer *net)
 	struct verbs_xfer *xfer = verbs_xfer_of(net);
 
 	verbs_pack_drop(xfer);
+	verbs_flush_drop(xfer);
 	verbs_places_fini(&xfer->local);
 	verbs_places_fini(&xfer->remote);
 	slot_free(xfer);
@@ -191,6 +198,33 @@ static void say_fin(struct verbs_xfer *xfer)
 	say(xfer, VERBS_SPARE_LAST, &frame, xfer->net.err.code == ERR_OK ? NULL : &xfer->net.err);
 }
 
+/* Rails that may have written for it; as the peer's marks say, when they are here. One that
+ * was lost meanwhile may have writes under way to the GPU like any other. */
+static uint32_t rails_used(const struct verbs_xfer *xfer)
+{
+	uint32_t qps = xfer->net.ours	   ? xfer->used
+		       : words_came(xfer) ? xfer->marks
+					  : UINT32_MAX;
+	uint32_t rails = xfer->rounds ? xfer->peer->rails_lost : 0;
+
+	qps |= xfer->used_lost;
+	for (uint32_t i = 0; i < xfer->peer->qp_count; i++)
+		if (qps & 1u << i)
+			rails |= 1u << xfer->peer->qps[i].rail->index;
+	return rails;
+}
+
+/* Nothing more is written for it: what adapters wrote into GPUs has landed there, too.
+ * Reads that back when it was not; then the answer is another one later. */
+static bool is_landed(struct verbs_xfer *xfer)
+{
+	if (!xfer->flushes || !xfer->go || xfer->pack)
+		return true;
+	if (!verbs_flush_begun(xfer))
+		verbs_flush_begin(xfer, rails_used(xfer));
+	return xfer->busy == 0;
+}
+
 static bool op_is_over(const struct verbs_xfer *xfer)
 {
 	switch (sm_state(&xfer->net.sm)) {
@@ -220,9 +254,10 @@ static bool inbound_is_over(const struct verbs_xfer *xfer)
 
 static bool is_over(struct net_xfer *net)
 {
-	const struct verbs_xfer *xfer = verbs_xfer_of(net);
+	struct verbs_xfer *xfer = verbs_xfer_of(net);
 
-	return !xfer->busy && (net->ours ? op_is_over(xfer) : inbound_is_over(xfer));
+	return !xfer->busy && (net->ours ? op_is_over(xfer) : inbound_is_over(xfer)) &&
+	       is_landed(xfer);
 }
 
 static bool is_whole(struct net_xfer *net)
@@ -244,7 +279,7 @@ static void speak(struct net_xfer *net)
 		say_stop(xfer);
 	if (net->ours && net->kind == XP_READ && xfer->go && !xfer->ended &&
 	    xfer->busy == 0 && !(xfer->used & verbs_rail_open(xfer->peer)) &&
-	    (stopping || xfer->done_bytes == net->bytes))
+	    (stopping || xfer->done_bytes == net->bytes) && is_landed(xfer))
 		say_fin(xfer);
 }
 

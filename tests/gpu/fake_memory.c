@@ -788,4 +788,28 @@ int cuMemSetAccess(uint64_t address, size_t bytes,
 	pthread_rwlock_unlock(&lock);
 	return result;
 }
+
+/* What this process has mapped itself; memory that came by CUDA IPC has none. */
+int cuMemGetHandleForAddressRange(void *handle_p, uint64_t address, size_t bytes, int type,
+				  unsigned long long flags)
+{
+	int result = CU_ERROR_INVALID_VALUE, fd = -1;
+	struct mem *m;
+
+	ENTER(cuMemGetHandleForAddressRange);
+	if (type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || flags || address % 4096 ||
+	    bytes % 4096)
+		return CU_ERROR_INVALID_VALUE;
+	fake_memory_lock();
+	m = mem_find(address);
+	if (m && m->kind == MEM_IPC)
+		result = CU_ERROR_NOT_SUPPORTED;
+	else if (m && m->address == address && m->bytes == bytes)
+		fd = fcntl(m->fd, F_DUPFD_CLOEXEC, 3);
+	fake_memory_unlock();
+	if (fd < 0)
+		return result;
+	*(int *)handle_p = fd;
+	return CU_SUCCESS;
+}
 #endif

@@ -212,7 +212,8 @@ def devices_lists_gpus_and_features():
         assert [(g["allowed"], g["used"]) for g in told["gpus"]] == \
             [(True, False), (False, False)], told
         assert told["gpu_features"] == dict(
-            vmm="yes", batch="yes", peer="yes", kernels=kernels_words()), told
+            vmm="yes", batch="yes", copy3d="yes", peer="yes", dmabuf="yes",
+            kernels=kernels_words()), told
         Cache(engine, "cuda_ipc")
         assert [g["used"] for g in engine.cmd("devices")["gpus"]] == [True, False]
         engine.close()

@@ -173,6 +173,8 @@ static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port
 {
 	if (port != 1)
 		return EINVAL;
+	if (fake_strike_raw())
+		return ENOMEM;
 	*attr = (struct ibv_port_attr){
 		.state = fake_device_at(context)->down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE,
 		.max_mtu = IBV_MTU_4096,
@@ -187,7 +189,7 @@ static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port
 static int query_gid(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid)
 {
 	(void)port;
-	if (index > 1)
+	if (index > 1 || fake_strike_raw())
 		return -1;
 	memset(gid, 0, sizeof(*gid));
 	gid->raw[10] = gid->raw[11] = 0xff;
@@ -419,6 +421,8 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *address, size_t length, in
 
 	if (fabric.gpu_file)
 		gpu = fabric.gpu_file((uintptr_t)address, &fd, &offset) == 0;
+	if (fake_strike_raw())
+		return NULL;
 	if (fabric.rules.reg_errno || (gpu && !fabric.rules.peermem)) {
 		errno = fabric.rules.reg_errno ? fabric.rules.reg_errno : EFAULT;
 		return NULL;

@@ -91,6 +91,15 @@ void fake_verbs_async(unsigned int device, enum ibv_event_type type);
 void fake_verbs_fail_next(unsigned int device, enum ibv_wc_status status);
 /* ... runs, but its confirmation is lost: so it seems to have failed like that. */
 void fake_verbs_unconfirm_next(unsigned int device, enum ibv_wc_status status);
+/* The so many-th call that makes or uses a loop-back queue pair fails; 0: none. (Of making
+ * others, too: they are there when a test says so.) */
+void fake_verbs_strike(unsigned int n);
+/* The next request over a loop-back of that device fails like that; none is answered. */
+void fake_verbs_fail_loopback(unsigned int device, enum ibv_wc_status status);
+void fake_verbs_stall_loopback(bool stall);
+/* Destroying one takes until it is let go. */
+void fake_verbs_free_wait(bool wait);
+unsigned int fake_verbs_free_waiting(void);
 unsigned int fake_verbs_qps(unsigned int device); /* that are alive */
 /* What a failing queue pair has posted is on the wire all the same: it arrives with
  * fake_verbs_late(), if the queue pair that it was for is alive then. */

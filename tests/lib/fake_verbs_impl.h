@@ -5,6 +5,7 @@
 
 #include <netinet/in.h>
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "daemon/base/list.h"
 #include "tests/lib/fake_verbs.h"
@@ -20,7 +21,7 @@ struct fake_device {
 	struct in_addr address;
 	char interface[16];
 	bool down;
-	enum ibv_wc_status fail_next, unconfirm_next;
+	enum ibv_wc_status fail_next, unconfirm_next, fail_loopback;
 	struct list contexts; /* fake_context.link */
 };
 
@@ -41,7 +42,7 @@ struct fake_async {
 struct fake_completions { /* a completion channel */
 	struct ibv_comp_channel channel;
 	struct list cqs; /* fake_cq.event_link: have an event to give */
-	unsigned int refs;
+	atomic_uint refs;
 };
 
 struct fake_wc {
@@ -54,6 +55,7 @@ struct fake_cq {
 	struct ibv_cq cq;
 	struct list event_link;
 	bool armed;
+	bool of_raw; /* of a queue pair without a connection manager */
 	struct fake_wc *ring; /* cqe of them */
 	unsigned int head, count;
 };
@@ -103,10 +105,13 @@ struct fake_adrift { /* a WRITE that is still on the wire */
 struct fabric {
 	bool here;
 	pthread_mutex_t lock; /* registration is on helper threads */
-	pthread_cond_t go;    /* under it: !reg_wait */
+	pthread_cond_t go;    /* under it: !reg_wait, !free_wait */
 	bool reg_wait;
+	atomic_uint strike; /* so many calls to go */
+	bool stall_loopback;
 	pthread_t waits_not; /* whose registrations would be a fault */
-	unsigned int reg_waiting;
+	unsigned int reg_waiting, free_waiting;
+	bool free_wait;
 	struct fake_device devices[FAKE_DEVICES];
 	unsigned int device_count;
 	struct fake_reg mrs[FAKE_MRS];
@@ -117,7 +122,8 @@ struct fabric {
 	struct list ids;  /* fake_id.link */
 	struct fake_verbs_rules rules;
 	struct fake_verbs_count count;
-	unsigned int contexts, pds, channels, cqs, qps, event_channels;
+	unsigned int contexts, pds, event_channels;
+	atomic_uint channels, cqs, qps; /* helpers make some */
 	uint16_t next_port;
 	uint32_t next_number;
 	bool hold, keep_late;
@@ -144,6 +150,8 @@ void fake_async_qp(struct fake_qp *qp, enum ibv_event_type type);
 bool fake_allowed(const struct fake_qp *qp, uint64_t address, uint64_t length,
 		  uint32_t key, bool remote, int access);
 
+/* The next call that makes or uses a queue pair of no connection: does it fail? */
+bool fake_strike_raw(void);
 /* The registration of a key that fake_allowed() has passed. */
 struct fake_reg *fake_reg_of(uint32_t key);
 

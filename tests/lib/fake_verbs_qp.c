@@ -26,10 +26,15 @@
 
 /* ---- completions ---- */
 
+static bool step(uint64_t *bytes_p);
+
 static struct ibv_comp_channel *create_comp_channel(struct ibv_context *context)
 {
-	struct fake_completions *channel = fake_make(sizeof(*channel));
+	struct fake_completions *channel;
 
+	if (fake_strike_raw())
+		return NULL;
+	channel = fake_make(sizeof(*channel));
 	channel->channel.context = context;
 	channel->channel.fd = fake_eventfd();
 	list_init(&channel->cqs);
@@ -52,9 +57,12 @@ static int destroy_comp_channel(struct ibv_comp_channel *base)
 static struct ibv_cq *create_cq(struct ibv_context *context, int cqe, void *owner,
 				struct ibv_comp_channel *channel, int vector)
 {
-	struct fake_cq *cq = fake_make(sizeof(*cq));
+	struct fake_cq *cq;
 
 	(void)vector;
+	if (fake_strike_raw())
+		return NULL;
+	cq = fake_make(sizeof(*cq));
 	if (cqe > fabric.rules.max_cqe)
 		fake_broken("a completion queue of %d", cqe);
 	cq->cq = (struct ibv_cq){
@@ -102,6 +110,8 @@ static void ack_cq_events(struct ibv_cq *cq, unsigned int count)
 static int req_notify_cq(struct ibv_cq *base, int solicited_only)
 {
 	(void)solicited_only;
+	if (((struct fake_cq *)base)->of_raw && fake_strike_raw())
+		return ENOMEM;
 	((struct fake_cq *)base)->armed = true; /* what is there already gives none */
 	return 0;
 }
@@ -222,6 +232,114 @@ void fake_verbs_keep_late(bool keep)
 
 /* ---- queue pairs ---- */
 
+void fake_verbs_strike(unsigned int n)
+{
+	atomic_store(&fabric.strike, n);
+}
+
+bool fake_strike_raw(void)
+{
+	unsigned int left = atomic_load(&fabric.strike);
+
+	if (!left)
+		return false;
+	atomic_store(&fabric.strike, left - 1);
+	errno = ENOMEM;
+	return left == 1;
+}
+
+void fake_verbs_fail_loopback(unsigned int device, enum ibv_wc_status status)
+{
+	fabric.devices[device].fail_loopback = status;
+}
+
+void fake_verbs_stall_loopback(bool stall)
+{
+	uint64_t bytes;
+
+	fabric.stall_loopback = stall;
+	while (!fabric.hold && !fabric.slow && step(&bytes))
+		continue;
+}
+
+static struct ibv_qp *make_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
+{
+	struct ibv_qp *qp;
+
+	if (fake_strike_raw() || fake_qp_make(pd->context, pd, attr, &qp) != 0)
+		return NULL;
+	qp->state = IBV_QPS_RESET;
+	((struct fake_cq *)attr->send_cq)->of_raw = true;
+	return qp;
+}
+
+void fake_verbs_free_wait(bool wait)
+{
+	pthread_mutex_lock(&fabric.lock);
+	fabric.free_wait = wait;
+	pthread_cond_broadcast(&fabric.go);
+	pthread_mutex_unlock(&fabric.lock);
+}
+
+unsigned int fake_verbs_free_waiting(void)
+{
+	unsigned int n;
+
+	pthread_mutex_lock(&fabric.lock);
+	n = fabric.free_waiting;
+	pthread_mutex_unlock(&fabric.lock);
+	return n;
+}
+
+static int free_qp(struct ibv_qp *qp)
+{
+	pthread_mutex_lock(&fabric.lock);
+	fabric.free_waiting++;
+	while (fabric.free_wait)
+		pthread_cond_wait(&fabric.go, &fabric.lock);
+	fabric.free_waiting--;
+	pthread_mutex_unlock(&fabric.lock);
+	fake_qp_free(qp);
+	return 0;
+}
+
+static enum ibv_qp_state before(enum ibv_qp_state state)
+{
+	return state == IBV_QPS_INIT  ? IBV_QPS_RESET
+	       : state == IBV_QPS_RTR ? IBV_QPS_INIT
+				      : IBV_QPS_RTR;
+}
+
+/* The steps to itself, each with all that it takes. */
+static int step_raw(struct fake_qp *qp, const struct ibv_qp_attr *attr, int mask)
+{
+	struct fake_device *device = fake_device_at(qp->qp.context);
+
+	if (fake_strike_raw())
+		return ENOMEM;
+	if (qp->qp.state != before(attr->qp_state))
+		fake_broken("modify_qp from state %d to %d", (int)qp->qp.state,
+			    (int)attr->qp_state);
+	if (attr->qp_state == IBV_QPS_INIT &&
+	    mask != (IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS))
+		return EINVAL;
+	if (attr->qp_state == IBV_QPS_INIT && !(attr->qp_access_flags & IBV_ACCESS_REMOTE_READ))
+		fake_broken("a queue pair that may not be read");
+	if (attr->qp_state == IBV_QPS_RTR) {
+		if (mask != (IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+			     IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER))
+			return EINVAL;
+		if (attr->dest_qp_num != qp->qp.qp_num || !attr->ah_attr.is_global ||
+		    memcmp(attr->ah_attr.grh.dgid.raw + 12, &device->address, 4) != 0 ||
+		    attr->ah_attr.grh.sgid_index != 1) /* RoCE v2 */
+			fake_broken("a loop-back to somewhere else");
+		qp->remote = qp;
+	}
+	qp->up = attr->qp_state == IBV_QPS_RTS;
+	qp->qp.state = attr->qp_state;
+	return 0;
+}
+
 int fake_qp_make(struct ibv_context *base, struct ibv_pd *pd, struct ibv_qp_init_attr *attr,
 		 struct ibv_qp **qp_p)
 {
@@ -251,7 +369,9 @@ int fake_qp_make(struct ibv_context *base, struct ibv_pd *pd, struct ibv_qp_init
 	qp->sends = fake_make(sizeof(*qp->sends) * attr->cap.max_send_wr);
 	qp->recvs = fake_make(sizeof(*qp->recvs) * attr->cap.max_recv_wr);
 	list_init(&qp->wire_link);
+	pthread_mutex_lock(&fabric.lock);
 	list_push_back(&context->qps, &qp->context_link);
+	pthread_mutex_unlock(&fabric.lock);
 	fabric.qps++;
 	*qp_p = &qp->qp;
 	return 0;
@@ -277,7 +397,9 @@ void fake_qp_free(struct ibv_qp *base)
 	if (qp->remote)
 		qp->remote->remote = NULL;
 	list_remove(&qp->wire_link);
+	pthread_mutex_lock(&fabric.lock);
 	list_remove(&qp->context_link);
+	pthread_mutex_unlock(&fabric.lock);
 	free(qp->sends);
 	free(qp->recvs);
 	free(qp);
@@ -345,6 +467,9 @@ void fake_qp_error(struct fake_qp *qp)
 
 static int modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
 {
+	if (attr->qp_state == IBV_QPS_INIT || attr->qp_state == IBV_QPS_RTR ||
+	    attr->qp_state == IBV_QPS_RTS)
+		return step_raw((struct fake_qp *)qp, attr, mask);
 	if (mask != IBV_QP_STATE || attr->qp_state != IBV_QPS_ERR)
 		fake_broken("modify_qp to state %d", (int)attr->qp_state);
 	fake_qp_error((struct fake_qp *)qp);
@@ -448,6 +573,10 @@ static enum ibv_wc_status run(struct fake_qp *qp, struct fake_wr *at, uint64_t b
 	struct fake_device *device = fake_device_at(qp->qp.context);
 	enum ibv_wc_status status = device->fail_next;
 
+	if (qp->remote == qp && status == IBV_WC_SUCCESS) {
+		status = device->fail_loopback;
+		device->fail_loopback = IBV_WC_SUCCESS;
+	}
 	device->fail_next = IBV_WC_SUCCESS;
 	if (status != IBV_WC_SUCCESS)
 		return status;
@@ -466,17 +595,26 @@ static enum ibv_wc_status run(struct fake_qp *qp, struct fake_wr *at, uint64_t b
 	return status;
 }
 
+static struct fake_qp *whose_turn(void)
+{
+	struct fake_qp *qp;
+
+	list_foreach(qp, &fabric.wire, wire_link)
+		if (qp->remote != qp || !fabric.stall_loopback)
+			return qp;
+	return NULL;
+}
+
 /* One request of whose turn it is; its bytes in *bytes_p. */
 static bool step(uint64_t *bytes_p)
 {
-	struct list *link = list_pop_front(&fabric.wire);
+	struct fake_qp *qp = whose_turn();
 	enum ibv_wc_status status;
 	struct fake_wr *at;
-	struct fake_qp *qp;
 
-	if (!link)
+	if (!qp)
 		return false;
-	qp = list_entry(link, struct fake_qp, wire_link);
+	list_remove(&qp->wire_link);
 	at = &qp->sends[qp->send_head];
 	*bytes_p = wr_bytes(at);
 	status = run(qp, at, *bytes_p);
@@ -534,6 +672,9 @@ static int post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_sen
 	uint64_t bytes;
 
 	fabric.count.doorbells++;
+	*bad = wr;
+	if (qp->remote == qp && fake_strike_raw())
+		return ENOMEM;
 	for (; wr; wr = wr->next, posted++) {
 		*bad = wr;
 		if (posted && fabric.rules.post_errno) {
@@ -646,6 +787,8 @@ void fake_qp_begin(void)
 	lib->destroy_cq = destroy_cq;
 	lib->get_cq_event = get_cq_event;
 	lib->ack_cq_events = ack_cq_events;
+	lib->make_qp = make_qp;
+	lib->free_qp = free_qp;
 	lib->modify_qp = modify_qp;
 	lib->query_qp = query_qp;
 	lib->post_send = post_send;

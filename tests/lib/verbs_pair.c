@@ -234,12 +234,17 @@ int vp_begin_two_rails(void **state)
 	return begin(state, "mlx5_0 mlx5_1", "mlx5_2 mlx5_3");
 }
 
+void vp_close_begin(struct vp_node *node)
+{
+	node->closed = false;
+	node->xp->ops->peer_close(node->peer, on_closed, node);
+}
+
 void vp_close_peer(struct vp_node *node)
 {
 	if (!node->peer)
 		return;
-	node->closed = false;
-	node->xp->ops->peer_close(node->peer, on_closed, node);
+	vp_close_begin(node);
 	VP_AWAIT(node->closed);
 }
 

@@ -73,6 +73,7 @@ int vp_open(struct vp_node *node, const char *rails); /* the transport's word */
 void vp_connect(struct vp_node *node, const struct vp_node *to, uint8_t in, uint8_t out);
 void vp_join(void);
 void vp_close_peer(struct vp_node *node);
+void vp_close_begin(struct vp_node *node); /* node->closed tells the end */
 bool vp_turn(void);
 void vp_turns(void); /* for fake_verbs_knock() */
 void vp_spin_ms(uint64_t ms);
