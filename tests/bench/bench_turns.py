@@ -324,6 +324,22 @@ def pages_many(world):
         world.push(room, src, dst, n)
 
 
+def pulls_many(world):
+    """The same pages, offered and pulled."""
+    n = 100000
+    world.pools(flat(n, 256))
+    world.acquainted()
+    src = {"kv": dict(pages=[i * 7919 % n for i in range(n)], tokens=[0, n])}
+    dst = {"kv": dict(pages=[i * 4051 % n for i in range(n)], tokens=[0, n])}
+    yield
+    for room in map(str, range(5)):
+        world.prefill.cmd("room.open", room=room, role="offer", pool=world.src, views=src)
+        world.decode.cmd("room.open", room=room, role="pull", pool=world.dst, views=dst,
+                         sources=[world.prefill.endpoint])
+        world.decode.until(room, "pull", SUCCESS, DEADLINE_S)
+        world.prefill.until(room, "offer", SUCCESS, DEADLINE_S)
+
+
 def heads_swapped(world):
     """Another order of heads and tokens, unequal TP: rows of one head of one token."""
     n = 2048
@@ -448,6 +464,7 @@ LOADS = {
     "expire": (timeouts_at_once, "10^4 rooms time out at once"),
     "drain": (drained, "10^4 rooms are drained"),
     "pages": (pages_many, "rooms of 10^5 pages"),
+    "pulls": (pulls_many, "rooms of 10^5 pages, pulled"),
     "heads": (heads_swapped, "rooms of 131 072 rows, other order of heads"),
     "large": (pages_large, "rooms of 1 GiB"),
     "layers": (layers_many, "pools of 1000 buffers and layers"),
