@@ -60,13 +60,13 @@ const struct command *commands_at(unsigned int i)
 
 const struct command *commands_find(const char *name)
 {
-	const struct command *cmd;
-
-	for (unsigned int i = 0; (cmd = commands_at(i)); i++) {
-		if (strcmp(cmd->name, name) == 0)
-			break;
+	for (size_t t = 0; t < ARRAY_LEN(tables); t++) {
+		for (const struct command *cmd = tables[t]; cmd->name; cmd++) {
+			if (strcmp(cmd->name, name) == 0)
+				return cmd;
+		}
 	}
-	return cmd;
+	return NULL;
 }
 
 /* ---- requests ---- */
