@@ -548,8 +548,10 @@ void puppet_free(struct puppet *puppet)
 
 	assert(puppet_ended(puppet));
 	for (uint32_t i = 0; i < PUPPET_OPS; i++) {
-		if (puppet->ops[i])
+		if (puppet->ops[i]) {
 			free(puppet->ops[i]->header);
+			mem_free(puppet->ops[i]->op.owned);
+		}
 		free(puppet->ops[i]);
 	}
 	for (uint32_t i = 0; i < PUPPET_SIDES; i++)

@@ -15,6 +15,8 @@
 #include "gpu/import.h"
 #include "tests/conform/puppet_impl.h"
 
+#define LONG_HEADER 4096u
+
 struct call {
 	struct puppet *puppet;
 	const uint64_t *a;
@@ -353,6 +355,14 @@ static struct puppet_op *op_new(struct call *call)
 		.on_done = puppet_on_op_done,
 		.owner = entry,
 	};
+	/* every other long header is one that the backend may keep */
+	if (len >= LONG_HEADER && len % 2 == 0)
+		entry->op.owned = mem_dup(entry->header, len);
+	if (entry->op.owned) {
+		entry->op.header = entry->op.owned;
+		free(entry->header);
+		entry->header = NULL;
+	}
 	if (entry->sides)
 		entry->op.sides = entry->sides->sides;
 	return entry;
@@ -397,6 +407,7 @@ static void do_op_clear(struct call *call)
 
 	assert(*slot && (!(*slot)->posted || (*slot)->dones));
 	free((*slot)->header);
+	mem_free((*slot)->op.owned);
 	free(*slot);
 	*slot = NULL;
 }
