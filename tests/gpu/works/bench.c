@@ -195,6 +195,34 @@ static void engines(void)
 	two_daemons();
 }
 
+/* From which length on the engines do as well as the kernel: the option gpu_kernel_rows.
+ * In between lie what a launch costs, and a call of the driver. */
+static void crossover_by(const char *what, const char *by)
+{
+	static const uint64_t lens[] = {KIB, 4 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 256 * KIB};
+	struct pair p;
+
+	options = by;
+	pair_start(&p, "local", 2, AT_GPU, AT_GPU);
+	for (size_t i = 0; i < sizeof(lens) / sizeof(lens[0]); i++) {
+		uint64_t count = p.bytes / 4 / lens[i];
+		char name[32];
+		const struct form form = {name, lens[i], (count ? count : 1) * shrink(), 0};
+
+		snprintf(name, sizeof(name), "%ju KiB x %ju", (uintmax_t)(lens[i] / KIB),
+			 (uintmax_t)count_of(&form));
+		line(what, &form, lens[i] * count_of(&form), run_form(&p, &form, true),
+		     "cuMemcpyDtoD", plain_dtod(lens[i] * count_of(&form)), 0);
+	}
+	pair_stop(&p);
+}
+
+static void crossover(void)
+{
+	crossover_by("by kernel", "gpu_kernel_rows = 1 MiB\n");
+	crossover_by("by copy engine", "gpu_kernels = off\n");
+}
+
 static void staged(const char *transports, enum where from, enum where to)
 {
 	struct pair p;
@@ -342,6 +370,7 @@ const struct work benches[] = {
 	{"one-daemon", "GPU to GPU, same device, one daemon", one_daemon},
 	{"two-daemons", "GPU to GPU, same device, two daemons, by IPC", two_daemons},
 	{"engines", "the same by copy engines alone (gpu_kernels = off)", engines},
+	{"crossover", "rows of each length by the kernel, and by copy engines", crossover},
 	{"gpu-to-host", "GPU to a memfd, local", staged_local_out},
 	{"host-to-gpu", "a memfd to GPU, local", staged_local_in},
 	{"staged-shm", "GPU to GPU over shared host memory", staged_shm},
