@@ -247,6 +247,8 @@ struct cu_copy3d { /* CUDA_MEMCPY3D_v2 */
 	X(DMABUF, range_handle, cuMemGetHandleForAddressRange,                          \
 	  (void *handle_p, uint64_t address, size_t bytes, int type,                    \
 	   unsigned long long flags))                                                   \
+	X(KERNELS, mem_alloc, cuMemAlloc_v2, (uint64_t * address_p, size_t bytes))      \
+	X(KERNELS, mem_free, cuMemFree_v2, (uint64_t address))                          \
 	X(KERNELS, module_load, cuModuleLoadData,                                       \
 	  (struct cu_module * *module_p, const void *image))                            \
 	X(KERNELS, module_unload, cuModuleUnload, (struct cu_module * module))          \

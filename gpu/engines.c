@@ -219,6 +219,7 @@ static int group_add(struct gpu_engines *e, const struct gpu_rows *rows)
 
 int gpu_engines_copy(struct gpu_engines *e, const struct gpu_rows *rows)
 {
+	e->used = true;
 	if (rows->dst_stride == (int64_t)rows->len &&
 	    rows->src_stride == (int64_t)rows->len)
 		return err_pass(
@@ -239,6 +240,7 @@ int gpu_engines_flush(struct gpu_engines *e)
 
 void gpu_engines_drop(struct gpu_engines *e)
 {
+	e->used = false;
 	e->count = 0;
 	e->depth = 0;
 }

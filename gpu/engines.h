@@ -28,6 +28,7 @@ struct gpu_rows {
 struct gpu_engines { /* in a lane */
 	struct gpu_device *device;
 	struct cu_stream *stream;
+	bool used; /* since the last _drop() */
 	/* pitched rows, and as many more of them at equal distances: not yet queued */
 	struct gpu_rows group;
 	uint64_t depth; /* 0: none */
@@ -41,7 +42,7 @@ struct gpu_engines { /* in a lane */
 /* The context is current in both. */
 int gpu_engines_copy(struct gpu_engines *engines, const struct gpu_rows *rows);
 int gpu_engines_flush(struct gpu_engines *engines);
-/* Forget what is not queued. */
+/* Forget what is not queued; a stretch begins. */
 void gpu_engines_drop(struct gpu_engines *engines);
 
 #endif

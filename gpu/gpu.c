@@ -70,6 +70,7 @@ void gpu_free(struct gpu *gpu)
 	for (unsigned int i = 0; i < gpu->device_count; i++) {
 		gpu_module_fini(&gpu->devices[i]);
 		assert(gpu->devices[i].users == 0);
+		pthread_mutex_destroy(&gpu->devices[i].keep.lock);
 		pthread_mutex_destroy(&gpu->devices[i].lock);
 	}
 	assert(list_empty(&gpu->pins));
@@ -181,6 +182,8 @@ static int devices_look(struct gpu *gpu)
 		pthread_mutex_init(&gpu->devices[i].lock, NULL);
 		list_init(&gpu->devices[i].lanes);
 		list_init(&gpu->devices[i].imports);
+		pthread_mutex_init(&gpu->devices[i].keep.lock, NULL);
+		list_init(&gpu->devices[i].keep.lists);
 		gpu->device_count++;
 	}
 	return err_pass(r);
@@ -267,6 +270,7 @@ static void ctx_down(struct gpu_device *device)
 	int result = CU_SUCCESS;
 
 	gpu_lanes_free(device);
+	gpu_keep_drop(device);
 	gpu_pins_drop(device);
 	gpu_module_drop(device);
 	if (atomic_load(&device->broken))

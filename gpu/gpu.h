@@ -26,6 +26,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/list.h"
 #include "gpu/cudrv.h"
+#include "gpu/keep.h"
 #include "gpu/module.h"
 
 #define GPU_DEVICES_MAX 32u
@@ -65,6 +66,7 @@ struct gpu_device {
 	atomic_bool broken;
 	struct err why; /* set before `broken` is */
 	struct gpu_module module;
+	struct gpu_keep keep;
 };
 
 struct gpu {

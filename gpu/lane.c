@@ -45,6 +45,7 @@ struct gpu_lane {
 	bool begun;		/* the stretch that is being queued: */
 	uint64_t kernel_below;	/* rows for the kernel; 0: none */
 	struct gpu_list list;	/* where they go */
+	struct gpu_kept *kept;	/* where the list shall stay; NULL: nowhere */
 	struct gpu_engines engines;
 };
 
@@ -128,6 +129,7 @@ static void stretch_drop(struct gpu_lane *lane)
 {
 	lane->begun = false;
 	lane->list.entries = NULL;
+	lane->kept = NULL;
 	gpu_engines_drop(&lane->engines);
 }
 
@@ -242,18 +244,34 @@ static int take_by_engines(void *arg, const struct gpu_rows *rows)
 	return err_pass(gpu_engines_copy(&lane->engines, rows));
 }
 
+/* On the device if it is to stay there, else from where it was written. */
+static int list_rows(struct gpu_lane *lane, const struct gpu_list *list)
+{
+	uint64_t entries = (uintptr_t)list->entries, places = (uintptr_t)list->places;
+	int result;
+
+	if (!gpu_module_ready(lane->device))
+		return CU_ERROR_NOT_FOUND; /* given up by another lane */
+	if (lane->kept && !lane->engines.used) {
+		result = gpu_keep_copy(lane->device, lane->kept, list, lane->stream);
+		if (cudrv_sticky(result))
+			return result;
+		if (result == CU_SUCCESS) {
+			entries = lane->kept->entries_at;
+			places = lane->kept->address;
+		}
+	}
+	return gpu_module_rows(lane->device, entries, places, list->count, lane->stream);
+}
+
 /* A kernel that was not to be launched: its rows go by the engines. */
 static int list_launch(struct gpu_lane *lane, struct gpu_list *list)
 {
-	uint32_t count = gpu_list_end(list);
 	int result, r;
 
-	if (count == 0)
+	if (gpu_list_end(list) == 0)
 		return 0;
-	result = gpu_module_ready(lane->device)
-			 ? gpu_module_rows(lane->device, (uintptr_t)list->entries,
-					   (uintptr_t)list->places, count, lane->stream)
-			 : CU_ERROR_NOT_FOUND; /* given up by another lane */
+	result = list_rows(lane, list);
 	if (result == CU_SUCCESS)
 		return 0;
 	r = gpu_raise(lane->device, result, ERR_IO, "cuLaunchKernel");
@@ -261,6 +279,29 @@ static int list_launch(struct gpu_lane *lane, struct gpu_list *list)
 		return err_pass(r);
 	gpu_module_off(lane->device);
 	return err_pass(gpu_list_each(list, take_by_engines, lane));
+}
+
+void gpu_lane_keep(struct gpu_lane *lane, struct gpu_kept *kept)
+{
+	lane->kept = kept;
+}
+
+int gpu_lane_again(struct gpu_lane *lane, const struct gpu_kept *kept)
+{
+	int result, r;
+
+	assert(!lane->begun);
+	if (!gpu_module_ready(lane->device))
+		return 1;
+	result = gpu_module_rows(lane->device, kept->entries_at, kept->address, kept->count,
+				 lane->stream);
+	if (result == CU_SUCCESS)
+		return 0;
+	r = gpu_raise(lane->device, result, ERR_IO, "cuLaunchKernel");
+	if (cudrv_sticky(result))
+		return err_pass(r);
+	gpu_module_off(lane->device);
+	return 1;
 }
 
 /* The stretch is over: what is not queued of it now never is. */

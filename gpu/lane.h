@@ -19,6 +19,7 @@
 #include "gpu/engines.h"
 
 struct gpu_device;
+struct gpu_kept;
 struct gpu_lane;
 struct kern_place;
 
@@ -42,6 +43,11 @@ int gpu_lane_copy(struct gpu_lane *lane, const struct gpu_rows *rows);
  * of all their addresses. NULL: there is no room, or no kernel: gpu_lane_copy(). */
 struct kern_place *gpu_lane_places(struct gpu_lane *lane, uint64_t len, uint32_t *room_p);
 void gpu_lane_placed(struct gpu_lane *lane, uint64_t len, uint32_t count, uint64_t bits);
+/* If all of the stretch that is being queued is for the kernel, keep its list (keep.h),
+ * which is the caller's to release when the next mark was waited for. */
+void gpu_lane_keep(struct gpu_lane *lane, struct gpu_kept *kept);
+/* Queue what a kept list says, as a stretch of its own. 1: there is no kernel now. */
+int gpu_lane_again(struct gpu_lane *lane, const struct gpu_kept *kept);
 /* Everything queued so far is done when the mark is. */
 int gpu_lane_mark(struct gpu_lane *lane, uint64_t *mark_p);
 /* Blocks. 0, or the fault of the copies. Marks are waited for in order. */

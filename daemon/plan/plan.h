@@ -44,6 +44,7 @@ struct plan {
 	uint64_t bytes;	     /* sum of len * count */
 	uint64_t row_min;    /* shortest row, bytes; 0 when there are none */
 	uint64_t row_median; /* by row count */
+	uint64_t serial;     /* of this object, in this process: no other ever has it */
 	uint64_t digest;     /* over runs in order; equal plans, equal digests */
 	/* Where the rows of each buffer end, 0: no row names it; so bounds are checked
 	 * by buffer, not by run. NULL, both: look at the runs (over PLAN_ENDS_MAX

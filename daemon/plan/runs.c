@@ -17,6 +17,7 @@
  */
 #include "daemon/plan/runs.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -393,6 +394,13 @@ static uint64_t digest(const struct plan *plan)
 	return XXH3_64bits(plan->runs, plan->run_count * sizeof(*plan->runs));
 }
 
+static uint64_t serial_next(void)
+{
+	static _Atomic uint64_t last;
+
+	return atomic_fetch_add_explicit(&last, 1, memory_order_relaxed) + 1;
+}
+
 int runs_finish(struct runs *runs, struct plan **plan_p)
 {
 	struct plan_full *full;
@@ -426,6 +434,7 @@ int runs_finish(struct runs *runs, struct plan **plan_p)
 	}
 	plan->pack_pays = packing_pays(plan);
 	plan->digest = digest(plan);
+	plan->serial = serial_next();
 	*plan_p = plan;
 	return 0;
 }

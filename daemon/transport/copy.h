@@ -59,6 +59,7 @@ struct copy_job {
 	bool streaming; /* past the caches */
 	int node;	/* where the destination lies; -1: anywhere */
 	bool on_gpu;	/* copy_gpu.c has it */
+	bool seen;	/* its plan was here before: copy_pipe.c's */
 };
 
 /* Are `count` rows of `len` bytes from `offset` on, `stride` apart, inside `limit`

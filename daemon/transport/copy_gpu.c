@@ -191,6 +191,7 @@ int copy_gpu_new(struct loop *loop, uint64_t slice_bytes, struct copy_gpu **gpu_
 static void worker_free(struct gpu_worker *worker)
 {
 	copy_hand_free(worker->pipe.hand);
+	mem_free(worker->pipe.bases);
 	pthread_cond_destroy(&worker->more);
 	mem_free(worker);
 }
@@ -199,6 +200,11 @@ static int worker_start(struct gpu_worker *worker)
 {
 	int r = copy_hand_new(&worker->pipe.hand);
 
+	if (r < 0)
+		return err_pass(r);
+	worker->pipe.bases = mem_calloc(GPU_KEEP_BASES, sizeof(*worker->pipe.bases));
+	if (!worker->pipe.bases)
+		r = -ENOMEM;
 	if (r == 0)
 		r = thread_start("kvd-gpu", worker_main, worker, &worker->thread);
 	return err_pass(r);

@@ -395,6 +395,98 @@ static bool job_pinned(const struct copy_pipe *pipe, const struct copy_job *job)
 	       gpu_pin_ready(pipe->device, linear, job->end - job->begin);
 }
 
+/* ---- lists that stay on the device ---- */
+
+/* False: not of the kind that is kept: device memory on both ends, all of it alive and
+ * within the kernel's reach. */
+static bool bases_take(const struct copy_pipe *pipe, const struct copy_end *end,
+		       uint64_t *bases)
+{
+	for (uint32_t i = 0; i < end->buffer_count; i++) {
+		struct memory *m = end->buffers[i].memory;
+
+		bases[i] = 0;
+		if (!m)
+			continue;
+		if (!of_device(m) || !memory_owner_alive(m) || !in_reach(pipe, m))
+			return false;
+		bases[i] = end_address(end, i, 0, 0);
+	}
+	return true;
+}
+
+static bool key_take(const struct copy_pipe *pipe, const struct copy_job *job,
+		     uint64_t begin, struct gpu_keep_key *key_p)
+{
+	const struct copy_end *src = &job->src, *dst = &job->dst;
+
+	if (!pipe->bases || !job->seen || !src->buffers || !dst->buffers ||
+	    (uint64_t)src->buffer_count + dst->buffer_count > GPU_KEEP_BASES)
+		return false;
+	*key_p = (struct gpu_keep_key){.plan = job->plan->serial,
+				       .begin = begin,
+				       .bases = pipe->bases,
+				       .base_count = src->buffer_count + dst->buffer_count};
+	return bases_take(pipe, src, pipe->bases) &&
+	       bases_take(pipe, dst, pipe->bases + src->buffer_count);
+}
+
+/* 0: the slice is queued by a list that was kept. 1: it is not. */
+static int slice_again(struct slice *s, const struct gpu_keep_key *key, uint64_t end,
+		       struct gpu_kept **kept_p)
+{
+	struct gpu_device *device = s->pipe->device;
+	struct gpu_kept *kept = gpu_keep_find(device, key);
+	int r = kept && kept->end <= end ? gpu_lane_again(s->lane, kept) : 1;
+
+	if (r == 0) {
+		s->pos = kept->end;
+		s->way = COPY_WAY_DIRECT;
+		*kept_p = kept;
+		return 0;
+	}
+	gpu_keep_release(device, kept, true);
+	return r < 0 ? err_pass(r) : r;
+}
+
+static int slice_queue(struct slice *s, unsigned int index, uint64_t end)
+{
+	int r = slice_rows(s, end);
+
+	if (r == 0 && s->way == COPY_WAY_CPU) {
+		const struct copy_job part = part_of(s->job, s->begin, s->pos);
+
+		r = copy_host(s->pipe->hand, &part);
+	} else if (r == 0 && s->way == COPY_WAY_IN) {
+		r = slice_in(s->pipe, s, index);
+	} else if (r == 0 && s->way == COPY_WAY_OUT) {
+		r = slice_out(s->pipe, s, index);
+	}
+	return err_pass(r);
+}
+
+/* ---- flights ---- */
+
+static int slice_begin(struct slice *s, unsigned int index, uint64_t end,
+		       struct gpu_kept **kept_p)
+{
+	struct gpu_keep_key key;
+	bool keeps = key_take(s->pipe, s->job, s->begin, &key);
+	int r = keeps ? slice_again(s, &key, end, kept_p) : 1;
+
+	if (r <= 0)
+		return r < 0 ? err_pass(r) : 0;
+	r = slice_queue(s, index, end);
+	if (r < 0 || !keeps || s->way != COPY_WAY_DIRECT)
+		return err_pass(r);
+	*kept_p = gpu_keep_new(s->pipe->device, &key);
+	if (*kept_p) {
+		(*kept_p)->end = s->pos;
+		gpu_lane_keep(s->lane, *kept_p);
+	}
+	return 0;
+}
+
 int copy_pipe_begin(struct copy_pipe *pipe, struct copy_job *job, uint64_t begin,
 		    uint64_t end, uint64_t most, uint64_t *reached_p)
 {
@@ -409,24 +501,22 @@ int copy_pipe_begin(struct copy_pipe *pipe, struct copy_job *job, uint64_t begin
 			  .most = most,
 			  .rows_most = pipe->count > 0 ? SLICE_ROWS : SLICE_ROWS_FIRST,
 			  .pinned = job_pinned(pipe, job)};
-	int r = slice_rows(&s, end);
+	struct gpu_kept *kept = NULL;
+	int r;
 
 	assert(!copy_pipe_full(pipe));
-	if (r == 0 && s.way == COPY_WAY_CPU) {
-		const struct copy_job part = part_of(job, begin, s.pos);
-
-		r = copy_host(pipe->hand, &part);
-	} else if (r == 0 && s.way == COPY_WAY_IN) {
-		r = slice_in(pipe, &s, index);
-	} else if (r == 0 && s.way == COPY_WAY_OUT) {
-		r = slice_out(pipe, &s, index);
-	}
+	if (pipe->bases && begin == job->begin)
+		job->seen = gpu_keep_seen(pipe->device, job->plan->serial);
+	r = slice_begin(&s, index, end, &kept);
 	*flight = (struct copy_flight){
-		.job = job, .begin = begin, .end = s.pos, .way = s.way};
+		.job = job, .begin = begin, .end = s.pos, .way = s.way, .kept = kept};
 	if (r == 0)
 		r = gpu_lane_mark(s.lane, &flight->mark);
-	if (r < 0)
-		return err_pass(pipe_fault(pipe));
+	if (r < 0) {
+		r = pipe_fault(pipe);
+		gpu_keep_release(pipe->device, kept, false); /* nothing reads it now */
+		return err_pass(r);
+	}
 	pipe->count++;
 	*reached_p = s.pos;
 	return 0;
@@ -441,6 +531,7 @@ int copy_pipe_end(struct copy_pipe *pipe, struct copy_flight *flight_p)
 	r = gpu_lane_wait(lane_of(pipe, index), flight_p->mark);
 	if (r < 0)
 		r = pipe_fault(pipe);
+	gpu_keep_release(pipe->device, flight_p->kept, r == 0);
 	if (r == 0 && flight_p->way == COPY_WAY_OUT) {
 		struct copy_job part =
 			part_of(flight_p->job, flight_p->begin, flight_p->end);

@@ -17,6 +17,7 @@
 
 struct copy_hand;
 struct copy_job;
+struct gpu_kept;
 
 #define COPY_PIPE_SLICES (GPU_STREAMS_MAX * GPU_LANE_SETS)
 
@@ -34,11 +35,13 @@ struct copy_flight { /* a slice that is queued */
 	uint64_t begin, end;
 	uint64_t mark;
 	enum copy_way way;
+	struct gpu_kept *kept; /* a list that it reads, or makes; NULL: none */
 };
 
 struct copy_pipe {
 	struct gpu_device *device;
 	struct copy_hand *hand;
+	uint64_t *bases; /* GPU_KEEP_BASES, where lists are kept; else NULL */
 	struct gpu_lane *lanes[GPU_STREAMS_MAX];
 	unsigned int lane_count; /* 0: closed */
 	struct copy_flight flights[COPY_PIPE_SLICES];

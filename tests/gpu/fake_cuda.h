@@ -71,8 +71,6 @@ FAKE_API int cuLaunchHostFunc(struct cu_stream *stream, void (*function)(void *a
 FAKE_API int cuCtxSynchronize(void);
 FAKE_API int cuMemsetD8Async(uint64_t address, unsigned char byte, size_t bytes,
 			     struct cu_stream *stream);
-FAKE_API int cuMemAlloc_v2(uint64_t *address_p, size_t bytes);
-FAKE_API int cuMemFree_v2(uint64_t address);
 FAKE_API int cuIpcGetMemHandle(struct cu_ipc_mem *handle_p, uint64_t address);
 FAKE_API int cuIpcGetEventHandle(struct cu_ipc_event *handle_p, struct cu_event *event);
 FAKE_API int cuMemCreate(uint64_t *handle_p, size_t bytes, const struct cu_mem_prop *prop,

@@ -617,6 +617,165 @@ static void launch_refused_costs_no_copy(void **state)
 	plan_free(plan);
 }
 
+/* ---- lists that stay ---- */
+
+#define SCATTERED 5000u
+
+static struct plan *plan_scattered(void)
+{
+	struct plan_builder *builder = NULL;
+	struct plan *plan = NULL;
+
+	assert_int_equal(plan_builder_new(&builder), 0);
+	for (uint64_t i = 0; i < SCATTERED; i++) {
+		const struct plan_run run = {.src = i * 3301 % SCATTERED * 80,
+					     .dst = i * 1207 % SCATTERED * 96,
+					     .len = 64,
+					     .count = 1};
+
+		assert_int_equal(plan_builder_add(builder, &run), 0);
+	}
+	assert_int_equal(plan_builder_finish(builder, &plan), 0);
+	plan_builder_free(builder);
+	return plan;
+}
+
+/* The source's bytes are others each time. */
+static void post_and_check(struct test *t, const struct plan *plan, struct tables *tables,
+			   const enum place places[2], uint8_t salt)
+{
+	const uint8_t *src = t->spots[0][places[0]].view, *dst = t->spots[1][places[1]].view;
+
+	for (uint64_t i = 0; i < SCATTERED * 80; i++)
+		t->spots[0][places[0]].view[i] = (uint8_t)(pattern(i) ^ salt);
+	wipe(t);
+	FAKE(fake_cuda_fail)(NULL, 0, 0);
+	assert_int_equal(job_run(t, plan, tables, 1), 0);
+	for (uint64_t i = 0; i < SCATTERED; i++) {
+		assert_memory_equal(dst + i * 1207 % SCATTERED * 96,
+				    src + i * 3301 % SCATTERED * 80, 64);
+		assert_int_equal(dst[i * 96 + 64], 0xee);
+	}
+}
+
+static void kernels_wait(struct test *t)
+{
+	struct gpu_device *device = &t->gpu->devices[0];
+
+	assert_int_equal(gpu_device_get(device), 0);
+	assert_true(gpu_module_wait(device));
+	gpu_device_put(device);
+}
+
+/* Seen, kept, and from then on launched from where it is kept, with the same result;
+ * and only with the same memory. */
+static void list_of_plan_posted_again_is_kept(void **state)
+{
+	const enum place places[2] = {PLACE_GPU0, PLACE_GPU0}, other[2] = {PLACE_GPU0,
+									   PLACE_VMM};
+	struct test *t = *state;
+	struct plan *plan = plan_scattered(), *another = plan_scattered();
+	struct tables tables, elsewhere;
+	int live;
+
+	assert_int_equal(tables_make(t, places, false, &tables), 0);
+	assert_int_equal(tables_make(t, other, false, &elsewhere), 0);
+	kernels_wait(t);
+	post_and_check(t, plan, &tables, places, 1);
+	assert_int_equal(FAKE(fake_cuda_calls)("cuMemAlloc_v2"), 0);
+	live = FAKE(fake_cuda_live)();
+	post_and_check(t, plan, &tables, places, 2);
+	assert_true(FAKE(fake_cuda_calls)("cuMemAlloc_v2") > 1);
+	assert_true(FAKE(fake_cuda_live)() > live);
+	for (uint8_t i = 3; i < 6; i++) {
+		post_and_check(t, plan, &tables, places, i);
+		assert_int_equal(FAKE(fake_cuda_calls)("cuMemcpyAsync"), 0);
+		assert_true(FAKE(fake_cuda_calls)("cuLaunchKernel") > 1);
+	}
+	post_and_check(t, plan, &elsewhere, other, 6);
+	assert_true(FAKE(fake_cuda_calls)("cuMemAlloc_v2") > 1);
+	post_and_check(t, another, &tables, places, 7); /* equal, and another */
+	assert_int_equal(FAKE(fake_cuda_calls)("cuMemAlloc_v2"), 0);
+	post_and_check(t, plan, &tables, places, 8);
+	assert_int_equal(FAKE(fake_cuda_calls)("cuMemAlloc_v2"), 0);
+	tables_free(&tables);
+	tables_free(&elsewhere);
+	settle(t); /* the lists went with the context … */
+	assert_int_equal(FAKE(fake_cuda_live)(), 0);
+	assert_int_equal(tables_make(t, places, false, &tables), 0);
+	kernels_wait(t);
+	post_and_check(t, plan, &tables, places, 9); /* … and are not looked for */
+	tables_free(&tables);
+	plan_free(plan);
+	plan_free(another);
+}
+
+/* No memory for it, or no copy, or no launch: the rows go as ever, or the fault is
+ * told; nothing stays that was not there. */
+static void list_that_cannot_be_kept_costs_nothing(void **state)
+{
+	static const struct {
+		const char *name;
+		int code;
+	} faults[] = {{"cuMemAlloc_v2", CU_ERROR_OUT_OF_MEMORY},
+		      {"cuMemcpyAsync", CU_ERROR_UNKNOWN},
+		      {"cuMemcpyAsync", CU_ERROR_LAUNCH_FAILED},
+		      {"cuLaunchKernel", CU_ERROR_UNKNOWN},
+		      {"execute", CU_ERROR_ILLEGAL_ADDRESS}};
+	const enum place places[2] = {PLACE_GPU0, PLACE_GPU0};
+	struct test *t = *state;
+
+	for (size_t i = 0; i < ARRAY_LEN(faults) * 3; i++) {
+		struct plan *plan = plan_scattered();
+		struct tables tables;
+		int r;
+
+		assert_int_equal(tables_make(t, places, false, &tables), 0);
+		kernels_wait(t);
+		post_and_check(t, plan, &tables, places, 1);
+		if (i % 3 == 2) /* what is kept already */
+			post_and_check(t, plan, &tables, places, 2);
+		FAKE(fake_cuda_fail)(NULL, 0, 0);
+		FAKE(fake_cuda_fail)(faults[i / 3].name, 1 + i % 3 % 2, faults[i / 3].code);
+		wipe(t);
+		r = job_run(t, plan, &tables, 1);
+		err_clear();
+		if (r == 0) {
+			post_and_check(t, plan, &tables, places, 3);
+			post_and_check(t, plan, &tables, places, 4);
+		}
+		tables_free(&tables);
+		settle(t);
+		assert_int_equal(FAKE(fake_cuda_live)(), 0);
+		plan_free(plan);
+	}
+}
+
+/* More plans than there is room for: the oldest lists go. */
+static void lists_kept_are_bounded(void **state)
+{
+	const enum place places[2] = {PLACE_GPU0, PLACE_GPU0};
+	struct test *t = *state;
+	struct plan *plans[GPU_KEEP_PLANS - 4];
+	struct tables tables;
+
+	assert_int_equal(tables_make(t, places, false, &tables), 0);
+	kernels_wait(t);
+	for (size_t i = 0; i < ARRAY_LEN(plans); i++)
+		plans[i] = plan_scattered();
+	for (unsigned int round = 0; round < 2; round++) {
+		for (size_t i = 0; i < ARRAY_LEN(plans) * 3; i++) {
+			post_and_check(t, plans[i / 3], &tables, places, (uint8_t)i);
+			assert_true(t->gpu->devices[0].keep.count <= GPU_KEEP_LISTS);
+			assert_true(t->gpu->devices[0].keep.bytes <= GPU_KEEP_BYTES);
+		}
+	}
+	assert_true(t->gpu->devices[0].keep.count > GPU_KEEP_LISTS - 10); /* full */
+	tables_free(&tables);
+	for (size_t i = 0; i < ARRAY_LEN(plans); i++)
+		plan_free(plans[i]);
+}
+
 /* A buffer between memory and the wire: offered, it is registered once and then
  * written by the device itself. */
 static void linear_end(struct test *t, bool pinnable)
@@ -772,6 +931,9 @@ int main(int argc, char **argv)
 		KERNELS(linear_end_of_two_addresses_is_not_pinned),
 		KERNELS(image_refused_leaves_the_engines),
 		KERNELS(launch_refused_costs_no_copy),
+		KERNELS(list_of_plan_posted_again_is_kept),
+		KERNELS(list_that_cannot_be_kept_costs_nothing),
+		KERNELS(lists_kept_are_bounded),
 	};
 
 	gpu_owner_main(argc, argv);

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * keep: lists for the kernel (list.h) that stay on a device, beside the plan that they
+ * were made of, for when it is posted again: then its rows cost a launch.
+ *
+ * A list holds addresses, so it is known by the plan, by where in it the list begins,
+ * and by where each buffer of the plan lies. What it was checked against is not kept:
+ * who finds a list has checked the plan against the buffers, as for any other post.
+ *
+ * For threads that are users of the device with its context current; all goes with the
+ * context.
+ */
+#ifndef KVD_GPU_KEEP_H
+#define KVD_GPU_KEEP_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/list.h"
+
+struct gpu_device;
+struct gpu_list;
+struct cu_stream;
+
+#define GPU_KEEP_BYTES (UINT64_C(16) << 20) /* of one device's memory */
+#define GPU_KEEP_LISTS 256u
+#define GPU_KEEP_PLANS 64u  /* last seen */
+#define GPU_KEEP_BASES 1024u /* plans of more buffers are not kept */
+
+struct gpu_keep { /* in struct gpu_device */
+	pthread_mutex_t lock; /* of all this, and of `uses` and `ready` */
+	struct list lists; /* last used last */
+	unsigned int count;
+	uint64_t bytes;
+	uint64_t seen[GPU_KEEP_PLANS];
+	unsigned int next;
+};
+
+struct gpu_keep_key {
+	uint64_t plan, begin;
+	const uint64_t *bases;
+	uint32_t base_count;
+};
+
+struct gpu_kept {
+	struct list link;
+	uint64_t plan, begin, end;
+	uint64_t *bases;
+	uint32_t base_count;
+	unsigned int uses; /* launches that may be reading it, or its making */
+	bool ready;	   /* it is there, for all streams */
+	uint64_t address;  /* places, then entries */
+	uint64_t bytes, entries_at;
+	uint32_t count;
+};
+
+/* Was the plan here before, not too long ago? From now on it was. */
+bool gpu_keep_seen(struct gpu_device *device, uint64_t plan);
+/* A list that is ready, with one use more; NULL: none. */
+struct gpu_kept *gpu_keep_find(struct gpu_device *device, const struct gpu_keep_key *key);
+/* One to be made, used by its maker. NULL: it is there, or there is no room. */
+struct gpu_kept *gpu_keep_new(struct gpu_device *device, const struct gpu_keep_key *key);
+/* Memory for an ended list, and the list copied there on the stream. The driver's
+ * result: after any but success there is nothing of it. */
+int gpu_keep_copy(struct gpu_device *device, struct gpu_kept *kept,
+		  const struct gpu_list *list, struct cu_stream *stream);
+/* A use has ended. `good`: and so has the making, if it was that. NULL is fine. */
+void gpu_keep_release(struct gpu_device *device, struct gpu_kept *kept, bool good);
+
+/* gpu.c's: the context goes, nothing is in flight. */
+void gpu_keep_drop(struct gpu_device *device);
+
+#endif
