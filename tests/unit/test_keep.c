@@ -261,7 +261,9 @@ static void lists_kept_are_bounded(void **state)
 		assert_true(keep->count <= GPU_KEEP_LISTS);
 		assert_true(keep->bytes <= GPU_KEEP_BYTES);
 	}
-	assert_true(keep->count > GPU_KEEP_LISTS - 20); /* full */
+	assert_true(keep->count > GPU_KEEP_LISTS - 20); /* full … */
+	post_and_check(t, plans[ARRAY_LEN(plans) - 1], DST, 0); /* … of the newest */
+	assert_int_equal(FAKE(fake_cuda_calls)("cuMemcpyAsync"), 0);
 	for (size_t i = 0; i < ARRAY_LEN(plans); i++)
 		plan_free(plans[i]);
 }
