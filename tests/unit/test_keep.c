@@ -134,7 +134,7 @@ static int post(struct test *t, const struct plan *plan, unsigned int dst)
 	return t->job.result < 0 ? err_reraise(&t->job.err) : 0;
 }
 
-#define SCATTERED 5000u
+#define SCATTERED 9001u
 
 static struct plan *plan_scattered(void)
 {
