@@ -222,6 +222,26 @@ static void pull_goes_on_whenever_its_rail_dies(void **state)
 	dies_at_every_step(XP_READ);
 }
 
+/* The memory's own adapter is the one that dies: a farther one does it. */
+static void transfer_leaves_the_nearest_rail_when_that_dies(void **state)
+{
+	struct vp_transfer x;
+
+	(void)state;
+	fake_verbs_rules()->memory_node = 1;
+	for (int kind = XP_WRITE; kind <= XP_READ; kind++) {
+		start(&x, (enum xp_kind)kind, 4);
+		assert_int_equal(((struct verbs_xfer *)x.op.impl)->used & 1, 0);
+		mover_s_port_is_down();
+		fake_verbs_hold(false);
+		vp_moved(&x);
+		give_away(&x);
+		connection_is_whole();
+		vp_transfer_fini(&x);
+		join_again();
+	}
+}
+
 /* ---- and an abort ---- */
 
 static void abort_by(struct vp_transfer *x, bool answerer)
@@ -685,6 +705,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		RAILS(push_goes_on_whenever_its_rail_dies),
 		RAILS(pull_goes_on_whenever_its_rail_dies),
+		RAILS(transfer_leaves_the_nearest_rail_when_that_dies),
 		RAILS(push_aborted_while_its_rail_dies_is_still),
 		RAILS(pull_aborted_while_its_rail_dies_is_still),
 		RAILS(transfers_of_other_rails_are_not_touched),
