@@ -253,7 +253,7 @@ class Pair:
     """Two guests (or one), booted. `archives` are cpio files that are unpacked over
     one another in order."""
 
-    def __init__(self, image, archives, folder, count=2, memory_mib=2048, cpus=2):
+    def __init__(self, image, archives, folder, count=2, memory_mib=3072, cpus=2):
         self.guests = []
         archive = os.path.join(folder, "boot.cpio")
         with open(archive, "wb") as out:

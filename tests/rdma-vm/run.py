@@ -184,7 +184,10 @@ def aborts(pair, sender, receiver, rounds, page=65536):
         send = pair[sender].start(f"{program} send /tmp/kvd/kvd.sock {rounds} {first}")
         recv = pair[receiver].start(f"{program} recv /tmp/kvd/kvd.sock "
                                     f"{endpoint(pair[sender])} {rounds} {first}")
-        status = recv.wait(60 + 10 * rounds * (1 + page // MIB))
+        try:
+            status = recv.wait(60 + 10 * rounds * (1 + 4 * page // MIB))
+        except rig.Fault as fault:
+            raise Failure(f"{fault}\nsend {send.status}: {send.text}; recv: {recv.text}") from fault
         print("# " + recv.text)
         check(status == 0 and send.wait(60) == 0,
               f"recv {status}: {recv.text}; send {send.status}: {send.text}")
