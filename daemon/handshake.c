@@ -628,7 +628,8 @@ struct handshake *handshake_of(const struct remote *remote)
 /* What stands between an engine's call and its answer. */
 static bool is_urgent(enum wire_type type)
 {
-	return type == WIRE_T_TRANSFER_INFO || type == WIRE_T_TRANSFER_INFO_ACK ||
+	return type == WIRE_T_ATTACH || type == WIRE_T_ATTACH_ACK ||
+	       type == WIRE_T_TRANSFER_INFO || type == WIRE_T_TRANSFER_INFO_ACK ||
 	       type == WIRE_T_ROOM_DONE || type == WIRE_T_OFFER_QUERY ||
 	       type == WIRE_T_OFFER || type == WIRE_T_PULL_DONE || type == WIRE_T_PULL_ACK;
 }

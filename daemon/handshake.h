@@ -31,6 +31,7 @@ struct remote_region {
 	uint8_t *packed; /* the key as it came; length 0: not usable on this line */
 	size_t packed_len;
 	struct remote_pool *pool; /* set when the key was asked for */
+	bool lent;		  /* the key is the heir's: handshake_keys.c */
 };
 
 struct remote_pool {
@@ -54,6 +55,13 @@ struct remote_pool {
 	size_t bytes;		   /* of its REGISTER */
 	bool going;		   /* UNREGISTER came: acked at zero uses */
 	bool dead;		   /* of an earlier epoch of the peer */
+	struct remote_pool *heir;  /* its successor, which has its keys: in use */
+};
+
+/* To a REGISTER, that found no memory to be sent; code 0: taken. */
+struct owed_answer {
+	uint64_t object;
+	uint32_t code;
 };
 
 /* A peer as the upper layers see it: the control line and the data line. */
@@ -70,6 +78,8 @@ struct remote {
 	struct list dead_pools;
 	unsigned int pool_count; /* in both */
 	uint64_t pool_bytes;
+	struct owed_answer owed[16]; /* in order */
+	unsigned int owed_count;
 	struct list link;
 	unsigned int reaches;	/* handshake_reach() minus handshake_release() */
 	bool closing_xp, start_again;

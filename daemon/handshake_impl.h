@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* handshake_impl: what handshake.c (peers and data lines) and
- * handshake_pools.c (REGISTER) share; nobody else includes it. */
+/* handshake_impl: what handshake.c (peers and data lines), handshake_pools.c
+ * (REGISTER) and handshake_keys.c share; nobody else includes it. */
 #ifndef KVD_HANDSHAKE_IMPL_H
 #define KVD_HANDSHAKE_IMPL_H
 
@@ -47,14 +47,20 @@ struct share {
 
 /* handshake_pools.c */
 void pools_announce(struct handshake *hs, struct remote *remote);
-void pools_line_ready(struct remote *remote);
 void pools_down(struct handshake *hs, struct remote *remote);
-void pools_key_ready(struct remote *remote, struct xp_key *key, const struct err *err);
 /* What found no memory before: announce, and make keys usable. */
 void pools_retry(struct handshake *hs, struct remote *remote);
 /* Messages REGISTER … UNREGISTER_ACK. */
 int pools_message(struct handshake *hs, struct remote *remote, const struct wire_header *h,
 		  struct cursor *body);
+/* handshake_keys.c */
+void pools_line_ready(struct remote *remote);
+void pools_key_ready(struct remote *remote, struct xp_key *key, const struct err *err);
+void keys_drop(struct remote_pool *pool);
+void keys_retry(struct remote_pool *pool); /* refused for want of memory: again */
+/* `pool` takes the place of `old`: memory that is in both keeps its key. */
+void keys_carry(struct remote_pool *old, struct remote_pool *pool);
+void keys_heir_let(struct remote_pool *pool); /* its end: it lends nothing any more */
 /* handshake_express.c */
 int express_init(struct remote *remote);  /* of a line that is about to open */
 void express_fini(struct remote *remote); /* its line is closed; idempotent */

@@ -106,7 +106,7 @@ static int send_register(struct handshake *hs, struct remote *remote,
 	if (r < 0 || out.pos > wire_body_cap(WIRE_T_REGISTER))
 		return err_raise(ERR_TOOBIG, "pool '%.63s' takes more than %zu bytes to "
 				 "describe", msg->name, wire_body_cap(WIRE_T_REGISTER));
-	return handshake_send(remote, WIRE_T_REGISTER, hs->scratch, out.pos);
+	return peer_send_again(remote->peer, WIRE_T_REGISTER, hs->scratch, out.pos);
 }
 
 static int register_pool(struct handshake *hs, struct remote *remote,
@@ -346,19 +346,6 @@ const struct xp_buffer *handshake_local_buffers(struct pool *pool,
 
 /* ---- remote pools ---- */
 
-static void pool_drop_keys(struct remote_pool *pool)
-{
-	for (uint32_t i = 0; i < pool->region_count; i++) {
-		if (!pool->regions[i].key)
-			continue;
-		pool->remote->transport->ops->key_drop(pool->regions[i].key);
-		pool->regions[i].key = NULL;
-	}
-	for (uint32_t b = 0; pool->buffers && b < pool->layout->buffer_count; b++)
-		pool->buffers[b].key = NULL;
-	pool->ready = false;
-}
-
 static void pool_free(struct remote_pool *pool)
 {
 	struct remote *remote = pool->remote;
@@ -369,14 +356,15 @@ static void pool_free(struct remote_pool *pool)
 	remote->pool_count--;
 	remote->pool_bytes -= pool->bytes;
 	if (!pool->dead)
-		pool_drop_keys(pool);
-	if (pool->going && !pool->dead) {
+		keys_drop(pool);
+	if (pool->going && !pool->dead && !pool->is_session) { /* of those nobody waits */
 		handshake_body(remote->hs, &out);
 		wire_unregister_ack_put(&out, &msg);
 		if (handshake_send(remote, WIRE_T_UNREGISTER_ACK, remote->hs->scratch,
 				   out.pos) < 0)
 			err_clear();
 	}
+	keys_heir_let(pool);
 	for (uint32_t i = 0; i < pool->region_count; i++)
 		mem_free(pool->regions[i].packed);
 	mem_free(pool->regions);
@@ -415,8 +403,9 @@ void pools_down(struct handshake *hs, struct remote *remote)
 				share_end(share);
 		}
 	}
+	remote->owed_count = 0;
 	list_foreach_safe(pool, &remote->pools, link) {
-		pool_drop_keys(pool);
+		keys_drop(pool);
 		pool->dead = true;
 		list_remove(&pool->link);
 		list_push_back(&remote->dead_pools, &pool->link);
@@ -464,73 +453,6 @@ int handshake_pool(struct remote *remote, const char *name, int64_t rank,
 	return 0;
 }
 
-static void keys_settle(struct remote_pool *pool)
-{
-	struct handshake *hs = pool->remote->hs;
-
-	if (pool->refused.code == ERR_OK) {
-		for (uint32_t i = 0; i < pool->region_count; i++) {
-			if (!pool->regions[i].ready)
-				return;
-		}
-		pool->ready = true;
-	}
-	hs->events.on_change(hs->events.owner, pool->remote);
-}
-
-/* Memory or descriptors ran out, here or there: that passes. */
-static bool passing(const struct err *err)
-{
-	return err->code == ERR_NOMEM || err->code == ERR_LIMIT;
-}
-
-static void want_anew(struct remote_pool *pool)
-{
-	pool_drop_keys(pool);
-	pool->refused.code = ERR_OK;
-	pool->wanted = false;
-}
-
-void handshake_want_keys(struct remote_pool *pool)
-{
-	struct remote *remote = pool->remote;
-
-	if (pool->wanted && !pool->dead && passing(&pool->refused) && pool->uses <= 1)
-		want_anew(pool); /* who asks now is its only user */
-	if (pool->wanted || pool->dead)
-		return;
-	pool->want_later = !remote->ready; /* pools_line_ready() asks again */
-	if (pool->want_later)
-		return;
-	pool->wanted = true;
-	for (uint32_t i = 0; i < pool->region_count; i++) {
-		struct remote_region *region = &pool->regions[i];
-		int r = region->packed_len ? 0
-					   : err_raise(ERR_IMPORT,
-						       "region %llu of %s cannot be used "
-						       "with transport %s",
-						       (unsigned long long)region->id,
-						       remote->label,
-						       remote->transport->ops->name);
-
-		if (r >= 0)
-			r = remote->transport->ops->key_unpack(remote->xp, region->packed,
-							       region->packed_len, region,
-							       &region->key);
-		if (r < 0) {
-			err_take(&pool->refused);
-			if (passing(&pool->refused))
-				handshake_retry_later(remote->hs);
-			break;
-		}
-		region->pool = pool;
-		region->ready = ((struct xp_key_base *)region->key)->ready;
-	}
-	for (uint32_t b = 0; pool->buffers && b < pool->layout->buffer_count; b++)
-		pool->buffers[b].key = pool->regions[pool->buffer_region[b]].key;
-	keys_settle(pool);
-}
-
 static struct share *find_share(const struct publication *pub, const struct remote *remote)
 {
 	struct share *share;
@@ -540,49 +462,6 @@ static struct share *find_share(const struct publication *pub, const struct remo
 			return share;
 	}
 	return NULL;
-}
-
-void pools_retry(struct handshake *hs, struct remote *remote)
-{
-	struct publication *pub;
-	struct remote_pool *pool;
-
-	list_foreach(pub, &hs->published, link) {
-		if (!find_share(pub, remote))
-			announce_one(pub, remote);
-	}
-	list_foreach(pool, &remote->pools, link) {
-		if (!passing(&pool->refused) || pool->uses)
-			continue;
-		want_anew(pool);
-		handshake_want_keys(pool);
-	}
-}
-
-void pools_line_ready(struct remote *remote)
-{
-	struct remote_pool *pool;
-
-	list_foreach(pool, &remote->pools, link) {
-		if (pool->want_later)
-			handshake_want_keys(pool);
-	}
-}
-
-void pools_key_ready(struct remote *remote, struct xp_key *key, const struct err *err)
-{
-	struct remote_region *region = ((struct xp_key_base *)key)->owner;
-	struct remote_pool *pool = region->pool;
-
-	if (!pool || pool->dead)
-		return;
-	if (err)
-		pool->refused = *err;
-	else
-		region->ready = true;
-	if (err && passing(err))
-		handshake_retry_later(remote->hs);
-	keys_settle(pool);
 }
 
 /* ---- receiving ---- */
@@ -697,19 +576,80 @@ static int build_pool(struct remote_pool *pool, const struct wire_register *msg)
 	return get_buffers(pool, &msg->buffers);
 }
 
-/* The other side is told to come again. */
-static int send_nak(struct handshake *hs, struct remote *remote, uint64_t object)
+static int send_answer(struct handshake *hs, struct remote *remote, uint64_t object,
+		       uint32_t code, const char *text)
 {
-	struct wire_register_nak nak = {.object = object, .code = err_last()->code};
+	struct wire_register_nak nak = {.object = object, .code = code};
+	struct wire_register_ack ack = {.object = object};
+	enum wire_type type = code ? WIRE_T_REGISTER_NAK : WIRE_T_REGISTER_ACK;
 	struct cursor out;
 	int r;
 
-	snprintf(nak.text, sizeof(nak.text), "%s", err_last()->text);
-	err_clear();
+	snprintf(nak.text, sizeof(nak.text), "%s", text);
 	handshake_body(hs, &out);
-	r = wire_register_nak_put(&out, &nak);
+	r = code ? wire_register_nak_put(&out, &nak) : wire_register_ack_put(&out, &ack);
 	return r < 0 ? err_pass(r)
-		     : handshake_send(remote, WIRE_T_REGISTER_NAK, hs->scratch, out.pos);
+		     : peer_send_again(remote->peer, type, hs->scratch, out.pos);
+}
+
+/* REGISTER is answered, if need be at a later beat: its sender waits for that. */
+static int answer(struct handshake *hs, struct remote *remote, uint64_t object,
+		  uint32_t code, const char *text)
+{
+	int r = remote->owed_count ? err_raise(ERR_NOMEM, "answers wait for memory")
+				   : send_answer(hs, remote, object, code, text);
+
+	if (r >= 0 || err_last()->code != ERR_NOMEM ||
+	    remote->owed_count == ARRAY_LEN(remote->owed))
+		return err_pass(r);
+	err_clear();
+	remote->owed[remote->owed_count++] = (struct owed_answer){object, code};
+	handshake_retry_later(hs);
+	return 0;
+}
+
+static void answer_owed(struct handshake *hs, struct remote *remote)
+{
+	unsigned int done = 0;
+
+	while (done < remote->owed_count) {
+		const struct owed_answer *owed = &remote->owed[done];
+
+		if (send_answer(hs, remote, owed->object, owed->code,
+				"said late, for want of memory") < 0)
+			break;
+		done++;
+	}
+	remote->owed_count -= done;
+	memmove(remote->owed, remote->owed + done,
+		remote->owed_count * sizeof(remote->owed[0]));
+	if (remote->owed_count) {
+		err_clear();
+		handshake_retry_later(hs);
+	}
+}
+
+void pools_retry(struct handshake *hs, struct remote *remote)
+{
+	struct publication *pub;
+	struct remote_pool *pool;
+
+	answer_owed(hs, remote);
+	list_foreach(pub, &hs->published, link) {
+		if (!find_share(pub, remote))
+			announce_one(pub, remote);
+	}
+	list_foreach(pool, &remote->pools, link)
+		keys_retry(pool);
+}
+
+/* The other side is told to come again. */
+static int send_nak(struct handshake *hs, struct remote *remote, uint64_t object)
+{
+	struct err why;
+
+	err_take(&why);
+	return err_pass(answer(hs, remote, object, why.code, why.text));
 }
 
 /* Want of memory passes; all else broke the protocol. */
@@ -735,9 +675,7 @@ static int check_caps(const struct remote *remote, size_t bytes)
 static int on_register(struct handshake *hs, struct remote *remote, struct cursor *body)
 {
 	struct wire_register msg;
-	struct wire_register_ack ack;
 	struct remote_pool *pool, *old;
-	struct cursor out;
 	size_t bytes = cursor_left(body);
 	int r = wire_register_get(body, &msg);
 
@@ -768,6 +706,7 @@ static int on_register(struct handshake *hs, struct remote *remote, struct curso
 		return refuse(hs, remote, msg.object, r);
 	}
 	if (old) { /* a session shared again: the new list replaces the old one */
+		keys_carry(old, pool);
 		old->going = true;
 		old->uses++;
 		hs->events.on_pool_going(hs->events.owner, old);
@@ -777,10 +716,7 @@ static int on_register(struct handshake *hs, struct remote *remote, struct curso
 		compare(hs, remote, pool);
 	if (pool->is_session || (remote->transport->caps & XP_CAP_RDMA))
 		handshake_want_keys(pool);
-	ack.object = msg.object;
-	handshake_body(hs, &out);
-	wire_register_ack_put(&out, &ack);
-	r = handshake_send(remote, WIRE_T_REGISTER_ACK, hs->scratch, out.pos);
+	r = answer(hs, remote, msg.object, 0, "");
 	if (r >= 0)
 		hs->events.on_change(hs->events.owner, remote);
 	return r;

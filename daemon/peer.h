@@ -191,6 +191,9 @@ void peer_express_done(struct peer *peer, const struct err *err);
 /* Like peer_send_reliable(), the faster way if that is open. */
 int peer_send_express(struct peer *peer, enum wire_type type, const void *body,
 		      size_t len);
+/* For what its sender says again when it found no memory (ERR_NOMEM): then nothing was
+ * sent, and the peer stays. Else like peer_send_express(). */
+int peer_send_again(struct peer *peer, enum wire_type type, const void *body, size_t len);
 /* A frame came that way. It is handed up when the messages before it have been; then
  * on_taken is called, before that. Its bytes stay until then, or until the owner
  * removes `link`. Negative (ERR_PROTO): it is none of this peering's. */

@@ -88,19 +88,26 @@ static int send_express(struct peer_impl *impl, enum wire_type type, const void 
 	return 0;
 }
 
-int peer_send_express(struct peer *peer, enum wire_type type, const void *body,
-		      size_t len)
+bool peer_try_express(struct peer *peer, enum wire_type type, const void *body, size_t len)
 {
 	struct peer_impl *impl = impl_of(peer);
 
 	if (!fits(impl, len))
-		return err_pass(peer_send_reliable(peer, type, body, len));
+		return false;
 	if (peer_check_send(impl, type, len) == 0 &&
 	    send_express(impl, type, body, len) == 0) {
 		peer_note_use(impl);
-		return 0;
+		return true;
 	}
 	err_clear();
+	return false;
+}
+
+int peer_send_express(struct peer *peer, enum wire_type type, const void *body,
+		      size_t len)
+{
+	if (peer_try_express(peer, type, body, len))
+		return 0;
 	return err_pass(peer_send_reliable(peer, type, body, len));
 }
 

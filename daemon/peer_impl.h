@@ -266,6 +266,8 @@ void peer_whole_drop(struct peer_impl *impl); /* with the epoch */
 /* ---- peer_express.c (two ways, one order) ---- */
 /* May the control line have another frame, while what went before it is out? */
 bool peer_express_full(const struct peer_impl *impl);
+/* Sent that way; false: it could not be, and nothing happened. */
+bool peer_try_express(struct peer *peer, enum wire_type type, const void *body, size_t len);
 /* A frame of cur came by the control line, past its checks. */
 void peer_in_order(struct peer_impl *impl, const struct wire_header *h,
 		   struct cursor *body);

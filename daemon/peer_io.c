@@ -285,8 +285,26 @@ int peer_send(struct peer *peer, enum wire_type type, const void *body, size_t l
 	return err_pass(peer_send_now(impl, type, body, len));
 }
 
-int peer_send_reliable(struct peer *peer, enum wire_type type, const void *body,
-		       size_t len)
+static int send_or_queue(struct peer_impl *impl, enum wire_type type, const void *body,
+			 size_t len)
+{
+	int r;
+
+	if (impl->peer.self)
+		return err_pass(peer_self_send(impl, type, body, len));
+	if (list_empty(&impl->queue) && !peer_express_full(impl) &&
+	    peer_send_now(impl, type, body, len) == 0)
+		return 0;
+	err_clear();
+	r = queue_message(impl, type, body, len);
+	if (r == 0 && !loop_timer_running(&impl->flush) &&
+	    loop_timer_start(&impl->flush, FLUSH_RETRY_NS) < 0)
+		err_clear(); /* the next tick flushes */
+	return err_pass(r);
+}
+
+static int send_kept(struct peer *peer, enum wire_type type, const void *body, size_t len,
+		     bool may_lack)
 {
 	struct peer_impl *impl = impl_of(peer);
 	struct err why;
@@ -295,23 +313,26 @@ int peer_send_reliable(struct peer *peer, enum wire_type type, const void *body,
 	if (r < 0)
 		return err_pass(r);
 	peer_note_use(impl);
-	if (peer->self) {
-		r = peer_self_send(impl, type, body, len);
-	} else {
-		if (list_empty(&impl->queue) && !peer_express_full(impl) &&
-		    peer_send_now(impl, type, body, len) == 0)
-			return 0;
-		err_clear();
-		r = queue_message(impl, type, body, len);
-		if (r == 0 && !loop_timer_running(&impl->flush))
-			r = loop_timer_start(&impl->flush, FLUSH_RETRY_NS);
-	}
-	if (r < 0) {
+	r = send_or_queue(impl, type, body, len);
+	if (r < 0 && !(may_lack && err_last()->code == ERR_NOMEM)) {
 		/* what was promised cannot be kept: the peering ends */
 		why = *err_last();
 		peer_doom(impl, &why);
 	}
 	return err_pass(r);
+}
+
+int peer_send_reliable(struct peer *peer, enum wire_type type, const void *body,
+		       size_t len)
+{
+	return err_pass(send_kept(peer, type, body, len, false));
+}
+
+int peer_send_again(struct peer *peer, enum wire_type type, const void *body, size_t len)
+{
+	if (peer_try_express(peer, type, body, len))
+		return 0;
+	return err_pass(send_kept(peer, type, body, len, true));
 }
 
 static int send_long(struct peer_impl *impl, enum wire_type type, uint8_t *owned, size_t len)

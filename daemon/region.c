@@ -375,14 +375,18 @@ static void import_finish(struct holding *h)
 		import_fail(h, &err);
 		import_drop(h);
 	} else {
+		struct session *session = region->session;
+
 		region->state = REGION_READY;
-		region->session->regions_version++;
+		session->regions_version++;
 		region->registered = 1;
 		log_debug("region", region->name, "imported",
 			  "session=%ju region=%ju kind=%s bytes=%ju",
-			  (uintmax_t)region->session->id, (uintmax_t)region->id,
+			  (uintmax_t)session->id, (uintmax_t)region->id,
 			  region_kind_name(region->kind), (uintmax_t)region->length);
 		h->on_done(h->arg, region, NULL);
+		if (h->kvd->xfers) /* behind the answer: nobody waits for it yet */
+			xfers_region_coming(h->kvd->xfers, session);
 	}
 }
 

@@ -8,8 +8,10 @@
  * (share): the target's so that the initiator can name them, the initiator's so
  * that a daemon which copies by itself can reach them. A share is sent again
  * when regions came or went, and what needs the new list waits for its
- * acknowledgement, because REGISTER travels on the control line and requests on
- * the data line.
+ * acknowledgement, because REGISTER may travel on the control line and requests on
+ * the data line. It is sent as soon as a region came, so that the other daemon maps
+ * it while the engine makes its lists; of a session with very many of them once a
+ * transfer needs it, because each list tells all.
  */
 #include "daemon/xfer.h"
 
@@ -244,6 +246,26 @@ void xfers_on_retry(struct xfers *xfers)
 	}
 }
 
+/* One list on its way at a time: what comes meanwhile goes with the next. */
+static void share_eagerly(struct xfer_session *xs, struct share *share)
+{
+	if (share->sent == share->acked &&
+	    idmap_count(&xs->session->regions) <= XFER_EAGER_REGIONS)
+		share_again(xs, share);
+}
+
+void xfers_region_coming(struct xfers *xfers, struct session *session)
+{
+	struct xfer_session *xs = session->xfers;
+	struct share *share;
+
+	(void)xfers;
+	if (!xs)
+		return;
+	list_foreach(share, &xs->shares, link)
+		share_eagerly(xs, share);
+}
+
 void xfers_on_shared(struct xfers *xfers, struct remote *remote, uint64_t epoch)
 {
 	struct session *session = xfer_session_by_epoch(xfers, epoch);
@@ -262,6 +284,10 @@ void xfers_on_shared(struct xfers *xfers, struct remote *remote, uint64_t epoch)
 
 		if (attach->remote == remote)
 			transfers_go(attach);
+	}
+	list_foreach(share, &xs->shares, link) {
+		if (share->remote == remote)
+			share_eagerly(xs, share);
 	}
 }
 

@@ -29,6 +29,9 @@ void xfers_session_end(struct xfers *xfers, struct session *session);
 /* A region of the session is about to close: transfers on it fail, remote
  * sessions are told (its keys go); on_gone when nothing uses it any more. */
 void xfers_region_going(struct xfers *xfers, struct region *region);
+/* It has one more: remote sessions that are attached are told before a transfer needs
+ * it, so that they can map it meanwhile. */
+void xfers_region_coming(struct xfers *xfers, struct session *session);
 unsigned int xfers_live(const struct xfers *xfers);
 
 void xfers_on_change(struct xfers *xfers, struct remote *remote);

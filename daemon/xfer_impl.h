@@ -27,6 +27,7 @@
 #define XFER_NOTES_MAX 4096u		 /* of a session, on their way out */
 #define XFER_NOTE_BYTES_MAX (8u << 20)
 #define XFER_LISTS_BYTES_MAX (UINT64_C(2) << 30) /* lists and indices of a session */
+#define XFER_EAGER_REGIONS 64u	  /* each tells all; of more when a transfer needs it */
 #define XFER_PLAN_INLINE 2048u	  /* rows planned on the loop */
 #define XFER_KEPT_BYTES_MAX (UINT64_C(64) << 20) /* plans for a next time */
 

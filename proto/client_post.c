@@ -27,6 +27,11 @@ static void ignore(void *arg, int result, const struct kvd_reply *reply)
 
 static const struct kvd_call never_waits = {.on_done = ignore};
 
+int kvd_xfer_prepare(struct kvd_client *client)
+{
+	return client_ring_begin(client);
+}
+
 /* ---- lists -------------------------------------------------------------------- */
 
 int kvd_dlist_rows(struct kvd_client *client, uint64_t attach, const uint64_t *rows,

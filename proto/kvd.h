@@ -661,10 +661,15 @@ int kvd_xfer_wait(struct kvd_xfer *xfer, int timeout_ms);
  * no session (kvd_poll() reconnects); a reconnected client makes its own memory anew.
  * Handles may be used in all other calls as well.
  *
+ * kvd_xfer_prepare() asks now, for who has the time: all of the session, as often
+ * as it is called. 0, or -KVD_E_LOST.
+ *
  * Bounds: 65 536 lists and transfers of this kind at a time, -KVD_E_LIMIT; a list
  * may have 2^22 rows, and must find room in the arena (64 MiB), -KVD_E_TOOBIG,
  * where kvd_dlist_prep() does not.
  */
+
+int kvd_xfer_prepare(struct kvd_client *client);
 
 /*
  * `rows` is count x columns numbers: address, bytes (columns 2); and a device that

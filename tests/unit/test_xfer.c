@@ -644,6 +644,137 @@ static void lost_peer_fails_transfers(void **state)
 	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
 }
 
+/* What the target's daemon knows of the initiator's session. */
+static const struct remote_pool *known_there(const struct pair *p)
+{
+	struct remote *remote = list_first(handshake_remotes(p->c.nodes[1].kvd.handshake),
+					   struct remote, link);
+
+	return handshake_pool_by_id(remote, p->me->epoch);
+}
+
+static void add_memory(struct pair *p, struct cache *more)
+{
+	*more = p->mine;
+	cluster_cache(&p->c, p->me, "more", 1, more);
+}
+
+static void take_memory(struct pair *p, const struct cache *more)
+{
+	cluster_ok(&p->c, p->me, "{'cmd':'pool.unregister','pool':%llu}",
+		   (unsigned long long)more->pool);
+	cluster_ok(&p->c, p->me, "{'cmd':'region.unregister','region':%llu}",
+		   (unsigned long long)more->region);
+}
+
+/* So that it is mapped there by the time that a transfer needs it. */
+static void region_of_attached_session_is_told_at_once(void **state)
+{
+	struct pair *p = *state;
+	struct cache more;
+
+	assert_int_equal(known_there(p)->region_count, 1);
+	add_memory(p, &more);
+	cluster_run(&p->c, 100 * LOOP_NS_PER_MS);
+	assert_int_equal(known_there(p)->region_count, 2);
+	assert_true(known_there(p)->ready);
+	cache_close(&more);
+}
+
+static void regions_beyond_a_few_are_told_when_needed(void **state)
+{
+	struct cache more[XFER_EAGER_REGIONS];
+	struct pair *p = *state;
+
+	for (unsigned int i = 0; i < XFER_EAGER_REGIONS; i++) {
+		add_memory(p, &more[i]);
+		cluster_ok(&p->c, p->me, "{'cmd':'pool.unregister','pool':%llu}",
+			   (unsigned long long)more[i].pool);
+		cluster_run(&p->c, 20 * LOOP_NS_PER_MS);
+	}
+	assert_int_equal(known_there(p)->region_count, XFER_EAGER_REGIONS);
+	until(p, start(p, "write", grid(p, true), grid(p, false), ""), KVD_SUCCESS);
+	assert_int_equal(known_there(p)->region_count, XFER_EAGER_REGIONS + 1);
+	for (unsigned int i = 0; i < XFER_EAGER_REGIONS; i++)
+		cache_close(&more[i]);
+}
+
+/* To make a key usable may mean to map gigabytes. */
+static void memory_told_again_keeps_its_key(void **state)
+{
+	struct pair *p = *state;
+	struct cache more;
+	uint64_t x;
+
+	add_memory(p, &more);
+	cluster_run(&p->c, 100 * LOOP_NS_PER_MS);
+	fake_hub_profile(p->c.bytes)->slice_bytes = 256;
+	fake_hub_profile(p->c.bytes)->delay_min_ns = 5 * LOOP_NS_PER_MS;
+	fake_hub_profile(p->c.bytes)->delay_max_ns = 30 * LOOP_NS_PER_MS;
+	fake_hub_profile(p->c.bytes)->key_ns = 3600 * LOOP_NS_PER_S;
+	fake_hub_profile(p->c.bytes)->need_keys = true;
+	x = start(p, "write", grid(p, true), grid(p, false), "");
+	cluster_run(&p->c, 100 * LOOP_NS_PER_MS);
+	assert_int_equal(state_of(p, x), KVD_TRANSFERRING);
+	take_memory(p, &more); /* the transfer holds the pool of before */
+	cluster_run(&p->c, 200 * LOOP_NS_PER_MS);
+	assert_int_equal(known_there(p)->region_count, 1);
+	assert_true(known_there(p)->ready);
+	until(p, x, KVD_SUCCESS);
+	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
+	memset(p->yours.base, 0, p->yours.bytes);
+	cluster_ok(&p->c, p->me, "{'cmd':'xfer.start','xfer':%llu}", (unsigned long long)x);
+	until(p, x, KVD_SUCCESS);
+	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
+	cache_close(&more);
+}
+
+/* Its answer is for whoever has the key by then. */
+static void key_on_its_way_goes_to_the_next_list(void **state)
+{
+	struct pair *p = *state;
+	struct cache more, most;
+
+	fake_hub_profile(p->c.bytes)->key_ns = 10 * LOOP_NS_PER_S;
+	add_memory(p, &more);
+	cluster_run(&p->c, 6 * LOOP_NS_PER_S);
+	assert_false(known_there(p)->ready);
+	fake_hub_profile(p->c.bytes)->key_ns = LOOP_NS_PER_MS;
+	add_memory(p, &most);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_int_equal(known_there(p)->region_count, 3);
+	assert_false(known_there(p)->ready); /* the first one's is still asked for */
+	cluster_run(&p->c, 4 * LOOP_NS_PER_S);
+	assert_true(known_there(p)->ready);
+	cache_close(&more);
+	cache_close(&most);
+}
+
+/* All of the lists are held by something when the peer goes. */
+static void lists_that_lend_keys_end_with_their_peer(void **state)
+{
+	struct cache more[4];
+	struct pair *p = *state;
+	uint64_t x[4];
+
+	fake_hub_profile(p->c.bytes)->slice_bytes = 256;
+	fake_hub_profile(p->c.bytes)->delay_min_ns = 50 * LOOP_NS_PER_MS;
+	fake_hub_profile(p->c.bytes)->delay_max_ns = 90 * LOOP_NS_PER_MS;
+	for (unsigned int i = 0; i < 4; i++) {
+		x[i] = start(p, "write", grid(p, true), grid(p, false), "");
+		cluster_run(&p->c, 300 * LOOP_NS_PER_MS);
+		add_memory(p, &more[i]);
+		cluster_run(&p->c, 300 * LOOP_NS_PER_MS);
+	}
+	assert_non_null(known_there(p));
+	fake_link_cut(p->c.nodes[0].kvd.transports[0], p->c.nodes[1].kvd.transports[0]);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	for (unsigned int i = 0; i < 4; i++)
+		until(p, x[i], KVD_FAILED);
+	for (unsigned int i = 0; i < 4; i++)
+		cache_close(&more[i]);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 #define LOOPBACK(name) cmocka_unit_test_setup_teardown(name, setup_one_daemon, teardown)
 
@@ -678,6 +809,11 @@ int main(void)
 		CASE(initiator_end_in_flight_leaves_nothing),
 		CASE(end_with_notes_under_way_leaves_nothing),
 		CASE(lost_peer_fails_transfers),
+		CASE(region_of_attached_session_is_told_at_once),
+		CASE(regions_beyond_a_few_are_told_when_needed),
+		CASE(memory_told_again_keeps_its_key),
+		CASE(key_on_its_way_goes_to_the_next_list),
+		CASE(lists_that_lend_keys_end_with_their_peer),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))

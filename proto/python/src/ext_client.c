@@ -581,6 +581,21 @@ static PyObject *client_poll(PyObject *self, PyObject *none)
 	Py_RETURN_NONE;
 }
 
+/* Make what transfers share with the daemon now, not in the first of them. */
+static PyObject *client_prepare(PyObject *self, PyObject *none)
+{
+	struct client *c = (struct client *)self;
+	int r;
+
+	(void)none;
+	if (!client_lock(c))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS r = kvd_xfer_prepare(c->kvd);
+	Py_END_ALLOW_THREADS if (r < 0) return client_raise(c, kvd_last_error(c->kvd));
+	client_unlock(c);
+	Py_RETURN_NONE;
+}
+
 /* (fd, events, milliseconds): what an event loop waits for. */
 static PyObject *client_wants(PyObject *self, PyObject *none)
 {
@@ -637,6 +652,7 @@ static PyMethodDef methods[] = {
 	{"info", client_info, METH_NOARGS, NULL},
 	{"key", client_key, METH_NOARGS, NULL},
 	{"poll", client_poll, METH_NOARGS, NULL},
+	{"prepare", client_prepare, METH_NOARGS, NULL},
 	{"wants", client_wants, METH_NOARGS, NULL},
 	{"lost", client_lost, METH_NOARGS, NULL},
 	{NULL, NULL, 0, NULL},

@@ -206,9 +206,10 @@ class nixlAgent:
         wire, self._prefix = _wire_name(name)
         try:
             self._client = connect(wire)
+            self._kvd = self._client._kvd
+            self._kvd.prepare()
         except Error as error:
             raise RuntimeError("no kvd daemon: %s" % error) from error
-        self._kvd = self._client._kvd
         self._lock = threading.Lock()  # of what follows; never held while waiting
         self._numbers = itertools.count(0x1000)
         self._backends, self._regions = {}, {}
