@@ -274,6 +274,7 @@ static struct adopt_range *range_new(struct adopt_registry *registry, uint64_t b
 		failed(KVD_E_IO, "memfd");
 		return NULL;
 	}
+	adopt_fork_watch();
 	range = adopt_registry_add(registry, fd, begin, end - begin, file_begin);
 	if (range)
 		mem_steal_fd(&fd);

@@ -6,6 +6,7 @@
  *   client_maps.c            /proc/self/maps
  *   client_adopt_registry.c  who adopted what, for all copies of libkvd
  *   client_adopt_check.c     may this memory be moved?
+ *   client_adopt_fork.c      what a child of fork() has of it
  *   client_adopt.c           the move, and the public functions
  */
 #ifndef KVD_PROTO_CLIENT_ADOPT_H
@@ -73,6 +74,12 @@ struct adopt_range *adopt_registry_add(struct adopt_registry *registry, int fd,
 				       uint64_t file_begin);
 /* An entry whose memory is mapped nowhere and that nobody refers to: closed. */
 void adopt_registry_settle(struct adopt_registry *registry);
+
+/* What is adopted at this moment, for mem_free(); NULL: nothing. Its fds are borrowed. */
+struct adopt_range *adopt_registry_note(uint32_t *count_p);
+
+/* From now on children of fork() get private views of what is adopted. */
+void adopt_fork_watch(void);
 
 /* For regions: is all of it adopted? *fd_p is the caller's to close. */
 bool client_adopted(const void *address, uint64_t bytes, int *fd_p, uint64_t *offset_p);

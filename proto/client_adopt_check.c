@@ -3,7 +3,7 @@
  * May this memory be moved behind a memfd?
  *
  * What changes for its owner: MADV_DONTNEED on a shared mapping does not zero,
- * fork() does not copy it (the child does not have it at all), mremap() cannot
+ * fork() does not copy it (the child has a view of it, client_adopt_fork.c), mremap() cannot
  * grow it, and whoever holds its physical pages (DMA) holds the old ones. An
  * allocator that recycles memory relies on the first, so only whole chunks that
  * malloc mapped for one allocation are taken unasked: free() unmaps those and

@@ -15,9 +15,9 @@
  * linker's own lock, held while dl_iterate_phdr() runs its callback: the one lock
  * that every copy shares before it knows of the others.
  *
- * A child of fork() inherits the memfd, but none of the memory (MADV_DONTFORK):
- * the name holds the process's id and its time of birth, so it is not the
- * child's.
+ * A child of fork() inherits the memfd, but not its memory (MADV_DONTFORK): the
+ * name holds the process's id and its time of birth, so it is not the child's.
+ * Of the adopted ranges it gets private views (client_adopt_fork.c).
  *
  * Entries live as long as their memory: an adopted chunk that the engine freed is
  * unmapped, and nothing tells us. What the map of the process does not show any
@@ -307,6 +307,29 @@ struct adopt_range *adopt_registry_add(struct adopt_registry *registry, int fd,
 	if (i == registry->count)
 		registry->count++;
 	return &registry->ranges[i];
+}
+
+struct adopt_range *adopt_registry_note(uint32_t *count_p)
+{
+	struct adopt_registry *registry = NULL;
+	struct adopt_range *ranges;
+	uint32_t n = 0;
+
+	*count_p = 0;
+	if (atomic_load(&mapped_by) == getpid())
+		registry = atomic_load(&mapped);
+	if (!registry)
+		return NULL;
+	if (pthread_mutex_lock(&registry->lock) == EOWNERDEAD)
+		pthread_mutex_consistent(&registry->lock);
+	ranges = mem_calloc((size_t)registry->count + 1, sizeof(*ranges));
+	for (uint32_t i = 0; ranges && i < registry->count; i++) {
+		if (registry->ranges[i].used && registry->ranges[i].done)
+			ranges[n++] = registry->ranges[i];
+	}
+	pthread_mutex_unlock(&registry->lock);
+	*count_p = n;
+	return ranges;
 }
 
 bool client_adopted(const void *address, uint64_t bytes, int *fd_p, uint64_t *offset_p)

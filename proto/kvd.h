@@ -281,8 +281,9 @@ void kvd_memory_free(struct kvd_memory *memory);
  * registered with CUDA (adopt first, then cudaHostRegister).
  *
  * What changes, for good (it is never moved back): MADV_DONTNEED does not zero it,
- * a child of fork() does not have it, realloc() must not be called on it; free()
- * is fine. What cannot be seen, and must not be: physical pages that somebody else
+ * realloc() must not be called on it; free() is fine. A child of fork() has a private
+ * view of it: it writes for itself, and until it has written a page sees what its
+ * parent writes there. What cannot be seen, and must not be: physical pages that somebody else
  * holds (RDMA registrations of another library, io_uring buffers, vfio, O_DIRECT
  * in flight) stay the old ones, so adopt before they are registered. Transfers by
  * kvd or process_vm_writev() into the memory must not be under way.

@@ -2,15 +2,21 @@
 """nixl where the caller, or who speaks to him, is careless or means harm: metadata that
 was cut or changed, threads that all use one agent, forks, exits and collections in odd
 moments; and a daemon that is not asked when it need not be."""
+import json
 import os
 import signal
+import struct
+import subprocess
+import sys
 import threading
+import zlib
 
 import numpy as np
+import pytest
 
 from kvd_daemon import Daemon
 from nixl_peer import agent_of
-from test_nixl import name
+from test_nixl import B, World, name  # noqa: F401 (B is a fixture)
 
 
 def within(seconds, call):
@@ -37,3 +43,137 @@ def test_first_list_asks_the_daemon_nothing():
             os.kill(own.proc.pid, signal.SIGCONT)
         assert made is not None
         agent.release_dlist_handle(made)
+
+
+# ---- metadata ---------------------------------------------------------------------------
+
+def sealed(text, regions=b"", count=0):
+    """Metadata of any content, with the length and the checksum that it wants."""
+    body = struct.pack("<II", len(text), count) + text + regions
+    return struct.pack("<8sII", b"KVDNIXL1", 16 + len(body), zlib.crc32(body)) + body
+
+
+def refused(agent, blob):
+    try:
+        return "took " + repr(agent.add_remote_agent(blob))
+    except Exception as error:
+        return type(error).__name__
+
+
+def test_metadata_cut_or_changed_anywhere_is_refused(pair):
+    me, you = agent_of(pair[0].socket_path, name()), agent_of(pair[1].socket_path, name())
+    memory = np.zeros(1 << 16, np.uint8)
+    you.register_memory([(memory.ctypes.data, memory.size, 0, "")], "DRAM")
+    told = you.get_agent_metadata()
+    assert {refused(me, told[:n]) for n in range(len(told))} == {"nixlMismatchError"}
+    assert {refused(me, told[:i] + bytes([told[i] ^ 1 << bit]) + told[i + 1:])
+            for i in range(len(told)) for bit in range(8)} == {"nixlMismatchError"}
+    assert refused(me, told + b"\0") == refused(me, told + told) == "nixlMismatchError"
+    assert me.add_remote_agent(told) == you.name.encode()
+
+
+def test_metadata_that_someone_made_up_is_refused(pair):
+    me, you = agent_of(pair[0].socket_path, name()), agent_of(pair[1].socket_path, name())
+    told = you.get_agent_metadata()
+    good = json.loads(told[24:24 + struct.unpack_from("<I", told, 16)[0]])
+    assert refused(me, sealed(json.dumps(good).encode())).startswith("took")
+    for word, value in [
+            ("name", 5), ("name", ""), ("name", "\ud800"), ("name", "x" * 65536),
+            ("endpoint", 5), ("endpoint", ""), ("endpoint", "tcp://a\0b:1"),
+            ("endpoint", "tcp://" + "x" * 200), ("endpoint", "127.0.0.1:1"),
+            ("endpoint", "tcp://127.0.0.1:1\n{}"), ("epoch", -1), ("epoch", 1 << 64),
+            ("epoch", True), ("epoch", "1"), ("secret", "zz" * 16), ("secret", "00"),
+            ("secret", None)]:
+        blob = sealed(json.dumps(dict(good, **{word: value})).encode())
+        assert refused(me, blob) == "nixlMismatchError", (word, value)
+    for text in (b"", b"[1]", b"5", b"null", b"{", b"[" * 100000, b"\xff"):
+        assert refused(me, sealed(text)) == "nixlMismatchError", text[:20]
+    row = struct.pack("<QQQ", 0, 4096, 4096)
+    for count in (0, 2, 1 << 20, 1 << 32 - 1):
+        assert refused(me, sealed(json.dumps(good).encode(), row, count)) == \
+            "nixlMismatchError", count
+
+
+# ---- threads and forks -----------------------------------------------------------------------
+
+def test_removed_and_loaded_again_under_the_feet_of_others(pair, B):  # noqa: F811
+    """Threads write, read and notify while one removes the agent and loads it again: each
+    call ends, as it should or with an exception of NIXL's; and then all is as before."""
+    with World(pair) as w:
+        told, over, odd = w.peer.metadata(), threading.Event(), []
+        fine = (B.nixlNotFoundError, B.nixlRemoteDisconnectError, B.nixlCancelledError,
+                B.nixlInvalidParamError, B.nixlRepostActiveError, B.nixlNotPostedError)
+
+        def go(use):
+            while not over.is_set():
+                try:
+                    use()
+                except fine:
+                    pass
+                except BaseException as error:
+                    odd.append(error)
+                    return
+
+        def write():
+            local, remote = w.lists()
+            w.run(w.agent.make_prepped_xfer("WRITE", local, [1, 2], remote, [2, 1]))
+
+        def load():
+            w.agent.remove_remote_agent(w.remote)
+            w.agent.add_remote_agent(told)
+
+        threads = [threading.Thread(target=go, args=(use,)) for use in (
+            write, write, load, lambda: w.agent.send_notif(w.remote, b"n"),
+            w.agent.get_new_notifs, w.peer.notifs)]
+        for thread in threads:
+            thread.start()
+        over.wait(2)
+        over.set()
+        for thread in threads:
+            thread.join(30)
+        assert not odd and not any(t.is_alive() for t in threads)
+        assert w.agent.add_remote_agent(told) == w.remote
+        write()
+
+
+FORK = """
+import gc, numpy as np, os, sys
+from nixl._api import nixl_agent, nixl_agent_config
+a = nixl_agent("alone", nixl_agent_config())
+m = np.full(64 << 20, 3, np.uint8)
+at = m.ctypes.data
+a.register_memory([(at, m.size, 0, "")], "DRAM")
+h = a.initialize_xfer("WRITE", a.get_xfer_descs([(at, 1 << 20, 0)], "DRAM"),
+                      a.get_xfer_descs([(at + (32 << 20), 1 << 20, 0)], "DRAM"), "alone")
+a.transfer(h)
+child = os.fork()
+if child == 0:
+    for use in (a.transfer, a.release_xfer_handle):
+        try:
+            use(h)
+            if use == a.transfer:  # what has ended already may be let go
+                os._exit(1)
+        except Exception as error:
+            if "fork" not in str(error) or not type(error).__name__.startswith("nixl"):
+                os._exit(2)
+    if m[0] != 3 or m[-1] != 3:
+        os._exit(3)
+    m[:] = 9
+    del h, a, m
+    gc.collect()
+    sys.exit(7)  # all that the interpreter has is given back
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+while a.check_xfer_state(h) != "DONE":
+    pass
+assert set(np.unique(m)) == {3}
+"""
+
+
+@pytest.mark.parametrize("adopt", ["1", "0"])
+def test_child_of_fork_ends_like_any_process(pair, adopt):
+    import kvd.nixl
+    done = subprocess.run(
+        [sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60,
+        env=dict(os.environ, PYTHONPATH=kvd.nixl.path(), NIXL_LOG_LEVEL="ERROR",
+                 KVD_ADOPT=adopt, KVD_SOCKET=pair[0].socket_path))
+    assert (done.returncode, done.stderr) == (0, "")

@@ -652,16 +652,18 @@ static void range_of_another_copy_is_known(void **state)
 	dlclose(lib);
 }
 
-/* In the child: its own registry, and none of the parent's memory. */
+/* In the child: its own registry, and a view of the parent's memory. */
 static int child_main(const struct kvd_adopted *parents)
 {
 	struct kvd_adopted copy = *parents, mine;
+	uint8_t *at = parents->address, *p;
 	struct kvd_adopt_args args;
-	unsigned char present;
-	uint8_t *p;
 
-	if (mincore(parents->address, PAGE, &present) == 0 || errno != ENOMEM)
-		return 1;
+	for (size_t i = 0; i < parents->bytes; i += PAGE) {
+		if (at[i] != 7)
+			return 1;
+		at[i] = 8;
+	}
 	p = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	memset(p, 3, 4 * MIB);
 	args = vouched(p, 4 * MIB);
@@ -672,7 +674,7 @@ static int child_main(const struct kvd_adopted *parents)
 	return kvd_adopt_release(&mine) == 0 ? 0 : 4;
 }
 
-static void child_of_fork_has_neither_memory_nor_entry(void **state)
+static void child_of_fork_has_a_view_and_no_entry(void **state)
 {
 	uint8_t *p = private_map(4 * MIB);
 	struct kvd_adopt_args args = vouched(p, 4 * MIB);
@@ -681,6 +683,7 @@ static void child_of_fork_has_neither_memory_nor_entry(void **state)
 	pid_t child;
 
 	(void)state;
+	memset(p, 7, 4 * MIB);
 	assert_adopted(&args, &a);
 	child = fork();
 	if (child == 0)
@@ -688,8 +691,41 @@ static void child_of_fork_has_neither_memory_nor_entry(void **state)
 	assert_int_equal(waitpid(child, &status, 0), child);
 	assert_true(WIFEXITED(status));
 	assert_int_equal(WEXITSTATUS(status), 0);
+	for (size_t i = 0; i < 4 * MIB; i++)
+		assert_int_equal(p[i], 7);
 	assert_int_equal(kvd_adopt_release(&a), 0);
 	munmap(p, 4 * MIB);
+}
+
+/* The words in front of a chunk tell its allocator how to give it back. */
+static void child_of_fork_frees_what_was_adopted(void **state)
+{
+	uint8_t *chunk = malloc(40 * MIB);
+	struct kvd_adopt_args args = {.address = chunk, .bytes = 40 * MIB};
+	struct kvd_adopted a;
+	int status = -1;
+	pid_t child;
+
+	(void)state;
+	assert_non_null(chunk);
+	if (!GLIBC_MALLOC) {
+		free(chunk);
+		print_message("[  SKIPPED ] needs glibc's malloc, not a sanitizer's\n");
+		skip();
+	}
+	memset(chunk, 7, 40 * MIB);
+	assert_adopted(&args, &a);
+	child = fork();
+	if (child == 0) {
+		free(chunk);
+		_exit(0);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_true(WIFEXITED(status));
+	assert_int_equal(WEXITSTATUS(status), 0);
+	assert_int_equal(chunk[5 * MIB], 7);
+	assert_int_equal(kvd_adopt_release(&a), 0);
+	free(chunk);
 }
 
 /* ---- regions ----------------------------------------------------------------------------- */
@@ -742,7 +778,8 @@ int main(void)
 		cmocka_unit_test(range_adopted_twice_is_moved_once),
 		cmocka_unit_test(address_used_anew_is_other_memory),
 		cmocka_unit_test(range_of_another_copy_is_known),
-		cmocka_unit_test(child_of_fork_has_neither_memory_nor_entry),
+		cmocka_unit_test(child_of_fork_has_a_view_and_no_entry),
+		cmocka_unit_test(child_of_fork_frees_what_was_adopted),
 		cmocka_unit_test_setup_teardown(region_of_adopted_memory_goes_as_memfd,
 						client_fixture_setup,
 						client_fixture_teardown),

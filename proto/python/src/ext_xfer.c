@@ -354,7 +354,7 @@ static PyObject *xfer_post(PyObject *self, PyObject *notif)
 {
 	struct xfer *x = (struct xfer *)self;
 
-	if (!xfer_still(x) || x->wanted)
+	if (x->client->forks == ext_forks() && (!xfer_still(x) || x->wanted))
 		return ext_raise_code(KVD_E_BUSY, "the transfer is under way");
 	x->begin_ns = ext_now_ns();
 	x->end_ns = 0;

@@ -750,6 +750,7 @@ class nixlAgent:
         self._request(handle)
         return next(iter(self._backends))
 
+    @_plain_abi
     def releaseXferReq(self, handle):
         """In flight: begins the cancel, and raises until the memory is still."""
         if not self._request(handle)[0].stop():

@@ -10,6 +10,7 @@
 
 All little-endian. Whoever has it may read and write the regions: it is a secret."""
 import json
+import re
 import struct
 import zlib
 
@@ -20,7 +21,8 @@ from ._status import nixlMismatchError
 MAGIC = b"KVDNIXL1"
 _HEAD = struct.Struct("<8sIIII")
 REGIONS_MAX = 1 << 20
-_HEX = set("0123456789abcdef")
+_SECRET = re.compile("[0-9a-f]{32}").fullmatch
+_ENDPOINT = re.compile("tcp://[!-~]{1,121}").fullmatch  # what the daemon takes as one
 
 
 def pack(head, regions):
@@ -31,12 +33,25 @@ def pack(head, regions):
     return struct.pack("<8sII", MAGIC, 16 + len(body), zlib.crc32(body)) + body
 
 
+def _name_ok(name):
+    """A name that an agent can have: bytes of its own, which travel as surrogates."""
+    try:
+        return isinstance(name, str) and \
+            0 < len(name.encode("utf-8", "surrogateescape")) < 1 << 16
+    except UnicodeEncodeError:
+        return False
+
+
+def _is(kind, check, value):
+    return type(value) is kind and bool(check(value))
+
+
 def _head_check(head):
-    ok = isinstance(head, dict) and isinstance(head.get("name"), str) and head["name"]
+    ok = isinstance(head, dict) and _name_ok(head.get("name"))
     if ok and "endpoint" in head:
-        ok = isinstance(head["endpoint"], str) and isinstance(head.get("epoch"), int) and \
-            0 <= head["epoch"] < 1 << 64 and isinstance(head.get("secret"), str) and \
-            len(head["secret"]) == 32 and set(head["secret"]) <= _HEX
+        ok = _is(str, _ENDPOINT, head["endpoint"]) and \
+            _is(int, lambda n: 0 <= n < 1 << 64, head.get("epoch")) and \
+            _is(str, _SECRET, head.get("secret"))
     if not ok:
         raise nixlMismatchError("metadata: a field is missing or of another form")
 
@@ -57,7 +72,7 @@ def unpack(blob):
         raise nixlMismatchError("metadata: its parts do not add up")
     try:
         head = json.loads(blob[_HEAD.size:_HEAD.size + text])
-    except ValueError:
+    except (ValueError, RecursionError):
         raise nixlMismatchError("metadata: not readable") from None
     _head_check(head)
     regions = np.frombuffer(blob, "<u8", 3 * count, _HEAD.size + text).reshape(-1, 3)
