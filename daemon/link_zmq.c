@@ -18,6 +18,9 @@
  * prepare hook keeps the loop awake. A line's fd tells of both: connected or
  * broken, full or not; libzmq's POLLOUT is exactly "a frame would be taken".
  *
+ * Names. libzmq asks for them on its I/O thread, which all lines share: a dead name
+ * server would silence every peer. So it is given numbers (link_name.h).
+ *
  * Input. A message is [identity][frame]; the identity is libzmq's name for the
  * connection and is ignored, whatever a client wrote into it. Messages with
  * other parts are counted and dropped, part by part within the budget. Known
@@ -50,6 +53,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/config.h"
 #include "daemon/link_curve.h"
+#include "daemon/link_name.h"
 #include "daemon/loop.h"
 
 #define BUDGET_FRAMES 256u
@@ -91,6 +95,8 @@ struct link_line {
 	void *socket, *owner;
 	struct loop_fd fd;
 	bool writable; /* what the owner knows */
+	struct link_name *name; /* NULL: dialled by number */
+	char address[LINK_ENDPOINT_MAX]; /* of a name: where it goes; "" nowhere yet */
 };
 
 static int raise_zmq(const char *what)
@@ -333,6 +339,13 @@ static void line_drain(struct link_line *line)
 	}
 }
 
+static void line_writable(struct link_line *line, bool writable)
+{
+	line->writable = writable;
+	if (line->name)
+		link_name_line(line->name, writable);
+}
+
 static void on_line_ready(struct loop_fd *watch, int fd_events)
 {
 	struct link_line *line = container_of(watch, struct link_line, fd);
@@ -348,18 +361,33 @@ static void on_line_ready(struct loop_fd *watch, int fd_events)
 	}
 	if (line->writable == ((events & ZMQ_POLLOUT) != 0))
 		return;
-	line->writable = !line->writable;
+	line_writable(line, !line->writable);
 	if (link->on_line)
 		link->on_line(link->owner, line->owner, line->writable);
 }
 
 static void line_free(struct link_line *line, int linger_ms)
 {
+	link_name_free(line->name);
 	loop_fd_stop(&line->fd);
 	set_int(line->socket, ZMQ_LINGER, linger_ms);
 	zmq_close(line->socket);
 	list_remove(&line->link);
 	mem_free(line);
+}
+
+/* A name's number: the same one again needs no new connection. */
+static void on_address(void *owner, const char *address)
+{
+	struct link_line *line = owner;
+
+	if (strcmp(line->address, address) == 0)
+		return;
+	if (*line->address)
+		zmq_disconnect(line->socket, line->address);
+	snprintf(line->address, sizeof(line->address), "%s", address);
+	if (zmq_connect(line->socket, address) != 0)
+		log_warn("link", address, "not dialled", "why=\"%s\"", zmq_strerror(errno));
 }
 
 static int line_connect(struct link_line *line, const struct endpoint *e)
@@ -373,6 +401,9 @@ static int line_connect(struct link_line *line, const struct endpoint *e)
 	     zmq_setsockopt(line->socket, ZMQ_CURVE_SECRETKEY, zmq->keys.secret_key,
 			    CURVE_KEY_CHARS)))
 		return raise_zmq("CURVE keys of a line");
+	if (!link_name_is_number(e->host))
+		return err_pass(link_name_new(zmq->loop, e->host, e->port, on_address, line,
+					      &line->name));
 	if (zmq_connect(line->socket, e->plain) != 0)
 		return err_raise(ERR_INVAL, "endpoint '%s': %s", e->plain,
 				 zmq_strerror(errno));
@@ -430,16 +461,19 @@ static void zmq_hangup(struct link_line *line)
 static int zmq_line_send(struct link_line *line, const void *frame, size_t len)
 {
 	struct link_zmq *zmq = line->zmq;
+	int no;
 
 	if (zmq_send(line->socket, frame, len, ZMQ_DONTWAIT) >= 0) {
 		zmq->stats.frames_out++;
-		line->writable = true;
+		line_writable(line, true);
 		return 0;
 	}
-	line->writable = false;
+	no = errno;
+	line_writable(line, false);
 	zmq->stats.refused++;
-	if (errno == EAGAIN)
+	if (no == EAGAIN)
 		return err_raise(ERR_LIMIT, "the line is full or not connected");
+	errno = no;
 	return raise_zmq("sending a frame");
 }
 

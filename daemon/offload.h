@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * offload: what would block the loop runs on helper threads: registration,
- * populating maps, opening devices, DNS, long JSON, large plans.
+ * populating maps, opening devices, long JSON, large plans.
  *
  * A job is embedded in its owner and submitted from the loop; `work` runs on a
  * helper and touches only what the job owns; `done` runs on the loop. A

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* link_zmq over real loopback sockets. A raw ZeroMQ socket of the test plays the
  * hostile client. What must not happen is waited for behind something that must. */
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <netdb.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -89,6 +91,66 @@ static void frames_flood_is_handed_up_in_turns(void **state)
 	assert_true(backlog);
 	assert_in_range(most, 2, 512); /* two budgets: prepare hook and fd */
 	zmqnet_wait(!b.link->backlog);
+	a.link->ops->hangup(line);
+}
+
+/* Whoever asks for a name, libzmq too, asks here: a name server that is down. */
+int getaddrinfo(const char *host, const char *service, const struct addrinfo *hints,
+		struct addrinfo **list_p)
+{
+	int (*next)(const char *, const char *, const struct addrinfo *, struct addrinfo **);
+
+	if (!host || !strstr(host, ".invalid")) {
+		*(void **)&next = dlsym(RTLD_NEXT, "getaddrinfo");
+		return next(host, service, hints, list_p);
+	}
+	poll(NULL, 0, 5000);
+	return EAI_AGAIN;
+}
+
+static void names_hold_no_line_up(void **state)
+{
+	struct link_line *nobody[8], *line; /* 40 s, one after the other */
+	char endpoint[LINK_ENDPOINT_MAX];
+
+	(void)state;
+	zmqnet_listen(&a);
+	zmqnet_listen(&b);
+	for (unsigned int i = 0; i < ARRAY_LEN(nobody); i++) {
+		snprintf(endpoint, sizeof(endpoint), "tcp://nobody-%u.invalid:7400", i);
+		nobody[i] = zmqnet_dial(&a, endpoint);
+		assert_true(zmqnet_send(&a, nobody[i], "x") < 0);
+	}
+	line = zmqnet_dial(&a, b.link->endpoint);
+	zmqnet_wait(a.lines_up == 1);
+	assert_int_equal(zmqnet_send(&a, line, "one"), 0);
+	zmqnet_wait(b.frames == 1);
+	for (unsigned int i = 0; i < ARRAY_LEN(nobody); i++)
+		a.link->ops->hangup(nobody[i]); /* its question may still be open */
+	a.link->ops->hangup(line);
+}
+
+static void line_by_name_connects_and_comes_back(void **state)
+{
+	struct link_line *line;
+	char by_name[LINK_ENDPOINT_MAX], plain[LINK_ENDPOINT_MAX];
+
+	(void)state;
+	zmqnet_listen(&a);
+	zmqnet_listen(&b);
+	zmqnet_plain(&b, plain);
+	snprintf(by_name, sizeof(by_name), "tcp://LocalHost%s", strrchr(plain, ':'));
+	line = zmqnet_dial(&a, by_name);
+	zmqnet_wait(a.lines_up == 1);
+	assert_int_equal(zmqnet_send(&a, line, "one"), 0);
+	zmqnet_wait(b.frames == 1);
+	zmqnet_stop(&b);
+	zmqnet_wait(a.lines_down == 1);
+	zmqnet_defaults(&b);
+	strcpy(b.config.listen, plain);
+	zmqnet_listen(&b);
+	zmqnet_wait(a.lines_up == 2);
+	assert_int_equal(zmqnet_send(&a, line, "two"), 0);
 	a.link->ops->hangup(line);
 }
 
@@ -462,6 +524,8 @@ int main(void)
 		TEST(frames_arrive_in_order),
 		TEST(frames_flood_is_handed_up_in_turns),
 		TEST(send_to_nobody_refused),
+		TEST(names_hold_no_line_up),
+		TEST(line_by_name_connects_and_comes_back),
 		TEST(line_connects_when_the_other_comes),
 		TEST(hangup_still_sends_what_was_sent),
 		TEST(queue_of_a_frozen_daemon_is_bounded),
