@@ -471,7 +471,13 @@ struct fake_reg *fake_reg_of(uint32_t key)
 
 const struct fake_verbs_mr *fake_verbs_mr(unsigned int back)
 {
-	return back < fabric.mr_count ? &fabric.mrs[fabric.mr_count - 1 - back].told : NULL;
+	const struct fake_verbs_mr *told = NULL;
+
+	pthread_mutex_lock(&fabric.lock);
+	if (back < fabric.mr_count)
+		told = &fabric.mrs[fabric.mr_count - 1 - back].told;
+	pthread_mutex_unlock(&fabric.lock);
+	return told;
 }
 
 /* May `length` bytes there be touched with this key? */
@@ -481,10 +487,10 @@ bool fake_allowed(const struct fake_qp *qp, uint64_t address, uint64_t length, u
 	uint32_t i = key / KEY_STEP - 1;
 	bool ok;
 
-	if (key < KEY_STEP || i >= fabric.mr_count || key % KEY_STEP != (remote ? 1 : 0))
+	if (key < KEY_STEP || key % KEY_STEP != (remote ? 1 : 0))
 		return false;
 	pthread_mutex_lock(&fabric.lock);
-	ok = fabric.mrs[i].told.alive && fabric.mrs[i].mr.pd == qp->qp.pd &&
+	ok = i < fabric.mr_count && fabric.mrs[i].told.alive && fabric.mrs[i].mr.pd == qp->qp.pd &&
 	     (fabric.mrs[i].told.access & access) == access &&
 	     address >= (uint64_t)(uintptr_t)fabric.mrs[i].mr.addr &&
 	     address + length <=
