@@ -8,11 +8,14 @@
 #                          without arguments and counted
 #   TEST_NEEDS   += FILE   built before the tests run, not run itself
 #   TEST_LONG    += NAME=N it may take N times as long as others (exported)
+#   TEST_ALONE   += NAME   it judges times: nothing runs beside it (exported)
 # A test tells its counts as cmocka does, or in a last line "N passed, N failed"
 # (", N skipped" may follow). One that tells none counts as one: exit status 0
 # passed, 77 skipped (its last line names the missing need), else failed.
 # `make test ONLY=unit/test_loop` runs those whose path holds the words.
 SCRIPT_TESTS := $(sort $(wildcard tests/integration/test_*.sh tests/integration/test_*.py))
+# who is told of a death in time
+export TEST_ALONE += $(patsubst %,tests/integration/test_%.py,detect faults fences overload)
 EVERY_TEST = $(UNIT_BIN) $(TEST_TARGETS) $(SCRIPT_TESTS)
 having = $(foreach t,$(EVERY_TEST),$(if $(findstring $1,$t),$t))
 CHOSEN = $(if $(ONLY),$(sort $(foreach w,$(ONLY),$(call having,$w))),$(EVERY_TEST))

@@ -4,14 +4,17 @@
 # alone on the last line. mk/test.mk has the contract. Logs lie in
 # BUILD/test-logs; a failed test's log is shown. TEST_TIMEOUT: seconds a test
 # (default 300, 900 with a sanitizer). TEST_LONG: NAME=N ..., tests that may take N
-# times as long.
+# times as long; they run beside the rest. TEST_ALONE: NAME ..., tests that judge
+# times; they run last, with nothing beside them. A test that failed while the
+# machine stood still (tests/lib/stalls.py) is played once more at the end, and a
+# line says so.
 set -u
 build=$1
 shift
 logs=$build/test-logs
 mkdir -p "$logs"
 root=$PWD
-passed=0 failed=0 skipped=0 broken=()
+passed=0 failed=0 skipped=0 broken=() again=()
 limit=${TEST_TIMEOUT:-300}
 [ "${build##*/}" = rel ] || limit=${TEST_TIMEOUT:-900}
 
@@ -22,6 +25,12 @@ export ASAN_OPTIONS=allocator_may_return_null=1:detect_stack_use_after_return=1:
 export LSAN_OPTIONS=suppressions=$root/tests/asan.supp:print_suppressions=0:use_tls=0
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1:suppressions=$root/tests/ubsan.supp
 export TSAN_OPTIONS=allocator_may_return_null=1:halt_on_error=0:second_deadlock_stack=1:suppressions=$root/tests/tsan.supp
+
+export KVD_STALLS=$root/$logs/stalls
+rm -f "$KVD_STALLS"
+tests/lib/stalls.py "$KVD_STALLS" &
+trap 'kill $(jobs -p) 2>/dev/null' EXIT
+meter=$!
 
 # The counts a log tells, as "passed failed skipped", or nothing.
 counts_of()
@@ -70,7 +79,7 @@ log_of()
 	echo "$logs/$(echo "$name" | tr / -).log"
 }
 
-# Runs it; its log's last companion, LOG.end, tells status and seconds.
+# Runs it; its log's last companion, LOG.end, tells its status, begin and end.
 play()
 {
 	local test=$1 log start status most
@@ -81,15 +90,16 @@ play()
 	timeout --kill-after=10 "$most" "$test" >"$log" 2>&1 </dev/null
 	status=$?
 	[ $status -ne 124 ] || echo "timed out after $most s" >>"$log"
-	awk -v s=$status -v a="$start" -v b="$EPOCHREALTIME" \
-		'BEGIN { printf "%d %.1f\n", s, b - a }' >"$log.end"
+	echo "$status $start $EPOCHREALTIME" >"$log.end"
 }
 
+# tell TEST: its line, or a word that it will be played again.
 tell()
 {
-	local log status seconds p f s word=ok
+	local log status begin end seconds late p f s word=ok
 	log=$(log_of "$1")
-	read -r status seconds <"$log.end"
+	read -r status begin end <"$log.end"
+	seconds=$(awk -v a="$begin" -v b="$end" 'BEGIN { printf "%.1f", b - a }')
 	read -r p f s <<<"$(counts_of "$log")"
 	if [ -z "${p-}" ]; then
 		p=0 f=0 s=0
@@ -100,6 +110,16 @@ tell()
 		esac
 	elif [ "$status" -ne 0 ] && [ "$f" -eq 0 ]; then
 		f=1
+	fi
+	if [ "$f" -ne 0 ] && [ -n "$meter" ]; then
+		late=$(tests/lib/stalls.py "$KVD_STALLS" "$begin" "$end")
+		if [ "$late" -gt 0 ]; then
+			again+=("$1")
+			printf '  %-4s %-44s the machine stood still for %d ms: %d failed\n' \
+				late "${1#"$build"/}" "$late" "$f"
+			tail -n 20 "$log" | sed 's/^/       | /'
+			return
+		fi
 	fi
 	passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 	[ "$s" -eq 0 ] || [ "$p" -ne 0 ] || word=skip
@@ -113,20 +133,42 @@ tell()
 	fi
 }
 
+is_alone()
+{
+	case " ${TEST_ALONE-} " in
+	*" ${1#"$build"/} "*) return 0 ;;
+	esac
+	return 1
+}
+
 # The long ones beside the rest: most of a test's time is waiting.
-beside=()
+beside=() beside_pids=() rest=() alone=()
 for test in "$@"; do
-	[ "$(limit_of "${test#"$build"/}")" -gt "$limit" ] || continue
-	play "$test" &
-	beside+=("$test")
+	if [ "$(limit_of "${test#"$build"/}")" -gt "$limit" ]; then
+		play "$test" &
+		beside_pids+=($!)
+		beside+=("$test")
+	elif is_alone "$test"; then
+		alone+=("$test")
+	else
+		rest+=("$test")
+	fi
 done
-for test in "$@"; do
-	[ "$(limit_of "${test#"$build"/}")" -eq "$limit" ] || continue
+for test in "${rest[@]}"; do
 	play "$test"
 	tell "$test"
 done
-wait
+[ ${#beside[@]} -eq 0 ] || wait "${beside_pids[@]}"
 for test in "${beside[@]}"; do
+	tell "$test"
+done
+for test in "${alone[@]}"; do
+	play "$test"
+	tell "$test"
+done
+meter="" # from here on what fails has failed
+for test in "${again[@]}"; do
+	play "$test"
 	tell "$test"
 done
 # Once more at the end, shortly: what one sees of a long run is often its end only.
