@@ -55,6 +55,7 @@ struct engine {
 	struct kvd_region *region;
 	struct kvd_pool *pool;
 	uint32_t pages[PAGES];
+	uint8_t fill; /* every byte of it, before a room */
 };
 
 static void die(const struct engine *engine, const char *what)
@@ -75,7 +76,7 @@ static void nap(long ns)
 
 /* Pages in another order at each side, so that none are neighbours on both. */
 static void engine_open(struct engine *engine, const char *socket, uint32_t stride,
-			int fill)
+			uint8_t fill)
 {
 	struct kvd_options options = {.client = "rdma-abort", .socket = socket};
 	struct kvd_field field = {.name = "k", .unit_bytes = page_bytes / PAGE_TOKENS,
@@ -90,6 +91,7 @@ static void engine_open(struct engine *engine, const char *socket, uint32_t stri
 		die(engine, "daemon");
 	if (!layout || kvd_memory_alloc(memory_bytes(), "rdma-abort", &engine->memory))
 		die(engine, "memory");
+	engine->fill = fill;
 	memset(engine->memory.address, fill, memory_bytes());
 	view = kvd_layout_view(layout, "kv", PAGE_TOKENS, PAGES * spread);
 	field.buffer = kvd_layout_buffer(layout, memory_bytes());
@@ -213,28 +215,48 @@ static void send_one(struct engine *engine, uint64_t number, enum kind kind)
 
 /* ---- the side that is written ---- */
 
-/* Pages that have their first or last byte. */
+/* Pages that have got their first or last byte. */
 static unsigned int pages_touched(const struct engine *engine)
 {
 	const volatile uint8_t *at = engine->memory.address;
 	unsigned int n = 0;
 
 	for (size_t i = 0; i < PAGES; i++)
-		n += at[i * spread * page_bytes] != OLD ||
-		     at[(i * spread + 1) * page_bytes - 1] != OLD;
+		n += at[i * spread * page_bytes] != engine->fill ||
+		     at[(i * spread + 1) * page_bytes - 1] != engine->fill;
+	return n;
+}
+
+/* Words of a page that are not all this byte. */
+static uint64_t words_other(const uint64_t *at, uint8_t byte)
+{
+	const uint64_t word = byte * UINT64_C(0x0101010101010101);
+	uint64_t n = 0;
+
+	if (at[0] == word && !memcmp(at, at + 1, page_bytes - sizeof(*at)))
+		return 0;
+	for (size_t i = 0; i < page_bytes / sizeof(*at); i++)
+		n += at[i] != word;
 	return n;
 }
 
 /* Words that are not `mine` in its pages, or not `gap` between them. */
 static uint64_t foreign_words(const struct engine *engine, uint8_t mine, uint8_t gap)
 {
-	const uint64_t *at = engine->memory.address;
+	const uint8_t *at = engine->memory.address;
 	uint64_t n = 0;
 
-	for (size_t i = 0; i < memory_bytes() / 8; i++)
-		n += at[i] != (i * 8 / page_bytes % spread ? gap : mine) *
-				      UINT64_C(0x0101010101010101);
+	for (size_t i = 0; i < PAGES * spread; i++)
+		n += words_other((const uint64_t *)(at + i * page_bytes),
+				 i % spread ? gap : mine);
 	return n;
+}
+
+/* Its pages are somebody else's now; what he wrote is what a next room finds. */
+static void give_away(struct engine *engine, uint8_t mine)
+{
+	memset(engine->memory.address, mine, memory_bytes());
+	engine->fill = mine;
 }
 
 static struct kvd_room *recv_open(struct engine *engine, const char *endpoint,
@@ -271,7 +293,6 @@ static void recv_one(struct engine *engine, const char *endpoint, uint64_t numbe
 	unsigned int touched;
 	bool success;
 
-	memset(engine->memory.address, OLD, memory_bytes());
 	room = recv_open(engine, endpoint, number, kind);
 	while (kvd_room_state(room) > KVD_FAILED && kvd_room_state(room) < KVD_SUCCESS &&
 	       pages_touched(engine) == 0)
@@ -281,7 +302,7 @@ static void recv_one(struct engine *engine, const char *endpoint, uint64_t numbe
 		fflush(stdout);
 		success = tell_end(engine, room, number, "recv");
 		if (!success)
-			memset(engine->memory.address, mine, memory_bytes());
+			give_away(engine, mine);
 		for (int i = 0; !success && i < WATCHES; i++)
 			nap(WATCH_NS);
 		tally->foreign = foreign_words(engine, success ? FILL : mine,
@@ -292,7 +313,7 @@ static void recv_one(struct engine *engine, const char *endpoint, uint64_t numbe
 		die(engine, "room.abort");
 	room_end(engine, room);
 	touched = pages_touched(engine);
-	memset(engine->memory.address, mine, memory_bytes()); /* its pages are somebody else's now */
+	give_away(engine, mine);
 	nap(WATCH_NS);
 	tally->failed++;
 	tally->in_flight += touched > 0 && touched < PAGES;
