@@ -30,8 +30,9 @@ const struct ctl_command ctl_commands[] = {
 	 "Version, instance, endpoint, state, sessions, rooms, transports.", 0, 0, "",
 	 ctl_run_status},
 	{"health", "", "is the daemon well?",
-	 "Exit status 0 when it is serving, 1 when it drains, stops or answers with an\n"
-	 "error, 3 when it does not answer: fit for a probe.",
+	 "Exit status 0 when it is serving, 1 when it refuses rooms (no transport that\n"
+	 "`require` allows is usable), drains, stops or answers with an error, 3 when it\n"
+	 "does not answer: fit for a probe.",
 	 0, 0, "", ctl_run_health},
 	{"stats", "", "all counters and gauges", "", 0, 0, "", ctl_run_stats},
 	{"rooms", "", "rooms of all sessions",

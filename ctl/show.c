@@ -148,6 +148,8 @@ static void put_transports(const cJSON *health)
 static void put_health(const cJSON *health)
 {
 	put("state", ctl_str(health, "state", "?"));
+	if (*ctl_str(health, "why", ""))
+		put("why", ctl_str(health, "why", ""));
 	put("uptime", ctl_ms(ctl_num(health, "uptime_ms")));
 	printf("%-12s %.0f\n", "sessions", ctl_num(health, "sessions"));
 	printf("%-12s %.0f ms in the last second\n", "loop lag", ctl_num(health, "lag_ms"));

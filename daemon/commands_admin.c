@@ -16,6 +16,7 @@
 #include "daemon/base/text.h"
 #include "daemon/brief.h"
 #include "daemon/config.h"
+#include "daemon/handshake.h"
 #include "daemon/kvd.h"
 #include "daemon/offload.h"
 #include "daemon/session.h"
@@ -128,9 +129,24 @@ static bool add_transport_list(cJSON *result, const struct kvd *kvd)
 	return filled;
 }
 
+/* In a word; where rooms are refused, *why_p says why. */
+static const char *state_of(const struct kvd *kvd, struct err *why_p)
+{
+	if (kvd->stopping)
+		return "stopping";
+	if (kvd->draining)
+		return "draining";
+	if (!kvd->handshake || handshake_transports_ok(kvd->handshake) == 0)
+		return "serving";
+	err_take(why_p);
+	return "refusing";
+}
+
 static int health_run(struct request *req)
 {
 	const struct kvd *kvd = req->kvd;
+	struct err why = {.code = ERR_OK};
+	const char *state = state_of(kvd, &why);
 	uint64_t now_ns = loop_now_ns(kvd->loop);
 	uint64_t lag_ns = loop_lag_ns(kvd->loop, now_ns - LOOP_NS_PER_S);
 	cJSON *result = request_result();
@@ -139,10 +155,9 @@ static int health_run(struct request *req)
 		return err_pass(-ENOMEM);
 	return request_finish(
 		req, result,
-		cJSON_AddStringToObject(result, "state",
-					kvd->stopping	? "stopping"
-					: kvd->draining ? "draining"
-							: "serving") &&
+		cJSON_AddStringToObject(result, "state", state) &&
+			(why.code == ERR_OK ||
+			 cJSON_AddStringToObject(result, "why", why.text)) &&
 			cJSON_AddNumberToObject(
 				result, "uptime_ms",
 				(double)((now_ns - kvd->started_ns) / LOOP_NS_PER_MS)) &&
@@ -263,8 +278,10 @@ const struct command admin_commands[] = {
 	 "away from its poll, had a core in that, and was late for a timer; bucket i "
 	 "counts what was below 2^i us"},
 	{"health", "Show the daemon's state", NULL, 0, health_run,
-	 "state (serving, draining, stopping), uptime_ms, sessions, helper_jobs, lag_ms "
-	 "(the longest time of the last second that the loop was busy), transports"},
+	 "state (serving, refusing, draining, stopping), why (refusing: no transport that "
+	 "`require` allows is usable, so rooms are refused), uptime_ms, sessions, "
+	 "helper_jobs, lag_ms (the longest time of the last second that the loop was busy), "
+	 "transports"},
 	{"config.show", "Show the settings in force", NULL, 0, config_show_run,
 	 "path, settings [{section, name, value, default, allowed, reload, help}]"},
 	{"drain", "Refuse new rooms, let running ones end, then stop", drain_fields,

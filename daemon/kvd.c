@@ -156,6 +156,18 @@ static int reload(struct kvd_impl *impl, unsigned int *changed_p)
 	return err_pass(link_zmq_reload(impl->kvd->link, impl->config.curve_allow_file));
 }
 
+/* To systemd: a daemon that refuses rooms is up, and `systemctl status` says why. */
+static void say_ready(const struct kvd *kvd)
+{
+	char text[400] = "serving";
+
+	if (handshake_transports_ok(kvd->handshake) < 0) {
+		snprintf(text, sizeof(text), "refusing rooms: %s", err_last()->text);
+		err_clear();
+	}
+	notify_ready(text);
+}
+
 static void on_hup(struct loop_signal *sig)
 {
 	struct kvd_impl *impl = container_of(sig, struct kvd_impl, hup);
@@ -167,7 +179,7 @@ static void on_hup(struct loop_signal *sig)
 			 err_last()->text);
 	else
 		log_info("daemon", impl->config.name, "reloaded", "changed=%u", changed);
-	notify_ready("serving");
+	say_ready(impl->kvd);
 }
 
 /* ---- the watchdog ---- */
@@ -382,7 +394,7 @@ int kvd_run(struct kvd *kvd)
 {
 	log_info("daemon", kvd->config->name, "ready", "version=%s config=%s",
 		 KVD_VERSION, *kvd->config->path ? kvd->config->path : "defaults");
-	notify_ready("serving");
+	say_ready(kvd);
 	loop_run(kvd->loop);
 	notify_stopping("stopping");
 	return wind_up(kvd);

@@ -12,9 +12,13 @@ from kvd_daemon import BUILD, Daemon, Skip, run  # noqa: E402
 from kvd_engine import Cache, Engine  # noqa: E402
 
 
-def ctl(daemon, *words):
-    done = subprocess.run([BUILD + "/kvd-ctl", "--socket", daemon.socket_path, *words],
+def ask(daemon, *words):
+    return subprocess.run([BUILD + "/kvd-ctl", "--socket", daemon.socket_path, *words],
                           capture_output=True, text=True, timeout=60)
+
+
+def ctl(daemon, *words):
+    done = ask(daemon, *words)
     assert done.returncode == 0, done
     return done.stdout
 
@@ -43,6 +47,11 @@ def require_rdma_without_rdma_refuses_rooms_by_name():
         pool = Cache(engine).pool
         why = engine.refused("EREQUIRE", "room.open", room="1", role="send", pool=pool)
         assert "verbs: " in why, why
+        health = engine.cmd("health")
+        assert health["state"] == "refusing" and "verbs: " in health["why"], health
+        probe = ask(daemon, "health")
+        assert probe.returncode == 1 and "refusing" in probe.stdout, probe
+        assert any("STATUS=refusing rooms: " in s for s in daemon.states), daemon.states
         engine.close()
 
 
