@@ -40,7 +40,7 @@ bool gpu_keep_seen(struct gpu_device *device, uint64_t plan)
 static bool same(const struct gpu_kept *kept, const struct gpu_keep_key *key)
 {
 	return kept->plan == key->plan && kept->begin == key->begin &&
-	       kept->base_count == key->base_count &&
+	       kept->src_count == key->src_count && kept->base_count == key->base_count &&
 	       memcmp(kept->bases, key->bases, key->base_count * sizeof(*key->bases)) == 0;
 }
 
@@ -111,6 +111,7 @@ static struct gpu_kept *kept_new(const struct gpu_keep_key *key)
 	}
 	kept->plan = key->plan;
 	kept->begin = key->begin;
+	kept->src_count = key->src_count;
 	kept->base_count = key->base_count;
 	kept->uses = 1;
 	list_init(&kept->link);

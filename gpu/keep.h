@@ -39,15 +39,15 @@ struct gpu_keep { /* in struct gpu_device */
 
 struct gpu_keep_key {
 	uint64_t plan, begin;
-	const uint64_t *bases;
-	uint32_t base_count;
+	const uint64_t *bases; /* of the sources, then of the destinations */
+	uint32_t src_count, base_count;
 };
 
 struct gpu_kept {
 	struct list link;
 	uint64_t plan, begin, end;
 	uint64_t *bases;
-	uint32_t base_count;
+	uint32_t src_count, base_count;
 	unsigned int uses; /* launches that may be reading it, or its making */
 	bool ready;	   /* it is there, for all streams */
 	uint64_t address;  /* places, then entries */

@@ -426,6 +426,7 @@ static bool key_take(const struct copy_pipe *pipe, const struct copy_job *job,
 	*key_p = (struct gpu_keep_key){.plan = job->plan->serial,
 				       .begin = begin,
 				       .bases = pipe->bases,
+				       .src_count = src->buffer_count,
 				       .base_count = src->buffer_count + dst->buffer_count};
 	return bases_take(pipe, src, pipe->bases) &&
 	       bases_take(pipe, dst, pipe->bases + src->buffer_count);

@@ -114,24 +114,36 @@ static void on_done(struct copy_job *job)
 	container_of(job, struct test, job)->done = true;
 }
 
-static int post(struct test *t, const struct plan *plan, unsigned int dst)
+/* From the first `src_count` of three buffers to the others. */
+static int post_tables(struct test *t, const struct plan *plan,
+		       const unsigned int owners[OWNERS], uint32_t src_count)
 {
-	const struct copy_buffer from = {.memory = t->memories[SRC], .length = BYTES},
-				 to = {.memory = t->memories[dst], .length = BYTES};
+	struct copy_buffer buffers[OWNERS];
 	int r;
 
+	for (uint32_t i = 0; i < OWNERS; i++)
+		buffers[i] = (struct copy_buffer){.memory = t->memories[owners[i]],
+						  .length = BYTES};
 	t->done = false;
-	t->job = (struct copy_job){.plan = plan,
-				   .end = plan->bytes,
-				   .src = {.buffers = &from, .buffer_count = 1},
-				   .dst = {.buffers = &to, .buffer_count = 1},
-				   .on_done = on_done};
+	t->job = (struct copy_job){
+		.plan = plan,
+		.end = plan->bytes,
+		.src = {.buffers = buffers, .buffer_count = src_count},
+		.dst = {.buffers = buffers + src_count, .buffer_count = OWNERS - src_count},
+		.on_done = on_done};
 	r = copier_submit(t->copier, &t->job);
 	if (r < 0)
 		return err_pass(r);
 	while (!t->done)
 		loop_turn(t->loop, 100 * LOOP_NS_PER_MS);
 	return t->job.result < 0 ? err_reraise(&t->job.err) : 0;
+}
+
+static int post(struct test *t, const struct plan *plan, unsigned int dst)
+{
+	const unsigned int owners[OWNERS] = {SRC, dst, dst == DST ? ELSEWHERE : DST};
+
+	return err_pass(post_tables(t, plan, owners, 1));
 }
 
 #define SCATTERED 9001u
@@ -153,6 +165,15 @@ static struct plan *plan_scattered(void)
 	assert_int_equal(plan_builder_finish(builder, &plan), 0);
 	plan_builder_free(builder);
 	return plan;
+}
+
+/* Which row of the source becomes the destination's row `to`. */
+static uint64_t row_of(uint64_t to)
+{
+	for (uint64_t i = 0; i < SCATTERED; i++)
+		if (i * 1207 % SCATTERED == to)
+			return i * 3301 % SCATTERED;
+	return UINT64_MAX;
 }
 
 /* The source's bytes are others each time. */
@@ -205,6 +226,25 @@ static void list_of_plan_posted_again_is_kept(void **state)
 	assert_int_equal(t->gpu->devices[0].keep.count, 0);
 	plan_free(plan);
 	plan_free(another);
+}
+
+/* The same buffers in the same order, but another one is the first that is written. */
+static void list_is_of_one_division_of_its_buffers(void **state)
+{
+	static const unsigned int owners[OWNERS] = {SRC, ELSEWHERE, DST};
+	struct test *t = *state;
+	struct plan *plan = plan_scattered();
+
+	enter(t);
+	for (uint8_t i = 1; i < 4; i++)
+		post_and_check(t, plan, ELSEWHERE, i);
+	memset(t->owners[ELSEWHERE].view, 0x11, BYTES);
+	memset(t->owners[DST].view, 0xee, BYTES);
+	assert_int_equal(post_tables(t, plan, owners, 2), 0);
+	assert_memory_equal(t->owners[DST].view,
+			    t->owners[SRC].view + row_of(0) * 80, 64);
+	assert_int_equal(t->owners[ELSEWHERE].view[0], 0x11);
+	plan_free(plan);
 }
 
 /* No memory for it, or no copy, or no launch: the rows go as ever, or the fault is
@@ -277,6 +317,7 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(list_of_plan_posted_again_is_kept),
+		CASE(list_is_of_one_division_of_its_buffers),
 		CASE(list_that_cannot_be_kept_costs_nothing),
 		CASE(lists_kept_are_bounded),
 	};
