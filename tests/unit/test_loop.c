@@ -544,87 +544,6 @@ static void turn_real_idle_waits_as_long_as_asked(void **state)
 	loop_free(loop);
 }
 
-struct reader {
-	struct loop_fd watch;
-	unsigned int reads, writes;
-};
-
-static void on_reader(struct loop_fd *watch, int events)
-{
-	struct reader *r = container_of(watch, struct reader, watch);
-	char c;
-
-	if (events & LOOP_READ) {
-		assert_int_equal(read(watch->fd, &c, 1), 1);
-		r->reads++;
-	}
-	if (events & LOOP_WRITE) {
-		r->writes++;
-		assert_int_equal(loop_fd_set(watch, 0), 0);
-	}
-}
-
-static void fd_changes_of_interest_take_effect(void **state)
-{
-	struct reader r = {0}, w = {0};
-	struct loop *loop;
-	int fds[2];
-
-	(void)state;
-	assert_int_equal(loop_new(&loop), 0);
-	assert_int_equal(pipe(fds), 0);
-	loop_fd_init(&r.watch, loop, fds[0], on_reader);
-	loop_fd_init(&w.watch, loop, fds[1], on_reader);
-	assert_int_equal(loop_fd_set(&r.watch, LOOP_READ), 0);
-	assert_false(loop_turn(loop, 0));
-	assert_int_equal(write(fds[1], "abc", 3), 3);
-	assert_true(loop_turn(loop, LOOP_NS_PER_S));
-	assert_int_equal(r.reads, 1);
-	loop_fd_stop(&r.watch);
-	loop_fd_stop(&r.watch);
-	assert_false(loop_turn(loop, 0));
-	assert_int_equal(loop_fd_set(&w.watch, LOOP_WRITE), 0);
-	assert_true(loop_turn(loop, LOOP_NS_PER_S));
-	assert_int_equal(w.writes, 1);
-	assert_null(w.watch.impl);
-	assert_false(loop_turn(loop, 0));
-	assert_int_equal(loop_fd_set(&r.watch, LOOP_READ), 0);
-	assert_true(loop_turn(loop, LOOP_NS_PER_S));
-	assert_int_equal(r.reads, 2);
-	loop_fd_stop(&r.watch);
-	close(fds[0]);
-	close(fds[1]);
-	loop_free(loop);
-}
-
-static void fd_number_used_again_is_watched(void **state)
-{
-	struct reader r = {0};
-	struct loop *loop;
-	int fds[2], again[2];
-
-	(void)state;
-	assert_int_equal(loop_new(&loop), 0);
-	assert_int_equal(pipe(fds), 0);
-	loop_fd_init(&r.watch, loop, fds[0], on_reader);
-	assert_int_equal(loop_fd_set(&r.watch, LOOP_READ), 0);
-	loop_turn(loop, 0);
-	loop_fd_stop(&r.watch);
-	close(fds[0]);
-	close(fds[1]);
-	assert_int_equal(pipe(again), 0);
-	assert_int_equal(again[0], fds[0]);
-	loop_fd_init(&r.watch, loop, again[0], on_reader);
-	assert_int_equal(loop_fd_set(&r.watch, LOOP_READ), 0);
-	assert_int_equal(write(again[1], "x", 1), 1);
-	assert_true(loop_turn(loop, LOOP_NS_PER_S));
-	assert_int_equal(r.reads, 1);
-	loop_fd_stop(&r.watch);
-	close(again[0]);
-	close(again[1]);
-	loop_free(loop);
-}
-
 /* ---- signals and wake-ups ---- */
 
 static void on_term(struct loop_signal *sig)
@@ -858,8 +777,6 @@ int main(void)
 		cmocka_unit_test(prepare_removed_by_a_sibling_is_not_called),
 		cmocka_unit_test(timer_real_is_never_early),
 		cmocka_unit_test(turn_real_idle_waits_as_long_as_asked),
-		cmocka_unit_test(fd_changes_of_interest_take_effect),
-		cmocka_unit_test(fd_number_used_again_is_watched),
 		cmocka_unit_test(signal_sent_reaches_the_loop),
 		cmocka_unit_test(wake_from_threads_is_never_lost),
 		cmocka_unit_test(wake_virtual_is_a_deferred_call),
