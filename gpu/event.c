@@ -182,11 +182,17 @@ static void event_close(struct gpu_event *event)
 {
 	struct opened *o = mem_steal(event->opened);
 	struct gpu_device *device;
+	bool entered;
 
 	if (!o || --o->watches > 0)
 		return;
 	device = o->device;
-	(void)device->gpu->drv.event_destroy(o->event); /* whatever context is current */
+	entered = gpu_enter(device) == 0;
+	if (!entered)
+		err_clear(); /* tried all the same; else it goes with the context */
+	(void)device->gpu->drv.event_destroy(o->event);
+	if (entered)
+		gpu_leave(device);
 	list_remove(&o->link);
 	mem_free(o);
 	gpu_device_put(device);

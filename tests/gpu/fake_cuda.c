@@ -477,15 +477,20 @@ int cuDevicePrimaryCtxRetain(struct cu_ctx **ctx_p, int device)
 	return CU_SUCCESS;
 }
 
-/* All work ends, all memory goes. */
+/* All work ends, all memory goes, and with it other contexts' way to it: the next
+ * context of this device is another one. */
 static void ctx_end(struct cu_ctx *ctx)
 {
 	fake_streams_drain(ctx);
 	fake_memory_drop(ctx->device);
 	fake_modules_drop(ctx);
+	fake_events_drop(ctx);
 	pthread_mutex_lock(&lock);
 	ctx->sticky = 0;
-	ctx->peers = 0;
+	for (int i = 0; i < device_count; i++)
+		__atomic_and_fetch(&contexts[i].peers, ~(1u << ctx->device),
+				   __ATOMIC_SEQ_CST);
+	__atomic_store_n(&ctx->peers, 0, __ATOMIC_SEQ_CST);
 	pthread_mutex_unlock(&lock);
 }
 

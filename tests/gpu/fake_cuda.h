@@ -147,6 +147,7 @@ void fake_streams_drain(struct cu_ctx *ctx);
 /* call(arg) when its turn comes; its result breaks the context. Frees arg. */
 int fake_queue_call(struct cu_stream *stream, int (*call)(void *arg), void *arg);
 void fake_pace(uint64_t bytes);
+void fake_events_drop(struct cu_ctx *ctx); /* a context's end */
 
 /* fake_module.c */
 void fake_modules_drop(struct cu_ctx *ctx); /* a context's end */

@@ -39,6 +39,8 @@ struct point { /* of an event; may lie in shared memory */
 };
 
 struct cu_event {
+	struct list link; /* events */
+	struct cu_ctx *ctx;
 	struct point *point;
 	struct point own;
 	int fd; /* of a shared one, -1 */
@@ -80,6 +82,8 @@ struct event_handle {
 };
 
 static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t events_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct list events = {&events, &events};
 
 static void pause_ns(uint64_t ns)
 {
@@ -555,6 +559,38 @@ int cuCtxSynchronize(void)
 
 /* ---- events ---- */
 
+static void event_add(struct cu_event *event)
+{
+	event->ctx = fake_current();
+	pthread_mutex_lock(&events_lock);
+	list_push_back(&events, &event->link);
+	pthread_mutex_unlock(&events_lock);
+	fake_count(1);
+}
+
+/* The lock is held. */
+static void event_free(struct cu_event *event)
+{
+	list_remove(&event->link);
+	if (event->fd >= 0) {
+		munmap(event->point, sizeof(struct point));
+		close(event->fd);
+	}
+	free(event);
+	fake_count(-1);
+}
+
+void fake_events_drop(struct cu_ctx *ctx)
+{
+	struct cu_event *event;
+
+	pthread_mutex_lock(&events_lock);
+	list_foreach_safe (event, &events, link)
+		if (event->ctx == ctx)
+			event_free(event);
+	pthread_mutex_unlock(&events_lock);
+}
+
 int cuEventCreate(struct cu_event **event_p, unsigned int flags)
 {
 	struct cu_event *event;
@@ -580,23 +616,22 @@ int cuEventCreate(struct cu_event **event_p, unsigned int flags)
 		}
 		event->point = map;
 	}
-	fake_count(1);
+	event_add(event);
 	*event_p = event;
 	return CU_SUCCESS;
 }
 
 int cuEventDestroy_v2(struct cu_event *event)
 {
-	int result = fake_enter("cuEventDestroy_v2", false);
+	int result = fake_enter("cuEventDestroy_v2", true);
 
+	if (result == CU_ERROR_INVALID_CONTEXT)
+		return result; /* it goes with its context */
 	for (int i = 0; i < fake_device_count(); i++)
 		fake_streams_drain(fake_ctx(i)); /* a record may be queued */
-	if (event->fd >= 0) {
-		munmap(event->point, sizeof(struct point));
-		close(event->fd);
-	}
-	free(event);
-	fake_count(-1);
+	pthread_mutex_lock(&events_lock);
+	event_free(event);
+	pthread_mutex_unlock(&events_lock);
 	return result;
 }
 
@@ -692,7 +727,7 @@ int cuIpcOpenEventHandle(struct cu_event **event_p, struct cu_ipc_event opaque)
 	}
 	event->fd = fd;
 	event->point = map;
-	fake_count(1);
+	event_add(event);
 	*event_p = event;
 	return CU_SUCCESS;
 }

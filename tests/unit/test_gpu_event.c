@@ -30,6 +30,7 @@ struct stage {
 	struct gpu_events *events;
 	struct gpu_owner owner;
 	unsigned int changes;
+	struct gpu_event *watched[GPU_EVENTS_OWNER_MAX + 1]; /* dropped at the end of a case that failed */
 };
 
 static void on_change(void *arg)
@@ -57,6 +58,8 @@ static int stop(void **state)
 {
 	struct stage *stage = *state;
 
+	for (size_t i = 0; i < ARRAY_LEN(stage->watched); i++)
+		gpu_event_drop(stage->watched[i]);
 	gpu_events_free(stage->events);
 	FAKE(fake_cuda_fail)(NULL, 0, 0);
 	assert_int_equal(FAKE(fake_cuda_live)(), 0);
@@ -67,14 +70,38 @@ static int stop(void **state)
 	return 0;
 }
 
-static struct gpu_event *watch(struct stage *stage)
+/* What a case watches and has not dropped. */
+static struct gpu_event *noted(struct stage *stage, struct gpu_event *event)
+{
+	for (size_t i = 0; i < ARRAY_LEN(stage->watched); i++) {
+		if (stage->watched[i])
+			continue;
+		stage->watched[i] = event;
+		break;
+	}
+	return event;
+}
+
+static void drop(struct stage *stage, struct gpu_event *event)
+{
+	for (size_t i = 0; event && i < ARRAY_LEN(stage->watched); i++)
+		if (stage->watched[i] == event)
+			stage->watched[i] = NULL;
+	gpu_event_drop(event);
+}
+
+static struct gpu_event *watch_of(struct stage *stage, const char *device,
+				  const struct cu_ipc_event *handle)
 {
 	struct gpu_event *event = NULL;
 
-	assert_int_equal(gpu_event_watch(stage->events, 7, stage->owner.handle.device,
-					 &stage->owner.event, &event),
-			 0);
-	return event;
+	assert_int_equal(gpu_event_watch(stage->events, 7, device, handle, &event), 0);
+	return noted(stage, event);
+}
+
+static struct gpu_event *watch(struct stage *stage)
+{
+	return watch_of(stage, stage->owner.handle.device, &stage->owner.event);
 }
 
 /* Its state once it is known. */
@@ -117,10 +144,13 @@ static void event_comes_after_the_job_before_it(void **state)
 	assert_int_equal(stage->changes, 0);
 	assert_true(gpu_owner_tell(&stage->owner, GPU_OWNER_LET_GO));
 	assert_int_equal(settled(stage, event), 1);
+	/* the state may be seen before the word that it is another one */
+	while (stage->changes == 0)
+		loop_turn(stage->loop, LOOP_NS_PER_S);
 	assert_int_equal(stage->changes, 1);
 	/* nothing is kept of it: the engine may destroy it now */
 	assert_int_equal(FAKE(fake_cuda_live)(), 0);
-	gpu_event_drop(event);
+	drop(stage, event);
 }
 
 static void event_never_recorded_counts_as_come(void **state)
@@ -129,7 +159,27 @@ static void event_never_recorded_counts_as_come(void **state)
 	struct gpu_event *event = watch(stage);
 
 	assert_int_equal(settled(stage, event), 1);
-	gpu_event_drop(event);
+	drop(stage, event);
+}
+
+/* Events are of a context, and closed in it: one that is left over would stay as long
+ * as some engine has memory on the device. */
+static void event_is_closed_while_its_device_stays(void **state)
+{
+	struct stage *stage = *state;
+	struct gpu_device *device = NULL;
+	struct gpu_event *event;
+	int live;
+
+	assert_int_equal(gpu_device_find(stage->gpu, stage->owner.handle.device, &device),
+			 0);
+	assert_int_equal(gpu_device_get(device), 0);
+	live = FAKE(fake_cuda_live)();
+	event = watch(stage);
+	assert_int_equal(settled(stage, event), 1);
+	assert_int_equal(FAKE(fake_cuda_live)(), live);
+	drop(stage, event);
+	gpu_device_put(device);
 }
 
 static void event_of_many_watches_is_opened_once(void **state)
@@ -143,12 +193,12 @@ static void event_of_many_watches_is_opened_once(void **state)
 		events[i] = watch(stage);
 	looked(40);
 	assert_int_equal(FAKE(fake_cuda_calls)("cuIpcOpenEventHandle"), 1);
-	gpu_event_drop(events[0]);
-	gpu_event_drop(events[1]);
+	drop(stage, events[0]);
+	drop(stage, events[1]);
 	assert_true(gpu_owner_tell(&stage->owner, GPU_OWNER_LET_GO));
 	for (size_t i = 2; i < ARRAY_LEN(events); i++) {
 		assert_int_equal(settled(stage, events[i]), 1);
-		gpu_event_drop(events[i]);
+		drop(stage, events[i]);
 	}
 	assert_int_equal(FAKE(fake_cuda_live)(), 0);
 }
@@ -171,8 +221,8 @@ static void event_recorded_again_is_waited_for_again(void **state)
 	assert_int_equal(gpu_event_state(first), 1);
 	assert_true(gpu_owner_tell(&stage->owner, GPU_OWNER_LET_GO));
 	assert_int_equal(settled(stage, second), 1);
-	gpu_event_drop(first);
-	gpu_event_drop(second);
+	drop(stage, first);
+	drop(stage, second);
 }
 
 static void event_dropped_early_is_closed(void **state)
@@ -181,8 +231,8 @@ static void event_dropped_early_is_closed(void **state)
 
 	assert_true(gpu_owner_tell(&stage->owner, GPU_OWNER_HOLD));
 	assert_true(gpu_owner_tell(&stage->owner, GPU_OWNER_RECORD));
-	gpu_event_drop(watch(stage)); /* perhaps before it was opened */
-	gpu_event_drop(NULL);
+	drop(stage, watch(stage)); /* perhaps before it was opened */
+	drop(stage, NULL);
 	while (FAKE(fake_cuda_live)() > 0)
 		sched_yield();
 	assert_true(gpu_owner_tell(&stage->owner, GPU_OWNER_LET_GO));
@@ -196,7 +246,7 @@ static void event_of_dead_process_is_refused(void **state)
 	gpu_owner_kill(&stage->owner);
 	event = watch(stage);
 	assert_failed(stage, event, ERR_IMPORT, "process is gone");
-	gpu_event_drop(event);
+	drop(stage, event);
 }
 
 /* It may never come, and can be let go of. */
@@ -213,31 +263,25 @@ static void event_whose_process_dies_holds_nobody(void **state)
 	FAKE(fake_cuda_fail)(NULL, 0, 0);
 	looked(3);
 	assert_true(gpu_event_state(event) <= 0);
-	gpu_event_drop(event);
+	drop(stage, event);
 }
 
 static void handle_of_anything_else_is_refused(void **state)
 {
 	struct stage *stage = *state;
-	struct gpu_event *event = NULL;
+	struct gpu_event *event;
 	struct cu_ipc_event junk;
 
 	memset(&junk, 0x5a, sizeof(junk));
-	assert_int_equal(gpu_event_watch(stage->events, 7, stage->owner.handle.device,
-					 &junk, &event),
-			 0);
+	event = watch_of(stage, stage->owner.handle.device, &junk);
 	assert_failed(stage, event, ERR_IMPORT, "CU_EVENT_INTERPROCESS");
-	gpu_event_drop(event);
-	assert_int_equal(gpu_event_watch(stage->events, 7, "GPU-of-nobody",
-					 &stage->owner.event, &event),
-			 0);
+	drop(stage, event);
+	event = watch_of(stage, "GPU-of-nobody", &stage->owner.event);
 	assert_failed(stage, event, ERR_IMPORT, "no GPU GPU-of-nobody");
-	gpu_event_drop(event);
-	assert_int_equal(gpu_event_watch(stage->events, 7, "MIG-1", &stage->owner.event,
-					 &event),
-			 0);
+	drop(stage, event);
+	event = watch_of(stage, "MIG-1", &stage->owner.event);
 	assert_failed(stage, event, ERR_IMPORT, "MIG");
-	gpu_event_drop(event);
+	drop(stage, event);
 }
 
 static void events_beyond_the_cap_are_refused(void **state)
@@ -255,10 +299,10 @@ static void events_beyond_the_cap_are_refused(void **state)
 	assert_int_equal(gpu_event_watch(stage->events, 8, stage->owner.handle.device,
 					 &stage->owner.event, &more),
 			 0);
-	gpu_event_drop(more);
+	drop(stage, noted(stage, more));
 	for (size_t i = 0; i < ARRAY_LEN(events); i++)
-		gpu_event_drop(events[i]);
-	gpu_event_drop(watch(stage));
+		drop(stage, events[i]);
+	drop(stage, watch(stage));
 }
 
 /* What the driver's calls of one watch are is seen, then each of them fails. */
@@ -272,7 +316,7 @@ static void call_that_fails_costs_one_watch(void **state)
 	struct gpu_event *event = watch(stage);
 
 	assert_int_equal(settled(stage, event), 1);
-	gpu_event_drop(event);
+	drop(stage, event);
 	while (FAKE(fake_cuda_live)() > 0)
 		sched_yield();
 	for (; kinds < 64 && FAKE(fake_cuda_called)(kinds); kinds++) {
@@ -290,18 +334,18 @@ static void call_that_fails_costs_one_watch(void **state)
 			event = watch(stage);
 			failed += settled(stage, event) < 0;
 			err_clear();
-			gpu_event_drop(event);
+			drop(stage, event);
 			FAKE(fake_cuda_fail)(NULL, 0, 0);
 			event = watch(stage);
 			/* what it broke is whole again when the first has left */
 			if (settled(stage, event) < 0)
 				err_clear();
-			gpu_event_drop(event);
+			drop(stage, event);
 			while (FAKE(fake_cuda_live)() > 0)
 				sched_yield();
 			event = watch(stage);
 			assert_int_equal(settled(stage, event), 1);
-			gpu_event_drop(event);
+			drop(stage, event);
 			while (FAKE(fake_cuda_live)() > 0)
 				sched_yield();
 		}
@@ -316,6 +360,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		CASE(event_comes_after_the_job_before_it),
 		CASE(event_never_recorded_counts_as_come),
+		CASE(event_is_closed_while_its_device_stays),
 		CASE(event_of_many_watches_is_opened_once),
 		CASE(event_recorded_again_is_waited_for_again),
 		CASE(event_dropped_early_is_closed),
