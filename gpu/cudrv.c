@@ -35,11 +35,16 @@ bool cudrv_sticky(int result)
 	case CU_ERROR_DEINITIALIZED:
 	case CU_ERROR_DEVICE_UNAVAILABLE:
 	case CU_ERROR_ECC_UNCORRECTABLE:
+	case CU_ERROR_NVLINK_UNCORRECTABLE:
+	case CU_ERROR_CONTAINED: /* another GPU's memory, gone under an access by NVLink */
 	case CU_ERROR_ILLEGAL_ADDRESS:
 	case CU_ERROR_CONTEXT_IS_DESTROYED:
 	case CU_ERROR_LAUNCH_FAILED:
+	case CU_ERROR_MPS_CLIENT_TERMINATED:
 	case 702: /* launch timeout */
 	case 710: /* assert in a kernel */
+	case 721: /* tensor memory */
+	case 911: /* a device outside CUDA */
 		return true;
 	}
 	/* hardware stack, illegal instruction, misaligned address, address space,

@@ -14,8 +14,10 @@
  * threads are many hundred microseconds long here and cores belong to engines.
  *
  * Drain is the fence. A stream that cannot be synchronised is tried again; when
- * the driver calls the context dead, nothing runs in it any more. While it says
- * neither, drain does not return: a transfer stays aborting, its memory held, the
+ * the driver calls the context dead, nothing runs in it any more. It does so by a result
+ * that is known to last, or by the same result, again and again, to a question that has
+ * nothing to do with the stream ("any further CUDA work will return the same error"). While
+ * it says neither, drain does not return: a transfer stays aborting, its memory held, the
  * device begins nothing new and the log says why. (Rejected: resetting the
  * context, which ends all its work, but under the calls of other threads.)
  */
@@ -362,13 +364,22 @@ int gpu_lane_bounce(struct gpu_lane *lane, unsigned int index, void **bounce_p)
 	return 0;
 }
 
+/* Does the driver answer the whole context in this way? */
+static bool answered_alike(const struct gpu_lane *lane, int result)
+{
+	size_t free_bytes, bytes;
+
+	return drv_of(lane)->mem_info(&free_bytes, &bytes) == result;
+}
+
 void gpu_lane_drain(struct gpu_lane *lane)
 {
 	const struct timespec pause = {.tv_nsec = DRAIN_PAUSE_NS};
+	unsigned int alike = 0;
 	int result;
 
 	stretch_drop(lane);
-	for (unsigned int tries = 1;; tries++) {
+	for (unsigned int tries = 1; alike < DRAIN_TRIES; tries++) {
 		result = drv_of(lane)->stream_sync(lane->stream);
 		if (result == CU_SUCCESS)
 			return;
@@ -377,6 +388,8 @@ void gpu_lane_drain(struct gpu_lane *lane)
 			break;
 		if (tries == DRAIN_TRIES)
 			gpu_device_break(lane->device);
+		if (tries >= DRAIN_TRIES)
+			alike = answered_alike(lane, result) ? alike + 1 : 0;
 		(void)nanosleep(&pause, NULL);
 	}
 	err_clear();

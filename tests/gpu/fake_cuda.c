@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 #define CALLS_MAX 128
-#define FAULTS_MAX 16
+#define FAULTS_MAX 128
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool started;
@@ -149,9 +149,13 @@ int fake_strike(const char *name)
 /* As cuda.h tells it, not as kvd knows it. */
 static bool deadly(int code)
 {
-	return code == CU_ERROR_ECC_UNCORRECTABLE || code == CU_ERROR_ILLEGAL_ADDRESS ||
-	       code == CU_ERROR_LAUNCH_FAILED ||
-	       (code >= CU_ERROR_HARDWARE_STACK_ERROR && code <= CU_ERROR_INVALID_PC);
+	static const int codes[] = {214, 220, 226, 700, 702, 710, 714, 715,
+				    716, 717, 718, 719, 721, 810, 911};
+
+	for (size_t i = 0; i < sizeof(codes) / sizeof(codes[0]); i++)
+		if (codes[i] == code)
+			return true;
+	return false;
 }
 
 int fake_enter(const char *name, bool needs_context)

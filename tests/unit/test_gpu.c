@@ -105,6 +105,25 @@ static void driver_that_fails_is_tried_again(void **state)
 	gpu_free(gpu);
 }
 
+/* cuda.h 13.0 says of these, in one way or another, that the process or the context is
+ * of no use any more. One that is not known would leave a drain waiting for ever. */
+static void results_that_last_are_known(void **state)
+{
+	static const int lasting[] = {214, 220, 226, 700, 702, 709, 710, 714, 715,
+				      716, 717, 718, 719, 721, 810, 911},
+			 passing[] = {CU_SUCCESS, CU_ERROR_INVALID_VALUE,
+				      CU_ERROR_OUT_OF_MEMORY, CU_ERROR_NOT_READY,
+				      CU_ERROR_NOT_PERMITTED, CU_ERROR_NOT_SUPPORTED,
+				      CU_ERROR_UNKNOWN};
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(lasting); i++)
+		if (!cudrv_sticky(lasting[i]))
+			fail_msg("%d passes", lasting[i]);
+	for (size_t i = 0; i < ARRAY_LEN(passing); i++)
+		assert_false(cudrv_sticky(passing[i]));
+}
+
 static void uuid_read_and_written_is_the_same(void **state)
 {
 	static const char *const bad[] = {"", "GPU-", "0", "GPU-12345678-1234-1234-1234",
@@ -582,6 +601,34 @@ static void lane_drains_until_it_is_still(void **state)
 	bench_end(&b);
 }
 
+/* A result that kvd does not know, to whatever is asked: a GPU that has fallen off its
+ * bus. Nothing runs there any more, and nobody waits for it. */
+static void lane_of_a_context_that_is_dead_is_drained(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_start(&b, GPU_HANDLE_IPC, 0, 0);
+	assert_int_equal(bench_open(&b, GPU_HANDLE_IPC, true), 0);
+	FAKE(fake_cuda_fail)(NULL, 0, 0);
+	for (unsigned int n = 1; n <= 40; n++) {
+		FAKE(fake_cuda_fail)("cuStreamSynchronize", n, CU_ERROR_UNKNOWN);
+		/* once it answers: that does not count as dead */
+		if (n != 5)
+			FAKE(fake_cuda_fail)("cuMemGetInfo_v2", n, CU_ERROR_UNKNOWN);
+	}
+	gpu_lane_drain(b.lane);
+	assert_true(FAKE(fake_cuda_calls)("cuStreamSynchronize") < 40);
+	assert_true(FAKE(fake_cuda_calls)("cuMemGetInfo_v2") > 10);
+	assert_true(gpu_device_broken(b.device));
+	FAKE(fake_cuda_fail)(NULL, 0, 0);
+	bench_close(&b);
+	assert_int_equal(bench_open(&b, GPU_HANDLE_IPC, true), 0);
+	assert_int_equal(lane_run(&b, some_rows, ROWS), 0);
+	assert_copied(&b, some_rows, ROWS);
+	bench_end(&b);
+}
+
 /* ---- every call fails once ---- */
 
 static int whole_way(struct bench *b, enum gpu_handle_kind kind)
@@ -677,6 +724,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(driver_absent_is_refused_by_name),
 		cmocka_unit_test(driver_of_old_lacks_its_features),
 		cmocka_unit_test(driver_that_fails_is_tried_again),
+		cmocka_unit_test(results_that_last_are_known),
 		cmocka_unit_test(uuid_read_and_written_is_the_same),
 		cmocka_unit_test(device_is_found_by_uuid_and_pci_id),
 		cmocka_unit_test(device_not_allowed_is_refused),
@@ -694,6 +742,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(lane_outlives_the_exporter),
 		cmocka_unit_test(device_that_broke_is_reset_by_the_last_user),
 		cmocka_unit_test(lane_drains_until_it_is_still),
+		cmocka_unit_test(lane_of_a_context_that_is_dead_is_drained),
 		cmocka_unit_test(call_that_fails_once_costs_one_use_ipc),
 		cmocka_unit_test(call_that_fails_once_costs_one_use_vmm),
 	};
