@@ -280,7 +280,7 @@ static void ctx_down(struct gpu_device *device)
 	device->held = result != CU_SUCCESS;
 	device->ctx = NULL;
 	device->peers = 0;
-	device->asked = 0;
+	memset(device->peer_turns, 0, sizeof(device->peer_turns));
 	if (result == CU_SUCCESS) {
 		atomic_store(&device->broken, false);
 		return;
@@ -325,6 +325,7 @@ static int ctx_up(struct gpu_device *device)
 		device->ctx = NULL;
 		return err_pass(ctx_refused(device, result));
 	}
+	atomic_fetch_add(&device->turn, 1);
 	r = gpu_enter(device);
 	if (r == 0) {
 		r = ctx_look(device);
@@ -448,13 +449,15 @@ static bool peer_enable(struct gpu_device *device, const struct gpu_device *othe
 bool gpu_device_pair(struct gpu_device *device, const struct gpu_device *other)
 {
 	uint32_t bit = UINT32_C(1) << other->number;
+	unsigned int turn = atomic_load(&other->turn); /* it has a user: this one stays */
 	bool near;
 
 	if (device == other)
 		return true;
 	pthread_mutex_lock(&device->lock);
-	if (!(device->asked & bit)) {
-		device->asked |= bit;
+	if (device->peer_turns[other->number] != turn) {
+		device->peer_turns[other->number] = turn;
+		device->peers &= ~bit;
 		if (peer_enable(device, other))
 			device->peers |= bit;
 		else

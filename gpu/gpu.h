@@ -59,9 +59,11 @@ struct gpu_device {
 	bool held; /* the context was not released when the last one left */
 	struct list lanes;   /* idle ones */
 	struct list imports; /* import.c's */
-	uint32_t asked, peers; /* bit n: peer access to device n was tried, works */
+	uint32_t peers; /* bit n: there is peer access to device n, … */
+	unsigned int peer_turns[GPU_DEVICES_MAX]; /* … in this context of it; 0: untried */
 	/* while there are users */
 	struct cu_ctx *ctx;
+	atomic_uint turn; /* which context this is, from 1 */
 	int priority; /* of streams: the lowest there is */
 	atomic_bool broken;
 	struct err why; /* set before `broken` is */
@@ -117,9 +119,10 @@ int gpu_raise(struct gpu_device *device, int result, enum err_code code, const c
 void gpu_device_break(struct gpu_device *device);
 /* Any thread. */
 bool gpu_device_broken(const struct gpu_device *device);
-/* May copies in this device's context reach the other's memory by themselves?
- * Asked for, and switched on, when first needed; else the driver takes them
- * through host memory. Both have a user. */
+/* May copies in this device's context reach memory that the other's context has opened
+ * or allocated (not what was mapped: gpu_import_reach()) by themselves? Asked for, and
+ * switched on, when first needed; else the driver takes them through host memory. Both
+ * have a user. */
 bool gpu_device_pair(struct gpu_device *device, const struct gpu_device *other);
 
 #endif

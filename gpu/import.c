@@ -15,6 +15,10 @@
  * written: that the hardware keeps. IPC memory is always open for writing; that
  * nobody writes a peer's memory is copier_submit()'s check.
  *
+ * Another device reaches memory of cuMemAlloc when its context was given access to the
+ * context that opened it, all at once (gpu_device_pair()). Memory of cuMemCreate has
+ * nothing of that: each mapping is opened to each device by itself.
+ *
  * On which device memory of an IPC handle lies is asked after opening: an
  * engine that counts devices another way than kvd (CUDA_VISIBLE_DEVICES) would
  * else have its memory reached across the wrong GPU, slowly and silently.
@@ -146,12 +150,18 @@ static int vmm_check(struct gpu_import *im)
 	return 0;
 }
 
+static int access_set(const struct gpu_import *im, const struct gpu_device *device)
+{
+	const struct cu_mem_access access = {
+		.location = {CU_MEM_LOCATION_TYPE_DEVICE, (int)device->number},
+		.flags = im->access};
+
+	return im->device->gpu->drv.vmm_access(im->address, im->handle.bytes, &access, 1);
+}
+
 static int vmm_map(struct gpu_import *im)
 {
 	const struct cudrv *drv = &im->device->gpu->drv;
-	struct cu_mem_access access = {
-		.location = {CU_MEM_LOCATION_TYPE_DEVICE, (int)im->device->number},
-		.flags = im->writable ? CU_MEM_ACCESS_READWRITE : CU_MEM_ACCESS_READ};
 	int result = drv->vmm_reserve(&im->address, im->handle.bytes, 0, 0, 0);
 
 	if (result != CU_SUCCESS) {
@@ -162,10 +172,11 @@ static int vmm_map(struct gpu_import *im)
 	if (result != CU_SUCCESS)
 		return err_pass(vmm_refused(im->device, result, "cuMemMap"));
 	im->bytes = im->handle.bytes; /* from here on there is something to unmap */
-	result = drv->vmm_access(im->address, im->handle.bytes, &access, 1);
+	im->access = im->writable ? CU_MEM_ACCESS_READWRITE : CU_MEM_ACCESS_READ;
+	result = access_set(im, im->device);
 	if (result == CU_ERROR_NOT_SUPPORTED && !im->writable) {
-		access.flags = CU_MEM_ACCESS_READWRITE; /* all that the device has */
-		result = drv->vmm_access(im->address, im->handle.bytes, &access, 1);
+		im->access = CU_MEM_ACCESS_READWRITE; /* all that the device has */
+		result = access_set(im, im->device);
 	}
 	if (result != CU_SUCCESS)
 		return err_pass(vmm_refused(im->device, result, "cuMemSetAccess"));
@@ -393,6 +404,39 @@ int gpu_import_dmabuf(struct gpu_import *import, int *fd_p)
 		*fd_p = fd;
 	gpu_leave(device);
 	return err_pass(r);
+}
+
+static bool vmm_open_to(struct gpu_import *im, const struct gpu_device *device)
+{
+	const struct cudrv *drv = &device->gpu->drv;
+	int possible = 0;
+
+	return drv->has[CUDRV_PEER] &&
+	       drv->peer_possible(&possible, device->handle, im->device->handle) ==
+		       CU_SUCCESS &&
+	       possible && access_set(im, device) == CU_SUCCESS;
+}
+
+bool gpu_import_reach(struct gpu_import *im, struct gpu_device *device)
+{
+	uint32_t bit = UINT32_C(1) << device->number;
+	bool open;
+
+	if (im->handle.kind != GPU_HANDLE_VMM || device == im->device)
+		return gpu_device_pair(device, im->device);
+	pthread_mutex_lock(&im->device->lock);
+	if (!(im->asked & bit)) {
+		im->asked |= bit;
+		if (vmm_open_to(im, device))
+			im->open |= bit;
+		else
+			log_info("gpu", device->id,
+				 "copies pass through host memory: no access",
+				 "other=%s", im->device->id);
+	}
+	open = im->open & bit;
+	pthread_mutex_unlock(&im->device->lock);
+	return open;
 }
 
 struct gpu_import *gpu_import_ref(struct gpu_import *import)

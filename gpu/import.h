@@ -44,7 +44,10 @@ struct gpu_import {
 	bool writable;
 	uint64_t address, bytes; /* of the allocation in this process */
 	uint64_t vmm;		 /* the driver's handle */
-	unsigned int refs;	 /* under device->lock */
+	int access;		 /* VMM: what the device got */
+	/* under device->lock */
+	unsigned int refs;
+	uint32_t asked, open; /* VMM: bit n: device n was tried, has access too */
 };
 
 /* ERR_IMPORT says why not and what to do about it. `writable` is kept by the
@@ -54,6 +57,9 @@ int gpu_import(struct gpu *gpu, uint64_t owner, const struct gpu_handle *handle,
 /* A dma-buf of the whole allocation, for adapters; the caller closes it. ERR_IMPORT: this
  * driver makes none, or none of such memory. */
 int gpu_import_dmabuf(struct gpu_import *import, int *fd_p);
+/* May kernels and copies of `device` load and store there by themselves? Asked for when
+ * first needed. `device` has a user. */
+bool gpu_import_reach(struct gpu_import *import, struct gpu_device *device);
 struct gpu_import *gpu_import_ref(struct gpu_import *import);
 void gpu_import_unref(struct gpu_import *import); /* NULL is fine */
 

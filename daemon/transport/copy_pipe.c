@@ -159,7 +159,7 @@ static bool slice_settle(struct slice *s)
  * other devices, on either end.) */
 static bool in_reach(const struct copy_pipe *pipe, const struct memory *m)
 {
-	return !of_device(m) || gpu_device_pair(pipe->device, m->gpu->device);
+	return !of_device(m) || gpu_import_reach(m->gpu, pipe->device);
 }
 
 /* Look at the memory of the run at hand. 0; 1: it goes another way than the

@@ -128,7 +128,8 @@ bool fake_idle(void);
 
 /* fake_memory.c */
 bool fake_is_device(uint64_t address);
-int fake_device_at(uint64_t address); /* the lock is held; -1: nothing is there */
+/* May a kernel in the context load and store there? The lock is held. */
+bool fake_open_to(const struct cu_ctx *ctx, uint64_t address);
 /* The alias of device memory, or the host address itself. NULL: device memory
  * that is not there (any more), or not to be written. The lock for reading must
  * be held until the bytes have moved. */

@@ -37,6 +37,7 @@ struct mem {
 	int fd;
 	int device;
 	bool writable;
+	unsigned int open_to; /* VMM: bit n: device n, by cuMemSetAccess */
 	pid_t pid; /* IPC: whose */
 	uint64_t started;
 	int foreign_fd;
@@ -108,11 +109,18 @@ static struct mem *mem_find(uint64_t address)
 	return NULL;
 }
 
-int fake_device_at(uint64_t address)
+/* The peer access of contexts is for memory of cuMemAlloc; what cuMemCreate made has
+ * its own, by device (cuda.h: CUDA_UNIFIED_autopeerregister, cuMemSetAccess). */
+bool fake_open_to(const struct cu_ctx *ctx, uint64_t address)
 {
 	const struct mem *m = mem_find(address);
+	unsigned int peers = __atomic_load_n(&ctx->peers, __ATOMIC_SEQ_CST);
 
-	return m ? m->device : -1;
+	if (!m)
+		return false;
+	if (m->kind == MEM_VMM)
+		return m->open_to & 1u << ctx->device;
+	return m->device == ctx->device || peers & 1u << m->device;
 }
 
 uint8_t *fake_reach(uint64_t address, uint64_t bytes, bool writing)
@@ -765,6 +773,27 @@ int cuMemUnmap(uint64_t address, size_t bytes)
 	return m ? CU_SUCCESS : CU_ERROR_INVALID_VALUE;
 }
 
+static int access_set(struct mem *m, const struct cu_mem_access *access)
+{
+	int device = access->location.id;
+
+	if (access->location.type != CU_MEM_LOCATION_TYPE_DEVICE || device < 0 ||
+	    device >= fake_device_count() ||
+	    (device != m->device && fake_env("FAKE_CUDA_NO_PEER", 0)))
+		return CU_ERROR_INVALID_DEVICE;
+	if (!m->alias) {
+		void *map = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
+				 m->fd, 0);
+
+		if (map == MAP_FAILED)
+			return CU_ERROR_OUT_OF_MEMORY;
+		m->alias = map;
+	}
+	m->open_to |= 1u << device;
+	m->writable = access->flags == CU_MEM_ACCESS_READWRITE;
+	return CU_SUCCESS;
+}
+
 int cuMemSetAccess(uint64_t address, size_t bytes,
 			    const struct cu_mem_access *access, size_t count)
 {
@@ -774,17 +803,8 @@ int cuMemSetAccess(uint64_t address, size_t bytes,
 	ENTER_BARE(cuMemSetAccess);
 	pthread_rwlock_wrlock(&lock);
 	m = mem_exact(address, bytes, MEM_VMM);
-	if (m && count == 1 && !m->alias) {
-		void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, m->fd,
-				 0);
-
-		if (map != MAP_FAILED) {
-			m->alias = map;
-			result = CU_SUCCESS;
-		}
-	}
-	if (result == CU_SUCCESS)
-		m->writable = access->flags == CU_MEM_ACCESS_READWRITE;
+	if (m && count == 1)
+		result = access_set(m, access);
 	pthread_rwlock_unlock(&lock);
 	return result;
 }

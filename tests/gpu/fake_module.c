@@ -8,8 +8,9 @@
  *
  * A launch runs when its turn comes on the stream and reads its list then, so a
  * list that was used again too early is seen. It touches device memory through
- * the fake's aliases, of another device only with peer access, and host memory only
- * where that is pinned: all else is an illegal address, and the context's end.
+ * the fake's aliases, of another device only where its context or the memory was opened
+ * to this one, and host memory only where that is pinned: all else is an illegal
+ * address, and the context's end.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -148,12 +149,9 @@ struct launch {
 static void *reach(void *arg, uint64_t address, uint64_t bytes, bool writing)
 {
 	const struct cu_ctx *ctx = arg;
-	unsigned int peers = __atomic_load_n(&ctx->peers, __ATOMIC_SEQ_CST);
-	int device = fake_is_device(address) ? fake_device_at(address) : ctx->device;
 
-	if (!fake_is_device(address) && !fake_is_pinned(address, bytes))
-		return NULL;
-	if (device < 0 || (device != ctx->device && !(peers & 1u << device)))
+	if (fake_is_device(address) ? !fake_open_to(ctx, address)
+				    : !fake_is_pinned(address, bytes))
 		return NULL;
 	return fake_reach(address, bytes, writing);
 }

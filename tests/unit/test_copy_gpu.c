@@ -147,31 +147,34 @@ static int start_kernels(void **state)
 	return begin(state, true);
 }
 
-static bool settled(struct test *t)
+static bool settled(struct gpu_device *device)
 {
-	for (unsigned int i = 0; i < t->gpu->device_count; i++) {
-		unsigned int users;
+	unsigned int users;
 
-		pthread_mutex_lock(&t->gpu->devices[i].lock);
-		users = t->gpu->devices[i].users;
-		pthread_mutex_unlock(&t->gpu->devices[i].lock);
-		if (users)
-			return false;
-	}
-	return true;
+	pthread_mutex_lock(&device->lock);
+	users = device->users;
+	pthread_mutex_unlock(&device->lock);
+	return users == 0;
 }
 
 /* Threads let go of the device a moment after the last job, and with the last of them
  * the context goes. */
-static void settle(struct test *t)
+static void settle_device(struct test *t, unsigned int device)
 {
 	uint64_t until = loop_clock_ns(t->loop) + 60 * LOOP_NS_PER_S;
 
-	while (!settled(t)) { /* a case that failed has left its memory behind */
+	while (!settled(&t->gpu->devices[device])) {
+		/* a case that failed has left its memory behind */
 		if (loop_clock_ns(t->loop) > until)
 			abort();
 		loop_turn(t->loop, LOOP_NS_PER_MS);
 	}
+}
+
+static void settle(struct test *t)
+{
+	for (unsigned int i = 0; i < t->gpu->device_count; i++)
+		settle_device(t, i);
 }
 
 static int stop(void **state)
@@ -384,6 +387,32 @@ static void copy_between_devices_apart_is_exact(void **state)
 	plan_free(plan);
 }
 
+/* The one device stays, the other's context goes with its last memory and comes again:
+ * as another one, to which access has to be asked for anew. */
+static void copy_from_a_device_that_left_and_came_again_is_exact(void **state)
+{
+	const enum place places[2] = {PLACE_GPU1, PLACE_GPU0};
+	struct test *t = *state;
+	struct plan *plan = plan_mixed(1);
+	struct memory *stays = NULL;
+	struct tables tables;
+
+	assert_int_equal(
+		spot_import(t, &t->spots[1][PLACE_VMM], PLACE_VMM, true, &stays), 0);
+	for (unsigned int i = 0; i < 3; i++) {
+		wipe(t);
+		FAKE(fake_cuda_fail)(NULL, 0, 0);
+		assert_int_equal(tables_make(t, places, false, &tables), 0);
+		assert_int_equal(job_run(t, plan, &tables, 1), 0);
+		assert_moved(t, plan, places, false);
+		assert_true(FAKE(fake_cuda_calls)("cuLaunchKernel") > 0);
+		tables_free(&tables);
+		settle_device(t, 1);
+	}
+	memory_unref(stays);
+	plan_free(plan);
+}
+
 static void copy_here_and_now_packs_and_unpacks(void **state)
 {
 	struct test *t = *state;
@@ -556,6 +585,11 @@ static void call_that_fails_once_costs_one_copy_in(void **state)
 static void call_that_fails_once_costs_one_copy_out(void **state)
 {
 	fail_each(*state, (const enum place[2]){PLACE_GPU1, PLACE_SHM});
+}
+
+static void call_that_fails_once_costs_one_copy_across(void **state)
+{
+	fail_each(*state, (const enum place[2]){PLACE_VMM, PLACE_GPU1});
 }
 
 /* ---- kernels ---- */
@@ -762,12 +796,14 @@ int main(int argc, char **argv)
 		KERNELS(copy_between_each_pair_of_kinds_is_exact),
 		KERNELS(copy_between_mixed_tables_is_exact),
 		KERNELS(copy_between_devices_apart_is_exact),
+		KERNELS(copy_from_a_device_that_left_and_came_again_is_exact),
 		KERNELS(copy_here_and_now_packs_and_unpacks),
 		KERNELS(copy_canceled_is_still_when_done),
 		KERNELS(copy_on_failed_device_fails_and_recovers),
 		KERNELS(call_that_fails_once_costs_one_copy),
 		KERNELS(call_that_fails_once_costs_one_copy_in),
 		KERNELS(call_that_fails_once_costs_one_copy_out),
+		KERNELS(call_that_fails_once_costs_one_copy_across),
 		KERNELS(linear_end_is_pinned_once),
 		KERNELS(linear_end_of_two_addresses_is_not_pinned),
 		KERNELS(image_refused_leaves_the_engines),
