@@ -21,8 +21,18 @@ struct looking {
 	struct request *req;
 	struct verbs_look rdma;
 	struct err gpu; /* why there are no GPUs; ERR_OK: there are */
+	uint32_t gpus_used; /* bit n: device n */
 	char kernels[192];
 };
+
+/* Both may wait for a context that is being made. */
+static void look_at_gpus(struct looking *looking, struct gpu *gpu)
+{
+	gpu_module_words(gpu, looking->kernels, sizeof(looking->kernels));
+	for (unsigned int i = 0; i < gpu->device_count; i++)
+		if (gpu_device_used(&gpu->devices[i]))
+			looking->gpus_used |= UINT32_C(1) << i;
+}
 
 static void look_work(struct offload_job *job)
 {
@@ -36,7 +46,7 @@ static void look_work(struct offload_job *job)
 	else if (gpu_start(gpu) < 0)
 		err_take(&looking->gpu);
 	else
-		gpu_module_words(gpu, looking->kernels, sizeof(looking->kernels));
+		look_at_gpus(looking, gpu);
 }
 
 static const struct transport *verbs_of(const struct kvd *kvd)
@@ -94,14 +104,10 @@ static bool add_rdma(cJSON *result, const struct kvd *kvd, const struct verbs_lo
 			  cJSON_AddStringToObject(result, "rdma_error", look->err.text));
 }
 
-static bool add_gpu(cJSON *list, struct gpu_device *device)
+static bool add_gpu(cJSON *list, const struct gpu_device *device, bool used)
 {
 	cJSON *json = cJSON_CreateObject();
-	bool used;
 
-	pthread_mutex_lock(&device->lock);
-	used = device->users > 0;
-	pthread_mutex_unlock(&device->lock);
 	return json && cJSON_AddItemToArray(list, json) &&
 	       cJSON_AddStringToObject(json, "gpu", device->id) &&
 	       cJSON_AddStringToObject(json, "pci", device->pci) &&
@@ -141,7 +147,7 @@ static bool add_gpus(cJSON *result, struct gpu *gpu, const struct looking *looki
 	if (err->code != ERR_OK)
 		return filled && cJSON_AddStringToObject(result, "gpu_error", err->text);
 	for (unsigned int i = 0; filled && i < gpu->device_count; i++)
-		filled = add_gpu(list, &gpu->devices[i]);
+		filled = add_gpu(list, &gpu->devices[i], looking->gpus_used >> i & 1);
 	return filled && add_features(result, &gpu->drv, looking->kernels);
 }
 

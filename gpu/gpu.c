@@ -369,6 +369,16 @@ void gpu_device_put(struct gpu_device *device)
 	pthread_mutex_unlock(&device->lock);
 }
 
+bool gpu_device_used(struct gpu_device *device)
+{
+	bool used;
+
+	pthread_mutex_lock(&device->lock);
+	used = device->users > 0;
+	pthread_mutex_unlock(&device->lock);
+	return used;
+}
+
 int gpu_enter(struct gpu_device *device)
 {
 	int result = device->gpu->drv.ctx_push(device->ctx);

@@ -108,6 +108,9 @@ int gpu_device_find(struct gpu *gpu, const char *name, struct gpu_device **devic
 int gpu_device_get(struct gpu_device *device);
 void gpu_device_put(struct gpu_device *device);
 
+/* Has it a user? */
+bool gpu_device_used(struct gpu_device *device);
+
 /* The context is current in this thread between these; a user is needed. */
 int gpu_enter(struct gpu_device *device);
 void gpu_leave(struct gpu_device *device);

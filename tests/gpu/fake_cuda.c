@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #define CALLS_MAX 128
@@ -41,6 +42,11 @@ static struct fault {
 	unsigned int left; /* 0: not in use */
 	int code;
 } faults[FAULTS_MAX];
+
+static struct {
+	char name[64];
+	unsigned int ms;
+} slow;
 
 static _Thread_local struct cu_ctx *stack[16];
 static _Thread_local unsigned int depth;
@@ -83,6 +89,25 @@ static void faults_read(const char *text)
 
 		if (sscanf(word, "%63[^:]:%u:%d", name, &n, &code) >= 1)
 			fault_add(name, n, code);
+	}
+}
+
+void fake_cuda_slow(const char *name, unsigned int ms)
+{
+	pthread_mutex_lock(&lock);
+	snprintf(slow.name, sizeof(slow.name), "%s", name ? name : "");
+	slow.ms = ms;
+	pthread_mutex_unlock(&lock);
+}
+
+static void slow_read(const char *text)
+{
+	char name[64];
+	unsigned int ms;
+
+	if (text && sscanf(text, "%63[^:]:%u", name, &ms) == 2) {
+		memcpy(slow.name, name, sizeof(name));
+		slow.ms = ms;
 	}
 }
 
@@ -161,10 +186,19 @@ static bool deadly(int code)
 int fake_enter(const char *name, bool needs_context)
 {
 	struct cu_ctx *ctx = depth ? stack[depth - 1] : NULL;
+	struct timespec pause = {0};
 	int code;
 
 	pthread_mutex_lock(&lock);
 	code = strike_locked(name);
+	if (strcmp(slow.name, name) == 0) {
+		pause.tv_sec = slow.ms / 1000;
+		pause.tv_nsec = slow.ms % 1000 * 1000000L;
+	}
+	pthread_mutex_unlock(&lock);
+	if (pause.tv_sec || pause.tv_nsec)
+		(void)nanosleep(&pause, NULL);
+	pthread_mutex_lock(&lock);
 	if (code && ctx && deadly(code))
 		ctx->sticky = code;
 	if (!code && !started)
@@ -297,6 +331,7 @@ static void start(void)
 	fake_cuda_pace((unsigned int)fake_env("FAKE_CUDA_NS_PER_KIB", 0));
 	if (planned)
 		faults_read(planned);
+	slow_read(getenv("FAKE_CUDA_SLOW"));
 	control_map(getenv("FAKE_CUDA_CONTROL"));
 	started = true;
 }

@@ -12,6 +12,7 @@
  * the next one; code 2, out of memory, when not told). The name "execute" is a
  * queued copy: it fails where the device does the work, and the context with it.
  * A code after which a context is dead makes it so.
+ * FAKE_CUDA_SLOW=name:ms: calls of a function take so long.
  * FAKE_CUDA_CONTROL=path: a file of struct fake_control, through which another
  * process plans faults and sees what this one holds.
  */
@@ -41,6 +42,8 @@ struct fake_control {
 
 /* As FAKE_CUDA_FAIL; counts from now. NULL: forget all faults. */
 FAKE_API void fake_cuda_fail(const char *name, unsigned int n, int code);
+/* As FAKE_CUDA_SLOW. NULL: none. */
+FAKE_API void fake_cuda_slow(const char *name, unsigned int ms);
 /* Calls of a function since the last fake_cuda_fail(NULL). */
 FAKE_API unsigned int fake_cuda_calls(const char *name);
 /* The i-th function that was called since then, NULL at the end. */

@@ -4,6 +4,7 @@
 that needs no RDMA, and what becomes of memory whose engine dies."""
 import base64
 import ctypes
+import json
 import os
 import subprocess
 import sys
@@ -228,6 +229,35 @@ def devices_lists_gpus_and_features():
         engine.close()
 
 
+def ask(engine, cmd, **args):
+    """Without waiting for the answer."""
+    engine.sock.sendall(json.dumps(dict(args, cmd=cmd, id=99)).encode() + b"\n")
+
+
+def context_that_is_made_slowly_holds_up_nobody():
+    """Not even with a look at the devices meanwhile."""
+    args = fake_gpu.Gpu().ipc(4096)[1]
+    slow = dict(FAKE_CUDA_SLOW="cuDevicePrimaryCtxRetain:6000")
+    with Daemon(config("shm") + "gpu_kernels = off\n", env=slow) as daemon:
+        first, second, third = (Engine(daemon, n) for n in ("first", "second", "third"))
+        second.cmd("devices")  # the driver is started
+        begin = time.monotonic()
+        ask(first, "region.register", length=4096, **args)
+        while time.monotonic() - begin < 1:
+            third.cmd("ping")
+        ask(second, "devices")
+        while time.monotonic() - begin < 2:
+            third.cmd("ping")
+        took = time.monotonic() - begin
+        assert took < 5, took
+        for engine in (first, second):
+            answer = json.loads(engine.lines.readline())
+            assert answer["id"] == 99 and "error" not in answer, answer
+        assert time.monotonic() - begin > 5.5, "the context was there at once"
+        for engine in (first, second, third):
+            engine.close()
+
+
 def without_driver_is_told():
     with Daemon("[transport]\ntransports = shm\ncuda_library = libno-such.so.1\n") as daemon:
         engine = Engine(daemon, "engine")
@@ -246,4 +276,5 @@ if __name__ == "__main__":
          shm_ipc_to_ipc, shm_vmm_to_memfd, tcp_ipc_to_vmm, tcp_vm_to_ipc, ucx_vmm_to_ipc,
          killed_engine_is_unmapped_in_time, exporter_gone_is_told,
          other_pid_namespace_is_told, mig_is_told, another_order_of_devices_is_told,
-         memory_of_vmm_has_no_legacy_handle, devices_lists_gpus_and_features, without_driver_is_told])
+         memory_of_vmm_has_no_legacy_handle, devices_lists_gpus_and_features,
+         context_that_is_made_slowly_holds_up_nobody, without_driver_is_told])
