@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One thread for all events, because the driver's calls are not for the loop:
- * opening takes a lock that a call of another thread may hold for long, and
- * cuEventQuery is quick only on most days.
+ * Threads for events, because the driver's calls are not for the loop: opening takes a
+ * lock that a call of another thread may hold for long, and cuEventQuery is quick only on
+ * most days. A thread a device: the first event on one that nobody uses makes a context,
+ * which takes tenths of a second, and an engine that has such events made again and again
+ * shall not keep those of others waiting. Names become devices at once where the driver
+ * has been started; else one more thread starts it, and hands events on.
  *
  * Polling, not cuEventSynchronize (a thread an event, and none of them can be
  * called back) and not cuStreamWaitEvent (a stream that waits for a dead engine's
@@ -43,7 +46,7 @@
 
 enum { STATE_PENDING, STATE_REACHED, STATE_FAILED };
 
-struct opened { /* the thread's alone */
+struct opened { /* a thread's alone */
 	struct list link;
 	struct gpu_device *device;
 	struct cu_event *event;
@@ -54,8 +57,9 @@ struct opened { /* the thread's alone */
 };
 
 struct gpu_event {
-	struct list link; /* events->fresh, ->watched */
+	struct list link; /* watcher->fresh, ->watched */
 	struct gpu_events *events;
+	struct watcher *watcher; /* under the lock */
 	uint64_t owner;
 	char device[64];
 	struct cu_ipc_event handle;
@@ -65,6 +69,18 @@ struct gpu_event {
 	struct opened *opened; /* the thread's */
 };
 
+struct watcher {
+	struct gpu_events *events;
+	pthread_t thread;
+	pthread_cond_t more;
+	/* under the lock */
+	bool running;
+	struct list fresh;
+	bool look; /* something was dropped */
+	/* the thread's */
+	struct list watched, opens;
+};
+
 struct gpu_events {
 	struct gpu *gpu;
 	struct loop_wake wake;
@@ -72,14 +88,10 @@ struct gpu_events {
 	void *arg;
 	unsigned int count; /* the loop's: not dropped */
 	struct list live;   /* owners of those, for their cap: the loop's */
-	pthread_t thread;
-	bool running;
-	pthread_mutex_t lock;
-	pthread_cond_t more;
-	struct list fresh;
-	bool stopping, look; /* look: something was dropped */
-	/* the thread's */
-	struct list watched, opens;
+	pthread_mutex_t lock; /* of all watchers */
+	bool stopping;
+	struct watcher watchers[GPU_DEVICES_MAX]; /* by the device's number */
+	struct watcher finder; /* of devices */
 };
 
 struct owner { /* how many events one has: its cap */
@@ -135,11 +147,11 @@ static int opened_new(struct gpu_device *device, const struct gpu_event *event,
 	return 0;
 }
 
-static struct opened *opened_find(struct gpu_events *events, const struct gpu_event *event)
+static struct opened *opened_find(struct watcher *watcher, const struct gpu_event *event)
 {
 	struct opened *o;
 
-	list_foreach (o, &events->opens, link)
+	list_foreach (o, &watcher->opens, link)
 		if (o->owner == event->owner &&
 		    memcmp(&o->handle, &event->handle, sizeof(o->handle)) == 0 &&
 		    strcmp(o->name, event->device) == 0)
@@ -147,9 +159,9 @@ static struct opened *opened_find(struct gpu_events *events, const struct gpu_ev
 	return NULL;
 }
 
-static int event_open(struct gpu_events *events, struct gpu_event *event)
+static int event_open(struct watcher *watcher, struct gpu_event *event)
 {
-	struct opened *o = opened_find(events, event);
+	struct opened *o = opened_find(watcher, event);
 	struct gpu_device *device = NULL;
 	struct err why;
 	int r;
@@ -159,7 +171,7 @@ static int event_open(struct gpu_events *events, struct gpu_event *event)
 		o->watches++;
 		return 0;
 	}
-	r = gpu_device_find(events->gpu, event->device, &device);
+	r = gpu_device_find(watcher->events->gpu, event->device, &device);
 	if (r == 0)
 		r = gpu_device_get(device);
 	if (r < 0)
@@ -170,7 +182,7 @@ static int event_open(struct gpu_events *events, struct gpu_event *event)
 		gpu_device_put(device);
 		return err_reraise(&why);
 	}
-	list_push_back(&events->opens, &o->link);
+	list_push_back(&watcher->opens, &o->link);
 	event->opened = o;
 	o->watches = 1;
 	return 0;
@@ -241,29 +253,60 @@ static void event_free(struct gpu_event *event)
 	mem_free(event);
 }
 
+static int watcher_hand(struct watcher *watcher, struct gpu_event *event);
+
+/* The finder's part: to whom it goes. */
+static int event_find(struct gpu_events *events, struct gpu_event *event)
+{
+	struct gpu_device *device = NULL;
+	int r = gpu_device_find(events->gpu, event->device, &device);
+
+	if (r < 0)
+		return err_pass(r);
+	pthread_mutex_lock(&events->lock);
+	if (!atomic_load(&event->dropped)) { /* else the finder frees it */
+		list_remove(&event->link);
+		r = watcher_hand(&events->watchers[device->number], event);
+		if (r < 0)
+			list_push_back(&events->finder.watched, &event->link);
+	}
+	pthread_mutex_unlock(&events->lock);
+	return err_pass(r);
+}
+
+/* Is it still pending, here? */
+static bool event_look(struct watcher *watcher, struct gpu_event *event)
+{
+	struct gpu_events *events = watcher->events;
+
+	if (watcher == &events->finder) {
+		if (event_find(events, event) < 0)
+			event_settle(event, STATE_FAILED);
+		return false; /* dropped, or another's: not to be touched */
+	}
+	if (!event->opened && event_open(watcher, event) < 0)
+		event_settle(event, STATE_FAILED);
+	else
+		event_query(event);
+	return atomic_load(&event->state) == STATE_PENDING;
+}
+
 /* How many are pending. */
-static unsigned int look_at_all(struct gpu_events *events)
+static unsigned int look_at_all(struct watcher *watcher)
 {
 	struct gpu_event *event;
 	unsigned int pending = 0;
 
-	list_foreach_safe (event, &events->watched, link) {
-		if (atomic_load(&event->dropped)) {
+	list_foreach_safe (event, &watcher->watched, link) {
+		if (atomic_load(&event->dropped))
 			event_free(event);
-			continue;
-		}
-		if (atomic_load(&event->state) != STATE_PENDING)
-			continue;
-		if (!event->opened && event_open(events, event) < 0)
-			event_settle(event, STATE_FAILED);
-		else
-			event_query(event);
-		pending += atomic_load(&event->state) == STATE_PENDING;
+		else if (atomic_load(&event->state) == STATE_PENDING)
+			pending += event_look(watcher, event);
 	}
 	return pending;
 }
 
-static void pause_until(struct gpu_events *events, uint64_t pause_ns)
+static void pause_until(struct watcher *watcher, uint64_t pause_ns)
 {
 	struct timespec t;
 
@@ -273,40 +316,78 @@ static void pause_until(struct gpu_events *events, uint64_t pause_ns)
 		t.tv_nsec -= 1000000000;
 		t.tv_sec++;
 	}
-	(void)pthread_cond_clockwait(&events->more, &events->lock, CLOCK_MONOTONIC, &t);
+	(void)pthread_cond_clockwait(&watcher->more, &watcher->events->lock,
+				     CLOCK_MONOTONIC, &t);
 }
 
 static void *watcher_main(void *arg)
 {
-	struct gpu_events *events = arg;
+	struct watcher *watcher = arg;
+	struct gpu_events *events = watcher->events;
 	uint64_t pause_ns = PAUSE_MIN_NS;
 
 	pthread_mutex_lock(&events->lock);
 	for (;;) {
-		bool fresh = !list_empty(&events->fresh);
+		bool fresh = !list_empty(&watcher->fresh);
 		unsigned int pending;
 		struct list *n;
 
-		while ((n = list_pop_front(&events->fresh)))
-			list_push_back(&events->watched, n);
-		events->look = false;
+		while ((n = list_pop_front(&watcher->fresh)))
+			list_push_back(&watcher->watched, n);
+		watcher->look = false;
 		pthread_mutex_unlock(&events->lock);
-		pending = look_at_all(events);
+		pending = look_at_all(watcher);
 		pthread_mutex_lock(&events->lock);
 		pause_ns = fresh ? PAUSE_MIN_NS : pause_ns + pause_ns / 16;
 		if (pause_ns > PAUSE_MAX_NS)
 			pause_ns = PAUSE_MAX_NS;
-		if (!list_empty(&events->fresh) || events->look)
+		if (!list_empty(&watcher->fresh) || watcher->look)
 			continue;
 		if (pending > 0)
-			pause_until(events, pause_ns);
+			pause_until(watcher, pause_ns);
 		else if (events->stopping)
 			break;
 		else
-			pthread_cond_wait(&events->more, &events->lock);
+			pthread_cond_wait(&watcher->more, &events->lock);
 	}
 	pthread_mutex_unlock(&events->lock);
 	return NULL;
+}
+
+/* Its thread is started with its first event. The lock is held. */
+static int watcher_hand(struct watcher *watcher, struct gpu_event *event)
+{
+	int r = 0;
+
+	if (!watcher->running)
+		r = thread_start("kvd-gpu-event", watcher_main, watcher,
+				 &watcher->thread);
+	if (r < 0)
+		return err_pass(r);
+	watcher->running = true;
+	event->watcher = watcher;
+	list_push_back(&watcher->fresh, &event->link);
+	pthread_cond_signal(&watcher->more);
+	return 0;
+}
+
+static void watcher_init(struct watcher *watcher, struct gpu_events *events)
+{
+	watcher->events = events;
+	list_init(&watcher->fresh);
+	list_init(&watcher->watched);
+	list_init(&watcher->opens);
+	pthread_cond_init(&watcher->more, NULL);
+}
+
+/* After `stopping` was set, and with no event left but dropped ones. */
+static void watcher_fini(struct watcher *watcher)
+{
+	if (watcher->running)
+		pthread_join(watcher->thread, NULL);
+	assert(list_empty(&watcher->fresh) && list_empty(&watcher->watched) &&
+	       list_empty(&watcher->opens));
+	pthread_cond_destroy(&watcher->more);
 }
 
 /* ---- the loop ---- */
@@ -328,31 +409,16 @@ int gpu_events_new(struct gpu *gpu, struct loop *loop, void (*on_change)(void *a
 		return err_pass(-ENOMEM);
 	*events = (struct gpu_events){.gpu = gpu, .on_change = on_change, .arg = arg};
 	list_init(&events->live);
-	list_init(&events->fresh);
-	list_init(&events->watched);
-	list_init(&events->opens);
 	r = loop_wake_init(&events->wake, loop, on_wake);
 	if (r < 0) {
 		mem_free(events);
 		return err_pass(r);
 	}
 	pthread_mutex_init(&events->lock, NULL);
-	pthread_cond_init(&events->more, NULL);
+	watcher_init(&events->finder, events);
+	for (unsigned int i = 0; i < GPU_DEVICES_MAX; i++)
+		watcher_init(&events->watchers[i], events);
 	*events_p = events;
-	return 0;
-}
-
-/* Only with the first event. */
-static int watcher_start(struct gpu_events *events)
-{
-	int r;
-
-	if (events->running)
-		return 0;
-	r = thread_start("kvd-gpu-event", watcher_main, events, &events->thread);
-	if (r < 0)
-		return err_pass(r);
-	events->running = true;
 	return 0;
 }
 
@@ -363,13 +429,14 @@ void gpu_events_free(struct gpu_events *events)
 	assert(events->count == 0);
 	pthread_mutex_lock(&events->lock);
 	events->stopping = true;
-	pthread_cond_signal(&events->more);
+	pthread_cond_signal(&events->finder.more);
+	for (unsigned int i = 0; i < GPU_DEVICES_MAX; i++)
+		pthread_cond_signal(&events->watchers[i].more);
 	pthread_mutex_unlock(&events->lock);
-	if (events->running)
-		pthread_join(events->thread, NULL);
-	assert(list_empty(&events->watched) && list_empty(&events->opens));
+	watcher_fini(&events->finder);
+	for (unsigned int i = 0; i < GPU_DEVICES_MAX; i++)
+		watcher_fini(&events->watchers[i]);
 	loop_wake_fini(&events->wake);
-	pthread_cond_destroy(&events->more);
 	pthread_mutex_destroy(&events->lock);
 	mem_free(events);
 }
@@ -417,14 +484,25 @@ static void owner_discharge(struct gpu_events *events, uint64_t id)
 	mem_free(owner);
 }
 
+/* Who watches events of a device; what is wrong with its name, the finder tells. */
+static struct watcher *watcher_of(struct gpu_events *events, const char *name)
+{
+	struct gpu_device *device = NULL;
+
+	if (!gpu_started(events->gpu))
+		return &events->finder;
+	if (gpu_device_find(events->gpu, name, &device) == 0)
+		return &events->watchers[device->number];
+	err_clear();
+	return &events->finder;
+}
+
 int gpu_event_watch(struct gpu_events *events, uint64_t owner, const char *device,
 		    const struct cu_ipc_event *handle, struct gpu_event **event_p)
 {
 	struct gpu_event *event;
-	int r = watcher_start(events);
+	int r;
 
-	if (r < 0)
-		return err_pass(r);
 	if (strlen(device) >= sizeof(event->device))
 		return err_raise(ERR_INVAL, "device: over %zu bytes",
 				 sizeof(event->device) - 1);
@@ -442,9 +520,13 @@ int gpu_event_watch(struct gpu_events *events, uint64_t owner, const char *devic
 	event->handle = *handle;
 	memcpy(event->device, device, strlen(device) + 1);
 	pthread_mutex_lock(&events->lock);
-	list_push_back(&events->fresh, &event->link);
-	pthread_cond_signal(&events->more);
+	r = watcher_hand(watcher_of(events, device), event);
 	pthread_mutex_unlock(&events->lock);
+	if (r < 0) {
+		owner_discharge(events, owner);
+		mem_free(event);
+		return err_pass(r);
+	}
 	*event_p = event;
 	return 0;
 }
@@ -467,8 +549,8 @@ void gpu_event_drop(struct gpu_event *event)
 	events = event->events;
 	owner_discharge(events, event->owner);
 	pthread_mutex_lock(&events->lock);
-	atomic_store(&event->dropped, true); /* the thread may free it from now on */
-	events->look = true;
-	pthread_cond_signal(&events->more);
+	event->watcher->look = true;
+	pthread_cond_signal(&event->watcher->more);
+	atomic_store(&event->dropped, true); /* its thread may free it from now on */
 	pthread_mutex_unlock(&events->lock);
 }

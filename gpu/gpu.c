@@ -189,11 +189,16 @@ static int devices_look(struct gpu *gpu)
 	return err_pass(r);
 }
 
+bool gpu_started(const struct gpu *gpu)
+{
+	return atomic_load(&gpu->ready);
+}
+
 int gpu_start(struct gpu *gpu)
 {
 	int r = 0;
 
-	if (atomic_load(&gpu->ready))
+	if (gpu_started(gpu))
 		return 0;
 	if (strcmp(gpu->allowed, "off") == 0)
 		return err_raise(ERR_REQUIRE, "GPUs are switched off (gpu = off)");

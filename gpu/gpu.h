@@ -101,6 +101,8 @@ void gpu_free(struct gpu *gpu);
 /* Load the driver and look at its devices, once. ERR_REQUIRE when there is none;
  * the next call tries again. */
 int gpu_start(struct gpu *gpu);
+/* It was: gpu_device_find() does not block. Any thread. */
+bool gpu_started(const struct gpu *gpu);
 /* By UUID or PCI id; starts. ERR_IMPORT tells which devices there are. */
 int gpu_device_find(struct gpu *gpu, const char *name, struct gpu_device **device_p);
 

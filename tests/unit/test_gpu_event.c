@@ -182,6 +182,35 @@ static void event_is_closed_while_its_device_stays(void **state)
 	gpu_device_put(device);
 }
 
+/* A context takes long to make; who has an event on another device does not wait. */
+static void event_on_an_idle_device_delays_no_other(void **state)
+{
+	struct stage *stage = *state;
+	struct gpu_device *device = NULL, *idle;
+	struct gpu_event *event, *slow;
+
+	assert_int_equal(gpu_device_find(stage->gpu, stage->owner.handle.device, &device),
+			 0);
+	idle = &stage->gpu->devices[1 - device->number];
+	assert_true(gpu_owner_tell(&stage->owner, GPU_OWNER_HOLD));
+	assert_true(gpu_owner_tell(&stage->owner, GPU_OWNER_RECORD));
+	assert_int_equal(gpu_device_get(device), 0); /* the engine's memory would */
+	FAKE(fake_cuda_fail)(NULL, 0, 0);
+	FAKE(fake_cuda_slow)("cuDevicePrimaryCtxRetain", 5000);
+	slow = watch_of(stage, idle->id, &stage->owner.event);
+	while (FAKE(fake_cuda_calls)("cuDevicePrimaryCtxRetain") == 0)
+		sched_yield();
+	event = watch(stage);
+	looked(5);
+	assert_true(gpu_owner_tell(&stage->owner, GPU_OWNER_LET_GO));
+	assert_int_equal(settled(stage, event), 1);
+	assert_int_equal(gpu_event_state(slow), 0);
+	FAKE(fake_cuda_slow)(NULL, 0);
+	drop(stage, event);
+	drop(stage, slow);
+	gpu_device_put(device);
+}
+
 static void event_of_many_watches_is_opened_once(void **state)
 {
 	struct stage *stage = *state;
@@ -361,6 +390,7 @@ int main(int argc, char **argv)
 		CASE(event_comes_after_the_job_before_it),
 		CASE(event_never_recorded_counts_as_come),
 		CASE(event_is_closed_while_its_device_stays),
+		CASE(event_on_an_idle_device_delays_no_other),
 		CASE(event_of_many_watches_is_opened_once),
 		CASE(event_recorded_again_is_waited_for_again),
 		CASE(event_dropped_early_is_closed),
