@@ -3,8 +3,8 @@
  * event: points in the streams of engines, told apart from here.
  *
  * An engine records an event that it made for other processes and hands its 64
- * bytes over; a thread of kvd's opens it and asks the driver, again and again,
- * whether the GPU has got there. Asking is all that is done with it: no stream of
+ * bytes over; a thread of kvd's, one a device, opens it and asks the driver, again and
+ * again, whether the GPU has got there. Asking is all that is done with it: no stream of
  * kvd's waits on an event of an engine's, so an event that never comes holds
  * nothing up but its own watch, which its owner may let go of at any time.
  *
