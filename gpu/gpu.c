@@ -9,7 +9,8 @@
  * Two locks: the gpu's, for loading the driver, and each device's, for its
  * context and its lists. A device's lock is held while the driver makes or
  * releases the context (a second), which only other users of the same device
- * wait for. None is held while bytes move.
+ * wait for. None is held while bytes move. (Imports have one more, so that copies
+ * do not wait for a large allocation that somebody registers.)
  *
  * What a broken context is good for: nothing. Every call in it returns the first
  * error. So `broken` is set by whoever sees such a result, memory on the device
@@ -71,6 +72,7 @@ void gpu_free(struct gpu *gpu)
 		gpu_module_fini(&gpu->devices[i]);
 		assert(gpu->devices[i].users == 0);
 		pthread_mutex_destroy(&gpu->devices[i].keep.lock);
+		pthread_mutex_destroy(&gpu->devices[i].imports_lock);
 		pthread_mutex_destroy(&gpu->devices[i].lock);
 	}
 	assert(list_empty(&gpu->pins));
@@ -181,6 +183,7 @@ static int devices_look(struct gpu *gpu)
 	for (int i = 0; i < count && r == 0; i++) {
 		pthread_mutex_init(&gpu->devices[i].lock, NULL);
 		list_init(&gpu->devices[i].lanes);
+		pthread_mutex_init(&gpu->devices[i].imports_lock, NULL);
 		list_init(&gpu->devices[i].imports);
 		pthread_mutex_init(&gpu->devices[i].keep.lock, NULL);
 		list_init(&gpu->devices[i].keep.lists);

@@ -58,9 +58,11 @@ struct gpu_device {
 	unsigned int users;
 	bool held; /* the context was not released when the last one left */
 	struct list lanes;   /* idle ones */
-	struct list imports; /* import.c's */
 	uint32_t peers; /* bit n: there is peer access to device n, … */
 	unsigned int peer_turns[GPU_DEVICES_MAX]; /* … in this context of it; 0: untried */
+	/* import.c's: held while the driver opens and closes; before `lock` */
+	pthread_mutex_t imports_lock;
+	struct list imports;
 	/* while there are users */
 	struct cu_ctx *ctx;
 	atomic_uint turn; /* which context this is, from 1 */

@@ -7,9 +7,9 @@
  *
  * Opening the same IPC handle again would give the same address with a count in
  * newer drivers and an error in older ones; the share here makes that no matter.
- * A second opener waits for the first: the device's lock is held meanwhile. That
- * keeps "closed" simple, too: the handle is closed before the lock is let go, so
- * nobody can find an import that is about to go.
+ * A second opener waits for the first: a lock of the device's is held meanwhile, which
+ * copies do not need. That keeps "closed" simple, too: the handle is closed before the
+ * lock is let go, so nobody can find an import that is about to go.
  *
  * VMM memory is mapped whole, at one address, read-only unless it is to be
  * written: that the hardware keeps. IPC memory is always open for writing; that
@@ -352,11 +352,11 @@ int gpu_import(struct gpu *gpu, uint64_t owner, const struct gpu_handle *handle,
 		r = gpu_device_get(device); /* ours; goes with the import */
 	if (r < 0)
 		return err_pass(r);
-	pthread_mutex_lock(&device->lock);
+	pthread_mutex_lock(&device->imports_lock);
 	im = import_find(device, owner, handle, writable);
 	if (im) {
 		im->refs++;
-		pthread_mutex_unlock(&device->lock);
+		pthread_mutex_unlock(&device->imports_lock);
 		gpu_device_put(device); /* it has one */
 		*import_p = im;
 		return 0;
@@ -369,7 +369,7 @@ int gpu_import(struct gpu *gpu, uint64_t owner, const struct gpu_handle *handle,
 		else
 			import_free(im);
 	}
-	pthread_mutex_unlock(&device->lock);
+	pthread_mutex_unlock(&device->imports_lock);
 	if (r < 0) {
 		gpu_device_put(device);
 		return err_pass(r);
@@ -441,9 +441,9 @@ bool gpu_import_reach(struct gpu_import *im, struct gpu_device *device)
 
 struct gpu_import *gpu_import_ref(struct gpu_import *import)
 {
-	pthread_mutex_lock(&import->device->lock);
+	pthread_mutex_lock(&import->device->imports_lock);
 	import->refs++;
-	pthread_mutex_unlock(&import->device->lock);
+	pthread_mutex_unlock(&import->device->imports_lock);
 	return import;
 }
 
@@ -455,7 +455,7 @@ void gpu_import_unref(struct gpu_import *import)
 	if (!import)
 		return;
 	device = import->device;
-	pthread_mutex_lock(&device->lock);
+	pthread_mutex_lock(&device->imports_lock);
 	last = --import->refs == 0;
 	if (last) {
 		list_remove(&import->link);
@@ -468,7 +468,7 @@ void gpu_import_unref(struct gpu_import *import)
 		else
 			err_clear();
 	}
-	pthread_mutex_unlock(&device->lock);
+	pthread_mutex_unlock(&device->imports_lock);
 	if (last) {
 		import_free(import);
 		gpu_device_put(device);

@@ -7,6 +7,8 @@
 #include "daemon/transport/copy.h"
 
 #include <errno.h>
+#include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -413,6 +415,51 @@ static void copy_from_a_device_that_left_and_came_again_is_exact(void **state)
 	plan_free(plan);
 }
 
+struct opening {
+	struct test *t;
+	struct memory *memory;
+	pthread_t thread;
+	atomic_bool over;
+};
+
+static void *opening_main(void *arg)
+{
+	struct opening *opening = arg;
+	struct test *t = opening->t;
+
+	assert_int_equal(spot_import(t, &t->spots[0][PLACE_VMM], PLACE_VMM, true,
+				     &opening->memory),
+			 0);
+	atomic_store(&opening->over, true);
+	return NULL;
+}
+
+/* The driver may take its time over a large allocation; bytes move meanwhile. */
+static void copy_beside_a_slow_import_does_not_wait(void **state)
+{
+	const enum place places[2] = {PLACE_GPU0, PLACE_GPU0};
+	struct opening opening = {.t = *state};
+	struct test *t = *state;
+	struct plan *plan = plan_mixed(1);
+	struct tables tables;
+
+	wipe(t);
+	assert_int_equal(tables_make(t, places, false, &tables), 0);
+	FAKE(fake_cuda_slow)("cuMemImportFromShareableHandle", 5000);
+	assert_int_equal(
+		pthread_create(&opening.thread, NULL, opening_main, &opening), 0);
+	while (FAKE(fake_cuda_calls)("cuMemImportFromShareableHandle") == 0)
+		sched_yield();
+	assert_int_equal(job_run(t, plan, &tables, 1), 0);
+	assert_false(atomic_load(&opening.over));
+	FAKE(fake_cuda_slow)(NULL, 0);
+	pthread_join(opening.thread, NULL);
+	assert_moved(t, plan, places, false);
+	memory_unref(opening.memory);
+	tables_free(&tables);
+	plan_free(plan);
+}
+
 static void copy_here_and_now_packs_and_unpacks(void **state)
 {
 	struct test *t = *state;
@@ -783,6 +830,7 @@ int main(int argc, char **argv)
 		CASE(copy_between_each_pair_of_kinds_is_exact),
 		CASE(copy_between_mixed_tables_is_exact),
 		CASE(copy_between_devices_apart_is_exact),
+		CASE(copy_beside_a_slow_import_does_not_wait),
 		CASE(copy_here_and_now_packs_and_unpacks),
 		CASE(copy_canceled_is_still_when_done),
 		CASE(copy_on_failed_device_fails_and_recovers),
