@@ -77,7 +77,9 @@ uint32_t verbs_cost_row(const struct plan *plan, enum xp_kind kind, uint32_t sge
 		near_end = near + span.len;
 		bytes += span.len;
 	}
-	return count ? (uint32_t)(bytes / count) : 0;
+	if (!count)
+		return 0;
+	return bytes / count < UINT32_MAX ? (uint32_t)(bytes / count) : UINT32_MAX;
 }
 
 static void probe(struct verbs_peer *peer)

@@ -90,7 +90,7 @@ static void open_done(struct offload_job *job)
 
 	if (pool->close.submitted)
 		return;
-	if (!pool->peer) { /* closed meanwhile; the helper has let go */
+	if (!pool->peer) { /* closed meanwhile; a helper has let go */
 		mem_free(pool);
 	} else if (job->result < 0) {
 		fail(pool, &job->err);
@@ -100,9 +100,13 @@ static void open_done(struct offload_job *job)
 	}
 }
 
+/* The helper that made it may be at its last words yet, and be told of later. */
 static void close_done(struct offload_job *job)
 {
-	mem_free(container_of(job, struct verbs_pool, close));
+	struct verbs_pool *pool = container_of(job, struct verbs_pool, close);
+
+	if (!pool->open.submitted)
+		mem_free(pool);
 }
 
 static int pool_new(struct verbs_transport *transport, struct verbs_pool **pool_p)

@@ -674,8 +674,9 @@ static int take_fin(struct verbs_xfer *xfer, const struct verbs_frame *frame,
 {
 	struct err err;
 
+	/* of a packed one we are the source: all is well when all was written */
 	if (xfer->net.kind != XP_READ || !xfer->go || xfer->fin_came ||
-	    (frame->code == ERR_OK && !verbs_pack_whole(xfer)))
+	    (frame->code == ERR_OK && xfer->pack && !verbs_pack_ended(xfer)))
 		return net_proto(&xfer->net, "FIN");
 	xfer->fin_came = true;
 	if (frame->code != ERR_OK) {

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "daemon/base/err.h"
+#include "daemon/transport/verbs_pool.h"
 
 #define DEAR 100000u /* ns: any row is cheaper to copy */
 #define CHEAP 2u
@@ -161,6 +162,23 @@ static void gathered_and_few_and_long_rows_are_not_packed(void **state)
 		vp_moved(&x);
 		assert_false(x.op.way.packed);
 		vp_transfer_fini(&x);
+	}
+}
+
+/* Their length does not fit the record's field: it is the most that does. */
+static void rows_of_gigabytes_are_no_short_ones(void **state)
+{
+	const uint64_t gib4 = UINT64_C(4) << 30;
+	const uint64_t lengths[] = {gib4 - 1, gib4, gib4 + 256, 2 * gib4};
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(lengths); i++) {
+		const struct plan_run row = {.len = lengths[i], .count = 1};
+		struct plan *plan = vp_plan(&row, 1);
+
+		assert_int_equal(verbs_cost_row(plan, XP_WRITE, VERBS_SGE_MAX), UINT32_MAX);
+		assert_int_equal(verbs_cost_row(plan, XP_READ, VERBS_SGE_MAX), UINT32_MAX);
+		plan_free(plan);
 	}
 }
 
@@ -373,6 +391,54 @@ static void slot_that_is_none_ends_the_peer(void **state)
 	lie((struct verbs_frame){.type = VERBS_SLOT, .slot = 8}, &vp_b, "slot 8");
 }
 
+/* "Nothing is outstanding", says the destination of a pull, of slices that have not
+ * left: what is said to have been served was not. */
+static void fin_before_the_last_slice_has_left_ends_the_peer(void **state)
+{
+	const struct plan_run few = {.len = 256, .count = 1024, .src_stride = 512,
+				     .dst_stride = 320};
+	struct verbs_frame fin = {.type = VERBS_FIN};
+	struct verbs_xfer *served;
+	struct vp_transfer x;
+
+	(void)state;
+	vp_peer(&vp_b)->window_bytes = 0; /* nothing leaves */
+	vp_transfer_init(&x, XP_READ, &few, 1, VP_MIB);
+	assert_int_equal(vp_post(&x), 0);
+	VP_AWAIT(vp_b.in);
+	served = container_of(vp_b.in, struct verbs_xfer, net.in);
+	VP_AWAIT(vp_transport(&vp_b)->pack_pool->free + 1 < 1u << VERBS_SLOTS);
+	VP_AWAIT(!served->busy); /* its only slice is gathered */
+	fin.id = served->net.id;
+	verbs_send(vp_peer(&vp_a), verbs_out_new(), &fin, NULL);
+	VP_AWAIT(vp_b.dones == vp_b.requests);
+	assert_int_equal(vp_b.failures, 1);
+	VP_AWAIT(vp_b.lost);
+	assert_int_equal(vp_b.why.code, ERR_PROTO);
+	assert_non_null(strstr(vp_b.why.text, "FIN"));
+	VP_AWAIT(x.done);
+	assert_int_not_equal(x.op.result, 0);
+	vp_transfer_fini(&x);
+}
+
+/* ---- pools ---- */
+
+/* Closed while the helper that made it is at its last words: another helper lets go of
+ * the memory, and is told of first. */
+static void pool_closed_before_its_maker_is_back_is_freed_once(void **state)
+{
+	struct verbs_pool *pool;
+
+	(void)state;
+	assert_int_equal(verbs_pool_open(vp_transport(&vp_a), &pool), 0);
+	atomic_store(&pool->phase, 1); /* made */
+	pool->open.submitted = pool->open.started = true;
+	verbs_pool_close(pool);
+	VP_AWAIT(!offload_pending(vp_offload));
+	pool->open.submitted = false;
+	pool->open.done(&pool->open);
+}
+
 #define DEARLY(test) cmocka_unit_test_setup_teardown(test, begin_dear, vp_end)
 
 int main(void)
@@ -386,6 +452,7 @@ int main(void)
 						begin_cheap, vp_end),
 		DEARLY(both_ways_are_the_same_to_memory),
 		DEARLY(gathered_and_few_and_long_rows_are_not_packed),
+		DEARLY(rows_of_gigabytes_are_no_short_ones),
 		cmocka_unit_test_setup_teardown(cost_is_measured_when_it_is_first_wanted,
 						begin_measured, vp_end),
 		cmocka_unit_test_setup_teardown(answerer_that_does_not_pack_gets_rows,
@@ -399,6 +466,8 @@ int main(void)
 		DEARLY(slice_longer_than_a_slot_ends_the_peer),
 		DEARLY(mark_before_the_last_slice_ends_the_peer),
 		DEARLY(slot_that_is_none_ends_the_peer),
+		DEARLY(fin_before_the_last_slice_has_left_ends_the_peer),
+		DEARLY(pool_closed_before_its_maker_is_back_is_freed_once),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
