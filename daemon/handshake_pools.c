@@ -387,7 +387,9 @@ void handshake_pool_unuse(struct remote_pool *pool)
 	assert(pool->uses > 0);
 	if (--pool->uses > 0 || (!pool->going && !pool->dead))
 		return;
+	remote->reaches++; /* its heir may be the last that holds it */
 	pool_free(pool);
+	remote->reaches--;
 	remote_try_free(remote->hs, remote);
 }
 

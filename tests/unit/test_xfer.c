@@ -645,7 +645,7 @@ static void lost_peer_fails_transfers(void **state)
 }
 
 /* What the target's daemon knows of the initiator's session. */
-static const struct remote_pool *known_there(const struct pair *p)
+static struct remote_pool *known_there(const struct pair *p)
 {
 	struct remote *remote = list_first(handshake_remotes(p->c.nodes[1].kvd.handshake),
 					   struct remote, link);
@@ -775,6 +775,27 @@ static void lists_that_lend_keys_end_with_their_peer(void **state)
 		cache_close(&more[i]);
 }
 
+/* A helper still searched a list of the past when all else of that peer was gone: with
+ * the list goes its heir, and with that the peer. */
+static void last_list_that_lends_keys_ends_its_peer_once(void **state)
+{
+	struct pair *p = *state;
+	struct remote_pool *list = known_there(p);
+	struct remote *remote = list->remote;
+	struct cache more;
+
+	handshake_pool_use(list);
+	add_memory(p, &more);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_ptr_equal(list->heir, known_there(p));
+	cluster_crash(&p->c, 0, MEM_CRASH_KILLED);
+	cluster_run(&p->c, 5 * LOOP_NS_PER_S);
+	assert_null(remote->xp);
+	assert_int_equal(remote->reaches, 0);
+	handshake_pool_unuse(list);
+	cache_close(&more);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 #define LOOPBACK(name) cmocka_unit_test_setup_teardown(name, setup_one_daemon, teardown)
 
@@ -814,6 +835,7 @@ int main(void)
 		CASE(memory_told_again_keeps_its_key),
 		CASE(key_on_its_way_goes_to_the_next_list),
 		CASE(lists_that_lend_keys_end_with_their_peer),
+		CASE(last_list_that_lends_keys_ends_its_peer_once),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))
