@@ -67,7 +67,8 @@ void mails_drop(struct room *room, const struct party *party)
 	struct mail *mail;
 
 	list_foreach_safe(mail, &room->mails, link) {
-		if (!party || mail->party == party)
+		/* the end of a request is its transport's, or the room's */
+		if (!party || (mail->party == party && !mail->move))
 			mail_drop(mail);
 	}
 }

@@ -2,7 +2,7 @@
 /*
  * room_mail: page lists of rooms' messages, written and read. What is short is done at
  * once; a long one some pages a turn, meanwhile it is a mail of its room. The room's
- * failure or end drops its mails, and a party's loss that party's.
+ * failure or end drops its mails, and a party's loss that party's messages.
  */
 #ifndef KVD_ROOM_MAIL_H
 #define KVD_ROOM_MAIL_H
@@ -57,6 +57,7 @@ int mail_read(struct party *party, struct move *move, struct room_message *msg,
 	      struct room_maps *maps_p, struct mail **mail_p);
 
 void mail_drop(struct mail *mail); /* NULL is fine */
-void mails_drop(struct room *room, const struct party *party); /* NULL: all */
+/* Of one party all but requests that are being read: those must be answered. NULL: all. */
+void mails_drop(struct room *room, const struct party *party);
 
 #endif

@@ -328,6 +328,65 @@ static void header_that_is_cut_or_garbage_is_refused(void **state)
 	assert_true(room_live(w->room));
 }
 
+/* ---- messages in the middle of a request ---- */
+
+#define OFFERED 9u
+
+static struct move *being_read(struct world *w)
+{
+	struct room *room = rooms_find(w->c.nodes[1].kvd.rooms, w->engines[1], ROOM_OFFER,
+				       OFFERED);
+	struct move *move = list_first(&room->moves, struct move, link);
+
+	return move && move->phase == MOVE_READING ? move : NULL;
+}
+
+static bool is_being_read(void *arg)
+{
+	return being_read(arg) != NULL;
+}
+
+static void pull(struct world *w, const char *pages)
+{
+	w->c.nodes[1].config.peer_part_bytes = 16; /* two pages a turn */
+	cluster_ok(&w->c, w->engines[1],
+		   "{'cmd':'room.open','room':'%u','role':'offer','pool':%llu,"
+		   "'lease_ms':3600000,'views':{'kv':{'pages':[%s]}}}",
+		   OFFERED, (unsigned long long)w->caches[1].pool, pages);
+	cluster_ok(&w->c, w->engines[2],
+		   "{'cmd':'room.open','room':'%u','role':'pull','pool':%llu,'sources':['%s'],"
+		   "'views':{'kv':{'pages':[%s]}}}",
+		   OFFERED, (unsigned long long)w->caches[2].pool, w->c.nodes[1].endpoint,
+		   pages);
+}
+
+/* The puller leaves an offer that it reads, by a word that is not its own in that
+ * state, while the request's pages are being read: the request is answered all the same,
+ * and the offer ends now, not with its lease. */
+static void abort_in_the_middle_of_a_request_leaves_it_answered(void **state)
+{
+	struct world *w = *state;
+	struct wire_header h = {.type = WIRE_T_ABORT};
+	struct wire_abort msg = {.room = OFFERED, .from_role = ROOM_PULL, .code = ERR_ABORTED};
+	struct party *party;
+	uint8_t body[1024];
+	struct cursor c;
+
+	pull(w, "3,5,9,1,7,11,13,15,0,2");
+	cluster_until(&w->c, is_being_read, w, "a request whose pages are being read");
+	party = being_read(w)->party;
+	msg.from_gen = party->gen;
+	msg.to_gen = party->room->gen;
+	cursor_write(&c, body, sizeof(body));
+	assert_int_equal(wire_abort_put(&c, &msg), 0);
+	cursor_read(&c, body, c.pos);
+	assert_int_equal(rooms_on_message(w->c.nodes[1].kvd.rooms, party->remote, &h, &c), 0);
+	cluster_run(&w->c, 3 * LOOP_NS_PER_S);
+	assert_int_equal(cluster_state(&w->c, w->engines[1], "offer", OFFERED), KVD_FAILED);
+	assert_int_not_equal(cluster_state(&w->c, w->engines[2], "pull", OFFERED),
+			     KVD_TRANSFERRING);
+}
+
 int main(void)
 {
 #define CASE(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
@@ -336,6 +395,7 @@ int main(void)
 		CASE(chunk_with_another_plan_fails_the_room_untouched),
 		CASE(chunk_after_the_end_is_nobodys),
 		CASE(header_that_is_cut_or_garbage_is_refused),
+		CASE(abort_in_the_middle_of_a_request_leaves_it_answered),
 	};
 
 	cmocka_set_test_filter(getenv("KVD_TEST_FILTER"));
