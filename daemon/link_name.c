@@ -163,7 +163,7 @@ static void take_family(struct link_name *name, const struct addrinfo *list, int
 
 static void wait_for(struct link_name *name, uint64_t ns)
 {
-	/* it grows by one: without memory the line is as if nobody were there */
+	/* it grows by one: without memory the next frame that finds no line starts it */
 	if (loop_timer_start(&name->timer, ns) < 0)
 		err_clear();
 }
@@ -277,11 +277,13 @@ void link_name_free(struct link_name *name)
 
 void link_name_line(struct link_name *name, bool connected)
 {
-	if (name->connected == connected)
-		return;
-	name->connected = connected;
+	bool stuck = !connected && !name->question && !loop_timer_running(&name->timer);
+
 	if (connected)
 		loop_timer_stop(&name->timer);
-	else
+	else if (name->connected)
 		wait_for(name, LOST_NS);
+	else if (stuck)
+		wait_for(name, name->pause_ns);
+	name->connected = connected;
 }
