@@ -144,17 +144,24 @@ static int check_room(struct peer_impl *impl, size_t cost)
 			 impl->peer.endpoint, impl->queue_bytes, cap);
 }
 
+/* Of the queue's bytes. What this daemon tells itself in memory of the teller's own was
+ * there before: all of its rooms may tell in one turn, and none of them fails for that. */
+static size_t cost_of(const struct peer_impl *impl, bool owned, size_t len)
+{
+	return sizeof(struct peer_message) + (owned && impl->peer.self ? 0 : len);
+}
+
 /* A body that is owned is the queue's when this succeeds. */
 static int queue_push(struct peer_impl *impl, enum wire_type type, const void *body,
 		      uint8_t *owned, size_t len)
 {
-	const size_t cost = sizeof(struct peer_message) + len;
+	const size_t cost = cost_of(impl, owned != NULL, len);
 	struct peer_message *msg;
 	int r = check_room(impl, cost);
 
 	if (r < 0)
 		return err_pass(r);
-	msg = mem_zalloc(owned ? sizeof(*msg) : cost);
+	msg = mem_zalloc(sizeof(*msg) + (owned ? 0 : len));
 	if (!msg)
 		return err_pass(-ENOMEM);
 	msg->type = type;
@@ -190,7 +197,7 @@ static struct peer_message *queue_pop(struct peer_impl *impl)
 
 	if (msg) {
 		list_remove(&msg->link);
-		impl->queue_bytes -= sizeof(*msg) + msg->len;
+		impl->queue_bytes -= cost_of(impl, msg->owned != NULL, msg->len);
 	}
 	return msg;
 }

@@ -120,6 +120,22 @@ static void message_to_oneself_comes_whole(void **state)
 	peer_release(a);
 }
 
+/* Rooms of one daemon are told in the same turn: what they hand over they had before. */
+static void messages_to_oneself_beyond_the_queue_come_all(void **state)
+{
+	struct peer *self = peernet_dial(0, 0);
+
+	(void)state;
+	peernet_run(MS);
+	for (unsigned int i = 0; i < 2 * QUEUE / BODY; i++)
+		assert_int_equal(peer_send_owned(self, WIRE_T_TRANSFER_INFO, body_new(BODY),
+						 BODY), 0);
+	peernet_run(MS);
+	assert_int_equal(came, 2 * QUEUE / BODY);
+	assert_int_equal(self->state, PEER_UP);
+	peer_release(self);
+}
+
 static void message_to_who_knows_no_parts_goes_whole(void **state)
 {
 	(void)state;
@@ -351,6 +367,8 @@ int main(void)
 						teardown),
 		cmocka_unit_test_setup_teardown(message_to_oneself_comes_whole, setup,
 						teardown),
+		cmocka_unit_test_setup_teardown(messages_to_oneself_beyond_the_queue_come_all,
+						setup, teardown),
 		cmocka_unit_test_setup_teardown(message_to_who_knows_no_parts_goes_whole,
 						setup, teardown),
 		cmocka_unit_test_setup_teardown(messages_beyond_the_queue_go_at_once, setup,
