@@ -68,7 +68,7 @@ static bool can_do_without(const struct verbs_peer *peer, uint32_t rail)
 	uint32_t rounds = 1 + (uint32_t)__builtin_popcount(lost);
 
 	if (sm_state(&peer->net.sm) != NET_PEER_READY || !net_peer_live(&peer->net) ||
-	    peer->qps[0].rail->index == rail || sm_state(&peer->qps[0].sm) != VERBS_QP_UP)
+	    peer->qps[0].rail->index == rail)
 		return false;
 	for (uint32_t i = 1; i < peer->qp_count; i++)
 		if (!(lost & 1u << peer->qps[i].rail->index) &&
@@ -169,7 +169,7 @@ static void say_dead(struct verbs_peer *peer, uint32_t rail)
 	list_foreach(net, &peer->net.xfers, link) {
 		struct verbs_xfer *xfer = container_of(net, struct verbs_xfer, net);
 
-		if (!net->ours && xfer->go && xfer->slot < VERBS_GRANTS)
+		if (!net->ours && xfer->slot < VERBS_GRANTS)
 			next_round(xfer);
 	}
 	peer->rails_dead |= 1u << rail;
@@ -208,7 +208,6 @@ int verbs_rail_told(struct verbs_peer *peer, const struct verbs_frame *frame)
 	if (!verbs_rail_fail(qp, &err))
 		return 0;
 	peer->rails_told |= bit;
-	peer->rails_busy = true;
 	list_foreach(net, &peer->net.xfers, link)
 		if (net->ours)
 			mark_again(container_of(net, struct verbs_xfer, net));

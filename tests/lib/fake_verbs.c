@@ -620,7 +620,8 @@ void fake_verbs_begin(void)
 		.here = true,
 		.rules = {.max_sge = 30, .max_qp_wr = 4096, .max_cqe = 8192,
 			  .max_rd_atom = 16, .max_mr_bytes = UINT64_C(1) << 40,
-			  .inline_bytes = 128, .memory_node = -1},
+			  .inline_bytes = 128, .memory_node = -1,
+			  .connects_left = -1},
 		.next_port = 20000,
 		.sysfs = "/tmp/fake-verbs.XXXXXX",
 	};

@@ -29,6 +29,7 @@ struct fake_verbs_rules {
 	bool peermem;	      /* a GPU's memory can be registered by its address */
 	int post_errno;	      /* the next chain fails at its second request */
 	bool farewells_lost;  /* nobody hears of a disconnect */
+	int connects_left;    /* so many more are heard of; -1: all */
 };
 
 struct fake_verbs_mr { /* the last registrations, as they were asked for */
@@ -79,6 +80,7 @@ unsigned int fake_verbs_reg_waiting(void);
 /* The wire: by default all that is posted runs at once. */
 void fake_verbs_hold(bool hold); /* nothing runs but by fake_verbs_step() */
 unsigned int fake_verbs_step(unsigned int wrs); /* run so many; how many did */
+void fake_verbs_stall(const struct ibv_qp *qp); /* that one's do not; NULL: all do */
 /* From the loop's timer, `bytes` every millisecond. NULL: as before. */
 void fake_verbs_slow(struct loop *loop, uint64_t bytes);
 unsigned int fake_verbs_outstanding(void); /* requests that were posted and did not run */

@@ -285,6 +285,10 @@ static int connect_id(struct rdma_cm_id *base, struct rdma_conn_param *param)
 		push(id, NULL, RDMA_CM_EVENT_REJECTED, REJECT_NO_LISTENER, NULL, 0);
 		return 0;
 	}
+	if (fabric.rules.connects_left == 0)
+		return 0;
+	if (fabric.rules.connects_left > 0)
+		fabric.rules.connects_left--;
 	create_id(listener->id.channel, &made, listener->id.context, RDMA_PS_TCP);
 	other = of(made);
 	other->local = listener->local;

@@ -109,6 +109,7 @@ struct fabric {
 	bool reg_wait;
 	atomic_uint strike; /* so many calls to go */
 	bool stall_loopback;
+	const struct ibv_qp *stalled;
 	pthread_t waits_not; /* whose registrations would be a fault */
 	unsigned int reg_waiting, free_waiting;
 	bool free_wait;

@@ -600,7 +600,8 @@ static struct fake_qp *whose_turn(void)
 	struct fake_qp *qp;
 
 	list_foreach(qp, &fabric.wire, wire_link)
-		if (qp->remote != qp || !fabric.stall_loopback)
+		if (&qp->qp != fabric.stalled &&
+		    (qp->remote != qp || !fabric.stall_loopback))
 			return qp;
 	return NULL;
 }
@@ -730,6 +731,11 @@ void fake_verbs_hold(bool hold)
 	fabric.hold = hold;
 	while (!fabric.hold && !fabric.slow && step(&bytes))
 		continue;
+}
+
+void fake_verbs_stall(const struct ibv_qp *qp)
+{
+	fabric.stalled = qp;
 }
 
 unsigned int fake_verbs_step(unsigned int wrs)

@@ -82,6 +82,12 @@ static void slow_down(void)
 	fake_verbs_rules()->farewells_lost = true;
 }
 
+static void step_on(void)
+{
+	fake_verbs_step(1);
+	vp_turn();
+}
+
 /* Odd ones have much under way on every queue pair. */
 static void start(struct vp_transfer *x, enum xp_kind kind, unsigned int steps)
 {
@@ -91,14 +97,10 @@ static void start(struct vp_transfer *x, enum xp_kind kind, unsigned int steps)
 	fake_verbs_hold(true);
 	vp_transfer_init(x, kind, &large, 1, BYTES);
 	assert_int_equal(vp_post(x), 0);
-	while (!x->op.impl || !((struct verbs_xfer *)x->op.impl)->posted_bytes) {
-		fake_verbs_step(1);
-		vp_turn();
-	}
-	for (unsigned int i = 0; i < steps; i++) {
-		fake_verbs_step(1);
-		vp_turn();
-	}
+	while (!x->op.impl || !((struct verbs_xfer *)x->op.impl)->posted_bytes)
+		step_on();
+	for (unsigned int i = 0; i < steps; i++)
+		step_on();
 }
 
 /* It is somebody else's now; whatever is on the wire comes. */
@@ -222,6 +224,34 @@ static void pull_goes_on_whenever_its_rail_dies(void **state)
 	dies_at_every_step(XP_READ);
 }
 
+/* What is counted anew from its start is posted when all the rest of it has ended. */
+static void transfer_goes_on_when_its_slowest_queue_pair_has_ended(void **state)
+{
+	struct vp_transfer x;
+	struct verbs_xfer *xfer;
+
+	(void)state;
+	for (int kind = XP_WRITE; kind <= XP_READ; kind++) {
+		start(&x, (enum xp_kind)kind, 1);
+		xfer = x.op.impl;
+		fake_verbs_stall(vp_peer(&vp_a)->qps[2].qp);
+		mover_gives_up();
+		while (!vp_peer(&vp_a)->rails_told)
+			step_on();
+		for (unsigned int i = 0; i < 4 * STEPS; i++)
+			step_on();
+		assert_true(xfer->again && xfer->busy);
+		fake_verbs_stall(NULL);
+		fake_verbs_hold(false);
+		fake_verbs_step(1);
+		vp_moved(&x);
+		give_away(&x);
+		connection_is_whole();
+		vp_transfer_fini(&x);
+		join_again();
+	}
+}
+
 /* The memory's own adapter is the one that dies: a farther one does it. */
 static void transfer_leaves_the_nearest_rail_when_that_dies(void **state)
 {
@@ -268,10 +298,8 @@ static void aborted_at(enum xp_kind kind, void (*die)(void), unsigned int step,
 		die();
 	else
 		abort_by(&x, how & 2);
-	for (unsigned int i = 0; i < apart; i++) {
-		fake_verbs_step(1);
-		vp_turn();
-	}
+	for (unsigned int i = 0; i < apart; i++)
+		step_on();
 	if (how & 1)
 		abort_by(&x, how & 2);
 	else
@@ -353,10 +381,8 @@ static void post_small(struct vp_transfer *x, uint32_t used[SMALL])
 	fake_verbs_hold(true);
 	for (unsigned int i = 0; i < SMALL; i++)
 		verbs_transport.land(in[i], &sides[i], NULL);
-	while (!all_posted(x)) {
-		fake_verbs_step(1);
-		vp_turn();
-	}
+	while (!all_posted(x))
+		step_on();
 	vp_b.answer = VP_LAND;
 	for (unsigned int i = 0; i < SMALL; i++) {
 		assert_non_null(x[i].op.impl);
@@ -426,10 +452,8 @@ static void last_but_one_rail_carries_on(void **state)
 	for (unsigned int step = 0; step < 2 * STEPS; step += 3, plays++) {
 		start(&x, XP_WRITE, step % STEPS);
 		mover_s_port_is_down();
-		for (unsigned int i = 0; i < 2 + step / 3; i++) {
-			fake_verbs_step(1);
-			vp_turn();
-		}
+		for (unsigned int i = 0; i < 2 + step / 3; i++)
+			step_on();
 		fake_verbs_port(5, false);
 		fake_verbs_hold(false);
 		vp_moved(&x);
@@ -453,10 +477,8 @@ static void rail_in_the_middle_dies_at_every_step(void **state)
 	for (unsigned int step = 0; step < STEPS; step++) {
 		start(&x, XP_WRITE, step);
 		fake_verbs_async(step & 2 ? 3 : 5, IBV_EVENT_QP_FATAL);
-		for (unsigned int i = 0; step & 1 && i < 2 * STEPS; i++) {
-			fake_verbs_step(1);
-			vp_turn();
-		}
+		for (unsigned int i = 0; step & 1 && i < 2 * STEPS; i++)
+			step_on();
 		fake_verbs_hold(false);
 		vp_moved(&x);
 		give_away(&x);
@@ -478,22 +500,19 @@ static int begin_packing(void **state)
 	return 0;
 }
 
-/* Over the first rail, all of it: only the mark comes twice. */
-static void packed_push_does_not_feel_the_other_rail_die(void **state)
+/* Over the first rail, all of it: only the mark of a push comes twice. */
+static void packed_while_the_other_rail_dies(enum xp_kind kind)
 {
 	const struct plan_run rows = {.len = 256, .count = 8192, .src_stride = 512,
 				      .dst_stride = 320};
 	struct vp_transfer x;
 
-	(void)state;
 	for (unsigned int step = 0; step < 40; step++) {
-		vp_transfer_init(&x, XP_WRITE, &rows, 1, BYTES);
+		vp_transfer_init(&x, kind, &rows, 1, BYTES);
 		fake_verbs_hold(true);
 		assert_int_equal(vp_post(&x), 0);
-		for (unsigned int i = 0; i < step; i++) {
-			fake_verbs_step(1);
-			vp_turn();
-		}
+		for (unsigned int i = 0; i < step; i++)
+			step_on();
 		fake_verbs_async(step & 1 ? 1 : 3, IBV_EVENT_QP_FATAL);
 		vp_turn();
 		fake_verbs_hold(false);
@@ -505,6 +524,18 @@ static void packed_push_does_not_feel_the_other_rail_die(void **state)
 		vp_transfer_fini(&x);
 		join_again();
 	}
+}
+
+static void packed_push_does_not_feel_the_other_rail_die(void **state)
+{
+	(void)state;
+	packed_while_the_other_rail_dies(XP_WRITE);
+}
+
+static void packed_pull_does_not_feel_the_other_rail_die(void **state)
+{
+	(void)state;
+	packed_while_the_other_rail_dies(XP_READ);
 }
 
 /* ---- as if there were no other ---- */
@@ -520,6 +551,7 @@ static void costs_the_connection(void (*die)(void), enum err_code code, const ch
 	vp_failed(&x, code, words);
 	assert_true(x.op.err.retryable);
 	VP_AWAIT(vp_a.lost && vp_b.lost);
+	assert_int_equal(vp_peer(&vp_a)->rails_lost, 0);
 	give_away(&x);
 	vp_transfer_fini(&x);
 	fake_verbs_port(0, true);
@@ -543,6 +575,13 @@ static void key_is_refused(void)
 	fake_verbs_fail_next(1, IBV_WC_REM_ACCESS_ERR);
 }
 
+/* Told in one go: of a connection that ends already no rail is lost. */
+static void key_is_refused_and_the_rail_dies(void)
+{
+	fake_verbs_async(1, IBV_EVENT_QP_ACCESS_ERR);
+	fake_verbs_async(1, IBV_EVENT_QP_FATAL);
+}
+
 static void memory_is_out(void)
 {
 	struct err err;
@@ -551,6 +590,7 @@ static void memory_is_out(void)
 	mem_fail_at(1);
 	assert_false(verbs_rail_fail(&vp_peer(&vp_a)->qps[1], &err));
 	mem_fail_at(0);
+	assert_int_equal(err_last()->code, ERR_OK); /* the connection's words say why */
 }
 
 static void what_is_in_doubt_costs_the_connection(void **state)
@@ -558,7 +598,33 @@ static void what_is_in_doubt_costs_the_connection(void **state)
 	(void)state;
 	costs_the_connection(first_port_is_down, ERR_IO, "the port is down");
 	costs_the_connection(key_is_refused, ERR_REVOKED, "remote access error");
+	costs_the_connection(key_is_refused_and_the_rail_dies, ERR_TRANSPORT,
+			     "memory that it may not touch");
 	costs_the_connection(memory_is_out, ERR_PEER, "retries used up");
+}
+
+/* Its last queue pair is still dialled: who is not connected yet has no rail to lose. */
+static void rail_that_dies_before_the_connection_is_ready_costs_it(void **state)
+{
+	struct verbs_peer *a;
+
+	(void)state;
+	vp_close_peer(&vp_a);
+	vp_close_peer(&vp_b);
+	fake_verbs_rules()->connects_left = 3;
+	vp_connect(&vp_b, &vp_a, 2, 1);
+	vp_connect(&vp_a, &vp_b, 1, 2);
+	a = vp_peer(&vp_a);
+	VP_AWAIT(a->qps_up == 3);
+	assert_int_equal(a->qp_count, 4);
+	assert_int_equal(sm_state(&a->qps[1].sm), VERBS_QP_UP);
+	mover_gives_up();
+	VP_AWAIT(vp_a.lost || a->rails_lost);
+	assert_int_equal(a->rails_lost, 0);
+	assert_non_null(strstr(vp_a.why.text, "the adapter gave it up"));
+	fake_verbs_rules()->connects_left = -1;
+	join_again();
+	works_on(XP_WRITE);
 }
 
 static void adapter_that_is_gone_costs_the_connection(void **state)
@@ -621,6 +687,64 @@ static void rail_that_nobody_buries_ends_at_the_fence(void **state)
 	vp_transfer_fini(&x);
 }
 
+/* Nothing else looks at the clock, which is not set back when it is lost once more. */
+static void idle_rail_that_nobody_buries_ends_at_the_fence(void **state)
+{
+	struct verbs_peer *b = vp_peer(&vp_b);
+	uint64_t deadline_ns;
+	struct err err;
+
+	(void)state;
+	slow_down();
+	fake_verbs_hold(true);
+	vp_transport(&vp_b)->net.fence_ns = 50 * LOOP_NS_PER_MS;
+	assert_false(loop_timer_running(&b->net.timer));
+	answerer_gives_up();
+	VP_AWAIT(b->rails_lost);
+	deadline_ns = b->rails_deadline_ns;
+	assert_true(b->net.timer.at_ns <= deadline_ns);
+	net_peer_watch(&b->net, loop_now_ns(vp_loop) + LOOP_NS_PER_MS); /* something else */
+	vp_spin_ms(2);
+	err_set(&err, ERR_PEER, "retries used up");
+	assert_true(verbs_rail_fail(&b->qps[1], &err));
+	assert_int_equal(b->rails_deadline_ns, deadline_ns);
+	VP_AWAIT(vp_b.lost);
+	assert_int_equal(vp_b.why.code, ERR_FENCE);
+	fake_verbs_hold(false);
+}
+
+/* Its marks are posted, and one of them stands still. */
+static void start_to_the_marks(struct vp_transfer *x)
+{
+	start(x, XP_WRITE, 1);
+	fake_verbs_stall(vp_peer(&vp_a)->qps[2].qp);
+	while (!xfer_of(x)->ended)
+		step_on();
+}
+
+/* Marks of a new round need a frame, when the first round took the spare one. */
+static void last_words_without_memory_cost_the_connection(void **state)
+{
+	struct vp_transfer x;
+
+	(void)state;
+	start_to_the_marks(&x);
+	mover_gives_up();
+	while (!vp_peer(&vp_b)->rails_lost)
+		step_on();
+	mem_fail_from(1);
+	fake_verbs_stall(NULL);
+	fake_verbs_hold(false);
+	fake_verbs_step(1);
+	VP_AWAIT(vp_a.lost);
+	mem_fail_at(0);
+	assert_int_equal(vp_a.why.code, ERR_NOMEM);
+	VP_AWAIT(x.done && vp_b.lost);
+	assert_int_not_equal(x.op.result, 0);
+	give_away(&x);
+	vp_transfer_fini(&x);
+}
+
 /* ---- liars ---- */
 
 static void lie(uint32_t rail, unsigned int times)
@@ -647,6 +771,32 @@ static void lost_rail_that_is_none_ends_the_peer(void **state)
 	lie(1, 2);
 }
 
+/* It buries a rail and says DONE behind that, but has not got the new marks. */
+static void done_before_the_new_marks_ends_the_peer(void **state)
+{
+	struct verbs_frame rail = {.type = VERBS_RAIL, .slot = 1};
+	struct verbs_frame done = {.type = VERBS_DONE};
+	struct vp_transfer x;
+
+	(void)state;
+	start_to_the_marks(&x);
+	done.id = xfer_of(&x)->net.id;
+	verbs_send(vp_peer(&vp_b), verbs_out_new(), &rail, NULL);
+	verbs_send(vp_peer(&vp_b), verbs_out_new(), &done, NULL);
+	VP_AWAIT(fake_verbs_step(1) == 0 || vp_a.lost || x.done);
+	VP_AWAIT(vp_a.lost || x.done);
+	assert_int_equal(vp_a.lost, 1);
+	assert_int_equal(vp_a.why.code, ERR_PROTO);
+	assert_non_null(strstr(vp_a.why.text, "DONE"));
+	fake_verbs_stall(NULL);
+	fake_verbs_hold(false);
+	fake_verbs_step(1);
+	VP_AWAIT(x.done && vp_b.lost);
+	assert_int_not_equal(x.op.result, 0);
+	give_away(&x);
+	vp_transfer_fini(&x);
+}
+
 /* A mark of a generation that never was, or not any more. */
 static void mark_of_another_generation_ends_the_peer(void **state)
 {
@@ -656,10 +806,8 @@ static void mark_of_another_generation_ends_the_peer(void **state)
 	for (unsigned int age = 1; age < 4; age++) {
 		start(&x, XP_WRITE, 5);
 		mover_s_port_is_down();
-		while (!vp_peer(&vp_b)->rails_dead) {
-			fake_verbs_step(1);
-			vp_turn();
-		}
+		while (!vp_peer(&vp_b)->rails_dead)
+			step_on();
 		xfer_of(&x)->generation += (uint16_t)(age - 1);
 		fake_verbs_hold(false);
 		if (age == 1) { /* what the mover has, and one more as it hears of it */
@@ -682,10 +830,8 @@ static void mark_of_the_generation_before_is_no_end(void **state)
 	(void)state;
 	start(&x, XP_WRITE, 5);
 	mover_s_port_is_down();
-	while (!vp_peer(&vp_b)->rails_dead) {
-		fake_verbs_step(1);
-		vp_turn();
-	}
+	while (!vp_peer(&vp_b)->rails_dead)
+		step_on();
 	xfer_of(&x)->generation--;
 	fake_verbs_hold(false);
 	VP_AWAIT(xfer_of(&x)->ended);
@@ -705,6 +851,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		RAILS(push_goes_on_whenever_its_rail_dies),
 		RAILS(pull_goes_on_whenever_its_rail_dies),
+		RAILS(transfer_goes_on_when_its_slowest_queue_pair_has_ended),
 		RAILS(transfer_leaves_the_nearest_rail_when_that_dies),
 		RAILS(push_aborted_while_its_rail_dies_is_still),
 		RAILS(pull_aborted_while_its_rail_dies_is_still),
@@ -715,11 +862,17 @@ int main(void)
 						begin_three_rails, vp_end),
 		cmocka_unit_test_setup_teardown(packed_push_does_not_feel_the_other_rail_die,
 						begin_packing, vp_end),
+		cmocka_unit_test_setup_teardown(packed_pull_does_not_feel_the_other_rail_die,
+						begin_packing, vp_end),
 		RAILS(what_is_in_doubt_costs_the_connection),
+		RAILS(rail_that_dies_before_the_connection_is_ready_costs_it),
 		RAILS(adapter_that_is_gone_costs_the_connection),
 		cmocka_unit_test(rail_without_receives_to_spare_costs_the_connection),
 		RAILS(rail_that_nobody_buries_ends_at_the_fence),
+		RAILS(idle_rail_that_nobody_buries_ends_at_the_fence),
 		RAILS(lost_rail_that_is_none_ends_the_peer),
+		RAILS(last_words_without_memory_cost_the_connection),
+		RAILS(done_before_the_new_marks_ends_the_peer),
 		RAILS(mark_of_another_generation_ends_the_peer),
 		RAILS(mark_of_the_generation_before_is_no_end),
 	};
