@@ -64,6 +64,14 @@ static int on_message(void *owner, struct remote *remote, const struct wire_head
 	return rooms_on_message(kvd->rooms, remote, h, body);
 }
 
+static int on_lack(void *owner, struct remote *remote, const struct wire_header *h,
+		   struct cursor *head)
+{
+	struct kvd *kvd = owner;
+
+	return rooms_on_lack(kvd->rooms, remote, h, head);
+}
+
 static void on_request(void *owner, struct remote *remote, struct xp_inbound *in)
 {
 	struct kvd *kvd = owner;
@@ -104,6 +112,7 @@ struct handshake_events events_of(struct kvd *kvd)
 		.on_unshared = on_unshared,
 		.on_retry = on_retry,
 		.on_message = on_message,
+		.on_lack = on_lack,
 		.on_request = on_request,
 		.on_inbound_done = on_inbound_done,
 	};

@@ -462,6 +462,15 @@ static int on_message(void *owner, struct peer *peer, const struct wire_header *
 	return hs->events.on_message(hs->events.owner, remote, header, body);
 }
 
+static int on_lack(void *owner, struct peer *peer, const struct wire_header *header,
+		   struct cursor *head)
+{
+	struct handshake *hs = owner;
+	struct remote *remote = peer->user;
+
+	return remote ? hs->events.on_lack(hs->events.owner, remote, header, head) : 0;
+}
+
 /* ---- life ---- */
 
 static int make_peers(struct handshake *hs)
@@ -478,7 +487,7 @@ static int make_peers(struct handshake *hs)
 
 	hs->peer_callbacks = (struct peers_callbacks){
 		.owner = hs, .on_up = on_up, .on_down = on_down,
-		.on_refused = on_refused, .on_message = on_message};
+		.on_refused = on_refused, .on_message = on_message, .on_lack = on_lack};
 	for (unsigned int i = 0; i < kvd->transport_count; i++) {
 		struct transport *t = kvd->transports[i];
 		struct peer_address *a = &hs->addresses[args.address_count];

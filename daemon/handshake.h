@@ -109,6 +109,9 @@ struct handshake_events {
 	/* A room's, attach's or lease's message. */
 	int (*on_message)(void *owner, struct remote *remote, const struct wire_header *h,
 			  struct cursor *body);
+	/* In its place one for which there was no memory, and how it begins (peer.h). */
+	int (*on_lack)(void *owner, struct remote *remote, const struct wire_header *h,
+		       struct cursor *head);
 	void (*on_request)(void *owner, struct remote *remote, struct xp_inbound *in);
 	void (*on_inbound_done)(void *owner, struct xp_inbound *in, const struct err *err);
 };

@@ -31,6 +31,7 @@ struct config;
 struct peers;
 
 #define PEER_TRANSPORTS_MAX 8u
+#define PEER_LACK_BYTES 64u /* of a message without memory that are seen */
 /* Feature bits of HELLO; both sides' intersection is in force. */
 #define PEER_FEATURE_BASE (UINT64_C(1) << 0)
 #define PEER_FEATURE_EXPRESS (UINT64_C(1) << 1)
@@ -80,6 +81,10 @@ struct peers_callbacks {
 	 * result (ERR_PROTO) takes the peer down with BYE. */
 	int (*on_message)(void *owner, struct peer *peer,
 			  const struct wire_header *header, struct cursor *body);
+	/* Optional. In its place a long message for which there was no memory; `head`:
+	 * its first PEER_LACK_BYTES. Negative, or NULL: that ends the peering. */
+	int (*on_lack)(void *owner, struct peer *peer, const struct wire_header *header,
+		       struct cursor *head);
 };
 
 /* What peers takes from the configuration; peers_options_default() gives the
@@ -161,9 +166,10 @@ int peer_send_reliable(struct peer *peer, enum wire_type type, const void *body,
 
 /*
  * A long message: memory that mem_free() takes, which goes to the peer or is freed, also
- * when this fails. It is sent like peer_send_reliable() does, but in PARTs of
- * options.part_bytes, one a turn, when the remote knows them; what is sent after it waits
- * for its end. The remote puts them together, one message a peer, and hands up the whole.
+ * when this fails (ERR_NOMEM: nothing was sent, and the peer stays). It is sent like
+ * peer_send_reliable() does, but in PARTs of options.part_bytes, one a turn, when the
+ * remote knows them; what is sent after it waits for its end. The remote puts them
+ * together, one message a peer, and hands up the whole.
  */
 int peer_send_owned(struct peer *peer, enum wire_type type, uint8_t *owned, size_t len);
 /* In on_message: the body's memory for the callback to keep; the caller frees it.

@@ -64,9 +64,10 @@ struct peer_message {
 
 /* The remote's long message, while its parts come. */
 struct peer_whole {
-	uint8_t *bytes; /* NULL: none is under way */
+	uint32_t total, got; /* total 0: none is under way */
 	uint16_t type;
-	uint32_t total, got;
+	uint8_t *bytes; /* NULL: there was no memory, and only `head` is kept */
+	uint8_t head[PEER_LACK_BYTES];
 };
 
 struct peer_impl {

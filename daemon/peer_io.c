@@ -361,7 +361,7 @@ int peer_send_owned(struct peer *peer, enum wire_type type, uint8_t *owned, size
 	int r;
 
 	if (!peer->self && !peer_goes_in_parts(impl, &long_one)) {
-		r = peer_send_reliable(peer, type, owned, len);
+		r = send_kept(peer, type, owned, len, true);
 		mem_free(owned);
 		return err_pass(r);
 	}
@@ -369,7 +369,7 @@ int peer_send_owned(struct peer *peer, enum wire_type type, uint8_t *owned, size
 	if (r >= 0) {
 		peer_note_use(impl);
 		r = send_long(impl, type, owned, len);
-		if (r < 0) {
+		if (r < 0 && err_last()->code != ERR_NOMEM) { /* that, its teller can bear */
 			why = *err_last();
 			peer_doom(impl, &why);
 		}

@@ -11,7 +11,8 @@
  * Who receives has memory for one message a peer, whose size the first part tells and the
  * type's cap bounds; pages of it are touched as bytes come. The bytes have to come in
  * their order and all of them: anything else is no peer of ours, whose end frees them.
- * Rooms take the memory as it is, so that their helpers read it without a copy.
+ * Rooms take the memory as it is and read it from there. Where there is none, the parts
+ * are taken all the same, and who waits for the message is told by how it begins.
  */
 #include <errno.h>
 #include <string.h>
@@ -75,11 +76,22 @@ static int begin(struct peer_impl *impl, const struct wire_part *part)
 				 wire_type_name(part->type), part->total);
 	whole->bytes = mem_alloc(part->total);
 	if (!whole->bytes)
-		return err_pass(-ENOMEM);
+		err_clear();
 	whole->type = part->type;
 	whole->total = part->total;
 	whole->got = 0;
 	return 0;
+}
+
+static void keep(struct peer_whole *whole, const struct wire_blob *bytes)
+{
+	uint8_t *to = whole->bytes ? whole->bytes : whole->head;
+	size_t room = whole->bytes ? whole->total : sizeof(whole->head), len = bytes->len;
+
+	if (whole->got < room)
+		memcpy(to + whole->got, bytes->data,
+		       len < room - whole->got ? len : room - whole->got);
+	whole->got += (uint32_t)len;
 }
 
 static int take(struct peer_impl *impl, struct cursor *body)
@@ -90,7 +102,7 @@ static int take(struct peer_impl *impl, struct cursor *body)
 
 	if (r >= 0 && !(impl->peer.features & PEER_FEATURE_PARTS))
 		r = err_raise(ERR_PROTO, "PART: parts were not agreed");
-	if (r >= 0 && !whole->bytes)
+	if (r >= 0 && !whole->total)
 		r = begin(impl, &part);
 	if (r < 0)
 		return err_pass(r);
@@ -101,18 +113,39 @@ static int take(struct peer_impl *impl, struct cursor *body)
 				 "next are at %u of %u of a %s", part.bytes.len, part.at,
 				 part.total, wire_type_name(part.type), whole->got,
 				 whole->total, wire_type_name(whole->type));
-	memcpy(whole->bytes + whole->got, part.bytes.data, part.bytes.len);
-	whole->got += (uint32_t)part.bytes.len;
+	keep(whole, &part.bytes);
 	return 0;
+}
+
+static void deliver_lack(struct peer_impl *impl, const struct wire_header *h,
+			 struct peer_whole *whole)
+{
+	const struct peers_callbacks *callbacks = &impl->peers->callbacks;
+	uint64_t epoch = impl->peer.epoch;
+	struct cursor head;
+	struct err why;
+	int r;
+
+	cursor_read(&head, whole->head,
+		    whole->total < sizeof(whole->head) ? whole->total : sizeof(whole->head));
+	r = callbacks->on_lack
+		    ? callbacks->on_lack(callbacks->owner, &impl->peer, h, &head)
+		    : err_raise(ERR_NOMEM, "no memory for a %s of %u bytes",
+				wire_type_name(h->type), h->body_len);
+	if (r >= 0)
+		return;
+	err_take(&why);
+	if (impl->peer.state == PEER_UP && impl->peer.epoch == epoch)
+		peer_kill(&impl->peer, &why);
 }
 
 void peer_part_take(struct peer_impl *impl, const struct wire_header *h,
 		    struct cursor *body)
 {
-	struct wire_header whole = *h;
+	struct wire_header up = *h;
+	struct peer_whole whole;
 	struct cursor all;
 	struct err why;
-	uint8_t *owned;
 
 	if (take(impl, body) < 0) {
 		err_take(&why);
@@ -121,10 +154,14 @@ void peer_part_take(struct peer_impl *impl, const struct wire_header *h,
 	}
 	if (impl->whole.got < impl->whole.total)
 		return;
-	whole.type = impl->whole.type;
-	whole.body_len = impl->whole.total;
-	owned = impl->whole.bytes;
+	whole = impl->whole;
 	impl->whole = (struct peer_whole){0};
-	cursor_read(&all, owned, whole.body_len);
-	peer_deliver_owned(impl, &whole, &all, owned);
+	up.type = whole.type;
+	up.body_len = whole.total;
+	if (!whole.bytes) {
+		deliver_lack(impl, &up, &whole);
+		return;
+	}
+	cursor_read(&all, whole.bytes, whole.total);
+	peer_deliver_owned(impl, &up, &all, whole.bytes);
 }
