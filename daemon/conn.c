@@ -333,6 +333,7 @@ static void parse_work(struct offload_job *job)
 	struct conn *conn = container_of(job, struct conn, parse);
 
 	line_parse(conn->parsing, conn->in.line);
+	inbox_line_free(&conn->in); /* here, since it is large */
 	if (conn->parsing->args)
 		json_pack_pages(conn->parsing->args);
 	else

@@ -25,6 +25,8 @@ void inbox_init(struct inbox *inbox, int fd);
 /* Forget the line: closes its descriptors, keeps a small buffer. */
 void inbox_reset(struct inbox *inbox);
 void inbox_fini(struct inbox *inbox);
+/* The line has been read: its memory goes, also on the helper that read it. */
+void inbox_line_free(struct inbox *inbox);
 /*
  * Receive exactly `want` bytes that were seen to be in the socket and that do
  * not reach past the end of the line. ERR_TOOBIG: the line would be longer than
