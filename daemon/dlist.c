@@ -130,8 +130,8 @@ void dlist_free(struct dlist *dlist)
 		return;
 	if (dlist->places)
 		places_unref(dlist->places);
-	mem_free(dlist->entries);
-	mem_free(dlist->first);
+	mem_free_large(dlist->entries, dlist->entry_count * sizeof(*dlist->entries));
+	mem_free_large(dlist->first, dlist->entry_count * sizeof(*dlist->first));
 	mem_free(dlist);
 }
 

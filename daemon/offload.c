@@ -244,6 +244,41 @@ bool offload_cancel(struct offload *o, struct offload_job *job)
 	return canceled;
 }
 
+struct discard {
+	struct offload_job job;
+	void *owned;
+};
+
+static void discard_work(struct offload_job *job)
+{
+	mem_free(container_of(job, struct discard, job)->owned);
+}
+
+static void discard_done(struct offload_job *job)
+{
+	mem_free(container_of(job, struct discard, job));
+}
+
+void offload_discard(void *arg, void *owned)
+{
+	struct discard *discard;
+	struct err kept;
+
+	err_take(&kept); /* freeing disturbs no record */
+	discard = mem_zalloc(sizeof(*discard));
+	if (kept.code != ERR_OK)
+		(void)err_reraise(&kept);
+	else
+		err_clear();
+	if (!discard) {
+		mem_free(owned);
+		return;
+	}
+	discard->job = (struct offload_job){.work = discard_work, .done = discard_done};
+	discard->owned = owned;
+	offload_submit(arg, &discard->job);
+}
+
 unsigned int offload_pending(const struct offload *o)
 {
 	return o->pending;

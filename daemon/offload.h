@@ -42,6 +42,8 @@ void offload_submit(struct offload *offload, struct offload_job *job);
 /* True: it had not begun and never will, `done` is not called. False: it has
  * begun (or is not submitted); `done` comes. */
 bool offload_cancel(struct offload *offload, struct offload_job *job);
+/* Free a block on a helper (mem_large_to(); arg: the offload). */
+void offload_discard(void *arg, void *owned);
 unsigned int offload_pending(const struct offload *offload);
 
 #endif

@@ -187,7 +187,7 @@ static const uint8_t *body_of(const struct peer_message *msg)
 
 static void message_free(struct peer_message *msg)
 {
-	mem_free(msg->owned);
+	mem_free_large(msg->owned, msg->len);
 	mem_free(msg);
 }
 

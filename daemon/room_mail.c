@@ -58,7 +58,7 @@ void mail_drop(struct mail *mail)
 	if (mail->move)
 		mail->move->mail = NULL;
 	maps_reader_fini(&mail->reader);
-	mem_free(mail->body);
+	mem_free_large(mail->body, mail->reader.in.size);
 	mem_free(mail);
 }
 

@@ -188,8 +188,11 @@ out:
 
 void room_maps_fini(struct room_maps *maps)
 {
-	for (size_t i = 0; i < maps->count; i++)
-		mem_free(maps->maps[i].pages);
+	for (size_t i = 0; i < maps->count; i++) {
+		const struct room_map *map = &maps->maps[i];
+
+		mem_free_large(map->pages, map->page_count * sizeof(*map->pages));
+	}
 	mem_free(maps->maps);
 	*maps = (struct room_maps){0};
 }

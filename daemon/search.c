@@ -56,7 +56,7 @@ static void places_free(struct places *places)
 		return;
 	mem_free(places->regions);
 	mem_free(places->buffers);
-	mem_free(places->at);
+	mem_free_large(places->at, places->count * sizeof(*places->at));
 	mem_free(places);
 }
 
@@ -78,6 +78,7 @@ static struct places *places_new(const struct dlist *dlist, size_t buffers, bool
 	if (!places)
 		return NULL;
 	places->refs = 1;
+	places->count = dlist->entry_count;
 	places->at = mem_calloc(dlist->entry_count, sizeof(*places->at));
 	places->buffers = mem_calloc(buffers, sizeof(*places->buffers));
 	places->regions = local ? mem_calloc(buffers, sizeof(*places->regions)) : NULL;

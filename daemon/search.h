@@ -29,6 +29,7 @@ struct places {
 		uint32_t buffer;
 		uint64_t offset; /* of the entry's first row in the buffer */
 	} *at; /* one an entry */
+	uint32_t count;
 	uint32_t buffer_count;
 	struct xp_buffer *buffers;
 	struct region **regions; /* pinned, as buffers; NULL for a remote list */

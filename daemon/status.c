@@ -128,7 +128,7 @@ int status_page_new(uint32_t slots, const uint8_t instance[16],
 	page->slots = page->own = slots;
 	page->bytes = (size_t)(slots + 1) * KVD_STATUS_SLOT_BYTES;
 	page->head = page->tail = SLOT_NONE;
-	page->next = mem_calloc(slots, sizeof(*page->next));
+	page->next = mem_map(slots * sizeof(*page->next)); /* few slots are ever used */
 	r = page->next ? page_init(page, instance) : -ENOMEM;
 	if (r < 0) {
 		status_page_free(page);
@@ -145,7 +145,7 @@ void status_page_free(struct status_page *page)
 	if (page->header)
 		munmap(page->header, page->bytes);
 	mem_closep(&page->read_fd);
-	mem_free(page->next);
+	mem_unmap(page->next, page->slots * sizeof(*page->next));
 	mem_free(page);
 }
 

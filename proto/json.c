@@ -146,10 +146,14 @@ int json_get_str(const cJSON *obj, const char *name, bool required, size_t max,
 	return 0;
 }
 
+/* What json_pack_pages() has counted stands in valueint, which cJSON leaves 0. */
 static size_t list_length(const cJSON *list)
 {
 	const cJSON *it;
 	size_t n = 0;
+
+	if (list->valueint > 0)
+		return (size_t)list->valueint;
 
 	cJSON_ArrayForEach(it, list)
 		n++;
@@ -157,30 +161,41 @@ static size_t list_length(const cJSON *list)
 }
 
 /* In the place of a long page list that json_pack_pages() has read: no text makes an
- * item of type Raw, and what valuestring points at is freed with the tree. */
-struct packed_pages {
-	uint32_t entries, count, top; /* the highest page */
-	uint32_t pages[];
+ * item of type Raw, and what valuestring points at is freed with the tree. valueint
+ * pages lie there, and behind them the list's length and the highest page. */
+struct packed {
+	uint32_t *pages; /* NULL: it is no such list */
+	uint32_t count, entries, top;
 };
+enum { PACKED_ENTRIES, PACKED_TOP, PACKED_MORE };
 
-static const struct packed_pages *packed_of(const cJSON *item)
+static struct packed packed_of(const cJSON *item)
 {
-	return cJSON_IsRaw(item) ? (const struct packed_pages *)(const void *)item->valuestring
-				 : NULL;
+	struct packed p = {0};
+
+	if (cJSON_IsRaw(item)) {
+		p.pages = (uint32_t *)(void *)item->valuestring;
+		p.count = (uint32_t)item->valueint;
+		p.entries = p.pages[p.count + PACKED_ENTRIES];
+		p.top = p.pages[p.count + PACKED_TOP];
+	}
+	return p;
 }
 
 int json_get_array(const cJSON *obj, const char *name, bool required, size_t max,
 		   const cJSON **out_p)
 {
+	struct packed packed;
 	const cJSON *item;
 	size_t len;
 	int r = member(obj, name, required, &item);
 
 	if (r < 0 || !item)
 		return err_pass(r);
-	if (!cJSON_IsArray(item) && !packed_of(item))
+	packed = packed_of(item);
+	if (!cJSON_IsArray(item) && !packed.pages)
 		return wrong_type(name, "an array");
-	len = packed_of(item) ? packed_of(item)->entries : list_length(item);
+	len = packed.pages ? packed.entries : list_length(item);
 	if (len > max)
 		return err_raise(ERR_RANGE, "%s: %zu entries, limit %zu", name, len, max);
 	*out_p = item;
@@ -269,24 +284,25 @@ static int pages_walk(const struct page_list *l, const cJSON *list, uint32_t *pa
 	return 0;
 }
 
-static int get_packed(const struct page_list *l, const struct packed_pages *packed,
-		      uint32_t **pages_p, size_t *count_p)
+/* The list's memory becomes the caller's; nothing is left of it in the tree. */
+static int take_packed(const struct page_list *l, cJSON *list, uint32_t **pages_p,
+		       size_t *count_p)
 {
+	const struct packed packed = packed_of(list);
 	size_t at = 0;
 
-	if (packed->count > l->max)
+	if (packed.count > l->max)
 		return err_raise(ERR_RANGE, "%s: more than %zu pages", l->name, l->max);
-	if (packed->top >= l->page_limit) {
-		while (packed->pages[at] < l->page_limit)
+	if (packed.top >= l->page_limit) {
+		while (packed.pages[at] < l->page_limit)
 			at++;
 		return err_raise(ERR_RANGE, "%s: the %zuth page, %u, is not below the pool's "
-				 "%u pages", l->name, at + 1, packed->pages[at], l->page_limit);
+				 "%u pages", l->name, at + 1, packed.pages[at], l->page_limit);
 	}
-	*pages_p = mem_regrow(NULL, packed->count, sizeof(**pages_p));
-	if (!*pages_p)
-		return err_pass(-ENOMEM);
-	memcpy(*pages_p, packed->pages, packed->count * sizeof(**pages_p));
-	*count_p = packed->count;
+	*pages_p = mem_adopt(packed.pages);
+	*count_p = packed.count;
+	list->valuestring = NULL;
+	list->type = (list->type & ~0xff) | cJSON_NULL;
 	return 0;
 }
 
@@ -294,37 +310,42 @@ static int get_packed(const struct page_list *l, const struct packed_pages *pack
 static void pack(cJSON *list)
 {
 	struct page_list l = {.name = "", .page_limit = UINT32_MAX, .max = PACK_MAX};
-	struct packed_pages *packed = NULL;
 	size_t count = 0, entries;
+	uint32_t *pages = NULL, top = 0;
 
 	if (!cJSON_IsArray(list) || (entries = list_length(list)) < PACK_MIN ||
 	    entries > PACK_MAX)
 		return;
 	l.runs = cJSON_IsArray(list->child);
 	if (pages_walk(&l, list, NULL, &count) == 0)
-		packed = cJSON_malloc(sizeof(*packed) + count * sizeof(packed->pages[0]));
+		pages = cJSON_malloc((count + PACKED_MORE) * sizeof(*pages));
 	err_clear();
-	if (!packed)
+	if (!pages)
 		return;
-	(void)pages_walk(&l, list, packed->pages, &count);
-	packed->entries = (uint32_t)entries;
-	packed->count = (uint32_t)count;
-	packed->top = 0;
+	(void)pages_walk(&l, list, pages, &count);
 	for (size_t i = 0; i < count; i++)
-		packed->top = packed->pages[i] > packed->top ? packed->pages[i] : packed->top;
+		top = pages[i] > top ? pages[i] : top;
+	pages[count + PACKED_ENTRIES] = (uint32_t)entries;
+	pages[count + PACKED_TOP] = top;
 	cJSON_Delete(list->child);
 	list->child = NULL;
 	list->type = (list->type & ~0xff) | cJSON_Raw;
-	list->valuestring = (char *)packed;
+	list->valuestring = (char *)pages;
+	list->valueint = (int)count;
 }
 
 void json_pack_pages(cJSON *tree)
 {
 	static const char *const lists[] = {"local_index", "remote_index"};
-	cJSON *views = cJSON_GetObjectItemCaseSensitive(tree, "views"), *view;
+	cJSON *views = cJSON_GetObjectItemCaseSensitive(tree, "views"), *view, *member;
+
 
 	for (size_t i = 0; i < ARRAY_LEN(lists); i++)
 		pack(cJSON_GetObjectItemCaseSensitive(tree, lists[i]));
+	cJSON_ArrayForEach(member, tree) {
+		if (cJSON_IsArray(member))
+			member->valueint = (int)list_length(member);
+	}
 	if (!cJSON_IsObject(views))
 		return;
 	cJSON_ArrayForEach(view, views)
@@ -342,8 +363,8 @@ int json_get_pages(const cJSON *obj, const char *name, bool required, uint32_t p
 
 	if (r < 0 || !list)
 		return err_pass(r);
-	if (packed_of(list))
-		return get_packed(&l, packed_of(list), pages_p, count_p);
+	if (packed_of(list).pages)
+		return take_packed(&l, (cJSON *)(uintptr_t)list, pages_p, count_p);
 	l.runs = cJSON_IsArray(list->child);
 	r = pages_walk(&l, list, NULL, &count);
 	if (r < 0)

@@ -22,6 +22,20 @@ char *mem_strdup(const char *s);
 void *mem_dup(const void *p, size_t len);
 char *mem_printf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void mem_free(void *p);
+/* A block of a library's, from malloc(): it is counted as one of ours from now on. */
+void *mem_adopt(void *p);
+
+/* Zeroed, and pages are there when they are touched: for tables of which few entries
+ * are used. Given back with the same size. */
+void *mem_map(size_t size);
+void mem_unmap(void *p, size_t size); /* NULL is fine */
+
+/* Giving megabytes back to the kernel takes milliseconds. This thread: blocks from
+ * MEM_LARGE_BYTES on that mem_free_large() is given are handed to `take` (which frees
+ * them elsewhere); NULL: are freed at once, as on every other thread. */
+#define MEM_LARGE_BYTES (UINT64_C(128) << 10)
+void mem_large_to(void (*take)(void *arg, void *owned), void *arg);
+void mem_free_large(void *p, uint64_t size); /* size: about; NULL is fine */
 
 /* Tests: the n-th allocation from now on fails (1 = the next one), once;
  * 0 switches it off. Counts in the calling thread only. */

@@ -17,8 +17,8 @@ void plan_free(struct plan *plan)
 
 	if (!plan)
 		return;
-	mem_free((void *)plan->runs);
-	mem_free(full->ends);
+	mem_free_large((void *)plan->runs, plan->run_count * sizeof(*plan->runs));
+	mem_free_large(full->ends, plan->run_count * sizeof(*full->ends));
 	mem_free((void *)plan->src_ends);
 	mem_free((void *)plan->dst_ends);
 	mem_free(full);

@@ -47,7 +47,7 @@ static void in_free(struct shm_in *in)
 {
 	list_remove(&in->link);
 	shm_flow_fini(&in->flow);
-	mem_free(in->header_memory);
+	mem_free_large(in->header_memory, in->base.header_len);
 	mem_free(in);
 }
 

@@ -29,7 +29,7 @@
 #define IN_BYTES 16384u
 #define BYTES_A_TURN (256u << 10)
 #define PIECES_A_CALL 16
-#define BYTES_A_CALL (128u << 10)
+#define BYTES_A_CALL (64u << 10) /* the kernel brings them to the peer meanwhile */
 
 _Static_assert(IN_BYTES >= TCP_HEAD_BYTES + TCP_TEXT_MAX, "a small frame fits");
 
@@ -44,7 +44,7 @@ void tcp_entry_free(struct tcp_entry *entry)
 	if (!entry)
 		return;
 	entry->peer->held_bytes -= entry->head.length;
-	mem_free(entry);
+	mem_free_large(entry, entry->head.length);
 }
 
 void tcp_line_fini(struct tcp_peer *peer)
@@ -95,7 +95,7 @@ void tcp_chunk_free(struct tcp_chunk *chunk)
 {
 	if (!chunk)
 		return;
-	mem_free(chunk->tail);
+	mem_free_large(chunk->tail, chunk->tail_len);
 	mem_free(chunk);
 }
 

@@ -478,15 +478,19 @@ static void pages_packed_are_the_same(void **state)
 		json_pack_pages(packed);
 		assert_null(cJSON_GetObjectItem(packed, "local_index")->child);
 		assert_int_equal(json_get_pages(kv_of(plain), "pages", true, 1002, 6010, &a, &n), 0);
-		assert_int_equal(json_get_pages(kv_of(packed), "pages", true, 1002, 6010, &b, &m),
-				 0);
-		assert_int_equal(n, m);
-		assert_memory_equal(a, b, n * sizeof(*a));
-		mem_free(b);
 		assert_int_equal(json_get_pages(kv_of(packed), "pages", true, 999, 6010, &b, &m),
 				 -ERANGE);
 		assert_int_equal(json_get_pages(kv_of(packed), "pages", true, 1002, n - 1, &b, &m),
 				 -ERANGE);
+		mem_fail_at(1); /* nothing is copied */
+		assert_int_equal(json_get_pages(kv_of(packed), "pages", true, 1002, 6010, &b, &m),
+				 0);
+		mem_fail_at(0);
+		assert_int_equal(n, m);
+		assert_memory_equal(a, b, n * sizeof(*a));
+		mem_free(b);
+		assert_int_equal(json_get_pages(kv_of(packed), "pages", true, 1002, 6010, &b, &m),
+				 -EINVAL); /* it is the first caller's */
 		mem_free(a);
 		cJSON_Delete(plain);
 		cJSON_Delete(packed);
@@ -511,6 +515,28 @@ static void pages_packed_wrong_are_left_for_their_command(void **state)
 	}
 }
 
+/* A helper counts the lists of a long line, the loop only reads the number. */
+static void list_counted_is_as_long_as_before(void **state)
+{
+	static const char text[] = "{\"rooms\":[1,2,3],\"none\":[],\"x\":7}";
+	const cJSON *list = NULL;
+	cJSON *tree;
+
+	(void)state;
+	assert_int_equal(json_parse(text, strlen(text), JSON_DEPTH_MAX, &tree), 0);
+	for (int packed = 0; packed < 2; packed++) {
+		assert_int_equal(json_get_array(tree, "rooms", true, 3, &list), 0);
+		assert_int_equal(json_get_array(tree, "rooms", true, 2, &list), -ERANGE);
+		assert_string_equal(err_last()->text, "rooms: 3 entries, limit 2");
+		assert_int_equal(json_get_array(tree, "none", true, 0, &list), 0);
+		assert_int_equal(json_get_array(tree, "x", true, 3, &list), -EINVAL);
+		json_pack_pages(tree);
+	}
+	assert_int_equal(cJSON_GetObjectItem(tree, "rooms")->valueint, 3);
+	assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(tree, "rooms")), 3);
+	cJSON_Delete(tree);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -531,6 +557,7 @@ int main(void)
 		cmocka_unit_test(members_unknown_refused),
 		cmocka_unit_test(text_sanitized_is_utf8),
 		cmocka_unit_test(u64_added_reads_back),
+		cmocka_unit_test(list_counted_is_as_long_as_before),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

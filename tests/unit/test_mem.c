@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -163,6 +164,72 @@ static void cleanup_closes_unless_stolen(void **state)
 	mem_free(q);
 }
 
+static void block_adopted_is_counted_and_freed_as_others(void **state)
+{
+	int64_t live = mem_live();
+	void *p = mem_adopt(malloc(10));
+
+	(void)state;
+	assert_null(mem_adopt(NULL));
+	assert_int_equal(mem_live(), live + 1);
+	mem_free(p);
+	assert_int_equal(mem_live(), live);
+}
+
+static void map_is_zeroed_and_counted_as_a_block(void **state)
+{
+	const size_t size = 3 << 20;
+	int64_t live = mem_live();
+	uint8_t *p = mem_map(size);
+
+	(void)state;
+	assert_non_null(p);
+	assert_int_equal(p[0] | p[size / 2] | p[size - 1], 0);
+	p[size - 1] = 1;
+	assert_int_equal(mem_live(), live + 1);
+	mem_unmap(p, size);
+	assert_int_equal(mem_live(), live);
+	mem_fail_at(1);
+	assert_null(mem_map(size));
+	mem_fail_at(0);
+	mem_unmap(NULL, size);
+}
+
+static void keep_first(void *arg, void *owned)
+{
+	void **kept = arg;
+
+	assert_null(*kept);
+	*kept = owned;
+}
+
+static void *free_elsewhere(void *arg)
+{
+	mem_free_large(arg, MEM_LARGE_BYTES); /* this thread has named nobody */
+	return NULL;
+}
+
+static void large_block_is_handed_over_by_the_thread_that_asked(void **state)
+{
+	void *small = mem_alloc(MEM_LARGE_BYTES - 1), *large = mem_alloc(MEM_LARGE_BYTES);
+	void *other = mem_alloc(MEM_LARGE_BYTES), *kept = NULL;
+	pthread_t thread;
+
+	(void)state;
+	mem_large_to(keep_first, &kept);
+	mem_free_large(NULL, MEM_LARGE_BYTES);
+	mem_free_large(small, MEM_LARGE_BYTES - 1);
+	assert_null(kept);
+	assert_int_equal(pthread_create(&thread, NULL, free_elsewhere, other), 0);
+	pthread_join(thread, NULL);
+	assert_null(kept);
+	mem_free_large(large, MEM_LARGE_BYTES);
+	assert_ptr_equal(kept, large);
+	mem_large_to(NULL, NULL);
+	mem_free_large(mem_steal(kept), MEM_LARGE_BYTES); /* at once again */
+	assert_null(kept);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -174,6 +241,9 @@ int main(void)
 		cmocka_unit_test(fail_at_hits_the_nth_of_every_kind),
 		cmocka_unit_test(fail_at_concerns_one_thread),
 		cmocka_unit_test(cleanup_closes_unless_stolen),
+		cmocka_unit_test(block_adopted_is_counted_and_freed_as_others),
+		cmocka_unit_test(map_is_zeroed_and_counted_as_a_block),
+		cmocka_unit_test(large_block_is_handed_over_by_the_thread_that_asked),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -235,6 +235,34 @@ static void helper_takes_no_signals(void **state)
 	loop_free(loop);
 }
 
+static void discarded_block_is_freed_by_a_helper(void **state)
+{
+	struct offload *offload;
+	struct loop *loop;
+	int64_t live;
+
+	(void)state;
+	assert_int_equal(loop_new(&loop), 0);
+	assert_int_equal(offload_new(loop, 1, &offload), 0);
+	live = mem_live(); /* counts what this thread gets and gives */
+	err_raise(ERR_FAULT, "kept");
+	offload_discard(offload, mem_alloc(MEM_LARGE_BYTES));
+	assert_string_equal(err_last()->text, "kept");
+	assert_int_equal(offload_pending(offload), 1);
+	while (offload_pending(offload))
+		loop_turn(loop, LOOP_NS_PER_S);
+	assert_int_equal(mem_live(), live + 1); /* the block went elsewhere */
+	/* without memory to tell a helper it goes here */
+	offload_discard(offload, (mem_fail_at(2), mem_alloc(MEM_LARGE_BYTES)));
+	mem_fail_at(0);
+	assert_int_equal(offload_pending(offload), 0);
+	assert_int_equal(mem_live(), live + 1);
+	assert_string_equal(err_last()->text, "kept");
+	err_clear();
+	offload_free(offload);
+	loop_free(loop);
+}
+
 static void offload_without_memory_is_not_made(void **state)
 {
 	struct offload *offload;
@@ -259,6 +287,7 @@ int main(void)
 		cmocka_unit_test(free_runs_what_is_queued_and_calls_done),
 		cmocka_unit_test(inline_runs_at_submit_and_done_is_deferred),
 		cmocka_unit_test(helper_takes_no_signals),
+		cmocka_unit_test(discarded_block_is_freed_by_a_helper),
 		cmocka_unit_test(offload_without_memory_is_not_made),
 	};
 
