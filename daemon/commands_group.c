@@ -16,6 +16,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/bootstrap.h"
 #include "daemon/kvd.h"
+#include "daemon/reply_walk.h"
 #include "daemon/session.h"
 #include "proto/json.h"
 
@@ -29,32 +30,81 @@ static const char *const rank_names[BOOTSTRAP_AXES] = {"tp_rank", "pp_rank", "dp
 static const char *const size_names[BOOTSTRAP_AXES] = {"tp_size", "pp_size", "dp_size",
 						       "cp_size"};
 
-static bool add_rank(cJSON *list, const struct bootstrap_rank *rank)
-{
-	cJSON *obj = cJSON_CreateObject();
-	bool ok = obj && cJSON_AddItemToArray(list, obj);
+/* A group has up to BOOTSTRAP_RANKS_MAX of them: the answer is made piece by piece. */
+struct ranks_walk {
+	struct reply_walk reply;
+	struct bootstrap_rank *ranks; /* a copy */
+	unsigned int count, next;
+	bool complete;
+};
 
-	for (unsigned int i = 0; ok && i < BOOTSTRAP_AXES; i++)
-		ok = cJSON_AddNumberToObject(obj, rank_names[i], rank->rank[i]) &&
-		     cJSON_AddNumberToObject(obj, size_names[i], rank->size[i]);
-	return ok && cJSON_AddStringToObject(obj, "endpoint", rank->endpoint) &&
-	       cJSON_AddStringToObject(obj, "pool", rank->pool) &&
-	       cJSON_AddStringToObject(obj, "summary", rank->summary);
+static void put_rank(struct text *text, const struct bootstrap_rank *rank)
+{
+	text_puts(text, "{");
+	for (unsigned int i = 0; i < BOOTSTRAP_AXES; i++) {
+		text_json(text, rank_names[i]);
+		text_puts(text, ":");
+		text_u64(text, rank->rank[i]);
+		text_puts(text, ",");
+		text_json(text, size_names[i]);
+		text_puts(text, ":");
+		text_u64(text, rank->size[i]);
+		text_puts(text, ",");
+	}
+	text_puts(text, "\"endpoint\":");
+	text_json(text, rank->endpoint);
+	text_puts(text, ",\"pool\":");
+	text_json(text, rank->pool);
+	text_puts(text, ",\"summary\":");
+	text_json(text, rank->summary);
+	text_puts(text, "}");
+}
+
+static int ranks_piece(struct reply_walk *reply)
+{
+	struct ranks_walk *walk = container_of(reply, struct ranks_walk, reply);
+	struct text *text = &reply->text;
+
+	if (walk->next == 0) {
+		text_puts(text, ",\"complete\":");
+		text_puts(text, walk->complete ? "true" : "false");
+		text_puts(text, ",\"ranks\":[");
+	}
+	if (walk->next == walk->count) {
+		text_puts(text, "]");
+		return 0;
+	}
+	if (walk->next > 0)
+		text_puts(text, ",");
+	put_rank(text, &walk->ranks[walk->next++]);
+	return 1;
+}
+
+static void ranks_end(struct reply_walk *reply)
+{
+	struct ranks_walk *walk = container_of(reply, struct ranks_walk, reply);
+
+	mem_free_large(walk->ranks, walk->count * sizeof(*walk->ranks));
+	mem_free(walk);
 }
 
 static void answer_ranks(struct request *req, const struct bootstrap_rank *ranks,
 			 unsigned int count)
 {
-	cJSON *result = request_result(), *list;
-	bool ok;
+	struct ranks_walk *walk = mem_zalloc(sizeof(*walk));
 
-	list = result ? cJSON_AddArrayToObject(result, "ranks") : NULL;
-	ok = list && cJSON_AddBoolToObject(result, "complete",
-					   bootstrap_complete(ranks, count));
-	for (unsigned int i = 0; ok && i < count; i++)
-		ok = add_rank(list, &ranks[i]);
-	if (request_finish(req, result, ok) < 0)
+	if (walk)
+		walk->ranks = mem_dup(ranks, count * sizeof(*ranks));
+	if (!walk || !walk->ranks) {
+		mem_free(walk);
 		request_fail_last(req);
+		return;
+	}
+	walk->reply.piece = ranks_piece;
+	walk->reply.end = ranks_end;
+	walk->count = count;
+	walk->complete = bootstrap_complete(ranks, count);
+	reply_walk_begin(&walk->reply, req);
 }
 
 static void on_done(struct bootstrap_call *call, const struct err *err,
@@ -64,6 +114,8 @@ static void on_done(struct bootstrap_call *call, const struct err *err,
 
 	if (err)
 		request_fail(gc->req, err);
+	else if (!gc->req->session)
+		request_drop(gc->req);
 	else if (call->query)
 		answer_ranks(gc->req, ranks, count);
 	else

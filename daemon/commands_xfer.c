@@ -285,7 +285,7 @@ static void prep_done(struct offload_job *job)
 	if (r >= 0 && req->session)
 		r = prepared_add(prep->xs, attach, mem_steal(prep->dlist), 0, &prep->search,
 				 &prepared);
-	prep->session->walking = false;
+	prep->session->walking--;
 	if (!req->session)
 		request_drop(req);
 	else if (r < 0)
@@ -318,7 +318,7 @@ static int prep_begin(struct request *req, struct xfer_session *xs,
 	prep->attach = attach ? attach->id : 0;
 	prep->gid = loop_random_u64(req->kvd->loop);
 	prep->job = (struct offload_job){.work = prep_work, .done = prep_done};
-	prep->session->walking = true;
+	prep->session->walking++;
 	xs->notes++;
 	offload_submit(req->kvd->offload, &prep->job);
 	return 0;

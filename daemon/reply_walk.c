@@ -19,7 +19,7 @@ static void walk_over(struct reply_walk *walk, int r)
 
 	if (r < 0)
 		err_take(&why);
-	session->walking = false;
+	session->walking--;
 	walk->end(walk); /* first: its places are in what the request owns */
 	if (!req->session) { /* nobody is there to be told */
 		request_drop(req);
@@ -61,7 +61,7 @@ void reply_walk_begin(struct reply_walk *walk, struct request *req)
 	walk->session = req->session;
 	loop_defer_init(&walk->go, on_go);
 	request_text_begin(req, &walk->text);
-	walk->session->walking = true;
+	walk->session->walking++;
 	session_drain_begin(walk->session);
 	walk_on(walk);
 }

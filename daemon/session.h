@@ -54,7 +54,7 @@ struct session {
 	uint64_t next_id;     /* for regions, pools, dlists, xfers */
 	unsigned int objects_draining; /* what must be gone before session_free */
 	unsigned int requests_open;
-	bool walking; /* a long reply is being made (reply_walk.h): no line is taken */
+	unsigned int walking; /* long replies that are made (reply_walk.h): no line is taken */
 	size_t requests_bytes; /* of the open requests' lines */
 	uint64_t started_ns;
 	struct region_map *region_map; /* regions by the engine's address */

@@ -82,6 +82,35 @@ def ranks_of_three_daemons_are_found_by_asking_one():
             d.expect("a rank is not taken")
 
 
+def group_of_many_ranks_is_told_whole_while_others_are_asked():
+    """Its answer is made over several turns of the loop."""
+    size = 1000
+    with Daemon() as d:
+        c = Client(d)
+        for rank in range(size):
+            c.ok("group.publish", group="g", tp_rank=rank, tp_size=size, pool="kv",
+                 summary='"%d"\\' % rank)
+        # two answers under way, and a line behind them that is taken in its turn
+        lines = [dict(cmd="group.query", group="g", id="a"),
+                 dict(cmd="group.query", group="g", id="b"), dict(cmd="ping", id="c")]
+        c.sock.sendall("".join(json.dumps(line) + "\n" for line in lines).encode())
+        said = {answer["id"]: answer for answer in
+                (json.loads(c.lines.readline()) for _ in lines)}
+        assert said["c"]["ok"], said["c"]
+        for answer in said["a"], said["b"]:
+            assert answer["complete"] and places(answer) == [
+                (rank, c.endpoint) for rank in range(size)], answer
+            for rank in answer["ranks"]:
+                assert rank["summary"] == '"%d"\\' % rank["tp_rank"], rank
+                assert rank["pool"] == "kv" and rank["tp_size"] == size, rank
+                assert rank["pp_rank"] == 0 and rank["dp_size"] == 1, rank
+        # who asks and leaves costs nothing
+        gone = Client(d)
+        gone.sock.sendall(b'{"id":1,"cmd":"group.query","group":"g"}\n')
+        gone.close()
+        assert len(c.ok("group.query", group="g")["ranks"]) == size
+
+
 def commands_check_their_fields():
     with Daemon() as d:
         c = Client(d)
@@ -152,6 +181,7 @@ def daemons_with_keys_meet_and_strangers_do_not():
 
 
 if __name__ == "__main__":
-    run([ranks_of_three_daemons_are_found_by_asking_one, commands_check_their_fields,
+    run([ranks_of_three_daemons_are_found_by_asking_one,
+         group_of_many_ranks_is_told_whole_while_others_are_asked, commands_check_their_fields,
          meeting_point_that_is_not_there_is_told,
          daemons_with_keys_meet_and_strangers_do_not])
