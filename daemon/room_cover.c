@@ -89,22 +89,13 @@ static int make_cover(struct room *room, struct cover **cover_p)
 			  room->number, cover_p);
 }
 
-static const struct layout_layer *layer_of(const struct layout_view *view, uint32_t layer)
-{
-	for (uint32_t i = 0; i < view->layer_count; i++) {
-		if (view->layers[i].layer == layer)
-			return &view->layers[i];
-	}
-	return NULL;
-}
-
 /* Bytes that one want makes over its view's bound tokens. */
 static int want_bytes(const struct room *room, const struct plan_want *want,
 		      uint64_t *bytes_p)
 {
 	const struct layout_view *view = &room->pool->layout->views[want->view];
 	const struct room_map *map = room_maps_find(&room->maps, view->name);
-	const struct layout_layer *layer = layer_of(view, want->layer);
+	const struct layout_layer *layer = layout_layer_find(view, want->layer);
 	uint64_t bytes;
 
 	*bytes_p = 0;
