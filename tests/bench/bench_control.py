@@ -27,22 +27,25 @@ def us(times):
 
 
 def loop_stats(socket):
-    """Turns of a daemon's loop by the time that it had a core for: (all, slow, by
-    bucket; bucket i is below 2^i us)."""
+    """Turns of a daemon's loop: all, slow, by bucket of the time that it had a core for, by
+    bucket of the clock (others had the core, too); bucket i is below 2^i us."""
     said = json.loads(subprocess.run([BUILD + "/kvd-ctl", "--socket", socket, "--json", "stats"],
                                      capture_output=True, text=True, check=True).stdout)
     metrics = {row["name"]: row["value"] for row in said["metrics"]}
     return metrics["loop_turns_total"], metrics["loop_slow_turns_total"], \
-        said["loop"]["cpu_us"]["buckets"]
+        said["loop"]["cpu_us"]["buckets"], said["loop"]["busy_us"]["buckets"]
 
 
 def loop_turns(transport, before, after):
     """Of both daemons: turns that were longer than they may be."""
     turns = sum(a[0] - b[0] for a, b in zip(after, before))
     slow = sum(a[1] - b[1] for a, b in zip(after, before))
-    buckets = [i for a, b in zip(after, before) for i, n in enumerate(a[2]) if n > b[2][i]]
+    core, clock = (2 ** max(i for a, b in zip(after, before)
+                            for i, n in enumerate(a[which]) if n > b[which][i])
+                   for which in (2, 3))
     return figure("loop turns over 200 us, both daemons", transport, "beside", slow, "turns",
-                  0, turns=turns, note="of %d; all below %d us" % (turns, 2 ** max(buckets)))
+                  0, turns=turns, note="of %d; all below %d us, by the clock below %d us" % (
+                      turns, core, clock))
 
 
 def latency(rooms, pair, reps, until):
@@ -84,6 +87,12 @@ def latency(rooms, pair, reps, until):
                  ROOM_BESIDE_P99_US if transport == "tcp" else None, samples=len(times),
                  note=note)
     yield loop_turns(transport, before, after)
+    said = rooms.ask("asleep %d %d" % (10 * reps, mib))
+    times = us(said["seconds"])
+    note = "the engine sleeps 20 us and more between looks; %.2f GB/s" % said["big_gbps"]
+    yield figure(work, transport, "p50 beside, asleep", median(times), "us", note=note)
+    yield figure(work, transport, "p99 beside, asleep", quantile(times, 0.99), "us",
+                 samples=len(times), note=note)
 
 
 def pages(rooms, pair, reps, until):

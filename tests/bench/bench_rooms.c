@@ -9,6 +9,7 @@
  *                 sender's chunk is queued
  *   beside N MIB [P]  the same for requests that begin while another room moves MIB
  *                 megabytes, one chunk; its GB/s
+ *   asleep N MIB [P]  the same by an engine that sleeps between its looks
  *   crowd N ROOMS [P]  the same for requests that begin while another session has
  *                 ROOMS rooms of P pages, all given at once; their GB/s
  *   pages N       a room of 64 scattered 64 KiB pages, and in turn with it memcpy
@@ -46,6 +47,7 @@ static struct engine prefill, decode, big_prefill, big_decode;
 static const char *prefill_socket, *decode_socket;
 static uint64_t next_room = 1000;
 static uint32_t request_pages = 1;
+static bool sleeping; /* between looks at a slot */
 
 static void die(const struct engine *e, const char *what)
 {
@@ -179,15 +181,18 @@ static void pages_bind(struct pair *p, const uint32_t *pages, size_t n,
 }
 
 /* Busy, as an engine's scheduler polls: answers while some are due, and one atomic
- * load a turn; whoever else wants the core gets it. */
+ * load a turn; whoever else wants the core gets it. Or asleep until an answer is there
+ * and for 20 us and more between looks. */
 static void until_landed(const struct pair *p)
 {
 	double end = now_s() + 30;
 	int state;
 
 	while (kvd_pending(p->to->client) > 0)
-		if (kvd_poll(p->to->client, 0) < 0)
+		if (kvd_poll(p->to->client, sleeping ? 30000 : 0) < 0)
 			die(p->to, "connection");
+	if (sleeping && kvd_room_wait(p->recv, KVD_SUCCESS, 30000) != KVD_SUCCESS)
+		die_room(p->to, p->recv, "the room failed or hangs");
 	while ((state = kvd_room_state(p->recv)) != KVD_SUCCESS) {
 		if (state == KVD_FAILED || now_s() > end)
 			die_room(p->to, p->recv, "the room failed or hangs");
@@ -286,6 +291,13 @@ static void beside(unsigned int n, unsigned int mib)
 	kvd_memory_free(&big_decode.memory);
 	free(to);
 	free(from);
+}
+
+static void asleep(unsigned int n, unsigned int mib)
+{
+	sleeping = true;
+	beside(n, mib);
+	sleeping = false;
 }
 
 /* ---- beside many rooms of another session ---- */
@@ -493,8 +505,9 @@ int main(int argc, char **argv)
 	static const struct {
 		const char *name;
 		void (*run)(unsigned int n, unsigned int more);
-	} works[] = {{"latency", latency}, {"beside", beside},	  {"crowd", crowd},
-		     {"pages", pages},	   {"poll", poll_rooms}, {"open", open_rooms}};
+	} works[] = {{"latency", latency}, {"beside", beside},	  {"asleep", asleep},
+		     {"crowd", crowd},	   {"pages", pages},	 {"poll", poll_rooms},
+		     {"open", open_rooms}};
 	unsigned int n, more, pages;
 	char line[64], word[16];
 
