@@ -19,7 +19,7 @@
  * when the first bytes are there; then "success", every byte looked at, or "failed
  * CODE: words", the pages given away and watched. Exit status 0 for either; 1 for a
  * wrong or foreign byte. With KVD_ABORT_PAGE=BYTES for both, of pages of that many
- * bytes; the record of each side is printed.
+ * bytes; with KVD_ABORT_PULL=1 for both, a pull. The record of each side is printed.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -47,7 +47,7 @@ static size_t memory_bytes(void)
 	return (size_t)PAGES * spread * page_bytes;
 }
 
-enum kind { PUSH_RECEIVER_ABORTS, PUSH_SENDER_ABORTS, PULL_ABORTS, KINDS, PUSH_ENDURES };
+enum kind { PUSH_RECEIVER_ABORTS, PUSH_SENDER_ABORTS, PULL_ABORTS, KINDS, PUSH_ENDURES, PULL_ENDURES };
 
 struct engine {
 	struct kvd_client *client;
@@ -72,6 +72,16 @@ static void nap(long ns)
 	const struct timespec pause = {.tv_nsec = ns};
 
 	nanosleep(&pause, NULL);
+}
+
+static bool pulls(enum kind kind)
+{
+	return kind == PULL_ABORTS || kind == PULL_ENDURES;
+}
+
+static bool endures(enum kind kind)
+{
+	return kind == PUSH_ENDURES || kind == PULL_ENDURES;
 }
 
 /* Pages in another order at each side, so that none are neighbours on both. */
@@ -132,7 +142,7 @@ static void tell_record(struct engine *engine, uint64_t number, const char *role
 	kvd_string_free(record);
 }
 
-/* How a push ended that nobody aborted. */
+/* How a room ended that nobody aborted. */
 static bool tell_end(struct engine *engine, struct kvd_room *room, uint64_t number,
 		     const char *role)
 {
@@ -186,14 +196,14 @@ static void send_one(struct engine *engine, uint64_t number, enum kind kind)
 	struct kvd_room_args open = {.room = number, .role = KVD_SEND, .pool = engine->pool};
 	struct kvd_room *room;
 
-	if (kind == PULL_ABORTS) {
+	if (pulls(kind)) {
 		open.role = KVD_OFFER;
 		open.views = &view;
 		open.view_count = 1;
 	}
 	if (kvd_room_open(engine->client, &open, NULL, &room))
 		die(engine, "room.open");
-	if (kind != PULL_ABORTS) {
+	if (!pulls(kind)) {
 		if (kvd_room_wait(room, KVD_WAITING_FOR_INPUT, WAIT_MS) <
 		    KVD_WAITING_FOR_INPUT)
 			die(engine, "the receiver");
@@ -204,8 +214,8 @@ static void send_one(struct engine *engine, uint64_t number, enum kind kind)
 				die(engine, "room.abort");
 		}
 	}
-	if (kind == PUSH_ENDURES) {
-		tell_end(engine, room, number, "send");
+	if (endures(kind)) {
+		tell_end(engine, room, number, pulls(kind) ? "offer" : "send");
 		return; /* its daemon may be gone */
 	}
 	room_end(engine, room);
@@ -269,13 +279,13 @@ static struct kvd_room *recv_open(struct engine *engine, const char *endpoint,
 	struct kvd_bind_args bind = {.views = &view, .view_count = 1};
 	struct kvd_room *room;
 
-	if (kind == PULL_ABORTS) {
+	if (pulls(kind)) {
 		open.role = KVD_PULL;
 		open.views = &view;
 		open.view_count = 1;
 	}
 	if (kvd_room_open(engine->client, &open, NULL, &room) ||
-	    (kind != PULL_ABORTS && kvd_room_bind(room, &bind, NULL)))
+	    (!pulls(kind) && kvd_room_bind(room, &bind, NULL)))
 		die(engine, "room.open");
 	return room;
 }
@@ -297,10 +307,10 @@ static void recv_one(struct engine *engine, const char *endpoint, uint64_t numbe
 	while (kvd_room_state(room) > KVD_FAILED && kvd_room_state(room) < KVD_SUCCESS &&
 	       pages_touched(engine) == 0)
 		nap(20000);
-	if (kind == PUSH_ENDURES) {
+	if (endures(kind)) {
 		printf("moving\n");
 		fflush(stdout);
-		success = tell_end(engine, room, number, "recv");
+		success = tell_end(engine, room, number, pulls(kind) ? "pull" : "recv");
 		if (!success)
 			give_away(engine, mine);
 		for (int i = 0; !success && i < WATCHES; i++)
@@ -325,6 +335,7 @@ static void recv_one(struct engine *engine, const char *endpoint, uint64_t numbe
 int main(int argc, char **argv)
 {
 	bool sends = argc == 5 && !strcmp(argv[1], "send");
+	enum kind whole = getenv("KVD_ABORT_PULL") ? PULL_ENDURES : PUSH_ENDURES;
 	unsigned long rounds;
 	uint64_t first;
 	struct engine engine = {0};
@@ -348,9 +359,9 @@ int main(int argc, char **argv)
 			recv_one(&engine, argv[3], first + i, (enum kind)(i % KINDS), &tally);
 	}
 	if (rounds == 0 && sends)
-		send_one(&engine, first, PUSH_ENDURES);
+		send_one(&engine, first, whole);
 	else if (rounds == 0)
-		recv_one(&engine, argv[3], first, PUSH_ENDURES, &tally);
+		recv_one(&engine, argv[3], first, whole, &tally);
 	kvd_close(engine.client);
 	if (!sends)
 		printf("%u rooms failed, %u in the middle, %" PRIu64 " %s words\n",
