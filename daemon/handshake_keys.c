@@ -15,6 +15,7 @@
  */
 #include <string.h>
 
+#include "daemon/base/idmap.h"
 #include "daemon/handshake_impl.h"
 
 void keys_drop(struct remote_pool *pool)
@@ -31,33 +32,58 @@ void keys_drop(struct remote_pool *pool)
 	pool->ready = false;
 }
 
-/* The region of `pool` that is the same memory; most often in the same place. */
-static struct remote_region *same_region(struct remote_pool *pool, uint32_t at,
-					 const struct remote_region *region)
+static bool is_same(const struct remote_region *a, const struct remote_region *b)
 {
-	for (uint32_t i = 0; i < pool->region_count; i++) {
-		struct remote_region *it = &pool->regions[(at + i) % pool->region_count];
+	return a->packed_len == b->packed_len && a->length == b->length &&
+	       memcmp(a->packed, b->packed, a->packed_len) == 0;
+}
 
-		if (it->id == region->id)
-			return it->packed_len == region->packed_len &&
-					       it->length == region->length &&
-					       memcmp(it->packed, region->packed,
-						      it->packed_len) == 0
-				       ? it
-				       : NULL;
+/* The regions of a list by their ids, for who looks for many. */
+struct finder {
+	struct remote_pool *pool;
+	uint32_t next; /* who tells its regions anew keeps their order: most often this one */
+	struct idmap by_id;
+	bool mapped;
+};
+
+static void map_all(struct finder *finder)
+{
+	struct remote_pool *pool = finder->pool;
+
+	finder->mapped = true;
+	for (uint32_t i = 0; i < pool->region_count; i++)
+		if (idmap_put(&finder->by_id, pool->regions[i].id, &pool->regions[i]) < 0)
+			err_clear(); /* then its key is asked for anew */
+}
+
+static struct remote_region *find(struct finder *finder, uint64_t id)
+{
+	struct remote_pool *pool = finder->pool;
+	struct remote_region *it = NULL;
+
+	if (finder->next < pool->region_count)
+		it = &pool->regions[finder->next];
+	if (!it || it->id != id) {
+		if (!finder->mapped)
+			map_all(finder);
+		it = idmap_get(&finder->by_id, id);
 	}
-	return NULL;
+	if (it)
+		finder->next = (uint32_t)(it - pool->regions) + 1;
+	return it;
 }
 
 void keys_carry(struct remote_pool *old, struct remote_pool *pool)
 {
+	struct finder finder = {.pool = old};
+
 	if (!old->wanted || old->refused.code != ERR_OK)
 		return;
 	for (uint32_t i = 0; i < pool->region_count; i++) {
 		struct remote_region *region = &pool->regions[i];
-		struct remote_region *from = same_region(old, i, region);
+		struct remote_region *from = find(&finder, region->id);
 
-		if (!from || !from->key || from->lent)
+		if (!from || !from->key || from->lent || !is_same(from, region))
 			continue;
 		region->key = from->key;
 		region->ready = from->ready;
@@ -69,6 +95,7 @@ void keys_carry(struct remote_pool *old, struct remote_pool *pool)
 		old->heir = pool;
 		handshake_pool_use(pool);
 	}
+	idmap_fini(&finder.by_id);
 }
 
 void keys_heir_let(struct remote_pool *pool)
