@@ -4,13 +4,25 @@
 #include <sched.h>
 #include <stdint.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Since 6.12 a thread chooses how long its turns are, and one that wakes with
  * shorter turns than the one that runs is let in at once. With equal turns
  * (1.4 to 3 ms) it may wait until the other's has ended, at each hop of a request. */
 #define PROMPT_NS UINT64_C(100000) /* the shortest that the kernel takes */
-#define BULK_NS UINT64_C(10000000)
+#define BULK_NS UINT64_C(3000000)
+
+/* Who wakes is let in at once only while it has had no more than its share lately; and
+ * an engine that polls and yields does not wake. Both then wait for the tick that takes
+ * the core from a bulk thread, 4 ms with HZ=250. So a bulk thread yields by itself. Who
+ * looks and yields, or handles a message and sleeps, gives the core back in
+ * microseconds; a thread that computes keeps it until its own tick. Where that happens
+ * the core is kept KEEP_TIMES as long as it was away: so much, at most, yielding costs. */
+#define KEEP_NS UINT64_C(200000)
+#define KEEP_MOST_NS UINT64_C(500000000)
+#define KEEP_TIMES 32u
+#define LONG_NS UINT64_C(1000000) /* away: longer than anybody's message takes */
 
 /* Debian 12's libc has neither the struct nor the calls. */
 struct attr {
@@ -45,4 +57,32 @@ void cpu_prompt(void)
 void cpu_bulk(void)
 {
 	turns_set(SCHED_BATCH, BULK_NS);
+}
+
+uint64_t cpu_keep_ns(uint64_t away_ns)
+{
+	if (away_ns < LONG_NS)
+		return KEEP_NS;
+	return away_ns < KEEP_MOST_NS / KEEP_TIMES ? KEEP_TIMES * away_ns : KEEP_MOST_NS;
+}
+
+static uint64_t clock_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (uint64_t)ts.tv_sec * UINT64_C(1000000000) + (uint64_t)ts.tv_nsec;
+}
+
+void cpu_breathe(void)
+{
+	static _Thread_local uint64_t until_ns;
+	uint64_t away_ns = clock_ns();
+
+	if (away_ns < until_ns)
+		return;
+	sched_yield();
+	until_ns = clock_ns();
+	away_ns = until_ns - away_ns;
+	until_ns += cpu_keep_ns(away_ns);
 }

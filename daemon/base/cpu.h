@@ -6,11 +6,18 @@
 #ifndef KVD_BASE_CPU_H
 #define KVD_BASE_CPU_H
 
+#include <stdint.h>
+
 /* The calling thread, and those that it starts: short turns, so it is let in as
  * soon as it wakes, also before a thread that uses its core fully. */
 void cpu_prompt(void);
 /* The calling thread: throughput work (SCHED_BATCH) in long turns, behind
  * whoever wakes. */
 void cpu_bulk(void);
+/* That thread, between two pieces of its work: gives its core away for a moment, now and
+ * then, and seldom where it does not come back soon. Costs a look at the clock. */
+void cpu_breathe(void);
+/* How long the core is kept after it was away for so long. */
+uint64_t cpu_keep_ns(uint64_t away_ns);
 
 #endif

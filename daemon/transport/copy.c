@@ -475,6 +475,7 @@ static void slice_run(struct worker *worker, struct copy_job *job)
 	copier->running++;
 	pthread_mutex_unlock(&copier->done.lock);
 
+	cpu_breathe();
 	r = slice_copy(worker->hand, job, begin, end, job->bounce);
 	if (r == 0)
 		atomic_fetch_add(&job->copied, end - begin);

@@ -246,6 +246,7 @@ static void work(struct tcp_thread *thread)
 	list_foreach_safe(stream, &thread->busy, busy_link) {
 		bool more = false;
 
+		cpu_breathe();
 		if (stream->can_read)
 			more |= tcp_rx_work(stream);
 		if (stream->can_write)

@@ -188,9 +188,12 @@ static void until_landed(const struct pair *p)
 	double end = now_s() + 30;
 	int state;
 
-	while (kvd_pending(p->to->client) > 0)
+	while (kvd_pending(p->to->client) > 0) {
 		if (kvd_poll(p->to->client, sleeping ? 30000 : 0) < 0)
 			die(p->to, "connection");
+		if (!sleeping)
+			sched_yield();
+	}
 	if (sleeping && kvd_room_wait(p->recv, KVD_SUCCESS, 30000) != KVD_SUCCESS)
 		die_room(p->to, p->recv, "the room failed or hangs");
 	while ((state = kvd_room_state(p->recv)) != KVD_SUCCESS) {

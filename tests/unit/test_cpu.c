@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -77,11 +78,61 @@ static void thread_prompt_has_shorter_turns_than_bulk(void **state)
 	assert_true(prompt.turn_ns < bulk.turn_ns);
 }
 
+static void core_kept_grows_with_the_time_it_was_away(void **state)
+{
+	const uint64_t soon = cpu_keep_ns(0), ms = 1000000;
+
+	(void)state;
+	assert_true(soon > 0 && soon < ms); /* well below a tick */
+	assert_int_equal(cpu_keep_ns(ms / 10), soon);
+	for (uint64_t away = ms; away <= 12 * ms; away += ms)
+		assert_true(cpu_keep_ns(away) >= 32 * away);
+	assert_true(cpu_keep_ns(UINT64_MAX) <= 1000 * ms); /* and comes to an end */
+}
+
+struct shared_core {
+	bool stop;
+	uint64_t pieces;
+};
+
+static void *breathing_main(void *arg)
+{
+	struct shared_core *core = arg;
+
+	cpu_bulk();
+	while (!__atomic_load_n(&core->stop, __ATOMIC_ACQUIRE)) {
+		cpu_breathe();
+		__atomic_fetch_add(&core->pieces, 1, __ATOMIC_RELAXED);
+	}
+	return NULL;
+}
+
+/* Both go on, whoever has the core. */
+static void thread_that_breathes_works_on(void **state)
+{
+	struct shared_core core = {.stop = false};
+	pthread_t thread;
+	cpu_set_t one;
+
+	(void)state;
+	CPU_ZERO(&one);
+	CPU_SET(sched_getcpu(), &one);
+	assert_int_equal(sched_setaffinity(0, sizeof(one), &one), 0);
+	assert_int_equal(pthread_create(&thread, NULL, breathing_main, &core), 0);
+	while (__atomic_load_n(&core.pieces, __ATOMIC_RELAXED) < 100000)
+		sched_yield();
+	__atomic_store_n(&core.stop, true, __ATOMIC_RELEASE);
+	pthread_join(thread, NULL);
+	assert_true(core.pieces >= 100000);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(thread_bulk_is_batch_and_keeps_its_nice),
 		cmocka_unit_test(thread_prompt_has_shorter_turns_than_bulk),
+		cmocka_unit_test(core_kept_grows_with_the_time_it_was_away),
+		cmocka_unit_test(thread_that_breathes_works_on),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
