@@ -143,9 +143,13 @@ static int hello_take(struct client_request *req, const cJSON *reply)
 	if (!client_get_u64(reply, "session", &info->session) ||
 	    !client_get_u64(reply, "epoch", &info->epoch) ||
 	    !client_get_u64(status, "slots", &slots) || slots > UINT32_MAX ||
-	    !client_get_u64(status, "bytes", &bytes) || !conn->in_fd_count)
+	    !client_get_u64(status, "bytes", &bytes))
 		return client_fail(client, KVD_E_PROTO,
 				   "the hello reply lacks session, epoch or status page");
+	if (!conn->in_fd_count) /* the kernel drops what a full table has no room for */
+		return client_fail(client, KVD_E_LIMIT,
+				   "the hello reply came without the status page: was no "
+				   "file descriptor left for it (RLIMIT_NOFILE)?");
 	pidfd = daemon_pidfd(client);
 	r = client_map_new(conn->in_fds[0], (size_t)bytes, (uint32_t)slots, pidfd,
 			   &client->map, &why);

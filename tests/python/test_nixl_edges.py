@@ -300,7 +300,8 @@ def test_binding_layer_by_hand(pair, B, monkeypatch):  # noqa: F811
         if status != B.NIXL_SUCCESS:
             assert status == B.NIXL_IN_PROG
             status = one.getXferStatus(handle)
-        return two.getNotifs(got) and status == B.NIXL_SUCCESS
+        got.update(two.getNotifs(got))
+        return got and status == B.NIXL_SUCCESS
     until(over)
     assert got == {one._name: [b"n\0tification"]}
     _utils.verify_transfer(memory[0] + 9, memory[1] + 3, 7)

@@ -219,6 +219,7 @@ def test_child_of_fork_is_told(pair):
             status = 0
             for use in (lambda: w.agent.transfer(handle),
                         lambda: w.agent.send_notif(w.remote, b"x"),
+                        w.agent.get_new_notifs, w.agent.update_notifs,
                         lambda: w.agent.prep_xfer_dlist("", w.rows(w.base, [1]), "DRAM"),
                         lambda: w.agent.get_agent_metadata() and w.agent.deregister_memory(
                             w.reg)):

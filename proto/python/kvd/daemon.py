@@ -30,10 +30,11 @@ sessions = 1024
 session_regions = 4096
 """
 
-# the daemon and its folder go with this process, however that ends: its shell reads a
-# pipe of ours
-_SHELL = ('"$@" </dev/null & kvd=$!; read -r never; kill $kvd 2>/dev/null; wait $kvd; '
-          'rm -rf -- "$0"')
+# the daemon and its folder go with this process, however that ends: its shell has a
+# reader of a pipe of ours; and the shell goes with the daemon
+_SHELL = ('exec 3<&0; "$@" </dev/null 3<&- & kvd=$!; '
+          '{ read -r never <&3; kill $kvd; } 2>/dev/null & reader=$!; exec 3<&-; '
+          'wait $kvd; why=$?; kill $reader 2>/dev/null; rm -rf -- "$0"; exit $why')
 
 
 class PrivateDaemon:
@@ -55,20 +56,21 @@ class PrivateDaemon:
         log.info("started %s for this process: %s", program, self.socket)
 
     def _wait(self):
-        end, pause = time.monotonic() + 20, 0.001
+        end, pause, why = time.monotonic() + 20, 0.001, "it does not answer"
         while time.monotonic() < end:
             if os.path.exists(self.socket):
                 try:
                     return Client(self.socket, client="autostart").close()
-                except Error:
-                    pass
-            if self.shell.poll() is not None:
+                except Error as error:
+                    why = error.message
+            if not self.alive():
+                why = "it ended with status %d" % self.shell.returncode
                 break
             time.sleep(pause)
             pause = min(pause * 1.5, 0.05)
         self.stop()
-        raise ConnectionError("KVD_AUTOSTART: the daemon did not start", "ENODAEMON", 513,
-                              "session", True)
+        raise ConnectionError("KVD_AUTOSTART: the daemon did not start: %s" % why,
+                              "ENODAEMON", 513, "session", True)
 
     def alive(self):
         return self.shell.poll() is None

@@ -149,7 +149,7 @@ extern PyTypeObject *region_type, *pool_type;
 /* ---- ext_rows.c ---------------------------------------------------------------- */
 
 struct span { /* a registered region, as Python packs it */
-	uint64_t address, bytes;
+	uint64_t address, bytes, device;
 };
 
 struct rows {
@@ -157,19 +157,25 @@ struct rows {
 	uint64_t *first; /* row number of each entry's first row; count + 1 */
 	size_t count;
 	uint64_t rows;
-	uint64_t bytes;	 /* of every row; 0: they differ */
-	uint64_t device; /* of the first row */
+	uint64_t bytes; /* of every row; 0: they differ */
+	size_t empty;	/* entries of no bytes: legal, and never moved */
 };
 
 enum rows_fault { ROWS_OK, ROWS_NOMEM, ROWS_RANGE, ROWS_EMPTY, ROWS_STRIDE };
 
 /* `columns` 3: (address, bytes, device), 5: (…, stride, count), u64 each, rows
- * one after another. Every row must lie in one span. Runs of equal distance in
- * one span become one entry. *at_p: which row is at fault. */
+ * one after another. Every row must lie in one span of its device. Runs of equal
+ * distance in one span become one entry. *at_p: which row is at fault. */
 enum rows_fault rows_make(struct rows *rows, const uint64_t *table, size_t count,
 			  unsigned int columns, const struct span *spans,
 			  size_t span_count, size_t *at_p);
 void rows_fini(struct rows *rows);
+/* The entries for a daemon, which takes none of no bytes: such a one is given as
+ * another, because its number must stay. The caller's to free; NULL: no memory. There
+ * must be one that has bytes. */
+struct kvd_desc *rows_filled(const struct rows *rows);
+/* Take pairs of rows without bytes out of two index lists; how many pairs are left. */
+size_t rows_drop_empty(const struct rows *a, uint32_t *ai, uint32_t *bi, size_t count);
 /* Widen or narrow one index list. kind: 'i' or 'u', size 1 2 4 8, stride in bytes.
  * Which one is outside [0, limit), or SIZE_MAX. */
 size_t rows_index(uint32_t *out, const void *in, size_t count, ptrdiff_t stride,
@@ -200,6 +206,7 @@ struct dlist {
 	struct rows rows;
 	struct kvd_dlist *kvd;
 	bool answered;	     /* usable only when the daemon has answered */
+	bool busy;	     /* PENDING: its session went with a daemon, and is not back */
 	unsigned int serial; /* of the attachment that it is of */
 	int state;
 	struct kvd_error error; /* of REFUSED */

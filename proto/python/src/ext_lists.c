@@ -214,15 +214,24 @@ static void on_nothing(void *arg, int result, const struct kvd_reply *reply)
 static int dlist_tell(struct dlist *d)
 {
 	uint64_t attach = d->attach ? d->attach->number : 0;
+	cleanup_free struct kvd_desc *filled = NULL;
+	const struct kvd_desc *entries = d->rows.entries;
 	struct kvd_call nobody = {.on_done = on_nothing};
-	int r = kvd_dlist_rows(d->client->kvd, attach, (const uint64_t *)d->rows.entries,
-			       d->rows.count, 4, &d->kvd);
+	int r;
 
+	if (d->rows.empty) {
+		filled = rows_filled(&d->rows);
+		if (!filled)
+			return -KVD_E_BUSY; /* looked at again */
+		entries = filled;
+	}
+	r = kvd_dlist_rows(d->client->kvd, attach, (const uint64_t *)entries, d->rows.count,
+			   4, &d->kvd);
 	if (r != -KVD_E_TOOBIG && r != -KVD_E_LIMIT)
 		return r;
 	d->answered = true;
-	return kvd_dlist_prep(d->client->kvd, attach, d->rows.entries, d->rows.count,
-			      &nobody, &d->kvd);
+	return kvd_dlist_prep(d->client->kvd, attach, entries, d->rows.count, &nobody,
+			      &d->kvd);
 }
 
 static int dlist_refuse(struct dlist *d, const struct kvd_error *error)
@@ -241,9 +250,12 @@ int dlist_go(struct dlist *d)
 		return dlist_refuse(d, &d->attach->error);
 	if (d->attach && d->attach->state == PENDING)
 		return PENDING;
+	if (d->rows.empty == d->rows.count) /* no transfer will name it to the daemon */
+		return READY;
 	if (!d->kvd)
 		r = dlist_tell(d);
-	if (r == -KVD_E_FULL || r == -KVD_E_BUSY || r == -KVD_E_LOST)
+	d->busy = r == -KVD_E_BUSY;
+	if (r == -KVD_E_FULL || d->busy || r == -KVD_E_LOST)
 		return PENDING;
 	if (r < 0)
 		return dlist_refuse(d, kvd_last_error(d->client->kvd));

@@ -7,6 +7,9 @@
  * follow each other at one distance are gathered as they are checked. A run ends
  * with its region: an entry must lie in one. Short runs stay single rows, because
  * a list whose entries are all single is found by index without a search.
+ *
+ * A row of no bytes is legal (an engine's empty layer), and nothing of it ever
+ * moves: transfers leave such pairs out, and the daemon never sees one.
  */
 #include "proto/python/src/ext.h"
 
@@ -34,12 +37,12 @@ static bool entry_span(const struct kvd_desc *d, uint64_t *span_p)
 
 /* A span that holds all of it; *hint: where the last one was found. */
 static bool spans_hold(const struct span *spans, size_t count, uint64_t address,
-		       uint64_t bytes, size_t *hint)
+		       uint64_t bytes, uint64_t device, size_t *hint)
 {
 	for (size_t n = 0, i = *hint; n < count; n++, i = i + 1 < count ? i + 1 : 0) {
 		const struct span *s = &spans[i];
 
-		if (address >= s->address && bytes <= s->bytes &&
+		if (device == s->device && address >= s->address && bytes <= s->bytes &&
 		    address - s->address <= s->bytes - bytes) {
 			*hint = i;
 			return true;
@@ -60,7 +63,7 @@ static enum rows_fault row_read(const uint64_t *row, unsigned int columns,
 		if (d_p->count == 1)
 			d_p->stride = 0;
 	}
-	if (d_p->bytes == 0)
+	if (d_p->bytes == 0 && columns == 5)
 		return ROWS_EMPTY;
 	return entry_span(d_p, span_p) ? ROWS_OK : ROWS_RANGE;
 }
@@ -71,7 +74,7 @@ static size_t run_of(const uint64_t *row, size_t left, const struct span *span)
 	uint64_t bytes = row[1], stride;
 	size_t n = 1;
 
-	if (left < RUN_MIN || row[3] <= row[0])
+	if (left < RUN_MIN || row[3] <= row[0] || bytes == 0)
 		return 1;
 	stride = row[3] - row[0];
 	if (stride < bytes)
@@ -79,8 +82,8 @@ static size_t run_of(const uint64_t *row, size_t left, const struct span *span)
 	for (; n < left; n++) {
 		const uint64_t *at = row + 3 * n;
 
-		if (at[1] != bytes || at[0] - at[-3] != stride || at[0] < at[-3] ||
-		    at[0] - span->address > span->bytes - bytes)
+		if (at[1] != bytes || at[2] != row[2] || at[0] - at[-3] != stride ||
+		    at[0] < at[-3] || at[0] - span->address > span->bytes - bytes)
 			break;
 	}
 	return n >= RUN_MIN ? n : 1;
@@ -101,8 +104,9 @@ static enum rows_fault rows_fill(struct rows *rows, const uint64_t *table, size_
 		*at_p = i;
 		if (fault != ROWS_OK)
 			return fault;
-		if (!spans_hold(spans, span_count, d->address, span, &hint))
+		if (!spans_hold(spans, span_count, d->address, span, row[2], &hint))
 			return ROWS_RANGE;
+		rows->empty += d->bytes == 0;
 		if (columns == 3) {
 			d->count = run_of(row, count - i, &spans[hint]);
 			d->stride = d->count > 1 ? row[3] - row[0] : 0;
@@ -138,7 +142,6 @@ enum rows_fault rows_make(struct rows *rows, const uint64_t *table, size_t count
 		rows_fini(rows);
 		return fault;
 	}
-	rows->device = count ? table[2] : 0;
 	less = mem_regrow(rows->entries, rows->count + !rows->count,
 			  sizeof(*rows->entries));
 	if (less)
@@ -147,6 +150,23 @@ enum rows_fault rows_make(struct rows *rows, const uint64_t *table, size_t count
 	if (less)
 		rows->first = less;
 	return ROWS_OK;
+}
+
+struct kvd_desc *rows_filled(const struct rows *rows)
+{
+	struct kvd_desc *out = mem_dup(rows->entries, rows->count * sizeof(*out));
+	size_t good = 0;
+
+	if (!out)
+		return NULL;
+	while (out[good].bytes == 0)
+		good++;
+	for (size_t i = 0; i < rows->count; i++)
+		if (out[i].bytes == 0)
+			out[i] = (struct kvd_desc){.address = out[good].address,
+						   .bytes = out[good].bytes,
+						   .count = 1};
+	return out;
 }
 
 /* ---- index lists --------------------------------------------------------------------
@@ -255,4 +275,18 @@ size_t rows_merged(const struct rows *a, const uint32_t *ai, const struct rows *
 		b_end = to + b->entries[y].bytes;
 	}
 	return pieces;
+}
+
+size_t rows_drop_empty(const struct rows *a, uint32_t *ai, uint32_t *bi, size_t count)
+{
+	size_t left = 0, x = 0;
+
+	for (size_t i = 0; i < count; i++) {
+		x = entry_at(a, ai[i], x);
+		if (a->entries[x].bytes == 0)
+			continue;
+		ai[left] = ai[i];
+		bi[left++] = bi[i];
+	}
+	return left;
 }

@@ -20,6 +20,7 @@
 #define ROWS_WITH_POST 256u
 #define WHY_MS 200
 #define FIRST_NS UINT64_C(500000000)
+#define AGAIN_NS UINT64_C(1000000000) /* for what was lost with a daemon to be back */
 
 static PyTypeObject *xfer_type;
 
@@ -86,6 +87,39 @@ static int xfer_post_now(struct xfer *x)
 			     tell ? (size_t)PyBytes_Size(x->notif) : 0);
 }
 
+/* What was lost with the own daemon is made again behind us, and a session that does not
+ * come back is tried for ever: a post waits for it only so long. */
+static bool xfer_late(const struct xfer *x)
+{
+	return ext_now_ns() - x->begin_ns >= AGAIN_NS;
+}
+
+/* A post that could not be told now: whether it is looked at again. */
+static bool xfer_waits(const struct xfer *x, int r)
+{
+	return r == -KVD_E_FULL || r == -KVD_E_LOST || (r == -KVD_E_BUSY && !xfer_late(x));
+}
+
+/* One of no bytes is done when its notification is on its way. */
+static void xfer_go_empty(struct xfer *x)
+{
+	int r = 0;
+
+	if (!x->wanted)
+		return;
+	if (x->notif)
+		r = kvd_notif_post(x->client->kvd, x->remote->attach->number,
+				   PyBytes_AsString(x->notif),
+				   (size_t)PyBytes_Size(x->notif));
+	if (xfer_waits(x, r))
+		return;
+	if (r < 0)
+		x->error = *kvd_last_error(x->client->kvd);
+	else
+		x->end_ns = ext_now_ns();
+	x->wanted = false;
+}
+
 /* Make it at the daemon if both lists are there, and post it if that is wanted. With
  * the lock and the GIL. */
 static void xfer_go(struct xfer *x)
@@ -98,8 +132,20 @@ static void xfer_go(struct xfer *x)
 		x->wanted = false;
 		return;
 	}
+	if (x->wanted && (x->local->busy || x->remote->busy) && xfer_late(x)) {
+		x->error = (struct kvd_error){
+			.code = KVD_E_PEER,
+			.scope = "peer",
+			.retryable = true,
+			.message = "its session was lost with a daemon, and is not back"};
+		x->wanted = false;
+	}
 	if (local != READY || remote != READY)
 		return;
+	if (x->count == 0) {
+		xfer_go_empty(x);
+		return;
+	}
 	if (x->kvd && x->serial != x->remote->serial) {
 		kvd_xfer_drop(x->kvd);
 		x->kvd = NULL;
@@ -115,8 +161,8 @@ static void xfer_go(struct xfer *x)
 		if (r == 0 && x->wanted)
 			r = xfer_post_now(x);
 	}
-	if (r == -KVD_E_FULL || r == -KVD_E_BUSY || r == -KVD_E_LOST)
-		return; /* looked at again */
+	if (xfer_waits(x, r))
+		return;
 	if (r < 0 && x->wanted)
 		x->error = *kvd_last_error(x->client->kvd);
 	if (r == 0)
@@ -155,6 +201,8 @@ static int xfer_poll(struct xfer *x)
 	xfer_look(x, &st);
 	if (x->error.code)
 		return -x->error.code;
+	if (x->end_ns)
+		return POLL_DONE;
 	if (st.state == KVD_SUCCESS) {
 		x->end_ns = st.changed_ns > x->begin_ns ? st.changed_ns : ext_now_ns();
 		return POLL_DONE;
@@ -278,8 +326,32 @@ static int xfer_check(struct xfer *x, size_t locals, size_t remotes)
 	return -1;
 }
 
+/* Pairs of rows without bytes are left out. */
+static int xfer_skip_empty(struct xfer *x)
+{
+	uint32_t **index[] = {&x->local_index, &x->remote_index};
+
+	if (!x->local->rows.empty)
+		return 0;
+	for (size_t side = 0; side < 2; side++) {
+		if (*index[side])
+			continue;
+		*index[side] = mem_calloc(x->count, sizeof(uint32_t));
+		if (!*index[side]) {
+			PyErr_NoMemory();
+			return -1;
+		}
+		for (size_t i = 0; i < x->count; i++)
+			(*index[side])[i] = (uint32_t)i;
+	}
+	x->count = rows_drop_empty(&x->local->rows, x->local_index, x->remote_index,
+				   x->count);
+	return 0;
+}
+
 /* Xfer(op, local Dlist, index, remote Dlist, index, notif or None, pieces = 0): what
- * telemetry tells as pieces; 0: how many are left when neighbours are one */
+ * telemetry tells as pieces; 0: how many are left when neighbours are one; negative: as
+ * many as there are rows */
 static PyObject *xfer_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
 	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
@@ -304,7 +376,6 @@ static PyObject *xfer_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 	if (!x)
 		return NULL;
 	x->op = op == KVD_READ ? KVD_READ : KVD_WRITE;
-	x->pieces = (size_t)pieces;
 	Py_INCREF(local);
 	x->local = (struct dlist *)local;
 	Py_INCREF(remote);
@@ -317,7 +388,8 @@ static PyObject *xfer_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 	}
 	if (index_take(local_index, x->local, &x->local_index, &locals) == 0 &&
 	    index_take(remote_index, x->remote, &x->remote_index, &remotes) == 0 &&
-	    xfer_check(x, locals, remotes) == 0) {
+	    xfer_check(x, locals, remotes) == 0 && xfer_skip_empty(x) == 0) {
+		x->pieces = pieces < 0 ? locals : (size_t)pieces;
 		/* a short one goes with its post: the daemon is woken once */
 		if (x->count > ROWS_WITH_POST && client_trylock(x->client)) {
 			xfer_go(x);
@@ -556,6 +628,10 @@ static PyObject *notif_waiting(PyObject *module, PyObject *client)
 	bool waiting;
 
 	(void)module;
+	if (c->forks != ext_forks()) {
+		client_lock(c); /* says so */
+		return NULL;
+	}
 	if (!client_trylock(c)) /* whoever has it takes turns */
 		Py_RETURN_FALSE;
 	client_turn(c, false);

@@ -8,6 +8,7 @@ the daemons check all of it again before a byte moves."""
 import datetime
 import functools
 import itertools
+import operator
 import os
 import re
 import struct
@@ -23,7 +24,8 @@ from kvd.errors import Error
 from kvd.memory import adopt
 
 from . import _metadata
-from ._descs import nixlRegDList, nixlRemoteDList, nixlXferDList  # noqa: F401
+from ._descs import (check_u64, nixlRegDList, nixlRemoteDList,  # noqa: F401
+                     nixlXferDList)
 from ._listen import Listener
 from ._status import (from_code, from_error, nixl_cost_t, nixl_mem_t,  # noqa: F401
                       nixl_status_t, nixl_thread_sync_t, nixl_xfer_op_t, nixlBackendError,
@@ -61,6 +63,9 @@ NOTIF_MAX = 1 << 20
 RETRY_S = 1.0  # between attempts to attach to a session that was lost
 LOOK_S = 0.5  # between questions to the own daemon whether a session is there
 PATIENCE_S = 1.0  # with the own daemon, and with a first connection
+MEM_TYPES = 256  # a region's kind in metadata: memory type + device * this
+DEVICES_MAX = 1 << 32
+_NOT_MEMORY = ("EINVAL", "ERANGE", "ENOTFOUND")  # of a daemon that was to register it
 
 
 class nixlXferTelemetry:
@@ -77,6 +82,12 @@ class nixlXferTelemetry:
 
 
 class nixlAgentConfig:
+    """What each field takes is checked when it is set, as in NIXL."""
+
+    __slots__ = ("useProgThread", "useListenThread", "listenPort", "syncMode", "pthrDelay",
+                 "lthrDelay", "captureTelemetry", "etcdWatchTimeout")
+    _FLAGS = ("useProgThread", "useListenThread", "captureTelemetry")
+
     def __init__(self, useProgThread=False, useListenThread=False,
                  listenPort=DEFAULT_COMM_PORT,
                  syncMode=nixl_thread_sync_t.NIXL_THREAD_SYNC_DEFAULT, pthrDelay=0,
@@ -88,6 +99,18 @@ class nixlAgentConfig:
         if not isinstance(etcdWatchTimeout, datetime.timedelta):
             etcdWatchTimeout = datetime.timedelta(microseconds=etcdWatchTimeout)
         self.etcdWatchTimeout = etcdWatchTimeout
+
+    def __setattr__(self, field, value):
+        if field in self._FLAGS and (value is None or hasattr(value, "__bool__")):
+            value = bool(value)
+        elif field == "listenPort":
+            value = operator.index(value)
+            if not 0 <= value < 1 << 16:
+                raise TypeError("listenPort: %d is no port" % value)
+        elif field == "syncMode" and not isinstance(value, nixl_thread_sync_t) or \
+                field in self._FLAGS:
+            raise TypeError("%s: not %s" % (field, type(value).__name__))
+        object.__setattr__(self, field, value)
 
 
 def _telemetry_wanted(config):
@@ -150,13 +173,14 @@ class _Remote:
     """Another agent: what its metadata told, and the way to its session."""
 
     __slots__ = ("name", "endpoint", "epoch", "secret", "spans", "attach", "gone", "again",
-                 "asked", "tried", "failed")
+                 "asked", "tried", "failed", "full")
 
     def __init__(self, name, head):
         self.name, self.endpoint = name, head["endpoint"]
         self.epoch, self.secret = head["epoch"], head["secret"]
-        self.spans = {}  # memory type -> {(address, bytes)}, in order
+        self.spans = {}  # memory type -> {(address, bytes, device)}, in order
         self.attach, self.gone = None, False
+        self.full = 0  # how often its regions had changed when all of them were told
         self.failed = False  # ever: its lists may be of an attachment that is dead
         self.again = None  # the next attachment, while the last one is dead
         self.asked = self.tried = 0.0  # when the daemon was asked after it; made again
@@ -165,12 +189,16 @@ class _Remote:
         return (self.endpoint, self.epoch, self.secret) == \
             (head["endpoint"], head["epoch"], head["secret"])
 
-    def learn(self, regions, anew):
-        """Whether there are some that were not known."""
-        before = self.spans
-        self.spans = {} if anew else {mem: dict(spans) for mem, spans in before.items()}
-        for mem, address, nbytes in regions.tolist():
-            self.spans.setdefault(mem, {})[(address, nbytes)] = None
+    def learn(self, regions, full):
+        """Whether there are some that were not known. full: these are all, and of which
+        change of its regions; what is no newer than what is known tells nothing."""
+        if 0 < full <= self.full:
+            return False
+        before, self.full = self.spans, max(self.full, full)
+        self.spans = {} if full else {mem: dict(spans) for mem, spans in before.items()}
+        for kind, address, nbytes in regions.tolist():
+            mem, device = kind % MEM_TYPES, kind // MEM_TYPES
+            self.spans.setdefault(mem, {})[(address, nbytes, device)] = None
         return any(span not in before.get(mem, ())
                    for mem, spans in self.spans.items() for span in spans)
 
@@ -179,9 +207,9 @@ class _Remote:
 
 
 def _within(spans, table):
-    """Whether each row of (address, bytes, device) lies in one of (address, bytes)."""
-    return all(any(a >= s and n <= b and a - s <= b - n for s, b in spans)
-               for a, n, _ in table.tolist())
+    """Whether each row of (address, bytes, device) lies in one of the spans."""
+    return all(any(a >= s and n <= b and a - s <= b - n and d == e for s, b, e in spans)
+               for a, n, d in table.tolist())
 
 
 def _plain_abi(method):
@@ -214,6 +242,7 @@ class nixlAgent:
         self._numbers = itertools.count(0x1000)
         self._backends, self._regions = {}, {}
         self._spans, self._packed, self._blob = {}, {}, None
+        self._changes = 1  # of the regions
         self._remotes, self._dlists = {}, {}
         self._requests = {}  # by handle: the transfer, and with whom
         self._failures = {}  # by handle, until the next post: the exception's class and text
@@ -226,9 +255,11 @@ class nixlAgent:
             self._listener = Listener(self, config.listenPort)
 
     def __del__(self):
-        listener = getattr(self, "_listener", None)
+        listener, client = getattr(self, "_listener", None), getattr(self, "_client", None)
         if listener:
             listener.stop()
+        if client is not None:
+            client.close()  # requests under way hold the client, and it holds them
 
     # ---- plugins and backends ----
 
@@ -275,14 +306,21 @@ class nixlAgent:
         self._need_backend(backends)
         mem = descs.getType()
         if mem is not DRAM_SEG and mem is not VRAM_SEG:
-            raise nixlBackendError("%s: kvd moves memory, not storage" % mem.name)
+            raise nixlNotFoundError("%s: kvd moves memory, not storage" % mem.name)
+        if descs.isEmpty():
+            raise nixlBackendError("an empty list registers nothing")
         made = []
         try:
-            for address, nbytes, _ in descs.table().tolist():
-                made.append(((mem, address, nbytes), self._region(mem, address, nbytes)))
-        except BaseException:
+            for address, nbytes, device in descs.table().tolist():
+                made.append(((mem, address, nbytes, device),
+                             self._region(mem, address, nbytes, device)))
+        except BaseException as error:
             for _, region in made:
-                region.unregister()
+                if region:
+                    region.unregister()
+            if isinstance(error, Error) and error.code in _NOT_MEMORY:
+                raise nixlBackendError("%s (kvd: %s)" % (error.message, error.code)) \
+                    from error
             raise
         with self._lock:
             for key, region in made:
@@ -290,10 +328,12 @@ class nixlAgent:
             self._changed()
         return SUCCESS
 
-    def _region(self, mem, address, nbytes):
-        if not address or not nbytes:
-            raise nixlBackendError("memory [%#x, +%d) cannot be registered"
-                                   % (address, nbytes))
+    def _region(self, mem, address, nbytes, device):
+        if not address or device >= DEVICES_MAX:
+            raise nixlBackendError("memory [%#x, +%d) of device %d cannot be registered"
+                                   % (address, nbytes, device))
+        if not nbytes:
+            return None  # legal, and the daemon need not know
         if mem is VRAM_SEG:
             piece = cuda.describe(address, nbytes)
             return _kvd.Region(self._kvd, "cuda_ipc", nbytes, address, -1, piece.offset,
@@ -313,28 +353,30 @@ class nixlAgent:
         self._need_backend(backends)
         taken = []
         with self._lock:
-            for address, nbytes, _ in descs.table().tolist():
-                key = (descs.getType(), address, nbytes)
+            for row in descs.table().tolist():
+                key = (descs.getType(), *row)
                 if not self._regions.get(key):
                     for other, region in taken:
                         self._regions.setdefault(other, []).append(region)
-                    raise nixlNotFoundError("[%#x, +%d) is not registered"
-                                            % (address, nbytes))
+                    raise nixlNotFoundError("[%#x, +%d) of device %d is not registered"
+                                            % tuple(row))
                 taken.append((key, self._regions[key].pop()))
                 if not self._regions[key]:
                     del self._regions[key]
             self._changed()
         for _, region in taken:
-            region.unregister()
+            if region:
+                region.unregister()
         return SUCCESS
 
     def _changed(self):
         """Own regions came or went. With the lock."""
         spans = {}
-        for mem, address, nbytes in self._regions:
-            spans.setdefault(mem, []).append((address, nbytes))
+        for mem, *span in self._regions:
+            spans.setdefault(mem, []).append(span)
         self._spans = spans
         self._packed = {m: np.array(s, np.uint64).tobytes() for m, s in spans.items()}
+        self._changes += 1
         self._blob = None
 
     def queryMem(self, descs, backend):
@@ -353,13 +395,15 @@ class nixlAgent:
     def getLocalMD(self):
         if not self._backends:
             raise nixlInvalidParamError("no backend was created")
-        blob = self._blob
-        if blob and blob[0] == self._kvd.epoch:
-            return blob[1]
-        head = dict(self._head(), full=1)
-        rows = [(m, a, n) for m, spans in self._spans.items() for a, n in spans]
+        _waiting(self._kvd)  # the daemon may be another one by now
+        blob, change = self._blob, self._changes
+        if blob and blob[:2] == (self._kvd.epoch, change):
+            return blob[2]
+        head = dict(self._head(), full=change)
+        rows = [(m + d * MEM_TYPES, a, n) for m, spans in self._spans.items()
+                for a, n, d in spans]
         packed = _metadata.pack(head, np.array(rows, np.uint64).reshape(-1, 3))
-        self._blob = (head["epoch"], packed)
+        self._blob = (head["epoch"], change, packed)
         return packed
 
     @_plain_abi
@@ -368,10 +412,12 @@ class nixlAgent:
             raise TypeError("a nixlRegDList is wanted")
         self._need_backend(backends, nixlInvalidParamError)
         rows = []
-        for address, nbytes, _ in descs.table().tolist():
-            if (descs.getType(), address, nbytes) not in self._regions:
-                raise nixlNotFoundError("[%#x, +%d) is not registered" % (address, nbytes))
-            rows.append((int(descs.getType()), address, nbytes))
+        mem = descs.getType()
+        for address, nbytes, device in descs.table().tolist():
+            if (mem, address, nbytes, device) not in self._regions:
+                raise nixlNotFoundError("[%#x, +%d) of device %d is not registered"
+                                        % (address, nbytes, device))
+            rows.append((mem + device * MEM_TYPES, address, nbytes))
         head = self._head() if inc_conn_info or not rows else {"name": self._name}
         return _metadata.pack(head, np.array(rows, np.uint64).reshape(-1, 3))
 
@@ -390,7 +436,7 @@ class nixlAgent:
             elif remote is None:
                 raise nixlNotFoundError("regions of '%s', whose connection information is "
                                         "not known" % name)
-            more = remote.learn(regions, bool(head.get("full")))
+            more = remote.learn(regions, head.get("full", 0))
         known = remote.attach
         self._reach(remote)
         if more and known is not None and known is remote.attach:
@@ -427,8 +473,8 @@ class nixlAgent:
             try:
                 attach.check(PATIENCE_S)
             except Error as error:
-                if error.number >= 512:  # the own daemon's silence
-                    raise
+                if error.number >= 512 or error.code == "EBUSY":
+                    raise  # the own daemon's silence; or it has only just come back
                 attach.refuse(error.number, error.message)
                 attach = self._reach(remote)
         return attach
@@ -444,6 +490,8 @@ class nixlAgent:
                 return
             remote.attach, remote.gone = None, True
             self._remotes.pop(remote.name, None)
+            if remote is self._self:
+                self._self = None
             raise nixlBackendError("KVD_REQUIRE=%s: '%s' is reached by %s"
                                    % (",".join(self._require), remote.name, used))
 
@@ -474,8 +522,9 @@ class nixlAgent:
         if self._self is None or self._self.epoch != epoch:
             head = self._head()
             self._self = _Remote(self._name, head)
-            self._self.attach = _kvd.Attach(self._kvd, head["endpoint"], head["epoch"],
-                                            head["secret"], ATTACH_S)
+            self._self.attach = self._attach(self._self)
+            if self._require:
+                self._require_check(self._self)
         return self._self
 
     def invalidateRemoteMD(self, name):
@@ -513,7 +562,9 @@ class nixlAgent:
 
     # ---- metadata by a peer's listener ----
 
-    def _courier(self, ip_addr):
+    def _courier(self, ip_addr, port):
+        if not isinstance(ip_addr, (str, bytes)) or not hasattr(port, "__index__"):
+            raise TypeError("an address as str, and a port as int, are wanted")
         if not ip_addr:
             raise nixlInvalidParamError("an IP address is needed: kvd has no central "
                                         "metadata server")
@@ -525,24 +576,25 @@ class nixlAgent:
         return self._listener.port
 
     def sendLocalMD(self, ip_addr="", port=DEFAULT_COMM_PORT):
-        courier = self._courier(ip_addr)
+        courier = self._courier(ip_addr, port)
         if courier:
             courier.send(ip_addr, port, self.getLocalMD())
 
     def sendLocalPartialMD(self, descs, inc_conn_info=False, backends=[], ip_addr="",
                            port=DEFAULT_COMM_PORT, label=""):
-        courier = self._courier(ip_addr)
+        courier = self._courier(ip_addr, port)
         if courier:
             courier.send(ip_addr, port,
                          self.getLocalPartialMD(descs, inc_conn_info, backends))
 
     def fetchRemoteMD(self, remote_agent, ip_addr="", port=DEFAULT_COMM_PORT, label=""):
-        courier = self._courier(ip_addr)
+        _text(remote_agent)
+        courier = self._courier(ip_addr, port)
         if courier:
             courier.fetch(ip_addr, port)
 
     def invalidateLocalMD(self, ip_addr="", port=DEFAULT_COMM_PORT):
-        courier = self._courier(ip_addr)
+        courier = self._courier(ip_addr, port)
         if courier:
             courier.invalidate(ip_addr, port, self._name)
 
@@ -572,9 +624,8 @@ class nixlAgent:
     def _strided(table):
         if table.ndim != 2 or table.shape[1] != 5:
             raise ValueError("strided descs must be a Nx5 numpy array")
-        if table.dtype.kind not in "iu" or table.dtype.itemsize != 8:
-            raise ValueError("strided descs must be a Nx5 numpy array of uint64 or int64")
-        return np.ascontiguousarray(table)
+        check_u64(table, "Nx5")
+        return table
 
     def _prepare(self, name, mem, table, columns):
         remote, attach = None, None
@@ -611,7 +662,7 @@ class nixlAgent:
     # ---- requests ----
 
     def _message(self, notif):
-        data = _bytes(notif)
+        data = notif if type(notif) is bytes else _bytes(notif)
         if not data:
             return None
         if len(data) > NOTIF_MAX:
@@ -630,13 +681,14 @@ class nixlAgent:
         if remote.gone:
             raise nixlNotFoundError("agent '%s' was removed" % remote.name)
         keep_a = keep_b = None
-        message = self._message(notif_msg) if notif_msg else None
+        message = self._message(notif_msg)
         try:
             if type(local_indices) is not list:
                 local_indices, keep_a = _index(local_indices)
             if type(remote_indices) is not list:
                 remote_indices, keep_b = _index(remote_indices)
-            xfer = _Xfer(operation, local, local_indices, target, remote_indices, message)
+            xfer = _Xfer(operation, local, local_indices, target, remote_indices, message,
+                         -1 if skip_desc_merge else 0)
         except Error as error:
             raise from_error(error) from error
         except TypeError as error:  # NIXL's layer cannot cast it
@@ -685,8 +737,10 @@ class nixlAgent:
         if remote.failed:
             self._heal(xfer, remote)
         try:
-            code = xfer.post(self._message(notif_msg) if notif_msg else None)
+            code = xfer.post(self._message(notif_msg))
         except Error as error:
+            if error.code == "EBUSY":
+                raise nixlRepostActiveError(error.message) from error
             raise from_error(error) from error
         self._failures.pop(reqh, None)
         if code < 0:
@@ -791,11 +845,17 @@ class nixlAgent:
     def getNotifs(self, notif_map, backends=()):
         if not self._backends:
             raise nixlBackendError("no backend was created")
-        if _waiting(self._kvd):
-            self._take(notif_map)
-        return notif_map
+        if type(notif_map) is not dict:
+            raise TypeError("a dict of notifications is wanted")
+        # what was given stays as it is, as with NIXL
+        out = {name: list(told) for name, told in notif_map.items()} if notif_map else {}
+        try:
+            if _waiting(self._kvd):
+                self._take(out)
+        except Error as error:
+            raise from_error(error) from error
+        return out
 
-    @_plain_abi
     def _take(self, notif_map):
         for name, data in _kvd.notif_drain(self._kvd):
             if name.startswith(_LONG) and len(data) >= 2:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Descriptor lists. One is a table of u64 (address, length, device) while it is only
 handed on, and a Python list once somebody changes it row by row."""
+import operator
+
 import numpy as np
 
 from kvd._kvd import table as _flat
@@ -18,15 +20,22 @@ def _table(rows):
     """An (N, 3) array of u64 from what numpy gives."""
     if rows.ndim != 2 or rows.shape[1] != 3:
         raise ValueError("descs must be a Nx3 numpy array")
-    if rows.dtype.kind not in "iu" or rows.dtype.itemsize != 8:
-        raise ValueError("descs must be a Nx3 numpy array of uint64 or int64")
-    return np.array(rows, np.uint64, order="C", copy=True) if rows.dtype.kind == "u" \
-        else np.array(rows, order="C", copy=True).view(np.uint64)
+    check_u64(rows, "Nx3")
+    return np.array(rows, order="C", copy=True, subok=False).view(np.uint64)
+
+
+def check_u64(rows, shape):
+    """What NIXL takes as a table: 64-bit integers of this machine, row behind row."""
+    if rows.dtype.kind not in "iu" or rows.dtype.itemsize != 8 or not rows.dtype.isnative:
+        raise ValueError("descs must be a %s numpy array of uint64 or int64" % shape)
+    if not rows.flags.c_contiguous:
+        raise ValueError("descs must be a C-contiguous numpy array")
 
 
 class _DescList:
     """What the three kinds have in common. _width: of a row as a tuple."""
 
+    __slots__ = ("_mem", "_array", "_rows", "__weakref__")
     __hash__ = None
     _width = 3
 
@@ -44,7 +53,9 @@ class _DescList:
                     self._array = np.frombuffer(flat, np.uint64).reshape(-1, 3)
                     return
             for row in descs:
-                if not isinstance(row, tuple) or len(row) != self._width:
+                if not isinstance(row, tuple):
+                    raise TypeError("Each descriptor must be a tuple when provided as a list")
+                if len(row) != self._width:
                     raise ValueError("Each descriptor tuple must have exactly %d elements"
                                      % self._width)
             self._rows = [self._row(row) for row in descs]
@@ -114,8 +125,10 @@ class _DescList:
         return self.__len_() == 0
 
     def _index(self, i):
-        i = i.__index__()
-        if not 0 <= i < self.__len_():
+        i = operator.index(i)
+        if i < 0:
+            raise TypeError("a descriptor's number is not negative")
+        if i >= self.__len_():
             raise IndexError("descriptor %d of %d" % (i, self.__len_()))
         return i
 
@@ -169,10 +182,13 @@ class _DescList:
 class nixlXferDList(_DescList):
     """(address, length, device)"""
 
+    __slots__ = ()
+
 
 class nixlRegDList(_DescList):
     """(address, length, device, bytes)"""
 
+    __slots__ = ()
     _width = 4
 
     def _blank(self):
@@ -194,6 +210,7 @@ class nixlRegDList(_DescList):
 class nixlRemoteDList(_DescList):
     """(address, length, device, agent name)"""
 
+    __slots__ = ()
     _width = 4
 
     def _blank(self):

@@ -5,8 +5,9 @@
     u32      length of all of it        u32  CRC-32 of what follows
     u32      length of the JSON part    u32  number of regions
     JSON     {"name", and with connection information: "endpoint", "instance", "epoch",
-              "secret"; "full": 1 when these are all regions}
-    regions  u64 memory type, u64 address, u64 bytes each
+              "secret"; "full": when these are all regions, the number of the change
+              to them that this is of}
+    regions  u64 memory type + 256 * device, u64 address, u64 bytes each
 
 All little-endian. Whoever has it may read and write the regions: it is a secret."""
 import json
@@ -47,7 +48,8 @@ def _is(kind, check, value):
 
 
 def _head_check(head):
-    ok = isinstance(head, dict) and _name_ok(head.get("name"))
+    ok = isinstance(head, dict) and _name_ok(head.get("name")) and \
+        _is(int, lambda n: 0 <= n < 1 << 64, head.get("full", 0))
     if ok and "endpoint" in head:
         ok = _is(str, _ENDPOINT, head["endpoint"]) and \
             _is(int, lambda n: 0 <= n < 1 << 64, head.get("epoch")) and \

@@ -4,6 +4,9 @@ import enum
 
 
 class _Enum(enum.IntEnum):
+    def __bool__(self):
+        return True  # as NIXL's: DRAM, READ and SUCCESS are not "nothing"
+
     def __str__(self):
         return "%s.%s" % (type(self).__name__, self.name)
 
@@ -50,9 +53,9 @@ class nixl_status_t(_Enum):
 
 
 def _exception(name, status):
-    def __init__(self, why=""):
-        Exception.__init__(self, status + (": " + why if why else ""))
-    return type(name, (Exception,), {"__init__": __init__, "__module__": "nixl._bindings",
+    def __str__(self):
+        return ": ".join([status] + [str(arg) for arg in self.args])
+    return type(name, (Exception,), {"__str__": __str__, "__module__": "nixl._bindings",
                                      "__doc__": status})
 
 
@@ -74,10 +77,10 @@ _BY_CODE = {
     "EINVAL": nixlInvalidParamError, "ETOOBIG": nixlInvalidParamError,
     "ELAYOUT": nixlInvalidParamError, "ENOTFOUND": nixlNotFoundError,
     "EREVOKED": nixlNotFoundError, "ERANGE": nixlNotFoundError,
-    "EPERM": nixlNotAllowedError, "EBUSY": nixlRepostActiveError,
+    "EPERM": nixlNotAllowedError,
     "ECANCELED": nixlCancelledError, "EABORTED": nixlCancelledError,
-    # the remote engine, its daemon, or the way there
-    "EPEER": nixlRemoteDisconnectError, "ESESSION": nixlRemoteDisconnectError,
+    # the remote engine, its daemon, or the way there; EBUSY: not there again yet
+    "EBUSY": nixlRemoteDisconnectError, "EPEER": nixlRemoteDisconnectError, "ESESSION": nixlRemoteDisconnectError,
     "ERESTART": nixlRemoteDisconnectError, "EAUTH": nixlRemoteDisconnectError,
     "ETRANSPORT": nixlRemoteDisconnectError, "ETIMEOUT": nixlRemoteDisconnectError,
     "ESTALL": nixlRemoteDisconnectError, "EFENCE": nixlRemoteDisconnectError,
