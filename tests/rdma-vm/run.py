@@ -482,11 +482,11 @@ def bench_against_perftest(pair):
     """kvd's pages against ib_write_bw and ib_read_bw of the same size, in turns"""
     ratios = bench_table(pair, [
         ("push 64 KiB pages / ib_write_bw 64 KiB (goal 0.95)",
-         lambda t: kvd_bench(pair, t, "64K", 256, "push"),
-         lambda t: perftest(pair, "ib_write_bw", 65536, 256)),
+         lambda t: kvd_bench(pair, t, "64K", 512, "push"),
+         lambda t: perftest(pair, "ib_write_bw", 65536, 512)),
         ("pull 64 KiB pages / ib_read_bw 64 KiB (goal 0.95)",
-         lambda t: kvd_bench(pair, t, "64K", 256, "pull"),
-         lambda t: perftest(pair, "ib_read_bw", 65536, 256)),
+         lambda t: kvd_bench(pair, t, "64K", 512, "pull"),
+         lambda t: perftest(pair, "ib_read_bw", 65536, 512)),
         ("push scattered 4 KiB / ib_write_bw 4 KiB (goal 0.8)",
          lambda t: kvd_bench(pair, t, "4K", 2048, "push"),
          lambda t: perftest(pair, "ib_write_bw", 4096, 2048)),
