@@ -700,19 +700,19 @@ static void child_of_fork_has_a_view_and_no_entry(void **state)
 /* The words in front of a chunk tell its allocator how to give it back. */
 static void child_of_fork_frees_what_was_adopted(void **state)
 {
-	uint8_t *chunk = malloc(40 * MIB);
-	struct kvd_adopt_args args = {.address = chunk, .bytes = 40 * MIB};
+	struct kvd_adopt_args args = {.bytes = 40 * MIB};
 	struct kvd_adopted a;
+	uint8_t *chunk;
 	int status = -1;
 	pid_t child;
 
 	(void)state;
-	assert_non_null(chunk);
 	if (!GLIBC_MALLOC) {
-		free(chunk);
 		print_message("[  SKIPPED ] needs glibc's malloc, not a sanitizer's\n");
 		skip();
 	}
+	args.address = chunk = malloc(40 * MIB);
+	assert_non_null(chunk);
 	memset(chunk, 7, 40 * MIB);
 	assert_adopted(&args, &a);
 	child = fork();
