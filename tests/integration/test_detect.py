@@ -13,7 +13,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from kvd_daemon import BUILD, DEADLINE_S, Daemon, Skip, run  # noqa: E402
+from kvd_daemon import BUILD, DEADLINE_S, Daemon, Skip, free_port, run  # noqa: E402
 from kvd_engine import (FAILED, SUCCESS, WAITING, Cache, Engine, open_push)  # noqa: E402
 
 SLOW = 1 if os.path.basename(BUILD) == "rel" else 5
@@ -216,12 +216,6 @@ def engine_stopped_still_receives():
         child.wait()
         prefill.close()
         witness.close()
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def daemon_back_at_its_endpoint_is_a_new_instance():

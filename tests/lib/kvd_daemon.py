@@ -11,6 +11,7 @@ test that provokes a warning names it: kvd.expect("needs a restart").
 """
 import contextlib
 import os
+import random
 import re
 import select
 import shutil
@@ -40,6 +41,17 @@ def for_everyone(program):
         shutil.copy(os.path.join(BUILD, program), copy)
         os.chmod(copy, 0o755)
     return copy
+
+
+def free_port():
+    """One that nobody is given who asks for any: another daemon of the test took it."""
+    with open("/proc/sys/net/ipv4/ip_local_port_range") as given:
+        first = int(given.read().split()[0])
+    low, high = (10000, first) if first > 11000 else (50000, 65535)
+    while True:
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", random.randrange(low, high)))
+            return s.getsockname()[1]
 
 
 class Skip(Exception):

@@ -15,7 +15,6 @@ import re
 import resource
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "lib"))
 import kvd_engine as control  # noqa: E402
-from kvd_daemon import BUILD, Daemon, kvd  # noqa: E402
+from kvd_daemon import BUILD, Daemon, free_port, kvd  # noqa: E402
 
 SLOW = 1 if os.path.basename(BUILD) == "rel" else 5
 DEADLINE_S = 30 * SLOW
@@ -88,12 +87,6 @@ def mounts_of_our_own():
 
 def die_with_parent():
     LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 # ---- the network -----------------------------------------------------------
