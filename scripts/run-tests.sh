@@ -14,7 +14,7 @@ shift
 logs=$build/test-logs
 mkdir -p "$logs"
 root=$PWD
-passed=0 failed=0 skipped=0 broken=() again=()
+passed=0 failed=0 skipped=0 broken=() again=() last=no
 limit=${TEST_TIMEOUT:-300}
 [ "${build##*/}" = rel ] || limit=${TEST_TIMEOUT:-900}
 
@@ -30,7 +30,6 @@ export KVD_STALLS=$root/$logs/stalls
 rm -f "$KVD_STALLS"
 tests/lib/stalls.py "$KVD_STALLS" &
 trap 'kill $(jobs -p) 2>/dev/null' EXIT
-meter=$!
 
 # The counts a log tells, as "passed failed skipped", or nothing.
 counts_of()
@@ -111,7 +110,7 @@ tell()
 	elif [ "$status" -ne 0 ] && [ "$f" -eq 0 ]; then
 		f=1
 	fi
-	if [ "$f" -ne 0 ] && [ -n "$meter" ]; then
+	if [ "$f" -ne 0 ] && [ "$last" = no ]; then
 		late=$(tests/lib/stalls.py "$KVD_STALLS" "$begin" "$end")
 		if [ "$late" -gt 0 ]; then
 			again+=("$1")
@@ -166,7 +165,7 @@ for test in "${alone[@]}"; do
 	play "$test"
 	tell "$test"
 done
-meter="" # from here on what fails has failed
+last=yes # from here on what fails has failed
 for test in "${again[@]}"; do
 	play "$test"
 	tell "$test"

@@ -80,7 +80,8 @@ _BY_CODE = {
     "EPERM": nixlNotAllowedError,
     "ECANCELED": nixlCancelledError, "EABORTED": nixlCancelledError,
     # the remote engine, its daemon, or the way there; EBUSY: not there again yet
-    "EBUSY": nixlRemoteDisconnectError, "EPEER": nixlRemoteDisconnectError, "ESESSION": nixlRemoteDisconnectError,
+    "EBUSY": nixlRemoteDisconnectError,
+    "EPEER": nixlRemoteDisconnectError, "ESESSION": nixlRemoteDisconnectError,
     "ERESTART": nixlRemoteDisconnectError, "EAUTH": nixlRemoteDisconnectError,
     "ETRANSPORT": nixlRemoteDisconnectError, "ETIMEOUT": nixlRemoteDisconnectError,
     "ESTALL": nixlRemoteDisconnectError, "EFENCE": nixlRemoteDisconnectError,
