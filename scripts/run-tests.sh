@@ -78,6 +78,13 @@ log_of()
 	echo "$logs/$(echo "$name" | tr / -).log"
 }
 
+# The lines of a log that say what failed: what one sees of a long run may be cut.
+wrong_in()
+{
+	grep -aE -A 1 '^not ok|WRONG|FAILED|Error|error|failed|fault|died' "$1" |
+		grep -avE '^--$|^ok |, 0 failed' | head -n 16 | cut -c 1-300
+}
+
 # Runs it; its log's last companion, LOG.end, tells its status, begin and end.
 play()
 {
@@ -127,7 +134,9 @@ tell()
 	[ "$word" != skip ] || tail -n 1 "$log" | sed 's/^/       /'
 	if [ "$f" -ne 0 ]; then
 		broken+=("$log")
-		echo "       exit status $status; the end of $log:"
+		echo "       exit status $status"
+		wrong_in "$log" | sed 's/^/       ! /'
+		echo "       the end of $log:"
 		tail -n 40 "$log" | sed 's/^/       | /'
 	fi
 }
@@ -173,7 +182,7 @@ done
 # Once more at the end, shortly: what one sees of a long run is often its end only.
 for log in "${broken[@]}"; do
 	echo "failed: ${log##*/}"
-	grep -aE 'WRONG|FAILED|Error|error|failed|fault' "$log" | tail -n 8 | cut -c 1-200
+	wrong_in "$log" | cut -c 1-200
 	tail -n 12 "$log" | cut -c 1-200
 done
 total="$passed passed, $failed failed"

@@ -16,6 +16,7 @@
  * Lines are TAP's; the last one is "N passed, N failed, N skipped".
  */
 #include <errno.h>
+#include <execinfo.h>
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -355,6 +356,31 @@ static void backend_run(const struct backend *backend)
 		backend_run_world(backend, true);
 }
 
+/* A crash that comes once in a thousand runs must tell where it was. */
+static void on_fatal(int signum)
+{
+	void *frames[48];
+	int n = backtrace(frames, ARRAY_LEN(frames));
+
+	backtrace_symbols_fd(frames, n, STDERR_FILENO);
+	signal(signum, SIG_DFL);
+	raise(signum);
+}
+
+static void fatal_install(void)
+{
+	static const int signums[] = {SIGSEGV, SIGABRT, SIGILL, SIGFPE, SIGALRM};
+	struct sigaction sa = {.sa_handler = on_fatal, .sa_flags = SA_NODEFER}, was;
+	void *frame;
+
+	backtrace(&frame, 1); /* loads what it needs now, not in a broken heap */
+	for (size_t i = 0; i < ARRAY_LEN(signums); i++) {
+		sigaction(signums[i], NULL, &was);
+		if (was.sa_handler == SIG_DFL) /* a sanitizer's own tells more */
+			sigaction(signums[i], &sa, NULL);
+	}
+}
+
 static int run_one(const char *name)
 {
 	const struct backend *backend;
@@ -365,6 +391,7 @@ static int run_one(const char *name)
 		signal(SIGPIPE, SIG_IGN);
 		if (memory_guard_install() < 0)
 			return 2;
+		fatal_install();
 		alarm(options.seconds ? options.seconds : BACKEND_SECONDS);
 		backend_run(backend);
 		return score_say();
@@ -375,10 +402,20 @@ static int run_one(const char *name)
 
 /* ---- all, each in a process of its own ---- */
 
+static void say_end(const char *last, int status)
+{
+	if (WIFSIGNALED(status))
+		printf("# died of signal %d (%s)", WTERMSIG(status),
+		       strsignal(WTERMSIG(status)));
+	else
+		printf("# ended with status %d", WEXITSTATUS(status));
+	printf(" after: %s%s", last, strchr(last, '\n') ? "" : "\n");
+}
+
 /* Runs this binary with the arguments; its score from its last line. */
 static bool child_run(char *const argv[], bool show, struct score *score_p)
 {
-	char line[1024];
+	char line[1024] = "";
 	bool scored = false;
 	int pipes[2], status;
 	FILE *out;
@@ -407,8 +444,12 @@ static bool child_run(char *const argv[], bool show, struct score *score_p)
 	if (out)
 		fclose(out);
 	waitpid(pid, &status, 0);
-	return scored && WIFEXITED(status) &&
-	       WEXITSTATUS(status) == (score_p->failed ? 1 : 0);
+	if (scored && WIFEXITED(status) &&
+	    WEXITSTATUS(status) == (score_p->failed ? 1 : 0))
+		return true;
+	if (show)
+		say_end(line, status);
+	return false;
 }
 
 static void backend_child(const char *name)
