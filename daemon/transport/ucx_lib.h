@@ -13,6 +13,7 @@
 #ifndef KVD_TRANSPORT_UCX_LIB_H
 #define KVD_TRANSPORT_UCX_LIB_H
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <ucp/api/ucp.h>
 

@@ -11,6 +11,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
+#include "daemon/transport/ucx_lib.h"
 
 /* ---- connection ---- */
 
@@ -36,6 +37,22 @@ static void probe_beyond_loopback_wants_insecure(void **state)
 	snprintf(c.ucx_net_devices, sizeof(c.ucx_net_devices), "%s", "");
 	snprintf(c.listen, sizeof(c.listen), "tcp://192.0.2.77:7400");
 	up_assert_refused(ucx_transport.probe(&c, &caps), ERR_REQUIRE, "ucx_net_devices");
+}
+
+/* The operator's UCX_ZCOPY_THRESH is 8k here (main): with the old protocols, whose
+ * direct sends a dying peer turns into an abort of ours, it must not stay. */
+static void old_libucp_copies_its_messages(void **state)
+{
+	const struct ucx_lib *lib;
+	unsigned int major, minor;
+	uint32_t caps;
+
+	(void)state;
+	assert_int_equal(ucx_transport.probe(&up_config, &caps), 0);
+	assert_int_equal(ucx_lib_load(up_config.ucx_library, &lib), 0);
+	assert_int_equal(sscanf(lib->version, "%u.%u", &major, &minor), 2);
+	assert_string_equal(getenv("UCX_ZCOPY_THRESH"),
+			    major == 1 && minor < 16 ? "inf" : "8k");
 }
 
 static void probe_shared_memory_transports_are_refused(void **state)
@@ -237,6 +254,7 @@ int main(void)
 		WORLD(probe_loopback_is_usable),
 		WORLD(probe_beyond_loopback_wants_insecure),
 		WORLD(probe_shared_memory_transports_are_refused),
+		WORLD(old_libucp_copies_its_messages),
 		WORLD(peers_of_one_pair_become_ready),
 		WORLD(peer_with_a_wrong_token_is_never_ready),
 		WORLD(address_forged_is_refused),
@@ -250,5 +268,6 @@ int main(void)
 		PAIR(allocation_failing_costs_the_transfer),
 	};
 
+	setenv("UCX_ZCOPY_THRESH", "8k", 1);
 	return up_run_tests("ucx", tests, ARRAY_LEN(tests));
 }
