@@ -15,7 +15,8 @@
 # `make test ONLY=unit/test_loop` runs those whose path holds the words.
 SCRIPT_TESTS := $(sort $(wildcard tests/integration/test_*.sh tests/integration/test_*.py))
 # who is told of a death in time
-export TEST_ALONE += $(patsubst %,tests/integration/test_%.py,detect faults fences overload)
+export TEST_ALONE += $(patsubst %,tests/integration/test_%.py,\
+	detect faults fences gpu overload rooms)
 EVERY_TEST = $(UNIT_BIN) $(TEST_TARGETS) $(SCRIPT_TESTS)
 having = $(foreach t,$(EVERY_TEST),$(if $(findstring $1,$t),$t))
 CHOSEN = $(if $(ONLY),$(sort $(foreach w,$(ONLY),$(call having,$w))),$(EVERY_TEST))
