@@ -13,7 +13,8 @@ import tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from kvd_daemon import BUILD, Daemon, run  # noqa: E402
 
-FAST = "[peer]\nping = 50 ms\ndead_after = 300 ms\n"
+FAST = "[peer]\nping = 50 ms\ndead_after = %d ms\n"
+MORTAL = FAST % 3000  # a core may be away for that long, a daemon that is killed is
 
 
 class Client:
@@ -52,7 +53,7 @@ def places(answer):
 
 
 def ranks_of_three_daemons_are_found_by_asking_one():
-    with Daemon(FAST) as d0, Daemon(FAST) as d1, Daemon(FAST) as d2:
+    with Daemon(MORTAL) as d0, Daemon(MORTAL) as d1, Daemon(MORTAL) as d2:
         c0, c1, c2 = Client(d0), Client(d1), Client(d2)
         at = c0.endpoint
         c0.ok("group.publish", group="p", tp_rank=0, tp_size=2, pool="kv", summary="zero")
@@ -126,7 +127,7 @@ def commands_check_their_fields():
 
 
 def meeting_point_that_is_not_there_is_told():
-    with Daemon(FAST) as d:
+    with Daemon() as d:
         c = Client(d)
         message = c.refused("ETIMEOUT", "group.query", group="g", at="tcp://127.0.0.1:1")
         assert "cannot be reached" in message, message
@@ -148,8 +149,8 @@ def daemons_with_keys_meet_and_strangers_do_not():
                 out.writelines("node%d %s\n" % (i, keys[i]) for i in range(count))
 
         def config(i):
-            return FAST + "curve_secret_file = %s/%d.secret\ncurve_allow_file = %s\n" % (
-                tmp, i, allow)
+            return FAST % 20000 + "curve_secret_file = %s/%d.secret\n" \
+                "curve_allow_file = %s\n" % (tmp, i, allow)
 
         write_allow(2)
         with Daemon(config(0)) as d0, Daemon(config(1)) as d1, Daemon(config(2)) as d2:

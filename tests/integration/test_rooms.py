@@ -113,7 +113,7 @@ def one_daemon_serves_both_engines():
 
 
 def peer_daemon_killed_fails_the_room_within_a_second():
-    with Pair("shm") as p:
+    with Pair("shm", patient=False) as p:
         open_push(p.prefill, p.decode, p.src, p.dst, 1, SRC, DST, TOKENS, send=False)
         p.daemons[0].proc.kill()
         p.daemons[0].wait()
@@ -122,7 +122,7 @@ def peer_daemon_killed_fails_the_room_within_a_second():
         assert error["code"] in ("EPEER", "ETRANSPORT") and error["retryable"], error
         assert p.prefill.endpoint in error["message"], error
         # the next prefill daemon serves new rooms at once
-        with Daemon(config("shm")) as again:
+        with Daemon(config("shm"), patient=False) as again:
             prefill = Engine(again, "prefill")
             src = Cache(prefill)
             src.fill(SRC, TOKENS)
@@ -134,7 +134,7 @@ def peer_daemon_killed_fails_the_room_within_a_second():
 
 
 def peer_daemon_frozen_fails_the_room():
-    with Pair("ucx") as p:
+    with Pair("ucx", patient=False) as p:
         open_push(p.prefill, p.decode, p.src, p.dst, 1, SRC, DST, TOKENS, send=False)
         p.daemons[0].proc.send_signal(signal.SIGSTOP)
         took, error = p.decode.until(1, "recv", FAILED)

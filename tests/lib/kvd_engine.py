@@ -13,6 +13,8 @@ import os
 import socket
 import time
 
+from kvd_daemon import DEADLINE_S
+
 LAYERS, PAGES, PAGE_TOKENS, HEADS, HEAD_BYTES = 4, 64, 16, 4, 64
 TOKEN = HEADS * HEAD_BYTES
 FIELD = PAGES * PAGE_TOKENS * TOKEN
@@ -30,7 +32,7 @@ class Engine:
     def __init__(self, daemon, name, path=None):
         self.daemon, self.name, self.last = daemon, name, 0
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(30)
+        self.sock.settimeout(DEADLINE_S)
         self.sock.connect(path or daemon.socket_path)
         self.lines = self.sock.makefile("r")
         self.info = self.cmd("hello", proto=1, client=name)
@@ -63,7 +65,7 @@ class Engine:
         one = self.cmd("room.poll", rooms=[{"room": str(room), "role": role}])["rooms"][0]
         return one["state"], one.get("error"), one
 
-    def until(self, room, role, state, deadline_s=20):
+    def until(self, room, role, state, deadline_s=DEADLINE_S):
         """Poll until the state; returns the seconds that it took."""
         begin = time.monotonic()
         while True:
@@ -73,7 +75,7 @@ class Engine:
             if time.monotonic() - begin > deadline_s or now in (FAILED, SUCCESS):
                 raise AssertionError("%s %s: %s instead of %d" % (role, room, one, state))
 
-    def acknowledged(self, room, deadline_s=20):
+    def acknowledged(self, room, deadline_s=DEADLINE_S):
         """Until every source's room knows of this recv room: it will say why it ends."""
         end = time.monotonic() + deadline_s
         while any(p["generation"] == "0" for p in

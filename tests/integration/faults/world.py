@@ -22,7 +22,8 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "lib"))
 import kvd_engine as control  # noqa: E402
-from kvd_daemon import BUILD, Daemon, free_port, kvd  # noqa: E402
+from kvd_daemon import BUILD, STALLS, Daemon, free_port, kvd  # noqa: E402
+import stalls  # noqa: E402
 
 SLOW = 1 if os.path.basename(BUILD) == "rel" else 5
 DEADLINE_S = 30 * SLOW
@@ -217,7 +218,7 @@ class Node(Process):
         self.config = lambda transport: CONFIG % (log_level, host, port, rooms, transport)
         self.daemon = Daemon(self.config(transport), run_dir=self.dir,
                              wrapper=net.wrapper(index), preexec=die_with_parent,
-                             log_dir=self.dir)
+                             log_dir=self.dir, patient=False)
         self.old_logs = ""
         self.begin()
 
@@ -509,7 +510,7 @@ class World:
         self.folder = tempfile.mkdtemp(prefix="kvd-faults-")
         self.net, self.nodes, self.mounted = None, [], []
         self.late_s = 0  # by how much the machine woke us too late, in sum
-        self.waited = {}
+        self.waited, self.since = {}, time.time()
         try:
             self.begin(partition, count, log_level, more)
         except BaseException:
@@ -553,11 +554,11 @@ class World:
         return {key: s for p in self.nodes + self.engines for key, s in p.waits().items()}
 
     def time_begins(self):
-        self.late_s, self.waited = 0, self.waits()
+        self.late_s, self.waited, self.since = 0, self.waits(), time.time()
 
     def late(self):
-        """How late the machine was since then, for us or some thread of theirs."""
-        return max([self.late_s] + [s - self.waited.get(key, 0)
+        """How late the machine was since then, for us, some thread of theirs or a core."""
+        return max([self.late_s, stalls.worst(STALLS, self.since)] + [s - self.waited.get(key, 0)
                                     for key, s in self.waits().items()])
 
     def until(self, holds, what, deadline_s=DEADLINE_S):
