@@ -11,7 +11,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from kvd_daemon import BUILD, Daemon, Skip, run  # noqa: E402
+from kvd_daemon import BUILD, DEADLINE_S, Daemon, Skip, run  # noqa: E402
 from kvd_engine import SUCCESS, WAITING, Cache, Engine, open_push  # noqa: E402
 
 YEARS_S = 3 * 366 * 86400
@@ -27,7 +27,7 @@ transports = %s
 PAGES, THERE, TOKENS = [3, 4, 9, 1], [7, 2, 8, 12], 64
 
 
-def heard(engine, more, deadline_s=30):
+def heard(engine, more, deadline_s=DEADLINE_S):
     """Until `more` pings have left since now, and as many silences could end."""
     def now():
         peer, = [p for p in engine.cmd("peer.list")["peers"] if not p.get("self")]

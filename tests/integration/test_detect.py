@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
@@ -17,7 +18,7 @@ from kvd_daemon import BUILD, DEADLINE_S, Daemon, Skip, free_port, run  # noqa: 
 from kvd_engine import (FAILED, SUCCESS, WAITING, Cache, Engine, open_push)  # noqa: E402
 
 SLOW = 1 if os.path.basename(BUILD) == "rel" else 5
-GIB = int(os.environ.get("KVD_TEST_GIB", "2"))  # of the engine that is killed
+GIB = os.environ.get("KVD_TEST_GIB")  # of the engine that is killed; else 2, where they are
 PAGES, THERE, TOKENS = [3, 4, 9, 1], [7, 2, 8, 12], 64
 VIEW = {"kv": dict(pages=PAGES, tokens=[0, TOKENS])}
 
@@ -41,7 +42,7 @@ class Child:
                 say("failed: %r" % why)
             os._exit(0)
         there.close()
-        here.settimeout(60)
+        here.settimeout(DEADLINE_S)
         self.lines = here.makefile("rw")
 
     def hear(self):
@@ -57,7 +58,7 @@ class Child:
     def memory_gone(self):
         """Wait until the kernel has taken its memory (it may not be dead yet)."""
         with open("/proc/%d/statm" % self.pid) as statm:
-            end = time.monotonic() + 30
+            end = time.monotonic() + DEADLINE_S
             while True:
                 statm.seek(0)
                 if statm.read().startswith("0 "):
@@ -80,19 +81,33 @@ def until(what, holds, deadline_s=None):
     return time.monotonic()
 
 
-def prefill_child(a, ballast_gib, fork_keeper):
+def spare_mib():
+    """A third of what the machine has left: nobody shall die of this but the victim."""
+    with open("/proc/meminfo") as lines:
+        left = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvail")]
+    for limit, used in (("memory.max", "memory.current"),
+                        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+        try:
+            with open("/sys/fs/cgroup/" + limit) as one, open("/sys/fs/cgroup/" + used) as other:
+                left.append(int(one.read()) - int(other.read()))
+        except (OSError, ValueError):  # not there, or "max"
+            pass
+    return min(left) // 3 >> 20
+
+
+def prefill_child(a, ballast_mib, fork_keeper):
     def body(say, hear):
         engine = Engine(a, "victim")
         cache = Cache(engine)
         engine.cmd("room.open", room="1", role="send", pool=cache.pool)
         engine.cmd("room.open", room="2", role="offer", pool=cache.pool, views=VIEW)
-        ballast = mmap.mmap(-1, max(1, ballast_gib << 30), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        ballast = mmap.mmap(-1, max(1, ballast_mib << 20), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         for at in range(0, len(ballast), 4096):
             ballast[at] = 1
         if fork_keeper:
             pid = os.fork()
             if not pid:  # with the socket and the memory of its parent
-                signal.alarm(60)  # whatever becomes of the test
+                signal.alarm(2 * DEADLINE_S)  # whatever becomes of the test
                 signal.pause()
                 os._exit(0)
             say("%d" % pid)
@@ -101,11 +116,11 @@ def prefill_child(a, ballast_gib, fork_keeper):
     return Child(body)
 
 
-def victim_killed(ballast_gib, fork_keeper):
+def victim_killed(ballast_mib, fork_keeper):
     with Daemon() as a, Daemon() as b:
         decode, witness = Engine(b, "decode"), Engine(a, "witness")
         dst = Cache(decode)
-        child = prefill_child(a, ballast_gib, fork_keeper)
+        child = prefill_child(a, ballast_mib, fork_keeper)
         keeper = int(child.hear()) if fork_keeper else 0
         assert child.hear() == "ready"
         decode.cmd("room.open", room="1", role="recv", pool=dst.pool,
@@ -122,8 +137,8 @@ def victim_killed(ballast_gib, fork_keeper):
         dead = child.wait()
         decode.until(1, "recv", FAILED)
         error = decode.state(1, "recv")[1]
-        print("     %d GiB%s: told after %.0f ms, unmapped after %.0f ms, its process took "
-              "%.0f ms more" % (ballast_gib, ", child keeps the socket" if keeper else "",
+        print("     %d MiB%s: told after %.0f ms, unmapped after %.0f ms, its process took "
+              "%.0f ms more" % (ballast_mib, ", child keeps the socket" if keeper else "",
                                 (told - gone) * 1000, (unmapped - gone) * 1000,
                                 (dead - gone) * 1000))
         if keeper:
@@ -137,7 +152,7 @@ def victim_killed(ballast_gib, fork_keeper):
 
 
 def engine_killed_with_gigabytes_is_told_and_unmapped_in_time():
-    victim_killed(GIB, False)
+    victim_killed(int(GIB) << 10 if GIB else min(2048, spare_mib()), False)
 
 
 def engine_killed_while_its_child_keeps_the_socket_is_dead():
@@ -218,27 +233,46 @@ def engine_stopped_still_receives():
         witness.close()
 
 
+class Watch(threading.Thread):
+    """Sees a room end, whatever else its owner waits for; nobody else uses the engine."""
+
+    def __init__(self, engine, room, role):
+        super().__init__(daemon=True)
+        self.engine, self.key, self.ended, self.error = engine, (room, role), None, None
+        self.start()
+
+    def run(self):
+        _, self.error = self.engine.until(*self.key, FAILED)
+        self.ended = time.monotonic()
+
+    def end(self):
+        self.join()
+        assert self.ended, "room %d (%s) did not fail" % self.key
+        return self.ended, self.error
+
+
 def daemon_back_at_its_endpoint_is_a_new_instance():
     """Killed and started again at once: the rooms of the old one fail, with a reason
     that names it, and new ones work, with nobody told anything."""
     config = "[peer]\nlisten = tcp://127.0.0.1:%d\n" % free_port()
-    with Daemon() as b:
+    with Daemon(patient=False) as b:
         decode = Engine(b, "decode")
         dst = Cache(decode)
-        a = Daemon(config)
+        a = Daemon(config, patient=False)
         with a:
             prefill = Engine(a, "prefill")
             src = Cache(prefill)
             open_push(prefill, decode, src, dst, 1, PAGES, THERE, TOKENS, send=False)
             old = prefill.info["instance"]
+            watch = Watch(decode, 1, "recv")  # to start again may take its time
             a.proc.kill()
             begin = time.monotonic()
             a.wait()
             prefill.close()
             a.notify.close()
             a.start().wait_ready()
-            took, error = decode.until(1, "recv", FAILED)
-            took = time.monotonic() - begin
+            ended, error = watch.end()
+            took = ended - begin
             assert error["code"] in ("EPEER", "ERESTART"), error
             assert old[:8] in error["message"] and error["retryable"], error
             assert took < 1.2 * SLOW, took
@@ -260,13 +294,13 @@ def daemon_that_stops_with_rooms_tells_both_sides_why():
     with Daemon() as b:
         decode = Engine(b, "decode")
         dst = Cache(decode)
-        with Daemon("[daemon]\ndrain_timeout = 300 ms\n") as a:
+        with Daemon("[daemon]\ndrain_timeout = 3 s\n") as a:
             a.expect("drain deadline passed")
             prefill = Engine(a, "prefill")
             src = Cache(prefill)
             open_push(prefill, decode, src, dst, 1, PAGES, THERE, TOKENS, send=False)
-            a.proc.send_signal(signal.SIGTERM)
             begin = time.monotonic()
+            a.proc.send_signal(signal.SIGTERM)
             until("drain refuses", lambda: prefill.cmd("health")["state"] != "serving")
             words = prefill.refused("EDRAIN", "room.open", room="2", role="send",
                                     pool=src.pool)
@@ -276,7 +310,7 @@ def daemon_that_stops_with_rooms_tells_both_sides_why():
             error = decode.state(1, "recv")[1]
             assert error["code"] == "EDRAIN" and error["retryable"], error
             assert "stopping" in error["message"] and "instance" in error["message"], error
-            assert 0.3 <= took < 0.3 + 1 * SLOW, took
+            assert 3 <= took < 3 + 1 * SLOW, took
             assert a.wait() == 0
             prefill.close()
         decode.close()

@@ -11,7 +11,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from kvd_daemon import Daemon, run  # noqa: E402
+from kvd_daemon import DEADLINE_S, Daemon, run  # noqa: E402
 from kvd_engine import BYTES, Cache, Engine, FAILED, Refused, SUCCESS  # noqa: E402
 
 ROW = 256
@@ -51,7 +51,7 @@ class Agents:
         return local["dlist"], remote["dlist"]
 
     def until(self, xfer, state=SUCCESS):
-        end = time.monotonic() + 30
+        end = time.monotonic() + DEADLINE_S
         while True:
             one = self.a.cmd("xfer.state", xfer=xfer)
             if one["state"] == state:
@@ -156,7 +156,7 @@ def list_outlives_a_session_there():
         t.until(t.a.cmd("xfer.start", op="write", local=local, remote=far["dlist"],
                         local_index=[1], remote_index=[2])["xfer"])
         t.b.close()
-        end = time.monotonic() + 20
+        end = time.monotonic() + DEADLINE_S
         while len(second.cmd("session.list")["sessions"]) > 1:
             assert time.monotonic() < end
         t.mine.mem[3 * ROW:4 * ROW] = b"3" * ROW
@@ -178,7 +178,7 @@ def region_registered_after_attaching_is_told():
     """Without being asked for; until then it is not known."""
     with Agents("shm") as t:
         later = Cache(t.b, "memfd")
-        rows, end = [[str(later.address), ROW, ROW, ROWS]], time.monotonic() + 30
+        rows, end = [[str(later.address), ROW, ROW, ROWS]], time.monotonic() + DEADLINE_S
         while True:
             try:
                 t.a.cmd("dlist.prep", peer=t.peer, descs=rows)
@@ -201,7 +201,7 @@ def region_registered_after_attaching():
                         remote_index=[4])["xfer"])
         assert later.mem[4 * ROW:5 * ROW] == b"7" * ROW
         t.b.close()
-        end = time.monotonic() + 30
+        end = time.monotonic() + DEADLINE_S
         while True:  # and tells of the session's end, as the other form does
             try:
                 t.a.cmd("peer.attached", attach=t.peer, fresh=True)
@@ -222,7 +222,7 @@ def session_that_ended_is_not_attached():
     with Agents("shm") as t:
         t.a.cmd("peer.attached", attach=t.peer)
         t.b.close()
-        end = time.monotonic() + 30
+        end = time.monotonic() + DEADLINE_S
         while True:
             try:
                 t.a.cmd("peer.attached", attach=t.peer)
