@@ -7,7 +7,6 @@ each failed cell, a table of the transports (cells, those passed, the worst time
 the fault to what the sides see and from that to the end), and the counts."""
 import argparse
 import collections
-import contextlib
 import multiprocessing
 import os
 import queue
@@ -19,7 +18,7 @@ import traceback
 
 import cells
 from scene import POOL_PAGES, SMALL, Scene
-from world import (BUILD, FAILED, SLOW, SUCCESS, WAITING, Side, World, Wrong, may_mount,
+from world import (BUILD, FAILED, SLOW, STALLS, SUCCESS, WAITING, Side, World, Wrong, may_mount,
                    may_partition, memory_gone_ns, mounts_of_our_own, transports)
 import stalls  # noqa: E402 world knows where
 
@@ -30,7 +29,6 @@ LATE_S = 0.15  # a cell that fails on a machine as late as this in sum is played
 PLAYS = 3
 DRAIN_S = 0.5
 WITNESS_PAGES = 2
-STALLS = os.environ.get("KVD_STALLS", "")  # of this machine, as tests/lib/stalls.py saw it
 KINDS = "detection", "detection (own daemon frozen)", "fence"
 SLACK = dict(anon=8192, shmem=1024, fds=0, threads=0)
 
@@ -523,9 +521,8 @@ class Worker:
         self.done, self.partition, self.stage = done, partition, None
         if not may_mount():
             mounts_of_our_own()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self.work(todo.get(timeout=1))
+        for cell in iter(todo.get, None):
+            self.work(cell)
         self.close_stage()
         done.put(None)
 
@@ -538,9 +535,8 @@ class Worker:
         begin = time.monotonic()
         again = []
         while True:
-            times, since = Times(), time.time()
+            times = Times()
             why, late_s = self.once(cell, times)
-            late_s = max(late_s, stalls.worst(STALLS, since))
             if not why or late_s < LATE_S or len(again) == PLAYS - 1:
                 break
             again.append("the machine was late by %.0f ms; %s" % (late_s * 1000, why))
@@ -550,13 +546,15 @@ class Worker:
         """What is wrong, or None; and how late the machine was."""
         if self.stage and self.stage.world.transport != cell.transport:
             self.close_stage()
+        since = time.time()
         try:
             self.stage = self.stage or Stage(cell.transport, self.partition)
             self.stage.world.time_begins()
             why = play(self.stage, cell, times)
         except Exception:
             why = traceback.format_exc()
-        late_s = self.stage.world.late() if self.stage else LATE_S
+        late_s = max(self.stage.world.late() if self.stage else LATE_S,
+                     stalls.worst(STALLS, since))
         if why:
             if self.stage:
                 keep_log(cell, why, self.stage)
@@ -566,18 +564,19 @@ class Worker:
 
 def run(chosen, jobs, partition, verbose):
     todo, done = multiprocessing.Queue(), multiprocessing.Queue()
-    for cell in chosen:
-        todo.put(cell)
     workers = [multiprocessing.Process(target=Worker, args=(todo, done, partition), daemon=True)
                for _ in range(min(jobs, len(chosen)) or 1)]
+    for cell in chosen + [None] * len(workers):  # each takes one None, and ends
+        todo.put(cell)
     for worker in workers:
         worker.start()
     found, left, again = {}, len(workers), 0
     while left:
+        alive = any(w.is_alive() for w in workers)  # what the dead have said is there
         try:
             one = done.get(timeout=5)
         except queue.Empty:
-            if not any(w.is_alive() for w in workers):
+            if not alive:
                 print("FAIL the workers died")
                 return found
             continue
