@@ -11,10 +11,23 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 os.environ.setdefault("KVD_BUILD", os.path.join(ROOT, "build", "rel"))
 sys.path.insert(0, os.path.join(ROOT, "tests", "lib"))
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from kvd_daemon import Daemon  # noqa: E402
+from kvd_daemon import DEADLINE_S, STALLS, Daemon  # noqa: E402
+import stalls  # noqa: E402
 
 
-def until(condition, seconds=20, pause=0.002):
+class Stopwatch:
+    """What a promise of seconds is held against: the time that passed, without that for
+    which the machine stood still."""
+
+    def __init__(self):
+        self.begin, self.since = time.monotonic(), time.time()
+
+    def seconds(self):
+        took = time.monotonic() - self.begin
+        return took - 2 * stalls.worst(STALLS, self.since)
+
+
+def until(condition, seconds=DEADLINE_S, pause=0.002):
     """Wait until condition() is true, and give it."""
     end, clock = time.monotonic() + seconds, threading.Event()
     while True:

@@ -118,7 +118,7 @@ class Worker:
         self.thread.start()
 
     def consumed(self):
-        self.thread.join(20)
+        self.thread.join(60)
         return self.taken
 
     def call(self, name, *args, **kwargs):
@@ -152,7 +152,7 @@ class Peer:
     def __exit__(self, *exc):
         if self.proc.poll() is None:
             self.proc.stdin.close()
-            assert self.proc.wait(20) == 0, "the peer did not end cleanly"
+            assert self.proc.wait(60) == 0, "the peer did not end cleanly"
         self.proc.stdout.close()
 
     def kill(self):

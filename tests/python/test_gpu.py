@@ -138,9 +138,9 @@ def test_room_between_gpu_and_host(gpu, kind):
         tx = a.send(1, from_pool)
         rx = b.recv(1, to_pool, [a.endpoint])
         rx.bind({"kv": range(30, 33)})
-        tx.wait(kvd.WAITING_FOR_INPUT, 20)
+        tx.wait(kvd.WAITING_FOR_INPUT, 60)
         tx.send({"kv": [7, 8, 9]})
-        assert rx.wait(timeout=20) == tx.wait(timeout=20) == kvd.SUCCESS
+        assert rx.wait(timeout=60) == tx.wait(timeout=60) == kvd.SUCCESS
         got, sent = (m.reshape(len(PARTS), -1, PAGE_BYTES) for m in (target, memory))
         assert np.array_equal(got[:, 30:33], sent[:, 7:10])
         assert not got[:, :30].any() and not got[:, 33:].any()

@@ -30,7 +30,7 @@ class Side:
     """A client with a pool over one piece of memory."""
 
     def __init__(self, daemon, memory):
-        self.client = kvd.Client(daemon.socket_path, timeout=20)
+        self.client = kvd.Client(daemon.socket_path, timeout=60)
         self.memory = np.asarray(memory)
         self.region = self.client.register(memory)
         self.pool = self.client.pool(layout(), [(self.region, o) for o in PARTS])
@@ -67,10 +67,10 @@ def test_room_pushed_lands(sides):
     tx = a.client.send(1, a.pool)
     rx = b.client.recv(1, b.pool, [a.client.endpoint])
     rx.bind({"kv": kvd.View(range(30, 33), tokens=(0, 3 * PAGE))})
-    assert tx.wait(kvd.WAITING_FOR_INPUT, 20) >= kvd.WAITING_FOR_INPUT
+    assert tx.wait(kvd.WAITING_FOR_INPUT, 60) >= kvd.WAITING_FOR_INPUT
     assert tx.first_token() == 0
     tx.send({"kv": kvd.View([7, 8, 9], tokens=(0, 3 * PAGE))})
-    assert rx.wait(timeout=20) == tx.wait(timeout=20) == kvd.SUCCESS
+    assert rx.wait(timeout=60) == tx.wait(timeout=60) == kvd.SUCCESS
     check_moved(a, b)
     status = rx.read()
     assert status.bytes == status.total == 3 * PAGE_BYTES * 2 * LAYERS
@@ -89,7 +89,7 @@ def test_room_pulled_lands(sides):
     offer = a.client.offer(2, a.pool, {"kv": kvd.View([7, 8, 9], tokens=(0, 3 * PAGE))})
     pull = b.client.pull(2, b.pool, a.client.endpoint,
                          {"kv": kvd.View([30, 31, 32], tokens=(0, 3 * PAGE))})
-    assert pull.wait(timeout=20) == offer.wait(timeout=20) == kvd.SUCCESS
+    assert pull.wait(timeout=60) == offer.wait(timeout=60) == kvd.SUCCESS
     check_moved(a, b)
 
 
@@ -98,10 +98,10 @@ def test_room_aborted_tells_both(sides):
     tx = a.client.send(3, a.pool)
     rx = b.client.recv(3, b.pool, [a.client.endpoint])
     rx.bind({"kv": range(3)})
-    tx.wait(kvd.WAITING_FOR_INPUT, 20)
+    tx.wait(kvd.WAITING_FOR_INPUT, 60)
     rx.abort("tired")
     with pytest.raises(kvd.AbortedError) as told:
-        tx.wait(timeout=20)
+        tx.wait(timeout=60)
     assert "tired" in str(told.value) and told.value.code == "EABORTED"
     until(lambda: rx.state == kvd.FAILED)
     assert not rx.landed(3).any()
@@ -112,7 +112,7 @@ def test_room_dropped_is_closed(sides):
     tx = a.client.send(4, a.pool)
     rx = b.client.recv(4, b.pool, [a.client.endpoint])
     rx.bind({"kv": range(3)})
-    tx.wait(kvd.WAITING_FOR_INPUT, 20)
+    tx.wait(kvd.WAITING_FOR_INPUT, 60)
     del rx
     gc.collect()
 

@@ -695,9 +695,14 @@ def test_active_transfer_is_not_posted_twice(pair, B):
                                                                     "DRAM"),
                                     w.agent.get_xfer_descs(w.rows(w.yours, [0], row), "DRAM"),
                                     w.remote)
-        w.agent.transfer(h)
-        with pytest.raises(B.nixlRepostActiveError):
+        w.run(h)
+        pair[1].freeze()  # it copies what is written there: nothing is done meanwhile
+        try:
             w.agent.transfer(h)
+            with pytest.raises(B.nixlRepostActiveError):
+                w.agent.transfer(h)
+        finally:
+            pair[1].thaw()
         until(lambda: w.agent.check_xfer_state(h) == "DONE")
         w.run(h)
 

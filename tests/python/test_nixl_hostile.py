@@ -30,14 +30,14 @@ def within(seconds, call):
 
 def test_first_list_asks_the_daemon_nothing():
     """What lists and transfers share with the daemon is made with the agent."""
-    with Daemon("[peer]\ndead_after = 10 s\n") as own:
+    with Daemon("[peer]\ndead_after = 100 s\n") as own:
         agent = agent_of(own.socket_path, name())
         memory = np.zeros(1 << 16, np.uint8)
         at = memory.ctypes.data
         agent.register_memory([(at, memory.size, 0, "")], "DRAM")
         os.kill(own.proc.pid, signal.SIGSTOP)
         try:
-            made = within(0.9, lambda: agent.prep_xfer_dlist(
+            made = within(8, lambda: agent.prep_xfer_dlist(
                 "", [(at, 256, 0), (at + 512, 256, 0)], "DRAM"))
         finally:
             os.kill(own.proc.pid, signal.SIGCONT)
@@ -130,7 +130,7 @@ def test_removed_and_loaded_again_under_the_feet_of_others(pair, B):  # noqa: F8
         over.wait(2)
         over.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(90)
         assert not odd and not any(t.is_alive() for t in threads)
         assert w.agent.add_remote_agent(told) == w.remote
         write()
@@ -173,7 +173,7 @@ assert set(np.unique(m)) == {3}
 def test_child_of_fork_ends_like_any_process(pair, adopt):
     import kvd.nixl
     done = subprocess.run(
-        [sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60,
+        [sys.executable, "-c", FORK], capture_output=True, text=True, timeout=120,
         env=dict(os.environ, PYTHONPATH=kvd.nixl.path(), NIXL_LOG_LEVEL="ERROR",
                  KVD_ADOPT=adopt, KVD_SOCKET=pair[0].socket_path))
     assert (done.returncode, done.stderr) == (0, "")

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from conftest import until
+from conftest import Stopwatch, until
 from kvd_daemon import Daemon
 from nixl_peer import agent_of
 from test_nixl import B, name, world  # noqa: F401 (fixtures)
@@ -305,9 +305,13 @@ def test_agents_dropped_while_connecting_leave_nothing(pair):
             agent.add_remote_agent(told)
         del agents, agent
         gc.collect()
+
+    def fds():
         return len(os.listdir("/proc/self/fd"))
-    first = round_of(2)
-    assert round_of(20) == first
+    round_of(2)
+    first = fds()
+    round_of(20)
+    until(lambda: fds() <= first)  # fewer, where a thread of an earlier test ended late
     mine = "/proc/%d/fd" % pair[0].proc.pid
     until(lambda: len(os.listdir(mine)) < 100)
 
@@ -343,11 +347,11 @@ def test_restarted_own_daemon_serves_agents_again(B):  # noqa: F811
             [(two.at + 8, 8, 0, "")], "DRAM")), 60)  # its session is there again
         begin, error = time.monotonic(), None
         while error is None:
-            assert time.monotonic() - begin < 10
+            assert time.monotonic() - begin < 30
             try:
                 two.a.transfer(handle)
                 while two.a.check_xfer_state(handle) != "DONE":
-                    assert time.monotonic() - begin < 10, "waits for ever"
+                    assert time.monotonic() - begin < 30, "waits for ever"
             except AssertionError:
                 raise
             except Exception as caught:
@@ -380,7 +384,7 @@ def test_full_table_of_files_is_told(pair):
             "else:\n    sys.exit(3)\nassert n > 4\n")
     env = dict(os.environ, PYTHONPATH=kvd.nixl.path(), KVD_SOCKET=pair[0].socket_path)
     done = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True,
-                          text=True, timeout=60)
+                          text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
 
@@ -408,7 +412,7 @@ def autostart(tmp_path, program, text):
                KVD_RUN_DIR=str(tmp_path), KVD_DAEMON=program)
     env.pop("KVD_SOCKET", None)
     return subprocess.run([sys.executable, "-c", text], env=env, capture_output=True,
-                          text=True, timeout=60)
+                          text=True, timeout=120)
 
 
 def test_private_daemon_that_dies_is_started_again(tmp_path):
@@ -419,10 +423,10 @@ def test_private_daemon_that_dies_is_started_again(tmp_path):
 
 
 def test_private_daemon_that_ends_is_told_at_once(tmp_path):
-    begin = time.monotonic()
+    watch = Stopwatch()
     done = autostart(tmp_path, "/bin/false", "from nixl._api import nixl_agent\n"
                      "nixl_agent('one')")
-    assert "ended with status 1" in done.stderr and time.monotonic() - begin < 15
+    assert "ended with status 1" in done.stderr and watch.seconds() < 15
 
 
 def test_signals_disturb_nothing(two):
