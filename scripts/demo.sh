@@ -43,6 +43,8 @@ start() {
 		name = $1
 		run_dir = $dir
 		log_level = warn
+		[peer]
+		dead_after = 20 s
 		[transport]
 		transports = $2
 	END
@@ -52,7 +54,7 @@ start() {
 	tries=0
 	until ctl "$1" ping > /dev/null 2>&1; do
 		tries=$((tries + 1))
-		if [ $tries -gt 100 ] || ! kill -0 "$!" 2> /dev/null; then
+		if [ $tries -gt 600 ] || ! kill -0 "$!" 2> /dev/null; then
 			echo "demo: daemon $1 does not answer" >&2
 			exit 1
 		fi
@@ -80,7 +82,7 @@ expect_empty() {
 	tries=0
 	until [ "$(figure "$1" regions)" = 0 ] && [ "$(figure "$1" pools)" = 0 ]; do
 		tries=$((tries + 1))
-		if [ $tries -gt 40 ]; then
+		if [ $tries -gt 600 ]; then
 			echo "demo: daemon $1 still holds memory of an engine that is gone" >&2
 			status=1
 			return

@@ -68,9 +68,10 @@ def transfer_record(row, kind, op, caches, kvd, limits, peers, goals):
 
 
 def figure(work, transport, what, value, unit, at_most=None, **more):
-    """A record of one figure that is not GB/s; smaller is better."""
-    record = {"work": work, "op": what, "transport": transport, "value": round(value, 3),
-              "unit": unit}
+    """A record of one figure that is not GB/s; smaller is better. The goal is judged by
+    the value that is shown."""
+    value = round(value, 3)
+    record = {"work": work, "op": what, "transport": transport, "value": value, "unit": unit}
     record.update(more)
     record["goals"] = [] if at_most is None else [
         {"against": "at most", "at_most": at_most, "met": value <= at_most}]
