@@ -247,6 +247,17 @@ static void register_it(struct area *area)
 	case_skip("memory of this kind with the backend: %s", words);
 }
 
+/* A container may forbid what private memory of other processes is judged by. */
+static void skip_without_reach(struct area *area)
+{
+	if (area->kind != MEMORY_VM || area->at->far ||
+	    store_write(&area->store, 0, area->image, 1) ||
+	    (errno != EPERM && errno != ENOSYS))
+		return;
+	area->unchecked = true;
+	case_skip("the right to process_vm_writev()");
+}
+
 struct area *area_new(struct world *world, struct end *at, enum memory_kind kind,
 		      uint64_t length)
 {
@@ -275,6 +286,7 @@ struct area *area_new(struct world *world, struct end *at, enum memory_kind kind
 		make_device(area);
 	else
 		make_store(area);
+	skip_without_reach(area);
 	if (kind != MEMORY_LINEAR)
 		area_write(area, 0, area->image, length);
 	reply = import(area);
@@ -415,6 +427,12 @@ void area_free(struct area *area)
 	mem_free(area);
 }
 
+void area_leave(struct area *area)
+{
+	if (!area->is_still)
+		area_free(area);
+}
+
 void area_still(struct area *area, uint64_t hash)
 {
 	struct still *still = mem_zalloc(sizeof(*still));
@@ -423,6 +441,7 @@ void area_still(struct area *area, uint64_t hash)
 	still->area = area;
 	still->hash = hash;
 	still->due_ns = world_now_ns(area->world) + STILL_NS;
+	area->is_still = true;
 	/* out of the case's hands, until it is due */
 	list_remove(&area->link);
 	list_push_back(&area->world->stills, &still->link);

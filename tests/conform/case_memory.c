@@ -9,6 +9,7 @@
 #include "tests/conform/conform.h"
 
 #define LEN (300u << 10)
+#define TRIES 32u
 
 static const struct plan_run strided = {.src = 10,
 					.dst = 20,
@@ -142,8 +143,8 @@ static void refs_return(struct world *world)
 		uint64_t before_from = refs_of(from), before_to = refs_of(to);
 
 		deal_run(deal);
-		CHECK(AWAIT_NS(world, 500 * MS,
-			       refs_of(from) == before_from && refs_of(to) == before_to),
+		CHECK(AWAIT(world,
+			    refs_of(from) == before_from && refs_of(to) == before_to),
 		      "references on memory stay after done");
 	}
 }
@@ -233,37 +234,55 @@ static void check_fault(struct world *world, struct deal *deal)
 		area_new(world, deal->dst, MEMORY_SEALED, LEN), &strided, 1));
 }
 
-/* Cut in the middle; what had been moved before may have been all, on a machine that
- * lets us wait: then once more. */
-static void cut_in_flight(struct world *world, bool source)
+/* Hit in the middle, both kinds both ways; what had been moved before may have been
+ * all, on a machine that lets us wait: then once more, and with more bytes. */
+static unsigned int faults_in_flight(struct world *world, enum memory_kind src_kind,
+				     enum memory_kind dst_kind, void (*hit)(struct deal *))
 {
 	unsigned int faults = 0;
 
-	for (unsigned int i = 0; i < 4 || (i < 32 && !faults); i++) {
+	for (unsigned int i = 0; i < 4 || (i < TRIES && !faults); i++) {
 		unsigned int way = i % 4;
-		struct deal *deal = take_off(
-			world, way & 1 ? XP_READ : XP_WRITE, world->end[way >> 1],
-			world->end[!(way >> 1)], source ? MEMORY_GUARDED : MEMORY_SEALED,
-			source ? MEMORY_SEALED : MEMORY_GUARDED, 2 * world->big_bytes);
+		struct deal *deal =
+			take_off(world, way & 1 ? XP_READ : XP_WRITE, world->end[way >> 1],
+				 world->end[!(way >> 1)], src_kind, dst_kind,
+				 (i < TRIES / 2 ? 2 : 4) * world->big_bytes);
+		struct area *from = deal->src_places[0].area;
+		struct area *to = deal->dst_places[0].area;
 
-		area_cut(source ? deal->src_places[0].area : deal->dst_places[0].area,
-			 4096);
+		hit(deal);
 		world_settle(world);
 		check_fault(world, deal);
 		faults += deal_op(deal).code == ERR_FAULT;
-		deal->dst_places[0].area->unchecked = true;
+		area_verify(from); /* of the destination nothing is promised */
+		deal_free(deal);
+		area_free(from);
+		area_free(to);
 	}
-	CHECK(faults > 0, "no transfer was hit by the cut");
+	return faults;
+}
+
+static void hit_source_by_cut(struct deal *deal)
+{
+	area_cut(deal->src_places[0].area, 4096);
+}
+
+static void hit_destination_by_cut(struct deal *deal)
+{
+	area_cut(deal->dst_places[0].area, 4096);
 }
 
 static void cut_source(struct world *world)
 {
-	cut_in_flight(world, true);
+	CHECK(faults_in_flight(world, MEMORY_GUARDED, MEMORY_SEALED, hit_source_by_cut) > 0,
+	      "no transfer was hit by the cut");
 }
 
 static void cut_destination(struct world *world)
 {
-	cut_in_flight(world, false);
+	CHECK(faults_in_flight(world, MEMORY_SEALED, MEMORY_GUARDED,
+			       hit_destination_by_cut) > 0,
+	      "no transfer was hit by the cut");
 }
 
 /* Already cut when the transfer begins. */
@@ -291,34 +310,26 @@ static void cut_before(struct world *world)
 	}
 }
 
-static void owner_dies(struct world *world, bool source)
+static void hit_source_by_death(struct deal *deal)
 {
-	unsigned int faults = 0;
+	area_owner_kill(deal->src_places[0].area);
+}
 
-	for (unsigned int way = 0; way < 4; way++) {
-		struct deal *deal = take_off(
-			world, way & 1 ? XP_READ : XP_WRITE, world->end[way >> 1],
-			world->end[!(way >> 1)], source ? MEMORY_VM : MEMORY_SEALED,
-			source ? MEMORY_SEALED : MEMORY_VM, 2 * world->big_bytes);
-
-		area_owner_kill(source ? deal->src_places[0].area
-				       : deal->dst_places[0].area);
-		world_settle(world);
-		check_fault(world, deal);
-		faults += deal_op(deal).code == ERR_FAULT;
-		deal->dst_places[0].area->unchecked = true;
-	}
-	CHECK(faults > 0, "no transfer was hit by the owner's death");
+static void hit_destination_by_death(struct deal *deal)
+{
+	area_owner_kill(deal->dst_places[0].area);
 }
 
 static void owner_dies_source(struct world *world)
 {
-	owner_dies(world, true);
+	CHECK(faults_in_flight(world, MEMORY_VM, MEMORY_SEALED, hit_source_by_death) > 0,
+	      "no transfer was hit by the owner's death");
 }
 
 static void owner_dies_destination(struct world *world)
 {
-	owner_dies(world, false);
+	CHECK(faults_in_flight(world, MEMORY_SEALED, MEMORY_VM, hit_destination_by_death) > 0,
+	      "no transfer was hit by the owner's death");
 }
 
 /* Register and deregister again and again, with keys. */

@@ -170,6 +170,7 @@ struct area {
 	uint32_t keys[ENDS_MAX]; /* slots at the others, PUPPET_NONE */
 	bool unchecked;		 /* its memory is gone: nothing to compare */
 	bool unreffed, deregged;
+	bool is_still; /* in the list of those */
 };
 
 /* Filled with a pattern, imported and registered. A refusal by the backend
@@ -195,6 +196,8 @@ void area_cut(struct area *area, uint64_t length); /* ftruncate of guarded memor
 void area_owner_kill(struct area *area);
 /* Gone at the end and here. */
 void area_free(struct area *area);
+/* What a try that showed nothing leaves behind: freed, unless it has to be still. */
+void area_leave(struct area *area);
 /* The memory must be exactly this (a hash from a done callback) in a second. */
 void area_still(struct area *area, uint64_t hash);
 /* Verify the ones that are due, all when `wait`. Returns how many have moved. */
