@@ -67,7 +67,8 @@ void zmqnet_defaults(struct zmqnet_node *node)
 	node->config.peer_queue_frames = 1000;
 	node->config.peer_message_bytes = 1 << 20;
 	node->config.ping_interval_ns = 50 * LOOP_NS_PER_MS;
-	node->config.dead_after_ns = 400 * LOOP_NS_PER_MS;
+	/* nobody here waits for it; its threads may be kept from a core for long */
+	node->config.dead_after_ns = 10 * LOOP_NS_PER_S;
 }
 
 void zmqnet_listen(struct zmqnet_node *node)

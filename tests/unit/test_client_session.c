@@ -116,7 +116,9 @@ static void poll_never_waits_for_the_daemon(void **state)
 
 	fake_kvd_kill(f->fake);
 	until_lost(f);
-	for (begin = now_ms(); now_ms() - begin < 300;) {
+	/* longer where this process is kept from its core: the second attempt is looked at */
+	for (begin = now_ms(); now_ms() - begin < 300 ||
+			       (f->client->again.tries < 2 && now_ms() - begin < 10000);) {
 		uint64_t at = client_now_ns();
 
 		assert_int_equal(kvd_poll(f->client, 0), -KVD_E_LOST);
@@ -209,14 +211,15 @@ static void daemon_that_throws_out_is_not_hammered(void **state)
 	uint64_t begin = now_ms();
 	char *reply;
 
-	while (now_ms() - begin < 400) {
+	do {
 		fake_kvd_answer(f->fake, "!close");
 		until_up(f);
 		assert_int_equal(kvd_command(f->client, "a", NULL, 0, &reply), -KVD_E_LOST);
 		while (kvd_lost(f->client) && now_ms() - begin < 400)
 			kvd_poll(f->client, 5);
-	}
-	hellos = lines_of(f, n, "hello");
+		hellos = lines_of(f, n, "hello");
+		/* who had no core for so long has hardly asked */
+	} while (now_ms() - begin < 400 || hellos < 2);
 	/* 10, 20, 40, 80, 160, 320 ms, each up to a quarter longer */
 	assert_in_range(hellos, 2, 7);
 }

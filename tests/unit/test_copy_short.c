@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Jobs that the loop's own thread copies: which, when, and what their owner sees. */
+/* Jobs that the loop's own thread copies: which, when, and what their owner sees; and
+ * copiers that are not made. */
 #include "daemon/transport/copy.h"
 
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -218,6 +220,28 @@ static void job_short_of_cut_memory_fails(void **state)
 	close(fd);
 }
 
+static void copier_without_memory_is_not_made_and_leaks_nothing(void **state)
+{
+	struct copier *copier = NULL;
+	struct loop *loop = NULL;
+	uint64_t n = 1;
+	int r;
+
+	(void)state;
+	assert_int_equal(loop_new(&loop), 0);
+	do {
+		mem_fail_at(n++);
+		r = copier_new(loop, 2, 0, &copier);
+		mem_fail_at(0);
+		if (r < 0)
+			assert_int_equal(r, -ENOMEM);
+	} while (r < 0);
+	assert_true(n > 5);
+	copier_free(copier);
+	assert_int_equal(copier_new(loop, 0, 0, &copier), -EINVAL);
+	loop_free(loop);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -226,6 +250,7 @@ int main(void)
 		CASE(job_short_is_copied_by_who_submits_it),
 		CASE(job_short_is_one_a_turn),
 		CASE(job_short_of_cut_memory_fails),
+		cmocka_unit_test(copier_without_memory_is_not_made_and_leaks_nothing),
 	};
 
 	return cmocka_run_group_tests_name("copy_short", tests, NULL, NULL);

@@ -127,14 +127,14 @@ static void site_is_limited_and_tells_what_it_dropped(void **state)
 {
 	static struct log_site site;
 	unsigned int lines = 0, dropped = 0, calls = 0;
-	uint64_t first;
+	uint64_t last;
 	const char *text;
 
 	(void)state;
 	capture_begin();
-	for (first = coarse_second(); calls < 300; calls++)
+	for (; calls < 300; calls++)
 		log_write(&site, LOG_LEVEL_INFO, "a", NULL, "hit", "n=%u", calls);
-	while (coarse_second() <= first + 1)
+	for (last = coarse_second(); coarse_second() <= last + 1;)
 		;
 	log_write(&site, LOG_LEVEL_INFO, "a", NULL, "hit", "n=%u", calls);
 	text = capture_end();

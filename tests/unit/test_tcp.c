@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -323,6 +324,7 @@ static void token_that_is_wrong_never_gets_in(void **state)
 	await(raw_ended(fd));
 	assert_false(up_b.ready || up_b.lost);
 	close(fd);
+	((struct tcp_transport *)up_b.t)->connect_ns = UP_WAIT_NS;
 	fd = raw_connect();
 	assert_true(raw_control(fd)); /* the forger did not make it give up */
 	close(fd);
@@ -365,7 +367,8 @@ static void pass_serves_once_and_to_nobody_else(void **state)
 static void dialer_without_streams_is_given_up(void **state)
 {
 	(void)state;
-	((struct tcp_transport *)up_b.t)->connect_ns = 300 * LOOP_NS_PER_MS;
+	/* long enough for what comes before */
+	((struct tcp_transport *)up_b.t)->connect_ns = 1500 * LOOP_NS_PER_MS;
 	b_waits();
 	raw.control = raw_connect();
 	assert_true(raw_control(raw.control));
@@ -602,6 +605,16 @@ static void void_frame_does_not_count(void **state)
 	stream_works(0);
 }
 
+/* b's thread has filled that stream, until it is read from. */
+static bool raw_is_stuck(unsigned int stream)
+{
+	const struct tcp_peer *peer = (const struct tcp_peer *)up_b.peer;
+	struct pollfd there = {.fd = peer->streams[stream].fd, .events = POLLOUT};
+	struct pollfd here = {.fd = raw.stream[stream], .events = POLLIN};
+
+	return poll(&there, 1, 0) == 0 && poll(&here, 1, 0) == 1;
+}
+
 /* The other way: b serves a READ, its reader takes half of a frame and waits; b's
  * engine is still at once, and the frame ends void. */
 static void source_revoked_in_mid_frame_ends_it_void(void **state)
@@ -622,6 +635,7 @@ static void source_revoked_in_mid_frame_ends_it_void(void **state)
 	head = next_head(raw.stream[0], true, NULL);
 	assert_int_equal(head.type, TCP_SERVE);
 	assert_true(raw_recv(raw.stream[0], bytes, 1000));
+	await(raw_is_stuck(0) && raw_is_stuck(1));
 	up_spin_ms(100); /* the sockets fill up */
 	err_set(&why, ERR_LEASE, "the lease has ended");
 	up_b.t->ops->revoke(up_b.held, &why);

@@ -697,7 +697,7 @@ static void idle_rail_that_nobody_buries_ends_at_the_fence(void **state)
 	(void)state;
 	slow_down();
 	fake_verbs_hold(true);
-	vp_transport(&vp_b)->net.fence_ns = 50 * LOOP_NS_PER_MS;
+	vp_transport(&vp_b)->net.fence_ns = 300 * LOOP_NS_PER_MS;
 	assert_false(loop_timer_running(&b->net.timer));
 	answerer_gives_up();
 	VP_AWAIT(b->rails_lost);
