@@ -123,6 +123,17 @@ static void judge(uid_t real, uid_t effective, uid_t saved, bool dumpable, uid_t
 	assert_int_equal(waitpid(pid, NULL, 0), pid);
 }
 
+/* In a user namespace that does not have it root cannot become that user. */
+static bool may_be(uid_t uid)
+{
+	int status = -1;
+	pid_t pid = fork();
+
+	if (pid == 0)
+		_exit(setresuid(uid, uid, uid) < 0);
+	return waitpid(pid, &status, 0) == pid && status == 0;
+}
+
 static void process_of_another_user_is_not_read_on_a_peers_word(void **state)
 {
 	uid_t me = getuid();
@@ -131,6 +142,10 @@ static void process_of_another_user_is_not_read_on_a_peers_word(void **state)
 	judge(me, me, me, true, me, true);
 	if (me != 0) {
 		print_message("not root: other users' processes cannot be made\n");
+		return;
+	}
+	if (!may_be(1234)) {
+		print_message("no such user here: its process cannot be made\n");
 		return;
 	}
 	judge(1234, 1234, 1234, true, 1234, true);
