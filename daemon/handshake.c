@@ -468,7 +468,13 @@ static int on_lack(void *owner, struct peer *peer, const struct wire_header *hea
 	struct handshake *hs = owner;
 	struct remote *remote = peer->user;
 
-	return remote ? hs->events.on_lack(hs->events.owner, remote, header, head) : 0;
+	if (!remote)
+		return 0;
+	if (header->type == WIRE_T_REGISTER)
+		return pools_lack(hs, remote, header, head);
+	if (hs->kvd->bootstrap && bootstrap_handles(header->type))
+		return 0; /* said again, and what was not withdrawn runs out */
+	return hs->events.on_lack(hs->events.owner, remote, header, head);
 }
 
 /* ---- life ---- */

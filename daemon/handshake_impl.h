@@ -53,6 +53,9 @@ void pools_retry(struct handshake *hs, struct remote *remote);
 /* Messages REGISTER … UNREGISTER_ACK. */
 int pools_message(struct handshake *hs, struct remote *remote, const struct wire_header *h,
 		  struct cursor *body);
+/* A REGISTER for which there was no memory, and how it begins. */
+int pools_lack(struct handshake *hs, struct remote *remote, const struct wire_header *h,
+	       struct cursor *head);
 /* handshake_keys.c */
 void pools_line_ready(struct remote *remote);
 void pools_key_ready(struct remote *remote, struct xp_key *key, const struct err *err);

@@ -822,3 +822,16 @@ int pools_message(struct handshake *hs, struct remote *remote, const struct wire
 		return on_register_ack(hs, remote, body);
 	}
 }
+
+/* Its sender is told to come again. */
+int pools_lack(struct handshake *hs, struct remote *remote, const struct wire_header *h,
+	       struct cursor *head)
+{
+	uint64_t object = cursor_get_u64(head);
+	int r = cursor_check(head, "REGISTER");
+
+	if (r < 0)
+		return err_pass(r);
+	err_raise(ERR_NOMEM, "no memory for a REGISTER of %u bytes", h->body_len);
+	return send_nak(hs, remote, object);
+}

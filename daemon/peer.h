@@ -81,8 +81,8 @@ struct peers_callbacks {
 	 * result (ERR_PROTO) takes the peer down with BYE. */
 	int (*on_message)(void *owner, struct peer *peer,
 			  const struct wire_header *header, struct cursor *body);
-	/* Optional. In its place a long message for which there was no memory; `head`:
-	 * its first PEER_LACK_BYTES. Negative, or NULL: that ends the peering. */
+	/* Optional. In its place a message for which there was no memory; `head`: its
+	 * first PEER_LACK_BYTES, or more. Negative, or NULL: that ends the peering. */
 	int (*on_lack)(void *owner, struct peer *peer, const struct wire_header *header,
 		       struct cursor *head);
 };

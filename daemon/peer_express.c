@@ -17,7 +17,8 @@
  * What can wait here is bounded by who sends: PEER_EXPRESS_MAX messages that the
  * remote has not handed up, and while there are some, BEHIND_FRAMES and BEHIND_BYTES
  * on the control line. Who sends more is no peer of ours. Early express messages
- * stay where they came, in the data line's memory.
+ * stay where they came, in the data line's memory; of a frame of the control line that
+ * finds none, how it begins waits in its place, so that who waits for it can be told.
  *
  * Being heard that way proves nothing about the control line: liveness is PING's.
  */
@@ -134,7 +135,7 @@ static bool serves(const struct peer_impl *impl, uint64_t epoch)
 }
 
 static void hand_up(struct peer_impl *impl, const struct wire_header *h,
-		    struct cursor *body)
+		    struct cursor *body, bool whole)
 {
 	struct wire_header up = *h;
 
@@ -143,10 +144,14 @@ static void hand_up(struct peer_impl *impl, const struct wire_header *h,
 		return; /* served when they came */
 	up.epoch = impl->peer.epoch; /* ours: it is what the layers above compare */
 	impl->delivering = true;
-	if (h->type == WIRE_T_PART)
+	if (h->type == WIRE_T_PART && whole)
 		peer_part_take(impl, &up, body);
-	else
+	else if (h->type == WIRE_T_PART)
+		peer_part_lost(impl, &up, body);
+	else if (whole)
 		peer_deliver(impl, &up, body);
+	else
+		peer_deliver_lack(impl, &up, body);
 	impl->delivering = false;
 }
 
@@ -154,7 +159,7 @@ static void early_free(struct peer_impl *impl, struct peer_message *msg)
 {
 	list_remove(&msg->link);
 	impl->early_count--;
-	impl->early_bytes -= sizeof(*msg) + msg->len;
+	impl->early_bytes -= sizeof(*msg) + msg->kept;
 	if (msg == impl->spare)
 		impl->spare_used = false;
 	else
@@ -177,8 +182,8 @@ static bool control_step(struct peer_impl *impl)
 	h.body_len = (uint32_t)msg->len;
 	memcpy(h.sender, impl->cur.instance, sizeof(h.sender));
 	memcpy(h.target, impl->peers->instance, sizeof(h.target));
-	cursor_read(&body, msg->body, msg->len);
-	hand_up(impl, &h, &body);
+	cursor_read(&body, msg->body, msg->kept);
+	hand_up(impl, &h, &body, msg->kept == msg->len);
 	early_free(impl, msg);
 	return true;
 }
@@ -196,7 +201,7 @@ static bool express_step(struct peer_impl *impl)
 	h = in->header;
 	body = in->body;
 	in->on_taken(in); /* its bytes live on until the end of this turn's step */
-	hand_up(impl, &h, &body);
+	hand_up(impl, &h, &body, true);
 	return true;
 }
 
@@ -220,14 +225,25 @@ void peer_early_deliver(struct peer_impl *impl)
 	}
 }
 
+/* Memory for all of a body or, where there is none, for how it begins; then the spare. */
 static struct peer_message *early_new(struct peer_impl *impl, size_t len)
 {
-	struct peer_message *msg = mem_zalloc(sizeof(*msg) + len);
+	size_t kept = len;
+	struct peer_message *msg = mem_zalloc(sizeof(*msg) + kept);
 
-	if (msg || impl->spare_used || len > PEER_SPARE_BYTES)
-		return msg;
-	impl->spare_used = true;
-	return impl->spare;
+	if (!msg && (len > PEER_SPARE_BYTES || impl->spare_used)) {
+		kept = len < PEER_HEAD_BYTES ? len : PEER_HEAD_BYTES;
+		msg = mem_zalloc(sizeof(*msg) + kept);
+	}
+	if (!msg && !impl->spare_used) {
+		impl->spare_used = true;
+		msg = impl->spare;
+	}
+	if (!msg)
+		return NULL;
+	err_clear(); /* as good as it could be kept */
+	msg->kept = kept;
+	return msg;
 }
 
 static int keep(struct peer_impl *impl, const struct wire_header *h,
@@ -249,10 +265,10 @@ static int keep(struct peer_impl *impl, const struct wire_header *h,
 	msg->sequence = h->sequence;
 	msg->len = len;
 	if (len)
-		memcpy(msg->body, body->base + body->pos, len);
+		memcpy(msg->body, body->base + body->pos, msg->kept);
 	list_push_back(&impl->early_control, &msg->link);
 	impl->early_count++;
-	impl->early_bytes += sizeof(*msg) + len;
+	impl->early_bytes += sizeof(*msg) + msg->kept;
 	return 0;
 }
 
@@ -270,7 +286,7 @@ void peer_in_order(struct peer_impl *impl, const struct wire_header *h,
 	if (h->sequence == impl->cur.seq_in + 1 && !impl->delivering) {
 		uint64_t epoch = impl->peer.epoch;
 
-		hand_up(impl, h, body);
+		hand_up(impl, h, body, true);
 		if (serves(impl, epoch))
 			peer_early_deliver(impl);
 		return;

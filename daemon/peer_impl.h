@@ -15,6 +15,7 @@
 #define PEER_BYE_FRAME_MAX 512u
 #define PEER_SPARE_BYTES 1024u /* of a body: an ABORT */
 #define PEER_PART_HEAD 32u     /* a PART's fields before its bytes, and more */
+#define PEER_HEAD_BYTES (PEER_PART_HEAD + PEER_LACK_BYTES) /* kept of a body without memory */
 
 struct peer_impl;
 
@@ -57,6 +58,7 @@ struct peer_message {
 	enum wire_type type;
 	uint64_t sequence; /* of one that came too early */
 	size_t len;
+	size_t kept;	/* of one that came too early: less than `len` for want of memory */
 	size_t sent;	/* of a long one: what went in parts */
 	uint8_t *owned; /* a long one's body; NULL: it is in `body` */
 	uint8_t body[];
@@ -262,6 +264,12 @@ bool peer_goes_in_parts(const struct peer_impl *impl, const struct peer_message 
 /* A PART of cur. */
 void peer_part_take(struct peer_impl *impl, const struct wire_header *h,
 		    struct cursor *body);
+/* The same, of which only the first PEER_HEAD_BYTES could be kept. */
+void peer_part_lost(struct peer_impl *impl, const struct wire_header *h,
+		    struct cursor *head);
+/* A message of which only the beginning could be kept: to the layer above. */
+void peer_deliver_lack(struct peer_impl *impl, const struct wire_header *h,
+		       struct cursor *head);
 void peer_whole_drop(struct peer_impl *impl); /* with the epoch */
 
 /* ---- peer_express.c (two ways, one order) ---- */

@@ -12,7 +12,8 @@
  * type's cap bounds; pages of it are touched as bytes come. The bytes have to come in
  * their order and all of them: anything else is no peer of ours, whose end frees them.
  * Rooms take the memory as it is and read it from there. Where there is none, the parts
- * are taken all the same, and who waits for the message is told by how it begins.
+ * are taken all the same, and who waits for the message is told by how it begins; so too
+ * when a part itself found no memory to wait for its turn in (peer_express.c).
  */
 #include <errno.h>
 #include <string.h>
@@ -83,6 +84,19 @@ static int begin(struct peer_impl *impl, const struct wire_part *part)
 	return 0;
 }
 
+/* From now on only how it begins is kept. */
+static void forget(struct peer_whole *whole)
+{
+	size_t begun = whole->got < sizeof(whole->head) ? whole->got : sizeof(whole->head);
+
+	if (!whole->bytes)
+		return;
+	memcpy(whole->head, whole->bytes, begun);
+	mem_free_large(whole->bytes, whole->total);
+	whole->bytes = NULL;
+}
+
+/* Of bytes.len at least what goes into the head is there. */
 static void keep(struct peer_whole *whole, const struct wire_blob *bytes)
 {
 	uint8_t *to = whole->bytes ? whole->bytes : whole->head;
@@ -94,42 +108,40 @@ static void keep(struct peer_whole *whole, const struct wire_blob *bytes)
 	whole->got += (uint32_t)len;
 }
 
-static int take(struct peer_impl *impl, struct cursor *body)
+static int take(struct peer_impl *impl, const struct wire_part *part, bool lost)
 {
 	struct peer_whole *whole = &impl->whole;
-	struct wire_part part;
-	int r = wire_part_get(body, &part);
+	int r = 0;
 
-	if (r >= 0 && !(impl->peer.features & PEER_FEATURE_PARTS))
+	if (!(impl->peer.features & PEER_FEATURE_PARTS))
 		r = err_raise(ERR_PROTO, "PART: parts were not agreed");
 	if (r >= 0 && !whole->total)
-		r = begin(impl, &part);
+		r = begin(impl, part);
 	if (r < 0)
 		return err_pass(r);
-	if (part.type != whole->type || part.total != whole->total ||
-	    part.at != whole->got || part.bytes.len == 0 ||
-	    part.bytes.len > whole->total - whole->got)
+	if (part->type != whole->type || part->total != whole->total ||
+	    part->at != whole->got || part->bytes.len == 0 ||
+	    part->bytes.len > whole->total - whole->got)
 		return err_raise(ERR_PROTO, "PART: %zu bytes at %u of %u of a %s, where the "
-				 "next are at %u of %u of a %s", part.bytes.len, part.at,
-				 part.total, wire_type_name(part.type), whole->got,
+				 "next are at %u of %u of a %s", part->bytes.len, part->at,
+				 part->total, wire_type_name(part->type), whole->got,
 				 whole->total, wire_type_name(whole->type));
-	keep(whole, &part.bytes);
+	if (lost)
+		forget(whole);
+	keep(whole, &part->bytes);
 	return 0;
 }
 
-static void deliver_lack(struct peer_impl *impl, const struct wire_header *h,
-			 struct peer_whole *whole)
+void peer_deliver_lack(struct peer_impl *impl, const struct wire_header *h,
+		       struct cursor *head)
 {
 	const struct peers_callbacks *callbacks = &impl->peers->callbacks;
 	uint64_t epoch = impl->peer.epoch;
-	struct cursor head;
 	struct err why;
 	int r;
 
-	cursor_read(&head, whole->head,
-		    whole->total < sizeof(whole->head) ? whole->total : sizeof(whole->head));
 	r = callbacks->on_lack
-		    ? callbacks->on_lack(callbacks->owner, &impl->peer, h, &head)
+		    ? callbacks->on_lack(callbacks->owner, &impl->peer, h, head)
 		    : err_raise(ERR_NOMEM, "no memory for a %s of %u bytes",
 				wire_type_name(h->type), h->body_len);
 	if (r >= 0)
@@ -139,29 +151,64 @@ static void deliver_lack(struct peer_impl *impl, const struct wire_header *h,
 		peer_kill(&impl->peer, &why);
 }
 
-void peer_part_take(struct peer_impl *impl, const struct wire_header *h,
-		    struct cursor *body)
+/* All of it is here, or its beginning and no memory for the rest. */
+static void deliver(struct peer_impl *impl, const struct wire_header *h)
 {
+	struct peer_whole whole = impl->whole;
 	struct wire_header up = *h;
-	struct peer_whole whole;
-	struct cursor all;
-	struct err why;
+	struct cursor in;
 
-	if (take(impl, body) < 0) {
-		err_take(&why);
-		peer_bring_down(impl, &why, true);
-		return;
-	}
-	if (impl->whole.got < impl->whole.total)
-		return;
-	whole = impl->whole;
 	impl->whole = (struct peer_whole){0};
 	up.type = whole.type;
 	up.body_len = whole.total;
-	if (!whole.bytes) {
-		deliver_lack(impl, &up, &whole);
+	if (whole.bytes) {
+		cursor_read(&in, whole.bytes, whole.total);
+		peer_deliver_owned(impl, &up, &in, whole.bytes);
 		return;
 	}
-	cursor_read(&all, whole.bytes, whole.total);
-	peer_deliver_owned(impl, &up, &all, whole.bytes);
+	cursor_read(&in, whole.head,
+		    whole.total < sizeof(whole.head) ? whole.total : sizeof(whole.head));
+	peer_deliver_lack(impl, &up, &in);
+}
+
+static void part_came(struct peer_impl *impl, const struct wire_header *h,
+		      const struct wire_part *part, int r, bool lost)
+{
+	struct err why;
+
+	if (r >= 0)
+		r = take(impl, part, lost);
+	if (r < 0) {
+		err_take(&why);
+		peer_bring_down(impl, &why, true);
+	} else if (impl->whole.got == impl->whole.total) {
+		deliver(impl, h);
+	}
+}
+
+void peer_part_take(struct peer_impl *impl, const struct wire_header *h,
+		    struct cursor *body)
+{
+	struct wire_part part;
+	int r = wire_part_get(body, &part);
+
+	part_came(impl, h, &part, r, false);
+}
+
+void peer_part_lost(struct peer_impl *impl, const struct wire_header *h,
+		    struct cursor *head)
+{
+	struct wire_part part;
+	size_t len;
+	int r;
+
+	part.type = cursor_get_u16(head);
+	part.total = cursor_get_u32(head);
+	part.at = cursor_get_u32(head);
+	len = cursor_get_u32(head);
+	r = cursor_check(head, "PART");
+	if (r >= 0 && (head->pos > h->body_len || len > h->body_len - head->pos))
+		r = err_raise(ERR_PROTO, "PART: %zu bytes in a body of %u", len, h->body_len);
+	part.bytes = (struct wire_blob){head->base + head->pos, len};
+	part_came(impl, h, &part, r, true);
 }

@@ -604,7 +604,7 @@ int rooms_on_lack(struct rooms *rooms, struct remote *remote, const struct wire_
 	else if (h->type == WIRE_T_OFFER)
 		lacked_offer(rooms, remote, head, &why);
 	else
-		return err_reraise(&why); /* nobody else is told in parts */
+		return err_reraise(&why); /* all others are short: there was none at all */
 	return 0;
 }
 
