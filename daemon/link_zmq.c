@@ -376,7 +376,7 @@ static void line_free(struct link_line *line, int linger_ms)
 	mem_free(line);
 }
 
-/* A name's number: the same one again needs no new connection. */
+/* A name's number: the same one again needs no new connection, if it has one. */
 static void on_address(void *owner, const char *address)
 {
 	struct link_line *line = owner;
@@ -386,8 +386,10 @@ static void on_address(void *owner, const char *address)
 	if (*line->address)
 		zmq_disconnect(line->socket, line->address);
 	snprintf(line->address, sizeof(line->address), "%s", address);
-	if (zmq_connect(line->socket, address) != 0)
-		log_warn("link", address, "not dialled", "why=\"%s\"", zmq_strerror(errno));
+	if (zmq_connect(line->socket, address) == 0)
+		return;
+	log_warn("link", address, "not dialled", "why=\"%s\"", zmq_strerror(errno));
+	line->address[0] = '\0'; /* it goes nowhere: the next look at the name dials */
 }
 
 static int line_connect(struct link_line *line, const struct endpoint *e)

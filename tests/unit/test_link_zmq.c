@@ -156,6 +156,46 @@ static void line_by_name_connects_and_comes_back(void **state)
 	a.link->ops->hangup(line);
 }
 
+static unsigned int dials, dials_failing;
+
+int zmq_connect(void *socket, const char *address)
+{
+	int (*next)(void *, const char *);
+
+	dials++;
+	if (dials_failing) {
+		dials_failing--;
+		errno = ENOMEM;
+		return -1;
+	}
+	*(void **)&next = dlsym(RTLD_NEXT, "zmq_connect");
+	return next(socket, address);
+}
+
+/* libzmq has no memory for it just now, and the name has no second address. */
+static void line_by_name_that_could_not_be_dialled_is_dialled_again(void **state)
+{
+	struct link_line *line;
+	char by_name[LINK_ENDPOINT_MAX], plain[LINK_ENDPOINT_MAX];
+
+	(void)state;
+	zmqnet_listen(&a);
+	zmqnet_listen(&b);
+	zmqnet_plain(&b, plain);
+	snprintf(by_name, sizeof(by_name), "tcp://localhost%s", strrchr(plain, ':'));
+	dials = 0;
+	dials_failing = 1;
+	line = zmqnet_dial(&a, by_name);
+	zmqnet_wait(dials == 1);
+	assert_int_equal(dials_failing, 0);
+	assert_true(zmqnet_send(&a, line, "one") < 0);
+	zmqnet_wait(a.lines_up == 1);
+	assert_int_equal(dials, 2);
+	assert_int_equal(zmqnet_send(&a, line, "one"), 0);
+	zmqnet_wait(b.frames == 1);
+	a.link->ops->hangup(line);
+}
+
 static void send_to_nobody_refused(void **state)
 {
 	struct link_line *line;
@@ -528,6 +568,7 @@ int main(void)
 		TEST(send_to_nobody_refused),
 		TEST(names_hold_no_line_up),
 		TEST(line_by_name_connects_and_comes_back),
+		TEST(line_by_name_that_could_not_be_dialled_is_dialled_again),
 		TEST(line_connects_when_the_other_comes),
 		TEST(hangup_still_sends_what_was_sent),
 		TEST(queue_of_a_frozen_daemon_is_bounded),
