@@ -297,20 +297,30 @@ void dlist_index_put(struct cursor *out, const struct dlist_pick *pick)
 	}
 }
 
-static int get_runs(struct cursor *in, uint32_t runs, uint64_t count, uint32_t *index)
+/* A run of millions costs eight bytes to send: do they give what is said? */
+static int check_runs(struct cursor in, uint32_t runs, uint64_t count)
 {
 	uint64_t k = 0;
 
 	for (uint32_t i = 0; i < runs; i++) {
-		uint64_t first = cursor_get_u32(in), n = cursor_get_u32(in);
+		uint64_t first = cursor_get_u32(&in), n = cursor_get_u32(&in);
 
-		if (in->bad || n == 0 || n > count - k || first + n > UINT32_MAX)
+		if (in.bad || n == 0 || n > count - k || first + n > UINT32_MAX)
 			return err_raise(ERR_PROTO, "index list: run %u does not fit", i);
-		while (n--)
-			index[k++] = (uint32_t)first++;
+		k += n;
 	}
 	return k == count ? 0 : err_raise(ERR_PROTO, "index list: runs give %llu of %llu",
 					  (unsigned long long)k, (unsigned long long)count);
+}
+
+static void get_runs(struct cursor *in, uint32_t runs, uint32_t *index)
+{
+	for (uint32_t i = 0; i < runs; i++) {
+		uint32_t first = cursor_get_u32(in), n = cursor_get_u32(in);
+
+		while (n--)
+			*index++ = first++;
+	}
 }
 
 int dlist_index_skip(struct cursor *in, const uint8_t **raw_p, size_t *len_p,
@@ -333,7 +343,7 @@ int dlist_index_get(struct cursor *in, uint64_t max, uint32_t **index_p, uint64_
 {
 	uint32_t count = cursor_get_u32(in), runs;
 	uint32_t *index;
-	int r = 0;
+	int r;
 
 	*index_p = NULL;
 	if (count == INDEX_ALL) {
@@ -344,17 +354,15 @@ int dlist_index_get(struct cursor *in, uint64_t max, uint32_t **index_p, uint64_
 	if (in->bad || count > max || cursor_left(in) / (runs ? 8 : 4) < (runs ? runs : count))
 		return err_raise(ERR_PROTO, "index list: %u entries, at most %llu", count,
 				 (unsigned long long)max);
+	r = runs ? check_runs(*in, runs, count) : 0;
+	if (r < 0)
+		return err_pass(r);
 	index = mem_calloc(count, sizeof(*index));
 	if (!index)
 		return err_pass(-ENOMEM);
-	if (runs)
-		r = get_runs(in, runs, count, index);
+	get_runs(in, runs, index);
 	for (uint32_t k = 0; !runs && k < count; k++)
 		index[k] = cursor_get_u32(in);
-	if (r < 0) {
-		mem_free(index);
-		return err_pass(r);
-	}
 	*index_p = index;
 	*count_p = count;
 	return 0;

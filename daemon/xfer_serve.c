@@ -70,7 +70,7 @@ struct serve { /* one REQUEST_XFER */
 	struct shadow *mine, *theirs; /* by whose memory they name */
 	uint8_t *picks; /* the index lists as they came: a copy for the helper */
 	size_t picks_bytes;
-	uint32_t *src_index, *dst_index; /* made of them */
+	uint32_t *src_index, *dst_index; /* made of them; NULL: all, or planned */
 	uint64_t src_count, dst_count;
 	struct places *mine_places, *theirs_places;
 	struct search *mine_search, *theirs_search; /* until those are known */
@@ -356,8 +356,6 @@ static void serve_free(struct serve *s)
 		shadow_unref(s->theirs);
 	plan_free(s->plan);
 	mem_free(s->picks);
-	mem_free(s->src_index);
-	mem_free(s->dst_index);
 	mem_free(s);
 }
 
@@ -437,6 +435,14 @@ static int work(struct serve *s)
 	return dlist_plan(&src, &dst, &s->plan);
 }
 
+/* Spelled out, a list of some bytes may be 256 MiB: no longer than it takes to plan. */
+static void drop_indices(struct serve *s)
+{
+	mem_free(s->src_index);
+	mem_free(s->dst_index);
+	s->src_index = s->dst_index = NULL;
+}
+
 static void plan_work(struct offload_job *job)
 {
 	struct serve *s = container_of(job, struct serve, job);
@@ -444,6 +450,7 @@ static void plan_work(struct offload_job *job)
 	job->result = work(s);
 	if (job->result < 0)
 		err_take(&job->err);
+	drop_indices(s);
 }
 
 static int searches_end(struct serve *s)
@@ -589,11 +596,15 @@ static int take_picks(struct serve *s, struct cursor *in)
 		r = dlist_index_skip(in, &dst, &dst_len, &dst_rows);
 	if (r < 0)
 		return err_pass(r);
+	if (src_rows != dst_rows)
+		return err_raise(ERR_INVAL, "%llu descriptors of the source for %llu of the "
+				 "destination", (unsigned long long)src_rows,
+				 (unsigned long long)dst_rows);
 	s->picks_bytes = src_len + dst_len;
 	s->picks = mem_dup(src, s->picks_bytes); /* one lies behind the other */
 	if (!s->picks)
 		return err_pass(-ENOMEM);
-	s->rows = src_rows > dst_rows ? src_rows : dst_rows;
+	s->rows = src_rows;
 	return 0;
 }
 

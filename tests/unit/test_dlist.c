@@ -221,6 +221,31 @@ static void index_on_the_wire_comes_back(void **state)
 	}
 }
 
+/* What is said to be 256 MiB takes none unless the runs give it. */
+static void index_that_lies_takes_no_memory(void **state)
+{
+	static const uint32_t lies[][2] = {{1, 4}, {3, 4}, {1u << 26, 1}};
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(lies); i++) {
+		uint8_t buf[32];
+		uint32_t *back;
+		uint64_t count;
+		struct cursor c;
+
+		cursor_write(&c, buf, sizeof(buf));
+		cursor_put_u32(&c, lies[i][0]);
+		cursor_put_u32(&c, 1);
+		cursor_put_u32(&c, 7);
+		cursor_put_u32(&c, lies[i][1]);
+		cursor_read(&c, buf, c.pos);
+		mem_fail_at(1);
+		assert_int_equal(dlist_index_get(&c, DLIST_DESCS_MAX, &back, &count),
+				 -err_errno(ERR_PROTO));
+		mem_fail_at(0);
+	}
+}
+
 static void base64_is_strict(void **state)
 {
 	static const char *const bad[] = {"A",    "AA",   "AAA",  "A===", "====", "Zh==",
@@ -258,6 +283,7 @@ int main(void)
 		cmocka_unit_test(list_made_entry_by_entry_is_the_same),
 		cmocka_unit_test(picks_that_do_not_match_are_refused),
 		cmocka_unit_test(index_on_the_wire_comes_back),
+		cmocka_unit_test(index_that_lies_takes_no_memory),
 		cmocka_unit_test(base64_is_strict),
 	};
 

@@ -108,8 +108,7 @@ static int teardown(void **state)
 	return 0;
 }
 
-/* A grid over the whole cache: 256 rows of 256 bytes. */
-static uint64_t grid(struct pair *p, bool local)
+static uint64_t rows(struct pair *p, bool local, uint64_t count)
 {
 	const struct cache *k = local ? &p->mine : &p->yours;
 	char peer[40] = "";
@@ -119,8 +118,14 @@ static uint64_t grid(struct pair *p, bool local)
 	return number(cluster_call(&p->c, p->me,
 				   "{'cmd':'dlist.prep',%s'descs':[['%llu',256,256,%llu]]}",
 				   peer, (unsigned long long)(uintptr_t)k->base,
-				   (unsigned long long)k->bytes / 256),
+				   (unsigned long long)count),
 		      "dlist");
+}
+
+/* A grid over the whole cache: 256 rows of 256 bytes. */
+static uint64_t grid(struct pair *p, bool local)
+{
+	return rows(p, local, p->mine.bytes / 256);
 }
 
 static uint64_t start(struct pair *p, const char *op, uint64_t local, uint64_t remote,
@@ -622,6 +627,40 @@ static void end_with_notes_under_way_leaves_nothing(void **state)
 	assert_int_equal(p->c.nodes[0].kvd.session_count, 0);
 }
 
+/* Blocks of memory, on both sides, of a transfer that has been taken there. */
+static int64_t blocks_of(struct pair *p, uint64_t local, uint64_t remote, const char *rest)
+{
+	struct fake_profile *profile = fake_hub_profile(p->c.bytes), was = *profile;
+	int64_t blocks = mem_live();
+	uint64_t x;
+
+	profile->delay_min_ns = profile->delay_max_ns = 100 * LOOP_NS_PER_MS;
+	x = start(p, "write", local, remote, rest);
+	cluster_run(&p->c, 150 * LOOP_NS_PER_MS);
+	assert_int_equal(state_of(p, x), KVD_TRANSFERRING);
+	assert_false(list_empty(&p->c.nodes[1].kvd.xfers->serving));
+	blocks = mem_live() - blocks;
+	*profile = was;
+	until(p, x, KVD_SUCCESS);
+	cluster_ok(&p->c, p->me, "{'cmd':'xfer.release','xfer':%llu}", (unsigned long long)x);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	return blocks;
+}
+
+/* Runs of a few bytes, spelled out, are long: the target has them while it plans. */
+static void indices_are_kept_by_who_gave_them_only(void **state)
+{
+	struct pair *p = *state;
+	uint64_t local = rows(p, true, 2), remote = rows(p, false, 2);
+	int64_t all, some;
+
+	/* no two alike in a row: the target keeps the last one's plan */
+	blocks_of(p, local, remote, ",'local_index':[1,0],'remote_index':[1,0]");
+	all = blocks_of(p, local, remote, "");
+	some = blocks_of(p, local, remote, ",'local_index':[0,1],'remote_index':[0,1]");
+	assert_int_equal(some - all, 2);
+}
+
 static void lost_peer_fails_transfers(void **state)
 {
 	struct pair *p = *state;
@@ -829,6 +868,7 @@ int main(void)
 		CASE(initiator_end_leaves_no_lists_there),
 		CASE(initiator_end_in_flight_leaves_nothing),
 		CASE(end_with_notes_under_way_leaves_nothing),
+		CASE(indices_are_kept_by_who_gave_them_only),
 		CASE(lost_peer_fails_transfers),
 		CASE(region_of_attached_session_is_told_at_once),
 		CASE(regions_beyond_a_few_are_told_when_needed),
