@@ -41,6 +41,7 @@ static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 	remote->peer = peer;
 	peer->user = remote;
 	peer_hold(peer);
+	remote->pages.metrics = &hs->kvd->metrics;
 	sched_line_init(&remote->line, hs->sched);
 	list_init(&remote->pools);
 	list_init(&remote->dead_pools);

@@ -17,6 +17,7 @@
 #include "daemon/peer.h"
 #include "daemon/plan/layout.h"
 #include "daemon/pool.h"
+#include "daemon/room_map.h"
 #include "daemon/sched.h"
 #include "daemon/transport/transport.h"
 
@@ -85,6 +86,7 @@ struct remote {
 	bool closing_xp, start_again;
 	struct express_in *express; /* handshake_express.c; NULL: not agreed */
 	struct list express_free, express_again;
+	struct pages_held pages; /* of its rooms' messages */
 	unsigned int orphans; /* of it, and their bytes: rooms_late.c */
 	uint64_t orphan_bytes;
 	bool refused; /* our dial was answered with BYE: `why` */

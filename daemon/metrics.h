@@ -47,6 +47,8 @@ enum metric_type { METRIC_COUNTER, METRIC_GAUGE };
 	  "refused at the cap (orphans), or by a drain")                                   \
 	X(ROOM_LATE, COUNTER, "room_late_total", "messages and requests for rooms that ended") \
 	X(ROOM_REFUSED, COUNTER, "room_refused_total", "peers' room messages refused")     \
+	X(PEER_PAGES_BYTES, GAUGE, "peer_pages_bytes",                                     \
+	  "bytes of page lists out of peers' messages; the cap of each is 256 MiB")        \
 	X(BOOTSTRAP_TIMEOUTS, COUNTER, "rooms_bootstrap_timeouts_total",                   \
 	  "rooms failed because the other side did not show up in time")                   \
 	X(WAITING_TIMEOUTS, COUNTER, "rooms_waiting_timeouts_total",                       \

@@ -281,7 +281,7 @@ int mail_read(struct party *party, struct move *move, struct room_message *msg,
 	      struct room_maps *maps_p, struct mail **mail_p)
 {
 	struct maps_reader reader;
-	int r = maps_reader_begin(&reader, in, layout);
+	int r = maps_reader_begin(&reader, in, layout, &party->remote->pages);
 
 	*maps_p = (struct room_maps){0};
 	if (r >= 0)

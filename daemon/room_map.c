@@ -190,8 +190,13 @@ void room_maps_fini(struct room_maps *maps)
 {
 	for (size_t i = 0; i < maps->count; i++) {
 		const struct room_map *map = &maps->maps[i];
+		const uint64_t bytes = map->page_count * sizeof(*map->pages);
 
-		mem_free_large(map->pages, map->page_count * sizeof(*map->pages));
+		if (map->pages && maps->held) {
+			maps->held->bytes -= bytes;
+			metrics_sub(maps->held->metrics, METRIC_PEER_PAGES_BYTES, bytes);
+		}
+		mem_free_large(map->pages, bytes);
 	}
 	mem_free(maps->maps);
 	*maps = (struct room_maps){0};

@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "daemon/base/cursor.h"
+#include "daemon/metrics.h"
 #include "daemon/plan/layout.h"
 #include "daemon/plan/plan.h"
 
@@ -28,9 +29,17 @@ struct room_map {
 	size_t page_count;
 };
 
+/* Page lists out of one peer's messages: a run of a million pages costs it eight bytes. */
+#define ROOM_PAGES_HELD_MAX (UINT64_C(256) << 20) /* bytes: 67 million pages */
+struct pages_held {
+	uint64_t bytes;
+	struct metrics *metrics; /* counts those of all peers */
+};
+
 struct room_maps {
 	struct room_map *maps;
 	size_t count;
+	struct pages_held *held; /* whose the pages are; NULL: nobody's, as an engine's */
 };
 
 /* "views" (may be NULL) and "aux" (-1: none) of a command. Errors name the
@@ -59,7 +68,7 @@ int room_map_check_ranges(const struct room_map *map, const struct layout_view *
  * layer end, u32 runs, {u32 page, u32 count}…} */
 size_t room_maps_wire_bytes(const struct room_maps *maps);
 void room_maps_put(struct cursor *out, const struct room_maps *maps);
-/* Checked like a command's; runs are summed under the cap before allocation. */
+/* Checked like a command's; runs are summed and all is checked before allocation. */
 int room_maps_get(struct cursor *in, const struct layout *layout, struct room_maps *maps);
 
 /* The same piece by piece: for the loop, when there may be many pages. */
@@ -91,8 +100,10 @@ struct maps_reader {
 	uint64_t total, filled;
 	bool summed;
 };
+/* held: who answers for the pages, until room_maps_fini(); ERR_LIMIT over
+ * ROOM_PAGES_HELD_MAX. NULL: nobody. */
 int maps_reader_begin(struct maps_reader *reader, const struct cursor *in,
-		      const struct layout *layout);
+		      const struct layout *layout, struct pages_held *held);
 /* At most about `most` pages or runs more. 0: reader->maps is all, the caller's now, and
  * reader->in is behind it. Outcome 1: there is more. Negative: what was read is freed. */
 int maps_read_some(struct maps_reader *reader, size_t most);

@@ -8,7 +8,10 @@
  * summing or of spelling out one: a run of a million pages costs eight bytes to send.
  *
  * Runs are summed under the cap before anything is allocated, and each is held against
- * its view then, so that no page has to be looked at again.
+ * its view then, so that no page has to be looked at again; the tokens, too, are held
+ * against the sum first. What is allocated then is charged to the peer that sent it,
+ * until it is freed: a peer that is in order by everything that can be looked at may
+ * still send requests of a million pages and never let them end.
  */
 #include "daemon/room_map.h"
 
@@ -167,10 +170,12 @@ static inline uint32_t le32(const uint8_t *p)
 }
 
 int maps_reader_begin(struct maps_reader *reader, const struct cursor *in,
-		      const struct layout *layout)
+		      const struct layout *layout, struct pages_held *held)
 {
-	*reader = (struct maps_reader){
-		.in = *in, .layout = layout, .budget = ROOM_PAGES_MAX};
+	*reader = (struct maps_reader){.in = *in,
+				       .layout = layout,
+				       .maps = {.held = held},
+				       .budget = ROOM_PAGES_MAX};
 	reader->views =
 		cursor_get_count(&reader->in, LAYOUT_VIEWS_MAX + 1, VIEW_FIXED_BYTES);
 	reader->maps.maps = mem_calloc(reader->views, sizeof(*reader->maps.maps));
@@ -266,14 +271,40 @@ static int sum_some(struct maps_reader *reader, size_t *most_p)
 	return 0;
 }
 
+static int pages_new(struct pages_held *held, struct room_map *map, size_t count)
+{
+	const uint64_t bytes = count * sizeof(*map->pages);
+
+	if (held && bytes > ROOM_PAGES_HELD_MAX - held->bytes)
+		return err_raise(ERR_LIMIT,
+				 "views.%.31s.pages: %zu pages, beside %llu bytes of page "
+				 "lists that are kept for this daemon; the cap is %llu",
+				 map->view, count, (unsigned long long)held->bytes,
+				 (unsigned long long)ROOM_PAGES_HELD_MAX);
+	map->pages = mem_regrow(NULL, count, sizeof(*map->pages));
+	if (!map->pages)
+		return err_pass(-ENOMEM);
+	if (held) {
+		held->bytes += bytes;
+		metrics_add(held->metrics, METRIC_PEER_PAGES_BYTES, bytes);
+	}
+	return 0;
+}
+
+/* The runs are in order: is the rest, too? Then its pages. */
 static int summed(struct maps_reader *reader)
 {
 	struct room_map *map = under_way(reader);
+	char where[64];
+	int r;
 
-	map->pages = mem_regrow(NULL, reader->total, sizeof(*map->pages));
-	if (!map->pages)
-		return err_pass(-ENOMEM);
+	where_of(reader, where);
 	map->page_count = reader->total;
+	r = room_map_check_ranges(map, reader->view, where);
+	if (r >= 0)
+		r = pages_new(reader->maps.held, map, reader->total);
+	if (r < 0)
+		return err_pass(r);
 	reader->budget -= reader->total;
 	reader->summed = true;
 	reader->run = 0;
@@ -309,7 +340,6 @@ static void fill_some(struct maps_reader *reader, size_t *most_p)
 /* 1: there is more of this view. */
 static int view_some(struct maps_reader *reader, size_t *most_p)
 {
-	char where[64];
 	int r;
 
 	if (!reader->summed) {
@@ -324,10 +354,8 @@ static int view_some(struct maps_reader *reader, size_t *most_p)
 	fill_some(reader, most_p);
 	if (reader->run < reader->runs)
 		return 1;
-	where_of(reader, where);
-	r = room_map_check_ranges(under_way(reader), reader->view, where);
 	reader->view = NULL;
-	return err_pass(r);
+	return 0;
 }
 
 int maps_read_some(struct maps_reader *reader, size_t most)
@@ -359,7 +387,7 @@ int room_maps_get(struct cursor *in, const struct layout *layout, struct room_ma
 	int r;
 
 	*maps = (struct room_maps){0};
-	r = maps_reader_begin(&reader, in, layout);
+	r = maps_reader_begin(&reader, in, layout, NULL);
 	if (r >= 0)
 		r = maps_read_some(&reader, SIZE_MAX);
 	*in = reader.in;

@@ -136,7 +136,7 @@ static int read_by(const uint8_t *bytes, size_t len, size_t most, struct room_ma
 	int r;
 
 	cursor_read(&in, bytes, len);
-	r = maps_reader_begin(&reader, &in, &layout);
+	r = maps_reader_begin(&reader, &in, &layout, NULL);
 	if (r < 0)
 		return r;
 	while ((r = maps_read_some(&reader, most)) > 0) {
@@ -232,6 +232,70 @@ static void wire_hostile_bytes_never_pass_a_bad_map(void **state)
 	}
 }
 
+/* One run: `count` pages from 0 on, in a view that has them, for `tokens`. */
+static void one_run(struct cursor *c, uint32_t count, uint64_t tokens)
+{
+	cursor_put_u32(c, 1);
+	cursor_put_str(c, "kv");
+	cursor_put_u64(c, 0);
+	cursor_put_u64(c, 0);
+	cursor_put_u64(c, tokens);
+	cursor_put_u32(c, 0);
+	cursor_put_u32(c, UINT32_MAX);
+	cursor_put_u32(c, 1);
+	cursor_put_u32(c, 0);
+	cursor_put_u32(c, count);
+	assert_false(c->bad);
+}
+
+static void wire_refuses_before_it_takes_memory_for_pages(void **state)
+{
+	struct room_maps back;
+	uint8_t buf[128];
+	struct cursor c;
+
+	(void)state;
+	cursor_write(&c, buf, sizeof(buf));
+	one_run(&c, 16, 65); /* the last token lies beyond the pages */
+	cursor_read(&c, buf, c.pos);
+	mem_fail_at(2); /* the first is the view's */
+	assert_int_equal(room_maps_get(&c, &layout, &back), -err_errno(ERR_RANGE));
+	mem_fail_at(0);
+}
+
+static void wire_pages_are_charged_and_capped(void **state)
+{
+	const uint64_t others = ROOM_PAGES_HELD_MAX - 10 * sizeof(uint32_t);
+	struct metrics metrics = {{0}};
+	struct pages_held held = {.bytes = others, .metrics = &metrics};
+
+	(void)state;
+	for (uint32_t count = 9; count <= 11; count++) {
+		struct maps_reader reader;
+		uint8_t buf[128];
+		struct cursor c;
+		int r;
+
+		cursor_write(&c, buf, sizeof(buf));
+		one_run(&c, count, 4);
+		cursor_read(&c, buf, c.pos);
+		assert_int_equal(maps_reader_begin(&reader, &c, &layout, &held), 0);
+		r = maps_read_some(&reader, SIZE_MAX);
+		assert_int_equal(r, count <= 10 ? 0 : -err_errno(ERR_LIMIT));
+		if (r == 0) {
+			struct room_maps maps = room_maps_steal(&reader.maps);
+
+			assert_int_equal(held.bytes, others + count * sizeof(uint32_t));
+			assert_int_equal(metrics_get(&metrics, METRIC_PEER_PAGES_BYTES),
+					 count * sizeof(uint32_t));
+			room_maps_fini(&reader.maps);
+			room_maps_fini(&maps);
+		}
+		assert_int_equal(held.bytes, others);
+		assert_int_equal(metrics_get(&metrics, METRIC_PEER_PAGES_BYTES), 0);
+	}
+}
+
 static void within_sees_any_other_page(void **state)
 {
 	struct room_maps outer, inner;
@@ -288,6 +352,8 @@ int main(void)
 		cmocka_unit_test(wire_brings_back_what_was_put),
 		cmocka_unit_test(pages_by_pieces_are_the_same_as_at_once),
 		cmocka_unit_test(wire_hostile_bytes_never_pass_a_bad_map),
+		cmocka_unit_test(wire_refuses_before_it_takes_memory_for_pages),
+		cmocka_unit_test(wire_pages_are_charged_and_capped),
 		cmocka_unit_test(within_sees_any_other_page),
 		cmocka_unit_test(pair_cuts_to_what_both_hold),
 	};

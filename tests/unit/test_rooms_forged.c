@@ -328,6 +328,75 @@ static void header_that_is_cut_or_garbage_is_refused(void **state)
 	assert_true(room_live(w->room));
 }
 
+/* ---- pages ---- */
+
+static struct remote *remote_at(struct world *w, unsigned int node, unsigned int of)
+{
+	struct remote *remote;
+
+	list_foreach(remote, handshake_remotes(w->c.nodes[node].kvd.handshake), link) {
+		if (strcmp(remote->peer->endpoint, w->c.nodes[of].endpoint) == 0)
+			return remote;
+	}
+	fail_msg("node %u does not know %u", node, of);
+	return NULL;
+}
+
+static uint64_t pages_held(struct world *w, unsigned int node)
+{
+	return metrics_get(&w->c.nodes[node].kvd.metrics, METRIC_PEER_PAGES_BYTES);
+}
+
+static void pages_of_a_request_are_counted_until_its_room_is_closed(void **state)
+{
+	struct world *w = *state;
+	const struct remote *remote = remote_at(w, 0, 1);
+
+	assert_int_equal(remote->pages.bytes, 4 * sizeof(uint32_t));
+	assert_int_equal(pages_held(w, 0), 4 * sizeof(uint32_t));
+	send_all(w, ROOM, 0, "3,4,9,1");
+	cluster_until_state(&w->c, w->engines[1], "recv", ROOM, KVD_SUCCESS);
+	cluster_until_state(&w->c, w->engines[0], "send", ROOM, KVD_SUCCESS);
+	assert_int_equal(pages_held(w, 1), 0); /* the chunk's went with it */
+	cluster_ok(&w->c, w->engines[0], "{'cmd':'room.close','room':'%u','role':'send'}", ROOM);
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	assert_int_equal(remote->pages.bytes, 0);
+	assert_int_equal(pages_held(w, 0), 0);
+}
+
+/* Requests of many pages that never end are in order, each for itself. */
+static void pages_beyond_what_a_daemon_may_hold_here_cost_its_room(void **state)
+{
+	const uint64_t others = ROOM_PAGES_HELD_MAX - sizeof(uint32_t);
+	struct world *w = *state;
+	struct remote *remote = remote_at(w, 1, 0);
+	uint32_t pages[] = {3, 4};
+	struct room_map map = {.view = "kv", .token_end = 8, .layers = {0, UINT32_MAX},
+			       .pages = pages, .page_count = ARRAY_LEN(pages)};
+	struct room_maps maps = {.maps = &map, .count = 1};
+	uint8_t *header;
+	struct err err;
+	size_t len;
+
+	assert_int_equal(remote->pages.bytes, 0);
+	remote->pages.bytes = others;
+	assert_int_equal(chunk_header_make(&w->good, &maps, &header, &len), 0);
+	err = request(w, 0, XP_WRITE, header, len);
+	mem_free(header);
+	refused(&err, ERR_LIMIT, "the cap is");
+	cluster_until_state(&w->c, w->engines[1], "recv", ROOM, KVD_FAILED);
+	refused(&w->room->error, ERR_LIMIT, "the cap is");
+	assert_int_equal(remote->pages.bytes, others);
+	assert_untouched(w);
+	open_recv(w, 7, 2); /* another daemon's are its own */
+	open_send(w, 7, 2);
+	bind(w, 7, "1");
+	send_all(w, 7, 2, "1");
+	cluster_until_state(&w->c, w->engines[1], "recv", 7, KVD_SUCCESS);
+	remote->pages.bytes = 0;
+	assert_int_equal(pages_held(w, 1), 0);
+}
+
 /* ---- messages in the middle of a request ---- */
 
 #define OFFERED 9u
@@ -395,6 +464,8 @@ int main(void)
 		CASE(chunk_with_another_plan_fails_the_room_untouched),
 		CASE(chunk_after_the_end_is_nobodys),
 		CASE(header_that_is_cut_or_garbage_is_refused),
+		CASE(pages_of_a_request_are_counted_until_its_room_is_closed),
+		CASE(pages_beyond_what_a_daemon_may_hold_here_cost_its_room),
 		CASE(abort_in_the_middle_of_a_request_leaves_it_answered),
 	};
 
