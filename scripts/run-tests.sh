@@ -7,7 +7,8 @@
 # N times as long; they run beside the rest. TEST_ALONE: NAME ..., tests that judge
 # times; they run last, with nothing beside them. A test that failed while the
 # machine stood still (tests/lib/stalls.py) is played again at the end, twice at
-# most, and a line says so.
+# most, and a line says so. TMPDIR is a folder of the run, which goes with it: what a
+# test that is killed leaves there, too.
 set -u
 build=$1
 shift
@@ -32,8 +33,14 @@ export TSAN_OPTIONS=allocator_may_return_null=1:halt_on_error=0:second_deadlock_
 
 export KVD_STALLS=$root/$logs/stalls
 rm -f "$KVD_STALLS"
+# short, since a socket's path has 108 bytes; for all, since tests become other users
+base=${TMPDIR:-/tmp}
+[ ${#base} -le 9 ] || base=/tmp
+TMPDIR=$(mktemp -d "$base/kvd-run.XXXXXX") || exit 1
+chmod 1777 "$TMPDIR"
+export TMPDIR
+trap 'kill $(jobs -p) 2>/dev/null; rm -rf --one-file-system "$TMPDIR"' EXIT
 tests/lib/stalls.py "$KVD_STALLS" &
-trap 'kill $(jobs -p) 2>/dev/null' EXIT
 
 # The counts a log tells, as "passed failed skipped", or nothing.
 counts_of()

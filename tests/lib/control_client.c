@@ -28,6 +28,7 @@
 #include "daemon/loop.h"
 #include "daemon/offload.h"
 #include "proto/json.h"
+#include "tests/lib/tmp.h"
 
 #define WAIT_S 20
 
@@ -48,8 +49,7 @@ int open_fds(void)
 void mini_config(struct mini *mini)
 {
 	*mini = (struct mini){.fds_before = open_fds()};
-	snprintf(mini->dir, sizeof(mini->dir), "/tmp/kvd-test-XXXXXX");
-	assert_non_null(mkdtemp(mini->dir));
+	assert_non_null(mkdtemp(tmp_path(mini->dir, sizeof(mini->dir), "kvd-test-XXXXXX")));
 	mini->config = (struct config){.name = "mini",
 				       .socket_mode = 0600,
 				       .sessions_max = 64,

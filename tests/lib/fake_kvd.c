@@ -6,6 +6,7 @@
  * count. The status page is a sealed memfd, like the daemon's.
  */
 #include "tests/lib/fake_kvd.h"
+#include "tests/lib/tmp.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -259,8 +260,7 @@ void fake_kvd_start(struct fake_kvd **fake_p)
 	struct fake_kvd *f = calloc(1, sizeof(*f));
 
 	assert_non_null(f);
-	snprintf(f->dir, sizeof(f->dir), "/tmp/fake-kvd-XXXXXX");
-	assert_non_null(mkdtemp(f->dir));
+	assert_non_null(mkdtemp(tmp_path(f->dir, sizeof(f->dir), "fake-kvd-XXXXXX")));
 	snprintf(f->path, sizeof(f->path), "%s/fake.sock", f->dir);
 	f->shared = mmap(NULL, sizeof(*f->shared), PROT_READ | PROT_WRITE,
 			 MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "tests/lib/fake_verbs_impl.h"
+#include "tests/lib/tmp.h"
 
 #define KEY_STEP 0x100u
 
@@ -623,14 +624,13 @@ void fake_verbs_begin(void)
 			  .inline_bytes = 128, .memory_node = -1,
 			  .connects_left = -1},
 		.next_port = 20000,
-		.sysfs = "/tmp/fake-verbs.XXXXXX",
 	};
 	pthread_mutex_init(&fabric.lock, NULL);
 	pthread_cond_init(&fabric.go, NULL);
 	list_init(&fabric.wire);
 	list_init(&fabric.late);
 	list_init(&fabric.adrift);
-	if (!mkdtemp(fabric.sysfs))
+	if (!mkdtemp(tmp_path(fabric.sysfs, sizeof(fabric.sysfs), "fake-verbs.XXXXXX")))
 		fake_broken("%s: %s", fabric.sysfs, strerror(errno));
 	fake_table = adapters;
 	fake_table.sysfs = fabric.sysfs;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/lib/live_daemon.h"
+#include "tests/lib/tmp.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -91,8 +92,7 @@ void live_daemon_init(struct live_daemon *daemon)
 {
 	FILE *config;
 
-	snprintf(daemon->dir, sizeof(daemon->dir), "/tmp/kvd-live-XXXXXX");
-	assert_non_null(mkdtemp(daemon->dir));
+	assert_non_null(mkdtemp(tmp_path(daemon->dir, sizeof(daemon->dir), "kvd-live-XXXXXX")));
 	snprintf(daemon->config, sizeof(daemon->config), "%s/live.conf", daemon->dir);
 	snprintf(daemon->socket, sizeof(daemon->socket), "%s/live.sock", daemon->dir);
 	snprintf(daemon->log, sizeof(daemon->log), "%s/log", daemon->dir);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Links with config structs made by hand, a folder under /tmp for key files, and
+ * Links with config structs made by hand, a folder for key files, and
  * the keys of three daemons: a and b know each other, mallory has a key too.
  */
 #include "tests/lib/zmqnet.h"
@@ -19,6 +19,7 @@
 #include <cmocka.h>
 
 #include "daemon/base/mem.h"
+#include "tests/lib/tmp.h"
 
 struct loop *zmqnet_loop;
 struct zmqnet_node zmqnet_a, zmqnet_b;
@@ -169,8 +170,7 @@ int zmqnet_teardown(void **state)
 int zmqnet_group_setup(void **state)
 {
 	(void)state;
-	snprintf(dir, sizeof(dir), "/tmp/kvd-test-link-XXXXXX");
-	assert_non_null(mkdtemp(dir));
+	assert_non_null(mkdtemp(tmp_path(dir, sizeof(dir), "kvd-test-link-XXXXXX")));
 	for (unsigned int i = 0; i < 3; i++)
 		assert_int_equal(link_keygen(zmqnet_keys[i][0], zmqnet_keys[i][1]), 0);
 	return 0;

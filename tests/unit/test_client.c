@@ -26,6 +26,7 @@
 #include "daemon/base/mem.h"
 #include "proto/client.h"
 #include "tests/lib/client_fixture.h"
+#include "tests/lib/tmp.h"
 
 /* ---- errors, names ------------------------------------------------------------ */
 
@@ -146,11 +147,11 @@ static void open_with_bad_page_is_refused(void **state)
 
 static void socket_find_prefers_environment_then_name_then_only_one(void **state)
 {
-	char dir[] = "/tmp/kvd-find-XXXXXX", path[200], want[200];
+	char dir[64], path[200], want[200];
 	struct kvd_error why;
 
 	(void)state;
-	assert_non_null(mkdtemp(dir));
+	assert_non_null(mkdtemp(tmp_path(dir, sizeof(dir), "kvd-find-XXXXXX")));
 	setenv("KVD_RUN_DIR", dir, 1);
 	assert_int_equal(kvd_socket_find(NULL, path, sizeof(path), &why), -KVD_E_NODAEMON);
 	assert_non_null(strstr(why.message, dir));

@@ -15,12 +15,13 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
+#include "tests/lib/tmp.h"
 
 #define MS UINT64_C(1000000)
 #define S UINT64_C(1000000000)
 
 static const char *const built[] = {"shm", "ucx", NULL};
-static char dir[] = "/tmp/kvd-config-XXXXXX";
+static char dir[48];
 
 static const char *write_file(const char *text, size_t len)
 {
@@ -431,7 +432,7 @@ static void config_without_memory_answers(void **state)
 static int make_dir(void **state)
 {
 	(void)state;
-	return mkdtemp(dir) ? 0 : -1;
+	return mkdtemp(tmp_path(dir, sizeof(dir), "kvd-config-XXXXXX")) ? 0 : -1;
 }
 
 static int remove_dir(void **state)

@@ -23,6 +23,7 @@
 #include "daemon/loop.h"
 #include "daemon/transport/numa.h"
 #include "daemon/transport/tokens.h"
+#include "tests/lib/tmp.h"
 
 #define KIB (UINT64_C(1) << 10)
 #define MIB (UINT64_C(1) << 20)
@@ -603,12 +604,11 @@ static void job_without_a_token_runs_on_one_thread(void **state)
 	static const struct plan_run run = {
 		.len = 16, .count = 4 * MIB, .dst_stride = 16};
 	struct plan *plan = plan_of(&run, 1);
-	char path[] = "/tmp/kvd-tokens-XXXXXX";
-	int fd = mkstemp(path);
+	char path[64];
+	int fd = mkstemp(tmp_path(path, sizeof(path), "kvd-tokens-XXXXXX")), most = 0;
 	struct tokens *ours = NULL, *others = NULL;
 	struct copy_buffer src = {.length = 16}, dst = {.length = 64 * MIB};
 	struct test_job tj = {0};
-	int most = 0;
 	struct test t;
 
 	(void)state;

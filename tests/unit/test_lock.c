@@ -24,8 +24,9 @@
 #include <cmocka.h>
 
 #include "daemon/base/err.h"
+#include "tests/lib/tmp.h"
 
-static char dir[] = "/tmp/kvd-lock-XXXXXX";
+static char dir[48];
 
 static const char *path_of(const char *name)
 {
@@ -184,7 +185,7 @@ static void socket_stale_goes_live_or_foreign_stays(void **state)
 static int make_dir(void **state)
 {
 	(void)state;
-	return mkdtemp(dir) ? 0 : -1;
+	return mkdtemp(tmp_path(dir, sizeof(dir), "kvd-lock-XXXXXX")) ? 0 : -1;
 }
 
 static int remove_dir(void **state)

@@ -23,6 +23,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/transport/settle.h"
+#include "tests/lib/tmp.h"
 
 #define KIB (UINT64_C(1) << 10)
 #define MIB (UINT64_C(1) << 20)
@@ -192,12 +193,12 @@ static void fd_that_is_no_memory_is_refused(void **state)
 /* On a full tmpfs a touch would be SIGBUS; the import must say so instead. */
 static void shm_on_a_full_tmpfs_is_refused(void **state)
 {
-	char dir[] = "/tmp/kvd-test-XXXXXX", path[64];
+	char dir[48], path[64];
 	struct memory *m = NULL;
 	int fd;
 
 	(void)state;
-	assert_non_null(mkdtemp(dir));
+	assert_non_null(mkdtemp(tmp_path(dir, sizeof(dir), "kvd-test-XXXXXX")));
 	if (mount("none", dir, "tmpfs", 0, "size=64k") < 0) {
 		rmdir(dir);
 		print_message("skipped: mounting a tmpfs needs CAP_SYS_ADMIN\n");

@@ -19,6 +19,7 @@
 #include <cmocka.h>
 
 #include "daemon/base/err.h"
+#include "tests/lib/tmp.h"
 
 /* A datagram socket where systemd's would be; '@' names are abstract. */
 static int listen_as_systemd(const char *name)
@@ -63,7 +64,7 @@ static void talk(int fd)
 
 static void notify_path_and_abstract_sockets_are_told(void **state)
 {
-	char name[64];
+	char name[64], file[32];
 	int fd;
 
 	(void)state;
@@ -71,8 +72,8 @@ static void notify_path_and_abstract_sockets_are_told(void **state)
 	fd = listen_as_systemd(name);
 	talk(fd);
 	close(fd);
-	snprintf(name, sizeof(name), "/tmp/kvd-notify-%d", getpid());
-	fd = listen_as_systemd(name);
+	snprintf(file, sizeof(file), "kvd-notify-%d", getpid());
+	fd = listen_as_systemd(tmp_path(name, sizeof(name), file));
 	talk(fd);
 	close(fd);
 	unlink(name);

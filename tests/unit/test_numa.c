@@ -13,11 +13,12 @@
 #include <cmocka.h>
 
 #include "daemon/base/mem.h"
+#include "tests/lib/tmp.h"
 
 static void numa_lists_and_trees_are_read(void **state)
 {
 	static const char *const bad[] = {"x", "1-", "3-2", "1,,2", "-1", "99999"};
-	char root[] = "/tmp/kvd-numa-XXXXXX", path[512];
+	char root[64], path[512];
 	struct numa *numa = test_calloc(1, sizeof(*numa));
 	cpu_set_t cpus;
 
@@ -29,7 +30,7 @@ static void numa_lists_and_trees_are_read(void **state)
 	assert_int_equal(CPU_COUNT(&cpus), 0);
 	for (size_t i = 0; i < ARRAY_LEN(bad); i++)
 		assert_false(numa_list_parse(bad[i], &cpus));
-	assert_non_null(mkdtemp(root));
+	assert_non_null(mkdtemp(tmp_path(root, sizeof(root), "kvd-numa-XXXXXX")));
 	CPU_ZERO(&cpus);
 	for (int i = 0; i < 6; i++)
 		CPU_SET(i, &cpus);

@@ -4,6 +4,7 @@
  * the test's.
  */
 #include "daemon/transport/tokens.h"
+#include "tests/lib/tmp.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -35,8 +36,7 @@ static int setup(void **state)
 {
 	struct test *t = calloc(1, sizeof(*t));
 
-	strcpy(t->dir, "/tmp/kvd-tokens-XXXXXX");
-	assert_non_null(mkdtemp(t->dir));
+	assert_non_null(mkdtemp(tmp_path(t->dir, sizeof(t->dir), "kvd-tokens-XXXXXX")));
 	snprintf(t->path, sizeof(t->path), "%s/copy.tokens", t->dir);
 	t->now_ns = 1000000000;
 	t->a = opened(t, 3);

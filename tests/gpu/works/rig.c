@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "tests/gpu/works/works.h"
+#include "tests/lib/tmp.h"
 
 /* In a child: `program` of ours, with `args` behind its name. */
 static noreturn void run(const char *program, const char *const *args)
@@ -87,9 +88,8 @@ static void daemon_start(struct rig *rig, unsigned int index, const char *transp
 
 void rig_folder(struct rig *rig)
 {
-	memcpy(rig->dir, "/tmp/kvd-works-XXXXXX", sizeof("/tmp/kvd-works-XXXXXX"));
-	if (!mkdtemp(rig->dir))
-		die("a folder in /tmp: %s", strerror(errno));
+	if (!mkdtemp(tmp_path(rig->dir, sizeof(rig->dir), "kvd-works-XXXXXX")))
+		die("%s: %s", rig->dir, strerror(errno));
 }
 
 void rig_start(struct rig *rig, unsigned int count, const char *transports)
