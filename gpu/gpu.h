@@ -46,7 +46,7 @@ struct gpu_device {
 	int handle;	     /* the driver's CUdevice */
 	struct cu_uuid uuid;
 	char id[CUDRV_UUID_TEXT];
-	char pci[16];
+	char pci[32]; /* domains of virtual machines are longer than four digits */
 	char name[64];
 	uint64_t bytes;
 	int compute; /* 90 is 9.0 */

@@ -5,8 +5,9 @@
  * beforehand (the device, MIG, sizes); of the rest the refusal lists the causes
  * that lead to this very result, with the remedy of each.
  *
- * Opening the same IPC handle again would give the same address with a count in
- * newer drivers and an error in older ones; the share here makes that no matter.
+ * Opening the same IPC handle again gives the same address with a count in newer drivers
+ * and an error in older ones; the share here makes that no matter but for two owners. An
+ * error, too, is what a new handle gives while memory that was there before is still open.
  * A second opener waits for the first: a lock of the device's is held meanwhile, which
  * copies do not need. That keeps "closed" simple, too: the handle is closed before the
  * lock is let go, so nobody can find an import that is about to go.
@@ -51,6 +52,9 @@ static const char *ipc_cause(int result)
 		       "cuda_vmm or a host memory pool";
 	case CU_ERROR_OUT_OF_MEMORY:
 		return "no room for the mapping";
+	case CU_ERROR_ALREADY_MAPPED:
+		return "memory of the same process at this place is open here already: "
+		       "of another session, or freed before it was unregistered";
 	default:
 		return "the exporting process is gone; or in another PID or IPC namespace "
 		       "(--pid=host --ipc=host); or the memory is of cuMemCreate (PyTorch's "
@@ -89,6 +93,25 @@ static int ipc_check_device(const struct gpu_import *im)
 			 im->device->id);
 }
 
+/* Of what allocation the address is. Documented of memory of this process alone, as is
+ * the other way of asking; a driver that answers neither cannot be trusted with offsets
+ * that an engine gives. */
+static int ipc_range(const struct gpu_import *im, uint64_t *base_p, size_t *bytes_p)
+{
+	const struct cudrv *drv = &im->device->gpu->drv;
+	int result = drv->mem_range(base_p, bytes_p, im->address);
+
+	if (result == CU_SUCCESS || cudrv_sticky(result))
+		return result;
+	if (drv->pointer_attribute(base_p, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+				   im->address) != CU_SUCCESS ||
+	    drv->pointer_attribute(bytes_p, CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+				   im->address) != CU_SUCCESS ||
+	    *base_p > im->address || im->address - *base_p >= *bytes_p)
+		return result;
+	return CU_SUCCESS;
+}
+
 static int ipc_open(struct gpu_import *im)
 {
 	const struct cudrv *drv = &im->device->gpu->drv;
@@ -105,7 +128,7 @@ static int ipc_open(struct gpu_import *im)
 	r = ipc_check_device(im);
 	if (r < 0)
 		return err_pass(r);
-	result = drv->mem_range(&base, &bytes, im->address);
+	result = ipc_range(im, &base, &bytes);
 	if (result != CU_SUCCESS)
 		return gpu_raise(im->device, result, ERR_IMPORT, "cuMemGetAddressRange");
 	im->bytes = bytes - (im->address - base);
@@ -174,7 +197,8 @@ static int vmm_map(struct gpu_import *im)
 	im->bytes = im->handle.bytes; /* from here on there is something to unmap */
 	im->access = im->writable ? CU_MEM_ACCESS_READWRITE : CU_MEM_ACCESS_READ;
 	result = access_set(im, im->device);
-	if (result == CU_ERROR_NOT_SUPPORTED && !im->writable) {
+	if (!im->writable &&
+	    (result == CU_ERROR_NOT_SUPPORTED || result == CU_ERROR_INVALID_VALUE)) {
 		im->access = CU_MEM_ACCESS_READWRITE; /* all that the device has */
 		result = access_set(im, im->device);
 	}

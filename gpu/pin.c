@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
+ * Memory that is mapped for reading alone is registered where the driver can do that,
+ * which on x86 it cannot (CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED): who
+ * wants it pinned maps it for writing.
+ *
  * A registration belongs to a context. So a pin has one owner at most, the device
  * that came first; contexts go away (with the last engine), and their pins are
  * offers again.
@@ -96,8 +100,12 @@ static struct gpu_pin *pin_find(struct gpu *gpu, const uint8_t *at, uint64_t byt
 /* The pin's lock is held. */
 static void pin_register(struct gpu_pin *pin, struct gpu_device *device)
 {
-	int result = device->gpu->drv.host_register(
-		pin->base, pin->bytes, pin->read_only ? CU_MEMHOSTREGISTER_READ_ONLY : 0);
+	unsigned int flags = CU_MEMHOSTREGISTER_DEVICEMAP; /* kernels reach it, too */
+	int result;
+
+	if (pin->read_only)
+		flags |= CU_MEMHOSTREGISTER_READ_ONLY;
+	result = device->gpu->drv.host_register(pin->base, pin->bytes, flags);
 
 	if (result == CU_SUCCESS) {
 		pin->owner = device;

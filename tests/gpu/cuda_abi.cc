@@ -13,7 +13,7 @@
 
 #define _Noreturn [[noreturn]]
 namespace own {
-#include "gpu/cudrv.h"
+#include "tests/gpu/engine_calls.h"
 }
 
 /* ---- kept from before cuda.h defines the same names as macros ---- */
@@ -35,9 +35,10 @@ namespace own {
 	X(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)        \
 	X(CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD)          \
 	X(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)          \
+	X(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)        \
+	X(CU_POINTER_ATTRIBUTE_RANGE_SIZE)              \
 	X(CU_MEM_ALLOCATION_TYPE_PINNED)                \
-	X(CU_MEM_LOCATION_TYPE_DEVICE)                  \
-	X(CU_LIMIT_STACK_SIZE)
+	X(CU_MEM_LOCATION_TYPE_DEVICE)
 /* X(own name, cuda.h's) */
 #define RENAMED(X)                                                                \
 	X(CU_DEVICE_ATTRIBUTE_HOST_POINTER_FOR_REGISTERED,                        \
@@ -96,6 +97,7 @@ constexpr long kept_ipc_bytes = CU_IPC_BYTES;
 namespace own {
 CUDRV_REQUIRED(KEEP_FUNCTION)
 CUDRV_OPTIONAL(KEEP_GROUP_FUNCTION)
+ENGINE_CALLS(KEEP_FUNCTION)
 }
 
 #include <cuda.h>
@@ -122,6 +124,7 @@ SIZE(cu_ipc_event, CUipcEventHandle)
 SIZE(cu_mem_location, CUmemLocation)
 PLACE(cu_mem_location, id, CUmemLocation, id)
 SIZE(cu_mem_prop, CUmemAllocationProp)
+PLACE(cu_mem_prop, type, CUmemAllocationProp, type)
 PLACE(cu_mem_prop, handle_types, CUmemAllocationProp, requestedHandleTypes)
 PLACE(cu_mem_prop, location, CUmemAllocationProp, location)
 PLACE(cu_mem_prop, win32, CUmemAllocationProp, win32HandleMetaData)
@@ -186,3 +189,4 @@ struct same_call<A (*)(As...), B (*)(Bs...)> {
 	SAME_FUNCTION(function, symbol, parameters)
 CUDRV_REQUIRED(SAME_FUNCTION)
 CUDRV_OPTIONAL(SAME_GROUP_FUNCTION)
+ENGINE_CALLS(SAME_FUNCTION)

@@ -6,6 +6,7 @@
  * Environment: FAKE_CUDA_DEVICES=n (2), CUDA_VISIBLE_DEVICES=1,0 (an order),
  * FAKE_CUDA_NS_PER_KIB=n (how long copies take), FAKE_CUDA_NO_PEER=1,
  * FAKE_CUDA_NO_HOST_POINTERS=1 (registered memory has another address for a GPU),
+ * FAKE_CUDA_READ_ONLY_HOST=1 (host memory can be registered for reading alone),
  * FAKE_CUDA_MIG=1 (IPC is refused), FAKE_CUDA_NO_BINARY=1 (modules hold no code for
  * the devices), and
  * FAKE_CUDA_FAIL=name:n[:code][,…]: the n-th call of a function fails (1 =
@@ -27,6 +28,7 @@
 
 #include "daemon/base/list.h"
 #include "gpu/cudrv.h"
+#include "tests/gpu/engine_calls.h"
 
 #define FAKE_API __attribute__((visibility("default")))
 
@@ -64,24 +66,8 @@ FAKE_API void fake_cuda_idle(bool idle);
 	FAKE_API int symbol parameters;
 CUDRV_REQUIRED(FAKE_DECLARE)
 CUDRV_OPTIONAL(FAKE_GROUP_DECLARE)
-/* What only engines call. */
-FAKE_API int cuMemHostGetDevicePointer_v2(uint64_t *address_p, void *host,
-					  unsigned int flags);
-FAKE_API int cuStreamWriteValue64_v2(struct cu_stream *stream, uint64_t address,
-				     uint64_t value, unsigned int flags);
-FAKE_API int cuLaunchHostFunc(struct cu_stream *stream, void (*function)(void *arg),
-			      void *arg);
+ENGINE_CALLS(FAKE_DECLARE)
 FAKE_API int cuCtxSynchronize(void);
-FAKE_API int cuMemsetD8Async(uint64_t address, unsigned char byte, size_t bytes,
-			     struct cu_stream *stream);
-FAKE_API int cuIpcGetMemHandle(struct cu_ipc_mem *handle_p, uint64_t address);
-FAKE_API int cuIpcGetEventHandle(struct cu_ipc_event *handle_p, struct cu_event *event);
-FAKE_API int cuMemCreate(uint64_t *handle_p, size_t bytes, const struct cu_mem_prop *prop,
-			 unsigned long long flags);
-FAKE_API int cuMemExportToShareableHandle(void *fd_p, uint64_t handle, int type,
-					  unsigned long long flags);
-FAKE_API int cuMemcpyDtoH_v2(void *dst, uint64_t src, size_t bytes);
-FAKE_API int cuMemcpyHtoD_v2(uint64_t dst, const void *src, size_t bytes);
 
 /* ---- shared by its files ---- */
 
@@ -137,14 +123,21 @@ bool fake_open_to(const struct cu_ctx *ctx, uint64_t address);
  * that is not there (any more), or not to be written. The lock for reading must
  * be held until the bytes have moved. */
 uint8_t *fake_reach(uint64_t address, uint64_t bytes, bool writing);
-/* Is this host memory registered or pinned, all of it? The lock is held. */
-bool fake_is_pinned(uint64_t address, uint64_t bytes);
 void fake_memory_lock(void);
+void fake_memory_lock_all(void); /* for writing */
 void fake_memory_unlock(void);
 void fake_memory_drop(int device); /* a context's end */
 /* fd of a file of another process, by /proc; -1: it is gone, or out of sight. */
 int fake_foreign_open(pid_t pid, uint64_t started, int fd);
 uint64_t fake_started(pid_t pid); /* of /proc/<pid>/stat; 0: gone */
+
+/* fake_host.c; the lock is held */
+/* Is this host memory registered or pinned, all of it? */
+bool fake_is_pinned(uint64_t address, uint64_t bytes);
+/* May a kernel reach it? */
+bool fake_is_mapped(uint64_t address, uint64_t bytes, bool writing);
+bool fake_is_read_only(uint64_t address);
+void fake_host_drop(int device); /* for writing; a context's end */
 
 /* fake_stream.c */
 void fake_streams_drain(struct cu_ctx *ctx);

@@ -27,7 +27,7 @@
 #define UNIT (UINT64_C(2) << 20)
 #define HANDLE_MAGIC 0x43445546u
 
-enum kind { MEM_OWN, MEM_IPC, MEM_VMM, MEM_RESERVED, MEM_PINNED, MEM_REGISTERED };
+enum kind { MEM_OWN, MEM_IPC, MEM_VMM, MEM_RESERVED };
 
 struct mem {
 	struct list link;
@@ -41,6 +41,7 @@ struct mem {
 	pid_t pid; /* IPC: whose */
 	uint64_t started;
 	int foreign_fd;
+	unsigned int opens; /* IPC: to be closed as often */
 };
 
 struct handle {
@@ -58,6 +59,11 @@ static uint64_t arena, arena_used;
 void fake_memory_lock(void)
 {
 	pthread_rwlock_rdlock(&lock);
+}
+
+void fake_memory_lock_all(void)
+{
+	pthread_rwlock_wrlock(&lock);
 }
 
 void fake_memory_unlock(void)
@@ -93,18 +99,12 @@ bool fake_is_device(uint64_t address)
 	return arena && address >= arena && address - arena < FAKE_ARENA_BYTES;
 }
 
-static bool of_host(const struct mem *m)
-{
-	return m->kind == MEM_PINNED || m->kind == MEM_REGISTERED;
-}
-
 static struct mem *mem_find(uint64_t address)
 {
 	struct mem *m;
 
 	list_foreach (m, &mems, link)
-		if (!of_host(m) && address >= m->address &&
-		    address - m->address < m->bytes)
+		if (address >= m->address && address - m->address < m->bytes)
 			return m;
 	return NULL;
 }
@@ -128,7 +128,9 @@ uint8_t *fake_reach(uint64_t address, uint64_t bytes, bool writing)
 	struct mem *m;
 
 	if (!fake_is_device(address))
-		return (uint8_t *)(uintptr_t)address;
+		return writing && fake_is_read_only(address)
+			       ? NULL
+			       : (uint8_t *)(uintptr_t)address;
 	m = mem_find(address);
 	if (!m || !m->alias || bytes > m->bytes - (address - m->address) ||
 	    (writing && !m->writable))
@@ -254,8 +256,6 @@ static void mem_drop(struct mem *m)
 		munmap(m->alias, m->bytes);
 	if (m->fd >= 0)
 		close(m->fd);
-	if (m->kind == MEM_PINNED)
-		munmap((void *)(uintptr_t)m->address, m->bytes);
 	free(m);
 	fake_count(-1);
 }
@@ -268,6 +268,7 @@ void fake_memory_drop(int device)
 	list_foreach_safe (m, &mems, link)
 		if (m->device == device && m->kind != MEM_RESERVED)
 			mem_drop(m);
+	fake_host_drop(device);
 	pthread_rwlock_unlock(&lock);
 }
 
@@ -325,12 +326,12 @@ int cuIpcGetMemHandle(struct cu_ipc_mem *handle_p, uint64_t address)
 		return CU_ERROR_NOT_SUPPORTED;
 	fake_memory_lock();
 	m = mem_find(address);
-	if (m && m->kind == MEM_OWN) {
+	if (m && m->kind == MEM_OWN && m->address == address) {
 		handle.fd = m->fd;
 		handle.bytes = m->bytes;
 	}
 	fake_memory_unlock();
-	if (!handle.bytes) /* memory of cuMemCreate has no such handle */
+	if (!handle.bytes) /* none of memory of cuMemCreate; and not "base" */
 		return CU_ERROR_INVALID_VALUE;
 	handle.started = fake_started(getpid());
 	memset(handle_p, 0, sizeof(*handle_p));
@@ -338,24 +339,49 @@ int cuIpcGetMemHandle(struct cu_ipc_mem *handle_p, uint64_t address)
 	return CU_SUCCESS;
 }
 
-static bool ipc_open_already(const struct handle *handle)
+static struct mem *ipc_find(const struct handle *handle)
 {
 	struct mem *m;
 
 	list_foreach (m, &mems, link)
 		if (m->kind == MEM_IPC && m->pid == handle->pid &&
 		    m->started == handle->started && m->foreign_fd == handle->fd)
-			return true;
-	return false;
+			return m;
+	return NULL;
+}
+
+/* Once more: counted, at the same address; drivers of before CUDA 11 refused it. Takes
+ * the fd. The lock is held for writing. */
+static int ipc_map(const struct handle *handle, int device, int fd, uint64_t *address_p)
+{
+	struct mem *m = ipc_find(handle);
+	int result = CU_SUCCESS;
+
+	if (m) {
+		close(fd);
+#ifdef FAKE_CUDA_OLD
+		return CU_ERROR_ALREADY_MAPPED;
+#endif
+	} else {
+		result = mem_new(MEM_IPC, device, fd, handle->bytes,
+				 arena_take(handle->bytes), true, &m);
+	}
+	if (result != CU_SUCCESS)
+		return result;
+	m->pid = (pid_t)handle->pid;
+	m->started = handle->started;
+	m->foreign_fd = handle->fd;
+	m->opens++;
+	*address_p = m->address;
+	return CU_SUCCESS;
 }
 
 int cuIpcOpenMemHandle_v2(uint64_t *address_p, struct cu_ipc_mem opaque,
-				   unsigned int flags)
+			  unsigned int flags)
 {
 	struct handle handle;
 	uint64_t bytes = 0;
 	int fd, device = -1, result;
-	struct mem *m = NULL;
 
 	ENTER(cuIpcOpenMemHandle_v2);
 	memcpy(&handle, &opaque, sizeof(handle));
@@ -373,26 +399,25 @@ int cuIpcOpenMemHandle_v2(uint64_t *address_p, struct cu_ipc_mem opaque,
 		return CU_ERROR_INVALID_VALUE;
 	}
 	pthread_rwlock_wrlock(&lock);
-	if (ipc_open_already(&handle)) {
-		close(fd);
-		result = CU_ERROR_ALREADY_MAPPED;
-	} else {
-		result = mem_new(MEM_IPC, device, fd, bytes, arena_take(bytes), true, &m);
-	}
-	if (result == CU_SUCCESS) {
-		m->pid = (pid_t)handle.pid;
-		m->started = handle.started;
-		m->foreign_fd = handle.fd;
-		*address_p = m->address;
-	}
+	result = ipc_map(&handle, device, fd, address_p);
 	pthread_rwlock_unlock(&lock);
 	return result;
 }
 
 int cuIpcCloseMemHandle(uint64_t address)
 {
+	bool more = false;
+	struct mem *m;
+
 	ENTER(cuIpcCloseMemHandle);
-	return mem_end(address, MEM_IPC);
+	pthread_rwlock_wrlock(&lock);
+	m = mem_find(address);
+	if (m && m->kind == MEM_IPC && m->address == address && m->opens > 1) {
+		m->opens--;
+		more = true;
+	}
+	pthread_rwlock_unlock(&lock);
+	return more ? CU_SUCCESS : mem_end(address, MEM_IPC);
 }
 
 int cuMemGetAddressRange_v2(uint64_t *base_p, size_t *bytes_p, uint64_t address)
@@ -410,18 +435,25 @@ int cuMemGetAddressRange_v2(uint64_t *base_p, size_t *bytes_p, uint64_t address)
 	return m ? CU_SUCCESS : CU_ERROR_NOT_FOUND;
 }
 
+/* Needs no context, unlike cuMemGetAddressRange(). */
 int cuPointerGetAttribute(void *value_p, int which, uint64_t address)
 {
 	struct mem *m;
+	bool known = true;
 
-	ENTER(cuPointerGetAttribute);
+	ENTER_BARE(cuPointerGetAttribute);
 	fake_memory_lock();
 	m = mem_find(address);
 	if (m && which == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
 		*(int *)value_p = m->device;
+	else if (m && which == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)
+		*(uint64_t *)value_p = m->address;
+	else if (m && which == CU_POINTER_ATTRIBUTE_RANGE_SIZE)
+		*(size_t *)value_p = m->bytes;
+	else
+		known = false;
 	fake_memory_unlock();
-	return m && which == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL ? CU_SUCCESS
-								 : CU_ERROR_INVALID_VALUE;
+	return known ? CU_SUCCESS : CU_ERROR_INVALID_VALUE;
 }
 
 int cuMemGetInfo_v2(size_t *free_p, size_t *total_p)
@@ -430,111 +462,6 @@ int cuMemGetInfo_v2(size_t *free_p, size_t *total_p)
 	*total_p = (size_t)16 << 30;
 	*free_p = (size_t)15 << 30;
 	return CU_SUCCESS;
-}
-
-/* ---- host memory ---- */
-
-static int host_note(enum kind kind, uint64_t address, uint64_t bytes)
-{
-	struct mem *m = calloc(1, sizeof(*m));
-
-	if (!m)
-		return CU_ERROR_OUT_OF_MEMORY;
-	*m = (struct mem){.kind = kind,
-			  .address = address,
-			  .bytes = bytes,
-			  .fd = -1,
-			  .device = fake_current()->device};
-	pthread_rwlock_wrlock(&lock);
-	list_push_back(&mems, &m->link);
-	pthread_rwlock_unlock(&lock);
-	fake_count(1);
-	return CU_SUCCESS;
-}
-
-static int host_forget(enum kind kind, uint64_t address)
-{
-	int result = CU_ERROR_HOST_MEMORY_NOT_REGISTERED;
-	struct mem *m;
-
-	pthread_rwlock_wrlock(&lock);
-	list_foreach_safe (m, &mems, link) {
-		if (m->kind != kind || m->address != address)
-			continue;
-		mem_drop(m);
-		result = CU_SUCCESS;
-		break;
-	}
-	pthread_rwlock_unlock(&lock);
-	return result;
-}
-
-bool fake_is_pinned(uint64_t address, uint64_t bytes)
-{
-	struct mem *m;
-
-	list_foreach (m, &mems, link)
-		if (of_host(m) && address >= m->address &&
-		    address - m->address < m->bytes &&
-		    bytes <= m->bytes - (address - m->address))
-			return true;
-	return false;
-}
-
-int cuMemHostAlloc(void **base_p, size_t bytes, unsigned int flags)
-{
-	void *map;
-	int result;
-
-	ENTER(cuMemHostAlloc);
-	(void)flags;
-	map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-		   0);
-	if (map == MAP_FAILED)
-		return CU_ERROR_OUT_OF_MEMORY;
-	result = host_note(MEM_PINNED, (uintptr_t)map, bytes);
-	if (result == CU_SUCCESS)
-		*base_p = map;
-	else
-		munmap(map, bytes);
-	return result;
-}
-
-int cuMemFreeHost(void *base)
-{
-	ENTER(cuMemFreeHost);
-	return host_forget(MEM_PINNED, (uintptr_t)base);
-}
-
-int cuMemHostRegister_v2(void *base, size_t bytes, unsigned int flags)
-{
-	ENTER(cuMemHostRegister_v2);
-	if (flags & ~(unsigned int)(CU_MEMHOSTREGISTER_PORTABLE |
-				    CU_MEMHOSTREGISTER_DEVICEMAP |
-				    CU_MEMHOSTREGISTER_READ_ONLY))
-		return CU_ERROR_INVALID_VALUE;
-	return base && bytes ? host_note(MEM_REGISTERED, (uintptr_t)base, bytes)
-			     : CU_ERROR_INVALID_VALUE;
-}
-
-int cuMemHostGetDevicePointer_v2(uint64_t *address_p, void *host, unsigned int flags)
-{
-	bool pinned;
-
-	ENTER(cuMemHostGetDevicePointer_v2);
-	fake_memory_lock();
-	pinned = fake_is_pinned((uintptr_t)host, 1);
-	fake_memory_unlock();
-	if (!pinned || flags)
-		return CU_ERROR_INVALID_VALUE;
-	*address_p = (uintptr_t)host;
-	return CU_SUCCESS;
-}
-
-int cuMemHostUnregister(void *base)
-{
-	ENTER(cuMemHostUnregister);
-	return host_forget(MEM_REGISTERED, (uintptr_t)base);
 }
 
 /* ---- VMM ---- */

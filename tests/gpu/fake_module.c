@@ -151,7 +151,7 @@ static void *reach(void *arg, uint64_t address, uint64_t bytes, bool writing)
 	const struct cu_ctx *ctx = arg;
 
 	if (fake_is_device(address) ? !fake_open_to(ctx, address)
-				    : !fake_is_pinned(address, bytes))
+				    : !fake_is_mapped(address, bytes, writing))
 		return NULL;
 	return fake_reach(address, bytes, writing);
 }

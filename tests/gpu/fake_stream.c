@@ -20,6 +20,8 @@
 
 #define PIECE_BYTES (UINT64_C(64) << 10)
 #define EVENT_MAGIC 0x43445545u
+#define EVENT_FLAGS \
+	((unsigned int)(CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS))
 
 enum kind {
 	WORK_COPY,
@@ -81,6 +83,15 @@ struct event_handle {
 	uint64_t started;
 };
 
+struct late { /* a copy of cuMemcpyHtoD's that the device has not done yet */
+	struct list link;
+	struct cu_ctx *ctx;
+	uint64_t dst, bytes;
+	uint8_t data[];
+};
+
+static pthread_mutex_t late_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct list lates = {&lates, &lates};
 static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t events_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct list events = {&events, &events};
@@ -292,8 +303,9 @@ int cuStreamCreateWithPriority(struct cu_stream **stream_p, unsigned int flags,
 	struct cu_stream *stream;
 
 	ENTER(cuStreamCreateWithPriority);
-	(void)flags;
-	(void)priority;
+	(void)priority; /* clamped */
+	if (flags & ~(unsigned int)CU_STREAM_NON_BLOCKING)
+		return CU_ERROR_INVALID_VALUE;
 	stream = calloc(1, sizeof(*stream));
 	if (!stream)
 		return CU_ERROR_OUT_OF_MEMORY;
@@ -321,10 +333,31 @@ static void stream_drain(struct cu_stream *stream)
 	pthread_mutex_unlock(&stream->lock);
 }
 
+/* The legacy stream's: what came late is done now, at the latest. */
+static void lates_end(struct cu_ctx *ctx)
+{
+	struct late *late;
+
+	pthread_mutex_lock(&late_lock);
+	list_foreach_safe (late, &lates, link) {
+		int result;
+
+		if (late->ctx != ctx)
+			continue;
+		result = move(late->dst, (uintptr_t)late->data, late->bytes);
+		if (result)
+			fake_break(ctx, result);
+		list_remove(&late->link);
+		free(late);
+	}
+	pthread_mutex_unlock(&late_lock);
+}
+
 void fake_streams_drain(struct cu_ctx *ctx)
 {
 	struct cu_stream *stream;
 
+	lates_end(ctx);
 	pthread_mutex_lock(&streams_lock);
 	list_foreach (stream, &ctx->streams, link)
 		stream_drain(stream);
@@ -356,6 +389,8 @@ int cuStreamSynchronize(struct cu_stream *stream)
 	ENTER(cuStreamSynchronize);
 	if (stream)
 		stream_drain(stream);
+	else
+		lates_end(fake_current());
 	return fake_sticky(fake_current());
 }
 
@@ -366,8 +401,10 @@ static int queue(struct cu_stream *stream, struct work *w)
 		return CU_ERROR_OUT_OF_MEMORY;
 	if (!stream) { /* the legacy stream: done at once */
 		struct cu_stream now = {.ctx = fake_current()};
-		int result = work_do(&now, w);
+		int result;
 
+		lates_end(now.ctx);
+		result = work_do(&now, w);
 		if (result)
 			fake_break(now.ctx, result);
 		work_free(w);
@@ -392,8 +429,13 @@ static struct work *work_new(enum kind kind)
 
 int fake_queue_call(struct cu_stream *stream, int (*call)(void *arg), void *arg)
 {
-	struct work *w = work_new(WORK_CALL);
+	struct work *w = NULL;
 
+	if (stream && stream->ctx != fake_current()) {
+		free(arg);
+		return CU_ERROR_INVALID_HANDLE;
+	}
+	w = work_new(WORK_CALL);
 	if (!w) {
 		free(arg);
 		return CU_ERROR_OUT_OF_MEMORY;
@@ -422,13 +464,37 @@ int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, struct cu_stream *st
 int cuMemcpyDtoH_v2(void *dst, uint64_t src, size_t bytes)
 {
 	ENTER(cuMemcpyDtoH_v2);
+	lates_end(fake_current());
 	return move((uintptr_t)dst, src, bytes);
 }
 
+/* From pageable memory it returns when the bytes have been taken ("API synchronization
+ * behavior"): here they get there when somebody waits for it, and not before. */
 int cuMemcpyHtoD_v2(uint64_t dst, const void *src, size_t bytes)
 {
+	struct late *late;
+	bool pinned;
+
 	ENTER(cuMemcpyHtoD_v2);
-	return move(dst, (uintptr_t)src, bytes);
+	fake_memory_lock();
+	pinned = fake_is_pinned((uintptr_t)src, bytes);
+	fake_memory_unlock();
+	if (pinned) {
+		lates_end(fake_current());
+		return move(dst, (uintptr_t)src, bytes);
+	}
+	late = malloc(sizeof(*late) + bytes);
+	if (!late)
+		return CU_ERROR_OUT_OF_MEMORY;
+	list_init(&late->link);
+	late->ctx = fake_current();
+	late->dst = dst;
+	late->bytes = bytes;
+	memcpy(late->data, src, bytes);
+	pthread_mutex_lock(&late_lock);
+	list_push_back(&lates, &late->link);
+	pthread_mutex_unlock(&late_lock);
+	return CU_SUCCESS;
 }
 
 int cuMemcpy2DAsync_v2(const struct cu_copy2d *copy, struct cu_stream *stream)
@@ -481,8 +547,12 @@ int cuMemcpyBatchAsync_v2(uint64_t *dsts, uint64_t *srcs, size_t *sizes, size_t 
 
 	ENTER(cuMemcpyBatchAsync_v2);
 	if (!stream || !count || attributes_n != 1 || indices[0] != 0 ||
-	    attributes->src_order != CU_MEMCPY_SRC_ORDER_STREAM)
+	    attributes->src_order != CU_MEMCPY_SRC_ORDER_STREAM ||
+	    (attributes->flags & ~(unsigned int)CU_MEMCPY_PREFER_OVERLAP))
 		return CU_ERROR_INVALID_VALUE;
+	for (size_t i = 0; i < count; i++)
+		if (!dsts[i] || !srcs[i] || !sizes[i])
+			return CU_ERROR_INVALID_VALUE;
 	w = work_new(WORK_BATCH);
 	if (!w)
 		return CU_ERROR_OUT_OF_MEMORY;
@@ -508,7 +578,7 @@ int cuStreamWriteValue64_v2(struct cu_stream *stream, uint64_t address, uint64_t
 
 	ENTER(cuStreamWriteValue64_v2);
 	fake_memory_lock();
-	there = fake_is_device(address) || fake_is_pinned(address, sizeof(value));
+	there = fake_is_device(address) || fake_is_mapped(address, sizeof(value), true);
 	fake_memory_unlock();
 	if (!there || address % sizeof(value) || flags)
 		return CU_ERROR_INVALID_VALUE;
@@ -596,6 +666,9 @@ int cuEventCreate(struct cu_event **event_p, unsigned int flags)
 	struct cu_event *event;
 
 	ENTER(cuEventCreate);
+	if ((flags & ~EVENT_FLAGS) ||
+	    ((flags & CU_EVENT_INTERPROCESS) && !(flags & CU_EVENT_DISABLE_TIMING)))
+		return CU_ERROR_INVALID_VALUE;
 	event = calloc(1, sizeof(*event));
 	if (!event)
 		return CU_ERROR_OUT_OF_MEMORY;
@@ -640,6 +713,8 @@ int cuEventRecord(struct cu_event *event, struct cu_stream *stream)
 	struct work *w;
 
 	ENTER(cuEventRecord);
+	if (event->ctx != (stream ? stream->ctx : fake_current()))
+		return CU_ERROR_INVALID_HANDLE;
 	w = work_new(WORK_RECORD);
 	if (w) {
 		w->point = event->point;
@@ -678,7 +753,8 @@ int cuStreamWaitEvent(struct cu_stream *stream, struct cu_event *event,
 	struct work *w;
 
 	ENTER(cuStreamWaitEvent);
-	(void)flags;
+	if (flags)
+		return CU_ERROR_INVALID_VALUE;
 	w = work_new(WORK_WAIT);
 	if (w) {
 		w->point = event->point;

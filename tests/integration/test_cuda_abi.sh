@@ -47,6 +47,7 @@ s/int src_type;/long src_type;/
 s/size_t attributes_n,/size_t attributes_n, size_t *fail_index,/
 s/unsigned int flags, int priority/unsigned int flags, uint64_t priority/
 s/(int device)/(long device)/
+s/CU_POINTER_ATTRIBUTE_RANGE_SIZE = 12/CU_POINTER_ATTRIBUTE_RANGE_SIZE = 13/
 MISTAKES
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]

@@ -2,12 +2,14 @@
 """Memory of GPUs in both packages, over the fake driver (tests/gpu): sub-ranges of
 allocations, between each other and host memory, over the transports; what cannot be
 shared is refused by name."""
+import concurrent.futures
 import os
 
 import numpy as np
 import pytest
 
 import kvd
+import kvd.cuda
 from conftest import until
 from kvd_daemon import Daemon, Skip
 from nixl_peer import agent_of
@@ -47,6 +49,13 @@ class Array:
 def two(transport):
     text = "[transport]\ntransports = %s\n%s" % (transport, fake_gpu.CONFIG)
     return Daemon(text), Daemon(text)
+
+
+def test_memory_is_described_by_a_thread_without_a_context(gpu):
+    array = Array(gpu, 8192, 512)
+    with concurrent.futures.ThreadPoolExecutor(1) as other:
+        piece = other.submit(kvd.cuda.describe, array.address + 4096, 4096).result()
+    assert (piece.offset, piece.device) == (512 + 4096, gpu.uuid)
 
 
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp"])

@@ -765,7 +765,7 @@ static void pin_outlives_the_context(void **state)
 	assert_ptr_not_equal(line, MAP_FAILED);
 	assert_int_equal(gpu_start(t->gpu), 0);
 	device = &t->gpu->devices[0];
-	assert_int_equal(gpu_pin_new(t->gpu, line, 8192, true, &pin), 0);
+	assert_int_equal(gpu_pin_new(t->gpu, line, 8192, false, &pin), 0);
 	for (unsigned int i = 1; i <= 2; i++) {
 		assert_int_equal(gpu_device_get(device), 0);
 		assert_int_equal(gpu_enter(device), 0);
@@ -786,6 +786,36 @@ static void pin_outlives_the_context(void **state)
 	gpu_device_put(device);
 	gpu_pin_free(pin);
 	munmap(line, 8192);
+}
+
+/* Mapped for reading alone: as most drivers are, it is not pinned, and is no fault; where
+ * one can do that, the device reads it and cannot write it. */
+static void pin_to_be_read_is_the_drivers_to_take(void **state)
+{
+	struct test *t = *state;
+	struct gpu_device *device = NULL;
+	uint8_t *line = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	assert_ptr_not_equal(line, MAP_FAILED);
+	assert_int_equal(gpu_start(t->gpu), 0);
+	device = &t->gpu->devices[0];
+	assert_int_equal(gpu_device_get(device), 0);
+	assert_int_equal(gpu_enter(device), 0);
+	for (int can = 0; can < 2; can++) {
+		struct gpu_pin *pin = NULL, *wrong = NULL;
+
+		assert_int_equal(setenv("FAKE_CUDA_READ_ONLY_HOST", can ? "1" : "0", 1), 0);
+		assert_int_equal(gpu_pin_new(t->gpu, line, 4096, false, &wrong), 0);
+		assert_false(gpu_pin_ready(device, line, 4096)); /* it is not writable */
+		gpu_pin_free(wrong);
+		assert_int_equal(gpu_pin_new(t->gpu, line, 4096, true, &pin), 0);
+		assert_int_equal(gpu_pin_ready(device, line, 4096), can);
+		gpu_pin_free(pin);
+	}
+	assert_int_equal(unsetenv("FAKE_CUDA_READ_ONLY_HOST"), 0);
+	gpu_leave(device);
+	gpu_device_put(device);
+	munmap(line, 4096);
 }
 
 /* ---- dma-bufs ---- */
@@ -840,6 +870,7 @@ int main(int argc, char **argv)
 		CASE(linear_end_is_pinned_once),
 		CASE(linear_end_of_two_addresses_is_not_pinned),
 		CASE(pin_outlives_the_context),
+		CASE(pin_to_be_read_is_the_drivers_to_take),
 		CASE(dmabuf_is_not_for_copy_threads),
 		KERNELS(copy_between_each_pair_of_kinds_is_exact),
 		KERNELS(copy_between_mixed_tables_is_exact),

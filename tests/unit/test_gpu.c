@@ -227,14 +227,88 @@ static void import_shares_one_opening(void **state)
 	assert_int_equal(gpu_import(gpu, 7, &owner.handle, true, &b), 0);
 	assert_ptr_equal(a, b);
 	assert_int_equal(a->bytes, 3 * MIB);
-	/* another engine does not get this one's */
-	assert_error(gpu_import(gpu, 8, &owner.handle, true, &other), ERR_IMPORT,
-		     "CUDA_ERROR_ALREADY_MAPPED");
+	/* another engine does not get this one's: the driver counts */
+	assert_int_equal(gpu_import(gpu, 8, &owner.handle, true, &other), 0);
+	assert_ptr_not_equal(other, a);
+	assert_int_equal(other->address, a->address);
+	gpu_import_unref(other);
 	gpu_import_unref(a);
 	gpu_import_unref(gpu_import_ref(b));
 	assert_int_equal(FAKE(fake_cuda_live)(), before + 2); /* context, mapping */
 	gpu_import_unref(b);
 	assert_int_equal(FAKE(fake_cuda_live)(), before);
+	gpu_owner_end(&owner);
+	gpu_free(gpu);
+}
+
+/* So do drivers of before CUDA 11, and newer ones with a new handle for a place at which
+ * something is open. */
+static void import_where_one_is_open_is_refused_by_name(void **state)
+{
+	struct gpu_import *a = NULL, *other = NULL;
+	struct gpu *gpu = NULL;
+	struct gpu_owner owner;
+	char path[256];
+
+	(void)state;
+	assert_int_equal(gpu_new(gpu_fake_path("old/", path), "auto", &gpu), 0);
+	assert_true(gpu_owner_start(&owner, GPU_HANDLE_IPC, 0, MIB));
+	assert_int_equal(gpu_import(gpu, 7, &owner.handle, true, &a), 0);
+	assert_error(gpu_import(gpu, 8, &owner.handle, true, &other), ERR_IMPORT,
+		     "is open here already");
+	gpu_import_unref(a);
+	assert_int_equal(gpu_import(gpu, 8, &owner.handle, true, &other), 0);
+	gpu_import_unref(other);
+	gpu_owner_end(&owner);
+	gpu_free(gpu);
+}
+
+/* How long an allocation is must be known: of what engines say nothing is trusted. */
+static void import_of_unknown_length_is_asked_for_twice(void **state)
+{
+	struct gpu *gpu = new_gpu("auto");
+	struct gpu_import *im = NULL;
+	struct gpu_owner owner;
+
+	(void)state;
+	assert_true(gpu_owner_start(&owner, GPU_HANDLE_IPC, 0, 3 * MIB));
+	FAKE(fake_cuda_fail)("cuMemGetAddressRange_v2", 1, CU_ERROR_NOT_FOUND);
+	assert_int_equal(gpu_import(gpu, 7, &owner.handle, true, &im), 0);
+	assert_int_equal(im->bytes, 3 * MIB);
+	gpu_import_unref(im);
+	FAKE(fake_cuda_fail)("cuMemGetAddressRange_v2", 1, CU_ERROR_NOT_FOUND);
+	FAKE(fake_cuda_fail)("cuPointerGetAttribute", 3, CU_ERROR_INVALID_VALUE);
+	assert_error(gpu_import(gpu, 7, &owner.handle, true, &im), ERR_IMPORT,
+		     "cuMemGetAddressRange");
+	assert_int_equal(FAKE(fake_cuda_live)(), 0);
+	FAKE(fake_cuda_fail)(NULL, 0, 0);
+	gpu_owner_end(&owner);
+	gpu_free(gpu);
+}
+
+/* Where a device can map for both alone. */
+static void import_to_be_read_takes_what_the_device_has(void **state)
+{
+	static const int codes[] = {CU_ERROR_NOT_SUPPORTED, CU_ERROR_INVALID_VALUE};
+	struct gpu *gpu = new_gpu("auto");
+	struct gpu_import *im = NULL;
+	struct gpu_owner owner;
+
+	(void)state;
+	assert_true(gpu_owner_start(&owner, GPU_HANDLE_VMM, 0, 2 * MIB));
+	for (size_t i = 0; i < ARRAY_LEN(codes); i++) {
+		FAKE(fake_cuda_fail)("cuMemSetAccess", 1, codes[i]);
+		assert_int_equal(gpu_import(gpu, 7, &owner.handle, false, &im), 0);
+		assert_int_equal(im->access, CU_MEM_ACCESS_READWRITE);
+		gpu_import_unref(im);
+	}
+	assert_int_equal(gpu_import(gpu, 7, &owner.handle, false, &im), 0);
+	assert_int_equal(im->access, CU_MEM_ACCESS_READ);
+	gpu_import_unref(im);
+	FAKE(fake_cuda_fail)("cuMemSetAccess", 1, CU_ERROR_INVALID_VALUE);
+	assert_error(gpu_import(gpu, 7, &owner.handle, true, &im), ERR_IMPORT,
+		     "cuMemSetAccess");
+	assert_int_equal(FAKE(fake_cuda_live)(), 0);
 	gpu_owner_end(&owner);
 	gpu_free(gpu);
 }
@@ -731,6 +805,9 @@ int main(int argc, char **argv)
 		cmocka_unit_test(device_context_lives_with_its_users),
 		cmocka_unit_test(device_without_context_tells_what_to_do),
 		cmocka_unit_test(import_shares_one_opening),
+		cmocka_unit_test(import_where_one_is_open_is_refused_by_name),
+		cmocka_unit_test(import_of_unknown_length_is_asked_for_twice),
+		cmocka_unit_test(import_to_be_read_takes_what_the_device_has),
 		cmocka_unit_test(import_of_gone_exporter_is_refused),
 		cmocka_unit_test(import_under_wrong_name_is_refused),
 		cmocka_unit_test(import_by_fd_of_anything_else_is_refused),

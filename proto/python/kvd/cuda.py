@@ -4,6 +4,7 @@
 The driver is the process's own libcuda.so.1 (KVD_CUDA_LIBRARY names another), asked when
 GPU memory is handed over and never before. The handle is of the whole allocation, of
 which a tensor is mostly a part: cuMemGetAddressRange tells where it begins."""
+import contextlib
 import ctypes
 import os
 import threading
@@ -62,23 +63,30 @@ class Piece:
         self.device, self.handle, self.offset = device, handle, offset
 
 
-def _handle(driver, ordinal, address):
-    """Its IPC handle, under the device's own context: the thread may have none."""
-    context, out = ctypes.c_void_p(), (ctypes.c_ubyte * 64)()
+@contextlib.contextmanager
+def _context(driver, ordinal):
+    """The device's own context is current: the thread may have none, and the driver tells
+    where an allocation begins only to one that has."""
+    context = ctypes.c_void_p()
     driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
     try:
         driver("cuCtxPushCurrent_v2", context)
         try:
-            code = driver.code("cuIpcGetMemHandle", out, ctypes.c_uint64(address))
+            yield
         finally:
             driver("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
     finally:
         driver("cuDevicePrimaryCtxRelease_v2", ordinal)
+
+
+def _handle(driver, base):
+    out = (ctypes.c_ubyte * 64)()
+    code = driver.code("cuIpcGetMemHandle", out, base)
     if code:
         raise _refused(
             "GPU memory at %#x: cuIpcGetMemHandle: %s (memory of cuMemCreate, PyTorch's "
             "expandable_segments, has no such handle: hand its fd to register_gpu_fd(); "
-            "MIG devices share none)" % (address, driver.word(code)))
+            "MIG devices share none)" % (base.value, driver.word(code)))
     return bytes(out)
 
 
@@ -89,9 +97,10 @@ def describe(address, nbytes):
     pointer = ctypes.c_uint64(address)
     if driver.code("cuPointerGetAttribute", ctypes.byref(ordinal), _DEVICE_ORDINAL, pointer):
         raise _refused("%#x is no memory of a GPU" % address)
-    driver("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), pointer)
-    offset = address - base.value
-    if nbytes > size.value - offset:
-        raise _refused("GPU memory [%#x, +%d) reaches beyond its allocation [%#x, +%d)"
-                       % (address, nbytes, base.value, size.value))
-    return Piece(driver.uuid(ordinal.value), _handle(driver, ordinal.value, address), offset)
+    with _context(driver, ordinal.value):
+        driver("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), pointer)
+        offset = address - base.value
+        if nbytes > size.value - offset:
+            raise _refused("GPU memory [%#x, +%d) reaches beyond its allocation [%#x, +%d)"
+                           % (address, nbytes, base.value, size.value))
+        return Piece(driver.uuid(ordinal.value), _handle(driver, base), offset)

@@ -44,14 +44,8 @@ static void symbols(void)
 {
 	symbol("cuMemAlloc_v2", &cuda.mem_alloc);
 	symbol("cuMemFree_v2", &cuda.mem_free);
-	symbol("cuIpcGetMemHandle", &cuda.ipc_handle);
-	symbol("cuIpcGetEventHandle", &cuda.event_handle);
-	symbol("cuMemcpyDtoH_v2", &cuda.to_host);
-	symbol("cuMemcpyHtoD_v2", &cuda.to_device);
-	symbol("cuLaunchHostFunc", &cuda.host_func);
-	symbol("cuMemsetD8Async", &cuda.fill);
-	symbol("cuMemCreate", &cuda.mem_create);
-	symbol("cuMemExportToShareableHandle", &cuda.mem_export);
+#define TAKE(function, name, parameters) symbol(#name, &cuda.function);
+	ENGINE_CALLS(TAKE)
 	cuda.fake = dlsym(cuda.drv.library, "fake_cuda_live") != NULL;
 }
 

@@ -146,12 +146,16 @@ void engine_close(struct engine *e)
 		kvd_memory_free(&e->memory);
 }
 
+/* Out of pageable memory the call returns when the bytes have been taken, not when they
+ * are there; and who looks next is another process. */
 void engine_put(struct engine *e, uint64_t offset, const void *data, uint64_t bytes)
 {
-	if (e->where == AT_HOST)
+	if (e->where == AT_HOST) {
 		memcpy((uint8_t *)e->memory.address + offset, data, bytes);
-	else
-		cu(cuda.to_device(e->base + offset, data, bytes), "cuMemcpyHtoD");
+		return;
+	}
+	cu(cuda.to_device(e->base + offset, data, bytes), "cuMemcpyHtoD");
+	cu(cuda.drv.stream_sync(NULL), "cuStreamSynchronize");
 }
 
 void engine_get(struct engine *e, uint64_t offset, void *data, uint64_t bytes)

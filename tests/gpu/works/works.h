@@ -22,6 +22,7 @@
 
 #include "gpu/cudrv.h"
 #include "proto/kvd.h"
+#include "tests/gpu/engine_calls.h"
 
 #define KIB (UINT64_C(1) << 10)
 #define MIB (UINT64_C(1) << 20)
@@ -41,16 +42,7 @@ struct cuda {
 	struct cudrv drv;
 	int (*mem_alloc)(uint64_t *address_p, size_t bytes);
 	int (*mem_free)(uint64_t address);
-	int (*ipc_handle)(struct cu_ipc_mem *handle_p, uint64_t address);
-	int (*event_handle)(struct cu_ipc_event *handle_p, struct cu_event *event);
-	int (*to_host)(void *dst, uint64_t src, size_t bytes);
-	int (*to_device)(uint64_t dst, const void *src, size_t bytes);
-	int (*host_func)(struct cu_stream *stream, void (*function)(void *arg), void *arg);
-	int (*fill)(uint64_t address, unsigned char byte, size_t bytes,
-		    struct cu_stream *stream);
-	int (*mem_create)(uint64_t *handle_p, size_t bytes, const struct cu_mem_prop *prop,
-			  unsigned long long flags);
-	int (*mem_export)(void *fd_p, uint64_t handle, int type, unsigned long long flags);
+	ENGINE_CALLS(CUDRV_FIELD)
 	bool fake; /* a driver of tests */
 	int device;
 	char uuid[CUDRV_UUID_TEXT];
