@@ -4,17 +4,18 @@
  * process's private memory), or whose mapping is not there yet.
  *
  * Who holds the source makes a small memfd of slots, once for a peer and on
- * first use, and passes it read-only. Its copy threads gather the stream slice
- * by slice into free slots; DATA names a full one; the other daemon's threads
- * scatter it into its engine's memory and FREE gives the slot back. So both
- * copies run at the same time, in memory that stays in the caches, and the
+ * first use, and passes it, for reading alone where GPUs are switched off. Its copy
+ * threads gather the stream slice by slice into free slots; DATA names a full one; the
+ * other daemon's threads scatter it into its engine's memory and FREE gives the slot
+ * back. So both copies run at the same time, in memory that stays in the caches, and the
  * slots themselves are the flow control. Transfers that want slots take turns.
  *
  * DATA leaves in stream order although several slots of one transfer are filled
  * at once: the receiver insists on the offset that it expects, which is the
  * whole check that no byte comes twice or never. The memfd is sealed like every
  * other, so its maker cannot cut it under the reader; that he could change it
- * while it is read hurts only bytes of his own.
+ * while it is read hurts only bytes of his own, and what the reader writes there only
+ * what he himself is sent.
  */
 #include "daemon/transport/shm_private.h"
 
@@ -187,19 +188,28 @@ static void tx_pump(struct shm_peer *peer)
 	}
 }
 
+/* With GPUs the peer may write there, too: what is on its way to himself. Memory that is
+ * mapped for reading alone a GPU's driver does not pin (gpu/pin.c), and each byte would
+ * take one step more. */
+static int ring_open(const struct shm_ring *ring)
+{
+	char path[64];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", ring->memory->fd);
+	return open(path, (ring->peer->shm->base.env.gpu ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+}
+
 static void ring_make(struct offload_job *job)
 {
 	struct shm_ring *ring = container_of(job, struct shm_ring, job);
-	char path[64];
 	int r = memory_new_linear((uint64_t)ring->slot_count * ring->slot_bytes,
 				  &ring->memory);
 
 	if (r == 0) {
 		memory_offer(ring->memory, ring->peer->shm->base.env.gpu);
-		snprintf(path, sizeof(path), "/proc/self/fd/%d", ring->memory->fd);
-		ring->fd = open(path, O_RDONLY | O_CLOEXEC);
+		ring->fd = ring_open(ring);
 		if (ring->fd < 0)
-			r = err_raise_errno(errno, "opening a bounce ring read-only");
+			r = err_raise_errno(errno, "opening a bounce ring anew");
 	}
 	if (r < 0)
 		err_take(&job->err);
@@ -421,10 +431,12 @@ int shm_on_data(struct shm_peer *peer, const struct shm_frame *f, struct cursor 
 static void ring_map(struct offload_job *job)
 {
 	struct shm_ring *ring = container_of(job, struct shm_ring, job);
+	bool writable = ring->peer->shm->base.env.gpu &&
+			(fcntl(ring->fd, F_GETFL) & O_ACCMODE) == O_RDWR;
 
 	job->result = memory_import_memfd(ring->fd, 0,
 					  (uint64_t)ring->slot_count * ring->slot_bytes,
-					  false, &ring->memory);
+					  writable, &ring->memory);
 	if (job->result < 0)
 		err_take(&job->err);
 	else

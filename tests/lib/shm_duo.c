@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
+struct gpu *duo_gpu;
+
 /* ---- callbacks ---- */
 
 static void on_request(void *owner, struct xp_inbound *in)
@@ -99,7 +101,10 @@ void duo_on_op_done(struct xp_op *op)
 
 static void node_open(struct duo *t, struct duo_node *n)
 {
-	struct xp_env env = {.loop = t->loop, .offload = t->offload, .copier = t->copier};
+	struct xp_env env = {.loop = t->loop,
+			     .offload = t->offload,
+			     .copier = t->copier,
+			     .gpu = duo_gpu};
 	struct xp_callbacks cb = {.owner = n,
 				  .on_request = on_request,
 				  .on_inbound_done = on_inbound_done,

@@ -55,6 +55,8 @@ struct duo {
 	bool in_call; /* inside post, land, cancel: no callback may come */
 };
 
+extern struct gpu *duo_gpu; /* of both nodes; NULL: they use none */
+
 struct duo_op {
 	struct xp_op op;
 	struct duo *test;

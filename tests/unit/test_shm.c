@@ -7,6 +7,7 @@
 
 #include <unistd.h>
 
+#include "gpu/gpu.h"
 #include "tests/lib/shm_duo.h"
 
 /* ---- data ---- */
@@ -50,6 +51,33 @@ static void bytes_of_each_kind_cross_exactly(void **state)
 	assert_string_equal(((struct xp_peer_base *)(void *)t->a.peer)->path,
 			    "memfd + bounce ring");
 	duo_end(t);
+}
+
+/* A GPU's driver pins what is mapped for writing alone. */
+static void ring_is_mapped_for_writing_where_gpus_are(void **state)
+{
+	struct gpu *gpu = NULL;
+
+	(void)state;
+	assert_int_equal(gpu_new("libno-such-driver.so.1", "auto", &gpu), 0);
+	for (int with = 0; with < 2; with++) {
+		struct duo_transfer x;
+		struct duo *t;
+
+		duo_gpu = with ? gpu : NULL;
+		t = duo_pair();
+		duo_transfer_init(&x, t, XP_WRITE, 64, 1024, true, false);
+		assert_int_equal(duo_post(&x), 0);
+		DUO_WAIT(t, x.top.calls && t->b.inbound_dones == 1);
+		duo_assert_done(&x, ERR_OK);
+		duo_transfer_check(&x);
+		duo_transfer_fini(&x);
+		assert_int_equal(
+			((struct shm_peer *)(void *)t->b.peer)->rx.memory->writable, with);
+		duo_end(t);
+	}
+	duo_gpu = NULL;
+	gpu_free(gpu);
 }
 
 static void self_peer_needs_no_socket(void **state)
@@ -384,6 +412,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(bytes_of_each_kind_cross_exactly),
+		cmocka_unit_test(ring_is_mapped_for_writing_where_gpus_are),
 		cmocka_unit_test(self_peer_needs_no_socket),
 		cmocka_unit_test(write_without_bytes_is_a_message),
 		cmocka_unit_test(requests_keep_the_order_of_posts),
