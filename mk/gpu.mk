@@ -23,9 +23,12 @@ $(B)/fakegpu/%.o: tests/gpu/%.c $(B)/.flags
 
 $(B)/fakegpu/libcuda.so.1: $(FAKE_CUDA_SRC:tests/gpu/%.c=$(B)/fakegpu/%.o) $(B)/fakegpu/kernels_ref.o
 $(B)/fakegpu/old/libcuda.so.1: $(FAKE_CUDA_SRC:tests/gpu/%.c=$(B)/fakegpu/old/%.o) $(B)/fakegpu/kernels_ref.o
+# It names the libraries that the real one names: a bundle has to bring them.
+FAKE_CUDA_LIBS := -Wl,--no-as-needed -l:libm.so.6 -l:libdl.so.2 -l:libpthread.so.0 -l:librt.so.1
 $(FAKE_CUDA):
 	$(SAY) LD $@
-	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(@F) $(if $(SAN),,-Wl,-z,defs) $^ -o $@
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(@F) $(if $(SAN),,-Wl,-z,defs) $^ \
+		$(FAKE_CUDA_LIBS) -o $@
 
 TEST_NEEDS += $(FAKE_CUDA)
 $(B)/unit/test_gpu $(B)/unit/test_kernels $(B)/unit/test_copy_gpu $(B)/unit/test_region_gpu \

@@ -13,8 +13,23 @@ what=${2:-all}
 [ $# -lt 2 ] || shift
 [ $# -lt 1 ] || shift
 
+# What the machine's own programs say, with the machine's own libraries.
+mkdir -p "$out" || exit 1
+{
+	cat "$here/VERSION"
+	date -u 2>/dev/null
+	uname -srm 2>/dev/null
+	(
+		PATH=$PATH:/usr/local/nvidia/bin
+		nvidia-smi 2>/dev/null || echo "nvidia-smi: not here"
+		nvidia-smi topo -m 2>/dev/null
+	)
+	cat /proc/driver/nvidia/version 2>/dev/null
+} >"$out/machine.txt"
+
 # The driver's own libraries may be found beside it, nothing else of the machine's:
-# whatever the programs need lies in lib/, which comes first.
+# whatever the programs need lies in lib/, which comes first. (A driver in none of these
+# folders is found by the loader's cache, or is named by KVD_CUDA_LIB.)
 folders=$here/lib
 IFS=:
 if [ -z "${KVD_CUDA_LIB-}" ]; then
@@ -27,6 +42,11 @@ if [ -z "${KVD_CUDA_LIB-}" ]; then
 			break
 		fi
 	done
+else
+	case $KVD_CUDA_LIB in
+	/?*/*) folders=$folders:${KVD_CUDA_LIB%/*} ;;
+	/*) folders=$folders:/ ;;
+	esac
 fi
 unset IFS LD_LIBRARY_PATH LD_PRELOAD
 [ -z "${KVD_CUDA_LIB-}" ] || export KVD_CUDA_LIB
@@ -37,15 +57,6 @@ works()
 	"$here/lib/ld.so" --library-path "$folders" "$here/gpu-works" "$@"
 }
 
-mkdir -p "$out" || exit 1
-{
-	cat "$here/VERSION"
-	date -u 2>/dev/null
-	uname -srm 2>/dev/null
-	nvidia-smi 2>/dev/null || echo "nvidia-smi: not here"
-	nvidia-smi topo -m 2>/dev/null
-	cat /proc/driver/nvidia/version 2>/dev/null
-} >"$out/machine.txt"
 status=0
 for one in test bench; do
 	[ "$what" = all ] || [ "$what" = "$one" ] || continue

@@ -23,16 +23,25 @@ ldd "$out/kvd" "$out/kvd-ctl" "$out/gpu-works" |
 	done
 loader=$(LC_ALL=C readelf -l "$out/kvd" | sed -n 's/.*interpreter: \(.*\)\]/\1/p')
 cp -L "$loader" "$out/lib/ld.so"
-# the driver's threads may be canceled, for which libc opens it by name
-gcc_s=$(${CC:-gcc} -print-file-name=libgcc_s.so.1)
-[ ! -e "$gcc_s" ] || cp -L "$gcc_s" "$out/lib/"
+# The driver's libraries name these parts of libc's, which our programs need not; of
+# another libc than the bundle's they would not load. libgcc_s is what libc opens by
+# name when a thread is canceled.
+for library in libm.so.6 libdl.so.2 libpthread.so.0 librt.so.1 libgcc_s.so.1; do
+	path=$(${CC:-gcc} -print-file-name=$library)
+	case $path in
+	/*) cp -L "$path" "$out/lib/" ;;
+	*) echo "$library: not here" >&2 && exit 1 ;;
+	esac
+done
 
 cp scripts/gpu-bundle-run.sh "$out/run.sh"
 chmod 755 "$out/run.sh"
 {
 	echo "kvd $(git describe --always --dirty 2>/dev/null || echo unknown), $(uname -m)"
 	echo "built with $(${CC:-gcc} --version | head -n 1)"
+	echo "brings $("$out/lib/ld.so" --version | head -n 1)"
 } >"$out/VERSION"
+cp scripts/gpu-bundle-readme.txt "$out/README"
 
 kib=$(du -sk "$out" | cut -f1)
 if [ "$kib" -gt "$limit_kib" ]; then
