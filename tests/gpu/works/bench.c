@@ -281,6 +281,29 @@ static void room_latency(void)
 	pair_stop(&p);
 }
 
+/* What a daemon has of the device's memory, whatever it moves: its context. */
+static void context_cost(void)
+{
+	struct rig rig = {.more = options};
+	size_t before = 0, after = 0, total = 0;
+	struct engine e;
+	double begin;
+
+	engine_memory(&e, AT_GPU, 2 * MIB);
+	cu(cuda.drv.mem_info(&before, &total), "cuMemGetInfo");
+	rig_start(&rig, 1, "local");
+	engine_connect(&e, &rig, 0);
+	begin = now_s();
+	well(e.client, engine_register(&e), "region.register");
+	begin = now_s() - begin;
+	cu(cuda.drv.mem_info(&after, &total), "cuMemGetInfo");
+	printf("  the first region took %.0f ms, and %.0f MiB of the device's %.0f\n",
+	       begin * 1e3, ((double)before - (double)after) / (double)MIB,
+	       (double)total / (double)MIB);
+	engine_close(&e);
+	rig_stop(&rig);
+}
+
 /* ---- beside a process that keeps the GPU busy ---- */
 
 /* Fills and copies of its own memory without end: 'c' (then no more) answers how
@@ -329,6 +352,30 @@ static void busy_while(double seconds)
 		(void)poll(NULL, 0, 5);
 }
 
+/* Transfers without a pause: median seconds of one, and the busy process's rounds a second
+ * of the same time. */
+static double run_beside(struct pair *p, const struct form *form, struct helper *helper,
+			 double window_s, double *rate_p)
+{
+	double s[TIMES], warm = now_s() + (cuda.fake ? 0 : 0.5), begin;
+	struct kvd_xfer *xfer;
+	struct rows rows;
+
+	rows_make(&rows, form->bytes, count_of(form), p->bytes);
+	engine_fill(&p->dst, 0xee);
+	xfer = rows_xfer(&rows, &p->src, &p->dst, true);
+	for (int i = 0; i < 3 || now_s() < warm; i++)
+		(void)xfer_run(xfer);
+	(void)busy_rate(helper, now_s());
+	begin = now_s();
+	for (unsigned int i = 0; i < TIMES || now_s() < begin + window_s; i++)
+		s[i % TIMES] = xfer_run(xfer);
+	*rate_p = busy_rate(helper, begin);
+	rows_check(&rows, &p->src, &p->dst);
+	rows_free(&rows);
+	return median(s, TIMES);
+}
+
 static void beside_busy(void)
 {
 	double alone, beside, begin, window = cuda.fake ? 0.1 : 1.0;
@@ -346,10 +393,7 @@ static void beside_busy(void)
 		uint64_t bytes = forms[i].bytes * count_of(&forms[i]);
 		double limit = plain_dtod(bytes), s;
 
-		(void)busy_rate(&helper, now_s());
-		begin = now_s();
-		s = run_form(&p, &forms[i], true);
-		beside = busy_rate(&helper, begin);
+		s = run_beside(&p, &forms[i], &helper, window, &beside);
 		line("beside a busy process", &forms[i], bytes, s, "cuMemcpyDtoD there",
 		     limit, 0);
 		printf("    the busy process did %.1f rounds a second, %.1f alone: slower by "
@@ -376,6 +420,7 @@ const struct work benches[] = {
 	{"staged-shm", "GPU to GPU over shared host memory", staged_shm},
 	{"staged-tcp", "GPU to GPU over TCP", staged_tcp},
 	{"room", "a request of one page", room_latency},
+	{"context", "a daemon's context: time and memory", context_cost},
 	{"busy", "beside a process that fills and copies without end", beside_busy},
 	{"busy-engines", "the same by copy engines alone", beside_busy_engines},
 	{NULL, NULL, NULL},

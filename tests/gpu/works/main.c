@@ -18,7 +18,8 @@
 #include "tests/gpu/works/works.h"
 
 #define EXIT_SKIPPED 77
-#define CASE_S 240u /* one that takes longer hangs */
+#define CASE_S 240u	/* one that takes longer hangs … */
+#define CASE_GPU_S 100u /* … and a machine that is lent is not lent for long */
 
 const struct role roles[] = {
 	{"victim", victim_main},
@@ -96,6 +97,8 @@ static int work_run(const struct work *work)
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		alarm(CASE_S);
 		cuda_start();
+		if (!cuda.fake)
+			alarm(CASE_GPU_S);
 		work->run();
 		fflush(stdout);
 		_exit(0);
@@ -158,6 +161,11 @@ static bool gpu_there(void)
 		printf("driver %d.%d, %d GPUs; %s %s%s\n", cuda.drv.version / 1000,
 		       cuda.drv.version % 1000 / 10, count, cuda.name, cuda.uuid,
 		       cuda.fake ? " (the tests' fake driver: times mean nothing)" : "");
+		for (int i = 0; i < CUDRV_GROUPS; i++)
+			if (!cuda.drv.has[i])
+				printf("without %s: no %s\n",
+				       cudrv_group_name((enum cudrv_group)i),
+				       cuda.drv.missing[i]);
 		fflush(stdout);
 		_exit(0);
 	}

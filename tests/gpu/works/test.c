@@ -316,6 +316,13 @@ static void chunks_in_turn(void)
 	order_stop(&o, &o.dst, 40 % 8, 40);
 }
 
+/* What of a refusal is the driver's to decide is shown, and the fake's word for it is
+ * known. */
+static const char *on_the_fake(const char *words)
+{
+	return cuda.fake ? words : "";
+}
+
 static void event_of_nothing(void)
 {
 	struct kvd_room *send, *recv;
@@ -328,11 +335,11 @@ static void event_of_nothing(void)
 	recv = room_recv(&o.dst, &o.src, 1, 3, NULL);
 	send = room_send(&o.src, 1, 5, &o.wait);
 	room_failed(send, KVD_E_IMPORT, "cuIpcOpenEventHandle");
-	room_failed(recv, KVD_E_IMPORT, "process is gone");
+	room_failed(recv, KVD_E_IMPORT, on_the_fake("process is gone"));
 	recv = room_recv(&o.dst, &o.src, 2, 3, &o.wait);
 	send = room_send(&o.src, 2, 5, NULL);
 	room_failed(recv, KVD_E_IMPORT, "cuIpcOpenEventHandle");
-	room_failed(send, KVD_E_IMPORT, "process is gone");
+	room_failed(send, KVD_E_IMPORT, on_the_fake("process is gone"));
 	order_stop(&o, &o.dst, 3, 0);
 }
 
@@ -516,16 +523,18 @@ static void refusals(void)
 	refused(other.client, &handle, "GPU-00000000-0000-0000-0000-000000000000",
 		cuda.uuid);
 	memset(&handle, 0x5a, sizeof(handle));
-	refused(other.client, &handle, cuda.uuid, "expandable_segments");
+	refused(other.client, &handle, cuda.uuid, on_the_fake("expandable_segments"));
 	helper_start(&helper, "exporter", NULL, NULL);
 	helper_hear(&helper, &in, sizeof(in));
 	helper_kill(&helper);
-	refused(other.client, &in.memory, cuda.uuid, "the exporting process is gone");
+	refused(other.client, &in.memory, cuda.uuid,
+		on_the_fake("the exporting process is gone"));
 	engine_open(&vmm, &rig, 0, AT_GPU_VMM, 2 * MIB);
 	result = cuda.ipc_handle(&handle, vmm.base);
 	printf("    cuIpcGetMemHandle of VMM memory: %s\n", said(result));
 	if (result == CU_SUCCESS)
-		refused(vmm.client, &handle, cuda.uuid, "expandable_segments");
+		refused(vmm.client, &handle, cuda.uuid,
+			on_the_fake("expandable_segments"));
 	engine_close(&vmm);
 	engine_close(&other);
 	rig_stop(&rig);
