@@ -153,8 +153,12 @@ void cluster_free(struct cluster *c)
 		list_foreach_safe(session, &c->nodes[i].kvd.sessions, link)
 			session_end(session, "the test is over");
 	}
-	for (unsigned int i = 0; i < c->count; i++)
+	for (unsigned int i = 0; i < c->count; i++) {
+		const struct metrics *metrics = &c->nodes[i].kvd.metrics;
+
 		cluster_until(c, node_quiet, &c->nodes[i], "sessions drained");
+		assert_int_equal(metrics_get(metrics, METRIC_PEER_PAGES_BYTES), 0);
+	}
 	for (unsigned int i = 0; i < c->count; i++)
 		handshake_close(c->nodes[i].kvd.handshake);
 	for (unsigned int i = 0; i < c->count; i++)
