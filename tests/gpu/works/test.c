@@ -584,6 +584,8 @@ static void still(struct engine *dst)
 		well(dst->client, kvd_command(dst->client, "ping", NULL, 0, &text), "ping");
 		kvd_string_free(text);
 		engine_get(dst, 0, bytes, dst->bytes);
+		if (bytes[0] == 0xee && memcmp(bytes, bytes + 1, dst->bytes - 1) == 0)
+			continue;
 		for (uint64_t at = 0; at < dst->bytes; at++)
 			if (bytes[at] != 0xee)
 				die("byte %ju changed after the end", (uintmax_t)at);
