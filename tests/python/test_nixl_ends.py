@@ -12,7 +12,7 @@ import traceback
 import numpy as np
 import pytest
 
-from conftest import Stopwatch, until
+from conftest import Stopwatch, judging_deaths, until
 from kvd_daemon import Daemon
 from nixl_peer import Peer, agent_of
 from test_nixl import B, GUARD, ROW, SIZE, World, name  # noqa: F401 (B is a fixture)
@@ -93,16 +93,19 @@ def repost_fails(w, handle):
         return True
 
 
+@judging_deaths
 def test_killed_remote_daemon_fails_within_a_second(B):  # noqa: F811
     a, b = own_pair(patient=False)
     with a:
         b.__enter__()
-        w = World((a, b), size=64 << 20)
-        handle = big_write(w, 64 << 20)
-        w.run(handle)
-        b.freeze()
-        w.agent.transfer(handle)
-        b.proc.kill()
+        try:
+            w = World((a, b), size=64 << 20)
+            handle = big_write(w, 64 << 20)
+            w.run(handle)
+            b.freeze()
+            w.agent.transfer(handle)
+        finally:
+            b.proc.kill()
         error, took = failing(w.agent, handle)
         assert isinstance(error, B.nixlRemoteDisconnectError), error
         assert took < 3, took
@@ -116,6 +119,7 @@ def test_killed_remote_daemon_fails_within_a_second(B):  # noqa: F811
         a.expect("")
 
 
+@judging_deaths
 def test_frozen_remote_daemon_is_noticed(B):  # noqa: F811
     a, b = own_pair(patient=False)
     with a, b:
@@ -301,6 +305,7 @@ def test_require_refuses_another_transport(pair, monkeypatch, B):  # noqa: F811
         w.run(w.agent.make_prepped_xfer("WRITE", local, [1], remote, [2]))
 
 
+@judging_deaths
 def test_require_holds_when_a_link_comes_back(B, monkeypatch):  # noqa: F811
     """What was lost is made again, perhaps another way: that is looked at, too."""
     monkeypatch.setenv("KVD_REQUIRE", "shm")
