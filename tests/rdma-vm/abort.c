@@ -174,20 +174,35 @@ static void until_bytes_move(struct engine *engine, struct kvd_room *room)
 	}
 }
 
+/* The receiver may abort at any time: then there is no one to send to. */
+static bool is_refused_since_aborted(struct engine *engine, struct kvd_room *room)
+{
+	struct kvd_room_status st = {0};
+
+	return kvd_last_error(engine->client)->code == KVD_E_STATE &&
+	       !kvd_room_read(room, &st) &&
+	       ((st.flags & KVD_FLAG_ABORTING) || st.state == KVD_FAILED);
+}
+
+static void send_chunk(struct engine *engine, struct kvd_room *room,
+		       const struct kvd_send_args *send)
+{
+	if (kvd_room_send(room, send, NULL) && !is_refused_since_aborted(engine, room))
+		die(engine, "room.send");
+}
+
 static void send_chunks(struct engine *engine, struct kvd_room *room)
 {
 	struct kvd_view view = {.pages = engine->pages, .page_count = FIRST_PAGES};
 	struct kvd_send_args send = {.views = &view, .view_count = 1};
 
-	if (kvd_room_send(room, &send, NULL))
-		die(engine, "room.send");
+	send_chunk(engine, room, &send);
 	view.pages += FIRST_PAGES;
 	view.page_count = PAGES - FIRST_PAGES;
 	view.first_token = FIRST_PAGES * PAGE_TOKENS;
 	send.seq = 1;
 	send.last = true;
-	if (kvd_room_send(room, &send, NULL))
-		die(engine, "room.send");
+	send_chunk(engine, room, &send);
 }
 
 static void send_one(struct engine *engine, uint64_t number, enum kind kind)

@@ -57,10 +57,11 @@ class Command:
     def has(self, words):
         return any(words in line for line in self.lines)
 
-    def wait(self, timeout):
-        """The exit status; Fault when it takes longer."""
-        self.guest.await_(lambda: self.status is not None, timeout,
-                          f"'{self.words[:60]}' does not end", self)
+    def wait(self, timeout, beside=None):
+        """The exit status; Fault when it takes longer. None: the command `beside`,
+        without which this one can only wait, failed."""
+        self.guest.await_(lambda: self.status is not None or (beside and beside.status),
+                          timeout, f"'{self.words[:60]}' does not end", self)
         return self.status
 
     def wait_line(self, words, timeout):

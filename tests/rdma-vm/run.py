@@ -185,7 +185,7 @@ def aborts(pair, sender, receiver, rounds, page=65536):
         recv = pair[receiver].start(f"{program} recv /tmp/kvd/kvd.sock "
                                     f"{endpoint(pair[sender])} {rounds} {first}")
         try:
-            status = recv.wait(60 + 10 * rounds * (1 + 4 * page // MIB))
+            status = recv.wait(60 + 10 * rounds * (1 + 4 * page // MIB), beside=send)
         except rig.Fault as fault:
             raise Failure(f"{fault}\nsend {send.status}: {send.text}; recv: {recv.text}") from fault
         print("# " + recv.text)
