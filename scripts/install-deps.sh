@@ -79,9 +79,9 @@ END
 install()
 {
 	export DEBIAN_FRONTEND=noninteractive
-	apt-get update -q
+	apt-get -o Acquire::Retries=3 update -q
 	# shellcheck disable=SC2086
-	apt-get install -q -y --no-install-recommends "$@"
+	apt-get -o Acquire::Retries=3 install -q -y --no-install-recommends "$@"
 }
 
 case ${1-} in
