@@ -14,7 +14,10 @@
  * rendezvous names the receiver's endpoint: it is lost when that is closed, and
  * out of the reach of our close when it is another than ours. So hellos carry
  * the number of their endpoint, each side goes up to the higher one, and only an
- * answer with our own number counts. Faults of an endpoint count from then on.
+ * answer with our own number counts. Faults of an endpoint count from then on. One
+ * that fails behind the answer that it carried makes a side go up whose peer is
+ * ready already: who is asked by a higher number than its own follows, and where
+ * something was sent by the old endpoint, which may be lost, the peer is.
  *
  * Loss. libucp's error handler, a failed request or a broken rule only mark the
  * peer (net_peer_fail): from then on nothing more is taken in. Its step stops
@@ -258,6 +261,15 @@ static void find_path(struct ucx_peer *peer)
 	free(text); /* open_memstream's own */
 }
 
+/* We were answered, and the other side, which is not ready, has a new endpoint. Numbers
+ * only grow, and it is ready with ours alone: a higher one is no late word of his. */
+static int follow(struct ucx_peer *peer)
+{
+	if (peer->out_seq > 0 || !list_empty(&peer->net.xfers))
+		return err_raise(ERR_PEER, "ucx: %s connects anew", peer->net.name);
+	return err_pass(climb(peer, peer->hello_number));
+}
+
 /* The other side's hello came by the endpoint that pairs with ours: then answer.
  * Else go up to its number, or past it, and ask by the new one. */
 static void answer_hello(struct ucx_peer *peer)
@@ -266,6 +278,10 @@ static void answer_hello(struct ucx_peer *peer)
 	uint16_t flags = opening ? UCX_FLAG_ASK : 0;
 
 	peer->answer_due = false;
+	if (!opening && peer->ep_number < peer->hello_number && follow(peer) < 0) {
+		net_peer_fail_last(&peer->net);
+		return;
+	}
 	if (opening && (!peer->ep || peer->ep_failed ||
 			peer->ep_number != peer->hello_number) &&
 	    climb(peer, peer->hello_number) < 0) {

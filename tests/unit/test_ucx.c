@@ -75,6 +75,55 @@ static void peers_of_one_pair_become_ready(void **state)
 	assert_string_equal(((struct xp_peer_base *)up_b.peer)->path, "tcp lo");
 }
 
+/* Who dialled is ready by an answer whose endpoint fails behind it: the other one has
+ * made a new one when it hears of us again, and must be followed there. */
+static void endpoint_that_fails_behind_its_answer_is_followed(void **state)
+{
+	const struct ucx_frame again = {.type = UCX_HELLO, .flags = UCX_FLAG_ASK, .id = 1,
+					.offset = 512 * KIB};
+	struct ucx_peer *a, *b;
+
+	(void)state;
+	up_connect(&up_b, &up_a, 1, 2);
+	up_connect(&up_a, &up_b, 2, 1);
+	a = (struct ucx_peer *)up_a.peer;
+	b = (struct ucx_peer *)up_b.peer;
+	while (!up_a.ready) { /* and b has not heard that it is */
+		up_b.t->ops->progress(up_b.t, 1);
+		up_a.t->ops->progress(up_a.t, 1);
+	}
+	assert_false(up_b.ready);
+	assert_int_equal(a->ep_number, again.id);
+	b->ep_failed = true;
+	ucx_peer_hello(b, &again); /* a's second hello, late */
+	up_b.t->ops->progress(up_b.t, 0); /* before its answer is looked at */
+	await(up_b.ready);
+	assert_true(b->ep_number > again.id);
+	assert_int_equal(a->ep_number, b->ep_number);
+	assert_false(up_a.lost || up_b.lost);
+	up_every_shape(XP_WRITE, false, false);
+	up_every_shape(XP_READ, false, false);
+}
+
+/* The same, when something was sent by the endpoint that is no good: it may be lost. */
+static void endpoint_that_fails_behind_an_answer_and_a_message_is_the_end(void **state)
+{
+	struct ucx_frame anew = {.type = UCX_HELLO, .flags = UCX_FLAG_ASK,
+				 .offset = 512 * KIB};
+	struct up_op op;
+
+	(void)state;
+	up_join();
+	up_op_init(&op, XP_WRITE, NULL, NULL, NULL);
+	assert_int_equal(up_a.t->ops->post(up_a.peer, &op.op), 0);
+	await(op.done);
+	anew.id = ((struct ucx_peer *)up_a.peer)->ep_number + 1;
+	ucx_peer_hello((struct ucx_peer *)up_a.peer, &anew);
+	await(up_a.lost && up_b.lost);
+	assert_int_equal(up_a.lost_why.code, ERR_PEER);
+	up_rejoin();
+}
+
 static void peer_with_a_wrong_token_is_never_ready(void **state)
 {
 	struct ucx_transport *b = container_of(up_b.t, struct ucx_transport, net.base);
@@ -256,6 +305,8 @@ int main(void)
 		WORLD(probe_shared_memory_transports_are_refused),
 		WORLD(old_libucp_copies_its_messages),
 		WORLD(peers_of_one_pair_become_ready),
+		WORLD(endpoint_that_fails_behind_its_answer_is_followed),
+		WORLD(endpoint_that_fails_behind_an_answer_and_a_message_is_the_end),
 		WORLD(peer_with_a_wrong_token_is_never_ready),
 		WORLD(address_forged_is_refused),
 		PAIR(peer_closed_tells_the_other),
