@@ -208,7 +208,11 @@ static bool connect_with(struct world *world, struct end *victim, uint64_t nth,
 		r = end_peer_open(b, a, true, tokens[0][b->index], tokens[b->index][0],
 				  &err);
 	if (r == 0)
-		CHECK(AWAIT(world, peers_decided(a, b)), "neither ready nor lost");
+		CHECK(AWAIT(world, peers_decided(a, b)),
+		      "neither ready nor lost: A is%s ready, B is%s, allocation %ju of %c",
+		      end_peer(a, b).ready ? "" : " not",
+		      end_peer(b, a).ready ? "" : " not", (uintmax_t)nth,
+		      'A' + (char)victim->index);
 	failed = disarm(victim, nth);
 	CHECK(r == 0 || (failed && err.code == ERR_NOMEM), "peer_open: %s", err.text);
 	CHECK(failed || (r == 0 && both_ready(a, b)), "lost for nothing: %s %s",
