@@ -5,7 +5,8 @@
  * Who dials makes an endpoint and says hello, again and again until it is
  * answered or HELLO_NS are over. Who is dialled waits for a hello with the right
  * token, however long: a forger must not make it give up. Only then it makes its
- * endpoint, answers and asks in turn. A side is ready once its hello was
+ * endpoint, answers and asks in turn, again and again: who dialled may be ready by
+ * then, and ask no more. A side is ready once its hello was
  * answered: then each has proved its token to the other. A hello also tells the
  * largest slice that its sender takes.
  *
@@ -292,6 +293,9 @@ static void answer_hello(struct ucx_peer *peer)
 		flags |= UCX_FLAG_ANSWER;
 	if (flags)
 		say_hello(peer, flags);
+	if (opening)
+		net_peer_watch(&peer->net, loop_now_ns(peer->net.timer.loop) +
+						   peer->hello_again_ns);
 }
 
 /* ---- deadlines ---- */
@@ -300,9 +304,9 @@ static void watch_hello(struct ucx_peer *peer, uint64_t now)
 {
 	struct err err;
 
-	if (!peer->net.dial || sm_state(&peer->net.sm) != NET_PEER_OPENING)
+	if (sm_state(&peer->net.sm) != NET_PEER_OPENING || (!peer->net.dial && !peer->ep))
 		return;
-	if (now < peer->hello_deadline_ns) {
+	if (now < peer->hello_deadline_ns || !peer->net.dial) {
 		if (peer->ep_failed && climb(peer, 0) < 0) {
 			net_peer_fail_last(&peer->net);
 			return;

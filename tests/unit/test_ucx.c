@@ -75,6 +75,30 @@ static void peers_of_one_pair_become_ready(void **state)
 	assert_string_equal(((struct xp_peer_base *)up_b.peer)->path, "tcp lo");
 }
 
+/* Who dialled is ready and asks no more; his answer did not arrive. */
+static void answer_that_was_lost_is_asked_for_again(void **state)
+{
+	struct ucx_transport *transport = container_of(up_b.t, struct ucx_transport, net.base);
+	struct ucx_peer *b;
+
+	(void)state;
+	up_connect(&up_b, &up_a, 1, 2);
+	up_connect(&up_a, &up_b, 2, 1);
+	b = (struct ucx_peer *)up_b.peer;
+	while (!up_a.ready) {
+		up_b.t->ops->progress(up_b.t, 1);
+		up_a.t->ops->progress(up_a.t, 1);
+	}
+	assert_false(up_b.ready);
+	strmap_remove_bytes(&transport->tokens, b->net.token_in, XP_TOKEN_BYTES);
+	await(transport->frames_dropped > 0);
+	assert_int_equal(
+		strmap_put_bytes(&transport->tokens, b->net.token_in, XP_TOKEN_BYTES, b), 0);
+	assert_false(up_b.ready);
+	await(up_b.ready);
+	up_every_shape(XP_WRITE, false, false);
+}
+
 /* Who dialled is ready by an answer whose endpoint fails behind it: the other one has
  * made a new one when it hears of us again, and must be followed there. */
 static void endpoint_that_fails_behind_its_answer_is_followed(void **state)
@@ -305,6 +329,7 @@ int main(void)
 		WORLD(probe_shared_memory_transports_are_refused),
 		WORLD(old_libucp_copies_its_messages),
 		WORLD(peers_of_one_pair_become_ready),
+		WORLD(answer_that_was_lost_is_asked_for_again),
 		WORLD(endpoint_that_fails_behind_its_answer_is_followed),
 		WORLD(endpoint_that_fails_behind_an_answer_and_a_message_is_the_end),
 		WORLD(peer_with_a_wrong_token_is_never_ready),
