@@ -382,12 +382,12 @@ static void fatal_install(void)
 	struct sigaction sa = {.sa_handler = on_fatal, .sa_flags = SA_NODEFER}, was;
 	void *frame;
 
+	sigaction(SIGSEGV, NULL, &was);
+	if (was.sa_handler != SIG_DFL)
+		return; /* a sanitizer's own tells more */
 	backtrace(&frame, 1); /* loads what it needs now, not in a broken heap */
-	for (size_t i = 0; i < ARRAY_LEN(signums); i++) {
-		sigaction(signums[i], NULL, &was);
-		if (was.sa_handler == SIG_DFL) /* a sanitizer's own tells more */
-			sigaction(signums[i], &sa, NULL);
-	}
+	for (size_t i = 0; i < ARRAY_LEN(signums); i++)
+		sigaction(signums[i], &sa, NULL);
 }
 
 static int run_one(const char *name)
