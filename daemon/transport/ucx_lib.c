@@ -56,8 +56,9 @@ static const struct variable environment[] = {
  * the conformance suite's "killed in flight" (five beside each other on two cores);
  * with copied messages in none of 247, with 1.22 in none of 233. RDMA's fetching
  * rendezvous does not ask for this threshold. Copied messages of 8 KiB, libucp's
- * usual ones, run at half the speed, of 64 KiB at 0.9 of it; that is also the
- * longest that a peer takes which was not told otherwise (UCX_TCP_RX_SEG_SIZE).
+ * usual ones, run at half the speed, of 64 KiB at 0.8 to 1.1 of it (make bench
+ * BENCH=ucx); that is also the longest that a peer takes which was not told otherwise
+ * (UCX_TCP_RX_SEG_SIZE).
  */
 static const struct variable environment_before_1_16[] = {
 	{"UCX_ZCOPY_THRESH", "inf", true},
