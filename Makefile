@@ -5,29 +5,28 @@
 # tests.
 include mk/flags.mk
 
-BASE_SRC   := $(wildcard daemon/base/*.c daemon/plan/*.c daemon/cost/*.c)
-DAEMON_SRC := $(BASE_SRC) $(filter-out daemon/main.c,$(wildcard daemon/*.c)) \
-	      $(wildcard gpu/*.c daemon/stage/*.c daemon/transport/*.c proto/*.c)
+BASE_SRC   := $(wildcard daemon/base/*.c daemon/plan/*.c)
+DAEMON_SRC := $(filter-out daemon/main.c,$(wildcard daemon/*.c daemon/*/*.c daemon/*/*/*.c)) \
+	      $(wildcard gpu/*.c proto/*.c lib/*.c)
 CTL_SRC    := $(wildcard ctl/*.c)
 # libkvd: libc and cJSON are all it may need
-LIB_SRC    := $(wildcard proto/client*.c) proto/base64.c daemon/base/err.c daemon/base/mem.c
+LIB_SRC    := $(wildcard lib/*.c) proto/base64.c daemon/base/err.c daemon/base/mem.c
 UNIT_SRC   := $(wildcard tests/unit/test_*.c)
-TESTLIB_SRC := $(wildcard tests/lib/*.c)
+# the simulation's transport and link serve other tests too
+SIMLIB_SRC := $(wildcard tests/sim/fake*.c) tests/sim/link_mem.c
+TESTLIB_SRC := $(wildcard tests/lib/*.c) $(SIMLIB_SRC) tests/gpu/kernels_ref.c
 
 CORE     := $(B)/libkvdcore.a
 TESTLIB_OBJ := $(TESTLIB_SRC:%.c=$(B)/%.o)
 UNIT_BIN := $(UNIT_SRC:tests/unit/%.c=$(B)/unit/%)
 PROGRAMS := $(B)/kvd $(if $(CTL_SRC),$(B)/kvd-ctl)
-# there is a library when there is a client
-LIBKVD   := $(if $(wildcard proto/client*.c),$(B)/libkvd.so.$(SOVERSION))
+LIBKVD   := $(B)/libkvd.so.$(SOVERSION)
 
 .DEFAULT_GOAL := all
 .PHONY: all clean help
 all: $(PROGRAMS) $(LIBKVD) ## build the programs and the library
 # in the build folder -lkvd must find the library too
-ifneq ($(LIBKVD),)
 all: $(B)/libkvd.so
-endif
 
 $(B)/%.o: %.c $(B)/.flags
 	@mkdir -p $(@D)
@@ -51,10 +50,10 @@ $(B)/kvd-ctl: $(CTL_SRC:%.c=$(B)/%.o) $(CORE)
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ $(LIBS)
 
 # -z defs: a symbol that is not in libkvd is a fault here, not at the engine's
-$(B)/libkvd.so.$(SOVERSION): $(LIB_SRC:%.c=$(B)/pic/%.o) proto/libkvd.map
+$(B)/libkvd.so.$(SOVERSION): $(LIB_SRC:%.c=$(B)/pic/%.o) lib/libkvd.map
 	$(SAY) LD $@
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(@F) $(if $(SAN),,-Wl,-z,defs) \
-		-Wl,--version-script,proto/libkvd.map $(filter %.o,$^) -o $@ -lcjson
+		-Wl,--version-script,lib/libkvd.map $(filter %.o,$^) -o $@ -lcjson
 
 $(B)/libkvd.so: $(B)/libkvd.so.$(SOVERSION)
 	$(Q)ln -sf $(<F) $@

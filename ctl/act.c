@@ -16,7 +16,7 @@
 
 #include "ctl/ctl.h"
 #include "daemon/base/mem.h"
-#include "proto/kvd.h"
+#include "lib/kvd.h"
 
 #define INPUT_MAX (1u << 20) /* the daemon takes no longer line */
 

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "proto/kvd.h"
+#include "lib/kvd.h"
 
 #define BENCH_REPS_MAX 10000u
 

@@ -23,7 +23,7 @@
 #include "ctl/ctl.h"
 #include "ctl/plan.h"
 #include "daemon/base/mem.h"
-#include "proto/kvd.h"
+#include "lib/kvd.h"
 
 const struct ctl_command ctl_commands[] = {
 	{"status", "", "the daemon at a glance",

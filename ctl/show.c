@@ -15,7 +15,7 @@
 #include "ctl/ctl.h"
 #include "ctl/table.h"
 #include "daemon/base/mem.h"
-#include "proto/kvd.h"
+#include "lib/kvd.h"
 
 /* ---- values --------------------------------------------------------------------- */
 

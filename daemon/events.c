@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/events.h"
 
-#include "daemon/commands_peer.h"
+#include "daemon/control/commands_peer.h"
 #include "daemon/kvd.h"
-#include "daemon/rooms.h"
-#include "daemon/xfer.h"
+#include "daemon/room/rooms.h"
+#include "daemon/xfer/xfer.h"
 
 static void on_change(void *owner, struct remote *remote)
 {

@@ -4,7 +4,7 @@
 #ifndef KVD_EVENTS_H
 #define KVD_EVENTS_H
 
-#include "daemon/handshake.h"
+#include "daemon/handshake/handshake.h"
 
 struct kvd;
 

@@ -11,8 +11,8 @@
 #include <stdint.h>
 
 #include "daemon/base/list.h"
-#include "daemon/loop.h"
-#include "daemon/metrics.h"
+#include "daemon/loop/loop.h"
+#include "daemon/base/metrics.h"
 
 #define KVD_TRANSPORTS_MAX 8u
 

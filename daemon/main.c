@@ -8,11 +8,11 @@
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/config.h"
+#include "daemon/config/config.h"
 #include "daemon/features.h"
 #include "daemon/kvd.h"
-#include "daemon/lock.h"
-#include "daemon/notify.h"
+#include "daemon/loop/lock.h"
+#include "daemon/loop/notify.h"
 
 /* EX_USAGE and EX_CONFIG of sysexits.h: systemd must not restart after these */
 enum { EXIT_BAD_USAGE = 64, EXIT_BAD_CONFIG = 78 };

@@ -3,7 +3,7 @@
  * daemon's own tables, peer messages from the wire's. */
 #include <stdlib.h>
 
-#include "daemon/commands.h"
+#include "daemon/control/commands.h"
 #include "proto/wire.h"
 
 int main(void)

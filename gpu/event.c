@@ -36,7 +36,7 @@
 #include "daemon/base/list.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/thread.h"
-#include "daemon/loop.h"
+#include "daemon/loop/loop.h"
 #include "gpu/gpu.h"
 
 /* As a step of an engine takes milliseconds, 50 µs of delay are not seen; who waits

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# make demo, and the README's example: programs that see proto/kvd.h only.
+# make demo, and the README's example: programs that see lib/kvd.h only.
 DEMO_BIN := $(B)/demo-prefill $(B)/demo-decode
 
 $(B)/demo-%: $(B)/tests/demo/%.o $(B)/tests/demo/cache.o $(B)/libkvd.so
@@ -17,7 +17,7 @@ demo: ## two daemons, two engines, every byte verified (under a minute)
 	@scripts/demo.sh $(B)
 
 # as an engine outside this tree would: <kvd.h>, nothing else of ours
-$(B)/docs/example.o: CPPFLAGS := -Iproto
+$(B)/docs/example.o: CPPFLAGS := -Ilib -Iproto
 TEST_NEEDS += $(B)/example $(DEMO_BIN)
 
 # libkvd against the real daemon

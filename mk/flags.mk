@@ -15,7 +15,8 @@ SOVERSION := 0
 ifeq ($(origin CC),default)
 CC := gcc
 endif
-CPPFLAGS += -I. -D_GNU_SOURCE -DKVD_VERSION='"$(VERSION)"'
+# proto: kvd.h is installed beside kvd_status.h, and includes it so
+CPPFLAGS += -I. -Iproto -D_GNU_SOURCE -DKVD_VERSION='"$(VERSION)"'
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wconversion \
 	-Wno-sign-conversion -Wvla -Wpointer-arith -Wwrite-strings -Wundef -Werror
 HARDEN := -fstack-protector-strong -fstack-clash-protection

@@ -5,7 +5,7 @@ FAKE_CUDA_SRC := $(wildcard tests/gpu/fake_*.c)
 FAKE_CUDA     := $(B)/fakegpu/libcuda.so.1 $(B)/fakegpu/old/libcuda.so.1
 
 # the kernels' reference, which the fake runs in their place
-$(B)/fakegpu/kernels_ref.o: gpu/kernels_ref.c $(B)/.flags
+$(B)/fakegpu/kernels_ref.o: tests/gpu/kernels_ref.c $(B)/.flags
 	@mkdir -p $(@D)
 	$(SAY) CC '$< (fake)'
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden -MMD -MP -c $< -o $@

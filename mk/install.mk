@@ -14,7 +14,7 @@ TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 SYSCONFDIR  ?= /etc
 
 D = $(DESTDIR)
-PUBLIC_HEADERS := $(wildcard proto/kvd.h proto/kvd_status.h proto/kvd_ring.h)
+PUBLIC_HEADERS := $(wildcard lib/kvd.h proto/kvd_status.h proto/kvd_ring.h)
 MAN_PAGES  := $(wildcard man/*.[1-8])
 DOC_FILES  := $(wildcard README.md ARCHITECTURE.md CHANGELOG.md LICENSE)
 FILL = sed -e 's|@BINDIR@|$(BINDIR)|g' -e 's|@PREFIX@|$(PREFIX)|g' \

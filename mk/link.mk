@@ -3,9 +3,9 @@
 .PHONY: fuzz-link
 FUZZ_LINK := wire peer
 FUZZ_LINK_SECONDS ?= 60
-FUZZ_LINK_SRC := $(wildcard daemon/base/*.c daemon/peer*.c daemon/bootstrap*.c) \
-	daemon/link.c daemon/link_mem.c daemon/loop.c daemon/config.c \
-	daemon/config_table.c daemon/setting.c proto/wire.c
+FUZZ_LINK_SRC := $(wildcard daemon/base/*.c daemon/peer/*.c daemon/bootstrap/*.c) \
+	daemon/link/link.c tests/sim/link_mem.c daemon/loop/loop.c daemon/config/config.c \
+	daemon/config/config_table.c daemon/config/setting.c proto/wire.c
 FUZZ_LINK_FLAGS := -std=gnu11 -O1 -g -fno-omit-frame-pointer \
 	-fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined
 
@@ -23,7 +23,7 @@ fuzz-link: $(FUZZ_LINK:%=build/fuzz/fuzz_%) ## fuzz peer messages and the handsh
 
 # the corpus is a test with any compiler
 $(FUZZ_LINK:%=$(B)/fuzz/replay_%): $(B)/fuzz/replay_%: $(B)/tests/fuzz/fuzz_%.o \
-		$(B)/tests/fuzz/replay.o $(CORE)
+		$(B)/tests/fuzz/replay.o $(B)/tests/sim/link_mem.o $(CORE)
 	@mkdir -p $(@D)
 	$(SAY) LD $@
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ $(LIBS)

@@ -4,17 +4,17 @@
 # PyPI they are skipped by name.
 PYTHON ?= python3
 PYDIR  := build/python
-PYPKG  := $(shell find proto/python -name '*.py' -o -name '*.pyi' -o -name '*.toml' \
-	  2>/dev/null | grep -v '^proto/python/build/')
-PYSRC  := $(wildcard proto/python/src/*.[ch]) $(wildcard proto/client*.[ch]) \
-	  $(wildcard proto/kvd*.h) $(PYPKG)
+PYPKG  := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.toml' \
+	  2>/dev/null | grep -v '^python/build/')
+PYSRC  := $(wildcard python/src/*.[ch]) $(wildcard lib/*.[ch]) \
+	  $(wildcard proto/*.h) $(PYPKG)
 
 TEST_TARGETS += tests/python/run.sh
 TEST_NEEDS   += $(PYDIR)/installed
 
 .PHONY: wheel wheel-check bench-python
 # never fails: tests/python/run.sh tells what is missing
-$(PYDIR)/installed: $(PYSRC) proto/python/README.md
+$(PYDIR)/installed: $(PYSRC) python/README.md
 	@mkdir -p $(@D)
 	$(SAY) VENV $(PYDIR)
 	$(Q)scripts/python-venv.sh $(PYDIR) $(PYTHON) && touch $@ || :

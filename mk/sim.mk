@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The simulation: whole clusters under scripted trouble, in virtual time.
 # make sim [SIM_S=60] [SEED=n]; a failing seed prints its shortest script.
-SIM_SRC := $(wildcard tests/sim/*.c)
+SIM_SRC := $(filter-out $(SIMLIB_SRC),$(wildcard tests/sim/*.c))
 SIM     := $(B)/sim
 SIM_S   ?= 60
 SEED    ?=

@@ -3,8 +3,8 @@
 # sockets. The backend is compiled for the fuzzer, what is below it comes from $(CORE).
 .PHONY: fuzz-tcp
 FUZZ_TCP_SECONDS ?= 60
-FUZZ_TCP_SRC := tests/fuzz/fuzz_tcp.c $(wildcard daemon/transport/tcp*.c) \
-	daemon/transport/spans.c daemon/stage/stage.c daemon/base/cursor.c
+FUZZ_TCP_SRC := tests/fuzz/fuzz_tcp.c $(wildcard daemon/transport/tcp/*.c) \
+	daemon/transport/spans.c daemon/memory/stage.c daemon/base/cursor.c
 
 build/fuzz/fuzz_tcp: $(FUZZ_TCP_SRC) $(CORE)
 	@mkdir -p $(@D)

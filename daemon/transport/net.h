@@ -35,7 +35,7 @@
 #include "daemon/base/idmap.h"
 #include "daemon/base/list.h"
 #include "daemon/base/sm.h"
-#include "daemon/loop.h"
+#include "daemon/loop/loop.h"
 #include "daemon/transport/transport.h"
 
 struct net_peer;

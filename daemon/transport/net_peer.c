@@ -20,7 +20,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
-#include "daemon/config.h"
+#include "daemon/config/config.h"
 
 const struct sm_state net_peer_states[NET_PEER_STATES] = {
 	[NET_PEER_OPENING] = {"opening", SM_TO(NET_PEER_JOINING) | SM_TO(NET_PEER_READY) |

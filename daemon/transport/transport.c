@@ -3,22 +3,7 @@
 
 #include <string.h>
 
-#include "daemon/transport/copy.h"
-#include "daemon/transport/local.h"
-#include "daemon/transport/shm.h"
-#include "daemon/transport/tcp.h"
-#include "daemon/transport/ucx.h"
-#include "daemon/transport/verbs.h"
-
-const struct transport_ops *const transport_table[] = {
-	&local_transport,
-	&shm_transport,
-	&verbs_transport,
-	/* without RDMA faster than UCX, with it verbs is; ucx for who names it */
-	&tcp_transport,
-	&ucx_transport,
-	NULL,
-};
+#include "daemon/memory/copy.h"
 
 static const struct transport_ops *added;
 

@@ -54,7 +54,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/list.h"
 #include "daemon/plan/plan.h"
-#include "daemon/transport/memory.h"
+#include "daemon/memory/memory.h"
 
 struct loop;
 struct offload;

@@ -11,9 +11,9 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/loop.h"
+#include "daemon/loop/loop.h"
 #include "daemon/plan/plan.h"
-#include "daemon/transport/copy.h"
+#include "daemon/memory/copy.h"
 
 #define TOTAL (UINT64_C(64) << 20) /* bytes copied a round */
 #define ROUNDS 9

@@ -17,9 +17,9 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/loop.h"
+#include "daemon/loop/loop.h"
 #include "daemon/plan/plan.h"
-#include "daemon/transport/copy.h"
+#include "daemon/memory/copy.h"
 #include "gpu/gpu.h"
 #include "gpu/import.h"
 #include "tests/gpu/fake_cuda.h"

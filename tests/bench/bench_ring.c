@@ -15,7 +15,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "proto/kvd.h"
+#include "lib/kvd.h"
 
 #define REGION_BYTES (UINT64_C(128) << 20)
 #define ROW 256u

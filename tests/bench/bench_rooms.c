@@ -26,7 +26,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 
-#include "proto/kvd.h"
+#include "lib/kvd.h"
 #include "tests/bench/rows.h"
 
 #define PAGE_BYTES 65536u

@@ -30,7 +30,7 @@
 #include <sys/prctl.h>
 #include <time.h>
 
-#include "proto/kvd.h"
+#include "lib/kvd.h"
 #include "tests/bench/limit.h"
 #include "tests/bench/rows.h"
 

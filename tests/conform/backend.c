@@ -16,11 +16,11 @@
 #include <unistd.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/config.h"
-#include "daemon/offload.h"
-#include "daemon/transport/copy.h"
-#include "daemon/transport/fake.h"
-#include "daemon/transport/tcp_wire.h"
+#include "daemon/config/config.h"
+#include "daemon/loop/offload.h"
+#include "daemon/memory/copy.h"
+#include "tests/sim/fake.h"
+#include "daemon/transport/tcp/tcp_wire.h"
 #include "gpu/gpu.h"
 #include "tests/conform/conform.h"
 

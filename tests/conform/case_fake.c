@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/transport/fake.h"
+#include "tests/sim/fake.h"
 #include "tests/conform/conform.h"
 
 #define LEN (256u << 10)

@@ -19,7 +19,7 @@
 #include <sys/types.h>
 
 #include "daemon/base/list.h"
-#include "daemon/loop.h"
+#include "daemon/loop/loop.h"
 #include "daemon/transport/transport.h"
 #include "tests/conform/puppet.h"
 #include "tests/conform/store.h"

@@ -30,7 +30,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/transport/fake.h"
+#include "tests/sim/fake.h"
 #include "tests/conform/conform.h"
 #include "tests/conform/keeper.h"
 

@@ -4,8 +4,8 @@
 #ifndef TESTS_CONFORM_PUPPET_IMPL_H
 #define TESTS_CONFORM_PUPPET_IMPL_H
 
-#include "daemon/loop.h"
-#include "daemon/offload.h"
+#include "daemon/loop/loop.h"
+#include "daemon/loop/offload.h"
 #include "tests/conform/puppet.h"
 
 struct puppet_peer {

@@ -14,7 +14,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "daemon/transport/memory.h"
+#include "daemon/memory/memory.h"
 
 struct store {
 	enum memory_kind kind;

@@ -23,8 +23,8 @@
 #include <unistd.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/transport/fake.h"
-#include "daemon/transport/memory.h"
+#include "tests/sim/fake.h"
+#include "daemon/memory/memory.h"
 #include "tests/conform/conform.h"
 #include "tests/conform/keeper.h"
 #include "tests/conform/message.h"

@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "proto/kvd.h"
+#include "lib/kvd.h"
 
 #define LAYERS 32u
 #define HEADS 8u

@@ -16,10 +16,10 @@
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/bootstrap.h"
-#include "daemon/link_mem.h"
-#include "daemon/loop.h"
-#include "daemon/peer.h"
+#include "daemon/bootstrap/bootstrap.h"
+#include "tests/sim/link_mem.h"
+#include "daemon/loop/loop.h"
+#include "daemon/peer/peer.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -24,8 +24,8 @@
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/config.h"
-#include "daemon/transport/tcp_impl.h"
+#include "daemon/config/config.h"
+#include "daemon/transport/tcp/tcp_impl.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpu/kernels_ref.h"
+#include "tests/gpu/kernels_ref.h"
 #include "tests/gpu/fake_cuda.h"
 
 #define FATBIN_MAGIC 0xba55ed50u

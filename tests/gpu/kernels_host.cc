@@ -54,7 +54,7 @@ template <typename T> static void atomicMin(T *at, T value)
 #include KERNELS_CU
 
 extern "C" {
-#include "gpu/kernels_ref.h"
+#include "tests/gpu/kernels_ref.h"
 }
 
 /* ---- the machine ---- */

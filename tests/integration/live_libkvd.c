@@ -22,7 +22,7 @@
 
 #include <cmocka.h>
 
-#include "proto/kvd.h"
+#include "lib/kvd.h"
 #include "tests/lib/live_daemon.h"
 
 #define PAGES 64u

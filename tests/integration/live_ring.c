@@ -23,7 +23,7 @@
 
 #include <cmocka.h>
 
-#include "proto/kvd.h"
+#include "lib/kvd.h"
 #include "proto/kvd_ring.h"
 #include "tests/lib/live_daemon.h"
 

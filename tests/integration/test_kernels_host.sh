@@ -20,7 +20,7 @@ compile() # KERNELS PROGRAM
 		>"$out/log" 2>&1
 }
 
-if ! ${CC:-gcc} -std=gnu11 -O2 -I. -c gpu/kernels_ref.c -o "$out/ref.o" ||
+if ! ${CC:-gcc} -std=gnu11 -O2 -I. -c tests/gpu/kernels_ref.c -o "$out/ref.o" ||
 	! compile "$PWD/gpu/kernels.cu" "$out/kernels"; then
 	cat "$out/log"
 	echo "0 passed, 1 failed"

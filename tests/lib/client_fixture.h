@@ -3,7 +3,7 @@
 #ifndef KVD_TESTS_CLIENT_FIXTURE_H
 #define KVD_TESTS_CLIENT_FIXTURE_H
 
-#include "proto/client.h"
+#include "lib/client.h"
 #include "tests/lib/fake_kvd.h"
 
 #define OK "{\"id\":%ID%,\"ok\":true" /* the beginning of an answer */

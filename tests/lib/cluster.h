@@ -12,12 +12,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "daemon/config.h"
-#include "daemon/handshake.h"
+#include "daemon/config/config.h"
+#include "daemon/handshake/handshake.h"
 #include "daemon/kvd.h"
-#include "daemon/link_mem.h"
-#include "daemon/session.h"
-#include "daemon/transport/fake.h"
+#include "tests/sim/link_mem.h"
+#include "daemon/session/session.h"
+#include "tests/sim/fake.h"
 
 #define CLUSTER_NODES_MAX 40 /* the dead among them */
 

@@ -24,9 +24,9 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
-#include "daemon/control.h"
-#include "daemon/loop.h"
-#include "daemon/offload.h"
+#include "daemon/control/control.h"
+#include "daemon/loop/loop.h"
+#include "daemon/loop/offload.h"
 #include "proto/json.h"
 #include "tests/lib/tmp.h"
 

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #include "daemon/base/list.h"
-#include "daemon/config.h"
+#include "daemon/config/config.h"
 #include "daemon/kvd.h"
 
 struct mini { /* the daemon */

@@ -16,8 +16,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "daemon/loop.h"
-#include "daemon/transport/verbs_lib.h"
+#include "daemon/loop/loop.h"
+#include "daemon/transport/verbs/verbs_lib.h"
 
 struct fake_verbs_rules {
 	int max_sge, max_qp_wr, max_cqe, max_rd_atom;

@@ -9,7 +9,7 @@
 
 #include <sys/types.h>
 
-#include "proto/kvd.h"
+#include "lib/kvd.h"
 
 struct live_daemon {
 	char dir[64], config[96], socket[96], log[96];

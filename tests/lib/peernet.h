@@ -7,9 +7,9 @@
 #ifndef KVD_TESTS_PEERNET_H
 #define KVD_TESTS_PEERNET_H
 
-#include "daemon/link_mem.h"
-#include "daemon/loop.h"
-#include "daemon/peer.h"
+#include "tests/sim/link_mem.h"
+#include "daemon/loop/loop.h"
+#include "daemon/peer/peer.h"
 
 #define PEERNET_NODES 4
 #define PEERNET_DELAY_NS 50000u

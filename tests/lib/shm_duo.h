@@ -17,7 +17,7 @@
 #include <cmocka.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/transport/shm_private.h"
+#include "daemon/transport/shm/shm_private.h"
 
 #define DUO_KIB (UINT64_C(1) << 10)
 #define DUO_MIB (UINT64_C(1) << 20)

@@ -20,9 +20,9 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/bootstrap.h"
-#include "daemon/rooms_impl.h"
-#include "daemon/xfer_impl.h"
+#include "daemon/bootstrap/bootstrap.h"
+#include "daemon/room/rooms_impl.h"
+#include "daemon/xfer/xfer_impl.h"
 
 static const struct cache geometry = {.layers = 2,
 				      .pages = 16,

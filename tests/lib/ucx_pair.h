@@ -14,9 +14,9 @@
 
 #include <cmocka.h>
 
-#include "daemon/config.h"
-#include "daemon/loop.h"
-#include "daemon/transport/ucx_impl.h"
+#include "daemon/config/config.h"
+#include "daemon/loop/loop.h"
+#include "daemon/transport/ucx/ucx_impl.h"
 
 #define KIB (UINT64_C(1) << 10)
 #define MIB (UINT64_C(1) << 20)

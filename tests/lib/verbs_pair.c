@@ -11,7 +11,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
-#include "daemon/transport/copy.h"
+#include "daemon/memory/copy.h"
 
 struct vp_node vp_a, vp_b;
 struct loop *vp_loop;

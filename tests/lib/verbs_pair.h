@@ -16,9 +16,9 @@
 #include <cmocka.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/config.h"
-#include "daemon/loop.h"
-#include "daemon/transport/verbs_impl.h"
+#include "daemon/config/config.h"
+#include "daemon/loop/loop.h"
+#include "daemon/transport/verbs/verbs_impl.h"
 #include "tests/lib/fake_verbs.h"
 
 #define VP_KIB (UINT64_C(1) << 10)

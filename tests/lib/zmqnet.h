@@ -8,10 +8,10 @@
 
 #include <sys/types.h>
 
-#include "daemon/config.h"
-#include "daemon/link.h"
-#include "daemon/loop.h"
-#include "daemon/peer.h"
+#include "daemon/config/config.h"
+#include "daemon/link/link.h"
+#include "daemon/loop/loop.h"
+#include "daemon/peer/peer.h"
 
 #define ZMQNET_DEADLINE_NS (20 * LOOP_NS_PER_S)
 

@@ -27,7 +27,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "proto/kvd.h"
+#include "lib/kvd.h"
 
 #define PAGES 1024u
 #define PAGE_TOKENS 16u

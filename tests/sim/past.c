@@ -10,8 +10,8 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/handshake_impl.h"
-#include "daemon/rooms_impl.h"
+#include "daemon/handshake/handshake_impl.h"
+#include "daemon/room/rooms_impl.h"
 #include "proto/wire.h"
 #include "tests/sim/sim.h"
 

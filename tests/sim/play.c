@@ -22,9 +22,9 @@
 #include <sys/mman.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/offload.h"
-#include "daemon/rooms.h"
-#include "daemon/status.h"
+#include "daemon/loop/offload.h"
+#include "daemon/room/rooms.h"
+#include "daemon/session/status.h"
 #include "tests/sim/sim.h"
 
 #define PAGE_BYTES (64u * 4096u)    /* of the status page: slots are used in order */

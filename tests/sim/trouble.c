@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/offload.h"
+#include "daemon/loop/offload.h"
 #include "tests/sim/sim.h"
 
 static struct transport *data_of(struct sim *sim, unsigned int place)

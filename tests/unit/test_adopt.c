@@ -7,7 +7,7 @@
  * Rights are taken from single threads by seccomp filters, so that what a process
  * without userfaultfd sees is tested by root too.
  */
-#include "proto/kvd.h"
+#include "lib/kvd.h"
 
 #include <dlfcn.h>
 #include <errno.h>

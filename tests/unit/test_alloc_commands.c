@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/commands.h"
+#include "daemon/control/commands.h"
 #include "tests/lib/starve.h"
 
 #define LINES_MAX 8

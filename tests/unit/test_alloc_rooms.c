@@ -17,9 +17,9 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/offload.h"
-#include "daemon/peer.h"
-#include "daemon/rooms_impl.h"
+#include "daemon/loop/offload.h"
+#include "daemon/peer/peer.h"
+#include "daemon/room/rooms_impl.h"
 #include "tests/lib/cluster.h"
 
 #define MS LOOP_NS_PER_MS

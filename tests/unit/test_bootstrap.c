@@ -14,8 +14,8 @@
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/bootstrap.h"
-#include "daemon/link_mem.h"
+#include "daemon/bootstrap/bootstrap.h"
+#include "tests/sim/link_mem.h"
 
 #define MS LOOP_NS_PER_MS
 #define NODES 3

@@ -4,7 +4,7 @@
  * callbacks, regions, pools, memory, layouts. What is sent is compared as text,
  * so that a change of the protocol shows here.
  */
-#include "proto/kvd.h"
+#include "lib/kvd.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -24,7 +24,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
-#include "proto/client.h"
+#include "lib/client.h"
 #include "tests/lib/client_fixture.h"
 #include "tests/lib/tmp.h"
 

@@ -4,7 +4,7 @@
  * connections and daemons, transfers. What is read from the status page is
  * written by the test, word by word.
  */
-#include "proto/kvd.h"
+#include "lib/kvd.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -4,7 +4,7 @@
  * and a sweep in which, command by command, each allocation fails once: every
  * request is answered or its connection closed, and nothing is left behind.
  */
-#include "daemon/commands.h"
+#include "daemon/control/commands.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -20,9 +20,9 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/brief.h"
-#include "daemon/control.h"
-#include "daemon/session.h"
+#include "daemon/control/brief.h"
+#include "daemon/control/control.h"
+#include "daemon/session/session.h"
 #include "proto/json.h"
 #include "tests/lib/control_client.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The option table, the file parser and the checks over the whole struct. */
-#include "daemon/config.h"
+#include "daemon/config/config.h"
 
 #include <errno.h>
 #include <grp.h>

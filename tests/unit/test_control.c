@@ -4,7 +4,7 @@
  * does, it gets an error or is closed with a reason, a well-behaved neighbour is
  * served meanwhile, and no descriptor is left (mini_stop counts them).
  */
-#include "daemon/control.h"
+#include "daemon/control/control.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -25,7 +25,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
-#include "daemon/session.h"
+#include "daemon/session/session.h"
 #include "proto/json.h"
 #include "tests/lib/control_client.h"
 

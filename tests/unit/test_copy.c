@@ -3,7 +3,7 @@
  * copy: every kind of memory to every other, checked byte by byte against the
  * plan's own walk; bounds; fairness, cancel and faults.
  */
-#include "daemon/transport/copy.h"
+#include "daemon/memory/copy.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -20,9 +20,9 @@
 #include <cmocka.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/loop.h"
-#include "daemon/transport/numa.h"
-#include "daemon/transport/tokens.h"
+#include "daemon/loop/loop.h"
+#include "daemon/memory/numa.h"
+#include "daemon/memory/tokens.h"
 #include "tests/lib/tmp.h"
 
 #define KIB (UINT64_C(1) << 10)

@@ -4,7 +4,7 @@
  * them, cancel, a device that fails, and each call of the driver failed once; with
  * copy engines alone, and with kernels for the short rows.
  */
-#include "daemon/transport/copy.h"
+#include "daemon/memory/copy.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -23,7 +23,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/loop.h"
+#include "daemon/loop/loop.h"
 #include "gpu/gpu.h"
 #include "gpu/pin.h"
 #include "tests/gpu/fake_cuda.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Jobs that the loop's own thread copies: which, when, and what their owner sees; and
  * copiers that are not made. */
-#include "daemon/transport/copy.h"
+#include "daemon/memory/copy.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-#include "daemon/loop.h"
+#include "daemon/loop/loop.h"
 
 #define PAGE_BYTES (UINT64_C(64) << 10)
 #define ROW_BYTES 256u

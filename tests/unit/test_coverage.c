@@ -10,7 +10,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
-#include "daemon/coverage.h"
+#include "daemon/plan/coverage.h"
 
 #define TOKENS 200u
 #define LAYER_COUNT 5u

@@ -12,8 +12,8 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
-#include "daemon/dlist.h"
-#include "daemon/search.h"
+#include "daemon/xfer/dlist.h"
+#include "daemon/xfer/search.h"
 #include "proto/base64.h"
 
 static struct dlist *make(const struct dlist_entry *entries, uint32_t n)

@@ -16,7 +16,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/loop.h"
+#include "daemon/loop/loop.h"
 #include "gpu/gpu.h"
 #include "tests/gpu/fake_cuda.h"
 #include "tests/lib/gpu_owner.h"

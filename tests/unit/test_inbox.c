@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The line that a client is sending: how its buffer grows, and goes. */
-#include "daemon/inbox.h"
+#include "daemon/control/inbox.h"
 
 #include <errno.h>
 #include <setjmp.h>

@@ -16,8 +16,8 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/loop.h"
-#include "daemon/transport/copy.h"
+#include "daemon/loop/loop.h"
+#include "daemon/memory/copy.h"
 #include "gpu/gpu.h"
 #include "tests/gpu/fake_cuda.h"
 #include "tests/lib/gpu_owner.h"

@@ -3,7 +3,7 @@
  * The kernels' arithmetic, on the CPU that runs every lane of it, against a loop
  * over bytes; the lists that a lane makes of rows; and the image that nvcc made.
  */
-#include "gpu/kernels_ref.h"
+#include "tests/gpu/kernels_ref.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

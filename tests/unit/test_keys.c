@@ -10,7 +10,7 @@
 #include <time.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/handshake_impl.h"
+#include "daemon/handshake/handshake_impl.h"
 
 #define MANY 4096u
 

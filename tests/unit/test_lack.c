@@ -14,9 +14,9 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/peer_impl.h"
-#include "daemon/room.h"
-#include "daemon/rooms.h"
+#include "daemon/peer/peer_impl.h"
+#include "daemon/room/room.h"
+#include "daemon/room/rooms.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/cluster.h"
 

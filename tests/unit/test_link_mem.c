@@ -12,8 +12,8 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
-#include "daemon/link_mem.h"
-#include "daemon/loop.h"
+#include "tests/sim/link_mem.h"
+#include "daemon/loop/loop.h"
 
 #define A "tcp://a:1"
 #define B "tcp://b:1"

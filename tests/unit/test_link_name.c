@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* link_name in virtual time; the questions to the resolver end here, and are answered when the
  * case says so. */
-#include "daemon/link_name.h"
+#include "daemon/link/link_name.h"
 
 #include <errno.h>
 #include <netdb.h>
@@ -17,8 +17,8 @@
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/lookup.h"
-#include "daemon/loop.h"
+#include "daemon/loop/lookup.h"
+#include "daemon/loop/loop.h"
 
 #define S LOOP_NS_PER_S
 #define QUESTIONS_MAX 1000

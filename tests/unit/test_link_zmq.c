@@ -26,7 +26,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/link_curve.h"
+#include "daemon/link/link_curve.h"
 #include "tests/lib/zmqnet.h"
 
 #define MS LOOP_NS_PER_MS

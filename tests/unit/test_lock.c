@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One daemon a name, also after one died without a word. */
-#include "daemon/lock.h"
+#include "daemon/loop/lock.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -3,7 +3,7 @@
  * The loop, real and virtual. Cases on real time wait for a condition through
  * the loop itself and bound it with a timer that fails the case.
  */
-#include "daemon/loop.h"
+#include "daemon/loop/loop.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Descriptors that the loop watches, no longer watches, and meets again. */
-#include "daemon/loop.h"
+#include "daemon/loop/loop.h"
 
 #include <pthread.h>
 #include <setjmp.h>

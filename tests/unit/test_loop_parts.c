@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Turns of the loop in which callbacks take longer than they may. */
-#include "daemon/loop.h"
+#include "daemon/loop/loop.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

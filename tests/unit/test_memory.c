@@ -3,7 +3,7 @@
  * memory: what is refused and why, that pages are there after an import, and
  * that a cut mapping kills itself only.
  */
-#include "daemon/transport/memory.h"
+#include "daemon/memory/memory.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +22,7 @@
 #include <cmocka.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/transport/settle.h"
+#include "daemon/memory/settle.h"
 #include "tests/lib/tmp.h"
 
 #define KIB (UINT64_C(1) << 10)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* systemd's two protocols, against sockets of our own. */
-#include "daemon/notify.h"
+#include "daemon/loop/notify.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* numa: what the kernel's tree of nodes says, from trees of the test's own. */
-#include "daemon/transport/numa.h"
+#include "daemon/memory/numa.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

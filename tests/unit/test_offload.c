@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Helper threads: order, cancel, errors, teardown with work left. */
-#include "daemon/offload.h"
+#include "daemon/loop/offload.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/loop.h"
+#include "daemon/loop/loop.h"
 
 struct task {
 	struct offload_job job;

@@ -15,9 +15,9 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/handshake_impl.h"
-#include "daemon/rooms_impl.h"
-#include "daemon/share.h"
+#include "daemon/handshake/handshake_impl.h"
+#include "daemon/room/rooms_impl.h"
+#include "daemon/session/share.h"
 #include "proto/kvd_status.h"
 #include "proto/wire.h"
 #include "tests/lib/cluster.h"

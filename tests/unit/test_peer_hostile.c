@@ -16,9 +16,9 @@
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/link_mem.h"
-#include "daemon/loop.h"
-#include "daemon/peer.h"
+#include "tests/sim/link_mem.h"
+#include "daemon/loop/loop.h"
+#include "daemon/peer/peer.h"
 #include "tests/lib/peernet.h"
 
 #define MS LOOP_NS_PER_MS

@@ -15,7 +15,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
-#include "daemon/peer.h"
+#include "daemon/peer/peer.h"
 #include "tests/lib/peernet.h"
 
 #define MS LOOP_NS_PER_MS

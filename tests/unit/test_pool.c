@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pools through the control socket: layouts against regions, pins, rooms, ends. */
-#include "daemon/pool.h"
+#include "daemon/session/pool.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/session.h"
+#include "daemon/session/session.h"
 #include "tests/lib/control_client.h"
 
 /* Two buffers of 64 KiB: 16 pages of 16 tokens, one head of 256 bytes; k and v. */

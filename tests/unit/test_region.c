@@ -5,7 +5,7 @@
  * are stand-ins that count registrations, so that nothing can be freed under a
  * pretended DMA unseen.
  */
-#include "daemon/region.h"
+#include "daemon/session/region.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -21,8 +21,8 @@
 #include <cmocka.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/region_map.h"
-#include "daemon/session.h"
+#include "daemon/session/region_map.h"
+#include "daemon/session/session.h"
 #include "tests/lib/control_client.h"
 
 #define MIB (1 << 20)

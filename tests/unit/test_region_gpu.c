@@ -3,7 +3,7 @@
  * Regions of GPU memory through the control socket, over the fake driver: both
  * kinds, shares of one allocation, every refusal, and their end.
  */
-#include "daemon/region.h"
+#include "daemon/session/region.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -16,7 +16,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/session.h"
+#include "daemon/session/session.h"
 #include "gpu/gpu.h"
 #include "gpu/import.h"
 #include "proto/base64.h"

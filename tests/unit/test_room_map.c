@@ -12,7 +12,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
-#include "daemon/room_map.h"
+#include "daemon/room/room_map.h"
 
 /* Views kv (16 pages of 4 tokens) and aux (4 slots of one). */
 static struct layout layout = {

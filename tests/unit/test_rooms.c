@@ -12,8 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/offload.h"
-#include "daemon/rooms.h"
+#include "daemon/loop/offload.h"
+#include "daemon/room/rooms.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/cluster.h"
 

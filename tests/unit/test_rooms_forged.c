@@ -16,9 +16,9 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/room.h"
-#include "daemon/room_wire.h"
-#include "daemon/rooms.h"
+#include "daemon/room/room.h"
+#include "daemon/room/room_wire.h"
+#include "daemon/room/rooms.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/cluster.h"
 

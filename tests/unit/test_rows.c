@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rows: every length, alignment and stride gives the bytes that a plain loop
  * gives, and touches none besides. */
-#include "daemon/transport/rows.h"
+#include "daemon/memory/rows.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -9,9 +9,9 @@
 #include <errno.h>
 #include <string.h>
 
-#include "daemon/region.h"
-#include "daemon/sched.h"
-#include "daemon/wait.h"
+#include "daemon/session/region.h"
+#include "daemon/handshake/sched.h"
+#include "daemon/session/wait.h"
 
 #define OPS 256
 

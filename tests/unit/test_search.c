@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where rows lie: found in the innermost region, held while used, and not counted when
  * the region has gone meanwhile. */
-#include "daemon/search.h"
+#include "daemon/xfer/search.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,10 +13,10 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
-#include "daemon/handshake.h"
-#include "daemon/region.h"
-#include "daemon/region_map.h"
-#include "daemon/session.h"
+#include "daemon/handshake/handshake.h"
+#include "daemon/session/region.h"
+#include "daemon/session/region_map.h"
+#include "daemon/session/session.h"
 
 #define REGIONS 4
 

@@ -4,7 +4,7 @@
  * child, memory that goes while the process stays. Engines are child processes;
  * ends are timed against the two seconds that invariant 4 allows.
  */
-#include "daemon/session.h"
+#include "daemon/session/session.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -23,10 +23,10 @@
 #include <cmocka.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/commands.h"
-#include "daemon/control.h"
-#include "daemon/session_watch.h"
-#include "daemon/status.h"
+#include "daemon/control/commands.h"
+#include "daemon/control/control.h"
+#include "daemon/session/session_watch.h"
+#include "daemon/session/status.h"
 #include "tests/lib/control_client.h"
 
 static int start(void **state)

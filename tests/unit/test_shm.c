@@ -3,7 +3,7 @@
  * shm: bytes, order, bounds and refusals, between two transports in one process.
  * (tests/conform runs the cases that all backends share, in two processes.)
  */
-#include "daemon/transport/shm_private.h"
+#include "daemon/transport/shm/shm_private.h"
 
 #include <unistd.h>
 

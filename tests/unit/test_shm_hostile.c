@@ -3,7 +3,7 @@
  * shm: connecting with the right token and with others, and a hostile peer that
  * is a bare socket: it loses itself, no fd, and nobody else.
  */
-#include "daemon/transport/shm_private.h"
+#include "daemon/transport/shm/shm_private.h"
 
 #include <fcntl.h>
 #include <unistd.h>

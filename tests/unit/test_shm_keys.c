@@ -2,7 +2,7 @@
 /*
  * shm: keys and mappings: who gets a file, what is refused, what a cut one costs.
  */
-#include "daemon/transport/shm_private.h"
+#include "daemon/transport/shm/shm_private.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

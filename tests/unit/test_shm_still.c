@@ -3,7 +3,7 @@
  * shm: "terminal means still": what may be written, and what may count, after a
  * cancel, a revoke, a close; each way that bytes go, caught in the middle.
  */
-#include "daemon/transport/shm_private.h"
+#include "daemon/transport/shm/shm_private.h"
 
 #include <sched.h>
 

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/stage/stage.h"
+#include "daemon/memory/stage.h"
 
 #define MEMORY (UINT64_C(1) << 20)
 #define BUFFERS 2u

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The status page as its reader finds it: another mapping, read-only. */
-#include "daemon/status.h"
+#include "daemon/session/status.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -19,7 +19,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
-#include "daemon/transport/tcp_impl.h"
+#include "daemon/transport/tcp/tcp_impl.h"
 
 #define STREAMS 2u
 #define FRAME 100000u

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "daemon/transport/tcp_impl.h"
+#include "daemon/transport/tcp/tcp_impl.h"
 
 #define STREAMS 4u
 

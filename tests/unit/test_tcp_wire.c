@@ -17,7 +17,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
-#include "daemon/transport/tcp_wire.h"
+#include "daemon/transport/tcp/tcp_wire.h"
 
 static uint64_t random_word(void)
 {

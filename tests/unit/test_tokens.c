@@ -3,7 +3,7 @@
  * tokens: two daemons of one host are two descriptions of one file. Times are
  * the test's.
  */
-#include "daemon/transport/tokens.h"
+#include "daemon/memory/tokens.h"
 #include "tests/lib/tmp.h"
 
 #include <errno.h>

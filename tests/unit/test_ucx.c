@@ -11,7 +11,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
-#include "daemon/transport/ucx_lib.h"
+#include "daemon/transport/ucx/ucx_lib.h"
 
 /* ---- connection ---- */
 

@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 
 #include "daemon/base/err.h"
-#include "daemon/transport/verbs_look.h"
+#include "daemon/transport/verbs/verbs_look.h"
 #include "gpu/gpu.h"
 #include "gpu/import.h"
 

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "daemon/base/err.h"
-#include "daemon/transport/verbs_pool.h"
+#include "daemon/transport/verbs/verbs_pool.h"
 
 #define DEAR 100000u /* ns: any row is cheaper to copy */
 #define CHEAP 2u

@@ -16,8 +16,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "daemon/region.h"
-#include "daemon/xfer_impl.h"
+#include "daemon/session/region.h"
+#include "daemon/xfer/xfer_impl.h"
 #include "proto/base64.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/cluster.h"

@@ -21,7 +21,7 @@
 #include <sys/types.h>
 
 #include "gpu/cudrv.h"
-#include "proto/kvd.h"
+#include "lib/kvd.h"
 #include "tests/gpu/engine_calls.h"
 
 #define KIB (UINT64_C(1) << 10)

@@ -16,7 +16,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "proto/kvd.h"
+#include "lib/kvd.h"
 
 #define PAGE_TOKENS 16u
 

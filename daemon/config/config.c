@@ -1,0 +1,621 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Loading goes in three steps. Defaults: every row's preset is parsed by the
+ * same code as a file's line, so a default cannot be outside its own limits.
+ * The file: inih splits the lines, one handler finds the row and parses; the
+ * line of each option is kept for the third step. Checks: a table of functions
+ * over the whole struct, each refusing one impossible combination and naming
+ * the line that made it so.
+ *
+ * All problems are found in one go and told one by one; the first is the
+ * error. Nothing is half applied: the caller's struct is written at the end.
+ *
+ * inih cuts lines at a fixed length, joins indented ones and says only the line
+ * number of a syntax error. So the file is read here, and inih gets whole lines
+ * from a reader that counts them and refuses what it would cut.
+ */
+#include "daemon/config/config.h"
+
+#include <arpa/inet.h>
+#include <assert.h>
+#include <errno.h>
+#include <grp.h>
+#include <ini.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+
+#define FILE_MAX_BYTES (1u << 20)
+#define LINE_MAX_BYTES 4096
+#define OPTIONS_MAX 96u
+
+static const char *const known_transports[] = {"local", "shm", "verbs",
+					       "ucx",	"tcp", NULL};
+
+struct load {
+	struct config config;
+	const struct config_source *source;
+	const char *path; /* shown in front of each problem */
+	const struct setting *options;
+	size_t count;
+	unsigned int line[OPTIONS_MAX]; /* where it was set; 0 = default */
+	unsigned int problems;
+	struct err first; /* of the earliest line */
+	unsigned int first_line;
+	/* the reader's */
+	const char *next, *end;
+	unsigned int at_line;
+};
+
+/* ---- problems ---- */
+
+static void problem(struct load *load, unsigned int line, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
+
+static void problem(struct load *load, unsigned int line, const char *fmt, ...)
+{
+	char what[ERR_TEXT_MAX], where[CONFIG_PATH_BYTES + 16] = "";
+	struct err err;
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(what, sizeof(what), fmt, ap);
+	va_end(ap);
+	if (line)
+		snprintf(where, sizeof(where), "%s:%u: ", load->path, line);
+	else if (load->path)
+		snprintf(where, sizeof(where), "%s: ", load->path);
+	err_set(&err, ERR_CONFIG, "%s%s", where, what);
+	if (!load->problems++ || line < load->first_line) {
+		load->first = err;
+		load->first_line = line;
+	}
+	if (load->source->on_problem)
+		load->source->on_problem(load->source->arg, err.text);
+}
+
+static size_t row_of(const struct load *load, const char *name)
+{
+	size_t i = 0;
+
+	while (i < load->count && strcmp(load->options[i].name, name) != 0)
+		i++;
+	return i;
+}
+
+/* Of the options named, the line set last: that one made the combination. */
+static unsigned int line_of(const struct load *load, const char *a, const char *b)
+{
+	unsigned int line_a = load->line[row_of(load, a)];
+	unsigned int line_b = load->line[row_of(load, b)];
+
+	return line_a > line_b ? line_a : line_b;
+}
+
+/* ---- the file ---- */
+
+static void set_option(struct load *load, size_t row, const char *value)
+{
+	const struct setting *setting = &load->options[row];
+
+	if (load->line[row]) {
+		problem(load, load->at_line, "%s: set already in line %u", setting->name,
+			load->line[row]);
+		return;
+	}
+	load->line[row] = load->at_line;
+	if (setting_parse(setting, value, &load->config) < 0)
+		problem(load, load->at_line, "%s = %.60s: %s", setting->name, value,
+			err_last()->text);
+}
+
+static int on_pair(void *arg, const char *section, const char *name, const char *value)
+{
+	struct load *load = arg;
+	size_t row = row_of(load, name);
+
+	if (row == load->count)
+		problem(load, load->at_line,
+			"%.60s: no such option (kvd --print-config lists all)", name);
+	else if (strcmp(load->options[row].section, section) != 0)
+		problem(load, load->at_line, "%s: belongs into [%s], not [%.60s]", name,
+			load->options[row].section, section);
+	else
+		set_option(load, row, value);
+	return 1;
+}
+
+/* inih's fgets: one whole line a call. */
+static char *next_line(char *buf, int size, void *arg)
+{
+	struct load *load = arg;
+	const char *eol;
+	size_t len;
+
+	if (load->next == load->end)
+		return NULL;
+	load->at_line++;
+	eol = memchr(load->next, '\n', (size_t)(load->end - load->next));
+	len = (size_t)((eol ? eol : load->end) - load->next);
+	if (memchr(load->next, 0, len) || len + 3 > (size_t)size) {
+		problem(load, load->at_line, "a NUL byte, or over %d bytes", size - 3);
+		len = 0;
+		buf[0] = '\0';
+	} else {
+		memcpy(buf, load->next, len);
+	}
+	buf[len] = '\n';
+	buf[len + 1] = '\0';
+	load->next = eol ? eol + 1 : load->end;
+	return buf;
+}
+
+/* The file's bytes; ERR_CONFIG with its name. */
+static int read_file(const char *path, char **text_p, size_t *len_p)
+{
+	cleanup_free char *text = mem_zalloc(FILE_MAX_BYTES + 1);
+	FILE *file;
+	size_t len;
+	int no;
+
+	if (!text)
+		return err_pass(-ENOMEM);
+	file = fopen(path, "re");
+	if (!file)
+		return err_raise(ERR_CONFIG, "%s: %s", path, strerror(errno));
+	errno = 0;
+	len = fread(text, 1, FILE_MAX_BYTES + 1, file);
+	no = ferror(file) ? errno : 0;
+	fclose(file);
+	if (no)
+		return err_raise(ERR_CONFIG, "%s: %s", path, strerror(no));
+	if (len > FILE_MAX_BYTES)
+		return err_raise(ERR_CONFIG, "%s: over %u bytes", path, FILE_MAX_BYTES);
+	*text_p = mem_steal(text);
+	*len_p = len;
+	return 0;
+}
+
+static int load_file(struct load *load)
+{
+	static char comments[] = ";#";
+	cleanup_free char *text = NULL;
+	size_t len = 0;
+	int r = read_file(load->path, &text, &len);
+
+	if (r < 0)
+		return err_pass(r);
+	load->next = text;
+	load->end = text + len;
+	ini_use_stack = false; /* its stack buffer holds 200 bytes */
+	ini_initial_alloc = LINE_MAX_BYTES;
+	ini_max_line = LINE_MAX_BYTES;
+	ini_allow_realloc = false;
+	ini_allow_multiline = false;
+	ini_allow_no_value = false;
+	ini_inline_comment_prefixes = comments;
+	r = ini_parse_stream(next_line, load, on_pair, load);
+	if (r == -2)
+		return err_raise(ERR_NOMEM, "%s: no memory to read it", load->path);
+	if (r > 0)
+		problem(load, (unsigned int)r, "neither [section] nor option = value");
+	return 0;
+}
+
+/* Where to read from: load->path, or NULL for defaults only. */
+static void find_file(struct load *load, const char *name)
+{
+	struct config *config = &load->config;
+
+	load->path = load->source->path;
+	if (!load->path)
+		load->path = getenv("KVD_CONFIG");
+	if (load->path && *load->path) {
+		snprintf(config->path, sizeof(config->path), "%s", load->path);
+		return;
+	}
+	snprintf(config->path, sizeof(config->path), "/etc/kvd/%s.conf", name);
+	if (access(config->path, F_OK) != 0)
+		snprintf(config->path, sizeof(config->path), "/etc/kvd/kvd.conf");
+	if (access(config->path, F_OK) != 0)
+		config->path[0] = '\0';
+	load->path = config->path[0] ? config->path : NULL;
+}
+
+/* ---- combinations ---- */
+
+static bool name_is_valid(const char *name)
+{
+	return *name && *name != '.' &&
+	       strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+			    "0123456789._-") == strlen(name);
+}
+
+static void check_name(struct load *load)
+{
+	const struct config *config = &load->config;
+	const size_t max = sizeof(((struct sockaddr_un *)NULL)->sun_path);
+
+	if (!name_is_valid(config->name))
+		problem(load, line_of(load, "name", "name"),
+			"name = %s: letters, digits, '.', '_' and '-', not a '.' first",
+			config->name);
+	if (strlen(config->socket_path) >= max)
+		problem(load, line_of(load, "socket_path", "run_dir"),
+			"socket_path = %s: a socket's path has at most %zu bytes",
+			config->socket_path, max - 1);
+	if (!*config->run_dir)
+		problem(load, line_of(load, "run_dir", "run_dir"), "run_dir: is empty");
+}
+
+static void check_socket(struct load *load)
+{
+	const struct config *config = &load->config;
+	const char *group = config->socket_group;
+
+	if ((config->socket_mode & 2) && !config->allow_uids.count &&
+	    !config->allow_gids.count)
+		problem(load, line_of(load, "socket_mode", "allow_uids"),
+			"socket_mode = %04o: lets everybody in; name allow_uids or "
+			"allow_gids",
+			config->socket_mode);
+	if (*group && strspn(group, "0123456789") != strlen(group) && !getgrnam(group))
+		problem(load, line_of(load, "socket_group", "socket_group"),
+			"socket_group = %s: no such group", group);
+	if (config->line_bytes > config->client_queue_bytes)
+		problem(load, line_of(load, "line", "client_queue"),
+			"line: is larger than client_queue");
+}
+
+/* tcp://HOST:PORT; *host_p without brackets. */
+static bool endpoint_split(const char *endpoint, char host[CONFIG_ENDPOINT_BYTES],
+			   unsigned long *port_p)
+{
+	const char *colon = strrchr(endpoint, ':');
+	size_t len;
+	char *end;
+
+	if (strncmp(endpoint, "tcp://", 6) != 0 || !colon || colon < endpoint + 7)
+		return false;
+	len = (size_t)(colon - endpoint) - 6;
+	memcpy(host, endpoint + 6, len);
+	host[len] = '\0';
+	if (host[0] == '[' && host[len - 1] == ']') {
+		memmove(host, host + 1, len - 2);
+		host[len - 2] = '\0';
+	} else if (strchr(host, ':')) {
+		return false;
+	}
+	if (strspn(colon + 1, "0123456789") != strlen(colon + 1) || !colon[1])
+		return false;
+	*port_p = strtoul(colon + 1, &end, 10);
+	return *host && *port_p <= 65535;
+}
+
+enum host_kind { HOST_NAME, HOST_LOOPBACK, HOST_ANY, HOST_ADDRESS };
+
+static enum host_kind host_kind(const char *host)
+{
+	struct in6_addr six;
+	struct in_addr four;
+
+	if (strcmp(host, "*") == 0)
+		return HOST_ANY;
+	if (inet_pton(AF_INET, host, &four) == 1) {
+		if (four.s_addr == htonl(INADDR_ANY))
+			return HOST_ANY;
+		return ntohl(four.s_addr) >> 24 == 127 ? HOST_LOOPBACK : HOST_ADDRESS;
+	}
+	if (inet_pton(AF_INET6, host, &six) == 1) {
+		if (IN6_IS_ADDR_UNSPECIFIED(&six))
+			return HOST_ANY;
+		return IN6_IS_ADDR_LOOPBACK(&six) ? HOST_LOOPBACK : HOST_ADDRESS;
+	}
+	return HOST_NAME;
+}
+
+bool config_is_loopback(const char *endpoint)
+{
+	char host[CONFIG_ENDPOINT_BYTES];
+	unsigned long port;
+
+	return endpoint_split(endpoint, host, &port) && host_kind(host) == HOST_LOOPBACK;
+}
+
+static void check_listen(struct load *load)
+{
+	const struct config *config = &load->config;
+	unsigned int line = line_of(load, "listen", "listen");
+	char host[CONFIG_ENDPOINT_BYTES];
+	unsigned long port;
+
+	if (!endpoint_split(config->listen, host, &port) ||
+	    host_kind(host) == HOST_NAME) {
+		problem(load, line,
+			"listen = %s: allowed: tcp://ADDRESS:PORT, the address a number "
+			"or "
+			"*, port 0 to 65535",
+			config->listen);
+		return;
+	}
+	if (host_kind(host) == HOST_ANY && !*config->advertise)
+		problem(load, line,
+			"listen = %s: others cannot be told this address; set advertise",
+			config->listen);
+	if (host_kind(host) != HOST_LOOPBACK && !*config->curve_secret_file &&
+	    !config->insecure)
+		problem(load, line,
+			"listen = %s: beyond loopback it needs curve_secret_file and "
+			"curve_allow_file, or insecure = yes",
+			config->listen);
+}
+
+static void check_tcp_listen(struct load *load)
+{
+	const struct config *config = &load->config;
+	unsigned int line = line_of(load, "tcp_listen", "tcp_listen");
+	char host[CONFIG_ENDPOINT_BYTES];
+	unsigned long port;
+
+	if (!*config->tcp_listen)
+		return;
+	if (!endpoint_split(config->tcp_listen, host, &port) ||
+	    host_kind(host) == HOST_NAME) {
+		problem(load, line,
+			"tcp_listen = %s: allowed: tcp://ADDRESS:PORT, the address a number "
+			"or *, port 0 to 65535",
+			config->tcp_listen);
+		return;
+	}
+	if (host_kind(host) != HOST_LOOPBACK && !*config->curve_secret_file &&
+	    !config->insecure)
+		problem(load, line,
+			"tcp_listen = %s: beyond loopback its tokens need curve_secret_file "
+			"and curve_allow_file, or insecure = yes",
+			config->tcp_listen);
+}
+
+static void check_advertise(struct load *load)
+{
+	const struct config *config = &load->config;
+	char host[CONFIG_ENDPOINT_BYTES];
+	unsigned long port;
+
+	if (*config->advertise && (!endpoint_split(config->advertise, host, &port) ||
+				   host_kind(host) == HOST_ANY))
+		problem(load, line_of(load, "advertise", "advertise"),
+			"advertise = %s: allowed: tcp://HOST:PORT that others can reach",
+			config->advertise);
+	if (!*config->curve_secret_file != !*config->curve_allow_file)
+		problem(load, line_of(load, "curve_secret_file", "curve_allow_file"),
+			"curve_secret_file and curve_allow_file go together");
+}
+
+static void check_times(struct load *load)
+{
+	const struct config *config = &load->config;
+
+	if (config->dead_after_ns < 2 * config->ping_interval_ns)
+		problem(load, line_of(load, "dead_after", "ping"),
+			"dead_after: must be at least twice ping");
+	if (config->slice_bytes > config->max_inflight_bytes)
+		problem(load, line_of(load, "slice", "max_inflight"),
+			"slice: is larger than max_inflight");
+}
+
+static bool list_has(const char *const *list, const char *word)
+{
+	while (*list && strcmp(*list, word) != 0)
+		list++;
+	return *list != NULL;
+}
+
+static void check_transports(struct load *load)
+{
+	const struct config *config = &load->config;
+	const char *const *built = load->source->transports;
+	unsigned int line = line_of(load, "transports", "transports");
+	char list[128] = "";
+
+	for (size_t i = 0, n = 0; built[i] && n < sizeof(list); i++)
+		n += (size_t)snprintf(list + n, sizeof(list) - n, "%s%s", i ? ", " : "",
+				      built[i]);
+	if (!config->transports.count && built[0])
+		problem(load, line, "transports: none is left; built in: %s", list);
+	for (unsigned int i = 0; i < config->transports.count; i++) {
+		const char *word = config->transports.word[i];
+
+		if (!list_has(built, word))
+			problem(load, line, "transports: %s is %s; built in: %s", word,
+				list_has(known_transports, word) ? "not built in"
+								 : "unknown",
+				list);
+	}
+	if (setting_words_have(&config->transports, "ucx") && !config->insecure &&
+	    !config_is_loopback(config->listen))
+		problem(load, line_of(load, "transports", "listen"),
+			"transports: ucx does not authenticate its connections; beyond "
+			"loopback it needs insecure = yes");
+}
+
+static void check_require(struct load *load)
+{
+	const struct config *config = &load->config;
+
+	for (unsigned int i = 0; i < config->require.count; i++) {
+		const char *word = config->require.word[i];
+		bool can = setting_words_have(&config->transports, word);
+
+		if (strcmp(word, "rdma") == 0)
+			can = setting_words_have(&config->transports, "verbs") ||
+			      setting_words_have(&config->transports, "ucx");
+		if (!can)
+			problem(load, line_of(load, "require", "transports"),
+				"require = %s: no such transport among those configured",
+				word);
+	}
+}
+
+/* ---- what "auto" and empty stand for ---- */
+
+static uint32_t half_the_cores(uint32_t min, uint32_t max)
+{
+	cpu_set_t set;
+	uint32_t n = 2;
+
+	if (sched_getaffinity(0, sizeof(set), &set) == 0)
+		n = (uint32_t)CPU_COUNT(&set);
+	n /= 2;
+	return n < min ? min : n > max ? max : n;
+}
+
+static void resolve_transports(struct load *load)
+{
+	struct config *config = &load->config;
+	struct setting_words *words = &config->transports;
+	bool open = !config_is_loopback(config->listen) && !config->insecure;
+
+	if (words->count != 1 || strcmp(words->word[0], "auto") != 0)
+		return;
+	config->transports_auto = true;
+	words->count = 0;
+	for (const char *const *name = load->source->transports;
+	     *name && words->count < SETTING_WORDS_MAX; name++) {
+		if (open && strcmp(*name, "ucx") == 0)
+			continue;
+		snprintf(words->word[words->count++], SETTING_WORD_BYTES, "%s", *name);
+	}
+}
+
+static void resolve(struct load *load)
+{
+	struct config *config = &load->config;
+
+	if (!config->offload_threads)
+		config->offload_threads = half_the_cores(2, 8);
+	if (!config->tcp_streams)
+		config->tcp_streams = half_the_cores(1, 8);
+	if (!config->tcp_threads)
+		config->tcp_threads = half_the_cores(1, 8);
+	if (!config->copy_threads)
+		config->copy_threads = half_the_cores(1, 8);
+	if (!config->host_copy_threads)
+		config->host_copy_threads = half_the_cores(config->copy_threads, 256);
+	if (!*config->socket_path) {
+		int n = snprintf(config->socket_path, sizeof(config->socket_path),
+				 "%.180s/%s.sock", config->run_dir, config->name);
+
+		if (n < 0)
+			config->socket_path[0] = '\0';
+	}
+	resolve_transports(load);
+}
+
+static void (*const checks[])(struct load *load) = {
+	check_name,  check_socket,     check_listen,  check_advertise, check_tcp_listen,
+	check_times, check_transports, check_require,
+};
+
+static int run_checks(struct load *load)
+{
+	for (size_t i = 0; i < ARRAY_LEN(checks); i++)
+		checks[i](load);
+	if (!load->problems)
+		return 0;
+	return err_reraise(&load->first);
+}
+
+/* ---- entry points ---- */
+
+int config_load(struct config *config, const struct config_source *source)
+{
+	cleanup_free struct load *load = mem_zalloc(sizeof(*load));
+	const char *name = source->name ? source->name : getenv("KVD_NAME");
+	int r = 0;
+
+	if (!load)
+		return err_pass(-ENOMEM);
+	load->source = source;
+	load->options = config_settings(&load->count);
+	assert(load->count <= OPTIONS_MAX);
+	for (size_t i = 0; i < load->count && r == 0; i++)
+		r = setting_parse(&load->options[i], load->options[i].preset,
+				  &load->config);
+	if (r < 0)
+		return err_pass(r);
+	if (name && !name_is_valid(name))
+		return err_raise(ERR_CONFIG,
+				 "name '%.64s': letters, digits, '.', '_', '-'", name);
+	find_file(load, name ? name : load->config.name);
+	if (load->path) {
+		r = load_file(load);
+		if (r < 0)
+			return err_pass(r);
+	}
+	if (name &&
+	    setting_parse(&load->options[row_of(load, "name")], name, &load->config) < 0)
+		problem(load, 0, "name '%.64s': %s", name, err_last()->text);
+	resolve(load);
+	r = run_checks(load);
+	if (r < 0)
+		return err_pass(r);
+	*config = load->config;
+	return 0;
+}
+
+unsigned int config_reload(struct config *config, const struct config *fresh,
+			   void (*on_kept)(void *arg, const char *name), void *arg)
+{
+	const struct setting *row;
+	unsigned int changed = 0;
+	char name[64];
+	size_t count;
+
+	for (row = config_settings(&count); count; count--, row++) {
+		if (setting_equal(row, config, fresh))
+			continue;
+		if (row->reload) {
+			setting_copy(row, config, fresh);
+			changed++;
+			continue;
+		}
+		snprintf(name, sizeof(name), "%s.%s", row->section, row->name);
+		on_kept(arg, name);
+	}
+	return changed;
+}
+
+bool config_is_admin(const struct config *config, uid_t uid)
+{
+	bool found = uid == 0 || uid == geteuid();
+
+	for (unsigned int i = 0; i < config->admin_uids.count; i++)
+		found = found || config->admin_uids.id[i] == uid;
+	return found;
+}
+
+bool config_admits(const struct config *config, uid_t uid, const gid_t *gids,
+		   size_t gid_count)
+{
+	if (config_is_admin(config, uid))
+		return true;
+	if (!config->allow_uids.count && !config->allow_gids.count)
+		return true;
+	for (unsigned int i = 0; i < config->allow_uids.count; i++) {
+		if (config->allow_uids.id[i] == uid)
+			return true;
+	}
+	for (unsigned int i = 0; i < config->allow_gids.count; i++) {
+		for (size_t k = 0; k < gid_count; k++) {
+			if (config->allow_gids.id[i] == gids[k])
+				return true;
+		}
+	}
+	return false;
+}

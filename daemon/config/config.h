@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * config: what an operator can set. One table (config.c) names every option
+ * with its section, type, default, limits and help; the parser, the checks,
+ * the sample file, the manual page and `config.show` all come from it.
+ *
+ * A struct config holds no pointers: it is copied by assignment. After
+ * config_load() it is complete: "auto" values are resolved, combinations are
+ * checked.
+ */
+#ifndef KVD_CONFIG_H
+#define KVD_CONFIG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/types.h>
+
+#include "daemon/base/log.h"
+#include "daemon/config/setting.h"
+
+#define CONFIG_NAME_BYTES 64u
+#define CONFIG_PATH_BYTES 256u
+#define CONFIG_ENDPOINT_BYTES 128u
+
+struct config {
+	/* [daemon] */
+	char name[CONFIG_NAME_BYTES];	 /* instance name: letters, digits, . _ - */
+	char run_dir[CONFIG_PATH_BYTES]; /* of socket and lock */
+	uint32_t log_level;		 /* enum log_level */
+	uint32_t log_format;		 /* enum log_format */
+	bool watchdog;			 /* answer systemd's watchdog */
+	uint32_t offload_threads;	 /* >= 1 */
+	uint64_t drain_timeout_ns;
+
+	/* [control] */
+	char socket_path[CONFIG_PATH_BYTES]; /* never empty after config_load() */
+	uint32_t socket_mode;
+	char socket_group[CONFIG_NAME_BYTES]; /* "" = leave as created */
+	struct setting_ids allow_uids, allow_gids, admin_uids;
+	uint32_t sessions_max;
+	uint32_t session_regions_max, session_pools_max;
+	uint64_t client_queue_bytes; /* replies waiting for a client that reads late */
+	uint64_t line_bytes;	     /* one request */
+
+	/* [peer] */
+	char listen[CONFIG_ENDPOINT_BYTES];    /* tcp://ADDRESS:PORT, port 0 = any */
+	char advertise[CONFIG_ENDPOINT_BYTES]; /* "" = what listen became */
+	char curve_secret_file[CONFIG_PATH_BYTES];
+	char curve_allow_file[CONFIG_PATH_BYTES];
+	bool insecure;
+	uint32_t peers_max;
+	uint32_t peer_queue_frames; /* high-water mark of one peer's line */
+	uint64_t peer_message_bytes, peer_part_bytes;
+	uint64_t ping_interval_ns, dead_after_ns;
+	uint32_t orphans_max;
+	uint64_t orphan_ttl_ns;
+
+	/* [rooms] */
+	uint32_t rooms_max;
+	uint32_t tombstones_max;
+	uint64_t bootstrap_timeout_ns, waiting_timeout_ns;
+	uint64_t transfer_stall_timeout_ns, fence_timeout_ns;
+	uint64_t lease_ns;
+
+	/* [transport] */
+	struct setting_words transports; /* in order; all are built in */
+	bool transports_auto; /* nobody named them. Not an option. */
+	struct setting_words require;	/* names or the class "rdma"; empty = any */
+	char ucx_library[CONFIG_PATH_BYTES]; /* "" = the loader's libucp.so.0 */
+	char ucx_net_devices[CONFIG_ENDPOINT_BYTES]; /* "" = the one of `listen` */
+	char ucx_tls[CONFIG_ENDPOINT_BYTES];
+	char tcp_listen[CONFIG_ENDPOINT_BYTES]; /* "" = the address of `listen` */
+	uint32_t tcp_streams, tcp_threads;	/* >= 1 */
+	uint64_t tcp_buffer_bytes;		/* 0 = the kernel's choice */
+	uint32_t tcp_verify;			/* enum tcp_verify */
+	char gpu[CONFIG_PATH_BYTES];
+	char cuda_library[CONFIG_PATH_BYTES];
+	char gpu_kernels[CONFIG_PATH_BYTES];
+	uint64_t gpu_kernel_row_bytes;
+	uint32_t gpu_streams; /* 1 … GPU_STREAMS_MAX */
+	char verbs_rails[CONFIG_ENDPOINT_BYTES]; /* "" = the port of `listen` */
+	uint32_t verbs_qps;	      /* queue pairs a peer and rail */
+	uint32_t verbs_ack_timeout;   /* 4.096 us << this */
+	uint32_t verbs_retries;	      /* 0 … 7 */
+	uint32_t verbs_traffic_class; /* the IP header's; 0 = the system's */
+	uint32_t verbs_request_ns;    /* of a work request; 0: measured, 1: nothing is packed */
+	uint32_t copy_threads; /* >= 1 */
+	bool vm_direct;
+	uint32_t host_copy_threads; /* >= 1; of all daemons in run_dir */
+	uint64_t slice_bytes;
+	uint64_t max_inflight_bytes;
+	uint32_t max_inflight_ops;
+
+	/* where it came from; "" = built-in defaults only. Not an option. */
+	char path[CONFIG_PATH_BYTES];
+};
+
+struct config_source {
+	const char *path; /* --config; NULL: $KVD_CONFIG, else the search below */
+	const char *name; /* --name; NULL: $KVD_NAME, else the file's, else "kvd" */
+	/* names of the backends built in, in default order, NULL-terminated */
+	const char *const *transports;
+	/* optional: every problem found, one line each */
+	void (*on_problem)(void *arg, const char *text);
+	void *arg;
+};
+
+/* Without a path: /etc/kvd/<name>.conf, then /etc/kvd/kvd.conf, then defaults.
+ * ERR_CONFIG: the first problem as "file:line: option: what; allowed: …". */
+int config_load(struct config *config, const struct config_source *source);
+
+/* Take the reloadable options of `fresh`; the names of others that differ
+ * ("section.name …") go to on_kept. Returns how many changed. */
+unsigned int config_reload(struct config *config, const struct config *fresh,
+			   void (*on_kept)(void *arg, const char *name), void *arg);
+
+/* The table, for config.show: rows 0 … *count_p - 1. */
+const struct setting *config_settings(size_t *count_p);
+
+/* Generated files. */
+void config_print_sample(FILE *out); /* config/kvd.conf */
+void config_print_man(FILE *out);    /* the OPTIONS of kvd.conf(5) */
+
+/* May this user connect (any of its groups counts)? root and the daemon's own
+ * uid always; without allow_uids and allow_gids everyone whom the socket's
+ * mode lets in. */
+bool config_admits(const struct config *config, uid_t uid, const gid_t *gids,
+		   size_t gid_count);
+/* root, the daemon's own uid, or in admin_uids. */
+bool config_is_admin(const struct config *config, uid_t uid);
+/* Does `tcp://ADDRESS:PORT` name a loopback address? */
+bool config_is_loopback(const char *endpoint);
+
+#endif

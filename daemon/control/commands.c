@@ -1,0 +1,559 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * From a parsed line to a running command, and from its result to a reply.
+ *
+ * The tables of the modules are the only description of a command: its fields
+ * are checked here, before run(), so that a command finds every member present
+ * or absent, of its type and within its limits. What the schema cannot say
+ * (two fields that exclude each other, a number inside a layout) the command
+ * checks itself.
+ *
+ * A reply is put together as text: `{"id":<as it came>,"ok":true` and then the
+ * members of the result. An error reply is made without allocating anything,
+ * in a buffer on the stack, so that "out of memory" can be told at all: a
+ * client must never wait for an answer that will not come.
+ *
+ * A tree of a long line is deleted on a helper thread: half a million nodes
+ * are 10 ms of free().
+ */
+#include "daemon/control/commands.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/base/text.h"
+#include "daemon/control/brief.h"
+#include "daemon/config/config.h"
+#include "daemon/control/control.h"
+#include "daemon/kvd.h"
+#include "daemon/session/session.h"
+#include "proto/json.h"
+
+static const struct command *const tables[] = {
+	session_commands,
+	region_commands,
+	pool_commands,
+	room_commands,
+	peer_commands,
+	device_commands,
+	group_commands,
+	xfer_commands,
+	plan_commands,
+	admin_commands,
+};
+
+const struct command *commands_at(unsigned int i)
+{
+	for (size_t t = 0; t < ARRAY_LEN(tables); t++) {
+		for (const struct command *cmd = tables[t]; cmd->name; cmd++) {
+			if (i-- == 0)
+				return cmd;
+		}
+	}
+	return NULL;
+}
+
+const struct command *commands_find(const char *name)
+{
+	for (size_t t = 0; t < ARRAY_LEN(tables); t++) {
+		for (const struct command *cmd = tables[t]; cmd->name; cmd++) {
+			if (strcmp(cmd->name, name) == 0)
+				return cmd;
+		}
+	}
+	return NULL;
+}
+
+/* ---- requests ---- */
+
+struct request *request_new(struct session *session, size_t bytes, const int *fds,
+			    unsigned int fd_count)
+{
+	struct request *req = mem_zalloc(sizeof(*req));
+
+	assert(fd_count <= REQUEST_FDS_MAX);
+	if (!req)
+		return NULL;
+	req->kvd = session->kvd;
+	req->session = session;
+	req->bytes = bytes;
+	req->fd_count = fd_count;
+	for (unsigned int i = 0; i < fd_count; i++)
+		req->fds[i] = fds[i];
+	list_push_back(&session->requests, &req->link);
+	session->requests_open++;
+	session->requests_bytes += bytes;
+	return req;
+}
+
+static void request_leave(struct request *req)
+{
+	struct session *session = req->session;
+
+	list_remove(&req->link);
+	if (!session)
+		return;
+	req->session = NULL;
+	session->requests_open--;
+	session->requests_bytes -= req->bytes;
+}
+
+static void tree_work(struct offload_job *job)
+{
+	struct request *req = container_of(job, struct request, job);
+
+	cJSON_Delete(req->args);
+}
+
+static void tree_done(struct offload_job *job)
+{
+	mem_free(container_of(job, struct request, job));
+}
+
+static void request_free(struct request *req)
+{
+	request_leave(req);
+	for (unsigned int i = 0; i < req->fd_count; i++)
+		mem_closep(&req->fds[i]);
+	if (req->bytes > CONTROL_INLINE_BYTES && req->args) {
+		req->job = (struct offload_job){.work = tree_work, .done = tree_done};
+		offload_submit(req->kvd->offload, &req->job);
+		return;
+	}
+	cJSON_Delete(req->args);
+	mem_free(req);
+}
+
+void request_drop(struct request *req)
+{
+	assert(!req->answered);
+	req->answered = true;
+	request_free(req);
+}
+
+void requests_detach(struct session *session)
+{
+	struct request *req;
+
+	list_foreach_safe(req, &session->requests, link)
+		request_leave(req);
+}
+
+/* ---- replies ---- */
+
+/* Space for an id of CONTROL_ID_MAX and a message of ERR_TEXT_MAX when every
+ * byte of them is written as \u00XX, and the words around them. */
+#define ID_TEXT_MAX (6 * CONTROL_ID_MAX + 8)
+#define REPLY_SHORT_MAX 6144u
+#define MESSAGE_TEXT_MAX (6 * ERR_TEXT_MAX + 8)
+
+static void id_print(const cJSON *id, char text[ID_TEXT_MAX])
+{
+	bool fits = cJSON_IsString(id) || cJSON_IsNumber(id);
+
+	if (cJSON_IsNumber(id) && brief_whole(id->valuedouble, text))
+		return;
+	/* printing into a buffer changes nothing of the item */
+	if (!fits ||
+	    !cJSON_PrintPreallocated((cJSON *)(uintptr_t)id, text, ID_TEXT_MAX, false))
+		memcpy(text, "null", 5);
+}
+
+size_t reply_error_text(const cJSON *id, const struct err *err,
+			char text[REPLY_ERROR_MAX])
+{
+	char words[ERR_TEXT_MAX], head[ID_TEXT_MAX], message[MESSAGE_TEXT_MAX];
+	cJSON string = {.type = cJSON_String, .valuestring = words};
+	int n;
+
+	_Static_assert(ID_TEXT_MAX + MESSAGE_TEXT_MAX + 128 < REPLY_ERROR_MAX, "room");
+	memcpy(words, err->text, sizeof(words));
+	json_sanitize(words);
+	id_print(id, head);
+	if (!cJSON_PrintPreallocated(&string, message, sizeof(message), false))
+		memcpy(message, "\"\"", 3);
+	n = snprintf(text, REPLY_ERROR_MAX,
+		     "{\"id\":%s,\"error\":{\"code\":\"%s\",\"message\":%s,"
+		     "\"retryable\":%s,\"scope\":\"%s\"}}\n",
+		     head, err_name(err->code), message,
+		     err->retryable ? "true" : "false", err_scope_name(err->scope));
+	return (size_t)n;
+}
+
+/* Answer with `text` and free the request. */
+static void request_answer(struct request *req, const char *text, size_t len,
+			   const int *fds, unsigned int fd_count)
+{
+	assert(!req->answered);
+	req->answered = true;
+	if (req->session && req->session->conn)
+		control_answer(req->session->conn, text, len, fds, fd_count);
+	if (req->on_answer)
+		req->on_answer(req->on_answer_arg, text, len);
+	request_free(req);
+}
+
+static const cJSON *request_id(const struct request *req)
+{
+	return cJSON_GetObjectItemCaseSensitive(req->args, "id");
+}
+
+void request_fail(struct request *req, const struct err *err)
+{
+	char text[REPLY_ERROR_MAX];
+	size_t len = reply_error_text(request_id(req), err, text);
+
+	metrics_add(&req->kvd->metrics, METRIC_COMMANDS_FAILED, 1);
+	request_answer(req, text, len, NULL, 0);
+}
+
+void request_fail_last(struct request *req)
+{
+	struct err err;
+
+	err_take(&err);
+	assert(err.code != ERR_OK);
+	request_fail(req, &err);
+}
+
+/* Without the heap: a command that was done must not be answered "no memory",
+ * its engine would take back pages that a room has. False: it does not fit. */
+static bool reply_short(const cJSON *id, cJSON *result, char text[REPLY_SHORT_MAX])
+{
+	char head[ID_TEXT_MAX], body[REPLY_SHORT_MAX - ID_TEXT_MAX - 32] = "{}";
+
+	id_print(id, head);
+	if (result && !cJSON_PrintPreallocated(result, body, sizeof(body), false))
+		return false;
+	snprintf(text, REPLY_SHORT_MAX, "{\"id\":%s,\"ok\":true%s%s\n", head,
+		 body[1] == '}' ? "" : ",", body + 1);
+	return true;
+}
+
+/* NULL: no memory. The body is "{…}": its inside follows ours. */
+static char *reply_long(const cJSON *id, cJSON *result)
+{
+	char head[ID_TEXT_MAX], *body, *text;
+
+	id_print(id, head);
+	body = cJSON_PrintUnformatted(result);
+	if (!body) {
+		err_raise(ERR_NOMEM, "no memory for the reply");
+		return NULL;
+	}
+	text = mem_printf("{\"id\":%s,\"ok\":true%s%s\n", head, body[1] == '}' ? "" : ",",
+			  body + 1);
+	cJSON_free(body);
+	return text;
+}
+
+static int try_reply(struct request *req, cJSON *result, const int *fds,
+		     unsigned int fd_count)
+{
+	cleanup_free char *text = NULL;
+	char brief[REPLY_SHORT_MAX];
+	size_t len;
+
+	if (reply_short(request_id(req), result, brief)) {
+		cJSON_Delete(result);
+		request_answer(req, brief, strlen(brief), fds, fd_count);
+		return 0;
+	}
+	text = reply_long(request_id(req), result);
+	cJSON_Delete(result);
+	if (!text)
+		return err_pass(-ENOMEM);
+	len = strlen(text);
+	if (len > req->kvd->config->client_queue_bytes)
+		return err_raise(ERR_TOOBIG, "a reply of %zu bytes is over client_queue",
+				 len);
+	request_answer(req, text, len, fds, fd_count);
+	return 0;
+}
+
+int request_try_reply(struct request *req, cJSON *result)
+{
+	return try_reply(req, result, NULL, 0);
+}
+
+void request_reply_fds(struct request *req, cJSON *result, const int *fds,
+		       unsigned int fd_count)
+{
+	if (try_reply(req, result, fds, fd_count) < 0)
+		request_fail_last(req);
+}
+
+void request_reply(struct request *req, cJSON *result)
+{
+	request_reply_fds(req, result, NULL, 0);
+}
+
+void request_reply_brief(struct request *req, const struct brief *brief)
+{
+	cJSON *object = (cJSON *)(uintptr_t)&brief->nodes[0]; /* printing changes nothing */
+	char text[REPLY_SHORT_MAX];
+
+	if (reply_short(request_id(req), object, text))
+		request_answer(req, text, strlen(text), NULL, 0);
+	else
+		request_fail_last(req); /* cannot be: briefs are short */
+}
+
+void request_text_begin(const struct request *req, struct text *text)
+{
+	char head[ID_TEXT_MAX];
+
+	id_print(request_id(req), head);
+	text_puts(text, "{\"id\":");
+	text_puts(text, head);
+	text_puts(text, ",\"ok\":true");
+}
+
+int request_text_reply(struct request *req, struct text *text)
+{
+	struct session *session = req->session;
+
+	text_puts(text, "}\n");
+	if (text->failed)
+		return err_raise(ERR_NOMEM, "no memory for the reply");
+	if (text->len > req->kvd->config->client_queue_bytes)
+		return err_raise(ERR_TOOBIG, "a reply of %zu bytes is over client_queue",
+				 text->len);
+	req->answered = true;
+	if (req->on_answer)
+		req->on_answer(req->on_answer_arg, text->data, text->len);
+	if (session && session->conn) {
+		control_give(session->conn, text->data, text->len);
+		*text = (struct text){0};
+	}
+	text_fini(text);
+	request_free(req);
+	return 0;
+}
+
+cJSON *request_result(void)
+{
+	cJSON *result = cJSON_CreateObject();
+
+	if (!result)
+		err_raise(ERR_NOMEM, "no memory for a reply");
+	return result;
+}
+
+int request_finish(struct request *req, cJSON *result, bool filled)
+{
+	if (!filled) {
+		cJSON_Delete(result);
+		return err_raise(ERR_NOMEM, "no memory for a reply");
+	}
+	request_reply(req, result);
+	return 0;
+}
+
+int request_all(const struct request *req, bool *all_p)
+{
+	*all_p = false;
+	(void)json_get_bool(req->args, "all", false, all_p);
+	if (*all_p && !req->session->admin)
+		return err_raise(ERR_PERM,
+				 "all: what is foreign is shown to admins only");
+	return 0;
+}
+
+bool result_add_u64(cJSON *obj, const char *name, uint64_t v)
+{
+	return json_add_u64(obj, name, v) == 0;
+}
+
+bool result_add_hex(cJSON *obj, const char *name, const uint8_t *bytes, size_t len)
+{
+	static const char digits[] = "0123456789abcdef";
+	char text[2 * RESULT_HEX_MAX + 1];
+
+	assert(len <= RESULT_HEX_MAX);
+	for (size_t i = 0; i < len; i++) {
+		text[2 * i] = digits[bytes[i] >> 4];
+		text[2 * i + 1] = digits[bytes[i] & 15];
+	}
+	text[2 * len] = '\0';
+	return cJSON_AddStringToObject(obj, name, text);
+}
+
+/* ---- the schema ---- */
+
+static const struct command_field *field_find(const struct command *cmd, const char *name)
+{
+	for (const struct command_field *f = cmd->fields; f && f->name; f++) {
+		if (strcmp(f->name, name) == 0)
+			return f;
+	}
+	return NULL;
+}
+
+static size_t field_limit(const struct command_field *f)
+{
+	return f->max ? (size_t)f->max : SIZE_MAX;
+}
+
+static int field_check_int(const cJSON *args, const struct command_field *f)
+{
+	bool plain = !f->min && !f->max;
+	int64_t v;
+
+	return json_get_int(args, f->name, false, f->min, plain ? JSON_INT_MAX : f->max,
+			    &v);
+}
+
+static int field_check_fd(const struct request *req, const struct command_field *f)
+{
+	int64_t v;
+
+	if (!req->fd_count)
+		return err_raise(ERR_INVAL, "%s: the line came without a descriptor",
+				 f->name);
+	return json_get_int(req->args, f->name, false, 0, req->fd_count - 1, &v);
+}
+
+static int field_check(const struct request *req, const struct command_field *f)
+{
+	const cJSON *args = req->args, *item;
+	const char *s;
+	uint64_t u64;
+	bool b;
+
+	switch (f->type) {
+	case FIELD_STR:
+		return json_get_str(args, f->name, false, field_limit(f), &s);
+	case FIELD_INT:
+		return field_check_int(args, f);
+	case FIELD_U64:
+		return json_get_u64(args, f->name, false, &u64);
+	case FIELD_BOOL:
+		return json_get_bool(args, f->name, false, &b);
+	case FIELD_ARRAY:
+		return json_get_array(args, f->name, false, field_limit(f), &item);
+	case FIELD_OBJECT:
+		return json_get_object(args, f->name, false, &item);
+	case FIELD_FD:
+		return field_check_fd(req, f);
+	case FIELD_ANY:
+		break;
+	}
+	return 0;
+}
+
+static bool is_envelope(const char *name)
+{
+	return strcmp(name, "id") == 0 || strcmp(name, "cmd") == 0;
+}
+
+/* Each descriptor of the line must be named by a field: one that nobody asked
+ * for is a client's mistake that it should hear of. */
+static int fds_check(const struct request *req, const struct command *cmd,
+		     unsigned int named)
+{
+	if (req->fd_count && !(cmd->flags & COMMAND_FDS))
+		return err_raise(ERR_INVAL,
+				 "%s takes no descriptors, %u came with the line",
+				 cmd->name, req->fd_count);
+	if (req->fd_count != named)
+		return err_raise(ERR_INVAL,
+				 "%u descriptors came with the line, %u are named",
+				 req->fd_count, named);
+	return 0;
+}
+
+int commands_check(const struct request *req, const struct command *cmd)
+{
+	const struct command_field *f;
+	unsigned int named_fds = 0;
+	const cJSON *it;
+	int r;
+
+	cJSON_ArrayForEach(it, req->args) {
+		if (is_envelope(it->string))
+			continue;
+		f = field_find(cmd, it->string);
+		if (!f)
+			return err_raise(ERR_INVAL, "%.64s: %s has no such field",
+					 it->string, cmd->name);
+		r = field_check(req, f);
+		if (r < 0)
+			return err_pass(r);
+		named_fds += f->type == FIELD_FD;
+	}
+	for (f = cmd->fields; f && f->name; f++) {
+		if (f->required && !cJSON_GetObjectItemCaseSensitive(req->args, f->name))
+			return err_raise(ERR_INVAL, "%s: missing", f->name);
+	}
+	return err_pass(fds_check(req, cmd, named_fds));
+}
+
+/* ---- dispatch ---- */
+
+/* The parts of a line that belong to no command. */
+static int envelope_check(struct request *req, const char **name_p)
+{
+	const cJSON *id;
+	int64_t ignored;
+
+	if (!cJSON_IsObject(req->args))
+		return err_raise(ERR_PROTO, "a line holds one JSON object");
+	id = cJSON_GetObjectItemCaseSensitive(req->args, "id");
+	if (id && !json_number_is_int(id, &ignored) &&
+	    !(cJSON_IsString(id) && strlen(id->valuestring) <= CONTROL_ID_MAX)) {
+		cJSON_DeleteItemFromObjectCaseSensitive(req->args, "id");
+		return err_raise(
+			ERR_INVAL,
+			"id: an integer or a string of at most %u bytes was expected",
+			CONTROL_ID_MAX);
+	}
+	return err_pass(json_get_str(req->args, "cmd", true, 64, name_p));
+}
+
+static int permit(const struct session *session, const struct command *cmd)
+{
+	if (!session->greeted && !(cmd->flags & COMMAND_NO_HELLO))
+		return err_raise(ERR_STATE, "%s: say hello first", cmd->name);
+	if ((cmd->flags & COMMAND_ADMIN) && !session->admin)
+		return err_raise(ERR_PERM,
+				 "%s: for root, the daemon's user or one of admin_uids; "
+				 "this is uid %u",
+				 cmd->name, session->uid);
+	return 0;
+}
+
+static int dispatch(struct request *req)
+{
+	const struct command *cmd;
+	const char *name = NULL;
+	int r = envelope_check(req, &name);
+
+	if (r < 0)
+		return err_pass(r);
+	cmd = commands_find(name);
+	if (!cmd)
+		return err_raise(ERR_NOCMD, "%.64s: no such command; try help", name);
+	r = permit(req->session, cmd);
+	if (r == 0)
+		r = commands_check(req, cmd);
+	if (r < 0)
+		return err_pass(r);
+	log_trace("control", NULL, name, "session=%llu",
+		  (unsigned long long)req->session->id);
+	return err_pass(cmd->run(req));
+}
+
+void commands_dispatch(struct request *req)
+{
+	err_clear();
+	metrics_add(&req->kvd->metrics, METRIC_COMMANDS, 1);
+	/* run() may have answered and freed the request when it returns 0 */
+	if (dispatch(req) < 0)
+		request_fail_last(req);
+}

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * commands: the one table of control commands.
+ *
+ * Each module that owns a noun exports a NULL-terminated table of its commands;
+ * commands.c lists the tables. Dispatch, the schema check, `help` and the
+ * reference page come from it. A command checks its arguments through the
+ * schema first (types, limits, unknown members), then copies what it needs.
+ *
+ * A request is answered exactly once, in run() or later (request_reply,
+ * request_fail). It survives its session's end: answers then go nowhere.
+ */
+#ifndef KVD_COMMANDS_H
+#define KVD_COMMANDS_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/list.h"
+#include "daemon/loop/offload.h"
+
+struct brief;
+struct kvd;
+struct session;
+struct text;
+
+#define REQUEST_FDS_MAX 16u
+#define RESULT_HEX_MAX 32u /* bytes */
+
+struct request {
+	struct list link;	 /* in its session's list of open requests */
+	struct kvd *kvd;
+	struct session *session; /* NULL once the session is gone */
+	cJSON *args;		 /* the whole line, schema-checked */
+	int fds[REQUEST_FDS_MAX]; /* owned; a command takes one by setting it -1 */
+	unsigned int fd_count;
+	bool answered;
+	size_t bytes;		 /* of the line: what the session is charged */
+	struct offload_job job;	 /* private: deletes a large tree off the loop */
+	/* callers without a connection (simulation, tests) hear the answer here */
+	void (*on_answer)(void *arg, const char *text, size_t len);
+	void *on_answer_arg;
+};
+
+enum field_type {
+	FIELD_STR,    /* limit: bytes */
+	FIELD_INT,    /* min … max */
+	FIELD_U64,    /* decimal string (or small number) */
+	FIELD_BOOL,
+	FIELD_ARRAY,  /* limit: entries */
+	FIELD_OBJECT,
+	FIELD_FD,     /* index into the line's fds; each must be named once */
+	FIELD_ANY,    /* checked by the command itself */
+};
+
+struct command_field {
+	const char *name;
+	enum field_type type;
+	bool required;
+	/* INT: range, both 0: 0 … 2^53 - 1. STR, ARRAY: max = limit, 0: the line's. */
+	int64_t min, max;
+	const char *help;
+};
+
+enum {
+	COMMAND_ADMIN = 1 << 0,	   /* root, the daemon's uid or admin_uids */
+	COMMAND_NO_HELLO = 1 << 1, /* allowed before hello */
+	COMMAND_FDS = 1 << 2,	   /* may carry fds; others refuse them */
+};
+
+struct command {
+	const char *name;
+	const char *summary;
+	const struct command_field *fields; /* up to name NULL */
+	unsigned int flags;
+	/* 0: answered or will be. Negative: commands.c answers with err_last(). */
+	int (*run)(struct request *req);
+	const char *reply; /* one line for the reference: what the reply holds */
+};
+
+/* Takes `result` (an object, also one as raw text; NULL = {}); adds id and ok. */
+void request_reply(struct request *req, cJSON *result);
+/* Negative: not answered, the reply found no memory or is too long: the command
+ * takes back what it did. */
+int request_try_reply(struct request *req, cJSON *result);
+/* The same without memory, for what was done: see brief.h. */
+void request_reply_brief(struct request *req, const struct brief *brief);
+/* The same with fds attached to the reply (duplicated). */
+void request_reply_fds(struct request *req, cJSON *result, const int *fds,
+		       unsigned int fd_count);
+/* A reply put together as text: begin it, add members (`,"rooms":[…]`), then give
+ * it. ERR_TOOBIG, ERR_NOMEM: not answered. `text` is empty afterwards. */
+void request_text_begin(const struct request *req, struct text *text);
+int request_text_reply(struct request *req, struct text *text);
+void request_fail(struct request *req, const struct err *err);
+/* Fail with err_last(). */
+void request_fail_last(struct request *req);
+/* The end of a run(): 0 after replying with `result` (taken) when it was filled
+ * whole; ERR_NOMEM, the request not answered, when a member found no memory. */
+int request_finish(struct request *req, cJSON *result, bool filled);
+/* An empty result object, or NULL with ERR_NOMEM raised. */
+cJSON *request_result(void);
+/* The field `all` of a list command: ERR_PERM when it is set by no admin. */
+int request_all(const struct request *req, bool *all_p);
+/* What commands have in common when they fill results. */
+bool result_add_hex(cJSON *obj, const char *name, const uint8_t *bytes, size_t len);
+bool result_add_u64(cJSON *obj, const char *name, uint64_t v); /* decimal string */
+
+/* For control: a request of one line, not parsed yet; the line's fds are moved
+ * into it. It counts as open until it is answered. NULL: ERR_NOMEM. */
+struct request *request_new(struct session *session, size_t bytes, const int *fds,
+			    unsigned int fd_count);
+/* Never answered: its client is gone. */
+void request_drop(struct request *req);
+/* The session has ended: its open requests' answers go nowhere. */
+void requests_detach(struct session *session);
+/* One error line, with its newline; returns its length. `id` NULL: null.
+ * Allocates nothing. */
+#define REPLY_ERROR_MAX 4096u
+size_t reply_error_text(const cJSON *id, const struct err *err,
+			char text[REPLY_ERROR_MAX]);
+
+/* Called by control for each parsed line; takes the request. */
+void commands_dispatch(struct request *req);
+/* What the command's run() finds in the request. */
+int commands_check(const struct request *req, const struct command *cmd);
+const struct command *commands_find(const char *name);
+/* Iterate all commands: i = 0, 1, …; NULL at the end. */
+const struct command *commands_at(unsigned int i);
+
+/* {"name":…, "summary":…, "fields":[…], …}; NULL: ERR_NOMEM. */
+cJSON *command_describe(const struct command *cmd);
+/* The reference page (Markdown): every command and every error code. */
+void commands_print_reference(FILE *out);
+
+/* The modules' tables. */
+extern const struct command session_commands[]; /* hello ping help session.list … */
+extern const struct command region_commands[];
+extern const struct command pool_commands[];
+extern const struct command room_commands[];
+extern const struct command peer_commands[];
+extern const struct command device_commands[]; /* devices */
+extern const struct command group_commands[];
+extern const struct command xfer_commands[];
+extern const struct command plan_commands[]; /* plan */
+extern const struct command admin_commands[]; /* stats health config.show drain … */
+
+#endif

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* plan: the planner over the control socket. Pure, and a long list is long work:
+ * it runs on a helper, and its answer is put into the reply as text. */
+#include "daemon/control/commands.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/kvd.h"
+#include "daemon/plan/plan_json.h"
+
+#define REPLY_ROWS_MAX 65536u /* some 4 MiB of reply; kvd-ctl plan has no such limit */
+
+struct planning {
+	struct offload_job job;
+	struct request *req;
+	char *answer; /* of open_memstream() */
+	size_t len;
+};
+
+static int plan_into(const cJSON *args, FILE *out)
+{
+	if (cJSON_GetObjectItemCaseSensitive(args, "sources"))
+		return err_pass(plan_json_cover(args, NULL, out));
+	return err_pass(plan_json_rows(args, REPLY_ROWS_MAX, NULL, out));
+}
+
+static void plan_work(struct offload_job *job)
+{
+	struct planning *p = container_of(job, struct planning, job);
+	FILE *out = open_memstream(&p->answer, &p->len);
+
+	if (!out) {
+		job->result = err_raise(ERR_NOMEM, "no memory for a plan");
+		return;
+	}
+	job->result = plan_into(p->req->args, out);
+	if (fclose(out) != 0 && job->result == 0)
+		job->result = err_raise(ERR_NOMEM, "no memory for a plan");
+}
+
+static void plan_done(struct offload_job *job)
+{
+	struct planning *p = container_of(job, struct planning, job);
+	struct request *req = p->req;
+	cJSON *raw = NULL;
+
+	if (job->result == 0) {
+		p->answer[strcspn(p->answer, "\n")] = '\0';
+		raw = cJSON_CreateRaw(p->answer);
+		if (!raw)
+			err_set(&job->err, ERR_NOMEM, "no memory for a plan's reply");
+	}
+	if (raw)
+		request_reply(req, raw);
+	else
+		request_fail(req, &job->err);
+	free(p->answer);
+	mem_free(p);
+}
+
+static int plan_run(struct request *req)
+{
+	struct planning *p = mem_zalloc(sizeof(*p));
+
+	if (!p)
+		return err_pass(-ENOMEM);
+	p->req = req;
+	p->job = (struct offload_job){.work = plan_work, .done = plan_done};
+	offload_submit(req->kvd->offload, &p->job);
+	return 0;
+}
+
+static const struct command_field plan_fields[] = {
+	{"src", FIELD_OBJECT, false, 0, 0,
+	 "Layout of the source: {rank, buffers, views}."},
+	{"dst", FIELD_OBJECT, true, 0, 0, "Layout of the destination."},
+	{"map", FIELD_ARRAY, false, 0, 1024,
+	 "[{view, src_pages, dst_pages, src_first_token, dst_first_token, tokens}]."},
+	{"sources", FIELD_ARRAY, false, 0, 65536,
+	 "Instead of src and map: the layouts of all ranks; which one sends what?"},
+	{"room", FIELD_U64, false, 0, 0,
+	 "With sources: spreads what several ranks hold."},
+	{.name = NULL},
+};
+
+const struct command plan_commands[] = {
+	{"plan", "Tell which bytes would move between two layouts; nothing moves",
+	 plan_fields, 0, plan_run,
+	 "rows [[src_buffer, src_offset, dst_buffer, dst_offset, length]], runs, "
+	 "descriptors, "
+	 "bytes; with sources: sends, contributions, idle"},
+	{.name = NULL},
+};

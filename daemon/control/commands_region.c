@@ -1,0 +1,404 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * region.* and pool.*: an engine hands its memory over and says how it is laid
+ * out.
+ *
+ * Registering and taking back are answered later, when a helper, the last pin or
+ * the last peer is done; the request waits as the callback's argument. By then
+ * the session may be over: the answer is given all the same and goes nowhere.
+ */
+#include "daemon/control/commands.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/control/brief.h"
+#include "daemon/config/config.h"
+#include "daemon/kvd.h"
+#include "daemon/session/pool.h"
+#include "daemon/session/region.h"
+#include "daemon/session/session.h"
+#include "gpu/cudrv.h"
+#include "proto/base64.h"
+#include "proto/json.h"
+
+static void answer_empty(void *arg)
+{
+	request_reply(arg, NULL);
+}
+
+/* ---- region ---- */
+
+static int kind_parse(const char *name, enum region_kind *kind_p)
+{
+	for (int kind = REGION_MEMFD; kind < REGION_KINDS; kind++) {
+		if (strcmp(name, region_kind_name((enum region_kind)kind)) == 0) {
+			*kind_p = (enum region_kind)kind;
+			return 0;
+		}
+	}
+	return err_raise(ERR_IMPORT,
+			 "kind '%.32s': this daemon imports memfd, shm, vm, cuda_ipc, "
+			 "cuda_vmm and dmabuf",
+			 name);
+}
+
+/* Which fields say where memory of a kind is. All others are refused. */
+enum { HAS_NONE, HAS_MAY, HAS_MUST };
+static const struct source_field {
+	const char *name;
+	uint8_t of[REGION_KINDS];
+} source_fields[] = {
+	{"fd",
+	 {[REGION_MEMFD] = HAS_MUST,
+	  [REGION_CUDA_VMM] = HAS_MUST,
+	  [REGION_DMABUF] = HAS_MUST}},
+	{"shm_name", {[REGION_SHM] = HAS_MUST}},
+	{"handle", {[REGION_CUDA_IPC] = HAS_MUST}},
+	{"device", {[REGION_CUDA_IPC] = HAS_MUST, [REGION_CUDA_VMM] = HAS_MUST}},
+	{"allocation", {[REGION_CUDA_VMM] = HAS_MUST}},
+	{"offset",
+	 {[REGION_MEMFD] = HAS_MAY,
+	  [REGION_SHM] = HAS_MAY,
+	  [REGION_CUDA_IPC] = HAS_MAY,
+	  [REGION_CUDA_VMM] = HAS_MAY,
+	  [REGION_DMABUF] = HAS_MAY}},
+	{"address",
+	 {[REGION_MEMFD] = HAS_MAY,
+	  [REGION_SHM] = HAS_MAY,
+	  [REGION_VM] = HAS_MUST,
+	  [REGION_CUDA_IPC] = HAS_MAY,
+	  [REGION_CUDA_VMM] = HAS_MAY,
+	  [REGION_DMABUF] = HAS_MAY}},
+};
+
+static int source_check(const cJSON *args, enum region_kind kind)
+{
+	for (size_t i = 0; i < ARRAY_LEN(source_fields); i++) {
+		const struct source_field *field = &source_fields[i];
+		bool there = cJSON_GetObjectItemCaseSensitive(args, field->name);
+
+		if (!there && field->of[kind] == HAS_MUST)
+			return err_raise(ERR_INVAL, "%s: missing, kind %s needs it",
+					 field->name, region_kind_name(kind));
+		if (there && field->of[kind] == HAS_NONE)
+			return err_raise(ERR_INVAL, "%s: not for kind %s", field->name,
+					 region_kind_name(kind));
+	}
+	return 0;
+}
+
+/* A handle of CUDA IPC, in base64. */
+static int handle_parse(const char *text, uint8_t handle[CU_IPC_BYTES])
+{
+	uint8_t bytes[BASE64_CHARS(CU_IPC_BYTES) / 4 * 3];
+	size_t len = 0;
+
+	if (strlen(text) != BASE64_CHARS(CU_IPC_BYTES) ||
+	    !base64_decode(text, strlen(text), bytes, &len) || len != CU_IPC_BYTES)
+		return err_raise(ERR_INVAL, "handle: base64 of %u bytes was expected",
+				 CU_IPC_BYTES);
+	memcpy(handle, bytes, CU_IPC_BYTES);
+	return 0;
+}
+
+static void region_registered(void *arg, struct region *region, const struct err *err)
+{
+	struct request *req = arg;
+	struct brief brief;
+
+	if (!region) {
+		request_fail(req, err);
+		return;
+	}
+	brief_init(&brief);
+	brief_number(&brief, "region", (double)region->id);
+	brief_number(&brief, "bytes", (double)region->length);
+	brief_text(&brief, "kind", region_kind_name(region->kind));
+	brief_bool(&brief, "writable", region->memory->writable);
+	request_reply_brief(req, &brief);
+}
+
+static int region_register_run(struct request *req)
+{
+	struct region_args args = {.fd = -1};
+	const char *kind = "", *handle = NULL;
+	uint8_t ipc[CU_IPC_BYTES];
+	int64_t fd = 0;
+	int r;
+
+	(void)json_get_str(req->args, "kind", true, SIZE_MAX, &kind);
+	(void)json_get_str(req->args, "shm_name", false, SIZE_MAX, &args.shm_name);
+	(void)json_get_str(req->args, "name", false, SIZE_MAX, &args.name);
+	(void)json_get_u64(req->args, "length", true, &args.length);
+	(void)json_get_u64(req->args, "offset", false, &args.offset);
+	(void)json_get_u64(req->args, "address", false, &args.address);
+	(void)json_get_int(req->args, "fd", false, 0, REQUEST_FDS_MAX, &fd);
+	(void)json_get_str(req->args, "handle", false, SIZE_MAX, &handle);
+	(void)json_get_str(req->args, "device", false, SIZE_MAX, &args.device);
+	(void)json_get_u64(req->args, "allocation", false, &args.allocation);
+	r = kind_parse(kind, &args.kind);
+	if (r == 0)
+		r = source_check(req->args, args.kind);
+	if (r == 0 && handle)
+		r = handle_parse(handle, ipc);
+	if (r < 0)
+		return err_pass(r);
+	args.ipc = ipc;
+	if (args.kind == REGION_MEMFD || args.kind == REGION_CUDA_VMM ||
+	    args.kind == REGION_DMABUF)
+		args.fd = mem_steal_fd(&req->fds[fd]);
+	r = region_register(req->session, &args, region_registered, req);
+	if (r < 0 && args.fd >= 0)
+		req->fds[fd] = args.fd;
+	return err_pass(r);
+}
+
+static int region_unregister_run(struct request *req)
+{
+	struct region *region;
+	int64_t id = 0;
+
+	(void)json_get_int(req->args, "region", true, 0, JSON_INT_MAX, &id);
+	region = region_find(req->session, (uint64_t)id);
+	if (!region)
+		return err_pass(-ENOENT);
+	return err_pass(region_unregister(region, answer_empty, req));
+}
+
+static bool add_region(cJSON *list, const struct region *region)
+{
+	cJSON *json = cJSON_CreateObject();
+
+	return json && cJSON_AddItemToArray(list, json) &&
+	       cJSON_AddNumberToObject(json, "region", (double)region->id) &&
+	       cJSON_AddNumberToObject(json, "session", (double)region->session->id) &&
+	       cJSON_AddStringToObject(json, "kind", region_kind_name(region->kind)) &&
+	       cJSON_AddNumberToObject(json, "bytes", (double)region->length) &&
+	       result_add_u64(json, "address", region->address) &&
+	       cJSON_AddBoolToObject(json, "writable", region->memory->writable) &&
+	       cJSON_AddNumberToObject(json, "registered", region->registered) &&
+	       cJSON_AddNumberToObject(json, "pins", region->pins) &&
+	       cJSON_AddNumberToObject(json, "pools", region->pools) &&
+	       cJSON_AddStringToObject(json, "name", region->name) &&
+	       cJSON_AddBoolToObject(json, "dead", !memory_owner_alive(region->memory));
+}
+
+static bool add_regions(cJSON *list, const struct session *session)
+{
+	struct idmap_cursor it;
+
+	idmap_foreach(&session->regions, it) {
+		const struct region *region = it.value;
+
+		if (region->state == REGION_READY && !add_region(list, region))
+			return false;
+	}
+	return true;
+}
+
+/* The list commands: `add` for this session, or for all of them. */
+static int list_run(struct request *req, const char *name,
+		    bool (*add)(cJSON *list, const struct session *session))
+{
+	const struct session *session;
+	cJSON *result, *list;
+	bool all, filled;
+
+	if (request_all(req, &all) < 0)
+		return err_pass(-EPERM);
+	result = request_result();
+	if (!result)
+		return err_pass(-ENOMEM);
+	list = cJSON_AddArrayToObject(result, name);
+	filled = list;
+	list_foreach(session, &req->kvd->sessions, link) {
+		if (filled && (all || session == req->session))
+			filled = add(list, session);
+	}
+	return request_finish(req, result, filled);
+}
+
+static int region_list_run(struct request *req)
+{
+	return list_run(req, "regions", add_regions);
+}
+
+/* ---- pool ---- */
+
+static double pool_bytes(const struct pool *pool)
+{
+	double bytes = 0;
+
+	for (uint32_t i = 0; i < pool->layout->buffer_count; i++)
+		bytes += (double)pool->layout->buffers[i];
+	return bytes;
+}
+
+static void pool_registered(void *arg, struct pool *pool, const struct err *err)
+{
+	struct request *req = arg;
+	struct brief brief;
+
+	if (!pool) {
+		request_fail(req, err);
+		return;
+	}
+	brief_init(&brief);
+	brief_number(&brief, "pool", (double)pool->id);
+	brief_number(&brief, "bytes", pool_bytes(pool));
+	request_reply_brief(req, &brief);
+}
+
+static int pool_register_run(struct request *req)
+{
+	struct pool_args args = {.name = "kv"};
+	int64_t tp_size = 0;
+
+	(void)json_get_str(req->args, "name", false, SIZE_MAX, &args.name);
+	(void)json_get_object(req->args, "layout", true, &args.layout);
+	(void)json_get_array(req->args, "regions", true, SIZE_MAX, &args.regions);
+	(void)json_get_int(req->args, "tp_size", false, 0, UINT32_MAX, &tp_size);
+	if (!args.name[0])
+		return err_raise(ERR_INVAL, "name: empty");
+	args.tp_size = (uint32_t)tp_size;
+	return err_pass(pool_register(req->session, &args, pool_registered, req));
+}
+
+static int pool_unregister_run(struct request *req)
+{
+	struct pool *pool;
+	int64_t id = 0;
+
+	(void)json_get_int(req->args, "pool", true, 0, JSON_INT_MAX, &id);
+	pool = pool_find(req->session, (uint64_t)id);
+	if (!pool)
+		return err_pass(-ENOENT);
+	if (pool->rooms)
+		return err_raise(ERR_BUSY, "pool %ju: %u room%s it", (uintmax_t)pool->id,
+				 pool->rooms, pool->rooms == 1 ? " uses" : "s use");
+	pool_close(pool, answer_empty, req);
+	return 0;
+}
+
+static bool add_pool(cJSON *list, const struct pool *pool)
+{
+	const struct layout *layout = pool->layout;
+	cJSON *json = cJSON_CreateObject(), *views;
+	bool filled = json && cJSON_AddItemToArray(list, json) &&
+		      cJSON_AddNumberToObject(json, "pool", (double)pool->id) &&
+		      cJSON_AddStringToObject(json, "name", pool->name) &&
+		      cJSON_AddNumberToObject(json, "rank", layout->rank) &&
+		      cJSON_AddNumberToObject(json, "tp_size", pool->tp_size) &&
+		      cJSON_AddNumberToObject(json, "bytes", pool_bytes(pool)) &&
+		      cJSON_AddNumberToObject(json, "rooms", pool->rooms) &&
+		      cJSON_AddNumberToObject(json, "session", (double)pool->session->id);
+
+	views = filled ? cJSON_AddArrayToObject(json, "views") : NULL;
+	filled = views;
+	for (uint32_t i = 0; filled && i < layout->view_count; i++) {
+		cJSON *name = cJSON_CreateString(layout->views[i].name);
+
+		filled = name && cJSON_AddItemToArray(views, name);
+	}
+	return filled;
+}
+
+static bool add_pools(cJSON *list, const struct session *session)
+{
+	struct idmap_cursor it;
+
+	idmap_foreach(&session->pools, it) {
+		const struct pool *pool = it.value;
+
+		if (!pool->closing && !add_pool(list, pool))
+			return false;
+	}
+	return true;
+}
+
+static int pool_list_run(struct request *req)
+{
+	return list_run(req, "pools", add_pools);
+}
+
+/* ---- tables ---- */
+
+static const struct command_field region_register_fields[] = {
+	{"kind", FIELD_STR, true, 0, 32,
+	 "\"memfd\", \"shm\" (POSIX name), \"vm\", \"cuda_ipc\", \"cuda_vmm\" or \"dmabuf\"."},
+	{"fd", FIELD_FD, false, 0, 0,
+	 "memfd: the descriptor. It must carry F_SEAL_SHRINK or accept it. cuda_vmm: of "
+	 "cuMemExportToShareableHandle. dmabuf: of cuMemGetHandleForAddressRange; only RDMA "
+	 "adapters can use it."},
+	{"shm_name", FIELD_STR, false, 0, 255, "shm: the name, \"/…\"."},
+	{"handle", FIELD_STR, false, 0, 128,
+	 "cuda_ipc: what cuIpcGetMemHandle gave for the allocation, 64 bytes in base64."},
+	{"device", FIELD_STR, false, 0, 63,
+	 "cuda_ipc, cuda_vmm: the GPU, by UUID (\"GPU-…\") or PCI id; never by number."},
+	{"allocation", FIELD_U64, false, 0, 0,
+	 "cuda_vmm: bytes of the whole allocation, as cuMemCreate was given."},
+	{"offset", FIELD_U64, false, 0, 0,
+	 "Of byte 0 in the object or allocation; default 0. Not for vm."},
+	{"length", FIELD_U64, true, 0, 0, "Bytes."},
+	{"address", FIELD_U64, false, 0, 0,
+	 "The client's own address of byte 0. vm: required; else only transfers by "
+	 "address "
+	 "need it."},
+	{"name", FIELD_STR, false, 0, 63, "For people."},
+	{.name = NULL},
+};
+
+static const struct command_field region_fields[] = {
+	{"region", FIELD_INT, true, 0, 0, "The id that region.register gave."},
+	{.name = NULL},
+};
+
+static const struct command_field list_fields[] = {
+	{"all", FIELD_BOOL, false, 0, 0, "Of all sessions (admins)."},
+	{.name = NULL},
+};
+
+static const struct command_field pool_register_fields[] = {
+	{"name", FIELD_STR, false, 0, POOL_NAME_MAX - 1,
+	 "Pools of one name are meant to match; default \"kv\"."},
+	{"layout", FIELD_OBJECT, true, 0, 0,
+	 "{rank, buffers, views}, see ARCHITECTURE.md."},
+	{"regions", FIELD_ARRAY, true, 0, LAYOUT_BUFFERS_MAX,
+	 "[{region, offset}], one a buffer of the layout."},
+	{"tp_size", FIELD_INT, false, 0, 1 << 20, "Ranks of the group; 0: not told."},
+	{.name = NULL},
+};
+
+static const struct command_field pool_fields[] = {
+	{"pool", FIELD_INT, true, 0, 0, "The id that pool.register gave."},
+	{.name = NULL},
+};
+
+const struct command region_commands[] = {
+	{"region.register",
+	 "Import a piece of memory; the same memory again gives the same id and counts",
+	 region_register_fields, COMMAND_FDS, region_register_run,
+	 "region, bytes, kind, writable; after the import is finished"},
+	{"region.unregister",
+	 "Take one registration back; EBUSY while a pool uses the region", region_fields,
+	 0, region_unregister_run, "nothing; after nothing touches the memory any more"},
+	{"region.list", "Show this session's regions, or all", list_fields, 0,
+	 region_list_run,
+	 "regions [{region, session, kind, bytes, address, writable, registered, pins, "
+	 "pools, "
+	 "name, "
+	 "dead}]"},
+	{.name = NULL},
+};
+
+const struct command pool_commands[] = {
+	{"pool.register", "Say how a cache lies in regions", pool_register_fields, 0,
+	 pool_register_run, "pool, bytes"},
+	{"pool.unregister", "Withdraw a pool; EBUSY while rooms use it", pool_fields, 0,
+	 pool_unregister_run, "nothing; after no peer can use it any more"},
+	{"pool.list", "Show this session's pools, or all", list_fields, 0, pool_list_run,
+	 "pools [{pool, name, rank, tp_size, bytes, rooms, session, views}]"},
+	{.name = NULL},
+};

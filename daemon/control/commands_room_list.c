@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * room.poll and room.list: over all rooms of an engine, 65 536 if it likes. Both are
+ * made piece by piece, and rooms change in between: each record is of the moment when
+ * it was written. A poll by version walks from the latest change backwards; what
+ * changes meanwhile moves to the end that it comes from and is, perhaps, not told. It
+ * has a later version than the reply says, so the next poll tells it.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/control/commands.h"
+#include "daemon/control/commands_room.h"
+#include "daemon/kvd.h"
+#include "daemon/control/reply_walk.h"
+#include "daemon/room/room_cursor.h"
+#include "daemon/room/room_record.h"
+#include "daemon/room/rooms.h"
+#include "daemon/session/session.h"
+#include "proto/json.h"
+
+struct room_walk {
+	struct reply_walk reply;
+	struct rooms *rooms;
+	uint64_t version; /* of the rooms when it began */
+	bool any;	  /* a record was written */
+	const cJSON *item; /* by list: the next one */
+	struct room_cursor cursor; /* of the others */
+	uint64_t since;
+	int64_t left; /* room.list: so many more */
+	bool all;     /* every session's */
+};
+
+static struct room_walk *walk_of(struct reply_walk *reply)
+{
+	return container_of(reply, struct room_walk, reply);
+}
+
+static void walk_end(struct reply_walk *reply)
+{
+	struct room_walk *walk = walk_of(reply);
+
+	if (walk->cursor.at)
+		room_cursor_end(&walk->cursor);
+	mem_free(walk);
+}
+
+static struct room_walk *walk_new(struct request *req,
+				  int (*piece)(struct reply_walk *reply))
+{
+	struct room_walk *walk = mem_zalloc(sizeof(*walk));
+
+	if (!walk)
+		return NULL;
+	walk->reply.piece = piece;
+	walk->reply.end = walk_end;
+	walk->rooms = req->kvd->rooms;
+	walk->version = rooms_version(walk->rooms);
+	return walk;
+}
+
+static struct text *next_record(struct room_walk *walk)
+{
+	text_puts(&walk->reply.text, walk->any ? "," : ",\"rooms\":[");
+	walk->any = true;
+	return &walk->reply.text;
+}
+
+static void records_end(struct room_walk *walk)
+{
+	text_puts(&walk->reply.text, walk->any ? "]" : ",\"rooms\":[]");
+}
+
+/* ---- room.poll ---- */
+
+static int poll_end(struct room_walk *walk)
+{
+	records_end(walk);
+	text_puts(&walk->reply.text, ",\"version\":\"");
+	text_u64(&walk->reply.text, walk->version);
+	text_puts(&walk->reply.text, "\"");
+	return 0;
+}
+
+/* {room, role}, or the number alone. */
+static struct room *find_listed(const struct request *req, const cJSON *item)
+{
+	cJSON number = *item, key = {.type = cJSON_Object, .child = &number};
+	char name[] = "room";
+
+	if (cJSON_IsObject(item))
+		return room_asked(req->session, item, req->kvd->rooms);
+	number.next = number.prev = NULL;
+	number.string = name;
+	return room_asked(req->session, &key, req->kvd->rooms);
+}
+
+static int poll_listed(struct reply_walk *reply)
+{
+	struct room_walk *walk = walk_of(reply);
+	const cJSON *item = walk->item;
+	struct room *room;
+	struct err why;
+	int r;
+
+	if (!item)
+		return poll_end(walk);
+	walk->item = item->next;
+	room = find_listed(reply->req, item);
+	if (room) {
+		r = room_record_text(room, next_record(walk));
+	} else { /* one that is not there does not spoil the others */
+		err_take(&why);
+		r = room_record_missing(item, &why, next_record(walk));
+	}
+	return r < 0 ? err_pass(r) : 1;
+}
+
+static int poll_changed(struct reply_walk *reply)
+{
+	struct room_walk *walk = walk_of(reply);
+	const struct room *room;
+	int r;
+
+	if (walk->cursor.at == &reply->req->session->rooms)
+		return poll_end(walk);
+	room = list_entry(walk->cursor.at, struct room, session_link);
+	if (room->version <= walk->since)
+		return poll_end(walk);
+	walk->cursor.at = room->session_link.prev;
+	r = room_record_text(room, next_record(walk));
+	return r < 0 ? err_pass(r) : 1;
+}
+
+int room_poll_run(struct request *req)
+{
+	struct list *rooms = &req->session->rooms;
+	const cJSON *list = NULL;
+	uint64_t since = UINT64_MAX;
+	struct room_walk *walk;
+	int r = json_get_array(req->args, "rooms", false, ROOM_LIST_MAX, &list);
+
+	if (r >= 0)
+		r = json_get_u64(req->args, "since", false, &since);
+	if (r < 0)
+		return err_pass(r);
+	if (!list == (since == UINT64_MAX))
+		return err_raise(ERR_INVAL, "one of rooms and since is wanted");
+	walk = walk_new(req, list ? poll_listed : poll_changed);
+	if (!walk)
+		return err_pass(-ENOMEM);
+	walk->since = since;
+	walk->item = list ? list->child : NULL;
+	if (!list)
+		room_cursor_begin(walk->rooms, &walk->cursor, rooms->prev, true);
+	reply_walk_begin(&walk->reply, req);
+	return 0;
+}
+
+/* ---- room.list ---- */
+
+static int list_end(struct room_walk *walk)
+{
+	records_end(walk);
+	text_puts(&walk->reply.text, ",\"total\":");
+	text_u64(&walk->reply.text, rooms_count(walk->rooms));
+	return 0;
+}
+
+static int put_record(const struct room *room, struct room_walk *walk)
+{
+	cJSON *record = cJSON_CreateObject();
+	char *text = NULL;
+	int r = record ? room_record_full(room, record)
+		       : err_raise(ERR_NOMEM, "no memory for a room's record");
+
+	if (r >= 0) {
+		text = cJSON_PrintUnformatted(record);
+		r = text ? 0 : err_raise(ERR_NOMEM, "no memory for a room's record");
+	}
+	if (r >= 0)
+		text_puts(next_record(walk), text);
+	cJSON_free(text);
+	cJSON_Delete(record);
+	return err_pass(r);
+}
+
+static int list_piece(struct reply_walk *reply)
+{
+	struct room_walk *walk = walk_of(reply);
+	const struct room *room;
+	int r = 0;
+
+	if (walk->cursor.at == rooms_all(walk->rooms) || walk->left == 0)
+		return list_end(walk);
+	room = list_entry(walk->cursor.at, struct room, all_link);
+	walk->cursor.at = room->all_link.next;
+	if (walk->all || room->session == reply->req->session) {
+		walk->left--;
+		r = put_record(room, walk);
+	}
+	return r < 0 ? err_pass(r) : 1;
+}
+
+int room_list_run(struct request *req)
+{
+	struct list *rooms = rooms_all(req->kvd->rooms);
+	struct room_walk *walk;
+	int64_t limit = 1000;
+	bool all = false;
+	int r = json_get_bool(req->args, "all", false, &all);
+
+	if (r >= 0)
+		r = json_get_int(req->args, "limit", false, 1, ROOM_LIST_MAX, &limit);
+	if (r >= 0 && all && !req->session->admin)
+		r = err_raise(ERR_PERM, "all: other sessions' rooms are for administrators");
+	if (r < 0)
+		return err_pass(r);
+	walk = walk_new(req, list_piece);
+	if (!walk)
+		return err_pass(-ENOMEM);
+	walk->left = limit;
+	walk->all = all;
+	room_cursor_begin(walk->rooms, &walk->cursor, rooms->next, false);
+	reply_walk_begin(&walk->reply, req);
+	return 0;
+}

@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * hello, ping, help, session.list: what a client says first and about itself.
+ *
+ * hello makes the status page and hands it over with the reply; said again, the
+ * same greeting comes (its first answer may have been lost for want of memory).
+ * A session's secret lets any daemon reach its memory, so it is told to that
+ * session only, not even to admins.
+ */
+#include "daemon/control/commands.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/config/config.h"
+#include "daemon/control/control.h"
+#include "daemon/kvd.h"
+#include "daemon/link/link.h"
+#include "daemon/xfer/ring.h"
+#include "daemon/session/session.h"
+#include "daemon/session/status.h"
+#include "daemon/transport/transport.h"
+#include "proto/json.h"
+
+#define PROTO_VERSION 1
+
+static bool add_limits(cJSON *result, const struct config *config)
+{
+	cJSON *limits = cJSON_AddObjectToObject(result, "limits");
+
+	return limits &&
+	       cJSON_AddNumberToObject(limits, "line_bytes",
+				       (double)config->line_bytes) &&
+	       cJSON_AddNumberToObject(limits, "line_fds", REQUEST_FDS_MAX) &&
+	       cJSON_AddNumberToObject(limits, "queue_bytes",
+				       (double)config->client_queue_bytes) &&
+	       cJSON_AddNumberToObject(limits, "regions", config->session_regions_max) &&
+	       cJSON_AddNumberToObject(limits, "pools", config->session_pools_max) &&
+	       cJSON_AddNumberToObject(limits, "rooms", config->rooms_max);
+}
+
+static bool add_strings(cJSON *result, const char *name, const char *const *strings,
+			size_t count)
+{
+	cJSON *list = cJSON_AddArrayToObject(result, name);
+	bool filled = list;
+
+	for (size_t i = 0; filled && i < count; i++) {
+		cJSON *string = cJSON_CreateString(strings[i]);
+
+		filled = string && cJSON_AddItemToArray(list, string);
+	}
+	return filled;
+}
+
+static bool add_transports(cJSON *result, const struct kvd *kvd)
+{
+	const char *names[KVD_TRANSPORTS_MAX];
+	size_t count = 0;
+
+	for (unsigned int i = 0; i < kvd->transport_count; i++) {
+		if (kvd->transports[i])
+			names[count++] = kvd->transports[i]->ops->name;
+	}
+	return add_strings(result, "transports", names, count);
+}
+
+static bool add_status(cJSON *result, const struct status_page *page)
+{
+	cJSON *status = cJSON_AddObjectToObject(result, "status");
+	uint32_t slots = status_page_slots(page);
+
+	return status && cJSON_AddNumberToObject(status, "slots", slots) &&
+	       cJSON_AddNumberToObject(status, "bytes",
+				       ((double)slots + 1) * KVD_STATUS_SLOT_BYTES);
+}
+
+static bool add_greeting(cJSON *result, const struct session *session)
+{
+	static const char *const features[] = {"memfd", "shm", "vm"};
+	const struct kvd *kvd = session->kvd;
+
+	return cJSON_AddNumberToObject(result, "proto", PROTO_VERSION) &&
+	       cJSON_AddStringToObject(result, "daemon", "kvd " KVD_VERSION) &&
+	       cJSON_AddStringToObject(result, "name", kvd->config->name) &&
+	       result_add_hex(result, "instance", session_instance(session), 16) &&
+	       cJSON_AddNumberToObject(result, "pid", (double)getpid()) &&
+	       cJSON_AddNumberToObject(result, "session", (double)session->id) &&
+	       result_add_u64(result, "epoch", session->epoch) &&
+	       cJSON_AddStringToObject(result, "endpoint",
+				       kvd->link ? kvd->link->endpoint : "") &&
+	       add_limits(result, kvd->config) &&
+	       add_strings(result, "features", features, ARRAY_LEN(features)) &&
+	       add_transports(result, kvd) && add_status(result, session->status);
+}
+
+static int hello_run(struct request *req)
+{
+	struct session *session = req->session;
+	const char *client = "", *role = NULL;
+	int64_t proto = 0;
+	cJSON *result;
+	int r, fd;
+
+	(void)json_get_int(req->args, "proto", true, 0, JSON_INT_MAX, &proto);
+	(void)json_get_str(req->args, "client", false, SIZE_MAX, &client);
+	(void)json_get_str(req->args, "role", false, SIZE_MAX, &role);
+	if (proto != PROTO_VERSION)
+		return err_raise(ERR_VERSION, "proto %lld: this daemon speaks %d",
+				 (long long)proto, PROTO_VERSION);
+	if (role && strcmp(role, "prefill") != 0 && strcmp(role, "decode") != 0)
+		return err_raise(ERR_INVAL, "role: 'prefill' or 'decode' was expected");
+	if (req->kvd->stopping)
+		return err_raise(ERR_DRAIN, "the daemon shuts down");
+	/* said again (the first answer found no memory): the same greeting */
+	r = session->greeted ? 0 : session_greet(session, client, role);
+	result = r < 0 ? NULL : request_result();
+	if (!result)
+		return err_pass(r < 0 ? r : -ENOMEM);
+	if (!add_greeting(result, session))
+		return request_finish(req, result, false);
+	fd = status_page_fd(session->status);
+	request_reply_fds(req, result, &fd, 1);
+	return 0;
+}
+
+static int ping_run(struct request *req)
+{
+	cJSON *result = request_result();
+
+	if (!result)
+		return err_pass(-ENOMEM);
+	return request_finish(
+		req, result,
+		result_add_u64(result, "time_ns", loop_clock_ns(req->kvd->loop)));
+}
+
+static bool add_command(cJSON *list, const struct command *cmd)
+{
+	cJSON *json = command_describe(cmd);
+
+	return json && cJSON_AddItemToArray(list, json);
+}
+
+static int help_run(struct request *req)
+{
+	const struct command *cmd;
+	const char *name = NULL;
+	cJSON *result, *list;
+	bool filled;
+
+	(void)json_get_str(req->args, "command", false, SIZE_MAX, &name);
+	if (name && !commands_find(name))
+		return err_raise(ERR_NOCMD, "%.64s: no such command", name);
+	result = request_result();
+	if (!result)
+		return err_pass(-ENOMEM);
+	list = cJSON_AddArrayToObject(result, "commands");
+	filled = list;
+	for (unsigned int i = 0; filled && (cmd = commands_at(i)); i++) {
+		if (!name || strcmp(name, cmd->name) == 0)
+			filled = add_command(list, cmd);
+	}
+	return request_finish(req, result, filled);
+}
+
+/* ---- session.list ---- */
+
+static bool add_session(cJSON *list, const struct session *session, bool own)
+{
+	uint64_t age_ns = loop_now_ns(session->kvd->loop) - session->started_ns;
+	cJSON *json = cJSON_CreateObject();
+	bool filled = json && cJSON_AddItemToArray(list, json) &&
+		      cJSON_AddNumberToObject(json, "session", (double)session->id) &&
+		      cJSON_AddStringToObject(json, "client", session->client) &&
+		      cJSON_AddStringToObject(json, "role", session->role) &&
+		      cJSON_AddNumberToObject(json, "pid", session->pid) &&
+		      cJSON_AddNumberToObject(json, "uid", session->uid) &&
+		      cJSON_AddNumberToObject(json, "age_ms",
+					      (double)(age_ns / LOOP_NS_PER_MS)) &&
+		      cJSON_AddNumberToObject(json, "regions",
+					      (double)idmap_count(&session->regions)) &&
+		      cJSON_AddNumberToObject(json, "pools",
+					      (double)idmap_count(&session->pools)) &&
+		      cJSON_AddNumberToObject(json, "requests", session->requests_open) &&
+		      cJSON_AddBoolToObject(json, "ending", session->ending) &&
+		      cJSON_AddBoolToObject(json, "own", own);
+
+	if (!filled || !own) /* the secret is the session's own */
+		return filled;
+	return result_add_u64(json, "epoch", session->epoch) &&
+	       result_add_hex(json, "secret", session->secret, sizeof(session->secret));
+}
+
+static int session_list_run(struct request *req)
+{
+	struct session *session;
+	cJSON *result, *list;
+	bool all = false, filled;
+
+	(void)json_get_bool(req->args, "all", false, &all);
+	if (all && !req->session->admin)
+		return err_raise(ERR_PERM,
+				 "all: foreign sessions are shown to admins only");
+	result = request_result();
+	if (!result)
+		return err_pass(-ENOMEM);
+	list = cJSON_AddArrayToObject(result, "sessions");
+	filled = list;
+	list_foreach(session, &req->kvd->sessions, link) {
+		bool own = session == req->session;
+
+		if (filled && (all || own))
+			filled = add_session(list, session, own);
+	}
+	return request_finish(req, result, filled);
+}
+
+/* ---- session.share ---- */
+
+static bool add_ring(cJSON *result, const struct ring *ring)
+{
+	return cJSON_AddNumberToObject(result, "version", KVD_RING_VERSION) &&
+	       cJSON_AddNumberToObject(result, "entries", ring->entries) &&
+	       cJSON_AddNumberToObject(result, "arena_bytes", (double)ring->arena_bytes) &&
+	       cJSON_AddNumberToObject(result, "first_slot", SESSION_SLOTS) &&
+	       cJSON_AddNumberToObject(result, "slots", SESSION_ENGINE_SLOTS);
+}
+
+/* Said again: the same memory, whatever size is asked for then. */
+static int session_share_run(struct request *req)
+{
+	int64_t entries = RING_ENTRIES_DEFAULT, arena = RING_ARENA_DEFAULT;
+	struct ring *ring;
+	cJSON *result;
+	int r = json_get_int(req->args, "entries", false, 2, RING_ENTRIES_MAX, &entries);
+
+	if (r >= 0)
+		r = json_get_int(req->args, "arena_bytes", false, 4096, RING_ARENA_MAX, &arena);
+	if (r >= 0 && entries & (entries - 1))
+		r = err_raise(ERR_INVAL, "entries: %lld is not a power of two",
+			      (long long)entries);
+	if (r < 0)
+		return err_pass(r);
+	ring = ring_of(req->session);
+	if (!ring)
+		return err_pass(-ENOMEM);
+	r = ring->shared ? 0 : ring_share(ring, (uint32_t)entries, (uint64_t)arena);
+	result = r < 0 ? NULL : request_result();
+	if (!result)
+		return err_pass(r < 0 ? r : -ENOMEM);
+	if (!add_ring(result, ring))
+		return request_finish(req, result, false);
+	request_reply_fds(req, result, ring->fds, RING_FDS);
+	return 0;
+}
+
+static const struct command_field hello_fields[] = {
+	{"proto", FIELD_INT, true, 0, INT32_MAX, "Version of this protocol: 1."},
+	{"client", FIELD_STR, true, 0, 63, "What the client calls itself, for people."},
+	{"role", FIELD_STR, false, 0, 15, "\"prefill\" or \"decode\", for people."},
+	{.name = NULL},
+};
+
+static const struct command_field help_fields[] = {
+	{"command", FIELD_STR, false, 0, 64, "Only this command."},
+	{.name = NULL},
+};
+
+static const struct command_field session_list_fields[] = {
+	{"all", FIELD_BOOL, false, 0, 0, "Foreign sessions too (admins)."},
+	{.name = NULL},
+};
+
+static const struct command_field session_share_fields[] = {
+	{"entries", FIELD_INT, false, 2, RING_ENTRIES_MAX, "A power of two; 512 if absent."},
+	{"arena_bytes", FIELD_INT, false, 4096, RING_ARENA_MAX,
+	 "For lists and notifications; 64 MiB if absent. Pages count when written."},
+	{.name = NULL},
+};
+
+const struct command session_commands[] = {
+	{"hello", "Begin a session", hello_fields, COMMAND_NO_HELLO, hello_run,
+	 "proto, daemon, name, instance, pid, session, epoch, endpoint, limits, "
+	 "features, "
+	 "transports, status {slots, bytes}; with it a read-only descriptor of the "
+	 "status "
+	 "page"},
+	{"ping", "Tell that the daemon is there", NULL, COMMAND_NO_HELLO, ping_run,
+	 "time_ns, its monotonic clock"},
+	{"help", "Describe the commands", help_fields, COMMAND_NO_HELLO, help_run,
+	 "commands [{name, summary, fields, reply, admin}]"},
+	{"session.list", "Show this session, or all of them", session_list_fields, 0,
+	 session_list_run,
+	 "sessions [{session, client, role, pid, uid, age_ms, regions, pools, requests, "
+	 "ending, own}]; for one's own also epoch and secret, which let other daemons "
+	 "reach its memory"},
+	{"session.share", "Make this session's submission ring (proto/kvd_ring.h)",
+	 session_share_fields, 0, session_share_run,
+	 "version, entries, arena_bytes, first_slot, slots; with it three descriptors: "
+	 "ring, arena, eventfd"},
+	{.name = NULL},
+};

@@ -1,0 +1,514 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which line did a descriptor come with? On a stream socket the kernel hands
+ * descriptors over with the first bytes of the sendmsg() that carried them, but
+ * one recvmsg() may also return bytes of earlier messages before those. So lines
+ * are looked at first (MSG_PEEK, without room for descriptors) and then received
+ * one by one, never across a newline: what arrives with the bytes of a line
+ * belongs to that line.
+ *
+ * Life: OPEN, CLOSING (nothing is read any more, what is queued is flushed, for
+ * a bounded time), DEAD (the socket is closed; the object goes when no helper
+ * uses its line buffer). A fault found while a command answers dooms the
+ * connection but is carried out after the current callback: no command finds
+ * its session ended in the middle of its work.
+ *
+ * A client that does not read is not dead: its process may be stopped, its rooms
+ * still move. While half of what may wait for it waits, it is not served; only
+ * answers to what was taken before can fill the rest, and past the cap it goes.
+ *
+ * Bounds: a line, the replies that wait, the requests that are open and the
+ * bytes of their lines, the descriptors of a line; the lines and the time of one
+ * turn, so that a client that sends ten thousand commands at once is served in
+ * turn with all others; and time: a line half sent, a hello not said and last
+ * words not read end the connection.
+ */
+#include "daemon/control/conn.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/control/commands.h"
+#include "daemon/config/config.h"
+#include "daemon/control/control.h"
+#include "daemon/control/inbox.h"
+#include "daemon/kvd.h"
+#include "daemon/loop/loop.h"
+#include "daemon/control/outbox.h"
+#include "daemon/xfer/ring.h"
+#include "daemon/session/session.h"
+#include "proto/json.h"
+
+#define TURN_LINES 64u
+#define TURN_BYTES (256u << 10)
+#define SHORT_PEEK_BYTES 4096u
+#define REQUESTS_OPEN_MAX 1024u
+#define LAST_WORDS_NS LOOP_NS_PER_S
+#define CLIENT_LEFT "the client closed the connection"
+
+enum conn_state { CONN_OPEN, CONN_CLOSING, CONN_DEAD };
+enum patience { PATIENCE_NONE, PATIENCE_HELLO, PATIENCE_LINE, PATIENCE_CLOSING };
+
+struct conn {
+	struct list link;
+	struct conn_host *host;	 /* NULL after conns_free() */
+	struct session *session; /* NULL once it has ended */
+	enum conn_state state;
+	struct err doom; /* code != OK: to be closed after this callback */
+	struct loop_fd watch;
+	struct loop_defer after; /* carry out the doom, send, re-arm, or free */
+	struct loop_timer timer;
+	enum patience patience; /* what the timer runs for */
+
+	struct inbox in;
+	struct offload_job parse;
+	struct request *parsing; /* its line is with a helper */
+
+	struct outbox out;
+};
+
+static void conn_doom_last(struct conn *conn);
+
+/* ---- end of life ---- */
+
+static void conn_free(struct conn *conn)
+{
+	loop_defer_cancel(&conn->after);
+	list_remove(&conn->link);
+	inbox_fini(&conn->in);
+	mem_free(conn);
+}
+
+static void conn_dead(struct conn *conn)
+{
+	if (conn->state == CONN_DEAD)
+		return;
+	assert(!conn->session);
+	conn->state = CONN_DEAD;
+	loop_timer_stop(&conn->timer);
+	loop_fd_stop(&conn->watch);
+	if (outbox_flush(&conn->out) < 0)
+		err_clear();
+	mem_closep(&conn->watch.fd);
+	outbox_fini(&conn->out);
+	if (!conn->parsing)
+		inbox_reset(&conn->in);
+	loop_defer(conn->timer.loop, &conn->after);
+}
+
+/* The session goes first; it must not try to hang up on us. */
+static void session_leave(struct conn *conn, const char *why)
+{
+	struct session *session = mem_steal(conn->session);
+
+	if (!session)
+		return;
+	session->conn = NULL;
+	session_end(session, why);
+}
+
+static void patience_set(struct conn *conn, enum patience patience, uint64_t ns)
+{
+	if (conn->patience == patience)
+		return;
+	conn->patience = patience;
+	loop_timer_stop(&conn->timer);
+	if (patience == PATIENCE_NONE || loop_timer_start(&conn->timer, ns) == 0)
+		return;
+	if (conn->state == CONN_CLOSING)
+		conn_dead(conn); /* without a timer there is no waiting */
+	else
+		conn_doom_last(conn);
+}
+
+/* ---- what the loop shall watch ---- */
+
+static bool may_read(const struct conn *conn)
+{
+	const struct session *session = conn->session;
+
+	return conn->state == CONN_OPEN && !conn->parsing && conn->doom.code == ERR_OK &&
+	       !ring_gate_shut(session->ring) && !session->walking &&
+	       session->requests_open < REQUESTS_OPEN_MAX &&
+	       conn->out.bytes <= session->kvd->config->client_queue_bytes / 2 &&
+	       session->requests_bytes < 2 * session->kvd->config->line_bytes;
+}
+
+static void conn_arm(struct conn *conn)
+{
+	int events = 0;
+
+	if (conn->state == CONN_DEAD)
+		return;
+	if (may_read(conn))
+		events |= LOOP_READ;
+	if (!outbox_empty(&conn->out))
+		events |= LOOP_WRITE;
+	if (conn->state == CONN_CLOSING && !events) {
+		conn_dead(conn);
+		return;
+	}
+	if (loop_fd_set(&conn->watch, events) < 0)
+		conn_doom_last(conn);
+	if (conn->state == CONN_CLOSING)
+		return;
+	if (!conn->session->greeted)
+		patience_set(conn, PATIENCE_HELLO, conn->host->patience_ns);
+	else if (conn->in.len && may_read(conn)) /* who is not read has time */
+		patience_set(conn, PATIENCE_LINE, conn->host->patience_ns);
+	else
+		patience_set(conn, PATIENCE_NONE, 0);
+}
+
+/* ---- sending ---- */
+
+void conn_look(struct conn *conn)
+{
+	loop_defer(conn->timer.loop, &conn->after);
+}
+
+void conn_send(struct conn *conn, const char *text, size_t len, const int *fds,
+	       unsigned int fd_count)
+{
+	if (conn->state == CONN_DEAD || conn->doom.code != ERR_OK)
+		return;
+	metrics_add(&conn->host->kvd->metrics, METRIC_CONTROL_OUT_BYTES, len);
+	if (outbox_send(&conn->out, text, len, fds, fd_count,
+			conn->host->kvd->config->client_queue_bytes) < 0)
+		conn_doom_last(conn);
+	/* this turn's replies go together; an answered request makes room for a line */
+	loop_defer(conn->timer.loop, &conn->after);
+}
+
+void conn_give(struct conn *conn, char *owned, size_t len)
+{
+	if (conn->state == CONN_DEAD || conn->doom.code != ERR_OK) {
+		mem_free(owned);
+		return;
+	}
+	metrics_add(&conn->host->kvd->metrics, METRIC_CONTROL_OUT_BYTES, len);
+	if (outbox_give(&conn->out, owned, len,
+			conn->host->kvd->config->client_queue_bytes) < 0)
+		conn_doom_last(conn);
+	loop_defer(conn->timer.loop, &conn->after);
+}
+
+/* ---- closing with a reason ---- */
+
+/* The first reason is the one that counts. */
+static void conn_doom_last(struct conn *conn)
+{
+	if (conn->state == CONN_DEAD || conn->doom.code != ERR_OK)
+		return;
+	err_take(&conn->doom);
+	loop_defer(conn->timer.loop, &conn->after);
+}
+
+void conn_hangup(struct conn *conn, const struct err *why)
+{
+	char text[REPLY_ERROR_MAX];
+	size_t len;
+
+	conn->session = NULL;
+	if (conn->state != CONN_OPEN)
+		return;
+	conn->state = CONN_CLOSING;
+	if (!conn->parsing)
+		inbox_reset(&conn->in);
+	len = reply_error_text(NULL, why, text);
+	/* behind what waits and over the cap: it is the last line. When that fails
+	 * the close has to do; what waits is still tried. */
+	(void)outbox_send(&conn->out, text, len, NULL, 0, SIZE_MAX);
+	if (outbox_flush(&conn->out) < 0)
+		outbox_fini(&conn->out);
+	err_clear();
+	patience_set(conn, PATIENCE_CLOSING,
+		     conn->host->patience_ns < LAST_WORDS_NS ? conn->host->patience_ns
+							     : LAST_WORDS_NS);
+	conn_arm(conn);
+}
+
+/* The daemon ends the connection. */
+static void conn_kill(struct conn *conn, const struct err *why)
+{
+	struct session *session = conn->session;
+
+	if (why->code == ERR_IO) { /* the client was first; nobody is to be told */
+		session_leave(conn, why->text);
+		conn_dead(conn);
+		return;
+	}
+	if (session) {
+		metrics_add(&conn->host->kvd->metrics, METRIC_SESSIONS_KILLED, 1);
+		log_warn("control", session->client, "connection closed",
+			 "session=%ju pid=%d why=\"%s\"", (uintmax_t)session->id,
+			 (int)session->pid, why->text);
+	}
+	session_leave(conn, why->text);
+	conn_hangup(conn, why);
+}
+
+/* The client has ended it, perhaps one direction only: it may still read. */
+static void conn_eof(struct conn *conn)
+{
+	session_leave(conn, CLIENT_LEFT);
+	conn->state = CONN_CLOSING;
+	inbox_reset(&conn->in);
+	patience_set(conn, PATIENCE_CLOSING, LAST_WORDS_NS);
+	conn_arm(conn);
+}
+
+static void on_after(struct loop_defer *defer)
+{
+	struct conn *conn = container_of(defer, struct conn, after);
+	struct err doom;
+
+	if (conn->state == CONN_DEAD) {
+		if (!conn->parsing)
+			conn_free(conn);
+		return;
+	}
+	if (conn->doom.code != ERR_OK) {
+		doom = conn->doom;
+		conn->doom.code = ERR_OK;
+		if (conn->state == CONN_OPEN)
+			conn_kill(conn, &doom);
+		else
+			conn_dead(conn);
+		return;
+	}
+	if (outbox_flush(&conn->out) < 0)
+		conn_doom_last(conn);
+	conn_arm(conn);
+}
+
+static void on_patience(struct loop_timer *timer)
+{
+	struct conn *conn = container_of(timer, struct conn, timer);
+	struct err why;
+
+	if (conn->state == CONN_CLOSING) {
+		conn_dead(conn);
+		return;
+	}
+	err_set(&why, ERR_TIMEOUT, "%s within %ju ms",
+		conn->patience == PATIENCE_HELLO ? "no hello" : "a line was not finished",
+		(uintmax_t)(conn->host->patience_ns / LOOP_NS_PER_MS));
+	conn_kill(conn, &why);
+}
+
+/* ---- lines ---- */
+
+static void line_parse(struct request *req, const char *text)
+{
+	struct err err;
+
+	if (json_parse(text, req->bytes, JSON_DEPTH_MAX, &req->args) == 0)
+		return;
+	err_take(&err);
+	err.scope = ERR_SCOPE_OP; /* the connection lives on */
+	(void)err_reraise(&err);
+}
+
+static void line_dispatch(struct conn *conn, struct request *req, const struct err *fault)
+{
+	struct err lost = conn->in.fault;
+
+	inbox_reset(&conn->in);
+	if (lost.code != ERR_OK)
+		fault = &lost;
+	if (fault)
+		request_fail(req, fault);
+	else
+		commands_dispatch(req);
+}
+
+static void parse_work(struct offload_job *job)
+{
+	struct conn *conn = container_of(job, struct conn, parse);
+
+	line_parse(conn->parsing, conn->in.line);
+	inbox_line_free(&conn->in); /* here, since it is large */
+	if (conn->parsing->args)
+		json_pack_pages(conn->parsing->args);
+	else
+		job->result = err_pass(-EPROTO);
+}
+
+static void parse_done(struct offload_job *job)
+{
+	struct conn *conn = container_of(job, struct conn, parse);
+	struct request *req = mem_steal(conn->parsing);
+
+	if (conn->state == CONN_OPEN) {
+		line_dispatch(conn, req, job->result < 0 ? &job->err : NULL);
+		if (conn->state != CONN_DEAD)
+			loop_defer(conn->timer.loop, &conn->after);
+		return;
+	}
+	request_drop(req);
+	inbox_reset(&conn->in);
+	if (!conn->host)
+		conn_free(conn);
+	else
+		loop_defer(conn->timer.loop, &conn->after);
+}
+
+static void line_refuse(struct conn *conn)
+{
+	char text[REPLY_ERROR_MAX];
+	size_t len = reply_error_text(NULL, err_last(), text);
+
+	inbox_reset(&conn->in);
+	conn_send(conn, text, len, NULL, 0);
+}
+
+/* A whole line lies in the buffer, without its newline. */
+static void conn_line(struct conn *conn)
+{
+	struct request *req =
+		request_new(conn->session, conn->in.len, conn->in.fds, conn->in.fd_count);
+
+	if (!req) {
+		line_refuse(conn);
+		return;
+	}
+	conn->in.fd_count = 0;
+	if (conn->in.len > CONTROL_INLINE_BYTES) {
+		conn->parsing = req;
+		conn->parse =
+			(struct offload_job){.work = parse_work, .done = parse_done};
+		offload_submit(req->kvd->offload, &conn->parse);
+		return;
+	}
+	line_parse(req, conn->in.line);
+	line_dispatch(conn, req, req->args ? NULL : err_last());
+}
+
+/* ---- receiving ---- */
+
+/* Bytes that were seen in the socket. False: the connection ended. */
+static bool line_take(struct conn *conn, size_t want)
+{
+	struct kvd *kvd = conn->host->kvd;
+	struct err why;
+
+	if (inbox_take(&conn->in, want, kvd->config->line_bytes) == 0) {
+		metrics_add(&kvd->metrics, METRIC_CONTROL_IN_BYTES, want);
+		return true;
+	}
+	err_take(&why);
+	conn_kill(conn, &why);
+	return false;
+}
+
+/* Go through `len` bytes seen in the peek buffer. Lines done. */
+static unsigned int conn_consume(struct conn *conn, size_t len)
+{
+	const uint8_t *seen = conn->host->peek;
+	unsigned int lines = 0;
+
+	for (size_t pos = 0, want; pos < len && may_read(conn); pos += want) {
+		const uint8_t *end = memchr(seen + pos, '\n', len - pos);
+
+		/* behind what the submission ring was given before it */
+		if (!ring_gate_passed(conn->session->ring))
+			break;
+		want = end ? (size_t)(end - (seen + pos)) + 1 : len - pos;
+		if (!line_take(conn, want))
+			break;
+		if (!end)
+			continue;
+		conn->in.len--;
+		conn_line(conn);
+		if (++lines == TURN_LINES || loop_enough(conn->timer.loop))
+			break;
+	}
+	return lines;
+}
+
+static void conn_read(struct conn *conn)
+{
+	unsigned int lines = 0;
+	size_t bytes = 0;
+
+	while (may_read(conn) && lines < TURN_LINES && bytes < TURN_BYTES) {
+		/* a long look only at a long line: most of it is looked at again */
+		ssize_t n = recv(conn->watch.fd, conn->host->peek,
+				 conn->in.len ? CONN_PEEK_BYTES : SHORT_PEEK_BYTES,
+				 MSG_PEEK | MSG_DONTWAIT);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+			break;
+		if (n <= 0) {
+			conn_eof(conn);
+			return;
+		}
+		lines += conn_consume(conn, (size_t)n);
+		bytes += (size_t)n;
+		if (loop_enough(conn->timer.loop))
+			break;
+	}
+}
+
+static void on_ready(struct loop_fd *watch, int events)
+{
+	struct conn *conn = container_of(watch, struct conn, watch);
+
+	if ((events & LOOP_WRITE) && outbox_flush(&conn->out) < 0)
+		conn_doom_last(conn);
+	if (events & LOOP_READ)
+		conn_read(conn);
+	/* replies are on their way to on_after(): that looks, when they have left */
+	if (conn->state != CONN_DEAD && list_empty(&conn->after.link))
+		conn_arm(conn);
+}
+
+/* ---- making and ending all ---- */
+
+int conn_new(struct conn_host *host, int fd, const struct session_peer *peer)
+{
+	struct conn *conn = mem_zalloc(sizeof(*conn));
+	int r;
+
+	if (!conn)
+		return err_pass(-ENOMEM);
+	conn->host = host;
+	inbox_init(&conn->in, fd);
+	outbox_init(&conn->out, fd);
+	loop_fd_init(&conn->watch, host->kvd->loop, fd, on_ready);
+	loop_timer_init(&conn->timer, host->kvd->loop, on_patience);
+	loop_defer_init(&conn->after, on_after);
+	r = session_new(host->kvd, peer, conn, &conn->session);
+	if (r < 0) {
+		mem_free(conn);
+		return err_pass(r);
+	}
+	list_push_back(&host->conns, &conn->link);
+	conn_arm(conn);
+	return 0;
+}
+
+void conns_free(struct conn_host *host)
+{
+	struct conn *conn;
+
+	list_foreach_safe (conn, &host->conns, link) {
+		session_leave(conn, "the daemon shuts down");
+		conn_dead(conn);
+		conn->host = NULL;
+		if (!conn->parsing) {
+			conn_free(conn);
+			continue;
+		}
+		list_remove(&conn->link); /* parse_done() frees it */
+		loop_defer_cancel(&conn->after);
+	}
+}

@@ -1,0 +1,393 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The listening socket and who may come in. The socket's mode keeps out whom the
+ * file system can keep out; SO_PEERCRED and SO_PEERGROUPS judge the rest by the
+ * kernel's word. A connection is refused with one error line, so that the user
+ * reads "not admitted" and not "connection reset".
+ *
+ * The name appears in the file system with the rights it shall have: the mode of
+ * the socket's own inode is set before bind() (the kernel takes it over), and
+ * nobody can connect before listen(). A name left by a daemon that was killed is
+ * removed; the daemon's lock on its instance name says that nobody owns it.
+ *
+ * When descriptors run out accept() fails and the connection stays in the
+ * backlog, so a level-triggered loop would spin: the listener pauses instead.
+ */
+#include "daemon/control/control.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/control/commands.h"
+#include "daemon/config/config.h"
+#include "daemon/control/conn.h"
+#include "daemon/kvd.h"
+#include "daemon/session/session.h"
+#include "daemon/session/share.h"
+
+#ifndef SO_PEERGROUPS
+#define SO_PEERGROUPS 59
+#endif
+
+#define BACKLOG 128
+#define ACCEPTS_A_TURN 16u
+#define PAUSE_NS (100 * LOOP_NS_PER_MS)
+#define PATIENCE_NS (30 * LOOP_NS_PER_S)
+#define GROUPS_MAX 65536u /* the kernel's NGROUPS_MAX */
+
+struct control {
+	struct kvd *kvd;
+	struct loop_fd listener;
+	struct loop_timer pause;
+	bool closed;
+	char path[sizeof(((struct sockaddr_un *)NULL)->sun_path)]; /* "" = not ours */
+	struct conn_host host;
+};
+
+/* ---- listening ---- */
+
+static int group_id(const char *name, gid_t *gid_p)
+{
+	const struct group *group = getgrnam(name);
+	unsigned long number;
+	char *end;
+
+	if (group) {
+		*gid_p = group->gr_gid;
+		return 0;
+	}
+	number = strtoul(name, &end, 10);
+	if (name[0] < '0' || name[0] > '9' || *end || number >= UINT32_MAX)
+		return err_raise(ERR_CONFIG, "socket_group '%s': no such group", name);
+	*gid_p = (gid_t)number;
+	return 0;
+}
+
+/* Remove a stale name; anything but a socket is somebody else's. */
+static int path_clear(const char *path)
+{
+	struct stat st;
+
+	if (lstat(path, &st) < 0)
+		return errno == ENOENT ? 0 : err_raise_errno(errno, "%s", path);
+	if (!S_ISSOCK(st.st_mode))
+		return err_raise(ERR_CONFIG, "%s: exists and is no socket", path);
+	if (unlink(path) < 0)
+		return err_raise_errno(errno, "removing the old %s", path);
+	return 0;
+}
+
+static int path_own(const char *path, const struct config *config)
+{
+	gid_t gid = 0;
+	int r;
+
+	if (config->socket_group[0]) {
+		r = group_id(config->socket_group, &gid);
+		if (r < 0)
+			return err_pass(r);
+		if (lchown(path, (uid_t)-1, gid) < 0)
+			return err_raise_errno(errno, "giving %s to group %s", path,
+					       config->socket_group);
+	}
+	/* bind() took the umask off; chown() may clear bits */
+	if (chmod(path, config->socket_mode) < 0)
+		return err_raise_errno(errno, "mode %04o of %s", config->socket_mode,
+				       path);
+	return 0;
+}
+
+static int socket_bind(struct control *control, int fd)
+{
+	const struct config *config = control->kvd->config;
+	struct sockaddr_un addr = {.sun_family = AF_UNIX};
+	size_t len = strlen(config->socket_path);
+	int r;
+
+	if (len >= sizeof(addr.sun_path))
+		return err_raise(ERR_CONFIG, "%s: a socket's path has at most %zu bytes",
+				 config->socket_path, sizeof(addr.sun_path) - 1);
+	memcpy(addr.sun_path, config->socket_path, len + 1);
+	r = path_clear(addr.sun_path);
+	if (r < 0)
+		return err_pass(r);
+	if (fchmod(fd, 0600) < 0 ||
+	    bind(fd, (const struct sockaddr *)&addr, sizeof(addr)) < 0)
+		return err_raise_errno(errno, "%s", addr.sun_path);
+	memcpy(control->path, addr.sun_path, len + 1);
+	r = path_own(control->path, config);
+	if (r < 0)
+		return err_pass(r);
+	if (listen(fd, BACKLOG) < 0)
+		return err_raise_errno(errno, "listening on %s", control->path);
+	return 0;
+}
+
+static int option_of(int fd, int name)
+{
+	socklen_t len = sizeof(int);
+	int v = -1;
+
+	return getsockopt(fd, SOL_SOCKET, name, &v, &len) < 0 ? -1 : v;
+}
+
+/* What a service manager handed over. */
+static int socket_inherit(int fd)
+{
+	int flags = fcntl(fd, F_GETFL);
+
+	if (option_of(fd, SO_DOMAIN) != AF_UNIX ||
+	    option_of(fd, SO_TYPE) != SOCK_STREAM || option_of(fd, SO_ACCEPTCONN) != 1)
+		return err_raise(ERR_CONFIG,
+				 "fd %d: not a listening Unix stream socket "
+				 "(ListenStream= of the socket unit)",
+				 fd);
+	if (fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 ||
+	    fcntl(fd, F_SETFD, FD_CLOEXEC) < 0)
+		return err_raise_errno(errno, "flags of the inherited socket");
+	return 0;
+}
+
+/* ---- coming in ---- */
+
+static void refuse(struct control *control, int fd, const struct session_peer *peer)
+{
+	char text[REPLY_ERROR_MAX];
+	struct err err;
+	size_t len;
+
+	err_take(&err);
+	len = reply_error_text(NULL, &err, text);
+	metrics_add(&control->kvd->metrics, METRIC_SESSIONS_REFUSED, 1);
+	log_warn("control", NULL, "connection refused", "pid=%d uid=%u why=\"%s\"",
+		 (int)peer->pid, peer->uid, err.text);
+	/* a fresh socket's buffer takes a line; if not, the close tells */
+	if (send(fd, text, len, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+		log_debug("control", NULL, "refusal not delivered", "errno=%d", errno);
+	close(fd);
+}
+
+/* All groups of the peer, as it was when it connected. */
+static int peer_groups(const struct session_peer *peer, gid_t **gids_p, size_t *count_p)
+{
+	socklen_t len = 0;
+	gid_t *gids;
+
+	/* asks for the size; a peer without groups needs none */
+	if (getsockopt(peer->fd, SOL_SOCKET, SO_PEERGROUPS, NULL, &len) < 0 &&
+	    errno != ERANGE)
+		return err_raise_errno(errno, "SO_PEERGROUPS");
+	if (len > GROUPS_MAX * sizeof(*gids))
+		return err_raise(ERR_INTERNAL, "%u bytes of groups", len);
+	gids = mem_calloc(len / sizeof(*gids) + 1, sizeof(*gids));
+	if (!gids)
+		return err_pass(-ENOMEM);
+	if (len && getsockopt(peer->fd, SOL_SOCKET, SO_PEERGROUPS, gids, &len) < 0) {
+		mem_free(gids);
+		return err_raise_errno(errno, "SO_PEERGROUPS");
+	}
+	gids[len / sizeof(*gids)] = peer->gid;
+	*count_p = len / sizeof(*gids) + 1;
+	*gids_p = gids;
+	return 0;
+}
+
+/* A process that opens whatever there is keeps no other out, kvd-ctl neither. */
+static int check_cap(const struct kvd *kvd, pid_t pid)
+{
+	const uint32_t cap = kvd->config->sessions_max;
+	const struct session *session;
+	unsigned int own = 0;
+
+	if (kvd->session_count < share_cap(cap, cap))
+		return 0;
+	list_foreach(session, &kvd->sessions, link)
+		own += session->pid == pid;
+	if (share_allows(cap, kvd->session_count, own))
+		return 0;
+	return err_raise(ERR_LIMIT,
+			 "%u sessions, %u of process %d: the cap of this daemon is %u "
+			 "(sessions)%s", kvd->session_count, own, (int)pid, cap,
+			 kvd->session_count < cap ? ", the last for processes with few" : "");
+}
+
+static int admit(struct control *control, const struct session_peer *peer)
+{
+	const struct config *config = control->kvd->config;
+	cleanup_free gid_t *gids = NULL;
+	size_t count = 0;
+	int r = peer_groups(peer, &gids, &count);
+
+	if (r < 0)
+		return err_pass(r);
+	if (!config_admits(config, peer->uid, gids, count))
+		return err_raise(ERR_PERM,
+				 "uid %u is not admitted: see allow_uids and allow_gids",
+				 peer->uid);
+	r = check_cap(control->kvd, peer->pid);
+	if (r < 0)
+		return err_pass(r);
+	return err_pass(conn_new(&control->host, peer->fd, peer));
+}
+
+static void welcome(struct control *control, int fd)
+{
+	struct session_peer peer = {.fd = fd, .uid = (uid_t)-1, .gid = (gid_t)-1};
+	struct ucred cred;
+	socklen_t len = sizeof(cred);
+	int r;
+
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) < 0) {
+		r = err_raise_errno(errno, "SO_PEERCRED");
+	} else {
+		peer.pid = cred.pid;
+		peer.uid = cred.uid;
+		peer.gid = cred.gid;
+		r = admit(control, &peer);
+	}
+	if (r < 0)
+		refuse(control, fd, &peer);
+}
+
+static void on_listener(struct loop_fd *watch, int events)
+{
+	struct control *control = container_of(watch, struct control, listener);
+
+	(void)events;
+	for (unsigned int i = 0; i < ACCEPTS_A_TURN; i++) {
+		int fd = accept4(watch->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+		if (fd >= 0) {
+			welcome(control, fd);
+			continue;
+		}
+		if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED)
+			return;
+		log_warn("control", NULL, "accept failed", "why=\"%s\" pause_ms=%ju",
+			 strerror(errno), (uintmax_t)(PAUSE_NS / LOOP_NS_PER_MS));
+		if (loop_timer_start(&control->pause, PAUSE_NS) == 0)
+			loop_fd_stop(watch);
+		return;
+	}
+}
+
+static void on_pause_over(struct loop_timer *timer)
+{
+	struct control *control = container_of(timer, struct control, pause);
+
+	if (control->closed)
+		return;
+	/* a timer that just ran restarts without allocating */
+	if (loop_fd_set(&control->listener, LOOP_READ) < 0)
+		(void)loop_timer_start(timer, PAUSE_NS);
+}
+
+/* ---- life ---- */
+
+static int control_init(struct control *control, int listen_fd)
+{
+	int r;
+
+	if (listen_fd >= 0) {
+		control->listener.fd = listen_fd;
+		r = socket_inherit(listen_fd);
+	} else {
+		control->listener.fd =
+			socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+		if (control->listener.fd < 0)
+			return err_raise_errno(errno, "a Unix socket");
+		r = socket_bind(control, control->listener.fd);
+	}
+	if (r == 0)
+		r = loop_fd_set(&control->listener, LOOP_READ);
+	return err_pass(r);
+}
+
+int control_new(struct kvd *kvd, int listen_fd, struct control **control_p)
+{
+	struct control *control = mem_zalloc(sizeof(*control));
+	int r;
+
+	if (!control)
+		return err_pass(-ENOMEM);
+	control->kvd = kvd;
+	control->host.kvd = kvd;
+	control->host.patience_ns = PATIENCE_NS;
+	list_init(&control->host.conns);
+	loop_fd_init(&control->listener, kvd->loop, -1, on_listener);
+	loop_timer_init(&control->pause, kvd->loop, on_pause_over);
+	r = control_init(control, listen_fd);
+	if (r < 0) {
+		control_close(control);
+		control_free(control);
+		return err_pass(r);
+	}
+	*control_p = control;
+	return 0;
+}
+
+void control_close(struct control *control)
+{
+	struct session *session;
+
+	if (control->closed)
+		return;
+	control->closed = true;
+	loop_timer_stop(&control->pause);
+	loop_fd_stop(&control->listener);
+	mem_closep(&control->listener.fd);
+	if (control->path[0])
+		unlink(control->path);
+	list_foreach_safe(session, &control->kvd->sessions, link)
+		session_end(session, "the daemon shuts down");
+}
+
+bool control_idle(const struct control *control)
+{
+	return list_empty(&control->host.conns) && list_empty(&control->kvd->sessions);
+}
+
+void control_free(struct control *control)
+{
+	if (!control)
+		return;
+	control_close(control);
+	conns_free(&control->host);
+	mem_free(control);
+}
+
+void control_set_patience(struct control *control, uint64_t ns)
+{
+	control->host.patience_ns = ns;
+}
+
+void control_answer(void *conn, const char *text, size_t len, const int *fds,
+		    unsigned int fd_count)
+{
+	conn_send(conn, text, len, fds, fd_count);
+}
+
+void control_give(void *conn, char *owned, size_t len)
+{
+	conn_give(conn, owned, len);
+}
+
+void control_look(void *conn)
+{
+	conn_look(conn);
+}
+
+void control_hangup(void *conn, const struct err *why)
+{
+	conn_hangup(conn, why);
+}

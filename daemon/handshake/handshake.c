@@ -1,0 +1,679 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A remote is a peer with its data line. The control line comes up first
+ * (peer.c); then the first transport of the configured order that both sides
+ * have, that the pair can use (one host or two) and that `require` allows is
+ * opened, and both announce their pools.
+ *
+ * The two lines share one fate: a data line that is lost takes the peer down,
+ * because what could not be proven still on a room must be cut on the
+ * connection; and a peer that is down closes its data line, which ends every
+ * op on it. Rooms hear of a lost peer at once (on_down: they become aborting)
+ * and reach their terminal state when their ops have ended.
+ *
+ * An endpoint may come back before all of that has drained: the new epoch then
+ * waits (start_again) until the old data line is closed.
+ */
+#include "daemon/handshake/handshake.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/bootstrap/bootstrap.h"
+#include "daemon/config/config.h"
+#include "daemon/handshake/handshake_impl.h"
+#include "daemon/kvd.h"
+
+#define BEAT_NS (250 * LOOP_NS_PER_MS) /* until what found no memory is tried again */
+#define PROGRESS_BUDGET 64u /* a turn, so that other sources have theirs */
+
+static struct remote *remote_new(struct handshake *hs, struct peer *peer)
+{
+	struct remote *remote = mem_zalloc(sizeof(*remote));
+
+	if (!remote)
+		return NULL;
+	remote->hs = hs;
+	remote->peer = peer;
+	peer->user = remote;
+	peer_hold(peer);
+	remote->pages.metrics = &hs->kvd->metrics;
+	sched_line_init(&remote->line, hs->sched);
+	list_init(&remote->pools);
+	list_init(&remote->dead_pools);
+	list_init(&remote->express_free);
+	list_init(&remote->express_again);
+	list_push_back(&hs->remotes, &remote->link);
+	snprintf(remote->label, sizeof(remote->label), "peer %s", peer->endpoint);
+	return remote;
+}
+
+void remote_try_free(struct handshake *hs, struct remote *remote)
+{
+	(void)hs;
+	if (remote->reaches > 0 || remote->xp || remote->closing_xp ||
+	    remote->peer->state == PEER_UP || !list_empty(&remote->pools) ||
+	    !list_empty(&remote->dead_pools))
+		return;
+	list_remove(&remote->link);
+	sched_line_fini(&remote->line);
+	remote->peer->user = NULL;
+	peer_release(remote->peer);
+	mem_free(remote);
+}
+
+/* ---- choosing and opening the data line ---- */
+
+static const struct peer_address *address_of(const struct peer *peer, const char *name)
+{
+	for (unsigned int i = 0; i < peer->address_count; i++) {
+		if (strcmp(peer->addresses[i].transport, name) == 0)
+			return &peer->addresses[i];
+	}
+	return NULL;
+}
+
+static bool allowed(const struct config *config, const struct transport *t)
+{
+	const struct setting_words *req = &config->require;
+
+	for (size_t i = 0; i < req->count; i++) {
+		if (strcmp(req->word[i], t->ops->name) == 0)
+			return true;
+		if (strcmp(req->word[i], "rdma") == 0 && (t->caps & XP_CAP_RDMA))
+			return true;
+	}
+	return req->count == 0;
+}
+
+/* Why `t` does not serve this peer, or NULL. */
+static const char *unfit(const struct handshake *hs, const struct remote *remote,
+			 const struct transport *t)
+{
+	const struct peer *peer = remote->peer;
+
+	if (peer->self)
+		return t->caps & XP_CAP_SELF ? NULL : "not for this daemon itself";
+	if (!allowed(hs->kvd->config, t))
+		return "not in `require`";
+	if ((t->caps & XP_CAP_SAME_HOST) && !peer->same_host)
+		return "another host";
+	if (!address_of(peer, t->ops->name))
+		return "the peer does not have it";
+	return NULL;
+}
+
+static struct transport *choose(struct handshake *hs, struct remote *remote)
+{
+	char why[200] = "";
+	size_t n = 0;
+
+	for (unsigned int i = 0; i < hs->kvd->transport_count; i++) {
+		struct transport *t = hs->kvd->transports[i];
+		const char *no = unfit(hs, remote, t);
+
+		if (!no) {
+			remote->transport_index = i;
+			return t;
+		}
+		if (n < sizeof(why))
+			n += (size_t)snprintf(why + n, sizeof(why) - n, "%s%s: %s",
+					      n ? ", " : "", t->ops->name, no);
+	}
+	err_raise(ERR_REQUIRE, "%s: no transport: %s", remote->label, n ? why : "none built");
+	return NULL;
+}
+
+static int open_line(struct handshake *hs, struct remote *remote)
+{
+	struct peer *peer = remote->peer;
+	struct transport *t = choose(hs, remote);
+	const struct peer_address *address;
+	struct xp_peer_args args = {.self = peer->self, .dial = peer->lower, .owner = remote};
+	int r;
+
+	if (!t)
+		return -err_errno(ERR_REQUIRE);
+	address = address_of(peer, t->ops->name);
+	memcpy(args.instance, peer->instance, sizeof(args.instance));
+	memcpy(args.token_in, peer->token_in, sizeof(args.token_in));
+	memcpy(args.token_out, peer->token_out, sizeof(args.token_out));
+	if (address) {
+		args.address = address->data;
+		args.address_len = address->len;
+	}
+	remote->transport = t;
+	r = express_init(remote);
+	if (r == 0)
+		r = t->ops->peer_open(t, &args, &remote->xp);
+	if (r < 0)
+		express_fini(remote);
+	return err_pass(r);
+}
+
+static void start(struct handshake *hs, struct remote *remote)
+{
+	int r;
+
+	remote->start_again = false;
+	remote->refused = false;
+	remote->why.code = ERR_OK;
+	snprintf(remote->label, sizeof(remote->label), "peer %s instance %.8s",
+		 remote->peer->endpoint, remote->peer->instance_text);
+	r = open_line(hs, remote);
+	if (r < 0) {
+		err_take(&remote->why);
+		log_warn("peer", remote->peer->endpoint, "no data line", "why=\"%s\"",
+			 remote->why.text);
+		if (remote->why.code == ERR_NOMEM)
+			handshake_retry_later(hs);
+		hs->events.on_change(hs->events.owner, remote);
+		return;
+	}
+	pools_announce(hs, remote);
+}
+
+/* ---- what found no memory ---- */
+
+void handshake_retry_later(struct handshake *hs)
+{
+	hs->lacking = true;
+}
+
+static void retry(struct handshake *hs)
+{
+	struct remote *remote;
+
+	hs->lacking = false;
+	list_foreach(remote, &hs->remotes, link) {
+		if (remote->peer->state != PEER_UP || remote->closing_xp)
+			continue;
+		express_retry(remote);
+		if (remote->xp)
+			pools_retry(hs, remote);
+		else if (remote->why.code == ERR_NOMEM)
+			start(hs, remote);
+	}
+	hs->events.on_retry(hs->events.owner);
+}
+
+static void on_beat(struct loop_timer *timer)
+{
+	struct handshake *hs = container_of(timer, struct handshake, beat);
+
+	if (hs->lacking && !hs->closing)
+		retry(hs);
+	/* it was just in the heap: there is room */
+	if (loop_timer_start(timer, BEAT_NS) < 0)
+		err_clear();
+}
+
+/* ---- what the transports say ---- */
+
+static struct remote *remote_of(struct xp_peer *xp)
+{
+	return ((struct xp_peer_base *)xp)->owner;
+}
+
+static void on_peer_ready(void *owner, struct xp_peer *xp)
+{
+	struct handshake *hs = owner;
+	struct remote *remote = remote_of(xp);
+
+	remote->ready = true;
+	log_info("peer", remote->peer->endpoint, "data line up", "transport=%s path=\"%s\"",
+		 remote->transport->ops->name, ((struct xp_peer_base *)xp)->path);
+	sched_line_set(&remote->line, xp, remote->transport->ops, NULL);
+	express_line_ready(remote);
+	pools_line_ready(remote);
+	hs->events.on_change(hs->events.owner, remote);
+}
+
+static void on_xp_closed(void *arg)
+{
+	struct remote *remote = arg;
+	struct handshake *hs = handshake_of(remote);
+
+	remote->closing_xp = false;
+	remote->xp = NULL;
+	express_fini(remote);
+	if (remote->start_again && remote->peer->state == PEER_UP && !hs->closing)
+		start(hs, remote);
+	else
+		remote_try_free(hs, remote);
+}
+
+static void close_line(struct remote *remote)
+{
+	if (!remote->xp || remote->closing_xp)
+		return;
+	remote->closing_xp = true;
+	remote->transport->ops->peer_close(remote->xp, on_xp_closed, remote);
+}
+
+static void on_peer_lost(void *owner, struct xp_peer *xp, const struct err *why)
+{
+	struct remote *remote = remote_of(xp);
+	struct err e;
+
+	(void)owner;
+	err_set(&e, why->code, "%.100s: data line lost: %.200s", remote->label, why->text);
+	remote->ready = false;
+	sched_line_set(&remote->line, NULL, NULL, &e);
+	close_line(remote);
+	if (remote->peer->state == PEER_UP)
+		peer_kill(remote->peer, &e);
+}
+
+static void on_request(void *owner, struct xp_inbound *in)
+{
+	struct handshake *hs = owner;
+
+	if (express_is(in))
+		express_request(remote_of(in->peer), in);
+	else
+		hs->events.on_request(hs->events.owner, remote_of(in->peer), in);
+}
+
+static void on_inbound_done(void *owner, struct xp_inbound *in, const struct err *err)
+{
+	struct handshake *hs = owner;
+
+	hs->events.on_inbound_done(hs->events.owner, in, err);
+}
+
+static void on_key(void *owner, struct xp_key *key, const struct err *err)
+{
+	const struct xp_key_base *base = (const struct xp_key_base *)key;
+
+	(void)owner;
+	pools_key_ready(remote_of(base->peer), key, err);
+}
+
+/* An arm that answers busy means: progress again before sleeping. */
+static bool on_prepare(struct loop_prepare *prepare)
+{
+	struct handshake *hs = container_of(prepare, struct handshake, before_sleep);
+	bool busy = false;
+
+	for (unsigned int i = 0; i < hs->kvd->transport_count; i++) {
+		struct transport *t = hs->kvd->transports[i];
+
+		if (t->ops->progress && t->ops->progress(t, PROGRESS_BUDGET) > 0)
+			busy = true;
+		else if (t->ops->arm && t->ops->arm(t))
+			busy = true;
+	}
+	return busy;
+}
+
+/* Would `require` allow it, were it usable? */
+static bool could_fulfil(const struct config *config, const char *name)
+{
+	const struct setting_words *req = &config->require;
+
+	for (size_t i = 0; i < req->count; i++)
+		if (!strcmp(req->word[i], name) ||
+		    (!strcmp(req->word[i], "rdma") &&
+		     (!strcmp(name, "verbs") || !strcmp(name, "ucx"))))
+			return true;
+	return req->count == 0;
+}
+
+static int open_transports(struct handshake *hs)
+{
+	struct kvd *kvd = hs->kvd;
+	const struct setting_words *names = &kvd->config->transports;
+	struct xp_env env = {kvd->loop, kvd->offload, kvd->copier, kvd->config,
+			     kvd->gpu};
+	struct xp_callbacks callbacks = {
+		.owner = hs,
+		.on_request = on_request,
+		.on_inbound_done = on_inbound_done,
+		.on_peer_ready = on_peer_ready,
+		.on_peer_lost = on_peer_lost,
+		.on_key = on_key,
+	};
+
+	for (size_t i = 0; i < names->count; i++) {
+		const struct transport_ops *ops = transport_find(names->word[i]);
+		struct transport *t = NULL;
+		uint32_t caps = 0;
+		struct err why;
+		int r = ops ? ops->probe(kvd->config, &caps)
+			    : err_raise(ERR_REQUIRE, "not built in");
+
+		if (r >= 0)
+			r = ops->open(&env, &callbacks, &t);
+		if (r < 0) {
+			err_take(&why);
+			/* of the one preferred most */
+			if (hs->transports_why.code == ERR_OK &&
+			    could_fulfil(kvd->config, names->word[i]))
+				hs->transports_why = why;
+			/* nobody asked for it by name: then it is no news */
+			if (kvd->config->transports_auto)
+				log_info("transport", names->word[i], "not usable",
+					 "why=\"%s\"", why.text);
+			else
+				log_warn("transport", names->word[i], "not usable",
+					 "why=\"%s\"", why.text);
+			continue;
+		}
+		kvd->transports[kvd->transport_count++] = t;
+		if (kvd->transport_count == KVD_TRANSPORTS_MAX)
+			break;
+	}
+	if (kvd->config->require.count && handshake_transports_ok(hs) < 0) {
+		log_warn("transport", "require", "no transport that it allows is usable",
+			 "effect=\"rooms are refused\" why=\"%s\"", err_last()->text);
+		err_clear();
+	}
+	return 0;
+}
+
+int handshake_transports_ok(const struct handshake *hs)
+{
+	const struct kvd *kvd = hs->kvd;
+
+	for (unsigned int i = 0; i < kvd->transport_count; i++) {
+		if (allowed(kvd->config, kvd->transports[i]))
+			return 0;
+	}
+	if (hs->transports_why.code != ERR_OK)
+		return err_raise(ERR_REQUIRE, "no allowed transport: %.250s",
+				 hs->transports_why.text);
+	return err_raise(ERR_REQUIRE, "no transport that `require` allows is usable here");
+}
+
+/* ---- what the peers say ---- */
+
+static void on_up(void *owner, struct peer *peer)
+{
+	struct handshake *hs = owner;
+	struct remote *remote = peer->user ? peer->user : remote_new(hs, peer);
+
+	if (remote && hs->kvd->bootstrap)
+		bootstrap_peer_up(hs->kvd->bootstrap, peer);
+	if (!remote) {
+		struct err e;
+
+		err_take(&e);
+		peer_kill(peer, &e);
+	} else if (remote->xp) {
+		remote->start_again = true;
+		remote->why.code = ERR_OK; /* rooms of now wait for the new line */
+	} else {
+		start(hs, remote);
+	}
+}
+
+static void on_down(void *owner, struct peer *peer)
+{
+	struct handshake *hs = owner;
+	struct remote *remote = peer->user;
+
+	if (hs->kvd->bootstrap)
+		bootstrap_peer_down(hs->kvd->bootstrap, peer);
+	if (!remote)
+		return;
+	remote->ready = false;
+	remote->start_again = false;
+	remote->why = peer->why;
+	remote->reaches++; /* not freed under our feet */
+	sched_line_set(&remote->line, NULL, NULL, &peer->why);
+	hs->events.on_down(hs->events.owner, remote, &peer->why);
+	pools_down(hs, remote);
+	close_line(remote);
+	remote->reaches--;
+	remote_try_free(hs, remote);
+}
+
+/* The other daemon answered our dial with a refusal: rooms that wait for it fail
+ * with its words instead of their timeout. */
+static void on_refused(void *owner, struct peer *peer)
+{
+	struct handshake *hs = owner;
+	struct remote *remote = peer->user;
+
+	if (!remote)
+		return;
+	err_set(&remote->why, peer->why.code, "%.100s: %.200s", remote->label,
+		peer->why.text);
+	remote->refused = true;
+	hs->events.on_change(hs->events.owner, remote);
+}
+
+static int on_message(void *owner, struct peer *peer, const struct wire_header *header,
+		      struct cursor *body)
+{
+	struct handshake *hs = owner;
+	struct remote *remote = peer->user;
+
+	if (!remote)
+		return 0;
+	if (header->type >= WIRE_T_REGISTER && header->type <= WIRE_T_UNREGISTER_ACK)
+		return pools_message(hs, remote, header, body);
+	if (hs->kvd->bootstrap && bootstrap_handles(header->type))
+		return bootstrap_on_message(hs->kvd->bootstrap, peer, header, body);
+	return hs->events.on_message(hs->events.owner, remote, header, body);
+}
+
+static int on_lack(void *owner, struct peer *peer, const struct wire_header *header,
+		   struct cursor *head)
+{
+	struct handshake *hs = owner;
+	struct remote *remote = peer->user;
+
+	if (!remote)
+		return 0;
+	if (header->type == WIRE_T_REGISTER)
+		return pools_lack(hs, remote, header, head);
+	if (hs->kvd->bootstrap && bootstrap_handles(header->type))
+		return 0; /* said again, and what was not withdrawn runs out */
+	return hs->events.on_lack(hs->events.owner, remote, header, head);
+}
+
+/* ---- life ---- */
+
+static int make_peers(struct handshake *hs)
+{
+	struct kvd *kvd = hs->kvd;
+	struct peers_args args = {
+		.loop = kvd->loop,
+		.link = kvd->link,
+		.config = kvd->config,
+		.callbacks = &hs->peer_callbacks,
+		.name = kvd->config->name,
+		.addresses = hs->addresses,
+	};
+
+	hs->peer_callbacks = (struct peers_callbacks){
+		.owner = hs, .on_up = on_up, .on_down = on_down,
+		.on_refused = on_refused, .on_message = on_message, .on_lack = on_lack};
+	for (unsigned int i = 0; i < kvd->transport_count; i++) {
+		struct transport *t = kvd->transports[i];
+		struct peer_address *a = &hs->addresses[args.address_count];
+
+		if (t->address_len == 0 || args.address_count == PEER_TRANSPORTS_MAX)
+			continue;
+		snprintf(a->transport, sizeof(a->transport), "%s", t->ops->name);
+		a->data = t->address;
+		a->len = t->address_len;
+		args.address_count++;
+	}
+	memcpy(args.boot_id, kvd->boot_id, sizeof(args.boot_id));
+	return peers_new(&args, &kvd->peers);
+}
+
+int handshake_new(struct kvd *kvd, const struct handshake_events *events,
+		  struct handshake **hs_p)
+{
+	struct handshake *hs = mem_zalloc(sizeof(*hs));
+	int r = -ENOMEM;
+
+	if (!hs)
+		return err_pass(r);
+	hs->kvd = kvd;
+	hs->events = *events;
+	list_init(&hs->remotes);
+	list_init(&hs->published);
+	hs->before_sleep.on_prepare = on_prepare;
+	loop_prepare_add(kvd->loop, &hs->before_sleep);
+	loop_timer_init(&hs->beat, kvd->loop, on_beat);
+	hs->scratch = mem_zalloc(WIRE_FRAME_MAX);
+	hs->blob_scratch = mem_zalloc(WIRE_FRAME_MAX);
+	if (hs->scratch && hs->blob_scratch) {
+		/* first touched now, not by a turn of the loop, a fault a page */
+		memset(hs->scratch, 1, WIRE_FRAME_MAX);
+		memset(hs->blob_scratch, 1, WIRE_FRAME_MAX);
+		r = sched_new(kvd->loop, kvd->config->max_inflight_ops,
+			      kvd->config->max_inflight_bytes, &hs->sched);
+	}
+	if (r >= 0)
+		r = loop_timer_start(&hs->beat, BEAT_NS);
+	if (r >= 0)
+		r = open_transports(hs);
+	if (r >= 0)
+		r = make_peers(hs);
+	if (r < 0) {
+		handshake_free(hs);
+		return err_pass(r);
+	}
+	*hs_p = hs;
+	return 0;
+}
+
+void handshake_close(struct handshake *hs)
+{
+	hs->closing = true;
+	if (hs->kvd->peers)
+		peers_close(hs->kvd->peers, ERR_PEER, "the daemon is stopping");
+}
+
+bool handshake_drained(const struct handshake *hs)
+{
+	const struct remote *remote;
+
+	list_foreach(remote, &hs->remotes, link) {
+		if (remote->xp)
+			return false;
+	}
+	return true;
+}
+
+bool handshake_quiet(const struct handshake *hs)
+{
+	const struct remote *remote;
+
+	list_foreach(remote, &hs->remotes, link) {
+		if (!peer_express_quiet(remote->peer))
+			return false;
+	}
+	return true;
+}
+
+/* handshake_drained() held: every data line is closed. */
+void handshake_free(struct handshake *hs)
+{
+	struct remote *remote;
+
+	if (!hs)
+		return;
+	list_foreach_safe(remote, &hs->remotes, link) {
+		list_remove(&remote->link);
+		sched_line_fini(&remote->line);
+		express_fini(remote);
+		remote->peer->user = NULL;
+		peer_release(remote->peer);
+		mem_free(remote);
+	}
+	peers_free(hs->kvd->peers);
+	hs->kvd->peers = NULL;
+	loop_prepare_remove(&hs->before_sleep);
+	loop_timer_stop(&hs->beat);
+	while (hs->kvd->transport_count > 0) {
+		struct transport *t = hs->kvd->transports[--hs->kvd->transport_count];
+
+		t->ops->close(t);
+	}
+	sched_free(hs->sched);
+	mem_free(hs->scratch);
+	mem_free(hs->blob_scratch);
+	mem_free(hs);
+}
+
+int handshake_reach(struct handshake *hs, const char *endpoint, struct remote **remote_p)
+{
+	struct peer *peer;
+	struct remote *remote;
+	int r = peers_dial(hs->kvd->peers, endpoint, &peer);
+
+	if (r < 0)
+		return err_pass(r);
+	remote = peer->user ? peer->user : remote_new(hs, peer);
+	if (!remote) {
+		peer_release(peer);
+		return err_pass(-ENOMEM);
+	}
+	peer_release(peer); /* remote_new's hold carries it from here */
+	remote->reaches++;
+	*remote_p = remote;
+	/* the self peer may have come up inside peers_dial(), before it had us */
+	if (peer->state == PEER_UP && !remote->xp && remote->why.code == ERR_OK)
+		start(hs, remote);
+	return 0;
+}
+
+void handshake_release(struct handshake *hs, struct remote *remote)
+{
+	assert(remote->reaches > 0);
+	remote->reaches--;
+	remote_try_free(hs, remote);
+}
+
+struct handshake *handshake_of(const struct remote *remote)
+{
+	return remote->hs;
+}
+
+/* What stands between an engine's call and its answer. */
+static bool is_urgent(enum wire_type type)
+{
+	return type == WIRE_T_ATTACH || type == WIRE_T_ATTACH_ACK ||
+	       type == WIRE_T_TRANSFER_INFO || type == WIRE_T_TRANSFER_INFO_ACK ||
+	       type == WIRE_T_ROOM_DONE || type == WIRE_T_OFFER_QUERY ||
+	       type == WIRE_T_OFFER || type == WIRE_T_PULL_DONE || type == WIRE_T_PULL_ACK;
+}
+
+int handshake_send(struct remote *remote, enum wire_type type, const void *body, size_t len)
+{
+	if (is_urgent(type))
+		return peer_send_express(remote->peer, type, body, len);
+	return peer_send_reliable(remote->peer, type, body, len);
+}
+
+int handshake_send_owned(struct remote *remote, enum wire_type type, uint8_t *owned,
+			 size_t len)
+{
+	return peer_send_owned(remote->peer, type, owned, len);
+}
+
+void handshake_body(struct handshake *hs, struct cursor *out)
+{
+	cursor_write(out, hs->scratch, WIRE_FRAME_MAX - WIRE_HEADER_BYTES);
+}
+
+void handshake_blob(struct handshake *hs, struct cursor *out)
+{
+	cursor_write(out, hs->blob_scratch, WIRE_FRAME_MAX);
+}
+
+const struct list *handshake_remotes(const struct handshake *hs)
+{
+	return &hs->remotes;
+}

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * handshake: what two daemons know of each other's memory. Chooses the
+ * transport of a peer, opens it, sends REGISTER for every local pool once per
+ * peering, keeps the remote pools with usable keys, and takes all of it back
+ * on UNREGISTER or when the peer goes down.
+ */
+#ifndef KVD_HANDSHAKE_H
+#define KVD_HANDSHAKE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/idmap.h"
+#include "daemon/base/list.h"
+#include "daemon/peer/peer.h"
+#include "daemon/plan/layout.h"
+#include "daemon/session/pool.h"
+#include "daemon/room/room_map.h"
+#include "daemon/handshake/sched.h"
+#include "daemon/transport/transport.h"
+
+struct kvd;
+struct handshake;
+
+struct remote_region {
+	uint64_t id, address, length;
+	uint8_t kind; /* enum region_kind: for records */
+	struct xp_key *key; /* NULL until wanted */
+	bool ready;
+	uint8_t *packed; /* the key as it came; length 0: not usable on this line */
+	size_t packed_len;
+	struct remote_pool *pool; /* set when the key was asked for */
+	bool lent;		  /* the key is the heir's: handshake_keys.c */
+};
+
+struct remote_pool {
+	struct list link; /* in remote.pools */
+	struct remote *remote;
+	uint64_t id;	  /* the owner's pool id (kind pool) or session epoch (kind session) */
+	uint64_t session; /* the owner's session epoch */
+	bool is_session;
+	char name[POOL_NAME_MAX];
+	uint32_t tp_size;
+	struct layout *layout;	   /* pools only */
+	struct remote_region *regions;
+	uint32_t region_count;
+	struct search_span *by_address; /* search.c: the regions in order, when asked for */
+	struct xp_buffer *buffers; /* pools: layout->buffer_count, .key and .offset set */
+	uint32_t *buffer_region;   /* pools: index into regions of each buffer */
+	bool wanted, want_later;   /* keys are (to be) made usable */
+	bool ready;		   /* every key is usable */
+	struct err refused;	   /* code != OK: keys cannot be used, with the reason */
+	unsigned int uses;	   /* rooms and ops that hold it */
+	size_t bytes;		   /* of its REGISTER */
+	bool going;		   /* UNREGISTER came: acked at zero uses */
+	bool dead;		   /* of an earlier epoch of the peer */
+	struct remote_pool *heir;  /* its successor, which has its keys: in use */
+};
+
+/* To a REGISTER, that found no memory to be sent; code 0: taken. */
+struct owed_answer {
+	uint64_t object;
+	uint32_t code;
+};
+
+/* A peer as the upper layers see it: the control line and the data line. */
+struct remote {
+	struct handshake *hs;
+	struct peer *peer;
+	struct transport *transport; /* chosen; NULL until chosen */
+	unsigned int transport_index;
+	struct xp_peer *xp;
+	bool ready;	  /* data line usable, in this epoch of the peer */
+	struct err why;	  /* code != OK: no transport / down */
+	struct sched_line line;
+	struct list pools; /* of this epoch */
+	struct list dead_pools;
+	unsigned int pool_count; /* in both */
+	uint64_t pool_bytes;
+	struct owed_answer owed[16]; /* in order */
+	unsigned int owed_count;
+	struct list link;
+	unsigned int reaches;	/* handshake_reach() minus handshake_release() */
+	bool closing_xp, start_again;
+	struct express_in *express; /* handshake_express.c; NULL: not agreed */
+	struct list express_free, express_again;
+	struct pages_held pages; /* of its rooms' messages */
+	unsigned int orphans; /* of it, and their bytes: rooms_late.c */
+	uint64_t orphan_bytes;
+	bool refused; /* our dial was answered with BYE: `why` */
+	char label[192]; /* "peer tcp://… instance …", for reasons */
+};
+
+struct handshake_events {
+	void *owner;
+	/* A remote pool became ready or was refused; a data line became ready or
+	 * was lost (all its ops are done by then): rooms that wait look again. */
+	void (*on_change)(void *owner, struct remote *remote);
+	/* The peer is down: everything of it is invalid after this call. */
+	void (*on_down)(void *owner, struct remote *remote, const struct err *why);
+	/* The owner withdraws the pool: stop using it (drop `uses`). */
+	void (*on_pool_going)(void *owner, struct remote_pool *pool);
+	/* The remote has taken handshake_share_session()'s list of that epoch. */
+	void (*on_shared)(void *owner, struct remote *remote, uint64_t epoch);
+	/* The remote had no memory for that list: it is to be shared again. */
+	void (*on_unshared)(void *owner, struct remote *remote, uint64_t epoch);
+	/* Some time after handshake_retry_later(): what found no memory, again. */
+	void (*on_retry)(void *owner);
+	/* A room's, attach's or lease's message. */
+	int (*on_message)(void *owner, struct remote *remote, const struct wire_header *h,
+			  struct cursor *body);
+	/* In its place one for which there was no memory, and how it begins (peer.h). */
+	int (*on_lack)(void *owner, struct remote *remote, const struct wire_header *h,
+		       struct cursor *head);
+	void (*on_request)(void *owner, struct remote *remote, struct xp_inbound *in);
+	void (*on_inbound_done)(void *owner, struct xp_inbound *in, const struct err *err);
+};
+
+int handshake_new(struct kvd *kvd, const struct handshake_events *events,
+		  struct handshake **hs_p);
+/* BYE to all. Data lines close by themselves; turn the loop until drained. */
+void handshake_close(struct handshake *hs);
+bool handshake_drained(const struct handshake *hs);
+/* No message is under way on a data line. */
+bool handshake_quiet(const struct handshake *hs);
+void handshake_free(struct handshake *hs);
+
+/* Dial and hold. Never blocks; watch on_change. */
+int handshake_reach(struct handshake *hs, const char *endpoint, struct remote **remote_p);
+void handshake_release(struct handshake *hs, struct remote *remote);
+
+/* Announce / withdraw a local pool; on_gone when no peer can use it any more. */
+int handshake_publish_pool(struct handshake *hs, struct pool *pool);
+void handshake_withdraw_pool(struct handshake *hs, struct pool *pool,
+			     void (*on_gone)(void *arg), void *arg);
+
+/*
+ * The remote's pool that fits `local`: by name (NULL: any) and layout rank (-1:
+ * any); it must be the only one. 0, or outcome 1: none yet (watch on_change).
+ * Negative: several fit (ERR_INVAL), or the layouts contradict (ERR_LAYOUT with
+ * the difference).
+ */
+int handshake_pool(struct remote *remote, const char *name, int64_t rank,
+		   const struct pool *local, struct remote_pool **pool_p);
+struct remote_pool *handshake_pool_by_id(struct remote *remote, uint64_t id);
+/* Make the pool's keys usable (a reader needs them); then `ready` or `refused`
+ * is set and on_change called. Idempotent. */
+void handshake_want_keys(struct remote_pool *pool);
+/* Hold and let go: a pool that is going away is acknowledged at zero uses. */
+void handshake_pool_use(struct remote_pool *pool);
+void handshake_pool_unuse(struct remote_pool *pool);
+
+/* This side's buffer table of a pool for one transport (layout->buffer_count
+ * entries), valid as long as the pool is published. NULL + ERR_IMPORT when a
+ * region cannot be used with that transport. */
+const struct xp_buffer *handshake_local_buffers(struct pool *pool,
+						const struct remote *remote);
+
+/* Register one session's regions with one remote (kind session), under its
+ * epoch; again after a change: replaces. */
+int handshake_share_session(struct handshake *hs, struct remote *remote,
+			    struct session *session);
+/* What one side could not share for want of memory is tried again, by both layers,
+ * at the next beat: a lost allocation costs time here, not the peering. */
+void handshake_retry_later(struct handshake *hs);
+/* The session is over: the remote may use none of it any more. */
+void handshake_unshare_session(struct handshake *hs, struct remote *remote,
+			       const struct session *session);
+
+/* A message of the rooms' and transfers' own. What engines wait for goes by the data
+ * line when that is up, in the same order. */
+int handshake_send(struct remote *remote, enum wire_type type, const void *body, size_t len);
+/* A long one, in memory of its own, which is taken: peer_send_owned(). */
+int handshake_send_owned(struct remote *remote, enum wire_type type, uint8_t *owned,
+			 size_t len);
+/* Room for one message body of any type; valid until the next call. */
+void handshake_body(struct handshake *hs, struct cursor *out);
+/* The same for a blob that goes into a body. */
+void handshake_blob(struct handshake *hs, struct cursor *out);
+/* All remotes (struct remote.link), for lists and records. */
+const struct list *handshake_remotes(const struct handshake *hs);
+struct handshake *handshake_of(const struct remote *remote);
+
+/* 0: new rooms may be opened; else the reason (option `require`). */
+int handshake_transports_ok(const struct handshake *hs);
+
+#endif

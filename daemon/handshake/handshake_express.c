@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Peer messages on the data line (peer_express.c): each is a WRITE of no bytes, which every
+ * transport keeps in order, with the frame as its header. They pass by the
+ * scheduler: they are small, PEER_EXPRESS_MAX a peer, and somebody waits.
+ *
+ * A request that came too early is not answered before it is handed up, so the
+ * sender's bound counts what waits here, too. It waits in a slot that was allocated with
+ * the line: taking a message needs no memory. Where a transport found none for it, it
+ * is sent again at a later beat, and what went after it waits over there.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/handshake/handshake_impl.h"
+
+/* One that came. */
+struct express_in {
+	struct inbound_owner inbound;
+	struct peer_express_in arrived;
+	struct xp_inbound *in;
+	struct remote *remote;
+	struct list free; /* in remote->express_free */
+};
+
+/* One that goes. */
+struct express_out {
+	struct xp_op op;
+	struct remote *remote;
+	uint64_t epoch;
+	struct list link; /* in remote->express_again */
+	uint8_t header[];
+};
+
+/* ---- out ---- */
+
+/* Does its line still carry the peering that it belongs to? */
+static bool serves(const struct express_out *out)
+{
+	return out->remote->ready && out->remote->peer->state == PEER_UP &&
+	       out->remote->peer->epoch == out->epoch;
+}
+
+static void on_sent(struct xp_op *op)
+{
+	struct express_out *out = container_of(op, struct express_out, op);
+	struct remote *remote = out->remote;
+	struct err why = op->err;
+
+	if (op->result < 0 && why.code == ERR_NOMEM && serves(out)) {
+		list_push_back(&remote->express_again, &out->link);
+		handshake_retry_later(remote->hs);
+		return;
+	}
+	if (serves(out))
+		peer_express_done(remote->peer, op->result < 0 ? &why : NULL);
+	mem_free(out);
+}
+
+void express_retry(struct remote *remote)
+{
+	struct list batch, *link;
+	struct err why;
+
+	list_init(&batch);
+	while ((link = list_pop_front(&remote->express_again)))
+		list_push_back(&batch, link);
+	while ((link = list_pop_front(&batch))) {
+		struct express_out *out = list_entry(link, struct express_out, link);
+
+		if (serves(out) &&
+		    remote->transport->ops->post(remote->xp, &out->op) == 0)
+			continue;
+		err_take(&why);
+		if (serves(out) && why.code == ERR_NOMEM) {
+			list_push_back(&remote->express_again, &out->link);
+			handshake_retry_later(remote->hs);
+			continue;
+		}
+		if (serves(out))
+			peer_express_done(remote->peer, &why);
+		mem_free(out);
+	}
+}
+
+static int express_send(void *owner, const void *frame, size_t len)
+{
+	struct remote *remote = owner;
+	struct express_out *out;
+	int r;
+
+	if (!remote->ready)
+		return err_raise(ERR_PEER, "%s: no data line", remote->label);
+	out = mem_alloc(sizeof(*out) + 1 + len);
+	if (!out)
+		return err_pass(-ENOMEM);
+	*out = (struct express_out){
+		.op = {.kind = XP_WRITE,
+		       .header = out->header,
+		       .header_len = 1 + len,
+		       .on_done = on_sent},
+		.remote = remote,
+		.epoch = remote->peer->epoch,
+	};
+	list_init(&out->link);
+	out->header[0] = REQUEST_MESSAGE;
+	memcpy(out->header + 1, frame, len);
+	r = remote->transport->ops->post(remote->xp, &out->op);
+	if (r < 0)
+		mem_free(out);
+	return err_pass(r);
+}
+
+void express_line_ready(struct remote *remote)
+{
+	struct peer_express express = {.owner = remote, .send = express_send};
+
+	if (remote->express)
+		peer_express_open(remote->peer, &express);
+}
+
+/* ---- in ---- */
+
+static void on_taken(struct peer_express_in *arrived)
+{
+	struct express_in *slot = container_of(arrived, struct express_in, arrived);
+	struct xp_sides nothing = {0};
+
+	slot->remote->transport->ops->land(slot->in, &nothing, NULL);
+}
+
+/* Answered, or its line is lost. */
+static void on_gone(struct inbound_owner *inbound, const struct err *err)
+{
+	struct express_in *slot = container_of(inbound, struct express_in, inbound);
+
+	(void)err;
+	list_remove(&slot->arrived.link);
+	list_push_back(&slot->remote->express_free, &slot->free);
+}
+
+int express_init(struct remote *remote)
+{
+	if (remote->peer->self || !(remote->peer->features & PEER_FEATURE_EXPRESS))
+		return 0;
+	remote->express = mem_calloc(PEER_EXPRESS_MAX, sizeof(*remote->express));
+	if (!remote->express)
+		return err_pass(-ENOMEM);
+	for (unsigned int i = 0; i < PEER_EXPRESS_MAX; i++) {
+		struct express_in *slot = &remote->express[i];
+
+		slot->inbound.on_done = on_gone;
+		slot->arrived.on_taken = on_taken;
+		list_init(&slot->arrived.link);
+		slot->remote = remote;
+		list_push_back(&remote->express_free, &slot->free);
+	}
+	return 0;
+}
+
+void express_fini(struct remote *remote)
+{
+	struct list *link;
+
+	while ((link = list_pop_front(&remote->express_again)))
+		mem_free(list_entry(link, struct express_out, link));
+	list_init(&remote->express_free);
+	mem_free(remote->express);
+	remote->express = NULL;
+}
+
+void express_request(struct remote *remote, struct xp_inbound *in)
+{
+	struct express_in *slot =
+		list_first(&remote->express_free, struct express_in, free);
+	const uint8_t *frame = (const uint8_t *)in->header + 1;
+	struct err why;
+	int r;
+
+	in->owner = NULL;
+	if (remote->closing_xp) { /* the peer may be up again: this line's time is over */
+		r = err_raise(ERR_PEER, "%s: the data line is closing", remote->label);
+	} else if (slot) {
+		list_remove(&slot->free);
+		slot->in = in;
+		in->owner = &slot->inbound;
+		r = peer_express_arrived(remote->peer, &slot->arrived, frame,
+					 in->header_len - 1);
+	} else {
+		r = err_raise(ERR_PROTO, "over %u express messages under way",
+			      PEER_EXPRESS_MAX);
+	}
+	if (r >= 0)
+		return;
+	/* who sent it in earnest ends the peering; a forger has gained nothing */
+	err_take(&why);
+	remote->transport->ops->land(in, NULL, &why);
+}

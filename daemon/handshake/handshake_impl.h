@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* handshake_impl: what handshake.c (peers and data lines), handshake_pools.c
+ * (REGISTER) and handshake_keys.c share; nobody else includes it. */
+#ifndef KVD_HANDSHAKE_IMPL_H
+#define KVD_HANDSHAKE_IMPL_H
+
+#include "daemon/handshake/handshake.h"
+#include "daemon/kvd.h"
+#include "daemon/room/room.h"
+
+struct handshake {
+	struct kvd *kvd;
+	struct handshake_events events;
+	struct sched *sched;
+	struct list remotes;
+	struct list published; /* struct publication.link */
+	uint8_t *scratch;      /* one message body */
+	uint8_t *blob_scratch; /* one blob of it */
+	struct loop_prepare before_sleep; /* progress and arm the transports */
+	struct err transports_why;
+	struct peers_callbacks peer_callbacks;
+	struct peer_address addresses[PEER_TRANSPORTS_MAX]; /* for HELLO */
+	bool closing;
+	struct loop_timer beat; /* always running: a restart needs no memory */
+	bool lacking; /* something is to be tried again */
+};
+
+/* A local pool and who knows it (pool->handshake). */
+struct publication {
+	struct list link;
+	struct handshake *hs;
+	struct pool *pool;
+	struct list shares;
+	bool going;
+	struct loop_defer gone;
+	void (*on_gone)(void *arg);
+	void *arg;
+	struct xp_buffer *buffers[KVD_TRANSPORTS_MAX]; /* made when first asked for */
+};
+
+struct share {
+	struct list link; /* in its publication */
+	struct publication *pub;
+	struct remote *remote;
+	bool unregistering;
+};
+
+/* handshake_pools.c */
+void pools_announce(struct handshake *hs, struct remote *remote);
+void pools_down(struct handshake *hs, struct remote *remote);
+/* What found no memory before: announce, and make keys usable. */
+void pools_retry(struct handshake *hs, struct remote *remote);
+/* Messages REGISTER … UNREGISTER_ACK. */
+int pools_message(struct handshake *hs, struct remote *remote, const struct wire_header *h,
+		  struct cursor *body);
+/* A REGISTER for which there was no memory, and how it begins. */
+int pools_lack(struct handshake *hs, struct remote *remote, const struct wire_header *h,
+	       struct cursor *head);
+/* handshake_keys.c */
+void pools_line_ready(struct remote *remote);
+void pools_key_ready(struct remote *remote, struct xp_key *key, const struct err *err);
+void keys_drop(struct remote_pool *pool);
+void keys_retry(struct remote_pool *pool); /* refused for want of memory: again */
+/* `pool` takes the place of `old`: memory that is in both keeps its key. */
+void keys_carry(struct remote_pool *old, struct remote_pool *pool);
+void keys_heir_let(struct remote_pool *pool); /* its end: it lends nothing any more */
+/* handshake_express.c */
+int express_init(struct remote *remote);  /* of a line that is about to open */
+void express_fini(struct remote *remote); /* its line is closed; idempotent */
+void express_line_ready(struct remote *remote);
+void express_retry(struct remote *remote);
+void express_request(struct remote *remote, struct xp_inbound *in);
+static inline bool express_is(const struct xp_inbound *in)
+{
+	return in->header_len > 0 && *(const uint8_t *)in->header == REQUEST_MESSAGE;
+}
+
+/* handshake.c */
+void remote_try_free(struct handshake *hs, struct remote *remote);
+
+#endif

@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Keys of remote memory: asked for when a reader wants them, usable some time after,
+ * or refused with a reason.
+ *
+ * A session says all of its regions anew whenever one came or went, and its peer then
+ * has two pools for a while: the old one, which transfers under way still hold, and
+ * the new one. Memory that is in both keeps its key, because to make a key usable may
+ * mean to map gigabytes: the new pool takes it over, also one that is on its way, and
+ * the old pool only lends its pointer to those that it serves. So the old pool holds
+ * the new one: the keys live until the last of the two is gone. (Rejected: a count in
+ * each key; a transport would have to know of it, or each of its pointers be wrapped.)
+ * The same memory is the same region with the same packed key, which has a nonce of
+ * its registration; memory that was registered anew is asked for anew.
+ */
+#include <string.h>
+
+#include "daemon/base/idmap.h"
+#include "daemon/handshake/handshake_impl.h"
+
+void keys_drop(struct remote_pool *pool)
+{
+	for (uint32_t i = 0; i < pool->region_count; i++) {
+		if (!pool->regions[i].key)
+			continue;
+		if (!pool->regions[i].lent)
+			pool->remote->transport->ops->key_drop(pool->regions[i].key);
+		pool->regions[i].key = NULL;
+	}
+	for (uint32_t b = 0; pool->buffers && b < pool->layout->buffer_count; b++)
+		pool->buffers[b].key = NULL;
+	pool->ready = false;
+}
+
+static bool is_same(const struct remote_region *a, const struct remote_region *b)
+{
+	return a->packed_len == b->packed_len && a->length == b->length &&
+	       memcmp(a->packed, b->packed, a->packed_len) == 0;
+}
+
+/* The regions of a list by their ids, for who looks for many. */
+struct finder {
+	struct remote_pool *pool;
+	uint32_t next; /* who tells its regions anew keeps their order: most often this one */
+	struct idmap by_id;
+	bool mapped;
+};
+
+static void map_all(struct finder *finder)
+{
+	struct remote_pool *pool = finder->pool;
+
+	finder->mapped = true;
+	for (uint32_t i = 0; i < pool->region_count; i++)
+		if (idmap_put(&finder->by_id, pool->regions[i].id, &pool->regions[i]) < 0)
+			err_clear(); /* then its key is asked for anew */
+}
+
+static struct remote_region *find(struct finder *finder, uint64_t id)
+{
+	struct remote_pool *pool = finder->pool;
+	struct remote_region *it = NULL;
+
+	if (finder->next < pool->region_count)
+		it = &pool->regions[finder->next];
+	if (!it || it->id != id) {
+		if (!finder->mapped)
+			map_all(finder);
+		it = idmap_get(&finder->by_id, id);
+	}
+	if (it)
+		finder->next = (uint32_t)(it - pool->regions) + 1;
+	return it;
+}
+
+void keys_carry(struct remote_pool *old, struct remote_pool *pool)
+{
+	struct finder finder = {.pool = old};
+
+	if (!old->wanted || old->refused.code != ERR_OK)
+		return;
+	for (uint32_t i = 0; i < pool->region_count; i++) {
+		struct remote_region *region = &pool->regions[i];
+		struct remote_region *from = find(&finder, region->id);
+
+		if (!from || !from->key || from->lent || !is_same(from, region))
+			continue;
+		region->key = from->key;
+		region->ready = from->ready;
+		region->pool = pool;
+		((struct xp_key_base *)region->key)->owner = region;
+		from->lent = true; /* its key stays: a helper may be looking at it */
+		if (old->heir)
+			continue;
+		old->heir = pool;
+		handshake_pool_use(pool);
+	}
+	idmap_fini(&finder.by_id);
+}
+
+void keys_heir_let(struct remote_pool *pool)
+{
+	struct remote_pool *heir = pool->heir;
+
+	pool->heir = NULL;
+	if (heir)
+		handshake_pool_unuse(heir);
+}
+
+static void keys_settle(struct remote_pool *pool)
+{
+	struct handshake *hs = pool->remote->hs;
+
+	if (pool->refused.code == ERR_OK) {
+		for (uint32_t i = 0; i < pool->region_count; i++) {
+			if (!pool->regions[i].ready)
+				return;
+		}
+		pool->ready = true;
+	}
+	hs->events.on_change(hs->events.owner, pool->remote);
+}
+
+/* Memory or descriptors ran out, here or there: that passes. */
+static bool passing(const struct err *err)
+{
+	return err->code == ERR_NOMEM || err->code == ERR_LIMIT;
+}
+
+static void want_anew(struct remote_pool *pool)
+{
+	keys_drop(pool);
+	pool->refused.code = ERR_OK;
+	pool->wanted = false;
+}
+
+static int unpack(struct remote_pool *pool, struct remote_region *region)
+{
+	struct remote *remote = pool->remote;
+	int r = region->packed_len
+			? 0
+			: err_raise(ERR_IMPORT,
+				    "region %llu of %s cannot be used with transport %s",
+				    (unsigned long long)region->id, remote->label,
+				    remote->transport->ops->name);
+
+	if (r >= 0)
+		r = remote->transport->ops->key_unpack(remote->xp, region->packed,
+						       region->packed_len, region,
+						       &region->key);
+	if (r < 0)
+		return err_pass(r);
+	region->pool = pool;
+	region->ready = ((struct xp_key_base *)region->key)->ready;
+	return 0;
+}
+
+void handshake_want_keys(struct remote_pool *pool)
+{
+	struct remote *remote = pool->remote;
+
+	if (pool->wanted && !pool->dead && passing(&pool->refused) && pool->uses <= 1)
+		want_anew(pool); /* who asks now is its only user */
+	if (pool->wanted || pool->dead)
+		return;
+	pool->want_later = !remote->ready; /* pools_line_ready() asks again */
+	if (pool->want_later)
+		return;
+	pool->wanted = true;
+	for (uint32_t i = 0; i < pool->region_count; i++) {
+		if (pool->regions[i].key)
+			continue; /* carried */
+		if (unpack(pool, &pool->regions[i]) < 0) {
+			err_take(&pool->refused);
+			if (passing(&pool->refused))
+				handshake_retry_later(remote->hs);
+			break;
+		}
+	}
+	for (uint32_t b = 0; pool->buffers && b < pool->layout->buffer_count; b++)
+		pool->buffers[b].key = pool->regions[pool->buffer_region[b]].key;
+	keys_settle(pool);
+}
+
+void keys_retry(struct remote_pool *pool)
+{
+	if (!passing(&pool->refused) || pool->uses)
+		return;
+	want_anew(pool);
+	handshake_want_keys(pool);
+}
+
+void pools_line_ready(struct remote *remote)
+{
+	struct remote_pool *pool;
+
+	list_foreach(pool, &remote->pools, link) {
+		if (pool->want_later)
+			handshake_want_keys(pool);
+	}
+}
+
+void pools_key_ready(struct remote *remote, struct xp_key *key, const struct err *err)
+{
+	struct remote_region *region = ((struct xp_key_base *)key)->owner;
+	struct remote_pool *pool = region->pool;
+
+	if (!pool || pool->dead)
+		return;
+	if (err)
+		pool->refused = *err;
+	else
+		region->ready = true;
+	if (err && passing(err))
+		handshake_retry_later(remote->hs);
+	keys_settle(pool);
+}

@@ -1,0 +1,837 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * REGISTER: each side tells the other its pools, once a peering. The receiver
+ * checks everything (regions, buffers inside them, the layout) and keeps a
+ * remote_pool. Keys are made usable only when a reader wants them: mapping a
+ * peer's cache costs page tables, and a prefill daemon never reads a decode
+ * daemon's pool.
+ *
+ * Contradicting layouts do not break a peering: two models may share daemons.
+ * A pool whose namesake here has another shape is answered with REGISTER_NAK
+ * and the exact difference; a room that pairs the two fails with the same words.
+ *
+ * A side that finds no memory for a pool says so (REGISTER_NAK, ENOMEM) and keeps
+ * nothing of it; it is announced again at a later beat, as is what the announcing
+ * side had no memory for. A peering does not end for want of memory.
+ *
+ * Withdrawal is a question, UNREGISTER, that the other side answers when no
+ * room or op uses the pool any more; a peer that is down has answered.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/handshake/handshake_impl.h"
+#include "daemon/session/session.h"
+
+#define REMOTE_REGIONS_MAX 4096u
+#define REMOTE_POOLS_MAX 16384u
+#define REMOTE_BYTES_MAX (UINT64_C(128) << 20) /* of all REGISTERs that a peer has here */
+enum { OBJECT_POOL = 0, OBJECT_SESSION = 1 };
+
+/* ---- sending ---- */
+
+static int put_region(struct cursor *out, const struct region *region,
+		      const struct remote *remote)
+{
+	struct xp_reg *reg = region->regs[remote->transport_index];
+	uint8_t key[XP_KEY_MAX];
+	size_t len = 0;
+	int r;
+
+	if (reg) {
+		r = remote->transport->ops->key_pack(reg, remote->xp, key, sizeof(key),
+						     &len);
+		if (r < 0)
+			return err_pass(r);
+	}
+	cursor_put_u64(out, region->id);
+	cursor_put_u64(out, region->address);
+	cursor_put_u64(out, region->length);
+	cursor_put_u8(out, (uint8_t)region->kind);
+	cursor_put_blob(out, key, len);
+	return 0;
+}
+
+/* Distinct regions of a pool, in order of first use. */
+static uint32_t pool_regions(const struct pool *pool, struct region **regions,
+			     uint32_t *index_of_buffer)
+{
+	uint32_t n = 0;
+
+	for (uint32_t b = 0; b < pool->layout->buffer_count; b++) {
+		uint32_t i = 0;
+
+		while (i < n && regions[i] != pool->buffers[b].region)
+			i++;
+		if (i == n)
+			regions[n++] = pool->buffers[b].region;
+		index_of_buffer[b] = i;
+	}
+	return n;
+}
+
+struct body_parts { /* three scratch areas for REGISTER's blobs */
+	uint8_t *layout, *regions, *buffers;
+};
+
+static void parts_fini(struct body_parts *parts)
+{
+	mem_free(parts->layout);
+	mem_free(parts->regions);
+	mem_free(parts->buffers);
+}
+
+static int parts_init(struct body_parts *parts)
+{
+	parts->layout = mem_zalloc(WIRE_FRAME_MAX);
+	parts->regions = mem_zalloc(WIRE_FRAME_MAX);
+	parts->buffers = mem_zalloc(WIRE_FRAME_MAX);
+	return parts->layout && parts->regions && parts->buffers ? 0 : err_pass(-ENOMEM);
+}
+
+static int send_register(struct handshake *hs, struct remote *remote,
+			 struct wire_register *msg)
+{
+	struct cursor out;
+	int r;
+
+	snprintf(msg->transport, sizeof(msg->transport), "%s",
+		 remote->transport->ops->name);
+	handshake_body(hs, &out);
+	r = wire_register_put(&out, msg);
+	if (r < 0 || out.pos > wire_body_cap(WIRE_T_REGISTER))
+		return err_raise(ERR_TOOBIG, "pool '%.63s' takes more than %zu bytes to "
+				 "describe", msg->name, wire_body_cap(WIRE_T_REGISTER));
+	return peer_send_again(remote->peer, WIRE_T_REGISTER, hs->scratch, out.pos);
+}
+
+static int register_pool(struct handshake *hs, struct remote *remote,
+			 const struct pool *pool)
+{
+	uint32_t count = pool->layout->buffer_count, n;
+	struct body_parts parts = {0};
+	cleanup_free struct region **regions = mem_calloc(count, sizeof(*regions));
+	cleanup_free uint32_t *index = mem_calloc(count, sizeof(*index));
+	struct cursor lay, reg, buf;
+	struct wire_register msg = {.object = pool->id,
+				    .kind = OBJECT_POOL,
+				    .session = pool->session->epoch,
+				    .tp_size = pool->tp_size};
+	int r = regions && index ? parts_init(&parts) : -ENOMEM;
+
+	if (r < 0)
+		goto out;
+	cursor_write(&lay, parts.layout, WIRE_FRAME_MAX);
+	cursor_write(&reg, parts.regions, WIRE_FRAME_MAX);
+	cursor_write(&buf, parts.buffers, WIRE_FRAME_MAX);
+	r = layout_encode(pool->layout, &lay);
+	n = pool_regions(pool, regions, index);
+	cursor_put_u32(&reg, n);
+	for (uint32_t i = 0; i < n && r >= 0; i++)
+		r = put_region(&reg, regions[i], remote);
+	cursor_put_u32(&buf, count);
+	for (uint32_t b = 0; b < count; b++) {
+		cursor_put_u32(&buf, index[b]);
+		cursor_put_u64(&buf, pool->buffers[b].offset);
+		cursor_put_u64(&buf, pool->layout->buffers[b]);
+	}
+	if (r < 0)
+		goto out;
+	snprintf(msg.name, sizeof(msg.name), "%s", pool->name);
+	msg.layout = (struct wire_blob){parts.layout, lay.pos};
+	msg.regions = (struct wire_blob){parts.regions, reg.pos};
+	msg.buffers = (struct wire_blob){parts.buffers, buf.pos};
+	r = send_register(hs, remote, &msg);
+out:
+	parts_fini(&parts);
+	return r;
+}
+
+int handshake_share_session(struct handshake *hs, struct remote *remote,
+			    struct session *session)
+{
+	struct body_parts parts = {0};
+	struct wire_register msg = {.object = session->epoch,
+				    .kind = OBJECT_SESSION,
+				    .session = session->epoch};
+	struct cursor reg, count;
+	struct idmap_cursor at;
+	uint32_t n = 0;
+	int r = remote->xp ? parts_init(&parts) : err_raise(ERR_PEER, "%s: no data line",
+							    remote->label);
+
+	if (r < 0)
+		goto out;
+	cursor_write(&reg, parts.regions, WIRE_FRAME_MAX);
+	cursor_put_u32(&reg, 0);
+	idmap_foreach(&session->regions, at) {
+		struct region *region = at.value;
+
+		if (region->state != REGION_READY || n == REMOTE_REGIONS_MAX)
+			continue;
+		r = put_region(&reg, region, remote);
+		if (r < 0)
+			goto out;
+		n++;
+	}
+	cursor_write(&count, parts.regions, sizeof(n));
+	cursor_put_u32(&count, n); /* over the placeholder */
+	snprintf(msg.name, sizeof(msg.name), "%s", session->client);
+	msg.regions = (struct wire_blob){parts.regions, reg.pos};
+	r = send_register(hs, remote, &msg);
+out:
+	parts_fini(&parts);
+	return r;
+}
+
+void handshake_unshare_session(struct handshake *hs, struct remote *remote,
+			       const struct session *session)
+{
+	struct wire_unregister msg = {.object = session->epoch};
+	struct cursor out;
+
+	if (remote->peer->state != PEER_UP)
+		return;
+	handshake_body(hs, &out);
+	wire_unregister_put(&out, &msg);
+	if (handshake_send(remote, WIRE_T_UNREGISTER, hs->scratch, out.pos) < 0)
+		err_clear(); /* a line that is full goes down, and with it the share */
+}
+
+/* ---- local pools: who knows them ---- */
+
+static int share_with(struct publication *pub, struct remote *remote)
+{
+	struct share *share = mem_zalloc(sizeof(*share));
+	int r;
+
+	if (!share)
+		return err_pass(-ENOMEM);
+	share->pub = pub;
+	share->remote = remote;
+	r = register_pool(pub->hs, remote, pub->pool);
+	if (r < 0) {
+		mem_free(share);
+		return err_pass(r);
+	}
+	list_push_back(&pub->shares, &share->link);
+	return 0;
+}
+
+static void announce_one(struct publication *pub, struct remote *remote)
+{
+	if (pub->going || share_with(pub, remote) >= 0)
+		return;
+	log_warn("peer", remote->peer->endpoint, "pool not announced",
+		 "pool=%s why=\"%s\"", pub->pool->name, err_last()->text);
+	if (err_last()->code == ERR_NOMEM)
+		handshake_retry_later(pub->hs);
+	err_clear();
+}
+
+void pools_announce(struct handshake *hs, struct remote *remote)
+{
+	struct publication *pub;
+
+	list_foreach(pub, &hs->published, link)
+		announce_one(pub, remote);
+}
+
+static void on_pub_gone(struct loop_defer *defer)
+{
+	struct publication *pub = container_of(defer, struct publication, gone);
+	void (*on_gone)(void *arg) = pub->on_gone;
+	void *arg = pub->arg;
+
+	list_remove(&pub->link);
+	pub->pool->handshake = NULL;
+	for (size_t i = 0; i < ARRAY_LEN(pub->buffers); i++)
+		mem_free(pub->buffers[i]);
+	mem_free(pub);
+	on_gone(arg);
+}
+
+int handshake_publish_pool(struct handshake *hs, struct pool *pool)
+{
+	struct publication *pub = mem_zalloc(sizeof(*pub));
+	struct remote *remote;
+
+	if (!pub)
+		return err_pass(-ENOMEM);
+	pub->hs = hs;
+	pub->pool = pool;
+	list_init(&pub->shares);
+	loop_defer_init(&pub->gone, on_pub_gone);
+	list_push_back(&hs->published, &pub->link);
+	pool->handshake = pub;
+	list_foreach(remote, &hs->remotes, link) {
+		if (remote->peer->state == PEER_UP && remote->xp && !remote->closing_xp)
+			announce_one(pub, remote);
+	}
+	return 0;
+}
+
+static void share_end(struct share *share)
+{
+	struct publication *pub = share->pub;
+
+	list_remove(&share->link);
+	mem_free(share);
+	if (pub->going && list_empty(&pub->shares))
+		loop_defer(pub->hs->kvd->loop, &pub->gone);
+}
+
+void handshake_withdraw_pool(struct handshake *hs, struct pool *pool,
+			     void (*on_gone)(void *arg), void *arg)
+{
+	struct publication *pub = pool->handshake;
+	struct wire_unregister msg = {.object = pool->id};
+	struct share *share;
+	struct cursor out;
+
+	if (!pub) {
+		on_gone(arg);
+		return;
+	}
+	pub->going = true;
+	pub->on_gone = on_gone;
+	pub->arg = arg;
+	if (list_empty(&pub->shares))
+		loop_defer(hs->kvd->loop, &pub->gone);
+	list_foreach(share, &pub->shares, link) {
+		share->unregistering = true;
+		handshake_body(hs, &out);
+		wire_unregister_put(&out, &msg);
+		/* a queue that is full takes the peer down, which ends the share */
+		if (handshake_send(share->remote, WIRE_T_UNREGISTER, hs->scratch,
+				   out.pos) < 0)
+			err_clear();
+	}
+}
+
+const struct xp_buffer *handshake_local_buffers(struct pool *pool,
+						const struct remote *remote)
+{
+	struct publication *pub = pool->handshake;
+	unsigned int t = remote->transport_index;
+	struct xp_buffer *table;
+
+	if (!pub || !remote->transport) {
+		err_raise(ERR_TRANSPORT, "%s: no data line", remote->label);
+		return NULL;
+	}
+	if (pub->buffers[t])
+		return pub->buffers[t];
+	table = mem_calloc(pool->layout->buffer_count, sizeof(*table));
+	for (uint32_t b = 0; table && b < pool->layout->buffer_count; b++) {
+		table[b].reg = pool->buffers[b].region->regs[t];
+		table[b].offset = pool->buffers[b].offset;
+		table[b].length = pool->layout->buffers[b];
+		if (table[b].reg)
+			continue;
+		err_raise(ERR_IMPORT, "region %llu (%s) cannot be used with transport %s",
+			  (unsigned long long)pool->buffers[b].region->id,
+			  region_kind_name(pool->buffers[b].region->kind),
+			  remote->transport->ops->name);
+		mem_free(table);
+		return NULL;
+	}
+	pub->buffers[t] = table;
+	return table;
+}
+
+/* ---- remote pools ---- */
+
+static void pool_free(struct remote_pool *pool)
+{
+	struct remote *remote = pool->remote;
+	struct wire_unregister_ack msg = {.object = pool->id};
+	struct cursor out;
+
+	list_remove(&pool->link);
+	remote->pool_count--;
+	remote->pool_bytes -= pool->bytes;
+	if (!pool->dead)
+		keys_drop(pool);
+	if (pool->going && !pool->dead && !pool->is_session) { /* of those nobody waits */
+		handshake_body(remote->hs, &out);
+		wire_unregister_ack_put(&out, &msg);
+		if (handshake_send(remote, WIRE_T_UNREGISTER_ACK, remote->hs->scratch,
+				   out.pos) < 0)
+			err_clear();
+	}
+	keys_heir_let(pool);
+	for (uint32_t i = 0; i < pool->region_count; i++)
+		mem_free(pool->regions[i].packed);
+	mem_free(pool->regions);
+	mem_free(pool->by_address);
+	mem_free(pool->buffers);
+	mem_free(pool->buffer_region);
+	layout_free(pool->layout);
+	mem_free(pool);
+}
+
+void handshake_pool_use(struct remote_pool *pool)
+{
+	pool->uses++;
+}
+
+void handshake_pool_unuse(struct remote_pool *pool)
+{
+	struct remote *remote = pool->remote;
+
+	assert(pool->uses > 0);
+	if (--pool->uses > 0 || (!pool->going && !pool->dead))
+		return;
+	remote->reaches++; /* its heir may be the last that holds it */
+	pool_free(pool);
+	remote->reaches--;
+	remote_try_free(remote->hs, remote);
+}
+
+void pools_down(struct handshake *hs, struct remote *remote)
+{
+	struct publication *pub;
+	struct remote_pool *pool;
+	struct share *share;
+
+	list_foreach(pub, &hs->published, link) {
+		list_foreach_safe(share, &pub->shares, link) {
+			if (share->remote == remote)
+				share_end(share);
+		}
+	}
+	remote->owed_count = 0;
+	list_foreach_safe(pool, &remote->pools, link) {
+		keys_drop(pool);
+		pool->dead = true;
+		list_remove(&pool->link);
+		list_push_back(&remote->dead_pools, &pool->link);
+		if (pool->uses == 0)
+			pool_free(pool);
+	}
+}
+
+struct remote_pool *handshake_pool_by_id(struct remote *remote, uint64_t id)
+{
+	struct remote_pool *pool;
+
+	list_foreach(pool, &remote->pools, link) {
+		if (pool->id == id && !pool->going)
+			return pool;
+	}
+	return NULL;
+}
+
+int handshake_pool(struct remote *remote, const char *name, int64_t rank,
+		   const struct pool *local, struct remote_pool **pool_p)
+{
+	struct remote_pool *pool, *found = NULL;
+
+	list_foreach(pool, &remote->pools, link) {
+		if (pool->is_session || pool->going ||
+		    (remote->peer->self && pool->id == local->id) ||
+		    (name && strcmp(pool->name, name) != 0) ||
+		    (rank >= 0 && pool->layout->rank != (uint64_t)rank))
+			continue;
+		if (found)
+			return err_raise(ERR_INVAL,
+					 "sources: %s has several pools that fit ('%s' rank "
+					 "%u, '%s' rank %u): name pool and rank",
+					 remote->label, found->name, found->layout->rank,
+					 pool->name, pool->layout->rank);
+		found = pool;
+	}
+	if (!found)
+		return 1;
+	if (layout_compatible(local->layout, found->layout) < 0)
+		return err_prefix(-err_errno(ERR_LAYOUT), "pool '%s' of %s", found->name,
+				  remote->label);
+	*pool_p = found;
+	return 0;
+}
+
+static struct share *find_share(const struct publication *pub, const struct remote *remote)
+{
+	struct share *share;
+
+	list_foreach(share, &pub->shares, link) {
+		if (share->remote == remote)
+			return share;
+	}
+	return NULL;
+}
+
+/* ---- receiving ---- */
+
+static int get_regions(struct remote_pool *pool, const struct wire_blob *blob)
+{
+	struct cursor in;
+	uint32_t n;
+
+	cursor_read(&in, blob->data, blob->len);
+	n = cursor_get_count(&in, REMOTE_REGIONS_MAX, 29);
+	pool->regions = mem_calloc(n, sizeof(*pool->regions));
+	if (!pool->regions)
+		return err_pass(-ENOMEM);
+	for (uint32_t i = 0; i < n; i++) {
+		struct remote_region *region = &pool->regions[pool->region_count++];
+		const void *key;
+
+		region->id = cursor_get_u64(&in);
+		region->address = cursor_get_u64(&in);
+		region->length = cursor_get_u64(&in);
+		region->kind = cursor_get_u8(&in);
+		key = cursor_get_blob(&in, XP_KEY_MAX, &region->packed_len);
+		if (in.bad)
+			break;
+		region->packed = mem_dup(key, region->packed_len);
+		if (!region->packed)
+			return err_pass(-ENOMEM);
+	}
+	return cursor_check(&in, "REGISTER.regions");
+}
+
+static int get_buffers(struct remote_pool *pool, const struct wire_blob *blob)
+{
+	const struct layout *layout = pool->layout;
+	struct cursor in;
+	uint32_t n;
+
+	cursor_read(&in, blob->data, blob->len);
+	n = cursor_get_count(&in, LAYOUT_BUFFERS_MAX, 20);
+	if (n != layout->buffer_count)
+		return err_raise(ERR_PROTO, "REGISTER.buffers: %u for %u of the layout", n,
+				 layout->buffer_count);
+	pool->buffers = mem_calloc(n, sizeof(*pool->buffers));
+	pool->buffer_region = mem_calloc(n, sizeof(*pool->buffer_region));
+	if (!pool->buffers || !pool->buffer_region)
+		return err_pass(-ENOMEM);
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t index = cursor_get_u32(&in);
+		uint64_t end;
+
+		pool->buffers[i].offset = cursor_get_u64(&in);
+		pool->buffers[i].length = cursor_get_u64(&in);
+		pool->buffer_region[i] = index;
+		if (in.bad || index >= pool->region_count ||
+		    pool->buffers[i].length != layout->buffers[i] ||
+		    __builtin_add_overflow(pool->buffers[i].offset,
+					   pool->buffers[i].length, &end) ||
+		    end > pool->regions[index].length)
+			return err_raise(ERR_PROTO,
+					 "REGISTER.buffers[%u]: not inside its region", i);
+	}
+	return cursor_check(&in, "REGISTER.buffers");
+}
+
+/* The namesakes here that contradict it: say so to the other side, once each. */
+static void compare(struct handshake *hs, struct remote *remote,
+		    const struct remote_pool *pool)
+{
+	struct publication *pub;
+
+	list_foreach(pub, &hs->published, link) {
+		struct wire_register_nak nak = {.object = pool->id,
+						.local_object = pub->pool->id,
+						.code = ERR_LAYOUT};
+		struct cursor out;
+
+		if (strcmp(pub->pool->name, pool->name) != 0 ||
+		    (remote->peer->self && pub->pool->id == pool->id) ||
+		    layout_compatible(pub->pool->layout, pool->layout) >= 0)
+			continue;
+		log_warn("peer", remote->peer->endpoint, "pools contradict",
+			 "pool=%s why=\"%s\"", pool->name, err_last()->text);
+		snprintf(nak.text, sizeof(nak.text), "%s", err_last()->text);
+		err_clear();
+		handshake_body(hs, &out);
+		if (wire_register_nak_put(&out, &nak) < 0 ||
+		    handshake_send(remote, WIRE_T_REGISTER_NAK, hs->scratch, out.pos) < 0)
+			err_clear();
+	}
+}
+
+static int build_pool(struct remote_pool *pool, const struct wire_register *msg)
+{
+	struct cursor in;
+	int r;
+
+	pool->id = msg->object;
+	pool->session = msg->session;
+	pool->is_session = msg->kind == OBJECT_SESSION;
+	pool->tp_size = msg->tp_size;
+	if (msg->kind > OBJECT_SESSION || strlen(msg->name) >= sizeof(pool->name))
+		return err_raise(ERR_PROTO, "REGISTER: kind %u or name too long", msg->kind);
+	memcpy(pool->name, msg->name, strlen(msg->name) + 1);
+	r = get_regions(pool, &msg->regions);
+	if (r < 0 || pool->is_session)
+		return r;
+	cursor_read(&in, msg->layout.data, msg->layout.len);
+	r = layout_decode(&in, &pool->layout);
+	if (r < 0)
+		return err_pass(r);
+	return get_buffers(pool, &msg->buffers);
+}
+
+static int send_answer(struct handshake *hs, struct remote *remote, uint64_t object,
+		       uint32_t code, const char *text)
+{
+	struct wire_register_nak nak = {.object = object, .code = code};
+	struct wire_register_ack ack = {.object = object};
+	enum wire_type type = code ? WIRE_T_REGISTER_NAK : WIRE_T_REGISTER_ACK;
+	struct cursor out;
+	int r;
+
+	snprintf(nak.text, sizeof(nak.text), "%s", text);
+	handshake_body(hs, &out);
+	r = code ? wire_register_nak_put(&out, &nak) : wire_register_ack_put(&out, &ack);
+	return r < 0 ? err_pass(r)
+		     : peer_send_again(remote->peer, type, hs->scratch, out.pos);
+}
+
+/* REGISTER is answered, if need be at a later beat: its sender waits for that. */
+static int answer(struct handshake *hs, struct remote *remote, uint64_t object,
+		  uint32_t code, const char *text)
+{
+	int r = remote->owed_count ? err_raise(ERR_NOMEM, "answers wait for memory")
+				   : send_answer(hs, remote, object, code, text);
+
+	if (r >= 0 || err_last()->code != ERR_NOMEM ||
+	    remote->owed_count == ARRAY_LEN(remote->owed))
+		return err_pass(r);
+	err_clear();
+	remote->owed[remote->owed_count++] = (struct owed_answer){object, code};
+	handshake_retry_later(hs);
+	return 0;
+}
+
+static void answer_owed(struct handshake *hs, struct remote *remote)
+{
+	unsigned int done = 0;
+
+	while (done < remote->owed_count) {
+		const struct owed_answer *owed = &remote->owed[done];
+
+		if (send_answer(hs, remote, owed->object, owed->code,
+				"said late, for want of memory") < 0)
+			break;
+		done++;
+	}
+	remote->owed_count -= done;
+	memmove(remote->owed, remote->owed + done,
+		remote->owed_count * sizeof(remote->owed[0]));
+	if (remote->owed_count) {
+		err_clear();
+		handshake_retry_later(hs);
+	}
+}
+
+void pools_retry(struct handshake *hs, struct remote *remote)
+{
+	struct publication *pub;
+	struct remote_pool *pool;
+
+	answer_owed(hs, remote);
+	list_foreach(pub, &hs->published, link) {
+		if (!find_share(pub, remote))
+			announce_one(pub, remote);
+	}
+	list_foreach(pool, &remote->pools, link)
+		keys_retry(pool);
+}
+
+/* The other side is told to come again. */
+static int send_nak(struct handshake *hs, struct remote *remote, uint64_t object)
+{
+	struct err why;
+
+	err_take(&why);
+	return err_pass(answer(hs, remote, object, why.code, why.text));
+}
+
+/* Want of memory passes; all else broke the protocol. */
+static int refuse(struct handshake *hs, struct remote *remote, uint64_t object, int r)
+{
+	if (err_last()->code != ERR_NOMEM)
+		return err_pass(r);
+	return send_nak(hs, remote, object);
+}
+
+static int check_caps(const struct remote *remote, size_t bytes)
+{
+	if (remote->pool_count < REMOTE_POOLS_MAX &&
+	    bytes <= REMOTE_BYTES_MAX - remote->pool_bytes)
+		return 0;
+	return err_raise(ERR_LIMIT,
+			 "REGISTER: %u pools and sessions of %llu bytes are kept for a peer; "
+			 "the caps are %u and %llu bytes", remote->pool_count,
+			 (unsigned long long)remote->pool_bytes, REMOTE_POOLS_MAX,
+			 (unsigned long long)REMOTE_BYTES_MAX);
+}
+
+static int on_register(struct handshake *hs, struct remote *remote, struct cursor *body)
+{
+	struct wire_register msg;
+	struct remote_pool *pool, *old;
+	size_t bytes = cursor_left(body);
+	int r = wire_register_get(body, &msg);
+
+	if (r < 0)
+		return err_pass(r);
+	if (!remote->transport || strcmp(msg.transport, remote->transport->ops->name) != 0)
+		return err_raise(ERR_PROTO, "REGISTER: keys for transport '%.32s', ours is %s",
+				 msg.transport,
+				 remote->transport ? remote->transport->ops->name : "none");
+	old = handshake_pool_by_id(remote, msg.object);
+	if (old && !old->is_session)
+		return err_raise(ERR_PROTO, "REGISTER: object %llu twice",
+				 (unsigned long long)msg.object);
+	if (check_caps(remote, bytes) < 0)
+		return send_nak(hs, remote, msg.object);
+	pool = mem_zalloc(sizeof(*pool));
+	if (!pool)
+		return refuse(hs, remote, msg.object, -ENOMEM);
+	pool->remote = remote;
+	pool->bytes = bytes;
+	remote->pool_count++;
+	remote->pool_bytes += bytes;
+	list_push_back(&remote->pools, &pool->link);
+	r = build_pool(pool, &msg);
+	if (r < 0) {
+		r = err_prefix(r, "REGISTER '%.63s'", msg.name);
+		pool_free(pool);
+		return refuse(hs, remote, msg.object, r);
+	}
+	if (old) { /* a session shared again: the new list replaces the old one */
+		keys_carry(old, pool);
+		old->going = true;
+		old->uses++;
+		hs->events.on_pool_going(hs->events.owner, old);
+		handshake_pool_unuse(old);
+	}
+	if (pool->layout)
+		compare(hs, remote, pool);
+	if (pool->is_session || (remote->transport->caps & XP_CAP_RDMA))
+		handshake_want_keys(pool);
+	r = answer(hs, remote, msg.object, 0, "");
+	if (r >= 0)
+		hs->events.on_change(hs->events.owner, remote);
+	return r;
+}
+
+static int on_unregister(struct handshake *hs, struct remote *remote, struct cursor *body)
+{
+	struct wire_unregister msg;
+	struct remote_pool *pool;
+	int r = wire_unregister_get(body, &msg);
+
+	if (r < 0)
+		return err_pass(r);
+	pool = handshake_pool_by_id(remote, msg.object);
+	if (!pool)
+		return 0; /* twice, or from the past */
+	pool->going = true;
+	pool->uses++;
+	hs->events.on_pool_going(hs->events.owner, pool);
+	handshake_pool_unuse(pool);
+	return 0;
+}
+
+static int on_unregister_ack(struct handshake *hs, struct remote *remote,
+			     struct cursor *body)
+{
+	struct wire_unregister_ack msg;
+	struct publication *pub;
+	struct share *share;
+	int r = wire_unregister_ack_get(body, &msg);
+
+	if (r < 0)
+		return err_pass(r);
+	list_foreach(pub, &hs->published, link) {
+		if (pub->pool->id != msg.object)
+			continue;
+		list_foreach_safe(share, &pub->shares, link) {
+			if (share->remote == remote && share->unregistering)
+				share_end(share);
+		}
+	}
+	return 0;
+}
+
+/* The other side kept nothing: as if it had never been announced there. */
+static void unannounced(struct handshake *hs, struct remote *remote, uint64_t object)
+{
+	struct publication *pub;
+	struct share *share;
+
+	handshake_retry_later(hs);
+	list_foreach(pub, &hs->published, link) {
+		share = pub->pool->id == object ? find_share(pub, remote) : NULL;
+		if (share) {
+			share_end(share);
+			return;
+		}
+	}
+	hs->events.on_unshared(hs->events.owner, remote, object);
+}
+
+static int on_register_nak(struct handshake *hs, struct remote *remote, struct cursor *body)
+{
+	struct wire_register_nak msg;
+	int r = wire_register_nak_get(body, &msg);
+
+	if (r < 0)
+		return err_pass(r);
+	if (msg.code == ERR_NOMEM || msg.code == ERR_LIMIT)
+		unannounced(hs, remote, msg.object);
+	log_warn("peer", remote->peer->endpoint, "the peer refuses a pool",
+		 "pool=%llu why=\"%s\"", (unsigned long long)msg.object, msg.text);
+	return 0;
+}
+
+/* A pool's share is known from its sending on; a session's waits for this. */
+static int on_register_ack(struct handshake *hs, struct remote *remote, struct cursor *body)
+{
+	struct wire_register_ack msg;
+	int r = wire_register_ack_get(body, &msg);
+
+	if (r < 0)
+		return err_pass(r);
+	hs->events.on_shared(hs->events.owner, remote, msg.object);
+	return 0;
+}
+
+int pools_message(struct handshake *hs, struct remote *remote, const struct wire_header *h,
+		  struct cursor *body)
+{
+	switch (h->type) {
+	case WIRE_T_REGISTER:
+		return on_register(hs, remote, body);
+	case WIRE_T_REGISTER_NAK:
+		return on_register_nak(hs, remote, body);
+	case WIRE_T_UNREGISTER:
+		return on_unregister(hs, remote, body);
+	case WIRE_T_UNREGISTER_ACK:
+		return on_unregister_ack(hs, remote, body);
+	default:
+		return on_register_ack(hs, remote, body);
+	}
+}
+
+/* Its sender is told to come again. */
+int pools_lack(struct handshake *hs, struct remote *remote, const struct wire_header *h,
+	       struct cursor *head)
+{
+	uint64_t object = cursor_get_u64(head);
+	int r = cursor_check(head, "REGISTER");
+
+	if (r < 0)
+		return err_pass(r);
+	err_raise(ERR_NOMEM, "no memory for a REGISTER of %u bytes", h->body_len);
+	return send_nak(hs, remote, object);
+}

@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One window a data line, of ops and of bytes; sessions and their flows take turns in
+ * it (sessions by buckets, so that no turn needs memory).
+ * The window keeps small what a lost peer can hold of us; the turns share it.
+ *
+ * Turns alone do not: a room's chunk is one op, and one of ten gigabytes would hold
+ * the window for seconds. So the bytes bound only what a flow has beyond its first
+ * op: a flow with nothing posted goes at once, however full the window is, and the
+ * transport takes slices of all posted ops in turn. An op that does not fit waits
+ * without holding those behind it, and goes at the latest when the one of its own
+ * flow before it has ended: nothing starves on either side.
+ *
+ * A session with ten thousand rooms would so have ten thousand slices to every one of
+ * a session with one. Past FIRST_MAX posted ops, what it has posted is bounded by a
+ * quarter of the window instead.
+ *
+ * Nothing is called from inside submit or cancel: posting and the end of ops that
+ * were never posted happen in the loop's next turn.
+ */
+#include "daemon/handshake/sched.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+
+#define FIRST_MAX 64u
+
+struct sched {
+	struct loop *loop;
+	unsigned int max_ops;
+	uint64_t max_bytes;
+};
+
+int sched_new(struct loop *loop, unsigned int max_ops, uint64_t max_bytes,
+	      struct sched **sched_p)
+{
+	struct sched *sched = mem_zalloc(sizeof(*sched));
+
+	if (!sched)
+		return err_pass(-ENOMEM);
+	*sched = (struct sched){loop, max_ops, max_bytes};
+	*sched_p = sched;
+	return 0;
+}
+
+void sched_free(struct sched *sched)
+{
+	mem_free(sched);
+}
+
+static uint64_t op_bytes(const struct sched_op *op)
+{
+	return op->xp.sides.plan ? op->xp.sides.plan->bytes : 0;
+}
+
+static void op_finish(struct sched_op *op)
+{
+	op->done = true;
+	op->on_done(op);
+}
+
+static void on_finish(struct loop_defer *defer)
+{
+	op_finish(container_of(defer, struct sched_op, finish));
+}
+
+/* A queued op ends without having been posted. */
+static void op_drop(struct sched_op *op, const struct err *why)
+{
+	struct sched_flow *flow = op->flow;
+
+	list_remove(&op->link);
+	if (list_empty(&flow->queued)) {
+		list_remove(&flow->link);
+		if (list_empty(&flow->bucket->flows))
+			list_remove(&flow->bucket->link);
+	}
+	op->xp.err = *why;
+	op->xp.result = -err_errno(why->code);
+	op->posted = true; /* no longer cancelable */
+	loop_defer(flow->line->sched->loop, &op->finish);
+}
+
+static void on_xp_done(struct xp_op *xp)
+{
+	struct sched_op *op = container_of(xp, struct sched_op, xp);
+	struct sched_line *line = op->flow->line;
+
+	assert(line->ops_posted > 0 && op->flow->posted > 0);
+	op->flow->posted--;
+	op->flow->bucket->posted--;
+	op->flow->bucket->bytes -= op_bytes(op);
+	line->ops_posted--;
+	line->bytes_posted -= op_bytes(op);
+	loop_defer(line->sched->loop, &line->pump);
+	op_finish(op);
+}
+
+static bool within(uint64_t max, uint64_t posted, const struct sched_op *op)
+{
+	return posted < max && op_bytes(op) <= max - posted;
+}
+
+/* The first in turn of a bucket that may go, or NULL. Whoever is passed over has an op
+ * posted, so these are fewer than FIRST_MAX. */
+static struct sched_op *bucket_next(const struct sched_line *line,
+				    const struct sched_bucket *bucket)
+{
+	const uint64_t max = line->sched->max_bytes;
+	struct sched_flow *flow;
+
+	list_foreach(flow, &bucket->flows, link) {
+		struct sched_op *op = list_first(&flow->queued, struct sched_op, link);
+		bool room = within(max, line->bytes_posted, op);
+
+		if (bucket->posted >= FIRST_MAX)
+			return room && within(max / 4, bucket->bytes, op) ? op : NULL;
+		if (room || flow->posted == 0)
+			return op;
+	}
+	return NULL;
+}
+
+static struct sched_op *next_op(const struct sched_line *line)
+{
+	struct sched_bucket *bucket;
+	struct sched_op *op;
+
+	if (line->ops_posted >= line->sched->max_ops)
+		return NULL;
+	list_foreach(bucket, &line->turns, link) {
+		op = bucket_next(line, bucket);
+		if (op)
+			return op;
+	}
+	return NULL;
+}
+
+/* It was its turn: whoever waits behind it goes first now. */
+static void end_turn(struct sched_flow *flow)
+{
+	struct sched_bucket *bucket = flow->bucket;
+
+	list_remove(&flow->link);
+	if (!list_empty(&flow->queued))
+		list_push_back(&bucket->flows, &flow->link);
+	list_remove(&bucket->link);
+	if (!list_empty(&bucket->flows))
+		list_push_back(&flow->line->turns, &bucket->link);
+}
+
+static void post(struct sched_line *line, struct sched_op *op)
+{
+	struct sched_flow *flow = op->flow;
+	struct err why;
+	int r;
+
+	op->xp.on_done = on_xp_done;
+	r = line->ops->post(line->xp, &op->xp);
+	if (r < 0) {
+		err_take(&why);
+		op_drop(op, &why);
+		return;
+	}
+	list_remove(&op->link);
+	op->posted = true;
+	flow->posted++;
+	flow->bucket->posted++;
+	flow->bucket->bytes += op_bytes(op);
+	line->ops_posted++;
+	line->bytes_posted += op_bytes(op);
+	end_turn(flow);
+}
+
+static void on_pump(struct loop_defer *defer)
+{
+	struct sched_line *line = container_of(defer, struct sched_line, pump);
+	struct sched_op *op;
+
+	while (line->xp && (op = next_op(line)))
+		post(line, op);
+}
+
+void sched_line_init(struct sched_line *line, struct sched *sched)
+{
+	*line = (struct sched_line){.sched = sched};
+	list_init(&line->turns);
+	for (unsigned int i = 0; i < SCHED_BUCKETS; i++) {
+		list_init(&line->buckets[i].link);
+		list_init(&line->buckets[i].flows);
+	}
+	loop_defer_init(&line->pump, on_pump);
+}
+
+void sched_line_set(struct sched_line *line, struct xp_peer *xp,
+		    const struct transport_ops *ops, const struct err *why)
+{
+	line->xp = xp;
+	if (xp) {
+		line->ops = ops; /* stays: posted ops are still canceled through it */
+		loop_defer(line->sched->loop, &line->pump);
+		return;
+	}
+	assert(why);
+	while (!list_empty(&line->turns)) {
+		struct sched_bucket *bucket =
+			list_first(&line->turns, struct sched_bucket, link);
+		struct sched_flow *flow =
+			list_first(&bucket->flows, struct sched_flow, link);
+
+		op_drop(list_first(&flow->queued, struct sched_op, link), why);
+	}
+}
+
+void sched_line_fini(struct sched_line *line)
+{
+	assert(list_empty(&line->turns) && line->ops_posted == 0);
+	loop_defer_cancel(&line->pump);
+}
+
+void sched_flow_init(struct sched_flow *flow, struct sched_line *line, uint64_t session)
+{
+	flow->line = line;
+	flow->bucket = &line->buckets[session % SCHED_BUCKETS];
+	flow->posted = 0;
+	list_init(&flow->link);
+	list_init(&flow->queued);
+}
+
+void sched_submit(struct sched_flow *flow, struct sched_op *op)
+{
+	struct sched_line *line = flow->line;
+
+	op->flow = flow;
+	op->posted = false;
+	op->done = false;
+	op->xp.result = 0;
+	op->xp.moved = 0;
+	op->xp.impl = NULL;
+	loop_defer_init(&op->finish, on_finish);
+	if (list_empty(&flow->bucket->flows))
+		list_push_back(&line->turns, &flow->bucket->link);
+	if (list_empty(&flow->queued))
+		list_push_back(&flow->bucket->flows, &flow->link);
+	list_push_back(&flow->queued, &op->link);
+	loop_defer(line->sched->loop, &line->pump);
+}
+
+void sched_cancel(struct sched_op *op, const struct err *why)
+{
+	struct sched_line *line = op->flow->line;
+
+	if (op->done)
+		return;
+	if (!op->posted)
+		op_drop(op, why);
+	else if (op->xp.impl)
+		line->ops->cancel(&op->xp, why);
+}

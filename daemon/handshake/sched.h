@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * sched: admits ops to transports. Each peer has a window (ops and bytes);
+ * sessions take turns in it, and their flows (a room, the transfers of an attachment)
+ * in theirs. A flow with nothing posted goes whatever the bytes, so a large room does
+ * not starve a small one, and a session has only so many such flows, so many rooms of
+ * one do not starve one of another. Inside the window the transport takes slices.
+ */
+#ifndef KVD_SCHED_H
+#define KVD_SCHED_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/list.h"
+#include "daemon/loop/loop.h"
+#include "daemon/transport/transport.h"
+
+struct sched;
+struct sched_flow;
+
+#define SCHED_BUCKETS 16u
+
+struct sched_bucket { /* the flows of sessions of a line: by session id */
+	struct list link;  /* in line->turns when ops wait */
+	struct list flows; /* with queued ops, in turn order */
+	unsigned int posted;
+	uint64_t bytes;
+};
+
+struct sched_line { /* one data line; embedded in struct remote */
+	struct sched *sched;
+	struct xp_peer *xp; /* NULL: not usable, ops wait */
+	const struct transport_ops *ops;
+	struct list turns; /* struct sched_bucket.link */
+	struct sched_bucket buckets[SCHED_BUCKETS];
+	unsigned int ops_posted;
+	uint64_t bytes_posted;
+	struct loop_defer pump;
+};
+
+struct sched_flow { /* embedded in its owner; one line only */
+	struct sched_line *line;
+	struct sched_bucket *bucket;
+	struct list link;   /* in bucket->flows when ops wait */
+	struct list queued; /* struct sched_op.link */
+	unsigned int posted;
+};
+
+struct sched_op {
+	struct list link;
+	struct sched_flow *flow;
+	struct xp_op xp;
+	/* xp.result and xp.err hold the outcome; never called from submit/cancel */
+	void (*on_done)(struct sched_op *op);
+	void *owner;
+	bool posted, done;
+	struct loop_defer finish; /* a queued op's cancel completes here */
+};
+
+int sched_new(struct loop *loop, unsigned int max_ops, uint64_t max_bytes,
+	      struct sched **sched_p);
+void sched_free(struct sched *sched);
+
+void sched_line_init(struct sched_line *line, struct sched *sched);
+/* The data line came up (xp) or is gone (NULL): queued ops then fail with why. */
+void sched_line_set(struct sched_line *line, struct xp_peer *xp,
+		    const struct transport_ops *ops, const struct err *why);
+void sched_line_fini(struct sched_line *line);
+
+/* session: whose turns it shares with its other flows; sessions that are alike in
+ * their lowest bits share, too. */
+void sched_flow_init(struct sched_flow *flow, struct sched_line *line, uint64_t session);
+
+/* Fill op->xp's kind, sides, header; the op belongs to the caller until on_done. */
+void sched_submit(struct sched_flow *flow, struct sched_op *op);
+/* on_done follows when the op is still. Idempotent. */
+void sched_cancel(struct sched_op *op, const struct err *why);
+
+#endif

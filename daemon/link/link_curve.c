@@ -1,0 +1,501 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libzmq does CURVE's cryptography; what it asks us is whether a public key that
+ * has proven its secret may come in (ZAP, ZeroMQ RFC 27: a request and a reply
+ * over inproc://zeromq.zap.01). The answer's user id travels with every message
+ * of that connection, and so a frame's sender is bound to a key.
+ *
+ * The answers come from the loop: no thread, no lock on the allow-list. A busy
+ * loop delays new connections and nothing else.
+ *
+ * A key that is not in the list is refused the same way as one with a broken
+ * request: 400, then libzmq closes the connection. Public keys are no secrets,
+ * so comparing them needs no constant time; the secret key is wiped when it has
+ * been handed to libzmq.
+ */
+#include "daemon/link/link_curve.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zmq.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/list.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/loop/loop.h"
+
+#define ZAP_ENDPOINT "inproc://zeromq.zap.01"
+#define ZAP_PARTS_MAX 16u
+#define ZAP_BUDGET 32u /* requests a turn */
+#define FILE_BYTES_MAX (1u << 20)
+#define LINE_WORDS_MAX 34u
+#define SPACE " \t\r"
+
+/* ---- files ---- */
+
+int link_keygen(char public_key[41], char secret_key[41])
+{
+	do { /* '#' begins a comment in the files that take these keys */
+		if (zmq_curve_keypair(public_key, secret_key) != 0)
+			return err_raise(ERR_CONFIG, "no CURVE keys: %s",
+					 zmq_strerror(errno));
+	} while (*public_key == '#' || *secret_key == '#');
+	return 0;
+}
+
+bool curve_key_check(const char *key, size_t len)
+{
+	static const char alphabet[] =
+		"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMN"
+		"OPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#";
+
+	if (len != CURVE_KEY_CHARS)
+		return false;
+	for (size_t i = 0; i < len; i++) {
+		if (!key[i] || !strchr(alphabet, key[i]))
+			return false;
+	}
+	return true;
+}
+
+struct file {
+	mode_t mode;
+	char *text; /* with a NUL */
+	size_t size;
+};
+
+static int read_file(const char *path, struct file *file_p)
+{
+	cleanup_close int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+	cleanup_free char *text = NULL;
+	struct stat st;
+	size_t have = 0;
+
+	if (fd < 0 || fstat(fd, &st) != 0)
+		return err_raise(ERR_CONFIG, "%s: %s", path, strerror(errno));
+	if (!S_ISREG(st.st_mode) || st.st_size > FILE_BYTES_MAX)
+		return err_raise(ERR_CONFIG, "%s: must be a file of at most %u bytes",
+				 path, FILE_BYTES_MAX);
+	text = mem_zalloc((size_t)st.st_size + 1);
+	if (!text)
+		return err_pass(-ENOMEM);
+	while (have < (size_t)st.st_size) {
+		ssize_t n = read(fd, text + have, (size_t)st.st_size - have);
+
+		if (n < 0 && errno != EINTR)
+			return err_raise(ERR_CONFIG, "%s: %s", path, strerror(errno));
+		if (n == 0)
+			break;
+		have += n > 0 ? (size_t)n : 0;
+	}
+	*file_p =
+		(struct file){.mode = st.st_mode, .text = mem_steal(text), .size = have};
+	return 0;
+}
+
+/* Cut the next line with words off *rest_p; NULL at the end. */
+static char *next_line(char **rest_p, unsigned int *number)
+{
+	char *line;
+
+	while ((line = strsep(rest_p, "\n"))) {
+		++*number;
+		line += strspn(line, SPACE);
+		if (*line && *line != '#')
+			return line;
+	}
+	return NULL;
+}
+
+int curve_keys_load(const char *path, struct curve_keys *keys_p)
+{
+	struct file file;
+	unsigned int number = 0;
+	char *rest, *line;
+	size_t len;
+	int r;
+
+	r = read_file(path, &file);
+	if (r < 0)
+		return err_pass(r);
+	rest = file.text;
+	line = next_line(&rest, &number);
+	len = line ? strcspn(line, SPACE) : 0;
+	if (file.mode & (S_IRWXG | S_IRWXO))
+		r = err_raise(ERR_CONFIG,
+			      "%s: mode %04o lets others at the secret key; chmod 600",
+			      path, (unsigned int)file.mode & 07777);
+	else if (!line || !curve_key_check(line, len) ||
+		 line[len + strspn(line + len, SPACE)])
+		r = err_raise(ERR_CONFIG,
+			      "%s:%u: must be a secret key of 40 characters Z85", path,
+			      number);
+	else if (next_line(&rest, &number))
+		r = err_raise(ERR_CONFIG, "%s:%u: a second key", path, number);
+	if (r == 0) {
+		memcpy(keys_p->secret_key, line, CURVE_KEY_CHARS);
+		keys_p->secret_key[CURVE_KEY_CHARS] = '\0';
+		if (zmq_curve_public(keys_p->public_key, keys_p->secret_key) != 0)
+			r = err_raise(ERR_CONFIG, "%s: not a CURVE secret key", path);
+	}
+	explicit_bzero(file.text, file.size);
+	mem_free(file.text);
+	return err_pass(r);
+}
+
+void curve_keys_wipe(struct curve_keys *keys)
+{
+	explicit_bzero(keys, sizeof(*keys));
+}
+
+/* ---- the allow-list ---- */
+
+struct curve_host {
+	struct list link;
+	char *text; /* "host" or "host:port" */
+};
+
+struct curve_entry {
+	struct list link;
+	char name[LINK_USER_MAX];
+	char key[CURVE_KEY_CHARS + 1];
+	struct list hosts;
+};
+
+struct curve_allow {
+	struct list entries;
+};
+
+static struct curve_entry *find_key(const struct curve_allow *allow, const char *key)
+{
+	struct curve_entry *entry;
+
+	list_foreach(entry, &allow->entries, link) {
+		if (strcmp(entry->key, key) == 0)
+			return entry;
+	}
+	return NULL;
+}
+
+static const struct curve_entry *find_host(const struct curve_allow *allow,
+					   const char *text)
+{
+	const struct curve_entry *entry;
+	const struct curve_host *host;
+
+	list_foreach(entry, &allow->entries, link) {
+		list_foreach(host, &entry->hosts, link) {
+			if (strcasecmp(host->text, text) == 0)
+				return entry;
+		}
+	}
+	return NULL;
+}
+
+static void entry_free(struct curve_entry *entry)
+{
+	struct curve_host *host;
+
+	list_foreach_safe(host, &entry->hosts, link) {
+		mem_free(host->text);
+		mem_free(host);
+	}
+	list_remove(&entry->link);
+	mem_free(entry);
+}
+
+static int add_host(struct curve_allow *allow, struct curve_entry *entry,
+		    const char *text)
+{
+	struct curve_host *host;
+
+	if (find_host(allow, text))
+		return err_raise(ERR_CONFIG, "host %.64s is there already", text);
+	host = mem_zalloc(sizeof(*host));
+	if (!host)
+		return err_pass(-ENOMEM);
+	host->text = mem_strdup(text);
+	if (!host->text) {
+		mem_free(host);
+		return err_pass(-ENOMEM);
+	}
+	list_push_back(&entry->hosts, &host->link);
+	return 0;
+}
+
+static int add_entry(struct curve_allow *allow, char *const *words, unsigned int count)
+{
+	struct curve_entry *entry;
+	int r = 0;
+
+	if (count < 2 || strlen(words[0]) >= LINK_USER_MAX ||
+	    !curve_key_check(words[1], strlen(words[1])))
+		return err_raise(
+			ERR_CONFIG,
+			"must be: NAME (at most %d characters), the public key of "
+			"40 characters Z85, hosts",
+			LINK_USER_MAX - 1);
+	if (find_key(allow, words[1]))
+		return err_raise(ERR_CONFIG, "key %s is there already", words[1]);
+	entry = mem_zalloc(sizeof(*entry));
+	if (!entry)
+		return err_pass(-ENOMEM);
+	memcpy(entry->name, words[0], strlen(words[0]) + 1);
+	memcpy(entry->key, words[1], CURVE_KEY_CHARS + 1);
+	list_init(&entry->hosts);
+	list_push_back(&allow->entries, &entry->link);
+	for (unsigned int i = 2; i < count && r == 0; i++)
+		r = add_host(allow, entry, words[i]);
+	return err_pass(r);
+}
+
+static int add_line(struct curve_allow *allow, char *line)
+{
+	char *words[LINE_WORDS_MAX];
+	unsigned int count = 0;
+	char *word;
+
+	while ((word = strsep(&line, SPACE))) {
+		if (!*word)
+			continue;
+		if (count == LINE_WORDS_MAX)
+			return err_raise(ERR_CONFIG, "more than %u hosts",
+					 LINE_WORDS_MAX - 2);
+		words[count++] = word;
+	}
+	return err_pass(add_entry(allow, words, count));
+}
+
+int curve_allow_load(const char *path, struct curve_allow **allow_p)
+{
+	struct file file;
+	struct curve_allow *allow;
+	unsigned int number = 0;
+	char *rest, *line;
+	int r;
+
+	r = read_file(path, &file);
+	if (r < 0)
+		return err_pass(r);
+	cleanup_free char *text = file.text;
+
+	if (file.mode & S_IWOTH)
+		return err_raise(ERR_CONFIG, "%s: anybody may write it; chmod o-w", path);
+	allow = mem_zalloc(sizeof(*allow));
+	if (!allow)
+		return err_pass(-ENOMEM);
+	list_init(&allow->entries);
+	rest = text;
+	while (r == 0 && (line = next_line(&rest, &number)))
+		r = add_line(allow, line);
+	if (r < 0) {
+		curve_allow_free(allow);
+		return err_prefix(r, "%s:%u", path, number);
+	}
+	*allow_p = allow;
+	return 0;
+}
+
+void curve_allow_free(struct curve_allow *allow)
+{
+	struct curve_entry *entry;
+
+	if (!allow)
+		return;
+	list_foreach_safe(entry, &allow->entries, link)
+		entry_free(entry);
+	mem_free(allow);
+}
+
+const char *curve_allow_name(const struct curve_allow *allow, const char *public_key)
+{
+	const struct curve_entry *entry = find_key(allow, public_key);
+
+	return entry ? entry->name : NULL;
+}
+
+bool curve_allow_has(const struct curve_allow *allow, const char *name)
+{
+	const struct curve_entry *entry;
+
+	list_foreach(entry, &allow->entries, link) {
+		if (strcmp(entry->name, name) == 0)
+			return true;
+	}
+	return false;
+}
+
+const char *curve_allow_key(const struct curve_allow *allow, const char *host,
+			    const char *port)
+{
+	char both[2 * LINK_ENDPOINT_MAX];
+	const struct curve_entry *entry;
+
+	snprintf(both, sizeof(both), "%.127s:%.15s", host, port);
+	entry = find_host(allow, both);
+	if (!entry)
+		entry = find_host(allow, host);
+	return entry ? entry->key : NULL;
+}
+
+/* ---- ZAP ---- */
+
+struct curve_zap {
+	struct loop_fd fd;
+	struct loop_defer again; /* the budget was used up */
+	struct curve_allow *const *allow;
+	void *socket;
+};
+
+struct zap_part {
+	size_t len;
+	uint8_t data[256]; /* longer parts are cut: none that we read is longer */
+};
+
+enum {
+	ZAP_VERSION,
+	ZAP_ID,
+	ZAP_DOMAIN,
+	ZAP_ADDRESS,
+	ZAP_IDENTITY,
+	ZAP_MECHANISM,
+	ZAP_KEY
+};
+
+static bool part_is(const struct zap_part *part, const char *text)
+{
+	return part->len == strlen(text) && memcmp(part->data, text, part->len) == 0;
+}
+
+/* False when nothing waits. */
+static bool zap_receive(void *socket, struct zap_part parts[ZAP_PARTS_MAX],
+			unsigned int *count_p)
+{
+	int more = 1;
+	size_t size = sizeof(more);
+
+	*count_p = 0;
+	while (more) {
+		struct zap_part spare;
+		struct zap_part *part =
+			*count_p < ZAP_PARTS_MAX ? &parts[*count_p] : &spare;
+		int n = zmq_recv(socket, part->data, sizeof(part->data), ZMQ_DONTWAIT);
+
+		if (n < 0)
+			return false;
+		part->len =
+			(size_t)n < sizeof(part->data) ? (size_t)n : sizeof(part->data);
+		++*count_p;
+		if (zmq_getsockopt(socket, ZMQ_RCVMORE, &more, &size) != 0)
+			return false;
+	}
+	return true;
+}
+
+static void zap_reply(void *socket, const struct zap_part *id, const char *name)
+{
+	const char *const texts[] = {name ? "200" : "400", name ? "OK" : "not allowed",
+				     name ? name : "", ""};
+
+	zmq_send(socket, "1.0", 3, ZMQ_SNDMORE | ZMQ_DONTWAIT);
+	zmq_send(socket, id->data, id->len, ZMQ_SNDMORE | ZMQ_DONTWAIT);
+	for (size_t i = 0; i < ARRAY_LEN(texts); i++)
+		zmq_send(socket, texts[i], strlen(texts[i]),
+			 ZMQ_DONTWAIT | (i + 1 < ARRAY_LEN(texts) ? ZMQ_SNDMORE : 0));
+}
+
+static void zap_answer(struct curve_zap *zap, const struct zap_part *parts,
+		       unsigned int count)
+{
+	const char *name = NULL;
+	char key[CURVE_KEY_CHARS + 1] = "";
+	char address[64] = "";
+
+	if (count == ZAP_KEY + 1 && part_is(&parts[ZAP_VERSION], "1.0") &&
+	    part_is(&parts[ZAP_MECHANISM], "CURVE") && parts[ZAP_KEY].len == 32 &&
+	    zmq_z85_encode(key, parts[ZAP_KEY].data, 32))
+		name = curve_allow_name(*zap->allow, key);
+	if (!name) {
+		if (count > ZAP_ADDRESS)
+			snprintf(address, sizeof(address), "%.*s",
+				 (int)(parts[ZAP_ADDRESS].len < 60
+					       ? parts[ZAP_ADDRESS].len
+					       : 60),
+				 (const char *)parts[ZAP_ADDRESS].data);
+		log_warn("link", address,
+			 "connection refused: its key is in no line of "
+			 "curve_allow_file",
+			 "key='%s'", key);
+	}
+	zap_reply(zap->socket, &parts[ZAP_ID], name);
+}
+
+static void zap_drain(struct curve_zap *zap)
+{
+	struct zap_part parts[ZAP_PARTS_MAX];
+	unsigned int count;
+
+	for (unsigned int i = 0; i < ZAP_BUDGET; i++) {
+		if (!zap_receive(zap->socket, parts, &count))
+			return;
+		if (count > ZAP_ID)
+			zap_answer(zap, parts, count);
+	}
+	loop_defer(zap->fd.loop, &zap->again);
+}
+
+static void on_zap_ready(struct loop_fd *watch, int events)
+{
+	(void)events;
+	zap_drain(container_of(watch, struct curve_zap, fd));
+}
+
+static void on_zap_again(struct loop_defer *defer)
+{
+	zap_drain(container_of(defer, struct curve_zap, again));
+}
+
+int curve_zap_new(struct loop *loop, void *zmq_context, struct curve_allow *const *allow,
+		  struct curve_zap **zap_p)
+{
+	struct curve_zap *zap = mem_zalloc(sizeof(*zap));
+	int fd = -1, linger = 0, r = 0;
+	size_t size = sizeof(fd);
+
+	if (!zap)
+		return err_pass(-ENOMEM);
+	zap->allow = allow;
+	loop_defer_init(&zap->again, on_zap_again);
+	zap->socket = zmq_socket(zmq_context, ZMQ_REP);
+	if (!zap->socket ||
+	    zmq_setsockopt(zap->socket, ZMQ_LINGER, &linger, sizeof(linger)) ||
+	    zmq_bind(zap->socket, ZAP_ENDPOINT) ||
+	    zmq_getsockopt(zap->socket, ZMQ_FD, &fd, &size))
+		r = err_raise(ERR_IO, "the CURVE key checker: %s", zmq_strerror(errno));
+	loop_fd_init(&zap->fd, loop, fd, on_zap_ready);
+	if (r == 0)
+		r = loop_fd_set(&zap->fd, LOOP_READ);
+	if (r < 0) {
+		curve_zap_free(zap);
+		return err_pass(r);
+	}
+	*zap_p = zap;
+	return 0;
+}
+
+void curve_zap_free(struct curve_zap *zap)
+{
+	if (!zap)
+		return;
+	loop_defer_cancel(&zap->again);
+	loop_fd_stop(&zap->fd);
+	if (zap->socket)
+		zmq_close(zap->socket);
+	mem_free(zap);
+}

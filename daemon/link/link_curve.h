@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * link_curve: who may speak to this daemon, by CURVE keys.
+ *
+ * The secret file holds this daemon's secret key (40 characters Z85, as `kvd-ctl
+ * keygen` writes it) on a line of its own; nobody but its owner may read it.
+ * The allow file holds a line for each daemon:
+ *
+ *   NAME PUBLIC-KEY [HOST | HOST:PORT]...
+ *
+ * NAME is the user id that link frames carry. The hosts are the ones that may
+ * be dialled as plain tcp://HOST:PORT; an endpoint that names its key,
+ * tcp://HOST:PORT#PUBLIC-KEY, needs none. Lines that begin with '#' and empty
+ * lines are skipped. A daemon that is in no list can neither dial nor be
+ * dialled.
+ */
+#ifndef KVD_LINK_CURVE_H
+#define KVD_LINK_CURVE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "daemon/link/link.h"
+
+#define CURVE_KEY_CHARS 40u /* Z85 */
+
+struct curve_keys {
+	char public_key[CURVE_KEY_CHARS + 1];
+	char secret_key[CURVE_KEY_CHARS + 1];
+};
+
+struct curve_allow; /* the allow file, loaded */
+
+/* ERR_CONFIG: "file:line: what". The public key is computed from the secret. */
+int curve_keys_load(const char *path, struct curve_keys *keys_p);
+void curve_keys_wipe(struct curve_keys *keys);
+/* 40 characters of the Z85 alphabet? */
+bool curve_key_check(const char *key, size_t len);
+
+int curve_allow_load(const char *path, struct curve_allow **allow_p);
+void curve_allow_free(struct curve_allow *allow); /* NULL is fine */
+/* The name of a key's owner, NULL when the key is not allowed. */
+const char *curve_allow_name(const struct curve_allow *allow, const char *public_key);
+bool curve_allow_has(const struct curve_allow *allow, const char *name);
+/* The key to expect at host:port, NULL when no line names it. HOST:PORT goes
+ * before HOST. */
+const char *curve_allow_key(const struct curve_allow *allow, const char *host,
+			    const char *port);
+
+struct loop;
+struct curve_zap;
+/* Answers libzmq's authentication requests of one context, on the loop. Must be
+ * made before the first listening socket. `*allow` is read at each request, so
+ * the owner may replace it. */
+int curve_zap_new(struct loop *loop, void *zmq_context, struct curve_allow *const *allow,
+		  struct curve_zap **zap_p);
+void curve_zap_free(struct curve_zap *zap);
+
+#endif

@@ -1,0 +1,694 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The link over ZeroMQ: one ROUTER, bound at `listen`, that only receives, and a
+ * DEALER for each line that only sends. So the frames of one sender travel on
+ * one connection and keep their order, and nobody answers on a socket that he
+ * did not open himself.
+ *
+ * What libzmq does by default and a daemon must not: queue for those who are
+ * not there (ZMQ_IMMEDIATE), keep messages of closed sockets (LINGER: a moment
+ * only, so that a BYE gets out), wait on a full queue (DONTWAIT; EAGAIN is
+ * ERR_LIMIT), accept messages of any size (MAXMSGSIZE), let a half-open
+ * handshake sit for 30 s. Its heartbeats are off: PING is the peers' and counts
+ * what the daemon's loop sees, which a heartbeat of the I/O thread does not.
+ *
+ * ZMQ_FD is edge-triggered: it is signalled when the socket's mailbox goes from
+ * empty to not, and says nothing of messages that lie there already. So a
+ * receive goes on until EAGAIN, or until the budget of a turn is used up and the
+ * prepare hook keeps the loop awake. A line's fd tells of both: connected or
+ * broken, full or not; libzmq's POLLOUT is exactly "a frame would be taken".
+ *
+ * Names. libzmq asks for them on its I/O thread, which all lines share: a dead name
+ * server would silence every peer. So it is given numbers (link_name.h).
+ *
+ * Input. A message is [identity][frame]; the identity is libzmq's name for the
+ * connection and is ignored, whatever a client wrote into it. Messages with
+ * other parts are counted and dropped, part by part within the budget. Known
+ * limit of libzmq 4.3: its high-water mark counts whole messages, so a client
+ * that never ends a multi-part message can make it hold memory. With CURVE only
+ * daemons of the allow-list get that far; without keys we listen on loopback
+ * unless told `insecure`. A line that is sent something (nobody has a reason to)
+ * reads and drops it, and has little room for it.
+ *
+ * With keys an endpoint is tcp://HOST:PORT#KEY: the dialler must know the key of
+ * who should be there, and with the key in it the string that daemons tell each
+ * other needs no further book-keeping. The key must be in the allow-list in any
+ * case, so a wrong one from a message leads at worst to no connection. A daemon
+ * that a reload strikes from the list keeps its TCP connection, but its frames
+ * are dropped here from then on, so it is dead to us like one that is silent.
+ */
+#include "daemon/link/link.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <zmq.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/list.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/config/config.h"
+#include "daemon/link/link_curve.h"
+#include "daemon/link/link_name.h"
+#include "daemon/loop/loop.h"
+
+#define BUDGET_FRAMES 256u
+#define BUDGET_BYTES (4u << 20)
+#define LINGER_MS 100
+#define HANDSHAKE_MS 2000
+#define RECONNECT_MS 20
+#define BIND_TRIES 25
+#define BIND_PAUSE_NS 20000000L
+#define RECONNECT_MAX_MS 1000
+#define BACKLOG 512
+#define ZAP_DOMAIN "kvd"
+#define LINE_RECEIVE_FRAMES 16
+#define LINE_RECEIVE_BYTES 1024
+
+struct link_zmq {
+	struct link link;
+	struct loop *loop;
+	void *context, *router;
+	struct loop_fd fd;
+	struct loop_prepare prepare;
+	struct list lines;
+	struct link_zmq_stats stats;
+	int queue_frames;
+	bool curve;
+	bool reloaded; /* live connections may have been admitted by an older list */
+	struct curve_keys keys;
+	struct curve_allow *allow;
+	struct curve_zap *zap;
+	/* the message that is being read: its parts so far */
+	unsigned int parts;
+	zmq_msg_t frame;
+	bool have_frame;
+};
+
+struct link_line {
+	struct list link;
+	struct link_zmq *zmq;
+	void *socket, *owner;
+	struct loop_fd fd;
+	bool writable; /* what the owner knows */
+	struct link_name *name; /* NULL: dialled by number */
+	char address[LINK_ENDPOINT_MAX]; /* of a name: where it goes; "" nowhere yet */
+};
+
+static int raise_zmq(const char *what)
+{
+	return err_raise(errno == ENOMEM ? ERR_NOMEM : ERR_IO, "%s: %s", what,
+			 zmq_strerror(errno));
+}
+
+static bool set_int(void *socket, int option, int value)
+{
+	return zmq_setsockopt(socket, option, &value, sizeof(value)) == 0;
+}
+
+struct limits {
+	int type, ipv6, send_frames, receive_frames;
+	int64_t receive_bytes; /* of one message; a larger one breaks the connection */
+};
+
+/* What both kinds of sockets have in common. */
+static int socket_open(struct link_zmq *zmq, const struct limits *limits, void **socket_p)
+{
+	void *socket = zmq_socket(zmq->context, limits->type);
+
+	if (!socket)
+		return raise_zmq("a ZeroMQ socket");
+	if (set_int(socket, ZMQ_LINGER, 0) && set_int(socket, ZMQ_IPV6, limits->ipv6) &&
+	    set_int(socket, ZMQ_IMMEDIATE, 1) &&
+	    set_int(socket, ZMQ_SNDHWM, limits->send_frames) &&
+	    set_int(socket, ZMQ_RCVHWM, limits->receive_frames) &&
+	    set_int(socket, ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS) &&
+	    set_int(socket, ZMQ_RECONNECT_IVL, RECONNECT_MS) &&
+	    set_int(socket, ZMQ_RECONNECT_IVL_MAX, RECONNECT_MAX_MS) &&
+	    set_int(socket, ZMQ_BACKLOG, BACKLOG) &&
+	    zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &limits->receive_bytes,
+			   sizeof(limits->receive_bytes)) == 0) {
+		*socket_p = socket;
+		return 0;
+	}
+	int r = raise_zmq("a ZeroMQ socket's options");
+
+	zmq_close(socket);
+	return err_pass(r);
+}
+
+static int watch_socket(struct link_zmq *zmq, void *socket, struct loop_fd *watch,
+			void (*on_ready)(struct loop_fd *watch, int events))
+{
+	size_t size = sizeof(int);
+	int fd;
+
+	if (zmq_getsockopt(socket, ZMQ_FD, &fd, &size) != 0)
+		return raise_zmq("a ZeroMQ socket's fd");
+	loop_fd_init(watch, zmq->loop, fd, on_ready);
+	return err_pass(loop_fd_set(watch, LOOP_READ));
+}
+
+/* ---- receiving ---- */
+
+static void hand_up(struct link_zmq *zmq)
+{
+	struct link_frame frame = {.data = zmq_msg_data(&zmq->frame),
+				   .len = zmq_msg_size(&zmq->frame)};
+	const char *user = zmq->curve ? zmq_msg_gets(&zmq->frame, "User-Id") : NULL;
+
+	if (zmq->reloaded && !curve_allow_has(zmq->allow, user ? user : "")) {
+		zmq->stats.revoked++;
+		return;
+	}
+	zmq->stats.frames_in++;
+	snprintf(frame.user, sizeof(frame.user), "%s", user ? user : "");
+	if (zmq->link.on_frame)
+		zmq->link.on_frame(zmq->link.owner, &frame);
+}
+
+static void frame_drop(struct link_zmq *zmq)
+{
+	if (zmq->have_frame)
+		zmq_msg_close(&zmq->frame);
+	zmq->have_frame = false;
+}
+
+/* One part; false when none waits. *bytes_p counts what was read. */
+static bool receive_part(struct link_zmq *zmq, size_t *bytes_p)
+{
+	zmq_msg_t part;
+	bool more;
+
+	zmq_msg_init(&part);
+	if (zmq_msg_recv(&part, zmq->router, ZMQ_DONTWAIT) < 0) {
+		zmq_msg_close(&part);
+		return false;
+	}
+	*bytes_p += zmq_msg_size(&part);
+	more = zmq_msg_more(&part);
+	if (++zmq->parts == 2) {
+		zmq_msg_init(&zmq->frame);
+		zmq_msg_move(&zmq->frame, &part);
+		zmq->have_frame = true;
+	}
+	zmq_msg_close(&part);
+	if (more)
+		return true;
+	if (zmq->parts == 2)
+		hand_up(zmq);
+	else
+		zmq->stats.bad_frames++;
+	frame_drop(zmq);
+	zmq->parts = 0;
+	return true;
+}
+
+static void drain(struct link_zmq *zmq)
+{
+	size_t bytes = 0;
+
+	for (unsigned int i = 0; i < 2 * BUDGET_FRAMES && bytes < BUDGET_BYTES; i++) {
+		if (!receive_part(zmq, &bytes)) {
+			zmq->link.backlog = false;
+			return;
+		}
+		if (loop_enough(zmq->loop))
+			break;
+	}
+	zmq->link.backlog = true;
+}
+
+static void on_router_ready(struct loop_fd *watch, int events)
+{
+	(void)events;
+	drain(container_of(watch, struct link_zmq, fd));
+}
+
+static bool on_prepare(struct loop_prepare *prepare)
+{
+	struct link_zmq *zmq = container_of(prepare, struct link_zmq, prepare);
+
+	if (zmq->link.backlog)
+		drain(zmq);
+	return zmq->link.backlog;
+}
+
+/* ---- endpoints ---- */
+
+struct endpoint {
+	char plain[LINK_ENDPOINT_MAX]; /* tcp://host:port, host in lower case */
+	char host[LINK_ENDPOINT_MAX], port[8];
+	const char *key; /* in the caller's text; NULL: none given */
+};
+
+static int endpoint_parse(const char *text, struct endpoint *e)
+{
+	const char *hash = strchr(text, '#');
+	size_t len = hash ? (size_t)(hash - text) : strlen(text);
+	char *colon;
+	int r;
+
+	if (strlen(text) >= LINK_ENDPOINT_MAX)
+		return link_endpoint_check(text); /* has the words for it */
+	memcpy(e->plain, text, len);
+	e->plain[len] = '\0';
+	r = link_endpoint_check(e->plain);
+	if (r < 0)
+		return err_pass(r);
+	e->key = hash ? hash + 1 : NULL;
+	if (e->key && !curve_key_check(e->key, strlen(e->key)))
+		return err_raise(
+			ERR_INVAL,
+			"endpoint '%s': what follows '#' is no key of 40 characters",
+			text);
+	for (char *p = e->plain; *p; p++)
+		*p = (char)tolower((unsigned char)*p);
+	colon = strrchr(e->plain, ':');
+	snprintf(e->port, sizeof(e->port), "%.7s", colon + 1);
+	snprintf(e->host, sizeof(e->host), "%.*s", (int)(colon - (e->plain + 6)),
+		 e->plain + 6);
+	return 0;
+}
+
+/* The key to expect: given, our own, or by the allow file's hosts. */
+static int endpoint_key(struct link_zmq *zmq, struct endpoint *e)
+{
+	size_t own_len = strcspn(zmq->link.endpoint, "#");
+
+	if (!zmq->curve)
+		return e->key ? err_raise(ERR_AUTH,
+					  "endpoint '%s' wants CURVE, and this daemon "
+					  "has no "
+					  "keys (curve_secret_file)",
+					  e->plain)
+			      : 0;
+	if (strlen(e->plain) == own_len &&
+	    memcmp(e->plain, zmq->link.endpoint, own_len) == 0)
+		e->key = zmq->keys.public_key;
+	else if (!e->key)
+		e->key = curve_allow_key(zmq->allow, e->host, e->port);
+	if (!e->key)
+		return err_raise(
+			ERR_AUTH,
+			"endpoint '%s': no key is known for it: dial the endpoint "
+			"with '#' and its key, or name the host in curve_allow_file",
+			e->plain);
+	if (e->key != zmq->keys.public_key && !curve_allow_name(zmq->allow, e->key))
+		return err_raise(ERR_AUTH,
+				 "endpoint '%s': its key is not in curve_allow_file",
+				 e->plain);
+	return 0;
+}
+
+static int zmq_canonical(struct link *link, const char *endpoint,
+			 char canonical_p[LINK_ENDPOINT_MAX])
+{
+	struct link_zmq *zmq = container_of(link, struct link_zmq, link);
+	struct endpoint e;
+	int n, r;
+
+	r = endpoint_parse(endpoint, &e);
+	if (r == 0)
+		r = endpoint_key(zmq, &e);
+	if (r < 0)
+		return err_pass(r);
+	n = snprintf(canonical_p, LINK_ENDPOINT_MAX, "%s%s%s", e.plain, e.key ? "#" : "",
+		     e.key ? e.key : "");
+	if (n >= LINK_ENDPOINT_MAX)
+		return err_raise(ERR_INVAL, "endpoint '%s': too long with its key",
+				 e.plain);
+	return 0;
+}
+
+/* ---- lines ---- */
+
+/* Frames for us on a sending socket: drop them, or they fill libzmq's queue. */
+static void line_drain(struct link_line *line)
+{
+	char byte;
+
+	for (unsigned int i = 0; i < BUDGET_FRAMES; i++) {
+		if (zmq_recv(line->socket, &byte, sizeof(byte), ZMQ_DONTWAIT) < 0)
+			return;
+		line->zmq->stats.bad_frames++;
+	}
+}
+
+static void line_writable(struct link_line *line, bool writable)
+{
+	line->writable = writable;
+	if (line->name)
+		link_name_line(line->name, writable);
+}
+
+static void on_line_ready(struct loop_fd *watch, int fd_events)
+{
+	struct link_line *line = container_of(watch, struct link_line, fd);
+	struct link *link = &line->zmq->link;
+	size_t size = sizeof(int);
+	int events = 0;
+
+	(void)fd_events;
+	if (zmq_getsockopt(line->socket, ZMQ_EVENTS, &events, &size) == 0 &&
+	    (events & ZMQ_POLLIN)) {
+		line_drain(line);
+		zmq_getsockopt(line->socket, ZMQ_EVENTS, &events, &size);
+	}
+	if (line->writable == ((events & ZMQ_POLLOUT) != 0))
+		return;
+	line_writable(line, !line->writable);
+	if (link->on_line)
+		link->on_line(link->owner, line->owner, line->writable);
+}
+
+static void line_free(struct link_line *line, int linger_ms)
+{
+	link_name_free(line->name);
+	loop_fd_stop(&line->fd);
+	set_int(line->socket, ZMQ_LINGER, linger_ms);
+	zmq_close(line->socket);
+	list_remove(&line->link);
+	mem_free(line);
+}
+
+/* A name's number: the same one again needs no new connection, if it has one. */
+static void on_address(void *owner, const char *address)
+{
+	struct link_line *line = owner;
+
+	if (strcmp(line->address, address) == 0)
+		return;
+	if (*line->address)
+		zmq_disconnect(line->socket, line->address);
+	snprintf(line->address, sizeof(line->address), "%s", address);
+	if (zmq_connect(line->socket, address) == 0)
+		return;
+	log_warn("link", address, "not dialled", "why=\"%s\"", zmq_strerror(errno));
+	line->address[0] = '\0'; /* it goes nowhere: the next look at the name dials */
+}
+
+static int line_connect(struct link_line *line, const struct endpoint *e)
+{
+	struct link_zmq *zmq = line->zmq;
+
+	if (zmq->curve &&
+	    (zmq_setsockopt(line->socket, ZMQ_CURVE_SERVERKEY, e->key, CURVE_KEY_CHARS) ||
+	     zmq_setsockopt(line->socket, ZMQ_CURVE_PUBLICKEY, zmq->keys.public_key,
+			    CURVE_KEY_CHARS) ||
+	     zmq_setsockopt(line->socket, ZMQ_CURVE_SECRETKEY, zmq->keys.secret_key,
+			    CURVE_KEY_CHARS)))
+		return raise_zmq("CURVE keys of a line");
+	if (!link_name_is_number(e->host))
+		return err_pass(link_name_new(zmq->loop, e->host, e->port, on_address, line,
+					      &line->name));
+	if (zmq_connect(line->socket, e->plain) != 0)
+		return err_raise(ERR_INVAL, "endpoint '%s': %s", e->plain,
+				 zmq_strerror(errno));
+	return 0;
+}
+
+static int zmq_dial(struct link *link, const char *endpoint, void *owner,
+		    struct link_line **line_p)
+{
+	struct link_zmq *zmq = container_of(link, struct link_zmq, link);
+	/* nobody has anything to say on it, beyond libzmq's own handshake */
+	const struct limits limits = {.type = ZMQ_DEALER,
+				      .ipv6 = 1,
+				      .send_frames = zmq->queue_frames,
+				      .receive_frames = LINE_RECEIVE_FRAMES,
+				      .receive_bytes = LINE_RECEIVE_BYTES};
+	struct link_line *line;
+	struct endpoint e;
+	int r;
+
+	r = endpoint_parse(endpoint, &e);
+	if (r == 0)
+		r = endpoint_key(zmq, &e);
+	if (r < 0)
+		return err_pass(r);
+	line = mem_zalloc(sizeof(*line));
+	if (!line)
+		return err_pass(-ENOMEM);
+	line->zmq = zmq;
+	line->owner = owner;
+	list_init(&line->link);
+	r = socket_open(zmq, &limits, &line->socket);
+	if (r < 0) {
+		mem_free(line);
+		return err_pass(r);
+	}
+	r = line_connect(line, &e);
+	if (r == 0)
+		r = watch_socket(zmq, line->socket, &line->fd, on_line_ready);
+	if (r < 0) {
+		line_free(line, 0);
+		return err_pass(r);
+	}
+	list_push_back(&zmq->lines, &line->link);
+	*line_p = line;
+	return 0;
+}
+
+static void zmq_hangup(struct link_line *line)
+{
+	/* in the background: what was sent last is most often the reason */
+	line_free(line, LINGER_MS);
+}
+
+static int zmq_line_send(struct link_line *line, const void *frame, size_t len)
+{
+	struct link_zmq *zmq = line->zmq;
+	int no;
+
+	if (zmq_send(line->socket, frame, len, ZMQ_DONTWAIT) >= 0) {
+		zmq->stats.frames_out++;
+		line_writable(line, true);
+		return 0;
+	}
+	no = errno;
+	line_writable(line, false);
+	zmq->stats.refused++;
+	if (no == EAGAIN)
+		return err_raise(ERR_LIMIT, "the line is full or not connected");
+	errno = no;
+	return raise_zmq("sending a frame");
+}
+
+/* ---- the link ---- */
+
+static void zmq_link_free(struct link *link)
+{
+	struct link_zmq *zmq;
+	struct link_line *line;
+
+	if (!link)
+		return;
+	zmq = container_of(link, struct link_zmq, link);
+	list_foreach_safe(line, &zmq->lines, link)
+		line_free(line, LINGER_MS);
+	loop_prepare_remove(&zmq->prepare);
+	loop_fd_stop(&zmq->fd);
+	frame_drop(zmq);
+	if (zmq->router)
+		zmq_close(zmq->router);
+	curve_zap_free(zmq->zap);
+	/* waits for the lingering lines only: LINGER_MS at most */
+	while (zmq->context && zmq_ctx_term(zmq->context) != 0 && errno == EINTR)
+		;
+	curve_allow_free(zmq->allow);
+	curve_keys_wipe(&zmq->keys);
+	mem_free(zmq);
+}
+
+static const struct link_ops zmq_ops = {
+	.canonical = zmq_canonical,
+	.dial = zmq_dial,
+	.hangup = zmq_hangup,
+	.send = zmq_line_send,
+	.free = zmq_link_free,
+};
+
+static int context_open(struct link_zmq *zmq, const struct config *config)
+{
+	/* a line for each peer, as many again that linger, refusals, ZAP */
+	long sockets = 2 * (long)config->peers_max + 256;
+	long most;
+
+	zmq->context = zmq_ctx_new();
+	if (!zmq->context)
+		return raise_zmq("a ZeroMQ context");
+	most = zmq_ctx_get(zmq->context, ZMQ_SOCKET_LIMIT);
+	if (zmq_ctx_set(zmq->context, ZMQ_MAX_SOCKETS,
+			(int)(sockets < most ? sockets : most)) ||
+	    zmq_ctx_set(zmq->context, ZMQ_BLOCKY, 0))
+		return raise_zmq("the ZeroMQ context's options");
+	return 0;
+}
+
+static int curve_open(struct link_zmq *zmq, const struct config *config)
+{
+	int r;
+
+	if (!*config->curve_secret_file && !*config->curve_allow_file) {
+		if (config->insecure || config_is_loopback(config->listen))
+			return 0;
+		return err_raise(ERR_CONFIG,
+				 "listen = %s: beyond loopback it needs CURVE keys or "
+				 "insecure = yes",
+				 config->listen);
+	}
+	if (!*config->curve_secret_file || !*config->curve_allow_file)
+		return err_raise(ERR_CONFIG,
+				 "curve_secret_file and curve_allow_file go together");
+	if (!zmq_has("curve"))
+		return err_raise(ERR_CONFIG,
+				 "curve_secret_file: this libzmq has no CURVE");
+	r = curve_keys_load(config->curve_secret_file, &zmq->keys);
+	if (r == 0)
+		r = curve_allow_load(config->curve_allow_file, &zmq->allow);
+	if (r == 0)
+		r = curve_zap_new(zmq->loop, zmq->context, &zmq->allow, &zmq->zap);
+	zmq->curve = r == 0;
+	return err_pass(r);
+}
+
+static int curve_serve(struct link_zmq *zmq)
+{
+	if (set_int(zmq->router, ZMQ_CURVE_SERVER, 1) &&
+	    zmq_setsockopt(zmq->router, ZMQ_CURVE_SECRETKEY, zmq->keys.secret_key,
+			   CURVE_KEY_CHARS) == 0 &&
+	    zmq_setsockopt(zmq->router, ZMQ_ZAP_DOMAIN, ZAP_DOMAIN, strlen(ZAP_DOMAIN)) ==
+		    0)
+		return 0;
+	return raise_zmq("CURVE keys of the listening socket");
+}
+
+/* What others dial: `advertise`, or what was bound; with port and key. */
+static int endpoint_settle(struct link_zmq *zmq, const struct config *config)
+{
+	char bound[LINK_ENDPOINT_MAX];
+	size_t size = sizeof(bound);
+	const char *told = *config->advertise ? config->advertise : bound;
+	const char *colon, *port;
+	struct endpoint e;
+	int n, r;
+
+	if (zmq_getsockopt(zmq->router, ZMQ_LAST_ENDPOINT, bound, &size) != 0)
+		return raise_zmq("the listening socket's address");
+	colon = strrchr(told, ':');
+	port = colon ? colon + 1 : "";
+	if (strcmp(port, "0") == 0 || strcmp(port, "*") == 0)
+		port = strrchr(bound, ':') + 1;
+	n = snprintf(zmq->link.endpoint, sizeof(zmq->link.endpoint), "%.*s%s%s%s",
+		     colon ? (int)(colon + 1 - told) : 0, told, port,
+		     zmq->curve ? "#" : "", zmq->keys.public_key);
+	r = endpoint_parse(zmq->link.endpoint, &e);
+	if (r < 0 || n >= LINK_ENDPOINT_MAX)
+		return err_raise(ERR_CONFIG, "advertise = %s: must be tcp://HOST:PORT",
+				 told);
+	if (strcmp(e.host, "0.0.0.0") == 0 || strcmp(e.host, "[::]") == 0)
+		return err_raise(ERR_CONFIG,
+				 "listen = %s: others cannot be told this address; set "
+				 "advertise",
+				 config->listen);
+	/* as canonical spells it: the host in lower case */
+	memcpy(zmq->link.endpoint, e.plain, strlen(e.plain));
+	return 0;
+}
+
+/* The socket of a predecessor that was killed outlives its lock for a moment: the
+ * kernel closes one descriptor after the other. */
+static int bind_patiently(void *socket, const char *endpoint)
+{
+	for (int tries = 0; zmq_bind(socket, endpoint) != 0; tries++) {
+		if (errno != EADDRINUSE || tries == BIND_TRIES)
+			return -1;
+		nanosleep(&(struct timespec){.tv_nsec = BIND_PAUSE_NS}, NULL);
+	}
+	return 0;
+}
+
+static int router_open(struct link_zmq *zmq, const struct config *config)
+{
+	/* an IPv4 address bound by an IPv6 socket would be told as ::ffff:… */
+	const struct limits limits = {
+		.type = ZMQ_ROUTER,
+		.ipv6 = config->listen[6] == '[' || config->listen[6] == '*',
+		.send_frames = 1,
+		.receive_frames = (int)config->peer_queue_frames,
+		.receive_bytes = (int64_t)config->peer_message_bytes};
+	int r;
+
+	if (strncmp(config->listen, "tcp://", 6) != 0)
+		return err_raise(ERR_CONFIG, "listen = %s: must be tcp://ADDRESS:PORT",
+				 config->listen);
+	r = socket_open(zmq, &limits, &zmq->router);
+	if (r == 0 && zmq->curve)
+		r = curve_serve(zmq);
+	if (r < 0)
+		return err_pass(r);
+	if (bind_patiently(zmq->router, config->listen) != 0)
+		return err_raise(ERR_CONFIG, "listen = %s: %s", config->listen,
+				 zmq_strerror(errno));
+	r = endpoint_settle(zmq, config);
+	if (r == 0)
+		r = watch_socket(zmq, zmq->router, &zmq->fd, on_router_ready);
+	return err_pass(r);
+}
+
+int link_zmq_new(struct loop *loop, const struct config *config, struct link **link_p)
+{
+	struct link_zmq *zmq = mem_zalloc(sizeof(*zmq));
+	int r;
+
+	if (!zmq)
+		return err_pass(-ENOMEM);
+	zmq->link.ops = &zmq_ops;
+	zmq->loop = loop;
+	zmq->queue_frames = (int)config->peer_queue_frames;
+	list_init(&zmq->lines);
+	zmq->prepare.on_prepare = on_prepare;
+	list_init(&zmq->prepare.link);
+	r = context_open(zmq, config);
+	if (r == 0)
+		r = curve_open(zmq, config);
+	if (r == 0)
+		r = router_open(zmq, config);
+	if (r < 0) {
+		zmq_link_free(&zmq->link);
+		return err_pass(r);
+	}
+	loop_prepare_add(loop, &zmq->prepare);
+	zmq->link.backlog = true; /* what came before we watched the fd */
+	log_info("link", zmq->link.endpoint, "listening", "curve=%s",
+		 zmq->curve ? "yes" : "no");
+	*link_p = &zmq->link;
+	return 0;
+}
+
+int link_zmq_reload(struct link *link, const char *allow_file)
+{
+	struct link_zmq *zmq = container_of(link, struct link_zmq, link);
+	struct curve_allow *fresh;
+	int r;
+
+	if (!zmq->curve)
+		return 0;
+	r = curve_allow_load(allow_file, &fresh);
+	if (r < 0)
+		return err_pass(r);
+	curve_allow_free(zmq->allow);
+	zmq->allow = fresh;
+	zmq->reloaded = true;
+	return 0;
+}
+
+const struct link_zmq_stats *link_zmq_stats(const struct link *link)
+{
+	return &container_of(link, struct link_zmq, link)->stats;
+}

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One daemon a name. The kernel drops a flock with its holder, so a crash leaves
+ * nothing to clean up; only the file, which is taken over.
+ *
+ * A killed daemon with gigabytes mapped takes up to seconds to die, and its lock
+ * and sockets last as long as it does. Who starts the next one at once shall not
+ * be refused for that: a holder whose address space is gone already (`statm`
+ * reads 0) is waited for, as is a listener that outlives the lock for the moment
+ * in which the kernel closes one descriptor after the other.
+ */
+#include "daemon/loop/lock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+
+/* positive outcome of try_take(): the file was removed under us, try again */
+#define TRY_AGAIN 1
+#define TRIES 100
+#define PAUSE_NS 20000000L
+#define DYING_TRIES 1500 /* pauses: 30 s */
+#define LISTENER_TRIES 10
+
+void lock_init(struct lock *lock)
+{
+	*lock = (struct lock){.fd = -1};
+}
+
+static void pause_a_moment(void)
+{
+	nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
+}
+
+static void holder_read(int fd, char text[32])
+{
+	ssize_t n = pread(fd, text, 31, 0);
+
+	text[n > 0 ? n : 0] = '\0';
+	text[strcspn(text, "\n")] = '\0';
+}
+
+/* Killed, its memory gone, and on its way to let go of the lock? */
+static bool holder_is_dying(int fd)
+{
+	cleanup_close int statm = -1;
+	char pid[32], path[64], text[8];
+
+	holder_read(fd, pid);
+	if (!*pid || strspn(pid, "0123456789") != strlen(pid))
+		return false;
+	snprintf(path, sizeof(path), "/proc/%s/statm", pid);
+	statm = open(path, O_RDONLY | O_CLOEXEC);
+	return statm >= 0 && read(statm, text, sizeof(text)) >= 2 && text[0] == '0' &&
+	       text[1] == ' ';
+}
+
+static int busy(int fd, const char *path)
+{
+	char text[32];
+
+	holder_read(fd, text);
+	return err_raise(ERR_BUSY, "%s: held by the kvd of this name, pid %s", path,
+			 *text ? text : "unknown");
+}
+
+/* Is the locked file still the one that the path names? */
+static int check_same(int fd, const char *path)
+{
+	struct stat by_fd, by_path;
+
+	if (fstat(fd, &by_fd) < 0)
+		return err_raise_errno(errno, "%s", path);
+	if (!S_ISREG(by_fd.st_mode))
+		return err_raise(ERR_IO, "%s: not a regular file", path);
+	if (stat(path, &by_path) < 0 || by_path.st_ino != by_fd.st_ino ||
+	    by_path.st_dev != by_fd.st_dev)
+		return TRY_AGAIN;
+	return 0;
+}
+
+static int try_take(const char *path, int *fd_p)
+{
+	cleanup_close int fd = -1;
+	int r, tries = 0;
+
+	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
+	if (fd < 0)
+		return err_raise_errno(errno, "%s", path);
+	while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+		if (errno != EWOULDBLOCK)
+			return err_raise_errno(errno, "flock %s", path);
+		if (tries++ >= DYING_TRIES || !holder_is_dying(fd))
+			return busy(fd, path);
+		pause_a_moment();
+	}
+	r = check_same(fd, path);
+	if (r == 0)
+		*fd_p = mem_steal_fd(&fd);
+	return r;
+}
+
+int lock_take(struct lock *lock, const char *run_dir, const char *name)
+{
+	int r = TRY_AGAIN;
+
+	lock_init(lock);
+	if ((size_t)snprintf(lock->path, sizeof(lock->path), "%s/%s.lock", run_dir,
+			     name) >= sizeof(lock->path))
+		return err_raise(ERR_INVAL, "%s: the path is too long", run_dir);
+	for (int i = 0; i < TRIES && r == TRY_AGAIN; i++)
+		r = try_take(lock->path, &lock->fd);
+	if (r == TRY_AGAIN)
+		return err_raise(ERR_BUSY, "%s: is removed again and again", lock->path);
+	if (r < 0)
+		return err_pass(r);
+	if (ftruncate(lock->fd, 0) < 0 || dprintf(lock->fd, "%d\n", getpid()) < 0) {
+		r = err_raise_errno(errno, "%s", lock->path);
+		lock_drop(lock);
+		return r;
+	}
+	return 0;
+}
+
+void lock_drop(struct lock *lock)
+{
+	if (lock->fd < 0)
+		return;
+	unlink(lock->path); /* while it is ours: nobody else's file can go */
+	close(lock->fd);
+	lock_init(lock);
+}
+
+static int clear_socket(const char *path)
+{
+	struct sockaddr_un addr = {.sun_family = AF_UNIX};
+	cleanup_close int fd = -1;
+	struct stat st;
+
+	if (lstat(path, &st) < 0)
+		return errno == ENOENT ? 0 : err_raise_errno(errno, "%s", path);
+	if (!S_ISSOCK(st.st_mode))
+		return err_raise(ERR_EXIST, "%s: is there and is no socket", path);
+	if (strlen(path) >= sizeof(addr.sun_path))
+		return err_raise(ERR_INVAL, "%s: too long for a socket", path);
+	memcpy(addr.sun_path, path, strlen(path) + 1);
+	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return err_raise_errno(errno, "socket");
+	/* EAGAIN: its backlog is full, so somebody listens */
+	if (connect(fd, (struct sockaddr *)&addr, sizeof(addr)) == 0 || errno == EAGAIN)
+		return err_raise(ERR_BUSY, "%s: somebody listens there", path);
+	if (errno != ECONNREFUSED)
+		return err_raise_errno(errno, "%s", path);
+	if (unlink(path) < 0 && errno != ENOENT)
+		return err_raise_errno(errno, "%s", path);
+	return 0;
+}
+
+int lock_clear_socket(const char *path)
+{
+	int r = clear_socket(path);
+
+	for (int i = 0; r == -err_errno(ERR_BUSY) && i < LISTENER_TRIES; i++) {
+		err_clear();
+		pause_a_moment();
+		r = clear_socket(path);
+	}
+	return r < 0 ? err_pass(r) : r;
+}

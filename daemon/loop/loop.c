@@ -1,0 +1,847 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The loop is a thin layer over libev that keeps three things in its own hands.
+ *
+ * Time. `now_ns` is read once when the poll returns (libev's acquire hook, so
+ * that it is right before the first callback) and holds for the whole turn.
+ * Every timer lies in one binary heap ordered by (due, start order); libev only
+ * sees one ev_timer, armed for the earliest. The heap is what makes a virtual
+ * loop possible: the same code with a clock that jumps to the heap's root. It
+ * also gives ties a fixed order, which ev_timer does not, and a seed replays.
+ *
+ * Order. A turn is: deferred calls, prepare hooks, wait, fds, timers. Fds come
+ * before timers so that an answer that waits in a socket is seen before the
+ * timer that would declare its sender dead. Deferred calls and timers run in
+ * batches: what a batch starts anew belongs to the next turn, which then does
+ * not wait. So nothing in one turn can starve the poll.
+ *
+ * Time. Each part of a turn (calls, fds, timers) may take PART_NS; what is left of
+ * it waits for the next turn, first in line there, behind a poll that does not
+ * wait. Each part runs one callback at least, so none can starve another. Fds that
+ * were ready and had no turn stand in a queue of their own: which of them libev
+ * tells first must not decide who is served. A callback that has many small things
+ * to do asks loop_enough() between them.
+ *
+ * Lag. A daemon that was kept from its poll (a long callback, a stopped
+ * process, a starved core) must not blame its peers. Two kinds of stall are
+ * noted: time between poll return and the next poll, and lateness of the poll
+ * after the earliest timer was due. loop_lag_ns() wants the longest one since
+ * some moment, so the notes form a monotonic stack: from oldest to newest the
+ * lengths fall, and the first note that ended after that moment is the answer.
+ *
+ * libev aborts the process when it cannot grow its fd table; a loop_fd costs it
+ * 16 bytes of array, our own memory fails long before and answers ERR_NOMEM.
+ */
+#include "daemon/loop/loop.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <ev.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+
+#define NEVER UINT64_MAX
+#define DEFERS_CHAINED 64u /* deferred calls of one turn, then only those from before it */
+#define STALL_NOTES 64u
+#define STALL_MIN_NS LOOP_NS_PER_MS /* epoll's own granularity */
+/* libev keeps time as a double: aim a little late rather than wake twice */
+#define ALARM_SLACK_NS UINT64_C(2000)
+/* a fifth of what a turn may take is left for the last callback of each part */
+#define PART_NS (LOOP_TURN_NS / 6)
+#define RANDOM_WORDS 64u
+
+struct stall {
+	uint64_t end_ns, len_ns;
+};
+
+struct loop {
+	struct ev_loop *ev; /* NULL when virtual */
+	ev_timer alarm;
+	uint64_t alarm_ns; /* what it is armed for, NEVER when stopped */
+	bool stop;
+	uint64_t now_ns;
+	uint64_t ran; /* callbacks so far */
+
+	struct loop_timer **heap; /* [1..heap_count] */
+	size_t heap_count, heap_cap;
+	uint64_t order;
+
+	struct list defers;
+	uint64_t turn;
+	struct list prepares;
+	struct list late;     /* struct io.late: ready, not served yet */
+	uint64_t part_end_ns; /* of the part of the turn that runs; NEVER: virtual */
+
+	uint64_t polled_ns; /* the poll last returned */
+	uint64_t due_ns;    /* earliest timer when the poll began */
+	struct stall stalls[STALL_NOTES];
+	size_t stall_count;
+	uint64_t cpu_ns; /* of this thread when the poll last began */
+	struct loop_stats stats;
+
+	uint64_t seed;
+	uint64_t random[RANDOM_WORDS];
+	unsigned int random_left;
+};
+
+struct io { /* a loop_fd's watcher */
+	ev_io ev;
+	struct loop_fd *watch;
+	struct list late;
+	int late_events;
+};
+
+static uint64_t add_sat(uint64_t a, uint64_t b)
+{
+	return a + b < a ? NEVER : a + b;
+}
+
+static uint64_t sub_sat(uint64_t a, uint64_t b)
+{
+	return a > b ? a - b : 0;
+}
+
+/* ---- lag ---- */
+
+static void stall_note(struct loop *loop, uint64_t end_ns, uint64_t len_ns)
+{
+	if (len_ns < STALL_MIN_NS)
+		return;
+	while (loop->stall_count && loop->stalls[loop->stall_count - 1].len_ns <= len_ns)
+		loop->stall_count--;
+	if (loop->stall_count == STALL_NOTES) {
+		/* let the newest note cover this one: too long, never too short */
+		loop->stalls[STALL_NOTES - 1].end_ns = end_ns;
+		return;
+	}
+	loop->stalls[loop->stall_count++] =
+		(struct stall){.end_ns = end_ns, .len_ns = len_ns};
+}
+
+uint64_t loop_lag_ns(const struct loop *loop, uint64_t since_ns)
+{
+	uint64_t lag = 0;
+
+	if (!loop->ev)
+		return 0; /* virtual time stands still in callbacks */
+	for (size_t i = 0; i < loop->stall_count; i++) {
+		if (loop->stalls[i].end_ns > since_ns) {
+			lag = loop->stalls[i].len_ns;
+			break;
+		}
+	}
+	uint64_t busy = sub_sat(loop_clock_ns(loop), loop->polled_ns);
+
+	return busy > lag ? busy : lag;
+}
+
+/* ---- parts of a turn ---- */
+
+static void part_begin(struct loop *loop)
+{
+	loop->part_end_ns = loop->ev ? loop_clock_ns(loop) + PART_NS : NEVER;
+}
+
+bool loop_enough(const struct loop *loop)
+{
+	return loop->part_end_ns != NEVER && loop_clock_ns(loop) >= loop->part_end_ns;
+}
+
+/* ---- the timer heap ---- */
+
+static bool timer_before(const struct loop_timer *a, const struct loop_timer *b)
+{
+	return a->at_ns != b->at_ns ? a->at_ns < b->at_ns : a->order < b->order;
+}
+
+static void heap_set(struct loop *loop, size_t pos, struct loop_timer *timer)
+{
+	loop->heap[pos] = timer;
+	timer->heap_pos = pos;
+}
+
+static void heap_sift(struct loop *loop, size_t pos)
+{
+	struct loop_timer *timer = loop->heap[pos];
+
+	while (pos > 1 && timer_before(timer, loop->heap[pos / 2])) {
+		heap_set(loop, pos, loop->heap[pos / 2]);
+		pos /= 2;
+	}
+	for (size_t child; (child = 2 * pos) <= loop->heap_count; pos = child) {
+		if (child < loop->heap_count &&
+		    timer_before(loop->heap[child + 1], loop->heap[child]))
+			child++;
+		if (!timer_before(loop->heap[child], timer))
+			break;
+		heap_set(loop, pos, loop->heap[child]);
+	}
+	heap_set(loop, pos, timer);
+}
+
+static int heap_reserve(struct loop *loop)
+{
+	size_t cap = loop->heap_cap ? 2 * loop->heap_cap : 64;
+	struct loop_timer **heap;
+
+	if (loop->heap_count + 1 < loop->heap_cap)
+		return 0;
+	heap = mem_regrow(loop->heap, cap, sizeof(*heap));
+	if (!heap)
+		return err_pass(-ENOMEM);
+	loop->heap = heap;
+	loop->heap_cap = cap;
+	return 0;
+}
+
+void loop_timer_init(struct loop_timer *timer, struct loop *loop,
+		     void (*on_timer)(struct loop_timer *timer))
+{
+	*timer = (struct loop_timer){.on_timer = on_timer, .loop = loop};
+}
+
+int loop_timer_start(struct loop_timer *timer, uint64_t after_ns)
+{
+	struct loop *loop = timer->loop;
+
+	if (!timer->heap_pos) {
+		int r = heap_reserve(loop);
+
+		if (r < 0)
+			return err_pass(r);
+		heap_set(loop, ++loop->heap_count, timer);
+	}
+	timer->at_ns = add_sat(loop->now_ns, after_ns);
+	timer->order = ++loop->order;
+	heap_sift(loop, timer->heap_pos);
+	return 0;
+}
+
+void loop_timer_stop(struct loop_timer *timer)
+{
+	struct loop *loop = timer->loop;
+	size_t pos = timer->heap_pos;
+
+	if (!pos)
+		return;
+	struct loop_timer *last = loop->heap[loop->heap_count--];
+
+	timer->heap_pos = 0;
+	if (last != timer) {
+		heap_set(loop, pos, last);
+		heap_sift(loop, pos);
+	}
+}
+
+bool loop_timer_running(const struct loop_timer *timer)
+{
+	return timer->heap_pos != 0;
+}
+
+static void run_timers(struct loop *loop)
+{
+	uint64_t batch = loop->order;
+
+	part_begin(loop);
+	while (loop->heap_count) {
+		struct loop_timer *timer = loop->heap[1];
+
+		/* one that was started in this batch can only be due now, so
+		 * all that are older come before it */
+		if (timer->at_ns > loop->now_ns || timer->order > batch)
+			return;
+		loop_timer_stop(timer);
+		loop->ran++;
+		timer->on_timer(timer);
+		if (loop_enough(loop))
+			return;
+	}
+}
+
+/* ---- deferred calls and prepare hooks ---- */
+
+void loop_defer_init(struct loop_defer *defer, void (*run)(struct loop_defer *defer))
+{
+	list_init(&defer->link);
+	defer->turn = 0;
+	defer->run = run;
+}
+
+void loop_defer(struct loop *loop, struct loop_defer *defer)
+{
+	if (list_empty(&defer->link))
+		list_push_back(&loop->defers, &defer->link);
+}
+
+void loop_defer_cancel(struct loop_defer *defer)
+{
+	list_remove(&defer->link);
+}
+
+/* Move all of `from` to the empty list `to`. */
+static void list_take(struct list *to, struct list *from)
+{
+	list_init(to);
+	if (list_empty(from))
+		return;
+	list_insert_between(to, from->prev, from->next);
+	list_init(from);
+}
+
+/* Put all of `from` before what is in `to`. */
+static void list_give_back(struct list *to, struct list *from)
+{
+	struct list *first = from->next, *last = from->prev;
+
+	if (list_empty(from))
+		return;
+	list_init(from);
+	last->next = to->next;
+	to->next->prev = last;
+	to->next = first;
+	first->prev = to;
+}
+
+/* Each once a turn. */
+static void run_defers(struct loop *loop)
+{
+	struct list batch, later, *link;
+	unsigned int ran = 0;
+
+	loop->turn++;
+	part_begin(loop);
+	list_init(&later);
+	do {
+		list_take(&batch, &loop->defers);
+		while ((link = list_pop_front(&batch))) {
+			struct loop_defer *defer =
+				list_entry(link, struct loop_defer, link);
+
+			if (defer->turn == loop->turn) {
+				list_push_back(&later, link);
+				continue;
+			}
+			defer->turn = loop->turn;
+			ran++;
+			defer->run(defer);
+			if (loop_enough(loop))
+				break;
+		}
+	} while (list_empty(&batch) && !list_empty(&loop->defers) &&
+		 ran < DEFERS_CHAINED && !loop_enough(loop));
+	loop->ran += ran;
+	list_give_back(&loop->defers, &later);
+	list_give_back(&loop->defers, &batch);
+}
+
+void loop_prepare_add(struct loop *loop, struct loop_prepare *prepare)
+{
+	loop_prepare_remove(prepare);
+	list_push_back(&loop->prepares, &prepare->link);
+}
+
+void loop_prepare_remove(struct loop_prepare *prepare)
+{
+	if (!prepare->link.next) /* zeroed, never added */
+		list_init(&prepare->link);
+	list_remove(&prepare->link);
+}
+
+/* Each hook once, whatever hooks add or remove meanwhile. True: do not sleep. */
+static bool run_prepares(struct loop *loop)
+{
+	struct list batch, *link;
+	bool more = false;
+
+	part_begin(loop);
+	list_take(&batch, &loop->prepares);
+	while ((link = list_pop_front(&batch))) {
+		struct loop_prepare *prepare =
+			list_entry(link, struct loop_prepare, link);
+
+		list_push_back(&loop->prepares, link);
+		if (prepare->on_prepare(prepare)) {
+			loop->ran++;
+			more = true;
+		}
+	}
+	return more;
+}
+
+/* ---- file descriptors that are ready ---- */
+
+static void io_serve(struct loop *loop, struct loop_fd *watch, int events)
+{
+	loop->ran++;
+	watch->on_ready(watch, events);
+}
+
+static void on_io(struct ev_loop *ev, ev_io *impl, int revents)
+{
+	struct loop *loop = ev_userdata(ev);
+	struct io *io = container_of(impl, struct io, ev);
+	int events = 0;
+
+	/* libev gives EV_ERROR (a bad fd) with both bits: the owner's next
+	 * read or write then tells it */
+	if (revents & EV_READ)
+		events |= LOOP_READ;
+	if (revents & EV_WRITE)
+		events |= LOOP_WRITE;
+	if (list_empty(&loop->late) && !loop_enough(loop)) {
+		io_serve(loop, io->watch, events);
+		return;
+	}
+	io->late_events |= events;
+	if (list_empty(&io->late))
+		list_push_back(&loop->late, &io->late);
+}
+
+/* Those that had no turn when they were ready. */
+static void run_late(struct loop *loop)
+{
+	struct list *link;
+
+	part_begin(loop);
+	while ((link = list_pop_front(&loop->late))) {
+		struct io *io = list_entry(link, struct io, late);
+		int events = io->late_events & io->watch->events;
+
+		io->late_events = 0;
+		if (events)
+			io_serve(loop, io->watch, events);
+		if (loop_enough(loop))
+			break;
+	}
+}
+
+/* ---- the loop ---- */
+
+static void on_alarm(struct ev_loop *ev, ev_timer *alarm, int events)
+{
+	(void)ev;
+	(void)alarm;
+	(void)events; /* it only ends the wait; run_timers() does the rest */
+}
+
+/* The poll's own system calls are counted in: some microseconds. */
+static void cpu_note(struct loop *loop)
+{
+	struct timespec ts;
+	uint64_t now_ns, was_ns = loop->cpu_ns;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+	now_ns = (uint64_t)ts.tv_sec * LOOP_NS_PER_S + (uint64_t)ts.tv_nsec;
+	loop->cpu_ns = now_ns;
+	if (!was_ns) /* the start: reading files, making everything */
+		return;
+	histogram_add(&loop->stats.cpu, now_ns - was_ns);
+	if (now_ns - was_ns > LOOP_TURN_NS)
+		loop->stats.over++;
+}
+
+static void on_poll_begin(struct ev_loop *ev) EV_NOEXCEPT
+{
+	struct loop *loop = ev_userdata(ev);
+	uint64_t clock_ns = loop_clock_ns(loop), busy_ns = sub_sat(clock_ns, loop->polled_ns);
+
+	stall_note(loop, clock_ns, busy_ns);
+	if (loop->cpu_ns)
+		histogram_add(&loop->stats.busy, busy_ns);
+	cpu_note(loop);
+}
+
+static void on_poll_end(struct ev_loop *ev) EV_NOEXCEPT
+{
+	struct loop *loop = ev_userdata(ev);
+
+	loop->now_ns = loop_clock_ns(loop);
+	loop->polled_ns = loop->now_ns;
+	loop->part_end_ns = loop->now_ns + PART_NS;
+	stall_note(loop, loop->now_ns, sub_sat(loop->now_ns, loop->due_ns));
+	if (loop->now_ns >= loop->due_ns)
+		histogram_add(&loop->stats.late, loop->now_ns - loop->due_ns);
+}
+
+const struct loop_stats *loop_stats(const struct loop *loop)
+{
+	return &loop->stats;
+}
+
+static int loop_alloc(struct loop **loop_p)
+{
+	struct loop *loop = mem_zalloc(sizeof(*loop));
+
+	if (!loop)
+		return err_pass(-ENOMEM);
+	list_init(&loop->defers);
+	list_init(&loop->prepares);
+	list_init(&loop->late);
+	loop->alarm_ns = NEVER;
+	loop->part_end_ns = NEVER;
+	*loop_p = loop;
+	return 0;
+}
+
+int loop_new(struct loop **loop_p)
+{
+	struct loop *loop;
+	int r = loop_alloc(&loop);
+
+	if (r < 0)
+		return err_pass(r);
+	loop->ev = ev_loop_new(EVFLAG_NOENV | EVBACKEND_EPOLL);
+	if (!loop->ev) {
+		mem_free(loop);
+		return err_raise_errno(errno, "epoll for the event loop");
+	}
+	ev_ref(loop->ev); /* a loop without watches waits, it does not spin */
+	ev_set_userdata(loop->ev, loop);
+	ev_set_loop_release_cb(loop->ev, on_poll_begin, on_poll_end);
+	ev_timer_init(&loop->alarm, on_alarm, 0., 0.);
+	loop->now_ns = loop_clock_ns(loop);
+	loop->polled_ns = loop->now_ns;
+	*loop_p = loop;
+	return 0;
+}
+
+int loop_new_virtual(uint64_t seed, struct loop **loop_p)
+{
+	int r = loop_alloc(loop_p);
+
+	if (r < 0)
+		return err_pass(r);
+	(*loop_p)->seed = seed;
+	(*loop_p)->now_ns = LOOP_NS_PER_S;
+	return 0;
+}
+
+void loop_free(struct loop *loop)
+{
+	if (!loop)
+		return;
+	assert(loop->heap_count == 0);
+	assert(list_empty(&loop->defers) && list_empty(&loop->prepares) &&
+	       list_empty(&loop->late));
+	if (loop->ev) {
+		ev_timer_stop(loop->ev, &loop->alarm);
+		ev_unref(loop->ev);
+		ev_loop_destroy(loop->ev);
+	}
+	mem_free(loop->heap);
+	mem_free(loop);
+}
+
+uint64_t loop_now_ns(const struct loop *loop)
+{
+	return loop->now_ns;
+}
+
+uint64_t loop_clock_ns(const struct loop *loop)
+{
+	struct timespec ts;
+
+	if (!loop->ev)
+		return loop->now_ns;
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (uint64_t)ts.tv_sec * LOOP_NS_PER_S + (uint64_t)ts.tv_nsec;
+}
+
+/* End the coming wait at `at_ns`. */
+static void alarm_arm(struct loop *loop, uint64_t at_ns, uint64_t clock_ns)
+{
+	if (loop->alarm_ns == at_ns && ev_is_active(&loop->alarm))
+		return;
+	ev_timer_stop(loop->ev, &loop->alarm);
+	loop->alarm_ns = at_ns;
+	if (at_ns == NEVER)
+		return;
+	ev_now_update(loop->ev); /* libev counts from its own last look */
+	ev_timer_set(&loop->alarm, (double)(at_ns - clock_ns + ALARM_SLACK_NS) * 1e-9,
+		     0.);
+	ev_timer_start(loop->ev, &loop->alarm);
+}
+
+static void poll_real(struct loop *loop, uint64_t max_wait_ns)
+{
+	uint64_t clock_ns = loop_clock_ns(loop);
+	uint64_t end_ns = add_sat(clock_ns, max_wait_ns);
+
+	loop->due_ns = loop->heap_count ? loop->heap[1]->at_ns : NEVER;
+	if (loop->due_ns < end_ns)
+		end_ns = loop->due_ns;
+	if (end_ns <= clock_ns) {
+		ev_run(loop->ev, EVRUN_NOWAIT);
+		return;
+	}
+	alarm_arm(loop, end_ns, clock_ns);
+	ev_run(loop->ev, EVRUN_ONCE);
+}
+
+static void poll_virtual(struct loop *loop, uint64_t max_wait_ns)
+{
+	uint64_t end_ns = add_sat(loop->now_ns, max_wait_ns);
+
+	if (loop->heap_count && loop->heap[1]->at_ns < end_ns)
+		end_ns = loop->heap[1]->at_ns;
+	if (end_ns != NEVER && end_ns > loop->now_ns)
+		loop->now_ns = end_ns;
+}
+
+bool loop_turn(struct loop *loop, uint64_t max_wait_ns)
+{
+	uint64_t ran = loop->ran;
+
+	if (loop->ev)
+		loop->now_ns = loop_clock_ns(loop);
+	run_defers(loop);
+	if (run_prepares(loop))
+		max_wait_ns = 0;
+	run_late(loop);
+	if (!list_empty(&loop->defers) || !list_empty(&loop->late) || loop->stop)
+		max_wait_ns = 0;
+	if (loop->ev)
+		poll_real(loop, max_wait_ns);
+	else
+		poll_virtual(loop, max_wait_ns);
+	run_timers(loop);
+	return loop->ran != ran;
+}
+
+void loop_run(struct loop *loop)
+{
+	while (!loop->stop) {
+		bool ran = loop_turn(loop, NEVER);
+
+		if (!loop->ev && !ran && list_empty(&loop->defers))
+			break;
+	}
+	loop->stop = false;
+}
+
+void loop_stop(struct loop *loop)
+{
+	loop->stop = true;
+}
+
+/* ---- random ---- */
+
+/* splitmix64: any seed, also 0, gives a full-period stream */
+static uint64_t seeded_next(struct loop *loop)
+{
+	uint64_t z = (loop->seed += UINT64_C(0x9e3779b97f4a7c15));
+
+	z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+	z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+	return z ^ (z >> 31);
+}
+
+void loop_random(struct loop *loop, void *buf, size_t len)
+{
+	uint8_t *p = buf;
+
+	while (len) {
+		if (loop->ev) {
+			ssize_t n = getrandom(p, len, 0);
+
+			/* fails only without a kernel that has it */
+			assert(n > 0 || errno == EINTR);
+			if (n > 0) {
+				p += n;
+				len -= (size_t)n;
+			}
+			continue;
+		}
+		uint64_t word = seeded_next(loop);
+		size_t n = len < sizeof(word) ? len : sizeof(word);
+
+		memcpy(p, &word, n);
+		p += n;
+		len -= n;
+	}
+}
+
+uint64_t loop_random_u64(struct loop *loop)
+{
+	uint64_t word;
+
+	do {
+		if (!loop->ev) {
+			word = seeded_next(loop);
+			continue;
+		}
+		if (!loop->random_left) { /* a system call for many */
+			loop_random(loop, loop->random, sizeof(loop->random));
+			loop->random_left = RANDOM_WORDS;
+		}
+		word = loop->random[--loop->random_left];
+	} while (!word);
+	return word;
+}
+
+/* ---- file descriptors ---- */
+
+void loop_fd_init(struct loop_fd *watch, struct loop *loop, int fd,
+		  void (*on_ready)(struct loop_fd *watch, int events))
+{
+	*watch = (struct loop_fd){.on_ready = on_ready, .loop = loop, .fd = fd};
+}
+
+int loop_fd_set(struct loop_fd *watch, int events)
+{
+	struct ev_loop *ev = watch->loop->ev;
+	struct io *io = watch->impl;
+
+	assert(ev && watch->fd >= 0);
+	if (!events) {
+		loop_fd_stop(watch);
+		return 0;
+	}
+	if (io && watch->events == events)
+		return 0;
+	if (!io) {
+		io = mem_zalloc(sizeof(*io));
+		if (!io)
+			return err_pass(-ENOMEM);
+		ev_init(&io->ev, on_io);
+		list_init(&io->late);
+		io->watch = watch;
+		watch->impl = io;
+	}
+	ev_io_stop(ev, &io->ev);
+	ev_io_set(&io->ev, watch->fd,
+		  (events & LOOP_READ ? EV_READ : 0) |
+			  (events & LOOP_WRITE ? EV_WRITE : 0));
+	ev_io_start(ev, &io->ev);
+	watch->events = events;
+	return 0;
+}
+
+void loop_fd_stop(struct loop_fd *watch)
+{
+	struct io *io = watch->impl;
+
+	if (!io)
+		return;
+	ev_io_stop(watch->loop->ev, &io->ev);
+	list_remove(&io->late);
+	mem_free(io);
+	watch->impl = NULL;
+	watch->events = 0;
+}
+
+/* ---- signals ---- */
+
+static void on_ev_signal(struct ev_loop *ev, ev_signal *impl, int revents)
+{
+	struct loop *loop = ev_userdata(ev);
+	struct loop_signal *sig = impl->data;
+
+	(void)revents;
+	loop->ran++;
+	sig->on_signal(sig);
+}
+
+int loop_signal_start(struct loop_signal *sig, struct loop *loop, int signum,
+		      void (*on_signal)(struct loop_signal *sig))
+{
+	ev_signal *impl;
+
+	assert(loop->ev);
+	*sig = (struct loop_signal){
+		.on_signal = on_signal, .loop = loop, .signum = signum};
+	impl = mem_zalloc(sizeof(*impl));
+	if (!impl)
+		return err_pass(-ENOMEM);
+	ev_signal_init(impl, on_ev_signal, signum);
+	impl->data = sig;
+	ev_signal_start(loop->ev, impl);
+	sig->impl = impl;
+	return 0;
+}
+
+void loop_signal_stop(struct loop_signal *sig)
+{
+	if (!sig->impl)
+		return;
+	ev_signal_stop(sig->loop->ev, sig->impl);
+	mem_free(sig->impl);
+	sig->impl = NULL;
+}
+
+/* ---- wake-ups from other threads ---- */
+
+/* `pending` saves the system call while one is on its way. The exchange on
+ * both sides orders what the waker wrote before what on_wake reads. */
+static void wake_take(struct loop_wake *wake)
+{
+	(void)__atomic_exchange_n(&wake->pending, false, __ATOMIC_ACQ_REL);
+	wake->on_wake(wake);
+}
+
+static void on_wake_ready(struct loop_fd *watch, int events)
+{
+	uint64_t count;
+
+	(void)events;
+	if (read(watch->fd, &count, sizeof(count)) == (ssize_t)sizeof(count))
+		wake_take(container_of(watch, struct loop_wake, watch));
+}
+
+static void on_wake_defer(struct loop_defer *defer)
+{
+	wake_take(container_of(defer, struct loop_wake, defer));
+}
+
+int loop_wake_init(struct loop_wake *wake, struct loop *loop,
+		   void (*on_wake)(struct loop_wake *wake))
+{
+	int fd = -1, r = 0;
+
+	*wake = (struct loop_wake){.on_wake = on_wake};
+	loop_defer_init(&wake->defer, on_wake_defer);
+	if (loop->ev) {
+		fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+		if (fd < 0)
+			r = err_raise_errno(errno, "eventfd");
+	}
+	loop_fd_init(&wake->watch, loop, fd, on_wake_ready);
+	if (fd >= 0)
+		r = loop_fd_set(&wake->watch, LOOP_READ);
+	if (r < 0)
+		loop_wake_fini(wake);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+void loop_wake_fini(struct loop_wake *wake)
+{
+	if (!wake->watch.loop)
+		return;
+	loop_defer_cancel(&wake->defer);
+	loop_fd_stop(&wake->watch);
+	mem_closep(&wake->watch.fd);
+	wake->watch = (struct loop_fd){.fd = -1};
+}
+
+void loop_wake(struct loop_wake *wake)
+{
+	const uint64_t one = 1;
+	int saved = errno; /* may run in a signal handler */
+
+	if (__atomic_exchange_n(&wake->pending, true, __ATOMIC_ACQ_REL))
+		return;
+	if (!wake->watch.loop->ev) {
+		loop_defer(wake->watch.loop, &wake->defer);
+		return;
+	}
+	/* a count of 1 always fits: nobody else writes while pending is set */
+	if (write(wake->watch.fd, &one, sizeof(one)) != (ssize_t)sizeof(one))
+		assert(errno == EAGAIN);
+	errno = saved;
+}

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Everything systemd says comes in environment variables, which are checked as
+ * any other input: numbers must be whole, the pid must be ours, the fd must be
+ * what a control socket is. What goes out is one datagram a message, sent from
+ * a socket of its own: messages are rare, and an fd that is kept would have to
+ * be guarded over a fork.
+ */
+#include "daemon/loop/notify.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+
+#define LISTEN_FDS_START 3
+#define NS_PER_US UINT64_C(1000)
+
+/* A whole decimal number from the environment; 0 when absent or malformed. */
+static uint64_t env_number(const char *name)
+{
+	const char *text = getenv(name);
+	unsigned long long value;
+	char *end;
+
+	if (!text || *text < '0' || *text > '9')
+		return 0;
+	errno = 0;
+	value = strtoull(text, &end, 10);
+	return errno || *end ? 0 : value;
+}
+
+static void send_text(const char *text, size_t len)
+{
+	struct sockaddr_un addr = {.sun_family = AF_UNIX};
+	const char *path = getenv("NOTIFY_SOCKET");
+	cleanup_close int fd = -1;
+	size_t path_len;
+
+	if (!path || (*path != '/' && *path != '@'))
+		return;
+	path_len = strlen(path);
+	if (path_len >= sizeof(addr.sun_path))
+		return;
+	memcpy(addr.sun_path, path, path_len);
+	if (*path == '@') /* an abstract name */
+		addr.sun_path[0] = '\0';
+	fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	if (fd < 0)
+		return;
+	/* lost when nobody listens any more; see the header */
+	(void)sendto(fd, text, len, MSG_DONTWAIT | MSG_NOSIGNAL,
+		     (const struct sockaddr *)&addr,
+		     (socklen_t)(offsetof(struct sockaddr_un, sun_path) + path_len));
+}
+
+static void send_va(const char *prefix, const char *fmt, va_list ap)
+{
+	char text[512];
+	size_t n = (size_t)snprintf(text, sizeof(text), "%s", prefix);
+	int r = vsnprintf(text + n, sizeof(text) - n, fmt, ap);
+
+	if (r >= 0)
+		send_text(text, strlen(text));
+}
+
+void notify_send(const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	send_va("", fmt, ap);
+	va_end(ap);
+}
+
+void notify_ready(const char *status)
+{
+	notify_send("READY=1\nSTATUS=%s", status);
+}
+
+void notify_status(const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	send_va("STATUS=", fmt, ap);
+	va_end(ap);
+}
+
+void notify_reloading(uint64_t now_ns)
+{
+	notify_send("RELOADING=1\nMONOTONIC_USEC=%llu",
+		    (unsigned long long)(now_ns / NS_PER_US));
+}
+
+void notify_stopping(const char *status)
+{
+	notify_send("STOPPING=1\nSTATUS=%s", status);
+}
+
+void notify_watchdog(void)
+{
+	notify_send("WATCHDOG=1");
+}
+
+uint64_t notify_watchdog_ns(void)
+{
+	uint64_t pid = env_number("WATCHDOG_PID");
+	uint64_t us = env_number("WATCHDOG_USEC");
+
+	if ((pid && pid != (uint64_t)getpid()) || us > UINT64_MAX / NS_PER_US)
+		return 0;
+	return us * NS_PER_US;
+}
+
+static int option_of(int fd, int name, int *value_p)
+{
+	socklen_t len = sizeof(*value_p);
+
+	*value_p = -1;
+	return getsockopt(fd, SOL_SOCKET, name, value_p, &len);
+}
+
+static int check_listening(int fd)
+{
+	int domain, type, listening;
+
+	if (option_of(fd, SO_DOMAIN, &domain) < 0 || option_of(fd, SO_TYPE, &type) < 0 ||
+	    option_of(fd, SO_ACCEPTCONN, &listening) < 0 || domain != AF_UNIX ||
+	    type != SOCK_STREAM || listening != 1)
+		return err_raise(ERR_CONFIG,
+				 "fd %d from systemd: not a listening Unix stream socket",
+				 fd);
+	if (fcntl(fd, F_SETFD, FD_CLOEXEC) < 0 || fcntl(fd, F_SETFL, O_NONBLOCK) < 0)
+		return err_raise_errno(errno, "fd %d from systemd", fd);
+	return 0;
+}
+
+int notify_listen_fd(int *fd_p)
+{
+	uint64_t pid = env_number("LISTEN_PID"), count = env_number("LISTEN_FDS");
+	int r;
+
+	*fd_p = -1;
+	unsetenv("LISTEN_PID");
+	unsetenv("LISTEN_FDS");
+	unsetenv("LISTEN_FDNAMES");
+	if (pid != (uint64_t)getpid() || count == 0)
+		return 0;
+	if (count != 1)
+		return err_raise(ERR_CONFIG,
+				 "systemd hands over %llu sockets; kvd takes one, the "
+				 "control socket",
+				 (unsigned long long)count);
+	r = check_listening(LISTEN_FDS_START);
+	if (r < 0)
+		return err_pass(r);
+	*fd_p = LISTEN_FDS_START;
+	return 0;
+}

@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A fixed pool of helper threads with one queue in and one queue out.
+ *
+ * The lock covers only the two lists and `started`; a job's own fields belong
+ * to the helper between the moment it is taken and the moment it lies in the
+ * finished list, and to the loop otherwise. Finished jobs reach the loop
+ * through one loop_wake, so any number of them cost one wake-up. Jobs start in
+ * the order of submission; with more than one helper they may end in another.
+ *
+ * The inline kind has no threads: work runs in offload_submit() and `done`
+ * comes through the same loop_wake, which a virtual loop runs as a deferred
+ * call.
+ */
+#include "daemon/loop/offload.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+
+#include "daemon/base/cpu.h"
+#include "daemon/base/mem.h"
+#include "daemon/loop/loop.h"
+
+#define THREADS_MAX 256u
+
+struct offload {
+	struct loop_wake wake;
+	pthread_mutex_t lock;
+	pthread_cond_t more;
+	struct list queue;    /* not begun */
+	struct list finished; /* done not yet called */
+	bool stopping;
+	bool held; /* inline only */
+	unsigned int pending; /* loop thread only */
+	unsigned int threads;
+	pthread_t tids[];
+};
+
+static void job_work(struct offload_job *job)
+{
+	err_clear();
+	job->result = 0;
+	job->work(job);
+	if (job->result < 0 && job->err.code == ERR_OK)
+		err_take(&job->err);
+}
+
+/* The next job, or NULL when the pool stops and nothing is left. */
+static struct offload_job *take_job(struct offload *o)
+{
+	struct offload_job *job = NULL;
+	struct list *link;
+
+	while (!(link = list_pop_front(&o->queue)) && !o->stopping)
+		pthread_cond_wait(&o->more, &o->lock);
+	if (link) {
+		job = list_entry(link, struct offload_job, link);
+		job->started = true;
+	}
+	return job;
+}
+
+static void *helper_main(void *arg)
+{
+	struct offload *o = arg;
+	struct offload_job *job;
+
+	pthread_setname_np(pthread_self(), "kvd-offload");
+	/* plans and page faults by the thousand: the loop's thread goes first */
+	cpu_bulk();
+	pthread_mutex_lock(&o->lock);
+	while ((job = take_job(o))) {
+		pthread_mutex_unlock(&o->lock);
+		job_work(job);
+		pthread_mutex_lock(&o->lock);
+		list_push_back(&o->finished, &job->link);
+		loop_wake(&o->wake);
+	}
+	pthread_mutex_unlock(&o->lock);
+	return NULL;
+}
+
+/* Call `done` of what had finished when this began. */
+static void run_finished(struct offload *o)
+{
+	struct offload_job *job;
+	struct list batch, *link;
+
+	list_init(&batch);
+	pthread_mutex_lock(&o->lock);
+	while ((link = list_pop_front(&o->finished)))
+		list_push_back(&batch, link);
+	pthread_mutex_unlock(&o->lock);
+	while ((link = list_pop_front(&batch))) {
+		job = list_entry(link, struct offload_job, link);
+		job->submitted = false;
+		o->pending--;
+		job->done(job);
+	}
+}
+
+static void on_wake(struct loop_wake *wake)
+{
+	struct offload *o = container_of(wake, struct offload, wake);
+
+	if (!o->held)
+		run_finished(o);
+}
+
+/* Helpers take no signals: those are the loop's. */
+static int start_threads(struct offload *o, unsigned int threads)
+{
+	sigset_t all, old;
+	int no = 0;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	while (o->threads < threads && !no) {
+		no = pthread_create(&o->tids[o->threads], NULL, helper_main, o);
+		if (!no)
+			o->threads++;
+	}
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	return no ? err_raise_errno(no, "helper thread %u", o->threads) : 0;
+}
+
+static int offload_make(struct loop *loop, unsigned int threads,
+			struct offload **offload_p)
+{
+	struct offload *o = mem_zalloc(sizeof(*o) + threads * sizeof(o->tids[0]));
+	int r;
+
+	if (!o)
+		return err_pass(-ENOMEM);
+	pthread_mutex_init(&o->lock, NULL);
+	pthread_cond_init(&o->more, NULL);
+	list_init(&o->queue);
+	list_init(&o->finished);
+	r = loop_wake_init(&o->wake, loop, on_wake);
+	if (r == 0)
+		r = start_threads(o, threads);
+	if (r < 0) {
+		offload_free(o);
+		return err_pass(r);
+	}
+	*offload_p = o;
+	return 0;
+}
+
+int offload_new(struct loop *loop, unsigned int threads, struct offload **offload_p)
+{
+	assert(threads >= 1 && threads <= THREADS_MAX);
+	return offload_make(loop, threads, offload_p);
+}
+
+int offload_new_inline(struct loop *loop, struct offload **offload_p)
+{
+	return offload_make(loop, 0, offload_p);
+}
+
+static void finish_inline(struct offload *o, struct offload_job *job)
+{
+	struct err kept;
+
+	err_take(&kept); /* work must not disturb the submitter's record */
+	job->started = true;
+	job_work(job);
+	list_push_back(&o->finished, &job->link);
+	if (kept.code != ERR_OK)
+		(void)err_reraise(&kept);
+	else
+		err_clear();
+}
+
+void offload_hold(struct offload *o, bool hold)
+{
+	assert(!o->threads);
+	o->held = hold;
+	if (!hold)
+		loop_wake(&o->wake);
+}
+
+void offload_free(struct offload *o)
+{
+	struct list *link;
+
+	if (!o)
+		return;
+	pthread_mutex_lock(&o->lock);
+	o->stopping = true;
+	pthread_cond_broadcast(&o->more);
+	pthread_mutex_unlock(&o->lock);
+	for (unsigned int i = 0; i < o->threads; i++)
+		pthread_join(o->tids[i], NULL);
+	o->threads = 0; /* what `done` submits now runs here */
+	run_finished(o);
+	while (o->pending) {
+		while ((link = list_pop_front(&o->queue)))
+			finish_inline(o, list_entry(link, struct offload_job, link));
+		run_finished(o);
+	}
+	loop_wake_fini(&o->wake);
+	pthread_cond_destroy(&o->more);
+	pthread_mutex_destroy(&o->lock);
+	mem_free(o);
+}
+
+void offload_submit(struct offload *o, struct offload_job *job)
+{
+	assert(!job->submitted);
+	job->submitted = true;
+	job->started = false;
+	job->err = (struct err){.code = ERR_OK};
+	list_init(&job->link);
+	o->pending++;
+	if (!o->threads) {
+		finish_inline(o, job);
+		loop_wake(&o->wake);
+		return;
+	}
+	pthread_mutex_lock(&o->lock);
+	list_push_back(&o->queue, &job->link);
+	pthread_cond_signal(&o->more);
+	pthread_mutex_unlock(&o->lock);
+}
+
+bool offload_cancel(struct offload *o, struct offload_job *job)
+{
+	bool canceled = false;
+
+	pthread_mutex_lock(&o->lock);
+	if (job->submitted && !job->started) {
+		list_remove(&job->link);
+		canceled = true;
+	}
+	pthread_mutex_unlock(&o->lock);
+	if (canceled) {
+		job->submitted = false;
+		o->pending--;
+	}
+	return canceled;
+}
+
+struct discard {
+	struct offload_job job;
+	void *owned;
+};
+
+static void discard_work(struct offload_job *job)
+{
+	mem_free(container_of(job, struct discard, job)->owned);
+}
+
+static void discard_done(struct offload_job *job)
+{
+	mem_free(container_of(job, struct discard, job));
+}
+
+void offload_discard(void *arg, void *owned)
+{
+	struct discard *discard;
+	struct err kept;
+
+	err_take(&kept); /* freeing disturbs no record */
+	discard = mem_zalloc(sizeof(*discard));
+	if (kept.code != ERR_OK)
+		(void)err_reraise(&kept);
+	else
+		err_clear();
+	if (!discard) {
+		mem_free(owned);
+		return;
+	}
+	discard->job = (struct offload_job){.work = discard_work, .done = discard_done};
+	discard->owned = owned;
+	offload_submit(arg, &discard->job);
+}
+
+unsigned int offload_pending(const struct offload *o)
+{
+	return o->pending;
+}

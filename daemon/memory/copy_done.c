@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/copy_done.h"
+
+#include "daemon/memory/copy.h"
+
+static void on_wake(struct loop_wake *wake)
+{
+	copy_done_deliver(container_of(wake, struct copy_done, wake));
+}
+
+int copy_done_init(struct copy_done *done, struct loop *loop)
+{
+	int r = loop_wake_init(&done->wake, loop, on_wake);
+
+	if (r < 0)
+		return err_pass(r);
+	pthread_mutex_init(&done->lock, NULL);
+	list_init(&done->jobs);
+	return 0;
+}
+
+void copy_done_fini(struct copy_done *done)
+{
+	loop_wake_fini(&done->wake);
+	pthread_mutex_destroy(&done->lock);
+}
+
+void copy_done_settle(struct copy_done *done, struct copy_job *job)
+{
+	bool stop = job->result < 0 || atomic_load(&job->canceled);
+
+	if (atomic_load(&job->slices_running) > 0)
+		return;
+	if (!stop && job->next_byte < job->end)
+		return;
+	if (job->result == 0 && job->next_byte < job->end) {
+		err_set(&job->err, ERR_CANCELED, "the copy was canceled");
+		job->result = -err_errno(ERR_CANCELED);
+	}
+	list_remove(&job->link);
+	list_push_back(&done->jobs, &job->link);
+	loop_wake(&done->wake);
+}
+
+void copy_done_fail(struct copy_job *job, int r)
+{
+	if (job->result == 0) {
+		job->result = r;
+		err_take(&job->err);
+	}
+	err_clear();
+	list_remove(&job->link);
+}
+
+void copy_done_deliver(struct copy_done *done)
+{
+	for (;;) {
+		struct copy_job *job;
+		struct list *n;
+
+		pthread_mutex_lock(&done->lock);
+		n = list_pop_front(&done->jobs);
+		pthread_mutex_unlock(&done->lock);
+		if (!n)
+			return;
+		job = list_entry(n, struct copy_job, link);
+		job->on_done(job);
+	}
+}

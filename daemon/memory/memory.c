@@ -1,0 +1,625 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Engine memory, imported once and then trusted only as far as its kind allows.
+ *
+ * The danger is SIGBUS: a page of a file mapping that cannot be had, because the
+ * file was cut or its file system is full, kills whoever touches it. Three
+ * answers, one for each way in:
+ *
+ *   - A memfd must be sealed against shrinking, by its owner or by us, so that
+ *     it cannot be cut. (Not F_SEAL_FUTURE_WRITE: a daemon that was restarted
+ *     could not map it again.) Every page is made present at import, by
+ *     MADV_POPULATE_*, which reports what a touch would have died of.
+ *   - POSIX shm cannot be sealed. It is touched only inside memory_guard_run():
+ *     a jump out of the SIGBUS handler, with the state in the thread, so that
+ *     two copy threads may fault at once. The handler marks the memory dead
+ *     and puts zero pages in the place of its mapping, because another thread
+ *     may be about to touch the next cut page. `dead` is set before the zero
+ *     pages appear: whoever read zeros finds `dead` when he looks afterwards.
+ *     A SIGBUS that belongs to no guard keeps its default action.
+ *   - Another process's private memory is never mapped; process_vm_readv/writev
+ *     return an error. What they cannot tell is whether the pid still names the
+ *     process: `statm`, kept open from the import on, reads "0 0 0 ..." as soon
+ *     as the address space is gone and fails when the process is.
+ *
+ * Huge pages: first touch of a 4 KiB-page memfd costs 1 us a page, so a mapping
+ * is placed such that it and its file agree modulo 2 MiB, and collapsed once it
+ * is populated. Collapsing an empty range is EINVAL (6.18), hence the order; it
+ * is cheap when the owner did it before. Collapsing is an attempt (settle.c): without
+ * huge pages everything works, slower.
+ */
+#include "daemon/memory/memory.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/memory/settle.h"
+#include "gpu/gpu.h"
+#include "gpu/import.h"
+#include "gpu/pin.h"
+
+/* Debian 12's libc headers are older than the kernels we meet. */
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+
+#define HUGE_BYTES (UINT64_C(2) << 20)
+
+/* What the header shows, and the mapping behind it: `base` may lie inside the
+ * first page, hugetlb rounds lengths up. */
+struct import {
+	struct memory memory;
+	void *map;
+	size_t map_bytes;
+};
+
+static int import_new(enum memory_kind kind, struct import **import_p)
+{
+	struct import *im = mem_zalloc(sizeof(*im));
+
+	if (!im)
+		return err_pass(-ENOMEM);
+	im->memory.kind = kind;
+	im->memory.fd = -1;
+	im->memory.statm_fd = -1;
+	im->memory.dmabuf_fd = -1;
+	im->memory.pid = -1;
+	atomic_init(&im->memory.dead, false);
+	atomic_init(&im->memory.refs, 1);
+	*import_p = im;
+	return 0;
+}
+
+static void import_free(struct import *im)
+{
+	gpu_pin_free(im->memory.pin);
+	if (im->map)
+		munmap(im->map, im->map_bytes);
+	mem_closep(&im->memory.fd);
+	mem_closep(&im->memory.statm_fd);
+	mem_closep(&im->memory.dmabuf_fd);
+	gpu_import_unref(im->memory.gpu);
+	mem_free(im);
+}
+
+/* ---- the guard ---- */
+
+struct guard {
+	sigjmp_buf env;
+	struct memory *a, *b;
+};
+
+static _Thread_local struct guard *volatile guard_now;
+
+static bool memory_holds(const struct memory *m, uintptr_t addr)
+{
+	uintptr_t base = m ? (uintptr_t)m->base : 0;
+
+	return base && addr >= base && addr - base < m->length;
+}
+
+/* In signal context: atomics, mmap, the mask and the jump only. */
+static void memory_bury(struct memory *m)
+{
+	struct import *im = container_of(m, struct import, memory);
+
+	atomic_store(&m->dead, true);
+	(void)mmap(im->map, im->map_bytes, PROT_READ | PROT_WRITE,
+		   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+}
+
+static void on_sigbus(int signum, siginfo_t *info, void *context)
+{
+	struct guard *guard = guard_now;
+	uintptr_t addr = (uintptr_t)info->si_addr;
+	struct sigaction dfl = {.sa_handler = SIG_DFL};
+	const ucontext_t *interrupted = context;
+
+	/* si_code above 0: raised by the kernel for an access, not by kill() */
+	if (guard && info->si_code > 0) {
+		struct memory *hit = memory_holds(guard->a, addr)   ? guard->a
+				     : memory_holds(guard->b, addr) ? guard->b
+								    : NULL;
+		if (hit) {
+			memory_bury(hit);
+			/* the jump leaves the handler: its mask must not stay */
+			pthread_sigmask(SIG_SETMASK, &interrupted->uc_sigmask, NULL);
+			siglongjmp(guard->env, 1);
+		}
+	}
+	sigaction(signum, &dfl, NULL);
+	/* an access is tried again and dies; a sent signal must be sent again */
+	if (info->si_code <= 0)
+		raise(signum);
+}
+
+int memory_guard_install(void)
+{
+	/* saving the mask in each sigsetjmp would be a system call a slice */
+	struct sigaction sa = {.sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO};
+
+	sigemptyset(&sa.sa_mask);
+	if (sigaction(SIGBUS, &sa, NULL) < 0)
+		return err_raise_errno(errno, "sigaction(SIGBUS)");
+	return 0;
+}
+
+bool memory_guard_run(void (*fn)(void *arg), void *arg, struct memory *a,
+		      struct memory *b)
+{
+	struct guard guard = {.a = a, .b = b};
+
+	if (sigsetjmp(guard.env, 0) == 0) {
+		guard_now = &guard;
+		fn(arg);
+	}
+	guard_now = NULL;
+	return !(a && atomic_load(&a->dead)) && !(b && atomic_load(&b->dead));
+}
+
+/* ---- mapping ---- */
+
+/* Page size of the file's mappings: hugetlbfs maps whole huge pages only. */
+static int file_page_bytes(int fd, uint64_t *page_p)
+{
+	struct statfs fs;
+
+	if (fstatfs(fd, &fs) < 0)
+		return err_raise_errno(errno, "fstatfs of the memory's fd");
+	*page_p = fs.f_type == HUGETLBFS_MAGIC ? (uint64_t)fs.f_bsize
+					       : (uint64_t)sysconf(_SC_PAGESIZE);
+	return 0;
+}
+
+/* Is it memory, and [offset, offset + length) inside? Lengths that off_t could
+ * not carry are out of range too. */
+static int file_check_range(int fd, uint64_t offset, uint64_t length)
+{
+	struct stat st;
+
+	if (fstat(fd, &st) < 0)
+		return err_raise_errno(errno, "fstat of the memory's fd");
+	if (!S_ISREG(st.st_mode))
+		return err_raise(ERR_IMPORT, "the fd is not memory: pass a memfd");
+	if (length == 0)
+		return err_raise(ERR_RANGE, "length is 0");
+	if (offset > (uint64_t)st.st_size || length > (uint64_t)st.st_size - offset)
+		return err_raise(
+			ERR_RANGE,
+			"offset %ju + length %ju is beyond the object's %ju bytes",
+			(uintmax_t)offset, (uintmax_t)length, (uintmax_t)st.st_size);
+	return 0;
+}
+
+/* Map so that address and file offset agree modulo 2 MiB where that can pay. */
+static void *map_aligned(int fd, uint64_t offset, size_t bytes, int prot)
+{
+	uint8_t *room, *at;
+	void *map;
+
+	if (bytes < HUGE_BYTES)
+		return mmap(NULL, bytes, prot, MAP_SHARED, fd, (off_t)offset);
+	room = mmap(NULL, bytes + HUGE_BYTES, PROT_NONE,
+		    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (room == MAP_FAILED)
+		return room;
+	at = room + ((offset - (uintptr_t)room) & (HUGE_BYTES - 1));
+	map = mmap(at, bytes, prot, MAP_SHARED | MAP_FIXED, fd, (off_t)offset);
+	if (map == MAP_FAILED) {
+		int no = errno;
+
+		munmap(room, bytes + HUGE_BYTES);
+		errno = no;
+		return map;
+	}
+	if (at > room)
+		munmap(room, (size_t)(at - room));
+	munmap(at + bytes, (size_t)(room + HUGE_BYTES - at));
+	return map;
+}
+
+struct touch {
+	volatile uint8_t *base;
+	size_t bytes, step;
+	bool write;
+};
+
+static void touch_pages(void *arg)
+{
+	const struct touch *t = arg;
+
+	for (size_t i = 0; i < t->bytes; i += t->step) {
+		/* an atomic add of 0: the owner may be writing the page */
+		if (t->write)
+			__atomic_fetch_add(&t->base[i], 0, __ATOMIC_RELAXED);
+		else
+			(void)t->base[i];
+	}
+}
+
+/* Kernels before 5.14 have no MADV_POPULATE_*. */
+static int import_touch(struct import *im, uint64_t page)
+{
+	struct touch t = {.base = im->map,
+			  .bytes = im->map_bytes,
+			  .step = page,
+			  .write = im->memory.writable};
+
+	if (!memory_guard_run(touch_pages, &t, &im->memory, NULL))
+		return err_raise(ERR_IMPORT,
+				 "the memory has pages that cannot be had: its file "
+				 "system or memory limit is full");
+	return 0;
+}
+
+static int import_populate(struct import *im, uint64_t page)
+{
+	int advice = im->memory.writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ;
+	uintptr_t first = ((uintptr_t)im->map + HUGE_BYTES - 1) & ~(HUGE_BYTES - 1);
+	uintptr_t last = ((uintptr_t)im->map + im->map_bytes) & ~(HUGE_BYTES - 1);
+	int r;
+
+	do
+		r = madvise(im->map, im->map_bytes, advice);
+	while (r < 0 && (errno == EINTR || errno == EAGAIN));
+	if (r < 0 && errno == EINVAL) {
+		r = import_touch(im, page);
+		if (r < 0)
+			return err_pass(r);
+	} else if (r < 0 && (errno == EFAULT || errno == ENOSPC || errno == EHWPOISON)) {
+		return err_raise(ERR_IMPORT,
+				 "the memory has pages that cannot be had (%s): its file "
+				 "system or memory limit is full, or it was cut",
+				 strerror(errno));
+	} else if (r < 0) {
+		return err_raise_errno(errno, "populating %zu bytes", im->map_bytes);
+	}
+	if (page < HUGE_BYTES && first < last)
+		settle((void *)first, last - first);
+	return 0;
+}
+
+/* Common to all file-backed kinds; takes the fd. */
+static int import_file(enum memory_kind kind, int owned_fd, uint64_t offset,
+		       uint64_t length, bool writable, struct memory **memory_p)
+{
+	int prot = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+	struct import *im = NULL;
+	uint64_t page = 0, skip;
+	int r;
+
+	r = import_new(kind, &im);
+	if (r < 0) {
+		close(owned_fd);
+		return err_pass(r);
+	}
+	im->memory.fd = owned_fd;
+	im->memory.fd_offset = offset;
+	im->memory.length = length;
+	im->memory.writable = writable;
+	r = file_page_bytes(owned_fd, &page);
+	if (r < 0)
+		goto out;
+	skip = offset % page;
+	im->map_bytes = (size_t)((skip + length + page - 1) / page * page);
+	im->map = map_aligned(owned_fd, offset - skip, im->map_bytes, prot);
+	if (im->map == MAP_FAILED) {
+		im->map = NULL;
+		if (errno == EPERM || errno == EACCES)
+			r = err_raise(ERR_IMPORT,
+				      "the memory cannot be mapped for %s: it was opened "
+				      "or sealed (F_SEAL_WRITE, F_SEAL_FUTURE_WRITE) "
+				      "against it",
+				      writable ? "writing" : "reading");
+		else
+			r = err_raise_errno(errno, "mapping %ju bytes",
+					    (uintmax_t)length);
+		goto out;
+	}
+	im->memory.base = (uint8_t *)im->map + skip;
+	r = import_populate(im, page);
+	if (r == 0 && atomic_load(&im->memory.dead))
+		r = err_raise(ERR_FAULT, "the memory was cut while it was imported");
+out:
+	if (r < 0) {
+		import_free(im);
+		return err_pass(r);
+	}
+	*memory_p = &im->memory;
+	return 0;
+}
+
+/* Negative: raised. */
+static int fd_own(int fd)
+{
+	int own = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+
+	return own < 0 ? err_raise_errno(errno, "duplicating the memory's fd") : own;
+}
+
+static int memfd_seal(int fd)
+{
+	int seals = fcntl(fd, F_GET_SEALS);
+
+	if (seals < 0)
+		return err_raise(ERR_IMPORT,
+				 "the fd is no memfd: it carries no seals (%s)",
+				 strerror(errno));
+	if (!(seals & F_SEAL_GROW)) /* wanted, not needed */
+		(void)fcntl(fd, F_ADD_SEALS, F_SEAL_GROW);
+	if (seals & F_SEAL_SHRINK)
+		return 0;
+	if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) < 0)
+		return err_raise(
+			ERR_IMPORT,
+			"memfd carries no F_SEAL_SHRINK and refuses to be sealed "
+			"(%s): create it with MFD_ALLOW_SEALING",
+			strerror(errno));
+	return 0;
+}
+
+int memory_import_memfd(int fd, uint64_t offset, uint64_t length, bool writable,
+			struct memory **memory_p)
+{
+	int r;
+
+	/* sealed first: a size read before the seal could be cut after */
+	r = memfd_seal(fd);
+	if (r == 0)
+		r = file_check_range(fd, offset, length);
+	if (r == 0)
+		r = fd_own(fd);
+	if (r < 0)
+		return err_pass(r);
+	return err_pass(
+		import_file(MEMORY_SEALED, r, offset, length, writable, memory_p));
+}
+
+int memory_import_shm_fd(int fd, uint64_t offset, uint64_t length, bool writable,
+			 struct memory **memory_p)
+{
+	struct statfs fs;
+	int r;
+
+	if (fstatfs(fd, &fs) < 0)
+		return err_raise_errno(errno, "fstatfs of the memory's fd");
+	if (fs.f_type != TMPFS_MAGIC && fs.f_type != HUGETLBFS_MAGIC)
+		return err_raise(ERR_IMPORT, "the fd is no shared memory: not on tmpfs");
+	r = file_check_range(fd, offset, length);
+	if (r == 0)
+		r = fd_own(fd);
+	if (r < 0)
+		return err_pass(r);
+	return err_pass(
+		import_file(MEMORY_GUARDED, r, offset, length, writable, memory_p));
+}
+
+int memory_import_shm(const char *posix_name, uint64_t offset, uint64_t length,
+		      bool writable, struct memory **memory_p)
+{
+	cleanup_close int fd = -1;
+	size_t n = strlen(posix_name);
+
+	if (n < 2 || n > 255 || posix_name[0] != '/' || strchr(posix_name + 1, '/'))
+		return err_raise(ERR_INVAL,
+				 "shm name must be '/' and 1 to 254 bytes without '/'");
+	fd = shm_open(posix_name, writable ? O_RDWR : O_RDONLY, 0);
+	if (fd < 0)
+		return err_raise(ERR_IMPORT, "shm_open(%s): %s", posix_name,
+				 strerror(errno));
+	return err_pass(memory_import_shm_fd(fd, offset, length, writable, memory_p));
+}
+
+int memory_new_linear(uint64_t length, struct memory **memory_p)
+{
+	cleanup_close int fd = memfd_create("kvd", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	if (fd < 0)
+		return err_raise_errno(errno, "memfd_create");
+	if (length == 0 || length > INT64_MAX)
+		return err_raise(ERR_RANGE, "length %ju", (uintmax_t)length);
+	if (ftruncate(fd, (off_t)length) < 0)
+		return err_raise_errno(errno, "ftruncate to %ju bytes",
+				       (uintmax_t)length);
+	if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0)
+		return err_raise_errno(errno, "sealing a memfd");
+	return err_pass(
+		import_file(MEMORY_LINEAR, mem_steal_fd(&fd), 0, length, true, memory_p));
+}
+
+/* ---- another process's memory ---- */
+
+bool memory_owner_alive(struct memory *memory)
+{
+	char buf[32];
+	ssize_t n;
+
+	if (memory->kind == MEMORY_DEVICE && memory->gpu &&
+	    gpu_device_broken(memory->gpu->device))
+		atomic_store(&memory->dead, true); /* also after it is reset */
+	if (memory->kind != MEMORY_VM)
+		return !atomic_load(&memory->dead);
+	if (atomic_load(&memory->dead))
+		return false;
+	n = pread(memory->statm_fd, buf, sizeof(buf), 0);
+	if (n > 1 && !(buf[0] == '0' && buf[1] == ' '))
+		return true;
+	atomic_store(&memory->dead, true);
+	return false;
+}
+
+static int vm_refused(int no, pid_t pid, uint64_t address)
+{
+	if (no == EPERM)
+		return err_raise(
+			ERR_IMPORT,
+			"process %d does not let us read its memory: run kvd as "
+			"the same uid or with CAP_SYS_PTRACE; under Yama let the "
+			"process call prctl(PR_SET_PTRACER, <kvd's pid>)",
+			(int)pid);
+	if (no == ESRCH)
+		return err_raise(ERR_IMPORT, "process %d is gone", (int)pid);
+	if (no == EFAULT)
+		return err_raise(ERR_RANGE, "process %d has nothing mapped at %#jx",
+				 (int)pid, (uintmax_t)address);
+	return err_raise(ERR_IMPORT, "reading process %d's memory: %s", (int)pid,
+			 strerror(no));
+}
+
+static int vm_probe(pid_t pid, uint64_t address)
+{
+	uint8_t byte;
+	struct iovec here = {.iov_base = &byte, .iov_len = 1};
+	struct iovec there = {.iov_base = (void *)(uintptr_t)address, .iov_len = 1};
+
+	if (process_vm_readv(pid, &here, 1, &there, 1, 0) != 1)
+		return err_pass(vm_refused(errno, pid, address));
+	return 0;
+}
+
+int memory_import_vm(pid_t pid, uint64_t address, uint64_t length,
+		     struct memory **memory_p)
+{
+	struct import *im = NULL;
+	char path[64];
+	int r;
+
+	if (pid <= 0)
+		return err_raise(ERR_IMPORT, "the peer's pid is not known");
+	if (address == 0 || length == 0 || length > UINT64_MAX - address)
+		return err_raise(ERR_RANGE, "address %#jx + length %ju",
+				 (uintmax_t)address, (uintmax_t)length);
+	r = import_new(MEMORY_VM, &im);
+	if (r < 0)
+		return err_pass(r);
+	im->memory.pid = pid;
+	im->memory.address = address;
+	im->memory.length = length;
+	im->memory.writable = true;
+	snprintf(path, sizeof(path), "/proc/%d/statm", (int)pid);
+	im->memory.statm_fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (im->memory.statm_fd < 0)
+		r = err_raise(ERR_IMPORT, "process %d: %s: %s", (int)pid, path,
+			      strerror(errno));
+	else if (!memory_owner_alive(&im->memory))
+		r = err_raise(ERR_IMPORT, "process %d is gone", (int)pid);
+	if (r == 0)
+		r = vm_probe(pid, address);
+	if (r == 0)
+		r = vm_probe(pid, address + length - 1);
+	if (r < 0) {
+		import_free(im);
+		return err_pass(r);
+	}
+	*memory_p = &im->memory;
+	return 0;
+}
+
+/* ---- memory of GPUs ---- */
+
+int memory_import_device(struct gpu *gpu, uint64_t owner, const struct gpu_handle *handle,
+			 uint64_t offset, uint64_t length, bool writable,
+			 struct memory **memory_p)
+{
+	struct gpu_import *allocation;
+	struct import *im = NULL;
+	int r = import_new(MEMORY_DEVICE, &im);
+
+	if (r < 0)
+		return err_pass(r);
+	r = gpu_import(gpu, owner, handle, writable, &im->memory.gpu);
+	if (r < 0) {
+		import_free(im);
+		return err_pass(r);
+	}
+	allocation = im->memory.gpu;
+	if (length == 0 || offset > allocation->bytes ||
+	    length > allocation->bytes - offset) {
+		r = err_raise(ERR_RANGE,
+			      "offset %ju + length %ju is beyond the allocation's %ju "
+			      "bytes",
+			      (uintmax_t)offset, (uintmax_t)length,
+			      (uintmax_t)allocation->bytes);
+		import_free(im);
+		return err_pass(r);
+	}
+	im->memory.address = allocation->address + offset;
+	im->memory.length = length;
+	im->memory.writable = writable;
+	*memory_p = &im->memory;
+	return 0;
+}
+
+int memory_import_dmabuf(int fd, uint64_t offset, uint64_t length,
+			 struct memory **memory_p)
+{
+	off_t end = lseek(fd, 0, SEEK_END); /* all that a dma-buf lets one ask */
+	struct import *im = NULL;
+	int r;
+
+	if (end < 0)
+		return err_raise(ERR_IMPORT, "the fd is no dma-buf: %s", strerror(errno));
+	if (length == 0 || offset > (uint64_t)end || length > (uint64_t)end - offset)
+		return err_raise(ERR_RANGE,
+				 "offset %ju + length %ju is beyond the dma-buf's %ju bytes",
+				 (uintmax_t)offset, (uintmax_t)length, (uintmax_t)end);
+	r = import_new(MEMORY_DEVICE, &im);
+	if (r < 0)
+		return err_pass(r);
+	im->memory.dmabuf_fd = fd_own(fd);
+	if (im->memory.dmabuf_fd < 0) {
+		import_free(im);
+		return err_pass(-EIO);
+	}
+	im->memory.dmabuf_offset = offset;
+	im->memory.length = length;
+	im->memory.writable = true;
+	*memory_p = &im->memory;
+	return 0;
+}
+
+int memory_check_copyable(const struct memory *memory)
+{
+	if (memory->kind != MEMORY_DEVICE || memory->gpu)
+		return 0;
+	return err_raise(ERR_IMPORT,
+			 "a dma-buf is for RDMA adapters alone: register the memory as "
+			 "cuda_ipc or cuda_vmm");
+}
+
+/* ---- references ---- */
+
+void memory_offer(struct memory *memory, struct gpu *gpu)
+{
+	assert(memory->base && !memory->pin);
+	if (gpu_pin_new(gpu, memory->base, memory->length, !memory->writable,
+			&memory->pin) < 0)
+		err_clear();
+}
+
+struct memory *memory_ref(struct memory *memory)
+{
+	atomic_fetch_add_explicit(&memory->refs, 1, memory_order_relaxed);
+	return memory;
+}
+
+void memory_unref(struct memory *memory)
+{
+	if (!memory)
+		return;
+	if (atomic_fetch_sub_explicit(&memory->refs, 1, memory_order_acq_rel) == 1)
+		import_free(container_of(memory, struct import, memory));
+}

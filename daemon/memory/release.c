@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/release.h"
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+#include "daemon/loop/offload.h"
+#include "daemon/memory/memory.h"
+
+struct release {
+	struct offload_job job;
+	struct memory *memory;
+};
+
+static void release_work(struct offload_job *job)
+{
+	memory_unref(container_of(job, struct release, job)->memory);
+}
+
+static void release_done(struct offload_job *job)
+{
+	mem_free(container_of(job, struct release, job));
+}
+
+void memory_release(struct offload *offload, struct memory *memory)
+{
+	int refs = atomic_load(&memory->refs);
+	struct release *release;
+
+	while (refs > 1)
+		if (atomic_compare_exchange_weak(&memory->refs, &refs, refs - 1))
+			return;
+	release = mem_zalloc(sizeof(*release));
+	if (!release) { /* late is worse than slow */
+		err_clear();
+		memory_unref(memory);
+		return;
+	}
+	release->memory = memory;
+	release->job.work = release_work;
+	release->job.done = release_done;
+	offload_submit(offload, &release->job);
+}

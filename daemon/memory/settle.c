@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * MADV_COLLAPSE begins with a visit to each core (lru_add_drain_all(), under one
+ * lock of the whole machine), whatever there is to do. On a host whose cores are all
+ * busy that took 20 s as seen, in which a room waited for the key of its peer's pool.
+ * So a thread of its own does it, and who asked waits a moment only: long enough that
+ * a mapping usually has its huge pages before an adapter pins it.
+ */
+#include "daemon/memory/settle.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "daemon/base/cpu.h"
+
+/* Debian 12's libc headers are older than the kernels we meet. */
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+#define RANGES_MAX 256u /* more are left as they are */
+#define WAIT_NS UINT64_C(300000000)
+#define WAIT_NS_PER_BYTE 2u /* 2 s a GiB; twice what it takes */
+#define NS_PER_S UINT64_C(1000000000)
+
+static struct {
+	pthread_mutex_t lock;
+	pthread_cond_t more, done;
+	struct {
+		void *first;
+		size_t bytes;
+	} ranges[RANGES_MAX];
+	uint64_t given, taken; /* how many, in all */
+	void (*collapse)(void *first, size_t bytes);
+	bool running;
+} all = {.lock = PTHREAD_MUTEX_INITIALIZER,
+	 .more = PTHREAD_COND_INITIALIZER,
+	 .done = PTHREAD_COND_INITIALIZER};
+
+static void *settle_main(void *arg)
+{
+	pthread_setname_np(pthread_self(), "kvd-settle");
+	cpu_bulk();
+	pthread_mutex_lock(&all.lock);
+	for (;;) {
+		void (*collapse)(void *, size_t) = all.collapse;
+		void *first = all.ranges[all.taken % RANGES_MAX].first;
+		size_t bytes = all.ranges[all.taken % RANGES_MAX].bytes;
+
+		if (all.taken == all.given) {
+			pthread_cond_wait(&all.more, &all.lock);
+			continue;
+		}
+		pthread_mutex_unlock(&all.lock);
+		if (collapse)
+			collapse(first, bytes);
+		else
+			(void)madvise(first, bytes, MADV_COLLAPSE);
+		pthread_mutex_lock(&all.lock);
+		all.taken++;
+		pthread_cond_broadcast(&all.done);
+	}
+	return arg;
+}
+
+/* It lives as long as the process. Signals are the loop's. */
+static bool start(void)
+{
+	sigset_t every, old;
+	pthread_t tid;
+	int no;
+
+	sigfillset(&every);
+	pthread_sigmask(SIG_SETMASK, &every, &old);
+	no = pthread_create(&tid, NULL, settle_main, NULL);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	if (no == 0)
+		pthread_detach(tid);
+	return no == 0;
+}
+
+void settle(void *first, size_t bytes)
+{
+	uint64_t wait_ns = WAIT_NS + bytes * WAIT_NS_PER_BYTE, mine;
+	struct timespec until;
+	int no = 0;
+
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	wait_ns += (uint64_t)until.tv_nsec;
+	until.tv_sec += (time_t)(wait_ns / NS_PER_S);
+	until.tv_nsec = (long)(wait_ns % NS_PER_S);
+	pthread_mutex_lock(&all.lock);
+	if (!all.running)
+		all.running = start();
+	if (all.running && all.given - all.taken < RANGES_MAX) {
+		all.ranges[all.given % RANGES_MAX].first = first;
+		all.ranges[all.given % RANGES_MAX].bytes = bytes;
+		mine = ++all.given;
+		pthread_cond_signal(&all.more);
+		while (all.taken < mine && no == 0)
+			no = pthread_cond_clockwait(&all.done, &all.lock, CLOCK_MONOTONIC,
+						    &until);
+	}
+	pthread_mutex_unlock(&all.lock);
+}
+
+void settle_with(void (*collapse)(void *first, size_t bytes))
+{
+	pthread_mutex_lock(&all.lock);
+	all.collapse = collapse;
+	pthread_mutex_unlock(&all.lock);
+}

@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Packing and unpacking run in the caller's thread: who sends what he has just
+ * packed finds it in his cache. Unpacking, and packing of memory that wants a guard
+ * or another process's, are the copy threads' own inner loops (copy_now).
+ *
+ * Packing scattered rows out of cold memory is a matter of latency: a row of 256
+ * bytes is four misses, and what a processor finds to do behind them by itself ends
+ * at the next row's address. So rows are looked up AHEAD of the one being copied and
+ * their lines asked for at once (measured, 39 000 rows of 256 bytes: 2.2 times as
+ * fast). Longer rows the hardware's own prefetcher follows.
+ *
+ * Naming rows goes run by run. A run whose rows touch each other on this side is
+ * one stretch of memory however many rows it has, and rows of different runs
+ * that happen to be neighbours are joined, so an iovec is as long as it can be.
+ */
+#include "daemon/memory/stage.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "daemon/base/err.h"
+
+#define AHEAD 16u	/* rows, a power of two */
+#define LINE 64u
+#define ASK_MAX 1024u	/* bytes of a row asked for ahead */
+#define SHORT_ROW 64u	/* many of these in a run are no walk's business */
+
+/* Rows of one run, seen from this side. */
+struct piece {
+	uint8_t *at;
+	uint64_t len, count;
+	int64_t stride;
+};
+
+static int copy(struct copy_hand *hand, const struct stage_side *side, uint64_t begin,
+		uint64_t end, uint8_t *linear)
+{
+	const struct copy_end table = {.buffers = side->buffers,
+				       .buffer_count = side->count};
+	const struct copy_end line = {.linear = linear};
+	struct copy_job job = {
+		.plan = side->plan,
+		.begin = begin,
+		.end = end,
+		.src = side->is_src ? table : line,
+		.dst = side->is_src ? line : table,
+		.streaming = side->streaming,
+	};
+
+	return err_pass(copy_now(hand, &job));
+}
+
+struct row {
+	const uint8_t *at;
+	uint64_t len;
+};
+
+/* The rows to come. */
+struct queue {
+	const struct stage_side *side;
+	struct plan_walk at;
+	uint64_t left; /* bytes of the stretch not queued */
+	struct piece piece;
+	struct row rows[AHEAD];
+	unsigned int in, out; /* counters */
+};
+
+static bool piece_next(const struct stage_side *side, struct plan_walk *at, uint64_t most,
+		       struct piece *piece_p);
+
+static bool queue_row(struct queue *q)
+{
+	struct piece *p = &q->piece;
+	struct row *row = &q->rows[q->in % AHEAD];
+
+	if (p->count == 0) {
+		if (q->left == 0 || !piece_next(q->side, &q->at, q->left, p))
+			return false;
+		q->left -= p->len * p->count;
+	}
+	*row = (struct row){p->at, p->len};
+	for (uint64_t i = 0; i < row->len && i < ASK_MAX; i += LINE)
+		__builtin_prefetch(row->at + i);
+	p->at += p->stride;
+	p->count--;
+	q->in++;
+	return true;
+}
+
+static void pack_rows(const struct stage_side *side, uint64_t begin, uint64_t end,
+		      uint8_t *to)
+{
+	struct queue q = {.side = side, .left = end - begin};
+
+	if (plan_walk_seek(&q.at, side->plan, begin) < 0)
+		return; /* the caller's stretch is inside the plan */
+	while (q.in - q.out < AHEAD && queue_row(&q))
+		;
+	for (; q.in != q.out; q.out++) {
+		const struct row *row = &q.rows[q.out % AHEAD];
+
+		/* with the length built in: a call costs as much as the row */
+		if (row->len == 256)
+			memcpy(to, row->at, 256);
+		else if (row->len == 128)
+			memcpy(to, row->at, 128);
+		else
+			memcpy(to, row->at, row->len);
+		to += row->len;
+		(void)queue_row(&q);
+	}
+}
+
+/* A run of very short rows is better off in the copy threads' loops. */
+static bool short_rows(const struct stage_side *side, uint64_t begin)
+{
+	const struct plan_run *run;
+	struct plan_walk at;
+
+	if (plan_walk_seek(&at, side->plan, begin) < 0) {
+		err_clear();
+		return true;
+	}
+	run = &side->plan->runs[at.run];
+	return run->len <= SHORT_ROW && run->count > AHEAD;
+}
+
+int stage_pack(struct copy_hand *hand, const struct stage_side *side, uint64_t begin,
+	       uint64_t end, void *to)
+{
+	assert(side->is_src);
+	if (side->plain && begin < end && !short_rows(side, begin)) {
+		pack_rows(side, begin, end, to);
+		return 0;
+	}
+	return err_pass(copy(hand, side, begin, end, to));
+}
+
+int stage_unpack(struct copy_hand *hand, const struct stage_side *side, uint64_t begin,
+		 uint64_t end, const void *from)
+{
+	assert(!side->is_src);
+	/* a copy's linear end is not const; as a source it is only read */
+	return err_pass(copy(hand, side, begin, end, (uint8_t *)(uintptr_t)from));
+}
+
+bool stage_plain(const struct stage_side *side)
+{
+	for (uint32_t i = 0; i < side->count; i++) {
+		const struct memory *memory = side->buffers[i].memory;
+
+		if (memory && memory->kind != MEMORY_SEALED &&
+		    memory->kind != MEMORY_LINEAR)
+			return false;
+	}
+	return true;
+}
+
+bool stage_mapped(const struct stage_side *side)
+{
+	for (uint32_t i = 0; i < side->count; i++)
+		if (side->buffers[i].memory && !side->buffers[i].memory->base)
+			return false;
+	return true;
+}
+
+/* The next rows of one run: the rest of one that was begun, whole ones, or the
+ * beginning of one; at most `most` bytes. False at the plan's end. */
+static bool piece_next(const struct stage_side *side, struct plan_walk *at, uint64_t most,
+		       struct piece *piece_p)
+{
+	const struct plan_run *run;
+	uint64_t offset, rows, row;
+	const struct copy_buffer *b;
+
+	while (at->run < at->plan->run_count &&
+	       (at->row == at->plan->runs[at->run].count ||
+		at->plan->runs[at->run].len == 0)) {
+		at->run++;
+		at->row = 0;
+		at->row_offset = 0;
+	}
+	if (at->run == at->plan->run_count)
+		return false;
+	run = &at->plan->runs[at->run];
+	row = at->row;
+	offset = at->row_offset;
+	rows = offset ? 0 : most / run->len;
+	if (rows > run->count - row)
+		rows = run->count - row;
+	*piece_p = (struct piece){.len = run->len, .count = rows};
+	if (rows == 0) {
+		piece_p->count = 1;
+		piece_p->len = run->len - offset < most ? run->len - offset : most;
+		at->row_offset += piece_p->len;
+		if (at->row_offset == run->len) {
+			at->row_offset = 0;
+			at->row++;
+		}
+	}
+	at->row += rows;
+	piece_p->stride = side->is_src ? run->src_stride : run->dst_stride;
+	b = &side->buffers[side->is_src ? run->src_buffer : run->dst_buffer];
+	piece_p->at = b->memory->base + b->offset + (side->is_src ? run->src : run->dst) +
+		      row * (uint64_t)piece_p->stride + offset;
+	if (piece_p->count > 1 && (uint64_t)piece_p->stride == piece_p->len) {
+		piece_p->len *= piece_p->count;
+		piece_p->count = 1;
+	}
+	return true;
+}
+
+bool stage_few_rows(const struct stage_side *side, uint64_t begin, uint64_t end,
+		    unsigned int rows_max)
+{
+	const uint8_t *last = NULL;
+	struct plan_walk at;
+	uint64_t rows = 0;
+	struct piece p;
+
+	if (plan_walk_seek(&at, side->plan, begin) < 0) {
+		err_clear();
+		return false;
+	}
+	while (begin < end && rows <= rows_max && piece_next(side, &at, end - begin, &p)) {
+		rows += p.count - (p.at == last);
+		last = p.at + (p.count - 1) * (uint64_t)p.stride + p.len;
+		begin += p.len * p.count;
+	}
+	return rows <= rows_max;
+}
+
+uint64_t stage_iov(const struct stage_side *side, uint64_t begin, uint64_t end,
+		   struct iovec *iov, unsigned int max, unsigned int *count_p)
+{
+	uint64_t named = 0, want;
+	unsigned int n = 0;
+	struct plan_walk at;
+	struct piece p;
+
+	*count_p = 0;
+	if (plan_walk_seek(&at, side->plan, begin) < 0) {
+		err_clear();
+		return 0;
+	}
+	while (begin + named < end) {
+		want = end - begin - named;
+		if (!piece_next(side, &at, want, &p))
+			break;
+		for (uint64_t i = 0; i < p.count; i++) {
+			uint8_t *row = p.at + i * (uint64_t)p.stride;
+
+			if (n > 0 &&
+			    (uint8_t *)iov[n - 1].iov_base + iov[n - 1].iov_len == row) {
+				iov[n - 1].iov_len += p.len;
+			} else if (n == max) {
+				*count_p = n;
+				return named;
+			} else {
+				iov[n++] = (struct iovec){row, p.len};
+			}
+			named += p.len;
+		}
+	}
+	*count_p = n;
+	return named;
+}

@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Peer objects and the calls of the layers above.
+ *
+ * A peer is one object for one endpoint, from the first dial or HELLO until
+ * nobody holds it and nothing is up. Its state is written in peer_life.c only
+ * (but for the end of everything in peers_close):
+ *
+ *   DIALING  an attempt is being made, by us (dialled) or towards us
+ *   UP       `cur` is proven; a new attempt may run beside it in `next`
+ *   DOWN     held by somebody; redialled when we dialled it
+ *
+ * Objects are freed by a deferred sweep, so a pointer lives as long as the turn,
+ * whatever a callback does to the object. Look-ups walk the list: there are at
+ * most `peers` of them, and no frame's way leads through here.
+ */
+#include "daemon/peer/peer_impl.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/config/config.h"
+
+static const struct peers_options defaults = {
+	.ping_interval_ns = 200 * LOOP_NS_PER_MS,
+	.dead_after_ns = 800 * LOOP_NS_PER_MS,
+	.peers_max = 1024,
+	.message_bytes = WIRE_FRAME_MAX,
+	.part_bytes = 64u << 10,
+	.queue_bytes = 8u << 20,
+	.hello_retry_ns = 50 * LOOP_NS_PER_MS,
+	.redial_max_ns = 2 * LOOP_NS_PER_S,
+	.accept_ttl_ns = 5 * LOOP_NS_PER_S,
+	.idle_after_ns = 30 * LOOP_NS_PER_S,
+	.hello_rate = 256,
+};
+
+void peers_options_default(struct peers_options *options)
+{
+	*options = defaults;
+}
+
+static void options_from_config(struct peers_options *options,
+				const struct config *config)
+{
+	*options = defaults;
+	options->ping_interval_ns = config->ping_interval_ns;
+	options->dead_after_ns = config->dead_after_ns;
+	options->peers_max = config->peers_max;
+	options->message_bytes = config->peer_message_bytes;
+	options->part_bytes = config->peer_part_bytes;
+	if (options->message_bytes > WIRE_FRAME_MAX)
+		options->message_bytes = WIRE_FRAME_MAX;
+	if (options->queue_bytes < 4 * options->message_bytes)
+		options->queue_bytes = 4 * options->message_bytes;
+}
+
+static void peer_destroy(struct peer_impl *impl)
+{
+	struct peers *peers = impl->peers;
+
+	peer_queue_drop(impl);
+	peer_whole_drop(impl);
+	peer_express_end(impl);
+	peering_end(&impl->cur);
+	peering_end(&impl->next);
+	peer_addresses_free(impl->peer.addresses, &impl->peer.address_count);
+	loop_timer_stop(&impl->tick);
+	loop_defer_cancel(&impl->later);
+	peer_hang_up(impl);
+	list_remove(&impl->peer.link);
+	peers->count--;
+	if (peers->self == impl)
+		peers->self = NULL;
+	mem_free(impl->spare);
+	mem_free(impl);
+}
+
+void peer_reap_later(struct peers *peers)
+{
+	loop_defer(peers->loop, &peers->reap);
+}
+
+static void on_reap(struct loop_defer *defer)
+{
+	struct peers *peers = container_of(defer, struct peers, reap);
+	struct peer *peer;
+
+	list_foreach_safe(peer, &peers->all, link) {
+		if (peer->state != PEER_UP && !peer->holds && !impl_of(peer)->next.live)
+			peer_destroy(impl_of(peer));
+	}
+}
+
+/* ---- objects ---- */
+
+int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **impl_p)
+{
+	struct peer_impl *impl;
+
+	if (peers->count >= peers->options.peers_max)
+		return err_raise(ERR_LIMIT, "%u peers are known, the cap is %u (peers)",
+				 peers->count, peers->options.peers_max);
+	impl = mem_zalloc(sizeof(*impl));
+	if (!impl)
+		return err_pass(-ENOMEM);
+	impl->spare = mem_zalloc(sizeof(*impl->spare) + PEER_SPARE_BYTES);
+	if (!impl->spare) {
+		mem_free(impl);
+		return err_pass(-ENOMEM);
+	}
+	impl->line_owner.kind = LINE_PEER;
+	impl->peers = peers;
+	impl->peer.impl = impl;
+	impl->peer.state = PEER_DIALING;
+	snprintf(impl->peer.endpoint, sizeof(impl->peer.endpoint), "%s", endpoint);
+	impl->retry_ns = peers->options.hello_retry_ns;
+	list_init(&impl->queue);
+	list_init(&impl->early_express);
+	list_init(&impl->early_control);
+	list_init(&impl->cur.link);
+	list_init(&impl->next.link);
+	loop_timer_init(&impl->tick, peers->loop, peer_on_tick);
+	loop_timer_init(&impl->flush, peers->loop, peer_on_flush);
+	loop_defer_init(&impl->later, peer_on_later);
+	list_push_back(&peers->all, &impl->peer.link);
+	peers->count++;
+	*impl_p = impl;
+	return 0;
+}
+
+struct peer_impl *peer_find_endpoint(struct peers *peers, const char *endpoint)
+{
+	struct peer *peer;
+
+	list_foreach(peer, &peers->all, link) {
+		struct peer_impl *impl = impl_of(peer);
+
+		if (strcmp(peer->endpoint, endpoint) == 0 ||
+		    (impl->cur.live && strcmp(impl->cur.endpoint, endpoint) == 0))
+			return impl;
+	}
+	return NULL;
+}
+
+/* Dial now, or soon when it just failed. */
+static int start_dial(struct peer_impl *impl)
+{
+	struct peers *peers = impl->peers;
+	uint64_t soon_ns = peers->options.hello_retry_ns;
+	uint64_t now_ns = loop_now_ns(peers->loop);
+	int r;
+
+	if (peers->self == impl) {
+		loop_defer(peers->loop, &impl->later);
+		return 0;
+	}
+	if (impl->peer.state == PEER_DOWN) {
+		if (!loop_timer_running(&impl->tick) ||
+		    impl->tick.at_ns > now_ns + soon_ns)
+			peer_tick_in(impl, soon_ns);
+		return 0;
+	}
+	if (!impl->next.live)
+		peering_begin(impl);
+	r = peer_open_line(impl);
+	if (r < 0)
+		return err_pass(r);
+	peer_hello_send(impl);
+	return err_pass(loop_timer_start(&impl->tick, soon_ns));
+}
+
+static int canonical(struct peers *peers, const char *endpoint,
+		     char canonical_p[LINK_ENDPOINT_MAX])
+{
+	int r;
+
+	if (peers->link->ops->canonical)
+		return err_pass(
+			peers->link->ops->canonical(peers->link, endpoint, canonical_p));
+	r = link_endpoint_check(endpoint);
+	if (r < 0)
+		return err_pass(r);
+	snprintf(canonical_p, LINK_ENDPOINT_MAX, "%s", endpoint);
+	return 0;
+}
+
+int peers_dial(struct peers *peers, const char *endpoint, struct peer **peer_p)
+{
+	char name[LINK_ENDPOINT_MAX];
+	struct peer_impl *impl;
+	int r;
+
+	if (peers->closing)
+		return err_raise(ERR_DRAIN, "this daemon takes leave of its peers");
+	r = canonical(peers, endpoint, name);
+	if (r < 0)
+		return err_pass(r);
+	impl = peer_find_endpoint(peers, name);
+	if (!impl) {
+		r = peer_create(peers, name, &impl);
+		if (r < 0)
+			return err_pass(r);
+		if (!peers->self && strcmp(name, peers->link->endpoint) == 0)
+			peer_become_self(impl);
+	}
+	impl->dialled = true;
+	impl->peer.holds++;
+	if (impl->peer.state != PEER_UP) {
+		r = start_dial(impl);
+		if (r < 0) {
+			peer_release(&impl->peer);
+			return err_pass(r);
+		}
+	}
+	*peer_p = &impl->peer;
+	return 0;
+}
+
+void peer_hold(struct peer *peer)
+{
+	peer->holds++;
+}
+
+void peer_release(struct peer *peer)
+{
+	struct peer_impl *impl = impl_of(peer);
+
+	if (--peer->holds || peer->state == PEER_UP)
+		return; /* the tick ends it when it stays idle */
+	impl->dialled = false;
+	if (!impl->next.heard) {
+		peering_end(&impl->next);
+		peer_hang_up(impl);
+	}
+	peer_plan_next(impl);
+}
+
+struct peer *peers_by_instance(struct peers *peers, const uint8_t instance[16])
+{
+	struct peer *peer;
+
+	list_foreach(peer, &peers->all, link) {
+		if (peer->state == PEER_UP && memcmp(peer->instance, instance, 16) == 0)
+			return peer;
+	}
+	return NULL;
+}
+
+struct peer *peers_by_endpoint(struct peers *peers, const char *endpoint)
+{
+	char name[LINK_ENDPOINT_MAX];
+	struct peer_impl *impl;
+
+	if (canonical(peers, endpoint, name) < 0) {
+		err_clear();
+		return NULL;
+	}
+	impl = peer_find_endpoint(peers, name);
+	return impl ? &impl->peer : NULL;
+}
+
+void peer_kill(struct peer *peer, const struct err *why)
+{
+	struct peer_impl *impl = impl_of(peer);
+
+	if (peer->state == PEER_UP)
+		peer_bring_down(impl, why, true);
+	else if (peer->state == PEER_DIALING)
+		peer_attempt_failed(impl, why);
+}
+
+/* ---- all of them ---- */
+
+int peers_new(const struct peers_args *args, struct peers **peers_p)
+{
+	struct peers *peers = mem_zalloc(sizeof(*peers));
+	int r;
+
+	if (!peers)
+		return err_pass(-ENOMEM);
+	peers->loop = args->loop;
+	peers->link = args->link;
+	peers->callbacks = *args->callbacks;
+	if (args->options)
+		peers->options = *args->options;
+	else
+		options_from_config(&peers->options, args->config);
+	snprintf(peers->name, sizeof(peers->name), "%s", args->name);
+	memcpy(peers->boot_id, args->boot_id, sizeof(peers->boot_id));
+	loop_random(peers->loop, peers->instance, sizeof(peers->instance));
+	peer_hex(peers->instance, sizeof(peers->instance), peers->instance_text);
+	list_init(&peers->all);
+	for (unsigned int i = 0; i < PEER_EPOCH_BUCKETS; i++)
+		list_init(&peers->epochs[i]);
+	for (unsigned int i = 0; i < PEER_REFUSALS_MAX; i++)
+		peers->refusals[i].line_owner.kind = LINE_REFUSAL;
+	peers->hello_tokens = peers->options.hello_rate;
+	peers->hello_refill_ns = loop_now_ns(peers->loop);
+	loop_timer_init(&peers->refusal_timer, peers->loop, peer_on_refusal_timer);
+	loop_defer_init(&peers->reap, on_reap);
+	peers->frame = mem_zalloc(peers->options.message_bytes);
+	if (peers->frame) /* first touched now, not by a turn of the loop */
+		memset(peers->frame, 1, peers->options.message_bytes);
+	peers->part = mem_zalloc(peer_part_bytes(peers) + PEER_PART_HEAD);
+	r = peers->frame && peers->part
+		    ? peer_addresses_encode(peers, args->addresses, args->address_count)
+		    : -ENOMEM;
+	if (r < 0) {
+		peers_free(peers);
+		return err_pass(r);
+	}
+	peers->link->owner = peers;
+	peers->link->on_frame = peer_on_frame;
+	peers->link->on_line = peer_on_line;
+	*peers_p = peers;
+	return 0;
+}
+
+void peers_reload(struct peers *peers, const struct config *config)
+{
+	peers->options.ping_interval_ns = config->ping_interval_ns;
+	peers->options.dead_after_ns = config->dead_after_ns;
+}
+
+void peers_close(struct peers *peers, enum err_code code, const char *text)
+{
+	struct peer *peer;
+	struct err why;
+
+	if (peers->closing)
+		return;
+	peers->closing = true;
+	err_set(&why, code, "%s", text);
+	peer_refusals_close(peers);
+	/* objects are freed by the sweep: callbacks cannot break this walk */
+	list_foreach(peer, &peers->all, link) {
+		struct peer_impl *impl = impl_of(peer);
+
+		peering_end(&impl->next);
+		if (peer->state == PEER_UP) {
+			peer_bring_down(impl, &why, true);
+			continue;
+		}
+		peer->state = PEER_DOWN;
+		peer->why = why;
+		loop_timer_stop(&impl->tick);
+		loop_defer_cancel(&impl->later);
+		peer_hang_up(impl);
+	}
+	peer_reap_later(peers);
+}
+
+void peers_free(struct peers *peers)
+{
+	struct peer *peer;
+
+	if (!peers)
+		return;
+	list_foreach_safe(peer, &peers->all, link)
+		peer_destroy(impl_of(peer));
+	peer_refusals_close(peers);
+	loop_defer_cancel(&peers->reap);
+	if (peers->link->owner == peers) {
+		peers->link->owner = NULL;
+		peers->link->on_frame = NULL;
+		peers->link->on_line = NULL;
+	}
+	mem_free(peers->addresses);
+	mem_free(peers->frame);
+	mem_free(peers->part);
+	mem_free(peers);
+}
+
+const uint8_t *peers_instance(const struct peers *peers)
+{
+	return peers->instance;
+}
+
+const char *peers_instance_text(const struct peers *peers)
+{
+	return peers->instance_text;
+}
+
+const struct list *peers_list(const struct peers *peers)
+{
+	return &peers->all;
+}
+
+unsigned int peers_count(const struct peers *peers)
+{
+	return peers->count;
+}
+
+const struct peers_stats *peers_stats(const struct peers *peers)
+{
+	return &peers->stats;
+}

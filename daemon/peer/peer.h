@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * peer: the other daemons: HELLO/WELCOME, instances, tokens, liveness.
+ *
+ * A peer is dialled by endpoint and known, once welcomed, by its instance id.
+ * A restart is a new instance: the old one goes down first (ERR_RESTART). Dead
+ * = no frame for `dead_after` plus this loop's own lateness (a busy daemon must
+ * not declare healthy peers dead). Dialling one's own endpoint gives the self
+ * peer: up in the next turn, its messages loop through the next turn.
+ *
+ * Life: DIALING -> UP -> DOWN. A DOWN peer object stays while somebody holds it
+ * by `peer_hold()`; a dialled endpoint is redialled with back-off as long as it
+ * is held, and comes UP again as a new epoch: nothing of the old one is valid.
+ * Objects are freed from the loop, never inside a callback or a call.
+ */
+#ifndef KVD_PEER_H
+#define KVD_PEER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/cursor.h"
+#include "daemon/base/list.h"
+#include "daemon/link/link.h"
+#include "daemon/loop/loop.h"
+#include "proto/wire.h"
+
+struct config;
+struct peers;
+
+#define PEER_TRANSPORTS_MAX 8u
+#define PEER_LACK_BYTES 64u /* of a message without memory that are seen */
+/* Feature bits of HELLO; both sides' intersection is in force. */
+#define PEER_FEATURE_BASE (UINT64_C(1) << 0)
+#define PEER_FEATURE_EXPRESS (UINT64_C(1) << 1)
+#define PEER_FEATURE_PARTS (UINT64_C(1) << 2)
+
+enum peer_state { PEER_DIALING, PEER_UP, PEER_DOWN };
+
+struct peer_address {
+	char transport[16];
+	uint8_t *data; /* owned by the peer */
+	size_t len;
+};
+
+struct peer {
+	struct list link; /* in peers */
+	char endpoint[LINK_ENDPOINT_MAX];
+	char name[64]; /* the remote's instance name */
+	uint8_t instance[16];
+	char instance_text[33]; /* hex, for logs and records */
+	enum peer_state state;
+	uint64_t epoch; /* of the peering; rises with each UP */
+	bool self;
+	bool same_host; /* equal boot ids */
+	bool lower;	/* our instance id is the lower one: we dial data lines */
+	uint64_t features;
+	uint8_t token_in[16];  /* what the remote must present on data connections */
+	uint8_t token_out[16]; /* what we present */
+	struct peer_address addresses[PEER_TRANSPORTS_MAX];
+	unsigned int address_count;
+	struct err why;	 /* DOWN: the reason */
+	uint64_t rtt_ns; /* last PING */
+	uint64_t up_since_ns, missed_pings, messages_in, messages_out;
+	unsigned int holds;
+	void *user; /* the handshake layer's */
+	void *impl; /* peer.c's */
+};
+
+struct peers_callbacks {
+	void *owner;
+	void (*on_up)(void *owner, struct peer *peer);
+	/* The peer will send nothing more in this epoch. */
+	void (*on_down)(void *owner, struct peer *peer);
+	/* Optional. A dial was answered with BYE: peer->why. While the peer is held
+	 * it is dialled again. */
+	void (*on_refused)(void *owner, struct peer *peer);
+	/* Every message other than HELLO … BYE, PING, PONG; in order. A negative
+	 * result (ERR_PROTO) takes the peer down with BYE. */
+	int (*on_message)(void *owner, struct peer *peer,
+			  const struct wire_header *header, struct cursor *body);
+	/* Optional. In its place a message for which there was no memory; `head`: its
+	 * first PEER_LACK_BYTES, or more. Negative, or NULL: that ends the peering. */
+	int (*on_lack)(void *owner, struct peer *peer, const struct wire_header *header,
+		       struct cursor *head);
+};
+
+/* What peers takes from the configuration; peers_options_default() gives the
+ * defaults, tests set them small. */
+struct peers_options {
+	uint64_t ping_interval_ns, dead_after_ns;
+	unsigned int peers_max;
+	size_t message_bytes;	 /* one frame, header included */
+	size_t part_bytes;	 /* peer_send_owned(): of a body a turn */
+	size_t queue_bytes;	 /* peer_send_reliable(), a peer */
+	uint64_t hello_retry_ns; /* doubles up to redial_max_ns, so does redialling */
+	uint64_t redial_max_ns;
+	uint64_t accept_ttl_ns;	 /* a HELLO whose sender proves nothing is forgotten */
+	uint64_t idle_after_ns;	 /* dialled, not held, no message for so long: BYE */
+	unsigned int hello_rate; /* HELLOs of unknown senders served a second */
+};
+void peers_options_default(struct peers_options *options);
+
+/* Frames in and out, and why some were dropped. */
+struct peers_stats {
+	uint64_t frames_in, frames_out;
+	uint64_t bad_frames;	/* wire_frame_get() refused them */
+	uint64_t stale_frames;	/* another target, an epoch that is over, no peer */
+	uint64_t replays;	/* a sequence number seen before */
+	uint64_t foreign_user;	/* the sender's instance belongs to another key */
+	uint64_t forged_hellos; /* contradict a peer that is up */
+	uint64_t hellos_limited;
+	uint64_t refused; /* dials of others answered with BYE */
+};
+
+struct peers_args {
+	struct loop *loop;
+	struct link *link; /* peers sets its callbacks */
+	const struct config *config;
+	const struct peers_options *options; /* NULL: from config */
+	const struct peers_callbacks *callbacks;
+	const char *name;
+	uint8_t boot_id[16];
+	/* this daemon's transports, for HELLO; borrowed, count <= PEER_TRANSPORTS_MAX */
+	const struct peer_address *addresses;
+	unsigned int address_count;
+};
+
+int peers_new(const struct peers_args *args, struct peers **peers_p);
+/* BYE to all, then DOWN for each that was UP. */
+void peers_close(struct peers *peers, enum err_code code, const char *text);
+void peers_free(struct peers *peers);
+const uint8_t *peers_instance(const struct peers *peers); /* 16 bytes, this daemon's */
+const char *peers_instance_text(const struct peers *peers);
+
+/* Find or dial. *peer_p is held once for the caller. ERR_INVAL (not an endpoint
+ * of the form tcp://host:port), ERR_LIMIT (option `peers`). */
+int peers_dial(struct peers *peers, const char *endpoint, struct peer **peer_p);
+void peer_hold(struct peer *peer);
+/* The last one: BYE when we dialled it and it stays idle. */
+void peer_release(struct peer *peer);
+/* By instance (UP only) or endpoint; NULL. No hold taken. */
+struct peer *peers_by_instance(struct peers *peers, const uint8_t instance[16]);
+struct peer *peers_by_endpoint(struct peers *peers, const char *endpoint);
+/* SIGHUP: ping interval and dead_after. */
+void peers_reload(struct peers *peers, const struct config *config);
+const struct list *peers_list(const struct peers *peers); /* of struct peer.link */
+unsigned int peers_count(const struct peers *peers);
+const struct peers_stats *peers_stats(const struct peers *peers);
+
+/*
+ * Send one message: `body` as written by wire_<name>_put. ERR_PEER when not UP,
+ * ERR_TOOBIG, ERR_LIMIT when its queue is full (for what may be lost or is sent
+ * again anyway; the rest goes by peer_send_reliable). Both kinds keep one order.
+ * What is sent in one epoch arrives completely and in order, or the peer goes
+ * down: a receiver that finds a gap in the sequence ends the peering.
+ */
+int peer_send(struct peer *peer, enum wire_type type, const void *body, size_t len);
+/* Queues (bounded by `queue_bytes`) when the line is full and keeps order; when
+ * the bound is reached it answers ERR_LIMIT and the peer goes down in the next
+ * turn, never inside this call. */
+int peer_send_reliable(struct peer *peer, enum wire_type type, const void *body,
+		       size_t len);
+
+/*
+ * A long message: memory that mem_free() takes, which goes to the peer or is freed, also
+ * when this fails (ERR_NOMEM: nothing was sent, and the peer stays). It is sent like
+ * peer_send_reliable() does, but in PARTs of options.part_bytes, one a turn, when the
+ * remote knows them; what is sent after it waits for its end. The remote puts them
+ * together, one message a peer, and hands up the whole.
+ */
+int peer_send_owned(struct peer *peer, enum wire_type type, uint8_t *owned, size_t len);
+/* In on_message: the body's memory for the callback to keep; the caller frees it.
+ * NULL: it is in a frame that is used again, and has to be copied. */
+uint8_t *peer_body_take(struct peer *peer);
+
+/*
+ * Express. A message that somebody waits for may go another way than the control
+ * line, which passes two threads of libzmq on each side: the layer above lends one, in
+ * order by itself (its data line). One order is kept over both: they share the
+ * sequence, and who receives puts it together again.
+ */
+#define PEER_EXPRESS_MAX 64u	       /* that the remote has not taken */
+#define PEER_EXPRESS_BYTES (16u << 10) /* of a body */
+struct peer_express {
+	void *owner;
+	/* Copies the frame; peer_express_done() follows. Negative: not now. */
+	int (*send)(void *owner, const void *frame, size_t len);
+};
+/* While UP, of a remote that has PEER_FEATURE_EXPRESS. Ends with the epoch. */
+void peer_express_open(struct peer *peer, const struct peer_express *express);
+/* The remote has taken one, or (err) never will: then the peer goes down in the next
+ * turn. Of this epoch only. */
+void peer_express_done(struct peer *peer, const struct err *err);
+/* Like peer_send_reliable(), the faster way if that is open. */
+int peer_send_express(struct peer *peer, enum wire_type type, const void *body,
+		      size_t len);
+/* For what its sender says again when it found no memory (ERR_NOMEM): then nothing was
+ * sent, and the peer stays. Else like peer_send_express(). */
+int peer_send_again(struct peer *peer, enum wire_type type, const void *body, size_t len);
+/* A frame came that way. It is handed up when the messages before it have been; then
+ * on_taken is called, before that. Its bytes stay until then, or until the owner
+ * removes `link`. Negative (ERR_PROTO): it is none of this peering's. */
+struct peer_express_in {
+	struct list link;
+	struct wire_header header;
+	struct cursor body;
+	void (*on_taken)(struct peer_express_in *in);
+};
+int peer_express_arrived(struct peer *peer, struct peer_express_in *in, const void *frame,
+			 size_t len);
+/* Nothing that went that way is still to be taken. */
+bool peer_express_quiet(const struct peer *peer);
+/* Take it down now (protocol error, transport lost, peer.forget): BYE, and
+ * on_down inside this call when it was UP. */
+void peer_kill(struct peer *peer, const struct err *why);
+
+#endif

@@ -1,0 +1,375 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Two ways to a peer and one order.
+ *
+ * A message on the control line changes threads twice on each side, 15 µs on idle cores
+ * and milliseconds on busy ones; on the data line the loop writes and the other loop
+ * reads. What an engine waits for goes there when it is open. That must not be
+ * seen above: REGISTER goes before the TRANSFER_INFO that names its pool, and ABORT
+ * after it. So both ways share one sequence, and the receiver hands up in that order.
+ *
+ * Each way keeps its own order. So what came too early waits in one queue a way, and
+ * whichever begins with the next number is due. A frame of the control line says
+ * in its flags how many before it went the other way: a hole that this does not explain is
+ * a loss, known at once, and ends the peering as ever. Of the data line nothing is lost
+ * without its end, and the two lines share one fate (handshake.c).
+ *
+ * What can wait here is bounded by who sends: PEER_EXPRESS_MAX messages that the
+ * remote has not handed up, and while there are some, BEHIND_FRAMES and BEHIND_BYTES
+ * on the control line. Who sends more is no peer of ours. Early express messages
+ * stay where they came, in the data line's memory; of a frame of the control line that
+ * finds none, how it begins waits in its place, so that who waits for it can be told.
+ *
+ * Being heard that way proves nothing about the control line: liveness is PING's.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/peer/peer_impl.h"
+
+#define BEHIND_FRAMES 512u
+#define BEHIND_BYTES (4u << 20)
+/* PINGs and PONGs are sent past the bound */
+#define EARLY_FRAMES_MAX (4u * BEHIND_FRAMES)
+
+/* ---- out ---- */
+
+void peer_express_open(struct peer *peer, const struct peer_express *express)
+{
+	struct peer_impl *impl = impl_of(peer);
+
+	if (peer->state == PEER_UP && (peer->features & PEER_FEATURE_EXPRESS))
+		impl->express = *express;
+}
+
+bool peer_express_full(const struct peer_impl *impl)
+{
+	return impl->express_out > 0 &&
+	       (impl->cur.seq_out - impl->express_base >= BEHIND_FRAMES ||
+		impl->express_behind >= BEHIND_BYTES);
+}
+
+bool peer_express_quiet(const struct peer *peer)
+{
+	return impl_of((struct peer *)peer)->express_out == 0;
+}
+
+static bool fits(const struct peer_impl *impl, size_t len)
+{
+	return impl->express.send && len <= PEER_EXPRESS_BYTES &&
+	       list_empty(&impl->queue) && impl->express_out < PEER_EXPRESS_MAX &&
+	       !peer_express_full(impl);
+}
+
+static int send_express(struct peer_impl *impl, enum wire_type type, const void *body,
+			size_t len)
+{
+	struct wire_header h = {.type = (uint16_t)type,
+				.epoch = impl->cur.epoch_out,
+				.sequence = impl->cur.seq_out + 1,
+				.body_len = (uint32_t)len};
+	ssize_t size = peer_frame_make(impl, &impl->cur, &h, body);
+	int r = (int)size;
+
+	if (size >= 0)
+		r = impl->express.send(impl->express.owner, impl->peers->frame,
+				       (size_t)size);
+	if (r < 0)
+		return err_pass(r);
+	if (impl->express_out++ == 0) {
+		impl->express_base = impl->cur.seq_out;
+		impl->express_behind = 0;
+	}
+	impl->cur.seq_out++;
+	impl->express_since++;
+	impl->peer.messages_out++;
+	impl->peers->stats.frames_out++;
+	return 0;
+}
+
+bool peer_try_express(struct peer *peer, enum wire_type type, const void *body, size_t len)
+{
+	struct peer_impl *impl = impl_of(peer);
+
+	if (!fits(impl, len))
+		return false;
+	if (peer_check_send(impl, type, len) == 0 &&
+	    send_express(impl, type, body, len) == 0) {
+		peer_note_use(impl);
+		return true;
+	}
+	err_clear();
+	return false;
+}
+
+int peer_send_express(struct peer *peer, enum wire_type type, const void *body,
+		      size_t len)
+{
+	if (peer_try_express(peer, type, body, len))
+		return 0;
+	return err_pass(peer_send_reliable(peer, type, body, len));
+}
+
+void peer_express_done(struct peer *peer, const struct err *err)
+{
+	struct peer_impl *impl = impl_of(peer);
+
+	if (peer->state != PEER_UP)
+		return;
+	if (impl->express_out > 0)
+		impl->express_out--;
+	if (err)
+		peer_doom(impl, err);
+	else if (impl->express_out == 0 && !list_empty(&impl->queue))
+		peer_flush(impl);
+}
+
+/* ---- in ---- */
+
+static bool serves(const struct peer_impl *impl, uint64_t epoch)
+{
+	return impl->peer.state == PEER_UP && impl->peer.epoch == epoch &&
+	       !impl->doom.code;
+}
+
+static void hand_up(struct peer_impl *impl, const struct wire_header *h,
+		    struct cursor *body, bool whole)
+{
+	struct wire_header up = *h;
+
+	impl->cur.seq_in = h->sequence;
+	if (h->type == WIRE_T_PING || h->type == WIRE_T_PONG)
+		return; /* served when they came */
+	up.epoch = impl->peer.epoch; /* ours: it is what the layers above compare */
+	impl->delivering = true;
+	if (h->type == WIRE_T_PART && whole)
+		peer_part_take(impl, &up, body);
+	else if (h->type == WIRE_T_PART)
+		peer_part_lost(impl, &up, body);
+	else if (whole)
+		peer_deliver(impl, &up, body);
+	else
+		peer_deliver_lack(impl, &up, body);
+	impl->delivering = false;
+}
+
+static void early_free(struct peer_impl *impl, struct peer_message *msg)
+{
+	list_remove(&msg->link);
+	impl->early_count--;
+	impl->early_bytes -= sizeof(*msg) + msg->kept;
+	if (msg == impl->spare)
+		impl->spare_used = false;
+	else
+		mem_free(msg);
+}
+
+static bool control_step(struct peer_impl *impl)
+{
+	struct peer_message *msg =
+		list_first(&impl->early_control, struct peer_message, link);
+	struct wire_header h = {.version = impl->cur.version};
+	struct cursor body;
+
+	if (!msg || msg->sequence != impl->cur.seq_in + 1)
+		return false;
+	list_remove(&msg->link);
+	h.type = (uint16_t)msg->type;
+	h.sequence = msg->sequence;
+	h.epoch = impl->cur.epoch_in;
+	h.body_len = (uint32_t)msg->len;
+	memcpy(h.sender, impl->cur.instance, sizeof(h.sender));
+	memcpy(h.target, impl->peers->instance, sizeof(h.target));
+	cursor_read(&body, msg->body, msg->kept);
+	hand_up(impl, &h, &body, msg->kept == msg->len);
+	early_free(impl, msg);
+	return true;
+}
+
+static bool express_step(struct peer_impl *impl)
+{
+	struct peer_express_in *in =
+		list_first(&impl->early_express, struct peer_express_in, link);
+	struct wire_header h;
+	struct cursor body;
+
+	if (!in || in->header.sequence != impl->cur.seq_in + 1)
+		return false;
+	list_remove(&in->link);
+	h = in->header;
+	body = in->body;
+	in->on_taken(in); /* its bytes live on until the end of this turn's step */
+	hand_up(impl, &h, &body, true);
+	return true;
+}
+
+bool peer_early_pending(const struct peer_impl *impl)
+{
+	return impl->peer.state == PEER_UP && (!list_empty(&impl->early_control) ||
+					       !list_empty(&impl->early_express));
+}
+
+void peer_early_deliver(struct peer_impl *impl)
+{
+	uint64_t epoch = impl->peer.epoch;
+
+	if (impl->delivering)
+		return; /* whoever delivers goes on */
+	while (serves(impl, epoch) && (control_step(impl) || express_step(impl))) {
+		if (peer_early_pending(impl) && loop_enough(impl->peers->loop)) {
+			loop_defer(impl->peers->loop, &impl->later);
+			return;
+		}
+	}
+}
+
+/* Memory for all of a body or, where there is none, for how it begins; then the spare. */
+static struct peer_message *early_new(struct peer_impl *impl, size_t len)
+{
+	size_t kept = len;
+	struct peer_message *msg = mem_zalloc(sizeof(*msg) + kept);
+
+	if (!msg && (len > PEER_SPARE_BYTES || impl->spare_used)) {
+		kept = len < PEER_HEAD_BYTES ? len : PEER_HEAD_BYTES;
+		msg = mem_zalloc(sizeof(*msg) + kept);
+	}
+	if (!msg && !impl->spare_used) {
+		impl->spare_used = true;
+		msg = impl->spare;
+	}
+	if (!msg)
+		return NULL;
+	err_clear(); /* as good as it could be kept */
+	msg->kept = kept;
+	return msg;
+}
+
+static int keep(struct peer_impl *impl, const struct wire_header *h,
+		const struct cursor *body)
+{
+	bool empty = h->type == WIRE_T_PING || h->type == WIRE_T_PONG;
+	size_t len = empty ? 0 : cursor_left(body);
+	struct peer_message *msg;
+
+	if (impl->early_count >= EARLY_FRAMES_MAX ||
+	    impl->early_bytes > BEHIND_BYTES + 2 * impl->peers->options.message_bytes)
+		return err_raise(ERR_PROTO, "%u messages wait for one before them",
+				 impl->early_count);
+	msg = early_new(impl, len);
+	if (!msg)
+		return err_pass(-ENOMEM);
+	list_init(&msg->link);
+	msg->type = (enum wire_type)h->type;
+	msg->sequence = h->sequence;
+	msg->len = len;
+	if (len)
+		memcpy(msg->body, body->base + body->pos, msg->kept);
+	list_push_back(&impl->early_control, &msg->link);
+	impl->early_count++;
+	impl->early_bytes += sizeof(*msg) + msg->kept;
+	return 0;
+}
+
+void peer_in_order(struct peer_impl *impl, const struct wire_header *h,
+		   struct cursor *body)
+{
+	struct err why;
+
+	if (h->sequence <= impl->cur.seq_in) {
+		err_set(&why, ERR_PROTO, "message %llu came both ways",
+			(unsigned long long)h->sequence);
+		peer_bring_down(impl, &why, true);
+		return;
+	}
+	if (h->sequence == impl->cur.seq_in + 1 && !impl->delivering) {
+		uint64_t epoch = impl->peer.epoch;
+
+		hand_up(impl, h, body, true);
+		if (serves(impl, epoch))
+			peer_early_deliver(impl);
+		return;
+	}
+	if (keep(impl, h, body) < 0) {
+		err_take(&why);
+		peer_bring_down(impl, &why, true);
+	}
+}
+
+/* Is it this peering's, and the next that way? */
+static int check(struct peer_impl *impl, const struct wire_header *h)
+{
+	const struct peering *cur = &impl->cur;
+
+	if (!(cur->features & PEER_FEATURE_EXPRESS))
+		return err_raise(ERR_PROTO, "express was not agreed");
+	if (h->type <= WIRE_T_BYE)
+		return err_raise(ERR_PROTO, "%s does not go by express",
+				 wire_type_name(h->type));
+	if (h->epoch != cur->epoch_in ||
+	    memcmp(h->sender, cur->instance, sizeof(h->sender)) != 0 ||
+	    memcmp(h->target, impl->peers->instance, sizeof(h->target)) != 0)
+		return err_raise(ERR_PROTO, "an express message of another peering");
+	if (h->sequence <= cur->seq_in)
+		return err_raise(ERR_PROTO, "express message %llu after %llu",
+				 (unsigned long long)h->sequence,
+				 (unsigned long long)cur->seq_in);
+	return 0;
+}
+
+/* In its place: nearly always the last. One that found no memory comes again, behind
+ * those that were sent after it. */
+static int line_up(struct peer_impl *impl, struct peer_express_in *in)
+{
+	struct list *at = impl->early_express.prev;
+	const struct peer_express_in *other;
+
+	for (; at != &impl->early_express; at = at->prev) {
+		other = list_entry(at, struct peer_express_in, link);
+		if (other->header.sequence == in->header.sequence)
+			return err_raise(ERR_PROTO, "express message %llu twice",
+					 (unsigned long long)in->header.sequence);
+		if (other->header.sequence < in->header.sequence)
+			break;
+	}
+	list_push_front(at, &in->link); /* behind `at` */
+	return 0;
+}
+
+int peer_express_arrived(struct peer *peer, struct peer_express_in *in, const void *frame,
+			 size_t len)
+{
+	struct peer_impl *impl = impl_of(peer);
+	int r;
+
+	impl->peers->stats.frames_in++;
+	if (peer->state != PEER_UP || impl->doom.code)
+		return err_raise(ERR_PEER, "peer %s is not up", peer->endpoint);
+	r = wire_frame_get(frame, len, &in->header, &in->body);
+	if (r == 0)
+		r = check(impl, &in->header);
+	if (r == 0)
+		r = line_up(impl, in);
+	if (r < 0) {
+		impl->peers->stats.bad_frames++;
+		return err_pass(r);
+	}
+	peer_early_deliver(impl);
+	return 0;
+}
+
+/* ---- the end of an epoch ---- */
+
+void peer_express_end(struct peer_impl *impl)
+{
+	struct peer_message *msg;
+
+	impl->express = (struct peer_express){0};
+	impl->express_out = impl->express_since = 0;
+	impl->express_base = impl->express_behind = 0;
+	while (list_pop_front(&impl->early_express))
+		; /* their owner has them */
+	while ((msg = list_first(&impl->early_control, struct peer_message, link)))
+		early_free(impl, msg);
+}

@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Who is it: HELLO, WELCOME, BYE.
+ *
+ * A dials B: HELLO on A's line to B, with A's endpoint in it. B answers with
+ * WELCOME on its own line to that endpoint. Each of the two carries its
+ * sender's half of the peering: the epoch that it wants to see in the headers
+ * of what it is sent, the token for data connections, addresses.
+ *
+ *   A                                    B
+ *   HELLO nonce, epoch a  ────────────►  opens a line to A's endpoint
+ *   UP, knows b           ◄────────────  WELCOME nonce, epoch b
+ *   PING in epoch b       ────────────►  UP
+ *
+ * What each step proves. The nonce comes back only from who got the HELLO: B
+ * is at the endpoint that A dialled. Epoch b comes back only from who got the
+ * WELCOME: A is at the endpoint that it named. So a HELLO by itself changes
+ * nothing: not the peer that is up at the endpoint it claims, not the instance
+ * it claims to be. It makes an attempt (`next`) beside the peering (`cur`), and
+ * only the proof takes the old one down and puts the new one in its place.
+ *
+ * Both sides may dial at the same time. An attempt has one half of ours,
+ * whether it is told by HELLO or by WELCOME, so the crossing messages agree and
+ * either proof completes the same attempt. HELLO is repeated until answered;
+ * one that was answered already is answered again, with the same half.
+ *
+ * A line that broke and connected again may lead to another process at the same
+ * endpoint. The HELLO of the peering that is up asks: the same daemon answers
+ * with the same half, which changes nothing; a new one cannot know it, and its
+ * WELCOME, with the nonce that only the endpoint's owner has seen, is the proof
+ * of a restart, long before the silence of the old instance would be.
+ *
+ * One daemon may be dialled by two names (a host name, its address). The names
+ * meet when the WELCOME tells the instance: a peer that only the other side
+ * dialled gives way to the one that was dialled here; of two that were dialled
+ * here the first stays, and the second says so in its reason and waits.
+ */
+#include "daemon/peer/peer_impl.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+
+#define FEATURES (PEER_FEATURE_BASE | PEER_FEATURE_EXPRESS | PEER_FEATURE_PARTS)
+
+/* ---- our half, told ---- */
+
+static void hello_fill(const struct peer_impl *impl, const struct peering *peering,
+		       uint64_t nonce, struct wire_hello *m)
+{
+	const struct peers *peers = impl->peers;
+
+	*m = (struct wire_hello){
+		.version_min = WIRE_VERSION_MIN,
+		.version_max = WIRE_VERSION_MAX,
+		.features = FEATURES,
+		.nonce = nonce,
+		.addresses = {peers->addresses, peers->addresses_len},
+	};
+	memcpy(m->boot_id, peers->boot_id, sizeof(m->boot_id));
+	memcpy(m->token, peering->token_in, sizeof(m->token));
+	snprintf(m->name, sizeof(m->name), "%s", peers->name);
+	snprintf(m->endpoint, sizeof(m->endpoint), "%s", peers->link->endpoint);
+}
+
+static int half_send(struct peer_impl *impl, struct peering *peering, enum wire_type type,
+		     uint64_t nonce)
+{
+	struct wire_header h = {.type = (uint16_t)type, .epoch = peering->epoch_in};
+	size_t size = sizeof(struct wire_hello) + impl->peers->addresses_len;
+	cleanup_free uint8_t *body = mem_zalloc(size);
+	struct wire_hello m;
+	struct cursor c;
+	int r;
+
+	if (!body)
+		return err_pass(-ENOMEM);
+	hello_fill(impl, peering, nonce, &m);
+	cursor_write(&c, body, size);
+	r = wire_hello_put(&c, &m); /* a WELCOME has HELLO's body */
+	if (r < 0)
+		return err_pass(r);
+	h.version = type == WIRE_T_HELLO ? WIRE_VERSION_MIN : 0;
+	h.body_len = (uint32_t)c.pos;
+	return err_pass(peer_frame_send(impl, peering, &h, body));
+}
+
+void peer_hello_send(struct peer_impl *impl)
+{
+	if (half_send(impl, &impl->next, WIRE_T_HELLO, impl->next.nonce) < 0)
+		err_clear(); /* not connected yet: on_line and the tick try again */
+	else
+		impl->hellos++;
+}
+
+void peer_hello_probe(struct peer_impl *impl)
+{
+	if (half_send(impl, &impl->cur, WIRE_T_HELLO, impl->cur.nonce) < 0)
+		err_clear(); /* silence will tell */
+}
+
+void peer_answer(struct peer_impl *impl, struct peering *peering)
+{
+	if (!peering->answer_due)
+		return;
+	if (half_send(impl, peering, WIRE_T_WELCOME, peering->answer_nonce) < 0)
+		err_clear();
+	else
+		peering->answer_due = false;
+}
+
+/* ---- the remote's half, heard ---- */
+
+/* 0, or the code and text of the refusal. */
+static int judge(const struct wire_hello *m, uint16_t *version_p)
+{
+	uint16_t version =
+		m->version_max < WIRE_VERSION_MAX ? m->version_max : WIRE_VERSION_MAX;
+
+	if (m->version_min > m->version_max || version < m->version_min ||
+	    version < WIRE_VERSION_MIN)
+		return err_raise(
+			ERR_VERSION,
+			"no common protocol version: %u to %u there, %u to %u here",
+			m->version_min, m->version_max, WIRE_VERSION_MIN,
+			WIRE_VERSION_MAX);
+	if (!(m->features & PEER_FEATURE_BASE))
+		return err_raise(ERR_VERSION, "the base feature is missing in 0x%llx",
+				 (unsigned long long)m->features);
+	*version_p = version;
+	return 0;
+}
+
+/* Nothing of the peering changes unless all of the half is good. */
+static int hear(struct peering *peering, const struct wire_header *h,
+		const struct wire_hello *m, const char *user)
+{
+	struct peer_address addresses[PEER_TRANSPORTS_MAX];
+	unsigned int count;
+	uint16_t version;
+	int r;
+
+	r = judge(m, &version);
+	if (r < 0)
+		return err_pass(r);
+	r = peer_addresses_decode(&m->addresses, addresses, &count);
+	if (r < 0)
+		return err_pass(r);
+	peer_addresses_free(peering->addresses, &peering->address_count);
+	memcpy(peering->addresses, addresses, count * sizeof(addresses[0]));
+	peering->address_count = count;
+	if (!peering->heard || peering->epoch_out != h->epoch ||
+	    memcmp(peering->instance, h->sender, sizeof(h->sender)) != 0)
+		peering->seq_in = peering->seq_out = peering->control_in = 0;
+	peering->heard = true;
+	peering->version = version;
+	peering->epoch_out = h->epoch;
+	peering->features = m->features & FEATURES;
+	memcpy(peering->instance, h->sender, sizeof(peering->instance));
+	memcpy(peering->boot_id, m->boot_id, sizeof(peering->boot_id));
+	memcpy(peering->token_out, m->token, sizeof(peering->token_out));
+	snprintf(peering->name, sizeof(peering->name), "%.63s", m->name);
+	snprintf(peering->endpoint, sizeof(peering->endpoint), "%.127s", m->endpoint);
+	snprintf(peering->user, sizeof(peering->user), "%.63s", user);
+	return 0;
+}
+
+/* The self peer needs nobody to tell it. */
+int peering_begin_self(struct peer_impl *impl)
+{
+	struct peers *peers = impl->peers;
+	struct wire_header h = {.epoch = loop_random_u64(peers->loop)};
+	struct wire_hello m;
+
+	peering_begin(impl);
+	hello_fill(impl, &impl->next, 0, &m);
+	memcpy(h.sender, peers->instance, sizeof(h.sender));
+	return err_pass(hear(&impl->next, &h, &m, ""));
+}
+
+/* HELLOs of strangers make us dial, so there is a rate of them that we serve. */
+static bool admit_stranger(struct peers *peers)
+{
+	uint64_t now_ns = loop_now_ns(peers->loop);
+	uint64_t rate = peers->options.hello_rate;
+	uint64_t earned = (now_ns - peers->hello_refill_ns) * rate / LOOP_NS_PER_S;
+
+	if (earned) {
+		peers->hello_tokens += earned;
+		peers->hello_refill_ns = now_ns;
+	}
+	if (peers->hello_tokens > rate)
+		peers->hello_tokens = rate;
+	if (!peers->hello_tokens) {
+		peers->stats.hellos_limited++;
+		return false;
+	}
+	peers->hello_tokens--;
+	return true;
+}
+
+static bool valid_endpoint(struct peers *peers, struct wire_hello *m)
+{
+	char canonical[LINK_ENDPOINT_MAX];
+
+	if (peers->link->ops->canonical) {
+		if (peers->link->ops->canonical(peers->link, m->endpoint, canonical) < 0)
+			return false;
+		snprintf(m->endpoint, sizeof(m->endpoint), "%s", canonical);
+		return true;
+	}
+	return link_endpoint_check(m->endpoint) == 0;
+}
+
+/* The peer that this HELLO speaks of. 1: dropped. */
+static int hello_peer(struct peers *peers, const struct wire_header *h,
+		      const struct wire_hello *m, const char *user,
+		      struct peer_impl **impl_p)
+{
+	struct peer *known = peers_by_instance(peers, h->sender);
+	struct peer_impl *impl = NULL;
+
+	if (known) {
+		impl = impl_of(known);
+		if (strcmp(impl->cur.user, user) != 0) {
+			peers->stats.foreign_user++;
+			return 1;
+		}
+		/* an instance does not move: somebody wants its place */
+		if (strcmp(impl->cur.endpoint, m->endpoint) != 0) {
+			peers->stats.forged_hellos++;
+			return 1;
+		}
+		*impl_p = impl;
+		return 0;
+	}
+	impl = peer_find_endpoint(peers, m->endpoint);
+	if (!impl) {
+		if (!admit_stranger(peers))
+			return 1;
+		int r = peer_create(peers, m->endpoint, &impl);
+
+		if (r < 0)
+			return err_pass(r);
+	}
+	*impl_p = impl;
+	return 0;
+}
+
+/* We dialled ourselves by some other name. */
+static void on_own_hello(struct peers *peers, const struct wire_hello *m)
+{
+	struct peer *peer;
+	struct err why;
+
+	list_foreach(peer, &peers->all, link) {
+		struct peer_impl *impl = impl_of(peer);
+
+		if (!impl->next.live || impl->next.nonce != m->nonce ||
+		    peer->state == PEER_UP)
+			continue;
+		if (!peers->self) {
+			peer_become_self(impl);
+			return;
+		}
+		err_set(&why, ERR_EXIST, "%s is this daemon: dial %s", peer->endpoint,
+			peers->link->endpoint);
+		peer_attempt_failed(impl, &why);
+		return;
+	}
+}
+
+static void begin_answer(struct peer_impl *impl, const struct wire_header *h,
+			 const struct wire_hello *m, const char *user)
+{
+	struct peers *peers = impl->peers;
+	struct err why;
+
+	if (!impl->next.live)
+		peering_begin(impl);
+	if (hear(&impl->next, h, m, user) < 0 || peer_open_line(impl) < 0) {
+		err_take(&why);
+		peer_refuse(peers, h, m->endpoint, why.code, why.text);
+		if (!impl->dialled) /* else our own HELLO still counts */
+			peer_attempt_failed(impl, &why);
+		return;
+	}
+	impl->next.begun_ns = loop_now_ns(peers->loop);
+	impl->next.answer_due = true;
+	impl->next.answer_nonce = m->nonce;
+	peer_answer(impl, &impl->next);
+	if (!loop_timer_running(&impl->tick))
+		peer_tick_in(impl, peers->options.accept_ttl_ns);
+}
+
+void peer_on_hello(struct peers *peers, const struct wire_header *h, struct cursor *body,
+		   const char *user)
+{
+	struct peer_impl *impl = NULL;
+	struct wire_hello m;
+	uint16_t version;
+	int r;
+
+	if (wire_hello_get(body, &m) < 0 || !h->epoch || !valid_endpoint(peers, &m)) {
+		peers->stats.bad_frames++;
+		log_warn("peer", user[0] ? user : NULL, "bad HELLO", "why='%s'",
+			 err_last()->text);
+		err_clear();
+		return;
+	}
+	if (memcmp(h->sender, peers->instance, sizeof(h->sender)) == 0) {
+		on_own_hello(peers, &m);
+		return;
+	}
+	if (strcmp(m.endpoint, peers->link->endpoint) == 0) { /* that is us */
+		peers->stats.forged_hellos++;
+		return;
+	}
+	r = judge(&m, &version);
+	if (r < 0 && !admit_stranger(peers))
+		return;
+	if (r == 0)
+		r = hello_peer(peers, h, &m, user, &impl);
+	if (r < 0)
+		peer_refuse(peers, h, m.endpoint, err_last()->code, err_last()->text);
+	err_clear();
+	if (r != 0)
+		return;
+	if (impl->cur.live && h->epoch == impl->cur.epoch_out &&
+	    memcmp(h->sender, impl->cur.instance, sizeof(h->sender)) == 0) {
+		/* our WELCOME was slower than its patience */
+		impl->cur.answer_due = true;
+		impl->cur.answer_nonce = m.nonce;
+		peer_answer(impl, &impl->cur);
+		return;
+	}
+	begin_answer(impl, h, &m, user);
+}
+
+/* The answer to a probe: who is at the endpoint of a peer that is UP? */
+static void on_probed(struct peer_impl *impl, const struct wire_header *h,
+		      const char *user)
+{
+	struct err why;
+
+	if (memcmp(h->sender, impl->cur.instance, sizeof(h->sender)) == 0)
+		return;
+	if (strcmp(impl->cur.user, user) != 0) { /* a restart keeps its key */
+		impl->peers->stats.foreign_user++;
+		return;
+	}
+	peer_restarted(impl, h->sender, &why);
+	peer_bring_down(impl, &why, false);
+	if (impl->peer.state == PEER_DOWN && impl->peer.holds && !impl->peers->closing)
+		peer_tick_in(impl, 0); /* it is there: no reason to wait */
+}
+
+void peer_on_welcome(struct peers *peers, const struct wire_header *h,
+		     struct cursor *body, const char *user)
+{
+	struct peer_impl *impl = NULL;
+	struct wire_hello m;
+	struct peer *peer;
+	struct err why;
+
+	if (wire_hello_get(body, &m) < 0 || !h->epoch) { /* the same body */
+		peers->stats.bad_frames++;
+		err_clear();
+		return;
+	}
+	list_foreach(peer, &peers->all, link) {
+		struct peer_impl *it = impl_of(peer);
+
+		if (it->next.live && it->hellos && it->next.nonce == m.nonce)
+			impl = it;
+		if (it->cur.live && it->cur.nonce == m.nonce) {
+			on_probed(it, h, user);
+			return;
+		}
+	}
+	if (!impl) {
+		peers->stats.stale_frames++; /* or a second answer: nothing new in it */
+		return;
+	}
+	if (hear(&impl->next, h, &m, user) < 0) {
+		err_take(&why);
+		peer_attempt_failed(impl, &why);
+		return;
+	}
+	impl->next.answer_due = false;
+	/* the PING that follows is the other side's proof */
+	peer_bring_up(impl);
+}
+
+void peer_on_bye(struct peers *peers, const struct wire_header *h, struct cursor *body,
+		 const char *user)
+{
+	struct peering *peering = peering_find(peers, h->epoch);
+	char label[200];
+	struct wire_bye m;
+	struct err why;
+
+	if (wire_bye_get(body, &m) < 0) {
+		peers->stats.bad_frames++;
+		err_clear();
+		return;
+	}
+	if (!peering || (peering->heard &&
+			 (memcmp(peering->instance, h->sender, sizeof(h->sender)) != 0 ||
+			  strcmp(peering->user, user) != 0))) {
+		peers->stats.stale_frames++;
+		return;
+	}
+	struct peer_impl *impl = peering->owner;
+
+	err_set(&why, m.code ? err_from_wire(m.code) : ERR_PEER, "%s %s: %s",
+		peer_label(impl, label), peering == &impl->cur ? "left" : "refused us",
+		m.text);
+	if (peering == &impl->cur)
+		peer_bring_down(impl, &why, false);
+	else
+		peer_attempt_failed(impl, &why);
+}

@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * peer_impl: what peer.c (objects, life), peer_hello.c (who is it) and
+ * peer_io.c (frames) share. Nobody else includes it.
+ */
+#ifndef KVD_PEER_IMPL_H
+#define KVD_PEER_IMPL_H
+
+#include <sys/types.h>
+
+#include "daemon/peer/peer.h"
+
+#define PEER_EPOCH_BUCKETS 256u
+#define PEER_REFUSALS_MAX 16u
+#define PEER_BYE_FRAME_MAX 512u
+#define PEER_SPARE_BYTES 1024u /* of a body: an ABORT */
+#define PEER_PART_HEAD 32u     /* a PART's fields before its bytes, and more */
+#define PEER_HEAD_BYTES (PEER_PART_HEAD + PEER_LACK_BYTES) /* kept of a body without memory */
+
+struct peer_impl;
+
+/*
+ * One attempt at a peering and, once proven, the peering itself. Our half
+ * (epoch_in, nonce, token_in) is minted when it begins; the remote's half comes
+ * with its HELLO or WELCOME.
+ */
+struct peering {
+	struct list link; /* in peers.epochs, by epoch_in; alone when not live */
+	struct peer_impl *owner;
+	bool live;
+	bool heard; /* the remote's half is here */
+	uint64_t begun_ns;
+	uint64_t nonce, epoch_in;
+	uint64_t seq_in;     /* handed up, of both ways */
+	uint64_t control_in; /* come by the control line */
+	uint8_t token_in[16];
+	/* the remote's half */
+	uint64_t epoch_out, seq_out, features;
+	uint16_t version;
+	uint8_t token_out[16], instance[16], boot_id[16];
+	char name[64], endpoint[LINK_ENDPOINT_MAX], user[LINK_USER_MAX];
+	struct peer_address addresses[PEER_TRANSPORTS_MAX]; /* until it is UP */
+	unsigned int address_count;
+	/* its HELLO wants (again) a WELCOME with this nonce */
+	bool answer_due;
+	uint64_t answer_nonce;
+};
+
+enum line_kind { LINE_PEER, LINE_REFUSAL };
+
+/* What a line's owner pointer points at. */
+struct line_owner {
+	enum line_kind kind;
+};
+
+struct peer_message {
+	struct list link;
+	enum wire_type type;
+	uint64_t sequence; /* of one that came too early */
+	size_t len;
+	size_t kept;	/* of one that came too early: less than `len` for want of memory */
+	size_t sent;	/* of a long one: what went in parts */
+	uint8_t *owned; /* a long one's body; NULL: it is in `body` */
+	uint8_t body[];
+};
+
+/* The remote's long message, while its parts come. */
+struct peer_whole {
+	uint32_t total, got; /* total 0: none is under way */
+	uint16_t type;
+	uint8_t *bytes; /* NULL: there was no memory, and only `head` is kept */
+	uint8_t head[PEER_LACK_BYTES];
+};
+
+struct peer_impl {
+	struct line_owner line_owner;
+	struct peer peer;
+	struct peers *peers;
+	struct link_line *line; /* NULL when hung up */
+	bool dialled;		/* somebody here asked for it: redial while held */
+	struct peering cur;	/* live while UP (the self peer has none) */
+	struct peering next;	/* being made, perhaps while cur is still up */
+
+	/* HELLO, PING or redial; liveness */
+	struct loop_timer tick;
+	uint64_t retry_ns;   /* of HELLO and redial, doubles */
+	unsigned int hellos; /* sent in this attempt */
+	uint64_t heard_ns;   /* last frame */
+	uint64_t window_ns;  /* silence before it does not count */
+	uint64_t used_ns;    /* last message besides PING and PONG */
+	uint64_t pinged_ns, ping_stamp;
+	bool ping_open; /* no PONG yet */
+	uint64_t proven_ns; /* when the latest PING left that was answered */
+	uint64_t pong_owed; /* a PING's stamp that the line had no room to answer; 0: none */
+	bool line_broke; /* since it was connected last: is it still the same daemon? */
+
+	/* reliable messages that the line did not take; the self peer's inbox */
+	struct list queue;
+	size_t queue_bytes;
+	struct loop_timer flush;
+
+	struct peer_whole whole;
+	uint8_t *handed; /* what peer_body_take() gives */
+
+	/* peer_express.c */
+	struct peer_express express; /* send NULL: closed */
+	unsigned int express_out;    /* sent that way, not taken yet */
+	uint32_t express_since;	     /* … since the last frame on the control line */
+	uint64_t express_base;	     /* sequence when none was out last */
+	size_t express_behind;	     /* bytes on the control line since then */
+	struct list early_express;   /* struct peer_express_in, in order */
+	struct list early_control;   /* struct peer_message, in order */
+	unsigned int early_count;
+	size_t early_bytes;
+	struct peer_message *spare; /* a small one needs no memory */
+	bool spare_used;
+	bool delivering;
+
+	struct err doom; /* code != OK: goes down in `later` */
+	struct loop_defer later;
+};
+
+/* A BYE to somebody who is no peer: a line that lives until it is sent. */
+struct peer_refusal {
+	struct line_owner line_owner;
+	struct peers *peers;
+	struct link_line *line; /* NULL: free */
+	uint64_t until_ns;
+	size_t len;
+	uint8_t frame[PEER_BYE_FRAME_MAX];
+};
+
+struct peers {
+	struct loop *loop;
+	struct link *link;
+	struct peers_callbacks callbacks;
+	struct peers_options options;
+	struct peers_stats stats;
+	uint8_t instance[16], boot_id[16];
+	char instance_text[33];
+	char name[64];
+	uint8_t *addresses; /* encoded for HELLO */
+	size_t addresses_len;
+	uint8_t *frame; /* scratch of options.message_bytes */
+	uint8_t *part;	/* scratch for the body of a PART */
+
+	struct list all; /* struct peer.link */
+	unsigned int count;
+	struct peer_impl *self;
+	struct list epochs[PEER_EPOCH_BUCKETS];
+	uint64_t epochs_minted;
+
+	uint64_t hello_tokens, hello_refill_ns;
+	struct peer_refusal refusals[PEER_REFUSALS_MAX];
+	struct loop_timer refusal_timer;
+	struct loop_defer reap;
+	bool closing;
+};
+
+static inline struct peer_impl *impl_of(struct peer *peer)
+{
+	return peer->impl;
+}
+
+/* ---- peer.c (objects) ---- */
+/* A new object in state DIALING, not held; ERR_LIMIT, ERR_NOMEM. */
+int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **impl_p);
+struct peer_impl *peer_find_endpoint(struct peers *peers, const char *endpoint);
+void peer_reap_later(struct peers *peers);
+
+/* ---- peer_life.c (up, down, the timer) ---- */
+int peer_open_line(struct peer_impl *impl); /* idempotent */
+void peer_hang_up(struct peer_impl *impl);  /* idempotent */
+void peer_tick_in(struct peer_impl *impl, uint64_t after_ns);
+/* Not UP (any more): redial, wait for the other side, or be freed. */
+void peer_plan_next(struct peer_impl *impl);
+void peer_on_tick(struct loop_timer *timer);
+void peer_on_flush(struct loop_timer *timer);
+void peer_on_line(void *owner, void *line_owner, bool connected);
+void peer_on_later(struct loop_defer *defer);
+void peer_hex(const uint8_t *bytes, size_t len, char *text); /* 2 * len + NUL */
+/* `next` is proven: take an older peering down, become UP, on_up. False when it
+ * did not come up. */
+bool peer_bring_up(struct peer_impl *impl);
+/* UP only. BYE when `bye`; then on_down. */
+void peer_bring_down(struct peer_impl *impl, const struct err *why, bool bye);
+/* The attempt has failed (refused, not accepted): retry later while held. */
+void peer_attempt_failed(struct peer_impl *impl, const struct err *why);
+/* The reason that names both instances, the one that was and the new one. */
+void peer_restarted(const struct peer_impl *impl, const uint8_t instance[16],
+		    struct err *why_p);
+/* It is this daemon: UP in the next turn. */
+void peer_become_self(struct peer_impl *impl);
+void peer_doom(struct peer_impl *impl, const struct err *why);
+/* "peer tcp://10.0.0.2:7400 instance 3f…" */
+const char *peer_label(const struct peer_impl *impl, char text[200]);
+
+/* ---- peering.c (one attempt; addresses) ---- */
+void peering_begin(struct peer_impl *impl); /* mint `next` */
+void peering_end(struct peering *peering);  /* idempotent */
+/* Make cur of next. */
+void peering_promote(struct peer_impl *impl);
+struct peering *peering_find(struct peers *peers, uint64_t epoch_in);
+int peer_addresses_encode(struct peers *peers, const struct peer_address *addresses,
+			  unsigned int count);
+/* At most PEER_TRANSPORTS_MAX are kept. */
+int peer_addresses_decode(const struct wire_blob *blob, struct peer_address *addresses,
+			  unsigned int *count_p);
+void peer_addresses_free(struct peer_address *addresses, unsigned int *count);
+
+/* ---- peer_hello.c (HELLO, WELCOME, BYE) ---- */
+int peering_begin_self(struct peer_impl *impl); /* with both halves ours */
+void peer_hello_send(struct peer_impl *impl);
+/* UP: ask again who is there, with the HELLO of the peering that is. */
+void peer_hello_probe(struct peer_impl *impl);
+void peer_answer(struct peer_impl *impl, struct peering *peering);
+void peer_on_hello(struct peers *peers, const struct wire_header *h, struct cursor *body,
+		   const char *user);
+void peer_on_welcome(struct peers *peers, const struct wire_header *h,
+		     struct cursor *body, const char *user);
+void peer_on_bye(struct peers *peers, const struct wire_header *h, struct cursor *body,
+		 const char *user);
+
+/* ---- peer_refuse.c (BYE to who is no peer) ---- */
+void peer_refuse(struct peers *peers, const struct wire_header *h, const char *endpoint,
+		 enum err_code code, const char *text);
+void peer_refusals_close(struct peers *peers);
+void peer_refusal_send(struct peer_refusal *refusal);
+void peer_on_refusal_timer(struct loop_timer *timer);
+
+/* ---- peer_io.c (frames) ---- */
+void peer_on_frame(void *owner, const struct link_frame *frame);
+/* Header fields that the peering knows are filled in here. */
+int peer_frame_send(struct peer_impl *impl, const struct peering *peering,
+		    const struct wire_header *h, const void *body);
+/* PING, PONG: past the queue. */
+int peer_send_now(struct peer_impl *impl, enum wire_type type, const void *body,
+		  size_t len);
+size_t peer_bye_frame(struct peers *peers, const uint8_t target[16], uint64_t epoch,
+		      uint32_t code, const char *text, uint8_t frame[PEER_BYE_FRAME_MAX]);
+void peer_flush(struct peer_impl *impl);
+/* With the epoch: what waits to be sent. */
+void peer_queue_drop(struct peer_impl *impl);
+void peer_self_deliver(struct peer_impl *impl);
+/* One message of cur, in order: to the layer above. */
+void peer_deliver(struct peer_impl *impl, const struct wire_header *h, struct cursor *body);
+/* The same; `owned`, which may be NULL, is the body's memory. */
+void peer_deliver_owned(struct peer_impl *impl, const struct wire_header *h,
+			struct cursor *body, uint8_t *owned);
+int peer_check_send(const struct peer_impl *impl, enum wire_type type, size_t len);
+int peer_self_send(struct peer_impl *impl, enum wire_type type, const void *body,
+		   size_t len);
+void peer_note_use(struct peer_impl *impl);
+/* The frame of a message of `peering` in peers->frame; its length. ERR_TOOBIG. */
+ssize_t peer_frame_make(struct peer_impl *impl, const struct peering *peering,
+			const struct wire_header *h, const void *body);
+
+/* ---- peer_parts.c (long messages) ---- */
+size_t peer_part_bytes(const struct peers *peers);
+/* Send the next part of the queue's first message. 1: that was its last. */
+int peer_part_send(struct peer_impl *impl, struct peer_message *msg);
+/* Does it go in parts? */
+bool peer_goes_in_parts(const struct peer_impl *impl, const struct peer_message *msg);
+/* A PART of cur. */
+void peer_part_take(struct peer_impl *impl, const struct wire_header *h,
+		    struct cursor *body);
+/* The same, of which only the first PEER_HEAD_BYTES could be kept. */
+void peer_part_lost(struct peer_impl *impl, const struct wire_header *h,
+		    struct cursor *head);
+/* A message of which only the beginning could be kept: to the layer above. */
+void peer_deliver_lack(struct peer_impl *impl, const struct wire_header *h,
+		       struct cursor *head);
+void peer_whole_drop(struct peer_impl *impl); /* with the epoch */
+
+/* ---- peer_express.c (two ways, one order) ---- */
+/* May the control line have another frame, while what went before it is out? */
+bool peer_express_full(const struct peer_impl *impl);
+/* Sent that way; false: it could not be, and nothing happened. */
+bool peer_try_express(struct peer *peer, enum wire_type type, const void *body, size_t len);
+/* A frame of cur came by the control line, past its checks. */
+void peer_in_order(struct peer_impl *impl, const struct wire_header *h,
+		   struct cursor *body);
+bool peer_early_pending(const struct peer_impl *impl);
+void peer_early_deliver(struct peer_impl *impl); /* what has become due */
+void peer_express_end(struct peer_impl *impl);	 /* with the epoch */
+
+#endif

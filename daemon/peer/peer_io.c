@@ -1,0 +1,571 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Frames in and out.
+ *
+ * In. Whoever wants to be heard must know the epoch that we minted for it and
+ * told nobody else: the epoch finds the peering, and only then the sender's
+ * instance and its key's user must agree. So a stranger's frame costs a look
+ * into one hash chain. Within an epoch the sequence has no gaps: a number seen
+ * before is a replay and is dropped, a gap means that the line lost frames when
+ * it broke, and a peering that lost frames is worth nothing - somebody above
+ * waits for what was in them - so it ends, and a new one begins clean.
+ *
+ * Out. Two ways keep one order: what must not be lost waits in a bounded queue
+ * when the line takes nothing, and as long as that queue holds something the
+ * unreliable way refuses. PING and PONG overtake; they belong to no order.
+ *
+ * A third way, express, is in peer_express.c. What is too long for a turn passes the same
+ * queue, piece by piece (peer_parts.c).
+ *
+ * The self peer has no line: its messages wait in the same queue and are handed
+ * up in the next turn, so that on_message is never entered from peer_send.
+ */
+#include "daemon/peer/peer_impl.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+
+#define FLUSH_RETRY_NS (5 * LOOP_NS_PER_MS)
+
+/* ---- out ---- */
+
+ssize_t peer_frame_make(struct peer_impl *impl, const struct peering *peering,
+			const struct wire_header *h, const void *body)
+{
+	struct peers *peers = impl->peers;
+	struct wire_header full = *h;
+
+	if (WIRE_HEADER_BYTES + h->body_len > peers->options.message_bytes)
+		return err_raise(ERR_TOOBIG, "%s: a frame of %u bytes, the cap is %zu",
+				 wire_type_name(h->type), WIRE_HEADER_BYTES + h->body_len,
+				 peers->options.message_bytes);
+	memcpy(full.sender, peers->instance, sizeof(full.sender));
+	if (peering->heard && h->type != WIRE_T_HELLO)
+		memcpy(full.target, peering->instance, sizeof(full.target));
+	if (!full.version)
+		full.version = peering->version;
+	wire_frame_put(peers->frame, &full, body);
+	return (ssize_t)(WIRE_HEADER_BYTES + full.body_len);
+}
+
+int peer_frame_send(struct peer_impl *impl, const struct peering *peering,
+		    const struct wire_header *h, const void *body)
+{
+	struct peers *peers = impl->peers;
+	ssize_t len;
+	int r;
+
+	if (!impl->line)
+		return err_raise(ERR_LIMIT, "peer %s: no line", impl->peer.endpoint);
+	len = peer_frame_make(impl, peering, h, body);
+	if (len < 0)
+		return err_pass((int)len);
+	r = peers->link->ops->send(impl->line, peers->frame, (size_t)len);
+	if (r < 0)
+		return err_pass(r);
+	peers->stats.frames_out++;
+	return 0;
+}
+
+int peer_send_now(struct peer_impl *impl, enum wire_type type, const void *body,
+		  size_t len)
+{
+	struct wire_header h = {.type = (uint16_t)type,
+				.flags = impl->express_since,
+				.epoch = impl->cur.epoch_out,
+				.sequence = impl->cur.seq_out + 1,
+				.body_len = (uint32_t)len};
+	int r = peer_frame_send(impl, &impl->cur, &h, body);
+
+	if (r < 0)
+		return err_pass(r);
+	impl->cur.seq_out++;
+	impl->express_since = 0;
+	impl->express_behind += WIRE_HEADER_BYTES + len;
+	impl->peer.messages_out++;
+	return 0;
+}
+
+size_t peer_bye_frame(struct peers *peers, const uint8_t target[16], uint64_t epoch,
+		      uint32_t code, const char *text, uint8_t frame[PEER_BYE_FRAME_MAX])
+{
+	struct wire_header h = {
+		.version = WIRE_VERSION_MIN, .type = WIRE_T_BYE, .epoch = epoch};
+	struct wire_bye m = {.code = code};
+	uint8_t body[PEER_BYE_FRAME_MAX - WIRE_HEADER_BYTES];
+	struct cursor c;
+
+	memcpy(h.sender, peers->instance, sizeof(h.sender));
+	memcpy(h.target, target, sizeof(h.target));
+	strncpy(m.text, text, sizeof(m.text) - 1);
+	cursor_write(&c, body, sizeof(body));
+	if (wire_bye_put(&c, &m) < 0)
+		assert(!"a BYE fits: its text is bounded");
+	h.body_len = (uint32_t)c.pos;
+	wire_frame_put(frame, &h, body);
+	return WIRE_HEADER_BYTES + c.pos;
+}
+
+void peer_note_use(struct peer_impl *impl)
+{
+	impl->used_ns = loop_now_ns(impl->peers->loop);
+}
+
+int peer_check_send(const struct peer_impl *impl, enum wire_type type, size_t len)
+{
+	const struct peer *peer = &impl->peer;
+
+	assert(type > WIRE_T_BYE && type < WIRE_T_END);
+	if (peer->state != PEER_UP || impl->doom.code)
+		return err_raise(ERR_PEER, "peer %s is not up", peer->endpoint);
+	if (len > wire_body_cap(type) ||
+	    WIRE_HEADER_BYTES + len > impl->peers->options.message_bytes)
+		return err_raise(ERR_TOOBIG, "%s: a body of %zu bytes is over the cap",
+				 wire_type_name(type), len);
+	return 0;
+}
+
+static void flush(struct peer_impl *impl, bool paced);
+
+static int check_room(struct peer_impl *impl, size_t cost)
+{
+	const size_t cap = impl->peers->options.queue_bytes;
+
+	/* parts wait for turns, not for the line */
+	if (cost > cap - impl->queue_bytes && !impl->peer.self)
+		flush(impl, false);
+	if (cost <= cap - impl->queue_bytes)
+		return 0;
+	return err_raise(ERR_LIMIT, "peer %s: %zu bytes wait for it, the cap is %zu",
+			 impl->peer.endpoint, impl->queue_bytes, cap);
+}
+
+/* Of the queue's bytes. What this daemon tells itself in memory of the teller's own was
+ * there before: all of its rooms may tell in one turn, and none of them fails for that. */
+static size_t cost_of(const struct peer_impl *impl, bool owned, size_t len)
+{
+	return sizeof(struct peer_message) + (owned && impl->peer.self ? 0 : len);
+}
+
+/* A body that is owned is the queue's when this succeeds. */
+static int queue_push(struct peer_impl *impl, enum wire_type type, const void *body,
+		      uint8_t *owned, size_t len)
+{
+	const size_t cost = cost_of(impl, owned != NULL, len);
+	struct peer_message *msg;
+	int r = check_room(impl, cost);
+
+	if (r < 0)
+		return err_pass(r);
+	msg = mem_zalloc(sizeof(*msg) + (owned ? 0 : len));
+	if (!msg)
+		return err_pass(-ENOMEM);
+	msg->type = type;
+	msg->len = len;
+	msg->owned = owned;
+	if (!owned && len)
+		memcpy(msg->body, body, len);
+	list_push_back(&impl->queue, &msg->link);
+	impl->queue_bytes += cost;
+	return 0;
+}
+
+static int queue_message(struct peer_impl *impl, enum wire_type type, const void *body,
+			 size_t len)
+{
+	return err_pass(queue_push(impl, type, body, NULL, len));
+}
+
+static const uint8_t *body_of(const struct peer_message *msg)
+{
+	return msg->owned ? msg->owned : msg->body;
+}
+
+static void message_free(struct peer_message *msg)
+{
+	mem_free_large(msg->owned, msg->len);
+	mem_free(msg);
+}
+
+static struct peer_message *queue_pop(struct peer_impl *impl)
+{
+	struct peer_message *msg = list_first(&impl->queue, struct peer_message, link);
+
+	if (msg) {
+		list_remove(&msg->link);
+		impl->queue_bytes -= cost_of(impl, msg->owned != NULL, msg->len);
+	}
+	return msg;
+}
+
+void peer_queue_drop(struct peer_impl *impl)
+{
+	struct peer_message *msg;
+
+	loop_timer_stop(&impl->flush);
+	while ((msg = queue_pop(impl)))
+		message_free(msg);
+}
+
+/* The answer to the latest PING; negative while the line takes nothing. */
+static int pong(struct peer_impl *impl)
+{
+	struct wire_pong m = {.stamp = impl->pong_owed};
+	uint8_t buf[16];
+	struct cursor c;
+
+	cursor_write(&c, buf, sizeof(buf));
+	if (wire_pong_put(&c, &m) < 0 ||
+	    peer_send_now(impl, WIRE_T_PONG, buf, c.pos) < 0) {
+		err_clear();
+		return -EAGAIN;
+	}
+	impl->pong_owed = 0;
+	return 0;
+}
+
+/* Until the line takes no more, or (paced) a part of a long message is gone. */
+static void flush(struct peer_impl *impl, bool paced)
+{
+	struct peer_message *msg;
+
+	if (impl->pong_owed)
+		(void)pong(impl);
+	while (!peer_express_full(impl) &&
+	       (msg = list_first(&impl->queue, struct peer_message, link))) {
+		bool part = peer_goes_in_parts(impl, msg);
+		int r = part ? peer_part_send(impl, msg)
+			     : peer_send_now(impl, msg->type, body_of(msg), msg->len);
+
+		if (r < 0) {
+			err_clear();
+			break;
+		}
+		if (!part || r > 0)
+			message_free(queue_pop(impl));
+		if (part && paced && !list_empty(&impl->queue)) {
+			loop_defer(impl->peers->loop, &impl->later);
+			return;
+		}
+	}
+	if (list_empty(&impl->queue) && !impl->pong_owed)
+		loop_timer_stop(&impl->flush);
+	else if (loop_timer_start(&impl->flush, FLUSH_RETRY_NS) < 0)
+		err_clear(); /* the next PING flushes too */
+}
+
+void peer_flush(struct peer_impl *impl)
+{
+	if (!impl->peer.self && impl->peer.state == PEER_UP)
+		flush(impl, true);
+}
+
+int peer_self_send(struct peer_impl *impl, enum wire_type type, const void *body,
+		   size_t len)
+{
+	int r = queue_message(impl, type, body, len);
+
+	if (r < 0)
+		return err_pass(r);
+	impl->peer.messages_out++;
+	loop_defer(impl->peers->loop, &impl->later);
+	return 0;
+}
+
+int peer_send(struct peer *peer, enum wire_type type, const void *body, size_t len)
+{
+	struct peer_impl *impl = impl_of(peer);
+	int r = peer_check_send(impl, type, len);
+
+	if (r < 0)
+		return err_pass(r);
+	peer_note_use(impl);
+	if (peer->self)
+		return err_pass(peer_self_send(impl, type, body, len));
+	if (!list_empty(&impl->queue) || peer_express_full(impl))
+		return err_raise(ERR_LIMIT, "peer %s: older messages wait for it",
+				 peer->endpoint);
+	return err_pass(peer_send_now(impl, type, body, len));
+}
+
+static int send_or_queue(struct peer_impl *impl, enum wire_type type, const void *body,
+			 size_t len)
+{
+	int r;
+
+	if (impl->peer.self)
+		return err_pass(peer_self_send(impl, type, body, len));
+	if (list_empty(&impl->queue) && !peer_express_full(impl) &&
+	    peer_send_now(impl, type, body, len) == 0)
+		return 0;
+	err_clear();
+	r = queue_message(impl, type, body, len);
+	if (r == 0 && !loop_timer_running(&impl->flush) &&
+	    loop_timer_start(&impl->flush, FLUSH_RETRY_NS) < 0)
+		err_clear(); /* the next tick flushes */
+	return err_pass(r);
+}
+
+static int send_kept(struct peer *peer, enum wire_type type, const void *body, size_t len,
+		     bool may_lack)
+{
+	struct peer_impl *impl = impl_of(peer);
+	struct err why;
+	int r = peer_check_send(impl, type, len);
+
+	if (r < 0)
+		return err_pass(r);
+	peer_note_use(impl);
+	r = send_or_queue(impl, type, body, len);
+	if (r < 0 && !(may_lack && err_last()->code == ERR_NOMEM)) {
+		/* what was promised cannot be kept: the peering ends */
+		why = *err_last();
+		peer_doom(impl, &why);
+	}
+	return err_pass(r);
+}
+
+int peer_send_reliable(struct peer *peer, enum wire_type type, const void *body,
+		       size_t len)
+{
+	return err_pass(send_kept(peer, type, body, len, false));
+}
+
+int peer_send_again(struct peer *peer, enum wire_type type, const void *body, size_t len)
+{
+	if (peer_try_express(peer, type, body, len))
+		return 0;
+	return err_pass(send_kept(peer, type, body, len, true));
+}
+
+static int send_long(struct peer_impl *impl, enum wire_type type, uint8_t *owned, size_t len)
+{
+	int r = queue_push(impl, type, NULL, owned, len);
+
+	if (r < 0)
+		return err_pass(r);
+	impl->peer.messages_out += impl->peer.self;
+	loop_defer(impl->peers->loop, &impl->later);
+	return 0;
+}
+
+int peer_send_owned(struct peer *peer, enum wire_type type, uint8_t *owned, size_t len)
+{
+	struct peer_impl *impl = impl_of(peer);
+	struct peer_message long_one = {.owned = owned, .len = len};
+	struct err why;
+	int r;
+
+	if (!peer->self && !peer_goes_in_parts(impl, &long_one)) {
+		r = send_kept(peer, type, owned, len, true);
+		mem_free(owned);
+		return err_pass(r);
+	}
+	r = peer_check_send(impl, type, len);
+	if (r >= 0) {
+		peer_note_use(impl);
+		r = send_long(impl, type, owned, len);
+		if (r < 0 && err_last()->code != ERR_NOMEM) { /* that, its teller can bear */
+			why = *err_last();
+			peer_doom(impl, &why);
+		}
+	}
+	if (r < 0)
+		mem_free(owned);
+	return err_pass(r);
+}
+
+/* ---- in ---- */
+
+static void on_ping(struct peer_impl *impl, struct cursor *body)
+{
+	struct wire_ping ping;
+
+	if (wire_ping_get(body, &ping) < 0) {
+		err_clear();
+		return;
+	}
+	impl->pong_owed = ping.stamp;
+	if (pong(impl) < 0 && !loop_timer_running(&impl->flush) &&
+	    loop_timer_start(&impl->flush, FLUSH_RETRY_NS) < 0)
+		err_clear(); /* the next PING flushes too */
+}
+
+static void on_pong(struct peer_impl *impl, struct cursor *body)
+{
+	struct wire_pong pong;
+
+	if (wire_pong_get(body, &pong) < 0) {
+		err_clear();
+		return;
+	}
+	/* the way there and back was open then; what never left proves nothing */
+	if (pong.stamp > impl->proven_ns && pong.stamp <= impl->ping_stamp)
+		impl->proven_ns = pong.stamp;
+	/* only the last PING's own stamp: the figure is ours, not the peer's */
+	if (!impl->ping_open || pong.stamp != impl->ping_stamp)
+		return;
+	impl->ping_open = false;
+	impl->peer.rtt_ns = loop_clock_ns(impl->peers->loop) - impl->ping_stamp;
+}
+
+uint8_t *peer_body_take(struct peer *peer)
+{
+	struct peer_impl *impl = impl_of(peer);
+
+	return mem_steal(impl->handed);
+}
+
+void peer_deliver_owned(struct peer_impl *impl, const struct wire_header *h,
+			struct cursor *body, uint8_t *owned)
+{
+	impl->handed = owned;
+	peer_deliver(impl, h, body);
+	mem_free(impl->handed);
+	impl->handed = NULL;
+}
+
+void peer_deliver(struct peer_impl *impl, const struct wire_header *h, struct cursor *body)
+{
+	const struct peers_callbacks *callbacks = &impl->peers->callbacks;
+	uint64_t epoch = impl->peer.epoch;
+	struct err why;
+
+	impl->peer.messages_in++;
+	peer_note_use(impl);
+	if (!callbacks->on_message ||
+	    callbacks->on_message(callbacks->owner, &impl->peer, h, body) >= 0)
+		return;
+	err_take(&why);
+	if (impl->peer.state == PEER_UP && impl->peer.epoch == epoch)
+		peer_kill(&impl->peer, &why);
+}
+
+void peer_self_deliver(struct peer_impl *impl)
+{
+	uint64_t epoch = impl->peer.epoch;
+	struct list *last = impl->queue.prev;
+	struct peer_message *msg;
+	bool more = true;
+
+	/* what a message's handler sends belongs to the next turn */
+	while (more && impl->peer.state == PEER_UP && impl->peer.epoch == epoch &&
+	       (msg = queue_pop(impl))) {
+		struct wire_header h = {.version = WIRE_VERSION_MAX,
+					.type = (uint16_t)msg->type,
+					.epoch = epoch,
+					.sequence = impl->peer.messages_in + 1,
+					.body_len = (uint32_t)msg->len};
+		struct cursor body;
+
+		more = &msg->link != last;
+		memcpy(h.sender, impl->peers->instance, sizeof(h.sender));
+		memcpy(h.target, impl->peers->instance, sizeof(h.target));
+		cursor_read(&body, body_of(msg), msg->len);
+		peer_deliver_owned(impl, &h, &body, mem_steal(msg->owned));
+		message_free(msg);
+	}
+	if (!list_empty(&impl->queue))
+		loop_defer(impl->peers->loop, &impl->later);
+}
+
+static void end_for_gap(struct peer_impl *impl, struct peering *peering,
+			uint64_t sequence)
+{
+	char label[200];
+	struct err why;
+
+	err_set(&why, ERR_TRANSPORT, "%s: the line broke and lost %llu messages",
+		peer_label(impl, label),
+		(unsigned long long)(sequence - peering->control_in - 1));
+	if (peering == &impl->cur)
+		peer_bring_down(impl, &why, true);
+	else
+		peer_attempt_failed(impl, &why);
+}
+
+/* A frame of a peering's epoch, from its instance and user. */
+static void on_peering_frame(struct peer_impl *impl, struct peering *peering,
+			     const struct wire_header *h, struct cursor *body)
+{
+	/* how many went by express just before it: only they may be missing here */
+	uint64_t skipped = peering->features & PEER_FEATURE_EXPRESS ? h->flags : 0;
+
+	if (h->sequence <= peering->control_in) {
+		impl->peers->stats.replays++;
+		return;
+	}
+	if (h->sequence != peering->control_in + 1 + skipped) {
+		end_for_gap(impl, peering, h->sequence - skipped);
+		return;
+	}
+	peering->control_in = h->sequence;
+	/* it knows what only our WELCOME told: the attempt is proven */
+	if (peering == &impl->next && !peer_bring_up(impl))
+		return;
+	if (impl->peer.state != PEER_UP || impl->doom.code)
+		return; /* on_up ended it */
+	impl->heard_ns = loop_now_ns(impl->peers->loop);
+	/* these two belong to no order: what goes by express may take its time */
+	if (h->type == WIRE_T_PING)
+		on_ping(impl, body);
+	else if (h->type == WIRE_T_PONG)
+		on_pong(impl, body);
+	peer_in_order(impl, h, body);
+}
+
+static void on_epoch_frame(struct peers *peers, const struct wire_header *h,
+			   struct cursor *body, const char *user)
+{
+	struct peering *peering = peering_find(peers, h->epoch);
+
+	if (!peering || !peering->heard ||
+	    memcmp(peering->instance, h->sender, sizeof(h->sender)) != 0) {
+		peers->stats.stale_frames++;
+		return;
+	}
+	if (strcmp(peering->user, user) != 0) {
+		peers->stats.foreign_user++;
+		log_warn("peer", peering->endpoint, "frame from another key's owner",
+			 "expected='%s' got='%s'", peering->user, user);
+		return;
+	}
+	on_peering_frame(peering->owner, peering, h, body);
+}
+
+void peer_on_frame(void *owner, const struct link_frame *frame)
+{
+	static const uint8_t nobody[16];
+	struct peers *peers = owner;
+	struct wire_header h;
+	struct cursor body;
+	const uint8_t *target;
+
+	peers->stats.frames_in++;
+	if (peers->closing)
+		return;
+	if (wire_frame_get(frame->data, frame->len, &h, &body) < 0) {
+		peers->stats.bad_frames++;
+		log_warn("peer", frame->user[0] ? frame->user : NULL, "bad frame",
+			 "why='%s'", err_last()->text);
+		err_clear();
+		return;
+	}
+	target = h.type == WIRE_T_HELLO ? nobody : peers->instance;
+	if (memcmp(h.target, target, sizeof(h.target)) != 0) {
+		peers->stats.stale_frames++;
+		return;
+	}
+	if (h.type == WIRE_T_HELLO)
+		peer_on_hello(peers, &h, &body, frame->user);
+	else if (h.type == WIRE_T_WELCOME)
+		peer_on_welcome(peers, &h, &body, frame->user);
+	else if (h.type == WIRE_T_BYE)
+		peer_on_bye(peers, &h, &body, frame->user);
+	else
+		on_epoch_frame(peers, &h, &body, frame->user);
+}

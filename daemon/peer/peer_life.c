@@ -1,0 +1,514 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A peer's life: up, down, and the one timer that drives both.
+ *
+ * The timer does all of it: HELLO again, redial, PING, liveness, the end of
+ * attempts that prove nothing. A daemon without peers has no timer.
+ *
+ * Dead means silence for `dead_after`, or two fifths of that when PINGs were not answered
+ * for longer: a line may be cut in one direction only. Our own lateness is taken out
+ * of it: a turn that began late adds to the allowance, and when this loop did not
+ * poll for longer than a ping interval the silence before tells nothing about the
+ * peer (its frames lay in our socket), so the count begins anew. Frames that the
+ * link could not hand up yet (its budget a turn) also make the verdict wait, but
+ * not for ever: a flood from one peer must not keep another alive.
+ *
+ * Callbacks of the owner may release, kill and dial at will while we are in the
+ * middle of something. So each move first does all of its own work, calls back
+ * last, and who goes on after it looks at the state again.
+ */
+#include "daemon/peer/peer_impl.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+
+void peer_hex(const uint8_t *bytes, size_t len, char *text)
+{
+	for (size_t i = 0; i < len; i++)
+		snprintf(text + 2 * i, 3, "%02x", bytes[i]);
+}
+
+const char *peer_label(const struct peer_impl *impl, char text[200])
+{
+	/* what follows '#' is a public key: too long for a reason */
+	int len = (int)strcspn(impl->peer.endpoint, "#");
+
+	if (impl->peer.instance_text[0])
+		snprintf(text, 200, "peer %.*s instance %.8s", len, impl->peer.endpoint,
+			 impl->peer.instance_text);
+	else
+		snprintf(text, 200, "peer %.*s", len, impl->peer.endpoint);
+	return text;
+}
+
+/* ---- timers ---- */
+
+void peer_tick_in(struct peer_impl *impl, uint64_t after_ns)
+{
+	if (loop_timer_start(&impl->tick, after_ns) < 0)
+		log_error("peer", impl->peer.endpoint, "no timer", "why='%s'",
+			  err_last()->text);
+}
+
+/* Doubles, with up to a quarter at random so that a cluster spreads out. */
+static uint64_t next_retry(struct peer_impl *impl)
+{
+	uint64_t wait_ns = impl->retry_ns;
+
+	impl->retry_ns *= 2;
+	if (impl->retry_ns > impl->peers->options.redial_max_ns)
+		impl->retry_ns = impl->peers->options.redial_max_ns;
+	return wait_ns + loop_random_u64(impl->peers->loop) % (wait_ns / 4 + 1);
+}
+
+/* Not UP (any more): what comes next? */
+void peer_plan_next(struct peer_impl *impl)
+{
+	if (impl->peers->closing) {
+		loop_timer_stop(&impl->tick);
+	} else if (impl->dialled && impl->peer.holds) {
+		peer_tick_in(impl, next_retry(impl));
+	} else if (impl->next.live) {
+		peer_tick_in(impl, impl->peers->options.accept_ttl_ns);
+	} else {
+		loop_timer_stop(&impl->tick);
+		peer_reap_later(impl->peers);
+	}
+}
+
+void peer_hang_up(struct peer_impl *impl)
+{
+	if (impl->line)
+		impl->peers->link->ops->hangup(impl->line);
+	impl->line = NULL;
+}
+
+int peer_open_line(struct peer_impl *impl)
+{
+	struct link *link = impl->peers->link;
+
+	if (impl->line)
+		return 0;
+	return err_pass(link->ops->dial(link, impl->peer.endpoint, &impl->line_owner,
+					&impl->line));
+}
+
+/* ---- up and down ---- */
+
+static void take_down(struct peer_impl *impl, const struct err *why, bool bye)
+{
+	struct peers *peers = impl->peers;
+	struct peer *peer = &impl->peer;
+	uint8_t frame[PEER_BYE_FRAME_MAX];
+	size_t len;
+
+	if (bye && impl->line) {
+		len = peer_bye_frame(peers, impl->cur.instance, impl->cur.epoch_out,
+				     (uint32_t)why->code, why->text, frame);
+		if (peers->link->ops->send(impl->line, frame, len) < 0)
+			err_clear(); /* it will miss our frames */
+	}
+	peer->state = PEER_DOWN;
+	peer->why = *why;
+	impl->doom.code = ERR_OK;
+	impl->ping_open = false;
+	loop_defer_cancel(&impl->later);
+	peer_queue_drop(impl);
+	peer_whole_drop(impl);
+	peer_express_end(impl);
+	peering_end(&impl->cur);
+	if (!impl->next.live)
+		peer_hang_up(impl);
+	if (loop_now_ns(peers->loop) - peer->up_since_ns > peers->options.redial_max_ns)
+		impl->retry_ns = peers->options.hello_retry_ns;
+	log_info("peer", peer->endpoint, "down", "instance=%s code=%s why='%s'",
+		 peer->instance_text, err_name(why->code), why->text);
+	peer_plan_next(impl);
+	if (peers->callbacks.on_down)
+		peers->callbacks.on_down(peers->callbacks.owner, peer);
+}
+
+void peer_bring_down(struct peer_impl *impl, const struct err *why, bool bye)
+{
+	if (impl->peer.state == PEER_UP)
+		take_down(impl, why, bye);
+}
+
+void peer_attempt_failed(struct peer_impl *impl, const struct err *why)
+{
+	struct peers *peers = impl->peers;
+	struct peer *peer = &impl->peer;
+
+	peering_end(&impl->next);
+	if (peer->state == PEER_UP)
+		return;
+	peer->state = PEER_DOWN;
+	peer->why = *why;
+	peer_hang_up(impl);
+	peer_plan_next(impl);
+	log_warn("peer", peer->endpoint, "not reached", "code=%s why='%s'",
+		 err_name(why->code), why->text);
+	if (impl->dialled && peers->callbacks.on_refused)
+		peers->callbacks.on_refused(peers->callbacks.owner, peer);
+}
+
+/* Copy what the proven peering says to where the owner sees it. */
+static void publish(struct peer_impl *impl)
+{
+	struct peers *peers = impl->peers;
+	struct peering *cur = &impl->cur;
+	struct peer *peer = &impl->peer;
+
+	peer_addresses_free(peer->addresses, &peer->address_count);
+	memcpy(peer->addresses, cur->addresses, sizeof(peer->addresses));
+	peer->address_count = cur->address_count;
+	cur->address_count = 0;
+	memcpy(peer->name, cur->name, sizeof(peer->name));
+	memcpy(peer->instance, cur->instance, sizeof(peer->instance));
+	peer_hex(peer->instance, sizeof(peer->instance), peer->instance_text);
+	memcpy(peer->token_in, cur->token_in, sizeof(peer->token_in));
+	memcpy(peer->token_out, peer->self ? cur->token_in : cur->token_out,
+	       sizeof(peer->token_out));
+	peer->features = cur->features;
+	peer->same_host = memcmp(cur->boot_id, peers->boot_id, sizeof(cur->boot_id)) == 0;
+	peer->lower = memcmp(peers->instance, cur->instance, sizeof(cur->instance)) < 0;
+	peer->epoch = ++peers->epochs_minted;
+	peer->up_since_ns = loop_now_ns(peers->loop);
+	peer->rtt_ns = peer->missed_pings = 0;
+	peer->why = (struct err){.code = ERR_OK};
+	peer->state = PEER_UP;
+}
+
+static void ping(struct peer_impl *impl)
+{
+	struct wire_ping m = {.stamp = loop_clock_ns(impl->peers->loop)};
+	uint8_t body[16];
+	struct cursor c;
+
+	if (impl->ping_open)
+		impl->peer.missed_pings++;
+	cursor_write(&c, body, sizeof(body));
+	impl->pinged_ns = loop_now_ns(impl->peers->loop);
+	impl->ping_stamp = m.stamp;
+	impl->ping_open = true;
+	if (wire_ping_put(&c, &m) < 0 ||
+	    peer_send_now(impl, WIRE_T_PING, body, c.pos) < 0) {
+		err_clear();
+		impl->proven_ns = m.stamp; /* a full line: nothing was asked of the peer */
+	}
+}
+
+/* Is another peer object UP with this instance already? */
+static bool makes_room(struct peer_impl *impl)
+{
+	struct peer *other = peers_by_instance(impl->peers, impl->next.instance);
+	struct err why;
+
+	if (!other || other == &impl->peer)
+		return true;
+	if (strcmp(impl_of(other)->cur.user, impl->next.user) != 0) {
+		impl->peers->stats.foreign_user++;
+		err_set(&why, ERR_AUTH,
+			"peer %s claims the instance of %s with another key",
+			impl->peer.endpoint, other->endpoint);
+	} else if (impl_of(other)->dialled && other->holds) {
+		err_set(&why, ERR_EXIST, "peer %s is the daemon that is up as %s",
+			impl->peer.endpoint, other->endpoint);
+	} else {
+		err_set(&why, ERR_RESTART, "peer %s: dialled as %s", other->endpoint,
+			impl->peer.endpoint);
+		take_down(impl_of(other), &why, false);
+		return impl->next.live;
+	}
+	peer_attempt_failed(impl, &why);
+	return false;
+}
+
+void peer_restarted(const struct peer_impl *impl, const uint8_t instance[16],
+		    struct err *why_p)
+{
+	char label[200], hex[9];
+
+	peer_hex(instance, 4, hex);
+	err_set(why_p, ERR_RESTART, "%s: the daemon was restarted, as instance %s",
+		peer_label(impl, label), hex);
+}
+
+bool peer_bring_up(struct peer_impl *impl)
+{
+	struct peers *peers = impl->peers;
+	struct peer *peer = &impl->peer;
+	char label[200];
+	struct err why;
+
+	if (!makes_room(impl))
+		return false;
+	if (peer->state == PEER_UP) {
+		bool same = memcmp(impl->cur.instance, impl->next.instance,
+				   sizeof(impl->next.instance)) == 0;
+
+		if (same)
+			err_set(&why, ERR_PEER, "%s: it began a new peering",
+				peer_label(impl, label));
+		else
+			peer_restarted(impl, impl->next.instance, &why);
+		take_down(impl, &why, false);
+	}
+	if (!impl->next.live || peers->closing)
+		return false; /* on_down ended it */
+	peering_promote(impl);
+	publish(impl);
+	impl->heard_ns = impl->window_ns = impl->used_ns = peer->up_since_ns;
+	impl->proven_ns = loop_clock_ns(peers->loop);
+	impl->pong_owed = 0;
+	log_info("peer", peer->endpoint, "up", "instance=%s name='%s' user='%s'",
+		 peer->instance_text, peer->name, impl->cur.user);
+	if (peer->self) {
+		loop_timer_stop(&impl->tick);
+	} else {
+		ping(impl);
+		peer_tick_in(impl, peers->options.ping_interval_ns);
+	}
+	if (peers->callbacks.on_up)
+		peers->callbacks.on_up(peers->callbacks.owner, peer);
+	return peer->state == PEER_UP;
+}
+
+/* ---- the tick ---- */
+
+static void declare_dead(struct peer_impl *impl, const char *how, uint64_t silent_ns)
+{
+	char label[200];
+	struct err why;
+
+	err_set(&why, ERR_PEER, "%s missed %llu pings (%s for %llu ms)",
+		peer_label(impl, label),
+		(unsigned long long)(silent_ns / impl->peers->options.ping_interval_ns),
+		how, (unsigned long long)(silent_ns / LOOP_NS_PER_MS));
+	peer_bring_down(impl, &why, true);
+}
+
+/* True when it went down. Else *left_p is the time it has left to speak. */
+static bool check_alive(struct peer_impl *impl, uint64_t *left_p)
+{
+	const struct peers *peers = impl->peers;
+	const struct peers_options *o = &peers->options;
+	uint64_t now_ns = loop_now_ns(peers->loop);
+	uint64_t since_ns =
+		impl->heard_ns > impl->window_ns ? impl->heard_ns : impl->window_ns;
+	uint64_t lag_ns = loop_lag_ns(peers->loop, since_ns);
+	uint64_t allowed_ns = o->dead_after_ns + lag_ns;
+
+	if (lag_ns > o->ping_interval_ns) {
+		impl->window_ns = since_ns = now_ns;
+		allowed_ns = o->dead_after_ns;
+	}
+	if (peers->link->backlog)
+		allowed_ns += o->dead_after_ns;
+	if (now_ns - since_ns >= allowed_ns) {
+		declare_dead(impl, "silent", now_ns - since_ns);
+		return true;
+	}
+	*left_p = allowed_ns - (now_ns - since_ns);
+	return false;
+}
+
+/* The same for a line that is half open: it may speak, and does not hear us. TCP
+ * without ACKs sends for up to 0.6 s more, then holds back all, also its BYE, for longer
+ * than we have to learn it. So two fifths of the silence do when nothing was answered
+ * for all the time; alone a late answer proves nothing on a busy host. */
+static bool check_answers(struct peer_impl *impl, uint64_t *left_p)
+{
+	const struct peers *peers = impl->peers;
+	const struct peers_options *o = &peers->options;
+	uint64_t now_ns = loop_now_ns(peers->loop), end_ns;
+	uint64_t lag_ns = loop_lag_ns(peers->loop, impl->proven_ns);
+
+	if (lag_ns > o->ping_interval_ns) {
+		impl->proven_ns = now_ns;
+		lag_ns = 0;
+	}
+	end_ns = impl->proven_ns + o->dead_after_ns + o->ping_interval_ns / 2 + lag_ns;
+	if (peers->link->backlog)
+		end_ns += o->dead_after_ns;
+	if (end_ns < impl->heard_ns + o->dead_after_ns * 2 / 5)
+		end_ns = impl->heard_ns + o->dead_after_ns * 2 / 5;
+	if (now_ns >= end_ns) {
+		declare_dead(impl, "answered none", now_ns - impl->proven_ns);
+		return true;
+	}
+	if (*left_p > end_ns - now_ns)
+		*left_p = end_ns - now_ns;
+	return false;
+}
+
+static bool is_idle(const struct peer_impl *impl, uint64_t now_ns)
+{
+	return impl->dialled && !impl->peer.holds &&
+	       now_ns - impl->used_ns >= impl->peers->options.idle_after_ns;
+}
+
+static void tick_up(struct peer_impl *impl)
+{
+	const struct peers_options *o = &impl->peers->options;
+	uint64_t now_ns = loop_now_ns(impl->peers->loop);
+	uint64_t left_ns, ping_ns;
+	struct err why;
+
+	if (check_alive(impl, &left_ns) || check_answers(impl, &left_ns))
+		return;
+	if (is_idle(impl, now_ns)) {
+		err_set(&why, ERR_CANCELED, "nobody here needs it any more");
+		peer_bring_down(impl, &why, true);
+		return;
+	}
+	if (impl->next.live && now_ns - impl->next.begun_ns >= o->accept_ttl_ns)
+		peering_end(&impl->next);
+	peer_flush(impl);
+	if (now_ns - impl->pinged_ns >= o->ping_interval_ns)
+		ping(impl);
+	ping_ns = impl->pinged_ns + o->ping_interval_ns - now_ns;
+	peer_tick_in(impl, left_ns < ping_ns ? left_ns : ping_ns);
+}
+
+static void say_why_not(struct peer_impl *impl)
+{
+	char label[200];
+	bool first = impl->peer.why.code == ERR_OK;
+
+	err_set(&impl->peer.why, ERR_PEER, "%s %s", peer_label(impl, label),
+		impl->hellos ? "does not answer: can it reach our `advertise`?"
+			     : "cannot be reached");
+	if (first)
+		log_info("peer", impl->peer.endpoint, "not there yet", "hellos=%u",
+			 impl->hellos);
+}
+
+static void tick_dial(struct peer_impl *impl)
+{
+	struct err why;
+
+	if (impl->peer.self) {
+		loop_defer(impl->peers->loop, &impl->later);
+		return;
+	}
+	if (impl->peer.state == PEER_DOWN)
+		impl->peer.state = PEER_DIALING;
+	else if (impl->next.live)
+		say_why_not(impl);
+	if (!impl->next.live)
+		peering_begin(impl);
+	if (peer_open_line(impl) < 0) {
+		err_take(&why);
+		peer_attempt_failed(impl, &why);
+		return;
+	}
+	peer_answer(impl, &impl->next);
+	peer_hello_send(impl);
+	peer_tick_in(impl, next_retry(impl));
+}
+
+void peer_on_tick(struct loop_timer *timer)
+{
+	struct peer_impl *impl = container_of(timer, struct peer_impl, tick);
+	uint64_t now_ns = loop_now_ns(impl->peers->loop);
+	uint64_t end_ns = impl->next.begun_ns + impl->peers->options.accept_ttl_ns;
+	struct err why;
+
+	if (impl->peer.state == PEER_UP) {
+		tick_up(impl);
+	} else if (impl->dialled && impl->peer.holds) {
+		tick_dial(impl);
+	} else if (impl->next.live && now_ns < end_ns) {
+		peer_tick_in(impl, end_ns - now_ns); /* a later HELLO renewed it */
+	} else {
+		err_set(&why, ERR_TIMEOUT, "peer %s said HELLO and then nothing",
+			impl->peer.endpoint);
+		peer_attempt_failed(impl, &why);
+	}
+}
+
+void peer_on_flush(struct loop_timer *timer)
+{
+	peer_flush(container_of(timer, struct peer_impl, flush));
+}
+
+void peer_on_line(void *owner, void *line_owner, bool connected)
+{
+	struct line_owner *kind = line_owner;
+	struct peer_impl *impl;
+
+	(void)owner;
+	if (kind->kind == LINE_REFUSAL) {
+		if (connected)
+			peer_refusal_send(
+				container_of(kind, struct peer_refusal, line_owner));
+		return;
+	}
+	impl = container_of(kind, struct peer_impl, line_owner);
+	if (!connected) {
+		impl->line_broke = true;
+		return; /* silence will tell */
+	}
+	if (impl->cur.live)
+		peer_answer(impl, &impl->cur);
+	if (impl->cur.live && impl->line_broke && impl->dialled)
+		peer_hello_probe(impl);
+	impl->line_broke = false;
+	if (impl->next.live) {
+		peer_answer(impl, &impl->next);
+		if (impl->dialled && impl->peer.state != PEER_UP) {
+			peer_hello_send(impl);
+			impl->retry_ns = impl->peers->options.hello_retry_ns;
+			peer_tick_in(impl, next_retry(impl));
+		}
+	}
+	peer_flush(impl);
+}
+
+/* ---- deferred work ---- */
+
+void peer_doom(struct peer_impl *impl, const struct err *why)
+{
+	if (impl->doom.code)
+		return;
+	impl->doom = *why;
+	loop_defer(impl->peers->loop, &impl->later);
+}
+
+void peer_on_later(struct loop_defer *defer)
+{
+	struct peer_impl *impl = container_of(defer, struct peer_impl, later);
+	struct err why = impl->doom;
+
+	if (why.code) {
+		peer_bring_down(impl, &why, true);
+	} else if (impl->peer.state == PEER_UP && !impl->peer.self) {
+		if (peer_early_pending(impl))
+			peer_early_deliver(impl);
+		if (!list_empty(&impl->queue))
+			peer_flush(impl); /* the next part */
+	} else if (impl->peer.self && impl->peer.state == PEER_UP) {
+		peer_self_deliver(impl);
+	} else if (impl->peer.self && impl->peer.holds) {
+		if (peering_begin_self(impl) == 0) {
+			peer_bring_up(impl);
+			return;
+		}
+		err_take(&why);
+		peer_attempt_failed(impl, &why);
+	}
+}
+
+void peer_become_self(struct peer_impl *impl)
+{
+	impl->peer.self = true;
+	impl->peers->self = impl;
+	peering_end(&impl->next);
+	peer_hang_up(impl);
+	loop_timer_stop(&impl->tick);
+	loop_defer(impl->peers->loop, &impl->later);
+}

@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Long messages, in parts.
+ *
+ * A room of 65 536 scattered pages is a message of half a megabyte. Summed, copied into
+ * the link's memory and out of it in one piece, it would hold either loop for most of a
+ * millisecond. So it goes as PARTs, one a turn, between which the loops do all else; to
+ * this peer nothing else, because the order of messages is what both sides rely on.
+ * A PART is a message like any other: in the sequence, never lost without the peering's end.
+ *
+ * Who receives has memory for one message a peer, whose size the first part tells and the
+ * type's cap bounds; pages of it are touched as bytes come. The bytes have to come in
+ * their order and all of them: anything else is no peer of ours, whose end frees them.
+ * Rooms take the memory as it is and read it from there. Where there is none, the parts
+ * are taken all the same, and who waits for the message is told by how it begins; so too
+ * when a part itself found no memory to wait for its turn in (peer_express.c).
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/peer/peer_impl.h"
+
+size_t peer_part_bytes(const struct peers *peers)
+{
+	size_t most = peers->options.message_bytes - WIRE_HEADER_BYTES - PEER_PART_HEAD;
+
+	return peers->options.part_bytes < most ? peers->options.part_bytes : most;
+}
+
+/* ---- out ---- */
+
+bool peer_goes_in_parts(const struct peer_impl *impl, const struct peer_message *msg)
+{
+	return msg->owned && !impl->peer.self && msg->len > peer_part_bytes(impl->peers) &&
+	       (impl->peer.features & PEER_FEATURE_PARTS);
+}
+
+int peer_part_send(struct peer_impl *impl, struct peer_message *msg)
+{
+	size_t most = peer_part_bytes(impl->peers), left = msg->len - msg->sent;
+	struct wire_part part = {.type = (uint16_t)msg->type,
+				 .total = (uint32_t)msg->len,
+				 .at = (uint32_t)msg->sent,
+				 .bytes = {msg->owned + msg->sent, left < most ? left : most}};
+	struct cursor out;
+	int r;
+
+	cursor_write(&out, impl->peers->part, most + PEER_PART_HEAD);
+	r = wire_part_put(&out, &part);
+	if (r >= 0)
+		r = peer_send_now(impl, WIRE_T_PART, out.base, out.pos);
+	if (r < 0)
+		return err_pass(r);
+	msg->sent += part.bytes.len;
+	return msg->sent == msg->len;
+}
+
+/* ---- in ---- */
+
+void peer_whole_drop(struct peer_impl *impl)
+{
+	mem_free(impl->whole.bytes);
+	impl->whole = (struct peer_whole){0};
+}
+
+static int begin(struct peer_impl *impl, const struct wire_part *part)
+{
+	struct peer_whole *whole = &impl->whole;
+
+	if (part->at != 0)
+		return err_raise(ERR_PROTO, "PART: a message's middle without its beginning");
+	if (part->type <= WIRE_T_BYE || part->type == WIRE_T_PART ||
+	    part->total == 0 || part->total > wire_body_cap(part->type) ||
+	    part->total > impl->peers->options.message_bytes - WIRE_HEADER_BYTES)
+		return err_raise(ERR_PROTO, "PART: no %s is of %u bytes",
+				 wire_type_name(part->type), part->total);
+	whole->bytes = mem_alloc(part->total);
+	if (!whole->bytes)
+		err_clear();
+	whole->type = part->type;
+	whole->total = part->total;
+	whole->got = 0;
+	return 0;
+}
+
+/* From now on only how it begins is kept. */
+static void forget(struct peer_whole *whole)
+{
+	size_t begun = whole->got < sizeof(whole->head) ? whole->got : sizeof(whole->head);
+
+	if (!whole->bytes)
+		return;
+	memcpy(whole->head, whole->bytes, begun);
+	mem_free_large(whole->bytes, whole->total);
+	whole->bytes = NULL;
+}
+
+/* Of bytes.len at least what goes into the head is there. */
+static void keep(struct peer_whole *whole, const struct wire_blob *bytes)
+{
+	uint8_t *to = whole->bytes ? whole->bytes : whole->head;
+	size_t room = whole->bytes ? whole->total : sizeof(whole->head), len = bytes->len;
+
+	if (whole->got < room)
+		memcpy(to + whole->got, bytes->data,
+		       len < room - whole->got ? len : room - whole->got);
+	whole->got += (uint32_t)len;
+}
+
+static int take(struct peer_impl *impl, const struct wire_part *part, bool lost)
+{
+	struct peer_whole *whole = &impl->whole;
+	int r = 0;
+
+	if (!(impl->peer.features & PEER_FEATURE_PARTS))
+		r = err_raise(ERR_PROTO, "PART: parts were not agreed");
+	if (r >= 0 && !whole->total)
+		r = begin(impl, part);
+	if (r < 0)
+		return err_pass(r);
+	if (part->type != whole->type || part->total != whole->total ||
+	    part->at != whole->got || part->bytes.len == 0 ||
+	    part->bytes.len > whole->total - whole->got)
+		return err_raise(ERR_PROTO, "PART: %zu bytes at %u of %u of a %s, where the "
+				 "next are at %u of %u of a %s", part->bytes.len, part->at,
+				 part->total, wire_type_name(part->type), whole->got,
+				 whole->total, wire_type_name(whole->type));
+	if (lost)
+		forget(whole);
+	keep(whole, &part->bytes);
+	return 0;
+}
+
+void peer_deliver_lack(struct peer_impl *impl, const struct wire_header *h,
+		       struct cursor *head)
+{
+	const struct peers_callbacks *callbacks = &impl->peers->callbacks;
+	uint64_t epoch = impl->peer.epoch;
+	struct err why;
+	int r;
+
+	r = callbacks->on_lack
+		    ? callbacks->on_lack(callbacks->owner, &impl->peer, h, head)
+		    : err_raise(ERR_NOMEM, "no memory for a %s of %u bytes",
+				wire_type_name(h->type), h->body_len);
+	if (r >= 0)
+		return;
+	err_take(&why);
+	if (impl->peer.state == PEER_UP && impl->peer.epoch == epoch)
+		peer_kill(&impl->peer, &why);
+}
+
+/* All of it is here, or its beginning and no memory for the rest. */
+static void deliver(struct peer_impl *impl, const struct wire_header *h)
+{
+	struct peer_whole whole = impl->whole;
+	struct wire_header up = *h;
+	struct cursor in;
+
+	impl->whole = (struct peer_whole){0};
+	up.type = whole.type;
+	up.body_len = whole.total;
+	if (whole.bytes) {
+		cursor_read(&in, whole.bytes, whole.total);
+		peer_deliver_owned(impl, &up, &in, whole.bytes);
+		return;
+	}
+	cursor_read(&in, whole.head,
+		    whole.total < sizeof(whole.head) ? whole.total : sizeof(whole.head));
+	peer_deliver_lack(impl, &up, &in);
+}
+
+static void part_came(struct peer_impl *impl, const struct wire_header *h,
+		      const struct wire_part *part, int r, bool lost)
+{
+	struct err why;
+
+	if (r >= 0)
+		r = take(impl, part, lost);
+	if (r < 0) {
+		err_take(&why);
+		peer_bring_down(impl, &why, true);
+	} else if (impl->whole.got == impl->whole.total) {
+		deliver(impl, h);
+	}
+}
+
+void peer_part_take(struct peer_impl *impl, const struct wire_header *h,
+		    struct cursor *body)
+{
+	struct wire_part part;
+	int r = wire_part_get(body, &part);
+
+	part_came(impl, h, &part, r, false);
+}
+
+void peer_part_lost(struct peer_impl *impl, const struct wire_header *h,
+		    struct cursor *head)
+{
+	struct wire_part part;
+	size_t len;
+	int r;
+
+	part.type = cursor_get_u16(head);
+	part.total = cursor_get_u32(head);
+	part.at = cursor_get_u32(head);
+	len = cursor_get_u32(head);
+	r = cursor_check(head, "PART");
+	if (r >= 0 && (head->pos > h->body_len || len > h->body_len - head->pos))
+		r = err_raise(ERR_PROTO, "PART: %zu bytes in a body of %u", len, h->body_len);
+	part.bytes = (struct wire_blob){head->base + head->pos, len};
+	part_came(impl, h, &part, r, true);
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/peer/peer_impl.h"
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+
+#define REFUSAL_TTL_NS LOOP_NS_PER_S
+
+/* A refusal is an answer: BYE with the reason, in the epoch of the HELLO, which
+ * shows the dialler that it is meant. It needs a line of its own, so there are
+ * few at a time (PEER_REFUSALS_MAX); a flood of HELLOs gets silence. */
+
+static void refusal_end(struct peers *peers, struct peer_refusal *refusal)
+{
+	if (refusal->line)
+		peers->link->ops->hangup(refusal->line);
+	refusal->line = NULL;
+}
+
+void peer_refusals_close(struct peers *peers)
+{
+	loop_timer_stop(&peers->refusal_timer);
+	for (unsigned int i = 0; i < PEER_REFUSALS_MAX; i++)
+		refusal_end(peers, &peers->refusals[i]);
+}
+
+/* Its line is connected. */
+void peer_refusal_send(struct peer_refusal *refusal)
+{
+	struct peers *peers = refusal->peers;
+
+	if (peers->link->ops->send(refusal->line, refusal->frame, refusal->len) < 0)
+		err_clear();
+	refusal_end(peers, refusal);
+}
+
+void peer_on_refusal_timer(struct loop_timer *timer)
+{
+	struct peers *peers = container_of(timer, struct peers, refusal_timer);
+	uint64_t now_ns = loop_now_ns(peers->loop);
+	bool left = false;
+
+	for (unsigned int i = 0; i < PEER_REFUSALS_MAX; i++) {
+		struct peer_refusal *refusal = &peers->refusals[i];
+
+		if (refusal->line && refusal->until_ns <= now_ns)
+			refusal_end(peers, refusal);
+		left |= refusal->line != NULL;
+	}
+	if (left && loop_timer_start(timer, REFUSAL_TTL_NS) < 0)
+		err_clear(); /* the next refusal starts it */
+}
+
+void peer_refuse(struct peers *peers, const struct wire_header *h, const char *endpoint,
+		 enum err_code code, const char *text)
+{
+	struct peer_refusal *refusal = NULL;
+
+	log_warn("peer", endpoint, "refused", "code=%s why='%s'", err_name(code), text);
+	peers->stats.refused++;
+	for (unsigned int i = 0; i < PEER_REFUSALS_MAX && !refusal; i++) {
+		if (!peers->refusals[i].line)
+			refusal = &peers->refusals[i];
+	}
+	if (!refusal)
+		return;
+	refusal->peers = peers;
+	refusal->len = peer_bye_frame(peers, h->sender, h->epoch, (uint32_t)code, text,
+				      refusal->frame);
+	refusal->until_ns = loop_now_ns(peers->loop) + REFUSAL_TTL_NS;
+	if (peers->link->ops->dial(peers->link, endpoint, &refusal->line_owner,
+				   &refusal->line) < 0) {
+		refusal->line = NULL;
+		err_clear();
+		return;
+	}
+	if (!loop_timer_running(&peers->refusal_timer) &&
+	    loop_timer_start(&peers->refusal_timer, REFUSAL_TTL_NS) < 0) {
+		err_clear();
+		refusal_end(peers, refusal);
+	}
+}

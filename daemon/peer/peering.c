@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/peer/peer_impl.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+
+#define ADDRESSES_MAX 64u /* records in a HELLO that are looked at */
+
+static struct list *bucket_of(struct peers *peers, uint64_t epoch_in)
+{
+	return &peers->epochs[epoch_in % PEER_EPOCH_BUCKETS];
+}
+
+/* Random, and no two alike while they live. */
+static uint64_t mint_epoch(struct peers *peers)
+{
+	uint64_t epoch;
+
+	do {
+		epoch = loop_random_u64(peers->loop);
+	} while (peering_find(peers, epoch));
+	return epoch;
+}
+
+void peering_begin(struct peer_impl *impl)
+{
+	struct peers *peers = impl->peers;
+	struct peering *next = &impl->next;
+
+	peering_end(next);
+	*next = (struct peering){
+		.owner = impl,
+		.live = true,
+		.begun_ns = loop_now_ns(peers->loop),
+		.nonce = loop_random_u64(peers->loop),
+		.epoch_in = mint_epoch(peers),
+	};
+	loop_random(peers->loop, next->token_in, sizeof(next->token_in));
+	list_push_back(bucket_of(peers, next->epoch_in), &next->link);
+	impl->hellos = 0;
+}
+
+void peering_end(struct peering *peering)
+{
+	if (!peering->live)
+		return;
+	list_remove(&peering->link);
+	peer_addresses_free(peering->addresses, &peering->address_count);
+	peering->live = false;
+	peering->heard = false;
+}
+
+void peering_promote(struct peer_impl *impl)
+{
+	struct peering *cur = &impl->cur, *next = &impl->next;
+
+	peering_end(cur);
+	list_remove(&next->link);
+	*cur = *next;
+	list_push_back(bucket_of(impl->peers, cur->epoch_in), &cur->link);
+	list_init(&next->link);
+	next->address_count = 0;
+	next->live = next->heard = false;
+}
+
+struct peering *peering_find(struct peers *peers, uint64_t epoch_in)
+{
+	struct peering *peering;
+
+	list_foreach(peering, bucket_of(peers, epoch_in), link) {
+		if (peering->epoch_in == epoch_in)
+			return peering;
+	}
+	return NULL;
+}
+
+/* ---- addresses ---- */
+
+int peer_addresses_encode(struct peers *peers, const struct peer_address *addresses,
+			  unsigned int count)
+{
+	size_t size = sizeof(uint32_t);
+	struct cursor c;
+
+	if (count > PEER_TRANSPORTS_MAX)
+		return err_raise(ERR_INVAL, "%u transports, the cap is %u", count,
+				 PEER_TRANSPORTS_MAX);
+	for (unsigned int i = 0; i < count; i++)
+		size += 2 + strlen(addresses[i].transport) + 4 + addresses[i].len;
+	if (size > wire_body_cap(WIRE_T_HELLO) - sizeof(struct wire_hello))
+		return err_raise(ERR_TOOBIG, "transport addresses of %zu bytes", size);
+	peers->addresses = mem_zalloc(size);
+	if (!peers->addresses)
+		return err_pass(-ENOMEM);
+	peers->addresses_len = size;
+	cursor_write(&c, peers->addresses, size);
+	cursor_put_u32(&c, count);
+	for (unsigned int i = 0; i < count; i++) {
+		cursor_put_str(&c, addresses[i].transport);
+		cursor_put_blob(&c, addresses[i].data, addresses[i].len);
+	}
+	return cursor_check(&c, "transport addresses");
+}
+
+void peer_addresses_free(struct peer_address *addresses, unsigned int *count)
+{
+	for (unsigned int i = 0; i < *count; i++)
+		mem_free(addresses[i].data);
+	*count = 0;
+}
+
+/* Transports with longer names, and more than we can keep, are newer than we. */
+int peer_addresses_decode(const struct wire_blob *blob, struct peer_address *addresses,
+			  unsigned int *count_p)
+{
+	struct cursor c;
+	uint32_t count;
+	int r = 0;
+
+	cursor_read(&c, blob->data, blob->len);
+	count = blob->len ? cursor_get_count(&c, ADDRESSES_MAX, 6) : 0;
+	*count_p = 0;
+	for (uint32_t i = 0; i < count && !c.bad && r == 0; i++) {
+		struct peer_address *a = &addresses[*count_p];
+		char name[WIRE_STR_MAX];
+		const void *data;
+		size_t len;
+
+		cursor_get_str(&c, name, sizeof(name));
+		data = cursor_get_blob(&c, blob->len, &len);
+		if (c.bad || strlen(name) >= sizeof(a->transport) ||
+		    *count_p == PEER_TRANSPORTS_MAX)
+			continue;
+		a->data = mem_dup(data, len);
+		if (!a->data) {
+			r = -ENOMEM;
+			continue;
+		}
+		a->len = len;
+		memcpy(a->transport, name, strlen(name) + 1);
+		(*count_p)++;
+	}
+	if (r == 0)
+		r = cursor_check(&c, "HELLO: field addresses");
+	if (r < 0)
+		peer_addresses_free(addresses, count_p);
+	return err_pass(r);
+}

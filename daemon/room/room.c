@@ -1,0 +1,475 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The state machine that all roles share.
+ *
+ * A room never acts from inside an event: whatever changes (a message, a peer,
+ * a finished move) kicks it, and its step runs once in the loop's next turn and
+ * looks at everything again. Steps are therefore idempotent, and no callback
+ * can destroy what its caller still holds.
+ *
+ * Failure goes one way: room_fail() records the first error, moves to ABORTING,
+ * tells the parties, stops what is in flight. `busy` counts what has not ended;
+ * at zero the step makes the room FAILED. A transport that cannot prove quiet
+ * within fence_timeout costs its peer (the connection is cut), never the truth.
+ */
+#include "daemon/room/room.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/config/config.h"
+#include "daemon/kvd.h"
+#include "daemon/loop/offload.h"
+#include "daemon/room/room_cursor.h"
+#include "daemon/room/room_mail.h"
+#include "daemon/room/rooms.h"
+#include "daemon/session/session.h"
+#include "daemon/session/status.h"
+
+/* Above this many pages times layers a plan is made on a helper thread: about
+ * 50 µs of planning. */
+#define PLAN_INLINE_ROWS 512u
+#define PLAN_ROWS_MAX (UINT64_C(1) << 26)
+
+const char *const room_role_names[ROOM_ROLES] = {"send", "recv", "offer", "pull"};
+const char *const room_state_names[ROOM_STATES] = {
+	"bootstrapping", "waiting_for_input", "transferring", "aborting", "failed", "success"};
+
+static const struct sm_state states[ROOM_STATES] = {
+	[ROOM_BOOT] = {"bootstrapping", SM_TO(ROOM_WAITING) | SM_TO(ROOM_ABORTING)},
+	[ROOM_WAITING] = {"waiting_for_input", SM_TO(ROOM_MOVING) | SM_TO(ROOM_SUCCESS) |
+						       SM_TO(ROOM_ABORTING)},
+	[ROOM_MOVING] = {"transferring", SM_TO(ROOM_SUCCESS) | SM_TO(ROOM_ABORTING)},
+	[ROOM_ABORTING] = {"aborting", SM_TO(ROOM_FAILED)},
+	[ROOM_FAILED] = {"failed", 0},
+	[ROOM_SUCCESS] = {"success", 0},
+};
+
+/* Invariant 1, where it can be seen: nothing is in flight in a terminal room. */
+static bool still_when_terminal(const struct sm *sm, unsigned int from)
+{
+	const struct room *room = container_of(sm, struct room, sm);
+
+	(void)from;
+	return !room_terminal(room) || room->busy == 0;
+}
+
+const struct sm_table room_table = {.name = "room",
+				    .states = states,
+				    .count = ROOM_STATES,
+				    .invariant = still_when_terminal};
+
+static const struct role_ops *const roles[ROOM_ROLES] = {
+	[ROOM_SEND] = &room_send_ops,
+	[ROOM_RECV] = &room_recv_ops,
+	[ROOM_OFFER] = &room_offer_ops,
+	[ROOM_PULL] = &room_pull_ops,
+};
+
+unsigned int room_poll_state(const struct room *room)
+{
+	static const unsigned int poll[ROOM_STATES] = {
+		[ROOM_BOOT] = KVD_BOOTSTRAPPING,  [ROOM_WAITING] = KVD_WAITING_FOR_INPUT,
+		[ROOM_MOVING] = KVD_TRANSFERRING, [ROOM_ABORTING] = KVD_TRANSFERRING,
+		[ROOM_FAILED] = KVD_FAILED,	  [ROOM_SUCCESS] = KVD_SUCCESS,
+	};
+
+	return poll[sm_state(&room->sm)];
+}
+
+unsigned int room_flags(const struct room *room)
+{
+	unsigned int flags = sm_state(&room->sm) == ROOM_ABORTING ? KVD_FLAG_ABORTING : 0;
+	const struct party *party;
+	bool wanted = false;
+
+	list_foreach(party, &room->parties, link)
+		wanted = wanted || party->want_count > 0;
+	if (room->role == ROOM_SEND && room->party_count > 0 && !wanted)
+		flags |= KVD_FLAG_IDLE;
+	return flags;
+}
+
+static void publish(struct room *room)
+{
+	room->version = rooms_next_version(room->rooms);
+	room_cursors_pass(room->rooms, &room->session_link);
+	list_remove(&room->session_link); /* the latest change is last */
+	list_push_back(&room->session->rooms, &room->session_link);
+	if (!room->slotted)
+		return;
+	status_slot_progress(room->session->status, room->slot, room->bytes,
+			     room->expected);
+	status_slot_set(room->session->status, room->slot, room_poll_state(room),
+			room_flags(room), room->error.code);
+}
+
+void room_progress(struct room *room)
+{
+	room->moved_ns = loop_now_ns(rooms_kvd(room->rooms)->loop);
+	if (room->slotted)
+		status_slot_progress(room->session->status, room->slot, room->bytes,
+				     room->expected);
+}
+
+static void finish(struct room *room)
+{
+	struct party *party;
+
+	loop_timer_stop(&room->timer);
+	loop_timer_stop(&room->beat);
+	list_foreach(party, &room->parties, link) {
+		if (party->pool)
+			handshake_pool_unuse(party->pool);
+		party->pool = NULL;
+	}
+	rooms_note_terminal(room);
+}
+
+static void log_end(const struct room *room)
+{
+	char number[24];
+
+	snprintf(number, sizeof(number), "%llu", (unsigned long long)room->number);
+	if (sm_state(&room->sm) == ROOM_SUCCESS)
+		log_debug("room", number, "success", "role=%s bytes=%llu ms=%.1f",
+			  room_role_names[room->role], (unsigned long long)room->bytes,
+			  (double)(room->ended_ns - room->opened_ns) / 1e6);
+	else
+		log_info("room", number, "failed", "role=%s code=%s why=\"%s\"",
+			 room_role_names[room->role], err_name(room->error.code),
+			 room->error.text);
+}
+
+void room_move(struct room *room, enum room_state to)
+{
+	uint64_t now = loop_now_ns(rooms_kvd(room->rooms)->loop);
+
+	sm_move(&room->sm, to);
+	if (to == ROOM_WAITING)
+		room->waiting_ns = now;
+	if (to == ROOM_MOVING)
+		room->moving_ns = room->moved_ns = now;
+	if (room_terminal(room)) {
+		room->ended_ns = now;
+		log_end(room);
+	}
+	publish(room);
+	room_clock_set(room);
+	if (room_terminal(room))
+		finish(room);
+}
+
+/* ---- failing ---- */
+
+static void tell_abort(struct room *room, const struct party *party)
+{
+	struct handshake *hs = rooms_kvd(room->rooms)->handshake;
+	struct wire_abort msg = {.room = party->room_there,
+				 .from_role = (uint8_t)room->role,
+				 .from_gen = room->gen,
+				 .to_gen = party->gen,
+				 .pool = party->pool ? party->pool->id : 0,
+				 .code = room->error.code};
+	struct cursor out;
+
+	if (party->lost || party->done || (!party->told && !party->gen))
+		return;
+	if (room->role == ROOM_PULL && party->answered)
+		return; /* PULL_DONE says it: an ABORT would end the offer for others */
+	snprintf(msg.text, sizeof(msg.text), "%.300s", room->error.text);
+	handshake_body(hs, &out);
+	if (wire_abort_put(&out, &msg) < 0 ||
+	    handshake_send(party->remote, WIRE_T_ABORT, out.base, out.pos) < 0)
+		err_clear(); /* a peer that cannot be told is going down */
+}
+
+/* Nothing is waited for any more: engines may destroy events of failed rooms. */
+static void forget_waits(struct room *room)
+{
+	struct chunk *chunk;
+
+	wait_stop(&room->wait_bind);
+	wait_spec_fini(&room->wait);
+	list_foreach(chunk, &room->chunks, link)
+		wait_spec_fini(&chunk->wait);
+}
+
+void room_fail(struct room *room, const struct err *why, const struct party *but)
+{
+	struct party *party;
+
+	if (!room_live(room))
+		return;
+	room->error = *why;
+	room_move(room, ROOM_ABORTING);
+	list_foreach(party, &room->parties, link) {
+		if (party != but)
+			tell_abort(room, party);
+	}
+	mails_drop(room, NULL);
+	roles[room->role]->stop(room, &room->error);
+	forget_waits(room);
+	room_kick(room);
+}
+
+void room_fail_moving(struct room *room, const struct party *party, const struct err *why)
+{
+	const char *label = party->remote->label;
+	struct err named = *why;
+
+	if ((why->scope == ERR_SCOPE_PEER || why->code == ERR_DRAIN) && !strstr(why->text, label))
+		snprintf(named.text, sizeof(named.text), "%.110s: %.200s", label, why->text);
+	room_fail(room, &named, NULL);
+}
+
+void room_fail_last(struct room *room, const struct party *but)
+{
+	struct err why;
+
+	err_take(&why);
+	room_fail(room, &why, but);
+}
+
+/* ---- stepping ---- */
+
+static void on_step(struct loop_defer *defer)
+{
+	struct room *room = container_of(defer, struct room, step);
+
+	if (sm_state(&room->sm) == ROOM_ABORTING && room->busy == 0)
+		room_move(room, ROOM_FAILED);
+	if (room_live(room))
+		roles[room->role]->step(room);
+	if (room->role == ROOM_SEND)
+		send_acks(room);
+	if (room_terminal(room) && room->close_when_terminal)
+		rooms_close(room);
+}
+
+void room_kick(struct room *room)
+{
+	loop_defer(rooms_kvd(room->rooms)->loop, &room->step);
+}
+
+void room_init(struct room *room)
+{
+	struct loop *loop = rooms_kvd(room->rooms)->loop;
+
+	sm_init(&room->sm, &room_table, ROOM_BOOT);
+	list_init(&room->session_link);
+	list_init(&room->all_link);
+	list_init(&room->parties);
+	list_init(&room->moves);
+	list_init(&room->mails);
+	list_init(&room->chunks);
+	loop_defer_init(&room->step, on_step);
+	loop_timer_init(&room->timer, loop, room_on_clock);
+	loop_timer_init(&room->beat, loop, pull_on_beat);
+	room->opened_ns = loop_now_ns(loop);
+}
+
+void room_open_done(struct room *room)
+{
+	publish(room);
+	room_clock_set(room);
+}
+
+bool room_without(struct party *party, const struct err *why)
+{
+	if (!roles[party->room->role]->without(party, why))
+		return false;
+	mails_drop(party->room, party);
+	return true;
+}
+
+void room_count(const struct room *room, enum metric metric, uint64_t n)
+{
+	metrics_add(&rooms_kvd(room->rooms)->metrics, metric, n);
+}
+
+/* ---- parties ---- */
+
+struct party *room_party_add(struct room *room, struct remote *remote)
+{
+	struct party *party;
+
+	if (room->party_count >= ROOM_PARTIES_MAX) {
+		err_raise(ERR_LIMIT, "more than %u parties in a room", ROOM_PARTIES_MAX);
+		return NULL;
+	}
+	party = mem_zalloc(sizeof(*party));
+	if (!party)
+		return NULL;
+	party->room = room;
+	party->room_there = room->number;
+	party->remote = remote;
+	party->rank = ROOM_ANY_RANK;
+	list_init(&party->ack_link);
+	remote->reaches++;
+	sched_flow_init(&party->flow, &remote->line, room->session->id);
+	list_push_back(&room->parties, &party->link);
+	room->party_count++;
+	return party;
+}
+
+void party_use_pool(struct party *party, struct remote_pool *pool)
+{
+	party->pool = pool;
+	handshake_pool_use(pool);
+	snprintf(party->pool_name, sizeof(party->pool_name), "%s", pool->name);
+	party->rank = pool->layout->rank;
+}
+
+void party_release_pool(struct party *party)
+{
+	const struct move *move;
+
+	list_foreach(move, &party->room->moves, link) {
+		if (move->party == party)
+			return; /* the room's end releases it */
+	}
+	if (party->pool)
+		handshake_pool_unuse(party->pool);
+	party->pool = NULL;
+}
+
+void party_drop(struct party *party)
+{
+	struct room *room = party->room;
+
+	if (party->pool)
+		handshake_pool_unuse(party->pool);
+	for (size_t i = 0; party->coverage && i < room->maps.count; i++)
+		coverage_fini(&party->coverage[i]);
+	mem_free(party->coverage);
+	room_maps_fini(&party->theirs);
+	mem_free(party->wants);
+	cJSON_Delete(party->theirs_json);
+	if (party->ack_owed)
+		rooms_ack(party);
+	list_remove(&party->link);
+	room->party_count--;
+	handshake_release(rooms_kvd(room->rooms)->handshake, party->remote);
+	mem_free(party);
+}
+
+const char *party_label(const struct party *party, char *buf, size_t size)
+{
+	snprintf(buf, size, "%.190s pool '%.63s'", party->remote->label, party->pool_name);
+	return buf;
+}
+
+/* ---- moves ---- */
+
+struct move *move_new(struct room *room, struct party *party)
+{
+	struct move *move = mem_zalloc(sizeof(*move));
+
+	if (!move)
+		return NULL;
+	move->room = room;
+	move->party = party;
+	list_init(&move->op.link);
+	list_push_back(&room->moves, &move->link);
+	room->busy++;
+	return move;
+}
+
+void move_free(struct move *move)
+{
+	struct room *room = move->room;
+
+	assert(room->busy > 0);
+	if (move->job.submitted &&
+	    !offload_cancel(rooms_kvd(room->rooms)->offload, &move->job)) {
+		move->doomed = true;
+		move->in = NULL;
+		return;
+	}
+	mail_drop(move->mail);
+	wait_stop(&move->wait);
+	list_remove(&move->link);
+	room->busy--;
+	room_maps_fini(&move->maps);
+	room_maps_fini(&move->maps_dst);
+	mem_free(move->pairs);
+	mem_free(move->wants);
+	plan_free(move->plan);
+	mem_free(move->header);
+	mem_free(move->op.xp.owned);
+	mem_free(move);
+	room_kick(room);
+}
+
+static void plan_work(struct offload_job *job)
+{
+	struct move *move = container_of(job, struct move, job);
+	struct plan_request req = {.src = move->plan_src,
+				   .dst = move->plan_dst,
+				   .maps = move->pairs,
+				   .map_count = move->pair_count,
+				   .wants = move->plan_wants,
+				   .want_count = move->plan_want_count,
+				   .max_rows = PLAN_ROWS_MAX};
+
+	job->result = plan_make(&req, &move->plan);
+	if (job->result >= 0 && move->encode)
+		job->result = move->encode(move);
+	if (job->result < 0)
+		err_take(&job->err);
+}
+
+static void plan_done(struct offload_job *job)
+{
+	struct move *move = container_of(job, struct move, job);
+
+	if (move->doomed) {
+		move_free(move);
+		return;
+	}
+	if (job->result < 0)
+		move->refused = job->err;
+	move->planned(move);
+}
+
+/* Runs that a plan may have: a page of one field is one, or one a head. */
+static uint64_t work_of(const struct move *move)
+{
+	uint64_t runs = 0;
+
+	for (size_t i = 0; i < move->pair_count; i++) {
+		const struct plan_map *map = &move->pairs[i];
+		const struct layout_view *view = layout_view_find(move->plan_dst, map->view);
+
+		for (uint32_t n = 0; view && n < view->layer_count; n++)
+			runs += (uint64_t)map->dst_page_count * view->layers[n].field_count;
+	}
+	return runs * (move->plan_want_count ? move->plan_want_count : 1);
+}
+
+void move_plan(struct move *move, const struct layout *src, const struct layout *dst,
+	       const struct plan_want *wants, size_t want_count,
+	       void (*then)(struct move *move))
+{
+	struct kvd *kvd = rooms_kvd(move->room->rooms);
+
+	move->plan_src = src;
+	move->plan_dst = dst;
+	move->plan_wants = wants;
+	move->plan_want_count = want_count;
+	move->planned = then;
+	move->phase = MOVE_PLANNING;
+	move->job = (struct offload_job){.work = plan_work, .done = plan_done};
+	list_init(&move->job.link);
+	if (work_of(move) > PLAN_INLINE_ROWS) {
+		offload_submit(kvd->offload, &move->job);
+		return;
+	}
+	plan_work(&move->job);
+	plan_done(&move->job);
+}

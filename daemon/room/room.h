@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * room: one request's handover, on one side. What a room of each role does is
+ * in room_send.c, room_recv.c, room_offer.c and room_pull.c; this header is
+ * what they share: the state machine, the parties, failure and the fence.
+ *
+ * Life: BOOT -> WAITING -> MOVING -> SUCCESS, or from any of the first three
+ * ABORTING -> FAILED. A room stays ABORTING while anything of it is in flight
+ * (`busy` > 0): that is invariant 1. Only room_move() writes a state.
+ */
+#ifndef KVD_ROOM_H
+#define KVD_ROOM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/list.h"
+#include "daemon/base/sm.h"
+#include "daemon/plan/coverage.h"
+#include "daemon/handshake/handshake.h"
+#include "daemon/base/metrics.h"
+#include "daemon/loop/offload.h"
+#include "daemon/plan/cover.h"
+#include "daemon/plan/plan.h"
+#include "daemon/room/room_map.h"
+#include "daemon/handshake/sched.h"
+#include "daemon/session/wait.h"
+
+struct mail;
+struct room_message;
+struct rooms;
+struct session;
+
+enum room_role { ROOM_SEND, ROOM_RECV, ROOM_OFFER, ROOM_PULL, ROOM_ROLES };
+
+enum room_state { /* names in room.c */
+	ROOM_BOOT,
+	ROOM_WAITING,
+	ROOM_MOVING,
+	ROOM_ABORTING,
+	ROOM_FAILED,
+	ROOM_SUCCESS,
+	ROOM_STATES,
+};
+
+#define ROOM_PARTIES_MAX 1024u
+#define ROOM_ANY_RANK (-1)
+
+/* The counterpart in one peer: a source, a receiver, an offerer, a puller. */
+struct party {
+	struct list link; /* in room->parties */
+	struct room *room;
+	struct remote *remote; /* held (reaches) */
+	struct remote_pool *pool; /* in use (handshake_pool_use) or NULL */
+	char pool_name[POOL_NAME_MAX]; /* as asked for; "" = the only one */
+	int64_t rank;		       /* as asked for; ROOM_ANY_RANK */
+	uint64_t gen;	  /* the other side's generation; 0 = not known yet */
+	uint64_t room_there; /* the room's number there (a pull may name another) */
+	struct sched_flow flow;
+	struct room_maps theirs; /* send: receiver's pages; pull: source's pages */
+	struct cJSON *theirs_json; /* pull: pages named by the engine; read when the
+				      source's pool is known */
+	struct plan_want *wants; /* what this source sends / must send */
+	size_t want_count;
+	bool told;	/* TRANSFER_INFO or OFFER_QUERY is out, or being written */
+	bool reading;	/* TRANSFER_INFO or OFFER is here and being read: room_mail.h */
+	bool answered;	/* acknowledged / OFFER is here */
+	bool ack_owed;	/* send: its TRANSFER_INFO is taken, but not acknowledged */
+	struct list ack_link; /* in rooms->acks: before the loop sleeps */
+	bool done;	/* nothing more is expected of it */
+	bool lost;	/* its peer went down */
+	bool heard_abort; /* it waits for our ABORT_ACK */
+	bool still;	/* its ABORT_ACK is here: quiet on its side too */
+	/* recv, pull */
+	struct coverage *coverage; /* one a bound view, in the order of room->maps */
+	uint64_t expected, got;	   /* bytes */
+	bool last_seen;
+	uint64_t last_seq;
+	struct xp_way way; /* of its last chunk for which there was a choice */
+	/* offer, pull */
+	bool asked_ack; /* pull: told that all was read, it owes us PULL_ACK */
+	uint64_t lease_epoch;
+	uint64_t lease_ns;
+};
+
+/* Whoever answers a request puts this into xp_inbound.owner. */
+struct inbound_owner {
+	void (*on_done)(struct inbound_owner *inbound, const struct err *err);
+};
+
+/* What is in flight: a chunk to one receiver, a read, an inbound. Holds plan,
+ * maps and header until the transport is done with them. */
+struct move {
+	struct list link; /* in room->moves */
+	struct room *room;
+	struct party *party;
+	struct chunk *chunk;	 /* send */
+	struct room_maps maps;	 /* recv: the chunk's pages at the source */
+	struct room_maps maps_dst; /* offer: the puller's pages */
+	struct plan_map *pairs;	 /* borrowed pages of both sides */
+	size_t pair_count;
+	struct plan_want *wants; /* offer: the puller's wants */
+	size_t want_count;
+	struct plan *plan;
+	uint8_t *header;
+	size_t header_len;
+	int (*encode)(struct move *move); /* makes it where the plan is made; or NULL */
+	struct sched_op op;
+	struct inbound_owner inbound; /* inbound ones */
+	struct xp_inbound *in;
+	struct offload_job job; /* planning off the loop, from these: */
+	const struct layout *plan_src, *plan_dst;
+	const struct plan_want *plan_wants;
+	size_t plan_want_count;
+	void (*planned)(struct move *move);
+	struct wait wait;
+	struct err refused;
+	uint64_t digest, bytes; /* the other side's, from the header */
+	uint64_t seq;
+	uint64_t seen_ns; /* posted, at the first look at it: room_clock.c */
+	bool last, reserved, landed_all;
+	bool doomed; /* over, but a helper still plans it */
+	struct mail *mail; /* reads its pages */
+	enum { MOVE_READING, MOVE_PLANNING, MOVE_WAITING, MOVE_POSTED } phase;
+};
+
+struct chunk { /* one room.send */
+	struct list link; /* in room->chunks */
+	uint64_t seq;
+	struct room_maps maps;
+	bool last;
+	struct wait_spec wait;
+	unsigned int moves; /* parties it is still on its way to */
+	bool dispatched;
+	bool spent; /* nothing but its number is left */
+};
+
+struct room {
+	struct rooms *rooms;
+	struct session *session;
+	struct list session_link, all_link;
+	enum room_role role;
+	uint64_t number;
+	uint64_t gen;
+	struct pool *pool;
+	struct sm sm;
+	uint32_t slot, slot_gen;
+	bool slotted;
+	struct list parties;
+	unsigned int party_count;
+	struct list moves;
+	struct list mails; /* struct mail: while it is live */
+	unsigned int busy; /* moves, plus whatever else must end before terminal */
+	struct room_maps maps; /* recv, pull: local pages; offer: offered pages */
+	bool bound;
+	bool planned;	 /* recv, pull: the cover is made */
+	struct wait_spec wait; /* recv, pull: before anything lands */
+	struct wait wait_bind;
+	bool wait_over;
+	struct list chunks; /* send; in order of room.send */
+	struct idmap chunk_by_seq;
+	bool last_given;
+	uint32_t receivers; /* expected parties; 0 = not known yet */
+	uint64_t bytes, expected;
+	uint64_t lease_ns, lease_epoch, lease_end_ns; /* offer */
+	bool gave_up;	   /* offer: a puller gave up */
+	struct err *gave_up_why; /* the first one's; NULL: there was no memory */
+	struct err error;  /* of ABORTING and FAILED */
+	bool close_when_terminal;
+	struct loop_timer timer;
+	bool clockless; /* there was no memory for the timer */
+	struct loop_timer beat; /* pull: lease heartbeats */
+	uint64_t limits_ns[3]; /* bootstrap, waiting, stall */
+	uint64_t opened_ns, waiting_ns, moving_ns, ended_ns, moved_ns;
+	uint64_t progress; /* at the last look, for stalls */
+	uint64_t version;  /* rooms->version at the last change */
+	struct loop_defer step;
+};
+
+/* ---- room.c ---- */
+extern const char *const room_role_names[ROOM_ROLES];
+extern const char *const room_state_names[ROOM_STATES];
+extern const struct sm_table room_table;
+unsigned int room_poll_state(const struct room *room); /* enum kvd_state */
+unsigned int room_flags(const struct room *room);
+void room_move(struct room *room, enum room_state to);
+static inline bool room_terminal(const struct room *room)
+{
+	enum room_state s = (enum room_state)sm_state(&room->sm);
+
+	return s == ROOM_FAILED || s == ROOM_SUCCESS;
+}
+static inline bool room_live(const struct room *room)
+{
+	return (enum room_state)sm_state(&room->sm) < ROOM_ABORTING;
+}
+/* Fail with this error: tell every party (except `but`), stop everything, be
+ * terminal when it is still. Idempotent: the first error stays. */
+void room_fail(struct room *room, const struct err *why, const struct party *but);
+void room_fail_last(struct room *room, const struct party *but); /* err_last() */
+/* The same, by what a transport says of a transfer: it knows no peer's name. */
+void room_fail_moving(struct room *room, const struct party *party, const struct err *why);
+/* Look again, in the next turn: what can go on? */
+void room_kick(struct room *room);
+void room_progress(struct room *room); /* bytes moved: status page */
+
+/* ---- room_clock.c ---- */
+/* Look at the clock for this room when its phase says so. */
+void room_clock_set(struct room *room);
+void room_on_clock(struct loop_timer *timer);
+/* Is it one without a clock? rooms counts them and tries again. */
+void room_clockless_set(struct room *room, bool clockless);
+
+void room_count(const struct room *room, enum metric metric, uint64_t n);
+
+struct party *room_party_add(struct room *room, struct remote *remote);
+void party_use_pool(struct party *party, struct remote_pool *pool);
+void party_drop(struct party *party); /* frees it */
+/* "source tcp://… pool 'kv'" for messages. */
+const char *party_label(const struct party *party, char *buf, size_t size);
+
+struct move *move_new(struct room *room, struct party *party);
+/* busy falls; the room looks again. While a helper plans, that is later, and
+ * `planned` is not called any more. */
+void move_free(struct move *move);
+/* Make move->plan from pairs and wants, on a helper when large, then `then`
+ * (perhaps before this returns). Failure is in move->refused. */
+void move_plan(struct move *move, const struct layout *src, const struct layout *dst,
+	       const struct plan_want *wants, size_t want_count,
+	       void (*then)(struct move *move));
+
+void room_init(struct room *room);
+void room_open_done(struct room *room); /* first publication and timer */
+bool room_without(struct party *party, const struct err *why); /* the role's answer */
+/* What it holds of its peer's pool, if no move does. */
+void party_release_pool(struct party *party);
+
+/* ---- the roles ---- */
+struct role_ops {
+	/* From room_kick: the parties' peers or pools changed, or a move ended. */
+	void (*step)(struct room *room);
+	/* Stop what is in flight (called once, on the way to ABORTING). */
+	void (*stop)(struct room *room, const struct err *why);
+	/* The party is gone; return true when the room can do without. */
+	bool (*without)(struct party *party, const struct err *why);
+};
+extern const struct role_ops room_send_ops, room_recv_ops, room_offer_ops, room_pull_ops;
+
+/* room_send.c */
+struct wire_transfer_info;
+int send_on_info(struct room *room, struct remote *remote,
+		 const struct wire_transfer_info *info, struct room_message *msg);
+void send_on_done(struct room *room, struct party *party);
+/* After a step: what it could post for its receivers is posted. */
+void send_acks(struct room *room);
+int send_chunk(struct room *room, struct chunk *chunk); /* takes it when >= 0 */
+/* room_recv.c */
+int recv_bind(struct room *room, struct room_maps *maps, const struct wait_spec *wait);
+void recv_on_request(struct room *room, struct remote *remote, struct xp_inbound *in,
+		     struct cursor *header);
+/* room_offer.c */
+int offer_on_query(struct room *room, struct remote *remote,
+		   const struct wire_offer_query *query);
+void offer_on_request(struct room *room, struct remote *remote, struct xp_inbound *in,
+		      struct cursor *header);
+int offer_on_pull_done(struct room *room, struct party *party,
+		       const struct wire_pull_done *done, enum err_code *answer_p);
+void offer_on_lease(struct room *room, struct party *party, uint64_t lease_epoch);
+void offer_check_lease(struct room *room);
+/* room_pull.c */
+int pull_on_offer(struct room *room, struct party *party, const struct wire_offer *offer,
+		  struct room_message *msg);
+void pull_on_ack(struct room *room, struct party *party, const struct wire_pull_ack *ack);
+
+void pull_on_beat(struct loop_timer *timer);
+
+/* ---- headers of data-line requests (first byte) ---- */
+enum request_kind {
+	REQUEST_CHUNK = 1, /* room_send -> room_recv */
+	REQUEST_PULL = 2,  /* room_pull -> room_offer */
+	REQUEST_XFER = 3,  /* xfer.c */
+	REQUEST_DLIST = 4,
+	REQUEST_DLIST_FREE = 5,
+	REQUEST_NOTIF = 6,
+	REQUEST_MESSAGE = 7, /* handshake_express.c: a peer message, its frame follows */
+};
+
+#endif

@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every phase of a room has an end, whoever is to blame for it.
+ *
+ *   bootstrapping      bootstrap_timeout        the other side does not show up
+ *   waiting_for_input  waiting_timeout          nothing is bound, offered, sent
+ *   transferring       transfer_stall_timeout   posted, and no byte moves
+ *                      waiting_timeout          nothing posted: an engine computes
+ *   aborting           fence_timeout            cut the peers that hold it
+ *   an offer           its lease                nobody takes it, or takes it slowly
+ *
+ * A stall is no byte at all for so long, not slowness: whatever moved since the
+ * last look starts the count anew. What waits its turn behind other rooms on the
+ * same line is not posted, so a large neighbour makes nobody stall; neither that
+ * wait nor an engine's computing counts once it is.
+ *
+ * The reason names who was waited for. It is all that the engine gets to see, on
+ * both sides, and the operator, who has to know which of the machines to look at.
+ *
+ * A fence that is not proven in time widens its scope, from the room to the
+ * peers' connections; it is never declared proven.
+ */
+#include <stdio.h>
+
+#include "daemon/base/log.h"
+#include "daemon/config/config.h"
+#include "daemon/kvd.h"
+#include "daemon/room/room.h"
+#include "daemon/room/rooms.h"
+
+enum { LIMIT_BOOTSTRAP, LIMIT_WAITING, LIMIT_STALL };
+
+static unsigned long long ms(uint64_t ns)
+{
+	return (unsigned long long)(ns / LOOP_NS_PER_MS);
+}
+
+/* ---- when ---- */
+
+static uint64_t look_after(const struct room *room)
+{
+	const uint64_t *limits = room->limits_ns;
+
+	switch ((enum room_state)sm_state(&room->sm)) {
+	case ROOM_BOOT:
+		return limits[LIMIT_BOOTSTRAP];
+	case ROOM_WAITING:
+		return limits[LIMIT_WAITING];
+	case ROOM_MOVING:
+		return (limits[LIMIT_STALL] < limits[LIMIT_WAITING] ? limits[LIMIT_STALL]
+								    : limits[LIMIT_WAITING]) /
+			       4 + 1;
+	case ROOM_ABORTING:
+		return rooms_kvd(room->rooms)->config->fence_timeout_ns;
+	default:
+		return 0;
+	}
+}
+
+void room_clock_set(struct room *room)
+{
+	uint64_t after = look_after(room);
+
+	if (room_terminal(room)) {
+		room_clockless_set(room, false);
+		return;
+	}
+	if (room->role == ROOM_OFFER && room_live(room))
+		after = room->lease_ns / 4 + 1;
+	if (loop_timer_start(&room->timer, after) == 0) {
+		room_clockless_set(room, false);
+		return;
+	}
+	err_clear(); /* it gets its clock with the next beat that finds memory */
+	room_clockless_set(room, true);
+	log_warn("room", NULL, "no memory for a timer", "room=%llu",
+		 (unsigned long long)room->number);
+}
+
+void room_clockless_set(struct room *room, bool clockless)
+{
+	if (room->clockless == clockless)
+		return;
+	room->clockless = clockless;
+	rooms_clockless_add(room->rooms, clockless ? 1 : -1);
+}
+
+/* ---- who is waited for ---- */
+
+static const char *why_no_source(const struct party *party)
+{
+	const struct remote *remote = party->remote;
+
+	if (remote->peer->state != PEER_UP)
+		return remote->peer->why.code != ERR_OK ? remote->peer->why.text
+							: "it was not reached";
+	if (!party->pool)
+		return "it has no such pool";
+	return remote->ready ? "its keys are not usable yet" : "its data line is not up";
+}
+
+static void bootstrap_words(const struct room *room, char *text, size_t size)
+{
+	const struct party *party;
+	char label[300];
+
+	if (room->role == ROOM_SEND) {
+		snprintf(text, size, "%u of %u receivers have bound pages for it",
+			 room->party_count, room->receivers ? room->receivers : 1);
+		return;
+	}
+	snprintf(text, size, "its sources are not ready");
+	list_foreach(party, &room->parties, link) {
+		if (party->remote->peer->state == PEER_UP && party->pool &&
+		    party->pool->ready && party->remote->ready)
+			continue;
+		snprintf(text, size, "source %.110s: %.110s",
+			 party_label(party, label, sizeof(label)), why_no_source(party));
+		return;
+	}
+}
+
+/* Something waits for a point that its engine's stream shall pass. */
+static bool waits_for_point(const struct room *room)
+{
+	const struct move *move;
+
+	list_foreach(move, &room->moves, link) {
+		if (move->phase == MOVE_WAITING)
+			return true;
+	}
+	return room->wait_bind.armed;
+}
+
+static void waiting_words(const struct room *room, char *text, size_t size)
+{
+	const struct party *party;
+	const char *own = room->role == ROOM_SEND ? "its engine sent nothing more"
+						  : "its engine bound no pages";
+	char label[300];
+
+	if (waits_for_point(room))
+		own = "the point that it shall wait for did not come";
+	snprintf(text, size, "%s", own);
+	if (waits_for_point(room) || room->role == ROOM_SEND ||
+	    (room->role == ROOM_RECV && !room->bound))
+		return;
+	list_foreach(party, &room->parties, link) {
+		const char *what = party->answered ? "sent nothing more" : "did not open it";
+
+		if (party->done || (party->answered && room->role == ROOM_PULL) ||
+		    (party->answered && party->got == party->expected))
+			continue;
+		snprintf(text, size, "%.200s %s", party_label(party, label, sizeof(label)),
+			 what);
+		return;
+	}
+}
+
+static void stall_words(const struct room *room, char *text, size_t size)
+{
+	const struct move *move;
+	char label[300];
+
+	snprintf(text, size, "nothing is in flight");
+	list_foreach(move, &room->moves, link) {
+		if (move->phase != MOVE_POSTED)
+			continue;
+		snprintf(text, size, "%.200s",
+			 party_label(move->party, label, sizeof(label)));
+		return;
+	}
+}
+
+/* ---- what the phase's end means ---- */
+
+static uint64_t progress_of(const struct room *room)
+{
+	const struct move *move;
+	uint64_t sum = room->bytes;
+
+	list_foreach(move, &room->moves, link)
+		sum += move->in ? move->in->moved : move->op.xp.moved;
+	return sum;
+}
+
+/* Since when is something on its way? 0: the engine, here or there, is computing, or
+ * the line is busy with others. How long that took is nobody's stall. */
+static uint64_t posted_since(const struct room *room, uint64_t now)
+{
+	uint64_t oldest = 0;
+	struct move *move;
+
+	list_foreach(move, &room->moves, link) {
+		if (move->phase != MOVE_POSTED || (!move->in && !move->op.posted))
+			continue;
+		if (!move->seen_ns)
+			move->seen_ns = now;
+		if (!oldest || move->seen_ns < oldest)
+			oldest = move->seen_ns;
+	}
+	return oldest;
+}
+
+static void look_at_waiting(const struct room *room, uint64_t idle_ns, struct err *why)
+{
+	char words[240];
+
+	if (idle_ns < room->limits_ns[LIMIT_WAITING])
+		return;
+	waiting_words(room, words, sizeof(words));
+	err_set(why, ERR_TIMEOUT, "room %llu: nothing for %llu ms: %s",
+		(unsigned long long)room->number, ms(room->limits_ns[LIMIT_WAITING]), words);
+	room_count(room, METRIC_WAITING_TIMEOUTS, 1);
+}
+
+static void look_at_moving(struct room *room, uint64_t now, struct err *why)
+{
+	uint64_t progress = progress_of(room), since = posted_since(room, now);
+	char words[240];
+
+	if (progress != room->progress)
+		room->moved_ns = now;
+	room->progress = progress;
+	if (!since) {
+		look_at_waiting(room, now - room->moved_ns, why);
+		return;
+	}
+	if (since < room->moved_ns)
+		since = room->moved_ns;
+	if (now - since < room->limits_ns[LIMIT_STALL])
+		return;
+	stall_words(room, words, sizeof(words));
+	err_set(why, ERR_STALL, "room %llu: no byte moved for %llu ms: %s",
+		(unsigned long long)room->number, ms(room->limits_ns[LIMIT_STALL]), words);
+	room_count(room, METRIC_STALLS, 1);
+}
+
+static void bootstrap_over(const struct room *room, struct err *why)
+{
+	char words[240];
+
+	bootstrap_words(room, words, sizeof(words));
+	err_set(why, ERR_TIMEOUT, "room %llu: bootstrapping took longer than %llu ms: %s",
+		(unsigned long long)room->number, ms(room->limits_ns[LIMIT_BOOTSTRAP]), words);
+	room_count(room, METRIC_BOOTSTRAP_TIMEOUTS, 1);
+}
+
+/* ---- the fence ---- */
+
+/* A peer that is up and holds something of the room. */
+static struct peer *holder(const struct room *room)
+{
+	const struct move *move;
+
+	list_foreach(move, &room->moves, link) {
+		if (move->phase != MOVE_POSTED) /* our own helper has it, no peer does */
+			continue;
+		if (move->party->remote->peer->state == PEER_UP)
+			return move->party->remote->peer;
+	}
+	return NULL;
+}
+
+/* The fence took too long: cut all the peers that still hold something of us. */
+static void widen(struct room *room)
+{
+	unsigned long long limit =
+		ms(rooms_kvd(room->rooms)->config->fence_timeout_ns);
+	char number[24];
+	struct peer *peer;
+	struct err why;
+	unsigned int cut = 0;
+
+	while ((peer = holder(room))) {
+		err_set(&why, ERR_FENCE, "peer %.100s instance %.8s: room %llu not still "
+			"after %llu ms", peer->endpoint, peer->instance_text,
+			(unsigned long long)room->number, limit);
+		room_count(room, METRIC_FENCES_WIDENED, 1);
+		peer_kill(peer, &why);
+		cut++;
+	}
+	if (cut > 0)
+		return;
+	snprintf(number, sizeof(number), "%llu", (unsigned long long)room->number);
+	log_warn("room", number, "not still yet", "in_flight=%u ms=%llu", room->busy, limit);
+}
+
+void room_on_clock(struct loop_timer *timer)
+{
+	struct room *room = container_of(timer, struct room, timer);
+	enum room_state state = (enum room_state)sm_state(&room->sm);
+	uint64_t now = loop_now_ns(timer->loop);
+	struct err why = {0};
+
+	if (room->role == ROOM_OFFER && room_live(room))
+		offer_check_lease(room);
+	else if (state == ROOM_BOOT)
+		bootstrap_over(room, &why);
+	else if (state == ROOM_WAITING)
+		look_at_waiting(room, now - room->waiting_ns, &why);
+	else if (state == ROOM_MOVING)
+		look_at_moving(room, now, &why);
+	else if (state == ROOM_ABORTING)
+		widen(room);
+	if (why.code != ERR_OK)
+		room_fail(room, &why, NULL);
+	else
+		room_clock_set(room);
+}

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a receiving room knows of its sources: when their pools can be used, who
+ * shall send what, and how many bytes that makes.
+ *
+ * The bytes owed are counted from the wants and the bound tokens, not from plans:
+ * plans come chunk by chunk, and "complete" must not depend on how the sender
+ * cuts them. A source that owes nothing of what is bound is idle.
+ */
+#include "daemon/room/room_cover.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/kvd.h"
+#include "daemon/room/rooms.h"
+
+/* ---- sources ---- */
+
+static int source_ready(struct room *room, struct party *party)
+{
+	struct remote *remote = party->remote;
+	struct remote_pool *pool = NULL;
+	const char *name = party->pool_name[0] ? party->pool_name : NULL;
+	int r;
+
+	if (remote->peer->state != PEER_UP && !remote->refused)
+		return 1;
+	if (remote->why.code != ERR_OK)
+		return err_reraise(&remote->why);
+	if (!party->pool) {
+		r = handshake_pool(remote, name, party->rank, room->pool, &pool);
+		if (r != 0)
+			return r < 0 ? err_pass(r) : 1;
+		party_use_pool(party, pool);
+		handshake_want_keys(pool);
+	}
+	if (party->pool->refused.code != ERR_OK)
+		return err_reraise(&party->pool->refused);
+	return remote->ready && party->pool->ready ? 0 : 1;
+}
+
+int room_sources_ready(struct room *room)
+{
+	struct party *party;
+	int all = 0;
+
+	list_foreach(party, &room->parties, link) {
+		int r = source_ready(room, party);
+
+		if (r < 0)
+			return err_pass(r);
+		all |= r;
+	}
+	return all;
+}
+
+bool room_source_lost(struct party *party)
+{
+	if (party->told)
+		return party->done || party->got == party->expected;
+	party->lost = false; /* told nothing: it may come back */
+	if (party->pool)
+		handshake_pool_unuse(party->pool);
+	party->pool = NULL;
+	if (sm_state(&party->room->sm) == ROOM_BOOT)
+		return true;
+	return false; /* the engine was told that all sources are there */
+}
+
+/* ---- the cover ---- */
+
+static int make_cover(struct room *room, struct cover **cover_p)
+{
+	cleanup_free struct cover_source *sources =
+		mem_calloc(room->party_count, sizeof(*sources));
+	cleanup_free const char **views = mem_calloc(room->maps.count, sizeof(*views));
+	const struct party *party;
+	size_t n = 0;
+
+	if (!sources || !views)
+		return err_pass(-ENOMEM);
+	list_foreach(party, &room->parties, link)
+		sources[n++].layout = party->pool->layout;
+	for (size_t i = 0; i < room->maps.count; i++)
+		views[i] = room->maps.maps[i].view;
+	return cover_make(sources, n, room->pool->layout, views, room->maps.count,
+			  room->number, cover_p);
+}
+
+/* Bytes that one want makes over its view's bound tokens. */
+static int want_bytes(const struct room *room, const struct plan_want *want,
+		      uint64_t *bytes_p)
+{
+	const struct layout_view *view = &room->pool->layout->views[want->view];
+	const struct room_map *map = room_maps_find(&room->maps, view->name);
+	const struct layout_layer *layer = layout_layer_find(view, want->layer);
+	uint64_t bytes;
+
+	*bytes_p = 0;
+	if (!map || !layer || want->layer < map->layers.begin ||
+	    want->layer >= map->layers.end)
+		return 0;
+	if (__builtin_mul_overflow(layer->fields[want->field].unit_bytes,
+				   (uint64_t)want->units, &bytes) ||
+	    __builtin_mul_overflow(bytes, map->token_end - map->token_begin, &bytes))
+		return err_raise(ERR_RANGE, "room %llu: more than 2^64 bytes",
+				 (unsigned long long)room->number);
+	*bytes_p = bytes;
+	return 0;
+}
+
+static int expect(struct room *room, struct party *party)
+{
+	party->expected = 0;
+	for (size_t i = 0; i < party->want_count; i++) {
+		uint64_t bytes;
+		int r = want_bytes(room, &party->wants[i], &bytes);
+
+		if (r < 0)
+			return err_pass(r);
+		party->expected += bytes;
+	}
+	if (party->expected == 0)
+		party->want_count = 0; /* idle: nothing of it is bound */
+	room->expected += party->expected;
+	return 0;
+}
+
+/* The distinct layers of one view among the wants, ascending. */
+static uint32_t wanted_layers(const struct party *party, uint32_t view, uint32_t *layers)
+{
+	uint32_t n = 0;
+
+	for (size_t i = 0; i < party->want_count; i++) {
+		uint32_t layer = party->wants[i].layer, k = n;
+
+		if (party->wants[i].view != view)
+			continue;
+		while (k > 0 && layers[k - 1] > layer)
+			k--;
+		if (k > 0 && layers[k - 1] == layer)
+			continue;
+		memmove(&layers[k + 1], &layers[k], (n - k) * sizeof(*layers));
+		layers[k] = layer;
+		n++;
+	}
+	return n;
+}
+
+static int make_coverage(struct room *room, struct party *party)
+{
+	const struct layout *layout = room->pool->layout;
+	cleanup_free uint32_t *layers =
+		mem_calloc(party->want_count + 1, sizeof(*layers));
+
+	party->coverage = mem_calloc(room->maps.count, sizeof(*party->coverage));
+	if (!layers || !party->coverage)
+		return err_pass(-ENOMEM);
+	for (size_t i = 0; i < room->maps.count; i++) {
+		const struct layout_view *view =
+			layout_view_find(layout, room->maps.maps[i].view);
+		uint32_t n = wanted_layers(party, (uint32_t)(view - layout->views), layers);
+		int r = coverage_init(&party->coverage[i], layers, n);
+
+		if (r < 0)
+			return err_pass(r);
+	}
+	return 0;
+}
+
+int room_cover(struct room *room)
+{
+	mem_cleanup(cover_freep) struct cover *cover = NULL;
+	struct party *party;
+	size_t i = 0;
+	int r = make_cover(room, &cover);
+
+	if (r < 0)
+		return err_pass(r);
+	room->expected = 0;
+	list_foreach(party, &room->parties, link) {
+		party->wants = mem_dup(cover->per_source[i].wants,
+				       cover->per_source[i].count * sizeof(*party->wants));
+		if (!party->wants)
+			return err_pass(-ENOMEM);
+		party->want_count = cover->per_source[i++].count;
+		r = expect(room, party);
+		if (r >= 0)
+			r = make_coverage(room, party);
+		if (r < 0)
+			return err_pass(r);
+	}
+	return 0;
+}
+
+/* ---- which pages are whole ---- */
+
+/* In-flight chunks are reserved, not landed: ask only when terminal. */
+int room_landed_pages(const struct room *room, size_t map, uint8_t **bits_p)
+{
+	const struct room_map *m = &room->maps.maps[map];
+	const struct layout_view *view = layout_view_find(room->pool->layout, m->view);
+	uint8_t *bits = mem_zalloc((m->page_count + 7) / 8);
+
+	if (!bits)
+		return err_pass(-ENOMEM);
+	for (size_t p = 0; p < m->page_count; p++) {
+		uint64_t begin = m->first_token + p * view->page_tokens;
+		uint64_t end = begin + view->page_tokens;
+		const struct party *party;
+		bool whole = room->planned;
+
+		begin = begin < m->token_begin ? m->token_begin : begin;
+		end = end > m->token_end ? m->token_end : end;
+		list_foreach(party, &room->parties, link)
+			whole = whole && party->coverage && begin < end &&
+				coverage_whole(&party->coverage[map], begin, end);
+		if (whole)
+			bits[p / 8] |= (uint8_t)(1u << (p % 8));
+	}
+	*bits_p = bits;
+	return 0;
+}

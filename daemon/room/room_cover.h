@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* room_cover: what the two roles that receive (recv, pull) do alike: wait for
+ * their sources' pools, make the cover, and account what each source owes. */
+#ifndef KVD_ROOM_COVER_H
+#define KVD_ROOM_COVER_H
+
+#include "daemon/room/room.h"
+
+/* Outcome 0: every source's data line and pool are usable. 1: not yet.
+ * Negative: one never will be. Takes pools into use and asks for their keys. */
+int room_sources_ready(struct room *room);
+/* For the bound maps: each party's wants, expected bytes and coverage. */
+int room_cover(struct room *room);
+/* A source's peer is down: true when the room can do without it. */
+bool room_source_lost(struct party *party);
+/* Which pages of a bound map are whole, as a bitmap: bit p % 8 of byte p / 8
+ * for pages[p]. *bits_p is heap, (page_count + 7) / 8 bytes. */
+int room_landed_pages(const struct room *room, size_t map, uint8_t **bits_p);
+
+#endif

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * room_cursor: a place in the list of all rooms, or in a session's, that holds while
+ * rooms come, change and go; and sweeps: something that is done to all rooms, some of
+ * them in each turn of the loop.
+ */
+#ifndef KVD_ROOM_CURSOR_H
+#define KVD_ROOM_CURSOR_H
+
+#include <stdbool.h>
+
+#include "daemon/base/list.h"
+#include "daemon/loop/loop.h"
+
+struct room;
+struct rooms;
+
+struct room_cursor {
+	struct list link;
+	struct list *at;
+	bool back; /* it walks backwards */
+};
+void room_cursor_begin(struct rooms *rooms, struct room_cursor *cursor, struct list *at,
+		       bool back);
+void room_cursor_end(struct room_cursor *cursor);
+/* `leaving` is about to leave its list. */
+void room_cursors_pass(struct rooms *rooms, const struct list *leaving);
+
+struct room_sweep {
+	void (*visit)(struct room_sweep *sweep, struct room *room); /* may free it */
+	void (*done)(struct room_sweep *sweep); /* after the last; may be NULL */
+	/* private */
+	struct rooms *rooms;
+	struct room_cursor cursor;
+	struct loop_defer go;
+	bool running;
+};
+/* The first rooms are visited before this returns, all when they are few. One that is
+ * running begins anew. */
+void room_sweep_begin(struct rooms *rooms, struct room_sweep *sweep);
+void room_sweep_stop(struct room_sweep *sweep); /* without `done`; idempotent */
+
+#endif

@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Page lists of rooms' messages, in turns.
+ *
+ * TRANSFER_INFO, OFFER and the headers of chunks and pulls name a room's pages. Few make
+ * a message that is written, or read, where it is wanted; 65 536 scattered ones would
+ * hold the loop for as long as everything else in a turn together. So the list of such
+ * a room is written into memory of its own, which the peer then takes in parts
+ * (peer_parts.c), and read from the memory that those were put together in; both by a
+ * deferred call that does config->peer_part_bytes of it and defers itself. No helper
+ * thread: what is read and written belongs to a room that may fail in between, and then
+ * there is nobody to wait for.
+ *
+ * What a message brings counts when all of it is read. Until then its party has none of
+ * it, and the room waits where it waited for the message.
+ */
+#include "daemon/room/room_mail.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/config/config.h"
+#include "daemon/kvd.h"
+#include "daemon/room/room_wire.h"
+#include "daemon/room/rooms.h"
+
+#define RUN_BYTES 8u
+#define FIXED_BYTES 128u /* of either message, an upper bound */
+
+/* Pages that a turn writes or reads. */
+static size_t pages_a_turn(const struct room *room)
+{
+	return rooms_kvd(room->rooms)->config->peer_part_bytes / RUN_BYTES;
+}
+
+/* ---- life ---- */
+
+static struct mail *mail_new(struct party *party, void (*run)(struct loop_defer *go))
+{
+	struct mail *mail = mem_zalloc(sizeof(*mail));
+
+	if (!mail)
+		return NULL;
+	mail->room = party->room;
+	mail->party = party;
+	loop_defer_init(&mail->go, run);
+	list_push_back(&party->room->mails, &mail->link);
+	return mail;
+}
+
+void mail_drop(struct mail *mail)
+{
+	if (!mail)
+		return;
+	loop_defer_cancel(&mail->go);
+	list_remove(&mail->link);
+	if (mail->move)
+		mail->move->mail = NULL;
+	maps_reader_fini(&mail->reader);
+	mem_free_large(mail->body, mail->reader.in.size);
+	mem_free(mail);
+}
+
+void mails_drop(struct room *room, const struct party *party)
+{
+	struct mail *mail;
+
+	list_foreach_safe(mail, &room->mails, link) {
+		/* the end of a request is its transport's, or the room's */
+		if (!party || (mail->party == party && !mail->move))
+			mail_drop(mail);
+	}
+}
+
+static void again(struct mail *mail)
+{
+	loop_defer(rooms_kvd(mail->room->rooms)->loop, &mail->go);
+}
+
+/* ---- out ---- */
+
+static int too_large(enum wire_type type)
+{
+	return err_raise(ERR_TOOBIG, "%s: pages and wants take more than %zu bytes",
+			 type == WIRE_T_OFFER ? "offer" : "room.bind", wire_body_cap(type));
+}
+
+bool mail_telling(const struct party *party)
+{
+	const struct mail *mail;
+
+	list_foreach(mail, &party->room->mails, link) {
+		if (mail->party == party && !mail->then)
+			return true;
+	}
+	return false;
+}
+
+/* `bytes` long, what begins at `at`: a blob is its length and the bytes. */
+static void blob_end(struct cursor *out, size_t at)
+{
+	struct cursor length;
+
+	if (out->bad)
+		return;
+	cursor_write(&length, out->base + at - 4, 4);
+	cursor_put_u32(&length, (uint32_t)(out->pos - at));
+}
+
+static int letter_send(struct mail *mail)
+{
+	const struct party *party = mail->party;
+	struct cursor *out = &mail->out;
+	size_t wants_at;
+
+	blob_end(out, mail->views_at);
+	if (mail->type == WIRE_T_TRANSFER_INFO) {
+		cursor_put_u32(out, 0); /* the length's place */
+		wants_at = out->pos;
+		wants_put(out, party->wants, party->want_count);
+		blob_end(out, wants_at);
+	}
+	if (out->bad || out->pos > wire_body_cap(mail->type))
+		return err_pass(too_large(mail->type));
+	if (out->pos <= pages_a_turn(mail->room) * RUN_BYTES) /* few runs, after all */
+		return err_pass(handshake_send(party->remote, mail->type, out->base, out->pos));
+	return err_pass(handshake_send_owned(party->remote, mail->type,
+					     mem_steal(mail->body), out->pos));
+}
+
+static void on_write(struct loop_defer *go)
+{
+	struct mail *mail = container_of(go, struct mail, go);
+	struct room *room = mail->room;
+	int r;
+
+	if (room_live(room) && maps_write_some(&mail->writer, pages_a_turn(room))) {
+		again(mail);
+		return;
+	}
+	r = room_live(room) ? letter_send(mail) : 0;
+	mail_drop(mail);
+	if (r < 0)
+		room_fail_last(room, NULL);
+	room_kick(room);
+}
+
+static int letter_begin(struct party *party, enum wire_type type,
+			int (*put)(const struct party *party, struct wire_blob views,
+				   struct wire_blob wants, struct cursor *out))
+{
+	const struct room_maps *maps = &party->room->maps;
+	const size_t blobs = type == WIRE_T_TRANSFER_INFO ? 2 : 1;
+	size_t most = FIXED_BYTES + maps_writer_most(maps) +
+		      wants_wire_bytes(party->want_count);
+	struct mail *mail = mail_new(party, on_write);
+
+	if (!mail)
+		return err_pass(-ENOMEM);
+	mail->type = type;
+	if (most > wire_body_cap(type))
+		most = wire_body_cap(type);
+	mail->body = mem_alloc(most);
+	if (!mail->body) {
+		mail_drop(mail);
+		return err_pass(-ENOMEM);
+	}
+	cursor_write(&mail->out, mail->body, most);
+	if (put(party, (struct wire_blob){0}, (struct wire_blob){0}, &mail->out) < 0) {
+		mail_drop(mail);
+		return err_pass(-EMSGSIZE);
+	}
+	/* its last fields are blobs of no bytes, of which the lengths stand there */
+	mail->out.pos -= 4 * (blobs - 1);
+	mail->views_at = mail->out.pos;
+	maps_writer_begin(&mail->writer, &mail->out, maps);
+	again(mail);
+	return 0;
+}
+
+static size_t pages_of(const struct room_maps *maps)
+{
+	size_t pages = 0;
+
+	for (size_t i = 0; i < maps->count; i++)
+		pages += maps->maps[i].page_count;
+	return pages;
+}
+
+int mail_tell(struct party *party, enum wire_type type,
+	      int (*put)(const struct party *party, struct wire_blob views,
+			 struct wire_blob wants, struct cursor *out))
+{
+	struct room *room = party->room;
+	struct handshake *hs = rooms_kvd(room->rooms)->handshake;
+	struct cursor blobs, out;
+	size_t views_len;
+
+	if (pages_of(&room->maps) > pages_a_turn(room))
+		return err_pass(letter_begin(party, type, put));
+	handshake_blob(hs, &blobs);
+	room_maps_put(&blobs, &room->maps);
+	views_len = blobs.pos;
+	wants_put(&blobs, party->wants, party->want_count);
+	handshake_body(hs, &out);
+	if (blobs.bad ||
+	    put(party, (struct wire_blob){blobs.base, views_len},
+		(struct wire_blob){blobs.base + views_len, blobs.pos - views_len}, &out) < 0 ||
+	    out.pos > wire_body_cap(type))
+		return err_pass(too_large(type));
+	return err_pass(handshake_send(party->remote, type, out.base, out.pos));
+}
+
+/* ---- in ---- */
+
+static void on_read(struct loop_defer *go)
+{
+	struct mail *mail = container_of(go, struct mail, go);
+	struct room *room = mail->room;
+	struct err why;
+	int r = maps_read_some(&mail->reader, pages_a_turn(room));
+
+	if (r > 0) {
+		again(mail);
+		return;
+	}
+	if (r < 0)
+		err_take(&why);
+	list_remove(&mail->link); /* whatever `then` does to the room */
+	if (mail->move)
+		mail->move->mail = NULL;
+	mail->then(mail, r < 0 ? &why : NULL);
+	mail->move = NULL;
+	mail_drop(mail);
+	room_kick(room);
+}
+
+/* The bytes are to stay when the message is gone. */
+static int keep_body(struct mail *mail, struct room_message *msg)
+{
+	if (!msg)
+		return 0;
+	mail->body = mem_steal(msg->owned);
+	if (!mail->body)
+		mail->body = mem_dup(msg->body, msg->len);
+	if (!mail->body)
+		return err_pass(-ENOMEM);
+	maps_reader_rebase(&mail->reader,
+			   mail->body + (mail->reader.in.base - msg->body));
+	return 0;
+}
+
+static int read_later(struct party *party, struct move *move, struct room_message *msg,
+		      const struct maps_reader *reader,
+		      void (*then)(struct mail *mail, const struct err *why),
+		      struct mail **mail_p)
+{
+	struct mail *mail = mail_new(party, on_read);
+
+	if (!mail)
+		return err_pass(-ENOMEM);
+	mail->reader = *reader;
+	mail->then = then;
+	if (keep_body(mail, msg) < 0) {
+		mail->reader.maps = (struct room_maps){0}; /* the caller's */
+		mail_drop(mail);
+		return err_pass(-ENOMEM);
+	}
+	mail->move = move;
+	if (move)
+		move->mail = mail;
+	again(mail);
+	*mail_p = mail;
+	return 1;
+}
+
+int mail_read(struct party *party, struct move *move, struct room_message *msg,
+	      struct cursor *in, const struct layout *layout,
+	      void (*then)(struct mail *mail, const struct err *why),
+	      struct room_maps *maps_p, struct mail **mail_p)
+{
+	struct maps_reader reader;
+	int r = maps_reader_begin(&reader, in, layout, &party->remote->pages);
+
+	*maps_p = (struct room_maps){0};
+	if (r >= 0)
+		r = maps_read_some(&reader, pages_a_turn(party->room));
+	if (r > 0)
+		r = read_later(party, move, msg, &reader, then, mail_p);
+	if (r < 0)
+		maps_reader_fini(&reader);
+	if (r != 0)
+		return r < 0 ? err_pass(r) : r;
+	*maps_p = reader.maps;
+	*in = reader.in;
+	return 0;
+}

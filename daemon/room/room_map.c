@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The one place where page lists and token ranges enter the daemon. Whatever
+ * made them (an engine's JSON here, a peer's bytes in room_map_wire.c) they pass
+ * the same checks, so that every later user may rely on: the view exists, pages are
+ * inside it, and [token_begin, token_end) lies in what the pages hold.
+ */
+#include "daemon/room/room_map.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+#include "proto/json.h"
+
+int room_map_check_page(const struct layout_view *view, const char *where, size_t at,
+			uint64_t page)
+{
+	if (page < view->pages)
+		return 0;
+	return err_raise(ERR_RANGE, "%s.pages[%zu]: %llu is outside the view's %u pages",
+			 where, at, (unsigned long long)page, view->pages);
+}
+
+int room_map_check_ranges(const struct room_map *map, const struct layout_view *view,
+			  const char *where)
+{
+	uint64_t held, last;
+
+	held = (uint64_t)map->page_count * view->page_tokens; /* both below 2^32 */
+	if (__builtin_add_overflow(map->first_token, held, &last))
+		return err_raise(ERR_RANGE, "%s.first_token: beyond 2^64", where);
+	if (map->token_begin > map->token_end)
+		return err_raise(ERR_INVAL, "%s.tokens: begin %llu is after end %llu", where,
+				 (unsigned long long)map->token_begin,
+				 (unsigned long long)map->token_end);
+	if (map->token_begin < map->first_token || map->token_end > last)
+		return err_raise(ERR_RANGE,
+				 "%s.tokens: [%llu, %llu) is not inside the pages' "
+				 "[%llu, %llu)",
+				 where, (unsigned long long)map->token_begin,
+				 (unsigned long long)map->token_end,
+				 (unsigned long long)map->first_token,
+				 (unsigned long long)last);
+	if (map->layers.begin > map->layers.end)
+		return err_raise(ERR_INVAL, "%s.layers: begin %u is after end %u", where,
+				 map->layers.begin, map->layers.end);
+	return 0;
+}
+
+static int parse_pair(const cJSON *obj, const char *name, const char *where, uint64_t *a_p,
+		      uint64_t *b_p, bool *there_p)
+{
+	const cJSON *arr = NULL;
+	int64_t v[2];
+	int r = json_get_array(obj, name, false, 2, &arr);
+
+	*there_p = false;
+	if (r < 0 || !arr)
+		return r < 0 ? err_prefix(r, "%s", where) : 0;
+	for (int i = 0; i < 2; i++) {
+		const cJSON *n = cJSON_GetArrayItem(arr, i);
+
+		if (!n || !json_number_is_int(n, &v[i]) || v[i] < 0)
+			return err_raise(ERR_INVAL,
+					 "%s.%s: two whole numbers [begin, end] are wanted",
+					 where, name);
+	}
+	*a_p = (uint64_t)v[0];
+	*b_p = (uint64_t)v[1];
+	*there_p = true;
+	return 0;
+}
+
+static int parse_ranges(const cJSON *obj, const char *where, uint64_t held,
+			struct room_map *map)
+{
+	uint64_t begin = 0, end = 0;
+	int64_t first = 0;
+	bool there;
+	int r;
+
+	r = json_get_int(obj, "first_token", false, 0, JSON_INT_MAX, &first);
+	if (r < 0)
+		return err_prefix(r, "%s", where);
+	map->first_token = (uint64_t)first;
+	map->token_begin = map->first_token;
+	map->token_end = map->first_token + held;
+	r = parse_pair(obj, "tokens", where, &begin, &end, &there);
+	if (r < 0)
+		return r;
+	if (there) {
+		map->token_begin = begin;
+		map->token_end = end;
+	}
+	map->layers = (struct plan_layers){0, UINT32_MAX};
+	r = parse_pair(obj, "layers", where, &begin, &end, &there);
+	if (r < 0)
+		return r;
+	if (there && (begin > UINT32_MAX || end > UINT32_MAX))
+		return err_raise(ERR_RANGE, "%s.layers: beyond %u", where, UINT32_MAX);
+	if (there)
+		map->layers = (struct plan_layers){(uint32_t)begin, (uint32_t)end};
+	return 0;
+}
+
+static int parse_view(const cJSON *obj, const struct layout *layout, struct room_map *map)
+{
+	static const char *const names[] = {"pages", "first_token", "tokens", "layers",
+					    NULL};
+	const struct layout_view *view;
+	char where[64];
+	int r;
+
+	snprintf(where, sizeof(where), "views.%.31s", obj->string);
+	if (strlen(obj->string) >= sizeof(map->view))
+		return err_raise(ERR_NOTFOUND, "%s: the pool has no such view", where);
+	memcpy(map->view, obj->string, strlen(obj->string) + 1);
+	if (!cJSON_IsObject(obj))
+		return err_raise(ERR_INVAL, "%s: an object is wanted", where);
+	r = json_only(obj, names);
+	if (r < 0)
+		return err_prefix(r, "%s", where);
+	view = layout_view_find(layout, map->view);
+	if (!view)
+		return err_raise(ERR_NOTFOUND, "%s: the pool has no such view", where);
+	r = json_get_pages(obj, "pages", true, view->pages, ROOM_PAGES_MAX, &map->pages,
+			   &map->page_count);
+	if (r < 0)
+		return err_prefix(r, "%s", where);
+	r = parse_ranges(obj, where, (uint64_t)map->page_count * view->page_tokens, map);
+	if (r < 0)
+		return r;
+	return err_pass(room_map_check_ranges(map, view, where)); /* pages: they are read */
+}
+
+static int parse_aux(int64_t aux, const struct layout *layout, struct room_map *map)
+{
+	const struct layout_view *view = layout_view_find(layout, ROOM_AUX_VIEW);
+
+	if (!view)
+		return err_raise(ERR_INVAL, "aux: the pool has no view '" ROOM_AUX_VIEW "'");
+	if (aux >= view->pages)
+		return err_raise(ERR_RANGE, "aux: slot %lld is outside the view's %u",
+				 (long long)aux, view->pages);
+	strcpy(map->view, ROOM_AUX_VIEW);
+	map->pages = mem_zalloc(sizeof(*map->pages));
+	if (!map->pages)
+		return err_pass(-ENOMEM);
+	map->pages[0] = (uint32_t)aux;
+	map->page_count = 1;
+	map->token_end = view->page_tokens;
+	map->layers = (struct plan_layers){0, UINT32_MAX};
+	return 0;
+}
+
+int room_maps_parse(const cJSON *views, int64_t aux, const struct layout *layout,
+		    struct room_maps *maps)
+{
+	size_t n = views ? (size_t)cJSON_GetArraySize(views) : 0;
+	const cJSON *it = NULL;
+	int r = 0;
+
+	*maps = (struct room_maps){0};
+	if (n > LAYOUT_VIEWS_MAX)
+		return err_raise(ERR_LIMIT, "views: %zu, at most %u", n, LAYOUT_VIEWS_MAX);
+	maps->maps = mem_calloc(n + 1, sizeof(*maps->maps));
+	if (!maps->maps)
+		return err_pass(-ENOMEM);
+	cJSON_ArrayForEach(it, views) {
+		if (aux >= 0 && strcmp(it->string, ROOM_AUX_VIEW) == 0) {
+			r = err_raise(ERR_INVAL, "views.aux: given beside \"aux\"");
+			goto out;
+		}
+		r = parse_view(it, layout, &maps->maps[maps->count++]);
+		if (r < 0)
+			goto out;
+	}
+	if (aux >= 0)
+		r = parse_aux(aux, layout, &maps->maps[maps->count++]);
+out:
+	if (r < 0)
+		room_maps_fini(maps);
+	return r;
+}
+
+void room_maps_fini(struct room_maps *maps)
+{
+	for (size_t i = 0; i < maps->count; i++) {
+		const struct room_map *map = &maps->maps[i];
+		const uint64_t bytes = map->page_count * sizeof(*map->pages);
+
+		if (map->pages && maps->held) {
+			maps->held->bytes -= bytes;
+			metrics_sub(maps->held->metrics, METRIC_PEER_PAGES_BYTES, bytes);
+		}
+		mem_free_large(map->pages, bytes);
+	}
+	mem_free(maps->maps);
+	*maps = (struct room_maps){0};
+}
+
+int room_maps_copy(const struct room_maps *src, struct room_maps *dst)
+{
+	*dst = (struct room_maps){0};
+	dst->maps = mem_calloc(src->count, sizeof(*dst->maps));
+	if (!dst->maps)
+		return err_pass(-ENOMEM);
+	for (size_t i = 0; i < src->count; i++) {
+		dst->maps[i] = src->maps[i];
+		dst->maps[i].pages = mem_dup(src->maps[i].pages,
+					     src->maps[i].page_count * sizeof(uint32_t));
+		dst->count = i + 1;
+		if (!dst->maps[i].pages) {
+			room_maps_fini(dst);
+			return err_pass(-ENOMEM);
+		}
+	}
+	return 0;
+}
+
+const struct room_map *room_maps_find(const struct room_maps *maps, const char *view)
+{
+	for (size_t i = 0; i < maps->count; i++) {
+		if (strcmp(maps->maps[i].view, view) == 0)
+			return &maps->maps[i];
+	}
+	return NULL;
+}
+
+/* Are the pages of all its tokens the very ones? A room may have tens of thousands. */
+static bool same_pages(const struct room_map *in, const struct room_map *out,
+		       uint32_t page_tokens)
+{
+	uint64_t a = in->token_begin - in->first_token;
+	uint64_t b = in->token_begin - out->first_token;
+	uint64_t end = in->token_end - in->first_token;
+
+	if (in->token_begin == in->token_end)
+		return true;
+	return a % page_tokens == b % page_tokens &&
+	       memcmp(in->pages + a / page_tokens, out->pages + b / page_tokens,
+		      ((end - 1) / page_tokens - a / page_tokens + 1) *
+			      sizeof(*in->pages)) == 0;
+}
+
+int room_maps_within(const struct room_maps *inner, const struct room_maps *outer,
+		     const struct layout *layout)
+{
+	for (size_t i = 0; i < inner->count; i++) {
+		const struct room_map *in = &inner->maps[i];
+		const struct room_map *out = room_maps_find(outer, in->view);
+		const struct layout_view *view = layout_view_find(layout, in->view);
+		uint64_t t;
+
+		if (!out || !view)
+			return err_raise(ERR_RANGE, "views.%s: not offered", in->view);
+		if (in->token_begin < out->token_begin || in->token_end > out->token_end)
+			return err_raise(ERR_RANGE,
+					 "views.%s.tokens: outside the offered [%llu, %llu)",
+					 in->view, (unsigned long long)out->token_begin,
+					 (unsigned long long)out->token_end);
+		if (same_pages(in, out, view->page_tokens))
+			continue;
+		for (t = in->token_begin; t < in->token_end;) {
+			uint64_t a = t - in->first_token, b = t - out->first_token;
+
+			if (in->pages[a / view->page_tokens] !=
+				    out->pages[b / view->page_tokens] ||
+			    a % view->page_tokens != b % view->page_tokens)
+				return err_raise(
+					ERR_RANGE, "views.%s.pages[%llu]: page %u is not "
+					"the one offered for token %llu", in->view,
+					(unsigned long long)(a / view->page_tokens),
+					in->pages[a / view->page_tokens],
+					(unsigned long long)t);
+			t += view->page_tokens - a % view->page_tokens;
+		}
+	}
+	return 0;
+}
+
+int room_maps_pair(const struct room_maps *src, const struct room_maps *dst,
+		   struct plan_map **maps_p, size_t *count_p)
+{
+	struct plan_map *maps = mem_calloc(src->count, sizeof(*maps));
+	size_t n = 0;
+
+	if (!maps)
+		return err_pass(-ENOMEM);
+	for (size_t i = 0; i < src->count; i++) {
+		const struct room_map *s = &src->maps[i];
+		const struct room_map *d = room_maps_find(dst, s->view);
+		struct plan_map m;
+
+		if (!d)
+			continue;
+		m = (struct plan_map){
+			.view = s->view,
+			.src_pages = s->pages,
+			.src_page_count = s->page_count,
+			.src_first_token = s->first_token,
+			.dst_pages = d->pages,
+			.dst_page_count = d->page_count,
+			.dst_first_token = d->first_token,
+			.token_begin = s->token_begin > d->token_begin ? s->token_begin
+								       : d->token_begin,
+			.token_end = s->token_end < d->token_end ? s->token_end
+								 : d->token_end,
+			.layers = {s->layers.begin > d->layers.begin ? s->layers.begin
+								     : d->layers.begin,
+				   s->layers.end < d->layers.end ? s->layers.end
+								 : d->layers.end},
+		};
+		if (m.token_begin < m.token_end && m.layers.begin < m.layers.end)
+			maps[n++] = m;
+	}
+	*maps_p = maps;
+	*count_p = n;
+	return 0;
+}

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * room_map: which pages of which view hold which tokens of a request, on one
+ * side. Made from a command's "views" or from a peer's message, checked against
+ * a layout, immutable afterwards.
+ */
+#ifndef KVD_ROOM_MAP_H
+#define KVD_ROOM_MAP_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/base/cursor.h"
+#include "daemon/base/metrics.h"
+#include "daemon/plan/layout.h"
+#include "daemon/plan/plan.h"
+
+#define ROOM_PAGES_MAX (1u << 20) /* of one view of one message */
+#define ROOM_AUX_VIEW "aux"	  /* the view that "aux": slot names */
+
+struct room_map {
+	char view[LAYOUT_NAME_MAX];
+	uint64_t first_token;		 /* in the first slot of pages[0] */
+	uint64_t token_begin, token_end; /* half-open; inside what the pages hold */
+	struct plan_layers layers;
+	uint32_t *pages;
+	size_t page_count;
+};
+
+/* Page lists out of one peer's messages: a run of a million pages costs it eight bytes. */
+#define ROOM_PAGES_HELD_MAX (UINT64_C(256) << 20) /* bytes: 67 million pages */
+struct pages_held {
+	uint64_t bytes;
+	struct metrics *metrics; /* counts those of all peers */
+};
+
+struct room_maps {
+	struct room_map *maps;
+	size_t count;
+	struct pages_held *held; /* whose the pages are; NULL: nobody's, as an engine's */
+};
+
+/* "views" (may be NULL) and "aux" (-1: none) of a command. Errors name the
+ * member: "views.kv.pages[3]: 70 is outside the pool's 64 pages". */
+int room_maps_parse(const cJSON *views, int64_t aux, const struct layout *layout,
+		    struct room_maps *maps);
+void room_maps_fini(struct room_maps *maps);
+static inline struct room_maps room_maps_steal(struct room_maps *maps)
+{
+	struct room_maps stolen = *maps;
+
+	*maps = (struct room_maps){0};
+	return stolen;
+}
+/* A deep copy. */
+int room_maps_copy(const struct room_maps *src, struct room_maps *dst);
+
+/* What both ways in check of each page, and of the rest: ERR_RANGE, ERR_INVAL. */
+int room_map_check_page(const struct layout_view *view, const char *where, size_t at,
+			uint64_t page);
+int room_map_check_ranges(const struct room_map *map, const struct layout_view *view,
+			  const char *where);
+
+/* ---- on the wire: room_map_wire.c ---- */
+/* count u32, {str view, u64 first, u64 begin, u64 end, u32 layer begin, u32
+ * layer end, u32 runs, {u32 page, u32 count}…} */
+size_t room_maps_wire_bytes(const struct room_maps *maps);
+void room_maps_put(struct cursor *out, const struct room_maps *maps);
+/* Checked like a command's; runs are summed and all is checked before allocation. */
+int room_maps_get(struct cursor *in, const struct layout *layout, struct room_maps *maps);
+
+/* The same piece by piece: for the loop, when there may be many pages. */
+struct maps_writer {
+	struct cursor *out; /* the caller's; bad when it was too small */
+	const struct room_maps *maps;
+	size_t map, page;
+	size_t runs_at; /* where the view's count of runs stands in `out` */
+	uint32_t runs;
+	uint32_t run_page, run_count; /* the run under way */
+};
+void maps_writer_begin(struct maps_writer *writer, struct cursor *out,
+		       const struct room_maps *maps);
+/* At most about `most` pages more. False: that was all. */
+bool maps_write_some(struct maps_writer *writer, size_t most);
+/* No writer needs more, whatever the pages are. */
+size_t maps_writer_most(const struct room_maps *maps);
+
+struct maps_reader {
+	struct cursor in; /* its bytes stay until the end; see maps_reader_rebase() */
+	const struct layout *layout;
+	struct room_maps maps;
+	uint32_t views; /* that are still to come */
+	uint64_t budget; /* pages that all views may still have */
+	/* the view under way; NULL: between two */
+	const struct layout_view *view;
+	const uint8_t *run_bytes;
+	uint32_t runs, run, run_done;
+	uint64_t total, filled;
+	bool summed;
+};
+/* held: who answers for the pages, until room_maps_fini(); ERR_LIMIT over
+ * ROOM_PAGES_HELD_MAX. NULL: nobody. */
+int maps_reader_begin(struct maps_reader *reader, const struct cursor *in,
+		      const struct layout *layout, struct pages_held *held);
+/* At most about `most` pages or runs more. 0: reader->maps is all, the caller's now, and
+ * reader->in is behind it. Outcome 1: there is more. Negative: what was read is freed. */
+int maps_read_some(struct maps_reader *reader, size_t most);
+/* The bytes moved, from where reader->in.base was. */
+void maps_reader_rebase(struct maps_reader *reader, const void *base);
+/* Given up; idempotent. */
+void maps_reader_fini(struct maps_reader *reader);
+
+const struct room_map *room_maps_find(const struct room_maps *maps, const char *view);
+/* Are all pages of `inner` among those of `outer`, and its tokens at the same
+ * places? ERR_RANGE names the first that is not. */
+int room_maps_within(const struct room_maps *inner, const struct room_maps *outer,
+		     const struct layout *layout);
+
+/* Pair the two sides' maps into plan maps: views on both, token ranges cut to
+ * what both hold (empty ones left out). Borrows the pages. *maps_p is heap. */
+int room_maps_pair(const struct room_maps *src, const struct room_maps *dst,
+		   struct plan_map **maps_p, size_t *count_p);
+
+#endif

@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Page lists on the wire: as runs, because a prefill's pages are mostly ascending.
+ *
+ * A room of gigabytes has 65 536 scattered pages, half a megabyte here, and it is the loop
+ * that writes and reads it. So both can be done some pages a turn, and neither asks a
+ * cursor for each word. A writer may stop in the middle of a run, a reader in the middle of
+ * summing or of spelling out one: a run of a million pages costs eight bytes to send.
+ *
+ * Runs are summed under the cap before anything is allocated, and each is held against
+ * its view then, so that no page has to be looked at again; the tokens, too, are held
+ * against the sum first. What is allocated then is charged to the peer that sent it,
+ * until it is freed: a peer that is in order by everything that can be looked at may
+ * still send requests of a million pages and never let them end.
+ */
+#include "daemon/room/room_map.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+
+#define RUN_BYTES 8u
+#define VIEW_FIXED_BYTES (2 + 3 * 8 + 3 * 4)
+
+static uint32_t runs_of(const struct room_map *map)
+{
+	uint32_t runs = map->page_count > 0;
+
+	for (size_t i = 1; i < map->page_count; i++)
+		runs += map->pages[i] != map->pages[i - 1] + 1;
+	return runs;
+}
+
+size_t room_maps_wire_bytes(const struct room_maps *maps)
+{
+	size_t bytes = 4;
+
+	for (size_t i = 0; i < maps->count; i++)
+		bytes += VIEW_FIXED_BYTES + strlen(maps->maps[i].view) +
+			 RUN_BYTES * (size_t)runs_of(&maps->maps[i]);
+	return bytes;
+}
+
+size_t maps_writer_most(const struct room_maps *maps)
+{
+	size_t bytes = 4;
+
+	for (size_t i = 0; i < maps->count; i++)
+		bytes += VIEW_FIXED_BYTES + LAYOUT_NAME_MAX +
+			 RUN_BYTES * maps->maps[i].page_count;
+	return bytes;
+}
+
+/* ---- writing ---- */
+
+static inline void put_le32(uint8_t *at, uint32_t v)
+{
+	v = htole32(v);
+	memcpy(at, &v, sizeof(v));
+}
+
+void maps_writer_begin(struct maps_writer *writer, struct cursor *out,
+		       const struct room_maps *maps)
+{
+	*writer = (struct maps_writer){.out = out, .maps = maps};
+	cursor_put_u32(out, (uint32_t)maps->count);
+}
+
+static void view_begin(struct maps_writer *writer, const struct room_map *map)
+{
+	struct cursor *out = writer->out;
+
+	cursor_put_str(out, map->view);
+	cursor_put_u64(out, map->first_token);
+	cursor_put_u64(out, map->token_begin);
+	cursor_put_u64(out, map->token_end);
+	cursor_put_u32(out, map->layers.begin);
+	cursor_put_u32(out, map->layers.end);
+	writer->runs_at = out->pos;
+	writer->runs = writer->run_count = 0;
+	cursor_put_u32(out, 0); /* its place */
+}
+
+static void run_end(struct maps_writer *writer)
+{
+	uint8_t *at;
+
+	if (writer->run_count == 0)
+		return;
+	at = cursor_put_room(writer->out, RUN_BYTES);
+	if (at) {
+		put_le32(at, writer->run_page);
+		put_le32(at + 4, writer->run_count);
+	}
+	writer->runs++;
+	writer->run_count = 0;
+}
+
+/* Pages until `end`, which go on with the run under way or begin others. */
+static void put_pages(struct maps_writer *writer, const struct room_map *map, size_t end)
+{
+	const uint32_t *page = map->pages + writer->page, *last = map->pages + end;
+
+	while (page < last) {
+		uint32_t next = writer->run_page + writer->run_count;
+		const uint32_t *first = page;
+
+		if (writer->run_count == 0 || *page != next) {
+			run_end(writer);
+			writer->run_page = next = *page;
+		}
+		while (page < last && *page == next) {
+			page++;
+			next++;
+		}
+		writer->run_count += (uint32_t)(page - first);
+	}
+	writer->page = end;
+}
+
+static void view_end(struct maps_writer *writer)
+{
+	run_end(writer);
+	if (!writer->out->bad)
+		put_le32(writer->out->base + writer->runs_at, writer->runs);
+	writer->map++;
+	writer->page = 0;
+}
+
+bool maps_write_some(struct maps_writer *writer, size_t most)
+{
+	while (writer->map < writer->maps->count && !writer->out->bad) {
+		const struct room_map *map = &writer->maps->maps[writer->map];
+		size_t left = map->page_count - writer->page;
+
+		if (most == 0)
+			return true;
+		if (writer->page == 0)
+			view_begin(writer, map);
+		left = left < most ? left : most;
+		put_pages(writer, map, writer->page + left);
+		most -= left;
+		if (writer->page == map->page_count)
+			view_end(writer);
+	}
+	return false;
+}
+
+void room_maps_put(struct cursor *out, const struct room_maps *maps)
+{
+	struct maps_writer writer;
+
+	maps_writer_begin(&writer, out, maps);
+	while (maps_write_some(&writer, SIZE_MAX))
+		;
+}
+
+/* ---- reading ---- */
+
+static inline uint32_t le32(const uint8_t *p)
+{
+	uint32_t v;
+
+	memcpy(&v, p, sizeof(v));
+	return le32toh(v);
+}
+
+int maps_reader_begin(struct maps_reader *reader, const struct cursor *in,
+		      const struct layout *layout, struct pages_held *held)
+{
+	*reader = (struct maps_reader){.in = *in,
+				       .layout = layout,
+				       .maps = {.held = held},
+				       .budget = ROOM_PAGES_MAX};
+	reader->views =
+		cursor_get_count(&reader->in, LAYOUT_VIEWS_MAX + 1, VIEW_FIXED_BYTES);
+	reader->maps.maps = mem_calloc(reader->views, sizeof(*reader->maps.maps));
+	return reader->maps.maps ? 0 : err_pass(-ENOMEM);
+}
+
+void maps_reader_fini(struct maps_reader *reader)
+{
+	room_maps_fini(&reader->maps);
+}
+
+void maps_reader_rebase(struct maps_reader *reader, const void *base)
+{
+	if (reader->run_bytes)
+		reader->run_bytes = (const uint8_t *)base +
+				    (reader->run_bytes - reader->in.base);
+	reader->in.base = (uint8_t *)base; /* never written through */
+}
+
+static struct room_map *under_way(struct maps_reader *reader)
+{
+	return &reader->maps.maps[reader->maps.count - 1];
+}
+
+static void where_of(struct maps_reader *reader, char where[64])
+{
+	snprintf(where, 64, "views.%.31s", under_way(reader)->view);
+}
+
+static int view_open(struct maps_reader *reader)
+{
+	struct room_map *map = &reader->maps.maps[reader->maps.count++];
+	struct cursor *in = &reader->in;
+	char where[64];
+
+	cursor_get_str(in, map->view, sizeof(map->view));
+	map->first_token = cursor_get_u64(in);
+	map->token_begin = cursor_get_u64(in);
+	map->token_end = cursor_get_u64(in);
+	map->layers.begin = cursor_get_u32(in);
+	map->layers.end = cursor_get_u32(in);
+	reader->runs = cursor_get_count(in, ROOM_PAGES_MAX, RUN_BYTES);
+	reader->run_bytes = cursor_get_bytes(in, (size_t)reader->runs * RUN_BYTES);
+	where_of(reader, where);
+	if (!reader->run_bytes)
+		return err_raise(ERR_PROTO, "%s.pages: cut off", where);
+	for (size_t i = 0; i + 1 < reader->maps.count; i++) {
+		if (strcmp(reader->maps.maps[i].view, map->view) == 0)
+			return err_raise(ERR_PROTO, "%s: named twice", where);
+	}
+	reader->view = layout_view_find(reader->layout, map->view);
+	if (!reader->view)
+		return err_raise(ERR_NOTFOUND, "%s: the pool has no view '%s'", where,
+				 map->view);
+	reader->run = reader->run_done = 0;
+	reader->total = reader->filled = 0;
+	reader->summed = false;
+	return 0;
+}
+
+static int refuse_run(struct maps_reader *reader, uint32_t run, uint64_t page, uint64_t n)
+{
+	char where[64];
+	int r = 0;
+
+	where_of(reader, where);
+	if (n > 0 && n <= reader->budget - reader->total)
+		r = room_map_check_page(reader->view, where,
+					(size_t)(reader->total + n - 1), page + n - 1);
+	if (r < 0)
+		return err_pass(r);
+	return err_raise(ERR_PROTO, "%s.pages: run %u is empty or exceeds %u pages", where,
+			 run, ROOM_PAGES_MAX);
+}
+
+/* Runs that were looked at; negative: one is wrong. */
+static int sum_some(struct maps_reader *reader, size_t *most_p)
+{
+	const uint64_t pages = reader->view->pages;
+	uint32_t left = reader->runs - reader->run;
+	uint32_t end = reader->run + (left < *most_p ? left : (uint32_t)*most_p);
+
+	for (uint32_t i = reader->run; i < end; i++) {
+		const uint8_t *at = reader->run_bytes + RUN_BYTES * (size_t)i;
+		uint64_t page = le32(at), n = le32(at + 4);
+
+		if (n == 0 || n > reader->budget - reader->total || page + n > pages)
+			return err_pass(refuse_run(reader, i, page, n));
+		reader->total += n;
+	}
+	*most_p -= end - reader->run;
+	reader->run = end;
+	return 0;
+}
+
+static int pages_new(struct pages_held *held, struct room_map *map, size_t count)
+{
+	const uint64_t bytes = count * sizeof(*map->pages);
+
+	if (held && bytes > ROOM_PAGES_HELD_MAX - held->bytes)
+		return err_raise(ERR_LIMIT,
+				 "views.%.31s.pages: %zu pages, beside %llu bytes of page "
+				 "lists that are kept for this daemon; the cap is %llu",
+				 map->view, count, (unsigned long long)held->bytes,
+				 (unsigned long long)ROOM_PAGES_HELD_MAX);
+	map->pages = mem_regrow(NULL, count, sizeof(*map->pages));
+	if (!map->pages)
+		return err_pass(-ENOMEM);
+	if (held) {
+		held->bytes += bytes;
+		metrics_add(held->metrics, METRIC_PEER_PAGES_BYTES, bytes);
+	}
+	return 0;
+}
+
+/* The runs are in order: is the rest, too? Then its pages. */
+static int summed(struct maps_reader *reader)
+{
+	struct room_map *map = under_way(reader);
+	char where[64];
+	int r;
+
+	where_of(reader, where);
+	map->page_count = reader->total;
+	r = room_map_check_ranges(map, reader->view, where);
+	if (r >= 0)
+		r = pages_new(reader->maps.held, map, reader->total);
+	if (r < 0)
+		return err_pass(r);
+	reader->budget -= reader->total;
+	reader->summed = true;
+	reader->run = 0;
+	return 0;
+}
+
+static void fill_some(struct maps_reader *reader, size_t *most_p)
+{
+	uint32_t *pages = under_way(reader)->pages + reader->filled;
+	const uint32_t *begin = pages;
+	size_t most = *most_p;
+
+	while (reader->run < reader->runs && most > 0) {
+		const uint8_t *at = reader->run_bytes + RUN_BYTES * (size_t)reader->run;
+		uint32_t page = le32(at) + reader->run_done;
+		uint32_t n = le32(at + 4) - reader->run_done;
+
+		if (n > most) {
+			n = (uint32_t)most;
+			reader->run_done += n;
+		} else {
+			reader->run_done = 0;
+			reader->run++;
+		}
+		most -= n;
+		while (n--)
+			*pages++ = page++;
+	}
+	reader->filled += (uint64_t)(pages - begin);
+	*most_p = most;
+}
+
+/* 1: there is more of this view. */
+static int view_some(struct maps_reader *reader, size_t *most_p)
+{
+	int r;
+
+	if (!reader->summed) {
+		r = sum_some(reader, most_p);
+		if (r >= 0 && reader->run < reader->runs)
+			return 1;
+		if (r >= 0)
+			r = summed(reader);
+		if (r < 0)
+			return err_pass(r);
+	}
+	fill_some(reader, most_p);
+	if (reader->run < reader->runs)
+		return 1;
+	reader->view = NULL;
+	return 0;
+}
+
+int maps_read_some(struct maps_reader *reader, size_t most)
+{
+	int r = 0;
+
+	while (r == 0 && (reader->view || reader->views > 0)) {
+		if (most == 0)
+			return 1;
+		if (!reader->view) {
+			reader->views--;
+			r = view_open(reader);
+		}
+		if (r == 0)
+			r = view_some(reader, &most);
+	}
+	if (r == 0)
+		r = cursor_check(&reader->in, "views");
+	if (r < 0) {
+		maps_reader_fini(reader);
+		return err_pass(r);
+	}
+	return r;
+}
+
+int room_maps_get(struct cursor *in, const struct layout *layout, struct room_maps *maps)
+{
+	struct maps_reader reader;
+	int r;
+
+	*maps = (struct room_maps){0};
+	r = maps_reader_begin(&reader, in, layout, NULL);
+	if (r >= 0)
+		r = maps_read_some(&reader, SIZE_MAX);
+	*in = reader.in;
+	if (r < 0)
+		return err_pass(r);
+	*maps = reader.maps;
+	return 0;
+}

@@ -1,0 +1,391 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The prefill side of a pull: pages that may be read until the lease ends.
+ *
+ * The lease epoch is what makes a stale read fail: it rises when the lease ends
+ * or the engine takes the pages back, and PULL_DONE (and every request) must
+ * name the current one. A puller's heartbeats extend the lease; a puller that
+ * gives up says so, and the pages are free as if it had read them, only the
+ * room does not end in success.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/kvd.h"
+#include "daemon/room/room_mail.h"
+#include "daemon/room/room_wire.h"
+#include "daemon/room/rooms.h"
+
+static struct party *puller(struct room *room, const struct remote *remote, uint64_t gen)
+{
+	struct party *party;
+
+	list_foreach(party, &room->parties, link) {
+		if (party->remote == remote && party->gen == gen)
+			return party;
+	}
+	return NULL;
+}
+
+static int offer_put(const struct party *party, struct wire_blob views,
+		     struct wire_blob wants, struct cursor *out)
+{
+	const struct room *room = party->room;
+	struct wire_offer msg = {.room = party->room_there,
+				 .pull_gen = party->gen,
+				 .offer_gen = room->gen,
+				 .src_pool = room->pool->id,
+				 .lease_epoch = room->lease_epoch,
+				 .lease_ms = room->lease_ns / LOOP_NS_PER_MS,
+				 .views = views};
+
+	(void)wants; /* the puller's own matter */
+	return err_pass(wire_offer_put(out, &msg));
+}
+
+int offer_on_query(struct room *room, struct remote *remote,
+		   const struct wire_offer_query *query)
+{
+	struct remote_pool *pool = handshake_pool_by_id(remote, query->dst_pool);
+	struct party *party = puller(room, remote, query->pull_gen);
+	int r;
+
+	if (!room_live(room))
+		return room->error.code != ERR_OK
+			       ? err_reraise(&room->error)
+			       : err_raise(ERR_STATE, "offer %llu has been taken",
+					   (unsigned long long)room->number);
+	if (!pool || !pool->layout)
+		return err_raise(ERR_NOTFOUND, "OFFER_QUERY: no pool %llu of %s",
+				 (unsigned long long)query->dst_pool, remote->label);
+	r = layout_compatible(room->pool->layout, pool->layout);
+	if (r < 0)
+		return err_pass(r);
+	if (!party) {
+		if (room->party_count >= room->receivers)
+			return err_raise(ERR_STATE, "offer %llu: all %u pullers are there",
+					 (unsigned long long)room->number, room->receivers);
+		party = room_party_add(room, remote);
+		if (!party)
+			return err_pass(-ENOMEM);
+		party_use_pool(party, pool);
+		party->gen = query->pull_gen;
+		party->room_there = query->room;
+		party->want_count = 0;
+	}
+	if (mail_telling(party))
+		return 0; /* asked twice: the answer is being written */
+	return err_pass(mail_tell(party, WIRE_T_OFFER, offer_put));
+}
+
+/* ---- requests ---- */
+
+static int check_request(struct room *room, struct party *party,
+			 const struct pull_header *h)
+{
+	if (!room_live(room))
+		return room->error.code != ERR_OK
+			       ? err_reraise(&room->error)
+			       : err_raise(ERR_LEASE, "offer %llu has been taken",
+					   (unsigned long long)room->number);
+	if (h->lease_epoch != room->lease_epoch)
+		return err_raise(ERR_LEASE, "offer %llu: the lease has ended",
+				 (unsigned long long)room->number);
+	if (!party || party->done || !party->pool || party->pool->id != h->dst_pool ||
+	    room->pool->id != h->src_pool)
+		return err_raise(ERR_STATE, "offer %llu: no such puller",
+				 (unsigned long long)room->number);
+	return 0;
+}
+
+static void end_refused(struct move *move, const struct err *why)
+{
+	move->phase = MOVE_POSTED;
+	move->party->remote->transport->ops->land(move->in, NULL, why);
+}
+
+/* The same, of what a later look at the request found. */
+static void refuse(struct move *move, const struct err *why)
+{
+	room_count(move->room, METRIC_ROOM_REFUSED, 1);
+	end_refused(move, why);
+}
+
+static void on_planned(struct move *move)
+{
+	struct room *room = move->room;
+	struct party *party = move->party;
+	struct xp_sides sides = {0};
+
+	if (move->refused.code == ERR_OK && !room_live(room))
+		move->refused = room->error;
+	if (move->refused.code == ERR_OK &&
+	    (move->plan->digest != move->digest || move->plan->bytes != move->bytes))
+		err_set(&move->refused, ERR_PLAN, "pull: %llu bytes planned there, %llu here",
+			(unsigned long long)move->bytes,
+			(unsigned long long)move->plan->bytes);
+	sides.plan = move->plan;
+	sides.src = handshake_local_buffers(room->pool, party->remote);
+	sides.src_count = room->pool->layout->buffer_count;
+	sides.dst = party->pool ? party->pool->buffers : NULL;
+	sides.dst_count = party->pool ? party->pool->layout->buffer_count : 0;
+	if (move->refused.code == ERR_OK && !sides.src)
+		err_take(&move->refused);
+	if (move->refused.code != ERR_OK) {
+		struct err why = move->refused;
+
+		end_refused(move, &why);
+		return;
+	}
+	move->phase = MOVE_POSTED;
+	party->remote->transport->ops->land(move->in, &sides, NULL);
+}
+
+static void on_served(struct inbound_owner *inbound, const struct err *err)
+{
+	struct move *move = container_of(inbound, struct move, inbound);
+	struct room *room = move->room;
+
+	if (move->in && move->in->way.row_bytes)
+		move->party->way = move->in->way;
+	if (!err) {
+		room->bytes += move->bytes;
+		room_count(room, METRIC_ROOM_SENT_BYTES, move->bytes);
+		room_count(room, METRIC_PULLS_SERVED, 1);
+		room_progress(room);
+	} /* else the puller knows, and says in PULL_DONE whether it gives up */
+	move_free(move);
+}
+
+/* Both sides' pages are known. */
+static int serve(struct move *move)
+{
+	struct room *room = move->room;
+	struct party *party = move->party;
+	int r = room_maps_pair(&move->maps, &move->maps_dst, &move->pairs,
+			       &move->pair_count);
+
+	if (r < 0)
+		return err_pass(r);
+	if (sm_state(&room->sm) == ROOM_WAITING)
+		room_move(room, ROOM_MOVING);
+	if (move->in->kind == XP_CHECK) { /* the bytes were read: were the pages ours to give? */
+		move->phase = MOVE_POSTED;
+		party->remote->transport->ops->land(move->in, &(struct xp_sides){0}, NULL);
+		return 0;
+	}
+	move_plan(move, room->pool->layout, party->pool->layout, move->wants,
+		  move->want_count, on_planned);
+	return 0;
+}
+
+static void on_dst_pages(struct mail *mail, const struct err *why)
+{
+	struct move *move = mail->move;
+	struct err e;
+
+	if (!why) {
+		move->maps_dst = room_maps_steal(&mail->reader.maps);
+		if (serve(move) >= 0)
+			return;
+		err_take(&e);
+		why = &e;
+	}
+	refuse(move, why);
+}
+
+/* The offered pages are known; the puller's follow in the header. */
+static int read_dst(struct move *move, struct cursor *header)
+{
+	struct room *room = move->room;
+	struct party *party = move->party;
+	struct mail *mail;
+	int r = room_maps_within(&move->maps, &room->maps, room->pool->layout);
+
+	if (r >= 0)
+		r = mail_read(party, move, NULL, header, party->pool->layout, on_dst_pages,
+			      &move->maps_dst, &mail);
+	if (r < 0)
+		return err_pass(r);
+	return r == 0 ? err_pass(serve(move)) : 0;
+}
+
+static void on_src_pages(struct mail *mail, const struct err *why)
+{
+	struct move *move = mail->move;
+	struct err e;
+
+	if (!why) {
+		move->maps = room_maps_steal(&mail->reader.maps);
+		if (read_dst(move, &mail->reader.in) >= 0)
+			return;
+		err_take(&e);
+		why = &e;
+	}
+	refuse(move, why);
+}
+
+static int begin(struct room *room, struct party *party, struct xp_inbound *in,
+		 const struct pull_header *h, struct cursor *header)
+{
+	struct move *move = move_new(room, party);
+	struct mail *mail;
+	int r;
+
+	if (!move)
+		return err_pass(-ENOMEM);
+	move->digest = h->digest;
+	move->bytes = h->bytes;
+	move->in = in;
+	move->inbound.on_done = on_served;
+	in->owner = &move->inbound;
+	r = wants_get(header, &move->wants, &move->want_count);
+	if (r >= 0)
+		r = cover_check_wants(room->pool->layout, party->pool->layout, move->wants,
+				      move->want_count);
+	if (r >= 0)
+		r = mail_read(party, move, NULL, header, room->pool->layout, on_src_pages,
+			      &move->maps, &mail);
+	if (r == 0)
+		r = read_dst(move, header);
+	if (r >= 0)
+		return 0;
+	in->owner = NULL;
+	move_free(move);
+	return err_pass(r);
+}
+
+void offer_on_request(struct room *room, struct remote *remote, struct xp_inbound *in,
+		      struct cursor *header)
+{
+	struct pull_header h;
+	struct party *party = NULL;
+	struct err why;
+	int r = pull_header_get(header, &h);
+
+	if (r >= 0) {
+		party = puller(room, remote, h.pull_gen);
+		r = check_request(room, party, &h);
+	}
+	if (r >= 0)
+		r = begin(room, party, in, &h, header);
+	if (r >= 0)
+		return;
+	err_take(&why);
+	room_count(room, METRIC_ROOM_REFUSED, 1);
+	remote->transport->ops->land(in, NULL, &why);
+}
+
+/* The others go on; the room cannot succeed any more. The first one's words are
+ * what it ends with. */
+static void gave_up(struct party *party, const struct err *why)
+{
+	struct room *room = party->room;
+
+	if (!party->done && !room->gave_up) {
+		room->gave_up = true;
+		room->gave_up_why = mem_zalloc(sizeof(*why));
+		if (room->gave_up_why)
+			*room->gave_up_why = *why;
+		else
+			err_clear();
+	}
+	party->done = true;
+}
+
+int offer_on_pull_done(struct room *room, struct party *party,
+		       const struct wire_pull_done *done, enum err_code *answer_p)
+{
+	struct err why;
+
+	*answer_p = ERR_OK;
+	if (!party || !room_live(room) || done->lease_epoch != room->lease_epoch) {
+		*answer_p = ERR_LEASE;
+		return 0;
+	}
+	if (done->code == ERR_OK) {
+		party->done = true;
+	} else {
+		err_set(&why, err_from_wire(done->code), "%.110s: %.200s", party->remote->label,
+			done->text);
+		err_foreign(&why);
+		gave_up(party, &why);
+	}
+	room_kick(room);
+	return 0;
+}
+
+void offer_on_lease(struct room *room, struct party *party, uint64_t lease_epoch)
+{
+	uint64_t now = loop_now_ns(rooms_kvd(room->rooms)->loop);
+
+	if (party && !party->done && room_live(room) && lease_epoch == room->lease_epoch)
+		room->lease_end_ns = now + room->lease_ns;
+}
+
+void offer_check_lease(struct room *room)
+{
+	const struct party *party;
+	uint32_t done = 0;
+	struct err why;
+
+	if (loop_now_ns(rooms_kvd(room->rooms)->loop) < room->lease_end_ns)
+		return;
+	room->lease_epoch++; /* whoever still reads, reads in vain */
+	list_foreach(party, &room->parties, link)
+		done += party->done;
+	err_set(&why, ERR_LEASE, "offer %llu: the lease of %llu ms ended; of %u pullers %u "
+		"came and %u took it",
+		(unsigned long long)room->number,
+		(unsigned long long)(room->lease_ns / LOOP_NS_PER_MS), room->receivers,
+		room->party_count, done);
+	room_count(room, METRIC_LEASES_EXPIRED, 1);
+	room_fail(room, &why, NULL);
+}
+
+static void step(struct room *room)
+{
+	const struct party *party;
+	uint32_t done = 0;
+	struct err why;
+
+	if (sm_state(&room->sm) == ROOM_BOOT)
+		room_move(room, ROOM_WAITING);
+	list_foreach(party, &room->parties, link)
+		done += party->done;
+	if (done < room->receivers || !list_empty(&room->moves))
+		return;
+	if (!room->gave_up) {
+		room_move(room, ROOM_SUCCESS);
+		return;
+	}
+	room->lease_epoch++;
+	err_set(&why, ERR_ABORTED, "offer %llu: a puller gave up",
+		(unsigned long long)room->number);
+	room_fail(room, room->gave_up_why ? room->gave_up_why : &why, NULL);
+}
+
+static void stop(struct room *room, const struct err *why)
+{
+	struct kvd *kvd = rooms_kvd(room->rooms);
+	struct move *move;
+
+	room->lease_epoch++;
+	list_foreach_safe(move, &room->moves, link) {
+		if (move->phase == MOVE_POSTED)
+			move->party->remote->transport->ops->revoke(move->in, why);
+		else if (move->phase == MOVE_READING || offload_cancel(kvd->offload, &move->job))
+			end_refused(move, why);
+	}
+}
+
+static bool without(struct party *party, const struct err *why)
+{
+	gave_up(party, why);
+	room_kick(party->room);
+	return true;
+}
+
+const struct role_ops room_offer_ops = {step, stop, without};

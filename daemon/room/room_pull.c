@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The decode side of a pull: ask each source for its offer, cover the bound
+ * pages from the sources' layouts, READ what each one owes, then ask PULL_DONE:
+ * only "lease epoch unchanged" makes the read count.
+ *
+ * A source that owes nothing is told PULL_DONE all the same, so that it frees
+ * its pages. Heartbeats extend the leases while the room lives.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/kvd.h"
+#include "daemon/room/room_cover.h"
+#include "daemon/room/room_mail.h"
+#include "daemon/room/room_wire.h"
+#include "daemon/room/rooms.h"
+
+/* What a peer calls its lease is input: no beat of microseconds, no wrap. */
+#define BEAT_MIN_NS (10 * LOOP_NS_PER_MS)
+#define LEASE_MAX_MS (UINT64_C(24) * 3600 * 1000)
+
+static struct handshake *hs_of(const struct room *room)
+{
+	return rooms_kvd(room->rooms)->handshake;
+}
+
+static int ask(struct room *room, struct party *party)
+{
+	struct wire_offer_query msg = {.room = party->room_there,
+				       .pull_gen = room->gen,
+				       .src_pool = party->pool->id,
+				       .dst_pool = room->pool->id};
+	struct cursor out;
+
+	party->told = true;
+	handshake_body(hs_of(room), &out);
+	wire_offer_query_put(&out, &msg);
+	return handshake_send(party->remote, WIRE_T_OFFER_QUERY, out.base, out.pos);
+}
+
+/* All of its pages are read; `maps` is taken. */
+static int take_offer(struct party *party, const struct wire_offer *offer,
+		      struct room_maps maps)
+{
+	int r = 0;
+
+	party->reading = false;
+	if (party->theirs_json) {
+		r = room_maps_parse(party->theirs_json, -1, party->pool->layout,
+				    &party->theirs);
+		if (r >= 0)
+			r = room_maps_within(&party->theirs, &maps, party->pool->layout);
+		room_maps_fini(&maps);
+		if (r < 0)
+			return err_prefix(r, "remote");
+	} else {
+		party->theirs = maps;
+	}
+	party->gen = offer->offer_gen;
+	party->lease_epoch = offer->lease_epoch;
+	party->lease_ns = (offer->lease_ms < LEASE_MAX_MS ? offer->lease_ms : LEASE_MAX_MS) *
+			  LOOP_NS_PER_MS;
+	party->answered = true;
+	room_kick(party->room);
+	return 0;
+}
+
+/* The late half of pull_on_offer(). */
+static void on_pages(struct mail *mail, const struct err *why)
+{
+	if (why)
+		room_fail(mail->room, why, NULL);
+	else if (take_offer(mail->party, &mail->offer, room_maps_steal(&mail->reader.maps)) < 0)
+		room_fail_last(mail->room, NULL);
+}
+
+int pull_on_offer(struct room *room, struct party *party, const struct wire_offer *offer,
+		  struct room_message *msg)
+{
+	struct room_maps maps;
+	struct mail *mail;
+	struct cursor in;
+	int r;
+
+	if (party->answered || party->reading || !room_live(room))
+		return 0; /* twice, or too late */
+	cursor_read(&in, offer->views.data, offer->views.len);
+	r = mail_read(party, NULL, msg, &in, party->pool->layout, on_pages, &maps, &mail);
+	if (r < 0)
+		return err_prefix(r, "OFFER");
+	if (r == 0)
+		return err_pass(take_offer(party, offer, maps));
+	party->reading = true;
+	mail->offer = *offer;
+	return 0;
+}
+
+static int say_done(struct party *party, enum err_code code, const char *text)
+{
+	struct room *room = party->room;
+	struct wire_pull_done msg = {.room = party->room_there,
+				     .pull_gen = room->gen,
+				     .offer_gen = party->gen,
+				     .lease_epoch = party->lease_epoch,
+				     .code = code};
+	struct cursor out;
+
+	snprintf(msg.text, sizeof(msg.text), "%.300s", text);
+	party->asked_ack = code == ERR_OK;
+	handshake_body(hs_of(room), &out);
+	wire_pull_done_put(&out, &msg);
+	return handshake_send(party->remote, WIRE_T_PULL_DONE, out.base, out.pos);
+}
+
+/* ---- heartbeats ---- */
+
+static void beat(struct room *room)
+{
+	struct party *party;
+	struct cursor out;
+
+	list_foreach(party, &room->parties, link) {
+		struct wire_lease msg = {.room = party->room_there,
+					 .pull_gen = room->gen,
+					 .offer_gen = party->gen,
+					 .lease_epoch = party->lease_epoch};
+
+		if (!party->answered || party->done || party->lost)
+			continue;
+		handshake_body(hs_of(room), &out);
+		wire_lease_put(&out, &msg);
+		if (handshake_send(party->remote, WIRE_T_LEASE, out.base, out.pos) < 0)
+			err_clear();
+	}
+}
+
+static int start_beating(struct room *room)
+{
+	const struct party *party;
+	uint64_t shortest = UINT64_MAX;
+
+	list_foreach(party, &room->parties, link) {
+		if (!party->done && party->lease_ns < shortest)
+			shortest = party->lease_ns;
+	}
+	return loop_timer_start(&room->beat,
+				shortest / 6 > BEAT_MIN_NS ? shortest / 6 : BEAT_MIN_NS);
+}
+
+void pull_on_beat(struct loop_timer *timer)
+{
+	struct room *room = container_of(timer, struct room, beat);
+
+	if (!room_live(room))
+		return;
+	beat(room);
+	if (start_beating(room) < 0)
+		room_fail_last(room, NULL);
+}
+
+/* ---- reading ---- */
+
+static void on_read(struct sched_op *op)
+{
+	struct move *move = op->owner;
+	struct room *room = move->room;
+	struct party *party = move->party;
+
+	if (op->xp.way.row_bytes)
+		party->way = op->xp.way;
+	if (op->xp.result < 0) {
+		room_fail_moving(room, party, &op->xp.err);
+	} else if (room_live(room)) {
+		party->got = move->plan->bytes;
+		room->bytes += move->plan->bytes;
+		room_count(room, METRIC_ROOM_RECEIVED_BYTES, move->plan->bytes);
+		room_progress(room);
+		if (say_done(party, ERR_OK, "") < 0)
+			room_fail_last(room, NULL);
+	}
+	move_free(move);
+}
+
+/* Where the plan is made: a room's page lists take as long. */
+static int make_header(struct move *move)
+{
+	const struct room *room = move->room;
+	const struct party *party = move->party;
+	struct pull_header h = {.room = party->room_there,
+				.offer_gen = party->gen,
+				.pull_gen = room->gen,
+				.src_pool = party->pool->id,
+				.dst_pool = room->pool->id,
+				.lease_epoch = party->lease_epoch,
+				.digest = move->plan->digest,
+				.bytes = move->plan->bytes};
+
+	return pull_header_make(&h, party->wants, party->want_count, &party->theirs,
+				&room->maps, &move->header, &move->header_len);
+}
+
+static void on_planned(struct move *move)
+{
+	struct room *room = move->room;
+	struct party *party = move->party;
+	struct xp_op *xp = &move->op.xp;
+
+	if (!room_live(room) || move->refused.code != ERR_OK)
+		goto fail;
+	if (move->plan->bytes != party->expected) {
+		err_set(&move->refused, ERR_SHORT,
+			"%.150s offers %llu of the %llu bytes that are wanted of it",
+			party->remote->label, (unsigned long long)move->plan->bytes,
+			(unsigned long long)party->expected);
+		goto fail;
+	}
+	xp->kind = XP_READ;
+	xp->sides = (struct xp_sides){
+		.plan = move->plan,
+		.src = party->pool->buffers,
+		.src_count = party->pool->layout->buffer_count,
+		.dst = handshake_local_buffers(room->pool, party->remote),
+		.dst_count = room->pool->layout->buffer_count,
+	};
+	if (!xp->sides.dst) {
+		err_take(&move->refused);
+		goto fail;
+	}
+	xp->header = xp->owned = mem_steal(move->header);
+	xp->header_len = move->header_len;
+	move->phase = MOVE_POSTED;
+	move->op.owner = move;
+	move->op.on_done = on_read;
+	sched_submit(&party->flow, &move->op);
+	return;
+fail:
+	room_fail(room, &move->refused, NULL);
+	move_free(move);
+}
+
+static int read_from(struct room *room, struct party *party)
+{
+	struct move *move;
+	int r;
+
+	if (party->want_count == 0)
+		return say_done(party, ERR_OK, "");
+	move = move_new(room, party);
+	if (!move)
+		return err_pass(-ENOMEM);
+	r = room_maps_pair(&party->theirs, &room->maps, &move->pairs, &move->pair_count);
+	if (r < 0) {
+		move_free(move);
+		return err_pass(r);
+	}
+	move->encode = make_header;
+	move_plan(move, party->pool->layout, room->pool->layout, party->wants,
+		  party->want_count, on_planned);
+	return 0;
+}
+
+static int read_all(struct room *room)
+{
+	struct party *party;
+	int r = room_cover(room);
+
+	if (r < 0)
+		return err_pass(r);
+	room->planned = true;
+	room_move(room, ROOM_MOVING);
+	list_foreach(party, &room->parties, link) {
+		r = read_from(room, party);
+		if (r < 0 || !room_live(room))
+			return r < 0 ? err_pass(r) : 0;
+	}
+	return 0;
+}
+
+void pull_on_ack(struct room *room, struct party *party, const struct wire_pull_ack *ack)
+{
+	struct err why;
+
+	if (!room_live(room) || party->done)
+		return;
+	if (ack->code == ERR_OK && party->asked_ack) {
+		party->done = true;
+		room_kick(room);
+		return;
+	}
+	party->got = 0; /* what was read does not count */
+	if (ack->code == ERR_OK) {
+		err_set(&why, ERR_PROTO, "%.100s: PULL_ACK before all was read",
+			party->remote->label);
+		room_fail(room, &why, NULL);
+		return;
+	}
+	err_set(&why, err_from_wire(ack->code), "%.100s: %.200s", party->remote->label,
+		ack->text);
+	err_foreign(&why);
+	room_fail(room, &why, NULL);
+}
+
+/* ---- steps ---- */
+
+static int ask_all(struct room *room)
+{
+	struct party *party;
+
+	list_foreach(party, &room->parties, link) {
+		int r = party->told ? 0 : ask(room, party);
+
+		if (r < 0)
+			return err_pass(r);
+	}
+	return 0;
+}
+
+/* Has every source given its offer (or, with `done`, its PULL_ACK)? */
+static bool all_have(const struct room *room, bool done)
+{
+	const struct party *party;
+
+	list_foreach(party, &room->parties, link) {
+		if (done ? !party->done : !party->answered)
+			return false;
+	}
+	return true;
+}
+
+static void on_wait_over(struct wait *wait, const struct err *why)
+{
+	struct room *room = container_of(wait, struct room, wait_bind);
+
+	if (why) {
+		room_fail(room, why, NULL);
+		return;
+	}
+	room->wait_over = true;
+	room_kick(room);
+}
+
+static int go_on(struct room *room)
+{
+	int r = ask_all(room);
+
+	if (r < 0 || room->planned || !all_have(room, false))
+		return r;
+	r = start_beating(room);
+	if (r < 0)
+		return err_pass(r);
+	if (!room->wait_over && !room->wait_bind.armed) {
+		r = wait_passed(&room->wait);
+		room->wait_over = r > 0;
+		if (r == 0)
+			r = wait_start(rooms_waits(room->rooms), &room->wait_bind,
+				       &room->wait, on_wait_over);
+		if (r < 0)
+			return err_pass(r);
+	}
+	return room->wait_over ? read_all(room) : 0;
+}
+
+static void step(struct room *room)
+{
+	if (sm_state(&room->sm) == ROOM_BOOT) {
+		int r = room_sources_ready(room);
+
+		if (r < 0)
+			room_fail_last(room, NULL);
+		if (r != 0)
+			return;
+		room_move(room, ROOM_WAITING);
+	}
+	if (go_on(room) < 0)
+		room_fail_last(room, NULL);
+	if (room_live(room) && room->planned && all_have(room, true) &&
+	    list_empty(&room->moves))
+		room_move(room, ROOM_SUCCESS);
+}
+
+/* The offers are told that this puller gives up (instead of an ABORT, which
+ * would take the offer from the others). */
+static void give_up(struct room *room, const struct err *why)
+{
+	struct party *party;
+
+	list_foreach(party, &room->parties, link) {
+		if (!party->answered || party->done || party->lost)
+			continue;
+		if (say_done(party, why->code, why->text) < 0)
+			err_clear();
+	}
+}
+
+static void stop(struct room *room, const struct err *why)
+{
+	struct kvd *kvd = rooms_kvd(room->rooms);
+	struct move *move;
+
+	loop_timer_stop(&room->beat);
+	give_up(room, why);
+	list_foreach_safe(move, &room->moves, link) {
+		if (move->phase == MOVE_POSTED)
+			sched_cancel(&move->op, why);
+		else if (offload_cancel(kvd->offload, &move->job))
+			move_free(move);
+	}
+}
+
+static bool without(struct party *party, const struct err *why)
+{
+	(void)why;
+	if (party->told)
+		return party->done;
+	return room_source_lost(party);
+}
+
+const struct role_ops room_pull_ops = {step, stop, without};

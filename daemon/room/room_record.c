@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Two sizes of the same truth: brief for polls, which an engine makes thousands
+ * of times a second, and full for people. What a record says of a failed room
+ * (who, why, which pages are whole) is all that an engine or an operator gets,
+ * so nothing is left to the log alone.
+ */
+#include "daemon/room/room_record.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/kvd.h"
+#include "daemon/room/room_cover.h"
+#include "daemon/room/rooms.h"
+#include "daemon/session/session.h"
+#include "proto/json.h"
+#include "proto/kvd_status.h"
+
+static bool add_error(cJSON *obj, const struct err *err)
+{
+	cJSON *e;
+
+	if (err->code == ERR_OK)
+		return true;
+	e = cJSON_AddObjectToObject(obj, "error");
+	return e && cJSON_AddStringToObject(e, "code", err_name(err->code)) &&
+	       cJSON_AddStringToObject(e, "message", err->text) &&
+	       cJSON_AddBoolToObject(e, "retryable", err->retryable) &&
+	       cJSON_AddStringToObject(e, "scope", err_scope_name(err->scope));
+}
+
+static int or_nomem(bool ok)
+{
+	return ok ? 0 : err_raise(ERR_NOMEM, "no memory for a room's record");
+}
+
+/* Receivers' first token: what a sender may leave out (prefix hits). False: there is
+ * none yet, or this is no sender. */
+static bool first_token(const struct room *room, uint64_t *first_p)
+{
+	const struct party *party;
+	uint64_t first = UINT64_MAX;
+
+	list_foreach(party, &room->parties, link) {
+		for (size_t i = 0; i < party->theirs.count; i++) {
+			const struct room_map *map = &party->theirs.maps[i];
+
+			if (strcmp(map->view, ROOM_AUX_VIEW) != 0 && map->token_begin < first)
+				first = map->token_begin;
+		}
+	}
+	*first_p = first;
+	return room->role == ROOM_SEND && first != UINT64_MAX;
+}
+
+static bool add_first_token(cJSON *obj, const struct room *room)
+{
+	uint64_t first;
+
+	return !first_token(room, &first) ||
+	       cJSON_AddNumberToObject(obj, "first_token", (double)first);
+}
+
+static void text_error(struct text *out, const struct err *err)
+{
+	text_puts(out, ",\"error\":{\"code\":\"");
+	text_puts(out, err_name(err->code));
+	text_puts(out, "\",\"message\":");
+	text_json(out, err->text);
+	text_puts(out, err->retryable ? ",\"retryable\":true,\"scope\":\""
+				      : ",\"retryable\":false,\"scope\":\"");
+	text_puts(out, err_scope_name(err->scope));
+	text_puts(out, "\"}");
+}
+
+static void text_member(struct text *out, const char *name, uint64_t value)
+{
+	text_puts(out, name);
+	text_u64(out, value);
+}
+
+int room_record_text(const struct room *room, struct text *out)
+{
+	uint64_t first;
+
+	text_member(out, "{\"room\":\"", room->number);
+	text_puts(out, "\",\"role\":\"");
+	text_puts(out, room_role_names[room->role]);
+	text_member(out, "\",\"gen\":\"", room->slot_gen);
+	text_member(out, "\",\"state\":", room_poll_state(room));
+	text_member(out, ",\"flags\":", room_flags(room));
+	text_member(out, ",\"bytes\":", room->bytes);
+	if (first_token(room, &first))
+		text_member(out, ",\"first_token\":", first);
+	if (room->error.code != ERR_OK)
+		text_error(out, &room->error);
+	text_puts(out, "}");
+	return or_nomem(!out->failed);
+}
+
+static int record_brief(const struct room *room, cJSON *obj)
+{
+	char gen[16];
+
+	snprintf(gen, sizeof(gen), "%u", room->slot_gen);
+	return or_nomem(
+		obj && json_add_u64(obj, "room", room->number) >= 0 &&
+		cJSON_AddStringToObject(obj, "role", room_role_names[room->role]) &&
+		cJSON_AddStringToObject(obj, "gen", gen) &&
+		cJSON_AddNumberToObject(obj, "state", room_poll_state(room)) &&
+		cJSON_AddNumberToObject(obj, "flags", room_flags(room)) &&
+		cJSON_AddNumberToObject(obj, "bytes", (double)room->bytes) &&
+		add_first_token(obj, room) && add_error(obj, &room->error));
+}
+
+int room_record_missing(const cJSON *asked, const struct err *why, struct text *out)
+{
+	const cJSON *number = cJSON_IsObject(asked)
+				      ? cJSON_GetObjectItemCaseSensitive(asked, "room")
+				      : asked;
+	char *text = number ? cJSON_PrintUnformatted(number) : NULL;
+	bool filled = !number || text;
+
+	if (text) {
+		text_puts(out, "{\"room\":");
+		text_puts(out, text);
+	} else {
+		text_puts(out, "{\"room\":null");
+	}
+	cJSON_free(text);
+	text_error(out, why);
+	text_puts(out, "}");
+	return or_nomem(filled && !out->failed);
+}
+
+/* Row by row or packed, and why: what one row costs on either way, or `staged`: no
+ * adapter can have the memory. */
+static bool add_way(cJSON *obj, const struct xp_way *way)
+{
+	cJSON *w;
+
+	if (!way->row_bytes)
+		return true; /* nothing to choose, or nothing moved yet */
+	w = cJSON_AddObjectToObject(obj, "way");
+	return w && cJSON_AddBoolToObject(w, "packed", way->packed) &&
+	       cJSON_AddBoolToObject(w, "staged", way->staged) &&
+	       cJSON_AddNumberToObject(w, "row_bytes", way->row_bytes) &&
+	       (!way->request_ns ||
+		cJSON_AddNumberToObject(w, "request_ns", way->request_ns)) &&
+	       cJSON_AddNumberToObject(w, "copy_ns", way->copy_ns);
+}
+
+static bool add_party(cJSON *list, const struct party *party)
+{
+	const struct remote *remote = party->remote;
+	const struct xp_peer_base *xp = (const struct xp_peer_base *)remote->xp;
+	cJSON *p = cJSON_CreateObject();
+
+	return p && cJSON_AddItemToArray(list, p) &&
+	       cJSON_AddStringToObject(p, "endpoint", remote->peer->endpoint) &&
+	       cJSON_AddStringToObject(p, "instance", remote->peer->instance_text) &&
+	       cJSON_AddStringToObject(p, "transport",
+				       remote->transport ? remote->transport->ops->name
+							 : "none") &&
+	       cJSON_AddStringToObject(p, "path", xp && xp->ready ? xp->path : "") &&
+	       cJSON_AddBoolToObject(p, "staged",
+				     remote->transport &&
+					     (remote->transport->caps & XP_CAP_STAGED)) &&
+	       add_way(p, &party->way) &&
+	       cJSON_AddStringToObject(p, "pool", party->pool_name) &&
+	       cJSON_AddNumberToObject(p, "rank", (double)party->rank) &&
+	       json_add_u64(p, "generation", party->gen) >= 0 &&
+	       cJSON_AddNumberToObject(p, "wants", (double)party->want_count) &&
+	       cJSON_AddNumberToObject(p, "bytes", (double)party->got) &&
+	       cJSON_AddNumberToObject(p, "expected_bytes", (double)party->expected) &&
+	       cJSON_AddBoolToObject(p, "told", party->told) &&
+	       cJSON_AddBoolToObject(p, "done", party->done) &&
+	       cJSON_AddBoolToObject(p, "lost", party->lost) &&
+	       cJSON_AddBoolToObject(p, "still", party->still);
+}
+
+/* A failed room says which pages are whole, so that an engine recomputes or
+ * fetches only the rest: hex digits, page 0 of the list is bit 0 of byte 0. */
+static bool add_landed(cJSON *obj, const struct room *room)
+{
+	cJSON *landed;
+
+	if (sm_state(&room->sm) != ROOM_FAILED ||
+	    (room->role != ROOM_RECV && room->role != ROOM_PULL))
+		return true;
+	landed = cJSON_AddObjectToObject(obj, "landed");
+	for (size_t i = 0; landed && i < room->maps.count; i++) {
+		size_t bytes = (room->maps.maps[i].page_count + 7) / 8;
+		cleanup_free uint8_t *bits = NULL;
+		cleanup_free char *hex = mem_zalloc(2 * bytes + 1);
+
+		if (!hex || room_landed_pages(room, i, &bits) < 0)
+			return false;
+		for (size_t b = 0; b < bytes; b++)
+			snprintf(hex + 2 * b, 3, "%02x", bits[b]);
+		if (!cJSON_AddStringToObject(landed, room->maps.maps[i].view, hex))
+			return false;
+	}
+	return landed;
+}
+
+static double ms_between(uint64_t a, uint64_t b)
+{
+	return a && b > a ? (double)(b - a) / 1e6 : 0.0;
+}
+
+static bool add_timings(cJSON *obj, const struct room *room)
+{
+	uint64_t now = loop_now_ns(rooms_kvd(room->rooms)->loop);
+	uint64_t end = room->ended_ns ? room->ended_ns : now;
+	cJSON *t = cJSON_AddObjectToObject(obj, "timings_ms");
+
+	return t &&
+	       cJSON_AddNumberToObject(t, "bootstrap",
+				       ms_between(room->opened_ns, room->waiting_ns
+									   ? room->waiting_ns
+									   : end)) &&
+	       cJSON_AddNumberToObject(t, "waiting",
+				       ms_between(room->waiting_ns, room->moving_ns
+									    ? room->moving_ns
+									    : end)) &&
+	       cJSON_AddNumberToObject(t, "transfer", ms_between(room->moving_ns, end)) &&
+	       cJSON_AddNumberToObject(t, "total", ms_between(room->opened_ns, end));
+}
+
+static bool add_counts(cJSON *obj, const struct room *room)
+{
+	const struct chunk *chunk;
+	const struct move *move;
+	unsigned int chunks = 0, moves = 0;
+
+	list_foreach(chunk, &room->chunks, link)
+		chunks++;
+	list_foreach(move, &room->moves, link)
+		moves++;
+	return cJSON_AddNumberToObject(obj, "chunks", chunks) &&
+	       cJSON_AddNumberToObject(obj, "in_flight", moves) &&
+	       cJSON_AddNumberToObject(obj, "expected_bytes", (double)room->expected) &&
+	       cJSON_AddNumberToObject(obj, "receivers", room->receivers) &&
+	       cJSON_AddBoolToObject(obj, "bound", room->bound);
+}
+
+static bool add_sizes(cJSON *obj, const struct layout *layout)
+{
+	cJSON *sizes = cJSON_AddObjectToObject(obj, "page_tokens");
+	bool ok = sizes;
+
+	for (uint32_t v = 0; ok && v < layout->view_count; v++)
+		ok = cJSON_AddNumberToObject(sizes, layout->views[v].name,
+					     layout->views[v].page_tokens);
+	return ok;
+}
+
+int room_record_full(const struct room *room, cJSON *obj)
+{
+	const struct party *party;
+	cJSON *peers;
+	int r = record_brief(room, obj);
+
+	if (r < 0)
+		return err_pass(r);
+	if (!cJSON_AddStringToObject(obj, "state_name", room_state_names[sm_state(&room->sm)]) ||
+	    !cJSON_AddBoolToObject(obj, "aborting", sm_state(&room->sm) == ROOM_ABORTING) ||
+	    json_add_u64(obj, "generation", room->gen) < 0 ||
+	    !cJSON_AddNumberToObject(obj, "session", (double)room->session->id) ||
+	    !cJSON_AddNumberToObject(obj, "pool", (double)room->pool->id) ||
+	    !cJSON_AddStringToObject(obj, "pool_name", room->pool->name) ||
+	    !add_counts(obj, room) || !add_timings(obj, room) || !add_landed(obj, room) ||
+	    !add_sizes(obj, room->pool->layout))
+		return or_nomem(false);
+	peers = cJSON_AddArrayToObject(obj, "peers");
+	list_foreach(party, &room->parties, link) {
+		if (!peers || !add_party(peers, party))
+			return or_nomem(false);
+	}
+	return or_nomem(peers);
+}

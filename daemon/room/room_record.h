@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* room_record: rooms as JSON, for polls, lists and operators. */
+#ifndef KVD_ROOM_RECORD_H
+#define KVD_ROOM_RECORD_H
+
+#include <cjson/cJSON.h>
+
+#include "daemon/base/text.h"
+#include "daemon/room/room.h"
+
+/* All of it, into `obj`. ERR_NOMEM. */
+int room_record_full(const struct room *room, cJSON *obj);
+/* What a poll asks for, as text: it asks for rooms by the thousand. ERR_NOMEM. */
+int room_record_text(const struct room *room, struct text *out);
+/* A polled room that is not there: {room, error}. */
+int room_record_missing(const cJSON *asked, const struct err *why, struct text *out);
+
+#endif

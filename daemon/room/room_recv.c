@@ -1,0 +1,477 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The receiver's side of a push. Its daemon decides everything: which source
+ * sends which units (cover), where each byte lands (its own plan from its own
+ * pages), and when the room is complete.
+ *
+ * Every source owes a known number of bytes. Chunks reserve their tokens in the
+ * source's coverage before a byte lands, so what is sent twice is refused
+ * (EDUP), and the sum of landed bytes equal to what is owed means complete;
+ * after the source's last chunk, less is ESHORT.
+ *
+ * The fence is local: only this daemon's threads (or its NIC, behind revoke())
+ * write these pages. ABORTING ends when every landing has ended.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/kvd.h"
+#include "daemon/room/room_cover.h"
+#include "daemon/room/room_mail.h"
+#include "daemon/room/room_wire.h"
+#include "daemon/room/rooms.h"
+#include "daemon/session/session.h"
+
+/* ---- bind, cover, TRANSFER_INFO ---- */
+
+int recv_bind(struct room *room, struct room_maps *maps, const struct wait_spec *wait)
+{
+	if (room->bound)
+		return err_raise(ERR_STATE, "room %llu is bound already",
+				 (unsigned long long)room->number);
+	if (!room_live(room))
+		return err_raise(ERR_STATE, "room %llu is %s",
+				 (unsigned long long)room->number,
+				 room_state_names[sm_state(&room->sm)]);
+	room->maps = *maps;
+	*maps = (struct room_maps){0};
+	room->wait = *wait;
+	room->bound = true;
+	room_kick(room);
+	return 0;
+}
+
+static int info_put(const struct party *party, struct wire_blob views,
+		    struct wire_blob wants, struct cursor *out)
+{
+	const struct room *room = party->room;
+	struct wire_transfer_info msg = {.room = party->room_there,
+					 .recv_gen = room->gen,
+					 .src_pool = party->pool->id,
+					 .dst_pool = room->pool->id,
+					 .receivers = room->receivers,
+					 .views = views,
+					 .wants = wants};
+
+	return err_pass(wire_transfer_info_put(out, &msg));
+}
+
+/* Each source its part: a message of many pages is a turn's worth. */
+static int tell_all(struct room *room)
+{
+	struct loop *loop = rooms_kvd(room->rooms)->loop;
+	struct party *party;
+	int r;
+
+	list_foreach(party, &room->parties, link) {
+		if (party->told)
+			continue;
+		if (loop_enough(loop)) {
+			room_kick(room);
+			return 0;
+		}
+		party->told = true;
+		r = mail_tell(party, WIRE_T_TRANSFER_INFO, info_put);
+		if (r < 0)
+			return err_pass(r);
+	}
+	return 0;
+}
+
+static int plan_room(struct room *room)
+{
+	int r = room_cover(room);
+
+	if (r < 0)
+		return err_pass(r);
+	room->planned = true;
+	room_progress(room);
+	return 0;
+}
+
+/* ---- chunks ---- */
+
+/* End a move whose request is not answered yet. */
+static void refuse_move(struct move *move, const struct err *why)
+{
+	struct err e = *why; /* `why` may be in the move */
+
+	move->phase = MOVE_POSTED; /* freed by on_landed() */
+	move->party->remote->transport->ops->land(move->in, NULL, &e);
+}
+
+static void release_tokens(struct move *move, size_t pairs)
+{
+	struct room *room = move->room;
+
+	for (size_t i = 0; i < pairs; i++) {
+		const struct plan_map *pair = &move->pairs[i];
+		const struct room_map *map = room_maps_find(&room->maps, pair->view);
+
+		if (coverage_remove(&move->party->coverage[map - room->maps.maps],
+				    pair->layers, pair->token_begin, pair->token_end) < 0)
+			err_clear(); /* the room is failing: it says less than it has */
+	}
+	move->reserved = false;
+}
+
+static int reserve_tokens(struct move *move)
+{
+	struct room *room = move->room;
+
+	for (size_t i = 0; i < move->pair_count; i++) {
+		const struct plan_map *pair = &move->pairs[i];
+		const struct room_map *map = room_maps_find(&room->maps, pair->view);
+		int r = coverage_add(&move->party->coverage[map - room->maps.maps],
+				     pair->layers, pair->token_begin, pair->token_end);
+
+		if (r < 0) {
+			release_tokens(move, i);
+			return err_prefix(r, "chunk %llu view %s",
+					  (unsigned long long)move->seq, pair->view);
+		}
+	}
+	move->reserved = true;
+	return 0;
+}
+
+static void land(struct move *move)
+{
+	struct room *room = move->room;
+	struct party *party = move->party;
+	struct xp_sides sides = {
+		.plan = move->plan->bytes ? move->plan : NULL,
+		.src = party->pool->buffers,
+		.src_count = party->pool->layout->buffer_count,
+		.dst = handshake_local_buffers(room->pool, party->remote),
+		.dst_count = room->pool->layout->buffer_count,
+	};
+	struct err why;
+
+	if (!sides.dst) {
+		err_take(&why);
+		room_fail(room, &why, NULL);
+		refuse_move(move, &why);
+		return;
+	}
+	move->phase = MOVE_POSTED;
+	party->remote->transport->ops->land(move->in, &sides, NULL);
+}
+
+static int check_plan(const struct move *move)
+{
+	if (move->plan->digest == move->digest && move->plan->bytes == move->bytes &&
+	    move->in->bytes == move->bytes)
+		return 0;
+	return err_raise(ERR_PLAN, "chunk %llu: %llu bytes planned there, %llu here",
+			 (unsigned long long)move->seq, (unsigned long long)move->bytes,
+			 (unsigned long long)move->plan->bytes);
+}
+
+static void on_bind_over(struct wait *wait, const struct err *why)
+{
+	struct room *room = container_of(wait, struct room, wait_bind);
+	struct move *move;
+
+	if (why) {
+		room_fail(room, why, NULL); /* stop() ends the moves */
+		return;
+	}
+	room->wait_over = true;
+	list_foreach_safe(move, &room->moves, link) {
+		if (move->phase == MOVE_WAITING)
+			land(move);
+	}
+}
+
+static void on_planned(struct move *move)
+{
+	struct room *room = move->room;
+	struct err why;
+	int r;
+
+	if (!room_live(room)) {
+		refuse_move(move, &room->error);
+		return;
+	}
+	if (move->refused.code != ERR_OK || check_plan(move) < 0 ||
+	    reserve_tokens(move) < 0) {
+		if (move->refused.code != ERR_OK)
+			why = move->refused;
+		else
+			err_take(&why);
+		room_fail(room, &why, NULL);
+		if (move->phase == MOVE_PLANNING) /* stop() did not reach it */
+			refuse_move(move, &why);
+		return;
+	}
+	if (move->last) {
+		move->party->last_seen = true;
+		move->party->last_seq = move->seq;
+	}
+	r = room->wait_over ? 1 : wait_passed(&room->wait);
+	if (r > 0) {
+		room->wait_over = true;
+		land(move);
+		return;
+	}
+	move->phase = MOVE_WAITING;
+	if (r == 0 && !room->wait_bind.armed)
+		r = wait_start(rooms_waits(room->rooms), &room->wait_bind, &room->wait,
+			       on_bind_over);
+	if (r < 0)
+		room_fail_last(room, NULL); /* stop() ends the move */
+}
+
+static struct party *source_of(struct room *room, const struct remote *remote,
+			       uint64_t pool)
+{
+	struct party *party;
+
+	list_foreach(party, &room->parties, link) {
+		if (party->remote == remote && party->pool && party->pool->id == pool)
+			return party;
+	}
+	err_raise(ERR_NOTFOUND, "room %llu has no source %s pool %llu",
+		  (unsigned long long)room->number, remote->label,
+		  (unsigned long long)pool);
+	return NULL;
+}
+
+/* Is this sender, of this generation, expected to send now? */
+static int admit(struct room *room, struct remote *remote, const struct chunk_header *h,
+		 struct party **party_p)
+{
+	struct party *party = source_of(room, remote, h->src_pool);
+
+	if (!party)
+		return err_pass(-ENOENT);
+	if (!room_live(room))
+		return err_reraise(&room->error);
+	if (!room->planned || h->dst_pool != room->pool->id || h->room != room->number)
+		return err_raise(ERR_STATE, "room %llu did not ask for this chunk",
+				 (unsigned long long)room->number);
+	if (party->gen == 0)
+		party->gen = h->send_gen;
+	if (party->gen != h->send_gen)
+		return err_raise(ERR_RESTART, "room %llu: a chunk of another generation of "
+				 "the sender", (unsigned long long)room->number);
+	if (party->last_seen)
+		return err_raise(ERR_DUP, "room %llu: chunk %llu after the last one (%llu)",
+				 (unsigned long long)room->number,
+				 (unsigned long long)h->seq,
+				 (unsigned long long)party->last_seq);
+	*party_p = party;
+	return 0;
+}
+
+static void on_landed(struct inbound_owner *inbound, const struct err *err)
+{
+	struct move *move = container_of(inbound, struct move, inbound);
+	struct room *room = move->room;
+	struct party *party = move->party;
+
+	if (move->in && move->in->way.row_bytes)
+		party->way = move->in->way;
+	if (!err) {
+		party->got += move->plan->bytes;
+		room->bytes += move->plan->bytes;
+		room_count(room, METRIC_ROOM_RECEIVED_BYTES, move->plan->bytes);
+		room_count(room, METRIC_CHUNKS_RECEIVED, 1);
+		room_progress(room);
+	} else if (move->reserved) {
+		release_tokens(move, move->pair_count);
+	}
+	move_free(move); /* first: failing the room stops its other moves */
+	if (err)
+		room_fail_moving(room, party, err);
+}
+
+/* Its pages are known: pair them with the bound ones. */
+static int plan(struct move *move)
+{
+	struct room *room = move->room;
+	struct party *party = move->party;
+	int r = room_maps_pair(&move->maps, &room->maps, &move->pairs, &move->pair_count);
+
+	if (r < 0)
+		return err_pass(r);
+	move_plan(move, party->pool->layout, room->pool->layout, party->wants,
+		  party->want_count, on_planned);
+	return 0;
+}
+
+/* The late half of begin(). */
+static void on_pages(struct mail *mail, const struct err *why)
+{
+	struct move *move = mail->move;
+	struct room *room = move->room;
+	struct err e;
+
+	if (!why) {
+		move->maps = room_maps_steal(&mail->reader.maps);
+		if (plan(move) >= 0)
+			return;
+		err_take(&e);
+		why = &e;
+	}
+	room_count(room, METRIC_ROOM_REFUSED, 1);
+	refuse_move(move, why);
+	room_fail(room, why, NULL);
+}
+
+static int begin(struct room *room, struct party *party, struct xp_inbound *in,
+		 const struct chunk_header *h, struct cursor *header)
+{
+	struct move *move = move_new(room, party);
+	struct mail *mail;
+	int r;
+
+	if (!move)
+		return err_pass(-ENOMEM);
+	move->seq = h->seq;
+	move->digest = h->digest;
+	move->bytes = h->bytes;
+	move->last = h->last;
+	move->in = in;
+	r = mail_read(party, move, NULL, header, party->pool->layout, on_pages, &move->maps,
+		      &mail);
+	if (r >= 0) {
+		move->inbound.on_done = on_landed;
+		in->owner = &move->inbound;
+		if (sm_state(&room->sm) == ROOM_WAITING)
+			room_move(room, ROOM_MOVING);
+		if (r == 0)
+			r = plan(move);
+	}
+	if (r < 0) {
+		in->owner = NULL;
+		move_free(move);
+		return err_pass(r);
+	}
+	return 0;
+}
+
+void recv_on_request(struct room *room, struct remote *remote, struct xp_inbound *in,
+		     struct cursor *header)
+{
+	struct chunk_header h;
+	struct party *party = NULL;
+	struct err why;
+	bool fatal;
+	int r = chunk_header_get(header, &h);
+
+	/* everything has landed already and this only says so */
+	if (r >= 0 && sm_state(&room->sm) == ROOM_SUCCESS && h.bytes == 0 && in->bytes == 0) {
+		remote->transport->ops->land(in, &(struct xp_sides){0}, NULL);
+		return;
+	}
+	if (r >= 0)
+		r = admit(room, remote, &h, &party);
+	/* a stranger's or a late chunk is refused and hurts nobody */
+	fatal = r == -err_errno(ERR_DUP);
+	if (r >= 0) {
+		r = begin(room, party, in, &h, header);
+		fatal = r < 0;
+	}
+	if (r >= 0)
+		return;
+	err_take(&why);
+	room_count(room, METRIC_ROOM_REFUSED, 1);
+	remote->transport->ops->land(in, NULL, &why);
+	if (fatal)
+		room_fail(room, &why, NULL);
+}
+
+/* ---- completion ---- */
+
+static void confirm(struct room *room)
+{
+	struct handshake *hs = rooms_kvd(room->rooms)->handshake;
+	struct party *party;
+	struct cursor out;
+
+	list_foreach(party, &room->parties, link) {
+		struct wire_room_done msg = {.room = party->room_there,
+					     .recv_gen = room->gen};
+
+		if (party->lost || !party->pool) /* nobody there waits for it */
+			continue;
+		msg.src_pool = party->pool->id;
+		handshake_body(hs, &out);
+		if (wire_room_done_put(&out, &msg) < 0 ||
+		    handshake_send(party->remote, WIRE_T_ROOM_DONE, out.base, out.pos) < 0)
+			err_clear(); /* its peer is going down: its room fails there */
+	}
+}
+
+/* All there? Or can what is missing never come? */
+static void check_complete(struct room *room)
+{
+	struct party *party;
+	char label[300];
+	struct err why;
+
+	list_foreach(party, &room->parties, link) {
+		if (party->got == party->expected)
+			continue;
+		if (party->last_seen && list_empty(&room->moves)) {
+			err_set(&why, ERR_SHORT,
+				"%.200s: %llu of %llu bytes after its last chunk",
+				party_label(party, label, sizeof(label)),
+				(unsigned long long)party->got,
+				(unsigned long long)party->expected);
+			room_fail(room, &why, NULL);
+		}
+		return;
+	}
+	if (!list_empty(&room->moves) || !list_empty(&room->mails))
+		return;
+	confirm(room);
+	room_move(room, ROOM_SUCCESS);
+}
+
+static void step(struct room *room)
+{
+	if (sm_state(&room->sm) == ROOM_BOOT) {
+		int r = room_sources_ready(room);
+
+		if (r < 0)
+			room_fail_last(room, NULL);
+		if (r != 0)
+			return;
+		room_move(room, ROOM_WAITING);
+	}
+	if (room->bound && !room->planned && plan_room(room) < 0)
+		room_fail_last(room, NULL);
+	if (room_live(room) && room->planned && tell_all(room) < 0)
+		room_fail_last(room, NULL);
+	if (room_live(room) && room->planned)
+		check_complete(room);
+}
+
+static void stop(struct room *room, const struct err *why)
+{
+	struct kvd *kvd = rooms_kvd(room->rooms);
+	struct move *move;
+
+	list_foreach_safe(move, &room->moves, link) {
+		if (move->phase == MOVE_POSTED)
+			move->party->remote->transport->ops->revoke(move->in, why);
+		else if (move->phase == MOVE_READING || move->phase == MOVE_WAITING ||
+			 offload_cancel(kvd->offload, &move->job))
+			refuse_move(move, why);
+		/* else a helper has it: on_planned() refuses it */
+	}
+}
+
+/* A source that has delivered may go; one that was told nothing may come back. */
+static bool without(struct party *party, const struct err *why)
+{
+	(void)why;
+	return room_source_lost(party);
+}
+
+const struct role_ops room_recv_ops = {step, stop, without};

@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The sender's side of a push. Receivers announce themselves (TRANSFER_INFO);
+ * when all are there the room is waiting_for_input. Each chunk becomes one move
+ * a receiver: pages paired, planned, waited for, posted as a WRITE.
+ *
+ * The chunk marked `last` is the receiver's cue to check that nothing is
+ * missing, so it is posted only when every earlier chunk of the room is: plans
+ * of large chunks are made on helper threads and could be overtaken.
+ *
+ * Success is every receiver's ROOM_DONE after every move has ended; a receiver
+ * that wants nothing (idle) has confirmed from the start.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/kvd.h"
+#include "daemon/room/room_mail.h"
+#include "daemon/room/room_wire.h"
+#include "daemon/room/rooms.h"
+#include "daemon/session/session.h"
+
+static void chunk_free(struct chunk *chunk)
+{
+	room_maps_fini(&chunk->maps);
+	wait_spec_fini(&chunk->wait);
+	chunk->spent = true; /* the number is remembered: a retry is no new chunk */
+}
+
+static void move_end(struct move *move)
+{
+	struct chunk *chunk = move->chunk;
+
+	move_free(move);
+	if (--chunk->moves == 0 && chunk->dispatched)
+		chunk_free(chunk);
+}
+
+/* ---- receivers ---- */
+
+static struct party *party_of(struct room *room, const struct remote *remote,
+			      uint64_t pool)
+{
+	struct party *party;
+
+	list_foreach(party, &room->parties, link) {
+		if (party->remote == remote && party->pool && party->pool->id == pool)
+			return party;
+	}
+	return NULL;
+}
+
+/* All of its TRANSFER_INFO is read. */
+static void info_taken(struct party *party)
+{
+	party->reading = false;
+	party->done = party->done || party->want_count == 0;
+	party->ack_owed = true;
+	room_kick(party->room);
+}
+
+/* The late half of take_info(). */
+static void on_pages(struct mail *mail, const struct err *why)
+{
+	struct party *party = mail->party;
+	struct room *room = mail->room;
+
+	if (!why) {
+		party->theirs = room_maps_steal(&mail->reader.maps);
+		info_taken(party);
+		return;
+	}
+	rooms_refuse_info(party, why);
+	party_drop(party);
+	if (room->party_count == 0)
+		room->receivers = 0;
+}
+
+static int take_info(struct room *room, struct party *party,
+		     const struct wire_transfer_info *info, struct room_message *msg)
+{
+	const struct layout *here = room->pool->layout;
+	const struct layout *there = party->pool->layout;
+	struct mail *mail;
+	struct cursor in;
+	int r = layout_compatible(here, there);
+
+	if (r < 0)
+		return err_pass(r);
+	cursor_read(&in, info->wants.data, info->wants.len);
+	r = wants_get(&in, &party->wants, &party->want_count);
+	if (r >= 0)
+		r = cover_check_wants(here, there, party->wants, party->want_count);
+	if (r < 0)
+		return err_prefix(r, "TRANSFER_INFO.wants");
+	cursor_read(&in, info->views.data, info->views.len);
+	party->gen = info->recv_gen;
+	r = mail_read(party, NULL, msg, &in, there, on_pages, &party->theirs, &mail);
+	if (r < 0)
+		return err_prefix(r, "TRANSFER_INFO");
+	party->reading = r > 0;
+	if (r == 0)
+		info_taken(party);
+	return 0;
+}
+
+int send_on_info(struct room *room, struct remote *remote,
+		 const struct wire_transfer_info *info, struct room_message *msg)
+{
+	struct remote_pool *pool = handshake_pool_by_id(remote, info->dst_pool);
+	struct party *party;
+	int r;
+
+	if (!pool || pool->is_session)
+		return err_raise(ERR_NOTFOUND, "TRANSFER_INFO: no pool %llu of %s",
+				 (unsigned long long)info->dst_pool, remote->label);
+	party = party_of(room, remote, info->dst_pool);
+	if (party && party->gen != info->recv_gen)
+		return err_raise(ERR_STATE, "TRANSFER_INFO: the room has another generation "
+				 "of this receiver");
+	if (party) {
+		if (!party->reading)
+			rooms_ack(party);
+		return 0;
+	}
+	if (info->receivers == 0 || info->receivers > ROOM_PARTIES_MAX)
+		return err_raise(ERR_RANGE, "TRANSFER_INFO.receivers: %u is not 1…%u",
+				 info->receivers, ROOM_PARTIES_MAX);
+	if (room->receivers && room->receivers != info->receivers)
+		return err_raise(ERR_INVAL, "TRANSFER_INFO.receivers: %u, another receiver "
+				 "said %u", info->receivers, room->receivers);
+	if (room->party_count >= info->receivers)
+		return err_raise(ERR_STATE, "TRANSFER_INFO: all %u receivers are there",
+				 info->receivers);
+	party = room_party_add(room, remote);
+	if (!party)
+		return err_pass(-ENOMEM);
+	party_use_pool(party, pool);
+	r = take_info(room, party, info, msg);
+	if (r < 0) {
+		party_drop(party);
+		return err_pass(r);
+	}
+	room->receivers = info->receivers;
+	return 0;
+}
+
+void send_acks(struct room *room)
+{
+	struct party *party;
+
+	list_foreach(party, &room->parties, link) {
+		if (party->ack_owed)
+			rooms_ack_later(party);
+	}
+}
+
+void send_on_done(struct room *room, struct party *party)
+{
+	party->done = true;
+	room_kick(room);
+}
+
+/* ---- chunks ---- */
+
+static void on_sent(struct sched_op *op)
+{
+	struct move *move = op->owner;
+	struct room *room = move->room;
+
+	if (op->xp.way.row_bytes)
+		move->party->way = op->xp.way;
+	if (op->xp.result >= 0) {
+		room->bytes += move->plan->bytes;
+		room_count(room, METRIC_ROOM_SENT_BYTES, move->plan->bytes);
+		room_count(room, METRIC_CHUNKS_SENT, 1);
+		room_progress(room);
+	} else {
+		room_fail_moving(room, move->party, &op->xp.err);
+	}
+	move_end(move);
+}
+
+/* Where the plan is made: a room's page list takes as long. */
+static int make_header(struct move *move)
+{
+	struct party *party = move->party;
+	struct chunk_header h = {
+		.room = party->room_there,
+		.recv_gen = party->gen,
+		.send_gen = move->room->gen,
+		.src_pool = move->room->pool->id,
+		.dst_pool = party->pool->id,
+		.seq = move->chunk->seq,
+		.digest = move->plan->digest,
+		.bytes = move->plan->bytes,
+		.last = move->chunk->last,
+	};
+
+	return chunk_header_make(&h, &move->chunk->maps, &move->header,
+				 &move->header_len);
+}
+
+static void post(struct move *move)
+{
+	struct room *room = move->room;
+	struct party *party = move->party;
+	struct xp_op *xp = &move->op.xp;
+
+	xp->kind = XP_WRITE;
+	xp->header = xp->owned = mem_steal(move->header);
+	xp->header_len = move->header_len;
+	xp->sides = (struct xp_sides){
+		.plan = move->plan,
+		.src = handshake_local_buffers(room->pool, party->remote),
+		.src_count = room->pool->layout->buffer_count,
+		.dst = party->pool->buffers,
+		.dst_count = party->pool->layout->buffer_count,
+	};
+	if (!xp->sides.src) {
+		room_fail_last(room, NULL);
+		move_end(move);
+		return;
+	}
+	move->phase = MOVE_POSTED;
+	move->op.owner = move;
+	move->op.on_done = on_sent;
+	sched_submit(&party->flow, &move->op);
+	room_kick(room); /* the last chunk may wait for this */
+}
+
+static void on_wait_over(struct wait *wait, const struct err *why)
+{
+	struct move *move = container_of(wait, struct move, wait);
+
+	if (why)
+		room_fail(move->room, why, NULL); /* stop() ends the move */
+	else
+		post(move);
+}
+
+static void on_planned(struct move *move)
+{
+	struct room *room = move->room;
+	int r;
+
+	if (!room_live(room) || move->refused.code != ERR_OK) {
+		room_fail(room, &move->refused, NULL);
+		move_end(move);
+		return;
+	}
+	if (move->plan->bytes == 0 && !move->chunk->last) {
+		move_end(move);
+		return;
+	}
+	r = wait_passed(&move->chunk->wait);
+	if (r > 0) {
+		post(move);
+		return;
+	}
+	move->phase = MOVE_WAITING;
+	if (r == 0)
+		r = wait_start(rooms_waits(room->rooms), &move->wait, &move->chunk->wait,
+			       on_wait_over);
+	if (r < 0)
+		room_fail_last(room, NULL); /* stop() ends the move */
+}
+
+static int dispatch_to(struct room *room, struct chunk *chunk, struct party *party)
+{
+	struct move *move = move_new(room, party);
+	int r;
+
+	if (!move)
+		return err_pass(-ENOMEM);
+	move->chunk = chunk;
+	chunk->moves++;
+	r = room_maps_pair(&chunk->maps, &party->theirs, &move->pairs, &move->pair_count);
+	if (r < 0) {
+		move_end(move);
+		return err_pass(r);
+	}
+	move->encode = make_header;
+	move_plan(move, room->pool->layout, party->pool->layout, party->wants,
+		  party->want_count, on_planned);
+	return 0;
+}
+
+static void dispatch(struct room *room, struct chunk *chunk)
+{
+	struct party *party;
+
+	if (sm_state(&room->sm) == ROOM_WAITING)
+		room_move(room, ROOM_MOVING);
+	chunk->moves++; /* ours, while we look */
+	list_foreach(party, &room->parties, link) {
+		if (party->want_count == 0 || !party->pool) /* it confirmed, and left */
+			continue;
+		if (dispatch_to(room, chunk, party) < 0)
+			room_fail_last(room, NULL);
+		if (!room_live(room))
+			break;
+	}
+	chunk->dispatched = true;
+	if (--chunk->moves == 0)
+		chunk_free(chunk);
+}
+
+int send_chunk(struct room *room, struct chunk *chunk)
+{
+	int r = idmap_put(&room->chunk_by_seq, chunk->seq, chunk);
+
+	if (r < 0)
+		return err_pass(r);
+	list_push_back(&room->chunks, &chunk->link);
+	room->last_given = room->last_given || chunk->last;
+	room_kick(room);
+	return 0;
+}
+
+static bool all_posted(const struct room *room)
+{
+	const struct move *move;
+
+	list_foreach(move, &room->moves, link) {
+		if (move->phase != MOVE_POSTED)
+			return false;
+	}
+	return true;
+}
+
+static void dispatch_all(struct room *room)
+{
+	struct chunk *chunk;
+
+	list_foreach(chunk, &room->chunks, link) {
+		if (chunk->dispatched)
+			continue;
+		if (chunk->last && !all_posted(room))
+			return;
+		dispatch(room, chunk);
+		if (!room_live(room))
+			return;
+	}
+}
+
+static bool all_confirmed(const struct room *room)
+{
+	const struct party *party;
+
+	list_foreach(party, &room->parties, link) {
+		if (!party->done)
+			return false;
+	}
+	return true;
+}
+
+static void step(struct room *room)
+{
+	const struct chunk *newest;
+
+	if (sm_state(&room->sm) == ROOM_BOOT) {
+		if (!room->receivers || room->party_count < room->receivers ||
+		    !list_empty(&room->mails))
+			return;
+		room_move(room, ROOM_WAITING);
+	}
+	dispatch_all(room);
+	if (!room_live(room) || !room->last_given || !list_empty(&room->moves))
+		return;
+	newest = list_entry(room->chunks.prev, struct chunk, link);
+	if (newest->dispatched && all_confirmed(room))
+		room_move(room, ROOM_SUCCESS);
+}
+
+static void stop(struct room *room, const struct err *why)
+{
+	struct kvd *kvd = rooms_kvd(room->rooms);
+	struct move *move;
+
+	list_foreach_safe(move, &room->moves, link) {
+		if (move->phase == MOVE_POSTED) {
+			sched_cancel(&move->op, why);
+		} else if (move->phase == MOVE_WAITING) {
+			wait_stop(&move->wait);
+			move_end(move);
+		} else if (offload_cancel(kvd->offload, &move->job)) {
+			move_end(move);
+		} /* else the helper has it: on_planned() ends it */
+	}
+}
+
+/* A receiver that has confirmed may go; any other is needed. */
+static bool without(struct party *party, const struct err *why)
+{
+	(void)why;
+	return party->done && party->want_count > 0;
+}
+
+const struct role_ops room_send_ops = {step, stop, without};

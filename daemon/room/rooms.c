@@ -1,0 +1,454 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The tables of rooms and a room's birth and end. A room is found three ways:
+ * by its engine (session, role, number), by a partner who knows only pool and
+ * number, and by generation, which no two rooms of an instance share.
+ */
+#include "daemon/room/rooms.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/config/config.h"
+#include "daemon/kvd.h"
+#include "daemon/room/rooms_impl.h"
+#include "daemon/session/session.h"
+#include "daemon/session/share.h"
+#include "daemon/session/status.h"
+#include "daemon/session/wait.h"
+
+int rooms_new(struct kvd *kvd, struct rooms **rooms_p)
+{
+	struct rooms *rooms = mem_zalloc(sizeof(*rooms));
+	int r;
+
+	if (!rooms)
+		return err_pass(-ENOMEM);
+	rooms->kvd = kvd;
+	list_init(&rooms->all);
+	list_init(&rooms->cursors);
+	msg_init(rooms);
+	strmap_init(&rooms->by_key);
+	strmap_init(&rooms->by_pool);
+	idmap_init(&rooms->by_gen);
+	r = late_init(rooms);
+	if (r >= 0)
+		r = waits_new(kvd->loop, kvd->gpu, &rooms->waits);
+	if (r < 0) {
+		rooms_free(rooms);
+		return err_pass(r);
+	}
+	*rooms_p = rooms;
+	return 0;
+}
+
+void rooms_free(struct rooms *rooms)
+{
+	if (!rooms)
+		return;
+	room_sweep_stop(&rooms->change);
+	assert(list_empty(&rooms->all) && list_empty(&rooms->acks) &&
+	       list_empty(&rooms->cursors));
+	loop_prepare_remove(&rooms->before_sleep);
+	late_fini(rooms);
+	waits_free(rooms->waits);
+	strmap_fini(&rooms->by_key);
+	strmap_fini(&rooms->by_pool);
+	idmap_fini(&rooms->by_gen);
+	mem_free(rooms);
+}
+
+/* ---- opening ---- */
+
+static int may_open(struct rooms *rooms, const struct room_args *args)
+{
+	const struct config *config = rooms->kvd->config;
+	unsigned int own = args->session->room_count;
+	size_t open = idmap_count(&rooms->by_gen);
+	int r = handshake_transports_ok(rooms->kvd->handshake);
+
+	if (r < 0)
+		return err_pass(r);
+	if (rooms->kvd->draining)
+		return err_raise(ERR_DRAIN, "no new rooms: the daemon is draining");
+	if (!share_allows(config->rooms_max, open, own))
+		return err_raise(ERR_LIMIT,
+				 "%zu rooms are open, %u of this session; the cap of this "
+				 "daemon is %u (rooms)%s", open, own, config->rooms_max,
+				 open < config->rooms_max
+					 ? ", the last for sessions with few" : "");
+	if (args->session->ending)
+		return err_raise(ERR_SESSION, "the session is ending");
+	if (args->pool->closing)
+		return err_raise(ERR_STATE, "pool %llu is being unregistered",
+				 (unsigned long long)args->pool->id);
+	if (rooms_find(rooms, args->session, args->role, args->number))
+		return err_raise(ERR_EXIST, "room %llu (%s) is open already",
+				 (unsigned long long)args->number,
+				 room_role_names[args->role]);
+	return 0;
+}
+
+static int enter_tables(struct rooms *rooms, struct room *room)
+{
+	struct room_key key = {room->session->id, room->role, room->number};
+	struct room_key pool_key = {room->pool->id, room->role, room->number};
+	int r = strmap_put_bytes(&rooms->by_key, &key, sizeof(key), room);
+
+	if (r < 0)
+		return err_pass(r);
+	r = strmap_put_bytes(&rooms->by_pool, &pool_key, sizeof(pool_key), room);
+	if (r >= 0)
+		r = idmap_put(&rooms->by_gen, room->gen, room);
+	if (r >= 0)
+		r = status_slot_take(room->session->status, room->number, &room->slot,
+				     &room->slot_gen);
+	if (r >= 0) {
+		room->slotted = true;
+		return 0;
+	}
+	strmap_remove_bytes(&rooms->by_key, &key, sizeof(key));
+	strmap_remove_bytes(&rooms->by_pool, &pool_key, sizeof(pool_key));
+	idmap_remove(&rooms->by_gen, room->gen);
+	return err_pass(r);
+}
+
+static void set_limits(struct room *room, const struct room_args *args,
+		       const struct config *config)
+{
+	const uint64_t defaults[3] = {config->bootstrap_timeout_ns,
+				      config->waiting_timeout_ns,
+				      config->transfer_stall_timeout_ns};
+
+	for (size_t i = 0; i < ARRAY_LEN(defaults); i++)
+		room->limits_ns[i] = args->limits_ns[i] ? args->limits_ns[i] : defaults[i];
+	room->receivers = args->receivers;
+	if (room->receivers == 0 && args->role != ROOM_SEND)
+		room->receivers = 1;
+	room->lease_ns = args->lease_ns ? args->lease_ns : config->lease_ns;
+	room->lease_end_ns = room->opened_ns + room->lease_ns;
+	room->lease_epoch = 1;
+}
+
+int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **room_p)
+{
+	struct room_key key = {args->pool->id, args->role, args->number};
+	struct room *room;
+	int r = may_open(rooms, args);
+
+	if (r < 0)
+		return err_pass(r);
+	room = mem_zalloc(sizeof(*room));
+	if (!room)
+		return err_pass(-ENOMEM);
+	room->rooms = rooms;
+	room->session = args->session;
+	room->role = args->role;
+	room->number = args->number;
+	room->pool = args->pool;
+	do
+		room->gen = loop_random_u64(rooms->kvd->loop);
+	while (idmap_get(&rooms->by_gen, room->gen));
+	room_init(room);
+	idmap_init(&room->chunk_by_seq);
+	set_limits(room, args, rooms->kvd->config);
+	r = enter_tables(rooms, room);
+	if (r < 0) {
+		mem_free(room);
+		return err_pass(r);
+	}
+	tomb_remove(rooms, &key);
+	list_push_back(&rooms->all, &room->all_link);
+	room->session->room_count++;
+	pool_use(room->pool);
+	rooms->live++;
+	metrics_add(&rooms->kvd->metrics, METRIC_ROOMS, 1);
+	*room_p = room;
+	return 0;
+}
+
+void rooms_begin(struct room *room)
+{
+	metrics_add(&room->rooms->kvd->metrics, METRIC_ROOMS_OPENED, 1);
+	room_open_done(room);
+	orphans_take(room->rooms, room);
+	room_kick(room);
+}
+
+/* ---- the end ---- */
+
+void rooms_note_terminal(struct room *room)
+{
+	struct rooms *rooms = room->rooms;
+	struct party *party;
+
+	rooms->live--;
+	room_count(room,
+		   sm_state(&room->sm) == ROOM_SUCCESS ? METRIC_ROOMS_SUCCEEDED
+						       : METRIC_ROOMS_FAILED,
+		   1);
+	list_foreach(party, &room->parties, link) {
+		if (party->heard_abort && !party->lost)
+			msg_abort_ack(rooms, party->remote, party->room_there, party->gen);
+	}
+}
+
+static void free_chunks(struct room *room)
+{
+	struct chunk *chunk;
+
+	list_foreach_safe(chunk, &room->chunks, link) {
+		list_remove(&chunk->link);
+		room_maps_fini(&chunk->maps);
+		wait_spec_fini(&chunk->wait);
+		mem_free(chunk);
+	}
+	idmap_fini(&room->chunk_by_seq);
+}
+
+/* Out of every table, then gone. */
+static void room_free(struct room *room)
+{
+	struct rooms *rooms = room->rooms;
+	struct session *session = room->session;
+	struct room_key key = {session->id, room->role, room->number};
+	struct room_key pool_key = {room->pool->id, room->role, room->number};
+	struct party *party;
+
+	strmap_remove_bytes(&rooms->by_key, &key, sizeof(key));
+	strmap_remove_bytes(&rooms->by_pool, &pool_key, sizeof(pool_key));
+	idmap_remove(&rooms->by_gen, room->gen);
+	room_cursors_pass(rooms, &room->all_link);
+	room_cursors_pass(rooms, &room->session_link);
+	list_remove(&room->all_link);
+	list_remove(&room->session_link);
+	session->room_count--;
+	loop_defer_cancel(&room->step);
+	room_clockless_set(room, false);
+	status_slot_release(session->status, room->slot);
+	mails_drop(room, NULL);
+	list_foreach_safe(party, &room->parties, link)
+		party_drop(party);
+	free_chunks(room);
+	mem_free(room->gave_up_why);
+	room_maps_fini(&room->maps);
+	wait_spec_fini(&room->wait);
+	metrics_sub(&rooms->kvd->metrics, METRIC_ROOMS, 1);
+	pool_unuse(room->pool);
+	mem_free(room);
+}
+
+void rooms_discard(struct room *room)
+{
+	struct rooms *rooms = room->rooms;
+
+	rooms->live--;
+	room_free(room);
+}
+
+int rooms_close(struct room *room)
+{
+	struct rooms *rooms = room->rooms;
+	struct session *session = room->close_when_terminal ? room->session : NULL;
+
+	if (!room_terminal(room))
+		return err_raise(ERR_STATE, "room %llu is %s: abort it first",
+				 (unsigned long long)room->number,
+				 room_state_names[sm_state(&room->sm)]);
+	/* one that succeeded had all its partners: nobody asks for it again */
+	if (room->error.code != ERR_OK &&
+	    (room->role == ROOM_SEND || room->role == ROOM_OFFER))
+		tomb_put(rooms, room);
+	room_free(room);
+	if (session)
+		session_drain_end(session);
+	return 0;
+}
+
+/* A room of an engine that is gone. */
+static void on_session_room(struct room_sweep *sweep, struct room *room)
+{
+	struct session *session = container_of(sweep, struct session, rooms_sweep);
+	struct err why;
+
+	if (room->session != session || room->close_when_terminal)
+		return;
+	err_set(&why, ERR_SESSION, "engine '%.40s' (pid %d) is gone", session->client,
+		(int)session->pid);
+	room->close_when_terminal = true;
+	session_drain_begin(session);
+	room_fail(room, &why, NULL);
+	room_kick(room); /* closes it, now or when it is still */
+}
+
+static void on_session_swept(struct room_sweep *sweep)
+{
+	session_end_rest(container_of(sweep, struct session, rooms_sweep));
+}
+
+void rooms_session_end(struct rooms *rooms, struct session *session)
+{
+	/* failing moves a room to the end of the session's list: walk that of all */
+	session->rooms_sweep.visit = on_session_room;
+	session->rooms_sweep.done = on_session_swept;
+	room_sweep_begin(rooms, &session->rooms_sweep);
+}
+
+void rooms_drain(struct rooms *rooms)
+{
+	struct err why;
+
+	err_set(&why, ERR_DRAIN, "no new rooms: the daemon is draining");
+	orphans_refuse(rooms, &why);
+}
+
+void rooms_clockless_add(struct rooms *rooms, int n)
+{
+	rooms->clockless += (unsigned int)n;
+}
+
+void rooms_retry_clocks(struct rooms *rooms)
+{
+	struct room *room;
+
+	if (!rooms->clockless)
+		return;
+	list_foreach(room, &rooms->all, all_link) {
+		if (room->clockless)
+			room_clock_set(room);
+	}
+}
+
+void rooms_fail_all(struct rooms *rooms, const struct err *why)
+{
+	struct room *room;
+
+	list_foreach_safe(room, &rooms->all, all_link)
+		room_fail(room, why, NULL);
+}
+
+/* ---- what the handshake layer says ---- */
+
+/* Something that rooms wait for has changed. */
+static void on_change_room(struct room_sweep *sweep, struct room *room)
+{
+	const struct remote *changed = sweep->rooms->changed;
+	struct party *party;
+
+	if (sm_state(&room->sm) != ROOM_BOOT)
+		return;
+	list_foreach(party, &room->parties, link) {
+		if (!changed || party->remote == changed)
+			room_kick(room);
+	}
+}
+
+void rooms_on_change(struct rooms *rooms, struct remote *remote)
+{
+	/* one walk for all that changes while it is under way; to look at a room for
+	 * nothing does no harm */
+	rooms->changed = rooms->change.running && rooms->changed != remote ? NULL : remote;
+	rooms->change.visit = on_change_room;
+	room_sweep_begin(rooms, &rooms->change);
+}
+
+void rooms_on_down(struct rooms *rooms, struct remote *remote, const struct err *why)
+{
+	struct party *party;
+	struct room *room;
+
+	orphans_drop_remote(rooms, remote);
+	list_foreach(room, &rooms->all, all_link) {
+		list_foreach(party, &room->parties, link) {
+			if (party->remote != remote || room_terminal(room))
+				continue;
+			party->lost = true;
+			if (room_live(room) && !room_without(party, why))
+				room_fail(room, why, NULL);
+		}
+	}
+}
+
+void rooms_on_pool_going(struct rooms *rooms, struct remote_pool *pool)
+{
+	struct party *party;
+	struct room *room;
+	struct err why;
+
+	/* its engine is gone, and its room there had not heard of us yet (else an
+	 * ABORT came before); or it took the pool back. Another source may do, and
+	 * who has had, or given, all is not needed any more. */
+	err_set(&why, ERR_SESSION, "%.150s withdrew pool '%.63s': the engine that owned it is "
+		"gone, or took it back, or its daemon stops", pool->remote->label, pool->name);
+	list_foreach(room, &rooms->all, all_link) {
+		list_foreach(party, &room->parties, link) {
+			if (party->pool != pool || !room_live(room))
+				continue;
+			if (room_without(party, &why))
+				party_release_pool(party);
+			else
+				room_fail(room, &why, NULL);
+		}
+	}
+}
+
+/* ---- look-ups ---- */
+
+struct room *rooms_find(struct rooms *rooms, const struct session *session,
+			enum room_role role, uint64_t number)
+{
+	struct room_key key = {session->id, role, number};
+
+	return strmap_get_bytes(&rooms->by_key, &key, sizeof(key));
+}
+
+struct room *rooms_by_gen(struct rooms *rooms, uint64_t gen)
+{
+	return idmap_get(&rooms->by_gen, gen);
+}
+
+struct room *rooms_by_pool(struct rooms *rooms, uint64_t pool, enum room_role role,
+			   uint64_t number)
+{
+	struct room_key key = {pool, role, number};
+
+	return strmap_get_bytes(&rooms->by_pool, &key, sizeof(key));
+}
+
+unsigned int rooms_count(const struct rooms *rooms)
+{
+	return (unsigned int)idmap_count(&rooms->by_gen);
+}
+
+unsigned int rooms_live(const struct rooms *rooms)
+{
+	return rooms->live;
+}
+
+struct kvd *rooms_kvd(const struct rooms *rooms)
+{
+	return rooms->kvd;
+}
+
+struct waits *rooms_waits(const struct rooms *rooms)
+{
+	return rooms->waits;
+}
+
+uint64_t rooms_next_version(struct rooms *rooms)
+{
+	return ++rooms->version;
+}
+
+uint64_t rooms_version(const struct rooms *rooms)
+{
+	return rooms->version;
+}
+
+struct list *rooms_all(const struct rooms *rooms)
+{
+	return (struct list *)(uintptr_t)&rooms->all;
+}

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rooms: all rooms of the daemon: by (session, role, number), by generation;
+ * messages that came before their room (orphans) and after it (tombstones).
+ */
+#ifndef KVD_ROOMS_H
+#define KVD_ROOMS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/handshake/handshake.h"
+#include "daemon/room/room.h"
+
+struct kvd;
+struct rooms;
+
+int rooms_new(struct kvd *kvd, struct rooms **rooms_p);
+void rooms_free(struct rooms *rooms); /* no room is left */
+/* Every room of the session fails and closes when it is still; the session is
+ * held (session_drain_begin) until the last is gone. session_end_rest() follows when
+ * all have been told, in later turns when they are many. */
+void rooms_session_end(struct rooms *rooms, struct session *session);
+/* From now on no new ones: partners that wait for a room to open are told. */
+void rooms_drain(struct rooms *rooms);
+/* Rooms without a timer, for want of memory; each beat tries again. */
+void rooms_clockless_add(struct rooms *rooms, int n);
+void rooms_retry_clocks(struct rooms *rooms);
+/* Fail every room of the daemon (shutdown). */
+void rooms_fail_all(struct rooms *rooms, const struct err *why);
+unsigned int rooms_count(const struct rooms *rooms);
+unsigned int rooms_live(const struct rooms *rooms); /* not terminal */
+
+/* Events of the handshake layer that are the rooms'. */
+void rooms_on_change(struct rooms *rooms, struct remote *remote);
+void rooms_on_down(struct rooms *rooms, struct remote *remote, const struct err *why);
+void rooms_on_pool_going(struct rooms *rooms, struct remote_pool *pool);
+int rooms_on_message(struct rooms *rooms, struct remote *remote,
+		     const struct wire_header *h, struct cursor *body);
+/* One for which there was no memory: its room fails, the peer stays. */
+int rooms_on_lack(struct rooms *rooms, struct remote *remote, const struct wire_header *h,
+		  struct cursor *head);
+/* REQUEST_CHUNK and REQUEST_PULL; header is after the kind byte. */
+void rooms_on_request(struct rooms *rooms, struct remote *remote, struct xp_inbound *in,
+		      enum request_kind kind, struct cursor *header);
+
+/* ---- for commands and the roles ---- */
+struct room_args {
+	struct session *session;
+	enum room_role role;
+	uint64_t number;
+	struct pool *pool;
+	uint64_t limits_ns[3]; /* bootstrap, waiting, stall; 0 = the options' */
+	uint32_t receivers;    /* offer, recv; 0 = not given */
+	uint64_t lease_ns;     /* offer */
+};
+/* ERR_EXIST, ERR_LIMIT, ERR_DRAIN, ERR_NOMEM. */
+int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **room_p);
+/* Undo a room that its command cannot finish opening: nobody knows it yet. */
+void rooms_discard(struct room *room);
+/* An open room with all its parts: takes what waited for it, and begins. */
+void rooms_begin(struct room *room);
+/* ERR_STATE unless terminal. */
+int rooms_close(struct room *room);
+struct room *rooms_find(struct rooms *rooms, const struct session *session,
+			enum room_role role, uint64_t number);
+struct room *rooms_by_gen(struct rooms *rooms, uint64_t gen);
+/* The open room of a local pool, whoever's session it is. */
+struct room *rooms_by_pool(struct rooms *rooms, uint64_t pool, enum room_role role,
+			   uint64_t number);
+struct kvd *rooms_kvd(const struct rooms *rooms);
+struct waits *rooms_waits(const struct rooms *rooms);
+uint64_t rooms_next_version(struct rooms *rooms);
+uint64_t rooms_version(const struct rooms *rooms);
+void rooms_note_terminal(struct room *room);
+/* Iterate all (admin lists). */
+struct list *rooms_all(const struct rooms *rooms); /* struct room.all_link */
+
+/* Its TRANSFER_INFO, read to the end, is no good. */
+void rooms_refuse_info(const struct party *party, const struct err *why);
+/* Acknowledge the party's TRANSFER_INFO when nothing else is left to do in this turn,
+ * or now. */
+void rooms_ack_later(struct party *party);
+void rooms_ack(struct party *party);
+
+#endif

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rooms_impl: what rooms.c (tables, life), rooms_late.c (orphans, tombstones)
+ * and rooms_msg.c (messages) share. */
+#ifndef KVD_ROOMS_IMPL_H
+#define KVD_ROOMS_IMPL_H
+
+#include "daemon/base/idmap.h"
+#include "daemon/room/room_cursor.h"
+#include "daemon/room/room_mail.h"
+#include "daemon/room/rooms.h"
+
+#define ORPHANS_BYTES_MAX (UINT64_C(64) << 20) /* of all orphans' messages */
+
+struct rooms {
+	struct kvd *kvd;
+	struct waits *waits;
+	struct list all;      /* struct room.all_link */
+	struct list cursors;  /* struct room_cursor.link */
+	struct room_sweep change; /* rooms_on_change() of `changed`; NULL: of several */
+	const struct remote *changed;
+	struct strmap by_key; /* {session id, role, number} */
+	struct strmap by_pool; /* {pool id, role, number} */
+	struct idmap by_gen;
+	uint64_t version;
+	unsigned int clockless; /* rooms that found no memory for their timer */
+	unsigned int live;
+	struct list acks; /* struct party.ack_link */
+	struct loop_prepare before_sleep;
+	/* rooms_late.c */
+	struct list orphans; /* oldest first */
+	struct strmap orphan_groups;
+	unsigned int orphan_count;
+	uint64_t orphan_bytes;
+	struct loop_timer orphan_timer;
+	struct tombstone *tombs; /* ring of config->tombstones_max */
+	struct strmap tomb_by_pool;
+	size_t tomb_next, tomb_cap;
+};
+
+struct room_key {
+	uint64_t owner, role, number;
+};
+
+struct tombstone {
+	bool used;
+	struct room_key key; /* owner: pool id */
+	enum err_code code;
+	char text[120];
+};
+
+/* ---- rooms_late.c ---- */
+int late_init(struct rooms *rooms);
+void late_fini(struct rooms *rooms);
+/* Keep a message until its room opens. ERR_LIMIT. */
+int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
+		const struct room_key *key, uint64_t gen, struct room_message *msg);
+/* Deliver what waited for this room, oldest first. */
+void orphans_take(struct rooms *rooms, struct room *room);
+/* Answer all that wait with a refusal. */
+void orphans_refuse(struct rooms *rooms, const struct err *why);
+void orphans_drop_remote(struct rooms *rooms, const struct remote *remote);
+/* ABORT of a partner that was only an orphan. */
+void orphans_drop_gen(struct rooms *rooms, const struct remote *remote, uint64_t gen);
+void tomb_put(struct rooms *rooms, const struct room *room);
+const struct tombstone *tomb_find(struct rooms *rooms, const struct room_key *key);
+void tomb_remove(struct rooms *rooms, const struct room_key *key);
+
+/* ---- rooms_msg.c ---- */
+void msg_init(struct rooms *rooms);
+/* A message of type TRANSFER_INFO or OFFER_QUERY for an open room. */
+void msg_deliver(struct rooms *rooms, struct room *room, struct remote *remote,
+		 enum wire_type type, struct room_message *msg);
+/* The refusal of such a message. */
+void msg_refuse(struct rooms *rooms, struct remote *remote, enum wire_type type,
+		const struct room_message *msg, const struct err *why);
+void msg_abort_ack(struct rooms *rooms, struct remote *remote, uint64_t number,
+		   uint64_t gen);
+
+#endif

@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Messages that come before their room, and after it.
+ *
+ * A TRANSFER_INFO or OFFER_QUERY may arrive before the engine here has opened
+ * the room: it is kept, bounded in number and time, and answered with a refusal
+ * when its time is up, so the partner never waits for nobody. A room that was
+ * closed leaves a tombstone in a ring, so that a late partner learns why at
+ * once. Tombstones only save waiting: correctness comes from generations.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/config/config.h"
+#include "daemon/kvd.h"
+#include "daemon/room/rooms_impl.h"
+#include "daemon/session/share.h"
+
+struct group { /* orphans of one room */
+	struct room_key key;
+	struct list orphans; /* struct orphan.in_group */
+};
+
+struct orphan {
+	struct list link, in_group;
+	struct group *group;
+	struct remote *remote;
+	enum wire_type type;
+	uint64_t gen;
+	uint64_t expires_ns;
+	struct room_message msg; /* its body is `owned`, or follows */
+	uint8_t body[];
+};
+
+static void count(struct rooms *rooms, const struct orphan *orphan, int sign)
+{
+	uint64_t bytes = (uint64_t)sign * (sizeof(*orphan) + orphan->msg.len);
+
+	rooms->orphan_count += (unsigned int)sign;
+	rooms->orphan_bytes += bytes;
+	orphan->remote->orphans += (unsigned int)sign;
+	orphan->remote->orphan_bytes += bytes;
+}
+
+static void orphan_free(struct rooms *rooms, struct orphan *orphan)
+{
+	struct group *group = orphan->group;
+
+	list_remove(&orphan->link);
+	list_remove(&orphan->in_group);
+	count(rooms, orphan, -1);
+	if (list_empty(&group->orphans)) {
+		strmap_remove_bytes(&rooms->orphan_groups, &group->key, sizeof(group->key));
+		mem_free(group);
+	}
+	mem_free(orphan->msg.owned);
+	mem_free(orphan);
+}
+
+static void restart_timer(struct rooms *rooms)
+{
+	const struct orphan *oldest = list_first(&rooms->orphans, struct orphan, link);
+	uint64_t now = loop_now_ns(rooms->kvd->loop);
+
+	if (!oldest)
+		loop_timer_stop(&rooms->orphan_timer);
+	else if (loop_timer_start(&rooms->orphan_timer,
+				  oldest->expires_ns > now ? oldest->expires_ns - now : 0) < 0)
+		err_clear(); /* the next orphan starts it */
+}
+
+static void on_orphan_timer(struct loop_timer *timer)
+{
+	struct rooms *rooms = container_of(timer, struct rooms, orphan_timer);
+	uint64_t now = loop_now_ns(timer->loop);
+	struct orphan *orphan;
+	struct err why;
+
+	while ((orphan = list_first(&rooms->orphans, struct orphan, link)) &&
+	       orphan->expires_ns <= now) {
+		err_set(&why, ERR_TIMEOUT, "no engine opened room %llu within %llu ms",
+			(unsigned long long)orphan->group->key.number,
+			(unsigned long long)(rooms->kvd->config->orphan_ttl_ns /
+					     LOOP_NS_PER_MS));
+		msg_refuse(rooms, orphan->remote, orphan->type, &orphan->msg, &why);
+		metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_EXPIRED, 1);
+		orphan_free(rooms, orphan);
+	}
+	restart_timer(rooms);
+}
+
+void orphans_refuse(struct rooms *rooms, const struct err *why)
+{
+	struct orphan *orphan;
+
+	while ((orphan = list_first(&rooms->orphans, struct orphan, link))) {
+		metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_REFUSED, 1);
+		msg_refuse(rooms, orphan->remote, orphan->type, &orphan->msg, why);
+		orphan_free(rooms, orphan);
+	}
+	restart_timer(rooms);
+}
+
+static struct group *group_get(struct rooms *rooms, const struct room_key *key)
+{
+	struct group *group =
+		strmap_get_bytes(&rooms->orphan_groups, key, sizeof(*key));
+
+	if (group)
+		return group;
+	group = mem_zalloc(sizeof(*group));
+	if (!group)
+		return NULL;
+	group->key = *key;
+	list_init(&group->orphans);
+	if (strmap_put_bytes(&rooms->orphan_groups, key, sizeof(*key), group) < 0) {
+		mem_free(group);
+		return NULL;
+	}
+	return group;
+}
+
+/* One daemon's requests do not keep those of others out: daemon/session/share.h. */
+static int check_caps(struct rooms *rooms, const struct remote *remote, size_t bytes)
+{
+	const uint32_t cap = rooms->kvd->config->orphans_max;
+
+	if (share_allows(cap, rooms->orphan_count, remote->orphans) &&
+	    rooms->orphan_bytes + bytes <=
+		    share_cap(ORPHANS_BYTES_MAX, remote->orphan_bytes))
+		return 0;
+	metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_REFUSED, 1);
+	return err_raise(ERR_LIMIT,
+			 "%u room requests of %llu bytes wait for an engine to open their "
+			 "rooms, %u of this daemon's; the caps are %u (orphans) and %llu bytes",
+			 rooms->orphan_count, (unsigned long long)rooms->orphan_bytes,
+			 remote->orphans, cap, (unsigned long long)ORPHANS_BYTES_MAX);
+}
+
+int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
+		const struct room_key *key, uint64_t gen, struct room_message *msg)
+{
+	const struct config *config = rooms->kvd->config;
+	struct orphan *orphan;
+	struct group *group;
+	int r = check_caps(rooms, remote, sizeof(*orphan) + msg->len);
+
+	if (r < 0)
+		return err_pass(r);
+	orphan = mem_zalloc(sizeof(*orphan) + (msg->owned ? 0 : msg->len));
+	if (!orphan)
+		return err_pass(-ENOMEM);
+	group = group_get(rooms, key);
+	if (!group) {
+		mem_free(orphan);
+		return err_pass(-ENOMEM);
+	}
+	orphan->group = group;
+	orphan->remote = remote;
+	orphan->type = type;
+	orphan->gen = gen;
+	orphan->expires_ns = loop_now_ns(rooms->kvd->loop) + config->orphan_ttl_ns;
+	orphan->msg = *msg;
+	msg->owned = NULL;
+	if (!orphan->msg.owned) {
+		memcpy(orphan->body, msg->body, msg->len);
+		orphan->msg.body = orphan->body;
+	}
+	list_push_back(&group->orphans, &orphan->in_group);
+	list_push_back(&rooms->orphans, &orphan->link);
+	count(rooms, orphan, 1);
+	metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_KEPT, 1);
+	if (!loop_timer_running(&rooms->orphan_timer)) /* also when it found no memory */
+		restart_timer(rooms);
+	return 0;
+}
+
+void orphans_take(struct rooms *rooms, struct room *room)
+{
+	struct room_key key = {room->pool->id, room->role, room->number};
+	struct group *group;
+	struct orphan *orphan;
+
+	/* a delivery may fail the room, but never opens or closes one */
+	while ((group = strmap_get_bytes(&rooms->orphan_groups, &key, sizeof(key)))) {
+		orphan = list_entry(group->orphans.next, struct orphan, in_group);
+		msg_deliver(rooms, room, orphan->remote, orphan->type, &orphan->msg);
+		orphan_free(rooms, orphan);
+	}
+	restart_timer(rooms);
+}
+
+static void drop_where(struct rooms *rooms, const struct remote *remote, bool any_gen,
+		       uint64_t gen)
+{
+	struct orphan *orphan;
+
+	list_foreach_safe(orphan, &rooms->orphans, link) {
+		if (orphan->remote == remote && (any_gen || orphan->gen == gen))
+			orphan_free(rooms, orphan);
+	}
+	restart_timer(rooms);
+}
+
+void orphans_drop_remote(struct rooms *rooms, const struct remote *remote)
+{
+	drop_where(rooms, remote, true, 0);
+}
+
+void orphans_drop_gen(struct rooms *rooms, const struct remote *remote, uint64_t gen)
+{
+	drop_where(rooms, remote, false, gen);
+}
+
+/* ---- tombstones ---- */
+
+void tomb_remove(struct rooms *rooms, const struct room_key *key)
+{
+	struct tombstone *tomb =
+		strmap_remove_bytes(&rooms->tomb_by_pool, key, sizeof(*key));
+
+	if (tomb)
+		tomb->used = false;
+}
+
+void tomb_put(struct rooms *rooms, const struct room *room)
+{
+	struct room_key key = {room->pool->id, room->role, room->number};
+	struct tombstone *tomb;
+
+	if (rooms->tomb_cap == 0)
+		return;
+	tomb_remove(rooms, &key);
+	tomb = &rooms->tombs[rooms->tomb_next];
+	if (tomb->used)
+		tomb_remove(rooms, &tomb->key);
+	rooms->tomb_next = (rooms->tomb_next + 1) % rooms->tomb_cap;
+	if (strmap_put_bytes(&rooms->tomb_by_pool, &key, sizeof(key), tomb) < 0) {
+		err_clear(); /* a late partner will wait for its timeout instead */
+		return;
+	}
+	tomb->used = true;
+	tomb->key = key;
+	tomb->code = room->error.code;
+	snprintf(tomb->text, sizeof(tomb->text), "%.110s", room->error.text);
+}
+
+const struct tombstone *tomb_find(struct rooms *rooms, const struct room_key *key)
+{
+	return strmap_get_bytes(&rooms->tomb_by_pool, key, sizeof(*key));
+}
+
+int late_init(struct rooms *rooms)
+{
+	list_init(&rooms->orphans);
+	strmap_init(&rooms->orphan_groups);
+	strmap_init(&rooms->tomb_by_pool);
+	loop_timer_init(&rooms->orphan_timer, rooms->kvd->loop, on_orphan_timer);
+	rooms->tomb_cap = rooms->kvd->config->tombstones_max;
+	rooms->tombs = mem_calloc(rooms->tomb_cap, sizeof(*rooms->tombs));
+	return rooms->tombs ? 0 : err_pass(-ENOMEM);
+}
+
+void late_fini(struct rooms *rooms)
+{
+	struct orphan *orphan;
+
+	list_foreach_safe(orphan, &rooms->orphans, link)
+		orphan_free(rooms, orphan);
+	loop_timer_stop(&rooms->orphan_timer);
+	strmap_fini(&rooms->orphan_groups);
+	strmap_fini(&rooms->tomb_by_pool);
+	mem_free(rooms->tombs);
+}

@@ -1,0 +1,643 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rooms' peer messages: find the room, check that the sender is the party it
+ * claims to be (its peer and generation), then let the role act. A message for
+ * a room that is not there is kept (orphans), answered (tombstones, refusals)
+ * or counted as late; it never makes or changes another room.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/kvd.h"
+#include "daemon/room/rooms_impl.h"
+#include "daemon/session/session.h"
+
+/* Send one small message; a line that cannot take it is going down. */
+#define SEND(rooms, remote, NAME, name, ...)                                       \
+	do {                                                                       \
+		struct wire_##name msg_ = __VA_ARGS__;                             \
+		struct cursor out_;                                                \
+                                                                                   \
+		handshake_body((rooms)->kvd->handshake, &out_);                    \
+		if (wire_##name##_put(&out_, &msg_) < 0 ||                         \
+		    handshake_send(remote, WIRE_T_##NAME, out_.base, out_.pos) < 0) \
+			err_clear();                                               \
+	} while (0)
+
+static bool pool_is_ours(const struct rooms *rooms, uint64_t id)
+{
+	const struct session *session;
+
+	list_foreach(session, &rooms->kvd->sessions, link) {
+		if (!session->ending && idmap_get(&session->pools, id))
+			return true;
+	}
+	return false;
+}
+
+void msg_abort_ack(struct rooms *rooms, struct remote *remote, uint64_t number,
+		   uint64_t gen)
+{
+	SEND(rooms, remote, ABORT_ACK, abort_ack, {.room = number, .to_gen = gen});
+}
+
+/* ---- partners that come first ---- */
+
+static void refuse_info(struct rooms *rooms, struct remote *remote,
+			const struct wire_transfer_info *info, const struct err *why)
+{
+	struct wire_transfer_info_nak nak = {.room = info->room,
+					     .recv_gen = info->recv_gen,
+					     .src_pool = info->src_pool,
+					     .code = why->code};
+
+	snprintf(nak.text, sizeof(nak.text), "%s", why->text);
+	SEND(rooms, remote, TRANSFER_INFO_NAK, transfer_info_nak, nak);
+}
+
+static void refuse_query(struct rooms *rooms, struct remote *remote,
+			 const struct wire_offer_query *query, const struct err *why)
+{
+	struct wire_offer_nak nak = {.room = query->room,
+				     .pull_gen = query->pull_gen,
+				     .src_pool = query->src_pool,
+				     .code = why->code};
+
+	snprintf(nak.text, sizeof(nak.text), "%s", why->text);
+	SEND(rooms, remote, OFFER_NAK, offer_nak, nak);
+}
+
+void msg_refuse(struct rooms *rooms, struct remote *remote, enum wire_type type,
+		const struct room_message *msg, const struct err *why)
+{
+	struct wire_transfer_info info;
+	struct wire_offer_query query;
+	struct cursor in;
+
+	cursor_read(&in, msg->body, msg->len);
+	if (type == WIRE_T_TRANSFER_INFO && wire_transfer_info_get(&in, &info) >= 0)
+		refuse_info(rooms, remote, &info, why);
+	else if (type == WIRE_T_OFFER_QUERY && wire_offer_query_get(&in, &query) >= 0)
+		refuse_query(rooms, remote, &query, why);
+}
+
+static void refuse_last(struct rooms *rooms, struct remote *remote, enum wire_type type,
+			const struct room_message *msg)
+{
+	struct err why;
+
+	err_take(&why);
+	metrics_add(&rooms->kvd->metrics, METRIC_ROOM_REFUSED, 1);
+	msg_refuse(rooms, remote, type, msg, &why);
+}
+
+void rooms_refuse_info(const struct party *party, const struct err *why)
+{
+	struct rooms *rooms = party->room->rooms;
+	struct wire_transfer_info info = {.room = party->room_there,
+					  .recv_gen = party->gen,
+					  .src_pool = party->room->pool->id};
+
+	metrics_add(&rooms->kvd->metrics, METRIC_ROOM_REFUSED, 1);
+	refuse_info(rooms, party->remote, &info, why);
+}
+
+static int over(const struct room *room)
+{
+	if (room_live(room))
+		return 0;
+	if (room->error.code != ERR_OK)
+		return err_reraise(&room->error);
+	return err_raise(ERR_STATE, "room %llu has ended",
+			 (unsigned long long)room->number);
+}
+
+static int deliver_info(struct room *room, struct remote *remote, struct cursor *in,
+			struct room_message *msg)
+{
+	struct wire_transfer_info info;
+	int r = wire_transfer_info_get(in, &info);
+
+	if (r >= 0)
+		r = over(room);
+	return r < 0 ? err_pass(r) : send_on_info(room, remote, &info, msg);
+}
+
+/* ---- TRANSFER_INFO_ACK ---- */
+
+void rooms_ack(struct party *party)
+{
+	const struct room *room = party->room;
+
+	list_remove(&party->ack_link);
+	party->ack_owed = false;
+	SEND(room->rooms, party->remote, TRANSFER_INFO_ACK, transfer_info_ack,
+	     {.room = room->number,
+	      .recv_gen = party->gen,
+	      .src_pool = room->pool->id,
+	      .send_gen = room->gen});
+}
+
+void rooms_ack_later(struct party *party)
+{
+	list_remove(&party->ack_link);
+	list_push_back(&party->room->rooms->acks, &party->ack_link);
+}
+
+/* What the room's step posted is on its way: nobody waits for this message, and the
+ * threads that carry it want the same cores. */
+static bool on_prepare(struct loop_prepare *prepare)
+{
+	struct rooms *rooms = container_of(prepare, struct rooms, before_sleep);
+	struct party *party;
+
+	while ((party = list_first(&rooms->acks, struct party, ack_link)))
+		rooms_ack(party);
+	return false;
+}
+
+void msg_init(struct rooms *rooms)
+{
+	list_init(&rooms->acks);
+	rooms->before_sleep.on_prepare = on_prepare;
+	loop_prepare_add(rooms->kvd->loop, &rooms->before_sleep);
+}
+
+static int deliver_query(struct room *room, struct remote *remote, struct cursor *in)
+{
+	struct wire_offer_query query;
+	int r = wire_offer_query_get(in, &query);
+
+	return r < 0 ? err_pass(r) : offer_on_query(room, remote, &query);
+}
+
+void msg_deliver(struct rooms *rooms, struct room *room, struct remote *remote,
+		 enum wire_type type, struct room_message *msg)
+{
+	struct cursor in;
+	int r;
+
+	cursor_read(&in, msg->body, msg->len);
+	if (type == WIRE_T_TRANSFER_INFO)
+		r = deliver_info(room, remote, &in, msg);
+	else
+		r = deliver_query(room, remote, &in);
+	if (r < 0)
+		refuse_last(rooms, remote, type, msg);
+}
+
+/* Deliver, keep, or say why not. */
+static void first_contact(struct rooms *rooms, struct remote *remote, enum wire_type type,
+			  const struct room_key *key, uint64_t gen,
+			  struct room_message *msg)
+{
+	struct room *room = rooms_by_pool(rooms, key->owner, (enum room_role)key->role,
+					  key->number);
+	const struct tombstone *tomb = room ? NULL : tomb_find(rooms, key);
+	int r;
+
+	if (room) {
+		msg_deliver(rooms, room, remote, type, msg);
+		return;
+	}
+	if (tomb)
+		r = err_raise(tomb->code, "room %llu has ended: %s",
+			      (unsigned long long)key->number, tomb->text);
+	else if (rooms->kvd->draining)
+		r = err_raise(ERR_DRAIN, "no new rooms: the daemon is draining");
+	else if (!pool_is_ours(rooms, key->owner))
+		r = err_raise(ERR_NOTFOUND, "no pool %llu here",
+			      (unsigned long long)key->owner);
+	else
+		r = orphan_keep(rooms, remote, type, key, gen, msg);
+	if (r < 0)
+		refuse_last(rooms, remote, type, msg);
+}
+
+/* A body of a frame, or of its own memory. */
+static struct room_message message_of(struct remote *remote, const struct cursor *body)
+{
+	return (struct room_message){.body = body->base + body->pos,
+				     .len = cursor_left(body),
+				     .owned = peer_body_take(remote->peer)};
+}
+
+static int on_transfer_info(struct rooms *rooms, struct remote *remote, struct cursor *body)
+{
+	struct cursor in = *body;
+	struct room_message msg;
+	struct wire_transfer_info m;
+	int r = wire_transfer_info_get(&in, &m);
+	struct room_key key;
+
+	if (r < 0)
+		return err_pass(r);
+	key = (struct room_key){m.src_pool, ROOM_SEND, m.room};
+	msg = message_of(remote, body);
+	first_contact(rooms, remote, WIRE_T_TRANSFER_INFO, &key, m.recv_gen, &msg);
+	mem_free(msg.owned);
+	return 0;
+}
+
+static int on_offer_query(struct rooms *rooms, struct remote *remote, struct cursor *body)
+{
+	struct cursor in = *body;
+	struct room_message msg;
+	struct wire_offer_query m;
+	int r = wire_offer_query_get(&in, &m);
+	struct room_key key;
+
+	if (r < 0)
+		return err_pass(r);
+	key = (struct room_key){m.src_pool, ROOM_OFFER, m.room};
+	msg = message_of(remote, body);
+	first_contact(rooms, remote, WIRE_T_OFFER_QUERY, &key, m.pull_gen, &msg);
+	mem_free(msg.owned);
+	return 0;
+}
+
+/* ---- answers ---- */
+
+/* The party of my room `gen` (of `role`) that this remote's pool is. */
+static struct party *party_at(struct rooms *rooms, uint64_t gen, enum room_role role,
+			      const struct remote *remote, uint64_t pool)
+{
+	struct room *room = rooms_by_gen(rooms, gen);
+	struct party *party;
+
+	if (!room || room->role != role) {
+		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
+		return NULL;
+	}
+	list_foreach(party, &room->parties, link) {
+		if (party->remote == remote && party->pool && party->pool->id == pool)
+			return party;
+	}
+	return NULL;
+}
+
+static struct party *party_by_gen(struct room *room, const struct remote *remote,
+				  uint64_t gen)
+{
+	struct party *party;
+
+	list_foreach(party, &room->parties, link) {
+		if (party->remote == remote && party->gen == gen)
+			return party;
+	}
+	return NULL;
+}
+
+static int on_info_ack(struct rooms *rooms, struct remote *remote, struct cursor *body)
+{
+	struct wire_transfer_info_ack m;
+	struct party *party;
+	int r = wire_transfer_info_ack_get(body, &m);
+
+	if (r < 0)
+		return err_pass(r);
+	party = party_at(rooms, m.recv_gen, ROOM_RECV, remote, m.src_pool);
+	if (party && party->gen == 0)
+		party->gen = m.send_gen;
+	if (party)
+		party->answered = true;
+	return 0;
+}
+
+static void refused_by(struct party *party, uint32_t code, const char *text)
+{
+	struct err why;
+
+	err_set(&why, err_from_wire(code), "%.110s: %.200s", party->remote->label, text);
+	err_foreign(&why);
+	room_fail(party->room, &why, party);
+}
+
+static int on_info_nak(struct rooms *rooms, struct remote *remote, struct cursor *body)
+{
+	struct wire_transfer_info_nak m;
+	struct party *party;
+	int r = wire_transfer_info_nak_get(body, &m);
+
+	if (r < 0)
+		return err_pass(r);
+	party = party_at(rooms, m.recv_gen, ROOM_RECV, remote, m.src_pool);
+	if (party)
+		refused_by(party, m.code, m.text);
+	return 0;
+}
+
+static int on_room_done(struct rooms *rooms, struct remote *remote, struct cursor *body)
+{
+	struct wire_room_done m;
+	struct party *party = NULL;
+	struct room *room;
+	int r = wire_room_done_get(body, &m);
+
+	if (r < 0)
+		return err_pass(r);
+	room = rooms_by_pool(rooms, m.src_pool, ROOM_SEND, m.room);
+	if (room)
+		party = party_by_gen(room, remote, m.recv_gen);
+	if (party)
+		send_on_done(room, party);
+	else
+		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
+	return 0;
+}
+
+static int on_offer(struct rooms *rooms, struct remote *remote, struct cursor *body)
+{
+	struct cursor in = *body;
+	struct room_message msg;
+	struct wire_offer m;
+	struct party *party;
+	int r = wire_offer_get(&in, &m);
+
+	if (r < 0)
+		return err_pass(r);
+	msg = message_of(remote, body);
+	party = party_at(rooms, m.pull_gen, ROOM_PULL, remote, m.src_pool);
+	if (party && pull_on_offer(party->room, party, &m, &msg) < 0)
+		room_fail_last(party->room, NULL);
+	mem_free(msg.owned);
+	return 0;
+}
+
+static int on_offer_nak(struct rooms *rooms, struct remote *remote, struct cursor *body)
+{
+	struct wire_offer_nak m;
+	struct party *party;
+	int r = wire_offer_nak_get(body, &m);
+
+	if (r < 0)
+		return err_pass(r);
+	party = party_at(rooms, m.pull_gen, ROOM_PULL, remote, m.src_pool);
+	if (party)
+		refused_by(party, m.code, m.text);
+	return 0;
+}
+
+static int on_pull_done(struct rooms *rooms, struct remote *remote, struct cursor *body)
+{
+	struct wire_pull_ack ack = {0};
+	struct wire_pull_done m;
+	enum err_code code = ERR_LEASE;
+	struct room *room;
+	int r = wire_pull_done_get(body, &m);
+
+	if (r < 0)
+		return err_pass(r);
+	room = rooms_by_gen(rooms, m.offer_gen);
+	if (room && room->role == ROOM_OFFER)
+		offer_on_pull_done(room, party_by_gen(room, remote, m.pull_gen), &m, &code);
+	else
+		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
+	ack.room = m.room;
+	ack.pull_gen = m.pull_gen;
+	ack.offer_gen = m.offer_gen;
+	ack.code = code;
+	if (code != ERR_OK)
+		snprintf(ack.text, sizeof(ack.text), "the lease of offer %llu has ended",
+			 (unsigned long long)m.room);
+	SEND(rooms, remote, PULL_ACK, pull_ack, ack);
+	return 0;
+}
+
+static int on_pull_ack(struct rooms *rooms, struct remote *remote, struct cursor *body)
+{
+	struct wire_pull_ack m;
+	struct party *party = NULL;
+	struct room *room;
+	int r = wire_pull_ack_get(body, &m);
+
+	if (r < 0)
+		return err_pass(r);
+	room = rooms_by_gen(rooms, m.pull_gen);
+	if (room && room->role == ROOM_PULL)
+		party = party_by_gen(room, remote, m.offer_gen);
+	if (party)
+		pull_on_ack(room, party, &m);
+	else
+		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
+	return 0;
+}
+
+static int on_lease(struct rooms *rooms, struct remote *remote, struct cursor *body)
+{
+	struct wire_lease m;
+	struct room *room;
+	int r = wire_lease_get(body, &m);
+
+	if (r < 0)
+		return err_pass(r);
+	room = rooms_by_gen(rooms, m.offer_gen);
+	if (room && room->role == ROOM_OFFER)
+		offer_on_lease(room, party_by_gen(room, remote, m.pull_gen), m.lease_epoch);
+	else
+		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
+	return 0;
+}
+
+/* ---- abort ---- */
+
+static struct room *abort_target(struct rooms *rooms, const struct wire_abort *m)
+{
+	static const enum room_role partner[ROOM_ROLES] = {
+		[ROOM_SEND] = ROOM_RECV,
+		[ROOM_RECV] = ROOM_SEND,
+		[ROOM_OFFER] = ROOM_PULL,
+		[ROOM_PULL] = ROOM_OFFER,
+	};
+	struct room *room;
+
+	if (m->from_role >= ROOM_ROLES)
+		return NULL;
+	room = m->to_gen ? rooms_by_gen(rooms, m->to_gen)
+			 : rooms_by_pool(rooms, m->pool, partner[m->from_role], m->room);
+	return room && room->role == partner[m->from_role] ? room : NULL;
+}
+
+/* Whose ABORT it is. The generation of a party that has not answered yet is not
+ * known: with several such at one daemon it may be any of them (NULL, and `unsure`). */
+static struct party *abort_party(struct room *room, const struct remote *remote,
+				 uint64_t gen, bool *unsure_p)
+{
+	struct party *party = party_by_gen(room, remote, gen), *other;
+	unsigned int silent = 0;
+
+	*unsure_p = false;
+	if (party)
+		return party;
+	list_foreach(other, &room->parties, link) {
+		if (other->remote == remote && other->gen == 0) {
+			party = other;
+			silent++;
+		}
+	}
+	if (silent > 1) {
+		*unsure_p = true;
+		return NULL;
+	}
+	if (party)
+		party->gen = gen;
+	return party;
+}
+
+static int on_abort(struct rooms *rooms, struct remote *remote, struct cursor *body)
+{
+	struct wire_abort m;
+	struct party *party = NULL;
+	struct room *room;
+	struct err why;
+	bool unsure = false;
+	int r = wire_abort_get(body, &m);
+
+	if (r < 0)
+		return err_pass(r);
+	room = abort_target(rooms, &m);
+	if (room)
+		party = abort_party(room, remote, m.from_gen, &unsure);
+	else
+		orphans_drop_gen(rooms, remote, m.from_gen);
+	if ((!party && !unsure) || room_terminal(room)) {
+		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
+		msg_abort_ack(rooms, remote, m.room, m.from_gen);
+		return 0;
+	}
+	err_set(&why, err_from_wire(m.code), "%.110s: %.200s", remote->label, m.text);
+	err_foreign(&why);
+	if (unsure) { /* all of them are told; who began answers that it is still */
+		room_fail(room, &why, NULL);
+		return 0;
+	}
+	party->heard_abort = true;
+	if (room->role == ROOM_OFFER)
+		room_without(party, &why); /* a puller's end is not the offer's */
+	else
+		room_fail(room, &why, party);
+	return 0;
+}
+
+static int on_abort_ack(struct rooms *rooms, struct remote *remote, struct cursor *body)
+{
+	struct wire_abort_ack m;
+	struct party *party;
+	struct room *room;
+	int r = wire_abort_ack_get(body, &m);
+
+	if (r < 0)
+		return err_pass(r);
+	room = rooms_by_gen(rooms, m.to_gen);
+	if (!room) {
+		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
+		return 0;
+	}
+	list_foreach(party, &room->parties, link) {
+		if (party->remote == remote)
+			party->still = true;
+	}
+	return 0;
+}
+
+int rooms_on_message(struct rooms *rooms, struct remote *remote,
+		     const struct wire_header *h, struct cursor *body)
+{
+	static int (*const handlers[WIRE_T_END])(struct rooms *, struct remote *,
+						 struct cursor *) = {
+		[WIRE_T_TRANSFER_INFO] = on_transfer_info,
+		[WIRE_T_TRANSFER_INFO_ACK] = on_info_ack,
+		[WIRE_T_TRANSFER_INFO_NAK] = on_info_nak,
+		[WIRE_T_ROOM_DONE] = on_room_done,
+		[WIRE_T_ABORT] = on_abort,
+		[WIRE_T_ABORT_ACK] = on_abort_ack,
+		[WIRE_T_OFFER_QUERY] = on_offer_query,
+		[WIRE_T_OFFER] = on_offer,
+		[WIRE_T_OFFER_NAK] = on_offer_nak,
+		[WIRE_T_PULL_DONE] = on_pull_done,
+		[WIRE_T_PULL_ACK] = on_pull_ack,
+		[WIRE_T_LEASE] = on_lease,
+	};
+
+	if (h->type >= WIRE_T_END || !handlers[h->type])
+		return 0; /* of a newer peer: not for us */
+	return handlers[h->type](rooms, remote, body);
+}
+
+/* ---- a message for which there was no memory ---- */
+
+static void lacked_info(struct rooms *rooms, struct remote *remote, struct cursor *head,
+			const struct err *why)
+{
+	struct wire_transfer_info info = {.room = cursor_get_u64(head)};
+
+	info.recv_gen = cursor_get_u64(head);
+	info.src_pool = cursor_get_u64(head);
+	metrics_add(&rooms->kvd->metrics, METRIC_ROOM_REFUSED, 1);
+	refuse_info(rooms, remote, &info, why);
+}
+
+static void lacked_offer(struct rooms *rooms, struct remote *remote, struct cursor *head,
+			 const struct err *why)
+{
+	struct party *party;
+	uint64_t gen;
+
+	cursor_get_u64(head); /* the room, as they call it */
+	gen = cursor_get_u64(head);
+	cursor_get_u64(head); /* the offer's generation */
+	party = party_at(rooms, gen, ROOM_PULL, remote, cursor_get_u64(head));
+	if (party)
+		room_fail(party->room, why, NULL);
+}
+
+int rooms_on_lack(struct rooms *rooms, struct remote *remote, const struct wire_header *h,
+		  struct cursor *head)
+{
+	struct err why;
+
+	err_set(&why, ERR_NOMEM, "no memory for a %s of %u bytes", wire_type_name(h->type),
+		h->body_len);
+	if (h->type == WIRE_T_TRANSFER_INFO)
+		lacked_info(rooms, remote, head, &why);
+	else if (h->type == WIRE_T_OFFER)
+		lacked_offer(rooms, remote, head, &why);
+	else
+		return err_reraise(&why); /* all others are short: there was none at all */
+	return 0;
+}
+
+/* ---- requests on the data line ---- */
+
+/* The receiver's generation is the second field of both headers. */
+void rooms_on_request(struct rooms *rooms, struct remote *remote, struct xp_inbound *in,
+		      enum request_kind kind, struct cursor *header)
+{
+	struct cursor peek = *header;
+	struct room *room;
+	struct err why;
+	uint64_t gen, bytes;
+
+	cursor_get_u64(&peek);
+	gen = cursor_get_u64(&peek);
+	room = rooms_by_gen(rooms, gen);
+	if (room && kind == REQUEST_CHUNK && room->role == ROOM_RECV &&
+	    in->kind == XP_WRITE) {
+		recv_on_request(room, remote, in, header);
+		return;
+	}
+	if (room && kind == REQUEST_PULL && room->role == ROOM_OFFER &&
+	    in->kind != XP_WRITE) {
+		offer_on_request(room, remote, in, header);
+		return;
+	}
+	bytes = in->bytes;
+	metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
+	if (kind == REQUEST_CHUNK && bytes == 0) { /* "that was all", of a closed room */
+		remote->transport->ops->land(in, &(struct xp_sides){0}, NULL);
+		return;
+	}
+	err_set(&why, ERR_NOTFOUND, "no such room here");
+	remote->transport->ops->land(in, NULL, &why);
+}

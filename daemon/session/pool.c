@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A pool ties a layout to regions. Its regions are pinned before anything else
+ * is looked at, so that none can go while the layout is parsed on a helper (a
+ * layout may fill a whole line: 1 MiB of JSON). Then each buffer must lie inside
+ * its region; after that no code has to ask again whether a checked plan's
+ * address exists.
+ *
+ * Closing has two conditions that come in any order: no room uses the pool, and
+ * no peer can name it any more (the handshake's withdrawal is done). Only then
+ * the pins go, and with them perhaps the regions.
+ */
+#include "daemon/session/pool.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/config/config.h"
+#include "daemon/handshake/handshake.h"
+#include "daemon/kvd.h"
+#include "daemon/loop/offload.h"
+#include "daemon/session/session.h"
+#include "proto/json.h"
+
+struct making { /* a pool and what only this file needs of it */
+	struct pool pool;
+	struct kvd *kvd;
+	struct offload_job job;
+	const cJSON *layout_json;
+	uint32_t buffer_count; /* of pool.buffers, while there is no layout */
+	bool withdrawn;	       /* closing: no peer knows it */
+	void (*on_done)(void *arg, struct pool *pool, const struct err *err);
+	void (*on_closed)(void *arg);
+	void *arg;
+};
+
+static struct making *making_of(struct pool *pool)
+{
+	return container_of(pool, struct making, pool);
+}
+
+/* ---- pins ---- */
+
+static void buffer_pin(struct pool *pool, struct pool_buffer *buffer)
+{
+	struct region *region = buffer->region;
+
+	region_pin(region);
+	buffer->first = region->pool_mark != pool->id;
+	region->pool_mark = pool->id;
+	region->pools += buffer->first;
+}
+
+static void making_free(struct making *m)
+{
+	for (uint32_t i = 0; i < m->buffer_count; i++) {
+		struct pool_buffer *buffer = &m->pool.buffers[i];
+
+		buffer->region->pools -= buffer->first;
+		region_unpin(buffer->region);
+	}
+	layout_free(m->pool.layout);
+	mem_free(m->pool.buffers);
+	mem_free(m);
+}
+
+/* ---- registering ---- */
+
+static int buffer_read(struct making *m, const cJSON *entry)
+{
+	static const char *const names[] = {"region", "offset", NULL};
+	struct pool_buffer *buffer = &m->pool.buffers[m->buffer_count];
+	int64_t id = 0;
+	int r;
+
+	if (!cJSON_IsObject(entry))
+		return err_raise(ERR_INVAL, "an object {region, offset} was expected");
+	r = json_only(entry, names);
+	if (r == 0)
+		r = json_get_int(entry, "region", true, 0, JSON_INT_MAX, &id);
+	if (r == 0)
+		r = json_get_u64(entry, "offset", false, &buffer->offset);
+	if (r < 0)
+		return err_pass(r);
+	buffer->region = region_find(m->pool.session, (uint64_t)id);
+	if (!buffer->region)
+		return err_pass(-ENOENT);
+	buffer_pin(&m->pool, buffer);
+	m->buffer_count++;
+	return 0;
+}
+
+static int buffers_read(struct making *m, const cJSON *regions)
+{
+	int count = cJSON_GetArraySize(regions);
+	const cJSON *entry;
+
+	if (count < 1 || (unsigned int)count > LAYOUT_BUFFERS_MAX)
+		return err_raise(ERR_RANGE, "regions: %d entries are not in 1 … %u",
+				 count, LAYOUT_BUFFERS_MAX);
+	m->pool.buffers = mem_calloc((size_t)count, sizeof(*m->pool.buffers));
+	if (!m->pool.buffers)
+		return err_pass(-ENOMEM);
+	cJSON_ArrayForEach(entry, regions) {
+		int r = buffer_read(m, entry);
+
+		if (r < 0)
+			return err_prefix(r, "regions[%u]", m->buffer_count);
+	}
+	return 0;
+}
+
+static void parse_work(struct offload_job *job)
+{
+	struct making *m = container_of(job, struct making, job);
+
+	job->result = err_prefix(layout_parse(m->layout_json, &m->pool.layout), "layout");
+}
+
+static int buffers_check(const struct making *m)
+{
+	const struct layout *layout = m->pool.layout;
+
+	if (layout->buffer_count != m->buffer_count)
+		return err_raise(ERR_INVAL,
+				 "regions: %u entries for the layout's %u buffers",
+				 m->buffer_count, layout->buffer_count);
+	for (uint32_t i = 0; i < m->buffer_count; i++) {
+		const struct pool_buffer *buffer = &m->pool.buffers[i];
+		uint64_t length = buffer->region->length;
+
+		if (buffer->offset > length ||
+		    layout->buffers[i] > length - buffer->offset)
+			return err_raise(ERR_RANGE,
+					 "regions[%u]: buffer of %ju bytes at offset %ju "
+					 "is beyond the region's %ju bytes",
+					 i, (uintmax_t)layout->buffers[i],
+					 (uintmax_t)buffer->offset, (uintmax_t)length);
+	}
+	return 0;
+}
+
+/* A region may have begun to close since it was pinned: the session is over or
+ * its memory died. */
+static int making_finish(struct making *m)
+{
+	struct session *session = m->pool.session;
+	int r;
+
+	if (session->ending)
+		return err_raise(ERR_SESSION, "the session has ended");
+	r = buffers_check(m);
+	if (r == 0)
+		r = idmap_put(&session->pools, m->pool.id, &m->pool);
+	if (r < 0)
+		return err_pass(r);
+	r = m->kvd->handshake ? handshake_publish_pool(m->kvd->handshake, &m->pool) : 0;
+	if (r < 0) {
+		idmap_remove(&session->pools, m->pool.id);
+		return err_pass(r);
+	}
+	metrics_add(&m->kvd->metrics, METRIC_POOLS, 1);
+	log_debug("pool", m->pool.name, "registered", "session=%ju pool=%ju buffers=%u",
+		  (uintmax_t)session->id, (uintmax_t)m->pool.id, m->buffer_count);
+	return 0;
+}
+
+static void parse_done(struct offload_job *job)
+{
+	struct making *m = container_of(job, struct making, job);
+	struct session *session = m->pool.session;
+	struct err err = job->err;
+	int r = job->result;
+
+	if (r == 0) {
+		r = making_finish(m);
+		if (r < 0)
+			err_take(&err);
+	}
+	m->on_done(m->arg, r < 0 ? NULL : &m->pool, &err);
+	if (r < 0)
+		making_free(m);
+	session_drain_end(session);
+}
+
+static int register_check(const struct session *session)
+{
+	uint32_t cap = session->kvd->config->session_pools_max;
+
+	if (session->ending)
+		return err_raise(ERR_SESSION, "the session has ended");
+	if (idmap_count(&session->pools) >= cap)
+		return err_raise(ERR_LIMIT,
+				 "%u pools: the cap of a session (session_pools)", cap);
+	return 0;
+}
+
+int pool_register(struct session *session, const struct pool_args *args,
+		  void (*on_done)(void *arg, struct pool *pool, const struct err *err),
+		  void *arg)
+{
+	struct making *m;
+	int r = register_check(session);
+
+	if (r < 0)
+		return err_pass(r);
+	m = mem_zalloc(sizeof(*m));
+	if (!m)
+		return err_pass(-ENOMEM);
+	m->kvd = session->kvd;
+	m->pool.id = ++m->kvd->next_pool_id;
+	m->pool.session = session;
+	m->pool.tp_size = args->tp_size;
+	snprintf(m->pool.name, sizeof(m->pool.name), "%s", args->name);
+	m->layout_json = args->layout;
+	m->on_done = on_done;
+	m->arg = arg;
+	r = buffers_read(m, args->regions);
+	if (r < 0) {
+		making_free(m);
+		return err_pass(r);
+	}
+	session_drain_begin(session);
+	m->job = (struct offload_job){.work = parse_work, .done = parse_done};
+	offload_submit(m->kvd->offload, &m->job);
+	return 0;
+}
+
+/* ---- use and end ---- */
+
+struct pool *pool_find(struct session *session, uint64_t id)
+{
+	struct pool *pool = idmap_get(&session->pools, id);
+
+	if (pool && !pool->closing)
+		return pool;
+	err_raise(ERR_NOTFOUND, "pool %ju: no such pool in this session", (uintmax_t)id);
+	return NULL;
+}
+
+static void close_step(struct pool *pool)
+{
+	struct making *m = making_of(pool);
+	struct session *session = pool->session;
+	void (*on_closed)(void *arg) = m->on_closed;
+	void *arg = m->arg;
+
+	if (!pool->closing || !m->withdrawn || pool->rooms)
+		return;
+	idmap_remove(&session->pools, pool->id);
+	metrics_sub(&m->kvd->metrics, METRIC_POOLS, 1);
+	making_free(m);
+	if (on_closed)
+		on_closed(arg);
+	session_drain_end(session);
+}
+
+void pool_use(struct pool *pool)
+{
+	assert(!pool->closing);
+	pool->rooms++;
+}
+
+void pool_unuse(struct pool *pool)
+{
+	assert(pool->rooms > 0);
+	pool->rooms--;
+	close_step(pool);
+}
+
+static void on_withdrawn(void *arg)
+{
+	struct making *m = arg;
+
+	m->withdrawn = true;
+	close_step(&m->pool);
+}
+
+void pool_close(struct pool *pool, void (*on_closed)(void *arg), void *arg)
+{
+	struct making *m = making_of(pool);
+
+	assert(!pool->closing);
+	pool->closing = true;
+	m->on_closed = on_closed;
+	m->arg = arg;
+	session_drain_begin(pool->session);
+	if (pool->handshake)
+		handshake_withdraw_pool(m->kvd->handshake, pool, on_withdrawn, m);
+	else
+		on_withdrawn(m);
+}
+
+void pools_close(struct session *session)
+{
+	struct idmap_cursor it;
+
+	idmap_foreach(&session->pools, it) {
+		struct pool *pool = it.value;
+
+		if (!pool->closing)
+			pool_close(pool, NULL, NULL);
+	}
+}

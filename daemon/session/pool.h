@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * pool: regions + layout. Announced to every peer (handshake.c), used by rooms.
+ */
+#ifndef KVD_POOL_H
+#define KVD_POOL_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/plan/layout.h"
+#include "daemon/session/region.h"
+
+struct session;
+
+#define POOL_NAME_MAX 64
+
+struct pool_buffer { /* layout buffer i */
+	struct region *region; /* pinned */
+	uint64_t offset;
+	bool first; /* the first of this pool in that region */
+};
+
+struct pool {
+	uint64_t id; /* unique in this daemon: it names the pool on the wire */
+	struct session *session;
+	char name[POOL_NAME_MAX]; /* pools of one name are meant to match */
+	uint32_t tp_size;	  /* 0 = not given */
+	struct layout *layout;
+	struct pool_buffer *buffers; /* layout->buffer_count of them */
+	unsigned int rooms;	     /* that use it: pool_use(), pool_unuse() */
+	bool closing;
+	bool can_receive; /* layout_check_target() held; asked once, by rooms */
+	void *handshake; /* handshake.c's: who knows it */
+};
+
+struct pool_args {
+	const char *name;
+	uint32_t tp_size;
+	const cJSON *layout;  /* read on a helper until on_done */
+	const cJSON *regions; /* array of {"region":id,"offset":n}, one a buffer */
+};
+
+/* Pins the regions, parses the layout on a helper, announces the pool. on_done:
+ * the pool, or NULL and the fault; exactly once after a return of 0. */
+int pool_register(struct session *session, const struct pool_args *args,
+		  void (*on_done)(void *arg, struct pool *pool, const struct err *err),
+		  void *arg);
+/* The session ends: close all of its pools; each drains on its own. */
+void pools_close(struct session *session);
+
+/* A room begins and ends to use the pool. The pool must not be closing. */
+void pool_use(struct pool *pool);
+void pool_unuse(struct pool *pool);
+
+struct pool *pool_find(struct session *session, uint64_t id); /* or NULL + ERR_NOTFOUND */
+/* Tell peers, wait until none uses it, unpin, free, then on_closed (may be NULL).
+ * Look-ups do not find it any more. */
+void pool_close(struct pool *pool, void (*on_closed)(void *arg), void *arg);
+
+#endif

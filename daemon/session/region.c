@@ -1,0 +1,611 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A region's life: IMPORTING on a helper (map, populate, register with the
+ * transports), READY, then CLOSING: no look-up finds it, and when the last pin
+ * is gone a helper deregisters and unmaps it. Nothing of that blocks the loop,
+ * and the object outlives its session's end by session_drain_begin().
+ *
+ * Same memory, same id. What makes memory the same is the object behind the
+ * descriptor (device, inode), the range, and the address the engine gave it,
+ * never the descriptor's number or the name. Known memory is recognised before
+ * the import; two imports of one memory that run at the same time meet when
+ * the second is finished, and that one is dropped again. Of GPU memory it is the
+ * driver's handle, or the open file, and the device; several tensors of one
+ * allocation are several regions of one import (gpu/import.h).
+ *
+ * The daemon may be allowed more than its client. What it opens in a client's
+ * name is judged by the client's rights: a POSIX shm object by its owner and
+ * mode, the address space of a process only for the pid and uid that the
+ * kernel gave for the connection. A pid can be used again; that it still names
+ * the client is proven after the import, when its pidfd is seen to live.
+ */
+#include "daemon/session/region.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <linux/kcmp.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/config/config.h"
+#include "daemon/kvd.h"
+#include "daemon/loop/offload.h"
+#include "daemon/session/region_map.h"
+#include "daemon/session/session.h"
+#include "daemon/session/session_watch.h"
+#include "daemon/xfer/xfer.h"
+#include "gpu/import.h"
+
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+
+struct holding { /* a region and what only this file needs of it */
+	struct region region;
+	struct kvd *kvd;
+	struct offload_job job; /* import, later close */
+	int fd;			/* of kinds with one, until it is imported */
+	struct gpu_handle gpu;	/* cuda_*; its fd is `fd` */
+	bool writable;
+	dev_t dev;
+	ino_t ino;
+	uint64_t offset;
+	void (*on_done)(void *arg, struct region *region, const struct err *err);
+	void (*on_closed)(void *arg);
+	void *arg;
+};
+
+static struct holding *holding_of(struct region *region)
+{
+	return container_of(region, struct holding, region);
+}
+
+const char *region_kind_name(enum region_kind kind)
+{
+	static const char *const names[REGION_KINDS] = {
+		"memfd", "shm", "vm", "cuda_ipc", "cuda_vmm", "dmabuf"};
+
+	assert((unsigned int)kind < ARRAY_LEN(names));
+	return names[kind];
+}
+
+/* ---- on helper threads ---- */
+
+/* Undo what import_work() did, also half of it. */
+static void release_memory(struct region *region)
+{
+	for (unsigned int i = 0; i < REGION_TRANSPORTS_MAX; i++) {
+		struct xp_reg *reg = mem_steal(region->regs[i]);
+
+		if (reg)
+			((struct xp_reg_base *)(void *)reg)
+				->transport->ops->mem_dereg(reg);
+	}
+	memory_unref(region->memory);
+	region->memory = NULL;
+}
+
+static int import_memory(struct holding *h)
+{
+	struct region *region = &h->region;
+
+	switch (region->kind) {
+	case REGION_MEMFD:
+		return err_pass(memory_import_memfd(h->fd, h->offset, region->length,
+						    h->writable, &region->memory));
+	case REGION_SHM:
+		return err_pass(memory_import_shm_fd(h->fd, h->offset, region->length,
+						     h->writable, &region->memory));
+	case REGION_CUDA_IPC:
+	case REGION_CUDA_VMM:
+		h->gpu.fd = h->fd;
+		return err_pass(memory_import_device(h->kvd->gpu, region->session->id,
+						     &h->gpu, h->offset, region->length,
+						     true, &region->memory));
+	case REGION_DMABUF:
+		return err_pass(memory_import_dmabuf(h->fd, h->offset, region->length,
+						     &region->memory));
+	case REGION_VM:
+	case REGION_KINDS:
+		break;
+	}
+	return err_pass(memory_import_vm(region->session->pid, region->address,
+					 region->length, &region->memory));
+}
+
+/* Some transports cannot use some kinds; only none at all is a fault. */
+static int register_transports(struct holding *h)
+{
+	struct region *region = &h->region;
+	unsigned int usable = 0, tried = 0;
+	int r = 0;
+
+	for (unsigned int i = 0; i < h->kvd->transport_count; i++) {
+		struct transport *transport = h->kvd->transports[i];
+
+		if (!transport)
+			continue;
+		tried++;
+		r = transport->ops->mem_reg(transport, region->memory, &region->regs[i]);
+		/* one that cannot use it says so each time: want of memory does not */
+		if (r < 0 && err_last()->code == ERR_NOMEM)
+			return err_pass(r);
+		if (r < 0)
+			log_debug("region", transport->ops->name, err_last()->text,
+				  "kind=%s bytes=%ju", region_kind_name(region->kind),
+				  (uintmax_t)region->length);
+		else
+			usable++;
+	}
+	if (tried && !usable)
+		return err_prefix(r, "no transport can use this %s memory",
+				  region_kind_name(region->kind));
+	return 0;
+}
+
+static void import_work(struct offload_job *job)
+{
+	struct holding *h = container_of(job, struct holding, job);
+
+	job->result = import_memory(h);
+	if (job->result == 0)
+		job->result = register_transports(h);
+	if (job->result < 0) {
+		err_take(&job->err); /* before the clean-up can disturb it */
+		release_memory(&h->region);
+	}
+}
+
+static void close_work(struct offload_job *job)
+{
+	release_memory(&container_of(job, struct holding, job)->region);
+}
+
+/* ---- closing ---- */
+
+static void holding_free(struct holding *h)
+{
+	mem_closep(&h->fd);
+	mem_free(h);
+}
+
+static void close_done(struct offload_job *job)
+{
+	struct holding *h = container_of(job, struct holding, job);
+	struct session *session = h->region.session;
+
+	idmap_remove(&session->regions, h->region.id);
+	metrics_sub(&h->kvd->metrics, METRIC_REGIONS, 1);
+	metrics_sub(&h->kvd->metrics, METRIC_REGION_BYTES, h->region.length);
+	if (h->on_closed)
+		h->on_closed(h->arg);
+	holding_free(h);
+	session_drain_end(session);
+}
+
+static void close_begin(struct holding *h)
+{
+	h->job = (struct offload_job){.work = close_work, .done = close_done};
+	offload_submit(h->kvd->offload, &h->job);
+}
+
+void region_close(struct region *region, void (*on_closed)(void *arg), void *arg)
+{
+	struct holding *h = holding_of(region);
+
+	assert(region->state == REGION_READY);
+	region->state = REGION_CLOSING;
+	region_map_remove(region->session->region_map, region);
+	session_drain_begin(region->session);
+	h->on_closed = on_closed;
+	h->arg = arg;
+	region->session->regions_version++;
+	region->pins++; /* ours, while transfers let go of it */
+	if (h->kvd->xfers)
+		xfers_region_going(h->kvd->xfers, region);
+	region_unpin(region);
+}
+
+void region_pin(struct region *region)
+{
+	assert(region->state == REGION_READY);
+	region->pins++;
+}
+
+void region_unpin(struct region *region)
+{
+	assert(region->pins > 0);
+	if (--region->pins == 0 && region->state == REGION_CLOSING)
+		close_begin(holding_of(region));
+}
+
+int region_unregister(struct region *region, void (*on_done)(void *arg), void *arg)
+{
+	if (region->registered > 1) {
+		region->registered--;
+		on_done(arg);
+		return 0;
+	}
+	if (region->pools)
+		return err_raise(ERR_BUSY, "region %ju: %u pool%s it",
+				 (uintmax_t)region->id, region->pools,
+				 region->pools == 1 ? " uses" : "s use");
+	region->registered = 0;
+	region_close(region, on_done, arg);
+	return 0;
+}
+
+void regions_close(struct session *session)
+{
+	struct idmap_cursor it;
+
+	idmap_foreach(&session->regions, it) {
+		struct region *region = it.value;
+
+		if (region->state == REGION_READY)
+			region_close(region, NULL, NULL);
+	}
+}
+
+/* ---- look-ups ---- */
+
+struct region *region_find(struct session *session, uint64_t id)
+{
+	struct region *region = idmap_get(&session->regions, id);
+
+	if (region && region->state == REGION_READY)
+		return region;
+	err_raise(ERR_NOTFOUND, "region %ju: no such region in this session",
+		  (uintmax_t)id);
+	return NULL;
+}
+
+struct region *region_at(struct session *session, uint64_t address, uint64_t len)
+{
+	struct region *region = region_map_at(session->region_map, address, len);
+
+	if (!region)
+		err_raise(ERR_NOTFOUND, "no region holds all of [%#jx, + %ju)",
+			  (uintmax_t)address, (uintmax_t)len);
+	return region;
+}
+
+/* Descriptors of drivers share one inode: only the open file tells them apart.
+ * A kernel that cannot say gives the memory two ids, which is no harm. */
+static bool same_file(const struct holding *known, const struct holding *asked)
+{
+	pid_t pid = getpid();
+	int fd = known->region.kind == REGION_DMABUF
+			 ? known->region.memory->dmabuf_fd
+			 : known->region.memory->gpu->handle.fd;
+
+	return syscall(SYS_kcmp, pid, pid, KCMP_FILE, fd, asked->fd) == 0;
+}
+
+static bool same_object(const struct holding *known, const struct holding *asked)
+{
+	switch (asked->region.kind) {
+	case REGION_CUDA_IPC:
+		return strcmp(known->gpu.device, asked->gpu.device) == 0 &&
+		       memcmp(&known->gpu.ipc, &asked->gpu.ipc,
+			      sizeof(asked->gpu.ipc)) == 0;
+	case REGION_CUDA_VMM:
+		return strcmp(known->gpu.device, asked->gpu.device) == 0 &&
+		       known->gpu.bytes == asked->gpu.bytes && same_file(known, asked);
+	case REGION_DMABUF:
+		return same_file(known, asked);
+	default:
+		return known->dev == asked->dev && known->ino == asked->ino;
+	}
+}
+
+static bool same_memory(const struct holding *a, const struct holding *b)
+{
+	return a->region.kind == b->region.kind && same_object(a, b) &&
+	       a->offset == b->offset && a->region.length == b->region.length &&
+	       a->region.address == b->region.address && a->writable == b->writable;
+}
+
+static struct region *find_same(const struct holding *h)
+{
+	struct idmap_cursor it;
+
+	idmap_foreach(&h->region.session->regions, it) {
+		struct region *other = it.value;
+
+		if (other->state == REGION_READY && !atomic_load(&other->memory->dead) &&
+		    same_memory(holding_of(other), h))
+			return other;
+	}
+	return NULL;
+}
+
+/* ---- registering ---- */
+
+static void import_fail(struct holding *h, const struct err *err)
+{
+	metrics_add(&h->kvd->metrics, METRIC_REGIONS_REFUSED, 1);
+	h->on_done(h->arg, NULL, err);
+}
+
+/* The import is sound but nobody wants it: close it like any other. */
+static void import_drop(struct holding *h)
+{
+	h->region.state = REGION_CLOSING;
+	h->on_closed = NULL;
+	session_drain_begin(h->region.session);
+	close_begin(h);
+}
+
+/* Why the finished import cannot be used after all. */
+static int import_check(struct holding *h)
+{
+	struct region *region = &h->region;
+
+	if (region->session->ending)
+		return err_raise(ERR_SESSION, "the session has ended");
+	if (!session_watch_alive(region->session->watch))
+		return err_raise(ERR_SESSION, "the engine's process is gone");
+	if (region->address)
+		return err_pass(region_map_put(region->session->region_map, region));
+	return 0;
+}
+
+static void import_finish(struct holding *h)
+{
+	struct region *region = &h->region, *same = find_same(h);
+	struct err err;
+
+	metrics_add(&h->kvd->metrics, METRIC_REGIONS, 1);
+	metrics_add(&h->kvd->metrics, METRIC_REGION_BYTES, region->length);
+	if (same) {
+		same->registered++;
+		h->on_done(h->arg, same, NULL);
+		import_drop(h);
+	} else if (import_check(h) < 0) {
+		err_take(&err);
+		import_fail(h, &err);
+		import_drop(h);
+	} else {
+		struct session *session = region->session;
+
+		region->state = REGION_READY;
+		session->regions_version++;
+		region->registered = 1;
+		log_debug("region", region->name, "imported",
+			  "session=%ju region=%ju kind=%s bytes=%ju",
+			  (uintmax_t)session->id, (uintmax_t)region->id,
+			  region_kind_name(region->kind), (uintmax_t)region->length);
+		h->on_done(h->arg, region, NULL);
+		if (h->kvd->xfers) /* behind the answer: nobody waits for it yet */
+			xfers_region_coming(h->kvd->xfers, session);
+	}
+}
+
+static void import_done(struct offload_job *job)
+{
+	struct holding *h = container_of(job, struct holding, job);
+	struct session *session = h->region.session;
+
+	mem_closep(&h->fd);
+	h->fd = -1;
+	if (job->result < 0) {
+		idmap_remove(&session->regions, h->region.id);
+		import_fail(h, &job->err);
+		holding_free(h);
+	} else {
+		import_finish(h);
+	}
+	session_drain_end(session);
+}
+
+static bool may_trace(void)
+{
+	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+	struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = {{0}};
+
+	if (syscall(SYS_capget, &header, data) < 0)
+		return false;
+	return data[CAP_TO_INDEX(CAP_SYS_PTRACE)].effective & CAP_TO_MASK(CAP_SYS_PTRACE);
+}
+
+static int vm_permit(const struct session *session)
+{
+	if (session->pid <= 0)
+		return err_raise(ERR_IMPORT,
+				 "kind vm: the client lives in a PID namespace that "
+				 "kvd does not see; use memfd");
+	if (session->uid != geteuid() && !may_trace())
+		return err_raise(ERR_PERM,
+				 "kind vm: kvd runs as uid %u, the client as %u, "
+				 "without CAP_SYS_PTRACE; use memfd",
+				 geteuid(), session->uid);
+	return 0;
+}
+
+/* As open(2) would judge the client: what the daemon may open is no measure. */
+static bool shm_permits(const struct session *session, const struct stat *st, mode_t want)
+{
+	mode_t have = st->st_uid == session->uid   ? st->st_mode >> 6
+		      : st->st_gid == session->gid ? st->st_mode >> 3
+						   : st->st_mode;
+
+	return session->uid == 0 || (have & want) == want;
+}
+
+static int shm_take(struct holding *h, const char *name)
+{
+	const struct session *session = h->region.session;
+	size_t len = strlen(name);
+	struct stat st;
+
+	if (len < 2 || len > 255 || name[0] != '/' || strchr(name + 1, '/'))
+		return err_raise(
+			ERR_INVAL,
+			"shm_name: '/' and 1 to 254 bytes without '/' were expected");
+	h->fd = shm_open(name, O_RDWR, 0);
+	if (h->fd < 0 && errno == EACCES)
+		h->fd = shm_open(name, O_RDONLY, 0);
+	if (h->fd < 0)
+		return err_raise(errno == EACCES ? ERR_PERM : ERR_IMPORT,
+				 "shm_open(%s): %s", name, strerror(errno));
+	if (fstat(h->fd, &st) < 0)
+		return err_raise_errno(errno, "fstat of %s", name);
+	if (!shm_permits(session, &st, 04))
+		return err_raise(ERR_PERM, "%s: not readable for uid %u", name,
+				 session->uid);
+	h->writable = (fcntl(h->fd, F_GETFL) & O_ACCMODE) == O_RDWR &&
+		      shm_permits(session, &st, 06);
+	return 0;
+}
+
+static void memfd_take(struct holding *h, int fd)
+{
+	int seals = fcntl(fd, F_GET_SEALS);
+
+	h->fd = fd;
+	h->writable = (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR &&
+		      (seals < 0 || !(seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)));
+}
+
+static int gpu_take(struct holding *h, const struct region_args *args)
+{
+	if (!h->kvd->gpu)
+		return err_raise(ERR_IMPORT, "kind %s: this daemon uses no GPU",
+				 region_kind_name(args->kind));
+	if (strlen(args->device) >= sizeof(h->gpu.device))
+		return err_raise(ERR_INVAL, "device: over %zu bytes",
+				 sizeof(h->gpu.device) - 1);
+	memcpy(h->gpu.device, args->device, strlen(args->device) + 1);
+	h->gpu.kind = args->kind == REGION_CUDA_IPC ? GPU_HANDLE_IPC : GPU_HANDLE_VMM;
+	h->gpu.bytes = args->allocation;
+	if (args->kind == REGION_CUDA_IPC)
+		memcpy(&h->gpu.ipc, args->ipc, sizeof(h->gpu.ipc));
+	else
+		h->fd = args->fd;
+	return 0;
+}
+
+/* Find the object that the arguments name. */
+static int source_take(struct holding *h, const struct region_args *args)
+{
+	struct stat st;
+	int r = 0;
+
+	if (args->kind == REGION_CUDA_IPC || args->kind == REGION_CUDA_VMM)
+		return err_pass(gpu_take(h, args));
+	if (args->kind == REGION_DMABUF) {
+		h->fd = args->fd;
+		return 0;
+	}
+	if (args->kind == REGION_VM) {
+		h->writable = true;
+		return err_pass(vm_permit(h->region.session));
+	}
+	if (args->kind == REGION_SHM)
+		r = shm_take(h, args->shm_name);
+	else
+		memfd_take(h, args->fd);
+	if (r < 0)
+		return err_pass(r);
+	if (fstat(h->fd, &st) < 0)
+		return err_raise_errno(errno, "fstat of the memory's fd");
+	h->dev = st.st_dev;
+	h->ino = st.st_ino;
+	return 0;
+}
+
+static int args_check(const struct session *session, const struct region_args *args)
+{
+	uint32_t cap = session->kvd->config->session_regions_max;
+	uint64_t end;
+
+	if (session->ending)
+		return err_raise(ERR_SESSION, "the session has ended");
+	if (idmap_count(&session->regions) >= cap)
+		return err_raise(ERR_LIMIT,
+				 "%u regions: the cap of a session (session_regions)",
+				 cap);
+	if (!args->length || args->length > INT64_MAX || args->offset > INT64_MAX)
+		return err_raise(ERR_RANGE, "length %ju at offset %ju",
+				 (uintmax_t)args->length, (uintmax_t)args->offset);
+	if (__builtin_add_overflow(args->address, args->length, &end) || end > INT64_MAX)
+		return err_raise(ERR_RANGE,
+				 "address %#jx + length %ju is no user address",
+				 (uintmax_t)args->address, (uintmax_t)args->length);
+	return 0;
+}
+
+static int holding_new(struct session *session, const struct region_args *args,
+		       struct holding **h_p)
+{
+	struct holding *h = mem_zalloc(sizeof(*h));
+
+	if (!h)
+		return err_pass(-ENOMEM);
+	h->kvd = session->kvd;
+	h->fd = -1;
+	h->offset = args->offset;
+	h->region = (struct region){.session = session,
+				    .kind = args->kind,
+				    .state = REGION_IMPORTING,
+				    .address = args->address,
+				    .length = args->length,
+				    .impl = h};
+	snprintf(h->region.name, sizeof(h->region.name), "%s",
+		 args->name ? args->name : "");
+	*h_p = h;
+	return 0;
+}
+
+/* Forget a holding that was never submitted; the caller keeps his fd. */
+static void holding_undo(struct holding *h)
+{
+	if (h->region.kind != REGION_SHM)
+		h->fd = -1;
+	holding_free(h);
+}
+
+int region_register(struct session *session, const struct region_args *args,
+		    void (*on_done)(void *arg, struct region *region,
+				    const struct err *err),
+		    void *arg)
+{
+	struct holding *h = NULL;
+	struct region *same;
+	int r = args_check(session, args);
+
+	if (r == 0)
+		r = holding_new(session, args, &h);
+	if (r < 0)
+		return err_pass(r);
+	h->on_done = on_done;
+	h->arg = arg;
+	r = source_take(h, args);
+	same = r < 0 ? NULL : find_same(h);
+	if (same) {
+		holding_free(h);
+		same->registered++;
+		on_done(arg, same, NULL);
+		return 0;
+	}
+	h->region.id = ++session->next_id;
+	if (r == 0)
+		r = idmap_put(&session->regions, h->region.id, &h->region);
+	if (r < 0) {
+		holding_undo(h);
+		return err_pass(r);
+	}
+	session_drain_begin(session);
+	h->job = (struct offload_job){.work = import_work, .done = import_done};
+	offload_submit(h->kvd->offload, &h->job);
+	return 0;
+}

@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a session owns goes in the order of who uses whom: rooms and transfers
+ * abort first, then pools, then regions. None of it is waited for in between:
+ * every object is told to close at once and waits by itself for what pins it,
+ * so the order of the ends follows from the pins. Each object that is not gone
+ * yet is counted in objects_draining; the last one lets the session go.
+ *
+ * The status page lives until then, and beats: an engine that is alive though
+ * its session is over (a forked child kept the socket, the client broke the
+ * protocol) reads its rooms' terminal words there.
+ */
+#include "daemon/session/session.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/bootstrap/bootstrap.h"
+#include "daemon/control/commands.h"
+#include "daemon/config/config.h"
+#include "daemon/control/control.h"
+#include "daemon/kvd.h"
+#include "daemon/peer/peer.h"
+#include "daemon/session/pool.h"
+#include "daemon/session/region.h"
+#include "daemon/session/region_map.h"
+#include "daemon/xfer/ring.h"
+#include "daemon/room/rooms.h"
+#include "daemon/session/session_watch.h"
+#include "daemon/session/status.h"
+#include "daemon/xfer/xfer.h"
+#include "proto/json.h"
+
+static void session_free(struct session *session)
+{
+	session_watch_free(session->watch);
+	ring_free(session->ring);
+	status_page_free(session->status);
+	region_map_free(session->region_map);
+	idmap_fini(&session->regions);
+	idmap_fini(&session->pools);
+	mem_free(session);
+}
+
+static void on_drained(struct loop_defer *defer)
+{
+	struct session *session = container_of(defer, struct session, free_defer);
+	struct kvd *kvd = session->kvd;
+
+	assert(session->objects_draining == 0 && list_empty(&session->rooms));
+	assert(!idmap_count(&session->regions) && !idmap_count(&session->pools));
+	log_debug("session", NULL, "drained", "session=%ju", (uintmax_t)session->id);
+	list_remove(&session->link);
+	metrics_sub(&kvd->metrics, METRIC_SESSIONS, 1);
+	if (--kvd->session_count == 0)
+		session_clock_stop(kvd);
+	session_free(session);
+}
+
+static int session_init(struct session *session, const struct session_peer *peer)
+{
+	struct loop *loop = session->kvd->loop;
+	int r;
+
+	session->pid = peer->pid;
+	session->uid = peer->uid;
+	session->gid = peer->gid;
+	session->admin = config_is_admin(session->kvd->config, peer->uid);
+	session->started_ns = loop_now_ns(loop);
+	session->epoch = loop_random_u64(loop);
+	loop_random(loop, session->secret, sizeof(session->secret));
+	r = region_map_new(&session->region_map);
+	if (r == 0)
+		r = session_watch_new(session, peer, &session->watch);
+	if (r == 0)
+		r = session_clock_start(session->kvd);
+	return err_pass(r);
+}
+
+int session_new(struct kvd *kvd, const struct session_peer *peer, void *conn,
+		struct session **session_p)
+{
+	struct session *session = mem_zalloc(sizeof(*session));
+	int r;
+
+	if (!session)
+		return err_pass(-ENOMEM);
+	session->kvd = kvd;
+	idmap_init(&session->regions);
+	idmap_init(&session->pools);
+	list_init(&session->rooms);
+	list_init(&session->requests);
+	loop_defer_init(&session->free_defer, on_drained);
+	r = session_init(session, peer);
+	if (r < 0) {
+		session_free(session);
+		return err_pass(r);
+	}
+	session->conn = conn;
+	session->id = ++kvd->next_session_id;
+	list_push_back(&kvd->sessions, &session->link);
+	kvd->session_count++;
+	metrics_add(&kvd->metrics, METRIC_SESSIONS, 1);
+	metrics_add(&kvd->metrics, METRIC_SESSIONS_OPENED, 1);
+	*session_p = session;
+	return 0;
+}
+
+const uint8_t *session_instance(const struct session *session)
+{
+	static const uint8_t nobody[16];
+	const struct peers *peers = session->kvd->peers;
+
+	return peers ? peers_instance(peers) : nobody;
+}
+
+int session_greet(struct session *session, const char *client, const char *role)
+{
+	int r = status_page_new(SESSION_SLOTS + SESSION_ENGINE_SLOTS,
+				session_instance(session), &session->status);
+
+	if (r < 0)
+		return err_pass(r);
+	status_page_divide(session->status, SESSION_SLOTS);
+	status_page_patience(session->status, session->kvd->config->dead_after_ns);
+	snprintf(session->client, sizeof(session->client), "%s", client);
+	json_sanitize(session->client);
+	snprintf(session->role, sizeof(session->role), "%s", role ? role : "");
+	session->greeted = true;
+	log_info("session", session->client, "begins", "session=%ju pid=%d uid=%u",
+		 (uintmax_t)session->id, (int)session->pid, session->uid);
+	return 0;
+}
+
+void session_drain_begin(struct session *session)
+{
+	session->objects_draining++;
+}
+
+void session_drain_end(struct session *session)
+{
+	assert(session->objects_draining > 0);
+	if (--session->objects_draining == 0 && session->ending)
+		loop_defer(session->kvd->loop, &session->free_defer);
+}
+
+void session_end(struct session *session, const char *why)
+{
+	void *conn = mem_steal(session->conn);
+	struct err err;
+
+	if (session->ending)
+		return;
+	session->ending = true;
+	session_drain_begin(session); /* not gone before this returns */
+	if (session->greeted)
+		log_info("session", session->client, "ends",
+			 "session=%ju pid=%d why=\"%s\"", (uintmax_t)session->id,
+			 (int)session->pid, why);
+	requests_detach(session);
+	ring_stop(session->ring);
+	if (session->status)
+		status_page_ended(session->status);
+	if (conn) {
+		err_set(&err, ERR_SESSION, "the session has ended: %s", why);
+		control_hangup(conn, &err);
+	}
+	session_watch_stop(session->watch);
+	if (session->kvd->rooms)
+		rooms_session_end(session->kvd->rooms, session);
+	else
+		session_end_rest(session);
+}
+
+void session_end_rest(struct session *session)
+{
+	if (session->kvd->xfers)
+		xfers_session_end(session->kvd->xfers, session);
+	if (session->kvd->bootstrap)
+		bootstrap_session_gone(session->kvd->bootstrap, session->id);
+	pools_close(session);
+	regions_close(session);
+	session_drain_end(session);
+}

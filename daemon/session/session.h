@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * session: one engine's connection on the control socket and all it owns.
+ * It ends with the socket's EOF, the process's end (pidfd) or its memory's end
+ * (statm), whichever is seen first; then its rooms fail, its pools and regions
+ * go, its peers are told (invariant 4).
+ */
+#ifndef KVD_SESSION_H
+#define KVD_SESSION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "daemon/base/idmap.h"
+#include "daemon/base/list.h"
+#include "daemon/loop/loop.h"
+#include "daemon/room/room_cursor.h"
+
+struct kvd;
+struct status_page;
+struct ring;
+struct region_map;
+struct session_watch;
+
+/* Of a status page: rooms and transfers that the daemon numbers; behind them those
+ * that the engine numbers (proto/kvd_ring.h). */
+#define SESSION_SLOTS 65536u
+#define SESSION_ENGINE_SLOTS 65536u
+
+struct session {
+	struct list link; /* in kvd's sessions */
+	struct kvd *kvd;
+	uint64_t id;	/* rises within an instance */
+	uint64_t epoch; /* random: names the session on the wire */
+	uint8_t secret[16];
+	char client[64]; /* from hello */
+	char role[16];	 /* from hello, for people */
+	pid_t pid;	 /* SO_PEERCRED */
+	uid_t uid;
+	gid_t gid;
+	bool admin;	 /* root, the daemon's uid or admin_uids */
+	bool greeted;	 /* hello was answered */
+	bool ending;	 /* session_end() has begun */
+	struct idmap regions; /* id -> struct region */
+	struct idmap pools;   /* id -> struct pool */
+	struct list rooms;    /* struct room.session_link; rooms.c */
+	unsigned int room_count; /* in that list */
+	struct list requests; /* open struct request */
+	struct status_page *status;
+	struct ring *ring;    /* submission ring, or NULL */
+	void *xfers;	      /* xfer.c's per-session part */
+	void *conn;	      /* control.c's */
+	uint64_t next_id;     /* for regions, pools, dlists, xfers */
+	unsigned int objects_draining; /* what must be gone before session_free */
+	unsigned int requests_open;
+	unsigned int walking; /* long replies that are made (reply_walk.h): no line is taken */
+	size_t requests_bytes; /* of the open requests' lines */
+	uint64_t started_ns;
+	struct region_map *region_map; /* regions by the engine's address */
+	uint64_t regions_version;      /* rises when a region comes or goes */
+	struct session_watch *watch;   /* pidfd and statm of the engine */
+	struct loop_defer free_defer;
+	struct room_sweep rooms_sweep; /* rooms_session_end() */
+};
+
+struct session_peer { /* SO_PEERCRED */
+	pid_t pid; /* 0: in a PID namespace that we do not see */
+	uid_t uid;
+	gid_t gid;
+	int fd; /* the connection, for SO_PEERPIDFD; not kept */
+};
+
+/* For control: a session for one connection. Not greeted yet. */
+int session_new(struct kvd *kvd, const struct session_peer *peer, void *conn,
+		struct session **session_p);
+
+/* Begin the end: idempotent. Objects drain, then the session frees itself. */
+void session_end(struct session *session, const char *why);
+/* Its rooms have been told: what else it owns goes. */
+void session_end_rest(struct session *session);
+/* 16 bytes: this daemon's instance; zeros without peers (tests). */
+const uint8_t *session_instance(const struct session *session);
+/* hello: make the status page and note who it is. Once. */
+int session_greet(struct session *session, const char *client, const char *role);
+/* An object that drains after session_end() announces itself and its end. */
+void session_drain_begin(struct session *session);
+void session_drain_end(struct session *session);
+
+#endif

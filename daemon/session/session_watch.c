@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The pid of SO_PEERCRED is the process that connected; by the time we look it
+ * may be another one's. SO_PEERPIDFD (Linux 6.5) gives the right process by
+ * construction. Without it: open the pidfd, then look whether the process
+ * belongs to the peer's uid; what is left open is a pid used again by the same
+ * user between connect() and accept(). `statm` is opened after the pidfd and
+ * before the pidfd is seen to live, so it is the same process's; the open file
+ * stays bound to that process, a pid used again later does not bring it back.
+ *
+ * statm is read, not watched: there is no event for "the address space is gone".
+ * A read is one short system call; every 200 ms, only for sessions that own
+ * something, from the timer that beats in the status pages anyway.
+ */
+#include "daemon/session/session_watch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <sys/pidfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/kvd.h"
+#include "daemon/room/rooms.h"
+#include "daemon/session/session.h"
+#include "daemon/session/status.h"
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
+
+struct session_watch {
+	struct session *session;
+	struct loop_fd pidfd;
+	int statm_fd; /* -1: /proc does not show it to us */
+};
+
+struct session_clock {
+	struct kvd *kvd;
+	struct loop_timer timer;
+};
+
+/* ---- one session ---- */
+
+/* A process that our PID namespace has no number for (a side car's engine) may
+ * have a pidfd all the same. */
+static bool has_peer_pidfd(const struct session_peer *peer)
+{
+	cleanup_close int fd = -1;
+	socklen_t len = sizeof(fd);
+
+	return getsockopt(peer->fd, SOL_SOCKET, SO_PEERPIDFD, &fd, &len) == 0;
+}
+
+static int pidfd_checked(const struct session_peer *peer, int *fd_p)
+{
+	socklen_t len = sizeof(*fd_p);
+	struct stat st;
+	char path[32];
+
+	if (getsockopt(peer->fd, SOL_SOCKET, SO_PEERPIDFD, fd_p, &len) == 0)
+		return 0;
+	*fd_p = pidfd_open(peer->pid, 0);
+	if (*fd_p < 0 && errno == ESRCH)
+		return err_raise(ERR_SESSION, "process %d, which connected, is gone",
+				 (int)peer->pid);
+	if (*fd_p < 0)
+		return err_raise_errno(errno, "pidfd of process %d", (int)peer->pid);
+	snprintf(path, sizeof(path), "/proc/%d", (int)peer->pid);
+	if (stat(path, &st) == 0 && st.st_uid != peer->uid && st.st_uid != 0)
+		return err_raise(ERR_SESSION, "process %d is not the one that connected",
+				 (int)peer->pid);
+	return 0;
+}
+
+static bool process_lives(int pidfd)
+{
+	struct pollfd p = {.fd = pidfd, .events = POLLIN};
+
+	return poll(&p, 1, 0) == 0;
+}
+
+static bool memory_lives(int statm_fd)
+{
+	char text[16];
+	ssize_t n;
+
+	if (statm_fd < 0)
+		return true;
+	n = pread(statm_fd, text, sizeof(text), 0);
+	return n >= 2 && !(text[0] == '0' && text[1] == ' ');
+}
+
+bool session_watch_alive(const struct session_watch *watch)
+{
+	return !watch ||
+	       (process_lives(watch->pidfd.fd) && memory_lives(watch->statm_fd));
+}
+
+static void on_exit_seen(struct loop_fd *fd, int events)
+{
+	struct session_watch *watch = container_of(fd, struct session_watch, pidfd);
+
+	(void)events;
+	session_end(watch->session, "its process has ended");
+}
+
+int session_watch_new(struct session *session, const struct session_peer *peer,
+		      struct session_watch **watch_p)
+{
+	struct session_watch *watch;
+	char path[32];
+	int r;
+
+	*watch_p = NULL;
+	if (peer->pid <= 0 && !has_peer_pidfd(peer))
+		return 0;
+	watch = mem_zalloc(sizeof(*watch));
+	if (!watch)
+		return err_pass(-ENOMEM);
+	watch->session = session;
+	watch->statm_fd = -1;
+	loop_fd_init(&watch->pidfd, session->kvd->loop, -1, on_exit_seen);
+	r = pidfd_checked(peer, &watch->pidfd.fd);
+	if (r == 0) {
+		snprintf(path, sizeof(path), "/proc/%d/statm", (int)peer->pid);
+		if (peer->pid > 0)
+			watch->statm_fd = open(path, O_RDONLY | O_CLOEXEC);
+		if (!session_watch_alive(watch))
+			r = err_raise(ERR_SESSION, "process %d, which connected, is gone",
+				      (int)peer->pid);
+	}
+	if (r == 0)
+		r = loop_fd_set(&watch->pidfd, LOOP_READ);
+	if (r < 0) {
+		session_watch_free(watch);
+		return err_pass(r);
+	}
+	*watch_p = watch;
+	return 0;
+}
+
+void session_watch_stop(struct session_watch *watch)
+{
+	if (watch)
+		loop_fd_stop(&watch->pidfd);
+}
+
+void session_watch_free(struct session_watch *watch)
+{
+	if (!watch)
+		return;
+	loop_fd_stop(&watch->pidfd);
+	mem_closep(&watch->pidfd.fd);
+	mem_closep(&watch->statm_fd);
+	mem_free(watch);
+}
+
+/* ---- the shared timer ---- */
+
+static bool owns_something(const struct session *session)
+{
+	return idmap_count(&session->regions) || !list_empty(&session->rooms);
+}
+
+static void look_at(struct session *session, uint64_t now_ns)
+{
+	if (session->status)
+		status_page_beat(session->status, now_ns);
+	if (session->ending || !session->watch || !owns_something(session))
+		return;
+	if (!memory_lives(session->watch->statm_fd))
+		session_end(session, "its memory is gone");
+}
+
+static void on_clock(struct loop_timer *timer)
+{
+	struct session_clock *clock = container_of(timer, struct session_clock, timer);
+	uint64_t now_ns = loop_now_ns(timer->loop);
+	struct session *session;
+
+	/* a timer that was just taken out restarts without allocating */
+	(void)loop_timer_start(timer, STATUS_BEAT_NS);
+	if (clock->kvd->rooms)
+		rooms_retry_clocks(clock->kvd->rooms);
+	list_foreach_safe(session, &clock->kvd->sessions, link)
+		look_at(session, now_ns);
+}
+
+int session_clock_start(struct kvd *kvd)
+{
+	struct session_clock *clock = kvd->session_clock;
+
+	if (clock)
+		return 0;
+	clock = mem_zalloc(sizeof(*clock));
+	if (!clock)
+		return err_pass(-ENOMEM);
+	clock->kvd = kvd;
+	loop_timer_init(&clock->timer, kvd->loop, on_clock);
+	if (loop_timer_start(&clock->timer, STATUS_BEAT_NS) < 0) {
+		mem_free(clock);
+		return err_pass(-ENOMEM);
+	}
+	kvd->session_clock = clock;
+	return 0;
+}
+
+void session_clock_stop(struct kvd *kvd)
+{
+	if (!kvd->session_clock)
+		return;
+	loop_timer_stop(&kvd->session_clock->timer);
+	mem_free(kvd->session_clock);
+	kvd->session_clock = NULL;
+}

@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One memfd a session, mapped for writing here and nowhere else: the engine gets
+ * a descriptor that was opened read-only, and F_SEAL_FUTURE_WRITE keeps it from
+ * opening a writable one through /proc. Only this daemon writes, so that seal
+ * costs nothing here (an engine's cache must not carry it: a restarted daemon
+ * has to map that again).
+ *
+ * A slot has one word that decides and figures that inform. The word is stored
+ * last with release order; figures change under a sequence that is odd meanwhile.
+ * When a slot changes hands the word moves to the new generation before any
+ * figure does, so a reader that finds its own generation in the word both before
+ * and after reading figures has read its own object's.
+ *
+ * Slots are reused late, oldest first: a freed slot waits until REUSE_DEPTH others
+ * wait behind it, then it is preferred to a slot never used. Reuse keeps the page
+ * small (one slot is 64 bytes of memory that stays), lateness lets a reader who
+ * lost track see "another generation" rarely and never a wrapped one.
+ */
+#include "daemon/session/status.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/base/mem.h"
+#include "proto/kvd_ring.h"
+
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+
+#define REUSE_DEPTH 1024u
+#define SLOT_NONE UINT32_MAX
+#define SLOT_TAKEN (UINT32_MAX - 1)
+
+struct status_page {
+	struct kvd_status_header *header;
+	struct kvd_status_slot *slot;
+	size_t bytes;
+	int read_fd;
+	uint32_t slots;
+	uint32_t own;	/* slots below this one are ours to number */
+	uint32_t fresh; /* slots below this one were used at least once */
+	/* queue of freed slots; next[i] is SLOT_TAKEN while i is in use, also where
+	 * the engine numbers */
+	uint32_t *next, head, tail, waiting;
+};
+
+_Static_assert(sizeof(struct kvd_status_slot) == KVD_STATUS_SLOT_BYTES, "slot size");
+_Static_assert(sizeof(struct kvd_status_header) == KVD_STATUS_SLOT_BYTES, "header size");
+
+static uint64_t clock_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (uint64_t)ts.tv_sec * UINT64_C(1000000000) + (uint64_t)ts.tv_nsec;
+}
+
+/* Readers are other processes: every shared store is atomic, and release order
+ * keeps each one behind the word or sequence that announces it. */
+static void put(uint64_t *where, uint64_t v)
+{
+	__atomic_store_n(where, v, __ATOMIC_RELEASE);
+}
+
+/* ---- the memfd ---- */
+
+/* Seal and map; `fd` stays the caller's. */
+static int page_map(struct status_page *page, int fd)
+{
+	char path[32];
+	void *base;
+
+	if (ftruncate(fd, (off_t)page->bytes) < 0)
+		return err_raise_errno(errno, "status page of %zu bytes", page->bytes);
+	base = mmap(NULL, page->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (base == MAP_FAILED)
+		return err_raise_errno(errno, "mapping a status page");
+	page->header = base;
+	page->slot = (struct kvd_status_slot *)(page->header + 1);
+	if (fcntl(fd, F_ADD_SEALS,
+		  F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) < 0)
+		return err_raise_errno(errno, "sealing a status page");
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	page->read_fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (page->read_fd < 0)
+		return err_raise_errno(errno, "%s read-only", path);
+	return 0;
+}
+
+static int page_init(struct status_page *page, const uint8_t instance[16])
+{
+	cleanup_close int fd =
+		memfd_create("kvd-status", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	int r;
+
+	if (fd < 0)
+		return err_raise_errno(errno, "memfd for a status page");
+	r = page_map(page, fd);
+	if (r < 0)
+		return err_pass(r);
+	page->header->slots = page->slots;
+	page->header->slot_bytes = KVD_STATUS_SLOT_BYTES;
+	page->header->beat_interval_ns = STATUS_BEAT_NS;
+	memcpy(page->header->instance, instance, 16);
+	status_page_beat(page, clock_ns());
+	put(&page->header->magic, KVD_STATUS_MAGIC);
+	return 0;
+}
+
+int status_page_new(uint32_t slots, const uint8_t instance[16],
+		    struct status_page **page_p)
+{
+	struct status_page *page = mem_zalloc(sizeof(*page));
+	int r;
+
+	assert(slots > 0 && slots < SLOT_TAKEN);
+	if (!page)
+		return err_pass(-ENOMEM);
+	page->read_fd = -1;
+	page->slots = page->own = slots;
+	page->bytes = (size_t)(slots + 1) * KVD_STATUS_SLOT_BYTES;
+	page->head = page->tail = SLOT_NONE;
+	page->next = mem_map(slots * sizeof(*page->next)); /* few slots are ever used */
+	r = page->next ? page_init(page, instance) : -ENOMEM;
+	if (r < 0) {
+		status_page_free(page);
+		return err_pass(r);
+	}
+	*page_p = page;
+	return 0;
+}
+
+void status_page_free(struct status_page *page)
+{
+	if (!page)
+		return;
+	if (page->header)
+		munmap(page->header, page->bytes);
+	mem_closep(&page->read_fd);
+	mem_unmap(page->next, page->slots * sizeof(*page->next));
+	mem_free(page);
+}
+
+int status_page_fd(const struct status_page *page)
+{
+	return page->read_fd;
+}
+
+uint32_t status_page_slots(const struct status_page *page)
+{
+	return page->slots;
+}
+
+void status_page_beat(struct status_page *page, uint64_t now_ns)
+{
+	put(&page->header->beat_ns, now_ns);
+}
+
+void status_page_patience(struct status_page *page, uint64_t silence_ns)
+{
+	if (silence_ns / 4 > STATUS_BEAT_NS)
+		page->header->beat_interval_ns = silence_ns / 4;
+}
+
+void status_page_divide(struct status_page *page, uint32_t first)
+{
+	assert(page->fresh == 0 && first <= page->slots);
+	page->own = first;
+	page->header->engine_first = first;
+}
+
+void status_page_notified(struct status_page *page)
+{
+	put(&page->header->notifs, page->header->notifs + 1);
+}
+
+void status_page_ended(struct status_page *page)
+{
+	__atomic_store_n(&page->header->ended, 1, __ATOMIC_RELEASE);
+}
+
+/* ---- slots ---- */
+
+static struct kvd_status_slot *slot_of(struct status_page *page, uint32_t slot)
+{
+	assert(slot < page->slots && page->next[slot] == SLOT_TAKEN);
+	return &page->slot[slot];
+}
+
+static uint32_t free_pop(struct status_page *page)
+{
+	uint32_t slot = page->head;
+
+	page->head = page->next[slot];
+	if (page->head == SLOT_NONE)
+		page->tail = SLOT_NONE;
+	page->waiting--;
+	return slot;
+}
+
+static uint32_t slot_choose(struct status_page *page)
+{
+	if (page->waiting > REUSE_DEPTH)
+		return free_pop(page);
+	if (page->fresh < page->own)
+		return page->fresh++;
+	return page->waiting ? free_pop(page) : SLOT_NONE;
+}
+
+static void figures_begin(struct kvd_status_slot *s)
+{
+	put(&s->sequence, s->sequence + 1);
+}
+
+static void figures_end(struct kvd_status_slot *s)
+{
+	put(&s->sequence, s->sequence + 1);
+}
+
+static void slot_begin(struct status_page *page, uint32_t slot, uint32_t gen,
+		       uint64_t object)
+{
+	struct kvd_status_slot *s = &page->slot[slot];
+
+	page->next[slot] = SLOT_TAKEN;
+	put(&s->word, kvd_word_make(gen, KVD_BOOTSTRAPPING, 0, 0));
+	figures_begin(s);
+	put(&s->object, object);
+	put(&s->bytes, 0);
+	put(&s->total, 0);
+	put(&s->changed_ns, clock_ns());
+	figures_end(s);
+}
+
+int status_slot_take(struct status_page *page, uint64_t object, uint32_t *slot_p,
+		     uint32_t *gen_p)
+{
+	uint32_t slot = slot_choose(page);
+
+	if (slot == SLOT_NONE)
+		return err_raise(ERR_LIMIT, "all %u slots of the status page are taken",
+				 page->own);
+	*slot_p = slot;
+	*gen_p = kvd_ring_next_gen(kvd_word_gen(page->slot[slot].word));
+	slot_begin(page, slot, *gen_p, object);
+	return 0;
+}
+
+int status_slot_claim(struct status_page *page, uint32_t slot, uint32_t gen,
+		      uint64_t object)
+{
+	if (slot < page->own || slot >= page->slots)
+		return err_raise(ERR_PROTO, "slot %u is none of the engine's", slot);
+	if (page->next[slot] == SLOT_TAKEN)
+		return err_raise(ERR_PROTO, "slot %u is in use", slot);
+	if (gen != kvd_ring_next_gen(kvd_word_gen(page->slot[slot].word)))
+		return err_raise(ERR_PROTO, "slot %u: generation %u does not follow %u", slot,
+				 gen, kvd_word_gen(page->slot[slot].word));
+	slot_begin(page, slot, gen, object);
+	return 0;
+}
+
+bool status_slot_claimed(const struct status_page *page, uint32_t slot)
+{
+	return slot >= page->own && slot < page->slots && page->next[slot] == SLOT_TAKEN;
+}
+
+uint32_t status_slot_gen(const struct status_page *page, uint32_t slot)
+{
+	return kvd_word_gen(page->slot[slot].word);
+}
+
+uint32_t status_slot_renew(struct status_page *page, uint32_t slot)
+{
+	struct kvd_status_slot *s = slot_of(page, slot);
+	uint32_t gen = kvd_ring_next_gen(kvd_word_gen(s->word));
+
+	put(&s->word, kvd_word_make(gen, KVD_TRANSFERRING, 0, 0));
+	return gen;
+}
+
+void status_slot_release(struct status_page *page, uint32_t slot)
+{
+	struct kvd_status_slot *s = slot_of(page, slot);
+
+	if (slot >= page->own) {
+		page->next[slot] = SLOT_NONE;
+		put(&s->word, s->word | kvd_word_make(0, 0, KVD_FLAG_FREE, 0));
+		return;
+	}
+	page->next[slot] = SLOT_NONE;
+	if (page->tail == SLOT_NONE)
+		page->head = slot;
+	else
+		page->next[page->tail] = slot;
+	page->tail = slot;
+	page->waiting++;
+}
+
+void status_slot_progress(struct status_page *page, uint32_t slot, uint64_t bytes,
+			  uint64_t total)
+{
+	struct kvd_status_slot *s = slot_of(page, slot);
+
+	figures_begin(s);
+	put(&s->bytes, bytes);
+	put(&s->total, total);
+	figures_end(s);
+}
+
+void status_slot_set(struct status_page *page, uint32_t slot, unsigned int state,
+		     unsigned int flags, enum err_code error)
+{
+	struct kvd_status_slot *s = slot_of(page, slot);
+
+	figures_begin(s);
+	put(&s->changed_ns, clock_ns());
+	figures_end(s);
+	put(&s->word, kvd_word_make(kvd_word_gen(s->word), state, flags, error));
+}

@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Why polling: the word is written by a GPU stream or another process, which
+ * cannot wake us without a system call of the engine's. One timer looks at all
+ * words while there are any, and does not exist otherwise. Events have a thread,
+ * since asking the driver may block; it wakes the loop when one has changed.
+ */
+#include "daemon/session/wait.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+#include "daemon/session/region.h"
+#include "daemon/session/session.h"
+#include "gpu/event.h"
+#include "proto/base64.h"
+#include "proto/json.h"
+
+/* A step of an engine takes milliseconds; 50 µs of delay is not seen. */
+#define POLL_NS UINT64_C(50000)
+
+struct waits {
+	struct loop *loop;
+	struct gpu *gpu;
+	struct gpu_events *events; /* NULL: nobody has named one yet */
+	struct list armed;
+	struct loop_timer timer;
+};
+
+static int event_passed(const struct gpu_event *event)
+{
+	int r = gpu_event_state(event);
+	struct err why;
+
+	if (r >= 0)
+		return r;
+	err_take(&why);
+	if (why.scope < ERR_SCOPE_ROOM) /* no command is left that it could be of */
+		why.scope = ERR_SCOPE_ROOM;
+	return err_reraise(&why);
+}
+
+int wait_passed(const struct wait_spec *spec)
+{
+	const uint64_t *word;
+
+	if (spec->event)
+		return event_passed(spec->event);
+	if (!spec->region)
+		return 1;
+	word = (const void *)(spec->region->memory->base + spec->offset);
+	return le64toh(__atomic_load_n(word, __ATOMIC_ACQUIRE)) >= spec->value;
+}
+
+static void wait_over(struct wait *wait)
+{
+	struct err why;
+
+	wait->armed = false;
+	if (wait_passed(&wait->spec) < 0) {
+		err_take(&why);
+		wait->on_over(wait, &why);
+	} else {
+		wait->on_over(wait, NULL);
+	}
+}
+
+/* True when words are still waited for. */
+static bool look(struct waits *waits)
+{
+	struct list ripe;
+	struct wait *wait;
+	bool words = false;
+
+	list_init(&ripe);
+	list_foreach_safe(wait, &waits->armed, link) {
+		if (wait_passed(&wait->spec) == 0)
+			continue;
+		err_clear();
+		list_remove(&wait->link);
+		list_push_back(&ripe, &wait->link);
+	}
+	/* a callback may stop other waits, ripe ones too */
+	while (!list_empty(&ripe))
+		wait_over(list_entry(list_pop_front(&ripe), struct wait, link));
+	list_foreach(wait, &waits->armed, link)
+		words = words || !wait->spec.event;
+	return words;
+}
+
+static void on_timer(struct loop_timer *timer)
+{
+	struct waits *waits = container_of(timer, struct waits, timer);
+
+	/* a timer that just ran restarts in its own heap place: cannot fail */
+	if (look(waits))
+		(void)loop_timer_start(&waits->timer, POLL_NS);
+}
+
+static void on_events(void *arg)
+{
+	(void)look(arg);
+}
+
+int waits_new(struct loop *loop, struct gpu *gpu, struct waits **waits_p)
+{
+	struct waits *waits = mem_zalloc(sizeof(*waits));
+
+	if (!waits)
+		return err_pass(-ENOMEM);
+	waits->loop = loop;
+	waits->gpu = gpu;
+	list_init(&waits->armed);
+	loop_timer_init(&waits->timer, loop, on_timer);
+	*waits_p = waits;
+	return 0;
+}
+
+void waits_free(struct waits *waits)
+{
+	if (!waits)
+		return;
+	loop_timer_stop(&waits->timer);
+	gpu_events_free(waits->events);
+	mem_free(waits);
+}
+
+static int check_place(const struct wait_spec *spec)
+{
+	const struct region *region = spec->region;
+
+	if (region->memory->kind != MEMORY_SEALED)
+		return err_raise(ERR_INVAL, "wait.region: a memfd region is wanted, %llu "
+				 "is %s", (unsigned long long)region->id,
+				 region_kind_name(region->kind));
+	if (spec->offset > region->length || region->length - spec->offset < 8)
+		return err_raise(ERR_RANGE, "wait.offset: 8 bytes at %llu are not inside "
+				 "the region's %llu", (unsigned long long)spec->offset,
+				 (unsigned long long)region->length);
+	if (((uintptr_t)region->memory->base + spec->offset) % 8 != 0)
+		return err_raise(ERR_INVAL, "wait.offset: %llu is not 8-byte aligned",
+				 (unsigned long long)spec->offset);
+	return 0;
+}
+
+static int parse_word(const cJSON *json, struct session *session, struct wait_spec *spec)
+{
+	static const char *const names[] = {"kind", "region", "offset", "value", NULL};
+	int64_t id = 0, offset = 0;
+	int r = json_only(json, names);
+
+	if (r >= 0)
+		r = json_get_int(json, "region", true, 0, JSON_INT_MAX, &id);
+	if (r >= 0)
+		r = json_get_int(json, "offset", true, 0, JSON_INT_MAX, &offset);
+	if (r >= 0)
+		r = json_get_u64(json, "value", true, &spec->value);
+	if (r < 0)
+		return err_prefix(r, "wait");
+	spec->region = region_find(session, (uint64_t)id);
+	spec->offset = (uint64_t)offset;
+	if (!spec->region)
+		return err_prefix(-ENOENT, "wait.region");
+	r = check_place(spec);
+	if (r < 0) {
+		spec->region = NULL;
+		return err_pass(r);
+	}
+	region_pin(spec->region);
+	return 0;
+}
+
+static int parse_handle(const char *text, struct cu_ipc_event *handle)
+{
+	uint8_t bytes[BASE64_CHARS(CU_IPC_BYTES) / 4 * 3];
+	size_t len = 0;
+
+	if (strlen(text) != BASE64_CHARS(CU_IPC_BYTES) ||
+	    !base64_decode(text, strlen(text), bytes, &len) || len != CU_IPC_BYTES)
+		return err_raise(ERR_INVAL, "handle: base64 of %u bytes was expected",
+				 CU_IPC_BYTES);
+	memcpy(handle->reserved, bytes, CU_IPC_BYTES);
+	return 0;
+}
+
+static int parse_event(struct waits *waits, const cJSON *json, struct session *session,
+		       struct wait_spec *spec)
+{
+	static const char *const names[] = {"kind", "device", "handle", NULL};
+	const char *device = NULL, *text = NULL;
+	struct cu_ipc_event handle;
+	int r = json_only(json, names);
+
+	if (r >= 0)
+		r = json_get_str(json, "device", true, 63, &device);
+	if (r >= 0)
+		r = json_get_str(json, "handle", true, 128, &text);
+	if (r >= 0)
+		r = parse_handle(text, &handle);
+	if (r >= 0 && !waits->gpu)
+		r = err_raise(ERR_IMPORT, "kind event: this daemon uses no GPU");
+	if (r >= 0 && !waits->events)
+		r = gpu_events_new(waits->gpu, waits->loop, on_events, waits,
+				   &waits->events);
+	if (r >= 0)
+		r = gpu_event_watch(waits->events, session->id, device, &handle,
+				    &spec->event);
+	return err_prefix(r, "wait");
+}
+
+int wait_spec_parse(struct waits *waits, const cJSON *json, struct session *session,
+		    struct wait_spec *spec)
+{
+	const char *kind = NULL;
+	int r;
+
+	*spec = (struct wait_spec){0};
+	if (!json)
+		return 0;
+	r = json_get_str(json, "kind", true, 16, &kind);
+	if (r < 0)
+		return err_prefix(r, "wait");
+	if (strcmp(kind, "seq") == 0)
+		return err_pass(parse_word(json, session, spec));
+	if (strcmp(kind, "event") == 0)
+		return err_pass(parse_event(waits, json, session, spec));
+	return err_raise(ERR_INVAL, "wait.kind: '%s'; \"seq\" and \"event\" are known",
+			 kind);
+}
+
+void wait_spec_fini(struct wait_spec *spec)
+{
+	if (spec->region)
+		region_unpin(spec->region);
+	gpu_event_drop(spec->event);
+	spec->region = NULL;
+	spec->event = NULL;
+}
+
+int wait_start(struct waits *waits, struct wait *wait, const struct wait_spec *spec,
+	       void (*on_over)(struct wait *wait, const struct err *why))
+{
+	/* at once, since an event may have come before there was a wait */
+	int r = loop_timer_start(&waits->timer, 0);
+
+	if (r < 0)
+		return err_pass(r);
+	wait->spec = *spec;
+	wait->on_over = on_over;
+	wait->armed = true;
+	list_push_back(&waits->armed, &wait->link);
+	return 0;
+}
+
+void wait_stop(struct wait *wait)
+{
+	if (!wait->armed)
+		return;
+	wait->armed = false;
+	list_remove(&wait->link);
+}

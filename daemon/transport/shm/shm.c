@@ -1,0 +1,513 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * shm: transfers between two daemons of one host.
+ *
+ * The daemon of the destination engine does every copy into it. It maps the
+ * source engine's memory, whose file the other daemon passes read-only, and its
+ * own copy threads do the rest: one copy, and no byte through a socket. So
+ * stopping a transfer into an engine is a local matter (join the threads), and
+ * a peer can hurt no engine's memory but its own.
+ *
+ * What a shared mapping cannot tell is whether the source was still valid while
+ * it was read; that is asked after the copy. A WRITE counts when the initiator,
+ * told COPIED, answers CONFIRM; a READ when the source, asked CHECK, says so.
+ * Both fail by default: silence, a cancel or a lost peer counts nothing.
+ *
+ *   WRITE   A: REQUEST -> B: land, copy -> COPIED -> A: CONFIRM -> B: inbound
+ *           done, DONE -> A: done
+ *   READ    A: copy; REQUEST(check) -> B: land -> DONE -> A: done
+ *
+ * Memory that has no file to pass is read in its process, where that may be
+ * (shm_vm.c). What is left, or whose mapping is not there yet, goes through a bounce
+ * ring (shm_ring.c): after REQUEST, B says STAGE and A fills slots; of a READ, A sends
+ * REQUEST(read) and B fills slots.
+ *
+ * Requests, answers and fds travel on a Unix stream socket that the daemon with
+ * the lower instance id dials. It is found by the address in HELLO, an abstract
+ * name and, where the run directory is shared, a path: containers share the one
+ * or the other. Who connects is known by the token that the handshake gave him;
+ * a connection without one that somebody here waits for is a guest for some
+ * seconds, the oldest of too many goes first. (Rejected: a socketpair passed
+ * over the handshake's connection, which may be TCP; SOCK_SEQPACKET, whose
+ * packets hold no 2 MiB header.)
+ *
+ * A passed fd is read-only, but an engine that leaves its memfd's mode at 0777
+ * lets any process that holds an fd of it open it anew for writing. Daemons
+ * trust each other so far by the handshake; F_SEAL_FUTURE_WRITE would help and
+ * would keep a restarted daemon from mapping the memory.
+ */
+#include "daemon/transport/shm/shm_private.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/config/config.h"
+
+#define ADDRESS_VERSION 1u
+#define LISTEN_BACKLOG 64
+
+/* A connection that has not shown whose it is. */
+struct guest {
+	struct list link; /* shm->guests, oldest first */
+	struct shm *shm;
+	struct loop_fd watch;
+	int fd;
+	uint8_t hello[SHM_HELLO_BYTES];
+	size_t got;
+	bool complete;
+	uint8_t token[XP_TOKEN_BYTES];
+	uint64_t deadline_ns;
+};
+
+/* ---- small help ---- */
+
+void shm_random(void *buf, size_t len)
+{
+	uint8_t *p = buf;
+
+	while (len > 0) {
+		ssize_t n = getrandom(p, len, 0);
+
+		if (n > 0) {
+			p += n;
+			len -= (size_t)n;
+		}
+	}
+}
+
+bool shm_equal(const uint8_t *a, const uint8_t *b, size_t len)
+{
+	uint8_t differ = 0;
+
+	for (size_t i = 0; i < len; i++)
+		differ |= a[i] ^ b[i];
+	return differ == 0;
+}
+
+static int boot_id_read(uint8_t id_p[16])
+{
+	cleanup_close int fd =
+		open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+	char text[64];
+	ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+	unsigned int digits = 0;
+
+	memset(id_p, 0, 16);
+	for (ssize_t i = 0; i < n && digits < 32; i++) {
+		char c = text[i];
+		int v = c >= '0' && c <= '9'   ? c - '0'
+			: c >= 'a' && c <= 'f' ? c - 'a' + 10
+					       : -1;
+		if (v < 0)
+			continue;
+		id_p[digits / 2] = (uint8_t)(id_p[digits / 2] << 4 | v);
+		digits++;
+	}
+	if (digits != 32)
+		return err_raise(ERR_REQUIRE,
+				 "shm: /proc/sys/kernel/random/boot_id cannot "
+				 "be read");
+	return 0;
+}
+
+/* ---- addresses ---- */
+
+int shm_sockaddr(const char *name, struct sockaddr_un *sa_p, socklen_t *len_p)
+{
+	size_t len = strlen(name);
+
+	*sa_p = (struct sockaddr_un){.sun_family = AF_UNIX};
+	if (len >= sizeof(sa_p->sun_path)) {
+		errno = ENAMETOOLONG;
+		return -1;
+	}
+	memcpy(sa_p->sun_path, name, len);
+	if (name[0] == '@') {
+		sa_p->sun_path[0] = '\0';
+		*len_p = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + len);
+	} else {
+		*len_p = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + len + 1);
+	}
+	return 0;
+}
+
+static int address_make(struct shm *shm)
+{
+	struct cursor c;
+	int r;
+
+	cursor_write(&c, shm->base.address, sizeof(shm->base.address));
+	cursor_put_u8(&c, ADDRESS_VERSION);
+	cursor_put_bytes(&c, shm->boot_id, sizeof(shm->boot_id));
+	for (size_t i = 0; i < ARRAY_LEN(shm->listeners); i++)
+		cursor_put_str(&c, shm->listeners[i].name);
+	r = cursor_check(&c, "shm address");
+	shm->base.address_len = c.pos;
+	return err_pass(r);
+}
+
+int shm_address_parse(const void *buf, size_t len, struct shm_address *address_p)
+{
+	struct cursor c;
+	const void *boot_id;
+	uint8_t version;
+	int r;
+
+	*address_p = (struct shm_address){0};
+	cursor_read(&c, buf, len);
+	version = cursor_get_u8(&c);
+	boot_id = cursor_get_bytes(&c, sizeof(address_p->boot_id));
+	for (size_t i = 0; i < ARRAY_LEN(address_p->names); i++)
+		cursor_get_str(&c, address_p->names[i], sizeof(address_p->names[i]));
+	r = cursor_check(&c, "shm address");
+	if (r < 0)
+		return err_pass(r);
+	if (version != ADDRESS_VERSION)
+		return err_raise(ERR_VERSION, "shm: address version %u", version);
+	memcpy(address_p->boot_id, boot_id, sizeof(address_p->boot_id));
+	return 0;
+}
+
+/* ---- guests ---- */
+
+static void guest_free(struct guest *guest)
+{
+	list_remove(&guest->link);
+	guest->shm->guest_count--;
+	loop_fd_stop(&guest->watch);
+	mem_closep(&guest->fd);
+	mem_free(guest);
+}
+
+static int guest_take_fd(struct guest *guest)
+{
+	int fd = mem_steal_fd(&guest->fd);
+
+	loop_fd_stop(&guest->watch);
+	guest_free(guest);
+	return fd;
+}
+
+int shm_guest_claim(struct shm *shm, struct shm_peer *peer)
+{
+	struct guest *guest;
+
+	list_foreach (guest, &shm->guests, link)
+		if (guest->complete &&
+		    shm_equal(guest->token, peer->token_in, XP_TOKEN_BYTES))
+			return guest_take_fd(guest);
+	return -1;
+}
+
+static void guest_introduce(struct guest *guest)
+{
+	struct shm_peer *peer;
+
+	loop_fd_stop(&guest->watch);
+	if (shm_hello_parse(guest->hello, guest->token) < 0) {
+		log_warn("shm", NULL, "refused a connection", "reason=\"%s\"",
+			 err_last()->text);
+		err_clear();
+		guest_free(guest);
+		return;
+	}
+	guest->complete = true;
+	list_foreach (peer, &guest->shm->peers, link) {
+		if (peer->self || peer->dial || peer->state != SHM_PEER_CONNECTING ||
+		    !shm_equal(guest->token, peer->token_in, XP_TOKEN_BYTES))
+			continue;
+		shm_peer_welcome(peer, guest_take_fd(guest));
+		return;
+	}
+	/* its peer is not opened yet: the handshake may be a moment behind */
+}
+
+static void on_guest(struct loop_fd *watch, int events)
+{
+	struct guest *guest = container_of(watch, struct guest, watch);
+	/* without room for control data the kernel closes fds that come along */
+	ssize_t n = recv(guest->fd, guest->hello + guest->got,
+			 sizeof(guest->hello) - guest->got, MSG_DONTWAIT);
+
+	(void)events;
+	if (n < 0 && (errno == EAGAIN || errno == EINTR))
+		return;
+	if (n <= 0) {
+		guest_free(guest);
+		return;
+	}
+	guest->got += (size_t)n;
+	if (guest->got == sizeof(guest->hello))
+		guest_introduce(guest);
+}
+
+static void guest_new(struct shm *shm, int owned_fd)
+{
+	struct guest *guest = mem_zalloc(sizeof(*guest));
+
+	if (!guest) {
+		err_clear();
+		close(owned_fd);
+		return;
+	}
+	if (shm->guest_count >= SHM_GUESTS_MAX)
+		guest_free(list_first(&shm->guests, struct guest, link));
+	guest->shm = shm;
+	guest->fd = owned_fd;
+	guest->deadline_ns = loop_now_ns(shm->base.env.loop) + shm->connect_ns;
+	list_init(&guest->link);
+	list_push_back(&shm->guests, &guest->link);
+	shm->guest_count++;
+	loop_fd_init(&guest->watch, shm->base.env.loop, owned_fd, on_guest);
+	if (loop_fd_set(&guest->watch, LOOP_READ) < 0) {
+		err_clear();
+		guest_free(guest);
+		return;
+	}
+	shm_tick_want(shm);
+}
+
+static void on_connection(struct loop_fd *watch, int events)
+{
+	struct shm_listener *listener = container_of(watch, struct shm_listener, watch);
+
+	(void)events;
+	for (unsigned int budget = 16; budget > 0; budget--) {
+		int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+		if (fd >= 0) {
+			guest_new(listener->shm, fd);
+			continue;
+		}
+		if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
+			/* the backlog stays readable: rest until the tick */
+			log_warn("shm", NULL, "cannot accept", "reason=\"%s\"",
+				 strerror(errno));
+			loop_fd_stop(&listener->watch);
+			listener->resting = true;
+			shm_tick_want(listener->shm);
+		}
+		return;
+	}
+}
+
+/* ---- the tick ---- */
+
+static void guests_tick(struct shm *shm, bool *wanted_p)
+{
+	struct guest *guest;
+
+	list_foreach_safe (guest, &shm->guests, link) {
+		if (loop_now_ns(shm->base.env.loop) < guest->deadline_ns) {
+			*wanted_p = true;
+			continue;
+		}
+		log_warn("shm", NULL, "closed a connection without a known token",
+			 "got=%zu", guest->got);
+		guest_free(guest);
+	}
+	for (size_t i = 0; i < ARRAY_LEN(shm->listeners); i++) {
+		struct shm_listener *listener = &shm->listeners[i];
+
+		if (!listener->resting)
+			continue;
+		*wanted_p = true;
+		listener->resting = loop_fd_set(&listener->watch, LOOP_READ) < 0;
+	}
+}
+
+static void on_tick(struct loop_timer *timer)
+{
+	struct shm *shm = container_of(timer, struct shm, tick);
+	struct shm_peer *peer;
+	bool wanted = false;
+
+	list_foreach_safe (peer, &shm->peers, link)
+		shm_peer_tick(peer, &wanted);
+	guests_tick(shm, &wanted);
+	if (wanted)
+		shm_tick_want(shm);
+}
+
+void shm_tick_want(struct shm *shm)
+{
+	if (!loop_timer_running(&shm->tick) &&
+	    loop_timer_start(&shm->tick, SHM_TICK_NS) < 0)
+		err_clear(); /* progress figures only; the next start tries again */
+}
+
+/* ---- opening ---- */
+
+static int listener_open(struct shm *shm, struct shm_listener *listener, const char *name)
+{
+	cleanup_close int fd = -1;
+	struct sockaddr_un sa;
+	socklen_t len = 0;
+	int r;
+
+	if (shm_sockaddr(name, &sa, &len) < 0)
+		return err_raise_errno(errno, "shm: socket name %s", name);
+	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return err_raise_errno(errno, "shm: socket");
+	if (name[0] != '@')
+		(void)unlink(name); /* of a daemon that died; ours by the name's lock */
+	if (bind(fd, (struct sockaddr *)&sa, len) < 0)
+		return err_raise_errno(errno, "shm: bind to %s", name);
+	/* who may use it is the token's matter, and the directory's */
+	if (name[0] != '@')
+		(void)chmod(name, 0666);
+	if (listen(fd, LISTEN_BACKLOG) < 0)
+		return err_raise_errno(errno, "shm: listen on %s", name);
+	listener->shm = shm;
+	loop_fd_init(&listener->watch, shm->base.env.loop, fd, on_connection);
+	r = loop_fd_set(&listener->watch, LOOP_READ);
+	if (r < 0)
+		return err_pass(r);
+	listener->fd = mem_steal_fd(&fd);
+	snprintf(listener->name, sizeof(listener->name), "%s", name);
+	return 0;
+}
+
+static void listener_close(struct shm_listener *listener)
+{
+	if (listener->fd < 0)
+		return;
+	loop_fd_stop(&listener->watch);
+	close(listener->fd);
+	listener->fd = -1;
+	if (listener->name[0] != '@')
+		(void)unlink(listener->name);
+}
+
+/* The path is a door for containers that share the run directory but no network
+ * namespace; it may be missing, the abstract name may not. */
+static int listeners_open(struct shm *shm)
+{
+	const struct config *config = shm->base.env.config;
+	char name[sizeof(shm->listeners[0].name)];
+	uint8_t random[8];
+	int n, r;
+
+	shm_random(random, sizeof(random));
+	snprintf(name, sizeof(name), "@kvd-%s-%02x%02x%02x%02x%02x%02x%02x%02x",
+		 shm->base.ops->name, random[0], random[1], random[2], random[3], random[4], random[5],
+		 random[6], random[7]);
+	r = listener_open(shm, &shm->listeners[0], name);
+	if (r < 0 || !config || !config->run_dir[0])
+		return err_pass(r);
+	n = snprintf(name, sizeof(name), "%s/%s.%s", config->run_dir, config->name,
+		     shm->base.ops->name);
+	if (n >= (int)sizeof(name))
+		err_raise(ERR_TOOBIG, "shm: %s is too long for a socket",
+			  config->run_dir);
+	else if (listener_open(shm, &shm->listeners[1], name) == 0)
+		return 0;
+	log_info("shm", NULL, "no socket in the run directory", "reason=\"%s\"",
+		 err_last()->text);
+	err_clear();
+	return 0;
+}
+
+int shm_probe(const struct config *config, uint32_t *caps_p)
+{
+	cleanup_close int fd = memfd_create("kvd-probe", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	uint8_t boot_id[16];
+	int r;
+
+	(void)config;
+	if (fd < 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) < 0)
+		return err_raise(ERR_REQUIRE, "shm: this kernel has no sealed memfd (%s)",
+				 strerror(errno));
+	r = boot_id_read(boot_id);
+	if (r < 0)
+		return err_pass(r);
+	*caps_p = XP_CAP_SAME_HOST | XP_CAP_SELF | XP_CAP_STAGED;
+	return 0;
+}
+
+void shm_close(struct transport *transport)
+{
+	struct shm *shm = (struct shm *)(void *)transport;
+	struct guest *guest;
+
+	assert(list_empty(&shm->peers));
+	for (size_t i = 0; i < ARRAY_LEN(shm->listeners); i++)
+		listener_close(&shm->listeners[i]);
+	while ((guest = list_first(&shm->guests, struct guest, link)))
+		guest_free(guest);
+	loop_timer_stop(&shm->tick);
+	pthread_mutex_destroy(&shm->regs_lock);
+	mem_free(shm);
+}
+
+int shm_open_as(const struct transport_ops *ops, const struct xp_env *env,
+		const struct xp_callbacks *callbacks, struct transport **transport_p)
+{
+	struct shm *shm = mem_zalloc(sizeof(*shm));
+	int r;
+
+	if (!shm)
+		return err_pass(-ENOMEM);
+	shm->base.ops = ops;
+	shm->base.env = *env;
+	shm->base.callbacks = *callbacks;
+	shm->connect_ns = SHM_CONNECT_NS;
+	shm->vm_direct = env->config && env->config->vm_direct;
+	list_init(&shm->peers);
+	list_init(&shm->guests);
+	for (size_t i = 0; i < SHM_REG_BUCKETS; i++)
+		list_init(&shm->regs[i]);
+	for (size_t i = 0; i < ARRAY_LEN(shm->listeners); i++)
+		shm->listeners[i].fd = -1;
+	loop_timer_init(&shm->tick, env->loop, on_tick);
+	pthread_mutex_init(&shm->regs_lock, NULL);
+	r = shm_probe(env->config, &shm->base.caps);
+	if (r == 0)
+		r = boot_id_read(shm->boot_id);
+	if (r == 0)
+		r = listeners_open(shm);
+	if (r == 0)
+		r = address_make(shm);
+	if (r < 0) {
+		shm_close(&shm->base);
+		return err_pass(r);
+	}
+	*transport_p = &shm->base;
+	return 0;
+}
+
+static int shm_open_transport(const struct xp_env *env,
+			      const struct xp_callbacks *callbacks,
+			      struct transport **transport_p)
+{
+	return err_pass(shm_open_as(&shm_transport, env, callbacks, transport_p));
+}
+
+const struct transport_ops shm_transport = {
+	.name = "shm",
+	.probe = shm_probe,
+	.open = shm_open_transport,
+	.close = shm_close,
+	.mem_reg = shm_mem_reg,
+	.mem_dereg = shm_mem_dereg,
+	.key_pack = shm_key_pack,
+	.key_unpack = shm_key_unpack,
+	.key_drop = shm_key_drop,
+	.peer_open = shm_peer_open,
+	.peer_close = shm_peer_close,
+	.post = shm_post,
+	.land = shm_land,
+	.cancel = shm_cancel,
+	.revoke = shm_revoke,
+};

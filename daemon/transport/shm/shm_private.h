@@ -1,0 +1,476 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * shm_private: what the parts of the shm backend share. shm.c has the essay.
+ *
+ *   shm.c        the transport: listening, guests, the tick
+ *   shm_reg.c    registered memory, keys, and how fds are asked for
+ *   shm_peer.c   a peer's life: connecting, its one step, its end
+ *   shm_wire.c   frames: buffers, fds, the table, checks
+ *   shm_op.c     transfers that we post
+ *   shm_in.c     transfers that the peer posts
+ *   shm_flow.c   the bytes of one transfer: buffers, a direct copy
+ *   shm_vm.c     private memory of a peer's engine, where we may read it
+ *   shm_ring.c   ... and the bounce ring, where fds cannot do
+ */
+#ifndef KVD_TRANSPORT_SHM_PRIVATE_H
+#define KVD_TRANSPORT_SHM_PRIVATE_H
+
+#include <pthread.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "daemon/base/cursor.h"
+#include "daemon/loop/loop.h"
+#include "daemon/loop/offload.h"
+#include "daemon/memory/copy.h"
+#include "daemon/memory/release.h"
+#include "daemon/transport/shm/shm.h"
+#include "gpu/import.h"
+
+#define SHM_VERSION 1u
+#define SHM_MAGIC UINT32_C(0x6d68736b) /* "kshm" */
+
+#define SHM_FRAME_BYTES 16u   /* u32 body, u8 type, u8 flags, u16 0, u64 id */
+#define SHM_REQUEST_BYTES 13u /* u8 kind, u64 bytes, u32 header length */
+#define SHM_HELLO_BYTES (SHM_FRAME_BYTES + 4u + 4u + XP_TOKEN_BYTES)
+#define SHM_BODY_MAX (SHM_REQUEST_BYTES + XP_HEADER_MAX)
+
+/* A peer's unfinished requests: their number and their headers' bytes. Who
+ * posts keeps inside both, who receives insists on them. */
+#define SHM_SLOT_BITS 12u
+#define SHM_HEADER_BYTES_MAX (8u << 20)
+/* Requests wait at the caller while so much is unsent; other frames are few a
+ * transfer, but a peer that asks and never reads is lost at the hard limit. */
+#define SHM_OUT_SOFT (1u << 20)
+#define SHM_OUT_HARD (32u << 20)
+#define SHM_KEYS_ASKED 32u /* fds that a peer may ask for at once */
+
+#define SHM_REG_BUCKETS 1024u
+#define SHM_GUESTS_MAX 64u
+#define SHM_CONNECT_NS (5 * LOOP_NS_PER_S)
+#define SHM_TICK_NS (50 * LOOP_NS_PER_MS)
+
+#define SHM_RING_SLOTS 8u
+#define SHM_SLOT_SLICES 4u /* of the copy threads, in a slot */
+#define SHM_RING_SLOTS_MAX 64u
+#define SHM_SLOT_BYTES_MAX (1u << 20)
+
+_Static_assert(XP_INBOUND_MAX == 1u << SHM_SLOT_BITS, "slot numbers are that many");
+
+enum shm_type {
+	SHM_HELLO = 1, /* dialer: token */
+	SHM_WELCOME,   /* the answer: token */
+	SHM_REQUEST,   /* kind, bytes, header */
+	SHM_STAGE,     /* of a WRITE: "I cannot map your memory, use the ring" */
+	SHM_DATA,      /* a slot of the sender's ring is full */
+	SHM_FREE,      /* ... and empty again; id = slot */
+	SHM_PROGRESS,  /* of a WRITE: bytes so far */
+	SHM_COPIED,    /* of a WRITE: all bytes are here; do they count? */
+	SHM_CONFIRM,   /* they do: the source was live all the time */
+	SHM_CANCEL,    /* they do not, and will not */
+	SHM_DONE,      /* the last word on a request */
+	SHM_RING,      /* + fd: the sender's bounce ring */
+	SHM_KEY_ASK,   /* reg and nonce; id = the asker's handle */
+	SHM_KEY_GIVE,  /* + fd */
+	SHM_KEY_DENY,
+	SHM_KEY_GIVE_IPC, /* of GPU memory: the exporter's handle */
+	SHM_KEY_GIVE_VMM, /* + fd */
+	SHM_KEY_GIVE_VM,  /* + pidfd: of a process's private memory */
+	SHM_TYPE_END,
+};
+enum { SHM_FLAG_YOURS = 1 }; /* DATA: `id` is a request of the receiver's own */
+
+struct shm_peer;
+struct shm_flow;
+
+struct shm_listener {
+	struct shm *shm;
+	struct loop_fd watch;
+	int fd;
+	bool resting;	/* out of fds: accepts again at the next tick */
+	char name[108]; /* a path, or "@…" for an abstract one; "": none */
+};
+
+struct shm {
+	struct transport base;
+	uint8_t boot_id[16];
+	struct shm_listener listeners[2];
+	struct list peers, guests;
+	unsigned int guest_count;
+	uint64_t connect_ns;	/* time to show a token; tests make it short */
+	struct loop_timer tick; /* runs while something wants it, else never */
+	pthread_mutex_t regs_lock;
+	struct list regs[SHM_REG_BUCKETS]; /* struct shm_reg, by id */
+	uint64_t next_reg;
+	bool vm_direct;	     /* option: engines of peers are read by ourselves */
+	bool gpu;	     /* transport local: handles of GPU memory are passed */
+	uint64_t next_owner; /* who shares imports: numbers no session has */
+};
+
+/* As HELLO carries it. */
+struct shm_address {
+	uint8_t boot_id[16];
+	char names[2][108]; /* of our listeners; "@…" is an abstract one */
+};
+
+struct shm_reg {
+	struct xp_reg_base base;
+	struct list link;
+	uint64_t id;
+	uint8_t nonce[16];
+	int ro_fd; /* the same file, opened read-only; -1: cannot be passed */
+};
+
+enum shm_key_state {
+	SHM_KEY_WAITING, /* to be asked for */
+	SHM_KEY_ASKED,
+	SHM_KEY_MAPPING,
+	SHM_KEY_READY,
+	SHM_KEY_DEAD,
+};
+
+struct shm_key {
+	struct xp_key_base base;
+	struct shm_peer *peer; /* NULL when it is gone */
+	struct list link;      /* one of the peer's four lists */
+	enum shm_key_state state;
+	bool dropped; /* by its owner, while an answer or a helper holds it */
+	bool mapping; /* a helper holds it */
+	uint64_t handle, reg_id, length;
+	uint8_t nonce[16];
+	struct memory *memory; /* NULL: only through the ring */
+	/* for the helper */
+	struct offload *offload;
+	struct offload_job job;
+	enum memory_kind kind;
+	uint64_t offset;
+	int fd;
+	bool vm;       /* of a process; without `memory` it is staged */
+	uid_t vm_user; /* whom its daemon runs as */
+	struct gpu_handle gpu; /* kind device; its fd is `fd` */
+	struct gpu *gpus;
+	uint64_t gpu_owner;
+};
+
+/* ---- bytes of one transfer ---- */
+enum shm_flow_mode { SHM_FLOW_NONE, SHM_FLOW_DIRECT, SHM_FLOW_GATHER, SHM_FLOW_SCATTER };
+
+struct shm_flow {
+	struct shm_peer *peer;
+	enum shm_flow_mode mode;
+	const struct plan *plan;
+	struct copy_buffer *buffers; /* sources, then destinations; we hold refs */
+	uint32_t src_count, dst_count;
+	struct copy_job job; /* direct */
+	bool job_running;
+	uint64_t wire_id; /* gather: what DATA says */
+	uint8_t wire_flags;
+	struct list link;  /* gather: in ring->flows while slots are wanted */
+	struct list slots; /* gather: filled or being filled, in stream order */
+	unsigned int slots_busy;
+	uint64_t next;	 /* gather: first byte not given a slot; scatter: expected */
+	uint64_t landed; /* gather: told to the peer; scatter: in place */
+	bool stopping;
+	int result; /* negative: failed or stopped, err says why */
+	struct err err;
+	void (*on_change)(struct shm_flow *flow); /* landed, still, failed */
+};
+
+struct shm_op {
+	struct shm_flow flow;
+	struct xp_op *op; /* NULL: the caller has had on_done */
+	uint64_t id;	  /* 0: not requested yet */
+	struct list link; /* waiting, draining, finished_ops or none */
+	uint64_t bytes, progress;
+	size_t header_len; /* counted in peer->op_header_bytes until DONE */
+	bool reads_itself; /* READ: the bytes first, then CHECK */
+	bool copied;	   /* WRITE: the peer has them all; we confirmed */
+	bool answered;
+	bool canceled; /* CANCEL is sent */
+	bool finished;
+	int result; /* negative: why */
+	struct err err;
+};
+
+struct shm_in {
+	struct xp_inbound base;
+	uint8_t *header_memory; /* base.header lies in it */
+	struct shm_flow flow;
+	uint64_t id;
+	struct list link; /* finished_ins or none */
+	bool answered;	  /* land() or revoke() was called */
+	bool copied;	  /* COPIED is sent */
+	bool confirmed, finished;
+	int result; /* negative: why */
+	struct err err;
+};
+
+/* ---- the bounce ring ---- */
+struct shm_slot {
+	struct copy_job job;
+	struct shm_peer *peer;
+	struct shm_flow *flow;
+	uint32_t index, len;
+	uint64_t offset; /* in the stream */
+	bool busy;	 /* ours: until FREE; theirs: until we said FREE */
+	bool running;	 /* a job is submitted */
+	bool full;	 /* ours: gathered */
+	struct list link;
+};
+
+enum shm_ring_state { SHM_RING_NONE, SHM_RING_MAKING, SHM_RING_READY };
+
+struct shm_ring {
+	struct shm_peer *peer;
+	enum shm_ring_state state;
+	struct memory *memory;
+	uint32_t slot_count, slot_bytes;
+	struct shm_slot *slots;
+	struct list flows; /* ours: gathering flows, in turn */
+	struct list full;  /* theirs: slots that wait for the mapping */
+	struct offload_job job;
+	int fd; /* for the helper, then for the frame */
+};
+
+/* ---- frames ---- */
+struct shm_frame {
+	enum shm_type type;
+	uint8_t flags;
+	uint64_t id;
+	const void *body, *tail; /* tail: a second part of the body */
+	size_t body_len, tail_len;
+	uint8_t *owned; /* the tail's memory, taken instead of copied; or NULL */
+	int fd; /* given away, whatever happens; only types that carry one */
+};
+
+#define SHM_TAILS 4u
+#define SHM_TAIL_MIN (16u << 10)
+
+struct shm_wire {
+	uint8_t *out;
+	size_t out_pos, out_len, out_size;
+	struct {
+		int fd;
+		size_t pos; /* of its frame in `out` */
+	} out_fds[SHM_KEYS_ASKED + 2];
+	unsigned int out_fd_count;
+	struct { /* bytes that go between those of `out`, at `pos` of it */
+		uint8_t *owned;
+		size_t pos, len, sent;
+	} tails[SHM_TAILS];
+	unsigned int tail_count;
+	size_t tail_bytes; /* unsent ones of all */
+	bool urgent; /* an error waits in `out`: sent before anything is handed back */
+	uint8_t *in;
+	size_t in_len, in_size;
+	int in_fds[8]; /* arrived, for frames not yet parsed; -1: we had no number for it */
+	unsigned int in_fd_count;
+};
+
+enum shm_peer_state {
+	SHM_PEER_CONNECTING, /* dialing, or waiting to be dialed */
+	SHM_PEER_GREETING,   /* HELLO is sent */
+	SHM_PEER_READY,
+	SHM_PEER_DYING, /* joining what still runs */
+	SHM_PEER_DEAD,	/* all callbacks have been */
+};
+
+struct shm_peer {
+	struct xp_peer_base base;
+	struct shm *shm;
+	struct list link;
+	enum shm_peer_state state;
+	bool self, dial, closing;
+	uint8_t token_in[XP_TOKEN_BYTES], token_out[XP_TOKEN_BYTES];
+	struct shm_address address; /* dial */
+	uint64_t deadline_ns;	    /* of connecting */
+	int fd;
+	struct loop_fd watch;
+	struct loop_defer step;
+	struct shm_wire wire;
+	struct err why; /* dying */
+	bool ready_owed;
+	void (*on_closed)(void *arg);
+	void *closed_arg;
+
+	/* ours */
+	struct list waiting;  /* posted, in order, not requested yet */
+	struct list draining; /* failed before that; their copies still stop */
+	struct shm_op **ops;  /* by slot */
+	uint32_t op_slots, op_count;
+	uint64_t op_serial;
+	size_t op_header_bytes;
+	/* theirs */
+	struct shm_in **ins; /* by slot */
+	uint32_t in_slots, in_count;
+	uint64_t in_serial;
+	size_t in_header_bytes;
+	struct list finished_ops, finished_ins;
+
+	struct list keys;    /* to be asked for */
+	struct list asked;   /* in this order */
+	struct list held;    /* being mapped, usable, or refused */
+	struct list orphans; /* of a lost peer, not dropped yet */
+	unsigned int asked_count;
+	uint64_t key_serial;
+	uint64_t gpu_owner; /* of imports of its GPU memory */
+	struct shm_ring tx, rx; /* our ring that they read; theirs that we read */
+};
+
+/* shm.c */
+void shm_tick_want(struct shm *shm);
+int shm_probe(const struct config *config, uint32_t *caps_p);
+int shm_open_as(const struct transport_ops *ops, const struct xp_env *env,
+		const struct xp_callbacks *callbacks, struct transport **transport_p);
+void shm_close(struct transport *transport);
+void shm_random(void *buf, size_t len);
+bool shm_equal(const uint8_t *a, const uint8_t *b, size_t len); /* constant time */
+/* A guest whose token this peer waits for, if one is there: its fd, or -1. */
+int shm_guest_claim(struct shm *shm, struct shm_peer *peer);
+int shm_address_parse(const void *buf, size_t len, struct shm_address *address_p);
+/* -1 with errno; *len_p as bind and connect want it. */
+int shm_sockaddr(const char *name, struct sockaddr_un *sa_p, socklen_t *len_p);
+
+/* shm_reg.c */
+int shm_mem_reg(struct transport *transport, struct memory *memory,
+		struct xp_reg **reg_p);
+void shm_mem_dereg(struct xp_reg *xreg);
+int shm_key_pack(struct xp_reg *xreg, struct xp_peer *peer, void *buf, size_t size,
+		 size_t *len_p);
+int shm_key_unpack(struct xp_peer *xpeer, const void *buf, size_t len, void *owner,
+		   struct xp_key **key_p);
+void shm_key_drop(struct xp_key *xkey);
+/* An answer to KEY_ASK is here: map on a helper, or say why not. Takes the fd. */
+void shm_key_given(struct shm_key *key, uint64_t length, int fd);
+/* The key that the answer is for; answers come in the order of the questions. */
+int shm_key_answered(struct shm_peer *peer, uint64_t handle, struct shm_key **key_p);
+void shm_keys_pump(struct shm_peer *peer);   /* ask for what waits */
+void shm_keys_end(struct shm_peer *peer);    /* the peer is lost: on_key(err) */
+void shm_keys_detach(struct shm_peer *peer); /* the peer is freed */
+int shm_on_key_ask(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
+int shm_on_key_give(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
+/* shm_vm.c */
+void shm_vm_key_give(struct shm_peer *peer, uint64_t id, struct memory *memory);
+int shm_on_key_give_vm(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
+/* May this user, without any capability, read the process? ERR_IMPORT. */
+int shm_vm_check_user(pid_t pid, uid_t user);
+void shm_vm_map(struct shm_key *key); /* on a helper; no `memory`: not for us */
+/* local.c */
+#define LOCAL_KEY_BYTES (CU_UUID_BYTES + CU_IPC_BYTES + 3u * 8u)
+void local_key_give(struct shm_peer *peer, uint64_t id, const struct memory *memory);
+int local_on_key_give(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
+int local_key_map(struct shm_key *key);
+int shm_on_key_deny(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
+
+/* shm_peer.c */
+int shm_peer_open(struct transport *transport, const struct xp_peer_args *args,
+		  struct xp_peer **peer_p);
+void shm_peer_close(struct xp_peer *xpeer, void (*on_closed)(void *arg), void *arg);
+/* The peer is lost with this thread's error; idempotent; callbacks come later. */
+void shm_peer_fail(struct shm_peer *peer);
+/* A guest has shown this peer's token. Takes the fd. */
+void shm_peer_welcome(struct shm_peer *peer, int fd);
+void shm_peer_tick(struct shm_peer *peer, bool *wanted_p);
+static inline bool shm_peer_live(const struct shm_peer *peer)
+{
+	return peer->state == SHM_PEER_READY;
+}
+static inline void shm_peer_kick(struct shm_peer *peer)
+{
+	loop_defer(peer->shm->base.env.loop, &peer->step);
+}
+int shm_on_welcome(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
+
+/* shm_wire.c */
+/* What receiving needs, so that its want costs no connection that is up. */
+int shm_wire_reserve(struct shm_peer *peer);
+void shm_wire_init(struct shm_wire *wire);
+int shm_wire_prepare(struct shm_wire *wire); /* self: both buffers at once */
+void shm_wire_fini(struct shm_wire *wire); /* closes fds; idempotent */
+/* Queue a frame; what fails, fails the peer. */
+void shm_send(struct shm_peer *peer, const struct shm_frame *frame);
+void shm_send_err(struct shm_peer *peer, enum shm_type type, uint64_t id,
+		  const struct err *err);
+static inline size_t shm_unsent(const struct shm_peer *peer)
+{
+	return peer->wire.out_len - peer->wire.out_pos + peer->wire.tail_bytes;
+}
+/* Write what the socket takes / read and handle what is there. The peer may be
+ * failed afterwards. False: nothing more to do now. */
+bool shm_wire_flush(struct shm_peer *peer);
+void shm_wire_receive(struct shm_peer *peer);
+bool shm_wire_loop_back(struct shm_peer *peer); /* self: hand over what was sent */
+int shm_wire_take_fd(struct shm_peer *peer);	/* of the frame at hand */
+/* The memory of the frame at hand, if it is long and has a buffer to itself: then the
+ * caller's. NULL: it is to be copied. */
+uint8_t *shm_wire_take_frame(struct shm_peer *peer, size_t body_len);
+void shm_get_err(struct cursor *c, struct err *err_p);
+/* HELLO or WELCOME with our token. */
+void shm_send_hello(struct shm_peer *peer, enum shm_type type);
+/* The body of either: ERR_PROTO, ERR_VERSION. */
+int shm_hello_body(struct cursor *c, const void **token_p);
+/* The token of a HELLO, or ERR_PROTO / ERR_VERSION. */
+int shm_hello_parse(const uint8_t buf[SHM_HELLO_BYTES], uint8_t token_p[XP_TOKEN_BYTES]);
+
+/* shm_op.c */
+int shm_post(struct xp_peer *xpeer, struct xp_op *op);
+void shm_cancel(struct xp_op *op, const struct err *why);
+void shm_ops_pump(struct shm_peer *peer);
+bool shm_ops_deliver(struct shm_peer *peer);
+bool shm_ops_stop(struct shm_peer *peer); /* true: none holds memory any more */
+void shm_ops_end(struct shm_peer *peer);  /* on_done of all that are left */
+void shm_ops_tick(struct shm_peer *peer, bool *wanted_p);
+struct shm_op *shm_op_find(struct shm_peer *peer, uint64_t id);
+int shm_on_stage(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
+int shm_on_progress(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
+int shm_on_copied(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
+int shm_on_done(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
+
+/* shm_in.c */
+void shm_land(struct xp_inbound *in, const struct xp_sides *sides, const struct err *err);
+void shm_revoke(struct xp_inbound *in, const struct err *why);
+bool shm_ins_deliver(struct shm_peer *peer);
+bool shm_ins_stop(struct shm_peer *peer);
+void shm_ins_end(struct shm_peer *peer);
+void shm_ins_tick(struct shm_peer *peer, bool *wanted_p);
+/* NULL: gone; *late_p says whether it ever was. */
+struct shm_in *shm_in_find(struct shm_peer *peer, uint64_t id, bool *late_p);
+int shm_on_request(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
+int shm_on_confirm(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
+int shm_on_cancel(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
+
+/* shm_flow.c */
+/* Take the plan and both tables (either may be absent: `use_src`, `use_dst`). */
+int shm_flow_init(struct shm_flow *flow, struct shm_peer *peer,
+		  const struct xp_sides *sides, bool use_src, bool use_dst,
+		  void (*on_change)(struct shm_flow *flow));
+void shm_flow_fini(struct shm_flow *flow); /* not busy; idempotent */
+/* Can this daemon read every source byte of the plan by itself? */
+bool shm_sides_direct(const struct shm_peer *peer, const struct xp_sides *sides);
+int shm_flow_direct(struct shm_flow *flow);
+void shm_flow_stop(struct shm_flow *flow);
+void shm_flow_fail(struct shm_flow *flow); /* with this thread's error */
+uint64_t shm_flow_moved(const struct shm_flow *flow);
+static inline bool shm_flow_busy(const struct shm_flow *flow)
+{
+	return flow->job_running || flow->slots_busy > 0;
+}
+/* All bytes are where they belong (gather: with the peer). */
+bool shm_flow_complete(const struct shm_flow *flow);
+
+/* shm_ring.c */
+void shm_ring_init(struct shm_peer *peer);
+/* Begin to send; `theirs`: the number is of a request of the peer's. */
+int shm_ring_gather(struct shm_flow *flow, uint64_t id, bool theirs);
+/* Room for the peer's ring, before it is asked to fill one: what the want of it
+ * costs is that transfer. ERR_NOMEM. */
+int shm_ring_expect(struct shm_peer *peer);
+void shm_ring_scatter(struct shm_flow *flow);	  /* begin to receive */
+void shm_ring_leave(struct shm_flow *flow);	  /* no new slots; stop jobs */
+bool shm_rings_idle(const struct shm_peer *peer); /* no helper holds them */
+void shm_rings_fini(struct shm_peer *peer);
+int shm_on_data(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
+int shm_on_free(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
+int shm_on_ring(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
+
+#endif

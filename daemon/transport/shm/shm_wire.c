@@ -1,0 +1,666 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Frames between two daemons of one host, on a stream socket (headers of 2 MiB
+ * do not fit a packet of SOCK_SEQPACKET).
+ *
+ * A frame is 16 bytes and a body whose length the table bounds by type, before
+ * a byte is allocated for it. A file descriptor travels with the first byte of
+ * its frame; the kernel ends a recvmsg after the buffer that carried one, so
+ * when a frame is complete its fd has arrived, and fds that are left over when
+ * no frame is unfinished were sent by nobody who keeps the protocol.
+ *
+ * What is sent is appended to one buffer and written when the turn ends.
+ * Requests wait at their caller while the buffer is over SHM_OUT_SOFT; all
+ * other frames are few for each request; a peer that never reads meets
+ * SHM_OUT_HARD and is lost. The loop never waits for it.
+ *
+ * A peer that is this daemon itself has no socket: its sent bytes become its
+ * received bytes, and everything else is the same.
+ */
+#include "daemon/transport/shm/shm_private.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "daemon/base/mem.h"
+
+#define IN_BYTES (64u << 10)
+#define CALL_BYTES (64u << 10) /* of a long frame; into fresh memory it takes 50 us */
+#define ERR_WIRE_TEXT 256u
+
+struct row {
+	const char *name;
+	size_t min, max; /* body bytes */
+	bool fd;	 /* carries one */
+	int (*on_frame)(struct shm_peer *peer, const struct shm_frame *f,
+			struct cursor *c);
+};
+
+static const struct row rows[SHM_TYPE_END] = {
+	[SHM_WELCOME] = {"WELCOME", 24, 24, false, shm_on_welcome},
+	[SHM_REQUEST] = {"REQUEST", SHM_REQUEST_BYTES, SHM_BODY_MAX, false,
+			 shm_on_request},
+	[SHM_STAGE] = {"STAGE", 0, 0, false, shm_on_stage},
+	[SHM_DATA] = {"DATA", 16, 16, false, shm_on_data},
+	[SHM_FREE] = {"FREE", 0, 0, false, shm_on_free},
+	[SHM_PROGRESS] = {"PROGRESS", 8, 8, false, shm_on_progress},
+	[SHM_COPIED] = {"COPIED", 0, 0, false, shm_on_copied},
+	[SHM_CONFIRM] = {"CONFIRM", 0, 0, false, shm_on_confirm},
+	[SHM_CANCEL] = {"CANCEL", 6, 6 + ERR_WIRE_TEXT, false, shm_on_cancel},
+	[SHM_DONE] = {"DONE", 6, 6 + ERR_WIRE_TEXT, false, shm_on_done},
+	[SHM_RING] = {"RING", 8, 8, true, shm_on_ring},
+	[SHM_KEY_ASK] = {"KEY_ASK", 24, 24, false, shm_on_key_ask},
+	[SHM_KEY_GIVE] = {"KEY_GIVE", 17, 17, true, shm_on_key_give},
+	[SHM_KEY_GIVE_IPC] = {"KEY_GIVE_IPC", LOCAL_KEY_BYTES, LOCAL_KEY_BYTES, false,
+			      local_on_key_give},
+	[SHM_KEY_GIVE_VMM] = {"KEY_GIVE_VMM", LOCAL_KEY_BYTES, LOCAL_KEY_BYTES, true,
+			      local_on_key_give},
+	[SHM_KEY_GIVE_VM] = {"KEY_GIVE_VM", 16, 16, true, shm_on_key_give_vm},
+	[SHM_KEY_DENY] = {"KEY_DENY", 6, 6 + ERR_WIRE_TEXT, false, shm_on_key_deny},
+};
+
+void shm_wire_init(struct shm_wire *wire)
+{
+	*wire = (struct shm_wire){0};
+}
+
+void shm_wire_fini(struct shm_wire *wire)
+{
+	for (unsigned int i = 0; i < wire->out_fd_count; i++)
+		close(wire->out_fds[i].fd);
+	for (unsigned int i = 0; i < wire->in_fd_count; i++)
+		if (wire->in_fds[i] >= 0)
+			close(wire->in_fds[i]);
+	for (unsigned int i = 0; i < wire->tail_count; i++)
+		mem_free(wire->tails[i].owned);
+	mem_free(wire->out);
+	mem_free(wire->in);
+	shm_wire_init(wire);
+}
+
+/* ---- sending ---- */
+
+static void frame_head(struct cursor *c, const struct shm_frame *f)
+{
+	cursor_put_u32(c, (uint32_t)(f->body_len + f->tail_len));
+	cursor_put_u8(c, (uint8_t)f->type);
+	cursor_put_u8(c, f->flags);
+	cursor_put_u16(c, 0);
+	cursor_put_u64(c, f->id);
+}
+
+static int out_reserve(struct shm_wire *wire, size_t more)
+{
+	size_t unsent = wire->out_len - wire->out_pos, size = wire->out_size;
+	uint8_t *bigger;
+
+	if (wire->out_size - wire->out_len >= more)
+		return 0;
+	if (wire->out_pos > 0) { /* fd marks move with their frames */
+		memmove(wire->out, wire->out + wire->out_pos, unsent);
+		for (unsigned int i = 0; i < wire->out_fd_count; i++)
+			wire->out_fds[i].pos -= wire->out_pos;
+		for (unsigned int i = 0; i < wire->tail_count; i++)
+			wire->tails[i].pos -= wire->out_pos;
+		wire->out_pos = 0;
+		wire->out_len = unsent;
+	}
+	if (unsent + wire->tail_bytes + more > SHM_OUT_HARD)
+		return err_raise(ERR_PEER,
+				 "the peer does not read: %zu bytes wait for it", unsent);
+	while (size - unsent < more)
+		size = size ? 2 * size : IN_BYTES;
+	if (size == wire->out_size)
+		return 0;
+	bigger = mem_regrow(wire->out, size, 1);
+	if (!bigger)
+		return err_pass(-ENOMEM);
+	wire->out = bigger;
+	wire->out_size = size;
+	return 0;
+}
+
+int shm_wire_prepare(struct shm_wire *wire)
+{
+	int r = out_reserve(wire, IN_BYTES);
+
+	if (r < 0)
+		return err_pass(r);
+	wire->in = mem_alloc(IN_BYTES);
+	if (!wire->in)
+		return err_pass(-ENOMEM);
+	wire->in_size = IN_BYTES;
+	return 0;
+}
+
+static int out_add_fd(struct shm_wire *wire, int fd)
+{
+	if (wire->out_fd_count == ARRAY_LEN(wire->out_fds)) {
+		close(fd);
+		return err_raise(ERR_PROTO, "the peer asks for more than %u fds at once",
+				 SHM_KEYS_ASKED);
+	}
+	wire->out_fds[wire->out_fd_count].fd = fd;
+	wire->out_fds[wire->out_fd_count].pos = wire->out_len;
+	wire->out_fd_count++;
+	return 0;
+}
+
+/* Behind what `out` has so far. A daemon's frames to itself are handed over as they lie
+ * in `out`. */
+static bool tail_add(struct shm_peer *peer, const struct shm_frame *f)
+{
+	struct shm_wire *wire = &peer->wire;
+
+	if (!f->owned || peer->self || wire->tail_count == SHM_TAILS)
+		return false;
+	wire->tails[wire->tail_count].owned = f->owned;
+	wire->tails[wire->tail_count].pos = wire->out_len;
+	wire->tails[wire->tail_count].len = f->tail_len;
+	wire->tails[wire->tail_count].sent = 0;
+	wire->tail_count++;
+	wire->tail_bytes += f->tail_len;
+	return true;
+}
+
+static void frame_drop(const struct shm_frame *f)
+{
+	if (rows[f->type].fd)
+		close(f->fd);
+	mem_free(f->owned);
+}
+
+void shm_send(struct shm_peer *peer, const struct shm_frame *f)
+{
+	struct shm_wire *wire = &peer->wire;
+	size_t len = SHM_FRAME_BYTES + f->body_len + f->tail_len;
+	struct cursor c;
+	int r;
+
+	if (peer->state != SHM_PEER_READY && peer->state != SHM_PEER_GREETING) {
+		frame_drop(f);
+		return;
+	}
+	if (f->owned && !peer->self && wire->tail_count < SHM_TAILS)
+		len -= f->tail_len; /* it goes from where it is */
+	r = out_reserve(wire, len);
+	if (rows[f->type].fd) {
+		if (r == 0)
+			r = out_add_fd(wire, f->fd);
+		else
+			close(f->fd);
+	}
+	if (r < 0) {
+		mem_free(f->owned);
+		shm_peer_fail(peer);
+		return;
+	}
+	cursor_write(&c, wire->out + wire->out_len, len);
+	frame_head(&c, f);
+	cursor_put_bytes(&c, f->body, f->body_len);
+	wire->out_len += len;
+	if (!tail_add(peer, f)) {
+		cursor_put_bytes(&c, f->tail, f->tail_len);
+		mem_free(f->owned);
+	}
+	shm_peer_kick(peer);
+}
+
+void shm_send_err(struct shm_peer *peer, enum shm_type type, uint64_t id,
+		  const struct err *err)
+{
+	uint8_t body[6 + ERR_WIRE_TEXT];
+	char text[ERR_WIRE_TEXT] = "";
+	struct cursor c;
+
+	if (err) {
+		memcpy(text, err->text, sizeof(text) - 1);
+		text[sizeof(text) - 1] = '\0';
+	}
+	cursor_write(&c, body, sizeof(body));
+	cursor_put_u32(&c, err ? (uint32_t)err->code : 0);
+	cursor_put_str(&c, text);
+	if (err)
+		peer->wire.urgent = true;
+	shm_send(peer, &(struct shm_frame){
+			       .type = type, .id = id, .body = body, .body_len = c.pos});
+}
+
+/* A peer's words end up in logs and replies: one line of plain text. */
+void shm_get_err(struct cursor *c, struct err *err_p)
+{
+	uint32_t code = cursor_get_u32(c);
+	char text[ERR_WIRE_TEXT + 1];
+
+	cursor_get_str(c, text, sizeof(text));
+	if (c->bad || code == 0) {
+		*err_p = (struct err){0};
+		return;
+	}
+	for (char *s = text; *s; s++)
+		if (*s < ' ' || *s > '~')
+			*s = '?';
+	err_set(err_p, err_from_wire(code), "%s", text);
+	err_foreign(err_p);
+}
+
+void shm_send_hello(struct shm_peer *peer, enum shm_type type)
+{
+	uint8_t body[SHM_HELLO_BYTES - SHM_FRAME_BYTES];
+	struct cursor c;
+
+	cursor_write(&c, body, sizeof(body));
+	cursor_put_u32(&c, SHM_MAGIC);
+	cursor_put_u16(&c, SHM_VERSION);
+	cursor_put_u16(&c, 0);
+	cursor_put_bytes(&c, peer->token_out, XP_TOKEN_BYTES);
+	shm_send(peer, &(struct shm_frame){
+			       .type = type, .body = body, .body_len = sizeof(body)});
+}
+
+int shm_hello_body(struct cursor *c, const void **token_p)
+{
+	uint32_t magic = cursor_get_u32(c);
+	uint16_t version = cursor_get_u16(c);
+
+	cursor_get_u16(c);
+	*token_p = cursor_get_bytes(c, XP_TOKEN_BYTES);
+	if (!*token_p || magic != SHM_MAGIC)
+		return err_raise(ERR_PROTO, "shm: this is not kvd's protocol");
+	if (version != SHM_VERSION)
+		return err_raise(ERR_VERSION, "shm: version %u there, %u here", version,
+				 SHM_VERSION);
+	return 0;
+}
+
+int shm_hello_parse(const uint8_t buf[SHM_HELLO_BYTES], uint8_t token_p[XP_TOKEN_BYTES])
+{
+	const void *token;
+	struct cursor c;
+	uint32_t len;
+	uint8_t type;
+	int r;
+
+	cursor_read(&c, buf, SHM_HELLO_BYTES);
+	len = cursor_get_u32(&c);
+	type = cursor_get_u8(&c);
+	cursor_get_bytes(&c, SHM_FRAME_BYTES - 5);
+	if (len != SHM_HELLO_BYTES - SHM_FRAME_BYTES || type != SHM_HELLO)
+		return err_raise(ERR_PROTO,
+				 "shm: the connection does not begin with HELLO");
+	r = shm_hello_body(&c, &token);
+	if (r == 0)
+		memcpy(token_p, token, XP_TOKEN_BYTES);
+	return err_pass(r);
+}
+
+/* Bytes up to the next frame with an fd: an fd goes with its frame's first. */
+static size_t out_part(const struct shm_wire *wire, int *fd_p)
+{
+	size_t end = wire->out_len;
+	unsigned int next = 0;
+
+	*fd_p = -1;
+	if (wire->out_fd_count > 0 && wire->out_fds[0].pos == wire->out_pos) {
+		*fd_p = wire->out_fds[0].fd;
+		next = 1;
+	}
+	if (next < wire->out_fd_count)
+		end = wire->out_fds[next].pos;
+	if (wire->tail_count > 0 && wire->tails[0].pos < end)
+		end = wire->tails[0].pos;
+	return end - wire->out_pos;
+}
+
+static void out_fd_drop(struct shm_wire *wire)
+{
+	close(wire->out_fds[0].fd);
+	wire->out_fd_count--;
+	memmove(&wire->out_fds[0], &wire->out_fds[1],
+		wire->out_fd_count * sizeof(wire->out_fds[0]));
+}
+
+static ssize_t out_write(struct shm_peer *peer, size_t len, int fd)
+{
+	struct shm_wire *wire = &peer->wire;
+	union {
+		struct cmsghdr head;
+		char space[CMSG_SPACE(sizeof(int))];
+	} control = {0};
+	struct iovec iov = {wire->out + wire->out_pos, len};
+	struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+
+	if (fd >= 0) {
+		msg.msg_control = &control;
+		msg.msg_controllen = sizeof(control);
+		control.head.cmsg_level = SOL_SOCKET;
+		control.head.cmsg_type = SCM_RIGHTS;
+		control.head.cmsg_len = CMSG_LEN(sizeof(int));
+		memcpy(CMSG_DATA(&control.head), &fd, sizeof(fd));
+	}
+	return sendmsg(peer->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+/* Some of the tail whose place has come. */
+static ssize_t tail_write(struct shm_peer *peer)
+{
+	struct shm_wire *wire = &peer->wire;
+	uint8_t *owned = wire->tails[0].owned;
+	size_t left = wire->tails[0].len - wire->tails[0].sent;
+	ssize_t n = send(peer->fd, owned + wire->tails[0].sent,
+			 left < CALL_BYTES ? left : CALL_BYTES,
+			 MSG_NOSIGNAL | MSG_DONTWAIT);
+
+	if (n < 0)
+		return n;
+	wire->tails[0].sent += (size_t)n;
+	wire->tail_bytes -= (size_t)n;
+	if ((size_t)n == left) {
+		mem_free_large(owned, wire->tails[0].len);
+		wire->tail_count--;
+		memmove(&wire->tails[0], &wire->tails[1],
+			wire->tail_count * sizeof(wire->tails[0]));
+	}
+	return n;
+}
+
+static ssize_t out_some(struct shm_peer *peer)
+{
+	struct shm_wire *wire = &peer->wire;
+	size_t len;
+	ssize_t n;
+	int fd;
+
+	if (wire->tail_count > 0 && wire->tails[0].pos == wire->out_pos)
+		return tail_write(peer);
+	len = out_part(wire, &fd);
+	n = out_write(peer, len, fd);
+	if (n < 0)
+		return n;
+	if (fd >= 0)
+		out_fd_drop(wire);
+	wire->out_pos += (size_t)n;
+	return n;
+}
+
+bool shm_wire_flush(struct shm_peer *peer)
+{
+	struct shm_wire *wire = &peer->wire;
+
+	while (wire->out_pos < wire->out_len || wire->tail_count > 0) {
+		if (out_some(peer) >= 0) {
+			if (wire->tail_count > 0 && loop_enough(peer->shm->base.env.loop))
+				return true; /* the socket calls again */
+			continue;
+		}
+		if (errno == EINTR)
+			continue;
+		if (errno == EAGAIN)
+			return true;
+		err_raise(ERR_PEER, "shm: sending to the peer: %s", strerror(errno));
+		shm_peer_fail(peer);
+		return false;
+	}
+	wire->out_pos = 0;
+	wire->out_len = 0;
+	if (wire->out_size > 4 * SHM_OUT_SOFT) { /* a burst is no reason to keep it */
+		mem_free(wire->out);
+		wire->out = NULL;
+		wire->out_size = 0;
+	}
+	return false;
+}
+
+/* ---- receiving ---- */
+
+int shm_wire_take_fd(struct shm_peer *peer)
+{
+	struct shm_wire *wire = &peer->wire;
+	int fd;
+
+	if (wire->in_fd_count == 0)
+		return -1;
+	fd = wire->in_fds[0];
+	wire->in_fd_count--;
+	memmove(&wire->in_fds[0], &wire->in_fds[1],
+		wire->in_fd_count * sizeof(wire->in_fds[0]));
+	return fd;
+}
+
+static int frame_handle(struct shm_peer *peer, const uint8_t *p, size_t body_len)
+{
+	struct shm_frame f = {.body_len = body_len};
+	const struct row *row;
+	struct cursor c;
+	bool greeting;
+	int r;
+
+	cursor_read(&c, p, SHM_FRAME_BYTES + body_len);
+	cursor_get_u32(&c);
+	f.type = cursor_get_u8(&c);
+	f.flags = cursor_get_u8(&c);
+	cursor_get_u16(&c);
+	f.id = cursor_get_u64(&c);
+	row = &rows[f.type];
+	greeting = peer->state == SHM_PEER_GREETING;
+	if (greeting != (f.type == SHM_WELCOME))
+		return err_raise(ERR_PROTO, "shm: %s in the wrong place", row->name);
+	if (row->fd && peer->wire.in_fd_count == 0)
+		return err_raise(ERR_PROTO, "shm: %s without its fd", row->name);
+	r = row->on_frame(peer, &f, &c);
+	return err_prefix(r, "shm %s", row->name);
+}
+
+/* The length of the frame at p, 0 when its head is not complete. */
+static int frame_length(const uint8_t *p, size_t have, size_t *body_p)
+{
+	const struct row *row;
+	struct cursor c;
+	uint32_t body;
+	uint8_t type;
+
+	cursor_read(&c, p, have);
+	body = cursor_get_u32(&c);
+	type = cursor_get_u8(&c);
+	row = type < SHM_TYPE_END ? &rows[type] : NULL;
+	if (!row || !row->on_frame)
+		return err_raise(ERR_PROTO, "shm: frame of unknown type %u", type);
+	if (body < row->min || body > row->max)
+		return err_raise(ERR_PROTO, "shm: %s of %u bytes, not %zu to %zu",
+				 row->name, body, row->min, row->max);
+	*body_p = body;
+	return 0;
+}
+
+static bool in_accepting(const struct shm_peer *peer)
+{
+	return peer->state == SHM_PEER_READY || peer->state == SHM_PEER_GREETING;
+}
+
+/* Handle the complete frames of [p, p + len); how many bytes that were. */
+static int frames_handle(struct shm_peer *peer, const uint8_t *p, size_t len,
+			 size_t *used_p)
+{
+	size_t used = 0, body;
+	int r = 0;
+
+	while (in_accepting(peer) && len - used >= SHM_FRAME_BYTES) {
+		r = frame_length(p + used, SHM_FRAME_BYTES, &body);
+		if (r < 0 || len - used < SHM_FRAME_BYTES + body)
+			break;
+		r = frame_handle(peer, p + used, body);
+		if (r < 0)
+			break;
+		used += SHM_FRAME_BYTES + body;
+	}
+	*used_p = used;
+	return err_pass(r);
+}
+
+/* Room for the frame that has begun to arrive. */
+static int in_reserve(struct shm_wire *wire)
+{
+	size_t body = 0, want = IN_BYTES;
+	uint8_t *bigger;
+
+	if (wire->in_len >= SHM_FRAME_BYTES) {
+		int r = frame_length(wire->in, wire->in_len, &body);
+
+		if (r < 0)
+			return err_pass(r);
+	}
+	if (SHM_FRAME_BYTES + body > want)
+		want = SHM_FRAME_BYTES + body;
+	if (want == wire->in_size || (want < wire->in_size && wire->in_len > 0))
+		return 0;
+	bigger = mem_regrow(wire->in, want, 1);
+	if (!bigger)
+		return err_pass(-ENOMEM);
+	wire->in = bigger;
+	wire->in_size = want;
+	return 0;
+}
+
+uint8_t *shm_wire_take_frame(struct shm_peer *peer, size_t body_len)
+{
+	struct shm_wire *wire = &peer->wire;
+	uint8_t *frame = wire->in, *next;
+
+	/* in_reserve() made it for this frame alone */
+	if (peer->self || wire->in_size <= IN_BYTES ||
+	    wire->in_size != SHM_FRAME_BYTES + body_len || wire->in_len != wire->in_size)
+		return NULL;
+	next = mem_alloc(IN_BYTES);
+	if (!next) {
+		err_clear();
+		return NULL;
+	}
+	wire->in = next;
+	wire->in_size = IN_BYTES;
+	wire->in_len = 0;
+	return frame;
+}
+
+int shm_wire_reserve(struct shm_peer *peer)
+{
+	return err_pass(in_reserve(&peer->wire));
+}
+
+static int in_take_fds(struct shm_wire *wire, struct msghdr *msg)
+{
+	struct cmsghdr *h;
+	int r = 0;
+
+	for (h = CMSG_FIRSTHDR(msg); h; h = CMSG_NXTHDR(msg, h)) {
+		size_t n;
+
+		if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS)
+			continue;
+		n = (h->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+		for (size_t i = 0; i < n; i++) {
+			int fd;
+
+			memcpy(&fd, CMSG_DATA(h) + i * sizeof(int), sizeof(fd));
+			if (wire->in_fd_count < ARRAY_LEN(wire->in_fds)) {
+				wire->in_fds[wire->in_fd_count++] = fd;
+			} else {
+				close(fd);
+				r = -1;
+			}
+		}
+	}
+	/* cut short before our array was full: this process has no fd left. The frame
+	 * is told so, the line goes on. */
+	if (r == 0 && (msg->msg_flags & MSG_CTRUNC) &&
+	    wire->in_fd_count < ARRAY_LEN(wire->in_fds))
+		wire->in_fds[wire->in_fd_count++] = -1;
+	else if (r < 0 || (msg->msg_flags & MSG_CTRUNC))
+		return err_raise(ERR_PROTO, "shm: more fds than frames carry");
+	return 0;
+}
+
+/* 1: bytes arrived; 0: none now. */
+static int in_read(struct shm_peer *peer)
+{
+	struct shm_wire *wire = &peer->wire;
+	union {
+		struct cmsghdr head;
+		char space[CMSG_SPACE(ARRAY_LEN(wire->in_fds) * sizeof(int))];
+	} control;
+	struct iovec iov = {wire->in + wire->in_len, wire->in_size - wire->in_len};
+	struct msghdr msg = {.msg_iov = &iov,
+			     .msg_iovlen = 1,
+			     .msg_control = &control,
+			     .msg_controllen = sizeof(control)};
+	ssize_t n;
+
+	if (iov.iov_len > CALL_BYTES)
+		iov.iov_len = CALL_BYTES;
+	n = recvmsg(peer->fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	if (n < 0 && (errno == EAGAIN || errno == EINTR))
+		return 0;
+	if (n < 0)
+		return err_raise(ERR_PEER, "shm: the connection broke: %s",
+				 strerror(errno));
+	if (n == 0)
+		return err_raise(ERR_PEER, "shm: the peer closed the connection");
+	wire->in_len += (size_t)n;
+	return in_take_fds(wire, &msg) < 0 ? err_pass(-err_errno(ERR_PROTO)) : 1;
+}
+
+/* One read a call: the loop comes back while there is more, and the other
+ * peers have their turn in between. */
+void shm_wire_receive(struct shm_peer *peer)
+{
+	struct shm_wire *wire = &peer->wire;
+	size_t used = 0;
+	int r = in_reserve(wire);
+
+	if (r == 0)
+		r = in_read(peer);
+	if (r > 0) {
+		r = frames_handle(peer, wire->in, wire->in_len, &used);
+		if (!in_accepting(peer))
+			return; /* a handler failed or closed it: buffers are gone */
+		if (wire->in_len > 0) { /* else it was taken */
+			memmove(wire->in, wire->in + used, wire->in_len - used);
+			wire->in_len -= used;
+		}
+		if (r == 0 && wire->in_len == 0 && wire->in_fd_count > 0)
+			r = err_raise(ERR_PROTO, "shm: an fd that no frame carries");
+	}
+	if (r < 0)
+		shm_peer_fail(peer);
+}
+
+bool shm_wire_loop_back(struct shm_peer *peer)
+{
+	struct shm_wire *wire = &peer->wire, sent = *wire;
+	size_t used = 0;
+	int r = 0;
+
+	if (wire->out_len == 0)
+		return false;
+	/* what handlers send meanwhile is the next turn's, in the other buffer: frames
+	 * need no memory but for their own length */
+	shm_wire_init(wire);
+	wire->out = sent.in;
+	wire->out_size = sent.in_size;
+	for (unsigned int i = 0; i < sent.out_fd_count; i++) {
+		wire->in_fds[wire->in_fd_count++] = sent.out_fds[i].fd;
+	}
+	sent.out_fd_count = 0;
+	r = frames_handle(peer, sent.out, sent.out_len, &used);
+	if (r < 0)
+		shm_peer_fail(peer);
+	if (!in_accepting(peer)) { /* a handler failed or closed it */
+		mem_free(sent.out);
+		return false;
+	}
+	wire->in = sent.out;
+	wire->in_size = sent.out_size;
+	return wire->out_len > 0;
+}

@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * tcp_impl: what the files of the tcp backend know of each other.
+ *
+ *   tcp.c        probe, open, close, the tick; the table of operations
+ *   tcp_guest.c  the data port: who knocks, and addresses
+ *   tcp_peer.c   a connection's life, as net.h tells it
+ *   tcp_dial.c   making its control line and streams, from either side
+ *   tcp_line.c   the control line: frames out and in, on the loop
+ *   tcp_xfer.c   a transfer's life, as net.h tells it
+ *   tcp_reg.c    registered memory and keys
+ *   tcp_flow.c   a transfer's bytes as loop and I/O threads share them
+ *   tcp_io.c     the I/O threads
+ *   tcp_tx.c     a stream's sending half, tcp_rx.c its receiving one
+ *   tcp_wire, tcp_sum, spans, daemon/stage: parts without a view of this
+ *
+ * Two worlds. The loop's thread has peers, transfers and control lines to itself.
+ * I/O threads have the streams; what both touch, flows and the halves' hold on
+ * them, is under the peer's lock, which nobody holds over a system call that
+ * moves bytes or over a copy. A thread with news puts them into the peer's lists
+ * and wakes the loop; the loop with work kicks a stream's thread.
+ */
+#ifndef KVD_TRANSPORT_TCP_IMPL_H
+#define KVD_TRANSPORT_TCP_IMPL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#include "daemon/base/idmap.h"
+#include "daemon/base/list.h"
+#include "daemon/base/sm.h"
+#include "daemon/loop/loop.h"
+#include "daemon/loop/offload.h"
+#include "daemon/memory/stage.h"
+#include "daemon/memory/copy.h"
+#include "daemon/transport/net.h"
+#include "daemon/transport/spans.h"
+#include "daemon/transport/tcp/tcp.h"
+#include "daemon/transport/tcp/tcp_wire.h"
+#include "daemon/transport/transport.h"
+
+/* Rows are named to the kernel while a frame has at most so many of them; with
+ * more, that is shorter ones, they are packed. */
+#define TCP_ROWS_MAX 128u
+#define TCP_IOVS (TCP_ROWS_MAX + 3u) /* and head, trailer, the next head */
+#define TCP_HELD_MAX (NET_HEADERS_MAX + 2u * (XP_HEADER_MAX + TCP_EAGER_MAX))
+#define TCP_OUT_SOFT (1u << 20) /* requests wait while so much is unsent */
+#define TCP_OUT_HARD (64u << 20)
+#define TCP_GUESTS_MAX 32u /* of each kind */
+#define TCP_CONNECT_NS (5 * LOOP_NS_PER_S)
+#define TCP_TICK_NS (50 * LOOP_NS_PER_MS)
+
+struct tcp_peer;
+struct tcp_xfer;
+struct tcp_thread;
+
+struct tcp_transport {
+	struct net_transport net;
+	struct loop_fd watch; /* of the data port */
+	int listen_fd;
+	bool resting; /* out of fds: accepts again at the next tick */
+	struct list guests; /* struct tcp_guest.link, oldest first */
+	unsigned int guest_counts[2]; /* [1]: who have said whose they are */
+	struct list unflushed; /* tcp_peer.flush_link: answers that can wait for engines */
+	struct loop_defer flush;
+	struct loop_timer tick; /* runs while something wants it */
+	struct loop_wake wake;	/* I/O threads have news */
+	pthread_mutex_t news_lock;
+	struct list news; /* tcp_peer.news_link */
+	struct tcp_thread *threads;
+	unsigned int thread_count, next_thread;
+	unsigned int stream_count; /* wanted of a peer */
+	enum tcp_verify verify;
+	uint64_t connect_ns, buffer_bytes;
+	unsigned int patience_ms; /* unacknowledged bytes end a connection */
+	struct copy_hand *hand;	  /* the loop's */
+};
+
+/* ---- bytes of one transfer ---- */
+struct tcp_flow {
+	struct tcp_peer *peer;
+	uint64_t id;
+	bool ours; /* the id is */
+	struct stage_side side;
+	struct copy_buffer *buffers; /* side.buffers; a reference on each memory */
+	uint64_t bytes;
+	bool direct; /* system calls may name its rows */
+	bool guarded; /* some of its memory may be cut by its owner */
+	/* under the peer's lock */
+	bool open;	   /* threads may take hold of it */
+	bool spoiled;	   /* source: some of its bytes will not count */
+	unsigned int pins; /* system calls and copies that touch its memory */
+	uint64_t next;	   /* source: claimed so far */
+	uint64_t moved;	   /* source: sent; sink: landed */
+	struct spans came; /* sink: announced */
+	struct err err;	   /* a thread's fault; it is closed then */
+	struct list turn;  /* source: in peer->sources */
+	struct list news;  /* in peer->flow_news */
+};
+
+/* ---- one direction of a stream ---- */
+struct tcp_bounce {
+	struct tcp_bounce *next;
+	struct gpu_pin *pin; /* of `bytes`, NULL: no GPU reaches it */
+	uint8_t *bytes;	     /* TCP_DATA_MAX, whole pages */
+};
+
+struct tcp_half {
+	/* under the peer's lock */
+	struct tcp_flow *flow; /* the current frame's; NULL: none, or let go */
+	bool busy;	       /* a call or copy touches its memory right now */
+	/* the thread's */
+	bool active; /* in a frame */
+	struct tcp_head head;
+	uint64_t pos;		/* of the frame: head, payload, trailer */
+	bool direct, over;	/* over: payload comes from, goes to, nowhere */
+	struct tcp_bounce *bounce;
+	size_t got; /* receiving: bytes of the head */
+	uint8_t head_bytes[TCP_HEAD_BYTES], trailer_bytes[TCP_TRAILER_BYTES];
+};
+
+struct tcp_stream {
+	struct tcp_peer *peer;
+	unsigned int index;
+	int fd;
+	struct tcp_thread *thread;
+	struct list kick_link; /* under the thread's lock */
+	struct list busy_link; /* the thread's */
+	bool added, can_read, can_write; /* the thread's */
+	/* under the peer's lock */
+	bool closing, gone, idle; /* idle: sending, wants a kick when there is work */
+	struct tcp_half tx, rx;
+	/* the loop's, while it is being made */
+	struct loop_fd watch;
+	struct tcp_dial *dial;
+	uint8_t pass[TCP_PASS_BYTES];
+	bool up;
+};
+
+struct tcp_thread {
+	struct tcp_transport *transport;
+	pthread_t thread;
+	bool started;
+	int epoll_fd, event_fd;
+	pthread_mutex_t lock;
+	struct list kicked;
+	bool stopping;
+	struct list busy;
+	struct copy_hand *hand;
+	struct tcp_bounce *bounces; /* free ones, warm first */
+	struct iovec iov[TCP_IOVS];
+};
+
+/* ---- the control line ---- */
+/* A frame, or other bytes, on its way out. */
+struct tcp_chunk {
+	struct list link;
+	size_t len, pos; /* pos: of both together */
+	uint8_t *tail;	 /* memory of its own that follows, or NULL */
+	size_t tail_len;
+	uint8_t bytes[];
+};
+
+/* A frame's payload that came. A request's lives on in its transfer. */
+struct tcp_entry {
+	struct tcp_peer *peer;
+	struct tcp_head head;
+	size_t got;
+	uint8_t payload[];
+};
+
+struct tcp_line {
+	int fd; /* -1: none */
+	struct loop_fd watch;
+	int events; /* watched */
+	struct list out;
+	size_t unsent;
+	uint8_t *in; /* TCP_IN_BYTES */
+	size_t in_len;
+	struct tcp_entry *entry; /* being received */
+	size_t skip; /* of a payload that there is no memory for */
+	bool more;   /* whole frames wait in `in`: the turn was long enough */
+};
+
+struct tcp_peer {
+	struct net_peer net;
+	struct tcp_transport *transport;
+	struct list flush_link;
+	bool flush_late; /* it waits for a step of the next turn */
+	struct list news_link;	    /* under news_lock */
+	struct tcp_address address; /* of who is dialed */
+	uint32_t address_at;
+	char place[64]; /* address of the other end */
+	bool shut;
+	uint64_t join_deadline_ns, again_ns;
+	struct tcp_dial *dial; /* of the control line */
+	struct tcp_line line;
+	enum tcp_verify verify;
+	struct tcp_stream *streams;
+	unsigned int stream_count, streams_up;
+	uint64_t held_bytes; /* of the peer's requests */
+
+	/* shared with the I/O threads */
+	pthread_mutex_t lock;
+	struct list sources;   /* tcp_flow.turn */
+	struct idmap sinks[2]; /* tcp_flow by id: [0] the peer's, [1] ours */
+	uint64_t sink_high[2]; /* ids up to here may be named by late frames */
+	struct list flow_news;
+	struct err io_err; /* a stream's fault */
+};
+
+struct tcp_xfer {
+	struct net_xfer net;
+	struct tcp_peer *peer;
+	bool eager; /* its bytes are in the request, or in the answer */
+	bool flows; /* its flow was opened: threads know it */
+	struct tcp_flow flow;
+	struct tcp_entry *entry; /* theirs: the request; ours: an eager answer */
+	struct copy_job job;	 /* an eager transfer that the loop may not place */
+	bool copying, placed;
+	struct tcp_chunk *spare[2]; /* so that an answer never lacks memory */
+};
+
+struct tcp_reg {
+	struct xp_reg_base base;
+	uint64_t id;
+};
+
+/* ---- tcp.c ---- */
+void tcp_tick_want(struct tcp_transport *transport);
+static inline bool tcp_token_equal(const uint8_t *a, const uint8_t *b) /* constant time */
+{
+	uint8_t differ = 0;
+
+	for (size_t i = 0; i < XP_TOKEN_BYTES; i++)
+		differ |= a[i] ^ b[i];
+	return differ == 0;
+}
+/* No delay, keep-alives, the end of patience; `stream`: buffers, too. */
+void tcp_socket_tune(const struct tcp_transport *transport, int fd, bool stream);
+
+/* ---- tcp_guest.c ---- */
+int tcp_port_open(struct tcp_transport *transport);
+void tcp_port_close(struct tcp_transport *transport);
+void tcp_guests_tick(struct tcp_transport *transport, bool *wanted_p);
+/* Who came with the peer's token before the peer was opened joins it now. */
+void tcp_guests_meet(struct tcp_peer *peer);
+
+/* ---- tcp_dial.c ---- */
+/* Begin to connect the control line (who dials). */
+void tcp_dial_start(struct tcp_peer *peer);
+/* Somebody has shown this peer's token, or a stream's pass. Takes the fd. */
+void tcp_join_control(struct tcp_peer *peer, int owned_fd, const struct tcp_hello *hello);
+void tcp_join_stream(struct tcp_stream *stream, int owned_fd);
+void tcp_dial_stop(struct tcp_peer *peer); /* whatever is being made; idempotent */
+void tcp_dial_again(struct tcp_peer *peer); /* time for another try, if one is due */
+
+/* ---- tcp_reg.c ---- */
+int tcp_mem_reg(struct transport *base, struct memory *memory, struct xp_reg **reg_p);
+void tcp_mem_dereg(struct xp_reg *reg);
+int tcp_key_pack(struct xp_reg *reg, struct xp_peer *peer, void *buf, size_t size,
+		 size_t *len_p);
+int tcp_key_unpack(struct xp_peer *peer, const void *buf, size_t len, void *owner,
+		   struct xp_key **key_p);
+void tcp_key_drop(struct xp_key *key);
+
+/* ---- tcp_peer.c ---- */
+int tcp_peer_open(struct transport *base, const struct xp_peer_args *args,
+		  struct xp_peer **peer_p);
+void tcp_peer_close(struct xp_peer *base, void (*on_closed)(void *arg), void *arg);
+/* The control line, or a stream, is gone. */
+void tcp_peer_break(struct tcp_peer *peer, const char *what, int no);
+void tcp_peer_joined(struct tcp_peer *peer); /* all its streams are up */
+extern const struct sm_table tcp_peer_table;
+void tcp_peer_step(struct net_peer *net);
+void tcp_peer_free(struct net_peer *net);
+
+/* ---- tcp_line.c ---- */
+void tcp_line_init(struct tcp_line *line);
+void tcp_line_fini(struct tcp_peer *peer); /* closes it; idempotent */
+int tcp_line_open(struct tcp_peer *peer, int owned_fd);
+/* Read frames as they come; before that, its bytes are tcp_dial.c's. */
+void tcp_line_listen(struct tcp_peer *peer);
+void tcp_line_resume(struct tcp_peer *peer); /* frames that the last turn left over */
+struct tcp_chunk *tcp_chunk_new(size_t size); /* NULL: raised */
+void tcp_chunk_free(struct tcp_chunk *chunk); /* NULL is fine */
+void tcp_chunk_raw(struct tcp_peer *peer, struct tcp_chunk *owned, const void *bytes,
+		   size_t len);
+/* Queue a frame; owns the chunk, which has room for it. The payload is `err`'s
+ * words, or what the caller has put at tcp_chunk_payload() and into the tail, together
+ * `head->length` long. */
+void tcp_line_send(struct tcp_peer *peer, struct tcp_chunk *owned, struct tcp_head *head,
+		   const struct err *err);
+static inline uint8_t *tcp_chunk_payload(struct tcp_chunk *chunk)
+{
+	return chunk->bytes + TCP_HEAD_BYTES;
+}
+void tcp_line_flush(struct tcp_peer *peer);
+void tcp_entry_free(struct tcp_entry *entry); /* NULL is fine */
+
+/* ---- tcp_xfer.c ---- */
+extern const struct net_ops tcp_net_ops;
+/* A frame came. REQUESTs and eager answers have their payload in an entry, which
+ * is taken; without memory for one it is NULL, and the error recorded. */
+void tcp_xfer_frame(struct tcp_peer *peer, const struct tcp_head *head,
+		    const uint8_t *payload, struct tcp_entry *owned);
+void tcp_xfer_progress(struct tcp_xfer *xfer);
+
+/* ---- tcp_flow.c ---- */
+/* References on this side's memories. The rows are inside the tables
+ * (xp_sides_check). */
+int tcp_flow_init(struct tcp_flow *flow, struct tcp_peer *peer, const struct plan *plan,
+		  const struct xp_buffer *buffers, uint32_t count, bool is_src);
+void tcp_flow_fini(struct tcp_flow *flow); /* still, or never begun; idempotent */
+int tcp_flow_send(struct tcp_flow *flow);
+int tcp_flow_receive(struct tcp_flow *flow);
+void tcp_flow_stop(struct tcp_flow *flow); /* idempotent */
+struct tcp_flow_view {
+	bool still; /* closed, and no thread holds it */
+	bool spoiled;
+	uint64_t next, moved;
+	uint64_t came; /* sink: announced bytes */
+	struct err err;
+};
+void tcp_flow_look(struct tcp_flow *flow, struct tcp_flow_view *view_p);
+/* Next of the flows that have news, or NULL. */
+struct tcp_flow *tcp_flow_news(struct tcp_peer *peer);
+/* Has a buffer's memory died? Then its bytes are not the engine's. */
+bool tcp_flow_dead(const struct tcp_flow *flow);
+
+/* For I/O threads, with the peer's lock held: */
+/* Take hold of the half's flow for a call or a copy; false: it is closed, and
+ * the half has let go of it. */
+bool tcp_half_hold(struct tcp_half *half, bool sending);
+/* Let go after the call; false: the flow was closed meanwhile, and is let go. */
+bool tcp_half_release(struct tcp_half *half, bool sending);
+/* The frame is done with it. */
+void tcp_half_leave(struct tcp_half *half);
+void tcp_flow_fault(struct tcp_flow *flow); /* with this thread's error */
+void tcp_flow_moved(struct tcp_flow *flow, uint64_t bytes);
+/* The next stretch to send of whose turn it is: 0 when there is none. */
+uint32_t tcp_flow_claim(struct tcp_peer *peer, struct tcp_half *half);
+/* A head came: find its flow and note its bytes. Positive: nobody's any more. */
+#define TCP_NOBODYS 1
+int tcp_flow_admit(struct tcp_peer *peer, struct tcp_half *half);
+
+/* ---- tcp_io.c ---- */
+int tcp_io_open(struct tcp_transport *transport);
+void tcp_io_close(struct tcp_transport *transport);
+/* The stream's fd is ready: a thread takes it. */
+void tcp_io_add(struct tcp_stream *stream);
+/* The thread shall let go; stream->gone is set, with news, when it has. */
+void tcp_io_remove(struct tcp_stream *stream);
+void tcp_io_kick(struct tcp_stream *stream);
+void tcp_io_news(struct tcp_peer *peer); /* have the loop look at it; lock held */
+struct tcp_bounce *tcp_bounce_take(struct tcp_thread *thread); /* NULL: raised */
+void tcp_bounce_give(struct tcp_thread *thread, struct tcp_bounce **bounce);
+/* The stream is broken, with this thread's error. */
+void tcp_stream_fail(struct tcp_stream *stream);
+
+/* ---- tcp_tx.c, tcp_rx.c: true when there is more to do at once ---- */
+bool tcp_tx_work(struct tcp_stream *stream);
+bool tcp_rx_work(struct tcp_stream *stream);
+
+#endif

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The receiving half of a stream.
+ *
+ * A frame's head names a transfer and a stretch of its stream; where that lies
+ * is this side's own plan's matter. The bytes are received straight into the
+ * planned rows, or, where rows are short, into a bounce buffer and spread from
+ * there by this thread once the trailer has come. Trailer and next head are part
+ * of the same call, so a frame costs one where the network keeps up.
+ *
+ * Bytes count only after a good trailer. Bytes that nobody waits for, or whose
+ * flow was closed in the middle, are discarded by the kernel (MSG_TRUNC), and
+ * the stream lives on. A head or trailer that cannot be right costs the peer.
+ */
+#include "daemon/transport/tcp/tcp_impl.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+
+#define CALLS_A_TURN 8u
+
+enum outcome { CAME, WAITING, BROKEN };
+
+static int broke(const struct tcp_stream *stream, ssize_t n, int no)
+{
+	return err_raise(ERR_PEER, "tcp: a stream of %s %s%s", stream->peer->net.name,
+			 n == 0 ? "ended" : "broke: ", n == 0 ? "" : strerror(no));
+}
+
+/* What a call that brought nothing means. */
+static enum outcome nothing_came(struct tcp_stream *stream, ssize_t n, int no)
+{
+	if (n < 0 && no == EINTR)
+		return CAME;
+	stream->can_read = false;
+	if (n < 0 && no == EAGAIN)
+		return WAITING;
+	broke(stream, n, no);
+	tcp_stream_fail(stream);
+	return BROKEN;
+}
+
+/* ---- a frame begins ---- */
+
+static int begin_frame(struct tcp_stream *stream)
+{
+	struct tcp_peer *peer = stream->peer;
+	struct tcp_half *rx = &stream->rx;
+	uint64_t begin, end;
+	bool held = false, ok = true;
+	int r = tcp_head_get(rx->head_bytes, true, &rx->head);
+
+	if (r < 0)
+		return err_pass(r);
+	begin = rx->head.at;
+	end = begin + rx->head.length;
+	pthread_mutex_lock(&peer->lock);
+	r = tcp_flow_admit(peer, rx);
+	if (r == 0)
+		held = tcp_half_hold(rx, false);
+	pthread_mutex_unlock(&peer->lock);
+	if (r < 0)
+		return err_pass(r);
+	if (held) {
+		rx->direct = rx->flow->direct && stage_few_rows(&rx->flow->side, begin,
+								end, TCP_ROWS_MAX);
+		if (!rx->direct)
+			rx->bounce = tcp_bounce_take(stream->thread);
+		ok = rx->direct || rx->bounce;
+		pthread_mutex_lock(&peer->lock);
+		if (!ok)
+			tcp_flow_fault(rx->flow);
+		(void)tcp_half_release(rx, false);
+		pthread_mutex_unlock(&peer->lock);
+	}
+	rx->active = true;
+	rx->got = 0;
+	return 0;
+}
+
+static enum outcome pull_head(struct tcp_stream *stream)
+{
+	struct tcp_half *rx = &stream->rx;
+	ssize_t n = recv(stream->fd, rx->head_bytes + rx->got, TCP_HEAD_BYTES - rx->got,
+			 MSG_DONTWAIT);
+
+	if (n <= 0)
+		return nothing_came(stream, n, errno);
+	rx->got += (size_t)n;
+	return CAME;
+}
+
+/* ---- it ends ---- */
+
+/* The flow is held. Check the bytes and put them in place. */
+static int place(struct tcp_stream *stream, const struct tcp_trailer *trailer)
+{
+	struct tcp_half *rx = &stream->rx;
+	struct tcp_thread *thread = stream->thread;
+	uint64_t begin = rx->head.at, end = begin + rx->head.length;
+	unsigned int count = 1;
+
+	if (trailer->kind != TCP_VERIFY_NONE) {
+		if (rx->bounce)
+			thread->iov[0] = (struct iovec){rx->bounce->bytes, end - begin};
+		else
+			stage_iov(&rx->flow->side, begin, end, thread->iov, TCP_ROWS_MAX,
+				  &count);
+		if (tcp_sum(trailer->kind, thread->iov, count) != trailer->sum)
+			return err_raise(ERR_TRANSPORT,
+					 "tcp: the checksum of %u bytes is not the sender's",
+					 rx->head.length);
+	}
+	if (rx->bounce)
+		return err_pass(stage_unpack(thread->hand, &rx->flow->side, begin, end,
+					     rx->bounce->bytes));
+	if (tcp_flow_dead(rx->flow))
+		return err_raise(ERR_FAULT, "the memory was cut by its owner");
+	return 0;
+}
+
+static int end_frame(struct tcp_stream *stream)
+{
+	struct tcp_peer *peer = stream->peer;
+	struct tcp_half *rx = &stream->rx;
+	struct tcp_trailer trailer;
+	bool held = false;
+	int r = tcp_trailer_get(rx->trailer_bytes, &trailer);
+
+	if (r == 0 && trailer.good && trailer.kind != peer->verify)
+		r = err_raise(ERR_PROTO, "tcp: a checksum of kind %u, %u was agreed",
+			      trailer.kind, peer->verify);
+	if (r < 0)
+		return err_pass(r);
+	if (trailer.good) {
+		pthread_mutex_lock(&peer->lock);
+		held = tcp_half_hold(rx, false);
+		pthread_mutex_unlock(&peer->lock);
+	}
+	if (held)
+		r = place(stream, &trailer);
+	pthread_mutex_lock(&peer->lock);
+	if (held && r < 0)
+		tcp_flow_fault(rx->flow);
+	if (held && tcp_half_release(rx, false))
+		tcp_flow_moved(rx->flow, rx->head.length);
+	tcp_half_leave(rx);
+	pthread_mutex_unlock(&peer->lock);
+	tcp_bounce_give(stream->thread, &rx->bounce);
+	rx->active = false;
+	return 0;
+}
+
+/* ---- in between ---- */
+
+static ssize_t discard(struct tcp_stream *stream)
+{
+	struct tcp_half *rx = &stream->rx;
+
+	return recv(stream->fd, NULL, rx->head.length - rx->pos, MSG_TRUNC | MSG_DONTWAIT);
+}
+
+/* Payload, trailer and the next head, as far as they go. */
+static ssize_t take(struct tcp_stream *stream)
+{
+	struct tcp_half *rx = &stream->rx;
+	struct iovec *iov = stream->thread->iov;
+	uint64_t pos = rx->pos, length = rx->head.length;
+	struct msghdr msg = {.msg_iov = iov};
+	unsigned int count = 0;
+
+	if (pos < length && rx->bounce) {
+		iov[count++] = (struct iovec){rx->bounce->bytes + pos, length - pos};
+		pos = length;
+	} else if (pos < length) {
+		pos += stage_iov(&rx->flow->side, rx->head.at + pos, rx->head.at + length,
+				 iov, TCP_ROWS_MAX, &count);
+	}
+	if (pos >= length) {
+		iov[count++] = (struct iovec){rx->trailer_bytes + (pos - length),
+					      TCP_TRAILER_BYTES - (pos - length)};
+		iov[count++] = (struct iovec){rx->head_bytes, TCP_HEAD_BYTES};
+	}
+	msg.msg_iovlen = count;
+	return recvmsg(stream->fd, &msg, MSG_DONTWAIT);
+}
+
+/* `n` bytes after pos came; those past the trailer are the next head's. */
+static void advance(struct tcp_half *rx, size_t n)
+{
+	uint64_t end = (uint64_t)rx->head.length + TCP_TRAILER_BYTES;
+
+	rx->pos += n;
+	if (rx->pos > end) {
+		rx->got = rx->pos - end;
+		rx->pos = end;
+	}
+}
+
+static enum outcome pull(struct tcp_stream *stream)
+{
+	struct tcp_peer *peer = stream->peer;
+	struct tcp_half *rx = &stream->rx;
+	bool held, fault;
+	ssize_t n;
+	int no;
+
+	pthread_mutex_lock(&peer->lock);
+	held = tcp_half_hold(rx, false);
+	pthread_mutex_unlock(&peer->lock);
+	n = rx->over && rx->pos < rx->head.length ? discard(stream) : take(stream);
+	no = errno;
+	fault = held && n < 0 && no == EFAULT;
+	if (n > 0)
+		advance(rx, (size_t)n);
+	if (held) {
+		pthread_mutex_lock(&peer->lock);
+		if (fault) {
+			err_raise(ERR_FAULT, "the memory was cut by its owner");
+			tcp_flow_fault(rx->flow);
+		}
+		(void)tcp_half_release(rx, false);
+		pthread_mutex_unlock(&peer->lock);
+	}
+	if (fault)
+		return CAME;
+	return n > 0 ? CAME : nothing_came(stream, n, no);
+}
+
+bool tcp_rx_work(struct tcp_stream *stream)
+{
+	struct tcp_half *rx = &stream->rx;
+	int r = 0;
+
+	for (unsigned int calls = CALLS_A_TURN; calls > 0 && r == 0; calls--) {
+		enum outcome outcome = rx->active ? pull(stream) : pull_head(stream);
+
+		if (outcome != CAME)
+			return false;
+		if (rx->active &&
+		    rx->pos == (uint64_t)rx->head.length + TCP_TRAILER_BYTES)
+			r = end_frame(stream);
+		if (r == 0 && !rx->active && rx->got == TCP_HEAD_BYTES)
+			r = begin_frame(stream);
+	}
+	if (r == 0)
+		return true;
+	tcp_stream_fail(stream);
+	return false;
+}

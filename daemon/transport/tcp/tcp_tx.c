@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The sending half of a stream.
+ *
+ * A frame is a head, bytes of one transfer and a trailer, given to the kernel in
+ * one call where the socket takes it. Rows that are long enough are named to it
+ * as they lie in the engine's memory; short ones, and memory that is another
+ * process's, are packed into a bounce buffer first, in this thread, so that the
+ * kernel finds them in its cache.
+ *
+ * Each call is made with the flow held. When the flow was closed in between, in
+ * the middle of its bytes, the rest of the frame is filled up with zeros and the
+ * trailer says that none of it counts: the stream goes on with the next frame.
+ */
+#include "daemon/transport/tcp/tcp_impl.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+
+#define FRAMES_A_TURN 4u
+#define NOTHING_BYTES (64u << 10)
+
+static const uint8_t nothing[NOTHING_BYTES];
+
+enum outcome { SENT, WAITING, BROKEN };
+
+static uint64_t frame_bytes(const struct tcp_half *tx)
+{
+	return TCP_HEAD_BYTES + (uint64_t)tx->head.length + TCP_TRAILER_BYTES;
+}
+
+/* ---- what goes out next ---- */
+
+static unsigned int name_payload(const struct tcp_half *tx, struct iovec *iov,
+				 uint64_t *named_p)
+{
+	uint64_t done = tx->pos - TCP_HEAD_BYTES, left = tx->head.length - done;
+	unsigned int count = 0;
+
+	if (tx->over) {
+		*named_p = left < NOTHING_BYTES ? left : NOTHING_BYTES;
+		iov[0] = (struct iovec){(void *)(uintptr_t)nothing, *named_p};
+		return 1;
+	}
+	if (tx->bounce) {
+		*named_p = left;
+		iov[0] = (struct iovec){tx->bounce->bytes + done, left};
+		return 1;
+	}
+	*named_p = stage_iov(&tx->flow->side, tx->head.at + done,
+			     tx->head.at + tx->head.length, iov, TCP_ROWS_MAX, &count);
+	return count;
+}
+
+/* From tx->pos on. */
+static unsigned int name_frame(struct tcp_half *tx, struct iovec *iov)
+{
+	uint64_t pos = tx->pos, named, end = TCP_HEAD_BYTES + (uint64_t)tx->head.length;
+	unsigned int count = 0;
+
+	if (pos < TCP_HEAD_BYTES) {
+		iov[count++] = (struct iovec){tx->head_bytes + pos, TCP_HEAD_BYTES - pos};
+		pos = TCP_HEAD_BYTES;
+	}
+	if (pos < end) {
+		const uint64_t was = tx->pos;
+
+		tx->pos = pos;
+		count += name_payload(tx, iov + count, &named);
+		tx->pos = was;
+		pos += named;
+	}
+	if (pos >= end)
+		iov[count++] = (struct iovec){tx->trailer_bytes + (pos - end),
+					      TCP_TRAILER_BYTES - (pos - end)};
+	return count;
+}
+
+/* ---- a frame begins ---- */
+
+/* Runs with the flow held: how its bytes will go, and their checksum. */
+static int begin_payload(struct tcp_stream *stream)
+{
+	struct tcp_half *tx = &stream->tx;
+	struct tcp_thread *thread = stream->thread;
+	const struct tcp_flow *flow = tx->flow;
+	uint64_t begin = tx->head.at, end = begin + tx->head.length, named;
+	struct tcp_trailer trailer = {.good = true, .kind = stream->peer->verify};
+	unsigned int count;
+	int r = 0;
+
+	if (!flow->direct || !stage_few_rows(&flow->side, begin, end, TCP_ROWS_MAX)) {
+		tx->bounce = tcp_bounce_take(thread);
+		if (!tx->bounce)
+			return err_pass(-ENOMEM);
+		r = stage_pack(thread->hand, &flow->side, begin, end, tx->bounce->bytes);
+		if (r < 0)
+			return err_pass(r);
+	}
+	if (trailer.kind != TCP_VERIFY_NONE) {
+		tx->pos = TCP_HEAD_BYTES;
+		count = name_payload(tx, thread->iov, &named);
+		tx->pos = 0;
+		trailer.sum = tcp_sum(trailer.kind, thread->iov, count);
+	}
+	tcp_head_put(&tx->head, tx->head_bytes);
+	tcp_trailer_put(&trailer, tx->trailer_bytes);
+	return 0;
+}
+
+/* False: there is nothing to send. */
+static bool begin_frame(struct tcp_stream *stream)
+{
+	struct tcp_peer *peer = stream->peer;
+	struct tcp_half *tx = &stream->tx;
+	bool any;
+	int r;
+
+	pthread_mutex_lock(&peer->lock);
+	any = !stream->closing && tcp_flow_claim(peer, tx) > 0;
+	stream->idle = !any;
+	if (any)
+		(void)tcp_half_hold(tx, true); /* open: it was among the sources */
+	pthread_mutex_unlock(&peer->lock);
+	if (!any)
+		return false;
+	tx->active = true;
+	r = begin_payload(stream);
+	pthread_mutex_lock(&peer->lock);
+	if (r < 0)
+		tcp_flow_fault(tx->flow);
+	(void)tcp_half_release(tx, true);
+	pthread_mutex_unlock(&peer->lock);
+	return true;
+}
+
+/* ---- a frame goes on ---- */
+
+/* The lock is held. */
+static void end_frame(struct tcp_stream *stream)
+{
+	struct tcp_half *tx = &stream->tx;
+
+	if (tx->flow)
+		tcp_flow_moved(tx->flow, tx->head.length);
+	tcp_half_leave(tx);
+	tx->active = false;
+	tcp_bounce_give(stream->thread, &tx->bounce);
+}
+
+/* A frame that lost its flow before the head was out has none. */
+static void void_frame(struct tcp_half *tx)
+{
+	const struct tcp_trailer trailer = {.kind = TCP_VERIFY_NONE};
+
+	if (tx->pos == 0)
+		tcp_head_put(&tx->head, tx->head_bytes);
+	tcp_trailer_put(&trailer, tx->trailer_bytes);
+}
+
+static enum outcome push(struct tcp_stream *stream)
+{
+	struct tcp_peer *peer = stream->peer;
+	struct tcp_half *tx = &stream->tx;
+	struct msghdr msg = {.msg_iov = stream->thread->iov};
+	enum outcome outcome = SENT;
+	bool held, dead = false;
+	ssize_t n = 0;
+	int no = 0;
+
+	pthread_mutex_lock(&peer->lock);
+	held = tcp_half_hold(tx, true);
+	pthread_mutex_unlock(&peer->lock);
+	if (tx->over)
+		void_frame(tx);
+	if (held && !tx->bounce)
+		dead = tcp_flow_dead(tx->flow);
+	if (!dead) {
+		msg.msg_iovlen = name_frame(tx, msg.msg_iov);
+		n = sendmsg(stream->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+		no = errno;
+	}
+	if (n > 0)
+		tx->pos += (uint64_t)n;
+	pthread_mutex_lock(&peer->lock);
+	if (held && (dead || (n < 0 && no == EFAULT))) {
+		err_raise(ERR_FAULT, "the memory was cut by its owner");
+		tcp_flow_fault(tx->flow);
+		n = 0;
+	}
+	if (held)
+		(void)tcp_half_release(tx, true);
+	if (n >= 0 && tx->pos == frame_bytes(tx))
+		end_frame(stream);
+	pthread_mutex_unlock(&peer->lock);
+	if (n < 0 && (no == EAGAIN || no == ENOBUFS || no == EINTR)) {
+		stream->can_write = no == EINTR;
+		outcome = WAITING;
+	} else if (n < 0) {
+		err_raise(ERR_PEER, "tcp: a stream to %s broke: %s", peer->net.name,
+			  strerror(no));
+		tcp_stream_fail(stream);
+		outcome = BROKEN;
+	}
+	return outcome;
+}
+
+bool tcp_tx_work(struct tcp_stream *stream)
+{
+	struct tcp_half *tx = &stream->tx;
+
+	for (unsigned int frames = FRAMES_A_TURN; frames > 0;) {
+		if (!tx->active && !begin_frame(stream))
+			return false;
+		if (push(stream) != SENT)
+			return stream->can_write;
+		frames -= !tx->active;
+	}
+	return true;
+}

@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every head carries a checksum of itself. TCP's own is 16 bits; a head that it
+ * lets through wrong would name another transfer or length, and a stream that
+ * lost its frames cannot be told from a hostile one. Tokens are compared by who
+ * holds them (tcp_guest.c), in constant time; here they are bytes.
+ */
+#include "daemon/transport/tcp/tcp_wire.h"
+
+#include <arpa/inet.h>
+#include <ctype.h>
+#include <stdio.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "daemon/base/cursor.h"
+
+#define HELLO_MAGIC UINT32_C(0x4854564b)   /* "KVTH" */
+#define FRAME_MAGIC UINT32_C(0x4654564b)   /* "KVTF" */
+#define ADDRESS_MAGIC UINT32_C(0x4154564b) /* "KVTA" */
+#define GOOD_MARK UINT32_C(0x444f4f47)	   /* "GOOD" */
+#define VOID_MARK UINT32_C(0x44494f56)	   /* "VOID" */
+#define WIRE_VERSION 1u
+#define CHECK_BYTES 8u
+#define RETRYABLE 256u
+
+static uint64_t check_of(const uint8_t *buf, size_t size)
+{
+	return XXH3_64bits(buf, size - CHECK_BYTES);
+}
+
+/* ---- hello ---- */
+
+void tcp_hello_put(const struct tcp_hello *hello, uint8_t buf[TCP_HELLO_BYTES])
+{
+	struct cursor c;
+
+	cursor_write(&c, buf, TCP_HELLO_BYTES);
+	cursor_put_u32(&c, HELLO_MAGIC);
+	cursor_put_u16(&c, WIRE_VERSION);
+	cursor_put_u8(&c, (uint8_t)hello->role);
+	cursor_put_u8(&c, (uint8_t)hello->verify);
+	cursor_put_u32(&c, hello->streams);
+	cursor_put_u32(&c, 0); /* spare */
+	cursor_put_bytes(&c, hello->token, XP_TOKEN_BYTES);
+	cursor_put_u64(&c, check_of(buf, TCP_HELLO_BYTES));
+}
+
+int tcp_hello_get(const uint8_t buf[TCP_HELLO_BYTES], struct tcp_hello *hello_p)
+{
+	const void *token;
+	uint16_t version;
+	uint8_t role, verify;
+	struct cursor c;
+	uint32_t magic;
+
+	cursor_read(&c, buf, TCP_HELLO_BYTES);
+	magic = cursor_get_u32(&c);
+	version = cursor_get_u16(&c);
+	role = cursor_get_u8(&c);
+	verify = cursor_get_u8(&c);
+	hello_p->streams = cursor_get_u32(&c);
+	(void)cursor_get_u32(&c);
+	token = cursor_get_bytes(&c, XP_TOKEN_BYTES);
+	memcpy(hello_p->token, token, XP_TOKEN_BYTES);
+	if (magic != HELLO_MAGIC || cursor_get_u64(&c) != check_of(buf, TCP_HELLO_BYTES))
+		return err_raise(ERR_PROTO, "tcp: this is not kvd's protocol");
+	if (version != WIRE_VERSION)
+		return err_raise(ERR_VERSION, "tcp: version %u there, %u here", version,
+				 WIRE_VERSION);
+	if (role == 0 || role >= TCP_ROLE_END || verify >= TCP_VERIFY_END)
+		return err_raise(ERR_PROTO, "tcp hello: role %u, verify %u", role, verify);
+	hello_p->role = (enum tcp_role)role;
+	hello_p->verify = (enum tcp_verify)verify;
+	if ((role == TCP_CONTROL || role == TCP_WELCOME) &&
+	    (hello_p->streams == 0 || hello_p->streams > TCP_STREAMS_MAX))
+		return err_raise(ERR_PROTO, "tcp hello: %u streams", hello_p->streams);
+	return 0;
+}
+
+/* ---- heads ---- */
+
+static uint32_t length_max(uint8_t type)
+{
+	switch (type) {
+	case TCP_REQUEST:
+		return XP_HEADER_MAX + TCP_EAGER_MAX;
+	case TCP_DONE:
+		return TCP_EAGER_MAX;
+	case TCP_CANCEL:
+	case TCP_BYE:
+		return TCP_TEXT_MAX;
+	case TCP_DATA:
+	case TCP_SERVE:
+		return TCP_DATA_MAX;
+	default:
+		return 0;
+	}
+}
+
+void tcp_head_put(const struct tcp_head *head, uint8_t buf[TCP_HEAD_BYTES])
+{
+	struct cursor c;
+
+	cursor_write(&c, buf, TCP_HEAD_BYTES);
+	cursor_put_u32(&c, FRAME_MAGIC);
+	cursor_put_u8(&c, WIRE_VERSION);
+	cursor_put_u8(&c, head->type);
+	cursor_put_u16(&c, head->flags);
+	cursor_put_u64(&c, head->id);
+	cursor_put_u64(&c, head->at);
+	cursor_put_u32(&c, head->code);
+	cursor_put_u32(&c, head->length);
+	cursor_put_u64(&c, head->sum);
+	cursor_put_u64(&c, check_of(buf, TCP_HEAD_BYTES));
+}
+
+static int head_check(const struct tcp_head *h, bool data)
+{
+	bool eager = h->flags & TCP_FLAG_EAGER;
+
+	if (h->type == 0 || h->type >= TCP_TYPE_END || tcp_head_is_data(h) != data)
+		return err_raise(ERR_PROTO, "tcp frame: type %u on %s", h->type,
+				 data ? "a stream" : "the control line");
+	if (h->length > length_max(h->type) || (data && h->length == 0))
+		return err_raise(ERR_PROTO, "tcp frame: type %u with %u bytes", h->type,
+				 h->length);
+	if ((h->id == 0) != (h->type == TCP_BYE))
+		return err_raise(ERR_PROTO, "tcp frame: type %u of transfer %llu", h->type,
+				 (unsigned long long)h->id);
+	if (eager && h->type != TCP_REQUEST && h->type != TCP_DONE)
+		return err_raise(ERR_PROTO, "tcp frame: type %u brings bytes", h->type);
+	if (h->type == TCP_REQUEST &&
+	    (eager ? h->at == 0 || h->at > TCP_EAGER_MAX || h->at > h->length ||
+			    h->length - h->at > XP_HEADER_MAX
+		   : h->length > XP_HEADER_MAX))
+		return err_raise(ERR_PROTO, "tcp request: %u bytes, %llu of them the transfer's",
+				 h->length, (unsigned long long)h->at);
+	if (h->type == TCP_DONE &&
+	    (eager ? h->code != ERR_OK || h->length == 0 : h->length > TCP_TEXT_MAX))
+		return err_raise(ERR_PROTO, "tcp answer: %u bytes", h->length);
+	if (data && h->at > UINT64_MAX - h->length)
+		return err_raise(ERR_PROTO, "tcp frame: bytes from %llu on wrap around",
+				 (unsigned long long)h->at);
+	return 0;
+}
+
+int tcp_head_get(const uint8_t buf[TCP_HEAD_BYTES], bool data, struct tcp_head *head_p)
+{
+	struct tcp_head *h = head_p;
+	struct cursor c;
+	uint32_t magic;
+	uint8_t version;
+
+	cursor_read(&c, buf, TCP_HEAD_BYTES);
+	magic = cursor_get_u32(&c);
+	version = cursor_get_u8(&c);
+	h->type = cursor_get_u8(&c);
+	h->flags = cursor_get_u16(&c);
+	h->id = cursor_get_u64(&c);
+	h->at = cursor_get_u64(&c);
+	h->code = cursor_get_u32(&c);
+	h->length = cursor_get_u32(&c);
+	h->sum = cursor_get_u64(&c);
+	if (magic != FRAME_MAGIC || version != WIRE_VERSION)
+		return err_raise(ERR_PROTO, "tcp frame: magic %08x version %u", magic,
+				 version);
+	if (cursor_get_u64(&c) != check_of(buf, TCP_HEAD_BYTES))
+		return err_raise(ERR_PROTO, "tcp frame: checksum of its head");
+	return err_pass(head_check(h, data));
+}
+
+void tcp_head_put_err(struct tcp_head *head, const struct err *err)
+{
+	head->code = err->code;
+	head->flags = (uint16_t)(err->scope | (err->retryable ? RETRYABLE : 0));
+}
+
+void tcp_head_get_err(const struct tcp_head *head, const void *text, size_t len,
+		      struct err *err_p)
+{
+	unsigned int scope = head->flags & (RETRYABLE - 1);
+
+	memset(err_p, 0, sizeof(*err_p));
+	err_p->code = err_from_wire(head->code);
+	err_p->scope = scope <= ERR_SCOPE_DAEMON ? (enum err_scope)scope :
+						   err_default_scope(err_p->code);
+	err_foreign(err_p);
+	err_p->retryable = head->flags & RETRYABLE;
+	if (len > TCP_TEXT_MAX)
+		len = TCP_TEXT_MAX;
+	for (size_t i = 0; i < len; i++) {
+		unsigned char ch = ((const unsigned char *)text)[i];
+
+		err_p->text[i] = isprint(ch) ? (char)ch : '?';
+	}
+}
+
+/* ---- trailers ---- */
+
+void tcp_trailer_put(const struct tcp_trailer *trailer, uint8_t buf[TCP_TRAILER_BYTES])
+{
+	struct cursor c;
+
+	cursor_write(&c, buf, TCP_TRAILER_BYTES);
+	cursor_put_u32(&c, trailer->good ? GOOD_MARK : VOID_MARK);
+	cursor_put_u32(&c, (uint32_t)trailer->kind);
+	cursor_put_u64(&c, trailer->sum);
+}
+
+int tcp_trailer_get(const uint8_t buf[TCP_TRAILER_BYTES], struct tcp_trailer *trailer_p)
+{
+	uint32_t mark, kind;
+	struct cursor c;
+
+	cursor_read(&c, buf, TCP_TRAILER_BYTES);
+	mark = cursor_get_u32(&c);
+	kind = cursor_get_u32(&c);
+	if ((mark != GOOD_MARK && mark != VOID_MARK) || kind >= TCP_VERIFY_END)
+		return err_raise(ERR_PROTO, "tcp trailer: mark %08x, checksum of kind %u",
+				 mark, kind);
+	trailer_p->good = mark == GOOD_MARK;
+	trailer_p->kind = (enum tcp_verify)kind;
+	trailer_p->sum = cursor_get_u64(&c);
+	return 0;
+}
+
+/* ---- addresses ---- */
+
+int tcp_address_put(const struct tcp_address *address, uint8_t buf[XP_ADDRESS_MAX],
+		    size_t *len_p)
+{
+	struct cursor c;
+
+	cursor_write(&c, buf, XP_ADDRESS_MAX);
+	cursor_put_u32(&c, ADDRESS_MAGIC);
+	cursor_put_u8(&c, WIRE_VERSION);
+	cursor_put_u8(&c, (uint8_t)address->count);
+	for (uint32_t i = 0; i < address->count; i++) {
+		const union tcp_sockaddr *sa = &address->list[i];
+		bool v6 = sa->any.sa_family == AF_INET6;
+
+		cursor_put_u8(&c, v6 ? 6 : 4);
+		cursor_put_u16(&c, ntohs(v6 ? sa->v6.sin6_port : sa->v4.sin_port));
+		if (v6)
+			cursor_put_bytes(&c, &sa->v6.sin6_addr, sizeof(sa->v6.sin6_addr));
+		else
+			cursor_put_bytes(&c, &sa->v4.sin_addr, sizeof(sa->v4.sin_addr));
+	}
+	*len_p = c.pos;
+	return err_pass(cursor_check(&c, "tcp address"));
+}
+
+static void take_place(struct cursor *c, union tcp_sockaddr *sa)
+{
+	uint8_t family = cursor_get_u8(c);
+	uint16_t port = cursor_get_u16(c);
+	const void *bytes = cursor_get_bytes(c, family == 6 ? 16 : 4);
+
+	memset(sa, 0, sizeof(*sa));
+	if (!bytes || (family != 4 && family != 6) || port == 0) {
+		c->bad = true;
+	} else if (family == 6) {
+		sa->v6.sin6_family = AF_INET6;
+		sa->v6.sin6_port = htons(port);
+		memcpy(&sa->v6.sin6_addr, bytes, 16);
+	} else {
+		sa->v4.sin_family = AF_INET;
+		sa->v4.sin_port = htons(port);
+		memcpy(&sa->v4.sin_addr, bytes, 4);
+	}
+}
+
+int tcp_address_get(const void *buf, size_t len, struct tcp_address *address_p)
+{
+	struct cursor c;
+	uint32_t magic;
+	uint8_t version;
+
+	memset(address_p, 0, sizeof(*address_p));
+	cursor_read(&c, buf, len);
+	magic = cursor_get_u32(&c);
+	version = cursor_get_u8(&c);
+	address_p->count = cursor_get_u8(&c);
+	if (c.bad || magic != ADDRESS_MAGIC)
+		return err_raise(ERR_PROTO, "tcp address: not one");
+	if (version != WIRE_VERSION)
+		return err_raise(ERR_VERSION, "tcp address: version %u, here %u", version,
+				 WIRE_VERSION);
+	if (address_p->count == 0 || address_p->count > TCP_ADDRESSES_MAX)
+		return err_raise(ERR_PROTO, "tcp address: %u places", address_p->count);
+	for (uint32_t i = 0; i < address_p->count && !c.bad; i++)
+		take_place(&c, &address_p->list[i]);
+	if (c.bad || cursor_left(&c) > 0)
+		return err_raise(ERR_PROTO, "tcp address: %zu bytes for %u places", len,
+				 address_p->count);
+	return 0;
+}
+
+socklen_t tcp_sockaddr_len(const union tcp_sockaddr *sa)
+{
+	return sa->any.sa_family == AF_INET6 ? sizeof(sa->v6) : sizeof(sa->v4);
+}
+
+void tcp_sockaddr_text(const union tcp_sockaddr *sa, char *buf, size_t size)
+{
+	char host[INET6_ADDRSTRLEN] = "?";
+
+	if (sa->any.sa_family == AF_INET6) {
+		inet_ntop(AF_INET6, &sa->v6.sin6_addr, host, sizeof(host));
+		snprintf(buf, size, "[%s]:%u", host, ntohs(sa->v6.sin6_port));
+	} else {
+		inet_ntop(AF_INET, &sa->v4.sin_addr, host, sizeof(host));
+		snprintf(buf, size, "%s:%u", host, ntohs(sa->v4.sin_port));
+	}
+}

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * tcp_wire: the bytes of the tcp backend: how a connection begins, the head of
+ * every frame, the trailer of a data frame, and an address as HELLO carries it.
+ *
+ * Pure. Little-endian, read and written by the bounded cursor; every length is
+ * held against its cap here, before anybody allocates or waits for it.
+ */
+#ifndef KVD_TRANSPORT_TCP_WIRE_H
+#define KVD_TRANSPORT_TCP_WIRE_H
+
+#include <netinet/in.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/base/err.h"
+#include "daemon/transport/tcp/tcp_sum.h"
+#include "daemon/transport/transport.h"
+
+#define TCP_HELLO_BYTES 40u
+#define TCP_PASS_BYTES (2u * XP_TOKEN_BYTES)
+#define TCP_HEAD_BYTES 48u
+#define TCP_TRAILER_BYTES 16u
+#define TCP_STREAMS_MAX 32u
+#define TCP_DATA_MAX (256u << 10)  /* bytes of one data frame */
+#define TCP_EAGER_MAX (64u << 10)  /* bytes that travel inside a request or answer */
+#define TCP_TEXT_MAX (ERR_TEXT_MAX - 1u) /* bytes of a fault's words */
+#define TCP_ADDRESSES_MAX 16u
+
+/* ---- how a connection begins ---- */
+enum tcp_role {
+	TCP_CONTROL = 1, /* dialer's, first: token */
+	TCP_WELCOME,	 /* its answer: token; a pass for each stream follows */
+	TCP_STREAM,	 /* dialer's: the first half of a pass */
+	TCP_STREAM_OK,	 /* its answer: the second half */
+	TCP_ROLE_END,
+};
+
+struct tcp_hello {
+	enum tcp_role role;
+	enum tcp_verify verify; /* what its sender wants checked */
+	uint32_t streams;	/* CONTROL: wanted; WELCOME: given, 1 … MAX */
+	uint8_t token[XP_TOKEN_BYTES];
+};
+
+void tcp_hello_put(const struct tcp_hello *hello, uint8_t buf[TCP_HELLO_BYTES]);
+/* ERR_PROTO: not one; ERR_VERSION. */
+int tcp_hello_get(const uint8_t buf[TCP_HELLO_BYTES], struct tcp_hello *hello_p);
+
+/* ---- frames ---- */
+/* `id` names a transfer and is minted by its initiator, from 1 up. */
+enum tcp_type {
+	TCP_REQUEST = 1, /* at = bytes of the transfer, code = kind; payload: header */
+	TCP_GO,		 /* a WRITE's destination is ready for its bytes */
+	TCP_CANCEL,	 /* fault: the initiator wants out */
+	TCP_DONE,	 /* fault or code 0: the answerer has finished */
+	TCP_BYE,	 /* fault: the sender closes */
+	TCP_DATA,	 /* of the sender's WRITE; at = offset; bytes, then a trailer */
+	TCP_SERVE,	 /* of the receiver's READ; the same */
+	TCP_TYPE_END,
+};
+
+/* REQUEST, DONE: the transfer's bytes follow the payload's first part. */
+#define TCP_FLAG_EAGER 0x8000u
+
+struct tcp_head {
+	uint8_t type;
+	uint16_t flags; /* faults: scope, and 256 for retryable */
+	uint64_t id, at;
+	uint32_t code;
+	uint32_t length; /* of the payload that follows */
+	uint64_t sum;	 /* eager: of the transfer's bytes */
+};
+
+static inline bool tcp_head_is_data(const struct tcp_head *head)
+{
+	return head->type >= TCP_DATA;
+}
+
+void tcp_head_put(const struct tcp_head *head, uint8_t buf[TCP_HEAD_BYTES]);
+/* ERR_PROTO: not a head of this version, or a length over its type's cap; on a
+ * stream (`data`) only data frames are right, on the control line only others. */
+int tcp_head_get(const uint8_t buf[TCP_HEAD_BYTES], bool data, struct tcp_head *head_p);
+
+/* A fault as fields of a head; the words go as payload. */
+void tcp_head_put_err(struct tcp_head *head, const struct err *err);
+/* A peer's fault: numbers checked, words cut and made printable. */
+void tcp_head_get_err(const struct tcp_head *head, const void *text, size_t len,
+		      struct err *err_p);
+
+/* ---- the trailer of a data frame ---- */
+struct tcp_trailer {
+	bool good;	      /* the bytes are the source's; else they are nothing */
+	enum tcp_verify kind; /* of sum */
+	uint64_t sum;
+};
+
+void tcp_trailer_put(const struct tcp_trailer *trailer, uint8_t buf[TCP_TRAILER_BYTES]);
+int tcp_trailer_get(const uint8_t buf[TCP_TRAILER_BYTES], struct tcp_trailer *trailer_p);
+
+/* ---- where a daemon's data port is ---- */
+union tcp_sockaddr {
+	struct sockaddr any;
+	struct sockaddr_in v4;
+	struct sockaddr_in6 v6;
+};
+
+struct tcp_address {
+	union tcp_sockaddr list[TCP_ADDRESSES_MAX]; /* to be tried in this order */
+	uint32_t count;
+};
+
+int tcp_address_put(const struct tcp_address *address, uint8_t buf[XP_ADDRESS_MAX],
+		    size_t *len_p);
+/* ERR_PROTO when it is not one; ERR_VERSION. */
+int tcp_address_get(const void *buf, size_t len, struct tcp_address *address_p);
+socklen_t tcp_sockaddr_len(const union tcp_sockaddr *sa);
+/* "127.0.0.1:4000", "[::1]:4000" */
+void tcp_sockaddr_text(const union tcp_sockaddr *sa, char *buf, size_t size);
+
+#endif

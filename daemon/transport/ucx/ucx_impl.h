@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ucx_impl: what the files of the ucx backend know of each other.
+ *
+ *   ucx.c        probe, open, close, progress; the table of operations
+ *   ucx_reg.c    registered memory and keys
+ *   ucx_peer.c   a connection: endpoint, hello, loss, close
+ *   ucx_order.c  sequenced frames, out and in
+ *   ucx_xfer.c   a transfer's life on either side
+ *   ucx_source.c the side of a transfer that its bytes leave
+ *   ucx_sink.c   the side where they land
+ *   ucx_pool, spans, ucx_wire, ucx_lib: parts without an own view of this
+ *
+ * Everything is on the loop's thread. Functions called by libucp (names begin
+ * with `ucx_on_` or are static `on_`) change state and kick the peer; what calls
+ * up into the daemon happens in ucx_peer_step() only, never below libucp.
+ */
+#ifndef KVD_TRANSPORT_UCX_IMPL_H
+#define KVD_TRANSPORT_UCX_IMPL_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/base/idmap.h"
+#include "daemon/base/list.h"
+#include "daemon/base/sm.h"
+#include "daemon/loop/loop.h"
+#include "daemon/loop/offload.h"
+#include "daemon/memory/copy.h"
+#include "daemon/transport/net.h"
+#include "daemon/transport/transport.h"
+#include "daemon/transport/ucx/ucx.h"
+#include "daemon/transport/ucx/ucx_lib.h"
+#include "daemon/transport/ucx/ucx_pool.h"
+#include "daemon/transport/spans.h"
+#include "daemon/transport/ucx/ucx_wire.h"
+
+/* Slices up to this size are sent eagerly; only the single slice of a small
+ * transfer may be, so what a peer makes us hold unasked is bounded. */
+#define UCX_EAGER_MAX 8192u
+/* A stretch of memory from this size on travels without a copy to a buffer. */
+#define UCX_DIRECT_MIN 16384u
+#define UCX_SLICE_MIN 65536u
+#define UCX_SLICE_MAX (16u << 20)
+#define UCX_WINDOW_SLICES 64u	      /* posted at once to a peer */
+#define UCX_SHARE_BYTES (4u << 20)     /* posted at once of one transfer */
+#define UCX_FETCHES_MAX (4u * UCX_WINDOW_SLICES) /* as the receiver may see it */
+#define UCX_AM_ID 0x6bu		      /* 'k': all our messages */
+#define UCX_POOL_BYTES (16u << 20)    /* bounce buffers, each way */
+#define UCX_HELD_MAX (NET_HEADERS_MAX + 4u * XP_HEADER_MAX)
+/* Sequenced frames that wait for an earlier one: two each of the transfers
+ * that either side may have unfinished, and a farewell. */
+#define UCX_ORDER_MAX (4u * XP_INBOUND_MAX + 1u)
+
+struct ucx_transport {
+	struct net_transport net;
+	const struct ucx_lib *lib;
+	ucp_context_h context;
+	ucp_worker_h worker;
+	struct loop_fd watch;	/* the worker's event fd */
+	struct strmap tokens;	/* token_in -> ucx_peer */
+	struct strmap pairings; /* remote worker's address -> ucx_pairing */
+	struct ucx_pool send_pool, recv_pool;
+	struct list hungry;	/* ucx_piece.link: wait for a receive buffer */
+	uint64_t slice_bytes, window_bytes;
+	uint64_t frames_dropped; /* no peer of ours sent them */
+	atomic_uint releasing;	/* memories on a helper; close() waits for them */
+};
+
+/* Endpoints made here to one remote worker. Lives as long as ours: libucp
+ * counts that long. */
+struct ucx_pairing {
+	uint64_t count;
+};
+
+struct ucx_reg {
+	struct xp_reg_base base;
+	ucp_mem_h memh; /* NULL: never given to libucp, or it needs none */
+	atomic_int refs; /* the owner's and one a transfer's buffer */
+	uint64_t id;
+	struct offload_job job; /* the last reference went on the loop */
+};
+
+struct ucx_peer {
+	struct net_peer net;
+	struct ucx_transport *transport;
+	ucp_ep_h ep; /* NULL: none yet, or its close began */
+	uint64_t ep_number; /* of those made here to that worker, from 1 up */
+	bool ep_failed;	    /* while opening: the next hello takes another */
+	void *address;	    /* the remote worker's, as it came in HELLO */
+	size_t address_len;
+	struct ucx_pairing *pairing;
+	bool answer_came, answer_due, flushed;
+	unsigned int hellos;	/* that came */
+	uint64_t hello_again_ns; /* wait before the next one */
+	uint64_t hello_number;	 /* the endpoint that the last one names */
+	uint64_t slice_bytes; /* largest that both sides take */
+	unsigned int busy; /* requests inside libucp */
+	uint64_t hello_deadline_ns, nudge_ns, nag_at_ns;
+
+	/* sequenced frames */
+	uint64_t out_seq, in_seq; /* last sent; next expected */
+	struct list entries;	  /* ucx_entry.link, by seq */
+	struct ucx_entry *reserve; /* for a frame that finds no memory */
+	uint64_t held_bytes; /* request headers that the peer makes us keep */
+
+	/* bytes */
+	struct list sources; /* ucx_xfer.source_link, in turn */
+	uint64_t sending_bytes;
+	unsigned int sending;
+	bool starved; /* a source waits for a send buffer */
+	unsigned int receiving; /* pieces of rendezvous not fetched yet */
+};
+
+/* One sequenced frame on its way in. A request's lives on in its transfer. */
+struct ucx_entry {
+	struct list link;
+	struct ucx_peer *peer;
+	struct ucx_frame frame;
+	bool receiving; /* its payload is on the way */
+	bool orphan;	/* peer ended meanwhile: free when received */
+	bool starved;	/* a request without memory for its header: refuse it */
+	size_t len;
+	uint8_t payload[];
+};
+
+/* A frame on its way out, with words at most. */
+struct ucx_send {
+	struct ucx_peer *peer;
+	ucp_ep_h ep; /* it went by */
+	struct ucx_xfer *xfer; /* of a request: it stays until this is out */
+	uint8_t header[UCX_FRAME_BYTES];
+	char text[UCX_TEXT_MAX];
+};
+
+/* This side's memory of a transfer. */
+struct ucx_side {
+	const struct plan *plan;
+	struct copy_buffer *buffers; /* as the plan names them */
+	struct ucx_reg **regs;
+	uint32_t count;
+};
+
+struct ucx_xfer {
+	struct net_xfer net;
+	struct ucx_peer *peer;
+	struct list source_link;
+	unsigned int busy; /* pieces, and frames of it inside libucp */
+	struct ucx_side side;
+	struct ucx_entry *entry;    /* theirs: holds the header */
+	struct ucx_send *spare[2];  /* so that an answer never lacks memory */
+	/* source */
+	uint64_t next_byte, done_bytes;
+	uint64_t sending_bytes; /* source: posted and not back */
+	uint64_t turn_bytes;	/* source: posted in this turn */
+	/* sink */
+	struct spans spans;	 /* came */
+	uint64_t landed;	 /* done with */
+	struct list pieces;	 /* ucx_piece.xfer_link */
+};
+
+/* One slice inside this daemon. */
+struct ucx_piece {
+	struct list link;      /* transport->hungry */
+	struct list xfer_link; /* xfer->pieces */
+	struct ucx_xfer *xfer;
+	uint64_t offset, length; /* of the stream */
+	struct ucx_buffer *buffer; /* bounce, or NULL */
+	void *desc;	       /* libucp's: not received yet */
+	bool copying;
+	struct copy_job job;
+	uint8_t header[UCX_FRAME_BYTES]; /* source */
+	uint8_t data[];	       /* an eager slice that cannot be put in place here */
+};
+
+/* ---- ucx.c ---- */
+/* Peers that wait for a send buffer may try again. */
+void ucx_feed_sources(struct ucx_transport *transport);
+/* ERR_TRANSPORT "ucx: <what>: <libucp's words>". */
+int ucx_fault(const struct ucx_lib *lib, const char *what, ucs_status_t status);
+/* What ucp_*_nbx gave: > 0 its callback comes, 0 it is done, < 0 it failed
+ * (ucs_status_t, nothing raised). */
+int ucx_started(ucs_status_ptr_t ptr);
+
+/* ---- ucx_reg.c ---- */
+int ucx_mem_reg(struct transport *base, struct memory *memory, struct xp_reg **reg_p);
+void ucx_mem_dereg(struct xp_reg *reg);
+int ucx_key_pack(struct xp_reg *reg, struct xp_peer *peer, void *buf, size_t size,
+		 size_t *len_p);
+int ucx_key_unpack(struct xp_peer *peer, const void *buf, size_t len, void *owner,
+		   struct xp_key **key_p);
+void ucx_key_drop(struct xp_key *key);
+/* References on this side's memories, and the tables the copy threads want. The
+ * plan's rows are inside the tables (xp_sides_check). */
+int ucx_side_init(struct ucx_side *side, const struct plan *plan,
+		  const struct xp_buffer *buffers, uint32_t count, bool is_src);
+void ucx_side_fini(struct ucx_side *side); /* idempotent; loop's thread */
+/* The address of a buffer's byte when libucp may touch it, else NULL. */
+uint8_t *ucx_side_direct(const struct ucx_side *side, uint32_t buffer, uint64_t offset,
+			 ucp_mem_h *memh_p);
+
+/* ---- ucx_peer.c ---- */
+int ucx_peer_open(struct transport *base, const struct xp_peer_args *args,
+		  struct xp_peer **peer_p);
+void ucx_peer_close(struct xp_peer *base, void (*on_closed)(void *arg), void *arg);
+/* A request of its endpoint failed. */
+void ucx_peer_break(struct ucx_peer *peer, const char *what, ucs_status_t status);
+extern const struct sm_table ucx_peer_table;
+void ucx_peer_step(struct net_peer *net);
+void ucx_peer_free(struct net_peer *net);
+void ucx_peer_hello(struct ucx_peer *peer, const struct ucx_frame *frame);
+
+/* ---- ucx_order.c ---- */
+struct ucx_send *ucx_send_new(struct ucx_peer *peer); /* NULL: raised */
+/* Sends and owns `send`. Fills token and seq; the payload is `err`'s words, or
+ * `payload`, which must stay until xfer->busy falls. */
+void ucx_send_frame(struct ucx_send *send, struct ucx_frame *frame,
+		    const struct err *err, struct ucx_xfer *xfer, const void *payload,
+		    size_t len);
+/* A sequenced frame came (inside libucp's callback). */
+ucs_status_t ucx_order_frame(struct ucx_peer *peer, const struct ucx_frame *frame,
+			     void *data, size_t len, bool rndv);
+/* The next entry in order, or NULL. The caller owns it. */
+struct ucx_entry *ucx_order_next(struct ucx_peer *peer);
+void ucx_entry_free(struct ucx_entry *entry);
+int ucx_order_reserve(struct ucx_peer *peer); /* refill peer->reserve */
+void ucx_order_drop(struct ucx_peer *peer); /* all that wait */
+
+/* ---- ucx_xfer.c ---- */
+extern const struct net_ops ucx_net_ops;
+void ucx_xfer_entry(struct ucx_peer *peer, struct ucx_entry *entry); /* owns it */
+
+/* ---- ucx_source.c ---- */
+void ucx_source_start(struct ucx_xfer *xfer);
+void ucx_source_stop(struct ucx_xfer *xfer);
+void ucx_source_pump(struct ucx_peer *peer);
+static inline bool ucx_source_complete(const struct ucx_xfer *xfer)
+{
+	return xfer->done_bytes == xfer->net.bytes;
+}
+
+/* ---- ucx_sink.c ---- */
+ucs_status_t ucx_sink_frame(struct ucx_peer *peer, const struct ucx_frame *frame,
+			    void *data, size_t len, bool rndv);
+void ucx_sink_stop(struct ucx_xfer *xfer);
+void ucx_sink_feed(struct ucx_transport *transport);
+static inline bool ucx_sink_complete(const struct ucx_xfer *xfer)
+{
+	return xfer->landed == xfer->net.bytes;
+}
+
+#endif

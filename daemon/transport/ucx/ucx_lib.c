@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/transport/ucx/ucx_lib.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+
+#define SYSTEM_LIBRARY "libucp.so.0"
+
+static struct ucx_lib lib;
+static char *loaded_path;
+
+/*
+ * What must hold whatever the operator's environment says, and why. The rest of
+ * UCX_* stays his: a fabric may need it.
+ */
+struct variable {
+	const char *name, *value;
+	bool force;
+};
+
+static const struct variable environment[] = {
+	/* Read by a constructor. Hooks on mmap and munmap inside a daemon that maps
+	 * and unmaps engines' memory on helper threads would run under them. */
+	{"UCX_MEM_MMAP_HOOK_MODE", "none", true},
+	{"UCX_MEM_MALLOC_HOOKS", "n", true},
+	{"UCX_MEM_MALLOC_RELOC", "n", true},
+	/* Else libucs takes SIGBUS, which memory.c guards, and SIGSEGV. */
+	{"UCX_ERROR_SIGNALS", "", true},
+	{"UCX_HANDLE_ERRORS", "none", true},
+	/* Else libucs takes SIGHUP, which is "reload" to a daemon. */
+	{"UCX_DEBUG_SIGNO", "0", true},
+	/* tcp "put" writes to a raw address out of the message: without it every
+	 * byte passes a receive request of ours, which a closed endpoint ends. */
+	{"UCX_TCP_PUT_ENABLE", "n", true},
+	/* On hardware our own NIC fetches: our queue pair's end is the proof that
+	 * nothing more lands. "put" would let the remote NIC write. */
+	{"UCX_RNDV_SCHEME", "get_zcopy", true},
+	/* Logs go to stdout otherwise, and a lost peer is no error of ours. */
+	{"UCX_LOG_LEVEL", "fatal", false},
+	{"UCX_WARN_UNUSED_ENV_VARS", "n", false},
+};
+
+/*
+ * libucp before 1.16, where the second set of its protocols became the usual one.
+ * Over tcp a rendezvous there goes as active messages straight from the source.
+ * When the peer dies under one, libucp gives the request back, and libuct, which
+ * still has it, completes it again: "Assertion `comp->count > 0' failed", and the
+ * daemon is gone because another one died. Seen with 1.13.1 in 10 of 240 plays of
+ * the conformance suite's "killed in flight" (five beside each other on two cores);
+ * with copied messages in none of 247, with 1.22 in none of 233. RDMA's fetching
+ * rendezvous does not ask for this threshold. Copied messages of 8 KiB, libucp's
+ * usual ones, run at half the speed, of 64 KiB at 0.8 to 1.1 of it (make bench
+ * BENCH=ucx); that is also the longest that a peer takes which was not told otherwise
+ * (UCX_TCP_RX_SEG_SIZE).
+ */
+static const struct variable environment_before_1_16[] = {
+	{"UCX_ZCOPY_THRESH", "inf", true},
+	{"UCX_TCP_TX_SEG_SIZE", "64k", false},
+};
+
+static int set_environment(const struct variable *variables, size_t count)
+{
+	for (size_t i = 0; i < count; i++)
+		if (setenv(variables[i].name, variables[i].value, variables[i].force) < 0)
+			return err_raise(ERR_NOMEM, "setenv %s", variables[i].name);
+	return 0;
+}
+
+static int set_environment_for(const char *version)
+{
+	unsigned int major = 0, minor = 0;
+
+	if (sscanf(version, "%u.%u", &major, &minor) == 2 &&
+	    (major > 1 || minor >= 16))
+		return 0;
+	return set_environment(environment_before_1_16,
+			       ARRAY_LEN(environment_before_1_16));
+}
+
+static int find(void *handle, const char *path, const char *name, void *fn_p)
+{
+	void *fn = dlsym(handle, name);
+
+	if (!fn)
+		return err_raise(ERR_REQUIRE, "%s has no function %s", path, name);
+	memcpy(fn_p, &fn, sizeof(fn));
+	return 0;
+}
+
+static int find_all(void *handle, const char *path)
+{
+	int r;
+
+#define UCX_LIB_FIND(fn)                                                           \
+	r = find(handle, path, #fn, &lib.fn);                                      \
+	if (r < 0)                                                                 \
+		return err_pass(r);
+	UCX_LIB_FUNCTIONS(UCX_LIB_FIND)
+#undef UCX_LIB_FIND
+	/* of libucs, which libucp depends on: dlsym looks there too */
+	return find(handle, path, "ucs_status_string", &lib.ucs_status_string);
+}
+
+int ucx_lib_load(const char *library, const struct ucx_lib **lib_p)
+{
+	const char *path = library && *library ? library : SYSTEM_LIBRARY;
+	ucp_lib_attr_t attr = {.field_mask = UCP_LIB_ATTR_FIELD_MAX_THREAD_LEVEL};
+	void *handle;
+	int r;
+
+	if (loaded_path && strcmp(loaded_path, path) != 0)
+		return err_raise(ERR_STATE, "ucx_library: %s is loaded already, not %s",
+				 loaded_path, path);
+	if (!loaded_path) {
+		r = set_environment(environment, ARRAY_LEN(environment));
+		if (r < 0)
+			return err_pass(r);
+		handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+		if (!handle)
+			return err_raise(ERR_REQUIRE, "ucx_library: %s", dlerror());
+		r = find_all(handle, path);
+		if (r < 0)
+			return err_pass(r); /* constructors ran: it stays loaded */
+		lib.version = lib.ucp_get_version_string();
+		r = set_environment_for(lib.version);
+		if (r < 0)
+			return err_pass(r);
+		loaded_path = mem_strdup(path);
+		if (!loaded_path)
+			return err_pass(-ENOMEM);
+		lib.threads = lib.ucp_lib_query(&attr) == UCS_OK &&
+			      attr.max_thread_level == UCS_THREAD_MODE_MULTI;
+		log_info("ucx", path, "loaded", "version=%s threads=%d", lib.version,
+			 lib.threads);
+	}
+	*lib_p = &lib;
+	return 0;
+}

@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The side of a transfer that its bytes leave.
+ *
+ * The plan's byte stream is cut into slices. A long row is a slice of its own,
+ * or several; short rows are gathered. A slice that is one stretch of memory
+ * that libucp may touch is sent from there; any other is packed by the copy
+ * threads into a bounce buffer first. Slices of a transfer may overtake each other:
+ * each says where it belongs.
+ *
+ * A peer's transfers take turns under one window of bytes and slices. A turn is
+ * measured in bytes, or one of long rows would get eight times what one of pages
+ * gets. And what is posted stands before whatever comes later: so one transfer has
+ * no more of the window than keeps a fast line busy, also when it is alone.
+ */
+#include "daemon/transport/ucx/ucx_impl.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+
+/* Outcome of post_slice(): every send buffer is in use. */
+enum { STARVED = 1 };
+
+struct slice {
+	uint64_t offset, length; /* of the stream */
+	uint8_t *direct;	 /* the bytes, or NULL: to be packed */
+	ucp_mem_h memh;
+};
+
+static void cut(const struct ucx_xfer *xfer, struct slice *slice)
+{
+	uint64_t left = xfer->net.bytes - xfer->next_byte;
+	uint64_t max = left < xfer->peer->slice_bytes ? left : xfer->peer->slice_bytes;
+	struct plan_span first, span;
+	struct plan_walk walk;
+
+	*slice = (struct slice){.offset = xfer->next_byte, .length = max};
+	plan_walk_seek(&walk, xfer->side.plan, xfer->next_byte);
+	plan_walk_next(&walk, max, &first);
+	slice->direct = ucx_side_direct(&xfer->side, first.src_buffer, first.src,
+					&slice->memh);
+	if (!slice->direct)
+		return;
+	slice->length = first.len;
+	while (first.len < UCX_DIRECT_MIN && slice->length < max) {
+		bool next;
+
+		plan_walk_next(&walk, max - slice->length, &span);
+		next = span.src_buffer == first.src_buffer &&
+		       span.src == first.src + slice->length;
+		if (span.len >= UCX_DIRECT_MIN)
+			return; /* goes by itself, straight to its place */
+		if (!next)
+			slice->direct = NULL;
+		slice->length += span.len;
+	}
+}
+
+static void piece_free(struct ucx_piece *piece)
+{
+	struct ucx_xfer *xfer = piece->xfer;
+	struct ucx_peer *peer = xfer->peer;
+
+	if (piece->buffer) {
+		ucx_pool_give(piece->buffer);
+		ucx_feed_sources(peer->transport);
+	}
+	list_remove(&piece->xfer_link);
+	peer->sending--;
+	peer->sending_bytes -= piece->length;
+	xfer->sending_bytes -= piece->length;
+	mem_free(piece);
+	xfer->busy--;
+	net_xfer_check(&xfer->net);
+	net_peer_kick(&peer->net);
+}
+
+static void piece_sent(struct ucx_piece *piece, ucs_status_t status)
+{
+	struct ucx_xfer *xfer = piece->xfer;
+
+	if (status == UCS_OK) {
+		xfer->done_bytes += piece->length;
+		if (xfer->net.op)
+			xfer->net.op->moved = xfer->done_bytes;
+		else
+			xfer->net.in.moved = xfer->done_bytes;
+	} else if (net_peer_live(&xfer->peer->net)) {
+		ucx_peer_break(xfer->peer, "send bytes", status);
+	}
+	piece_free(piece);
+}
+
+static void on_sent(void *request, ucs_status_t status, void *user_data)
+{
+	struct ucx_piece *piece = user_data;
+	struct ucx_peer *peer = piece->xfer->peer;
+
+	peer->transport->lib->ucp_request_free(request);
+	peer->busy--;
+	piece_sent(piece, status);
+}
+
+static void piece_send(struct ucx_piece *piece, const void *bytes, ucp_mem_h memh)
+{
+	struct ucx_xfer *xfer = piece->xfer;
+	struct ucx_peer *peer = xfer->peer;
+	bool eager = xfer->net.bytes <= UCX_EAGER_MAX;
+	ucp_request_param_t param = {
+		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+				UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE |
+				(memh ? UCP_OP_ATTR_FIELD_MEMH : 0),
+		.flags = eager ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV,
+		.memory_type = UCS_MEMORY_TYPE_HOST,
+		.memh = memh,
+		.cb.send = on_sent,
+		.user_data = piece,
+	};
+	struct ucx_frame frame = {
+		.type = xfer->net.ours ? UCX_DATA : UCX_SERVE,
+		.id = xfer->net.id,
+		.offset = piece->offset,
+		.length = piece->length,
+	};
+	int started;
+
+	memcpy(frame.token, peer->net.token_out, sizeof(frame.token));
+	ucx_frame_put(&frame, piece->header);
+	if (!peer->ep) {
+		piece_sent(piece, UCS_ERR_CANCELED);
+		return;
+	}
+	started = ucx_started(peer->transport->lib->ucp_am_send_nbx(
+		peer->ep, UCX_AM_ID, piece->header, UCX_FRAME_BYTES, bytes, piece->length,
+		&param));
+	if (started > 0)
+		peer->busy++;
+	else
+		piece_sent(piece, (ucs_status_t)started);
+}
+
+static uint8_t *packed_at(struct ucx_piece *piece)
+{
+	return piece->buffer ? piece->buffer->base : piece->data;
+}
+
+static void on_packed(struct copy_job *job)
+{
+	struct ucx_piece *piece = container_of(job, struct ucx_piece, job);
+
+	piece->copying = false;
+	if (job->result < 0)
+		net_xfer_stop(&piece->xfer->net, &job->err);
+	if (sm_state(&piece->xfer->net.sm) != NET_XFER_MOVING) {
+		piece_free(piece);
+		return;
+	}
+	piece_send(piece, packed_at(piece),
+		   piece->buffer ? piece->buffer->pool->memh : NULL);
+}
+
+static void piece_pack(struct ucx_piece *piece)
+{
+	struct ucx_xfer *xfer = piece->xfer;
+
+	piece->job.plan = xfer->side.plan;
+	piece->job.begin = piece->offset;
+	piece->job.end = piece->offset + piece->length;
+	piece->job.src = (struct copy_end){.buffers = xfer->side.buffers,
+					   .buffer_count = xfer->side.count};
+	piece->job.dst = (struct copy_end){.linear = packed_at(piece)};
+	piece->job.on_done = on_packed;
+	piece->copying = true;
+	if (copier_submit(xfer->peer->transport->net.base.env.copier, &piece->job) < 0) {
+		piece->copying = false;
+		net_xfer_stop_last(&xfer->net);
+		piece_free(piece);
+	}
+}
+
+static int post_slice(struct ucx_xfer *xfer)
+{
+	struct ucx_peer *peer = xfer->peer;
+	bool eager = xfer->net.bytes <= UCX_EAGER_MAX;
+	struct ucx_buffer *buffer = NULL;
+	struct ucx_piece *piece;
+	struct slice slice;
+
+	cut(xfer, &slice);
+	if (!slice.direct && !eager) {
+		buffer = ucx_pool_take(&peer->transport->send_pool);
+		if (!buffer)
+			return STARVED;
+	}
+	piece = mem_zalloc(sizeof(*piece) + (slice.direct || !eager ? 0 : slice.length));
+	if (!piece) {
+		if (buffer)
+			ucx_pool_give(buffer);
+		return err_pass(-ENOMEM);
+	}
+	piece->xfer = xfer;
+	piece->buffer = buffer;
+	piece->offset = slice.offset;
+	piece->length = slice.length;
+	list_init(&piece->link);
+	list_push_back(&xfer->pieces, &piece->xfer_link);
+	xfer->busy++;
+	xfer->next_byte += slice.length;
+	peer->sending++;
+	peer->sending_bytes += slice.length;
+	xfer->sending_bytes += slice.length;
+	xfer->turn_bytes += slice.length;
+	if (slice.direct)
+		piece_send(piece, slice.direct, slice.memh);
+	else
+		piece_pack(piece);
+	return 0;
+}
+
+void ucx_source_start(struct ucx_xfer *xfer)
+{
+	if (xfer->net.bytes == 0)
+		return;
+	list_push_back(&xfer->peer->sources, &xfer->source_link);
+	net_peer_kick(&xfer->peer->net);
+}
+
+void ucx_source_stop(struct ucx_xfer *xfer)
+{
+	struct ucx_piece *piece;
+
+	list_remove(&xfer->source_link);
+	list_foreach(piece, &xfer->pieces, xfer_link)
+		if (piece->copying)
+			copier_cancel(xfer->peer->transport->net.base.env.copier, &piece->job);
+}
+
+/* Whose turn it is. Who has its share is passed over: at most a window's worth. */
+static struct ucx_xfer *next_source(const struct ucx_peer *peer)
+{
+	struct ucx_xfer *xfer;
+
+	if (!net_peer_live(&peer->net) || peer->sending >= UCX_WINDOW_SLICES ||
+	    peer->sending_bytes >= peer->transport->window_bytes)
+		return NULL;
+	list_foreach(xfer, &peer->sources, source_link) {
+		if (xfer->sending_bytes < UCX_SHARE_BYTES)
+			return xfer;
+	}
+	return NULL;
+}
+
+static void end_turn(struct ucx_peer *peer, struct ucx_xfer *xfer)
+{
+	if (xfer->turn_bytes < peer->slice_bytes && xfer->next_byte < xfer->net.bytes)
+		return;
+	xfer->turn_bytes = 0;
+	list_remove(&xfer->source_link);
+	if (xfer->next_byte < xfer->net.bytes)
+		list_push_back(&peer->sources, &xfer->source_link);
+}
+
+void ucx_source_pump(struct ucx_peer *peer)
+{
+	struct ucx_xfer *xfer;
+	int r;
+
+	while ((xfer = next_source(peer))) {
+		r = post_slice(xfer);
+		if (r == STARVED) {
+			peer->starved = true;
+			return;
+		}
+		if (r < 0)
+			net_xfer_stop_last(&xfer->net);
+		if (!list_empty(&xfer->source_link)) /* else it was stopped */
+			end_turn(peer, xfer);
+	}
+}

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/transport/ucx/ucx_wire.h"
+
+#include <ctype.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "daemon/base/cursor.h"
+
+#define FRAME_MAGIC UINT32_C(0x5544564b)   /* "KVDU" */
+#define ADDRESS_MAGIC UINT32_C(0x4144564b) /* "KVDA" */
+#define WIRE_VERSION 1
+#define CHECK_BYTES 8u
+#define RETRYABLE 256u
+
+static uint64_t checksum(const void *buf)
+{
+	return XXH3_64bits(buf, UCX_FRAME_BYTES - CHECK_BYTES);
+}
+
+void ucx_frame_put(const struct ucx_frame *frame, uint8_t buf[UCX_FRAME_BYTES])
+{
+	struct cursor c;
+
+	cursor_write(&c, buf, UCX_FRAME_BYTES);
+	cursor_put_u32(&c, FRAME_MAGIC);
+	cursor_put_u8(&c, WIRE_VERSION);
+	cursor_put_u8(&c, frame->type);
+	cursor_put_u16(&c, frame->flags);
+	cursor_put_bytes(&c, frame->token, sizeof(frame->token));
+	cursor_put_u64(&c, frame->seq);
+	cursor_put_u64(&c, frame->id);
+	cursor_put_u64(&c, frame->offset);
+	cursor_put_u64(&c, frame->length);
+	cursor_put_u32(&c, frame->code);
+	cursor_put_u32(&c, 0); /* spare */
+	cursor_put_u64(&c, checksum(buf));
+}
+
+int ucx_frame_get(const void *buf, size_t len, struct ucx_frame *frame_p)
+{
+	struct ucx_frame *f = frame_p;
+	const void *token;
+	struct cursor c;
+	uint32_t magic;
+	uint8_t version;
+
+	if (len < UCX_FRAME_BYTES)
+		return err_raise(ERR_PROTO, "ucx frame: %zu bytes, %u expected", len,
+				 UCX_FRAME_BYTES);
+	cursor_read(&c, buf, UCX_FRAME_BYTES);
+	magic = cursor_get_u32(&c);
+	version = cursor_get_u8(&c);
+	f->type = cursor_get_u8(&c);
+	f->flags = cursor_get_u16(&c);
+	token = cursor_get_bytes(&c, sizeof(f->token));
+	memcpy(f->token, token, sizeof(f->token));
+	f->seq = cursor_get_u64(&c);
+	f->id = cursor_get_u64(&c);
+	f->offset = cursor_get_u64(&c);
+	f->length = cursor_get_u64(&c);
+	f->code = cursor_get_u32(&c);
+	(void)cursor_get_u32(&c);
+	if (magic != FRAME_MAGIC || version != WIRE_VERSION)
+		return err_raise(ERR_PROTO, "ucx frame: magic %08x version %u", magic,
+				 version);
+	if (cursor_get_u64(&c) != checksum(buf))
+		return err_raise(ERR_PROTO, "ucx frame: checksum");
+	if (f->type == 0 || f->type >= UCX_TYPE_END)
+		return err_raise(ERR_PROTO, "ucx frame: type %u", f->type);
+	return 0;
+}
+
+void ucx_frame_put_err(struct ucx_frame *frame, const struct err *err)
+{
+	frame->code = err->code;
+	frame->flags = (uint16_t)(err->scope | (err->retryable ? RETRYABLE : 0));
+}
+
+void ucx_frame_get_err(const struct ucx_frame *frame, const void *text, size_t len,
+		       struct err *err_p)
+{
+	unsigned int scope = frame->flags & (RETRYABLE - 1);
+
+	memset(err_p, 0, sizeof(*err_p));
+	err_p->code = err_from_wire(frame->code);
+	err_p->scope = scope <= ERR_SCOPE_DAEMON ? (enum err_scope)scope :
+						   err_default_scope(err_p->code);
+	err_foreign(err_p);
+	err_p->retryable = frame->flags & RETRYABLE;
+	if (len > UCX_TEXT_MAX)
+		len = UCX_TEXT_MAX;
+	for (size_t i = 0; i < len; i++) {
+		unsigned char ch = ((const unsigned char *)text)[i];
+
+		err_p->text[i] = isprint(ch) ? (char)ch : '?';
+	}
+}
+
+int ucx_address_put(const void *worker, size_t len, uint8_t buf[XP_ADDRESS_MAX],
+		    size_t *len_p)
+{
+	struct cursor c;
+
+	if (len > XP_ADDRESS_MAX - UCX_ADDRESS_HEADER)
+		return err_raise(ERR_LIMIT, "ucx worker address: %zu bytes, at most %u",
+				 len, XP_ADDRESS_MAX - UCX_ADDRESS_HEADER);
+	cursor_write(&c, buf, XP_ADDRESS_MAX);
+	cursor_put_u32(&c, ADDRESS_MAGIC);
+	cursor_put_u16(&c, WIRE_VERSION);
+	cursor_put_u16(&c, (uint16_t)len);
+	cursor_put_bytes(&c, worker, len);
+	*len_p = c.pos;
+	return err_pass(cursor_check(&c, "ucx address"));
+}
+
+int ucx_address_get(const void *buf, size_t len, const void **worker_p,
+		    size_t *worker_len_p)
+{
+	struct cursor c;
+	uint32_t magic;
+	uint16_t version;
+	size_t worker_len;
+
+	cursor_read(&c, buf, len);
+	magic = cursor_get_u32(&c);
+	version = cursor_get_u16(&c);
+	worker_len = cursor_get_u16(&c);
+	if (c.bad || magic != ADDRESS_MAGIC)
+		return err_raise(ERR_PROTO, "ucx address: not one");
+	if (version != WIRE_VERSION)
+		return err_raise(ERR_VERSION, "ucx address: version %u, here %u", version,
+				 WIRE_VERSION);
+	if (worker_len == 0 || worker_len != cursor_left(&c))
+		return err_raise(ERR_PROTO, "ucx address: %zu bytes, %zu announced",
+				 cursor_left(&c), worker_len);
+	*worker_p = cursor_get_bytes(&c, worker_len);
+	*worker_len_p = worker_len;
+	return 0;
+}

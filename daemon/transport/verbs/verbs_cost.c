@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What moving a plan costs: a request of so many bytes takes request_ns to post and
+ * complete; or copy_ns to copy its bytes into a slice, at each end. Both are measured:
+ * copying when the transport opens, a request by PROBES requests of nothing when the
+ * first transfer to a peer comes that might be packed (it goes by REQUEST_NS).
+ */
+#include "daemon/transport/verbs/verbs_impl.h"
+
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/transport/verbs/verbs_pool.h"
+
+#define REQUEST_NS 150.0 /* until it is measured: what others publish */
+#define PROBES 256u
+#define SAMPLE 1024u /* rows of a plan that are looked at */
+#define TRIALS 3u
+
+static uint64_t copy_trial(const struct loop *loop, uint8_t *memory, uint64_t row)
+{
+	const uint64_t half = VERBS_POOL_BYTES / 2, count = (UINT64_C(64) << 10) / row;
+	uint64_t best = UINT64_MAX;
+
+	for (unsigned int trial = 0; trial < TRIALS; trial++) {
+		uint64_t begin = loop_clock_ns(loop), took;
+
+		for (uint64_t i = 0; i < count; i++)
+			memcpy(memory + half + i * row, memory + i * row * 3 / 2, row);
+		took = loop_clock_ns(loop) - begin;
+		best = took < best ? took : best;
+	}
+	return best / count;
+}
+
+/* Of one row, and of each byte in it: short rows and long ones. */
+void verbs_cost_learn(struct verbs_transport *transport, uint8_t *memory)
+{
+	const struct loop *loop = transport->net.base.env.loop;
+	double few = (double)copy_trial(loop, memory, 64);
+	double many = (double)copy_trial(loop, memory, 4096);
+
+	transport->copy_byte_ns = many > few ? (many - few) / (4096 - 64) : 0;
+	transport->copy_row_ns = few - 64 * transport->copy_byte_ns;
+	if (transport->copy_row_ns < 1)
+		transport->copy_row_ns = 1;
+}
+
+double verbs_cost_copy_ns(const struct verbs_transport *transport, uint32_t row)
+{
+	return transport->copy_row_ns + row * transport->copy_byte_ns;
+}
+
+/* A request has one stretch of the far side and up to sge_max of the near one. */
+uint32_t verbs_cost_row(const struct plan *plan, enum xp_kind kind, uint32_t sge_max)
+{
+	uint64_t bytes = 0, count = 0, far_end = 0, near_end = 0;
+	uint32_t buffer = UINT32_MAX, sges = 0;
+	struct plan_walk walk;
+	struct plan_span span;
+
+	plan_walk_begin(&walk, plan);
+	for (unsigned int i = 0; i < SAMPLE && plan_walk_next(&walk, UINT64_MAX, &span); i++) {
+		uint64_t far = kind == XP_WRITE ? span.dst : span.src;
+		uint64_t near = kind == XP_WRITE ? span.src : span.dst;
+		uint32_t at = kind == XP_WRITE ? span.dst_buffer : span.src_buffer;
+		bool joins = buffer == at && far_end == far;
+
+		if (!joins || (near_end != near && sges == sge_max)) {
+			count++;
+			sges = 1;
+		} else if (near_end != near) {
+			sges++;
+		}
+		buffer = at;
+		far_end = far + span.len;
+		near_end = near + span.len;
+		bytes += span.len;
+	}
+	if (!count)
+		return 0;
+	return bytes / count < UINT32_MAX ? (uint32_t)(bytes / count) : UINT32_MAX;
+}
+
+static void probe(struct verbs_peer *peer)
+{
+	struct verbs_qp *qp = &peer->qps[peer->qp_count - 1];
+	struct ibv_send_wr wr[VERBS_CHAIN_WRS] = {{0}};
+	struct verbs_sent entry = {.buffer = -1};
+
+	if (peer->probe_begin_ns || sm_state(&qp->sm) != VERBS_QP_UP ||
+	    qp->sq_free < PROBES + VERBS_SEND_BUFFERS || qp->sent_count)
+		return;
+	peer->probe_begin_ns = loop_clock_ns(peer->net.timer.loop);
+	for (uint32_t i = 0; i < VERBS_CHAIN_WRS; i++) {
+		wr[i].opcode = IBV_WR_RDMA_WRITE; /* of nothing */
+		wr[i].next = i + 1 < VERBS_CHAIN_WRS ? &wr[i + 1] : NULL;
+	}
+	for (uint32_t done = 0; done < PROBES; done += VERBS_CHAIN_WRS) {
+		entry.probe = done + VERBS_CHAIN_WRS == PROBES;
+		if (verbs_qp_post(qp, wr, VERBS_CHAIN_WRS, &entry) < 0) {
+			err_clear(); /* the peer has failed, with its own words */
+			return;
+		}
+	}
+}
+
+void verbs_cost_probed(struct verbs_peer *peer)
+{
+	uint64_t took = loop_clock_ns(peer->net.timer.loop) - peer->probe_begin_ns;
+
+	peer->request_ns = (double)took / PROBES;
+	log_info("verbs", peer->net.name, "a work request's cost", "ns=%.0f copy_256_ns=%.0f",
+		 peer->request_ns, verbs_cost_copy_ns(peer->transport, 256));
+}
+
+double verbs_cost_request_ns(struct verbs_peer *peer)
+{
+	if (peer->transport->request_ns)
+		return peer->transport->request_ns;
+	if (peer->request_ns == 0)
+		probe(peer);
+	return peer->request_ns > 0 ? peer->request_ns : REQUEST_NS;
+}

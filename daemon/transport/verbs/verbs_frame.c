@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Frames: everything that is said over queue pair 0, in order.
+ *
+ * A frame takes one receive at the other side, and whoever sends knows how many
+ * are posted there: credits. What was received is posted again first, then told,
+ * with whatever frame leaves next, or by one of its own when half the queue is
+ * owed. The last credit is kept for that one, so two sides that have used up all
+ * others can still tell each other. So "receiver not ready" never happens between
+ * two honest daemons.
+ *
+ * A request's header may be long (XP_HEADER_MAX): it follows its REQUEST in pieces,
+ * MORE, with nothing of another request in between; it counts when it is whole.
+ *
+ * What a peer can make us hold is bounded: by XP_INBOUND_MAX unfinished requests,
+ * by NET_HEADERS_MAX bytes of their headers (the sender keeps to both), and by
+ * the credits for the rest.
+ */
+#include "daemon/transport/verbs/verbs_impl.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+
+#define PAYLOAD_MAX (VERBS_MSG_BYTES - VERBS_FRAME_BYTES)
+
+/* ---- out ---- */
+
+struct verbs_out *verbs_out_new(void)
+{
+	struct verbs_out *out = mem_zalloc(sizeof(*out));
+
+	if (out)
+		list_init(&out->link);
+	return out;
+}
+
+static void queue(struct verbs_peer *peer, struct verbs_out *out)
+{
+	list_push_back(&peer->out, &out->link);
+	net_peer_kick(&peer->net);
+}
+
+void verbs_send(struct verbs_peer *peer, struct verbs_out *out,
+		const struct verbs_frame *frame, const struct err *err)
+{
+	out->frame = *frame;
+	if (err) {
+		verbs_frame_put_err(&out->frame, err);
+		out->left = strnlen(err->text, sizeof(out->text));
+		memcpy(out->text, err->text, out->left);
+		out->payload = (const uint8_t *)out->text;
+	}
+	queue(peer, out);
+}
+
+void verbs_send_bytes(struct verbs_peer *peer, struct verbs_out *out,
+		      const struct verbs_frame *frame, const void *bytes, size_t len)
+{
+	assert(len <= sizeof(out->text));
+	out->frame = *frame;
+	memcpy(out->text, bytes, len);
+	out->left = len;
+	out->payload = (const uint8_t *)out->text;
+	queue(peer, out);
+}
+
+void verbs_send_request(struct verbs_peer *peer, struct verbs_out *out,
+			const struct verbs_frame *frame, struct verbs_xfer *xfer)
+{
+	out->frame = *frame;
+	out->frame.total = (uint32_t)xfer->net.op->header_len;
+	out->payload = xfer->net.op->header;
+	out->left = xfer->net.op->header_len;
+	out->xfer = xfer;
+	xfer->busy++;
+	queue(peer, out);
+}
+
+static void out_done(struct verbs_out *out)
+{
+	struct verbs_xfer *xfer = out->xfer;
+
+	list_remove(&out->link);
+	mem_free(out);
+	if (xfer) {
+		xfer->busy--;
+		net_xfer_check(&xfer->net);
+	}
+}
+
+/* One message of it. Returns false when it cannot be posted. */
+static bool post_message(struct verbs_peer *peer, struct verbs_out *out)
+{
+	struct verbs_qp *qp = &peer->qps[0];
+	int buffer = __builtin_ctz(peer->send_free);
+	uint8_t *at = peer->buffers + (size_t)(VERBS_DEPTH + (unsigned)buffer) *
+					      VERBS_MSG_BYTES;
+	size_t len = out->left < PAYLOAD_MAX ? out->left : PAYLOAD_MAX;
+	struct ibv_sge sge = {
+		.addr = (uint64_t)(uintptr_t)at,
+		.length = (uint32_t)(VERBS_FRAME_BYTES + len),
+		.lkey = peer->buffer_mr->lkey,
+	};
+	struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND};
+	struct verbs_sent entry = {.buffer = buffer};
+
+	out->frame.length = (uint32_t)len;
+	out->frame.credits = (uint16_t)peer->owed;
+	verbs_frame_put(&out->frame, at);
+	if (len)
+		memcpy(at + VERBS_FRAME_BYTES, out->payload, len);
+	if (sge.length <= qp->max_inline)
+		wr.send_flags = IBV_SEND_INLINE;
+	if (verbs_qp_post(qp, &wr, 1, &entry) < 0) {
+		err_clear(); /* the peer has failed, with its own words */
+		return false;
+	}
+	peer->send_free &= ~(1u << buffer);
+	peer->owed = 0;
+	peer->credits--;
+	out->payload += len;
+	out->left -= len;
+	out->frame.type = VERBS_MORE; /* if there is more */
+	return true;
+}
+
+static void owe(struct verbs_peer *peer)
+{
+	struct verbs_frame frame = {.type = VERBS_CREDIT};
+	struct verbs_out credit = {.frame = frame};
+
+	if (peer->owed >= VERBS_DEPTH / 2 && peer->credits && peer->send_free &&
+	    peer->qps[0].sq_free)
+		post_message(peer, &credit);
+}
+
+/* The last credit, and this much of the send queue, are for frames alone. */
+static bool may_send(const struct verbs_peer *peer)
+{
+	return peer->credits > 1 && peer->send_free && peer->qps[0].sq_free &&
+	       sm_state(&peer->qps[0].sm) == VERBS_QP_UP;
+}
+
+void verbs_frame_pump(struct verbs_peer *peer)
+{
+	struct verbs_out *out;
+
+	while ((out = list_first(&peer->out, struct verbs_out, link)) &&
+	       may_send(peer)) {
+		bool bye = out->frame.type == VERBS_BYE;
+
+		if (!post_message(peer, out))
+			return;
+		if (out->left)
+			continue;
+		peer->bye_out |= bye;
+		out_done(out);
+	}
+	if (sm_state(&peer->qps[0].sm) == VERBS_QP_UP)
+		owe(peer);
+}
+
+void verbs_frames_drop(struct verbs_peer *peer)
+{
+	struct verbs_out *out;
+
+	while ((out = list_first(&peer->out, struct verbs_out, link)))
+		out_done(out);
+}
+
+/* ---- in ---- */
+
+static int take_credits(struct verbs_peer *peer, const struct verbs_frame *frame)
+{
+	if (frame->credits > peer->peer_depth ||
+	    peer->credits + frame->credits > peer->peer_depth)
+		return err_raise(ERR_PROTO, "verbs frame: %u credits, with %u of %u left",
+				 frame->credits, peer->credits, peer->peer_depth);
+	if (frame->credits)
+		net_peer_kick(&peer->net);
+	peer->credits += frame->credits;
+	return 0;
+}
+
+static int take_frame(struct verbs_peer *peer, const uint8_t *at, uint32_t len)
+{
+	const uint8_t *payload = at + VERBS_FRAME_BYTES;
+	struct verbs_frame frame;
+	struct err err;
+	int r = verbs_frame_get(at, len, &frame);
+
+	if (r == 0)
+		r = take_credits(peer, &frame);
+	if (r < 0)
+		return err_pass(r);
+	switch (frame.type) {
+	case VERBS_CREDIT:
+		return 0;
+	case VERBS_BYE:
+		verbs_frame_get_err(&frame, payload, frame.length, &err);
+		verbs_peer_bye(peer, &err);
+		return 0;
+	case VERBS_RAIL:
+		return err_pass(verbs_rail_told(peer, &frame));
+	default:
+		return err_pass(verbs_xfer_frame(peer, &frame, payload));
+	}
+}
+
+void verbs_frame_in(struct verbs_peer *peer, uint32_t buffer, uint32_t len)
+{
+	const uint8_t *at = peer->buffers + (size_t)buffer * VERBS_MSG_BYTES;
+
+	peer->owed++;
+	if (!net_peer_live(&peer->net) || peer->net.deaf)
+		return;
+	if (take_frame(peer, at, len) < 0)
+		net_peer_fail_last(&peer->net);
+}

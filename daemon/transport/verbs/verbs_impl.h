@@ -1,0 +1,497 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * verbs_impl: what the files of the verbs backend know of each other.
+ *
+ *   verbs.c       probe, open, close, progress; the table of operations
+ *   verbs_dev.c   devices and rails: found, opened, explained
+ *   verbs_look.c  the machine's ports, for people
+ *   verbs_topo.c  which adapter is near which memory
+ *   verbs_reg.c   registered memory, and keys
+ *   verbs_places.c  a transfer's tables of them
+ *   verbs_cm.c    the connection manager: dial, accept, refuse
+ *   verbs_qp.c    a queue pair: queues, completions, its death
+ *   verbs_event.c what an adapter reports, in words and with a scope
+ *   verbs_rail.c  a rail that dies while others live
+ *   verbs_frame.c frames over queue pair 0: credits, order, pieces of headers
+ *   verbs_peer.c  a connection: ready, lost, closed
+ *   verbs_xfer.c  a transfer's life on either side
+ *   verbs_post.c  plans become chains of work requests
+ *   verbs_pack.c  or one request a slice: rows that are short, memory that is staged
+ *   verbs_cost.c  what either way costs
+ *   verbs_loopback.c  reading back what was written into a GPU
+ *   verbs_pool, verbs_wire, verbs_lib: parts with headers of their own
+ *
+ * Everything but registration is on the loop's thread. Completions and events
+ * change state and kick the peer; what calls up into the daemon happens in
+ * verbs_peer_step() only (on_request: when its frame is taken, there too).
+ */
+#ifndef KVD_TRANSPORT_VERBS_IMPL_H
+#define KVD_TRANSPORT_VERBS_IMPL_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/base/idmap.h"
+#include "daemon/base/list.h"
+#include "daemon/base/sm.h"
+#include "daemon/loop/loop.h"
+#include "daemon/loop/offload.h"
+#include "daemon/transport/net.h"
+#include "daemon/transport/verbs/verbs.h"
+#include "daemon/transport/verbs/verbs_lib.h"
+#include "daemon/transport/verbs/verbs_wire.h"
+
+#define VERBS_MSG_BYTES 4096u	 /* a frame and what is behind it */
+#define VERBS_DEPTH 64u		 /* receives for frames a peer */
+#define VERBS_SEND_BUFFERS 32u	 /* frames on their way out a peer */
+#define VERBS_SQ_DEPTH 512u	 /* work requests a queue pair */
+#define VERBS_CHAIN_WRS 32u	 /* under one doorbell */
+#define VERBS_CHAIN_BYTES (1u << 20)
+#define VERBS_SGE_MAX 30u
+#define VERBS_INLINE_MAX 128u
+#define VERBS_SPREAD_BYTES (4u << 20) /* from here on over all queue pairs */
+
+struct verbs_device {
+	struct verbs_transport *transport;
+	struct ibv_context *context; /* librdmacm's */
+	struct ibv_pd *pd;
+	struct ibv_comp_channel *channel;
+	struct loop_fd cq_watch, async_watch;
+	struct ibv_device_attr attr;
+	uint32_t index;
+	bool fatal; /* gone until the daemon starts again */
+	char name[32];
+};
+
+struct verbs_rail {
+	struct verbs_device *device;
+	struct rdma_cm_id *listener;
+	struct sockaddr_storage address; /* with the port it listens on */
+	uint32_t index;
+	uint8_t port;
+	bool down;	/* the port has said so */
+	int node;	/* NUMA; -1: not known, or there is one only */
+	int gid;	/* index of its address's; -1: it has none */
+	struct verbs_loopback *loopback;
+	char name[40]; /* "mlx5_0:1" */
+	char text[192]; /* address, GID, MTU, link, NUMA node, and why these */
+};
+
+struct verbs_chain { /* work requests being built */
+	struct ibv_send_wr wr[VERBS_CHAIN_WRS];
+	struct ibv_sge sge[VERBS_CHAIN_WRS][VERBS_SGE_MAX];
+	uint32_t count;
+	uint64_t bytes;
+};
+
+struct verbs_stats {
+	uint64_t wrs, doorbells, sges, bytes, inlined, polls, empty_polls;
+};
+
+struct verbs_transport {
+	struct net_transport net;
+	const struct verbs_lib *lib;
+	struct rdma_event_channel *cm;
+	struct loop_fd cm_watch;
+	struct verbs_device devices[VERBS_RAILS_MAX];
+	struct verbs_rail rails[VERBS_RAILS_MAX];
+	uint32_t device_count, rail_count;
+	struct list active; /* verbs_qp.active_link: completions may be there */
+	struct strmap tokens; /* token_in -> verbs_peer that waits to be dialled */
+	struct list lingering; /* verbs_linger.link: farewells under way */
+	struct loop_timer linger_timer;
+	uint64_t window_max;
+	uint64_t spin_ns, spin_until_ns; /* how long an empty queue is still polled */
+	uint32_t qps;			 /* wanted on each rail */
+	uint8_t tos, ack_timeout, retries;
+	uint32_t sge_max, wr_bytes;
+	struct verbs_pool *pack_pool; /* movers' buffers; NULL: nothing is packed */
+	double copy_row_ns, copy_byte_ns;
+	uint32_t request_ns; /* configured; 0: as measured with each peer */
+	struct verbs_chain chain;
+	struct verbs_stats stats;
+	atomic_uint releasing; /* memories on a helper; close() waits for them */
+};
+
+struct verbs_reg {
+	struct xp_reg_base base;
+	struct ibv_mr *mr[VERBS_RAILS_MAX][VERBS_PIECES_MAX]; /* by device */
+	uint32_t pieces; /* 0: no adapter has it, it is staged */
+	uint8_t shift;
+	atomic_int refs; /* the owner's, and one for each table that names it */
+	uint64_t id;
+	uint32_t near; /* rails that are nearest to it: bits */
+	uint64_t address; /* of byte 0, as keys name it */
+	int dmabuf_fd; /* while it is registered; -1: none */
+	uint64_t dmabuf_offset;
+	struct offload_job job; /* the last reference went on the loop */
+};
+
+struct verbs_key {
+	struct xp_key_base base;
+	struct verbs_remote remote;
+	unsigned int refs;
+};
+
+/* ---- queue pairs ---- */
+
+enum verbs_qp_state {
+	VERBS_QP_IDLE,	     /* not dialled; nobody has called */
+	VERBS_QP_CONNECTING, /* the connection manager is at it */
+	VERBS_QP_UP,
+	VERBS_QP_DYING, /* in state ERR; what was posted comes back */
+	VERBS_QP_DEAD,	/* destroyed: nothing of it moves any more */
+};
+
+/* One or more work requests of which the last is signalled. */
+struct verbs_sent {
+	struct verbs_xfer *xfer; /* NULL: a frame */
+	uint32_t wrs;		 /* not accounted for yet */
+	int32_t buffer;		 /* a frame's, -1: none */
+	bool probe;		 /* the last one of verbs_cost.c's */
+	uint64_t bytes;
+	uint64_t begin; /* of its bytes, in the plan's stream */
+	struct slice *slice; /* of a packed transfer, NULL: none */
+};
+
+struct verbs_qp {
+	struct verbs_peer *peer;
+	struct verbs_rail *rail;
+	uint32_t index; /* 0 carries the frames */
+	struct sm sm;
+	struct rdma_cm_id *id;
+	struct ibv_qp *qp;
+	struct ibv_cq *cq;
+	struct list active_link;
+	/* send queue */
+	struct verbs_sent *sent; /* a ring of sq_depth */
+	uint32_t sent_head, sent_count;
+	uint32_t sq_depth, sq_free, max_inline, max_sge;
+	uint64_t inflight_bytes;
+	/* receive queue */
+	uint32_t rq_depth, rq_posted;
+	bool armed; /* an event will come */
+	bool spinning; /* empty, not armed: looked at again soon */
+	uint64_t die_deadline_ns;
+	uint64_t dial_ns; /* when it began to connect */
+};
+
+/* ---- peers ---- */
+
+struct verbs_peer {
+	struct net_peer net;
+	struct verbs_transport *transport;
+	struct verbs_address address; /* the remote's; dial only */
+	struct err dial_err; /* the last refusal */
+	bool waiting; /* in transport->tokens */
+	struct verbs_qp *qps; /* qp_count */
+	uint32_t qp_count, qps_up;
+	uint32_t rails, bad_rails; /* dial: that both sides have; bits of no way there */
+	uint64_t dial_deadline_ns, dial_again_ns;
+
+	/* frames */
+	uint8_t *buffers;	/* VERBS_DEPTH receives, then VERBS_SEND_BUFFERS */
+	struct ibv_mr *buffer_mr; /* with queue pair 0's device */
+	uint32_t send_free;	/* a bit for each send buffer */
+	uint32_t credits, owed; /* frames we may send; receives to tell of */
+	uint32_t peer_depth;
+	struct list out;	/* verbs_out.link */
+	struct verbs_xfer *assembling; /* its header is on its way in */
+	uint64_t held_bytes;	/* of request headers that the peer makes us keep */
+	uint64_t skip_bytes;	/* of the header of a request without memory */
+	bool bye_out;		/* it has left, or nothing more can */
+
+	/* transfers */
+	struct list movers;	    /* .mover_link: have something to post, in turn */
+	struct list ungranted;	    /* .grant_link: inbound WRITEs without a slot */
+	struct list unslotted;	    /* .grant_link: those whose slices have no pool yet */
+	struct verbs_xfer *grants[VERBS_GRANTS];
+	uint16_t generations[VERBS_GRANTS];
+	uint32_t grant_count, grant_next;
+
+	/* bytes */
+	uint64_t inflight_bytes, window_bytes;
+	uint64_t rate_begin_ns, rate_bytes;
+	uint64_t progress_ns; /* next PROGRESS frames */
+	uint64_t knock_ns;    /* next look whether the other end is there */
+
+	/* rails that died, as bits (verbs_rail.c) */
+	uint32_t rails_lost; /* our queue pairs on them are in ERR, or dead */
+	uint32_t rails_dead; /* ours are dead, and the peer was told */
+	uint32_t rails_told; /* the peer's are dead: it has said so */
+	bool rails_busy;     /* some of that is not settled yet */
+	uint64_t rails_deadline_ns;
+	struct verbs_out *rail_out[VERBS_RAILS_MAX]; /* the word, when the time comes */
+
+	/* packed transfers */
+	struct verbs_pool *pack_pool; /* the slots that it may write; NULL: not yet */
+	uint64_t probe_begin_ns;
+	double request_ns; /* measured; 0: not yet */
+};
+
+/* A frame on its way out. */
+struct verbs_out {
+	struct list link;
+	struct verbs_frame frame;
+	const uint8_t *payload; /* a request's header, else NULL: text */
+	size_t left;		/* of it */
+	struct verbs_xfer *xfer; /* of the request: it stays until this is out */
+	char text[VERBS_TEXT_MAX];
+};
+
+/* ---- transfers ---- */
+
+struct verbs_place {
+	struct verbs_reg *reg; /* ours … */
+	struct verbs_key *key; /* … or the peer's */
+	uint64_t offset;       /* of the buffer's byte 0 in it */
+};
+
+/* One side's memory of a transfer, as the plan numbers it. */
+struct verbs_places {
+	struct verbs_place *at;
+	uint32_t count;
+	/* of those that the plan names: some memory is staged; some is a GPU's */
+	bool staged, device;
+};
+
+/* What a transfer may have to say, each once. */
+enum verbs_spare {
+	VERBS_SPARE_FIRST, /* REQUEST; GO */
+	VERBS_SPARE_STOP,  /* CANCEL; REVOKE */
+	VERBS_SPARE_LAST,  /* MARK or FIN; DONE */
+	VERBS_SPARES,
+};
+
+struct verbs_xfer {
+	struct net_xfer net;
+	struct verbs_peer *peer;
+	struct list mover_link, grant_link;
+	uint64_t digest;
+	bool go;    /* GO was sent, or came */
+	bool ended; /* the mover's last words (marks, FIN) are out */
+	bool fin_came;
+	unsigned int busy;  /* entries in send queues, requests in `out` */
+	const struct plan *plan;
+	struct verbs_places local, remote;
+	struct verbs_out *spare[VERBS_SPARES]; /* so that words never lack memory */
+	uint8_t *header; /* theirs */
+	uint32_t header_len, header_have; /* bytes of it; that came */
+	/* mover: who posts work requests: who asks; of a packed one the source */
+	struct plan_walk walk;
+	struct plan_span span; /* cut from the walk, not posted yet */
+	uint64_t posted_bytes, done_bytes, said_bytes;
+	uint64_t rewind; /* where what a lost rail did not confirm begins, or UINT64_MAX */
+	bool again;	 /* a rail was lost: marks, and maybe bytes, once more */
+	uint32_t used;	 /* queue pairs with bytes of it: bits */
+	uint32_t used_lost; /* ... that were on rails that are lost */
+	uint32_t marked; /* of those: the mark is posted */
+	uint32_t home;	 /* a small one stays there */
+	uint32_t near;	 /* queue pairs that it may use: bits */
+	bool may_inline;
+	struct verbs_pack *pack; /* NULL: row by row */
+	bool pack_agreed;	 /* ours: the answerer has said so */
+	bool wants_pack;	 /* theirs: who asks has asked for it */
+	bool must_pack;		 /* it is staged: packed, or not at all */
+	struct verbs_flushes *flushes; /* to be read before it is over; NULL: none */
+	/* a granted inbound WRITE */
+	uint32_t slot; /* GO's; VERBS_GRANTS: none */
+	uint16_t generation;
+	uint8_t rounds; /* of marks, before this one */
+	uint32_t marks; /* that came: bits */
+	uint8_t marks_due;
+	bool marks_aborted;
+};
+
+/* ---- verbs_dev.c ---- */
+/* Finds, opens and listens on the rails. ERR_REQUIRE says why there is none. */
+int verbs_rails_open(struct verbs_transport *transport);
+void verbs_rails_close(struct verbs_transport *transport);
+bool verbs_gid_is(const union ibv_gid *gid, const struct sockaddr_storage *address);
+/* "192.168.1.2" or "[fe80::1]". */
+void verbs_address_text(const struct sockaddr_storage *address, char *buf, size_t size);
+
+/* ---- verbs_topo.c ---- */
+/* A file's first line under the device's folder in sysfs; "?" when there is none. */
+void verbs_topo_line(const struct verbs_lib *lib, const char *device, const char *file,
+		     char *buf, size_t size);
+int verbs_topo_node(const struct verbs_lib *lib, const char *device);
+/* Rails that are nearest to that memory, as bits; all, where nothing is known. */
+uint32_t verbs_topo_near(const struct verbs_transport *transport,
+			 const struct memory *memory);
+/* How far a PCI device ("0000:3b:00.0") is from an adapter: 0 on one switch, 1 on
+ * one root complex, 2 on one NUMA node, 3 farther, or not known. */
+unsigned int verbs_topo_pci(const struct verbs_lib *lib, const char *pci,
+			    const char *device);
+
+/* ---- verbs_reg.c ---- */
+int verbs_mem_reg(struct transport *base, struct memory *memory, struct xp_reg **reg_p);
+void verbs_mem_dereg(struct xp_reg *reg);
+int verbs_key_pack(struct xp_reg *reg, struct xp_peer *peer, void *buf, size_t size,
+		   size_t *len_p);
+int verbs_key_unpack(struct xp_peer *peer, const void *buf, size_t len, void *owner,
+		     struct xp_key **key_p);
+void verbs_key_drop(struct xp_key *key);
+void verbs_reg_put(struct verbs_reg *reg); /* a reference of the loop's */
+void verbs_key_put(struct verbs_key *key);
+
+/* ---- verbs_places.c ---- */
+/* References on this side's memories, or on the peer's keys; every buffer that a
+ * run names must be there. */
+int verbs_places_init(struct verbs_places *places, const struct plan *plan,
+		      const struct xp_buffer *buffers, uint32_t count, bool is_src,
+		      const struct verbs_peer *remote_of);
+void verbs_places_fini(struct verbs_places *places); /* idempotent; loop's thread */
+/* Of the places that the plan names on that side: equal at both daemons when they
+ * mean the same registrations. */
+uint64_t verbs_places_digest(const struct verbs_places *places, const struct plan *plan,
+			     bool is_src);
+
+/* ---- verbs_cm.c ---- */
+void verbs_on_cm(struct loop_fd *watch, int events);
+/* Dial every queue pair that is idle. */
+void verbs_dial(struct verbs_peer *peer);
+/* Those that still connect although another rail has come up long ago: dial them
+ * over that one. */
+void verbs_dial_elsewhere(struct verbs_peer *peer, uint64_t now);
+
+/* The queue pair is gone, but the other side may not have heard it yet: keeps the
+ * id until it has, or LINGER_NS. */
+void verbs_linger(struct verbs_transport *transport, struct rdma_cm_id *id);
+void verbs_on_linger(struct loop_timer *timer);
+void verbs_linger_end(struct verbs_transport *transport); /* all of them, now */
+
+/* ---- verbs_qp.c ---- */
+/* A request of nothing: fails when the other end is not there any more. */
+void verbs_qp_knock(struct verbs_qp *qp);
+void verbs_qp_init(struct verbs_qp *qp, struct verbs_peer *peer, uint32_t index);
+/* Queues and receives, for the connection qp->id. */
+int verbs_qp_make(struct verbs_qp *qp);
+void verbs_qp_up(struct verbs_qp *qp);
+/* Take back a connection that did not come to be. */
+void verbs_qp_reset(struct verbs_qp *qp);
+/* ERR: it takes and gives nothing; what is posted comes back. Idempotent. */
+void verbs_qp_kill(struct verbs_qp *qp);
+/* Destroyed; what did not come back is given back here. */
+void verbs_qp_bury(struct verbs_qp *qp);
+/* Post a chain: `entry` is the account of its last work request. On failure
+ * nothing of the chain is accounted and the queue pair is broken. */
+int verbs_qp_post(struct verbs_qp *qp, struct ibv_send_wr *first, uint32_t count,
+		  const struct verbs_sent *entry);
+int verbs_qp_recv(struct verbs_qp *qp, uint32_t buffer); /* post one */
+/* Completions, at most `budget`; returns how many. */
+unsigned int verbs_qp_poll(struct verbs_qp *qp, unsigned int budget);
+void verbs_qp_activate(struct verbs_qp *qp);
+void verbs_on_cq(struct loop_fd *watch, int events);
+
+/* ---- verbs_event.c ---- */
+void verbs_on_async(struct loop_fd *watch, int events);
+/* A work request failed: what that means, and for whom. True: it is the way to the
+ * peer that failed, not the request. */
+bool verbs_wc_err(const struct verbs_qp *qp, const struct ibv_wc *wc, struct err *err_p);
+const char *verbs_wc_words(enum ibv_wc_status status);
+
+/* ---- verbs_rail.c ---- */
+/* The queue pair's way to the peer is gone. True: its rail is given up and the
+ * connection goes on over the others; false: the peer has failed, with `err`. */
+bool verbs_rail_fail(struct verbs_qp *qp, const struct err *err);
+int verbs_rail_told(struct verbs_peer *peer, const struct verbs_frame *frame);
+/* Queue pairs (bits) on lost rails that are not dead at both sides yet. */
+uint32_t verbs_rail_open(const struct verbs_peer *peer);
+/* Rails of which our queue pairs die: until they are dead no write has landed. */
+static inline bool verbs_rail_dying(const struct verbs_peer *peer)
+{
+	return peer->rails_lost & ~peer->rails_dead;
+}
+void verbs_rail_step(struct verbs_peer *peer);
+void verbs_rail_watch(struct verbs_peer *peer, uint64_t now); /* its deadline */
+void verbs_rails_forget(struct verbs_peer *peer);
+
+/* ---- verbs_frame.c ---- */
+struct verbs_out *verbs_out_new(void); /* NULL: raised */
+/* Queues and owns `out`; `err`'s words go behind it. */
+void verbs_send(struct verbs_peer *peer, struct verbs_out *out,
+		const struct verbs_frame *frame, const struct err *err);
+/* With at most VERBS_TEXT_MAX bytes behind it. */
+void verbs_send_bytes(struct verbs_peer *peer, struct verbs_out *out,
+		      const struct verbs_frame *frame, const void *bytes, size_t len);
+void verbs_send_request(struct verbs_peer *peer, struct verbs_out *out,
+			const struct verbs_frame *frame, struct verbs_xfer *xfer);
+void verbs_frame_pump(struct verbs_peer *peer);
+void verbs_frame_in(struct verbs_peer *peer, uint32_t buffer, uint32_t len);
+void verbs_frames_drop(struct verbs_peer *peer);
+
+/* ---- verbs_peer.c ---- */
+int verbs_peer_open(struct transport *base, const struct xp_peer_args *args,
+		    struct xp_peer **peer_p);
+void verbs_peer_close(struct xp_peer *base, void (*on_closed)(void *arg), void *arg);
+void verbs_peer_path(struct verbs_peer *peer); /* writes down which rails it uses */
+/* No queue pair of it can move a byte any more. */
+bool verbs_peer_quiet(const struct verbs_peer *peer);
+/* Memory of frames, registered with the device of queue pair 0. */
+int verbs_peer_buffers(struct verbs_peer *peer, const struct verbs_device *device);
+extern const struct sm_table verbs_peer_table;
+void verbs_peer_step(struct net_peer *net);
+void verbs_peer_free(struct net_peer *net);
+void verbs_peer_bye(struct verbs_peer *peer, const struct err *err); /* it came */
+
+/* ---- verbs_xfer.c ---- */
+extern const struct net_ops verbs_net_ops;
+/* A frame that concerns a transfer. */
+int verbs_xfer_frame(struct verbs_peer *peer, const struct verbs_frame *frame,
+		     const uint8_t *payload);
+int verbs_xfer_mark(struct verbs_peer *peer, const struct verbs_qp *qp,
+		    const struct verbs_mark *mark);
+void verbs_xfer_progress(struct verbs_peer *peer); /* tell how far movers are */
+void verbs_xfer_drop_partial(struct verbs_peer *peer); /* a request not whole yet */
+void verbs_xfer_grant(struct verbs_peer *peer); /* slots to who waits for one */
+
+/* ---- verbs_cost.c ---- */
+void verbs_cost_learn(struct verbs_transport *transport, uint8_t *memory);
+double verbs_cost_copy_ns(const struct verbs_transport *transport, uint32_t row);
+double verbs_cost_request_ns(struct verbs_peer *peer);
+void verbs_cost_probed(struct verbs_peer *peer); /* the last of its requests is back */
+/* Bytes in a work request of that plan, as far as a part of it shows. */
+uint32_t verbs_cost_row(const struct plan *plan, enum xp_kind kind, uint32_t sge_max);
+
+/* ---- verbs_pack.c ---- */
+/* Without memory for it nothing is packed, and the log says so. */
+void verbs_pack_open(struct verbs_transport *transport);
+void verbs_pack_close(struct verbs_transport *transport);
+void verbs_pack_peer_free(struct verbs_peer *peer);
+/* An op that is about to ask: shall it, or must it, be packed? Fills op->way. */
+int verbs_pack_choose(struct verbs_xfer *xfer);
+/* An inbound whose places are known: can it be done the way that was asked for? */
+int verbs_pack_check(struct verbs_xfer *xfer);
+/* An inbound that is about to say GO: it has to wait for slots; the peer is kicked. */
+bool verbs_pack_waits(struct verbs_xfer *xfer);
+/* It says GO now: the slots' key (of a WRITE), or false: row by row. */
+bool verbs_pack_accept(struct verbs_xfer *xfer, size_t *len_p, uint8_t *key);
+/* GO's answer to an op that asked. */
+int verbs_pack_agree(struct verbs_xfer *xfer, bool agreed, const void *key, size_t len);
+/* There will be no slots: who waits for one goes row by row, or is stopped. */
+void verbs_pack_no_slots(struct verbs_peer *peer, struct verbs_pool *pool,
+			 const struct err *err);
+void verbs_pack_stop(struct verbs_xfer *xfer); /* new state: STOPPING */
+void verbs_pack_drop(struct verbs_xfer *xfer); /* nothing of it moves; idempotent */
+void verbs_pack_feed(struct verbs_peer *peer); /* slots to destinations that wait */
+int verbs_pack_slice(struct verbs_xfer *xfer, const struct verbs_frame *frame);
+int verbs_pack_slot(struct verbs_xfer *xfer, const struct verbs_frame *frame,
+		    const void *payload);
+/* Every slice has come, or was cut. */
+bool verbs_pack_whole(const struct verbs_xfer *xfer);
+/* A source's turn: false when it waits. `room` for requests on queue pair 0. */
+bool verbs_pack_move(struct verbs_xfer *xfer, uint32_t room);
+bool verbs_pack_ended(const struct verbs_xfer *xfer); /* marks may follow */
+void verbs_pack_sent(struct slice *slice);	      /* its request is over */
+
+/* ---- verbs_post.c ---- */
+void verbs_move_start(struct verbs_xfer *xfer);
+/* Once more, of what the lost rails did not confirm, or of the marks alone. */
+int verbs_move_again(struct verbs_xfer *xfer, uint32_t lost);
+/* Post what fits, of each mover in turn. */
+void verbs_move_pump(struct verbs_peer *peer);
+
+#endif

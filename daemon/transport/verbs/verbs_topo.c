@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which adapter is near which memory, as sysfs tells it: for host memory the NUMA
+ * node of its first page, for a GPU's the way over the PCI bus. A transfer prefers
+ * the rails that are nearest to its own side's memory; the other side's are paired
+ * with them by number (verbs_cm.c).
+ */
+#include "daemon/transport/verbs/verbs_impl.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/gpu.h"
+#include "gpu/import.h"
+
+#define PATH_BYTES 256
+
+void verbs_topo_line(const struct verbs_lib *lib, const char *device, const char *file,
+		     char *buf, size_t size)
+{
+	char path[PATH_BYTES];
+	FILE *in;
+
+	snprintf(buf, size, "?");
+	snprintf(path, sizeof(path), "%s/class/infiniband/%s/%s", lib->sysfs, device, file);
+	in = fopen(path, "re");
+	if (!in)
+		return;
+	if (fgets(buf, (int)size, in))
+		buf[strcspn(buf, "\n")] = '\0';
+	fclose(in);
+}
+
+int verbs_topo_node(const struct verbs_lib *lib, const char *device)
+{
+	char text[16], *end;
+	long node;
+
+	verbs_topo_line(lib, device, "device/numa_node", text, sizeof(text));
+	node = strtol(text, &end, 10);
+	return end == text || *end || node < 0 || node > INT_MAX ? -1 : (int)node;
+}
+
+/* ---- the PCI bus ---- */
+
+/* The way from a root complex to a device: "pci0000:3a/0000:3a:00.0/0000:3b:00.0". */
+static bool pci_way(const char *link, char way[PATH_MAX])
+{
+	char full[PATH_MAX];
+	const char *at;
+
+	if (!realpath(link, full))
+		return false;
+	at = strstr(full, "/pci");
+	if (!at)
+		return false;
+	snprintf(way, PATH_MAX, "%s/", at + 1);
+	return true;
+}
+
+/* Bridges that two ways have in common; the first one is the root complex. */
+static unsigned int shared_steps(const char *a, const char *b)
+{
+	unsigned int steps = 0;
+
+	for (; *a && *a == *b; a++, b++)
+		steps += *a == '/';
+	return steps;
+}
+
+static int pci_node(const struct verbs_lib *lib, const char *pci)
+{
+	char path[PATH_BYTES];
+	int node = -1;
+	FILE *in;
+
+	snprintf(path, sizeof(path), "%s/bus/pci/devices/%s/numa_node", lib->sysfs, pci);
+	in = fopen(path, "re");
+	if (!in)
+		return -1;
+	if (fscanf(in, "%d", &node) != 1)
+		node = -1;
+	fclose(in);
+	return node;
+}
+
+unsigned int verbs_topo_pci(const struct verbs_lib *lib, const char *pci, const char *device)
+{
+	char path[PATH_BYTES], near[PATH_MAX], far[PATH_MAX];
+	unsigned int shared;
+	int node = pci_node(lib, pci);
+
+	snprintf(path, sizeof(path), "%s/bus/pci/devices/%s", lib->sysfs, pci);
+	if (pci_way(path, near)) {
+		snprintf(path, sizeof(path), "%s/class/infiniband/%s/device", lib->sysfs,
+			 device);
+		shared = pci_way(path, far) ? shared_steps(near, far) : 0;
+		if (shared) /* a root port has one device; below a switch they meet */
+			return shared > 1 ? 0 : 1;
+	}
+	return node >= 0 && node == verbs_topo_node(lib, device) ? 2 : 3;
+}
+
+/* ---- rails ---- */
+
+static unsigned int distance(const struct verbs_rail *rail, int node)
+{
+	return node < 0 || rail->node < 0 ? 0 : rail->node != node;
+}
+
+/* Of a GPU that the driver knows; memory that is a dma-buf only has no place here. */
+static const char *pci_of(const struct memory *memory)
+{
+	return memory->kind == MEMORY_DEVICE && memory->gpu ? memory->gpu->device->pci : NULL;
+}
+
+uint32_t verbs_topo_near(const struct verbs_transport *transport, const struct memory *memory)
+{
+	const char *pci = pci_of(memory);
+	unsigned int best = UINT_MAX;
+	uint32_t near = 0;
+	int node = -1;
+
+	if (transport->rail_count < 2 || (!memory->base && !pci))
+		return UINT32_MAX;
+	if (!pci)
+		node = transport->lib->node_of(memory->base);
+	for (uint32_t i = 0; i < transport->rail_count; i++) {
+		const struct verbs_rail *rail = &transport->rails[i];
+		unsigned int far = pci ? verbs_topo_pci(transport->lib, pci,
+							rail->device->name)
+				       : distance(rail, node);
+
+		if (far < best)
+			near = 0;
+		if (far <= best) {
+			best = far;
+			near |= 1u << i;
+		}
+	}
+	return near;
+}

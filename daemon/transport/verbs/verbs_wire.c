@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Frames, private data, addresses and keys of the verbs backend: little-endian,
+ * by the bounded cursor, checked before use. What an adapter delivered over a
+ * reliable connection needs no checksum of ours; who sent it was settled when the
+ * connection was made (its token).
+ */
+#include "daemon/transport/verbs/verbs_wire.h"
+
+#include <arpa/inet.h>
+#include <ctype.h>
+#include <netinet/in.h>
+#include <string.h>
+
+#include "daemon/base/cursor.h"
+
+#define FRAME_MAGIC UINT32_C(0x5656564b)   /* "KVVV" */
+#define HELLO_MAGIC UINT32_C(0x4856564b)   /* "KVVH" */
+#define ADDRESS_MAGIC UINT32_C(0x4156564b) /* "KVVA" */
+#define KEY_MAGIC UINT32_C(0x4b56564b)	   /* "KVVK" */
+#define WIRE_VERSION 1
+#define RETRYABLE 256u
+#define SHIFT_MIN 12u
+#define SHIFT_MAX 48u
+
+/* ---- frames ---- */
+
+void verbs_frame_put(const struct verbs_frame *frame, uint8_t buf[VERBS_FRAME_BYTES])
+{
+	struct cursor c;
+
+	cursor_write(&c, buf, VERBS_FRAME_BYTES);
+	cursor_put_u32(&c, FRAME_MAGIC);
+	cursor_put_u8(&c, WIRE_VERSION);
+	cursor_put_u8(&c, frame->type);
+	cursor_put_u8(&c, frame->kind);
+	cursor_put_u8(&c, frame->pack);
+	cursor_put_u16(&c, frame->flags);
+	cursor_put_u16(&c, frame->credits);
+	cursor_put_u32(&c, 0); /* spare */
+	cursor_put_u32(&c, frame->code);
+	cursor_put_u32(&c, frame->slot);
+	cursor_put_u32(&c, frame->total);
+	cursor_put_u64(&c, frame->id);
+	cursor_put_u64(&c, frame->bytes);
+	cursor_put_u64(&c, frame->digest);
+	cursor_put_u32(&c, frame->length);
+}
+
+int verbs_frame_get(const void *buf, size_t len, struct verbs_frame *frame_p)
+{
+	struct verbs_frame *f = frame_p;
+	struct cursor c;
+	uint32_t magic;
+	uint8_t version;
+
+	cursor_read(&c, buf, len);
+	magic = cursor_get_u32(&c);
+	version = cursor_get_u8(&c);
+	f->type = cursor_get_u8(&c);
+	f->kind = cursor_get_u8(&c);
+	f->pack = cursor_get_u8(&c);
+	f->flags = cursor_get_u16(&c);
+	f->credits = cursor_get_u16(&c);
+	(void)cursor_get_u32(&c);
+	f->code = cursor_get_u32(&c);
+	f->slot = cursor_get_u32(&c);
+	f->total = cursor_get_u32(&c);
+	f->id = cursor_get_u64(&c);
+	f->bytes = cursor_get_u64(&c);
+	f->digest = cursor_get_u64(&c);
+	f->length = cursor_get_u32(&c);
+	if (c.bad || magic != FRAME_MAGIC || version != WIRE_VERSION)
+		return err_raise(ERR_PROTO, "verbs frame: %zu bytes, magic %08x, version %u",
+				 len, magic, version);
+	if (f->length != cursor_left(&c))
+		return err_raise(ERR_PROTO, "verbs frame: %zu bytes behind it, %u announced",
+				 cursor_left(&c), f->length);
+	if (f->type == 0 || f->type >= VERBS_TYPE_END)
+		return err_raise(ERR_PROTO, "verbs frame: type %u", f->type);
+	return 0;
+}
+
+void verbs_frame_put_err(struct verbs_frame *frame, const struct err *err)
+{
+	frame->code = err->code;
+	frame->flags = (uint16_t)(err->scope | (err->retryable ? RETRYABLE : 0));
+}
+
+void verbs_frame_get_err(const struct verbs_frame *frame, const void *text, size_t len,
+			 struct err *err_p)
+{
+	unsigned int scope = frame->flags & (RETRYABLE - 1);
+
+	memset(err_p, 0, sizeof(*err_p));
+	err_p->code = err_from_wire(frame->code);
+	err_p->scope = scope <= ERR_SCOPE_DAEMON ? (enum err_scope)scope
+						 : err_default_scope(err_p->code);
+	err_foreign(err_p);
+	err_p->retryable = frame->flags & RETRYABLE;
+	if (len > VERBS_TEXT_MAX)
+		len = VERBS_TEXT_MAX;
+	for (size_t i = 0; i < len; i++) {
+		unsigned char ch = ((const unsigned char *)text)[i];
+
+		err_p->text[i] = isprint(ch) ? (char)ch : '?';
+	}
+}
+
+/* slot 8, generation 12, count - 1 4, aborted 1 */
+uint32_t verbs_mark_put(const struct verbs_mark *mark)
+{
+	return (uint32_t)mark->slot | (uint32_t)mark->generation << 8 |
+	       (uint32_t)(mark->count - 1) << 20 | (uint32_t)mark->aborted << 24;
+}
+
+void verbs_mark_get(uint32_t imm, struct verbs_mark *mark_p)
+{
+	mark_p->slot = imm & (VERBS_GRANTS - 1);
+	mark_p->generation = imm >> 8 & (VERBS_GENERATIONS - 1);
+	mark_p->count = (uint8_t)((imm >> 20 & (VERBS_QPS_MAX - 1)) + 1);
+	mark_p->aborted = imm >> 24 & 1;
+}
+
+/* ---- private data ---- */
+
+void verbs_hello_put(const struct verbs_hello *hello, uint8_t buf[VERBS_HELLO_BYTES])
+{
+	struct cursor c;
+
+	memset(buf, 0, VERBS_HELLO_BYTES);
+	cursor_write(&c, buf, VERBS_HELLO_BYTES);
+	cursor_put_u32(&c, HELLO_MAGIC);
+	cursor_put_u8(&c, WIRE_VERSION);
+	cursor_put_u8(&c, hello->qp);
+	cursor_put_u8(&c, hello->total);
+	cursor_put_u8(&c, hello->rail);
+	cursor_put_bytes(&c, hello->token, sizeof(hello->token));
+	cursor_put_u16(&c, hello->depth);
+}
+
+/* The connection manager pads private data: more than ours may be there. */
+int verbs_hello_get(const void *buf, size_t len, struct verbs_hello *hello_p)
+{
+	const void *token;
+	struct cursor c;
+	uint32_t magic;
+	uint8_t version;
+
+	cursor_read(&c, buf, len);
+	magic = cursor_get_u32(&c);
+	version = cursor_get_u8(&c);
+	hello_p->qp = cursor_get_u8(&c);
+	hello_p->total = cursor_get_u8(&c);
+	hello_p->rail = cursor_get_u8(&c);
+	token = cursor_get_bytes(&c, XP_TOKEN_BYTES);
+	hello_p->depth = cursor_get_u16(&c);
+	if (c.bad || magic != HELLO_MAGIC)
+		return err_raise(ERR_PROTO, "verbs connect: private data of %zu bytes is not "
+					    "ours", len);
+	if (version != WIRE_VERSION)
+		return err_raise(ERR_VERSION, "verbs connect: version %u, here %u", version,
+				 WIRE_VERSION);
+	memcpy(hello_p->token, token, XP_TOKEN_BYTES);
+	if (hello_p->total == 0 || hello_p->total > VERBS_QPS_MAX ||
+	    hello_p->qp >= hello_p->total || hello_p->rail >= VERBS_RAILS_MAX ||
+	    hello_p->depth < 8)
+		return err_raise(ERR_PROTO,
+				 "verbs connect: queue pair %u of %u, rail %u, depth %u",
+				 hello_p->qp, hello_p->total, hello_p->rail,
+				 hello_p->depth);
+	return 0;
+}
+
+/* ---- addresses ---- */
+
+static void put_rail(struct cursor *c, const struct sockaddr_storage *rail)
+{
+	uint8_t bytes[16] = {0};
+	uint16_t port;
+
+	if (rail->ss_family == AF_INET6) {
+		const struct sockaddr_in6 *in6 = (const void *)rail;
+
+		memcpy(bytes, &in6->sin6_addr, sizeof(bytes));
+		port = ntohs(in6->sin6_port);
+	} else {
+		const struct sockaddr_in *in = (const void *)rail;
+
+		memcpy(bytes, &in->sin_addr, sizeof(in->sin_addr));
+		port = ntohs(in->sin_port);
+	}
+	cursor_put_u8(c, rail->ss_family == AF_INET6 ? 6 : 4);
+	cursor_put_u16(c, port);
+	cursor_put_bytes(c, bytes, sizeof(bytes));
+}
+
+int verbs_address_put(const struct verbs_address *address, uint8_t buf[XP_ADDRESS_MAX],
+		      size_t *len_p)
+{
+	struct cursor c;
+
+	cursor_write(&c, buf, XP_ADDRESS_MAX);
+	cursor_put_u32(&c, ADDRESS_MAGIC);
+	cursor_put_u16(&c, WIRE_VERSION);
+	cursor_put_u8(&c, (uint8_t)address->rails);
+	cursor_put_u8(&c, (uint8_t)address->qps);
+	for (uint32_t i = 0; i < address->rails; i++)
+		put_rail(&c, &address->rail[i]);
+	*len_p = c.pos;
+	return err_pass(cursor_check(&c, "verbs address"));
+}
+
+static int get_rail(struct cursor *c, struct sockaddr_storage *rail)
+{
+	uint8_t family = cursor_get_u8(c);
+	uint16_t port = cursor_get_u16(c);
+	const void *bytes = cursor_get_bytes(c, 16);
+
+	if (c->bad || port == 0 || (family != 4 && family != 6))
+		return err_raise(ERR_PROTO, "verbs address: a rail of family %u, port %u",
+				 family, port);
+	memset(rail, 0, sizeof(*rail));
+	if (family == 6) {
+		struct sockaddr_in6 *in6 = (void *)rail;
+
+		in6->sin6_family = AF_INET6;
+		in6->sin6_port = htons(port);
+		memcpy(&in6->sin6_addr, bytes, 16);
+	} else {
+		struct sockaddr_in *in = (void *)rail;
+
+		in->sin_family = AF_INET;
+		in->sin_port = htons(port);
+		memcpy(&in->sin_addr, bytes, 4);
+	}
+	return 0;
+}
+
+int verbs_address_get(const void *buf, size_t len, struct verbs_address *address_p)
+{
+	struct cursor c;
+	uint32_t magic;
+	uint16_t version;
+	int r = 0;
+
+	memset(address_p, 0, sizeof(*address_p));
+	cursor_read(&c, buf, len);
+	magic = cursor_get_u32(&c);
+	version = cursor_get_u16(&c);
+	address_p->rails = cursor_get_u8(&c);
+	address_p->qps = cursor_get_u8(&c);
+	if (c.bad || magic != ADDRESS_MAGIC)
+		return err_raise(ERR_PROTO, "verbs address: not one");
+	if (version != WIRE_VERSION)
+		return err_raise(ERR_VERSION, "verbs address: version %u, here %u", version,
+				 WIRE_VERSION);
+	if (address_p->rails == 0 || address_p->rails > VERBS_RAILS_MAX ||
+	    address_p->qps == 0 || address_p->qps > VERBS_QPS_MAX)
+		return err_raise(ERR_PROTO, "verbs address: %u rails, %u queue pairs",
+				 address_p->rails, address_p->qps);
+	for (uint32_t i = 0; i < address_p->rails && r == 0; i++)
+		r = get_rail(&c, &address_p->rail[i]);
+	return err_pass(r);
+}
+
+/* ---- keys ---- */
+
+static int remote_check(const struct verbs_remote *r)
+{
+	uint64_t pieces;
+
+	if (r->pieces == 0 && r->shift == 0 && r->rails && r->rails <= VERBS_RAILS_MAX &&
+	    r->length && r->id)
+		return 0; /* staged: nobody uses its address */
+	if (r->rails == 0 || r->rails > VERBS_RAILS_MAX || r->pieces == 0 ||
+	    r->pieces > VERBS_PIECES_MAX || r->shift < SHIFT_MIN || r->shift > SHIFT_MAX ||
+	    r->length == 0 || r->id == 0)
+		return err_raise(ERR_PROTO, "verbs key: %u rails, %u pieces of 2^%u bytes",
+				 r->rails, r->pieces, r->shift);
+	pieces = ((r->length - 1) >> r->shift) + 1;
+	if (pieces != r->pieces || r->address + r->length < r->address)
+		return err_raise(ERR_PROTO, "verbs key: %u pieces for %ju bytes", r->pieces,
+				 (uintmax_t)r->length);
+	return 0;
+}
+
+int verbs_remote_put(const struct verbs_remote *remote, void *buf, size_t size,
+		     size_t *len_p)
+{
+	struct cursor c;
+
+	cursor_write(&c, buf, size);
+	cursor_put_u32(&c, KEY_MAGIC);
+	cursor_put_u8(&c, WIRE_VERSION);
+	cursor_put_u8(&c, (uint8_t)remote->rails);
+	cursor_put_u8(&c, (uint8_t)remote->pieces);
+	cursor_put_u8(&c, remote->shift);
+	cursor_put_u64(&c, remote->id);
+	cursor_put_u64(&c, remote->address);
+	cursor_put_u64(&c, remote->length);
+	for (uint32_t i = 0; i < remote->rails; i++)
+		for (uint32_t j = 0; j < remote->pieces; j++)
+			cursor_put_u32(&c, remote->rkey[i][j]);
+	*len_p = c.pos;
+	return err_pass(cursor_check(&c, "verbs key"));
+}
+
+int verbs_remote_get(const void *buf, size_t len, struct verbs_remote *remote_p)
+{
+	struct cursor c;
+	uint32_t magic;
+	uint8_t version;
+	int r;
+
+	memset(remote_p, 0, sizeof(*remote_p));
+	cursor_read(&c, buf, len);
+	magic = cursor_get_u32(&c);
+	version = cursor_get_u8(&c);
+	remote_p->rails = cursor_get_u8(&c);
+	remote_p->pieces = cursor_get_u8(&c);
+	remote_p->shift = cursor_get_u8(&c);
+	remote_p->id = cursor_get_u64(&c);
+	remote_p->address = cursor_get_u64(&c);
+	remote_p->length = cursor_get_u64(&c);
+	if (c.bad || magic != KEY_MAGIC || version != WIRE_VERSION)
+		return err_raise(ERR_PROTO, "verbs key: not one");
+	r = remote_check(remote_p);
+	if (r < 0)
+		return err_pass(r);
+	for (uint32_t i = 0; i < remote_p->rails; i++)
+		for (uint32_t j = 0; j < remote_p->pieces; j++)
+			remote_p->rkey[i][j] = cursor_get_u32(&c);
+	if (c.bad || cursor_left(&c))
+		return err_raise(ERR_PROTO, "verbs key: %zu bytes", len);
+	return 0;
+}

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The backends that are built in; the first that serves a pair of daemons is preferred. */
+#include "daemon/transport/shm/local.h"
+#include "daemon/transport/shm/shm.h"
+#include "daemon/transport/tcp/tcp.h"
+#include "daemon/transport/transport.h"
+#include "daemon/transport/ucx/ucx.h"
+#include "daemon/transport/verbs/verbs.h"
+
+const struct transport_ops *const transport_table[] = {
+	&local_transport,
+	&shm_transport,
+	&verbs_transport,
+	/* without RDMA faster than UCX, with it verbs is; ucx for who names it */
+	&tcp_transport,
+	&ucx_transport,
+	NULL,
+};

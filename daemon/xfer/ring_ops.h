@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ring_ops: what an entry of the submission ring does (proto/kvd_ring.h has the
+ * words). Loop thread.
+ */
+#ifndef KVD_RING_OPS_H
+#define KVD_RING_OPS_H
+
+#include <stdint.h>
+
+#include "daemon/xfer/ring.h"
+
+struct ring_source { /* where the payloads of entries lie */
+	int fd;		 /* of the arena; or: */
+	uint8_t *data;	 /* heap; an op that takes it sets it NULL */
+	uint64_t bytes;
+};
+
+enum { RING_OP_LATER = 1 };
+
+/*
+ * Do it. RING_OP_LATER: not done yet, and no other entry of this ring may be
+ * begun; ring_resume() follows: the entry is done, after ring_entry_done(), or to
+ * be tried again. Negative: it breaks the protocol (ERR_PROTO). What is merely
+ * refused shows in its slot, and is 0.
+ */
+int ring_op(struct ring *ring, const struct kvd_ring_entry *entry,
+	    struct ring_source *source);
+/* For ring_ops.c: the oldest entry of the shared ring is done. */
+void ring_entry_done(struct ring *ring);
+
+/* The words of what was refused under this number; NULL: none are kept. */
+const struct err *ring_fault_of(const struct ring *ring, uint64_t id);
+void ring_faults_free(struct ring *ring);
+
+#endif

@@ -1,0 +1,429 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every entry must lie in one region as a whole. Which region: the innermost that
+ * holds it, so that a sub-range registered on its own wins. Buffers are numbered in
+ * the order in which the entries need them. Both rules hold for own and for remote
+ * lists alike: the daemons at both ends look for the same list, one as the owner of
+ * the memory and one as its guest, and must make the same plan of it.
+ *
+ * A search works on a copy of the session's region map, with every region in it
+ * pinned, so that a helper can look while the loop goes on; those that no entry
+ * needed are let go at the end. A region that is being unregistered meanwhile waits
+ * for the pin, and what was found in it does not count any more. A remote list needs
+ * no copy: the regions of a remote pool never change, and the pool is held.
+ */
+#include "daemon/xfer/search.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/handshake/handshake.h"
+#include "daemon/session/region.h"
+#include "daemon/session/region_map.h"
+#include "daemon/session/session.h"
+
+/* A remote region; in the order of struct region_map. */
+struct search_span {
+	uint64_t start, end, reach; /* reach: the largest end up to here */
+	uint32_t region;	    /* of the pool */
+};
+
+struct search {
+	struct session *session;  /* local */
+	struct region_map *map;	  /* local: a copy, its regions pinned */
+	uint32_t *numbers;	  /* of its entries, or the pool's: the buffer, 0: none yet */
+	struct remote_pool *pool; /* remote: held */
+	uint32_t *order;	  /* remote: the region of each buffer */
+	uint64_t version;
+	unsigned int transport_index;
+	struct places *places; /* found */
+};
+
+/* ---- places ---- */
+
+struct places *places_ref(struct places *places)
+{
+	if (places)
+		places->refs++;
+	return places;
+}
+
+static void places_free(struct places *places)
+{
+	if (!places)
+		return;
+	mem_free(places->regions);
+	mem_free(places->buffers);
+	mem_free_large(places->at, places->count * sizeof(*places->at));
+	mem_free(places);
+}
+
+void places_unref(struct places *places)
+{
+	if (--places->refs > 0)
+		return;
+	for (uint32_t i = 0; places->regions && i < places->buffer_count; i++)
+		region_unpin(places->regions[i]);
+	if (places->pool)
+		handshake_pool_unuse(places->pool);
+	places_free(places);
+}
+
+static struct places *places_new(const struct dlist *dlist, size_t buffers, bool local)
+{
+	struct places *places = mem_zalloc(sizeof(*places));
+
+	if (!places)
+		return NULL;
+	places->refs = 1;
+	places->count = dlist->entry_count;
+	places->at = mem_calloc(dlist->entry_count, sizeof(*places->at));
+	places->buffers = mem_calloc(buffers, sizeof(*places->buffers));
+	places->regions = local ? mem_calloc(buffers, sizeof(*places->regions)) : NULL;
+	if (!places->at || !places->buffers || (local && !places->regions)) {
+		places_free(places);
+		return NULL;
+	}
+	return places;
+}
+
+/* ---- what is known ---- */
+
+struct places *search_known_local(const struct dlist *dlist, const struct session *session,
+				  unsigned int transport_index)
+{
+	struct places *places = dlist->places;
+
+	return places && !places->pool && places->version == session->regions_version &&
+			       places->transport_index == transport_index
+		       ? places_ref(places)
+		       : NULL;
+}
+
+struct places *search_known_remote(const struct dlist *dlist, const struct remote_pool *pool)
+{
+	struct places *places = dlist->places;
+
+	return places && places->pool == pool ? places_ref(places) : NULL;
+}
+
+/* ---- begin ---- */
+
+static void unpin_all(struct search *search)
+{
+	for (size_t i = 0; search->map && i < region_map_count(search->map); i++)
+		region_unpin(region_map_region(search->map, i));
+}
+
+int search_begin_local(struct session *session, unsigned int transport_index,
+		       struct search **search_p)
+{
+	struct search *search = mem_zalloc(sizeof(*search));
+	int r;
+
+	if (!search)
+		return err_pass(-ENOMEM);
+	search->session = session;
+	search->version = session->regions_version;
+	search->transport_index = transport_index;
+	r = region_map_copy(session->region_map, &search->map);
+	if (r >= 0) {
+		for (size_t i = 0; i < region_map_count(search->map); i++)
+			region_pin(region_map_region(search->map, i));
+		search->numbers = mem_calloc(region_map_count(search->map),
+					     sizeof(*search->numbers));
+		r = search->numbers ? 0 : -ENOMEM;
+	}
+	if (r < 0) {
+		search_free(search);
+		return err_pass(r);
+	}
+	*search_p = search;
+	return 0;
+}
+
+static int span_compare(const void *a, const void *b)
+{
+	const struct search_span *x = a, *y = b;
+
+	if (x->start != y->start)
+		return x->start < y->start ? -1 : 1;
+	return x->end == y->end ? 0 : x->end > y->end ? -1 : 1;
+}
+
+/* Once for a pool, whose regions never change. */
+static int sort_regions(struct remote_pool *pool)
+{
+	struct search_span *spans;
+	uint64_t reach = 0;
+
+	if (pool->by_address)
+		return 0;
+	spans = mem_calloc((size_t)pool->region_count + 1, sizeof(*spans));
+	if (!spans)
+		return err_pass(-ENOMEM);
+	for (uint32_t i = 0; i < pool->region_count; i++) {
+		const struct remote_region *r = &pool->regions[i];
+
+		/* without an address, or over the end of all: it holds nothing */
+		spans[i] = (struct search_span){.start = r->address, .region = i};
+		if (!r->address ||
+		    __builtin_add_overflow(r->address, r->length, &spans[i].end))
+			spans[i].end = spans[i].start;
+	}
+	qsort(spans, pool->region_count, sizeof(*spans), span_compare);
+	for (uint32_t i = 0; i < pool->region_count; i++) {
+		reach = spans[i].end > reach ? spans[i].end : reach;
+		spans[i].reach = reach;
+	}
+	pool->by_address = spans;
+	return 0;
+}
+
+int search_begin_remote(struct remote_pool *pool, struct search **search_p)
+{
+	struct search *search = mem_zalloc(sizeof(*search));
+
+	if (!search)
+		return err_pass(-ENOMEM);
+	search->pool = pool;
+	handshake_pool_use(pool);
+	search->numbers = mem_calloc((size_t)pool->region_count + 1, sizeof(*search->numbers));
+	search->order = mem_calloc((size_t)pool->region_count + 1, sizeof(*search->order));
+	if (!search->numbers || !search->order || sort_regions(pool) < 0) {
+		search_free(search);
+		return err_pass(-ENOMEM);
+	}
+	*search_p = search;
+	return 0;
+}
+
+/* ---- run: any thread ---- */
+
+static int not_found(const struct dlist_entry *e, uint32_t i, uint64_t span)
+{
+	return err_raise(ERR_NOTFOUND, "descs[%u]: [%#llx, +%llu) is not registered", i,
+			 (unsigned long long)e->address, (unsigned long long)span);
+}
+
+/* The buffer of entry `at` of the map. */
+static int buffer_of(struct search *search, struct places *places, size_t at,
+		     uint32_t *buffer_p)
+{
+	struct region *region = region_map_region(search->map, at);
+	struct xp_reg *reg = region->regs[search->transport_index];
+
+	if (!search->numbers[at]) {
+		if (!reg)
+			return err_raise(ERR_IMPORT, "region %llu (%s) cannot be used with this "
+					 "peer's transport", (unsigned long long)region->id,
+					 region_kind_name(region->kind));
+		places->regions[places->buffer_count] = region;
+		places->buffers[places->buffer_count].reg = reg;
+		places->buffers[places->buffer_count].length = region->length;
+		search->numbers[at] = ++places->buffer_count;
+	}
+	*buffer_p = search->numbers[at] - 1;
+	return 0;
+}
+
+static int run_local(struct search *search, const struct dlist *dlist, struct places *places)
+{
+	for (uint32_t i = 0; i < dlist->entry_count; i++) {
+		const struct dlist_entry *e = &dlist->entries[i];
+		uint64_t span = 0;
+		size_t at = 0;
+		int r = dlist_entry_span(e, i, &span);
+
+		if (r >= 0 && !region_map_index(search->map, e->address, span, &at))
+			r = not_found(e, i, span);
+		if (r >= 0)
+			r = buffer_of(search, places, at, &places->at[i].buffer);
+		if (r < 0)
+			return err_pass(r);
+		places->at[i].offset = e->address - region_map_region(search->map, at)->address;
+	}
+	return 0;
+}
+
+/* As region_map_index(). */
+static const struct search_span *span_at(const struct remote_pool *pool, uint64_t address,
+					 uint64_t len)
+{
+	size_t low = 0, high = pool->region_count;
+	uint64_t end;
+
+	if (__builtin_add_overflow(address, len, &end))
+		return NULL;
+	while (low < high) {
+		size_t mid = low + (high - low) / 2;
+
+		if (pool->by_address[mid].start <= address)
+			low = mid + 1;
+		else
+			high = mid;
+	}
+	while (low-- > 0) {
+		const struct search_span *s = &pool->by_address[low];
+
+		if (s->reach < end)
+			break;
+		if (s->end >= end)
+			return s;
+	}
+	return NULL;
+}
+
+static int run_remote(struct search *search, const struct dlist *dlist,
+		      struct places *places)
+{
+	for (uint32_t i = 0; i < dlist->entry_count; i++) {
+		const struct dlist_entry *e = &dlist->entries[i];
+		const struct search_span *s;
+		uint64_t span = 0;
+		int r = dlist_entry_span(e, i, &span);
+
+		if (r < 0)
+			return err_pass(r);
+		s = span_at(search->pool, e->address, span);
+		if (!s)
+			return not_found(e, i, span);
+		if (!search->numbers[s->region]) {
+			search->order[places->buffer_count] = s->region;
+			search->numbers[s->region] = ++places->buffer_count;
+		}
+		places->at[i].buffer = search->numbers[s->region] - 1;
+		places->at[i].offset = e->address - s->start;
+	}
+	return 0;
+}
+
+int search_run(struct search *search, const struct dlist *dlist)
+{
+	size_t buffers = search->pool ? search->pool->region_count
+				      : region_map_count(search->map);
+	struct places *places = places_new(dlist, buffers, !search->pool);
+	int r;
+
+	if (!places)
+		return err_pass(-ENOMEM);
+	r = search->pool ? run_remote(search, dlist, places)
+			 : run_local(search, dlist, places);
+	if (r < 0) {
+		places_free(places);
+		return err_pass(r);
+	}
+	search->places = places;
+	return 0;
+}
+
+const struct places *search_found(const struct search *search)
+{
+	return search->places;
+}
+
+/* ---- end ---- */
+
+void search_free(struct search *search)
+{
+	if (!search)
+		return;
+	places_free(search->places);
+	unpin_all(search);
+	region_map_free(search->map);
+	if (search->pool)
+		handshake_pool_unuse(search->pool);
+	mem_free(search->numbers);
+	mem_free(search->order);
+	mem_free(search);
+}
+
+/* Keys are read here: they may not have been there when the search began. */
+static void keep_remote(struct places *places, const struct search *search)
+{
+	places->pool = search->pool;
+	handshake_pool_use(places->pool);
+	for (uint32_t i = 0; i < places->buffer_count; i++) {
+		const struct remote_region *region = &places->pool->regions[search->order[i]];
+
+		places->buffers[i].key = region->key;
+		places->buffers[i].length = region->length;
+	}
+}
+
+static int keep_local(struct places *places, const struct search *search)
+{
+	for (uint32_t i = 0; i < places->buffer_count; i++) {
+		if (places->regions[i]->state != REGION_READY)
+			return err_raise(ERR_REVOKED, "region %llu was unregistered",
+					 (unsigned long long)places->regions[i]->id);
+	}
+	for (uint32_t i = 0; i < places->buffer_count; i++)
+		region_pin(places->regions[i]);
+	places->version = search->version;
+	places->transport_index = search->transport_index;
+	return 0;
+}
+
+int search_end(struct search *search, struct dlist *dlist, struct places **places_p)
+{
+	static uint64_t serial;
+	struct places *places = search->places;
+	int r = 0;
+
+	assert(places);
+	if (search->pool)
+		keep_remote(places, search);
+	else
+		r = keep_local(places, search);
+	if (r >= 0) {
+		search->places = NULL;
+		places->serial = ++serial;
+		if (dlist->places)
+			places_unref(dlist->places);
+		dlist->places = places_ref(places);
+		*places_p = places;
+	}
+	search_free(search);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+/* ---- at once ---- */
+
+static int search_now(struct search *search, struct dlist *dlist, struct places **places_p)
+{
+	int r = search_run(search, dlist);
+
+	if (r < 0) {
+		search_free(search);
+		return err_pass(r);
+	}
+	return search_end(search, dlist, places_p);
+}
+
+int search_local(struct dlist *dlist, struct session *session, unsigned int transport_index,
+		 struct places **places_p)
+{
+	struct search *search = NULL;
+	int r;
+
+	*places_p = search_known_local(dlist, session, transport_index);
+	if (*places_p)
+		return 0;
+	r = search_begin_local(session, transport_index, &search);
+	return r < 0 ? err_pass(r) : search_now(search, dlist, places_p);
+}
+
+int search_remote(struct dlist *dlist, struct remote_pool *pool, struct places **places_p)
+{
+	struct search *search = NULL;
+	int r;
+
+	*places_p = search_known_remote(dlist, pool);
+	if (*places_p)
+		return 0;
+	r = search_begin_remote(pool, &search);
+	return r < 0 ? err_pass(r) : search_now(search, dlist, places_p);
+}

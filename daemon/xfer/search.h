@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * search: where the rows of a descriptor list lie, in what its session exports at
+ * that moment: its own regions, or those that a remote daemon registered for it.
+ *
+ * The result (struct places) is immutable, reference-counted and keeps what it names
+ * in use, so plans can be made from it on helper threads. A list keeps its latest
+ * one. Looking takes 20-100 ns an entry, so a long list is looked for by a helper:
+ * begin (what is exported now is noted and held), run (any thread), end.
+ */
+#ifndef KVD_SEARCH_H
+#define KVD_SEARCH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/xfer/dlist.h"
+
+struct remote_pool;
+struct search;
+struct session;
+
+#define SEARCH_INLINE 2048u /* entries looked for on the loop */
+
+struct places {
+	int refs;
+	uint64_t serial; /* of this resolution; no other has it */
+	struct place {
+		uint32_t buffer;
+		uint64_t offset; /* of the entry's first row in the buffer */
+	} *at; /* one an entry */
+	uint32_t count;
+	uint32_t buffer_count;
+	struct xp_buffer *buffers;
+	struct region **regions; /* pinned, as buffers; NULL for a remote list */
+	struct remote_pool *pool; /* in use; NULL for a local list */
+	uint64_t version;	 /* of the session's regions when it was made */
+	unsigned int transport_index;
+};
+
+struct places *places_ref(struct places *places); /* NULL is fine */
+void places_unref(struct places *places);	  /* loop thread, as all but search_run() */
+
+/* What is known still, with one reference more; or NULL. */
+struct places *search_known_local(const struct dlist *dlist, const struct session *session,
+				  unsigned int transport_index);
+struct places *search_known_remote(const struct dlist *dlist, const struct remote_pool *pool);
+
+int search_begin_local(struct session *session, unsigned int transport_index,
+		       struct search **search_p);
+/* pool: of a session, ready. */
+int search_begin_remote(struct remote_pool *pool, struct search **search_p);
+/* ERR_NOTFOUND names the entry that no region holds as a whole. Any thread. */
+int search_run(struct search *search, const struct dlist *dlist);
+/* What was found; NULL before a successful run. Until search_end(). */
+const struct places *search_found(const struct search *search);
+/* The list keeps what was found, and *places_p has a reference. ERR_REVOKED: a region
+ * of it has been unregistered meanwhile. The search is gone. */
+int search_end(struct search *search, struct dlist *dlist, struct places **places_p);
+void search_free(struct search *search); /* without a result; NULL is fine */
+
+/* All of it at once. */
+int search_local(struct dlist *dlist, struct session *session, unsigned int transport_index,
+		 struct places **places_p);
+int search_remote(struct dlist *dlist, struct remote_pool *pool, struct places **places_p);
+
+#endif

@@ -1,0 +1,809 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sessions of the transfer layer: who is attached to whom, and who knows which
+ * regions.
+ *
+ * An attach is a session's right to another daemon's session: it presented the
+ * secret. Both sides then register their session's regions with the other
+ * (share): the target's so that the initiator can name them, the initiator's so
+ * that a daemon which copies by itself can reach them. A share is sent again
+ * when regions came or went, and what needs the new list waits for its
+ * acknowledgement, because REGISTER may travel on the control line and requests on
+ * the data line. It is sent as soon as a region came, so that the other daemon maps
+ * it while the engine makes its lists; of a session with very many of them once a
+ * transfer needs it, because each list tells all.
+ */
+#include "daemon/xfer/xfer.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/control/brief.h"
+#include "daemon/control/commands.h"
+#include "daemon/config/config.h"
+#include "daemon/kvd.h"
+#include "daemon/session/region.h"
+#include "daemon/session/session.h"
+#include "daemon/session/status.h"
+#include "daemon/xfer/xfer_impl.h"
+#include "proto/base64.h"
+
+int xfers_new(struct kvd *kvd, struct xfers **xfers_p)
+{
+	struct xfers *xfers = mem_zalloc(sizeof(*xfers));
+
+	if (!xfers)
+		return err_pass(-ENOMEM);
+	xfers->kvd = kvd;
+	list_init(&xfers->sessions);
+	list_init(&xfers->shadows);
+	list_init(&xfers->serving);
+	list_init(&xfers->kept);
+	strmap_init(&xfers->shadow_by_key);
+	*xfers_p = xfers;
+	return 0;
+}
+
+void xfers_free(struct xfers *xfers)
+{
+	if (!xfers)
+		return;
+	assert(list_empty(&xfers->sessions) && list_empty(&xfers->serving));
+	strmap_fini(&xfers->shadow_by_key);
+	mem_free(xfers);
+}
+
+unsigned int xfers_live(const struct xfers *xfers)
+{
+	return xfers->live;
+}
+
+/* ---- sessions ---- */
+
+struct xfer_session *xfer_session_of(struct session *session)
+{
+	struct xfer_session *xs = session->xfers;
+
+	if (xs)
+		return xs;
+	xs = mem_zalloc(sizeof(*xs));
+	if (!xs)
+		return NULL;
+	xs->xfers = session->kvd->xfers;
+	xs->session = session;
+	idmap_init(&xs->attaches);
+	idmap_init(&xs->dlists);
+	idmap_init(&xs->transfers);
+	list_init(&xs->shares);
+	list_init(&xs->notifs);
+	list_push_back(&xs->xfers->sessions, &xs->link);
+	session->xfers = xs;
+	return xs;
+}
+
+struct session *xfer_session_by_epoch(struct xfers *xfers, uint64_t epoch)
+{
+	struct session *session;
+
+	list_foreach(session, &xfers->kvd->sessions, link) {
+		if (session->epoch == epoch && session->greeted && !session->ending)
+			return session;
+	}
+	return NULL;
+}
+
+/* Takes the same time whatever differs. */
+bool xfer_secret_is(const struct session *session, const uint8_t secret[16])
+{
+	uint8_t diff = 0;
+
+	for (size_t i = 0; i < sizeof(session->secret); i++)
+		diff |= session->secret[i] ^ secret[i];
+	return diff == 0;
+}
+
+/* ---- notifications for our engines ---- */
+
+size_t notif_answer_bytes(const char *from, size_t len)
+{
+	return BASE64_CHARS(len) + 6 * strlen(from) + sizeof("{\"from\":\"\",\"data\":\"\"},");
+}
+
+size_t notif_answer_max(const struct xfers *xfers)
+{
+	return xfers->kvd->config->client_queue_bytes / 2 - NOTIF_ANSWER_FRAME;
+}
+
+int notif_new(struct xfers *xfers, struct session *session, const char *from,
+	      const void *data, size_t len, struct notif **notif_p)
+{
+	struct xfer_session *xs = xfer_session_of(session);
+	struct notif *notif;
+
+	if (!xs)
+		return err_pass(-ENOMEM);
+	if (notif_answer_bytes(from, len) > notif_answer_max(xfers)) {
+		metrics_add(&xfers->kvd->metrics, METRIC_NOTIFS_DROPPED, 1);
+		return err_raise(ERR_LIMIT, "a notification of %zu bytes does not fit the "
+				 "answer that would hand it over (client_queue)", len);
+	}
+	if (xs->notif_bytes + len + sizeof(*notif) > XFER_NOTIFS_BYTES_MAX) {
+		metrics_add(&xfers->kvd->metrics, METRIC_NOTIFS_DROPPED, 1);
+		return err_raise(ERR_LIMIT,
+				 "session '%.40s' has %zu bytes of notifications that it does "
+				 "not read; the cap is %u", session->client, xs->notif_bytes,
+				 XFER_NOTIFS_BYTES_MAX);
+	}
+	notif = mem_zalloc(sizeof(*notif) + len);
+	if (!notif)
+		return err_pass(-ENOMEM);
+	snprintf(notif->from, sizeof(notif->from), "%s", from);
+	notif->len = len;
+	memcpy(notif->data, data, len);
+	xs->notif_bytes += len + sizeof(*notif);
+	*notif_p = notif;
+	return 0;
+}
+
+void notif_queue(struct xfers *xfers, struct session *session, struct notif *notif)
+{
+	struct xfer_session *xs = session->xfers;
+
+	list_push_back(&xs->notifs, &notif->link);
+	status_page_notified(session->status);
+	metrics_add(&xfers->kvd->metrics, METRIC_NOTIFS_IN, 1);
+}
+
+void notif_drop(struct session *session, struct notif *notif)
+{
+	if (session)
+		((struct xfer_session *)session->xfers)->notif_bytes -=
+			notif->len + sizeof(*notif);
+	mem_free(notif);
+}
+
+/* ---- shares ---- */
+
+static struct share *share_of(struct xfer_session *xs, struct remote *remote)
+{
+	struct share *share;
+
+	list_foreach(share, &xs->shares, link) {
+		if (share->remote == remote)
+			return share;
+	}
+	share = mem_zalloc(sizeof(*share));
+	if (!share)
+		return NULL;
+	share->remote = remote;
+	remote->reaches++;
+	share->version = UINT64_MAX; /* never sent */
+	list_push_back(&xs->shares, &share->link);
+	return share;
+}
+
+static void share_free(struct xfer_session *xs, struct share *share)
+{
+	list_remove(&share->link);
+	handshake_release(xs->xfers->kvd->handshake, share->remote);
+	mem_free(share);
+}
+
+int share_update(struct xfer_session *xs, struct share *share)
+{
+	int r;
+
+	if (share->version != xs->session->regions_version) {
+		r = handshake_share_session(xs->xfers->kvd->handshake, share->remote,
+					    xs->session);
+		if (r < 0)
+			return err_pass(r);
+		share->version = xs->session->regions_version;
+		share->sent++;
+	}
+	return share->sent == share->acked ? 0 : 1;
+}
+
+/* The list is out of date, or never came to be, for want of memory on either side:
+ * transfers that need it wait for the next one. */
+void xfers_on_unshared(struct xfers *xfers, struct remote *remote, uint64_t epoch)
+{
+	struct session *session = xfer_session_by_epoch(xfers, epoch);
+	struct xfer_session *xs = session ? session->xfers : NULL;
+	struct share *share;
+
+	if (!xs)
+		return;
+	list_foreach(share, &xs->shares, link) {
+		if (share->remote != remote || share->acked == share->sent)
+			continue;
+		share->sent--;
+		share->version = UINT64_MAX;
+	}
+}
+
+static void share_again(struct xfer_session *xs, struct share *share)
+{
+	if (xs->draining || xs->session->ending || !share->remote->ready ||
+	    share_update(xs, share) >= 0)
+		return;
+	if (err_last()->code == ERR_NOMEM)
+		handshake_retry_later(xs->xfers->kvd->handshake);
+	err_clear(); /* else its peer is going down */
+}
+
+void xfers_on_retry(struct xfers *xfers)
+{
+	struct xfer_session *xs;
+	struct share *share;
+
+	list_foreach(xs, &xfers->sessions, link) {
+		list_foreach(share, &xs->shares, link)
+			share_again(xs, share);
+	}
+}
+
+/* One list on its way at a time: what comes meanwhile goes with the next. */
+static void share_eagerly(struct xfer_session *xs, struct share *share)
+{
+	if (share->sent == share->acked &&
+	    idmap_count(&xs->session->regions) <= XFER_EAGER_REGIONS)
+		share_again(xs, share);
+}
+
+void xfers_region_coming(struct xfers *xfers, struct session *session)
+{
+	struct xfer_session *xs = session->xfers;
+	struct share *share;
+
+	(void)xfers;
+	if (!xs)
+		return;
+	list_foreach(share, &xs->shares, link)
+		share_eagerly(xs, share);
+}
+
+void xfers_on_shared(struct xfers *xfers, struct remote *remote, uint64_t epoch)
+{
+	struct session *session = xfer_session_by_epoch(xfers, epoch);
+	struct xfer_session *xs = session ? session->xfers : NULL;
+	struct idmap_cursor at;
+	struct share *share;
+
+	if (!xs)
+		return;
+	list_foreach(share, &xs->shares, link) {
+		if (share->remote == remote && share->acked < share->sent)
+			share->acked++;
+	}
+	idmap_foreach(&xs->attaches, at) {
+		struct attach *attach = at.value;
+
+		if (attach->remote == remote)
+			transfers_go(attach);
+	}
+	list_foreach(share, &xs->shares, link) {
+		if (share->remote == remote)
+			share_eagerly(xs, share);
+	}
+}
+
+/* ---- attaching ---- */
+
+static void attach_answer(struct attach *attach, const struct err *why)
+{
+	struct request *req = attach->req;
+	struct brief brief;
+
+	if (!req)
+		return;
+	attach->req = NULL;
+	loop_timer_stop(&attach->timer);
+	if (why) {
+		request_fail(req, why);
+		return;
+	}
+	brief_init(&brief);
+	if (!attach->asks)
+		brief_number(&brief, "attach", (double)attach->id);
+	request_reply_brief(req, &brief);
+}
+
+static void attach_free(struct attach *attach)
+{
+	struct xfer_session *xs = attach->xs;
+
+	assert(list_empty(&attach->waiting));
+	loop_timer_stop(&attach->timer);
+	idmap_remove(&xs->attaches, attach->id);
+	if (attach->pool)
+		handshake_pool_unuse(attach->pool);
+	handshake_release(xs->xfers->kvd->handshake, attach->remote);
+	mem_free(attach);
+}
+
+/* It will never be usable (again): whoever waits for it learns why. */
+static void attach_lost(struct attach *attach, const struct err *why)
+{
+	struct err e = *why;
+	struct idmap_cursor at;
+	struct xfer_session *xs = attach->xs;
+
+	if (attach->state == ATTACH_LOST)
+		return;
+	attach->state = ATTACH_LOST;
+	attach->why = e;
+	attach->share = NULL;
+	if (attach->pool)
+		handshake_pool_unuse(attach->pool);
+	attach->pool = NULL;
+	idmap_foreach(&xs->transfers, at) {
+		struct transfer *transfer = at.value;
+
+		if (transfer->attach == attach)
+			transfer_cancel(transfer, &e);
+	}
+	if (attach->req) {
+		attach_answer(attach, &e);
+		attach_free(attach); /* its number was never given out */
+	}
+}
+
+static int ask(struct attach *attach)
+{
+	struct handshake *hs = attach->xs->xfers->kvd->handshake;
+	struct wire_attach msg = {.cookie = attach->cookie, .session = attach->epoch};
+	struct cursor out;
+	int r;
+
+	memcpy(msg.secret, attach->secret, sizeof(msg.secret));
+	attach->share = share_of(attach->xs, attach->remote);
+	if (!attach->share)
+		return err_pass(-ENOMEM);
+	r = share_update(attach->xs, attach->share);
+	if (r < 0)
+		return err_pass(r);
+	handshake_body(hs, &out);
+	wire_attach_put(&out, &msg);
+	attach->state = ATTACH_ASKED;
+	return handshake_send(attach->remote, WIRE_T_ATTACH, out.base, out.pos);
+}
+
+static void attach_look(struct attach *attach)
+{
+	struct remote *remote = attach->remote;
+	struct err why;
+
+	if (attach->state == ATTACH_REACHING &&
+	    (remote->peer->state == PEER_UP || remote->refused)) {
+		int r = 0;
+
+		if (remote->why.code != ERR_OK)
+			r = err_reraise(&remote->why);
+		else if (remote->ready)
+			r = ask(attach);
+		if (r < 0) {
+			err_take(&why);
+			attach_lost(attach, &why);
+		}
+		return;
+	}
+	if (attach->state != ATTACH_READY || !attach->req || !attach->pool)
+		return;
+	if (attach->pool->refused.code != ERR_OK) {
+		why = attach->pool->refused;
+		attach_lost(attach, &why);
+	} else if (attach->pool->ready) {
+		attach_answer(attach, NULL);
+		if (attach->asks)
+			attach_free(attach);
+	}
+}
+
+static void on_attach_timer(struct loop_timer *timer)
+{
+	struct attach *attach = container_of(timer, struct attach, timer);
+	struct err why;
+
+	err_set(&why, ERR_TIMEOUT, "%.150s: not attached in time%s%.100s",
+		attach->remote->label, attach->remote->why.code ? ": " : "",
+		attach->remote->why.code ? attach->remote->why.text : "");
+	attach_lost(attach, &why);
+}
+
+struct attach *attach_find(struct xfer_session *xs, uint64_t id)
+{
+	struct attach *attach = idmap_get(&xs->attaches, id);
+
+	if (!attach || attach->req) {
+		err_raise(ERR_NOTFOUND, "attach %llu: none of this session",
+			  (unsigned long long)id);
+		return NULL;
+	}
+	if (attach->state == ATTACH_LOST) {
+		err_reraise(&attach->why);
+		return NULL;
+	}
+	return attach;
+}
+
+static int attach_begin(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
+			const uint8_t secret[16], uint64_t timeout_ns, bool asks,
+			struct request *req)
+{
+	struct kvd *kvd = xs->xfers->kvd;
+	struct attach *attach;
+	int r;
+
+	if (idmap_count(&xs->attaches) >= XFER_ATTACHES_MAX)
+		return err_raise(ERR_LIMIT, "%u attached sessions: the cap of a session",
+				 XFER_ATTACHES_MAX);
+	attach = mem_zalloc(sizeof(*attach));
+	if (!attach)
+		return err_pass(-ENOMEM);
+	attach->id = ++xs->session->next_id;
+	attach->cookie = loop_random_u64(kvd->loop);
+	attach->xs = xs;
+	attach->epoch = epoch;
+	attach->asks = asks;
+	memcpy(attach->secret, secret, sizeof(attach->secret));
+	list_init(&attach->waiting);
+	loop_timer_init(&attach->timer, kvd->loop, on_attach_timer);
+	r = idmap_put(&xs->attaches, attach->id, attach);
+	if (r >= 0)
+		r = loop_timer_start(&attach->timer, timeout_ns);
+	if (r >= 0)
+		r = handshake_reach(kvd->handshake, endpoint, &attach->remote);
+	if (r < 0) {
+		loop_timer_stop(&attach->timer);
+		idmap_remove(&xs->attaches, attach->id);
+		mem_free(attach);
+		return err_pass(r);
+	}
+	sched_flow_init(&attach->flow, &attach->remote->line, xs->session->id);
+	attach->req = req;
+	attach_look(attach);
+	return 0;
+}
+
+int attach_open(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
+		const uint8_t secret[16], uint64_t timeout_ns, struct request *req)
+{
+	return attach_begin(xs, endpoint, epoch, secret, timeout_ns, false, req);
+}
+
+/* One more attachment to the same session, for as long as it takes to be answered:
+ * the owner sends the regions that it has by now in front of the answer. */
+int attach_refresh(struct xfer_session *xs, const struct attach *attach,
+		   uint64_t timeout_ns, struct request *req)
+{
+	return attach_begin(xs, attach->remote->peer->endpoint, attach->epoch,
+			    attach->secret, timeout_ns, true, req);
+}
+
+/* ---- messages ---- */
+
+static int on_attach(struct xfers *xfers, struct remote *remote, struct cursor *body)
+{
+	struct handshake *hs = xfers->kvd->handshake;
+	struct wire_attach_nak nak = {.code = ERR_AUTH};
+	struct wire_attach_ack ack;
+	struct wire_attach m;
+	struct xfer_session *xs = NULL;
+	struct session *session;
+	struct share *share = NULL;
+	struct cursor out;
+	int r = wire_attach_get(body, &m);
+
+	if (r < 0)
+		return err_pass(r);
+	err_clear();
+	session = xfer_session_by_epoch(xfers, m.session);
+	if (session && xfer_secret_is(session, m.secret))
+		xs = xfer_session_of(session);
+	if (xs)
+		share = share_of(xs, remote);
+	if (share && share_update(xs, share) >= 0) {
+		ack = (struct wire_attach_ack){.cookie = m.cookie, .session = m.session};
+		handshake_body(hs, &out);
+		wire_attach_ack_put(&out, &ack);
+		return handshake_send(remote, WIRE_T_ATTACH_ACK, out.base, out.pos);
+	}
+	if (err_last()->code == ERR_NOMEM) {
+		nak.code = ERR_NOMEM;
+		snprintf(nak.text, sizeof(nak.text), "no memory to attach");
+	} else {
+		snprintf(nak.text, sizeof(nak.text), "no session %llu with this secret",
+			 (unsigned long long)m.session);
+	}
+	err_clear();
+	nak.cookie = m.cookie;
+	nak.session = m.session;
+	handshake_body(hs, &out);
+	r = wire_attach_nak_put(&out, &nak);
+	return r < 0 ? err_pass(r)
+		     : handshake_send(remote, WIRE_T_ATTACH_NAK, out.base, out.pos);
+}
+
+static struct attach *by_cookie(struct xfers *xfers, const struct remote *remote,
+				uint64_t cookie)
+{
+	struct xfer_session *xs;
+	struct idmap_cursor at;
+
+	list_foreach(xs, &xfers->sessions, link) {
+		idmap_foreach(&xs->attaches, at) {
+			struct attach *attach = at.value;
+
+			if (attach->remote == remote && attach->cookie == cookie &&
+			    attach->state == ATTACH_ASKED)
+				return attach;
+		}
+	}
+	return NULL;
+}
+
+static void take_pool(struct attach *attach)
+{
+	attach->pool = handshake_pool_by_id(attach->remote, attach->epoch);
+	if (attach->pool && !attach->pool->is_session)
+		attach->pool = NULL;
+	if (attach->pool)
+		handshake_pool_use(attach->pool);
+}
+
+static int on_attach_ack(struct xfers *xfers, struct remote *remote, struct cursor *body)
+{
+	struct wire_attach_ack m;
+	struct attach *attach;
+	struct err why;
+	int r = wire_attach_ack_get(body, &m);
+
+	if (r < 0)
+		return err_pass(r);
+	attach = by_cookie(xfers, remote, m.cookie);
+	if (!attach)
+		return 0; /* given up meanwhile */
+	take_pool(attach);
+	if (!attach->pool) { /* REGISTER came before, and found no memory here */
+		err_set(&why, ERR_NOMEM, "%.150s: no memory for its session's regions",
+			attach->remote->label);
+		attach_lost(attach, &why);
+		return 0;
+	}
+	attach->state = ATTACH_READY;
+	attach_look(attach);
+	return 0;
+}
+
+static int on_attach_nak(struct xfers *xfers, struct remote *remote, struct cursor *body)
+{
+	struct wire_attach_nak m;
+	struct attach *attach;
+	struct err why;
+	int r = wire_attach_nak_get(body, &m);
+
+	if (r < 0)
+		return err_pass(r);
+	attach = by_cookie(xfers, remote, m.cookie);
+	if (!attach)
+		return 0;
+	err_set(&why, err_from_wire(m.code), "%.110s: %.200s", remote->label, m.text);
+	err_foreign(&why);
+	attach_lost(attach, &why);
+	return 0;
+}
+
+int xfers_on_message(struct xfers *xfers, struct remote *remote,
+		     const struct wire_header *h, struct cursor *body)
+{
+	switch (h->type) {
+	case WIRE_T_ATTACH:
+		return on_attach(xfers, remote, body);
+	case WIRE_T_ATTACH_ACK:
+		return on_attach_ack(xfers, remote, body);
+	default:
+		return on_attach_nak(xfers, remote, body);
+	}
+}
+
+/* ---- events ---- */
+
+static void each_attach(struct xfers *xfers, const struct remote *remote,
+			void (*fn)(struct attach *attach, const void *arg), const void *arg)
+{
+	struct xfer_session *xs;
+	struct idmap_cursor at;
+
+	list_foreach(xs, &xfers->sessions, link) {
+		idmap_foreach(&xs->attaches, at) {
+			struct attach *attach = at.value;
+
+			if (attach->remote == remote)
+				fn(attach, arg);
+		}
+	}
+}
+
+static void look(struct attach *attach, const void *arg)
+{
+	(void)arg;
+	attach_look(attach);
+}
+
+static void lose(struct attach *attach, const void *arg)
+{
+	attach_lost(attach, arg);
+}
+
+/* The owner shared its regions anew: this list goes, the new one is there. */
+static void change_pool(struct attach *attach, const void *arg)
+{
+	struct remote_pool *old = attach->pool;
+	struct err why;
+
+	if (old != arg)
+		return;
+	take_pool(attach);
+	handshake_pool_unuse(old);
+	if (attach->pool)
+		return;
+	err_set(&why, ERR_SESSION, "%.150s: the session there is over",
+		attach->remote->label);
+	attach_lost(attach, &why);
+}
+
+void xfers_on_change(struct xfers *xfers, struct remote *remote)
+{
+	each_attach(xfers, remote, look, NULL);
+	serve_on_change(xfers, remote);
+}
+
+void xfers_on_pool_going(struct xfers *xfers, struct remote_pool *pool)
+{
+	struct xfer_session *xs;
+	struct idmap_cursor at;
+
+	each_attach(xfers, pool->remote, change_pool, pool);
+	list_foreach(xs, &xfers->sessions, link) {
+		idmap_foreach(&xs->dlists, at) {
+			struct prepared *prepared = at.value;
+			struct places *places = prepared->dlist->places;
+
+			if (!places || places->pool != pool)
+				continue;
+			prepared->dlist->places = NULL; /* resolved again when used */
+			places_unref(places);
+		}
+	}
+	serve_pool_going(xfers, pool);
+}
+
+void xfers_on_down(struct xfers *xfers, struct remote *remote, const struct err *why)
+{
+	struct xfer_session *xs;
+	struct remote_pool *pool;
+	struct share *share;
+
+	each_attach(xfers, remote, lose, why);
+	list_foreach(xs, &xfers->sessions, link) {
+		lists_forget_remote(xs, remote);
+		list_foreach_safe(share, &xs->shares, link) {
+			if (share->remote == remote)
+				share_free(xs, share);
+		}
+	}
+	list_foreach(pool, &remote->pools, link)
+		serve_pool_going(xfers, pool);
+	serve_remote_down(xfers, remote);
+}
+
+/* ---- the end of regions and sessions ---- */
+
+void xfers_region_going(struct xfers *xfers, struct region *region)
+{
+	struct session *session = region->session;
+	struct xfer_session *xs = session->xfers;
+	struct idmap_cursor at;
+	struct share *share;
+	struct err why;
+
+	if (!xs)
+		return;
+	err_set(&why, ERR_REVOKED, "region %llu was unregistered",
+		(unsigned long long)region->id);
+	idmap_foreach(&xs->transfers, at) {
+		struct transfer *transfer = at.value;
+		const struct places *p = transfer->local_places;
+
+		for (uint32_t i = 0; p && i < p->buffer_count; i++) {
+			if (p->regions[i] == region) {
+				transfer_cancel(transfer, &why);
+				break;
+			}
+		}
+	}
+	idmap_foreach(&xs->dlists, at) {
+		struct prepared *prepared = at.value;
+		struct places *places = prepared->dlist->places;
+
+		if (prepared->attach || !places)
+			continue;
+		prepared->dlist->places = NULL;
+		places_unref(places);
+	}
+	serve_region_going(xfers, region);
+	list_foreach(share, &xs->shares, link)
+		share_again(xs, share);
+}
+
+static void drop_queues(struct xfer_session *xs)
+{
+	struct notif *notif;
+	struct share *share;
+
+	list_foreach_safe(notif, &xs->notifs, link) {
+		list_remove(&notif->link);
+		mem_free(notif);
+	}
+	list_foreach_safe(share, &xs->shares, link) {
+		handshake_unshare_session(xs->xfers->kvd->handshake, share->remote,
+					  xs->session);
+		share_free(xs, share);
+	}
+}
+
+void xfer_session_try_free(struct xfer_session *xs)
+{
+	struct session *session = xs->session;
+	struct idmap_cursor at;
+
+	if (!xs->draining || xs->notes > 0 || idmap_count(&xs->transfers) > 0)
+		return;
+	idmap_foreach(&xs->dlists, at)
+		prepared_unref(at.value);
+	idmap_foreach(&xs->attaches, at)
+		attach_free(at.value);
+	drop_queues(xs);
+	idmap_fini(&xs->attaches);
+	idmap_fini(&xs->dlists);
+	idmap_fini(&xs->transfers);
+	list_remove(&xs->link);
+	session->xfers = NULL;
+	mem_free(xs);
+	session_drain_end(session);
+}
+
+void xfers_session_end(struct xfers *xfers, struct session *session)
+{
+	struct xfer_session *xs = session->xfers;
+	struct idmap_cursor at;
+	struct err why;
+
+	serve_session_end(xfers, session);
+	if (!xs || xs->draining)
+		return;
+	session_drain_begin(session);
+	err_set(&why, ERR_SESSION, "engine '%.40s' (pid %d) is gone", session->client,
+		(int)session->pid);
+	idmap_foreach(&xs->attaches, at) {
+		struct attach *attach = at.value;
+
+		attach_lost(attach, &why);
+	}
+	idmap_foreach(&xs->transfers, at) {
+		struct transfer *transfer = at.value;
+
+		if (transfer->phase == XFER_ENDED) {
+			transfer_free(transfer);
+			continue;
+		}
+		transfer->release = true; /* frees itself when it ends */
+		transfer_cancel(transfer, &why);
+	}
+	xs->draining = true; /* from here on the last transfer frees xs */
+	xfer_session_try_free(xs);
+}

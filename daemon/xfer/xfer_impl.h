@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * xfer_impl: what xfer.c (sessions, attaching, sharing), xfer_list.c and xfer_post.c
+ * (lists and transfers of this side's engines), xfer_serve.c (requests of other daemons)
+ * and commands_xfer.c share.
+ */
+#ifndef KVD_XFER_IMPL_H
+#define KVD_XFER_IMPL_H
+
+#include "daemon/base/idmap.h"
+#include "daemon/xfer/dlist.h"
+#include "daemon/loop/offload.h"
+#include "daemon/handshake/sched.h"
+#include "daemon/xfer/search.h"
+#include "daemon/xfer/xfer.h"
+
+#define XFER_ATTACHES_MAX 1024u	  /* of a session */
+#define XFER_DLISTS_MAX 16384u	  /* of a session */
+#define XFER_LIVE_MAX 65536u	  /* transfers of a session */
+#define XFER_SHADOWS_MAX 65536u	  /* prepared lists of one remote kept here */
+#define XFER_SHADOW_ENTRIES_MAX (UINT64_C(1) << 24) /* in all of them */
+/* bytes of one notification: 1 MiB, and what a client writes in front of it (the nixl
+ * package: an agent's name that is longer than a session's, up to 64 KiB) */
+#define XFER_NOTIF_MAX ((1u << 20) + (64u << 10) + 16u)
+#define XFER_NOTIFS_BYTES_MAX (8u << 20) /* waiting for one session */
+#define NOTIF_ANSWER_FRAME 256u		 /* what else is in that answer */
+#define XFER_NOTES_MAX 4096u		 /* of a session, on their way out */
+#define XFER_NOTE_BYTES_MAX (8u << 20)
+#define XFER_LISTS_BYTES_MAX (UINT64_C(2) << 30) /* lists and indices of a session */
+#define XFER_EAGER_REGIONS 64u	  /* each tells all; of more when a transfer needs it */
+#define XFER_PLAN_INLINE 2048u	  /* rows planned on the loop */
+#define XFER_KEPT_BYTES_MAX (UINT64_C(64) << 20) /* plans for a next time */
+
+struct xfers {
+	struct kvd *kvd;
+	struct list sessions; /* struct xfer_session.link */
+	struct list shadows;
+	struct strmap shadow_by_key; /* {remote, gid} */
+	struct list serving;	     /* struct serve.link */
+	struct list kept;	     /* struct kept_plan.link, oldest first */
+	size_t kept_bytes;
+	unsigned int live;
+};
+
+struct share { /* one session's regions, as one remote knows them */
+	struct list link;
+	struct remote *remote; /* held */
+	uint64_t version;      /* of session->regions_version when last sent */
+	unsigned int sent, acked;
+};
+
+struct notif {
+	struct list link;
+	char from[POOL_NAME_MAX];
+	size_t len;
+	uint8_t data[];
+};
+
+struct xfer_session { /* session->xfers */
+	struct list link;
+	struct xfers *xfers;
+	struct session *session;
+	struct idmap attaches, dlists, transfers;
+	uint64_t sendings; /* serials of struct sent_list */
+	struct list shares;
+	struct list notifs; /* oldest first */
+	size_t notif_bytes;
+	unsigned int notes; /* struct note, and struct ring_work, under way */
+	size_t note_bytes;
+	bool ring_waits;     /* until notes have left */
+	uint64_t list_bytes; /* of lists, and of transfers' indices and notifications */
+	bool draining;
+};
+
+enum attach_state { ATTACH_REACHING, ATTACH_ASKED, ATTACH_READY, ATTACH_LOST };
+
+struct attach { /* a remote session, by its secret */
+	uint64_t id, cookie;
+	struct xfer_session *xs;
+	struct remote *remote; /* held */
+	uint64_t epoch;	       /* of the remote session */
+	uint8_t secret[16];
+	enum attach_state state;
+	struct remote_pool *pool; /* its regions; in use */
+	struct share *share;	  /* our session's regions there */
+	struct sched_flow flow;
+	struct list waiting;	 /* struct transfer.link, until the share is acked */
+	struct request *req;	 /* peer.attach, peer.attached, until answered */
+	bool asks;		 /* for another one (peer.attached fresh): over with its req */
+	struct loop_timer timer;
+	struct err why;		 /* of LOST */
+};
+
+struct sent_list { /* a local list that a remote's daemon knows */
+	struct list link;
+	struct remote *remote;
+	uint64_t peer_epoch;
+	uint64_t serial; /* of this sending: its parts carry it */
+};
+
+struct prepared { /* dlist.prep */
+	uint64_t id;
+	struct xfer_session *xs;
+	struct attach *attach; /* NULL: local */
+	struct dlist *dlist;
+	struct list sent;
+	unsigned int refs; /* the id, and transfers */
+};
+
+struct transfer { /* xfer.start */
+	struct list link; /* in attach->waiting */
+	uint64_t id;
+	struct xfer_session *xs;
+	struct attach *attach;
+	enum xp_kind kind;
+	struct prepared *local, *remote;
+	uint32_t *local_index, *remote_index;
+	uint64_t count;
+	uint8_t *notif;
+	size_t notif_len;
+	bool has_notif;
+	struct places *local_places, *remote_places;
+	struct search *local_search, *remote_search; /* until those are known */
+	struct list parts[2]; /* local and remote list, if long and to be sent */
+	bool parts_wanted[2];
+	struct plan *plan; /* stays for the next time; made from these: */
+	uint64_t plan_local, plan_remote; /* places.serial */
+	struct offload_job job;
+	struct sched_op op;
+	uint8_t *picks; /* both index lists as they travel; made with the plan */
+	size_t picks_bytes;
+	uint8_t *header;
+	enum { XFER_PLANNING, XFER_SHARING, XFER_POSTED, XFER_ENDED } phase;
+	bool failed, release;
+	struct err err;
+	uint64_t bytes;
+	uint64_t charged; /* to the session */
+	uint32_t slot, slot_gen;
+	bool fresh;  /* the next post is the slot's present generation */
+	bool posted; /* ever */
+	struct request *release_req; /* xfer.release that waits for quiet */
+};
+
+/* A message of ours on the data line: list parts, bare notifications. */
+struct note {
+	struct list link;
+	struct sched_op op;
+	struct xfer_session *xs;
+	struct request *req; /* NULL: nobody waits */
+	bool notif;
+	uint64_t dlist, serial; /* a part of this list, of that sending; else 0 */
+	size_t bytes;
+	uint8_t header[];
+};
+
+/* ---- xfer.c ---- */
+struct xfer_session *xfer_session_of(struct session *session); /* NULL + ERR_NOMEM */
+struct session *xfer_session_by_epoch(struct xfers *xfers, uint64_t epoch);
+bool xfer_secret_is(const struct session *session, const uint8_t secret[16]);
+struct attach *attach_find(struct xfer_session *xs, uint64_t id);
+/* peer.attach; answers the request when it is attached or never will be. */
+int attach_open(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
+		const uint8_t secret[16], uint64_t timeout_ns, struct request *req);
+/* peer.attached, fresh: the same, with the regions that its session has by then. */
+int attach_refresh(struct xfer_session *xs, const struct attach *attach,
+		   uint64_t timeout_ns, struct request *req);
+/* Make the remote know all present regions of the session. 1: wait for ack. */
+int share_update(struct xfer_session *xs, struct share *share);
+/* Bytes that it takes in an answer, at most; and what an answer may take: requests
+ * are served while half of client_queue waits. */
+size_t notif_answer_bytes(const char *from, size_t len);
+size_t notif_answer_max(const struct xfers *xfers);
+/* One that has its place in the session's queue; then queue it, or drop it (session
+ * NULL: it has ended). ERR_LIMIT. */
+int notif_new(struct xfers *xfers, struct session *session, const char *from,
+	      const void *data, size_t len, struct notif **notif_p);
+void notif_queue(struct xfers *xfers, struct session *session, struct notif *notif);
+void notif_drop(struct session *session, struct notif *notif);
+void xfer_session_try_free(struct xfer_session *xs);
+
+/* ---- xfer_list.c ---- */
+int notif_post(struct attach *attach, const void *data, size_t len, struct request *req);
+/* ERR_LIMIT: so many bytes more of lists or indices are over the session's cap. */
+int xfer_charge_check(const struct xfer_session *xs, uint64_t bytes);
+bool list_is_sent(const struct prepared *prepared, const struct attach *attach);
+/* Make its parts (struct note.link); any thread, while `prepared` and `attach` stay. */
+int list_parts(const struct prepared *prepared, const struct attach *attach,
+	       struct list *parts);
+void parts_free(struct list *parts);
+/* The daemon there shall know this list, once a peering. Takes the parts, or makes
+ * them when there are none. */
+int list_send(struct prepared *prepared, struct attach *attach, struct list *parts);
+void lists_forget_remote(struct xfer_session *xs, const struct remote *remote);
+int prepared_new(struct xfer_session *xs, struct attach *attach,
+		 struct dlist_entry *entries, uint32_t count, struct prepared **prepared_p);
+/* Takes dlist. `id` 0: the next number of the session. *search_p (may be NULL):
+ * has run on it, and is taken; else it is looked for here. */
+int prepared_add(struct xfer_session *xs, struct attach *attach, struct dlist *dlist,
+		 uint64_t id, struct search **search_p, struct prepared **prepared_p);
+/* It has no number any more; transfers keep it. */
+void prepared_release(struct prepared *prepared);
+/* Own and remote, as a transfer wants them? */
+int lists_fit(const struct prepared *local, const struct prepared *remote);
+struct prepared *prepared_find(struct xfer_session *xs, uint64_t id);
+void prepared_unref(struct prepared *prepared);
+
+/* ---- xfer_post.c ---- */
+struct transfer_args {
+	enum xp_kind kind;
+	struct prepared *local, *remote;
+	uint32_t *local_index, *remote_index; /* heap, taken; NULL = all */
+	uint64_t local_count, remote_count;
+	const void *notif;
+	size_t notif_len;
+	bool has_notif;
+	uint64_t id; /* not 0: numbered by the engine, picks are checked; with: */
+	uint32_t slot, gen;
+};
+int transfer_new(struct xfer_session *xs, struct transfer_args *args,
+		 struct transfer **transfer_p);
+int transfer_post(struct transfer *transfer); /* also again, when it has ended */
+struct transfer *transfer_find(struct xfer_session *xs, uint64_t id);
+/* A post that could not begin: it fails as one that has begun. */
+void transfer_refuse(struct transfer *transfer, const struct err *why);
+/* Another notification (heap, taken) for the next post; it has ended. */
+void transfer_notif(struct transfer *transfer, uint8_t *notif, size_t len);
+void transfer_cancel(struct transfer *transfer, const struct err *why);
+void transfer_free(struct transfer *transfer); /* ended */
+void transfers_go(struct attach *attach);      /* the share was acknowledged */
+
+/* ---- xfer_serve.c ---- */
+void serve_request(struct xfers *xfers, struct remote *remote, struct xp_inbound *in,
+		   enum request_kind kind, struct cursor *header);
+void serve_on_change(struct xfers *xfers, struct remote *remote);
+void serve_remote_down(struct xfers *xfers, struct remote *remote);
+void serve_session_end(struct xfers *xfers, struct session *session);
+void serve_region_going(struct xfers *xfers, struct region *region);
+void serve_pool_going(struct xfers *xfers, struct remote_pool *pool);
+
+#endif

@@ -1,0 +1,376 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Prepared lists of this side's engines, and notes: requests without bytes, which
+ * take lists to the daemons that need them and carry bare notifications.
+ *
+ * A list goes to another daemon once, for all sessions there, in parts: each is taken
+ * there in one turn of the loop, so a part is small. A long list is put into its parts by the helper that
+ * plans the first transfer which needs it there.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/control/commands.h"
+#include "daemon/kvd.h"
+#include "daemon/xfer/ring.h"
+#include "daemon/session/session.h"
+#include "daemon/session/status.h"
+#include "daemon/xfer/xfer_impl.h"
+
+#define PART_ENTRIES 4096u
+
+/* ---- notes: requests without bytes ---- */
+
+/* A part was refused, so the list is not there: the next transfer sends it again. */
+static void list_unsent(struct xfer_session *xs, const struct note *note)
+{
+	struct prepared *prepared = idmap_get(&xs->dlists, note->dlist);
+	struct sent_list *sent;
+
+	if (!prepared)
+		return;
+	list_foreach_safe(sent, &prepared->sent, link) {
+		if (sent->serial != note->serial)
+			continue;
+		list_remove(&sent->link);
+		mem_free(sent);
+	}
+}
+
+static void on_note_done(struct sched_op *op)
+{
+	struct note *note = op->owner;
+	struct xfer_session *xs = note->xs;
+
+	if (note->dlist && op->xp.result < 0)
+		list_unsent(xs, note);
+	if (note->notif && op->xp.result >= 0)
+		metrics_add(&xs->xfers->kvd->metrics, METRIC_NOTIFS_OUT, 1);
+	if (note->req && op->xp.result < 0)
+		request_fail(note->req, &op->xp.err);
+	else if (note->req)
+		request_reply(note->req, NULL);
+	xs->note_bytes -= note->bytes;
+	mem_free(note);
+	xs->notes--;
+	if (xs->ring_waits && !xs->draining) {
+		xs->ring_waits = false;
+		ring_resume(xs->session->ring);
+	}
+	if (xs->draining)
+		xfer_session_try_free(xs);
+}
+
+static struct note *note_new(size_t header_len, struct cursor *out)
+{
+	struct note *note = mem_zalloc(sizeof(*note) + header_len);
+
+	if (!note)
+		return NULL;
+	list_init(&note->link);
+	list_init(&note->op.link);
+	cursor_write(out, note->header, header_len);
+	return note;
+}
+
+static void note_post(struct note *note, struct attach *attach, size_t len)
+{
+	note->xs = attach->xs;
+	note->xs->notes++; /* its flow lives in the attach */
+	note->bytes = len;
+	note->xs->note_bytes += len;
+	note->op.xp.kind = XP_WRITE;
+	note->op.xp.header = note->header;
+	note->op.xp.header_len = len;
+	note->op.owner = note;
+	note->op.on_done = on_note_done;
+	sched_submit(&attach->flow, &note->op);
+}
+
+int notif_post(struct attach *attach, const void *data, size_t len, struct request *req)
+{
+	struct session *session = attach->xs->session;
+	struct cursor out;
+	struct note *note;
+
+	if (len > XFER_NOTIF_MAX)
+		return err_raise(ERR_TOOBIG, "a notification of %zu bytes, at most %u", len,
+				 XFER_NOTIF_MAX);
+	note = note_new(len + 128 + sizeof(session->client), &out);
+	if (!note)
+		return err_pass(-ENOMEM);
+	cursor_put_u8(&out, REQUEST_NOTIF);
+	cursor_put_u64(&out, attach->epoch);
+	cursor_put_bytes(&out, attach->secret, sizeof(attach->secret));
+	cursor_put_str(&out, session->client);
+	cursor_put_blob(&out, data, len);
+	note->req = req;
+	note->notif = true;
+	note_post(note, attach, out.pos);
+	return 0;
+}
+
+/* ---- prepared lists ---- */
+
+static int check_found(struct prepared *prepared, struct search **search_p)
+{
+	struct places *places = NULL;
+	int r;
+
+	if (search_p && *search_p)
+		r = search_end(mem_steal(*search_p), prepared->dlist, &places);
+	else if (prepared->attach)
+		r = search_remote(prepared->dlist, prepared->attach->pool, &places);
+	else
+		r = search_local(prepared->dlist, prepared->xs->session, 0, &places);
+	if (r >= 0)
+		places_unref(places);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+static uint64_t list_memory(const struct dlist *dlist)
+{
+	return (uint64_t)dlist->entry_count * (sizeof(*dlist->entries) + sizeof(*dlist->first));
+}
+
+int xfer_charge_check(const struct xfer_session *xs, uint64_t bytes)
+{
+	if (bytes <= XFER_LISTS_BYTES_MAX - xs->list_bytes)
+		return 0;
+	return err_raise(ERR_LIMIT, "lists and indices of this session take %llu bytes, %llu "
+			 "more are over the cap of %llu", (unsigned long long)xs->list_bytes,
+			 (unsigned long long)bytes, (unsigned long long)XFER_LISTS_BYTES_MAX);
+}
+
+int prepared_new(struct xfer_session *xs, struct attach *attach,
+		 struct dlist_entry *entries, uint32_t count, struct prepared **prepared_p)
+{
+	struct dlist *dlist = NULL;
+	int r = dlist_new(entries, count, loop_random_u64(xs->xfers->kvd->loop), &dlist);
+
+	return r < 0 ? err_pass(r) : prepared_add(xs, attach, dlist, 0, NULL, prepared_p);
+}
+
+int prepared_add(struct xfer_session *xs, struct attach *attach, struct dlist *dlist,
+		 uint64_t id, struct search **search_p, struct prepared **prepared_p)
+{
+	struct prepared *prepared = NULL;
+	int r = xfer_charge_check(xs, list_memory(dlist));
+
+	if (r >= 0 && idmap_count(&xs->dlists) >= XFER_DLISTS_MAX)
+		r = err_raise(ERR_LIMIT, "%u prepared lists: the cap of a session",
+			      XFER_DLISTS_MAX);
+	if (r >= 0) {
+		prepared = mem_zalloc(sizeof(*prepared));
+		r = prepared ? 0 : -ENOMEM;
+	}
+	if (r < 0) {
+		dlist_free(dlist);
+		return err_pass(r);
+	}
+	prepared->xs = xs;
+	prepared->attach = attach;
+	prepared->dlist = dlist;
+	prepared->refs = 1;
+	list_init(&prepared->sent);
+	r = check_found(prepared, search_p);
+	if (r >= 0) {
+		prepared->id = id ? id : ++xs->session->next_id;
+		r = idmap_put(&xs->dlists, prepared->id, prepared);
+	}
+	if (r < 0) {
+		dlist_free(dlist);
+		mem_free(prepared);
+		return err_pass(r);
+	}
+	xs->list_bytes += list_memory(dlist);
+	*prepared_p = prepared;
+	return 0;
+}
+
+struct prepared *prepared_find(struct xfer_session *xs, uint64_t id)
+{
+	struct prepared *prepared = idmap_get(&xs->dlists, id);
+
+	if (!prepared)
+		err_raise(ERR_NOTFOUND, "dlist %llu: none of this session",
+			  (unsigned long long)id);
+	return prepared;
+}
+
+static void tell_free(struct prepared *prepared, struct remote *remote)
+{
+	struct xfer_session *xs = prepared->xs;
+	struct idmap_cursor at;
+
+	idmap_foreach(&xs->attaches, at) {
+		struct attach *attach = at.value;
+		struct cursor out;
+		struct note *note;
+
+		if (attach->remote != remote || attach->state != ATTACH_READY)
+			continue;
+		note = note_new(16, &out);
+		if (!note) {
+			err_clear(); /* it stays there until the session ends */
+			return;
+		}
+		cursor_put_u8(&out, REQUEST_DLIST_FREE);
+		cursor_put_u64(&out, prepared->dlist->gid);
+		note_post(note, attach, out.pos);
+		return;
+	}
+}
+
+void prepared_unref(struct prepared *prepared)
+{
+	struct sent_list *sent;
+
+	if (--prepared->refs > 0)
+		return;
+	list_foreach_safe(sent, &prepared->sent, link) {
+		if (sent->remote->peer->epoch == sent->peer_epoch && !prepared->xs->draining)
+			tell_free(prepared, sent->remote);
+		list_remove(&sent->link);
+		mem_free(sent);
+	}
+	if (idmap_get(&prepared->xs->dlists, prepared->id) == prepared)
+		idmap_remove(&prepared->xs->dlists, prepared->id);
+	prepared->xs->list_bytes -= list_memory(prepared->dlist);
+	dlist_free(prepared->dlist);
+	mem_free(prepared);
+}
+
+void prepared_release(struct prepared *prepared)
+{
+	idmap_remove(&prepared->xs->dlists, prepared->id);
+	if (prepared->id >= KVD_RING_IDS)
+		status_slot_release(prepared->xs->session->status,
+				    (uint32_t)(prepared->id - KVD_RING_IDS));
+	prepared_unref(prepared);
+}
+
+int lists_fit(const struct prepared *local, const struct prepared *remote)
+{
+	if (!local->attach && remote->attach)
+		return 0;
+	return err_raise(ERR_INVAL, "%s: a list of the %s side is wanted",
+			 local->attach ? "local" : "remote", local->attach ? "own" : "remote");
+}
+
+void lists_forget_remote(struct xfer_session *xs, const struct remote *remote)
+{
+	struct idmap_cursor at;
+	struct sent_list *sent;
+
+	idmap_foreach(&xs->dlists, at) {
+		struct prepared *prepared = at.value;
+
+		list_foreach_safe(sent, &prepared->sent, link) {
+			if (sent->remote != remote)
+				continue;
+			list_remove(&sent->link);
+			mem_free(sent);
+		}
+	}
+}
+
+/* Any thread: nothing of what it reads changes any more. */
+static int part_new(const struct prepared *prepared, const struct attach *attach,
+		    uint32_t begin, uint32_t n, struct list *parts)
+{
+	const struct dlist *dlist = prepared->dlist;
+	struct cursor out;
+	struct note *note = note_new(80 + (size_t)n * DLIST_ENTRY_BYTES, &out);
+
+	if (!note)
+		return err_pass(-ENOMEM);
+	cursor_put_u8(&out, REQUEST_DLIST);
+	cursor_put_u64(&out, dlist->gid);
+	cursor_put_u8(&out, prepared->attach != NULL); /* 1: of your session */
+	cursor_put_u64(&out, prepared->xs->session->epoch);
+	cursor_put_u64(&out, attach->epoch);
+	cursor_put_bytes(&out, attach->secret, sizeof(attach->secret));
+	cursor_put_u32(&out, dlist->entry_count);
+	cursor_put_u32(&out, begin);
+	cursor_put_u32(&out, n);
+	for (uint32_t i = begin; i < begin + n; i++) {
+		cursor_put_u64(&out, dlist->entries[i].address);
+		cursor_put_u64(&out, dlist->entries[i].bytes);
+		cursor_put_u64(&out, dlist->entries[i].stride);
+		cursor_put_u64(&out, dlist->entries[i].count);
+	}
+	note->bytes = out.pos;
+	list_push_back(parts, &note->link);
+	return 0;
+}
+
+bool list_is_sent(const struct prepared *prepared, const struct attach *attach)
+{
+	const struct remote *remote = attach->remote;
+	const struct sent_list *sent;
+
+	list_foreach(sent, &prepared->sent, link) {
+		if (sent->remote == remote && sent->peer_epoch == remote->peer->epoch)
+			return true;
+	}
+	return false;
+}
+
+int list_parts(const struct prepared *prepared, const struct attach *attach,
+	       struct list *parts)
+{
+	uint32_t n = prepared->dlist->entry_count;
+	int r = 0;
+
+	for (uint32_t begin = 0; r >= 0 && begin < n; begin += PART_ENTRIES)
+		r = part_new(prepared, attach, begin,
+			     n - begin < PART_ENTRIES ? n - begin : PART_ENTRIES, parts);
+	if (r < 0)
+		parts_free(parts);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+void parts_free(struct list *parts)
+{
+	struct note *note;
+
+	list_foreach_safe(note, parts, link) {
+		list_remove(&note->link);
+		mem_free(note);
+	}
+}
+
+/* All or nothing: a list of which a part is missing there could never be sent again. */
+int list_send(struct prepared *prepared, struct attach *attach, struct list *parts)
+{
+	struct sent_list *sent;
+	struct list *link;
+	int r = 0;
+
+	if (list_is_sent(prepared, attach)) {
+		parts_free(parts); /* another transfer was first */
+		return 0;
+	}
+	if (list_empty(parts))
+		r = list_parts(prepared, attach, parts);
+	sent = r < 0 ? NULL : mem_zalloc(sizeof(*sent));
+	if (!sent) {
+		parts_free(parts);
+		return err_pass(r < 0 ? r : -ENOMEM);
+	}
+	sent->remote = attach->remote;
+	sent->peer_epoch = attach->remote->peer->epoch;
+	sent->serial = ++prepared->xs->sendings;
+	list_push_back(&prepared->sent, &sent->link);
+	while ((link = list_pop_front(parts))) {
+		struct note *note = list_entry(link, struct note, link);
+
+		note->dlist = prepared->id;
+		note->serial = prepared->xs->sendings;
+		note_post(note, attach, note->bytes);
+	}
+	return 0;
+}

@@ -1,0 +1,529 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * This side's engines: prepared lists and transfers.
+ *
+ * A transfer is checked while the engine waits for the answer (indices, lengths,
+ * ranges on both sides), planned, and posted behind the lists that it names:
+ * everything of one attach goes through one flow, and requests of a peer arrive
+ * in the order of their posts, so the other daemon has the lists when the
+ * transfer comes. An ended transfer can be posted again.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/control/commands.h"
+#include "daemon/kvd.h"
+#include "daemon/session/region.h"
+#include "daemon/xfer/ring.h"
+#include "daemon/session/session.h"
+#include "daemon/session/status.h"
+#include "daemon/xfer/xfer_impl.h"
+
+/* ---- transfers ---- */
+
+static void set_status(struct transfer *t)
+{
+	struct status_page *page = t->xs->session->status;
+	unsigned int state = KVD_TRANSFERRING;
+
+	if (t->phase == XFER_ENDED)
+		state = t->failed ? KVD_FAILED : KVD_SUCCESS;
+	status_slot_progress(page, t->slot, t->bytes, t->plan ? t->plan->bytes : 0);
+	status_slot_set(page, t->slot, state,
+			t->failed && t->phase != XFER_ENDED ? KVD_FLAG_ABORTING : 0,
+			t->err.code);
+}
+
+static void drop_places(struct transfer *t)
+{
+	search_free(t->local_search);
+	search_free(t->remote_search);
+	t->local_search = t->remote_search = NULL;
+	if (t->local_places)
+		places_unref(t->local_places);
+	if (t->remote_places)
+		places_unref(t->remote_places);
+	t->local_places = t->remote_places = NULL;
+	parts_free(&t->parts[0]);
+	parts_free(&t->parts[1]);
+}
+
+static void drop_plan(struct transfer *t)
+{
+	plan_free(t->plan);
+	mem_free(t->picks);
+	t->plan = NULL;
+	t->picks = NULL;
+}
+
+void transfer_free(struct transfer *t)
+{
+	struct xfer_session *xs = t->xs;
+	struct request *req = t->release_req;
+
+	assert(t->phase == XFER_ENDED);
+	idmap_remove(&xs->transfers, t->id);
+	status_slot_release(xs->session->status, t->slot);
+	prepared_unref(t->local);
+	prepared_unref(t->remote);
+	drop_plan(t);
+	xs->list_bytes -= t->charged;
+	mem_free(t->header);
+	mem_free(t->notif);
+	mem_free(t->local_index);
+	mem_free(t->remote_index);
+	mem_free(t);
+	if (req)
+		request_reply(req, NULL);
+	if (xs->draining)
+		xfer_session_try_free(xs);
+}
+
+static void end(struct transfer *t)
+{
+	struct metrics *metrics = &t->xs->xfers->kvd->metrics;
+
+	t->phase = XFER_ENDED;
+	t->xs->xfers->live--;
+	drop_places(t);
+	if (!t->failed)
+		metrics_add(metrics, METRIC_XFERS_SUCCEEDED, 1);
+	else if (t->err.code == ERR_CANCELED)
+		metrics_add(metrics, METRIC_XFERS_CANCELED, 1);
+	else
+		metrics_add(metrics, METRIC_XFERS_FAILED, 1);
+	set_status(t);
+	if (t->release)
+		transfer_free(t);
+}
+
+static void fail(struct transfer *t, const struct err *why)
+{
+	if (!t->failed) {
+		t->failed = true;
+		t->err = *why;
+	}
+}
+
+static void on_done(struct sched_op *op)
+{
+	struct transfer *t = op->owner;
+
+	if (op->xp.result < 0) {
+		fail(t, &op->xp.err);
+	} else if (!t->failed) {
+		t->bytes = t->plan->bytes;
+		metrics_add(&t->xs->xfers->kvd->metrics,
+			    t->kind == XP_WRITE ? METRIC_XFER_OUT_BYTES
+						: METRIC_XFER_IN_BYTES,
+			    t->bytes);
+		if (t->has_notif && t->kind == XP_READ &&
+		    notif_post(t->attach, t->notif, t->notif_len, NULL) < 0)
+			err_take(&t->err), t->failed = true;
+	}
+	end(t);
+}
+
+static const struct places *places_of(const struct places *known, const struct search *search)
+{
+	return search ? search_found(search) : known;
+}
+
+static void pick(const struct transfer *t, struct dlist_pick *src, struct dlist_pick *dst)
+{
+	struct dlist_pick local = {t->local->dlist, places_of(t->local_places, t->local_search),
+				   t->local_index, t->count};
+	struct dlist_pick remote = {t->remote->dlist,
+				    places_of(t->remote_places, t->remote_search),
+				    t->remote_index, t->count};
+
+	*src = t->kind == XP_WRITE ? local : remote;
+	*dst = t->kind == XP_WRITE ? remote : local;
+}
+
+/* The index lists as they travel: with the plan, and for as long. */
+static int make_picks(struct transfer *t, const struct dlist_pick *src,
+		      const struct dlist_pick *dst)
+{
+	struct cursor out;
+
+	t->picks_bytes = dlist_index_bytes(src) + dlist_index_bytes(dst);
+	t->picks = mem_zalloc(t->picks_bytes);
+	if (!t->picks)
+		return err_pass(-ENOMEM);
+	cursor_write(&out, t->picks, t->picks_bytes);
+	dlist_index_put(&out, src);
+	dlist_index_put(&out, dst);
+	return 0;
+}
+
+static int make_header(struct transfer *t)
+{
+	bool carries = t->has_notif && t->kind == XP_WRITE;
+	struct session *session = t->xs->session;
+	struct cursor out;
+	size_t size;
+
+	size = 128 + sizeof(session->client) + t->picks_bytes + (carries ? t->notif_len : 0);
+	if (size > XP_HEADER_MAX)
+		return err_raise(ERR_TOOBIG, "index lists and notification take %zu bytes, at "
+				 "most %u: use several transfers", size, XP_HEADER_MAX);
+	mem_free(t->header);
+	t->header = mem_zalloc(size);
+	if (!t->header)
+		return err_pass(-ENOMEM);
+	cursor_write(&out, t->header, size);
+	cursor_put_u8(&out, REQUEST_XFER);
+	cursor_put_u8(&out, (uint8_t)t->kind);
+	cursor_put_u64(&out, session->epoch);
+	cursor_put_u64(&out, t->attach->epoch);
+	cursor_put_bytes(&out, t->attach->secret, sizeof(t->attach->secret));
+	cursor_put_u64(&out, t->local->dlist->gid);
+	cursor_put_u64(&out, t->remote->dlist->gid);
+	cursor_put_u64(&out, t->plan->digest);
+	cursor_put_u64(&out, t->plan->bytes);
+	cursor_put_bytes(&out, t->picks, t->picks_bytes);
+	cursor_put_u8(&out, carries);
+	cursor_put_str(&out, session->client);
+	cursor_put_blob(&out, t->notif, carries ? t->notif_len : 0);
+	t->op.xp.header = t->header;
+	t->op.xp.header_len = out.pos;
+	return 0;
+}
+
+static int submit(struct transfer *t)
+{
+	struct xp_sides *sides = &t->op.xp.sides;
+	const struct places *src = t->kind == XP_WRITE ? t->local_places : t->remote_places;
+	const struct places *dst = t->kind == XP_WRITE ? t->remote_places : t->local_places;
+	int r = list_send(t->local, t->attach, &t->parts[0]);
+
+	if (r >= 0)
+		r = list_send(t->remote, t->attach, &t->parts[1]);
+	if (r >= 0)
+		r = make_header(t);
+	if (r < 0)
+		return err_pass(r);
+	*sides = (struct xp_sides){t->plan, src->buffers, dst->buffers, src->buffer_count,
+				   dst->buffer_count};
+	t->op.xp.kind = t->kind;
+	t->op.owner = t;
+	t->op.on_done = on_done;
+	t->phase = XFER_POSTED;
+	sched_submit(&t->attach->flow, &t->op);
+	if (t->has_notif && t->kind == XP_WRITE)
+		metrics_add(&t->xs->xfers->kvd->metrics, METRIC_NOTIFS_OUT, 1);
+	return 0;
+}
+
+/* Planned: post it when the other side knows our regions. */
+static void go(struct transfer *t)
+{
+	struct err why;
+	int r = t->failed ? -1 : share_update(t->xs, t->attach->share);
+
+	if (r == 1) {
+		t->phase = XFER_SHARING;
+		list_push_back(&t->attach->waiting, &t->link);
+		return;
+	}
+	if (r == 0)
+		r = submit(t);
+	if (r < 0) {
+		if (!t->failed) {
+			err_take(&why);
+			fail(t, &why);
+		}
+		end(t);
+	}
+}
+
+void transfers_go(struct attach *attach)
+{
+	struct list ready;
+	struct list *at;
+
+	if (!attach->share || attach->share->sent != attach->share->acked)
+		return;
+	list_init(&ready);
+	while ((at = list_pop_front(&attach->waiting)))
+		list_push_back(&ready, at);
+	while ((at = list_pop_front(&ready)))
+		go(list_entry(at, struct transfer, link));
+}
+
+static int work(struct transfer *t)
+{
+	struct dlist_pick src, dst;
+	int r = 0;
+
+	if (t->local_search)
+		r = search_run(t->local_search, t->local->dlist);
+	if (r >= 0 && t->remote_search)
+		r = search_run(t->remote_search, t->remote->dlist);
+	if (r < 0)
+		return err_pass(r);
+	pick(t, &src, &dst);
+	r = dlist_plan(&src, &dst, &t->plan);
+	if (r >= 0)
+		r = make_picks(t, &src, &dst);
+	if (r >= 0 && t->parts_wanted[0])
+		r = list_parts(t->local, t->attach, &t->parts[0]);
+	if (r >= 0 && t->parts_wanted[1])
+		r = list_parts(t->remote, t->attach, &t->parts[1]);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+static void plan_work(struct offload_job *job)
+{
+	struct transfer *t = container_of(job, struct transfer, job);
+
+	job->result = work(t);
+	if (job->result < 0)
+		err_take(&job->err);
+}
+
+static int searches_end(struct transfer *t)
+{
+	int r = 0;
+
+	if (t->local_search)
+		r = search_end(mem_steal(t->local_search), t->local->dlist,
+			       &t->local_places);
+	if (r >= 0 && t->remote_search)
+		r = search_end(mem_steal(t->remote_search), t->remote->dlist,
+			       &t->remote_places);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+static void plan_done(struct offload_job *job)
+{
+	struct transfer *t = container_of(job, struct transfer, job);
+	struct err why;
+
+	if (job->result < 0) {
+		fail(t, &job->err);
+		drop_plan(t);
+	} else if (searches_end(t) < 0) {
+		err_take(&why);
+		fail(t, &why);
+		drop_plan(t);
+	} else {
+		t->plan_local = t->local_places->serial;
+		t->plan_remote = t->remote_places->serial;
+	}
+	go(t);
+}
+
+/* Posted again, and both sides' memory lies where it lay. */
+static bool plan_still_holds(const struct transfer *t)
+{
+	return t->plan && t->local_places && t->remote_places && !t->parts_wanted[0] &&
+	       !t->parts_wanted[1] && t->plan_local == t->local_places->serial &&
+	       t->plan_remote == t->remote_places->serial;
+}
+
+static int look_local(struct transfer *t)
+{
+	struct session *session = t->xs->session;
+	unsigned int transport = t->attach->remote->transport_index;
+
+	if (t->local->dlist->entry_count <= SEARCH_INLINE)
+		return search_local(t->local->dlist, session, transport, &t->local_places);
+	t->local_places = search_known_local(t->local->dlist, session, transport);
+	return t->local_places ? 0
+			       : search_begin_local(session, transport, &t->local_search);
+}
+
+static int look_remote(struct transfer *t)
+{
+	struct remote_pool *pool = t->attach->pool;
+
+	if (t->remote->dlist->entry_count <= SEARCH_INLINE)
+		return search_remote(t->remote->dlist, pool, &t->remote_places);
+	t->remote_places = search_known_remote(t->remote->dlist, pool);
+	return t->remote_places ? 0 : search_begin_remote(pool, &t->remote_search);
+}
+
+/* Where the rows lie: known, looked for, or (long lists) to be looked for. */
+static int look(struct transfer *t)
+{
+	int r;
+
+	if (t->attach->state != ATTACH_READY || !t->attach->pool)
+		return t->attach->state == ATTACH_LOST
+			       ? err_reraise(&t->attach->why)
+			       : err_raise(ERR_PEER, "the remote session is not reachable now");
+	r = look_local(t);
+	if (r >= 0)
+		r = look_remote(t);
+	if (r < 0)
+		drop_places(t);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+static bool part_wanted(const struct transfer *t, const struct prepared *prepared)
+{
+	return prepared->dlist->entry_count > SEARCH_INLINE &&
+	       !list_is_sent(prepared, t->attach);
+}
+
+/* Each post has a generation of its own: what is read of the last one can never
+ * be taken for this one's. */
+static void renew(struct transfer *t)
+{
+	if (!t->fresh)
+		t->slot_gen = status_slot_renew(t->xs->session->status, t->slot);
+	t->fresh = false;
+	t->posted = true;
+	t->failed = false;
+	t->err.code = ERR_OK;
+	t->bytes = 0;
+}
+
+void transfer_refuse(struct transfer *t, const struct err *why)
+{
+	renew(t);
+	fail(t, why);
+	metrics_add(&t->xs->xfers->kvd->metrics, METRIC_XFERS_FAILED, 1);
+	set_status(t);
+}
+
+void transfer_notif(struct transfer *t, uint8_t *notif, size_t len)
+{
+	assert(t->phase == XFER_ENDED);
+	mem_free(t->notif);
+	t->xs->list_bytes += len;
+	t->xs->list_bytes -= t->notif_len;
+	t->charged += len;
+	t->charged -= t->notif_len;
+	t->notif = notif;
+	t->notif_len = len;
+	t->has_notif = true;
+}
+
+int transfer_post(struct transfer *t)
+{
+	int r;
+
+	if (t->xs->xfers->kvd->draining)
+		return err_raise(ERR_DRAIN, "no new transfers: the daemon is draining");
+	if (t->phase != XFER_ENDED)
+		return err_raise(ERR_BUSY, "xfer %llu is under way",
+				 (unsigned long long)t->id);
+	r = look(t);
+	if (r < 0)
+		return err_pass(r);
+	t->parts_wanted[0] = part_wanted(t, t->local);
+	t->parts_wanted[1] = part_wanted(t, t->remote);
+	renew(t);
+	t->phase = XFER_PLANNING;
+	t->xs->xfers->live++;
+	metrics_add(&t->xs->xfers->kvd->metrics, METRIC_XFERS_STARTED, 1);
+	t->job = (struct offload_job){.work = plan_work, .done = plan_done};
+	list_init(&t->job.link);
+	set_status(t);
+	if (plan_still_holds(t)) {
+		go(t);
+		return 0;
+	}
+	drop_plan(t);
+	if (t->count > XFER_PLAN_INLINE || t->local_search || t->remote_search ||
+	    t->parts_wanted[0] || t->parts_wanted[1]) {
+		offload_submit(t->xs->xfers->kvd->offload, &t->job);
+		return 0;
+	}
+	plan_work(&t->job);
+	plan_done(&t->job);
+	return 0;
+}
+
+int transfer_new(struct xfer_session *xs, struct transfer_args *args,
+		 struct transfer **transfer_p)
+{
+	struct dlist_pick a = {args->local->dlist, NULL, args->local_index,
+			       args->local_count};
+	struct dlist_pick b = {args->remote->dlist, NULL, args->remote_index,
+			       args->remote_count};
+	uint64_t charge = sizeof(*a.index) * ((a.index ? a.count : 0) + (b.index ? b.count : 0)) +
+			  args->notif_len;
+	struct transfer *t;
+	int r = args->id ? 0 : dlist_check_picks(&a, &b);
+
+	if (r >= 0)
+		r = xfer_charge_check(xs, charge);
+	if (r >= 0 && idmap_count(&xs->transfers) >= XFER_LIVE_MAX)
+		r = err_raise(ERR_LIMIT, "%u transfers: the cap of a session", XFER_LIVE_MAX);
+	if (r < 0)
+		return err_pass(r);
+	t = mem_zalloc(sizeof(*t));
+	if (!t)
+		return err_pass(-ENOMEM);
+	t->xs = xs;
+	t->attach = args->remote->attach;
+	t->kind = args->kind;
+	t->count = args->local_count;
+	t->has_notif = args->has_notif;
+	t->notif_len = args->notif_len;
+	t->notif = mem_dup(args->notif, args->notif_len);
+	t->phase = XFER_ENDED;
+	list_init(&t->link);
+	list_init(&t->parts[0]);
+	list_init(&t->parts[1]);
+	t->fresh = true;
+	t->id = args->id ? args->id : ++xs->session->next_id;
+	t->slot = args->slot;
+	t->slot_gen = args->gen;
+	r = t->notif ? idmap_put(&xs->transfers, t->id, t) : -ENOMEM;
+	if (r >= 0 && !args->id) {
+		r = status_slot_take(xs->session->status, t->id, &t->slot, &t->slot_gen);
+		if (r < 0)
+			idmap_remove(&xs->transfers, t->id);
+	}
+	if (r < 0) {
+		mem_free(t->notif);
+		mem_free(t);
+		return err_pass(r);
+	}
+	t->charged = charge;
+	xs->list_bytes += charge;
+	t->local = args->local;
+	t->remote = args->remote;
+	t->local->refs++;
+	t->remote->refs++;
+	t->local_index = args->local_index;
+	t->remote_index = args->remote_index;
+	args->local_index = args->remote_index = NULL;
+	*transfer_p = t;
+	return 0;
+}
+
+struct transfer *transfer_find(struct xfer_session *xs, uint64_t id)
+{
+	struct transfer *t = idmap_get(&xs->transfers, id);
+
+	if (!t || t->release) {
+		err_raise(ERR_NOTFOUND, "xfer %llu: none of this session",
+			  (unsigned long long)id);
+		return NULL;
+	}
+	return t;
+}
+
+void transfer_cancel(struct transfer *t, const struct err *why)
+{
+	if (t->phase == XFER_ENDED || t->failed)
+		return;
+	fail(t, why);
+	set_status(t);
+	if (t->phase == XFER_POSTED) {
+		sched_cancel(&t->op, why);
+	} else if (t->phase == XFER_SHARING ||
+		   offload_cancel(t->xs->xfers->kvd->offload, &t->job)) {
+		list_remove(&t->link);
+		end(t);
+	} /* else plan_done() ends it */
+}

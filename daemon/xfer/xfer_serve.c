@@ -1,0 +1,820 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Requests of other daemons' engines against sessions of this one.
+ *
+ * Every request names the session that it means and presents its secret. The
+ * lists that it refers to were sent before it, on the same line (shadows); they
+ * are only words until a transfer resolves them against what the session
+ * exports at that moment, so memory that was unregistered is refused. The plan
+ * is made again here, from this side's own resolution.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/kvd.h"
+#include "daemon/session/region.h"
+#include "daemon/session/session.h"
+#include "daemon/xfer/xfer_impl.h"
+
+/*
+ * A list that another daemon prepared. One of our session's memory ends with that
+ * session; one of the initiator's own memory with the initiator, because it was sent
+ * here once for all of our sessions.
+ */
+struct shadow {
+	struct list link;
+	struct remote *remote;
+	uint64_t gid;
+	uint64_t initiator; /* epoch of the remote's session */
+	uint64_t target;    /* epoch of our session; of an own list: for whom it was sent */
+	bool ours;	    /* it names our session's memory, else the initiator's */
+	uint32_t total, got;
+	struct dlist *coming; /* until complete */
+	struct dlist *dlist;  /* complete */
+	struct kept_plan *kept;
+	unsigned int refs;
+	bool gone;
+};
+
+/*
+ * The last plan of a shadow, for the transfer that is posted again: an engine
+ * posts the same one for every layer or step. Planning costs more than copying
+ * where rows are short. Owned here; taken out while a transfer uses it.
+ */
+struct kept_plan {
+	struct list link; /* xfers->kept */
+	struct shadow *mine;
+	struct plan *plan;
+	size_t bytes;
+	bool write;
+	uint64_t theirs_gid, mine_serial, theirs_serial;
+	uint8_t *picks; /* the index lists as they came */
+	size_t picks_bytes;
+};
+
+struct shadow_key {
+	const struct remote *remote;
+	uint64_t gid;
+};
+
+struct serve { /* one REQUEST_XFER */
+	struct list link;
+	struct inbound_owner inbound;
+	struct xfers *xfers;
+	struct remote *remote;
+	struct xp_inbound *in; /* NULL once it is done */
+	uint64_t initiator, target, digest, bytes;
+	bool write;
+	struct shadow *mine, *theirs; /* by whose memory they name */
+	uint8_t *picks; /* the index lists as they came: a copy for the helper */
+	size_t picks_bytes;
+	uint32_t *src_index, *dst_index; /* made of them; NULL: all, or planned */
+	uint64_t src_count, dst_count;
+	struct places *mine_places, *theirs_places;
+	struct search *mine_search, *theirs_search; /* until those are known */
+	uint64_t rows; /* as the lists say: few are planned on the loop */
+	bool check; /* nothing moves, XP_CHECK */
+	struct plan *plan;
+	struct offload_job job;
+	enum { SERVE_KEYS, SERVE_PLANNING, SERVE_LANDED } phase;
+	struct err why; /* to be refused with */
+	struct notif *notif; /* for its end, or NULL */
+};
+
+/* ---- shadows ---- */
+
+static struct shadow *shadow_find(struct xfers *xfers, const struct remote *remote,
+				  uint64_t gid)
+{
+	struct shadow_key key = {remote, gid};
+
+	return strmap_get_bytes(&xfers->shadow_by_key, &key, sizeof(key));
+}
+
+static void kept_free(struct xfers *xfers, struct kept_plan *kept)
+{
+	kept->mine->kept = NULL;
+	list_remove(&kept->link);
+	xfers->kept_bytes -= kept->bytes;
+	plan_free(kept->plan);
+	mem_free(kept->picks);
+	mem_free(kept);
+}
+
+static void shadow_unref(struct shadow *shadow)
+{
+	if (--shadow->refs > 0)
+		return;
+	dlist_free(shadow->dlist);
+	dlist_free(shadow->coming);
+	mem_free(shadow);
+}
+
+static void shadow_remove(struct xfers *xfers, struct shadow *shadow)
+{
+	struct shadow_key key = {shadow->remote, shadow->gid};
+
+	strmap_remove_bytes(&xfers->shadow_by_key, &key, sizeof(key));
+	list_remove(&shadow->link);
+	shadow->gone = true;
+	if (shadow->kept)
+		kept_free(xfers, shadow->kept);
+	if (shadow->dlist && shadow->dlist->places) {
+		places_unref(shadow->dlist->places);
+		shadow->dlist->places = NULL;
+	}
+	shadow_unref(shadow);
+}
+
+static int check_caps(const struct xfers *xfers, const struct remote *remote,
+		      uint32_t total)
+{
+	const struct shadow *shadow;
+	uint64_t entries = total;
+	unsigned int lists = 0;
+
+	list_foreach(shadow, &xfers->shadows, link) {
+		if (shadow->remote != remote)
+			continue;
+		lists++;
+		entries += shadow->total;
+	}
+	if (lists >= XFER_SHADOWS_MAX || entries > XFER_SHADOW_ENTRIES_MAX)
+		return err_raise(ERR_LIMIT, "%.150s keeps %u lists here, %llu entries",
+				 remote->label, lists, (unsigned long long)entries);
+	return 0;
+}
+
+static int shadow_new(struct xfers *xfers, struct remote *remote, uint64_t gid,
+		      uint32_t total, struct shadow **shadow_p)
+{
+	struct shadow_key key = {remote, gid};
+	struct shadow *shadow;
+	int r;
+
+	if (total > DLIST_ENTRIES_MAX)
+		return err_raise(ERR_LIMIT, "a list of %u entries, at most %u", total,
+				 DLIST_ENTRIES_MAX);
+	r = check_caps(xfers, remote, total);
+	if (r < 0)
+		return err_pass(r);
+	shadow = mem_zalloc(sizeof(*shadow));
+	if (!shadow)
+		return err_pass(-ENOMEM);
+	shadow->remote = remote;
+	shadow->gid = gid;
+	shadow->total = total;
+	shadow->refs = 1;
+	r = dlist_begin(total, gid, &shadow->coming);
+	if (r >= 0)
+		r = strmap_put_bytes(&xfers->shadow_by_key, &key, sizeof(key), shadow);
+	if (r < 0) {
+		dlist_free(shadow->coming);
+		mem_free(shadow);
+		return err_pass(r);
+	}
+	list_push_back(&xfers->shadows, &shadow->link);
+	*shadow_p = shadow;
+	return 0;
+}
+
+static struct session *target_of(struct xfers *xfers, uint64_t epoch,
+				 const uint8_t *secret)
+{
+	struct session *session = xfer_session_by_epoch(xfers, epoch);
+
+	if (session && secret && xfer_secret_is(session, secret))
+		return session;
+	err_raise(ERR_AUTH, "no session %llu with this secret", (unsigned long long)epoch);
+	return NULL;
+}
+
+static int take_entries(struct shadow *shadow, struct cursor *in, uint32_t begin, uint32_t n)
+{
+	struct dlist_entry e;
+	int r = 0;
+
+	if (shadow->dlist || begin != shadow->got || n > shadow->total - shadow->got ||
+	    cursor_left(in) / DLIST_ENTRY_BYTES < n)
+		return err_raise(ERR_PROTO, "a list's part [%u, +%u) does not follow %u of %u",
+				 begin, n, shadow->got, shadow->total);
+	for (uint32_t i = 0; r >= 0 && i < n; i++) {
+		e.address = cursor_get_u64(in);
+		e.bytes = cursor_get_u64(in);
+		e.stride = cursor_get_u64(in);
+		e.count = cursor_get_u64(in);
+		r = dlist_put(shadow->coming, begin + i, &e);
+	}
+	if (r < 0)
+		return err_pass(r);
+	shadow->got += n;
+	if (shadow->got == shadow->total)
+		shadow->dlist = mem_steal(shadow->coming);
+	return 0;
+}
+
+static int on_dlist(struct xfers *xfers, struct remote *remote, struct cursor *in)
+{
+	uint64_t gid = cursor_get_u64(in);
+	uint8_t ours = cursor_get_u8(in);
+	uint64_t initiator = cursor_get_u64(in), target = cursor_get_u64(in);
+	const uint8_t *secret = cursor_get_bytes(in, 16);
+	uint32_t total = cursor_get_u32(in), begin = cursor_get_u32(in);
+	uint32_t n = cursor_get_u32(in);
+	struct shadow *shadow = shadow_find(xfers, remote, gid);
+	int r = cursor_check(in, "DLIST");
+
+	if (r < 0 || !target_of(xfers, target, secret))
+		return r < 0 ? err_pass(r) : err_pass(-err_errno(ERR_AUTH));
+	if (shadow && begin == 0 && shadow->initiator == initiator) {
+		shadow_remove(xfers, shadow); /* sent again, as one of its parts was lost */
+		shadow = NULL;
+	}
+	if (!shadow && begin == 0) {
+		r = shadow_new(xfers, remote, gid, total, &shadow);
+		if (r < 0)
+			return err_pass(r);
+		shadow->initiator = initiator;
+		shadow->target = target;
+		shadow->ours = ours != 0;
+	}
+	if (!shadow || shadow->target != target || shadow->total != total)
+		return err_raise(ERR_PROTO, "a part of a list that does not exist");
+	r = take_entries(shadow, in, begin, n);
+	if (r < 0)
+		shadow_remove(xfers, shadow);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+static int on_dlist_free(struct xfers *xfers, struct remote *remote, struct cursor *in)
+{
+	struct shadow *shadow = shadow_find(xfers, remote, cursor_get_u64(in));
+
+	if (shadow)
+		shadow_remove(xfers, shadow);
+	return cursor_check(in, "DLIST_FREE");
+}
+
+static int on_notif(struct xfers *xfers, struct cursor *in)
+{
+	uint64_t target = cursor_get_u64(in);
+	const uint8_t *secret = cursor_get_bytes(in, 16);
+	char from[POOL_NAME_MAX];
+	const void *data;
+	size_t len;
+	struct session *session;
+	struct notif *notif;
+	int r;
+
+	cursor_get_str(in, from, sizeof(from));
+	data = cursor_get_blob(in, XFER_NOTIF_MAX, &len);
+	r = cursor_check(in, "NOTIF");
+	if (r < 0)
+		return err_pass(r);
+	session = target_of(xfers, target, secret);
+	if (!session)
+		return err_pass(-err_errno(ERR_AUTH));
+	r = notif_new(xfers, session, from, data, len, &notif);
+	if (r < 0)
+		return err_pass(r);
+	notif_queue(xfers, session, notif);
+	return 0;
+}
+
+/* ---- transfers ---- */
+
+/* The plan that was made from the same lists, indices and resolutions. */
+static struct plan *kept_take(const struct serve *s)
+{
+	struct kept_plan *kept = s->mine->kept;
+	struct plan *plan;
+
+	if (!kept || !s->mine_places || !s->theirs_places || kept->write != s->write || kept->theirs_gid != s->theirs->gid ||
+	    kept->mine_serial != s->mine_places->serial ||
+	    kept->theirs_serial != s->theirs_places->serial ||
+	    kept->picks_bytes != s->picks_bytes ||
+	    memcmp(kept->picks, s->picks, s->picks_bytes) != 0)
+		return NULL;
+	plan = kept->plan;
+	kept->plan = NULL;
+	kept_free(s->xfers, kept);
+	return plan;
+}
+
+/* Takes plan and indices from a transfer that ends; what does not fit in is
+ * left to it. */
+static void kept_put(struct serve *s)
+{
+	struct xfers *xfers = s->xfers;
+	size_t bytes = plan_memory(s->plan) + s->picks_bytes;
+	struct kept_plan *kept;
+
+	if (s->mine->gone || bytes > XFER_KEPT_BYTES_MAX / 2)
+		return;
+	kept = mem_zalloc(sizeof(*kept));
+	if (!kept) {
+		err_clear();
+		return;
+	}
+	*kept = (struct kept_plan){.mine = s->mine,
+				   .bytes = bytes,
+				   .write = s->write,
+				   .theirs_gid = s->theirs->gid,
+				   .mine_serial = s->mine_places->serial,
+				   .theirs_serial = s->theirs_places->serial,
+				   .picks_bytes = s->picks_bytes};
+	kept->plan = mem_steal(s->plan);
+	kept->picks = mem_steal(s->picks);
+	if (s->mine->kept)
+		kept_free(xfers, s->mine->kept);
+	s->mine->kept = kept;
+	list_init(&kept->link);
+	list_push_back(&xfers->kept, &kept->link);
+	xfers->kept_bytes += bytes;
+	while (xfers->kept_bytes > XFER_KEPT_BYTES_MAX)
+		kept_free(xfers, list_first(&xfers->kept, struct kept_plan, link));
+}
+
+static void serve_free(struct serve *s)
+{
+	list_remove(&s->link);
+	if (s->notif)
+		notif_drop(xfer_session_by_epoch(s->xfers, s->target), s->notif);
+	if (s->plan && s->mine_places && s->theirs_places)
+		kept_put(s);
+	search_free(s->mine_search);
+	search_free(s->theirs_search);
+	if (s->mine_places)
+		places_unref(s->mine_places);
+	if (s->theirs_places)
+		places_unref(s->theirs_places);
+	if (s->mine)
+		shadow_unref(s->mine);
+	if (s->theirs)
+		shadow_unref(s->theirs);
+	plan_free(s->plan);
+	mem_free(s->picks);
+	mem_free(s);
+}
+
+static void on_served(struct inbound_owner *inbound, const struct err *err)
+{
+	struct serve *s = container_of(inbound, struct serve, inbound);
+	struct session *session;
+
+	if (!err) {
+		metrics_add(&s->xfers->kvd->metrics,
+			    s->write ? METRIC_XFER_IN_BYTES : METRIC_XFER_OUT_BYTES,
+			    s->bytes);
+		session = xfer_session_by_epoch(s->xfers, s->target);
+		if (s->notif && session)
+			notif_queue(s->xfers, session, mem_steal(s->notif));
+	}
+	if (s->phase == SERVE_PLANNING) {
+		s->in = NULL; /* lost while a helper plans: it is freed there */
+		return;
+	}
+	serve_free(s);
+}
+
+static void land(struct serve *s, const struct xp_sides *sides, const struct err *why)
+{
+	s->phase = SERVE_LANDED;
+	if (why)
+		metrics_add(&s->xfers->kvd->metrics, METRIC_XFER_REFUSED, 1);
+	s->remote->transport->ops->land(s->in, sides, why);
+}
+
+static void pick(const struct serve *s, struct dlist_pick *src, struct dlist_pick *dst)
+{
+	const struct shadow *from = s->write ? s->theirs : s->mine;
+	const struct shadow *to = s->write ? s->mine : s->theirs;
+	const struct places *mine =
+		s->mine_search ? search_found(s->mine_search) : s->mine_places;
+	const struct places *theirs =
+		s->theirs_search ? search_found(s->theirs_search) : s->theirs_places;
+
+	*src = (struct dlist_pick){from->dlist, s->write ? theirs : mine, s->src_index,
+				   s->src_count};
+	*dst = (struct dlist_pick){to->dlist, s->write ? mine : theirs, s->dst_index,
+				   s->dst_count};
+}
+
+static int get_indices(struct serve *s)
+{
+	struct cursor in;
+	int r;
+
+	cursor_read(&in, s->picks, s->picks_bytes);
+	r = dlist_index_get(&in, DLIST_DESCS_MAX, &s->src_index, &s->src_count);
+	if (r >= 0)
+		r = dlist_index_get(&in, DLIST_DESCS_MAX, &s->dst_index, &s->dst_count);
+	if (r < 0)
+		return err_pass(r);
+	if (!s->src_index)
+		s->src_count = (s->write ? s->theirs : s->mine)->dlist->descs;
+	if (!s->dst_index)
+		s->dst_count = (s->write ? s->mine : s->theirs)->dlist->descs;
+	return 0;
+}
+
+static int work(struct serve *s)
+{
+	struct dlist_pick src, dst;
+	int r = get_indices(s);
+
+	if (r >= 0 && s->mine_search)
+		r = search_run(s->mine_search, s->mine->dlist);
+	if (r >= 0 && s->theirs_search)
+		r = search_run(s->theirs_search, s->theirs->dlist);
+	if (r < 0 || s->check)
+		return r < 0 ? err_pass(r) : 0;
+	pick(s, &src, &dst);
+	return dlist_plan(&src, &dst, &s->plan);
+}
+
+/* Spelled out, a list of some bytes may be 256 MiB: no longer than it takes to plan. */
+static void drop_indices(struct serve *s)
+{
+	mem_free(s->src_index);
+	mem_free(s->dst_index);
+	s->src_index = s->dst_index = NULL;
+}
+
+static void plan_work(struct offload_job *job)
+{
+	struct serve *s = container_of(job, struct serve, job);
+
+	job->result = work(s);
+	if (job->result < 0)
+		err_take(&job->err);
+	drop_indices(s);
+}
+
+static int searches_end(struct serve *s)
+{
+	int r = 0;
+
+	if (s->mine_search)
+		r = search_end(mem_steal(s->mine_search), s->mine->dlist, &s->mine_places);
+	if (r >= 0 && s->theirs_search)
+		r = search_end(mem_steal(s->theirs_search), s->theirs->dlist,
+			       &s->theirs_places);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+static void plan_done(struct offload_job *job)
+{
+	struct serve *s = container_of(job, struct serve, job);
+	const struct places *src, *dst;
+	struct xp_sides sides;
+
+	if (!s->in) {
+		serve_free(s);
+		return;
+	}
+	if (s->why.code == ERR_OK && job->result < 0)
+		s->why = job->err;
+	if (s->why.code == ERR_OK && searches_end(s) < 0)
+		err_take(&s->why);
+	if (s->why.code == ERR_OK && s->check) { /* it was read: it was, and is, exported */
+		land(s, &(struct xp_sides){0}, NULL);
+		return;
+	}
+	if (s->why.code == ERR_OK && (s->plan->digest != s->digest ||
+				      s->plan->bytes != s->bytes || s->in->bytes != s->bytes))
+		err_set(&s->why, ERR_PLAN, "transfer: %llu bytes planned there, %llu here",
+			(unsigned long long)s->bytes, (unsigned long long)s->plan->bytes);
+	if (s->why.code != ERR_OK) {
+		struct err why = s->why;
+
+		land(s, NULL, &why);
+		return;
+	}
+	src = s->write ? s->theirs_places : s->mine_places;
+	dst = s->write ? s->mine_places : s->theirs_places;
+	sides = (struct xp_sides){s->plan, src->buffers, dst->buffers, src->buffer_count,
+				  dst->buffer_count};
+	land(s, &sides, NULL);
+}
+
+static int look_mine(struct serve *s, struct session *session)
+{
+	unsigned int transport = s->remote->transport_index;
+
+	if (s->mine->dlist->entry_count <= SEARCH_INLINE)
+		return search_local(s->mine->dlist, session, transport, &s->mine_places);
+	s->mine_places = search_known_local(s->mine->dlist, session, transport);
+	return s->mine_places ? 0 : search_begin_local(session, transport, &s->mine_search);
+}
+
+static int look_theirs(struct serve *s, struct remote_pool *pool)
+{
+	if (s->theirs->dlist->entry_count <= SEARCH_INLINE)
+		return search_remote(s->theirs->dlist, pool, &s->theirs_places);
+	s->theirs_places = search_known_remote(s->theirs->dlist, pool);
+	return s->theirs_places ? 0 : search_begin_remote(pool, &s->theirs_search);
+}
+
+/* Where both lists lie: known, looked for, or (long ones) to be looked for; 1: their
+ * keys are not usable yet. */
+static int look(struct serve *s)
+{
+	struct session *session = xfer_session_by_epoch(s->xfers, s->target);
+	struct remote_pool *pool = handshake_pool_by_id(s->remote, s->initiator);
+	int r;
+
+	if (!session)
+		return err_raise(ERR_SESSION, "the session is over");
+	if (!pool || !pool->is_session)
+		return err_raise(ERR_NOTFOUND, "the initiator's session is not registered");
+	if (pool->refused.code != ERR_OK)
+		return err_reraise(&pool->refused);
+	if (!pool->ready)
+		return 1;
+	r = look_mine(s, session);
+	if (r >= 0)
+		r = look_theirs(s, pool);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+static void serve_go(struct serve *s)
+{
+	int r = look(s);
+	struct err why;
+
+	if (r == 1)
+		return; /* serve_on_change() looks again */
+	if (r < 0) {
+		err_take(&why);
+		land(s, NULL, &why);
+		return;
+	}
+	s->check = s->in->kind == XP_CHECK;
+	s->phase = SERVE_PLANNING;
+	s->job = (struct offload_job){.work = plan_work, .done = plan_done};
+	list_init(&s->job.link);
+	s->plan = s->check ? NULL : kept_take(s);
+	if (s->plan) {
+		plan_done(&s->job);
+		return;
+	}
+	if (s->rows > XFER_PLAN_INLINE || s->mine_search || s->theirs_search) {
+		offload_submit(s->xfers->kvd->offload, &s->job);
+		return;
+	}
+	plan_work(&s->job);
+	plan_done(&s->job);
+}
+
+static int find_lists(struct serve *s, uint64_t local_gid, uint64_t remote_gid)
+{
+	struct shadow *theirs = shadow_find(s->xfers, s->remote, local_gid);
+	struct shadow *mine = shadow_find(s->xfers, s->remote, remote_gid);
+
+	if (!theirs || !mine || !theirs->dlist || !mine->dlist || theirs->ours ||
+	    !mine->ours || mine->target != s->target || theirs->initiator != s->initiator)
+		return err_raise(ERR_NOTFOUND, "the transfer's lists are not here");
+	s->theirs = theirs;
+	s->mine = mine;
+	theirs->refs++;
+	mine->refs++;
+	return 0;
+}
+
+static int take_picks(struct serve *s, struct cursor *in)
+{
+	const uint8_t *src = NULL, *dst = NULL;
+	size_t src_len = 0, dst_len = 0;
+	uint64_t src_rows = (s->write ? s->theirs : s->mine)->dlist->descs;
+	uint64_t dst_rows = (s->write ? s->mine : s->theirs)->dlist->descs;
+	int r = dlist_index_skip(in, &src, &src_len, &src_rows);
+
+	if (r >= 0)
+		r = dlist_index_skip(in, &dst, &dst_len, &dst_rows);
+	if (r < 0)
+		return err_pass(r);
+	if (src_rows != dst_rows)
+		return err_raise(ERR_INVAL, "%llu descriptors of the source for %llu of the "
+				 "destination", (unsigned long long)src_rows,
+				 (unsigned long long)dst_rows);
+	s->picks_bytes = src_len + dst_len;
+	s->picks = mem_dup(src, s->picks_bytes); /* one lies behind the other */
+	if (!s->picks)
+		return err_pass(-ENOMEM);
+	s->rows = src_rows;
+	return 0;
+}
+
+/* Its place is taken before a byte moves: success means that it is told, too. */
+static int take_notif(struct serve *s, struct cursor *in)
+{
+	bool given = cursor_get_u8(in) != 0;
+	char from[POOL_NAME_MAX];
+	const void *data;
+	size_t len;
+	int r;
+
+	cursor_get_str(in, from, sizeof(from));
+	data = cursor_get_blob(in, XFER_NOTIF_MAX, &len);
+	r = cursor_check(in, "XFER");
+	if (r >= 0 && given)
+		r = notif_new(s->xfers, xfer_session_by_epoch(s->xfers, s->target), from,
+			      data, len, &s->notif);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+static int parse(struct serve *s, struct cursor *in)
+{
+	uint8_t kind = cursor_get_u8(in);
+	const uint8_t *secret;
+	uint64_t local_gid, remote_gid;
+	int r;
+
+	s->write = kind == XP_WRITE;
+	s->initiator = cursor_get_u64(in);
+	s->target = cursor_get_u64(in);
+	secret = cursor_get_bytes(in, 16);
+	local_gid = cursor_get_u64(in);
+	remote_gid = cursor_get_u64(in);
+	s->digest = cursor_get_u64(in);
+	s->bytes = cursor_get_u64(in);
+	r = cursor_check(in, "XFER");
+	if (r < 0)
+		return err_pass(r);
+	if (kind > XP_READ || s->write != (s->in->kind == XP_WRITE))
+		return err_raise(ERR_PROTO, "XFER: a request of another kind than it says");
+	if (!target_of(s->xfers, s->target, secret))
+		return err_pass(-err_errno(ERR_AUTH));
+	r = find_lists(s, local_gid, remote_gid);
+	if (r >= 0)
+		r = take_picks(s, in);
+	if (r < 0)
+		return err_pass(r);
+	return take_notif(s, in);
+}
+
+static int on_xfer(struct xfers *xfers, struct remote *remote, struct xp_inbound *in,
+		   struct cursor *header)
+{
+	struct serve *s = mem_zalloc(sizeof(*s));
+	int r;
+
+	if (!s)
+		return err_pass(-ENOMEM);
+	s->xfers = xfers;
+	s->remote = remote;
+	s->in = in;
+	list_init(&s->link);
+	list_init(&s->job.link);
+	r = parse(s, header);
+	if (r < 0) {
+		serve_free(s);
+		return err_pass(r);
+	}
+	s->inbound.on_done = on_served;
+	in->owner = &s->inbound;
+	list_push_back(&xfers->serving, &s->link);
+	s->phase = SERVE_KEYS;
+	serve_go(s);
+	return 0;
+}
+
+void serve_request(struct xfers *xfers, struct remote *remote, struct xp_inbound *in,
+		   enum request_kind kind, struct cursor *header)
+{
+	struct err why;
+	int r;
+
+	if (kind == REQUEST_XFER) {
+		r = on_xfer(xfers, remote, in, header);
+		if (r >= 0)
+			return;
+	} else if (in->bytes != 0 || in->kind != XP_WRITE) {
+		r = err_raise(ERR_PROTO, "a request that carries no bytes came with %llu",
+			      (unsigned long long)in->bytes);
+	} else if (kind == REQUEST_DLIST) {
+		r = on_dlist(xfers, remote, header);
+	} else if (kind == REQUEST_DLIST_FREE) {
+		r = on_dlist_free(xfers, remote, header);
+	} else {
+		r = on_notif(xfers, header);
+	}
+	if (r >= 0) {
+		remote->transport->ops->land(in, &(struct xp_sides){0}, NULL);
+		return;
+	}
+	err_take(&why);
+	metrics_add(&xfers->kvd->metrics, METRIC_XFER_REFUSED, 1);
+	remote->transport->ops->land(in, NULL, &why);
+}
+
+void xfers_on_request(struct xfers *xfers, struct remote *remote, struct xp_inbound *in,
+		      enum request_kind kind, struct cursor *header)
+{
+	serve_request(xfers, remote, in, kind, header);
+}
+
+/* ---- events ---- */
+
+void serve_on_change(struct xfers *xfers, struct remote *remote)
+{
+	struct serve *s;
+
+	list_foreach_safe(s, &xfers->serving, link) {
+		if (s->remote == remote && s->phase == SERVE_KEYS)
+			serve_go(s);
+	}
+}
+
+/* Stop what serves; it ends by on_served(). */
+static void serve_stop(struct serve *s, const struct err *why)
+{
+	if (s->phase == SERVE_LANDED && s->in) {
+		s->remote->transport->ops->revoke(s->in, why);
+	} else if (s->phase == SERVE_KEYS) {
+		struct err e = *why;
+
+		land(s, NULL, &e);
+	} else if (s->why.code == ERR_OK) {
+		s->why = *why; /* plan_done() refuses it */
+	}
+}
+
+void serve_remote_down(struct xfers *xfers, struct remote *remote)
+{
+	struct shadow *shadow;
+
+	list_foreach_safe(shadow, &xfers->shadows, link) {
+		if (shadow->remote == remote)
+			shadow_remove(xfers, shadow);
+	}
+}
+
+void serve_session_end(struct xfers *xfers, struct session *session)
+{
+	struct shadow *shadow;
+	struct serve *s;
+	struct err why;
+
+	err_set(&why, ERR_SESSION, "engine '%.40s' is gone", session->client);
+	list_foreach_safe(s, &xfers->serving, link) {
+		if (s->target == session->epoch)
+			serve_stop(s, &why);
+	}
+	list_foreach_safe(shadow, &xfers->shadows, link) {
+		if (shadow->target == session->epoch && (shadow->ours || !shadow->dlist))
+			shadow_remove(xfers, shadow);
+	}
+}
+
+static void drop_cached(struct shadow *shadow)
+{
+	struct places *places = shadow->dlist ? shadow->dlist->places : NULL;
+
+	if (!places)
+		return;
+	shadow->dlist->places = NULL;
+	places_unref(places);
+}
+
+void serve_region_going(struct xfers *xfers, struct region *region)
+{
+	struct shadow *shadow;
+	struct serve *s;
+	struct err why;
+
+	err_set(&why, ERR_REVOKED, "the memory was unregistered by its owner");
+	list_foreach_safe(s, &xfers->serving, link) {
+		const struct places *p = s->mine_places;
+
+		for (uint32_t i = 0; p && i < p->buffer_count; i++) {
+			if (p->regions[i] == region) {
+				serve_stop(s, &why);
+				break;
+			}
+		}
+	}
+	list_foreach(shadow, &xfers->shadows, link) {
+		if (shadow->ours && shadow->target == region->session->epoch)
+			drop_cached(shadow);
+	}
+}
+
+void serve_pool_going(struct xfers *xfers, struct remote_pool *pool)
+{
+	/* none in its place: that session has ended */
+	bool ended = pool->is_session && !handshake_pool_by_id(pool->remote, pool->id);
+	struct shadow *shadow;
+
+	list_foreach_safe(shadow, &xfers->shadows, link) {
+		if (shadow->dlist && shadow->dlist->places &&
+		    shadow->dlist->places->pool == pool)
+			drop_cached(shadow);
+		if (ended && shadow->remote == pool->remote &&
+		    shadow->initiator == pool->session)
+			shadow_remove(xfers, shadow);
+	}
+}

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * May this memory be moved behind a memfd?
+ *
+ * What changes for its owner: MADV_DONTNEED on a shared mapping does not zero,
+ * fork() does not copy it (the child has a view of it, client_adopt_fork.c), mremap() cannot
+ * grow it, and whoever holds its physical pages (DMA) holds the old ones. An
+ * allocator that recycles memory relies on the first, so only whole chunks that
+ * malloc mapped for one allocation are taken unasked: free() unmaps those and
+ * nothing else ever happens to them. glibc maps every allocation of 32 MiB or
+ * more (DEFAULT_MMAP_THRESHOLD_MAX); below that an arena or a raised threshold
+ * may be meant, so the chunk's own header is read: IS_MMAPPED, and a begin and
+ * an end that are page boundaries. Other allocators put other words there, which
+ * cannot look like it by accident for a range of the right length. All else the
+ * caller must vouch for.
+ *
+ * Of what pins pages, the kernel tells nothing; the CUDA driver does, if it is in
+ * the process, page by page. Another library's RDMA registrations cannot be
+ * seen at all.
+ */
+#include "lib/client_adopt.h"
+
+#include <dlfcn.h>
+#include <inttypes.h>
+#include <link.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/base/mem.h"
+#include "lib/client.h"
+
+#define CHUNK_BYTES_MIN (UINT64_C(32) << 20)
+#define CHUNK_FLAGS UINT64_C(7)
+#define CHUNK_IS_MMAPPED UINT64_C(2)
+
+#define ATTRIBUTE_MEMORY_TYPE 2 /* CU_POINTER_ATTRIBUTE_MEMORY_TYPE */
+#define CUDA_INVALID_VALUE 1	/* not known to the driver: what we hope for */
+#define CUDA_NOT_INITIALIZED 3	/* nothing can be registered yet */
+#define CUDA_DEINITIALIZED 4
+
+static int refuse(const char *what, uint64_t at)
+{
+	client_error_set(client_error_thread(), KVD_E_IMPORT,
+			 "adopt: the memory at %#" PRIx64 " %s", at, what);
+	return -KVD_E_IMPORT;
+}
+
+/* ---- the map ---------------------------------------------------------------- */
+
+struct walk {
+	uint64_t at; /* seen up to here, without a gap */
+	uint64_t stack;
+};
+
+static int area_check(void *arg, const struct maps_area *area)
+{
+	struct walk *walk = arg;
+
+	if (area->begin > walk->at)
+		return refuse("is not mapped", walk->at);
+	if (area->shared)
+		return refuse("is shared already: register it as it is (memfd, shm)",
+			      area->begin);
+	if (strstr(area->name, "anon_hugepage"))
+		return refuse("lies in huge TLB pages, which cannot be moved", area->begin);
+	if (area->inode)
+		return refuse("belongs to a file", area->begin);
+	if (strcmp(area->name, "[heap]") == 0)
+		return refuse("is the heap (brk), which malloc moves and trims",
+			      area->begin);
+	if (strncmp(area->name, "[stack", 6) == 0 ||
+	    (walk->stack >= area->begin && walk->stack < area->end &&
+	     walk->stack >= walk->at))
+		return refuse("is a stack", area->begin);
+	if (area->name[0] == '[' && strncmp(area->name, "[anon", 5) != 0)
+		return refuse("is the kernel's own", area->begin);
+	if (!area->readable || !area->writable)
+		return refuse("cannot be read and written", area->begin);
+	if (area->executable)
+		return refuse("is executable", area->begin);
+	walk->at = area->end;
+	return 0;
+}
+
+/* A thread's stack merges with neighbours in the map: only where it is used now
+ * can be known, and that only of the calling thread. */
+static int map_check(uint64_t begin, uint64_t end)
+{
+	uint8_t here;
+	struct walk walk = {.at = begin, .stack = (uintptr_t)&here};
+	int r;
+
+	if (walk.stack < begin || walk.stack >= end)
+		walk.stack = 0;
+	r = maps_each(begin, end, area_check, &walk);
+	if (r == 0 && walk.at < end)
+		r = refuse("is not mapped", walk.at);
+	return r;
+}
+
+/* ---- malloc's header ---------------------------------------------------------- */
+
+struct chunk_words {
+	uint64_t before; /* bytes from the mapping's begin to this header */
+	uint64_t size;	 /* of the chunk, with flags */
+};
+
+/* Malloc's words lie where a sanitizer keeps others from reading. */
+__attribute__((no_sanitize("address", "thread"))) static struct chunk_words
+chunk_words_at(uint64_t header)
+{
+	const volatile uint64_t *w = (const volatile uint64_t *)(uintptr_t)header;
+
+	return (struct chunk_words){w[0], w[1]};
+}
+
+static int chunk_check(uint64_t address, uint64_t bytes, uint64_t page,
+		       uint64_t *begin_p, uint64_t *end_p)
+{
+	static const char *const not_its_own =
+		"is not a chunk that malloc mapped by itself (of 32 MiB or more, named by "
+		"the pointer that malloc gave): vouch for it if all of its pages are yours "
+		"and nothing relies on MADV_DONTNEED to zero them";
+	struct chunk_words words;
+	uint64_t header = address - sizeof(words), begin, end;
+	int r;
+
+	if (address % 16 || address < sizeof(words))
+		return refuse(not_its_own, address);
+	r = map_check(header / page * page, address + 1);
+	if (r < 0)
+		return r;
+	words = chunk_words_at(header);
+	begin = header - words.before;
+	end = header + (words.size & ~CHUNK_FLAGS);
+	if ((words.size & CHUNK_FLAGS) != CHUNK_IS_MMAPPED || words.before > header ||
+	    begin % page || end % page || end < address || end - address < bytes ||
+	    end - begin < CHUNK_BYTES_MIN || end - address - bytes >= bytes)
+		return refuse(not_its_own, address);
+	*begin_p = begin;
+	*end_p = end;
+	return 0;
+}
+
+/* ---- CUDA --------------------------------------------------------------------- */
+
+typedef int cu_pointer_get_attribute(void *data, int attribute, uint64_t pointer);
+
+static int library_find(struct dl_phdr_info *info, size_t size, void *arg)
+{
+	(void)size;
+	(void)arg;
+	return strstr(info->dlpi_name, "/libcuda.so") != NULL;
+}
+
+/* Only if the driver is loaded already: then its answer counts. (Asked so that
+ * the caller's dlerror() is left alone where there is none.) */
+static int cuda_check(uint64_t begin, uint64_t end, uint64_t page)
+{
+	void *lib = dl_iterate_phdr(library_find, NULL)
+			    ? dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD)
+			    : NULL;
+	cu_pointer_get_attribute *get = NULL;
+	void *symbol = lib ? dlsym(lib, "cuPointerGetAttribute") : NULL;
+	int r = 0;
+
+	memcpy(&get, &symbol, sizeof(get)); /* no cast from object to function in C */
+	for (uint64_t at = begin; get && r == 0 && at < end; at += page) {
+		unsigned int type = 0;
+		int answer = get(&type, ATTRIBUTE_MEMORY_TYPE, at);
+
+		if (answer == CUDA_NOT_INITIALIZED || answer == CUDA_DEINITIALIZED)
+			break;
+		if (answer == 0)
+			r = refuse("is registered with CUDA (cudaHostRegister, or its own "
+				   "allocation): unregister it, adopt, register it again",
+				   at);
+		else if (answer != CUDA_INVALID_VALUE)
+			r = refuse("may be registered with CUDA: the driver would not tell; "
+				   "call from a thread with a CUDA context",
+				   at);
+	}
+	if (lib)
+		dlclose(lib);
+	return r;
+}
+
+int adopt_check(const struct kvd_adopt_args *args, uint64_t *begin_p, uint64_t *end_p)
+{
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+	uint64_t address = (uintptr_t)args->address, begin, end;
+	int r = 0;
+
+	if (!address || !args->bytes || args->bytes > UINT64_MAX - address - page) {
+		client_error_set(client_error_thread(), KVD_E_INVAL,
+				 "adopt: address %#" PRIx64 ", bytes %zu", address,
+				 args->bytes);
+		return -KVD_E_INVAL;
+	}
+	begin = address / page * page;
+	end = (address + args->bytes + page - 1) / page * page;
+	if (!args->vouched)
+		r = chunk_check(address, args->bytes, page, &begin, &end);
+	if (r == 0)
+		r = map_check(begin, end);
+	if (r == 0)
+		r = cuda_check(begin, end, page);
+	*begin_p = begin;
+	*end_p = end;
+	return r;
+}

@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Making requests.
+ *
+ * A request is one line of text, put together in a client_op: most of its bytes
+ * are page lists, so there is no tree in between. It is checked against every
+ * bound before anything is queued; from then on it ends exactly once, by an
+ * answer, its deadline or the end of the connection (client_conn.c).
+ *
+ * A blocking call is an asynchronous one with a waiter on the caller's stack and
+ * a loop of turns around it. libkvd's own clean-up requests (`forced`) are let
+ * past the caps: there is at most one for each request that was let in.
+ */
+#include "lib/client.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+
+void client_op_begin(struct kvd_client *client, struct client_op *op, const char *cmd)
+{
+	*op = (struct client_op){.id = ++client->next_request};
+	client_text_printf(&op->text, "{\"id\":%llu,\"cmd\":", (unsigned long long)op->id);
+	client_text_quoted(&op->text, cmd);
+}
+
+static int op_check(struct kvd_client *client, struct client_op *op)
+{
+	client_text_bytes(&op->text, "}\n", 2);
+	if (op->text.failed)
+		return client_fail_nomem(client);
+	if (op->text.len > CLIENT_LINE_MAX)
+		return client_fail(client, KVD_E_TOOBIG, "a request of %zu bytes, limit %u",
+				   op->text.len, CLIENT_LINE_MAX);
+	if (op->fd_count > CLIENT_FDS_MAX)
+		return client_fail(client, KVD_E_TOOBIG, "%u fds with a request, limit %u",
+				   op->fd_count, CLIENT_FDS_MAX);
+	if (client->conn.fd < 0 || (kvd_lost(client) && !op->forced))
+		return client_fail(client, KVD_E_LOST, "no connection to %s%s%s",
+				   client->path, client->again.why.code ? ": " : "",
+				   client->again.why.code ? client->again.why.message : "");
+	if (op->forced)
+		return 0;
+	if (client->conn.pending >= client->max_pending)
+		return client_fail(client, KVD_E_FULL, "%u unanswered requests, limit %u",
+				   client->conn.pending, client->max_pending);
+	if (client->conn.queued_bytes + op->text.len > client->max_queued_bytes)
+		return client_fail(client, KVD_E_FULL, "%zu bytes are unsent, limit %zu",
+				   client->conn.queued_bytes, client->max_queued_bytes);
+	return 0;
+}
+
+static int op_frame(struct kvd_client *client, struct client_op *op,
+		    struct client_frame **frame_p)
+{
+	struct client_frame *frame = mem_zalloc(sizeof(*frame));
+
+	if (!frame)
+		return client_fail_nomem(client);
+	list_init(&frame->link);
+	while (frame->fd_count < op->fd_count) {
+		int fd = fcntl(op->fds[frame->fd_count], F_DUPFD_CLOEXEC, 0);
+
+		if (fd < 0) {
+			int no = errno;
+
+			client_frame_free(&client->conn, frame);
+			return client_fail(client, KVD_E_INVAL, "fd %d: %s",
+					   op->fds[frame->fd_count], strerror(no));
+		}
+		frame->fds[frame->fd_count++] = fd;
+	}
+	frame->data = mem_steal(op->text.data);
+	frame->len = op->text.len;
+	*frame_p = frame;
+	return 0;
+}
+
+static struct client_request *request_new(struct kvd_client *client,
+					  const struct client_op *op,
+					  const struct kvd_call *call,
+					  struct client_waiter *waiter)
+{
+	struct client_request *req = mem_zalloc(sizeof(*req));
+	int timeout_ms = call && call->timeout_ms ? call->timeout_ms : client->timeout_ms;
+
+	if (!req)
+		return NULL;
+	list_init(&req->link);
+	req->client = client;
+	req->id = op->id;
+	req->finish = op->finish;
+	req->out = op->out;
+	req->object = op->object;
+	req->waiter = waiter;
+	if (req->object)
+		client_object_ref(req->object);
+	if (!waiter && call) {
+		req->on_done = call->on_done;
+		req->arg = call->arg;
+	}
+	if (timeout_ms > 0) {
+		req->deadline_ns = client_now_ns() + (uint64_t)timeout_ms * 1000000u;
+		if (!client->conn.next_deadline_ns ||
+		    req->deadline_ns < client->conn.next_deadline_ns)
+			client->conn.next_deadline_ns = req->deadline_ns;
+	}
+	return req;
+}
+
+/* Queue op; the request is the connection's. */
+static int op_queue(struct kvd_client *client, struct client_op *op,
+		    const struct kvd_call *call, struct client_waiter *waiter)
+{
+	struct client_conn *conn = &client->conn;
+	struct client_frame *frame = NULL;
+	struct client_request *req = NULL;
+	int r = op_check(client, op);
+
+	if (!r)
+		r = op_frame(client, op, &frame);
+	if (!r) {
+		req = request_new(client, op, call, waiter);
+		if (!req) {
+			client_frame_free(conn, frame);
+			r = client_fail_nomem(client);
+		}
+	}
+	client_text_fini(&op->text);
+	if (r)
+		return r;
+	conn->queued_bytes += frame->len;
+	list_push_back(&conn->frames, &frame->link);
+	list_push_back(&conn->requests, &req->link);
+	conn->pending++;
+	/* a broken socket is found, and told, in the next turn */
+	client_conn_flush(conn);
+	return 0;
+}
+
+static int op_wait(struct kvd_client *client, struct client_waiter *waiter)
+{
+	/* a turn that fails has ended every request, ours too */
+	while (!waiter->done)
+		client_conn_turn(client, kvd_timeout_ms(client));
+	/* other requests of the same turn have left their own errors */
+	if (waiter->result)
+		client->error = waiter->error;
+	return waiter->result;
+}
+
+int client_op_run(struct kvd_client *client, struct client_op *op,
+		  const struct kvd_call *call)
+{
+	struct client_waiter waiter = {0};
+	bool blocks = client_blocks(call) && !op->forced;
+	int r = op_queue(client, op, call, blocks ? &waiter : NULL);
+
+	if (r || !blocks)
+		return r;
+	return op_wait(client, &waiter);
+}
+
+int client_op_json(struct kvd_client *client, struct client_op *op, int timeout_ms,
+		   char **json_p)
+{
+	struct client_waiter waiter = {.want_json = true};
+	struct kvd_call call = {.timeout_ms = timeout_ms};
+	int r;
+
+	*json_p = NULL;
+	r = op_queue(client, op, &call, &waiter);
+	if (r)
+		return r;
+	r = op_wait(client, &waiter);
+	if (!r && !waiter.json)
+		return client_fail_nomem(client);
+	*json_p = waiter.json;
+	return r;
+}
+
+int client_op_local(struct kvd_client *client, const struct kvd_call *call)
+{
+	struct client_op op = {.id = ++client->next_request};
+	struct client_request *req;
+
+	if (client_blocks(call))
+		return 0;
+	req = request_new(client, &op, call, NULL);
+	if (!req)
+		return client_fail_nomem(client);
+	list_push_back(&client->conn.ready, &req->link);
+	client->conn.pending++;
+	return 0;
+}
+
+/* ---- any command ---------------------------------------------------------- */
+
+static int args_splice(struct kvd_client *client, struct client_op *op, const char *args)
+{
+	cJSON *json = args ? cJSON_Parse(args) : NULL;
+	char *copy = NULL, *end;
+	int r = 0;
+
+	if (args && (!cJSON_IsObject(json) ||
+		     cJSON_GetObjectItemCaseSensitive(json, "cmd") ||
+		     cJSON_GetObjectItemCaseSensitive(json, "id")))
+		r = client_fail(client, KVD_E_INVAL,
+				"args: not a JSON object without \"cmd\" and \"id\"");
+	else if (json && json->child) {
+		copy = mem_strdup(args);
+		if (!copy) {
+			r = client_fail_nomem(client);
+		} else {
+			cJSON_Minify(copy); /* a newline would end the line */
+			end = copy + strlen(copy) - 1;
+			client_text_bytes(&op->text, ",", 1);
+			client_text_bytes(&op->text, copy + 1, (size_t)(end - copy - 1));
+		}
+	}
+	mem_free(copy);
+	cJSON_Delete(json);
+	if (r)
+		client_text_fini(&op->text);
+	return r;
+}
+
+int kvd_submit(struct kvd_client *client, const char *cmd, const char *args,
+	       const int *fds, unsigned int fd_count, const struct kvd_call *call,
+	       uint64_t *id_p)
+{
+	struct client_op op;
+	int r = client_enter(client, false);
+
+	if (r)
+		return r;
+	if (client_blocks(call) || !cmd)
+		return client_fail(client, KVD_E_INVAL, "kvd_submit: cmd and on_done are "
+							"required");
+	client_op_begin(client, &op, cmd);
+	op.fds = fds;
+	op.fd_count = fd_count;
+	r = args_splice(client, &op, args);
+	if (r)
+		return r;
+	r = client_op_run(client, &op, call);
+	if (!r && id_p)
+		*id_p = op.id;
+	return r;
+}
+
+int kvd_cancel(struct kvd_client *client, uint64_t id)
+{
+	struct client_request *req;
+	int r = client_enter(client, false);
+
+	if (r)
+		return r;
+	req = client_request_find(&client->conn, id);
+	if (!req || req->late || !req->on_done)
+		return client_fail(client, KVD_E_NOTFOUND, "no such request is pending");
+	req->on_done = NULL;
+	req->deadline_ns = 0;
+	return 0;
+}
+
+int kvd_command(struct kvd_client *client, const char *cmd, const char *args,
+		int timeout_ms, char **reply_p)
+{
+	struct kvd_call call = {.timeout_ms = timeout_ms};
+	struct client_op op;
+	int r = client_begin(client, &call);
+
+	*reply_p = NULL;
+	if (r)
+		return r;
+	client_op_begin(client, &op, cmd);
+	r = args_splice(client, &op, args);
+	return r ? r : client_op_json(client, &op, timeout_ms, reply_p);
+}
+
+void kvd_string_free(char *string)
+{
+	mem_free(string);
+}

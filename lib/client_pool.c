@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "lib/client.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Keeps all it was made from, for kvd_reconnect(). The daemon refuses to let go
+ * of a region while a pool uses it, so the regions' handles outlive this one. */
+struct kvd_pool {
+	struct client_object object;
+	char name[64];
+	char *layout;
+	uint32_t tp_size;
+	size_t region_count;
+	struct pool_part {
+		struct kvd_region *region;
+		uint64_t offset;
+	} *parts;
+};
+
+static void pool_fini(struct client_object *object)
+{
+	struct kvd_pool *pool = container_of(object, struct kvd_pool, object);
+
+	mem_free(pool->layout);
+	mem_free(pool->parts);
+	mem_free(pool);
+}
+
+static int pool_op(struct kvd_pool *pool, struct client_op *op)
+{
+	struct kvd_client *client = pool->object.client;
+
+	client_op_begin(client, op, "pool.register");
+	client_text_str(&op->text, "name", pool->name);
+	client_text_printf(&op->text, ",\"layout\":");
+	client_text_bytes(&op->text, pool->layout, strlen(pool->layout));
+	client_text_printf(&op->text, ",\"regions\":[");
+	for (size_t i = 0; i < pool->region_count; i++) {
+		uint64_t id = kvd_region_id(pool->parts[i].region);
+
+		if (!id) {
+			client_text_fini(&op->text);
+			return client_fail(client, KVD_E_STATE,
+					   "regions[%zu]: not registered now", i);
+		}
+		client_text_printf(&op->text, "%s{\"region\":%llu", i ? "," : "",
+				   (unsigned long long)id);
+		if (pool->parts[i].offset)
+			client_text_int(&op->text, "offset", pool->parts[i].offset);
+		client_text_bytes(&op->text, "}", 1);
+	}
+	client_text_bytes(&op->text, "]", 1);
+	if (pool->tp_size)
+		client_text_int(&op->text, "tp_size", pool->tp_size);
+	op->object = &pool->object;
+	return 0;
+}
+
+static int layout_check(struct kvd_client *client, const char *text)
+{
+	cJSON *json = text ? cJSON_Parse(text) : NULL;
+	bool ok = cJSON_IsObject(json);
+
+	cJSON_Delete(json);
+	return ok ? 0 : client_fail(client, KVD_E_INVAL, "layout: not a JSON object");
+}
+
+static int pool_new(struct kvd_client *client, const struct kvd_pool_args *a,
+		    struct kvd_pool **pool_p)
+{
+	struct kvd_pool *pool = mem_zalloc(sizeof(*pool));
+
+	if (!pool)
+		return client_fail_nomem(client);
+	client_object_init(client, &pool->object, CLIENT_POOL, pool_fini);
+	pool->layout = mem_strdup(a->layout);
+	pool->parts = mem_calloc(a->region_count, sizeof(*pool->parts));
+	if (!pool->layout || !pool->parts) {
+		client_object_unref(&pool->object);
+		return client_fail_nomem(client);
+	}
+	cJSON_Minify(pool->layout); /* a newline would end the line */
+	snprintf(pool->name, sizeof(pool->name), "%s", a->name ? a->name : "kv");
+	pool->tp_size = a->tp_size;
+	pool->region_count = a->region_count;
+	for (size_t i = 0; i < a->region_count; i++)
+		pool->parts[i] = (struct pool_part){a->regions[i],
+						    a->offsets ? a->offsets[i] : 0};
+	*pool_p = pool;
+	return 0;
+}
+
+int kvd_pool_register(struct kvd_client *client, const struct kvd_pool_args *args,
+		      const struct kvd_call *call, struct kvd_pool **pool_p)
+{
+	struct kvd_pool *pool = NULL;
+	struct client_op op;
+	int r = client_begin(client, call);
+
+	*pool_p = NULL;
+	if (!r)
+		r = layout_check(client, args->layout);
+	if (!r)
+		r = pool_new(client, args, &pool);
+	if (r)
+		return r;
+	*pool_p = pool;
+	r = pool_op(pool, &op);
+	op.finish = client_object_made;
+	if (!r)
+		r = client_op_run(client, &op, call);
+	if (r) {
+		*pool_p = NULL;
+		client_object_unref(&pool->object);
+	}
+	return r;
+}
+
+int kvd_pool_unregister(struct kvd_pool *pool, const struct kvd_call *call)
+{
+	return client_object_close(&pool->object, call);
+}
+
+int client_pool_again(struct kvd_pool *pool)
+{
+	struct client_op op;
+	int r = pool_op(pool, &op);
+
+	return r ? r : client_session_again(&op);
+}
+
+uint64_t kvd_pool_id(const struct kvd_pool *pool)
+{
+	return client_object_id(&pool->object);
+}

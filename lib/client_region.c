@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory that the daemon may use.
+ *
+ * A region keeps all that its registration said, and a duplicate of its
+ * descriptor, so that kvd_reconnect() can say it again to another daemon. Plain
+ * memory (`vm`) is read and written by the daemon through
+ * process_vm_readv/writev, which Yama allows to one named process: the one that
+ * the kernel says answered our hello.
+ */
+#include "lib/client.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+
+#include "proto/base64.h"
+#include "lib/client_adopt.h"
+
+/* One handle; several handles may share the daemon's id, which counts them. */
+struct kvd_region {
+	struct client_object object;
+	enum kvd_region_kind kind;
+	int fd; /* our duplicate (memfd), for kvd_reconnect() */
+	char shm_name[256];
+	char name[64];
+	char device[64];
+	char ipc_handle[BASE64_CHARS(KVD_IPC_BYTES) + 1];
+	uint64_t offset, bytes, address, allocation;
+};
+
+static void region_fini(struct client_object *object)
+{
+	struct kvd_region *region = container_of(object, struct kvd_region, object);
+
+	mem_closep(&region->fd);
+	mem_free(region);
+}
+
+static void region_op(struct kvd_region *region, struct client_op *op)
+{
+	static const char *const kinds[] = {"memfd",	"shm",	    "vm",
+					    "cuda_ipc", "cuda_vmm", "dmabuf"};
+
+	client_op_begin(region->object.client, op, "region.register");
+	client_text_str(&op->text, "kind", kinds[region->kind]);
+	client_text_u64(&op->text, "length", region->bytes);
+	if (region->fd >= 0) {
+		client_text_int(&op->text, "fd", 0);
+		op->fds = &region->fd;
+		op->fd_count = 1;
+	}
+	if (region->kind == KVD_REGION_SHM)
+		client_text_str(&op->text, "shm_name", region->shm_name);
+	if (*region->device)
+		client_text_str(&op->text, "device", region->device);
+	if (*region->ipc_handle)
+		client_text_str(&op->text, "handle", region->ipc_handle);
+	if (region->allocation)
+		client_text_u64(&op->text, "allocation", region->allocation);
+	if (region->offset)
+		client_text_int(&op->text, "offset", region->offset);
+	if (region->address)
+		client_text_u64(&op->text, "address", region->address);
+	if (*region->name)
+		client_text_str(&op->text, "name", region->name);
+	op->object = &region->object;
+}
+
+static bool has_fd(enum kvd_region_kind kind)
+{
+	return kind == KVD_REGION_MEMFD || kind == KVD_REGION_CUDA_VMM ||
+	       kind == KVD_REGION_DMABUF;
+}
+
+static int gpu_check(struct kvd_client *client, const struct kvd_region_args *a)
+{
+	if (!a->device || strlen(a->device) >= sizeof(((struct kvd_region *)0)->device))
+		return client_fail(client, KVD_E_INVAL,
+				   "device: missing, or over 63 bytes");
+	if (a->kind == KVD_REGION_CUDA_IPC && !a->ipc_handle)
+		return client_fail(client, KVD_E_INVAL, "ipc_handle: missing");
+	if (a->kind == KVD_REGION_CUDA_VMM && !a->allocation)
+		return client_fail(client, KVD_E_INVAL, "allocation: 0");
+	return 0;
+}
+
+static int args_check(struct kvd_client *client, const struct kvd_region_args *a)
+{
+	if (!a->bytes)
+		return client_fail(client, KVD_E_INVAL, "bytes: 0");
+	if (a->offset > UINT64_C(9007199254740991))
+		return client_fail(client, KVD_E_RANGE, "offset: over 2^53 - 1");
+	if (has_fd(a->kind) && a->fd < 0)
+		return client_fail(client, KVD_E_INVAL, "fd: %d", a->fd);
+	switch (a->kind) {
+	case KVD_REGION_MEMFD:
+	case KVD_REGION_DMABUF:
+		return 0;
+	case KVD_REGION_CUDA_IPC:
+	case KVD_REGION_CUDA_VMM:
+		return gpu_check(client, a);
+	case KVD_REGION_SHM:
+		if (!a->shm_name || strlen(a->shm_name) >= sizeof(((struct kvd_region *)0)->shm_name))
+			return client_fail(client, KVD_E_INVAL,
+					   "shm_name: missing, or over 255 bytes");
+		return 0;
+	case KVD_REGION_VM:
+		if (!a->address)
+			return client_fail(client, KVD_E_INVAL, "address: required for vm");
+		return 0;
+	}
+	return client_fail(client, KVD_E_INVAL, "kind: %d", (int)a->kind);
+}
+
+/* Yama lets only a named process attach; a kernel without Yama knows no such
+ * call (EINVAL) and needs none. */
+static int vm_allow(struct kvd_client *client)
+{
+	if (client->info.pid <= 0)
+		return client_fail(client, KVD_E_IMPORT,
+				   "vm: the daemon runs in a PID namespace that this process "
+				   "cannot see");
+	if (prctl(PR_SET_PTRACER, client->info.pid, 0, 0, 0) < 0 && errno != EINVAL)
+		return client_fail(client, KVD_E_IMPORT, "vm: PR_SET_PTRACER: %s",
+				   strerror(errno));
+	return 0;
+}
+
+static int region_new(struct kvd_client *client, const struct kvd_region_args *a,
+		      struct kvd_region **region_p)
+{
+	struct kvd_region *region = mem_zalloc(sizeof(*region));
+
+	if (!region)
+		return client_fail_nomem(client);
+	region->fd = -1;
+	if (has_fd(a->kind)) {
+		region->fd = fcntl(a->fd, F_DUPFD_CLOEXEC, 0);
+		if (region->fd < 0) {
+			mem_free(region);
+			return client_fail(client, KVD_E_INVAL, "fd %d: %s", a->fd,
+					   strerror(errno));
+		}
+	}
+	region->kind = a->kind;
+	region->offset = a->offset;
+	region->bytes = a->bytes;
+	region->address = (uint64_t)(uintptr_t)a->address;
+	if (a->kind == KVD_REGION_CUDA_IPC || a->kind == KVD_REGION_CUDA_VMM)
+		snprintf(region->device, sizeof(region->device), "%s", a->device);
+	if (a->kind == KVD_REGION_CUDA_IPC)
+		base64_encode(a->ipc_handle, KVD_IPC_BYTES, region->ipc_handle);
+	if (a->kind == KVD_REGION_CUDA_VMM)
+		region->allocation = a->allocation;
+	snprintf(region->shm_name, sizeof(region->shm_name), "%s",
+		 a->shm_name ? a->shm_name : "");
+	snprintf(region->name, sizeof(region->name), "%s", a->name ? a->name : "");
+	client_object_init(client, &region->object, CLIENT_REGION, region_fini);
+	*region_p = region;
+	return 0;
+}
+
+/* Memory that was adopted has a memfd, by which it is faster. */
+static bool by_memfd(struct kvd_region_args *args, int *fd_p)
+{
+	if (args->kind != KVD_REGION_VM ||
+	    !client_adopted(args->address, args->bytes, fd_p, &args->offset))
+		return false;
+	args->kind = KVD_REGION_MEMFD;
+	args->fd = *fd_p;
+	return true;
+}
+
+int kvd_region_register(struct kvd_client *client, const struct kvd_region_args *args,
+			const struct kvd_call *call, struct kvd_region **region_p)
+{
+	struct kvd_region_args use = *args;
+	struct kvd_region *region = NULL;
+	cleanup_close int adopted_fd = -1;
+	struct client_op op;
+	int r = client_begin(client, call);
+
+	*region_p = NULL;
+	if (!r)
+		r = args_check(client, args);
+	if (!r && !by_memfd(&use, &adopted_fd) && use.kind == KVD_REGION_VM)
+		r = vm_allow(client);
+	if (!r)
+		r = region_new(client, &use, &region);
+	if (r)
+		return r;
+	*region_p = region;
+	region_op(region, &op);
+	op.finish = client_object_made;
+	r = client_op_run(client, &op, call);
+	if (r) {
+		*region_p = NULL;
+		client_object_unref(&region->object);
+	}
+	return r;
+}
+
+int kvd_region_memory(struct kvd_client *client, const struct kvd_memory *memory,
+		      const struct kvd_call *call, struct kvd_region **region_p)
+{
+	const struct kvd_region_args args = {
+		.kind = KVD_REGION_MEMFD,
+		.fd = memory->fd,
+		.bytes = memory->bytes,
+		.address = memory->address,
+	};
+
+	return kvd_region_register(client, &args, call, region_p);
+}
+
+int kvd_region_unregister(struct kvd_region *region, const struct kvd_call *call)
+{
+	return client_object_close(&region->object, call);
+}
+
+int client_region_again(struct kvd_region *region)
+{
+	struct client_op op;
+	int r = 0;
+
+	if (region->kind == KVD_REGION_VM)
+		r = vm_allow(region->object.client);
+	if (r)
+		return r;
+	region_op(region, &op);
+	return client_session_again(&op);
+}
+
+uint64_t kvd_region_id(const struct kvd_region *region)
+{
+	return client_object_id(&region->object);
+}

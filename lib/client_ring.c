@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The submission ring (proto/kvd_ring.h), as the engine writes it.
+ *
+ * It is made when the first call wants it (one round trip) and belongs to the
+ * session: after a reconnect the next call makes another. Whoever puts an entry
+ * never waits. Where the ring is full, or the daemon could not make one, the same
+ * entry goes by the socket (xfer.submit), and those behind it until the daemon has
+ * answered; it takes both in one order, and the result shows in the same slot.
+ *
+ * Slots are chosen here, among those that the status page leaves to us. One that
+ * was released is used again when the daemon has let go of it (KVD_FLAG_FREE):
+ * released ones queue up, and the oldest is looked at first, so that the page
+ * stays small.
+ *
+ * The arena is a ring, too: stretches are given out in order, never across its
+ * end, and are free again when the daemon's head has passed their entry. Positions
+ * count on for ever; an empty ring begins at the front again, so that a light
+ * load stays in the same few pages, and gives back what a large list has left.
+ */
+#include "lib/client.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "proto/base64.h"
+#include "proto/kvd_ring.h"
+
+#define TRIM_BYTES (UINT64_C(4) << 20) /* of the arena, before pages are given back */
+#define LOOKS 16u		       /* at released slots, for one that is free */
+#define SUBMIT_BYTES (700u << 10)      /* of payload in a line of the socket */
+
+struct client_ring {
+	struct kvd_ring_header *shared;
+	size_t shared_bytes;
+	char *arena;
+	uint64_t arena_bytes, arena_tail, arena_high;
+	uint32_t entries;
+	uint64_t tail;
+	int event_fd;
+	uint64_t ends[]; /* of each entry's stretch */
+};
+
+/* ---- slots -------------------------------------------------------------------- */
+
+static uint64_t slot_word(const struct client_map *map, uint32_t slot)
+{
+	return __atomic_load_n(&map->slots[slot].word, __ATOMIC_ACQUIRE);
+}
+
+/* Has the daemon let go of what we released? Its word is the last one's then. */
+static bool is_free(const struct client_map *map, const struct client_left *left)
+{
+	uint64_t word = slot_word(map, left->slot);
+
+	return !left->gen || (kvd_word_gen(word) == left->gen &&
+			      kvd_word_flags(word) & KVD_FLAG_FREE);
+}
+
+/* A released one that is free; false: none of the oldest is. */
+static bool slot_again(struct kvd_client *client, uint32_t *slot_p)
+{
+	struct client_slots *s = &client->slots;
+
+	for (uint32_t i = 0; i < s->waiting && i < LOOKS; i++) {
+		struct client_left left = s->queue[s->front];
+
+		s->front = (s->front + 1) % s->cap;
+		if (is_free(client->map, &left)) {
+			s->waiting--;
+			*slot_p = left.slot;
+			return true;
+		}
+		s->queue[(s->front + s->waiting - 1) % s->cap] = left;
+	}
+	return false;
+}
+
+static int slots_grow(struct client_slots *s)
+{
+	uint32_t cap = s->cap ? 2 * s->cap : 256;
+	struct client_left *queue = mem_calloc(cap, sizeof(*queue));
+
+	if (!queue)
+		return -1;
+	for (uint32_t i = 0; s->cap && i < s->waiting; i++)
+		queue[i] = s->queue[(s->front + i) % s->cap];
+	mem_free(s->queue);
+	s->queue = queue;
+	s->cap = cap;
+	s->front = 0;
+	return 0;
+}
+
+/* There is room in the queue for every slot that was given out. */
+int client_ring_slot(struct kvd_client *client, struct client_slot *slot)
+{
+	const struct client_map *map = client->map;
+	uint32_t first = map->header->engine_first, number;
+	struct client_slots *s = &client->slots;
+
+	if (s->out >= s->cap && slots_grow(s) < 0)
+		return client_fail_nomem(client);
+	if (!slot_again(client, &number)) {
+		if (!first || s->fresh >= map->slot_count - first)
+			return client_fail(client, KVD_E_LIMIT,
+					   "all %u slots for transfers and lists are in use",
+					   first ? map->slot_count - first : 0);
+		number = first + s->fresh++;
+		s->out++;
+	}
+	slot->slot = number;
+	slot->before = kvd_word_gen(slot_word(map, number));
+	atomic_store(&slot->gen, kvd_ring_next_gen(slot->before));
+	slot->numbered = true;
+	slot->object.id = KVD_RING_IDS + number;
+	return 0;
+}
+
+static void slot_leave(struct kvd_client *client, const struct client_slot *slot, uint32_t gen)
+{
+	struct client_slots *s = &client->slots;
+
+	/* of an earlier session: it went with its page */
+	if (!slot->numbered || slot->map != client->map || !s->cap)
+		return;
+	s->queue[(s->front + s->waiting) % s->cap] = (struct client_left){slot->slot, gen};
+	s->waiting++;
+}
+
+void client_ring_slot_back(struct kvd_client *client, const struct client_slot *slot)
+{
+	slot_leave(client, slot, atomic_load(&slot->gen));
+}
+
+void client_ring_unmade(struct client_slot *slot)
+{
+	slot_leave(slot->object.client, slot, 0);
+	slot->numbered = false;
+	client_object_unref(&slot->object);
+}
+
+void client_slots_fini(struct client_slots *slots)
+{
+	mem_free(slots->queue);
+	*slots = (struct client_slots){0};
+}
+
+/* ---- made and gone -------------------------------------------------------------- */
+
+void client_ring_free(struct client_ring *ring)
+{
+	if (!ring)
+		return;
+	if (ring->shared)
+		munmap(ring->shared, ring->shared_bytes);
+	if (ring->arena)
+		munmap(ring->arena, ring->arena_bytes);
+	mem_closep(&ring->event_fd);
+	mem_free(ring);
+}
+
+static void *map_shared(int fd, uint64_t bytes)
+{
+	struct stat st;
+	void *at;
+
+	if (!bytes || fstat(fd, &st) < 0 || (uint64_t)st.st_size < bytes ||
+	    !(fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK))
+		return NULL;
+	at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	return at == MAP_FAILED ? NULL : at;
+}
+
+/* Takes the eventfd out of fds on success. */
+static struct client_ring *ring_map(int fds[3], uint64_t entries, uint64_t arena_bytes)
+{
+	struct client_ring *ring;
+
+	if (!entries || entries > (1u << 20) || entries & (entries - 1))
+		return NULL;
+	ring = mem_zalloc(sizeof(*ring) + entries * sizeof(ring->ends[0]));
+	if (!ring)
+		return NULL;
+	ring->event_fd = -1;
+	ring->entries = (uint32_t)entries;
+	ring->shared_bytes = KVD_RING_HEADER_BYTES + entries * KVD_RING_ENTRY_BYTES;
+	ring->arena_bytes = arena_bytes;
+	ring->shared = map_shared(fds[0], ring->shared_bytes);
+	ring->arena = map_shared(fds[1], arena_bytes);
+	if (!ring->shared || !ring->arena || ring->shared->magic != KVD_RING_MAGIC ||
+	    ring->shared->version != KVD_RING_VERSION) {
+		client_ring_free(ring);
+		return NULL;
+	}
+	ring->event_fd = mem_steal_fd(&fds[2]);
+	return ring;
+}
+
+static int ring_shared(struct client_request *req, int result, const cJSON *reply)
+{
+	struct kvd_client *client = req->client;
+	struct client_conn *conn = &client->conn;
+	uint64_t entries = 0, arena = 0;
+
+	if (result || req->late)
+		return result;
+	if (!client_get_u64(reply, "entries", &entries) ||
+	    !client_get_u64(reply, "arena_bytes", &arena) || conn->in_fd_count < 3)
+		return client_fail(client, KVD_E_PROTO, "session.share: another answer");
+	client->ring = ring_map(conn->in_fds, entries, arena);
+	return client->ring ? 0 : client_fail(client, KVD_E_PROTO,
+					      "session.share: memory of another form");
+}
+
+/* Once a session: then there is one, or the socket does. */
+static void ring_make(struct kvd_client *client)
+{
+	struct client_op op;
+
+	if (client->ring || client->ring_asked == client->serial || client->in_callback)
+		return;
+	client->ring_asked = client->serial;
+	client_op_begin(client, &op, "session.share");
+	op.finish = ring_shared;
+	if (client_op_run(client, &op, NULL) < 0)
+		client->error = (struct kvd_error){0};
+}
+
+void client_ring_lost(struct kvd_client *client)
+{
+	client_ring_free(client->ring);
+	client->ring = NULL;
+	client_slots_fini(&client->slots);
+}
+
+int client_ring_begin(struct kvd_client *client)
+{
+	int r = client_enter(client, false);
+
+	if (r)
+		return r;
+	/* who only ever looks at shared memory learns here that the daemon is gone */
+	if (!client->in_callback &&
+	    (kvd_lost(client) || client_map_health(client->map) != CLIENT_ALIVE))
+		client_conn_turn(client, 0);
+	if (kvd_lost(client))
+		return client_fail(client, KVD_E_LOST, "no connection to %s", client->path);
+	ring_make(client);
+	return kvd_lost(client) ? client_fail(client, KVD_E_LOST, "no connection to %s",
+					      client->path)
+				: 0;
+}
+
+/* ---- entries ---------------------------------------------------------------------- */
+
+static size_t parts_bytes(const struct client_part *parts, size_t count)
+{
+	size_t bytes = 0;
+
+	for (size_t i = 0; i < count; i++)
+		bytes += parts[i].bytes;
+	return bytes;
+}
+
+static void parts_copy(char *to, const struct client_part *parts, size_t count)
+{
+	for (size_t i = 0; i < count; i++) {
+		if (parts[i].bytes)
+			memcpy(to, parts[i].data, parts[i].bytes);
+		to += parts[i].bytes;
+	}
+}
+
+/* The daemon has done with everything: begin at the front. */
+static void arena_reset(struct client_ring *ring)
+{
+	if (ring->arena_high > TRIM_BYTES) {
+		madvise(ring->arena, ring->arena_high, MADV_REMOVE);
+		ring->arena_high = 0;
+	}
+	ring->arena_tail = 0;
+}
+
+/* Where `bytes` lie; false: not now. */
+static bool arena_take(struct client_ring *ring, size_t bytes, uint64_t *offset_p)
+{
+	uint64_t head = __atomic_load_n(&ring->shared->head, __ATOMIC_ACQUIRE);
+	uint64_t at, end, freed = 0;
+
+	if (head == ring->tail)
+		arena_reset(ring);
+	else if (head)
+		freed = ring->ends[(head - 1) & (ring->entries - 1)];
+	/* ends of before the last reset lie beyond; nothing of this round is free */
+	if (freed > ring->arena_tail)
+		freed = 0;
+	at = ring->arena_tail;
+	if (at % ring->arena_bytes + bytes > ring->arena_bytes)
+		at += ring->arena_bytes - at % ring->arena_bytes;
+	end = at + bytes;
+	if (bytes > ring->arena_bytes || end - freed > ring->arena_bytes)
+		return false;
+	*offset_p = at % ring->arena_bytes;
+	ring->arena_tail = end;
+	if (*offset_p + bytes > ring->arena_high)
+		ring->arena_high = *offset_p + bytes;
+	return true;
+}
+
+static bool ring_put(struct client_ring *ring, struct kvd_ring_entry *entry,
+		     const struct client_part *parts, size_t count)
+{
+	size_t bytes = parts_bytes(parts, count);
+	const uint64_t one = 1;
+
+	if (!ring || !kvd_ring_room(ring->shared, ring->entries, ring->tail) ||
+	    !arena_take(ring, bytes, &entry->offset))
+		return false;
+	parts_copy(ring->arena + entry->offset, parts, count);
+	ring->ends[ring->tail & (ring->entries - 1)] = ring->arena_tail;
+	if (kvd_ring_push(ring->shared, ring->entries, ring->tail++, entry) &&
+	    write(ring->event_fd, &one, sizeof(one)) < 0)
+		return true; /* EAGAIN: 2^64 - 2 calls wait there already */
+	return true;
+}
+
+/* What the socket refused is in no slot: the handle says it. */
+static int submitted(struct client_request *req, int result, const cJSON *reply)
+{
+	struct client_object *object = req->object;
+
+	(void)reply;
+	if (!req->late)
+		req->client->submits--;
+	if (result && object && result != -KVD_E_LOST && result != -KVD_E_NOREPLY &&
+	    client_object_phase(object) == CLIENT_READY) {
+		container_of(object, struct client_slot, object)->error = -result;
+		client_object_enter(object, CLIENT_FAILED);
+	}
+	return result;
+}
+
+static int socket_put(struct kvd_client *client, const struct kvd_ring_entry *entry,
+		      const struct client_part *parts, size_t count,
+		      struct client_object *object)
+{
+	size_t bytes = parts_bytes(parts, count);
+	struct kvd_call call = {.timeout_ms = -1};
+	cleanup_free char *raw = NULL, *text = NULL;
+	char words[BASE64_CHARS(KVD_RING_ENTRY_BYTES) + 1];
+	struct client_op op;
+	int r;
+
+	if (bytes > SUBMIT_BYTES)
+		return client_fail(client, client->ring ? KVD_E_FULL : KVD_E_TOOBIG,
+				   "%zu bytes for the daemon: the arena has no room for them now",
+				   bytes);
+	if (client->conn.pending >= client->max_pending ||
+	    client->conn.queued_bytes + bytes > client->max_queued_bytes) {
+		if (!client->in_callback)
+			client_conn_turn(client, 0);
+		return client_fail(client, KVD_E_FULL, "the ring and the socket are full");
+	}
+	raw = mem_zalloc(bytes + 1);
+	text = mem_zalloc(BASE64_CHARS(bytes) + 1);
+	if (!raw || !text)
+		return client_fail_nomem(client);
+	parts_copy(raw, parts, count);
+	base64_encode(raw, bytes, text);
+	base64_encode(entry, sizeof(*entry), words);
+	client_op_begin(client, &op, "xfer.submit");
+	client_text_str(&op.text, "entry", words);
+	client_text_str(&op.text, "data", text);
+	op.object = object;
+	op.finish = submitted;
+	op.forced = true;
+	r = client_op_run(client, &op, &call);
+	if (!r)
+		client->submits++;
+	return r;
+}
+
+int client_ring_put(struct kvd_client *client, struct kvd_ring_entry *entry,
+		    const struct client_part *parts, size_t count,
+		    struct client_object *object)
+{
+	/* the daemon takes lines behind the ring, and nothing makes it wait the other
+	 * way round: so who once took the socket stays there until it is empty */
+	if (client->submits && !client->in_callback)
+		client_conn_turn(client, 0);
+	if (!client->submits && ring_put(client->ring, entry, parts, count))
+		return 0;
+	entry->offset = 0;
+	return socket_put(client, entry, parts, count, object);
+}

@@ -1,0 +1,465 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rooms, as the engine's side sees them.
+ *
+ * A room's handle exists before the daemon has answered, so that binds and
+ * chunks can follow its opening at once (the daemon takes a session's lines in
+ * order) and so that a poll loop needs no second notion of "asked for".
+ *
+ * The delicate case is an opening without an answer: a pull may already be
+ * landing bytes. Such a room is in doubt. It shows as aborting, its pages held,
+ * until the late answer (then libkvd aborts it, and its slot says when it is
+ * still), or the daemon's end of the connection and a page without an unfinished
+ * slot for it, or the end of the daemon's process. It is never reported as
+ * failed for want of an answer alone (invariant 1).
+ */
+#include "lib/client.h"
+
+#include <string.h>
+
+#include "proto/base64.h"
+
+struct kvd_room {
+	struct client_slot slot;
+	enum kvd_role role;
+};
+
+static const char *const role_names[] = {"send", "recv", "offer", "pull"};
+
+static void room_fini(struct client_object *object)
+{
+	struct kvd_room *room = container_of(object, struct kvd_room, slot.object);
+
+	client_slot_fini(&room->slot);
+	mem_free(room);
+}
+
+static void room_begin(struct kvd_room *room, struct client_op *op, const char *cmd)
+{
+	client_op_begin(room->slot.object.client, op, cmd);
+	client_text_u64(&op->text, "room", room->slot.number);
+	client_text_str(&op->text, "role", role_names[room->role]);
+	op->object = &room->slot.object;
+}
+
+/* ---- opening --------------------------------------------------------------- */
+
+static void text_wait(struct client_text *text, const struct kvd_wait *wait)
+{
+	char handle[BASE64_CHARS(KVD_IPC_BYTES) + 1];
+
+	if (wait->ipc_event) {
+		base64_encode(wait->ipc_event, KVD_IPC_BYTES, handle);
+		client_text_printf(text, ",\"wait\":{\"kind\":\"event\"");
+		client_text_str(text, "device", wait->device);
+		client_text_str(text, "handle", handle);
+		client_text_printf(text, "}");
+		return;
+	}
+	if (!wait->region)
+		return;
+	client_text_printf(text, ",\"wait\":{\"kind\":\"seq\"");
+	client_text_int(text, "region", kvd_region_id(wait->region));
+	client_text_int(text, "offset", wait->offset);
+	client_text_u64(text, "value", wait->value);
+	client_text_bytes(text, "}", 1);
+}
+
+static void text_source(struct client_text *text, const struct kvd_client *client,
+			const struct kvd_source *source)
+{
+	client_text_printf(text, "{\"endpoint\":");
+	client_text_quoted(text, source->endpoint ? source->endpoint : client->info.endpoint);
+	if (source->pool)
+		client_text_str(text, "pool", source->pool);
+	if (source->has_rank)
+		client_text_int(text, "rank", source->rank);
+	if (source->another_room)
+		client_text_u64(text, "room", source->room);
+	client_text_bytes(text, "}", 1);
+}
+
+static void text_sources(struct client_text *text, const struct kvd_client *client,
+			 const struct kvd_room_args *a)
+{
+	if (!a->source_count)
+		return;
+	client_text_printf(text, ",\"sources\":[");
+	for (size_t i = 0; i < a->source_count; i++) {
+		client_text_printf(text, "%s", i ? "," : "");
+		text_source(text, client, &a->sources[i]);
+	}
+	client_text_bytes(text, "]", 1);
+	if (a->role != KVD_PULL)
+		return;
+	/* the engine knows the pages, or leaves it to the offer */
+	if (!a->sources[0].view_count)
+		return;
+	client_text_printf(text, ",\"remote\":[");
+	for (size_t i = 0; i < a->source_count; i++) {
+		client_text_printf(text, "%s{", i ? "," : "");
+		client_text_views(text, true, a->sources[i].views, a->sources[i].view_count);
+		client_text_bytes(text, "}", 1);
+	}
+	client_text_bytes(text, "]", 1);
+}
+
+static void text_timeouts(struct client_text *text, const struct kvd_room_args *a)
+{
+	const char *comma = "";
+
+	if (!a->bootstrap_ms && !a->waiting_ms && !a->stall_ms)
+		return;
+	client_text_printf(text, ",\"timeouts\":{");
+	if (a->bootstrap_ms) {
+		client_text_printf(text, "\"bootstrap_ms\":%u", a->bootstrap_ms);
+		comma = ",";
+	}
+	if (a->waiting_ms) {
+		client_text_printf(text, "%s\"waiting_ms\":%u", comma, a->waiting_ms);
+		comma = ",";
+	}
+	if (a->stall_ms)
+		client_text_printf(text, "%s\"stall_ms\":%u", comma, a->stall_ms);
+	client_text_bytes(text, "}", 1);
+}
+
+static void open_text(struct kvd_room *room, const struct kvd_room_args *a,
+		      struct client_op *op)
+{
+	room_begin(room, op, "room.open");
+	client_text_int(&op->text, "pool", kvd_pool_id(a->pool));
+	text_sources(&op->text, room->slot.object.client, a);
+	if (a->receivers)
+		client_text_int(&op->text, "receivers", a->receivers);
+	if (a->view_count)
+		client_text_views(&op->text, false, a->views, a->view_count);
+	if (a->has_aux)
+		client_text_int(&op->text, "aux", a->aux);
+	text_wait(&op->text, &a->wait);
+	if (a->lease_ms)
+		client_text_int(&op->text, "lease_ms", a->lease_ms);
+	text_timeouts(&op->text, a);
+}
+
+static void room_undo(struct kvd_room *room)
+{
+	struct client_op op;
+
+	room_begin(room, &op, "room.abort");
+	client_text_str(&op.text, "reason", "its opening was given up");
+	op.forced = true;
+	client_op_run(room->slot.object.client, &op, NULL);
+}
+
+static int room_opened(struct client_request *req, int result, const cJSON *reply)
+{
+	struct kvd_room *room = container_of(req->object, struct kvd_room, slot.object);
+	struct client_slot *slot = &room->slot;
+
+	if (!result && !client_slot_attach(slot, reply)) {
+		room_undo(room);
+		result = client_fail(req->client, KVD_E_PROTO,
+				     "room.open: the reply names no slot of the page");
+		client_object_enter(req->object, CLIENT_DOUBT);
+		return result;
+	}
+	if (!result) {
+		client_object_enter(req->object, CLIENT_READY);
+		if (req->late)
+			room_undo(room);
+		return 0;
+	}
+	if (result == -KVD_E_NOREPLY || result == -KVD_E_LOST) {
+		client_object_enter(req->object, CLIENT_DOUBT);
+		return result;
+	}
+	slot->error = -result;
+	client_object_enter(req->object, CLIENT_FAILED);
+	return result;
+}
+
+static int wait_check(struct kvd_client *client, const struct kvd_wait *wait)
+{
+	if (wait->ipc_event && wait->region)
+		return client_fail(client, KVD_E_INVAL, "wait: a word or an event, not both");
+	if (wait->ipc_event && !wait->device)
+		return client_fail(client, KVD_E_INVAL, "wait.device: missing");
+	if (wait->region && !kvd_region_id(wait->region))
+		return client_fail(client, KVD_E_STATE, "wait: its region is not registered");
+	return 0;
+}
+
+static int open_check(struct kvd_client *client, const struct kvd_room_args *a)
+{
+	int r;
+
+	if ((unsigned int)a->role >= ARRAY_LEN(role_names))
+		return client_fail(client, KVD_E_INVAL, "role: %d", (int)a->role);
+	if (!a->pool || !kvd_pool_id(a->pool))
+		return client_fail(client, KVD_E_STATE, "pool: not registered now");
+	r = wait_check(client, &a->wait);
+	if (r)
+		return r;
+	if (!client->map || kvd_lost(client))
+		return client_fail(client, KVD_E_LOST, "no connection: kvd_reconnect()");
+	return 0;
+}
+
+int kvd_room_open(struct kvd_client *client, const struct kvd_room_args *args,
+		  const struct kvd_call *call, struct kvd_room **room_p)
+{
+	struct kvd_room *room;
+	struct client_op op;
+	int r = client_begin(client, call);
+
+	*room_p = NULL;
+	if (!r)
+		r = open_check(client, args);
+	if (r)
+		return r;
+	room = mem_zalloc(sizeof(*room));
+	if (!room)
+		return client_fail_nomem(client);
+	client_object_init(client, &room->slot.object, CLIENT_ROOM, room_fini);
+	client_slot_init(&room->slot, args->room, true);
+	room->role = args->role;
+	open_text(room, args, &op);
+	op.finish = room_opened;
+	*room_p = room;
+	r = client_op_run(client, &op, call);
+	if (r && client_object_phase(&room->slot.object) != CLIENT_DOUBT) {
+		*room_p = NULL;
+		client_object_unref(&room->slot.object);
+	}
+	return r;
+}
+
+/* ---- the room's commands ----------------------------------------------------- */
+
+/* An opening still unanswered is fine: lines are taken in order. */
+static int room_enter(struct kvd_room *room, const struct kvd_call *call)
+{
+	struct client_object *object = &room->slot.object;
+	int r = client_enter(object->client, client_blocks(call));
+
+	if (!r && client_object_phase(object) != CLIENT_MAKING)
+		r = client_object_usable(object, "room");
+	return r;
+}
+
+int kvd_room_bind(struct kvd_room *room, const struct kvd_bind_args *args,
+		  const struct kvd_call *call)
+{
+	struct client_op op;
+	int r = room_enter(room, call);
+
+	if (!r)
+		r = wait_check(room->slot.object.client, &args->wait);
+	if (r)
+		return r;
+	room_begin(room, &op, "room.bind");
+	client_text_views(&op.text, false, args->views, args->view_count);
+	if (args->has_aux)
+		client_text_int(&op.text, "aux", args->aux);
+	text_wait(&op.text, &args->wait);
+	return client_op_run(room->slot.object.client, &op, call);
+}
+
+int kvd_room_send(struct kvd_room *room, const struct kvd_send_args *args,
+		  const struct kvd_call *call)
+{
+	struct client_op op;
+	int r = room_enter(room, call);
+
+	if (!r)
+		r = wait_check(room->slot.object.client, &args->wait);
+	if (r)
+		return r;
+	room_begin(room, &op, "room.send");
+	client_text_int(&op.text, "seq", args->seq);
+	client_text_views(&op.text, false, args->views, args->view_count);
+	if (args->last)
+		client_text_printf(&op.text, ",\"last\":true");
+	if (args->has_aux)
+		client_text_int(&op.text, "aux", args->aux);
+	text_wait(&op.text, &args->wait);
+	return client_op_run(room->slot.object.client, &op, call);
+}
+
+int kvd_room_abort(struct kvd_room *room, const char *reason, const struct kvd_call *call)
+{
+	struct client_object *object = &room->slot.object;
+	enum client_phase phase = client_object_phase(object);
+	struct client_op op;
+	int r = client_enter(object->client, client_blocks(call));
+
+	if (r)
+		return r;
+	/* failed, or in doubt and going to be aborted anyway, or ended with its session */
+	if ((phase != CLIENT_MAKING && phase != CLIENT_READY) ||
+	    object->serial != object->client->serial)
+		return client_op_local(object->client, call);
+	room_begin(room, &op, "room.abort");
+	if (reason)
+		client_text_str(&op.text, "reason", reason);
+	return client_op_run(object->client, &op, call);
+}
+
+/* It was terminal: when the session ends under the request, it is as closed. */
+static int room_closed(struct client_request *req, int result, const cJSON *reply)
+{
+	return client_object_gone(req, result == -KVD_E_LOST ? 0 : result, reply);
+}
+
+int kvd_room_close(struct kvd_room *room, const struct kvd_call *call)
+{
+	struct client_object *object = &room->slot.object;
+	struct kvd_client *client = object->client;
+	enum client_phase phase = client_object_phase(object);
+	int r = client_enter(client, client_blocks(call)), state;
+	struct client_op op;
+
+	if (r)
+		return r;
+	state = client_slot_state(&room->slot);
+	if (state > KVD_FAILED && state != KVD_SUCCESS)
+		return client_fail(client, KVD_E_STATE, "the room is %s, not terminal",
+				   kvd_state_name(state));
+	if (phase != CLIENT_READY || kvd_lost(client) || object->serial != client->serial)
+		return client_object_forget(object, call);
+	room_begin(room, &op, "room.close");
+	op.finish = room_closed;
+	return client_op_run(client, &op, call);
+}
+
+int kvd_room_show(struct kvd_room *room, int timeout_ms, char **json_p)
+{
+	struct client_op op;
+	int r = room_enter(room, NULL);
+
+	*json_p = NULL;
+	if (r)
+		return r;
+	room_begin(room, &op, "room.show");
+	return client_op_json(room->slot.object.client, &op, timeout_ms, json_p);
+}
+
+static int token_told(struct client_request *req, int result, const cJSON *reply)
+{
+	const cJSON *rooms = cJSON_GetObjectItemCaseSensitive(reply, "rooms");
+
+	if (result || req->late)
+		return result;
+	if (client_get_u64(cJSON_GetArrayItem(rooms, 0), "first_token", req->out))
+		return 0;
+	return client_fail(req->client, KVD_E_STATE, "no receiver has bound its pages yet");
+}
+
+int kvd_room_first_token(struct kvd_room *room, int timeout_ms, uint64_t *token_p)
+{
+	struct kvd_call call = {.timeout_ms = timeout_ms};
+	struct client_op op;
+	int r = room_enter(room, &call);
+
+	if (r)
+		return r;
+	client_op_begin(room->slot.object.client, &op, "room.poll");
+	client_text_printf(&op.text, ",\"rooms\":[{\"room\":\"%llu\",\"role\":\"%s\"}]",
+			   (unsigned long long)room->slot.number, role_names[room->role]);
+	op.finish = token_told;
+	op.out = token_p;
+	return client_op_run(room->slot.object.client, &op, &call);
+}
+
+struct landed {
+	const char *view;
+	uint8_t *bitmap;
+	size_t bytes;
+};
+
+static int hex_digit(char c)
+{
+	if (c >= '0' && c <= '9')
+		return c - '0';
+	return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+static int landed_told(struct client_request *req, int result, const cJSON *reply)
+{
+	const cJSON *landed = cJSON_GetObjectItemCaseSensitive(reply, "landed");
+	struct landed *out = req->out;
+	const char *hex = out ? client_get_str(landed, out->view) : NULL;
+	size_t n;
+
+	if (result || req->late)
+		return result;
+	if (!hex)
+		return client_fail(req->client, landed ? KVD_E_NOTFOUND : KVD_E_STATE,
+				   landed ? "view: %s was not bound" :
+					    "view %s: only a failed room tells what landed",
+				   out->view);
+	n = strlen(hex) / 2;
+	if (n > out->bytes)
+		return client_fail(req->client, KVD_E_TOOBIG, "bitmap: %zu bytes, %zu needed",
+				   out->bytes, n);
+	memset(out->bitmap, 0, out->bytes);
+	for (size_t i = 0; i < n; i++) {
+		int high = hex_digit(hex[2 * i]), low = hex_digit(hex[2 * i + 1]);
+
+		if (high < 0 || low < 0)
+			return client_fail(req->client, KVD_E_PROTO, "landed: not hex digits");
+		out->bitmap[i] = (uint8_t)(high << 4 | low);
+	}
+	return 0;
+}
+
+int kvd_room_landed(struct kvd_room *room, const char *view, int timeout_ms,
+		    uint8_t *bitmap, size_t bitmap_bytes)
+{
+	struct landed landed = {view ? view : "kv", bitmap, bitmap_bytes};
+	struct kvd_call call = {.timeout_ms = timeout_ms};
+	struct client_op op;
+	int r = room_enter(room, &call);
+
+	if (r)
+		return r;
+	room_begin(room, &op, "room.show");
+	op.finish = landed_told;
+	op.out = &landed;
+	return client_op_run(room->slot.object.client, &op, &call);
+}
+
+/* ---- reads -------------------------------------------------------------------- */
+
+int kvd_room_state(const struct kvd_room *room)
+{
+	return client_slot_state(&room->slot);
+}
+
+static const struct client_slot *room_slot(const void *of, size_t i)
+{
+	const struct kvd_room *const *rooms = of;
+
+	return &rooms[i]->slot;
+}
+
+size_t kvd_room_states(const struct kvd_room *const *rooms, size_t count, int *states)
+{
+	return client_slot_states(room_slot, rooms, count, states);
+}
+
+int kvd_room_read(const struct kvd_room *room, struct kvd_room_status *status_p)
+{
+	return client_slot_read(&room->slot, status_p);
+}
+
+int kvd_room_wait(struct kvd_room *room, int state, int timeout_ms)
+{
+	return client_slot_wait(&room->slot, state, timeout_ms);
+}
+
+uint64_t kvd_room_number(const struct kvd_room *room)
+{
+	return room->slot.number;
+}

@@ -1,0 +1,405 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The status page, read without a system call and without a lock.
+ *
+ * The daemon writes one 64-bit word a room last, with release order; a reader
+ * loads it with acquire order, so a state it sees is never ahead of the figures.
+ * The word carries the slot's generation: a slot given to another room reads as
+ * KVD_E_GONE, never as that room's state.
+ *
+ * What the page cannot say is that its writer stopped. Its header carries a
+ * heartbeat; a reader that finds a room unfinished and the beat old shows it as
+ * aborting, its pages held, because a frozen daemon's copies and queue pairs may
+ * still move bytes (invariant 1). Only the end of the daemon's process proves
+ * that they cannot: then the kernel has closed its queue pairs and unmapped the
+ * engine's memory. A pidfd says that, once for all, so only then do we report
+ * failed (invariant 4). It is asked at most every 10 ms, and only while the beat
+ * is old or the connection has ended: the one system call on this path.
+ *
+ * After a word was found unfinished and the process dead, the word is read once
+ * more: the daemon may have finished the room just before its end.
+ *
+ * A map outlives its session: rooms of a session that ended keep a reference,
+ * and the daemon writes their last states through its own mapping.
+ */
+#include "lib/client.h"
+#include "proto/kvd_ring.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define BEATS_MISSED 4u /* beat intervals without a beat: old */
+#define ASK_EVERY_NS UINT64_C(10000000)
+#define FIGURES_TRIES 16u
+
+static const char *map_check(int fd, size_t bytes, uint32_t slots, const void *base)
+{
+	const struct kvd_status_header *header = base;
+	int seals = fcntl(fd, F_GET_SEALS);
+
+	if (seals < 0 || !(seals & F_SEAL_SHRINK))
+		return "it is not sealed against shrinking";
+	if (header->magic != KVD_STATUS_MAGIC)
+		return "its magic is wrong";
+	if (header->slots != slots || header->slot_bytes != KVD_STATUS_SLOT_BYTES ||
+	    sizeof(*header) + (size_t)slots * KVD_STATUS_SLOT_BYTES > bytes)
+		return "its header contradicts the hello reply";
+	if (!header->beat_interval_ns)
+		return "it names no heartbeat interval";
+	return NULL;
+}
+
+int client_map_new(int page_fd, size_t bytes, uint32_t slots, int pidfd,
+		   struct client_map **map_p, const char **why)
+{
+	struct client_map *map;
+	struct stat st;
+	void *base;
+
+	*why = "it is shorter than the hello reply says";
+	if (fstat(page_fd, &st) < 0 || bytes < sizeof(*map->header) ||
+	    (uint64_t)st.st_size < bytes)
+		return -KVD_E_PROTO;
+	*why = "it cannot be mapped";
+	base = mmap(NULL, bytes, PROT_READ, MAP_SHARED, page_fd, 0);
+	if (base == MAP_FAILED)
+		return -KVD_E_PROTO;
+	*why = map_check(page_fd, bytes, slots, base);
+	map = *why ? NULL : mem_zalloc(sizeof(*map));
+	if (!map) {
+		munmap(base, bytes);
+		return *why ? -KVD_E_PROTO : -KVD_E_NOMEM;
+	}
+	map->refs = 1;
+	map->header = base;
+	map->slots = (const void *)((const char *)base + sizeof(*map->header));
+	map->bytes = bytes;
+	map->slot_count = slots;
+	map->beat_interval_ns = map->header->beat_interval_ns;
+	map->pidfd = pidfd;
+	*map_p = map;
+	return 0;
+}
+
+void client_map_unref(struct client_map *map)
+{
+	if (!map || --map->refs)
+		return;
+	munmap((void *)(uintptr_t)map->header, map->bytes);
+	mem_closep(&map->pidfd);
+	mem_free(map);
+}
+
+uint64_t client_now_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+static bool map_process_ended(struct client_map *map, uint64_t now)
+{
+	uint64_t asked = atomic_load_explicit(&map->asked_ns, memory_order_relaxed);
+	struct pollfd p = {.fd = map->pidfd, .events = POLLIN};
+
+	if (map->pidfd < 0 || (asked && now - asked < ASK_EVERY_NS))
+		return false;
+	atomic_store_explicit(&map->asked_ns, now, memory_order_relaxed);
+	if (poll(&p, 1, 0) != 1 || !(p.revents & POLLIN))
+		return false;
+	atomic_store_explicit(&map->dead, true, memory_order_release);
+	return true;
+}
+
+enum client_health client_map_health(struct client_map *map)
+{
+	uint64_t beat, now;
+	bool old;
+
+	if (atomic_load_explicit(&map->dead, memory_order_acquire))
+		return CLIENT_DEAD;
+	beat = __atomic_load_n(&map->header->beat_ns, __ATOMIC_RELAXED);
+	now = client_now_ns();
+	old = now > beat && now - beat > BEATS_MISSED * map->beat_interval_ns;
+	if ((old || atomic_load_explicit(&map->suspect, memory_order_relaxed)) &&
+	    map_process_ended(map, now))
+		return CLIENT_DEAD;
+	return old ? CLIENT_STALE : CLIENT_ALIVE;
+}
+
+static uint64_t word_load(const struct kvd_status_slot *s)
+{
+	return __atomic_load_n(&s->word, __ATOMIC_ACQUIRE);
+}
+
+static bool word_terminal(uint64_t word)
+{
+	unsigned int state = kvd_word_state(word);
+
+	return state == KVD_FAILED || state == KVD_SUCCESS;
+}
+
+/*
+ * The connection ended before the answer to an opening came: the daemon may or
+ * may not have made the object. Its slot, if there is one, names the object.
+ */
+static bool slot_may_live(const struct client_slot *slot)
+{
+	const struct client_map *map = slot->map;
+	uint32_t count = map->header->engine_first;
+
+	/* the daemon numbered it; behind those are slots that we numbered */
+	if (!count || count > map->slot_count)
+		count = map->slot_count;
+	for (uint32_t i = 0; i < count; i++) {
+		const struct kvd_status_slot *s = &map->slots[i];
+		uint64_t word = word_load(s);
+
+		if (kvd_word_gen(word) && !word_terminal(word) &&
+		    (!slot->named ||
+		     __atomic_load_n(&s->object, __ATOMIC_RELAXED) == slot->number))
+			return true;
+	}
+	return false;
+}
+
+/* A word for an object that has no slot of its own (yet). */
+static uint64_t word_without_slot(const struct client_slot *slot, enum client_phase phase)
+{
+	if (phase == CLIENT_FAILED || !slot->map)
+		return kvd_word_make(0, KVD_FAILED, 0, (unsigned int)slot->error);
+	if (client_map_health(slot->map) == CLIENT_DEAD)
+		return kvd_word_make(0, KVD_FAILED, 0, KVD_E_DEAD);
+	if (phase == CLIENT_MAKING)
+		return kvd_word_make(0, KVD_BOOTSTRAPPING, 0, 0);
+	if (atomic_load_explicit(&slot->map->ended, memory_order_acquire) &&
+	    !slot_may_live(slot))
+		return kvd_word_make(0, KVD_FAILED, 0, KVD_E_LOST);
+	return kvd_word_make(0, KVD_TRANSFERRING, KVD_FLAG_ABORTING, 0);
+}
+
+static uint32_t gen_load(const struct client_slot *slot)
+{
+	return atomic_load_explicit(&slot->gen, memory_order_acquire);
+}
+
+/* Ours, or ours as soon as the daemon takes the entry that stands in the ring. */
+static bool word_ours(const struct client_slot *slot, uint64_t word, uint32_t gen)
+{
+	/* made and posted at once, both may still stand there */
+	return kvd_word_gen(word) == gen ||
+	       (slot->numbered && kvd_word_gen(word) == slot->before) ||
+	       (atomic_load(&slot->posted) && kvd_ring_next_gen(kvd_word_gen(word)) == gen);
+}
+
+/* The word of `gen`, as far as the daemon is: one that it has not begun yet is
+ * shown as it will begin, or as failed once it never will. */
+static uint64_t word_of(const struct client_slot *slot, uint32_t gen)
+{
+	const struct kvd_status_slot *at = &slot->map->slots[slot->slot];
+	uint64_t word = word_load(at);
+
+	if (kvd_word_gen(word) == gen || !word_ours(slot, word, gen))
+		return word;
+	if (__atomic_load_n(&slot->map->header->ended, __ATOMIC_ACQUIRE)) {
+		word = word_load(at);
+		if (kvd_word_gen(word) != gen)
+			return kvd_word_make(gen, KVD_FAILED, 0, KVD_E_LOST);
+		return word;
+	}
+	return kvd_word_make(gen, atomic_load(&slot->posted) ? KVD_TRANSFERRING
+							      : KVD_BOOTSTRAPPING, 0, 0);
+}
+
+struct health_known { /* for many slots read at one moment */
+	struct client_map *map;
+	enum client_health health;
+};
+
+static enum client_health health_of(struct client_map *map, struct health_known *known)
+{
+	if (known->map != map)
+		*known = (struct health_known){map, client_map_health(map)};
+	return known->health;
+}
+
+/* The word as an engine shall see it; false: the slot is another object's. */
+static bool slot_word(const struct client_slot *slot, struct health_known *known,
+		      uint64_t *word_p)
+{
+	enum client_phase phase = client_object_phase(&slot->object);
+	uint32_t gen = gen_load(slot);
+	enum client_health health;
+	uint64_t word;
+
+	if (phase == CLIENT_CLOSED)
+		return false;
+	if (phase != CLIENT_READY) {
+		*word_p = word_without_slot(slot, phase);
+		return true;
+	}
+	word = word_of(slot, gen);
+	if (kvd_word_gen(word) != gen && gen != gen_load(slot)) { /* posted meanwhile */
+		gen = gen_load(slot);
+		word = word_of(slot, gen);
+	}
+	if (kvd_word_gen(word) == gen && !word_terminal(word)) {
+		health = health_of(slot->map, known);
+		if (health == CLIENT_DEAD) {
+			word = word_of(slot, gen);
+			if (kvd_word_gen(word) == gen && !word_terminal(word))
+				word = kvd_word_make(gen, KVD_FAILED, 0, KVD_E_DEAD);
+		} else if (health == CLIENT_STALE ||
+			   kvd_word_flags(word) & KVD_FLAG_ABORTING) {
+			word = kvd_word_make(gen, KVD_TRANSFERRING,
+					     kvd_word_flags(word) | KVD_FLAG_ABORTING,
+					     kvd_word_error(word));
+		}
+	}
+	*word_p = word;
+	return kvd_word_gen(word) == gen;
+}
+
+int client_slot_state(const struct client_slot *slot)
+{
+	struct health_known known = {0};
+	uint64_t word;
+
+	return slot_word(slot, &known, &word) ? (int)kvd_word_state(word) : -KVD_E_GONE;
+}
+
+/* Handles and slots of thousands lie in no cache: they are asked for ahead. */
+#define AHEAD 8u
+
+size_t client_slot_states(const struct client_slot *(*slot_at)(const void *of, size_t i),
+			  const void *of, size_t count, int *states)
+{
+	struct health_known known = {0};
+	const struct client_slot *slot;
+	size_t ended = 0;
+	uint64_t word;
+
+	for (size_t i = 0; i < count; i++) {
+		if (i + 2 * AHEAD < count) {
+			slot = slot_at(of, i + 2 * AHEAD);
+			__builtin_prefetch(&slot->object.phase);
+			__builtin_prefetch(&slot->slot);
+		}
+		if (i + AHEAD < count) {
+			slot = slot_at(of, i + AHEAD);
+			if (client_object_phase(&slot->object) == CLIENT_READY)
+				__builtin_prefetch(&slot->map->slots[slot->slot]);
+		}
+		states[i] = slot_word(slot_at(of, i), &known, &word) ? (int)kvd_word_state(word)
+								      : -KVD_E_GONE;
+		ended += states[i] <= KVD_FAILED || states[i] == KVD_SUCCESS;
+	}
+	return ended;
+}
+
+/* The progress figures: a sequence that is odd while they change. A writer that
+ * never rests costs us the figures of this call, never more than 16 tries. */
+static void slot_figures(const struct kvd_status_slot *s, struct kvd_room_status *st)
+{
+	for (unsigned int i = 0; i < FIGURES_TRIES; i++) {
+		uint64_t before = __atomic_load_n(&s->sequence, __ATOMIC_ACQUIRE);
+		/* acquire: the second look at the sequence stays behind these */
+		uint64_t bytes = __atomic_load_n(&s->bytes, __ATOMIC_ACQUIRE);
+		uint64_t total = __atomic_load_n(&s->total, __ATOMIC_ACQUIRE);
+		uint64_t changed_ns = __atomic_load_n(&s->changed_ns, __ATOMIC_ACQUIRE);
+
+		if (before & 1 || before != __atomic_load_n(&s->sequence, __ATOMIC_RELAXED))
+			continue;
+		st->bytes = bytes;
+		st->total = total;
+		st->changed_ns = changed_ns;
+		return;
+	}
+}
+
+int client_slot_read(const struct client_slot *slot, struct kvd_room_status *status_p)
+{
+	bool ready = client_object_phase(&slot->object) == CLIENT_READY;
+	struct kvd_room_status st = {0};
+	struct health_known known = {0};
+	const struct kvd_status_slot *at;
+	struct kvd_error error;
+	uint64_t word;
+
+	if (!slot_word(slot, &known, &word))
+		return -KVD_E_GONE;
+	st.state = (int)kvd_word_state(word);
+	st.flags = kvd_word_flags(word);
+	st.error = (int)kvd_word_error(word);
+	if (st.error) {
+		client_error_set(&error, st.error, "%s", "");
+		st.retryable = error.retryable;
+	}
+	at = ready ? &slot->map->slots[slot->slot] : NULL;
+	if (ready && kvd_word_gen(word_load(at)) == kvd_word_gen(word)) {
+		slot_figures(at, &st);
+		/* the figures are of this object only if the word still is */
+		if (kvd_word_gen(word_load(at)) != kvd_word_gen(word))
+			return -KVD_E_GONE;
+	}
+	*status_p = st;
+	return 0;
+}
+
+int client_slot_wait(struct client_slot *slot, int state, int timeout_ms)
+{
+	struct kvd_client *client = slot->object.client;
+	uint64_t until = client_now_ns() + (uint64_t)timeout_ms * 1000000u;
+	struct timespec pause = {.tv_nsec = 20000};
+	int r = client_enter(client, true);
+
+	if (r)
+		return r;
+	if (!timeout_ms)
+		until = client_now_ns() + (uint64_t)client->timeout_ms * 1000000u;
+	for (;;) {
+		r = client_slot_state(slot);
+		if (r <= 0 || r >= state)
+			return r;
+		if (timeout_ms >= 0 && client_now_ns() >= until)
+			return client_fail(client, KVD_E_NOREPLY, "still %s",
+					   kvd_state_name(r));
+		if (client->conn.pending || kvd_lost(client))
+			client_conn_turn(client, 0);
+		nanosleep(&pause, NULL);
+		if (pause.tv_nsec < 1000000)
+			pause.tv_nsec = pause.tv_nsec * 3 / 2;
+	}
+}
+
+bool client_slot_attach(struct client_slot *slot, const cJSON *reply)
+{
+	uint64_t index, gen;
+
+	if (!client_get_u64(reply, "slot", &index) || !client_get_u64(reply, "gen", &gen) ||
+	    !slot->map || index >= slot->map->slot_count || !(uint32_t)gen)
+		return false;
+	slot->slot = (uint32_t)index;
+	atomic_store_explicit(&slot->gen, (uint32_t)gen, memory_order_release);
+	return true;
+}
+
+void client_slot_init(struct client_slot *slot, uint64_t number, bool named)
+{
+	slot->map = slot->object.client->map;
+	slot->map->refs++;
+	slot->number = number;
+	slot->named = named;
+}
+
+void client_slot_fini(struct client_slot *slot)
+{
+	client_ring_slot_back(slot->object.client, slot);
+	client_map_unref(slot->map);
+}

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds kvd._kvd: the extension's own sources and libkvd's, in one shared object.
+
+The sources of libkvd lie in lib/ beside this folder, and include by paths from the root. Python's
+stable ABI of 3.9 is used, so one wheel serves every later version."""
+import os
+import sys
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:
+    from wheel.bdist_wheel import bdist_wheel
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(HERE)
+ABI = "0x03090000"
+# of the plan library: layouts; plans are the daemon's
+PLAN = ("layout", "layout_json", "layout_target", "layout_wire", "nest", "segment", "shapes",
+        "shapes_sglang", "shapes_vllm", "shard", "strip")
+
+
+def sources():
+    own = ["python/src/" + f for f in os.listdir(os.path.join(HERE, "src"))]
+    lib = ["lib/" + f for f in os.listdir(os.path.join(ROOT, "lib"))]
+    more = ["proto/base64.c", "daemon/base/err.c", "daemon/base/mem.c"]
+    more += ["daemon/base/cursor.c"] + ["daemon/plan/%s.c" % f for f in PLAN]
+    return sorted(f for f in own + lib + more if f.endswith(".c"))
+
+
+class BuildFromRoot(build_ext):
+    """Compile in the root of the tree, so that paths and objects stay inside it."""
+
+    def build_extension(self, ext):
+        target = os.path.abspath(self.get_ext_fullpath(ext.name))
+        temp = os.path.abspath(self.build_temp)
+        before = os.getcwd()
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.chdir(ROOT)
+        try:
+            objects = self.compiler.compile(
+                sources(), output_dir=temp, include_dirs=ext.include_dirs,
+                macros=ext.define_macros, extra_postargs=ext.extra_compile_args)
+            self.compiler.link_shared_object(
+                objects, target, libraries=ext.libraries,
+                extra_postargs=ext.extra_link_args)
+        finally:
+            os.chdir(before)
+
+
+class StableAbiWheel(bdist_wheel):
+    def finalize_options(self):
+        self.py_limited_api = "cp39"
+        super().finalize_options()
+
+
+if sys.platform != "linux":
+    sys.exit("kvd needs Linux")
+
+setup(
+    ext_modules=[Extension(
+        "kvd._kvd", sources=["src/ext.c"], py_limited_api=True,
+        include_dirs=[ROOT, os.path.join(ROOT, "proto"), os.path.join(HERE, "src")],
+        define_macros=[("_GNU_SOURCE", None), ("Py_LIMITED_API", ABI),
+                       ("KVD_VERSION", '"0.1.0"')],
+        extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-pthread",
+                            "-fstack-protector-strong", "-Wno-missing-field-initializers"],
+        extra_link_args=["-pthread", "-Wl,-z,relro,-z,now", "-Wl,--as-needed",
+                         "-Wl,--exclude-libs,ALL"],
+        libraries=["cjson", "dl"])],
+    cmdclass={"build_ext": BuildFromRoot, "bdist_wheel": StableAbiWheel},
+)

@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The module, and what its parts share: exceptions, forks, the clock.
+ *
+ * Exceptions are made by Python (kvd/errors.py has the classes); it hands over a
+ * function at import. A child of fork() is known by a counter that an atfork
+ * handler raises, because asking for the pid costs a system call and a lock may
+ * be held for ever there: the counter is looked at before any lock.
+ */
+#include "python/src/ext.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+static PyObject *error_maker; /* (code, message, scope, retryable) -> exception */
+static _Atomic unsigned int forks;
+
+static void on_child(void)
+{
+	forks++;
+}
+
+unsigned int ext_forks(void)
+{
+	return forks;
+}
+
+uint64_t ext_now_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (uint64_t)ts.tv_sec * UINT64_C(1000000000) + (uint64_t)ts.tv_nsec;
+}
+
+PyObject *ext_raise(const struct kvd_error *error)
+{
+	PyObject *args = Py_BuildValue("isisi", error->code, kvd_code_name(error->code),
+				       (int)error->retryable, error->scope, 0);
+	PyObject *message =
+		args ? PyUnicode_DecodeUTF8(error->message,
+					    (Py_ssize_t)strlen(error->message), "replace")
+		     : NULL;
+	PyObject *exception = NULL;
+
+	if (message && PyTuple_SetItem(args, 4, message) == 0)
+		exception = error_maker ? PyObject_CallObject(error_maker, args) : NULL;
+	if (exception)
+		PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
+	else if (!PyErr_Occurred())
+		PyErr_SetString(PyExc_RuntimeError, error->message);
+	Py_XDECREF(exception);
+	Py_XDECREF(args);
+	return NULL;
+}
+
+PyObject *ext_raise_code(int code, const char *fmt, ...)
+{
+	struct kvd_error error = {.code = code, .scope = "op"};
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(error.message, sizeof(error.message), fmt, ap);
+	va_end(ap);
+	return ext_raise(&error);
+}
+
+int ext_timeout(PyObject *seconds, int *ms_p)
+{
+	double s;
+
+	*ms_p = 0;
+	if (!seconds || seconds == Py_None)
+		return 0;
+	s = PyFloat_AsDouble(seconds);
+	if (PyErr_Occurred())
+		return -1;
+	if (isnan(s) || s <= 0) {
+		PyErr_SetString(PyExc_ValueError,
+				"timeout: a positive number of seconds");
+		return -1;
+	}
+	*ms_p = s > 2e6 ? 2000000000 : s < 0.001 ? 1 : (int)(s * 1000);
+	return 0;
+}
+
+PyObject *ext_type(PyObject *module, const char *name, PyType_Spec *spec)
+{
+	PyObject *type = PyType_FromSpec(spec);
+
+	if (!type)
+		return NULL;
+	Py_INCREF(type); /* one for the module, one for the C side */
+	if (PyModule_AddObject(module, name, type) < 0) {
+		Py_DECREF(type);
+		Py_DECREF(type);
+		return NULL;
+	}
+	return type;
+}
+
+static PyObject *set_error_maker(PyObject *module, PyObject *maker)
+{
+	PyObject *old = error_maker;
+
+	(void)module;
+	Py_INCREF(maker);
+	error_maker = maker;
+	Py_XDECREF(old);
+	Py_RETURN_NONE;
+}
+
+static PyObject *socket_find(PyObject *module, PyObject *args)
+{
+	struct kvd_error why = {0};
+	const char *name = NULL;
+	char path[256];
+
+	(void)module;
+	if (!PyArg_ParseTuple(args, "|z", &name))
+		return NULL;
+	if (kvd_socket_find(name, path, sizeof(path), &why) < 0)
+		return ext_raise(&why);
+	return PyUnicode_DecodeFSDefault(path);
+}
+
+static PyObject *version(PyObject *module, PyObject *none)
+{
+	(void)module;
+	(void)none;
+	return PyUnicode_FromString(kvd_version());
+}
+
+static PyObject *code_name(PyObject *module, PyObject *args)
+{
+	int code;
+
+	(void)module;
+	if (!PyArg_ParseTuple(args, "i", &code))
+		return NULL;
+	return PyUnicode_FromString(kvd_code_name(code));
+}
+
+static PyMethodDef functions[] = {
+	{"set_error_maker", set_error_maker, METH_O, NULL},
+	{"socket_find", socket_find, METH_VARARGS, NULL},
+	{"version", version, METH_NOARGS, NULL},
+	{"code_name", code_name, METH_VARARGS, NULL},
+	{NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module_def = {
+	PyModuleDef_HEAD_INIT,
+	.m_name = "kvd._kvd",
+	.m_size = -1,
+	.m_methods = functions,
+};
+
+PyMODINIT_FUNC PyInit__kvd(void)
+{
+	PyObject *module = PyModule_Create(&module_def);
+
+	if (!module)
+		return NULL;
+	if (ext_client_init(module) < 0 || ext_memory_init(module) < 0 ||
+	    ext_room_init(module) < 0 || ext_lists_init(module) < 0 ||
+	    ext_xfer_init(module) < 0 || ext_shapes_init(module) < 0) {
+		Py_DECREF(module);
+		return NULL;
+	}
+	pthread_atfork(NULL, NULL, on_child);
+	return module;
+}

@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ext: kvd._kvd, the part of the Python package that is written in C.
+ *
+ *   ext.c         the module, errors as exceptions, fork
+ *   ext_client.c  Client: one connection, many threads
+ *   ext_memory.c  regions, pools, layouts, adopted memory
+ *   ext_room.c    rooms
+ *   ext_lists.c   attachments, descriptor lists
+ *   ext_xfer.c    transfers, notifications
+ *   ext_shapes.c  layouts by the plan library
+ *   ext_rows.c    descriptor rows: check, compress, index lists (no Python in it)
+ *
+ * One lock a client. It is never waited for with the GIL held, and nothing of
+ * Python runs under it: what Python must do (callbacks, references to drop) is
+ * queued there and done after it (client_unlock()). What a finaliser gives up is
+ * queued too, so that neither the collector nor the end of a thread ever waits.
+ *
+ * Only the stable ABI of Python 3.9 is used.
+ */
+#ifndef KVD_PYTHON_EXT_H
+#define KVD_PYTHON_EXT_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/base/mem.h"
+#include "lib/kvd.h"
+
+/* ---- ext.c ----------------------------------------------------------------- */
+
+/* Raise kvd's exception for `error`; always NULL. */
+PyObject *ext_raise(const struct kvd_error *error);
+PyObject *ext_raise_code(int code, const char *fmt, ...)
+	__attribute__((format(printf, 2, 3)));
+/* A heap type from its spec, added to the module; NULL with an exception. */
+PyObject *ext_type(PyObject *module, const char *name, PyType_Spec *spec);
+/* Counts forks of this process: what was made in another count is the parent's. */
+unsigned int ext_forks(void);
+uint64_t ext_now_ns(void);		       /* CLOCK_MONOTONIC */
+int ext_timeout(PyObject *seconds, int *ms_p); /* None: 0, the client's default */
+
+int ext_client_init(PyObject *module);
+int ext_memory_init(PyObject *module);
+int ext_room_init(PyObject *module);
+int ext_lists_init(PyObject *module);
+int ext_xfer_init(PyObject *module);
+int ext_shapes_init(PyObject *module);
+
+/* ---- ext_client.c ------------------------------------------------------------ */
+
+/* One request that somebody waits for, or whose end a callable is told. */
+struct op {
+	struct op *next; /* in client->told */
+	bool done, abandoned;
+	bool want_json;
+	int result;
+	struct kvd_error error;
+	char *json;
+	struct client *client;
+	PyObject *callback;	    /* with the answer's text and, or, the exception */
+	PyObject *keep;		    /* alive until then */
+	void (*end)(struct op *op); /* under the lock, without the GIL */
+	void *arg;
+};
+
+/* What a finaliser left, to be closed by whoever has the lock next. */
+struct grave {
+	struct grave *next;
+	/* 0: asked, call->on_done tells; 1: closed; negative: not now */
+	int (*close)(void *handle, const struct kvd_call *call);
+	void *handle;
+	PyObject *keep; /* memory that must stay until it is closed */
+	bool asked;	/* closing is under way */
+	bool again;	/* it was refused, and may not be later */
+	bool closed;
+};
+
+struct client {
+	PyObject_HEAD struct kvd_client *kvd; /* NULL: closed */
+	unsigned int forks;
+	pthread_mutex_t lock;
+	pthread_cond_t turned;
+	bool polling; /* one of the waiting threads is in poll() */
+	uint64_t polled_ns, tended_ns;
+	struct op *told; /* callbacks due */
+	struct op **told_end;
+	_Atomic(struct grave *) buried; /* pushed by finalisers, without the lock */
+	struct grave *graves;		/* under the lock */
+	struct grave *emptied;		/* closed: references to drop */
+};
+
+extern PyTypeObject *client_type;
+
+/* With the GIL; false: an exception (closed, forked). */
+bool client_lock(struct client *c);
+/* Without the GIL being given up: false when another thread has it (no exception). */
+bool client_trylock(struct client *c);
+void client_unlock(struct client *c);
+/* The client's last error as an exception, after unlocking. NULL. */
+PyObject *client_raise(struct client *c, const struct kvd_error *error);
+
+typedef int op_start(void *ctx, const struct kvd_call *call);
+/*
+ * Start a request under the lock. `callback` None or NULL: wait for its end, the
+ * GIL and the lock being free meanwhile; 0, or negative with an exception.
+ * *json_p (may be NULL) is the answer's line (mem_free()).
+ */
+int client_run(struct client *c, op_start *start, void *ctx, int timeout_ms,
+	       PyObject *callback, char **json_p);
+/* A request whose end `end` sees; nobody waits. `keep` stays alive until then. NULL:
+ * no memory. *call_p is for the request; op_cancel() when it was not queued. */
+struct op *op_new(struct client *c, PyObject *keep, void (*end)(struct op *op), void *arg,
+		  struct kvd_call *call_p);
+void op_cancel(struct op *op);
+/* Close `handle` some time; never waits, never raises. Takes the reference keep. */
+void client_bury(struct client *c, int (*close)(void *, const struct kvd_call *),
+		 void *handle, PyObject *keep);
+/* Wait for something to do, at most 50 ms, and do it; with the lock and the GIL, which
+ * others have meanwhile. */
+void client_step(struct client *c);
+/* Until the socket has taken all, at most a second; with the lock and the GIL. */
+void client_flush(struct client *c);
+/* One turn if the last one is long ago (or `now`); with the lock. */
+void client_turn(struct client *c, bool now);
+
+/* ---- ext_memory.c ------------------------------------------------------------ */
+
+struct region {
+	PyObject_HEAD struct client *client;
+	struct kvd_region *kvd;
+	PyObject *keep;
+	uint64_t address, bytes;
+	const char *kind;
+};
+struct pool {
+	PyObject_HEAD struct client *client;
+	struct kvd_pool *kvd;
+	PyObject *keep; /* its regions */
+};
+extern PyTypeObject *region_type, *pool_type;
+
+/* ---- ext_rows.c ---------------------------------------------------------------- */
+
+struct span { /* a registered region, as Python packs it */
+	uint64_t address, bytes, device;
+};
+
+struct rows {
+	struct kvd_desc *entries;
+	uint64_t *first; /* row number of each entry's first row; count + 1 */
+	size_t count;
+	uint64_t rows;
+	uint64_t bytes; /* of every row; 0: they differ */
+	size_t empty;	/* entries of no bytes: legal, and never moved */
+};
+
+enum rows_fault { ROWS_OK, ROWS_NOMEM, ROWS_RANGE, ROWS_EMPTY, ROWS_STRIDE };
+
+/* `columns` 3: (address, bytes, device), 5: (…, stride, count), u64 each, rows
+ * one after another. Every row must lie in one span of its device. Runs of equal
+ * distance in one span become one entry. *at_p: which row is at fault. */
+enum rows_fault rows_make(struct rows *rows, const uint64_t *table, size_t count,
+			  unsigned int columns, const struct span *spans,
+			  size_t span_count, size_t *at_p);
+void rows_fini(struct rows *rows);
+/* The entries for a daemon, which takes none of no bytes: such a one is given as
+ * another, because its number must stay. The caller's to free; NULL: no memory. There
+ * must be one that has bytes. */
+struct kvd_desc *rows_filled(const struct rows *rows);
+/* Take pairs of rows without bytes out of two index lists; how many pairs are left. */
+size_t rows_drop_empty(const struct rows *a, uint32_t *ai, uint32_t *bi, size_t count);
+/* Widen or narrow one index list. kind: 'i' or 'u', size 1 2 4 8, stride in bytes.
+ * Which one is outside [0, limit), or SIZE_MAX. */
+size_t rows_index(uint32_t *out, const void *in, size_t count, ptrdiff_t stride,
+		  char kind, unsigned int size, uint64_t limit);
+/* The same lengths, row by row; which differs, or SIZE_MAX. index NULL: all rows. */
+size_t rows_lengths(const struct rows *a, const uint32_t *ai, const struct rows *b,
+		    const uint32_t *bi, size_t count, uint64_t *bytes_p);
+/* How many pieces are left when neighbours on both sides are one. */
+size_t rows_merged(const struct rows *a, const uint32_t *ai, const struct rows *b,
+		   const uint32_t *bi, size_t count);
+
+/* ---- ext_lists.c --------------------------------------------------------------- */
+
+enum { PENDING = 0, READY = 1, REFUSED = -1 };
+
+struct attach {
+	PyObject_HEAD struct client *client;
+	uint64_t number;
+	int state;
+	int ms;	    /* of refresh() */
+	bool stale; /* ask again when it is answered */
+	struct kvd_error error;
+};
+
+struct dlist {
+	PyObject_HEAD struct client *client;
+	struct attach *attach; /* NULL: own memory */
+	struct rows rows;
+	struct kvd_dlist *kvd;
+	bool answered;	     /* usable only when the daemon has answered */
+	bool busy;	     /* PENDING: its session went with a daemon, and is not back */
+	unsigned int serial; /* of the attachment that it is of */
+	int state;
+	struct kvd_error error; /* of REFUSED */
+};
+
+extern PyTypeObject *attach_type, *dlist_type;
+
+/* Whether transfers may name it; it is told to the daemon when it is time. With the
+ * lock. */
+int dlist_go(struct dlist *d);
+/* For client_bury(). */
+int dlist_shut(void *handle, const struct kvd_call *call);
+
+#endif

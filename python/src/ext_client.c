@@ -1,0 +1,686 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Client: one connection of libkvd, used by any number of Python threads.
+ *
+ * libkvd wants one thread at a time and its blocking calls hold it until the
+ * answer is there. So none of them is used: every request is started without
+ * waiting, under the lock, and its caller waits beside the lock. One of the
+ * waiting threads polls the socket for all (`polling`), takes a turn, and wakes
+ * the others; whoever is done leaves, and one of the rest polls on. A frozen
+ * daemon therefore costs its caller's time, never another thread's.
+ *
+ * Finalisers may run at any moment in any thread, also in one that has this very
+ * lock (no: nothing of Python runs under it) or while another waits for it. They
+ * push what is to be closed onto a list without a lock; the next thread that has
+ * the lock asks the daemon, and the one after the answer drops the references
+ * that had to stay until then (memory that the daemon may still have written).
+ */
+#include "python/src/ext.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <time.h>
+
+#define TURN_EVERY_NS UINT64_C(50000000)
+#define POLL_MS_MAX 50
+#define FLUSH_NS UINT64_C(1000000000)
+
+PyTypeObject *client_type;
+
+/* ---- the lock ------------------------------------------------------------------ */
+
+static bool client_usable(struct client *c)
+{
+	if (c->forks != ext_forks()) {
+		ext_raise_code(KVD_E_FORKED, "this client belongs to the parent process: "
+					     "open another one after fork()");
+		return false;
+	}
+	if (!c->kvd) {
+		ext_raise_code(KVD_E_STATE, "the client is closed");
+		return false;
+	}
+	return true;
+}
+
+bool client_lock(struct client *c)
+{
+	if (!client_usable(c))
+		return false;
+	if (pthread_mutex_trylock(&c->lock) != 0) {
+		Py_BEGIN_ALLOW_THREADS pthread_mutex_lock(&c->lock);
+		Py_END_ALLOW_THREADS
+	}
+	if (c->kvd)
+		return true;
+	pthread_mutex_unlock(&c->lock);
+	return client_usable(c);
+}
+
+bool client_trylock(struct client *c)
+{
+	if (c->forks != ext_forks() || !c->kvd || pthread_mutex_trylock(&c->lock) != 0)
+		return false;
+	if (c->kvd)
+		return true;
+	pthread_mutex_unlock(&c->lock);
+	return false;
+}
+
+static void op_free(struct op *op)
+{
+	Py_XDECREF(op->callback);
+	Py_XDECREF(op->keep);
+	mem_free(op->json);
+	mem_free(op);
+}
+
+/* callback(answer or None, exception or None) */
+static void op_tell(struct op *op)
+{
+	PyObject *kind = NULL, *error = NULL, *trace = NULL, *answer = NULL, *r;
+
+	if (op->callback && op->result < 0) {
+		ext_raise(&op->error);
+		PyErr_Fetch(&kind, &error, &trace);
+		PyErr_NormalizeException(&kind, &error, &trace);
+	} else if (op->callback && op->json) {
+		answer = PyUnicode_DecodeUTF8(op->json, (Py_ssize_t)strlen(op->json),
+					      "replace");
+	}
+	if (op->callback) {
+		r = PyObject_CallFunctionObjArgs(op->callback, answer ? answer : Py_None,
+						 error ? error : Py_None, NULL);
+		if (!r)
+			PyErr_WriteUnraisable(op->callback);
+		Py_XDECREF(r);
+	}
+	Py_XDECREF(kind);
+	Py_XDECREF(error);
+	Py_XDECREF(trace);
+	Py_XDECREF(answer);
+	op_free(op);
+}
+
+/* ---- what finalisers left ------------------------------------------------------- */
+
+static void on_closed(void *arg, int result, const struct kvd_reply *reply)
+{
+	struct grave *g = arg;
+
+	(void)reply;
+	g->asked = false;
+	g->closed = result == 0;
+	g->again = !g->closed;
+}
+
+static void graves_tend(struct client *c)
+{
+	struct grave *g = atomic_exchange(&c->buried, NULL), **at;
+
+	while (g) {
+		struct grave *next = g->next;
+
+		g->next = c->graves;
+		c->graves = g;
+		g = next;
+	}
+	for (at = &c->graves; (g = *at);) {
+		struct kvd_call call = {.on_done = on_closed, .arg = g};
+
+		if (!g->asked && !g->closed && !g->again) {
+			int r;
+
+			g->asked = true;
+			r = g->close(g->handle, &call);
+			g->closed = r > 0;
+			g->again = r < 0;
+			g->asked = r == 0;
+		}
+		if (g->closed) {
+			*at = g->next;
+			g->next = c->emptied;
+			c->emptied = g;
+		} else {
+			at = &g->next;
+		}
+	}
+}
+
+void client_turn(struct client *c, bool now)
+{
+	uint64_t t = ext_now_ns();
+	bool late = t - c->polled_ns > TURN_EVERY_NS;
+
+	if (!now && !late)
+		return;
+	kvd_poll(c->kvd, 0);
+	c->polled_ns = t;
+	if (t - c->tended_ns > TURN_EVERY_NS) { /* what was refused may not be now */
+		c->tended_ns = t;
+		for (struct grave *g = c->graves; g; g = g->next)
+			g->again = false;
+	}
+	if (c->graves)
+		graves_tend(c);
+	pthread_cond_broadcast(&c->turned);
+}
+
+void client_bury(struct client *c, int (*close)(void *, const struct kvd_call *),
+		 void *handle, PyObject *keep)
+{
+	struct grave *g = mem_zalloc(sizeof(*g));
+
+	if (!g) { /* libkvd's own end of the client frees the handle */
+		return;
+	}
+	g->close = close;
+	g->handle = handle;
+	g->keep = keep;
+	g->next = atomic_load(&c->buried);
+	while (!atomic_compare_exchange_weak(&c->buried, &g->next, g))
+		;
+	if (client_trylock(c))
+		client_unlock(c);
+}
+
+void client_unlock(struct client *c)
+{
+	struct op *told;
+	struct grave *g;
+
+	if (atomic_load_explicit(&c->buried, memory_order_relaxed) && c->kvd)
+		graves_tend(c);
+	told = c->told;
+	c->told = NULL;
+	c->told_end = &c->told;
+	g = c->emptied;
+	c->emptied = NULL;
+	pthread_mutex_unlock(&c->lock);
+	while (told) {
+		struct op *next = told->next;
+
+		op_tell(told);
+		told = next;
+	}
+	while (g) {
+		struct grave *next = g->next;
+
+		Py_XDECREF(g->keep);
+		mem_free(g);
+		g = next;
+	}
+}
+
+PyObject *client_raise(struct client *c, const struct kvd_error *error)
+{
+	struct kvd_error copy = *error;
+
+	client_unlock(c);
+	return ext_raise(&copy);
+}
+
+/* ---- requests --------------------------------------------------------------------- */
+
+static void on_done(void *arg, int result, const struct kvd_reply *reply)
+{
+	struct op *op = arg;
+	struct client *c = op->client;
+
+	op->result = result;
+	if (reply->error)
+		op->error = *reply->error;
+	if (op->want_json && reply->json)
+		op->json = mem_strdup(reply->json);
+	op->done = true;
+	if (op->end)
+		op->end(op);
+	if (!op->callback && !op->abandoned)
+		return;
+	*c->told_end = op;
+	c->told_end = &op->next;
+}
+
+struct op *op_new(struct client *c, PyObject *keep, void (*end)(struct op *op), void *arg,
+		  struct kvd_call *call_p)
+{
+	struct op *op = mem_zalloc(sizeof(*op));
+
+	if (!op)
+		return NULL;
+	op->client = c;
+	op->abandoned = true; /* freed with its end */
+	op->end = end;
+	op->arg = arg;
+	Py_XINCREF(keep);
+	op->keep = keep;
+	*call_p = (struct kvd_call){.on_done = on_done, .arg = op};
+	return op;
+}
+
+void op_cancel(struct op *op)
+{
+	op_free(op);
+}
+
+/* poll() for all that wait. The lock is held before and after. */
+static void turn_wait(struct client *c)
+{
+	struct pollfd p = {.fd = kvd_fd(c->kvd), .events = kvd_events(c->kvd)};
+	int ms = kvd_timeout_ms(c->kvd);
+
+	c->polling = true;
+	pthread_mutex_unlock(&c->lock);
+	if (ms < 0 || ms > POLL_MS_MAX)
+		ms = POLL_MS_MAX;
+	poll(&p, p.fd >= 0, p.fd >= 0 ? ms : ms < 10 ? ms : 10);
+	pthread_mutex_lock(&c->lock);
+	c->polling = false;
+	if (c->kvd)
+		client_turn(c, true);
+	pthread_cond_broadcast(&c->turned);
+}
+
+static void turn_follow(struct client *c)
+{
+	struct timespec until;
+
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_nsec += POLL_MS_MAX * 1000000L;
+	if (until.tv_nsec >= 1000000000L) {
+		until.tv_nsec -= 1000000000L;
+		until.tv_sec++;
+	}
+	pthread_cond_clockwait(&c->turned, &c->lock, CLOCK_MONOTONIC, &until);
+}
+
+/* Wait until op is done; the lock is held and the GIL is, too. false: an exception
+ * (a signal's, or the client was closed) and op is given up. */
+static bool op_wait(struct client *c, struct op *op)
+{
+	bool signalled = false;
+
+	while (!op->done && c->kvd && !signalled) {
+		Py_BEGIN_ALLOW_THREADS if (c->polling) turn_follow(c);
+		else turn_wait(c);
+		pthread_mutex_unlock(&c->lock);
+		Py_END_ALLOW_THREADS signalled = PyErr_CheckSignals() < 0;
+		Py_BEGIN_ALLOW_THREADS pthread_mutex_lock(&c->lock);
+		Py_END_ALLOW_THREADS
+	}
+	if (op->done)
+		return !signalled;
+	op->abandoned = true; /* on_done() or the end of the client frees it */
+	if (!signalled)
+		ext_raise_code(KVD_E_LOST, "the client was closed meanwhile");
+	return false;
+}
+
+/* Started once there is a session: a restarted daemon is waited for. */
+static int op_begin(struct client *c, struct op *op, op_start *start, void *ctx,
+		    const struct kvd_call *call, bool waits)
+{
+	uint64_t until =
+		ext_now_ns() +
+		(uint64_t)(call->timeout_ms > 0 ? call->timeout_ms : 10000) * 1000000u;
+	int r;
+
+	while ((r = start(ctx, call)) == -KVD_E_LOST && waits && ext_now_ns() < until) {
+		Py_BEGIN_ALLOW_THREADS turn_wait(c);
+		Py_END_ALLOW_THREADS if (PyErr_CheckSignals() < 0 || !c->kvd) break;
+	}
+	if (r < 0)
+		op->error = *kvd_last_error(c->kvd);
+	return r;
+}
+
+int client_run(struct client *c, op_start *start, void *ctx, int timeout_ms,
+	       PyObject *callback, char **json_p)
+{
+	struct op *op = mem_zalloc(sizeof(*op));
+	struct kvd_call call = {.timeout_ms = timeout_ms, .on_done = on_done, .arg = op};
+	bool told = callback && callback != Py_None;
+	int r;
+
+	if (!op) {
+		PyErr_NoMemory();
+		return -1;
+	}
+	if (!client_lock(c)) {
+		mem_free(op);
+		return -1;
+	}
+	op->client = c;
+	op->want_json = json_p || told;
+	if (told) {
+		Py_INCREF(callback);
+		op->callback = callback;
+	}
+	r = op_begin(c, op, start, ctx, &call, !told);
+	if (r >= 0 && told) {
+		client_unlock(c);
+		return 0;
+	}
+	if (r >= 0 && !op_wait(c, op)) {
+		client_unlock(c);
+		return -1;
+	}
+	client_unlock(c);
+	if (r >= 0)
+		r = op->result;
+	if (r < 0 && !PyErr_Occurred())
+		ext_raise(&op->error);
+	if (r >= 0 && json_p) {
+		*json_p = op->json;
+		op->json = NULL;
+	}
+	op_free(op);
+	return r;
+}
+
+void client_step(struct client *c)
+{
+	Py_BEGIN_ALLOW_THREADS if (c->polling) turn_follow(c);
+	else turn_wait(c);
+	Py_END_ALLOW_THREADS
+}
+
+/* What the socket did not take stays here until somebody takes a turn, and the caller
+ * may never call again: wait for it, so that a daemon which falls behind slows him. */
+void client_flush(struct client *c)
+{
+	uint64_t until = 0;
+
+	while (c->kvd && kvd_events(c->kvd) & POLLOUT) {
+		uint64_t now = ext_now_ns();
+
+		until = until ? until : now + FLUSH_NS;
+		if (now > until)
+			return;
+		Py_BEGIN_ALLOW_THREADS if (c->polling) turn_follow(c);
+		else turn_wait(c);
+		Py_END_ALLOW_THREADS
+	}
+}
+
+/* ---- the type ------------------------------------------------------------------------
+ */
+
+static int client_open(struct client *c, const struct kvd_options *options)
+{
+	int r;
+
+	Py_BEGIN_ALLOW_THREADS r = kvd_open(options, &c->kvd);
+	Py_END_ALLOW_THREADS if (r < 0) ext_raise(kvd_last_error(NULL));
+	return r;
+}
+
+static PyObject *client_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"socket", "name", "client", "role", "timeout", NULL};
+	struct kvd_options options = {0};
+	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+	PyObject *timeout = NULL;
+	struct client *c;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|zzzzO", names, &options.socket,
+					 &options.name, &options.client, &options.role,
+					 &timeout) ||
+	    ext_timeout(timeout, &options.timeout_ms) < 0)
+		return NULL;
+	c = (struct client *)alloc(type, 0);
+	if (!c)
+		return NULL;
+	c->forks = ext_forks();
+	c->told_end = &c->told;
+	pthread_mutex_init(&c->lock, NULL);
+	pthread_cond_init(&c->turned, NULL);
+	if (client_open(c, &options) < 0) {
+		Py_DECREF(c);
+		return NULL;
+	}
+	return (PyObject *)c;
+}
+
+static void graves_drop(struct client *c)
+{
+	struct grave *g = atomic_exchange(&c->buried, NULL);
+	struct grave *lists[] = {g, c->graves, c->emptied};
+
+	c->graves = c->emptied = NULL;
+	for (size_t i = 0; i < 3; i++) {
+		for (g = lists[i]; g;) {
+			struct grave *next = g->next;
+
+			Py_XDECREF(g->keep);
+			mem_free(g);
+			g = next;
+		}
+	}
+}
+
+static void client_shut(struct client *c)
+{
+	struct kvd_client *kvd = c->kvd;
+	bool forked = c->forks != ext_forks();
+
+	if (!kvd)
+		return;
+	if (!forked) { /* in a child another thread may have had it */
+		Py_BEGIN_ALLOW_THREADS pthread_mutex_lock(&c->lock);
+		Py_END_ALLOW_THREADS
+	}
+	kvd = c->kvd;
+	c->kvd = NULL;
+	kvd_close(kvd);
+	if (forked)
+		return;
+	pthread_cond_broadcast(&c->turned);
+	client_unlock(c);
+	graves_drop(c);
+}
+
+static PyObject *client_close(PyObject *self, PyObject *none)
+{
+	(void)none;
+	client_shut((struct client *)self);
+	Py_RETURN_NONE;
+}
+
+static void client_dealloc(PyObject *self)
+{
+	struct client *c = (struct client *)self;
+	PyTypeObject *type = Py_TYPE(self);
+	freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+	client_shut(c);
+	if (c->forks == ext_forks()) {
+		pthread_cond_destroy(&c->turned);
+		pthread_mutex_destroy(&c->lock);
+	}
+	release(self);
+	Py_DECREF(type);
+}
+
+struct command {
+	struct client *c;
+	const char *cmd, *args;
+};
+
+static int command_start(void *ctx, const struct kvd_call *call)
+{
+	struct command *command = ctx;
+
+	return kvd_submit(command->c->kvd, command->cmd, command->args, NULL, 0, call,
+			  NULL);
+}
+
+static PyObject *client_command(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"cmd", "args", "timeout", "on_done", NULL};
+	struct command command = {.c = (struct client *)self};
+	PyObject *timeout = NULL, *on_done_p = NULL, *text;
+	char *json = NULL;
+	int ms;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|zOO", names, &command.cmd,
+					 &command.args, &timeout, &on_done_p) ||
+	    ext_timeout(timeout, &ms) < 0)
+		return NULL;
+	if (client_run(command.c, command_start, &command, ms, on_done_p, &json) < 0)
+		return NULL;
+	if (!json)
+		Py_RETURN_NONE;
+	text = PyUnicode_DecodeUTF8(json, (Py_ssize_t)strlen(json), "replace");
+	mem_free(json);
+	return text;
+}
+
+static PyObject *client_info(PyObject *self, PyObject *none)
+{
+	struct client *c = (struct client *)self;
+	struct kvd_daemon_info d;
+
+	(void)none;
+	if (!client_lock(c))
+		return NULL;
+	d = *kvd_daemon(c->kvd);
+	client_unlock(c);
+	return Py_BuildValue("{s:s,s:s,s:s,s:s,s:i,s:K,s:K,s:I}", "daemon", d.daemon,
+			     "name", d.name, "instance", d.instance, "endpoint",
+			     d.endpoint, "pid", d.pid, "session",
+			     (unsigned long long)d.session, "epoch",
+			     (unsigned long long)d.epoch, "slots", d.slots);
+}
+
+static PyObject *client_key(PyObject *self, PyObject *none)
+{
+	struct client *c = (struct client *)self;
+	struct kvd_session_key key;
+	int r;
+
+	(void)none;
+	if (!client_lock(c))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS r = kvd_session_key(c->kvd, 0, &key);
+	Py_END_ALLOW_THREADS if (r < 0) return client_raise(c, kvd_last_error(c->kvd));
+	client_unlock(c);
+	return Py_BuildValue("(Ks)", (unsigned long long)key.epoch, key.secret);
+}
+
+static PyObject *client_poll(PyObject *self, PyObject *none)
+{
+	struct client *c = (struct client *)self;
+
+	(void)none;
+	if (!client_lock(c))
+		return NULL;
+	client_turn(c, true);
+	client_unlock(c);
+	Py_RETURN_NONE;
+}
+
+/* Make what transfers share with the daemon now, not in the first of them. */
+static PyObject *client_prepare(PyObject *self, PyObject *none)
+{
+	struct client *c = (struct client *)self;
+	int r;
+
+	(void)none;
+	if (!client_lock(c))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS r = kvd_xfer_prepare(c->kvd);
+	Py_END_ALLOW_THREADS if (r < 0) return client_raise(c, kvd_last_error(c->kvd));
+	client_unlock(c);
+	Py_RETURN_NONE;
+}
+
+/* (fd, events, milliseconds): what an event loop waits for. */
+static PyObject *client_wants(PyObject *self, PyObject *none)
+{
+	struct client *c = (struct client *)self;
+	int fd, events, ms;
+
+	(void)none;
+	if (!client_lock(c))
+		return NULL;
+	fd = kvd_fd(c->kvd);
+	events = kvd_events(c->kvd);
+	ms = kvd_timeout_ms(c->kvd);
+	client_unlock(c);
+	return Py_BuildValue("(iii)", fd, events, ms);
+}
+
+static PyObject *client_lost(PyObject *self, PyObject *none)
+{
+	struct client *c = (struct client *)self;
+	bool lost;
+
+	(void)none;
+	if (!client_lock(c))
+		return NULL;
+	lost = kvd_lost(c->kvd);
+	client_unlock(c);
+	return PyBool_FromLong(lost);
+}
+
+/* Names this session; another one after the daemon was restarted. */
+static PyObject *client_epoch(PyObject *self, void *closure)
+{
+	struct client *c = (struct client *)self;
+	uint64_t epoch;
+
+	(void)closure;
+	if (!client_lock(c))
+		return NULL;
+	epoch = kvd_daemon(c->kvd)->epoch;
+	client_unlock(c);
+	return PyLong_FromUnsignedLongLong(epoch);
+}
+
+static PyObject *client_closed(PyObject *self, void *closure)
+{
+	(void)closure;
+	return PyBool_FromLong(((struct client *)self)->kvd == NULL);
+}
+
+static PyMethodDef methods[] = {
+	{"close", client_close, METH_NOARGS, NULL},
+	{"command", (PyCFunction)(void (*)(void))client_command,
+	 METH_VARARGS | METH_KEYWORDS, NULL},
+	{"info", client_info, METH_NOARGS, NULL},
+	{"key", client_key, METH_NOARGS, NULL},
+	{"poll", client_poll, METH_NOARGS, NULL},
+	{"prepare", client_prepare, METH_NOARGS, NULL},
+	{"wants", client_wants, METH_NOARGS, NULL},
+	{"lost", client_lost, METH_NOARGS, NULL},
+	{NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef getset[] = {
+	{"closed", client_closed, NULL, NULL, NULL},
+	{"epoch", client_epoch, NULL, NULL, NULL},
+	{NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot slots[] = {
+	{Py_tp_new, client_make},
+	{Py_tp_dealloc, client_dealloc},
+	{Py_tp_methods, methods},
+	{Py_tp_getset, getset},
+	{0, NULL},
+};
+
+static PyType_Spec spec = {
+	.name = "kvd._kvd.Client",
+	.basicsize = sizeof(struct client),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+	.slots = slots,
+};
+
+int ext_client_init(PyObject *module)
+{
+	client_type = (PyTypeObject *)ext_type(module, "Client", &spec);
+	return client_type ? 0 : -1;
+}

@@ -1,0 +1,528 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory that a daemon may use: regions and pools of one client, memfd-backed
+ * memory, and memory that is adopted.
+ *
+ * A Region holds what its bytes live in (`keep`) until the daemon has answered
+ * that it is unregistered: also one that was only dropped, whose closing goes on
+ * behind its finaliser. Freed sooner, a daemon that copies by address (`vm`)
+ * could write into whatever the allocator put there next.
+ *
+ * Adopting asks for the pointer that malloc gave, which a caller that aligned its
+ * buffer, or took a view of an array, does not have. chunk_of() looks for it: the
+ * header of a chunk that glibc mapped begins a page, and an aligned buffer begins at
+ * most 2 MiB behind it. kvd_adopt() then checks the chunk as it checks any.
+ */
+#include "python/src/ext.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include "lib/client_adopt.h"
+
+#define IPC_HANDLE_BYTES 64 /* CUipcMemHandle */
+#define CHUNK_BYTES_MIN (UINT64_C(32) << 20) /* as kvd_adopt() */
+#define CHUNK_PAGES_BACK 513u		     /* 2 MiB of alignment, and the header's */
+
+PyTypeObject *region_type, *pool_type;
+
+/* ---- regions --------------------------------------------------------------------- */
+
+struct region_start {
+	struct client *c;
+	struct kvd_region_args args;
+	struct kvd_region *kvd;
+};
+
+static int region_begin(void *ctx, const struct kvd_call *call)
+{
+	struct region_start *s = ctx;
+
+	return kvd_region_register(s->c->kvd, &s->args, call, &s->kvd);
+}
+
+static int region_shut(void *handle, const struct kvd_call *call)
+{
+	return kvd_region_unregister(handle, call);
+}
+
+static const char *const kinds[] = {"memfd", "shm", "vm", "cuda_ipc", "cuda_vmm"};
+
+static int region_kind(const char *kind, enum kvd_region_kind *kind_p)
+{
+	for (unsigned int i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+		if (strcmp(kinds[i], kind) == 0) {
+			*kind_p = (enum kvd_region_kind)i;
+			return (int)i;
+		}
+	}
+	PyErr_Format(PyExc_ValueError,
+		     "kind: '%s' is not memfd, shm, vm, cuda_ipc or cuda_vmm", kind);
+	return -1;
+}
+
+/* The handle goes to the daemon as it is: of the size that the driver gives. */
+static int region_handle(struct kvd_region_args *args, const char *handle,
+			 Py_ssize_t length)
+{
+	if (handle && length != IPC_HANDLE_BYTES) {
+		PyErr_Format(PyExc_ValueError, "handle: %zd bytes, of %d", length,
+			     IPC_HANDLE_BYTES);
+		return -1;
+	}
+	args->ipc_handle = handle;
+	return 0;
+}
+
+static PyObject *region_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"client", "kind",    "bytes",	"address", "fd",
+				"offset", "shm_name", "name",	"keep",	   "timeout",
+				"on_done", "device",  "handle", "allocation", NULL};
+	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+	struct region_start start = {.args = {.fd = -1}};
+	unsigned long long bytes, address = 0, offset = 0, allocation = 0;
+	PyObject *keep = NULL, *timeout = NULL, *told = NULL, *client;
+	const char *kind, *handle = NULL;
+	struct region *region;
+	Py_ssize_t length = 0;
+	int ms, k;
+
+	if (!PyArg_ParseTupleAndKeywords(
+		    args, kwargs, "O!sK|KiKzzOOOzz#K", names, client_type, &client, &kind,
+		    &bytes, &address, &start.args.fd, &offset, &start.args.shm_name,
+		    &start.args.name, &keep, &timeout, &told, &start.args.device, &handle,
+		    &length, &allocation) ||
+	    ext_timeout(timeout, &ms) < 0 ||
+	    (k = region_kind(kind, &start.args.kind)) < 0 ||
+	    region_handle(&start.args, handle, length) < 0)
+		return NULL;
+	start.args.allocation = allocation;
+	region = (struct region *)alloc(type, 0);
+	if (!region)
+		return NULL;
+	start.c = (struct client *)client;
+	start.args.bytes = bytes;
+	start.args.offset = offset;
+	start.args.address = (const void *)(uintptr_t)address;
+	Py_INCREF(client);
+	region->client = start.c;
+	Py_XINCREF(keep);
+	region->keep = keep;
+	region->address = address;
+	region->bytes = bytes;
+	region->kind = kinds[k];
+	if (client_run(start.c, region_begin, &start, ms, told, NULL) < 0) {
+		if (start.kvd && start.c->kvd)
+			client_bury(start.c, region_shut, start.kvd, NULL);
+		Py_DECREF(region);
+		return NULL;
+	}
+	region->kvd = start.kvd;
+	return (PyObject *)region;
+}
+
+static int region_end(void *ctx, const struct kvd_call *call)
+{
+	return kvd_region_unregister(((struct region *)ctx)->kvd, call);
+}
+
+static PyObject *region_unregister(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"timeout", "on_done", NULL};
+	struct region *region = (struct region *)self;
+	PyObject *timeout = NULL, *told = NULL;
+	int ms;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO", names, &timeout, &told) ||
+	    ext_timeout(timeout, &ms) < 0)
+		return NULL;
+	if (!region->kvd)
+		Py_RETURN_NONE;
+	if (client_run(region->client, region_end, region, ms, told, NULL) < 0)
+		return NULL;
+	region->kvd = NULL;
+	Py_CLEAR(region->keep);
+	Py_RETURN_NONE;
+}
+
+static void region_dealloc(PyObject *self)
+{
+	struct region *region = (struct region *)self;
+	PyTypeObject *type = Py_TYPE(self);
+	freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+	if (region->kvd && region->client->kvd)
+		client_bury(region->client, region_shut, region->kvd, region->keep);
+	else
+		Py_XDECREF(region->keep);
+	Py_XDECREF(region->client);
+	release(self);
+	Py_DECREF(type);
+}
+
+static PyObject *region_get(PyObject *self, void *what)
+{
+	struct region *region = (struct region *)self;
+
+	switch ((int)(intptr_t)what) {
+	case 0:
+		return PyLong_FromUnsignedLongLong(region->address);
+	case 1:
+		return PyLong_FromUnsignedLongLong(region->bytes);
+	case 2:
+		return PyUnicode_FromString(region->kind);
+	default:
+		return PyLong_FromUnsignedLongLong(region->kvd && region->client->kvd
+							   ? kvd_region_id(region->kvd)
+							   : 0);
+	}
+}
+
+static PyMethodDef region_methods[] = {
+	{"unregister", (PyCFunction)(void (*)(void))region_unregister,
+	 METH_VARARGS | METH_KEYWORDS, NULL},
+	{NULL, NULL, 0, NULL},
+};
+static PyGetSetDef region_getset[] = {
+	{"address", region_get, NULL, NULL, (void *)0},
+	{"bytes", region_get, NULL, NULL, (void *)1},
+	{"kind", region_get, NULL, NULL, (void *)2},
+	{"id", region_get, NULL, NULL, (void *)3},
+	{NULL, NULL, NULL, NULL, NULL},
+};
+static PyType_Slot region_slots[] = {
+	{Py_tp_new, region_make},
+	{Py_tp_dealloc, region_dealloc},
+	{Py_tp_methods, region_methods},
+	{Py_tp_getset, region_getset},
+	{0, NULL},
+};
+static PyType_Spec region_spec = {
+	.name = "kvd._kvd.Region",
+	.basicsize = sizeof(struct region),
+	.flags = Py_TPFLAGS_DEFAULT,
+	.slots = region_slots,
+};
+
+/* ---- pools ------------------------------------------------------------------------ */
+
+struct pool_start {
+	struct client *c;
+	struct kvd_pool_args args;
+	struct kvd_pool *kvd;
+};
+
+static int pool_begin(void *ctx, const struct kvd_call *call)
+{
+	struct pool_start *s = ctx;
+
+	return kvd_pool_register(s->c->kvd, &s->args, call, &s->kvd);
+}
+
+static int pool_shut(void *handle, const struct kvd_call *call)
+{
+	return kvd_pool_unregister(handle, call);
+}
+
+/* regions: a tuple of (Region, offset) */
+static int pool_parts(PyObject *parts, struct kvd_region **regions, uint64_t *offsets,
+		      Py_ssize_t count)
+{
+	for (Py_ssize_t i = 0; i < count; i++) {
+		unsigned long long offset;
+		PyObject *region;
+
+		if (!PyArg_ParseTuple(PyTuple_GetItem(parts, i), "O!K", region_type,
+				      &region, &offset))
+			return -1;
+		regions[i] = ((struct region *)region)->kvd;
+		offsets[i] = offset;
+		if (!regions[i]) {
+			PyErr_Format(PyExc_ValueError, "regions[%zd]: not registered", i);
+			return -1;
+		}
+	}
+	return 0;
+}
+
+static PyObject *pool_made(PyTypeObject *type, struct pool_start *start, PyObject *parts,
+			   int ms, PyObject *told)
+{
+	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+	struct pool *pool = (struct pool *)alloc(type, 0);
+
+	if (!pool)
+		return NULL;
+	Py_INCREF(start->c);
+	pool->client = start->c;
+	Py_INCREF(parts);
+	pool->keep = parts;
+	if (client_run(start->c, pool_begin, start, ms, told, NULL) < 0) {
+		if (start->kvd && start->c->kvd)
+			client_bury(start->c, pool_shut, start->kvd, NULL);
+		Py_DECREF(pool);
+		return NULL;
+	}
+	pool->kvd = start->kvd;
+	return (PyObject *)pool;
+}
+
+static PyObject *pool_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"client",  "name",    "layout",	 "regions",
+				"tp_size", "timeout", "on_done", NULL};
+	struct pool_start start = {0};
+	PyObject *client, *parts, *timeout = NULL, *told = NULL, *pool = NULL;
+	struct kvd_region **regions;
+	uint64_t *offsets;
+	Py_ssize_t count;
+	int ms;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!zsO!|IOO", names, client_type,
+					 &client, &start.args.name, &start.args.layout,
+					 &PyTuple_Type, &parts, &start.args.tp_size,
+					 &timeout, &told) ||
+	    ext_timeout(timeout, &ms) < 0)
+		return NULL;
+	count = PyTuple_Size(parts);
+	regions = mem_calloc((size_t)count + 1, sizeof(*regions));
+	offsets = mem_calloc((size_t)count + 1, sizeof(*offsets));
+	start.c = (struct client *)client;
+	start.args.regions = regions;
+	start.args.offsets = offsets;
+	start.args.region_count = (size_t)count;
+	if (!regions || !offsets)
+		PyErr_NoMemory();
+	else if (pool_parts(parts, regions, offsets, count) == 0)
+		pool = pool_made(type, &start, parts, ms, told);
+	mem_free(regions);
+	mem_free(offsets);
+	return pool;
+}
+
+static int pool_end(void *ctx, const struct kvd_call *call)
+{
+	return kvd_pool_unregister(((struct pool *)ctx)->kvd, call);
+}
+
+static PyObject *pool_unregister(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"timeout", "on_done", NULL};
+	struct pool *pool = (struct pool *)self;
+	PyObject *timeout = NULL, *told = NULL;
+	int ms;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO", names, &timeout, &told) ||
+	    ext_timeout(timeout, &ms) < 0)
+		return NULL;
+	if (!pool->kvd)
+		Py_RETURN_NONE;
+	if (client_run(pool->client, pool_end, pool, ms, told, NULL) < 0)
+		return NULL;
+	pool->kvd = NULL;
+	Py_CLEAR(pool->keep);
+	Py_RETURN_NONE;
+}
+
+static void pool_dealloc(PyObject *self)
+{
+	struct pool *pool = (struct pool *)self;
+	PyTypeObject *type = Py_TYPE(self);
+	freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+	if (pool->kvd && pool->client->kvd)
+		client_bury(pool->client, pool_shut, pool->kvd, pool->keep);
+	else
+		Py_XDECREF(pool->keep);
+	Py_XDECREF(pool->client);
+	release(self);
+	Py_DECREF(type);
+}
+
+static PyObject *pool_get_id(PyObject *self, void *what)
+{
+	struct pool *pool = (struct pool *)self;
+
+	(void)what;
+	return PyLong_FromUnsignedLongLong(
+		pool->kvd && pool->client->kvd ? kvd_pool_id(pool->kvd) : 0);
+}
+
+static PyMethodDef pool_methods[] = {
+	{"unregister", (PyCFunction)(void (*)(void))pool_unregister,
+	 METH_VARARGS | METH_KEYWORDS, NULL},
+	{NULL, NULL, 0, NULL},
+};
+static PyGetSetDef pool_getset[] = {
+	{"id", pool_get_id, NULL, NULL, NULL},
+	{NULL, NULL, NULL, NULL, NULL},
+};
+static PyType_Slot pool_slots[] = {
+	{Py_tp_new, pool_make},
+	{Py_tp_dealloc, pool_dealloc},
+	{Py_tp_methods, pool_methods},
+	{Py_tp_getset, pool_getset},
+	{0, NULL},
+};
+static PyType_Spec pool_spec = {
+	.name = "kvd._kvd.Pool",
+	.basicsize = sizeof(struct pool),
+	.flags = Py_TPFLAGS_DEFAULT,
+	.slots = pool_slots,
+};
+
+/* ---- memory ------------------------------------------------------------------------ */
+
+static PyObject *memory_alloc(PyObject *module, PyObject *args)
+{
+	struct kvd_memory memory = {.fd = -1};
+	const char *name = "kvd-python";
+	unsigned long long bytes;
+	int r;
+
+	(void)module;
+	if (!PyArg_ParseTuple(args, "K|s", &bytes, &name))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS r = kvd_memory_alloc((size_t)bytes, name, &memory);
+	Py_END_ALLOW_THREADS if (r < 0) return ext_raise(kvd_last_error(NULL));
+	return Py_BuildValue(
+		"(iKKK)", memory.fd, (unsigned long long)(uintptr_t)memory.address,
+		(unsigned long long)memory.bytes, (unsigned long long)memory.huge_bytes);
+}
+
+static PyObject *memory_free(PyObject *module, PyObject *args)
+{
+	unsigned long long address, bytes, huge;
+	struct kvd_memory memory;
+
+	(void)module;
+	if (!PyArg_ParseTuple(args, "iKKK", &memory.fd, &address, &bytes, &huge))
+		return NULL;
+	memory.address = (void *)(uintptr_t)address;
+	memory.bytes = (size_t)bytes;
+	memory.huge_bytes = (size_t)huge;
+	kvd_memory_free(&memory);
+	Py_RETURN_NONE;
+}
+
+static PyObject *adopt(PyObject *module, PyObject *args)
+{
+	struct kvd_adopt_args a = {0};
+	struct kvd_adopted got;
+	unsigned long long address, bytes;
+	int quiet = 0, vouched = 0, r;
+
+	(void)module;
+	if (!PyArg_ParseTuple(args, "KK|pp", &address, &bytes, &quiet, &vouched))
+		return NULL;
+	a.address = (void *)(uintptr_t)address;
+	a.bytes = (size_t)bytes;
+	a.quiet = quiet;
+	a.vouched = vouched;
+	Py_BEGIN_ALLOW_THREADS r = kvd_adopt(&a, &got);
+	Py_END_ALLOW_THREADS if (r < 0) return ext_raise(kvd_last_error(NULL));
+	return Py_BuildValue("{s:K,s:K,s:K,s:i,s:K}", "id", (unsigned long long)got.id,
+			     "bytes", (unsigned long long)got.bytes, "huge",
+			     (unsigned long long)got.huge_bytes, "moved", (int)got.moved,
+			     "address", (unsigned long long)(uintptr_t)got.address);
+}
+
+static PyObject *adopt_release(PyObject *module, PyObject *args)
+{
+	struct kvd_adopted got = {.fd = -1};
+	unsigned long long id;
+
+	(void)module;
+	if (!PyArg_ParseTuple(args, "K", &id))
+		return NULL;
+	got.id = id;
+	if (kvd_adopt_release(&got) < 0)
+		return ext_raise(kvd_last_error(NULL));
+	Py_RETURN_NONE;
+}
+
+struct chunk {
+	uint64_t begin, end; /* of what can be read without a gap */
+};
+
+/* Areas are split by what madvise() said of them: a chunk may lie in several. */
+static int on_area(void *arg, const struct maps_area *area)
+{
+	struct chunk *chunk = arg;
+	bool usable = area->readable && !area->shared && !area->inode;
+
+	if (!usable || area->begin != chunk->end)
+		chunk->begin = usable ? area->begin : area->end;
+	chunk->end = area->end;
+	return 0;
+}
+
+/* Is this the header of a chunk that malloc mapped, around [address, +bytes)? Headers lie
+ * outside of what malloc gives, so the sanitizer is not asked. */
+__attribute__((no_sanitize("address"))) static uint64_t
+chunk_at(uint64_t at, uint64_t page, uint64_t address, uint64_t bytes)
+{
+	const volatile uint64_t *w = (const volatile uint64_t *)(uintptr_t)at;
+	uint64_t before = w[0], size = w[1] & ~UINT64_C(7);
+
+	if (before != 0 || (w[1] & 7) != 2 || size % page || size < CHUNK_BYTES_MIN ||
+	    size > UINT64_MAX - at || address < at + 16 || address - at > size ||
+	    bytes > size - (address - at))
+		return 0;
+	return size;
+}
+
+/* The payload of that chunk: its header begins a page not far before. */
+static bool chunk_find(uint64_t address, uint64_t bytes, uint64_t *at_p,
+		       uint64_t *bytes_p)
+{
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), at = address / page * page, size;
+	uint64_t back = CHUNK_PAGES_BACK * page;
+	struct chunk area = {0};
+
+	if (maps_each(at > back ? at - back : 0, address + 1, on_area, &area) < 0 ||
+	    area.end <= address)
+		return false;
+	for (unsigned int i = 0; i < CHUNK_PAGES_BACK && at >= area.begin;
+	     i++, at -= page) {
+		size = chunk_at(at, page, address, bytes);
+		if (size) {
+			*at_p = at + 16;
+			*bytes_p = size - 16;
+			return true;
+		}
+	}
+	return false;
+}
+
+static PyObject *chunk_of(PyObject *module, PyObject *args)
+{
+	unsigned long long address, bytes;
+	uint64_t at = 0, length = 0;
+
+	(void)module;
+	if (!PyArg_ParseTuple(args, "KK", &address, &bytes))
+		return NULL;
+	if (!chunk_find(address, bytes, &at, &length))
+		Py_RETURN_NONE;
+	return Py_BuildValue("(KK)", (unsigned long long)at, (unsigned long long)length);
+}
+
+static PyMethodDef functions[] = {
+	{"memory_alloc", memory_alloc, METH_VARARGS, NULL},
+	{"memory_free", memory_free, METH_VARARGS, NULL},
+	{"adopt", adopt, METH_VARARGS, NULL},
+	{"adopt_release", adopt_release, METH_VARARGS, NULL},
+	{"chunk_of", chunk_of, METH_VARARGS, NULL},
+	{NULL, NULL, 0, NULL},
+};
+
+int ext_memory_init(PyObject *module)
+{
+	region_type = (PyTypeObject *)ext_type(module, "Region", &region_spec);
+	pool_type = (PyTypeObject *)ext_type(module, "Pool", &pool_spec);
+	if (!region_type || !pool_type)
+		return -1;
+	return PyModule_AddFunctions(module, functions);
+}

@@ -1,0 +1,539 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rooms. Python (kvd/rooms.py) brings page lists and sources into plain tuples;
+ * here they become libkvd's structs for the time of one call.
+ *
+ *   view    (name or None, pages as bytes of u32, first_token, token_begin,
+ *            token_end, layer_begin, layer_end)
+ *   source  (endpoint or None, pool or None, room or None, rank or None, views)
+ *   wait    (Region, offset, value) or None
+ *
+ * The bytes objects are held by the caller's tuples while the call is made, and
+ * libkvd copies what it keeps.
+ */
+#include "python/src/ext.h"
+
+#include <string.h>
+
+static PyTypeObject *room_type;
+
+struct room {
+	PyObject_HEAD struct client *client;
+	struct kvd_room *kvd;
+	PyObject *keep; /* its pool */
+	uint64_t number;
+};
+
+struct views {
+	struct kvd_view *at;
+	size_t count;
+};
+
+static void views_fini(struct views *views)
+{
+	mem_free(views->at);
+	views->at = NULL;
+}
+
+static int views_parse(PyObject *tuple, struct views *views)
+{
+	Py_ssize_t n = tuple && tuple != Py_None ? PyTuple_Size(tuple) : 0;
+
+	*views = (struct views){.count = (size_t)n};
+	if (n < 0)
+		return -1;
+	views->at = mem_calloc((size_t)n + 1, sizeof(*views->at));
+	if (!views->at) {
+		PyErr_NoMemory();
+		return -1;
+	}
+	for (Py_ssize_t i = 0; i < n; i++) {
+		struct kvd_view *v = &views->at[i];
+		unsigned long long first, begin, end;
+		const char *pages;
+		Py_ssize_t bytes;
+
+		if (!PyArg_ParseTuple(PyTuple_GetItem(tuple, i), "zy#KKKII", &v->name,
+				      &pages, &bytes, &first, &begin, &end,
+				      &v->layer_begin, &v->layer_end))
+			return -1;
+		v->pages = (const uint32_t *)(const void *)pages;
+		v->page_count = (size_t)bytes / sizeof(uint32_t);
+		v->first_token = first;
+		v->token_begin = begin;
+		v->token_end = end;
+	}
+	return 0;
+}
+
+static int wait_parse(PyObject *tuple, struct kvd_wait *wait)
+{
+	unsigned long long offset, value;
+	PyObject *region;
+
+	memset(wait, 0, sizeof(*wait));
+	if (!tuple || tuple == Py_None)
+		return 0;
+	if (!PyArg_ParseTuple(tuple, "O!KK", region_type, &region, &offset, &value))
+		return -1;
+	wait->region = ((struct region *)region)->kvd;
+	wait->offset = offset;
+	wait->value = value;
+	if (wait->region)
+		return 0;
+	PyErr_SetString(PyExc_ValueError, "wait: its region is not registered");
+	return -1;
+}
+
+/* None: absent. 1: given, 0: not, -1: an exception. */
+static int number_parse(PyObject *value, uint64_t *number_p)
+{
+	if (!value || value == Py_None)
+		return 0;
+	*number_p = PyLong_AsUnsignedLongLong(value);
+	return PyErr_Occurred() ? -1 : 1;
+}
+
+struct sources {
+	struct kvd_source *at;
+	struct views *views;
+	size_t count;
+};
+
+static void sources_fini(struct sources *s)
+{
+	for (size_t i = 0; s->views && i < s->count; i++)
+		views_fini(&s->views[i]);
+	mem_free(s->views);
+	mem_free(s->at);
+}
+
+static int source_parse(PyObject *tuple, struct kvd_source *s, struct views *views)
+{
+	PyObject *room, *rank, *view_list;
+	uint64_t number = 0;
+	int r;
+
+	if (!PyArg_ParseTuple(tuple, "zzOOO", &s->endpoint, &s->pool, &room, &rank,
+			      &view_list))
+		return -1;
+	r = number_parse(room, &s->room);
+	s->another_room = r == 1;
+	if (r >= 0)
+		r = number_parse(rank, &number);
+	s->has_rank = r == 1;
+	s->rank = (uint32_t)number;
+	if (r >= 0)
+		r = views_parse(view_list, views);
+	s->views = views->at;
+	s->view_count = views->count;
+	return r < 0 ? -1 : 0;
+}
+
+static int sources_parse(PyObject *tuple, struct sources *s)
+{
+	Py_ssize_t n = tuple && tuple != Py_None ? PyTuple_Size(tuple) : 0;
+
+	*s = (struct sources){.count = n > 0 ? (size_t)n : 0};
+	s->at = mem_calloc(s->count + 1, sizeof(*s->at));
+	s->views = mem_calloc(s->count + 1, sizeof(*s->views));
+	if (!s->at || !s->views) {
+		PyErr_NoMemory();
+		return -1;
+	}
+	for (Py_ssize_t i = 0; i < n; i++) {
+		if (source_parse(PyTuple_GetItem(tuple, i), &s->at[i], &s->views[i]) < 0)
+			return -1;
+	}
+	return n < 0 ? -1 : 0;
+}
+
+/* ---- opening ----------------------------------------------------------------------- */
+
+struct open_start {
+	struct client *c;
+	struct kvd_room_args args;
+	struct kvd_room *kvd;
+};
+
+static int open_begin(void *ctx, const struct kvd_call *call)
+{
+	struct open_start *s = ctx;
+
+	return kvd_room_open(s->c->kvd, &s->args, call, &s->kvd);
+}
+
+static void on_nothing(void *arg, int result, const struct kvd_reply *reply)
+{
+	(void)arg;
+	(void)result;
+	(void)reply;
+}
+
+/* What was dropped while it ran is aborted first; it is closed when it is still. */
+static int room_shut(void *handle, const struct kvd_call *call)
+{
+	int state = kvd_room_state(handle);
+	struct kvd_call nobody = {.on_done = on_nothing};
+
+	if (state == KVD_FAILED || state == KVD_SUCCESS || state < 0)
+		return kvd_room_close(handle, call);
+	kvd_room_abort(handle, "its handle was dropped", &nobody);
+	return -KVD_E_STATE; /* looked at again in the next turn */
+}
+
+static PyObject *room_made(PyTypeObject *type, struct open_start *start, PyObject *pool,
+			   int ms, PyObject *told)
+{
+	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+	struct room *room = (struct room *)alloc(type, 0);
+
+	if (!room)
+		return NULL;
+	Py_INCREF(start->c);
+	room->client = start->c;
+	Py_INCREF(pool);
+	room->keep = pool;
+	room->number = start->args.room;
+	if (client_run(start->c, open_begin, start, ms, told, NULL) < 0) {
+		if (start->kvd && start->c->kvd)
+			client_bury(start->c, room_shut, start->kvd, NULL);
+		Py_DECREF(room);
+		return NULL;
+	}
+	room->kvd = start->kvd;
+	return (PyObject *)room;
+}
+
+static PyObject *room_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"client",   "room",	 "role",	 "pool",
+				"sources",  "receivers", "views",	 "aux",
+				"wait",	    "lease_ms",	 "bootstrap_ms", "waiting_ms",
+				"stall_ms", "timeout",	 "on_done",	 NULL};
+	struct open_start start = {0};
+	struct kvd_room_args *a = &start.args;
+	PyObject *client, *pool, *source_list = NULL, *view_list = NULL, *aux = NULL;
+	PyObject *wait = NULL, *timeout = NULL, *told = NULL, *room = NULL;
+	struct sources sources = {0};
+	struct views views = {0};
+	unsigned long long number;
+	uint64_t slot = 0;
+	int role, ms, r;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!KiO!|OIOOOIIIIOO", names,
+					 client_type, &client, &number, &role, pool_type,
+					 &pool, &source_list, &a->receivers, &view_list,
+					 &aux, &wait, &a->lease_ms, &a->bootstrap_ms,
+					 &a->waiting_ms, &a->stall_ms, &timeout, &told) ||
+	    ext_timeout(timeout, &ms) < 0)
+		return NULL;
+	start.c = (struct client *)client;
+	a->room = number;
+	a->role = (enum kvd_role)role;
+	a->pool = ((struct pool *)pool)->kvd;
+	r = a->pool ? number_parse(aux, &slot) : -1;
+	if (!a->pool)
+		PyErr_SetString(PyExc_ValueError, "pool: not registered");
+	a->has_aux = r == 1;
+	a->aux = (uint32_t)slot;
+	if (r >= 0 && sources_parse(source_list, &sources) == 0 &&
+	    views_parse(view_list, &views) == 0 && wait_parse(wait, &a->wait) == 0) {
+		a->sources = sources.at;
+		a->source_count = sources.count;
+		a->views = views.at;
+		a->view_count = views.count;
+		room = room_made(type, &start, pool, ms, told);
+	}
+	sources_fini(&sources);
+	views_fini(&views);
+	return room;
+}
+
+static void room_dealloc(PyObject *self)
+{
+	struct room *room = (struct room *)self;
+	PyTypeObject *type = Py_TYPE(self);
+	freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+	if (room->kvd && room->client->kvd)
+		client_bury(room->client, room_shut, room->kvd, room->keep);
+	else
+		Py_XDECREF(room->keep);
+	Py_XDECREF(room->client);
+	release(self);
+	Py_DECREF(type);
+}
+
+static bool room_usable(struct room *room)
+{
+	if (room->kvd && room->client->kvd)
+		return true;
+	ext_raise_code(KVD_E_STATE, "room %llu: closed",
+		       (unsigned long long)room->number);
+	return false;
+}
+
+/* ---- bind, send, abort, close ---------------------------------------------------------
+ */
+
+struct bind_start {
+	struct room *room;
+	struct kvd_bind_args bind;
+	struct kvd_send_args send;
+	const char *reason;
+};
+
+static int bind_begin(void *ctx, const struct kvd_call *call)
+{
+	struct bind_start *s = ctx;
+
+	return kvd_room_bind(s->room->kvd, &s->bind, call);
+}
+
+static int send_begin(void *ctx, const struct kvd_call *call)
+{
+	struct bind_start *s = ctx;
+
+	return kvd_room_send(s->room->kvd, &s->send, call);
+}
+
+static int abort_begin(void *ctx, const struct kvd_call *call)
+{
+	struct bind_start *s = ctx;
+
+	return kvd_room_abort(s->room->kvd, s->reason, call);
+}
+
+static int close_begin(void *ctx, const struct kvd_call *call)
+{
+	return kvd_room_close(((struct bind_start *)ctx)->room->kvd, call);
+}
+
+static PyObject *room_bind(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"views", "aux", "wait", "timeout", "on_done", NULL};
+	struct bind_start s = {.room = (struct room *)self};
+	PyObject *view_list, *aux = NULL, *wait = NULL, *timeout = NULL, *told = NULL;
+	struct views views = {0};
+	uint64_t slot = 0;
+	int ms, r = -1;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OOOO", names, &view_list, &aux,
+					 &wait, &timeout, &told) ||
+	    ext_timeout(timeout, &ms) < 0 || !room_usable(s.room))
+		return NULL;
+	if (views_parse(view_list, &views) == 0 && wait_parse(wait, &s.bind.wait) == 0)
+		r = number_parse(aux, &slot);
+	if (r >= 0) {
+		s.bind.views = views.at;
+		s.bind.view_count = views.count;
+		s.bind.has_aux = r == 1;
+		s.bind.aux = (uint32_t)slot;
+		r = client_run(s.room->client, bind_begin, &s, ms, told, NULL);
+	}
+	views_fini(&views);
+	if (r < 0)
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyObject *room_send(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"seq",	"views",   "last",    "aux",
+				"wait", "timeout", "on_done", NULL};
+	struct bind_start s = {.room = (struct room *)self};
+	PyObject *view_list, *aux = NULL, *wait = NULL, *timeout = NULL, *told = NULL;
+	struct views views = {0};
+	unsigned long long seq;
+	uint64_t slot = 0;
+	int ms, last = 0, r = -1;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KO|pOOOO", names, &seq,
+					 &view_list, &last, &aux, &wait, &timeout,
+					 &told) ||
+	    ext_timeout(timeout, &ms) < 0 || !room_usable(s.room))
+		return NULL;
+	if (views_parse(view_list, &views) == 0 && wait_parse(wait, &s.send.wait) == 0)
+		r = number_parse(aux, &slot);
+	if (r >= 0) {
+		s.send.seq = seq;
+		s.send.views = views.at;
+		s.send.view_count = views.count;
+		s.send.last = last;
+		s.send.has_aux = r == 1;
+		s.send.aux = (uint32_t)slot;
+		r = client_run(s.room->client, send_begin, &s, ms, told, NULL);
+	}
+	views_fini(&views);
+	if (r < 0)
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyObject *room_abort(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"reason", "timeout", "on_done", NULL};
+	struct bind_start s = {.room = (struct room *)self};
+	PyObject *timeout = NULL, *told = NULL;
+	int ms;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|zOO", names, &s.reason, &timeout,
+					 &told) ||
+	    ext_timeout(timeout, &ms) < 0 || !room_usable(s.room))
+		return NULL;
+	if (client_run(s.room->client, abort_begin, &s, ms, told, NULL) < 0)
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyObject *room_close(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"timeout", "on_done", NULL};
+	struct room *room = (struct room *)self;
+	struct bind_start s = {.room = room};
+	PyObject *timeout = NULL, *told = NULL;
+	int ms;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO", names, &timeout, &told) ||
+	    ext_timeout(timeout, &ms) < 0)
+		return NULL;
+	if (!room->kvd || !room->client->kvd)
+		Py_RETURN_NONE;
+	if (client_run(room->client, close_begin, &s, ms, told, NULL) < 0)
+		return NULL;
+	room->kvd = NULL;
+	Py_CLEAR(room->keep);
+	Py_RETURN_NONE;
+}
+
+/* ---- looking
+ * ------------------------------------------------------------------------------ */
+
+static PyObject *room_state(PyObject *self, PyObject *none)
+{
+	struct room *room = (struct room *)self;
+	int state;
+
+	(void)none;
+	if (!room_usable(room))
+		return NULL;
+	state = kvd_room_state(room->kvd);
+	/* an unanswered opening ends when its answer is read */
+	if (state == KVD_BOOTSTRAPPING && client_trylock(room->client)) {
+		client_turn(room->client, false);
+		client_unlock(room->client);
+		state = kvd_room_state(room->kvd);
+	}
+	if (state < 0)
+		return ext_raise_code(-state, "room %llu: its slot is another's",
+				      (unsigned long long)room->number);
+	return PyLong_FromLong(state);
+}
+
+/* (state, flags, error, retryable, bytes, total) */
+static PyObject *room_read(PyObject *self, PyObject *none)
+{
+	struct room *room = (struct room *)self;
+	struct kvd_room_status st;
+
+	(void)none;
+	if (!room_usable(room))
+		return NULL;
+	if (kvd_room_read(room->kvd, &st) < 0)
+		return ext_raise_code(KVD_E_GONE, "room %llu: its slot is another's",
+				      (unsigned long long)room->number);
+	return Py_BuildValue("(iIiiKK)", st.state, st.flags, st.error, (int)st.retryable,
+			     (unsigned long long)st.bytes, (unsigned long long)st.total);
+}
+
+static PyObject *room_first_token(PyObject *self, PyObject *none)
+{
+	struct room *room = (struct room *)self;
+	uint64_t token = 0;
+	int r;
+
+	(void)none;
+	if (!room_usable(room) || !client_lock(room->client))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS r = kvd_room_first_token(room->kvd, 0, &token);
+	Py_END_ALLOW_THREADS if (r < 0) return client_raise(
+		room->client, kvd_last_error(room->client->kvd));
+	client_unlock(room->client);
+	return PyLong_FromUnsignedLongLong(token);
+}
+
+/* landed(view or None, pages) -> bitmap */
+static PyObject *room_landed(PyObject *self, PyObject *args)
+{
+	struct room *room = (struct room *)self;
+	const char *view = NULL;
+	Py_ssize_t pages;
+	PyObject *bitmap;
+	size_t bytes;
+	void *at;
+	int r;
+
+	if (!PyArg_ParseTuple(args, "zn", &view, &pages) || !room_usable(room))
+		return NULL;
+	bytes = ((size_t)pages + 7) / 8;
+	at = mem_zalloc(bytes + 1);
+	if (!at)
+		return PyErr_NoMemory();
+	if (!client_lock(room->client)) {
+		mem_free(at);
+		return NULL;
+	}
+	Py_BEGIN_ALLOW_THREADS r = kvd_room_landed(room->kvd, view, 0, at, bytes);
+	Py_END_ALLOW_THREADS if (r < 0)
+	{
+		mem_free(at);
+		return client_raise(room->client, kvd_last_error(room->client->kvd));
+	}
+	client_unlock(room->client);
+	bitmap = PyBytes_FromStringAndSize(at, (Py_ssize_t)bytes);
+	mem_free(at);
+	return bitmap;
+}
+
+static PyObject *room_number(PyObject *self, void *closure)
+{
+	(void)closure;
+	return PyLong_FromUnsignedLongLong(((struct room *)self)->number);
+}
+
+#define KEYWORDS(f) (PyCFunction)(void (*)(void))(f), METH_VARARGS | METH_KEYWORDS
+static PyMethodDef methods[] = {
+	{"bind", KEYWORDS(room_bind), NULL},
+	{"send", KEYWORDS(room_send), NULL},
+	{"abort", KEYWORDS(room_abort), NULL},
+	{"close", KEYWORDS(room_close), NULL},
+	{"state", room_state, METH_NOARGS, NULL},
+	{"read", room_read, METH_NOARGS, NULL},
+	{"first_token", room_first_token, METH_NOARGS, NULL},
+	{"landed", room_landed, METH_VARARGS, NULL},
+	{NULL, NULL, 0, NULL},
+};
+static PyGetSetDef getset[] = {
+	{"number", room_number, NULL, NULL, NULL},
+	{NULL, NULL, NULL, NULL, NULL},
+};
+static PyType_Slot slots[] = {
+	{Py_tp_new, room_make},
+	{Py_tp_dealloc, room_dealloc},
+	{Py_tp_methods, methods},
+	{Py_tp_getset, getset},
+	{0, NULL},
+};
+static PyType_Spec spec = {
+	.name = "kvd._kvd.Room",
+	.basicsize = sizeof(struct room),
+	.flags = Py_TPFLAGS_DEFAULT,
+	.slots = slots,
+};
+
+int ext_room_init(PyObject *module)
+{
+	room_type = (PyTypeObject *)ext_type(module, "Room", &spec);
+	return room_type ? 0 : -1;
+}
