@@ -2,7 +2,7 @@
 #include "daemon/events.h"
 
 #include "daemon/control/commands_peer.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/room/rooms.h"
 #include "daemon/xfer/xfer.h"
 

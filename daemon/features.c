@@ -9,12 +9,12 @@
 #include "daemon/transport/transport.h"
 #include "gpu/kernels_image.h"
 
-void features_transports(const char *names[FEATURES_TRANSPORTS_MAX])
+void features_transports(const char *names[TRANSPORTS_MAX])
 {
 	size_t i;
 
 	for (i = 0; transport_table[i]; i++) {
-		assert(i + 1 < FEATURES_TRANSPORTS_MAX);
+		assert(i + 1 < TRANSPORTS_MAX);
 		names[i] = transport_table[i]->name;
 	}
 	names[i] = NULL;
@@ -22,7 +22,7 @@ void features_transports(const char *names[FEATURES_TRANSPORTS_MAX])
 
 void features_print(FILE *out)
 {
-	const char *names[FEATURES_TRANSPORTS_MAX];
+	const char *names[TRANSPORTS_MAX];
 	int major, minor, patch;
 
 	features_transports(names);

@@ -5,10 +5,11 @@
 
 #include <stdio.h>
 
-#define FEATURES_TRANSPORTS_MAX 16
+#include "daemon/base/context.h"
+
 
 /* Names of the transports built in, in default order, up to a NULL. */
-void features_transports(const char *names[FEATURES_TRANSPORTS_MAX]);
+void features_transports(const char *names[TRANSPORTS_MAX]);
 void features_print(FILE *out);
 
 #endif

@@ -135,7 +135,7 @@ static void on_kept(void *arg, const char *name)
 static int reload(struct kvd_impl *impl, unsigned int *changed_p)
 {
 	cleanup_free struct config *fresh = mem_zalloc(sizeof(*fresh));
-	const char *transports[FEATURES_TRANSPORTS_MAX];
+	const char *transports[TRANSPORTS_MAX];
 	const struct config_source source = {
 		.path = *impl->config.path ? impl->config.path : NULL,
 		.name = impl->config.name,

@@ -99,7 +99,7 @@ static int serve(const struct config *config)
 
 static int load_and(enum action action, struct config_source *source)
 {
-	static const char *transports[FEATURES_TRANSPORTS_MAX];
+	static const char *transports[TRANSPORTS_MAX];
 	cleanup_free struct config *config = mem_zalloc(sizeof(*config));
 
 	features_transports(transports);

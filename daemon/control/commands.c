@@ -30,7 +30,7 @@
 #include "daemon/control/brief.h"
 #include "daemon/config/config.h"
 #include "daemon/control/control.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/session/session.h"
 #include "proto/json.h"
 

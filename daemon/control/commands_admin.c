@@ -17,7 +17,7 @@
 #include "daemon/control/brief.h"
 #include "daemon/config/config.h"
 #include "daemon/handshake/handshake.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/loop/offload.h"
 #include "daemon/session/session.h"
 #include "daemon/config/setting.h"

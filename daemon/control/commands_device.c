@@ -10,7 +10,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/control/commands.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/loop/offload.h"
 #include "daemon/transport/transport.h"
 #include "daemon/transport/verbs/verbs_look.h"

@@ -15,7 +15,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/bootstrap/bootstrap.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/control/reply_walk.h"
 #include "daemon/session/session.h"
 #include "proto/json.h"

@@ -13,7 +13,7 @@
 #include "daemon/control/commands.h"
 #include "daemon/control/commands_peer.h"
 #include "daemon/handshake/handshake.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/session/session.h"
 #include "proto/json.h"
 

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/plan/plan_json.h"
 
 #define REPLY_ROWS_MAX 65536u /* some 4 MiB of reply; kvd-ctl plan has no such limit */

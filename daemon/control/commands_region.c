@@ -15,7 +15,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/control/brief.h"
 #include "daemon/config/config.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/session/pool.h"
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"

@@ -17,7 +17,7 @@
 #include "daemon/control/commands.h"
 #include "daemon/control/commands_room.h"
 #include "daemon/config/config.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/room/room_cover.h"
 #include "daemon/room/room_record.h"
 #include "daemon/room/rooms.h"

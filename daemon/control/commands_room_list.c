@@ -12,7 +12,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/control/commands.h"
 #include "daemon/control/commands_room.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/control/reply_walk.h"
 #include "daemon/room/room_cursor.h"
 #include "daemon/room/room_record.h"

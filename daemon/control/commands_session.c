@@ -17,7 +17,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/control/control.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/link/link.h"
 #include "daemon/xfer/ring.h"
 #include "daemon/session/session.h"
@@ -58,7 +58,7 @@ static bool add_strings(cJSON *result, const char *name, const char *const *stri
 
 static bool add_transports(cJSON *result, const struct kvd *kvd)
 {
-	const char *names[KVD_TRANSPORTS_MAX];
+	const char *names[TRANSPORTS_MAX];
 	size_t count = 0;
 
 	for (unsigned int i = 0; i < kvd->transport_count; i++) {

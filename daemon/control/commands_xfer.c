@@ -13,7 +13,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/control/brief.h"
 #include "daemon/control/commands.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/xfer/ring_ops.h"
 #include "daemon/session/session.h"
 #include "daemon/xfer/xfer_impl.h"

@@ -37,7 +37,7 @@
 #include "daemon/config/config.h"
 #include "daemon/control/control.h"
 #include "daemon/control/inbox.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/loop/loop.h"
 #include "daemon/control/outbox.h"
 #include "daemon/xfer/ring.h"

@@ -31,7 +31,7 @@
 #include "daemon/control/commands.h"
 #include "daemon/config/config.h"
 #include "daemon/control/conn.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/session/session.h"
 #include "daemon/session/share.h"
 

@@ -5,7 +5,7 @@
 #include "daemon/control/commands.h"
 #include "daemon/config/config.h"
 #include "daemon/control/control.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/session/session.h"
 
 #define PIECES_A_LOOK 8u /* at the clock */

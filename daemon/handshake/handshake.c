@@ -26,7 +26,7 @@
 #include "daemon/bootstrap/bootstrap.h"
 #include "daemon/config/config.h"
 #include "daemon/handshake/handshake_impl.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 
 #define BEAT_NS (250 * LOOP_NS_PER_MS) /* until what found no memory is tried again */
 #define PROGRESS_BUDGET 64u /* a turn, so that other sources have theirs */
@@ -365,7 +365,7 @@ static int open_transports(struct handshake *hs)
 			continue;
 		}
 		kvd->transports[kvd->transport_count++] = t;
-		if (kvd->transport_count == KVD_TRANSPORTS_MAX)
+		if (kvd->transport_count == TRANSPORTS_MAX)
 			break;
 	}
 	if (kvd->config->require.count && handshake_transports_ok(hs) < 0) {
@@ -499,7 +499,7 @@ static int make_peers(struct handshake *hs)
 		struct transport *t = kvd->transports[i];
 		struct peer_address *a = &hs->addresses[args.address_count];
 
-		if (t->address_len == 0 || args.address_count == PEER_TRANSPORTS_MAX)
+		if (t->address_len == 0 || args.address_count == TRANSPORTS_MAX)
 			continue;
 		snprintf(a->transport, sizeof(a->transport), "%s", t->ops->name);
 		a->data = t->address;

@@ -5,7 +5,7 @@
 #define KVD_HANDSHAKE_IMPL_H
 
 #include "daemon/handshake/handshake.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/room/room.h"
 
 struct handshake {
@@ -19,7 +19,7 @@ struct handshake {
 	struct loop_prepare before_sleep; /* progress and arm the transports */
 	struct err transports_why;
 	struct peers_callbacks peer_callbacks;
-	struct peer_address addresses[PEER_TRANSPORTS_MAX]; /* for HELLO */
+	struct peer_address addresses[TRANSPORTS_MAX]; /* for HELLO */
 	bool closing;
 	struct loop_timer beat; /* always running: a restart needs no memory */
 	bool lacking; /* something is to be tried again */
@@ -35,7 +35,7 @@ struct publication {
 	struct loop_defer gone;
 	void (*on_gone)(void *arg);
 	void *arg;
-	struct xp_buffer *buffers[KVD_TRANSPORTS_MAX]; /* made when first asked for */
+	struct xp_buffer *buffers[TRANSPORTS_MAX]; /* made when first asked for */
 };
 
 struct share {

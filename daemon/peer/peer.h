@@ -20,6 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/base/context.h"
 #include "daemon/base/err.h"
 #include "daemon/base/cursor.h"
 #include "daemon/base/list.h"
@@ -30,7 +31,6 @@
 struct config;
 struct peers;
 
-#define PEER_TRANSPORTS_MAX 8u
 #define PEER_LACK_BYTES 64u /* of a message without memory that are seen */
 /* Feature bits of HELLO; both sides' intersection is in force. */
 #define PEER_FEATURE_BASE (UINT64_C(1) << 0)
@@ -59,7 +59,7 @@ struct peer {
 	uint64_t features;
 	uint8_t token_in[16];  /* what the remote must present on data connections */
 	uint8_t token_out[16]; /* what we present */
-	struct peer_address addresses[PEER_TRANSPORTS_MAX];
+	struct peer_address addresses[TRANSPORTS_MAX];
 	unsigned int address_count;
 	struct err why;	 /* DOWN: the reason */
 	uint64_t rtt_ns; /* last PING */
@@ -123,7 +123,7 @@ struct peers_args {
 	const struct peers_callbacks *callbacks;
 	const char *name;
 	uint8_t boot_id[16];
-	/* this daemon's transports, for HELLO; borrowed, count <= PEER_TRANSPORTS_MAX */
+	/* this daemon's transports, for HELLO; borrowed, count <= TRANSPORTS_MAX */
 	const struct peer_address *addresses;
 	unsigned int address_count;
 };

@@ -138,7 +138,7 @@ static int judge(const struct wire_hello *m, uint16_t *version_p)
 static int hear(struct peering *peering, const struct wire_header *h,
 		const struct wire_hello *m, const char *user)
 {
-	struct peer_address addresses[PEER_TRANSPORTS_MAX];
+	struct peer_address addresses[TRANSPORTS_MAX];
 	unsigned int count;
 	uint16_t version;
 	int r;

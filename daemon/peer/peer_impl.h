@@ -39,7 +39,7 @@ struct peering {
 	uint16_t version;
 	uint8_t token_out[16], instance[16], boot_id[16];
 	char name[64], endpoint[LINK_ENDPOINT_MAX], user[LINK_USER_MAX];
-	struct peer_address addresses[PEER_TRANSPORTS_MAX]; /* until it is UP */
+	struct peer_address addresses[TRANSPORTS_MAX]; /* until it is UP */
 	unsigned int address_count;
 	/* its HELLO wants (again) a WELCOME with this nonce */
 	bool answer_due;
@@ -203,7 +203,7 @@ void peering_promote(struct peer_impl *impl);
 struct peering *peering_find(struct peers *peers, uint64_t epoch_in);
 int peer_addresses_encode(struct peers *peers, const struct peer_address *addresses,
 			  unsigned int count);
-/* At most PEER_TRANSPORTS_MAX are kept. */
+/* At most TRANSPORTS_MAX are kept. */
 int peer_addresses_decode(const struct wire_blob *blob, struct peer_address *addresses,
 			  unsigned int *count_p);
 void peer_addresses_free(struct peer_address *addresses, unsigned int *count);

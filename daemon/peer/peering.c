@@ -84,9 +84,9 @@ int peer_addresses_encode(struct peers *peers, const struct peer_address *addres
 	size_t size = sizeof(uint32_t);
 	struct cursor c;
 
-	if (count > PEER_TRANSPORTS_MAX)
+	if (count > TRANSPORTS_MAX)
 		return err_raise(ERR_INVAL, "%u transports, the cap is %u", count,
-				 PEER_TRANSPORTS_MAX);
+				 TRANSPORTS_MAX);
 	for (unsigned int i = 0; i < count; i++)
 		size += 2 + strlen(addresses[i].transport) + 4 + addresses[i].len;
 	if (size > wire_body_cap(WIRE_T_HELLO) - sizeof(struct wire_hello))
@@ -131,7 +131,7 @@ int peer_addresses_decode(const struct wire_blob *blob, struct peer_address *add
 		cursor_get_str(&c, name, sizeof(name));
 		data = cursor_get_blob(&c, blob->len, &len);
 		if (c.bad || strlen(name) >= sizeof(a->transport) ||
-		    *count_p == PEER_TRANSPORTS_MAX)
+		    *count_p == TRANSPORTS_MAX)
 			continue;
 		a->data = mem_dup(data, len);
 		if (!a->data) {

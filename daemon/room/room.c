@@ -22,7 +22,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/loop/offload.h"
 #include "daemon/room/room_cursor.h"
 #include "daemon/room/room_mail.h"

@@ -24,7 +24,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/config/config.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/room/room.h"
 #include "daemon/room/rooms.h"
 

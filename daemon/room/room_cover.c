@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/room/rooms.h"
 
 /* ---- sources ---- */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/room/room_cursor.h"
 
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/room/rooms_impl.h"
 
 #define ROOMS_A_LOOK 4u /* at the clock */

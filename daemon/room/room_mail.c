@@ -21,7 +21,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/room/room_wire.h"
 #include "daemon/room/rooms.h"
 

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/room/room_cover.h"
 #include "daemon/room/room_mail.h"
 #include "daemon/room/room_wire.h"

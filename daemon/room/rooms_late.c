@@ -14,7 +14,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/room/rooms_impl.h"
 #include "daemon/session/share.h"
 

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/room/rooms_impl.h"
 #include "daemon/session/session.h"
 

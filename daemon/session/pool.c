@@ -21,7 +21,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/handshake/handshake.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/loop/offload.h"
 #include "daemon/session/session.h"
 #include "proto/json.h"

@@ -36,7 +36,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/loop/offload.h"
 #include "daemon/session/region_map.h"
 #include "daemon/session/session.h"
@@ -82,7 +82,7 @@ const char *region_kind_name(enum region_kind kind)
 /* Undo what import_work() did, also half of it. */
 static void release_memory(struct region *region)
 {
-	for (unsigned int i = 0; i < REGION_TRANSPORTS_MAX; i++) {
+	for (unsigned int i = 0; i < TRANSPORTS_MAX; i++) {
 		struct xp_reg *reg = mem_steal(region->regs[i]);
 
 		if (reg)

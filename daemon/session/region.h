@@ -10,13 +10,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/base/context.h"
 #include "daemon/base/err.h"
 #include "daemon/transport/transport.h"
 
 struct session;
 struct kvd;
 
-#define REGION_TRANSPORTS_MAX 8u
 
 enum region_kind {
 	REGION_MEMFD,
@@ -39,7 +39,7 @@ struct region {
 	uint64_t length;
 	struct memory *memory;
 	/* index = the transport's place in kvd->transports; NULL = not usable there */
-	struct xp_reg *regs[REGION_TRANSPORTS_MAX];
+	struct xp_reg *regs[TRANSPORTS_MAX];
 	unsigned int pins;	 /* pools and ops */
 	unsigned int pools;	 /* of which are pools, each counted once */
 	uint64_t pool_mark;	 /* pool.c's */

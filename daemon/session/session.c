@@ -23,7 +23,7 @@
 #include "daemon/control/commands.h"
 #include "daemon/config/config.h"
 #include "daemon/control/control.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/peer/peer.h"
 #include "daemon/session/pool.h"
 #include "daemon/session/region.h"

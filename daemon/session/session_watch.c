@@ -26,7 +26,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"

@@ -34,7 +34,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/control/control.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/xfer/ring_ops.h"
 #include "daemon/session/session.h"
 #include "daemon/xfer/xfer_impl.h"

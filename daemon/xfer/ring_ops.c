@@ -23,7 +23,7 @@
 #include <unistd.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"

@@ -24,7 +24,7 @@
 #include "daemon/control/brief.h"
 #include "daemon/control/commands.h"
 #include "daemon/config/config.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"

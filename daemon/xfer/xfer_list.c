@@ -13,7 +13,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/control/commands.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/xfer/ring.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"

@@ -15,7 +15,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/control/commands.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/session/region.h"
 #include "daemon/xfer/ring.h"
 #include "daemon/session/session.h"

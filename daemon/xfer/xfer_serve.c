@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"
 #include "daemon/xfer/xfer_impl.h"

@@ -14,7 +14,7 @@
 
 #include "daemon/config/config.h"
 #include "daemon/handshake/handshake.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 #include "tests/sim/link_mem.h"
 #include "daemon/session/session.h"
 #include "tests/sim/fake.h"

@@ -14,7 +14,7 @@
 
 #include "daemon/base/list.h"
 #include "daemon/config/config.h"
-#include "daemon/kvd.h"
+#include "daemon/base/context.h"
 
 struct mini { /* the daemon */
 	struct kvd kvd;

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * context: the daemon object as its parts see it: a pointer to each. kvd.c builds
+ * the members in one visible order and frees them in reverse; each is written only
+ * by its own part.
+ */
+#ifndef KVD_CONTEXT_H
+#define KVD_CONTEXT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/list.h"
+#include "daemon/base/metrics.h"
+
+/* Of one daemon, of one peer, of one region's keys. */
+#define TRANSPORTS_MAX 8u
+
+struct bootstrap;
+struct config;
+struct control;
+struct copier;
+struct gpu;
+struct handshake;
+struct link;
+struct loop;
+struct offload;
+struct peers;
+struct rings;
+struct rooms;
+struct session_clock;
+struct transport;
+struct xfers;
+
+struct kvd {
+	const struct config *config;
+	struct loop *loop;
+	struct offload *offload;
+	struct copier *copier;
+	struct gpu *gpu; /* NULL in tests without */
+	struct list sessions; /* struct session.link */
+	unsigned int session_count;
+	uint64_t next_session_id, next_pool_id;
+	struct transport *transports[TRANSPORTS_MAX]; /* in configured order */
+	unsigned int transport_count;
+	struct link *link;
+	struct peers *peers;
+	struct handshake *handshake;
+	struct bootstrap *bootstrap;
+	struct xfers *xfers;
+	struct rooms *rooms;
+	struct control *control;
+	struct rings *rings; /* ring.c; NULL without any */
+	struct session_clock *session_clock; /* session_watch.c; NULL without sessions */
+	bool draining;	      /* refuse new rooms, let running ones end */
+	bool stopping;
+	bool abandoned;	      /* did not become still: freed by the kernel */
+	uint8_t boot_id[16];  /* of this kernel: equal = same host */
+	uint64_t started_ns;  /* loop_now_ns at start */
+	struct metrics metrics;
+	void *impl;	      /* kvd.c's own */
+};
+
+/* Let running rooms end, then stop; at the deadline stop anyway. Idempotent. The end
+ * is kvd.c's; commands ask for it. */
+void kvd_drain(struct kvd *kvd, uint64_t deadline_ns);
+void kvd_stop(struct kvd *kvd);
+
+#endif
