@@ -50,8 +50,9 @@ int ctl_run_ping(struct ctl *ctl, int argc, char **argv)
 		most = took > most ? took : most;
 		sum += took;
 	}
-	printf(ctl->json ? "{\"count\":%lu,\"min_us\":%.0f,\"mean_us\":%.0f,\"max_us\":%.0f}\n" :
-			   "%lu round trips: min %.0f us, mean %.0f us, max %.0f us\n",
+	printf(ctl->json ? "{\"count\":%lu,\"min_us\":%.0f,\"mean_us\":%.0f,\"max_us\":%."
+			   "0f}\n"
+			 : "%lu round trips: min %.0f us, mean %.0f us, max %.0f us\n",
 	       count, least, sum / (double)count, most);
 	return CTL_OK;
 }
@@ -63,9 +64,9 @@ static char *read_input(void)
 	size_t n = text ? fread(text, 1, INPUT_MAX + 1, stdin) : 0;
 
 	if (!text || ferror(stdin) || n > INPUT_MAX) {
-		ctl_failed("standard input: %s", !text		? "out of memory" :
-						 ferror(stdin) ? strerror(errno) :
-								 "over 1 MiB");
+		ctl_failed("standard input: %s", !text		 ? "out of memory"
+						 : ferror(stdin) ? strerror(errno)
+								 : "over 1 MiB");
 		mem_free(text);
 		return NULL;
 	}
@@ -121,14 +122,16 @@ int ctl_run_abort(struct ctl *ctl, int argc, char **argv)
 		cJSON_AddStringToObject(args, "role", ctl->role);
 	if (ctl->reason)
 		cJSON_AddStringToObject(args, "reason", ctl->reason);
-	return act(ctl, "room.abort", args, "aborting; it is failed once nothing of it moves");
+	return act(ctl, "room.abort", args,
+		   "aborting; it is failed once nothing of it moves");
 }
 
 int ctl_run_drain(struct ctl *ctl, int argc, char **argv)
 {
 	(void)argc;
 	(void)argv;
-	return act(ctl, "drain", NULL, "draining: no new rooms; the daemon stops when all ended");
+	return act(ctl, "drain", NULL,
+		   "draining: no new rooms; the daemon stops when all ended");
 }
 
 int ctl_run_log(struct ctl *ctl, int argc, char **argv)
@@ -163,7 +166,8 @@ static int write_secret(const char *path, const char *secret)
 	explicit_bzero(line, sizeof(line));
 	if (n != 41 || fsync(fd) < 0) {
 		unlink(path);
-		return ctl_failed("%s: %s", path, n < 0 ? strerror(errno) : "short write");
+		return ctl_failed("%s: %s", path,
+				  n < 0 ? strerror(errno) : "short write");
 	}
 	return CTL_OK;
 }
@@ -180,7 +184,8 @@ int ctl_run_keygen(struct ctl *ctl, int argc, char **argv)
 	if (argc)
 		r = write_secret(argv[0], secret_key);
 	if (!r && ctl->json)
-		printf(argc ? "{\"public\":\"%s\"}\n" : "{\"public\":\"%s\",\"secret\":\"%s\"}\n",
+		printf(argc ? "{\"public\":\"%s\"}\n"
+			    : "{\"public\":\"%s\",\"secret\":\"%s\"}\n",
 		       public_key, secret_key);
 	else if (!r && argc)
 		printf("%s\n", public_key);

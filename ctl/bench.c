@@ -81,8 +81,10 @@ static int parse_sizes(const char *text, struct wanted *w)
 
 		if (w->size_count == SIZES_MAX || !size_text(at, &size, &end) || !size ||
 		    size > MEMORY_MAX || (*end && *end != ','))
-			return ctl_usage("--size: 1 to %u of SIZE or SIZE,SIZE… like 64K,256, "
-					 "not '%s'", SIZES_MAX, text);
+			return ctl_usage(
+				"--size: 1 to %u of SIZE or SIZE,SIZE… like 64K,256, "
+				"not '%s'",
+				SIZES_MAX, text);
 		w->sizes[w->size_count++] = size;
 		if (!*end)
 			return CTL_OK;
@@ -151,8 +153,9 @@ static int serve_wait(struct kvd_client *client)
 	uint64_t epoch = kvd_daemon(client)->epoch;
 
 	for (;;) {
-		struct pollfd fds[2] = {{.fd = kvd_fd(client), .events = kvd_events(client)},
-					{.fd = STDOUT_FILENO}};
+		struct pollfd fds[2] = {
+			{.fd = kvd_fd(client), .events = kvd_events(client)},
+			{.fd = STDOUT_FILENO}};
 
 		if (poll(fds, 2, 1000) < 0 && errno != EINTR)
 			return ctl_failed("poll: %s", strerror(errno));
@@ -182,8 +185,8 @@ static int serve(struct ctl *ctl)
 		return CTL_ERROR;
 	r = ticket_make(client, &memory, &t);
 	if (!r) {
-		printf("%s,%" PRIu64 ",%s,%" PRIu64 ",%" PRIu64 "\n", t.endpoint, t.key.epoch,
-		       t.key.secret, t.address, t.bytes);
+		printf("%s,%" PRIu64 ",%s,%" PRIu64 ",%" PRIu64 "\n", t.endpoint,
+		       t.key.epoch, t.key.secret, t.address, t.bytes);
 		fflush(stdout);
 		r = serve_wait(client);
 	}
@@ -198,7 +201,8 @@ static bool ticket_parse(const char *text, struct bench_ticket *t)
 	int end = -1;
 
 	*t = (struct bench_ticket){0};
-	return sscanf(text, "%127[^,\n],%" SCNu64 ",%32[0-9a-f],%" SCNu64 ",%" SCNu64 "%n",
+	return sscanf(text,
+		      "%127[^,\n],%" SCNu64 ",%32[0-9a-f],%" SCNu64 ",%" SCNu64 "%n",
 		      t->endpoint, &t->key.epoch, t->key.secret, &t->address, &t->bytes,
 		      &end) == 5 &&
 	       end > 0 && (text[end] == '\0' || text[end] == '\n') &&
@@ -215,8 +219,9 @@ static int ticket_take(const char *text, struct bench_ticket *t)
 			return ctl_failed("standard input: no ticket");
 		text = line;
 	}
-	return ticket_parse(text, t) ? CTL_OK
-				     : ctl_failed("not a ticket of kvd-ctl bench --serve");
+	return ticket_parse(text, t)
+		       ? CTL_OK
+		       : ctl_failed("not a ticket of kvd-ctl bench --serve");
 }
 
 /* Is the other daemon there, by the transport that is wanted? */
@@ -238,7 +243,8 @@ static int reach(struct ctl *ctl, const struct bench_ticket *t, cJSON **peer_p)
 	has = ctl_str(*peer_p, "transport", "none");
 	if (want && strcmp(want, has) != 0)
 		return ctl_failed("%s is reached by %s, not by %s: see `transports` and "
-				  "`require` of both daemons", t->endpoint, has, want);
+				  "`require` of both daemons",
+				  t->endpoint, has, want);
 	return CTL_OK;
 }
 
@@ -313,7 +319,8 @@ static uint64_t rows_of(const struct wanted *w, uint64_t size, uint64_t bytes)
 	if (rows && rows <= most && rows <= ROWS_MAX)
 		return rows;
 	ctl_usage("%" PRIu64 " rows of %" PRIu64 " bytes: the other end lends %" PRIu64
-		  " bytes (its --memory)", rows ? rows : 1, size, bytes);
+		  " bytes (its --memory)",
+		  rows ? rows : 1, size, bytes);
 	return 0;
 }
 
@@ -339,8 +346,8 @@ static int measure(struct ctl *ctl, struct wanted *w, const struct bench_ticket 
 			r = CTL_ERROR;
 		for (unsigned int op = 0; !r && op < BENCH_OPS; op++)
 			if (w->c.ops[op])
-				cJSON_AddItemToArray(results, record((enum bench_op)op, &w->c,
-								     &times[op]));
+				cJSON_AddItemToArray(results, record((enum bench_op)op,
+								     &w->c, &times[op]));
 	}
 	bench_memory_free(&local);
 	mem_free(times);

@@ -29,7 +29,8 @@ struct bench_memory {
 };
 
 /* 0, or -1 after telling why. */
-int bench_memory_new(struct kvd_client *client, uint64_t bytes, struct bench_memory *out_p);
+int bench_memory_new(struct kvd_client *client, uint64_t bytes,
+		     struct bench_memory *out_p);
 void bench_memory_free(struct bench_memory *memory);
 
 struct bench_case {
@@ -51,8 +52,8 @@ struct bench_times {
  * second half, compare, then repeat in turn. `local` has twice ticket->bytes.
  * 0, or -1 after telling why.
  */
-int bench_run(struct kvd_client *client, uint64_t attach, const struct bench_ticket *ticket,
-	      const struct bench_memory *local, const struct bench_case *c,
-	      struct bench_times times[BENCH_OPS]);
+int bench_run(struct kvd_client *client, uint64_t attach,
+	      const struct bench_ticket *ticket, const struct bench_memory *local,
+	      const struct bench_case *c, struct bench_times times[BENCH_OPS]);
 
 #endif

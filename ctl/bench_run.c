@@ -52,7 +52,8 @@ static int told(struct kvd_client *client, const char *what)
 
 /* ---- memory ---- */
 
-int bench_memory_new(struct kvd_client *client, uint64_t bytes, struct bench_memory *out_p)
+int bench_memory_new(struct kvd_client *client, uint64_t bytes,
+		     struct bench_memory *out_p)
 {
 	*out_p = (struct bench_memory){.memory = {.fd = -1}};
 	if (kvd_memory_alloc(bytes, "kvd-ctl-bench", &out_p->memory) < 0)
@@ -116,9 +117,12 @@ static void fill(struct run *r, uint64_t bytes)
 static int compare(const struct run *r)
 {
 	for (uint64_t i = 0; i < r->c->rows; i++)
-		if (memcmp(r->landing + r->near[i], r->source + r->near[i], r->c->size) != 0) {
-			ctl_failed("row %" PRIu64 " of %" PRIu64 " bytes came back with other "
-				   "bytes", i, r->c->size);
+		if (memcmp(r->landing + r->near[i], r->source + r->near[i], r->c->size) !=
+		    0) {
+			ctl_failed("row %" PRIu64 " of %" PRIu64
+				   " bytes came back with other "
+				   "bytes",
+				   i, r->c->size);
 			return -1;
 		}
 	return 0;
@@ -135,7 +139,8 @@ static int dlist(struct run *r, uint64_t attach, uint64_t base, const uint64_t *
 		return -1;
 	}
 	for (uint64_t i = 0; i < r->c->rows; i++)
-		descs[i] = (struct kvd_desc){.address = base + at[i], .bytes = r->c->size};
+		descs[i] =
+			(struct kvd_desc){.address = base + at[i], .bytes = r->c->size};
 	e = kvd_dlist_prep(r->client, attach, descs, r->c->rows, NULL, dlist_p);
 	free(descs);
 	return e < 0 ? told(r->client, "dlist.prep") : 0;
@@ -180,8 +185,8 @@ static int failed(const struct run *r, enum bench_op op, const struct kvd_room_s
 		kvd_xfer_why(r->xfer[op], 0, &why);
 	ctl_failed("%s: %s after %" PRIu64 " of %" PRIu64 " bytes%s%s",
 		   op == BENCH_PUSH ? "push" : "pull",
-		   s->state == KVD_FAILED ? kvd_code_name(s->error) : "no byte moves", s->bytes,
-		   r->c->rows * r->c->size, why.code ? ": " : "", why.message);
+		   s->state == KVD_FAILED ? kvd_code_name(s->error) : "no byte moves",
+		   s->bytes, r->c->rows * r->c->size, why.code ? ": " : "", why.message);
 	return -1;
 }
 
@@ -189,9 +194,9 @@ static int failed(const struct run *r, enum bench_op op, const struct kvd_room_s
 static int finish(struct run *r, enum bench_op op)
 {
 	long ns = (long)(r->last_s[op] * 1e9 / 50);
-	const struct timespec pause = {
-		.tv_nsec = ns < PAUSE_NS_MIN ? PAUSE_NS_MIN
-			   : ns > PAUSE_NS_MAX ? PAUSE_NS_MAX : ns};
+	const struct timespec pause = {.tv_nsec = ns < PAUSE_NS_MIN   ? PAUSE_NS_MIN
+						  : ns > PAUSE_NS_MAX ? PAUSE_NS_MAX
+								      : ns};
 	double end = now_s() + r->c->timeout_ms / 1e3;
 	struct kvd_room_status s;
 	uint64_t moved = 0;
@@ -239,16 +244,17 @@ static int measure(struct run *r, struct bench_times times[BENCH_OPS])
 		return -1;
 	for (unsigned int i = 0; i < r->c->reps; i++)
 		for (int op = 0; op < BENCH_OPS; op++)
-			if (r->c->ops[op] && timed(r, (enum bench_op)op, &times[op].s[i]) < 0)
+			if (r->c->ops[op] &&
+			    timed(r, (enum bench_op)op, &times[op].s[i]) < 0)
 				return -1;
 	for (int op = 0; op < BENCH_OPS; op++)
 		qsort(times[op].s, r->c->reps, sizeof(double), by_value);
 	return 0;
 }
 
-int bench_run(struct kvd_client *client, uint64_t attach, const struct bench_ticket *ticket,
-	      const struct bench_memory *local, const struct bench_case *c,
-	      struct bench_times times[BENCH_OPS])
+int bench_run(struct kvd_client *client, uint64_t attach,
+	      const struct bench_ticket *ticket, const struct bench_memory *local,
+	      const struct bench_case *c, struct bench_times times[BENCH_OPS])
 {
 	uint8_t *base = local->memory.address;
 	struct run r = {.client = client,

@@ -12,7 +12,8 @@
 
 struct kvd_client;
 
-enum ctl_exit { /* stable: scripts depend on them */
+/* stable: scripts depend on them */
+enum ctl_exit {
 	CTL_OK = 0,
 	CTL_ERROR = 1,	   /* the daemon answered with an error, or a file did */
 	CTL_USAGE = 2,	   /* the command line is wrong; nothing was asked */

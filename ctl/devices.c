@@ -7,7 +7,8 @@
 
 static void port_row(struct table *table, const cJSON *port)
 {
-	table_cellf(table, "%s:%.0f", ctl_str(port, "device", "?"), ctl_num(port, "port"));
+	table_cellf(table, "%s:%.0f", ctl_str(port, "device", "?"),
+		    ctl_num(port, "port"));
 	table_cell(table, ctl_str(port, "state", NULL));
 	table_cell(table, ctl_str(port, "rate", NULL));
 	table_cellf(table, "%.0f", ctl_num(port, "mtu"));
@@ -15,7 +16,8 @@ static void port_row(struct table *table, const cJSON *port)
 		table_cell(table, NULL);
 	else
 		table_cellf(table, "%.0f", ctl_num(port, "node"));
-	table_cell(table, *ctl_str(port, "address", "") ? ctl_str(port, "address", "") : NULL);
+	table_cell(table,
+		   *ctl_str(port, "address", "") ? ctl_str(port, "address", "") : NULL);
 	table_cell(table, cJSON_IsTrue(ctl_list(port, "used")) ? "yes" : "no");
 	table_cell(table, ctl_str(port, "use", NULL));
 }
@@ -58,7 +60,8 @@ static int put_gpus(const cJSON *gpus, const cJSON *features)
 		table_cellf(table, "%.1f", ctl_num(gpu, "bytes") / (1 << 30));
 		table_cell(table, cJSON_IsTrue(ctl_list(gpu, "allowed")) ? "yes" : "no");
 		table_cell(table, cJSON_IsTrue(ctl_list(gpu, "used")) ? "yes" : "no");
-		table_cell(table, cJSON_IsTrue(ctl_list(gpu, "failed")) ? "failed" : "ok");
+		table_cell(table,
+			   cJSON_IsTrue(ctl_list(gpu, "failed")) ? "failed" : "ok");
 	}
 	table_print(table, stdout);
 	table_free(table);

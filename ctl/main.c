@@ -31,7 +31,8 @@ const struct ctl_command ctl_commands[] = {
 	 ctl_run_status},
 	{"health", "", "is the daemon well?",
 	 "Exit status 0 when it is serving, 1 when it refuses rooms (no transport that\n"
-	 "`require` allows is usable), drains, stops or answers with an error, 3 when it\n"
+	 "`require` allows is usable), drains, stops or answers with an error, 3 when "
+	 "it\n"
 	 "does not answer: fit for a probe.",
 	 0, 0, "", ctl_run_health},
 	{"stats", "", "all counters and gauges", "", 0, 0, "", ctl_run_stats},
@@ -46,16 +47,16 @@ const struct ctl_command ctl_commands[] = {
 	{"peers", "", "the daemons that this one knows", "", 0, 0, "", ctl_run_peers},
 	{"regions", "", "registered memory of all sessions",
 	 "Needs root, the daemon's uid or admin_uids.", 0, 0, "", ctl_run_regions},
-	{"pools", "", "pools of all sessions", "Needs root, the daemon's uid or admin_uids.", 0,
-	 0, "", ctl_run_pools},
+	{"pools", "", "pools of all sessions",
+	 "Needs root, the daemon's uid or admin_uids.", 0, 0, "", ctl_run_pools},
 	{"sessions", "", "the engines that are connected",
 	 "Needs root, the daemon's uid or admin_uids.", 0, 0, "", ctl_run_sessions},
 	{"devices", "", "RDMA ports and GPUs, and why one is not used",
 	 "All ports of the machine: state, GIDs, and as which rail the transport verbs\n"
 	 "uses each, or why it does not.",
 	 0, 0, "", ctl_run_devices},
-	{"ping", "", "round trips on the control socket",
-	 "--count N  how many (1)", 0, 0, "c", ctl_run_ping},
+	{"ping", "", "round trips on the control socket", "--count N  how many (1)", 0, 0,
+	 "c", ctl_run_ping},
 	{"call", "COMMAND [JSON | -]", "send any command, print its answer as JSON",
 	 "JSON is the command's members; - reads them from standard input.\n"
 	 "`kvd-ctl call help` lists the commands and their members.",
@@ -75,10 +76,12 @@ const struct ctl_command ctl_commands[] = {
 	 0, 1, "", ctl_run_log},
 	{"bench", "TICKET | - | --serve", "how fast two daemons move rows",
 	 "--serve           lend memory and print a ticket, until interrupted\n"
-	 "TICKET, -         measure against who printed it; -: read it from standard input\n"
+	 "TICKET, -         measure against who printed it; -: read it from standard "
+	 "input\n"
 	 "--with SOCKET     measure against another daemon of this host\n"
 	 "--size LIST       bytes a row: 64K,4K,256 if not given\n"
-	 "--rows N          rows a transfer; if not given half the memory, at most 65536\n"
+	 "--rows N          rows a transfer; if not given half the memory, at most "
+	 "65536\n"
 	 "--flat            rows one behind the other, not scattered\n"
 	 "--gather          rows one behind the other at the lender's only\n"
 	 "--op OP           push, pull or both (both)\n"
@@ -92,7 +95,8 @@ const struct ctl_command ctl_commands[] = {
 	 "ticket may read and write the lent memory while --serve runs.",
 	 0, 1, "bc", ctl_run_bench},
 	{"keygen", "[FILE]", "make a CURVE key pair for daemon-to-daemon traffic",
-	 "With FILE: the secret key is written to it (mode 0600; an existing file is not\n"
+	 "With FILE: the secret key is written to it (mode 0600; an existing file is "
+	 "not\n"
 	 "touched) for `curve_secret_file`, and the public key printed, for a line\n"
 	 "`NAME KEY [HOST]...` of every daemon's `curve_allow_file`. Without: both are\n"
 	 "printed. No daemon needed.",
@@ -106,8 +110,22 @@ const struct ctl_command ctl_commands[] = {
 	{NULL, NULL, NULL, NULL, 0, 0, NULL, NULL},
 };
 
-enum { OPT_ROLE = 256, OPT_REASON, OPT_LIMIT, OPT_COUNT, OPT_VERSION,
-       OPT_WITH, OPT_SIZE, OPT_ROWS, OPT_FLAT, OPT_GATHER, OPT_OP, OPT_TRANSPORT, OPT_MEMORY, OPT_SERVE };
+enum {
+	OPT_ROLE = 256,
+	OPT_REASON,
+	OPT_LIMIT,
+	OPT_COUNT,
+	OPT_VERSION,
+	OPT_WITH,
+	OPT_SIZE,
+	OPT_ROWS,
+	OPT_FLAT,
+	OPT_GATHER,
+	OPT_OP,
+	OPT_TRANSPORT,
+	OPT_MEMORY,
+	OPT_SERVE
+};
 
 static const struct option long_options[] = {
 	{"socket", required_argument, NULL, 's'},
@@ -137,18 +155,19 @@ static void print_commands(FILE *out)
 	fprintf(out, "Usage: kvd-ctl [OPTIONS] COMMAND [ARGUMENTS]\n\nCommands:\n");
 	for (const struct ctl_command *c = ctl_commands; c->name; c++)
 		fprintf(out, "  %-8s %-31s %s\n", c->name, c->args, c->summary);
-	fprintf(out,
-		"\nOptions:\n"
-		"  -s, --socket PATH    the daemon's control socket\n"
-		"  -n, --name NAME      the instance's name: <run dir>/NAME.sock\n"
-		"  -t, --timeout SEC    how long to wait for an answer (10)\n"
-		"  -j, --json           print the daemon's answer as JSON\n"
-		"  -h, --help           this text; after a command, that command's\n"
-		"      --version\n"
-		"\nWithout --socket and --name: $KVD_SOCKET, else the only *.sock in $KVD_RUN_DIR\n"
-		"or /run/kvd.\n"
-		"\nExit status: 0 done, 1 the daemon answered with an error, 2 the command line is\n"
-		"wrong, 3 no daemon answers.\n");
+	fprintf(out, "\nOptions:\n"
+		     "  -s, --socket PATH    the daemon's control socket\n"
+		     "  -n, --name NAME      the instance's name: <run dir>/NAME.sock\n"
+		     "  -t, --timeout SEC    how long to wait for an answer (10)\n"
+		     "  -j, --json           print the daemon's answer as JSON\n"
+		     "  -h, --help           this text; after a command, that command's\n"
+		     "      --version\n"
+		     "\nWithout --socket and --name: $KVD_SOCKET, else the only *.sock "
+		     "in $KVD_RUN_DIR\n"
+		     "or /run/kvd.\n"
+		     "\nExit status: 0 done, 1 the daemon answered with an error, 2 the "
+		     "command line is\n"
+		     "wrong, 3 no daemon answers.\n");
 }
 
 static int print_help(const char *name)
@@ -207,16 +226,20 @@ static void hint_permission(const char *path)
 	if (stat(path, &st) < 0)
 		return;
 	gr = getgrgid(st.st_gid);
-	fprintf(stderr, "  its group is %s and its mode %04o; as root: usermod -aG %s %s, then log "
-			"in anew\n",
+	fprintf(stderr,
+		"  its group is %s and its mode %04o; as root: usermod -aG %s %s, then "
+		"log "
+		"in anew\n",
 		gr ? gr->gr_name : "(no name)", (unsigned int)st.st_mode & 07777,
 		gr ? gr->gr_name : "GROUP", pw ? pw->pw_name : "USER");
 }
 
 struct kvd_client *ctl_open(struct ctl *ctl)
 {
-	struct kvd_options o = {.client = "kvd-ctl", .timeout_ms = ctl->timeout_ms,
-				.socket = ctl->socket, .name = ctl->name};
+	struct kvd_options o = {.client = "kvd-ctl",
+				.timeout_ms = ctl->timeout_ms,
+				.socket = ctl->socket,
+				.name = ctl->name};
 	const struct kvd_error *error = kvd_last_error(NULL);
 	char path[256];
 
@@ -224,9 +247,10 @@ struct kvd_client *ctl_open(struct ctl *ctl)
 		return ctl->client;
 	fprintf(stderr, "kvd-ctl: %s: %s\n", kvd_code_name(error->code), error->message);
 	if (error->code == KVD_E_NODAEMON)
-		fprintf(stderr, "  is it running?  systemctl status 'kvd@*'\n"
-				"  another place?  --socket PATH, --name NAME, KVD_SOCKET or "
-				"KVD_RUN_DIR\n");
+		fprintf(stderr,
+			"  is it running?  systemctl status 'kvd@*'\n"
+			"  another place?  --socket PATH, --name NAME, KVD_SOCKET or "
+			"KVD_RUN_DIR\n");
 	if (error->code == KVD_E_PERM && ctl->socket)
 		hint_permission(ctl->socket);
 	else if (error->code == KVD_E_PERM &&
@@ -237,8 +261,9 @@ struct kvd_client *ctl_open(struct ctl *ctl)
 
 static int error_exit(int r)
 {
-	return r == -KVD_E_LOST || r == -KVD_E_NOREPLY || r == -KVD_E_NODAEMON ? CTL_NO_DAEMON :
-										 CTL_ERROR;
+	return r == -KVD_E_LOST || r == -KVD_E_NOREPLY || r == -KVD_E_NODAEMON
+		       ? CTL_NO_DAEMON
+		       : CTL_ERROR;
 }
 
 int ctl_ask(struct ctl *ctl, const char *cmd, cJSON *args, cJSON **reply_p)
@@ -349,7 +374,8 @@ static int take_option(struct ctl *ctl, int opt, const char *command)
 		return -1;
 	case 't':
 		if (!number(optarg, 86400, &seconds))
-			return ctl_usage("--timeout: 1 to 86400 seconds, not '%s'", optarg);
+			return ctl_usage("--timeout: 1 to 86400 seconds, not '%s'",
+					 optarg);
 		ctl->timeout_ms = (int)seconds * 1000;
 		return -1;
 	case OPT_ROLE:
@@ -401,16 +427,19 @@ static int check_options(const struct ctl *ctl, const struct ctl_command *c)
 
 	for (size_t i = 0; i < ARRAY_LEN(options); i++)
 		if (options[i].given && !strchr(c->options, options[i].letter))
-			return ctl_usage("%s: not an option of %s", options[i].name, c->name);
+			return ctl_usage("%s: not an option of %s", options[i].name,
+					 c->name);
 	return -1;
 }
 
-static int run_command(struct ctl *ctl, const struct ctl_command *c, int argc, char **argv)
+static int run_command(struct ctl *ctl, const struct ctl_command *c, int argc,
+		       char **argv)
 {
 	int r = -1, opt;
 
 	optind = 0; /* begin anew, behind the command's name */
-	while (r < 0 && (opt = getopt_long(argc, argv, "s:n:t:jh", long_options, NULL)) != -1)
+	while (r < 0 &&
+	       (opt = getopt_long(argc, argv, "s:n:t:jh", long_options, NULL)) != -1)
 		r = take_option(ctl, opt, c->name);
 	if (r < 0)
 		r = check_options(ctl, c);
@@ -419,7 +448,8 @@ static int run_command(struct ctl *ctl, const struct ctl_command *c, int argc, c
 	argc -= optind;
 	argv += optind;
 	if ((unsigned int)argc < c->args_min || (unsigned int)argc > c->args_max)
-		return ctl_usage("usage: kvd-ctl %s%s%s", c->name, *c->args ? " " : "", c->args);
+		return ctl_usage("usage: kvd-ctl %s%s%s", c->name, *c->args ? " " : "",
+				 c->args);
 	if (!c->run) /* help */
 		return print_help(argc ? argv[0] : NULL);
 	return c->run(ctl, argc, argv);
@@ -431,8 +461,9 @@ int main(int argc, char **argv)
 	struct ctl ctl = {.timeout_ms = 10000};
 	int r = -1, opt;
 
-	argv[0] = (char *)(uintptr_t)"kvd-ctl"; /* getopt's messages */
-	while (r < 0 && (opt = getopt_long(argc, argv, "+s:n:t:jh", long_options, NULL)) != -1)
+	argv[0] = (char *)(uintptr_t) "kvd-ctl"; /* getopt's messages */
+	while (r < 0 &&
+	       (opt = getopt_long(argc, argv, "+s:n:t:jh", long_options, NULL)) != -1)
 		r = take_option(&ctl, opt, NULL);
 	if (r >= 0)
 		return r;

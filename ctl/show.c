@@ -77,7 +77,8 @@ const char *ctl_ms(double ms)
 	else if (s < 3600)
 		snprintf(text, 32, "%lu:%02lu min", s / 60, s % 60);
 	else
-		snprintf(text, 32, "%lud %02lu:%02lu", s / 86400, s / 3600 % 24, s / 60 % 60);
+		snprintf(text, 32, "%lud %02lu:%02lu", s / 86400, s / 3600 % 24,
+			 s / 60 % 60);
 	return text;
 }
 
@@ -90,7 +91,8 @@ static int print_table(struct table *table)
 }
 
 /* Ask for a list and show its records with `row`. */
-static int print_list(struct ctl *ctl, cJSON *reply, const char *member, const char *heads,
+static int print_list(struct ctl *ctl, cJSON *reply, const char *member,
+		      const char *heads,
 		      void (*row)(struct table *table, const cJSON *record))
 {
 	const cJSON *record;
@@ -108,7 +110,8 @@ static int print_list(struct ctl *ctl, cJSON *reply, const char *member, const c
 }
 
 static int show_list(struct ctl *ctl, const char *cmd, cJSON *args, const char *member,
-		     const char *heads, void (*row)(struct table *table, const cJSON *record))
+		     const char *heads,
+		     void (*row)(struct table *table, const cJSON *record))
 {
 	cJSON *reply;
 	int r = ctl_ask(ctl, cmd, args, &reply);
@@ -141,7 +144,8 @@ static void put_transports(const cJSON *health)
 
 	printf("%-12s", "transports");
 	cJSON_ArrayForEach(t, ctl_list(health, "transports"))
-		printf(" %s%s", ctl_str(t, "name", "?"), ctl_true(t, "staged") ? " (staged)" : "");
+		printf(" %s%s", ctl_str(t, "name", "?"),
+		       ctl_true(t, "staged") ? " (staged)" : "");
 	putchar('\n');
 }
 
@@ -152,7 +156,8 @@ static void put_health(const cJSON *health)
 		put("why", ctl_str(health, "why", ""));
 	put("uptime", ctl_ms(ctl_num(health, "uptime_ms")));
 	printf("%-12s %.0f\n", "sessions", ctl_num(health, "sessions"));
-	printf("%-12s %.0f ms in the last second\n", "loop lag", ctl_num(health, "lag_ms"));
+	printf("%-12s %.0f ms in the last second\n", "loop lag",
+	       ctl_num(health, "lag_ms"));
 	put_transports(health);
 }
 
@@ -215,9 +220,9 @@ static void put_turns(const cJSON *loop, const char *name, const char *words)
 {
 	const cJSON *h = ctl_list(loop, name);
 
-	printf("loop %-5s p50 %.0f  p99 %.0f  p99.9 %.0f  max %.0f us of %.0f  (%s)\n", words,
-	       ctl_num(h, "p50"), ctl_num(h, "p99"), ctl_num(h, "p999"), ctl_num(h, "max"),
-	       ctl_num(h, "count"), name);
+	printf("loop %-5s p50 %.0f  p99 %.0f  p99.9 %.0f  max %.0f us of %.0f  (%s)\n",
+	       words, ctl_num(h, "p50"), ctl_num(h, "p99"), ctl_num(h, "p999"),
+	       ctl_num(h, "max"), ctl_num(h, "count"), name);
 }
 
 int ctl_run_stats(struct ctl *ctl, int argc, char **argv)
@@ -239,7 +244,8 @@ int ctl_run_stats(struct ctl *ctl, int argc, char **argv)
 	return r;
 }
 
-/* ---- rooms -------------------------------------------------------------------------- */
+/* ---- rooms --------------------------------------------------------------------------
+ */
 
 static const char *room_transports(const cJSON *room)
 {
@@ -252,8 +258,8 @@ static const char *room_transports(const cJSON *room)
 		const char *name = ctl_str(peer, "transport", "?");
 
 		if (!strstr(text, name) && n < sizeof(text) - 16)
-			n += (size_t)snprintf(text + n, sizeof(text) - n, "%s%.10s", n ? "," : "",
-					      name);
+			n += (size_t)snprintf(text + n, sizeof(text) - n, "%s%.10s",
+					      n ? "," : "", name);
 	}
 	return text;
 }
@@ -282,9 +288,10 @@ int ctl_run_rooms(struct ctl *ctl, int argc, char **argv)
 	(void)argv;
 	if (ctl->limit)
 		cJSON_AddNumberToObject(args, "limit", (double)ctl->limit);
-	return show_list(ctl, "room.list", args, "rooms",
-			 "ROOM ROLE STATE POOL TRANSPORT >PEERS >BYTES >EXPECTED >TIME ERROR",
-			 room_row);
+	return show_list(
+		ctl, "room.list", args, "rooms",
+		"ROOM ROLE STATE POOL TRANSPORT >PEERS >BYTES >EXPECTED >TIME ERROR",
+		room_row);
 }
 
 /* "packed 256 B", "rows 4 KiB", "staged 64 KiB"; nothing where there was no choice. */
@@ -310,18 +317,20 @@ static void party_row(struct table *table, const cJSON *p)
 	table_cellf(table, "%.0f", ctl_num(p, "rank"));
 	table_cell(table, ctl_bytes(ctl_num(p, "bytes")));
 	table_cell(table, ctl_bytes(ctl_num(p, "expected_bytes")));
-	table_cell(table, ctl_true(p, "lost")  ? "lost" :
-			  ctl_true(p, "done")  ? "done" :
-			  ctl_true(p, "still") ? "still" :
-						 "open");
+	table_cell(table, ctl_true(p, "lost")	 ? "lost"
+			  : ctl_true(p, "done")	 ? "done"
+			  : ctl_true(p, "still") ? "still"
+						 : "open");
 }
 
 static int print_room(const cJSON *room)
 {
-	const cJSON *error = ctl_list(room, "error"), *t = ctl_list(room, "timings_ms"), *item;
+	const cJSON *error = ctl_list(room, "error"), *t = ctl_list(room, "timings_ms"),
+		    *item;
 	struct table *table;
 
-	printf("%-12s %s (%s)\n", "room", ctl_str(room, "room", "?"), ctl_str(room, "role", "?"));
+	printf("%-12s %s (%s)\n", "room", ctl_str(room, "room", "?"),
+	       ctl_str(room, "role", "?"));
 	printf("%-12s %s%s\n", "state", ctl_str(room, "state_name", "?"),
 	       ctl_true(room, "aborting") ? ": told to fail, not yet still" : "");
 	if (error)
@@ -331,8 +340,9 @@ static int print_room(const cJSON *room)
 	printf("%-12s %.0f\n", "session", ctl_num(room, "session"));
 	printf("%-12s %s\n", "pool", ctl_str(room, "pool_name", "?"));
 	printf("%-12s %s of %s, %.0f chunks, %.0f moves in flight\n", "bytes",
-	       ctl_bytes(ctl_num(room, "bytes")), ctl_bytes(ctl_num(room, "expected_bytes")),
-	       ctl_num(room, "chunks"), ctl_num(room, "in_flight"));
+	       ctl_bytes(ctl_num(room, "bytes")),
+	       ctl_bytes(ctl_num(room, "expected_bytes")), ctl_num(room, "chunks"),
+	       ctl_num(room, "in_flight"));
 	printf("%-12s bootstrap %s, waiting %s, transfer %s\n", "time",
 	       ctl_ms(ctl_num(t, "bootstrap")), ctl_ms(ctl_num(t, "waiting")),
 	       ctl_ms(ctl_num(t, "transfer")));
@@ -340,7 +350,8 @@ static int print_room(const cJSON *room)
 		printf("%-12s %s: %s (bitmap of pages)\n", "landed", item->string,
 		       cJSON_IsString(item) ? item->valuestring : "?");
 	putchar('\n');
-	if (table_new("PEER TRANSPORT PATH STAGED WAY >RANK >BYTES >EXPECTED STATE", &table) < 0)
+	if (table_new("PEER TRANSPORT PATH STAGED WAY >RANK >BYTES >EXPECTED STATE",
+		      &table) < 0)
 		return ctl_failed("out of memory");
 	cJSON_ArrayForEach(item, ctl_list(room, "peers"))
 		party_row(table, item);
@@ -367,7 +378,8 @@ int ctl_run_room(struct ctl *ctl, int argc, char **argv)
 	return r;
 }
 
-/* ---- the other nouns ------------------------------------------------------------------ */
+/* ---- the other nouns ------------------------------------------------------------------
+ */
 
 static void peer_row(struct table *table, const cJSON *p)
 {
@@ -409,7 +421,8 @@ int ctl_run_regions(struct ctl *ctl, int argc, char **argv)
 	(void)argc;
 	(void)argv;
 	return show_list(ctl, "region.list", args_all(), "regions",
-			 ">SESSION >REGION KIND >BYTES >PINS >POOLS STATE NAME", region_row);
+			 ">SESSION >REGION KIND >BYTES >PINS >POOLS STATE NAME",
+			 region_row);
 }
 
 static void pool_row(struct table *table, const cJSON *pool)
@@ -450,8 +463,9 @@ static void session_row(struct table *table, const cJSON *s)
 	table_cell(table, ctl_ms(ctl_num(s, "age_ms")));
 	table_cellf(table, "%.0f", ctl_num(s, "regions"));
 	table_cellf(table, "%.0f", ctl_num(s, "pools"));
-	table_cell(table, ctl_true(s, "ending") ? "ending" : ctl_true(s, "own") ? "this one" :
-										  "open");
+	table_cell(table, ctl_true(s, "ending") ? "ending"
+			  : ctl_true(s, "own")	? "this one"
+						: "open");
 }
 
 int ctl_run_sessions(struct ctl *ctl, int argc, char **argv)

@@ -221,7 +221,8 @@ static int start_watchdog(struct kvd_impl *impl)
 static int read_boot_id(uint8_t id[16])
 {
 	char text[37] = "";
-	cleanup_close int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+	cleanup_close int fd =
+		open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
 	unsigned int byte, n = 0;
 
 	if (fd < 0 || read(fd, text, sizeof(text) - 1) != sizeof(text) - 1)
@@ -384,8 +385,8 @@ static int wind_up(struct kvd *kvd)
 		loop_turn(kvd->loop, DRAIN_LOOK_NS);
 	if (control_idle(kvd->control) && handshake_drained(kvd->handshake))
 		return 0;
-	log_error("daemon", kvd->config->name, "not still in time", "sessions=%u rooms=%u",
-		  kvd->session_count, rooms_count(kvd->rooms));
+	log_error("daemon", kvd->config->name, "not still in time",
+		  "sessions=%u rooms=%u", kvd->session_count, rooms_count(kvd->rooms));
 	kvd->abandoned = true; /* the kernel takes what is left */
 	return -ETIMEDOUT;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The backends that are built in; the first that serves a pair of daemons is preferred. */
+/* The backends that are built in; the first that serves a pair of daemons is preferred.
+ */
 #include "daemon/transport/shm/local.h"
 #include "daemon/transport/shm/shm.h"
 #include "daemon/transport/tcp/tcp.h"

@@ -8,7 +8,8 @@ enum { PAGES = 64, TOKENS = 16, HEADS = 8, HEAD_BYTES = 256 };
 int main(int argc, char **argv) /* the prefill daemon's endpoint, the room's number */
 {
 	struct kvd_field kv = {.name = "kv", .unit_bytes = HEAD_BYTES, .units = HEADS};
-	struct kvd_source from = {.endpoint = argc > 1 ? argv[1] : "tcp://127.0.0.1:7400"};
+	struct kvd_source from = {.endpoint =
+					  argc > 1 ? argv[1] : "tcp://127.0.0.1:7400"};
 	const uint32_t pages[] = {3, 9, 4}; /* where this engine wants tokens 0 … 47 */
 	struct kvd_view view = {.pages = pages, .page_count = 3};
 	struct kvd_bind_args bind = {.views = &view, .view_count = 1};
@@ -18,23 +19,25 @@ int main(int argc, char **argv) /* the prefill daemon's endpoint, the room's num
 	struct kvd_memory memory;
 	const char *text;
 
-	if (kvd_open(NULL, &client) || kvd_memory_alloc(PAGES * TOKENS * HEADS * HEAD_BYTES,
-							"kv-cache", &memory))
+	if (kvd_open(NULL, &client) ||
+	    kvd_memory_alloc(PAGES * TOKENS * HEADS * HEAD_BYTES, "kv-cache", &memory))
 		return fprintf(stderr, "%s\n", kvd_last_error(NULL)->message), 1;
 	kv.buffer = kvd_layout_buffer(layout, memory.bytes);
-	kvd_layout_heads(layout, kvd_layout_view(layout, "kv", TOKENS, PAGES), 0, KVD_NHD, &kv);
+	kvd_layout_heads(layout, kvd_layout_view(layout, "kv", TOKENS, PAGES), 0, KVD_NHD,
+			 &kv);
 	struct kvd_pool_args args = {.regions = &region, .region_count = 1};
-	struct kvd_room_args open = {.room = 42, .role = KVD_RECV, .sources = &from,
-				     .source_count = 1};
+	struct kvd_room_args open = {
+		.room = 42, .role = KVD_RECV, .sources = &from, .source_count = 1};
 	struct kvd_room *room;
 	int state = -1;
 
 	if (!kvd_layout_text(layout, &text) && (args.layout = text) &&
 	    !kvd_region_memory(client, &memory, NULL, &region) &&
 	    !kvd_pool_register(client, &args, NULL, &open.pool) && /* once, at start */
-	    !kvd_room_open(client, &open, NULL, &room) &&	   /* then for each request */
+	    !kvd_room_open(client, &open, NULL, &room) && /* then for each request */
 	    !kvd_room_bind(room, &bind, NULL))
-		state = kvd_room_wait(room, KVD_SUCCESS, 60000); /* or poll kvd_room_state() */
+		state = kvd_room_wait(room, KVD_SUCCESS,
+				      60000); /* or poll kvd_room_state() */
 	if (state == KVD_SUCCESS)
 		puts("tokens 0 to 47 are in pages 3, 9 and 4");
 	else

@@ -22,8 +22,8 @@
 
 const char *cudrv_group_name(enum cudrv_group group)
 {
-	static const char *const names[CUDRV_GROUPS] = {"vmm", "batch", "copy3d", "peer",
-								"dmabuf", "kernels"};
+	static const char *const names[CUDRV_GROUPS] = {"vmm",	"batch",  "copy3d",
+							"peer", "dmabuf", "kernels"};
 
 	assert(group < CUDRV_GROUPS);
 	return names[group];
@@ -36,7 +36,8 @@ bool cudrv_sticky(int result)
 	case CU_ERROR_DEVICE_UNAVAILABLE:
 	case CU_ERROR_ECC_UNCORRECTABLE:
 	case CU_ERROR_NVLINK_UNCORRECTABLE:
-	case CU_ERROR_CONTAINED: /* another GPU's memory, gone under an access by NVLink */
+	case CU_ERROR_CONTAINED: /* another GPU's memory, gone under an access by NVLink
+				  */
 	case CU_ERROR_ILLEGAL_ADDRESS:
 	case CU_ERROR_CONTEXT_IS_DESTROYED:
 	case CU_ERROR_LAUNCH_FAILED:
@@ -75,8 +76,8 @@ int cudrv_raise(const struct cudrv *drv, int result, enum err_code code, const c
 		name = "CUDA error";
 	if (drv->error_string(result, &text) != CU_SUCCESS || !text)
 		text = "unknown to this driver";
-	return err_raise(result_code(result, code), "%.200s: %.48s (%d, %.60s)", words, name,
-			 result, text);
+	return err_raise(result_code(result, code), "%.200s: %.48s (%d, %.60s)", words,
+			 name, result, text);
 }
 
 /* ---- loading ---- */

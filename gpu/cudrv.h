@@ -112,7 +112,8 @@ struct cu_mem_location {
 	int type;
 	int id;
 };
-struct cu_mem_prop { /* CUmemAllocationProp */
+/* CUmemAllocationProp */
+struct cu_mem_prop {
 	int type;
 	int handle_types;
 	struct cu_mem_location location;
@@ -125,12 +126,14 @@ struct cu_mem_access {
 	struct cu_mem_location location;
 	int flags;
 };
-struct cu_copy_attributes { /* CUmemcpyAttributes */
+/* CUmemcpyAttributes */
+struct cu_copy_attributes {
 	int src_order;
 	struct cu_mem_location src_hint, dst_hint;
 	unsigned int flags;
 };
-struct cu_copy2d { /* CUDA_MEMCPY2D_v2 */
+/* CUDA_MEMCPY2D_v2 */
+struct cu_copy2d {
 	size_t src_x, src_y;
 	int src_type;
 	const void *src_host;
@@ -146,7 +149,8 @@ struct cu_copy2d { /* CUDA_MEMCPY2D_v2 */
 	size_t width, height;
 };
 
-struct cu_copy3d { /* CUDA_MEMCPY3D_v2 */
+/* CUDA_MEMCPY3D_v2 */
+struct cu_copy3d {
 	size_t src_x, src_y, src_z, src_lod;
 	int src_type;
 	const void *src_host;
@@ -173,19 +177,19 @@ struct cu_copy3d { /* CUDA_MEMCPY3D_v2 */
 	X(device_count, cuDeviceGetCount, (int *count_p))                                \
 	X(device_get, cuDeviceGet, (int *device_p, int ordinal))                         \
 	X(device_name, cuDeviceGetName, (char *name, int len, int device))               \
-	X(device_uuid, cuDeviceGetUuid_v2, (struct cu_uuid *uuid_p, int device))         \
+	X(device_uuid, cuDeviceGetUuid_v2, (struct cu_uuid * uuid_p, int device))        \
 	X(device_pci, cuDeviceGetPCIBusId, (char *id, int len, int device))              \
 	X(device_attribute, cuDeviceGetAttribute, (int *value_p, int which, int device)) \
-	X(device_bytes, cuDeviceTotalMem_v2, (size_t *bytes_p, int device))              \
-	X(ctx_retain, cuDevicePrimaryCtxRetain, (struct cu_ctx **ctx_p, int device))     \
+	X(device_bytes, cuDeviceTotalMem_v2, (size_t * bytes_p, int device))             \
+	X(ctx_retain, cuDevicePrimaryCtxRetain, (struct cu_ctx * *ctx_p, int device))    \
 	X(ctx_release, cuDevicePrimaryCtxRelease_v2, (int device))                       \
 	X(ctx_reset, cuDevicePrimaryCtxReset_v2, (int device))                           \
-	X(ctx_push, cuCtxPushCurrent_v2, (struct cu_ctx *ctx))                           \
-	X(ctx_pop, cuCtxPopCurrent_v2, (struct cu_ctx **ctx_p))                          \
+	X(ctx_push, cuCtxPushCurrent_v2, (struct cu_ctx * ctx))                          \
+	X(ctx_pop, cuCtxPopCurrent_v2, (struct cu_ctx * *ctx_p))                         \
 	X(ctx_priorities, cuCtxGetStreamPriorityRange, (int *least_p, int *greatest_p))  \
-	X(mem_info, cuMemGetInfo_v2, (size_t *free_p, size_t *total_p))                  \
+	X(mem_info, cuMemGetInfo_v2, (size_t * free_p, size_t * total_p))                \
 	X(mem_range, cuMemGetAddressRange_v2,                                            \
-	  (uint64_t *base_p, size_t *bytes_p, uint64_t address))                         \
+	  (uint64_t * base_p, size_t * bytes_p, uint64_t address))                       \
 	X(pointer_attribute, cuPointerGetAttribute,                                      \
 	  (void *value_p, int which, uint64_t address))                                  \
 	X(host_alloc, cuMemHostAlloc, (void **base_p, size_t bytes, unsigned int flags)) \
@@ -194,7 +198,7 @@ struct cu_copy3d { /* CUDA_MEMCPY3D_v2 */
 	  (void *base, size_t bytes, unsigned int flags))                                \
 	X(host_unregister, cuMemHostUnregister, (void *base))                            \
 	X(ipc_open, cuIpcOpenMemHandle_v2,                                               \
-	  (uint64_t *address_p, struct cu_ipc_mem handle, unsigned int flags))           \
+	  (uint64_t * address_p, struct cu_ipc_mem handle, unsigned int flags))          \
 	X(ipc_close, cuIpcCloseMemHandle, (uint64_t address))                            \
 	X(stream_create, cuStreamCreateWithPriority,                                     \
 	  (struct cu_stream * *stream_p, unsigned int flags, int priority))              \
@@ -211,55 +215,55 @@ struct cu_copy3d { /* CUDA_MEMCPY3D_v2 */
 	X(ipc_open_event, cuIpcOpenEventHandle,                                          \
 	  (struct cu_event * *event_p, struct cu_ipc_event handle))                      \
 	X(copy, cuMemcpyAsync,                                                           \
-	  (uint64_t dst, uint64_t src, size_t bytes, struct cu_stream *stream))          \
+	  (uint64_t dst, uint64_t src, size_t bytes, struct cu_stream * stream))         \
 	X(copy2d, cuMemcpy2DAsync_v2,                                                    \
 	  (const struct cu_copy2d *copy, struct cu_stream *stream))
 
 /* X(group, function, symbol, (parameters)) */
-#define CUDRV_OPTIONAL(X)                                                               \
-	X(VMM, vmm_import, cuMemImportFromShareableHandle,                              \
-	  (uint64_t * handle_p, void *os_handle, int type))                             \
-	X(VMM, vmm_reserve, cuMemAddressReserve,                                        \
-	  (uint64_t * address_p, size_t bytes, size_t align, uint64_t hint,             \
-	   unsigned long long flags))                                                   \
-	X(VMM, vmm_unreserve, cuMemAddressFree, (uint64_t address, size_t bytes))       \
-	X(VMM, vmm_map, cuMemMap,                                                       \
-	  (uint64_t address, size_t bytes, size_t offset, uint64_t handle,              \
-	   unsigned long long flags))                                                   \
-	X(VMM, vmm_unmap, cuMemUnmap, (uint64_t address, size_t bytes))                 \
-	X(VMM, vmm_access, cuMemSetAccess,                                              \
-	  (uint64_t address, size_t bytes, const struct cu_mem_access *access,          \
-	   size_t count))                                                               \
-	X(VMM, vmm_release, cuMemRelease, (uint64_t handle))                            \
-	X(VMM, vmm_prop, cuMemGetAllocationPropertiesFromHandle,                        \
-	  (struct cu_mem_prop * prop_p, uint64_t handle))                               \
-	X(VMM, vmm_granularity, cuMemGetAllocationGranularity,                          \
-	  (size_t * bytes_p, const struct cu_mem_prop *prop, int which))                \
-	X(BATCH, copy_batch, cuMemcpyBatchAsync_v2,                                     \
-	  (uint64_t * dsts, uint64_t * srcs, size_t * sizes, size_t count,              \
-	   struct cu_copy_attributes * attributes, size_t * indices, size_t attributes_n, \
-	   struct cu_stream * stream))                                                  \
-	X(COPY3D, copy3d, cuMemcpy3DAsync_v2,                                           \
-	  (const struct cu_copy3d *copy, struct cu_stream *stream))                     \
-	X(PEER, peer_possible, cuDeviceCanAccessPeer,                                   \
-	  (int *possible_p, int device, int other))                                     \
-	X(PEER, peer_enable, cuCtxEnablePeerAccess,                                     \
-	  (struct cu_ctx * other, unsigned int flags))                                  \
-	X(DMABUF, range_handle, cuMemGetHandleForAddressRange,                          \
-	  (void *handle_p, uint64_t address, size_t bytes, int type,                    \
-	   unsigned long long flags))                                                   \
-	X(KERNELS, mem_alloc, cuMemAlloc_v2, (uint64_t * address_p, size_t bytes))      \
-	X(KERNELS, mem_free, cuMemFree_v2, (uint64_t address))                          \
-	X(KERNELS, module_load, cuModuleLoadData,                                       \
-	  (struct cu_module * *module_p, const void *image))                            \
-	X(KERNELS, module_unload, cuModuleUnload, (struct cu_module * module))          \
-	X(KERNELS, module_function, cuModuleGetFunction,                                \
-	  (struct cu_function * *function_p, struct cu_module *module,                  \
-	   const char *name))                                                           \
-	X(KERNELS, launch, cuLaunchKernel,                                              \
-	  (struct cu_function * function, unsigned int grid_x, unsigned int grid_y,     \
-	   unsigned int grid_z, unsigned int block_x, unsigned int block_y,             \
-	   unsigned int block_z, unsigned int shared_bytes, struct cu_stream *stream,   \
+#define CUDRV_OPTIONAL(X)                                                             \
+	X(VMM, vmm_import, cuMemImportFromShareableHandle,                            \
+	  (uint64_t * handle_p, void *os_handle, int type))                           \
+	X(VMM, vmm_reserve, cuMemAddressReserve,                                      \
+	  (uint64_t * address_p, size_t bytes, size_t align, uint64_t hint,           \
+	   unsigned long long flags))                                                 \
+	X(VMM, vmm_unreserve, cuMemAddressFree, (uint64_t address, size_t bytes))     \
+	X(VMM, vmm_map, cuMemMap,                                                     \
+	  (uint64_t address, size_t bytes, size_t offset, uint64_t handle,            \
+	   unsigned long long flags))                                                 \
+	X(VMM, vmm_unmap, cuMemUnmap, (uint64_t address, size_t bytes))               \
+	X(VMM, vmm_access, cuMemSetAccess,                                            \
+	  (uint64_t address, size_t bytes, const struct cu_mem_access *access,        \
+	   size_t count))                                                             \
+	X(VMM, vmm_release, cuMemRelease, (uint64_t handle))                          \
+	X(VMM, vmm_prop, cuMemGetAllocationPropertiesFromHandle,                      \
+	  (struct cu_mem_prop * prop_p, uint64_t handle))                             \
+	X(VMM, vmm_granularity, cuMemGetAllocationGranularity,                        \
+	  (size_t * bytes_p, const struct cu_mem_prop *prop, int which))              \
+	X(BATCH, copy_batch, cuMemcpyBatchAsync_v2,                                   \
+	  (uint64_t * dsts, uint64_t * srcs, size_t * sizes, size_t count,            \
+	   struct cu_copy_attributes * attributes, size_t * indices,                  \
+	   size_t attributes_n, struct cu_stream * stream))                           \
+	X(COPY3D, copy3d, cuMemcpy3DAsync_v2,                                         \
+	  (const struct cu_copy3d *copy, struct cu_stream *stream))                   \
+	X(PEER, peer_possible, cuDeviceCanAccessPeer,                                 \
+	  (int *possible_p, int device, int other))                                   \
+	X(PEER, peer_enable, cuCtxEnablePeerAccess,                                   \
+	  (struct cu_ctx * other, unsigned int flags))                                \
+	X(DMABUF, range_handle, cuMemGetHandleForAddressRange,                        \
+	  (void *handle_p, uint64_t address, size_t bytes, int type,                  \
+	   unsigned long long flags))                                                 \
+	X(KERNELS, mem_alloc, cuMemAlloc_v2, (uint64_t * address_p, size_t bytes))    \
+	X(KERNELS, mem_free, cuMemFree_v2, (uint64_t address))                        \
+	X(KERNELS, module_load, cuModuleLoadData,                                     \
+	  (struct cu_module * *module_p, const void *image))                          \
+	X(KERNELS, module_unload, cuModuleUnload, (struct cu_module * module))        \
+	X(KERNELS, module_function, cuModuleGetFunction,                              \
+	  (struct cu_function * *function_p, struct cu_module * module,               \
+	   const char *name))                                                         \
+	X(KERNELS, launch, cuLaunchKernel,                                            \
+	  (struct cu_function * function, unsigned int grid_x, unsigned int grid_y,   \
+	   unsigned int grid_z, unsigned int block_x, unsigned int block_y,           \
+	   unsigned int block_z, unsigned int shared_bytes, struct cu_stream *stream, \
 	   void **params, void **extra))
 
 enum cudrv_group {
@@ -274,10 +278,10 @@ enum cudrv_group {
 
 struct cudrv {
 	void *library;
-	int version;		 /* 13000 is 13.0 */
-	bool has[CUDRV_GROUPS];	 /* all symbols of the group are there */
+	int version;			   /* 13000 is 13.0 */
+	bool has[CUDRV_GROUPS];		   /* all symbols of the group are there */
 	const char *missing[CUDRV_GROUPS]; /* the first one that is not */
-#define CUDRV_FIELD(function, symbol, parameters) int (*function) parameters;
+#define CUDRV_FIELD(function, symbol, parameters) int(*function) parameters;
 #define CUDRV_GROUP_FIELD(group, function, symbol, parameters) int(*function) parameters;
 	CUDRV_REQUIRED(CUDRV_FIELD)
 	CUDRV_OPTIONAL(CUDRV_GROUP_FIELD)

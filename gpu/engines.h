@@ -19,13 +19,14 @@ struct gpu_rows {
 	uint64_t dst, src;
 	uint64_t len, count;
 	int64_t dst_stride, src_stride;
-	bool flat; /* the two ends are on different devices: no pitched copies */
+	bool flat;    /* the two ends are on different devices: no pitched copies */
 	bool engines; /* an end is not for kernels: another device without peer access */
 };
 
 #define GPU_ENGINES_BATCH 512u
 
-struct gpu_engines { /* in a lane */
+/* in a lane */
+struct gpu_engines {
 	struct gpu_device *device;
 	struct cu_stream *stream;
 	bool used; /* since the last _drop() */

@@ -46,7 +46,8 @@
 
 enum { STATE_PENDING, STATE_REACHED, STATE_FAILED };
 
-struct opened { /* a thread's alone */
+/* a thread's alone */
+struct opened {
 	struct list link;
 	struct gpu_device *device;
 	struct cu_event *event;
@@ -86,15 +87,16 @@ struct gpu_events {
 	struct loop_wake wake;
 	void (*on_change)(void *arg);
 	void *arg;
-	unsigned int count; /* the loop's: not dropped */
-	struct list live;   /* owners of those, for their cap: the loop's */
+	unsigned int count;   /* the loop's: not dropped */
+	struct list live;     /* owners of those, for their cap: the loop's */
 	pthread_mutex_t lock; /* of all watchers */
 	bool stopping;
 	struct watcher watchers[GPU_DEVICES_MAX]; /* by the device's number */
-	struct watcher finder; /* of devices */
+	struct watcher finder;			  /* of devices */
 };
 
-struct owner { /* how many events one has: its cap */
+/* how many events one has: its cap */
+struct owner {
 	struct list link;
 	uint64_t id;
 	unsigned int count;
@@ -151,7 +153,7 @@ static struct opened *opened_find(struct watcher *watcher, const struct gpu_even
 {
 	struct opened *o;
 
-	list_foreach (o, &watcher->opens, link)
+	list_foreach(o, &watcher->opens, link)
 		if (o->owner == event->owner &&
 		    memcmp(&o->handle, &event->handle, sizeof(o->handle)) == 0 &&
 		    strcmp(o->name, event->device) == 0)
@@ -297,7 +299,7 @@ static unsigned int look_at_all(struct watcher *watcher)
 	struct gpu_event *event;
 	unsigned int pending = 0;
 
-	list_foreach_safe (event, &watcher->watched, link) {
+	list_foreach_safe(event, &watcher->watched, link) {
 		if (atomic_load(&event->dropped))
 			event_free(event);
 		else if (atomic_load(&event->state) == STATE_PENDING)
@@ -445,7 +447,7 @@ static struct owner *owner_find(struct gpu_events *events, uint64_t id)
 {
 	struct owner *owner;
 
-	list_foreach (owner, &events->live, link)
+	list_foreach(owner, &events->live, link)
 		if (owner->id == id)
 			return owner;
 	return NULL;

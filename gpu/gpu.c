@@ -133,8 +133,8 @@ static int device_look(struct gpu *gpu, int ordinal, struct gpu_device *device)
 	if (result == CU_SUCCESS)
 		result = drv->device_uuid(&device->uuid, device->handle);
 	if (result == CU_SUCCESS)
-		result = drv->device_pci(device->pci, sizeof(device->pci),
-					 device->handle);
+		result =
+			drv->device_pci(device->pci, sizeof(device->pci), device->handle);
 	if (result == CU_SUCCESS)
 		result = drv->device_name(device->name, sizeof(device->name),
 					  device->handle);
@@ -152,7 +152,8 @@ static int device_look(struct gpu *gpu, int ordinal, struct gpu_device *device)
 		r = attribute(drv, CU_DEVICE_ATTRIBUTE_MAX_PITCH, device->handle, &pitch);
 	if (r < 0)
 		return err_pass(r);
-	/* a driver that does not know the question is of before the exception (Windows) */
+	/* a driver that does not know the question is of before the exception (Windows)
+	 */
 	result = drv->device_attribute(&host_pointers,
 				       CU_DEVICE_ATTRIBUTE_HOST_POINTER_FOR_REGISTERED,
 				       device->handle);
@@ -245,16 +246,18 @@ int gpu_device_find(struct gpu *gpu, const char *name, struct gpu_device **devic
 		if (!device_named(&gpu->devices[i], name))
 			continue;
 		if (!gpu->devices[i].allowed)
-			return err_raise(ERR_PERM, "%s: not for this daemon (gpu = %.80s)",
+			return err_raise(ERR_PERM,
+					 "%s: not for this daemon (gpu = %.80s)",
 					 gpu->devices[i].id, gpu->allowed);
 		*device_p = &gpu->devices[i];
 		return 0;
 	}
 	devices_text(gpu, known, sizeof(known));
-	return err_raise(ERR_IMPORT,
-			 "no GPU %.48s here: kvd sees %s%s. Name it by UUID or PCI id, not "
-			 "by number; CUDA_VISIBLE_DEVICES of kvd must not hide it",
-			 name, gpu->device_count ? "" : "none", known);
+	return err_raise(
+		ERR_IMPORT,
+		"no GPU %.48s here: kvd sees %s%s. Name it by UUID or PCI id, not "
+		"by number; CUDA_VISIBLE_DEVICES of kvd must not hide it",
+		name, gpu->device_count ? "" : "none", known);
 }
 
 /* ---- contexts ---- */
@@ -360,7 +363,7 @@ int gpu_device_get(struct gpu_device *device)
 		r = broken_raise(device);
 	if (r == 0 && device->users++ == 0)
 		log_debug("gpu", device->id, "in use", "name=\"%s\" pci=%s", device->name,
-			 device->pci);
+			  device->pci);
 	pthread_mutex_unlock(&device->lock);
 	return err_pass(r);
 }
@@ -372,7 +375,7 @@ void gpu_device_put(struct gpu_device *device)
 	if (--device->users == 0) {
 		ctx_down(device);
 		log_debug("gpu", device->id, "no longer in use", "name=\"%s\"",
-			 device->name);
+			  device->name);
 	}
 	pthread_mutex_unlock(&device->lock);
 }
@@ -413,8 +416,9 @@ void gpu_device_break(struct gpu_device *device)
 	if (!atomic_load(&device->broken)) {
 		device->why = *err_last();
 		atomic_store(&device->broken, true);
-		log_error("gpu", device->id, "the device has failed; memory on it is lost",
-			  "why=\"%s\"", device->why.text);
+		log_error("gpu", device->id,
+			  "the device has failed; memory on it is lost", "why=\"%s\"",
+			  device->why.text);
 	}
 	pthread_mutex_unlock(&once);
 }

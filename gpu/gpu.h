@@ -52,21 +52,22 @@ struct gpu_device {
 	int compute; /* 90 is 9.0 */
 	size_t max_pitch;
 	bool host_pointers; /* registered host memory has one address for CPU and GPU */
-	bool allowed; /* by the option `gpu` */
+	bool allowed;	    /* by the option `gpu` */
 	/* under lock */
 	pthread_mutex_t lock;
 	unsigned int users;
-	bool held; /* the context was not released when the last one left */
-	struct list lanes;   /* idle ones */
-	uint32_t peers; /* bit n: there is peer access to device n, … */
-	unsigned int peer_turns[GPU_DEVICES_MAX]; /* … in this context of it; 0: untried */
+	bool held;	   /* the context was not released when the last one left */
+	struct list lanes; /* idle ones */
+	uint32_t peers;	   /* bit n: there is peer access to device n, … */
+	unsigned int
+		peer_turns[GPU_DEVICES_MAX]; /* … in this context of it; 0: untried */
 	/* import.c's: held while the driver opens and closes; before `lock` */
 	pthread_mutex_t imports_lock;
 	struct list imports;
 	/* while there are users */
 	struct cu_ctx *ctx;
 	atomic_uint turn; /* which context this is, from 1 */
-	int priority; /* of streams: the lowest there is */
+	int priority;	  /* of streams: the lowest there is */
 	atomic_bool broken;
 	struct err why; /* set before `broken` is */
 	struct gpu_module module;
@@ -80,7 +81,7 @@ struct gpu {
 	uint64_t kernel_row_bytes; /* shorter rows go by kernel; 0: none */
 	unsigned int streams;	   /* at work on one device at once */
 	pthread_mutex_t pins_lock;
-	struct list pins; /* pin.c's */
+	struct list pins;     /* pin.c's */
 	pthread_mutex_t lock; /* of what follows */
 	bool started;
 	atomic_bool ready; /* devices may be read without the lock */

@@ -7,10 +7,10 @@
  *
  * Opening the same IPC handle again gives the same address with a count in newer drivers
  * and an error in older ones; the share here makes that no matter but for two owners. An
- * error, too, is what a new handle gives while memory that was there before is still open.
- * A second opener waits for the first: a lock of the device's is held meanwhile, which
- * copies do not need. That keeps "closed" simple, too: the handle is closed before the
- * lock is let go, so nobody can find an import that is about to go.
+ * error, too, is what a new handle gives while memory that was there before is still
+ * open. A second opener waits for the first: a lock of the device's is held meanwhile,
+ * which copies do not need. That keeps "closed" simple, too: the handle is closed before
+ * the lock is let go, so nobody can find an import that is about to go.
  *
  * VMM memory is mapped whole, at one address, read-only unless it is to be
  * written: that the hardware keeps. IPC memory is always open for writing; that
@@ -48,7 +48,8 @@ static const char *ipc_cause(int result)
 		       "it is on";
 	case CU_ERROR_NOT_PERMITTED:
 	case CU_ERROR_NOT_SUPPORTED:
-		return "CUDA IPC is not available here (MIG, WSL, some virtual GPUs): use "
+		return "CUDA IPC is not available here (MIG, WSL, some virtual GPUs): "
+		       "use "
 		       "cuda_vmm or a host memory pool";
 	case CU_ERROR_OUT_OF_MEMORY:
 		return "no room for the mapping";
@@ -56,8 +57,10 @@ static const char *ipc_cause(int result)
 		return "memory of the same process at this place is open here already: "
 		       "of another session, or freed before it was unregistered";
 	default:
-		return "the exporting process is gone; or in another PID or IPC namespace "
-		       "(--pid=host --ipc=host); or the memory is of cuMemCreate (PyTorch's "
+		return "the exporting process is gone; or in another PID or IPC "
+		       "namespace "
+		       "(--pid=host --ipc=host); or the memory is of cuMemCreate "
+		       "(PyTorch's "
 		       "expandable_segments), which kind cuda_vmm takes";
 	}
 }
@@ -83,14 +86,15 @@ static int ipc_check_device(const struct gpu_import *im)
 		return gpu_raise(im->device, result, ERR_IMPORT, "cuPointerGetAttribute");
 	if (ordinal == (int)im->device->number)
 		return 0;
-	return err_raise(ERR_IMPORT,
-			 "the memory is on %s, not on %s: name the GPU by the UUID that "
-			 "the engine's process sees (CUDA_VISIBLE_DEVICES changes numbers, "
-			 "not UUIDs)",
-			 ordinal >= 0 && ordinal < (int)gpu->device_count
-				 ? gpu->devices[ordinal].id
-				 : "another device",
-			 im->device->id);
+	return err_raise(
+		ERR_IMPORT,
+		"the memory is on %s, not on %s: name the GPU by the UUID that "
+		"the engine's process sees (CUDA_VISIBLE_DEVICES changes numbers, "
+		"not UUIDs)",
+		ordinal >= 0 && ordinal < (int)gpu->device_count
+			? gpu->devices[ordinal].id
+			: "another device",
+		im->device->id);
 }
 
 /* Of what allocation the address is. Documented of memory of this process alone, as is
@@ -143,8 +147,9 @@ static int vmm_refused(struct gpu_device *device, int result, const char *what)
 
 	if (result == CU_ERROR_OUT_OF_MEMORY || cudrv_sticky(result))
 		return err_pass(r);
-	return err_prefix(r, "the fd is no handle of cuMemExportToShareableHandle, or its "
-			     "allocation is of another size or GPU");
+	return err_prefix(r,
+			  "the fd is no handle of cuMemExportToShareableHandle, or its "
+			  "allocation is of another size or GPU");
 }
 
 static int vmm_check(struct gpu_import *im)
@@ -340,7 +345,7 @@ static struct gpu_import *import_find(struct gpu_device *device, uint64_t owner,
 
 	if (handle->kind != GPU_HANDLE_IPC)
 		return NULL; /* an fd does not tell what it is of */
-	list_foreach (im, &device->imports, link)
+	list_foreach(im, &device->imports, link)
 		if (im->handle.kind == GPU_HANDLE_IPC && im->owner == owner &&
 		    im->writable == writable &&
 		    memcmp(&im->handle.ipc, &handle->ipc, sizeof(handle->ipc)) == 0)
@@ -455,8 +460,8 @@ bool gpu_import_reach(struct gpu_import *im, struct gpu_device *device)
 			im->open |= bit;
 		else
 			log_info("gpu", device->id,
-				 "copies pass through host memory: no access",
-				 "other=%s", im->device->id);
+				 "copies pass through host memory: no access", "other=%s",
+				 im->device->id);
 	}
 	open = im->open & bit;
 	pthread_mutex_unlock(&im->device->lock);

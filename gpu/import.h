@@ -45,7 +45,7 @@ struct gpu_import {
 	uint64_t address, bytes; /* of the allocation in this process */
 	uint64_t vmm;		 /* the driver's handle */
 	int access;		 /* VMM: what the device got */
-	unsigned int refs; /* under device->imports_lock */
+	unsigned int refs;	 /* under device->imports_lock */
 	/* under device->lock */
 	uint32_t asked, open; /* VMM: bit n: device n was tried, has access too */
 };

@@ -41,14 +41,15 @@ static bool same(const struct gpu_kept *kept, const struct gpu_keep_key *key)
 {
 	return kept->plan == key->plan && kept->begin == key->begin &&
 	       kept->src_count == key->src_count && kept->base_count == key->base_count &&
-	       memcmp(kept->bases, key->bases, key->base_count * sizeof(*key->bases)) == 0;
+	       memcmp(kept->bases, key->bases, key->base_count * sizeof(*key->bases)) ==
+		       0;
 }
 
 static struct gpu_kept *find(struct gpu_keep *keep, const struct gpu_keep_key *key)
 {
 	struct gpu_kept *kept;
 
-	list_foreach (kept, &keep->lists, link)
+	list_foreach(kept, &keep->lists, link)
 		if (same(kept, key))
 			return kept;
 	return NULL;
@@ -89,7 +90,7 @@ static bool room_make(struct gpu_device *device, uint64_t bytes)
 	struct gpu_keep *keep = &device->keep;
 	struct gpu_kept *kept;
 
-	list_foreach_safe (kept, &keep->lists, link) {
+	list_foreach_safe(kept, &keep->lists, link) {
 		if (keep->bytes + bytes <= GPU_KEEP_BYTES && keep->count < GPU_KEEP_LISTS)
 			return true;
 		if (kept->uses == 0)
@@ -166,7 +167,8 @@ int gpu_keep_copy(struct gpu_device *device, struct gpu_kept *kept,
 	kept->entries_at = kept->address + places;
 	kept->count = list->count;
 	if (places > 0)
-		result = drv->copy(kept->address, (uintptr_t)list->places, places, stream);
+		result =
+			drv->copy(kept->address, (uintptr_t)list->places, places, stream);
 	if (result == CU_SUCCESS)
 		result = drv->copy(kept->entries_at, (uintptr_t)list->entries, entries,
 				   stream);
@@ -197,7 +199,7 @@ void gpu_keep_drop(struct gpu_device *device)
 		if (!entered)
 			err_clear();
 	}
-	list_foreach_safe (kept, &device->keep.lists, link)
+	list_foreach_safe(kept, &device->keep.lists, link)
 		kept_free(device, kept);
 	if (entered)
 		gpu_leave(device);

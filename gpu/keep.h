@@ -25,12 +25,13 @@ struct cu_stream;
 
 #define GPU_KEEP_BYTES (UINT64_C(16) << 20) /* of one device's memory */
 #define GPU_KEEP_LISTS 256u
-#define GPU_KEEP_PLANS 64u  /* last seen */
+#define GPU_KEEP_PLANS 64u   /* last seen */
 #define GPU_KEEP_BASES 1024u /* plans of more buffers are not kept */
 
-struct gpu_keep { /* in struct gpu_device */
+/* in struct gpu_device */
+struct gpu_keep {
 	pthread_mutex_t lock; /* of all this, and of `uses` and `ready` */
-	struct list lists; /* last used last */
+	struct list lists;    /* last used last */
 	unsigned int count;
 	uint64_t bytes;
 	uint64_t seen[GPU_KEEP_PLANS];

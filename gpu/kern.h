@@ -54,13 +54,14 @@ struct kern_rows {
  * nothing else is used. */
 #define KERN_ROWS_PLACES 2u
 
-struct kern_place { /* of one row that has no order with others */
+/* of one row that has no order with others */
+struct kern_place {
 	uint64_t dst, src;
 } __attribute__((aligned(16)));
 #define KERN_PLACES_MAX 16u
 
-/* kvd_rows(rows, places, count, per_block): a block takes `per_block` entries of the list,
- * a warp of it one at a time. */
+/* kvd_rows(rows, places, count, per_block): a block takes `per_block` entries of the
+ * list, a warp of it one at a time. */
 #define KERN_THREADS 256u
 #define KERN_LANES 32u
 #define KERN_WARPS (KERN_THREADS / KERN_LANES)
@@ -83,25 +84,25 @@ KERN_FN uint32_t kern_lanes(uint32_t len)
 }
 
 /* Four loads are on their way before the first store waits for one. */
-#define KERN_MOVE(type)                                            \
-	do {                                                       \
-		type *to = (type *)dst;                            \
-		const type *from = (const type *)src;              \
-		uint32_t i = lane;                                 \
-                                                                   \
-		for (; i + 3 * lanes < body; i += 4 * lanes) {     \
-			const type a = from[i];                    \
-			const type b = from[i + lanes];            \
-			const type c = from[i + 2 * lanes];        \
-			const type d = from[i + 3 * lanes];        \
-                                                                   \
-			to[i] = a;                                 \
-			to[i + lanes] = b;                         \
-			to[i + 2 * lanes] = c;                     \
-			to[i + 3 * lanes] = d;                     \
-		}                                                  \
-		for (; i < body; i += lanes)                       \
-			to[i] = from[i];                           \
+#define KERN_MOVE(type)                                        \
+	do {                                                   \
+		type *to = (type *)dst;                        \
+		const type *from = (const type *)src;          \
+		uint32_t i = lane;                             \
+                                                               \
+		for (; i + 3 * lanes < body; i += 4 * lanes) { \
+			const type a = from[i];                \
+			const type b = from[i + lanes];        \
+			const type c = from[i + 2 * lanes];    \
+			const type d = from[i + 3 * lanes];    \
+                                                               \
+			to[i] = a;                             \
+			to[i + lanes] = b;                     \
+			to[i + 2 * lanes] = c;                 \
+			to[i + 3 * lanes] = d;                 \
+		}                                              \
+		for (; i < body; i += lanes)                   \
+			to[i] = from[i];                       \
 	} while (0)
 
 /* The part of lane `lane` of `lanes` in one row. The widest access is the one by

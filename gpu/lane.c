@@ -16,9 +16,9 @@
  * Drain is the fence. A stream that cannot be synchronised is tried again; when
  * the driver calls the context dead, nothing runs in it any more. It does so by a result
  * that is known to last, or by the same result, again and again, to a question that has
- * nothing to do with the stream ("any further CUDA work will return the same error"). While
- * it says neither, drain does not return: a transfer stays aborting, its memory held, the
- * device begins nothing new and the log says why. (Rejected: resetting the
+ * nothing to do with the stream ("any further CUDA work will return the same error").
+ * While it says neither, drain does not return: a transfer stays aborting, its memory
+ * held, the device begins nothing new and the log says why. (Rejected: resetting the
  * context, which ends all its work, but under the calls of other threads.)
  */
 #include "gpu/lane.h"
@@ -44,10 +44,10 @@ struct gpu_lane {
 	uint64_t marks, waited;
 	void *bounces[GPU_LANE_SETS];
 	void *lists[GPU_LANE_SETS];
-	bool begun;		/* the stretch that is being queued: */
-	uint64_t kernel_below;	/* rows for the kernel; 0: none */
-	struct gpu_list list;	/* where they go */
-	struct gpu_kept *kept;	/* where the list shall stay; NULL: nowhere */
+	bool begun;	       /* the stretch that is being queued: */
+	uint64_t kernel_below; /* rows for the kernel; 0: none */
+	struct gpu_list list;  /* where they go */
+	struct gpu_kept *kept; /* where the list shall stay; NULL: nowhere */
 	struct gpu_engines engines;
 };
 
@@ -87,7 +87,8 @@ static int lane_fill(struct gpu_lane *lane)
 		return gpu_raise(lane->device, result, ERR_IO, "making a stream");
 	}
 	for (unsigned int i = 0; i < GPU_LANE_MARKS; i++) {
-		result = drv->event_create(&lane->events[i], CU_EVENT_BLOCKING_SYNC |
+		result = drv->event_create(&lane->events[i],
+					   CU_EVENT_BLOCKING_SYNC |
 						   CU_EVENT_DISABLE_TIMING);
 		if (result == CU_SUCCESS)
 			continue;
@@ -176,7 +177,8 @@ static void *list_memory(struct gpu_lane *lane)
 		return NULL; /* a launch may still read it */
 	if (list)
 		return list;
-	result = drv_of(lane)->host_alloc(&list, GPU_LIST_BYTES, CU_MEMHOSTALLOC_PORTABLE);
+	result =
+		drv_of(lane)->host_alloc(&list, GPU_LIST_BYTES, CU_MEMHOSTALLOC_PORTABLE);
 	if (result == CU_SUCCESS) {
 		*list_p = list;
 		return list;
@@ -295,8 +297,8 @@ int gpu_lane_again(struct gpu_lane *lane, const struct gpu_kept *kept)
 	assert(!lane->begun);
 	if (!gpu_module_ready(lane->device))
 		return 1;
-	result = gpu_module_rows(lane->device, kept->entries_at, kept->address, kept->count,
-				 lane->stream);
+	result = gpu_module_rows(lane->device, kept->entries_at, kept->address,
+				 kept->count, lane->stream);
 	if (result == CU_SUCCESS)
 		return 0;
 	r = gpu_raise(lane->device, result, ERR_IO, "cuLaunchKernel");

@@ -101,14 +101,14 @@ static bool rows_add(struct gpu_list *list, struct gpu_rows *rows)
 	if (most * rows->len > KERN_ENTRY_BYTES) /* else: a division is a row's time */
 		most = KERN_ENTRY_BYTES / rows->len;
 	while (rows->count > 0) {
-		struct kern_rows e = {.dst = rows->dst,
-				      .src = rows->src,
-				      .dst_stride = rows->dst_stride,
-				      .src_stride = rows->src_stride,
-				      .len = (uint32_t)rows->len,
-				      .count = (uint32_t)(rows->count < most ? rows->count
-									     : most),
-				      .outer = 1};
+		struct kern_rows e = {
+			.dst = rows->dst,
+			.src = rows->src,
+			.dst_stride = rows->dst_stride,
+			.src_stride = rows->src_stride,
+			.len = (uint32_t)rows->len,
+			.count = (uint32_t)(rows->count < most ? rows->count : most),
+			.outer = 1};
 
 		if (!entry_add(list, &e))
 			return false;
@@ -184,12 +184,12 @@ void gpu_list_placed(struct gpu_list *list, uint64_t len, uint32_t count, uint64
 	while (count > 0) {
 		const uint32_t n = count < most ? count : most;
 
-		list->entries[list->count++] = (struct kern_rows){
-			.dst = list->place_count,
-			.len = (uint32_t)len,
-			.count = n,
-			.outer = 1,
-			.flags = flags};
+		list->entries[list->count++] =
+			(struct kern_rows){.dst = list->place_count,
+					   .len = (uint32_t)len,
+					   .count = n,
+					   .outer = 1,
+					   .flags = flags};
 		list->place_count += n;
 		count -= n;
 	}

@@ -19,8 +19,8 @@ struct gpu_rows;
 
 #define GPU_LIST_ENTRIES 10240u
 #define GPU_LIST_PLACES 16384u
-#define GPU_LIST_BYTES                                         \
-	(GPU_LIST_ENTRIES * sizeof(struct kern_rows) +         \
+#define GPU_LIST_BYTES                                 \
+	(GPU_LIST_ENTRIES * sizeof(struct kern_rows) + \
 	 GPU_LIST_PLACES * sizeof(struct kern_place))
 
 struct gpu_list {

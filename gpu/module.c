@@ -92,8 +92,7 @@ static int function_get(struct gpu_device *device, const char *name,
 			struct cu_function **function_p)
 {
 	const struct cudrv *drv = &device->gpu->drv;
-	int result =
-		drv->module_function(function_p, device->module.handle, name);
+	int result = drv->module_function(function_p, device->module.handle, name);
 
 	if (result != CU_SUCCESS)
 		return gpu_raise(device, result, ERR_REQUIRE, "cuModuleGetFunction %s",
@@ -293,7 +292,8 @@ void gpu_module_words(struct gpu *gpu, char *words, size_t size)
 	const void *image;
 
 	if (!gpu->drv.has[CUDRV_KERNELS]) {
-		snprintf(words, size, "no: %s is missing", gpu->drv.missing[CUDRV_KERNELS]);
+		snprintf(words, size, "no: %s is missing",
+			 gpu->drv.missing[CUDRV_KERNELS]);
 		return;
 	}
 	if (image_take(gpu, &image, &own) < 0) {

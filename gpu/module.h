@@ -23,9 +23,15 @@ struct cu_stream;
 struct gpu;
 struct gpu_device;
 
-enum gpu_module_state { GPU_MODULE_NONE, GPU_MODULE_LOADING, GPU_MODULE_READY, GPU_MODULE_OFF };
+enum gpu_module_state {
+	GPU_MODULE_NONE,
+	GPU_MODULE_LOADING,
+	GPU_MODULE_READY,
+	GPU_MODULE_OFF
+};
 
-struct gpu_module { /* in struct gpu_device */
+/* in struct gpu_device */
+struct gpu_module {
 	atomic_int state;
 	pthread_t thread;
 	bool started; /* a thread that nobody has joined */

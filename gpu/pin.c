@@ -87,7 +87,7 @@ static struct gpu_pin *pin_find(struct gpu *gpu, const uint8_t *at, uint64_t byt
 	struct gpu_pin *pin, *found = NULL;
 
 	pthread_mutex_lock(&gpu->pins_lock);
-	list_foreach (pin, &gpu->pins, link) {
+	list_foreach(pin, &gpu->pins, link) {
 		if (at < pin->base || at + bytes > pin->base + pin->bytes)
 			continue;
 		found = pin;
@@ -140,7 +140,7 @@ void gpu_pins_drop(struct gpu_device *device)
 	struct gpu_pin *pin;
 
 	pthread_mutex_lock(&device->gpu->pins_lock);
-	list_foreach (pin, &device->gpu->pins, link) {
+	list_foreach(pin, &device->gpu->pins, link) {
 		pthread_mutex_lock(&pin->lock);
 		if (pin->owner == device)
 			unregister(pin);

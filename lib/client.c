@@ -30,9 +30,10 @@ bool client_blocks(const struct kvd_call *call)
 int client_enter(struct kvd_client *client, bool blocks)
 {
 	if (client->owner != getpid())
-		return client_fail(client, KVD_E_FORKED,
-				   "this client belongs to process %d: open one of your own",
-				   (int)client->owner);
+		return client_fail(
+			client, KVD_E_FORKED,
+			"this client belongs to process %d: open one of your own",
+			(int)client->owner);
 	if (blocks && client->in_callback)
 		return client_fail(client, KVD_E_STATE,
 				   "blocking calls are not possible in a callback");
@@ -48,7 +49,8 @@ static int path_fits(char *path, size_t bytes, struct kvd_error *why, const char
 
 	if (n >= 0 && (size_t)n < bytes && (size_t)n < CLIENT_PATH_MAX)
 		return 0;
-	client_error_set(why, KVD_E_TOOBIG, "socket path: over %u bytes", CLIENT_PATH_MAX - 1);
+	client_error_set(why, KVD_E_TOOBIG, "socket path: over %u bytes",
+			 CLIENT_PATH_MAX - 1);
 	return -KVD_E_TOOBIG;
 }
 
@@ -76,8 +78,8 @@ static int path_only(const char *dir, char *name, size_t bytes, struct kvd_error
 	if (found == 1)
 		return 0;
 	client_error_set(why, KVD_E_NODAEMON,
-			 found ? "%u sockets in %s: name one with KVD_SOCKET" :
-				 "no daemon found: %u sockets in %s; is one running?",
+			 found ? "%u sockets in %s: name one with KVD_SOCKET"
+			       : "no daemon found: %u sockets in %s; is one running?",
 			 found, dir);
 	return -KVD_E_NODAEMON;
 }
@@ -112,13 +114,16 @@ static int options_take(struct kvd_client *client, const struct kvd_options *o)
 	client->timeout_ms = o->timeout_ms > 0 ? o->timeout_ms : TIMEOUT_MS;
 	client->max_pending = o->max_pending ? o->max_pending : MAX_PENDING;
 	client->again.manual = o->manual_reconnect;
-	client->max_queued_bytes = o->max_queued_bytes ? o->max_queued_bytes : MAX_QUEUED_BYTES;
-	snprintf(client->name, sizeof(client->name), "%s", o->client ? o->client : "libkvd");
+	client->max_queued_bytes =
+		o->max_queued_bytes ? o->max_queued_bytes : MAX_QUEUED_BYTES;
+	snprintf(client->name, sizeof(client->name), "%s",
+		 o->client ? o->client : "libkvd");
 	snprintf(client->role, sizeof(client->role), "%s", o->role ? o->role : "");
 	if (!o->socket)
 		return kvd_socket_find(o->name, client->path, sizeof(client->path),
 				       &client->error);
-	return path_fits(client->path, sizeof(client->path), &client->error, o->socket, "", "");
+	return path_fits(client->path, sizeof(client->path), &client->error, o->socket,
+			 "", "");
 }
 
 int kvd_open(const struct kvd_options *options, struct kvd_client **client_p)
@@ -158,7 +163,8 @@ int kvd_close(struct kvd_client *client)
 	client_conn_fini(client);
 	/* transfers and rooms before the pools and regions they name */
 	for (int i = CLIENT_KINDS - 1; i >= 0; i--)
-		while ((object = list_first(&client->objects[i], struct client_object, link))) {
+		while ((object = list_first(&client->objects[i], struct client_object,
+					    link))) {
 			list_remove(&object->link);
 			object->fini(object);
 		}

@@ -25,7 +25,7 @@
 #include "daemon/base/list.h"
 #include "lib/kvd.h"
 
-#define CLIENT_LINE_MAX (1u << 20) /* bytes of a request, newline included */
+#define CLIENT_LINE_MAX (1u << 20)  /* bytes of a request, newline included */
 #define CLIENT_REPLY_MAX (8u << 20) /* bytes of an answer: rooms by the thousand */
 #define CLIENT_FDS_MAX 16u
 #define CLIENT_PATH_MAX 108
@@ -77,7 +77,7 @@ struct client_map {
 	size_t bytes;
 	uint32_t slot_count;
 	uint64_t beat_interval_ns;
-	int pidfd; /* of the daemon; -1: its process is not visible from here */
+	int pidfd;	     /* of the daemon; -1: its process is not visible from here */
 	atomic_bool suspect; /* the connection ended: ask the pidfd now */
 	atomic_bool ended;   /* by the daemon: it takes no more requests from it */
 	atomic_bool dead;    /* sticky */
@@ -101,7 +101,8 @@ struct client_request;
  * answer (req->late). */
 typedef int client_finish(struct client_request *req, int result, const cJSON *reply);
 
-struct client_waiter { /* of a blocking call */
+/* of a blocking call */
+struct client_waiter {
 	bool done, want_json;
 	int result;
 	char *json;
@@ -112,10 +113,10 @@ struct client_request {
 	struct list link; /* in conn.requests or conn.ready */
 	struct kvd_client *client;
 	uint64_t id;
-	uint64_t deadline_ns; /* CLOCK_MONOTONIC; 0: none */
+	uint64_t deadline_ns;	      /* CLOCK_MONOTONIC; 0: none */
 	struct client_object *object; /* a reference, or NULL */
 	client_finish *finish;	      /* or NULL */
-	void *out; /* of a blocking call; not to be used when late */
+	void *out;		      /* of a blocking call; not to be used when late */
 	struct client_waiter *waiter;
 	void (*on_done)(void *arg, int result, const struct kvd_reply *reply);
 	void *arg;
@@ -136,9 +137,9 @@ struct client_conn {
 	size_t in_len, in_cap, in_scanned;
 	int in_fds[CLIENT_FDS_MAX]; /* arrived, not yet taken */
 	unsigned int in_fd_count;
-	pid_t sender; /* who wrote last, by SCM_CREDENTIALS; 0: not known */
-	int sender_pidfd; /* the same, by SCM_PIDFD; -1: the kernel does not tell */
-	struct list frames;   /* unsent */
+	pid_t sender;	    /* who wrote last, by SCM_CREDENTIALS; 0: not known */
+	int sender_pidfd;   /* the same, by SCM_PIDFD; -1: the kernel does not tell */
+	struct list frames; /* unsent */
 	size_t queued_bytes;
 	struct list requests; /* unanswered, oldest first */
 	struct list ready;    /* answered without the daemon */
@@ -148,7 +149,8 @@ struct client_conn {
 
 #define KVD_IPC_BYTES 64u /* of a handle of CUDA IPC */
 
-struct client_op { /* one request being made */
+/* one request being made */
+struct client_op {
 	struct client_text text; /* `{"id":…,"cmd":…` … without the last brace */
 	uint64_t id;
 	const int *fds;
@@ -294,18 +296,21 @@ void client_slot_fini(struct client_slot *slot);
 struct client_ring;
 struct kvd_ring_entry;
 
-struct client_left { /* a released slot; gen 0: nothing of it is under way */
+/* a released slot; gen 0: nothing of it is under way */
+struct client_left {
 	uint32_t slot, gen;
 };
 
-struct client_slots { /* of the session: those that we number */
+/* of the session: those that we number */
+struct client_slots {
 	uint32_t fresh; /* so many were used at least once */
 	uint32_t out;	/* given out, or waiting in the queue: at most cap */
 	struct client_left *queue;
 	uint32_t cap, front, waiting;
 };
 
-struct client_part { /* of a payload */
+/* of a payload */
+struct client_part {
 	const void *data;
 	size_t bytes;
 };
@@ -348,9 +353,9 @@ struct client_again {
 	unsigned int open;  /* registrations unanswered */
 	unsigned int tries; /* since the last session that lasted */
 	uint64_t up_ns;
-	uint64_t retry_ns;  /* DOWN: when the next attempt is due */
-	uint64_t redo_ns;   /* UP: when to make again what failed; 0: nothing did */
-	uint64_t until_ns;  /* of an attempt that somebody waits for; 0: nobody */
+	uint64_t retry_ns;    /* DOWN: when the next attempt is due */
+	uint64_t redo_ns;     /* UP: when to make again what failed; 0: nothing did */
+	uint64_t until_ns;    /* of an attempt that somebody waits for; 0: nobody */
 	struct kvd_error why; /* of the last attempt; code 0: none failed */
 };
 
@@ -386,7 +391,7 @@ struct kvd_client {
 	uint64_t next_request;
 	struct client_conn conn;
 	struct client_again again;
-	struct client_map *map; /* of the current session */
+	struct client_map *map;	  /* of the current session */
 	struct client_ring *ring; /* the same; NULL: by the socket */
 	unsigned int ring_asked;  /* the serial of the session that was asked for one */
 	unsigned int submits;	  /* entries on the socket: those behind go there, too */

@@ -56,7 +56,7 @@
 
 struct mover {
 	struct adopt_range *range;
-	int uffd; /* -1: quiet */
+	int uffd;	 /* -1: quiet */
 	uint8_t *window; /* the whole memfd, for us to fill */
 	size_t window_bytes;
 };
@@ -110,10 +110,11 @@ static int uffd_begin(struct mover *m, uint64_t begin, uint64_t end)
 
 	m->uffd = uffd_open();
 	if (m->uffd < 0)
-		return failed(KVD_E_PERM,
-			      "this process may not use userfaultfd with write-protect, "
-			      "without which stores of other threads would be lost (allow "
-			      "it, or promise with `quiet` that there are none)");
+		return failed(
+			KVD_E_PERM,
+			"this process may not use userfaultfd with write-protect, "
+			"without which stores of other threads would be lost (allow "
+			"it, or promise with `quiet` that there are none)");
 	if (ioctl(m->uffd, UFFDIO_REGISTER, &reg) < 0)
 		return failed(KVD_E_IMPORT,
 			      errno == EBUSY ? "another userfaultfd watches the memory"
@@ -127,9 +128,8 @@ static int uffd_begin(struct mover *m, uint64_t begin, uint64_t end)
 
 static int uffd_protect(const struct mover *m, uint64_t begin, uint64_t bytes, bool on)
 {
-	struct uffdio_writeprotect wp = {
-		.range = {.start = begin, .len = bytes},
-		.mode = on ? UFFDIO_WRITEPROTECT_MODE_WP : 0};
+	struct uffdio_writeprotect wp = {.range = {.start = begin, .len = bytes},
+					 .mode = on ? UFFDIO_WRITEPROTECT_MODE_WP : 0};
 	int r;
 
 	do /* EAGAIN: the map of the process was changing */
@@ -165,14 +165,11 @@ static int old_present(uint64_t begin, uint64_t bytes)
 
 /* Not memcpy: stores of others before the protection are in order with it by the
  * kernel's doing, which no sanitizer can see. */
-__attribute__((no_sanitize("thread", "address"))) static void
-slice_copy(uint8_t *to, const uint8_t *from, uint64_t bytes)
+__attribute__((no_sanitize("thread", "address"))) static void slice_copy(
+	uint8_t *to, const uint8_t *from, uint64_t bytes)
 {
 #ifdef __x86_64__
-	__asm__ volatile("rep movsb"
-			 : "+D"(to), "+S"(from), "+c"(bytes)
-			 :
-			 : "memory");
+	__asm__ volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory");
 #else
 	for (uint64_t i = 0; i < bytes; i += sizeof(uint64_t))
 		*(volatile uint64_t *)(void *)(to + i) =

@@ -3,8 +3,8 @@
  * May this memory be moved behind a memfd?
  *
  * What changes for its owner: MADV_DONTNEED on a shared mapping does not zero,
- * fork() does not copy it (the child has a view of it, client_adopt_fork.c), mremap() cannot
- * grow it, and whoever holds its physical pages (DMA) holds the old ones. An
+ * fork() does not copy it (the child has a view of it, client_adopt_fork.c), mremap()
+ * cannot grow it, and whoever holds its physical pages (DMA) holds the old ones. An
  * allocator that recycles memory relies on the first, so only whole chunks that
  * malloc mapped for one allocation are taken unasked: free() unmaps those and
  * nothing else ever happens to them. glibc maps every allocation of 32 MiB or
@@ -62,7 +62,8 @@ static int area_check(void *arg, const struct maps_area *area)
 		return refuse("is shared already: register it as it is (memfd, shm)",
 			      area->begin);
 	if (strstr(area->name, "anon_hugepage"))
-		return refuse("lies in huge TLB pages, which cannot be moved", area->begin);
+		return refuse("lies in huge TLB pages, which cannot be moved",
+			      area->begin);
 	if (area->inode)
 		return refuse("belongs to a file", area->begin);
 	if (strcmp(area->name, "[heap]") == 0)
@@ -114,12 +115,14 @@ chunk_words_at(uint64_t header)
 	return (struct chunk_words){w[0], w[1]};
 }
 
-static int chunk_check(uint64_t address, uint64_t bytes, uint64_t page,
-		       uint64_t *begin_p, uint64_t *end_p)
+static int chunk_check(uint64_t address, uint64_t bytes, uint64_t page, uint64_t *begin_p,
+		       uint64_t *end_p)
 {
 	static const char *const not_its_own =
-		"is not a chunk that malloc mapped by itself (of 32 MiB or more, named by "
-		"the pointer that malloc gave): vouch for it if all of its pages are yours "
+		"is not a chunk that malloc mapped by itself (of 32 MiB or more, named "
+		"by "
+		"the pointer that malloc gave): vouch for it if all of its pages are "
+		"yours "
 		"and nothing relies on MADV_DONTNEED to zero them";
 	struct chunk_words words;
 	uint64_t header = address - sizeof(words), begin, end;
@@ -172,13 +175,15 @@ static int cuda_check(uint64_t begin, uint64_t end, uint64_t page)
 		if (answer == CUDA_NOT_INITIALIZED || answer == CUDA_DEINITIALIZED)
 			break;
 		if (answer == 0)
-			r = refuse("is registered with CUDA (cudaHostRegister, or its own "
-				   "allocation): unregister it, adopt, register it again",
-				   at);
+			r = refuse(
+				"is registered with CUDA (cudaHostRegister, or its own "
+				"allocation): unregister it, adopt, register it again",
+				at);
 		else if (answer != CUDA_INVALID_VALUE)
-			r = refuse("may be registered with CUDA: the driver would not tell; "
-				   "call from a thread with a CUDA context",
-				   at);
+			r = refuse(
+				"may be registered with CUDA: the driver would not tell; "
+				"call from a thread with a CUDA context",
+				at);
 	}
 	if (lib)
 		dlclose(lib);

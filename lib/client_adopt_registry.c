@@ -169,7 +169,8 @@ static int registry_open(struct dl_phdr_info *info, size_t size, void *arg)
 		opening->why = strerror(errno);
 	} else if (atomic_load(&registry->magic) != REGISTRY_MAGIC ||
 		   registry->bytes != sizeof(*registry)) {
-		opening->why = "another version of libkvd in this process keeps it otherwise";
+		opening->why =
+			"another version of libkvd in this process keeps it otherwise";
 		munmap(registry, sizeof(*registry));
 	} else {
 		atomic_store(&mapped_by, getpid());

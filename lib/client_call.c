@@ -20,7 +20,8 @@
 void client_op_begin(struct kvd_client *client, struct client_op *op, const char *cmd)
 {
 	*op = (struct client_op){.id = ++client->next_request};
-	client_text_printf(&op->text, "{\"id\":%llu,\"cmd\":", (unsigned long long)op->id);
+	client_text_printf(&op->text,
+			   "{\"id\":%llu,\"cmd\":", (unsigned long long)op->id);
 	client_text_quoted(&op->text, cmd);
 }
 
@@ -30,15 +31,18 @@ static int op_check(struct kvd_client *client, struct client_op *op)
 	if (op->text.failed)
 		return client_fail_nomem(client);
 	if (op->text.len > CLIENT_LINE_MAX)
-		return client_fail(client, KVD_E_TOOBIG, "a request of %zu bytes, limit %u",
-				   op->text.len, CLIENT_LINE_MAX);
+		return client_fail(client, KVD_E_TOOBIG,
+				   "a request of %zu bytes, limit %u", op->text.len,
+				   CLIENT_LINE_MAX);
 	if (op->fd_count > CLIENT_FDS_MAX)
-		return client_fail(client, KVD_E_TOOBIG, "%u fds with a request, limit %u",
-				   op->fd_count, CLIENT_FDS_MAX);
+		return client_fail(client, KVD_E_TOOBIG,
+				   "%u fds with a request, limit %u", op->fd_count,
+				   CLIENT_FDS_MAX);
 	if (client->conn.fd < 0 || (kvd_lost(client) && !op->forced))
 		return client_fail(client, KVD_E_LOST, "no connection to %s%s%s",
 				   client->path, client->again.why.code ? ": " : "",
-				   client->again.why.code ? client->again.why.message : "");
+				   client->again.why.code ? client->again.why.message
+							  : "");
 	if (op->forced)
 		return 0;
 	if (client->conn.pending >= client->max_pending)
@@ -202,9 +206,9 @@ static int args_splice(struct kvd_client *client, struct client_op *op, const ch
 	char *copy = NULL, *end;
 	int r = 0;
 
-	if (args && (!cJSON_IsObject(json) ||
-		     cJSON_GetObjectItemCaseSensitive(json, "cmd") ||
-		     cJSON_GetObjectItemCaseSensitive(json, "id")))
+	if (args &&
+	    (!cJSON_IsObject(json) || cJSON_GetObjectItemCaseSensitive(json, "cmd") ||
+	     cJSON_GetObjectItemCaseSensitive(json, "id")))
 		r = client_fail(client, KVD_E_INVAL,
 				"args: not a JSON object without \"cmd\" and \"id\"");
 	else if (json && json->child) {
@@ -235,8 +239,9 @@ int kvd_submit(struct kvd_client *client, const char *cmd, const char *args,
 	if (r)
 		return r;
 	if (client_blocks(call) || !cmd)
-		return client_fail(client, KVD_E_INVAL, "kvd_submit: cmd and on_done are "
-							"required");
+		return client_fail(client, KVD_E_INVAL,
+				   "kvd_submit: cmd and on_done are "
+				   "required");
 	client_op_begin(client, &op, cmd);
 	op.fds = fds;
 	op.fd_count = fd_count;

@@ -143,7 +143,8 @@ static void request_end(struct client_request *req, int result, const cJSON *jso
 
 static void request_expire(struct client_request *req)
 {
-	int r = client_fail(req->client, KVD_E_NOREPLY, "no answer from the daemon in time");
+	int r = client_fail(req->client, KVD_E_NOREPLY,
+			    "no answer from the daemon in time");
 
 	req->deadline_ns = 0;
 	if (req->finish)
@@ -171,10 +172,13 @@ void client_conn_lost(struct kvd_client *client, bool by_daemon, const char *why
 		list_push_back(&ending, &req->link);
 	}
 	while ((req = list_first(&ending, struct client_request, link)))
-		request_end(req, client_fail(client, KVD_E_LOST, "the connection to %s ended: %s",
-					     client->path, why),
+		request_end(req,
+			    client_fail(client, KVD_E_LOST,
+					"the connection to %s ended: %s", client->path,
+					why),
 			    NULL, NULL, 0);
-	client_fail(client, KVD_E_LOST, "the connection to %s ended: %s", client->path, why);
+	client_fail(client, KVD_E_LOST, "the connection to %s ended: %s", client->path,
+		    why);
 	client_session_lost(client);
 }
 
@@ -214,7 +218,8 @@ bool client_conn_flush(struct client_conn *conn)
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0)
-			return errno == EAGAIN || errno == ENOBUFS || errno == ETOOMANYREFS;
+			return errno == EAGAIN || errno == ENOBUFS ||
+			       errno == ETOOMANYREFS;
 		frame->sent += (size_t)n;
 		conn->queued_bytes -= (size_t)n;
 		if (frame->sent < frame->len)
@@ -364,7 +369,8 @@ static int conn_lines(struct kvd_client *client)
 	conn->in_len -= at;
 	conn->in_scanned = conn->in_len;
 	if (conn->in_len > CLIENT_REPLY_MAX) {
-		client_fail(client, KVD_E_PROTO, "an answer over %u bytes", CLIENT_REPLY_MAX);
+		client_fail(client, KVD_E_PROTO, "an answer over %u bytes",
+			    CLIENT_REPLY_MAX);
 		return -1;
 	}
 	/* hello has taken its fds while its line was handled */
@@ -389,15 +395,16 @@ static int conn_receive(struct kvd_client *client)
 		n = conn_lines(client);
 		if (n < 0) {
 			snprintf(why, sizeof(why), "%s",
-				 client->error.code ? client->error.message :
-						      "an answer nobody asked for");
+				 client->error.code ? client->error.message
+						    : "an answer nobody asked for");
 			client_conn_lost(client, false, why);
 			return count;
 		}
 		count += n;
 	}
 	if (r < 0)
-		client_conn_lost(client, true, errno ? strerror(errno) : "the daemon closed it");
+		client_conn_lost(client, true,
+				 errno ? strerror(errno) : "the daemon closed it");
 	return count;
 }
 

@@ -44,7 +44,8 @@ static void text_timeout(const struct kvd_client *client, struct client_text *te
 {
 	int ms = call && call->timeout_ms ? call->timeout_ms : client->timeout_ms;
 
-	client_text_int(text, "timeout_ms", ms > 0 && ms < 600000 ? (uint64_t)ms : 600000);
+	client_text_int(text, "timeout_ms",
+			ms > 0 && ms < 600000 ? (uint64_t)ms : 600000);
 }
 
 int kvd_peer_connect(struct kvd_client *client, const char *endpoint,
@@ -84,7 +85,8 @@ static int key_told(struct client_request *req, int result, const cJSON *reply)
 			   "session.list: the reply lacks this session's secret");
 }
 
-int kvd_session_key(struct kvd_client *client, int timeout_ms, struct kvd_session_key *key_p)
+int kvd_session_key(struct kvd_client *client, int timeout_ms,
+		    struct kvd_session_key *key_p)
 {
 	struct kvd_call call = {.timeout_ms = timeout_ms};
 	struct client_op op;
@@ -227,8 +229,9 @@ int kvd_peer_attach_begin(struct kvd_client *client, const char *endpoint,
 	int r = client_enter(client, false);
 
 	if (!r && client_blocks(call))
-		r = client_fail(client, KVD_E_INVAL, "kvd_peer_attach_begin: on_done is "
-						     "required");
+		r = client_fail(client, KVD_E_INVAL,
+				"kvd_peer_attach_begin: on_done is "
+				"required");
 	if (!r)
 		r = attach_new(client, endpoint, key, &attach);
 	if (r)
@@ -340,9 +343,11 @@ static void text_descs(struct client_text *text, const struct kvd_dlist *dlist)
 	for (size_t i = 0; i < dlist->count; i++) {
 		row_desc(dlist, i, &d);
 		client_text_printf(text, "%s[\"%llu\",%llu", i ? "," : "",
-				   (unsigned long long)d.address, (unsigned long long)d.bytes);
+				   (unsigned long long)d.address,
+				   (unsigned long long)d.bytes);
 		if (d.count > 1)
-			client_text_printf(text, ",%llu,%llu", (unsigned long long)d.stride,
+			client_text_printf(text, ",%llu,%llu",
+					   (unsigned long long)d.stride,
 					   (unsigned long long)d.count);
 		client_text_bytes(text, "]", 1);
 	}
@@ -413,8 +418,8 @@ static int dlist_op(struct kvd_dlist *dlist, uint64_t attach, struct client_op *
 		*fd_p = descs_memfd(dlist);
 		if (*fd_p < 0)
 			return client_fail(client, KVD_E_NOMEM,
-					   "a memfd for %zu descriptors: %s", dlist->count,
-					   strerror(errno));
+					   "a memfd for %zu descriptors: %s",
+					   dlist->count, strerror(errno));
 	}
 	client_op_begin(client, op, "dlist.prep");
 	if (attach)
@@ -435,14 +440,14 @@ static int dlist_op(struct kvd_dlist *dlist, uint64_t attach, struct client_op *
 int client_dlist_again(struct client_object *object)
 {
 	struct kvd_dlist *dlist = container_of(object, struct kvd_dlist, slot.object);
-	struct client_attach *attach = dlist->attach
-					       ? attach_find(object->client, dlist->attach)
-					       : NULL;
+	struct client_attach *attach =
+		dlist->attach ? attach_find(object->client, dlist->attach) : NULL;
 	cleanup_close int fd = -1;
 	struct client_op op;
 	int r;
 
-	if (dlist->attach && (!attach || client_object_phase(&attach->object) == CLIENT_FAILED))
+	if (dlist->attach &&
+	    (!attach || client_object_phase(&attach->object) == CLIENT_FAILED))
 		return client_fail(object->client, KVD_E_NOTFOUND,
 				   "its attachment could not be made again");
 	if (attach && !client_object_id(&attach->object))
@@ -451,8 +456,9 @@ int client_dlist_again(struct client_object *object)
 	return r ? r : client_session_again(&op);
 }
 
-int kvd_dlist_prep(struct kvd_client *client, uint64_t attach, const struct kvd_desc *descs,
-		   size_t count, const struct kvd_call *call, struct kvd_dlist **dlist_p)
+int kvd_dlist_prep(struct kvd_client *client, uint64_t attach,
+		   const struct kvd_desc *descs, size_t count,
+		   const struct kvd_call *call, struct kvd_dlist **dlist_p)
 {
 	cleanup_close int fd = -1;
 	struct kvd_dlist *dlist = NULL;
@@ -465,8 +471,9 @@ int kvd_dlist_prep(struct kvd_client *client, uint64_t attach, const struct kvd_
 		r = client_attach_id(client, &id, call);
 	if (!r)
 		/* a kvd_desc is a row of four */
-		r = client_dlist_new(client, attach, (const uint64_t *)(const void *)descs, count,
-				     4, &dlist);
+		r = client_dlist_new(client, attach,
+				     (const uint64_t *)(const void *)descs, count, 4,
+				     &dlist);
 	if (r)
 		return r;
 	*dlist_p = dlist;

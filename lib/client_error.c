@@ -128,8 +128,9 @@ const char *kvd_code_name(int code)
 
 const char *kvd_state_name(int state)
 {
-	static const char *const names[] = {"failed", "bootstrapping", "waiting_for_input",
-					    "transferring", "success"};
+	static const char *const names[] = {"failed", "bootstrapping",
+					    "waiting_for_input", "transferring",
+					    "success"};
 
 	return state >= 0 && state < (int)ARRAY_LEN(names) ? names[state] : "unknown";
 }

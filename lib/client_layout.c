@@ -31,7 +31,7 @@ struct kvd_layout {
 	struct layout_view_part {
 		char name[32];
 		uint32_t page_tokens, pages;
-	} *views;
+	} * views;
 	uint32_t view_count;
 	struct layout_part *parts;
 	uint32_t part_count, part_cap;
@@ -77,8 +77,8 @@ static bool name_copy(struct kvd_layout *layout, char out[32], const char *name)
 
 uint32_t kvd_layout_buffer(struct kvd_layout *layout, uint64_t bytes)
 {
-	uint64_t *buffers = mem_regrow(layout->buffers, layout->buffer_count + 1u,
-				       sizeof(*buffers));
+	uint64_t *buffers =
+		mem_regrow(layout->buffers, layout->buffer_count + 1u, sizeof(*buffers));
 
 	if (!buffers) {
 		layout_fail(layout, KVD_E_NOMEM, "out of memory");
@@ -231,7 +231,8 @@ int kvd_layout_text(struct kvd_layout *layout, const char **text_p)
 	*text_p = NULL;
 	t->len = 0;
 	if (layout->part_count)
-		qsort(layout->parts, layout->part_count, sizeof(*layout->parts), part_cmp);
+		qsort(layout->parts, layout->part_count, sizeof(*layout->parts),
+		      part_cmp);
 	client_text_printf(t, "{\"rank\":%u,\"buffers\":[", layout->rank);
 	for (uint32_t i = 0; i < layout->buffer_count; i++)
 		client_text_printf(t, "%s%llu", i ? "," : "",

@@ -45,7 +45,8 @@ void *client_memory_map(int fd, size_t bytes)
 	if (room == MAP_FAILED)
 		return NULL;
 	skip = (HUGE_BYTES - (uintptr_t)room % HUGE_BYTES) % HUGE_BYTES;
-	at = mmap(room + skip, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+	at = mmap(room + skip, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
+		  0);
 	if (at == MAP_FAILED) {
 		munmap(room, bytes + HUGE_BYTES);
 		return NULL;
@@ -109,7 +110,8 @@ static int memory_failed(struct kvd_memory *m, int r, const char *what)
 
 	kvd_memory_free(m);
 	if (!r)
-		r = no == ENOMEM || no == ENOSPC || no == EMFILE ? -KVD_E_NOMEM : -KVD_E_IO;
+		r = no == ENOMEM || no == ENOSPC || no == EMFILE ? -KVD_E_NOMEM
+								 : -KVD_E_IO;
 	client_error_set(client_error_thread(), -r, "%s: %s", what, strerror(no));
 	return r;
 }
@@ -121,8 +123,8 @@ int kvd_memory_alloc(size_t bytes, const char *name, struct kvd_memory *memory_p
 
 	*memory_p = m;
 	if (!bytes || bytes > SIZE_MAX / 2) {
-		client_error_set(client_error_thread(), KVD_E_INVAL,
-				 "bytes: 1 to %zu", (size_t)SIZE_MAX / 2);
+		client_error_set(client_error_thread(), KVD_E_INVAL, "bytes: 1 to %zu",
+				 (size_t)SIZE_MAX / 2);
 		return -KVD_E_INVAL;
 	}
 	m.bytes = (bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;

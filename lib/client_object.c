@@ -98,8 +98,9 @@ int client_object_made(struct client_request *req, int result, const cJSON *repl
 	uint64_t id = 0;
 
 	if (!result && !client_get_u64(reply, kinds[object->kind].noun, &id))
-		result = client_fail(req->client, KVD_E_PROTO, "%s: the reply names no %s",
-				     kinds[object->kind].make, kinds[object->kind].noun);
+		result =
+			client_fail(req->client, KVD_E_PROTO, "%s: the reply names no %s",
+				    kinds[object->kind].make, kinds[object->kind].noun);
 	if (req->late) {
 		if (!result)
 			object_undo(object, id);
@@ -120,13 +121,15 @@ int client_object_again(struct client_request *req, int result, const cJSON *rep
 	uint64_t id = 0;
 
 	if (req->late) { /* its session has been given up, or it was asked again */
-		if (!result && client_get_u64(reply, noun, &id) && kinds[object->kind].close)
+		if (!result && client_get_u64(reply, noun, &id) &&
+		    kinds[object->kind].close)
 			object_undo(object, id);
 		return result;
 	}
 	if (!result && !client_get_u64(reply, noun, &id))
-		result = client_fail(req->client, KVD_E_PROTO, "%s: the reply names no %s",
-				     kinds[object->kind].make, noun);
+		result =
+			client_fail(req->client, KVD_E_PROTO, "%s: the reply names no %s",
+				    kinds[object->kind].make, noun);
 	if (!result) {
 		object->id = id;
 		object->serial = req->client->serial;
@@ -186,7 +189,8 @@ int client_object_close(struct client_object *object, const struct kvd_call *cal
 uint64_t client_object_id(const struct client_object *object)
 {
 	if (client_object_phase(object) != CLIENT_READY ||
-	    object->serial != object->client->serial || object->client->again.stage < CLIENT_REGISTERING)
+	    object->serial != object->client->serial ||
+	    object->client->again.stage < CLIENT_REGISTERING)
 		return 0;
 	return object->id;
 }

@@ -15,7 +15,7 @@ struct kvd_pool {
 	struct pool_part {
 		struct kvd_region *region;
 		uint64_t offset;
-	} *parts;
+	} * parts;
 };
 
 static void pool_fini(struct client_object *object)
@@ -85,8 +85,8 @@ static int pool_new(struct kvd_client *client, const struct kvd_pool_args *a,
 	pool->tp_size = a->tp_size;
 	pool->region_count = a->region_count;
 	for (size_t i = 0; i < a->region_count; i++)
-		pool->parts[i] = (struct pool_part){a->regions[i],
-						    a->offsets ? a->offsets[i] : 0};
+		pool->parts[i] =
+			(struct pool_part){a->regions[i], a->offsets ? a->offsets[i] : 0};
 	*pool_p = pool;
 	return 0;
 }

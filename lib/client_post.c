@@ -46,7 +46,8 @@ int kvd_dlist_rows(struct kvd_client *client, uint64_t attach, const uint64_t *r
 	*dlist_p = NULL;
 	r = client_ring_begin(client);
 	if (!r && (columns < 2 || columns > 4 || !count || count > UINT32_MAX))
-		r = client_fail(client, KVD_E_INVAL, "%zu rows of %zu columns", count, columns);
+		r = client_fail(client, KVD_E_INVAL, "%zu rows of %zu columns", count,
+				columns);
 	if (!r && attach)
 		r = client_attach_id(client, &id, &never_waits);
 	if (!r)
@@ -129,11 +130,13 @@ static int check_rows(struct kvd_client *client, const struct kvd_xfer_args *a)
 	uint64_t m = a->remote_index ? a->remote_index_count : a->remote->rows;
 
 	if (!n || n != m)
-		return client_fail(client, KVD_E_INVAL, "%llu local rows for %llu remote ones",
+		return client_fail(client, KVD_E_INVAL,
+				   "%llu local rows for %llu remote ones",
 				   (unsigned long long)n, (unsigned long long)m);
 	for (uint64_t i = 0; i < n; i++) {
 		uint64_t x = row_bytes(a->local, a->local_index ? a->local_index[i] : i);
-		uint64_t y = row_bytes(a->remote, a->remote_index ? a->remote_index[i] : i);
+		uint64_t y =
+			row_bytes(a->remote, a->remote_index ? a->remote_index[i] : i);
 
 		if (x && y && x != y)
 			return client_fail(client, KVD_E_INVAL,
@@ -149,17 +152,22 @@ static int make_check(struct kvd_client *client, const struct kvd_xfer_args *a)
 	int r = client_xfer_check(client, a);
 
 	if (!r && (a->local->attach || !a->remote->attach))
-		r = client_fail(client, KVD_E_INVAL, "%s: a list of the %s side is wanted",
+		r = client_fail(client, KVD_E_INVAL,
+				"%s: a list of the %s side is wanted",
 				a->local->attach ? "local" : "remote",
 				a->local->attach ? "own" : "remote");
 	if (!r && a->notif && a->notif_bytes > NOTIF_MAX)
-		r = client_fail(client, KVD_E_TOOBIG, "a notification of %zu bytes, at most %u",
-				a->notif_bytes, NOTIF_MAX);
+		r = client_fail(client, KVD_E_TOOBIG,
+				"a notification of %zu bytes, at most %u", a->notif_bytes,
+				NOTIF_MAX);
 	if (!r)
 		r = check_rows(client, a);
 	if (!r)
-		r = client_prepared(client, &a->local->slot.object, "local", &never_waits);
-	return r ? r : client_prepared(client, &a->remote->slot.object, "remote", &never_waits);
+		r = client_prepared(client, &a->local->slot.object, "local",
+				    &never_waits);
+	return r ? r
+		 : client_prepared(client, &a->remote->slot.object, "remote",
+				   &never_waits);
 }
 
 static int make_put(struct kvd_client *client, const struct kvd_xfer_args *a,
@@ -187,7 +195,8 @@ static int make_put(struct kvd_client *client, const struct kvd_xfer_args *a,
 	entry.slot = xfer->slot.slot;
 	entry.gen = atomic_load(&xfer->slot.gen);
 	client_object_enter(&xfer->slot.object, CLIENT_READY);
-	return client_ring_put(client, &entry, parts, ARRAY_LEN(parts), &xfer->slot.object);
+	return client_ring_put(client, &entry, parts, ARRAY_LEN(parts),
+			       &xfer->slot.object);
 }
 
 int kvd_xfer_make(struct kvd_client *client, const struct kvd_xfer_args *args,
@@ -227,8 +236,9 @@ int kvd_xfer_post(struct kvd_xfer *xfer, const void *notif, size_t notif_bytes)
 	if (!r)
 		r = client_object_usable(&slot->object, "xfer");
 	if (!r && part.bytes > NOTIF_MAX)
-		r = client_fail(client, KVD_E_TOOBIG, "a notification of %zu bytes, at most %u",
-				part.bytes, NOTIF_MAX);
+		r = client_fail(client, KVD_E_TOOBIG,
+				"a notification of %zu bytes, at most %u", part.bytes,
+				NOTIF_MAX);
 	if (r)
 		return r;
 	state = client_slot_state(slot);
@@ -263,15 +273,17 @@ int kvd_xfer_drop(struct kvd_xfer *xfer)
 
 /* ---- notifications ---------------------------------------------------------------- */
 
-int kvd_notif_post(struct kvd_client *client, uint64_t attach, const void *data, size_t bytes)
+int kvd_notif_post(struct kvd_client *client, uint64_t attach, const void *data,
+		   size_t bytes)
 {
 	struct kvd_ring_entry entry = {.op = KVD_RING_NOTIFY, .bytes = (uint32_t)bytes};
 	struct client_part part = {data, bytes};
 	int r = client_ring_begin(client);
 
 	if (!r && bytes > NOTIF_MAX)
-		r = client_fail(client, KVD_E_TOOBIG, "a notification of %zu bytes, at most %u",
-				bytes, NOTIF_MAX);
+		r = client_fail(client, KVD_E_TOOBIG,
+				"a notification of %zu bytes, at most %u", bytes,
+				NOTIF_MAX);
 	if (!r)
 		r = client_attach_id(client, &attach, &never_waits);
 	if (r)
@@ -288,7 +300,8 @@ uint64_t kvd_notif_waiting(const struct kvd_client *client)
 	       client->notifs_taken;
 }
 
-/* ---- why ---------------------------------------------------------------------------- */
+/* ---- why ----------------------------------------------------------------------------
+ */
 
 static int why_told(struct client_request *req, int result, const cJSON *reply)
 {
@@ -303,7 +316,8 @@ static int why_told(struct client_request *req, int result, const cJSON *reply)
 	return 0;
 }
 
-static int ask_why(const struct client_slot *slot, int timeout_ms, struct kvd_error *why_p)
+static int ask_why(const struct client_slot *slot, int timeout_ms,
+		   struct kvd_error *why_p)
 {
 	struct kvd_client *client = slot->object.client;
 	struct kvd_call call = {.timeout_ms = timeout_ms};

@@ -103,13 +103,15 @@ static int args_check(struct kvd_client *client, const struct kvd_region_args *a
 	case KVD_REGION_CUDA_VMM:
 		return gpu_check(client, a);
 	case KVD_REGION_SHM:
-		if (!a->shm_name || strlen(a->shm_name) >= sizeof(((struct kvd_region *)0)->shm_name))
+		if (!a->shm_name ||
+		    strlen(a->shm_name) >= sizeof(((struct kvd_region *)0)->shm_name))
 			return client_fail(client, KVD_E_INVAL,
 					   "shm_name: missing, or over 255 bytes");
 		return 0;
 	case KVD_REGION_VM:
 		if (!a->address)
-			return client_fail(client, KVD_E_INVAL, "address: required for vm");
+			return client_fail(client, KVD_E_INVAL,
+					   "address: required for vm");
 		return 0;
 	}
 	return client_fail(client, KVD_E_INVAL, "kind: %d", (int)a->kind);
@@ -120,9 +122,10 @@ static int args_check(struct kvd_client *client, const struct kvd_region_args *a
 static int vm_allow(struct kvd_client *client)
 {
 	if (client->info.pid <= 0)
-		return client_fail(client, KVD_E_IMPORT,
-				   "vm: the daemon runs in a PID namespace that this process "
-				   "cannot see");
+		return client_fail(
+			client, KVD_E_IMPORT,
+			"vm: the daemon runs in a PID namespace that this process "
+			"cannot see");
 	if (prctl(PR_SET_PTRACER, client->info.pid, 0, 0, 0) < 0 && errno != EINVAL)
 		return client_fail(client, KVD_E_IMPORT, "vm: PR_SET_PTRACER: %s",
 				   strerror(errno));

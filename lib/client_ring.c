@@ -58,8 +58,8 @@ static bool is_free(const struct client_map *map, const struct client_left *left
 {
 	uint64_t word = slot_word(map, left->slot);
 
-	return !left->gen || (kvd_word_gen(word) == left->gen &&
-			      kvd_word_flags(word) & KVD_FLAG_FREE);
+	return !left->gen ||
+	       (kvd_word_gen(word) == left->gen && kvd_word_flags(word) & KVD_FLAG_FREE);
 }
 
 /* A released one that is free; false: none of the oldest is. */
@@ -108,9 +108,10 @@ int client_ring_slot(struct kvd_client *client, struct client_slot *slot)
 		return client_fail_nomem(client);
 	if (!slot_again(client, &number)) {
 		if (!first || s->fresh >= map->slot_count - first)
-			return client_fail(client, KVD_E_LIMIT,
-					   "all %u slots for transfers and lists are in use",
-					   first ? map->slot_count - first : 0);
+			return client_fail(
+				client, KVD_E_LIMIT,
+				"all %u slots for transfers and lists are in use",
+				first ? map->slot_count - first : 0);
 		number = first + s->fresh++;
 		s->out++;
 	}
@@ -122,14 +123,16 @@ int client_ring_slot(struct kvd_client *client, struct client_slot *slot)
 	return 0;
 }
 
-static void slot_leave(struct kvd_client *client, const struct client_slot *slot, uint32_t gen)
+static void slot_leave(struct kvd_client *client, const struct client_slot *slot,
+		       uint32_t gen)
 {
 	struct client_slots *s = &client->slots;
 
 	/* of an earlier session: it went with its page */
 	if (!slot->numbered || slot->map != client->map || !s->cap)
 		return;
-	s->queue[(s->front + s->waiting) % s->cap] = (struct client_left){slot->slot, gen};
+	s->queue[(s->front + s->waiting) % s->cap] =
+		(struct client_left){slot->slot, gen};
 	s->waiting++;
 }
 
@@ -214,8 +217,9 @@ static int ring_shared(struct client_request *req, int result, const cJSON *repl
 	    !client_get_u64(reply, "arena_bytes", &arena) || conn->in_fd_count < 3)
 		return client_fail(client, KVD_E_PROTO, "session.share: another answer");
 	client->ring = ring_map(conn->in_fds, entries, arena);
-	return client->ring ? 0 : client_fail(client, KVD_E_PROTO,
-					      "session.share: memory of another form");
+	return client->ring ? 0
+			    : client_fail(client, KVD_E_PROTO,
+					  "session.share: memory of another form");
 }
 
 /* Once a session: then there is one, or the socket does. */
@@ -250,7 +254,8 @@ int client_ring_begin(struct kvd_client *client)
 	    (kvd_lost(client) || client_map_health(client->map) != CLIENT_ALIVE))
 		client_conn_turn(client, 0);
 	if (kvd_lost(client))
-		return client_fail(client, KVD_E_LOST, "no connection to %s", client->path);
+		return client_fail(client, KVD_E_LOST, "no connection to %s",
+				   client->path);
 	ring_make(client);
 	return kvd_lost(client) ? client_fail(client, KVD_E_LOST, "no connection to %s",
 					      client->path)
@@ -358,14 +363,16 @@ static int socket_put(struct kvd_client *client, const struct kvd_ring_entry *en
 	int r;
 
 	if (bytes > SUBMIT_BYTES)
-		return client_fail(client, client->ring ? KVD_E_FULL : KVD_E_TOOBIG,
-				   "%zu bytes for the daemon: the arena has no room for them now",
-				   bytes);
+		return client_fail(
+			client, client->ring ? KVD_E_FULL : KVD_E_TOOBIG,
+			"%zu bytes for the daemon: the arena has no room for them now",
+			bytes);
 	if (client->conn.pending >= client->max_pending ||
 	    client->conn.queued_bytes + bytes > client->max_queued_bytes) {
 		if (!client->in_callback)
 			client_conn_turn(client, 0);
-		return client_fail(client, KVD_E_FULL, "the ring and the socket are full");
+		return client_fail(client, KVD_E_FULL,
+				   "the ring and the socket are full");
 	}
 	raw = mem_zalloc(bytes + 1);
 	text = mem_zalloc(BASE64_CHARS(bytes) + 1);

@@ -69,7 +69,8 @@ static void text_source(struct client_text *text, const struct kvd_client *clien
 			const struct kvd_source *source)
 {
 	client_text_printf(text, "{\"endpoint\":");
-	client_text_quoted(text, source->endpoint ? source->endpoint : client->info.endpoint);
+	client_text_quoted(text,
+			   source->endpoint ? source->endpoint : client->info.endpoint);
 	if (source->pool)
 		client_text_str(text, "pool", source->pool);
 	if (source->has_rank)
@@ -98,7 +99,8 @@ static void text_sources(struct client_text *text, const struct kvd_client *clie
 	client_text_printf(text, ",\"remote\":[");
 	for (size_t i = 0; i < a->source_count; i++) {
 		client_text_printf(text, "%s{", i ? "," : "");
-		client_text_views(text, true, a->sources[i].views, a->sources[i].view_count);
+		client_text_views(text, true, a->sources[i].views,
+				  a->sources[i].view_count);
 		client_text_bytes(text, "}", 1);
 	}
 	client_text_bytes(text, "]", 1);
@@ -182,11 +184,13 @@ static int room_opened(struct client_request *req, int result, const cJSON *repl
 static int wait_check(struct kvd_client *client, const struct kvd_wait *wait)
 {
 	if (wait->ipc_event && wait->region)
-		return client_fail(client, KVD_E_INVAL, "wait: a word or an event, not both");
+		return client_fail(client, KVD_E_INVAL,
+				   "wait: a word or an event, not both");
 	if (wait->ipc_event && !wait->device)
 		return client_fail(client, KVD_E_INVAL, "wait.device: missing");
 	if (wait->region && !kvd_region_id(wait->region))
-		return client_fail(client, KVD_E_STATE, "wait: its region is not registered");
+		return client_fail(client, KVD_E_STATE,
+				   "wait: its region is not registered");
 	return 0;
 }
 
@@ -296,7 +300,8 @@ int kvd_room_abort(struct kvd_room *room, const char *reason, const struct kvd_c
 
 	if (r)
 		return r;
-	/* failed, or in doubt and going to be aborted anyway, or ended with its session */
+	/* failed, or in doubt and going to be aborted anyway, or ended with its session
+	 */
 	if ((phase != CLIENT_MAKING && phase != CLIENT_READY) ||
 	    object->serial != object->client->serial)
 		return client_op_local(object->client, call);
@@ -353,7 +358,8 @@ static int token_told(struct client_request *req, int result, const cJSON *reply
 		return result;
 	if (client_get_u64(cJSON_GetArrayItem(rooms, 0), "first_token", req->out))
 		return 0;
-	return client_fail(req->client, KVD_E_STATE, "no receiver has bound its pages yet");
+	return client_fail(req->client, KVD_E_STATE,
+			   "no receiver has bound its pages yet");
 }
 
 int kvd_room_first_token(struct kvd_room *room, int timeout_ms, uint64_t *token_p)
@@ -395,20 +401,22 @@ static int landed_told(struct client_request *req, int result, const cJSON *repl
 	if (result || req->late)
 		return result;
 	if (!hex)
-		return client_fail(req->client, landed ? KVD_E_NOTFOUND : KVD_E_STATE,
-				   landed ? "view: %s was not bound" :
-					    "view %s: only a failed room tells what landed",
-				   out->view);
+		return client_fail(
+			req->client, landed ? KVD_E_NOTFOUND : KVD_E_STATE,
+			landed ? "view: %s was not bound"
+			       : "view %s: only a failed room tells what landed",
+			out->view);
 	n = strlen(hex) / 2;
 	if (n > out->bytes)
-		return client_fail(req->client, KVD_E_TOOBIG, "bitmap: %zu bytes, %zu needed",
-				   out->bytes, n);
+		return client_fail(req->client, KVD_E_TOOBIG,
+				   "bitmap: %zu bytes, %zu needed", out->bytes, n);
 	memset(out->bitmap, 0, out->bytes);
 	for (size_t i = 0; i < n; i++) {
 		int high = hex_digit(hex[2 * i]), low = hex_digit(hex[2 * i + 1]);
 
 		if (high < 0 || low < 0)
-			return client_fail(req->client, KVD_E_PROTO, "landed: not hex digits");
+			return client_fail(req->client, KVD_E_PROTO,
+					   "landed: not hex digits");
 		out->bitmap[i] = (uint8_t)(high << 4 | low);
 	}
 	return 0;

@@ -54,19 +54,22 @@ static int connect_failed(struct kvd_client *client, int no)
 {
 	switch (no) {
 	case ENOENT:
-		return client_fail(client, KVD_E_NODAEMON,
-				   "no daemon: %s does not exist; is it running, under this "
-				   "name?",
-				   client->path);
+		return client_fail(
+			client, KVD_E_NODAEMON,
+			"no daemon: %s does not exist; is it running, under this "
+			"name?",
+			client->path);
 	case ECONNREFUSED:
-		return client_fail(client, KVD_E_NODAEMON,
-				   "no daemon: nobody listens on %s (left by one that ended?)",
-				   client->path);
+		return client_fail(
+			client, KVD_E_NODAEMON,
+			"no daemon: nobody listens on %s (left by one that ended?)",
+			client->path);
 	case EACCES:
 	case EPERM:
-		return client_fail(client, KVD_E_PERM,
-				   "%s: permission denied for uid %u; be in the socket's group",
-				   client->path, (unsigned int)geteuid());
+		return client_fail(
+			client, KVD_E_PERM,
+			"%s: permission denied for uid %u; be in the socket's group",
+			client->path, (unsigned int)geteuid());
 	case ETIMEDOUT:
 		return client_fail(client, KVD_E_NOREPLY, "%s: the daemon accepts nobody",
 				   client->path);
@@ -155,7 +158,8 @@ static int hello_take(struct client_request *req, const cJSON *reply)
 			   &client->map, &why);
 	if (r) {
 		mem_closep(&pidfd);
-		return client_fail(client, -r, "the status page: %s", why ? why : "no memory");
+		return client_fail(client, -r, "the status page: %s",
+				   why ? why : "no memory");
 	}
 	info->slots = (uint32_t)slots;
 	client->notifs_taken = 0;
@@ -400,7 +404,8 @@ void client_session_step(struct kvd_client *client)
 	}
 	if (again->stage == CLIENT_UP)
 		redo_more(client);
-	if (again->stage == CLIENT_DOWN && !again->manual && client_now_ns() >= again->retry_ns)
+	if (again->stage == CLIENT_DOWN && !again->manual &&
+	    client_now_ns() >= again->retry_ns)
 		session_begin(client);
 }
 
@@ -424,9 +429,10 @@ static int session_wait(struct kvd_client *client, uint64_t until)
 	while (again->stage != CLIENT_UP) {
 		now = client_now_ns();
 		if (now >= until)
-			return client_fail(client, KVD_E_NOREPLY,
-					   "%s: the daemon did not take this session in time",
-					   client->path);
+			return client_fail(
+				client, KVD_E_NOREPLY,
+				"%s: the daemon did not take this session in time",
+				client->path);
 		if (again->stage == CLIENT_DOWN) {
 			r = session_begin(client);
 			if (r == -KVD_E_NOREPLY)
@@ -435,8 +441,9 @@ static int session_wait(struct kvd_client *client, uint64_t until)
 				return r;
 			continue;
 		}
-		left = until - now > UINT64_C(3600000000000) ? 3600000
-							     : (int)((until - now) / 1000000u) + 1;
+		left = until - now > UINT64_C(3600000000000)
+			       ? 3600000
+			       : (int)((until - now) / 1000000u) + 1;
 		first = kvd_timeout_ms(client);
 		client_conn_turn(client, first >= 0 && first < left ? first : left);
 		if (again->stage == CLIENT_DOWN) {
@@ -471,7 +478,8 @@ int kvd_reconnect(struct kvd_client *client, int timeout_ms)
 
 	if (r)
 		return r;
-	return client_session_open(client, timeout_ms > 0 ? timeout_ms : client->timeout_ms);
+	return client_session_open(client,
+				   timeout_ms > 0 ? timeout_ms : client->timeout_ms);
 }
 
 bool kvd_lost(const struct kvd_client *client)
@@ -499,8 +507,8 @@ int client_begin(struct kvd_client *client, const struct kvd_call *call)
 	notice_end(client);
 	if (!kvd_lost(client))
 		return 0;
-	r = session_wait(client, ms < 0 ? UINT64_MAX
-					: client_now_ns() + (uint64_t)ms * 1000000u);
+	r = session_wait(client,
+			 ms < 0 ? UINT64_MAX : client_now_ns() + (uint64_t)ms * 1000000u);
 	if (!r)
 		return 0;
 	why = client->error;

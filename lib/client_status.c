@@ -195,7 +195,8 @@ static bool word_ours(const struct client_slot *slot, uint64_t word, uint32_t ge
 	/* made and posted at once, both may still stand there */
 	return kvd_word_gen(word) == gen ||
 	       (slot->numbered && kvd_word_gen(word) == slot->before) ||
-	       (atomic_load(&slot->posted) && kvd_ring_next_gen(kvd_word_gen(word)) == gen);
+	       (atomic_load(&slot->posted) &&
+		kvd_ring_next_gen(kvd_word_gen(word)) == gen);
 }
 
 /* The word of `gen`, as far as the daemon is: one that it has not begun yet is
@@ -213,11 +214,13 @@ static uint64_t word_of(const struct client_slot *slot, uint32_t gen)
 			return kvd_word_make(gen, KVD_FAILED, 0, KVD_E_LOST);
 		return word;
 	}
-	return kvd_word_make(gen, atomic_load(&slot->posted) ? KVD_TRANSFERRING
-							      : KVD_BOOTSTRAPPING, 0, 0);
+	return kvd_word_make(
+		gen, atomic_load(&slot->posted) ? KVD_TRANSFERRING : KVD_BOOTSTRAPPING, 0,
+		0);
 }
 
-struct health_known { /* for many slots read at one moment */
+/* for many slots read at one moment */
+struct health_known {
 	struct client_map *map;
 	enum client_health health;
 };
@@ -296,8 +299,9 @@ size_t client_slot_states(const struct client_slot *(*slot_at)(const void *of, s
 			if (client_object_phase(&slot->object) == CLIENT_READY)
 				__builtin_prefetch(&slot->map->slots[slot->slot]);
 		}
-		states[i] = slot_word(slot_at(of, i), &known, &word) ? (int)kvd_word_state(word)
-								      : -KVD_E_GONE;
+		states[i] = slot_word(slot_at(of, i), &known, &word)
+				    ? (int)kvd_word_state(word)
+				    : -KVD_E_GONE;
 		ended += states[i] <= KVD_FAILED || states[i] == KVD_SUCCESS;
 	}
 	return ended;
@@ -314,7 +318,8 @@ static void slot_figures(const struct kvd_status_slot *s, struct kvd_room_status
 		uint64_t total = __atomic_load_n(&s->total, __ATOMIC_ACQUIRE);
 		uint64_t changed_ns = __atomic_load_n(&s->changed_ns, __ATOMIC_ACQUIRE);
 
-		if (before & 1 || before != __atomic_load_n(&s->sequence, __ATOMIC_RELAXED))
+		if (before & 1 ||
+		    before != __atomic_load_n(&s->sequence, __ATOMIC_RELAXED))
 			continue;
 		st->bytes = bytes;
 		st->total = total;
@@ -382,8 +387,9 @@ bool client_slot_attach(struct client_slot *slot, const cJSON *reply)
 {
 	uint64_t index, gen;
 
-	if (!client_get_u64(reply, "slot", &index) || !client_get_u64(reply, "gen", &gen) ||
-	    !slot->map || index >= slot->map->slot_count || !(uint32_t)gen)
+	if (!client_get_u64(reply, "slot", &index) ||
+	    !client_get_u64(reply, "gen", &gen) || !slot->map ||
+	    index >= slot->map->slot_count || !(uint32_t)gen)
 		return false;
 	slot->slot = (uint32_t)index;
 	atomic_store_explicit(&slot->gen, (uint32_t)gen, memory_order_release);

@@ -125,7 +125,8 @@ static void text_pages(struct client_text *text, const uint32_t *pages, size_t c
 			text_number(text, pages[i], i > 0);
 	else
 		for (size_t i = 0; i < count; i = end) {
-			for (end = i + 1; end < count && pages[end] == pages[end - 1] + 1;)
+			for (end = i + 1;
+			     end < count && pages[end] == pages[end - 1] + 1;)
 				end++;
 			client_text_printf(text, "%s[%u,%zu]", i ? "," : "", pages[i],
 					   end - i);

@@ -28,7 +28,8 @@
 #define LIBRARY "libcuda.so.1"
 #define PORTABLE_MAPPED 3u /* CU_MEMHOSTREGISTER_PORTABLE, _DEVICEMAP */
 
-struct driver { /* cuda.h's, by the names that carry their version */
+/* cuda.h's, by the names that carry their version */
+struct driver {
 	int (*host_register)(void *base, size_t bytes, unsigned int flags);
 	int (*host_unregister)(void *base);
 	int (*host_address)(uint64_t *address_p, void *host, unsigned int flags);
@@ -77,15 +78,17 @@ static int driver_load(struct kvd_timeline *t, const char *path)
 	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
 
 	if (!library)
-		return client_fail(t->client, KVD_E_REQUIRE, "no CUDA driver: %s", dlerror());
+		return client_fail(t->client, KVD_E_REQUIRE, "no CUDA driver: %s",
+				   dlerror());
 	for (size_t i = 0; i < ARRAY_LEN(wanted); i++) {
 		void *symbol = dlsym(library, wanted[i].name);
 
 		if (!symbol) {
 			dlclose(library);
-			return client_fail(t->client, KVD_E_REQUIRE,
-					   "%s has no %s: record an event instead (kvd_wait)",
-					   path, wanted[i].name);
+			return client_fail(
+				t->client, KVD_E_REQUIRE,
+				"%s has no %s: record an event instead (kvd_wait)", path,
+				wanted[i].name);
 		}
 		memcpy(wanted[i].to, &symbol, sizeof(symbol));
 	}
@@ -102,8 +105,8 @@ static int word_map(struct kvd_timeline *t)
 	if (t->fd < 0 || ftruncate(t->fd, (off_t)t->bytes) < 0 ||
 	    fcntl(t->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0)
 		return client_fail(t->client, KVD_E_IO, "a memfd for the timeline: %m");
-	map = mmap(NULL, t->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, t->fd,
-		   0);
+	map = mmap(NULL, t->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,
+		   t->fd, 0);
 	if (map == MAP_FAILED)
 		return client_fail(t->client, KVD_E_NOMEM, "mapping the timeline: %m");
 	t->word = map;

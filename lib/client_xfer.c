@@ -79,10 +79,9 @@ int client_xfer_check(struct kvd_client *client, const struct kvd_xfer_args *a)
 		return client_fail(client, KVD_E_INVAL, "local and remote: required");
 	for (size_t i = 0; i < a->local_index_count; i++)
 		if (a->local_index[i] >= a->local->rows)
-			return client_fail(client, KVD_E_RANGE,
-					   "local_index[%zu]: %u of %llu rows", i,
-					   a->local_index[i],
-					   (unsigned long long)a->local->rows);
+			return client_fail(
+				client, KVD_E_RANGE, "local_index[%zu]: %u of %llu rows",
+				i, a->local_index[i], (unsigned long long)a->local->rows);
 	for (size_t i = 0; i < a->remote_index_count; i++)
 		if (a->remote_index[i] >= a->remote->rows)
 			return client_fail(client, KVD_E_RANGE,
@@ -194,7 +193,8 @@ int kvd_xfer_release(struct kvd_xfer *xfer, const struct kvd_call *call)
 
 	if (r)
 		return r;
-	if (phase == CLIENT_READY && !kvd_lost(client) && object->serial == client->serial) {
+	if (phase == CLIENT_READY && !kvd_lost(client) &&
+	    object->serial == client->serial) {
 		xfer_begin(xfer, &op, "xfer.release");
 		client_text_printf(&op.text, ",\"wait\":true");
 		op.finish = client_object_gone;
@@ -254,7 +254,8 @@ static int drained(struct client_request *req, int result, const cJSON *reply)
 	if (result || req->late)
 		return result;
 	cJSON_ArrayForEach(n, notifs) {
-		const char *from = client_get_str(n, "from"), *text = client_get_str(n, "data");
+		const char *from = client_get_str(n, "from"),
+			   *text = client_get_str(n, "data");
 		cleanup_free uint8_t *data = text ? mem_zalloc(strlen(text) + 1) : NULL;
 
 		if (!from || !data || !base64_decode(text, strlen(text), data, &bytes))

@@ -120,9 +120,9 @@ enum kvd_code {
 };
 
 struct kvd_error {
-	int code;	  /* enum kvd_code, positive */
-	bool retryable;	  /* the same call may succeed later */
-	char scope[16];	  /* how far it reaches: op room peer session device daemon */
+	int code;	   /* enum kvd_code, positive */
+	bool retryable;	   /* the same call may succeed later */
+	char scope[16];	   /* how far it reaches: op room peer session device daemon */
 	char message[320]; /* one line, names the field and the limit */
 };
 
@@ -140,10 +140,10 @@ const char *kvd_version(void); /* "0.1.0" */
 
 struct kvd_options {
 	const char *socket; /* path; NULL: kvd_socket_find() */
-	const char *name;   /* instance name, when socket is NULL: <run dir>/<name>.sock */
-	const char *client; /* what this engine calls itself; NULL: "libkvd" */
-	const char *role;   /* "prefill", "decode" or NULL */
-	int timeout_ms;	    /* default of every call; 0: 10 000 */
+	const char *name; /* instance name, when socket is NULL: <run dir>/<name>.sock */
+	const char *client;	  /* what this engine calls itself; NULL: "libkvd" */
+	const char *role;	  /* "prefill", "decode" or NULL */
+	int timeout_ms;		  /* default of every call; 0: 10 000 */
 	unsigned int max_pending; /* unanswered requests; 0: 4096 */
 	size_t max_queued_bytes;  /* unsent bytes; 0: 8 MiB */
 	bool manual_reconnect;	  /* a lost connection waits for kvd_reconnect() */
@@ -151,14 +151,14 @@ struct kvd_options {
 
 /* What `hello` told. */
 struct kvd_daemon_info {
-	char daemon[64];   /* "kvd 0.1.0" */
-	char name[64];	   /* the instance's name */
-	char instance[33]; /* hex; a restarted daemon has a new one */
+	char daemon[64];    /* "kvd 0.1.0" */
+	char name[64];	    /* the instance's name */
+	char instance[33];  /* hex; a restarted daemon has a new one */
 	char endpoint[128]; /* what other daemons dial: "tcp://10.0.0.2:7400" */
-	int pid;	   /* in our PID namespace, as the kernel says; 0: not visible */
+	int pid;	    /* in our PID namespace, as the kernel says; 0: not visible */
 	uint64_t session;
-	uint64_t epoch;	   /* names this session to others (kvd_peer_attach) */
-	uint32_t slots;	   /* of the status page */
+	uint64_t epoch; /* names this session to others (kvd_peer_attach) */
+	uint32_t slots; /* of the status page */
 };
 
 /*
@@ -214,9 +214,9 @@ struct kvd_call {
 };
 
 /* The socket for select, poll, epoll; -1 while there is none. It changes with
- * every attempt to reconnect: ask after every call. Wait for kvd_events() (POLLIN, perhaps POLLOUT; ask again
- * after every call) or kvd_timeout_ms() (-1: nothing has a deadline), then
- * kvd_poll(client, 0). */
+ * every attempt to reconnect: ask after every call. Wait for kvd_events() (POLLIN,
+ * perhaps POLLOUT; ask again after every call) or kvd_timeout_ms() (-1: nothing has a
+ * deadline), then kvd_poll(client, 0). */
 int kvd_fd(const struct kvd_client *client);
 short kvd_events(const struct kvd_client *client);
 int kvd_timeout_ms(const struct kvd_client *client);
@@ -283,10 +283,10 @@ void kvd_memory_free(struct kvd_memory *memory);
  * What changes, for good (it is never moved back): MADV_DONTNEED does not zero it,
  * realloc() must not be called on it; free() is fine. A child of fork() has a private
  * view of it: it writes for itself, and until it has written a page sees what its
- * parent writes there. What cannot be seen, and must not be: physical pages that somebody else
- * holds (RDMA registrations of another library, io_uring buffers, vfio, O_DIRECT
- * in flight) stay the old ones, so adopt before they are registered. Transfers by
- * kvd or process_vm_writev() into the memory must not be under way.
+ * parent writes there. What cannot be seen, and must not be: physical pages that somebody
+ * else holds (RDMA registrations of another library, io_uring buffers, vfio, O_DIRECT in
+ * flight) stay the old ones, so adopt before they are registered. Transfers by kvd or
+ * process_vm_writev() into the memory must not be under way.
  *
  * One registry for the process: the same memory twice, or by another copy of
  * libkvd, is moved once and counted. 4096 ranges.
@@ -299,14 +299,14 @@ struct kvd_adopt_args {
 };
 
 struct kvd_adopted {
-	int fd;		  /* the registry's: do not close it */
-	uint64_t offset;  /* of `address` in it */
-	void *address;	  /* as asked */
+	int fd;		 /* the registry's: do not close it */
+	uint64_t offset; /* of `address` in it */
+	void *address;	 /* as asked */
 	size_t bytes;
 	size_t huge_bytes; /* of its whole range in huge pages */
-	bool moved;	  /* by this call; false: it was adopted before */
-	bool waited;	  /* stores of others were made to wait (userfaultfd) */
-	uint64_t id;	  /* for kvd_adopt_release() */
+	bool moved;	   /* by this call; false: it was adopted before */
+	bool waited;	   /* stores of others were made to wait (userfaultfd) */
+	uint64_t id;	   /* for kvd_adopt_release() */
 };
 
 /* Any thread, no client needed. After a failure in the middle the memory is whole
@@ -407,7 +407,7 @@ struct kvd_pool_args {
 	const char *name;   /* pools of one name are meant to match; NULL: "kv" */
 	const char *layout; /* JSON text, DESIGN §5; perhaps kvd_layout_text() */
 	struct kvd_region *const *regions; /* one for each of the layout's buffers */
-	const uint64_t *offsets; /* of each buffer in its region; NULL: all 0 */
+	const uint64_t *offsets;	   /* of each buffer in its region; NULL: all 0 */
 	size_t region_count;
 	uint32_t tp_size; /* 0: not told */
 };
@@ -482,7 +482,8 @@ struct kvd_source {
 	bool another_room;
 	bool has_rank; /* its pool's rank, when pools of one name differ in it only */
 	uint32_t rank;
-	const struct kvd_view *views; /* pull: the source's pages; none: the whole offer */
+	const struct kvd_view
+		*views; /* pull: the source's pages; none: the whole offer */
 	size_t view_count;
 };
 
@@ -495,10 +496,10 @@ struct kvd_room_args {
 	uint32_t receivers; /* recv: how many each source serves; offer: pullers; 0: 1 */
 	const struct kvd_view *views; /* offer, pull: the local pages */
 	size_t view_count;
-	bool has_aux; /* offer, pull */
-	uint32_t aux; /* slot of the view "aux" */
-	struct kvd_wait wait;	/* pull: before landing */
-	uint32_t lease_ms;	/* offer; 0: the daemon's default */
+	bool has_aux;				     /* offer, pull */
+	uint32_t aux;				     /* slot of the view "aux" */
+	struct kvd_wait wait;			     /* pull: before landing */
+	uint32_t lease_ms;			     /* offer; 0: the daemon's default */
 	uint32_t bootstrap_ms, waiting_ms, stall_ms; /* 0: the daemon's defaults */
 };
 
@@ -525,9 +526,10 @@ struct kvd_room_status {
 	unsigned int flags; /* KVD_FLAG_… */
 	int error;	    /* enum kvd_code; 0 unless failed or aborting */
 	bool retryable;
-	uint64_t bytes;	    /* landed or sent so far */
-	uint64_t total;	    /* expected; 0: not known yet */
-	uint64_t changed_ns; /* CLOCK_MONOTONIC of the last change of state; 0: not known */
+	uint64_t bytes;	     /* landed or sent so far */
+	uint64_t total;	     /* expected; 0: not known yet */
+	uint64_t changed_ns; /* CLOCK_MONOTONIC of the last change of state; 0: not known
+			      */
 };
 
 /* Binds and chunks may follow before the answer; they fail as the opening does. */
@@ -612,14 +614,16 @@ int kvd_peer_attached(struct kvd_client *client, uint64_t attach,
 int kvd_peer_refresh(struct kvd_client *client, uint64_t attach,
 		     const struct kvd_call *call);
 
-struct kvd_desc { /* `count` rows of `bytes`, `stride` apart; count 0 means 1 */
+/* `count` rows of `bytes`, `stride` apart; count 0 means 1 */
+struct kvd_desc {
 	uint64_t address;
 	uint64_t bytes;
 	uint64_t stride;
 	uint64_t count;
 };
 
-/* attach 0: own regions. The descriptors are kept here, too. Lists over 1024 entries travel in a memfd. */
+/* attach 0: own regions. The descriptors are kept here, too. Lists over 1024 entries
+ * travel in a memfd. */
 int kvd_dlist_prep(struct kvd_client *client, uint64_t attach,
 		   const struct kvd_desc *descs, size_t count,
 		   const struct kvd_call *call, struct kvd_dlist **dlist_p);

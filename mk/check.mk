@@ -4,7 +4,10 @@
 TIDY_SRC := $(filter-out daemon/main.c,$(DAEMON_SRC)) daemon/main.c $(CTL_SRC)
 TIDY_OK  := $(TIDY_SRC:%.c=$(B)/tidy/%.ok)
 
-.PHONY: check check-style check-docs check-cppcheck check-tidy
+.PHONY: fmt check check-style check-docs check-cppcheck check-tidy
+fmt: ## format all C sources by .clang-format
+	$(Q)git ls-files '*.c' '*.h' | xargs clang-format -i
+
 check: ## style, generated files, cppcheck, clang-tidy
 	@scripts/install-deps.sh --if-needed
 	@$(MAKE) --no-print-directory $(JOBS) -k check-style check-docs check-cppcheck check-tidy

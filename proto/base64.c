@@ -10,7 +10,8 @@ void base64_encode(const void *data, size_t len, char *out)
 
 	for (size_t i = 0; i < len; i += 3) {
 		size_t left = len - i;
-		uint32_t v = (uint32_t)p[i] << 16 | (left > 1 ? (uint32_t)p[i + 1] << 8 : 0) |
+		uint32_t v = (uint32_t)p[i] << 16 |
+			     (left > 1 ? (uint32_t)p[i + 1] << 8 : 0) |
 			     (left > 2 ? p[i + 2] : 0);
 
 		*out++ = digits[v >> 18];

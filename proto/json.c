@@ -296,8 +296,10 @@ static int take_packed(const struct page_list *l, cJSON *list, uint32_t **pages_
 	if (packed.top >= l->page_limit) {
 		while (packed.pages[at] < l->page_limit)
 			at++;
-		return err_raise(ERR_RANGE, "%s: the %zuth page, %u, is not below the pool's "
-				 "%u pages", l->name, at + 1, packed.pages[at], l->page_limit);
+		return err_raise(ERR_RANGE,
+				 "%s: the %zuth page, %u, is not below the pool's "
+				 "%u pages",
+				 l->name, at + 1, packed.pages[at], l->page_limit);
 	}
 	*pages_p = mem_adopt(packed.pages);
 	*count_p = packed.count;
@@ -338,7 +340,6 @@ void json_pack_pages(cJSON *tree)
 {
 	static const char *const lists[] = {"local_index", "remote_index"};
 	cJSON *views = cJSON_GetObjectItemCaseSensitive(tree, "views"), *view, *member;
-
 
 	for (size_t i = 0; i < ARRAY_LEN(lists); i++)
 		pack(cJSON_GetObjectItemCaseSensitive(tree, lists[i]));

@@ -31,8 +31,8 @@ void json_sanitize(char *s);
  * "<where>.<name>: missing" when required; wrong type or range: ERR_INVAL /
  * ERR_RANGE with the limits. `where` may be "".
  */
-int json_get_int(const cJSON *obj, const char *name, bool required, int64_t min, int64_t max,
-		 int64_t *out_p);
+int json_get_int(const cJSON *obj, const char *name, bool required, int64_t min,
+		 int64_t max, int64_t *out_p);
 /* decimal string, or a number in 0 … 2^53-1 */
 int json_get_u64(const cJSON *obj, const char *name, bool required, uint64_t *out_p);
 int json_get_bool(const cJSON *obj, const char *name, bool required, bool *out_p);
@@ -41,7 +41,8 @@ int json_get_str(const cJSON *obj, const char *name, bool required, size_t max,
 		 const char **out_p);
 int json_get_array(const cJSON *obj, const char *name, bool required, size_t max,
 		   const cJSON **out_p);
-int json_get_object(const cJSON *obj, const char *name, bool required, const cJSON **out_p);
+int json_get_object(const cJSON *obj, const char *name, bool required,
+		    const cJSON **out_p);
 /* A cJSON number to an integer without surprise: false when fractional, NaN or
  * beyond 2^53 - 1. */
 bool json_number_is_int(const cJSON *num, int64_t *out_p);
@@ -52,8 +53,8 @@ bool json_parse_u64(const char *s, uint64_t *out_p);
 int json_get_pages(const cJSON *obj, const char *name, bool required, uint32_t page_limit,
 		   size_t max, uint32_t **pages_p, size_t *count_p);
 /* On a helper thread, of a command's line: long page lists in "views" and the index
- * lists are read now, and json_get_pages() has only to take them, once; the tree's own lists
- * are counted for json_get_array(). The tree must not change afterwards. */
+ * lists are read now, and json_get_pages() has only to take them, once; the tree's own
+ * lists are counted for json_get_array(). The tree must not change afterwards. */
 void json_pack_pages(cJSON *tree);
 /* Refuse members that are not in `names` (NULL-terminated): ERR_INVAL. */
 int json_only(const cJSON *obj, const char *const *names);

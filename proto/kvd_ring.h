@@ -128,8 +128,9 @@ static inline bool kvd_ring_push(struct kvd_ring_header *ring, uint32_t entries,
 				 uint64_t tail, const struct kvd_ring_entry *entry)
 {
 	uint64_t words[KVD_RING_ENTRY_BYTES / 8];
-	uint64_t *at = (uint64_t *)(void *)((char *)ring + KVD_RING_HEADER_BYTES +
-					    (tail & (entries - 1)) * KVD_RING_ENTRY_BYTES);
+	uint64_t *at =
+		(uint64_t *)(void *)((char *)ring + KVD_RING_HEADER_BYTES +
+				     (tail & (entries - 1)) * KVD_RING_ENTRY_BYTES);
 
 	memcpy(words, entry, sizeof(words));
 	for (unsigned int i = 0; i < KVD_RING_ENTRY_BYTES / 8; i++)

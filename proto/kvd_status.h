@@ -19,7 +19,8 @@
 #define KVD_STATUS_MAGIC UINT64_C(0x3130535441445644) /* "DVDATS01" */
 #define KVD_STATUS_SLOT_BYTES 64u
 
-enum kvd_state { /* SGLang's KVPoll */
+/* SGLang's KVPoll */
+enum kvd_state {
 	KVD_FAILED = 0,
 	KVD_BOOTSTRAPPING = 1,
 	KVD_WAITING_FOR_INPUT = 2,
@@ -46,11 +47,11 @@ struct kvd_status_header {
 };
 
 struct kvd_status_slot {
-	uint64_t word;	   /* atomic, stored last */
-	uint64_t sequence; /* odd while the figures change */
-	uint64_t object;   /* room number or transfer id */
-	uint64_t bytes;	   /* landed or sent so far */
-	uint64_t total;	   /* expected; 0 = not known yet */
+	uint64_t word;	     /* atomic, stored last */
+	uint64_t sequence;   /* odd while the figures change */
+	uint64_t object;     /* room number or transfer id */
+	uint64_t bytes;	     /* landed or sent so far */
+	uint64_t total;	     /* expected; 0 = not known yet */
 	uint64_t changed_ns; /* CLOCK_MONOTONIC of the last state change */
 	uint64_t reserved[2];
 };

@@ -99,9 +99,9 @@ static void put_text(struct cursor *out, const char *src)
 #define PUT_id(f) cursor_put_bytes(out, m->f, sizeof(m->f))
 #define PUT_str(f) put_text(out, m->f)
 #define PUT_blob(f) cursor_put_blob(out, m->f.data, m->f.len)
-#define PUT(type, f)                                                               \
-	PUT_##type(f);                                                             \
-	if (out->bad)                                                              \
+#define PUT(type, f)   \
+	PUT_##type(f); \
+	if (out->bad)  \
 		return put_failed(name, #f, out);
 
 #define GET_u8(f) m->f = cursor_get_u8(in)
@@ -111,18 +111,18 @@ static void put_text(struct cursor *out, const char *src)
 #define GET_id(f) get_id(in, m->f)
 #define GET_str(f) get_text(in, m->f)
 #define GET_blob(f) m->f.data = cursor_get_blob(in, cap, &m->f.len)
-#define GET(type, f)                                                               \
-	GET_##type(f);                                                             \
-	if (in->bad)                                                               \
-		return err_raise(ERR_PROTO,                                        \
-				 "%s: field %s (%s) is over its cap or reaches "   \
-				 "past the message's %zu bytes",                   \
+#define GET(type, f)                                                             \
+	GET_##type(f);                                                           \
+	if (in->bad)                                                             \
+		return err_raise(ERR_PROTO,                                      \
+				 "%s: field %s (%s) is over its cap or reaches " \
+				 "past the message's %zu bytes",                 \
 				 name, #f, #type, in->size);
 
 static int put_failed(const char *name, const char *field, const struct cursor *out)
 {
-	return err_raise(ERR_TOOBIG, "%s: field %s does not fit into %zu bytes", name, field,
-			 out->size);
+	return err_raise(ERR_TOOBIG, "%s: field %s does not fit into %zu bytes", name,
+			 field, out->size);
 }
 
 static void get_id(struct cursor *in, uint8_t id[16])
@@ -133,7 +133,8 @@ static void get_id(struct cursor *in, uint8_t id[16])
 		memcpy(id, p, 16);
 }
 
-static int put_checked(const char *name, const struct cursor *out, size_t start, size_t cap)
+static int put_checked(const char *name, const struct cursor *out, size_t start,
+		       size_t cap)
 {
 	if (out->pos - start <= cap)
 		return 0;
@@ -141,24 +142,22 @@ static int put_checked(const char *name, const struct cursor *out, size_t start,
 			 out->pos - start, cap);
 }
 
-#define WIRE_CODEC(num, NAME, low, body_cap, text)                                 \
-	int wire_##low##_put(struct cursor *out, const struct wire_##low *m)       \
-	{                                                                          \
-		static const char name[] = #NAME;                                  \
-		const size_t start = out->pos;                                     \
-                                                                                   \
-		WIRE_##NAME(PUT)                                                   \
-		return put_checked(name, out, start, body_cap);                    \
-	}                                                                          \
-	int wire_##low##_get(struct cursor *in, struct wire_##low *m)              \
-	{                                                                          \
-		static const char name[] = #NAME;                                  \
-		static const size_t cap = body_cap;                                \
-                                                                                   \
-		(void)cap; /* only blobs need it */                                \
-		memset(m, 0, sizeof(*m));                                          \
-		WIRE_##NAME(GET)                                                   \
-		return 0;                                                          \
+#define WIRE_CODEC(num, NAME, low, body_cap, text)                               \
+	int wire_##low##_put(struct cursor *out, const struct wire_##low *m)     \
+	{                                                                        \
+		static const char name[] = #NAME;                                \
+		const size_t start = out->pos;                                   \
+                                                                                 \
+		WIRE_##NAME(PUT) return put_checked(name, out, start, body_cap); \
+	}                                                                        \
+	int wire_##low##_get(struct cursor *in, struct wire_##low *m)            \
+	{                                                                        \
+		static const char name[] = #NAME;                                \
+		static const size_t cap = body_cap;                              \
+                                                                                 \
+		(void)cap; /* only blobs need it */                              \
+		memset(m, 0, sizeof(*m));                                        \
+		WIRE_##NAME(GET) return 0;                                       \
 	}
 WIRE_MESSAGES(WIRE_CODEC)
 
@@ -171,13 +170,13 @@ struct row {
 
 #define FIELD_TEXT(type, f) " " #type " `" #f "`,"
 static const struct row rows[WIRE_T_END] = {
-#define WIRE_ROW(num, NAME, name_, cap_, text)                                     \
+#define WIRE_ROW(num, NAME, name_, cap_, text) \
 	[num] = {#NAME, text, "" WIRE_##NAME(FIELD_TEXT), cap_},
 	WIRE_MESSAGES(WIRE_ROW)
 #undef WIRE_ROW
 };
 
-#define WIRE_CAP_FITS(num, NAME, name, cap, text)                                  \
+#define WIRE_CAP_FITS(num, NAME, name, cap, text) \
 	_Static_assert((cap) <= BODY_MAX, #NAME " fits into a frame");
 WIRE_MESSAGES(WIRE_CAP_FITS)
 
@@ -274,17 +273,20 @@ static int frame_judge(const struct wire_header *h, size_t len)
 	const struct row *row = row_of(h->type);
 
 	if (h->body_len != len - WIRE_HEADER_BYTES)
-		return err_raise(ERR_PROTO, "frame: body length %u in a frame of %zu bytes",
+		return err_raise(ERR_PROTO,
+				 "frame: body length %u in a frame of %zu bytes",
 				 h->body_len, len);
 	if (!row)
 		return err_raise(ERR_PROTO, "frame: unknown message type %u", h->type);
 	if (h->body_len > row->cap)
 		return err_raise(ERR_PROTO, "%s: a body of %u bytes, the cap is %u",
 				 row->name, h->body_len, row->cap);
-	if (h->version < 1 || (!carries_versions(h->type) &&
-			       (h->version < WIRE_VERSION_MIN || h->version > WIRE_VERSION_MAX)))
-		return err_raise(ERR_VERSION, "%s: version %u, this daemon speaks %u to %u",
-				 row->name, h->version, WIRE_VERSION_MIN, WIRE_VERSION_MAX);
+	if (h->version < 1 ||
+	    (!carries_versions(h->type) &&
+	     (h->version < WIRE_VERSION_MIN || h->version > WIRE_VERSION_MAX)))
+		return err_raise(ERR_VERSION,
+				 "%s: version %u, this daemon speaks %u to %u", row->name,
+				 h->version, WIRE_VERSION_MIN, WIRE_VERSION_MAX);
 	return 0;
 }
 

@@ -27,8 +27,9 @@
 #define WIRE_VERSION_MIN 1u
 #define WIRE_VERSION_MAX 1u
 #define WIRE_HEADER_BYTES 96u
-#define WIRE_STR_MAX 336u  /* bytes of a str field with its NUL */
-#define WIRE_FRAME_MAX (1u << 20) /* header + body, the option `peer message` caps lower */
+#define WIRE_STR_MAX 336u /* bytes of a str field with its NUL */
+#define WIRE_FRAME_MAX \
+	(1u << 20) /* header + body, the option `peer message` caps lower */
 
 #define WIRE_ENUM(num, NAME, name, cap, text) WIRE_T_##NAME = (num),
 enum wire_type { WIRE_MESSAGES(WIRE_ENUM) WIRE_T_END };
@@ -56,9 +57,9 @@ struct wire_blob {
 #define WIRE_C_str(f) char f[WIRE_STR_MAX];
 #define WIRE_C_blob(f) struct wire_blob f;
 #define WIRE_FIELD(type, f) WIRE_C_##type(f)
-#define WIRE_STRUCT(num, NAME, name, cap, text)                                    \
-	struct wire_##name {                                                       \
-		WIRE_##NAME(WIRE_FIELD)                                            \
+#define WIRE_STRUCT(num, NAME, name, cap, text) \
+	struct wire_##name {                    \
+		WIRE_##NAME(WIRE_FIELD)         \
 	};
 WIRE_MESSAGES(WIRE_STRUCT)
 #undef WIRE_STRUCT
@@ -68,8 +69,8 @@ WIRE_MESSAGES(WIRE_STRUCT)
  * 0 or ERR_PROTO, both naming message and field. Longer bodies are fine (newer
  * sender). Texts come out printable: what is no UTF-8 or a control becomes '?'.
  */
-#define WIRE_PROTOS(num, NAME, name, cap, text)                                    \
-	int wire_##name##_put(struct cursor *out, const struct wire_##name *m);    \
+#define WIRE_PROTOS(num, NAME, name, cap, text)                                 \
+	int wire_##name##_put(struct cursor *out, const struct wire_##name *m); \
 	int wire_##name##_get(struct cursor *in, struct wire_##name *m);
 WIRE_MESSAGES(WIRE_PROTOS)
 #undef WIRE_PROTOS

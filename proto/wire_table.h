@@ -15,6 +15,7 @@
 #ifndef KVD_PROTO_WIRE_TABLE_H
 #define KVD_PROTO_WIRE_TABLE_H
 
+/* clang-format off */
 #define WIRE_MESSAGES(M)                                                           \
 	M(1, HELLO, hello, 65536, "first message of a dialler: who I am")          \
 	M(2, WELCOME, welcome, 65536, "the answer to HELLO")                       \
@@ -36,17 +37,22 @@
 	M(18, ABORT_ACK, abort_ack, 64, "still: no byte of the room can move")     \
 	M(19, OFFER_QUERY, offer_query, 1024, "a puller asks for an offer")        \
 	M(20, OFFER, offer, 1048000, "the offer's pages, generation and lease")    \
-	M(21, PULL_DONE, pull_done, 1024, "the puller has the bytes: still valid? or gives up") \
+	M(21, PULL_DONE, pull_done, 1024, \
+	  "the puller has the bytes: still valid? or gives up") \
 	M(22, PULL_ACK, pull_ack, 1024, "lease epoch unchanged, or the refusal")   \
 	M(23, LEASE, lease, 64, "the puller is alive: extend the lease")           \
 	M(24, ATTACH, attach, 256, "a session's secret: let my session use yours") \
-	M(25, ATTACH_ACK, attach_ack, 64, "attached; REGISTERs of its regions went before") \
+	M(25, ATTACH_ACK, attach_ack, 64, \
+	  "attached; REGISTERs of its regions went before") \
 	M(26, ATTACH_NAK, attach_nak, 1024, "no such session, or a wrong secret")  \
-	M(27, OFFER_NAK, offer_nak, 1024, "no such offer, or the puller's pages are outside it") \
-	M(28, ROUTE_PUBLISH, route_publish, 4096, "a rank of a group, kept while its publisher lives") \
+	M(27, OFFER_NAK, offer_nak, 1024, \
+	  "no such offer, or the puller's pages are outside it") \
+	M(28, ROUTE_PUBLISH, route_publish, 4096, \
+	  "a rank of a group, kept while its publisher lives") \
 	M(29, ROUTE_PUBLISH_ACK, route_publish_ack, 1024, "kept, or the refusal")  \
 	M(30, ROUTE_WITHDRAW, route_withdraw, 4096, "the publisher takes a rank back") \
-	M(31, PART, part, 1048000, "the next bytes of a message that is too long for a turn")
+	M(31, PART, part, 1048000, \
+	  "the next bytes of a message that is too long for a turn")
 
 /* addresses: count u32, then {str transport, blob address} */
 #define WIRE_HELLO(F)                                                              \
@@ -109,5 +115,6 @@
 #define WIRE_ATTACH(F) F(u64, cookie) F(u64, session) F(id, secret)
 #define WIRE_ATTACH_ACK(F) F(u64, cookie) F(u64, session)
 #define WIRE_ATTACH_NAK(F) F(u64, cookie) F(u64, session) F(u32, code) F(str, text)
+/* clang-format on */
 
 #endif

@@ -4,11 +4,11 @@
 # tracked and new files are looked at. Each fault is a line FILE:LINE: words.
 #
 #   - SPDX in the first line (second after #!)
-#   - includes point one way: base <- plan, cost <- loop, offload, settings <-
-#     gpu <- transport <- the rest of the daemon; plan sees proto/json.h; proto sees
-#     base's cursor, err, mem and list; ctl sees proto, plan, cost and base; nobody
-#     sees tests
+#   - includes follow the order of folders (check_includes below): base, proto, then
+#     plan, loop, config, then gpu, memory, transport, its backends, link, peer,
+#     handshake, session, then room, xfer, bootstrap, then control, then daemon/
 #   - only daemon/loop/loop.c includes <ev.h>
+#   - .clang-format, 90 columns
 #   - functions of at most 100 lines, .c and .h files of at most 900
 #   - a .c file over 150 lines opens with an essay
 #   - no unfinished work, no sleeps in tests, no names of somebody's machine
@@ -40,34 +40,45 @@ check_spdx()
 	done
 }
 
-# Layers of daemon/ and gpu/: a file may include its own layer and those below.
+# The order of folders: a file may include its own folder and those of lower levels.
 check_includes()
 {
 	pick '\.[ch]$' | xargs -r awk '
-	function layer(path) {
-		if (path ~ /^daemon\/base\//) return 0
-		if (path ~ /^daemon\/(plan|cost)\//) return 1
-		if (path ~ /^daemon\/(loop|offload|setting|config|config_table)\.[ch]$/)
-			return 2
-		if (path ~ /^gpu\//) return 3
-		if (path ~ /^daemon\/(stage|transport)\//) return 4
-		if (path ~ /^daemon\//) return 5
-		return -1
+	BEGIN {
+		order["daemon/base"] = 0
+		order["proto"] = 1
+		order["daemon/plan"] = order["daemon/loop"] = order["daemon/config"] = 2
+		order["lib"] = order["gpu"] = 3
+		order["daemon/memory"] = 4
+		order["daemon/transport"] = 5
+		order["daemon/transport/shm"] = order["daemon/transport/tcp"] = 6
+		order["daemon/transport/ucx"] = order["daemon/transport/verbs"] = 6
+		order["daemon/link"] = 7
+		order["daemon/peer"] = 8
+		order["daemon/handshake"] = 9
+		order["daemon/session"] = 10
+		order["daemon/room"] = order["daemon/xfer"] = 11
+		order["daemon/bootstrap"] = 11
+		order["daemon/control"] = 12
+		order["daemon"] = 13
 	}
-	function allowed(from, to) {
-		if (from ~ /^tests\//) return 1
-		if (to ~ /^tests\//) return 0
-		if (from ~ /^proto\/python\// && to ~ /^daemon\/plan\//) return 1
-		if (from ~ /^proto\//)
-			return to ~ /^proto\// || to ~ /^daemon\/base\/(cursor|err|mem|list)\.h$/ ||
-				to == "kvd_status.h"
-		if (from ~ /^ctl\//)
-			return to ~ /^(ctl|proto|daemon\/(base|plan|cost))\//
-		if (layer(from) < 0) return 1
-		if (to == "proto/json.h" && from ~ /^daemon\/plan\//) return 1
-		if (to ~ /^proto\//) return layer(from) == 5
-		if (to ~ /^ctl\// || to !~ /\//) return 0
-		return layer(to) <= layer(from)
+	function folder(path) {
+		return path ~ /\// ? substr(path, 1, length(path) - length(base(path)) - 1) : "."
+	}
+	function base(path) {
+		sub(/.*\//, "", path)
+		return path
+	}
+	function allowed(file, path,   from, to) {
+		from = folder(file)
+		to = folder(path)
+		if (from ~ /^tests/ || from == "docs") return 1
+		if (path == "kvd_status.h") return from == "lib" # as it is installed
+		if (from ~ /^python/) return to ~ /^(python\/src|\.|lib|proto|daemon\/(base|plan))$/
+		if (from == "ctl") return to ~ /^(ctl|lib|proto|daemon\/(base|plan))$/
+		if (from == "lib") return to ~ /^(lib|proto|daemon\/base)$/
+		if (to == "lib" || !(from in order) || !(to in order)) return 0
+		return from == to || order[to] < order[from]
 	}
 	/^#[ \t]*include[ \t]*"/ {
 		split($0, part, "\"")
@@ -102,6 +113,21 @@ check_lengths()
 	END { finish() }'
 }
 
+# clang-format 14, which Debian 12 has; it leaves long string literals alone.
+check_format()
+{
+	pick '\.[ch]$' | xargs -r clang-format --dry-run 2>&1 |
+		grep -E '^[^ ]+:[0-9]+:[0-9]+:' | sed 's/warning: code should be clang-formatted.*/not as .clang-format says: make fmt/'
+	pick '\.[ch]$' | xargs -r awk '{
+		gsub(/[\200-\277]/, "") # a character of UTF-8 is one column
+		n = 0
+		for (i = 1; i <= length($0); i++)
+			n = substr($0, i, 1) == "\t" ? n + 8 - n % 8 : n + 1
+		if (n > 90)
+			print FILENAME ":" FNR ": " n " columns, at most 90"
+	}'
+}
+
 # The words are put together here so that this file passes its own check.
 check_words()
 {
@@ -118,10 +144,10 @@ check_words()
 		sed 's/$/  <- a test waits for a condition, it does not sleep/'
 	pick '^tests/.*\.sh$' | xargs -r grep -nE '^[^#]*\bsleep [0-9.]' /dev/null |
 		sed 's/$/  <- a test waits for a condition, it does not sleep/'
-	pick '^(daemon|gpu|proto)/.*\.c$' | grep -v '^daemon/base/mem\.c$' |
+	pick '^(daemon|gpu|lib|proto)/.*\.c$' | grep -v '^daemon/base/mem\.c$' |
 		xargs -r grep -nE '[^_a-z](malloc|calloc|realloc|reallocarray|strdup|strndup|asprintf)\(' /dev/null |
 		sed 's/$/  <- memory comes from base\/mem/'
-	pick '^(daemon|gpu|proto)/.*\.[ch]$' | grep -v '^daemon/base/log\.c$' |
+	pick '^(daemon|gpu|lib|proto)/.*\.[ch]$' | grep -v '^daemon/base/log\.c$' |
 		xargs -r grep -nE '\bCLOCK_REALTIME|\bgettimeofday\(|[^_a-z]time\((NULL|&)|pthread_cond_timedwait|sem_timedwait' /dev/null |
 		sed 's/$/  <- a clock that jumps: CLOCK_MONOTONIC/'
 }
@@ -130,6 +156,7 @@ check_words()
 	check_spdx
 	check_includes
 	check_lengths
+	check_format
 	check_words
 } >"$faults"
 cat "$faults"

@@ -37,7 +37,7 @@ struct kvd {
 	struct loop *loop;
 	struct offload *offload;
 	struct copier *copier;
-	struct gpu *gpu; /* NULL in tests without */
+	struct gpu *gpu;      /* NULL in tests without */
 	struct list sessions; /* struct session.link */
 	unsigned int session_count;
 	uint64_t next_session_id, next_pool_id;
@@ -50,15 +50,15 @@ struct kvd {
 	struct xfers *xfers;
 	struct rooms *rooms;
 	struct control *control;
-	struct rings *rings; /* ring.c; NULL without any */
+	struct rings *rings;		     /* ring.c; NULL without any */
 	struct session_clock *session_clock; /* session_watch.c; NULL without sessions */
-	bool draining;	      /* refuse new rooms, let running ones end */
+	bool draining;			     /* refuse new rooms, let running ones end */
 	bool stopping;
-	bool abandoned;	      /* did not become still: freed by the kernel */
-	uint8_t boot_id[16];  /* of this kernel: equal = same host */
-	uint64_t started_ns;  /* loop_now_ns at start */
+	bool abandoned;	     /* did not become still: freed by the kernel */
+	uint8_t boot_id[16]; /* of this kernel: equal = same host */
+	uint64_t started_ns; /* loop_now_ns at start */
 	struct metrics metrics;
-	void *impl;	      /* kvd.c's own */
+	void *impl; /* kvd.c's own */
 };
 
 /* Let running rooms end, then stop; at the deadline stop anyway. Idempotent. The end

@@ -18,7 +18,8 @@
  * the core from a bulk thread, 4 ms with HZ=250. So a bulk thread yields by itself. Who
  * looks and yields, or handles a message and sleeps, gives the core back in
  * microseconds; a thread that computes keeps it until its own tick. Where that happens
- * the core is kept KEEP_TIMES as long as it was away: so much, at most, yielding costs. */
+ * the core is kept KEEP_TIMES as long as it was away: so much, at most, yielding costs.
+ */
 #define KEEP_NS UINT64_C(200000)
 #define KEEP_MOST_NS UINT64_C(500000000)
 #define KEEP_TIMES 32u
@@ -37,7 +38,6 @@ struct attr {
 static void turns_set(int policy, uint64_t ns)
 {
 	struct attr attr = {0};
-
 
 	if (syscall(SYS_sched_getattr, 0, &attr, (unsigned int)sizeof(attr), 0u) < 0 ||
 	    (attr.policy != SCHED_OTHER && attr.policy != SCHED_BATCH))

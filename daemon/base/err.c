@@ -23,11 +23,11 @@ struct row {
 };
 
 static const struct row rows[ERR_CODE_END] = {
-#define ERR_ROW(num, nm, err_no, sc, retry, text)                                  \
-	[num] = {.name = "E" #nm,                                                  \
-		 .meaning = (text),                                                \
-		 .no = (err_no),                                                   \
-		 .scope = ERR_SCOPE_##sc,                                          \
+#define ERR_ROW(num, nm, err_no, sc, retry, text) \
+	[num] = {.name = "E" #nm,                 \
+		 .meaning = (text),               \
+		 .no = (err_no),                  \
+		 .scope = ERR_SCOPE_##sc,         \
 		 .retryable = (retry)},
 	ERR_CODES(ERR_ROW)
 #undef ERR_ROW
@@ -151,7 +151,7 @@ const char *err_meaning(enum err_code code)
 
 const char *err_scope_name(enum err_scope scope)
 {
-	static const char *const names[] = {"op",      "room",   "peer",
+	static const char *const names[] = {"op",      "room",	 "peer",
 					    "session", "device", "daemon"};
 
 	assert((unsigned int)scope < sizeof(names) / sizeof(names[0]));

@@ -29,7 +29,7 @@ enum err_scope {
 };
 
 /* X(number, name, errno, scope, retryable, meaning) */
-#define ERR_CODES(X)                                                           \
+#define ERR_CODES(X)                                                               \
 	X(1, INVAL, EINVAL, OP, false, "a field has a value outside its limits")   \
 	X(2, PROTO, EPROTO, SESSION, false, "a message breaks the protocol")       \
 	X(3, TOOBIG, EMSGSIZE, OP, false, "a line, list or frame over its cap")    \
@@ -73,7 +73,7 @@ enum err_code {
 #define ERR_ENUM(num, name, no, scope, retry, text) ERR_##name = (num),
 	ERR_CODES(ERR_ENUM)
 #undef ERR_ENUM
-	ERR_CODE_END,
+		ERR_CODE_END,
 };
 
 #define ERR_TEXT_MAX 320
@@ -115,12 +115,12 @@ int err_reraise(const struct err *src);
 
 #ifdef __clang_analyzer__
 /* An analyser cannot see into err.c: tell it that a fault is negative. */
-#define ERR_NEGATIVE(call)                                                         \
-	({                                                                         \
-		int negative_ = (call);                                            \
-		if (negative_ >= 0)                                                \
-			__builtin_unreachable();                                   \
-		negative_;                                                         \
+#define ERR_NEGATIVE(call)                       \
+	({                                       \
+		int negative_ = (call);          \
+		if (negative_ >= 0)              \
+			__builtin_unreachable(); \
+		negative_;                       \
 	})
 #define err_raise(...) ERR_NEGATIVE((err_raise)(__VA_ARGS__))
 #define err_raise_errno(...) ERR_NEGATIVE((err_raise_errno)(__VA_ARGS__))

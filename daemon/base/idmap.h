@@ -14,9 +14,9 @@
 #include <stdint.h>
 
 struct idmap_entry {
-	uint64_t key;  /* strmap: hash of the bytes */
-	void *value;   /* NULL = a hole */
-	char *bytes;   /* strmap: the key's copy, NUL added */
+	uint64_t key; /* strmap: hash of the bytes */
+	void *value;  /* NULL = a hole */
+	char *bytes;  /* strmap: the key's copy, NUL added */
 	uint32_t len;
 	uint32_t hash; /* places it in the index */
 };
@@ -24,7 +24,7 @@ struct idmap_entry {
 struct idmap {
 	struct idmap_entry *entries; /* in order of insertion, with holes */
 	size_t used, cap, count;
-	uint32_t *index; /* open addressing: 0 or entry number + 1 */
+	uint32_t *index;  /* open addressing: 0 or entry number + 1 */
 	size_t index_cap; /* a power of two */
 };
 
@@ -40,15 +40,15 @@ void idmap_init(struct idmap *map);
 void idmap_fini(struct idmap *map); /* a zeroed map is fine */
 /* ERR_NOMEM; ERR_EXIST when the key is there (the map is unchanged). */
 int idmap_put(struct idmap *map, uint64_t key, void *value);
-void *idmap_get(const struct idmap *map, uint64_t key);	  /* NULL: not there */
-void *idmap_remove(struct idmap *map, uint64_t key);	  /* the value or NULL */
+void *idmap_get(const struct idmap *map, uint64_t key); /* NULL: not there */
+void *idmap_remove(struct idmap *map, uint64_t key);	/* the value or NULL */
 static inline size_t idmap_count(const struct idmap *map)
 {
 	return map->count;
 }
 /* Start with a zeroed cursor. */
 bool idmap_next(const struct idmap *map, struct idmap_cursor *cursor);
-#define idmap_foreach(map, cursor)                                                 \
+#define idmap_foreach(map, cursor) \
 	for ((cursor) = (struct idmap_cursor){0}; idmap_next((map), &(cursor));)
 
 struct strmap {

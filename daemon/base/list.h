@@ -13,7 +13,10 @@ struct list {
 	struct list *next, *prev;
 };
 
-#define LIST_INIT(name) {&(name), &(name)}
+#define LIST_INIT(name)          \
+	{                        \
+		&(name), &(name) \
+	}
 
 static inline void list_init(struct list *l)
 {
@@ -62,19 +65,19 @@ static inline struct list *list_pop_front(struct list *head)
 }
 
 #define list_entry(ptr, type, member) container_of(ptr, type, member)
-#define list_first(head, type, member)                                             \
+#define list_first(head, type, member) \
 	(list_empty(head) ? NULL : list_entry((head)->next, type, member))
 /* The body may remove `it`, nothing else of this list. */
-#define list_foreach_safe(it, head, member)                                        \
-	for (__typeof__(it) it##_next_ =                                           \
-		     (it = list_entry((head)->next, __typeof__(*it), member),      \
-		     list_entry(it->member.next, __typeof__(*it), member));        \
-	     &it->member != (head);                                                \
-	     it = it##_next_,                                                      \
-	     it##_next_ = list_entry(it->member.next, __typeof__(*it), member))
-#define list_foreach(it, head, member)                                             \
-	for (it = list_entry((head)->next, __typeof__(*it), member);               \
-	     &it->member != (head);                                                \
+#define list_foreach_safe(it, head, member)                                             \
+	for (__typeof__(it) it##_next_ =                                                \
+		     (it = list_entry((head)->next, __typeof__(*it), member),           \
+		     list_entry(it->member.next, __typeof__(*it), member));             \
+	     &it->member != (head);                                                     \
+	     it = it##_next_, it##_next_ = list_entry(it->member.next, __typeof__(*it), \
+						      member))
+#define list_foreach(it, head, member)                               \
+	for (it = list_entry((head)->next, __typeof__(*it), member); \
+	     &it->member != (head);                                  \
 	     it = list_entry(it->member.next, __typeof__(*it), member))
 
 #endif

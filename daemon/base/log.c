@@ -45,7 +45,8 @@ int log_level_parse(const char *s, enum log_level *level_p)
 			return 0;
 		}
 	}
-	return err_raise(ERR_INVAL, "level '%.32s': one of error warn info debug trace", s);
+	return err_raise(ERR_INVAL, "level '%.32s': one of error warn info debug trace",
+			 s);
 }
 
 const char *log_level_name(enum log_level level)
@@ -122,7 +123,8 @@ void log_write(struct log_site *site, enum log_level level, const char *subsyste
 			line[i] = '?';
 	}
 	if (dropped)
-		n += clamp(snprintf(line + n, sizeof(line) - n - 1, " dropped=%u", dropped));
+		n += clamp(
+			snprintf(line + n, sizeof(line) - n - 1, " dropped=%u", dropped));
 	line[n++] = '\n';
 	/* a full or closed stderr must not hurt the daemon */
 	(void)!write(STDERR_FILENO, line, n);

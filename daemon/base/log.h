@@ -15,7 +15,13 @@
 
 #include <stdint.h>
 
-enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARN, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG, LOG_LEVEL_TRACE };
+enum log_level {
+	LOG_LEVEL_ERROR,
+	LOG_LEVEL_WARN,
+	LOG_LEVEL_INFO,
+	LOG_LEVEL_DEBUG,
+	LOG_LEVEL_TRACE
+};
 #define LOG_BURST 50u
 
 /* journal: "<N>" in front, the journal adds the time. plain: local time and the
@@ -37,12 +43,11 @@ void log_write(struct log_site *site, enum log_level level, const char *subsyste
 	       const char *object, const char *words, const char *fmt, ...)
 	__attribute__((format(printf, 6, 7)));
 
-#define LOG_AT(level, subsystem, object, words, ...)                               \
-	do {                                                                       \
-		static struct log_site site_;                                      \
-		if ((int)(level) <= log_threshold)                                 \
-			log_write(&site_, level, subsystem, object, words,         \
-				  __VA_ARGS__);                                    \
+#define LOG_AT(level, subsystem, object, words, ...)                                     \
+	do {                                                                             \
+		static struct log_site site_;                                            \
+		if ((int)(level) <= log_threshold)                                       \
+			log_write(&site_, level, subsystem, object, words, __VA_ARGS__); \
 	} while (0)
 /* object may be NULL; the last argument list is "key=%…" with values, or "" */
 #define log_error(...) LOG_AT(LOG_LEVEL_ERROR, __VA_ARGS__)

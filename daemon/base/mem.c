@@ -120,8 +120,8 @@ void *mem_map(size_t size)
 	void *p = MAP_FAILED;
 
 	if (!must_fail())
-		p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-			 0);
+		p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+			 -1, 0);
 	return or_raise(p == MAP_FAILED ? NULL : p, size);
 }
 

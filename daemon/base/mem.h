@@ -58,11 +58,11 @@ void mem_closep(int *fd); /* closes an fd >= 0 */
 #define cleanup_close mem_cleanup(mem_closep)
 
 /* Move ownership out of a cleanup variable. */
-#define mem_steal(p)                                                               \
-	({                                                                         \
-		__auto_type steal_ = (p);                                          \
-		(p) = NULL;                                                        \
-		steal_;                                                            \
+#define mem_steal(p)                      \
+	({                                \
+		__auto_type steal_ = (p); \
+		(p) = NULL;               \
+		steal_;                   \
 	})
 static inline int mem_steal_fd(int *fd)
 {
@@ -73,8 +73,8 @@ static inline int mem_steal_fd(int *fd)
 }
 
 #define ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
-#define container_of(ptr, type, member)                                            \
-	((type *)(void *)((char *)(ptr) - offsetof(type, member)))
+#define container_of(ptr, type, member) \
+	((type *)(void *)((char *)(ptr)-offsetof(type, member)))
 
 /*
  * For the daemon, once: memory comes back in small pieces. By default glibc learns from

@@ -5,7 +5,8 @@
 
 #include "daemon/base/err.h"
 
-int thread_start(const char *name, void *(*run)(void *arg), void *arg, pthread_t *thread_p)
+int thread_start(const char *name, void *(*run)(void *arg), void *arg,
+		 pthread_t *thread_p)
 {
 	sigset_t all, old;
 	int no;

@@ -7,6 +7,7 @@
 #include <pthread.h>
 
 /* `name`: at most 15 bytes, as top and gdb show it. */
-int thread_start(const char *name, void *(*run)(void *arg), void *arg, pthread_t *thread_p);
+int thread_start(const char *name, void *(*run)(void *arg), void *arg,
+		 pthread_t *thread_p);
 
 #endif

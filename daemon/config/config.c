@@ -368,7 +368,8 @@ static void check_tcp_listen(struct load *load)
 	if (!endpoint_split(config->tcp_listen, host, &port) ||
 	    host_kind(host) == HOST_NAME) {
 		problem(load, line,
-			"tcp_listen = %s: allowed: tcp://ADDRESS:PORT, the address a number "
+			"tcp_listen = %s: allowed: tcp://ADDRESS:PORT, the address a "
+			"number "
 			"or *, port 0 to 65535",
 			config->tcp_listen);
 		return;
@@ -376,7 +377,8 @@ static void check_tcp_listen(struct load *load)
 	if (host_kind(host) != HOST_LOOPBACK && !*config->curve_secret_file &&
 	    !config->insecure)
 		problem(load, line,
-			"tcp_listen = %s: beyond loopback its tokens need curve_secret_file "
+			"tcp_listen = %s: beyond loopback its tokens need "
+			"curve_secret_file "
 			"and curve_allow_file, or insecure = yes",
 			config->tcp_listen);
 }
@@ -518,8 +520,8 @@ static void resolve(struct load *load)
 }
 
 static void (*const checks[])(struct load *load) = {
-	check_name,  check_socket,     check_listen,  check_advertise, check_tcp_listen,
-	check_times, check_transports, check_require,
+	check_name,	  check_socket, check_listen,	  check_advertise,
+	check_tcp_listen, check_times,	check_transports, check_require,
 };
 
 static int run_checks(struct load *load)

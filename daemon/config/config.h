@@ -65,9 +65,9 @@ struct config {
 	uint64_t lease_ns;
 
 	/* [transport] */
-	struct setting_words transports; /* in order; all are built in */
-	bool transports_auto; /* nobody named them. Not an option. */
-	struct setting_words require;	/* names or the class "rdma"; empty = any */
+	struct setting_words transports;     /* in order; all are built in */
+	bool transports_auto;		     /* nobody named them. Not an option. */
+	struct setting_words require;	     /* names or the class "rdma"; empty = any */
 	char ucx_library[CONFIG_PATH_BYTES]; /* "" = the loader's libucp.so.0 */
 	char ucx_net_devices[CONFIG_ENDPOINT_BYTES]; /* "" = the one of `listen` */
 	char ucx_tls[CONFIG_ENDPOINT_BYTES];
@@ -79,14 +79,15 @@ struct config {
 	char cuda_library[CONFIG_PATH_BYTES];
 	char gpu_kernels[CONFIG_PATH_BYTES];
 	uint64_t gpu_kernel_row_bytes;
-	uint32_t gpu_streams; /* 1 … GPU_STREAMS_MAX */
+	uint32_t gpu_streams;			 /* 1 … GPU_STREAMS_MAX */
 	char verbs_rails[CONFIG_ENDPOINT_BYTES]; /* "" = the port of `listen` */
-	uint32_t verbs_qps;	      /* queue pairs a peer and rail */
-	uint32_t verbs_ack_timeout;   /* 4.096 us << this */
-	uint32_t verbs_retries;	      /* 0 … 7 */
-	uint32_t verbs_traffic_class; /* the IP header's; 0 = the system's */
-	uint32_t verbs_request_ns;    /* of a work request; 0: measured, 1: nothing is packed */
-	uint32_t copy_threads; /* >= 1 */
+	uint32_t verbs_qps;			 /* queue pairs a peer and rail */
+	uint32_t verbs_ack_timeout;		 /* 4.096 us << this */
+	uint32_t verbs_retries;			 /* 0 … 7 */
+	uint32_t verbs_traffic_class;		 /* the IP header's; 0 = the system's */
+	uint32_t verbs_request_ns; /* of a work request; 0: measured, 1: nothing is packed
+				    */
+	uint32_t copy_threads;	   /* >= 1 */
 	bool vm_direct;
 	uint32_t host_copy_threads; /* >= 1; of all daemons in run_dir */
 	uint64_t slice_bytes;

@@ -19,14 +19,14 @@
 #define THREADS_MAX 256
 #define SESSION_REGIONS_MOST 4096 /* as many as one REGISTER names */
 
-static const char *const level_words[] = {"error", "warn", "info",
+static const char *const level_words[] = {"error", "warn",  "info",
 					  "debug", "trace", NULL};
 /* as enum tcp_verify */
 static const char *const verify_words[] = {"none", "crc32c", "xxh3", NULL};
 static const char *const format_words[] = {"journal", "plain", NULL};
 
-#define FIELD(member)                                                              \
-	.offset = offsetof(struct config, member),                                 \
+#define FIELD(member)                              \
+	.offset = offsetof(struct config, member), \
 	.size = sizeof(((struct config *)NULL)->member)
 
 static const struct setting options[] = {
@@ -51,7 +51,8 @@ static const struct setting options[] = {
 		 "auto: half the cores, 2 to 8."},
 	{"daemon", "drain_timeout", SETTING_DURATION, FIELD(drain_timeout_ns),
 	 .preset = "30 s", .min = 10 * MS, .max = 3600 * S, .reload = true,
-	 .help = "After SIGTERM running rooms may end for so long, then they are aborted."},
+	 .help = "After SIGTERM running rooms may end for so long, then they are "
+		 "aborted."},
 
 	{"control", "socket_path", SETTING_PATH, FIELD(socket_path), .preset = "",
 	 .help = "Control socket. Empty: <name>.sock in run_dir."},
@@ -61,17 +62,22 @@ static const struct setting options[] = {
 	 .help = "Group of the control socket, by name or number. Empty: the daemon's."},
 	{"control", "allow_uids", SETTING_UIDS, FIELD(allow_uids), .preset = "",
 	 .reload = true,
-	 .help = "Users that may connect, besides root and the daemon's own. With this and "
+	 .help = "Users that may connect, besides root and the daemon's own. With this "
+		 "and "
 		 "allow_gids empty: whom the socket's mode lets in."},
 	{"control", "allow_gids", SETTING_GIDS, FIELD(allow_gids), .preset = "",
 	 .reload = true, .help = "Groups whose members may connect."},
 	{"control", "admin_uids", SETTING_UIDS, FIELD(admin_uids), .preset = "",
 	 .reload = true,
-	 .help = "Users that may drain, shut down, change the log level and touch foreign "
+	 .help = "Users that may drain, shut down, change the log level and touch "
+		 "foreign "
 		 "rooms, besides root and the daemon's own."},
 	{"control", "sessions", SETTING_COUNT, FIELD(sessions_max), .preset = "256",
-	 .min = 1, .max = 65536, .help = "Most sessions at a time. Of 256 and more, here and in rooms and orphans, the "
-		 "last eighth is kept for a process, session or peer that has less than a "
+	 .min = 1, .max = 65536,
+	 .help = "Most sessions at a time. Of 256 and more, here and in rooms and "
+		 "orphans, the "
+		 "last eighth is kept for a process, session or peer that has less than "
+		 "a "
 		 "256th."},
 	{"control", "session_regions", SETTING_COUNT, FIELD(session_regions_max),
 	 .preset = "1024", .min = 1, .max = SESSION_REGIONS_MOST,
@@ -80,7 +86,8 @@ static const struct setting options[] = {
 	 .preset = "64", .min = 1, .max = 65536, .help = "Most pools of one session."},
 	{"control", "client_queue", SETTING_SIZE, FIELD(client_queue_bytes),
 	 .preset = "8 MiB", .min = 64 * KIB, .max = GIB,
-	 .help = "Replies that may wait for a client that reads late. Past half of it no more "
+	 .help = "Replies that may wait for a client that reads late. Past half of it no "
+		 "more "
 		 "of its requests are taken, past it the client is closed."},
 	{"control", "line", SETTING_SIZE, FIELD(line_bytes), .preset = "1 MiB",
 	 .min = 4 * KIB, .max = 64 * MIB, .help = "Longest request line."},
@@ -90,17 +97,21 @@ static const struct setting options[] = {
 		 "address (IPv6 in brackets, * for all); port 0 takes a free one. Beyond "
 		 "loopback it needs CURVE keys or insecure = yes."},
 	{"peer", "advertise", SETTING_TEXT, FIELD(advertise), .preset = "",
-	 .help = "Endpoint told to others, tcp://HOST:PORT, when it is not that of listen; "
+	 .help = "Endpoint told to others, tcp://HOST:PORT, when it is not that of "
+		 "listen; "
 		 "port 0 stands for the port in use."},
-	{"peer", "curve_secret_file", SETTING_PATH, FIELD(curve_secret_file), .preset = "",
-	 .help = "File with this daemon's CURVE secret key (kvd-ctl keygen). Not readable "
+	{"peer", "curve_secret_file", SETTING_PATH, FIELD(curve_secret_file),
+	 .preset = "",
+	 .help = "File with this daemon's CURVE secret key (kvd-ctl keygen). Not "
+		 "readable "
 		 "by others."},
 	{"peer", "curve_allow_file", SETTING_PATH, FIELD(curve_allow_file), .preset = "",
 	 .reload = true,
 	 .help = "File with the daemons that may connect, a line each: NAME KEY "
 		 "[HOST[:PORT]]… (kvd-ctl keygen prints the key). Read again on SIGHUP."},
 	{"peer", "insecure", SETTING_BOOL, FIELD(insecure), .preset = "no",
-	 .help = "Listen beyond loopback although something there is not authenticated: the "
+	 .help = "Listen beyond loopback although something there is not authenticated: "
+		 "the "
 		 "handshake without CURVE keys, or a UCX worker."},
 	{"peer", "peers", SETTING_COUNT, FIELD(peers_max), .preset = "1024", .min = 1,
 	 .max = 65536, .help = "Most remote daemons at a time."},
@@ -111,19 +122,24 @@ static const struct setting options[] = {
 	 .min = 64 * KIB, .max = 64 * MIB, .help = "Largest message of a peer."},
 	{"peer", "part", SETTING_SIZE, FIELD(peer_part_bytes), .preset = "64 KiB",
 	 .min = 1 * KIB, .max = 1 * MIB,
-	 .help = "Rooms' messages that are longer (thousands of scattered pages) are written "
-		 "and read by helper threads, and sent so many bytes a turn of the loop."},
+	 .help = "Rooms' messages that are longer (thousands of scattered pages) are "
+		 "written "
+		 "and read by helper threads, and sent so many bytes a turn of the "
+		 "loop."},
 	{"peer", "ping", SETTING_DURATION, FIELD(ping_interval_ns), .preset = "200 ms",
 	 .min = 5 * MS, .max = 60 * S, .reload = true,
 	 .help = "Interval of liveness checks, also the daemon's heartbeat."},
 	{"peer", "dead_after", SETTING_DURATION, FIELD(dead_after_ns), .preset = "800 ms",
 	 .min = 20 * MS, .max = 600 * S, .reload = true,
-	 .help = "Silence after which a peer is declared dead, at least twice ping. Time in "
-		 "which this daemon itself was late does not count. Engines that connect take "
+	 .help = "Silence after which a peer is declared dead, at least twice ping. Time "
+		 "in "
+		 "which this daemon itself was late does not count. Engines that connect "
+		 "take "
 		 "this daemon for frozen after as much, at least 800 ms."},
 	{"peer", "orphans", SETTING_COUNT, FIELD(orphans_max), .preset = "4096", .min = 1,
 	 .max = 1 << 20,
-	 .help = "Most room requests of peers kept for a sender that does not exist yet."},
+	 .help = "Most room requests of peers kept for a sender that does not exist "
+		 "yet."},
 	{"peer", "orphan_ttl", SETTING_DURATION, FIELD(orphan_ttl_ns), .preset = "60 s",
 	 .min = 10 * MS, .max = 3600 * S, .reload = true,
 	 .help = "How long such a request is kept."},
@@ -131,7 +147,8 @@ static const struct setting options[] = {
 	{"rooms", "rooms", SETTING_COUNT, FIELD(rooms_max), .preset = "65536", .min = 1,
 	 .max = 1 << 24, .help = "Most rooms at a time."},
 	{"rooms", "tombstones", SETTING_COUNT, FIELD(tombstones_max), .preset = "65536",
-	 .min = 16, .max = 1 << 24, .help = "Closed rooms remembered to answer late messages."},
+	 .min = 16, .max = 1 << 24,
+	 .help = "Closed rooms remembered to answer late messages."},
 	{"rooms", "bootstrap_timeout", SETTING_DURATION, FIELD(bootstrap_timeout_ns),
 	 .preset = "300 s", .min = 10 * MS, .max = 86400 * S, .reload = true,
 	 .help = "A room whose other side does not show up fails after this."},
@@ -141,7 +158,8 @@ static const struct setting options[] = {
 	{"rooms", "transfer_stall_timeout", SETTING_DURATION,
 	 FIELD(transfer_stall_timeout_ns), .preset = "10 s", .min = 10 * MS,
 	 .max = 3600 * S, .reload = true,
-	 .help = "A room with transfers posted in which no byte moves for so long fails."},
+	 .help = "A room with transfers posted in which no byte moves for so long "
+		 "fails."},
 	{"rooms", "fence_timeout", SETTING_DURATION, FIELD(fence_timeout_ns),
 	 .preset = "5 s", .min = 10 * MS, .max = 600 * S, .reload = true,
 	 .help = "A fence that is not proven by then is forced: the peer's connection is "
@@ -151,20 +169,24 @@ static const struct setting options[] = {
 	 .help = "An offer's lease when room.open does not name one."},
 
 	{"transport", "transports", SETTING_WORDS, FIELD(transports), .preset = "auto",
-	 .help = "Ways to move bytes, in order of preference: local, shm, verbs, tcp, ucx. "
+	 .help = "Ways to move bytes, in order of preference: local, shm, verbs, tcp, "
+		 "ucx. "
 		 "auto: all that are built in and allowed by listen, in this order."},
 	{"transport", "require", SETTING_WORDS, FIELD(require), .preset = "",
-	 .help = "Only these transports, or the class rdma, may be used; a pair of daemons "
+	 .help = "Only these transports, or the class rdma, may be used; a pair of "
+		 "daemons "
 		 "without one fails loudly. Empty: any."},
 	{"transport", "ucx_library", SETTING_PATH, FIELD(ucx_library), .preset = "",
 	 .help = "libucp to load. Empty: libucp.so.0 of the system."},
-	{"transport", "ucx_net_devices", SETTING_TEXT, FIELD(ucx_net_devices), .preset = "",
-	 .help = "UCX_NET_DEVICES. Empty: the interface of listen."},
+	{"transport", "ucx_net_devices", SETTING_TEXT, FIELD(ucx_net_devices),
+	 .preset = "", .help = "UCX_NET_DEVICES. Empty: the interface of listen."},
 	{"transport", "ucx_tls", SETTING_TEXT, FIELD(ucx_tls), .preset = "",
 	 .help = "UCX_TLS. Empty: all but sm, cma and xpmem."},
 	{"transport", "tcp_listen", SETTING_TEXT, FIELD(tcp_listen), .preset = "",
-	 .help = "Data port of the tcp transport: tcp://ADDRESS:PORT as in listen. Empty: the "
-		 "address of listen and a free port. Beyond loopback it needs CURVE keys or "
+	 .help = "Data port of the tcp transport: tcp://ADDRESS:PORT as in listen. "
+		 "Empty: the "
+		 "address of listen and a free port. Beyond loopback it needs CURVE keys "
+		 "or "
 		 "insecure = yes; bytes travel unencrypted."},
 	{"transport", "tcp_streams", SETTING_AUTO_COUNT, FIELD(tcp_streams),
 	 .preset = "auto", .min = 1, .max = 32,
@@ -173,23 +195,26 @@ static const struct setting options[] = {
 	{"transport", "tcp_threads", SETTING_AUTO_COUNT, FIELD(tcp_threads),
 	 .preset = "auto", .min = 1, .max = THREADS_MAX,
 	 .help = "Threads that serve these connections. auto: half the cores, 1 to 8."},
-	{"transport", "tcp_buffer", SETTING_SIZE, FIELD(tcp_buffer_bytes), .preset = "0 B",
-	 .min = 0, .max = GIB,
+	{"transport", "tcp_buffer", SETTING_SIZE, FIELD(tcp_buffer_bytes),
+	 .preset = "0 B", .min = 0, .max = GIB,
 	 .help = "Socket buffers of these connections. 0 B: the kernel's own sizing."},
 	{"transport", "tcp_verify", SETTING_ENUM, FIELD(tcp_verify), .preset = "none",
 	 .words = verify_words,
 	 .help = "Checksum of every frame of bytes over tcp, when either side wants one: "
 		 "crc32c or xxh3. TCP's own has 16 bits."},
 	{"transport", "verbs_rails", SETTING_TEXT, FIELD(verbs_rails), .preset = "",
-	 .help = "RDMA ports for verbs, in order: device, device:port, interface or address. "
+	 .help = "RDMA ports for verbs, in order: device, device:port, interface or "
+		 "address. "
 		 "Empty: the one that has the address of listen; all, where that is a "
 		 "wildcard."},
-	{"transport", "verbs_qps", SETTING_COUNT, FIELD(verbs_qps), .preset = "2", .min = 1,
-	 .max = 8,
-	 .help = "Queue pairs to each peer on each rail. Large rooms go over all of them."},
+	{"transport", "verbs_qps", SETTING_COUNT, FIELD(verbs_qps), .preset = "2",
+	 .min = 1, .max = 8,
+	 .help = "Queue pairs to each peer on each rail. Large rooms go over all of "
+		 "them."},
 	{"transport", "verbs_ack_timeout", SETTING_COUNT, FIELD(verbs_ack_timeout),
 	 .preset = "14", .min = 8, .max = 22,
-	 .help = "An adapter sends again what was not acknowledged after 4.096 us << this "
+	 .help = "An adapter sends again what was not acknowledged after 4.096 us << "
+		 "this "
 		 "(14: 67 ms)."},
 	{"transport", "verbs_retries", SETTING_COUNT, FIELD(verbs_retries), .preset = "7",
 	 .min = 0, .max = 7,
@@ -202,8 +227,10 @@ static const struct setting options[] = {
 		 "manager's QoS classes (InfiniBand). 0: the system's."},
 	{"transport", "verbs_request_ns", SETTING_AUTO_COUNT, FIELD(verbs_request_ns),
 	 .preset = "auto", .min = 1, .max = 1000000,
-	 .help = "What a work request costs, in ns: rows that are scattered at both ends and "
-		 "cheaper to copy twice are packed. auto: measured with each peer when the "
+	 .help = "What a work request costs, in ns: rows that are scattered at both ends "
+		 "and "
+		 "cheaper to copy twice are packed. auto: measured with each peer when "
+		 "the "
 		 "first such transfer comes. 1: never packed."},
 	{"transport", "copy_threads", SETTING_AUTO_COUNT, FIELD(copy_threads),
 	 .preset = "auto", .min = 1, .max = THREADS_MAX,
@@ -211,36 +238,48 @@ static const struct setting options[] = {
 	{"transport", "host_copy_threads", SETTING_AUTO_COUNT, FIELD(host_copy_threads),
 	 .preset = "auto", .min = 1, .max = THREADS_MAX,
 	 .help = "Copy threads that all daemons of one run_dir may run at once; each may "
-		 "always run one. The same for all of them. auto: half the cores, at least "
+		 "always run one. The same for all of them. auto: half the cores, at "
+		 "least "
 		 "copy_threads."},
 	{"transport", "vm_direct", SETTING_BOOL, FIELD(vm_direct), .preset = "yes",
-	 .help = "Read private memory (vm) of engines that another daemon of this host serves, "
-		 "where it lies: only processes that the other daemon's user owns, and where "
-		 "the kernel allows it. Else, and with no, both daemons copy through a ring."},
+	 .help = "Read private memory (vm) of engines that another daemon of this host "
+		 "serves, "
+		 "where it lies: only processes that the other daemon's user owns, and "
+		 "where "
+		 "the kernel allows it. Else, and with no, both daemons copy through a "
+		 "ring."},
 	{"transport", "gpu", SETTING_TEXT, FIELD(gpu), .preset = "auto",
-	 .help = "GPUs whose memory engines may hand over: auto (all that are here), off, or "
+	 .help = "GPUs whose memory engines may hand over: auto (all that are here), "
+		 "off, or "
 		 "UUIDs and PCI ids. No driver is loaded before the first does."},
 	{"transport", "cuda_library", SETTING_TEXT, FIELD(cuda_library),
-	 .preset = "libcuda.so.1", .help = "The CUDA driver's library: a name or a path."},
+	 .preset = "libcuda.so.1",
+	 .help = "The CUDA driver's library: a name or a path."},
 	{"transport", "gpu_kernels", SETTING_TEXT, FIELD(gpu_kernels), .preset = "auto",
-	 .help = "Code for GPUs: auto (what this kvd was built with), off, or the path of an "
-		 "image that nvcc made of gpu/kernels.cu. Without it the copy engines move "
+	 .help = "Code for GPUs: auto (what this kvd was built with), off, or the path "
+		 "of an "
+		 "image that nvcc made of gpu/kernels.cu. Without it the copy engines "
+		 "move "
 		 "everything."},
 	{"transport", "gpu_kernel_rows", SETTING_SIZE, FIELD(gpu_kernel_row_bytes),
 	 .preset = "32 KiB", .min = 0, .max = 64 * MIB,
-	 .help = "Rows shorter than this are moved by a kernel, many in one launch; longer "
-		 "ones by the copy engines, which take a microsecond for each and nothing "
+	 .help = "Rows shorter than this are moved by a kernel, many in one launch; "
+		 "longer "
+		 "ones by the copy engines, which take a microsecond for each and "
+		 "nothing "
 		 "of what the engine computes with. 0: none by kernel."},
 	{"transport", "gpu_streams", SETTING_COUNT, FIELD(gpu_streams), .preset = "4",
 	 .min = 1, .max = 8,
-	 .help = "Streams that move bytes on one GPU at once, with 3 MiB of pinned memory "
+	 .help = "Streams that move bytes on one GPU at once, with 3 MiB of pinned "
+		 "memory "
 		 "each at most."},
 	{"transport", "slice", SETTING_SIZE, FIELD(slice_bytes), .preset = "512 KiB",
 	 .min = 4 * KIB, .max = 64 * MIB,
 	 .help = "Bytes a copy thread moves before it looks for a cancel."},
 	{"transport", "max_inflight", SETTING_SIZE, FIELD(max_inflight_bytes),
 	 .preset = "256 MiB", .min = 64 * KIB, .max = 1024 * GIB, .reload = true,
-	 .help = "Bytes posted to one peer and not yet done, past which a room or session "
+	 .help = "Bytes posted to one peer and not yet done, past which a room or "
+		 "session "
 		 "has one operation under way there at a time."},
 	{"transport", "max_inflight_ops", SETTING_COUNT, FIELD(max_inflight_ops),
 	 .preset = "1024", .min = 1, .max = 1 << 20, .reload = true,
@@ -283,7 +322,8 @@ void config_print_sample(FILE *out)
 
 	row = config_settings(&count);
 	fputs("# SPDX-License-Identifier: Apache-2.0\n"
-	      "# kvd.conf: written by `kvd --print-config`; every line shows its default.\n"
+	      "# kvd.conf: written by `kvd --print-config`; every line shows its "
+	      "default.\n"
 	      "# kvd --check-config --config FILE tells what is wrong with a file.\n",
 	      out);
 	for (; count; count--, row++) {
@@ -296,7 +336,8 @@ void config_print_sample(FILE *out)
 		print_filled(out, "#", row->help);
 		fprintf(out, "# Allowed: %s.%s\n", range,
 			row->reload ? " Taken anew on SIGHUP." : "");
-		fprintf(out, "#%s =%s%s\n", row->name, *row->preset ? " " : "", row->preset);
+		fprintf(out, "#%s =%s%s\n", row->name, *row->preset ? " " : "",
+			row->preset);
 	}
 }
 

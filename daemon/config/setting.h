@@ -17,18 +17,18 @@
 #define SETTING_TEXT_MAX 512u /* bytes of any printed value or range, NUL included */
 
 enum setting_type {
-	SETTING_BOOL,	   /* bool: yes, no */
-	SETTING_COUNT,	   /* uint32_t */
+	SETTING_BOOL,	    /* bool: yes, no */
+	SETTING_COUNT,	    /* uint32_t */
 	SETTING_AUTO_COUNT, /* uint32_t, 0 = "auto" */
 	SETTING_DURATION,   /* uint64_t ns: us, ms, s, min */
-	SETTING_SIZE,	   /* uint64_t bytes: B, KiB, MiB, GiB */
-	SETTING_MODE,	   /* uint32_t, octal */
-	SETTING_ENUM,	   /* uint32_t, index into words */
-	SETTING_TEXT,	   /* char[size] */
-	SETTING_PATH,	   /* char[size], absolute or empty */
-	SETTING_UIDS,	   /* struct setting_ids: numbers or names */
-	SETTING_GIDS,	   /* the same */
-	SETTING_WORDS,	   /* struct setting_words, no word twice */
+	SETTING_SIZE,	    /* uint64_t bytes: B, KiB, MiB, GiB */
+	SETTING_MODE,	    /* uint32_t, octal */
+	SETTING_ENUM,	    /* uint32_t, index into words */
+	SETTING_TEXT,	    /* char[size] */
+	SETTING_PATH,	    /* char[size], absolute or empty */
+	SETTING_UIDS,	    /* struct setting_ids: numbers or names */
+	SETTING_GIDS,	    /* the same */
+	SETTING_WORDS,	    /* struct setting_words, no word twice */
 };
 
 struct setting_ids {
@@ -44,12 +44,12 @@ struct setting_words {
 struct setting {
 	const char *section, *name;
 	enum setting_type type;
-	size_t offset, size; /* of the field in its struct */
-	const char *preset;  /* the default, as one would write it */
-	uint64_t min, max;   /* COUNT … MODE, both allowed */
+	size_t offset, size;	  /* of the field in its struct */
+	const char *preset;	  /* the default, as one would write it */
+	uint64_t min, max;	  /* COUNT … MODE, both allowed */
 	const char *const *words; /* ENUM: NULL-terminated */
-	bool reload;	     /* SIGHUP takes a new value */
-	const char *help;    /* one sentence or more, plain text */
+	bool reload;		  /* SIGHUP takes a new value */
+	const char *help;	  /* one sentence or more, plain text */
 };
 
 /* Parse `text` into the row's field of `base`. ERR_CONFIG says what is wrong and
@@ -57,7 +57,7 @@ struct setting {
 int setting_parse(const struct setting *setting, const char *text, void *base);
 /* The field's value, as setting_parse() reads it. */
 void setting_format(const struct setting *setting, const void *base,
-		   char buf[SETTING_TEXT_MAX]);
+		    char buf[SETTING_TEXT_MAX]);
 /* What is allowed: "10 ms to 10 s", "one of error warn", "yes or no". */
 void setting_range(const struct setting *setting, char buf[SETTING_TEXT_MAX]);
 bool setting_equal(const struct setting *setting, const void *a, const void *b);

@@ -35,16 +35,8 @@
 #include "proto/json.h"
 
 static const struct command *const tables[] = {
-	session_commands,
-	region_commands,
-	pool_commands,
-	room_commands,
-	peer_commands,
-	device_commands,
-	group_commands,
-	xfer_commands,
-	plan_commands,
-	admin_commands,
+	session_commands, region_commands, pool_commands, room_commands, peer_commands,
+	device_commands,  group_commands,  xfer_commands, plan_commands, admin_commands,
 };
 
 const struct command *commands_at(unsigned int i)
@@ -295,7 +287,8 @@ void request_reply(struct request *req, cJSON *result)
 
 void request_reply_brief(struct request *req, const struct brief *brief)
 {
-	cJSON *object = (cJSON *)(uintptr_t)&brief->nodes[0]; /* printing changes nothing */
+	cJSON *object =
+		(cJSON *)(uintptr_t)&brief->nodes[0]; /* printing changes nothing */
 	char text[REPLY_SHORT_MAX];
 
 	if (reply_short(request_id(req), object, text))

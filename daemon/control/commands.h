@@ -32,29 +32,29 @@ struct text;
 #define RESULT_HEX_MAX 32u /* bytes */
 
 struct request {
-	struct list link;	 /* in its session's list of open requests */
+	struct list link; /* in its session's list of open requests */
 	struct kvd *kvd;
-	struct session *session; /* NULL once the session is gone */
-	cJSON *args;		 /* the whole line, schema-checked */
+	struct session *session;  /* NULL once the session is gone */
+	cJSON *args;		  /* the whole line, schema-checked */
 	int fds[REQUEST_FDS_MAX]; /* owned; a command takes one by setting it -1 */
 	unsigned int fd_count;
 	bool answered;
-	size_t bytes;		 /* of the line: what the session is charged */
-	struct offload_job job;	 /* private: deletes a large tree off the loop */
+	size_t bytes;		/* of the line: what the session is charged */
+	struct offload_job job; /* private: deletes a large tree off the loop */
 	/* callers without a connection (simulation, tests) hear the answer here */
 	void (*on_answer)(void *arg, const char *text, size_t len);
 	void *on_answer_arg;
 };
 
 enum field_type {
-	FIELD_STR,    /* limit: bytes */
-	FIELD_INT,    /* min … max */
-	FIELD_U64,    /* decimal string (or small number) */
+	FIELD_STR, /* limit: bytes */
+	FIELD_INT, /* min … max */
+	FIELD_U64, /* decimal string (or small number) */
 	FIELD_BOOL,
-	FIELD_ARRAY,  /* limit: entries */
+	FIELD_ARRAY, /* limit: entries */
 	FIELD_OBJECT,
-	FIELD_FD,     /* index into the line's fds; each must be named once */
-	FIELD_ANY,    /* checked by the command itself */
+	FIELD_FD,  /* index into the line's fds; each must be named once */
+	FIELD_ANY, /* checked by the command itself */
 };
 
 struct command_field {
@@ -146,7 +146,7 @@ extern const struct command peer_commands[];
 extern const struct command device_commands[]; /* devices */
 extern const struct command group_commands[];
 extern const struct command xfer_commands[];
-extern const struct command plan_commands[]; /* plan */
+extern const struct command plan_commands[];  /* plan */
 extern const struct command admin_commands[]; /* stats health config.show drain … */
 
 #endif

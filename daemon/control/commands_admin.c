@@ -56,7 +56,8 @@ static void put_us(struct text *text, const char *member, double us)
 	text_puts(text, number);
 }
 
-static void put_histogram(struct text *text, const char *member, const struct histogram *h)
+static void put_histogram(struct text *text, const char *member,
+			  const struct histogram *h)
 {
 	text_puts(text, member);
 	put_figure(text, "{\"count\":", h->count);
@@ -278,9 +279,11 @@ const struct command admin_commands[] = {
 	 "away from its poll, had a core in that, and was late for a timer; bucket i "
 	 "counts what was below 2^i us"},
 	{"health", "Show the daemon's state", NULL, 0, health_run,
-	 "state (serving, refusing, draining, stopping), why (refusing: no transport that "
+	 "state (serving, refusing, draining, stopping), why (refusing: no transport "
+	 "that "
 	 "`require` allows is usable, so rooms are refused), uptime_ms, sessions, "
-	 "helper_jobs, lag_ms (the longest time of the last second that the loop was busy), "
+	 "helper_jobs, lag_ms (the longest time of the last second that the loop was "
+	 "busy), "
 	 "transports"},
 	{"config.show", "Show the settings in force", NULL, 0, config_show_run,
 	 "path, settings [{section, name, value, default, allowed, reload, help}]"},

@@ -20,7 +20,7 @@ struct looking {
 	struct offload_job job;
 	struct request *req;
 	struct verbs_look rdma;
-	struct err gpu; /* why there are no GPUs; ERR_OK: there are */
+	struct err gpu;	    /* why there are no GPUs; ERR_OK: there are */
 	uint32_t gpus_used; /* bit n: device n */
 	char kernels[192];
 };
@@ -73,7 +73,8 @@ static bool add_gids(cJSON *json, const struct verbs_look_port *port)
 	return list;
 }
 
-static bool add_port(cJSON *list, const struct kvd *kvd, const struct verbs_look_port *port)
+static bool add_port(cJSON *list, const struct kvd *kvd,
+		     const struct verbs_look_port *port)
 {
 	cJSON *json = cJSON_CreateObject();
 	char use[160];
@@ -179,12 +180,16 @@ static int devices_run(struct request *req)
 }
 
 const struct command device_commands[] = {
-	{"devices", "Show the machine's RDMA ports and GPUs, and whether they are used", NULL, 0,
-	 devices_run,
-	 "rdma [{device, port, state, link, rate, mtu, node, interface, address, used, use "
-	 "(as which rail, or why not), gids [{index, gid, type}]}]; rdma_error when there is "
-	 "none or one does not open; gpus [{gpu, pci, name, bytes, compute, allowed, used, "
-	 "failed}], cuda (13000 is 13.0), gpu_features {name: yes, or no and why}; gpu_error "
+	{"devices", "Show the machine's RDMA ports and GPUs, and whether they are used",
+	 NULL, 0, devices_run,
+	 "rdma [{device, port, state, link, rate, mtu, node, interface, address, used, "
+	 "use "
+	 "(as which rail, or why not), gids [{index, gid, type}]}]; rdma_error when "
+	 "there is "
+	 "none or one does not open; gpus [{gpu, pci, name, bytes, compute, allowed, "
+	 "used, "
+	 "failed}], cuda (13000 is 13.0), gpu_features {name: yes, or no and why}; "
+	 "gpu_error "
 	 "when there is no driver"},
 	{.name = NULL},
 };

@@ -141,19 +141,22 @@ static int get_rank(const cJSON *args, struct bootstrap_rank *rank)
 	int r = 0;
 
 	for (unsigned int i = 0; r >= 0 && i < BOOTSTRAP_AXES; i++, at = 0, of = 1) {
-		r = json_get_int(args, rank_names[i], false, 0, BOOTSTRAP_SIZE_MAX - 1, &at);
+		r = json_get_int(args, rank_names[i], false, 0, BOOTSTRAP_SIZE_MAX - 1,
+				 &at);
 		if (r >= 0)
-			r = json_get_int(args, size_names[i], false, 1, BOOTSTRAP_SIZE_MAX,
-					 &of);
+			r = json_get_int(args, size_names[i], false, 1,
+					 BOOTSTRAP_SIZE_MAX, &of);
 		rank->rank[i] = (uint32_t)at;
 		rank->size[i] = (uint32_t)of;
 	}
 	if (r >= 0)
-		r = json_get_str(args, "endpoint", false, LINK_ENDPOINT_MAX - 1, &endpoint);
+		r = json_get_str(args, "endpoint", false, LINK_ENDPOINT_MAX - 1,
+				 &endpoint);
 	if (r >= 0)
 		r = json_get_str(args, "pool", false, BOOTSTRAP_POOL_MAX - 1, &pool);
 	if (r >= 0)
-		r = json_get_str(args, "summary", false, BOOTSTRAP_SUMMARY_MAX - 1, &summary);
+		r = json_get_str(args, "summary", false, BOOTSTRAP_SUMMARY_MAX - 1,
+				 &summary);
 	snprintf(rank->endpoint, sizeof(rank->endpoint), "%s", endpoint);
 	snprintf(rank->pool, sizeof(rank->pool), "%s", pool);
 	snprintf(rank->summary, sizeof(rank->summary), "%s", summary);
@@ -208,15 +211,24 @@ static int run_query(struct request *req)
 	return err_pass(r);
 }
 
-#define GROUP_FIELD                                                                \
-	{"group", FIELD_STR, true, 0, BOOTSTRAP_GROUP_MAX - 1, "the group's name"}
-#define AT_FIELD                                                                   \
-	{"at", FIELD_STR, false, 0, LINK_ENDPOINT_MAX - 1,                         \
-	 "endpoint of the meeting point; this daemon if absent"}
-#define RANK_FIELD(name)                                                           \
-	{name "_rank", FIELD_INT, false, 0, BOOTSTRAP_SIZE_MAX - 1, "0 if absent"}, \
-	{name "_size", FIELD_INT, false, 1, BOOTSTRAP_SIZE_MAX, "1 if absent"}
-#define LAST_FIELD {NULL, FIELD_ANY, false, 0, 0, NULL}
+#define GROUP_FIELD                                                                      \
+	{                                                                                \
+		"group", FIELD_STR, true, 0, BOOTSTRAP_GROUP_MAX - 1, "the group's name" \
+	}
+#define AT_FIELD                                                               \
+	{                                                                      \
+		"at", FIELD_STR, false, 0, LINK_ENDPOINT_MAX - 1,              \
+			"endpoint of the meeting point; this daemon if absent" \
+	}
+#define RANK_FIELD(name)                                                             \
+	{name "_rank", FIELD_INT, false, 0, BOOTSTRAP_SIZE_MAX - 1, "0 if absent"},  \
+	{                                                                            \
+		name "_size", FIELD_INT, false, 1, BOOTSTRAP_SIZE_MAX, "1 if absent" \
+	}
+#define LAST_FIELD                                 \
+	{                                          \
+		NULL, FIELD_ANY, false, 0, 0, NULL \
+	}
 
 static const struct command_field publish_fields[] = {
 	GROUP_FIELD,
@@ -235,7 +247,8 @@ static const struct command_field publish_fields[] = {
 static const struct command_field query_fields[] = {GROUP_FIELD, AT_FIELD, LAST_FIELD};
 
 const struct command group_commands[] = {
-	{"group.publish", "say at a meeting point which rank of a group this engine serves",
+	{"group.publish",
+	 "say at a meeting point which rank of a group this engine serves",
 	 publish_fields, 0, run_publish, "nothing; the rank goes with the session"},
 	{"group.query", "ask a meeting point for the ranks of a group", query_fields, 0,
 	 run_query, "complete, ranks: {tp_rank, tp_size, …, endpoint, pool, summary}"},

@@ -20,7 +20,8 @@
 #define CONNECT_MS_DEFAULT 5000
 #define CONNECT_MS_MAX 600000
 
-struct connect { /* one peer.connect that waits */
+/* one peer.connect that waits */
+struct connect {
 	struct list link;
 	struct request *req;
 	struct remote *remote;
@@ -121,7 +122,8 @@ static int run_connect(struct request *req)
 	const char *endpoint = NULL;
 	int64_t ms = CONNECT_MS_DEFAULT;
 	struct connect *c;
-	int r = json_get_str(req->args, "endpoint", true, LINK_ENDPOINT_MAX - 1, &endpoint);
+	int r = json_get_str(req->args, "endpoint", true, LINK_ENDPOINT_MAX - 1,
+			     &endpoint);
 
 	if (r >= 0)
 		r = json_get_int(req->args, "timeout_ms", false, 1, CONNECT_MS_MAX, &ms);
@@ -170,7 +172,8 @@ static int run_list(struct request *req)
 	return request_finish(req, result, ok);
 }
 
-static struct remote *find(struct request *req, const char *endpoint, const char *instance)
+static struct remote *find(struct request *req, const char *endpoint,
+			   const char *instance)
 {
 	struct remote *remote;
 
@@ -188,7 +191,8 @@ static int run_forget(struct request *req)
 	const char *endpoint = NULL, *instance = NULL;
 	struct remote *remote;
 	struct err why;
-	int r = json_get_str(req->args, "endpoint", false, LINK_ENDPOINT_MAX - 1, &endpoint);
+	int r = json_get_str(req->args, "endpoint", false, LINK_ENDPOINT_MAX - 1,
+			     &endpoint);
 
 	if (r >= 0)
 		r = json_get_str(req->args, "instance", false, 32, &instance);

@@ -327,10 +327,12 @@ static int pool_list_run(struct request *req)
 
 static const struct command_field region_register_fields[] = {
 	{"kind", FIELD_STR, true, 0, 32,
-	 "\"memfd\", \"shm\" (POSIX name), \"vm\", \"cuda_ipc\", \"cuda_vmm\" or \"dmabuf\"."},
+	 "\"memfd\", \"shm\" (POSIX name), \"vm\", \"cuda_ipc\", \"cuda_vmm\" or "
+	 "\"dmabuf\"."},
 	{"fd", FIELD_FD, false, 0, 0,
 	 "memfd: the descriptor. It must carry F_SEAL_SHRINK or accept it. cuda_vmm: of "
-	 "cuMemExportToShareableHandle. dmabuf: of cuMemGetHandleForAddressRange; only RDMA "
+	 "cuMemExportToShareableHandle. dmabuf: of cuMemGetHandleForAddressRange; only "
+	 "RDMA "
 	 "adapters can use it."},
 	{"shm_name", FIELD_STR, false, 0, 255, "shm: the name, \"/…\"."},
 	{"handle", FIELD_STR, false, 0, 128,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * room.open … room.show (room.poll and room.list: commands_room_list.c). The schema has checked types and limits; what is left
- * here is the meaning: which members go with which role, and the engine's own
- * objects (pool, regions) by session.
+ * room.open … room.show (room.poll and room.list: commands_room_list.c). The schema has
+ * checked types and limits; what is left here is the meaning: which members go with which
+ * role, and the engine's own objects (pool, regions) by session.
  *
  * All are idempotent where an engine may retry: the same room.open again is
  * EEXIST with the room untouched, the same chunk (seq) again is accepted once,
@@ -28,16 +28,32 @@
 #define SOURCES_MAX 1024
 #define MS_MAX INT64_C(86400000) /* a day */
 
-#define F_ROOM {"room", FIELD_U64, true, 0, 0, "the router's number, a decimal string"}
-#define F_ROLE                                                                     \
-	{"role", FIELD_STR, false, 0, 8,                                           \
-	 "send, recv, offer or pull; needed when the session has several of this number"}
-#define F_VIEWS(required, text) {"views", FIELD_OBJECT, required, 0, 0, text}
-#define F_WAIT                                                                     \
-	{"wait", FIELD_OBJECT, false, 0, 0,                                        \
-	 "{kind:\"seq\", region, offset, value}: not before this word; or "             \
-	 "{kind:\"event\", device, handle}: not before this CUDA IPC event, recorded before"}
-#define F_END {NULL, FIELD_ANY, false, 0, 0, NULL}
+#define F_ROOM                                                                         \
+	{                                                                              \
+		"room", FIELD_U64, true, 0, 0, "the router's number, a decimal string" \
+	}
+#define F_ROLE                                                                    \
+	{                                                                         \
+		"role", FIELD_STR, false, 0, 8,                                   \
+			"send, recv, offer or pull; needed when the session has " \
+			"several of this number"                                  \
+	}
+#define F_VIEWS(required, text)                             \
+	{                                                   \
+		"views", FIELD_OBJECT, required, 0, 0, text \
+	}
+#define F_WAIT                                                                          \
+	{                                                                               \
+		"wait", FIELD_OBJECT, false, 0, 0,                                      \
+			"{kind:\"seq\", region, offset, value}: not before this word; " \
+			"or "                                                           \
+			"{kind:\"event\", device, handle}: not before this CUDA IPC "   \
+			"event, recorded before"                                        \
+	}
+#define F_END                                      \
+	{                                          \
+		NULL, FIELD_ANY, false, 0, 0, NULL \
+	}
 
 static int role_of(const char *s, enum room_role *role_p)
 {
@@ -51,8 +67,7 @@ static int role_of(const char *s, enum room_role *role_p)
 }
 
 /* The session's room by "room" and "role"; without a role the only one. */
-struct room *room_asked(struct session *session, const cJSON *args,
-			 struct rooms *rooms)
+struct room *room_asked(struct session *session, const cJSON *args, struct rooms *rooms)
 {
 	const char *role_name = NULL;
 	struct room *found = NULL;
@@ -71,8 +86,10 @@ struct room *room_asked(struct session *session, const cJSON *args,
 		struct room *room = rooms_find(rooms, session, (enum room_role)i, number);
 
 		if (room && found) {
-			err_raise(ERR_INVAL, "role: room %llu is both %s and %s here: say "
-				  "which", (unsigned long long)number,
+			err_raise(ERR_INVAL,
+				  "role: room %llu is both %s and %s here: say "
+				  "which",
+				  (unsigned long long)number,
 				  room_role_names[found->role], room_role_names[i]);
 			return NULL;
 		}
@@ -124,7 +141,8 @@ static int add_source(struct room *room, const cJSON *item, const cJSON *theirs,
 	party->room_there = number;
 	if (!theirs)
 		return 0;
-	party->theirs_json = cJSON_Duplicate(theirs, true); /* read when its pool is known */
+	party->theirs_json =
+		cJSON_Duplicate(theirs, true); /* read when its pool is known */
 	return party->theirs_json ? 0 : err_raise(ERR_NOMEM, "no memory for remote");
 }
 
@@ -160,7 +178,8 @@ static int add_sources(struct room *room, const cJSON *args)
 
 static int parse_limits(const cJSON *args, struct room_args *out)
 {
-	static const char *const names[] = {"bootstrap_ms", "waiting_ms", "stall_ms", NULL};
+	static const char *const names[] = {"bootstrap_ms", "waiting_ms", "stall_ms",
+					    NULL};
 	const cJSON *obj = NULL;
 	int64_t ms;
 	int r = json_get_object(args, "timeouts", false, &obj);
@@ -295,7 +314,8 @@ static int run_open(struct request *req)
 		r = parse_maps(req->args, args.pool->layout, &maps);
 	if (r >= 0)
 		r = parse_wait(req, &wait);
-	if (r >= 0 && (args.role == ROOM_OFFER || args.role == ROOM_PULL) && maps.count == 0)
+	if (r >= 0 && (args.role == ROOM_OFFER || args.role == ROOM_PULL) &&
+	    maps.count == 0)
 		r = err_raise(ERR_INVAL, "views: missing");
 	if (r >= 0)
 		r = rooms_open(rooms, &args, &room);
@@ -531,7 +551,8 @@ static const struct command_field open_fields[] = {
 static const struct command_field bind_fields[] = {
 	F_ROOM,
 	F_ROLE,
-	F_VIEWS(false, "where the bytes shall land: {name: {pages, first_token, tokens}}"),
+	F_VIEWS(false,
+		"where the bytes shall land: {name: {pages, first_token, tokens}}"),
 	{"aux", FIELD_INT, false, 0, INT32_MAX, "slot of view \"aux\" for the aux bytes"},
 	F_WAIT,
 	F_END,
@@ -539,7 +560,8 @@ static const struct command_field bind_fields[] = {
 static const struct command_field send_fields[] = {
 	F_ROOM,
 	F_ROLE,
-	{"seq", FIELD_INT, true, 0, JSON_INT_MAX, "the chunk's number: a retry is one chunk"},
+	{"seq", FIELD_INT, true, 0, JSON_INT_MAX,
+	 "the chunk's number: a retry is one chunk"},
 	F_VIEWS(false, "what is ready: {name: {pages, first_token, tokens, layers}}"),
 	{"last", FIELD_BOOL, false, 0, 0, "no chunk comes after this one"},
 	{"aux", FIELD_INT, false, 0, INT32_MAX, "slot of view \"aux\" to send from"},
@@ -552,7 +574,10 @@ static const struct command_field poll_fields[] = {
 	F_END,
 };
 static const struct command_field abort_fields[] = {
-	F_ROOM, F_ROLE, {"reason", FIELD_STR, false, 0, 200, "for the other side"}, F_END};
+	F_ROOM,
+	F_ROLE,
+	{"reason", FIELD_STR, false, 0, 200, "for the other side"},
+	F_END};
 static const struct command_field room_fields[] = {F_ROOM, F_ROLE, F_END};
 static const struct command_field list_fields[] = {
 	{"all", FIELD_BOOL, false, 0, 0, "every session's (administrators)"},
@@ -565,11 +590,13 @@ const struct command room_commands[] = {
 	 "room, gen and slot of the status page, generation, state"},
 	{"room.bind", "give a recv room its pages", bind_fields, 0, run_bind, "state"},
 	{"room.send", "send a chunk of a send room", send_fields, 0, run_send, "state"},
-	{"room.poll", "states of rooms, by list or since a version", poll_fields, 0, room_poll_run,
-	 "rooms: {room, role, gen, state, flags, bytes, error}; version"},
+	{"room.poll", "states of rooms, by list or since a version", poll_fields, 0,
+	 room_poll_run, "rooms: {room, role, gen, state, flags, bytes, error}; version"},
 	{"room.abort", "fail a room on both sides", abort_fields, 0, run_abort, "state"},
-	{"room.close", "forget a room that has ended", room_fields, 0, run_close, "nothing"},
-	{"room.show", "everything about one room", room_fields, 0, run_show, "the record"},
+	{"room.close", "forget a room that has ended", room_fields, 0, run_close,
+	 "nothing"},
+	{"room.show", "everything about one room", room_fields, 0, run_show,
+	 "the record"},
 	{"room.list", "records of all rooms", list_fields, 0, room_list_run,
 	 "rooms: records; total"},
 	{NULL, NULL, NULL, 0, NULL, NULL},

@@ -23,9 +23,9 @@
 struct room_walk {
 	struct reply_walk reply;
 	struct rooms *rooms;
-	uint64_t version; /* of the rooms when it began */
-	bool any;	  /* a record was written */
-	const cJSON *item; /* by list: the next one */
+	uint64_t version;	   /* of the rooms when it began */
+	bool any;		   /* a record was written */
+	const cJSON *item;	   /* by list: the next one */
 	struct room_cursor cursor; /* of the others */
 	uint64_t since;
 	int64_t left; /* room.list: so many more */
@@ -214,7 +214,8 @@ int room_list_run(struct request *req)
 	if (r >= 0)
 		r = json_get_int(req->args, "limit", false, 1, ROOM_LIST_MAX, &limit);
 	if (r >= 0 && all && !req->session->admin)
-		r = err_raise(ERR_PERM, "all: other sessions' rooms are for administrators");
+		r = err_raise(ERR_PERM,
+			      "all: other sessions' rooms are for administrators");
 	if (r < 0)
 		return err_pass(r);
 	walk = walk_new(req, list_piece);

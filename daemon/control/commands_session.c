@@ -225,7 +225,8 @@ static bool add_ring(cJSON *result, const struct ring *ring)
 {
 	return cJSON_AddNumberToObject(result, "version", KVD_RING_VERSION) &&
 	       cJSON_AddNumberToObject(result, "entries", ring->entries) &&
-	       cJSON_AddNumberToObject(result, "arena_bytes", (double)ring->arena_bytes) &&
+	       cJSON_AddNumberToObject(result, "arena_bytes",
+				       (double)ring->arena_bytes) &&
 	       cJSON_AddNumberToObject(result, "first_slot", SESSION_SLOTS) &&
 	       cJSON_AddNumberToObject(result, "slots", SESSION_ENGINE_SLOTS);
 }
@@ -239,7 +240,8 @@ static int session_share_run(struct request *req)
 	int r = json_get_int(req->args, "entries", false, 2, RING_ENTRIES_MAX, &entries);
 
 	if (r >= 0)
-		r = json_get_int(req->args, "arena_bytes", false, 4096, RING_ARENA_MAX, &arena);
+		r = json_get_int(req->args, "arena_bytes", false, 4096, RING_ARENA_MAX,
+				 &arena);
 	if (r >= 0 && entries & (entries - 1))
 		r = err_raise(ERR_INVAL, "entries: %lld is not a power of two",
 			      (long long)entries);
@@ -276,7 +278,8 @@ static const struct command_field session_list_fields[] = {
 };
 
 static const struct command_field session_share_fields[] = {
-	{"entries", FIELD_INT, false, 2, RING_ENTRIES_MAX, "A power of two; 512 if absent."},
+	{"entries", FIELD_INT, false, 2, RING_ENTRIES_MAX,
+	 "A power of two; 512 if absent."},
 	{"arena_bytes", FIELD_INT, false, 4096, RING_ARENA_MAX,
 	 "For lists and notifications; 64 MiB if absent. Pages count when written."},
 	{.name = NULL},

@@ -26,8 +26,14 @@
 #define PREP_INLINE 1024u /* longer lists are read by a helper */
 #define ATTACH_MS_DEFAULT 5000
 
-#define F_END {NULL, FIELD_ANY, false, 0, 0, NULL}
-#define F_XFER {"xfer", FIELD_INT, true, 0, JSON_INT_MAX, "of xfer.start"}
+#define F_END                                      \
+	{                                          \
+		NULL, FIELD_ANY, false, 0, 0, NULL \
+	}
+#define F_XFER                                                            \
+	{                                                                 \
+		"xfer", FIELD_INT, true, 0, JSON_INT_MAX, "of xfer.start" \
+	}
 
 static struct xfer_session *session_of(struct request *req)
 {
@@ -53,8 +59,8 @@ static int parse_secret(const char *hex, uint8_t secret[16])
 		int hi = hex_digit(hex[2 * i]), lo = hex_digit(hex[2 * i + 1]);
 
 		if (hi < 0 || lo < 0)
-			return err_raise(ERR_INVAL, "secret: '%c%c' is not hex", hex[2 * i],
-					 hex[2 * i + 1]);
+			return err_raise(ERR_INVAL, "secret: '%c%c' is not hex",
+					 hex[2 * i], hex[2 * i + 1]);
 		secret[i] = (uint8_t)(hi << 4 | lo);
 	}
 	return 0;
@@ -81,8 +87,8 @@ static int run_attach(struct request *req)
 	if (r >= 0)
 		r = json_get_int(req->args, "timeout_ms", false, 1, 600000, &ms);
 	if (r >= 0)
-		r = attach_open(xs, endpoint, epoch, secret, (uint64_t)ms * LOOP_NS_PER_MS,
-				req);
+		r = attach_open(xs, endpoint, epoch, secret,
+				(uint64_t)ms * LOOP_NS_PER_MS, req);
 	return r < 0 ? err_pass(r) : 0;
 }
 
@@ -93,7 +99,8 @@ static int run_attached(struct request *req)
 	int64_t id = 0, ms = ATTACH_MS_DEFAULT;
 	struct attach *attach;
 	bool fresh = false;
-	int r = xs ? json_get_int(req->args, "attach", true, 0, JSON_INT_MAX, &id) : -ENOMEM;
+	int r = xs ? json_get_int(req->args, "attach", true, 0, JSON_INT_MAX, &id)
+		   : -ENOMEM;
 
 	if (r >= 0)
 		r = json_get_bool(req->args, "fresh", false, &fresh);
@@ -122,11 +129,14 @@ static int parse_desc(const cJSON *item, size_t index, struct dlist_entry *e)
 
 	if (!cJSON_IsArray(item) || (n != 2 && n != 4) || !address ||
 	    !json_parse_u64(address, &e->address))
-		return err_raise(ERR_INVAL, "descs[%zu]: [\"address\", length] or [\"address\", "
-				 "length, stride, count] is wanted", index);
+		return err_raise(ERR_INVAL,
+				 "descs[%zu]: [\"address\", length] or [\"address\", "
+				 "length, stride, count] is wanted",
+				 index);
 	for (int i = 1; i < n; i++) {
 		if (!json_number_is_int(cJSON_GetArrayItem(item, i), &v[i]) || v[i] < 0)
-			return err_raise(ERR_INVAL, "descs[%zu][%d]: a whole number is wanted",
+			return err_raise(ERR_INVAL,
+					 "descs[%zu][%d]: a whole number is wanted",
 					 index, i);
 	}
 	e->bytes = (uint64_t)v[1];
@@ -177,8 +187,10 @@ static int descs_from_fd(int fd, uint32_t count, struct dlist_entry **entries_p)
 	}
 	if (!raw || !entries || got < size) {
 		mem_free(entries);
-		return raw && entries ? err_raise(ERR_RANGE, "fd: %zu bytes of the %zu for "
-						  "%u descriptors", got, size, count)
+		return raw && entries ? err_raise(ERR_RANGE,
+						  "fd: %zu bytes of the %zu for "
+						  "%u descriptors",
+						  got, size, count)
 				      : err_pass(-ENOMEM);
 	}
 	cursor_read(&in, raw, size);
@@ -283,8 +295,8 @@ static void prep_done(struct offload_job *job)
 		r = attach ? 0 : err_prefix(-ENOENT, "peer");
 	}
 	if (r >= 0 && req->session)
-		r = prepared_add(prep->xs, attach, mem_steal(prep->dlist), 0, &prep->search,
-				 &prepared);
+		r = prepared_add(prep->xs, attach, mem_steal(prep->dlist), 0,
+				 &prep->search, &prepared);
 	prep->session->walking--;
 	if (!req->session)
 		request_drop(req);
@@ -334,7 +346,8 @@ static int run_prep(struct request *req)
 	int64_t peer = -1;
 	uint32_t count = 0;
 	int fd = -1;
-	int r = xs ? json_get_int(req->args, "peer", false, 0, JSON_INT_MAX, &peer) : -ENOMEM;
+	int r = xs ? json_get_int(req->args, "peer", false, 0, JSON_INT_MAX, &peer)
+		   : -ENOMEM;
 
 	if (r < 0)
 		return err_pass(r);
@@ -362,7 +375,8 @@ static int run_dlist_free(struct request *req)
 	struct xfer_session *xs = session_of(req);
 	struct prepared *prepared;
 	int64_t id = 0;
-	int r = xs ? json_get_int(req->args, "dlist", true, 0, JSON_INT_MAX, &id) : -ENOMEM;
+	int r = xs ? json_get_int(req->args, "dlist", true, 0, JSON_INT_MAX, &id)
+		   : -ENOMEM;
 
 	prepared = r < 0 ? NULL : prepared_find(xs, (uint64_t)id);
 	if (!prepared)
@@ -388,8 +402,8 @@ static int parse_index(const cJSON *args, const char *name, uint32_t **index_p,
 }
 
 /* Any bytes, as base64. *data_p is heap. */
-static int parse_bytes(const cJSON *args, const char *name, bool required, uint8_t **data_p,
-		       size_t *len_p)
+static int parse_bytes(const cJSON *args, const char *name, bool required,
+		       uint8_t **data_p, size_t *len_p)
 {
 	const char *text = NULL;
 	int r = json_get_str(args, name, required, BASE64_CHARS(XFER_NOTIF_MAX), &text);
@@ -505,7 +519,8 @@ static int run_start(struct request *req)
 {
 	struct xfer_session *xs = session_of(req);
 	int64_t id = -1;
-	int r = xs ? json_get_int(req->args, "xfer", false, 0, JSON_INT_MAX, &id) : -ENOMEM;
+	int r = xs ? json_get_int(req->args, "xfer", false, 0, JSON_INT_MAX, &id)
+		   : -ENOMEM;
 
 	if (r < 0)
 		return err_pass(r);
@@ -571,7 +586,8 @@ static void cancel(struct request *req, struct transfer *t)
 {
 	struct err why;
 
-	err_set(&why, ERR_CANCELED, "canceled by its engine '%.40s'", req->session->client);
+	err_set(&why, ERR_CANCELED, "canceled by its engine '%.40s'",
+		req->session->client);
 	transfer_cancel(t, &why);
 }
 
@@ -622,7 +638,8 @@ static int run_submit(struct request *req)
 	int r = ring ? parse_bytes(req->args, "entry", true, &raw, &len) : -ENOMEM;
 
 	if (r >= 0 && len != sizeof(entry))
-		r = err_raise(ERR_INVAL, "entry: %zu bytes, %zu are wanted", len, sizeof(entry));
+		r = err_raise(ERR_INVAL, "entry: %zu bytes, %zu are wanted", len,
+			      sizeof(entry));
 	if (r >= 0)
 		r = parse_bytes(req->args, "data", true, &source.data, &len);
 	if (r < 0)
@@ -646,7 +663,8 @@ static int run_notif_send(struct request *req)
 	struct attach *attach;
 	int64_t id = 0;
 	size_t len = 0;
-	int r = xs ? json_get_int(req->args, "attach", true, 0, JSON_INT_MAX, &id) : -ENOMEM;
+	int r = xs ? json_get_int(req->args, "attach", true, 0, JSON_INT_MAX, &id)
+		   : -ENOMEM;
 
 	attach = r < 0 ? NULL : attach_find(xs, (uint64_t)id);
 	if (!attach)
@@ -722,7 +740,8 @@ static int run_notif_drain(struct request *req)
 }
 
 static const struct command_field attach_fields[] = {
-	{"endpoint", FIELD_STR, true, 0, LINK_ENDPOINT_MAX - 1, "of the session's daemon"},
+	{"endpoint", FIELD_STR, true, 0, LINK_ENDPOINT_MAX - 1,
+	 "of the session's daemon"},
 	{"session", FIELD_U64, true, 0, 0, "the session's epoch"},
 	{"secret", FIELD_STR, true, 0, 32, "the session's secret, 32 hex digits"},
 	{"timeout_ms", FIELD_INT, false, 1, 600000, "5000 if absent"},
@@ -767,7 +786,8 @@ static const struct command_field release_fields[] = {
 static const struct command_field submit_fields[] = {
 	{"entry", FIELD_STR, true, 0, BASE64_CHARS(KVD_RING_ENTRY_BYTES),
 	 "base64 of an entry of proto/kvd_ring.h; its offset counts in data"},
-	{"data", FIELD_STR, true, 0, BASE64_CHARS(XFER_NOTIF_MAX), "base64, perhaps empty"},
+	{"data", FIELD_STR, true, 0, BASE64_CHARS(XFER_NOTIF_MAX),
+	 "base64, perhaps empty"},
 	F_END,
 };
 static const struct command_field notif_fields[] = {
@@ -779,11 +799,12 @@ static const struct command_field notif_fields[] = {
 const struct command xfer_commands[] = {
 	{"peer.attach", "use another session's exported memory, by its secret",
 	 attach_fields, 0, run_attach, "attach"},
-	{"peer.attached", "whether an attached session is there still", attached_fields, 0,
-	 run_attached, "nothing; the error that ended it"},
+	{"peer.attached", "whether an attached session is there still", attached_fields,
+	 0, run_attached, "nothing; the error that ended it"},
 	{"dlist.prep", "prepare a descriptor list", prep_fields, COMMAND_FDS, run_prep,
 	 "dlist, count"},
-	{"dlist.free", "forget a prepared list", dlist_fields, 0, run_dlist_free, "nothing"},
+	{"dlist.free", "forget a prepared list", dlist_fields, 0, run_dlist_free,
+	 "nothing"},
 	{"xfer.start", "read or write descriptors of two prepared lists", start_fields, 0,
 	 run_start, "xfer, slot and gen of the status page"},
 	{"xfer.state", "how far a transfer is", xfer_fields, 0, run_state,
@@ -794,8 +815,8 @@ const struct command xfer_commands[] = {
 	 run_release, "nothing; EBUSY until it is still"},
 	{"xfer.submit", "what does not go through the submission ring: one entry of it",
 	 submit_fields, 0, run_submit, "nothing; its slot tells the rest"},
-	{"notif.send", "send bytes to an attached session", notif_fields, 0, run_notif_send,
-	 "nothing"},
+	{"notif.send", "send bytes to an attached session", notif_fields, 0,
+	 run_notif_send, "nothing"},
 	{"notif.drain", "take what was sent to this session", NULL, 0, run_notif_drain,
 	 "notifs: {from, data as base64}; more"},
 	{NULL, NULL, NULL, 0, NULL, NULL},

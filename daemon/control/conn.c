@@ -500,7 +500,7 @@ void conns_free(struct conn_host *host)
 {
 	struct conn *conn;
 
-	list_foreach_safe (conn, &host->conns, link) {
+	list_foreach_safe(conn, &host->conns, link) {
 		session_leave(conn, "the daemon shuts down");
 		conn_dead(conn);
 		conn->host = NULL;

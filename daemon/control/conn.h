@@ -18,7 +18,8 @@ struct session_peer;
 
 #define CONN_PEEK_BYTES (64u << 10)
 
-struct conn_host { /* what the connections of one control socket share */
+/* what the connections of one control socket share */
+struct conn_host {
 	struct kvd *kvd;
 	struct list conns;
 	uint64_t patience_ns;

@@ -217,8 +217,10 @@ static int check_cap(const struct kvd *kvd, pid_t pid)
 		return 0;
 	return err_raise(ERR_LIMIT,
 			 "%u sessions, %u of process %d: the cap of this daemon is %u "
-			 "(sessions)%s", kvd->session_count, own, (int)pid, cap,
-			 kvd->session_count < cap ? ", the last for processes with few" : "");
+			 "(sessions)%s",
+			 kvd->session_count, own, (int)pid, cap,
+			 kvd->session_count < cap ? ", the last for processes with few"
+						  : "");
 }
 
 static int admit(struct control *control, const struct session_peer *peer)

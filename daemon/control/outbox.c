@@ -26,7 +26,8 @@
 
 #define FLUSH_BYTES (64u << 10) /* a system call copies them: some 20 us */
 
-struct out { /* a reply, or the rest of one */
+/* a reply, or the rest of one */
+struct out {
 	struct list link;
 	size_t len, sent;
 	int fds[REQUEST_FDS_MAX];
@@ -59,7 +60,7 @@ void outbox_fini(struct outbox *outbox)
 {
 	struct out *out;
 
-	list_foreach_safe (out, &outbox->waiting, link)
+	list_foreach_safe(out, &outbox->waiting, link)
 		out_free(out);
 	outbox->batched = 0;
 	outbox->bytes = 0;
@@ -196,8 +197,10 @@ int outbox_give(struct outbox *outbox, char *owned, size_t len, size_t cap)
 	int r = batch_queue(outbox);
 
 	if (r >= 0 && outbox->bytes + len > cap)
-		r = err_raise(ERR_LIMIT, "the client does not read its replies: %zu bytes "
-			      "wait (client_queue)", outbox->bytes + len);
+		r = err_raise(ERR_LIMIT,
+			      "the client does not read its replies: %zu bytes "
+			      "wait (client_queue)",
+			      outbox->bytes + len);
 	if (r >= 0)
 		r = out_new("", 0, NULL, 0, &out);
 	if (r < 0)
@@ -217,10 +220,11 @@ int outbox_flush(struct outbox *outbox)
 
 	if (r < 0)
 		return err_pass(r);
-	list_foreach_safe (out, &outbox->waiting, link) {
+	list_foreach_safe(out, &outbox->waiting, link) {
 		size_t piece = out->len - out->sent;
-		ssize_t n = send_some(outbox->fd, out_text(out), piece < left ? piece : left,
-				      out->fds, out->sent ? 0 : out->fd_count);
+		ssize_t n =
+			send_some(outbox->fd, out_text(out), piece < left ? piece : left,
+				  out->fds, out->sent ? 0 : out->fd_count);
 
 		if (n < 0)
 			return err_pass((int)n);

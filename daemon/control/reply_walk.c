@@ -20,7 +20,7 @@ static void walk_over(struct reply_walk *walk, int r)
 	if (r < 0)
 		err_take(&why);
 	session->walking--;
-	walk->end(walk); /* first: its places are in what the request owns */
+	walk->end(walk);     /* first: its places are in what the request owns */
 	if (!req->session) { /* nobody is there to be told */
 		request_drop(req);
 	} else if (r < 0) {

@@ -14,7 +14,8 @@ struct request;
 struct session;
 
 struct reply_walk {
-	struct request *req; /* its session may end: then no piece is asked for any more */
+	struct request
+		*req; /* its session may end: then no piece is asked for any more */
 	struct text text;
 	/* Append one piece. 1: there is more; 0: that was all; negative: raised. */
 	int (*piece)(struct reply_walk *walk);

@@ -29,7 +29,7 @@
 #include "daemon/base/context.h"
 
 #define BEAT_NS (250 * LOOP_NS_PER_MS) /* until what found no memory is tried again */
-#define PROGRESS_BUDGET 64u /* a turn, so that other sources have theirs */
+#define PROGRESS_BUDGET 64u	       /* a turn, so that other sources have theirs */
 
 static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 {
@@ -124,7 +124,8 @@ static struct transport *choose(struct handshake *hs, struct remote *remote)
 			n += (size_t)snprintf(why + n, sizeof(why) - n, "%s%s: %s",
 					      n ? ", " : "", t->ops->name, no);
 	}
-	err_raise(ERR_REQUIRE, "%s: no transport: %s", remote->label, n ? why : "none built");
+	err_raise(ERR_REQUIRE, "%s: no transport: %s", remote->label,
+		  n ? why : "none built");
 	return NULL;
 }
 
@@ -133,7 +134,8 @@ static int open_line(struct handshake *hs, struct remote *remote)
 	struct peer *peer = remote->peer;
 	struct transport *t = choose(hs, remote);
 	const struct peer_address *address;
-	struct xp_peer_args args = {.self = peer->self, .dial = peer->lower, .owner = remote};
+	struct xp_peer_args args = {
+		.self = peer->self, .dial = peer->lower, .owner = remote};
 	int r;
 
 	if (!t)
@@ -225,8 +227,9 @@ static void on_peer_ready(void *owner, struct xp_peer *xp)
 	struct remote *remote = remote_of(xp);
 
 	remote->ready = true;
-	log_info("peer", remote->peer->endpoint, "data line up", "transport=%s path=\"%s\"",
-		 remote->transport->ops->name, ((struct xp_peer_base *)xp)->path);
+	log_info("peer", remote->peer->endpoint, "data line up",
+		 "transport=%s path=\"%s\"", remote->transport->ops->name,
+		 ((struct xp_peer_base *)xp)->path);
 	sched_line_set(&remote->line, xp, remote->transport->ops, NULL);
 	express_line_ready(remote);
 	pools_line_ready(remote);
@@ -261,7 +264,8 @@ static void on_peer_lost(void *owner, struct xp_peer *xp, const struct err *why)
 	struct err e;
 
 	(void)owner;
-	err_set(&e, why->code, "%.100s: data line lost: %.200s", remote->label, why->text);
+	err_set(&e, why->code, "%.100s: data line lost: %.200s", remote->label,
+		why->text);
 	remote->ready = false;
 	sched_line_set(&remote->line, NULL, NULL, &e);
 	close_line(remote);
@@ -328,8 +332,7 @@ static int open_transports(struct handshake *hs)
 {
 	struct kvd *kvd = hs->kvd;
 	const struct setting_words *names = &kvd->config->transports;
-	struct xp_env env = {kvd->loop, kvd->offload, kvd->copier, kvd->config,
-			     kvd->gpu};
+	struct xp_env env = {kvd->loop, kvd->offload, kvd->copier, kvd->config, kvd->gpu};
 	struct xp_callbacks callbacks = {
 		.owner = hs,
 		.on_request = on_request,
@@ -387,7 +390,8 @@ int handshake_transports_ok(const struct handshake *hs)
 	if (hs->transports_why.code != ERR_OK)
 		return err_raise(ERR_REQUIRE, "no allowed transport: %.250s",
 				 hs->transports_why.text);
-	return err_raise(ERR_REQUIRE, "no transport that `require` allows is usable here");
+	return err_raise(ERR_REQUIRE,
+			 "no transport that `require` allows is usable here");
 }
 
 /* ---- what the peers say ---- */
@@ -492,9 +496,12 @@ static int make_peers(struct handshake *hs)
 		.addresses = hs->addresses,
 	};
 
-	hs->peer_callbacks = (struct peers_callbacks){
-		.owner = hs, .on_up = on_up, .on_down = on_down,
-		.on_refused = on_refused, .on_message = on_message, .on_lack = on_lack};
+	hs->peer_callbacks = (struct peers_callbacks){.owner = hs,
+						      .on_up = on_up,
+						      .on_down = on_down,
+						      .on_refused = on_refused,
+						      .on_message = on_message,
+						      .on_lack = on_lack};
 	for (unsigned int i = 0; i < kvd->transport_count; i++) {
 		struct transport *t = kvd->transports[i];
 		struct peer_address *a = &hs->addresses[args.address_count];
@@ -647,10 +654,12 @@ static bool is_urgent(enum wire_type type)
 	return type == WIRE_T_ATTACH || type == WIRE_T_ATTACH_ACK ||
 	       type == WIRE_T_TRANSFER_INFO || type == WIRE_T_TRANSFER_INFO_ACK ||
 	       type == WIRE_T_ROOM_DONE || type == WIRE_T_OFFER_QUERY ||
-	       type == WIRE_T_OFFER || type == WIRE_T_PULL_DONE || type == WIRE_T_PULL_ACK;
+	       type == WIRE_T_OFFER || type == WIRE_T_PULL_DONE ||
+	       type == WIRE_T_PULL_ACK;
 }
 
-int handshake_send(struct remote *remote, enum wire_type type, const void *body, size_t len)
+int handshake_send(struct remote *remote, enum wire_type type, const void *body,
+		   size_t len)
 {
 	if (is_urgent(type))
 		return peer_send_express(remote->peer, type, body, len);

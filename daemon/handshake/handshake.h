@@ -26,7 +26,7 @@ struct handshake;
 
 struct remote_region {
 	uint64_t id, address, length;
-	uint8_t kind; /* enum region_kind: for records */
+	uint8_t kind;	    /* enum region_kind: for records */
 	struct xp_key *key; /* NULL until wanted */
 	bool ready;
 	uint8_t *packed; /* the key as it came; length 0: not usable on this line */
@@ -38,15 +38,16 @@ struct remote_region {
 struct remote_pool {
 	struct list link; /* in remote.pools */
 	struct remote *remote;
-	uint64_t id;	  /* the owner's pool id (kind pool) or session epoch (kind session) */
+	uint64_t id; /* the owner's pool id (kind pool) or session epoch (kind session) */
 	uint64_t session; /* the owner's session epoch */
 	bool is_session;
 	char name[POOL_NAME_MAX];
 	uint32_t tp_size;
-	struct layout *layout;	   /* pools only */
+	struct layout *layout; /* pools only */
 	struct remote_region *regions;
 	uint32_t region_count;
-	struct search_span *by_address; /* search.c: the regions in order, when asked for */
+	struct search_span
+		*by_address;	   /* search.c: the regions in order, when asked for */
 	struct xp_buffer *buffers; /* pools: layout->buffer_count, .key and .offset set */
 	uint32_t *buffer_region;   /* pools: index into regions of each buffer */
 	bool wanted, want_later;   /* keys are (to be) made usable */
@@ -72,8 +73,8 @@ struct remote {
 	struct transport *transport; /* chosen; NULL until chosen */
 	unsigned int transport_index;
 	struct xp_peer *xp;
-	bool ready;	  /* data line usable, in this epoch of the peer */
-	struct err why;	  /* code != OK: no transport / down */
+	bool ready;	/* data line usable, in this epoch of the peer */
+	struct err why; /* code != OK: no transport / down */
 	struct sched_line line;
 	struct list pools; /* of this epoch */
 	struct list dead_pools;
@@ -82,14 +83,14 @@ struct remote {
 	struct owed_answer owed[16]; /* in order */
 	unsigned int owed_count;
 	struct list link;
-	unsigned int reaches;	/* handshake_reach() minus handshake_release() */
+	unsigned int reaches; /* handshake_reach() minus handshake_release() */
 	bool closing_xp, start_again;
 	struct express_in *express; /* handshake_express.c; NULL: not agreed */
 	struct list express_free, express_again;
 	struct pages_held pages; /* of its rooms' messages */
-	unsigned int orphans; /* of it, and their bytes: rooms_late.c */
+	unsigned int orphans;	 /* of it, and their bytes: rooms_late.c */
 	uint64_t orphan_bytes;
-	bool refused; /* our dial was answered with BYE: `why` */
+	bool refused;	 /* our dial was answered with BYE: `why` */
 	char label[192]; /* "peer tcp://… instance …", for reasons */
 };
 
@@ -115,7 +116,8 @@ struct handshake_events {
 	int (*on_lack)(void *owner, struct remote *remote, const struct wire_header *h,
 		       struct cursor *head);
 	void (*on_request)(void *owner, struct remote *remote, struct xp_inbound *in);
-	void (*on_inbound_done)(void *owner, struct xp_inbound *in, const struct err *err);
+	void (*on_inbound_done)(void *owner, struct xp_inbound *in,
+				const struct err *err);
 };
 
 int handshake_new(struct kvd *kvd, const struct handshake_events *events,
@@ -171,7 +173,8 @@ void handshake_unshare_session(struct handshake *hs, struct remote *remote,
 
 /* A message of the rooms' and transfers' own. What engines wait for goes by the data
  * line when that is up, in the same order. */
-int handshake_send(struct remote *remote, enum wire_type type, const void *body, size_t len);
+int handshake_send(struct remote *remote, enum wire_type type, const void *body,
+		   size_t len);
 /* A long one, in memory of its own, which is taken: peer_send_owned(). */
 int handshake_send_owned(struct remote *remote, enum wire_type type, uint8_t *owned,
 			 size_t len);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Peer messages on the data line (peer_express.c): each is a WRITE of no bytes, which every
- * transport keeps in order, with the frame as its header. They pass by the
+ * Peer messages on the data line (peer_express.c): each is a WRITE of no bytes, which
+ * every transport keeps in order, with the frame as its header. They pass by the
  * scheduler: they are small, PEER_EXPRESS_MAX a peer, and somebody waits.
  *
  * A request that came too early is not answered before it is handed up, so the

@@ -13,16 +13,16 @@ struct handshake {
 	struct handshake_events events;
 	struct sched *sched;
 	struct list remotes;
-	struct list published; /* struct publication.link */
-	uint8_t *scratch;      /* one message body */
-	uint8_t *blob_scratch; /* one blob of it */
+	struct list published;		  /* struct publication.link */
+	uint8_t *scratch;		  /* one message body */
+	uint8_t *blob_scratch;		  /* one blob of it */
 	struct loop_prepare before_sleep; /* progress and arm the transports */
 	struct err transports_why;
 	struct peers_callbacks peer_callbacks;
 	struct peer_address addresses[TRANSPORTS_MAX]; /* for HELLO */
 	bool closing;
 	struct loop_timer beat; /* always running: a restart needs no memory */
-	bool lacking; /* something is to be tried again */
+	bool lacking;		/* something is to be tried again */
 };
 
 /* A local pool and who knows it (pool->handshake). */
@@ -51,8 +51,8 @@ void pools_down(struct handshake *hs, struct remote *remote);
 /* What found no memory before: announce, and make keys usable. */
 void pools_retry(struct handshake *hs, struct remote *remote);
 /* Messages REGISTER … UNREGISTER_ACK. */
-int pools_message(struct handshake *hs, struct remote *remote, const struct wire_header *h,
-		  struct cursor *body);
+int pools_message(struct handshake *hs, struct remote *remote,
+		  const struct wire_header *h, struct cursor *body);
 /* A REGISTER for which there was no memory, and how it begins. */
 int pools_lack(struct handshake *hs, struct remote *remote, const struct wire_header *h,
 	       struct cursor *head);

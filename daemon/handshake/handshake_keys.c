@@ -41,7 +41,8 @@ static bool is_same(const struct remote_region *a, const struct remote_region *b
 /* The regions of a list by their ids, for who looks for many. */
 struct finder {
 	struct remote_pool *pool;
-	uint32_t next; /* who tells its regions anew keeps their order: most often this one */
+	uint32_t next; /* who tells its regions anew keeps their order: most often this
+			  one */
 	struct idmap by_id;
 	bool mapped;
 };

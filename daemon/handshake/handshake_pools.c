@@ -29,7 +29,9 @@
 
 #define REMOTE_REGIONS_MAX 4096u
 #define REMOTE_POOLS_MAX 16384u
-#define REMOTE_BYTES_MAX (UINT64_C(128) << 20) /* of all REGISTERs that a peer has here */
+#define REMOTE_BYTES_MAX                                               \
+	(UINT64_C(128) << 20) /* of all REGISTERs that a peer has here \
+			       */
 enum { OBJECT_POOL = 0, OBJECT_SESSION = 1 };
 
 /* ---- sending ---- */
@@ -74,7 +76,8 @@ static uint32_t pool_regions(const struct pool *pool, struct region **regions,
 	return n;
 }
 
-struct body_parts { /* three scratch areas for REGISTER's blobs */
+/* three scratch areas for REGISTER's blobs */
+struct body_parts {
 	uint8_t *layout, *regions, *buffers;
 };
 
@@ -104,8 +107,10 @@ static int send_register(struct handshake *hs, struct remote *remote,
 	handshake_body(hs, &out);
 	r = wire_register_put(&out, msg);
 	if (r < 0 || out.pos > wire_body_cap(WIRE_T_REGISTER))
-		return err_raise(ERR_TOOBIG, "pool '%.63s' takes more than %zu bytes to "
-				 "describe", msg->name, wire_body_cap(WIRE_T_REGISTER));
+		return err_raise(ERR_TOOBIG,
+				 "pool '%.63s' takes more than %zu bytes to "
+				 "describe",
+				 msg->name, wire_body_cap(WIRE_T_REGISTER));
 	return peer_send_again(remote->peer, WIRE_T_REGISTER, hs->scratch, out.pos);
 }
 
@@ -161,8 +166,8 @@ int handshake_share_session(struct handshake *hs, struct remote *remote,
 	struct cursor reg, count;
 	struct idmap_cursor at;
 	uint32_t n = 0;
-	int r = remote->xp ? parts_init(&parts) : err_raise(ERR_PEER, "%s: no data line",
-							    remote->label);
+	int r = remote->xp ? parts_init(&parts)
+			   : err_raise(ERR_PEER, "%s: no data line", remote->label);
 
 	if (r < 0)
 		goto out;
@@ -439,11 +444,12 @@ int handshake_pool(struct remote *remote, const char *name, int64_t rank,
 		    (rank >= 0 && pool->layout->rank != (uint64_t)rank))
 			continue;
 		if (found)
-			return err_raise(ERR_INVAL,
-					 "sources: %s has several pools that fit ('%s' rank "
-					 "%u, '%s' rank %u): name pool and rank",
-					 remote->label, found->name, found->layout->rank,
-					 pool->name, pool->layout->rank);
+			return err_raise(
+				ERR_INVAL,
+				"sources: %s has several pools that fit ('%s' rank "
+				"%u, '%s' rank %u): name pool and rank",
+				remote->label, found->name, found->layout->rank,
+				pool->name, pool->layout->rank);
 		found = pool;
 	}
 	if (!found)
@@ -455,7 +461,8 @@ int handshake_pool(struct remote *remote, const char *name, int64_t rank,
 	return 0;
 }
 
-static struct share *find_share(const struct publication *pub, const struct remote *remote)
+static struct share *find_share(const struct publication *pub,
+				const struct remote *remote)
 {
 	struct share *share;
 
@@ -505,8 +512,8 @@ static int get_buffers(struct remote_pool *pool, const struct wire_blob *blob)
 	cursor_read(&in, blob->data, blob->len);
 	n = cursor_get_count(&in, LAYOUT_BUFFERS_MAX, 20);
 	if (n != layout->buffer_count)
-		return err_raise(ERR_PROTO, "REGISTER.buffers: %u for %u of the layout", n,
-				 layout->buffer_count);
+		return err_raise(ERR_PROTO, "REGISTER.buffers: %u for %u of the layout",
+				 n, layout->buffer_count);
 	pool->buffers = mem_calloc(n, sizeof(*pool->buffers));
 	pool->buffer_region = mem_calloc(n, sizeof(*pool->buffer_region));
 	if (!pool->buffers || !pool->buffer_region)
@@ -524,7 +531,8 @@ static int get_buffers(struct remote_pool *pool, const struct wire_blob *blob)
 					   pool->buffers[i].length, &end) ||
 		    end > pool->regions[index].length)
 			return err_raise(ERR_PROTO,
-					 "REGISTER.buffers[%u]: not inside its region", i);
+					 "REGISTER.buffers[%u]: not inside its region",
+					 i);
 	}
 	return cursor_check(&in, "REGISTER.buffers");
 }
@@ -566,7 +574,8 @@ static int build_pool(struct remote_pool *pool, const struct wire_register *msg)
 	pool->is_session = msg->kind == OBJECT_SESSION;
 	pool->tp_size = msg->tp_size;
 	if (msg->kind > OBJECT_SESSION || strlen(msg->name) >= sizeof(pool->name))
-		return err_raise(ERR_PROTO, "REGISTER: kind %u or name too long", msg->kind);
+		return err_raise(ERR_PROTO, "REGISTER: kind %u or name too long",
+				 msg->kind);
 	memcpy(pool->name, msg->name, strlen(msg->name) + 1);
 	r = get_regions(pool, &msg->regions);
 	if (r < 0 || pool->is_session)
@@ -667,11 +676,12 @@ static int check_caps(const struct remote *remote, size_t bytes)
 	if (remote->pool_count < REMOTE_POOLS_MAX &&
 	    bytes <= REMOTE_BYTES_MAX - remote->pool_bytes)
 		return 0;
-	return err_raise(ERR_LIMIT,
-			 "REGISTER: %u pools and sessions of %llu bytes are kept for a peer; "
-			 "the caps are %u and %llu bytes", remote->pool_count,
-			 (unsigned long long)remote->pool_bytes, REMOTE_POOLS_MAX,
-			 (unsigned long long)REMOTE_BYTES_MAX);
+	return err_raise(
+		ERR_LIMIT,
+		"REGISTER: %u pools and sessions of %llu bytes are kept for a peer; "
+		"the caps are %u and %llu bytes",
+		remote->pool_count, (unsigned long long)remote->pool_bytes,
+		REMOTE_POOLS_MAX, (unsigned long long)REMOTE_BYTES_MAX);
 }
 
 static int on_register(struct handshake *hs, struct remote *remote, struct cursor *body)
@@ -683,10 +693,12 @@ static int on_register(struct handshake *hs, struct remote *remote, struct curso
 
 	if (r < 0)
 		return err_pass(r);
-	if (!remote->transport || strcmp(msg.transport, remote->transport->ops->name) != 0)
-		return err_raise(ERR_PROTO, "REGISTER: keys for transport '%.32s', ours is %s",
-				 msg.transport,
-				 remote->transport ? remote->transport->ops->name : "none");
+	if (!remote->transport ||
+	    strcmp(msg.transport, remote->transport->ops->name) != 0)
+		return err_raise(
+			ERR_PROTO, "REGISTER: keys for transport '%.32s', ours is %s",
+			msg.transport,
+			remote->transport ? remote->transport->ops->name : "none");
 	old = handshake_pool_by_id(remote, msg.object);
 	if (old && !old->is_session)
 		return err_raise(ERR_PROTO, "REGISTER: object %llu twice",
@@ -780,7 +792,8 @@ static void unannounced(struct handshake *hs, struct remote *remote, uint64_t ob
 	hs->events.on_unshared(hs->events.owner, remote, object);
 }
 
-static int on_register_nak(struct handshake *hs, struct remote *remote, struct cursor *body)
+static int on_register_nak(struct handshake *hs, struct remote *remote,
+			   struct cursor *body)
 {
 	struct wire_register_nak msg;
 	int r = wire_register_nak_get(body, &msg);
@@ -795,7 +808,8 @@ static int on_register_nak(struct handshake *hs, struct remote *remote, struct c
 }
 
 /* A pool's share is known from its sending on; a session's waits for this. */
-static int on_register_ack(struct handshake *hs, struct remote *remote, struct cursor *body)
+static int on_register_ack(struct handshake *hs, struct remote *remote,
+			   struct cursor *body)
 {
 	struct wire_register_ack msg;
 	int r = wire_register_ack_get(body, &msg);
@@ -806,8 +820,8 @@ static int on_register_ack(struct handshake *hs, struct remote *remote, struct c
 	return 0;
 }
 
-int pools_message(struct handshake *hs, struct remote *remote, const struct wire_header *h,
-		  struct cursor *body)
+int pools_message(struct handshake *hs, struct remote *remote,
+		  const struct wire_header *h, struct cursor *body)
 {
 	switch (h->type) {
 	case WIRE_T_REGISTER:

@@ -21,14 +21,16 @@ struct sched_flow;
 
 #define SCHED_BUCKETS 16u
 
-struct sched_bucket { /* the flows of sessions of a line: by session id */
+/* the flows of sessions of a line: by session id */
+struct sched_bucket {
 	struct list link;  /* in line->turns when ops wait */
 	struct list flows; /* with queued ops, in turn order */
 	unsigned int posted;
 	uint64_t bytes;
 };
 
-struct sched_line { /* one data line; embedded in struct remote */
+/* one data line; embedded in struct remote */
+struct sched_line {
 	struct sched *sched;
 	struct xp_peer *xp; /* NULL: not usable, ops wait */
 	const struct transport_ops *ops;
@@ -39,7 +41,8 @@ struct sched_line { /* one data line; embedded in struct remote */
 	struct loop_defer pump;
 };
 
-struct sched_flow { /* embedded in its owner; one line only */
+/* embedded in its owner; one line only */
+struct sched_flow {
 	struct sched_line *line;
 	struct sched_bucket *bucket;
 	struct list link;   /* in bucket->flows when ops wait */

@@ -221,7 +221,8 @@ static void on_wake(struct loop_wake *wake)
 		name->complained = false;
 		try_next(name);
 	} else {
-		ask_later(name, status ? gai_strerror(status) : "none that can be dialled");
+		ask_later(name,
+			  status ? gai_strerror(status) : "none that can be dialled");
 	}
 }
 

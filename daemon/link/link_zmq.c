@@ -94,8 +94,8 @@ struct link_line {
 	struct link_zmq *zmq;
 	void *socket, *owner;
 	struct loop_fd fd;
-	bool writable; /* what the owner knows */
-	struct link_name *name; /* NULL: dialled by number */
+	bool writable;			 /* what the owner knows */
+	struct link_name *name;		 /* NULL: dialled by number */
 	char address[LINK_ENDPOINT_MAX]; /* of a name: where it goes; "" nowhere yet */
 };
 
@@ -404,8 +404,8 @@ static int line_connect(struct link_line *line, const struct endpoint *e)
 			    CURVE_KEY_CHARS)))
 		return raise_zmq("CURVE keys of a line");
 	if (!link_name_is_number(e->host))
-		return err_pass(link_name_new(zmq->loop, e->host, e->port, on_address, line,
-					      &line->name));
+		return err_pass(link_name_new(zmq->loop, e->host, e->port, on_address,
+					      line, &line->name));
 	if (zmq_connect(line->socket, e->plain) != 0)
 		return err_raise(ERR_INVAL, "endpoint '%s': %s", e->plain,
 				 zmq_strerror(errno));

@@ -47,7 +47,8 @@
 #include "daemon/base/mem.h"
 
 #define NEVER UINT64_MAX
-#define DEFERS_CHAINED 64u /* deferred calls of one turn, then only those from before it */
+#define DEFERS_CHAINED \
+	64u /* deferred calls of one turn, then only those from before it */
 #define STALL_NOTES 64u
 #define STALL_MIN_NS LOOP_NS_PER_MS /* epoll's own granularity */
 /* libev keeps time as a double: aim a little late rather than wake twice */
@@ -90,7 +91,8 @@ struct loop {
 	unsigned int random_left;
 };
 
-struct io { /* a loop_fd's watcher */
+/* a loop_fd's watcher */
+struct io {
 	ev_io ev;
 	struct loop_fd *watch;
 	struct list late;
@@ -449,7 +451,8 @@ static void cpu_note(struct loop *loop)
 static void on_poll_begin(struct ev_loop *ev) EV_NOEXCEPT
 {
 	struct loop *loop = ev_userdata(ev);
-	uint64_t clock_ns = loop_clock_ns(loop), busy_ns = sub_sat(clock_ns, loop->polled_ns);
+	uint64_t clock_ns = loop_clock_ns(loop),
+		 busy_ns = sub_sat(clock_ns, loop->polled_ns);
 
 	stall_note(loop, clock_ns, busy_ns);
 	if (loop->cpu_ns)

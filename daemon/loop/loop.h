@@ -70,7 +70,7 @@ struct loop_timer {
 	void (*on_timer)(struct loop_timer *timer);
 	struct loop *loop;
 	uint64_t at_ns;
-	uint64_t order;  /* ties run in start order */
+	uint64_t order;	 /* ties run in start order */
 	size_t heap_pos; /* 0 = not running */
 };
 void loop_timer_init(struct loop_timer *timer, struct loop *loop,
@@ -93,7 +93,7 @@ struct loop_fd {
 void loop_fd_init(struct loop_fd *watch, struct loop *loop, int fd,
 		  void (*on_ready)(struct loop_fd *watch, int events));
 int loop_fd_set(struct loop_fd *watch, int events); /* 0 stops; ERR_NOMEM */
-void loop_fd_stop(struct loop_fd *watch);	     /* idempotent; does not close */
+void loop_fd_stop(struct loop_fd *watch);	    /* idempotent; does not close */
 
 /*
  * ---- work after the current callback, before the next wait; once ----
@@ -134,7 +134,7 @@ void loop_signal_stop(struct loop_signal *sig);
 struct loop_wake {
 	struct loop_fd watch; /* of an eventfd */
 	void (*on_wake)(struct loop_wake *wake);
-	bool pending;	      /* virtual loops: set, run as a deferred call */
+	bool pending; /* virtual loops: set, run as a deferred call */
 	struct loop_defer defer;
 };
 int loop_wake_init(struct loop_wake *wake, struct loop *loop,

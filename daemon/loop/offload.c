@@ -33,7 +33,7 @@ struct offload {
 	struct list queue;    /* not begun */
 	struct list finished; /* done not yet called */
 	bool stopping;
-	bool held; /* inline only */
+	bool held;	      /* inline only */
 	unsigned int pending; /* loop thread only */
 	unsigned int threads;
 	pthread_t tids[];

@@ -23,7 +23,7 @@ struct offload_job {
 	struct list link;
 	void (*work)(struct offload_job *job); /* helper thread; sets result, err */
 	void (*done)(struct offload_job *job); /* loop thread; may free the job */
-	int result;	/* 0 or negative, as work left it */
+	int result;			       /* 0 or negative, as work left it */
 	struct err err; /* the fault of a negative result (err_take in work) */
 	bool submitted; /* between submit and done */
 	bool started;	/* a helper has it (private to offload) */

@@ -78,8 +78,8 @@ struct copier {
 	uint64_t slice_bytes;
 	struct copy_done done; /* its lock is the copier's */
 	pthread_cond_t more;
-	struct list ready; /* jobs with slices to claim */
-	struct loop_defer deliver; /* those of the loop's own */
+	struct list ready;		    /* jobs with slices to claim */
+	struct loop_defer deliver;	    /* those of the loop's own */
 	uint64_t at_once_ns, at_once_bytes; /* the turn, and what was copied in it */
 	bool stopping;
 	struct tokens *tokens; /* NULL: as many threads as there are */
@@ -110,7 +110,7 @@ struct stretch {
 	struct memory *src_memory, *dst_memory; /* NULL: linear */
 	unsigned int iov_count;
 	struct rows_lanes lanes; /* rows that wait for more of their length */
-	int error; /* errno of process_vm_*, ECANCELED, 0 */
+	int error;		 /* errno of process_vm_*, ECANCELED, 0 */
 };
 
 /* Rows of one run, all of them inside the slice. Addresses are this process's,
@@ -516,7 +516,7 @@ static struct copy_job *worker_pick(const struct worker *worker)
 	first = list_first(&copier->ready, struct copy_job, link);
 	if (!first || !copier->numa)
 		return first;
-	list_foreach (job, &copier->ready, link)
+	list_foreach(job, &copier->ready, link)
 		if (job->node < 0 || job->node == worker->node)
 			return job;
 	return first; /* better from afar than not at all */
@@ -709,7 +709,8 @@ static bool job_at_once(struct copier *copier, const struct copy_job *job)
 	if (copier->at_once_ns != now)
 		copier->at_once_bytes = 0;
 	copier->at_once_ns = now;
-	if (loop_enough(copier->loop) || copier->at_once_bytes + bytes > COPY_AT_ONCE_BYTES)
+	if (loop_enough(copier->loop) ||
+	    copier->at_once_bytes + bytes > COPY_AT_ONCE_BYTES)
 		return false;
 	copier->at_once_bytes += bytes;
 	return true;

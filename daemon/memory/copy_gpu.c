@@ -216,7 +216,7 @@ static int worker_find(struct copy_gpu *gpu, struct gpu_device *device,
 	struct gpu_worker *worker;
 	int r;
 
-	list_foreach (worker, &gpu->workers, link) {
+	list_foreach(worker, &gpu->workers, link) {
 		if (worker->pipe.device == device) {
 			*worker_p = worker;
 			return 0;
@@ -248,7 +248,7 @@ void copy_gpu_free(struct copy_gpu *gpu)
 		return;
 	pthread_mutex_lock(&gpu->done.lock);
 	gpu->stopping = true;
-	list_foreach (worker, &gpu->workers, link) {
+	list_foreach(worker, &gpu->workers, link) {
 		struct copy_job *job;
 
 		while ((job = list_first(&worker->ready, struct copy_job, link))) {
@@ -259,7 +259,7 @@ void copy_gpu_free(struct copy_gpu *gpu)
 		pthread_cond_signal(&worker->more);
 	}
 	pthread_mutex_unlock(&gpu->done.lock);
-	list_foreach_safe (worker, &gpu->workers, link) {
+	list_foreach_safe(worker, &gpu->workers, link) {
 		pthread_join(worker->thread, NULL);
 		list_remove(&worker->link);
 		worker_free(worker);

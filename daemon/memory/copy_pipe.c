@@ -93,8 +93,8 @@ struct slice {
 	uint64_t rows, rows_most;
 	enum copy_way way;
 	const struct memory *src, *dst; /* last looked at */
-	bool pinned; /* the job's linear end */
-	bool flat, engines; /* as gpu_rows has them */
+	bool pinned;			/* the job's linear end */
+	bool flat, engines;		/* as gpu_rows has them */
 };
 
 /* Like piece_take() in copy.c: the rest of a row, whole rows, or a row's begin. */
@@ -185,10 +185,11 @@ static int slice_look(struct slice *s)
 	s->way = way;
 	s->src = src;
 	s->dst = dst;
-	s->flat = of_device(src) && of_device(dst) &&
-		  src->gpu->device != dst->gpu->device;
+	s->flat =
+		of_device(src) && of_device(dst) && src->gpu->device != dst->gpu->device;
 	s->engines = !in_reach(s->pipe, src) || !in_reach(s->pipe, dst);
-	if ((way == COPY_WAY_IN || way == COPY_WAY_OUT) && s->most > GPU_LANE_BOUNCE_BYTES)
+	if ((way == COPY_WAY_IN || way == COPY_WAY_OUT) &&
+	    s->most > GPU_LANE_BOUNCE_BYTES)
 		s->most = GPU_LANE_BOUNCE_BYTES;
 	return 0;
 }
@@ -242,8 +243,7 @@ static struct side side_of(const struct slice *s, const struct copy_end *end,
 			   uint32_t buffer)
 {
 	if (!end->buffers)
-		return (struct side){
-			(uintptr_t)end->linear + s->pos - s->job->begin, 1};
+		return (struct side){(uintptr_t)end->linear + s->pos - s->job->begin, 1};
 	return (struct side){end_address(end, buffer, 0, 0), 0};
 }
 
@@ -427,7 +427,8 @@ static bool key_take(const struct copy_pipe *pipe, const struct copy_job *job,
 				       .begin = begin,
 				       .bases = pipe->bases,
 				       .src_count = src->buffer_count,
-				       .base_count = src->buffer_count + dst->buffer_count};
+				       .base_count =
+					       src->buffer_count + dst->buffer_count};
 	return bases_take(pipe, src, pipe->bases) &&
 	       bases_take(pipe, dst, pipe->bases + src->buffer_count);
 }

@@ -30,7 +30,8 @@ enum copy_way {
 	COPY_WAY_OUT,
 };
 
-struct copy_flight { /* a slice that is queued */
+/* a slice that is queued */
+struct copy_flight {
 	struct copy_job *job;
 	uint64_t begin, end;
 	uint64_t mark;

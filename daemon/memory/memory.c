@@ -573,9 +573,10 @@ int memory_import_dmabuf(int fd, uint64_t offset, uint64_t length,
 	if (end < 0)
 		return err_raise(ERR_IMPORT, "the fd is no dma-buf: %s", strerror(errno));
 	if (length == 0 || offset > (uint64_t)end || length > (uint64_t)end - offset)
-		return err_raise(ERR_RANGE,
-				 "offset %ju + length %ju is beyond the dma-buf's %ju bytes",
-				 (uintmax_t)offset, (uintmax_t)length, (uintmax_t)end);
+		return err_raise(
+			ERR_RANGE,
+			"offset %ju + length %ju is beyond the dma-buf's %ju bytes",
+			(uintmax_t)offset, (uintmax_t)length, (uintmax_t)end);
 	r = import_new(MEMORY_DEVICE, &im);
 	if (r < 0)
 		return err_pass(r);

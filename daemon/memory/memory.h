@@ -34,24 +34,30 @@ struct gpu_handle;
 struct gpu_import;
 struct gpu_pin;
 
-enum memory_kind { MEMORY_SEALED, MEMORY_GUARDED, MEMORY_VM, MEMORY_LINEAR, MEMORY_DEVICE };
+enum memory_kind {
+	MEMORY_SEALED,
+	MEMORY_GUARDED,
+	MEMORY_VM,
+	MEMORY_LINEAR,
+	MEMORY_DEVICE
+};
 
 struct memory {
 	enum memory_kind kind;
-	uint8_t *base;	  /* our mapping; NULL for vm and device */
-	uint64_t length;  /* bytes */
-	bool writable;	  /* mapped for writing; a peer's memory never is */
-	int fd;		  /* memfd or shm object, -1: cannot be passed on */
-	uint64_t fd_offset; /* where `base` begins in it */
-	pid_t pid;	  /* vm: owner, from SO_PEERCRED */
-	int statm_fd;	  /* vm: /proc/<pid>/statm, opened at import; -1 */
-	uint64_t address; /* vm: first byte in the owner's address space; device: in
-			     this process, as the driver sees it, 0: not mapped */
-	struct gpu_pin *pin; /* of memory of ours: offered to GPUs; NULL */
+	uint8_t *base;		/* our mapping; NULL for vm and device */
+	uint64_t length;	/* bytes */
+	bool writable;		/* mapped for writing; a peer's memory never is */
+	int fd;			/* memfd or shm object, -1: cannot be passed on */
+	uint64_t fd_offset;	/* where `base` begins in it */
+	pid_t pid;		/* vm: owner, from SO_PEERCRED */
+	int statm_fd;		/* vm: /proc/<pid>/statm, opened at import; -1 */
+	uint64_t address;	/* vm: first byte in the owner's address space; device: in
+				   this process, as the driver sees it, 0: not mapped */
+	struct gpu_pin *pin;	/* of memory of ours: offered to GPUs; NULL */
 	struct gpu_import *gpu; /* device: NULL: a dma-buf only */
-	int dmabuf_fd;	  /* device: the whole of it for adapters, -1: none */
+	int dmabuf_fd;		/* device: the whole of it for adapters, -1: none */
 	uint64_t dmabuf_offset; /* of byte 0 in it */
-	atomic_bool dead; /* faulted, or its process is gone: no use any more */
+	atomic_bool dead;	/* faulted, or its process is gone: no use any more */
 	atomic_int refs;
 };
 

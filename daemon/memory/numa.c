@@ -86,8 +86,8 @@ int numa_node_of(const struct numa *numa, const void *address)
 {
 	int id = -1;
 
-	if (syscall(SYS_get_mempolicy, &id, NULL, 0, address,
-		    MPOL_F_NODE | MPOL_F_ADDR) < 0)
+	if (syscall(SYS_get_mempolicy, &id, NULL, 0, address, MPOL_F_NODE | MPOL_F_ADDR) <
+	    0)
 		return -1;
 	for (unsigned int i = 0; i < numa->count; i++)
 		if (numa->nodes[i].id == id)

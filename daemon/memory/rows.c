@@ -96,38 +96,38 @@ AVX2 static inline void line_avx2(uint8_t *dst, const uint8_t *src)
 
 /* In all of them dst and dst_stride are aligned to a line and len is a multiple
  * of it. lanes_*: four full lanes. */
-#define STREAMING_OF(isa, target)                                                       \
-	target static void lanes_##isa(const struct rows_lanes *l)                      \
-	{                                                                               \
-		uint8_t *d0 = l->dst[0], *d1 = l->dst[1], *d2 = l->dst[2],              \
-			*d3 = l->dst[3];                                                \
-		const uint8_t *s0 = l->src[0], *s1 = l->src[1], *s2 = l->src[2],        \
-			      *s3 = l->src[3];                                          \
-                                                                                        \
-		for (uint64_t i = 0; i < l->len; i += LINE) {                           \
-			line_##isa(d0 + i, s0 + i);                                     \
-			line_##isa(d1 + i, s1 + i);                                     \
-			line_##isa(d2 + i, s2 + i);                                     \
-			line_##isa(d3 + i, s3 + i);                                     \
-		}                                                                       \
-	}                                                                               \
-                                                                                        \
-	target static void rows_##isa(const struct rows *r)                             \
-	{                                                                               \
-		const uint8_t *src = r->src;                                            \
-		uint8_t *dst = r->dst;                                                  \
-                                                                                        \
-		for (uint64_t n = r->count; n > 0; n--) {                               \
-			if (n > AHEAD)                                                  \
-				for (uint64_t i = 0; i < r->len && i < 4 * LINE;        \
-				     i += LINE)                                         \
+#define STREAMING_OF(isa, target)                                                        \
+	target static void lanes_##isa(const struct rows_lanes *l)                       \
+	{                                                                                \
+		uint8_t *d0 = l->dst[0], *d1 = l->dst[1], *d2 = l->dst[2],               \
+			*d3 = l->dst[3];                                                 \
+		const uint8_t *s0 = l->src[0], *s1 = l->src[1], *s2 = l->src[2],         \
+			      *s3 = l->src[3];                                           \
+                                                                                         \
+		for (uint64_t i = 0; i < l->len; i += LINE) {                            \
+			line_##isa(d0 + i, s0 + i);                                      \
+			line_##isa(d1 + i, s1 + i);                                      \
+			line_##isa(d2 + i, s2 + i);                                      \
+			line_##isa(d3 + i, s3 + i);                                      \
+		}                                                                        \
+	}                                                                                \
+                                                                                         \
+	target static void rows_##isa(const struct rows *r)                              \
+	{                                                                                \
+		const uint8_t *src = r->src;                                             \
+		uint8_t *dst = r->dst;                                                   \
+                                                                                         \
+		for (uint64_t n = r->count; n > 0; n--) {                                \
+			if (n > AHEAD)                                                   \
+				for (uint64_t i = 0; i < r->len && i < 4 * LINE;         \
+				     i += LINE)                                          \
 					__builtin_prefetch(src + AHEAD * r->src_stride + \
-							   i);                          \
-			for (uint64_t i = 0; i < r->len; i += LINE)                     \
-				line_##isa(dst + i, src + i);                           \
-			dst += r->dst_stride;                                           \
-			src += r->src_stride;                                           \
-		}                                                                       \
+							   i);                           \
+			for (uint64_t i = 0; i < r->len; i += LINE)                      \
+				line_##isa(dst + i, src + i);                            \
+			dst += r->dst_stride;                                            \
+			src += r->src_stride;                                            \
+		}                                                                        \
 	}
 STREAMING_OF(sse2, )
 STREAMING_OF(avx2, AVX2)

@@ -21,10 +21,10 @@
 
 #include "daemon/base/err.h"
 
-#define AHEAD 16u	/* rows, a power of two */
+#define AHEAD 16u /* rows, a power of two */
 #define LINE 64u
-#define ASK_MAX 1024u	/* bytes of a row asked for ahead */
-#define SHORT_ROW 64u	/* many of these in a run are no walk's business */
+#define ASK_MAX 1024u /* bytes of a row asked for ahead */
+#define SHORT_ROW 64u /* many of these in a run are no walk's business */
 
 /* Rows of one run, seen from this side. */
 struct piece {
@@ -223,7 +223,8 @@ bool stage_few_rows(const struct stage_side *side, uint64_t begin, uint64_t end,
 		err_clear();
 		return false;
 	}
-	while (begin < end && rows <= rows_max && piece_next(side, &at, end - begin, &p)) {
+	while (begin < end && rows <= rows_max &&
+	       piece_next(side, &at, end - begin, &p)) {
 		rows += p.count - (p.at == last);
 		last = p.at + (p.count - 1) * (uint64_t)p.stride + p.len;
 		begin += p.len * p.count;

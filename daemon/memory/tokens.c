@@ -36,10 +36,8 @@ struct tokens {
 
 static bool lock_set(const struct tokens *t, uint64_t byte, short type)
 {
-	struct flock lock = {.l_type = type,
-			     .l_whence = SEEK_SET,
-			     .l_start = (off_t)byte,
-			     .l_len = 1};
+	struct flock lock = {
+		.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)byte, .l_len = 1};
 
 	return fcntl(t->fd, F_OFD_SETLK, &lock) == 0;
 }

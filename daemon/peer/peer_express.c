@@ -10,9 +10,9 @@
  *
  * Each way keeps its own order. So what came too early waits in one queue a way, and
  * whichever begins with the next number is due. A frame of the control line says
- * in its flags how many before it went the other way: a hole that this does not explain is
- * a loss, known at once, and ends the peering as ever. Of the data line nothing is lost
- * without its end, and the two lines share one fate (handshake.c).
+ * in its flags how many before it went the other way: a hole that this does not explain
+ * is a loss, known at once, and ends the peering as ever. Of the data line nothing is
+ * lost without its end, and the two lines share one fate (handshake.c).
  *
  * What can wait here is bounded by who sends: PEER_EXPRESS_MAX messages that the
  * remote has not handed up, and while there are some, BEHIND_FRAMES and BEHIND_BYTES
@@ -89,7 +89,8 @@ static int send_express(struct peer_impl *impl, enum wire_type type, const void 
 	return 0;
 }
 
-bool peer_try_express(struct peer *peer, enum wire_type type, const void *body, size_t len)
+bool peer_try_express(struct peer *peer, enum wire_type type, const void *body,
+		      size_t len)
 {
 	struct peer_impl *impl = impl_of(peer);
 
@@ -141,7 +142,7 @@ static void hand_up(struct peer_impl *impl, const struct wire_header *h,
 
 	impl->cur.seq_in = h->sequence;
 	if (h->type == WIRE_T_PING || h->type == WIRE_T_PONG)
-		return; /* served when they came */
+		return;		     /* served when they came */
 	up.epoch = impl->peer.epoch; /* ours: it is what the layers above compare */
 	impl->delivering = true;
 	if (h->type == WIRE_T_PART && whole)
@@ -207,8 +208,8 @@ static bool express_step(struct peer_impl *impl)
 
 bool peer_early_pending(const struct peer_impl *impl)
 {
-	return impl->peer.state == PEER_UP && (!list_empty(&impl->early_control) ||
-					       !list_empty(&impl->early_express));
+	return impl->peer.state == PEER_UP &&
+	       (!list_empty(&impl->early_control) || !list_empty(&impl->early_express));
 }
 
 void peer_early_deliver(struct peer_impl *impl)

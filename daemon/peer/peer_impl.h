@@ -15,7 +15,8 @@
 #define PEER_BYE_FRAME_MAX 512u
 #define PEER_SPARE_BYTES 1024u /* of a body: an ABORT */
 #define PEER_PART_HEAD 32u     /* a PART's fields before its bytes, and more */
-#define PEER_HEAD_BYTES (PEER_PART_HEAD + PEER_LACK_BYTES) /* kept of a body without memory */
+#define PEER_HEAD_BYTES \
+	(PEER_PART_HEAD + PEER_LACK_BYTES) /* kept of a body without memory */
 
 struct peer_impl;
 
@@ -58,8 +59,8 @@ struct peer_message {
 	enum wire_type type;
 	uint64_t sequence; /* of one that came too early */
 	size_t len;
-	size_t kept;	/* of one that came too early: less than `len` for want of memory */
-	size_t sent;	/* of a long one: what went in parts */
+	size_t kept; /* of one that came too early: less than `len` for want of memory */
+	size_t sent; /* of a long one: what went in parts */
 	uint8_t *owned; /* a long one's body; NULL: it is in `body` */
 	uint8_t body[];
 };
@@ -89,9 +90,10 @@ struct peer_impl {
 	uint64_t window_ns;  /* silence before it does not count */
 	uint64_t used_ns;    /* last message besides PING and PONG */
 	uint64_t pinged_ns, ping_stamp;
-	bool ping_open; /* no PONG yet */
+	bool ping_open;	    /* no PONG yet */
 	uint64_t proven_ns; /* when the latest PING left that was answered */
-	uint64_t pong_owed; /* a PING's stamp that the line had no room to answer; 0: none */
+	uint64_t pong_owed; /* a PING's stamp that the line had no room to answer; 0: none
+			     */
 	bool line_broke; /* since it was connected last: is it still the same daemon? */
 
 	/* reliable messages that the line did not take; the self peer's inbox */
@@ -243,7 +245,8 @@ void peer_flush(struct peer_impl *impl);
 void peer_queue_drop(struct peer_impl *impl);
 void peer_self_deliver(struct peer_impl *impl);
 /* One message of cur, in order: to the layer above. */
-void peer_deliver(struct peer_impl *impl, const struct wire_header *h, struct cursor *body);
+void peer_deliver(struct peer_impl *impl, const struct wire_header *h,
+		  struct cursor *body);
 /* The same; `owned`, which may be NULL, is the body's memory. */
 void peer_deliver_owned(struct peer_impl *impl, const struct wire_header *h,
 			struct cursor *body, uint8_t *owned);
@@ -276,7 +279,8 @@ void peer_whole_drop(struct peer_impl *impl); /* with the epoch */
 /* May the control line have another frame, while what went before it is out? */
 bool peer_express_full(const struct peer_impl *impl);
 /* Sent that way; false: it could not be, and nothing happened. */
-bool peer_try_express(struct peer *peer, enum wire_type type, const void *body, size_t len);
+bool peer_try_express(struct peer *peer, enum wire_type type, const void *body,
+		      size_t len);
 /* A frame of cur came by the control line, past its checks. */
 void peer_in_order(struct peer_impl *impl, const struct wire_header *h,
 		   struct cursor *body);

@@ -145,7 +145,8 @@ static int check_room(struct peer_impl *impl, size_t cost)
 }
 
 /* Of the queue's bytes. What this daemon tells itself in memory of the teller's own was
- * there before: all of its rooms may tell in one turn, and none of them fails for that. */
+ * there before: all of its rooms may tell in one turn, and none of them fails for that.
+ */
 static size_t cost_of(const struct peer_impl *impl, bool owned, size_t len)
 {
 	return sizeof(struct peer_message) + (owned && impl->peer.self ? 0 : len);
@@ -342,7 +343,8 @@ int peer_send_again(struct peer *peer, enum wire_type type, const void *body, si
 	return err_pass(send_kept(peer, type, body, len, true));
 }
 
-static int send_long(struct peer_impl *impl, enum wire_type type, uint8_t *owned, size_t len)
+static int send_long(struct peer_impl *impl, enum wire_type type, uint8_t *owned,
+		     size_t len)
 {
 	int r = queue_push(impl, type, NULL, owned, len);
 
@@ -369,7 +371,8 @@ int peer_send_owned(struct peer *peer, enum wire_type type, uint8_t *owned, size
 	if (r >= 0) {
 		peer_note_use(impl);
 		r = send_long(impl, type, owned, len);
-		if (r < 0 && err_last()->code != ERR_NOMEM) { /* that, its teller can bear */
+		if (r < 0 &&
+		    err_last()->code != ERR_NOMEM) { /* that, its teller can bear */
 			why = *err_last();
 			peer_doom(impl, &why);
 		}
@@ -429,7 +432,8 @@ void peer_deliver_owned(struct peer_impl *impl, const struct wire_header *h,
 	impl->handed = NULL;
 }
 
-void peer_deliver(struct peer_impl *impl, const struct wire_header *h, struct cursor *body)
+void peer_deliver(struct peer_impl *impl, const struct wire_header *h,
+		  struct cursor *body)
 {
 	const struct peers_callbacks *callbacks = &impl->peers->callbacks;
 	uint64_t epoch = impl->peer.epoch;

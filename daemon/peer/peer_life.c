@@ -197,7 +197,8 @@ static void ping(struct peer_impl *impl)
 	if (wire_ping_put(&c, &m) < 0 ||
 	    peer_send_now(impl, WIRE_T_PING, body, c.pos) < 0) {
 		err_clear();
-		impl->proven_ns = m.stamp; /* a full line: nothing was asked of the peer */
+		impl->proven_ns =
+			m.stamp; /* a full line: nothing was asked of the peer */
 	}
 }
 

@@ -6,7 +6,8 @@
  * the link's memory and out of it in one piece, it would hold either loop for most of a
  * millisecond. So it goes as PARTs, one a turn, between which the loops do all else; to
  * this peer nothing else, because the order of messages is what both sides rely on.
- * A PART is a message like any other: in the sequence, never lost without the peering's end.
+ * A PART is a message like any other: in the sequence, never lost without the peering's
+ * end.
  *
  * Who receives has memory for one message a peer, whose size the first part tells and the
  * type's cap bounds; pages of it are touched as bytes come. The bytes have to come in
@@ -32,17 +33,19 @@ size_t peer_part_bytes(const struct peers *peers)
 
 bool peer_goes_in_parts(const struct peer_impl *impl, const struct peer_message *msg)
 {
-	return msg->owned && !impl->peer.self && msg->len > peer_part_bytes(impl->peers) &&
+	return msg->owned && !impl->peer.self &&
+	       msg->len > peer_part_bytes(impl->peers) &&
 	       (impl->peer.features & PEER_FEATURE_PARTS);
 }
 
 int peer_part_send(struct peer_impl *impl, struct peer_message *msg)
 {
 	size_t most = peer_part_bytes(impl->peers), left = msg->len - msg->sent;
-	struct wire_part part = {.type = (uint16_t)msg->type,
-				 .total = (uint32_t)msg->len,
-				 .at = (uint32_t)msg->sent,
-				 .bytes = {msg->owned + msg->sent, left < most ? left : most}};
+	struct wire_part part = {
+		.type = (uint16_t)msg->type,
+		.total = (uint32_t)msg->len,
+		.at = (uint32_t)msg->sent,
+		.bytes = {msg->owned + msg->sent, left < most ? left : most}};
 	struct cursor out;
 	int r;
 
@@ -69,9 +72,10 @@ static int begin(struct peer_impl *impl, const struct wire_part *part)
 	struct peer_whole *whole = &impl->whole;
 
 	if (part->at != 0)
-		return err_raise(ERR_PROTO, "PART: a message's middle without its beginning");
-	if (part->type <= WIRE_T_BYE || part->type == WIRE_T_PART ||
-	    part->total == 0 || part->total > wire_body_cap(part->type) ||
+		return err_raise(ERR_PROTO,
+				 "PART: a message's middle without its beginning");
+	if (part->type <= WIRE_T_BYE || part->type == WIRE_T_PART || part->total == 0 ||
+	    part->total > wire_body_cap(part->type) ||
 	    part->total > impl->peers->options.message_bytes - WIRE_HEADER_BYTES)
 		return err_raise(ERR_PROTO, "PART: no %s is of %u bytes",
 				 wire_type_name(part->type), part->total);
@@ -87,7 +91,8 @@ static int begin(struct peer_impl *impl, const struct wire_part *part)
 /* From now on only how it begins is kept. */
 static void forget(struct peer_whole *whole)
 {
-	size_t begun = whole->got < sizeof(whole->head) ? whole->got : sizeof(whole->head);
+	size_t begun =
+		whole->got < sizeof(whole->head) ? whole->got : sizeof(whole->head);
 
 	if (!whole->bytes)
 		return;
@@ -122,10 +127,12 @@ static int take(struct peer_impl *impl, const struct wire_part *part, bool lost)
 	if (part->type != whole->type || part->total != whole->total ||
 	    part->at != whole->got || part->bytes.len == 0 ||
 	    part->bytes.len > whole->total - whole->got)
-		return err_raise(ERR_PROTO, "PART: %zu bytes at %u of %u of a %s, where the "
-				 "next are at %u of %u of a %s", part->bytes.len, part->at,
-				 part->total, wire_type_name(part->type), whole->got,
-				 whole->total, wire_type_name(whole->type));
+		return err_raise(ERR_PROTO,
+				 "PART: %zu bytes at %u of %u of a %s, where the "
+				 "next are at %u of %u of a %s",
+				 part->bytes.len, part->at, part->total,
+				 wire_type_name(part->type), whole->got, whole->total,
+				 wire_type_name(whole->type));
 	if (lost)
 		forget(whole);
 	keep(whole, &part->bytes);
@@ -208,7 +215,8 @@ void peer_part_lost(struct peer_impl *impl, const struct wire_header *h,
 	len = cursor_get_u32(head);
 	r = cursor_check(head, "PART");
 	if (r >= 0 && (head->pos > h->body_len || len > h->body_len - head->pos))
-		r = err_raise(ERR_PROTO, "PART: %zu bytes in a body of %u", len, h->body_len);
+		r = err_raise(ERR_PROTO, "PART: %zu bytes in a body of %u", len,
+			      h->body_len);
 	part.bytes = (struct wire_blob){head->base + head->pos, len};
 	part_came(impl, h, &part, r, true);
 }

@@ -102,7 +102,8 @@ static void set_insert(struct coverage_set *set, uint64_t begin, uint64_t end)
 	} else if (joins_right) {
 		set->at[i].begin = begin;
 	} else {
-		memmove(&set->at[i + 1], &set->at[i], (set->count - i) * sizeof(*set->at));
+		memmove(&set->at[i + 1], &set->at[i],
+			(set->count - i) * sizeof(*set->at));
 		set->at[i].begin = begin;
 		set->at[i].end = end;
 		set->count++;
@@ -166,8 +167,8 @@ static int split(struct coverage *cov)
 }
 
 /* Wanted layers [*lo, *hi) lie in the range; false when that is not all. */
-static bool layer_span(const struct coverage *cov, struct plan_layers layers, uint32_t *lo,
-		       uint32_t *hi)
+static bool layer_span(const struct coverage *cov, struct plan_layers layers,
+		       uint32_t *lo, uint32_t *hi)
 {
 	*lo = 0;
 	while (*lo < cov->layer_count && cov->layers[*lo] < layers.begin)
@@ -248,8 +249,8 @@ bool coverage_whole(const struct coverage *cov, uint64_t begin, uint64_t end)
 		const struct coverage_set *set = &cov->sets[i];
 		uint32_t k = set_find(set, begin);
 
-		if (begin < end && (k == set->count || set->at[k].begin > begin ||
-				    set->at[k].end < end))
+		if (begin < end &&
+		    (k == set->count || set->at[k].begin > begin || set->at[k].end < end))
 			return false;
 	}
 	return true;

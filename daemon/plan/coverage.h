@@ -18,17 +18,18 @@
 
 #define COVERAGE_INTERVALS_MAX 65536u /* of one layer */
 
-struct coverage_set { /* disjoint, ascending, merged */
+/* disjoint, ascending, merged */
+struct coverage_set {
 	struct {
 		uint64_t begin, end;
-	} *at;
+	} * at;
 	uint32_t count, cap;
 };
 
 struct coverage {
 	uint32_t *layers; /* the layers wanted of this source, ascending; owned */
 	uint32_t layer_count;
-	bool split;		  /* sets has layer_count entries, else 1 */
+	bool split; /* sets has layer_count entries, else 1 */
 	struct coverage_set *sets;
 };
 

@@ -132,7 +132,7 @@ static int parse_layer(const cJSON *json, const struct layout *layout,
 	if (!layer->fields)
 		return -err_errno(ERR_NOMEM);
 	layer->field_count = count;
-	cJSON_ArrayForEach (it, fields) {
+	cJSON_ArrayForEach(it, fields) {
 		layout_path(path, view, index, i);
 		r = parse_field(it, path, &layer->fields[i]);
 		if (r == 0)
@@ -178,7 +178,7 @@ static int parse_view(const cJSON *json, struct layout *layout, struct layout_vi
 	if (!view->layers)
 		return -err_errno(ERR_NOMEM);
 	view->layer_count = count;
-	cJSON_ArrayForEach (it, layers) {
+	cJSON_ArrayForEach(it, layers) {
 		r = parse_layer(it, layout, view, i, &view->layers[i]);
 		if (r < 0)
 			return err_pass(r);
@@ -202,7 +202,7 @@ static int parse_buffers(const cJSON *json, struct layout *layout)
 	if (!layout->buffers)
 		return -err_errno(ERR_NOMEM);
 	layout->buffer_count = count;
-	cJSON_ArrayForEach (it, buffers) {
+	cJSON_ArrayForEach(it, buffers) {
 		char key[24];
 
 		snprintf(key, sizeof(key), "[%u]", i);
@@ -239,7 +239,7 @@ static int parse_members(const cJSON *json, struct layout *layout)
 	layout->views = mem_calloc((size_t)count, sizeof(*layout->views));
 	if (!layout->views)
 		return -err_errno(ERR_NOMEM);
-	cJSON_ArrayForEach (it, views) {
+	cJSON_ArrayForEach(it, views) {
 		/* counted first, so that a failed view is freed with the rest */
 		r = parse_view(it, layout, &layout->views[layout->view_count++]);
 		if (r < 0)

@@ -141,7 +141,7 @@ static int read_input(const cJSON *root, struct input *in)
 	in->maps = mem_calloc((size_t)cJSON_GetArraySize(list), sizeof(*in->maps));
 	if (!in->maps)
 		return -err_errno(ERR_NOMEM);
-	cJSON_ArrayForEach (it, list) {
+	cJSON_ArrayForEach(it, list) {
 		/* counted first, so that a failed map is freed with the rest */
 		r = read_map(it, &in->maps[in->map_count++]);
 		if (r < 0)
@@ -265,7 +265,7 @@ static int read_cover(const cJSON *root, struct cover_input *in)
 	in->sources = mem_calloc((size_t)cJSON_GetArraySize(list), sizeof(*in->sources));
 	if (!in->sources)
 		return -err_errno(ERR_NOMEM);
-	cJSON_ArrayForEach (it, list) {
+	cJSON_ArrayForEach(it, list) {
 		r = read_source(it, &in->sources[in->count]);
 		if (r < 0)
 			return err_prefix(r, "sources[%zu]", in->count);

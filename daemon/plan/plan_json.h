@@ -18,8 +18,8 @@ struct plan;
 struct plan_request;
 
 /* Text in place of the JSON answer. */
-typedef void plan_json_explain_rows(const struct plan_request *req, const struct plan *plan,
-				    FILE *out);
+typedef void plan_json_explain_rows(const struct plan_request *req,
+				    const struct plan *plan, FILE *out);
 typedef void plan_json_explain_cover(const struct layout *const *sources, size_t count,
 				     const struct layout *dst, const struct cover *cover,
 				     FILE *out);
@@ -28,6 +28,7 @@ typedef void plan_json_explain_cover(const struct layout *const *sources, size_t
  * NULL: JSON. Other members of `root` are not looked at. ERR_LIMIT: more rows. */
 int plan_json_rows(const struct cJSON *root, uint64_t max_rows,
 		   plan_json_explain_rows *explain, FILE *out);
-int plan_json_cover(const struct cJSON *root, plan_json_explain_cover *explain, FILE *out);
+int plan_json_cover(const struct cJSON *root, plan_json_explain_cover *explain,
+		    FILE *out);
 
 #endif

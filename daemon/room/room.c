@@ -36,8 +36,9 @@
 #define PLAN_ROWS_MAX (UINT64_C(1) << 26)
 
 const char *const room_role_names[ROOM_ROLES] = {"send", "recv", "offer", "pull"};
-const char *const room_state_names[ROOM_STATES] = {
-	"bootstrapping", "waiting_for_input", "transferring", "aborting", "failed", "success"};
+const char *const room_state_names[ROOM_STATES] = {"bootstrapping", "waiting_for_input",
+						   "transferring",  "aborting",
+						   "failed",	    "success"};
 
 static const struct sm_state states[ROOM_STATES] = {
 	[ROOM_BOOT] = {"bootstrapping", SM_TO(ROOM_WAITING) | SM_TO(ROOM_ABORTING)},
@@ -222,8 +223,10 @@ void room_fail_moving(struct room *room, const struct party *party, const struct
 	const char *label = party->remote->label;
 	struct err named = *why;
 
-	if ((why->scope == ERR_SCOPE_PEER || why->code == ERR_DRAIN) && !strstr(why->text, label))
-		snprintf(named.text, sizeof(named.text), "%.110s: %.200s", label, why->text);
+	if ((why->scope == ERR_SCOPE_PEER || why->code == ERR_DRAIN) &&
+	    !strstr(why->text, label))
+		snprintf(named.text, sizeof(named.text), "%.110s: %.200s", label,
+			 why->text);
 	room_fail(room, &named, NULL);
 }
 
@@ -360,7 +363,8 @@ void party_drop(struct party *party)
 
 const char *party_label(const struct party *party, char *buf, size_t size)
 {
-	snprintf(buf, size, "%.190s pool '%.63s'", party->remote->label, party->pool_name);
+	snprintf(buf, size, "%.190s pool '%.63s'", party->remote->label,
+		 party->pool_name);
 	return buf;
 }
 
@@ -444,10 +448,12 @@ static uint64_t work_of(const struct move *move)
 
 	for (size_t i = 0; i < move->pair_count; i++) {
 		const struct plan_map *map = &move->pairs[i];
-		const struct layout_view *view = layout_view_find(move->plan_dst, map->view);
+		const struct layout_view *view =
+			layout_view_find(move->plan_dst, map->view);
 
 		for (uint32_t n = 0; view && n < view->layer_count; n++)
-			runs += (uint64_t)map->dst_page_count * view->layers[n].field_count;
+			runs += (uint64_t)map->dst_page_count *
+				view->layers[n].field_count;
 	}
 	return runs * (move->plan_want_count ? move->plan_want_count : 1);
 }

@@ -33,7 +33,8 @@ struct session;
 
 enum room_role { ROOM_SEND, ROOM_RECV, ROOM_OFFER, ROOM_PULL, ROOM_ROLES };
 
-enum room_state { /* names in room.c */
+/* names in room.c */
+enum room_state {
 	ROOM_BOOT,
 	ROOM_WAITING,
 	ROOM_MOVING,
@@ -50,27 +51,27 @@ enum room_state { /* names in room.c */
 struct party {
 	struct list link; /* in room->parties */
 	struct room *room;
-	struct remote *remote; /* held (reaches) */
-	struct remote_pool *pool; /* in use (handshake_pool_use) or NULL */
+	struct remote *remote;	       /* held (reaches) */
+	struct remote_pool *pool;      /* in use (handshake_pool_use) or NULL */
 	char pool_name[POOL_NAME_MAX]; /* as asked for; "" = the only one */
 	int64_t rank;		       /* as asked for; ROOM_ANY_RANK */
-	uint64_t gen;	  /* the other side's generation; 0 = not known yet */
+	uint64_t gen;	     /* the other side's generation; 0 = not known yet */
 	uint64_t room_there; /* the room's number there (a pull may name another) */
 	struct sched_flow flow;
-	struct room_maps theirs; /* send: receiver's pages; pull: source's pages */
+	struct room_maps theirs;   /* send: receiver's pages; pull: source's pages */
 	struct cJSON *theirs_json; /* pull: pages named by the engine; read when the
 				      source's pool is known */
-	struct plan_want *wants; /* what this source sends / must send */
+	struct plan_want *wants;   /* what this source sends / must send */
 	size_t want_count;
-	bool told;	/* TRANSFER_INFO or OFFER_QUERY is out, or being written */
-	bool reading;	/* TRANSFER_INFO or OFFER is here and being read: room_mail.h */
-	bool answered;	/* acknowledged / OFFER is here */
-	bool ack_owed;	/* send: its TRANSFER_INFO is taken, but not acknowledged */
+	bool told;     /* TRANSFER_INFO or OFFER_QUERY is out, or being written */
+	bool reading;  /* TRANSFER_INFO or OFFER is here and being read: room_mail.h */
+	bool answered; /* acknowledged / OFFER is here */
+	bool ack_owed; /* send: its TRANSFER_INFO is taken, but not acknowledged */
 	struct list ack_link; /* in rooms->acks: before the loop sleeps */
-	bool done;	/* nothing more is expected of it */
-	bool lost;	/* its peer went down */
-	bool heard_abort; /* it waits for our ABORT_ACK */
-	bool still;	/* its ABORT_ACK is here: quiet on its side too */
+	bool done;	      /* nothing more is expected of it */
+	bool lost;	      /* its peer went down */
+	bool heard_abort;     /* it waits for our ABORT_ACK */
+	bool still;	      /* its ABORT_ACK is here: quiet on its side too */
 	/* recv, pull */
 	struct coverage *coverage; /* one a bound view, in the order of room->maps */
 	uint64_t expected, got;	   /* bytes */
@@ -94,10 +95,10 @@ struct move {
 	struct list link; /* in room->moves */
 	struct room *room;
 	struct party *party;
-	struct chunk *chunk;	 /* send */
-	struct room_maps maps;	 /* recv: the chunk's pages at the source */
+	struct chunk *chunk;	   /* send */
+	struct room_maps maps;	   /* recv: the chunk's pages at the source */
 	struct room_maps maps_dst; /* offer: the puller's pages */
-	struct plan_map *pairs;	 /* borrowed pages of both sides */
+	struct plan_map *pairs;	   /* borrowed pages of both sides */
 	size_t pair_count;
 	struct plan_want *wants; /* offer: the puller's wants */
 	size_t want_count;
@@ -119,12 +120,13 @@ struct move {
 	uint64_t seq;
 	uint64_t seen_ns; /* posted, at the first look at it: room_clock.c */
 	bool last, reserved, landed_all;
-	bool doomed; /* over, but a helper still plans it */
+	bool doomed;	   /* over, but a helper still plans it */
 	struct mail *mail; /* reads its pages */
 	enum { MOVE_READING, MOVE_PLANNING, MOVE_WAITING, MOVE_POSTED } phase;
 };
 
-struct chunk { /* one room.send */
+/* one room.send */
+struct chunk {
 	struct list link; /* in room->chunks */
 	uint64_t seq;
 	struct room_maps maps;
@@ -149,11 +151,11 @@ struct room {
 	struct list parties;
 	unsigned int party_count;
 	struct list moves;
-	struct list mails; /* struct mail: while it is live */
-	unsigned int busy; /* moves, plus whatever else must end before terminal */
+	struct list mails;     /* struct mail: while it is live */
+	unsigned int busy;     /* moves, plus whatever else must end before terminal */
 	struct room_maps maps; /* recv, pull: local pages; offer: offered pages */
 	bool bound;
-	bool planned;	 /* recv, pull: the cover is made */
+	bool planned;	       /* recv, pull: the cover is made */
 	struct wait_spec wait; /* recv, pull: before anything lands */
 	struct wait wait_bind;
 	bool wait_over;
@@ -163,14 +165,14 @@ struct room {
 	uint32_t receivers; /* expected parties; 0 = not known yet */
 	uint64_t bytes, expected;
 	uint64_t lease_ns, lease_epoch, lease_end_ns; /* offer */
-	bool gave_up;	   /* offer: a puller gave up */
+	bool gave_up;				      /* offer: a puller gave up */
 	struct err *gave_up_why; /* the first one's; NULL: there was no memory */
-	struct err error;  /* of ABORTING and FAILED */
+	struct err error;	 /* of ABORTING and FAILED */
 	bool close_when_terminal;
 	struct loop_timer timer;
-	bool clockless; /* there was no memory for the timer */
+	bool clockless;		/* there was no memory for the timer */
 	struct loop_timer beat; /* pull: lease heartbeats */
-	uint64_t limits_ns[3]; /* bootstrap, waiting, stall */
+	uint64_t limits_ns[3];	/* bootstrap, waiting, stall */
 	uint64_t opened_ns, waiting_ns, moving_ns, ended_ns, moved_ns;
 	uint64_t progress; /* at the last look, for stalls */
 	uint64_t version;  /* rooms->version at the last change */
@@ -199,7 +201,8 @@ static inline bool room_live(const struct room *room)
 void room_fail(struct room *room, const struct err *why, const struct party *but);
 void room_fail_last(struct room *room, const struct party *but); /* err_last() */
 /* The same, by what a transport says of a transfer: it knows no peer's name. */
-void room_fail_moving(struct room *room, const struct party *party, const struct err *why);
+void room_fail_moving(struct room *room, const struct party *party,
+		      const struct err *why);
 /* Look again, in the next turn: what can go on? */
 void room_kick(struct room *room);
 void room_progress(struct room *room); /* bytes moved: status page */

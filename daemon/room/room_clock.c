@@ -47,9 +47,11 @@ static uint64_t look_after(const struct room *room)
 	case ROOM_WAITING:
 		return limits[LIMIT_WAITING];
 	case ROOM_MOVING:
-		return (limits[LIMIT_STALL] < limits[LIMIT_WAITING] ? limits[LIMIT_STALL]
-								    : limits[LIMIT_WAITING]) /
-			       4 + 1;
+		return (limits[LIMIT_STALL] < limits[LIMIT_WAITING]
+				? limits[LIMIT_STALL]
+				: limits[LIMIT_WAITING]) /
+			       4 +
+		       1;
 	case ROOM_ABORTING:
 		return rooms_kvd(room->rooms)->config->fence_timeout_ns;
 	default:
@@ -146,13 +148,14 @@ static void waiting_words(const struct room *room, char *text, size_t size)
 	    (room->role == ROOM_RECV && !room->bound))
 		return;
 	list_foreach(party, &room->parties, link) {
-		const char *what = party->answered ? "sent nothing more" : "did not open it";
+		const char *what =
+			party->answered ? "sent nothing more" : "did not open it";
 
 		if (party->done || (party->answered && room->role == ROOM_PULL) ||
 		    (party->answered && party->got == party->expected))
 			continue;
-		snprintf(text, size, "%.200s %s", party_label(party, label, sizeof(label)),
-			 what);
+		snprintf(text, size, "%.200s %s",
+			 party_label(party, label, sizeof(label)), what);
 		return;
 	}
 }
@@ -210,7 +213,8 @@ static void look_at_waiting(const struct room *room, uint64_t idle_ns, struct er
 		return;
 	waiting_words(room, words, sizeof(words));
 	err_set(why, ERR_TIMEOUT, "room %llu: nothing for %llu ms: %s",
-		(unsigned long long)room->number, ms(room->limits_ns[LIMIT_WAITING]), words);
+		(unsigned long long)room->number, ms(room->limits_ns[LIMIT_WAITING]),
+		words);
 	room_count(room, METRIC_WAITING_TIMEOUTS, 1);
 }
 
@@ -232,7 +236,8 @@ static void look_at_moving(struct room *room, uint64_t now, struct err *why)
 		return;
 	stall_words(room, words, sizeof(words));
 	err_set(why, ERR_STALL, "room %llu: no byte moved for %llu ms: %s",
-		(unsigned long long)room->number, ms(room->limits_ns[LIMIT_STALL]), words);
+		(unsigned long long)room->number, ms(room->limits_ns[LIMIT_STALL]),
+		words);
 	room_count(room, METRIC_STALLS, 1);
 }
 
@@ -242,7 +247,8 @@ static void bootstrap_over(const struct room *room, struct err *why)
 
 	bootstrap_words(room, words, sizeof(words));
 	err_set(why, ERR_TIMEOUT, "room %llu: bootstrapping took longer than %llu ms: %s",
-		(unsigned long long)room->number, ms(room->limits_ns[LIMIT_BOOTSTRAP]), words);
+		(unsigned long long)room->number, ms(room->limits_ns[LIMIT_BOOTSTRAP]),
+		words);
 	room_count(room, METRIC_BOOTSTRAP_TIMEOUTS, 1);
 }
 
@@ -265,16 +271,17 @@ static struct peer *holder(const struct room *room)
 /* The fence took too long: cut all the peers that still hold something of us. */
 static void widen(struct room *room)
 {
-	unsigned long long limit =
-		ms(rooms_kvd(room->rooms)->config->fence_timeout_ns);
+	unsigned long long limit = ms(rooms_kvd(room->rooms)->config->fence_timeout_ns);
 	char number[24];
 	struct peer *peer;
 	struct err why;
 	unsigned int cut = 0;
 
 	while ((peer = holder(room))) {
-		err_set(&why, ERR_FENCE, "peer %.100s instance %.8s: room %llu not still "
-			"after %llu ms", peer->endpoint, peer->instance_text,
+		err_set(&why, ERR_FENCE,
+			"peer %.100s instance %.8s: room %llu not still "
+			"after %llu ms",
+			peer->endpoint, peer->instance_text,
 			(unsigned long long)room->number, limit);
 		room_count(room, METRIC_FENCES_WIDENED, 1);
 		peer_kill(peer, &why);
@@ -283,7 +290,8 @@ static void widen(struct room *room)
 	if (cut > 0)
 		return;
 	snprintf(number, sizeof(number), "%llu", (unsigned long long)room->number);
-	log_warn("room", number, "not still yet", "in_flight=%u ms=%llu", room->busy, limit);
+	log_warn("room", number, "not still yet", "in_flight=%u ms=%llu", room->busy,
+		 limit);
 }
 
 void room_on_clock(struct loop_timer *timer)

@@ -161,7 +161,8 @@ static int make_coverage(struct room *room, struct party *party)
 	for (size_t i = 0; i < room->maps.count; i++) {
 		const struct layout_view *view =
 			layout_view_find(layout, room->maps.maps[i].view);
-		uint32_t n = wanted_layers(party, (uint32_t)(view - layout->views), layers);
+		uint32_t n =
+			wanted_layers(party, (uint32_t)(view - layout->views), layers);
 		int r = coverage_init(&party->coverage[i], layers, n);
 
 		if (r < 0)
@@ -181,8 +182,9 @@ int room_cover(struct room *room)
 		return err_pass(r);
 	room->expected = 0;
 	list_foreach(party, &room->parties, link) {
-		party->wants = mem_dup(cover->per_source[i].wants,
-				       cover->per_source[i].count * sizeof(*party->wants));
+		party->wants =
+			mem_dup(cover->per_source[i].wants,
+				cover->per_source[i].count * sizeof(*party->wants));
 		if (!party->wants)
 			return err_pass(-ENOMEM);
 		party->want_count = cover->per_source[i++].count;

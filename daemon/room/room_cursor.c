@@ -22,7 +22,7 @@ void room_cursors_pass(struct rooms *rooms, const struct list *leaving)
 {
 	struct room_cursor *cursor;
 
-	list_foreach (cursor, &rooms->cursors, link) {
+	list_foreach(cursor, &rooms->cursors, link) {
 		if (cursor->at == leaving)
 			cursor->at = cursor->back ? leaving->prev : leaving->next;
 	}

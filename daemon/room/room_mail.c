@@ -83,7 +83,8 @@ static void again(struct mail *mail)
 static int too_large(enum wire_type type)
 {
 	return err_raise(ERR_TOOBIG, "%s: pages and wants take more than %zu bytes",
-			 type == WIRE_T_OFFER ? "offer" : "room.bind", wire_body_cap(type));
+			 type == WIRE_T_OFFER ? "offer" : "room.bind",
+			 wire_body_cap(type));
 }
 
 bool mail_telling(const struct party *party)
@@ -124,7 +125,8 @@ static int letter_send(struct mail *mail)
 	if (out->bad || out->pos > wire_body_cap(mail->type))
 		return err_pass(too_large(mail->type));
 	if (out->pos <= pages_a_turn(mail->room) * RUN_BYTES) /* few runs, after all */
-		return err_pass(handshake_send(party->remote, mail->type, out->base, out->pos));
+		return err_pass(
+			handshake_send(party->remote, mail->type, out->base, out->pos));
 	return err_pass(handshake_send_owned(party->remote, mail->type,
 					     mem_steal(mail->body), out->pos));
 }
@@ -206,7 +208,8 @@ int mail_tell(struct party *party, enum wire_type type,
 	handshake_body(hs, &out);
 	if (blobs.bad ||
 	    put(party, (struct wire_blob){blobs.base, views_len},
-		(struct wire_blob){blobs.base + views_len, blobs.pos - views_len}, &out) < 0 ||
+		(struct wire_blob){blobs.base + views_len, blobs.pos - views_len},
+		&out) < 0 ||
 	    out.pos > wire_body_cap(type))
 		return err_pass(too_large(type));
 	return err_pass(handshake_send(party->remote, type, out.base, out.pos));

@@ -57,7 +57,8 @@ int mail_read(struct party *party, struct move *move, struct room_message *msg,
 	      struct room_maps *maps_p, struct mail **mail_p);
 
 void mail_drop(struct mail *mail); /* NULL is fine */
-/* Of one party all but requests that are being read: those must be answered. NULL: all. */
+/* Of one party all but requests that are being read: those must be answered. NULL: all.
+ */
 void mails_drop(struct room *room, const struct party *party);
 
 #endif

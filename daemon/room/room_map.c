@@ -33,8 +33,8 @@ int room_map_check_ranges(const struct room_map *map, const struct layout_view *
 	if (__builtin_add_overflow(map->first_token, held, &last))
 		return err_raise(ERR_RANGE, "%s.first_token: beyond 2^64", where);
 	if (map->token_begin > map->token_end)
-		return err_raise(ERR_INVAL, "%s.tokens: begin %llu is after end %llu", where,
-				 (unsigned long long)map->token_begin,
+		return err_raise(ERR_INVAL, "%s.tokens: begin %llu is after end %llu",
+				 where, (unsigned long long)map->token_begin,
 				 (unsigned long long)map->token_end);
 	if (map->token_begin < map->first_token || map->token_end > last)
 		return err_raise(ERR_RANGE,
@@ -50,8 +50,8 @@ int room_map_check_ranges(const struct room_map *map, const struct layout_view *
 	return 0;
 }
 
-static int parse_pair(const cJSON *obj, const char *name, const char *where, uint64_t *a_p,
-		      uint64_t *b_p, bool *there_p)
+static int parse_pair(const cJSON *obj, const char *name, const char *where,
+		      uint64_t *a_p, uint64_t *b_p, bool *there_p)
 {
 	const cJSON *arr = NULL;
 	int64_t v[2];
@@ -64,9 +64,10 @@ static int parse_pair(const cJSON *obj, const char *name, const char *where, uin
 		const cJSON *n = cJSON_GetArrayItem(arr, i);
 
 		if (!n || !json_number_is_int(n, &v[i]) || v[i] < 0)
-			return err_raise(ERR_INVAL,
-					 "%s.%s: two whole numbers [begin, end] are wanted",
-					 where, name);
+			return err_raise(
+				ERR_INVAL,
+				"%s.%s: two whole numbers [begin, end] are wanted", where,
+				name);
 	}
 	*a_p = (uint64_t)v[0];
 	*b_p = (uint64_t)v[1];
@@ -133,7 +134,8 @@ static int parse_view(const cJSON *obj, const struct layout *layout, struct room
 	r = parse_ranges(obj, where, (uint64_t)map->page_count * view->page_tokens, map);
 	if (r < 0)
 		return r;
-	return err_pass(room_map_check_ranges(map, view, where)); /* pages: they are read */
+	return err_pass(
+		room_map_check_ranges(map, view, where)); /* pages: they are read */
 }
 
 static int parse_aux(int64_t aux, const struct layout *layout, struct room_map *map)
@@ -141,7 +143,8 @@ static int parse_aux(int64_t aux, const struct layout *layout, struct room_map *
 	const struct layout_view *view = layout_view_find(layout, ROOM_AUX_VIEW);
 
 	if (!view)
-		return err_raise(ERR_INVAL, "aux: the pool has no view '" ROOM_AUX_VIEW "'");
+		return err_raise(ERR_INVAL,
+				 "aux: the pool has no view '" ROOM_AUX_VIEW "'");
 	if (aux >= view->pages)
 		return err_raise(ERR_RANGE, "aux: slot %lld is outside the view's %u",
 				 (long long)aux, view->pages);
@@ -165,7 +168,8 @@ int room_maps_parse(const cJSON *views, int64_t aux, const struct layout *layout
 
 	*maps = (struct room_maps){0};
 	if (n > LAYOUT_VIEWS_MAX)
-		return err_raise(ERR_LIMIT, "views: %zu, at most %u", n, LAYOUT_VIEWS_MAX);
+		return err_raise(ERR_LIMIT, "views: %zu, at most %u", n,
+				 LAYOUT_VIEWS_MAX);
 	maps->maps = mem_calloc(n + 1, sizeof(*maps->maps));
 	if (!maps->maps)
 		return err_pass(-ENOMEM);
@@ -258,10 +262,11 @@ int room_maps_within(const struct room_maps *inner, const struct room_maps *oute
 		if (!out || !view)
 			return err_raise(ERR_RANGE, "views.%s: not offered", in->view);
 		if (in->token_begin < out->token_begin || in->token_end > out->token_end)
-			return err_raise(ERR_RANGE,
-					 "views.%s.tokens: outside the offered [%llu, %llu)",
-					 in->view, (unsigned long long)out->token_begin,
-					 (unsigned long long)out->token_end);
+			return err_raise(
+				ERR_RANGE,
+				"views.%s.tokens: outside the offered [%llu, %llu)",
+				in->view, (unsigned long long)out->token_begin,
+				(unsigned long long)out->token_end);
 		if (same_pages(in, out, view->page_tokens))
 			continue;
 		for (t = in->token_begin; t < in->token_end;) {
@@ -271,8 +276,10 @@ int room_maps_within(const struct room_maps *inner, const struct room_maps *oute
 				    out->pages[b / view->page_tokens] ||
 			    a % view->page_tokens != b % view->page_tokens)
 				return err_raise(
-					ERR_RANGE, "views.%s.pages[%llu]: page %u is not "
-					"the one offered for token %llu", in->view,
+					ERR_RANGE,
+					"views.%s.pages[%llu]: page %u is not "
+					"the one offered for token %llu",
+					in->view,
 					(unsigned long long)(a / view->page_tokens),
 					in->pages[a / view->page_tokens],
 					(unsigned long long)t);
@@ -307,8 +314,8 @@ int room_maps_pair(const struct room_maps *src, const struct room_maps *dst,
 			.dst_first_token = d->first_token,
 			.token_begin = s->token_begin > d->token_begin ? s->token_begin
 								       : d->token_begin,
-			.token_end = s->token_end < d->token_end ? s->token_end
-								 : d->token_end,
+			.token_end =
+				s->token_end < d->token_end ? s->token_end : d->token_end,
 			.layers = {s->layers.begin > d->layers.begin ? s->layers.begin
 								     : d->layers.begin,
 				   s->layers.end < d->layers.end ? s->layers.end

@@ -29,7 +29,8 @@ struct room_map {
 	size_t page_count;
 };
 
-/* Page lists out of one peer's messages: a run of a million pages costs it eight bytes. */
+/* Page lists out of one peer's messages: a run of a million pages costs it eight bytes.
+ */
 #define ROOM_PAGES_HELD_MAX (UINT64_C(256) << 20) /* bytes: 67 million pages */
 struct pages_held {
 	uint64_t bytes;
@@ -91,7 +92,7 @@ struct maps_reader {
 	struct cursor in; /* its bytes stay until the end; see maps_reader_rebase() */
 	const struct layout *layout;
 	struct room_maps maps;
-	uint32_t views; /* that are still to come */
+	uint32_t views;	 /* that are still to come */
 	uint64_t budget; /* pages that all views may still have */
 	/* the view under way; NULL: between two */
 	const struct layout_view *view;

@@ -2,10 +2,11 @@
 /*
  * Page lists on the wire: as runs, because a prefill's pages are mostly ascending.
  *
- * A room of gigabytes has 65 536 scattered pages, half a megabyte here, and it is the loop
- * that writes and reads it. So both can be done some pages a turn, and neither asks a
- * cursor for each word. A writer may stop in the middle of a run, a reader in the middle of
- * summing or of spelling out one: a run of a million pages costs eight bytes to send.
+ * A room of gigabytes has 65 536 scattered pages, half a megabyte here, and it is the
+ * loop that writes and reads it. So both can be done some pages a turn, and neither asks
+ * a cursor for each word. A writer may stop in the middle of a run, a reader in the
+ * middle of summing or of spelling out one: a run of a million pages costs eight bytes to
+ * send.
  *
  * Runs are summed under the cap before anything is allocated, and each is held against
  * its view then, so that no page has to be looked at again; the tokens, too, are held
@@ -190,8 +191,8 @@ void maps_reader_fini(struct maps_reader *reader)
 void maps_reader_rebase(struct maps_reader *reader, const void *base)
 {
 	if (reader->run_bytes)
-		reader->run_bytes = (const uint8_t *)base +
-				    (reader->run_bytes - reader->in.base);
+		reader->run_bytes =
+			(const uint8_t *)base + (reader->run_bytes - reader->in.base);
 	reader->in.base = (uint8_t *)base; /* never written through */
 }
 
@@ -247,8 +248,8 @@ static int refuse_run(struct maps_reader *reader, uint32_t run, uint64_t page, u
 					(size_t)(reader->total + n - 1), page + n - 1);
 	if (r < 0)
 		return err_pass(r);
-	return err_raise(ERR_PROTO, "%s.pages: run %u is empty or exceeds %u pages", where,
-			 run, ROOM_PAGES_MAX);
+	return err_raise(ERR_PROTO, "%s.pages: run %u is empty or exceeds %u pages",
+			 where, run, ROOM_PAGES_MAX);
 }
 
 /* Runs that were looked at; negative: one is wrong. */
@@ -276,11 +277,12 @@ static int pages_new(struct pages_held *held, struct room_map *map, size_t count
 	const uint64_t bytes = count * sizeof(*map->pages);
 
 	if (held && bytes > ROOM_PAGES_HELD_MAX - held->bytes)
-		return err_raise(ERR_LIMIT,
-				 "views.%.31s.pages: %zu pages, beside %llu bytes of page "
-				 "lists that are kept for this daemon; the cap is %llu",
-				 map->view, count, (unsigned long long)held->bytes,
-				 (unsigned long long)ROOM_PAGES_HELD_MAX);
+		return err_raise(
+			ERR_LIMIT,
+			"views.%.31s.pages: %zu pages, beside %llu bytes of page "
+			"lists that are kept for this daemon; the cap is %llu",
+			map->view, count, (unsigned long long)held->bytes,
+			(unsigned long long)ROOM_PAGES_HELD_MAX);
 	map->pages = mem_regrow(NULL, count, sizeof(*map->pages));
 	if (!map->pages)
 		return err_pass(-ENOMEM);

@@ -65,8 +65,9 @@ int offer_on_query(struct room *room, struct remote *remote,
 		return err_pass(r);
 	if (!party) {
 		if (room->party_count >= room->receivers)
-			return err_raise(ERR_STATE, "offer %llu: all %u pullers are there",
-					 (unsigned long long)room->number, room->receivers);
+			return err_raise(
+				ERR_STATE, "offer %llu: all %u pullers are there",
+				(unsigned long long)room->number, room->receivers);
 		party = room_party_add(room, remote);
 		if (!party)
 			return err_pass(-ENOMEM);
@@ -123,7 +124,8 @@ static void on_planned(struct move *move)
 		move->refused = room->error;
 	if (move->refused.code == ERR_OK &&
 	    (move->plan->digest != move->digest || move->plan->bytes != move->bytes))
-		err_set(&move->refused, ERR_PLAN, "pull: %llu bytes planned there, %llu here",
+		err_set(&move->refused, ERR_PLAN,
+			"pull: %llu bytes planned there, %llu here",
 			(unsigned long long)move->bytes,
 			(unsigned long long)move->plan->bytes);
 	sides.plan = move->plan;
@@ -171,9 +173,11 @@ static int serve(struct move *move)
 		return err_pass(r);
 	if (sm_state(&room->sm) == ROOM_WAITING)
 		room_move(room, ROOM_MOVING);
-	if (move->in->kind == XP_CHECK) { /* the bytes were read: were the pages ours to give? */
+	if (move->in->kind ==
+	    XP_CHECK) { /* the bytes were read: were the pages ours to give? */
 		move->phase = MOVE_POSTED;
-		party->remote->transport->ops->land(move->in, &(struct xp_sides){0}, NULL);
+		party->remote->transport->ops->land(move->in, &(struct xp_sides){0},
+						    NULL);
 		return 0;
 	}
 	move_plan(move, room->pool->layout, party->pool->layout, move->wants,
@@ -205,8 +209,8 @@ static int read_dst(struct move *move, struct cursor *header)
 	int r = room_maps_within(&move->maps, &room->maps, room->pool->layout);
 
 	if (r >= 0)
-		r = mail_read(party, move, NULL, header, party->pool->layout, on_dst_pages,
-			      &move->maps_dst, &mail);
+		r = mail_read(party, move, NULL, header, party->pool->layout,
+			      on_dst_pages, &move->maps_dst, &mail);
 	if (r < 0)
 		return err_pass(r);
 	return r == 0 ? err_pass(serve(move)) : 0;
@@ -243,8 +247,8 @@ static int begin(struct room *room, struct party *party, struct xp_inbound *in,
 	in->owner = &move->inbound;
 	r = wants_get(header, &move->wants, &move->want_count);
 	if (r >= 0)
-		r = cover_check_wants(room->pool->layout, party->pool->layout, move->wants,
-				      move->want_count);
+		r = cover_check_wants(room->pool->layout, party->pool->layout,
+				      move->wants, move->want_count);
 	if (r >= 0)
 		r = mail_read(party, move, NULL, header, room->pool->layout, on_src_pages,
 			      &move->maps, &mail);
@@ -308,8 +312,8 @@ int offer_on_pull_done(struct room *room, struct party *party,
 	if (done->code == ERR_OK) {
 		party->done = true;
 	} else {
-		err_set(&why, err_from_wire(done->code), "%.110s: %.200s", party->remote->label,
-			done->text);
+		err_set(&why, err_from_wire(done->code), "%.110s: %.200s",
+			party->remote->label, done->text);
 		err_foreign(&why);
 		gave_up(party, &why);
 	}
@@ -336,7 +340,8 @@ void offer_check_lease(struct room *room)
 	room->lease_epoch++; /* whoever still reads, reads in vain */
 	list_foreach(party, &room->parties, link)
 		done += party->done;
-	err_set(&why, ERR_LEASE, "offer %llu: the lease of %llu ms ended; of %u pullers %u "
+	err_set(&why, ERR_LEASE,
+		"offer %llu: the lease of %llu ms ended; of %u pullers %u "
 		"came and %u took it",
 		(unsigned long long)room->number,
 		(unsigned long long)(room->lease_ns / LOOP_NS_PER_MS), room->receivers,
@@ -376,7 +381,8 @@ static void stop(struct room *room, const struct err *why)
 	list_foreach_safe(move, &room->moves, link) {
 		if (move->phase == MOVE_POSTED)
 			move->party->remote->transport->ops->revoke(move->in, why);
-		else if (move->phase == MOVE_READING || offload_cancel(kvd->offload, &move->job))
+		else if (move->phase == MOVE_READING ||
+			 offload_cancel(kvd->offload, &move->job))
 			end_refused(move, why);
 	}
 }

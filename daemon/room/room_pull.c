@@ -60,8 +60,9 @@ static int take_offer(struct party *party, const struct wire_offer *offer,
 	}
 	party->gen = offer->offer_gen;
 	party->lease_epoch = offer->lease_epoch;
-	party->lease_ns = (offer->lease_ms < LEASE_MAX_MS ? offer->lease_ms : LEASE_MAX_MS) *
-			  LOOP_NS_PER_MS;
+	party->lease_ns =
+		(offer->lease_ms < LEASE_MAX_MS ? offer->lease_ms : LEASE_MAX_MS) *
+		LOOP_NS_PER_MS;
 	party->answered = true;
 	room_kick(party->room);
 	return 0;
@@ -72,7 +73,8 @@ static void on_pages(struct mail *mail, const struct err *why)
 {
 	if (why)
 		room_fail(mail->room, why, NULL);
-	else if (take_offer(mail->party, &mail->offer, room_maps_steal(&mail->reader.maps)) < 0)
+	else if (take_offer(mail->party, &mail->offer,
+			    room_maps_steal(&mail->reader.maps)) < 0)
 		room_fail_last(mail->room, NULL);
 }
 

@@ -48,7 +48,8 @@ static bool first_token(const struct room *room, uint64_t *first_p)
 		for (size_t i = 0; i < party->theirs.count; i++) {
 			const struct room_map *map = &party->theirs.maps[i];
 
-			if (strcmp(map->view, ROOM_AUX_VIEW) != 0 && map->token_begin < first)
+			if (strcmp(map->view, ROOM_AUX_VIEW) != 0 &&
+			    map->token_begin < first)
 				first = map->token_begin;
 		}
 	}
@@ -219,14 +220,14 @@ static bool add_timings(cJSON *obj, const struct room *room)
 	cJSON *t = cJSON_AddObjectToObject(obj, "timings_ms");
 
 	return t &&
-	       cJSON_AddNumberToObject(t, "bootstrap",
-				       ms_between(room->opened_ns, room->waiting_ns
-									   ? room->waiting_ns
-									   : end)) &&
-	       cJSON_AddNumberToObject(t, "waiting",
-				       ms_between(room->waiting_ns, room->moving_ns
-									    ? room->moving_ns
-									    : end)) &&
+	       cJSON_AddNumberToObject(
+		       t, "bootstrap",
+		       ms_between(room->opened_ns,
+				  room->waiting_ns ? room->waiting_ns : end)) &&
+	       cJSON_AddNumberToObject(
+		       t, "waiting",
+		       ms_between(room->waiting_ns,
+				  room->moving_ns ? room->moving_ns : end)) &&
 	       cJSON_AddNumberToObject(t, "transfer", ms_between(room->moving_ns, end)) &&
 	       cJSON_AddNumberToObject(t, "total", ms_between(room->opened_ns, end));
 }
@@ -267,8 +268,10 @@ int room_record_full(const struct room *room, cJSON *obj)
 
 	if (r < 0)
 		return err_pass(r);
-	if (!cJSON_AddStringToObject(obj, "state_name", room_state_names[sm_state(&room->sm)]) ||
-	    !cJSON_AddBoolToObject(obj, "aborting", sm_state(&room->sm) == ROOM_ABORTING) ||
+	if (!cJSON_AddStringToObject(obj, "state_name",
+				     room_state_names[sm_state(&room->sm)]) ||
+	    !cJSON_AddBoolToObject(obj, "aborting",
+				   sm_state(&room->sm) == ROOM_ABORTING) ||
 	    json_add_u64(obj, "generation", room->gen) < 0 ||
 	    !cJSON_AddNumberToObject(obj, "session", (double)room->session->id) ||
 	    !cJSON_AddNumberToObject(obj, "pool", (double)room->pool->id) ||

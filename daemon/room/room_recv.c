@@ -256,13 +256,15 @@ static int admit(struct room *room, struct remote *remote, const struct chunk_he
 	if (party->gen == 0)
 		party->gen = h->send_gen;
 	if (party->gen != h->send_gen)
-		return err_raise(ERR_RESTART, "room %llu: a chunk of another generation of "
-				 "the sender", (unsigned long long)room->number);
+		return err_raise(ERR_RESTART,
+				 "room %llu: a chunk of another generation of "
+				 "the sender",
+				 (unsigned long long)room->number);
 	if (party->last_seen)
-		return err_raise(ERR_DUP, "room %llu: chunk %llu after the last one (%llu)",
-				 (unsigned long long)room->number,
-				 (unsigned long long)h->seq,
-				 (unsigned long long)party->last_seq);
+		return err_raise(
+			ERR_DUP, "room %llu: chunk %llu after the last one (%llu)",
+			(unsigned long long)room->number, (unsigned long long)h->seq,
+			(unsigned long long)party->last_seq);
 	*party_p = party;
 	return 0;
 }
@@ -336,8 +338,8 @@ static int begin(struct room *room, struct party *party, struct xp_inbound *in,
 	move->bytes = h->bytes;
 	move->last = h->last;
 	move->in = in;
-	r = mail_read(party, move, NULL, header, party->pool->layout, on_pages, &move->maps,
-		      &mail);
+	r = mail_read(party, move, NULL, header, party->pool->layout, on_pages,
+		      &move->maps, &mail);
 	if (r >= 0) {
 		move->inbound.on_done = on_landed;
 		in->owner = &move->inbound;
@@ -364,7 +366,8 @@ void recv_on_request(struct room *room, struct remote *remote, struct xp_inbound
 	int r = chunk_header_get(header, &h);
 
 	/* everything has landed already and this only says so */
-	if (r >= 0 && sm_state(&room->sm) == ROOM_SUCCESS && h.bytes == 0 && in->bytes == 0) {
+	if (r >= 0 && sm_state(&room->sm) == ROOM_SUCCESS && h.bytes == 0 &&
+	    in->bytes == 0) {
 		remote->transport->ops->land(in, &(struct xp_sides){0}, NULL);
 		return;
 	}
@@ -402,7 +405,8 @@ static void confirm(struct room *room)
 		msg.src_pool = party->pool->id;
 		handshake_body(hs, &out);
 		if (wire_room_done_put(&out, &msg) < 0 ||
-		    handshake_send(party->remote, WIRE_T_ROOM_DONE, out.base, out.pos) < 0)
+		    handshake_send(party->remote, WIRE_T_ROOM_DONE, out.base, out.pos) <
+			    0)
 			err_clear(); /* its peer is going down: its room fails there */
 	}
 }

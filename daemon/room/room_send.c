@@ -117,7 +117,8 @@ int send_on_info(struct room *room, struct remote *remote,
 				 (unsigned long long)info->dst_pool, remote->label);
 	party = party_of(room, remote, info->dst_pool);
 	if (party && party->gen != info->recv_gen)
-		return err_raise(ERR_STATE, "TRANSFER_INFO: the room has another generation "
+		return err_raise(ERR_STATE,
+				 "TRANSFER_INFO: the room has another generation "
 				 "of this receiver");
 	if (party) {
 		if (!party->reading)
@@ -128,8 +129,10 @@ int send_on_info(struct room *room, struct remote *remote,
 		return err_raise(ERR_RANGE, "TRANSFER_INFO.receivers: %u is not 1…%u",
 				 info->receivers, ROOM_PARTIES_MAX);
 	if (room->receivers && room->receivers != info->receivers)
-		return err_raise(ERR_INVAL, "TRANSFER_INFO.receivers: %u, another receiver "
-				 "said %u", info->receivers, room->receivers);
+		return err_raise(ERR_INVAL,
+				 "TRANSFER_INFO.receivers: %u, another receiver "
+				 "said %u",
+				 info->receivers, room->receivers);
 	if (room->party_count >= info->receivers)
 		return err_raise(ERR_STATE, "TRANSFER_INFO: all %u receivers are there",
 				 info->receivers);

@@ -53,8 +53,10 @@ static int too_large(const struct cursor *out)
 {
 	if (!out->bad && out->pos <= XP_HEADER_MAX)
 		return 0;
-	return err_raise(ERR_TOOBIG, "pages: more than %u bytes to describe; send smaller "
-			 "chunks", XP_HEADER_MAX);
+	return err_raise(ERR_TOOBIG,
+			 "pages: more than %u bytes to describe; send smaller "
+			 "chunks",
+			 XP_HEADER_MAX);
 }
 
 int chunk_header_make(const struct chunk_header *h, const struct room_maps *maps,

@@ -28,7 +28,8 @@ int chunk_header_make(const struct chunk_header *h, const struct room_maps *maps
 int chunk_header_get(struct cursor *in, struct chunk_header *h); /* maps follow */
 
 struct pull_header {
-	uint64_t room, offer_gen, pull_gen, src_pool, dst_pool, lease_epoch, digest, bytes;
+	uint64_t room, offer_gen, pull_gen, src_pool, dst_pool, lease_epoch, digest,
+		bytes;
 };
 int pull_header_make(const struct pull_header *h, const struct plan_want *wants,
 		     size_t want_count, const struct room_maps *src,

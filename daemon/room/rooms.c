@@ -75,11 +75,13 @@ static int may_open(struct rooms *rooms, const struct room_args *args)
 	if (rooms->kvd->draining)
 		return err_raise(ERR_DRAIN, "no new rooms: the daemon is draining");
 	if (!share_allows(config->rooms_max, open, own))
-		return err_raise(ERR_LIMIT,
-				 "%zu rooms are open, %u of this session; the cap of this "
-				 "daemon is %u (rooms)%s", open, own, config->rooms_max,
-				 open < config->rooms_max
-					 ? ", the last for sessions with few" : "");
+		return err_raise(
+			ERR_LIMIT,
+			"%zu rooms are open, %u of this session; the cap of this "
+			"daemon is %u (rooms)%s",
+			open, own, config->rooms_max,
+			open < config->rooms_max ? ", the last for sessions with few"
+						 : "");
 	if (args->session->ending)
 		return err_raise(ERR_SESSION, "the session is ending");
 	if (args->pool->closing)
@@ -124,7 +126,8 @@ static void set_limits(struct room *room, const struct room_args *args,
 				      config->transfer_stall_timeout_ns};
 
 	for (size_t i = 0; i < ARRAY_LEN(defaults); i++)
-		room->limits_ns[i] = args->limits_ns[i] ? args->limits_ns[i] : defaults[i];
+		room->limits_ns[i] =
+			args->limits_ns[i] ? args->limits_ns[i] : defaults[i];
 	room->receivers = args->receivers;
 	if (room->receivers == 0 && args->role != ROOM_SEND)
 		room->receivers = 1;
@@ -192,7 +195,8 @@ void rooms_note_terminal(struct room *room)
 		   1);
 	list_foreach(party, &room->parties, link) {
 		if (party->heard_abort && !party->lost)
-			msg_abort_ack(rooms, party->remote, party->room_there, party->gen);
+			msg_abort_ack(rooms, party->remote, party->room_there,
+				      party->gen);
 	}
 }
 
@@ -350,7 +354,8 @@ void rooms_on_change(struct rooms *rooms, struct remote *remote)
 {
 	/* one walk for all that changes while it is under way; to look at a room for
 	 * nothing does no harm */
-	rooms->changed = rooms->change.running && rooms->changed != remote ? NULL : remote;
+	rooms->changed =
+		rooms->change.running && rooms->changed != remote ? NULL : remote;
 	rooms->change.visit = on_change_room;
 	room_sweep_begin(rooms, &rooms->change);
 }
@@ -381,8 +386,10 @@ void rooms_on_pool_going(struct rooms *rooms, struct remote_pool *pool)
 	/* its engine is gone, and its room there had not heard of us yet (else an
 	 * ABORT came before); or it took the pool back. Another source may do, and
 	 * who has had, or given, all is not needed any more. */
-	err_set(&why, ERR_SESSION, "%.150s withdrew pool '%.63s': the engine that owned it is "
-		"gone, or took it back, or its daemon stops", pool->remote->label, pool->name);
+	err_set(&why, ERR_SESSION,
+		"%.150s withdrew pool '%.63s': the engine that owned it is "
+		"gone, or took it back, or its daemon stops",
+		pool->remote->label, pool->name);
 	list_foreach(room, &rooms->all, all_link) {
 		list_foreach(party, &room->parties, link) {
 			if (party->pool != pool || !room_live(room))

@@ -14,11 +14,11 @@
 struct rooms {
 	struct kvd *kvd;
 	struct waits *waits;
-	struct list all;      /* struct room.all_link */
-	struct list cursors;  /* struct room_cursor.link */
+	struct list all;	  /* struct room.all_link */
+	struct list cursors;	  /* struct room_cursor.link */
 	struct room_sweep change; /* rooms_on_change() of `changed`; NULL: of several */
 	const struct remote *changed;
-	struct strmap by_key; /* {session id, role, number} */
+	struct strmap by_key;  /* {session id, role, number} */
 	struct strmap by_pool; /* {pool id, role, number} */
 	struct idmap by_gen;
 	uint64_t version;

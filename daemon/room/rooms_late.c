@@ -18,7 +18,8 @@
 #include "daemon/room/rooms_impl.h"
 #include "daemon/session/share.h"
 
-struct group { /* orphans of one room */
+/* orphans of one room */
+struct group {
 	struct room_key key;
 	struct list orphans; /* struct orphan.in_group */
 };
@@ -52,7 +53,8 @@ static void orphan_free(struct rooms *rooms, struct orphan *orphan)
 	list_remove(&orphan->in_group);
 	count(rooms, orphan, -1);
 	if (list_empty(&group->orphans)) {
-		strmap_remove_bytes(&rooms->orphan_groups, &group->key, sizeof(group->key));
+		strmap_remove_bytes(&rooms->orphan_groups, &group->key,
+				    sizeof(group->key));
 		mem_free(group);
 	}
 	mem_free(orphan->msg.owned);
@@ -66,8 +68,9 @@ static void restart_timer(struct rooms *rooms)
 
 	if (!oldest)
 		loop_timer_stop(&rooms->orphan_timer);
-	else if (loop_timer_start(&rooms->orphan_timer,
-				  oldest->expires_ns > now ? oldest->expires_ns - now : 0) < 0)
+	else if (loop_timer_start(&rooms->orphan_timer, oldest->expires_ns > now
+								? oldest->expires_ns - now
+								: 0) < 0)
 		err_clear(); /* the next orphan starts it */
 }
 
@@ -105,8 +108,7 @@ void orphans_refuse(struct rooms *rooms, const struct err *why)
 
 static struct group *group_get(struct rooms *rooms, const struct room_key *key)
 {
-	struct group *group =
-		strmap_get_bytes(&rooms->orphan_groups, key, sizeof(*key));
+	struct group *group = strmap_get_bytes(&rooms->orphan_groups, key, sizeof(*key));
 
 	if (group)
 		return group;
@@ -132,11 +134,12 @@ static int check_caps(struct rooms *rooms, const struct remote *remote, size_t b
 		    share_cap(ORPHANS_BYTES_MAX, remote->orphan_bytes))
 		return 0;
 	metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_REFUSED, 1);
-	return err_raise(ERR_LIMIT,
-			 "%u room requests of %llu bytes wait for an engine to open their "
-			 "rooms, %u of this daemon's; the caps are %u (orphans) and %llu bytes",
-			 rooms->orphan_count, (unsigned long long)rooms->orphan_bytes,
-			 remote->orphans, cap, (unsigned long long)ORPHANS_BYTES_MAX);
+	return err_raise(
+		ERR_LIMIT,
+		"%u room requests of %llu bytes wait for an engine to open their "
+		"rooms, %u of this daemon's; the caps are %u (orphans) and %llu bytes",
+		rooms->orphan_count, (unsigned long long)rooms->orphan_bytes,
+		remote->orphans, cap, (unsigned long long)ORPHANS_BYTES_MAX);
 }
 
 int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,

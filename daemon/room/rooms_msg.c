@@ -14,15 +14,15 @@
 #include "daemon/session/session.h"
 
 /* Send one small message; a line that cannot take it is going down. */
-#define SEND(rooms, remote, NAME, name, ...)                                       \
-	do {                                                                       \
-		struct wire_##name msg_ = __VA_ARGS__;                             \
-		struct cursor out_;                                                \
-                                                                                   \
-		handshake_body((rooms)->kvd->handshake, &out_);                    \
-		if (wire_##name##_put(&out_, &msg_) < 0 ||                         \
+#define SEND(rooms, remote, NAME, name, ...)                                        \
+	do {                                                                        \
+		struct wire_##name msg_ = __VA_ARGS__;                              \
+		struct cursor out_;                                                 \
+                                                                                    \
+		handshake_body((rooms)->kvd->handshake, &out_);                     \
+		if (wire_##name##_put(&out_, &msg_) < 0 ||                          \
 		    handshake_send(remote, WIRE_T_##NAME, out_.base, out_.pos) < 0) \
-			err_clear();                                               \
+			err_clear();                                                \
 	} while (0)
 
 static bool pool_is_ours(const struct rooms *rooms, uint64_t id)
@@ -192,8 +192,8 @@ static void first_contact(struct rooms *rooms, struct remote *remote, enum wire_
 			  const struct room_key *key, uint64_t gen,
 			  struct room_message *msg)
 {
-	struct room *room = rooms_by_pool(rooms, key->owner, (enum room_role)key->role,
-					  key->number);
+	struct room *room =
+		rooms_by_pool(rooms, key->owner, (enum room_role)key->role, key->number);
 	const struct tombstone *tomb = room ? NULL : tomb_find(rooms, key);
 	int r;
 
@@ -223,7 +223,8 @@ static struct room_message message_of(struct remote *remote, const struct cursor
 				     .owned = peer_body_take(remote->peer)};
 }
 
-static int on_transfer_info(struct rooms *rooms, struct remote *remote, struct cursor *body)
+static int on_transfer_info(struct rooms *rooms, struct remote *remote,
+			    struct cursor *body)
 {
 	struct cursor in = *body;
 	struct room_message msg;
@@ -391,7 +392,8 @@ static int on_pull_done(struct rooms *rooms, struct remote *remote, struct curso
 		return err_pass(r);
 	room = rooms_by_gen(rooms, m.offer_gen);
 	if (room && room->role == ROOM_OFFER)
-		offer_on_pull_done(room, party_by_gen(room, remote, m.pull_gen), &m, &code);
+		offer_on_pull_done(room, party_by_gen(room, remote, m.pull_gen), &m,
+				   &code);
 	else
 		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
 	ack.room = m.room;
@@ -434,7 +436,8 @@ static int on_lease(struct rooms *rooms, struct remote *remote, struct cursor *b
 		return err_pass(r);
 	room = rooms_by_gen(rooms, m.offer_gen);
 	if (room && room->role == ROOM_OFFER)
-		offer_on_lease(room, party_by_gen(room, remote, m.pull_gen), m.lease_epoch);
+		offer_on_lease(room, party_by_gen(room, remote, m.pull_gen),
+			       m.lease_epoch);
 	else
 		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
 	return 0;
@@ -597,14 +600,15 @@ int rooms_on_lack(struct rooms *rooms, struct remote *remote, const struct wire_
 {
 	struct err why;
 
-	err_set(&why, ERR_NOMEM, "no memory for a %s of %u bytes", wire_type_name(h->type),
-		h->body_len);
+	err_set(&why, ERR_NOMEM, "no memory for a %s of %u bytes",
+		wire_type_name(h->type), h->body_len);
 	if (h->type == WIRE_T_TRANSFER_INFO)
 		lacked_info(rooms, remote, head, &why);
 	else if (h->type == WIRE_T_OFFER)
 		lacked_offer(rooms, remote, head, &why);
 	else
-		return err_reraise(&why); /* all others are short: there was none at all */
+		return err_reraise(
+			&why); /* all others are short: there was none at all */
 	return 0;
 }
 

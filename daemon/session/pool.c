@@ -26,7 +26,8 @@
 #include "daemon/session/session.h"
 #include "proto/json.h"
 
-struct making { /* a pool and what only this file needs of it */
+/* a pool and what only this file needs of it */
+struct making {
 	struct pool pool;
 	struct kvd *kvd;
 	struct offload_job job;

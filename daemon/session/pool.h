@@ -16,7 +16,8 @@ struct session;
 
 #define POOL_NAME_MAX 64
 
-struct pool_buffer { /* layout buffer i */
+/* layout buffer i */
+struct pool_buffer {
 	struct region *region; /* pinned */
 	uint64_t offset;
 	bool first; /* the first of this pool in that region */
@@ -32,7 +33,7 @@ struct pool {
 	unsigned int rooms;	     /* that use it: pool_use(), pool_unuse() */
 	bool closing;
 	bool can_receive; /* layout_check_target() held; asked once, by rooms */
-	void *handshake; /* handshake.c's: who knows it */
+	void *handshake;  /* handshake.c's: who knows it */
 };
 
 struct pool_args {

@@ -48,7 +48,8 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 
-struct holding { /* a region and what only this file needs of it */
+/* a region and what only this file needs of it */
+struct holding {
 	struct region region;
 	struct kvd *kvd;
 	struct offload_job job; /* import, later close */
@@ -70,8 +71,8 @@ static struct holding *holding_of(struct region *region)
 
 const char *region_kind_name(enum region_kind kind)
 {
-	static const char *const names[REGION_KINDS] = {
-		"memfd", "shm", "vm", "cuda_ipc", "cuda_vmm", "dmabuf"};
+	static const char *const names[REGION_KINDS] = {"memfd",    "shm",	"vm",
+							"cuda_ipc", "cuda_vmm", "dmabuf"};
 
 	assert((unsigned int)kind < ARRAY_LEN(names));
 	return names[kind];
@@ -295,8 +296,8 @@ static bool same_object(const struct holding *known, const struct holding *asked
 	switch (asked->region.kind) {
 	case REGION_CUDA_IPC:
 		return strcmp(known->gpu.device, asked->gpu.device) == 0 &&
-		       memcmp(&known->gpu.ipc, &asked->gpu.ipc,
-			      sizeof(asked->gpu.ipc)) == 0;
+		       memcmp(&known->gpu.ipc, &asked->gpu.ipc, sizeof(asked->gpu.ipc)) ==
+			       0;
 	case REGION_CUDA_VMM:
 		return strcmp(known->gpu.device, asked->gpu.device) == 0 &&
 		       known->gpu.bytes == asked->gpu.bytes && same_file(known, asked);

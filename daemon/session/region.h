@@ -17,7 +17,6 @@
 struct session;
 struct kvd;
 
-
 enum region_kind {
 	REGION_MEMFD,
 	REGION_SHM,
@@ -57,8 +56,8 @@ struct region_args {
 	const void *ipc;      /* cuda_ipc: CU_IPC_BYTES, of the allocation's base */
 	uint64_t allocation;  /* cuda_vmm: bytes of the whole allocation */
 	uint64_t length;
-	uint64_t address;     /* vm: required */
-	const char *name;     /* may be NULL */
+	uint64_t address; /* vm: required */
+	const char *name; /* may be NULL */
 };
 
 /*
@@ -78,7 +77,8 @@ int region_unregister(struct region *region, void (*on_done)(void *arg), void *a
 /* The session ends: close all of its regions; each drains on its own. */
 void regions_close(struct session *session);
 
-struct region *region_find(struct session *session, uint64_t id); /* READY; or NULL + ERR_NOTFOUND */
+struct region *region_find(struct session *session,
+			   uint64_t id); /* READY; or NULL + ERR_NOTFOUND */
 void region_pin(struct region *region);
 void region_unpin(struct region *region);
 /* Which region of the session holds [address, address + len) (interval map,

@@ -39,22 +39,23 @@ struct session {
 	pid_t pid;	 /* SO_PEERCRED */
 	uid_t uid;
 	gid_t gid;
-	bool admin;	 /* root, the daemon's uid or admin_uids */
-	bool greeted;	 /* hello was answered */
-	bool ending;	 /* session_end() has begun */
-	struct idmap regions; /* id -> struct region */
-	struct idmap pools;   /* id -> struct pool */
-	struct list rooms;    /* struct room.session_link; rooms.c */
+	bool admin;		 /* root, the daemon's uid or admin_uids */
+	bool greeted;		 /* hello was answered */
+	bool ending;		 /* session_end() has begun */
+	struct idmap regions;	 /* id -> struct region */
+	struct idmap pools;	 /* id -> struct pool */
+	struct list rooms;	 /* struct room.session_link; rooms.c */
 	unsigned int room_count; /* in that list */
-	struct list requests; /* open struct request */
+	struct list requests;	 /* open struct request */
 	struct status_page *status;
-	struct ring *ring;    /* submission ring, or NULL */
-	void *xfers;	      /* xfer.c's per-session part */
-	void *conn;	      /* control.c's */
-	uint64_t next_id;     /* for regions, pools, dlists, xfers */
+	struct ring *ring;	       /* submission ring, or NULL */
+	void *xfers;		       /* xfer.c's per-session part */
+	void *conn;		       /* control.c's */
+	uint64_t next_id;	       /* for regions, pools, dlists, xfers */
 	unsigned int objects_draining; /* what must be gone before session_free */
 	unsigned int requests_open;
-	unsigned int walking; /* long replies that are made (reply_walk.h): no line is taken */
+	unsigned int
+		walking; /* long replies that are made (reply_walk.h): no line is taken */
 	size_t requests_bytes; /* of the open requests' lines */
 	uint64_t started_ns;
 	struct region_map *region_map; /* regions by the engine's address */
@@ -64,7 +65,8 @@ struct session {
 	struct room_sweep rooms_sweep; /* rooms_session_end() */
 };
 
-struct session_peer { /* SO_PEERCRED */
+/* SO_PEERCRED */
+struct session_peer {
 	pid_t pid; /* 0: in a PID namespace that we do not see */
 	uid_t uid;
 	gid_t gid;

@@ -262,8 +262,8 @@ int status_slot_claim(struct status_page *page, uint32_t slot, uint32_t gen,
 	if (page->next[slot] == SLOT_TAKEN)
 		return err_raise(ERR_PROTO, "slot %u is in use", slot);
 	if (gen != kvd_ring_next_gen(kvd_word_gen(page->slot[slot].word)))
-		return err_raise(ERR_PROTO, "slot %u: generation %u does not follow %u", slot,
-				 gen, kvd_word_gen(page->slot[slot].word));
+		return err_raise(ERR_PROTO, "slot %u: generation %u does not follow %u",
+				 slot, gen, kvd_word_gen(page->slot[slot].word));
 	slot_begin(page, slot, gen, object);
 	return 0;
 }

@@ -19,7 +19,8 @@ struct status_page;
 #define STATUS_BEAT_NS UINT64_C(200000000) /* between heartbeats */
 
 /* A sealed memfd with `slots` slots; grows never. */
-int status_page_new(uint32_t slots, const uint8_t instance[16], struct status_page **page_p);
+int status_page_new(uint32_t slots, const uint8_t instance[16],
+		    struct status_page **page_p);
 void status_page_free(struct status_page *page);
 /* A read-only fd of the page; stays the page's. */
 int status_page_fd(const struct status_page *page);

@@ -132,12 +132,16 @@ static int check_place(const struct wait_spec *spec)
 	const struct region *region = spec->region;
 
 	if (region->memory->kind != MEMORY_SEALED)
-		return err_raise(ERR_INVAL, "wait.region: a memfd region is wanted, %llu "
-				 "is %s", (unsigned long long)region->id,
+		return err_raise(ERR_INVAL,
+				 "wait.region: a memfd region is wanted, %llu "
+				 "is %s",
+				 (unsigned long long)region->id,
 				 region_kind_name(region->kind));
 	if (spec->offset > region->length || region->length - spec->offset < 8)
-		return err_raise(ERR_RANGE, "wait.offset: 8 bytes at %llu are not inside "
-				 "the region's %llu", (unsigned long long)spec->offset,
+		return err_raise(ERR_RANGE,
+				 "wait.offset: 8 bytes at %llu are not inside "
+				 "the region's %llu",
+				 (unsigned long long)spec->offset,
 				 (unsigned long long)region->length);
 	if (((uintptr_t)region->memory->base + spec->offset) % 8 != 0)
 		return err_raise(ERR_INVAL, "wait.offset: %llu is not 8-byte aligned",

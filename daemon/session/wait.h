@@ -36,7 +36,8 @@ struct region;
 struct session;
 struct waits;
 
-struct wait_spec { /* neither region nor event: nothing to wait for */
+/* neither region nor event: nothing to wait for */
+struct wait_spec {
 	struct region *region; /* of the word; pinned */
 	uint64_t offset;
 	uint64_t value;

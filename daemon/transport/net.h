@@ -105,7 +105,7 @@ struct net_peer {
 	struct list link, ready_link;
 	struct sm sm;
 	uint8_t token_in[XP_TOKEN_BYTES], token_out[XP_TOKEN_BYTES];
-	char name[40]; /* for words */
+	char name[40];	/* for words */
 	struct err err; /* why it is lost */
 	bool failed;	/* err is set: end it */
 	bool broken;	/* nothing more will leave by it */
@@ -144,12 +144,12 @@ struct net_xfer {
 	uint64_t id, bytes;
 	enum xp_kind kind;
 	bool ours;
-	bool asked;	/* ours: the request is out, an answer must come */
-	bool answered;	/* ours: it came */
-	bool stop_said; /* the other side knows, or need not know, that it stops */
-	bool finishing; /* in peer->finished */
-	bool told;	/* ours: only the answer is waited for */
-	struct err err; /* ERR_OK while all is well */
+	bool asked;	      /* ours: the request is out, an answer must come */
+	bool answered;	      /* ours: it came */
+	bool stop_said;	      /* the other side knows, or need not know, that it stops */
+	bool finishing;	      /* in peer->finished */
+	bool told;	      /* ours: only the answer is waited for */
+	struct err err;	      /* ERR_OK while all is well */
 	struct err verdict;   /* the answer's */
 	uint64_t deadline_ns; /* of STOPPING */
 	uint64_t asked_bytes; /* ours: of the peer's asked_bytes */
@@ -186,7 +186,7 @@ void net_peer_ready(struct net_peer *peer); /* its path is known: tell the daemo
 /* FLUSHING: transfers stop, and `err_p` are the words of a farewell, which the
  * backend sends and has `flush_ns` for. */
 void net_peer_flush(struct net_peer *peer, uint64_t flush_ns, struct err *err_p);
-void net_peer_end(struct net_peer *peer); /* ENDING: transfers stop */
+void net_peer_end(struct net_peer *peer);  /* ENDING: transfers stop */
 void net_peer_tell(struct net_peer *peer); /* calls what is finished done */
 /* Where the step ends. In ENDED: tells the daemon, or ends what it closes, which
  * frees the peer. */
@@ -206,10 +206,10 @@ static inline bool net_is_source(const struct net_xfer *xfer)
 void net_xfer_free(struct net_xfer *xfer); /* NULL is fine */
 void net_xfer_stop(struct net_xfer *xfer, const struct err *err);
 void net_xfer_stop_last(struct net_xfer *xfer); /* with err_last() */
-void net_xfer_check(struct net_xfer *xfer); /* something of it ended */
-void net_xfer_pump(struct net_peer *peer);  /* send queued requests */
-void net_xfers_stop(struct net_peer *peer); /* all, with peer->err */
-void net_xfers_drop(struct net_peer *peer); /* those that only wait for an answer */
+void net_xfer_check(struct net_xfer *xfer);	/* something of it ended */
+void net_xfer_pump(struct net_peer *peer);	/* send queued requests */
+void net_xfers_stop(struct net_peer *peer);	/* all, with peer->err */
+void net_xfers_drop(struct net_peer *peer);	/* those that only wait for an answer */
 /* Ours, by an answer's id; ERR_PROTO when there is none. */
 int net_op_find(struct net_peer *peer, uint64_t id, struct net_xfer **xfer_p);
 /* Theirs; NULL when our DONE crosses the words; ERR_PROTO when it was never asked. */
@@ -219,8 +219,8 @@ int net_xfer_done(struct net_xfer *xfer, const struct err *err);
 /* A REQUEST came. Negative: it breaks the protocol. xfer_p NULL: it was refused for
  * lack of memory (so it must be when there was `no_memory` to receive it). Else the
  * backend fills in.header and calls net_request(). */
-int net_inbound_new(struct net_peer *peer, uint64_t id, unsigned int kind,
-		    uint64_t bytes, bool no_memory, struct net_xfer **xfer_p);
+int net_inbound_new(struct net_peer *peer, uint64_t id, unsigned int kind, uint64_t bytes,
+		    bool no_memory, struct net_xfer **xfer_p);
 void net_request(struct net_xfer *xfer, const void *header, size_t header_len);
 /* Ours, stopped, and the other side does not know. */
 static inline bool net_owes_cancel(const struct net_xfer *xfer)

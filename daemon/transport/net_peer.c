@@ -132,8 +132,8 @@ bool net_peer_watch_fences(struct net_peer *peer, uint64_t now)
 			continue;
 		if (xfer->deadline_ns <= now) {
 			err_set(&err, ERR_FENCE,
-				"%s: a stopped transfer with %s was not still after %" PRIu64
-				" ms: the connection ends",
+				"%s: a stopped transfer with %s was not still after "
+				"%" PRIu64 " ms: the connection ends",
 				peer->transport->ops->name, peer->name,
 				peer->transport->fence_ns / LOOP_NS_PER_MS);
 			net_peer_fail(peer, &err);
@@ -220,8 +220,8 @@ void net_peer_end(struct net_peer *peer)
 	sm_move(&peer->sm, NET_PEER_ENDING);
 	loop_timer_stop(&peer->timer); /* fences are decided */
 	if (!peer->close_asked)
-		log_debug(peer->transport->ops->name, peer->name, "peer lost", "why=\"%s\"",
-			  peer->err.text);
+		log_debug(peer->transport->ops->name, peer->name, "peer lost",
+			  "why=\"%s\"", peer->err.text);
 	net_xfers_stop(peer);
 }
 

@@ -136,7 +136,8 @@ static void tell_op(struct net_xfer *xfer)
 	struct xp_op *op = xfer->op;
 
 	/* What was canceled too late has succeeded, and says so. */
-	if (xfer->answered && xfer->verdict.code == ERR_OK && ops_of(xfer)->is_whole(xfer)) {
+	if (xfer->answered && xfer->verdict.code == ERR_OK &&
+	    ops_of(xfer)->is_whole(xfer)) {
 		op->result = 0;
 		op->err = (struct err){0};
 		op->moved = xfer->bytes;
@@ -315,8 +316,10 @@ int net_op_find(struct net_peer *peer, uint64_t id, struct net_xfer **xfer_p)
 {
 	*xfer_p = idmap_get(&peer->ops, id);
 	if (!*xfer_p)
-		return err_raise(ERR_PROTO, "%s: an answer to transfer %" PRIu64
-				 " that is not there", peer->transport->ops->name, id);
+		return err_raise(ERR_PROTO,
+				 "%s: an answer to transfer %" PRIu64
+				 " that is not there",
+				 peer->transport->ops->name, id);
 	return 0;
 }
 
@@ -344,8 +347,8 @@ static int admit(const struct net_peer *peer, uint64_t id, unsigned int kind)
 	const char *name = peer->transport->ops->name;
 
 	if (id <= peer->inbound_high)
-		return err_raise(ERR_PROTO, "%s: request %" PRIu64 " after %" PRIu64, name, id,
-				 peer->inbound_high);
+		return err_raise(ERR_PROTO, "%s: request %" PRIu64 " after %" PRIu64,
+				 name, id, peer->inbound_high);
 	if (kind != XP_WRITE && kind != XP_READ)
 		return err_raise(ERR_PROTO, "%s: request of kind %u", name, kind);
 	if (idmap_count(&peer->inbounds) >= XP_INBOUND_MAX)
@@ -367,8 +370,8 @@ static void refuse(struct net_peer *peer, uint64_t id)
 		net_peer_fail_last(peer);
 }
 
-int net_inbound_new(struct net_peer *peer, uint64_t id, unsigned int kind,
-		    uint64_t bytes, bool no_memory, struct net_xfer **xfer_p)
+int net_inbound_new(struct net_peer *peer, uint64_t id, unsigned int kind, uint64_t bytes,
+		    bool no_memory, struct net_xfer **xfer_p)
 {
 	mem_cleanup(xfer_freep) struct net_xfer *xfer = NULL;
 	int r = admit(peer, id, kind);
@@ -408,8 +411,9 @@ int net_inbound_find(struct net_peer *peer, uint64_t id, struct net_xfer **xfer_
 {
 	*xfer_p = idmap_get(&peer->inbounds, id);
 	if (id > peer->inbound_high)
-		return err_raise(ERR_PROTO, "%s: words on transfer %" PRIu64
-				 " that was never asked", peer->transport->ops->name, id);
+		return err_raise(ERR_PROTO,
+				 "%s: words on transfer %" PRIu64 " that was never asked",
+				 peer->transport->ops->name, id);
 	return 0;
 }
 
@@ -419,7 +423,8 @@ static int accept_sides(struct net_xfer *xfer, const struct xp_sides *sides)
 	int r = 0;
 
 	if (bytes != xfer->bytes)
-		return err_raise(ERR_PLAN, "plan of %" PRIu64 " bytes here, %" PRIu64 " there",
+		return err_raise(ERR_PLAN,
+				 "plan of %" PRIu64 " bytes here, %" PRIu64 " there",
 				 bytes, xfer->bytes);
 	if (bytes)
 		r = ops_of(xfer)->take_sides(xfer, sides);

@@ -19,8 +19,7 @@ static int insert(struct spans *spans, size_t at, uint64_t begin, uint64_t end)
 	size_t cap;
 
 	if (spans->count == SPANS_MAX)
-		return err_raise(ERR_PROTO, "bytes scattered over %u pieces",
-				 SPANS_MAX);
+		return err_raise(ERR_PROTO, "bytes scattered over %u pieces", SPANS_MAX);
 	if (spans->count == spans->cap) {
 		cap = spans->cap ? 2 * spans->cap : 4;
 		items = mem_regrow(spans->items, cap, sizeof(*items));
@@ -56,8 +55,7 @@ int spans_add(struct spans *spans, uint64_t begin, uint64_t length)
 		if (after && after->begin == end) {
 			before->end = after->end;
 			spans->count--;
-			memmove(after, after + 1,
-				(spans->count - at) * sizeof(*after));
+			memmove(after, after + 1, (spans->count - at) * sizeof(*after));
 		}
 	} else if (after && after->begin == end) {
 		after->begin = begin;

@@ -17,7 +17,7 @@
 struct spans {
 	struct span {
 		uint64_t begin, end;
-	} *items;
+	} * items;
 	size_t count, cap;
 	uint64_t bytes; /* in all intervals */
 };

@@ -70,7 +70,9 @@ struct xp_key;	/* a peer's registered memory, as this daemon may use it */
 #define XP_ADDRESS_MAX 4096u	 /* bytes of a backend's address in HELLO */
 #define XP_KEY_MAX 512u		 /* bytes of a packed key */
 #define XP_TOKEN_BYTES 16u
-#define XP_INBOUND_MAX 4096u /* unfinished inbound transfers a peer; more is ERR_PROTO */
+#define XP_INBOUND_MAX                                                  \
+	4096u /* unfinished inbound transfers a peer; more is ERR_PROTO \
+	       */
 
 /* What probe() finds on this machine. */
 enum {
@@ -80,7 +82,8 @@ enum {
 	XP_CAP_STAGED = 1 << 3,	   /* passes host memory through bounce buffers */
 };
 
-struct xp_env { /* what every backend may use; outlives it */
+/* what every backend may use; outlives it */
+struct xp_env {
 	struct loop *loop;
 	struct offload *offload;
 	struct copier *copier;
@@ -120,8 +123,8 @@ struct xp_op {
 	struct xp_sides sides;
 	const void *header;
 	size_t header_len;
-	/* The header's own memory, or NULL. A backend may take it (sets NULL, mem_free()) for
-	 * what it would copy else: a long one is a turn's worth. */
+	/* The header's own memory, or NULL. A backend may take it (sets NULL, mem_free())
+	 * for what it would copy else: a long one is a turn's worth. */
 	uint8_t *owned;
 	void (*on_done)(struct xp_op *op); /* result and err are set */
 	int result; /* 0; negative: the fault in err (the peer's words when it
@@ -129,8 +132,8 @@ struct xp_op {
 	struct err err;
 	uint64_t moved; /* bytes so far (a WRITE: sent), for progress and stalls */
 	struct xp_way way;
-	void *impl;	/* the backend's, NULL when not posted */
-	void *owner;	/* the caller's */
+	void *impl;  /* the backend's, NULL when not posted */
+	void *owner; /* the caller's */
 };
 
 /* Made by the backend when a request arrives; gone after on_inbound_done(). */
@@ -142,7 +145,7 @@ struct xp_inbound {
 	uint64_t bytes; /* the initiator's claim; land() checks it against the plan */
 	uint64_t moved; /* progress */
 	struct xp_way way;
-	void *owner;	/* the answerer's */
+	void *owner; /* the answerer's */
 };
 
 struct xp_callbacks {
@@ -151,7 +154,8 @@ struct xp_callbacks {
 	void (*on_request)(void *owner, struct xp_inbound *in);
 	/* Once for every request, whatever land() said. err NULL: landed / served /
 	 * checked; else the refusal, the revocation or the loss. */
-	void (*on_inbound_done)(void *owner, struct xp_inbound *in, const struct err *err);
+	void (*on_inbound_done)(void *owner, struct xp_inbound *in,
+				const struct err *err);
 	/* The connection is usable / is dead. After on_peer_lost all its ops and
 	 * inbounds have had their done; only peer_close() is left to call. */
 	void (*on_peer_ready)(void *owner, struct xp_peer *peer);

@@ -26,8 +26,8 @@ int dlist_entry_span(const struct dlist_entry *e, uint32_t i, uint64_t *span_p)
 		return err_raise(ERR_INVAL, "descs[%u]: %s is 0", i,
 				 e->bytes ? "count" : "length");
 	if (e->count > 1 && e->stride < e->bytes)
-		return err_raise(ERR_INVAL, "descs[%u]: stride %llu is below length %llu", i,
-				 (unsigned long long)e->stride,
+		return err_raise(ERR_INVAL, "descs[%u]: stride %llu is below length %llu",
+				 i, (unsigned long long)e->stride,
 				 (unsigned long long)e->bytes);
 	if (__builtin_mul_overflow(e->count - 1, e->count > 1 ? e->stride : 0, &span) ||
 	    __builtin_add_overflow(span, e->bytes, &span) ||
@@ -168,14 +168,16 @@ static int check_counts(const struct dlist_pick *src, const struct dlist_pick *d
 		return err_raise(ERR_INVAL, "nothing is picked of the %s list",
 				 src->count ? "destination's" : "source's");
 	if (src->count != dst->count)
-		return err_raise(ERR_INVAL, "%llu descriptors of the source for %llu of the "
-				 "destination", (unsigned long long)src->count,
+		return err_raise(ERR_INVAL,
+				 "%llu descriptors of the source for %llu of the "
+				 "destination",
+				 (unsigned long long)src->count,
 				 (unsigned long long)dst->count);
 	return 0;
 }
 
-static int check_row(const struct dlist_pick *src, const struct dlist_pick *dst, uint64_t k,
-		     uint32_t *s_p, uint32_t *d_p)
+static int check_row(const struct dlist_pick *src, const struct dlist_pick *dst,
+		     uint64_t k, uint32_t *s_p, uint32_t *d_p)
 {
 	uint64_t si = pick_at(src, k), di = pick_at(dst, k);
 	const struct dlist_entry *s, *d;
@@ -191,9 +193,11 @@ static int check_row(const struct dlist_pick *src, const struct dlist_pick *dst,
 	s = &src->dlist->entries[*s_p];
 	d = &dst->dlist->entries[*d_p];
 	if (s->bytes != d->bytes)
-		return err_raise(ERR_INVAL, "row %llu: %llu bytes of the source for %llu of "
-				 "the destination", (unsigned long long)k,
-				 (unsigned long long)s->bytes, (unsigned long long)d->bytes);
+		return err_raise(ERR_INVAL,
+				 "row %llu: %llu bytes of the source for %llu of "
+				 "the destination",
+				 (unsigned long long)k, (unsigned long long)s->bytes,
+				 (unsigned long long)d->bytes);
 	return 0;
 }
 
@@ -309,8 +313,9 @@ static int check_runs(struct cursor in, uint32_t runs, uint64_t count)
 			return err_raise(ERR_PROTO, "index list: run %u does not fit", i);
 		k += n;
 	}
-	return k == count ? 0 : err_raise(ERR_PROTO, "index list: runs give %llu of %llu",
-					  (unsigned long long)k, (unsigned long long)count);
+	return k == count ? 0
+			  : err_raise(ERR_PROTO, "index list: runs give %llu of %llu",
+				      (unsigned long long)k, (unsigned long long)count);
 }
 
 static void get_runs(struct cursor *in, uint32_t runs, uint32_t *index)
@@ -339,7 +344,8 @@ int dlist_index_skip(struct cursor *in, const uint8_t **raw_p, size_t *len_p,
 	return cursor_check(in, "index list");
 }
 
-int dlist_index_get(struct cursor *in, uint64_t max, uint32_t **index_p, uint64_t *count_p)
+int dlist_index_get(struct cursor *in, uint64_t max, uint32_t **index_p,
+		    uint64_t *count_p)
 {
 	uint32_t count = cursor_get_u32(in), runs;
 	uint32_t *index;
@@ -351,7 +357,8 @@ int dlist_index_get(struct cursor *in, uint64_t max, uint32_t **index_p, uint64_
 		return cursor_check(in, "index list");
 	}
 	runs = cursor_get_u32(in);
-	if (in->bad || count > max || cursor_left(in) / (runs ? 8 : 4) < (runs ? runs : count))
+	if (in->bad || count > max ||
+	    cursor_left(in) / (runs ? 8 : 4) < (runs ? runs : count))
 		return err_raise(ERR_PROTO, "index list: %u entries, at most %llu", count,
 				 (unsigned long long)max);
 	r = runs ? check_runs(*in, runs, count) : 0;

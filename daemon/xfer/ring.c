@@ -42,7 +42,8 @@
 #define TURN_ENTRIES 256u
 #define RING_TURN_ENTRIES 16u
 
-struct rings { /* kvd->rings */
+/* kvd->rings */
+struct rings {
 	struct kvd *kvd;
 	unsigned int count;
 	struct list ready; /* struct ring.link */
@@ -84,10 +85,9 @@ static uint64_t tail_of(const struct ring *ring)
 static void copy_out(const struct ring *ring, struct kvd_ring_entry *entry)
 {
 	uint64_t words[KVD_RING_ENTRY_BYTES / 8];
-	const uint64_t *at =
-		(const uint64_t *)(const void *)((const char *)ring->shared +
-						 KVD_RING_HEADER_BYTES) +
-		(ring->head & (ring->entries - 1)) * ARRAY_LEN(words);
+	const uint64_t *at = (const uint64_t *)(const void *)((const char *)ring->shared +
+							      KVD_RING_HEADER_BYTES) +
+			     (ring->head & (ring->entries - 1)) * ARRAY_LEN(words);
 
 	for (size_t i = 0; i < ARRAY_LEN(words); i++)
 		words[i] = __atomic_load_n(&at[i], __ATOMIC_RELAXED);
@@ -113,7 +113,8 @@ static int entries_waiting(struct ring *ring, uint64_t *count_p)
 			__atomic_store_n(&ring->shared->asleep, 0, __ATOMIC_RELAXED);
 	}
 	if (count > ring->entries)
-		return err_raise(ERR_PROTO, "submission ring: tail is %llu entries before head",
+		return err_raise(ERR_PROTO,
+				 "submission ring: tail is %llu entries before head",
 				 (unsigned long long)count);
 	*count_p = count;
 	return 0;
@@ -129,7 +130,8 @@ static int ring_take(struct ring *ring)
 
 	if (r < 0 || count == 0)
 		return r < 0 ? err_pass(r) : 0;
-	for (unsigned int i = 0; r >= 0 && count > 0 && i < RING_TURN_ENTRIES; i++, count--) {
+	for (unsigned int i = 0; r >= 0 && count > 0 && i < RING_TURN_ENTRIES;
+	     i++, count--) {
 		copy_out(ring, &entry);
 		r = ring_op(ring, &entry, &source);
 		if (r == RING_OP_LATER)
@@ -149,8 +151,9 @@ static void ring_kill(struct ring *ring)
 
 	err_take(&why);
 	metrics_add(&session->kvd->metrics, METRIC_SESSIONS_KILLED, 1);
-	log_warn("ring", session->client, "session closed", "session=%ju pid=%d why=\"%s\"",
-		 (uintmax_t)session->id, (int)session->pid, why.text);
+	log_warn("ring", session->client, "session closed",
+		 "session=%ju pid=%d why=\"%s\"", (uintmax_t)session->id,
+		 (int)session->pid, why.text);
 	session_end(session, why.text);
 }
 
@@ -250,8 +253,9 @@ static int event_new(int *fd_p)
 	if (fd < 0)
 		return err_raise_errno(errno, "eventfd");
 	if (preadv2(fd, &iov, 1, -1, RWF_NOWAIT) >= 0 || errno != EAGAIN)
-		return err_raise(ERR_IO, "this kernel cannot read an eventfd without waiting "
-					 "(Linux 5.8): use the socket");
+		return err_raise(ERR_IO,
+				 "this kernel cannot read an eventfd without waiting "
+				 "(Linux 5.8): use the socket");
 	*fd_p = mem_steal_fd(&fd);
 	return 0;
 }
@@ -263,8 +267,9 @@ static size_t ring_bytes(const struct ring *ring)
 
 static int ring_map(struct ring *ring)
 {
-	struct kvd_ring_header *shared = mmap(NULL, ring_bytes(ring), PROT_READ | PROT_WRITE,
-					      MAP_SHARED, ring->fds[0], 0);
+	struct kvd_ring_header *shared =
+		mmap(NULL, ring_bytes(ring), PROT_READ | PROT_WRITE, MAP_SHARED,
+		     ring->fds[0], 0);
 
 	if (shared == MAP_FAILED)
 		return err_raise_errno(errno, "mapping a submission ring");

@@ -37,8 +37,8 @@ struct ring {
 	uint64_t arena_bytes;
 	int fds[RING_FDS]; /* ours; -1 without shared memory */
 	struct loop_fd watch;
-	uint64_t head;	   /* ours: what the shared one says is for the engine */
-	uint64_t gate;	   /* a line waits until head is here */
+	uint64_t head; /* ours: what the shared one says is for the engine */
+	uint64_t gate; /* a line waits until head is here */
 	bool gated, gate_open;
 	bool stopped;
 	struct ring_work *work; /* an entry that a helper has; all others wait */

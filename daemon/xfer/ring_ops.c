@@ -29,7 +29,7 @@
 #include "daemon/session/status.h"
 #include "daemon/xfer/xfer_impl.h"
 
-#define INLINE_ROWS 1024u	 /* of a list or a transfer, read and checked on the loop */
+#define INLINE_ROWS 1024u /* of a list or a transfer, read and checked on the loop */
 #define INLINE_BYTES (32u << 10) /* of a payload */
 #define FAULTS_MAX 256u
 
@@ -39,7 +39,8 @@ struct ring_fault {
 	struct err err;
 };
 
-struct ring_work { /* LIST and XFER, here or at a helper */
+/* LIST and XFER, here or at a helper */
+struct ring_work {
 	struct offload_job job;
 	struct ring *ring;
 	struct xfer_session *xs; /* held */
@@ -48,7 +49,7 @@ struct ring_work { /* LIST and XFER, here or at a helper */
 	uint64_t id;
 	uint64_t gid;
 	struct dlist *dlist;
-	struct search *search; /* of it */
+	struct search *search;		 /* of it */
 	struct prepared *local, *remote; /* held */
 	uint32_t *index[2];
 	uint8_t *notif;
@@ -117,7 +118,8 @@ static void refuse(struct ring *ring, uint32_t slot, uint64_t id)
 
 /* ---- payloads ---- */
 
-static int source_read(const struct ring_source *source, uint64_t offset, void *to, size_t len)
+static int source_read(const struct ring_source *source, uint64_t offset, void *to,
+		       size_t len)
 {
 	size_t got = 0;
 
@@ -145,8 +147,8 @@ static int read_notif(const struct kvd_ring_entry *e, const struct ring_source *
 	int r;
 
 	if (e->bytes > XFER_NOTIF_MAX)
-		return err_raise(ERR_TOOBIG, "a notification of %u bytes, at most %u", e->bytes,
-				 XFER_NOTIF_MAX);
+		return err_raise(ERR_TOOBIG, "a notification of %u bytes, at most %u",
+				 e->bytes, XFER_NOTIF_MAX);
 	notif = mem_zalloc((size_t)e->bytes + 1);
 	if (!notif)
 		return err_pass(-ENOMEM);
@@ -171,8 +173,8 @@ static int read_rows(const struct ring_work *w, struct dlist_entry *entries)
 		int r;
 
 		n = n < w->e.n0 - done ? n : w->e.n0 - done;
-		r = source_read(&w->source, w->e.offset + (uint64_t)done * columns * 8, raw,
-				(size_t)n * columns * 8);
+		r = source_read(&w->source, w->e.offset + (uint64_t)done * columns * 8,
+				raw, (size_t)n * columns * 8);
 		if (r < 0)
 			return err_pass(r);
 		for (uint32_t i = 0; i < n; i++) {
@@ -271,7 +273,8 @@ static int list_done(struct ring_work *w)
 		if (!attach)
 			return err_pass(-ENOENT);
 	}
-	r = prepared_add(w->xs, attach, mem_steal(w->dlist), w->id, &w->search, &prepared);
+	r = prepared_add(w->xs, attach, mem_steal(w->dlist), w->id, &w->search,
+			 &prepared);
 	if (r < 0)
 		return err_pass(r);
 	status_slot_set(w->ring->session->status, w->e.slot, KVD_SUCCESS, 0, ERR_OK);
@@ -389,7 +392,8 @@ static int work_go(struct ring_work *w)
 }
 
 static struct ring_work *work_new(struct ring *ring, struct xfer_session *xs,
-				  const struct kvd_ring_entry *e, struct ring_source *source)
+				  const struct kvd_ring_entry *e,
+				  struct ring_source *source)
 {
 	struct ring_work *w = mem_zalloc(sizeof(*w));
 
@@ -408,7 +412,8 @@ static struct ring_work *work_new(struct ring *ring, struct xfer_session *xs,
 /* ---- ops ---- */
 
 /* What the session exports now, or the attached one. */
-static int search_begin(struct xfer_session *xs, uint64_t attach_id, struct search **search_p)
+static int search_begin(struct xfer_session *xs, uint64_t attach_id,
+			struct search **search_p)
 {
 	struct attach *attach;
 
@@ -422,8 +427,8 @@ static int search_begin(struct xfer_session *xs, uint64_t attach_id, struct sear
 	return search_begin_remote(attach->pool, search_p);
 }
 
-static int op_list(struct ring *ring, struct xfer_session *xs, const struct kvd_ring_entry *e,
-		   struct ring_source *source)
+static int op_list(struct ring *ring, struct xfer_session *xs,
+		   const struct kvd_ring_entry *e, struct ring_source *source)
 {
 	uint64_t id = KVD_RING_IDS + e->slot;
 	struct search *search = NULL;
@@ -435,8 +440,8 @@ static int op_list(struct ring *ring, struct xfer_session *xs, const struct kvd_
 	if (r < 0)
 		return err_pass(r);
 	if (e->n0 == 0 || e->n0 > DLIST_ENTRIES_MAX)
-		r = err_raise(e->n0 ? ERR_LIMIT : ERR_INVAL, "a list of %u rows, 1 … %u", e->n0,
-			      DLIST_ENTRIES_MAX);
+		r = err_raise(e->n0 ? ERR_LIMIT : ERR_INVAL, "a list of %u rows, 1 … %u",
+			      e->n0, DLIST_ENTRIES_MAX);
 	if (r >= 0)
 		r = search_begin(xs, e->a, &search);
 	if (r >= 0)
@@ -461,8 +466,8 @@ static int find_lists(struct xfer_session *xs, const struct kvd_ring_entry *e,
 	return lists_fit(*local_p, *remote_p);
 }
 
-static int op_xfer(struct ring *ring, struct xfer_session *xs, const struct kvd_ring_entry *e,
-		   struct ring_source *source)
+static int op_xfer(struct ring *ring, struct xfer_session *xs,
+		   const struct kvd_ring_entry *e, struct ring_source *source)
 {
 	uint64_t id = KVD_RING_IDS + e->slot;
 	struct prepared *local, *remote;
@@ -495,14 +500,15 @@ static int post_refused(struct ring *ring, const struct kvd_ring_entry *e)
 		return err_raise(ERR_PROTO, "post: xfer %llu is none of this session",
 				 (unsigned long long)e->a);
 	if (e->gen != kvd_ring_next_gen(status_slot_gen(page, slot)))
-		return err_raise(ERR_PROTO, "post: generation %u does not follow", e->gen);
+		return err_raise(ERR_PROTO, "post: generation %u does not follow",
+				 e->gen);
 	(void)status_slot_renew(page, slot);
 	status_slot_set(page, slot, KVD_FAILED, 0, err ? err->code : ERR_NOTFOUND);
 	return 0;
 }
 
-static int op_post(struct ring *ring, struct xfer_session *xs, const struct kvd_ring_entry *e,
-		   const struct ring_source *source)
+static int op_post(struct ring *ring, struct xfer_session *xs,
+		   const struct kvd_ring_entry *e, const struct ring_source *source)
 {
 	struct transfer *t = idmap_get(&xs->transfers, e->a);
 	uint8_t *notif = NULL;
@@ -513,8 +519,10 @@ static int op_post(struct ring *ring, struct xfer_session *xs, const struct kvd_
 		return post_refused(ring, e);
 	if (t->release || t->phase != XFER_ENDED ||
 	    e->gen != kvd_ring_next_gen(status_slot_gen(ring->session->status, t->slot)))
-		return err_raise(ERR_PROTO, "post: xfer %llu is released, under way, or of "
-				 "another generation than %u", (unsigned long long)e->a, e->gen);
+		return err_raise(ERR_PROTO,
+				 "post: xfer %llu is released, under way, or of "
+				 "another generation than %u",
+				 (unsigned long long)e->a, e->gen);
 	if (e->flags & KVD_RING_NOTIFIES)
 		r = read_notif(e, source, e->offset, &notif);
 	if (r >= 0 && notif)
@@ -532,7 +540,8 @@ static void cancel(const struct ring *ring, struct transfer *t)
 {
 	struct err why;
 
-	err_set(&why, ERR_CANCELED, "canceled by its engine '%.40s'", ring->session->client);
+	err_set(&why, ERR_CANCELED, "canceled by its engine '%.40s'",
+		ring->session->client);
 	transfer_cancel(t, &why);
 }
 
@@ -571,7 +580,8 @@ static int op_notify(struct ring *ring, struct xfer_session *xs,
 
 	if (xs->notes >= XFER_NOTES_MAX || xs->note_bytes >= XFER_NOTE_BYTES_MAX) {
 		if (source->data)
-			return err_raise(ERR_BUSY, "%u requests of this session wait to be sent",
+			return err_raise(ERR_BUSY,
+					 "%u requests of this session wait to be sent",
 					 xs->notes);
 		xs->ring_waits = true;
 		return RING_OP_LATER;
@@ -604,8 +614,8 @@ static int op_abort(struct ring *ring, const struct kvd_ring_entry *e)
 		err_clear(); /* closed meanwhile */
 		return 0;
 	}
-	err_set(&why, ERR_ABORTED, "aborted by its engine '%.40s' (pid %d)", session->client,
-		(int)session->pid);
+	err_set(&why, ERR_ABORTED, "aborted by its engine '%.40s' (pid %d)",
+		session->client, (int)session->pid);
 	room_fail(room, &why, NULL);
 	return 0;
 }
@@ -617,7 +627,8 @@ int ring_op(struct ring *ring, const struct kvd_ring_entry *e, struct ring_sourc
 	struct transfer *t;
 
 	if (bytes > source->bytes || e->offset > source->bytes - bytes)
-		return err_raise(ERR_PROTO, "entry of op %u: its payload is outside the arena",
+		return err_raise(ERR_PROTO,
+				 "entry of op %u: its payload is outside the arena",
 				 e->op);
 	metrics_add(&ring->session->kvd->metrics, METRIC_RING_ENTRIES, 1);
 	switch (e->op) {

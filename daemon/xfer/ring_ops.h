@@ -10,9 +10,10 @@
 
 #include "daemon/xfer/ring.h"
 
-struct ring_source { /* where the payloads of entries lie */
-	int fd;		 /* of the arena; or: */
-	uint8_t *data;	 /* heap; an op that takes it sets it NULL */
+/* where the payloads of entries lie */
+struct ring_source {
+	int fd;	       /* of the arena; or: */
+	uint8_t *data; /* heap; an op that takes it sets it NULL */
 	uint64_t bytes;
 };
 

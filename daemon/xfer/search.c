@@ -31,9 +31,9 @@ struct search_span {
 };
 
 struct search {
-	struct session *session;  /* local */
-	struct region_map *map;	  /* local: a copy, its regions pinned */
-	uint32_t *numbers;	  /* of its entries, or the pool's: the buffer, 0: none yet */
+	struct session *session; /* local */
+	struct region_map *map;	 /* local: a copy, its regions pinned */
+	uint32_t *numbers; /* of its entries, or the pool's: the buffer, 0: none yet */
 	struct remote_pool *pool; /* remote: held */
 	uint32_t *order;	  /* remote: the region of each buffer */
 	uint64_t version;
@@ -91,7 +91,8 @@ static struct places *places_new(const struct dlist *dlist, size_t buffers, bool
 
 /* ---- what is known ---- */
 
-struct places *search_known_local(const struct dlist *dlist, const struct session *session,
+struct places *search_known_local(const struct dlist *dlist,
+				  const struct session *session,
 				  unsigned int transport_index)
 {
 	struct places *places = dlist->places;
@@ -102,7 +103,8 @@ struct places *search_known_local(const struct dlist *dlist, const struct sessio
 		       : NULL;
 }
 
-struct places *search_known_remote(const struct dlist *dlist, const struct remote_pool *pool)
+struct places *search_known_remote(const struct dlist *dlist,
+				   const struct remote_pool *pool)
 {
 	struct places *places = dlist->places;
 
@@ -190,8 +192,10 @@ int search_begin_remote(struct remote_pool *pool, struct search **search_p)
 		return err_pass(-ENOMEM);
 	search->pool = pool;
 	handshake_pool_use(pool);
-	search->numbers = mem_calloc((size_t)pool->region_count + 1, sizeof(*search->numbers));
-	search->order = mem_calloc((size_t)pool->region_count + 1, sizeof(*search->order));
+	search->numbers =
+		mem_calloc((size_t)pool->region_count + 1, sizeof(*search->numbers));
+	search->order =
+		mem_calloc((size_t)pool->region_count + 1, sizeof(*search->order));
 	if (!search->numbers || !search->order || sort_regions(pool) < 0) {
 		search_free(search);
 		return err_pass(-ENOMEM);
@@ -217,8 +221,10 @@ static int buffer_of(struct search *search, struct places *places, size_t at,
 
 	if (!search->numbers[at]) {
 		if (!reg)
-			return err_raise(ERR_IMPORT, "region %llu (%s) cannot be used with this "
-					 "peer's transport", (unsigned long long)region->id,
+			return err_raise(ERR_IMPORT,
+					 "region %llu (%s) cannot be used with this "
+					 "peer's transport",
+					 (unsigned long long)region->id,
 					 region_kind_name(region->kind));
 		places->regions[places->buffer_count] = region;
 		places->buffers[places->buffer_count].reg = reg;
@@ -229,7 +235,8 @@ static int buffer_of(struct search *search, struct places *places, size_t at,
 	return 0;
 }
 
-static int run_local(struct search *search, const struct dlist *dlist, struct places *places)
+static int run_local(struct search *search, const struct dlist *dlist,
+		     struct places *places)
 {
 	for (uint32_t i = 0; i < dlist->entry_count; i++) {
 		const struct dlist_entry *e = &dlist->entries[i];
@@ -243,7 +250,8 @@ static int run_local(struct search *search, const struct dlist *dlist, struct pl
 			r = buffer_of(search, places, at, &places->at[i].buffer);
 		if (r < 0)
 			return err_pass(r);
-		places->at[i].offset = e->address - region_map_region(search->map, at)->address;
+		places->at[i].offset =
+			e->address - region_map_region(search->map, at)->address;
 	}
 	return 0;
 }
@@ -302,8 +310,8 @@ static int run_remote(struct search *search, const struct dlist *dlist,
 
 int search_run(struct search *search, const struct dlist *dlist)
 {
-	size_t buffers = search->pool ? search->pool->region_count
-				      : region_map_count(search->map);
+	size_t buffers =
+		search->pool ? search->pool->region_count : region_map_count(search->map);
 	struct places *places = places_new(dlist, buffers, !search->pool);
 	int r;
 
@@ -346,7 +354,8 @@ static void keep_remote(struct places *places, const struct search *search)
 	places->pool = search->pool;
 	handshake_pool_use(places->pool);
 	for (uint32_t i = 0; i < places->buffer_count; i++) {
-		const struct remote_region *region = &places->pool->regions[search->order[i]];
+		const struct remote_region *region =
+			&places->pool->regions[search->order[i]];
 
 		places->buffers[i].key = region->key;
 		places->buffers[i].length = region->length;
@@ -392,7 +401,8 @@ int search_end(struct search *search, struct dlist *dlist, struct places **place
 
 /* ---- at once ---- */
 
-static int search_now(struct search *search, struct dlist *dlist, struct places **places_p)
+static int search_now(struct search *search, struct dlist *dlist,
+		      struct places **places_p)
 {
 	int r = search_run(search, dlist);
 
@@ -403,8 +413,8 @@ static int search_now(struct search *search, struct dlist *dlist, struct places 
 	return search_end(search, dlist, places_p);
 }
 
-int search_local(struct dlist *dlist, struct session *session, unsigned int transport_index,
-		 struct places **places_p)
+int search_local(struct dlist *dlist, struct session *session,
+		 unsigned int transport_index, struct places **places_p)
 {
 	struct search *search = NULL;
 	int r;

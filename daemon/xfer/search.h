@@ -28,23 +28,25 @@ struct places {
 	struct place {
 		uint32_t buffer;
 		uint64_t offset; /* of the entry's first row in the buffer */
-	} *at; /* one an entry */
+	} * at;			 /* one an entry */
 	uint32_t count;
 	uint32_t buffer_count;
 	struct xp_buffer *buffers;
-	struct region **regions; /* pinned, as buffers; NULL for a remote list */
+	struct region **regions;  /* pinned, as buffers; NULL for a remote list */
 	struct remote_pool *pool; /* in use; NULL for a local list */
-	uint64_t version;	 /* of the session's regions when it was made */
+	uint64_t version;	  /* of the session's regions when it was made */
 	unsigned int transport_index;
 };
 
 struct places *places_ref(struct places *places); /* NULL is fine */
-void places_unref(struct places *places);	  /* loop thread, as all but search_run() */
+void places_unref(struct places *places); /* loop thread, as all but search_run() */
 
 /* What is known still, with one reference more; or NULL. */
-struct places *search_known_local(const struct dlist *dlist, const struct session *session,
+struct places *search_known_local(const struct dlist *dlist,
+				  const struct session *session,
 				  unsigned int transport_index);
-struct places *search_known_remote(const struct dlist *dlist, const struct remote_pool *pool);
+struct places *search_known_remote(const struct dlist *dlist,
+				   const struct remote_pool *pool);
 
 int search_begin_local(struct session *session, unsigned int transport_index,
 		       struct search **search_p);
@@ -60,8 +62,9 @@ int search_end(struct search *search, struct dlist *dlist, struct places **place
 void search_free(struct search *search); /* without a result; NULL is fine */
 
 /* All of it at once. */
-int search_local(struct dlist *dlist, struct session *session, unsigned int transport_index,
-		 struct places **places_p);
-int search_remote(struct dlist *dlist, struct remote_pool *pool, struct places **places_p);
+int search_local(struct dlist *dlist, struct session *session,
+		 unsigned int transport_index, struct places **places_p);
+int search_remote(struct dlist *dlist, struct remote_pool *pool,
+		  struct places **places_p);
 
 #endif

@@ -109,7 +109,8 @@ bool xfer_secret_is(const struct session *session, const uint8_t secret[16])
 
 size_t notif_answer_bytes(const char *from, size_t len)
 {
-	return BASE64_CHARS(len) + 6 * strlen(from) + sizeof("{\"from\":\"\",\"data\":\"\"},");
+	return BASE64_CHARS(len) + 6 * strlen(from) +
+	       sizeof("{\"from\":\"\",\"data\":\"\"},");
 }
 
 size_t notif_answer_max(const struct xfers *xfers)
@@ -127,15 +128,18 @@ int notif_new(struct xfers *xfers, struct session *session, const char *from,
 		return err_pass(-ENOMEM);
 	if (notif_answer_bytes(from, len) > notif_answer_max(xfers)) {
 		metrics_add(&xfers->kvd->metrics, METRIC_NOTIFS_DROPPED, 1);
-		return err_raise(ERR_LIMIT, "a notification of %zu bytes does not fit the "
-				 "answer that would hand it over (client_queue)", len);
+		return err_raise(ERR_LIMIT,
+				 "a notification of %zu bytes does not fit the "
+				 "answer that would hand it over (client_queue)",
+				 len);
 	}
 	if (xs->notif_bytes + len + sizeof(*notif) > XFER_NOTIFS_BYTES_MAX) {
 		metrics_add(&xfers->kvd->metrics, METRIC_NOTIFS_DROPPED, 1);
-		return err_raise(ERR_LIMIT,
-				 "session '%.40s' has %zu bytes of notifications that it does "
-				 "not read; the cap is %u", session->client, xs->notif_bytes,
-				 XFER_NOTIFS_BYTES_MAX);
+		return err_raise(
+			ERR_LIMIT,
+			"session '%.40s' has %zu bytes of notifications that it does "
+			"not read; the cap is %u",
+			session->client, xs->notif_bytes, XFER_NOTIFS_BYTES_MAX);
 	}
 	notif = mem_zalloc(sizeof(*notif) + len);
 	if (!notif)
@@ -613,7 +617,8 @@ int xfers_on_message(struct xfers *xfers, struct remote *remote,
 /* ---- events ---- */
 
 static void each_attach(struct xfers *xfers, const struct remote *remote,
-			void (*fn)(struct attach *attach, const void *arg), const void *arg)
+			void (*fn)(struct attach *attach, const void *arg),
+			const void *arg)
 {
 	struct xfer_session *xs;
 	struct idmap_cursor at;

@@ -14,10 +14,10 @@
 #include "daemon/xfer/search.h"
 #include "daemon/xfer/xfer.h"
 
-#define XFER_ATTACHES_MAX 1024u	  /* of a session */
-#define XFER_DLISTS_MAX 16384u	  /* of a session */
-#define XFER_LIVE_MAX 65536u	  /* transfers of a session */
-#define XFER_SHADOWS_MAX 65536u	  /* prepared lists of one remote kept here */
+#define XFER_ATTACHES_MAX 1024u /* of a session */
+#define XFER_DLISTS_MAX 16384u	/* of a session */
+#define XFER_LIVE_MAX 65536u	/* transfers of a session */
+#define XFER_SHADOWS_MAX 65536u /* prepared lists of one remote kept here */
 #define XFER_SHADOW_ENTRIES_MAX (UINT64_C(1) << 24) /* in all of them */
 /* bytes of one notification: 1 MiB, and what a client writes in front of it (the nixl
  * package: an agent's name that is longer than a session's, up to 64 KiB) */
@@ -27,8 +27,8 @@
 #define XFER_NOTES_MAX 4096u		 /* of a session, on their way out */
 #define XFER_NOTE_BYTES_MAX (8u << 20)
 #define XFER_LISTS_BYTES_MAX (UINT64_C(2) << 30) /* lists and indices of a session */
-#define XFER_EAGER_REGIONS 64u	  /* each tells all; of more when a transfer needs it */
-#define XFER_PLAN_INLINE 2048u	  /* rows planned on the loop */
+#define XFER_EAGER_REGIONS 64u /* each tells all; of more when a transfer needs it */
+#define XFER_PLAN_INLINE 2048u /* rows planned on the loop */
 #define XFER_KEPT_BYTES_MAX (UINT64_C(64) << 20) /* plans for a next time */
 
 struct xfers {
@@ -42,7 +42,8 @@ struct xfers {
 	unsigned int live;
 };
 
-struct share { /* one session's regions, as one remote knows them */
+/* one session's regions, as one remote knows them */
+struct share {
 	struct list link;
 	struct remote *remote; /* held */
 	uint64_t version;      /* of session->regions_version when last sent */
@@ -56,7 +57,8 @@ struct notif {
 	uint8_t data[];
 };
 
-struct xfer_session { /* session->xfers */
+/* session->xfers */
+struct xfer_session {
 	struct list link;
 	struct xfers *xfers;
 	struct session *session;
@@ -74,7 +76,8 @@ struct xfer_session { /* session->xfers */
 
 enum attach_state { ATTACH_REACHING, ATTACH_ASKED, ATTACH_READY, ATTACH_LOST };
 
-struct attach { /* a remote session, by its secret */
+/* a remote session, by its secret */
+struct attach {
 	uint64_t id, cookie;
 	struct xfer_session *xs;
 	struct remote *remote; /* held */
@@ -84,21 +87,23 @@ struct attach { /* a remote session, by its secret */
 	struct remote_pool *pool; /* its regions; in use */
 	struct share *share;	  /* our session's regions there */
 	struct sched_flow flow;
-	struct list waiting;	 /* struct transfer.link, until the share is acked */
-	struct request *req;	 /* peer.attach, peer.attached, until answered */
-	bool asks;		 /* for another one (peer.attached fresh): over with its req */
+	struct list waiting; /* struct transfer.link, until the share is acked */
+	struct request *req; /* peer.attach, peer.attached, until answered */
+	bool asks; /* for another one (peer.attached fresh): over with its req */
 	struct loop_timer timer;
-	struct err why;		 /* of LOST */
+	struct err why; /* of LOST */
 };
 
-struct sent_list { /* a local list that a remote's daemon knows */
+/* a local list that a remote's daemon knows */
+struct sent_list {
 	struct list link;
 	struct remote *remote;
 	uint64_t peer_epoch;
 	uint64_t serial; /* of this sending: its parts carry it */
 };
 
-struct prepared { /* dlist.prep */
+/* dlist.prep */
+struct prepared {
 	uint64_t id;
 	struct xfer_session *xs;
 	struct attach *attach; /* NULL: local */
@@ -107,7 +112,8 @@ struct prepared { /* dlist.prep */
 	unsigned int refs; /* the id, and transfers */
 };
 
-struct transfer { /* xfer.start */
+/* xfer.start */
+struct transfer {
 	struct list link; /* in attach->waiting */
 	uint64_t id;
 	struct xfer_session *xs;
@@ -123,7 +129,7 @@ struct transfer { /* xfer.start */
 	struct search *local_search, *remote_search; /* until those are known */
 	struct list parts[2]; /* local and remote list, if long and to be sent */
 	bool parts_wanted[2];
-	struct plan *plan; /* stays for the next time; made from these: */
+	struct plan *plan;		  /* stays for the next time; made from these: */
 	uint64_t plan_local, plan_remote; /* places.serial */
 	struct offload_job job;
 	struct sched_op op;
@@ -136,8 +142,8 @@ struct transfer { /* xfer.start */
 	uint64_t bytes;
 	uint64_t charged; /* to the session */
 	uint32_t slot, slot_gen;
-	bool fresh;  /* the next post is the slot's present generation */
-	bool posted; /* ever */
+	bool fresh;		     /* the next post is the slot's present generation */
+	bool posted;		     /* ever */
 	struct request *release_req; /* xfer.release that waits for quiet */
 };
 
@@ -192,7 +198,8 @@ void parts_free(struct list *parts);
 int list_send(struct prepared *prepared, struct attach *attach, struct list *parts);
 void lists_forget_remote(struct xfer_session *xs, const struct remote *remote);
 int prepared_new(struct xfer_session *xs, struct attach *attach,
-		 struct dlist_entry *entries, uint32_t count, struct prepared **prepared_p);
+		 struct dlist_entry *entries, uint32_t count,
+		 struct prepared **prepared_p);
 /* Takes dlist. `id` 0: the next number of the session. *search_p (may be NULL):
  * has run on it, and is taken; else it is looked for here. */
 int prepared_add(struct xfer_session *xs, struct attach *attach, struct dlist *dlist,

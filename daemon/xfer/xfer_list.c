@@ -4,8 +4,8 @@
  * take lists to the daemons that need them and carry bare notifications.
  *
  * A list goes to another daemon once, for all sessions there, in parts: each is taken
- * there in one turn of the loop, so a part is small. A long list is put into its parts by the helper that
- * plans the first transfer which needs it there.
+ * there in one turn of the loop, so a part is small. A long list is put into its parts by
+ * the helper that plans the first transfer which needs it there.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -96,8 +96,8 @@ int notif_post(struct attach *attach, const void *data, size_t len, struct reque
 	struct note *note;
 
 	if (len > XFER_NOTIF_MAX)
-		return err_raise(ERR_TOOBIG, "a notification of %zu bytes, at most %u", len,
-				 XFER_NOTIF_MAX);
+		return err_raise(ERR_TOOBIG, "a notification of %zu bytes, at most %u",
+				 len, XFER_NOTIF_MAX);
 	note = note_new(len + 128 + sizeof(session->client), &out);
 	if (!note)
 		return err_pass(-ENOMEM);
@@ -132,20 +132,24 @@ static int check_found(struct prepared *prepared, struct search **search_p)
 
 static uint64_t list_memory(const struct dlist *dlist)
 {
-	return (uint64_t)dlist->entry_count * (sizeof(*dlist->entries) + sizeof(*dlist->first));
+	return (uint64_t)dlist->entry_count *
+	       (sizeof(*dlist->entries) + sizeof(*dlist->first));
 }
 
 int xfer_charge_check(const struct xfer_session *xs, uint64_t bytes)
 {
 	if (bytes <= XFER_LISTS_BYTES_MAX - xs->list_bytes)
 		return 0;
-	return err_raise(ERR_LIMIT, "lists and indices of this session take %llu bytes, %llu "
-			 "more are over the cap of %llu", (unsigned long long)xs->list_bytes,
-			 (unsigned long long)bytes, (unsigned long long)XFER_LISTS_BYTES_MAX);
+	return err_raise(ERR_LIMIT,
+			 "lists and indices of this session take %llu bytes, %llu "
+			 "more are over the cap of %llu",
+			 (unsigned long long)xs->list_bytes, (unsigned long long)bytes,
+			 (unsigned long long)XFER_LISTS_BYTES_MAX);
 }
 
 int prepared_new(struct xfer_session *xs, struct attach *attach,
-		 struct dlist_entry *entries, uint32_t count, struct prepared **prepared_p)
+		 struct dlist_entry *entries, uint32_t count,
+		 struct prepared **prepared_p)
 {
 	struct dlist *dlist = NULL;
 	int r = dlist_new(entries, count, loop_random_u64(xs->xfers->kvd->loop), &dlist);
@@ -231,7 +235,8 @@ void prepared_unref(struct prepared *prepared)
 	if (--prepared->refs > 0)
 		return;
 	list_foreach_safe(sent, &prepared->sent, link) {
-		if (sent->remote->peer->epoch == sent->peer_epoch && !prepared->xs->draining)
+		if (sent->remote->peer->epoch == sent->peer_epoch &&
+		    !prepared->xs->draining)
 			tell_free(prepared, sent->remote);
 		list_remove(&sent->link);
 		mem_free(sent);
@@ -257,7 +262,8 @@ int lists_fit(const struct prepared *local, const struct prepared *remote)
 	if (!local->attach && remote->attach)
 		return 0;
 	return err_raise(ERR_INVAL, "%s: a list of the %s side is wanted",
-			 local->attach ? "local" : "remote", local->attach ? "own" : "remote");
+			 local->attach ? "local" : "remote",
+			 local->attach ? "own" : "remote");
 }
 
 void lists_forget_remote(struct xfer_session *xs, const struct remote *remote)

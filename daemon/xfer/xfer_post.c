@@ -127,14 +127,16 @@ static void on_done(struct sched_op *op)
 	end(t);
 }
 
-static const struct places *places_of(const struct places *known, const struct search *search)
+static const struct places *places_of(const struct places *known,
+				      const struct search *search)
 {
 	return search ? search_found(search) : known;
 }
 
 static void pick(const struct transfer *t, struct dlist_pick *src, struct dlist_pick *dst)
 {
-	struct dlist_pick local = {t->local->dlist, places_of(t->local_places, t->local_search),
+	struct dlist_pick local = {t->local->dlist,
+				   places_of(t->local_places, t->local_search),
 				   t->local_index, t->count};
 	struct dlist_pick remote = {t->remote->dlist,
 				    places_of(t->remote_places, t->remote_search),
@@ -167,10 +169,13 @@ static int make_header(struct transfer *t)
 	struct cursor out;
 	size_t size;
 
-	size = 128 + sizeof(session->client) + t->picks_bytes + (carries ? t->notif_len : 0);
+	size = 128 + sizeof(session->client) + t->picks_bytes +
+	       (carries ? t->notif_len : 0);
 	if (size > XP_HEADER_MAX)
-		return err_raise(ERR_TOOBIG, "index lists and notification take %zu bytes, at "
-				 "most %u: use several transfers", size, XP_HEADER_MAX);
+		return err_raise(ERR_TOOBIG,
+				 "index lists and notification take %zu bytes, at "
+				 "most %u: use several transfers",
+				 size, XP_HEADER_MAX);
 	mem_free(t->header);
 	t->header = mem_zalloc(size);
 	if (!t->header)
@@ -197,8 +202,10 @@ static int make_header(struct transfer *t)
 static int submit(struct transfer *t)
 {
 	struct xp_sides *sides = &t->op.xp.sides;
-	const struct places *src = t->kind == XP_WRITE ? t->local_places : t->remote_places;
-	const struct places *dst = t->kind == XP_WRITE ? t->remote_places : t->local_places;
+	const struct places *src =
+		t->kind == XP_WRITE ? t->local_places : t->remote_places;
+	const struct places *dst =
+		t->kind == XP_WRITE ? t->remote_places : t->local_places;
 	int r = list_send(t->local, t->attach, &t->parts[0]);
 
 	if (r >= 0)
@@ -332,7 +339,8 @@ static int look_local(struct transfer *t)
 	unsigned int transport = t->attach->remote->transport_index;
 
 	if (t->local->dlist->entry_count <= SEARCH_INLINE)
-		return search_local(t->local->dlist, session, transport, &t->local_places);
+		return search_local(t->local->dlist, session, transport,
+				    &t->local_places);
 	t->local_places = search_known_local(t->local->dlist, session, transport);
 	return t->local_places ? 0
 			       : search_begin_local(session, transport, &t->local_search);
@@ -356,7 +364,8 @@ static int look(struct transfer *t)
 	if (t->attach->state != ATTACH_READY || !t->attach->pool)
 		return t->attach->state == ATTACH_LOST
 			       ? err_reraise(&t->attach->why)
-			       : err_raise(ERR_PEER, "the remote session is not reachable now");
+			       : err_raise(ERR_PEER,
+					   "the remote session is not reachable now");
 	r = look_local(t);
 	if (r >= 0)
 		r = look_remote(t);
@@ -448,15 +457,17 @@ int transfer_new(struct xfer_session *xs, struct transfer_args *args,
 			       args->local_count};
 	struct dlist_pick b = {args->remote->dlist, NULL, args->remote_index,
 			       args->remote_count};
-	uint64_t charge = sizeof(*a.index) * ((a.index ? a.count : 0) + (b.index ? b.count : 0)) +
-			  args->notif_len;
+	uint64_t charge =
+		sizeof(*a.index) * ((a.index ? a.count : 0) + (b.index ? b.count : 0)) +
+		args->notif_len;
 	struct transfer *t;
 	int r = args->id ? 0 : dlist_check_picks(&a, &b);
 
 	if (r >= 0)
 		r = xfer_charge_check(xs, charge);
 	if (r >= 0 && idmap_count(&xs->transfers) >= XFER_LIVE_MAX)
-		r = err_raise(ERR_LIMIT, "%u transfers: the cap of a session", XFER_LIVE_MAX);
+		r = err_raise(ERR_LIMIT, "%u transfers: the cap of a session",
+			      XFER_LIVE_MAX);
 	if (r < 0)
 		return err_pass(r);
 	t = mem_zalloc(sizeof(*t));

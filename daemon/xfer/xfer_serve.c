@@ -28,8 +28,8 @@ struct shadow {
 	struct remote *remote;
 	uint64_t gid;
 	uint64_t initiator; /* epoch of the remote's session */
-	uint64_t target;    /* epoch of our session; of an own list: for whom it was sent */
-	bool ours;	    /* it names our session's memory, else the initiator's */
+	uint64_t target; /* epoch of our session; of an own list: for whom it was sent */
+	bool ours;	 /* it names our session's memory, else the initiator's */
 	uint32_t total, got;
 	struct dlist *coming; /* until complete */
 	struct dlist *dlist;  /* complete */
@@ -59,7 +59,8 @@ struct shadow_key {
 	uint64_t gid;
 };
 
-struct serve { /* one REQUEST_XFER */
+/* one REQUEST_XFER */
+struct serve {
 	struct list link;
 	struct inbound_owner inbound;
 	struct xfers *xfers;
@@ -75,11 +76,11 @@ struct serve { /* one REQUEST_XFER */
 	struct places *mine_places, *theirs_places;
 	struct search *mine_search, *theirs_search; /* until those are known */
 	uint64_t rows; /* as the lists say: few are planned on the loop */
-	bool check; /* nothing moves, XP_CHECK */
+	bool check;    /* nothing moves, XP_CHECK */
 	struct plan *plan;
 	struct offload_job job;
 	enum { SERVE_KEYS, SERVE_PLANNING, SERVE_LANDED } phase;
-	struct err why; /* to be refused with */
+	struct err why;	     /* to be refused with */
 	struct notif *notif; /* for its end, or NULL */
 };
 
@@ -187,18 +188,21 @@ static struct session *target_of(struct xfers *xfers, uint64_t epoch,
 
 	if (session && secret && xfer_secret_is(session, secret))
 		return session;
-	err_raise(ERR_AUTH, "no session %llu with this secret", (unsigned long long)epoch);
+	err_raise(ERR_AUTH, "no session %llu with this secret",
+		  (unsigned long long)epoch);
 	return NULL;
 }
 
-static int take_entries(struct shadow *shadow, struct cursor *in, uint32_t begin, uint32_t n)
+static int take_entries(struct shadow *shadow, struct cursor *in, uint32_t begin,
+			uint32_t n)
 {
 	struct dlist_entry e;
 	int r = 0;
 
 	if (shadow->dlist || begin != shadow->got || n > shadow->total - shadow->got ||
 	    cursor_left(in) / DLIST_ENTRY_BYTES < n)
-		return err_raise(ERR_PROTO, "a list's part [%u, +%u) does not follow %u of %u",
+		return err_raise(ERR_PROTO,
+				 "a list's part [%u, +%u) does not follow %u of %u",
 				 begin, n, shadow->got, shadow->total);
 	for (uint32_t i = 0; r >= 0 && i < n; i++) {
 		e.address = cursor_get_u64(in);
@@ -229,7 +233,8 @@ static int on_dlist(struct xfers *xfers, struct remote *remote, struct cursor *i
 	if (r < 0 || !target_of(xfers, target, secret))
 		return r < 0 ? err_pass(r) : err_pass(-err_errno(ERR_AUTH));
 	if (shadow && begin == 0 && shadow->initiator == initiator) {
-		shadow_remove(xfers, shadow); /* sent again, as one of its parts was lost */
+		shadow_remove(xfers,
+			      shadow); /* sent again, as one of its parts was lost */
 		shadow = NULL;
 	}
 	if (!shadow && begin == 0) {
@@ -291,7 +296,8 @@ static struct plan *kept_take(const struct serve *s)
 	struct kept_plan *kept = s->mine->kept;
 	struct plan *plan;
 
-	if (!kept || !s->mine_places || !s->theirs_places || kept->write != s->write || kept->theirs_gid != s->theirs->gid ||
+	if (!kept || !s->mine_places || !s->theirs_places || kept->write != s->write ||
+	    kept->theirs_gid != s->theirs->gid ||
 	    kept->mine_serial != s->mine_places->serial ||
 	    kept->theirs_serial != s->theirs_places->serial ||
 	    kept->picks_bytes != s->picks_bytes ||
@@ -458,7 +464,8 @@ static int searches_end(struct serve *s)
 	int r = 0;
 
 	if (s->mine_search)
-		r = search_end(mem_steal(s->mine_search), s->mine->dlist, &s->mine_places);
+		r = search_end(mem_steal(s->mine_search), s->mine->dlist,
+			       &s->mine_places);
 	if (r >= 0 && s->theirs_search)
 		r = search_end(mem_steal(s->theirs_search), s->theirs->dlist,
 			       &s->theirs_places);
@@ -479,13 +486,16 @@ static void plan_done(struct offload_job *job)
 		s->why = job->err;
 	if (s->why.code == ERR_OK && searches_end(s) < 0)
 		err_take(&s->why);
-	if (s->why.code == ERR_OK && s->check) { /* it was read: it was, and is, exported */
+	if (s->why.code == ERR_OK &&
+	    s->check) { /* it was read: it was, and is, exported */
 		land(s, &(struct xp_sides){0}, NULL);
 		return;
 	}
-	if (s->why.code == ERR_OK && (s->plan->digest != s->digest ||
-				      s->plan->bytes != s->bytes || s->in->bytes != s->bytes))
-		err_set(&s->why, ERR_PLAN, "transfer: %llu bytes planned there, %llu here",
+	if (s->why.code == ERR_OK &&
+	    (s->plan->digest != s->digest || s->plan->bytes != s->bytes ||
+	     s->in->bytes != s->bytes))
+		err_set(&s->why, ERR_PLAN,
+			"transfer: %llu bytes planned there, %llu here",
 			(unsigned long long)s->bytes, (unsigned long long)s->plan->bytes);
 	if (s->why.code != ERR_OK) {
 		struct err why = s->why;
@@ -507,7 +517,8 @@ static int look_mine(struct serve *s, struct session *session)
 	if (s->mine->dlist->entry_count <= SEARCH_INLINE)
 		return search_local(s->mine->dlist, session, transport, &s->mine_places);
 	s->mine_places = search_known_local(s->mine->dlist, session, transport);
-	return s->mine_places ? 0 : search_begin_local(session, transport, &s->mine_search);
+	return s->mine_places ? 0
+			      : search_begin_local(session, transport, &s->mine_search);
 }
 
 static int look_theirs(struct serve *s, struct remote_pool *pool)
@@ -529,7 +540,8 @@ static int look(struct serve *s)
 	if (!session)
 		return err_raise(ERR_SESSION, "the session is over");
 	if (!pool || !pool->is_session)
-		return err_raise(ERR_NOTFOUND, "the initiator's session is not registered");
+		return err_raise(ERR_NOTFOUND,
+				 "the initiator's session is not registered");
 	if (pool->refused.code != ERR_OK)
 		return err_reraise(&pool->refused);
 	if (!pool->ready)
@@ -597,8 +609,10 @@ static int take_picks(struct serve *s, struct cursor *in)
 	if (r < 0)
 		return err_pass(r);
 	if (src_rows != dst_rows)
-		return err_raise(ERR_INVAL, "%llu descriptors of the source for %llu of the "
-				 "destination", (unsigned long long)src_rows,
+		return err_raise(ERR_INVAL,
+				 "%llu descriptors of the source for %llu of the "
+				 "destination",
+				 (unsigned long long)src_rows,
 				 (unsigned long long)dst_rows);
 	s->picks_bytes = src_len + dst_len;
 	s->picks = mem_dup(src, s->picks_bytes); /* one lies behind the other */
@@ -645,7 +659,8 @@ static int parse(struct serve *s, struct cursor *in)
 	if (r < 0)
 		return err_pass(r);
 	if (kind > XP_READ || s->write != (s->in->kind == XP_WRITE))
-		return err_raise(ERR_PROTO, "XFER: a request of another kind than it says");
+		return err_raise(ERR_PROTO,
+				 "XFER: a request of another kind than it says");
 	if (!target_of(s->xfers, s->target, secret))
 		return err_pass(-err_errno(ERR_AUTH));
 	r = find_lists(s, local_gid, remote_gid);

@@ -148,7 +148,8 @@ extern PyTypeObject *region_type, *pool_type;
 
 /* ---- ext_rows.c ---------------------------------------------------------------- */
 
-struct span { /* a registered region, as Python packs it */
+/* a registered region, as Python packs it */
+struct span {
 	uint64_t address, bytes, device;
 };
 
@@ -205,8 +206,8 @@ struct dlist {
 	struct attach *attach; /* NULL: own memory */
 	struct rows rows;
 	struct kvd_dlist *kvd;
-	bool answered;	     /* usable only when the daemon has answered */
-	bool busy;	     /* PENDING: its session went with a daemon, and is not back */
+	bool answered; /* usable only when the daemon has answered */
+	bool busy;     /* PENDING: its session went with a daemon, and is not back */
 	unsigned int serial; /* of the attachment that it is of */
 	int state;
 	struct kvd_error error; /* of REFUSED */

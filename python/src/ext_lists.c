@@ -225,8 +225,8 @@ static int dlist_tell(struct dlist *d)
 			return -KVD_E_BUSY; /* looked at again */
 		entries = filled;
 	}
-	r = kvd_dlist_rows(d->client->kvd, attach, (const uint64_t *)entries, d->rows.count,
-			   4, &d->kvd);
+	r = kvd_dlist_rows(d->client->kvd, attach, (const uint64_t *)entries,
+			   d->rows.count, 4, &d->kvd);
 	if (r != -KVD_E_TOOBIG && r != -KVD_E_LIMIT)
 		return r;
 	d->answered = true;

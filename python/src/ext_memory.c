@@ -20,7 +20,7 @@
 
 #include "lib/client_adopt.h"
 
-#define IPC_HANDLE_BYTES 64 /* CUipcMemHandle */
+#define IPC_HANDLE_BYTES 64		     /* CUipcMemHandle */
 #define CHUNK_BYTES_MIN (UINT64_C(32) << 20) /* as kvd_adopt() */
 #define CHUNK_PAGES_BACK 513u		     /* 2 MiB of alignment, and the header's */
 
@@ -76,9 +76,9 @@ static int region_handle(struct kvd_region_args *args, const char *handle,
 
 static PyObject *region_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = {"client", "kind",    "bytes",	"address", "fd",
-				"offset", "shm_name", "name",	"keep",	   "timeout",
-				"on_done", "device",  "handle", "allocation", NULL};
+	static char *names[] = {"client",  "kind",     "bytes",	 "address",    "fd",
+				"offset",  "shm_name", "name",	 "keep",       "timeout",
+				"on_done", "device",   "handle", "allocation", NULL};
 	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
 	struct region_start start = {.args = {.fd = -1}};
 	unsigned long long bytes, address = 0, offset = 0, allocation = 0;
@@ -460,8 +460,10 @@ static int on_area(void *arg, const struct maps_area *area)
 
 /* Is this the header of a chunk that malloc mapped, around [address, +bytes)? Headers lie
  * outside of what malloc gives, so the sanitizer is not asked. */
-__attribute__((no_sanitize("address"))) static uint64_t
-chunk_at(uint64_t at, uint64_t page, uint64_t address, uint64_t bytes)
+__attribute__((no_sanitize("address"))) static uint64_t chunk_at(uint64_t at,
+								 uint64_t page,
+								 uint64_t address,
+								 uint64_t bytes)
 {
 	const volatile uint64_t *w = (const volatile uint64_t *)(uintptr_t)at;
 	uint64_t before = w[0], size = w[1] & ~UINT64_C(7);

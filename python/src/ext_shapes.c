@@ -22,7 +22,8 @@ static int u32s(const char *bytes, Py_ssize_t length, const uint32_t **list_p,
 		uint32_t *count_p)
 {
 	if (length % 4 || length / 4 > LAYERS_MAX) {
-		PyErr_SetString(PyExc_ValueError, "a list of at most 65536 u32 is wanted");
+		PyErr_SetString(PyExc_ValueError,
+				"a list of at most 65536 u32 is wanted");
 		return -1;
 	}
 	*list_p = (const uint32_t *)(const void *)bytes;
@@ -58,13 +59,14 @@ static int step_kv(struct layout *layout, PyObject *step, bool mla)
 	const char *name, *layers;
 	Py_ssize_t length;
 
-	if (!PyArg_ParseTuple(step, "ssIIy#IIIK", &name, &kv.view, &kv.page_size, &kv.pages,
-			      &layers, &length, &kv.kv_heads, &kv.tp.size, &kv.tp.rank,
-			      &head_bytes) ||
+	if (!PyArg_ParseTuple(step, "ssIIy#IIIK", &name, &kv.view, &kv.page_size,
+			      &kv.pages, &layers, &length, &kv.kv_heads, &kv.tp.size,
+			      &kv.tp.rank, &head_bytes) ||
 	    u32s(layers, length, &kv.layer_ids, &kv.layer_count) < 0)
 		return -1;
 	kv.head_bytes = head_bytes;
-	return step_end(mla ? shape_sglang_mla(layout, &kv) : shape_sglang_mha(layout, &kv));
+	return step_end(mla ? shape_sglang_mla(layout, &kv)
+			    : shape_sglang_mha(layout, &kv));
 }
 
 static int step_state(struct layout *layout, PyObject *step)
@@ -75,9 +77,10 @@ static int step_state(struct layout *layout, PyObject *step)
 	const uint32_t *group;
 	unsigned long long unit_bytes;
 
-	if (!PyArg_ParseTuple(step, "ssIy#Iy#KIII", &name, &state.view, &state.slots, &layers,
-			      &length, &state.full_dim, &groups, &group_length, &unit_bytes,
-			      &state.outer, &state.tp.size, &state.tp.rank) ||
+	if (!PyArg_ParseTuple(step, "ssIy#Iy#KIII", &name, &state.view, &state.slots,
+			      &layers, &length, &state.full_dim, &groups, &group_length,
+			      &unit_bytes, &state.outer, &state.tp.size,
+			      &state.tp.rank) ||
 	    u32s(layers, length, &state.layer_ids, &state.layer_count) < 0 ||
 	    u32s(groups, group_length, &group, &state.group_count) < 0)
 		return -1;
@@ -103,8 +106,8 @@ static int step_aux(struct layout *layout, PyObject *step)
 }
 
 /* Each layer has its buffer. */
-static int buffers_fit(const struct layout *layout, const uint32_t *buffers, uint32_t count,
-		       uint32_t layers)
+static int buffers_fit(const struct layout *layout, const uint32_t *buffers,
+		       uint32_t count, uint32_t layers)
 {
 	if (count != layers) {
 		PyErr_Format(PyExc_ValueError, "%u buffers for %u layers", count, layers);
@@ -156,11 +159,11 @@ static int step_ssm(struct layout *layout, PyObject *step)
 	unsigned int kind;
 	uint32_t count;
 
-	if (!PyArg_ParseTuple(step, "ssIIKy#y#III(III)III", &name, &ssm.view, &kind,
-			      &ssm.pages, &page_len, &layers, &length, &buffers,
-			      &buffer_length, &ssm.conv_dim, &ssm.conv_rows, &ssm.conv_elem,
-			      &ssm.temporal[0], &ssm.temporal[1], &ssm.temporal[2],
-			      &ssm.ssm_elem, &ssm.tp.size, &ssm.tp.rank) ||
+	if (!PyArg_ParseTuple(
+		    step, "ssIIKy#y#III(III)III", &name, &ssm.view, &kind, &ssm.pages,
+		    &page_len, &layers, &length, &buffers, &buffer_length, &ssm.conv_dim,
+		    &ssm.conv_rows, &ssm.conv_elem, &ssm.temporal[0], &ssm.temporal[1],
+		    &ssm.temporal[2], &ssm.ssm_elem, &ssm.tp.size, &ssm.tp.rank) ||
 	    u32s(layers, length, &ssm.layer_ids, &ssm.layer_count) < 0 ||
 	    u32s(buffers, buffer_length, &ssm.buffers, &count) < 0 ||
 	    buffers_fit(layout, ssm.buffers, count, ssm.layer_count) < 0)
@@ -190,9 +193,9 @@ static int step_do(struct layout *layout, PyObject *step)
 		const char *name;
 		int (*make)(struct layout *layout, PyObject *step);
 	} makers[] = {
-		{"buffer", step_buffer},	   {"sglang_mha", step_mha},
-		{"sglang_mla", step_mla},	   {"sglang_state", step_state},
-		{"sglang_aux", step_aux},	   {"vllm_attention", step_attention},
+		{"buffer", step_buffer},  {"sglang_mha", step_mha},
+		{"sglang_mla", step_mla}, {"sglang_state", step_state},
+		{"sglang_aux", step_aux}, {"vllm_attention", step_attention},
 		{"vllm_ssm", step_ssm},
 	};
 	PyObject *first = PyTuple_Check(step) ? PyTuple_GetItem(step, 0) : NULL;
@@ -218,7 +221,8 @@ static PyObject *text_of(const struct layout *layout)
 	cJSON *json = NULL;
 	char *chars;
 
-	if (step_end(layout_check(layout)) < 0 || step_end(layout_print(layout, &json)) < 0)
+	if (step_end(layout_check(layout)) < 0 ||
+	    step_end(layout_print(layout, &json)) < 0)
 		return NULL;
 	chars = cJSON_PrintUnformatted(json);
 	cJSON_Delete(json);

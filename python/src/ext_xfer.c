@@ -97,7 +97,8 @@ static bool xfer_late(const struct xfer *x)
 /* A post that could not be told now: whether it is looked at again. */
 static bool xfer_waits(const struct xfer *x, int r)
 {
-	return r == -KVD_E_FULL || r == -KVD_E_LOST || (r == -KVD_E_BUSY && !xfer_late(x));
+	return r == -KVD_E_FULL || r == -KVD_E_LOST ||
+	       (r == -KVD_E_BUSY && !xfer_late(x));
 }
 
 /* One of no bytes is done when its notification is on its way. */

@@ -90,7 +90,8 @@ static uint64_t *places(uint64_t len, uint64_t count)
 	return at;
 }
 
-static void row_add(struct plan_builder *builder, uint64_t src, uint64_t dst, uint64_t len)
+static void row_add(struct plan_builder *builder, uint64_t src, uint64_t dst,
+		    uint64_t len)
 {
 	const struct plan_run run = {.src = src, .dst = dst, .len = len, .count = 1};
 
@@ -114,8 +115,10 @@ static struct plan *plan_of(enum form form, uint64_t len, uint64_t count)
 		else if (form == GRID) /* tokens of pages: 16 rows, a gap, 16 rows */
 			row_add(builder, 2 * i * len, (3 * i + i / 16 * 7) * len, len);
 		else /* pages in any order, of which 16 heads are taken */
-			row_add(builder, src[i / 16] / (64 * len) * 64 * len + i % 16 * 4 * len,
-				dst[i / 16] / (64 * len) * 64 * len + i % 16 * 2 * len, len);
+			row_add(builder,
+				src[i / 16] / (64 * len) * 64 * len + i % 16 * 4 * len,
+				dst[i / 16] / (64 * len) * 64 * len + i % 16 * 2 * len,
+				len);
 	}
 	if (plan_builder_finish(builder, &plan) < 0)
 		die("plan");
@@ -192,8 +195,8 @@ static void form_bench(struct bench *b, const char *name, enum form form, uint64
 	printf("%-10s %6" PRIu64 " B x %-6" PRIu64 " %7zu runs %8.2f ns a row %8.1f us"
 	       " %10.1f us again\n",
 	       name, len, plan->rows, plan->run_count,
-	       (double)here[ROUNDS / 2] / (double)plan->rows, (double)here[ROUNDS / 2] / 1e3,
-	       (double)posted[ROUNDS / 2] / 1e3);
+	       (double)here[ROUNDS / 2] / (double)plan->rows,
+	       (double)here[ROUNDS / 2] / 1e3, (double)posted[ROUNDS / 2] / 1e3);
 	plan_free(plan);
 }
 
@@ -211,8 +214,8 @@ static void start(struct bench *b)
 		struct memory *memory = NULL;
 
 		if (!gpu_owner_start(&b->owners[side], GPU_HANDLE_IPC, 0, AREA) ||
-		    memory_import_device(b->gpu, 1, &b->owners[side].handle, 0, AREA, side,
-					 &memory) < 0)
+		    memory_import_device(b->gpu, 1, &b->owners[side].handle, 0, AREA,
+					 side, &memory) < 0)
 			die("memory");
 		b->ends[side] = (struct copy_buffer){.memory = memory, .length = AREA};
 	}

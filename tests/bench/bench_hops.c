@@ -79,7 +79,8 @@ static int tcp_echo(void)
 	socklen_t len = sizeof(at);
 	int listener = socket(AF_INET, SOCK_STREAM, 0), fd, one = 1;
 
-	need(bind(listener, (struct sockaddr *)&at, len) == 0 && listen(listener, 1) == 0 &&
+	need(bind(listener, (struct sockaddr *)&at, len) == 0 &&
+		     listen(listener, 1) == 0 &&
 		     getsockname(listener, (struct sockaddr *)&at, &len) == 0,
 	     "listen");
 	if (fork() == 0) {
@@ -129,7 +130,8 @@ static void *zmq_echo(void)
 	need(pipe(fds) == 0, "pipe");
 	if (fork() == 0)
 		zmq_echo_run(fds[1]);
-	need(read(fds[0], endpoint, sizeof(endpoint)) == sizeof(endpoint), "zmq endpoint");
+	need(read(fds[0], endpoint, sizeof(endpoint)) == sizeof(endpoint),
+	     "zmq endpoint");
 	dealer = zmq_socket(zmq_ctx_new(), ZMQ_DEALER);
 	need(zmq_connect(dealer, endpoint) == 0, "zmq_connect");
 	return dealer;
@@ -165,7 +167,8 @@ static void print_list(const char *name, const double *seconds, unsigned int n)
 
 static void hops(unsigned int n, void *dealer, int tcp, int unix_fd)
 {
-	double *zmq_times = calloc(n, sizeof(double)), *tcp_times = calloc(n, sizeof(double));
+	double *zmq_times = calloc(n, sizeof(double)),
+	       *tcp_times = calloc(n, sizeof(double));
 	double *unix_times = calloc(n, sizeof(double));
 
 	need(zmq_times && tcp_times && unix_times, "calloc");

@@ -50,7 +50,8 @@ static double now_us(void)
 
 static void engine_open(struct engine *e, const char *socket)
 {
-	struct kvd_options o = {.socket = socket, .client = "bench_ring", .timeout_ms = 60000};
+	struct kvd_options o = {
+		.socket = socket, .client = "bench_ring", .timeout_ms = 60000};
 
 	well(NULL, kvd_open(&o, &e->client), socket);
 	well(NULL, kvd_memory_alloc(REGION_BYTES, "bench", &e->memory), "memory");
@@ -76,7 +77,8 @@ static void show(const char *what, struct times *t)
 	qsort(t->call, t->count, sizeof(double), by_size);
 	qsort(t->done, t->count, sizeof(double), by_size);
 	printf("%-44s %9.2f %9.2f %10.2f %10.2f\n", what, t->call[t->count / 2],
-	       t->call[t->count * 99 / 100], t->done[t->count / 2], t->done[t->count * 99 / 100]);
+	       t->call[t->count * 99 / 100], t->done[t->count / 2],
+	       t->done[t->count * 99 / 100]);
 	t->count = 0;
 }
 
@@ -91,7 +93,8 @@ static void spin(const struct kvd_xfer *xfer)
 
 /* ---- lists and transfers -------------------------------------------------------- */
 
-static uint64_t *table_new(const struct engine *e, uint32_t rows, uint64_t bytes, bool scattered)
+static uint64_t *table_new(const struct engine *e, uint32_t rows, uint64_t bytes,
+			   bool scattered)
 {
 	uint64_t *table = calloc(rows, 3 * sizeof(*table)), places = REGION_BYTES / bytes;
 
@@ -133,7 +136,8 @@ static void post(struct kvd_xfer *xfer)
 	well(&a, kvd_xfer_post(xfer, NULL, 0), "xfer_post");
 }
 
-/* ---- calls -------------------------------------------------------------------------- */
+/* ---- calls --------------------------------------------------------------------------
+ */
 
 static void bench_posts(const char *what, uint32_t rows, unsigned int rounds)
 {
@@ -200,14 +204,16 @@ static void bench_lists(void)
 	for (unsigned int i = 0; i < 5; i++) {
 		double t = now_us();
 
-		well(&a, kvd_dlist_rows(a.client, 0, table, MANY, 3, &dlist), "dlist_rows");
+		well(&a, kvd_dlist_rows(a.client, 0, table, MANY, 3, &dlist),
+		     "dlist_rows");
 		ring.call[ring.count] = now_us() - t;
 		while (!kvd_dlist_state(dlist))
 			;
 		ring.done[ring.count++] = now_us() - t;
 		kvd_dlist_drop(dlist);
 		t = now_us();
-		well(&a, kvd_dlist_prep(a.client, 0, descs, MANY, NULL, &dlist), "dlist_prep");
+		well(&a, kvd_dlist_prep(a.client, 0, descs, MANY, NULL, &dlist),
+		     "dlist_prep");
 		line.call[line.count] = line.done[line.count] = now_us() - t;
 		line.count++;
 		well(&a, kvd_dlist_free(dlist, NULL), "dlist_free");
@@ -243,7 +249,8 @@ static void bench_looks(void)
 	kvd_dlist_drop(theirs);
 }
 
-/* ---- loads ---------------------------------------------------------------------------- */
+/* ---- loads ----------------------------------------------------------------------------
+ */
 
 struct turns {
 	double busy[BUCKETS], cpu[BUCKETS];
@@ -310,10 +317,11 @@ static void turns_show(const char *what, const char *who, const struct turns *x,
 
 	for (unsigned int i = 0; i < BUCKETS; i++)
 		all += y->cpu[i] - x->cpu[i];
-	printf("%-30s %-7s %8.0f  <%-6.0f <%-6.0f <%-7.0f %6.0f   <%-6.0f <%-7.0f\n", what, who,
-	       all, share_us(x->cpu, y->cpu, .99), share_us(x->cpu, y->cpu, .999),
-	       share_us(x->cpu, y->cpu, 1), over_200(x->cpu, y->cpu),
-	       share_us(x->busy, y->busy, .99), share_us(x->busy, y->busy, 1));
+	printf("%-30s %-7s %8.0f  <%-6.0f <%-6.0f <%-7.0f %6.0f   <%-6.0f <%-7.0f\n",
+	       what, who, all, share_us(x->cpu, y->cpu, .99),
+	       share_us(x->cpu, y->cpu, .999), share_us(x->cpu, y->cpu, 1),
+	       over_200(x->cpu, y->cpu), share_us(x->busy, y->busy, .99),
+	       share_us(x->busy, y->busy, 1));
 }
 
 static void load(const char *what, double seconds, void (*once)(void *arg), void *arg)
@@ -374,9 +382,13 @@ static void once_indexed(void *arg)
 {
 	struct kvd_dlist **lists = arg;
 	static uint32_t index[40000];
-	struct kvd_xfer_args args = {.op = KVD_WRITE, .local = lists[0], .remote = lists[1],
-				     .local_index = index, .remote_index = index,
-				     .local_index_count = 40000, .remote_index_count = 40000};
+	struct kvd_xfer_args args = {.op = KVD_WRITE,
+				     .local = lists[0],
+				     .remote = lists[1],
+				     .local_index = index,
+				     .remote_index = index,
+				     .local_index_count = 40000,
+				     .remote_index_count = 40000};
 	struct kvd_xfer *xfer;
 
 	for (uint32_t i = 0; i < 40000; i++)
@@ -414,13 +426,15 @@ int main(int argc, char **argv)
 	double seconds = argc > 3 ? atof(argv[3]) : 3;
 
 	if (argc < 3) {
-		fputs("usage: bench_ring PREFILL_SOCKET DECODE_SOCKET [SECONDS]\n", stderr);
+		fputs("usage: bench_ring PREFILL_SOCKET DECODE_SOCKET [SECONDS]\n",
+		      stderr);
 		return 2;
 	}
 	engine_open(&a, argv[1]);
 	engine_open(&b, argv[2]);
 	well(&b, kvd_session_key(b.client, 0, &key), "session key");
-	well(&a, kvd_peer_attach(a.client, kvd_daemon(b.client)->endpoint, &key, 0, &attach),
+	well(&a,
+	     kvd_peer_attach(a.client, kvd_daemon(b.client)->endpoint, &key, 0, &attach),
 	     "attach");
 	printf("%-44s %9s %9s %10s %10s\n", "us", "call p50", "p99", "done p50", "p99");
 	bench_posts("1 x 256 B again", 1, 2000);
@@ -428,8 +442,9 @@ int main(int argc, char **argv)
 	bench_making();
 	bench_lists();
 	bench_looks();
-	printf("\n%-30s %-7s %8s  %-7s %-7s %-8s %6s   %-7s %-8s\n", "load (us of a turn)", "loop",
-	       "turns", "cpu p99", "p99.9", "longest", ">256", "p99", "longest");
+	printf("\n%-30s %-7s %8s  %-7s %-7s %-8s %6s   %-7s %-8s\n",
+	       "load (us of a turn)", "loop", "turns", "cpu p99", "p99.9", "longest",
+	       ">256", "p99", "longest");
 	load_posts("1 x 256 B posted again", 1, ROW, seconds);
 	load_posts("1024 x 64 KiB posted again", 1024, 65536, seconds);
 	load_posts("16384 x 4 KiB posted again", 16384, 4096, seconds);

@@ -90,7 +90,8 @@ static void engine_open(struct engine *e, const char *socket, const char *role,
 				  .units = 1,
 				  .total_units = 1};
 	struct kvd_layout *layout = need(kvd_layout_new(0));
-	struct kvd_pool_args args = {.name = pool, .regions = &e->region, .region_count = 1};
+	struct kvd_pool_args args = {
+		.name = pool, .regions = &e->region, .region_count = 1};
 	uint32_t view;
 
 	e->pool_name = pool;
@@ -254,7 +255,8 @@ static uint32_t *scattered(uint32_t n, uint32_t places)
 	return pages;
 }
 
-static void big_begin(struct pair *p, const uint32_t *from, const uint32_t *to, uint32_t n)
+static void big_begin(struct pair *p, const uint32_t *from, const uint32_t *to,
+		      uint32_t n)
 {
 	pair_send(p, &big_prefill, &big_decode);
 	pair_recv(p, NULL);
@@ -374,8 +376,8 @@ static double pages_copy_s(const uint32_t *from, const uint32_t *to)
 	caches_sweep();
 	begin = now_s();
 	for (unsigned int k = 0; k < ROOM_PAGES; k++)
-		memcpy(dst + (size_t)to[k] * PAGE_BYTES, src + (size_t)from[k] * PAGE_BYTES,
-		       PAGE_BYTES);
+		memcpy(dst + (size_t)to[k] * PAGE_BYTES,
+		       src + (size_t)from[k] * PAGE_BYTES, PAGE_BYTES);
 	return now_s() - begin;
 }
 
@@ -462,7 +464,8 @@ static void poll_rooms(unsigned int n, unsigned int unused)
 		took = now_s() - begin;
 		page_s = took < page_s ? took : page_s;
 	}
-	printf("{\"json_us\":%.3f,\"page_ns\":%.2f}\n", json_s * 1e6 / n, page_s * 1e9 / n);
+	printf("{\"json_us\":%.3f,\"page_ns\":%.2f}\n", json_s * 1e6 / n,
+	       page_s * 1e9 / n);
 	rooms_drop(rooms, n);
 	free(states);
 	free(args);
@@ -508,8 +511,8 @@ int main(int argc, char **argv)
 	static const struct {
 		const char *name;
 		void (*run)(unsigned int n, unsigned int more);
-	} works[] = {{"latency", latency}, {"beside", beside},	  {"asleep", asleep},
-		     {"crowd", crowd},	   {"pages", pages},	 {"poll", poll_rooms},
+	} works[] = {{"latency", latency}, {"beside", beside}, {"asleep", asleep},
+		     {"crowd", crowd},	   {"pages", pages},   {"poll", poll_rooms},
 		     {"open", open_rooms}};
 	unsigned int n, more, pages;
 	char line[64], word[16];
@@ -534,7 +537,8 @@ int main(int argc, char **argv)
 		    (strcmp(word, "latency") == 0 && more > ROOM_PAGES))
 			return 2;
 		request_pages = pages;
-		while (i < sizeof(works) / sizeof(works[0]) && strcmp(word, works[i].name) != 0)
+		while (i < sizeof(works) / sizeof(works[0]) &&
+		       strcmp(word, works[i].name) != 0)
 			i++;
 		if (i == sizeof(works) / sizeof(works[0]))
 			return 2;

@@ -178,7 +178,9 @@ static uint64_t attach(const struct engine *own, const struct engine *remote)
 static void xfer_wait(struct kvd_xfer *xfer, double expected_s)
 {
 	long ns = (long)(expected_s * 1e9 / 50);
-	const struct timespec pause = {.tv_nsec = ns < 5000 ? 5000 : ns > 100000 ? 100000 : ns};
+	const struct timespec pause = {.tv_nsec = ns < 5000	? 5000
+						  : ns > 100000 ? 100000
+								: ns};
 	double end = now_s() + WAIT_S;
 	int state;
 
@@ -298,8 +300,9 @@ int main(int argc, char **argv)
 	struct rows rows;
 
 	if (argc != 10) {
-		fprintf(stderr, "usage: bench_xfer PREFILL_SOCKET DECODE_SOCKET MEMORY OP SIZE "
-				"TOTAL PLACES CACHES THREADS\n");
+		fprintf(stderr,
+			"usage: bench_xfer PREFILL_SOCKET DECODE_SOCKET MEMORY OP SIZE "
+			"TOTAL PLACES CACHES THREADS\n");
 		return 2;
 	}
 	threads = (unsigned int)atoi(argv[9]);

@@ -123,7 +123,7 @@ struct limit_took limit_memcpy(const struct rows *rows, const uint8_t *src, uint
 			       unsigned int threads)
 {
 	return run_all((struct share){.rows = rows, .src = src, .dst = dst}, threads,
-		     share_memcpy);
+		       share_memcpy);
 }
 
 struct limit_took limit_vm(const struct rows *rows, const uint8_t *src, uint8_t *dst,
@@ -137,9 +137,10 @@ struct limit_took limit_vm(const struct rows *rows, const uint8_t *src, uint8_t 
 		die("limit: pipe");
 	child = fork();
 	if (child == 0) {
-		took = run_all((struct share){.rows = rows, .src = src, .dst = dst,
-					      .pid = owner},
-			       threads, share_vm);
+		took = run_all(
+			(struct share){
+				.rows = rows, .src = src, .dst = dst, .pid = owner},
+			threads, share_vm);
 		_exit(write(pipes[1], &took, sizeof(took)) != sizeof(took));
 	}
 	close(pipes[1]);

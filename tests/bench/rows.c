@@ -36,7 +36,8 @@ static void shuffle(uint64_t *v, uint64_t n, uint64_t seed)
 
 void rows_make(struct rows *rows, uint64_t bytes, uint64_t total, enum rows_places how)
 {
-	uint64_t places = how == ROWS_SCATTERED ? ROWS_REGION_BYTES / bytes : total / bytes;
+	uint64_t places =
+		how == ROWS_SCATTERED ? ROWS_REGION_BYTES / bytes : total / bytes;
 
 	rows->bytes = bytes;
 	rows->count = total / bytes;

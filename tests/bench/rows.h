@@ -25,7 +25,8 @@ enum rows_places {
 };
 
 /* `total` bytes in rows of `bytes`. Ends the program when there is no memory. */
-void rows_make(struct rows *rows, uint64_t bytes, uint64_t total, enum rows_places places);
+void rows_make(struct rows *rows, uint64_t bytes, uint64_t total,
+	       enum rows_places places);
 void rows_free(struct rows *rows);
 
 /* Write over a memory twice as large as the last level of cache. */

@@ -48,7 +48,8 @@
 
 enum how { HOW_AUTO, HOW_NAMED, HOW_PACKED, HOW_ZEROCOPY, HOW_SENDFILE };
 
-static const char *const hows[] = {"auto", "named", "packed", "zerocopy", "sendfile", NULL};
+static const char *const hows[] = {"auto",     "named",	   "packed",
+				   "zerocopy", "sendfile", NULL};
 
 struct worker {
 	pthread_t thread;
@@ -107,7 +108,8 @@ static void named(struct worker *w, unsigned int count)
 	unsigned int notes = 0;
 
 	while (msg.msg_iovlen > 0) {
-		int flags = how == HOW_ZEROCOPY ? MSG_ZEROCOPY | MSG_NOSIGNAL : MSG_NOSIGNAL;
+		int flags =
+			how == HOW_ZEROCOPY ? MSG_ZEROCOPY | MSG_NOSIGNAL : MSG_NOSIGNAL;
 		ssize_t n = w->sends ? sendmsg(w->fd, &msg, flags)
 				     : recvmsg(w->fd, &msg, MSG_WAITALL);
 
@@ -206,8 +208,8 @@ static void memory_make(void)
 	memory_fd = memfd_create("tcp_floor", MFD_CLOEXEC);
 	if (memory_fd < 0 || ftruncate(memory_fd, (off_t)ROWS_REGION_BYTES) < 0)
 		die("memfd");
-	memory = mmap(NULL, ROWS_REGION_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, memory_fd,
-		      0);
+	memory = mmap(NULL, ROWS_REGION_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
+		      memory_fd, 0);
 	if (memory == MAP_FAILED)
 		die("mmap");
 	memset(memory, 0x5a, ROWS_REGION_BYTES);
@@ -243,8 +245,8 @@ static double cpu_s(void)
 }
 
 /* Both sides: `asks` begins each round, the other follows. */
-static void rounds(int control, const int *fds, unsigned int threads, bool sends, bool asks,
-		   unsigned int count, double *seconds, double *cpu)
+static void rounds(int control, const int *fds, unsigned int threads, bool sends,
+		   bool asks, unsigned int count, double *seconds, double *cpu)
 {
 	static struct worker workers[THREADS_MAX];
 	static pthread_barrier_t begin, end; /* the workers stay at them */
@@ -287,8 +289,8 @@ static void connections(int *here, int *there, unsigned int count)
 	socklen_t len = sizeof(sa);
 	int door = socket(AF_INET, SOCK_STREAM, 0);
 
-	if (door < 0 || bind(door, (struct sockaddr *)&sa, len) < 0 || listen(door, 8) < 0 ||
-	    getsockname(door, (struct sockaddr *)&sa, &len) < 0)
+	if (door < 0 || bind(door, (struct sockaddr *)&sa, len) < 0 ||
+	    listen(door, 8) < 0 || getsockname(door, (struct sockaddr *)&sa, &len) < 0)
 		die("listen");
 	for (unsigned int i = 0; i < count; i++) {
 		here[i] = socket(AF_INET, SOCK_STREAM, 0);
@@ -333,8 +335,9 @@ int main(int argc, char **argv)
 	pid_t pid;
 
 	if (argc < 7 || argc > 9) {
-		fprintf(stderr, "usage: tcp_floor write|read SIZE TOTAL scattered|dense|flat "
-				"THREADS ROUNDS [HOW [BATCH]]\n");
+		fprintf(stderr,
+			"usage: tcp_floor write|read SIZE TOTAL scattered|dense|flat "
+			"THREADS ROUNDS [HOW [BATCH]]\n");
 		return 2;
 	}
 	writes = find(argv[1], ops) == 0;

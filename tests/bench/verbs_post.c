@@ -66,10 +66,12 @@ static double round_ns(const struct plan_run *run, uint64_t bytes, enum xp_kind 
 	return begin / (double)wrs;
 }
 
-static void measure(const char *name, enum xp_kind kind, uint64_t rows, unsigned int rounds,
-		    uint64_t src_stride, uint64_t dst_stride)
+static void measure(const char *name, enum xp_kind kind, uint64_t rows,
+		    unsigned int rounds, uint64_t src_stride, uint64_t dst_stride)
 {
-	const struct plan_run run = {.len = ROW, .count = rows, .src_stride = src_stride,
+	const struct plan_run run = {.len = ROW,
+				     .count = rows,
+				     .src_stride = src_stride,
 				     .dst_stride = dst_stride};
 	uint64_t bytes = (rows + 1) * (src_stride > dst_stride ? src_stride : dst_stride);
 	double best = 0;

@@ -380,9 +380,8 @@ void area_cut(struct area *area, uint64_t length)
 	const void *out;
 
 	area->unchecked = true;
-	CHECK(area->at->far
-		      ? keep(area, KEEP_CUT, length, 0, NULL, 0, &out).result == 0
-		      : store_cut(&area->store, length),
+	CHECK(area->at->far ? keep(area, KEEP_CUT, length, 0, NULL, 0, &out).result == 0
+			    : store_cut(&area->store, length),
 	      "ftruncate: %s", strerror(errno));
 }
 
@@ -452,7 +451,7 @@ unsigned int stills_check(struct world *world, bool wait)
 	unsigned int moved = 0;
 	struct still *still;
 
-	list_foreach_safe (still, &world->stills, link) {
+	list_foreach_safe(still, &world->stills, link) {
 		uint64_t now_ns = world_now_ns(world);
 
 		if (now_ns < still->due_ns) {

@@ -128,8 +128,7 @@ static void tune_discard(struct world *world)
 }
 
 static const struct backend fakes[] = {
-	{"fake", "fake", true, tune_plain, NULL, "a socket: the fake has none",
-	 false},
+	{"fake", "fake", true, tune_plain, NULL, "a socket: the fake has none", false},
 	{"fake-check", "fake", true, tune_check, NULL, "a socket: the fake has none",
 	 false},
 	{"fake-discard", "fake", true, tune_discard, NULL, "a socket: the fake has none",
@@ -174,8 +173,8 @@ static int tcp_raw_connect(const void *bytes, size_t len)
 		return -1;
 	}
 	fd = socket(address.list[0].any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	if (fd >= 0 && connect(fd, &address.list[0].any,
-			       tcp_sockaddr_len(&address.list[0])) < 0) {
+	if (fd >= 0 &&
+	    connect(fd, &address.list[0].any, tcp_sockaddr_len(&address.list[0])) < 0) {
 		close(fd);
 		return -1;
 	}
@@ -218,8 +217,8 @@ const struct backend *backend_at(size_t n)
 {
 	/* private memory through both daemons' hands, as where neither may read it;
 	 * main.c sets KVD_CONFORM_RING for it, also for the far end */
-	static const struct backend ring = {"shm-ring", "shm", false, NULL,
-					    shm_raw_connect, NULL, false};
+	static const struct backend ring = {"shm-ring",	     "shm", false, NULL,
+					    shm_raw_connect, NULL,  false};
 	static struct backend reals[2 * 16];
 	size_t count = 0;
 

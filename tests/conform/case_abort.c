@@ -15,8 +15,8 @@
 
 /* On a machine with other work a transfer may end before this process runs again. A
  * try takes five times its bytes of memory, which a small machine must have. */
-#define TRY_NS	       (40 * 1000 * MS)
-#define TRY_BYTES_MAX  (128ull << 20)
+#define TRY_NS (40 * 1000 * MS)
+#define TRY_BYTES_MAX (128ull << 20)
 #define ROW 1024u
 #define GAP 64u
 

@@ -45,7 +45,7 @@ static void connect_anew(struct world *world, struct end *a, struct end *b)
 {
 	struct area *area;
 
-	list_foreach (area, &world->areas, link) {
+	list_foreach(area, &world->areas, link) {
 		for (uint32_t i = 0; i < 2; i++)
 			area_key_drop(area, world->end[i]);
 	}
@@ -125,9 +125,10 @@ static void transfers_between(struct world *world, enum xp_kind kind, struct end
 			CHECK(++nth < ALLOCATIONS_MAX, "it never ends");
 	}
 	printf("# %s, rows of %llu: %u allocations failed\n",
-	       kind == XP_WRITE ? "write" : "read", (unsigned long long)len, tally.failed);
-	CHECK(tally.lost == 0, "%u of %u lost allocations cost the connection", tally.lost,
-	      tally.failed);
+	       kind == XP_WRITE ? "write" : "read", (unsigned long long)len,
+	       tally.failed);
+	CHECK(tally.lost == 0, "%u of %u lost allocations cost the connection",
+	      tally.lost, tally.failed);
 	area_free(from);
 	area_free(to);
 }
@@ -209,7 +210,8 @@ static bool connect_with(struct world *world, struct end *victim, uint64_t nth,
 				  &err);
 	if (r == 0)
 		CHECK(AWAIT(world, peers_decided(a, b)),
-		      "neither ready nor lost: A is%s ready, B is%s, allocation %ju of %c",
+		      "neither ready nor lost: A is%s ready, B is%s, allocation %ju of "
+		      "%c",
 		      end_peer(a, b).ready ? "" : " not",
 		      end_peer(b, a).ready ? "" : " not", (uintmax_t)nth,
 		      'A' + (char)victim->index);

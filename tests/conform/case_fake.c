@@ -304,7 +304,7 @@ static uint64_t storm(struct world *world, uint64_t seed)
 	for (unsigned int i = 0; i < 2; i++) {
 		struct deal *deal;
 
-		list_foreach (deal, &other->deals, link) {
+		list_foreach(deal, &other->deals, link) {
 			if (deal->posted && !deal_op(deal).dones)
 				deal_cancel(deal, ERR_STALL);
 		}

@@ -49,7 +49,8 @@ static void disconnect(struct world *world, struct end *a, struct end *b)
 /* A waits for B, who dials within seconds of it: a backend need not wait longer. On a
  * machine that took them for what came before, A waits anew. */
 static void wait_for(struct world *world, struct end *a, struct end *b,
-		     const uint8_t *token_in, const uint8_t *token_out, uint64_t *since_ns_p)
+		     const uint8_t *token_in, const uint8_t *token_out,
+		     uint64_t *since_ns_p)
 {
 	uint64_t now_ns = world_now_ns(world);
 	struct err err = {0};
@@ -87,8 +88,9 @@ static void token_wrong_dialer(struct world *world)
 			forged[XP_TOKEN_BYTES - 1] ^= 1;
 		CHECK(end_peer_open(c, a, true, a_to_b, forged, &err) == 0,
 		      "peer_open: %s", err.text);
-		AWAIT_NS(world, 300 * MS, end_peer(c, a).lost || end_peer(c, a).ready ||
-						  end_peer(a, b).ready);
+		AWAIT_NS(world, 300 * MS,
+			 end_peer(c, a).lost || end_peer(c, a).ready ||
+				 end_peer(a, b).ready);
 		CHECK(!end_peer(a, b).ready, "a forged token got in");
 		CHECK(!end_peer(c, a).ready, "the forger believes that he is in");
 		CHECK(!end_peer(a, b).lost, "a forger made the waiting side give up");

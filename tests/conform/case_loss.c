@@ -9,7 +9,7 @@
 #include "daemon/base/mem.h"
 #include "tests/conform/conform.h"
 
-#define FLIGHTS		 4u
+#define FLIGHTS 4u
 #define FLIGHT_BYTES_MAX (64ull << 20)
 
 static const struct plan_run small_run = {.len = 5000, .count = 1};
@@ -77,7 +77,8 @@ static void check_survivor(struct deal *deal, const struct end *living)
 }
 
 /* False: all ended before this process saw any of them move. */
-static bool fly_both_ways(struct world *world, struct deal *deals[FLIGHTS], uint64_t bytes)
+static bool fly_both_ways(struct world *world, struct deal *deals[FLIGHTS],
+			  uint64_t bytes)
 {
 	struct end *a = world->end[0], *b = world->end[1];
 

@@ -237,18 +237,19 @@ static void check_fault(struct world *world, struct deal *deal)
 /* Hit in the middle, both kinds both ways; what had been moved before may have been
  * all, on a machine that lets us wait: then once more, and with more bytes. */
 static unsigned int faults_in_flight(struct world *world, enum memory_kind src_kind,
-				     enum memory_kind dst_kind, void (*hit)(struct deal *))
+				     enum memory_kind dst_kind,
+				     void (*hit)(struct deal *))
 {
 	bool shm = src_kind == MEMORY_GUARDED || dst_kind == MEMORY_GUARDED;
 	unsigned int faults = 0;
 
 	for (unsigned int i = 0; i < 4 || (i < TRIES && !faults); i++) {
 		unsigned int way = i % 4;
-		struct deal *deal =
-			take_off(world, way & 1 ? XP_READ : XP_WRITE, world->end[way >> 1],
-				 world->end[!(way >> 1)], src_kind, dst_kind,
-				 /* a container's /dev/shm has 64 MiB */
-				 (i < TRIES / 2 || shm ? 2 : 4) * world->big_bytes);
+		struct deal *deal = take_off(
+			world, way & 1 ? XP_READ : XP_WRITE, world->end[way >> 1],
+			world->end[!(way >> 1)], src_kind, dst_kind,
+			/* a container's /dev/shm has 64 MiB */
+			(i < TRIES / 2 || shm ? 2 : 4) * world->big_bytes);
 		struct area *from = deal->src_places[0].area;
 		struct area *to = deal->dst_places[0].area;
 
@@ -276,7 +277,8 @@ static void hit_destination_by_cut(struct deal *deal)
 
 static void cut_source(struct world *world)
 {
-	CHECK(faults_in_flight(world, MEMORY_GUARDED, MEMORY_SEALED, hit_source_by_cut) > 0,
+	CHECK(faults_in_flight(world, MEMORY_GUARDED, MEMORY_SEALED, hit_source_by_cut) >
+		      0,
 	      "no transfer was hit by the cut");
 }
 
@@ -330,7 +332,8 @@ static void owner_dies_source(struct world *world)
 
 static void owner_dies_destination(struct world *world)
 {
-	CHECK(faults_in_flight(world, MEMORY_SEALED, MEMORY_VM, hit_destination_by_death) > 0,
+	CHECK(faults_in_flight(world, MEMORY_SEALED, MEMORY_VM,
+			       hit_destination_by_death) > 0,
 	      "no transfer was hit by the owner's death");
 }
 

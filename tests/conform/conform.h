@@ -63,7 +63,7 @@ struct end {
 	struct puppet *puppet; /* lives in this process; NULL: remote */
 	int sock;	       /* of a remote one: to it, or to its keeper */
 	pid_t pid;
-	bool far; /* on another machine, with a keeper */
+	bool far;	   /* on another machine, with a keeper */
 	unsigned int owed; /* replies of end_post() under way */
 	struct slots mems, keys, plans, sides, ops;
 	uint8_t address[XP_ADDRESS_MAX];

@@ -334,7 +334,8 @@ static bool stream_place(const struct deal *deal, uint64_t at,
 	return false;
 }
 
-struct samples { /* of one area */
+/* of one area */
+struct samples {
 	const struct area *area;
 	uint64_t offsets[SAMPLES];
 	unsigned int count, seen, changed;

@@ -114,11 +114,11 @@ static bool do_store(struct keeper *keeper, const struct cmd *cmd, const void *b
 		reply->blob_len = ok ? (uint32_t)cmd->a[2] : 0;
 		break;
 	case KEEP_SAMPLES:
-		*out_p = samples(store, cmd->a[1], blob, cmd->blob_len / sizeof(uint64_t));
+		*out_p =
+			samples(store, cmd->a[1], blob, cmd->blob_len / sizeof(uint64_t));
 		ok = *out_p != NULL;
-		reply->blob_len = ok ? (uint32_t)(cmd->blob_len / sizeof(uint64_t) *
-						  cmd->a[1])
-				     : 0;
+		reply->blob_len =
+			ok ? (uint32_t)(cmd->blob_len / sizeof(uint64_t) * cmd->a[1]) : 0;
 		break;
 	case KEEP_WRITE:
 		ok = store_write(store, cmd->a[1], blob, cmd->blob_len);

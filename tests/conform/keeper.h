@@ -16,7 +16,8 @@
 
 #include "tests/conform/puppet.h"
 
-enum keeper_cmd { /* beside the puppet's, which it passes on */
+/* beside the puppet's, which it passes on */
+enum keeper_cmd {
 	KEEP_MAKE = CMD_COUNT, /* mem, kind, length: result 0 or -errno */
 	KEEP_READ,	       /* mem, offset, length -> blob; result 0 or -errno */
 	KEEP_SAMPLES,	       /* mem, bytes each; blob: offsets -> blob */

@@ -43,7 +43,7 @@ struct score {
 
 struct options {
 	const char *backend, *filter;
-	unsigned int seconds; /* a backend may take; 0: each case CASE_SECONDS */
+	unsigned int seconds;	  /* a backend may take; 0: each case CASE_SECONDS */
 	unsigned int part, parts; /* of the cases, from 1; 0: all */
 	uint64_t seed;
 	enum fake_bug bug;
@@ -59,7 +59,7 @@ static enum { RUNNING, FAILED, SKIPPED } state;
 
 static const struct conform_case *const groups[] = {
 	cases_data, cases_order,   cases_memory, cases_abort,
-	cases_loss, cases_hostile, cases_alloc,  cases_fake,
+	cases_loss, cases_hostile, cases_alloc,	 cases_fake,
 };
 
 void case_fail(const char *file, int line, const char *fmt, ...)
@@ -171,18 +171,19 @@ static void epilogue(struct world *world)
 
 	world_settle(world);
 	audit(world);
-	list_foreach (area, &world->areas, link)
+	list_foreach(area, &world->areas, link)
 		area_verify(area);
-	list_foreach_safe (deal, &world->deals, link)
+	list_foreach_safe(deal, &world->deals, link)
 		deal_free(deal);
-	list_foreach_safe (area, &world->areas, link)
+	list_foreach_safe(area, &world->areas, link)
 		area_free(area);
 	for (unsigned int i = 0; i < ENDS_MAX; i++) {
 		if (world->end[i] && world->end[i]->alive)
 			end_policy(world->end[i], POLICY_LAND);
 	}
 	/* a real clock is not waited for here, but who is due is looked at, and freed */
-	CHECK(stills_check(world, world->hub != NULL) == 0, "torn memory moved within 1 s");
+	CHECK(stills_check(world, world->hub != NULL) == 0,
+	      "torn memory moved within 1 s");
 }
 
 static void run_guarded(struct world *world, void (*run)(struct world *world))
@@ -384,7 +385,7 @@ static void fatal_install(void)
 
 	sigaction(SIGSEGV, NULL, &was);
 	if (was.sa_handler != SIG_DFL)
-		return; /* a sanitizer's own tells more */
+		return;	      /* a sanitizer's own tells more */
 	backtrace(&frame, 1); /* loads what it needs now, not in a broken heap */
 	for (size_t i = 0; i < ARRAY_LEN(signums); i++)
 		sigaction(signums[i], &sa, NULL);
@@ -512,7 +513,8 @@ static pid_t keeper_start(char where[32])
 	pid = fork();
 	if (pid == 0) {
 		dup2(pipes[1], STDOUT_FILENO);
-		execl("/proc/self/exe", "conform", "--keeper", "tcp", "127.0.0.1:0", NULL);
+		execl("/proc/self/exe", "conform", "--keeper", "tcp", "127.0.0.1:0",
+		      NULL);
 		_exit(127);
 	}
 	close(pipes[1]);
@@ -638,7 +640,8 @@ int main(int argc, char **argv)
 		return list_cases();
 	parse(argc, argv);
 	if (getenv("KVD_CONFORM_WAIT_S")) /* a machine that is slow */
-		wait_ns = strtoull(getenv("KVD_CONFORM_WAIT_S"), NULL, 10) * LOOP_NS_PER_S;
+		wait_ns =
+			strtoull(getenv("KVD_CONFORM_WAIT_S"), NULL, 10) * LOOP_NS_PER_S;
 	log_set_level(LOG_LEVEL_WARN);
 	return options.backend ? run_one(options.backend) : run_all();
 }

@@ -144,7 +144,8 @@ static void poison(const struct memory *memory)
 	memset(page, PUPPET_POISON, sizeof(page));
 	while (memory->fd >= 0 && done < memory->length) {
 		uint64_t left = memory->length - done;
-		ssize_t n = pwrite(memory->fd, page, left < sizeof(page) ? left : sizeof(page),
+		ssize_t n = pwrite(memory->fd, page,
+				   left < sizeof(page) ? left : sizeof(page),
 				   (off_t)(memory->fd_offset + done));
 
 		if (n <= 0)

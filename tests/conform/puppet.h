@@ -78,7 +78,8 @@ enum cmd_type {
 	CMD_COUNT,
 };
 
-enum puppet_fail { /* from when on allocations are counted */
+/* from when on allocations are counted */
+enum puppet_fail {
 	FAIL_FROM_POST, /* the next one */
 	FAIL_FROM_NOW,
 	FAIL_IN_REG, /* mem_reg only, on its helper */
@@ -115,11 +116,11 @@ struct cmd_buffer {
 	uint64_t offset, length;
 };
 
+/* struct cmd_buffer[src_count + dst_count] follow */
 struct cmd_sides {
 	uint32_t src_count, dst_count;
 	uint32_t hash_mem;   /* hash this memory inside the done callback */
 	uint32_t poison_mem; /* overwrite this memory inside the done callback */
-	/* struct cmd_buffer[src_count + dst_count] follow */
 };
 
 #define PUPPET_HEADER_MIN 12u /* magic, sides, sequence; shorter ones carry none */

@@ -80,9 +80,9 @@ struct puppet {
 	struct puppet_op *ops[PUPPET_OPS];
 	struct puppet_in ins[PUPPET_INS];
 	uint32_t in_count;
-	uint64_t fail_alloc;  /* the n-th allocation from the next post on */
+	uint64_t fail_alloc;	      /* the n-th allocation from the next post on */
 	uint64_t fail_reg, reg_count; /* the n-th of mem_reg; how many it made */
-	uint8_t answer[4096]; /* a reply's blob */
+	uint8_t answer[4096];	      /* a reply's blob */
 };
 
 /* A promise of transport.h was broken. */

@@ -12,7 +12,9 @@
 #include <string.h>
 
 #define GUARD 0xa5
-#define PAGE_BYTES ((size_t)PAGE_TOKENS * HEADS * HEAD_BYTES)	/* of one layer's k or v */
+#define PAGE_BYTES                                                          \
+	((size_t)PAGE_TOKENS * HEADS * HEAD_BYTES) /* of one layer's k or v \
+						    */
 #define BUFFER_BYTES (PAGES * PAGE_BYTES)
 #define BUFFERS (2u * LAYERS)
 #define WORDS (HEAD_BYTES / sizeof(uint64_t))
@@ -42,7 +44,8 @@ void die(const struct kvd_client *client, const char *what)
 {
 	const struct kvd_error *error = kvd_last_error(client);
 
-	fprintf(stderr, "demo: %s: %s: %s\n", what, kvd_code_name(error->code), error->message);
+	fprintf(stderr, "demo: %s: %s: %s\n", what, kvd_code_name(error->code),
+		error->message);
 	exit(1);
 }
 
@@ -70,10 +73,11 @@ void cache_open(struct kvd_client *client, struct cache *cache)
 	struct kvd_layout *layout = kvd_layout_new(0);
 	struct kvd_region *regions[BUFFERS];
 	uint64_t offsets[BUFFERS];
-	struct kvd_pool_args pool = {.regions = regions, .offsets = offsets,
-				     .region_count = BUFFERS};
+	struct kvd_pool_args pool = {
+		.regions = regions, .offsets = offsets, .region_count = BUFFERS};
 
-	if (!layout || kvd_memory_alloc(BUFFERS * BUFFER_BYTES, "demo-kv", &cache->memory))
+	if (!layout ||
+	    kvd_memory_alloc(BUFFERS * BUFFER_BYTES, "demo-kv", &cache->memory))
 		die(NULL, "cache memory");
 	cache_guard(cache);
 	if (kvd_region_memory(client, &cache->memory, NULL, &cache->region))
@@ -95,12 +99,14 @@ void request_make(struct request *request, const struct act_row *row, uint32_t s
 	request->page_count = (row->tokens + PAGE_TOKENS - 1) / PAGE_TOKENS;
 	/* an odd stride visits every page of a power of two once */
 	for (uint32_t i = 0; i < request->page_count; i++)
-		request->pages[i] = (i * (2 * salt + 1) + salt + (uint32_t)row->room) % PAGES;
+		request->pages[i] =
+			(i * (2 * salt + 1) + salt + (uint32_t)row->room) % PAGES;
 }
 
 struct kvd_view request_view(const struct request *request, uint32_t begin, uint32_t end)
 {
-	uint32_t first = begin / PAGE_TOKENS, last = (end + PAGE_TOKENS - 1) / PAGE_TOKENS;
+	uint32_t first = begin / PAGE_TOKENS,
+		 last = (end + PAGE_TOKENS - 1) / PAGE_TOKENS;
 
 	return (struct kvd_view){
 		.pages = request->pages + first,
@@ -132,8 +138,8 @@ static void pattern(uint64_t room, uint32_t buffer, uint32_t token, uint32_t hea
 static uint64_t *head_at(const struct cache *cache, uint32_t buffer, uint32_t page,
 			 uint32_t slot, uint32_t head)
 {
-	return (uint64_t *)(void *)((char *)cache->memory.address + buffer * BUFFER_BYTES +
-				    page * PAGE_BYTES +
+	return (uint64_t *)(void *)((char *)cache->memory.address +
+				    buffer * BUFFER_BYTES + page * PAGE_BYTES +
 				    ((size_t)slot * HEADS + head) * HEAD_BYTES);
 }
 
@@ -144,7 +150,8 @@ void cache_fill(struct cache *cache, const struct request *request, uint32_t beg
 		for (uint32_t t = begin; t < end; t++)
 			for (uint32_t head = 0; head < HEADS; head++)
 				pattern(request->room, buffer, t, head,
-					head_at(cache, buffer, request->pages[t / PAGE_TOKENS],
+					head_at(cache, buffer,
+						request->pages[t / PAGE_TOKENS],
 						t % PAGE_TOKENS, head));
 }
 
@@ -156,7 +163,8 @@ static bool guarded(const uint64_t *words)
 	return true;
 }
 
-bool cache_touched(const struct cache *cache, const struct request *request, uint32_t token)
+bool cache_touched(const struct cache *cache, const struct request *request,
+		   uint32_t token)
 {
 	for (uint32_t buffer = 0; buffer < BUFFERS; buffer++)
 		if (!guarded(head_at(cache, buffer, request->pages[token / PAGE_TOKENS],
@@ -167,7 +175,8 @@ bool cache_touched(const struct cache *cache, const struct request *request, uin
 
 /* One page of one buffer; `index`: its place in the request, or none. */
 static uint64_t page_verify(const struct cache *cache, const struct request *request,
-			    uint32_t buffer, uint32_t page, int32_t index, uint64_t *wrong_p)
+			    uint32_t buffer, uint32_t page, int32_t index,
+			    uint64_t *wrong_p)
 {
 	uint64_t want[WORDS], verified = 0;
 

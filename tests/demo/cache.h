@@ -69,7 +69,8 @@ uint64_t cache_verify(const struct cache *cache, const struct request *request,
 /* All of the cache is the guard value. */
 void cache_guard(struct cache *cache);
 /* Has any head of this token, in any layer, changed from the guard value? */
-bool cache_touched(const struct cache *cache, const struct request *request, uint32_t token);
+bool cache_touched(const struct cache *cache, const struct request *request,
+		   uint32_t token);
 /* A sum over every byte: equal sums, equal caches. */
 uint64_t cache_sum(const struct cache *cache);
 

@@ -15,7 +15,7 @@
 #include "tests/demo/cache.h"
 
 #define WAIT_MS 120000 /* for what works on a slow machine, too */
-#define STILL_MS 300 /* how long a failed room's memory is watched */
+#define STILL_MS 300   /* how long a failed room's memory is watched */
 
 struct decode {
 	struct kvd_client *client;
@@ -25,7 +25,8 @@ struct decode {
 	unsigned int bad;
 };
 
-struct record { /* what the daemon says of a room */
+/* what the daemon says of a room */
+struct record {
 	char transport[16], error[32];
 	double ms;
 	uint64_t bytes;
@@ -66,8 +67,8 @@ static void read_record(struct decode *d, struct kvd_room *room, struct record *
 	kvd_string_free(json);
 }
 
-static void print_row(struct decode *d, const struct act_row *row, const struct record *rec,
-		      const char *what, bool ok)
+static void print_row(struct decode *d, const struct act_row *row,
+		      const struct record *rec, const char *what, bool ok)
 {
 	static const char *const acts_text[] = {"push", "pull", "abort", "kill"};
 	char rate[16] = "-";
@@ -75,8 +76,8 @@ static void print_row(struct decode *d, const struct act_row *row, const struct 
 	if (rec->ms > 0 && row->act <= ACT_PULL)
 		snprintf(rate, sizeof(rate), "%.2f", (double)rec->bytes / rec->ms / 1e6);
 	printf("%-6" PRIu64 " %-5s %-9s %6u %12" PRIu64 " %9.2f %7s  %s%s\n", row->room,
-	       acts_text[row->act], rec->transport, row->tokens, rec->bytes, rec->ms, rate, what,
-	       ok ? "" : "  <-- WRONG");
+	       acts_text[row->act], rec->transport, row->tokens, rec->bytes, rec->ms,
+	       rate, what, ok ? "" : "  <-- WRONG");
 	fflush(stdout);
 	d->bad += !ok;
 }
@@ -96,7 +97,8 @@ static void check_success(struct decode *d, const struct act_row *row,
 	     !strcmp(rec.transport, d->transport);
 	snprintf(what, sizeof(what), "%s", ok ? "all bytes, guards untouched" : "");
 	if (!ok)
-		snprintf(what, sizeof(what), "%" PRIu64 " of %" PRIu64 " bytes, %" PRIu64 " strayed",
+		snprintf(what, sizeof(what),
+			 "%" PRIu64 " of %" PRIu64 " bytes, %" PRIu64 " strayed",
 			 verified, want, wrong);
 	d->verified += verified;
 	print_row(d, row, &rec, what, ok);
@@ -117,8 +119,8 @@ static void check_failure(struct decode *d, const struct act_row *row,
 	read_record(d, room, &rec);
 	rec.bytes = cache_verify(&d->cache, request, &wrong);
 	ok = ok && !wrong && *rec.error;
-	snprintf(what, sizeof(what), "failed (%s), still for %d ms, guards untouched", rec.error,
-		 STILL_MS);
+	snprintf(what, sizeof(what), "failed (%s), still for %d ms, guards untouched",
+		 rec.error, STILL_MS);
 	print_row(d, row, &rec, what, ok);
 }
 
@@ -127,8 +129,11 @@ static struct kvd_room *open_room(struct decode *d, const struct act_row *row,
 {
 	struct kvd_view view = request_view(request, 0, row->tokens);
 	struct kvd_source source = {.endpoint = d->endpoint};
-	struct kvd_room_args open = {.room = row->room, .role = KVD_RECV, .pool = d->cache.pool,
-				     .sources = &source, .source_count = 1};
+	struct kvd_room_args open = {.room = row->room,
+				     .role = KVD_RECV,
+				     .pool = d->cache.pool,
+				     .sources = &source,
+				     .source_count = 1};
 	struct kvd_bind_args bind = {.views = &view, .view_count = 1};
 	struct kvd_room *room;
 
@@ -179,7 +184,8 @@ static void take(struct decode *d, const struct act_row *row)
 		struct record rec = {0};
 
 		read_record(d, room, &rec);
-		print_row(d, row, &rec, state < 0 ? kvd_code_name(state) : kvd_state_name(state),
+		print_row(d, row, &rec,
+			  state < 0 ? kvd_code_name(state) : kvd_state_name(state),
 			  false);
 	}
 	if (kvd_room_close(room, NULL))
@@ -228,8 +234,10 @@ int main(int argc, char **argv)
 			counted = daemon_bytes(&d) - before;
 		take(&d, &acts[i]);
 	}
-	printf("       %s: the daemon counted %" PRIu64 " bytes, %" PRIu64 " verified%s\n",
-	       d.transport, counted, d.verified, counted == d.verified ? "" : "  <-- WRONG");
+	printf("       %s: the daemon counted %" PRIu64 " bytes, %" PRIu64
+	       " verified%s\n",
+	       d.transport, counted, d.verified,
+	       counted == d.verified ? "" : "  <-- WRONG");
 	kvd_close(d.client);
 	return d.bad || counted != d.verified;
 }

@@ -170,7 +170,8 @@ static void say(const struct wire_header *h, const void *body)
 static void say_hello(uint8_t how)
 {
 	struct wire_header h = {.version = 1, .type = WIRE_T_HELLO, .epoch = 77};
-	struct wire_hello m = {.version_min = 1, .version_max = 1,
+	struct wire_hello m = {.version_min = 1,
+			       .version_max = 1,
 			       .features = PEER_FEATURE_BASE | PEER_FEATURE_PARTS};
 	uint8_t body[512];
 	struct cursor c;

@@ -82,8 +82,8 @@ static const struct plan *plan_of(uint8_t which)
 
 static void land(struct xp_inbound *in)
 {
-	struct xp_sides sides = {.src = &w.buffer, .dst = &w.buffer, .src_count = 1,
-				 .dst_count = 1};
+	struct xp_sides sides = {
+		.src = &w.buffer, .dst = &w.buffer, .src_count = 1, .dst_count = 1};
 
 	for (size_t i = 0; i < ARRAY_LEN(w.plans); i++)
 		if (w.plans[i]->bytes == in->bytes)
@@ -175,9 +175,17 @@ static struct plan *plan_make_one(const struct plan_run *run)
 static void world_make(void)
 {
 	static const struct plan_run runs[] = {
-		{.src = GUARD, .dst = GUARD, .len = 5000, .count = ROWS,
-		 .src_stride = STRIDE, .dst_stride = STRIDE},
-		{.src = GUARD, .dst = GUARD, .len = 48, .count = 4000, .src_stride = 64,
+		{.src = GUARD,
+		 .dst = GUARD,
+		 .len = 5000,
+		 .count = ROWS,
+		 .src_stride = STRIDE,
+		 .dst_stride = STRIDE},
+		{.src = GUARD,
+		 .dst = GUARD,
+		 .len = 48,
+		 .count = 4000,
+		 .src_stride = 64,
 		 .dst_stride = 80},
 		{.src = GUARD, .dst = GUARD, .len = 9, .count = 1},
 	};
@@ -331,8 +339,8 @@ static void say_payload(int fd, struct input *in, size_t len)
 /* A head of the right shape, fields as the input wishes. */
 static void say_head(struct input *in, unsigned int where)
 {
-	static const uint64_t offsets[] = {0, 9, 4096, 5000, 65536, 192000, 199999,
-					   UINT64_MAX};
+	static const uint64_t offsets[] = {0,	  9,	  4096,	  5000,
+					   65536, 192000, 199999, UINT64_MAX};
 	static const uint32_t lengths[] = {0, 1, 9, 64, 5000, 8000, 65536, TCP_DATA_MAX};
 	uint8_t a = byte(in), b = byte(in), c = byte(in), d = byte(in);
 	struct tcp_head head = {
@@ -361,9 +369,10 @@ static void say_head(struct input *in, unsigned int where)
 static void say_trailer(struct input *in, unsigned int where)
 {
 	uint8_t a = byte(in), buf[TCP_TRAILER_BYTES];
-	struct tcp_trailer trailer = {.good = a & 1,
-				      .kind = (enum tcp_verify)((a >> 1) % TCP_VERIFY_END),
-				      .sum = a >> 4};
+	struct tcp_trailer trailer = {
+		.good = a & 1,
+		.kind = (enum tcp_verify)((a >> 1) % TCP_VERIFY_END),
+		.sum = a >> 4};
 
 	tcp_trailer_put(&trailer, buf);
 	say(w.fds[where], buf, sizeof(buf));
@@ -378,8 +387,11 @@ static void post(struct input *in)
 		return;
 	*op = (struct xp_op){
 		.kind = a & 1 ? XP_READ : XP_WRITE,
-		.sides = {.plan = plan_of(a >> 1), .src = &w.buffer, .dst = &w.buffer,
-			  .src_count = 1, .dst_count = 1},
+		.sides = {.plan = plan_of(a >> 1),
+			  .src = &w.buffer,
+			  .dst = &w.buffer,
+			  .src_count = 1,
+			  .dst_count = 1},
 		.header = "12345678",
 		.header_len = 8,
 		.on_done = on_done,
@@ -491,7 +503,8 @@ static void check_guards(void)
 	static const uint8_t paint[GUARD] = {[0 ... GUARD - 1] = PAINT};
 	const uint8_t *p = w.memory->base;
 
-	need(memcmp(p, paint, GUARD) == 0 && memcmp(p + MEMORY - GUARD, paint, GUARD) == 0);
+	need(memcmp(p, paint, GUARD) == 0 &&
+	     memcmp(p + MEMORY - GUARD, paint, GUARD) == 0);
 }
 
 static void part(void)

@@ -15,27 +15,27 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static uint8_t first[WIRE_FRAME_MAX + 4096], second[WIRE_FRAME_MAX + 4096];
 
-#define ROUND(num, NAME, name, cap, about)                                         \
-	static void round_##name(struct cursor *body)                              \
-	{                                                                          \
-		struct wire_##name *m = malloc(sizeof(*m));                        \
-		struct cursor c;                                                   \
-		size_t len;                                                        \
-                                                                                   \
-		if (wire_##name##_get(body, m) == 0) {                             \
-			cursor_write(&c, first, sizeof(first));                    \
-			if (wire_##name##_put(&c, m) < 0)                          \
-				abort();                                           \
-			len = c.pos;                                               \
-			cursor_read(&c, first, len);                               \
-			if (wire_##name##_get(&c, m) < 0 || cursor_left(&c))       \
-				abort();                                           \
-			cursor_write(&c, second, sizeof(second));                  \
-			if (wire_##name##_put(&c, m) < 0 || c.pos != len ||        \
-			    memcmp(first, second, len) != 0)                       \
-				abort();                                           \
-		}                                                                  \
-		free(m);                                                           \
+#define ROUND(num, NAME, name, cap, about)                                   \
+	static void round_##name(struct cursor *body)                        \
+	{                                                                    \
+		struct wire_##name *m = malloc(sizeof(*m));                  \
+		struct cursor c;                                             \
+		size_t len;                                                  \
+                                                                             \
+		if (wire_##name##_get(body, m) == 0) {                       \
+			cursor_write(&c, first, sizeof(first));              \
+			if (wire_##name##_put(&c, m) < 0)                    \
+				abort();                                     \
+			len = c.pos;                                         \
+			cursor_read(&c, first, len);                         \
+			if (wire_##name##_get(&c, m) < 0 || cursor_left(&c)) \
+				abort();                                     \
+			cursor_write(&c, second, sizeof(second));            \
+			if (wire_##name##_put(&c, m) < 0 || c.pos != len ||  \
+			    memcmp(first, second, len) != 0)                 \
+				abort();                                     \
+		}                                                            \
+		free(m);                                                     \
 	}
 WIRE_MESSAGES(ROUND)
 

@@ -81,7 +81,7 @@ FAKE_API int cuCtxSynchronize(void);
 struct cu_ctx {
 	int device; /* the driver's number, in this process */
 	unsigned int refs;
-	int sticky; /* result of every call from now on */
+	int sticky;	    /* result of every call from now on */
 	unsigned int peers; /* bit n: kernels reach device n */
 	struct list streams;
 };
@@ -107,7 +107,7 @@ struct cu_ctx *fake_current(void);
 struct cu_ctx *fake_ctx(int device);
 int fake_sticky(const struct cu_ctx *ctx);
 void fake_break(struct cu_ctx *ctx, int code);
-void fake_count(int by); /* of fake_cuda_live() */
+void fake_count(int by);       /* of fake_cuda_live() */
 int fake_physical(int device); /* what a number means, whatever is visible */
 int fake_device_of(int physical);
 int fake_device_count(void);

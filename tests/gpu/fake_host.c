@@ -36,7 +36,7 @@ bool fake_is_pinned(uint64_t address, uint64_t bytes)
 {
 	struct host *h;
 
-	list_foreach (h, &hosts, link)
+	list_foreach(h, &hosts, link)
 		if (holds(h, address, bytes))
 			return true;
 	return false;
@@ -46,7 +46,7 @@ bool fake_is_mapped(uint64_t address, uint64_t bytes, bool writing)
 {
 	struct host *h;
 
-	list_foreach (h, &hosts, link)
+	list_foreach(h, &hosts, link)
 		if (holds(h, address, bytes) &&
 		    (h->own || (h->flags & CU_MEMHOSTREGISTER_DEVICEMAP)))
 			return !writing || !(h->flags & CU_MEMHOSTREGISTER_READ_ONLY);
@@ -57,7 +57,7 @@ bool fake_is_read_only(uint64_t address)
 {
 	struct host *h;
 
-	list_foreach (h, &hosts, link)
+	list_foreach(h, &hosts, link)
 		if (holds(h, address, 1))
 			return (h->flags & CU_MEMHOSTREGISTER_READ_ONLY) != 0;
 	return false;
@@ -67,7 +67,7 @@ static bool overlaps(uint64_t address, uint64_t bytes)
 {
 	struct host *h;
 
-	list_foreach (h, &hosts, link)
+	list_foreach(h, &hosts, link)
 		if (address < h->address + h->bytes && h->address < address + bytes)
 			return true;
 	return false;
@@ -87,7 +87,7 @@ void fake_host_drop(int device)
 {
 	struct host *h;
 
-	list_foreach_safe (h, &hosts, link)
+	list_foreach_safe(h, &hosts, link)
 		if (h->device == device)
 			host_drop(h);
 }
@@ -123,7 +123,7 @@ static int host_forget(uint64_t address, bool own)
 	struct host *h;
 
 	fake_memory_lock_all();
-	list_foreach_safe (h, &hosts, link) {
+	list_foreach_safe(h, &hosts, link) {
 		if (h->own != own || h->address != address)
 			continue;
 		host_drop(h);
@@ -177,9 +177,9 @@ int cuMemHostRegister_v2(void *base, size_t bytes, unsigned int flags)
 
 	ENTER(cuMemHostRegister_v2);
 	if (!base || !bytes ||
-	    (flags & ~(unsigned int)(CU_MEMHOSTREGISTER_PORTABLE |
-				     CU_MEMHOSTREGISTER_DEVICEMAP |
-				     CU_MEMHOSTREGISTER_READ_ONLY)))
+	    (flags &
+	     ~(unsigned int)(CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
+			     CU_MEMHOSTREGISTER_READ_ONLY)))
 		return CU_ERROR_INVALID_VALUE;
 	if (read_only && !fake_env("FAKE_CUDA_READ_ONLY_HOST", 0))
 		return CU_ERROR_NOT_SUPPORTED;

@@ -38,7 +38,7 @@ struct mem {
 	int device;
 	bool writable;
 	unsigned int open_to; /* VMM: bit n: device n, by cuMemSetAccess */
-	pid_t pid; /* IPC: whose */
+	pid_t pid;	      /* IPC: whose */
 	uint64_t started;
 	int foreign_fd;
 	unsigned int opens; /* IPC: to be closed as often */
@@ -103,7 +103,7 @@ static struct mem *mem_find(uint64_t address)
 {
 	struct mem *m;
 
-	list_foreach (m, &mems, link)
+	list_foreach(m, &mems, link)
 		if (address >= m->address && address - m->address < m->bytes)
 			return m;
 	return NULL;
@@ -265,7 +265,7 @@ void fake_memory_drop(int device)
 	struct mem *m;
 
 	pthread_rwlock_wrlock(&lock);
-	list_foreach_safe (m, &mems, link)
+	list_foreach_safe(m, &mems, link)
 		if (m->device == device && m->kind != MEM_RESERVED)
 			mem_drop(m);
 	fake_host_drop(device);
@@ -343,7 +343,7 @@ static struct mem *ipc_find(const struct handle *handle)
 {
 	struct mem *m;
 
-	list_foreach (m, &mems, link)
+	list_foreach(m, &mems, link)
 		if (m->kind == MEM_IPC && m->pid == handle->pid &&
 		    m->started == handle->started && m->foreign_fd == handle->fd)
 			return m;
@@ -467,7 +467,8 @@ int cuMemGetInfo_v2(size_t *free_p, size_t *total_p)
 /* ---- VMM ---- */
 
 #ifndef FAKE_CUDA_OLD
-struct vmm { /* what cuMemCreate and an import give */
+/* what cuMemCreate and an import give */
+struct vmm {
 	struct list link;
 	uint64_t id;
 	int fd;
@@ -484,7 +485,7 @@ static struct vmm *vmm_find(uint64_t id)
 {
 	struct vmm *v;
 
-	list_foreach (v, &vmms, link)
+	list_foreach(v, &vmms, link)
 		if (v->id == id && !v->released)
 			return v;
 	return NULL;
@@ -518,7 +519,7 @@ static int vmm_new(int fd, int device, uint64_t bytes, uint64_t *handle_p)
 }
 
 int cuMemCreate(uint64_t *handle_p, size_t bytes, const struct cu_mem_prop *prop,
-			 unsigned long long flags)
+		unsigned long long flags)
 {
 	int fd;
 
@@ -533,7 +534,7 @@ int cuMemCreate(uint64_t *handle_p, size_t bytes, const struct cu_mem_prop *prop
 }
 
 int cuMemExportToShareableHandle(void *fd_p, uint64_t handle, int type,
-					  unsigned long long flags)
+				 unsigned long long flags)
 {
 	struct vmm *v;
 	int fd = -1;
@@ -584,8 +585,7 @@ int cuMemRelease(uint64_t handle)
 	return v ? CU_SUCCESS : CU_ERROR_INVALID_VALUE;
 }
 
-int cuMemGetAllocationPropertiesFromHandle(struct cu_mem_prop *prop_p,
-						    uint64_t handle)
+int cuMemGetAllocationPropertiesFromHandle(struct cu_mem_prop *prop_p, uint64_t handle)
 {
 	struct vmm *v;
 
@@ -601,8 +601,8 @@ int cuMemGetAllocationPropertiesFromHandle(struct cu_mem_prop *prop_p,
 	return v ? CU_SUCCESS : CU_ERROR_INVALID_VALUE;
 }
 
-int cuMemGetAllocationGranularity(size_t *bytes_p,
-					   const struct cu_mem_prop *prop, int which)
+int cuMemGetAllocationGranularity(size_t *bytes_p, const struct cu_mem_prop *prop,
+				  int which)
 {
 	ENTER_BARE(cuMemGetAllocationGranularity);
 	(void)prop;
@@ -611,8 +611,8 @@ int cuMemGetAllocationGranularity(size_t *bytes_p,
 	return CU_SUCCESS;
 }
 
-int cuMemAddressReserve(uint64_t *address_p, size_t bytes, size_t align,
-				 uint64_t hint, unsigned long long flags)
+int cuMemAddressReserve(uint64_t *address_p, size_t bytes, size_t align, uint64_t hint,
+			unsigned long long flags)
 {
 	struct mem *m = calloc(1, sizeof(*m));
 	int result = fake_enter("cuMemAddressReserve", false);
@@ -642,7 +642,7 @@ static struct mem *mem_exact(uint64_t address, uint64_t bytes, enum kind kind)
 {
 	struct mem *m;
 
-	list_foreach (m, &mems, link)
+	list_foreach(m, &mems, link)
 		if (m->kind == kind && m->address == address && m->bytes == bytes)
 			return m;
 	return NULL;
@@ -662,7 +662,7 @@ int cuMemAddressFree(uint64_t address, size_t bytes)
 }
 
 int cuMemMap(uint64_t address, size_t bytes, size_t offset, uint64_t handle,
-		      unsigned long long flags)
+	     unsigned long long flags)
 {
 	int result = CU_ERROR_INVALID_VALUE;
 	struct mem *m = NULL, *reserved;
@@ -721,8 +721,8 @@ static int access_set(struct mem *m, const struct cu_mem_access *access)
 	return CU_SUCCESS;
 }
 
-int cuMemSetAccess(uint64_t address, size_t bytes,
-			    const struct cu_mem_access *access, size_t count)
+int cuMemSetAccess(uint64_t address, size_t bytes, const struct cu_mem_access *access,
+		   size_t count)
 {
 	int result = CU_ERROR_INVALID_VALUE;
 	struct mem *m;
@@ -737,8 +737,8 @@ int cuMemSetAccess(uint64_t address, size_t bytes,
 }
 
 /* What this process has mapped itself; memory that came by CUDA IPC has none. */
-int cuMemGetHandleForAddressRange(void *handle_p, uint64_t address, size_t bytes, int type,
-				  unsigned long long flags)
+int cuMemGetHandleForAddressRange(void *handle_p, uint64_t address, size_t bytes,
+				  int type, unsigned long long flags)
 {
 	int result = CU_ERROR_INVALID_VALUE, fd = -1;
 	struct mem *m;

@@ -117,7 +117,7 @@ void fake_modules_drop(struct cu_ctx *ctx)
 	struct cu_module *module;
 
 	pthread_mutex_lock(&lock);
-	list_foreach_safe (module, &modules, link)
+	list_foreach_safe(module, &modules, link)
 		if (module->ctx == ctx)
 			module_free(module);
 	pthread_mutex_unlock(&lock);
@@ -164,7 +164,8 @@ static int rows_run(const struct launch *l, const struct kernels_reach *by)
 		bool done = false;
 
 		fake_memory_lock();
-		list = reach((void *)(uintptr_t)l->ctx, l->at + i * sizeof(entry), sizeof(entry), false);
+		list = reach((void *)(uintptr_t)l->ctx, l->at + i * sizeof(entry),
+			     sizeof(entry), false);
 		if (list) {
 			memcpy(&entry, list, sizeof(entry));
 			done = kernels_ref_entry(&entry, l->places, by);

@@ -20,8 +20,9 @@
 
 #define PIECE_BYTES (UINT64_C(64) << 10)
 #define EVENT_MAGIC 0x43445545u
-#define EVENT_FLAGS \
-	((unsigned int)(CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS))
+#define EVENT_FLAGS                                                        \
+	((unsigned int)(CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | \
+			CU_EVENT_INTERPROCESS))
 
 enum kind {
 	WORK_COPY,
@@ -36,7 +37,8 @@ enum kind {
 	WORK_WAIT
 };
 
-struct point { /* of an event; may lie in shared memory */
+/* of an event; may lie in shared memory */
+struct point {
 	uint64_t recorded, reached;
 };
 
@@ -83,7 +85,8 @@ struct event_handle {
 	uint64_t started;
 };
 
-struct late { /* a copy of cuMemcpyHtoD's that the device has not done yet */
+/* a copy of cuMemcpyHtoD's that the device has not done yet */
+struct late {
 	struct list link;
 	struct cu_ctx *ctx;
 	uint64_t dst, bytes;
@@ -158,9 +161,11 @@ static int move3d(const struct cu_copy3d *c)
 
 	for (size_t z = c->depth; z > 0 && result == CU_SUCCESS; z--) {
 		const struct cu_copy2d plane = {
-			.src_device = c->src_device + (z - 1) * c->src_pitch * c->src_height,
+			.src_device =
+				c->src_device + (z - 1) * c->src_pitch * c->src_height,
 			.src_pitch = c->src_pitch,
-			.dst_device = c->dst_device + (z - 1) * c->dst_pitch * c->dst_height,
+			.dst_device =
+				c->dst_device + (z - 1) * c->dst_pitch * c->dst_height,
 			.dst_pitch = c->dst_pitch,
 			.width = c->width,
 			.height = c->height};
@@ -339,7 +344,7 @@ static void lates_end(struct cu_ctx *ctx)
 	struct late *late;
 
 	pthread_mutex_lock(&late_lock);
-	list_foreach_safe (late, &lates, link) {
+	list_foreach_safe(late, &lates, link) {
 		int result;
 
 		if (late->ctx != ctx)
@@ -359,7 +364,7 @@ void fake_streams_drain(struct cu_ctx *ctx)
 
 	lates_end(ctx);
 	pthread_mutex_lock(&streams_lock);
-	list_foreach (stream, &ctx->streams, link)
+	list_foreach(stream, &ctx->streams, link)
 		stream_drain(stream);
 	pthread_mutex_unlock(&streams_lock);
 }
@@ -655,7 +660,7 @@ void fake_events_drop(struct cu_ctx *ctx)
 	struct cu_event *event;
 
 	pthread_mutex_lock(&events_lock);
-	list_foreach_safe (event, &events, link)
+	list_foreach_safe(event, &events, link)
 		if (event->ctx == ctx)
 			event_free(event);
 	pthread_mutex_unlock(&events_lock);
@@ -718,8 +723,8 @@ int cuEventRecord(struct cu_event *event, struct cu_stream *stream)
 	w = work_new(WORK_RECORD);
 	if (w) {
 		w->point = event->point;
-		w->value = __atomic_add_fetch(&event->point->recorded, 1,
-					      __ATOMIC_SEQ_CST);
+		w->value =
+			__atomic_add_fetch(&event->point->recorded, 1, __ATOMIC_SEQ_CST);
 	}
 	return queue(stream, w);
 }
@@ -733,7 +738,7 @@ int cuEventQuery(struct cu_event *event)
 {
 	ENTER(cuEventQuery);
 	return point_reached(event->point, recorded(event)) ? CU_SUCCESS
-							     : CU_ERROR_NOT_READY;
+							    : CU_ERROR_NOT_READY;
 }
 
 int cuEventSynchronize(struct cu_event *event)

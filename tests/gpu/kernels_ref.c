@@ -11,7 +11,8 @@ static void *reached(const struct kernels_reach *reach, uint64_t address, uint64
 	return reach->at(reach->arg, address, bytes, writing);
 }
 
-struct found { /* a row, for this CPU */
+/* a row, for this CPU */
+struct found {
 	uint8_t *to;
 	const uint8_t *from;
 };

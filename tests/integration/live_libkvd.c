@@ -54,8 +54,8 @@ static void pool_register(struct engine *e)
 	const char *text;
 
 	field.buffer = kvd_layout_buffer(layout, PAGES * PAGE_BYTES);
-	kvd_layout_heads(layout, kvd_layout_view(layout, "kv", PAGE_TOKENS, PAGES), 0, KVD_NHD,
-			 &field);
+	kvd_layout_heads(layout, kvd_layout_view(layout, "kv", PAGE_TOKENS, PAGES), 0,
+			 KVD_NHD, &field);
 	live_well(NULL, kvd_layout_text(layout, &text));
 	args.layout = text;
 	live_well(e->client, kvd_pool_register(e->client, &args, NULL, &e->pool));
@@ -79,8 +79,8 @@ static void engine_open(struct fixture *f, struct engine *e, enum kvd_region_kin
 
 		assert_true(fd >= 0);
 		assert_int_equal(ftruncate(fd, PAGES * PAGE_BYTES), 0);
-		e->bytes = mmap(NULL, PAGES * PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
-				fd, 0);
+		e->bytes = mmap(NULL, PAGES * PAGE_BYTES, PROT_READ | PROT_WRITE,
+				MAP_SHARED, fd, 0);
 		assert_true(e->bytes != MAP_FAILED);
 		close(fd);
 		args.shm_name = shm;
@@ -168,11 +168,12 @@ static struct kvd_room *room_open(struct engine *e, uint64_t number, enum kvd_ro
 	return room;
 }
 
-static void send_pages(struct engine *e, struct kvd_room *room, uint32_t seq, uint32_t pages,
-		       bool last)
+static void send_pages(struct engine *e, struct kvd_room *room, uint32_t seq,
+		       uint32_t pages, bool last)
 {
 	struct kvd_view view = {.pages = pages_a, .page_count = pages};
-	struct kvd_send_args args = {.seq = seq, .views = &view, .view_count = 1, .last = last};
+	struct kvd_send_args args = {
+		.seq = seq, .views = &view, .view_count = 1, .last = last};
 
 	live_well(e->client, kvd_room_send(room, &args, NULL));
 }
@@ -344,7 +345,8 @@ static void daemon_upgraded_under_live_engines(void **state)
 	for (int i = 0; i < WAIT_MS && r != -KVD_E_DRAIN; i++) {
 		r = kvd_room_open(f->a.client, &args, NULL, &refused);
 		if (!r) { /* it has not looked yet */
-			live_well(f->a.client, kvd_room_abort(refused, "too early", NULL));
+			live_well(f->a.client,
+				  kvd_room_abort(refused, "too early", NULL));
 			assert_int_equal(kvd_room_wait(refused, KVD_SUCCESS, WAIT_MS),
 					 KVD_FAILED);
 			live_well(f->a.client, kvd_room_close(refused, NULL));
@@ -353,9 +355,10 @@ static void daemon_upgraded_under_live_engines(void **state)
 	assert_int_equal(r, -KVD_E_DRAIN);
 	assert_true(kvd_last_error(f->a.client)->retryable);
 	/* the running one ends well */
-	struct kvd_view rest = {.pages = pages_a + 1, .page_count = 2,
-				.first_token = PAGE_TOKENS};
-	struct kvd_send_args last = {.seq = 1, .views = &rest, .view_count = 1, .last = true};
+	struct kvd_view rest = {
+		.pages = pages_a + 1, .page_count = 2, .first_token = PAGE_TOKENS};
+	struct kvd_send_args last = {
+		.seq = 1, .views = &rest, .view_count = 1, .last = true};
 
 	live_well(f->a.client, kvd_room_send(from, &last, NULL));
 	assert_int_equal(kvd_room_wait(to, KVD_SUCCESS, WAIT_MS), KVD_SUCCESS);
@@ -425,8 +428,8 @@ static void daemon_killed_again_and_again_under_an_event_loop(void **state)
 /* In the namespace: 0, or the line that failed. */
 static int side_car(struct fixture *f, int say, int hear)
 {
-	struct kvd_options o = {.socket = f->daemon.socket, .client = "side car",
-				.timeout_ms = WAIT_MS};
+	struct kvd_options o = {
+		.socket = f->daemon.socket, .client = "side car", .timeout_ms = WAIT_MS};
 	struct kvd_memory memory;
 	struct engine e = {.client = NULL};
 	struct kvd_room_args args = {.room = 25, .role = KVD_SEND};
@@ -561,21 +564,25 @@ static void rooms_by_the_thousand_without_blocking(void **state)
 	args.pool = f->a.pool;
 	for (unsigned int i = 0; i < ROOMS; i++) {
 		args.room = i;
-		live_well(f->a.client, kvd_room_open(f->a.client, &args, &call, &rooms[i]));
+		live_well(f->a.client,
+			  kvd_room_open(f->a.client, &args, &call, &rooms[i]));
 	}
 	tally_wait(&f->a, &t, ROOMS);
-	assert_int_equal(kvd_room_states((const struct kvd_room *const *)rooms, ROOMS, states), 0);
+	assert_int_equal(
+		kvd_room_states((const struct kvd_room *const *)rooms, ROOMS, states), 0);
 	for (unsigned int i = 0; i < ROOMS; i++)
 		live_well(f->a.client, kvd_room_abort(rooms[i], NULL, &call));
 	tally_wait(&f->a, &t, 2 * ROOMS);
-	while (kvd_room_states((const struct kvd_room *const *)rooms, ROOMS, states) < ROOMS)
+	while (kvd_room_states((const struct kvd_room *const *)rooms, ROOMS, states) <
+	       ROOMS)
 		poll(NULL, 0, 1);
 	for (unsigned int i = 0; i < ROOMS; i++)
 		live_well(f->a.client, kvd_room_close(rooms[i], &call));
 	tally_wait(&f->a, &t, 3 * ROOMS);
 }
 
-/* ---- transfers ---------------------------------------------------------------------- */
+/* ---- transfers ----------------------------------------------------------------------
+ */
 
 static void on_notif(void *arg, const char *from, const void *data, size_t bytes)
 {
@@ -595,9 +602,13 @@ static void xfer_writes_where_it_was_told_and_says_so(void **state)
 	struct kvd_dlist *local, *remote;
 	struct kvd_xfer *xfer;
 	struct kvd_desc descs[3] = {0}, theirs[2] = {0};
-	struct kvd_xfer_args args = {.op = KVD_WRITE, .local_index = from, .remote_index = to,
-				     .local_index_count = 2, .remote_index_count = 2,
-				     .notif = "ready", .notif_bytes = 5};
+	struct kvd_xfer_args args = {.op = KVD_WRITE,
+				     .local_index = from,
+				     .remote_index = to,
+				     .local_index_count = 2,
+				     .remote_index_count = 2,
+				     .notif = "ready",
+				     .notif_bytes = 5};
 	unsigned int notifs = 0;
 	uint64_t attach;
 
@@ -605,8 +616,9 @@ static void xfer_writes_where_it_was_told_and_says_so(void **state)
 	engine_open(f, &f->b, KVD_REGION_MEMFD);
 	fill(&f->a);
 	for (unsigned int i = 0; i < 3; i++)
-		descs[i] = (struct kvd_desc){(uintptr_t)f->a.bytes + pages_a[i] * PAGE_BYTES,
-					     PAGE_BYTES, 0, 0};
+		descs[i] =
+			(struct kvd_desc){(uintptr_t)f->a.bytes + pages_a[i] * PAGE_BYTES,
+					  PAGE_BYTES, 0, 0};
 	theirs[0] = (struct kvd_desc){(uintptr_t)f->b.bytes + pages_b[2] * PAGE_BYTES,
 				      PAGE_BYTES, 0, 0};
 	theirs[1] = (struct kvd_desc){(uintptr_t)f->b.bytes + pages_b[0] * PAGE_BYTES,
@@ -614,7 +626,8 @@ static void xfer_writes_where_it_was_told_and_says_so(void **state)
 	live_well(f->b.client, kvd_session_key(f->b.client, 0, &key));
 	live_well(f->a.client, kvd_peer_attach(f->a.client, NULL, &key, 0, &attach));
 	live_well(f->a.client, kvd_dlist_prep(f->a.client, 0, descs, 3, NULL, &local));
-	live_well(f->a.client, kvd_dlist_prep(f->a.client, attach, theirs, 2, NULL, &remote));
+	live_well(f->a.client,
+		  kvd_dlist_prep(f->a.client, attach, theirs, 2, NULL, &remote));
 	args.local = local;
 	args.remote = remote;
 	live_well(f->a.client, kvd_xfer_start(f->a.client, &args, NULL, &xfer));
@@ -627,7 +640,8 @@ static void xfer_writes_where_it_was_told_and_says_so(void **state)
 	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
 	assert_int_equal(f->b.bytes[pages_b[0] * PAGE_BYTES], pattern(0, 0));
 	for (int i = 0; i < 1000 && notifs < 2; i++)
-		live_well(f->b.client, kvd_notif_drain(f->b.client, 0, on_notif, &notifs));
+		live_well(f->b.client,
+			  kvd_notif_drain(f->b.client, 0, on_notif, &notifs));
 	assert_int_equal(notifs, 2);
 	live_well(f->a.client, kvd_xfer_release(xfer, NULL));
 	live_well(f->a.client, kvd_dlist_free(local, NULL));
@@ -644,7 +658,8 @@ static void dlist_long_is_taken_from_a_memfd(void **state)
 	engine_open(f, &f->a, KVD_REGION_MEMFD);
 	for (unsigned int i = 0; i < COUNT; i++)
 		descs[i] = (struct kvd_desc){(uintptr_t)f->a.bytes + i * 16, 16, 0, 0};
-	live_well(f->a.client, kvd_dlist_prep(f->a.client, 0, descs, COUNT, NULL, &dlist));
+	live_well(f->a.client,
+		  kvd_dlist_prep(f->a.client, 0, descs, COUNT, NULL, &dlist));
 	assert_int_equal(kvd_dlist_count(dlist), COUNT);
 	live_well(f->a.client, kvd_dlist_free(dlist, NULL));
 	descs[COUNT - 1].address = 4096;

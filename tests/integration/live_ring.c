@@ -95,7 +95,8 @@ static struct kvd_dlist *list_rows(struct side *s, uint64_t attach, const void *
 	struct kvd_dlist *dlist = NULL;
 
 	for (uint32_t i = 0; i < rows; i++) {
-		table[3 * i] = (uint64_t)(uintptr_t)base + (uint64_t)(i % ROWS) * ROW_BYTES;
+		table[3 * i] =
+			(uint64_t)(uintptr_t)base + (uint64_t)(i % ROWS) * ROW_BYTES;
 		table[3 * i + 1] = ROW_BYTES;
 		table[3 * i + 2] = 7;
 	}
@@ -133,7 +134,8 @@ static void sides_open(struct fixture *f)
 	f->a.theirs = list_rows(&f->a, f->a.attach, f->b.memory.address, ROWS);
 }
 
-static struct kvd_xfer *make(struct side *s, const uint32_t *from, const uint32_t *to, size_t n)
+static struct kvd_xfer *make(struct side *s, const uint32_t *from, const uint32_t *to,
+			     size_t n)
 {
 	struct kvd_xfer_args args = {.op = KVD_WRITE,
 				     .local = s->own,
@@ -186,11 +188,13 @@ static void post_moves_the_rows_and_again(void **state)
 	assert_int_equal(kvd_xfer_state(xfer), KVD_BOOTSTRAPPING);
 	for (uint8_t round = 1; round < 20; round++) {
 		for (int i = 0; i < 3; i++)
-			memset(bytes_of(&f->a) + from[i] * ROW_BYTES, round * 3 + i, ROW_BYTES);
+			memset(bytes_of(&f->a) + from[i] * ROW_BYTES, round * 3 + i,
+			       ROW_BYTES);
 		live_well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
 		assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
 		for (int i = 0; i < 3; i++)
-			assert_int_equal(bytes_of(&f->b)[to[i] * ROW_BYTES + 77], round * 3 + i);
+			assert_int_equal(bytes_of(&f->b)[to[i] * ROW_BYTES + 77],
+					 round * 3 + i);
 	}
 	live_well(f->a.client, kvd_xfer_read(xfer, &st));
 	assert_int_equal(st.bytes, 3 * ROW_BYTES);
@@ -273,7 +277,8 @@ static void notifications_come_in_order_and_are_counted(void **state)
 	assert_int_equal(kvd_notif_waiting(f->b.client), 0);
 }
 
-/* ---- what must be refused ------------------------------------------------------------ */
+/* ---- what must be refused ------------------------------------------------------------
+ */
 
 static void list_of_foreign_memory_fails_with_words(void **state)
 {
@@ -314,17 +319,23 @@ static void what_can_be_seen_here_is_refused_here(void **state)
 	int status;
 
 	sides_open(f);
-	args = (struct kvd_xfer_args){.op = KVD_READ, .local = f->a.own, .remote = f->a.theirs,
-				      .local_index = &outside, .remote_index = &row,
-				      .local_index_count = 1, .remote_index_count = 1};
+	args = (struct kvd_xfer_args){.op = KVD_READ,
+				      .local = f->a.own,
+				      .remote = f->a.theirs,
+				      .local_index = &outside,
+				      .remote_index = &row,
+				      .local_index_count = 1,
+				      .remote_index_count = 1};
 	assert_int_equal(kvd_xfer_make(f->a.client, &args, &xfer), -KVD_E_RANGE);
 	args.local_index = two;
 	args.local_index_count = 2;
 	assert_int_equal(kvd_xfer_make(f->a.client, &args, &xfer), -KVD_E_INVAL);
 	args.local = f->a.theirs;
 	assert_int_equal(kvd_xfer_make(f->a.client, &args, &xfer), -KVD_E_INVAL);
-	assert_int_equal(kvd_dlist_rows(f->a.client, 0, table, 0, 3, &dlist), -KVD_E_INVAL);
-	assert_int_equal(kvd_dlist_rows(f->a.client, 0, table, 1, 5, &dlist), -KVD_E_INVAL);
+	assert_int_equal(kvd_dlist_rows(f->a.client, 0, table, 0, 3, &dlist),
+			 -KVD_E_INVAL);
+	assert_int_equal(kvd_dlist_rows(f->a.client, 0, table, 1, 5, &dlist),
+			 -KVD_E_INVAL);
 	xfer = make(&f->a, &row, &row, 1);
 	child = fork();
 	if (!child)
@@ -334,7 +345,8 @@ static void what_can_be_seen_here_is_refused_here(void **state)
 	send_row(f, 1, 1, 1);
 }
 
-/* A transfer under way cannot be posted; stopped, it ends; dropped, its slot comes back. */
+/* A transfer under way cannot be posted; stopped, it ends; dropped, its slot comes back.
+ */
 static void stop_and_drop_end_what_runs(void **state)
 {
 	struct fixture *f = *state;
@@ -359,7 +371,8 @@ static void stop_and_drop_end_what_runs(void **state)
 	send_row(f, 2, 3, 4);
 }
 
-/* ---- the daemon's end ------------------------------------------------------------------ */
+/* ---- the daemon's end
+ * ------------------------------------------------------------------ */
 
 static void daemon_killed_fails_posts_and_the_next_one_serves(void **state)
 {
@@ -381,7 +394,8 @@ static void daemon_killed_fails_posts_and_the_next_one_serves(void **state)
 	live_well(f->a.client, kvd_xfer_drop(xfer));
 	live_daemon_start(&f->daemon);
 	side_close(&f->b);
-	side_open(f, &f->b, "b"); /* waits for the daemon; a comes back with its next call */
+	side_open(f, &f->b,
+		  "b"); /* waits for the daemon; a comes back with its next call */
 	attach(f);
 	while (!list_until(f->a.own))
 		kvd_poll(f->a.client, 10);
@@ -462,7 +476,8 @@ static void daemon_killed_at_any_moment_hangs_no_reader(void **state)
 	kvd_close(live_daemon_client(&f->daemon, "the next one serves", WAIT_MS));
 }
 
-/* ---- an engine with its own ideas -------------------------------------------------------- */
+/* ---- an engine with its own ideas
+ * -------------------------------------------------------- */
 
 struct raw {
 	int fd, event;
@@ -482,7 +497,8 @@ static void raw_say(const struct raw *raw, const char *line)
 }
 
 /* What comes until `end` is seen or the connection ends; fds of it. */
-static void raw_hear(const struct raw *raw, char *text, size_t bytes, int *fds, int fd_max)
+static void raw_hear(const struct raw *raw, char *text, size_t bytes, int *fds,
+		     int fd_max)
 {
 	char control[CMSG_SPACE(sizeof(int) * 8)];
 	size_t len = 0;
@@ -491,7 +507,9 @@ static void raw_hear(const struct raw *raw, char *text, size_t bytes, int *fds, 
 	memset(text, 0, bytes);
 	while (n > 0 && !strchr(text, '\n') && len + 1 < bytes) {
 		struct iovec iov = {text + len, bytes - len - 1};
-		struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control,
+		struct msghdr msg = {.msg_iov = &iov,
+				     .msg_iovlen = 1,
+				     .msg_control = control,
 				     .msg_controllen = sizeof(control)};
 		struct pollfd p = {.fd = raw->fd, .events = POLLIN};
 
@@ -499,8 +517,10 @@ static void raw_hear(const struct raw *raw, char *text, size_t bytes, int *fds, 
 		n = recvmsg(raw->fd, &msg, MSG_CMSG_CLOEXEC);
 		if (n > 0)
 			len += (size_t)n;
-		for (struct cmsghdr *c = CMSG_FIRSTHDR(&msg); n > 0 && c; c = CMSG_NXTHDR(&msg, c))
-			for (size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
+		for (struct cmsghdr *c = CMSG_FIRSTHDR(&msg); n > 0 && c;
+		     c = CMSG_NXTHDR(&msg, c))
+			for (size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+			     i++) {
 				int fd;
 
 				memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(fd));
@@ -526,7 +546,8 @@ static void raw_open(struct fixture *f, struct raw *raw)
 	raw_say(raw, "{\"id\":1,\"cmd\":\"hello\",\"proto\":1,\"client\":\"raw\"}\n");
 	raw_hear(raw, text, sizeof(text), NULL, 0);
 	snprintf(line, sizeof(line),
-		 "{\"id\":2,\"cmd\":\"session.share\",\"entries\":%u,\"arena_bytes\":%u}\n",
+		 "{\"id\":2,\"cmd\":\"session.share\",\"entries\":%u,\"arena_bytes\":%u}"
+		 "\n",
 		 RAW_ENTRIES, RAW_ARENA);
 	raw_say(raw, line);
 	raw_hear(raw, text, sizeof(text), fds, 3);
@@ -562,7 +583,8 @@ static void raw_push(struct raw *raw, const struct kvd_ring_entry *e)
 }
 
 /* The daemon throws it out, and says why. */
-static void raw_is_ended(struct fixture *f, const struct kvd_ring_entry *e, const char *why)
+static void raw_is_ended(struct fixture *f, const struct kvd_ring_entry *e,
+			 const char *why)
 {
 	char text[4096];
 	struct raw raw;
@@ -583,7 +605,8 @@ static void entries_that_break_the_protocol_end_the_session(void **state)
 	char text[4096];
 
 	raw_is_ended(f, &e, "unknown op 99");
-	e = (struct kvd_ring_entry){.op = KVD_RING_LIST, .n0 = 1, .n1 = 3, .slot = 5, .gen = 1};
+	e = (struct kvd_ring_entry){
+		.op = KVD_RING_LIST, .n0 = 1, .n1 = 3, .slot = 5, .gen = 1};
 	raw_is_ended(f, &e, "slot 5 is none of the engine's");
 	e.slot = UINT32_MAX;
 	raw_is_ended(f, &e, "none of the engine's");
@@ -603,7 +626,8 @@ static void entries_that_break_the_protocol_end_the_session(void **state)
 	e.offset = 0;
 	e.n0 = UINT32_MAX;
 	raw_is_ended(f, &e, "outside the arena");
-	e = (struct kvd_ring_entry){.op = KVD_RING_POST, .a = KVD_RING_IDS + 70000, .gen = 1};
+	e = (struct kvd_ring_entry){
+		.op = KVD_RING_POST, .a = KVD_RING_IDS + 70000, .gen = 1};
 	raw_is_ended(f, &e, "none of this session");
 	e = (struct kvd_ring_entry){.op = KVD_RING_ABORT, .n0 = 4};
 	raw_is_ended(f, &e, "role 4");
@@ -637,9 +661,11 @@ static void entries_that_are_late_or_refused_harm_nobody(void **state)
 	raw_push(&raw, &e);
 	e = (struct kvd_ring_entry){.op = KVD_RING_NOTIFY, .a = 1, .bytes = 100};
 	raw_push(&raw, &e);
-	e = (struct kvd_ring_entry){.op = KVD_RING_LIST, .n1 = 4, .slot = 65536, .gen = 1};
+	e = (struct kvd_ring_entry){
+		.op = KVD_RING_LIST, .n1 = 4, .slot = 65536, .gen = 1};
 	raw_push(&raw, &e); /* no rows: refused */
-	e = (struct kvd_ring_entry){.op = KVD_RING_XFER, .a = 7, .b = 8, .slot = 65537, .gen = 1};
+	e = (struct kvd_ring_entry){
+		.op = KVD_RING_XFER, .a = 7, .b = 8, .slot = 65537, .gen = 1};
 	raw_push(&raw, &e); /* no lists: refused */
 	raw_say(&raw, "{\"id\":3,\"cmd\":\"xfer.state\",\"xfer\":281474976776193}\n");
 	raw_hear(&raw, text, sizeof(text), NULL, 0);
@@ -675,7 +701,7 @@ static struct kvd_ring_entry plausible(unsigned int *seed)
 		.slot = 65536 + below(seed, 8),
 		.gen = 1 + below(seed, 4),
 		.a = below(seed, 3) ? KVD_RING_IDS + 65536 + below(seed, 8)
-				       : below(seed, 10),
+				    : below(seed, 10),
 		.b = KVD_RING_IDS + 65536 + below(seed, 8),
 		.offset = below(seed, RAW_ARENA),
 		.n0 = below(seed, 40),
@@ -689,7 +715,8 @@ static void *scribble(void *arg)
 	struct scribbler *s = arg;
 	const uint64_t one = 1;
 	uint64_t *words = (uint64_t *)(void *)s->raw->ring;
-	const size_t count = (KVD_RING_HEADER_BYTES + RAW_ENTRIES * KVD_RING_ENTRY_BYTES) / 8;
+	const size_t count =
+		(KVD_RING_HEADER_BYTES + RAW_ENTRIES * KVD_RING_ENTRY_BYTES) / 8;
 
 	while (!__atomic_load_n(&s->stop, __ATOMIC_RELAXED)) {
 		struct kvd_ring_entry e = plausible(&s->seed);
@@ -727,7 +754,8 @@ static void scribbler_hurts_only_itself(void **state)
 		p.fd = raw.fd;
 		assert_int_equal(pthread_create(&thread, NULL, scribble, &s), 0);
 		for (uint32_t i = 0; i < 20; i++)
-			send_row(f, (round + i) % ROWS, (round * 7 + i) % ROWS, (uint8_t)(round + i));
+			send_row(f, (round + i) % ROWS, (round * 7 + i) % ROWS,
+				 (uint8_t)(round + i));
 		ended += poll(&p, 1, 0) == 1;
 		__atomic_store_n(&s.stop, true, __ATOMIC_RELAXED);
 		pthread_join(thread, NULL);
@@ -746,7 +774,8 @@ static void eventfd_made_blocking_holds_nobody(void **state)
 
 	sides_open(f);
 	raw_open(f, &raw);
-	assert_int_equal(fcntl(raw.event, F_SETFL, fcntl(raw.event, F_GETFL) & ~O_NONBLOCK), 0);
+	assert_int_equal(
+		fcntl(raw.event, F_SETFL, fcntl(raw.event, F_GETFL) & ~O_NONBLOCK), 0);
 	for (int i = 0; i < 200; i++) {
 		struct pollfd p = {.fd = raw.event, .events = POLLIN};
 

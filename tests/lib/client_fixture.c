@@ -16,8 +16,8 @@
 static int setup(void **state, bool manual)
 {
 	struct client_fixture *f = calloc(1, sizeof(*f));
-	struct kvd_options o = {.client = "test", .timeout_ms = 20000,
-				.manual_reconnect = manual};
+	struct kvd_options o = {
+		.client = "test", .timeout_ms = 20000, .manual_reconnect = manual};
 
 	fake_kvd_start(&f->fake);
 	o.socket = fake_kvd_path(f->fake);
@@ -84,8 +84,8 @@ struct kvd_region *client_region_make(struct client_fixture *f)
 struct kvd_pool *client_pool_make(struct client_fixture *f)
 {
 	struct kvd_region *region = client_region_make(f);
-	struct kvd_pool_args args = {.layout = "{\"rank\":0}", .regions = &region,
-				     .region_count = 1};
+	struct kvd_pool_args args = {
+		.layout = "{\"rank\":0}", .regions = &region, .region_count = 1};
 	struct kvd_pool *pool;
 
 	fake_kvd_answer(f->fake, OK ",\"pool\":4,\"bytes\":4096}");
@@ -94,9 +94,11 @@ struct kvd_pool *client_pool_make(struct client_fixture *f)
 }
 
 /* hello, region.register, pool.register and room.open are lines 0 … 3. */
-struct kvd_room *client_room_make(struct client_fixture *f, unsigned int slot, uint32_t gen)
+struct kvd_room *client_room_make(struct client_fixture *f, unsigned int slot,
+				  uint32_t gen)
 {
-	struct kvd_room_args args = {.room = 77, .role = KVD_SEND, .pool = client_pool_make(f)};
+	struct kvd_room_args args = {
+		.room = 77, .role = KVD_SEND, .pool = client_pool_make(f)};
 	struct kvd_room *room;
 	char answer[128];
 

@@ -16,7 +16,7 @@ struct client_fixture {
 	struct kvd_error error;
 };
 
-int client_fixture_setup(void **state); /* reconnects when told */
+int client_fixture_setup(void **state);	     /* reconnects when told */
 int client_fixture_setup_auto(void **state); /* by itself */
 int client_fixture_teardown(void **state);
 

@@ -55,9 +55,8 @@ void cluster_wrap_events(void (*wrap)(struct kvd *kvd, struct handshake_events *
 
 static int bootstrap_of(struct kvd *kvd)
 {
-	const struct bootstrap_args args = {.loop = kvd->loop,
-					    .peers = kvd->peers,
-					    .endpoint = kvd->link->endpoint};
+	const struct bootstrap_args args = {
+		.loop = kvd->loop, .peers = kvd->peers, .endpoint = kvd->link->endpoint};
 
 	return bootstrap_new(&args, &kvd->bootstrap);
 }
@@ -65,7 +64,8 @@ static int bootstrap_of(struct kvd *kvd)
 static void node_new(struct cluster *c, unsigned int i, const char *endpoint)
 {
 	static const char *const transports[] = {"shm", NULL};
-	const struct config_source source = {.path = "/dev/null", .transports = transports};
+	const struct config_source source = {.path = "/dev/null",
+					     .transports = transports};
 	struct node *node = &c->nodes[i];
 	struct kvd *kvd = &node->kvd;
 	struct handshake_events events = events_of(kvd);
@@ -187,7 +187,8 @@ void cluster_run(struct cluster *c, uint64_t ns)
 		loop_turn(c->loop, end - loop_now_ns(c->loop));
 }
 
-void cluster_until(struct cluster *c, bool (*holds)(void *arg), void *arg, const char *what)
+void cluster_until(struct cluster *c, bool (*holds)(void *arg), void *arg,
+		   const char *what)
 {
 	uint64_t end = loop_now_ns(c->loop) + 1000 * LOOP_NS_PER_S;
 
@@ -202,7 +203,8 @@ struct session *cluster_engine(struct cluster *c, unsigned int node, const char 
 {
 	struct session *session;
 
-	must(session_new(&c->nodes[node].kvd, &(struct session_peer){.fd = -1}, NULL, &session));
+	must(session_new(&c->nodes[node].kvd, &(struct session_peer){.fd = -1}, NULL,
+			 &session));
 	must(session_greet(session, name, ""));
 	return session;
 }
@@ -312,7 +314,8 @@ static const char *code_of(const cJSON *answer)
 {
 	const cJSON *error = cJSON_GetObjectItemCaseSensitive(answer, "error");
 
-	return error ? cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(error, "code"))
+	return error ? cJSON_GetStringValue(
+			       cJSON_GetObjectItemCaseSensitive(error, "code"))
 		     : "ok";
 }
 
@@ -359,7 +362,8 @@ static uint64_t field_bytes(const struct cache *k)
 	return (uint64_t)k->pages * k->page_tokens * k->units * k->unit_bytes;
 }
 
-static void add_field(cJSON *fields, const struct cache *k, const char *name, uint64_t offset)
+static void add_field(cJSON *fields, const struct cache *k, const char *name,
+		      uint64_t offset)
 {
 	cJSON *f = cJSON_CreateObject();
 	double token = (double)k->units * k->unit_bytes;
@@ -442,7 +446,8 @@ void cluster_cache(struct cluster *c, struct session *session, const char *pool,
 	k->base = mmap(NULL, k->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, k->fd, 0);
 	assert_ptr_not_equal(k->base, MAP_FAILED);
 	snprintf(text, sizeof(text),
-		 "{\"cmd\":\"region.register\",\"kind\":\"memfd\",\"fd\":0,\"length\":%llu,"
+		 "{\"cmd\":\"region.register\",\"kind\":\"memfd\",\"fd\":0,\"length\":%"
+		 "llu,"
 		 "\"address\":\"%llu\"}",
 		 (unsigned long long)k->bytes, (unsigned long long)(uintptr_t)k->base);
 	answer = call(c, session, dup(k->fd), text, NULL);
@@ -467,11 +472,13 @@ void cache_close(struct cache *k)
 }
 
 uint8_t *cache_at(const struct cache *k, unsigned int layer, unsigned int field,
-		  unsigned int page, unsigned int token, unsigned int unit, unsigned int b)
+		  unsigned int page, unsigned int token, unsigned int unit,
+		  unsigned int b)
 {
 	uint64_t at = (2ull * layer + field) * field_bytes(k);
 
-	at += (((uint64_t)page * k->page_tokens + token) * k->units + unit - k->first_unit) *
+	at += (((uint64_t)page * k->page_tokens + token) * k->units + unit -
+	       k->first_unit) *
 	      k->unit_bytes;
 	return k->base + at + b;
 }

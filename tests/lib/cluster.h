@@ -51,7 +51,8 @@ void cluster_new(struct cluster *c, uint64_t seed, unsigned int nodes);
 void cluster_free(struct cluster *c); /* fails if a room, session or pool is left */
 void cluster_run(struct cluster *c, uint64_t ns); /* of virtual time */
 /* Turn until it holds; fails after 100 s of virtual time. */
-void cluster_until(struct cluster *c, bool (*holds)(void *arg), void *arg, const char *what);
+void cluster_until(struct cluster *c, bool (*holds)(void *arg), void *arg,
+		   const char *what);
 
 /* Nodes made from now on hand their events to `wrap` before they are used. */
 void cluster_wrap_events(void (*wrap)(struct kvd *kvd, struct handshake_events *events));
@@ -90,7 +91,8 @@ void cluster_cache(struct cluster *c, struct session *session, const char *pool,
 void cache_close(struct cache *cache);
 /* Byte `b` of unit u (the model's number) of token t in layer l, field f. */
 uint8_t *cache_at(const struct cache *cache, unsigned int layer, unsigned int field,
-		  unsigned int page, unsigned int token, unsigned int unit, unsigned int b);
+		  unsigned int page, unsigned int token, unsigned int unit,
+		  unsigned int b);
 uint8_t *cache_aux(const struct cache *cache, unsigned int slot);
 
 /* State of a room as SGLang polls it; -1: not there. */

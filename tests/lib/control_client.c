@@ -49,7 +49,8 @@ int open_fds(void)
 void mini_config(struct mini *mini)
 {
 	*mini = (struct mini){.fds_before = open_fds()};
-	assert_non_null(mkdtemp(tmp_path(mini->dir, sizeof(mini->dir), "kvd-test-XXXXXX")));
+	assert_non_null(
+		mkdtemp(tmp_path(mini->dir, sizeof(mini->dir), "kvd-test-XXXXXX")));
 	mini->config = (struct config){.name = "mini",
 				       .socket_mode = 0600,
 				       .sessions_max = 64,

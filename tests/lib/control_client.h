@@ -16,11 +16,12 @@
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"
 
-struct mini { /* the daemon */
+/* the daemon */
+struct mini {
 	struct kvd kvd;
 	struct config config;
 	char dir[64];
-	int fds_before; /* open descriptors before it was made */
+	int fds_before;	     /* open descriptors before it was made */
 	bool inline_helpers; /* offloaded work runs in this thread: allocation sweeps */
 };
 
@@ -49,7 +50,7 @@ struct client {
 
 void client_connect(struct client *client, struct mini *mini);
 void client_open(struct client *client, struct mini *mini); /* and hello */
-void client_close(struct client *client); /* NULL-safe, idempotent */
+void client_close(struct client *client);		    /* NULL-safe, idempotent */
 /* Send bytes as they are; returns how many went out before the daemon closed. */
 size_t client_send(struct client *client, const void *bytes, size_t len);
 void client_send_fds(struct client *client, const char *text, const int *fds,

@@ -31,8 +31,9 @@
 #define SCRIPT_MAX 64u
 #define LOG_MAX 512u
 #define LINE_MAX_BYTES 16384u
-#define PAGE_BYTES (sizeof(struct kvd_status_header) + \
-		    FAKE_KVD_SLOTS * sizeof(struct kvd_status_slot))
+#define PAGE_BYTES                          \
+	(sizeof(struct kvd_status_header) + \
+	 FAKE_KVD_SLOTS * sizeof(struct kvd_status_slot))
 
 struct shared {
 	_Atomic unsigned int script_head, script_tail; /* tail: next to be used */
@@ -64,7 +65,8 @@ struct conn {
 	char id[32], prev[32];
 };
 
-static void send_fds(int fd, const char *text, size_t len, const int *fds, unsigned int count)
+static void send_fds(int fd, const char *text, size_t len, const int *fds,
+		     unsigned int count)
 {
 	union {
 		struct cmsghdr align;
@@ -132,7 +134,8 @@ static bool conn_answer(struct fake_kvd *f, struct conn *conn, const char *line)
 			 "\"name\":\"fake\",\"instance\":\"%032x\",\"pid\":%d,"
 			 "\"session\":7,\"epoch\":\"77\",\"endpoint\":\"tcp://[::1]:1\","
 			 "\"status\":{\"slots\":%u,\"bytes\":%zu}}",
-			 (unsigned int)getpid(), (int)getpid(), FAKE_KVD_SLOTS, PAGE_BYTES);
+			 (unsigned int)getpid(), (int)getpid(), FAKE_KVD_SLOTS,
+			 PAGE_BYTES);
 		fd_count = !atomic_load(&sh->hello_set);
 		answer = fd_count ? page : sh->hello;
 		atomic_store(&sh->hello_set, false);
@@ -175,7 +178,9 @@ static bool conn_read(struct fake_kvd *f, struct conn *conn)
 		char bytes[CMSG_SPACE(16 * sizeof(int))];
 	} control;
 	struct iovec iov = {conn->in + conn->len, sizeof(conn->in) - conn->len};
-	struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes,
+	struct msghdr msg = {.msg_iov = &iov,
+			     .msg_iovlen = 1,
+			     .msg_control = control.bytes,
 			     .msg_controllen = sizeof(control.bytes)};
 	ssize_t n = recvmsg(conn->fd, &msg, MSG_CMSG_CLOEXEC);
 	struct cmsghdr *c;
@@ -229,7 +234,8 @@ static void page_new(struct fake_kvd *f)
 	assert_true(f->page_fd >= 0);
 	assert_int_equal(ftruncate(f->page_fd, (off_t)PAGE_BYTES), 0);
 	assert_int_equal(fcntl(f->page_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
-	f->page = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, f->page_fd, 0);
+	f->page =
+		mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, f->page_fd, 0);
 	assert_true(f->page != MAP_FAILED);
 	f->page->magic = KVD_STATUS_MAGIC;
 	f->page->slots = FAKE_KVD_SLOTS;
@@ -359,8 +365,8 @@ struct kvd_status_slot *fake_kvd_slot(struct fake_kvd *f, unsigned int slot)
 	return (struct kvd_status_slot *)(void *)(f->page + 1) + slot;
 }
 
-void fake_kvd_word(struct fake_kvd *f, unsigned int slot, uint32_t gen, unsigned int state,
-		   unsigned int flags, unsigned int error)
+void fake_kvd_word(struct fake_kvd *f, unsigned int slot, uint32_t gen,
+		   unsigned int state, unsigned int flags, unsigned int error)
 {
 	__atomic_store_n(&fake_kvd_slot(f, slot)->word,
 			 kvd_word_make(gen, state, flags, error), __ATOMIC_RELEASE);

@@ -42,7 +42,8 @@ void fake_kvd_hello(struct fake_kvd *fake, const char *answer);
 
 /* The n-th line that came in, from 0, hello included; waits for it (10 s, then
  * the test fails). fd_count: how many fds came with it. */
-const char *fake_kvd_line(struct fake_kvd *fake, unsigned int n, unsigned int *fd_count_p);
+const char *fake_kvd_line(struct fake_kvd *fake, unsigned int n,
+			  unsigned int *fd_count_p);
 unsigned int fake_kvd_lines(const struct fake_kvd *fake);
 
 struct kvd_status_header *fake_kvd_page(struct fake_kvd *fake);

@@ -170,7 +170,8 @@ static int query_device(struct ibv_context *context, struct ibv_device_attr *att
 	return 0;
 }
 
-static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr)
+static int query_port(struct ibv_context *context, uint8_t port,
+		      struct ibv_port_attr *attr)
 {
 	if (port != 1)
 		return EINVAL;
@@ -187,7 +188,8 @@ static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port
 }
 
 /* The same address twice: RoCE v1 and v2, as adapters have it. */
-static int query_gid(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid)
+static int query_gid(struct ibv_context *context, uint8_t port, int index,
+		     union ibv_gid *gid)
 {
 	(void)port;
 	if (index > 1 || fake_strike_raw())
@@ -428,10 +430,11 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *address, size_t length, in
 		errno = fabric.rules.reg_errno ? fabric.rules.reg_errno : EFAULT;
 		return NULL;
 	}
-	return mr_make(pd,
-		       &(struct fake_verbs_mr){.address = address, .length = length,
-					       .access = access, .fd = -1},
-		       fd, offset);
+	return mr_make(
+		pd,
+		&(struct fake_verbs_mr){
+			.address = address, .length = length, .access = access, .fd = -1},
+		fd, offset);
 }
 
 static struct ibv_mr *reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length,
@@ -447,8 +450,11 @@ static struct ibv_mr *reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t l
 	}
 	return mr_make(pd,
 		       &(struct fake_verbs_mr){.address = (void *)(uintptr_t)iova,
-					       .length = length, .offset = offset,
-					       .iova = iova, .access = access, .fd = fd},
+					       .length = length,
+					       .offset = offset,
+					       .iova = iova,
+					       .access = access,
+					       .fd = fd},
 		       fd, offset);
 }
 
@@ -482,8 +488,8 @@ const struct fake_verbs_mr *fake_verbs_mr(unsigned int back)
 }
 
 /* May `length` bytes there be touched with this key? */
-bool fake_allowed(const struct fake_qp *qp, uint64_t address, uint64_t length, uint32_t key,
-		    bool remote, int access)
+bool fake_allowed(const struct fake_qp *qp, uint64_t address, uint64_t length,
+		  uint32_t key, bool remote, int access)
 {
 	uint32_t i = key / KEY_STEP - 1;
 	bool ok;
@@ -491,7 +497,8 @@ bool fake_allowed(const struct fake_qp *qp, uint64_t address, uint64_t length, u
 	if (key < KEY_STEP || key % KEY_STEP != (remote ? 1 : 0))
 		return false;
 	pthread_mutex_lock(&fabric.lock);
-	ok = i < fabric.mr_count && fabric.mrs[i].told.alive && fabric.mrs[i].mr.pd == qp->qp.pd &&
+	ok = i < fabric.mr_count && fabric.mrs[i].told.alive &&
+	     fabric.mrs[i].mr.pd == qp->qp.pd &&
 	     (fabric.mrs[i].told.access & access) == access &&
 	     address >= (uint64_t)(uintptr_t)fabric.mrs[i].mr.addr &&
 	     address + length <=
@@ -554,8 +561,8 @@ void fake_verbs_bus(const char *name, const char *way, int numa_node)
 	put_link(target, path);
 }
 
-unsigned int fake_verbs_device(const char *name, const char *interface, const char *address,
-			       int numa_node)
+unsigned int fake_verbs_device(const char *name, const char *interface,
+			       const char *address, int numa_node)
 {
 	struct fake_device *device = &fabric.devices[fabric.device_count];
 	char path[128], text[16];
@@ -566,14 +573,17 @@ unsigned int fake_verbs_device(const char *name, const char *interface, const ch
 	snprintf(device->device.name, sizeof(device->device.name), "%s", name);
 	snprintf(device->interface, sizeof(device->interface), "%.15s", interface);
 	list_init(&device->contexts);
-	snprintf(path, sizeof(path), "class/infiniband/%s/ports/1/gid_attrs/types/0", name);
+	snprintf(path, sizeof(path), "class/infiniband/%s/ports/1/gid_attrs/types/0",
+		 name);
 	fake_verbs_file(path, "IB/RoCE v1\n");
-	snprintf(path, sizeof(path), "class/infiniband/%s/ports/1/gid_attrs/types/1", name);
+	snprintf(path, sizeof(path), "class/infiniband/%s/ports/1/gid_attrs/types/1",
+		 name);
 	fake_verbs_file(path, "RoCE v2\n");
 	snprintf(path, sizeof(path), "class/infiniband/%s/ports/1/rate", name);
 	fake_verbs_file(path, "100 Gb/sec (4X EDR)\n");
 	if (numa_node >= -1) {
-		snprintf(path, sizeof(path), "class/infiniband/%s/device/numa_node", name);
+		snprintf(path, sizeof(path), "class/infiniband/%s/device/numa_node",
+			 name);
 		snprintf(text, sizeof(text), "%d\n", numa_node);
 		fake_verbs_file(path, text);
 	}
@@ -619,9 +629,13 @@ void fake_verbs_begin(void)
 		fake_broken("there is a fabric already");
 	fabric = (struct fabric){
 		.here = true,
-		.rules = {.max_sge = 30, .max_qp_wr = 4096, .max_cqe = 8192,
-			  .max_rd_atom = 16, .max_mr_bytes = UINT64_C(1) << 40,
-			  .inline_bytes = 128, .memory_node = -1,
+		.rules = {.max_sge = 30,
+			  .max_qp_wr = 4096,
+			  .max_cqe = 8192,
+			  .max_rd_atom = 16,
+			  .max_mr_bytes = UINT64_C(1) << 40,
+			  .inline_bytes = 128,
+			  .memory_node = -1,
 			  .connects_left = -1},
 		.next_port = 20000,
 	};
@@ -643,7 +657,8 @@ void fake_verbs_end(void)
 {
 	char command[128];
 
-	fake_verbs_land();	unsigned int alive = 0;
+	fake_verbs_land();
+	unsigned int alive = 0;
 
 	if (fabric.slow)
 		fake_broken("the wire's clock still runs");
@@ -654,10 +669,11 @@ void fake_verbs_end(void)
 		alive += fabric.mrs[i].told.alive;
 	if (alive || fabric.contexts || fabric.pds || fabric.channels || fabric.cqs ||
 	    fabric.qps || fabric.event_channels)
-		fake_broken("left behind: %u registrations, %u contexts, %u domains, %u + %u "
-			    "channels, %u completion queues, %u queue pairs",
-			    alive, fabric.contexts, fabric.pds, fabric.channels,
-			    fabric.event_channels, fabric.cqs, fabric.qps);
+		fake_broken(
+			"left behind: %u registrations, %u contexts, %u domains, %u + %u "
+			"channels, %u completion queues, %u queue pairs",
+			alive, fabric.contexts, fabric.pds, fabric.channels,
+			fabric.event_channels, fabric.cqs, fabric.qps);
 	snprintf(command, sizeof(command), "rm -rf '%s'", fabric.sysfs);
 	if (system(command) != 0)
 		fake_broken("%s", command);

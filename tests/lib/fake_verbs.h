@@ -23,16 +23,17 @@ struct fake_verbs_rules {
 	int max_sge, max_qp_wr, max_cqe, max_rd_atom;
 	uint64_t max_mr_bytes;
 	uint32_t inline_bytes;
-	int memory_node;      /* of all host memory; -1: not known */
-	int reg_errno;	      /* every registration fails with it */
-	int dmabuf_errno;     /* ... of a dma-buf */
-	bool peermem;	      /* a GPU's memory can be registered by its address */
-	int post_errno;	      /* the next chain fails at its second request */
-	bool farewells_lost;  /* nobody hears of a disconnect */
-	int connects_left;    /* so many more are heard of; -1: all */
+	int memory_node;     /* of all host memory; -1: not known */
+	int reg_errno;	     /* every registration fails with it */
+	int dmabuf_errno;    /* ... of a dma-buf */
+	bool peermem;	     /* a GPU's memory can be registered by its address */
+	int post_errno;	     /* the next chain fails at its second request */
+	bool farewells_lost; /* nobody hears of a disconnect */
+	int connects_left;   /* so many more are heard of; -1: all */
 };
 
-struct fake_verbs_mr { /* the last registrations, as they were asked for */
+/* the last registrations, as they were asked for */
+struct fake_verbs_mr {
 	char device[16];
 	void *address;
 	uint64_t length, offset, iova;
@@ -42,7 +43,7 @@ struct fake_verbs_mr { /* the last registrations, as they were asked for */
 
 struct fake_verbs_count {
 	uint64_t wrs, doorbells, sges, bytes, reads, writes, imms, inlined;
-	uint64_t moves; /* READs and WRITEs that have bytes */
+	uint64_t moves;		/* READs and WRITEs that have bytes */
 	unsigned int sges_most; /* of a request */
 	unsigned int outstanding_reads_most;
 	uint64_t unseen; /* writes into a GPU that had not landed when it was let go */
@@ -53,12 +54,12 @@ void fake_verbs_begin(void);
 /* Takes it out again. Dies of what was left behind or of a broken rule. */
 void fake_verbs_end(void);
 /* One port; its interface has this IPv4 address. Returns its number. */
-unsigned int fake_verbs_device(const char *name, const char *interface, const char *address,
-			       int numa_node);
+unsigned int fake_verbs_device(const char *name, const char *interface,
+			       const char *address, int numa_node);
 /* A PCI device in the sysfs tree, by its way from a root complex
  * ("pci0000:00/0000:00:01.0/0000:01:00.0"); with a name, the adapter of that name. */
 void fake_verbs_bus(const char *name, const char *way, int numa_node);
-const char *fake_verbs_sysfs(void); /* root of the tree */
+const char *fake_verbs_sysfs(void);			  /* root of the tree */
 void fake_verbs_file(const char *path, const char *text); /* in the tree */
 struct fake_verbs_rules *fake_verbs_rules(void);
 struct fake_verbs_count *fake_verbs_count(void);
@@ -93,8 +94,8 @@ void fake_verbs_async(unsigned int device, enum ibv_event_type type);
 void fake_verbs_fail_next(unsigned int device, enum ibv_wc_status status);
 /* ... runs, but its confirmation is lost: so it seems to have failed like that. */
 void fake_verbs_unconfirm_next(unsigned int device, enum ibv_wc_status status);
-/* The so many-th call that makes or uses a loop-back queue pair fails; 0: none. (Of making
- * others, too: they are there when a test says so.) */
+/* The so many-th call that makes or uses a loop-back queue pair fails; 0: none. (Of
+ * making others, too: they are there when a test says so.) */
 void fake_verbs_strike(unsigned int n);
 /* The next request over a loop-back of that device fails like that; none is answered. */
 void fake_verbs_fail_loopback(unsigned int device, enum ibv_wc_status status);
@@ -110,6 +111,7 @@ unsigned int fake_verbs_late(void); /* how many WRITEs arrived */
 /* Connect to a listener as a stranger with these private data; how it ended.
  * `turn` lets the others work while it waits. */
 enum rdma_cm_event_type fake_verbs_knock(unsigned int device, uint16_t port,
-					 const void *data, uint8_t len, void (*turn)(void));
+					 const void *data, uint8_t len,
+					 void (*turn)(void));
 
 #endif

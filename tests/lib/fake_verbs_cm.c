@@ -48,8 +48,8 @@ static struct fake_id *of(struct rdma_cm_id *id)
 	return (struct fake_id *)id;
 }
 
-static void push(struct fake_id *at, struct fake_id *listener, enum rdma_cm_event_type type,
-		 int status, const void *data, uint8_t len)
+static void push(struct fake_id *at, struct fake_id *listener,
+		 enum rdma_cm_event_type type, int status, const void *data, uint8_t len)
 {
 	struct fake_channel *channel = (struct fake_channel *)at->id.channel;
 	struct fake_event *event = calloc(1, sizeof(*event));
@@ -244,7 +244,8 @@ static int resolve_route(struct rdma_cm_id *id, int timeout_ms)
 
 /* ---- queue pairs ---- */
 
-static int create_qp(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
+static int create_qp(struct rdma_cm_id *id, struct ibv_pd *pd,
+		     struct ibv_qp_init_attr *attr)
 {
 	return fake_qp_make(id->verbs, pd, attr, &id->qp);
 }
@@ -352,7 +353,8 @@ static int notify(struct rdma_cm_id *id, enum ibv_event_type event)
 	return 0;
 }
 
-static int set_option(struct rdma_cm_id *id, int level, int name, void *value, size_t size)
+static int set_option(struct rdma_cm_id *id, int level, int name, void *value,
+		      size_t size)
 {
 	(void)id;
 	(void)level;
@@ -365,7 +367,8 @@ static int set_option(struct rdma_cm_id *id, int level, int name, void *value, s
 /* ---- a stranger ---- */
 
 enum rdma_cm_event_type fake_verbs_knock(unsigned int device, uint16_t port,
-					 const void *data, uint8_t len, void (*turn)(void))
+					 const void *data, uint8_t len,
+					 void (*turn)(void))
 {
 	struct rdma_event_channel *channel = create_event_channel();
 	struct rdma_conn_param param = {.private_data = data, .private_data_len = len};
@@ -382,8 +385,8 @@ enum rdma_cm_event_type fake_verbs_knock(unsigned int device, uint16_t port,
 	connect_id(id, &param);
 	while (list_empty(&((struct fake_channel *)channel)->events))
 		turn();
-	event = list_entry(((struct fake_channel *)channel)->events.next, struct fake_event,
-			   link);
+	event = list_entry(((struct fake_channel *)channel)->events.next,
+			   struct fake_event, link);
 	type = event->event.event;
 	destroy_id(id);
 	destroy_event_channel(channel);

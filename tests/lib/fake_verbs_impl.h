@@ -39,7 +39,8 @@ struct fake_async {
 	struct ibv_async_event event;
 };
 
-struct fake_completions { /* a completion channel */
+/* a completion channel */
+struct fake_completions {
 	struct ibv_comp_channel channel;
 	struct list cqs; /* fake_cq.event_link: have an event to give */
 	atomic_uint refs;
@@ -55,7 +56,7 @@ struct fake_cq {
 	struct ibv_cq cq;
 	struct list event_link;
 	bool armed;
-	bool of_raw; /* of a queue pair without a connection manager */
+	bool of_raw;	      /* of a queue pair without a connection manager */
 	struct fake_wc *ring; /* cqe of them */
 	unsigned int head, count;
 };
@@ -94,7 +95,8 @@ struct fake_reg {
 	ino_t file;
 };
 
-struct fake_adrift { /* a WRITE that is still on the wire */
+/* a WRITE that is still on the wire */
+struct fake_adrift {
 	struct list link;
 	struct fake_qp *to; /* NULL: dead by now */
 	uint64_t address, bytes;
@@ -158,7 +160,7 @@ struct fake_reg *fake_reg_of(uint32_t key);
 
 /* fake_verbs_gpu.c */
 bool fake_gpu_map(struct fake_reg *reg, int fd, uint64_t offset); /* false: errno */
-void fake_gpu_unmap(struct fake_reg *reg); /* the lock is held */
+void fake_gpu_unmap(struct fake_reg *reg);			  /* the lock is held */
 /* As that device's adapter does it; what it writes into a GPU lands late. */
 void fake_gpu_store(const struct fake_device *device, uint32_t key, uint64_t address,
 		    const void *from, uint64_t bytes);

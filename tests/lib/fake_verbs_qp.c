@@ -86,7 +86,8 @@ static int destroy_cq(struct ibv_cq *base)
 	return 0;
 }
 
-static int get_cq_event(struct ibv_comp_channel *base, struct ibv_cq **cq_p, void **owner_p)
+static int get_cq_event(struct ibv_comp_channel *base, struct ibv_cq **cq_p,
+			void **owner_p)
 {
 	struct fake_completions *channel = (struct fake_completions *)base;
 	struct list *link = list_pop_front(&channel->cqs);
@@ -162,7 +163,8 @@ static uint64_t wr_bytes(const struct fake_wr *at)
 	return bytes;
 }
 
-static void gather(const struct fake_device *device, const struct fake_wr *at, uint8_t *to)
+static void gather(const struct fake_device *device, const struct fake_wr *at,
+		   uint8_t *to)
 {
 	const uint8_t *inline_at = at->data;
 
@@ -320,14 +322,16 @@ static int step_raw(struct fake_qp *qp, const struct ibv_qp_attr *attr, int mask
 	if (qp->qp.state != before(attr->qp_state))
 		fake_broken("modify_qp from state %d to %d", (int)qp->qp.state,
 			    (int)attr->qp_state);
-	if (attr->qp_state == IBV_QPS_INIT &&
-	    mask != (IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS))
+	if (attr->qp_state == IBV_QPS_INIT && mask != (IBV_QP_STATE | IBV_QP_PKEY_INDEX |
+						       IBV_QP_PORT | IBV_QP_ACCESS_FLAGS))
 		return EINVAL;
-	if (attr->qp_state == IBV_QPS_INIT && !(attr->qp_access_flags & IBV_ACCESS_REMOTE_READ))
+	if (attr->qp_state == IBV_QPS_INIT &&
+	    !(attr->qp_access_flags & IBV_ACCESS_REMOTE_READ))
 		fake_broken("a queue pair that may not be read");
 	if (attr->qp_state == IBV_QPS_RTR) {
-		if (mask != (IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
-			     IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER))
+		if (mask !=
+		    (IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+		     IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER))
 			return EINVAL;
 		if (attr->dest_qp_num != qp->qp.qp_num || !attr->ah_attr.is_global ||
 		    memcmp(attr->ah_attr.grh.dgid.raw + 12, &device->address, 4) != 0 ||
@@ -340,8 +344,8 @@ static int step_raw(struct fake_qp *qp, const struct ibv_qp_attr *attr, int mask
 	return 0;
 }
 
-int fake_qp_make(struct ibv_context *base, struct ibv_pd *pd, struct ibv_qp_init_attr *attr,
-		 struct ibv_qp **qp_p)
+int fake_qp_make(struct ibv_context *base, struct ibv_pd *pd,
+		 struct ibv_qp_init_attr *attr, struct ibv_qp **qp_p)
 {
 	struct fake_context *context = (struct fake_context *)base;
 	const struct fake_verbs_rules *rules = &fabric.rules;
@@ -386,7 +390,8 @@ void fake_qp_free(struct ibv_qp *base)
 	struct fake_async *async;
 
 	list_foreach_safe(async, &context->events, link) {
-		if (!fake_is_of_qp(async->event.event_type) || async->event.element.qp != base)
+		if (!fake_is_of_qp(async->event.event_type) ||
+		    async->event.element.qp != base)
 			continue;
 		list_remove(&async->link);
 		free(async);
@@ -490,8 +495,8 @@ static int query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask,
 static bool sges_allowed(const struct fake_qp *qp, const struct fake_wr *at, int access)
 {
 	for (int i = 0; i < at->wr.num_sge && !at->is_inline; i++)
-		if (!fake_allowed(qp, at->sge[i].addr, at->sge[i].length, at->sge[i].lkey, false,
-			     access))
+		if (!fake_allowed(qp, at->sge[i].addr, at->sge[i].length, at->sge[i].lkey,
+				  false, access))
 			return false;
 	return true;
 }
@@ -528,7 +533,8 @@ static bool receive(struct fake_qp *from, const struct fake_wr *at, uint64_t byt
 	wc.wr_id = recv.wr_id;
 	if (is_send && (!recv.has_sge || recv.sge.length < bytes))
 		fake_broken("a message of %llu bytes into a receive of %u",
-			    (unsigned long long)bytes, recv.has_sge ? recv.sge.length : 0);
+			    (unsigned long long)bytes,
+			    recv.has_sge ? recv.sge.length : 0);
 	if (is_send)
 		gather(fake_device_at(from->qp.context), at,
 		       (uint8_t *)(uintptr_t)recv.sge.addr);
@@ -536,7 +542,8 @@ static bool receive(struct fake_qp *from, const struct fake_wr *at, uint64_t byt
 	return true;
 }
 
-static enum ibv_wc_status one_sided(struct fake_qp *qp, struct fake_wr *at, uint64_t bytes)
+static enum ibv_wc_status one_sided(struct fake_qp *qp, struct fake_wr *at,
+				    uint64_t bytes)
 {
 	const struct fake_device *near = fake_device_at(qp->qp.context);
 	const struct fake_device *far = fake_device_at(qp->remote->qp.context);
@@ -547,8 +554,9 @@ static enum ibv_wc_status one_sided(struct fake_qp *qp, struct fake_wr *at, uint
 
 	if (!sges_allowed(qp, at, read ? IBV_ACCESS_LOCAL_WRITE : 0))
 		return IBV_WC_LOC_PROT_ERR;
-	if (bytes && !fake_allowed(qp->remote, there, bytes, rkey, true,
-			      read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE)) {
+	if (bytes &&
+	    !fake_allowed(qp->remote, there, bytes, rkey, true,
+			  read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE)) {
 		fake_async_qp(qp->remote, IBV_EVENT_QP_ACCESS_ERR);
 		fake_qp_error(qp->remote);
 		return IBV_WC_REM_ACCESS_ERR;
@@ -642,7 +650,8 @@ static void copy_in(struct fake_qp *qp, const struct ibv_send_wr *wr)
 	if (wr->num_sge)
 		memcpy(at->sge, wr->sg_list, sizeof(*at->sge) * (size_t)wr->num_sge);
 	if (at->is_inline && wr_bytes(at) > qp->cap.max_inline_data)
-		fake_broken("inline data of %llu bytes", (unsigned long long)wr_bytes(at));
+		fake_broken("inline data of %llu bytes",
+			    (unsigned long long)wr_bytes(at));
 	for (int i = 0; i < wr->num_sge && at->is_inline; i++) {
 		memcpy(to, (const void *)(uintptr_t)at->sge[i].addr, at->sge[i].length);
 		to += at->sge[i].length;
@@ -666,7 +675,8 @@ static void count_wr(const struct ibv_send_wr *wr)
 		count->sges_most = (unsigned int)wr->num_sge;
 }
 
-static int post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+static int post_send(struct ibv_qp *base, struct ibv_send_wr *wr,
+		     struct ibv_send_wr **bad)
 {
 	struct fake_qp *qp = (struct fake_qp *)base;
 	unsigned int posted = 0;
@@ -700,7 +710,8 @@ static int post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_sen
 	return 0;
 }
 
-static int post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+static int post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr,
+		     struct ibv_recv_wr **bad)
 {
 	struct fake_qp *qp = (struct fake_qp *)base;
 	struct fake_recv *at =
@@ -713,7 +724,7 @@ static int post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_rec
 	if (at->has_sge) {
 		at->sge = wr->sg_list[0];
 		if (!fake_allowed(qp, at->sge.addr, at->sge.length, at->sge.lkey, false,
-			     IBV_ACCESS_LOCAL_WRITE))
+				  IBV_ACCESS_LOCAL_WRITE))
 			fake_broken("a receive outside registered memory");
 	}
 	qp->recv_count++;

@@ -88,9 +88,10 @@ static bool alloc_ipc(struct introduction *in, uint64_t bytes)
 
 static bool alloc_vmm(struct introduction *in, int device, uint64_t bytes)
 {
-	const struct cu_mem_prop prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-					 .handle_types = CU_MEM_HANDLE_TYPE_POSIX_FD,
-					 .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
+	const struct cu_mem_prop prop = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.handle_types = CU_MEM_HANDLE_TYPE_POSIX_FD,
+		.location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
 	const struct cu_mem_access access = {.location = prop.location,
 					     .flags = CU_MEM_ACCESS_READWRITE};
 	uint64_t memory;
@@ -190,8 +191,8 @@ void gpu_owner_main(int argc, char **argv)
 {
 	if (argc != 6 || strcmp(argv[1], "--gpu-owner") != 0)
 		return;
-	_exit(owner_run(atoi(argv[2]), (enum gpu_handle_kind)atoi(argv[3]),
-			atoi(argv[4]), strtoull(argv[5], NULL, 10)));
+	_exit(owner_run(atoi(argv[2]), (enum gpu_handle_kind)atoi(argv[3]), atoi(argv[4]),
+			strtoull(argv[5], NULL, 10)));
 }
 
 /* ---- the test ---- */

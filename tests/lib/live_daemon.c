@@ -73,8 +73,8 @@ void live_daemon_stop(struct live_daemon *daemon)
 struct kvd_client *live_daemon_client(const struct live_daemon *daemon, const char *name,
 				      unsigned int timeout_ms)
 {
-	struct kvd_options o = {.socket = daemon->socket, .client = name,
-				.timeout_ms = timeout_ms};
+	struct kvd_options o = {
+		.socket = daemon->socket, .client = name, .timeout_ms = timeout_ms};
 	struct kvd_client *client;
 	time_t end = time(NULL) + START_MS / 1000;
 	int r;
@@ -92,14 +92,17 @@ void live_daemon_init(struct live_daemon *daemon)
 {
 	FILE *config;
 
-	assert_non_null(mkdtemp(tmp_path(daemon->dir, sizeof(daemon->dir), "kvd-live-XXXXXX")));
+	assert_non_null(
+		mkdtemp(tmp_path(daemon->dir, sizeof(daemon->dir), "kvd-live-XXXXXX")));
 	snprintf(daemon->config, sizeof(daemon->config), "%s/live.conf", daemon->dir);
 	snprintf(daemon->socket, sizeof(daemon->socket), "%s/live.sock", daemon->dir);
 	snprintf(daemon->log, sizeof(daemon->log), "%s/log", daemon->dir);
 	config = fopen(daemon->config, "w");
 	assert_non_null(config);
-	fprintf(config, "[daemon]\nname = live\nrun_dir = %s\nlog_level = warn\n"
-			"[peer]\nping = 50 ms\ndead_after = 800 ms\n[transport]\ntransports = shm\n",
+	fprintf(config,
+		"[daemon]\nname = live\nrun_dir = %s\nlog_level = warn\n"
+		"[peer]\nping = 50 ms\ndead_after = 800 ms\n[transport]\ntransports = "
+		"shm\n",
 		daemon->dir);
 	fclose(config);
 	live_daemon_start(daemon);

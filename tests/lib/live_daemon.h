@@ -16,8 +16,9 @@ struct live_daemon {
 	pid_t pid; /* 0: none runs */
 };
 
-void live_daemon_init(struct live_daemon *daemon); /* its folder; starts it, waits for it */
-void live_daemon_fini(struct live_daemon *daemon); /* stops it, if it runs */
+void live_daemon_init(
+	struct live_daemon *daemon); /* its folder; starts it, waits for it */
+void live_daemon_fini(struct live_daemon *daemon);  /* stops it, if it runs */
 void live_daemon_start(struct live_daemon *daemon); /* again */
 void live_daemon_kill(struct live_daemon *daemon);
 void live_daemon_stop(struct live_daemon *daemon); /* SIGTERM; it must end with 0 */

@@ -36,7 +36,7 @@ void golden_each(const char *file,
 	const cJSON *it;
 	int n = 0;
 
-	cJSON_ArrayForEach (it, golden_at(json, "cases")) {
+	cJSON_ArrayForEach(it, golden_at(json, "cases")) {
 		visit(golden_at(it, "id")->valuestring, golden_at(it, "in"),
 		      golden_at(it, "expect"));
 		n++;
@@ -80,7 +80,7 @@ size_t golden_list(const cJSON *list, uint32_t *out)
 	const cJSON *it;
 	size_t n = 0;
 
-	cJSON_ArrayForEach (it, list) {
+	cJSON_ArrayForEach(it, list) {
 		assert_true(n < GOLDEN_LIST_MAX);
 		out[n++] = (uint32_t)number(it);
 	}

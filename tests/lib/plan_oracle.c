@@ -57,6 +57,15 @@ static void move(struct plan_oracle *o, const struct layout_field *sf, uint64_t 
 	}
 }
 
+static void move_unit(struct plan_oracle *o, const struct plan_map *m, uint64_t t,
+		      const struct layout_view *sv, const struct layout_field *sf,
+		      const struct layout_view *dv, const struct layout_field *df,
+		      uint32_t u)
+{
+	move(o, sf, address(sv, sf, m->src_pages, t - m->src_first_token, u), df,
+	     address(dv, df, m->dst_pages, t - m->dst_first_token, u));
+}
+
 static void token(struct plan_oracle *o, const struct plan_map *m, uint64_t t,
 		  size_t view, const struct layout_view *sv, const struct layout_view *dv)
 {
@@ -80,14 +89,8 @@ static void token(struct plan_oracle *o, const struct plan_map *m, uint64_t t,
 					for (uint32_t u = 0; u < sf->total_units; u++)
 						if (held(sf, u) && held(df, u) &&
 						    wanted(o->req, view, sl->layer, j, u))
-							move(o, sf,
-							     address(sv, sf, m->src_pages,
-								     t - m->src_first_token,
-								     u),
-							     df,
-							     address(dv, df, m->dst_pages,
-								     t - m->dst_first_token,
-								     u));
+							move_unit(o, m, t, sv, sf, dv, df,
+								  u);
 				}
 		}
 }

@@ -54,7 +54,7 @@ void plan_rows_of_json(struct plan_rows *rows, const struct cJSON *json)
 {
 	const cJSON *it;
 
-	cJSON_ArrayForEach (it, json)
+	cJSON_ArrayForEach(it, json)
 		plan_rows_add(
 			rows,
 			(struct plan_row){

@@ -52,7 +52,7 @@ struct duo {
 	struct offload *offload;
 	struct copier *copier;
 	struct duo_node a, b; /* a dials */
-	bool in_call; /* inside post, land, cancel: no callback may come */
+	bool in_call;	      /* inside post, land, cancel: no callback may come */
 };
 
 extern struct gpu *duo_gpu; /* of both nodes; NULL: they use none */

@@ -56,7 +56,8 @@ void starve_word(struct starve *s, const char *name, const char *fmt, ...)
 
 static void know_engine(struct starve *s, char who, const struct cache *cache)
 {
-	static const char *const names[] = {"pool_", "region_", "base_", "epoch_", "secret_"};
+	static const char *const names[] = {"pool_", "region_", "base_", "epoch_",
+					    "secret_"};
 	const struct session *session = who == 'a' ? s->a : s->b;
 	const uint64_t values[] = {cache->pool, cache->region, (uintptr_t)cache->base,
 				   session->epoch};
@@ -119,7 +120,8 @@ static void spell(const struct starve *s, const char *line, char *text, size_t s
 
 		if (*line == '$') {
 			line++;
-			for (len = 0; isalnum((unsigned char)line[len]) || line[len] == '_';)
+			for (len = 0;
+			     isalnum((unsigned char)line[len]) || line[len] == '_';)
 				len++;
 			value = value_of(s, line, len);
 			line += len;
@@ -189,8 +191,8 @@ void starve_say(struct starve *s, const char *line)
 
 static bool is_volatile(const char *name, bool counters)
 {
-	static const char *const names[] = {"age_ms", "rtt_us", "messages_in", "messages_out",
-					    "timings_ms", "help"};
+	static const char *const names[] = {"age_ms",	    "rtt_us",	  "messages_in",
+					    "messages_out", "timings_ms", "help"};
 
 	for (size_t i = 0; i < ARRAY_LEN(names); i++) {
 		if (strcmp(names[i], name) == 0)
@@ -203,9 +205,9 @@ static bool is_volatile(const char *name, bool counters)
 /* Counts of attempts, which a failed command makes too. */
 static bool is_attempt(const cJSON *metric)
 {
-	static const char *const names[] = {
-		"commands_total", "commands_failed_total", "regions_refused_total",
-		"xfer_refused_total",  "room_refused_total"};
+	static const char *const names[] = {"commands_total", "commands_failed_total",
+					    "regions_refused_total", "xfer_refused_total",
+					    "room_refused_total"};
 	const char *name = cJSON_GetStringValue(cJSON_GetObjectItem(metric, "name"));
 
 	for (size_t i = 0; name && i < ARRAY_LEN(names); i++) {
@@ -249,12 +251,13 @@ static void look_xfers(FILE *out, const struct session *session)
 		shadows++;
 	for (at = xfers->serving.next; at != &xfers->serving; at = at->next)
 		serving++;
-	fprintf(out, "shadows %u serving %u live %u orphans %u clockless %u ranks %u\n", shadows,
-		serving, xfers->live, session->kvd->rooms->orphan_count,
+	fprintf(out, "shadows %u serving %u live %u orphans %u clockless %u ranks %u\n",
+		shadows, serving, xfers->live, session->kvd->rooms->orphan_count,
 		session->kvd->rooms->clockless,
 		bootstrap_rank_count(session->kvd->bootstrap));
 	if (xs)
-		fprintf(out, "attaches %zu dlists %zu transfers %zu notifs %zu notes %u\n",
+		fprintf(out,
+			"attaches %zu dlists %zu transfers %zu notifs %zu notes %u\n",
 			idmap_count(&xs->attaches), idmap_count(&xs->dlists),
 			idmap_count(&xs->transfers), xs->notif_bytes, xs->notes);
 }
@@ -262,9 +265,12 @@ static void look_xfers(FILE *out, const struct session *session)
 char *starve_look(struct starve *s, bool counters)
 {
 	static const char *const lists[] = {
-		"{'cmd':'session.list','all':true}", "{'cmd':'region.list','all':true}",
-		"{'cmd':'pool.list','all':true}",    "{'cmd':'room.list','all':true}",
-		"{'cmd':'peer.list'}",		     "{'cmd':'stats'}",
+		"{'cmd':'session.list','all':true}",
+		"{'cmd':'region.list','all':true}",
+		"{'cmd':'pool.list','all':true}",
+		"{'cmd':'room.list','all':true}",
+		"{'cmd':'peer.list'}",
+		"{'cmd':'stats'}",
 	};
 	char *text = NULL;
 	size_t len = 0;

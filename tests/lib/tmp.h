@@ -20,7 +20,8 @@ static inline char *tmp_path(char *path, size_t size, const char *name)
 	const char *root = getenv("TMPDIR");
 
 	/* not there: in a root of its own */
-	if (!root || !*root || strlen(root) > TMP_ROOT_MAX || access(root, W_OK | X_OK) < 0)
+	if (!root || !*root || strlen(root) > TMP_ROOT_MAX ||
+	    access(root, W_OK | X_OK) < 0)
 		root = "/tmp";
 	if (snprintf(path, size, "%s/%s", root, name) >= (int)size)
 		abort();

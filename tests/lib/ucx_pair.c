@@ -111,7 +111,6 @@ bool up_turn(void)
 	return loop_turn(up_loop, busy ? 0 : 50 * LOOP_NS_PER_MS);
 }
 
-
 void up_spin_ms(uint64_t ms)
 {
 	uint64_t end = loop_clock_ns(up_loop) + ms * LOOP_NS_PER_MS;
@@ -127,7 +126,8 @@ static void up_config_init(void)
 	memset(&up_config, 0, sizeof(up_config));
 	snprintf(up_config.listen, sizeof(up_config.listen), "tcp://127.0.0.1:7400");
 	if (library)
-		snprintf(up_config.ucx_library, sizeof(up_config.ucx_library), "%s", library);
+		snprintf(up_config.ucx_library, sizeof(up_config.ucx_library), "%s",
+			 library);
 	up_config.slice_bytes = 512 * KIB;
 	up_config.max_inflight_bytes = 8 * MIB;
 	up_config.fence_timeout_ns = 2 * LOOP_NS_PER_S;
@@ -137,7 +137,9 @@ static void up_config_init(void)
 
 void up_open(struct up_node *n)
 {
-	struct xp_env env = {.loop = up_loop, .offload = offload, .copier = copier,
+	struct xp_env env = {.loop = up_loop,
+			     .offload = offload,
+			     .copier = copier,
 			     .config = &up_config};
 	struct xp_callbacks up = {
 		.owner = n,
@@ -285,7 +287,7 @@ struct plan *up_plan(const struct plan_run *runs, size_t count)
 
 /* What the destination must hold afterwards, byte for byte, gaps included. */
 static void up_assert_moved(const struct plan *plan, const struct up_place *src,
-			 const struct up_place *dst, uint8_t background)
+			    const struct up_place *dst, uint8_t background)
 {
 	uint64_t bytes = dst->memory->length;
 	uint8_t *want = mem_zalloc(bytes);
@@ -306,23 +308,25 @@ static void on_done(struct xp_op *op)
 }
 
 void up_op_init(struct up_op *op, enum xp_kind kind, const struct plan *plan,
-		    struct up_place *src, struct up_place *dst)
+		struct up_place *src, struct up_place *dst)
 {
 	static const uint64_t header = 77;
 
 	*op = (struct up_op){.op = {
-		.kind = kind,
-		.sides = {.plan = plan,
-			  .src = src ? &src->buffer : NULL, .src_count = src ? 1 : 0,
-			  .dst = dst ? &dst->buffer : NULL, .dst_count = dst ? 1 : 0},
-		.header = &header,
-		.header_len = sizeof(header),
-		.on_done = on_done,
-	}};
+				     .kind = kind,
+				     .sides = {.plan = plan,
+					       .src = src ? &src->buffer : NULL,
+					       .src_count = src ? 1 : 0,
+					       .dst = dst ? &dst->buffer : NULL,
+					       .dst_count = dst ? 1 : 0},
+				     .header = &header,
+				     .header_len = sizeof(header),
+				     .on_done = on_done,
+			     }};
 }
 
-#define SHORT_ROWS                                                                 \
-	.src = 64, .dst = 0, .len = 256, .count = 10000, .src_stride = 512,         \
+#define SHORT_ROWS                                                          \
+	.src = 64, .dst = 0, .len = 256, .count = 10000, .src_stride = 512, \
 	.dst_stride = 300
 const struct plan_run up_short_rows = {SHORT_ROWS};
 
@@ -331,24 +335,40 @@ static const struct plan_run shapes[] = {
 	{.src = 0, .dst = 4096, .len = 8192, .count = 1},
 	{.src = 100, .dst = 200, .len = 8193, .count = 1},
 	/* long rows, both scattered */
-	{.src = 0, .dst = 8192, .len = 32768, .count = 90, .src_stride = 65536,
+	{.src = 0,
+	 .dst = 8192,
+	 .len = 32768,
+	 .count = 90,
+	 .src_stride = 65536,
 	 .dst_stride = 40960},
 	/* 256-byte heads */
 	{SHORT_ROWS},
 	/* gathered at the source, whole at the destination; and the reverse */
-	{.src = 0, .dst = 0, .len = 512, .count = 9000, .src_stride = 640,
+	{.src = 0,
+	 .dst = 0,
+	 .len = 512,
+	 .count = 9000,
+	 .src_stride = 640,
 	 .dst_stride = 512},
-	{.src = 0, .dst = 0, .len = 512, .count = 9000, .src_stride = 512,
+	{.src = 0,
+	 .dst = 0,
+	 .len = 512,
+	 .count = 9000,
+	 .src_stride = 512,
 	 .dst_stride = 640},
 	/* one row over several slices */
 	{.src = 1, .dst = 2, .len = 5 * MIB + 12345, .count = 1},
 	/* 100 000 rows */
-	{.src = 0, .dst = 0, .len = 24, .count = 100000, .src_stride = 48,
+	{.src = 0,
+	 .dst = 0,
+	 .len = 24,
+	 .count = 100000,
+	 .src_stride = 48,
 	 .dst_stride = 56},
 };
 
 static void move_shape(enum xp_kind kind, const struct plan *plan, bool guarded_src,
-		 bool guarded_dst)
+		       bool guarded_dst)
 {
 	struct up_node *src_node = kind == XP_WRITE ? &up_a : &up_b;
 	struct up_node *dst_node = kind == XP_WRITE ? &up_b : &up_a;
@@ -390,7 +410,9 @@ void up_big_start(struct up_big *big, enum xp_kind kind, bool rows)
 	struct plan_run run = {.len = 64 * MIB, .count = 1};
 
 	if (rows)
-		run = (struct plan_run){.len = 4096, .count = 8192, .src_stride = 8192,
+		run = (struct plan_run){.len = 4096,
+					.count = 8192,
+					.src_stride = 8192,
 					.dst_stride = 8000};
 	big->src_node = kind == XP_WRITE ? &up_a : &up_b;
 	big->dst_node = kind == XP_WRITE ? &up_b : &up_a;

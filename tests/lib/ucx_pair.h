@@ -58,7 +58,7 @@ struct up_big {
 };
 
 extern const struct transport_ops *up_transport; /* &ucx_transport */
-extern struct up_node up_a, up_b; /* a asks, b answers */
+extern struct up_node up_a, up_b;		 /* a asks, b answers */
 extern struct loop *up_loop;
 extern struct config up_config;
 
@@ -69,20 +69,20 @@ int up_end(void **state);
 
 void up_open(struct up_node *n);
 void up_connect(struct up_node *n, const struct up_node *to, uint8_t in, uint8_t out);
-void up_join(void);   /* connect both, wait until ready */
+void up_join(void); /* connect both, wait until ready */
 void up_close(struct up_node *n);
 void up_rejoin(void); /* close both, join again */
 
 bool up_turn(void);
 void up_spin_ms(uint64_t ms);
-#define await(condition)                                                           \
-	do {                                                                       \
-		uint64_t end_ = loop_clock_ns(up_loop) + UP_WAIT_NS;               \
-		while (!(condition)) {                                             \
-			if (loop_clock_ns(up_loop) > end_)                         \
-				fail_msg("never: %s", #condition);                 \
-			up_turn();                                                 \
-		}                                                                  \
+#define await(condition)                                             \
+	do {                                                         \
+		uint64_t end_ = loop_clock_ns(up_loop) + UP_WAIT_NS; \
+		while (!(condition)) {                               \
+			if (loop_clock_ns(up_loop) > end_)           \
+				fail_msg("never: %s", #condition);   \
+			up_turn();                                   \
+		}                                                    \
 	} while (0)
 
 void up_place_init(struct up_place *p, struct up_node *n, uint64_t bytes, bool guarded);

@@ -163,8 +163,11 @@ int vp_begin(void **state)
 
 int vp_open(struct vp_node *node, const char *rails)
 {
-	struct xp_env env = {.loop = vp_loop, .offload = vp_offload, .copier = vp_copier,
-			     .config = &vp_config, .gpu = vp_gpu};
+	struct xp_env env = {.loop = vp_loop,
+			     .offload = vp_offload,
+			     .copier = vp_copier,
+			     .config = &vp_config,
+			     .gpu = vp_gpu};
 	struct xp_callbacks up = {
 		.owner = node,
 		.on_request = on_request,
@@ -286,7 +289,8 @@ void vp_place_of(struct vp_place *place, struct vp_node *node, struct memory *me
 
 	*place = (struct vp_place){.memory = memory, .view = memory->base};
 	assert_int_equal(ops->mem_reg(node->xp, memory, &place->reg), 0);
-	assert_int_equal(ops->key_pack(place->reg, node->peer, key, sizeof(key), &len), 0);
+	assert_int_equal(ops->key_pack(place->reg, node->peer, key, sizeof(key), &len),
+			 0);
 	assert_int_equal(ops->key_unpack(other->peer, key, len, NULL, &place->key), 0);
 	place->local = (struct xp_buffer){.reg = place->reg, .length = memory->length};
 	place->remote = (struct xp_buffer){.key = place->key, .length = memory->length};
@@ -342,8 +346,10 @@ static void transfer_ready(struct vp_transfer *x)
 	x->op = (struct xp_op){
 		.kind = x->kind,
 		.sides = {.plan = x->plan,
-			  .src = write ? &x->src.local : &x->src.remote, .src_count = 1,
-			  .dst = write ? &x->dst.remote : &x->dst.local, .dst_count = 1},
+			  .src = write ? &x->src.local : &x->src.remote,
+			  .src_count = 1,
+			  .dst = write ? &x->dst.remote : &x->dst.local,
+			  .dst_count = 1},
 		.header = &header,
 		.header_len = sizeof(header),
 		.on_done = on_done,
@@ -351,8 +357,8 @@ static void transfer_ready(struct vp_transfer *x)
 	};
 }
 
-void vp_transfer_init(struct vp_transfer *x, enum xp_kind kind, const struct plan_run *runs,
-		      size_t count, uint64_t bytes)
+void vp_transfer_init(struct vp_transfer *x, enum xp_kind kind,
+		      const struct plan_run *runs, size_t count, uint64_t bytes)
 {
 	transfer_begin(x, kind, runs, count);
 	vp_place_init(&x->src, x->src_node, bytes);
@@ -360,8 +366,9 @@ void vp_transfer_init(struct vp_transfer *x, enum xp_kind kind, const struct pla
 	transfer_ready(x);
 }
 
-void vp_transfer_with(struct vp_transfer *x, enum xp_kind kind, const struct plan_run *runs,
-		      size_t count, const struct vp_place *src, const struct vp_place *dst)
+void vp_transfer_with(struct vp_transfer *x, enum xp_kind kind,
+		      const struct plan_run *runs, size_t count,
+		      const struct vp_place *src, const struct vp_place *dst)
 {
 	transfer_begin(x, kind, runs, count);
 	vp_place_of(&x->src, x->src_node, src->memory);
@@ -382,8 +389,10 @@ int vp_post(struct vp_transfer *x)
 {
 	vp_b.sides = (struct xp_sides){
 		.plan = x->plan,
-		.src = &x->src.local, .src_count = 1,
-		.dst = &x->dst.local, .dst_count = 1,
+		.src = &x->src.local,
+		.src_count = 1,
+		.dst = &x->dst.local,
+		.dst_count = 1,
 	};
 	x->done = 0;
 	return verbs_transport.post(vp_a.peer, &x->op);

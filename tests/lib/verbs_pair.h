@@ -60,15 +60,15 @@ struct vp_transfer {
 extern struct vp_node vp_a, vp_b;
 extern struct loop *vp_loop;
 extern struct offload *vp_offload;
-extern struct gpu *vp_gpu; /* what transports get; NULL */
+extern struct gpu *vp_gpu;	/* what transports get; NULL */
 extern struct config vp_config; /* what vp_open() takes; vp_begin() presets it */
 
-int vp_begin(void **state); /* adapters; nothing is open */
-int vp_begin_pair(void **state);	/* joined, with a rail each */
+int vp_begin(void **state);	      /* adapters; nothing is open */
+int vp_begin_pair(void **state);      /* joined, with a rail each */
 int vp_begin_two_rails(void **state); /* joined, with two */
 /* Joined, with a rail each and what a work request costs at a and at b. */
 int vp_begin_packing(void **state, uint32_t ns_a, uint32_t ns_b);
-int vp_end(void **state);	/* closes what is open; nothing may be left */
+int vp_end(void **state); /* closes what is open; nothing may be left */
 int vp_open(struct vp_node *node, const char *rails); /* the transport's word */
 void vp_connect(struct vp_node *node, const struct vp_node *to, uint8_t in, uint8_t out);
 void vp_join(void);
@@ -80,14 +80,14 @@ void vp_spin_ms(uint64_t ms);
 struct verbs_peer *vp_peer(const struct vp_node *node);
 struct verbs_transport *vp_transport(const struct vp_node *node);
 
-#define VP_AWAIT(condition)                                           \
-	do {                                                          \
-		uint64_t end_ = loop_clock_ns(vp_loop) + VP_WAIT_NS;  \
-		while (!(condition)) {                                \
-			if (loop_clock_ns(vp_loop) > end_)            \
-				fail_msg("never: %s", #condition);    \
-			vp_turn();                                    \
-		}                                                     \
+#define VP_AWAIT(condition)                                          \
+	do {                                                         \
+		uint64_t end_ = loop_clock_ns(vp_loop) + VP_WAIT_NS; \
+		while (!(condition)) {                               \
+			if (loop_clock_ns(vp_loop) > end_)           \
+				fail_msg("never: %s", #condition);   \
+			vp_turn();                                   \
+		}                                                    \
 	} while (0)
 
 struct plan *vp_plan(const struct plan_run *runs, size_t count);
@@ -96,12 +96,13 @@ void vp_place_init(struct vp_place *place, struct vp_node *node, uint64_t bytes)
 void vp_place_of(struct vp_place *place, struct vp_node *node, struct memory *memory);
 void vp_place_fini(struct vp_place *place);
 /* a WRITEs to b, or READs from it; both memories have `bytes`. */
-void vp_transfer_init(struct vp_transfer *x, enum xp_kind kind, const struct plan_run *runs,
-		      size_t count, uint64_t bytes);
+void vp_transfer_init(struct vp_transfer *x, enum xp_kind kind,
+		      const struct plan_run *runs, size_t count, uint64_t bytes);
 void vp_transfer_fini(struct vp_transfer *x);
 /* Of memories that are there; takes the references. */
-void vp_transfer_with(struct vp_transfer *x, enum xp_kind kind, const struct plan_run *runs,
-		      size_t count, const struct vp_place *src, const struct vp_place *dst);
+void vp_transfer_with(struct vp_transfer *x, enum xp_kind kind,
+		      const struct plan_run *runs, size_t count,
+		      const struct vp_place *src, const struct vp_place *dst);
 int vp_post(struct vp_transfer *x);
 void vp_moved(struct vp_transfer *x); /* it succeeded, every byte in its place */
 void vp_failed(struct vp_transfer *x, enum err_code code, const char *words);

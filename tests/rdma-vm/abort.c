@@ -31,15 +31,17 @@
 
 #define PAGES 1024u
 #define PAGE_TOKENS 16u
-#define FIRST_PAGES 16u	/* a chunk of its own: when it has landed, the rest is on its way */
-#define WAIT_MS 300000	/* virtual machines on a busy host take their time */
+#define FIRST_PAGES \
+	16u /* a chunk of its own: when it has landed, the rest is on its way */
+#define WAIT_MS 300000 /* virtual machines on a busy host take their time */
 #define WATCH_NS 50000000L
 #define WATCHES 120 /* of a push that nobody aborted: a frozen peer may wake up */
 #define OLD 0x11
 #define FILL 0x77 /* what is sent */
 
 static unsigned long page_bytes = 65536;
-/* Short pages have gaps between them, or the planner makes one stretch of the far ones. */
+/* Short pages have gaps between them, or the planner makes one stretch of the far ones.
+ */
 static unsigned int spread = 1;
 
 static size_t memory_bytes(void)
@@ -47,7 +49,14 @@ static size_t memory_bytes(void)
 	return (size_t)PAGES * spread * page_bytes;
 }
 
-enum kind { PUSH_RECEIVER_ABORTS, PUSH_SENDER_ABORTS, PULL_ABORTS, KINDS, PUSH_ENDURES, PULL_ENDURES };
+enum kind {
+	PUSH_RECEIVER_ABORTS,
+	PUSH_SENDER_ABORTS,
+	PULL_ABORTS,
+	KINDS,
+	PUSH_ENDURES,
+	PULL_ENDURES
+};
 
 struct engine {
 	struct kvd_client *client;
@@ -89,12 +98,12 @@ static void engine_open(struct engine *engine, const char *socket, uint32_t stri
 			uint8_t fill)
 {
 	struct kvd_options options = {.client = "rdma-abort", .socket = socket};
-	struct kvd_field field = {.name = "k", .unit_bytes = page_bytes / PAGE_TOKENS,
-				  .units = 1};
+	struct kvd_field field = {
+		.name = "k", .unit_bytes = page_bytes / PAGE_TOKENS, .units = 1};
 	struct kvd_layout *layout = kvd_layout_new(0);
 	uint64_t offset = 0;
-	struct kvd_pool_args pool = {.regions = &engine->region, .offsets = &offset,
-				     .region_count = 1};
+	struct kvd_pool_args pool = {
+		.regions = &engine->region, .offsets = &offset, .region_count = 1};
 	uint32_t view;
 
 	if (kvd_open(&options, &engine->client))
@@ -154,7 +163,8 @@ static bool tell_end(struct engine *engine, struct kvd_room *room, uint64_t numb
 		printf("success\n");
 	} else {
 		kvd_room_read(room, &st);
-		printf("failed %s: state %d\n", kvd_code_name((enum kvd_code)st.error), state);
+		printf("failed %s: state %d\n", kvd_code_name((enum kvd_code)st.error),
+		       state);
 	}
 	fflush(stdout);
 	return state == KVD_SUCCESS;
@@ -208,7 +218,8 @@ static void send_chunks(struct engine *engine, struct kvd_room *room)
 static void send_one(struct engine *engine, uint64_t number, enum kind kind)
 {
 	struct kvd_view view = all_pages(engine);
-	struct kvd_room_args open = {.room = number, .role = KVD_SEND, .pool = engine->pool};
+	struct kvd_room_args open = {
+		.room = number, .role = KVD_SEND, .pool = engine->pool};
 	struct kvd_room *room;
 
 	if (pulls(kind)) {
@@ -289,8 +300,11 @@ static struct kvd_room *recv_open(struct engine *engine, const char *endpoint,
 {
 	struct kvd_view view = all_pages(engine);
 	struct kvd_source source = {.endpoint = endpoint};
-	struct kvd_room_args open = {.room = number, .role = KVD_RECV, .pool = engine->pool,
-				     .sources = &source, .source_count = 1};
+	struct kvd_room_args open = {.room = number,
+				     .role = KVD_RECV,
+				     .pool = engine->pool,
+				     .sources = &source,
+				     .source_count = 1};
 	struct kvd_bind_args bind = {.views = &view, .view_count = 1};
 	struct kvd_room *room;
 
@@ -334,7 +348,8 @@ static void recv_one(struct engine *engine, const char *endpoint, uint64_t numbe
 					       success ? OLD : mine);
 		return;
 	}
-	if (kind != PUSH_SENDER_ABORTS && kvd_room_abort(room, "the user went away", NULL))
+	if (kind != PUSH_SENDER_ABORTS &&
+	    kvd_room_abort(room, "the user went away", NULL))
 		die(engine, "room.abort");
 	room_end(engine, room);
 	touched = pages_touched(engine);
@@ -357,8 +372,9 @@ int main(int argc, char **argv)
 	struct tally tally = {0};
 
 	if (!sends && (argc != 6 || strcmp(argv[1], "recv"))) {
-		fprintf(stderr, "usage: rdma-abort send SOCKET ROUNDS FIRST_ROOM\n"
-				"       rdma-abort recv SOCKET ENDPOINT ROUNDS FIRST_ROOM\n");
+		fprintf(stderr,
+			"usage: rdma-abort send SOCKET ROUNDS FIRST_ROOM\n"
+			"       rdma-abort recv SOCKET ENDPOINT ROUNDS FIRST_ROOM\n");
 		return 2;
 	}
 	if (getenv("KVD_ABORT_PAGE"))
@@ -371,7 +387,8 @@ int main(int argc, char **argv)
 		if (sends)
 			send_one(&engine, first + i, (enum kind)(i % KINDS));
 		else
-			recv_one(&engine, argv[3], first + i, (enum kind)(i % KINDS), &tally);
+			recv_one(&engine, argv[3], first + i, (enum kind)(i % KINDS),
+				 &tally);
 	}
 	if (rounds == 0 && sends)
 		send_one(&engine, first, whole);

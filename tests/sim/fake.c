@@ -90,7 +90,7 @@ struct fake_pair *fake_pair_find(struct fake_hub *hub, const struct fake_node *f
 {
 	struct fake_pair *pair;
 
-	list_foreach (pair, &hub->pairs, link) {
+	list_foreach(pair, &hub->pairs, link) {
 		if (pair->from == from && pair->to == to)
 			return pair;
 	}
@@ -151,7 +151,7 @@ static void hub_release_held(struct fake_hub *hub)
 	struct fake_event *event;
 
 	list_init(&again);
-	list_foreach_safe (event, &hub->held, link) {
+	list_foreach_safe(event, &hub->held, link) {
 		if (event_held(hub, event))
 			continue;
 		list_remove(&event->link);
@@ -167,7 +167,7 @@ static struct fake_event *event_of_node(struct list *list, const struct fake_nod
 {
 	struct fake_event *event;
 
-	list_foreach (event, list, link) {
+	list_foreach(event, list, link) {
 		if (!node || event->to == node)
 			return event;
 	}
@@ -187,7 +187,7 @@ static void events_forget(struct fake_hub *hub, const struct fake_node *node)
 			list_remove(&event->link);
 			event->run(event, true);
 		}
-		list_foreach (event, lists[i], link) {
+		list_foreach(event, lists[i], link) {
 			if (event->from == node)
 				event->from = NULL;
 		}
@@ -251,7 +251,7 @@ void fake_hub_free(struct fake_hub *hub)
 	loop_timer_stop(&hub->timer);
 	loop_defer_cancel(&hub->retry);
 	fake_script_clear(hub);
-	list_foreach_safe (pair, &hub->pairs, link)
+	list_foreach_safe(pair, &hub->pairs, link)
 		mem_free(pair);
 	assert(list_empty(&hub->regs) && hub->xfers == 0);
 	pthread_mutex_destroy(&hub->regs_lock);
@@ -297,7 +297,7 @@ struct transport *fake_hub_node(struct fake_hub *hub, unsigned int n)
 {
 	struct fake_node *node;
 
-	list_foreach (node, &hub->nodes, link) {
+	list_foreach(node, &hub->nodes, link) {
 		if (n-- == 0)
 			return &node->base;
 	}
@@ -330,7 +330,7 @@ static int fake_open(const struct xp_env *env, const struct xp_callbacks *callba
 	struct fake_node *node;
 	struct cursor address;
 
-	list_foreach (it, hubs_of_thread(), link) {
+	list_foreach(it, hubs_of_thread(), link) {
 		if (it->loop == env->loop)
 			hub = it;
 	}
@@ -363,7 +363,7 @@ static void fake_close(struct transport *transport)
 	assert(list_empty(&node->peers));
 	events_forget(hub, node);
 	fake_script_forget(hub, node);
-	list_foreach_safe (pair, &hub->pairs, link) {
+	list_foreach_safe(pair, &hub->pairs, link) {
 		if (pair->from == node || pair->to == node) {
 			list_remove(&pair->link);
 			mem_free(pair);
@@ -384,7 +384,7 @@ void fake_node_vanish(struct transport *transport)
 	fake_trace(node->hub, node, NULL, 0, "vanish", 0);
 	node->dead = true;
 	node->frozen = false;
-	list_foreach (peer, &node->peers, link) {
+	list_foreach(peer, &node->peers, link) {
 		if (peer->conn && !peer->self)
 			fake_conn_break(peer->conn, node->hub->profile.detect_ns,
 					ERR_PEER, "the remote daemon is gone");
@@ -408,7 +408,7 @@ void fake_link_cut(struct transport *a, struct transport *b)
 	struct fake_peer *peer;
 
 	fake_trace(node->hub, node, fake_node_of(b), 0, "cut", 0);
-	list_foreach (peer, &node->peers, link) {
+	list_foreach(peer, &node->peers, link) {
 		if (peer->conn && !peer->self &&
 		    peer->conn->node[!peer->end] == fake_node_of(b))
 			fake_conn_break(peer->conn, 0, ERR_PEER, "the connection broke");

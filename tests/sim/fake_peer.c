@@ -58,7 +58,7 @@ static struct memory *reg_memory(struct fake_hub *hub, const struct fake_node *n
 	struct fake_reg *reg;
 
 	pthread_mutex_lock(&hub->regs_lock);
-	list_foreach (reg, &hub->regs, link) {
+	list_foreach(reg, &hub->regs, link) {
 		if (reg->id == id && reg->node == node->id)
 			memory = memory_ref(reg->base.memory);
 	}
@@ -144,7 +144,7 @@ static struct fake_key *key_waiting(struct fake_peer *peer)
 {
 	struct fake_key *key;
 
-	list_foreach (key, &peer->keys, link) {
+	list_foreach(key, &peer->keys, link) {
 		if (fake_event_queued(&key->usable))
 			return key;
 	}
@@ -267,7 +267,7 @@ static struct fake_node *dial_target(struct fake_peer *peer)
 	struct fake_pair *pair;
 	struct fake_node *node;
 
-	list_foreach (node, &peer->node->hub->nodes, link) {
+	list_foreach(node, &peer->node->hub->nodes, link) {
 		if (node->id != peer->dial_node ||
 		    node->incarnation != peer->dial_incarnation)
 			continue;
@@ -295,7 +295,7 @@ static void on_connect_event(struct fake_event *event, bool dropped)
 	}
 	target = dial_target(peer);
 	if (target) {
-		list_foreach (other, &target->peers, link) {
+		list_foreach(other, &target->peers, link) {
 			if (other->dial || other->self || other->conn || other->closing)
 				continue;
 			if (tokens_match(other, peer)) {
@@ -347,7 +347,7 @@ static void peer_free(struct fake_peer *peer)
 	fake_event_remove(&peer->ready);
 	fake_event_remove(&peer->lost);
 	fake_event_remove(&peer->close);
-	list_foreach_safe (key, &peer->keys, link) {
+	list_foreach_safe(key, &peer->keys, link) {
 		fake_event_remove(&key->usable);
 		list_remove(&key->link);
 		key->base.peer = NULL;

@@ -355,7 +355,7 @@ static bool peer_end_one(struct fake_peer *peer, const struct err *why)
 	struct fake_conn *conn = peer->conn;
 	struct fake_xfer *x;
 
-	list_foreach (x, &conn->xfers, link) {
+	list_foreach(x, &conn->xfers, link) {
 		if (x->op && conn->peer[x->init] == peer) {
 			op_lose(x, why);
 			return true;

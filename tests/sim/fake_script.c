@@ -68,7 +68,7 @@ void fake_script_clear(struct fake_hub *hub)
 {
 	struct rule *rule;
 
-	list_foreach_safe (rule, &hub->rules, link)
+	list_foreach_safe(rule, &hub->rules, link)
 		rule_free(rule);
 }
 
@@ -76,7 +76,7 @@ void fake_script_forget(struct fake_hub *hub, const struct fake_node *node)
 {
 	struct rule *rule;
 
-	list_foreach_safe (rule, &hub->rules, link) {
+	list_foreach_safe(rule, &hub->rules, link) {
 		if (rule->rule.from == &node->base || rule->rule.to == &node->base)
 			rule_free(rule);
 	}
@@ -112,7 +112,7 @@ static bool draw_rule(struct fake_hub *hub, const struct fake_node *from,
 {
 	struct rule *rule;
 
-	list_foreach (rule, &hub->rules, link) {
+	list_foreach(rule, &hub->rules, link) {
 		if (is_local(rule->rule.fault) ||
 		    !rule_fits(&rule->rule, from, to, kind) || !rule_take(rule))
 			continue;
@@ -182,7 +182,7 @@ bool fake_fault_local(struct fake_hub *hub, enum fake_fault fault,
 {
 	struct rule *rule;
 
-	list_foreach (rule, &hub->rules, link) {
+	list_foreach(rule, &hub->rules, link) {
 		if (rule->rule.fault == fault &&
 		    (!rule->rule.from || rule->rule.from == &node->base) &&
 		    rule_take(rule)) {

@@ -225,7 +225,7 @@ static void wrap(struct kvd *kvd, struct handshake_events *events)
 	events->on_request = on_request;
 }
 
-#define MISLED	   64u
+#define MISLED 64u
 #define ORPHANS_NS (2000 * SIM_MS) /* orphan_ttl, and some */
 
 static struct {
@@ -251,7 +251,7 @@ static bool has_remote(const struct kvd *kvd, const struct remote *wanted)
 {
 	const struct remote *remote;
 
-	list_foreach (remote, &kvd->handshake->remotes, link) {
+	list_foreach(remote, &kvd->handshake->remotes, link) {
 		if (remote == wanted)
 			return true;
 	}
@@ -445,7 +445,7 @@ static const struct party *any_party(const struct room *room)
 {
 	const struct party *party;
 
-	list_foreach (party, &room->parties, link) {
+	list_foreach(party, &room->parties, link) {
 		if (party->remote && party->remote->peer->state == PEER_UP)
 			return party;
 	}
@@ -465,7 +465,7 @@ struct sim_request *sim_past_lie(struct sim *sim, struct sim_draw *d)
 	size_t len;
 	unsigned int type;
 
-	list_foreach (r, rooms_all(kvd->rooms), all_link) {
+	list_foreach(r, rooms_all(kvd->rooms), all_link) {
 		if (at-- == 0)
 			room = r;
 	}

@@ -22,8 +22,8 @@
 
 #define SIM_MS LOOP_NS_PER_MS
 #define SIM_EVENTS_MAX 1024u
-#define SIM_PLACES_MAX 8u  /* machines */
-#define SIM_SIDE_MAX 4u	   /* ranks of a side */
+#define SIM_PLACES_MAX 8u /* machines */
+#define SIM_SIDE_MAX 4u	  /* ranks of a side */
 #define SIM_ENGINES_MAX (2 * SIM_SIDE_MAX)
 #define SIM_REQUESTS_MAX 8u
 #define SIM_CHUNKS_MAX 3u
@@ -34,36 +34,36 @@
 /* ---- script ---- */
 
 /* M(NAME, weight in a troubled run, is it trouble, words) */
-#define SIM_EVENTS(M)                                                              \
-	M(REQUEST, 90, 0, "a request begins")                                      \
-	M(STEP, 520, 0, "engines do what comes next of a request")                 \
-	M(AGAIN, 15, 0, "an engine sends a chunk again")                           \
-	M(CLOSE, 200, 0, "engines close what has ended")                           \
-	M(ABORT, 22, 1, "an engine aborts its room")                               \
-	M(POOL, 4, 1, "an engine withdraws its pool and registers it again")       \
-	M(ENGINE, 10, 1, "an engine dies, or comes")                               \
-	M(CRASH, 4, 1, "a daemon dies; it is started again later")                 \
-	M(BREAK, 14, 1, "the control line breaks")                                 \
-	M(PARTITION, 8, 1, "the control line is cut")                              \
-	M(CUT, 10, 1, "the data line breaks")                                      \
-	M(DOWN, 8, 1, "the data line stands still")                                \
-	M(MUTE, 5, 1, "a daemon is cut off from everybody")                        \
-	M(HEAL, 14, 0, "all lines are whole again")                                \
-	M(RULE, 40, 1, "a transfer goes wrong")                                    \
-	M(HOLD, 10, 1, "a daemon's helpers take their time")                       \
-	M(GO, 20, 0, "helpers are done")                                           \
-	M(MEMORY, 8, 1, "a daemon's allocation fails")                             \
-	M(QUEUE, 4, 1, "control lines carry few frames at once")                   \
-	M(REPLAY, 30, 1, "a message of the past comes again")                      \
-	M(LIE, 0, 1, "a partner says what is not true")                            \
-	/* of the beginning: how this run's network is */                          \
+#define SIM_EVENTS(M)                                                        \
+	M(REQUEST, 90, 0, "a request begins")                                \
+	M(STEP, 520, 0, "engines do what comes next of a request")           \
+	M(AGAIN, 15, 0, "an engine sends a chunk again")                     \
+	M(CLOSE, 200, 0, "engines close what has ended")                     \
+	M(ABORT, 22, 1, "an engine aborts its room")                         \
+	M(POOL, 4, 1, "an engine withdraws its pool and registers it again") \
+	M(ENGINE, 10, 1, "an engine dies, or comes")                         \
+	M(CRASH, 4, 1, "a daemon dies; it is started again later")           \
+	M(BREAK, 14, 1, "the control line breaks")                           \
+	M(PARTITION, 8, 1, "the control line is cut")                        \
+	M(CUT, 10, 1, "the data line breaks")                                \
+	M(DOWN, 8, 1, "the data line stands still")                          \
+	M(MUTE, 5, 1, "a daemon is cut off from everybody")                  \
+	M(HEAL, 14, 0, "all lines are whole again")                          \
+	M(RULE, 40, 1, "a transfer goes wrong")                              \
+	M(HOLD, 10, 1, "a daemon's helpers take their time")                 \
+	M(GO, 20, 0, "helpers are done")                                     \
+	M(MEMORY, 8, 1, "a daemon's allocation fails")                       \
+	M(QUEUE, 4, 1, "control lines carry few frames at once")             \
+	M(REPLAY, 30, 1, "a message of the past comes again")                \
+	M(LIE, 0, 1, "a partner says what is not true")                      \
+	/* of the beginning: how this run's network is */                    \
 	M(KNOB, 0, 0, "a property of the network")
 
 enum sim_kind {
 #define SIM_KIND(NAME, weight, trouble, words) SIM_##NAME,
 	SIM_EVENTS(SIM_KIND)
 #undef SIM_KIND
-	SIM_KINDS,
+		SIM_KINDS,
 };
 
 struct sim_event {
@@ -100,12 +100,13 @@ struct sim_engine {
 	bool exists, source, alive;
 	struct session *session;
 	struct cache cache;
-	uint8_t *shadow; /* what the cache must hold */
+	uint8_t *shadow;     /* what the cache must hold */
 	const uint8_t *page; /* status page, as the engine maps it */
 	uint32_t pages_used, aux_used;
 };
 
-struct sim_side { /* one room of a request */
+/* one room of a request */
+struct sim_side {
 	struct sim_engine *engine;
 	const char *role;
 	unsigned int pages[SIM_PAGES_MAX], page_count, aux;
@@ -135,8 +136,8 @@ struct sim {
 	struct cache graves[SIM_GRAVES_MAX];
 	unsigned int grave_count;
 	uint64_t next_number;
-	uint64_t troubles; /* of the script, so far */
-	uint64_t trouble_ns; /* when the last of them ended, or UINT64_MAX */
+	uint64_t troubles;	 /* of the script, so far */
+	uint64_t trouble_ns;	 /* when the last of them ended, or UINT64_MAX */
 	unsigned int lines_hurt; /* until HEAL */
 };
 

@@ -162,7 +162,8 @@ static void range_vouched_lies_in_the_memfd(void **state)
 	assert_filled(p, 9 * MIB);
 	assert_same_memory(&a);
 	seals = fcntl(a.fd, F_GET_SEALS);
-	assert_int_equal(seals & (F_SEAL_SHRINK | F_SEAL_GROW), F_SEAL_SHRINK | F_SEAL_GROW);
+	assert_int_equal(seals & (F_SEAL_SHRINK | F_SEAL_GROW),
+			 F_SEAL_SHRINK | F_SEAL_GROW);
 	assert_true((fcntl(a.fd, F_GETFD) & FD_CLOEXEC) != 0);
 	assert_int_equal(kvd_adopt_release(&a), 0);
 	munmap(p, 9 * MIB);
@@ -345,9 +346,10 @@ static void writers_of_quiet_memory_lose_stores(void **state)
 	assert_true(lost > 0);
 }
 
-/* ---- with fewer rights -------------------------------------------------------------- */
+/* ---- with fewer rights --------------------------------------------------------------
+ */
 
-#define LOAD(field)                                                                      \
+#define LOAD(field) \
 	BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (uint32_t)offsetof(struct seccomp_data, field))
 #define EQUAL(value, yes, no) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (value), (yes), (no))
 #define ANSWER(value) BPF_STMT(BPF_RET | BPF_K, (value))
@@ -375,12 +377,8 @@ static void in_thread(void *(*run)(void *), void *arg)
 static void *try_without_userfaultfd(void *arg)
 {
 	struct sock_filter filter[] = {
-		LOAD(nr),
-		EQUAL(SYS_userfaultfd, 3, 0),
-		EQUAL(SYS_ioctl, 0, 3),
-		LOAD(args[1]),
-		EQUAL(0xAA00u, 0, 1),
-		DENY(EPERM),
+		LOAD(nr),      EQUAL(SYS_userfaultfd, 3, 0), EQUAL(SYS_ioctl, 0, 3),
+		LOAD(args[1]), EQUAL(0xAA00u, 0, 1),	     DENY(EPERM),
 		ALLOW,
 	};
 	struct kvd_adopt_args *args = arg;
@@ -420,16 +418,11 @@ static void right_to_userfaultfd_missing_needs_quiet(void **state)
 static void *adopt_as_anyone(void *arg)
 {
 	struct sock_filter filter[] = {
-		LOAD(nr),
-		EQUAL(SYS_userfaultfd, 0, 3),
-		LOAD(args[0]),
-		BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, 1, 4, 0),
-		DENY(EPERM),
-		EQUAL(SYS_ioctl, 0, 2),
-		LOAD(args[1]),
-		EQUAL(0xAA00u, 1, 0),
-		ALLOW,
-		DENY(EPERM),
+		LOAD(nr),      EQUAL(SYS_userfaultfd, 0, 3),
+		LOAD(args[0]), BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, 1, 4, 0),
+		DENY(EPERM),   EQUAL(SYS_ioctl, 0, 2),
+		LOAD(args[1]), EQUAL(0xAA00u, 1, 0),
+		ALLOW,	       DENY(EPERM),
 	};
 	uint64_t *lost_p = arg;
 
@@ -455,12 +448,8 @@ static void *adopt_until_third_slice(void *arg)
 	struct kvd_adopt_args *args = arg;
 	uint32_t slice = (uint32_t)(uintptr_t)args->address + 2 * SLICE;
 	struct sock_filter filter[] = {
-		LOAD(nr),
-		EQUAL(SYS_mmap, 0, 3),
-		LOAD(args[0]),
-		EQUAL(slice, 0, 1),
-		DENY(ENOMEM),
-		ALLOW,
+		LOAD(nr),	    EQUAL(SYS_mmap, 0, 3), LOAD(args[0]),
+		EQUAL(slice, 0, 1), DENY(ENOMEM),	   ALLOW,
 	};
 
 	thread_filter(filter, sizeof(filter) / sizeof(filter[0]));
@@ -488,7 +477,8 @@ static void move_that_failed_midway_goes_on_later(void **state)
 	munmap(p, 12 * MIB);
 }
 
-/* ---- what is refused ------------------------------------------------------------------ */
+/* ---- what is refused ------------------------------------------------------------------
+ */
 
 static void memory_not_of_its_own_is_refused_by_name(void **state)
 {
@@ -535,9 +525,8 @@ static void memory_watched_by_another_userfaultfd_is_refused(void **state)
 	cleanup_close int fd =
 		(int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
 	struct uffdio_api api = {.api = UFFD_API};
-	struct uffdio_register reg = {
-		.range = {.start = (uintptr_t)p + MIB, .len = PAGE},
-		.mode = UFFDIO_REGISTER_MODE_MISSING};
+	struct uffdio_register reg = {.range = {.start = (uintptr_t)p + MIB, .len = PAGE},
+				      .mode = UFFDIO_REGISTER_MODE_MISSING};
 
 	(void)state;
 	if (fd < 0)
@@ -561,7 +550,8 @@ static void memory_registered_with_cuda_is_refused(void **state)
 	void *lib;
 
 	(void)state;
-	snprintf(path, sizeof(path), "%s/adopt/libcuda.so.1", build ? build : "build/rel");
+	snprintf(path, sizeof(path), "%s/adopt/libcuda.so.1",
+		 build ? build : "build/rel");
 	lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	if (!lib)
 		fail_msg("%s", dlerror());
@@ -581,12 +571,14 @@ static void memory_registered_with_cuda_is_refused(void **state)
 	munmap(p, 4 * MIB);
 }
 
-/* ---- one registry ---------------------------------------------------------------------- */
+/* ---- one registry
+ * ---------------------------------------------------------------------- */
 
 static void range_adopted_twice_is_moved_once(void **state)
 {
 	uint8_t *p = private_map(8 * MIB);
-	struct kvd_adopt_args all = vouched(p, 6 * MIB), part = vouched(p + MIB + 5, 1000);
+	struct kvd_adopt_args all = vouched(p, 6 * MIB),
+			      part = vouched(p + MIB + 5, 1000);
 	struct kvd_adopt_args over = vouched(p + 5 * MIB, 2 * MIB);
 	struct kvd_adopted a, b, c;
 	uint64_t inode;
@@ -690,7 +682,8 @@ static int child_main(const struct kvd_adopted *parents)
 			return 1;
 		at[i] = 8;
 	}
-	p = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	p = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+		 0);
 	memset(p, 3, 4 * MIB);
 	args = vouched(p, 4 * MIB);
 	if (kvd_adopt_release(&copy) != -KVD_E_NOTFOUND)
@@ -754,7 +747,8 @@ static void child_of_fork_frees_what_was_adopted(void **state)
 	free(chunk);
 }
 
-/* ---- regions ----------------------------------------------------------------------------- */
+/* ---- regions
+ * ----------------------------------------------------------------------------- */
 
 static void region_of_adopted_memory_goes_as_memfd(void **state)
 {
@@ -774,7 +768,8 @@ static void region_of_adopted_memory_goes_as_memfd(void **state)
 	fake_kvd_answer(f->fake, OK ",\"region\":3}");
 	assert_int_equal(kvd_region_register(f->client, &part, NULL, &region), 0);
 	snprintf(wanted, sizeof(wanted),
-		 "\"cmd\":\"region.register\",\"kind\":\"memfd\",\"length\":\"%zu\",\"fd\":0,"
+		 "\"cmd\":\"region.register\",\"kind\":\"memfd\",\"length\":\"%zu\","
+		 "\"fd\":0,"
 		 "\"offset\":%zu,\"address\":\"%llu\"}",
 		 2 * MIB, MIB, (unsigned long long)(uintptr_t)(at + MIB));
 	assert_string_equal(client_line_args(f, 1), wanted);

@@ -26,17 +26,17 @@
 #define SETTLE_NS (300 * LOOP_NS_PER_MS)
 
 #define OPEN_SEND "a{'cmd':'room.open','room':'7','role':'send','pool':$pool_a}"
-#define OPEN_RECV                                                                  \
-	"b{'cmd':'room.open','room':'7','role':'recv','pool':$pool_b,"             \
+#define OPEN_RECV                                                      \
+	"b{'cmd':'room.open','room':'7','role':'recv','pool':$pool_b," \
 	"'sources':['$ep_a']}"
 #define VIEWS "'views':{'kv':{'pages':[1,2,5],'tokens':[0,12]}},'aux':1"
 #define BIND "b{'cmd':'room.bind','room':'7'," VIEWS "}"
 #define SEND "a{'cmd':'room.send','room':'7','seq':0,'last':true," VIEWS "}"
 #define OPEN_OFFER                                                                 \
-	"a{'cmd':'room.open','room':'7','role':'offer','pool':$pool_a,'lease_ms':9000," \
-	VIEWS "}"
-#define OPEN_PULL                                                                  \
-	"b{'cmd':'room.open','room':'7','role':'pull','pool':$pool_b,"             \
+	"a{'cmd':'room.open','room':'7','role':'offer','pool':$pool_a,'lease_ms':" \
+	"9000," VIEWS "}"
+#define OPEN_PULL                                                                    \
+	"b{'cmd':'room.open','room':'7','role':'pull','pool':$pool_b,"               \
 	"'sources':['$ep_a']," VIEWS ",'remote':[{" VIEWS "}],'wait':{'kind':'seq'," \
 	"'region':$region_b,'offset':0,'value':'9'}}"
 #define END_A "?a{'cmd':'room.abort','room':'7'}"
@@ -44,42 +44,42 @@
 #define CLOSE_A "?a{'cmd':'room.close','room':'7'}"
 #define CLOSE_B "?b{'cmd':'room.close','room':'7'}"
 #define END_BOTH END_A, END_B, "~300", CLOSE_A, CLOSE_B
-#define ATTACH                                                                     \
-	"a{'cmd':'peer.attach','endpoint':'$ep_b','session':'$epoch_b',"           \
+#define ATTACH                                                           \
+	"a{'cmd':'peer.attach','endpoint':'$ep_b','session':'$epoch_b'," \
 	"'secret':'$secret_b'}"
 #define PREP_LOCAL "a{'cmd':'dlist.prep','descs':[['$base_a',256],['$base_a',64,128,4]]}"
-#define PREP_REMOTE                                                                \
-	"a{'cmd':'dlist.prep','peer':$there,'descs':[['$base_b',256],"             \
+#define PREP_REMOTE                                                    \
+	"a{'cmd':'dlist.prep','peer':$there,'descs':[['$base_b',256]," \
 	"['$base_b',64,128,4]]}"
-#define WRITE                                                                      \
-	"a{'cmd':'xfer.start','op':'write','local':$mine,'remote':$yours,"         \
+#define WRITE                                                              \
+	"a{'cmd':'xfer.start','op':'write','local':$mine,'remote':$yours," \
 	"'local_index':[1,3],'remote_index':[[1,1],[3,1]],'notif':'aGVsbG8='}"
-#define READ                                                                       \
-	"a{'cmd':'xfer.start','op':'read','local':$mine,'remote':$yours,"          \
+#define READ                                                              \
+	"a{'cmd':'xfer.start','op':'read','local':$mine,'remote':$yours," \
 	"'notif':'aGVsbG8='}"
 #define RELEASE "a{'cmd':'xfer.release','xfer':$xfer,'wait':true}"
 #define READ_NOTIFS "b{'cmd':'notif.drain'}"
-#define SIDE                                                                       \
-	"{'rank':0,'buffers':[65536],'views':{'kv':{'page_tokens':16,'pages':16,"  \
-	"'layers':[{'layer':0,'fields':[{'name':'k','buffer':0,'offset':0,"        \
+#define SIDE                                                                        \
+	"{'rank':0,'buffers':[65536],'views':{'kv':{'page_tokens':16,'pages':16,"   \
+	"'layers':[{'layer':0,'fields':[{'name':'k','buffer':0,'offset':0,"         \
 	"'page_stride':4096,'token_stride':256,'unit_stride':256,'unit_bytes':256," \
 	"'first_unit':0,'units':1,'total_units':1}]}]}}}"
-#define POOL                                                                       \
-	"a{'cmd':'pool.register','name':'more','regions':[{'region':$region_a}],"  \
-	"'layout':{'rank':0,'buffers':[4096],'views':{'kv':{'page_tokens':1,"      \
+#define POOL                                                                          \
+	"a{'cmd':'pool.register','name':'more','regions':[{'region':$region_a}],"     \
+	"'layout':{'rank':0,'buffers':[4096],'views':{'kv':{'page_tokens':1,"         \
 	"'pages':1,'layers':[{'layer':0,'fields':[{'name':'k','buffer':0,'offset':0," \
-	"'page_stride':4096,'token_stride':4096,'unit_stride':4096,"               \
+	"'page_stride':4096,'token_stride':4096,'unit_stride':4096,"                  \
 	"'unit_bytes':4096,'first_unit':0,'units':1,'total_units':1}]}]}}}}"
-#define REGION                                                                     \
-	"a{'cmd':'region.register','kind':'shm','shm_name':'$shm','length':8192,"  \
+#define REGION                                                                    \
+	"a{'cmd':'region.register','kind':'shm','shm_name':'$shm','length':8192," \
 	"'address':'8192','name':'more'}"
 #define GROUP(cmd) "a{'cmd':'" cmd "','group':'g','at':'$ep_b'"
 #define PUBLISH_HERE "a{'cmd':'group.publish','group':'h','summary':'text'}"
 #define PUBLISH GROUP("group.publish") ",'tp_rank':1,'tp_size':2,'pool':'kv'}"
 
 /* An entry of the submission ring: KVD_RING_CANCEL of transfer 0. */
-#define CANCEL_NOTHING                                                             \
-	"BAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"            \
+#define CANCEL_NOTHING                                 \
+	"BAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA" \
 	"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=="
 
 struct trial {
@@ -89,8 +89,8 @@ struct trial {
 	const char *after[LINES_MAX];  /* when it was: as it was before */
 	unsigned int settle_s; /* until nothing of a failed one is left, if long */
 	bool fd;
-	bool grows; /* each time there is one more, nothing takes it back */
-	bool far; /* a peer has a part in it: without any memory it would be lost */
+	bool grows;	/* each time there is one more, nothing takes it back */
+	bool far;	/* a peer has a part in it: without any memory it would be lost */
 	bool elsewhere; /* by a test of its own */
 };
 
@@ -101,85 +101,189 @@ static const struct trial trials[] = {
 	{.command = "help", .line = "a{'cmd':'help','command':'room.open'}"},
 	{.command = "session.list", .line = "a{'cmd':'session.list','all':true}"},
 	{.command = "region.register",
-	 .line = "a{'cmd':'region.register','kind':'memfd','fd':0,'length':8192,'address':'4096'}",
-	 .after = {"a{'cmd':'region.unregister','region':$region}"}, .fd = true},
-	{.command = "region.register", .line = REGION,
+	 .line = "a{'cmd':'region.register','kind':'memfd','fd':0,'length':8192,'address'"
+		 ":'4096'}",
+	 .after = {"a{'cmd':'region.unregister','region':$region}"},
+	 .fd = true},
+	{.command = "region.register",
+	 .line = REGION,
 	 .after = {"a{'cmd':'region.unregister','region':$region}"}},
-	{.far = true, .command = "region.unregister", .line = "a{'cmd':'region.unregister','region':$region}",
+	{.far = true,
+	 .command = "region.unregister",
+	 .line = "a{'cmd':'region.unregister','region':$region}",
 	 .before = {REGION}},
 	{.command = "region.list", .line = "a{'cmd':'region.list','all':true}"},
-	{.far = true, .command = "pool.register", .line = POOL, .after = {"a{'cmd':'pool.unregister','pool':$pool}"}},
-	{.far = true, .command = "pool.unregister", .line = "a{'cmd':'pool.unregister','pool':$pool}", .before = {POOL}},
+	{.far = true,
+	 .command = "pool.register",
+	 .line = POOL,
+	 .after = {"a{'cmd':'pool.unregister','pool':$pool}"}},
+	{.far = true,
+	 .command = "pool.unregister",
+	 .line = "a{'cmd':'pool.unregister','pool':$pool}",
+	 .before = {POOL}},
 	{.command = "pool.list", .line = "a{'cmd':'pool.list','all':true}"},
-	{.far = true, .command = "room.open", .line = OPEN_SEND, .after = {END_A, "~50", CLOSE_A}},
-	{.far = true, .command = "room.open", .line = OPEN_RECV, .after = {END_BOTH}},
-	{.far = true, .command = "room.open", .line = OPEN_SEND, .before = {OPEN_RECV, BIND, "~50"}, .after = {END_BOTH}},
-	{.far = true, .command = "room.open", .line = OPEN_OFFER, .after = {END_A, "~50", CLOSE_A}},
-	{.far = true, .command = "room.open", .line = OPEN_PULL, .before = {OPEN_OFFER}, .after = {END_BOTH}},
-	{.far = true, .command = "room.bind", .line = BIND, .before = {OPEN_SEND, OPEN_RECV, "~50"}, .after = {END_BOTH}},
-	{.far = true, .command = "room.send", .line = SEND, .before = {OPEN_SEND}, .after = {END_A, "~50", CLOSE_A}},
-	{.far = true, .command = "room.send", .line = SEND, .before = {OPEN_SEND, OPEN_RECV, BIND, "~50"},
-	 .after = {END_BOTH}},
-	{.command = "room.poll", .line = "a{'cmd':'room.poll','rooms':['7',{'room':'7','role':'send'},'8']}",
-	 .before = {OPEN_SEND}, .after = {END_A, "~50", CLOSE_A}},
-	{.command = "room.poll", .line = "a{'cmd':'room.poll','since':'0'}", .before = {OPEN_SEND},
+	{.far = true,
+	 .command = "room.open",
+	 .line = OPEN_SEND,
 	 .after = {END_A, "~50", CLOSE_A}},
-	{.far = true, .command = "room.abort", .line = "a{'cmd':'room.abort','room':'7','reason':'test'}",
-	 .before = {OPEN_SEND, OPEN_RECV, BIND, "~50"}, .after = {END_BOTH}},
-	{.far = true, .command = "room.abort", .line = "b{'cmd':'room.abort','room':'7','reason':'test'}",
-	 .before = {OPEN_SEND, OPEN_RECV, BIND, "~50"}, .after = {END_BOTH}},
-	{.far = true, .command = "room.close", .line = "a{'cmd':'room.close','room':'7'}",
+	{.far = true, .command = "room.open", .line = OPEN_RECV, .after = {END_BOTH}},
+	{.far = true,
+	 .command = "room.open",
+	 .line = OPEN_SEND,
+	 .before = {OPEN_RECV, BIND, "~50"},
+	 .after = {END_BOTH}},
+	{.far = true,
+	 .command = "room.open",
+	 .line = OPEN_OFFER,
+	 .after = {END_A, "~50", CLOSE_A}},
+	{.far = true,
+	 .command = "room.open",
+	 .line = OPEN_PULL,
+	 .before = {OPEN_OFFER},
+	 .after = {END_BOTH}},
+	{.far = true,
+	 .command = "room.bind",
+	 .line = BIND,
+	 .before = {OPEN_SEND, OPEN_RECV, "~50"},
+	 .after = {END_BOTH}},
+	{.far = true,
+	 .command = "room.send",
+	 .line = SEND,
+	 .before = {OPEN_SEND},
+	 .after = {END_A, "~50", CLOSE_A}},
+	{.far = true,
+	 .command = "room.send",
+	 .line = SEND,
+	 .before = {OPEN_SEND, OPEN_RECV, BIND, "~50"},
+	 .after = {END_BOTH}},
+	{.command = "room.poll",
+	 .line = "a{'cmd':'room.poll','rooms':['7',{'room':'7','role':'send'},'8']}",
+	 .before = {OPEN_SEND},
+	 .after = {END_A, "~50", CLOSE_A}},
+	{.command = "room.poll",
+	 .line = "a{'cmd':'room.poll','since':'0'}",
+	 .before = {OPEN_SEND},
+	 .after = {END_A, "~50", CLOSE_A}},
+	{.far = true,
+	 .command = "room.abort",
+	 .line = "a{'cmd':'room.abort','room':'7','reason':'test'}",
+	 .before = {OPEN_SEND, OPEN_RECV, BIND, "~50"},
+	 .after = {END_BOTH}},
+	{.far = true,
+	 .command = "room.abort",
+	 .line = "b{'cmd':'room.abort','room':'7','reason':'test'}",
+	 .before = {OPEN_SEND, OPEN_RECV, BIND, "~50"},
+	 .after = {END_BOTH}},
+	{.far = true,
+	 .command = "room.close",
+	 .line = "a{'cmd':'room.close','room':'7'}",
 	 .before = {OPEN_SEND, END_A, "~50"}},
-	{.command = "room.show", .line = "b{'cmd':'room.show','room':'7'}",
+	{.command = "room.show",
+	 .line = "b{'cmd':'room.show','room':'7'}",
 	 .before = {OPEN_SEND, OPEN_RECV, BIND, "~50", END_A, "~50"},
 	 .after = {END_BOTH}},
-	{.command = "room.list", .line = "a{'cmd':'room.list','all':true}",
-	 .before = {OPEN_SEND, OPEN_RECV, BIND, "~50"}, .after = {END_BOTH}},
+	{.command = "room.list",
+	 .line = "a{'cmd':'room.list','all':true}",
+	 .before = {OPEN_SEND, OPEN_RECV, BIND, "~50"},
+	 .after = {END_BOTH}},
 	{.far = true, .command = "peer.attach", .grows = true, .line = ATTACH},
-	{.far = true, .command = "peer.connect", .line = "a{'cmd':'peer.connect','endpoint':'$ep_b'}"},
-	{.far = true, .command = "peer.connect", .line = "a{'cmd':'peer.connect','endpoint':'$ep_c'}",
-	 .settle_s = 30, .after = {"a{'cmd':'peer.forget','endpoint':'$ep_c'}", "~5000"}},
+	{.far = true,
+	 .command = "peer.connect",
+	 .line = "a{'cmd':'peer.connect','endpoint':'$ep_b'}"},
+	{.far = true,
+	 .command = "peer.connect",
+	 .line = "a{'cmd':'peer.connect','endpoint':'$ep_c'}",
+	 .settle_s = 30,
+	 .after = {"a{'cmd':'peer.forget','endpoint':'$ep_c'}", "~5000"}},
 	{.command = "peer.list", .line = "a{'cmd':'peer.list'}"},
-	{.far = true, .command = "peer.forget", .line = "a{'cmd':'peer.forget','endpoint':'$ep_c'}",
-	 .before = {"a{'cmd':'peer.connect','endpoint':'$ep_c'}"}, .after = {"~5000"}},
+	{.far = true,
+	 .command = "peer.forget",
+	 .line = "a{'cmd':'peer.forget','endpoint':'$ep_c'}",
+	 .before = {"a{'cmd':'peer.connect','endpoint':'$ep_c'}"},
+	 .after = {"~5000"}},
 	{.far = true, .command = "group.publish", .line = PUBLISH},
 	{.far = true, .command = "group.publish", .line = PUBLISH_HERE},
-	{.far = true, .command = "group.query", .line = GROUP("group.query") "}",
+	{.far = true,
+	 .command = "group.query",
+	 .line = GROUP("group.query") "}",
 	 .before = {PUBLISH}},
-	{.far = true, .command = "group.query", .line = "a{'cmd':'group.query','group':'h'}",
+	{.far = true,
+	 .command = "group.query",
+	 .line = "a{'cmd':'group.query','group':'h'}",
 	 .before = {PUBLISH_HERE}},
-	{.far = true, .command = "peer.attached",
+	{.far = true,
+	 .command = "peer.attached",
 	 .line = "a{'cmd':'peer.attached','attach':$there}"},
-	{.far = true, .command = "peer.attached", .line = "a{'cmd':'peer.attached','attach':$there,'fresh':true}"},
-	{.command = "dlist.prep", .line = PREP_LOCAL, .after = {"a{'cmd':'dlist.free','dlist':$dlist}"}},
-	{.command = "dlist.prep", .line = "a{'cmd':'dlist.prep','fd':0,'count':1}", .fd = true,
+	{.far = true,
+	 .command = "peer.attached",
+	 .line = "a{'cmd':'peer.attached','attach':$there,'fresh':true}"},
+	{.command = "dlist.prep",
+	 .line = PREP_LOCAL,
 	 .after = {"a{'cmd':'dlist.free','dlist':$dlist}"}},
-	{.command = "dlist.prep", .line = PREP_REMOTE, .after = {"a{'cmd':'dlist.free','dlist':$dlist}"}},
-	{.far = true, .command = "dlist.free", .line = "a{'cmd':'dlist.free','dlist':$dlist}", .before = {PREP_REMOTE}},
-	{.far = true, .command = "xfer.start", .line = WRITE, .after = {RELEASE, READ_NOTIFS}},
-	{.far = true, .command = "xfer.start", .line = READ, .after = {RELEASE, READ_NOTIFS}},
-	{.far = true, .command = "xfer.start", .line = "a{'cmd':'xfer.start','xfer':$xfer,'notif':'d29ybGQ='}",
-	 .before = {WRITE, "~100", READ_NOTIFS}, .after = {RELEASE, READ_NOTIFS}},
-	{.far = true, .command = "xfer.state", .line = "a{'cmd':'xfer.state','xfer':$xfer}",
-	 .before = {WRITE, "~100", READ_NOTIFS}, .after = {RELEASE}},
-	{.far = true, .command = "xfer.cancel", .line = "a{'cmd':'xfer.cancel','xfer':$xfer}", .before = {READ},
+	{.command = "dlist.prep",
+	 .line = "a{'cmd':'dlist.prep','fd':0,'count':1}",
+	 .fd = true,
+	 .after = {"a{'cmd':'dlist.free','dlist':$dlist}"}},
+	{.command = "dlist.prep",
+	 .line = PREP_REMOTE,
+	 .after = {"a{'cmd':'dlist.free','dlist':$dlist}"}},
+	{.far = true,
+	 .command = "dlist.free",
+	 .line = "a{'cmd':'dlist.free','dlist':$dlist}",
+	 .before = {PREP_REMOTE}},
+	{.far = true,
+	 .command = "xfer.start",
+	 .line = WRITE,
 	 .after = {RELEASE, READ_NOTIFS}},
-	{.far = true, .command = "xfer.release", .line = RELEASE, .before = {WRITE}, .after = {READ_NOTIFS}},
-	{.far = true, .command = "xfer.release", .line = "a{'cmd':'xfer.release','xfer':$xfer}",
-	 .before = {WRITE, "~100", READ_NOTIFS}},
-	{.far = true, .command = "notif.send", .line = "a{'cmd':'notif.send','attach':$there,'data':'aGVsbG8='}",
+	{.far = true,
+	 .command = "xfer.start",
+	 .line = READ,
+	 .after = {RELEASE, READ_NOTIFS}},
+	{.far = true,
+	 .command = "xfer.start",
+	 .line = "a{'cmd':'xfer.start','xfer':$xfer,'notif':'d29ybGQ='}",
+	 .before = {WRITE, "~100", READ_NOTIFS},
+	 .after = {RELEASE, READ_NOTIFS}},
+	{.far = true,
+	 .command = "xfer.state",
+	 .line = "a{'cmd':'xfer.state','xfer':$xfer}",
+	 .before = {WRITE, "~100", READ_NOTIFS},
+	 .after = {RELEASE}},
+	{.far = true,
+	 .command = "xfer.cancel",
+	 .line = "a{'cmd':'xfer.cancel','xfer':$xfer}",
+	 .before = {READ},
+	 .after = {RELEASE, READ_NOTIFS}},
+	{.far = true,
+	 .command = "xfer.release",
+	 .line = RELEASE,
+	 .before = {WRITE},
 	 .after = {READ_NOTIFS}},
-	{.far = true, .command = "notif.drain", .line = READ_NOTIFS,
+	{.far = true,
+	 .command = "xfer.release",
+	 .line = "a{'cmd':'xfer.release','xfer':$xfer}",
+	 .before = {WRITE, "~100", READ_NOTIFS}},
+	{.far = true,
+	 .command = "notif.send",
+	 .line = "a{'cmd':'notif.send','attach':$there,'data':'aGVsbG8='}",
+	 .after = {READ_NOTIFS}},
+	{.far = true,
+	 .command = "notif.drain",
+	 .line = READ_NOTIFS,
 	 .before = {"a{'cmd':'notif.send','attach':$there,'data':'aGVsbG8='}", "~50"}},
-	{.command = "xfer.submit", .line = "a{'cmd':'xfer.submit','data':'','entry':'" CANCEL_NOTHING "'}"},
-	{.command = "plan", .line = "a{'cmd':'plan','src':" SIDE ",'dst':" SIDE ",'map':[{'view':'kv',"
-	 "'src_pages':[3,4],'dst_pages':[0,7]}]}"},
-	{.command = "plan", .line = "a{'cmd':'plan','sources':[" SIDE "],'dst':" SIDE ",'room':'7'}"},
+	{.command = "xfer.submit",
+	 .line = "a{'cmd':'xfer.submit','data':'','entry':'" CANCEL_NOTHING "'}"},
+	{.command = "plan",
+	 .line = "a{'cmd':'plan','src':" SIDE ",'dst':" SIDE ",'map':[{'view':'kv',"
+		 "'src_pages':[3,4],'dst_pages':[0,7]}]}"},
+	{.command = "plan",
+	 .line = "a{'cmd':'plan','sources':[" SIDE "],'dst':" SIDE ",'room':'7'}"},
 	{.command = "stats", .line = "a{'cmd':'stats'}"},
 	{.command = "health", .line = "a{'cmd':'health'}"},
 	{.command = "devices", .line = "a{'cmd':'devices'}"},
 	{.command = "config.show", .line = "a{'cmd':'config.show'}"},
-	{.command = "log.level", .line = "a{'cmd':'log.level','level':'warn'}",
+	{.command = "log.level",
+	 .line = "a{'cmd':'log.level','level':'warn'}",
 	 .after = {"a{'cmd':'log.level','level':'error'}"}},
 	{.command = "session.share", .line = NULL, .elsewhere = true}, /* it needs fds */
 	{.command = "drain", .line = NULL, .elsewhere = true},
@@ -296,8 +400,9 @@ static void sweep(struct sweep *w, const struct trial *t)
 		if (!done)
 			continue;
 		say_all(w, t->after);
-		snprintf(what, sizeof(what), "%s, done without allocation %ju, and undone",
-			 t->command, (uintmax_t)nth);
+		snprintf(what, sizeof(what),
+			 "%s, done without allocation %ju, and undone", t->command,
+			 (uintmax_t)nth);
 		if (t->grows)
 			continue;
 		nothing_changed(w, base, false, what);
@@ -393,8 +498,8 @@ static bool first_use(const struct trial *t, uint64_t nth)
 	hit = attempt(state, t, nth, true, &done);
 	teardown(&state);
 	if (mem_live() != live)
-		fail_msg("%s without allocation %ju: %jd heap blocks are lost", t->command,
-			 (uintmax_t)nth, (intmax_t)(mem_live() - live));
+		fail_msg("%s without allocation %ju: %jd heap blocks are lost",
+			 t->command, (uintmax_t)nth, (intmax_t)(mem_live() - live));
 	return hit;
 }
 

@@ -61,14 +61,16 @@ static uint8_t pattern(unsigned int layer, unsigned int field, unsigned int toke
 
 static void engine_new(struct world *w, unsigned int i)
 {
-	static const char *const names[] = {"engine a", "engine b", "engine c", "engine d"};
+	static const char *const names[] = {"engine a", "engine b", "engine c",
+					    "engine d"};
 	struct cache *k = &w->caches[i];
 
 	w->engines[i] = cluster_engine(&w->c, node_of[i], names[i]);
 	*k = geometry;
 	k->units = i == B ? 4 : 2;
 	k->first_unit = i == C ? 2 : 0;
-	cluster_cache(&w->c, w->engines[i], i == D ? "spare" : "kv", i < C ? 0 : i - 1, k);
+	cluster_cache(&w->c, w->engines[i], i == D ? "spare" : "kv", i < C ? 0 : i - 1,
+		      k);
 	if (i == B)
 		return;
 	for (unsigned int l = 0; l < k->layers; l++)
@@ -76,10 +78,10 @@ static void engine_new(struct world *w, unsigned int i)
 			for (unsigned int t = 0; t < TOKENS; t++)
 				for (unsigned int u = 0; u < k->units; u++)
 					for (unsigned int b = 0; b < k->unit_bytes; b++)
-						*cache_at(k, l, f, src_pages[t / 4], t % 4,
-							  u + k->first_unit, b) =
-							pattern(l, f, t, u + k->first_unit,
-								b);
+						*cache_at(k, l, f, src_pages[t / 4],
+							  t % 4, u + k->first_unit, b) =
+							pattern(l, f, t,
+								u + k->first_unit, b);
 	memcpy(cache_aux(k, 1), "aux of the request", 18);
 }
 
@@ -135,7 +137,8 @@ static void say(struct world *w, unsigned int who, const char *fmt, ...)
 
 static void open_send(struct world *w, unsigned int who)
 {
-	say(w, who, "{'cmd':'room.open','room':'%llu','role':'send','pool':%llu" LIMITS "}",
+	say(w, who,
+	    "{'cmd':'room.open','room':'%llu','role':'send','pool':%llu" LIMITS "}",
 	    ROOM(w), (unsigned long long)w->caches[who].pool);
 }
 
@@ -187,7 +190,8 @@ static void send_all(struct world *w)
 static void open_offer(struct world *w, unsigned int who, unsigned int lease_ms)
 {
 	say(w, who,
-	    "{'cmd':'room.open','room':'%llu','role':'offer','pool':%llu,'aux':1,'lease_ms':"
+	    "{'cmd':'room.open','room':'%llu','role':'offer','pool':%llu,'aux':1,'lease_"
+	    "ms':"
 	    "%u,'views':{'kv':{'pages':[3,4,9,1],'tokens':[0,14]}}" LIMITS "}",
 	    ROOM(w), (unsigned long long)w->caches[who].pool, lease_ms);
 }
@@ -204,13 +208,13 @@ static void open_pull(struct world *w)
 
 static void end_of(struct world *w, unsigned int who, const char *cmd)
 {
-	cJSON *answer = cluster_call(&w->c, w->engines[who], "{'cmd':'%s','room':'%llu'}", cmd,
-				     ROOM(w));
+	cJSON *answer = cluster_call(&w->c, w->engines[who], "{'cmd':'%s','room':'%llu'}",
+				     cmd, ROOM(w));
 
 	if (strcmp(code_of(answer), "ENOMEM") == 0) {
 		cJSON_Delete(answer);
-		answer = cluster_call(&w->c, w->engines[who], "{'cmd':'%s','room':'%llu'}",
-				      cmd, ROOM(w));
+		answer = cluster_call(&w->c, w->engines[who],
+				      "{'cmd':'%s','room':'%llu'}", cmd, ROOM(w));
 	}
 	if (strcmp(code_of(answer), "ENOMEM") == 0)
 		fail_msg("%s twice without memory", cmd);
@@ -481,10 +485,17 @@ struct course {
 
 static const struct course courses[] = {
 	{.name = "push", .run = push, .succeeds = true},
-	{.name = "push with an idle source", .run = push_with_an_idle_source, .succeeds = true},
-	{.name = "push of nothing", .run = push_of_nothing, .succeeds = true, .nothing = true},
+	{.name = "push with an idle source",
+	 .run = push_with_an_idle_source,
+	 .succeeds = true},
+	{.name = "push of nothing",
+	 .run = push_of_nothing,
+	 .succeeds = true,
+	 .nothing = true},
 	{.name = "push, receiver first", .run = push_receiver_first, .succeeds = true},
-	{.name = "push, chunks first", .run = push_chunks_before_receiver, .succeeds = true},
+	{.name = "push, chunks first",
+	 .run = push_chunks_before_receiver,
+	 .succeeds = true},
 	{.name = "push aborted by a sender", .run = push_aborted_by_sender},
 	{.name = "push aborted by the receiver", .run = push_aborted_by_receiver},
 	{.name = "push closed while under way", .run = push_closed_under_way},
@@ -499,7 +510,9 @@ static const struct course courses[] = {
 	{.name = "push, receiver's engine dies", .run = push_receiver_engine_dies},
 	{.name = "pull", .run = pull, .succeeds = true},
 	{.name = "pull before the offers", .run = pull_before_offers, .succeeds = true},
-	{.name = "pull slower than its lease", .run = pull_slower_than_its_lease, .succeeds = true},
+	{.name = "pull slower than its lease",
+	 .run = pull_slower_than_its_lease,
+	 .succeeds = true},
 	{.name = "pull aborted by the puller", .run = pull_aborted_by_puller},
 	{.name = "pull aborted by an offerer", .run = pull_aborted_by_offerer},
 	{.name = "pull, peer lost", .run = pull_peer_lost},
@@ -514,7 +527,8 @@ static bool moves_seen[ROOM_ROLES][ROOM_STATES][ROOM_STATES];
 static void on_move(const struct sm *sm, unsigned int from)
 {
 	if (sm->table == &room_table)
-		moves_seen[container_of(sm, struct room, sm)->role][from][sm_state(sm)] = true;
+		moves_seen[container_of(sm, struct room, sm)->role][from][sm_state(sm)] =
+			true;
 }
 
 static unsigned int live_rooms(const struct world *w)
@@ -555,7 +569,8 @@ static bool sent(const struct world *w, unsigned int who)
 
 /* A source of a push says success only when its receiver did (an offerer when its own
  * part was taken); the receiver when all came. */
-static void check_ends(struct world *w, const struct course *course, uint64_t nth, bool hit)
+static void check_ends(struct world *w, const struct course *course, uint64_t nth,
+		       bool hit)
 {
 	bool receiver = succeeded(w, B);
 	const struct cache *dst = &w->caches[B];
@@ -566,8 +581,7 @@ static void check_ends(struct world *w, const struct course *course, uint64_t nt
 	if (receiver && !course->nothing && !all_arrived(w))
 		fail_msg("%s, allocation %ju: success without the bytes", course->name,
 			 (uintmax_t)nth);
-	if (!hit && course->succeeds &&
-	    !(receiver && succeeded(w, A) && succeeded(w, C)))
+	if (!hit && course->succeeds && !(receiver && succeeded(w, A) && succeeded(w, C)))
 		fail_msg("%s did not succeed", course->name);
 	if (!w->engines[B])
 		return;
@@ -619,8 +633,8 @@ static void tidy(struct world *w)
 	profile->slice_ns = 1000;
 	for (unsigned int i = 0; i < ENGINES; i++) {
 		if (room_of(w, i))
-			cluster_ok(&w->c, w->engines[i], "{'cmd':'room.close','room':'%llu'}",
-				   ROOM(w));
+			cluster_ok(&w->c, w->engines[i],
+				   "{'cmd':'room.close','room':'%llu'}", ROOM(w));
 		if (i != B)
 			mem_hub_partition(w->c.links, w->c.nodes[1].endpoint,
 					  w->c.nodes[node_of[i]].endpoint, false);
@@ -672,7 +686,8 @@ static bool attempt(struct world *w, const struct course *course, uint64_t nth)
 	mem_fail_at(0);
 	check_ends(w, course, nth, hit);
 	if (!w->cut && peer_epochs(w) != epochs)
-		fail_msg("%s, allocation %ju: a peer was lost", course->name, (uintmax_t)nth);
+		fail_msg("%s, allocation %ju: a peer was lost", course->name,
+			 (uintmax_t)nth);
 	tidy(w);
 	w->runs++;
 	return hit;
@@ -684,8 +699,9 @@ static void sweep(struct world *w, const struct course *course)
 	uint64_t nth = 0;
 	bool hit;
 
-	for (unsigned int i = 0; i < 8; i++) /* what is made on first use; who of a and d */
-		attempt(w, course, 0);	     /* is idle, the room's number says */
+	for (unsigned int i = 0; i < 8;
+	     i++)		       /* what is made on first use; who of a and d */
+		attempt(w, course, 0); /* is idle, the room's number says */
 	attempt(w, &courses[0], 0);
 	before = blocks(w);
 	do {

@@ -33,8 +33,8 @@
 static void codes_public_match_daemon(void **state)
 {
 	(void)state;
-#define CHECK(num, name, no, scope, retry, text)                                   \
-	assert_int_equal(KVD_E_##name, num);                                       \
+#define CHECK(num, name, no, scope, retry, text) \
+	assert_int_equal(KVD_E_##name, num);     \
 	assert_string_equal(kvd_code_name(-KVD_E_##name), err_name(ERR_##name));
 	ERR_CODES(CHECK)
 #undef CHECK
@@ -50,8 +50,9 @@ static void error_answer_is_told_whole(void **state)
 	struct client_fixture *f = *state;
 	char *reply;
 
-	fake_kvd_answer(f->fake, "{\"id\":%ID%,\"error\":{\"code\":\"ELIMIT\",\"message\":"
-				 "\"rooms: 5 of 5\",\"retryable\":false,\"scope\":\"peer\"}}");
+	fake_kvd_answer(f->fake,
+			"{\"id\":%ID%,\"error\":{\"code\":\"ELIMIT\",\"message\":"
+			"\"rooms: 5 of 5\",\"retryable\":false,\"scope\":\"peer\"}}");
 	assert_int_equal(kvd_command(f->client, "x.y", NULL, 0, &reply), -KVD_E_LIMIT);
 	assert_non_null(strstr(reply, "rooms: 5 of 5"));
 	kvd_string_free(reply);
@@ -67,7 +68,8 @@ static void open_tells_what_hello_said(void **state)
 	struct client_fixture *f = *state;
 	const struct kvd_daemon_info *info = kvd_daemon(f->client);
 
-	assert_string_equal(client_line_args(f, 0), "\"cmd\":\"hello\",\"proto\":1,\"client\":\"test\"}");
+	assert_string_equal(client_line_args(f, 0),
+			    "\"cmd\":\"hello\",\"proto\":1,\"client\":\"test\"}");
 	assert_string_equal(info->daemon, "kvd 9.9");
 	assert_string_equal(info->name, "fake");
 	assert_string_equal(info->endpoint, "tcp://[::1]:1");
@@ -153,7 +155,8 @@ static void socket_find_prefers_environment_then_name_then_only_one(void **state
 	(void)state;
 	assert_non_null(mkdtemp(tmp_path(dir, sizeof(dir), "kvd-find-XXXXXX")));
 	setenv("KVD_RUN_DIR", dir, 1);
-	assert_int_equal(kvd_socket_find(NULL, path, sizeof(path), &why), -KVD_E_NODAEMON);
+	assert_int_equal(kvd_socket_find(NULL, path, sizeof(path), &why),
+			 -KVD_E_NODAEMON);
 	assert_non_null(strstr(why.message, dir));
 	assert_int_equal(kvd_socket_find("gpu3", path, sizeof(path), &why), 0);
 	snprintf(want, sizeof(want), "%s/gpu3.sock", dir);
@@ -163,7 +166,8 @@ static void socket_find_prefers_environment_then_name_then_only_one(void **state
 	assert_string_equal(path, want);
 	snprintf(path, sizeof(path), "%s/gpu4.sock", dir);
 	close(open(path, O_CREAT | O_RDWR, 0600));
-	assert_int_equal(kvd_socket_find(NULL, want, sizeof(want), &why), -KVD_E_NODAEMON);
+	assert_int_equal(kvd_socket_find(NULL, want, sizeof(want), &why),
+			 -KVD_E_NODAEMON);
 	assert_non_null(strstr(why.message, "2 sockets"));
 	setenv("KVD_SOCKET", "/x/y.sock", 1);
 	assert_int_equal(kvd_socket_find("gpu3", want, sizeof(want), &why), 0);
@@ -184,8 +188,9 @@ static void submit_runs_callbacks_once_each(void **state)
 	struct kvd_call call = {.on_done = client_on_done, .arg = f};
 
 	for (int i = 0; i < 100; i++)
-		assert_int_equal(kvd_submit(f->client, "ping", "{ \"a\" : [1,\n2] }", NULL, 0,
-					    &call, NULL), 0);
+		assert_int_equal(kvd_submit(f->client, "ping", "{ \"a\" : [1,\n2] }",
+					    NULL, 0, &call, NULL),
+				 0);
 	assert_int_equal(f->done, 0);
 	client_poll_until(f, 100);
 	assert_int_equal(kvd_pending(f->client), 0);
@@ -202,7 +207,8 @@ static void submit_over_cap_is_full(void **state)
 	fake_kvd_answer(f->fake, "");
 	assert_int_equal(kvd_submit(f->client, "a", NULL, NULL, 0, &call, NULL), 0);
 	assert_int_equal(kvd_submit(f->client, "b", NULL, NULL, 0, &call, NULL), 0);
-	assert_int_equal(kvd_submit(f->client, "c", NULL, NULL, 0, &call, NULL), -KVD_E_FULL);
+	assert_int_equal(kvd_submit(f->client, "c", NULL, NULL, 0, &call, NULL),
+			 -KVD_E_FULL);
 	assert_true(kvd_last_error(f->client)->retryable);
 }
 
@@ -231,7 +237,8 @@ static void submit_to_a_reader_that_sleeps_is_bounded(void **state)
 
 static void submit_with_bad_args_is_refused(void **state)
 {
-	static const char *const bad[] = {"[1]", "{", "", "{\"cmd\":\"x\"}", "{\"id\":3}", "1"};
+	static const char *const bad[] = {"[1]",	"{", "", "{\"cmd\":\"x\"}",
+					  "{\"id\":3}", "1"};
 	struct client_fixture *f = *state;
 	struct kvd_call call = {.on_done = client_on_done, .arg = f};
 	char *huge = malloc((1 << 20) + 10);
@@ -242,7 +249,8 @@ static void submit_with_bad_args_is_refused(void **state)
 	memset(huge, ' ', 1 << 20);
 	memcpy(huge, "{\"a\":\"", 6);
 	memcpy(huge + (1 << 20), "\"}", 3);
-	assert_int_equal(kvd_submit(f->client, "a", huge, NULL, 0, &call, NULL), -KVD_E_TOOBIG);
+	assert_int_equal(kvd_submit(f->client, "a", huge, NULL, 0, &call, NULL),
+			 -KVD_E_TOOBIG);
 	free(huge);
 	assert_int_equal(kvd_pending(f->client), 0);
 	assert_int_equal(fake_kvd_lines(f->fake), 1);
@@ -350,8 +358,9 @@ static void reason_for_closing_is_told(void **state)
 	struct client_fixture *f = *state;
 	char *reply;
 
-	fake_kvd_answer(f->fake, "{\"id\":null,\"error\":{\"code\":\"EPROTO\",\"message\":"
-				 "\"line over 1 MiB\"}}");
+	fake_kvd_answer(f->fake,
+			"{\"id\":null,\"error\":{\"code\":\"EPROTO\",\"message\":"
+			"\"line over 1 MiB\"}}");
 	assert_int_equal(kvd_command(f->client, "a", NULL, 0, &reply), -KVD_E_LOST);
 	assert_non_null(strstr(kvd_last_error(f->client)->message, "line over 1 MiB"));
 }
@@ -362,8 +371,11 @@ static void region_memfd_sends_its_fd(void **state)
 {
 	struct client_fixture *f = *state;
 	int fd = memfd_create("region", MFD_ALLOW_SEALING | MFD_CLOEXEC);
-	struct kvd_region_args args = {.fd = fd, .bytes = 8192, .offset = 4096,
-				       .address = (void *)0x7f0000000000, .name = "ca\"che"};
+	struct kvd_region_args args = {.fd = fd,
+				       .bytes = 8192,
+				       .offset = 4096,
+				       .address = (void *)0x7f0000000000,
+				       .name = "ca\"che"};
 	struct kvd_region *region;
 	unsigned int fds;
 
@@ -371,14 +383,16 @@ static void region_memfd_sends_its_fd(void **state)
 	assert_int_equal(kvd_region_register(f->client, &args, NULL, &region), 0);
 	close(fd);
 	assert_int_equal(kvd_region_id(region), 11);
-	assert_string_equal(client_line_args(f, 1),
-			    "\"cmd\":\"region.register\",\"kind\":\"memfd\",\"length\":\"8192\","
-			    "\"fd\":0,\"offset\":4096,\"address\":\"139637976727552\","
-			    "\"name\":\"ca\\u0022che\"}");
+	assert_string_equal(
+		client_line_args(f, 1),
+		"\"cmd\":\"region.register\",\"kind\":\"memfd\",\"length\":\"8192\","
+		"\"fd\":0,\"offset\":4096,\"address\":\"139637976727552\","
+		"\"name\":\"ca\\u0022che\"}");
 	fake_kvd_line(f->fake, 1, &fds);
 	assert_int_equal(fds, 1);
 	assert_int_equal(kvd_region_unregister(region, NULL), 0);
-	assert_string_equal(client_line_args(f, 2), "\"cmd\":\"region.unregister\",\"region\":11}");
+	assert_string_equal(client_line_args(f, 2),
+			    "\"cmd\":\"region.unregister\",\"region\":11}");
 }
 
 static void region_with_bad_args_is_refused_here(void **state)
@@ -405,7 +419,8 @@ static void region_with_bad_args_is_refused_here(void **state)
 static void region_answered_late_is_undone(void **state)
 {
 	struct client_fixture *f = *state;
-	struct kvd_region_args args = {.kind = KVD_REGION_SHM, .shm_name = "/x", .bytes = 4096};
+	struct kvd_region_args args = {
+		.kind = KVD_REGION_SHM, .shm_name = "/x", .bytes = 4096};
 	struct kvd_call call = {.timeout_ms = 20};
 	struct kvd_region *region;
 	char *reply;
@@ -417,7 +432,8 @@ static void region_answered_late_is_undone(void **state)
 	fake_kvd_answer(f->fake, "{\"id\":%PREV%,\"ok\":true,\"region\":9}\n" OK "}");
 	assert_int_equal(kvd_command(f->client, "ping", NULL, 0, &reply), 0);
 	kvd_string_free(reply);
-	assert_string_equal(client_line_args(f, 3), "\"cmd\":\"region.unregister\",\"region\":9}");
+	assert_string_equal(client_line_args(f, 3),
+			    "\"cmd\":\"region.unregister\",\"region\":9}");
 }
 
 static void region_busy_keeps_its_handle(void **state)
@@ -425,7 +441,8 @@ static void region_busy_keeps_its_handle(void **state)
 	struct client_fixture *f = *state;
 	struct kvd_region *region = client_region_make(f);
 
-	fake_kvd_answer(f->fake, "{\"id\":%ID%,\"error\":{\"code\":\"EBUSY\",\"message\":\"p\"}}");
+	fake_kvd_answer(f->fake,
+			"{\"id\":%ID%,\"error\":{\"code\":\"EBUSY\",\"message\":\"p\"}}");
 	assert_int_equal(kvd_region_unregister(region, NULL), -KVD_E_BUSY);
 	assert_true(kvd_last_error(f->client)->retryable);
 	assert_int_equal(kvd_region_id(region), 3);
@@ -435,11 +452,14 @@ static void region_busy_keeps_its_handle(void **state)
 static void region_async_failure_leaves_a_handle_to_free(void **state)
 {
 	struct client_fixture *f = *state;
-	struct kvd_region_args args = {.kind = KVD_REGION_SHM, .shm_name = "/x", .bytes = 4096};
+	struct kvd_region_args args = {
+		.kind = KVD_REGION_SHM, .shm_name = "/x", .bytes = 4096};
 	struct kvd_call call = {.on_done = client_on_done, .arg = f};
 	struct kvd_region *region;
 
-	fake_kvd_answer(f->fake, "{\"id\":%ID%,\"error\":{\"code\":\"EIMPORT\",\"message\":\"\"}}");
+	fake_kvd_answer(
+		f->fake,
+		"{\"id\":%ID%,\"error\":{\"code\":\"EIMPORT\",\"message\":\"\"}}");
 	assert_int_equal(kvd_region_register(f->client, &args, &call, &region), 0);
 	assert_int_equal(kvd_region_id(region), 0);
 	assert_int_equal(kvd_region_unregister(region, NULL), -KVD_E_STATE);
@@ -459,18 +479,22 @@ static void pool_line_names_regions_and_layout(void **state)
 	struct client_fixture *f = *state;
 	struct kvd_region *regions[2] = {client_region_make(f), client_region_make(f)};
 	uint64_t offsets[2] = {0, 512};
-	struct kvd_pool_args args = {.name = "kv8", .layout = "{ \"rank\" : 1,\n\"buffers\":[1,2] }",
-				     .regions = regions, .offsets = offsets, .region_count = 2,
+	struct kvd_pool_args args = {.name = "kv8",
+				     .layout = "{ \"rank\" : 1,\n\"buffers\":[1,2] }",
+				     .regions = regions,
+				     .offsets = offsets,
+				     .region_count = 2,
 				     .tp_size = 8};
 	struct kvd_pool *pool;
 
 	fake_kvd_answer(f->fake, OK ",\"pool\":21}");
 	assert_int_equal(kvd_pool_register(f->client, &args, NULL, &pool), 0);
 	assert_int_equal(kvd_pool_id(pool), 21);
-	assert_string_equal(client_line_args(f, 3),
-			    "\"cmd\":\"pool.register\",\"name\":\"kv8\",\"layout\":{\"rank\":1,"
-			    "\"buffers\":[1,2]},\"regions\":[{\"region\":3},{\"region\":3,"
-			    "\"offset\":512}],\"tp_size\":8}");
+	assert_string_equal(
+		client_line_args(f, 3),
+		"\"cmd\":\"pool.register\",\"name\":\"kv8\",\"layout\":{\"rank\":1,"
+		"\"buffers\":[1,2]},\"regions\":[{\"region\":3},{\"region\":3,"
+		"\"offset\":512}],\"tp_size\":8}");
 	args.layout = "[]";
 	assert_int_equal(kvd_pool_register(f->client, &args, NULL, &pool), -KVD_E_INVAL);
 	assert_null(pool);
@@ -587,9 +611,15 @@ static void memory_whose_collapse_is_slow_is_had_in_time(void **state)
 static void layout_text_is_what_was_built(void **state)
 {
 	struct kvd_layout *l = kvd_layout_new(1);
-	struct kvd_field k = {.name = "k", .unit_bytes = 256, .first_unit = 4, .units = 4,
+	struct kvd_field k = {.name = "k",
+			      .unit_bytes = 256,
+			      .first_unit = 4,
+			      .units = 4,
 			      .total_units = 8};
-	struct kvd_field v = {.name = "v", .offset = 16384, .unit_bytes = 256, .units = 4,
+	struct kvd_field v = {.name = "v",
+			      .offset = 16384,
+			      .unit_bytes = 256,
+			      .units = 4,
 			      .page_stride = 32768};
 	const char *text;
 	uint32_t view;
@@ -605,12 +635,16 @@ static void layout_text_is_what_was_built(void **state)
 	assert_string_equal(
 		text,
 		"{\"rank\":1,\"buffers\":[65536],\"views\":{\"kv\":{\"page_tokens\":16,"
-		"\"pages\":2,\"layers\":[{\"layer\":0,\"fields\":[{\"name\":\"k\",\"buffer\":0,"
-		"\"offset\":0,\"page_stride\":32768,\"token_stride\":1024,\"unit_stride\":256,"
+		"\"pages\":2,\"layers\":[{\"layer\":0,\"fields\":[{\"name\":\"k\","
+		"\"buffer\":0,"
+		"\"offset\":0,\"page_stride\":32768,\"token_stride\":1024,\"unit_"
+		"stride\":256,"
 		"\"unit_bytes\":256,\"first_unit\":4,\"units\":4,\"total_units\":8},"
 		"{\"name\":\"v\",\"buffer\":0,\"offset\":16384,\"page_stride\":32768,"
-		"\"token_stride\":1024,\"unit_stride\":256,\"unit_bytes\":256,\"first_unit\":0,"
-		"\"units\":4,\"total_units\":4}]},{\"layer\":1,\"fields\":[{\"name\":\"k\","
+		"\"token_stride\":1024,\"unit_stride\":256,\"unit_bytes\":256,\"first_"
+		"unit\":0,"
+		"\"units\":4,\"total_units\":4}]},{\"layer\":1,\"fields\":[{\"name\":"
+		"\"k\","
 		"\"buffer\":0,\"offset\":0,\"page_stride\":32768,\"token_stride\":256,"
 		"\"unit_stride\":4096,\"unit_bytes\":256,\"first_unit\":4,\"units\":4,"
 		"\"total_units\":8}]}]}}}");
@@ -640,8 +674,9 @@ static void layout_keeps_its_first_error(void **state)
 
 int main(void)
 {
-#define T(name)                                                                    \
-	cmocka_unit_test_setup_teardown(name, client_fixture_setup, client_fixture_teardown)
+#define T(name)                                                     \
+	cmocka_unit_test_setup_teardown(name, client_fixture_setup, \
+					client_fixture_teardown)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(codes_public_match_daemon),
 		T(error_answer_is_told_whole),

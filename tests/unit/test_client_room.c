@@ -39,36 +39,54 @@ static void room_lines_say_all(void **state)
 	struct kvd_region *region = client_region_make(f);
 	struct kvd_source sources[2] = {{.endpoint = "tcp://a:1"},
 					{.pool = "q", .another_room = true, .room = 5}};
-	struct kvd_room_args open = {.room = UINT64_MAX, .role = KVD_RECV, .pool = pool,
-				     .sources = sources, .source_count = 2, .receivers = 2,
-				     .waiting_ms = 50, .stall_ms = 60};
-	struct kvd_view views[2] = {{.pages = scattered, .page_count = 3, .first_token = 16,
-				     .token_begin = 16, .token_end = 60},
-				    {.name = "state", .pages = run, .page_count = 4,
-				     .layer_begin = 2, .layer_end = 4}};
-	struct kvd_bind_args bind = {.views = views, .view_count = 2, .has_aux = true, .aux = 9,
+	struct kvd_room_args open = {.room = UINT64_MAX,
+				     .role = KVD_RECV,
+				     .pool = pool,
+				     .sources = sources,
+				     .source_count = 2,
+				     .receivers = 2,
+				     .waiting_ms = 50,
+				     .stall_ms = 60};
+	struct kvd_view views[2] = {{.pages = scattered,
+				     .page_count = 3,
+				     .first_token = 16,
+				     .token_begin = 16,
+				     .token_end = 60},
+				    {.name = "state",
+				     .pages = run,
+				     .page_count = 4,
+				     .layer_begin = 2,
+				     .layer_end = 4}};
+	struct kvd_bind_args bind = {.views = views,
+				     .view_count = 2,
+				     .has_aux = true,
+				     .aux = 9,
 				     .wait = {region, 64, UINT64_MAX}};
-	struct kvd_send_args send = {.seq = 3, .views = views, .view_count = 1, .last = true};
+	struct kvd_send_args send = {
+		.seq = 3, .views = views, .view_count = 1, .last = true};
 	struct kvd_room *room;
 
 	fake_kvd_answer(f->fake, OK ",\"slot\":1,\"gen\":\"5\"}");
 	assert_int_equal(kvd_room_open(f->client, &open, NULL, &room), 0);
-	assert_string_equal(client_line_args(f, 4),
-			    "\"cmd\":\"room.open\",\"room\":\"18446744073709551615\","
-			    "\"role\":\"recv\",\"pool\":4,\"sources\":[{\"endpoint\":\"tcp://a:1\"},"
-			    "{\"endpoint\":\"tcp://[::1]:1\",\"pool\":\"q\",\"room\":\"5\"}],"
-			    "\"receivers\":2,\"timeouts\":{\"waiting_ms\":50,\"stall_ms\":60}}");
+	assert_string_equal(
+		client_line_args(f, 4),
+		"\"cmd\":\"room.open\",\"room\":\"18446744073709551615\","
+		"\"role\":\"recv\",\"pool\":4,\"sources\":[{\"endpoint\":\"tcp://a:1\"},"
+		"{\"endpoint\":\"tcp://[::1]:1\",\"pool\":\"q\",\"room\":\"5\"}],"
+		"\"receivers\":2,\"timeouts\":{\"waiting_ms\":50,\"stall_ms\":60}}");
 	assert_int_equal(kvd_room_bind(room, &bind, NULL), 0);
-	assert_string_equal(client_line_args(f, 5),
-			    "\"cmd\":\"room.bind\",\"room\":\"18446744073709551615\","
-			    "\"role\":\"recv\",\"views\":{\"kv\":{\"pages\":[3,4,9],"
-			    "\"first_token\":16,\"tokens\":[16,60]},\"state\":{\"pages\":[[5,4]],"
-			    "\"layers\":[2,4]}},\"aux\":9,\"wait\":{\"kind\":\"seq\",\"region\":3,"
-			    "\"offset\":64,\"value\":\"18446744073709551615\"}}");
+	assert_string_equal(
+		client_line_args(f, 5),
+		"\"cmd\":\"room.bind\",\"room\":\"18446744073709551615\","
+		"\"role\":\"recv\",\"views\":{\"kv\":{\"pages\":[3,4,9],"
+		"\"first_token\":16,\"tokens\":[16,60]},\"state\":{\"pages\":[[5,4]],"
+		"\"layers\":[2,4]}},\"aux\":9,\"wait\":{\"kind\":\"seq\",\"region\":3,"
+		"\"offset\":64,\"value\":\"18446744073709551615\"}}");
 	assert_int_equal(kvd_room_send(room, &send, NULL), 0);
 	assert_string_equal(client_line_args(f, 6),
 			    "\"cmd\":\"room.send\",\"room\":\"18446744073709551615\","
-			    "\"role\":\"recv\",\"seq\":3,\"views\":{\"kv\":{\"pages\":[3,4,9],\"first_token\":16,"
+			    "\"role\":\"recv\",\"seq\":3,\"views\":{\"kv\":{\"pages\":[3,"
+			    "4,9],\"first_token\":16,"
 			    "\"tokens\":[16,60]}},\"last\":true}");
 	assert_int_equal(kvd_room_abort(room, "over", NULL), 0);
 	assert_string_equal(client_line_args(f, 7),
@@ -83,19 +101,24 @@ static void room_pull_names_both_sides(void **state)
 	struct kvd_view local = {.pages = here, .page_count = 1};
 	struct kvd_view remote = {.pages = there, .page_count = 1};
 	struct kvd_source source = {.views = &remote, .view_count = 1};
-	struct kvd_room_args open = {.room = 1, .role = KVD_PULL, .sources = &source,
-				     .source_count = 1, .views = &local, .view_count = 1};
+	struct kvd_room_args open = {.room = 1,
+				     .role = KVD_PULL,
+				     .sources = &source,
+				     .source_count = 1,
+				     .views = &local,
+				     .view_count = 1};
 	struct kvd_room *room;
 
 	assert_int_equal(kvd_room_open(f->client, &open, NULL, &room), -KVD_E_STATE);
 	open.pool = client_pool_make(f);
 	fake_kvd_answer(f->fake, OK ",\"slot\":1,\"gen\":\"5\"}");
 	assert_int_equal(kvd_room_open(f->client, &open, NULL, &room), 0);
-	assert_string_equal(client_line_args(f, 3),
-			    "\"cmd\":\"room.open\",\"room\":\"1\",\"role\":\"pull\",\"pool\":4,"
-			    "\"sources\":[{\"endpoint\":\"tcp://[::1]:1\"}],"
-			    "\"remote\":[{\"views\":{\"kv\":{\"pages\":[2]}}}],"
-			    "\"views\":{\"kv\":{\"pages\":[1]}}}");
+	assert_string_equal(
+		client_line_args(f, 3),
+		"\"cmd\":\"room.open\",\"room\":\"1\",\"role\":\"pull\",\"pool\":4,"
+		"\"sources\":[{\"endpoint\":\"tcp://[::1]:1\"}],"
+		"\"remote\":[{\"views\":{\"kv\":{\"pages\":[2]}}}],"
+		"\"views\":{\"kv\":{\"pages\":[1]}}}");
 }
 
 static void room_tells_first_token_and_landed_pages(void **state)
@@ -110,8 +133,9 @@ static void room_tells_first_token_and_landed_pages(void **state)
 	fake_kvd_answer(f->fake, OK ",\"rooms\":[{\"room\":\"77\",\"first_token\":48}]}");
 	assert_int_equal(kvd_room_first_token(room, 0, &token), 0);
 	assert_int_equal(token, 48);
-	assert_string_equal(client_line_args(f, 5), "\"cmd\":\"room.poll\",\"rooms\":[{\"room\":\"77\","
-					     "\"role\":\"send\"}]}");
+	assert_string_equal(client_line_args(f, 5),
+			    "\"cmd\":\"room.poll\",\"rooms\":[{\"room\":\"77\","
+			    "\"role\":\"send\"}]}");
 	fake_kvd_answer(f->fake, OK "}");
 	assert_int_equal(kvd_room_landed(room, NULL, 0, bitmap, 4), -KVD_E_STATE);
 	fake_kvd_answer(f->fake, OK ",\"landed\":{\"kv\":\"ff0301\"}}");
@@ -245,7 +269,8 @@ static void room_waits_no_longer_than_told(void **state)
 
 	assert_int_equal(kvd_room_wait(room, KVD_SUCCESS, 20), -KVD_E_NOREPLY);
 	fake_kvd_word(f->fake, 2, 40, KVD_TRANSFERRING, 0, 0);
-	assert_int_equal(kvd_room_wait(room, KVD_WAITING_FOR_INPUT, 20), KVD_TRANSFERRING);
+	assert_int_equal(kvd_room_wait(room, KVD_WAITING_FOR_INPUT, 20),
+			 KVD_TRANSFERRING);
 }
 
 static void room_of_a_frozen_daemon_is_aborting(void **state)
@@ -309,10 +334,12 @@ static void room_open_refused_is_failed(void **state)
 	struct kvd_room_status st;
 	struct kvd_room *room;
 
-	fake_kvd_answer(f->fake, "{\"id\":%ID%,\"error\":{\"code\":\"EDRAIN\",\"message\":\"\"}}");
+	fake_kvd_answer(f->fake,
+			"{\"id\":%ID%,\"error\":{\"code\":\"EDRAIN\",\"message\":\"\"}}");
 	assert_int_equal(kvd_room_open(f->client, &args, NULL, &room), -KVD_E_DRAIN);
 	assert_null(room);
-	fake_kvd_answer(f->fake, "{\"id\":%ID%,\"error\":{\"code\":\"EDRAIN\",\"message\":\"\"}}");
+	fake_kvd_answer(f->fake,
+			"{\"id\":%ID%,\"error\":{\"code\":\"EDRAIN\",\"message\":\"\"}}");
 	assert_int_equal(kvd_room_open(f->client, &args, &call, &room), 0);
 	assert_int_equal(kvd_room_state(room), KVD_BOOTSTRAPPING);
 	client_poll_until(f, 1);
@@ -343,7 +370,8 @@ static void room_chunks_may_follow_an_unanswered_open(void **state)
 static void room_in_doubt_is_aborting_until_it_is_known(void **state)
 {
 	struct client_fixture *f = *state;
-	struct kvd_room_args args = {.room = 9, .role = KVD_PULL, .pool = client_pool_make(f)};
+	struct kvd_room_args args = {
+		.room = 9, .role = KVD_PULL, .pool = client_pool_make(f)};
 	struct kvd_call call = {.timeout_ms = 20};
 	struct kvd_room_status st;
 	struct kvd_room *room;
@@ -357,7 +385,8 @@ static void room_in_doubt_is_aborting_until_it_is_known(void **state)
 	assert_true(st.flags & KVD_FLAG_ABORTING);
 	assert_int_equal(kvd_room_close(room, NULL), -KVD_E_STATE);
 	fake_kvd_word(f->fake, 6, 3, KVD_TRANSFERRING, KVD_FLAG_ABORTING, 0);
-	fake_kvd_answer(f->fake, "{\"id\":%PREV%,\"ok\":true,\"slot\":6,\"gen\":\"3\"}\n" OK "}");
+	fake_kvd_answer(f->fake,
+			"{\"id\":%PREV%,\"ok\":true,\"slot\":6,\"gen\":\"3\"}\n" OK "}");
 	assert_int_equal(kvd_command(f->client, "ping", NULL, 0, &reply), 0);
 	kvd_string_free(reply);
 	assert_non_null(strstr(client_line_args(f, 5), "room.abort"));
@@ -370,7 +399,8 @@ static void room_in_doubt_is_aborting_until_it_is_known(void **state)
 static void room_in_doubt_of_an_ended_session_asks_the_page(void **state)
 {
 	struct client_fixture *f = *state;
-	struct kvd_room_args args = {.room = 9, .role = KVD_PULL, .pool = client_pool_make(f)};
+	struct kvd_room_args args = {
+		.room = 9, .role = KVD_PULL, .pool = client_pool_make(f)};
 	struct kvd_room *room;
 
 	/* the daemon made the room, then closed the connection */
@@ -394,12 +424,14 @@ static void lost_connection_ends_every_request_once(void **state)
 	for (int i = 0; i < 10; i++)
 		fake_kvd_answer(f->fake, i < 9 ? "" : "!close");
 	for (int i = 0; i < 10; i++)
-		assert_int_equal(kvd_submit(f->client, "a", NULL, NULL, 0, &call, NULL), 0);
+		assert_int_equal(kvd_submit(f->client, "a", NULL, NULL, 0, &call, NULL),
+				 0);
 	client_poll_until(f, 10);
 	assert_int_equal(f->result, -KVD_E_LOST);
 	assert_int_equal(kvd_poll(f->client, 10), -KVD_E_LOST);
 	assert_int_equal(f->done, 10);
-	assert_int_equal(kvd_submit(f->client, "a", NULL, NULL, 0, &call, NULL), -KVD_E_LOST);
+	assert_int_equal(kvd_submit(f->client, "a", NULL, NULL, 0, &call, NULL),
+			 -KVD_E_LOST);
 }
 
 static void reconnect_registers_again_under_old_handles(void **state)
@@ -410,8 +442,8 @@ static void reconnect_registers_again_under_old_handles(void **state)
 	struct kvd_pool *pool;
 	unsigned int fds, n;
 
-	region = (struct kvd_region *)(void *)list_first(&f->client->objects[CLIENT_REGION],
-							 struct client_object, link);
+	region = (struct kvd_region *)(void *)list_first(
+		&f->client->objects[CLIENT_REGION], struct client_object, link);
 	pool = (struct kvd_pool *)(void *)list_first(&f->client->objects[CLIENT_POOL],
 						     struct client_object, link);
 	fake_kvd_word(f->fake, 2, 40, KVD_TRANSFERRING, 0, 0);
@@ -432,7 +464,8 @@ static void reconnect_registers_again_under_old_handles(void **state)
 	assert_non_null(strstr(client_line_args(f, n + 1), "region.register"));
 	fake_kvd_line(f->fake, n + 1, &fds);
 	assert_int_equal(fds, 1);
-	assert_non_null(strstr(client_line_args(f, n + 2), "\"regions\":[{\"region\":103}]"));
+	assert_non_null(
+		strstr(client_line_args(f, n + 2), "\"regions\":[{\"region\":103}]"));
 	/* the old room reads its old page, whose daemon is gone; the new page's
 	 * slot of the same number and generation is another room's */
 	fake_kvd_word(f->fake, 2, 40, KVD_SUCCESS, 0, 0);
@@ -447,7 +480,9 @@ static void reconnect_refused_half_way_is_lost_again(void **state)
 	struct client_fixture *f = *state;
 	struct kvd_pool *pool = client_pool_make(f);
 
-	fake_kvd_answer(f->fake, "{\"id\":%ID%,\"error\":{\"code\":\"ELIMIT\",\"message\":\"r\"}}");
+	fake_kvd_answer(
+		f->fake,
+		"{\"id\":%ID%,\"error\":{\"code\":\"ELIMIT\",\"message\":\"r\"}}");
 	assert_int_equal(kvd_reconnect(f->client, 0), -KVD_E_LIMIT);
 	assert_string_equal(kvd_last_error(f->client)->message, "r");
 	assert_true(kvd_lost(f->client));
@@ -500,14 +535,17 @@ static void dlist_long_ones_travel_in_a_memfd(void **state)
 	unsigned int fds;
 
 	assert_int_equal(kvd_dlist_count(small), 4);
-	assert_string_equal(client_line_args(f, 1), "\"cmd\":\"dlist.prep\",\"descs\":[[\"0\",64],"
-					     "[\"4096\",64,128,3]]}");
-	assert_string_equal(client_line_args(f, 2), "\"cmd\":\"dlist.prep\",\"fd\":0,\"count\":1025}");
+	assert_string_equal(client_line_args(f, 1),
+			    "\"cmd\":\"dlist.prep\",\"descs\":[[\"0\",64],"
+			    "[\"4096\",64,128,3]]}");
+	assert_string_equal(client_line_args(f, 2),
+			    "\"cmd\":\"dlist.prep\",\"fd\":0,\"count\":1025}");
 	fake_kvd_line(f->fake, 2, &fds);
 	assert_int_equal(fds, 1);
 	assert_int_equal(kvd_dlist_count(big), 1027);
 	assert_int_equal(kvd_dlist_free(big, NULL), 0);
-	assert_string_equal(client_line_args(f, 3), "\"cmd\":\"dlist.free\",\"dlist\":31}");
+	assert_string_equal(client_line_args(f, 3),
+			    "\"cmd\":\"dlist.free\",\"dlist\":31}");
 }
 
 static void xfer_starts_polls_and_is_released(void **state)
@@ -515,10 +553,15 @@ static void xfer_starts_polls_and_is_released(void **state)
 	static const uint32_t index[] = {1, 0}, outside[] = {4};
 	struct client_fixture *f = *state;
 	struct kvd_dlist *d = dlist_make(f, 2);
-	struct kvd_xfer_args args = {.op = KVD_WRITE, .local = d, .remote = d,
-				     .local_index = outside, .local_index_count = 1,
-				     .remote_index = index, .remote_index_count = 2,
-				     .notif = "hi\0!", .notif_bytes = 4};
+	struct kvd_xfer_args args = {.op = KVD_WRITE,
+				     .local = d,
+				     .remote = d,
+				     .local_index = outside,
+				     .local_index_count = 1,
+				     .remote_index = index,
+				     .remote_index_count = 2,
+				     .notif = "hi\0!",
+				     .notif_bytes = 4};
 	struct kvd_xfer *xfer;
 
 	assert_int_equal(kvd_xfer_start(f->client, &args, NULL, &xfer), -KVD_E_RANGE);
@@ -527,21 +570,24 @@ static void xfer_starts_polls_and_is_released(void **state)
 	fake_kvd_word(f->fake, 5, 8, KVD_TRANSFERRING, 0, 0);
 	fake_kvd_answer(f->fake, OK ",\"xfer\":55,\"slot\":5,\"gen\":\"8\"}");
 	assert_int_equal(kvd_xfer_start(f->client, &args, NULL, &xfer), 0);
-	assert_string_equal(client_line_args(f, 2),
-			    "\"cmd\":\"xfer.start\",\"op\":\"write\",\"local\":31,\"remote\":31,"
-			    "\"local_index\":[1,0],\"remote_index\":[1,0],\"notif\":\"aGkAIQ==\"}");
+	assert_string_equal(
+		client_line_args(f, 2),
+		"\"cmd\":\"xfer.start\",\"op\":\"write\",\"local\":31,\"remote\":31,"
+		"\"local_index\":[1,0],\"remote_index\":[1,0],\"notif\":\"aGkAIQ==\"}");
 	assert_int_equal(kvd_xfer_state(xfer), KVD_TRANSFERRING);
 	assert_int_equal(kvd_xfer_cancel(xfer, NULL), 0);
 	fake_kvd_word(f->fake, 5, 8, KVD_FAILED, 0, KVD_E_CANCELED);
 	assert_int_equal(kvd_xfer_wait(xfer, 100), KVD_FAILED);
 	fake_kvd_answer(f->fake, OK ",\"xfer\":55,\"slot\":5,\"gen\":\"9\"}");
 	assert_int_equal(kvd_xfer_again(xfer, NULL), 0);
-	assert_string_equal(client_line_args(f, 4), "\"cmd\":\"xfer.start\",\"xfer\":55}");
+	assert_string_equal(client_line_args(f, 4),
+			    "\"cmd\":\"xfer.start\",\"xfer\":55}");
 	assert_int_equal(kvd_xfer_state(xfer), -KVD_E_GONE);
 	fake_kvd_word(f->fake, 5, 9, KVD_SUCCESS, 0, 0);
 	assert_int_equal(kvd_xfer_state(xfer), KVD_SUCCESS);
 	assert_int_equal(kvd_xfer_release(xfer, NULL), 0);
-	assert_string_equal(client_line_args(f, 5), "\"cmd\":\"xfer.release\",\"xfer\":55,\"wait\":true}");
+	assert_string_equal(client_line_args(f, 5),
+			    "\"cmd\":\"xfer.release\",\"xfer\":55,\"wait\":true}");
 }
 
 static void on_notif(void *arg, const char *from, const void *data, size_t bytes)
@@ -565,8 +611,9 @@ static void notifs_are_bytes(void **state)
 	assert_int_equal(kvd_notif_send(f->client, 2, "abc", 3, NULL), 0);
 	assert_string_equal(client_line_args(f, 1),
 			    "\"cmd\":\"notif.send\",\"attach\":2,\"data\":\"YWJj\"}");
-	fake_kvd_answer(f->fake, OK ",\"notifs\":[{\"from\":\"12\",\"data\":\"aGkAIQ==\"},"
-				    "{\"from\":\"12\",\"data\":\"\"}]}");
+	fake_kvd_answer(f->fake,
+			OK ",\"notifs\":[{\"from\":\"12\",\"data\":\"aGkAIQ==\"},"
+			   "{\"from\":\"12\",\"data\":\"\"}]}");
 	assert_int_equal(kvd_notif_drain(f->client, 0, on_notif, f), 2);
 	assert_int_equal(f->done, 2);
 	fake_kvd_answer(f->fake, OK ",\"notifs\":[{\"from\":\"12\",\"data\":\"=a==\"}]}");
@@ -580,7 +627,8 @@ static void out_of_memory_costs_one_call(void **state)
 	struct client_fixture *f = *state;
 	struct kvd_pool *pool = client_pool_make(f);
 	struct kvd_view view = {.pages = pages, .page_count = 3};
-	struct kvd_room_args args = {.room = 1, .pool = pool, .views = &view, .view_count = 1};
+	struct kvd_room_args args = {
+		.room = 1, .pool = pool, .views = &view, .view_count = 1};
 	struct kvd_room *room = NULL;
 	uint64_t n = 1;
 	int r;
@@ -601,8 +649,9 @@ static void out_of_memory_costs_one_call(void **state)
 
 int main(void)
 {
-#define T(name)                                                                    \
-	cmocka_unit_test_setup_teardown(name, client_fixture_setup, client_fixture_teardown)
+#define T(name)                                                     \
+	cmocka_unit_test_setup_teardown(name, client_fixture_setup, \
+					client_fixture_teardown)
 	const struct CMUnitTest tests[] = {
 		T(room_lines_say_all),
 		T(room_pull_names_both_sides),

@@ -71,7 +71,8 @@ static void daemon_restarted_next_open_works(void **state)
 	assert_non_null(strstr(client_line_args(f, n), "hello"));
 	fake_kvd_line(f->fake, n + 1, &fds);
 	assert_int_equal(fds, 1);
-	assert_non_null(strstr(client_line_args(f, n + 2), "\"regions\":[{\"region\":103}]"));
+	assert_non_null(
+		strstr(client_line_args(f, n + 2), "\"regions\":[{\"region\":103}]"));
 	assert_non_null(strstr(client_line_args(f, n + 3), "\"pool\":104"));
 	assert_int_equal(kvd_daemon(f->client)->pid, fake_kvd_pid(f->fake));
 	/* the old one reads its own page and daemon, not the new ones */
@@ -116,9 +117,10 @@ static void poll_never_waits_for_the_daemon(void **state)
 
 	fake_kvd_kill(f->fake);
 	until_lost(f);
-	/* longer where this process is kept from its core: the second attempt is looked at */
-	for (begin = now_ms(); now_ms() - begin < 300 ||
-			       (f->client->again.tries < 2 && now_ms() - begin < 10000);) {
+	/* longer where this process is kept from its core: the second attempt is looked
+	 * at */
+	for (begin = now_ms(); now_ms() - begin < 300 || (f->client->again.tries < 2 &&
+							  now_ms() - begin < 10000);) {
 		uint64_t at = client_now_ns();
 
 		assert_int_equal(kvd_poll(f->client, 0), -KVD_E_LOST);
@@ -214,7 +216,8 @@ static void daemon_that_throws_out_is_not_hammered(void **state)
 	do {
 		fake_kvd_answer(f->fake, "!close");
 		until_up(f);
-		assert_int_equal(kvd_command(f->client, "a", NULL, 0, &reply), -KVD_E_LOST);
+		assert_int_equal(kvd_command(f->client, "a", NULL, 0, &reply),
+				 -KVD_E_LOST);
 		while (kvd_lost(f->client) && now_ms() - begin < 400)
 			kvd_poll(f->client, 5);
 		hellos = lines_of(f, n, "hello");
@@ -233,7 +236,8 @@ static void callbacks_of_the_lost_session_run_once(void **state)
 	for (int i = 0; i < 5; i++)
 		fake_kvd_answer(f->fake, "");
 	for (int i = 0; i < 5; i++)
-		assert_int_equal(kvd_submit(f->client, "a", NULL, NULL, 0, &call, NULL), 0);
+		assert_int_equal(kvd_submit(f->client, "a", NULL, NULL, 0, &call, NULL),
+				 0);
 	fake_kvd_line(f->fake, 7, NULL);
 	fake_kvd_kill(f->fake);
 	fake_kvd_restart(f->fake);
@@ -265,13 +269,15 @@ static void lists_make(struct client_fixture *f, struct lists *l)
 	fake_kvd_answer(f->fake, OK ",\"dlist\":10}");
 	assert_int_equal(kvd_dlist_prep(f->client, 0, descs, 1, NULL, &l->local), 0);
 	fake_kvd_answer(f->fake, OK ",\"dlist\":11}");
-	assert_int_equal(kvd_dlist_prep(f->client, l->attach, descs, 1, NULL, &l->remote), 0);
+	assert_int_equal(kvd_dlist_prep(f->client, l->attach, descs, 1, NULL, &l->remote),
+			 0);
 }
 
-static int lists_use(struct client_fixture *f, const struct lists *l, struct kvd_xfer **xfer)
+static int lists_use(struct client_fixture *f, const struct lists *l,
+		     struct kvd_xfer **xfer)
 {
-	const struct kvd_xfer_args args = {.op = KVD_WRITE, .local = l->local,
-					   .remote = l->remote};
+	const struct kvd_xfer_args args = {
+		.op = KVD_WRITE, .local = l->local, .remote = l->remote};
 
 	return kvd_xfer_start(f->client, &args, NULL, xfer);
 }
@@ -295,8 +301,9 @@ static void lists_are_made_again_behind_the_session(void **state)
 	fake_kvd_answer(f->fake, OK ",\"xfer\":3,\"slot\":4,\"gen\":\"1\"}");
 	fake_kvd_word(f->fake, 4, 1, KVD_TRANSFERRING, 0, 0);
 	assert_int_equal(lists_use(f, &l, &xfer), 0);
-	assert_non_null(strstr(client_line_args(f, n + 1), "peer.attach\",\"endpoint\":"
-							   "\"tcp://h:1\",\"session\":\"5\""));
+	assert_non_null(strstr(client_line_args(f, n + 1),
+			       "peer.attach\",\"endpoint\":"
+			       "\"tcp://h:1\",\"session\":\"5\""));
 	assert_null(strstr(client_line_args(f, n + 2), "\"peer\""));
 	assert_non_null(strstr(client_line_args(f, n + 3), "\"peer\":7"));
 	assert_non_null(strstr(client_line_args(f, n + 4), "\"local\":20,\"remote\":21"));
@@ -319,7 +326,8 @@ static void attachment_that_is_gone_takes_its_lists_along(void **state)
 				 "\"message\":\"no such session\"}}");
 	fake_kvd_answer(f->fake, OK ",\"dlist\":20}");
 	assert_int_equal(lists_use(f, &l, &xfer), -KVD_E_STATE);
-	assert_non_null(strstr(kvd_last_error(f->client)->message, "remote: could not be made"));
+	assert_non_null(
+		strstr(kvd_last_error(f->client)->message, "remote: could not be made"));
 	assert_int_equal(client_object_id(&l.local->slot.object), 20);
 	assert_false(kvd_lost(f->client)); /* nobody else pays */
 	assert_int_equal(kvd_dlist_free(l.remote, NULL), 0);
@@ -419,8 +427,8 @@ static void no_memory_on_the_way_up_tries_again(void **state)
 
 int main(void)
 {
-#define T(name)                                                                 \
-	cmocka_unit_test_setup_teardown(name, client_fixture_setup_auto,         \
+#define T(name)                                                          \
+	cmocka_unit_test_setup_teardown(name, client_fixture_setup_auto, \
 					client_fixture_teardown)
 	static const struct CMUnitTest tests[] = {
 		T(daemon_restarted_next_open_works),

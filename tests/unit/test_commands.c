@@ -336,13 +336,15 @@ static void brief_numbers_are_whole_or_as_cjson_has_them(void **state)
 		char number[32], wanted[64], got[64];
 		struct brief brief;
 
-		assert_true(cJSON_PrintPreallocated(plain, number, sizeof(number), false));
+		assert_true(
+			cJSON_PrintPreallocated(plain, number, sizeof(number), false));
 		cJSON_Delete(plain);
 		snprintf(wanted, sizeof(wanted), "{\"n\":%s}",
 			 cases[i].text ? cases[i].text : number);
 		brief_init(&brief);
 		brief_number(&brief, "n", cases[i].value);
-		assert_true(cJSON_PrintPreallocated(brief.nodes, got, sizeof(got), false));
+		assert_true(
+			cJSON_PrintPreallocated(brief.nodes, got, sizeof(got), false));
 		assert_string_equal(got, wanted);
 	}
 }

@@ -111,7 +111,8 @@ static void socket_stale_replaced(void **state)
 	assert_int_equal(bind(fd, (struct sockaddr *)&addr, sizeof(addr)), 0);
 	close(fd);
 	config.socket_mode = 0640;
-	snprintf(config.socket_group, sizeof(config.socket_group), "%u", (unsigned int)getgid());
+	snprintf(config.socket_group, sizeof(config.socket_group), "%u",
+		 (unsigned int)getgid());
 	assert_int_equal(control_new(&kvd, -1, &control), 0);
 	assert_int_equal(stat(config.socket_path, &st), 0);
 	assert_int_equal(st.st_mode & 07777, 0640);
@@ -308,14 +309,9 @@ static void line_of_brackets_answered(void **state)
 
 static void replies_carry_the_id(void **state)
 {
-	static const char *const ids[] = {"7",
-					  "-1",
-					  "0",
-					  "9007199254740991",
-					  "-4294967297",
-					  "\"a\"",
-					  "\"\"",
-					  "\"\\u00e9\\\"\\\\ \\ud83d\\ude00\""};
+	static const char *const ids[] = {
+		"7",	       "-1",	"0",	"9007199254740991",
+		"-4294967297", "\"a\"", "\"\"", "\"\\u00e9\\\"\\\\ \\ud83d\\ude00\""};
 	struct client client;
 	cJSON *reply, *sent;
 	const cJSON *back;

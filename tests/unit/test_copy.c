@@ -643,8 +643,8 @@ static void job_without_a_token_runs_on_one_thread(void **state)
 /* A slice of the copier's would hold all of it. */
 static void job_of_short_vm_rows_has_short_slices(void **state)
 {
-	static const struct plan_run run = {.len = 16, .count = 64 * KIB,
-					    .src_stride = 16, .dst_stride = 32};
+	static const struct plan_run run = {
+		.len = 16, .count = 64 * KIB, .src_stride = 16, .dst_stride = 32};
 	struct plan *plan = plan_of(&run, 1);
 	uint8_t *far = heap(2 * MIB, false);
 	struct copy_buffer src = {.length = MIB, .memory = linear(MIB)};
@@ -681,7 +681,8 @@ static unsigned int threads_on(const char *list)
 	while ((entry = readdir(dir))) {
 		FILE *f;
 
-		snprintf(path, sizeof(path), "/proc/self/task/%.16s/status", entry->d_name);
+		snprintf(path, sizeof(path), "/proc/self/task/%.16s/status",
+			 entry->d_name);
 		f = fopen(path, "r");
 		while (f && fgets(line, sizeof(line), f)) {
 			sscanf(line, "Name: %63s", name);
@@ -722,13 +723,13 @@ static void threads_on_two_nodes_stay_near_and_copy_all(void **state)
 	memset(src.memory->base, 0x3c, 4 * MIB);
 	for (unsigned int i = 0; i < 6; i++) {
 		jobs[i].test = &t;
-		jobs[i].job = (struct copy_job){
-			.plan = plan,
-			.begin = i * 512 * KIB,
-			.end = (i + 1) * 512 * KIB,
-			.src = {.buffers = &src, .buffer_count = 1},
-			.dst = {.buffers = &dst, .buffer_count = 1},
-			.on_done = on_done};
+		jobs[i].job =
+			(struct copy_job){.plan = plan,
+					  .begin = i * 512 * KIB,
+					  .end = (i + 1) * 512 * KIB,
+					  .src = {.buffers = &src, .buffer_count = 1},
+					  .dst = {.buffers = &dst, .buffer_count = 1},
+					  .on_done = on_done};
 		assert_int_equal(copier_submit(t.copier, &jobs[i].job), 0);
 	}
 	wait_done(&t, 6);

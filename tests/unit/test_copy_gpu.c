@@ -34,9 +34,18 @@
 #define FAKE(symbol) ((__typeof__(symbol) *)gpu_fake_symbol(#symbol))
 
 /* The kinds of memory that an engine may have. */
-enum place { PLACE_GPU0, PLACE_GPU1, PLACE_VMM, PLACE_MEMFD, PLACE_SHM, PLACE_VM, PLACES };
+enum place {
+	PLACE_GPU0,
+	PLACE_GPU1,
+	PLACE_VMM,
+	PLACE_MEMFD,
+	PLACE_SHM,
+	PLACE_VM,
+	PLACES
+};
 
-struct spot { /* engine memory, and the test's way to see it */
+/* engine memory, and the test's way to see it */
+struct spot {
 	struct gpu_owner owner;
 	uint8_t *view;
 	int fd;
@@ -203,12 +212,24 @@ static int stop(void **state)
 static struct plan *plan_mixed(uint32_t buffers)
 {
 	static const struct plan_run forms[] = {
-		{.src = 11, .dst = 70000, .len = 300, .count = 90, .src_stride = 311,
+		{.src = 11,
+		 .dst = 70000,
+		 .len = 300,
+		 .count = 90,
+		 .src_stride = 311,
 		 .dst_stride = 400},
-		{.src = 500000, .dst = 30, .len = 64, .count = 200, .src_stride = -64,
+		{.src = 500000,
+		 .dst = 30,
+		 .len = 64,
+		 .count = 200,
+		 .src_stride = -64,
 		 .dst_stride = 64},
 		{.src = 600000, .dst = 600001, .len = 700001, .count = 1},
-		{.src = 40000, .dst = 300000, .len = 1, .count = 3000, .src_stride = 3,
+		{.src = 40000,
+		 .dst = 300000,
+		 .len = 1,
+		 .count = 3000,
+		 .src_stride = 3,
 		 .dst_stride = 2},
 	};
 	struct plan_builder *builder = NULL;
@@ -399,8 +420,8 @@ static void copy_from_a_device_that_left_and_came_again_is_exact(void **state)
 	struct memory *stays = NULL;
 	struct tables tables;
 
-	assert_int_equal(
-		spot_import(t, &t->spots[1][PLACE_VMM], PLACE_VMM, true, &stays), 0);
+	assert_int_equal(spot_import(t, &t->spots[1][PLACE_VMM], PLACE_VMM, true, &stays),
+			 0);
 	for (unsigned int i = 0; i < 3; i++) {
 		wipe(t);
 		FAKE(fake_cuda_fail)(NULL, 0, 0);
@@ -446,8 +467,8 @@ static void copy_beside_a_slow_import_does_not_wait(void **state)
 	wipe(t);
 	assert_int_equal(tables_make(t, places, false, &tables), 0);
 	FAKE(fake_cuda_slow)("cuMemImportFromShareableHandle", 5000);
-	assert_int_equal(
-		pthread_create(&opening.thread, NULL, opening_main, &opening), 0);
+	assert_int_equal(pthread_create(&opening.thread, NULL, opening_main, &opening),
+			 0);
 	while (FAKE(fake_cuda_calls)("cuMemImportFromShareableHandle") == 0)
 		sched_yield();
 	assert_int_equal(job_run(t, plan, &tables, 1), 0);
@@ -497,8 +518,10 @@ static void copy_here_and_now_packs_and_unpacks(void **state)
 
 static struct plan *plan_whole(void)
 {
-	const struct plan_run run = {
-		.len = 512, .count = BYTES / 1024, .src_stride = 1024, .dst_stride = 1024};
+	const struct plan_run run = {.len = 512,
+				     .count = BYTES / 1024,
+				     .src_stride = 1024,
+				     .dst_stride = 1024};
 	struct plan_builder *builder = NULL;
 	struct plan *plan = NULL;
 
@@ -733,8 +756,8 @@ static void linear_end(struct test *t, bool pinnable)
 	assert_moved(t, plan, places, false);
 	assert_int_equal(FAKE(fake_cuda_calls)("cuMemHostRegister_v2"), pinnable);
 	/* one set of lists, no bounce buffers */
-	assert_true(!pinnable || FAKE(fake_cuda_calls)("cuMemHostAlloc") <=
-					 (t->kernels ? 2 : 0));
+	assert_true(!pinnable ||
+		    FAKE(fake_cuda_calls)("cuMemHostAlloc") <= (t->kernels ? 2 : 0));
 	gpu_pin_free(pin);
 	tables_free(&tables);
 	copy_hand_free(hand);
@@ -804,7 +827,8 @@ static void pin_to_be_read_is_the_drivers_to_take(void **state)
 	for (int can = 0; can < 2; can++) {
 		struct gpu_pin *pin = NULL, *wrong = NULL;
 
-		assert_int_equal(setenv("FAKE_CUDA_READ_ONLY_HOST", can ? "1" : "0", 1), 0);
+		assert_int_equal(setenv("FAKE_CUDA_READ_ONLY_HOST", can ? "1" : "0", 1),
+				 0);
 		assert_int_equal(gpu_pin_new(t->gpu, line, 4096, false, &wrong), 0);
 		assert_false(gpu_pin_ready(device, line, 4096)); /* it is not writable */
 		gpu_pin_free(wrong);
@@ -842,17 +866,19 @@ static void dmabuf_is_not_for_copy_threads(void **state)
 				   .on_done = on_done};
 	assert_int_equal(copier_submit(t->copier, &t->job), -err_errno(ERR_IMPORT));
 	memory_unref(memory);
-	assert_int_equal(memory_import_dmabuf(t->spots[0][PLACE_MEMFD].fd, 4096, BYTES,
-					      &memory),
-			 -err_errno(ERR_RANGE));
+	assert_int_equal(
+		memory_import_dmabuf(t->spots[0][PLACE_MEMFD].fd, 4096, BYTES, &memory),
+		-err_errno(ERR_RANGE));
 	assert_int_equal(memory_import_dmabuf(-1, 0, 1, &memory), -err_errno(ERR_IMPORT));
 	err_clear();
 	plan_free(plan);
 }
 
 #define CASE(name) cmocka_unit_test_setup_teardown(name, start, stop)
-#define KERNELS(name)                                                             \
-	{#name "_with_kernels", name, start_kernels, stop, NULL}
+#define KERNELS(name)                                                  \
+	{                                                              \
+#name "_with_kernels", name, start_kernels, stop, NULL \
+	}
 
 int main(int argc, char **argv)
 {

@@ -121,7 +121,8 @@ static void submit_in_time(struct test *t, struct short_job *it)
 
 	do {
 		if (loop_clock_ns(t->loop) > end) {
-			print_message("[  SKIPPED ] needs a core for the length of a turn\n");
+			print_message(
+				"[  SKIPPED ] needs a core for the length of a turn\n");
 			skip();
 		}
 		it->calls = 0;
@@ -142,7 +143,7 @@ static void job_short_is_copied_by_who_submits_it(void **state)
 	submit_in_time(t, &t->a);
 	assert_true(is_copied(t, 1));
 	assert_int_equal(atomic_load(&t->a.job.copied), PAGE_BYTES);
-	assert_int_equal(t->a.calls, 0); /* never from inside submit */
+	assert_int_equal(t->a.calls, 0);     /* never from inside submit */
 	copier_cancel(t->copier, &t->a.job); /* too late */
 	assert_int_equal(t->a.calls, 0);
 	loop_turn(t->loop, 0);

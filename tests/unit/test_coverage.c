@@ -43,9 +43,10 @@ static void layers_in_any_order_are_whole_together(void **state)
 	assert_int_equal(coverage_init(&cov, layers, LAYER_COUNT), 0);
 	for (uint32_t i = LAYER_COUNT; i-- > 0;) {
 		assert_false(coverage_whole(&cov, 0, 16));
-		assert_int_equal(coverage_add(&cov,
-					      (struct plan_layers){layers[i], layers[i] + 1},
-					      0, 16), 0);
+		assert_int_equal(
+			coverage_add(&cov, (struct plan_layers){layers[i], layers[i] + 1},
+				     0, 16),
+			0);
 	}
 	assert_true(coverage_whole(&cov, 0, 16));
 	coverage_fini(&cov);
@@ -75,14 +76,17 @@ static void random_adds_and_removes_match_a_bitmap(void **state)
 		assert_int_equal(coverage_init(&cov, layers, LAYER_COUNT), 0);
 		for (int step = 0; step < 120; step++) {
 			uint32_t a = (uint32_t)rand() % TOKENS, n = (uint32_t)rand() % 20;
-			uint32_t lo = (uint32_t)rand() % 11, b = a + n < TOKENS ? a + n : TOKENS;
-			struct plan_layers range = {rand() % 3 ? 0 : lo, rand() % 3 ? 10 : lo + 3};
+			uint32_t lo = (uint32_t)rand() % 11,
+				 b = a + n < TOKENS ? a + n : TOKENS;
+			struct plan_layers range = {rand() % 3 ? 0 : lo,
+						    rand() % 3 ? 10 : lo + 3};
 			bool clash = false, held = a < b;
 			int r;
 
 			for (uint32_t l = 0; l < LAYER_COUNT; l++)
 				for (uint32_t t = a; t < b; t++)
-					if (layers[l] >= range.begin && layers[l] < range.end) {
+					if (layers[l] >= range.begin &&
+					    layers[l] < range.end) {
 						clash |= bits[l][t];
 						held &= bits[l][t];
 					}
@@ -96,7 +100,8 @@ static void random_adds_and_removes_match_a_bitmap(void **state)
 			}
 			for (uint32_t l = 0; l < LAYER_COUNT && r == 0; l++)
 				for (uint32_t t = a; t < b; t++)
-					if (layers[l] >= range.begin && layers[l] < range.end)
+					if (layers[l] >= range.begin &&
+					    layers[l] < range.end)
 						bits[l][t] = !held;
 		}
 		for (uint32_t t = 0; t < TOKENS; t++) {
@@ -124,7 +129,9 @@ static void add_without_memory_changes_nothing(void **state)
 		mem_fail_at(0);
 		assert_true(r == 0 || r == -err_errno(ERR_NOMEM));
 		if (r < 0) /* the same again is no overlap */
-			assert_int_equal(coverage_add(&cov, (struct plan_layers){4, 8}, 10, 20), 0);
+			assert_int_equal(
+				coverage_add(&cov, (struct plan_layers){4, 8}, 10, 20),
+				0);
 		coverage_fini(&cov);
 	}
 }

@@ -73,7 +73,8 @@ static void thread_prompt_has_shorter_turns_than_bulk(void **state)
 	assert_int_equal(prompt.policy, SCHED_OTHER);
 	assert_int_equal(prompt.nice, prompt.wished_nice);
 	if (bulk.turn_ns == prompt.turn_ns) {
-		print_message("[  SKIPPED ] needs Linux 6.12, where turns can be chosen\n");
+		print_message(
+			"[  SKIPPED ] needs Linux 6.12, where turns can be chosen\n");
 		skip();
 	}
 	assert_true(prompt.turn_ns < bulk.turn_ns);

@@ -20,7 +20,8 @@ static struct dlist *make(const struct dlist_entry *entries, uint32_t n)
 {
 	struct dlist *dlist = NULL;
 
-	assert_int_equal(dlist_new(mem_dup(entries, n * sizeof(*entries)), n, 1, &dlist), 0);
+	assert_int_equal(dlist_new(mem_dup(entries, n * sizeof(*entries)), n, 1, &dlist),
+			 0);
 	return dlist;
 }
 
@@ -58,8 +59,10 @@ static uint64_t oracle(const struct dlist_pick *pick, uint64_t k, uint64_t *len_
 
 static void plan_rows_are_the_picked_descriptors(void **state)
 {
-	const struct dlist_entry entries[] = {{1000, 16, 32, 10}, {5000, 16, 0, 1},
-					      {6000, 16, 16, 20}, {9000, 16, 64, 5}};
+	const struct dlist_entry entries[] = {{1000, 16, 32, 10},
+					      {5000, 16, 0, 1},
+					      {6000, 16, 16, 20},
+					      {9000, 16, 64, 5}};
 	struct place at[] = {{0, 1000}, {0, 5000}, {1, 0}, {0, 9000}};
 	struct places places = {.refs = 1, .at = at};
 	struct dlist *a = make(entries, 4), *b = make(entries, 4);
@@ -111,12 +114,14 @@ static void squeezed_rows_are_the_same_rows(void **state)
 		srand(seed);
 		while (n < 300) { /* grids of any length, rows that go back, repeats */
 			uint32_t count = 1 + (uint32_t)rand() % 20;
-			uint64_t at = (uint64_t)rand() % 100000, bytes = 1 + (uint64_t)rand() % 3;
+			uint64_t at = (uint64_t)rand() % 100000,
+				 bytes = 1 + (uint64_t)rand() % 3;
 			uint64_t stride = (uint64_t)rand() % 6;
 
 			grids += count >= 8 && stride >= bytes && n + count <= 300;
 			for (uint32_t i = 0; i < count && n < 300; i++)
-				rows[n++] = (struct dlist_entry){at + i * stride, bytes, 0, 1};
+				rows[n++] = (struct dlist_entry){at + i * stride, bytes,
+								 0, 1};
 			if (n < 300 && rand() % 5 == 0)
 				rows[n++] = (struct dlist_entry){at, bytes, bytes + 1, 3};
 		}
@@ -124,14 +129,17 @@ static void squeezed_rows_are_the_same_rows(void **state)
 		left = dlist_squeeze(squeezed, 300);
 		assert_true(left <= 300 - 7 * grids);
 		for (uint32_t i = 0; i < left; i++) {
-			if (squeezed[i].count == 1 || squeezed[i].count == 3) { /* as it came */
-				assert_memory_equal(&squeezed[i], &rows[k], sizeof(rows[0]));
+			if (squeezed[i].count == 1 ||
+			    squeezed[i].count == 3) { /* as it came */
+				assert_memory_equal(&squeezed[i], &rows[k],
+						    sizeof(rows[0]));
 				k++;
 				continue;
 			}
 			assert_true(squeezed[i].count >= 8);
 			for (uint64_t j = 0; j < squeezed[i].count; j++, k++) {
-				assert_int_equal(squeezed[i].address + j * squeezed[i].stride,
+				assert_int_equal(squeezed[i].address +
+							 j * squeezed[i].stride,
 						 rows[k].address);
 				assert_int_equal(squeezed[i].bytes, rows[k].bytes);
 				assert_int_equal(rows[k].count, 1);
@@ -192,8 +200,9 @@ static void index_on_the_wire_comes_back(void **state)
 
 		srand(seed);
 		for (uint32_t i = 0; i < 100; i++)
-			index[i] = i && (unsigned int)rand() % 100 < seed ? index[i - 1] + 1
-								 : (uint32_t)rand() % 5000;
+			index[i] = i && (unsigned int)rand() % 100 < seed
+					   ? index[i - 1] + 1
+					   : (uint32_t)rand() % 5000;
 		cursor_write(&c, buf, sizeof(buf));
 		dlist_index_put(&c, &pick);
 		assert_false(c.bad);
@@ -248,8 +257,9 @@ static void index_that_lies_takes_no_memory(void **state)
 
 static void base64_is_strict(void **state)
 {
-	static const char *const bad[] = {"A",    "AA",   "AAA",  "A===", "====", "Zh==",
-					  "Zm9=", "Zm=v", "Z m9", "Zm9v\n", "=Zm9", "Zg==Zg=="};
+	static const char *const bad[] = {"A",	  "AA",	    "AAA",  "A===",
+					  "====", "Zh==",   "Zm9=", "Zm=v",
+					  "Z m9", "Zm9v\n", "=Zm9", "Zg==Zg=="};
 	uint8_t bytes[64];
 	char text[64];
 	size_t len;

@@ -86,9 +86,9 @@ static void driver_of_old_lacks_its_features(void **state)
 static void driver_that_fails_is_tried_again(void **state)
 {
 	static const char *const calls[] = {
-		"cuInit",	       "cuDriverGetVersion",   "cuDeviceGetCount",
-		"cuDeviceGet",	       "cuDeviceGetUuid_v2",   "cuDeviceGetPCIBusId",
-		"cuDeviceGetName",     "cuDeviceTotalMem_v2",  "cuDeviceGetAttribute",
+		"cuInit",	   "cuDriverGetVersion",  "cuDeviceGetCount",
+		"cuDeviceGet",	   "cuDeviceGetUuid_v2",  "cuDeviceGetPCIBusId",
+		"cuDeviceGetName", "cuDeviceTotalMem_v2", "cuDeviceGetAttribute",
 	};
 	struct gpu *gpu = new_gpu("auto");
 
@@ -109,11 +109,14 @@ static void driver_that_fails_is_tried_again(void **state)
  * of no use any more. One that is not known would leave a drain waiting for ever. */
 static void results_that_last_are_known(void **state)
 {
-	static const int lasting[] = {214, 220, 226, 700, 702, 709, 710, 714, 715,
-				      716, 717, 718, 719, 721, 810, 911},
-			 passing[] = {CU_SUCCESS, CU_ERROR_INVALID_VALUE,
-				      CU_ERROR_OUT_OF_MEMORY, CU_ERROR_NOT_READY,
-				      CU_ERROR_NOT_PERMITTED, CU_ERROR_NOT_SUPPORTED,
+	static const int lasting[] = {214, 220, 226, 700, 702, 709, 710, 714,
+				      715, 716, 717, 718, 719, 721, 810, 911},
+			 passing[] = {CU_SUCCESS,
+				      CU_ERROR_INVALID_VALUE,
+				      CU_ERROR_OUT_OF_MEMORY,
+				      CU_ERROR_NOT_READY,
+				      CU_ERROR_NOT_PERMITTED,
+				      CU_ERROR_NOT_SUPPORTED,
 				      CU_ERROR_UNKNOWN};
 
 	(void)state;
@@ -126,7 +129,10 @@ static void results_that_last_are_known(void **state)
 
 static void uuid_read_and_written_is_the_same(void **state)
 {
-	static const char *const bad[] = {"", "GPU-", "0", "GPU-12345678-1234-1234-1234",
+	static const char *const bad[] = {"",
+					  "GPU-",
+					  "0",
+					  "GPU-12345678-1234-1234-1234",
 					  "GPU-12345678-1234-1234-1234-12345678901g",
 					  "GPU-12345678x1234-1234-1234-123456789012"};
 	const char *text = "GPU-0123abcd-4567-89ab-cdef-0123456789ff";
@@ -162,7 +168,8 @@ static void device_is_found_by_uuid_and_pci_id(void **state)
 
 static void device_not_allowed_is_refused(void **state)
 {
-	struct gpu *gpu = new_gpu("0000:3b:00.0, GPU-fafafafa-fafa-fafa-fafa-fafafafafa07");
+	struct gpu *gpu =
+		new_gpu("0000:3b:00.0, GPU-fafafafa-fafa-fafa-fafa-fafafafafa07");
 	struct gpu_device *device = NULL;
 
 	(void)state;
@@ -387,7 +394,8 @@ static void import_by_fd_of_anything_else_is_refused(void **state)
 
 /* ---- lanes ---- */
 
-struct bench { /* two allocations of engines, imported */
+/* two allocations of engines, imported */
+struct bench {
 	struct gpu *gpu;
 	struct gpu_owner from, to;
 	struct gpu_import *src, *dst;
@@ -472,29 +480,54 @@ static int lane_run(struct bench *b, const struct gpu_rows *rows, size_t count)
 }
 
 /* 20 rows of 100 bytes, a plane of a volume whose planes have 25 and 21 such rows. */
-#define VOLUME(dst_at, src_at, plane)                                                \
-	{                                                                            \
+#define VOLUME(dst_at, src_at, plane)                                                   \
+	{                                                                               \
 		.dst = (dst_at) + (plane)*25 * 128, .src = (src_at) + (plane)*21 * 200, \
-		.len = 100, .count = 20, .dst_stride = 128, .src_stride = 200        \
+		.len = 100, .count = 20, .dst_stride = 128, .src_stride = 200           \
 	}
 
 static const struct gpu_rows some_rows[] = {
 	{.dst = 100, .src = 3, .len = 1000, .count = 1, .dst_stride = 1, .src_stride = 7},
-	{.dst = 5000, .src = 2000, .len = 64, .count = 500, .dst_stride = 80,
+	{.dst = 5000,
+	 .src = 2000,
+	 .len = 64,
+	 .count = 500,
+	 .dst_stride = 80,
 	 .src_stride = 64}, /* pitched */
-	{.dst = 100000, .src = 90000, .len = 32, .count = 700, .dst_stride = 32,
+	{.dst = 100000,
+	 .src = 90000,
+	 .len = 32,
+	 .count = 700,
+	 .dst_stride = 32,
 	 .src_stride = -48}, /* backwards */
-	{.dst = 200000, .src = 300000, .len = 4096, .count = 100, .dst_stride = 4096,
+	{.dst = 200000,
+	 .src = 300000,
+	 .len = 4096,
+	 .count = 100,
+	 .dst_stride = 4096,
 	 .src_stride = 4096}, /* one piece */
-	{.dst = 1000000, .src = 1000, .len = 16, .count = 1000, .dst_stride = 24,
+	{.dst = 1000000,
+	 .src = 1000,
+	 .len = 16,
+	 .count = 1000,
+	 .dst_stride = 24,
 	 .src_stride = 8}, /* source rows overlap */
-	VOLUME(2000000, 1500000, 0), VOLUME(2000000, 1500000, 1), /* planes … */
+	VOLUME(2000000, 1500000, 0),
+	VOLUME(2000000, 1500000, 1), /* planes … */
 	VOLUME(2000000, 1500000, 2),
 	VOLUME(2100000, 1600000, 0), /* … of two volumes, the second … */
 	VOLUME(2100000, 1600000, 2),
-	{.dst = 2200000, .src = 1700000, .len = 100, .count = 20, .dst_stride = 128,
+	{.dst = 2200000,
+	 .src = 1700000,
+	 .len = 100,
+	 .count = 20,
+	 .dst_stride = 128,
 	 .src_stride = 200}, /* … and one that is a plane of none: not at a pitch */
-	{.dst = 2300001, .src = 1800000, .len = 100, .count = 20, .dst_stride = 128,
+	{.dst = 2300001,
+	 .src = 1800000,
+	 .len = 100,
+	 .count = 20,
+	 .dst_stride = 128,
 	 .src_stride = 200},
 };
 #define ROWS (sizeof(some_rows) / sizeof(some_rows[0]))
@@ -656,11 +689,10 @@ static void lane_drains_until_it_is_still(void **state)
 	for (unsigned int n = 1; n <= 12; n++)
 		FAKE(fake_cuda_fail)("cuStreamSynchronize", n, CU_ERROR_UNKNOWN);
 	FAKE(fake_cuda_pace)(2000);
-	assert_int_equal(gpu_lane_copy(b.lane, &(struct gpu_rows){
-							.dst = b.dst->address,
-							.src = b.src->address,
-							.len = 4 * MIB,
-							.count = 1}),
+	assert_int_equal(gpu_lane_copy(b.lane, &(struct gpu_rows){.dst = b.dst->address,
+								  .src = b.src->address,
+								  .len = 4 * MIB,
+								  .count = 1}),
 			 0);
 	assert_int_equal(gpu_lane_mark(b.lane, &(uint64_t){0}), 0);
 	gpu_lane_drain(b.lane);

@@ -30,7 +30,8 @@ struct stage {
 	struct gpu_events *events;
 	struct gpu_owner owner;
 	unsigned int changes;
-	struct gpu_event *watched[GPU_EVENTS_OWNER_MAX + 1]; /* dropped at the end of a case that failed */
+	struct gpu_event *watched[GPU_EVENTS_OWNER_MAX +
+				  1]; /* dropped at the end of a case that failed */
 };
 
 static void on_change(void *arg)

@@ -17,7 +17,7 @@ static void buckets_double_from_one_microsecond(void **state)
 	histogram_add(&h, 999);	 /* below 1 us */
 	histogram_add(&h, 1000); /* below 2 */
 	histogram_add(&h, 1999);
-	histogram_add(&h, 2000); /* below 4 */
+	histogram_add(&h, 2000);   /* below 4 */
 	histogram_add(&h, 200000); /* below 256 */
 	histogram_add(&h, 256000); /* below 512 */
 	histogram_add(&h, UINT64_MAX);

@@ -102,7 +102,7 @@ static void foreach_goes_by_insertion_and_survives_removal(void **state)
 	idmap_init(&map);
 	for (uint64_t k = 0; k < N; k++)
 		assert_int_equal(idmap_put(&map, N - k, &cells[k]), 0);
-	idmap_foreach (&map, cur) {
+	idmap_foreach(&map, cur) {
 		assert_int_equal(cur.key, N - expect);
 		assert_ptr_equal(cur.value, &cells[expect]);
 		assert_ptr_equal(idmap_remove(&map, cur.key), cur.value);
@@ -114,7 +114,7 @@ static void foreach_goes_by_insertion_and_survives_removal(void **state)
 	}
 	assert_int_equal(expect, N);
 	assert_int_equal(idmap_count(&map), 0);
-	idmap_foreach (&map, cur)
+	idmap_foreach(&map, cur)
 		fail();
 	idmap_fini(&map);
 }

@@ -477,20 +477,26 @@ static void pages_packed_are_the_same(void **state)
 
 		json_pack_pages(packed);
 		assert_null(cJSON_GetObjectItem(packed, "local_index")->child);
-		assert_int_equal(json_get_pages(kv_of(plain), "pages", true, 1002, 6010, &a, &n), 0);
-		assert_int_equal(json_get_pages(kv_of(packed), "pages", true, 999, 6010, &b, &m),
-				 -ERANGE);
-		assert_int_equal(json_get_pages(kv_of(packed), "pages", true, 1002, n - 1, &b, &m),
-				 -ERANGE);
+		assert_int_equal(
+			json_get_pages(kv_of(plain), "pages", true, 1002, 6010, &a, &n),
+			0);
+		assert_int_equal(
+			json_get_pages(kv_of(packed), "pages", true, 999, 6010, &b, &m),
+			-ERANGE);
+		assert_int_equal(
+			json_get_pages(kv_of(packed), "pages", true, 1002, n - 1, &b, &m),
+			-ERANGE);
 		mem_fail_at(1); /* nothing is copied */
-		assert_int_equal(json_get_pages(kv_of(packed), "pages", true, 1002, 6010, &b, &m),
-				 0);
+		assert_int_equal(
+			json_get_pages(kv_of(packed), "pages", true, 1002, 6010, &b, &m),
+			0);
 		mem_fail_at(0);
 		assert_int_equal(n, m);
 		assert_memory_equal(a, b, n * sizeof(*a));
 		mem_free(b);
-		assert_int_equal(json_get_pages(kv_of(packed), "pages", true, 1002, 6010, &b, &m),
-				 -EINVAL); /* it is the first caller's */
+		assert_int_equal(
+			json_get_pages(kv_of(packed), "pages", true, 1002, 6010, &b, &m),
+			-EINVAL); /* it is the first caller's */
 		mem_free(a);
 		cJSON_Delete(plain);
 		cJSON_Delete(packed);
@@ -499,7 +505,8 @@ static void pages_packed_are_the_same(void **state)
 
 static void pages_packed_wrong_are_left_for_their_command(void **state)
 {
-	static const char *const last[] = {"-1", "\"x\"", "1.5", "4294967295", "[1,2]", "null"};
+	static const char *const last[] = {"-1",	 "\"x\"", "1.5",
+					   "4294967295", "[1,2]", "null"};
 	uint32_t *pages;
 	size_t n;
 
@@ -509,8 +516,8 @@ static void pages_packed_wrong_are_left_for_their_command(void **state)
 
 		json_pack_pages(tree);
 		assert_true(cJSON_IsArray(cJSON_GetObjectItem(kv_of(tree), "pages")));
-		assert_true(json_get_pages(kv_of(tree), "pages", true, 1000, 6000, &pages, &n) <
-			    0);
+		assert_true(json_get_pages(kv_of(tree), "pages", true, 1000, 6000, &pages,
+					   &n) < 0);
 		cJSON_Delete(tree);
 	}
 }

@@ -48,9 +48,9 @@ static int start(void **state)
 	assert_int_equal(loop_new(&t->loop), 0);
 	assert_int_equal(copier_new(t->loop, 1, 4096, &t->copier), 0);
 	for (unsigned int i = 0; i < OWNERS; i++)
-		assert_true(gpu_owner_start(&t->owners[i],
-					    i == ELSEWHERE ? GPU_HANDLE_VMM : GPU_HANDLE_IPC,
-					    0, BYTES));
+		assert_true(gpu_owner_start(
+			&t->owners[i], i == ELSEWHERE ? GPU_HANDLE_VMM : GPU_HANDLE_IPC,
+			0, BYTES));
 	FAKE(fake_cuda_fail)(NULL, 0, 0);
 	*state = t;
 	return 0;
@@ -125,12 +125,12 @@ static int post_tables(struct test *t, const struct plan *plan,
 		buffers[i] = (struct copy_buffer){.memory = t->memories[owners[i]],
 						  .length = BYTES};
 	t->done = false;
-	t->job = (struct copy_job){
-		.plan = plan,
-		.end = plan->bytes,
-		.src = {.buffers = buffers, .buffer_count = src_count},
-		.dst = {.buffers = buffers + src_count, .buffer_count = OWNERS - src_count},
-		.on_done = on_done};
+	t->job = (struct copy_job){.plan = plan,
+				   .end = plan->bytes,
+				   .src = {.buffers = buffers, .buffer_count = src_count},
+				   .dst = {.buffers = buffers + src_count,
+					   .buffer_count = OWNERS - src_count},
+				   .on_done = on_done};
 	r = copier_submit(t->copier, &t->job);
 	if (r < 0)
 		return err_pass(r);
@@ -241,8 +241,8 @@ static void list_is_of_one_division_of_its_buffers(void **state)
 	memset(t->owners[ELSEWHERE].view, 0x11, BYTES);
 	memset(t->owners[DST].view, 0xee, BYTES);
 	assert_int_equal(post_tables(t, plan, owners, 2), 0);
-	assert_memory_equal(t->owners[DST].view,
-			    t->owners[SRC].view + row_of(0) * 80, 64);
+	assert_memory_equal(t->owners[DST].view, t->owners[SRC].view + row_of(0) * 80,
+			    64);
 	assert_int_equal(t->owners[ELSEWHERE].view[0], 0x11);
 	plan_free(plan);
 }
@@ -272,7 +272,8 @@ static void list_that_cannot_be_kept_costs_nothing(void **state)
 		if (i % 3 == 2) /* what is kept already */
 			post_and_check(t, plan, DST, 2);
 		FAKE(fake_cuda_fail)(NULL, 0, 0);
-		FAKE(fake_cuda_fail)(faults[i / 3].name, 1 + i % 3 % 2, faults[i / 3].code);
+		FAKE(fake_cuda_fail)
+		(faults[i / 3].name, 1 + i % 3 % 2, faults[i / 3].code);
 		r = post(t, plan, DST);
 		err_clear();
 		assert_true(r == 0 || !faults[i / 3].harmless);
@@ -304,7 +305,8 @@ static void lists_kept_are_bounded(void **state)
 	}
 	assert_true(keep->count > GPU_KEEP_LISTS - 20); /* full … */
 	newest = list_entry(keep->lists.prev, struct gpu_kept, link);
-	assert_int_equal(newest->plan, plans[ARRAY_LEN(plans) - 1]->serial); /* … of them */
+	assert_int_equal(newest->plan,
+			 plans[ARRAY_LEN(plans) - 1]->serial); /* … of them */
 	assert_int_not_equal(list_first(&keep->lists, struct gpu_kept, link)->plan,
 			     plans[0]->serial);
 	for (size_t i = 0; i < ARRAY_LEN(plans); i++)

@@ -40,8 +40,9 @@ static uint64_t draw(uint64_t below)
 /* Distances that keep rows apart in the destination, or any in the source. */
 static struct kern_rows rows_draw(const uint8_t *dst, const uint8_t *src, uint64_t dst_at)
 {
-	static const uint32_t lens[] = {1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64,
-					100, 128, 255, 256, 257, 512, 1000, 1024, 4096};
+	static const uint32_t lens[] = {1,   2,	  3,   7,    8,	   15,	16,  17,
+					31,  32,  33,  63,   64,   100, 128, 255,
+					256, 257, 512, 1000, 1024, 4096};
 	uint32_t len = lens[draw(ARRAY_LEN(lens))], count, outer;
 	struct kern_rows r = {.len = len};
 	uint64_t gap = draw(2) ? 0 : draw(40);
@@ -152,7 +153,8 @@ static void row_of_any_alignment_is_exact(void **state)
 /* Rows with places: of any length and alignment, and of those that go four at a time. */
 static void rows_with_places_are_exact(void **state)
 {
-	static const uint32_t lens[] = {1, 15, 16, 17, 48, 64, 100, 256, 272, 512, 513, 528, 4096};
+	static const uint32_t lens[] = {1,   15,  16,  17,  48,	 64,  100,
+					256, 272, 512, 513, 528, 4096};
 	uint8_t *src = area_new(), *dst = area_new(), *want = area_new();
 
 	(void)state;
@@ -421,7 +423,8 @@ static void lane_moves_rows_with_places(void **state)
 			struct kern_place *places = gpu_lane_places(b->lane, LEN, &room);
 
 			assert_non_null(places);
-			for (uint64_t i = done; n < room && n < 1000 && i < ROWS; i++, n++)
+			for (uint64_t i = done; n < room && n < 1000 && i < ROWS;
+			     i++, n++)
 				places[n] = (struct kern_place){
 					(uintptr_t)b->dst + i * LEN,
 					(uintptr_t)b->src + i * 7919 % ROWS * LEN};
@@ -433,8 +436,8 @@ static void lane_moves_rows_with_places(void **state)
 		assert_int_equal(gpu_lane_mark(b->lane, &mark), 0);
 		assert_int_equal(gpu_lane_wait(b->lane, mark), 0);
 		for (uint64_t i = 0; i < ROWS; i++)
-			assert_memory_equal(b->dst + i * LEN, b->src + i * 7919 % ROWS * LEN,
-					    LEN);
+			assert_memory_equal(b->dst + i * LEN,
+					    b->src + i * 7919 % ROWS * LEN, LEN);
 		assert_memory_equal(b->dst + ROWS * LEN + 5, b->src + 1, 333);
 		assert_int_equal(b->dst[ROWS * LEN + 4], 0xee);
 		assert_int_equal(FAKE(fake_cuda_calls)("cuLaunchKernel"), 1);

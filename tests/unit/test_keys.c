@@ -31,24 +31,29 @@ static uint64_t carry_many(enum order order, uint32_t *kept_p)
 	static struct xp_key_base keys[MANY];
 	static struct remote_region before[MANY], after[MANY];
 	static uint8_t packed[16];
-	struct remote_pool old = {.regions = before, .region_count = MANY, .wanted = true};
+	struct remote_pool old = {
+		.regions = before, .region_count = MANY, .wanted = true};
 	struct remote_pool pool = {.regions = after, .region_count = MANY};
 	uint64_t begin;
 
 	for (uint32_t i = 0; i < MANY; i++) {
-		struct remote_region region = {.packed = packed, .packed_len = sizeof(packed)};
+		struct remote_region region = {.packed = packed,
+					       .packed_len = sizeof(packed)};
 
 		before[i] = after[i] = region;
 		before[i].id = i;
 		before[i].key = (struct xp_key *)&keys[i];
-		after[i].id = order == AS_BEFORE ? i : order == BACKWARDS ? MANY - 1 - i : i + MANY;
+		after[i].id = order == AS_BEFORE   ? i
+			      : order == BACKWARDS ? MANY - 1 - i
+						   : i + MANY;
 	}
 	begin = cpu_ns();
 	keys_carry(&old, &pool);
 	begin = cpu_ns() - begin;
 	*kept_p = 0;
 	for (uint32_t i = 0; i < MANY; i++)
-		*kept_p += after[i].key != NULL && after[i].key == before[after[i].id].key &&
+		*kept_p += after[i].key != NULL &&
+			   after[i].key == before[after[i].id].key &&
 			   keys[after[i].id].owner == &after[i];
 	return begin;
 }
@@ -68,7 +73,8 @@ static void regions_told_in_any_order_cost_about_the_same(void **state)
 	assert_int_equal(kept[AS_BEFORE], MANY);
 	assert_int_equal(kept[BACKWARDS], MANY);
 	assert_int_equal(kept[ALL_NEW], 0);
-	for (unsigned int i = 1; i < 3; i++) /* each beside each: some hundred times as much */
+	for (unsigned int i = 1; i < 3;
+	     i++) /* each beside each: some hundred times as much */
 		if (least[i] > 100 * least[AS_BEFORE])
 			fail_msg("order %u: %ju ns beside %ju", i, (uintmax_t)least[i],
 				 (uintmax_t)least[AS_BEFORE]);

@@ -107,13 +107,15 @@ static void begin(struct pair *p, unsigned long long room)
 	cluster_ok(&p->c, p->prefill,
 		   "{'cmd':'room.open','room':'%llu','role':'send','pool':%llu}", room,
 		   (unsigned long long)p->src.pool);
-	cluster_ok(&p->c, p->decode,
-		   "{'cmd':'room.open','room':'%llu','role':'recv','pool':%llu,'sources':["
-		   "'%s']}",
-		   room, (unsigned long long)p->dst.pool, p->c.nodes[0].endpoint);
-	cluster_ok(&p->c, p->decode,
-		   "{'cmd':'room.bind','room':'%llu','views':{'kv':{'pages':[7,2,8,12]}}}",
-		   room);
+	cluster_ok(
+		&p->c, p->decode,
+		"{'cmd':'room.open','room':'%llu','role':'recv','pool':%llu,'sources':["
+		"'%s']}",
+		room, (unsigned long long)p->dst.pool, p->c.nodes[0].endpoint);
+	cluster_ok(
+		&p->c, p->decode,
+		"{'cmd':'room.bind','room':'%llu','views':{'kv':{'pages':[7,2,8,12]}}}",
+		room);
 }
 
 static void succeeds(struct pair *p, unsigned long long room)
@@ -121,7 +123,8 @@ static void succeeds(struct pair *p, unsigned long long room)
 	begin(p, room);
 	cluster_ok(&p->c, p->prefill,
 		   "{'cmd':'room.send','room':'%llu','seq':0,'last':true,'views':{'kv':{"
-		   "'pages':[3,4,9,1]}}}", room);
+		   "'pages':[3,4,9,1]}}}",
+		   room);
 	cluster_until_state(&p->c, p->decode, "recv", room, KVD_SUCCESS);
 	cluster_until_state(&p->c, p->prefill, "send", room, KVD_SUCCESS);
 	assert_int_equal(*cache_at(&p->dst, 1, 1, 8, 3, 2, 5), 0x11);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* link_name in virtual time; the questions to the resolver end here, and are answered when the
- * case says so. */
+/* link_name in virtual time; the questions to the resolver end here, and are answered
+ * when the case says so. */
 #include "daemon/link/link_name.h"
 
 #include <errno.h>
@@ -53,9 +53,11 @@ int lookup_start(struct lookup *lookup)
 }
 
 /* Its answer, or a failure: addresses as getaddrinfo lists them. */
-static void answer_nth(unsigned int nth, int status, const char *first, const char *second)
+static void answer_nth(unsigned int nth, int status, const char *first,
+		       const char *second)
 {
-	const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST};
+	const struct addrinfo hints = {.ai_socktype = SOCK_STREAM,
+				       .ai_flags = AI_NUMERICHOST};
 	struct lookup *lookup = asked[nth].lookup;
 
 	asked[nth].answered = true;
@@ -63,7 +65,8 @@ static void answer_nth(unsigned int nth, int status, const char *first, const ch
 	if (first)
 		assert_int_equal(getaddrinfo(first, NULL, &hints, &lookup->list), 0);
 	if (second)
-		assert_int_equal(getaddrinfo(second, NULL, &hints, &lookup->list->ai_next), 0);
+		assert_int_equal(
+			getaddrinfo(second, NULL, &hints, &lookup->list->ai_next), 0);
 	lookup->done(lookup);
 	loop_turn(loop, 0);
 	loop_turn(loop, 0);
@@ -88,8 +91,8 @@ static struct link_name *open_name(void)
 {
 	struct link_name *name = NULL;
 
-	assert_int_equal(link_name_new(loop, "peer.example", "7400", on_address, &seen, &name),
-			 0);
+	assert_int_equal(
+		link_name_new(loop, "peer.example", "7400", on_address, &seen, &name), 0);
 	return name;
 }
 

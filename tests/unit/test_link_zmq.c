@@ -98,7 +98,8 @@ static void frames_flood_is_handed_up_in_turns(void **state)
 int getaddrinfo(const char *host, const char *service, const struct addrinfo *hints,
 		struct addrinfo **list_p)
 {
-	int (*next)(const char *, const char *, const struct addrinfo *, struct addrinfo **);
+	int (*next)(const char *, const char *, const struct addrinfo *,
+		    struct addrinfo **);
 
 	if (!host || !strstr(host, ".invalid")) {
 		*(void **)&next = dlsym(RTLD_NEXT, "getaddrinfo");

@@ -21,7 +21,7 @@ static const char *names(struct list *head)
 	struct item *it;
 	size_t n = 0;
 
-	list_foreach (it, head, link)
+	list_foreach(it, head, link)
 		text[n++] = it->name;
 	text[n] = '\0';
 	for (struct list *l = head->prev; l != head; l = l->prev)
@@ -80,7 +80,7 @@ static void foreach_safe_survives_removal_of_any_subset(void **state)
 			list_push_back(&head, &items[i].link);
 		}
 		i = 0;
-		list_foreach_safe (it, &head, link) {
+		list_foreach_safe(it, &head, link) {
 			seen[strlen(seen)] = it->name;
 			if (subset & (1u << i++))
 				list_remove(&it->link);

@@ -112,7 +112,8 @@ static void lock_of_a_dying_holder_is_waited_for(void **state)
 	(void)state;
 	if (zombie == 0)
 		_exit(0);
-	assert_int_equal(waitid(P_PID, (id_t)zombie, &(siginfo_t){0}, WEXITED | WNOWAIT), 0);
+	assert_int_equal(waitid(P_PID, (id_t)zombie, &(siginfo_t){0}, WEXITED | WNOWAIT),
+			 0);
 	assert_int_equal(pipe(pipes), 0);
 	keeper = fork();
 	if (keeper == 0) {

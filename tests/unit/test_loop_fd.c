@@ -120,8 +120,8 @@ static void fd_closed_elsewhere_leaves_its_number_to_the_next(void **state)
 		assert_int_equal(write(fds[1], "x", 1), 1);
 		for (unsigned int i = 0; i < turns; i++)
 			loop_turn(loop, 0);
-		assert_int_equal(
-			pthread_create(&thread, NULL, close_elsewhere, &fds[0]), 0);
+		assert_int_equal(pthread_create(&thread, NULL, close_elsewhere, &fds[0]),
+				 0);
 		pthread_join(thread, NULL);
 		close(fds[1]);
 		assert_int_equal(pipe(again), 0);

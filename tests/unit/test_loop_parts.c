@@ -69,7 +69,8 @@ static void on_slow_fd(struct loop_fd *fd, int events)
 static void slows_init(struct slow slow[3], struct loop *loop, char *log)
 {
 	for (int i = 0; i < 3; i++) {
-		slow[i] = (struct slow){.loop = loop, .log = log, .name = (char)('a' + i)};
+		slow[i] =
+			(struct slow){.loop = loop, .log = log, .name = (char)('a' + i)};
 		loop_timer_init(&slow[i].timer, loop, on_slow_timer);
 		loop_defer_init(&slow[i].defer, on_slow_defer);
 	}

@@ -40,7 +40,8 @@ static void numa_lists_and_trees_are_read(void **state)
 	snprintf(path, sizeof(path),
 		 "cd %s && echo 0-1,3,7 > online && mkdir node0 node1 node3 node7 && "
 		 "echo 0-3 > node0/cpulist && echo > node1/cpulist && "
-		 "echo 8-9 > node3/cpulist && echo 4-7 > node7/cpulist", root);
+		 "echo 8-9 > node3/cpulist && echo 4-7 > node7/cpulist",
+		 root);
 	assert_int_equal(system(path), 0);
 	numa_read(root, &cpus, numa);
 	assert_int_equal(numa->count, 2);

@@ -62,7 +62,8 @@ static void honest_room_works(struct storm *p)
 		   "'sources':['%s']}",
 		   room, (unsigned long long)p->dst.pool, p->c.nodes[0].endpoint);
 	cluster_ok(&p->c, p->decode,
-		   "{'cmd':'room.bind','room':'%llu','views':{'kv':{'pages':[7,2]}}}", room);
+		   "{'cmd':'room.bind','room':'%llu','views':{'kv':{'pages':[7,2]}}}",
+		   room);
 	cluster_run(&p->c, 5 * MS);
 	assert_int_equal(cluster_state(&p->c, p->decode, "recv", room),
 			 KVD_WAITING_FOR_INPUT);
@@ -75,10 +76,10 @@ static void honest_room_works(struct storm *p)
 		   room);
 	cluster_until_state(&p->c, p->decode, "recv", room, KVD_SUCCESS);
 	cluster_until_state(&p->c, p->prefill, "send", room, KVD_SUCCESS);
-	cluster_ok(&p->c, p->decode,
-		   "{'cmd':'room.close','room':'%llu','role':'recv'}", room);
-	cluster_ok(&p->c, p->prefill,
-		   "{'cmd':'room.close','room':'%llu','role':'send'}", room);
+	cluster_ok(&p->c, p->decode, "{'cmd':'room.close','room':'%llu','role':'recv'}",
+		   room);
+	cluster_ok(&p->c, p->prefill, "{'cmd':'room.close','room':'%llu','role':'send'}",
+		   room);
 }
 
 static int setup(void **state)
@@ -267,8 +268,11 @@ static void storms_of_other_messages_keep_nothing(void **state)
 static size_t session_list(struct storm *p, uint64_t object, uint32_t regions)
 {
 	static uint8_t list[BODY_MAX];
-	struct wire_register m = {
-		.object = object, .kind = 1, .session = object, .name = "", .transport = "fake"};
+	struct wire_register m = {.object = object,
+				  .kind = 1,
+				  .session = object,
+				  .name = "",
+				  .transport = "fake"};
 	struct cursor out;
 
 	cursor_write(&out, list, sizeof(list));
@@ -362,9 +366,10 @@ static void peer_that_restarts_forever_leaves_nothing(void **state)
 			   "{'cmd':'room.open','room':'%llu','role':'recv','pool':%llu,"
 			   "'sources':['%s']}",
 			   room, (unsigned long long)cache.pool, p->c.nodes[0].endpoint);
-		cluster_ok(&p->c, engine,
-			   "{'cmd':'room.bind','room':'%llu','views':{'kv':{'pages':[1]}}}",
-			   room);
+		cluster_ok(
+			&p->c, engine,
+			"{'cmd':'room.bind','room':'%llu','views':{'kv':{'pages':[1]}}}",
+			room);
 		cluster_until_state(&p->c, p->prefill, "send", room,
 				    KVD_WAITING_FOR_INPUT);
 		rooms++;

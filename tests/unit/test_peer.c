@@ -47,8 +47,8 @@ static void dial_of_present_daemon_comes_up_on_both(void **state)
 	assert_true(a->same_host && b->same_host && !a->self);
 	assert_int_equal(a->lower + b->lower, 1);
 	assert_int_equal(a->lower, memcmp(b->instance, a->instance, 16) < 0);
-	assert_int_equal(a->features, PEER_FEATURE_BASE | PEER_FEATURE_EXPRESS |
-					      PEER_FEATURE_PARTS);
+	assert_int_equal(a->features,
+			 PEER_FEATURE_BASE | PEER_FEATURE_EXPRESS | PEER_FEATURE_PARTS);
 	assert_int_equal(a->address_count, 2);
 	assert_string_equal(a->addresses[0].transport, "shm");
 	assert_int_equal(a->addresses[0].len, 3);
@@ -571,7 +571,8 @@ static void slow_line_is_not_dead(void **state)
 	(void)state;
 	peernet_join();
 	for (unsigned int i = 0; i < 2; i++)
-		mem_hub_set_path(net.hub, peernet_endpoint(i), peernet_endpoint(1 - i), &slow);
+		mem_hub_set_path(net.hub, peernet_endpoint(i), peernet_endpoint(1 - i),
+				 &slow);
 	peernet_run(20 * LOOP_NS_PER_S);
 	assert_int_equal(net.n[0].downs + net.n[1].downs, 0);
 }

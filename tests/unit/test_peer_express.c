@@ -66,7 +66,8 @@ static void arrive(unsigned int n)
 {
 	for (; n > 0; n--, arrived++)
 		assert_int_equal(arrive_as(&carried[arrived], carried[arrived].frame,
-					   carried[arrived].len), 0);
+					   carried[arrived].len),
+				 0);
 }
 
 static int setup(void **state)
@@ -277,7 +278,8 @@ static void express_of_another_peering_or_kind_is_refused(void **state)
 
 	(void)state;
 	assert_int_equal(express(1), 0);
-	assert_int_equal(wire_frame_get(carried[0].frame, carried[0].len, &good, &body), 0);
+	assert_int_equal(wire_frame_get(carried[0].frame, carried[0].len, &good, &body),
+			 0);
 	for (unsigned int i = 0; i < ARRAY_LEN(never) + 5; i++) {
 		h = good;
 		if (i < ARRAY_LEN(never))
@@ -397,7 +399,9 @@ static struct wire_header hold_up(void)
 	assert_int_equal(express(2), 0);
 	assert_true(net.n[1].tap_count > 0);
 	assert_int_equal(wire_frame_get(net.n[1].tap[net.n[1].tap_count - 1].data,
-					net.n[1].tap[net.n[1].tap_count - 1].len, &h, &body), 0);
+					net.n[1].tap[net.n[1].tap_count - 1].len, &h,
+					&body),
+			 0);
 	return h;
 }
 

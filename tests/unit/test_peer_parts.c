@@ -28,8 +28,8 @@ static unsigned int came, lease_before;
 static uint8_t *kept;
 
 /* A message came: whole, and behind the LEASEs that were sent before it. */
-static void on_other(struct peernet_node *node, struct peer *peer, const struct wire_header *h,
-		     struct cursor *body)
+static void on_other(struct peernet_node *node, struct peer *peer,
+		     const struct wire_header *h, struct cursor *body)
 {
 	assert_int_equal(h->type, WIRE_T_TRANSFER_INFO);
 	assert_int_equal(h->body_len, cursor_left(body));
@@ -128,8 +128,9 @@ static void messages_to_oneself_beyond_the_queue_come_all(void **state)
 	(void)state;
 	peernet_run(MS);
 	for (unsigned int i = 0; i < 2 * QUEUE / BODY; i++)
-		assert_int_equal(peer_send_owned(self, WIRE_T_TRANSFER_INFO, body_new(BODY),
-						 BODY), 0);
+		assert_int_equal(
+			peer_send_owned(self, WIRE_T_TRANSFER_INFO, body_new(BODY), BODY),
+			0);
 	peernet_run(MS);
 	assert_int_equal(came, 2 * QUEUE / BODY);
 	assert_int_equal(self->state, PEER_UP);
@@ -148,8 +149,9 @@ static void message_to_who_knows_no_parts_goes_whole(void **state)
 		struct wire_header h;
 		struct cursor body;
 
-		assert_int_equal(wire_frame_get(net.n[1].tap[i].data, net.n[1].tap[i].len, &h,
-						&body), 0);
+		assert_int_equal(wire_frame_get(net.n[1].tap[i].data, net.n[1].tap[i].len,
+						&h, &body),
+				 0);
 		assert_int_not_equal(h.type, WIRE_T_PART);
 	}
 }
@@ -187,8 +189,9 @@ static void peer_that_dies_in_the_middle_leaves_nothing(void **state)
 		struct wire_header h;
 		struct cursor body;
 
-		assert_int_equal(wire_frame_get(net.n[1].tap[i].data, net.n[1].tap[i].len, &h,
-						&body), 0);
+		assert_int_equal(wire_frame_get(net.n[1].tap[i].data, net.n[1].tap[i].len,
+						&h, &body),
+				 0);
 		parts += h.type == WIRE_T_PART;
 	}
 	assert_in_range(parts, 2, QUEUE / PART / 2);
@@ -227,7 +230,8 @@ static struct wire_header last_header(void)
 
 	assert_true(node->tap_count > 0);
 	assert_int_equal(wire_frame_get(node->tap[node->tap_count - 1].data,
-					node->tap[node->tap_count - 1].len, &h, &body), 0);
+					node->tap[node->tap_count - 1].len, &h, &body),
+			 0);
 	return h;
 }
 
@@ -269,8 +273,8 @@ static void assert_ends(struct forged f, bool first)
 	assert_int_equal(net.n[1].downs, 0);
 	inject(&h, &f);
 	if (net.n[1].downs != 1 || net.n[1].why.code != ERR_PROTO || came)
-		fail_msg("%u bytes at %u of %u of a %u: down %u times, came %u", f.len, f.at,
-			 f.total, f.type, net.n[1].downs, came);
+		fail_msg("%u bytes at %u of %u of a %u: down %u times, came %u", f.len,
+			 f.at, f.total, f.type, net.n[1].downs, came);
 	teardown(NULL);
 	assert_int_equal(mem_live(), live);
 }
@@ -281,20 +285,22 @@ static void part_that_is_wrong_ends_the_peering(void **state)
 		struct forged f;
 		bool first;
 	} wrong[] = {
-		{{WIRE_T_TRANSFER_INFO, BODY, PART, PART}, true},  /* a middle first */
-		{{WIRE_T_TRANSFER_INFO, 0, 0, 0}, true},	    /* of nothing */
-		{{WIRE_T_TRANSFER_INFO, BODY, 0, 0}, true},	    /* nothing of it */
-		{{WIRE_T_TRANSFER_INFO, 1 << 21, 0, PART}, true},  /* over the type's cap */
+		{{WIRE_T_TRANSFER_INFO, BODY, PART, PART}, true}, /* a middle first */
+		{{WIRE_T_TRANSFER_INFO, 0, 0, 0}, true},	  /* of nothing */
+		{{WIRE_T_TRANSFER_INFO, BODY, 0, 0}, true},	  /* nothing of it */
+		{{WIRE_T_TRANSFER_INFO, 1 << 21, 0, PART},
+		 true}, /* over the type's cap */
 		{{WIRE_T_TRANSFER_INFO, PART - 1, 0, PART}, true}, /* more than all */
-		{{WIRE_T_LEASE, BODY, 0, PART}, true},		    /* LEASEs are short */
-		{{WIRE_T_PART, BODY, 0, PART}, true},		    /* a part of parts */
-		{{WIRE_T_HELLO, BODY, 0, PART}, true},		    /* past the handshake */
+		{{WIRE_T_LEASE, BODY, 0, PART}, true},		   /* LEASEs are short */
+		{{WIRE_T_PART, BODY, 0, PART}, true},		   /* a part of parts */
+		{{WIRE_T_HELLO, BODY, 0, PART}, true}, /* past the handshake */
 		{{WIRE_T_BYE, PART, 0, PART}, true},
 		{{0, BODY, 0, PART}, true},
 		{{WIRE_T_END, BODY, 0, PART}, true},
 		{{0xffff, BODY, 0, PART}, true},
-		{{WIRE_T_TRANSFER_INFO, BODY, 0, PART}, false},	     /* the first again */
-		{{WIRE_T_TRANSFER_INFO, BODY, 2 * PART, PART}, false}, /* one is left out */
+		{{WIRE_T_TRANSFER_INFO, BODY, 0, PART}, false}, /* the first again */
+		{{WIRE_T_TRANSFER_INFO, BODY, 2 * PART, PART},
+		 false}, /* one is left out */
 		{{WIRE_T_TRANSFER_INFO, BODY, PART - 1, PART}, false}, /* it overlaps */
 		{{WIRE_T_TRANSFER_INFO, BODY, PART, 0}, false},
 		{{WIRE_T_TRANSFER_INFO, BODY + 1, PART, PART}, false}, /* another's */
@@ -370,26 +376,27 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(message_of_any_length_comes_whole, setup,
 						teardown),
-		cmocka_unit_test_setup_teardown(message_keeps_its_place_among_others, setup,
-						teardown),
+		cmocka_unit_test_setup_teardown(message_keeps_its_place_among_others,
+						setup, teardown),
 		cmocka_unit_test_setup_teardown(message_to_oneself_comes_whole, setup,
 						teardown),
-		cmocka_unit_test_setup_teardown(messages_to_oneself_beyond_the_queue_come_all,
-						setup, teardown),
+		cmocka_unit_test_setup_teardown(
+			messages_to_oneself_beyond_the_queue_come_all, setup, teardown),
 		cmocka_unit_test_setup_teardown(message_to_who_knows_no_parts_goes_whole,
 						setup, teardown),
-		cmocka_unit_test_setup_teardown(messages_beyond_the_queue_go_at_once, setup,
-						teardown),
-		cmocka_unit_test(peer_that_dies_in_the_middle_leaves_nothing),
-		cmocka_unit_test_setup_teardown(sender_whose_peer_goes_down_frees_the_rest,
+		cmocka_unit_test_setup_teardown(messages_beyond_the_queue_go_at_once,
 						setup, teardown),
+		cmocka_unit_test(peer_that_dies_in_the_middle_leaves_nothing),
+		cmocka_unit_test_setup_teardown(
+			sender_whose_peer_goes_down_frees_the_rest, setup, teardown),
 		cmocka_unit_test(part_that_is_wrong_ends_the_peering),
 		cmocka_unit_test_setup_teardown(part_that_was_not_agreed_ends_the_peering,
 						setup, teardown),
 		cmocka_unit_test_setup_teardown(part_replayed_changes_nothing, setup,
 						teardown),
-		cmocka_unit_test_setup_teardown(memory_that_is_lacking_ends_the_peering_at_the_end,
-						setup, teardown),
+		cmocka_unit_test_setup_teardown(
+			memory_that_is_lacking_ends_the_peering_at_the_end, setup,
+			teardown),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

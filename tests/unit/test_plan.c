@@ -624,9 +624,19 @@ static void rows_that_follow_merge_and_equal_strides_fold(void **state)
 static void ends_tell_the_last_byte_of_each_buffer(void **state)
 {
 	struct plan_run runs[] = {
-		{.src = 500, .dst = 0, .len = 8, .count = 3, .src_stride = -100,
-		 .dst_stride = 50, .src_buffer = 2, .dst_buffer = 1},
-		{.src = 90, .dst = 90, .len = 9, .count = 1, .src_buffer = 0,
+		{.src = 500,
+		 .dst = 0,
+		 .len = 8,
+		 .count = 3,
+		 .src_stride = -100,
+		 .dst_stride = 50,
+		 .src_buffer = 2,
+		 .dst_buffer = 1},
+		{.src = 90,
+		 .dst = 90,
+		 .len = 9,
+		 .count = 1,
+		 .src_buffer = 0,
 		 .dst_buffer = 1},
 	};
 	struct plan *plan = built(runs, ARRAY_LEN(runs));

@@ -23,24 +23,23 @@
 	",\"unit_stride\":256,\"unit_bytes\":256,\"first_unit\":" first  \
 	",\"units\":" units ",\"total_units\":8}"
 
-static const char accepted
-	[] = "{\"src\":{\"rank\":0,\"buffers\":[524288,524288],\"views\":{\"kv\":{"
-	     "\"page_tokens\":16,\"pages\":16,\"layers\":[{\"layer\":0,\"fields\":"
-	     "[" FIELD("k", "0", "32768", "2048", "0", "8") "," FIELD(
-		     "v", "1", "32768", "2048", "0",
-		     "8") "]}]}}},"
-			  "\"dst\":{\"rank\":1,\"buffers\":[262144,262144],\"views\":{"
-			  "\"kv\":{"
-			  "\"page_tokens\":16,\"pages\":16,\"layers\":[{\"layer\":0,"
-			  "\"fields\":[" FIELD(
-				  "k", "0", "16384", "1024", "4",
-				  "4") "," FIELD("v", "1", "16384", "1024", "4",
-						 "4") "]}]}}},"
-						      "\"map\":[{\"view\":\"kv\",\"src_"
-						      "pages\":[3,4],\"src_first_token\":"
-						      "0,"
-						      "\"dst_pages\":[0,7],\"dst_first_"
-						      "token\":0,\"tokens\":[0,32]}]}";
+static const char accepted[] =
+	"{\"src\":{\"rank\":0,\"buffers\":[524288,524288],\"views\":{\"kv\":{"
+	"\"page_tokens\":16,\"pages\":16,\"layers\":[{\"layer\":0,\"fields\":"
+	"[" FIELD("k", "0", "32768", "2048", "0", "8") "," FIELD(
+		"v", "1", "32768", "2048", "0",
+		"8") "]}]}}},"
+		     "\"dst\":{\"rank\":1,\"buffers\":[262144,262144],\"views\":{"
+		     "\"kv\":{"
+		     "\"page_tokens\":16,\"pages\":16,\"layers\":[{\"layer\":0,"
+		     "\"fields\":[" FIELD("k", "0", "16384", "1024", "4", "4") "," FIELD(
+			     "v", "1", "16384", "1024", "4",
+			     "4") "]}]}}},"
+				  "\"map\":[{\"view\":\"kv\",\"src_"
+				  "pages\":[3,4],\"src_first_token\":"
+				  "0,"
+				  "\"dst_pages\":[0,7],\"dst_first_"
+				  "token\":0,\"tokens\":[0,32]}]}";
 
 #define DST_K "\"page_stride\":16384,\"token_stride\":1024"
 

@@ -54,7 +54,7 @@ static void sglang_slices(const char *id, const cJSON *in, const cJSON *expect)
 	size_t dn = golden_list(golden_at(in, "dst_pages"), dp);
 	const cJSON *pair;
 
-	cJSON_ArrayForEach (pair, golden_at(expect, "pairs")) {
+	cJSON_ArrayForEach(pair, golden_at(expect, "pairs")) {
 		struct layout *src =
 			sglang_side(in, "prefill_attn_tp", golden_u32(pair, "p_rank"),
 				    max_of(sp, sn) + 1, golden_num(pair, "src_item_len"));
@@ -111,7 +111,7 @@ static void sglang_states(const char *id, const cJSON *in, const cJSON *expect)
 	const uint32_t slot = 2;
 	const cJSON *pair;
 
-	cJSON_ArrayForEach (pair, golden_at(expect, "pairs")) {
+	cJSON_ArrayForEach(pair, golden_at(expect, "pairs")) {
 		struct layout *src =
 			state_side(in, "prefill_attn_tp", golden_u32(pair, "p_rank"));
 		struct layout *dst =
@@ -318,7 +318,7 @@ static void sglang_dcp(const char *id, const cJSON *in, const cJSON *expect)
 	};
 	const cJSON *rank;
 
-	cJSON_ArrayForEach (rank, golden_at(expect, "per_rank")) {
+	cJSON_ArrayForEach(rank, golden_at(expect, "per_rank")) {
 		uint32_t want_src[GOLDEN_LIST_MAX], want_dst[GOLDEN_LIST_MAX];
 		size_t n = golden_list(golden_at(rank, "src_tokens"), want_src), count;
 		struct layout *side = slots_side(128, 16);

@@ -103,7 +103,7 @@ static void vllm_slots(const struct shard_vllm *in, const cJSON *expect)
 	if (!in->mla)
 		must(shard_units(in->kv_heads, in->local_tp, in->local_rank, &first,
 				 &units));
-	cJSON_ArrayForEach (slot, golden_at(expect, "rank_to_attention_slot")) {
+	cJSON_ArrayForEach(slot, golden_at(expect, "rank_to_attention_slot")) {
 		uint32_t rank = (uint32_t)strtoul(slot->string, NULL, 10);
 		uint32_t src_first = 0, src_units = 1;
 
@@ -140,7 +140,7 @@ static void vllm_mapping(const char *id, const cJSON *in, const cJSON *expect)
 	g.tp = ask.local_tp;
 	g.rank = ask.local_rank;
 	dst = vllm_side(&g);
-	cJSON_ArrayForEach (group, golden_at(in, "groups")) {
+	cJSON_ArrayForEach(group, golden_at(in, "groups")) {
 		bool state = strcmp(group->valuestring, "ssm") == 0;
 		uint32_t ranks[16];
 		size_t n;
@@ -206,7 +206,7 @@ static void vllm_descs(const char *id, const cJSON *in, const cJSON *expect)
 	struct plan *plan;
 	size_t i = 0;
 
-	cJSON_ArrayForEach (it, lists) {
+	cJSON_ArrayForEach(it, lists) {
 		maps[i].view = side->views[i].name;
 		maps[i].src_pages = maps[i].dst_pages = pages[i];
 		maps[i].src_page_count = golden_list(it, pages[i]);
@@ -215,7 +215,7 @@ static void vllm_descs(const char *id, const cJSON *in, const cJSON *expect)
 	}
 	must(plan_make(&req, &plan));
 	plan_rows_of_plan(&got, plan);
-	cJSON_ArrayForEach (it, golden_at(expect, "desc_ids"))
+	cJSON_ArrayForEach(it, golden_at(expect, "desc_ids"))
 		plan_rows_add(&want, (struct plan_row){.src = (uint64_t)it->valuedouble,
 						       .dst = (uint64_t)it->valuedouble,
 						       .len = 1});
@@ -333,7 +333,7 @@ static void vllm_states(const char *id, const cJSON *in, const cJSON *expect)
 	p_tp = golden_u32(in, "P_TP");
 	d_tp = golden_u32(in, "D_TP");
 	parts = p_tp > d_tp ? p_tp / d_tp : 1;
-	cJSON_ArrayForEach (rank, golden_at(expect, "per_rank")) {
+	cJSON_ArrayForEach(rank, golden_at(expect, "per_rank")) {
 		uint32_t d = golden_u32(rank, "d_rank");
 		uint32_t p = p_tp > d_tp ? d * parts : d / (d_tp / p_tp);
 
@@ -415,7 +415,7 @@ static void vllm_regions(const char *id, const cJSON *in, const cJSON *expect)
 
 	for (uint32_t i = 0; i < blocks; i++)
 		pages[i] = i;
-	cJSON_ArrayForEach (it, sources) {
+	cJSON_ArrayForEach(it, sources) {
 		struct layout *src = fa_side(in, true, (uint32_t)it->valuedouble);
 		struct plan_rows got = {0}, want = {0};
 		const cJSON *d;
@@ -434,7 +434,7 @@ static void vllm_regions(const char *id, const cJSON *in, const cJSON *expect)
 				golden_nth(golden_at(in, "remote_bases"), (int)i), 0);
 			plan_free(plan);
 		}
-		cJSON_ArrayForEach (d, golden_at(expect, "remote_descs"))
+		cJSON_ArrayForEach(d, golden_at(expect, "remote_descs"))
 			plan_rows_add(&want, (struct plan_row){.src = golden_nth(d, 0),
 							       .len = golden_nth(d, 1)});
 		source_bytes(&got);

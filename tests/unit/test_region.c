@@ -494,7 +494,8 @@ static void session_sees_only_its_own_regions(void **state)
 	assert_null(cJSON_GetObjectItem(reply, "regions")->child);
 	cJSON_Delete(reply);
 	reply = client_call(&other, "{\"cmd\":\"region.list\",\"all\":true}");
-	assert_int_equal(reply_int(cJSON_GetObjectItem(reply, "regions")->child, "region"), id);
+	assert_int_equal(
+		reply_int(cJSON_GetObjectItem(reply, "regions")->child, "region"), id);
 	cJSON_Delete(reply);
 	list_entry(stage->mini.kvd.sessions.prev, struct session, link)->admin = false;
 	client_call_fails(&other, "EPERM", "{\"cmd\":\"region.list\",\"all\":true}");

@@ -44,8 +44,10 @@ static void parse_takes_defaults_from_the_pages(void **state)
 	assert_string_equal(maps.maps[1].view, "aux");
 	assert_int_equal(maps.maps[1].pages[0], 2);
 	room_maps_fini(&maps);
-	assert_int_equal(parse("{\"kv\":{\"pages\":[[3,2]],\"first_token\":8,\"tokens\":[9,12]}}",
-			       -1, &maps), 0);
+	assert_int_equal(
+		parse("{\"kv\":{\"pages\":[[3,2]],\"first_token\":8,\"tokens\":[9,12]}}",
+		      -1, &maps),
+		0);
 	assert_int_equal(maps.maps[0].page_count, 2);
 	assert_int_equal(maps.maps[0].pages[1], 4);
 	room_maps_fini(&maps);
@@ -67,7 +69,8 @@ static void parse_refuses_by_name(void **state)
 		{"{\"kv\":[1]}", "object", -1},
 		{"{\"kv\":{\"pages\":[1],\"tokens\":[3,2]}}", "tokens", -1},
 		{"{\"kv\":{\"pages\":[1],\"tokens\":[0,5]}}", "tokens", -1},
-		{"{\"kv\":{\"pages\":[1],\"first_token\":4,\"tokens\":[0,4]}}", "tokens", -1},
+		{"{\"kv\":{\"pages\":[1],\"first_token\":4,\"tokens\":[0,4]}}", "tokens",
+		 -1},
 		{"{\"kv\":{\"pages\":[1],\"tokens\":[0]}}", "tokens", -1},
 		{"{\"kv\":{\"pages\":[1],\"layers\":[2,1]}}", "layers", -1},
 		{"{\"kv\":{\"pages\":[[15,2]]}}", "pages", -1},
@@ -94,8 +97,11 @@ static void wire_brings_back_what_was_put(void **state)
 	struct cursor c;
 
 	(void)state;
-	assert_int_equal(parse("{\"kv\":{\"pages\":[3,4,5,9,1],\"first_token\":4,\"tokens\":"
-			       "[5,22],\"layers\":[1,3]}}", 3, &maps), 0);
+	assert_int_equal(
+		parse("{\"kv\":{\"pages\":[3,4,5,9,1],\"first_token\":4,\"tokens\":"
+		      "[5,22],\"layers\":[1,3]}}",
+		      3, &maps),
+		0);
 	cursor_write(&c, buf, sizeof(buf));
 	room_maps_put(&c, &maps);
 	assert_false(c.bad);
@@ -119,8 +125,8 @@ static bool same_maps(const struct room_maps *a, const struct room_maps *b)
 
 		if (strcmp(x->view, y->view) != 0 || x->first_token != y->first_token ||
 		    x->token_begin != y->token_begin || x->token_end != y->token_end ||
-		    x->layers.begin != y->layers.begin || x->layers.end != y->layers.end ||
-		    x->page_count != y->page_count ||
+		    x->layers.begin != y->layers.begin ||
+		    x->layers.end != y->layers.end || x->page_count != y->page_count ||
 		    memcmp(x->pages, y->pages, x->page_count * sizeof(*x->pages)) != 0)
 			return false;
 	}
@@ -199,7 +205,8 @@ static void wire_hostile_bytes_never_pass_a_bad_map(void **state)
 	size_t len;
 
 	(void)state;
-	assert_int_equal(parse("{\"kv\":{\"pages\":[3,4,9],\"first_token\":4}}", 3, &maps), 0);
+	assert_int_equal(
+		parse("{\"kv\":{\"pages\":[3,4,9],\"first_token\":4}}", 3, &maps), 0);
 	cursor_write(&c, buf, sizeof(buf));
 	room_maps_put(&c, &maps);
 	len = c.pos;
@@ -301,9 +308,12 @@ static void within_sees_any_other_page(void **state)
 	struct room_maps outer, inner;
 
 	(void)state;
-	assert_int_equal(parse("{\"kv\":{\"pages\":[3,4,9,1],\"tokens\":[0,14]}}", -1, &outer), 0);
-	assert_int_equal(parse("{\"kv\":{\"pages\":[9,1],\"first_token\":8,\"tokens\":[9,14]}}",
-			       -1, &inner), 0);
+	assert_int_equal(
+		parse("{\"kv\":{\"pages\":[3,4,9,1],\"tokens\":[0,14]}}", -1, &outer), 0);
+	assert_int_equal(
+		parse("{\"kv\":{\"pages\":[9,1],\"first_token\":8,\"tokens\":[9,14]}}",
+		      -1, &inner),
+		0);
 	assert_int_equal(room_maps_within(&inner, &outer, &layout), 0);
 	inner.maps[0].pages[1] = 2;
 	assert_true(room_maps_within(&inner, &outer, &layout) < 0);
@@ -312,7 +322,8 @@ static void within_sees_any_other_page(void **state)
 	assert_true(room_maps_within(&inner, &outer, &layout) < 0);
 	room_maps_fini(&inner);
 	/* the same page at another token */
-	assert_int_equal(parse("{\"kv\":{\"pages\":[3],\"first_token\":4}}", -1, &inner), 0);
+	assert_int_equal(parse("{\"kv\":{\"pages\":[3],\"first_token\":4}}", -1, &inner),
+			 0);
 	assert_true(room_maps_within(&inner, &outer, &layout) < 0);
 	room_maps_fini(&inner);
 	room_maps_fini(&outer);
@@ -326,8 +337,10 @@ static void pair_cuts_to_what_both_hold(void **state)
 
 	(void)state;
 	assert_int_equal(parse("{\"kv\":{\"pages\":[3,4],\"layers\":[0,5]}}", 1, &a), 0);
-	assert_int_equal(parse("{\"kv\":{\"pages\":[5],\"first_token\":4,\"layers\":[3,9]}}", -1,
-			       &b), 0);
+	assert_int_equal(
+		parse("{\"kv\":{\"pages\":[5],\"first_token\":4,\"layers\":[3,9]}}", -1,
+		      &b),
+		0);
 	assert_int_equal(room_maps_pair(&a, &b, &pairs, &n), 0);
 	assert_int_equal(n, 1);
 	assert_int_equal(pairs[0].token_begin, 4);

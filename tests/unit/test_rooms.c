@@ -26,7 +26,8 @@ static const struct cache geometry = {.layers = 4,
 				      .aux_slots = 4,
 				      .aux_bytes = 64};
 
-struct pair { /* node 0 prefills, node 1 decodes */
+/* node 0 prefills, node 1 decodes */
+struct pair {
 	struct cluster c;
 	struct session *prefill, *decode;
 	struct cache src, dst;
@@ -787,5 +788,6 @@ int main(void)
 	int failed = cmocka_run_group_tests_name("rooms", tests, NULL, NULL);
 
 	cluster_short_parts();
-	return failed + cmocka_run_group_tests_name("rooms, long lists", tests, NULL, NULL);
+	return failed +
+	       cmocka_run_group_tests_name("rooms, long lists", tests, NULL, NULL);
 }

@@ -29,7 +29,8 @@ static const struct cache geometry = {.layers = 4,
 				      .total_units = 4,
 				      .unit_bytes = 32};
 
-struct trio { /* nodes 0 and 2 prefill, node 1 decodes */
+/* nodes 0 and 2 prefill, node 1 decodes */
+struct trio {
 	struct cluster c;
 	struct session *prefill, *decode, *other;
 	struct cache src, dst, third;
@@ -82,18 +83,20 @@ static void open_send(struct trio *p, uint64_t room, const char *more)
 
 static void open_recv(struct trio *p, uint64_t room, const char *more)
 {
-	cluster_ok(&p->c, p->decode,
-		   "{'cmd':'room.open','room':'%llu','role':'recv','pool':%llu,'sources':["
-		   "'%s','%s']%s}",
-		   (unsigned long long)room, (unsigned long long)p->dst.pool,
-		   p->c.nodes[0].endpoint, p->c.nodes[2].endpoint, more);
+	cluster_ok(
+		&p->c, p->decode,
+		"{'cmd':'room.open','room':'%llu','role':'recv','pool':%llu,'sources':["
+		"'%s','%s']%s}",
+		(unsigned long long)room, (unsigned long long)p->dst.pool,
+		p->c.nodes[0].endpoint, p->c.nodes[2].endpoint, more);
 }
 
 static void bind(struct trio *p, uint64_t room)
 {
-	cluster_ok(&p->c, p->decode,
-		   "{'cmd':'room.bind','room':'%llu','views':{'kv':{'pages':[7,2,8,12]}}}",
-		   (unsigned long long)room);
+	cluster_ok(
+		&p->c, p->decode,
+		"{'cmd':'room.bind','room':'%llu','views':{'kv':{'pages':[7,2,8,12]}}}",
+		(unsigned long long)room);
 }
 
 static void send_from(struct trio *p, struct session *engine, uint64_t room)
@@ -108,8 +111,8 @@ static const struct err *why(struct trio *p, unsigned int node, enum room_role r
 			     uint64_t number)
 {
 	struct session *const engines[] = {p->prefill, p->decode, p->other};
-	struct room *room = rooms_find(p->c.nodes[node].kvd.rooms, engines[node], role,
-				       number);
+	struct room *room =
+		rooms_find(p->c.nodes[node].kvd.rooms, engines[node], role, number);
 
 	assert_non_null(room);
 	return &room->error;
@@ -142,7 +145,8 @@ static void receiver_that_never_binds_times_out(void **state)
 	open_recv(p, 1, ",'timeouts':{'waiting_ms':500}");
 	cluster_until_state(&p->c, p->decode, "recv", 1, KVD_WAITING_FOR_INPUT);
 	cluster_run(&p->c, 250 * MS);
-	assert_int_equal(cluster_state(&p->c, p->decode, "recv", 1), KVD_WAITING_FOR_INPUT);
+	assert_int_equal(cluster_state(&p->c, p->decode, "recv", 1),
+			 KVD_WAITING_FOR_INPUT);
 	until_failed(p, 1);
 	said(why(p, 1, ROOM_RECV, 1), ERR_TIMEOUT, "500 ms: its engine bound no pages");
 	said(why(p, 0, ROOM_SEND, 1), ERR_TIMEOUT,
@@ -162,7 +166,8 @@ static void sender_that_never_sends_times_out_on_all_sides(void **state)
 	cluster_until_state(&p->c, p->other, "send", 2, KVD_WAITING_FOR_INPUT);
 	send_from(p, p->other, 2);
 	until_failed(p, 2);
-	said(why(p, 0, ROOM_SEND, 2), ERR_TIMEOUT, "700 ms: its engine sent nothing more");
+	said(why(p, 0, ROOM_SEND, 2), ERR_TIMEOUT,
+	     "700 ms: its engine sent nothing more");
 	/* the receiver says who said so, the other sender, too */
 	said(why(p, 1, ROOM_RECV, 2), ERR_TIMEOUT, "peer tcp://10.0.0.1:7400 instance ");
 	said(why(p, 1, ROOM_RECV, 2), ERR_TIMEOUT, "its engine sent nothing more");
@@ -197,7 +202,8 @@ static void room_that_no_sender_opens_is_refused_in_time(void **state)
 		   (unsigned long long)p->third.pool);
 	cluster_until_state(&p->c, p->other, "send", 4, KVD_WAITING_FOR_INPUT);
 	cluster_until_state(&p->c, p->decode, "recv", 4, KVD_FAILED);
-	said(why(p, 1, ROOM_RECV, 4), ERR_TIMEOUT, "no engine opened room 4 within 2000 ms");
+	said(why(p, 1, ROOM_RECV, 4), ERR_TIMEOUT,
+	     "no engine opened room 4 within 2000 ms");
 	cluster_until_state(&p->c, p->other, "send", 4, KVD_FAILED);
 	assert_int_equal(counted(p, 0, METRIC_ORPHANS_EXPIRED), 1);
 }
@@ -235,10 +241,11 @@ static void offer_that_nobody_takes_ends_with_its_lease(void **state)
 {
 	struct trio *p = *state;
 
-	cluster_ok(&p->c, p->prefill,
-		   "{'cmd':'room.open','room':'6','role':'offer','pool':%llu,'lease_ms':600,"
-		   "'receivers':2,'views':{'kv':{'pages':[3]}}}",
-		   (unsigned long long)p->src.pool);
+	cluster_ok(
+		&p->c, p->prefill,
+		"{'cmd':'room.open','room':'6','role':'offer','pool':%llu,'lease_ms':600,"
+		"'receivers':2,'views':{'kv':{'pages':[3]}}}",
+		(unsigned long long)p->src.pool);
 	cluster_run(&p->c, 500 * MS);
 	assert_int_equal(cluster_state(&p->c, p->prefill, "offer", 6),
 			 KVD_WAITING_FOR_INPUT);
@@ -247,7 +254,8 @@ static void offer_that_nobody_takes_ends_with_its_lease(void **state)
 	assert_int_equal(counted(p, 0, METRIC_LEASES_EXPIRED), 1);
 	/* who comes now is told at once */
 	cluster_ok(&p->c, p->decode,
-		   "{'cmd':'room.open','room':'6','role':'pull','pool':%llu,'sources':['%s'],"
+		   "{'cmd':'room.open','room':'6','role':'pull','pool':%llu,'sources':['%"
+		   "s'],"
 		   "'views':{'kv':{'pages':[7]}}}",
 		   (unsigned long long)p->dst.pool, p->c.nodes[0].endpoint);
 	cluster_until_state(&p->c, p->decode, "pull", 6, KVD_FAILED);
@@ -270,9 +278,11 @@ static void open_pull(struct trio *p, struct session *engine, const struct cache
 	if (held)
 		snprintf(wait, sizeof(wait),
 			 ",'wait':{'kind':'seq','region':%llu,'offset':0,'value':'%llu'}",
-			 (unsigned long long)cache->region, (unsigned long long)UINT64_MAX);
+			 (unsigned long long)cache->region,
+			 (unsigned long long)UINT64_MAX);
 	cluster_ok(&p->c, engine,
-		   "{'cmd':'room.open','room':'%llu','role':'pull','pool':%llu,'sources':['%s'],"
+		   "{'cmd':'room.open','room':'%llu','role':'pull','pool':%llu,'sources':"
+		   "['%s'],"
 		   "'views':{'kv':{'pages':[7]}}%s}",
 		   (unsigned long long)number, (unsigned long long)cache->pool,
 		   p->c.nodes[1].endpoint, wait);
@@ -307,8 +317,10 @@ static void pull_acknowledged_before_it_read_fails(void **state)
 	open_pull(p, p->prefill, &p->src, 46, true);
 	cluster_until_state(&p->c, p->prefill, "pull", 46, KVD_WAITING_FOR_INPUT);
 	cluster_run(&p->c, LOOP_NS_PER_S);
-	ack.pull_gen = rooms_find(p->c.nodes[0].kvd.rooms, p->prefill, ROOM_PULL, 46)->gen;
-	ack.offer_gen = rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_OFFER, 46)->gen;
+	ack.pull_gen =
+		rooms_find(p->c.nodes[0].kvd.rooms, p->prefill, ROOM_PULL, 46)->gen;
+	ack.offer_gen =
+		rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_OFFER, 46)->gen;
 	assert_int_equal(handshake_reach(hs, p->c.nodes[0].endpoint, &puller), 0);
 	handshake_body(hs, &out);
 	wire_pull_ack_put(&out, &ack);
@@ -324,8 +336,8 @@ static void pull_acknowledged_before_it_read_fails(void **state)
 static void abort_of_one_of_two_silent_sources_is_told_to_both(void **state)
 {
 	struct trio *p = *state;
-	struct wire_abort abort = {.room = 47, .from_role = ROOM_SEND, .from_gen = 77,
-				   .code = ERR_ABORTED};
+	struct wire_abort abort = {
+		.room = 47, .from_role = ROOM_SEND, .from_gen = 77, .code = ERR_ABORTED};
 	struct session *second = cluster_engine(&p->c, 0, "second");
 	struct handshake *hs = p->c.nodes[0].kvd.handshake;
 	struct cache half = p->third;
@@ -368,7 +380,8 @@ static void puller_that_gives_up_is_named(void **state)
 	cluster_run(&p->c, 100 * MS); /* the offer has answered */
 	cluster_engine_dies(&p->c, p->prefill);
 	cluster_until_state(&p->c, p->decode, "offer", 41, KVD_FAILED);
-	said(why(p, 1, ROOM_OFFER, 41), ERR_SESSION, "peer tcp://10.0.0.1:7400 instance ");
+	said(why(p, 1, ROOM_OFFER, 41), ERR_SESSION,
+	     "peer tcp://10.0.0.1:7400 instance ");
 	said(why(p, 1, ROOM_OFFER, 41), ERR_SESSION, "'prefill'");
 }
 
@@ -380,7 +393,8 @@ static void pull_that_no_offer_answers_is_refused_in_time(void **state)
 	open_pull(p, p->prefill, &p->src, 44, false);
 	cluster_until_state(&p->c, p->prefill, "pull", 44, KVD_FAILED);
 	said(why(p, 0, ROOM_PULL, 44), ERR_TIMEOUT, "peer tcp://10.0.0.2:7400 instance ");
-	said(why(p, 0, ROOM_PULL, 44), ERR_TIMEOUT, "no engine opened room 44 within 2000 ms");
+	said(why(p, 0, ROOM_PULL, 44), ERR_TIMEOUT,
+	     "no engine opened room 44 within 2000 ms");
 	assert_int_equal(counted(p, 1, METRIC_ORPHANS_EXPIRED), 1);
 }
 
@@ -396,13 +410,17 @@ static void pull_whose_word_never_passes_lets_the_offer_go(void **state)
 	open_pull(p, p->prefill, &p->src, 45, true);
 	cluster_until_state(&p->c, p->prefill, "pull", 45, KVD_WAITING_FOR_INPUT);
 	cluster_run(&p->c, 2500 * MS);
-	assert_int_equal(cluster_state(&p->c, p->decode, "offer", 45), KVD_WAITING_FOR_INPUT);
+	assert_int_equal(cluster_state(&p->c, p->decode, "offer", 45),
+			 KVD_WAITING_FOR_INPUT);
 	cluster_until_state(&p->c, p->prefill, "pull", 45, KVD_FAILED);
 	cluster_run(&p->c, 50 * MS);
 	assert_int_equal(cluster_state(&p->c, p->decode, "offer", 45), KVD_FAILED);
-	said(why(p, 0, ROOM_PULL, 45), ERR_TIMEOUT, "the point that it shall wait for did not");
-	said(why(p, 1, ROOM_OFFER, 45), ERR_TIMEOUT, "peer tcp://10.0.0.1:7400 instance ");
-	said(why(p, 1, ROOM_OFFER, 45), ERR_TIMEOUT, "the point that it shall wait for did not");
+	said(why(p, 0, ROOM_PULL, 45), ERR_TIMEOUT,
+	     "the point that it shall wait for did not");
+	said(why(p, 1, ROOM_OFFER, 45), ERR_TIMEOUT,
+	     "peer tcp://10.0.0.1:7400 instance ");
+	said(why(p, 1, ROOM_OFFER, 45), ERR_TIMEOUT,
+	     "the point that it shall wait for did not");
 	assert_int_equal(counted(p, 0, METRIC_WAITING_TIMEOUTS), 1);
 	assert_int_equal(counted(p, 1, METRIC_LEASES_EXPIRED), 0);
 }
@@ -420,11 +438,13 @@ static struct room *begin_held_pull(struct trio *p, uint64_t number)
 
 static void nothing_landed(struct trio *p, uint64_t number)
 {
-	cJSON *record = cluster_call(&p->c, p->prefill, "{'cmd':'room.show','room':'%llu'}",
-				     (unsigned long long)number);
+	cJSON *record =
+		cluster_call(&p->c, p->prefill, "{'cmd':'room.show','room':'%llu'}",
+			     (unsigned long long)number);
 	const cJSON *landed = cJSON_GetObjectItem(record, "landed");
 
-	assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(landed, "kv")), "00");
+	assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(landed, "kv")),
+			    "00");
 	cJSON_Delete(record);
 }
 
@@ -488,7 +508,8 @@ static void forge_offer(struct trio *p, struct room *room, uint64_t lease_ms)
 	cursor_write(&out, body, sizeof(body));
 	assert_int_equal(wire_offer_put(&out, &m), 0);
 	cursor_read(&out, body, out.pos);
-	assert_int_equal(rooms_on_message(p->c.nodes[1].kvd.rooms, party->remote, &h, &out), 0);
+	assert_int_equal(
+		rooms_on_message(p->c.nodes[1].kvd.rooms, party->remote, &h, &out), 0);
 	assert_true(party->answered);
 }
 
@@ -510,7 +531,8 @@ static void offer_with_an_absurd_lease_makes_no_storm_of_beats(void **state)
 			   "'wait':{'kind':'seq','region':%llu,'offset':0,'value':'9'}}",
 			   (unsigned long long)number, (unsigned long long)p->dst.pool,
 			   p->c.nodes[0].endpoint, (unsigned long long)p->dst.region);
-		cluster_until_state(&p->c, p->decode, "pull", number, KVD_WAITING_FOR_INPUT);
+		cluster_until_state(&p->c, p->decode, "pull", number,
+				    KVD_WAITING_FOR_INPUT);
 		cluster_run(&p->c, 10 * MS);
 		room = rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_PULL, number);
 		peer = list_first(&room->parties, struct party, link)->remote->peer;
@@ -548,7 +570,8 @@ static void stuck_transfer_is_a_stall_and_a_slow_one_is_not(void **state)
 	bind(p, 8);
 	send_from(p, p->prefill, 8);
 	until_failed(p, 8);
-	said(why(p, 1, ROOM_RECV, 8), ERR_STALL, "no byte moved for 300 ms: peer tcp://10.0.0.1");
+	said(why(p, 1, ROOM_RECV, 8), ERR_STALL,
+	     "no byte moved for 300 ms: peer tcp://10.0.0.1");
 	said(why(p, 0, ROOM_SEND, 8), ERR_STALL, "no byte moved for 300 ms");
 	said(why(p, 2, ROOM_SEND, 8), ERR_STALL, "no byte moved for 300 ms");
 	assert_int_equal(counted(p, 1, METRIC_STALLS), 1);
@@ -571,8 +594,9 @@ static void chunk_after_a_pause_is_no_stall(void **state)
 				   "{'cmd':'room.send','room':'9','seq':%u,'last':%s,"
 				   "'views':{'kv':{'pages':%s,'first_token':%u,"
 				   "'tokens':[%u,%u]}}}",
-				   chunk, chunk ? "true" : "false", chunk ? "[9,1]" : "[3,4]",
-				   chunk * 8, chunk * 8, chunk * 8 + 8);
+				   chunk, chunk ? "true" : "false",
+				   chunk ? "[9,1]" : "[3,4]", chunk * 8, chunk * 8,
+				   chunk * 8 + 8);
 		cluster_run(&p->c, 3 * LOOP_NS_PER_S); /* they compute */
 		assert_int_equal(cluster_state(&p->c, p->decode, "recv", 9),
 				 chunk ? KVD_SUCCESS : KVD_TRANSFERRING);
@@ -587,7 +611,9 @@ static void chunk_after_a_pause_is_no_stall(void **state)
 static void fence_not_proven_in_time_cuts_the_peer(void **state)
 {
 	struct trio *p = *state;
-	struct fake_rule late = {.fault = FAKE_LATE, .times = 1, .at_bytes = 512,
+	struct fake_rule late = {.fault = FAKE_LATE,
+				 .times = 1,
+				 .at_bytes = 512,
 				 .extra_ns = 60 * LOOP_NS_PER_S};
 	uint64_t begin_ns;
 	uint8_t *before;
@@ -608,7 +634,8 @@ static void fence_not_proven_in_time_cuts_the_peer(void **state)
 	cluster_ok(&p->c, p->decode, "{'cmd':'room.abort','room':'9','reason':'enough'}");
 	cluster_run(&p->c, 1900 * MS);
 	assert_int_equal(cluster_state(&p->c, p->decode, "recv", 9), KVD_TRANSFERRING);
-	assert_int_equal(cluster_state(&p->c, p->decode, "recv", 10), KVD_WAITING_FOR_INPUT);
+	assert_int_equal(cluster_state(&p->c, p->decode, "recv", 10),
+			 KVD_WAITING_FOR_INPUT);
 	cluster_until_state(&p->c, p->decode, "recv", 9, KVD_FAILED);
 	assert_true(loop_now_ns(p->c.loop) - begin_ns < 3 * LOOP_NS_PER_S);
 	before = malloc(p->dst.bytes);
@@ -644,7 +671,8 @@ static void peer_lost_is_told_to_the_other_sources(void **state)
 	bind(p, 12);
 	cluster_until_state(&p->c, p->prefill, "send", 12, KVD_WAITING_FOR_INPUT);
 	cluster_until_state(&p->c, p->other, "send", 12, KVD_WAITING_FOR_INPUT);
-	mem_hub_partition(p->c.links, p->c.nodes[1].endpoint, p->c.nodes[2].endpoint, true);
+	mem_hub_partition(p->c.links, p->c.nodes[1].endpoint, p->c.nodes[2].endpoint,
+			  true);
 	begin_ns = loop_now_ns(p->c.loop);
 	until_failed(p, 12);
 	assert_true(loop_now_ns(p->c.loop) - begin_ns <= LOOP_NS_PER_S);
@@ -656,7 +684,8 @@ static void peer_lost_is_told_to_the_other_sources(void **state)
 		said(why(p, 2, ROOM_SEND, 12), ERR_PEER, "missed 4 pings");
 	said(why(p, 0, ROOM_SEND, 12), ERR_PEER, "tcp://10.0.0.3:7400 instance ");
 	said(why(p, 0, ROOM_SEND, 12), ERR_PEER, "missed 4 pings");
-	mem_hub_partition(p->c.links, p->c.nodes[1].endpoint, p->c.nodes[2].endpoint, false);
+	mem_hub_partition(p->c.links, p->c.nodes[1].endpoint, p->c.nodes[2].endpoint,
+			  false);
 }
 
 static bool peer_has(struct trio *p, enum peer_state state)
@@ -693,9 +722,11 @@ static void room_between_two_data_lines_waits(void **state)
 	bind(p, 50);
 	cluster_until_state(&p->c, p->prefill, "send", 50, KVD_WAITING_FOR_INPUT);
 	profile->done_max_ns = 60 * LOOP_NS_PER_S;
-	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint, true);
+	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint,
+			  true);
 	cluster_until(&p->c, peer_is_down, p, "the peer down");
-	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint, false);
+	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint,
+			  false);
 	cluster_until(&p->c, peer_is_up, p, "the peer up");
 	profile->done_max_ns = done_max_ns;
 	open_send(p, 51, "");
@@ -801,5 +832,6 @@ int main(void)
 	int failed = cmocka_run_group_tests_name("rooms_ends", tests, NULL, NULL);
 
 	cluster_short_parts();
-	return failed + cmocka_run_group_tests_name("rooms_ends, long lists", tests, NULL, NULL);
+	return failed +
+	       cmocka_run_group_tests_name("rooms_ends, long lists", tests, NULL, NULL);
 }

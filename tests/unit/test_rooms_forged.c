@@ -32,7 +32,8 @@ static const struct cache geometry = {.layers = 4,
 				      .total_units = 4,
 				      .unit_bytes = 32};
 
-struct world { /* 0 sends to 1; 2 has a line to 1 and no business with the room */
+/* 0 sends to 1; 2 has a line to 1 and no business with the room */
+struct world {
 	struct cluster c;
 	struct session *engines[3];
 	struct cache caches[3];
@@ -46,7 +47,8 @@ static void open_recv(struct world *w, unsigned int room, unsigned int from)
 	cluster_ok(&w->c, w->engines[1],
 		   "{'cmd':'room.open','room':'%u','role':'recv','pool':%llu,"
 		   "'sources':['%s']}",
-		   room, (unsigned long long)w->caches[1].pool, w->c.nodes[from].endpoint);
+		   room, (unsigned long long)w->caches[1].pool,
+		   w->c.nodes[from].endpoint);
 }
 
 static void open_send(struct world *w, unsigned int room, unsigned int from)
@@ -109,7 +111,8 @@ static int setup(void **state)
 	cluster_run(&w->c, LOOP_NS_PER_S); /* the answer has come, too */
 	for (unsigned int i = 0; i < 3; i += 2)
 		assert_int_equal(handshake_reach(w->c.nodes[i].kvd.handshake,
-						 w->c.nodes[1].endpoint, &w->lines[i]), 0);
+						 w->c.nodes[1].endpoint, &w->lines[i]),
+				 0);
 	w->room = room_of(w, 1, ROOM_RECV);
 	sender = room_of(w, 0, ROOM_SEND);
 	w->good = (struct chunk_header){
@@ -160,7 +163,8 @@ static struct plan *some_bytes(void)
 
 	assert_int_equal(plan_builder_new(&builder), 0);
 	assert_int_equal(plan_builder_add(builder, &(struct plan_run){.len = FORGED_BYTES,
-								      .count = 1}), 0);
+								      .count = 1}),
+			 0);
 	assert_int_equal(plan_builder_finish(builder, &plan), 0);
 	plan_builder_free(builder);
 	return plan;
@@ -173,8 +177,8 @@ static struct err request(struct world *w, unsigned int from, enum xp_kind kind,
 	struct remote *line = w->lines[from];
 	const struct remote_pool *pool = handshake_pool_by_id(line, w->caches[1].pool);
 	struct plan *plan = some_bytes();
-	struct xp_op op = {.kind = kind, .header = header, .header_len = len,
-			   .on_done = on_done};
+	struct xp_op op = {
+		.kind = kind, .header = header, .header_len = len, .on_done = on_done};
 	struct pool *own = idmap_get(&w->engines[from]->pools, w->caches[from].pool);
 
 	assert_non_null(pool);
@@ -358,7 +362,8 @@ static void pages_of_a_request_are_counted_until_its_room_is_closed(void **state
 	cluster_until_state(&w->c, w->engines[1], "recv", ROOM, KVD_SUCCESS);
 	cluster_until_state(&w->c, w->engines[0], "send", ROOM, KVD_SUCCESS);
 	assert_int_equal(pages_held(w, 1), 0); /* the chunk's went with it */
-	cluster_ok(&w->c, w->engines[0], "{'cmd':'room.close','room':'%u','role':'send'}", ROOM);
+	cluster_ok(&w->c, w->engines[0], "{'cmd':'room.close','room':'%u','role':'send'}",
+		   ROOM);
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	assert_int_equal(remote->pages.bytes, 0);
 	assert_int_equal(pages_held(w, 0), 0);
@@ -371,8 +376,11 @@ static void pages_beyond_what_a_daemon_may_hold_here_cost_its_room(void **state)
 	struct world *w = *state;
 	struct remote *remote = remote_at(w, 1, 0);
 	uint32_t pages[] = {3, 4};
-	struct room_map map = {.view = "kv", .token_end = 8, .layers = {0, UINT32_MAX},
-			       .pages = pages, .page_count = ARRAY_LEN(pages)};
+	struct room_map map = {.view = "kv",
+			       .token_end = 8,
+			       .layers = {0, UINT32_MAX},
+			       .pages = pages,
+			       .page_count = ARRAY_LEN(pages)};
 	struct room_maps maps = {.maps = &map, .count = 1};
 	uint8_t *header;
 	struct err err;
@@ -403,8 +411,8 @@ static void pages_beyond_what_a_daemon_may_hold_here_cost_its_room(void **state)
 
 static struct move *being_read(struct world *w)
 {
-	struct room *room = rooms_find(w->c.nodes[1].kvd.rooms, w->engines[1], ROOM_OFFER,
-				       OFFERED);
+	struct room *room =
+		rooms_find(w->c.nodes[1].kvd.rooms, w->engines[1], ROOM_OFFER, OFFERED);
 	struct move *move = list_first(&room->moves, struct move, link);
 
 	return move && move->phase == MOVE_READING ? move : NULL;
@@ -423,7 +431,8 @@ static void pull(struct world *w, const char *pages)
 		   "'lease_ms':3600000,'views':{'kv':{'pages':[%s]}}}",
 		   OFFERED, (unsigned long long)w->caches[1].pool, pages);
 	cluster_ok(&w->c, w->engines[2],
-		   "{'cmd':'room.open','room':'%u','role':'pull','pool':%llu,'sources':['%s'],"
+		   "{'cmd':'room.open','room':'%u','role':'pull','pool':%llu,'sources':['"
+		   "%s'],"
 		   "'views':{'kv':{'pages':[%s]}}}",
 		   OFFERED, (unsigned long long)w->caches[2].pool, w->c.nodes[1].endpoint,
 		   pages);
@@ -436,7 +445,8 @@ static void abort_in_the_middle_of_a_request_leaves_it_answered(void **state)
 {
 	struct world *w = *state;
 	struct wire_header h = {.type = WIRE_T_ABORT};
-	struct wire_abort msg = {.room = OFFERED, .from_role = ROOM_PULL, .code = ERR_ABORTED};
+	struct wire_abort msg = {
+		.room = OFFERED, .from_role = ROOM_PULL, .code = ERR_ABORTED};
 	struct party *party;
 	uint8_t body[1024];
 	struct cursor c;
@@ -449,9 +459,11 @@ static void abort_in_the_middle_of_a_request_leaves_it_answered(void **state)
 	cursor_write(&c, body, sizeof(body));
 	assert_int_equal(wire_abort_put(&c, &msg), 0);
 	cursor_read(&c, body, c.pos);
-	assert_int_equal(rooms_on_message(w->c.nodes[1].kvd.rooms, party->remote, &h, &c), 0);
+	assert_int_equal(rooms_on_message(w->c.nodes[1].kvd.rooms, party->remote, &h, &c),
+			 0);
 	cluster_run(&w->c, 3 * LOOP_NS_PER_S);
-	assert_int_equal(cluster_state(&w->c, w->engines[1], "offer", OFFERED), KVD_FAILED);
+	assert_int_equal(cluster_state(&w->c, w->engines[1], "offer", OFFERED),
+			 KVD_FAILED);
 	assert_int_not_equal(cluster_state(&w->c, w->engines[2], "pull", OFFERED),
 			     KVD_TRANSFERRING);
 }

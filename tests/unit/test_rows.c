@@ -41,9 +41,10 @@ static void compare(const struct rows *rows, bool streaming)
 
 static void lengths_and_alignments_are_exact(void **state)
 {
-	static const uint64_t lens[] = {0,   1,	  3,   15,   16,   17,	 31,   32,  33,
-					63,  64,  65,  100,  127,  128,	 192,  255, 256,
-					257, 512, 960, 1023, 1024, 1025, 4096, 5000, 16384, 20000};
+	static const uint64_t lens[] = {0,    1,    3,	  15,	16,   17,    31,
+					32,   33,   63,	  64,	65,   100,   127,
+					128,  192,  255,  256,	257,  512,   960,
+					1023, 1024, 1025, 4096, 5000, 16384, 20000};
 	static const unsigned int shifts[] = {0, 1, 8, 16, 63, 64};
 
 	(void)state;

@@ -332,8 +332,8 @@ static void on_passed(struct wait *wait, const struct err *why)
 static void wait_passes_when_the_word_does(void **state)
 {
 	uint64_t words[2] = {0};
-	struct memory memory = {.kind = MEMORY_SEALED, .base = (uint8_t *)words,
-				.length = sizeof(words)};
+	struct memory memory = {
+		.kind = MEMORY_SEALED, .base = (uint8_t *)words, .length = sizeof(words)};
 	struct region region = {.memory = &memory, .length = sizeof(words)};
 	struct wait_spec spec = {.region = &region, .offset = 8, .value = 5};
 	struct wait one = {0}, other = {0};

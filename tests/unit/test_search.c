@@ -29,8 +29,10 @@ struct stage {
 static int setup(void **state)
 {
 	/* two side by side, one inside the second, one elsewhere without transport 1 */
-	static const uint64_t at[REGIONS][2] = {
-		{0x10000, 0x10000}, {0x20000, 0x10000}, {0x24000, 0x1000}, {0x80000, 0x1000}};
+	static const uint64_t at[REGIONS][2] = {{0x10000, 0x10000},
+						{0x20000, 0x10000},
+						{0x24000, 0x1000},
+						{0x80000, 0x1000}};
 	struct stage *s = mem_zalloc(sizeof(*s));
 
 	assert_int_equal(region_map_new(&s->session.region_map), 0);
@@ -66,15 +68,19 @@ static struct dlist *make(const struct dlist_entry *entries, uint32_t n)
 {
 	struct dlist *dlist = NULL;
 
-	assert_int_equal(dlist_new(mem_dup(entries, n * sizeof(*entries)), n, 1, &dlist), 0);
+	assert_int_equal(dlist_new(mem_dup(entries, n * sizeof(*entries)), n, 1, &dlist),
+			 0);
 	return dlist;
 }
 
 static void rows_lie_in_the_innermost_region(void **state)
 {
 	const struct dlist_entry entries[] = {
-		{0x10010, 16, 0, 1}, {0x24010, 16, 0, 1}, {0x20010, 16, 0, 1},
-		{0x24ff8, 16, 0, 1} /* over the inner one's end */, {0x1fff0, 16, 0, 1}};
+		{0x10010, 16, 0, 1},
+		{0x24010, 16, 0, 1},
+		{0x20010, 16, 0, 1},
+		{0x24ff8, 16, 0, 1} /* over the inner one's end */,
+		{0x1fff0, 16, 0, 1}};
 	struct stage *s = *state;
 	struct dlist *dlist = make(entries, 5);
 	struct places *places, *again;
@@ -104,21 +110,25 @@ static void rows_lie_in_the_innermost_region(void **state)
 static void rows_of_no_region_are_named(void **state)
 {
 	const struct dlist_entry over[] = {{0x10000, 16, 0, 1}, {0x1fff8, 16, 0, 1}};
-	const struct dlist_entry grid[] = {{0x1ff00, 16, 16, 32}}; /* into the next region */
+	const struct dlist_entry grid[] = {
+		{0x1ff00, 16, 16, 32}}; /* into the next region */
 	const struct dlist_entry apart[] = {{0x80000, 16, 0, 1}};
 	struct stage *s = *state;
 	struct places *places = NULL;
 	struct dlist *dlist = make(over, 2);
 
-	assert_int_equal(search_local(dlist, &s->session, 0, &places), -err_errno(ERR_NOTFOUND));
+	assert_int_equal(search_local(dlist, &s->session, 0, &places),
+			 -err_errno(ERR_NOTFOUND));
 	assert_non_null(strstr(err_last()->text, "descs[1]"));
 	assert_null(dlist->places);
 	dlist_free(dlist);
 	dlist = make(grid, 1);
-	assert_int_equal(search_local(dlist, &s->session, 0, &places), -err_errno(ERR_NOTFOUND));
+	assert_int_equal(search_local(dlist, &s->session, 0, &places),
+			 -err_errno(ERR_NOTFOUND));
 	dlist_free(dlist);
 	dlist = make(apart, 1);
-	assert_int_equal(search_local(dlist, &s->session, 1, &places), -err_errno(ERR_IMPORT));
+	assert_int_equal(search_local(dlist, &s->session, 1, &places),
+			 -err_errno(ERR_IMPORT));
 	assert_int_equal(search_local(dlist, &s->session, 0, &places), 0);
 	places_unref(places);
 	dlist_free(dlist);
@@ -153,8 +163,8 @@ static void region_gone_meanwhile_is_revoked(void **state)
 static void search_sees_what_was_there_when_it_began(void **state)
 {
 	const struct dlist_entry entries[] = {{0x90000, 16, 0, 1}};
-	struct region late = {.state = REGION_READY, .address = 0x90000, .length = 4096,
-			      .pins = 1};
+	struct region late = {
+		.state = REGION_READY, .address = 0x90000, .length = 4096, .pins = 1};
 	struct stage *s = *state;
 	struct dlist *dlist = make(entries, 1);
 	struct search *search = NULL;
@@ -204,7 +214,8 @@ static void owner_and_guest_find_the_same(void **state)
 			const struct region *r = &regions[(unsigned int)rand() % N];
 
 			entries[i] = (struct dlist_entry){
-				r->address + (unsigned int)rand() % (r->length - 15), 16, 0, 1};
+				r->address + (unsigned int)rand() % (r->length - 15), 16,
+				0, 1};
 		}
 		a = make(entries, ROWS);
 		b = make(entries, ROWS);
@@ -216,7 +227,8 @@ static void owner_and_guest_find_the_same(void **state)
 			assert_int_equal(mine->at[i].offset, yours->at[i].offset);
 		}
 		for (size_t i = 0; i < mine->buffer_count; i++)
-			assert_int_equal(mine->buffers[i].length, yours->buffers[i].length);
+			assert_int_equal(mine->buffers[i].length,
+					 yours->buffers[i].length);
 		places_unref(mine);
 		places_unref(yours);
 		dlist_free(a);

@@ -73,7 +73,8 @@ static void ring_is_mapped_for_writing_where_gpus_are(void **state)
 		duo_transfer_check(&x);
 		duo_transfer_fini(&x);
 		assert_int_equal(
-			((struct shm_peer *)(void *)t->b.peer)->rx.memory->writable, with);
+			((struct shm_peer *)(void *)t->b.peer)->rx.memory->writable,
+			with);
 		duo_end(t);
 	}
 	duo_gpu = NULL;

@@ -107,7 +107,8 @@ static void key_without_descriptors_fails_alone(void **state)
 	(void)state;
 	duo_shared_new(&s, &t->a, &t->b, 1 * DUO_MIB, false);
 	assert_int_equal(
-		shm_transport.key_pack(s.reg, t->a.peer, packed, sizeof(packed), &len), 0);
+		shm_transport.key_pack(s.reg, t->a.peer, packed, sizeof(packed), &len),
+		0);
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
 	next = open("/dev/null", O_RDONLY | O_CLOEXEC);
 	assert_true(next >= 0);

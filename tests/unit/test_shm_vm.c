@@ -151,7 +151,7 @@ static void process_of_another_user_is_not_read_on_a_peers_word(void **state)
 	judge(1234, 1234, 1234, true, 1234, true);
 	judge(1234, 1234, 1234, true, 1235, false);
 	judge(1234, 1234, 1234, false, 1234, false); /* it keeps a secret */
-	judge(1234, 1234, 0, true, 1234, false);     /* it was mightier, and may be again */
+	judge(1234, 1234, 0, true, 1234, false); /* it was mightier, and may be again */
 	judge(0, 1234, 1234, true, 1234, false);
 	judge(0, 0, 0, true, 1234, false);
 	judge(1234, 1234, 1234, true, 0, true); /* root reads what it likes */
@@ -199,7 +199,8 @@ static void process_that_ends_ends_its_key(void **state)
 
 	(void)state;
 	memset(&s, 0, sizeof(s));
-	assert_int_equal(memory_import_vm(pid, (uintptr_t)bytes, sizeof(bytes), &s.memory), 0);
+	assert_int_equal(
+		memory_import_vm(pid, (uintptr_t)bytes, sizeof(bytes), &s.memory), 0);
 	assert_int_equal(t->a.xp->ops->mem_reg(t->a.xp, s.memory, &s.reg), 0);
 	key = ask_key(t, &s);
 	assert_non_null(key->memory);

@@ -103,7 +103,8 @@ static struct plan *plan_random(void)
 
 static struct stage_side side_of(const struct plan *plan, bool is_src)
 {
-	return (struct stage_side){.plan = plan, .is_src = is_src,
+	return (struct stage_side){.plan = plan,
+				   .is_src = is_src,
 				   .buffers = is_src ? buffers : buffers + BUFFERS,
 				   .count = BUFFERS};
 }
@@ -193,8 +194,11 @@ static void pack_is_the_walk(void **state)
 /* Rows apart in the destination, gaps untouched, with and without streaming. */
 static void unpack_writes_the_stretch_and_nothing_else(void **state)
 {
-	static const struct plan_run run = {.dst = 13, .len = 192, .count = 2000,
-					    .src_stride = 192, .dst_stride = 256};
+	static const struct plan_run run = {.dst = 13,
+					    .len = 192,
+					    .count = 2000,
+					    .src_stride = 192,
+					    .dst_stride = 256};
 	struct plan *plan = plan_of(&run, 1);
 	struct stage_side side = side_of(plan, false);
 	uint8_t *image = mem_zalloc(MEMORY), *in = mem_zalloc(MEMORY);
@@ -230,8 +234,8 @@ static void memory_of_others_is_not_mapped(void **state)
 	table[1] = (struct copy_buffer){.memory = &foreign, .length = MEMORY};
 	assert_false(stage_mapped(&side));
 	assert_false(stage_plain(&side));
-	foreign = (struct memory){.kind = MEMORY_GUARDED, .length = MEMORY,
-				  .base = memory[0]->base};
+	foreign = (struct memory){
+		.kind = MEMORY_GUARDED, .length = MEMORY, .base = memory[0]->base};
 	assert_true(stage_mapped(&side));
 	assert_false(stage_plain(&side));
 }

@@ -41,11 +41,12 @@ static int raw_connect(void)
 	struct tcp_address address;
 	int fd;
 
-	assert_int_equal(tcp_address_get(up_b.t->address, up_b.t->address_len, &address), 0);
+	assert_int_equal(tcp_address_get(up_b.t->address, up_b.t->address_len, &address),
+			 0);
 	fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	assert_true(fd >= 0);
-	assert_int_equal(connect(fd, &address.list[0].any,
-				 tcp_sockaddr_len(&address.list[0])), 0);
+	assert_int_equal(
+		connect(fd, &address.list[0].any, tcp_sockaddr_len(&address.list[0])), 0);
 	return fd;
 }
 
@@ -118,7 +119,8 @@ static void token_of(uint8_t value, uint8_t token[XP_TOKEN_BYTES])
 static void b_waits(void)
 {
 	struct xp_peer_args args = {.address = up_b.t->address,
-				    .address_len = up_b.t->address_len, .owner = &up_b};
+				    .address_len = up_b.t->address_len,
+				    .owner = &up_b};
 
 	token_of(2, args.token_in);
 	token_of(1, args.token_out);
@@ -210,17 +212,24 @@ static struct tcp_head next_head(int fd, bool data, void *payload)
 /* Ask b to take `rows` rows of 100 000 bytes; the transfer's number. */
 static uint64_t ask(enum xp_kind kind, uint64_t rows)
 {
-	struct plan_run run = {.len = FRAME, .count = rows, .src_stride = FRAME,
+	struct plan_run run = {.len = FRAME,
+			       .count = rows,
+			       .src_stride = FRAME,
 			       .dst_stride = FRAME + 500};
 
 	plan_free(plan);
 	if (kind == XP_READ)
 		run.src_stride += 500;
 	plan = up_plan(&run, 1);
-	up_b.sides = (struct xp_sides){.plan = plan, .src = &place.buffer, .src_count = 1,
-				       .dst = &place.buffer, .dst_count = 1};
-	send_head(raw.control, (struct tcp_head){.type = TCP_REQUEST, .id = raw.next_id,
-						 .at = plan->bytes, .code = kind});
+	up_b.sides = (struct xp_sides){.plan = plan,
+				       .src = &place.buffer,
+				       .src_count = 1,
+				       .dst = &place.buffer,
+				       .dst_count = 1};
+	send_head(raw.control, (struct tcp_head){.type = TCP_REQUEST,
+						 .id = raw.next_id,
+						 .at = plan->bytes,
+						 .code = kind});
 	return raw.next_id++;
 }
 
@@ -241,11 +250,13 @@ static struct tcp_head expect_done(uint64_t id)
 	return head;
 }
 
-static void send_frame(unsigned int stream, uint64_t id, uint64_t at, uint8_t fill, bool good)
+static void send_frame(unsigned int stream, uint64_t id, uint64_t at, uint8_t fill,
+		       bool good)
 {
 	memset(bytes, fill, FRAME);
-	send_head(raw.stream[stream], (struct tcp_head){.type = TCP_DATA, .id = id, .at = at,
-							.length = FRAME});
+	send_head(
+		raw.stream[stream],
+		(struct tcp_head){.type = TCP_DATA, .id = id, .at = at, .length = FRAME});
 	raw_send(raw.stream[stream], bytes, FRAME);
 	send_trailer(raw.stream[stream], good);
 }
@@ -455,13 +466,18 @@ static void frames_out_of_rule_lose_the_peer(void **state)
 		{.type = TCP_CANCEL, .id = 1},
 		{.type = TCP_REQUEST, .id = 1, .code = 9},
 		{.type = TCP_REQUEST, .id = 1, .code = XP_CHECK},
-		{.type = TCP_REQUEST, .id = 1, .code = XP_READ, .flags = TCP_FLAG_EAGER,
-		 .at = 4, .length = 4},
+		{.type = TCP_REQUEST,
+		 .id = 1,
+		 .code = XP_READ,
+		 .flags = TCP_FLAG_EAGER,
+		 .at = 4,
+		 .length = 4},
 		{.type = TCP_DATA, .id = 1, .length = 9},
 		{.type = TCP_GO, .id = 1, .length = 7},
 	};
-	static const char *const words[] = {"not there", "not there", "never asked", "kind 9",
-					    "kind 2", "brings", "type 6", "7 bytes"};
+	static const char *const words[] = {"not there", "not there", "never asked",
+					    "kind 9",	 "kind 2",    "brings",
+					    "type 6",	 "7 bytes"};
 
 	(void)state;
 	for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
@@ -490,7 +506,7 @@ static void stream_frames_out_of_rule_lose_the_peer(void **state)
 		{.type = TCP_DATA, .id = 1, .length = TCP_DATA_MAX + 1},
 	};
 	static const char *const words[] = {"never asked", "never asked", "past", "past",
-					    "past", "type 2", "bytes"};
+					    "past",	   "type 2",	  "bytes"};
 	uint8_t trailer[TCP_TRAILER_BYTES] = "BADx";
 
 	(void)state;
@@ -501,17 +517,21 @@ static void stream_frames_out_of_rule_lose_the_peer(void **state)
 	}
 	expect_go(ask(XP_WRITE, 2));
 	send_frame(0, 1, 0, 1, true);
-	send_head(raw.stream[1], (struct tcp_head){.type = TCP_DATA, .id = 1,
-						   .at = FRAME - 1, .length = 10});
+	send_head(raw.stream[1],
+		  (struct tcp_head){
+			  .type = TCP_DATA, .id = 1, .at = FRAME - 1, .length = 10});
 	assert_thrown_out("twice");
 	expect_go(ask(XP_WRITE, 2));
-	send_head(raw.stream[0], (struct tcp_head){.type = TCP_DATA, .id = 1, .length = 10});
+	send_head(raw.stream[0],
+		  (struct tcp_head){.type = TCP_DATA, .id = 1, .length = 10});
 	raw_send(raw.stream[0], bytes, 10);
 	raw_send(raw.stream[0], trailer, sizeof(trailer));
 	assert_thrown_out("mark");
 	expect_go(ask(XP_WRITE, 2));
-	tcp_trailer_put(&(struct tcp_trailer){.good = true, .kind = TCP_VERIFY_XXH3}, trailer);
-	send_head(raw.stream[0], (struct tcp_head){.type = TCP_DATA, .id = 1, .length = 10});
+	tcp_trailer_put(&(struct tcp_trailer){.good = true, .kind = TCP_VERIFY_XXH3},
+			trailer);
+	send_head(raw.stream[0],
+		  (struct tcp_head){.type = TCP_DATA, .id = 1, .length = 10});
 	raw_send(raw.stream[0], bytes, 10);
 	raw_send(raw.stream[0], trailer, sizeof(trailer));
 	assert_thrown_out("agreed");
@@ -562,8 +582,9 @@ static void revoke_in_mid_frame_is_still_and_keeps_the_stream(void **state)
 	expect_go(id);
 	send_frame(0, id, 0, 0x11, true);
 	memset(bytes, 0x22, FRAME);
-	send_head(raw.stream[0], (struct tcp_head){.type = TCP_DATA, .id = id, .at = FRAME,
-						   .length = FRAME});
+	send_head(raw.stream[0],
+		  (struct tcp_head){
+			  .type = TCP_DATA, .id = id, .at = FRAME, .length = FRAME});
 	raw_send(raw.stream[0], bytes, FRAME / 2);
 	await(peek(FRAME + 500 + FRAME / 2 - 1) == 0x22);
 	err_set(&why, ERR_SESSION, "the engine is gone");
@@ -678,8 +699,9 @@ static void send_summed(uint64_t id, uint64_t at, uint64_t wrong)
 	};
 	uint8_t buf[TCP_TRAILER_BYTES];
 
-	send_head(raw.stream[0], (struct tcp_head){.type = TCP_DATA, .id = id, .at = at,
-						   .length = FRAME});
+	send_head(
+		raw.stream[0],
+		(struct tcp_head){.type = TCP_DATA, .id = id, .at = at, .length = FRAME});
 	raw_send(raw.stream[0], bytes, FRAME);
 	tcp_trailer_put(&trailer, buf);
 	raw_send(raw.stream[0], buf, sizeof(buf));
@@ -722,8 +744,9 @@ static void requests_of_one_read_are_all_answered(void **state)
 	(void)state;
 	up_b.answer = ANSWER_LAND;
 	for (uint64_t i = 0; i < REQUESTS; i++)
-		tcp_head_put(&(struct tcp_head){.type = TCP_REQUEST, .id = raw.next_id + i},
-			     heads[i]);
+		tcp_head_put(
+			&(struct tcp_head){.type = TCP_REQUEST, .id = raw.next_id + i},
+			heads[i]);
 	raw_send(raw.control, heads, sizeof(heads));
 	for (uint64_t i = 0; i < REQUESTS; i++)
 		assert_int_equal(expect_done(raw.next_id++).code, ERR_OK);
@@ -743,8 +766,10 @@ static void small_transfer_passes_a_large_one(void **state)
 
 	(void)state;
 	for (uint64_t id = 1; id <= 2; id++) {
-		plans[id] = up_plan(&(struct plan_run){.len = MIB, .count = mib[id],
-						       .dst_stride = MIB}, 1);
+		plans[id] = up_plan(&(struct plan_run){.len = MIB,
+						       .count = mib[id],
+						       .dst_stride = MIB},
+				    1);
 		up_op_init(&ops[id], XP_WRITE, plans[id], &place, NULL);
 		assert_int_equal(up_b.t->ops->post(up_b.peer, &ops[id].op), 0);
 		head = next_head(raw.control, false, bytes);
@@ -781,11 +806,12 @@ static void connections_end_when_nobody_answers(void **state)
 		int value = 0;
 		socklen_t len = sizeof(value);
 
-		assert_int_equal(getsockopt(fds[i], IPPROTO_TCP, TCP_USER_TIMEOUT, &value,
-					    &len), 0);
+		assert_int_equal(
+			getsockopt(fds[i], IPPROTO_TCP, TCP_USER_TIMEOUT, &value, &len),
+			0);
 		assert_in_range(value, 1, 10000);
-		assert_int_equal(getsockopt(fds[i], SOL_SOCKET, SO_KEEPALIVE, &value, &len),
-				 0);
+		assert_int_equal(
+			getsockopt(fds[i], SOL_SOCKET, SO_KEEPALIVE, &value, &len), 0);
 		assert_int_equal(value, 1);
 	}
 	/* one stream of two: the peer is lost, and told why */
@@ -828,7 +854,8 @@ static void peer_that_never_reads_meets_a_limit(void **state)
 	up_b.answer = ANSWER_HOLD;
 	for (uint64_t id = 1; !up_b.lost; id++) {
 		tcp_head_put(&(struct tcp_head){.type = TCP_REQUEST, .id = id}, buf);
-		if (send(raw.control, buf, sizeof(buf), MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
+		if (send(raw.control, buf, sizeof(buf), MSG_NOSIGNAL | MSG_DONTWAIT) <
+		    0) {
 			if (errno != EAGAIN)
 				break;
 			id--;

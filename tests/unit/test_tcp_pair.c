@@ -80,7 +80,8 @@ static void small_transfer_is_in_its_request(void **state)
 	const struct tcp_peer *peer;
 	struct up_place src, dst;
 	struct up_op op;
-	struct plan *plan = up_plan(&(struct plan_run){.len = TCP_EAGER_MAX, .count = 1}, 1);
+	struct plan *plan =
+		up_plan(&(struct plan_run){.len = TCP_EAGER_MAX, .count = 1}, 1);
 
 	(void)state;
 	up_join();

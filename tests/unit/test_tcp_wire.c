@@ -114,8 +114,12 @@ static void hello_with_any_bit_turned_is_refused(void **state)
 static const struct tcp_head good_heads[] = {
 	{.type = TCP_REQUEST, .id = 1, .at = 1 << 30, .code = XP_READ, .length = 100},
 	{.type = TCP_REQUEST, .id = UINT64_MAX, .length = XP_HEADER_MAX},
-	{.type = TCP_REQUEST, .flags = TCP_FLAG_EAGER, .id = 9, .at = TCP_EAGER_MAX,
-	 .length = XP_HEADER_MAX + TCP_EAGER_MAX, .sum = 77},
+	{.type = TCP_REQUEST,
+	 .flags = TCP_FLAG_EAGER,
+	 .id = 9,
+	 .at = TCP_EAGER_MAX,
+	 .length = XP_HEADER_MAX + TCP_EAGER_MAX,
+	 .sum = 77},
 	{.type = TCP_GO, .id = 5},
 	{.type = TCP_CANCEL, .id = 5, .code = 3, .length = TCP_TEXT_MAX},
 	{.type = TCP_DONE, .id = 5},
@@ -169,34 +173,44 @@ static void head_field_out_of_range_is_refused(void **state)
 		refuse_head(HEAD(.type = (uint8_t)type, .id = 1, .length = 1), "type");
 	/* lengths over the cap of their type */
 	refuse_head(HEAD(.type = TCP_GO, .id = 1, .length = 1), "1 bytes");
-	refuse_head(HEAD(.type = TCP_CANCEL, .id = 1, .length = TCP_TEXT_MAX + 1), "bytes");
+	refuse_head(HEAD(.type = TCP_CANCEL, .id = 1, .length = TCP_TEXT_MAX + 1),
+		    "bytes");
 	refuse_head(HEAD(.type = TCP_BYE, .length = UINT32_MAX), "bytes");
-	refuse_head(HEAD(.type = TCP_DONE, .id = 1, .length = TCP_TEXT_MAX + 1), "answer");
+	refuse_head(HEAD(.type = TCP_DONE, .id = 1, .length = TCP_TEXT_MAX + 1),
+		    "answer");
 	refuse_head(HEAD(.type = TCP_DONE, .id = 1, .flags = TCP_FLAG_EAGER,
-			 .length = TCP_EAGER_MAX + 1), "bytes");
+			 .length = TCP_EAGER_MAX + 1),
+		    "bytes");
 	refuse_head(HEAD(.type = TCP_DONE, .id = 1, .flags = TCP_FLAG_EAGER), "answer");
 	refuse_head(HEAD(.type = TCP_DONE, .id = 1, .flags = TCP_FLAG_EAGER, .code = 3,
-			 .length = 5), "answer");
+			 .length = 5),
+		    "answer");
 	refuse_head(HEAD(.type = TCP_REQUEST, .id = 1, .length = XP_HEADER_MAX + 1),
 		    "request");
 	refuse_head(HEAD(.type = TCP_REQUEST, .id = 1, .length = UINT32_MAX), "bytes");
 	/* a request that brings bytes: more than it is long, too many, none */
 	refuse_head(HEAD(.type = TCP_REQUEST, .id = 1, .flags = TCP_FLAG_EAGER, .at = 101,
-			 .length = 100), "request");
+			 .length = 100),
+		    "request");
 	refuse_head(HEAD(.type = TCP_REQUEST, .id = 1, .flags = TCP_FLAG_EAGER,
-			 .at = TCP_EAGER_MAX + 1, .length = TCP_EAGER_MAX + 1), "request");
+			 .at = TCP_EAGER_MAX + 1, .length = TCP_EAGER_MAX + 1),
+		    "request");
 	refuse_head(HEAD(.type = TCP_REQUEST, .id = 1, .flags = TCP_FLAG_EAGER, .at = 0,
-			 .length = 100), "request");
+			 .length = 100),
+		    "request");
 	refuse_head(HEAD(.type = TCP_REQUEST, .id = 1, .flags = TCP_FLAG_EAGER, .at = 1,
-			 .length = XP_HEADER_MAX + 2), "request");
+			 .length = XP_HEADER_MAX + 2),
+		    "request");
 	for (uint8_t type = TCP_GO; type < TCP_TYPE_END; type++)
 		if (type != TCP_DONE)
 			refuse_head(HEAD(.type = type, .id = type != TCP_BYE,
 					 .flags = TCP_FLAG_EAGER,
-					 .length = type >= TCP_DATA), "brings");
+					 .length = type >= TCP_DATA),
+				    "brings");
 	/* data: nothing, too much, around the end */
 	refuse_head(HEAD(.type = TCP_DATA, .id = 1, .length = 0), "0 bytes");
-	refuse_head(HEAD(.type = TCP_SERVE, .id = 1, .length = TCP_DATA_MAX + 1), "bytes");
+	refuse_head(HEAD(.type = TCP_SERVE, .id = 1, .length = TCP_DATA_MAX + 1),
+		    "bytes");
 	refuse_head(HEAD(.type = TCP_DATA, .id = 1, .at = UINT64_MAX - 8, .length = 9),
 		    "wrap");
 	/* a transfer's number where there is none, and the reverse */
@@ -257,7 +271,8 @@ static void trailer_is_good_or_void_and_nothing_else(void **state)
 	tcp_trailer_put(&trailer, bytes);
 	memset(&trailer, 0, sizeof(trailer));
 	assert_int_equal(tcp_trailer_get(bytes, &trailer), 0);
-	assert_true(trailer.good && trailer.kind == TCP_VERIFY_CRC32C && trailer.sum == 5);
+	assert_true(trailer.good && trailer.kind == TCP_VERIFY_CRC32C &&
+		    trailer.sum == 5);
 	trailer.good = false;
 	tcp_trailer_put(&trailer, bytes);
 	assert_int_equal(tcp_trailer_get(bytes, &trailer), 0);
@@ -349,7 +364,8 @@ static void crc32c_is_castagnolis(void **state)
 	uint8_t bytes[32] = {0};
 
 	(void)state;
-	assert_int_equal(crc32c(0, "123456789", 9), 0xe3069283); /* the catalogue's check */
+	assert_int_equal(crc32c(0, "123456789", 9),
+			 0xe3069283); /* the catalogue's check */
 	/* RFC 3720, B.4 */
 	assert_int_equal(crc32c(0, bytes, 32), 0x8a9136aa);
 	memset(bytes, 0xff, 32);
@@ -373,8 +389,8 @@ static void crc32c_with_and_without_the_instruction_agree(void **state)
 		part = len ? random_word() % len : 0;
 		assert_int_equal(crc32c(0, bytes + from, len),
 				 crc32c_table(0, bytes + from, len));
-		assert_int_equal(crc32c(crc32c(0, bytes + from, part), bytes + from + part,
-					len - part),
+		assert_int_equal(crc32c(crc32c(0, bytes + from, part),
+					bytes + from + part, len - part),
 				 crc32c_table(0, bytes + from, len));
 	}
 }
@@ -383,8 +399,8 @@ static void sum_in_pieces_is_the_sum_of_the_whole(void **state)
 {
 	static uint8_t bytes[10000];
 	const struct iovec whole = {bytes, sizeof(bytes)};
-	const struct iovec pieces[] = {{bytes, 1}, {bytes + 1, 4999}, {bytes + 5000, 0},
-				       {bytes + 5000, 5000}};
+	const struct iovec pieces[] = {
+		{bytes, 1}, {bytes + 1, 4999}, {bytes + 5000, 0}, {bytes + 5000, 5000}};
 	uint64_t sum;
 
 	(void)state;

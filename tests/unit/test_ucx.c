@@ -78,7 +78,8 @@ static void peers_of_one_pair_become_ready(void **state)
 /* Who dialled is ready and asks no more; his answer did not arrive. */
 static void answer_that_was_lost_is_asked_for_again(void **state)
 {
-	struct ucx_transport *transport = container_of(up_b.t, struct ucx_transport, net.base);
+	struct ucx_transport *transport =
+		container_of(up_b.t, struct ucx_transport, net.base);
 	struct ucx_peer *b;
 
 	(void)state;
@@ -93,7 +94,8 @@ static void answer_that_was_lost_is_asked_for_again(void **state)
 	strmap_remove_bytes(&transport->tokens, b->net.token_in, XP_TOKEN_BYTES);
 	await(transport->frames_dropped > 0);
 	assert_int_equal(
-		strmap_put_bytes(&transport->tokens, b->net.token_in, XP_TOKEN_BYTES, b), 0);
+		strmap_put_bytes(&transport->tokens, b->net.token_in, XP_TOKEN_BYTES, b),
+		0);
 	assert_false(up_b.ready);
 	await(up_b.ready);
 	up_every_shape(XP_WRITE, false, false);
@@ -103,8 +105,8 @@ static void answer_that_was_lost_is_asked_for_again(void **state)
  * made a new one when it hears of us again, and must be followed there. */
 static void endpoint_that_fails_behind_its_answer_is_followed(void **state)
 {
-	const struct ucx_frame again = {.type = UCX_HELLO, .flags = UCX_FLAG_ASK, .id = 1,
-					.offset = 512 * KIB};
+	const struct ucx_frame again = {
+		.type = UCX_HELLO, .flags = UCX_FLAG_ASK, .id = 1, .offset = 512 * KIB};
 	struct ucx_peer *a, *b;
 
 	(void)state;
@@ -119,7 +121,7 @@ static void endpoint_that_fails_behind_its_answer_is_followed(void **state)
 	assert_false(up_b.ready);
 	assert_int_equal(a->ep_number, again.id);
 	b->ep_failed = true;
-	ucx_peer_hello(b, &again); /* a's second hello, late */
+	ucx_peer_hello(b, &again);	  /* a's second hello, late */
 	up_b.t->ops->progress(up_b.t, 0); /* before its answer is looked at */
 	await(up_b.ready);
 	assert_true(b->ep_number > again.id);
@@ -132,8 +134,8 @@ static void endpoint_that_fails_behind_its_answer_is_followed(void **state)
 /* The same, when something was sent by the endpoint that is no good: it may be lost. */
 static void endpoint_that_fails_behind_an_answer_and_a_message_is_the_end(void **state)
 {
-	struct ucx_frame anew = {.type = UCX_HELLO, .flags = UCX_FLAG_ASK,
-				 .offset = 512 * KIB};
+	struct ucx_frame anew = {
+		.type = UCX_HELLO, .flags = UCX_FLAG_ASK, .offset = 512 * KIB};
 	struct up_op op;
 
 	(void)state;
@@ -167,11 +169,14 @@ static void address_forged_is_refused(void **state)
 	struct xp_peer *peer;
 
 	(void)state;
-	up_assert_refused(up_a.t->ops->peer_open(up_a.t, &args, &peer), ERR_PROTO, "address");
+	up_assert_refused(up_a.t->ops->peer_open(up_a.t, &args, &peer), ERR_PROTO,
+			  "address");
 	args.address_len = sizeof(address);
-	up_assert_refused(up_a.t->ops->peer_open(up_a.t, &args, &peer), ERR_PROTO, "address");
+	up_assert_refused(up_a.t->ops->peer_open(up_a.t, &args, &peer), ERR_PROTO,
+			  "address");
 	memcpy(address, up_b.t->address, 8); /* the length of another */
-	up_assert_refused(up_a.t->ops->peer_open(up_a.t, &args, &peer), ERR_PROTO, "announced");
+	up_assert_refused(up_a.t->ops->peer_open(up_a.t, &args, &peer), ERR_PROTO,
+			  "announced");
 }
 
 static void peer_closed_tells_the_other(void **state)
@@ -260,7 +265,8 @@ static void headers_of_all_sizes_keep_order(void **state)
 static void ops_large_do_not_starve_small(void **state)
 {
 	static const struct plan_run big = {.len = 64 * MIB, .count = 1};
-	static const struct plan_run small = {.src = 0, .dst = 0, .len = 100000, .count = 1};
+	static const struct plan_run small = {
+		.src = 0, .dst = 0, .len = 100000, .count = 1};
 	struct plan *big_plan = up_plan(&big, 1), *small_plan = up_plan(&small, 1);
 	struct up_op big_op, small_op;
 	struct up_place src, dst;

@@ -190,8 +190,8 @@ static void close_in_flight_ends_everything(void **state)
 
 static void memory_faulted_fails_the_transfer_only(void **state)
 {
-	static const struct plan_run run = {.len = 4096, .count = 100, .src_stride = 8192,
-					    .dst_stride = 4096};
+	static const struct plan_run run = {
+		.len = 4096, .count = 100, .src_stride = 8192, .dst_stride = 4096};
 	struct plan *plan = up_plan(&run, 1);
 	struct up_place src, dst;
 	struct up_op op;
@@ -213,7 +213,6 @@ static void memory_faulted_fails_the_transfer_only(void **state)
 	plan_free(plan);
 }
 
-
 static void await_arrival(struct up_big *big, struct up_node *n)
 {
 	static const struct plan_run run = {.len = 64 * MIB, .count = 1};
@@ -224,8 +223,10 @@ static void await_arrival(struct up_big *big, struct up_node *n)
 	up_place_init(&big->dst, n, 64 * MIB, false);
 	n->answer = ANSWER_HOLD;
 	n->sides = (struct xp_sides){.plan = big->plan,
-				     .src = &big->src.buffer, .src_count = 1,
-				     .dst = &big->dst.buffer, .dst_count = 1};
+				     .src = &big->src.buffer,
+				     .src_count = 1,
+				     .dst = &big->dst.buffer,
+				     .dst_count = 1};
 	await(n->held);
 	n->t->ops->land(n->held, &n->sides, NULL);
 	await(n->dones || n->held->moved > 0);

@@ -79,13 +79,17 @@ static void forge_slice(uint64_t expect, uint64_t offset, uint64_t announced, si
 	memset(dst.memory->base, 0, 4 * MIB);
 	up_b.answer = ANSWER_LAND;
 	up_b.sides = (struct xp_sides){.plan = plan, .dst = &dst.buffer, .dst_count = 1};
-	forge((struct ucx_frame){.type = UCX_REQUEST, .id = 1, .length = expect}, NULL, 0);
+	forge((struct ucx_frame){.type = UCX_REQUEST, .id = 1, .length = expect}, NULL,
+	      0);
 	/* its GO finds no transfer of a's, which would throw b out: not now */
 	((struct ucx_peer *)up_a.peer)->in_seq = 1000;
 	await(up_b.requests);
 	for (unsigned int i = 0; i < times; i++)
-		forge((struct ucx_frame){.type = UCX_DATA, .id = 1, .offset = offset,
-					 .length = announced}, bytes, len);
+		forge((struct ucx_frame){.type = UCX_DATA,
+					 .id = 1,
+					 .offset = offset,
+					 .length = announced},
+		      bytes, len);
 	await(up_b.lost || up_b.dones > dones);
 	up_place_fini(&dst, &up_b);
 	plan_free(plan);

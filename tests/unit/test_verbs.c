@@ -21,17 +21,37 @@ static const struct plan_run shapes[] = {
 	{.src = 7, .dst = 3, .len = 1, .count = 1},
 	{.src = 100, .dst = 200, .len = 8193, .count = 1},
 	/* both scattered: pages, heads */
-	{.src = 0, .dst = 8192, .len = 32768, .count = 90, .src_stride = 65536,
+	{.src = 0,
+	 .dst = 8192,
+	 .len = 32768,
+	 .count = 90,
+	 .src_stride = 65536,
 	 .dst_stride = 40960},
-	{.src = 64, .dst = 0, .len = 256, .count = 10000, .src_stride = 512,
+	{.src = 64,
+	 .dst = 0,
+	 .len = 256,
+	 .count = 10000,
+	 .src_stride = 512,
 	 .dst_stride = 300},
 	/* whole at one side */
-	{.src = 0, .dst = 0, .len = 512, .count = 9000, .src_stride = 640,
+	{.src = 0,
+	 .dst = 0,
+	 .len = 512,
+	 .count = 9000,
+	 .src_stride = 640,
 	 .dst_stride = 512},
-	{.src = 0, .dst = 0, .len = 512, .count = 9000, .src_stride = 512,
+	{.src = 0,
+	 .dst = 0,
+	 .len = 512,
+	 .count = 9000,
+	 .src_stride = 512,
 	 .dst_stride = 640},
 	{.src = 1, .dst = 2, .len = 5 * VP_MIB + 12345, .count = 1},
-	{.src = 0, .dst = 0, .len = 24, .count = 100000, .src_stride = 48,
+	{.src = 0,
+	 .dst = 0,
+	 .len = 24,
+	 .count = 100000,
+	 .src_stride = 48,
 	 .dst_stride = 56},
 };
 
@@ -78,8 +98,8 @@ static struct fake_verbs_count posted(enum xp_kind kind, const struct plan_run *
 
 static void rows_whole_at_the_far_side_are_gathered(void **state)
 {
-	const struct plan_run run = {.len = 4096, .count = 600, .src_stride = 8192,
-				     .dst_stride = 4096};
+	const struct plan_run run = {
+		.len = 4096, .count = 600, .src_stride = 8192, .dst_stride = 4096};
 	struct fake_verbs_count count = posted(XP_WRITE, &run);
 
 	(void)state;
@@ -89,8 +109,8 @@ static void rows_whole_at_the_far_side_are_gathered(void **state)
 
 static void rows_whole_at_the_far_side_are_scattered_by_reads(void **state)
 {
-	const struct plan_run run = {.len = 4096, .count = 600, .src_stride = 4096,
-				     .dst_stride = 8192};
+	const struct plan_run run = {
+		.len = 4096, .count = 600, .src_stride = 4096, .dst_stride = 8192};
 	struct fake_verbs_count count = posted(XP_READ, &run);
 
 	(void)state;
@@ -100,8 +120,8 @@ static void rows_whole_at_the_far_side_are_scattered_by_reads(void **state)
 
 static void rows_that_neighbour_on_both_sides_are_one(void **state)
 {
-	const struct plan_run run = {.len = 4096, .count = 256, .src_stride = 4096,
-				     .dst_stride = 4096};
+	const struct plan_run run = {
+		.len = 4096, .count = 256, .src_stride = 4096, .dst_stride = 4096};
 	struct fake_verbs_count count = posted(XP_WRITE, &run);
 
 	(void)state;
@@ -111,8 +131,8 @@ static void rows_that_neighbour_on_both_sides_are_one(void **state)
 
 static void scattered_rows_share_doorbells(void **state)
 {
-	const struct plan_run run = {.len = 512, .count = 3200, .src_stride = 1024,
-				     .dst_stride = 1536};
+	const struct plan_run run = {
+		.len = 512, .count = 3200, .src_stride = 1024, .dst_stride = 1536};
 	struct fake_verbs_count count = posted(XP_WRITE, &run);
 
 	(void)state;
@@ -122,8 +142,8 @@ static void scattered_rows_share_doorbells(void **state)
 
 static void short_rows_go_inline_in_writes_only(void **state)
 {
-	const struct plan_run run = {.len = 64, .count = 100, .src_stride = 128,
-				     .dst_stride = 192};
+	const struct plan_run run = {
+		.len = 64, .count = 100, .src_stride = 128, .dst_stride = 192};
 	struct fake_verbs_count count = posted(XP_WRITE, &run);
 
 	(void)state;
@@ -135,8 +155,8 @@ static void short_rows_go_inline_in_writes_only(void **state)
 
 static void large_transfer_goes_over_all_queue_pairs_with_a_mark_on_each(void **state)
 {
-	const struct plan_run run = {.len = 8192, .count = 800, .src_stride = 8448,
-				     .dst_stride = 8200};
+	const struct plan_run run = {
+		.len = 8192, .count = 800, .src_stride = 8448, .dst_stride = 8200};
 	struct vp_transfer x;
 
 	(void)state;
@@ -209,11 +229,11 @@ static void stranger_with_a_wrong_token_is_refused(void **state)
 	vp_connect(&vp_b, &vp_a, 2, 1);
 	memset(hello.token, 3, sizeof(hello.token));
 	verbs_hello_put(&hello, data);
-	assert_int_equal(verbs_address_get(vp_b.xp->address, vp_b.xp->address_len, &address),
-			 0);
 	assert_int_equal(
-		fake_verbs_knock(2, ((struct sockaddr_in *)&address.rail[0])->sin_port, data,
-				 sizeof(data), vp_turns),
+		verbs_address_get(vp_b.xp->address, vp_b.xp->address_len, &address), 0);
+	assert_int_equal(
+		fake_verbs_knock(2, ((struct sockaddr_in *)&address.rail[0])->sin_port,
+				 data, sizeof(data), vp_turns),
 		RDMA_CM_EVENT_REJECTED);
 	vp_connect(&vp_a, &vp_b, 1, 2); /* who is expected still gets in */
 	VP_AWAIT(vp_a.ready && vp_b.ready);
@@ -226,14 +246,14 @@ static void private_data_of_any_length_harm_nobody(void **state)
 	uint8_t data[56];
 
 	(void)state;
-	assert_int_equal(verbs_address_get(vp_b.xp->address, vp_b.xp->address_len, &address),
-			 0);
+	assert_int_equal(
+		verbs_address_get(vp_b.xp->address, vp_b.xp->address_len, &address), 0);
 	memset(data, 2, sizeof(data));
 	for (uint8_t len = 0; len <= sizeof(data); len++)
 		assert_int_equal(
-			fake_verbs_knock(2,
-					 ((struct sockaddr_in *)&address.rail[0])->sin_port,
-					 data, len, vp_turns),
+			fake_verbs_knock(
+				2, ((struct sockaddr_in *)&address.rail[0])->sin_port,
+				data, len, vp_turns),
 			RDMA_CM_EVENT_REJECTED);
 	assert_int_equal(vp_b.lost, 0);
 }
@@ -323,8 +343,11 @@ static void locked_memory_at_its_limit_is_said(void **state)
 /* Rows over the seams: what crosses one becomes two requests, with two keys. */
 static void region_larger_than_a_registration_goes_in_pieces(void **state)
 {
-	const struct plan_run run = {.src = VP_MIB - 1000, .dst = 3 * VP_MIB - 3000,
-				     .len = 2000, .count = 3, .src_stride = VP_MIB,
+	const struct plan_run run = {.src = VP_MIB - 1000,
+				     .dst = 3 * VP_MIB - 3000,
+				     .len = 2000,
+				     .count = 3,
+				     .src_stride = VP_MIB,
 				     .dst_stride = VP_MIB};
 	struct vp_transfer x;
 
@@ -430,8 +453,8 @@ static void make_device(struct vp_place *place)
 
 static void device_is_a_source_and_never_inline(void **state)
 {
-	const struct plan_run run = {.len = 64, .count = 100, .src_stride = 128,
-				     .dst_stride = 192};
+	const struct plan_run run = {
+		.len = 64, .count = 100, .src_stride = 128, .dst_stride = 192};
 	struct vp_transfer x;
 
 	(void)state;
@@ -604,7 +627,8 @@ static void look_is(unsigned int number, bool used, const char *words)
 	assert_int_equal(look.err.code, ERR_OK);
 	assert_int_equal(look.count, 4);
 	assert_int_equal(verbs_look_use(&look.ports[number], &vp_config, vp_a.xp, why,
-					sizeof(why)), used);
+					sizeof(why)),
+			 used);
 	if (!strstr(why, words))
 		fail_msg("'%s', wanted '%s'", why, words);
 }

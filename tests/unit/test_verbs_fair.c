@@ -15,10 +15,10 @@
 #define WINDOW_ROWS 256u /* may be under way to a peer */
 #define LARGE_BYTES (72 * VP_MIB)
 
-static const struct plan_run large = {.len = ROW, .count = LARGE_ROWS,
-				      .src_stride = 2 * ROW, .dst_stride = 3 * ROW};
-static const struct plan_run small = {.len = ROW, .count = SMALL_ROWS,
-				      .src_stride = 2 * ROW, .dst_stride = 3 * ROW};
+static const struct plan_run large = {
+	.len = ROW, .count = LARGE_ROWS, .src_stride = 2 * ROW, .dst_stride = 3 * ROW};
+static const struct plan_run small = {
+	.len = ROW, .count = SMALL_ROWS, .src_stride = 2 * ROW, .dst_stride = 3 * ROW};
 
 static struct verbs_xfer *xfer_of(const struct vp_transfer *x)
 {
@@ -178,7 +178,8 @@ static void equal_transfers_move_at_one_pace(void **state)
 		step();
 	head_start = rows_posted(&x[0]);
 	while (rows_posted(&x[0]) < LARGE_ROWS) {
-		uint64_t first = rows_posted(&x[0]) - head_start, second = rows_posted(&x[1]);
+		uint64_t first = rows_posted(&x[0]) - head_start,
+			 second = rows_posted(&x[1]);
 
 		assert_true(first <= second + 2 * VERBS_CHAIN_WRS);
 		assert_true(second <= first + 2 * VERBS_CHAIN_WRS);

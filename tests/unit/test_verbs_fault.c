@@ -15,8 +15,10 @@
 
 #define ABORTS 200u
 
-static const struct plan_run pages = {.len = 64 * VP_KIB, .count = 60,
-				      .src_stride = 66 * VP_KIB, .dst_stride = 65 * VP_KIB};
+static const struct plan_run pages = {.len = 64 * VP_KIB,
+				      .count = 60,
+				      .src_stride = 66 * VP_KIB,
+				      .dst_stride = 65 * VP_KIB};
 
 /* The wire is held; as much of it runs as it takes until bytes are posted, which
  * are a part of all. */
@@ -85,7 +87,8 @@ static void abort_one(enum xp_kind kind, bool by_answerer, unsigned int ran)
 static void aborts(enum xp_kind kind)
 {
 	/* the wire is slower here than any deadline foresees */
-	vp_transport(&vp_a)->net.fence_ns = vp_transport(&vp_b)->net.fence_ns = VP_WAIT_NS;
+	vp_transport(&vp_a)->net.fence_ns = vp_transport(&vp_b)->net.fence_ns =
+		VP_WAIT_NS;
 	for (unsigned int i = 0; i < ABORTS; i++) {
 		abort_one(kind, i & 1, i);
 	}
@@ -207,8 +210,8 @@ static void stale_key_is_found_before_it_is_used(void **state)
 
 static void chain_that_is_posted_in_part_loses_the_peer_only(void **state)
 {
-	const struct plan_run rows = {.len = 512, .count = 3000, .src_stride = 1024,
-				      .dst_stride = 1200};
+	const struct plan_run rows = {
+		.len = 512, .count = 3000, .src_stride = 1024, .dst_stride = 1200};
 	struct vp_transfer x;
 
 	(void)state;
@@ -236,8 +239,10 @@ static void refusal_comes_back_in_the_peer_s_words(void **state)
 
 static void other_plan_at_the_answerer_is_refused(void **state)
 {
-	const struct plan_run other = {.len = 64 * VP_KIB, .count = 60,
-				       .src_stride = 66 * VP_KIB, .dst_stride = 66 * VP_KIB};
+	const struct plan_run other = {.len = 64 * VP_KIB,
+				       .count = 60,
+				       .src_stride = 66 * VP_KIB,
+				       .dst_stride = 66 * VP_KIB};
 	struct plan *plan = vp_plan(&other, 1);
 	struct vp_transfer x;
 
@@ -296,8 +301,9 @@ static void queue_pair_events_lose_the_peer_with_their_words(void **state)
 static void events_without_harm_change_nothing(void **state)
 {
 	static const enum ibv_event_type events[] = {
-		IBV_EVENT_LID_CHANGE, IBV_EVENT_PKEY_CHANGE, IBV_EVENT_GID_CHANGE,
-		IBV_EVENT_SM_CHANGE,  IBV_EVENT_PATH_MIG,    IBV_EVENT_QP_LAST_WQE_REACHED,
+		IBV_EVENT_LID_CHANGE, IBV_EVENT_PKEY_CHANGE,
+		IBV_EVENT_GID_CHANGE, IBV_EVENT_SM_CHANGE,
+		IBV_EVENT_PATH_MIG,   IBV_EVENT_QP_LAST_WQE_REACHED,
 		IBV_EVENT_COMM_EST,
 	};
 	struct vp_transfer x;
@@ -320,7 +326,7 @@ static void port_that_is_down_is_lost_by_its_retries_and_comes_back(void **state
 	start(&x, XP_WRITE);
 	fake_verbs_port(0, false);
 	VP_AWAIT(vp_transport(&vp_a)->rails[0].down);
-	assert_int_equal(vp_a.lost, 0); /* nothing is lost yet */
+	assert_int_equal(vp_a.lost, 0);		       /* nothing is lost yet */
 	fake_verbs_fail_next(0, IBV_WC_LOC_QP_OP_ERR); /* as rxe calls it */
 	fake_verbs_hold(false);
 	vp_failed(&x, ERR_IO, "the port is down");
@@ -383,11 +389,14 @@ static void rail_that_is_down_is_dialled_around(void **state)
 	}
 }
 
-/* Frames go over it, so the connection goes with it (any other one's: test_verbs_rail). */
-static void first_rail_lost_in_mid_transfer_is_clean_and_the_other_takes_over(void **state)
+/* Frames go over it, so the connection goes with it (any other one's: test_verbs_rail).
+ */
+static void first_rail_lost_in_mid_transfer_is_clean_and_the_other_takes_over(
+	void **state)
 {
 	/* large enough for all queue pairs */
-	const struct plan_run large = {.len = 64 * VP_KIB, .count = 120,
+	const struct plan_run large = {.len = 64 * VP_KIB,
+				       .count = 120,
 				       .src_stride = 66 * VP_KIB,
 				       .dst_stride = 65 * VP_KIB};
 	struct vp_transfer x;

@@ -23,8 +23,17 @@
 
 /* Long rows and short ones, more slices than slots where they are packed. */
 static const struct plan_run rows[] = {
-	{.src = 64, .dst = 3, .len = 256, .count = 1000, .src_stride = 512, .dst_stride = 320},
-	{.src = VP_MIB, .dst = VP_MIB + 1, .len = 70001, .count = 30, .src_stride = 70400,
+	{.src = 64,
+	 .dst = 3,
+	 .len = 256,
+	 .count = 1000,
+	 .src_stride = 512,
+	 .dst_stride = 320},
+	{.src = VP_MIB,
+	 .dst = VP_MIB + 1,
+	 .len = 70001,
+	 .count = 30,
+	 .src_stride = 70400,
 	 .dst_stride = 70002},
 	{.src = 0, .dst = 3 * VP_MIB + 400000, .len = 600000, .count = 1},
 };
@@ -73,7 +82,8 @@ struct stage {
 	struct vp_transfer x;
 };
 
-static void stage_make(struct stage *stage, enum xp_kind kind, enum kind src, enum kind dst)
+static void stage_make(struct stage *stage, enum xp_kind kind, enum kind src,
+		       enum kind dst)
 {
 	spot_make(&stage->src, src);
 	spot_make(&stage->dst, dst);
@@ -147,7 +157,8 @@ static void every_pair_moves_and_is_seen_when_it_is_said(void **state)
 	(void)state;
 	fake_verbs_rules()->peermem = true;
 	for (unsigned int i = 0; i < 2u * KINDS * KINDS; i++) {
-		enum kind src = (enum kind)(i / 2 % KINDS), dst = (enum kind)(i / 2 / KINDS);
+		enum kind src = (enum kind)(i / 2 % KINDS),
+			  dst = (enum kind)(i / 2 / KINDS);
 
 		stage_make(&stage, both[i % 2], src, dst);
 		assert_string_equal(pieces_are(&stage.x.src), "direct");
@@ -178,7 +189,8 @@ static void memory_is_registered_by_the_first_way_that_works(void **state)
 		{KIND_VMM, 0, true, "cuMemGetHandleForAddressRange", "direct", false},
 		{KIND_VMM, 0, false, "cuMemGetHandleForAddressRange", "staged", false},
 		{KIND_VMM, 0, false, "cuDeviceGetAttribute", "staged", false},
-		{KIND_IPC, 0, true, NULL, "direct", false}, /* the driver makes no dma-buf */
+		{KIND_IPC, 0, true, NULL, "direct",
+		 false}, /* the driver makes no dma-buf */
 		{KIND_IPC, 0, false, NULL, "staged", false},
 		{KIND_DMABUF, 0, false, NULL, "direct", true},
 	};
@@ -196,7 +208,8 @@ static void memory_is_registered_by_the_first_way_that_works(void **state)
 			assert_int_equal(fake_verbs_mr(0)->fd >= 0, ways[i].by_fd);
 		assert_int_equal(vp_post(&stage.x), 0);
 		vp_moved(&stage.x);
-		assert_int_equal(stage.x.op.way.staged, strcmp(ways[i].way, "staged") == 0);
+		assert_int_equal(stage.x.op.way.staged,
+				 strcmp(ways[i].way, "staged") == 0);
 		stage_end(&stage);
 	}
 }
@@ -238,8 +251,8 @@ static void large_memory_goes_in_pieces_and_is_seen(void **state)
 }
 
 /* Large enough for all queue pairs. */
-static const struct plan_run wide = {.len = VP_MIB, .count = 8, .src_stride = VP_MIB,
-				     .dst_stride = VP_MIB};
+static const struct plan_run wide = {
+	.len = VP_MIB, .count = 8, .src_stride = VP_MIB, .dst_stride = VP_MIB};
 
 static void wide_make(struct stage *stage, enum xp_kind kind)
 {
@@ -247,8 +260,9 @@ static void wide_make(struct stage *stage, enum xp_kind kind)
 
 	*stage = (struct stage){.src.owner.pid = 0};
 	assert_true(gpu_owner_start(&stage->dst.owner, GPU_HANDLE_VMM, 0, bytes));
-	assert_int_equal(memory_import_device(vp_gpu, 1, &stage->dst.owner.handle, 0, bytes,
-					      true, &stage->dst.place.memory), 0);
+	assert_int_equal(memory_import_device(vp_gpu, 1, &stage->dst.owner.handle, 0,
+					      bytes, true, &stage->dst.place.memory),
+			 0);
 	stage->dst.place.view = stage->dst.owner.view;
 	assert_int_equal(memory_new_linear(bytes, &stage->src.place.memory), 0);
 	stage->src.place.view = stage->src.place.memory->base;
@@ -454,7 +468,8 @@ static void read_that_is_given_up_counts_until_its_queue_pair_is_gone(void **sta
 	for (size_t i = 0; i < ARRAY_LEN(both); i++) {
 		stage_make(&stage, both[i], KIND_HOST, KIND_VMM);
 		assert_int_equal(vp_post(&stage.x), 0);
-		vp_moved(&stage.x); /* the queue pair is there: to make it takes time, too */
+		vp_moved(&stage.x); /* the queue pair is there: to make it takes time, too
+				     */
 		fence_set(50 * LOOP_NS_PER_MS);
 		fake_verbs_stall_loopback(true);
 		fake_verbs_free_wait(true);
@@ -490,7 +505,8 @@ static void peer_that_goes_waits_for_what_is_read_back(void **state)
 		vp_spin_ms(50);
 		assert_false(writer->closed);
 		assert_int_equal(both[i] == XP_WRITE ? vp_b.dones < vp_b.requests
-						     : !stage.x.done, 1);
+						     : !stage.x.done,
+				 1);
 		fake_verbs_stall_loopback(false);
 		VP_AWAIT(writer->closed);
 		assert_int_equal(fake_verbs_land(), 0);
@@ -543,7 +559,8 @@ static void abort_after(enum xp_kind kind, enum kind dst, unsigned int steps,
 static void abort_at_any_step_is_still(void **state)
 {
 	(void)state;
-	vp_transport(&vp_a)->net.fence_ns = vp_transport(&vp_b)->net.fence_ns = VP_WAIT_NS;
+	vp_transport(&vp_a)->net.fence_ns = vp_transport(&vp_b)->net.fence_ns =
+		VP_WAIT_NS;
 	for (unsigned int steps = 0; steps < 40; steps++) {
 		/* staged, and written by adapters */
 		abort_after(both[steps & 1], KIND_IPC, steps, steps & 2);
@@ -570,7 +587,8 @@ static void peer_lost_in_the_middle_is_still(void **state)
 
 	(void)state;
 	for (unsigned int i = 0; i < 4; i++) {
-		run_until_half(&stage, both[i & 1], KIND_HOST, i & 2 ? KIND_VMM : KIND_IPC);
+		run_until_half(&stage, both[i & 1], KIND_HOST,
+			       i & 2 ? KIND_VMM : KIND_IPC);
 		vp_close_begin(&vp_a);
 		while (!stage.x.done) {
 			fake_verbs_step(1);
@@ -613,10 +631,11 @@ static void staged_pair_of_every_kind_moves(void **state)
 
 static void each_call_of_the_driver_that_fails_costs_its_transfer_alone(void **state)
 {
-	static const char *const calls[] = {"cuMemcpyAsync", "cuMemcpy2DAsync_v2",
-					    "cuEventRecord", "cuEventSynchronize", "execute",
-					    "cuMemHostRegister_v2", "cuMemHostAlloc",
-					    "cuStreamCreateWithPriority"};
+	static const char *const calls[] = {
+		"cuMemcpyAsync",  "cuMemcpy2DAsync_v2",
+		"cuEventRecord",  "cuEventSynchronize",
+		"execute",	  "cuMemHostRegister_v2",
+		"cuMemHostAlloc", "cuStreamCreateWithPriority"};
 	struct stage stage;
 
 	(void)state;
@@ -629,7 +648,8 @@ static void each_call_of_the_driver_that_fails_costs_its_transfer_alone(void **s
 		VP_AWAIT(stage.x.done && vp_b.dones == vp_b.requests);
 		assert_int_equal(vp_a.lost + vp_b.lost, 0);
 		if (stage.x.op.result == 0)
-			vp_moved(&stage.x); /* it was not called, or there is another way */
+			vp_moved(&stage.x); /* it was not called, or there is another way
+					     */
 		FAKE(fake_cuda_fail)(NULL, 0, 0);
 		stage_end(&stage);
 	}

@@ -17,8 +17,8 @@
 #define NEVER 1u
 
 /* 2 MiB in 8192 rows: eight slices, scattered at both ends. */
-static const struct plan_run rows = {.len = 256, .count = 8192, .src_stride = 512,
-				     .dst_stride = 320};
+static const struct plan_run rows = {
+	.len = 256, .count = 8192, .src_stride = 512, .dst_stride = 320};
 
 static int begin_dear(void **state)
 {
@@ -117,20 +117,37 @@ static void cheap_requests_take_row_by_row(void **state)
 static void both_ways_are_the_same_to_memory(void **state)
 {
 	static const struct plan_run shapes[] = {
-		{.src = 64, .dst = 0, .len = 256, .count = 10000, .src_stride = 512,
+		{.src = 64,
+		 .dst = 0,
+		 .len = 256,
+		 .count = 10000,
+		 .src_stride = 512,
 		 .dst_stride = 300},
-		{.src = 0, .dst = 0, .len = 24, .count = 100000, .src_stride = 48,
+		{.src = 0,
+		 .dst = 0,
+		 .len = 24,
+		 .count = 100000,
+		 .src_stride = 48,
 		 .dst_stride = 56},
-		{.src = 1, .dst = 2, .len = 1023, .count = 4099, .src_stride = 1025,
+		{.src = 1,
+		 .dst = 2,
+		 .len = 1023,
+		 .count = 4099,
+		 .src_stride = 1025,
 		 .dst_stride = 1111},
-		{.src = 0, .dst = 0, .len = 8192, .count = 65, .src_stride = 9000,
+		{.src = 0,
+		 .dst = 0,
+		 .len = 8192,
+		 .count = 65,
+		 .src_stride = 9000,
 		 .dst_stride = 8200},
 	};
 	struct vp_transfer x;
 
 	(void)state;
 	for (size_t i = 0; i < 2 * ARRAY_LEN(shapes); i++) {
-		vp_transfer_init(&x, i & 1 ? XP_READ : XP_WRITE, &shapes[i / 2], 1, 8 * VP_MIB);
+		vp_transfer_init(&x, i & 1 ? XP_READ : XP_WRITE, &shapes[i / 2], 1,
+				 8 * VP_MIB);
 		assert_int_equal(vp_post(&x), 0);
 		vp_moved(&x);
 		assert_true(x.op.way.packed);
@@ -176,8 +193,10 @@ static void rows_of_gigabytes_are_no_short_ones(void **state)
 		const struct plan_run row = {.len = lengths[i], .count = 1};
 		struct plan *plan = vp_plan(&row, 1);
 
-		assert_int_equal(verbs_cost_row(plan, XP_WRITE, VERBS_SGE_MAX), UINT32_MAX);
-		assert_int_equal(verbs_cost_row(plan, XP_READ, VERBS_SGE_MAX), UINT32_MAX);
+		assert_int_equal(verbs_cost_row(plan, XP_WRITE, VERBS_SGE_MAX),
+				 UINT32_MAX);
+		assert_int_equal(verbs_cost_row(plan, XP_READ, VERBS_SGE_MAX),
+				 UINT32_MAX);
 		plan_free(plan);
 	}
 }
@@ -303,7 +322,8 @@ static void abort_at_any_step_is_still_and_gives_slots_back(void **state)
 	struct vp_transfer x;
 
 	(void)state;
-	vp_transport(&vp_a)->net.fence_ns = vp_transport(&vp_b)->net.fence_ns = VP_WAIT_NS;
+	vp_transport(&vp_a)->net.fence_ns = vp_transport(&vp_b)->net.fence_ns =
+		VP_WAIT_NS;
 	for (unsigned int steps = 0; steps < 60; steps++)
 		abort_after(steps & 2 ? XP_READ : XP_WRITE, steps, steps & 1);
 	start(&x); /* all slots are there */
@@ -373,7 +393,8 @@ static void slice_out_of_turn_ends_the_peer(void **state)
 static void slice_longer_than_a_slot_ends_the_peer(void **state)
 {
 	(void)state;
-	lie((struct verbs_frame){.type = VERBS_SLICE, .total = 1u << 20}, &vp_a, "a slice");
+	lie((struct verbs_frame){.type = VERBS_SLICE, .total = 1u << 20}, &vp_a,
+	    "a slice");
 }
 
 static void mark_before_the_last_slice_ends_the_peer(void **state)
@@ -381,8 +402,8 @@ static void mark_before_the_last_slice_ends_the_peer(void **state)
 	struct verbs_mark mark = {.count = 1};
 
 	(void)state;
-	lie((struct verbs_frame){.type = VERBS_MARK, .slot = verbs_mark_put(&mark)}, &vp_a,
-	    "before its last slice");
+	lie((struct verbs_frame){.type = VERBS_MARK, .slot = verbs_mark_put(&mark)},
+	    &vp_a, "before its last slice");
 }
 
 static void slot_that_is_none_ends_the_peer(void **state)
@@ -395,8 +416,8 @@ static void slot_that_is_none_ends_the_peer(void **state)
  * left: what is said to have been served was not. */
 static void fin_before_the_last_slice_has_left_ends_the_peer(void **state)
 {
-	const struct plan_run few = {.len = 256, .count = 1024, .src_stride = 512,
-				     .dst_stride = 320};
+	const struct plan_run few = {
+		.len = 256, .count = 1024, .src_stride = 512, .dst_stride = 320};
 	struct verbs_frame fin = {.type = VERBS_FIN};
 	struct verbs_xfer *served;
 	struct vp_transfer x;
@@ -446,8 +467,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		DEARLY(dear_requests_pack_short_rows),
 		DEARLY(dear_requests_pack_short_rows_of_a_pull),
-		cmocka_unit_test_setup_teardown(cheap_requests_pull_row_by_row, begin_cheap,
-						vp_end),
+		cmocka_unit_test_setup_teardown(cheap_requests_pull_row_by_row,
+						begin_cheap, vp_end),
 		cmocka_unit_test_setup_teardown(cheap_requests_take_row_by_row,
 						begin_cheap, vp_end),
 		DEARLY(both_ways_are_the_same_to_memory),

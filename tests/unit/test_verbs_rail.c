@@ -17,8 +17,8 @@
 #define ROWS 17u /* large enough for all queue pairs */
 #define BYTES (5 * VP_MIB)
 
-static const struct plan_run large = {.len = ROW, .count = ROWS, .src_stride = ROW + 4096,
-				      .dst_stride = ROW + 8192};
+static const struct plan_run large = {
+	.len = ROW, .count = ROWS, .src_stride = ROW + 4096, .dst_stride = ROW + 8192};
 
 /* ---- deaths ---- */
 
@@ -64,7 +64,8 @@ static void resurrect(void)
 		fake_verbs_unconfirm_next(i, IBV_WC_SUCCESS);
 		fake_verbs_port(i, true);
 	}
-	VP_AWAIT(!vp_transport(&vp_a)->rails[1].down && !vp_transport(&vp_b)->rails[1].down);
+	VP_AWAIT(!vp_transport(&vp_a)->rails[1].down &&
+		 !vp_transport(&vp_b)->rails[1].down);
 }
 
 /* ---- a transfer, and what must hold ---- */
@@ -74,7 +75,8 @@ static void slow_down(void)
 	struct vp_node *const nodes[] = {&vp_a, &vp_b};
 
 	for (size_t i = 0; i < ARRAY_LEN(nodes); i++) {
-		vp_peer(nodes[i])->window_bytes = vp_transport(nodes[i])->window_max = VP_MIB;
+		vp_peer(nodes[i])->window_bytes = vp_transport(nodes[i])->window_max =
+			VP_MIB;
 		vp_transport(nodes[i])->net.fence_ns = VP_WAIT_NS;
 	}
 	/* packets of a dead queue pair still arrive, its farewell does not */
@@ -93,7 +95,8 @@ static void start(struct vp_transfer *x, enum xp_kind kind, unsigned int steps)
 {
 	slow_down();
 	if (steps & 1)
-		vp_peer(&vp_a)->window_bytes = vp_transport(&vp_a)->window_max = 8 * VP_MIB;
+		vp_peer(&vp_a)->window_bytes = vp_transport(&vp_a)->window_max =
+			8 * VP_MIB;
 	fake_verbs_hold(true);
 	vp_transfer_init(x, kind, &large, 1, BYTES);
 	assert_int_equal(vp_post(x), 0);
@@ -163,7 +166,8 @@ static void turn_without_early_end(const struct vp_transfer *x)
 {
 	struct verbs_peer *a = vp_peer(&vp_a), *b = vp_peer(&vp_b);
 	uint32_t open = ((struct verbs_xfer *)x->op.impl)->used & verbs_rail_open(a);
-	bool dying = x->kind == XP_WRITE && verbs_rail_dying(b) && list_empty(&b->net.finished);
+	bool dying = x->kind == XP_WRITE && verbs_rail_dying(b) &&
+		     list_empty(&b->net.finished);
 	unsigned int dones = vp_b.dones;
 
 	if (!list_empty(&a->net.finished))
@@ -326,7 +330,8 @@ static void aborted_at_every_step(enum xp_kind kind)
 {
 	for (unsigned int how = 0; how < 8; how++)
 		for (unsigned int step = how & 1; step < STEPS; step += 2)
-			aborted_at(kind, deaths[(how + step) % ARRAY_LEN(deaths)], step, how);
+			aborted_at(kind, deaths[(how + step) % ARRAY_LEN(deaths)], step,
+				   how);
 }
 
 static void push_aborted_while_its_rail_dies_is_still(void **state)
@@ -346,8 +351,10 @@ static void pull_aborted_while_its_rail_dies_is_still(void **state)
 #define SMALL 8u
 
 /* Of these nothing is whole when the last one has begun. */
-static const struct plan_run small = {.len = 32 * VP_KIB, .count = 60,
-				      .src_stride = 64 * VP_KIB, .dst_stride = 96 * VP_KIB};
+static const struct plan_run small = {.len = 32 * VP_KIB,
+				      .count = 60,
+				      .src_stride = 64 * VP_KIB,
+				      .dst_stride = 96 * VP_KIB};
 
 static struct verbs_xfer *xfer_of(const struct vp_transfer *x)
 {
@@ -372,7 +379,8 @@ static void post_small(struct vp_transfer *x, uint32_t used[SMALL])
 	vp_peer(&vp_a)->window_bytes = vp_transport(&vp_a)->window_max = 64 * VP_MIB;
 	vp_b.answer = VP_HOLD;
 	for (unsigned int i = 0; i < SMALL; i++) {
-		vp_transfer_init(&x[i], i & 1 ? XP_READ : XP_WRITE, &small, 1, 6 * VP_MIB);
+		vp_transfer_init(&x[i], i & 1 ? XP_READ : XP_WRITE, &small, 1,
+				 6 * VP_MIB);
 		assert_int_equal(vp_post(&x[i]), 0);
 		VP_AWAIT(vp_b.requests == i + 1);
 		in[i] = vp_b.in;
@@ -503,8 +511,8 @@ static int begin_packing(void **state)
 /* Over the first rail, all of it: only the mark of a push comes twice. */
 static void packed_while_the_other_rail_dies(enum xp_kind kind)
 {
-	const struct plan_run rows = {.len = 256, .count = 8192, .src_stride = 512,
-				      .dst_stride = 320};
+	const struct plan_run rows = {
+		.len = 256, .count = 8192, .src_stride = 512, .dst_stride = 320};
 	struct vp_transfer x;
 
 	for (unsigned int step = 0; step < 40; step++) {
@@ -703,7 +711,8 @@ static void idle_rail_that_nobody_buries_ends_at_the_fence(void **state)
 	VP_AWAIT(b->rails_lost);
 	deadline_ns = b->rails_deadline_ns;
 	assert_true(b->net.timer.at_ns <= deadline_ns);
-	net_peer_watch(&b->net, loop_now_ns(vp_loop) + LOOP_NS_PER_MS); /* something else */
+	net_peer_watch(&b->net,
+		       loop_now_ns(vp_loop) + LOOP_NS_PER_MS); /* something else */
 	vp_spin_ms(2);
 	err_set(&err, ERR_PEER, "retries used up");
 	assert_true(verbs_rail_fail(&b->qps[1], &err));
@@ -860,10 +869,12 @@ int main(void)
 						begin_three_rails, vp_end),
 		cmocka_unit_test_setup_teardown(rail_in_the_middle_dies_at_every_step,
 						begin_three_rails, vp_end),
-		cmocka_unit_test_setup_teardown(packed_push_does_not_feel_the_other_rail_die,
-						begin_packing, vp_end),
-		cmocka_unit_test_setup_teardown(packed_pull_does_not_feel_the_other_rail_die,
-						begin_packing, vp_end),
+		cmocka_unit_test_setup_teardown(
+			packed_push_does_not_feel_the_other_rail_die, begin_packing,
+			vp_end),
+		cmocka_unit_test_setup_teardown(
+			packed_pull_does_not_feel_the_other_rail_die, begin_packing,
+			vp_end),
 		RAILS(what_is_in_doubt_costs_the_connection),
 		RAILS(rail_that_dies_before_the_connection_is_ready_costs_it),
 		RAILS(adapter_that_is_gone_costs_the_connection),

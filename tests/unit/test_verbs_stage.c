@@ -22,15 +22,25 @@
 
 /* 3 MiB and something: more slices than there are slots. */
 static const struct plan_run rows[] = {
-	{.src = 64, .dst = 3, .len = 256, .count = 4000, .src_stride = 512, .dst_stride = 320},
-	{.src = 3 * VP_MIB, .dst = 2 * VP_MIB + 1, .len = 70001, .count = 25,
-	 .src_stride = 70400, .dst_stride = 70002},
+	{.src = 64,
+	 .dst = 3,
+	 .len = 256,
+	 .count = 4000,
+	 .src_stride = 512,
+	 .dst_stride = 320},
+	{.src = 3 * VP_MIB,
+	 .dst = 2 * VP_MIB + 1,
+	 .len = 70001,
+	 .count = 25,
+	 .src_stride = 70400,
+	 .dst_stride = 70002},
 	{.src = 2200000, .dst = 4 * VP_MIB, .len = 700000, .count = 1},
 };
 
 enum kind { KIND_DIRECT, KIND_GUARDED, KIND_VM, KINDS };
 
-struct spot { /* an engine's memory, and the test's view of it */
+/* an engine's memory, and the test's view of it */
+struct spot {
 	struct vp_place place;
 	int fd;
 };
@@ -41,7 +51,8 @@ static void spot_make(struct spot *spot, enum kind kind)
 
 	spot->fd = memfd_create("spot", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	assert_int_equal(ftruncate(spot->fd, (off_t)BYTES), 0);
-	spot->place.view = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, spot->fd, 0);
+	spot->place.view =
+		mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, spot->fd, 0);
 	assert_ptr_not_equal(spot->place.view, MAP_FAILED);
 	if (kind == KIND_VM)
 		r = memory_import_vm(getpid(), (uintptr_t)spot->place.view, BYTES,
@@ -64,7 +75,8 @@ struct stage {
 	struct vp_transfer x;
 };
 
-static void stage_make(struct stage *stage, enum xp_kind kind, enum kind src, enum kind dst)
+static void stage_make(struct stage *stage, enum xp_kind kind, enum kind src,
+		       enum kind dst)
 {
 	spot_make(&stage->src, src);
 	spot_make(&stage->dst, dst);
@@ -89,7 +101,8 @@ static void every_pair_of_kinds_moves_by_push_and_by_pull(void **state)
 
 	(void)state;
 	for (unsigned int i = 0; i < 2u * KINDS * KINDS; i++) {
-		enum kind src = (enum kind)(i / 2 % KINDS), dst = (enum kind)(i / 2 / KINDS);
+		enum kind src = (enum kind)(i / 2 % KINDS),
+			  dst = (enum kind)(i / 2 / KINDS);
 		bool staged = src != KIND_DIRECT || dst != KIND_DIRECT;
 
 		stage_make(&stage, both[i % 2], src, dst);
@@ -296,7 +309,8 @@ static void abort_at_any_step_is_still_and_gives_slots_back(void **state)
 	struct stage stage;
 
 	(void)state;
-	vp_transport(&vp_a)->net.fence_ns = vp_transport(&vp_b)->net.fence_ns = VP_WAIT_NS;
+	vp_transport(&vp_a)->net.fence_ns = vp_transport(&vp_b)->net.fence_ns =
+		VP_WAIT_NS;
 	for (unsigned int steps = 0; steps < 60; steps++) {
 		abort_after(XP_READ, steps, steps & 1);
 		abort_after(XP_WRITE, steps, !(steps & 1));
@@ -344,8 +358,8 @@ static void peer_lost_in_the_middle_is_still(void **state)
 /* An engine of its own whose memory is read or written by its pid. */
 static pid_t owner_start(uint8_t **at_p)
 {
-	uint8_t *at = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-			   -1, 0);
+	uint8_t *at = mmap(NULL, BYTES, PROT_READ | PROT_WRITE,
+			   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	pid_t pid = fork();
 
 	assert_true(at != MAP_FAILED && pid >= 0);
@@ -369,7 +383,8 @@ static void owner_that_dies_in_the_middle_fails_its_transfers_alone(void **state
 
 		pid = owner_start(&place.view);
 		assert_int_equal(memory_import_vm(pid, (uintptr_t)place.view, BYTES,
-						  &place.memory), 0);
+						  &place.memory),
+				 0);
 		spot_make(&stage.src, KIND_DIRECT);
 		vp_transfer_with(&stage.x, both[i / 2], rows, ARRAY_LEN(rows),
 				 source ? &place : &stage.src.place,
@@ -416,15 +431,17 @@ static void lie(struct verbs_frame frame, struct vp_node *liar, const char *word
 static void slice_of_a_pull_out_of_turn_ends_the_peer(void **state)
 {
 	(void)state;
-	lie((struct verbs_frame){.type = VERBS_SLICE, .kind = XP_READ, .bytes = 7, .total = 4},
-	    &vp_b, "a slice");
+	lie(
+		(struct verbs_frame){
+			.type = VERBS_SLICE, .kind = XP_READ, .bytes = 7, .total = 4},
+		&vp_b, "a slice");
 }
 
 static void slice_from_the_destination_ends_the_peer(void **state)
 {
 	(void)state;
-	lie((struct verbs_frame){.type = VERBS_SLICE, .kind = XP_WRITE, .total = 4}, &vp_a,
-	    "a slice");
+	lie((struct verbs_frame){.type = VERBS_SLICE, .kind = XP_WRITE, .total = 4},
+	    &vp_a, "a slice");
 }
 
 static void slot_of_a_pull_that_is_none_ends_the_peer(void **state)

@@ -36,12 +36,12 @@ static uint64_t gen_word(struct gen *g)
 #define FILL_u16(f) m->f = (uint16_t)gen_word(g);
 #define FILL_u32(f) m->f = (uint32_t)gen_word(g);
 #define FILL_u64(f) m->f = gen_word(g);
-#define FILL_id(f)                                                                 \
-	for (size_t i = 0; i < 16; i++)                                            \
+#define FILL_id(f)                      \
+	for (size_t i = 0; i < 16; i++) \
 		m->f[i] = (uint8_t)gen_word(g);
 #define FILL_str(f) snprintf(m->f, sizeof(m->f), "text of %s, %u", #f, ++g->n);
-#define FILL_blob(f)                                                               \
-	m->f.data = junk + ++g->n;                                                 \
+#define FILL_blob(f)               \
+	m->f.data = junk + ++g->n; \
 	m->f.len = 17 + g->n;
 #define FILL(type, f) FILL_##type(f)
 
@@ -51,51 +51,51 @@ static uint64_t gen_word(struct gen *g)
 #define SAME_u64(f) SAME_u8(f)
 #define SAME_id(f) assert_memory_equal(a->f, b->f, 16);
 #define SAME_str(f) assert_string_equal(a->f, b->f);
-#define SAME_blob(f)                                                               \
-	assert_int_equal(a->f.len, b->f.len);                                      \
+#define SAME_blob(f)                          \
+	assert_int_equal(a->f.len, b->f.len); \
 	assert_memory_equal(a->f.data, b->f.data, a->f.len);
 #define SAME(type, f) SAME_##type(f)
 
 /* put, get, compare; get of every shorter body fails and names the message; a
  * longer body is read. Returns the length. */
-#define CASE(num, NAME, name, cap, about)                                          \
-	static void fill_##name(struct wire_##name *m, struct gen *g)              \
-	{                                                                          \
-		WIRE_##NAME(FILL)                                                  \
-	}                                                                          \
-	static void same_##name(const struct wire_##name *a,                       \
-				const struct wire_##name *b)                       \
-	{                                                                          \
-		WIRE_##NAME(SAME)                                                  \
-	}                                                                          \
-	static size_t try_##name(uint8_t *buf, size_t size)                        \
-	{                                                                          \
-		struct gen g = {0};                                                \
-		struct wire_##name a = {0}, b;                                     \
-		struct cursor c;                                                   \
-		size_t len;                                                        \
-                                                                                   \
-		fill_##name(&a, &g);                                               \
-		cursor_write(&c, buf, size);                                       \
-		assert_int_equal(wire_##name##_put(&c, &a), 0);                    \
-		len = c.pos;                                                       \
-		cursor_read(&c, buf, len);                                         \
-		assert_int_equal(wire_##name##_get(&c, &b), 0);                    \
-		assert_int_equal(cursor_left(&c), 0);                              \
-		same_##name(&a, &b);                                               \
-		cursor_read(&c, buf, len + 9);                                     \
-		assert_int_equal(wire_##name##_get(&c, &b), 0);                    \
-		same_##name(&a, &b);                                               \
-		for (size_t n = 0; n < len; n++) {                                 \
-			cursor_read(&c, buf, n);                                   \
-			assert_true(wire_##name##_get(&c, &b) < 0);                \
-			assert_int_equal(err_last()->code, ERR_PROTO);             \
+#define CASE(num, NAME, name, cap, about)                                            \
+	static void fill_##name(struct wire_##name *m, struct gen *g)                \
+	{                                                                            \
+		WIRE_##NAME(FILL)                                                    \
+	}                                                                            \
+	static void same_##name(const struct wire_##name *a,                         \
+				const struct wire_##name *b)                         \
+	{                                                                            \
+		WIRE_##NAME(SAME)                                                    \
+	}                                                                            \
+	static size_t try_##name(uint8_t *buf, size_t size)                          \
+	{                                                                            \
+		struct gen g = {0};                                                  \
+		struct wire_##name a = {0}, b;                                       \
+		struct cursor c;                                                     \
+		size_t len;                                                          \
+                                                                                     \
+		fill_##name(&a, &g);                                                 \
+		cursor_write(&c, buf, size);                                         \
+		assert_int_equal(wire_##name##_put(&c, &a), 0);                      \
+		len = c.pos;                                                         \
+		cursor_read(&c, buf, len);                                           \
+		assert_int_equal(wire_##name##_get(&c, &b), 0);                      \
+		assert_int_equal(cursor_left(&c), 0);                                \
+		same_##name(&a, &b);                                                 \
+		cursor_read(&c, buf, len + 9);                                       \
+		assert_int_equal(wire_##name##_get(&c, &b), 0);                      \
+		same_##name(&a, &b);                                                 \
+		for (size_t n = 0; n < len; n++) {                                   \
+			cursor_read(&c, buf, n);                                     \
+			assert_true(wire_##name##_get(&c, &b) < 0);                  \
+			assert_int_equal(err_last()->code, ERR_PROTO);               \
 			assert_non_null(strstr(err_last()->text, #NAME ": field ")); \
-			cursor_write(&c, buf, n);                                  \
-			assert_true(wire_##name##_put(&c, &a) < 0);                \
-			assert_int_equal(err_last()->code, ERR_TOOBIG);            \
-		}                                                                  \
-		return len;                                                        \
+			cursor_write(&c, buf, n);                                    \
+			assert_true(wire_##name##_put(&c, &a) < 0);                  \
+			assert_int_equal(err_last()->code, ERR_TOOBIG);              \
+		}                                                                    \
+		return len;                                                          \
 	}
 WIRE_MESSAGES(CASE)
 
@@ -107,9 +107,9 @@ static void body_of_every_message_comes_back(void **state)
 	(void)state;
 	for (size_t i = 0; i < sizeof(junk); i++)
 		junk[i] = (uint8_t)(i * 7);
-#define TRY(num, NAME, name, cap, text)                                            \
-	memset(buf, 0, 1 << 16);                                                   \
-	assert_in_range(try_##name(buf, 1 << 16), 1, cap);                         \
+#define TRY(num, NAME, name, cap, text)                    \
+	memset(buf, 0, 1 << 16);                           \
+	assert_in_range(try_##name(buf, 1 << 16), 1, cap); \
 	tried++;
 	WIRE_MESSAGES(TRY)
 	assert_true(tried >= 27);
@@ -232,21 +232,22 @@ static void frame_put_get_comes_back(void **state)
 	assert_int_equal(h.body_len, 8);
 	assert_int_equal(cursor_get_u64(&body), 0x5c5c5c5c5c5c5c5cu);
 	assert_int_equal(cursor_left(&body), 0);
-	assert_int_equal(wire_frame_get(frame, make_frame(frame, WIRE_T_PONG, 0), &h, &body),
-			 0);
+	assert_int_equal(
+		wire_frame_get(frame, make_frame(frame, WIRE_T_PONG, 0), &h, &body), 0);
 }
 
 static void frame_layout_is_pinned(void **state)
 {
 	static const uint8_t head[WIRE_HEADER_BYTES] = {
-		'K',  'V',  'D',  '1', 1, 0, 3, 0, 0, 0, 0, 0, /* magic … flags */
-		0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa,
-		0xaa, 0xaa, 0xaa, 0xaa, /* sender */
-		0xbb, 0xbb, 0xbb, 0xbb, 0xbb, 0xbb, 0xbb, 0xbb, 0xbb, 0xbb, 0xbb, 0xbb,
-		0xbb, 0xbb, 0xbb, 0xbb, /* target */
+		'K',  'V',  'D',  '1',	1,    0,    3,	  0,
+		0,    0,    0,	  0, /* magic … flags */
+		0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa,
+		0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa, /* sender */
+		0xbb, 0xbb, 0xbb, 0xbb, 0xbb, 0xbb, 0xbb, 0xbb,
+		0xbb, 0xbb, 0xbb, 0xbb, 0xbb, 0xbb, 0xbb, 0xbb, /* target */
 		0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, /* epoch */
-		9, 0, 0, 0, 0, 0, 0, 0, /* sequence */
-		8, 0, 0, 0, /* body length */
+		9,    0,    0,	  0,	0,    0,    0,	  0,	/* sequence */
+		8,    0,    0,	  0,				/* body length */
 	};
 	uint8_t frame[200];
 
@@ -259,13 +260,17 @@ static void frame_layout_is_pinned(void **state)
 static void hello_layout_is_pinned(void **state)
 {
 	static const uint8_t want[] = {
-		1, 0, 1, 0, /* versions */
-		5, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, /* features, nonce */
-		1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, /* boot id */
-		0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, /* token */
+		1, 0, 1,   0, /* versions */
+		5, 0, 0,   0, 0, 0,   0,   0, 7, 0, 0, 0,   0,	 0,
+		0, 0, /* features, nonce */
+		1, 0, 0,   0, 0, 0,   0,   0, 0, 0, 0, 0,   0,	 0,
+		0, 0, /* boot id */
+		0, 0, 0,   0, 0, 0,   0,   0, 0, 0, 0, 0,   0,	 0,
+		0, 2, /* token */
 		1, 0, 'a', 2, 0, 't', ':', 3, 0, 0, 0, 'x', 'y', 'z',
 	};
-	struct wire_hello m = {.version_min = 1, .version_max = 1, .features = 5, .nonce = 7};
+	struct wire_hello m = {
+		.version_min = 1, .version_max = 1, .features = 5, .nonce = 7};
 	uint8_t buf[200];
 	struct cursor c;
 
@@ -354,7 +359,8 @@ static void handshake_of_any_version_is_read(void **state)
 		struct wire_header h = {.version = 900, .type = (uint16_t)types[i]};
 
 		wire_frame_put(frame, &h, NULL);
-		assert_int_equal(wire_frame_get(frame, WIRE_HEADER_BYTES, &got, &body), 0);
+		assert_int_equal(wire_frame_get(frame, WIRE_HEADER_BYTES, &got, &body),
+				 0);
 		assert_int_equal(got.version, 900);
 		h.version = 0;
 		wire_frame_put(frame, &h, NULL);
@@ -389,12 +395,13 @@ static void reference_lists_every_message(void **state)
 	fclose(out);
 	for (const char *p = text; (p = strchr(p, '\n')); p++)
 		lines++;
-#define COUNT(num, NAME, name, cap, about)                                         \
-	messages++;                                                                \
+#define COUNT(num, NAME, name, cap, about) \
+	messages++;                        \
 	assert_non_null(strstr(text, "| " #num " | " #NAME " | "));
 	WIRE_MESSAGES(COUNT)
 	assert_int_equal(lines, messages + 2);
-	assert_non_null(strstr(text, "| 3 | PING | 64 | are you there | u64 `stamp` |\n"));
+	assert_non_null(
+		strstr(text, "| 3 | PING | 64 | are you there | u64 `stamp` |\n"));
 	free(text);
 }
 

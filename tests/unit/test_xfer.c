@@ -22,7 +22,8 @@
 #include "proto/kvd_status.h"
 #include "tests/lib/cluster.h"
 
-struct pair { /* the initiator on node 0, the target on node 1 */
+/* the initiator on node 0, the target on node 1 */
+struct pair {
 	struct cluster c;
 	struct session *me, *you;
 	struct cache mine, yours;
@@ -53,12 +54,13 @@ static uint64_t attach_to(struct pair *p, struct session *from, struct session *
 	char secret[33];
 
 	hex(to->secret, 16, secret);
-	return number(cluster_call(&p->c, from,
-				   "{'cmd':'peer.attach','endpoint':'%s','session':'%llu',"
-				   "'secret':'%s'}",
-				   p->c.nodes[node].endpoint, (unsigned long long)to->epoch,
-				   secret),
-		      "attach");
+	return number(
+		cluster_call(&p->c, from,
+			     "{'cmd':'peer.attach','endpoint':'%s','session':'%llu',"
+			     "'secret':'%s'}",
+			     p->c.nodes[node].endpoint, (unsigned long long)to->epoch,
+			     secret),
+		"attach");
 }
 
 static void setup_on(struct pair *p, unsigned int target)
@@ -114,12 +116,14 @@ static uint64_t rows(struct pair *p, bool local, uint64_t count)
 	char peer[40] = "";
 
 	if (!local)
-		snprintf(peer, sizeof(peer), "'peer':%llu,", (unsigned long long)p->attach);
-	return number(cluster_call(&p->c, p->me,
-				   "{'cmd':'dlist.prep',%s'descs':[['%llu',256,256,%llu]]}",
-				   peer, (unsigned long long)(uintptr_t)k->base,
-				   (unsigned long long)count),
-		      "dlist");
+		snprintf(peer, sizeof(peer), "'peer':%llu,",
+			 (unsigned long long)p->attach);
+	return number(
+		cluster_call(&p->c, p->me,
+			     "{'cmd':'dlist.prep',%s'descs':[['%llu',256,256,%llu]]}",
+			     peer, (unsigned long long)(uintptr_t)k->base,
+			     (unsigned long long)count),
+		"dlist");
 }
 
 /* A grid over the whole cache: 256 rows of 256 bytes. */
@@ -131,19 +135,20 @@ static uint64_t grid(struct pair *p, bool local)
 static uint64_t start(struct pair *p, const char *op, uint64_t local, uint64_t remote,
 		      const char *rest)
 {
-	return number(cluster_call(&p->c, p->me,
-				   "{'cmd':'xfer.start','op':'%s','local':%llu,'remote':%llu%s}",
-				   op, (unsigned long long)local, (unsigned long long)remote,
-				   rest),
-		      "xfer");
+	return number(
+		cluster_call(
+			&p->c, p->me,
+			"{'cmd':'xfer.start','op':'%s','local':%llu,'remote':%llu%s}", op,
+			(unsigned long long)local, (unsigned long long)remote, rest),
+		"xfer");
 }
 
 static unsigned int state_of(struct pair *p, uint64_t xfer)
 {
-	return (unsigned int)number(
-		cluster_call(&p->c, p->me, "{'cmd':'xfer.state','xfer':%llu}",
-			     (unsigned long long)xfer),
-		"state");
+	return (unsigned int)number(cluster_call(&p->c, p->me,
+						 "{'cmd':'xfer.state','xfer':%llu}",
+						 (unsigned long long)xfer),
+				    "state");
 }
 
 static void until(struct pair *p, uint64_t xfer, unsigned int state)
@@ -198,14 +203,16 @@ static void repeated_and_overlapping_rows_are_legal(void **state)
 	uint64_t local = grid(p, true), remote;
 	uint64_t x;
 
-	remote = number(cluster_call(&p->c, p->me,
-				     "{'cmd':'dlist.prep','peer':%llu,'descs':[['%llu',256],"
-				     "['%llu',256]]}",
-				     (unsigned long long)p->attach,
-				     (unsigned long long)(uintptr_t)p->yours.base,
-				     (unsigned long long)(uintptr_t)p->yours.base + 128),
-			"dlist");
-	x = start(p, "write", local, remote, ",'local_index':[2,2,2],'remote_index':[0,1,0]");
+	remote = number(
+		cluster_call(&p->c, p->me,
+			     "{'cmd':'dlist.prep','peer':%llu,'descs':[['%llu',256],"
+			     "['%llu',256]]}",
+			     (unsigned long long)p->attach,
+			     (unsigned long long)(uintptr_t)p->yours.base,
+			     (unsigned long long)(uintptr_t)p->yours.base + 128),
+		"dlist");
+	x = start(p, "write", local, remote,
+		  ",'local_index':[2,2,2],'remote_index':[0,1,0]");
 	until(p, x, KVD_SUCCESS);
 	assert_true(row_is(p, 0, 2));
 }
@@ -213,8 +220,8 @@ static void repeated_and_overlapping_rows_are_legal(void **state)
 static void expect_notif(struct pair *p, const char *text)
 {
 	cJSON *answer = cluster_call(&p->c, p->you, "{'cmd':'notif.drain'}");
-	const cJSON *first = cJSON_GetArrayItem(
-		cJSON_GetObjectItemCaseSensitive(answer, "notifs"), 0);
+	const cJSON *first =
+		cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(answer, "notifs"), 0);
 	const char *data = cJSON_GetStringValue(cJSON_GetObjectItem(first, "data"));
 	uint8_t bytes[256];
 	size_t len;
@@ -226,8 +233,8 @@ static void expect_notif(struct pair *p, const char *text)
 		assert_true(base64_decode(data, strlen(data), bytes, &len));
 		assert_int_equal(len, strlen(text));
 		assert_memory_equal(bytes, text, len);
-		assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(first, "from")),
-				    "me");
+		assert_string_equal(
+			cJSON_GetStringValue(cJSON_GetObjectItem(first, "from")), "me");
 	}
 	cJSON_Delete(answer);
 }
@@ -261,7 +268,8 @@ static void write_notification_comes_with_its_data(void **state)
 static void read_notification_and_bare_ones_arrive_in_order(void **state)
 {
 	struct pair *p = *state;
-	uint64_t x = start(p, "read", grid(p, true), grid(p, false), ",'notif':'cmVhZA=='");
+	uint64_t x =
+		start(p, "read", grid(p, true), grid(p, false), ",'notif':'cmVhZA=='");
 
 	until(p, x, KVD_SUCCESS);
 	cluster_run(&p->c, LOOP_NS_PER_S);
@@ -321,9 +329,9 @@ static void write_whose_notification_finds_no_place_is_refused(void **state)
 	memset(data, 'A', 800000);
 	data[800000] = 0;
 	while (metrics_get(metrics, METRIC_NOTIFS_DROPPED) == 0) {
-		cJSON_Delete(cluster_call(&p->c, p->me,
-					  "{'cmd':'notif.send','attach':%llu,'data':'%s'}",
-					  (unsigned long long)p->attach, data));
+		cJSON_Delete(cluster_call(
+			&p->c, p->me, "{'cmd':'notif.send','attach':%llu,'data':'%s'}",
+			(unsigned long long)p->attach, data));
 		cluster_run(&p->c, 10 * LOOP_NS_PER_MS);
 		assert_true(++sent < 30);
 	}
@@ -331,7 +339,8 @@ static void write_whose_notification_finds_no_place_is_refused(void **state)
 	x = number(cluster_call(&p->c, p->me,
 				"{'cmd':'xfer.start','op':'write','local':%llu,"
 				"'remote':%llu,'notif':'%s'}",
-				(unsigned long long)local, (unsigned long long)remote, data),
+				(unsigned long long)local, (unsigned long long)remote,
+				data),
 		   "xfer");
 	until(p, x, KVD_FAILED);
 	assert_int_equal(metrics_get(metrics, METRIC_NOTIFS_DROPPED), 2);
@@ -350,7 +359,8 @@ static void post_again_moves_new_bytes(void **state)
 
 	until(p, x, KVD_SUCCESS);
 	memset(p->mine.base, 0x77, p->mine.bytes);
-	cluster_ok(&p->c, p->me, "{'cmd':'xfer.start','xfer':%llu}", (unsigned long long)x);
+	cluster_ok(&p->c, p->me, "{'cmd':'xfer.start','xfer':%llu}",
+		   (unsigned long long)x);
 	until(p, x, KVD_SUCCESS);
 	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
 }
@@ -399,7 +409,8 @@ static void post_again_after_the_source_moved_reads_the_new(void **state)
 		   name, (unsigned long long)p->mine.bytes + 4096,
 		   (unsigned long long)(uintptr_t)p->mine.base - 4096);
 	shm_unlink(name);
-	cluster_ok(&p->c, p->me, "{'cmd':'xfer.start','xfer':%llu}", (unsigned long long)x);
+	cluster_ok(&p->c, p->me, "{'cmd':'xfer.start','xfer':%llu}",
+		   (unsigned long long)x);
 	until(p, x, KVD_SUCCESS);
 	assert_memory_equal(shm + 4096, p->yours.base, p->yours.bytes);
 	munmap(shm, p->mine.bytes + 4096);
@@ -413,15 +424,19 @@ static void bad_picks_are_refused_in_the_answer(void **state)
 
 	cluster_refused(&p->c, p->me, "ERANGE",
 			"{'cmd':'xfer.start','op':'write','local':%llu,'remote':%llu,"
-			"'local_index':[256],'remote_index':[0]}", l, r);
+			"'local_index':[256],'remote_index':[0]}",
+			l, r);
 	cluster_refused(&p->c, p->me, "EINVAL",
 			"{'cmd':'xfer.start','op':'write','local':%llu,'remote':%llu,"
-			"'local_index':[1,2],'remote_index':[0]}", l, r);
+			"'local_index':[1,2],'remote_index':[0]}",
+			l, r);
 	cluster_refused(&p->c, p->me, "EINVAL",
 			"{'cmd':'xfer.start','op':'write','local':%llu,'remote':%llu,"
-			"'local_index':[],'remote_index':[]}", l, r);
+			"'local_index':[],'remote_index':[]}",
+			l, r);
 	cluster_refused(&p->c, p->me, "EINVAL",
-			"{'cmd':'xfer.start','op':'write','local':%llu,'remote':%llu}", r, l);
+			"{'cmd':'xfer.start','op':'write','local':%llu,'remote':%llu}", r,
+			l);
 	cluster_refused(&p->c, p->me, "ENOTFOUND",
 			"{'cmd':'xfer.start','op':'write','local':%llu,'remote':%llu}", l,
 			r + 1000);
@@ -434,8 +449,10 @@ static void bad_lists_are_refused_in_the_answer(void **state)
 	unsigned long long base = (uintptr_t)p->mine.base, bytes = p->mine.bytes;
 
 	cluster_refused(&p->c, p->me, "ENOTFOUND",
-			"{'cmd':'dlist.prep','descs':[['%llu',256]]}", base + bytes - 255);
-	cluster_refused(&p->c, p->me, "EINVAL", "{'cmd':'dlist.prep','descs':[['%llu',0]]}", base);
+			"{'cmd':'dlist.prep','descs':[['%llu',256]]}",
+			base + bytes - 255);
+	cluster_refused(&p->c, p->me, "EINVAL",
+			"{'cmd':'dlist.prep','descs':[['%llu',0]]}", base);
 	cluster_refused(&p->c, p->me, "EINVAL",
 			"{'cmd':'dlist.prep','descs':[['%llu',256,128,2]]}", base);
 	cluster_refused(&p->c, p->me, "EINVAL",
@@ -516,7 +533,8 @@ static void cancel_and_release_are_fenced(void **state)
 			(unsigned long long)x);
 	until(p, x, KVD_FAILED);
 	memcpy(before, p->mine.base, p->mine.bytes);
-	cluster_ok(&p->c, p->me, "{'cmd':'xfer.release','xfer':%llu}", (unsigned long long)x);
+	cluster_ok(&p->c, p->me, "{'cmd':'xfer.release','xfer':%llu}",
+		   (unsigned long long)x);
 	cluster_refused(&p->c, p->me, "ENOTFOUND", "{'cmd':'xfer.state','xfer':%llu}",
 			(unsigned long long)x);
 	cluster_run(&p->c, LOOP_NS_PER_S);
@@ -618,8 +636,10 @@ static void end_with_notes_under_way_leaves_nothing(void **state)
 	until(p, x, KVD_SUCCESS);
 	fake_hub_profile(p->c.bytes)->delay_min_ns = 50 * LOOP_NS_PER_MS;
 	fake_hub_profile(p->c.bytes)->delay_max_ns = 90 * LOOP_NS_PER_MS;
-	cluster_ok(&p->c, p->me, "{'cmd':'xfer.release','xfer':%llu}", (unsigned long long)x);
-	cluster_ok(&p->c, p->me, "{'cmd':'dlist.free','dlist':%llu}", (unsigned long long)local);
+	cluster_ok(&p->c, p->me, "{'cmd':'xfer.release','xfer':%llu}",
+		   (unsigned long long)x);
+	cluster_ok(&p->c, p->me, "{'cmd':'dlist.free','dlist':%llu}",
+		   (unsigned long long)local);
 	cluster_ok(&p->c, p->me, "{'cmd':'dlist.free','dlist':%llu}",
 		   (unsigned long long)remote);
 	cluster_engine_dies(&p->c, p->me);
@@ -628,7 +648,8 @@ static void end_with_notes_under_way_leaves_nothing(void **state)
 }
 
 /* Blocks of memory, on both sides, of a transfer that has been taken there. */
-static int64_t blocks_of(struct pair *p, uint64_t local, uint64_t remote, const char *rest)
+static int64_t blocks_of(struct pair *p, uint64_t local, uint64_t remote,
+			 const char *rest)
 {
 	struct fake_profile *profile = fake_hub_profile(p->c.bytes), was = *profile;
 	int64_t blocks = mem_live();
@@ -642,7 +663,8 @@ static int64_t blocks_of(struct pair *p, uint64_t local, uint64_t remote, const 
 	blocks = mem_live() - blocks;
 	*profile = was;
 	until(p, x, KVD_SUCCESS);
-	cluster_ok(&p->c, p->me, "{'cmd':'xfer.release','xfer':%llu}", (unsigned long long)x);
+	cluster_ok(&p->c, p->me, "{'cmd':'xfer.release','xfer':%llu}",
+		   (unsigned long long)x);
 	cluster_run(&p->c, LOOP_NS_PER_S);
 	return blocks;
 }
@@ -672,9 +694,11 @@ static void lost_peer_fails_transfers(void **state)
 	fake_hub_profile(p->c.bytes)->delay_max_ns = 30 * LOOP_NS_PER_MS;
 	x = start(p, "write", grid(p, true), grid(p, false), "");
 	cluster_run(&p->c, 60 * LOOP_NS_PER_MS);
-	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint, true);
+	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint,
+			  true);
 	until(p, x, KVD_FAILED);
-	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint, false);
+	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint,
+			  false);
 	cluster_run(&p->c, 5 * LOOP_NS_PER_S);
 	p->attach = attach_to(p, p->me, p->you, 1);
 	fake_hub_profile(p->c.bytes)->window = 16;
@@ -762,7 +786,8 @@ static void memory_told_again_keeps_its_key(void **state)
 	until(p, x, KVD_SUCCESS);
 	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
 	memset(p->yours.base, 0, p->yours.bytes);
-	cluster_ok(&p->c, p->me, "{'cmd':'xfer.start','xfer':%llu}", (unsigned long long)x);
+	cluster_ok(&p->c, p->me, "{'cmd':'xfer.start','xfer':%llu}",
+		   (unsigned long long)x);
 	until(p, x, KVD_SUCCESS);
 	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
 	cache_close(&more);

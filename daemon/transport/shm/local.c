@@ -83,9 +83,8 @@ int local_on_key_give(struct shm_peer *peer, const struct shm_frame *f, struct c
 		return err_pass(r);
 	key->kind = MEMORY_DEVICE;
 	key->offset = offset;
-	key->gpu = (struct gpu_handle){.kind = vmm ? GPU_HANDLE_VMM : GPU_HANDLE_IPC,
-				       .fd = -1,
-				       .bytes = bytes};
+	key->gpu = (struct gpu_handle){
+		.kind = vmm ? GPU_HANDLE_VMM : GPU_HANDLE_IPC, .fd = -1, .bytes = bytes};
 	memcpy(&key->gpu.ipc, ipc, CU_IPC_BYTES);
 	memcpy(name.bytes, uuid, CU_UUID_BYTES);
 	cudrv_uuid_text(&name, key->gpu.device);

@@ -202,7 +202,7 @@ int shm_guest_claim(struct shm *shm, struct shm_peer *peer)
 {
 	struct guest *guest;
 
-	list_foreach (guest, &shm->guests, link)
+	list_foreach(guest, &shm->guests, link)
 		if (guest->complete &&
 		    shm_equal(guest->token, peer->token_in, XP_TOKEN_BYTES))
 			return guest_take_fd(guest);
@@ -222,7 +222,7 @@ static void guest_introduce(struct guest *guest)
 		return;
 	}
 	guest->complete = true;
-	list_foreach (peer, &guest->shm->peers, link) {
+	list_foreach(peer, &guest->shm->peers, link) {
 		if (peer->self || peer->dial || peer->state != SHM_PEER_CONNECTING ||
 		    !shm_equal(guest->token, peer->token_in, XP_TOKEN_BYTES))
 			continue;
@@ -307,7 +307,7 @@ static void guests_tick(struct shm *shm, bool *wanted_p)
 {
 	struct guest *guest;
 
-	list_foreach_safe (guest, &shm->guests, link) {
+	list_foreach_safe(guest, &shm->guests, link) {
 		if (loop_now_ns(shm->base.env.loop) < guest->deadline_ns) {
 			*wanted_p = true;
 			continue;
@@ -332,7 +332,7 @@ static void on_tick(struct loop_timer *timer)
 	struct shm_peer *peer;
 	bool wanted = false;
 
-	list_foreach_safe (peer, &shm->peers, link)
+	list_foreach_safe(peer, &shm->peers, link)
 		shm_peer_tick(peer, &wanted);
 	guests_tick(shm, &wanted);
 	if (wanted)
@@ -401,8 +401,8 @@ static int listeners_open(struct shm *shm)
 
 	shm_random(random, sizeof(random));
 	snprintf(name, sizeof(name), "@kvd-%s-%02x%02x%02x%02x%02x%02x%02x%02x",
-		 shm->base.ops->name, random[0], random[1], random[2], random[3], random[4], random[5],
-		 random[6], random[7]);
+		 shm->base.ops->name, random[0], random[1], random[2], random[3],
+		 random[4], random[5], random[6], random[7]);
 	r = listener_open(shm, &shm->listeners[0], name);
 	if (r < 0 || !config || !config->run_dir[0])
 		return err_pass(r);

@@ -76,7 +76,7 @@ void shm_flow_fini(struct shm_flow *flow)
 	for (uint32_t i = 0; flow->buffers && i < count; i++)
 		if (flow->buffers[i].memory)
 			memory_release(flow->peer->shm->base.env.offload,
-					   flow->buffers[i].memory);
+				       flow->buffers[i].memory);
 	mem_free(flow->buffers);
 	flow->buffers = NULL;
 	flow->src_count = 0;

@@ -442,9 +442,9 @@ bool shm_ops_stop(struct shm_peer *peer)
 	struct shm_op *so;
 	bool still = true;
 
-	list_foreach (so, &peer->waiting, link)
+	list_foreach(so, &peer->waiting, link)
 		still = op_still(so) && still;
-	list_foreach (so, &peer->draining, link)
+	list_foreach(so, &peer->draining, link)
 		still = op_still(so) && still;
 	for (uint32_t i = 0; i < peer->op_slots; i++)
 		if (peer->ops[i])
@@ -488,7 +488,7 @@ void shm_ops_tick(struct shm_peer *peer, bool *wanted_p)
 {
 	struct shm_op *so;
 
-	list_foreach (so, &peer->waiting, link) {
+	list_foreach(so, &peer->waiting, link) {
 		so->op->moved = shm_flow_moved(&so->flow);
 		*wanted_p |= so->flow.mode != SHM_FLOW_NONE;
 	}

@@ -213,7 +213,9 @@ static void peer_ready(struct shm_peer *peer)
 	peer->state = SHM_PEER_READY;
 	peer->ready_owed = true;
 	snprintf(peer->base.path, sizeof(peer->base.path), "%s",
-		 peer->self ? "self" : peer->shm->gpu ? "memfd, CUDA" : "memfd");
+		 peer->self	  ? "self"
+		 : peer->shm->gpu ? "memfd, CUDA"
+				  : "memfd");
 	shm_peer_kick(peer);
 }
 

@@ -145,8 +145,8 @@ struct shm_key {
 	enum memory_kind kind;
 	uint64_t offset;
 	int fd;
-	bool vm;       /* of a process; without `memory` it is staged */
-	uid_t vm_user; /* whom its daemon runs as */
+	bool vm;	       /* of a process; without `memory` it is staged */
+	uid_t vm_user;	       /* whom its daemon runs as */
 	struct gpu_handle gpu; /* kind device; its fd is `fd` */
 	struct gpu *gpus;
 	uint64_t gpu_owner;
@@ -240,7 +240,7 @@ struct shm_frame {
 	const void *body, *tail; /* tail: a second part of the body */
 	size_t body_len, tail_len;
 	uint8_t *owned; /* the tail's memory, taken instead of copied; or NULL */
-	int fd; /* given away, whatever happens; only types that carry one */
+	int fd;		/* given away, whatever happens; only types that carry one */
 };
 
 #define SHM_TAILS 4u
@@ -263,7 +263,8 @@ struct shm_wire {
 	bool urgent; /* an error waits in `out`: sent before anything is handed back */
 	uint8_t *in;
 	size_t in_len, in_size;
-	int in_fds[8]; /* arrived, for frames not yet parsed; -1: we had no number for it */
+	int in_fds[8]; /* arrived, for frames not yet parsed; -1: we had no number for it
+			*/
 	unsigned int in_fd_count;
 };
 
@@ -313,7 +314,7 @@ struct shm_peer {
 	struct list orphans; /* of a lost peer, not dropped yet */
 	unsigned int asked_count;
 	uint64_t key_serial;
-	uint64_t gpu_owner; /* of imports of its GPU memory */
+	uint64_t gpu_owner;	/* of imports of its GPU memory */
 	struct shm_ring tx, rx; /* our ring that they read; theirs that we read */
 };
 
@@ -351,7 +352,8 @@ int shm_on_key_ask(struct shm_peer *peer, const struct shm_frame *f, struct curs
 int shm_on_key_give(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
 /* shm_vm.c */
 void shm_vm_key_give(struct shm_peer *peer, uint64_t id, struct memory *memory);
-int shm_on_key_give_vm(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
+int shm_on_key_give_vm(struct shm_peer *peer, const struct shm_frame *f,
+		       struct cursor *c);
 /* May this user, without any capability, read the process? ERR_IMPORT. */
 int shm_vm_check_user(pid_t pid, uid_t user);
 void shm_vm_map(struct shm_key *key); /* on a helper; no `memory`: not for us */
@@ -386,7 +388,7 @@ int shm_on_welcome(struct shm_peer *peer, const struct shm_frame *f, struct curs
 int shm_wire_reserve(struct shm_peer *peer);
 void shm_wire_init(struct shm_wire *wire);
 int shm_wire_prepare(struct shm_wire *wire); /* self: both buffers at once */
-void shm_wire_fini(struct shm_wire *wire); /* closes fds; idempotent */
+void shm_wire_fini(struct shm_wire *wire);   /* closes fds; idempotent */
 /* Queue a frame; what fails, fails the peer. */
 void shm_send(struct shm_peer *peer, const struct shm_frame *frame);
 void shm_send_err(struct shm_peer *peer, enum shm_type type, uint64_t id,

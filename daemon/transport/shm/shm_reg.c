@@ -136,7 +136,7 @@ static int reg_grant(struct shm *shm, uint64_t id, const uint8_t nonce[16],
 	int r = err_raise(ERR_REVOKED, "shm: the memory is not registered (any more)");
 
 	pthread_mutex_lock(&shm->regs_lock);
-	list_foreach (reg, &shm->regs[id % SHM_REG_BUCKETS], link) {
+	list_foreach(reg, &shm->regs[id % SHM_REG_BUCKETS], link) {
 		if (reg->id != id || !shm_equal(reg->nonce, nonce, sizeof(reg->nonce)))
 			continue;
 		grant_p->memory = memory_ref(reg->base.memory);
@@ -409,13 +409,14 @@ void shm_key_given(struct shm_key *key, uint64_t length, int fd)
 		key_tell(key, NULL); /* staged */
 		return;
 	}
-	if ((key->fd < 0 && (key->kind != MEMORY_DEVICE ||
-			     key->gpu.kind == GPU_HANDLE_VMM)) ||
+	if ((key->fd < 0 &&
+	     (key->kind != MEMORY_DEVICE || key->gpu.kind == GPU_HANDLE_VMM)) ||
 	    length != key->length) {
 		struct err err;
 
 		if (length == key->length)
-			err_set(&err, ERR_LIMIT, "shm: no file descriptor left for the "
+			err_set(&err, ERR_LIMIT,
+				"shm: no file descriptor left for the "
 				"peer's memory");
 		else
 			err_set(&err, ERR_RANGE,

@@ -196,7 +196,8 @@ static int ring_open(const struct shm_ring *ring)
 	char path[64];
 
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", ring->memory->fd);
-	return open(path, (ring->peer->shm->base.env.gpu ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+	return open(path,
+		    (ring->peer->shm->base.env.gpu ? O_RDWR : O_RDONLY) | O_CLOEXEC);
 }
 
 static void ring_make(struct offload_job *job)
@@ -269,9 +270,8 @@ static int ring_begin(struct shm_ring *ring)
 	if (ring->state != SHM_RING_NONE)
 		return 0;
 	slot = slot < 4096 ? 4096 : slot;
-	slot = slot > SHM_SLOT_BYTES_MAX / SHM_SLOT_SLICES
-		       ? SHM_SLOT_BYTES_MAX
-		       : slot * SHM_SLOT_SLICES;
+	slot = slot > SHM_SLOT_BYTES_MAX / SHM_SLOT_SLICES ? SHM_SLOT_BYTES_MAX
+							   : slot * SHM_SLOT_SLICES;
 	ring->slot_count = SHM_RING_SLOTS;
 	ring->slot_bytes = (uint32_t)slot;
 	r = ring_slots(ring, ring->slot_count);

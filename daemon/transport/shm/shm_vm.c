@@ -15,8 +15,8 @@
  * the kernel names (SO_PEERCRED), may: processes all of whose user ids are his and
  * that may be dumped (files of /proc/PID are his only then).
  *
- * Whatever stands in the way (another pid namespace, Yama, a daemon that has its right by a
- * capability) is no fault: the key is usable and its bytes go through the ring, as the
+ * Whatever stands in the way (another pid namespace, Yama, a daemon that has its right by
+ * a capability) is no fault: the key is usable and its bytes go through the ring, as the
  * path says. `vm_direct = no` asks for that.
  */
 #include <errno.h>
@@ -133,7 +133,7 @@ static int pid_of(int pidfd, pid_t *pid_p)
 		return err_pass(r);
 	if (pid <= 0)
 		return err_raise(ERR_IMPORT, "the process is gone or in another pid "
-				 "namespace");
+					     "namespace");
 	*pid_p = (pid_t)pid;
 	return 0;
 }

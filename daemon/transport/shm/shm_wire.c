@@ -350,9 +350,9 @@ static ssize_t tail_write(struct shm_peer *peer)
 	struct shm_wire *wire = &peer->wire;
 	uint8_t *owned = wire->tails[0].owned;
 	size_t left = wire->tails[0].len - wire->tails[0].sent;
-	ssize_t n = send(peer->fd, owned + wire->tails[0].sent,
-			 left < CALL_BYTES ? left : CALL_BYTES,
-			 MSG_NOSIGNAL | MSG_DONTWAIT);
+	ssize_t n =
+		send(peer->fd, owned + wire->tails[0].sent,
+		     left < CALL_BYTES ? left : CALL_BYTES, MSG_NOSIGNAL | MSG_DONTWAIT);
 
 	if (n < 0)
 		return n;

@@ -66,7 +66,8 @@ void tcp_socket_tune(const struct tcp_transport *transport, int fd, bool stream)
 
 static void on_flush(struct loop_defer *defer)
 {
-	struct tcp_transport *transport = container_of(defer, struct tcp_transport, flush);
+	struct tcp_transport *transport =
+		container_of(defer, struct tcp_transport, flush);
 	struct list batch, *link;
 
 	list_init(&batch);
@@ -75,9 +76,10 @@ static void on_flush(struct loop_defer *defer)
 	while ((link = list_pop_front(&batch))) {
 		struct tcp_peer *peer = list_entry(link, struct tcp_peer, flush_link);
 
-		/* Its step comes again in the next turn: what a room posted after this turn's
-		 * goes with what is here. The peer would wake for an answer alone, and on its
-		 * core keep us from asking. Once: a busy peer's step comes every turn. */
+		/* Its step comes again in the next turn: what a room posted after this
+		 * turn's goes with what is here. The peer would wake for an answer alone,
+		 * and on its core keep us from asking. Once: a busy peer's step comes
+		 * every turn. */
 		if (!list_empty(&peer->net.ready_link) && !peer->flush_late) {
 			peer->flush_late = true;
 			list_push_back(&transport->unflushed, &peer->flush_link);
@@ -125,7 +127,8 @@ static int tcp_probe(const struct config *config, uint32_t *caps_p)
 
 static void tcp_close(struct transport *base)
 {
-	struct tcp_transport *transport = container_of(base, struct tcp_transport, net.base);
+	struct tcp_transport *transport =
+		container_of(base, struct tcp_transport, net.base);
 
 	tcp_port_close(transport);
 	tcp_io_close(transport);

@@ -141,17 +141,18 @@ static int welcome(struct tcp_peer *peer)
 void tcp_join_control(struct tcp_peer *peer, int owned_fd, const struct tcp_hello *hello)
 {
 	struct tcp_transport *transport = peer->transport;
-	unsigned int count = hello->streams < transport->stream_count ?
-				     hello->streams :
-				     transport->stream_count;
+	unsigned int count = hello->streams < transport->stream_count
+				     ? hello->streams
+				     : transport->stream_count;
 	int r;
 
 	place_of(owned_fd, peer);
 	tcp_socket_tune(transport, owned_fd, false);
-	peer->verify = transport->verify != TCP_VERIFY_NONE ? transport->verify :
-							      hello->verify;
+	peer->verify =
+		transport->verify != TCP_VERIFY_NONE ? transport->verify : hello->verify;
 	sm_move(&peer->net.sm, NET_PEER_JOINING);
-	peer->join_deadline_ns = loop_now_ns(peer->net.timer.loop) + transport->connect_ns;
+	peer->join_deadline_ns =
+		loop_now_ns(peer->net.timer.loop) + transport->connect_ns;
 	net_peer_watch(&peer->net, peer->join_deadline_ns);
 	r = tcp_line_open(peer, owned_fd);
 	if (r == 0)
@@ -190,7 +191,8 @@ static int dial_new(struct tcp_peer *peer, struct tcp_stream *stream,
 	dial->peer = peer;
 	dial->stream = stream;
 	dial->need = TCP_HELLO_BYTES;
-	dial->fd = socket(sa->any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	dial->fd =
+		socket(sa->any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	loop_fd_init(&dial->watch, peer->net.timer.loop, dial->fd, on_dial);
 	if (dial->fd < 0 || (connect(dial->fd, &sa->any, tcp_sockaddr_len(sa)) < 0 &&
 			     errno != EINPROGRESS)) {
@@ -222,8 +224,9 @@ void tcp_dial_start(struct tcp_peer *peer)
 
 void tcp_dial_again(struct tcp_peer *peer)
 {
-	if (peer->net.dial && !peer->dial && sm_state(&peer->net.sm) == NET_PEER_OPENING &&
-	    peer->again_ns && loop_now_ns(peer->net.timer.loop) >= peer->again_ns) {
+	if (peer->net.dial && !peer->dial &&
+	    sm_state(&peer->net.sm) == NET_PEER_OPENING && peer->again_ns &&
+	    loop_now_ns(peer->net.timer.loop) >= peer->again_ns) {
 		peer->again_ns = 0;
 		tcp_dial_start(peer);
 	}
@@ -239,8 +242,8 @@ static void dial_failed(struct tcp_dial *dial)
 		dial_free(&dial->stream->dial);
 		return;
 	}
-	log_debug("tcp", peer->net.name, "cannot connect", "to=%s why=\"%s\"", peer->place,
-		  err_last()->text);
+	log_debug("tcp", peer->net.name, "cannot connect", "to=%s why=\"%s\"",
+		  peer->place, err_last()->text);
 	err_clear();
 	dial_free(&peer->dial);
 	peer->address_at = (peer->address_at + 1) % peer->address.count;
@@ -280,8 +283,10 @@ static int take_welcome(struct tcp_dial *dial)
 
 	if (r < 0)
 		return err_pass(r);
-	if (hello.role != TCP_WELCOME || !tcp_token_equal(hello.token, peer->net.token_in))
-		return err_raise(ERR_AUTH, "tcp: %s does not know our token", peer->place);
+	if (hello.role != TCP_WELCOME ||
+	    !tcp_token_equal(hello.token, peer->net.token_in))
+		return err_raise(ERR_AUTH, "tcp: %s does not know our token",
+				 peer->place);
 	if (hello.streams > peer->transport->stream_count ||
 	    (hello.verify == TCP_VERIFY_NONE && peer->transport->verify != hello.verify))
 		return err_raise(ERR_PROTO, "tcp: %u streams, checksums of kind %u",
@@ -295,7 +300,8 @@ static int take_welcome(struct tcp_dial *dial)
 static void dial_streams(struct tcp_peer *peer)
 {
 	struct tcp_dial *dial = peer->dial;
-	unsigned int count = (unsigned int)((dial->need - TCP_HELLO_BYTES) / TCP_PASS_BYTES);
+	unsigned int count =
+		(unsigned int)((dial->need - TCP_HELLO_BYTES) / TCP_PASS_BYTES);
 	int fd = mem_steal_fd(&dial->fd), r;
 
 	loop_fd_stop(&dial->watch);

@@ -47,8 +47,9 @@ static int holes_check(const struct plan *plan, const struct xp_buffer *buffers,
 		uint32_t buffer = is_src ? run->src_buffer : run->dst_buffer;
 
 		if (!buffers[buffer].reg)
-			return err_raise(ERR_INVAL, "run %zu: buffer %u is not registered",
-					 i, buffer);
+			return err_raise(ERR_INVAL,
+					 "run %zu: buffer %u is not registered", i,
+					 buffer);
 	}
 	return 0;
 }
@@ -64,7 +65,8 @@ static int take_buffer(struct tcp_flow *flow, const struct xp_buffer *buffer)
 		flow->side.count++;
 		return 0;
 	}
-	if (!flow->side.is_src && reg->memory->kind != MEMORY_VM && !reg->memory->writable)
+	if (!flow->side.is_src && reg->memory->kind != MEMORY_VM &&
+	    !reg->memory->writable)
 		return err_raise(ERR_PERM, "buffer %u is not ours to write",
 				 flow->side.count);
 	own->memory = memory_ref(reg->memory);
@@ -220,7 +222,8 @@ bool tcp_flow_dead(const struct tcp_flow *flow)
 	if (!flow->guarded)
 		return false;
 	for (uint32_t i = 0; i < flow->side.count; i++)
-		if (flow->buffers[i].memory && atomic_load(&flow->buffers[i].memory->dead))
+		if (flow->buffers[i].memory &&
+		    atomic_load(&flow->buffers[i].memory->dead))
 			return true;
 	return false;
 }
@@ -344,8 +347,7 @@ int tcp_flow_admit(struct tcp_peer *peer, struct tcp_half *half)
 	if (!flow)
 		return TCP_NOBODYS;
 	if (head->at > flow->bytes || head->length > flow->bytes - head->at)
-		return err_raise(ERR_PROTO,
-				 "tcp: %u bytes at %" PRIu64 ", past %" PRIu64,
+		return err_raise(ERR_PROTO, "tcp: %u bytes at %" PRIu64 ", past %" PRIu64,
 				 head->length, head->at, flow->bytes);
 	r = spans_add(&flow->came, head->at, head->length);
 	if (r == -ENOMEM) {

@@ -119,7 +119,8 @@ static void meet_stream(struct tcp_guest *guest)
 			return;
 		}
 	}
-	log_warn("tcp", NULL, "refused a connection", "reason=\"a pass that nobody gave\"");
+	log_warn("tcp", NULL, "refused a connection",
+		 "reason=\"a pass that nobody gave\"");
 	guest_free(guest);
 }
 
@@ -198,7 +199,8 @@ static void guest_new(struct tcp_transport *transport, int owned_fd)
 	make_room(transport, false);
 	guest->transport = transport;
 	guest->fd = owned_fd;
-	guest->deadline_ns = loop_now_ns(transport->net.base.env.loop) + transport->connect_ns;
+	guest->deadline_ns =
+		loop_now_ns(transport->net.base.env.loop) + transport->connect_ns;
 	list_init(&guest->link);
 	list_push_back(&transport->guests, &guest->link);
 	transport->guest_counts[false]++;
@@ -214,7 +216,8 @@ static void guest_new(struct tcp_transport *transport, int owned_fd)
 
 static void on_connection(struct loop_fd *watch, int events)
 {
-	struct tcp_transport *transport = container_of(watch, struct tcp_transport, watch);
+	struct tcp_transport *transport =
+		container_of(watch, struct tcp_transport, watch);
 
 	(void)events;
 	for (unsigned int budget = ACCEPTS_A_TURN; budget > 0; budget--) {
@@ -341,8 +344,8 @@ static int address_make(struct tcp_transport *transport, const union tcp_sockadd
 			bool any)
 {
 	const struct config *config = transport->net.base.env.config;
-	in_port_t port = bound->any.sa_family == AF_INET6 ? bound->v6.sin6_port :
-							    bound->v4.sin_port;
+	in_port_t port = bound->any.sa_family == AF_INET6 ? bound->v6.sin6_port
+							  : bound->v4.sin_port;
 	struct tcp_address address = {0};
 	union tcp_sockaddr sa;
 	bool told_any;
@@ -377,7 +380,8 @@ int tcp_port_open(struct tcp_transport *transport)
 	bool any;
 
 	if (!place_parse(wanted, &sa, &any))
-		return err_raise(ERR_REQUIRE, "tcp: %s is not tcp://ADDRESS:PORT", wanted);
+		return err_raise(ERR_REQUIRE, "tcp: %s is not tcp://ADDRESS:PORT",
+				 wanted);
 	if (!*config->tcp_listen)
 		set_port(&sa, 0); /* listen's is the handshake's */
 	fd = socket(sa.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

@@ -62,10 +62,11 @@ struct tcp_transport {
 	struct net_transport net;
 	struct loop_fd watch; /* of the data port */
 	int listen_fd;
-	bool resting; /* out of fds: accepts again at the next tick */
-	struct list guests; /* struct tcp_guest.link, oldest first */
+	bool resting;		      /* out of fds: accepts again at the next tick */
+	struct list guests;	      /* struct tcp_guest.link, oldest first */
 	unsigned int guest_counts[2]; /* [1]: who have said whose they are */
-	struct list unflushed; /* tcp_peer.flush_link: answers that can wait for engines */
+	struct list
+		unflushed; /* tcp_peer.flush_link: answers that can wait for engines */
 	struct loop_defer flush;
 	struct loop_timer tick; /* runs while something wants it */
 	struct loop_wake wake;	/* I/O threads have news */
@@ -88,7 +89,7 @@ struct tcp_flow {
 	struct stage_side side;
 	struct copy_buffer *buffers; /* side.buffers; a reference on each memory */
 	uint64_t bytes;
-	bool direct; /* system calls may name its rows */
+	bool direct;  /* system calls may name its rows */
 	bool guarded; /* some of its memory may be cut by its owner */
 	/* under the peer's lock */
 	bool open;	   /* threads may take hold of it */
@@ -116,8 +117,8 @@ struct tcp_half {
 	/* the thread's */
 	bool active; /* in a frame */
 	struct tcp_head head;
-	uint64_t pos;		/* of the frame: head, payload, trailer */
-	bool direct, over;	/* over: payload comes from, goes to, nowhere */
+	uint64_t pos;	   /* of the frame: head, payload, trailer */
+	bool direct, over; /* over: payload comes from, goes to, nowhere */
 	struct tcp_bounce *bounce;
 	size_t got; /* receiving: bytes of the head */
 	uint8_t head_bytes[TCP_HEAD_BYTES], trailer_bytes[TCP_TRAILER_BYTES];
@@ -128,8 +129,8 @@ struct tcp_stream {
 	unsigned int index;
 	int fd;
 	struct tcp_thread *thread;
-	struct list kick_link; /* under the thread's lock */
-	struct list busy_link; /* the thread's */
+	struct list kick_link;		 /* under the thread's lock */
+	struct list busy_link;		 /* the thread's */
 	bool added, can_read, can_write; /* the thread's */
 	/* under the peer's lock */
 	bool closing, gone, idle; /* idle: sending, wants a kick when there is work */
@@ -182,15 +183,15 @@ struct tcp_line {
 	uint8_t *in; /* TCP_IN_BYTES */
 	size_t in_len;
 	struct tcp_entry *entry; /* being received */
-	size_t skip; /* of a payload that there is no memory for */
-	bool more;   /* whole frames wait in `in`: the turn was long enough */
+	size_t skip;		 /* of a payload that there is no memory for */
+	bool more;		 /* whole frames wait in `in`: the turn was long enough */
 };
 
 struct tcp_peer {
 	struct net_peer net;
 	struct tcp_transport *transport;
 	struct list flush_link;
-	bool flush_late; /* it waits for a step of the next turn */
+	bool flush_late;	    /* it waits for a step of the next turn */
 	struct list news_link;	    /* under news_lock */
 	struct tcp_address address; /* of who is dialed */
 	uint32_t address_at;
@@ -256,7 +257,7 @@ void tcp_dial_start(struct tcp_peer *peer);
 /* Somebody has shown this peer's token, or a stream's pass. Takes the fd. */
 void tcp_join_control(struct tcp_peer *peer, int owned_fd, const struct tcp_hello *hello);
 void tcp_join_stream(struct tcp_stream *stream, int owned_fd);
-void tcp_dial_stop(struct tcp_peer *peer); /* whatever is being made; idempotent */
+void tcp_dial_stop(struct tcp_peer *peer);  /* whatever is being made; idempotent */
 void tcp_dial_again(struct tcp_peer *peer); /* time for another try, if one is due */
 
 /* ---- tcp_reg.c ---- */
@@ -285,7 +286,7 @@ void tcp_line_fini(struct tcp_peer *peer); /* closes it; idempotent */
 int tcp_line_open(struct tcp_peer *peer, int owned_fd);
 /* Read frames as they come; before that, its bytes are tcp_dial.c's. */
 void tcp_line_listen(struct tcp_peer *peer);
-void tcp_line_resume(struct tcp_peer *peer); /* frames that the last turn left over */
+void tcp_line_resume(struct tcp_peer *peer);  /* frames that the last turn left over */
 struct tcp_chunk *tcp_chunk_new(size_t size); /* NULL: raised */
 void tcp_chunk_free(struct tcp_chunk *chunk); /* NULL is fine */
 void tcp_chunk_raw(struct tcp_peer *peer, struct tcp_chunk *owned, const void *bytes,

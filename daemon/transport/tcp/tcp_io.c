@@ -39,7 +39,8 @@ static void wake(struct tcp_thread *thread)
 
 	/* full counter: it is awake anyway */
 	if (write(thread->event_fd, &one, sizeof(one)) < 0 && errno != EAGAIN)
-		log_error("tcp", NULL, "an I/O thread cannot be woken", "errno=%d", errno);
+		log_error("tcp", NULL, "an I/O thread cannot be woken", "errno=%d",
+			  errno);
 }
 
 void tcp_io_kick(struct tcp_stream *stream)
@@ -60,8 +61,8 @@ void tcp_io_add(struct tcp_stream *stream)
 {
 	struct tcp_transport *transport = stream->peer->transport;
 
-	stream->thread = &transport->threads[transport->next_thread++ %
-					     transport->thread_count];
+	stream->thread =
+		&transport->threads[transport->next_thread++ % transport->thread_count];
 	tcp_io_kick(stream);
 }
 
@@ -303,7 +304,8 @@ int tcp_io_open(struct tcp_transport *transport)
 		r = transport->threads ? 0 : -ENOMEM;
 	}
 	while (r == 0 && transport->thread_count < count) {
-		struct tcp_thread *thread = &transport->threads[transport->thread_count++];
+		struct tcp_thread *thread =
+			&transport->threads[transport->thread_count++];
 
 		thread->transport = transport;
 		thread->epoll_fd = thread->event_fd = -1;

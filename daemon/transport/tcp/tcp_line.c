@@ -205,8 +205,9 @@ void tcp_line_flush(struct tcp_peer *peer)
 		if (loop_enough(peer->net.timer.loop))
 			break; /* the socket calls again */
 	}
-	watch(peer, (line->events & LOOP_READ) |
-			    (list_empty(&line->out) || peer->net.broken ? 0 : LOOP_WRITE));
+	watch(peer,
+	      (line->events & LOOP_READ) |
+		      (list_empty(&line->out) || peer->net.broken ? 0 : LOOP_WRITE));
 }
 
 /* ---- in ---- */
@@ -284,7 +285,8 @@ static void take_frames(struct tcp_peer *peer)
 
 	line->more = false;
 	while (net_peer_live(&peer->net) && !line->entry && !line->skip && n > 0) {
-		if (used > 0 && used < line->in_len && loop_enough(peer->net.timer.loop)) {
+		if (used > 0 && used < line->in_len &&
+		    loop_enough(peer->net.timer.loop)) {
 			line->more = true;
 			net_peer_kick(&peer->net);
 			break;
@@ -368,7 +370,8 @@ static void receive(struct tcp_peer *peer)
 			return;
 		}
 		took(peer, (size_t)n);
-		if ((size_t)n < room || (size_t)n >= budget || loop_enough(peer->net.timer.loop))
+		if ((size_t)n < room || (size_t)n >= budget ||
+		    loop_enough(peer->net.timer.loop))
 			return; /* that was all; or the socket calls again */
 		budget -= (size_t)n;
 	}

@@ -62,8 +62,8 @@ void tcp_peer_break(struct tcp_peer *peer, const char *what, int no)
 {
 	struct err err;
 
-	err_set(&err, ERR_PEER, "tcp: connection to %s lost: %s%s%s", peer->net.name, what,
-		no ? ": " : "", no ? strerror(no) : "");
+	err_set(&err, ERR_PEER, "tcp: connection to %s lost: %s%s%s", peer->net.name,
+		what, no ? ": " : "", no ? strerror(no) : "");
 	peer->net.broken = true;
 	net_peer_fail(&peer->net, &err);
 }
@@ -82,7 +82,8 @@ static void watch_join(struct tcp_peer *peer, uint64_t now)
 		return;
 	}
 	if (sm_state(&peer->net.sm) == NET_PEER_OPENING)
-		err_set(&err, ERR_TIMEOUT, "tcp: %s at %s did not answer with the right token",
+		err_set(&err, ERR_TIMEOUT,
+			"tcp: %s at %s did not answer with the right token",
 			peer->net.name, peer->place);
 	else
 		err_set(&err, ERR_TIMEOUT, "tcp: %u of %u streams with %s were made",
@@ -206,8 +207,9 @@ static void take_news(struct tcp_peer *peer)
 
 void tcp_peer_joined(struct tcp_peer *peer)
 {
-	snprintf(peer->net.base.path, sizeof(peer->net.base.path), "tcp %.36s, %u stream%s",
-		 peer->place, peer->stream_count, peer->stream_count == 1 ? "" : "s");
+	snprintf(peer->net.base.path, sizeof(peer->net.base.path),
+		 "tcp %.36s, %u stream%s", peer->place, peer->stream_count,
+		 peer->stream_count == 1 ? "" : "s");
 	sm_move(&peer->net.sm, NET_PEER_READY);
 	peer->join_deadline_ns = 0;
 	tcp_line_listen(peer);
@@ -278,7 +280,8 @@ static void peer_init(struct tcp_peer *peer, struct tcp_transport *transport,
 int tcp_peer_open(struct transport *base, const struct xp_peer_args *args,
 		  struct xp_peer **peer_p)
 {
-	struct tcp_transport *transport = container_of(base, struct tcp_transport, net.base);
+	struct tcp_transport *transport =
+		container_of(base, struct tcp_transport, net.base);
 	struct tcp_peer *peer;
 	int r;
 
@@ -296,8 +299,8 @@ int tcp_peer_open(struct transport *base, const struct xp_peer_args *args,
 	list_push_back(&transport->net.peers, &peer->net.link);
 	if (peer->net.dial) {
 		/* the clock, not the turn: opening may have taken a good part of it */
-		peer->join_deadline_ns = loop_clock_ns(peer->net.timer.loop) +
-					 transport->connect_ns;
+		peer->join_deadline_ns =
+			loop_clock_ns(peer->net.timer.loop) + transport->connect_ns;
 		net_peer_watch(&peer->net, peer->join_deadline_ns);
 		tcp_dial_start(peer);
 	} else {

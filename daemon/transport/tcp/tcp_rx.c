@@ -66,8 +66,8 @@ static int begin_frame(struct tcp_stream *stream)
 	if (r < 0)
 		return err_pass(r);
 	if (held) {
-		rx->direct = rx->flow->direct && stage_few_rows(&rx->flow->side, begin,
-								end, TCP_ROWS_MAX);
+		rx->direct = rx->flow->direct &&
+			     stage_few_rows(&rx->flow->side, begin, end, TCP_ROWS_MAX);
 		if (!rx->direct)
 			rx->bounce = tcp_bounce_take(stream->thread);
 		ok = rx->direct || rx->bounce;
@@ -111,9 +111,10 @@ static int place(struct tcp_stream *stream, const struct tcp_trailer *trailer)
 			stage_iov(&rx->flow->side, begin, end, thread->iov, TCP_ROWS_MAX,
 				  &count);
 		if (tcp_sum(trailer->kind, thread->iov, count) != trailer->sum)
-			return err_raise(ERR_TRANSPORT,
-					 "tcp: the checksum of %u bytes is not the sender's",
-					 rx->head.length);
+			return err_raise(
+				ERR_TRANSPORT,
+				"tcp: the checksum of %u bytes is not the sender's",
+				rx->head.length);
 	}
 	if (rx->bounce)
 		return err_pass(stage_unpack(thread->hand, &rx->flow->side, begin, end,
@@ -161,7 +162,8 @@ static ssize_t discard(struct tcp_stream *stream)
 {
 	struct tcp_half *rx = &stream->rx;
 
-	return recv(stream->fd, NULL, rx->head.length - rx->pos, MSG_TRUNC | MSG_DONTWAIT);
+	return recv(stream->fd, NULL, rx->head.length - rx->pos,
+		    MSG_TRUNC | MSG_DONTWAIT);
 }
 
 /* Payload, trailer and the next head, as far as they go. */

@@ -78,8 +78,8 @@ uint32_t crc32c_table(uint32_t crc, const void *buf, size_t len)
 #ifdef __x86_64__
 static uint32_t shifted(uint32_t table[4][256], uint64_t crc)
 {
-	return table[0][crc & 255] ^ table[1][crc >> 8 & 255] ^ table[2][crc >> 16 & 255] ^
-	       table[3][crc >> 24 & 255];
+	return table[0][crc & 255] ^ table[1][crc >> 8 & 255] ^
+	       table[2][crc >> 16 & 255] ^ table[3][crc >> 24 & 255];
 }
 
 static inline uint64_t word_at(const uint8_t *p)
@@ -90,8 +90,8 @@ static inline uint64_t word_at(const uint8_t *p)
 	return v;
 }
 
-__attribute__((target("sse4.2"))) static uint32_t crc_sse(uint32_t begin, const uint8_t *p,
-							  size_t len)
+__attribute__((target("sse4.2"))) static uint32_t crc_sse(uint32_t begin,
+							  const uint8_t *p, size_t len)
 {
 	uint64_t crc = begin, b, c;
 

@@ -10,7 +10,8 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
-enum tcp_verify { /* as in the option `tcp_verify`, and on the wire */
+/* as in the option `tcp_verify`, and on the wire */
+enum tcp_verify {
 	TCP_VERIFY_NONE,
 	TCP_VERIFY_CRC32C,
 	TCP_VERIFY_XXH3,

@@ -69,7 +69,8 @@ int tcp_hello_get(const uint8_t buf[TCP_HELLO_BYTES], struct tcp_hello *hello_p)
 		return err_raise(ERR_VERSION, "tcp: version %u there, %u here", version,
 				 WIRE_VERSION);
 	if (role == 0 || role >= TCP_ROLE_END || verify >= TCP_VERIFY_END)
-		return err_raise(ERR_PROTO, "tcp hello: role %u, verify %u", role, verify);
+		return err_raise(ERR_PROTO, "tcp hello: role %u, verify %u", role,
+				 verify);
 	hello_p->role = (enum tcp_role)role;
 	hello_p->verify = (enum tcp_verify)verify;
 	if ((role == TCP_CONTROL || role == TCP_WELCOME) &&
@@ -126,15 +127,16 @@ static int head_check(const struct tcp_head *h, bool data)
 		return err_raise(ERR_PROTO, "tcp frame: type %u with %u bytes", h->type,
 				 h->length);
 	if ((h->id == 0) != (h->type == TCP_BYE))
-		return err_raise(ERR_PROTO, "tcp frame: type %u of transfer %llu", h->type,
-				 (unsigned long long)h->id);
+		return err_raise(ERR_PROTO, "tcp frame: type %u of transfer %llu",
+				 h->type, (unsigned long long)h->id);
 	if (eager && h->type != TCP_REQUEST && h->type != TCP_DONE)
 		return err_raise(ERR_PROTO, "tcp frame: type %u brings bytes", h->type);
 	if (h->type == TCP_REQUEST &&
 	    (eager ? h->at == 0 || h->at > TCP_EAGER_MAX || h->at > h->length ||
-			    h->length - h->at > XP_HEADER_MAX
+			     h->length - h->at > XP_HEADER_MAX
 		   : h->length > XP_HEADER_MAX))
-		return err_raise(ERR_PROTO, "tcp request: %u bytes, %llu of them the transfer's",
+		return err_raise(ERR_PROTO,
+				 "tcp request: %u bytes, %llu of them the transfer's",
 				 h->length, (unsigned long long)h->at);
 	if (h->type == TCP_DONE &&
 	    (eager ? h->code != ERR_OK || h->length == 0 : h->length > TCP_TEXT_MAX))
@@ -183,8 +185,8 @@ void tcp_head_get_err(const struct tcp_head *head, const void *text, size_t len,
 
 	memset(err_p, 0, sizeof(*err_p));
 	err_p->code = err_from_wire(head->code);
-	err_p->scope = scope <= ERR_SCOPE_DAEMON ? (enum err_scope)scope :
-						   err_default_scope(err_p->code);
+	err_p->scope = scope <= ERR_SCOPE_DAEMON ? (enum err_scope)scope
+						 : err_default_scope(err_p->code);
 	err_foreign(err_p);
 	err_p->retryable = head->flags & RETRYABLE;
 	if (len > TCP_TEXT_MAX)

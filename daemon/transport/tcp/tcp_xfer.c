@@ -103,8 +103,8 @@ static void drop_sides(struct net_xfer *net)
 
 static int open_flow(struct tcp_xfer *xfer)
 {
-	int r = net_is_source(&xfer->net) ? tcp_flow_send(&xfer->flow) :
-				  tcp_flow_receive(&xfer->flow);
+	int r = net_is_source(&xfer->net) ? tcp_flow_send(&xfer->flow)
+					  : tcp_flow_receive(&xfer->flow);
 
 	if (r < 0)
 		return err_pass(r);
@@ -262,7 +262,8 @@ static int place(struct tcp_xfer *xfer, uint64_t sum)
 				 " bytes is not the sender's",
 				 xfer->net.bytes);
 	if (at_hand(xfer)) {
-		r = stage_unpack(transport->hand, &xfer->flow.side, 0, xfer->net.bytes, bytes);
+		r = stage_unpack(transport->hand, &xfer->flow.side, 0, xfer->net.bytes,
+				 bytes);
 		xfer->placed = r == 0;
 		return err_pass(r);
 	}
@@ -312,9 +313,10 @@ static int request_make(struct tcp_xfer *xfer, struct tcp_head *head,
 		memcpy(tcp_chunk_payload(chunk), op->header, op->header_len);
 	if (xfer->eager) {
 		head->flags = TCP_FLAG_EAGER;
-		r = stage_pack(peer->transport->hand, &xfer->flow.side, 0, xfer->net.bytes,
-			       bytes);
-		head->sum = tcp_sum(peer->verify, &(struct iovec){bytes, xfer->net.bytes}, 1);
+		r = stage_pack(peer->transport->hand, &xfer->flow.side, 0,
+			       xfer->net.bytes, bytes);
+		head->sum =
+			tcp_sum(peer->verify, &(struct iovec){bytes, xfer->net.bytes}, 1);
 	}
 	if (r == 0 && xfer->net.kind == XP_READ && xfer->net.bytes > 0) {
 		pthread_mutex_lock(&peer->lock);
@@ -416,9 +418,9 @@ static int take_answer(struct tcp_peer *peer, const struct tcp_head *head,
 
 	if (r < 0)
 		return err_pass(r);
-	return err_pass(head->type == TCP_GO ?
-				take_go(tcp_xfer_of(net)) :
-				take_done(tcp_xfer_of(net), head, payload, entry));
+	return err_pass(head->type == TCP_GO
+				? take_go(tcp_xfer_of(net))
+				: take_done(tcp_xfer_of(net), head, payload, entry));
 }
 
 /* ---- theirs ---- */

@@ -156,8 +156,8 @@ static void classify(struct choice *choice)
 }
 
 /* Ways around the network that we must not offer. */
-static const char *const banned[] = {"sm",  "shm",   "mm",    "posix", "sysv",
-				     "cma", "xpmem", "knem",  "self",  "all"};
+static const char *const banned[] = {"sm",  "shm",   "mm",   "posix", "sysv",
+				     "cma", "xpmem", "knem", "self",  "all"};
 
 static int choose_tls(struct choice *choice, const char *wanted)
 {
@@ -302,7 +302,8 @@ static ucs_status_t on_message(void *arg, const void *header, size_t header_len,
 
 static unsigned int ucx_progress(struct transport *base, unsigned int budget)
 {
-	struct ucx_transport *transport = container_of(base, struct ucx_transport, net.base);
+	struct ucx_transport *transport =
+		container_of(base, struct ucx_transport, net.base);
 	unsigned int done = 0;
 
 	while (done < budget && transport->lib->ucp_worker_progress(transport->worker))
@@ -320,7 +321,8 @@ static void on_event(struct loop_fd *watch, int events)
 
 static bool ucx_arm(struct transport *base)
 {
-	struct ucx_transport *transport = container_of(base, struct ucx_transport, net.base);
+	struct ucx_transport *transport =
+		container_of(base, struct ucx_transport, net.base);
 
 	return transport->lib->ucp_worker_arm(transport->worker) == UCS_ERR_BUSY;
 }
@@ -349,7 +351,8 @@ static int take_address(struct ucx_transport *transport)
 
 	if (status != UCS_OK)
 		return ucx_fault(lib, "worker address", status);
-	r = ucx_address_put(attr.address, attr.address_length, transport->net.base.address,
+	r = ucx_address_put(attr.address, attr.address_length,
+			    transport->net.base.address,
 			    &transport->net.base.address_len);
 	lib->ucp_worker_release_address(transport->worker, attr.address);
 	if (r == 0 && attr.max_am_header < UCX_FRAME_BYTES)
@@ -401,7 +404,8 @@ static uint64_t clamp(uint64_t value, uint64_t low, uint64_t high)
 
 static void ucx_close(struct transport *base)
 {
-	struct ucx_transport *transport = container_of(base, struct ucx_transport, net.base);
+	struct ucx_transport *transport =
+		container_of(base, struct ucx_transport, net.base);
 	struct idmap_cursor at;
 
 	/* Helpers may still release what transfers held last. */
@@ -417,8 +421,7 @@ static void ucx_close(struct transport *base)
 	if (transport->context)
 		transport->lib->ucp_cleanup(transport->context);
 	strmap_fini(&transport->tokens);
-	strmap_foreach(&transport->pairings, at)
-		mem_free(at.value);
+	strmap_foreach(&transport->pairings, at) mem_free(at.value);
 	strmap_fini(&transport->pairings);
 	mem_free(transport);
 }
@@ -445,7 +448,8 @@ static int start(struct ucx_transport *transport)
 				  transport->context, transport->net.base.env.gpu,
 				  transport->slice_bytes, UCX_POOL_BYTES);
 	if (r == 0)
-		transport->net.base.caps = XP_CAP_STAGED | (choice.rdma ? XP_CAP_RDMA : 0);
+		transport->net.base.caps =
+			XP_CAP_STAGED | (choice.rdma ? XP_CAP_RDMA : 0);
 	return err_pass(r);
 }
 
@@ -460,8 +464,8 @@ static int ucx_open(const struct xp_env *env, const struct xp_callbacks *callbac
 	net_init(&transport->net, &ucx_net_ops, &ucx_transport, env, callbacks);
 	transport->slice_bytes =
 		clamp(env->config->slice_bytes, UCX_SLICE_MIN, UCX_SLICE_MAX);
-	transport->window_bytes =
-		clamp(env->config->max_inflight_bytes, transport->slice_bytes, UINT64_MAX);
+	transport->window_bytes = clamp(env->config->max_inflight_bytes,
+					transport->slice_bytes, UINT64_MAX);
 	list_init(&transport->hungry);
 	strmap_init(&transport->tokens);
 	strmap_init(&transport->pairings);

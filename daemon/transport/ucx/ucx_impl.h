@@ -44,11 +44,11 @@
 #define UCX_DIRECT_MIN 16384u
 #define UCX_SLICE_MIN 65536u
 #define UCX_SLICE_MAX (16u << 20)
-#define UCX_WINDOW_SLICES 64u	      /* posted at once to a peer */
-#define UCX_SHARE_BYTES (4u << 20)     /* posted at once of one transfer */
+#define UCX_WINDOW_SLICES 64u			 /* posted at once to a peer */
+#define UCX_SHARE_BYTES (4u << 20)		 /* posted at once of one transfer */
 #define UCX_FETCHES_MAX (4u * UCX_WINDOW_SLICES) /* as the receiver may see it */
-#define UCX_AM_ID 0x6bu		      /* 'k': all our messages */
-#define UCX_POOL_BYTES (16u << 20)    /* bounce buffers, each way */
+#define UCX_AM_ID 0x6bu				 /* 'k': all our messages */
+#define UCX_POOL_BYTES (16u << 20)		 /* bounce buffers, each way */
 #define UCX_HELD_MAX (NET_HEADERS_MAX + 4u * XP_HEADER_MAX)
 /* Sequenced frames that wait for an earlier one: two each of the transfers
  * that either side may have unfinished, and a farewell. */
@@ -63,10 +63,10 @@ struct ucx_transport {
 	struct strmap tokens;	/* token_in -> ucx_peer */
 	struct strmap pairings; /* remote worker's address -> ucx_pairing */
 	struct ucx_pool send_pool, recv_pool;
-	struct list hungry;	/* ucx_piece.link: wait for a receive buffer */
+	struct list hungry; /* ucx_piece.link: wait for a receive buffer */
 	uint64_t slice_bytes, window_bytes;
 	uint64_t frames_dropped; /* no peer of ours sent them */
-	atomic_uint releasing;	/* memories on a helper; close() waits for them */
+	atomic_uint releasing;	 /* memories on a helper; close() waits for them */
 };
 
 /* Endpoints made here to one remote worker. Lives as long as ours: libucp
@@ -77,7 +77,7 @@ struct ucx_pairing {
 
 struct ucx_reg {
 	struct xp_reg_base base;
-	ucp_mem_h memh; /* NULL: never given to libucp, or it needs none */
+	ucp_mem_h memh;	 /* NULL: never given to libucp, or it needs none */
 	atomic_int refs; /* the owner's and one a transfer's buffer */
 	uint64_t id;
 	struct offload_job job; /* the last reference went on the loop */
@@ -86,31 +86,31 @@ struct ucx_reg {
 struct ucx_peer {
 	struct net_peer net;
 	struct ucx_transport *transport;
-	ucp_ep_h ep; /* NULL: none yet, or its close began */
+	ucp_ep_h ep;	    /* NULL: none yet, or its close began */
 	uint64_t ep_number; /* of those made here to that worker, from 1 up */
 	bool ep_failed;	    /* while opening: the next hello takes another */
 	void *address;	    /* the remote worker's, as it came in HELLO */
 	size_t address_len;
 	struct ucx_pairing *pairing;
 	bool answer_came, answer_due, flushed;
-	unsigned int hellos;	/* that came */
+	unsigned int hellos;	 /* that came */
 	uint64_t hello_again_ns; /* wait before the next one */
 	uint64_t hello_number;	 /* the endpoint that the last one names */
-	uint64_t slice_bytes; /* largest that both sides take */
-	unsigned int busy; /* requests inside libucp */
+	uint64_t slice_bytes;	 /* largest that both sides take */
+	unsigned int busy;	 /* requests inside libucp */
 	uint64_t hello_deadline_ns, nudge_ns, nag_at_ns;
 
 	/* sequenced frames */
-	uint64_t out_seq, in_seq; /* last sent; next expected */
-	struct list entries;	  /* ucx_entry.link, by seq */
+	uint64_t out_seq, in_seq;  /* last sent; next expected */
+	struct list entries;	   /* ucx_entry.link, by seq */
 	struct ucx_entry *reserve; /* for a frame that finds no memory */
-	uint64_t held_bytes; /* request headers that the peer makes us keep */
+	uint64_t held_bytes;	   /* request headers that the peer makes us keep */
 
 	/* bytes */
 	struct list sources; /* ucx_xfer.source_link, in turn */
 	uint64_t sending_bytes;
 	unsigned int sending;
-	bool starved; /* a source waits for a send buffer */
+	bool starved;		/* a source waits for a send buffer */
 	unsigned int receiving; /* pieces of rendezvous not fetched yet */
 };
 
@@ -129,7 +129,7 @@ struct ucx_entry {
 /* A frame on its way out, with words at most. */
 struct ucx_send {
 	struct ucx_peer *peer;
-	ucp_ep_h ep; /* it went by */
+	ucp_ep_h ep;	       /* it went by */
 	struct ucx_xfer *xfer; /* of a request: it stays until this is out */
 	uint8_t header[UCX_FRAME_BYTES];
 	char text[UCX_TEXT_MAX];
@@ -149,16 +149,16 @@ struct ucx_xfer {
 	struct list source_link;
 	unsigned int busy; /* pieces, and frames of it inside libucp */
 	struct ucx_side side;
-	struct ucx_entry *entry;    /* theirs: holds the header */
-	struct ucx_send *spare[2];  /* so that an answer never lacks memory */
+	struct ucx_entry *entry;   /* theirs: holds the header */
+	struct ucx_send *spare[2]; /* so that an answer never lacks memory */
 	/* source */
 	uint64_t next_byte, done_bytes;
 	uint64_t sending_bytes; /* source: posted and not back */
 	uint64_t turn_bytes;	/* source: posted in this turn */
 	/* sink */
-	struct spans spans;	 /* came */
-	uint64_t landed;	 /* done with */
-	struct list pieces;	 /* ucx_piece.xfer_link */
+	struct spans spans; /* came */
+	uint64_t landed;    /* done with */
+	struct list pieces; /* ucx_piece.xfer_link */
 };
 
 /* One slice inside this daemon. */
@@ -166,13 +166,13 @@ struct ucx_piece {
 	struct list link;      /* transport->hungry */
 	struct list xfer_link; /* xfer->pieces */
 	struct ucx_xfer *xfer;
-	uint64_t offset, length; /* of the stream */
+	uint64_t offset, length;   /* of the stream */
 	struct ucx_buffer *buffer; /* bounce, or NULL */
-	void *desc;	       /* libucp's: not received yet */
+	void *desc;		   /* libucp's: not received yet */
 	bool copying;
 	struct copy_job job;
 	uint8_t header[UCX_FRAME_BYTES]; /* source */
-	uint8_t data[];	       /* an eager slice that cannot be put in place here */
+	uint8_t data[]; /* an eager slice that cannot be put in place here */
 };
 
 /* ---- ucx.c ---- */
@@ -216,9 +216,8 @@ void ucx_peer_hello(struct ucx_peer *peer, const struct ucx_frame *frame);
 struct ucx_send *ucx_send_new(struct ucx_peer *peer); /* NULL: raised */
 /* Sends and owns `send`. Fills token and seq; the payload is `err`'s words, or
  * `payload`, which must stay until xfer->busy falls. */
-void ucx_send_frame(struct ucx_send *send, struct ucx_frame *frame,
-		    const struct err *err, struct ucx_xfer *xfer, const void *payload,
-		    size_t len);
+void ucx_send_frame(struct ucx_send *send, struct ucx_frame *frame, const struct err *err,
+		    struct ucx_xfer *xfer, const void *payload, size_t len);
 /* A sequenced frame came (inside libucp's callback). */
 ucs_status_t ucx_order_frame(struct ucx_peer *peer, const struct ucx_frame *frame,
 			     void *data, size_t len, bool rndv);
@@ -226,7 +225,7 @@ ucs_status_t ucx_order_frame(struct ucx_peer *peer, const struct ucx_frame *fram
 struct ucx_entry *ucx_order_next(struct ucx_peer *peer);
 void ucx_entry_free(struct ucx_entry *entry);
 int ucx_order_reserve(struct ucx_peer *peer); /* refill peer->reserve */
-void ucx_order_drop(struct ucx_peer *peer); /* all that wait */
+void ucx_order_drop(struct ucx_peer *peer);   /* all that wait */
 
 /* ---- ucx_xfer.c ---- */
 extern const struct net_ops ucx_net_ops;

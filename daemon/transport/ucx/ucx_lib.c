@@ -77,8 +77,7 @@ static int set_environment_for(const char *version)
 {
 	unsigned int major = 0, minor = 0;
 
-	if (sscanf(version, "%u.%u", &major, &minor) == 2 &&
-	    (major > 1 || minor >= 16))
+	if (sscanf(version, "%u.%u", &major, &minor) == 2 && (major > 1 || minor >= 16))
 		return 0;
 	return set_environment(environment_before_1_16,
 			       ARRAY_LEN(environment_before_1_16));
@@ -98,9 +97,9 @@ static int find_all(void *handle, const char *path)
 {
 	int r;
 
-#define UCX_LIB_FIND(fn)                                                           \
-	r = find(handle, path, #fn, &lib.fn);                                      \
-	if (r < 0)                                                                 \
+#define UCX_LIB_FIND(fn)                      \
+	r = find(handle, path, #fn, &lib.fn); \
+	if (r < 0)                            \
 		return err_pass(r);
 	UCX_LIB_FUNCTIONS(UCX_LIB_FIND)
 #undef UCX_LIB_FIND

@@ -18,31 +18,31 @@
 #include <ucp/api/ucp.h>
 
 /* X(function): all are required, and exist since 1.13. */
-#define UCX_LIB_FUNCTIONS(X)                                                       \
-	X(ucp_get_version_string)                                                  \
-	X(ucp_lib_query)                                                           \
-	X(ucp_config_read)                                                         \
-	X(ucp_config_modify)                                                       \
-	X(ucp_config_release)                                                      \
-	X(ucp_init_version)                                                        \
-	X(ucp_cleanup)                                                             \
-	X(ucp_mem_map)                                                             \
-	X(ucp_mem_unmap)                                                           \
-	X(ucp_worker_create)                                                       \
-	X(ucp_worker_destroy)                                                      \
-	X(ucp_worker_query)                                                        \
-	X(ucp_worker_release_address)                                              \
-	X(ucp_worker_get_efd)                                                      \
-	X(ucp_worker_arm)                                                          \
-	X(ucp_worker_progress)                                                     \
-	X(ucp_worker_set_am_recv_handler)                                          \
-	X(ucp_ep_create)                                                           \
-	X(ucp_ep_close_nbx)                                                        \
-	X(ucp_ep_flush_nbx)                                                        \
-	X(ucp_ep_print_info)                                                       \
-	X(ucp_am_send_nbx)                                                         \
-	X(ucp_am_recv_data_nbx)                                                    \
-	X(ucp_am_data_release)                                                     \
+#define UCX_LIB_FUNCTIONS(X)              \
+	X(ucp_get_version_string)         \
+	X(ucp_lib_query)                  \
+	X(ucp_config_read)                \
+	X(ucp_config_modify)              \
+	X(ucp_config_release)             \
+	X(ucp_init_version)               \
+	X(ucp_cleanup)                    \
+	X(ucp_mem_map)                    \
+	X(ucp_mem_unmap)                  \
+	X(ucp_worker_create)              \
+	X(ucp_worker_destroy)             \
+	X(ucp_worker_query)               \
+	X(ucp_worker_release_address)     \
+	X(ucp_worker_get_efd)             \
+	X(ucp_worker_arm)                 \
+	X(ucp_worker_progress)            \
+	X(ucp_worker_set_am_recv_handler) \
+	X(ucp_ep_create)                  \
+	X(ucp_ep_close_nbx)               \
+	X(ucp_ep_flush_nbx)               \
+	X(ucp_ep_print_info)              \
+	X(ucp_am_send_nbx)                \
+	X(ucp_am_recv_data_nbx)           \
+	X(ucp_am_data_release)            \
 	X(ucp_request_free)
 
 struct ucx_lib {
@@ -51,7 +51,7 @@ struct ucx_lib {
 #undef UCX_LIB_MEMBER
 	const char *(*ucs_status_string)(ucs_status_t status);
 	const char *version; /* "1.13.1" */
-	bool threads; /* built so that mem_map may run beside the worker */
+	bool threads;	     /* built so that mem_map may run beside the worker */
 };
 
 /*

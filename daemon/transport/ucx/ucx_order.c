@@ -58,9 +58,8 @@ static void on_sent(void *request, ucs_status_t status, void *user_data)
 	send_over(send, status);
 }
 
-void ucx_send_frame(struct ucx_send *send, struct ucx_frame *frame,
-		    const struct err *err, struct ucx_xfer *xfer, const void *payload,
-		    size_t len)
+void ucx_send_frame(struct ucx_send *send, struct ucx_frame *frame, const struct err *err,
+		    struct ucx_xfer *xfer, const void *payload, size_t len)
 {
 	struct ucx_peer *peer = send->peer;
 	ucp_request_param_t param = {
@@ -82,8 +81,8 @@ void ucx_send_frame(struct ucx_send *send, struct ucx_frame *frame,
 	if (ucx_frame_sequenced(frame))
 		frame->seq = ++peer->out_seq;
 	ucx_frame_put(frame, send->header);
-	param.flags = len > UCX_EAGER_MAX ? UCP_AM_SEND_FLAG_RNDV :
-					    UCP_AM_SEND_FLAG_EAGER;
+	param.flags =
+		len > UCX_EAGER_MAX ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER;
 	send->xfer = xfer;
 	send->ep = peer->ep;
 	if (xfer)
@@ -93,7 +92,8 @@ void ucx_send_frame(struct ucx_send *send, struct ucx_frame *frame,
 		return;
 	}
 	started = ucx_started(peer->transport->lib->ucp_am_send_nbx(
-		peer->ep, UCX_AM_ID, send->header, UCX_FRAME_BYTES, payload, len, &param));
+		peer->ep, UCX_AM_ID, send->header, UCX_FRAME_BYTES, payload, len,
+		&param));
 	if (started > 0)
 		peer->busy++;
 	else
@@ -278,7 +278,7 @@ void ucx_order_drop(struct ucx_peer *peer)
 	while ((link = list_pop_front(&peer->entries))) {
 		struct ucx_entry *entry = list_entry(link, struct ucx_entry, link);
 
-			entry->orphan = true;
+		entry->orphan = true;
 		if (!entry->receiving)
 			ucx_entry_free(entry);
 	}

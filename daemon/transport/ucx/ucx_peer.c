@@ -91,8 +91,8 @@ void ucx_peer_break(struct ucx_peer *peer, const char *what, ucs_status_t status
 		peer->ep_failed = true;
 		return;
 	}
-	err_set(&err, ERR_PEER, "ucx: connection to %s lost: %s: %s", peer->net.name, what,
-		peer->transport->lib->ucs_status_string(status));
+	err_set(&err, ERR_PEER, "ucx: connection to %s lost: %s: %s", peer->net.name,
+		what, peer->transport->lib->ucs_status_string(status));
 	peer->net.broken = true;
 	net_peer_fail(&peer->net, &err);
 }
@@ -173,7 +173,9 @@ static int connect_endpoint(struct ucx_peer *peer)
 
 static void say_hello(struct ucx_peer *peer, uint16_t flags)
 {
-	struct ucx_frame frame = {.type = UCX_HELLO, .flags = flags, .id = peer->ep_number,
+	struct ucx_frame frame = {.type = UCX_HELLO,
+				  .flags = flags,
+				  .id = peer->ep_number,
 				  .offset = peer->transport->slice_bytes};
 	struct ucx_send *send = ucx_send_new(peer);
 
@@ -283,8 +285,8 @@ static void answer_hello(struct ucx_peer *peer)
 		net_peer_fail_last(&peer->net);
 		return;
 	}
-	if (opening && (!peer->ep || peer->ep_failed ||
-			peer->ep_number != peer->hello_number) &&
+	if (opening &&
+	    (!peer->ep || peer->ep_failed || peer->ep_number != peer->hello_number) &&
 	    climb(peer, peer->hello_number) < 0) {
 		net_peer_fail_last(&peer->net);
 		return;
@@ -294,8 +296,8 @@ static void answer_hello(struct ucx_peer *peer)
 	if (flags)
 		say_hello(peer, flags);
 	if (opening)
-		net_peer_watch(&peer->net, loop_now_ns(peer->net.timer.loop) +
-						   peer->hello_again_ns);
+		net_peer_watch(&peer->net,
+			       loop_now_ns(peer->net.timer.loop) + peer->hello_again_ns);
 }
 
 /* ---- deadlines ---- */
@@ -316,8 +318,8 @@ static void watch_hello(struct ucx_peer *peer, uint64_t now)
 		net_peer_watch(&peer->net, now + peer->hello_again_ns);
 		return;
 	}
-	err_set(&err, ERR_TIMEOUT, "ucx: %s did not answer our hello with the right token",
-		peer->net.name);
+	err_set(&err, ERR_TIMEOUT,
+		"ucx: %s did not answer our hello with the right token", peer->net.name);
 	net_peer_fail(&peer->net, &err);
 }
 
@@ -328,7 +330,8 @@ static void nudge(struct ucx_peer *peer, uint64_t now)
 	struct transport *base = &peer->transport->net.base;
 
 	if (now >= peer->nag_at_ns) {
-		log_error("ucx", peer->net.name, "a closed endpoint's requests do not end",
+		log_error("ucx", peer->net.name,
+			  "a closed endpoint's requests do not end",
 			  "requests=%u why=\"%s\"", peer->busy, peer->net.err.text);
 		peer->nag_at_ns = now + NAG_NS;
 	}
@@ -525,7 +528,8 @@ static int take_address(struct ucx_peer *peer, const struct xp_peer_args *args)
 int ucx_peer_open(struct transport *base, const struct xp_peer_args *args,
 		  struct xp_peer **peer_p)
 {
-	struct ucx_transport *transport = container_of(base, struct ucx_transport, net.base);
+	struct ucx_transport *transport =
+		container_of(base, struct ucx_transport, net.base);
 	struct ucx_peer *peer;
 	int r;
 
@@ -554,7 +558,8 @@ int ucx_peer_open(struct transport *base, const struct xp_peer_args *args,
 	list_push_back(&transport->net.peers, &peer->net.link);
 	if (peer->net.dial) {
 		say_hello(peer, UCX_FLAG_ASK);
-		net_peer_watch(&peer->net, loop_clock_ns(peer->net.timer.loop) + HELLO_AGAIN_NS);
+		net_peer_watch(&peer->net,
+			       loop_clock_ns(peer->net.timer.loop) + HELLO_AGAIN_NS);
 	}
 	*peer_p = (struct xp_peer *)peer;
 	return 0;

@@ -9,9 +9,8 @@
 
 #define BUFFERS_MIN 4u
 
-int ucx_pool_init(struct ucx_pool *pool, const struct ucx_lib *lib,
-		  ucp_context_h context, struct gpu *gpu, uint64_t slice_bytes,
-		  uint64_t total_bytes)
+int ucx_pool_init(struct ucx_pool *pool, const struct ucx_lib *lib, ucp_context_h context,
+		  struct gpu *gpu, uint64_t slice_bytes, uint64_t total_bytes)
 {
 	uint64_t count = total_bytes / slice_bytes;
 	ucp_mem_map_params_t params;
@@ -20,8 +19,8 @@ int ucx_pool_init(struct ucx_pool *pool, const struct ucx_lib *lib,
 
 	if (count < BUFFERS_MIN)
 		count = BUFFERS_MIN;
-	*pool = (struct ucx_pool){.lib = lib, .context = context,
-				  .slice_bytes = slice_bytes};
+	*pool = (struct ucx_pool){
+		.lib = lib, .context = context, .slice_bytes = slice_bytes};
 	list_init(&pool->free);
 	r = memory_new_linear(count * slice_bytes, &pool->memory);
 	if (r < 0)
@@ -40,8 +39,8 @@ int ucx_pool_init(struct ucx_pool *pool, const struct ucx_lib *lib,
 	if (!lib->threads)
 		return 0; /* as the regions: nothing is registered (ucx_reg.c) */
 	params = (ucp_mem_map_params_t){
-		.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS |
-			      UCP_MEM_MAP_PARAM_FIELD_LENGTH,
+		.field_mask =
+			UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH,
 		.address = pool->memory->base,
 		.length = count * slice_bytes,
 	};
@@ -65,9 +64,9 @@ void ucx_pool_fini(struct ucx_pool *pool)
 
 struct ucx_buffer *ucx_pool_take(struct ucx_pool *pool)
 {
-	return list_empty(&pool->free) ? NULL :
-					 list_entry(list_pop_front(&pool->free),
-						    struct ucx_buffer, link);
+	return list_empty(&pool->free)
+		       ? NULL
+		       : list_entry(list_pop_front(&pool->free), struct ucx_buffer, link);
 }
 
 void ucx_pool_give(struct ucx_buffer *buffer)

@@ -35,9 +35,8 @@ struct ucx_pool {
 	unsigned int count;
 };
 
-int ucx_pool_init(struct ucx_pool *pool, const struct ucx_lib *lib,
-		  ucp_context_h context, struct gpu *gpu, uint64_t slice_bytes,
-		  uint64_t total_bytes);
+int ucx_pool_init(struct ucx_pool *pool, const struct ucx_lib *lib, ucp_context_h context,
+		  struct gpu *gpu, uint64_t slice_bytes, uint64_t total_bytes);
 void ucx_pool_fini(struct ucx_pool *pool); /* all are back; a zeroed one is fine */
 struct ucx_buffer *ucx_pool_take(struct ucx_pool *pool); /* NULL: none is free */
 void ucx_pool_give(struct ucx_buffer *buffer);

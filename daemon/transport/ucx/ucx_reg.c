@@ -195,8 +195,9 @@ static int holes_check(const struct plan *plan, const struct xp_buffer *buffers,
 		uint32_t buffer = is_src ? run->src_buffer : run->dst_buffer;
 
 		if (!buffers[buffer].reg)
-			return err_raise(ERR_INVAL, "run %zu: buffer %u is not registered",
-					 i, buffer);
+			return err_raise(ERR_INVAL,
+					 "run %zu: buffer %u is not registered", i,
+					 buffer);
 	}
 	return 0;
 }

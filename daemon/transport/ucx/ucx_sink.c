@@ -94,8 +94,8 @@ static void piece_fetched(struct ucx_piece *piece, ucs_status_t status, size_t l
 	if (status != UCS_OK && net_peer_live(&peer->net)) {
 		ucx_peer_break(peer, "receive bytes", status);
 	} else if (status == UCS_OK && len != piece->length) {
-		err_raise(ERR_PROTO, "ucx: slice of %zu bytes, %" PRIu64 " announced", len,
-			  piece->length);
+		err_raise(ERR_PROTO, "ucx: slice of %zu bytes, %" PRIu64 " announced",
+			  len, piece->length);
 		net_peer_fail_last(&peer->net);
 	} else if (status == UCS_OK && sm_state(&xfer->net.sm) == NET_XFER_MOVING) {
 		if (piece->buffer) {
@@ -186,8 +186,9 @@ static int admit(const struct ucx_xfer *xfer, const struct ucx_frame *frame, siz
 		return err_raise(ERR_PROTO, "bytes for transfer %" PRIu64 " (%s)",
 				 xfer->net.id, sm_name(&xfer->net.sm));
 	if (len == 0 || len != frame->length || len > xfer->peer->transport->slice_bytes)
-		return err_raise(ERR_PROTO, "ucx: slice of %zu bytes, %" PRIu64 " announced",
-				 len, frame->length);
+		return err_raise(ERR_PROTO,
+				 "ucx: slice of %zu bytes, %" PRIu64 " announced", len,
+				 frame->length);
 	if (frame->offset > xfer->net.bytes || len > xfer->net.bytes - frame->offset)
 		return err_raise(ERR_PROTO,
 				 "ucx: slice at %" PRIu64 " of %zu bytes, past %" PRIu64,
@@ -290,17 +291,19 @@ ucs_status_t ucx_sink_frame(struct ucx_peer *peer, const struct ucx_frame *frame
 			    void *data, size_t len, bool rndv)
 {
 	bool to_inbound = frame->type == UCX_DATA;
-	struct ucx_xfer *xfer = idmap_get(to_inbound ? &peer->net.inbounds : &peer->net.ops,
-					  frame->id);
+	struct ucx_xfer *xfer =
+		idmap_get(to_inbound ? &peer->net.inbounds : &peer->net.ops, frame->id);
 	int r;
 
-	if (!xfer && frame->id < (to_inbound ? peer->net.inbound_high + 1 : peer->net.next_id))
+	if (!xfer &&
+	    frame->id < (to_inbound ? peer->net.inbound_high + 1 : peer->net.next_id))
 		return UCS_OK; /* late: its transfer is over */
 	if (xfer && (xfer->net.finishing || sm_state(&xfer->net.sm) == NET_XFER_STOPPING))
 		return UCS_OK;
-	r = xfer ? admit(xfer, frame, len, rndv) :
-		   err_raise(ERR_PROTO, "bytes for transfer %" PRIu64
-			     " that was never asked", frame->id);
+	r = xfer ? admit(xfer, frame, len, rndv)
+		 : err_raise(ERR_PROTO,
+			     "bytes for transfer %" PRIu64 " that was never asked",
+			     frame->id);
 	if (r < 0) {
 		net_peer_fail_last(&peer->net);
 		return UCS_OK;

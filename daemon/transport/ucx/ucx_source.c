@@ -40,8 +40,8 @@ static void cut(const struct ucx_xfer *xfer, struct slice *slice)
 	*slice = (struct slice){.offset = xfer->next_byte, .length = max};
 	plan_walk_seek(&walk, xfer->side.plan, xfer->next_byte);
 	plan_walk_next(&walk, max, &first);
-	slice->direct = ucx_side_direct(&xfer->side, first.src_buffer, first.src,
-					&slice->memh);
+	slice->direct =
+		ucx_side_direct(&xfer->side, first.src_buffer, first.src, &slice->memh);
 	if (!slice->direct)
 		return;
 	slice->length = first.len;
@@ -235,7 +235,8 @@ void ucx_source_stop(struct ucx_xfer *xfer)
 	list_remove(&xfer->source_link);
 	list_foreach(piece, &xfer->pieces, xfer_link)
 		if (piece->copying)
-			copier_cancel(xfer->peer->transport->net.base.env.copier, &piece->job);
+			copier_cancel(xfer->peer->transport->net.base.env.copier,
+				      &piece->job);
 }
 
 /* Whose turn it is. Who has its share is passed over: at most a window's worth. */

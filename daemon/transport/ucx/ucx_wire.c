@@ -84,8 +84,8 @@ void ucx_frame_get_err(const struct ucx_frame *frame, const void *text, size_t l
 
 	memset(err_p, 0, sizeof(*err_p));
 	err_p->code = err_from_wire(frame->code);
-	err_p->scope = scope <= ERR_SCOPE_DAEMON ? (enum err_scope)scope :
-						   err_default_scope(err_p->code);
+	err_p->scope = scope <= ERR_SCOPE_DAEMON ? (enum err_scope)scope
+						 : err_default_scope(err_p->code);
 	err_foreign(err_p);
 	err_p->retryable = frame->flags & RETRYABLE;
 	if (len > UCX_TEXT_MAX)

@@ -87,10 +87,9 @@ static int take_sides(struct net_xfer *net, const struct xp_sides *sides)
 
 	if (r < 0)
 		return err_pass(r);
-	return err_pass(ucx_side_init(&xfer->side, sides->plan,
-				      source ? sides->src : sides->dst,
-				      source ? sides->src_count : sides->dst_count,
-				      source));
+	return err_pass(
+		ucx_side_init(&xfer->side, sides->plan, source ? sides->src : sides->dst,
+			      source ? sides->src_count : sides->dst_count, source));
 }
 
 static void drop_sides(struct net_xfer *net)
@@ -107,8 +106,8 @@ static void speak(struct net_xfer *net)
 	if (!net_owes_cancel(net))
 		return;
 	net->stop_said = true;
-	ucx_send_frame(mem_steal(ucx_xfer_of(net)->spare[1]), &frame, &net->err, NULL, NULL,
-		       0);
+	ucx_send_frame(mem_steal(ucx_xfer_of(net)->spare[1]), &frame, &net->err, NULL,
+		       NULL, 0);
 }
 
 static void halt(struct net_xfer *net)
@@ -132,8 +131,8 @@ static bool is_over(struct net_xfer *net)
 	case NET_XFER_MOVING:
 		if (net->ours && !net->answered)
 			return false;
-		return net_is_source(net) ? ucx_source_complete(xfer) :
-					    ucx_sink_complete(xfer);
+		return net_is_source(net) ? ucx_source_complete(xfer)
+					  : ucx_sink_complete(xfer);
 	default:
 		return false;
 	}
@@ -143,8 +142,8 @@ static bool is_whole(struct net_xfer *net)
 {
 	const struct ucx_xfer *xfer = ucx_xfer_of(net);
 
-	return net_is_source(net) ? xfer->next_byte == net->bytes :
-				    ucx_sink_complete(xfer);
+	return net_is_source(net) ? xfer->next_byte == net->bytes
+				  : ucx_sink_complete(xfer);
 }
 
 static int say_done(struct net_xfer *net, const struct err *err)
@@ -212,8 +211,8 @@ static int take_answer(struct ucx_peer *peer, const struct ucx_entry *entry)
 
 	if (r < 0)
 		return err_pass(r);
-	return err_pass(entry->frame.type == UCX_GO ? take_go(ucx_xfer_of(net)) :
-						      take_done(ucx_xfer_of(net), entry));
+	return err_pass(entry->frame.type == UCX_GO ? take_go(ucx_xfer_of(net))
+						    : take_done(ucx_xfer_of(net), entry));
 }
 
 /* ---- theirs ---- */

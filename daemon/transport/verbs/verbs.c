@@ -36,7 +36,8 @@
 
 static unsigned int verbs_progress(struct transport *base, unsigned int budget)
 {
-	struct verbs_transport *transport = container_of(base, struct verbs_transport, net.base);
+	struct verbs_transport *transport =
+		container_of(base, struct verbs_transport, net.base);
 	struct list *link, batch;
 	unsigned int done = 0;
 
@@ -55,7 +56,8 @@ static unsigned int verbs_progress(struct transport *base, unsigned int budget)
 
 static bool verbs_arm(struct transport *base)
 {
-	struct verbs_transport *transport = container_of(base, struct verbs_transport, net.base);
+	struct verbs_transport *transport =
+		container_of(base, struct verbs_transport, net.base);
 
 	/* each queue that was found empty has been armed by its poll; one that is
 	 * still here is to be looked at again */
@@ -84,7 +86,8 @@ static int verbs_probe(const struct config *config, uint32_t *caps_p)
 
 static void verbs_close(struct transport *base)
 {
-	struct verbs_transport *transport = container_of(base, struct verbs_transport, net.base);
+	struct verbs_transport *transport =
+		container_of(base, struct verbs_transport, net.base);
 
 	verbs_pack_close(transport);
 	while (atomic_load(&transport->releasing))
@@ -109,12 +112,13 @@ static int open_cm(struct verbs_transport *transport)
 
 	transport->cm = transport->lib->create_event_channel();
 	if (!transport->cm)
-		return err_raise(ERR_REQUIRE,
-				 "verbs: no connection manager: %s (is the module rdma_ucm "
-				 "loaded, and /dev/infiniband/rdma_cm allowed?)",
-				 strerror(errno));
-	loop_fd_init(&transport->cm_watch, transport->net.base.env.loop, transport->cm->fd,
-		     verbs_on_cm);
+		return err_raise(
+			ERR_REQUIRE,
+			"verbs: no connection manager: %s (is the module rdma_ucm "
+			"loaded, and /dev/infiniband/rdma_cm allowed?)",
+			strerror(errno));
+	loop_fd_init(&transport->cm_watch, transport->net.base.env.loop,
+		     transport->cm->fd, verbs_on_cm);
 	flags = fcntl(transport->cm->fd, F_GETFL);
 	if (flags < 0 || fcntl(transport->cm->fd, F_SETFL, flags | O_NONBLOCK) < 0)
 		return err_raise_errno(errno, "verbs: fcntl");

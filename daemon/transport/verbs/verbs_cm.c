@@ -42,7 +42,8 @@
 /* a rejection's reason, where the kernel has one: ib_cm's "consumer defined" */
 #define REJECT_CONSUMER 28
 
-struct cm_event { /* of which the original is acknowledged */
+/* of which the original is acknowledged */
+struct cm_event {
 	enum rdma_cm_event_type type;
 	struct rdma_cm_id *id, *listener;
 	int status;
@@ -167,7 +168,8 @@ static void choose_rail(struct verbs_qp *qp)
 static bool other_rail_is_up(const struct verbs_peer *peer, const struct verbs_rail *rail)
 {
 	for (uint32_t i = 0; i < peer->qp_count; i++)
-		if (sm_state(&peer->qps[i].sm) == VERBS_QP_UP && peer->qps[i].rail != rail)
+		if (sm_state(&peer->qps[i].sm) == VERBS_QP_UP &&
+		    peer->qps[i].rail != rail)
 			return true;
 	return false;
 }
@@ -233,7 +235,8 @@ static void on_resolved(struct verbs_qp *qp)
 	const struct verbs_lib *lib = qp->peer->transport->lib;
 
 	if (qp->id->verbs != qp->rail->device->context)
-		err_raise(ERR_TRANSPORT, "verbs: %s: the way to %s leaves by another device",
+		err_raise(ERR_TRANSPORT,
+			  "verbs: %s: the way to %s leaves by another device",
 			  qp->rail->name, qp->peer->net.name);
 	else if (lib->resolve_route(qp->id, RESOLVE_MS) != 0)
 		err_raise(ERR_TRANSPORT, "verbs: %s to %s: route: %s", qp->rail->name,
@@ -253,7 +256,8 @@ static int check_answer(struct verbs_qp *qp, const struct cm_event *event)
 	if (r < 0)
 		return err_pass(r);
 	if (memcmp(hello.token, peer->net.token_in, sizeof(hello.token)) != 0)
-		return err_raise(ERR_AUTH, "verbs: who answers for %s has the wrong token",
+		return err_raise(ERR_AUTH,
+				 "verbs: who answers for %s has the wrong token",
 				 peer->net.name);
 	if (hello.qp != qp->index || hello.total != peer->qp_count)
 		return err_raise(ERR_PROTO, "verbs: %s answers queue pair %u of %u",
@@ -337,7 +341,7 @@ static void on_connect_request(struct verbs_transport *transport,
 	}
 	peer = strmap_get_bytes(&transport->tokens, hello.token, sizeof(hello.token));
 	no = peer && net_peer_live(&peer->net) ? expect(peer, &hello, rail)
-					   : "no peer waits with this token";
+					       : "no peer waits with this token";
 	if (no) {
 		refuse(transport, event->id, no);
 		return;
@@ -473,7 +477,7 @@ static void on_refused(struct verbs_qp *qp, const struct cm_event *event)
 		qp->peer->net.name,
 		event->type == RDMA_CM_EVENT_REJECTED	   ? "refused"
 		: event->type == RDMA_CM_EVENT_UNREACHABLE ? "unreachable"
-		: event->type == RDMA_CM_EVENT_ADDR_ERROR  ? "its address does not resolve"
+		: event->type == RDMA_CM_EVENT_ADDR_ERROR ? "its address does not resolve"
 		: event->type == RDMA_CM_EVENT_ROUTE_ERROR ? "no route"
 							   : "no connection",
 		event->status, words);
@@ -535,8 +539,8 @@ static void take_event(struct verbs_transport *transport, const struct cm_event 
 		on_disconnected(qp);
 		return;
 	case RDMA_CM_EVENT_DEVICE_REMOVAL: /* the adapter's own event does the rest */
-		log_warn("verbs", NULL, "an adapter is being removed",
-			 "status=%d", event->status);
+		log_warn("verbs", NULL, "an adapter is being removed", "status=%d",
+			 event->status);
 		return;
 	default: /* TIMEWAIT_EXIT, ADDR_CHANGE: nothing to do */
 		return;

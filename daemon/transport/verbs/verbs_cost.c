@@ -60,7 +60,8 @@ uint32_t verbs_cost_row(const struct plan *plan, enum xp_kind kind, uint32_t sge
 	struct plan_span span;
 
 	plan_walk_begin(&walk, plan);
-	for (unsigned int i = 0; i < SAMPLE && plan_walk_next(&walk, UINT64_MAX, &span); i++) {
+	for (unsigned int i = 0; i < SAMPLE && plan_walk_next(&walk, UINT64_MAX, &span);
+	     i++) {
 		uint64_t far = kind == XP_WRITE ? span.dst : span.src;
 		uint64_t near = kind == XP_WRITE ? span.src : span.dst;
 		uint32_t at = kind == XP_WRITE ? span.dst_buffer : span.src_buffer;
@@ -110,8 +111,9 @@ void verbs_cost_probed(struct verbs_peer *peer)
 	uint64_t took = loop_clock_ns(peer->net.timer.loop) - peer->probe_begin_ns;
 
 	peer->request_ns = (double)took / PROBES;
-	log_info("verbs", peer->net.name, "a work request's cost", "ns=%.0f copy_256_ns=%.0f",
-		 peer->request_ns, verbs_cost_copy_ns(peer->transport, 256));
+	log_info("verbs", peer->net.name, "a work request's cost",
+		 "ns=%.0f copy_256_ns=%.0f", peer->request_ns,
+		 verbs_cost_copy_ns(peer->transport, 256));
 }
 
 double verbs_cost_request_ns(struct verbs_peer *peer)

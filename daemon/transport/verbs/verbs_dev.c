@@ -35,12 +35,11 @@ void verbs_address_text(const struct sockaddr_storage *address, char *buf, size_
 {
 	char text[INET6_ADDRSTRLEN] = "?";
 	bool v6 = address->ss_family == AF_INET6;
-	const void *at = v6 ? (const void *)&((const struct sockaddr_in6 *)(const void *)
-						      address)
-						->sin6_addr
-			    : (const void *)&((const struct sockaddr_in *)(const void *)
-						      address)
-						->sin_addr;
+	const void *at =
+		v6 ? (const void *)&((const struct sockaddr_in6 *)(const void *)address)
+				->sin6_addr
+		   : (const void *)&((const struct sockaddr_in *)(const void *)address)
+				->sin_addr;
 
 	inet_ntop(address->ss_family, at, text, sizeof(text));
 	snprintf(buf, size, v6 ? "[%s]" : "%s", text);
@@ -53,10 +52,10 @@ bool verbs_gid_is(const union ibv_gid *gid, const struct sockaddr_storage *addre
 	static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
 
 	if (address->ss_family == AF_INET6)
-		return !memcmp(gid->raw,
-			       &((const struct sockaddr_in6 *)(const void *)address)
-					->sin6_addr,
-			       16);
+		return !memcmp(
+			gid->raw,
+			&((const struct sockaddr_in6 *)(const void *)address)->sin6_addr,
+			16);
 	return !memcmp(gid->raw, mapped, sizeof(mapped)) &&
 	       !memcmp(gid->raw + 12,
 		       &((const struct sockaddr_in *)(const void *)address)->sin_addr, 4);
@@ -77,7 +76,8 @@ static int gid_index(const struct verbs_rail *rail, int count, char *type, size_
 		    !verbs_gid_is(&gid, &rail->address))
 			continue;
 		found = i;
-		snprintf(file, sizeof(file), "ports/%u/gid_attrs/types/%d", rail->port, i);
+		snprintf(file, sizeof(file), "ports/%u/gid_attrs/types/%d", rail->port,
+			 i);
 		verbs_topo_line(lib, rail->device->name, file, type, size);
 		if (strstr(type, "v2"))
 			break;
@@ -100,8 +100,8 @@ static void describe(struct verbs_rail *rail)
 	rail->node = verbs_topo_node(device->transport->lib, device->name);
 	snprintf(rail->text, sizeof(rail->text),
 		 "%.20s:%u %.40s gid %d (%.12s) mtu %u %.24s node %d%s", device->name,
-		 rail->port, address, rail->gid, type, 128u << attr.active_mtu, rate, rail->node,
-		 rail->down ? " DOWN" : "");
+		 rail->port, address, rail->gid, type, 128u << attr.active_mtu, rate,
+		 rail->node, rail->down ? " DOWN" : "");
 }
 
 /* ---- opening ---- */
@@ -126,17 +126,20 @@ static int device_start(struct verbs_device *device)
 		return err_raise_errno(errno, "verbs: %s: query", device->name);
 	device->pd = lib->alloc_pd(device->context);
 	if (!device->pd)
-		return err_raise_errno(errno, "verbs: %s: protection domain", device->name);
+		return err_raise_errno(errno, "verbs: %s: protection domain",
+				       device->name);
 	device->channel = lib->create_comp_channel(device->context);
 	if (!device->channel)
-		return err_raise_errno(errno, "verbs: %s: completion channel", device->name);
+		return err_raise_errno(errno, "verbs: %s: completion channel",
+				       device->name);
 	r = set_nonblocking(device->channel->fd);
 	if (r == 0)
 		r = set_nonblocking(device->context->async_fd);
 	if (r < 0)
 		return err_pass(r);
 	loop_fd_init(&device->cq_watch, loop, device->channel->fd, verbs_on_cq);
-	loop_fd_init(&device->async_watch, loop, device->context->async_fd, verbs_on_async);
+	loop_fd_init(&device->async_watch, loop, device->context->async_fd,
+		     verbs_on_async);
 	r = loop_fd_set(&device->cq_watch, LOOP_READ);
 	if (r == 0)
 		r = loop_fd_set(&device->async_watch, LOOP_READ);
@@ -304,17 +307,19 @@ int verbs_rails_open(struct verbs_transport *transport)
 
 		r = try_word(transport, list, word);
 		if (r == 0 && transport->rail_count == before && config->verbs_rails[0])
-			r = err_raise(ERR_REQUIRE,
-				      "verbs_rails: '%s' is no RDMA port with an address of "
-				      "its own here",
-				      word);
+			r = err_raise(
+				ERR_REQUIRE,
+				"verbs_rails: '%s' is no RDMA port with an address of "
+				"its own here",
+				word);
 	}
 	lib->free_addresses(list);
 	if (r == 0 && transport->rail_count == 0)
-		r = err_raise(ERR_REQUIRE,
-			      "verbs: no RDMA port has the address of listen = %s: name the "
-			      "ports in verbs_rails",
-			      config->listen);
+		r = err_raise(
+			ERR_REQUIRE,
+			"verbs: no RDMA port has the address of listen = %s: name the "
+			"ports in verbs_rails",
+			config->listen);
 	return err_pass(r);
 }
 

@@ -49,7 +49,8 @@ static bool port_is_down(const struct verbs_rail *rail)
 	struct verbs_device *device = rail->device;
 	struct ibv_port_attr attr = {0};
 
-	return device->transport->lib->query_port(device->context, rail->port, &attr) != 0 ||
+	return device->transport->lib->query_port(device->context, rail->port, &attr) !=
+		       0 ||
 	       attr.state != IBV_PORT_ACTIVE;
 }
 
@@ -74,7 +75,8 @@ bool verbs_wc_err(const struct verbs_qp *qp, const struct ibv_wc *wc, struct err
 		code = ERR_IO;
 		words = "the port is down";
 	}
-	err_set(err_p, code, "verbs: %s to %s, queue pair %u: %s (status %d, vendor 0x%x)",
+	err_set(err_p, code,
+		"verbs: %s to %s, queue pair %u: %s (status %d, vendor 0x%x)",
 		qp->rail->name, qp->peer->net.name, qp->index, words, (int)wc->status,
 		wc->vendor_err);
 	err_p->scope = ERR_SCOPE_PEER;
@@ -113,7 +115,8 @@ static void on_port(struct verbs_device *device, unsigned int port, bool down)
 		rail->down = down;
 		if (down)
 			log_warn("verbs", rail->name, "port is down",
-				 "effect=\"connections over it end when their retries do\"");
+				 "effect=\"connections over it end when their retries "
+				 "do\"");
 		else
 			log_info("verbs", rail->name, "port is active", "port=%u", port);
 	}
@@ -173,7 +176,8 @@ static void take_event(struct verbs_device *device, const struct ibv_async_event
 		fail_all(device, "a completion queue overran");
 		return;
 	default: /* LID, GID, SM, P_Key changes, path migrated, last WQE: no harm */
-		log_info("verbs", device->name, "event", "type=%d", (int)event->event_type);
+		log_info("verbs", device->name, "event", "type=%d",
+			 (int)event->event_type);
 	}
 }
 
@@ -181,7 +185,8 @@ static void take_event(struct verbs_device *device, const struct ibv_async_event
  * acknowledgement of its events. Its memory is ours, so it is still there. */
 void verbs_on_async(struct loop_fd *watch, int events)
 {
-	struct verbs_device *device = container_of(watch, struct verbs_device, async_watch);
+	struct verbs_device *device =
+		container_of(watch, struct verbs_device, async_watch);
 	const struct verbs_lib *lib = device->transport->lib;
 	struct ibv_async_event event, copy;
 

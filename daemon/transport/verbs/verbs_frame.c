@@ -96,8 +96,8 @@ static bool post_message(struct verbs_peer *peer, struct verbs_out *out)
 {
 	struct verbs_qp *qp = &peer->qps[0];
 	int buffer = __builtin_ctz(peer->send_free);
-	uint8_t *at = peer->buffers + (size_t)(VERBS_DEPTH + (unsigned)buffer) *
-					      VERBS_MSG_BYTES;
+	uint8_t *at = peer->buffers +
+		      (size_t)(VERBS_DEPTH + (unsigned)buffer) * VERBS_MSG_BYTES;
 	size_t len = out->left < PAYLOAD_MAX ? out->left : PAYLOAD_MAX;
 	struct ibv_sge sge = {
 		.addr = (uint64_t)(uintptr_t)at,
@@ -148,8 +148,7 @@ void verbs_frame_pump(struct verbs_peer *peer)
 {
 	struct verbs_out *out;
 
-	while ((out = list_first(&peer->out, struct verbs_out, link)) &&
-	       may_send(peer)) {
+	while ((out = list_first(&peer->out, struct verbs_out, link)) && may_send(peer)) {
 		bool bye = out->frame.type == VERBS_BYE;
 
 		if (!post_message(peer, out))

@@ -43,11 +43,11 @@
 #include "daemon/transport/verbs/verbs_lib.h"
 #include "daemon/transport/verbs/verbs_wire.h"
 
-#define VERBS_MSG_BYTES 4096u	 /* a frame and what is behind it */
-#define VERBS_DEPTH 64u		 /* receives for frames a peer */
-#define VERBS_SEND_BUFFERS 32u	 /* frames on their way out a peer */
-#define VERBS_SQ_DEPTH 512u	 /* work requests a queue pair */
-#define VERBS_CHAIN_WRS 32u	 /* under one doorbell */
+#define VERBS_MSG_BYTES 4096u  /* a frame and what is behind it */
+#define VERBS_DEPTH 64u	       /* receives for frames a peer */
+#define VERBS_SEND_BUFFERS 32u /* frames on their way out a peer */
+#define VERBS_SQ_DEPTH 512u    /* work requests a queue pair */
+#define VERBS_CHAIN_WRS 32u    /* under one doorbell */
 #define VERBS_CHAIN_BYTES (1u << 20)
 #define VERBS_SGE_MAX 30u
 #define VERBS_INLINE_MAX 128u
@@ -71,15 +71,16 @@ struct verbs_rail {
 	struct sockaddr_storage address; /* with the port it listens on */
 	uint32_t index;
 	uint8_t port;
-	bool down;	/* the port has said so */
-	int node;	/* NUMA; -1: not known, or there is one only */
-	int gid;	/* index of its address's; -1: it has none */
+	bool down; /* the port has said so */
+	int node;  /* NUMA; -1: not known, or there is one only */
+	int gid;   /* index of its address's; -1: it has none */
 	struct verbs_loopback *loopback;
-	char name[40]; /* "mlx5_0:1" */
+	char name[40];	/* "mlx5_0:1" */
 	char text[192]; /* address, GID, MTU, link, NUMA node, and why these */
 };
 
-struct verbs_chain { /* work requests being built */
+/* work requests being built */
+struct verbs_chain {
 	struct ibv_send_wr wr[VERBS_CHAIN_WRS];
 	struct ibv_sge sge[VERBS_CHAIN_WRS][VERBS_SGE_MAX];
 	uint32_t count;
@@ -98,8 +99,8 @@ struct verbs_transport {
 	struct verbs_device devices[VERBS_RAILS_MAX];
 	struct verbs_rail rails[VERBS_RAILS_MAX];
 	uint32_t device_count, rail_count;
-	struct list active; /* verbs_qp.active_link: completions may be there */
-	struct strmap tokens; /* token_in -> verbs_peer that waits to be dialled */
+	struct list active;    /* verbs_qp.active_link: completions may be there */
+	struct strmap tokens;  /* token_in -> verbs_peer that waits to be dialled */
 	struct list lingering; /* verbs_linger.link: farewells under way */
 	struct loop_timer linger_timer;
 	uint64_t window_max;
@@ -122,9 +123,9 @@ struct verbs_reg {
 	uint8_t shift;
 	atomic_int refs; /* the owner's, and one for each table that names it */
 	uint64_t id;
-	uint32_t near; /* rails that are nearest to it: bits */
+	uint32_t near;	  /* rails that are nearest to it: bits */
 	uint64_t address; /* of byte 0, as keys name it */
-	int dmabuf_fd; /* while it is registered; -1: none */
+	int dmabuf_fd;	  /* while it is registered; -1: none */
 	uint64_t dmabuf_offset;
 	struct offload_job job; /* the last reference went on the loop */
 };
@@ -152,7 +153,7 @@ struct verbs_sent {
 	int32_t buffer;		 /* a frame's, -1: none */
 	bool probe;		 /* the last one of verbs_cost.c's */
 	uint64_t bytes;
-	uint64_t begin; /* of its bytes, in the plan's stream */
+	uint64_t begin;	     /* of its bytes, in the plan's stream */
 	struct slice *slice; /* of a packed transfer, NULL: none */
 };
 
@@ -172,7 +173,7 @@ struct verbs_qp {
 	uint64_t inflight_bytes;
 	/* receive queue */
 	uint32_t rq_depth, rq_posted;
-	bool armed; /* an event will come */
+	bool armed;    /* an event will come */
 	bool spinning; /* empty, not armed: looked at again soon */
 	uint64_t die_deadline_ns;
 	uint64_t dial_ns; /* when it began to connect */
@@ -184,29 +185,29 @@ struct verbs_peer {
 	struct net_peer net;
 	struct verbs_transport *transport;
 	struct verbs_address address; /* the remote's; dial only */
-	struct err dial_err; /* the last refusal */
-	bool waiting; /* in transport->tokens */
-	struct verbs_qp *qps; /* qp_count */
+	struct err dial_err;	      /* the last refusal */
+	bool waiting;		      /* in transport->tokens */
+	struct verbs_qp *qps;	      /* qp_count */
 	uint32_t qp_count, qps_up;
 	uint32_t rails, bad_rails; /* dial: that both sides have; bits of no way there */
 	uint64_t dial_deadline_ns, dial_again_ns;
 
 	/* frames */
-	uint8_t *buffers;	/* VERBS_DEPTH receives, then VERBS_SEND_BUFFERS */
+	uint8_t *buffers;	  /* VERBS_DEPTH receives, then VERBS_SEND_BUFFERS */
 	struct ibv_mr *buffer_mr; /* with queue pair 0's device */
-	uint32_t send_free;	/* a bit for each send buffer */
-	uint32_t credits, owed; /* frames we may send; receives to tell of */
+	uint32_t send_free;	  /* a bit for each send buffer */
+	uint32_t credits, owed;	  /* frames we may send; receives to tell of */
 	uint32_t peer_depth;
-	struct list out;	/* verbs_out.link */
+	struct list out;	       /* verbs_out.link */
 	struct verbs_xfer *assembling; /* its header is on its way in */
-	uint64_t held_bytes;	/* of request headers that the peer makes us keep */
-	uint64_t skip_bytes;	/* of the header of a request without memory */
-	bool bye_out;		/* it has left, or nothing more can */
+	uint64_t held_bytes; /* of request headers that the peer makes us keep */
+	uint64_t skip_bytes; /* of the header of a request without memory */
+	bool bye_out;	     /* it has left, or nothing more can */
 
 	/* transfers */
-	struct list movers;	    /* .mover_link: have something to post, in turn */
-	struct list ungranted;	    /* .grant_link: inbound WRITEs without a slot */
-	struct list unslotted;	    /* .grant_link: those whose slices have no pool yet */
+	struct list movers;    /* .mover_link: have something to post, in turn */
+	struct list ungranted; /* .grant_link: inbound WRITEs without a slot */
+	struct list unslotted; /* .grant_link: those whose slices have no pool yet */
 	struct verbs_xfer *grants[VERBS_GRANTS];
 	uint16_t generations[VERBS_GRANTS];
 	uint32_t grant_count, grant_next;
@@ -235,8 +236,8 @@ struct verbs_peer {
 struct verbs_out {
 	struct list link;
 	struct verbs_frame frame;
-	const uint8_t *payload; /* a request's header, else NULL: text */
-	size_t left;		/* of it */
+	const uint8_t *payload;	 /* a request's header, else NULL: text */
+	size_t left;		 /* of it */
 	struct verbs_xfer *xfer; /* of the request: it stays until this is out */
 	char text[VERBS_TEXT_MAX];
 };
@@ -273,28 +274,29 @@ struct verbs_xfer {
 	bool go;    /* GO was sent, or came */
 	bool ended; /* the mover's last words (marks, FIN) are out */
 	bool fin_came;
-	unsigned int busy;  /* entries in send queues, requests in `out` */
+	unsigned int busy; /* entries in send queues, requests in `out` */
 	const struct plan *plan;
 	struct verbs_places local, remote;
 	struct verbs_out *spare[VERBS_SPARES]; /* so that words never lack memory */
-	uint8_t *header; /* theirs */
-	uint32_t header_len, header_have; /* bytes of it; that came */
+	uint8_t *header;		       /* theirs */
+	uint32_t header_len, header_have;      /* bytes of it; that came */
 	/* mover: who posts work requests: who asks; of a packed one the source */
 	struct plan_walk walk;
 	struct plan_span span; /* cut from the walk, not posted yet */
 	uint64_t posted_bytes, done_bytes, said_bytes;
-	uint64_t rewind; /* where what a lost rail did not confirm begins, or UINT64_MAX */
-	bool again;	 /* a rail was lost: marks, and maybe bytes, once more */
-	uint32_t used;	 /* queue pairs with bytes of it: bits */
+	uint64_t
+		rewind; /* where what a lost rail did not confirm begins, or UINT64_MAX */
+	bool again;	/* a rail was lost: marks, and maybe bytes, once more */
+	uint32_t used;	/* queue pairs with bytes of it: bits */
 	uint32_t used_lost; /* ... that were on rails that are lost */
-	uint32_t marked; /* of those: the mark is posted */
-	uint32_t home;	 /* a small one stays there */
-	uint32_t near;	 /* queue pairs that it may use: bits */
+	uint32_t marked;    /* of those: the mark is posted */
+	uint32_t home;	    /* a small one stays there */
+	uint32_t near;	    /* queue pairs that it may use: bits */
 	bool may_inline;
-	struct verbs_pack *pack; /* NULL: row by row */
-	bool pack_agreed;	 /* ours: the answerer has said so */
-	bool wants_pack;	 /* theirs: who asks has asked for it */
-	bool must_pack;		 /* it is staged: packed, or not at all */
+	struct verbs_pack *pack;       /* NULL: row by row */
+	bool pack_agreed;	       /* ours: the answerer has said so */
+	bool wants_pack;	       /* theirs: who asks has asked for it */
+	bool must_pack;		       /* it is staged: packed, or not at all */
 	struct verbs_flushes *flushes; /* to be read before it is over; NULL: none */
 	/* a granted inbound WRITE */
 	uint32_t slot; /* GO's; VERBS_GRANTS: none */
@@ -444,9 +446,9 @@ int verbs_xfer_frame(struct verbs_peer *peer, const struct verbs_frame *frame,
 		     const uint8_t *payload);
 int verbs_xfer_mark(struct verbs_peer *peer, const struct verbs_qp *qp,
 		    const struct verbs_mark *mark);
-void verbs_xfer_progress(struct verbs_peer *peer); /* tell how far movers are */
+void verbs_xfer_progress(struct verbs_peer *peer);     /* tell how far movers are */
 void verbs_xfer_drop_partial(struct verbs_peer *peer); /* a request not whole yet */
-void verbs_xfer_grant(struct verbs_peer *peer); /* slots to who waits for one */
+void verbs_xfer_grant(struct verbs_peer *peer);	       /* slots to who waits for one */
 
 /* ---- verbs_cost.c ---- */
 void verbs_cost_learn(struct verbs_transport *transport, uint8_t *memory);

@@ -147,8 +147,8 @@ static int load(const char *path, const struct symbol *symbols)
 		void *fn = dlsym(handle, symbols->name);
 
 		if (!fn && !symbols->optional)
-			return err_raise(ERR_REQUIRE, "verbs: %s has no function %s", path,
-					 symbols->name);
+			return err_raise(ERR_REQUIRE, "verbs: %s has no function %s",
+					 path, symbols->name);
 		memcpy(symbols->fn_p, &fn, sizeof(fn));
 	}
 	return 0;

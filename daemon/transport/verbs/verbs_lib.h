@@ -47,7 +47,8 @@ struct verbs_lib {
 	int (*get_cq_event)(struct ibv_comp_channel *channel, struct ibv_cq **cq,
 			    void **owner);
 	void (*ack_cq_events)(struct ibv_cq *cq, unsigned int count);
-	int (*get_async_event)(struct ibv_context *context, struct ibv_async_event *event);
+	int (*get_async_event)(struct ibv_context *context,
+			       struct ibv_async_event *event);
 	void (*ack_async_event)(struct ibv_async_event *event);
 	/* ibv_create_qp(), ibv_destroy_qp(): of no connection manager */
 	struct ibv_qp *(*make_qp)(struct ibv_pd *pd, struct ibv_qp_init_attr *attr);

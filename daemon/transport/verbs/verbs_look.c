@@ -19,9 +19,9 @@
 
 static const char *link_text(uint8_t link)
 {
-	return link == IBV_LINK_LAYER_ETHERNET	    ? "Ethernet"
+	return link == IBV_LINK_LAYER_ETHERNET	   ? "Ethernet"
 	       : link == IBV_LINK_LAYER_INFINIBAND ? "InfiniBand"
-						    : "unknown";
+						   : "unknown";
 }
 
 static const char *state_text(enum ibv_port_state state)
@@ -83,14 +83,16 @@ static void look_gids(const struct verbs_lib *lib, struct ibv_context *context, 
 		port->gid_count++;
 		at->index = i;
 		inet_ntop(AF_INET6, gid.raw, at->gid, sizeof(at->gid));
-		snprintf(file, sizeof(file), "ports/%u/gid_attrs/types/%d", port->port, i);
+		snprintf(file, sizeof(file), "ports/%u/gid_attrs/types/%d", port->port,
+			 i);
 		verbs_topo_line(lib, port->device, file, at->type, sizeof(at->type));
 		find_address(list, &gid, port);
 	}
 }
 
-static void look_port(const struct verbs_lib *lib, struct ibv_context *context, uint8_t number,
-		      const struct ifaddrs *list, struct verbs_look_port *port)
+static void look_port(const struct verbs_lib *lib, struct ibv_context *context,
+		      uint8_t number, const struct ifaddrs *list,
+		      struct verbs_look_port *port)
 {
 	struct ibv_port_attr attr = {0};
 	char file[32];
@@ -123,7 +125,8 @@ static void look_device(const struct verbs_lib *lib, struct ibv_device *device,
 			lib->close_device(context);
 		return;
 	}
-	for (uint8_t i = 1; i <= attr.phys_port_cnt && look->count < VERBS_LOOK_PORTS; i++)
+	for (uint8_t i = 1; i <= attr.phys_port_cnt && look->count < VERBS_LOOK_PORTS;
+	     i++)
 		look_port(lib, context, i, list, &look->ports[look->count++]);
 	lib->close_device(context);
 }
@@ -162,24 +165,27 @@ bool verbs_look_use(const struct verbs_look_port *port, const struct config *con
 	for (uint32_t i = 0; transport && i < transport->rail_count; i++) {
 		const struct verbs_rail *rail = &transport->rails[i];
 
-		if (rail->port != port->port || strcmp(rail->device->name, port->device) != 0)
+		if (rail->port != port->port ||
+		    strcmp(rail->device->name, port->device) != 0)
 			continue;
 		snprintf(why, size, "rail %u%s", i,
 			 rail->device->fatal ? ", but the device is gone"
-			 : rail->down	      ? ", but the port is down"
-					      : "");
+			 : rail->down	     ? ", but the port is down"
+					     : "");
 		return true;
 	}
 	if (strcmp(port->state, "active") != 0)
 		snprintf(why, size, "the port is %s", port->state);
 	else if (!port->address[0])
-		snprintf(why, size, "no interface has an address that is one of its GIDs");
+		snprintf(why, size,
+			 "no interface has an address that is one of its GIDs");
 	else if (!transport)
 		snprintf(why, size, "the transport verbs is not open");
 	else if (config->verbs_rails[0])
 		snprintf(why, size, "verbs_rails does not name it");
 	else
-		snprintf(why, size, "listen = %s is another address, and verbs_rails is empty",
+		snprintf(why, size,
+			 "listen = %s is another address, and verbs_rails is empty",
 			 config->listen);
 	return false;
 }

@@ -27,9 +27,10 @@ struct verbs_look_gid {
 struct verbs_look_port {
 	char device[32];
 	uint8_t port;
-	char state[16], link[16], rate[40]; /* "active", "Ethernet", "100 Gb/sec (4X EDR)" */
+	char state[16], link[16],
+		rate[40]; /* "active", "Ethernet", "100 Gb/sec (4X EDR)" */
 	unsigned int mtu;
-	int node; /* NUMA; -1: not known */
+	int node;			 /* NUMA; -1: not known */
 	char interface[20], address[48]; /* by which it is found; "" */
 	uint32_t gid_count;		 /* those that are set; at most VERBS_LOOK_GIDS */
 	struct verbs_look_gid gids[VERBS_LOOK_GIDS];

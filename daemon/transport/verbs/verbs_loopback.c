@@ -4,12 +4,12 @@
  *
  * A completion, and a message behind the bytes, tell that an adapter has sent its writes
  * towards memory. Of host memory that is enough: the completion goes the same way behind
- * them. Writes to a GPU go another way, through bridges of their own; a kernel that starts
- * now might not see them, and, as bad, they might land after the transfer was called
- * failed and its pages were given to somebody else. A read request does not overtake
- * writes before it on its way (PCIe), so when the byte that it asked for is here, they
- * are there. That must be asked by the same adapter; the driver's own promise (the
- * attribute of GPUDirect ordering) does not hold where there are several ways, see
+ * them. Writes to a GPU go another way, through bridges of their own; a kernel that
+ * starts now might not see them, and, as bad, they might land after the transfer was
+ * called failed and its pages were given to somebody else. A read request does not
+ * overtake writes before it on its way (PCIe), so when the byte that it asked for is
+ * here, they are there. That must be asked by the same adapter; the driver's own promise
+ * (the attribute of GPUDirect ordering) does not hold where there are several ways, see
  * docs/gpu-order.md.
  *
  * So each transfer that an adapter wrote into GPU memory for, good or not, ends with one
@@ -55,7 +55,8 @@ static const struct sm_state states[LOOPBACK_STATES] = {
 	[LOOPBACK_ENDING] = {"ending", SM_TO(LOOPBACK_IDLE)},
 };
 
-struct verbs_flush { /* one READ */
+/* one READ */
+struct verbs_flush {
 	struct list link; /* loopback->waiting or ->posted */
 	struct verbs_flushes *of;
 	const struct verbs_reg *reg;
@@ -92,7 +93,8 @@ struct verbs_loopback {
 
 static bool loopback_invariant(const struct sm *sm, unsigned int from)
 {
-	const struct verbs_loopback *lb = container_of(sm, const struct verbs_loopback, sm);
+	const struct verbs_loopback *lb =
+		container_of(sm, const struct verbs_loopback, sm);
 
 	(void)from;
 	return sm_state(sm) != LOOPBACK_IDLE || (!lb->qp && list_empty(&lb->posted));
@@ -127,8 +129,8 @@ static void unmake(struct verbs_loopback *lb)
 
 static int failed(const struct verbs_loopback *lb, const char *what, int no)
 {
-	return err_raise(ERR_IO, "verbs: %s: a loop-back queue pair: %s: %s", lb->rail->name,
-			 what, strerror(no));
+	return err_raise(ERR_IO, "verbs: %s: a loop-back queue pair: %s: %s",
+			 lb->rail->name, what, strerror(no));
 }
 
 static int make_queues(struct verbs_loopback *lb)
@@ -138,7 +140,9 @@ static int make_queues(struct verbs_loopback *lb)
 	struct ibv_qp_init_attr init = {
 		.qp_context = NULL, /* no peer's: verbs_event.c */
 		.qp_type = IBV_QPT_RC,
-		.cap = {.max_send_wr = DEPTH, .max_recv_wr = 1, .max_send_sge = 1,
+		.cap = {.max_send_wr = DEPTH,
+			.max_recv_wr = 1,
+			.max_send_sge = 1,
 			.max_recv_sge = 1},
 		.sq_sig_all = 1,
 	};
@@ -150,7 +154,8 @@ static int make_queues(struct verbs_loopback *lb)
 	flags = fcntl(lb->channel->fd, F_GETFL);
 	if (flags < 0 || fcntl(lb->channel->fd, F_SETFL, flags | O_NONBLOCK) < 0)
 		return failed(lb, "fcntl", errno);
-	lb->mr = lib->reg_mr(device->pd, lb->sink, sizeof(lb->sink), IBV_ACCESS_LOCAL_WRITE);
+	lb->mr = lib->reg_mr(device->pd, lb->sink, sizeof(lb->sink),
+			     IBV_ACCESS_LOCAL_WRITE);
 	if (!lb->mr)
 		return failed(lb, "memory", errno);
 	lb->cq = lib->create_cq(device->context, (int)DEPTH, lb, lb->channel, 0);
@@ -179,8 +184,8 @@ static int own_path(struct verbs_loopback *lb, struct ibv_qp_attr *attr)
 	attr->ah_attr.grh.hop_limit = HOPS;
 	attr->ah_attr.grh.traffic_class = lb->transport->tos;
 	attr->ah_attr.grh.sgid_index = (uint8_t)(rail->gid < 0 ? 0 : rail->gid);
-	no = lib->query_gid(rail->device->context, rail->port, attr->ah_attr.grh.sgid_index,
-			    &attr->ah_attr.grh.dgid);
+	no = lib->query_gid(rail->device->context, rail->port,
+			    attr->ah_attr.grh.sgid_index, &attr->ah_attr.grh.dgid);
 	return no ? failed(lb, "GID", errno) : 0;
 }
 
@@ -188,7 +193,9 @@ static int connect_self(struct verbs_loopback *lb)
 {
 	const struct verbs_lib *lib = lb->transport->lib;
 	int most = lb->rail->device->attr.max_qp_rd_atom;
-	uint8_t rd = (uint8_t)(most <= 0 ? 1 : most < RD_ATOMIC_MAX ? most : RD_ATOMIC_MAX);
+	uint8_t rd = (uint8_t)(most <= 0	      ? 1
+			       : most < RD_ATOMIC_MAX ? most
+						      : RD_ATOMIC_MAX);
 	struct ibv_qp_attr init = {.qp_state = IBV_QPS_INIT,
 				   .port_num = lb->rail->port,
 				   .qp_access_flags = IBV_ACCESS_REMOTE_READ};
@@ -204,13 +211,15 @@ static int connect_self(struct verbs_loopback *lb)
 
 	if (r < 0)
 		return err_pass(r);
-	no = lib->modify_qp(lb->qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
-						   IBV_QP_ACCESS_FLAGS);
+	no = lib->modify_qp(lb->qp, &init,
+			    IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+				    IBV_QP_ACCESS_FLAGS);
 	if (!no)
 		no = lib->modify_qp(lb->qp, &rtr,
 				    IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
 					    IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-					    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+					    IBV_QP_MAX_DEST_RD_ATOMIC |
+					    IBV_QP_MIN_RNR_TIMER);
 	if (!no)
 		no = lib->modify_qp(lb->qp, &rts,
 				    IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
@@ -287,14 +296,15 @@ static void submit(struct verbs_loopback *lb, void (*work)(struct offload_job *j
 
 static void watch_next(struct verbs_loopback *lb)
 {
-	const struct verbs_flush *flush = list_first(&lb->posted, struct verbs_flush, link);
+	const struct verbs_flush *flush =
+		list_first(&lb->posted, struct verbs_flush, link);
 	uint64_t now = now_ns(lb);
 
 	if (!flush || sm_state(&lb->sm) == LOOPBACK_ENDING)
 		flush = list_first(&lb->waiting, struct verbs_flush, link);
-	if (flush && loop_timer_start(&lb->timer, flush->deadline_ns > now
-							  ? flush->deadline_ns - now
-							  : 1) < 0)
+	if (flush &&
+	    loop_timer_start(&lb->timer,
+			     flush->deadline_ns > now ? flush->deadline_ns - now : 1) < 0)
 		err_clear(); /* the next one starts it */
 }
 
@@ -338,10 +348,12 @@ static void end(struct verbs_loopback *lb, const struct err *why)
 	submit(lb, unmake_work, unmake_done);
 }
 
-static void read_err(const struct verbs_loopback *lb, const char *words, struct err *err_p)
+static void read_err(const struct verbs_loopback *lb, const char *words,
+		     struct err *err_p)
 {
-	err_set(err_p, ERR_IO, "verbs: %s: reading back what was written into a GPU's memory: "
-			       "%s; the GPU may not see it",
+	err_set(err_p, ERR_IO,
+		"verbs: %s: reading back what was written into a GPU's memory: "
+		"%s; the GPU may not see it",
 		lb->rail->name, words);
 }
 
@@ -398,10 +410,13 @@ static bool post(struct verbs_loopback *lb, struct verbs_flush *flush)
 {
 	const struct verbs_reg *reg = flush->reg;
 	struct ibv_mr *mr = reg->mr[lb->rail->device->index][flush->at >> reg->shift];
-	struct ibv_sge sge = {.addr = (uint64_t)(uintptr_t)lb->sink, .length = 1,
-			      .lkey = lb->mr->lkey};
-	struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_READ,
-				 .send_flags = IBV_SEND_SIGNALED}, *bad = NULL;
+	struct ibv_sge sge = {
+		.addr = (uint64_t)(uintptr_t)lb->sink, .length = 1, .lkey = lb->mr->lkey};
+	struct ibv_send_wr wr = {.sg_list = &sge,
+				 .num_sge = 1,
+				 .opcode = IBV_WR_RDMA_READ,
+				 .send_flags = IBV_SEND_SIGNALED},
+			   *bad = NULL;
 	struct err err;
 	int no;
 
@@ -433,7 +448,8 @@ static void make_done(struct offload_job *job)
 		return;
 	}
 	sm_move(&lb->sm, LOOPBACK_UP);
-	loop_fd_init(&lb->watch, lb->transport->net.base.env.loop, lb->channel->fd, on_event);
+	loop_fd_init(&lb->watch, lb->transport->net.base.env.loop, lb->channel->fd,
+		     on_event);
 	if (loop_fd_set(&lb->watch, LOOP_READ) < 0) {
 		err_take(&job->err);
 		fail_list(&lb->waiting, &job->err);
@@ -460,7 +476,8 @@ static void on_pump(struct loop_defer *defer)
 		submit(lb, make_work, make_done);
 	}
 	while (sm_state(&lb->sm) == LOOPBACK_UP && lb->posted_count < DEPTH &&
-	       (flush = list_first(&lb->waiting, struct verbs_flush, link)) && post(lb, flush))
+	       (flush = list_first(&lb->waiting, struct verbs_flush, link)) &&
+	       post(lb, flush))
 		continue;
 }
 
@@ -487,7 +504,8 @@ static bool wants_flush(const struct verbs_reg *reg)
 	return reg && reg->pieces && reg->base.memory->kind == MEMORY_DEVICE;
 }
 
-static struct verbs_flush *flush_of(struct verbs_flushes *all, const struct verbs_reg *reg)
+static struct verbs_flush *flush_of(struct verbs_flushes *all,
+				    const struct verbs_reg *reg)
 {
 	for (uint32_t i = 0; i < all->regs; i++)
 		if (all->flush[i].reg == reg)
@@ -536,7 +554,8 @@ int verbs_flush_plan(struct verbs_xfer *xfer)
 	for (size_t i = 0; i < xfer->plan->run_count; i++) {
 		const struct plan_run *run = &xfer->plan->runs[i];
 
-		if (run->dst_buffer == last || !wants_flush(places->at[run->dst_buffer].reg))
+		if (run->dst_buffer == last ||
+		    !wants_flush(places->at[run->dst_buffer].reg))
 			continue;
 		last = run->dst_buffer;
 		note_run(all, &places->at[last], run);

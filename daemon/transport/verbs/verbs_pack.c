@@ -51,10 +51,10 @@
 struct verbs_pack {
 	struct verbs_xfer *xfer;
 	struct copy_buffer *buffers; /* of our side, as the plan numbers them */
-	uint32_t slots;	  /* source: given and empty; destination: given */
-	uint64_t next;	  /* source: bytes cut; destination: bytes that came */
-	uint64_t given;	  /* destination: what the slots given so far can take */
-	struct list cut;  /* source: slice.link, not posted yet */
+	uint32_t slots;		     /* source: given and empty; destination: given */
+	uint64_t next;		     /* source: bytes cut; destination: bytes that came */
+	uint64_t given;	 /* destination: what the slots given so far can take */
+	struct list cut; /* source: slice.link, not posted yet */
 	struct list wait_link;
 	struct verbs_remote remote; /* source: the peer's slots */
 	bool has_remote, key_said;
@@ -130,15 +130,17 @@ static void way_is(struct verbs_xfer *xfer)
 
 	way->packed = xfer->pack != NULL;
 	way->staged = xfer->pack && xfer->must_pack;
-	way->row_bytes = verbs_cost_row(xfer->plan, xfer->net.kind, peer->transport->sge_max);
+	way->row_bytes =
+		verbs_cost_row(xfer->plan, xfer->net.kind, peer->transport->sge_max);
 	way->copy_ns = (uint32_t)verbs_cost_copy_ns(peer->transport, way->row_bytes);
 	way->request_ns = xfer->net.ours ? (uint32_t)verbs_cost_request_ns(peer) : 0;
 }
 
 static int lacks_pool(void)
 {
-	return err_raise(ERR_REQUIRE, "verbs: memory that no adapter can have is staged, and "
-				      "there are no buffers for that (see the log)");
+	return err_raise(ERR_REQUIRE,
+			 "verbs: memory that no adapter can have is staged, and "
+			 "there are no buffers for that (see the log)");
 }
 
 /* Slots for what will come, if nobody has asked for them yet. */
@@ -187,8 +189,9 @@ int verbs_pack_choose(struct verbs_xfer *xfer)
 int verbs_pack_check(struct verbs_xfer *xfer)
 {
 	if (xfer->local.staged && !xfer->wants_pack)
-		return err_raise(ERR_IMPORT, "verbs: no adapter here can have that memory, and "
-					     "the peer does not send it packed");
+		return err_raise(ERR_IMPORT,
+				 "verbs: no adapter here can have that memory, and "
+				 "the peer does not send it packed");
 	if ((xfer->local.staged || xfer->must_pack) && !xfer->peer->transport->pack_pool)
 		return lacks_pool();
 	xfer->must_pack |= xfer->local.staged;
@@ -254,8 +257,10 @@ static int take_key(struct verbs_xfer *xfer, const void *key, size_t len)
 int verbs_pack_agree(struct verbs_xfer *xfer, bool agreed, const void *key, size_t len)
 {
 	if (!xfer->pack && agreed)
-		return err_raise(ERR_PROTO, "verbs: transfer %" PRIu64
-				 " is to be packed, which it did not ask for", xfer->net.id);
+		return err_raise(ERR_PROTO,
+				 "verbs: transfer %" PRIu64
+				 " is to be packed, which it did not ask for",
+				 xfer->net.id);
 	if (!agreed) {
 		verbs_pack_drop(xfer);
 		if (xfer->net.op)
@@ -281,7 +286,8 @@ void verbs_pack_no_slots(struct verbs_peer *peer, struct verbs_pool *pool,
 	struct list *link;
 
 	while ((link = list_pop_front(&pool->waiting)))
-		net_xfer_stop(&list_entry(link, struct verbs_pack, wait_link)->xfer->net, err);
+		net_xfer_stop(&list_entry(link, struct verbs_pack, wait_link)->xfer->net,
+			      err);
 	while ((xfer = list_first(&peer->unslotted, struct verbs_xfer, grant_link))) {
 		list_remove(&xfer->grant_link);
 		xfer->wants_pack = false; /* then row by row */
@@ -347,7 +353,8 @@ static void say_slot(struct verbs_xfer *xfer, uint32_t index)
 	int r = out ? 0 : -ENOMEM;
 
 	if (r == 0 && !pack->key_said) /* the first of a READ */
-		r = verbs_key_pack(xfer->peer->pack_pool->reg, NULL, key, sizeof(key), &len);
+		r = verbs_key_pack(xfer->peer->pack_pool->reg, NULL, key, sizeof(key),
+				   &len);
 	if (r < 0) {
 		mem_free(out);
 		net_xfer_stop_last(&xfer->net);
@@ -380,7 +387,8 @@ void verbs_pack_feed(struct verbs_peer *peer)
 	struct list *link;
 
 	/* one each, in turn */
-	while (pool && pool->ready && pool->free && (link = list_pop_front(&pool->waiting))) {
+	while (pool && pool->ready && pool->free &&
+	       (link = list_pop_front(&pool->waiting))) {
 		struct verbs_pack *pack = list_entry(link, struct verbs_pack, wait_link);
 		struct slice *slice = &pool->slices[__builtin_ctz(pool->free)];
 
@@ -426,12 +434,14 @@ int verbs_pack_slice(struct verbs_xfer *xfer, const struct verbs_frame *frame)
 	struct verbs_pack *pack = xfer->pack;
 	struct slice *slice;
 
-	if (!pack || net_is_source(&xfer->net) || frame->slot >= VERBS_SLOTS || !(pack->slots & 1u << frame->slot) ||
-	    frame->bytes != pack->next || frame->total == 0 || frame->total > VERBS_SLOT_BYTES ||
+	if (!pack || net_is_source(&xfer->net) || frame->slot >= VERBS_SLOTS ||
+	    !(pack->slots & 1u << frame->slot) || frame->bytes != pack->next ||
+	    frame->total == 0 || frame->total > VERBS_SLOT_BYTES ||
 	    frame->total > xfer->net.bytes - pack->next)
-		return err_raise(ERR_PROTO, "verbs: a slice of transfer %" PRIu64
-				 ": %u bytes at %" PRIu64 ", slot %u", xfer->net.id, frame->total,
-				 frame->bytes, frame->slot);
+		return err_raise(ERR_PROTO,
+				 "verbs: a slice of transfer %" PRIu64
+				 ": %u bytes at %" PRIu64 ", slot %u",
+				 xfer->net.id, frame->total, frame->bytes, frame->slot);
 	pack->slots &= ~(1u << frame->slot);
 	pack->next += frame->total;
 	if (sm_state(&xfer->net.sm) != NET_XFER_MOVING)
@@ -554,7 +564,8 @@ static bool post(struct verbs_xfer *xfer, struct slice *slice)
 		.length = (uint32_t)slice->length,
 		.lkey = reg->mr[qp->rail->device->index][0]->lkey,
 	};
-	struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE};
+	struct ibv_send_wr wr = {
+		.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE};
 	struct verbs_out *out = verbs_out_new();
 
 	if (!out) {
@@ -594,8 +605,8 @@ bool verbs_pack_move(struct verbs_xfer *xfer, uint32_t room)
 
 	while (sm_state(&xfer->net.sm) == NET_XFER_MOVING && room &&
 	       peer->inflight_bytes < peer->window_bytes &&
-	       (first = list_first(&xfer->pack->cut, struct slice, link)) && first->packed &&
-	       post(xfer, first)) {
+	       (first = list_first(&xfer->pack->cut, struct slice, link)) &&
+	       first->packed && post(xfer, first)) {
 		room--;
 		moved = true;
 	}
@@ -606,6 +617,7 @@ bool verbs_pack_move(struct verbs_xfer *xfer, uint32_t room)
 
 bool verbs_pack_ended(const struct verbs_xfer *xfer)
 {
-	return sm_state(&xfer->net.sm) != NET_XFER_MOVING ? list_empty(&xfer->pack->cut)
-							: xfer->posted_bytes == xfer->net.bytes;
+	return sm_state(&xfer->net.sm) != NET_XFER_MOVING
+		       ? list_empty(&xfer->pack->cut)
+		       : xfer->posted_bytes == xfer->net.bytes;
 }

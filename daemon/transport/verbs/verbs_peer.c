@@ -126,9 +126,9 @@ static void watch_dial(struct verbs_peer *peer, uint64_t now)
 			verbs_dial(peer);
 		}
 		net_peer_watch(&peer->net, peer->dial_again_ns ? peer->dial_again_ns
-				       : peer->dial_deadline_ns < now + LOOK_NS
-					       ? peer->dial_deadline_ns
-					       : now + LOOK_NS);
+					   : peer->dial_deadline_ns < now + LOOK_NS
+						   ? peer->dial_deadline_ns
+						   : now + LOOK_NS);
 		return;
 	}
 	if (peer->dial_err.code == ERR_OK)
@@ -322,7 +322,7 @@ static void peer_init(struct verbs_peer *peer, struct verbs_transport *transport
 	peer->transport = transport;
 	peer->send_free = UINT32_MAX >> (32 - VERBS_SEND_BUFFERS);
 	peer->window_bytes = WINDOW_START < transport->window_max ? WINDOW_START
-								   : transport->window_max;
+								  : transport->window_max;
 	/* the clock, not the turn: opening may have taken a good part of it */
 	peer->dial_deadline_ns = loop_clock_ns(transport->net.base.env.loop) + DIAL_NS;
 	list_init(&peer->out);
@@ -385,12 +385,14 @@ static int wait_for_dial(struct verbs_peer *peer)
 int verbs_peer_open(struct transport *base, const struct xp_peer_args *args,
 		    struct xp_peer **peer_p)
 {
-	struct verbs_transport *transport = container_of(base, struct verbs_transport, net.base);
+	struct verbs_transport *transport =
+		container_of(base, struct verbs_transport, net.base);
 	struct verbs_peer *peer;
 	int r;
 
 	if (args->self)
-		return err_raise(ERR_REQUIRE, "verbs: no connection to this daemon itself");
+		return err_raise(ERR_REQUIRE,
+				 "verbs: no connection to this daemon itself");
 	peer = mem_zalloc(sizeof(*peer));
 	if (!peer)
 		return err_pass(-ENOMEM);
@@ -406,7 +408,8 @@ int verbs_peer_open(struct transport *base, const struct xp_peer_args *args,
 	list_push_back(&transport->net.peers, &peer->net.link);
 	if (peer->net.dial) {
 		verbs_dial(peer);
-		net_peer_watch(&peer->net, loop_now_ns(transport->net.base.env.loop) + LOOK_NS);
+		net_peer_watch(&peer->net,
+			       loop_now_ns(transport->net.base.env.loop) + LOOK_NS);
 	}
 	*peer_p = (struct xp_peer *)peer;
 	return 0;

@@ -34,18 +34,19 @@ static int remote_check(const struct xp_buffer *buffer, const struct verbs_peer 
 		return err_raise(ERR_NOTFOUND, "verbs: no key of the peer's buffer %u",
 				 number);
 	if (key->base.peer != (const struct xp_peer *)peer)
-		return err_raise(ERR_INVAL, "verbs: buffer %u: a key of another connection",
-				 number);
+		return err_raise(ERR_INVAL,
+				 "verbs: buffer %u: a key of another connection", number);
 	if (key->remote.pieces && !rails_covered(key, peer))
 		return err_raise(ERR_PROTO, "verbs: buffer %u: a key of %u rails", number,
 				 key->remote.rails);
 	if (buffer->offset > key->remote.length ||
 	    buffer->length > key->remote.length - buffer->offset)
-		return err_raise(ERR_RANGE,
-				 "verbs: the peer's buffer %u: %ju + %ju bytes are beyond its "
-				 "memory's %ju",
-				 number, (uintmax_t)buffer->offset,
-				 (uintmax_t)buffer->length, (uintmax_t)key->remote.length);
+		return err_raise(
+			ERR_RANGE,
+			"verbs: the peer's buffer %u: %ju + %ju bytes are beyond its "
+			"memory's %ju",
+			number, (uintmax_t)buffer->offset, (uintmax_t)buffer->length,
+			(uintmax_t)key->remote.length);
 	return 0;
 }
 

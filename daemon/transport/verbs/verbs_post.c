@@ -37,7 +37,8 @@
 
 /* ---- building ---- */
 
-struct piece { /* of a span, within one registration at both ends */
+/* of a span, within one registration at both ends */
+struct piece {
 	uint64_t near_addr, far_addr, length;
 	uint32_t lkey, rkey;
 };
@@ -69,8 +70,8 @@ static inline void resolve(const struct verbs_xfer *xfer, const struct verbs_qp 
 	piece->length = length;
 	piece->near_addr = near->reg->address + near_at;
 	piece->far_addr = remote->address + far_at;
-	piece->lkey = near->reg->mr[qp->rail->device->index][near_at >> near->reg->shift]
-			      ->lkey;
+	piece->lkey =
+		near->reg->mr[qp->rail->device->index][near_at >> near->reg->shift]->lkey;
 	piece->rkey = remote->rkey[qp->rail->index][far_at >> remote->shift];
 }
 
@@ -130,8 +131,8 @@ static void build_chain(struct verbs_xfer *xfer, const struct verbs_qp *qp,
 {
 	struct verbs_transport *transport = xfer->peer->transport;
 	struct verbs_chain *chain = &transport->chain;
-	uint64_t wr_max = bytes_max < transport->wr_bytes ? bytes_max
-							  : transport->wr_bytes;
+	uint64_t wr_max =
+		bytes_max < transport->wr_bytes ? bytes_max : transport->wr_bytes;
 
 	chain->count = 0;
 	chain->bytes = 0;
@@ -144,11 +145,13 @@ static void build_chain(struct verbs_xfer *xfer, const struct verbs_qp *qp,
 		wr->send_flags = 0;
 		wr->num_sge = 0;
 		wr->sg_list = chain->sge[chain->count];
-		wr->opcode = xfer->net.kind == XP_WRITE ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
+		wr->opcode =
+			xfer->net.kind == XP_WRITE ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
 		bytes = build_one(xfer, qp, wr, wr_max);
 		if (!bytes)
 			return;
-		if (xfer->net.kind == XP_WRITE && bytes <= qp->max_inline && xfer->may_inline) {
+		if (xfer->net.kind == XP_WRITE && bytes <= qp->max_inline &&
+		    xfer->may_inline) {
 			wr->send_flags = IBV_SEND_INLINE;
 			transport->stats.inlined++;
 		}
@@ -296,7 +299,8 @@ static enum turn move_on(struct verbs_xfer *xfer)
 			return TURN_WAITS;
 		return xfer->net.kind == XP_WRITE ? post_marks(xfer) : TURN_ENDED;
 	}
-	if (sm_state(&xfer->net.sm) != NET_XFER_MOVING || xfer->posted_bytes == xfer->net.bytes)
+	if (sm_state(&xfer->net.sm) != NET_XFER_MOVING ||
+	    xfer->posted_bytes == xfer->net.bytes)
 		return xfer->net.kind == XP_WRITE ? post_marks(xfer) : TURN_ENDED;
 	qp = choose(xfer);
 	room = qp ? room_on(qp) : 0;

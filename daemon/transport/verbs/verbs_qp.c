@@ -113,7 +113,8 @@ static int make_queues(struct verbs_qp *qp)
 	qp->cq = lib->create_cq(device->context, (int)(qp->sq_depth + qp->rq_depth), qp,
 				device->channel, 0);
 	if (!qp->cq)
-		return err_raise_errno(errno, "verbs: %s: completion queue", device->name);
+		return err_raise_errno(errno, "verbs: %s: completion queue",
+				       device->name);
 	init.send_cq = init.recv_cq = qp->cq;
 	if (lib->create_qp(qp->id, device->pd, &init) != 0) {
 		init.cap.max_inline_data = 0; /* the least that every adapter can */
@@ -155,8 +156,9 @@ int verbs_qp_make(struct verbs_qp *qp)
 		qp->sq_depth = (uint32_t)attr->max_cqe - qp->rq_depth;
 	if (qp->rq_depth < (qp->index ? VERBS_GRANTS : VERBS_DEPTH) ||
 	    qp->sq_depth < 2 * VERBS_SEND_BUFFERS)
-		return err_raise(ERR_REQUIRE, "verbs: %s: queues of %u and %u requests are "
-					      "too short",
+		return err_raise(ERR_REQUIRE,
+				 "verbs: %s: queues of %u and %u requests are "
+				 "too short",
 				 qp->rail->name, qp->sq_depth, qp->rq_depth);
 	qp->sq_free = qp->sq_depth;
 	qp->sent = mem_calloc(qp->sq_depth, sizeof(*qp->sent));
@@ -287,8 +289,9 @@ void verbs_qp_bury(struct verbs_qp *qp)
 	if (sm_state(&qp->sm) != VERBS_QP_DYING)
 		return;
 	if (qp->sent_count || qp->rq_posted)
-		log_debug("verbs", qp->peer->net.name, "buried unflushed", "qp=%u wrs=%u recvs=%u",
-			  qp->index, qp->sq_depth - qp->sq_free, qp->rq_posted);
+		log_debug("verbs", qp->peer->net.name, "buried unflushed",
+			  "qp=%u wrs=%u recvs=%u", qp->index, qp->sq_depth - qp->sq_free,
+			  qp->rq_posted);
 	destroy(qp);
 	forget_sent(qp);
 	sm_move(&qp->sm, VERBS_QP_DEAD);
@@ -301,8 +304,8 @@ static void broken(struct verbs_qp *qp, const char *what, int no)
 {
 	struct err err;
 
-	err_set(&err, ERR_TRANSPORT, "verbs: %s to %s, queue pair %u: %s: %s", qp->rail->name,
-		qp->peer->net.name, qp->index, what, strerror(no));
+	err_set(&err, ERR_TRANSPORT, "verbs: %s to %s, queue pair %u: %s: %s",
+		qp->rail->name, qp->peer->net.name, qp->index, what, strerror(no));
 	net_peer_fail(&qp->peer->net, &err);
 }
 
@@ -491,10 +494,11 @@ static unsigned int drain(struct verbs_qp *qp, unsigned int budget)
 static void spin_learn(struct verbs_transport *transport, bool found)
 {
 	if (found)
-		transport->spin_ns = transport->spin_ns ? transport->spin_ns * 2 : SPIN_MIN_NS;
+		transport->spin_ns =
+			transport->spin_ns ? transport->spin_ns * 2 : SPIN_MIN_NS;
 	else
-		transport->spin_ns = transport->spin_ns > SPIN_MIN_NS ? transport->spin_ns / 2
-								     : 0;
+		transport->spin_ns =
+			transport->spin_ns > SPIN_MIN_NS ? transport->spin_ns / 2 : 0;
 	if (transport->spin_ns > SPIN_MAX_NS)
 		transport->spin_ns = SPIN_MAX_NS;
 }
@@ -506,7 +510,8 @@ static unsigned int sleep_or_work(struct verbs_qp *qp, unsigned int budget)
 	unsigned int done = 0;
 
 	if (!qp->armed) {
-		if (loop_clock_ns(transport->net.base.env.loop) < transport->spin_until_ns) {
+		if (loop_clock_ns(transport->net.base.env.loop) <
+		    transport->spin_until_ns) {
 			qp->spinning = true;
 			return 0; /* stays active */
 		}
@@ -528,8 +533,8 @@ static unsigned int sleep_or_work(struct verbs_qp *qp, unsigned int budget)
 unsigned int verbs_qp_poll(struct verbs_qp *qp, unsigned int budget)
 {
 	struct verbs_transport *transport = qp->peer->transport;
-	bool lives = sm_state(&qp->sm) == VERBS_QP_UP ||
-		     sm_state(&qp->sm) == VERBS_QP_DYING;
+	bool lives =
+		sm_state(&qp->sm) == VERBS_QP_UP || sm_state(&qp->sm) == VERBS_QP_DYING;
 	unsigned int done;
 
 	if (!lives) { /* when it is up it is looked at again */

@@ -99,7 +99,8 @@ static const char *remedy(const struct memory *memory, int no)
 {
 	if (no == ENOMEM)
 		return " (is LimitMEMLOCK high enough?)";
-	return is_device(memory) ? " (a dma-buf of it, or the module nvidia_peermem?)" : "";
+	return is_device(memory) ? " (a dma-buf of it, or the module nvidia_peermem?)"
+				 : "";
 }
 
 static int register_piece(struct verbs_reg *reg, struct verbs_device *device, uint32_t i)
@@ -116,12 +117,13 @@ static int register_piece(struct verbs_reg *reg, struct verbs_device *device, ui
 		access |= IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
 	mr = is_device(memory)
 		     ? register_device(reg, device, begin, length, access)
-		     : transport_of(reg)->lib->reg_mr(device->pd, memory->base + begin, length,
-						      access);
+		     : transport_of(reg)->lib->reg_mr(device->pd, memory->base + begin,
+						      length, access);
 	if (!mr)
 		return err_raise(errno == ENOMEM ? ERR_NOMEM : ERR_IMPORT,
-				 "verbs: %s does not register %ju bytes: %s%s", device->name,
-				 (uintmax_t)length, strerror(errno), remedy(memory, errno));
+				 "verbs: %s does not register %ju bytes: %s%s",
+				 device->name, (uintmax_t)length, strerror(errno),
+				 remedy(memory, errno));
 	reg->mr[device->index][i] = mr;
 	return 0;
 }
@@ -202,7 +204,8 @@ static const char *why_never(const struct memory *memory)
 		return "a POSIX shm object can be cut by its owner under the adapter: a "
 		       "sealed memfd cannot";
 	if (memory->kind == MEMORY_VM)
-		return "another process's private memory cannot be registered: a memfd can "
+		return "another process's private memory cannot be registered: a memfd "
+		       "can "
 		       "(kvd_adopt makes one in place)";
 	return NULL;
 }
@@ -247,13 +250,14 @@ int verbs_mem_reg(struct transport *base, struct memory *memory, struct xp_reg *
 		return err_pass(-ENOMEM);
 	reg->base.transport = base;
 	reg->base.memory = memory_ref(memory);
-	reg->address = is_device(memory) ? memory->address
-					 : (uint64_t)(uintptr_t)memory->base;
+	reg->address =
+		is_device(memory) ? memory->address : (uint64_t)(uintptr_t)memory->base;
 	atomic_init(&reg->refs, 1);
 	reg->id = atomic_fetch_add(&ids, 1) + 1;
 	reg->job.work = release_work;
 	reg->job.done = release_done;
-	reg->near = verbs_topo_near(container_of(base, struct verbs_transport, net.base), memory);
+	reg->near = verbs_topo_near(container_of(base, struct verbs_transport, net.base),
+				    memory);
 	r = reg_make(reg);
 	if (r < 0) {
 		release(reg);

@@ -24,7 +24,8 @@ void verbs_topo_line(const struct verbs_lib *lib, const char *device, const char
 	FILE *in;
 
 	snprintf(buf, size, "?");
-	snprintf(path, sizeof(path), "%s/class/infiniband/%s/%s", lib->sysfs, device, file);
+	snprintf(path, sizeof(path), "%s/class/infiniband/%s/%s", lib->sysfs, device,
+		 file);
 	in = fopen(path, "re");
 	if (!in)
 		return;
@@ -86,7 +87,8 @@ static int pci_node(const struct verbs_lib *lib, const char *pci)
 	return node;
 }
 
-unsigned int verbs_topo_pci(const struct verbs_lib *lib, const char *pci, const char *device)
+unsigned int verbs_topo_pci(const struct verbs_lib *lib, const char *pci,
+			    const char *device)
 {
 	char path[PATH_BYTES], near[PATH_MAX], far[PATH_MAX];
 	unsigned int shared;
@@ -113,10 +115,12 @@ static unsigned int distance(const struct verbs_rail *rail, int node)
 /* Of a GPU that the driver knows; memory that is a dma-buf only has no place here. */
 static const char *pci_of(const struct memory *memory)
 {
-	return memory->kind == MEMORY_DEVICE && memory->gpu ? memory->gpu->device->pci : NULL;
+	return memory->kind == MEMORY_DEVICE && memory->gpu ? memory->gpu->device->pci
+							    : NULL;
 }
 
-uint32_t verbs_topo_near(const struct verbs_transport *transport, const struct memory *memory)
+uint32_t verbs_topo_near(const struct verbs_transport *transport,
+			 const struct memory *memory)
 {
 	const char *pci = pci_of(memory);
 	unsigned int best = UINT_MAX;
@@ -129,9 +133,9 @@ uint32_t verbs_topo_near(const struct verbs_transport *transport, const struct m
 		node = transport->lib->node_of(memory->base);
 	for (uint32_t i = 0; i < transport->rail_count; i++) {
 		const struct verbs_rail *rail = &transport->rails[i];
-		unsigned int far = pci ? verbs_topo_pci(transport->lib, pci,
-							rail->device->name)
-				       : distance(rail, node);
+		unsigned int far =
+			pci ? verbs_topo_pci(transport->lib, pci, rail->device->name)
+			    : distance(rail, node);
 
 		if (far < best)
 			near = 0;

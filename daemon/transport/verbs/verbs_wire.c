@@ -71,10 +71,12 @@ int verbs_frame_get(const void *buf, size_t len, struct verbs_frame *frame_p)
 	f->digest = cursor_get_u64(&c);
 	f->length = cursor_get_u32(&c);
 	if (c.bad || magic != FRAME_MAGIC || version != WIRE_VERSION)
-		return err_raise(ERR_PROTO, "verbs frame: %zu bytes, magic %08x, version %u",
-				 len, magic, version);
+		return err_raise(ERR_PROTO,
+				 "verbs frame: %zu bytes, magic %08x, version %u", len,
+				 magic, version);
 	if (f->length != cursor_left(&c))
-		return err_raise(ERR_PROTO, "verbs frame: %zu bytes behind it, %u announced",
+		return err_raise(ERR_PROTO,
+				 "verbs frame: %zu bytes behind it, %u announced",
 				 cursor_left(&c), f->length);
 	if (f->type == 0 || f->type >= VERBS_TYPE_END)
 		return err_raise(ERR_PROTO, "verbs frame: type %u", f->type);
@@ -156,11 +158,13 @@ int verbs_hello_get(const void *buf, size_t len, struct verbs_hello *hello_p)
 	token = cursor_get_bytes(&c, XP_TOKEN_BYTES);
 	hello_p->depth = cursor_get_u16(&c);
 	if (c.bad || magic != HELLO_MAGIC)
-		return err_raise(ERR_PROTO, "verbs connect: private data of %zu bytes is not "
-					    "ours", len);
+		return err_raise(ERR_PROTO,
+				 "verbs connect: private data of %zu bytes is not "
+				 "ours",
+				 len);
 	if (version != WIRE_VERSION)
-		return err_raise(ERR_VERSION, "verbs connect: version %u, here %u", version,
-				 WIRE_VERSION);
+		return err_raise(ERR_VERSION, "verbs connect: version %u, here %u",
+				 version, WIRE_VERSION);
 	memcpy(hello_p->token, token, XP_TOKEN_BYTES);
 	if (hello_p->total == 0 || hello_p->total > VERBS_QPS_MAX ||
 	    hello_p->qp >= hello_p->total || hello_p->rail >= VERBS_RAILS_MAX ||
@@ -253,8 +257,8 @@ int verbs_address_get(const void *buf, size_t len, struct verbs_address *address
 	if (c.bad || magic != ADDRESS_MAGIC)
 		return err_raise(ERR_PROTO, "verbs address: not one");
 	if (version != WIRE_VERSION)
-		return err_raise(ERR_VERSION, "verbs address: version %u, here %u", version,
-				 WIRE_VERSION);
+		return err_raise(ERR_VERSION, "verbs address: version %u, here %u",
+				 version, WIRE_VERSION);
 	if (address_p->rails == 0 || address_p->rails > VERBS_RAILS_MAX ||
 	    address_p->qps == 0 || address_p->qps > VERBS_QPS_MAX)
 		return err_raise(ERR_PROTO, "verbs address: %u rails, %u queue pairs",
@@ -274,14 +278,15 @@ static int remote_check(const struct verbs_remote *r)
 	    r->length && r->id)
 		return 0; /* staged: nobody uses its address */
 	if (r->rails == 0 || r->rails > VERBS_RAILS_MAX || r->pieces == 0 ||
-	    r->pieces > VERBS_PIECES_MAX || r->shift < SHIFT_MIN || r->shift > SHIFT_MAX ||
-	    r->length == 0 || r->id == 0)
-		return err_raise(ERR_PROTO, "verbs key: %u rails, %u pieces of 2^%u bytes",
-				 r->rails, r->pieces, r->shift);
+	    r->pieces > VERBS_PIECES_MAX || r->shift < SHIFT_MIN ||
+	    r->shift > SHIFT_MAX || r->length == 0 || r->id == 0)
+		return err_raise(ERR_PROTO,
+				 "verbs key: %u rails, %u pieces of 2^%u bytes", r->rails,
+				 r->pieces, r->shift);
 	pieces = ((r->length - 1) >> r->shift) + 1;
 	if (pieces != r->pieces || r->address + r->length < r->address)
-		return err_raise(ERR_PROTO, "verbs key: %u pieces for %ju bytes", r->pieces,
-				 (uintmax_t)r->length);
+		return err_raise(ERR_PROTO, "verbs key: %u pieces for %ju bytes",
+				 r->pieces, (uintmax_t)r->length);
 	return 0;
 }
 

@@ -16,11 +16,11 @@
 #include "daemon/transport/transport.h"
 
 #define VERBS_RAILS_MAX 4u
-#define VERBS_QPS_MAX 16u   /* of a peer */
+#define VERBS_QPS_MAX 16u    /* of a peer */
 #define VERBS_PIECES_MAX 16u /* of a region, registered one by one */
 #define VERBS_FRAME_BYTES 56u
 #define VERBS_HELLO_BYTES 32u /* private data: 56 is what RDMA_PS_TCP leaves */
-#define VERBS_TEXT_MAX 256u /* of a fault's words */
+#define VERBS_TEXT_MAX 256u   /* of a fault's words */
 
 enum verbs_type {
 	VERBS_REQUEST = 1, /* + the first bytes of the header */
@@ -34,13 +34,14 @@ enum verbs_type {
 	VERBS_PROGRESS,	   /* bytes moved so far */
 	VERBS_CREDIT,	   /* nothing but credits */
 	VERBS_BYE,
-	VERBS_SLOT,	   /* the destination's: a packed transfer may write there */
-	VERBS_SLICE,	   /* the source's: that is written */
-	VERBS_RAIL,	   /* my queue pairs on rail `slot` are dead */
+	VERBS_SLOT,  /* the destination's: a packed transfer may write there */
+	VERBS_SLICE, /* the source's: that is written */
+	VERBS_RAIL,  /* my queue pairs on rail `slot` are dead */
 	VERBS_TYPE_END,
 };
 
-enum verbs_packing { /* REQUEST: how it shall be sent; GO: how it will be */
+/* REQUEST: how it shall be sent; GO: how it will be */
+enum verbs_packing {
 	VERBS_ROWS,
 	VERBS_PACK,	 /* in slices; behind a WRITE's GO the slots' key follows */
 	VERBS_PACK_MUST, /* ... or not at all */
@@ -56,9 +57,9 @@ struct verbs_frame {
 	uint32_t slot;	  /* GO: the mark to send; MARK: that mark; SLOT, SLICE: which */
 	uint32_t total;	  /* REQUEST: bytes of the header; SLICE: of it */
 	uint64_t id;
-	uint64_t bytes;	  /* REQUEST: of the plan; PROGRESS: so far; SLICE: before it */
-	uint64_t digest;  /* REQUEST: of the plan; GO: of the written or read buffers */
-	uint32_t length;  /* bytes behind the frame */
+	uint64_t bytes;	 /* REQUEST: of the plan; PROGRESS: so far; SLICE: before it */
+	uint64_t digest; /* REQUEST: of the plan; GO: of the written or read buffers */
+	uint32_t length; /* bytes behind the frame */
 };
 
 void verbs_frame_put(const struct verbs_frame *frame, uint8_t buf[VERBS_FRAME_BYTES]);
@@ -83,7 +84,8 @@ struct verbs_mark {
 uint32_t verbs_mark_put(const struct verbs_mark *mark);
 void verbs_mark_get(uint32_t imm, struct verbs_mark *mark_p);
 
-struct verbs_hello { /* private data of connect and accept */
+/* private data of connect and accept */
+struct verbs_hello {
 	uint8_t token[XP_TOKEN_BYTES];
 	uint8_t qp, total; /* this one's number, of how many */
 	uint8_t rail;
@@ -93,18 +95,19 @@ void verbs_hello_put(const struct verbs_hello *hello, uint8_t buf[VERBS_HELLO_BY
 int verbs_hello_get(const void *buf, size_t len, struct verbs_hello *hello_p);
 
 struct verbs_address {
-	uint32_t rails, qps; /* queue pairs it wants on each */
+	uint32_t rails, qps;			       /* queue pairs it wants on each */
 	struct sockaddr_storage rail[VERBS_RAILS_MAX]; /* with their ports */
 };
 int verbs_address_put(const struct verbs_address *address, uint8_t buf[XP_ADDRESS_MAX],
 		      size_t *len_p);
 int verbs_address_get(const void *buf, size_t len, struct verbs_address *address_p);
 
-struct verbs_remote { /* a peer's region */
+/* a peer's region */
+struct verbs_remote {
 	uint64_t id, address, length;
 	uint32_t rails;
 	uint32_t pieces; /* 0: no adapter of the peer's has it; shift is 0, too */
-	uint8_t shift; /* a piece is 1 << shift bytes */
+	uint8_t shift;	 /* a piece is 1 << shift bytes */
 	uint32_t rkey[VERBS_RAILS_MAX][VERBS_PIECES_MAX];
 };
 int verbs_remote_put(const struct verbs_remote *remote, void *buf, size_t size,

@@ -69,8 +69,8 @@ static bool xfer_invariant(const struct sm *sm, unsigned int from)
 	(void)from;
 	/* the promise "still" */
 	return sm_state(sm) != NET_XFER_OVER ||
-	       (xfer->busy == 0 &&
-		(xfer->net.ours || !xfer->go || words_came(xfer) || verbs_peer_quiet(xfer->peer)));
+	       (xfer->busy == 0 && (xfer->net.ours || !xfer->go || words_came(xfer) ||
+				    verbs_peer_quiet(xfer->peer)));
 }
 
 static const struct sm_table xfer_table = {
@@ -138,23 +138,24 @@ static int take_sides(struct net_xfer *net, const struct xp_sides *sides)
 	int r = xp_sides_check(sides, source || net->ours, !source || net->ours);
 
 	if (r == 0)
-		r = verbs_places_init(&xfer->local, sides->plan,
-				      source ? sides->src : sides->dst,
-				      source ? sides->src_count : sides->dst_count, source,
-				      NULL);
+		r = verbs_places_init(
+			&xfer->local, sides->plan, source ? sides->src : sides->dst,
+			source ? sides->src_count : sides->dst_count, source, NULL);
 	if (r == 0 && net->ours)
 		r = verbs_places_init(&xfer->remote, sides->plan,
 				      source ? sides->dst : sides->src,
-				      source ? sides->dst_count : sides->src_count, !source,
-				      xfer->peer);
+				      source ? sides->dst_count : sides->src_count,
+				      !source, xfer->peer);
 	xfer->plan = sides->plan;
 	if (r == 0)
 		r = net->ours ? verbs_pack_choose(xfer) : verbs_pack_check(xfer);
 	if (r == 0)
 		r = verbs_flush_plan(xfer);
 	if (r == 0 && !net->ours && sides->plan->digest != xfer->digest)
-		r = err_raise(ERR_PLAN, "the plan of %" PRIu64
-			      " bytes is another one here than there", net->bytes);
+		r = err_raise(ERR_PLAN,
+			      "the plan of %" PRIu64
+			      " bytes is another one here than there",
+			      net->bytes);
 	return err_pass(r);
 }
 
@@ -195,14 +196,15 @@ static void say_fin(struct verbs_xfer *xfer)
 	struct verbs_frame frame = {.type = VERBS_FIN, .id = xfer->net.id};
 
 	xfer->ended = true;
-	say(xfer, VERBS_SPARE_LAST, &frame, xfer->net.err.code == ERR_OK ? NULL : &xfer->net.err);
+	say(xfer, VERBS_SPARE_LAST, &frame,
+	    xfer->net.err.code == ERR_OK ? NULL : &xfer->net.err);
 }
 
-/* Rails that may have written for it; as the peer's marks say, when they are here. One that
- * was lost meanwhile may have writes under way to the GPU like any other. */
+/* Rails that may have written for it; as the peer's marks say, when they are here. One
+ * that was lost meanwhile may have writes under way to the GPU like any other. */
 static uint32_t rails_used(const struct verbs_xfer *xfer)
 {
-	uint32_t qps = xfer->net.ours	   ? xfer->used
+	uint32_t qps = xfer->net.ours	  ? xfer->used
 		       : words_came(xfer) ? xfer->marks
 					  : UINT32_MAX;
 	uint32_t rails = xfer->rounds ? xfer->peer->rails_lost : 0;
@@ -230,7 +232,8 @@ static bool op_is_over(const struct verbs_xfer *xfer)
 	switch (sm_state(&xfer->net.sm)) {
 	case NET_XFER_STOPPING:
 		return !xfer->net.asked || verbs_peer_quiet(xfer->peer) ||
-		       (xfer->net.answered && !(xfer->used & verbs_rail_open(xfer->peer)));
+		       (xfer->net.answered &&
+			!(xfer->used & verbs_rail_open(xfer->peer)));
 	case NET_XFER_ASKED:
 	case NET_XFER_MOVING:
 		return xfer->net.answered && !(xfer->used & verbs_rail_open(xfer->peer));
@@ -329,8 +332,9 @@ void verbs_xfer_progress(struct verbs_peer *peer)
 	struct verbs_xfer *xfer;
 
 	list_foreach(xfer, &peer->movers, mover_link) {
-		struct verbs_frame frame = {
-			.type = VERBS_PROGRESS, .id = xfer->net.id, .bytes = xfer->done_bytes};
+		struct verbs_frame frame = {.type = VERBS_PROGRESS,
+					    .id = xfer->net.id,
+					    .bytes = xfer->done_bytes};
 		struct verbs_out *out;
 
 		if (xfer->done_bytes == xfer->said_bytes || !xfer->net.ours)
@@ -349,11 +353,13 @@ static void check_go(struct verbs_xfer *xfer, const struct verbs_frame *frame)
 {
 	if (frame->digest !=
 	    verbs_places_digest(&xfer->remote, xfer->plan, !net_is_source(&xfer->net)))
-		err_raise(ERR_REVOKED, "verbs: the peer's memory is registered anew: its old "
-				       "key is of no use");
+		err_raise(ERR_REVOKED,
+			  "verbs: the peer's memory is registered anew: its old "
+			  "key is of no use");
 	else if (xfer->must_pack && !xfer->pack)
-		err_raise(ERR_REQUIRE, "verbs: the memory must be staged, and the peer has no "
-				       "slots for that");
+		err_raise(ERR_REQUIRE,
+			  "verbs: the memory must be staged, and the peer has no "
+			  "slots for that");
 	else
 		return;
 	net_xfer_stop_last(&xfer->net);
@@ -443,10 +449,12 @@ static int take_for_op(struct verbs_peer *peer, const struct verbs_frame *frame,
 static int admit_request(struct verbs_peer *peer, const struct verbs_frame *frame)
 {
 	if (peer->assembling || peer->skip_bytes)
-		return err_raise(ERR_PROTO, "verbs: request %" PRIu64
-				 " inside another one's header", frame->id);
+		return err_raise(ERR_PROTO,
+				 "verbs: request %" PRIu64 " inside another one's header",
+				 frame->id);
 	if (frame->total > XP_HEADER_MAX || frame->length > frame->total)
-		return err_raise(ERR_PROTO, "verbs: a header of %u bytes, %u of them here",
+		return err_raise(ERR_PROTO,
+				 "verbs: a header of %u bytes, %u of them here",
 				 frame->total, frame->length);
 	if (peer->held_bytes > NET_HEADERS_MAX)
 		return err_raise(ERR_PROTO, "verbs: over %u bytes of unfinished requests",
@@ -490,7 +498,8 @@ static int take_request(struct verbs_peer *peer, const struct verbs_frame *frame
 	if (r < 0)
 		return err_pass(r);
 	header = mem_zalloc((size_t)frame->total + 1);
-	r = net_inbound_new(&peer->net, frame->id, frame->kind, frame->bytes, !header, &net);
+	r = net_inbound_new(&peer->net, frame->id, frame->kind, frame->bytes, !header,
+			    &net);
 	if (r < 0)
 		return err_pass(r);
 	if (!net) {
@@ -520,8 +529,9 @@ static int take_more(struct verbs_peer *peer, const struct verbs_frame *frame,
 	}
 	if (!xfer || frame->id != xfer->net.id || frame->length == 0 ||
 	    frame->length > xfer->header_len - xfer->header_have)
-		return err_raise(ERR_PROTO, "verbs: more of request %" PRIu64
-				 " than it has", frame->id);
+		return err_raise(ERR_PROTO,
+				 "verbs: more of request %" PRIu64 " than it has",
+				 frame->id);
 	assemble(peer, frame, payload);
 	return 0;
 }
@@ -546,7 +556,8 @@ static void say_go(struct verbs_xfer *xfer)
 	struct verbs_frame frame = {
 		.type = VERBS_GO,
 		.id = xfer->net.id,
-		.digest = verbs_places_digest(&xfer->local, xfer->plan, net_is_source(&xfer->net)),
+		.digest = verbs_places_digest(&xfer->local, xfer->plan,
+					      net_is_source(&xfer->net)),
 	};
 
 	if (xfer->slot < VERBS_GRANTS)
@@ -554,8 +565,8 @@ static void say_go(struct verbs_xfer *xfer)
 	frame.slot = verbs_mark_put(&mark);
 	frame.pack = verbs_pack_accept(xfer, &len, key) ? VERBS_PACK : VERBS_ROWS;
 	xfer->go = true;
-	verbs_send_bytes(xfer->peer, mem_steal(xfer->spare[VERBS_SPARE_FIRST]), &frame, key,
-			 len);
+	verbs_send_bytes(xfer->peer, mem_steal(xfer->spare[VERBS_SPARE_FIRST]), &frame,
+			 key, len);
 	if (frame.pack && net_is_source(&xfer->net))
 		verbs_move_start(xfer);
 	else if (frame.pack)
@@ -656,12 +667,14 @@ int verbs_xfer_mark(struct verbs_peer *peer, const struct verbs_qp *qp,
 	if (!xfer || xfer->generation != mark->generation || xfer->marks & bit ||
 	    mark->count > peer->qp_count ||
 	    (xfer->marks_due && xfer->marks_due != mark->count))
-		return err_raise(ERR_PROTO, "verbs: a mark for slot %u, generation %u, on "
-					    "queue pair %u, of %u",
+		return err_raise(ERR_PROTO,
+				 "verbs: a mark for slot %u, generation %u, on "
+				 "queue pair %u, of %u",
 				 mark->slot, mark->generation, qp->index, mark->count);
 	if (!mark->aborted && !verbs_pack_whole(xfer))
-		return err_raise(ERR_PROTO, "verbs: transfer %" PRIu64
-				 " ends before its last slice", xfer->net.id);
+		return err_raise(ERR_PROTO,
+				 "verbs: transfer %" PRIu64 " ends before its last slice",
+				 xfer->net.id);
 	xfer->marks |= bit;
 	xfer->marks_due = mark->count;
 	xfer->marks_aborted |= mark->aborted;
@@ -708,7 +721,8 @@ static int take_for_inbound(struct verbs_peer *peer, const struct verbs_frame *f
 	case VERBS_SLOT:
 		return err_pass(verbs_pack_slot(xfer, frame, payload));
 	case VERBS_PROGRESS:
-		if (!xfer->pack && frame->bytes > xfer->net.in.moved && frame->bytes <= xfer->net.bytes)
+		if (!xfer->pack && frame->bytes > xfer->net.in.moved &&
+		    frame->bytes <= xfer->net.bytes)
 			xfer->net.in.moved = frame->bytes;
 		return 0;
 	default:

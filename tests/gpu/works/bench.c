@@ -153,7 +153,8 @@ static double run_form(struct pair *p, const struct form *form, bool dst_asks)
 static void line(const char *what, const struct form *form, uint64_t bytes, double s,
 		 const char *beside, double limit_s, double goal)
 {
-	printf("  %-22s %-15s %9.3f ms %8.2f GB/s %7.3f us a row   %.2f of %s (%.2f GB/s)",
+	printf("  %-22s %-15s %9.3f ms %8.2f GB/s %7.3f us a row   %.2f of %s (%.2f "
+	       "GB/s)",
 	       what, form->name, s * 1e3, gbs(bytes, s), s * 1e6 / (double)count_of(form),
 	       limit_s / s, beside, gbs(bytes, limit_s));
 	if (goal > 0 && !cuda.fake)
@@ -199,7 +200,8 @@ static void engines(void)
  * In between lie what a launch costs, and a call of the driver. */
 static void crossover_by(const char *what, const char *by)
 {
-	static const uint64_t lens[] = {KIB, 4 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 256 * KIB};
+	static const uint64_t lens[] = {KIB,	  4 * KIB,  16 * KIB,
+					32 * KIB, 64 * KIB, 256 * KIB};
 	struct pair p;
 
 	options = by;
@@ -207,7 +209,8 @@ static void crossover_by(const char *what, const char *by)
 	for (size_t i = 0; i < sizeof(lens) / sizeof(lens[0]); i++) {
 		uint64_t count = p.bytes / 4 / lens[i];
 		char name[32];
-		const struct form form = {name, lens[i], (count ? count : 1) * shrink(), 0};
+		const struct form form = {name, lens[i], (count ? count : 1) * shrink(),
+					  0};
 
 		snprintf(name, sizeof(name), "%ju KiB x %ju", (uintmax_t)(lens[i] / KIB),
 			 (uintmax_t)count_of(&form));
@@ -231,7 +234,10 @@ static void staged(const char *transports, enum where from, enum where to)
 	for (size_t i = 0; i < FORMS; i++) {
 		uint64_t bytes = forms[i].bytes * count_of(&forms[i]);
 		double out = plain_pinned(bytes, false), in = plain_pinned(bytes, true);
-		double limit = from == AT_HOST ? in : to == AT_HOST ? out : in > out ? in : out;
+		double limit = from == AT_HOST ? in
+			       : to == AT_HOST ? out
+			       : in > out      ? in
+					       : out;
 
 		line("read", &forms[i], bytes, run_form(&p, &forms[i], true),
 		     "a pinned copy", limit, 0.9);
@@ -328,7 +334,8 @@ int busy_main(const char *seconds, const char *more)
 		rounds += 4;
 		if (poll(&asked, 1, 0) == 0)
 			continue;
-		if (read(0, &what, 1) != 1 || write(1, &rounds, sizeof(rounds)) != sizeof(rounds))
+		if (read(0, &what, 1) != 1 ||
+		    write(1, &rounds, sizeof(rounds)) != sizeof(rounds))
 			return 0;
 		rounds = 0;
 	}
@@ -352,8 +359,8 @@ static void busy_while(double seconds)
 		(void)poll(NULL, 0, 5);
 }
 
-/* Transfers without a pause: median seconds of one, and the busy process's rounds a second
- * of the same time. */
+/* Transfers without a pause: median seconds of one, and the busy process's rounds a
+ * second of the same time. */
 static double run_beside(struct pair *p, const struct form *form, struct helper *helper,
 			 double window_s, double *rate_p)
 {
@@ -396,7 +403,8 @@ static void beside_busy(void)
 		s = run_beside(&p, &forms[i], &helper, window, &beside);
 		line("beside a busy process", &forms[i], bytes, s, "cuMemcpyDtoD there",
 		     limit, 0);
-		printf("    the busy process did %.1f rounds a second, %.1f alone: slower by "
+		printf("    the busy process did %.1f rounds a second, %.1f alone: "
+		       "slower by "
 		       "%.0f %%\n",
 		       beside, alone, 100 * (1 - beside / alone));
 	}
@@ -414,7 +422,8 @@ const struct work benches[] = {
 	{"one-daemon", "GPU to GPU, same device, one daemon", one_daemon},
 	{"two-daemons", "GPU to GPU, same device, two daemons, by IPC", two_daemons},
 	{"engines", "the same by copy engines alone (gpu_kernels = off)", engines},
-	{"crossover", "rows of each length by the kernel, and by copy engines", crossover},
+	{"crossover", "rows of each length by the kernel, and by copy engines",
+	 crossover},
 	{"gpu-to-host", "GPU to a memfd, local", staged_local_out},
 	{"host-to-gpu", "a memfd to GPU, local", staged_local_in},
 	{"staged-shm", "GPU to GPU over shared host memory", staged_shm},

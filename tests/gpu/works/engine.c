@@ -29,7 +29,8 @@ void region_ipc(struct kvd_client *client, uint64_t allocation, uint64_t offset,
 	};
 
 	cu(cuda.ipc_handle(&handle, allocation), "cuIpcGetMemHandle");
-	well(client, kvd_region_register(client, &args, NULL, region_p), "region.register");
+	well(client, kvd_region_register(client, &args, NULL, region_p),
+	     "region.register");
 }
 
 static void memory_vmm(struct engine *e)
@@ -49,7 +50,8 @@ static void memory_vmm(struct engine *e)
 	cu(cuda.drv.vmm_reserve(&e->base, e->bytes, 0, 0, 0), "cuMemAddressReserve");
 	cu(cuda.drv.vmm_map(e->base, e->bytes, 0, handle, 0), "cuMemMap");
 	cu(cuda.drv.vmm_access(e->base, e->bytes, &access, 1), "cuMemSetAccess");
-	cu(cuda.mem_export(&e->fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FD, 0), "an fd of it");
+	cu(cuda.mem_export(&e->fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FD, 0),
+	   "an fd of it");
 	cu(cuda.drv.vmm_release(handle), "cuMemRelease");
 }
 
@@ -329,8 +331,8 @@ void rows_check(const struct rows *rows, struct engine *src, struct engine *dst)
 unsigned int room_waiting_ms;
 
 /* A room may have failed since it was opened: who looks at its end learns why. */
-static void well_or_over(const struct kvd_client *client, struct kvd_room *room,
-			 int r, const char *what)
+static void well_or_over(const struct kvd_client *client, struct kvd_room *room, int r,
+			 const char *what)
 {
 	if (r != -KVD_E_STATE || kvd_room_wait(room, KVD_SUCCESS, WAIT_MS) != KVD_FAILED)
 		well(client, r, what);
@@ -360,8 +362,10 @@ struct kvd_room *room_recv(struct engine *dst, const struct engine *src, uint64_
 struct kvd_room *room_send(struct engine *src, uint64_t number, uint32_t page,
 			   const struct kvd_wait *wait)
 {
-	const struct kvd_room_args args = {
-		.room = number, .role = KVD_SEND, .pool = src->pool, .waiting_ms = room_waiting_ms};
+	const struct kvd_room_args args = {.room = number,
+					   .role = KVD_SEND,
+					   .pool = src->pool,
+					   .waiting_ms = room_waiting_ms};
 	const struct kvd_view view = {.pages = &page, .page_count = 1};
 	struct kvd_send_args send = {.views = &view, .view_count = 1, .last = true};
 	struct kvd_room *room = NULL;

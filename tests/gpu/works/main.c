@@ -57,7 +57,8 @@ void skip(const char *fmt, ...)
 void well(const struct kvd_client *client, int r, const char *what)
 {
 	if (r < 0)
-		die("%s: %s: %s", what, kvd_code_name(r), kvd_last_error(client)->message);
+		die("%s: %s: %s", what, kvd_code_name(r),
+		    kvd_last_error(client)->message);
 }
 
 void *need(void *p)

@@ -160,7 +160,8 @@ void rig_stop(struct rig *rig)
 void helper_start(struct helper *helper, const char *role, const char *word,
 		  const char *more)
 {
-	const char *const args[] = {"--role", role, word ? word : "", more ? more : "", NULL};
+	const char *const args[] = {"--role", role, word ? word : "", more ? more : "",
+				    NULL};
 	int to[2], from[2];
 
 	if (pipe2(to, O_CLOEXEC) < 0 || pipe2(from, O_CLOEXEC) < 0)

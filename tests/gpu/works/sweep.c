@@ -42,7 +42,7 @@ struct sweep {
 	/* of the play at hand */
 	unsigned int victim;
 	bool deadly;
-	bool well; /* nothing failed */
+	bool well;	 /* nothing failed */
 	char before[96]; /* the call that failed in the play before */
 };
 
@@ -96,8 +96,8 @@ static bool of_device(const struct sweep *s, const char *struck)
 	       strcmp(struck, "cuCtxGetStreamPriorityRange") == 0; /* its context */
 }
 
-static void scope_check(const struct sweep *s, unsigned int at, const char *what, int code,
-			const char *scope, const char *words)
+static void scope_check(const struct sweep *s, unsigned int at, const char *what,
+			int code, const char *scope, const char *words)
 {
 	const char *struck = s->control[s->victim]->struck;
 
@@ -107,7 +107,8 @@ static void scope_check(const struct sweep *s, unsigned int at, const char *what
 		    what, s->before, kvd_code_name(code), words);
 	}
 	if (at != s->victim)
-		return; /* it was told by the other side, as what the other side is to it */
+		return; /* it was told by the other side, as what the other side is to it
+			 */
 	if (strcmp(scope, "op") == 0 || strcmp(scope, "room") == 0)
 		return;
 	if (strcmp(scope, "device") == 0 && of_device(s, struck))
@@ -166,7 +167,8 @@ static void rooms_end(struct kvd_room *send, struct kvd_room *recv)
 			failed_s = now_s();
 		if (now_s() - failed_s < 1)
 			continue;
-		(void)kvd_room_abort(over(send) ? recv : send, "its partner failed", NULL);
+		(void)kvd_room_abort(over(send) ? recv : send, "its partner failed",
+				     NULL);
 		failed_s = now_s() + 10;
 	}
 }
@@ -345,8 +347,8 @@ static unsigned int sweep_one(struct sweep *s, const struct rows *rows,
 			die("a play without a fault failed, after %s (call %u)",
 			    s->control[victim]->struck, nth);
 		if (!nothing_held(s, 10))
-			die("%d of the driver's objects are left after %s (call %u)", held(s),
-			    s->control[victim]->struck, nth);
+			die("%d of the driver's objects are left after %s (call %u)",
+			    held(s), s->control[victim]->struck, nth);
 		if (!struck)
 			return nth - 1;
 	}
@@ -371,7 +373,8 @@ static void sweep(const char *transports, enum where from, enum where to)
 		if (!play(&s, &rows))
 			die("a play without a fault failed");
 	}
-	printf("    %u calls failed in %u plays: %u refusals, %u ends of rooms and transfers\n",
+	printf("    %u calls failed in %u plays: %u refusals, %u ends of rooms and "
+	       "transfers\n",
 	       calls, s.plays, s.refused, s.failed);
 	for (unsigned int i = 0; i < RIG_DAEMONS; i++)
 		kvd_close(s.ends[i].client);

@@ -192,11 +192,14 @@ static void order_is_kept(struct order *o, struct kvd_room *send, struct kvd_roo
 	if (kvd_room_wait(send, KVD_TRANSFERRING, WAIT_MS) != KVD_TRANSFERRING)
 		die("the room did not begin");
 	for (int i = 0; i < 300; i++) {
-		well(o->src.client, kvd_command(o->src.client, "ping", NULL, 0, &text), "ping");
+		well(o->src.client, kvd_command(o->src.client, "ping", NULL, 0, &text),
+		     "ping");
 		kvd_string_free(text);
-		well(o->dst.client, kvd_command(o->dst.client, "ping", NULL, 0, &text), "ping");
+		well(o->dst.client, kvd_command(o->dst.client, "ping", NULL, 0, &text),
+		     "ping");
 		kvd_string_free(text);
-		if (kvd_room_state(send) == KVD_SUCCESS || kvd_room_state(recv) == KVD_SUCCESS)
+		if (kvd_room_state(send) == KVD_SUCCESS ||
+		    kvd_room_state(recv) == KVD_SUCCESS)
 			die("bytes moved before the point was passed");
 	}
 }
@@ -371,7 +374,8 @@ static void event_never_come(void)
 
 /* ---- exporters ---- */
 
-struct export {
+struct export
+{
 	struct cu_ipc_mem memory;
 	struct cu_ipc_event event;
 };
@@ -473,7 +477,8 @@ static void exporter_dies(void)
 	cu(cuda.to_host(bytes, address, sizeof(bytes)), "cuMemcpyDtoH");
 	if (bytes[0] != NEW)
 		die("the exporter's bytes are not seen");
-	printf("    pending event, exporter alive: %s\n", said(cuda.drv.event_query(event)));
+	printf("    pending event, exporter alive: %s\n",
+	       said(cuda.drv.event_query(event)));
 	helper_kill(&helper);
 	printf("    pending event, exporter killed: %s\n",
 	       said(cuda.drv.event_query(event)));
@@ -502,8 +507,8 @@ static void refused(struct kvd_client *client, const void *handle, const char *d
 
 	why = kvd_last_error(client);
 	if (r != -KVD_E_IMPORT || !strstr(why->message, words))
-		die("%s \"%s\" (wanted \"%s\")", kvd_code_name(r), r < 0 ? why->message : "",
-		    words);
+		die("%s \"%s\" (wanted \"%s\")", kvd_code_name(r),
+		    r < 0 ? why->message : "", words);
 	printf("    %s\n", why->message);
 }
 
@@ -581,7 +586,8 @@ static void still(struct engine *dst)
 	for (int i = 0; i < 10; i++) {
 		char *text = NULL;
 
-		well(dst->client, kvd_command(dst->client, "ping", NULL, 0, &text), "ping");
+		well(dst->client, kvd_command(dst->client, "ping", NULL, 0, &text),
+		     "ping");
 		kvd_string_free(text);
 		engine_get(dst, 0, bytes, dst->bytes);
 		if (bytes[0] == 0xee && memcmp(bytes, bytes + 1, dst->bytes - 1) == 0)
@@ -636,7 +642,8 @@ static void aborted(void)
 	rig_stop(&rig);
 }
 
-struct offered { /* what a victim tells */
+/* what a victim tells */
+struct offered {
 	struct kvd_session_key key;
 	char endpoint[128];
 	uint64_t base, bytes;
@@ -655,7 +662,8 @@ int victim_main(const char *folder, const char *bytes)
 	engine_open(&e, &rig, 0, AT_GPU, out.bytes);
 	engine_pattern(&e, 3);
 	well(e.client, kvd_session_key(e.client, 0, &out.key), "session.key");
-	snprintf(out.endpoint, sizeof(out.endpoint), "%s", kvd_daemon(e.client)->endpoint);
+	snprintf(out.endpoint, sizeof(out.endpoint), "%s",
+		 kvd_daemon(e.client)->endpoint);
 	out.base = e.base;
 	if (write(1, &out, sizeof(out)) != sizeof(out))
 		return 1;
@@ -673,7 +681,8 @@ static struct kvd_xfer *read_victim(const struct engine *dst, const struct offer
 	struct kvd_xfer *xfer = NULL;
 	uint64_t attach;
 
-	well(dst->client, kvd_peer_attach(dst->client, from->endpoint, &from->key, 0, &attach),
+	well(dst->client,
+	     kvd_peer_attach(dst->client, from->endpoint, &from->key, 0, &attach),
 	     "peer.attach");
 	for (int side = 0; side < 2; side++) {
 		for (uint64_t i = 0; i < rows->count; i++) {
@@ -753,7 +762,8 @@ static void engine_killed(void)
 }
 
 const struct work tests[] = {
-	{"local-one-daemon", "rows of each form, GPU to GPU, one daemon", local_one_daemon},
+	{"local-one-daemon", "rows of each form, GPU to GPU, one daemon",
+	 local_one_daemon},
 	{"local-two-daemons", "the same between two daemons, by IPC", local_two_daemons},
 	{"local-from-host", "host memory to GPU", local_from_host},
 	{"local-to-host", "GPU to host memory", local_to_host},
@@ -769,7 +779,8 @@ const struct work tests[] = {
 	{"order-bind-event", "freed pages wait for an event", bind_event},
 	{"order-bind-unordered", "without a wait the bytes are lost", bind_unordered},
 	{"order-in-turn", "forty steps on one timeline", chunks_in_turn},
-	{"order-no-event", "a handle of nothing fails the room by name", event_of_nothing},
+	{"order-no-event", "a handle of nothing fails the room by name",
+	 event_of_nothing},
 	{"order-word-never", "a word that never comes ends in time", word_never_written},
 	{"order-event-never", "an event that never comes ends in time", event_never_come},
 	{"order-event-dying", "an event whose process dies", event_of_the_dying},

@@ -78,7 +78,7 @@ void rig_folder(struct rig *rig);
 void rig_start(struct rig *rig, unsigned int count, const char *transports);
 void rig_socket(const struct rig *rig, unsigned int index, char socket[128]);
 void rig_logs(const struct rig *rig); /* shown */
-void rig_stop(struct rig *rig); /* they must end well, nothing of them left */
+void rig_stop(struct rig *rig);	      /* they must end well, nothing of them left */
 /* This program again, as `role` with two words; its stdin and stdout. */
 struct helper {
 	pid_t pid;
@@ -129,7 +129,8 @@ uint64_t engine_attach(const struct engine *own, const struct engine *remote);
 void region_ipc(struct kvd_client *client, uint64_t allocation, uint64_t offset,
 		uint64_t bytes, struct kvd_region **region_p);
 
-struct rows { /* at the same bytes of nothing: shuffled on both sides */
+/* at the same bytes of nothing: shuffled on both sides */
+struct rows {
 	uint64_t bytes, count;
 	uint64_t *src, *dst; /* offsets */
 };

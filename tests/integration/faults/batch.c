@@ -82,7 +82,8 @@ static bool open_next(struct engine *e, struct batch *b)
 			      .pool = b->pool};
 	struct room *room;
 
-	if (e->room_count == ROOMS_MAX || kvd_lost(e->client) || engine_open(e, &a, &unheard))
+	if (e->room_count == ROOMS_MAX || kvd_lost(e->client) ||
+	    engine_open(e, &a, &unheard))
 		return false;
 	room = &e->rooms[e->room_count - 1];
 	room->batch = b;
@@ -100,7 +101,8 @@ static void drive(struct engine *e, struct room *room)
 	struct send_args first = {.begin = 0, .end = two ? half : count, .last = !two};
 	struct send_args second = {.seq = 1, .begin = half, .end = count, .last = true};
 
-	if (!room->given && room->role == KVD_SEND && room->state == KVD_WAITING_FOR_INPUT) {
+	if (!room->given && room->role == KVD_SEND &&
+	    room->state == KVD_WAITING_FOR_INPUT) {
 		room->given = true;
 		(void)engine_send(e, room, &first, &unheard);
 		if (two)
@@ -137,8 +139,9 @@ static void tell(struct engine *e, struct batch *b)
 {
 	b->results[b->next] = '\0';
 	printf("{\"id\":%" PRIu64 ",\"result\":\"OK\",\"rooms\":\"%s\",\"wrong\":%u,"
-	       "\"written\":%u,\"unsteady\":%u,\"strayed\":%u,\"words\":[", b->id, b->results,
-	       b->wrong, b->written, b->unsteady, cache_strayed(&e->cache));
+	       "\"written\":%u,\"unsteady\":%u,\"strayed\":%u,\"words\":[",
+	       b->id, b->results, b->wrong, b->written, b->unsteady,
+	       cache_strayed(&e->cache));
 	for (unsigned int i = 0; i < words_count; i++)
 		printf("%s\"%s\"", i ? "," : "", words[i]);
 	printf("]}\n");
@@ -157,9 +160,11 @@ bool batch_begin(struct engine *e, uint64_t id, const char *args)
 	if (b == e->batches + BATCHES)
 		return false;
 	*b = (struct batch){.id = id};
-	if (sscanf(args, "%" SCNu64 " %" SCNu32 " %" SCNu32 " %7s %u %" SCNu32 " %" SCNu32
-		   " %159s %63s", &b->first, &b->count, &b->window, side, &b->abort_permille,
-		   &b->base, &b->pages, b->endpoint, b->pool) != 9 ||
+	if (sscanf(args,
+		   "%" SCNu64 " %" SCNu32 " %" SCNu32 " %7s %u %" SCNu32 " %" SCNu32
+		   " %159s %63s",
+		   &b->first, &b->count, &b->window, side, &b->abort_permille, &b->base,
+		   &b->pages, b->endpoint, b->pool) != 9 ||
 	    b->pages < WINDOW_PAGES || b->count > BATCH_MAX)
 		return false;
 	b->target = strcmp(side, "target") == 0;

@@ -50,7 +50,8 @@ static uint64_t mix(uint64_t x)
 	return x ^ x >> 31;
 }
 
-static uint64_t seed_of(unsigned int pattern, uint64_t room, uint32_t index, uint32_t field)
+static uint64_t seed_of(unsigned int pattern, uint64_t room, uint32_t index,
+			uint32_t field)
 {
 	return mix(mix(room << 3 | pattern) + ((uint64_t)index << 4 | field));
 }
@@ -65,7 +66,8 @@ static void page_fill(struct cache *cache, uint32_t page, unsigned int pattern,
 		      uint64_t room, uint32_t index)
 {
 	for (uint32_t f = 0; f < FIELDS; f++) {
-		uint64_t *words = page_at(cache, f, page), seed = seed_of(pattern, room, index, f);
+		uint64_t *words = page_at(cache, f, page),
+			 seed = seed_of(pattern, room, index, f);
 
 		for (uint64_t i = 0; i < PAGE_WORDS; i++)
 			words[i] = seed + i * 0x9e3779b97f4a7c15u;
@@ -94,7 +96,9 @@ void cache_open(struct kvd_client *client, const char *pool, uint32_t pages,
 	uint64_t bytes = (uint64_t)FIELDS * pages * PAGE_BYTES;
 	struct kvd_region *regions[FIELDS];
 	uint64_t offsets[FIELDS];
-	struct kvd_pool_args args = {.name = pool, .regions = regions, .offsets = offsets,
+	struct kvd_pool_args args = {.name = pool,
+				     .regions = regions,
+				     .offsets = offsets,
 				     .region_count = FIELDS};
 
 	cache->pages = pages;
@@ -185,6 +189,7 @@ uint32_t cache_strayed(const struct cache *cache)
 	uint32_t strayed = 0;
 
 	for (uint32_t page = 0; page < cache->pages; page++)
-		strayed += !cache->owned[page] && !page_holds(cache, page, CANARY, 0, page);
+		strayed +=
+			!cache->owned[page] && !page_holds(cache, page, CANARY, 0, page);
 	return strayed;
 }

@@ -25,7 +25,7 @@ struct cache {
 	struct kvd_region *region;
 	struct kvd_pool *pool;
 	uint32_t pages;
-	bool *owned;  /* of a room; the others are canaries */
+	bool *owned;	 /* of a room; the others are canaries */
 	uint64_t *words; /* for kvd_wait, behind the pages */
 	uint64_t words_at;
 };

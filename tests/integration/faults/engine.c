@@ -92,7 +92,8 @@ static void on_done(void *arg, int result, const struct kvd_reply *reply)
 	const char *words = result < 0 && reply->error ? reply->error->message : "";
 
 	printf("{\"id\":%" PRIu64 ",\"result\":\"%s\",\"reply\":%s,\"words\":", ask->id,
-	       result < 0 ? kvd_code_name(result) : "OK", reply->json ? reply->json : "null");
+	       result < 0 ? kvd_code_name(result) : "OK",
+	       reply->json ? reply->json : "null");
 	engine_print_text(words);
 	printf("}\n");
 	free(ask);
@@ -147,7 +148,8 @@ static struct kvd_wait wait_of(const struct engine *e, unsigned int word)
 	if (!word || word > WORDS)
 		return (struct kvd_wait){0};
 	return (struct kvd_wait){.region = e->cache.region,
-				 .offset = e->cache.words_at + (word - 1) * 8, .value = 1};
+				 .offset = e->cache.words_at + (word - 1) * 8,
+				 .value = 1};
 }
 
 int engine_open(struct engine *e, const struct open_args *a, const struct kvd_call *call)
@@ -157,14 +159,18 @@ int engine_open(struct engine *e, const struct open_args *a, const struct kvd_ca
 	bool target = a->role == KVD_RECV || a->role == KVD_PULL;
 	struct room *room = &e->rooms[e->room_count];
 	static uint32_t pages[PAGES_MAX];
-	struct kvd_room_args args = {.room = a->room, .role = a->role, .pool = e->cache.pool,
+	struct kvd_room_args args = {.room = a->room,
+				     .role = a->role,
+				     .pool = e->cache.pool,
 				     .receivers = a->receivers,
-				     .bootstrap_ms = a->limit_ms, .waiting_ms = a->limit_ms,
+				     .bootstrap_ms = a->limit_ms,
+				     .waiting_ms = a->limit_ms,
 				     .stall_ms = a->limit_ms};
 	struct kvd_view view;
 	int r;
 
-	*room = (struct room){.run = {a->room, a->base, a->count, target}, .role = a->role,
+	*room = (struct room){.run = {a->room, a->base, a->count, target},
+			      .role = a->role,
 			      .state = -1};
 	if (e->room_count == ROOMS_MAX || a->count > PAGES_MAX ||
 	    !cache_run_fits(&e->cache, &room->run))
@@ -197,7 +203,8 @@ int engine_bind(struct engine *e, struct room *room, unsigned int word,
 {
 	static uint32_t pages[PAGES_MAX];
 	struct kvd_view view;
-	struct kvd_bind_args args = {.views = &view, .view_count = 1, .wait = wait_of(e, word)};
+	struct kvd_bind_args args = {
+		.views = &view, .view_count = 1, .wait = wait_of(e, word)};
 
 	views_make(room, 0, room->run.count, pages, &view);
 	return kvd_room_bind(room->handle, &args, call);
@@ -208,8 +215,11 @@ int engine_send(struct engine *e, struct room *room, const struct send_args *a,
 {
 	static uint32_t pages[PAGES_MAX];
 	struct kvd_view view;
-	struct kvd_send_args args = {.seq = a->seq, .views = &view, .view_count = 1,
-				     .last = a->last, .wait = wait_of(e, a->word)};
+	struct kvd_send_args args = {.seq = a->seq,
+				     .views = &view,
+				     .view_count = 1,
+				     .last = a->last,
+				     .wait = wait_of(e, a->word)};
 
 	if (a->begin >= a->end || a->end > room->run.count)
 		return -KVD_E_RANGE;
@@ -238,8 +248,9 @@ static void tell_room(const struct engine *e, const struct room *room,
 	       "\"t\":%" PRIu64 ",\"late\":%" PRIu64 "}\n",
 	       room->run.room, role_names[room->role], st->state,
 	       st->flags & KVD_FLAG_ABORTING ? "true" : "false",
-	       st->error ? kvd_code_name(st->error) : "", st->retryable ? "true" : "false",
-	       st->bytes, room->wrong, now_ns, e->late_ns);
+	       st->error ? kvd_code_name(st->error) : "",
+	       st->retryable ? "true" : "false", st->bytes, room->wrong, now_ns,
+	       e->late_ns);
 }
 
 bool engine_look(struct engine *e, struct room *room)
@@ -252,7 +263,8 @@ bool engine_look(struct engine *e, struct room *room)
 		return false;
 	aborting = st.flags & KVD_FLAG_ABORTING;
 	room->bytes = st.bytes;
-	if (st.state == room->state && aborting == room->aborting && st.error == room->error)
+	if (st.state == room->state && aborting == room->aborting &&
+	    st.error == room->error)
 		return false;
 	if (room->ended)
 		room->moved_after_end = true; /* terminal states are sticky */
@@ -283,8 +295,9 @@ static void do_open(struct engine *e, uint64_t id, const char *rest)
 	struct kvd_call call;
 	int r;
 
-	if (sscanf(rest, "%" SCNu64 " %7s %" SCNu32 " %" SCNu32 " %u %u %159s %63s", &a.room,
-		   role, &a.base, &a.count, &a.receivers, &a.word, endpoint, pool) != 8 ||
+	if (sscanf(rest, "%" SCNu64 " %7s %" SCNu32 " %" SCNu32 " %u %u %159s %63s",
+		   &a.room, role, &a.base, &a.count, &a.receivers, &a.word, endpoint,
+		   pool) != 8 ||
 	    role_of(role) < 0) {
 		answer(id, -KVD_E_INVAL, "open");
 		return;
@@ -309,8 +322,8 @@ static void do_room(struct engine *e, uint64_t id, const char *verb, struct room
 	if (strcmp(verb, "bind") == 0 && sscanf(rest, "%u", &word) == 1) {
 		r = engine_bind(e, room, word, &call);
 	} else if (strcmp(verb, "send") == 0 &&
-		   sscanf(rest, "%" SCNu64 " %" SCNu32 " %" SCNu32 " %u %u", &s.seq, &s.begin,
-			  &s.end, &last, &s.word) == 5) {
+		   sscanf(rest, "%" SCNu64 " %" SCNu32 " %" SCNu32 " %u %u", &s.seq,
+			  &s.begin, &s.end, &last, &s.word) == 5) {
 		s.last = last != 0;
 		r = engine_send(e, room, &s, &call);
 	} else if (strcmp(verb, "abort") == 0) {
@@ -339,7 +352,8 @@ static void do_still(uint64_t id, struct room *room, const char *rest)
 static void tell_still(struct engine *e, struct room *room)
 {
 	printf("{\"id\":%" PRIu64 ",\"result\":\"OK\",\"written\":%u,\"strayed\":%u,"
-	       "\"sticky\":%s}\n", room->still_id, cache_reuse_wrong(&e->cache, &room->run),
+	       "\"sticky\":%s}\n",
+	       room->still_id, cache_reuse_wrong(&e->cache, &room->run),
 	       cache_strayed(&e->cache), room->moved_after_end ? "false" : "true");
 	room->still_id = 0;
 }
@@ -395,9 +409,10 @@ static void do_line(struct engine *e, const char *line)
 	} else if (strcmp(verb, "cmd") == 0) {
 		do_cmd(e, id, line);
 	} else if (strcmp(verb, "look") == 0) {
-		printf("{\"id\":%" PRIu64 ",\"result\":\"OK\",\"strayed\":%u,\"late\":%" PRIu64
-		       ",\"rooms\":%u}\n", id, cache_strayed(&e->cache), e->late_ns,
-		       e->room_count);
+		printf("{\"id\":%" PRIu64
+		       ",\"result\":\"OK\",\"strayed\":%u,\"late\":%" PRIu64
+		       ",\"rooms\":%u}\n",
+		       id, cache_strayed(&e->cache), e->late_ns, e->room_count);
 	} else if (strcmp(verb, "zero") == 0) {
 		memset(e->cache.words, 0, WORDS * 8);
 		answer(id, 0, "");
@@ -454,9 +469,10 @@ static void look_at_session(struct engine *e)
 		return;
 	e->lost = lost;
 	snprintf(e->instance, sizeof(e->instance), "%s", info->instance);
-	printf("{\"event\":\"session\",\"lost\":%s,\"instance\":\"%s\",\"endpoint\":\"%s\","
-	       "\"t\":%" PRIu64 "}\n", lost ? "true" : "false", info->instance, info->endpoint,
-	       engine_now_ns());
+	printf("{\"event\":\"session\",\"lost\":%s,\"instance\":\"%s\",\"endpoint\":\"%"
+	       "s\","
+	       "\"t\":%" PRIu64 "}\n",
+	       lost ? "true" : "false", info->instance, info->endpoint, engine_now_ns());
 }
 
 /* How long poll() may take: soon, while a room lives; at once while one is watched. */
@@ -470,7 +486,8 @@ static int look_at_rooms(struct engine *e)
 
 		engine_look(e, room);
 		if (room->watch_id && (room->ended || room->bytes >= room->watch_bytes)) {
-			printf("{\"id\":%" PRIu64 ",\"result\":\"OK\",\"bytes\":%" PRIu64 "}\n",
+			printf("{\"id\":%" PRIu64 ",\"result\":\"OK\",\"bytes\":%" PRIu64
+			       "}\n",
 			       room->watch_id, room->bytes);
 			room->watch_id = 0;
 		}

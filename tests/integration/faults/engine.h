@@ -39,7 +39,7 @@ struct room {
 	uint64_t bytes;
 	bool ended, moved_after_end;
 	uint64_t ended_ns;
-	uint32_t wrong; /* pages that a success did not fill */
+	uint32_t wrong;			/* pages that a success did not fill */
 	uint64_t watch_id, watch_bytes; /* a `watch` to answer; 0: none */
 	uint64_t still_id, still_ns;	/* a `still` */
 	struct batch *batch;		/* NULL: driven by the test's lines */
@@ -93,6 +93,5 @@ bool batch_begin(struct engine *e, uint64_t id, const char *args);
 void batch_finish(struct engine *e);
 /* True while one runs. */
 bool batch_turn(struct engine *e);
-
 
 #endif

@@ -23,7 +23,7 @@
 
 static int out = -1;
 static timer_t timer;
-static long begin_ns;	     /* CPU time of the thread when the poll returned */
+static long begin_ns;	    /* CPU time of the thread when the poll returned */
 static volatile int stacks; /* of this turn */
 
 static long cpu_ns(void)
