@@ -4,6 +4,7 @@
 #include "daemon/control/commands_peer.h"
 #include "daemon/base/context.h"
 #include "daemon/room/rooms.h"
+#include "daemon/transport/kinds.h"
 #include "daemon/xfer/xfer.h"
 
 static void on_change(void *owner, struct remote *remote)

@@ -66,6 +66,27 @@ static int parse_secret(const char *hex, uint8_t secret[16])
 	return 0;
 }
 
+/* What the request asked for has come to its end. */
+static void on_end(void *arg, const struct err *why, uint64_t id)
+{
+	struct request *req = arg;
+	struct brief brief;
+
+	if (why) {
+		request_fail(req, why);
+		return;
+	}
+	brief_init(&brief);
+	if (id)
+		brief_number(&brief, "attach", (double)id);
+	request_reply_brief(req, &brief);
+}
+
+static struct xfer_waiter waiter_of(struct request *req)
+{
+	return (struct xfer_waiter){.on_end = on_end, .arg = req};
+}
+
 static int run_attach(struct request *req)
 {
 	const char *endpoint = NULL, *hex = NULL;
@@ -88,7 +109,7 @@ static int run_attach(struct request *req)
 		r = json_get_int(req->args, "timeout_ms", false, 1, 600000, &ms);
 	if (r >= 0)
 		r = attach_open(xs, endpoint, epoch, secret,
-				(uint64_t)ms * LOOP_NS_PER_MS, req);
+				(uint64_t)ms * LOOP_NS_PER_MS, waiter_of(req));
 	return r < 0 ? err_pass(r) : 0;
 }
 
@@ -112,7 +133,8 @@ static int run_attached(struct request *req)
 	if (!attach)
 		return err_pass(-ENOENT);
 	if (fresh) {
-		r = attach_refresh(xs, attach, (uint64_t)ms * LOOP_NS_PER_MS, req);
+		r = attach_refresh(xs, attach, (uint64_t)ms * LOOP_NS_PER_MS,
+				   waiter_of(req));
 		return r < 0 ? err_pass(r) : 0;
 	}
 	request_reply(req, NULL);
@@ -622,7 +644,7 @@ static int run_release(struct request *req)
 		return err_raise(ERR_BUSY, "xfer %llu: canceled, not still yet",
 				 (unsigned long long)t->id);
 	t->release = true;
-	t->release_req = req;
+	t->releaser = waiter_of(req);
 	return 0;
 }
 
@@ -671,7 +693,7 @@ static int run_notif_send(struct request *req)
 		return err_pass(r < 0 ? r : -ENOENT);
 	r = parse_bytes(req->args, "data", true, &data, &len);
 	if (r >= 0)
-		r = notif_post(attach, data, len, req);
+		r = notif_post(attach, data, len, waiter_of(req));
 	return r < 0 ? err_pass(r) : 0;
 }
 

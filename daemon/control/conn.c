@@ -417,7 +417,7 @@ static unsigned int conn_consume(struct conn *conn, size_t len)
 		const uint8_t *end = memchr(seen + pos, '\n', len - pos);
 
 		/* behind what the submission ring was given before it */
-		if (!ring_gate_passed(conn->session->ring))
+		if (!ring_gate_passed(conn->session->ring, control_look))
 			break;
 		want = end ? (size_t)(end - (seen + pos)) + 1 : len - pos;
 		if (!line_take(conn, want))

@@ -6,7 +6,7 @@
 
 #include "daemon/handshake/handshake.h"
 #include "daemon/base/context.h"
-#include "daemon/room/room.h"
+#include "daemon/transport/kinds.h"
 
 struct handshake {
 	struct kvd *kvd;

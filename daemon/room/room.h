@@ -25,6 +25,7 @@
 #include "daemon/room/room_map.h"
 #include "daemon/handshake/sched.h"
 #include "daemon/session/wait.h"
+#include "daemon/transport/kinds.h"
 
 struct mail;
 struct room_message;
@@ -82,11 +83,6 @@ struct party {
 	bool asked_ack; /* pull: told that all was read, it owes us PULL_ACK */
 	uint64_t lease_epoch;
 	uint64_t lease_ns;
-};
-
-/* Whoever answers a request puts this into xp_inbound.owner. */
-struct inbound_owner {
-	void (*on_done)(struct inbound_owner *inbound, const struct err *err);
 };
 
 /* What is in flight: a chunk to one receiver, a read, an inbound. Holds plan,
@@ -276,16 +272,5 @@ int pull_on_offer(struct room *room, struct party *party, const struct wire_offe
 void pull_on_ack(struct room *room, struct party *party, const struct wire_pull_ack *ack);
 
 void pull_on_beat(struct loop_timer *timer);
-
-/* ---- headers of data-line requests (first byte) ---- */
-enum request_kind {
-	REQUEST_CHUNK = 1, /* room_send -> room_recv */
-	REQUEST_PULL = 2,  /* room_pull -> room_offer */
-	REQUEST_XFER = 3,  /* xfer.c */
-	REQUEST_DLIST = 4,
-	REQUEST_DLIST_FREE = 5,
-	REQUEST_NOTIF = 6,
-	REQUEST_MESSAGE = 7, /* handshake_express.c: a peer message, its frame follows */
-};
 
 #endif

@@ -11,6 +11,7 @@
 
 #include "daemon/handshake/handshake.h"
 #include "daemon/room/room.h"
+#include "daemon/transport/kinds.h"
 
 struct kvd;
 struct rooms;

@@ -33,7 +33,6 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/control/control.h"
 #include "daemon/base/context.h"
 #include "daemon/xfer/ring_ops.h"
 #include "daemon/session/session.h"
@@ -74,7 +73,7 @@ static void gate_look(struct ring *ring)
 	ring->gated = false;
 	ring->gate_open = true;
 	if (ring->session->conn)
-		control_look(ring->session->conn);
+		ring->on_gate(ring->session->conn);
 }
 
 static uint64_t tail_of(const struct ring *ring)
@@ -203,7 +202,7 @@ static void on_event(struct loop_fd *watch, int events)
 
 /* ---- in line with the socket ---- */
 
-bool ring_gate_passed(struct ring *ring)
+bool ring_gate_passed(struct ring *ring, void (*on_gate)(void *conn))
 {
 	uint64_t waiting;
 
@@ -219,6 +218,7 @@ bool ring_gate_passed(struct ring *ring)
 	/* a tail beyond the ring is found, and answered for, in its turn */
 	ring->gate = ring->head + (waiting < ring->entries ? waiting : ring->entries);
 	ring->gated = true;
+	ring->on_gate = on_gate;
 	if (waiting)
 		ring_ready(ring);
 	return false;

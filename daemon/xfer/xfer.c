@@ -21,8 +21,6 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/control/brief.h"
-#include "daemon/control/commands.h"
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"
 #include "daemon/session/region.h"
@@ -299,21 +297,10 @@ void xfers_on_shared(struct xfers *xfers, struct remote *remote, uint64_t epoch)
 
 static void attach_answer(struct attach *attach, const struct err *why)
 {
-	struct request *req = attach->req;
-	struct brief brief;
-
-	if (!req)
+	if (!attach->waiter.on_end)
 		return;
-	attach->req = NULL;
 	loop_timer_stop(&attach->timer);
-	if (why) {
-		request_fail(req, why);
-		return;
-	}
-	brief_init(&brief);
-	if (!attach->asks)
-		brief_number(&brief, "attach", (double)attach->id);
-	request_reply_brief(req, &brief);
+	xfer_waiter_end(&attach->waiter, why, attach->asks ? 0 : attach->id);
 }
 
 static void attach_free(struct attach *attach)
@@ -350,7 +337,7 @@ static void attach_lost(struct attach *attach, const struct err *why)
 		if (transfer->attach == attach)
 			transfer_cancel(transfer, &e);
 	}
-	if (attach->req) {
+	if (attach->waiter.on_end) {
 		attach_answer(attach, &e);
 		attach_free(attach); /* its number was never given out */
 	}
@@ -395,7 +382,7 @@ static void attach_look(struct attach *attach)
 		}
 		return;
 	}
-	if (attach->state != ATTACH_READY || !attach->req || !attach->pool)
+	if (attach->state != ATTACH_READY || !attach->waiter.on_end || !attach->pool)
 		return;
 	if (attach->pool->refused.code != ERR_OK) {
 		why = attach->pool->refused;
@@ -422,7 +409,7 @@ struct attach *attach_find(struct xfer_session *xs, uint64_t id)
 {
 	struct attach *attach = idmap_get(&xs->attaches, id);
 
-	if (!attach || attach->req) {
+	if (!attach || attach->waiter.on_end) {
 		err_raise(ERR_NOTFOUND, "attach %llu: none of this session",
 			  (unsigned long long)id);
 		return NULL;
@@ -436,7 +423,7 @@ struct attach *attach_find(struct xfer_session *xs, uint64_t id)
 
 static int attach_begin(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
 			const uint8_t secret[16], uint64_t timeout_ns, bool asks,
-			struct request *req)
+			struct xfer_waiter waiter)
 {
 	struct kvd *kvd = xs->xfers->kvd;
 	struct attach *attach;
@@ -468,24 +455,24 @@ static int attach_begin(struct xfer_session *xs, const char *endpoint, uint64_t 
 		return err_pass(r);
 	}
 	sched_flow_init(&attach->flow, &attach->remote->line, xs->session->id);
-	attach->req = req;
+	attach->waiter = waiter;
 	attach_look(attach);
 	return 0;
 }
 
 int attach_open(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
-		const uint8_t secret[16], uint64_t timeout_ns, struct request *req)
+		const uint8_t secret[16], uint64_t timeout_ns, struct xfer_waiter waiter)
 {
-	return attach_begin(xs, endpoint, epoch, secret, timeout_ns, false, req);
+	return attach_begin(xs, endpoint, epoch, secret, timeout_ns, false, waiter);
 }
 
 /* One more attachment to the same session, for as long as it takes to be answered:
  * the owner sends the regions that it has by now in front of the answer. */
 int attach_refresh(struct xfer_session *xs, const struct attach *attach,
-		   uint64_t timeout_ns, struct request *req)
+		   uint64_t timeout_ns, struct xfer_waiter waiter)
 {
 	return attach_begin(xs, attach->remote->peer->endpoint, attach->epoch,
-			    attach->secret, timeout_ns, true, req);
+			    attach->secret, timeout_ns, true, waiter);
 }
 
 /* ---- messages ---- */

@@ -17,7 +17,7 @@
 #define KVD_XFER_H
 
 #include "daemon/handshake/handshake.h"
-#include "daemon/room/room.h"
+#include "daemon/transport/kinds.h"
 
 struct kvd;
 struct xfers;

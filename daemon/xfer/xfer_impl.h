@@ -76,6 +76,23 @@ struct xfer_session {
 
 enum attach_state { ATTACH_REACHING, ATTACH_ASKED, ATTACH_READY, ATTACH_LOST };
 
+/* Whoever asked for something that takes time; on_end NULL: nobody. */
+struct xfer_waiter {
+	/* once; why NULL: done, `id` is what it made, if anything */
+	void (*on_end)(void *arg, const struct err *why, uint64_t id);
+	void *arg;
+};
+
+static inline void xfer_waiter_end(struct xfer_waiter *waiter, const struct err *why,
+				   uint64_t id)
+{
+	struct xfer_waiter once = *waiter;
+
+	*waiter = (struct xfer_waiter){NULL, NULL};
+	if (once.on_end)
+		once.on_end(once.arg, why, id);
+}
+
 /* a remote session, by its secret */
 struct attach {
 	uint64_t id, cookie;
@@ -87,9 +104,9 @@ struct attach {
 	struct remote_pool *pool; /* its regions; in use */
 	struct share *share;	  /* our session's regions there */
 	struct sched_flow flow;
-	struct list waiting; /* struct transfer.link, until the share is acked */
-	struct request *req; /* peer.attach, peer.attached, until answered */
-	bool asks; /* for another one (peer.attached fresh): over with its req */
+	struct list waiting;	   /* struct transfer.link, until the share is acked */
+	struct xfer_waiter waiter; /* until it is attached or never will be */
+	bool asks; /* for another one (peer.attached fresh): over with its waiter */
 	struct loop_timer timer;
 	struct err why; /* of LOST */
 };
@@ -144,7 +161,7 @@ struct transfer {
 	uint32_t slot, slot_gen;
 	bool fresh;		     /* the next post is the slot's present generation */
 	bool posted;		     /* ever */
-	struct request *release_req; /* xfer.release that waits for quiet */
+	struct xfer_waiter releaser; /* waits until it is freed */
 };
 
 /* A message of ours on the data line: list parts, bare notifications. */
@@ -152,7 +169,7 @@ struct note {
 	struct list link;
 	struct sched_op op;
 	struct xfer_session *xs;
-	struct request *req; /* NULL: nobody waits */
+	struct xfer_waiter sender;
 	bool notif;
 	uint64_t dlist, serial; /* a part of this list, of that sending; else 0 */
 	size_t bytes;
@@ -164,12 +181,12 @@ struct xfer_session *xfer_session_of(struct session *session); /* NULL + ERR_NOM
 struct session *xfer_session_by_epoch(struct xfers *xfers, uint64_t epoch);
 bool xfer_secret_is(const struct session *session, const uint8_t secret[16]);
 struct attach *attach_find(struct xfer_session *xs, uint64_t id);
-/* peer.attach; answers the request when it is attached or never will be. */
+/* The waiter is told the attachment's number, or why there will be none. */
 int attach_open(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
-		const uint8_t secret[16], uint64_t timeout_ns, struct request *req);
-/* peer.attached, fresh: the same, with the regions that its session has by then. */
+		const uint8_t secret[16], uint64_t timeout_ns, struct xfer_waiter waiter);
+/* The same session again, with the regions that it has by then; no number. */
 int attach_refresh(struct xfer_session *xs, const struct attach *attach,
-		   uint64_t timeout_ns, struct request *req);
+		   uint64_t timeout_ns, struct xfer_waiter waiter);
 /* Make the remote know all present regions of the session. 1: wait for ack. */
 int share_update(struct xfer_session *xs, struct share *share);
 /* Bytes that it takes in an answer, at most; and what an answer may take: requests
@@ -185,7 +202,8 @@ void notif_drop(struct session *session, struct notif *notif);
 void xfer_session_try_free(struct xfer_session *xs);
 
 /* ---- xfer_list.c ---- */
-int notif_post(struct attach *attach, const void *data, size_t len, struct request *req);
+int notif_post(struct attach *attach, const void *data, size_t len,
+	       struct xfer_waiter sender);
 /* ERR_LIMIT: so many bytes more of lists or indices are over the session's cap. */
 int xfer_charge_check(const struct xfer_session *xs, uint64_t bytes);
 bool list_is_sent(const struct prepared *prepared, const struct attach *attach);

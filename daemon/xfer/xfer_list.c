@@ -12,7 +12,6 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/control/commands.h"
 #include "daemon/base/context.h"
 #include "daemon/xfer/ring.h"
 #include "daemon/session/session.h"
@@ -48,10 +47,7 @@ static void on_note_done(struct sched_op *op)
 		list_unsent(xs, note);
 	if (note->notif && op->xp.result >= 0)
 		metrics_add(&xs->xfers->kvd->metrics, METRIC_NOTIFS_OUT, 1);
-	if (note->req && op->xp.result < 0)
-		request_fail(note->req, &op->xp.err);
-	else if (note->req)
-		request_reply(note->req, NULL);
+	xfer_waiter_end(&note->sender, op->xp.result < 0 ? &op->xp.err : NULL, 0);
 	xs->note_bytes -= note->bytes;
 	mem_free(note);
 	xs->notes--;
@@ -89,7 +85,8 @@ static void note_post(struct note *note, struct attach *attach, size_t len)
 	sched_submit(&attach->flow, &note->op);
 }
 
-int notif_post(struct attach *attach, const void *data, size_t len, struct request *req)
+int notif_post(struct attach *attach, const void *data, size_t len,
+	       struct xfer_waiter sender)
 {
 	struct session *session = attach->xs->session;
 	struct cursor out;
@@ -106,7 +103,7 @@ int notif_post(struct attach *attach, const void *data, size_t len, struct reque
 	cursor_put_bytes(&out, attach->secret, sizeof(attach->secret));
 	cursor_put_str(&out, session->client);
 	cursor_put_blob(&out, data, len);
-	note->req = req;
+	note->sender = sender;
 	note->notif = true;
 	note_post(note, attach, out.pos);
 	return 0;

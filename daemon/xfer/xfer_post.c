@@ -14,7 +14,6 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/control/commands.h"
 #include "daemon/base/context.h"
 #include "daemon/session/region.h"
 #include "daemon/xfer/ring.h"
@@ -62,7 +61,7 @@ static void drop_plan(struct transfer *t)
 void transfer_free(struct transfer *t)
 {
 	struct xfer_session *xs = t->xs;
-	struct request *req = t->release_req;
+	struct xfer_waiter releaser = t->releaser;
 
 	assert(t->phase == XFER_ENDED);
 	idmap_remove(&xs->transfers, t->id);
@@ -76,8 +75,7 @@ void transfer_free(struct transfer *t)
 	mem_free(t->local_index);
 	mem_free(t->remote_index);
 	mem_free(t);
-	if (req)
-		request_reply(req, NULL);
+	xfer_waiter_end(&releaser, NULL, 0);
 	if (xs->draining)
 		xfer_session_try_free(xs);
 }
@@ -121,7 +119,8 @@ static void on_done(struct sched_op *op)
 						: METRIC_XFER_IN_BYTES,
 			    t->bytes);
 		if (t->has_notif && t->kind == XP_READ &&
-		    notif_post(t->attach, t->notif, t->notif_len, NULL) < 0)
+		    notif_post(t->attach, t->notif, t->notif_len,
+			       (struct xfer_waiter){NULL, NULL}) < 0)
 			err_take(&t->err), t->failed = true;
 	}
 	end(t);
