@@ -81,8 +81,8 @@ static void on_drain_timer(struct loop_timer *timer)
 			 "rooms=%u transfers=%u", rooms_live(kvd->rooms),
 			 xfers_live(kvd->xfers));
 		kvd_stop(kvd);
-	} else if (loop_timer_start(timer, DRAIN_LOOK_NS) < 0) {
-		kvd_stop(kvd);
+	} else {
+		loop_timer_start(timer, DRAIN_LOOK_NS);
 	}
 }
 
@@ -100,8 +100,7 @@ void kvd_drain(struct kvd *kvd, uint64_t deadline_ns)
 	rooms_drain(kvd->rooms);
 	impl->drain_until_ns = loop_now_ns(kvd->loop) + deadline_ns;
 	/* not at once: the command's answer goes out first */
-	if (loop_timer_start(&impl->drain, LOOP_NS_PER_MS) < 0)
-		kvd_stop(kvd);
+	loop_timer_start(&impl->drain, LOOP_NS_PER_MS);
 }
 
 void kvd_stop(struct kvd *kvd)
@@ -189,8 +188,7 @@ static void on_watchdog(struct loop_timer *timer)
 	struct kvd_impl *impl = container_of(timer, struct kvd_impl, watchdog);
 
 	notify_watchdog();
-	/* a running heap has room: this timer was just in it */
-	(void)loop_timer_start(timer, impl->watchdog_ns / 2);
+	loop_timer_start(timer, impl->watchdog_ns / 2);
 }
 
 /* ---- birth ---- */
@@ -209,12 +207,11 @@ static int start_signals(struct kvd_impl *impl)
 	return err_pass(r);
 }
 
-static int start_watchdog(struct kvd_impl *impl)
+static void start_watchdog(struct kvd_impl *impl)
 {
 	impl->watchdog_ns = impl->config.watchdog ? notify_watchdog_ns() : 0;
-	if (!impl->watchdog_ns)
-		return 0;
-	return err_pass(loop_timer_start(&impl->watchdog, impl->watchdog_ns / 2));
+	if (impl->watchdog_ns)
+		loop_timer_start(&impl->watchdog, impl->watchdog_ns / 2);
 }
 
 /* The kernel's id of this boot: daemons with the same one share a host. */
@@ -344,8 +341,7 @@ static int kvd_init(struct kvd *kvd, const struct config *config,
 	cpu_prompt(); /* this thread and ZeroMQ's; those that move bytes are not */
 	if (r == 0)
 		r = build(kvd, sockets);
-	if (r == 0)
-		r = start_watchdog(impl);
+	start_watchdog(impl);
 	return err_pass(r);
 }
 

@@ -124,8 +124,8 @@ static void on_call_timer(struct loop_timer *timer)
 	uint64_t now_ns = loop_now_ns(call->bootstrap->loop);
 	struct err err;
 
-	if (now_ns < call->end_ns &&
-	    loop_timer_start(timer, call_patience_ns(call, now_ns)) >= 0) {
+	if (now_ns < call->end_ns) {
+		loop_timer_start(timer, call_patience_ns(call, now_ns));
 		call_again(call);
 		return;
 	}
@@ -161,11 +161,9 @@ static int call_check(const struct bootstrap *b, uint64_t session)
 }
 
 /* `peer`: its hold becomes the call's; NULL: local, done in the next turn. */
-static int call_start(struct bootstrap *b, struct bootstrap_call *call, uint64_t session,
-		      const char *group, bool query, struct peer *peer)
+static void call_start(struct bootstrap *b, struct bootstrap_call *call, uint64_t session,
+		       const char *group, bool query, struct peer *peer)
 {
-	int r = 0;
-
 	call->bootstrap = b;
 	call->peer = peer;
 	call->session = session;
@@ -178,16 +176,13 @@ static int call_start(struct bootstrap *b, struct bootstrap_call *call, uint64_t
 	loop_timer_init(&call->timer, b->loop, on_call_timer);
 	loop_defer_init(&call->done, on_call_done);
 	if (peer)
-		r = loop_timer_start(&call->timer,
-				     call_patience_ns(call, loop_now_ns(b->loop)));
+		loop_timer_start(&call->timer,
+				 call_patience_ns(call, loop_now_ns(b->loop)));
 	else
 		loop_defer(b->loop, &call->done);
-	if (r < 0)
-		return err_pass(r);
 	call->waiting = true;
 	b->call_count++;
 	list_push_back(&b->calls, &call->link);
-	return 0;
 }
 
 void bootstrap_cancel(struct bootstrap_call *call)
@@ -247,12 +242,7 @@ int bootstrap_query(struct bootstrap *b, uint64_t session, const char *group,
 		r = peers_dial(b->peers, at, &peer);
 	if (r < 0)
 		return err_pass(r);
-	r = call_start(b, call, session, group, true, peer);
-	if (r < 0) {
-		if (peer)
-			peer_release(peer);
-		return err_pass(r);
-	}
+	call_start(b, call, session, group, true, peer);
 	if (peer)
 		query_send(call);
 	return 0;
@@ -311,8 +301,7 @@ void bootstrap_tick_start(struct bootstrap *b)
 	if (loop_timer_running(&b->tick) ||
 	    (!b->publication_count && !b->board.remote_count))
 		return;
-	if (loop_timer_start(&b->tick, b->options.ttl_ns / 3) < 0)
-		err_clear(); /* the next publish starts it */
+	loop_timer_start(&b->tick, b->options.ttl_ns / 3);
 }
 
 static void on_tick(struct loop_timer *timer)
@@ -381,12 +370,7 @@ static int publish_elsewhere(struct bootstrap *b, uint64_t session, const char *
 		return err_pass(r);
 	}
 	if (call) {
-		r = call_start(b, call, session, group, false, peer);
-		if (r < 0) {
-			if (!pub->established && !pub->call)
-				bootstrap_publication_free(b, pub);
-			return err_pass(r);
-		}
+		call_start(b, call, session, group, false, peer);
 		peer_hold(peer);
 	}
 	if (pub->call) {
@@ -418,7 +402,9 @@ int bootstrap_publish(struct bootstrap *b, uint64_t session, const char *group,
 	r = board_put(&b->board, session, NULL, group, &copy, UINT64_MAX);
 	if (r < 0)
 		return err_pass(r);
-	return call ? err_pass(call_start(b, call, session, group, false, NULL)) : 0;
+	if (call)
+		call_start(b, call, session, group, false, NULL);
+	return 0;
 }
 
 /* ---- sessions and peers come and go ---- */

@@ -133,14 +133,12 @@ static int run_connect(struct request *req)
 	if (!c)
 		return err_pass(-ENOMEM);
 	loop_timer_init(&c->timer, req->kvd->loop, on_connect_timer);
-	r = loop_timer_start(&c->timer, (uint64_t)ms * LOOP_NS_PER_MS);
-	if (r >= 0)
-		r = handshake_reach(req->kvd->handshake, endpoint, &c->remote);
+	r = handshake_reach(req->kvd->handshake, endpoint, &c->remote);
 	if (r < 0) {
-		loop_timer_stop(&c->timer);
 		mem_free(c);
 		return err_pass(r);
 	}
+	loop_timer_start(&c->timer, (uint64_t)ms * LOOP_NS_PER_MS);
 	c->req = req;
 	list_push_back(&waiting, &c->link);
 	connect_look(c);

@@ -118,12 +118,8 @@ static void patience_set(struct conn *conn, enum patience patience, uint64_t ns)
 		return;
 	conn->patience = patience;
 	loop_timer_stop(&conn->timer);
-	if (patience == PATIENCE_NONE || loop_timer_start(&conn->timer, ns) == 0)
-		return;
-	if (conn->state == CONN_CLOSING)
-		conn_dead(conn); /* without a timer there is no waiting */
-	else
-		conn_doom_last(conn);
+	if (patience != PATIENCE_NONE)
+		loop_timer_start(&conn->timer, ns);
 }
 
 /* ---- what the loop shall watch ---- */

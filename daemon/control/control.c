@@ -277,8 +277,8 @@ static void on_listener(struct loop_fd *watch, int events)
 			return;
 		log_warn("control", NULL, "accept failed", "why=\"%s\" pause_ms=%ju",
 			 strerror(errno), (uintmax_t)(PAUSE_NS / LOOP_NS_PER_MS));
-		if (loop_timer_start(&control->pause, PAUSE_NS) == 0)
-			loop_fd_stop(watch);
+		loop_timer_start(&control->pause, PAUSE_NS);
+		loop_fd_stop(watch);
 		return;
 	}
 }
@@ -289,9 +289,8 @@ static void on_pause_over(struct loop_timer *timer)
 
 	if (control->closed)
 		return;
-	/* a timer that just ran restarts without allocating */
 	if (loop_fd_set(&control->listener, LOOP_READ) < 0)
-		(void)loop_timer_start(timer, PAUSE_NS);
+		loop_timer_start(timer, PAUSE_NS);
 }
 
 /* ---- life ---- */

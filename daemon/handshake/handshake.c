@@ -209,9 +209,7 @@ static void on_beat(struct loop_timer *timer)
 
 	if (hs->lacking && !hs->closing)
 		retry(hs);
-	/* it was just in the heap: there is room */
-	if (loop_timer_start(timer, BEAT_NS) < 0)
-		err_clear();
+	loop_timer_start(timer, BEAT_NS);
 }
 
 /* ---- what the transports say ---- */
@@ -541,8 +539,7 @@ int handshake_new(struct kvd *kvd, const struct handshake_events *events,
 		r = sched_new(kvd->loop, kvd->config->max_inflight_ops,
 			      kvd->config->max_inflight_bytes, &hs->sched);
 	}
-	if (r >= 0)
-		r = loop_timer_start(&hs->beat, BEAT_NS);
+	loop_timer_start(&hs->beat, BEAT_NS);
 	if (r >= 0)
 		r = open_transports(hs);
 	if (r >= 0)

@@ -161,18 +161,11 @@ static void take_family(struct link_name *name, const struct addrinfo *list, int
 			number_add(name, ai);
 }
 
-static void wait_for(struct link_name *name, uint64_t ns)
-{
-	/* it grows by one: without memory the next frame that finds no line starts it */
-	if (loop_timer_start(&name->timer, ns) < 0)
-		err_clear();
-}
-
 static void ask(struct link_name *name)
 {
 	name->question = question_ask(name);
 	if (!name->question)
-		wait_for(name, name->pause_ns);
+		loop_timer_start(&name->timer, name->pause_ns);
 }
 
 static void ask_later(struct link_name *name, const char *why)
@@ -180,7 +173,7 @@ static void ask_later(struct link_name *name, const char *why)
 	if (!name->complained)
 		log_warn("link", name->host, "name has no address", "why=\"%s\"", why);
 	name->complained = true;
-	wait_for(name, name->pause_ns);
+	loop_timer_start(&name->timer, name->pause_ns);
 	name->pause_ns *= 2;
 	if (name->pause_ns > PAUSE_MAX_NS)
 		name->pause_ns = PAUSE_MAX_NS;
@@ -192,7 +185,7 @@ static void try_next(struct link_name *name)
 	const char *number = name->numbers[name->next++];
 
 	snprintf(address, sizeof(address), "tcp://%s:%s", number, name->port);
-	wait_for(name, CONNECT_NS);
+	loop_timer_start(&name->timer, CONNECT_NS);
 	name->on_address(name->owner, address);
 }
 
@@ -283,8 +276,8 @@ void link_name_line(struct link_name *name, bool connected)
 	if (connected)
 		loop_timer_stop(&name->timer);
 	else if (name->connected)
-		wait_for(name, LOST_NS);
+		loop_timer_start(&name->timer, LOST_NS);
 	else if (stuck)
-		wait_for(name, name->pause_ns);
+		loop_timer_start(&name->timer, name->pause_ns);
 	name->connected = connected;
 }

@@ -6,8 +6,9 @@
  * that it is right before the first callback) and holds for the whole turn.
  * Every timer lies in one binary heap ordered by (due, start order); libev only
  * sees one ev_timer, armed for the earliest. The heap is what makes a virtual
- * loop possible: the same code with a clock that jumps to the heap's root. It
- * also gives ties a fixed order, which ev_timer does not, and a seed replays.
+ * loop possible: the same code with a clock that jumps to the heap's root. The heap's
+ * links lie in the timers, so starting one cannot fail. It also gives ties a fixed order,
+ * which ev_timer does not, and a seed replays.
  *
  * Order. A turn is: deferred calls, prepare hooks, wait, fds, timers. Fds come
  * before timers so that an answer that waits in a socket is seen before the
@@ -69,8 +70,8 @@ struct loop {
 	uint64_t now_ns;
 	uint64_t ran; /* callbacks so far */
 
-	struct loop_timer **heap; /* [1..heap_count] */
-	size_t heap_count, heap_cap;
+	struct loop_timer *root; /* of the heap: the earliest */
+	size_t heap_count;
 	uint64_t order;
 
 	struct list defers;
@@ -162,44 +163,70 @@ static bool timer_before(const struct loop_timer *a, const struct loop_timer *b)
 	return a->at_ns != b->at_ns ? a->at_ns < b->at_ns : a->order < b->order;
 }
 
-static void heap_set(struct loop *loop, size_t pos, struct loop_timer *timer)
+/* Where the n-th timer of the heap hangs: the bits of n below the highest say left or
+ * right, from the root down. */
+static struct loop_timer **heap_slot(struct loop *loop, size_t n,
+				     struct loop_timer **up_p)
 {
-	loop->heap[pos] = timer;
-	timer->heap_pos = pos;
+	struct loop_timer **slot = &loop->root;
+	unsigned int bit = 63 - (unsigned int)__builtin_clzl(n);
+
+	*up_p = NULL;
+	while (bit-- > 0) {
+		*up_p = *slot;
+		slot = n >> bit & 1 ? &(*slot)->right : &(*slot)->left;
+	}
+	return slot;
 }
 
-static void heap_sift(struct loop *loop, size_t pos)
+static struct loop_timer **link_to(struct loop *loop, const struct loop_timer *timer)
 {
-	struct loop_timer *timer = loop->heap[pos];
-
-	while (pos > 1 && timer_before(timer, loop->heap[pos / 2])) {
-		heap_set(loop, pos, loop->heap[pos / 2]);
-		pos /= 2;
-	}
-	for (size_t child; (child = 2 * pos) <= loop->heap_count; pos = child) {
-		if (child < loop->heap_count &&
-		    timer_before(loop->heap[child + 1], loop->heap[child]))
-			child++;
-		if (!timer_before(loop->heap[child], timer))
-			break;
-		heap_set(loop, pos, loop->heap[child]);
-	}
-	heap_set(loop, pos, timer);
+	if (!timer->up)
+		return &loop->root;
+	return timer->up->left == timer ? &timer->up->left : &timer->up->right;
 }
 
-static int heap_reserve(struct loop *loop)
+static void children_adopt(struct loop_timer *timer)
 {
-	size_t cap = loop->heap_cap ? 2 * loop->heap_cap : 64;
-	struct loop_timer **heap;
+	if (timer->left)
+		timer->left->up = timer;
+	if (timer->right)
+		timer->right->up = timer;
+}
 
-	if (loop->heap_count + 1 < loop->heap_cap)
-		return 0;
-	heap = mem_regrow(loop->heap, cap, sizeof(*heap));
-	if (!heap)
-		return err_pass(-ENOMEM);
-	loop->heap = heap;
-	loop->heap_cap = cap;
-	return 0;
+/* It changes places with the one above it. */
+static void heap_lift(struct loop *loop, struct loop_timer *timer)
+{
+	struct loop_timer *above = timer->up, old = *timer;
+
+	*link_to(loop, above) = timer;
+	timer->up = above->up;
+	if (above->left == timer) {
+		timer->left = above;
+		timer->right = above->right;
+	} else {
+		timer->left = above->left;
+		timer->right = above;
+	}
+	above->left = old.left;
+	above->right = old.right;
+	children_adopt(timer);
+	children_adopt(above);
+}
+
+static void heap_sift(struct loop *loop, struct loop_timer *timer)
+{
+	while (timer->up && timer_before(timer, timer->up))
+		heap_lift(loop, timer);
+	for (;;) {
+		struct loop_timer *child = timer->left;
+
+		if (child && timer->right && timer_before(timer->right, child))
+			child = timer->right;
+		if (!child || !timer_before(child, timer))
+			return;
+		heap_lift(loop, child);
+	}
 }
 
 void loop_timer_init(struct loop_timer *timer, struct loop *loop,
@@ -208,42 +235,44 @@ void loop_timer_init(struct loop_timer *timer, struct loop *loop,
 	*timer = (struct loop_timer){.on_timer = on_timer, .loop = loop};
 }
 
-int loop_timer_start(struct loop_timer *timer, uint64_t after_ns)
+void loop_timer_start(struct loop_timer *timer, uint64_t after_ns)
 {
 	struct loop *loop = timer->loop;
 
-	if (!timer->heap_pos) {
-		int r = heap_reserve(loop);
-
-		if (r < 0)
-			return err_pass(r);
-		heap_set(loop, ++loop->heap_count, timer);
+	if (!timer->running) {
+		*heap_slot(loop, ++loop->heap_count, &timer->up) = timer;
+		timer->left = timer->right = NULL;
+		timer->running = true;
 	}
 	timer->at_ns = add_sat(loop->now_ns, after_ns);
 	timer->order = ++loop->order;
-	heap_sift(loop, timer->heap_pos);
-	return 0;
+	heap_sift(loop, timer);
 }
 
 void loop_timer_stop(struct loop_timer *timer)
 {
 	struct loop *loop = timer->loop;
-	size_t pos = timer->heap_pos;
+	struct loop_timer **slot, *last, *up;
 
-	if (!pos)
+	if (!timer->running)
 		return;
-	struct loop_timer *last = loop->heap[loop->heap_count--];
-
-	timer->heap_pos = 0;
-	if (last != timer) {
-		heap_set(loop, pos, last);
-		heap_sift(loop, pos);
-	}
+	slot = heap_slot(loop, loop->heap_count--, &up);
+	last = *slot;
+	*slot = NULL;
+	timer->running = false;
+	if (last == timer)
+		return;
+	*link_to(loop, timer) = last;
+	last->up = timer->up;
+	last->left = timer->left;
+	last->right = timer->right;
+	children_adopt(last);
+	heap_sift(loop, last);
 }
 
 bool loop_timer_running(const struct loop_timer *timer)
 {
-	return timer->heap_pos != 0;
+	return timer->running;
 }
 
 static void run_timers(struct loop *loop)
@@ -251,8 +280,8 @@ static void run_timers(struct loop *loop)
 	uint64_t batch = loop->order;
 
 	part_begin(loop);
-	while (loop->heap_count) {
-		struct loop_timer *timer = loop->heap[1];
+	while (loop->root) {
+		struct loop_timer *timer = loop->root;
 
 		/* one that was started in this batch can only be due now, so
 		 * all that are older come before it */
@@ -537,7 +566,6 @@ void loop_free(struct loop *loop)
 		ev_unref(loop->ev);
 		ev_loop_destroy(loop->ev);
 	}
-	mem_free(loop->heap);
 	mem_free(loop);
 }
 
@@ -576,7 +604,7 @@ static void poll_real(struct loop *loop, uint64_t max_wait_ns)
 	uint64_t clock_ns = loop_clock_ns(loop);
 	uint64_t end_ns = add_sat(clock_ns, max_wait_ns);
 
-	loop->due_ns = loop->heap_count ? loop->heap[1]->at_ns : NEVER;
+	loop->due_ns = loop->root ? loop->root->at_ns : NEVER;
 	if (loop->due_ns < end_ns)
 		end_ns = loop->due_ns;
 	if (end_ns <= clock_ns) {
@@ -591,8 +619,8 @@ static void poll_virtual(struct loop *loop, uint64_t max_wait_ns)
 {
 	uint64_t end_ns = add_sat(loop->now_ns, max_wait_ns);
 
-	if (loop->heap_count && loop->heap[1]->at_ns < end_ns)
-		end_ns = loop->heap[1]->at_ns;
+	if (loop->root && loop->root->at_ns < end_ns)
+		end_ns = loop->root->at_ns;
 	if (end_ns != NEVER && end_ns > loop->now_ns)
 		loop->now_ns = end_ns;
 }

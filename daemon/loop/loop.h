@@ -70,14 +70,14 @@ struct loop_timer {
 	void (*on_timer)(struct loop_timer *timer);
 	struct loop *loop;
 	uint64_t at_ns;
-	uint64_t order;	 /* ties run in start order */
-	size_t heap_pos; /* 0 = not running */
+	uint64_t order; /* ties run in start order */
+	bool running;
+	struct loop_timer *up, *left, *right; /* the heap lies in its timers */
 };
 void loop_timer_init(struct loop_timer *timer, struct loop *loop,
 		     void (*on_timer)(struct loop_timer *timer));
-/* (Re)start: due `after_ns` from loop_now_ns(). ERR_NOMEM only when the heap
- * must grow; a running timer restarts without allocating. */
-int loop_timer_start(struct loop_timer *timer, uint64_t after_ns);
+/* (Re)start: due `after_ns` from loop_now_ns(). */
+void loop_timer_start(struct loop_timer *timer, uint64_t after_ns);
 void loop_timer_stop(struct loop_timer *timer); /* idempotent */
 bool loop_timer_running(const struct loop_timer *timer);
 

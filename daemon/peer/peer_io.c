@@ -255,8 +255,8 @@ static void flush(struct peer_impl *impl, bool paced)
 	}
 	if (list_empty(&impl->queue) && !impl->pong_owed)
 		loop_timer_stop(&impl->flush);
-	else if (loop_timer_start(&impl->flush, FLUSH_RETRY_NS) < 0)
-		err_clear(); /* the next PING flushes too */
+	else
+		loop_timer_start(&impl->flush, FLUSH_RETRY_NS);
 }
 
 void peer_flush(struct peer_impl *impl)
@@ -305,9 +305,8 @@ static int send_or_queue(struct peer_impl *impl, enum wire_type type, const void
 		return 0;
 	err_clear();
 	r = queue_message(impl, type, body, len);
-	if (r == 0 && !loop_timer_running(&impl->flush) &&
-	    loop_timer_start(&impl->flush, FLUSH_RETRY_NS) < 0)
-		err_clear(); /* the next tick flushes */
+	if (r == 0 && !loop_timer_running(&impl->flush))
+		loop_timer_start(&impl->flush, FLUSH_RETRY_NS);
 	return err_pass(r);
 }
 
@@ -393,9 +392,8 @@ static void on_ping(struct peer_impl *impl, struct cursor *body)
 		return;
 	}
 	impl->pong_owed = ping.stamp;
-	if (pong(impl) < 0 && !loop_timer_running(&impl->flush) &&
-	    loop_timer_start(&impl->flush, FLUSH_RETRY_NS) < 0)
-		err_clear(); /* the next PING flushes too */
+	if (pong(impl) < 0 && !loop_timer_running(&impl->flush))
+		loop_timer_start(&impl->flush, FLUSH_RETRY_NS);
 }
 
 static void on_pong(struct peer_impl *impl, struct cursor *body)

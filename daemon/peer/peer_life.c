@@ -48,9 +48,7 @@ const char *peer_label(const struct peer_impl *impl, char text[200])
 
 void peer_tick_in(struct peer_impl *impl, uint64_t after_ns)
 {
-	if (loop_timer_start(&impl->tick, after_ns) < 0)
-		log_error("peer", impl->peer.endpoint, "no timer", "why='%s'",
-			  err_last()->text);
+	loop_timer_start(&impl->tick, after_ns);
 }
 
 /* Doubles, with up to a quarter at random so that a cluster spreads out. */

@@ -47,8 +47,8 @@ void peer_on_refusal_timer(struct loop_timer *timer)
 			refusal_end(peers, refusal);
 		left |= refusal->line != NULL;
 	}
-	if (left && loop_timer_start(timer, REFUSAL_TTL_NS) < 0)
-		err_clear(); /* the next refusal starts it */
+	if (left)
+		loop_timer_start(timer, REFUSAL_TTL_NS);
 }
 
 void peer_refuse(struct peers *peers, const struct wire_header *h, const char *endpoint,
@@ -74,9 +74,6 @@ void peer_refuse(struct peers *peers, const struct wire_header *h, const char *e
 		err_clear();
 		return;
 	}
-	if (!loop_timer_running(&peers->refusal_timer) &&
-	    loop_timer_start(&peers->refusal_timer, REFUSAL_TTL_NS) < 0) {
-		err_clear();
-		refusal_end(peers, refusal);
-	}
+	if (!loop_timer_running(&peers->refusal_timer))
+		loop_timer_start(&peers->refusal_timer, REFUSAL_TTL_NS);
 }

@@ -166,7 +166,6 @@ struct room {
 	struct err error;	 /* of ABORTING and FAILED */
 	bool close_when_terminal;
 	struct loop_timer timer;
-	bool clockless;		/* there was no memory for the timer */
 	struct loop_timer beat; /* pull: lease heartbeats */
 	uint64_t limits_ns[3];	/* bootstrap, waiting, stall */
 	uint64_t opened_ns, waiting_ns, moving_ns, ended_ns, moved_ns;
@@ -208,7 +207,6 @@ void room_progress(struct room *room); /* bytes moved: status page */
 void room_clock_set(struct room *room);
 void room_on_clock(struct loop_timer *timer);
 /* Is it one without a clock? rooms counts them and tries again. */
-void room_clockless_set(struct room *room, bool clockless);
 
 void room_count(const struct room *room, enum metric metric, uint64_t n);
 

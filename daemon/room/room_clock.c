@@ -63,28 +63,11 @@ void room_clock_set(struct room *room)
 {
 	uint64_t after = look_after(room);
 
-	if (room_terminal(room)) {
-		room_clockless_set(room, false);
+	if (room_terminal(room))
 		return;
-	}
 	if (room->role == ROOM_OFFER && room_live(room))
 		after = room->lease_ns / 4 + 1;
-	if (loop_timer_start(&room->timer, after) == 0) {
-		room_clockless_set(room, false);
-		return;
-	}
-	err_clear(); /* it gets its clock with the next beat that finds memory */
-	room_clockless_set(room, true);
-	log_warn("room", NULL, "no memory for a timer", "room=%llu",
-		 (unsigned long long)room->number);
-}
-
-void room_clockless_set(struct room *room, bool clockless)
-{
-	if (room->clockless == clockless)
-		return;
-	room->clockless = clockless;
-	rooms_clockless_add(room->rooms, clockless ? 1 : -1);
+	loop_timer_start(&room->timer, after);
 }
 
 /* ---- who is waited for ---- */

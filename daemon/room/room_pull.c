@@ -138,7 +138,7 @@ static void beat(struct room *room)
 	}
 }
 
-static int start_beating(struct room *room)
+static void start_beating(struct room *room)
 {
 	const struct party *party;
 	uint64_t shortest = UINT64_MAX;
@@ -147,8 +147,8 @@ static int start_beating(struct room *room)
 		if (!party->done && party->lease_ns < shortest)
 			shortest = party->lease_ns;
 	}
-	return loop_timer_start(&room->beat,
-				shortest / 6 > BEAT_MIN_NS ? shortest / 6 : BEAT_MIN_NS);
+	loop_timer_start(&room->beat,
+			 shortest / 6 > BEAT_MIN_NS ? shortest / 6 : BEAT_MIN_NS);
 }
 
 void pull_on_beat(struct loop_timer *timer)
@@ -158,8 +158,7 @@ void pull_on_beat(struct loop_timer *timer)
 	if (!room_live(room))
 		return;
 	beat(room);
-	if (start_beating(room) < 0)
-		room_fail_last(room, NULL);
+	start_beating(room);
 }
 
 /* ---- reading ---- */
@@ -349,15 +348,13 @@ static int go_on(struct room *room)
 
 	if (r < 0 || room->planned || !all_have(room, false))
 		return r;
-	r = start_beating(room);
-	if (r < 0)
-		return err_pass(r);
+	start_beating(room);
 	if (!room->wait_over && !room->wait_bind.armed) {
 		r = wait_passed(&room->wait);
 		room->wait_over = r > 0;
 		if (r == 0)
-			r = wait_start(rooms_waits(room->rooms), &room->wait_bind,
-				       &room->wait, on_wait_over);
+			wait_start(rooms_waits(room->rooms), &room->wait_bind,
+				   &room->wait, on_wait_over);
 		if (r < 0)
 			return err_pass(r);
 	}

@@ -219,8 +219,8 @@ static void on_planned(struct move *move)
 	}
 	move->phase = MOVE_WAITING;
 	if (r == 0 && !room->wait_bind.armed)
-		r = wait_start(rooms_waits(room->rooms), &room->wait_bind, &room->wait,
-			       on_bind_over);
+		wait_start(rooms_waits(room->rooms), &room->wait_bind, &room->wait,
+			   on_bind_over);
 	if (r < 0)
 		room_fail_last(room, NULL); /* stop() ends the move */
 }

@@ -264,8 +264,8 @@ static void on_planned(struct move *move)
 	}
 	move->phase = MOVE_WAITING;
 	if (r == 0)
-		r = wait_start(rooms_waits(room->rooms), &move->wait, &move->chunk->wait,
-			       on_wait_over);
+		wait_start(rooms_waits(room->rooms), &move->wait, &move->chunk->wait,
+			   on_wait_over);
 	if (r < 0)
 		room_fail_last(room, NULL); /* stop() ends the move */
 }

@@ -231,7 +231,6 @@ static void room_free(struct room *room)
 	list_remove(&room->session_link);
 	session->room_count--;
 	loop_defer_cancel(&room->step);
-	room_clockless_set(room, false);
 	status_slot_release(session->status, room->slot);
 	mails_drop(room, NULL);
 	list_foreach_safe(party, &room->parties, link)
@@ -307,23 +306,6 @@ void rooms_drain(struct rooms *rooms)
 
 	err_set(&why, ERR_DRAIN, "no new rooms: the daemon is draining");
 	orphans_refuse(rooms, &why);
-}
-
-void rooms_clockless_add(struct rooms *rooms, int n)
-{
-	rooms->clockless += (unsigned int)n;
-}
-
-void rooms_retry_clocks(struct rooms *rooms)
-{
-	struct room *room;
-
-	if (!rooms->clockless)
-		return;
-	list_foreach(room, &rooms->all, all_link) {
-		if (room->clockless)
-			room_clock_set(room);
-	}
 }
 
 void rooms_fail_all(struct rooms *rooms, const struct err *why)

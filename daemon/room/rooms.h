@@ -25,8 +25,6 @@ void rooms_session_end(struct rooms *rooms, struct session *session);
 /* From now on no new ones: partners that wait for a room to open are told. */
 void rooms_drain(struct rooms *rooms);
 /* Rooms without a timer, for want of memory; each beat tries again. */
-void rooms_clockless_add(struct rooms *rooms, int n);
-void rooms_retry_clocks(struct rooms *rooms);
 /* Fail every room of the daemon (shutdown). */
 void rooms_fail_all(struct rooms *rooms, const struct err *why);
 unsigned int rooms_count(const struct rooms *rooms);

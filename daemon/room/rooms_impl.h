@@ -22,7 +22,6 @@ struct rooms {
 	struct strmap by_pool; /* {pool id, role, number} */
 	struct idmap by_gen;
 	uint64_t version;
-	unsigned int clockless; /* rooms that found no memory for their timer */
 	unsigned int live;
 	struct list acks; /* struct party.ack_link */
 	struct loop_prepare before_sleep;

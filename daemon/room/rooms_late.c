@@ -68,10 +68,9 @@ static void restart_timer(struct rooms *rooms)
 
 	if (!oldest)
 		loop_timer_stop(&rooms->orphan_timer);
-	else if (loop_timer_start(&rooms->orphan_timer, oldest->expires_ns > now
-								? oldest->expires_ns - now
-								: 0) < 0)
-		err_clear(); /* the next orphan starts it */
+	else
+		loop_timer_start(&rooms->orphan_timer,
+				 oldest->expires_ns > now ? oldest->expires_ns - now : 0);
 }
 
 static void on_orphan_timer(struct loop_timer *timer)

@@ -27,7 +27,6 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
-#include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
 
@@ -185,10 +184,7 @@ static void on_clock(struct loop_timer *timer)
 	uint64_t now_ns = loop_now_ns(timer->loop);
 	struct session *session;
 
-	/* a timer that was just taken out restarts without allocating */
-	(void)loop_timer_start(timer, STATUS_BEAT_NS);
-	if (clock->kvd->rooms)
-		rooms_retry_clocks(clock->kvd->rooms);
+	loop_timer_start(timer, STATUS_BEAT_NS);
 	list_foreach_safe(session, &clock->kvd->sessions, link)
 		look_at(session, now_ns);
 }
@@ -204,10 +200,7 @@ int session_clock_start(struct kvd *kvd)
 		return err_pass(-ENOMEM);
 	clock->kvd = kvd;
 	loop_timer_init(&clock->timer, kvd->loop, on_clock);
-	if (loop_timer_start(&clock->timer, STATUS_BEAT_NS) < 0) {
-		mem_free(clock);
-		return err_pass(-ENOMEM);
-	}
+	loop_timer_start(&clock->timer, STATUS_BEAT_NS);
 	kvd->session_clock = clock;
 	return 0;
 }

@@ -94,9 +94,8 @@ static void on_timer(struct loop_timer *timer)
 {
 	struct waits *waits = container_of(timer, struct waits, timer);
 
-	/* a timer that just ran restarts in its own heap place: cannot fail */
 	if (look(waits))
-		(void)loop_timer_start(&waits->timer, POLL_NS);
+		loop_timer_start(&waits->timer, POLL_NS);
 }
 
 static void on_events(void *arg)
@@ -243,19 +242,15 @@ void wait_spec_fini(struct wait_spec *spec)
 	spec->event = NULL;
 }
 
-int wait_start(struct waits *waits, struct wait *wait, const struct wait_spec *spec,
-	       void (*on_over)(struct wait *wait, const struct err *why))
+void wait_start(struct waits *waits, struct wait *wait, const struct wait_spec *spec,
+		void (*on_over)(struct wait *wait, const struct err *why))
 {
-	/* at once, since an event may have come before there was a wait */
-	int r = loop_timer_start(&waits->timer, 0);
-
-	if (r < 0)
-		return err_pass(r);
 	wait->spec = *spec;
 	wait->on_over = on_over;
 	wait->armed = true;
 	list_push_back(&waits->armed, &wait->link);
-	return 0;
+	/* at once, since an event may have come before there was a wait */
+	loop_timer_start(&waits->timer, 0);
 }
 
 void wait_stop(struct wait *wait)

@@ -62,9 +62,9 @@ int wait_spec_parse(struct waits *waits, const cJSON *json, struct session *sess
 void wait_spec_fini(struct wait_spec *spec);
 /* 1: the point is passed; 0: not yet; negative: it cannot be told any more. */
 int wait_passed(const struct wait_spec *spec);
-/* on_over follows, never from inside. ERR_NOMEM. */
-int wait_start(struct waits *waits, struct wait *wait, const struct wait_spec *spec,
-	       void (*on_over)(struct wait *wait, const struct err *why));
+/* on_over follows, never from inside. */
+void wait_start(struct waits *waits, struct wait *wait, const struct wait_spec *spec,
+		void (*on_over)(struct wait *wait, const struct err *why));
 void wait_stop(struct wait *wait); /* idempotent */
 
 #endif

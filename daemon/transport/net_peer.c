@@ -117,8 +117,7 @@ void net_peer_watch(struct net_peer *peer, uint64_t deadline_ns)
 
 	if (loop_timer_running(&peer->timer) && peer->timer.at_ns <= deadline_ns)
 		return;
-	if (loop_timer_start(&peer->timer, deadline_ns > now ? deadline_ns - now : 0) < 0)
-		net_peer_fail_last(peer); /* no fence without its clock */
+	loop_timer_start(&peer->timer, deadline_ns > now ? deadline_ns - now : 0);
 }
 
 bool net_peer_watch_fences(struct net_peer *peer, uint64_t now)

@@ -445,15 +445,13 @@ static int attach_begin(struct xfer_session *xs, const char *endpoint, uint64_t 
 	loop_timer_init(&attach->timer, kvd->loop, on_attach_timer);
 	r = idmap_put(&xs->attaches, attach->id, attach);
 	if (r >= 0)
-		r = loop_timer_start(&attach->timer, timeout_ns);
-	if (r >= 0)
 		r = handshake_reach(kvd->handshake, endpoint, &attach->remote);
 	if (r < 0) {
-		loop_timer_stop(&attach->timer);
 		idmap_remove(&xs->attaches, attach->id);
 		mem_free(attach);
 		return err_pass(r);
 	}
+	loop_timer_start(&attach->timer, timeout_ns);
 	sched_flow_init(&attach->flow, &attach->remote->line, xs->session->id);
 	attach->waiter = waiter;
 	attach_look(attach);

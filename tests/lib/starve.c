@@ -251,9 +251,8 @@ static void look_xfers(FILE *out, const struct session *session)
 		shadows++;
 	for (at = xfers->serving.next; at != &xfers->serving; at = at->next)
 		serving++;
-	fprintf(out, "shadows %u serving %u live %u orphans %u clockless %u ranks %u\n",
-		shadows, serving, xfers->live, session->kvd->rooms->orphan_count,
-		session->kvd->rooms->clockless,
+	fprintf(out, "shadows %u serving %u live %u orphans %u ranks %u\n", shadows,
+		serving, xfers->live, session->kvd->rooms->orphan_count,
 		bootstrap_rank_count(session->kvd->bootstrap));
 	if (xs)
 		fprintf(out,

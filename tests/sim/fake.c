@@ -39,14 +39,7 @@ static void hub_arm(struct fake_hub *hub)
 		loop_timer_stop(&hub->timer);
 		return;
 	}
-	if (loop_timer_start(&hub->timer,
-			     first->at_ns > now_ns ? first->at_ns - now_ns : 0) < 0)
-		loop_defer(hub->loop, &hub->retry);
-}
-
-static void on_retry(struct loop_defer *defer)
-{
-	hub_arm(container_of(defer, struct fake_hub, retry));
+	loop_timer_start(&hub->timer, first->at_ns > now_ns ? first->at_ns - now_ns : 0);
 }
 
 static bool event_before(const struct fake_event *a, const struct fake_event *b)
@@ -233,7 +226,6 @@ int fake_hub_new(struct loop *loop, uint64_t seed, struct fake_hub **hub_p)
 	list_init(&hub->held);
 	list_init(&hub->regs);
 	loop_timer_init(&hub->timer, loop, on_hub_timer);
-	loop_defer_init(&hub->retry, on_retry);
 	pthread_mutex_init(&hub->regs_lock, NULL);
 	list_push_back(hubs_of_thread(), &hub->link);
 	*hub_p = hub;
@@ -249,7 +241,6 @@ void fake_hub_free(struct fake_hub *hub)
 	assert(list_empty(&hub->nodes));
 	events_forget(hub, NULL);
 	loop_timer_stop(&hub->timer);
-	loop_defer_cancel(&hub->retry);
 	fake_script_clear(hub);
 	list_foreach_safe(pair, &hub->pairs, link)
 		mem_free(pair);

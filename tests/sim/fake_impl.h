@@ -40,7 +40,6 @@ struct fake_hub {
 	struct list events; /* ascending by (at_ns, order) */
 	struct list held;
 	struct loop_timer timer;
-	struct loop_defer retry; /* the timer found no memory: try again */
 	uint64_t next_order, next_xfer, xfers;
 	uint32_t next_node;
 	enum fake_bug bug;

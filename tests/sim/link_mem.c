@@ -157,10 +157,7 @@ static void line_kick(struct link_line *line)
 
 	if (!head || line_path(line)->cut || (line->to && line->to->frozen))
 		return;
-	/* when memory is out, the next frame tries again */
-	if (loop_timer_start(&line->deliver,
-			     head->at_ns > now_ns ? head->at_ns - now_ns : 0) < 0)
-		err_clear();
+	loop_timer_start(&line->deliver, head->at_ns > now_ns ? head->at_ns - now_ns : 0);
 }
 
 static void line_report(struct link_line *line)
@@ -193,11 +190,7 @@ static void line_connect(struct link_line *line)
 	if (line->to || !line->from || line->from->crashed || there->cut || back->cut ||
 	    !node_find(hub, line->to_endpoint) || loop_timer_running(&line->connect))
 		return;
-	if (loop_timer_start(&line->connect, there->delay_ns + back->delay_ns) < 0) {
-		err_clear(); /* out of memory must not change what happens, only when */
-		line->to = node_find(hub, line->to_endpoint);
-		line_report(line);
-	}
+	loop_timer_start(&line->connect, there->delay_ns + back->delay_ns);
 }
 
 static void on_connect(struct loop_timer *timer)

@@ -87,7 +87,7 @@ static void parts_that_are_slow_run_one_callback_a_turn(void **state)
 	slows_init(timed, loop, timers);
 	slows_init(deferred, loop, defers);
 	for (int i = 0; i < 3; i++) {
-		assert_int_equal(loop_timer_start(&timed[i].timer, 0), 0);
+		loop_timer_start(&timed[i].timer, 0);
 		loop_defer(loop, &deferred[i].defer);
 	}
 	for (size_t turn = 1; turn <= 3; turn++) {

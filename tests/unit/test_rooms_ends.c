@@ -740,33 +740,6 @@ static void room_between_two_data_lines_waits(void **state)
 	cluster_until_state(&p->c, p->decode, "recv", 51, KVD_SUCCESS);
 }
 
-/* The timers' heap grows with some of these, and finds no memory. */
-static void room_without_memory_for_its_clock_ends_all_the_same(void **state)
-{
-	struct trio *p = *state;
-	struct rooms *rooms = p->c.nodes[0].kvd.rooms;
-	struct room_args args = {.session = p->prefill,
-				 .role = ROOM_SEND,
-				 .pool = idmap_get(&p->prefill->pools, p->src.pool),
-				 .limits_ns = {500 * MS, 500 * MS, 500 * MS}};
-	unsigned int clockless = 0;
-	struct room *room;
-
-	for (args.number = 1; args.number <= 100; args.number++) {
-		assert_int_equal(rooms_open(rooms, &args, &room), 0);
-		mem_fail_at(1);
-		rooms_begin(room);
-		mem_fail_at(0);
-		clockless += room->clockless;
-	}
-	assert_true(clockless > 0);
-	cluster_run(&p->c, 2 * LOOP_NS_PER_S);
-	for (uint64_t number = 1; number <= 100; number++)
-		assert_int_equal(cluster_state(&p->c, p->prefill, "send", number),
-				 KVD_FAILED);
-	assert_int_equal(counted(p, 0, METRIC_BOOTSTRAP_TIMEOUTS), 100);
-}
-
 static void drain_lets_rooms_end_and_refuses_new_ones(void **state)
 {
 	struct trio *p = *state;
@@ -825,7 +798,6 @@ int main(void)
 		CASE(fence_not_proven_in_time_cuts_the_peer),
 		CASE(peer_lost_is_told_to_the_other_sources),
 		CASE(room_between_two_data_lines_waits),
-		CASE(room_without_memory_for_its_clock_ends_all_the_same),
 		CASE(drain_lets_rooms_end_and_refuses_new_ones),
 	};
 

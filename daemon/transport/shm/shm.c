@@ -341,9 +341,8 @@ static void on_tick(struct loop_timer *timer)
 
 void shm_tick_want(struct shm *shm)
 {
-	if (!loop_timer_running(&shm->tick) &&
-	    loop_timer_start(&shm->tick, SHM_TICK_NS) < 0)
-		err_clear(); /* progress figures only; the next start tries again */
+	if (!loop_timer_running(&shm->tick))
+		loop_timer_start(&shm->tick, SHM_TICK_NS);
 }
 
 /* ---- opening ---- */

@@ -111,9 +111,8 @@ static void on_tick(struct loop_timer *timer)
 
 void tcp_tick_want(struct tcp_transport *transport)
 {
-	if (!loop_timer_running(&transport->tick) &&
-	    loop_timer_start(&transport->tick, TCP_TICK_NS) < 0)
-		err_clear(); /* progress figures only; the next start tries again */
+	if (!loop_timer_running(&transport->tick))
+		loop_timer_start(&transport->tick, TCP_TICK_NS);
 }
 
 /* ---- open, close ---- */

@@ -395,11 +395,8 @@ void verbs_linger(struct verbs_transport *transport, struct rdma_cm_id *id)
 	linger->id = id;
 	linger->until_ns = loop_now_ns(transport->net.base.env.loop) + LINGER_NS;
 	list_push_back(&transport->lingering, &linger->link);
-	if (!loop_timer_running(&transport->linger_timer) &&
-	    loop_timer_start(&transport->linger_timer, LINGER_NS) < 0) {
-		err_clear();
-		linger_free(transport, linger);
-	}
+	if (!loop_timer_running(&transport->linger_timer))
+		loop_timer_start(&transport->linger_timer, LINGER_NS);
 }
 
 void verbs_on_linger(struct loop_timer *timer)
@@ -412,10 +409,8 @@ void verbs_on_linger(struct loop_timer *timer)
 	while ((linger = list_first(&transport->lingering, struct verbs_linger, link)) &&
 	       linger->until_ns <= now)
 		linger_free(transport, linger);
-	if (linger && loop_timer_start(timer, linger->until_ns - now) < 0) {
-		err_clear();
-		verbs_linger_end(transport);
-	}
+	if (linger)
+		loop_timer_start(timer, linger->until_ns - now);
 }
 
 void verbs_linger_end(struct verbs_transport *transport)

@@ -302,10 +302,9 @@ static void watch_next(struct verbs_loopback *lb)
 
 	if (!flush || sm_state(&lb->sm) == LOOPBACK_ENDING)
 		flush = list_first(&lb->waiting, struct verbs_flush, link);
-	if (flush &&
-	    loop_timer_start(&lb->timer,
-			     flush->deadline_ns > now ? flush->deadline_ns - now : 1) < 0)
-		err_clear(); /* the next one starts it */
+	if (flush)
+		loop_timer_start(&lb->timer,
+				 flush->deadline_ns > now ? flush->deadline_ns - now : 1);
 }
 
 /* Those that were not answered go again, in their order, if they may. */
