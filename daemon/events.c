@@ -1,11 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Peers and sessions do not know who stands on them; this file does. The handshake's
+ * events go to rooms, transfers, the bootstrap board and the commands that wait; those
+ * of sessions and their pools and regions to everybody who holds something of them.
+ * The order of the calls is the order in which the parts hear: a session's rooms
+ * before its transfers, both before its pools and regions go.
+ */
 #include "daemon/events.h"
 
-#include "daemon/control/commands_peer.h"
 #include "daemon/base/context.h"
+#include "daemon/bootstrap/bootstrap.h"
+#include "daemon/control/commands.h"
+#include "daemon/control/commands_peer.h"
+#include "daemon/control/control.h"
 #include "daemon/room/rooms.h"
+#include "daemon/session/pool.h"
 #include "daemon/transport/kinds.h"
+#include "daemon/xfer/ring.h"
 #include "daemon/xfer/xfer.h"
+
+/* ---- peers ---- */
+
+static void on_peer_up(void *owner, struct peer *peer)
+{
+	struct kvd *kvd = owner;
+
+	if (kvd->bootstrap)
+		bootstrap_peer_up(kvd->bootstrap, peer);
+}
+
+static void on_peer_down(void *owner, struct peer *peer)
+{
+	struct kvd *kvd = owner;
+
+	if (kvd->bootstrap)
+		bootstrap_peer_down(kvd->bootstrap, peer);
+}
 
 static void on_change(void *owner, struct remote *remote)
 {
@@ -60,6 +90,8 @@ static int on_message(void *owner, struct remote *remote, const struct wire_head
 {
 	struct kvd *kvd = owner;
 
+	if (kvd->bootstrap && bootstrap_handles(h->type))
+		return bootstrap_on_message(kvd->bootstrap, remote->peer, h, body);
 	if (h->type >= WIRE_T_ATTACH && h->type <= WIRE_T_ATTACH_NAK)
 		return xfers_on_message(kvd->xfers, remote, h, body);
 	return rooms_on_message(kvd->rooms, remote, h, body);
@@ -70,6 +102,8 @@ static int on_lack(void *owner, struct remote *remote, const struct wire_header 
 {
 	struct kvd *kvd = owner;
 
+	if (kvd->bootstrap && bootstrap_handles(h->type))
+		return 0; /* said again, and what was not withdrawn runs out */
 	return rooms_on_lack(kvd->rooms, remote, h, head);
 }
 
@@ -106,6 +140,8 @@ struct handshake_events events_of(struct kvd *kvd)
 {
 	return (struct handshake_events){
 		.owner = kvd,
+		.on_peer_up = on_peer_up,
+		.on_peer_down = on_peer_down,
 		.on_change = on_change,
 		.on_down = on_down,
 		.on_pool_going = on_pool_going,
@@ -118,3 +154,69 @@ struct handshake_events events_of(struct kvd *kvd)
 		.on_inbound_done = on_inbound_done,
 	};
 }
+
+/* ---- sessions ---- */
+
+static void on_rooms_told(struct session *session)
+{
+	struct kvd *kvd = session->kvd;
+
+	if (kvd->xfers)
+		xfers_session_end(kvd->xfers, session);
+	if (kvd->bootstrap)
+		bootstrap_session_gone(kvd->bootstrap, session->id);
+	session_end_rest(session);
+}
+
+static void on_session_end(struct session *session, void *conn, const struct err *why)
+{
+	requests_detach(session);
+	ring_stop(session->ring);
+	if (conn)
+		control_hangup(conn, why);
+	if (session->kvd->rooms)
+		rooms_session_end(session->kvd->rooms, session, on_rooms_told);
+	else
+		on_rooms_told(session);
+}
+
+static void on_session_gone(struct session *session)
+{
+	ring_free(session->ring);
+}
+
+static void on_region_going(struct region *region)
+{
+	struct xfers *xfers = region->session->kvd->xfers;
+
+	if (xfers)
+		xfers_region_going(xfers, region);
+}
+
+static void on_region_coming(struct session *session)
+{
+	if (session->kvd->xfers)
+		xfers_region_coming(session->kvd->xfers, session);
+}
+
+static int on_pool(struct pool *pool)
+{
+	struct handshake *handshake = pool->session->kvd->handshake;
+
+	return handshake ? handshake_publish_pool(handshake, pool) : 0;
+}
+
+static void on_own_pool_going(struct pool *pool, void (*on_gone)(void *arg), void *arg)
+{
+	/* one that no peer can know is gone at once */
+	handshake_withdraw_pool(pool->session->kvd->handshake, pool, on_gone, arg);
+}
+
+const struct session_events session_events = {
+	.on_end = on_session_end,
+	.on_gone = on_session_gone,
+	.on_region_going = on_region_going,
+	.on_region_coming = on_region_coming,
+	.on_pool = on_pool,
+	.on_pool_going = on_own_pool_going,
+};

@@ -354,6 +354,7 @@ int kvd_new(const struct config *config, const struct kvd_sockets *sockets,
 	if (!kvd)
 		return err_pass(-ENOMEM);
 	list_init(&kvd->sessions);
+	kvd->session_events = &session_events;
 	r = kvd_init(kvd, config, sockets);
 	if (r < 0) {
 		kvd_free(kvd);

@@ -6,7 +6,7 @@
 #   - SPDX in the first line (second after #!)
 #   - includes follow the order of folders (check_includes below): base, proto, then
 #     plan, loop, config, then gpu, memory, transport, its backends, link, peer,
-#     handshake, session, then room, xfer, bootstrap, then control, then daemon/
+#     session, handshake, then room, bootstrap, xfer, control, then daemon/
 #   - only daemon/loop/loop.c includes <ev.h>
 #   - .clang-format, 90 columns
 #   - functions of at most 100 lines, .c and .h files of at most 900
@@ -55,12 +55,12 @@ check_includes()
 		order["daemon/transport/ucx"] = order["daemon/transport/verbs"] = 6
 		order["daemon/link"] = 7
 		order["daemon/peer"] = 8
-		order["daemon/handshake"] = 9
-		order["daemon/session"] = 10
-		order["daemon/room"] = order["daemon/xfer"] = 11
-		order["daemon/bootstrap"] = 11
-		order["daemon/control"] = 12
-		order["daemon"] = 13
+		order["daemon/session"] = 9
+		order["daemon/handshake"] = 10
+		order["daemon/room"] = order["daemon/bootstrap"] = 11
+		order["daemon/xfer"] = 12
+		order["daemon/control"] = 13
+		order["daemon"] = 14
 	}
 	function folder(path) {
 		return path ~ /\// ? substr(path, 1, length(path) - length(base(path)) - 1) : "."

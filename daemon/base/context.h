@@ -29,6 +29,7 @@ struct peers;
 struct rings;
 struct rooms;
 struct session_clock;
+struct session_events;
 struct transport;
 struct xfers;
 
@@ -37,8 +38,9 @@ struct kvd {
 	struct loop *loop;
 	struct offload *offload;
 	struct copier *copier;
-	struct gpu *gpu;      /* NULL in tests without */
-	struct list sessions; /* struct session.link */
+	struct gpu *gpu;			     /* NULL in tests without */
+	struct list sessions;			     /* struct session.link */
+	const struct session_events *session_events; /* session.h; NULL: nobody asks */
 	unsigned int session_count;
 	uint64_t next_session_id, next_pool_id;
 	struct transport *transports[TRANSPORTS_MAX]; /* in configured order */

@@ -23,7 +23,6 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/bootstrap/bootstrap.h"
 #include "daemon/config/config.h"
 #include "daemon/handshake/handshake_impl.h"
 #include "daemon/base/context.h"
@@ -399,8 +398,8 @@ static void on_up(void *owner, struct peer *peer)
 	struct handshake *hs = owner;
 	struct remote *remote = peer->user ? peer->user : remote_new(hs, peer);
 
-	if (remote && hs->kvd->bootstrap)
-		bootstrap_peer_up(hs->kvd->bootstrap, peer);
+	if (remote)
+		hs->events.on_peer_up(hs->events.owner, peer);
 	if (!remote) {
 		struct err e;
 
@@ -419,8 +418,7 @@ static void on_down(void *owner, struct peer *peer)
 	struct handshake *hs = owner;
 	struct remote *remote = peer->user;
 
-	if (hs->kvd->bootstrap)
-		bootstrap_peer_down(hs->kvd->bootstrap, peer);
+	hs->events.on_peer_down(hs->events.owner, peer);
 	if (!remote)
 		return;
 	remote->ready = false;
@@ -460,8 +458,6 @@ static int on_message(void *owner, struct peer *peer, const struct wire_header *
 		return 0;
 	if (header->type >= WIRE_T_REGISTER && header->type <= WIRE_T_UNREGISTER_ACK)
 		return pools_message(hs, remote, header, body);
-	if (hs->kvd->bootstrap && bootstrap_handles(header->type))
-		return bootstrap_on_message(hs->kvd->bootstrap, peer, header, body);
 	return hs->events.on_message(hs->events.owner, remote, header, body);
 }
 
@@ -475,8 +471,6 @@ static int on_lack(void *owner, struct peer *peer, const struct wire_header *hea
 		return 0;
 	if (header->type == WIRE_T_REGISTER)
 		return pools_lack(hs, remote, header, head);
-	if (hs->kvd->bootstrap && bootstrap_handles(header->type))
-		return 0; /* said again, and what was not withdrawn runs out */
 	return hs->events.on_lack(hs->events.owner, remote, header, head);
 }
 

@@ -17,7 +17,6 @@
 #include "daemon/peer/peer.h"
 #include "daemon/plan/layout.h"
 #include "daemon/session/pool.h"
-#include "daemon/room/room_map.h"
 #include "daemon/handshake/sched.h"
 #include "daemon/transport/transport.h"
 
@@ -66,6 +65,14 @@ struct owed_answer {
 	uint32_t code;
 };
 
+/* Page lists out of one peer's messages: a run of a million pages costs it eight bytes.
+ */
+#define PAGES_HELD_MAX (UINT64_C(256) << 20) /* bytes: 67 million pages */
+struct pages_held {
+	uint64_t bytes;
+	struct metrics *metrics; /* counts those of all peers */
+};
+
 /* A peer as the upper layers see it: the control line and the data line. */
 struct remote {
 	struct handshake *hs;
@@ -96,6 +103,8 @@ struct remote {
 
 struct handshake_events {
 	void *owner;
+	void (*on_peer_up)(void *owner, struct peer *peer);
+	void (*on_peer_down)(void *owner, struct peer *peer);
 	/* A remote pool became ready or was refused; a data line became ready or
 	 * was lost (all its ops are done by then): rooms that wait look again. */
 	void (*on_change)(void *owner, struct remote *remote);

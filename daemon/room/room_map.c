@@ -13,6 +13,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
+#include "daemon/handshake/handshake.h"
 #include "proto/json.h"
 
 int room_map_check_page(const struct layout_view *view, const char *where, size_t at,

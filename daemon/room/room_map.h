@@ -20,6 +20,8 @@
 #define ROOM_PAGES_MAX (1u << 20) /* of one view of one message */
 #define ROOM_AUX_VIEW "aux"	  /* the view that "aux": slot names */
 
+struct pages_held;
+
 struct room_map {
 	char view[LAYOUT_NAME_MAX];
 	uint64_t first_token;		 /* in the first slot of pages[0] */
@@ -27,14 +29,6 @@ struct room_map {
 	struct plan_layers layers;
 	uint32_t *pages;
 	size_t page_count;
-};
-
-/* Page lists out of one peer's messages: a run of a million pages costs it eight bytes.
- */
-#define ROOM_PAGES_HELD_MAX (UINT64_C(256) << 20) /* bytes: 67 million pages */
-struct pages_held {
-	uint64_t bytes;
-	struct metrics *metrics; /* counts those of all peers */
 };
 
 struct room_maps {

@@ -14,6 +14,7 @@
  * until it is freed: a peer that is in order by everything that can be looked at may
  * still send requests of a million pages and never let them end.
  */
+#include "daemon/handshake/handshake.h"
 #include "daemon/room/room_map.h"
 
 #include <endian.h>
@@ -276,13 +277,13 @@ static int pages_new(struct pages_held *held, struct room_map *map, size_t count
 {
 	const uint64_t bytes = count * sizeof(*map->pages);
 
-	if (held && bytes > ROOM_PAGES_HELD_MAX - held->bytes)
+	if (held && bytes > PAGES_HELD_MAX - held->bytes)
 		return err_raise(
 			ERR_LIMIT,
 			"views.%.31s.pages: %zu pages, beside %llu bytes of page "
 			"lists that are kept for this daemon; the cap is %llu",
 			map->view, count, (unsigned long long)held->bytes,
-			(unsigned long long)ROOM_PAGES_HELD_MAX);
+			(unsigned long long)PAGES_HELD_MAX);
 	map->pages = mem_regrow(NULL, count, sizeof(*map->pages));
 	if (!map->pages)
 		return err_pass(-ENOMEM);

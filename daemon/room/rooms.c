@@ -63,6 +63,27 @@ void rooms_free(struct rooms *rooms)
 
 /* ---- opening ---- */
 
+/* session->room_part: what the end of a session with rooms needs. */
+struct room_part {
+	struct session *session;
+	struct room_sweep sweep;
+	void (*on_told)(struct session *session);
+};
+
+static int part_make(struct session *session)
+{
+	struct room_part *part;
+
+	if (session->room_part)
+		return 0;
+	part = mem_zalloc(sizeof(*part));
+	if (!part)
+		return err_pass(-ENOMEM);
+	part->session = session;
+	session->room_part = part;
+	return 0;
+}
+
 static int may_open(struct rooms *rooms, const struct room_args *args)
 {
 	const struct config *config = rooms->kvd->config;
@@ -142,6 +163,8 @@ int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **
 	struct room *room;
 	int r = may_open(rooms, args);
 
+	if (r >= 0)
+		r = part_make(args->session);
 	if (r < 0)
 		return err_pass(r);
 	room = mem_zalloc(sizeof(*room));
@@ -274,7 +297,7 @@ int rooms_close(struct room *room)
 /* A room of an engine that is gone. */
 static void on_session_room(struct room_sweep *sweep, struct room *room)
 {
-	struct session *session = container_of(sweep, struct session, rooms_sweep);
+	struct session *session = container_of(sweep, struct room_part, sweep)->session;
 	struct err why;
 
 	if (room->session != session || room->close_when_terminal)
@@ -289,15 +312,29 @@ static void on_session_room(struct room_sweep *sweep, struct room *room)
 
 static void on_session_swept(struct room_sweep *sweep)
 {
-	session_end_rest(container_of(sweep, struct session, rooms_sweep));
+	struct room_part *part = container_of(sweep, struct room_part, sweep);
+	struct session *session = part->session;
+	void (*on_told)(struct session * session) = part->on_told;
+
+	session->room_part = NULL;
+	mem_free(part);
+	on_told(session);
 }
 
-void rooms_session_end(struct rooms *rooms, struct session *session)
+void rooms_session_end(struct rooms *rooms, struct session *session,
+		       void (*on_told)(struct session *session))
 {
+	struct room_part *part = session->room_part;
+
+	if (!part) {
+		on_told(session);
+		return;
+	}
 	/* failing moves a room to the end of the session's list: walk that of all */
-	session->rooms_sweep.visit = on_session_room;
-	session->rooms_sweep.done = on_session_swept;
-	room_sweep_begin(rooms, &session->rooms_sweep);
+	part->on_told = on_told;
+	part->sweep.visit = on_session_room;
+	part->sweep.done = on_session_swept;
+	room_sweep_begin(rooms, &part->sweep);
 }
 
 void rooms_drain(struct rooms *rooms)

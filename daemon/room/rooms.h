@@ -18,10 +18,11 @@ struct rooms;
 
 int rooms_new(struct kvd *kvd, struct rooms **rooms_p);
 void rooms_free(struct rooms *rooms); /* no room is left */
-/* Every room of the session fails and closes when it is still; the session is
- * held (session_drain_begin) until the last is gone. session_end_rest() follows when
- * all have been told, in later turns when they are many. */
-void rooms_session_end(struct rooms *rooms, struct session *session);
+/* Every room of the session fails and closes when it is quiesced; the session is held
+ * (session_drain_begin) until the last is gone. on_told follows when all have been
+ * told, in later turns when they are many. */
+void rooms_session_end(struct rooms *rooms, struct session *session,
+		       void (*on_told)(struct session *session));
 /* From now on no new ones: partners that wait for a room to open are told. */
 void rooms_drain(struct rooms *rooms);
 /* Rooms without a timer, for want of memory; each beat tries again. */

@@ -20,7 +20,6 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
-#include "daemon/handshake/handshake.h"
 #include "daemon/base/context.h"
 #include "daemon/loop/offload.h"
 #include "daemon/session/session.h"
@@ -159,7 +158,7 @@ static int making_finish(struct making *m)
 		r = idmap_put(&session->pools, m->pool.id, &m->pool);
 	if (r < 0)
 		return err_pass(r);
-	r = m->kvd->handshake ? handshake_publish_pool(m->kvd->handshake, &m->pool) : 0;
+	r = m->kvd->session_events ? m->kvd->session_events->on_pool(&m->pool) : 0;
 	if (r < 0) {
 		idmap_remove(&session->pools, m->pool.id);
 		return err_pass(r);
@@ -290,8 +289,8 @@ void pool_close(struct pool *pool, void (*on_closed)(void *arg), void *arg)
 	m->on_closed = on_closed;
 	m->arg = arg;
 	session_drain_begin(pool->session);
-	if (pool->handshake)
-		handshake_withdraw_pool(m->kvd->handshake, pool, on_withdrawn, m);
+	if (m->kvd->session_events)
+		m->kvd->session_events->on_pool_going(pool, on_withdrawn, m);
 	else
 		on_withdrawn(m);
 }

@@ -41,7 +41,6 @@
 #include "daemon/session/region_map.h"
 #include "daemon/session/session.h"
 #include "daemon/session/session_watch.h"
-#include "daemon/xfer/xfer.h"
 #include "gpu/import.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
@@ -210,8 +209,8 @@ void region_close(struct region *region, void (*on_closed)(void *arg), void *arg
 	h->arg = arg;
 	region->session->regions_version++;
 	region->pins++; /* ours, while transfers let go of it */
-	if (h->kvd->xfers)
-		xfers_region_going(h->kvd->xfers, region);
+	if (h->kvd->session_events)
+		h->kvd->session_events->on_region_going(region);
 	region_unpin(region);
 }
 
@@ -386,8 +385,8 @@ static void import_finish(struct holding *h)
 			  (uintmax_t)session->id, (uintmax_t)region->id,
 			  region_kind_name(region->kind), (uintmax_t)region->length);
 		h->on_done(h->arg, region, NULL);
-		if (h->kvd->xfers) /* behind the answer: nobody waits for it yet */
-			xfers_region_coming(h->kvd->xfers, session);
+		if (h->kvd->session_events) /* behind the answer: nobody waits for it */
+			h->kvd->session_events->on_region_coming(session);
 	}
 }
 

@@ -19,26 +19,19 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/bootstrap/bootstrap.h"
-#include "daemon/control/commands.h"
 #include "daemon/config/config.h"
-#include "daemon/control/control.h"
 #include "daemon/base/context.h"
 #include "daemon/peer/peer.h"
 #include "daemon/session/pool.h"
 #include "daemon/session/region.h"
 #include "daemon/session/region_map.h"
-#include "daemon/xfer/ring.h"
-#include "daemon/room/rooms.h"
 #include "daemon/session/session_watch.h"
 #include "daemon/session/status.h"
-#include "daemon/xfer/xfer.h"
 #include "proto/json.h"
 
 static void session_free(struct session *session)
 {
 	session_watch_free(session->watch);
-	ring_free(session->ring);
 	status_page_free(session->status);
 	region_map_free(session->region_map);
 	idmap_fini(&session->regions);
@@ -58,6 +51,8 @@ static void on_drained(struct loop_defer *defer)
 	metrics_sub(&kvd->metrics, METRIC_SESSIONS, 1);
 	if (--kvd->session_count == 0)
 		session_clock_stop(kvd);
+	if (kvd->session_events)
+		kvd->session_events->on_gone(session);
 	session_free(session);
 }
 
@@ -161,27 +156,18 @@ void session_end(struct session *session, const char *why)
 		log_info("session", session->client, "ends",
 			 "session=%ju pid=%d why=\"%s\"", (uintmax_t)session->id,
 			 (int)session->pid, why);
-	requests_detach(session);
-	ring_stop(session->ring);
 	if (session->status)
 		status_page_ended(session->status);
-	if (conn) {
-		err_set(&err, ERR_SESSION, "the session has ended: %s", why);
-		control_hangup(conn, &err);
-	}
 	session_watch_stop(session->watch);
-	if (session->kvd->rooms)
-		rooms_session_end(session->kvd->rooms, session);
+	err_set(&err, ERR_SESSION, "the session has ended: %s", why);
+	if (session->kvd->session_events)
+		session->kvd->session_events->on_end(session, conn, &err);
 	else
 		session_end_rest(session);
 }
 
 void session_end_rest(struct session *session)
 {
-	if (session->kvd->xfers)
-		xfers_session_end(session->kvd->xfers, session);
-	if (session->kvd->bootstrap)
-		bootstrap_session_gone(session->kvd->bootstrap, session->id);
 	pools_close(session);
 	regions_close(session);
 	session_drain_end(session);

@@ -15,9 +15,11 @@
 #include "daemon/base/idmap.h"
 #include "daemon/base/list.h"
 #include "daemon/loop/loop.h"
-#include "daemon/room/room_cursor.h"
 
+struct err;
 struct kvd;
+struct pool;
+struct region;
 struct status_page;
 struct ring;
 struct region_map;
@@ -62,7 +64,26 @@ struct session {
 	uint64_t regions_version;      /* rises when a region comes or goes */
 	struct session_watch *watch;   /* pidfd and statm of the engine */
 	struct loop_defer free_defer;
-	struct room_sweep rooms_sweep; /* rooms_session_end() */
+	void *room_part; /* rooms.c's, from the first room on */
+};
+
+/*
+ * What the parts above do about sessions: events.c, in kvd->session_events (NULL in
+ * tests of less).
+ */
+struct session_events {
+	/* It ends: `conn` (may be NULL) is hung up on, what the engine began goes. Then,
+	 * now or later, session_end_rest(). */
+	void (*on_end)(struct session *session, void *conn, const struct err *why);
+	/* All of it is gone, right before it is freed. */
+	void (*on_gone)(struct session *session);
+	/* A region of it begins to close: who uses it lets go of its pins. */
+	void (*on_region_going)(struct region *region);
+	void (*on_region_coming)(struct session *session);
+	/* A pool is registered: peers are told. Negative: it cannot be. */
+	int (*on_pool)(struct pool *pool);
+	/* It closes: peers forget it, then on_gone(arg). */
+	void (*on_pool_going)(struct pool *pool, void (*on_gone)(void *arg), void *arg);
 };
 
 /* SO_PEERCRED */
@@ -79,7 +100,7 @@ int session_new(struct kvd *kvd, const struct session_peer *peer, void *conn,
 
 /* Begin the end: idempotent. Objects drain, then the session frees itself. */
 void session_end(struct session *session, const char *why);
-/* Its rooms have been told: what else it owns goes. */
+/* Whoever uses its pools and regions has been told: they go. */
 void session_end_rest(struct session *session);
 /* 16 bytes: this daemon's instance; zeros without peers (tests). */
 const uint8_t *session_instance(const struct session *session);

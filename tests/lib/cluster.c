@@ -79,6 +79,7 @@ static void node_new(struct cluster *c, unsigned int i, const char *endpoint)
 		node->config.peer_part_bytes = 16;
 	strcpy(node->endpoint, endpoint);
 	list_init(&kvd->sessions);
+	kvd->session_events = &session_events;
 	kvd->config = &node->config;
 	kvd->loop = c->loop;
 	memset(kvd->boot_id, 7, sizeof(kvd->boot_id));

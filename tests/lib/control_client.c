@@ -25,6 +25,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/control/control.h"
+#include "daemon/events.h"
 #include "daemon/loop/loop.h"
 #include "daemon/loop/offload.h"
 #include "proto/json.h"
@@ -63,6 +64,7 @@ void mini_config(struct mini *mini)
 		 "%s/mini.sock", mini->dir);
 	mini->kvd.config = &mini->config;
 	list_init(&mini->kvd.sessions);
+	mini->kvd.session_events = &session_events;
 }
 
 void mini_start(struct mini *mini)

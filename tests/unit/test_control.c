@@ -25,6 +25,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
+#include "daemon/events.h"
 #include "daemon/session/session.h"
 #include "proto/json.h"
 #include "tests/lib/control_client.h"
@@ -76,6 +77,7 @@ static void socket_path_unusable_refused(void **state)
 
 	kvd.config = &config;
 	list_init(&kvd.sessions);
+	kvd.session_events = &session_events;
 	snprintf(config.socket_path, sizeof(config.socket_path), "%s/%0120d", mini->dir,
 		 1);
 	assert_int_equal(control_new(&kvd, -1, &control), -EDOM);
@@ -105,6 +107,7 @@ static void socket_stale_replaced(void **state)
 
 	kvd.config = &config;
 	list_init(&kvd.sessions);
+	kvd.session_events = &session_events;
 	snprintf(config.socket_path, sizeof(config.socket_path), "%s/old.sock",
 		 mini->dir);
 	strcpy(addr.sun_path, config.socket_path);

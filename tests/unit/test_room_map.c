@@ -12,6 +12,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
+#include "daemon/handshake/handshake.h"
 #include "daemon/room/room_map.h"
 
 /* Views kv (16 pages of 4 tokens) and aux (4 slots of one). */
@@ -272,7 +273,7 @@ static void wire_refuses_before_it_takes_memory_for_pages(void **state)
 
 static void wire_pages_are_charged_and_capped(void **state)
 {
-	const uint64_t others = ROOM_PAGES_HELD_MAX - 10 * sizeof(uint32_t);
+	const uint64_t others = PAGES_HELD_MAX - 10 * sizeof(uint32_t);
 	struct metrics metrics = {{0}};
 	struct pages_held held = {.bytes = others, .metrics = &metrics};
 

@@ -372,7 +372,7 @@ static void pages_of_a_request_are_counted_until_its_room_is_closed(void **state
 /* Requests of many pages that never end are in order, each for itself. */
 static void pages_beyond_what_a_daemon_may_hold_here_cost_its_room(void **state)
 {
-	const uint64_t others = ROOM_PAGES_HELD_MAX - sizeof(uint32_t);
+	const uint64_t others = PAGES_HELD_MAX - sizeof(uint32_t);
 	struct world *w = *state;
 	struct remote *remote = remote_at(w, 1, 0);
 	uint32_t pages[] = {3, 4};
