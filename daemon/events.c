@@ -71,18 +71,12 @@ static void on_shared(void *owner, struct remote *remote, uint64_t epoch)
 	xfers_on_shared(kvd->xfers, remote, epoch);
 }
 
-static void on_unshared(void *owner, struct remote *remote, uint64_t epoch)
+static void on_unshared(void *owner, struct remote *remote, uint64_t epoch,
+			const struct err *why)
 {
 	struct kvd *kvd = owner;
 
-	xfers_on_unshared(kvd->xfers, remote, epoch);
-}
-
-static void on_retry(void *owner)
-{
-	struct kvd *kvd = owner;
-
-	xfers_on_retry(kvd->xfers);
+	xfers_on_unshared(kvd->xfers, remote, epoch, why);
 }
 
 static int on_message(void *owner, struct remote *remote, const struct wire_header *h,
@@ -95,16 +89,6 @@ static int on_message(void *owner, struct remote *remote, const struct wire_head
 	if (h->type >= WIRE_T_ATTACH && h->type <= WIRE_T_ATTACH_NAK)
 		return xfers_on_message(kvd->xfers, remote, h, body);
 	return rooms_on_message(kvd->rooms, remote, h, body);
-}
-
-static int on_lack(void *owner, struct remote *remote, const struct wire_header *h,
-		   struct cursor *head)
-{
-	struct kvd *kvd = owner;
-
-	if (kvd->bootstrap && bootstrap_handles(h->type))
-		return 0; /* said again, and what was not withdrawn runs out */
-	return rooms_on_lack(kvd->rooms, remote, h, head);
 }
 
 static void on_request(void *owner, struct remote *remote, struct xp_inbound *in)
@@ -147,9 +131,7 @@ struct handshake_events events_of(struct kvd *kvd)
 		.on_pool_going = on_pool_going,
 		.on_shared = on_shared,
 		.on_unshared = on_unshared,
-		.on_retry = on_retry,
 		.on_message = on_message,
-		.on_lack = on_lack,
 		.on_request = on_request,
 		.on_inbound_done = on_inbound_done,
 	};

@@ -65,6 +65,8 @@ static inline struct list *list_pop_front(struct list *head)
 }
 
 #define list_entry(ptr, type, member) container_of(ptr, type, member)
+#define list_last(head, type, member) \
+	(list_empty(head) ? NULL : list_entry((head)->prev, type, member))
 #define list_first(head, type, member) \
 	(list_empty(head) ? NULL : list_entry((head)->next, type, member))
 /* The body may remove `it`, nothing else of this list. */

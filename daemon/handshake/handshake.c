@@ -27,8 +27,7 @@
 #include "daemon/handshake/handshake_impl.h"
 #include "daemon/base/context.h"
 
-#define BEAT_NS (250 * LOOP_NS_PER_MS) /* until what found no memory is tried again */
-#define PROGRESS_BUDGET 64u	       /* a turn, so that other sources have theirs */
+#define PROGRESS_BUDGET 64u /* a turn, so that other sources have theirs */
 
 static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 {
@@ -45,7 +44,6 @@ static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 	list_init(&remote->pools);
 	list_init(&remote->dead_pools);
 	list_init(&remote->express_free);
-	list_init(&remote->express_again);
 	list_push_back(&hs->remotes, &remote->link);
 	snprintf(remote->label, sizeof(remote->label), "peer %s", peer->endpoint);
 	return remote;
@@ -171,44 +169,12 @@ static void start(struct handshake *hs, struct remote *remote)
 		log_warn("peer", remote->peer->endpoint, "no data line", "why=\"%s\"",
 			 remote->why.text);
 		if (remote->why.code == ERR_NOMEM)
-			handshake_retry_later(hs);
-		hs->events.on_change(hs->events.owner, remote);
+			peer_end_later(remote->peer, &remote->why);
+		else
+			hs->events.on_change(hs->events.owner, remote);
 		return;
 	}
 	pools_announce(hs, remote);
-}
-
-/* ---- what found no memory ---- */
-
-void handshake_retry_later(struct handshake *hs)
-{
-	hs->lacking = true;
-}
-
-static void retry(struct handshake *hs)
-{
-	struct remote *remote;
-
-	hs->lacking = false;
-	list_foreach(remote, &hs->remotes, link) {
-		if (remote->peer->state != PEER_UP || remote->closing_xp)
-			continue;
-		express_retry(remote);
-		if (remote->xp)
-			pools_retry(hs, remote);
-		else if (remote->why.code == ERR_NOMEM)
-			start(hs, remote);
-	}
-	hs->events.on_retry(hs->events.owner);
-}
-
-static void on_beat(struct loop_timer *timer)
-{
-	struct handshake *hs = container_of(timer, struct handshake, beat);
-
-	if (hs->lacking && !hs->closing)
-		retry(hs);
-	loop_timer_start(timer, BEAT_NS);
 }
 
 /* ---- what the transports say ---- */
@@ -289,10 +255,8 @@ static void on_inbound_done(void *owner, struct xp_inbound *in, const struct err
 
 static void on_key(void *owner, struct xp_key *key, const struct err *err)
 {
-	const struct xp_key_base *base = (const struct xp_key_base *)key;
-
 	(void)owner;
-	pools_key_ready(remote_of(base->peer), key, err);
+	pools_key_ready(key, err);
 }
 
 /* An arm that answers busy means: progress again before sleeping. */
@@ -461,19 +425,6 @@ static int on_message(void *owner, struct peer *peer, const struct wire_header *
 	return hs->events.on_message(hs->events.owner, remote, header, body);
 }
 
-static int on_lack(void *owner, struct peer *peer, const struct wire_header *header,
-		   struct cursor *head)
-{
-	struct handshake *hs = owner;
-	struct remote *remote = peer->user;
-
-	if (!remote)
-		return 0;
-	if (header->type == WIRE_T_REGISTER)
-		return pools_lack(hs, remote, header, head);
-	return hs->events.on_lack(hs->events.owner, remote, header, head);
-}
-
 /* ---- life ---- */
 
 static int make_peers(struct handshake *hs)
@@ -488,12 +439,13 @@ static int make_peers(struct handshake *hs)
 		.addresses = hs->addresses,
 	};
 
-	hs->peer_callbacks = (struct peers_callbacks){.owner = hs,
-						      .on_up = on_up,
-						      .on_down = on_down,
-						      .on_refused = on_refused,
-						      .on_message = on_message,
-						      .on_lack = on_lack};
+	hs->peer_callbacks = (struct peers_callbacks){
+		.owner = hs,
+		.on_up = on_up,
+		.on_down = on_down,
+		.on_refused = on_refused,
+		.on_message = on_message,
+	};
 	for (unsigned int i = 0; i < kvd->transport_count; i++) {
 		struct transport *t = kvd->transports[i];
 		struct peer_address *a = &hs->addresses[args.address_count];
@@ -523,7 +475,6 @@ int handshake_new(struct kvd *kvd, const struct handshake_events *events,
 	list_init(&hs->published);
 	hs->before_sleep.on_prepare = on_prepare;
 	loop_prepare_add(kvd->loop, &hs->before_sleep);
-	loop_timer_init(&hs->beat, kvd->loop, on_beat);
 	hs->scratch = mem_zalloc(WIRE_FRAME_MAX);
 	hs->blob_scratch = mem_zalloc(WIRE_FRAME_MAX);
 	if (hs->scratch && hs->blob_scratch) {
@@ -533,7 +484,6 @@ int handshake_new(struct kvd *kvd, const struct handshake_events *events,
 		r = sched_new(kvd->loop, kvd->config->max_inflight_ops,
 			      kvd->config->max_inflight_bytes, &hs->sched);
 	}
-	loop_timer_start(&hs->beat, BEAT_NS);
 	if (r >= 0)
 		r = open_transports(hs);
 	if (r >= 0)
@@ -593,7 +543,6 @@ void handshake_free(struct handshake *hs)
 	peers_free(hs->kvd->peers);
 	hs->kvd->peers = NULL;
 	loop_prepare_remove(&hs->before_sleep);
-	loop_timer_stop(&hs->beat);
 	while (hs->kvd->transport_count > 0) {
 		struct transport *t = hs->kvd->transports[--hs->kvd->transport_count];
 

@@ -59,12 +59,6 @@ struct remote_pool {
 	struct remote_pool *heir;  /* its successor, which has its keys: in use */
 };
 
-/* To a REGISTER, that found no memory to be sent; code 0: taken. */
-struct owed_answer {
-	uint64_t object;
-	uint32_t code;
-};
-
 /* Page lists out of one peer's messages: a run of a million pages costs it eight bytes.
  */
 #define PAGES_HELD_MAX (UINT64_C(256) << 20) /* bytes: 67 million pages */
@@ -87,13 +81,11 @@ struct remote {
 	struct list dead_pools;
 	unsigned int pool_count; /* in both */
 	uint64_t pool_bytes;
-	struct owed_answer owed[16]; /* in order */
-	unsigned int owed_count;
 	struct list link;
 	unsigned int reaches; /* handshake_reach() minus handshake_release() */
 	bool closing_xp, start_again;
 	struct express_in *express; /* handshake_express.c; NULL: not agreed */
-	struct list express_free, express_again;
+	struct list express_free;
 	struct pages_held pages; /* of its rooms' messages */
 	unsigned int orphans;	 /* of it, and their bytes: rooms_late.c */
 	uint64_t orphan_bytes;
@@ -114,16 +106,12 @@ struct handshake_events {
 	void (*on_pool_going)(void *owner, struct remote_pool *pool);
 	/* The remote has taken handshake_share_session()'s list of that epoch. */
 	void (*on_shared)(void *owner, struct remote *remote, uint64_t epoch);
-	/* The remote had no memory for that list: it is to be shared again. */
-	void (*on_unshared)(void *owner, struct remote *remote, uint64_t epoch);
-	/* Some time after handshake_retry_later(): what found no memory, again. */
-	void (*on_retry)(void *owner);
+	/* The remote refuses that list (`why`): who needs it there fails. */
+	void (*on_unshared)(void *owner, struct remote *remote, uint64_t epoch,
+			    const struct err *why);
 	/* A room's, attach's or lease's message. */
 	int (*on_message)(void *owner, struct remote *remote, const struct wire_header *h,
 			  struct cursor *body);
-	/* In its place one for which there was no memory, and how it begins (peer.h). */
-	int (*on_lack)(void *owner, struct remote *remote, const struct wire_header *h,
-		       struct cursor *head);
 	void (*on_request)(void *owner, struct remote *remote, struct xp_inbound *in);
 	void (*on_inbound_done)(void *owner, struct xp_inbound *in,
 				const struct err *err);
@@ -173,9 +161,6 @@ const struct xp_buffer *handshake_local_buffers(struct pool *pool,
  * epoch; again after a change: replaces. */
 int handshake_share_session(struct handshake *hs, struct remote *remote,
 			    struct session *session);
-/* What one side could not share for want of memory is tried again, by both layers,
- * at the next beat: a lost allocation costs time here, not the peering. */
-void handshake_retry_later(struct handshake *hs);
 /* The session is over: the remote may use none of it any more. */
 void handshake_unshare_session(struct handshake *hs, struct remote *remote,
 			       const struct session *session);

@@ -6,8 +6,8 @@
  *
  * A request that came too early is not answered before it is handed up, so the
  * sender's bound counts what waits here, too. It waits in a slot that was allocated with
- * the line: taking a message needs no memory. Where a transport found none for it, it
- * is sent again at a later beat, and what went after it waits over there.
+ * the line: taking a message needs no memory. One that is lost for want of memory on the
+ * way costs the peering, as any lost message does.
  */
 #include <errno.h>
 #include <string.h>
@@ -29,7 +29,6 @@ struct express_out {
 	struct xp_op op;
 	struct remote *remote;
 	uint64_t epoch;
-	struct list link; /* in remote->express_again */
 	uint8_t header[];
 };
 
@@ -48,40 +47,9 @@ static void on_sent(struct xp_op *op)
 	struct remote *remote = out->remote;
 	struct err why = op->err;
 
-	if (op->result < 0 && why.code == ERR_NOMEM && serves(out)) {
-		list_push_back(&remote->express_again, &out->link);
-		handshake_retry_later(remote->hs);
-		return;
-	}
 	if (serves(out))
 		peer_express_done(remote->peer, op->result < 0 ? &why : NULL);
 	mem_free(out);
-}
-
-void express_retry(struct remote *remote)
-{
-	struct list batch, *link;
-	struct err why;
-
-	list_init(&batch);
-	while ((link = list_pop_front(&remote->express_again)))
-		list_push_back(&batch, link);
-	while ((link = list_pop_front(&batch))) {
-		struct express_out *out = list_entry(link, struct express_out, link);
-
-		if (serves(out) &&
-		    remote->transport->ops->post(remote->xp, &out->op) == 0)
-			continue;
-		err_take(&why);
-		if (serves(out) && why.code == ERR_NOMEM) {
-			list_push_back(&remote->express_again, &out->link);
-			handshake_retry_later(remote->hs);
-			continue;
-		}
-		if (serves(out))
-			peer_express_done(remote->peer, &why);
-		mem_free(out);
-	}
 }
 
 static int express_send(void *owner, const void *frame, size_t len)
@@ -103,7 +71,6 @@ static int express_send(void *owner, const void *frame, size_t len)
 		.remote = remote,
 		.epoch = remote->peer->epoch,
 	};
-	list_init(&out->link);
 	out->header[0] = REQUEST_MESSAGE;
 	memcpy(out->header + 1, frame, len);
 	r = remote->transport->ops->post(remote->xp, &out->op);
@@ -161,10 +128,6 @@ int express_init(struct remote *remote)
 
 void express_fini(struct remote *remote)
 {
-	struct list *link;
-
-	while ((link = list_pop_front(&remote->express_again)))
-		mem_free(list_entry(link, struct express_out, link));
 	list_init(&remote->express_free);
 	mem_free(remote->express);
 	remote->express = NULL;

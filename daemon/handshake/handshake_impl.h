@@ -21,8 +21,6 @@ struct handshake {
 	struct peers_callbacks peer_callbacks;
 	struct peer_address addresses[TRANSPORTS_MAX]; /* for HELLO */
 	bool closing;
-	struct loop_timer beat; /* always running: a restart needs no memory */
-	bool lacking;		/* something is to be tried again */
 };
 
 /* A local pool and who knows it (pool->handshake). */
@@ -48,19 +46,13 @@ struct share {
 /* handshake_pools.c */
 void pools_announce(struct handshake *hs, struct remote *remote);
 void pools_down(struct handshake *hs, struct remote *remote);
-/* What found no memory before: announce, and make keys usable. */
-void pools_retry(struct handshake *hs, struct remote *remote);
 /* Messages REGISTER … UNREGISTER_ACK. */
 int pools_message(struct handshake *hs, struct remote *remote,
 		  const struct wire_header *h, struct cursor *body);
-/* A REGISTER for which there was no memory, and how it begins. */
-int pools_lack(struct handshake *hs, struct remote *remote, const struct wire_header *h,
-	       struct cursor *head);
 /* handshake_keys.c */
 void pools_line_ready(struct remote *remote);
-void pools_key_ready(struct remote *remote, struct xp_key *key, const struct err *err);
+void pools_key_ready(struct xp_key *key, const struct err *err);
 void keys_drop(struct remote_pool *pool);
-void keys_retry(struct remote_pool *pool); /* refused for want of memory: again */
 /* `pool` takes the place of `old`: memory that is in both keeps its key. */
 void keys_carry(struct remote_pool *old, struct remote_pool *pool);
 void keys_heir_let(struct remote_pool *pool); /* its end: it lends nothing any more */
@@ -68,7 +60,6 @@ void keys_heir_let(struct remote_pool *pool); /* its end: it lends nothing any m
 int express_init(struct remote *remote);  /* of a line that is about to open */
 void express_fini(struct remote *remote); /* its line is closed; idempotent */
 void express_line_ready(struct remote *remote);
-void express_retry(struct remote *remote);
 void express_request(struct remote *remote, struct xp_inbound *in);
 static inline bool express_is(const struct xp_inbound *in)
 {

@@ -173,22 +173,12 @@ void handshake_want_keys(struct remote_pool *pool)
 			continue; /* carried */
 		if (unpack(pool, &pool->regions[i]) < 0) {
 			err_take(&pool->refused);
-			if (passing(&pool->refused))
-				handshake_retry_later(remote->hs);
 			break;
 		}
 	}
 	for (uint32_t b = 0; pool->buffers && b < pool->layout->buffer_count; b++)
 		pool->buffers[b].key = pool->regions[pool->buffer_region[b]].key;
 	keys_settle(pool);
-}
-
-void keys_retry(struct remote_pool *pool)
-{
-	if (!passing(&pool->refused) || pool->uses)
-		return;
-	want_anew(pool);
-	handshake_want_keys(pool);
 }
 
 void pools_line_ready(struct remote *remote)
@@ -201,7 +191,7 @@ void pools_line_ready(struct remote *remote)
 	}
 }
 
-void pools_key_ready(struct remote *remote, struct xp_key *key, const struct err *err)
+void pools_key_ready(struct xp_key *key, const struct err *err)
 {
 	struct remote_region *region = ((struct xp_key_base *)key)->owner;
 	struct remote_pool *pool = region->pool;
@@ -212,7 +202,5 @@ void pools_key_ready(struct remote *remote, struct xp_key *key, const struct err
 		pool->refused = *err;
 	else
 		region->ready = true;
-	if (err && passing(err))
-		handshake_retry_later(remote->hs);
 	keys_settle(pool);
 }

@@ -111,7 +111,7 @@ static int send_register(struct handshake *hs, struct remote *remote,
 				 "pool '%.63s' takes more than %zu bytes to "
 				 "describe",
 				 msg->name, wire_body_cap(WIRE_T_REGISTER));
-	return peer_send_again(remote->peer, WIRE_T_REGISTER, hs->scratch, out.pos);
+	return peer_send_express(remote->peer, WIRE_T_REGISTER, hs->scratch, out.pos);
 }
 
 static int register_pool(struct handshake *hs, struct remote *remote,
@@ -209,6 +209,18 @@ void handshake_unshare_session(struct handshake *hs, struct remote *remote,
 
 /* ---- local pools: who knows them ---- */
 
+static struct share *find_share(const struct publication *pub,
+				const struct remote *remote)
+{
+	struct share *share;
+
+	list_foreach(share, &pub->shares, link) {
+		if (share->remote == remote)
+			return share;
+	}
+	return NULL;
+}
+
 static int share_with(struct publication *pub, struct remote *remote)
 {
 	struct share *share = mem_zalloc(sizeof(*share));
@@ -229,13 +241,15 @@ static int share_with(struct publication *pub, struct remote *remote)
 
 static void announce_one(struct publication *pub, struct remote *remote)
 {
-	if (pub->going || share_with(pub, remote) >= 0)
+	struct err why;
+
+	if (pub->going || find_share(pub, remote) || share_with(pub, remote) >= 0)
 		return;
+	err_take(&why);
 	log_warn("peer", remote->peer->endpoint, "pool not announced",
-		 "pool=%s why=\"%s\"", pub->pool->name, err_last()->text);
-	if (err_last()->code == ERR_NOMEM)
-		handshake_retry_later(pub->hs);
-	err_clear();
+		 "pool=%s why=\"%s\"", pub->pool->name, why.text);
+	if (why.code == ERR_NOMEM)
+		peer_end_later(remote->peer, &why);
 }
 
 void pools_announce(struct handshake *hs, struct remote *remote)
@@ -410,7 +424,6 @@ void pools_down(struct handshake *hs, struct remote *remote)
 				share_end(share);
 		}
 	}
-	remote->owed_count = 0;
 	list_foreach_safe(pool, &remote->pools, link) {
 		keys_drop(pool);
 		pool->dead = true;
@@ -459,18 +472,6 @@ int handshake_pool(struct remote *remote, const char *name, int64_t rank,
 				  remote->label);
 	*pool_p = found;
 	return 0;
-}
-
-static struct share *find_share(const struct publication *pub,
-				const struct remote *remote)
-{
-	struct share *share;
-
-	list_foreach(share, &pub->shares, link) {
-		if (share->remote == remote)
-			return share;
-	}
-	return NULL;
 }
 
 /* ---- receiving ---- */
@@ -587,88 +588,27 @@ static int build_pool(struct remote_pool *pool, const struct wire_register *msg)
 	return get_buffers(pool, &msg->buffers);
 }
 
-static int send_answer(struct handshake *hs, struct remote *remote, uint64_t object,
-		       uint32_t code, const char *text)
+/* `why` NULL: taken. */
+static int answer(struct handshake *hs, struct remote *remote, uint64_t object,
+		  const struct err *why)
 {
-	struct wire_register_nak nak = {.object = object, .code = code};
+	struct wire_register_nak nak = {.object = object};
 	struct wire_register_ack ack = {.object = object};
-	enum wire_type type = code ? WIRE_T_REGISTER_NAK : WIRE_T_REGISTER_ACK;
 	struct cursor out;
 	int r;
 
-	snprintf(nak.text, sizeof(nak.text), "%s", text);
 	handshake_body(hs, &out);
-	r = code ? wire_register_nak_put(&out, &nak) : wire_register_ack_put(&out, &ack);
+	if (why) {
+		nak.code = why->code;
+		snprintf(nak.text, sizeof(nak.text), "%s", why->text);
+		r = wire_register_nak_put(&out, &nak);
+	} else {
+		r = wire_register_ack_put(&out, &ack);
+	}
 	return r < 0 ? err_pass(r)
-		     : peer_send_again(remote->peer, type, hs->scratch, out.pos);
-}
-
-/* REGISTER is answered, if need be at a later beat: its sender waits for that. */
-static int answer(struct handshake *hs, struct remote *remote, uint64_t object,
-		  uint32_t code, const char *text)
-{
-	int r = remote->owed_count ? err_raise(ERR_NOMEM, "answers wait for memory")
-				   : send_answer(hs, remote, object, code, text);
-
-	if (r >= 0 || err_last()->code != ERR_NOMEM ||
-	    remote->owed_count == ARRAY_LEN(remote->owed))
-		return err_pass(r);
-	err_clear();
-	remote->owed[remote->owed_count++] = (struct owed_answer){object, code};
-	handshake_retry_later(hs);
-	return 0;
-}
-
-static void answer_owed(struct handshake *hs, struct remote *remote)
-{
-	unsigned int done = 0;
-
-	while (done < remote->owed_count) {
-		const struct owed_answer *owed = &remote->owed[done];
-
-		if (send_answer(hs, remote, owed->object, owed->code,
-				"said late, for want of memory") < 0)
-			break;
-		done++;
-	}
-	remote->owed_count -= done;
-	memmove(remote->owed, remote->owed + done,
-		remote->owed_count * sizeof(remote->owed[0]));
-	if (remote->owed_count) {
-		err_clear();
-		handshake_retry_later(hs);
-	}
-}
-
-void pools_retry(struct handshake *hs, struct remote *remote)
-{
-	struct publication *pub;
-	struct remote_pool *pool;
-
-	answer_owed(hs, remote);
-	list_foreach(pub, &hs->published, link) {
-		if (!find_share(pub, remote))
-			announce_one(pub, remote);
-	}
-	list_foreach(pool, &remote->pools, link)
-		keys_retry(pool);
-}
-
-/* The other side is told to come again. */
-static int send_nak(struct handshake *hs, struct remote *remote, uint64_t object)
-{
-	struct err why;
-
-	err_take(&why);
-	return err_pass(answer(hs, remote, object, why.code, why.text));
-}
-
-/* Want of memory passes; all else broke the protocol. */
-static int refuse(struct handshake *hs, struct remote *remote, uint64_t object, int r)
-{
-	if (err_last()->code != ERR_NOMEM)
-		return err_pass(r);
-	return send_nak(hs, remote, object);
+		     : peer_send_express(remote->peer,
+					 why ? WIRE_T_REGISTER_NAK : WIRE_T_REGISTER_ACK,
+					 hs->scratch, out.pos);
 }
 
 static int check_caps(const struct remote *remote, size_t bytes)
@@ -689,6 +629,7 @@ static int on_register(struct handshake *hs, struct remote *remote, struct curso
 	struct wire_register msg;
 	struct remote_pool *pool, *old;
 	size_t bytes = cursor_left(body);
+	struct err why;
 	int r = wire_register_get(body, &msg);
 
 	if (r < 0)
@@ -703,11 +644,13 @@ static int on_register(struct handshake *hs, struct remote *remote, struct curso
 	if (old && !old->is_session)
 		return err_raise(ERR_PROTO, "REGISTER: object %llu twice",
 				 (unsigned long long)msg.object);
-	if (check_caps(remote, bytes) < 0)
-		return send_nak(hs, remote, msg.object);
+	if (check_caps(remote, bytes) < 0) {
+		err_take(&why);
+		return answer(hs, remote, msg.object, &why);
+	}
 	pool = mem_zalloc(sizeof(*pool));
 	if (!pool)
-		return refuse(hs, remote, msg.object, -ENOMEM);
+		return err_pass(-ENOMEM);
 	pool->remote = remote;
 	pool->bytes = bytes;
 	remote->pool_count++;
@@ -717,7 +660,7 @@ static int on_register(struct handshake *hs, struct remote *remote, struct curso
 	if (r < 0) {
 		r = err_prefix(r, "REGISTER '%.63s'", msg.name);
 		pool_free(pool);
-		return refuse(hs, remote, msg.object, r);
+		return err_pass(r);
 	}
 	if (old) { /* a session shared again: the new list replaces the old one */
 		keys_carry(old, pool);
@@ -730,7 +673,7 @@ static int on_register(struct handshake *hs, struct remote *remote, struct curso
 		compare(hs, remote, pool);
 	if (pool->is_session || (remote->transport->caps & XP_CAP_RDMA))
 		handshake_want_keys(pool);
-	r = answer(hs, remote, msg.object, 0, "");
+	r = answer(hs, remote, msg.object, NULL);
 	if (r >= 0)
 		hs->events.on_change(hs->events.owner, remote);
 	return r;
@@ -772,16 +715,17 @@ static int on_unregister_ack(struct handshake *hs, struct remote *remote,
 				share_end(share);
 		}
 	}
+	pools_announce(hs, remote); /* those that it refused at its cap */
 	return 0;
 }
 
 /* The other side kept nothing: as if it had never been announced there. */
-static void unannounced(struct handshake *hs, struct remote *remote, uint64_t object)
+static void unannounced(struct handshake *hs, struct remote *remote, uint64_t object,
+			const struct err *why)
 {
 	struct publication *pub;
 	struct share *share;
 
-	handshake_retry_later(hs);
 	list_foreach(pub, &hs->published, link) {
 		share = pub->pool->id == object ? find_share(pub, remote) : NULL;
 		if (share) {
@@ -789,19 +733,22 @@ static void unannounced(struct handshake *hs, struct remote *remote, uint64_t ob
 			return;
 		}
 	}
-	hs->events.on_unshared(hs->events.owner, remote, object);
+	hs->events.on_unshared(hs->events.owner, remote, object, why);
 }
 
 static int on_register_nak(struct handshake *hs, struct remote *remote,
 			   struct cursor *body)
 {
 	struct wire_register_nak msg;
+	struct err why;
 	int r = wire_register_nak_get(body, &msg);
 
 	if (r < 0)
 		return err_pass(r);
-	if (msg.code == ERR_NOMEM || msg.code == ERR_LIMIT)
-		unannounced(hs, remote, msg.object);
+	err_set(&why, err_from_wire(msg.code), "%.110s: %.200s", remote->label, msg.text);
+	err_foreign(&why);
+	if (msg.code != ERR_LAYOUT) /* that says which pools contradict: both are kept */
+		unannounced(hs, remote, msg.object, &why);
 	log_warn("peer", remote->peer->endpoint, "the peer refuses a pool",
 		 "pool=%llu why=\"%s\"", (unsigned long long)msg.object, msg.text);
 	return 0;
@@ -835,17 +782,4 @@ int pools_message(struct handshake *hs, struct remote *remote,
 	default:
 		return on_register_ack(hs, remote, body);
 	}
-}
-
-/* Its sender is told to come again. */
-int pools_lack(struct handshake *hs, struct remote *remote, const struct wire_header *h,
-	       struct cursor *head)
-{
-	uint64_t object = cursor_get_u64(head);
-	int r = cursor_check(head, "REGISTER");
-
-	if (r < 0)
-		return err_pass(r);
-	err_raise(ERR_NOMEM, "no memory for a REGISTER of %u bytes", h->body_len);
-	return send_nak(hs, remote, object);
 }

@@ -75,7 +75,6 @@ static void peer_destroy(struct peer_impl *impl)
 	peers->count--;
 	if (peers->self == impl)
 		peers->self = NULL;
-	mem_free(impl->spare);
 	mem_free(impl);
 }
 
@@ -107,11 +106,6 @@ int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **im
 	impl = mem_zalloc(sizeof(*impl));
 	if (!impl)
 		return err_pass(-ENOMEM);
-	impl->spare = mem_zalloc(sizeof(*impl->spare) + PEER_SPARE_BYTES);
-	if (!impl->spare) {
-		mem_free(impl);
-		return err_pass(-ENOMEM);
-	}
 	impl->line_owner.kind = LINE_PEER;
 	impl->peers = peers;
 	impl->peer.impl = impl;
@@ -262,6 +256,11 @@ struct peer *peers_by_endpoint(struct peers *peers, const char *endpoint)
 	}
 	impl = peer_find_endpoint(peers, name);
 	return impl ? &impl->peer : NULL;
+}
+
+void peer_end_later(struct peer *peer, const struct err *why)
+{
+	peer_doom(impl_of(peer), why);
 }
 
 void peer_kill(struct peer *peer, const struct err *why)

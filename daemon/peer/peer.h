@@ -31,7 +31,6 @@
 struct config;
 struct peers;
 
-#define PEER_LACK_BYTES 64u /* of a message without memory that are seen */
 /* Feature bits of HELLO; both sides' intersection is in force. */
 #define PEER_FEATURE_BASE (UINT64_C(1) << 0)
 #define PEER_FEATURE_EXPRESS (UINT64_C(1) << 1)
@@ -81,10 +80,6 @@ struct peers_callbacks {
 	 * result (ERR_PROTO) takes the peer down with BYE. */
 	int (*on_message)(void *owner, struct peer *peer,
 			  const struct wire_header *header, struct cursor *body);
-	/* Optional. In its place a message for which there was no memory; `head`: its
-	 * first PEER_LACK_BYTES, or more. Negative, or NULL: that ends the peering. */
-	int (*on_lack)(void *owner, struct peer *peer, const struct wire_header *header,
-		       struct cursor *head);
 };
 
 /* What peers takes from the configuration; peers_options_default() gives the
@@ -166,10 +161,9 @@ int peer_send_reliable(struct peer *peer, enum wire_type type, const void *body,
 
 /*
  * A long message: memory that mem_free() takes, which goes to the peer or is freed, also
- * when this fails (ERR_NOMEM: nothing was sent, and the peer stays). It is sent like
- * peer_send_reliable() does, but in PARTs of options.part_bytes, one a turn, when the
- * remote knows them; what is sent after it waits for its end. The remote puts them
- * together, one message a peer, and hands up the whole.
+ * when this fails. It is sent like peer_send_reliable() does, but in PARTs of
+ * options.part_bytes, one a turn, when the remote knows them; what is sent after it waits
+ * for its end. The remote puts them together, one message a peer, and hands up the whole.
  */
 int peer_send_owned(struct peer *peer, enum wire_type type, uint8_t *owned, size_t len);
 /* In on_message: the body's memory for the callback to keep; the caller frees it.
@@ -197,9 +191,6 @@ void peer_express_done(struct peer *peer, const struct err *err);
 /* Like peer_send_reliable(), the faster way if that is open. */
 int peer_send_express(struct peer *peer, enum wire_type type, const void *body,
 		      size_t len);
-/* For what its sender says again when it found no memory (ERR_NOMEM): then nothing was
- * sent, and the peer stays. Else like peer_send_express(). */
-int peer_send_again(struct peer *peer, enum wire_type type, const void *body, size_t len);
 /* A frame came that way. It is handed up when the messages before it have been; then
  * on_taken is called, before that. Its bytes stay until then, or until the owner
  * removes `link`. Negative (ERR_PROTO): it is none of this peering's. */
@@ -216,5 +207,7 @@ bool peer_express_quiet(const struct peer *peer);
 /* Take it down now (protocol error, transport lost, peer.forget): BYE, and
  * on_down inside this call when it was UP. */
 void peer_kill(struct peer *peer, const struct err *why);
+/* The same in the next turn. */
+void peer_end_later(struct peer *peer, const struct err *why);
 
 #endif

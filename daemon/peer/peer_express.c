@@ -17,8 +17,7 @@
  * What can wait here is bounded by who sends: PEER_EXPRESS_MAX messages that the
  * remote has not handed up, and while there are some, BEHIND_FRAMES and BEHIND_BYTES
  * on the control line. Who sends more is no peer of ours. Early express messages
- * stay where they came, in the data line's memory; of a frame of the control line that
- * finds none, how it begins waits in its place, so that who waits for it can be told.
+ * stay where they came, in the data line's memory.
  *
  * Being heard that way proves nothing about the control line: liveness is PING's.
  */
@@ -136,7 +135,7 @@ static bool serves(const struct peer_impl *impl, uint64_t epoch)
 }
 
 static void hand_up(struct peer_impl *impl, const struct wire_header *h,
-		    struct cursor *body, bool whole)
+		    struct cursor *body)
 {
 	struct wire_header up = *h;
 
@@ -145,14 +144,10 @@ static void hand_up(struct peer_impl *impl, const struct wire_header *h,
 		return;		     /* served when they came */
 	up.epoch = impl->peer.epoch; /* ours: it is what the layers above compare */
 	impl->delivering = true;
-	if (h->type == WIRE_T_PART && whole)
+	if (h->type == WIRE_T_PART)
 		peer_part_take(impl, &up, body);
-	else if (h->type == WIRE_T_PART)
-		peer_part_lost(impl, &up, body);
-	else if (whole)
-		peer_deliver(impl, &up, body);
 	else
-		peer_deliver_lack(impl, &up, body);
+		peer_deliver(impl, &up, body);
 	impl->delivering = false;
 }
 
@@ -160,11 +155,8 @@ static void early_free(struct peer_impl *impl, struct peer_message *msg)
 {
 	list_remove(&msg->link);
 	impl->early_count--;
-	impl->early_bytes -= sizeof(*msg) + msg->kept;
-	if (msg == impl->spare)
-		impl->spare_used = false;
-	else
-		mem_free(msg);
+	impl->early_bytes -= sizeof(*msg) + msg->len;
+	mem_free(msg);
 }
 
 static bool control_step(struct peer_impl *impl)
@@ -183,8 +175,8 @@ static bool control_step(struct peer_impl *impl)
 	h.body_len = (uint32_t)msg->len;
 	memcpy(h.sender, impl->cur.instance, sizeof(h.sender));
 	memcpy(h.target, impl->peers->instance, sizeof(h.target));
-	cursor_read(&body, msg->body, msg->kept);
-	hand_up(impl, &h, &body, msg->kept == msg->len);
+	cursor_read(&body, msg->body, msg->len);
+	hand_up(impl, &h, &body);
 	early_free(impl, msg);
 	return true;
 }
@@ -202,7 +194,7 @@ static bool express_step(struct peer_impl *impl)
 	h = in->header;
 	body = in->body;
 	in->on_taken(in); /* its bytes live on until the end of this turn's step */
-	hand_up(impl, &h, &body, true);
+	hand_up(impl, &h, &body);
 	return true;
 }
 
@@ -226,27 +218,6 @@ void peer_early_deliver(struct peer_impl *impl)
 	}
 }
 
-/* Memory for all of a body or, where there is none, for how it begins; then the spare. */
-static struct peer_message *early_new(struct peer_impl *impl, size_t len)
-{
-	size_t kept = len;
-	struct peer_message *msg = mem_zalloc(sizeof(*msg) + kept);
-
-	if (!msg && (len > PEER_SPARE_BYTES || impl->spare_used)) {
-		kept = len < PEER_HEAD_BYTES ? len : PEER_HEAD_BYTES;
-		msg = mem_zalloc(sizeof(*msg) + kept);
-	}
-	if (!msg && !impl->spare_used) {
-		impl->spare_used = true;
-		msg = impl->spare;
-	}
-	if (!msg)
-		return NULL;
-	err_clear(); /* as good as it could be kept */
-	msg->kept = kept;
-	return msg;
-}
-
 static int keep(struct peer_impl *impl, const struct wire_header *h,
 		const struct cursor *body)
 {
@@ -258,7 +229,7 @@ static int keep(struct peer_impl *impl, const struct wire_header *h,
 	    impl->early_bytes > BEHIND_BYTES + 2 * impl->peers->options.message_bytes)
 		return err_raise(ERR_PROTO, "%u messages wait for one before them",
 				 impl->early_count);
-	msg = early_new(impl, len);
+	msg = mem_zalloc(sizeof(*msg) + len);
 	if (!msg)
 		return err_pass(-ENOMEM);
 	list_init(&msg->link);
@@ -266,10 +237,10 @@ static int keep(struct peer_impl *impl, const struct wire_header *h,
 	msg->sequence = h->sequence;
 	msg->len = len;
 	if (len)
-		memcpy(msg->body, body->base + body->pos, msg->kept);
+		memcpy(msg->body, body->base + body->pos, len);
 	list_push_back(&impl->early_control, &msg->link);
 	impl->early_count++;
-	impl->early_bytes += sizeof(*msg) + msg->kept;
+	impl->early_bytes += sizeof(*msg) + len;
 	return 0;
 }
 
@@ -287,7 +258,7 @@ void peer_in_order(struct peer_impl *impl, const struct wire_header *h,
 	if (h->sequence == impl->cur.seq_in + 1 && !impl->delivering) {
 		uint64_t epoch = impl->peer.epoch;
 
-		hand_up(impl, h, body, true);
+		hand_up(impl, h, body);
 		if (serves(impl, epoch))
 			peer_early_deliver(impl);
 		return;
@@ -319,22 +290,17 @@ static int check(struct peer_impl *impl, const struct wire_header *h)
 	return 0;
 }
 
-/* In its place: nearly always the last. One that found no memory comes again, behind
- * those that were sent after it. */
+/* The data line keeps their order. */
 static int line_up(struct peer_impl *impl, struct peer_express_in *in)
 {
-	struct list *at = impl->early_express.prev;
-	const struct peer_express_in *other;
+	const struct peer_express_in *last =
+		list_last(&impl->early_express, struct peer_express_in, link);
 
-	for (; at != &impl->early_express; at = at->prev) {
-		other = list_entry(at, struct peer_express_in, link);
-		if (other->header.sequence == in->header.sequence)
-			return err_raise(ERR_PROTO, "express message %llu twice",
-					 (unsigned long long)in->header.sequence);
-		if (other->header.sequence < in->header.sequence)
-			break;
-	}
-	list_push_front(at, &in->link); /* behind `at` */
+	if (last && last->header.sequence >= in->header.sequence)
+		return err_raise(ERR_PROTO, "express message %llu after %llu",
+				 (unsigned long long)in->header.sequence,
+				 (unsigned long long)last->header.sequence);
+	list_push_back(&impl->early_express, &in->link);
 	return 0;
 }
 

@@ -13,10 +13,7 @@
 #define PEER_EPOCH_BUCKETS 256u
 #define PEER_REFUSALS_MAX 16u
 #define PEER_BYE_FRAME_MAX 512u
-#define PEER_SPARE_BYTES 1024u /* of a body: an ABORT */
-#define PEER_PART_HEAD 32u     /* a PART's fields before its bytes, and more */
-#define PEER_HEAD_BYTES \
-	(PEER_PART_HEAD + PEER_LACK_BYTES) /* kept of a body without memory */
+#define PEER_PART_HEAD 32u /* a PART's fields before its bytes, and more */
 
 struct peer_impl;
 
@@ -59,8 +56,7 @@ struct peer_message {
 	enum wire_type type;
 	uint64_t sequence; /* of one that came too early */
 	size_t len;
-	size_t kept; /* of one that came too early: less than `len` for want of memory */
-	size_t sent; /* of a long one: what went in parts */
+	size_t sent;	/* of a long one: what went in parts */
 	uint8_t *owned; /* a long one's body; NULL: it is in `body` */
 	uint8_t body[];
 };
@@ -69,8 +65,7 @@ struct peer_message {
 struct peer_whole {
 	uint32_t total, got; /* total 0: none is under way */
 	uint16_t type;
-	uint8_t *bytes; /* NULL: there was no memory, and only `head` is kept */
-	uint8_t head[PEER_LACK_BYTES];
+	uint8_t *bytes;
 };
 
 struct peer_impl {
@@ -114,8 +109,6 @@ struct peer_impl {
 	struct list early_control;   /* struct peer_message, in order */
 	unsigned int early_count;
 	size_t early_bytes;
-	struct peer_message *spare; /* a small one needs no memory */
-	bool spare_used;
 	bool delivering;
 
 	struct err doom; /* code != OK: goes down in `later` */
@@ -267,12 +260,6 @@ bool peer_goes_in_parts(const struct peer_impl *impl, const struct peer_message 
 /* A PART of cur. */
 void peer_part_take(struct peer_impl *impl, const struct wire_header *h,
 		    struct cursor *body);
-/* The same, of which only the first PEER_HEAD_BYTES could be kept. */
-void peer_part_lost(struct peer_impl *impl, const struct wire_header *h,
-		    struct cursor *head);
-/* A message of which only the beginning could be kept: to the layer above. */
-void peer_deliver_lack(struct peer_impl *impl, const struct wire_header *h,
-		       struct cursor *head);
 void peer_whole_drop(struct peer_impl *impl); /* with the epoch */
 
 /* ---- peer_express.c (two ways, one order) ---- */

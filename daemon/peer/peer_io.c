@@ -310,8 +310,8 @@ static int send_or_queue(struct peer_impl *impl, enum wire_type type, const void
 	return err_pass(r);
 }
 
-static int send_kept(struct peer *peer, enum wire_type type, const void *body, size_t len,
-		     bool may_lack)
+int peer_send_reliable(struct peer *peer, enum wire_type type, const void *body,
+		       size_t len)
 {
 	struct peer_impl *impl = impl_of(peer);
 	struct err why;
@@ -321,25 +321,12 @@ static int send_kept(struct peer *peer, enum wire_type type, const void *body, s
 		return err_pass(r);
 	peer_note_use(impl);
 	r = send_or_queue(impl, type, body, len);
-	if (r < 0 && !(may_lack && err_last()->code == ERR_NOMEM)) {
+	if (r < 0) {
 		/* what was promised cannot be kept: the peering ends */
 		why = *err_last();
 		peer_doom(impl, &why);
 	}
 	return err_pass(r);
-}
-
-int peer_send_reliable(struct peer *peer, enum wire_type type, const void *body,
-		       size_t len)
-{
-	return err_pass(send_kept(peer, type, body, len, false));
-}
-
-int peer_send_again(struct peer *peer, enum wire_type type, const void *body, size_t len)
-{
-	if (peer_try_express(peer, type, body, len))
-		return 0;
-	return err_pass(send_kept(peer, type, body, len, true));
 }
 
 static int send_long(struct peer_impl *impl, enum wire_type type, uint8_t *owned,
@@ -362,7 +349,7 @@ int peer_send_owned(struct peer *peer, enum wire_type type, uint8_t *owned, size
 	int r;
 
 	if (!peer->self && !peer_goes_in_parts(impl, &long_one)) {
-		r = send_kept(peer, type, owned, len, true);
+		r = peer_send_reliable(peer, type, owned, len);
 		mem_free(owned);
 		return err_pass(r);
 	}
@@ -370,8 +357,7 @@ int peer_send_owned(struct peer *peer, enum wire_type type, uint8_t *owned, size
 	if (r >= 0) {
 		peer_note_use(impl);
 		r = send_long(impl, type, owned, len);
-		if (r < 0 &&
-		    err_last()->code != ERR_NOMEM) { /* that, its teller can bear */
+		if (r < 0) {
 			why = *err_last();
 			peer_doom(impl, &why);
 		}

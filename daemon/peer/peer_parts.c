@@ -12,9 +12,7 @@
  * Who receives has memory for one message a peer, whose size the first part tells and the
  * type's cap bounds; pages of it are touched as bytes come. The bytes have to come in
  * their order and all of them: anything else is no peer of ours, whose end frees them.
- * Rooms take the memory as it is and read it from there. Where there is none, the parts
- * are taken all the same, and who waits for the message is told by how it begins; so too
- * when a part itself found no memory to wait for its turn in (peer_express.c).
+ * Rooms take the memory as it is and read it from there.
  */
 #include <errno.h>
 #include <string.h>
@@ -81,39 +79,14 @@ static int begin(struct peer_impl *impl, const struct wire_part *part)
 				 wire_type_name(part->type), part->total);
 	whole->bytes = mem_alloc(part->total);
 	if (!whole->bytes)
-		err_clear();
+		return err_pass(-ENOMEM);
 	whole->type = part->type;
 	whole->total = part->total;
 	whole->got = 0;
 	return 0;
 }
 
-/* From now on only how it begins is kept. */
-static void forget(struct peer_whole *whole)
-{
-	size_t begun =
-		whole->got < sizeof(whole->head) ? whole->got : sizeof(whole->head);
-
-	if (!whole->bytes)
-		return;
-	memcpy(whole->head, whole->bytes, begun);
-	mem_free_large(whole->bytes, whole->total);
-	whole->bytes = NULL;
-}
-
-/* Of bytes.len at least what goes into the head is there. */
-static void keep(struct peer_whole *whole, const struct wire_blob *bytes)
-{
-	uint8_t *to = whole->bytes ? whole->bytes : whole->head;
-	size_t room = whole->bytes ? whole->total : sizeof(whole->head), len = bytes->len;
-
-	if (whole->got < room)
-		memcpy(to + whole->got, bytes->data,
-		       len < room - whole->got ? len : room - whole->got);
-	whole->got += (uint32_t)len;
-}
-
-static int take(struct peer_impl *impl, const struct wire_part *part, bool lost)
+static int take(struct peer_impl *impl, const struct wire_part *part)
 {
 	struct peer_whole *whole = &impl->whole;
 	int r = 0;
@@ -133,32 +106,11 @@ static int take(struct peer_impl *impl, const struct wire_part *part, bool lost)
 				 part->bytes.len, part->at, part->total,
 				 wire_type_name(part->type), whole->got, whole->total,
 				 wire_type_name(whole->type));
-	if (lost)
-		forget(whole);
-	keep(whole, &part->bytes);
+	memcpy(whole->bytes + whole->got, part->bytes.data, part->bytes.len);
+	whole->got += (uint32_t)part->bytes.len;
 	return 0;
 }
 
-void peer_deliver_lack(struct peer_impl *impl, const struct wire_header *h,
-		       struct cursor *head)
-{
-	const struct peers_callbacks *callbacks = &impl->peers->callbacks;
-	uint64_t epoch = impl->peer.epoch;
-	struct err why;
-	int r;
-
-	r = callbacks->on_lack
-		    ? callbacks->on_lack(callbacks->owner, &impl->peer, h, head)
-		    : err_raise(ERR_NOMEM, "no memory for a %s of %u bytes",
-				wire_type_name(h->type), h->body_len);
-	if (r >= 0)
-		return;
-	err_take(&why);
-	if (impl->peer.state == PEER_UP && impl->peer.epoch == epoch)
-		peer_kill(&impl->peer, &why);
-}
-
-/* All of it is here, or its beginning and no memory for the rest. */
 static void deliver(struct peer_impl *impl, const struct wire_header *h)
 {
 	struct peer_whole whole = impl->whole;
@@ -168,55 +120,23 @@ static void deliver(struct peer_impl *impl, const struct wire_header *h)
 	impl->whole = (struct peer_whole){0};
 	up.type = whole.type;
 	up.body_len = whole.total;
-	if (whole.bytes) {
-		cursor_read(&in, whole.bytes, whole.total);
-		peer_deliver_owned(impl, &up, &in, whole.bytes);
-		return;
-	}
-	cursor_read(&in, whole.head,
-		    whole.total < sizeof(whole.head) ? whole.total : sizeof(whole.head));
-	peer_deliver_lack(impl, &up, &in);
-}
-
-static void part_came(struct peer_impl *impl, const struct wire_header *h,
-		      const struct wire_part *part, int r, bool lost)
-{
-	struct err why;
-
-	if (r >= 0)
-		r = take(impl, part, lost);
-	if (r < 0) {
-		err_take(&why);
-		peer_bring_down(impl, &why, true);
-	} else if (impl->whole.got == impl->whole.total) {
-		deliver(impl, h);
-	}
+	cursor_read(&in, whole.bytes, whole.total);
+	peer_deliver_owned(impl, &up, &in, whole.bytes);
 }
 
 void peer_part_take(struct peer_impl *impl, const struct wire_header *h,
 		    struct cursor *body)
 {
 	struct wire_part part;
+	struct err why;
 	int r = wire_part_get(body, &part);
 
-	part_came(impl, h, &part, r, false);
-}
-
-void peer_part_lost(struct peer_impl *impl, const struct wire_header *h,
-		    struct cursor *head)
-{
-	struct wire_part part;
-	size_t len;
-	int r;
-
-	part.type = cursor_get_u16(head);
-	part.total = cursor_get_u32(head);
-	part.at = cursor_get_u32(head);
-	len = cursor_get_u32(head);
-	r = cursor_check(head, "PART");
-	if (r >= 0 && (head->pos > h->body_len || len > h->body_len - head->pos))
-		r = err_raise(ERR_PROTO, "PART: %zu bytes in a body of %u", len,
-			      h->body_len);
-	part.bytes = (struct wire_blob){head->base + head->pos, len};
-	part_came(impl, h, &part, r, true);
+	if (r >= 0)
+		r = take(impl, &part);
+	if (r < 0) {
+		err_take(&why);
+		peer_bring_down(impl, &why, true);
+	} else if (impl->whole.got == impl->whole.total) {
+		deliver(impl, h);
+	}
 }

@@ -37,9 +37,6 @@ void rooms_on_down(struct rooms *rooms, struct remote *remote, const struct err 
 void rooms_on_pool_going(struct rooms *rooms, struct remote_pool *pool);
 int rooms_on_message(struct rooms *rooms, struct remote *remote,
 		     const struct wire_header *h, struct cursor *body);
-/* One for which there was no memory: its room fails, the peer stays. */
-int rooms_on_lack(struct rooms *rooms, struct remote *remote, const struct wire_header *h,
-		  struct cursor *head);
 /* REQUEST_CHUNK and REQUEST_PULL; header is after the kind byte. */
 void rooms_on_request(struct rooms *rooms, struct remote *remote, struct xp_inbound *in,
 		      enum request_kind kind, struct cursor *header);

@@ -568,50 +568,6 @@ int rooms_on_message(struct rooms *rooms, struct remote *remote,
 	return handlers[h->type](rooms, remote, body);
 }
 
-/* ---- a message for which there was no memory ---- */
-
-static void lacked_info(struct rooms *rooms, struct remote *remote, struct cursor *head,
-			const struct err *why)
-{
-	struct wire_transfer_info info = {.room = cursor_get_u64(head)};
-
-	info.recv_gen = cursor_get_u64(head);
-	info.src_pool = cursor_get_u64(head);
-	metrics_add(&rooms->kvd->metrics, METRIC_ROOM_REFUSED, 1);
-	refuse_info(rooms, remote, &info, why);
-}
-
-static void lacked_offer(struct rooms *rooms, struct remote *remote, struct cursor *head,
-			 const struct err *why)
-{
-	struct party *party;
-	uint64_t gen;
-
-	cursor_get_u64(head); /* the room, as they call it */
-	gen = cursor_get_u64(head);
-	cursor_get_u64(head); /* the offer's generation */
-	party = party_at(rooms, gen, ROOM_PULL, remote, cursor_get_u64(head));
-	if (party)
-		room_fail(party->room, why, NULL);
-}
-
-int rooms_on_lack(struct rooms *rooms, struct remote *remote, const struct wire_header *h,
-		  struct cursor *head)
-{
-	struct err why;
-
-	err_set(&why, ERR_NOMEM, "no memory for a %s of %u bytes",
-		wire_type_name(h->type), h->body_len);
-	if (h->type == WIRE_T_TRANSFER_INFO)
-		lacked_info(rooms, remote, head, &why);
-	else if (h->type == WIRE_T_OFFER)
-		lacked_offer(rooms, remote, head, &why);
-	else
-		return err_reraise(
-			&why); /* all others are short: there was none at all */
-	return 0;
-}
-
 /* ---- requests on the data line ---- */
 
 /* The receiver's generation is the second field of both headers. */

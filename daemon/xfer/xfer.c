@@ -209,12 +209,13 @@ int share_update(struct xfer_session *xs, struct share *share)
 	return share->sent == share->acked ? 0 : 1;
 }
 
-/* The list is out of date, or never came to be, for want of memory on either side:
- * transfers that need it wait for the next one. */
-void xfers_on_unshared(struct xfers *xfers, struct remote *remote, uint64_t epoch)
+/* Transfers that wait until the remote has this list fail; the next one shares anew. */
+void xfers_on_unshared(struct xfers *xfers, struct remote *remote, uint64_t epoch,
+		       const struct err *why)
 {
 	struct session *session = xfer_session_by_epoch(xfers, epoch);
 	struct xfer_session *xs = session ? session->xfers : NULL;
+	struct idmap_cursor at;
 	struct share *share;
 
 	if (!xs)
@@ -225,35 +226,35 @@ void xfers_on_unshared(struct xfers *xfers, struct remote *remote, uint64_t epoc
 		share->sent--;
 		share->version = UINT64_MAX;
 	}
+	idmap_foreach(&xs->transfers, at) {
+		struct transfer *transfer = at.value;
+
+		if (transfer->phase == XFER_SHARING && transfer->attach->remote == remote)
+			transfer_cancel(transfer, why);
+	}
 }
 
-static void share_again(struct xfer_session *xs, struct share *share)
+/* The remote must let go of what it cannot be told: else its mapping stays. */
+static void share_without(struct xfer_session *xs, struct share *share)
 {
+	struct err why;
+
 	if (xs->draining || xs->session->ending || !share->remote->ready ||
 	    share_update(xs, share) >= 0)
 		return;
-	if (err_last()->code == ERR_NOMEM)
-		handshake_retry_later(xs->xfers->kvd->handshake);
-	err_clear(); /* else its peer is going down */
-}
-
-void xfers_on_retry(struct xfers *xfers)
-{
-	struct xfer_session *xs;
-	struct share *share;
-
-	list_foreach(xs, &xfers->sessions, link) {
-		list_foreach(share, &xs->shares, link)
-			share_again(xs, share);
-	}
+	err_take(&why);
+	peer_end_later(share->remote->peer, &why);
 }
 
 /* One list on its way at a time: what comes meanwhile goes with the next. */
 static void share_eagerly(struct xfer_session *xs, struct share *share)
 {
-	if (share->sent == share->acked &&
-	    idmap_count(&xs->session->regions) <= XFER_EAGER_REGIONS)
-		share_again(xs, share);
+	if (share->sent != share->acked || xs->draining || xs->session->ending ||
+	    !share->remote->ready ||
+	    idmap_count(&xs->session->regions) > XFER_EAGER_REGIONS)
+		return;
+	if (share_update(xs, share) < 0)
+		err_clear(); /* out of date: a transfer that needs it shares anew */
 }
 
 void xfers_region_coming(struct xfers *xfers, struct session *session)
@@ -727,7 +728,7 @@ void xfers_region_going(struct xfers *xfers, struct region *region)
 	}
 	serve_region_going(xfers, region);
 	list_foreach(share, &xs->shares, link)
-		share_again(xs, share);
+		share_without(xs, share);
 }
 
 static void drop_queues(struct xfer_session *xs)

@@ -37,8 +37,8 @@ unsigned int xfers_live(const struct xfers *xfers);
 void xfers_on_change(struct xfers *xfers, struct remote *remote);
 void xfers_on_down(struct xfers *xfers, struct remote *remote, const struct err *why);
 void xfers_on_shared(struct xfers *xfers, struct remote *remote, uint64_t epoch);
-void xfers_on_unshared(struct xfers *xfers, struct remote *remote, uint64_t epoch);
-void xfers_on_retry(struct xfers *xfers);
+void xfers_on_unshared(struct xfers *xfers, struct remote *remote, uint64_t epoch,
+		       const struct err *why);
 void xfers_on_pool_going(struct xfers *xfers, struct remote_pool *pool);
 int xfers_on_message(struct xfers *xfers, struct remote *remote,
 		     const struct wire_header *h, struct cursor *body);

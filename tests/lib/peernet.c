@@ -88,17 +88,6 @@ static int on_message(void *owner, struct peer *peer, const struct wire_header *
 	return 0;
 }
 
-static int on_lack(void *owner, struct peer *peer, const struct wire_header *h,
-		   struct cursor *head)
-{
-	struct peernet_node *node = owner;
-
-	assert_int_equal(h->epoch, peer->epoch);
-	if (!node->on_lack)
-		return err_raise(ERR_NOMEM, "the test wants it so");
-	return node->on_lack(node, h, head);
-}
-
 const char *peernet_endpoint(unsigned int i)
 {
 	static char text[PEERNET_NODES][32];
@@ -175,8 +164,7 @@ void peernet_start(unsigned int i)
 					    .on_up = on_up,
 					    .on_down = on_down,
 					    .on_refused = on_refused,
-					    .on_message = on_message,
-					    .on_lack = on_lack};
+					    .on_message = on_message};
 	char name[16], user[16];
 	struct peers_args args = {.loop = net.loop,
 				  .callbacks = &callbacks,

@@ -35,9 +35,6 @@ struct peernet_node {
 	/* of messages that are no LEASE; else there are none */
 	void (*on_other)(struct peernet_node *node, struct peer *peer,
 			 const struct wire_header *h, struct cursor *body);
-	/* of messages without memory; NULL: they end the peering */
-	int (*on_lack)(struct peernet_node *node, const struct wire_header *h,
-		       struct cursor *head);
 	/* tap */
 	struct peernet_tapped *tap;
 	unsigned int tap_count;

@@ -314,7 +314,7 @@ static void every_command_has_a_trial(void **state)
 
 struct sweep {
 	struct starve s;
-	bool lasting;
+	bool lasting, lost;
 	int shm;
 	char shm_name[64];
 };
@@ -345,10 +345,31 @@ static void nothing_leaked(struct sweep *w, int64_t live, bool done, const char 
 		fail_msg("%s: %jd heap blocks more", what, (intmax_t)live);
 }
 
-/* Once; true when there was an allocation to fail. *done_p: the command is. */
+/* Of a's and b's daemons, as they see each other; 0: not up. */
+static uint64_t peering(const struct sweep *w)
+{
+	uint64_t sum = 0;
+
+	for (unsigned int i = 0; i < 2; i++) {
+		const struct node *there = &w->s.c.nodes[1 - i];
+		const struct remote *remote;
+
+		list_foreach(remote, handshake_remotes(w->s.c.nodes[i].kvd.handshake),
+			     link)
+			if (strcmp(remote->peer->endpoint, there->endpoint) == 0)
+				sum += remote->peer->state == PEER_UP
+					       ? remote->peer->epoch
+					       : 0;
+	}
+	return sum;
+}
+
+/* Once; true when there was an allocation to fail. *done_p: the command is. What was
+ * lost may have been the peering's end (w->lost): then all is another state. */
 static bool attempt(struct sweep *w, const struct trial *t, uint64_t nth, bool first,
 		    bool *done_p)
 {
+	uint64_t before_it = peering(w);
 	struct cluster_lack lack = {.nth = nth, .lasting = w->lasting};
 	char *before = starve_look(&w->s, true), what[160];
 	int64_t live = starve_blocks(&w->s);
@@ -361,9 +382,10 @@ static bool attempt(struct sweep *w, const struct trial *t, uint64_t nth, bool f
 		fail_msg("%s: %s", what, cJSON_PrintUnformatted(answer));
 	cJSON_Delete(answer);
 	cluster_run(&w->s.c, t->settle_s * LOOP_NS_PER_S);
-	if (!*done_p)
+	w->lost = lack.used >= nth && peering(w) != before_it;
+	if (!*done_p && !w->lost)
 		nothing_changed(w, before, true, what);
-	if (!*done_p && !first)
+	if (!*done_p && !first && !w->lost)
 		nothing_leaked(w, live, false, what);
 	free(before);
 	return lack.used >= nth;
@@ -382,38 +404,6 @@ static void warm_up(struct sweep *w, const struct trial *t)
 	say_all(w, t->after);
 }
 
-static void sweep(struct sweep *w, const struct trial *t)
-{
-	bool prepared = false, hit = true, done = false;
-	uint64_t nth;
-	int64_t live;
-	char *base, what[160];
-
-	warm_up(w, t);
-	base = starve_look(&w->s, false);
-	live = starve_blocks(&w->s);
-	for (nth = 1; hit; nth++) {
-		if (!prepared)
-			say_all(w, t->before);
-		hit = attempt(w, t, nth, false, &done);
-		prepared = !done;
-		if (!done)
-			continue;
-		say_all(w, t->after);
-		snprintf(what, sizeof(what),
-			 "%s, done without allocation %ju, and undone", t->command,
-			 (uintmax_t)nth);
-		if (t->grows)
-			continue;
-		nothing_changed(w, base, false, what);
-		nothing_leaked(w, live, true, what);
-	}
-	assert_true(done && nth > 2); /* the hooks do count */
-	free(base);
-	if (getenv("KVD_TEST_LOG"))
-		print_message("%s: %ju allocations\n", t->command, (uintmax_t)nth - 2);
-}
-
 static void keep_word(struct starve *s, const char *from, const char *as)
 {
 	for (unsigned int i = 0; i < s->word_count; i++) {
@@ -422,9 +412,8 @@ static void keep_word(struct starve *s, const char *from, const char *as)
 	}
 }
 
-static int setup(void **state)
+static void sweep_init(struct sweep *w)
 {
-	struct sweep *w = calloc(1, sizeof(*w));
 	struct starve *s = &w->s;
 	uint64_t *entry;
 
@@ -440,6 +429,20 @@ static int setup(void **state)
 	starve_word(s, "shm", "%s", w->shm_name);
 	starve_say(s, ATTACH);
 	keep_word(s, "attach", "there");
+}
+
+static void sweep_fini(struct sweep *w)
+{
+	starve_free(&w->s);
+	close(w->shm);
+	shm_unlink(w->shm_name);
+}
+
+static int setup(void **state)
+{
+	struct sweep *w = calloc(1, sizeof(*w));
+
+	sweep_init(w);
 	*state = w;
 	return 0;
 }
@@ -448,18 +451,9 @@ static int teardown(void **state)
 {
 	struct sweep *w = *state;
 
-	starve_free(&w->s);
-	close(w->shm);
-	shm_unlink(w->shm_name);
+	sweep_fini(w);
 	free(w);
 	return 0;
-}
-
-static bool is_chosen(const struct trial *t)
-{
-	const char *only = getenv("KVD_TEST_COMMAND");
-
-	return !t->elsewhere && (!only || strcmp(only, t->command) == 0);
 }
 
 static void prepare(struct sweep *w)
@@ -468,6 +462,66 @@ static void prepare(struct sweep *w)
 	keep_word(&w->s, "dlist", "mine");
 	starve_say(&w->s, PREP_REMOTE);
 	keep_word(&w->s, "dlist", "yours");
+}
+
+/* Other daemons and engines, as they were before the peering was lost. */
+static void anew(struct sweep *w, const struct trial *t)
+{
+	bool lasting = w->lasting;
+
+	sweep_fini(w);
+	*w = (struct sweep){.lasting = lasting};
+	sweep_init(w);
+	prepare(w);
+	warm_up(w, t);
+}
+
+static void sweep(struct sweep *w, const struct trial *t)
+{
+	bool prepared = false, hit = true, done = false;
+	uint64_t nth;
+	int64_t live;
+	char *base, what[160];
+
+	warm_up(w, t);
+	base = starve_look(&w->s, false);
+	live = starve_blocks(&w->s);
+	for (nth = 1; hit; nth++) {
+		if (w->lost) {
+			anew(w, t);
+			prepared = false;
+			free(base);
+			base = starve_look(&w->s, false);
+			live = starve_blocks(&w->s);
+		}
+		if (!prepared)
+			say_all(w, t->before);
+		hit = attempt(w, t, nth, false, &done);
+		prepared = !done;
+		if (!done || w->lost)
+			continue;
+		say_all(w, t->after);
+		snprintf(what, sizeof(what),
+			 "%s, done without allocation %ju, and undone", t->command,
+			 (uintmax_t)nth);
+		if (t->grows)
+			continue;
+		nothing_changed(w, base, false, what);
+		nothing_leaked(w, live, true, what);
+	}
+	assert_true(done && nth > 2); /* the hooks do count */
+	free(base);
+	if (w->lost)
+		anew(w, t);
+	if (getenv("KVD_TEST_LOG"))
+		print_message("%s: %ju allocations\n", t->command, (uintmax_t)nth - 2);
+}
+
+static bool is_chosen(const struct trial *t)
+{
+	const char *only = getenv("KVD_TEST_COMMAND");
+
+	return !t->elsewhere && (!only || strcmp(only, t->command) == 0);
 }
 
 static void sweep_all(struct sweep *w)

@@ -685,9 +685,8 @@ static bool attempt(struct world *w, const struct course *course, uint64_t nth)
 	w->allocations = (unsigned int)mem_count();
 	mem_fail_at(0);
 	check_ends(w, course, nth, hit);
-	if (!w->cut && peer_epochs(w) != epochs)
-		fail_msg("%s, allocation %ju: a peer was lost", course->name,
-			 (uintmax_t)nth);
+	if (!hit && !w->cut && peer_epochs(w) != epochs)
+		fail_msg("%s: a peer was lost", course->name);
 	tidy(w);
 	w->runs++;
 	return hit;

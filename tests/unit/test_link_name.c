@@ -306,26 +306,6 @@ static void memory_that_lacks_costs_a_while(void **state)
 	link_name_free(name);
 }
 
-/* The clock found no memory: who sends finds the line broken, and so the name waits. */
-static void clock_that_lacked_memory_starts_with_the_next_frame(void **state)
-{
-	struct link_name *name = open_name();
-
-	(void)state;
-	mem_fail_from(1);
-	answer(EAI_AGAIN, NULL, NULL);
-	mem_fail_at(0);
-	pass_time(10 * S);
-	assert_int_equal(asked_count, 1); /* no clock, no time */
-	link_name_line(name, false);
-	pass_time(S);
-	assert_int_equal(asked_count, 2);
-	answer(0, "192.0.2.7", NULL);
-	assert_string_equal(seen.address, "tcp://192.0.2.7:7400");
-	mem_fail_at(0);
-	link_name_free(name);
-}
-
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -341,7 +321,6 @@ int main(void)
 		CASE(name_freed_before_its_answer_hears_nothing),
 		CASE(questions_without_end_are_bounded),
 		CASE(memory_that_lacks_costs_a_while),
-		CASE(clock_that_lacked_memory_starts_with_the_next_frame),
 	};
 
 	log_threshold = -1; /* names without addresses are provoked */
