@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A decode engine takes one request's KV cache: README.md, "From an engine". */
+/* A decode engine takes one request's KV cache: README.md shows the middle. */
 #include <kvd.h>
 #include <stdio.h>
 
@@ -36,8 +36,8 @@ int main(int argc, char **argv) /* the prefill daemon's endpoint, the room's num
 	    !kvd_pool_register(client, &args, NULL, &open.pool) && /* once, at start */
 	    !kvd_room_open(client, &open, NULL, &room) && /* then for each request */
 	    !kvd_room_bind(room, &bind, NULL))
-		state = kvd_room_wait(room, KVD_SUCCESS,
-				      60000); /* or poll kvd_room_state() */
+		/* or poll kvd_room_state() */
+		state = kvd_room_wait(room, KVD_SUCCESS, 60000);
 	if (state == KVD_SUCCESS)
 		puts("tokens 0 to 47 are in pages 3, 9 and 4");
 	else

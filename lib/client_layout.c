@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A pool's layout, put together field by field and told as the JSON that the
- * planner reads (DESIGN's affine map).
+ * planner reads (docs/internals/layouts.md).
  *
  * The builder only keeps and orders: fields may come in any order and are sorted
  * by view and layer when the text is made. What a layout must obey (bytes inside

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# make demo, and the README's example: programs that see lib/kvd.h only.
+# make demo, and docs/example.c: programs that see lib/kvd.h only.
 DEMO_BIN := $(B)/demo-prefill $(B)/demo-decode
 
 $(B)/demo-%: $(B)/tests/demo/%.o $(B)/tests/demo/cache.o $(B)/libkvd.so

@@ -16,7 +16,9 @@ SYSCONFDIR  ?= /etc
 D = $(DESTDIR)
 PUBLIC_HEADERS := $(wildcard lib/kvd.h proto/kvd_status.h proto/kvd_ring.h)
 MAN_PAGES  := $(wildcard man/*.[1-8])
-DOC_FILES  := $(wildcard README.md ARCHITECTURE.md CHANGELOG.md LICENSE)
+# with their folders: their links are relative
+DOC_FILES  := $(wildcard README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs/*.md \
+	docs/*/*.md docs/example.c)
 FILL = sed -e 's|@BINDIR@|$(BINDIR)|g' -e 's|@PREFIX@|$(PREFIX)|g' \
 	-e 's|@LIBDIR@|$(LIBDIR)|g' -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|g' \
 	-e 's|@VERSION@|$(VERSION)|g'
@@ -32,7 +34,8 @@ install: all ## install to DESTDIR/PREFIX
 	$(Q)install -m 0644 systemd/kvd.sysusers $(D)$(SYSUSERSDIR)/kvd.conf
 	$(Q)install -m 0644 systemd/kvd.tmpfiles $(D)$(TMPFILESDIR)/kvd.conf
 	$(Q)install -m 0644 config/kvd.conf $(D)$(SYSCONFDIR)/kvd/kvd.conf.sample
-	$(Q)$(if $(DOC_FILES),install -m 0644 $(DOC_FILES) $(D)$(DOCDIR))
+	$(Q)for file in $(DOC_FILES); do \
+		install -D -m 0644 $$file $(D)$(DOCDIR)/$$file; done
 	$(Q)for page in $(MAN_PAGES); do \
 		install -D -m 0644 $$page $(D)$(MANDIR)/man$${page##*.}/$${page##*/}; done
 ifneq ($(LIBKVD),)
@@ -53,11 +56,11 @@ uninstall: ## remove what install put there
 		$(D)$(LIBDIR)/libkvd.so $(D)$(LIBDIR)/libkvd.so.$(SOVERSION) \
 		$(D)$(LIBDIR)/libkvd.so.$(VERSION) $(D)$(LIBDIR)/pkgconfig/libkvd.pc \
 		$(addprefix $(D)$(INCLUDEDIR)/,$(notdir $(PUBLIC_HEADERS))) \
-		$(addprefix $(D)$(DOCDIR)/,$(notdir $(DOC_FILES)))
+		$(addprefix $(D)$(DOCDIR)/,$(DOC_FILES))
 	$(Q)for page in $(MAN_PAGES); do \
 		rm -f $(D)$(MANDIR)/man$${page##*.}/$${page##*/}; done
 	$(Q)for dir in $(D)$(DOCDIR) $(D)$(SYSCONFDIR)/kvd; do \
-		[ ! -d $$dir ] || rmdir --ignore-fail-on-non-empty $$dir; done
+		[ ! -d $$dir ] || find $$dir -depth -type d -empty -delete; done
 
 .PHONY: docs
 docs: $(B)/kvd $(B)/reference ## write the generated pages: sample, kvd.conf(5), reference

@@ -366,7 +366,7 @@ static const struct command_field pool_register_fields[] = {
 	{"name", FIELD_STR, false, 0, POOL_NAME_MAX - 1,
 	 "Pools of one name are meant to match; default \"kv\"."},
 	{"layout", FIELD_OBJECT, true, 0, 0,
-	 "{rank, buffers, views}, see ARCHITECTURE.md."},
+	 "{rank, buffers, views}, see docs/internals/layouts.md."},
 	{"regions", FIELD_ARRAY, true, 0, LAYOUT_BUFFERS_MAX,
 	 "[{region, offset}], one a buffer of the layout."},
 	{"tp_size", FIELD_INT, false, 0, 1 << 20, "Ranks of the group; 0: not told."},

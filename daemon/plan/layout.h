@@ -67,11 +67,11 @@ struct layout {
 };
 
 /*
- * Parse {"rank":…, "buffers":[…], "views":{…}} of DESIGN §5 and check it:
+ * Parse {"rank":…, "buffers":[…], "views":{…}} (docs/internals/layouts.md) and check it:
  * every address of every view inside its buffer, strides and products free of
  * overflow. ERR_INVAL / ERR_RANGE name the path of the member at fault
  * ("views.kv.layers[3].fields[0].offset"). "rank" is 0 when it is not given;
- * members that DESIGN does not name are ignored.
+ * members of other names are ignored.
  * Fields may overlap: a source may show the same bytes twice. What may not is
  * a destination; see layout_check_target().
  */

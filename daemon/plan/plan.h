@@ -59,8 +59,8 @@ struct plan_layers {
 	uint32_t begin, end;
 };
 
-/* One view's pages on both sides (DESIGN §5, "map"). Token t lies in
- * pages[(t - first) / page_tokens] at (t - first) % page_tokens. */
+/* One view's pages on both sides (docs/internals/planner.md, "map"). Token t lies
+ * in pages[(t - first) / page_tokens] at (t - first) % page_tokens. */
 struct plan_map {
 	const char *view;
 	const uint32_t *src_pages;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * plan_json: the planner with JSON on both sides (DESIGN §5): {"src", "dst",
- * "map"} to rows, {"sources", "dst", "room"} to sends. For `kvd-ctl plan` and the
- * daemon's command `plan`. Pure; any thread.
+ * plan_json: the planner with JSON on both sides (docs/internals/planner.md): {"src",
+ * "dst", "map"} to rows, {"sources", "dst", "room"} to sends. For `kvd-ctl plan` and
+ * the daemon's command `plan`. Pure; any thread.
  */
 #ifndef KVD_PLAN_PLAN_JSON_H
 #define KVD_PLAN_PLAN_JSON_H

@@ -3,8 +3,8 @@
  * shapes: layouts from an engine's own terms.
  *
  * An adapter knows page sizes, item lengths, head counts and tensor-parallel
- * ranks; these functions turn them into the fields of DESIGN §5. A layout is
- * begun with shape_new(), filled by any of the others, and must pass
+ * ranks; these functions turn them into fields (docs/internals/layouts.md). A layout
+ * is begun with shape_new(), filled by any of the others, and must pass
  * layout_check() before it is used. Nothing here is special to the planner: a
  * layout given as JSON is as good.
  *

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The fence table of ARCHITECTURE.md, on real daemons: the other daemon is frozen
+"""The table of docs/internals/fences.md, on real daemons: the other daemon is frozen
 with a request of ours unanswered, its silence is no death yet (dead_after is
 long), and the engine here gives up. How long until its room is still, and who
 pays? And what the frozen one does when it runs on changes no byte here."""

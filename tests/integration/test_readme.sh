@@ -1,11 +1,14 @@
-#!/bin/sh
+#!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# The README's example is docs/example.c, and that is a program: it is compiled
-# with everything else, also as an engine in C++ would see the header, and tells
-# that no daemon is there.
+# README.md is true: its quick start runs as it stands there (in a folder of the test's,
+# with the programs of this build), and its lines of C are docs/example.c's, which is
+# compiled with everything else, also as an engine in C++ would see the header. Its lines of
+# Python are run by tests/python/test_readme.py.
 set -u
 
 build=${KVD_BUILD:-build/rel}
+dir=$(mktemp -d "${TMPDIR:-/tmp}/kvd-readme.XXXXXX")
+trap 'rm -rf "$dir"' EXIT
 passed=0
 failed=0
 
@@ -20,10 +23,20 @@ check() {
 	fi
 }
 
-readme_example_is_the_file() {
-	want=$(tail -n +3 docs/example.c)
-	have=$(sed -n '/^```c$/,/^```$/p' README.md | sed '1d;$d')
-	[ "$want" = "$have" ]
+# block LANGUAGE WORD: the first block of it that has the word
+block() {
+	awk -v begin="^\`\`\`$1\$" -v word="$2" '
+		$0 ~ begin { inside = 1; text = ""; next }
+		/^```$/ && inside { if (index(text, word)) { printf "%s", text; exit } inside = 0 }
+		inside { text = text $0 "\n" }' README.md
+}
+
+readme_c_is_the_examples() {
+	block c kvd_room_open > "$dir/readme.c"
+	[ -s "$dir/readme.c" ] && awk '
+		NR == FNR { want = want $0 "\n"; next }
+		{ have = have $0 "\n" }
+		END { exit !index(have, want) }' "$dir/readme.c" docs/example.c
 }
 
 example_without_daemon_says_so() {
@@ -34,11 +47,48 @@ example_without_daemon_says_so() {
 header_is_cplusplus() {
 	echo '#include <kvd.h>
 int main() { return kvd_version() == nullptr; }' |
-		c++ -std=c++11 -Wall -Wextra -Werror -Iproto -fsyntax-only -x c++ -
+		c++ -std=c++11 -Wall -Wextra -Werror -Ilib -Iproto -fsyntax-only -x c++ -
 }
 
-check readme_example_is_the_file readme_example_is_the_file
+# word for word, but for the folder, the build and the second that it waits
+configuration_has_six_lines() {
+	block sh kvd.conf | sed -n "/<<'END'/,/^END$/p" > "$dir/lines"
+	[ "$(wc -l < "$dir/lines")" -eq 8 ]
+}
+
+quick_start_moves_rows() {
+	block sh kvd.conf > "$dir/start.sh"
+	sed -i -e "s|/tmp/kvd|$dir/run|g" -e "s|build/rel/|$build/|g" \
+		-e '/^sleep /c pids="$(jobs -p)"; answers prefill; answers decode' "$dir/start.sh"
+	grep -q answers "$dir/start.sh" || return 1
+	(
+		trap 'kill $(jobs -p) 2> /dev/null || :' EXIT
+		answers() {
+			until "$build/kvd-ctl" --socket "$dir/run/$1.sock" ping > /dev/null 2>&1; do
+				for pid in $pids; do
+					kill -0 "$pid" || exit 1
+				done
+			done
+		}
+		set -e
+		. "$dir/start.sh"
+		wait
+	) > "$dir/said" 2>&1 || {
+		cat "$dir/said"
+		return 1
+	}
+	grep -q '; bytes verified$' "$dir/said" &&
+		[ "$(grep -cE '^(push|pull) ' "$dir/said")" -eq 6 ] &&
+		grep -q '^tcp://127.0.0.1:.* up ' "$dir/said" || {
+		cat "$dir/said"
+		return 1
+	}
+}
+
+check readme_c_is_the_examples readme_c_is_the_examples
 check example_without_daemon_says_so example_without_daemon_says_so
+check configuration_has_six_lines configuration_has_six_lines
+check quick_start_moves_rows quick_start_moves_rows
 skipped=
 if command -v c++ > /dev/null; then
 	check header_is_cplusplus header_is_cplusplus

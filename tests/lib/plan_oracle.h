@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * plan_oracle: what a plan must do, byte by byte, straight from the definition
- * of DESIGN §5. It shares no code with the planner: for every token, unit and
- * byte it works out both addresses and writes them down.
+ * (docs/internals/layouts.md). It shares no code with the planner: for every token,
+ * unit and byte it works out both addresses and writes them down.
  */
 #ifndef KVD_TESTS_PLAN_ORACLE_H
 #define KVD_TESTS_PLAN_ORACLE_H

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/nixl.md against the package and the tests; the type stubs against the modules."""
+"""docs/engines/nixl.md against the package and the tests; the type stubs against the modules."""
 import ast
 import glob
 import importlib
@@ -18,7 +18,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 def rows():
     """(names, mark, state, tests) of each row."""
-    with open(os.path.join(ROOT, "docs", "nixl.md")) as text:
+    with open(os.path.join(ROOT, "docs", "engines", "nixl.md")) as text:
         for line in text:
             cells = [c.strip() for c in line.strip().strip("|").split("|")]
             if line.startswith("| `") and len(cells) == 4:

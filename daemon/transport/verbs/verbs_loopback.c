@@ -10,7 +10,7 @@
  * overtake writes before it on its way (PCIe), so when the byte that it asked for is
  * here, they are there. That must be asked by the same adapter; the driver's own promise
  * (the attribute of GPUDirect ordering) does not hold where there are several ways, see
- * docs/gpu-order.md.
+ * docs/internals/gpu-order.md.
  *
  * So each transfer that an adapter wrote into GPU memory for, good or not, ends with one
  * READ of a byte of each region and over each rail that carried it, after its last byte

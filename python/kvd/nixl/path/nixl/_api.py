@@ -2,7 +2,7 @@
 """nixl_agent and its handles: NIXL's Python API.
 
 Names, defaults, return values and exceptions are NIXL 1.5's, because engines were
-written against them. What this one does better is in the README of kvd's package."""
+written against them. What differs on purpose is in docs/engines/nixl.md."""
 import pickle
 import sys
 from enum import Enum
