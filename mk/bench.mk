@@ -8,7 +8,7 @@
 #   MINUTES=n      that it may take about (10; PEERS=1 needs some to start its peers)
 #   KVD_BENCH_OPTIONS='tcp_verify = xxh3; …'  in both daemons' [transport] (environment)
 #   AGAINST=file   compare with an earlier build/bench/latest.json
-#   README=1       write the figures between the README's marks
+#   DOC=1          write the figures between the marks of docs/performance.md
 BENCH_PROGRAMS := bench_xfer bench_rooms bench_hops tcp_floor
 BENCH_COMMON := $(B)/tests/bench/rows.o $(B)/tests/bench/limit.o
 
@@ -21,7 +21,9 @@ $(BENCH_PROGRAMS:%=$(B)/bench/%): $(B)/bench/%: $(B)/tests/bench/%.o $(BENCH_COM
 
 TEST_NEEDS += $(BENCH_PROGRAMS:%=$(B)/bench/%)
 
-.PHONY: bench bench-programs bench-readme
+BENCH_DOC := docs/performance.md
+
+.PHONY: bench bench-programs bench-doc
 bench-programs: all $(BENCH_PROGRAMS:%=$(B)/bench/%)
 
 bench: bench-programs ## kvd beside its limits and (PEERS=1) its peers; see mk/bench.mk
@@ -30,7 +32,7 @@ bench: bench-programs ## kvd beside its limits and (PEERS=1) its peers; see mk/b
 	@KVD_BUILD=$(B) scripts/bench.py $(if $(PEERS),--peers build/peers) \
 		$(if $(REPS),--reps $(REPS)) $(if $(AGAINST),--against $(AGAINST)) \
 		$(if $(PROFILE),--profile) $(if $(MINUTES),--minutes $(MINUTES)) \
-		$(if $(README),--readme README.md) $(BENCH)
+		$(if $(DOC),--doc $(BENCH_DOC)) $(BENCH)
 
-bench-readme: ## build/bench/latest.json between the README's marks
-	@scripts/bench.py --from build/bench/latest.json --readme README.md
+bench-doc: ## build/bench/latest.json between the marks of docs/performance.md
+	@scripts/bench.py --from build/bench/latest.json --doc $(BENCH_DOC)

@@ -3,7 +3,7 @@
 """kvd beside its limits and its peers, all in one run that takes turns.
 
 bench.py [--reps N] [--minutes N] [--peers VENV] [--against FILE] [--profile]
-         [--out FOLDER] [--readme FILE] [--from FILE] [WORD ...]
+         [--out FOLDER] [--doc FILE] [--from FILE] [WORD ...]
 
 For each work (a row of the table) all parts are set up with fresh memory of their
 own: two live daemons and an engine on each side, the limits (the same rows without
@@ -14,8 +14,8 @@ and goals, writes latest.json, latest.md and latest.svg into --out. --profile le
 look at both daemons for some more transfers of each work: who used the cores. A slow
 machine makes fewer repetitions, two at least, to be done after --minutes.
 
---readme writes the figures, with their date, between the README's marks; --from FILE
-measures nothing and takes an earlier run's latest.json.
+--doc writes the figures, with date, commit and machine, between the marks of a document
+(docs/performance.md); --from FILE measures nothing and takes an earlier run's latest.json.
 
 Words choose parts (mk/bench.mk). KVD_BUILD names the build folder.
 """
@@ -33,7 +33,7 @@ import time
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 sys.path[:0] = [os.path.join(ROOT, "tests", "bench"), os.path.join(ROOT, "tests", "lib")]
 import bench_control  # noqa: E402
-import bench_readme  # noqa: E402
+import bench_page  # noqa: E402
 import bench_report  # noqa: E402
 from bench_parts import (BUILD, Gone, Iperf, Limit, Mooncake, Nixl, Pair, TcpFloor,  # noqa: E402
                          UcxPerftest, Xfer)
@@ -253,12 +253,11 @@ def machine():
             "load": round(os.getloadavg()[0], 1)}
 
 
-def readme(args, records):
-    if args.readme and bench_readme.update(records, args.readme):
-        print(args.readme)
-    elif args.readme:
-        raise SystemExit("bench: %s has no marks %s" % (
-            args.readme, bench_readme.BEGIN.strip()))
+def document(args, records):
+    if args.doc and bench_page.update(records, args.doc):
+        print(args.doc)
+    elif args.doc:
+        raise SystemExit("bench: %s has no marks %s" % (args.doc, bench_page.BEGIN.strip()))
 
 
 def main():
@@ -268,14 +267,14 @@ def main():
     parser.add_argument("--against")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--readme")
+    parser.add_argument("--doc")
     parser.add_argument("--from", dest="earlier")
     parser.add_argument("--out", default=os.path.join(os.path.dirname(BUILD) or ".", "bench"))
     parser.add_argument("words", nargs="*")
     args = parser.parse_args()
     if args.earlier:
         with open(args.earlier) as stream:
-            readme(args, json.load(stream))
+            document(args, json.load(stream))
         return 0
     chosen = Chosen(args.words)
     where, begin = machine(), time.monotonic()
@@ -298,7 +297,7 @@ def main():
     drawn = bench_report.plot(bench.records, os.path.join(args.out, "latest.svg"))
     print("\n%s%s" % (path, " and latest.svg" if drawn else ""))
     if bench.records:
-        readme(args, bench.records)
+        document(args, bench.records)
     return 0 if bench.records else 1
 
 

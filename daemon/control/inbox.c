@@ -3,7 +3,7 @@
  * A buffer that grows by doubling up to KEEP_BYTES, then at once to the longest line,
  * and shrinks back when the line is done: an idle connection costs little. Memory comes
  * with the bytes that are written to it, so the second step is nearly free; growing a
- * line of a megabyte by doubling copies it, and held the loop for 0.8 ms.
+ * line of a megabyte by doubling copies it, and holds the loop too long.
  *
  * The room for descriptors is that of the kernel's largest message, so a
  * truncated message means that this process has no descriptors left. Those that

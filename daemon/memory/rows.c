@@ -15,12 +15,8 @@
  * One core has then one stream of misses to wait for, and at each page's first
  * line a walk of the page table that prefetch does not do for it. So four rows (or
  * four pages of one long row) are copied side by side, a line of each in turn.
- * Below 1 KiB the walks dominate whatever the order is.
- *
- * GB/s of one core of a Sapphire Rapids, cold, scattered, memcpy of the rows beside
- * row by row beside lanes; stores of 64 bytes (AVX-512) are no faster than of 32:
- *   64 KiB   8.8   10.2   12.5        1 KiB    2.8    6.4    7.6
- *    4 KiB   7.7    9.0   11.5        256 B    2.0    4.7    4.4
+ * Below 1 KiB the walks dominate whatever the order is. Stores of 64 bytes (AVX-512)
+ * are no faster than of 32. Figures: docs/performance.md.
  */
 #include "daemon/memory/rows.h"
 

@@ -2,7 +2,7 @@
 /*
  * MADV_COLLAPSE begins with a visit to each core (lru_add_drain_all(), under one
  * lock of the whole machine), whatever there is to do. On a host whose cores are all
- * busy that took 20 s as seen, in which a room waited for the key of its peer's pool.
+ * busy that takes seconds, in which a room would wait for the key of its peer's pool.
  * So a thread of its own does it, and who asked waits a moment only: long enough that
  * a mapping usually has its huge pages before an adapter pins it.
  */

@@ -7,8 +7,8 @@
  * Packing scattered rows out of cold memory is a matter of latency: a row of 256
  * bytes is four misses, and what a processor finds to do behind them by itself ends
  * at the next row's address. So rows are looked up AHEAD of the one being copied and
- * their lines asked for at once (measured, 39 000 rows of 256 bytes: 2.2 times as
- * fast). Longer rows the hardware's own prefetcher follows.
+ * their lines asked for at once (docs/performance.md). Longer rows the hardware's own
+ * prefetcher follows.
  *
  * Naming rows goes run by run. A run whose rows touch each other on this side is
  * one stretch of memory however many rows it has, and rows of different runs

@@ -2,8 +2,8 @@
 /*
  * Two ways to a peer and one order.
  *
- * A message on the control line changes threads twice on each side, 15 µs on idle cores
- * and milliseconds on busy ones; on the data line the loop writes and the other loop
+ * A message on the control line changes threads twice on each side, which takes
+ * milliseconds on busy cores; on the data line the loop writes and the other loop
  * reads. What an engine waits for goes there when it is open. That must not be
  * seen above: REGISTER goes before the TRANSFER_INFO that names its pool, and ABORT
  * after it. So both ways share one sequence, and the receiver hands up in that order.

@@ -133,7 +133,7 @@ def table(records):
 
 
 def markdown(records):
-    """The same, shorter, for a README."""
+    """The same, shorter, as Markdown."""
     lines = ["| work | op | kvd GB/s | of the limit | peers |", "|---|---|---|---|---|"]
     for r in records:
         if "kvd_gbps" in r:

@@ -10,7 +10,7 @@ import tempfile
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 sys.path[:0] = [os.path.join(ROOT, "tests", "lib"), os.path.join(ROOT, "tests", "bench")]
-import bench_readme  # noqa: E402
+import bench_page  # noqa: E402
 import bench_report  # noqa: E402
 import bench_works  # noqa: E402
 from kvd_daemon import BUILD, run  # noqa: E402
@@ -70,14 +70,14 @@ def request_costs_are_figures_with_goals():
     assert out.count("≤ ") == 2, out
 
 
-def readme_has_the_figures_between_its_marks():
-    path = OUT.name + "/README.md"
+def document_has_the_figures_between_its_marks():
+    path = OUT.name + "/performance.md"
     with open(path, "w") as f:
-        f.write("before\n%sformer\n%safter\n" % (bench_readme.BEGIN, bench_readme.END))
+        f.write("before\n%sformer\n%safter\n" % (bench_page.BEGIN, bench_page.END))
     bench("memfd", "256", "read", "cold")
     record, = latest()
     for _ in range(2):  # the same again is the same
-        status, out, err = bench("--from", OUT.name + "/latest.json", "--readme", path)
+        status, out, err = bench("--from", OUT.name + "/latest.json", "--doc", path)
         assert status == 0, err
     with open(path) as f:
         text = f.read()
@@ -89,7 +89,7 @@ def readme_has_the_figures_between_its_marks():
     assert ("Not met" in text) == (not record["goals"][0]["met"]), text
     with open(path, "w") as f:
         f.write("no marks\n")
-    status, out, err = bench("--from", OUT.name + "/latest.json", "--readme", path)
+    status, out, err = bench("--from", OUT.name + "/latest.json", "--doc", path)
     assert status != 0 and "marks" in err, (status, err)
 
 
@@ -124,6 +124,6 @@ def words_choose_parts():
 
 if __name__ == "__main__":
     run([work_measured_is_in_table_and_json, earlier_run_that_was_faster_is_told,
-         request_costs_are_figures_with_goals, readme_has_the_figures_between_its_marks,
+         request_costs_are_figures_with_goals, document_has_the_figures_between_its_marks,
          time_that_is_over_leaves_two_repetitions, unknown_word_is_refused,
          goal_with_alternatives_takes_the_better, words_choose_parts])

@@ -13,13 +13,13 @@
  * A small WRITE's bytes travel in the REQUEST, a small READ's in the DONE: no
  * round trip, no other thread.
  *
- * Measured on two cores over loopback, before it was built so (tests/bench/
- * tcp_floor.c measures again): writev and readv over the pages beat MSG_ZEROCOPY
- * and sendfile from a memfd; rows below 2 KiB are cheaper packed than named.
+ * Rows go to the kernel as they lie (writev, readv), short ones packed: cheaper than
+ * MSG_ZEROCOPY and sendfile from a memfd (tests/bench/tcp_floor.c measures it,
+ * docs/performance.md).
  *
  * Nothing here is encrypted. Tokens keep strangers out, and come by the
  * handshake, which is; who can read or change packets under way is the network's
- * matter (README, "What protects the data path").
+ * matter (docs/security.md, "The data path").
  */
 #include "daemon/transport/tcp/tcp.h"
 

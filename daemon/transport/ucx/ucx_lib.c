@@ -52,12 +52,10 @@ static const struct variable environment[] = {
  * Over tcp a rendezvous there goes as active messages straight from the source.
  * When the peer dies under one, libucp gives the request back, and libuct, which
  * still has it, completes it again: "Assertion `comp->count > 0' failed", and the
- * daemon is gone because another one died. Seen with 1.13.1 in 10 of 240 plays of
- * the conformance suite's "killed in flight" (five beside each other on two cores);
- * with copied messages in none of 247, with 1.22 in none of 233. RDMA's fetching
- * rendezvous does not ask for this threshold. Copied messages of 8 KiB, libucp's
- * usual ones, run at half the speed, of 64 KiB at 0.8 to 1.1 of it (make bench
- * BENCH=ucx); that is also the longest that a peer takes which was not told otherwise
+ * daemon is gone because another one died: seen with 1.13.1, not with copied messages
+ * nor with 1.22 (docs/performance.md, "ucx"). RDMA's fetching rendezvous does not ask
+ * for this threshold. Copied messages of 8 KiB, libucp's usual ones, run at half the
+ * speed; 64 KiB is also the longest that a peer takes which was not told otherwise
  * (UCX_TCP_RX_SEG_SIZE).
  */
 static const struct variable environment_before_1_16[] = {

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's records as the README's section: one line for each way and kind of rows.
+"""A run's records as a section of docs/performance.md: one line for each way and kind of
+rows.
 
 What a limit is held against is measured cold, what a peer is held against in the peer's
 own conditions (bench_works.CACHES); a line takes each figure from where it belongs.
@@ -91,13 +92,14 @@ def goals(records):
 
 def section(records):
     first = records[0]
-    head = ("%s, kvd %s, %d cores (%s), Linux %s, load %.1f: medians of one run in which all "
+    head = ("%s, kvd %s, %d cores (%s), Linux %s: medians of one run in which all "
             "took turns (`make bench PEERS=1`). W: the source posts, R: the destination does. "
             "Limits: the same cold rows without kvd, on as many threads. Peers: in the "
             "conditions of their own benches (dense, warm)." % (
                 first["date"][:10], first["commit"], first["cores"], first["cpu"],
-                first["kernel"], first["load"]))
-    return "\n".join([textwrap.fill(head, 116, break_on_hyphens=False), ""] + transfers(records) + figures(records) + goals(records))
+                first["kernel"]))
+    return "\n".join([textwrap.fill(head, 116, break_on_hyphens=False), ""] +
+                     transfers(records) + figures(records) + goals(records))
 
 
 def update(records, path):
