@@ -365,8 +365,8 @@ uint64_t kvd_region_id(const struct kvd_region *region); /* 0: not registered no
 
 /* ---- layouts and pools --------------------------------------------------- */
 
-/* The affine map of one field (DESIGN §5): where byte 0 of (page, token, unit)
- * lies: offset + page * page_stride + token * token_stride
+/* The affine map of one field (docs/internals/layouts.md): where byte 0 of
+ * (page, token, unit) lies: offset + page * page_stride + token * token_stride
  *       + (unit - first_unit) * unit_stride. */
 struct kvd_field {
 	const char *name; /* "k", "v", … */
@@ -405,7 +405,7 @@ int kvd_layout_text(struct kvd_layout *layout, const char **text_p);
 
 struct kvd_pool_args {
 	const char *name;   /* pools of one name are meant to match; NULL: "kv" */
-	const char *layout; /* JSON text, DESIGN §5; perhaps kvd_layout_text() */
+	const char *layout; /* JSON text (see struct kvd_field); kvd_layout_text() */
 	struct kvd_region *const *regions; /* one for each of the layout's buffers */
 	const uint64_t *offsets;	   /* of each buffer in its region; NULL: all 0 */
 	size_t region_count;

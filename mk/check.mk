@@ -17,8 +17,8 @@ check-style: ## include direction, lengths, essays, forbidden words
 	@scripts/check-style.sh
 	@tests/sim/mutants.py --places
 
-check-docs: $(B)/kvd $(B)/reference
-	@scripts/gen-docs.sh $(B) --check
+check-docs: $(B)/kvd $(B)/reference ## are generated files up to date?
+	@scripts/gen-docs.sh $(B) '$(PUBLIC_HEADERS)' --check
 
 # cppcheck takes a define to end at ';', so the loop macro is told without one
 check-cppcheck:

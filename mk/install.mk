@@ -63,5 +63,5 @@ uninstall: ## remove what install put there
 		[ ! -d $$dir ] || find $$dir -depth -type d -empty -delete; done
 
 .PHONY: docs
-docs: $(B)/kvd $(B)/reference ## write the generated pages: sample, kvd.conf(5), reference
-	$(Q)scripts/gen-docs.sh $(B)
+docs: $(B)/kvd $(B)/reference ## write the generated pages: sample, kvd.conf(5), libkvd(3), reference
+	$(Q)scripts/gen-docs.sh $(B) '$(PUBLIC_HEADERS)'
