@@ -8,7 +8,7 @@ TIDY_OK  := $(TIDY_SRC:%.c=$(B)/tidy/%.ok)
 fmt: ## format all C sources by .clang-format
 	$(Q)git ls-files '*.c' '*.h' | xargs clang-format -i
 
-check: ## style, generated files, cppcheck, clang-tidy
+check: ## style, generated files, links, cppcheck, clang-tidy
 	@scripts/install-deps.sh --if-needed
 	@$(MAKE) --no-print-directory $(JOBS) -k check-style check-docs check-cppcheck check-tidy
 	@echo 'check: clean'
@@ -17,8 +17,10 @@ check-style: ## include direction, lengths, essays, forbidden words
 	@scripts/check-style.sh
 	@tests/sim/mutants.py --places
 
-check-docs: $(B)/kvd $(B)/reference ## are generated files up to date?
+check-docs: $(B)/kvd $(B)/reference ## generated files, links, quoted messages
 	@scripts/gen-docs.sh $(B) '$(PUBLIC_HEADERS)' --check
+	@scripts/check-links.py
+	@scripts/check-messages.py
 
 # cppcheck takes a define to end at ';', so the loop macro is told without one
 check-cppcheck:
