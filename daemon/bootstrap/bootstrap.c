@@ -218,7 +218,7 @@ static void query_send(struct bootstrap_call *call)
 	uint8_t body[WIRE_STR_MAX + 16];
 	struct cursor c;
 
-	if (call->sent || call->peer->state != PEER_UP)
+	if (call->sent || sm_state(&call->peer->sm) != PEER_UP)
 		return;
 	snprintf(m.group, sizeof(m.group), "%s", call->group);
 	cursor_write(&c, body, sizeof(body));
@@ -265,7 +265,7 @@ static void publication_send(struct bootstrap *b, struct publication *pub)
 	uint8_t body[sizeof(record) + WIRE_STR_MAX + 32];
 	struct cursor c;
 
-	if (pub->peer->state != PEER_UP)
+	if (sm_state(&pub->peer->sm) != PEER_UP)
 		return;
 	cursor_write(&c, record, sizeof(record));
 	rank_put(&c, &pub->rank);
@@ -290,7 +290,7 @@ static void publication_withdraw(struct bootstrap *b, struct publication *pub)
 	m.rank = (struct wire_blob){record, c.pos};
 	snprintf(m.group, sizeof(m.group), "%s", pub->group);
 	cursor_write(&c, body, sizeof(body));
-	if (pub->peer->state != PEER_UP || wire_route_withdraw_put(&c, &m) < 0 ||
+	if (sm_state(&pub->peer->sm) != PEER_UP || wire_route_withdraw_put(&c, &m) < 0 ||
 	    peer_send_reliable(pub->peer, WIRE_T_ROUTE_WITHDRAW, body, c.pos) < 0)
 		err_clear(); /* it goes with the peer, or in its time */
 	bootstrap_publication_free(b, pub);

@@ -32,7 +32,6 @@ static struct list waiting = LIST_INIT(waiting);
 
 static void describe(struct brief *out, const struct remote *remote)
 {
-	static const char *const states[] = {"dialing", "up", "down"};
 	const struct peer *peer = remote->peer;
 	const struct xp_peer_base *xp = (const struct xp_peer_base *)remote->xp;
 
@@ -40,7 +39,7 @@ static void describe(struct brief *out, const struct remote *remote)
 	brief_text(out, "endpoint", peer->endpoint);
 	brief_text(out, "name", peer->name);
 	brief_text(out, "instance", peer->instance_text);
-	brief_text(out, "state", states[peer->state]);
+	brief_text(out, "state", sm_name(&peer->sm));
 	brief_bool(out, "data_line", remote->ready);
 	brief_text(out, "transport",
 		   remote->transport ? remote->transport->ops->name : "none");
@@ -80,7 +79,7 @@ static void connect_look(struct connect *c)
 
 	if (c->remote->ready) {
 		connect_end(c, NULL);
-	} else if ((c->remote->peer->state == PEER_UP || c->remote->refused) &&
+	} else if ((sm_state(&c->remote->peer->sm) == PEER_UP || c->remote->refused) &&
 		   c->remote->why.code != ERR_OK && c->remote->why.code != ERR_NOMEM) {
 		why = c->remote->why;
 		connect_end(c, &why);
@@ -94,7 +93,7 @@ static void on_connect_timer(struct loop_timer *timer)
 	struct err why;
 
 	err_set(&why, ERR_TIMEOUT, "%.120s: no %s line yet%s%.120s", remote->label,
-		remote->peer->state == PEER_UP ? "data" : "control",
+		sm_state(&remote->peer->sm) == PEER_UP ? "data" : "control",
 		remote->why.code ? ": " : "", remote->why.code ? remote->why.text : "");
 	connect_end(c, &why);
 }
@@ -203,7 +202,7 @@ static int run_forget(struct request *req)
 		return err_pass(-ENOENT);
 	err_set(&why, ERR_PEER, "%.150s: forgotten by an administrator (pid %d)",
 		remote->label, (int)req->session->pid);
-	if (remote->peer->state == PEER_UP)
+	if (sm_state(&remote->peer->sm) == PEER_UP)
 		peer_kill(remote->peer, &why);
 	request_reply(req, NULL);
 	return 0;

@@ -192,7 +192,7 @@ static bool add_regions(cJSON *list, const struct session *session)
 	idmap_foreach(&session->regions, it) {
 		const struct region *region = it.value;
 
-		if (region->state == REGION_READY && !add_region(list, region))
+		if (sm_state(&region->sm) == REGION_READY && !add_region(list, region))
 			return false;
 	}
 	return true;

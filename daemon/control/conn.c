@@ -33,6 +33,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "daemon/base/sm.h"
 #include "daemon/control/commands.h"
 #include "daemon/config/config.h"
 #include "daemon/control/control.h"
@@ -52,14 +53,21 @@
 #define CLIENT_LEFT "the client closed the connection"
 
 enum conn_state { CONN_OPEN, CONN_CLOSING, CONN_DEAD };
+static const struct sm_state conn_states[] = {
+	[CONN_OPEN] = {"open", SM_TO(CONN_CLOSING) | SM_TO(CONN_DEAD)},
+	[CONN_CLOSING] = {"closing", SM_TO(CONN_DEAD)},
+	[CONN_DEAD] = {"dead", 0},
+};
+static const struct sm_table conn_table = {
+	.name = "conn", .states = conn_states, .count = ARRAY_LEN(conn_states)};
 enum patience { PATIENCE_NONE, PATIENCE_HELLO, PATIENCE_LINE, PATIENCE_CLOSING };
 
 struct conn {
 	struct list link;
 	struct conn_host *host;	 /* NULL after conns_free() */
 	struct session *session; /* NULL once it has ended */
-	enum conn_state state;
-	struct err doom; /* code != OK: to be closed after this callback */
+	struct sm sm;		 /* enum conn_state */
+	struct err doom;	 /* code != OK: to be closed after this callback */
 	struct loop_fd watch;
 	struct loop_defer after; /* carry out the doom, send, re-arm, or free */
 	struct loop_timer timer;
@@ -86,10 +94,10 @@ static void conn_free(struct conn *conn)
 
 static void conn_dead(struct conn *conn)
 {
-	if (conn->state == CONN_DEAD)
+	if (sm_state(&conn->sm) == CONN_DEAD)
 		return;
 	assert(!conn->session);
-	conn->state = CONN_DEAD;
+	sm_move(&conn->sm, CONN_DEAD);
 	loop_timer_stop(&conn->timer);
 	loop_fd_stop(&conn->watch);
 	if (outbox_flush(&conn->out) < 0)
@@ -128,9 +136,9 @@ static bool may_read(const struct conn *conn)
 {
 	const struct session *session = conn->session;
 
-	return conn->state == CONN_OPEN && !conn->parsing && conn->doom.code == ERR_OK &&
-	       !ring_gate_shut(session->ring) && !session->walking &&
-	       session->requests_open < REQUESTS_OPEN_MAX &&
+	return sm_state(&conn->sm) == CONN_OPEN && !conn->parsing &&
+	       conn->doom.code == ERR_OK && !ring_gate_shut(session->ring) &&
+	       !session->walking && session->requests_open < REQUESTS_OPEN_MAX &&
 	       conn->out.bytes <= session->kvd->config->client_queue_bytes / 2 &&
 	       session->requests_bytes < 2 * session->kvd->config->line_bytes;
 }
@@ -139,19 +147,19 @@ static void conn_arm(struct conn *conn)
 {
 	int events = 0;
 
-	if (conn->state == CONN_DEAD)
+	if (sm_state(&conn->sm) == CONN_DEAD)
 		return;
 	if (may_read(conn))
 		events |= LOOP_READ;
 	if (!outbox_empty(&conn->out))
 		events |= LOOP_WRITE;
-	if (conn->state == CONN_CLOSING && !events) {
+	if (sm_state(&conn->sm) == CONN_CLOSING && !events) {
 		conn_dead(conn);
 		return;
 	}
 	if (loop_fd_set(&conn->watch, events) < 0)
 		conn_doom_last(conn);
-	if (conn->state == CONN_CLOSING)
+	if (sm_state(&conn->sm) == CONN_CLOSING)
 		return;
 	if (!conn->session->greeted)
 		patience_set(conn, PATIENCE_HELLO, conn->host->patience_ns);
@@ -171,7 +179,7 @@ void conn_look(struct conn *conn)
 void conn_send(struct conn *conn, const char *text, size_t len, const int *fds,
 	       unsigned int fd_count)
 {
-	if (conn->state == CONN_DEAD || conn->doom.code != ERR_OK)
+	if (sm_state(&conn->sm) == CONN_DEAD || conn->doom.code != ERR_OK)
 		return;
 	metrics_add(&conn->host->kvd->metrics, METRIC_CONTROL_OUT_BYTES, len);
 	if (outbox_send(&conn->out, text, len, fds, fd_count,
@@ -183,7 +191,7 @@ void conn_send(struct conn *conn, const char *text, size_t len, const int *fds,
 
 void conn_give(struct conn *conn, char *owned, size_t len)
 {
-	if (conn->state == CONN_DEAD || conn->doom.code != ERR_OK) {
+	if (sm_state(&conn->sm) == CONN_DEAD || conn->doom.code != ERR_OK) {
 		mem_free(owned);
 		return;
 	}
@@ -199,7 +207,7 @@ void conn_give(struct conn *conn, char *owned, size_t len)
 /* The first reason is the one that counts. */
 static void conn_doom_last(struct conn *conn)
 {
-	if (conn->state == CONN_DEAD || conn->doom.code != ERR_OK)
+	if (sm_state(&conn->sm) == CONN_DEAD || conn->doom.code != ERR_OK)
 		return;
 	err_take(&conn->doom);
 	loop_defer(conn->timer.loop, &conn->after);
@@ -211,9 +219,9 @@ void conn_hangup(struct conn *conn, const struct err *why)
 	size_t len;
 
 	conn->session = NULL;
-	if (conn->state != CONN_OPEN)
+	if (sm_state(&conn->sm) != CONN_OPEN)
 		return;
-	conn->state = CONN_CLOSING;
+	sm_move(&conn->sm, CONN_CLOSING);
 	if (!conn->parsing)
 		inbox_reset(&conn->in);
 	len = reply_error_text(NULL, why, text);
@@ -253,7 +261,8 @@ static void conn_kill(struct conn *conn, const struct err *why)
 static void conn_eof(struct conn *conn)
 {
 	session_leave(conn, CLIENT_LEFT);
-	conn->state = CONN_CLOSING;
+	if (sm_state(&conn->sm) == CONN_OPEN)
+		sm_move(&conn->sm, CONN_CLOSING);
 	inbox_reset(&conn->in);
 	patience_set(conn, PATIENCE_CLOSING, LAST_WORDS_NS);
 	conn_arm(conn);
@@ -264,7 +273,7 @@ static void on_after(struct loop_defer *defer)
 	struct conn *conn = container_of(defer, struct conn, after);
 	struct err doom;
 
-	if (conn->state == CONN_DEAD) {
+	if (sm_state(&conn->sm) == CONN_DEAD) {
 		if (!conn->parsing)
 			conn_free(conn);
 		return;
@@ -272,7 +281,7 @@ static void on_after(struct loop_defer *defer)
 	if (conn->doom.code != ERR_OK) {
 		doom = conn->doom;
 		conn->doom.code = ERR_OK;
-		if (conn->state == CONN_OPEN)
+		if (sm_state(&conn->sm) == CONN_OPEN)
 			conn_kill(conn, &doom);
 		else
 			conn_dead(conn);
@@ -288,7 +297,7 @@ static void on_patience(struct loop_timer *timer)
 	struct conn *conn = container_of(timer, struct conn, timer);
 	struct err why;
 
-	if (conn->state == CONN_CLOSING) {
+	if (sm_state(&conn->sm) == CONN_CLOSING) {
 		conn_dead(conn);
 		return;
 	}
@@ -341,9 +350,9 @@ static void parse_done(struct offload_job *job)
 	struct conn *conn = container_of(job, struct conn, parse);
 	struct request *req = mem_steal(conn->parsing);
 
-	if (conn->state == CONN_OPEN) {
+	if (sm_state(&conn->sm) == CONN_OPEN) {
 		line_dispatch(conn, req, job->result < 0 ? &job->err : NULL);
-		if (conn->state != CONN_DEAD)
+		if (sm_state(&conn->sm) != CONN_DEAD)
 			loop_defer(conn->timer.loop, &conn->after);
 		return;
 	}
@@ -463,7 +472,7 @@ static void on_ready(struct loop_fd *watch, int events)
 	if (events & LOOP_READ)
 		conn_read(conn);
 	/* replies are on their way to on_after(): that looks, when they have left */
-	if (conn->state != CONN_DEAD && list_empty(&conn->after.link))
+	if (sm_state(&conn->sm) != CONN_DEAD && list_empty(&conn->after.link))
 		conn_arm(conn);
 }
 
@@ -477,6 +486,7 @@ int conn_new(struct conn_host *host, int fd, const struct session_peer *peer)
 	if (!conn)
 		return err_pass(-ENOMEM);
 	conn->host = host;
+	sm_init(&conn->sm, &conn_table, CONN_OPEN);
 	inbox_init(&conn->in, fd);
 	outbox_init(&conn->out, fd);
 	loop_fd_init(&conn->watch, host->kvd->loop, fd, on_ready);

@@ -53,7 +53,7 @@ void remote_try_free(struct handshake *hs, struct remote *remote)
 {
 	(void)hs;
 	if (remote->reaches > 0 || remote->xp || remote->closing_xp ||
-	    remote->peer->state == PEER_UP || !list_empty(&remote->pools) ||
+	    sm_state(&remote->peer->sm) == PEER_UP || !list_empty(&remote->pools) ||
 	    !list_empty(&remote->dead_pools))
 		return;
 	list_remove(&remote->link);
@@ -207,7 +207,7 @@ static void on_xp_closed(void *arg)
 	remote->closing_xp = false;
 	remote->xp = NULL;
 	express_fini(remote);
-	if (remote->start_again && remote->peer->state == PEER_UP && !hs->closing)
+	if (remote->start_again && sm_state(&remote->peer->sm) == PEER_UP && !hs->closing)
 		start(hs, remote);
 	else
 		remote_try_free(hs, remote);
@@ -232,7 +232,7 @@ static void on_peer_lost(void *owner, struct xp_peer *xp, const struct err *why)
 	remote->ready = false;
 	sched_line_set(&remote->line, NULL, NULL, &e);
 	close_line(remote);
-	if (remote->peer->state == PEER_UP)
+	if (sm_state(&remote->peer->sm) == PEER_UP)
 		peer_kill(remote->peer, &e);
 }
 
@@ -571,7 +571,7 @@ int handshake_reach(struct handshake *hs, const char *endpoint, struct remote **
 	remote->reaches++;
 	*remote_p = remote;
 	/* the self peer may have come up inside peers_dial(), before it had us */
-	if (peer->state == PEER_UP && !remote->xp && remote->why.code == ERR_OK)
+	if (sm_state(&peer->sm) == PEER_UP && !remote->xp && remote->why.code == ERR_OK)
 		start(hs, remote);
 	return 0;
 }

@@ -37,7 +37,7 @@ struct express_out {
 /* Does its line still carry the peering that it belongs to? */
 static bool serves(const struct express_out *out)
 {
-	return out->remote->ready && out->remote->peer->state == PEER_UP &&
+	return out->remote->ready && sm_state(&out->remote->peer->sm) == PEER_UP &&
 	       out->remote->peer->epoch == out->epoch;
 }
 

@@ -176,7 +176,7 @@ int handshake_share_session(struct handshake *hs, struct remote *remote,
 	idmap_foreach(&session->regions, at) {
 		struct region *region = at.value;
 
-		if (region->state != REGION_READY || n == REMOTE_REGIONS_MAX)
+		if (sm_state(&region->sm) != REGION_READY || n == REMOTE_REGIONS_MAX)
 			continue;
 		r = put_region(&reg, region, remote);
 		if (r < 0)
@@ -199,7 +199,7 @@ void handshake_unshare_session(struct handshake *hs, struct remote *remote,
 	struct wire_unregister msg = {.object = session->epoch};
 	struct cursor out;
 
-	if (remote->peer->state != PEER_UP)
+	if (sm_state(&remote->peer->sm) != PEER_UP)
 		return;
 	handshake_body(hs, &out);
 	wire_unregister_put(&out, &msg);
@@ -288,7 +288,8 @@ int handshake_publish_pool(struct handshake *hs, struct pool *pool)
 	list_push_back(&hs->published, &pub->link);
 	pool->handshake = pub;
 	list_foreach(remote, &hs->remotes, link) {
-		if (remote->peer->state == PEER_UP && remote->xp && !remote->closing_xp)
+		if (sm_state(&remote->peer->sm) == PEER_UP && remote->xp &&
+		    !remote->closing_xp)
 			announce_one(pub, remote);
 	}
 	return 0;

@@ -89,12 +89,21 @@ static void on_reap(struct loop_defer *defer)
 	struct peer *peer;
 
 	list_foreach_safe(peer, &peers->all, link) {
-		if (peer->state != PEER_UP && !peer->holds && !impl_of(peer)->next.live)
+		if (sm_state(&peer->sm) != PEER_UP && !peer->holds &&
+		    !impl_of(peer)->next.live)
 			peer_destroy(impl_of(peer));
 	}
 }
 
 /* ---- objects ---- */
+
+static const struct sm_state peer_states[] = {
+	[PEER_DIALING] = {"dialing", SM_TO(PEER_UP) | SM_TO(PEER_DOWN)},
+	[PEER_UP] = {"up", SM_TO(PEER_DOWN)},
+	[PEER_DOWN] = {"down", SM_TO(PEER_DIALING) | SM_TO(PEER_UP)},
+};
+static const struct sm_table peer_table = {
+	.name = "peer", .states = peer_states, .count = ARRAY_LEN(peer_states)};
 
 int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **impl_p)
 {
@@ -109,7 +118,7 @@ int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **im
 	impl->line_owner.kind = LINE_PEER;
 	impl->peers = peers;
 	impl->peer.impl = impl;
-	impl->peer.state = PEER_DIALING;
+	sm_init(&impl->peer.sm, &peer_table, PEER_DIALING);
 	snprintf(impl->peer.endpoint, sizeof(impl->peer.endpoint), "%s", endpoint);
 	impl->retry_ns = peers->options.hello_retry_ns;
 	list_init(&impl->queue);
@@ -152,7 +161,7 @@ static int start_dial(struct peer_impl *impl)
 		loop_defer(peers->loop, &impl->later);
 		return 0;
 	}
-	if (impl->peer.state == PEER_DOWN) {
+	if (sm_state(&impl->peer.sm) == PEER_DOWN) {
 		if (!loop_timer_running(&impl->tick) ||
 		    impl->tick.at_ns > now_ns + soon_ns)
 			peer_tick_in(impl, soon_ns);
@@ -204,7 +213,7 @@ int peers_dial(struct peers *peers, const char *endpoint, struct peer **peer_p)
 	}
 	impl->dialled = true;
 	impl->peer.holds++;
-	if (impl->peer.state != PEER_UP) {
+	if (sm_state(&impl->peer.sm) != PEER_UP) {
 		r = start_dial(impl);
 		if (r < 0) {
 			peer_release(&impl->peer);
@@ -224,7 +233,7 @@ void peer_release(struct peer *peer)
 {
 	struct peer_impl *impl = impl_of(peer);
 
-	if (--peer->holds || peer->state == PEER_UP)
+	if (--peer->holds || sm_state(&peer->sm) == PEER_UP)
 		return; /* the tick ends it when it stays idle */
 	impl->dialled = false;
 	if (!impl->next.heard) {
@@ -239,7 +248,8 @@ struct peer *peers_by_instance(struct peers *peers, const uint8_t instance[16])
 	struct peer *peer;
 
 	list_foreach(peer, &peers->all, link) {
-		if (peer->state == PEER_UP && memcmp(peer->instance, instance, 16) == 0)
+		if (sm_state(&peer->sm) == PEER_UP &&
+		    memcmp(peer->instance, instance, 16) == 0)
 			return peer;
 	}
 	return NULL;
@@ -267,9 +277,9 @@ void peer_kill(struct peer *peer, const struct err *why)
 {
 	struct peer_impl *impl = impl_of(peer);
 
-	if (peer->state == PEER_UP)
+	if (sm_state(&peer->sm) == PEER_UP)
 		peer_bring_down(impl, why, true);
-	else if (peer->state == PEER_DIALING)
+	else if (sm_state(&peer->sm) == PEER_DIALING)
 		peer_attempt_failed(impl, why);
 }
 
@@ -341,11 +351,12 @@ void peers_close(struct peers *peers, enum err_code code, const char *text)
 		struct peer_impl *impl = impl_of(peer);
 
 		peering_end(&impl->next);
-		if (peer->state == PEER_UP) {
+		if (sm_state(&peer->sm) == PEER_UP) {
 			peer_bring_down(impl, &why, true);
 			continue;
 		}
-		peer->state = PEER_DOWN;
+		if (sm_state(&peer->sm) != PEER_DOWN)
+			sm_move(&peer->sm, PEER_DOWN);
 		peer->why = why;
 		loop_timer_stop(&impl->tick);
 		loop_defer_cancel(&impl->later);

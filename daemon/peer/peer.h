@@ -24,6 +24,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/cursor.h"
 #include "daemon/base/list.h"
+#include "daemon/base/sm.h"
 #include "daemon/link/link.h"
 #include "daemon/loop/loop.h"
 #include "proto/wire.h"
@@ -50,8 +51,8 @@ struct peer {
 	char name[64]; /* the remote's instance name */
 	uint8_t instance[16];
 	char instance_text[33]; /* hex, for logs and records */
-	enum peer_state state;
-	uint64_t epoch; /* of the peering; rises with each UP */
+	struct sm sm;		/* enum peer_state */
+	uint64_t epoch;		/* of the peering; rises with each UP */
 	bool self;
 	bool same_host; /* equal boot ids */
 	bool lower;	/* our instance id is the lower one: we dial data lines */

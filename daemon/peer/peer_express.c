@@ -39,7 +39,7 @@ void peer_express_open(struct peer *peer, const struct peer_express *express)
 {
 	struct peer_impl *impl = impl_of(peer);
 
-	if (peer->state == PEER_UP && (peer->features & PEER_FEATURE_EXPRESS))
+	if (sm_state(&peer->sm) == PEER_UP && (peer->features & PEER_FEATURE_EXPRESS))
 		impl->express = *express;
 }
 
@@ -116,7 +116,7 @@ void peer_express_done(struct peer *peer, const struct err *err)
 {
 	struct peer_impl *impl = impl_of(peer);
 
-	if (peer->state != PEER_UP)
+	if (sm_state(&peer->sm) != PEER_UP)
 		return;
 	if (impl->express_out > 0)
 		impl->express_out--;
@@ -130,7 +130,7 @@ void peer_express_done(struct peer *peer, const struct err *err)
 
 static bool serves(const struct peer_impl *impl, uint64_t epoch)
 {
-	return impl->peer.state == PEER_UP && impl->peer.epoch == epoch &&
+	return sm_state(&impl->peer.sm) == PEER_UP && impl->peer.epoch == epoch &&
 	       !impl->doom.code;
 }
 
@@ -200,7 +200,7 @@ static bool express_step(struct peer_impl *impl)
 
 bool peer_early_pending(const struct peer_impl *impl)
 {
-	return impl->peer.state == PEER_UP &&
+	return sm_state(&impl->peer.sm) == PEER_UP &&
 	       (!list_empty(&impl->early_control) || !list_empty(&impl->early_express));
 }
 
@@ -311,7 +311,7 @@ int peer_express_arrived(struct peer *peer, struct peer_express_in *in, const vo
 	int r;
 
 	impl->peers->stats.frames_in++;
-	if (peer->state != PEER_UP || impl->doom.code)
+	if (sm_state(&peer->sm) != PEER_UP || impl->doom.code)
 		return err_raise(ERR_PEER, "peer %s is not up", peer->endpoint);
 	r = wire_frame_get(frame, len, &in->header, &in->body);
 	if (r == 0)

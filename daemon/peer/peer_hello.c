@@ -260,7 +260,7 @@ static void on_own_hello(struct peers *peers, const struct wire_hello *m)
 		struct peer_impl *impl = impl_of(peer);
 
 		if (!impl->next.live || impl->next.nonce != m->nonce ||
-		    peer->state == PEER_UP)
+		    sm_state(&peer->sm) == PEER_UP)
 			continue;
 		if (!peers->self) {
 			peer_become_self(impl);
@@ -354,7 +354,8 @@ static void on_probed(struct peer_impl *impl, const struct wire_header *h,
 	}
 	peer_restarted(impl, h->sender, &why);
 	peer_bring_down(impl, &why, false);
-	if (impl->peer.state == PEER_DOWN && impl->peer.holds && !impl->peers->closing)
+	if (sm_state(&impl->peer.sm) == PEER_DOWN && impl->peer.holds &&
+	    !impl->peers->closing)
 		peer_tick_in(impl, 0); /* it is there: no reason to wait */
 }
 

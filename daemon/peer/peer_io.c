@@ -120,7 +120,7 @@ int peer_check_send(const struct peer_impl *impl, enum wire_type type, size_t le
 	const struct peer *peer = &impl->peer;
 
 	assert(type > WIRE_T_BYE && type < WIRE_T_END);
-	if (peer->state != PEER_UP || impl->doom.code)
+	if (sm_state(&peer->sm) != PEER_UP || impl->doom.code)
 		return err_raise(ERR_PEER, "peer %s is not up", peer->endpoint);
 	if (len > wire_body_cap(type) ||
 	    WIRE_HEADER_BYTES + len > impl->peers->options.message_bytes)
@@ -261,7 +261,7 @@ static void flush(struct peer_impl *impl, bool paced)
 
 void peer_flush(struct peer_impl *impl)
 {
-	if (!impl->peer.self && impl->peer.state == PEER_UP)
+	if (!impl->peer.self && sm_state(&impl->peer.sm) == PEER_UP)
 		flush(impl, true);
 }
 
@@ -429,7 +429,7 @@ void peer_deliver(struct peer_impl *impl, const struct wire_header *h,
 	    callbacks->on_message(callbacks->owner, &impl->peer, h, body) >= 0)
 		return;
 	err_take(&why);
-	if (impl->peer.state == PEER_UP && impl->peer.epoch == epoch)
+	if (sm_state(&impl->peer.sm) == PEER_UP && impl->peer.epoch == epoch)
 		peer_kill(&impl->peer, &why);
 }
 
@@ -441,7 +441,7 @@ void peer_self_deliver(struct peer_impl *impl)
 	bool more = true;
 
 	/* what a message's handler sends belongs to the next turn */
-	while (more && impl->peer.state == PEER_UP && impl->peer.epoch == epoch &&
+	while (more && sm_state(&impl->peer.sm) == PEER_UP && impl->peer.epoch == epoch &&
 	       (msg = queue_pop(impl))) {
 		struct wire_header h = {.version = WIRE_VERSION_MAX,
 					.type = (uint16_t)msg->type,
@@ -495,7 +495,7 @@ static void on_peering_frame(struct peer_impl *impl, struct peering *peering,
 	/* it knows what only our WELCOME told: the attempt is proven */
 	if (peering == &impl->next && !peer_bring_up(impl))
 		return;
-	if (impl->peer.state != PEER_UP || impl->doom.code)
+	if (sm_state(&impl->peer.sm) != PEER_UP || impl->doom.code)
 		return; /* on_up ended it */
 	impl->heard_ns = loop_now_ns(impl->peers->loop);
 	/* these two belong to no order: what goes by express may take its time */

@@ -109,7 +109,7 @@ static void take_down(struct peer_impl *impl, const struct err *why, bool bye)
 		if (peers->link->ops->send(impl->line, frame, len) < 0)
 			err_clear(); /* it will miss our frames */
 	}
-	peer->state = PEER_DOWN;
+	sm_move(&peer->sm, PEER_DOWN);
 	peer->why = *why;
 	impl->doom.code = ERR_OK;
 	impl->ping_open = false;
@@ -131,7 +131,7 @@ static void take_down(struct peer_impl *impl, const struct err *why, bool bye)
 
 void peer_bring_down(struct peer_impl *impl, const struct err *why, bool bye)
 {
-	if (impl->peer.state == PEER_UP)
+	if (sm_state(&impl->peer.sm) == PEER_UP)
 		take_down(impl, why, bye);
 }
 
@@ -141,9 +141,10 @@ void peer_attempt_failed(struct peer_impl *impl, const struct err *why)
 	struct peer *peer = &impl->peer;
 
 	peering_end(&impl->next);
-	if (peer->state == PEER_UP)
+	if (sm_state(&peer->sm) == PEER_UP)
 		return;
-	peer->state = PEER_DOWN;
+	if (sm_state(&peer->sm) != PEER_DOWN)
+		sm_move(&peer->sm, PEER_DOWN);
 	peer->why = *why;
 	peer_hang_up(impl);
 	peer_plan_next(impl);
@@ -177,7 +178,7 @@ static void publish(struct peer_impl *impl)
 	peer->up_since_ns = loop_now_ns(peers->loop);
 	peer->rtt_ns = peer->missed_pings = 0;
 	peer->why = (struct err){.code = ERR_OK};
-	peer->state = PEER_UP;
+	sm_move(&peer->sm, PEER_UP);
 }
 
 static void ping(struct peer_impl *impl)
@@ -245,7 +246,7 @@ bool peer_bring_up(struct peer_impl *impl)
 
 	if (!makes_room(impl))
 		return false;
-	if (peer->state == PEER_UP) {
+	if (sm_state(&peer->sm) == PEER_UP) {
 		bool same = memcmp(impl->cur.instance, impl->next.instance,
 				   sizeof(impl->next.instance)) == 0;
 
@@ -273,7 +274,7 @@ bool peer_bring_up(struct peer_impl *impl)
 	}
 	if (peers->callbacks.on_up)
 		peers->callbacks.on_up(peers->callbacks.owner, peer);
-	return peer->state == PEER_UP;
+	return sm_state(&peer->sm) == PEER_UP;
 }
 
 /* ---- the tick ---- */
@@ -394,8 +395,8 @@ static void tick_dial(struct peer_impl *impl)
 		loop_defer(impl->peers->loop, &impl->later);
 		return;
 	}
-	if (impl->peer.state == PEER_DOWN)
-		impl->peer.state = PEER_DIALING;
+	if (sm_state(&impl->peer.sm) == PEER_DOWN)
+		sm_move(&impl->peer.sm, PEER_DIALING);
 	else if (impl->next.live)
 		say_why_not(impl);
 	if (!impl->next.live)
@@ -417,7 +418,7 @@ void peer_on_tick(struct loop_timer *timer)
 	uint64_t end_ns = impl->next.begun_ns + impl->peers->options.accept_ttl_ns;
 	struct err why;
 
-	if (impl->peer.state == PEER_UP) {
+	if (sm_state(&impl->peer.sm) == PEER_UP) {
 		tick_up(impl);
 	} else if (impl->dialled && impl->peer.holds) {
 		tick_dial(impl);
@@ -459,7 +460,7 @@ void peer_on_line(void *owner, void *line_owner, bool connected)
 	impl->line_broke = false;
 	if (impl->next.live) {
 		peer_answer(impl, &impl->next);
-		if (impl->dialled && impl->peer.state != PEER_UP) {
+		if (impl->dialled && sm_state(&impl->peer.sm) != PEER_UP) {
 			peer_hello_send(impl);
 			impl->retry_ns = impl->peers->options.hello_retry_ns;
 			peer_tick_in(impl, next_retry(impl));
@@ -485,12 +486,12 @@ void peer_on_later(struct loop_defer *defer)
 
 	if (why.code) {
 		peer_bring_down(impl, &why, true);
-	} else if (impl->peer.state == PEER_UP && !impl->peer.self) {
+	} else if (sm_state(&impl->peer.sm) == PEER_UP && !impl->peer.self) {
 		if (peer_early_pending(impl))
 			peer_early_deliver(impl);
 		if (!list_empty(&impl->queue))
 			peer_flush(impl); /* the next part */
-	} else if (impl->peer.self && impl->peer.state == PEER_UP) {
+	} else if (impl->peer.self && sm_state(&impl->peer.sm) == PEER_UP) {
 		peer_self_deliver(impl);
 	} else if (impl->peer.self && impl->peer.holds) {
 		if (peering_begin_self(impl) == 0) {

@@ -76,7 +76,7 @@ static const char *why_no_source(const struct party *party)
 {
 	const struct remote *remote = party->remote;
 
-	if (remote->peer->state != PEER_UP)
+	if (sm_state(&remote->peer->sm) != PEER_UP)
 		return remote->peer->why.code != ERR_OK ? remote->peer->why.text
 							: "it was not reached";
 	if (!party->pool)
@@ -96,7 +96,7 @@ static void bootstrap_words(const struct room *room, char *text, size_t size)
 	}
 	snprintf(text, size, "its sources are not ready");
 	list_foreach(party, &room->parties, link) {
-		if (party->remote->peer->state == PEER_UP && party->pool &&
+		if (sm_state(&party->remote->peer->sm) == PEER_UP && party->pool &&
 		    party->pool->ready && party->remote->ready)
 			continue;
 		snprintf(text, size, "source %.110s: %.110s",
@@ -245,7 +245,7 @@ static struct peer *holder(const struct room *room)
 	list_foreach(move, &room->moves, link) {
 		if (move->phase != MOVE_POSTED) /* our own helper has it, no peer does */
 			continue;
-		if (move->party->remote->peer->state == PEER_UP)
+		if (sm_state(&move->party->remote->peer->sm) == PEER_UP)
 			return move->party->remote->peer;
 	}
 	return NULL;

@@ -25,7 +25,7 @@ static int source_ready(struct room *room, struct party *party)
 	const char *name = party->pool_name[0] ? party->pool_name : NULL;
 	int r;
 
-	if (remote->peer->state != PEER_UP && !remote->refused)
+	if (sm_state(&remote->peer->sm) != PEER_UP && !remote->refused)
 		return 1;
 	if (remote->why.code != ERR_OK)
 		return err_reraise(&remote->why);

@@ -47,6 +47,14 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 
+static const struct sm_state region_states[] = {
+	[REGION_IMPORTING] = {"importing", SM_TO(REGION_READY) | SM_TO(REGION_CLOSING)},
+	[REGION_READY] = {"ready", SM_TO(REGION_CLOSING)},
+	[REGION_CLOSING] = {"closing", 0},
+};
+const struct sm_table region_table = {
+	.name = "region", .states = region_states, .count = ARRAY_LEN(region_states)};
+
 /* a region and what only this file needs of it */
 struct holding {
 	struct region region;
@@ -201,8 +209,8 @@ void region_close(struct region *region, void (*on_closed)(void *arg), void *arg
 {
 	struct holding *h = holding_of(region);
 
-	assert(region->state == REGION_READY);
-	region->state = REGION_CLOSING;
+	assert(sm_state(&region->sm) == REGION_READY);
+	sm_move(&region->sm, REGION_CLOSING);
 	region_map_remove(region->session->region_map, region);
 	session_drain_begin(region->session);
 	h->on_closed = on_closed;
@@ -216,14 +224,14 @@ void region_close(struct region *region, void (*on_closed)(void *arg), void *arg
 
 void region_pin(struct region *region)
 {
-	assert(region->state == REGION_READY);
+	assert(sm_state(&region->sm) == REGION_READY);
 	region->pins++;
 }
 
 void region_unpin(struct region *region)
 {
 	assert(region->pins > 0);
-	if (--region->pins == 0 && region->state == REGION_CLOSING)
+	if (--region->pins == 0 && sm_state(&region->sm) == REGION_CLOSING)
 		close_begin(holding_of(region));
 }
 
@@ -250,7 +258,7 @@ void regions_close(struct session *session)
 	idmap_foreach(&session->regions, it) {
 		struct region *region = it.value;
 
-		if (region->state == REGION_READY)
+		if (sm_state(&region->sm) == REGION_READY)
 			region_close(region, NULL, NULL);
 	}
 }
@@ -261,7 +269,7 @@ struct region *region_find(struct session *session, uint64_t id)
 {
 	struct region *region = idmap_get(&session->regions, id);
 
-	if (region && region->state == REGION_READY)
+	if (region && sm_state(&region->sm) == REGION_READY)
 		return region;
 	err_raise(ERR_NOTFOUND, "region %ju: no such region in this session",
 		  (uintmax_t)id);
@@ -321,7 +329,8 @@ static struct region *find_same(const struct holding *h)
 	idmap_foreach(&h->region.session->regions, it) {
 		struct region *other = it.value;
 
-		if (other->state == REGION_READY && !atomic_load(&other->memory->dead) &&
+		if (sm_state(&other->sm) == REGION_READY &&
+		    !atomic_load(&other->memory->dead) &&
 		    same_memory(holding_of(other), h))
 			return other;
 	}
@@ -339,7 +348,7 @@ static void import_fail(struct holding *h, const struct err *err)
 /* The import is sound but nobody wants it: close it like any other. */
 static void import_drop(struct holding *h)
 {
-	h->region.state = REGION_CLOSING;
+	sm_move(&h->region.sm, REGION_CLOSING);
 	h->on_closed = NULL;
 	session_drain_begin(h->region.session);
 	close_begin(h);
@@ -377,7 +386,7 @@ static void import_finish(struct holding *h)
 	} else {
 		struct session *session = region->session;
 
-		region->state = REGION_READY;
+		sm_move(&region->sm, REGION_READY);
 		session->regions_version++;
 		region->registered = 1;
 		log_debug("region", region->name, "imported",
@@ -556,10 +565,10 @@ static int holding_new(struct session *session, const struct region_args *args,
 	h->offset = args->offset;
 	h->region = (struct region){.session = session,
 				    .kind = args->kind,
-				    .state = REGION_IMPORTING,
 				    .address = args->address,
 				    .length = args->length,
 				    .impl = h};
+	sm_init(&h->region.sm, &region_table, REGION_IMPORTING);
 	snprintf(h->region.name, sizeof(h->region.name), "%s",
 		 args->name ? args->name : "");
 	*h_p = h;

@@ -12,6 +12,7 @@
 
 #include "daemon/base/context.h"
 #include "daemon/base/err.h"
+#include "daemon/base/sm.h"
 #include "daemon/transport/transport.h"
 
 struct session;
@@ -28,11 +29,13 @@ enum region_kind {
 };
 enum region_state { REGION_IMPORTING, REGION_READY, REGION_CLOSING };
 
+extern const struct sm_table region_table; /* of region.sm */
+
 struct region {
 	uint64_t id;
 	struct session *session;
 	enum region_kind kind;
-	enum region_state state;
+	struct sm sm; /* enum region_state */
 	char name[64];
 	uint64_t address; /* the engine's address of byte 0; 0 = not given */
 	uint64_t length;

@@ -365,7 +365,7 @@ static void keep_remote(struct places *places, const struct search *search)
 static int keep_local(struct places *places, const struct search *search)
 {
 	for (uint32_t i = 0; i < places->buffer_count; i++) {
-		if (places->regions[i]->state != REGION_READY)
+		if (sm_state(&places->regions[i]->sm) != REGION_READY)
 			return err_raise(ERR_REVOKED, "region %llu was unregistered",
 					 (unsigned long long)places->regions[i]->id);
 	}

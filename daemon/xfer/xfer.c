@@ -370,7 +370,7 @@ static void attach_look(struct attach *attach)
 	struct err why;
 
 	if (attach->state == ATTACH_REACHING &&
-	    (remote->peer->state == PEER_UP || remote->refused)) {
+	    (sm_state(&remote->peer->sm) == PEER_UP || remote->refused)) {
 		int r = 0;
 
 		if (remote->why.code != ERR_OK)

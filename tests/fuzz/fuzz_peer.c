@@ -89,7 +89,7 @@ static int on_message(void *owner, struct peer *peer, const struct wire_header *
 		      struct cursor *body)
 {
 	(void)owner;
-	if (peer->state != PEER_UP || h->epoch != peer->epoch)
+	if (sm_state(&peer->sm) != PEER_UP || h->epoch != peer->epoch)
 		abort();
 	if (h->type == WIRE_T_TRANSFER_INFO) /* rooms keep it */
 		mem_free(peer_body_take(peer));

@@ -41,7 +41,7 @@ static void on_up(void *owner, struct peer *peer)
 {
 	struct peernet_node *node = owner;
 
-	assert_int_equal(peer->state, PEER_UP);
+	assert_int_equal(sm_state(&peer->sm), PEER_UP);
 	node->ups++;
 	note(node, peer, "up");
 }
@@ -50,7 +50,7 @@ static void on_down(void *owner, struct peer *peer)
 {
 	struct peernet_node *node = owner;
 
-	assert_int_equal(peer->state, PEER_DOWN);
+	assert_int_equal(sm_state(&peer->sm), PEER_DOWN);
 	node->downs++;
 	node->why = peer->why;
 	node->down_ns = loop_now_ns(net.loop);
@@ -257,7 +257,7 @@ struct peer *peernet_join(void)
 	peernet_run(10 * LOOP_NS_PER_MS);
 	assert_int_equal(net.n[0].ups, 1);
 	assert_int_equal(net.n[1].ups, 1);
-	assert_int_equal(peer->state, PEER_UP);
+	assert_int_equal(sm_state(&peer->sm), PEER_UP);
 	return peer;
 }
 

@@ -265,7 +265,7 @@ static bool still_there(struct sim *sim, const struct kept *kept)
 
 		if (kvd == kept->kvd)
 			return has_remote(kvd, kept->remote) &&
-			       kept->remote->peer->state == PEER_UP &&
+			       sm_state(&kept->remote->peer->sm) == PEER_UP &&
 			       kept->remote->ready &&
 			       memcmp(kept->remote->peer->instance, kept->instance, 16) ==
 				       0;
@@ -446,7 +446,7 @@ static const struct party *any_party(const struct room *room)
 	const struct party *party;
 
 	list_foreach(party, &room->parties, link) {
-		if (party->remote && party->remote->peer->state == PEER_UP)
+		if (party->remote && sm_state(&party->remote->peer->sm) == PEER_UP)
 			return party;
 	}
 	return NULL;

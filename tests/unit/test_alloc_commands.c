@@ -357,7 +357,7 @@ static uint64_t peering(const struct sweep *w)
 		list_foreach(remote, handshake_remotes(w->s.c.nodes[i].kvd.handshake),
 			     link)
 			if (strcmp(remote->peer->endpoint, there->endpoint) == 0)
-				sum += remote->peer->state == PEER_UP
+				sum += sm_state(&remote->peer->sm) == PEER_UP
 					       ? remote->peer->epoch
 					       : 0;
 	}

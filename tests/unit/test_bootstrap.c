@@ -457,7 +457,7 @@ static struct peer *join(void)
 
 	assert_int_equal(peers_dial(f.n[1].peers, endpoint(0), &peer), 0);
 	run_for(10 * MS);
-	assert_int_equal(peer->state, PEER_UP);
+	assert_int_equal(sm_state(&peer->sm), PEER_UP);
 	return peer;
 }
 

@@ -29,7 +29,7 @@ static void dial_of_present_daemon_comes_up_on_both(void **state)
 
 	(void)state;
 	a = peernet_dial(0, 1);
-	assert_int_equal(a->state, PEER_DIALING);
+	assert_int_equal(sm_state(&a->sm), PEER_DIALING);
 	assert_int_equal(a->holds, 1);
 	peernet_run(10 * MS);
 	assert_string_equal(net.log, "0up 1up ");
@@ -60,7 +60,7 @@ static void dial_of_present_daemon_comes_up_on_both(void **state)
 	assert_null(peers_by_endpoint(net.n[0].peers, "nonsense"));
 	assert_int_equal(a->rtt_ns, 2 * PEERNET_DELAY_NS);
 	peernet_run(5 * LOOP_NS_PER_S);
-	assert_int_equal(a->state, PEER_UP);
+	assert_int_equal(sm_state(&a->sm), PEER_UP);
 	assert_int_equal(a->missed_pings + b->missed_pings, 0);
 	assert_int_equal(peers_stats(net.n[0].peers)->stale_frames, 0);
 }
@@ -72,7 +72,7 @@ static void dial_of_other_host_is_not_same_host(void **state)
 	struct peer *peer = peernet_dial(0, 2);
 
 	peernet_run(10 * MS);
-	assert_int_equal(peer->state, PEER_UP);
+	assert_int_equal(sm_state(&peer->sm), PEER_UP);
 	assert_false(peer->same_host);
 }
 
@@ -82,13 +82,13 @@ static void dial_before_daemon_exists_comes_up_later(void **state)
 
 	(void)state;
 	peernet_run(10 * LOOP_NS_PER_S);
-	assert_int_equal(peer->state, PEER_DIALING);
+	assert_int_equal(sm_state(&peer->sm), PEER_DIALING);
 	assert_int_equal(peer->why.code, ERR_PEER);
 	assert_non_null(
 		strstr(peer->why.text, "peer tcp://10.0.0.2:7400 cannot be reached"));
 	peernet_start(2);
 	peernet_run(2 * LOOP_NS_PER_S);
-	assert_int_equal(peer->state, PEER_UP);
+	assert_int_equal(sm_state(&peer->sm), PEER_UP);
 	assert_int_equal(peer->why.code, ERR_OK);
 }
 
@@ -132,8 +132,8 @@ static void dial_from_both_sides_gives_one_peer(void **state)
 		peernet_run(2 * LOOP_NS_PER_S);
 		struct peer *a = peernet_only(0), *b = peernet_only(1);
 
-		assert_int_equal(a->state, PEER_UP);
-		assert_int_equal(b->state, PEER_UP);
+		assert_int_equal(sm_state(&a->sm), PEER_UP);
+		assert_int_equal(sm_state(&b->sm), PEER_UP);
 		assert_int_equal(net.n[0].ups + net.n[1].ups, 2);
 		assert_int_equal(net.n[0].downs + net.n[1].downs, 0);
 		assert_memory_equal(a->token_in, b->token_out, 16);
@@ -154,7 +154,7 @@ static void dial_of_self_loops_back(void **state)
 	(void)state;
 	assert_int_equal(net.n[0].ups, 0);
 	loop_turn(net.loop, 0);
-	assert_int_equal(self->state, PEER_UP);
+	assert_int_equal(sm_state(&self->sm), PEER_UP);
 	assert_true(self->self && self->same_host && !self->lower);
 	assert_memory_equal(self->token_in, self->token_out, 16);
 	assert_memory_equal(self->instance, peers_instance(net.n[0].peers), 16);
@@ -187,12 +187,12 @@ static void dial_of_self_by_another_name_is_found_out(void **state)
 			 0);
 	assert_int_equal(peers_dial(net.n[0].peers, "tcp://localhost:7400", &one), 0);
 	peernet_run(LOOP_NS_PER_S);
-	assert_int_equal(one->state, PEER_UP);
+	assert_int_equal(sm_state(&one->sm), PEER_UP);
 	assert_true(one->self);
 	/* a second name for it is told so */
 	assert_int_equal(peers_dial(net.n[0].peers, "tcp://myself:7400", &two), 0);
 	peernet_run(LOOP_NS_PER_S);
-	assert_int_not_equal(two->state, PEER_UP);
+	assert_int_not_equal(sm_state(&two->sm), PEER_UP);
 	assert_int_equal(net.n[0].why.code, ERR_EXIST);
 	/* and its advertised name is the self peer */
 	assert_ptr_equal(peernet_dial(0, 0), one);
@@ -207,11 +207,12 @@ static void dial_by_two_names_gives_one_up(void **state)
 			 0);
 	assert_int_equal(peers_dial(net.n[0].peers, "tcp://one:7400", &alias), 0);
 	peernet_run(5 * LOOP_NS_PER_S);
-	assert_int_equal((plain->state == PEER_UP) + (alias->state == PEER_UP), 1);
+	assert_int_equal(
+		(sm_state(&plain->sm) == PEER_UP) + (sm_state(&alias->sm) == PEER_UP), 1);
 	assert_int_equal(net.n[0].downs + net.n[1].downs, 0);
 	assert_int_equal(net.n[0].why.code, ERR_EXIST);
-	struct peer *loser = plain->state == PEER_UP ? alias : plain;
-	struct peer *winner = plain->state == PEER_UP ? plain : alias;
+	struct peer *loser = sm_state(&plain->sm) == PEER_UP ? alias : plain;
+	struct peer *winner = sm_state(&plain->sm) == PEER_UP ? plain : alias;
 
 	/* the other takes over when the first is given up */
 	peer_release(winner);
@@ -219,7 +220,7 @@ static void dial_by_two_names_gives_one_up(void **state)
 	peernet_run(2 * LOOP_NS_PER_S);
 	peernet_start(1);
 	peernet_run(5 * LOOP_NS_PER_S);
-	assert_int_equal(loser->state, PEER_UP);
+	assert_int_equal(sm_state(&loser->sm), PEER_UP);
 }
 
 static void dial_by_name_of_a_daemon_that_dialled_us_takes_over(void **state)
@@ -234,9 +235,9 @@ static void dial_by_name_of_a_daemon_that_dialled_us_takes_over(void **state)
 	assert_string_equal(net.log, "1up 0up ");
 	assert_int_equal(peers_dial(net.n[0].peers, "tcp://one:7400", &alias), 0);
 	peernet_run(5 * LOOP_NS_PER_S);
-	assert_int_equal(alias->state, PEER_UP);
+	assert_int_equal(sm_state(&alias->sm), PEER_UP);
 	assert_ptr_equal(peernet_only(0), alias);
-	assert_int_equal(peernet_only(1)->state, PEER_UP);
+	assert_int_equal(sm_state(&peernet_only(1)->sm), PEER_UP);
 	assert_memory_equal(alias->token_in, peernet_only(1)->token_out, 16);
 	assert_int_equal(net.n[0].downs, 1);
 	assert_int_equal(net.n[1].downs, 1);
@@ -275,13 +276,13 @@ static void message_too_big_refused(void **state)
 	uint8_t *big = calloc(1, 9000);
 
 	peernet_run(10 * MS);
-	assert_int_equal(peer->state, PEER_UP);
+	assert_int_equal(sm_state(&peer->sm), PEER_UP);
 	assert_true(peer_send(peer, WIRE_T_LEASE, body, 65) < 0);
 	assert_int_equal(err_last()->code, ERR_TOOBIG);
 	assert_true(peer_send_reliable(peer, WIRE_T_OFFER, big, 8192 - 95) < 0);
 	assert_int_equal(err_last()->code, ERR_TOOBIG);
 	peernet_run(10 * MS);
-	assert_int_equal(peer->state, PEER_UP);
+	assert_int_equal(sm_state(&peer->sm), PEER_UP);
 	free(big);
 }
 
@@ -365,7 +366,7 @@ static void line_that_loses_frames_ends_the_peering(void **state)
 	assert_int_equal(net.n[1].why.code, ERR_TRANSPORT);
 	assert_non_null(strstr(net.n[1].why.text, "lost"));
 	peernet_run(LOOP_NS_PER_S);
-	assert_int_equal(peer->state, PEER_UP);
+	assert_int_equal(sm_state(&peer->sm), PEER_UP);
 	assert_int_equal(peer->epoch, 2);
 }
 
@@ -388,7 +389,7 @@ static void close_says_bye_with_the_reason(void **state)
 	/* it stays away: no HELLO is answered */
 	peernet_run(3 * LOOP_NS_PER_S);
 	assert_int_equal(net.n[1].ups, 1);
-	assert_int_not_equal(peer->state, PEER_UP);
+	assert_int_not_equal(sm_state(&peer->sm), PEER_UP);
 }
 
 static void kill_redials_while_held(void **state)
@@ -405,7 +406,7 @@ static void kill_redials_while_held(void **state)
 	assert_int_equal(net.n[1].downs, 1);
 	assert_int_equal(net.n[1].why.code, ERR_TRANSPORT);
 	peernet_run(200 * MS);
-	assert_int_equal(peer->state, PEER_UP);
+	assert_int_equal(sm_state(&peer->sm), PEER_UP);
 	assert_int_equal(peer->epoch, 2);
 	peer_release(peer);
 	peer_kill(peer, &why);
@@ -428,7 +429,7 @@ static void release_of_idle_peer_says_bye_in_time(void **state)
 	peernet_run(3 * LOOP_NS_PER_S);
 	assert_int_equal(peernet_lease(peer, 1, true), 0);
 	peernet_run(3 * LOOP_NS_PER_S);
-	assert_int_equal(peer->state, PEER_UP); /* it was used since */
+	assert_int_equal(sm_state(&peer->sm), PEER_UP); /* it was used since */
 	peernet_run(3 * LOOP_NS_PER_S);
 	assert_int_equal(net.n[2].downs, 1);
 	assert_int_equal(net.n[1].downs, 1);
@@ -472,7 +473,7 @@ static void silence_is_death_within_the_bound(void **state)
 		assert_non_null(
 			strstr(net.n[0].why.text, "peer tcp://10.0.0.1:7400 instance "));
 		assert_non_null(strstr(net.n[0].why.text, "missed 4 pings"));
-		assert_int_equal(peer->state, PEER_DIALING); /* held: redialled */
+		assert_int_equal(sm_state(&peer->sm), PEER_DIALING); /* held: redialled */
 		peernet_teardown(NULL);
 	}
 	peernet_open(1, 2);
@@ -509,7 +510,7 @@ static void partition_is_learnt_by_both_and_heals(void **state)
 		unsigned int before = net.n[1].messages;
 
 		peernet_run(4 * LOOP_NS_PER_S);
-		assert_int_equal(peer->state, PEER_UP);
+		assert_int_equal(sm_state(&peer->sm), PEER_UP);
 		assert_int_equal(peer->epoch, way + 2);
 		/* what the partition held came late: nobody hears it */
 		assert_int_equal(net.n[1].messages, before);
@@ -624,7 +625,7 @@ static void restart_is_found_by_redialling(void **state)
 	peernet_run(500 * MS);
 	peernet_start(1);
 	peernet_run(3 * LOOP_NS_PER_S);
-	assert_int_equal(peer->state, PEER_UP);
+	assert_int_equal(sm_state(&peer->sm), PEER_UP);
 	assert_int_equal(peer->epoch, 2);
 	assert_memory_equal(peer->instance, peers_instance(net.n[1].peers), 16);
 }
@@ -651,7 +652,7 @@ static void restart_is_found_when_the_line_connects_again(void **state)
 	assert_non_null(strstr(net.n[0].why.text, was));
 	assert_non_null(strstr(net.n[0].why.text, is));
 	assert_string_not_equal(was, is);
-	assert_int_equal(peer->state, PEER_UP);
+	assert_int_equal(sm_state(&peer->sm), PEER_UP);
 	assert_int_equal(peer->epoch, 2);
 	peernet_run(3 * LOOP_NS_PER_S);
 	assert_int_equal(net.n[0].downs, 1);
@@ -761,7 +762,7 @@ static void callbacks_may_do_anything(void **state)
 			peernet_start(1);
 			peernet_run(2 * LOOP_NS_PER_S);
 			if (hooks[i] == hook_redial)
-				assert_int_equal(peernet_only(0)->state, PEER_UP);
+				assert_int_equal(sm_state(&peernet_only(0)->sm), PEER_UP);
 			peernet_teardown(NULL);
 		}
 	}

@@ -42,12 +42,13 @@ static void allocation_failures_cost_time_only(void **state)
 		}
 		peernet_run(20 * LOOP_NS_PER_S);
 		for (unsigned int i = 0; i < 20; i++) {
-			if (peer->state == PEER_UP && peernet_lease(peer, i, true) < 0)
+			if (sm_state(&peer->sm) == PEER_UP &&
+			    peernet_lease(peer, i, true) < 0)
 				assert_int_equal(err_last()->code, ERR_NOMEM);
 			peernet_run(500 * MS);
 		}
-		assert_int_equal(peer->state, PEER_UP);
-		assert_int_equal(peernet_only(1)->state, PEER_UP);
+		assert_int_equal(sm_state(&peer->sm), PEER_UP);
+		assert_int_equal(sm_state(&peernet_only(1)->sm), PEER_UP);
 		bool reached = mem_count() >= n;
 
 		mem_fail_at(0);
@@ -106,7 +107,7 @@ static void chaos_send(void)
 
 		list_foreach(peer, peers_list(net.n[i].peers), link) {
 			/* user carries the number of the last message */
-			if (peer->state != PEER_UP)
+			if (sm_state(&peer->sm) != PEER_UP)
 				continue;
 			uint64_t *last = peer->user;
 
@@ -190,7 +191,7 @@ static uint64_t chaos(uint64_t seed)
 			struct peer *peer =
 				peers_by_endpoint(net.n[i].peers, peernet_endpoint(k));
 
-			assert_int_equal(peer->state, PEER_UP);
+			assert_int_equal(sm_state(&peer->sm), PEER_UP);
 			assert_memory_equal(peer->instance,
 					    peers_instance(net.n[k].peers), 16);
 			messages = messages * 31 + peer->epoch + peer->messages_in;

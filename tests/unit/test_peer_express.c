@@ -136,7 +136,7 @@ static void control_line_that_overtakes_express_waits_for_it(void **state)
 	missed = a->missed_pings;
 	peernet_run(3 * LOOP_NS_PER_S); /* PINGs are answered all the time */
 	came(0);
-	assert_int_equal(a->state, PEER_UP);
+	assert_int_equal(sm_state(&a->sm), PEER_UP);
 	assert_int_equal(a->missed_pings, missed);
 	arrive(1);
 	came(3);
@@ -262,7 +262,7 @@ static void express_that_is_lost_ends_the_peering(void **state)
 	assert_int_equal(express(1), 0);
 	err_set(&why, ERR_TRANSPORT, "it broke");
 	peer_express_done(a, &why);
-	assert_int_equal(a->state, PEER_UP); /* not inside the call */
+	assert_int_equal(sm_state(&a->sm), PEER_UP); /* not inside the call */
 	peernet_run(MS);
 	assert_int_equal(net.n[0].downs, 1);
 	assert_non_null(strstr(net.n[0].why.text, "it broke"));
@@ -308,7 +308,7 @@ static void express_of_another_peering_or_kind_is_refused(void **state)
 	came(2);
 	assert_true(arrive_as(&forged, carried[1].frame, carried[1].len) < 0);
 	came(2);
-	assert_int_equal(b->state, PEER_UP);
+	assert_int_equal(sm_state(&b->sm), PEER_UP);
 }
 
 static void end_of_the_peering_forgets_what_came_early(void **state)
@@ -324,7 +324,7 @@ static void end_of_the_peering_forgets_what_came_early(void **state)
 	assert_false(carried[1].taken);
 	assert_true(list_empty(&carried[1].in.link));
 	peernet_run(3 * LOOP_NS_PER_S); /* and comes up again, clean */
-	assert_int_equal(a->state, PEER_UP);
+	assert_int_equal(sm_state(&a->sm), PEER_UP);
 	b = peernet_only(1);
 	assert_true(arrive_as(&carried[0], carried[0].frame, carried[0].len) < 0);
 	assert_int_equal(express(1), 0); /* closed: the control line has it */

@@ -433,7 +433,7 @@ static void welcome_without_nonce_is_not_heard(void **state)
 	assert_int_equal(net.n[2].link->ops->send(line, frame, WIRE_HEADER_BYTES + c.pos),
 			 0);
 	peernet_run(1 * MS);
-	assert_int_equal(peer->state, PEER_DIALING);
+	assert_int_equal(sm_state(&peer->sm), PEER_DIALING);
 	assert_int_equal(peers_stats(net.n[0].peers)->stale_frames, 1);
 	net.n[2].link->ops->hangup(line);
 }
@@ -447,7 +447,7 @@ static void peers_at_their_cap_are_refused(void **state)
 	peernet_start(2);
 	peer = peernet_dial(2, 1);
 	peernet_run(10 * MS);
-	assert_int_equal(peer->state, PEER_UP);
+	assert_int_equal(sm_state(&peer->sm), PEER_UP);
 	assert_true(peers_dial(net.n[2].peers, peernet_endpoint(0), &peer) < 0);
 	assert_int_equal(err_last()->code, ERR_LIMIT);
 	peer = peernet_dial(0, 2);
@@ -455,12 +455,12 @@ static void peers_at_their_cap_are_refused(void **state)
 	assert_int_equal(net.n[0].refusals, 1);
 	assert_int_equal(net.n[0].why.code, ERR_LIMIT);
 	assert_non_null(strstr(net.n[0].why.text, "refused us: 1 peers are known"));
-	assert_int_equal(peer->state, PEER_DOWN);
+	assert_int_equal(sm_state(&peer->sm), PEER_DOWN);
 	/* it is tried again, and there is room one day */
 	peernet_crash(1, MEM_CRASH_KILLED);
 	peer_release(peernet_only(2));
 	peernet_run(20 * LOOP_NS_PER_S);
-	assert_int_equal(peer->state, PEER_UP);
+	assert_int_equal(sm_state(&peer->sm), PEER_UP);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, peernet_setup, peernet_teardown)

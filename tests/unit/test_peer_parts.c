@@ -112,7 +112,7 @@ static void message_to_oneself_comes_whole(void **state)
 	(void)state;
 	a = peernet_dial(0, 0);
 	peernet_run(10 * MS);
-	assert_int_equal(a->state, PEER_UP);
+	assert_int_equal(sm_state(&a->sm), PEER_UP);
 	for (unsigned int i = 0; i < 2; i++)
 		assert_int_equal(send_long(BODY), 0);
 	peernet_run(10 * MS);
@@ -133,7 +133,7 @@ static void messages_to_oneself_beyond_the_queue_come_all(void **state)
 			0);
 	peernet_run(MS);
 	assert_int_equal(came, 2 * QUEUE / BODY);
-	assert_int_equal(self->state, PEER_UP);
+	assert_int_equal(sm_state(&self->sm), PEER_UP);
 	peer_release(self);
 }
 

@@ -224,7 +224,7 @@ static void pool_in_use_is_busy_and_outlives_its_session(void **state)
 	for (int i = 0; i < 5; i++)
 		mini_turn(&stage->mini);
 	assert_null(pool_find(session, (uint64_t)id));
-	assert_int_equal(region->state, REGION_CLOSING);
+	assert_int_equal(sm_state(&region->sm), REGION_CLOSING);
 	assert_int_equal(region->memory->base[70000], 7); /* still mapped for the room */
 	assert_int_equal(stage->mini.kvd.session_count, 1);
 	pool_unuse(pool);

@@ -694,7 +694,7 @@ static bool peer_has(struct trio *p, enum peer_state state)
 
 	list_foreach(remote, handshake_remotes(p->c.nodes[1].kvd.handshake), link) {
 		if (strcmp(remote->peer->endpoint, p->c.nodes[0].endpoint) == 0)
-			return remote->peer->state == state;
+			return sm_state(&remote->peer->sm) == state;
 	}
 	return false;
 }

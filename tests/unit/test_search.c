@@ -41,7 +41,7 @@ static int setup(void **state)
 		struct region *r = &s->regions[i];
 
 		r->id = i;
-		r->state = REGION_READY;
+		sm_init(&r->sm, &region_table, REGION_READY);
 		r->address = at[i][0];
 		r->length = at[i][1];
 		r->pins = 1; /* ours: it never closes by itself */
@@ -148,10 +148,10 @@ static void region_gone_meanwhile_is_revoked(void **state)
 	assert_null(search_found(search));
 	assert_int_equal(search_run(search, dlist), 0);
 	assert_non_null(search_found(search));
-	s->regions[0].state = REGION_CLOSING;
+	sm_move(&s->regions[0].sm, REGION_CLOSING);
 	assert_int_equal(search_end(search, dlist, &places), -err_errno(ERR_REVOKED));
 	assert_null(dlist->places);
-	s->regions[0].state = REGION_READY;
+	sm_init(&s->regions[0].sm, &region_table, REGION_READY);
 	/* begun and given up */
 	assert_int_equal(search_begin_local(&s->session, 0, &search), 0);
 	assert_int_equal(search_run(search, dlist), 0);
@@ -163,8 +163,10 @@ static void region_gone_meanwhile_is_revoked(void **state)
 static void search_sees_what_was_there_when_it_began(void **state)
 {
 	const struct dlist_entry entries[] = {{0x90000, 16, 0, 1}};
-	struct region late = {
-		.state = REGION_READY, .address = 0x90000, .length = 4096, .pins = 1};
+	struct region late = {.sm = {&region_table, REGION_READY},
+			      .address = 0x90000,
+			      .length = 4096,
+			      .pins = 1};
 	struct stage *s = *state;
 	struct dlist *dlist = make(entries, 1);
 	struct search *search = NULL;
@@ -201,7 +203,7 @@ static void owner_and_guest_find_the_same(void **state)
 			struct region *r = &regions[i];
 			struct remote_region *f = &far[(i * 7 + (size_t)round) % N];
 
-			r->state = REGION_READY;
+			sm_init(&r->sm, &region_table, REGION_READY);
 			r->address = 0x10000 + 64u * ((unsigned int)rand() % 40);
 			r->length = 64 * (1 + (unsigned int)rand() % (i % 3 ? 4 : 40));
 			r->pins = 1;
