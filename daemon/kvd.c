@@ -217,13 +217,13 @@ static void start_watchdog(struct kvd_impl *impl)
 /* The kernel's id of this boot: daemons with the same one share a host. */
 static int read_boot_id(uint8_t id[16])
 {
+	static const char path[] = "/proc/sys/kernel/random/boot_id";
 	char text[37] = "";
-	cleanup_close int fd =
-		open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+	cleanup_close int fd = open(path, O_RDONLY | O_CLOEXEC);
 	unsigned int byte, n = 0;
 
-	if (fd < 0 || read(fd, text, sizeof(text) - 1) != sizeof(text) - 1)
-		return err_raise_errno(errno, "boot_id");
+	if (fd < 0 || read(fd, text, sizeof(text) - 1) < 0)
+		return err_raise_errno(errno, "%s", path);
 	for (const char *p = text; *p && n < 16; p += 2) {
 		if (*p == '-')
 			p++;
@@ -231,7 +231,7 @@ static int read_boot_id(uint8_t id[16])
 			break;
 		id[n++] = (uint8_t)byte;
 	}
-	return n == 16 ? 0 : err_raise(ERR_IO, "boot_id: '%s' is not a UUID", text);
+	return n == 16 ? 0 : err_raise(ERR_IO, "%s: '%s' is not a UUID", path, text);
 }
 
 static int make_bootstrap(struct kvd *kvd)

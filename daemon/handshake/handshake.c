@@ -293,7 +293,11 @@ static int open_transports(struct handshake *hs)
 {
 	struct kvd *kvd = hs->kvd;
 	const struct setting_words *names = &kvd->config->transports;
-	struct xp_env env = {kvd->loop, kvd->offload, kvd->copier, kvd->config, kvd->gpu};
+	struct xp_env env = {.loop = kvd->loop,
+			     .offload = kvd->offload,
+			     .copier = kvd->copier,
+			     .config = kvd->config,
+			     .gpu = kvd->gpu};
 	struct xp_callbacks callbacks = {
 		.owner = hs,
 		.on_request = on_request,
@@ -303,6 +307,7 @@ static int open_transports(struct handshake *hs)
 		.on_key = on_key,
 	};
 
+	memcpy(env.boot_id, kvd->boot_id, sizeof(env.boot_id));
 	for (size_t i = 0; i < names->count; i++) {
 		const struct transport_ops *ops = transport_find(names->word[i]);
 		struct transport *t = NULL;

@@ -88,7 +88,8 @@ struct xp_env {
 	struct offload *offload;
 	struct copier *copier;
 	const struct config *config;
-	struct gpu *gpu; /* NULL: none */
+	struct gpu *gpu;     /* NULL: none */
+	uint8_t boot_id[16]; /* of this kernel: an address of XP_CAP_SAME_HOST holds it */
 };
 
 enum xp_kind { XP_WRITE, XP_READ, XP_CHECK };

@@ -7,12 +7,10 @@
  */
 #include <assert.h>
 #include <errno.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "daemon/base/mem.h"
@@ -20,6 +18,7 @@
 #include "daemon/loop/offload.h"
 #include "daemon/memory/copy.h"
 #include "tests/sim/fake.h"
+#include "daemon/transport/shm/shm_private.h"
 #include "daemon/transport/tcp/tcp_wire.h"
 #include "gpu/gpu.h"
 #include "tests/conform/conform.h"
@@ -56,12 +55,44 @@ static int config_make(void)
 	return 0;
 }
 
+#define BOOT_ID_BYTES sizeof((struct xp_env){0}.boot_id)
+
+/* Each byte that a parser of text would stop or split at, everywhere; the one that
+ * begins a socket's name, at each place; and others. */
+void backend_boot_id(unsigned int n)
+{
+	static const char *const whole[] = {"00", "0a", "20", "2f", "3a", "40", "ff"};
+	char hex[2 * BOOT_ID_BYTES + 1] = "";
+	uint32_t noise = n * 2654435761u;
+
+	for (unsigned int i = 0; i < BOOT_ID_BYTES; i++) {
+		noise = noise * 1664525 + 1013904223;
+		if (n < ARRAY_LEN(whole))
+			memcpy(hex + 2 * i, whole[n], 3);
+		else if (i == n - ARRAY_LEN(whole))
+			memcpy(hex + 2 * i, "40", 3);
+		else
+			snprintf(hex + 2 * i, 3, "%02x", noise >> 24);
+	}
+	setenv("KVD_CONFORM_BOOT_ID", hex, 1);
+}
+
+static void boot_id_take(uint8_t id_p[BOOT_ID_BYTES])
+{
+	const char *hex = getenv("KVD_CONFORM_BOOT_ID");
+
+	for (unsigned int i = 0; hex && i < BOOT_ID_BYTES; i++)
+		if (sscanf(hex + 2 * i, "%2hhx", &id_p[i]) != 1)
+			abort();
+}
+
 int backend_env_new(const char *name, bool is_virtual, struct xp_env *env_p)
 {
 	struct xp_env env = {.config = &config, .gpu = is_virtual ? NULL : backend_gpu()};
 	int r = config_make();
 
 	(void)name;
+	boot_id_take(env.boot_id);
 	config.vm_direct = !getenv("KVD_CONFORM_RING");
 	if (r == 0)
 		r = is_virtual ? loop_new_virtual(1, &env.loop) : loop_new(&env.loop);
@@ -135,28 +166,22 @@ static const struct backend fakes[] = {
 	 false},
 };
 
-/* shm's address holds the names of its Unix sockets, "@" for abstract ones. */
-static int shm_raw_connect(const void *address, size_t len)
+/* The address is binary: any byte may be anywhere before the sockets' names. */
+static int shm_raw_connect(const void *bytes, size_t len)
 {
-	const uint8_t *bytes = address, *name = memchr(bytes, '@', len);
-	struct sockaddr_un sa = {.sun_family = AF_UNIX};
-	size_t name_len;
+	struct shm_address address;
+	struct sockaddr_un sa;
+	socklen_t sa_len;
 	int fd;
 
-	if (!name || name < bytes + 2) {
-		errno = ENOENT;
-		return -1;
-	}
-	name_len = (size_t)name[-2] | (size_t)name[-1] << 8;
-	if (name_len >= sizeof(sa.sun_path) || name_len > len - (size_t)(name - bytes)) {
+	if (shm_address_parse(bytes, len, &address) < 0) {
 		errno = EINVAL;
 		return -1;
 	}
-	memcpy(sa.sun_path + 1, name + 1, name_len - 1); /* the '@' is a NUL there */
+	if (shm_sockaddr(address.names[0], &sa, &sa_len) < 0)
+		return -1;
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	if (fd >= 0 &&
-	    connect(fd, (struct sockaddr *)&sa,
-		    (socklen_t)(offsetof(struct sockaddr_un, sun_path) + name_len)) < 0) {
+	if (fd >= 0 && connect(fd, (struct sockaddr *)&sa, sa_len) < 0) {
 		close(fd);
 		return -1;
 	}

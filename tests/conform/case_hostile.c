@@ -354,10 +354,11 @@ static void raw_endless(struct world *world)
 const struct conform_case cases_hostile[] = {
 	{"hostile: forged token of a dialer", token_wrong_dialer, NEED_THREE},
 	{"hostile: forged token of a listener", token_wrong_listener, NEED_TWO},
-	{"hostile: garbage as an address", address_garbage, NEED_TWO},
+	{"hostile: garbage as an address", address_garbage, NEED_TWO | BY_ADDRESS},
 	{"hostile: garbage as a key", key_garbage, 0},
 	{"hostile: a read beyond the key's memory", key_beyond_memory, 0},
-	{"hostile: garbage from a stranger", raw_garbage, NEED_TWO | NEED_RAW},
+	{"hostile: garbage from a stranger", raw_garbage,
+	 NEED_TWO | NEED_RAW | BY_ADDRESS},
 	{"hostile: endless bytes from a stranger", raw_endless, NEED_TWO | NEED_RAW},
 	{"hostile: silent strangers", raw_silent, NEED_TWO | NEED_RAW},
 	{NULL, NULL, 0},

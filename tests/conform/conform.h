@@ -279,6 +279,7 @@ enum {
 	NEED_FAKE = 1 << 3,    /* scripted faults */
 	NEED_RAW = 1 << 4,     /* backend.raw_connect */
 	HEAVY = 1 << 5,	       /* much work: not run again for each planted bug */
+	BY_ADDRESS = 1 << 6,   /* finds an end by its address: run with other boot ids */
 };
 struct conform_case {
 	const char *name;

@@ -9,6 +9,7 @@
  *   conform --backend fake --case abort   cases whose name contains it
  *   conform --backend verbs --part 2/4    the second quarter of the cases
  *   conform --backend fake --bug done-twice --seed 7
+ *   conform --backend shm --boot-ids 50   as if the kernel had booted as often
  *   conform --list
  *   conform --keeper tcp 127.0.0.1:7500   for ends on this machine, and on another:
  *   KVD_CONFORM_FAR=127.0.0.1:7500 conform --backend tcp
@@ -45,6 +46,7 @@ struct options {
 	const char *backend, *filter;
 	unsigned int seconds;	  /* a backend may take; 0: each case CASE_SECONDS */
 	unsigned int part, parts; /* of the cases, from 1; 0: all */
+	unsigned int boot_ids;	  /* not 0: BY_ADDRESS cases, with so many of them */
 	uint64_t seed;
 	enum fake_bug bug;
 	bool quiet; /* only the score */
@@ -98,6 +100,8 @@ static void report(const char *where, const char *name, double ms)
 {
 	const unsigned int number = score.passed + score.failed + score.skipped + 1;
 
+	if (options.boot_ids && state != FAILED)
+		return; /* all of them are one line */
 	if (state == FAILED)
 		score.failed++;
 	else if (state == SKIPPED)
@@ -304,6 +308,8 @@ static void group_run(struct run *run, const struct conform_case *group)
 			continue;
 		if (c->needs & HEAVY && options.bug)
 			continue;
+		if (options.boot_ids && !(c->needs & BY_ADDRESS))
+			continue;
 		if (c->needs & NEED_FAKE && !run->backend->is_virtual)
 			continue; /* scripted faults: not a property of a real one */
 		if (elsewhere(run))
@@ -338,6 +344,27 @@ static void backend_run_world(const struct backend *backend, bool self)
 	world_end(&run);
 }
 
+/* An address holds the boot id as it is: no byte of it may be a reason to fail. */
+static void backend_run_boots(const struct backend *backend)
+{
+	const unsigned int count = options.boot_ids;
+	double begin = now_ms();
+	char what[48];
+
+	for (unsigned int i = 0; i < count; i++) {
+		backend_boot_id(i);
+		backend_run_world(backend, false);
+		if (score.failed) {
+			printf("# with boot id %s\n", getenv("KVD_CONFORM_BOOT_ID"));
+			return;
+		}
+	}
+	options.boot_ids = 0;
+	snprintf(what, sizeof(what), "found by its address with %u boot ids", count);
+	state = RUNNING;
+	report(backend->name, what, now_ms() - begin);
+}
+
 static void backend_run(const struct backend *backend)
 {
 	const struct transport_ops *ops = backend_ops(backend);
@@ -361,6 +388,11 @@ static void backend_run(const struct backend *backend)
 		return;
 	}
 	backend_env_free(&env);
+	if (options.boot_ids) {
+		if (caps & XP_CAP_SAME_HOST)
+			backend_run_boots(backend);
+		return;
+	}
 	backend_run_world(backend, false);
 	if (caps & XP_CAP_SELF)
 		backend_run_world(backend, true);
@@ -463,10 +495,11 @@ static bool child_run(char *const argv[], bool show, struct score *score_p)
 	return false;
 }
 
-static void backend_child(const char *name)
+static void backend_child(const char *name, const char *boot_ids)
 {
-	char *argv[] = {(char *)"conform", (char *)"--backend", (char *)(uintptr_t)name,
-			NULL};
+	char *argv[] = {(char *)"conform",	     (char *)"--backend",
+			(char *)(uintptr_t)name,     (char *)"--boot-ids",
+			(char *)(uintptr_t)boot_ids, NULL};
 	struct score got = {0};
 
 	if (!child_run(argv, true, &got)) {
@@ -560,7 +593,9 @@ static int run_all(void)
 	const struct backend *backend;
 
 	for (size_t i = 0; (backend = backend_at(i)); i++)
-		backend_child(backend->name);
+		backend_child(backend->name, "0");
+	for (size_t i = 0; transport_table[i]; i++)
+		backend_child(transport_table[i]->name, "50");
 	far_child();
 	for (unsigned int bug = FAKE_BUG_NONE + 1; bug < FAKE_BUG_COUNT; bug++)
 		bug_child("fake", (enum fake_bug)bug);
@@ -613,6 +648,8 @@ static void parse(int argc, char **argv)
 			options.seed = strtoull(value, NULL, 0);
 		else if (strcmp(argv[i], "--seconds") == 0)
 			options.seconds = (unsigned int)strtoul(value, NULL, 0);
+		else if (strcmp(argv[i], "--boot-ids") == 0)
+			options.boot_ids = (unsigned int)strtoul(value, NULL, 0);
 		else if (strcmp(argv[i], "--part") == 0)
 			parse_part(value);
 		else if (strcmp(argv[i], "--bug") == 0)

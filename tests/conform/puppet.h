@@ -151,6 +151,8 @@ int puppet_main(const char *backend, int control_fd);
 /* tests/conform/backend.c: what a backend needs around it. */
 int backend_env_new(const char *name, bool is_virtual, struct xp_env *env_p);
 void backend_env_free(struct xp_env *env);
+/* Environments made from now on, by other processes too, are of the nth other boot. */
+void backend_boot_id(unsigned int n);
 /* The GPUs of this process, of the fake driver. */
 struct gpu *backend_gpu(void);
 

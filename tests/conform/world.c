@@ -84,7 +84,7 @@ int puppet_main(const char *backend, int control_fd)
 	if (loop_fd_set(&served.watch, LOOP_READ) < 0)
 		return 3;
 	while (!served.gone && !puppet_ended(served.puppet))
-		loop_turn(env.loop, 100 * MS);
+		loop_turn(env.loop, 5 * MS); /* what ends in it is seen then */
 	loop_fd_stop(&served.watch);
 	if (served.gone)
 		return 4;

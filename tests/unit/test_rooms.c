@@ -751,6 +751,15 @@ static void peer_restart_fails_rooms_and_new_ones_work(void **state)
 	check_push(p, 17);
 }
 
+/* Its address holds it: without, all machines would be one to it. */
+static void transport_knows_the_boot_of_its_daemon(void **state)
+{
+	struct kvd *kvd = &((struct pair *)*state)->c.nodes[0].kvd;
+
+	assert_memory_equal(kvd->transports[0]->env.boot_id, kvd->boot_id,
+			    sizeof(kvd->boot_id));
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -763,6 +772,7 @@ int main(void)
 		CASE(push_overlap_is_edup),
 		CASE(push_last_with_less_is_eshort),
 		CASE(push_failed_says_which_pages_landed),
+		CASE(transport_knows_the_boot_of_its_daemon),
 		cmocka_unit_test_setup_teardown(push_on_one_daemon_succeeds,
 						setup_one_daemon, teardown),
 		CASE(pull_offer_first_succeeds),

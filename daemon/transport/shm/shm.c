@@ -94,32 +94,6 @@ bool shm_equal(const uint8_t *a, const uint8_t *b, size_t len)
 	return differ == 0;
 }
 
-static int boot_id_read(uint8_t id_p[16])
-{
-	cleanup_close int fd =
-		open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-	char text[64];
-	ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
-	unsigned int digits = 0;
-
-	memset(id_p, 0, 16);
-	for (ssize_t i = 0; i < n && digits < 32; i++) {
-		char c = text[i];
-		int v = c >= '0' && c <= '9'   ? c - '0'
-			: c >= 'a' && c <= 'f' ? c - 'a' + 10
-					       : -1;
-		if (v < 0)
-			continue;
-		id_p[digits / 2] = (uint8_t)(id_p[digits / 2] << 4 | v);
-		digits++;
-	}
-	if (digits != 32)
-		return err_raise(ERR_REQUIRE,
-				 "shm: /proc/sys/kernel/random/boot_id cannot "
-				 "be read");
-	return 0;
-}
-
 /* ---- addresses ---- */
 
 int shm_sockaddr(const char *name, struct sockaddr_un *sa_p, socklen_t *len_p)
@@ -148,7 +122,7 @@ static int address_make(struct shm *shm)
 
 	cursor_write(&c, shm->base.address, sizeof(shm->base.address));
 	cursor_put_u8(&c, ADDRESS_VERSION);
-	cursor_put_bytes(&c, shm->boot_id, sizeof(shm->boot_id));
+	cursor_put_bytes(&c, shm->base.env.boot_id, sizeof(shm->base.env.boot_id));
 	for (size_t i = 0; i < ARRAY_LEN(shm->listeners); i++)
 		cursor_put_str(&c, shm->listeners[i].name);
 	r = cursor_check(&c, "shm address");
@@ -421,16 +395,11 @@ static int listeners_open(struct shm *shm)
 int shm_probe(const struct config *config, uint32_t *caps_p)
 {
 	cleanup_close int fd = memfd_create("kvd-probe", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	uint8_t boot_id[16];
-	int r;
 
 	(void)config;
 	if (fd < 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) < 0)
 		return err_raise(ERR_REQUIRE, "shm: this kernel has no sealed memfd (%s)",
 				 strerror(errno));
-	r = boot_id_read(boot_id);
-	if (r < 0)
-		return err_pass(r);
 	*caps_p = XP_CAP_SAME_HOST | XP_CAP_SELF | XP_CAP_STAGED;
 	return 0;
 }
@@ -472,8 +441,6 @@ int shm_open_as(const struct transport_ops *ops, const struct xp_env *env,
 	loop_timer_init(&shm->tick, env->loop, on_tick);
 	pthread_mutex_init(&shm->regs_lock, NULL);
 	r = shm_probe(env->config, &shm->base.caps);
-	if (r == 0)
-		r = boot_id_read(shm->boot_id);
 	if (r == 0)
 		r = listeners_open(shm);
 	if (r == 0)

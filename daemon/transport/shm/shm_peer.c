@@ -287,7 +287,7 @@ int shm_peer_open(struct transport *transport, const struct xp_peer_args *args,
 	if (r < 0)
 		return err_pass(r);
 	if (!args->self &&
-	    memcmp(address.boot_id, shm->boot_id, sizeof(shm->boot_id)) != 0)
+	    memcmp(address.boot_id, shm->base.env.boot_id, sizeof(address.boot_id)) != 0)
 		return err_raise(ERR_REQUIRE, "shm: the peer runs on another machine");
 	peer = mem_zalloc(sizeof(*peer));
 	if (!peer)

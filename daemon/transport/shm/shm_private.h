@@ -93,7 +93,6 @@ struct shm_listener {
 
 struct shm {
 	struct transport base;
-	uint8_t boot_id[16];
 	struct shm_listener listeners[2];
 	struct list peers, guests;
 	unsigned int guest_count;
