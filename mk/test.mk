@@ -11,7 +11,9 @@
 #   TEST_ALONE   += NAME   it judges times: nothing runs beside it (exported)
 # A test tells its counts as cmocka does, or in a last line "N passed, N failed"
 # (", N skipped" may follow). One that tells none counts as one: exit status 0
-# passed, 77 skipped (its last line names the missing need), else failed.
+# passed, 77 skipped (its last line names the missing need), else failed. Which case
+# failed and why is read from its log by scripts/failures.awk, in the forms named there;
+# tests/lib/check.sh has one for tests in sh.
 # `make test ONLY=unit/test_loop` runs those whose path holds the words.
 SCRIPT_TESTS := $(sort $(wildcard tests/integration/test_*.sh tests/integration/test_*.py))
 # who is told of a death in time

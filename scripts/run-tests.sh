@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # run-tests.sh BUILD TEST...: run each test, one line each, and print the total
 # alone on the last line. mk/test.mk has the contract. Logs lie in
-# BUILD/test-logs; a failed test's log is shown. TEST_TIMEOUT: seconds a test
+# BUILD/test-logs; of a failed test the cases that failed are told, and why
+# (scripts/failures.awk), there and at the end. TEST_TIMEOUT: seconds a test
 # (default 900): who takes so long hangs. TEST_LONG: NAME=N ..., tests that may take
 # N times as long; they run beside the rest. TEST_ALONE: NAME ..., tests that judge
 # times; they run last, with nothing beside them. A test that failed while the
@@ -45,10 +46,11 @@ tests/lib/stalls.py "$KVD_STALLS" &
 # The counts a log tells, as "passed failed skipped", or nothing.
 counts_of()
 {
-	awk '
+	LC_ALL=C awk '
 	/^\[==========\] [0-9]+ test\(s\) run/ { cmocka = 1 }
 	/^\[  PASSED  \] [0-9]+ test/ { p += $4 }
 	/^\[  FAILED  \] [0-9]+ test/ { f += $4 }
+	/^\[  ERROR   \] [^-]/ { f++ } # a fixture
 	/^\[  SKIPPED \] [0-9]+ test/ { s += $4 }
 	NF { last = $0 }
 	END {
@@ -89,33 +91,49 @@ log_of()
 	echo "$logs/$(echo "$name" | tr / -).log"
 }
 
-# The lines of a log that say what failed: what one sees of a long run may be cut.
+# wrong_in LOG: what failed there, and why, behind the words $2.
 wrong_in()
 {
-	grep -aE -A 1 '^not ok|WRONG|FAILED|Error|error|failed|fault|died' "$1" |
-		grep -avE '^--$|^ok |, 0 failed' | head -n 16 | cut -c 1-300
+	local status begin end words
+
+	read -r status begin end words <"$1.end"
+	LC_ALL=C awk -v end="$words" -f scripts/failures.awk "$1" | sed "s/^/$2/"
 }
 
-# Runs it; its log's last companion, LOG.end, tells its status, begin and end.
+# ending STATUS SECONDS MOST: how it ended, when that tells what failed.
+ending()
+{
+	if [ "$1" -eq 124 ] || { [ "$1" -eq 137 ] && [ "$2" -ge "$3" ]; }; then
+		echo "timed out after $3 s"
+	elif [ "$1" -gt 128 ] && kill -l $(($1 - 128)) >/dev/null 2>&1; then
+		echo "died of SIG$(kill -l $(($1 - 128)))"
+	elif [ "$1" -ne 0 ]; then
+		echo "exit status $1"
+	fi
+}
+
+# Runs it; its log's companion, LOG.end, tells its status, begin, end, and the latter
+# in words.
 play()
 {
-	local test=$1 log start status most
+	local test=$1 log start status most since=$SECONDS
 	log=$(log_of "$test")
 	most=$(limit_of "${test#"$build"/}")
 	start=$EPOCHREALTIME
 	[ "${test#/}" != "$test" ] || test=./$test
-	timeout --kill-after=10 "$most" "$test" >"$log" 2>&1 </dev/null
+	# the shell has words of its own for who dies of a signal
+	{ timeout --kill-after=10 "$most" "$test" >"$log" 2>&1 </dev/null; } 2>/dev/null
 	status=$?
-	[ $status -ne 124 ] || echo "timed out after $most s" >>"$log"
-	echo "$status $start $EPOCHREALTIME" >"$log.end"
+	echo "$status $start $EPOCHREALTIME" \
+		"$(ending $status $((SECONDS - since)) "$most")" >"$log.end"
 }
 
 # tell TEST: its line, or a word that it will be played again.
 tell()
 {
-	local log status begin end seconds late p f s word=ok
+	local log status begin end words seconds late p f s word=ok
 	log=$(log_of "$1")
-	read -r status begin end <"$log.end"
+	read -r status begin end words <"$log.end"
 	seconds=$(awk -v a="$begin" -v b="$end" 'BEGIN { printf "%.1f", b - a }')
 	read -r p f s <<<"$(counts_of "$log")"
 	if [ -z "${p-}" ]; then
@@ -134,7 +152,7 @@ tell()
 			again+=("$1")
 			printf '  %-4s %-44s the machine stood still for %d ms: %d failed\n' \
 				late "${1#"$build"/}" "$late" "$f"
-			tail -n 20 "$log" | sed 's/^/       | /'
+			wrong_in "$log" '       | '
 			return
 		fi
 	fi
@@ -145,10 +163,7 @@ tell()
 	[ "$word" != skip ] || tail -n 1 "$log" | sed 's/^/       /'
 	if [ "$f" -ne 0 ]; then
 		broken+=("$log")
-		echo "       exit status $status"
-		wrong_in "$log" | sed 's/^/       ! /'
-		echo "       the end of $log:"
-		tail -n 40 "$log" | sed 's/^/       | /'
+		wrong_in "$log" '       ! '
 	fi
 }
 
@@ -193,11 +208,10 @@ for turn in 1 2; do
 		tell "$test"
 	done
 done
-# Once more at the end, shortly: what one sees of a long run is often its end only.
+# Once more at the end: what one sees of a long run is often its end only.
 for log in "${broken[@]}"; do
-	echo "failed: ${log##*/}"
-	wrong_in "$log" | cut -c 1-200
-	tail -n 12 "$log" | cut -c 1-200
+	echo "failed: $log"
+	wrong_in "$log" '  '
 done
 total="$passed passed, $failed failed"
 [ $skipped -eq 0 ] || total="$total, $skipped skipped"

@@ -445,8 +445,9 @@ static int run_one(const char *name)
 
 /* ---- all, each in a process of its own ---- */
 
-static void say_end(const char *last, int status)
+static void say_end(const char *name, const char *last, int status)
 {
+	printf("not ok %s: the run crashed or hung\n", name);
 	if (WIFSIGNALED(status))
 		printf("# died of signal %d (%s)", WTERMSIG(status),
 		       strsignal(WTERMSIG(status)));
@@ -455,8 +456,9 @@ static void say_end(const char *last, int status)
 	printf(" after: %s%s", last, strchr(last, '\n') ? "" : "\n");
 }
 
-/* Runs this binary with the arguments; its score from its last line. */
-static bool child_run(char *const argv[], bool show, struct score *score_p)
+/* Runs this binary with the arguments; its score from its last line. What it says is
+ * shown under a name, if any. */
+static bool child_run(char *const argv[], const char *show, struct score *score_p)
 {
 	char line[1024] = "";
 	bool scored = false;
@@ -491,7 +493,7 @@ static bool child_run(char *const argv[], bool show, struct score *score_p)
 	    WEXITSTATUS(status) == (score_p->failed ? 1 : 0))
 		return true;
 	if (show)
-		say_end(line, status);
+		say_end(show, line, status);
 	return false;
 }
 
@@ -502,10 +504,8 @@ static void backend_child(const char *name, const char *boot_ids)
 			(char *)(uintptr_t)boot_ids, NULL};
 	struct score got = {0};
 
-	if (!child_run(argv, true, &got)) {
-		printf("not ok %s: the run crashed or hung\n", name);
+	if (!child_run(argv, name, &got))
 		got.failed++;
-	}
 	score.passed += got.passed;
 	score.failed += got.failed;
 	score.skipped += got.skipped;
@@ -524,7 +524,7 @@ static void bug_child(const char *backend, enum fake_bug bug)
 			(char *)"--quiet",
 			NULL};
 	struct score got = {0};
-	bool ended = child_run(argv, false, &got);
+	bool ended = child_run(argv, NULL, &got);
 	char what[96];
 
 	snprintf(what, sizeof(what), "planted bug %s is found", name);
@@ -573,10 +573,10 @@ static void far_child(void)
 	pid_t keeper = keeper_start(where);
 
 	setenv("KVD_CONFORM_FAR", where, 1);
-	if (!keeper || !child_run(argv, true, &got)) {
-		printf("not ok tcp, with a keeper: the run crashed or hung\n");
+	if (!keeper)
+		printf("not ok tcp, with a keeper: it does not start\n");
+	if (!keeper || !child_run(argv, "tcp, with a keeper", &got))
 		got.failed++;
-	}
 	unsetenv("KVD_CONFORM_FAR");
 	if (keeper) {
 		kill(keeper, SIGKILL);

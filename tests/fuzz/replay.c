@@ -41,6 +41,8 @@ static int run(const char *path)
 
 	if (!data)
 		return 1;
+	printf("[ RUN      ] %s\n", path);
+	fflush(stdout); /* the input that it may die of */
 	/* exactly as long as the input, so that a sanitizer sees one byte past it */
 	exact = realloc(data, size ? size : 1);
 	LLVMFuzzerTestOneInput(exact, size);

@@ -6,37 +6,23 @@
 set -u
 build=${KVD_BUILD:-build/rel}
 fake=$build/fakegpu/libcuda.so.1
-passed=0 failed=0 skipped=0
-log=$(mktemp -d)
-trap 'rm -rf "$log"' EXIT
+. tests/lib/check.sh
 
 counted() # NAME COMMAND...: its last line "N passed, N failed[, N skipped]" is added
 {
 	name=$1
 	shift
-	"$@" >"$log/out" 2>&1
+	"$@" >"$work/out" 2>&1
 	status=$?
-	cat "$log/out"
-	line=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$log/out" | tail -n 1)
+	cat "$work/out"
+	line=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$work/out" | tail -n 1)
 	if [ -z "$line" ]; then
-		echo "$name: FAILED, status $status"
+		echo "FAIL $name: no counts, status $status"
 		failed=$((failed + 1))
 		return
 	fi
 	set -- $(echo "$line" | tr -d ,)
 	passed=$((passed + $1)) failed=$((failed + $3)) skipped=$((skipped + ${5:-0}))
-}
-
-expect() # WORDS CONDITION...
-{
-	words=$1
-	shift
-	if "$@"; then
-		passed=$((passed + 1))
-	else
-		echo "FAILED: $words"
-		failed=$((failed + 1))
-	fi
 }
 
 KVD_CUDA_LIB=$fake
@@ -48,16 +34,16 @@ counted bench "$build/gpu-works" bench
 
 none()
 {
-	KVD_CUDA_LIB=libno-such-driver.so.1 "$build/gpu-works" test >"$log/none" 2>&1
-	[ $? -eq 77 ] && grep -q 'skipped: no CUDA driver: libno-such-driver' "$log/none"
+	KVD_CUDA_LIB=libno-such-driver.so.1 "$build/gpu-works" test >"$work/none" 2>&1
+	[ $? -eq 77 ] && grep -q 'skipped: no CUDA driver: libno-such-driver' "$work/none"
 }
-expect "without a driver it skips by name" none
+check "without a driver it skips by name" none
 
 # Nothing but the bundle, a shell and /proc. The shell brings a libc of its own, which
 # the bundle's programs must not take: what they have mapped is looked at.
 alone()
 {
-	root=$log/root
+	root=$work/root
 	mkdir -p "$root/tmp" "$root/proc" "$root/bin" "$root/dev"
 	cp -r "$build/gpu-bundle" "$root/bundle"
 	cp "$fake" "$root/libcuda.so.1"
@@ -78,28 +64,23 @@ own_libraries()
 {
 	for program in kvd kvd-ctl gpu-works; do
 		"$build/gpu-bundle/lib/ld.so" --library-path "$build/gpu-bundle/lib" --list \
-			"$build/gpu-bundle/$program" >"$log/list" || return 1
-		if grep '=>' "$log/list" | grep -qv "=> $build/gpu-bundle/lib/"; then
-			cat "$log/list"
+			"$build/gpu-bundle/$program" >"$work/list" || return 1
+		if grep '=>' "$work/list" | grep -qv "=> $build/gpu-bundle/lib/"; then
+			cat "$work/list"
 			return 1
 		fi
 	done
 }
 
 if [ "${build##*/}" != rel ]; then
-	echo "skipped: the bundle, of a build without sanitizer"
-	skipped=$((skipped + 1))
+	skip "the bundle" "a build without sanitizer"
 else
-	expect "the bundle is made and small enough" scripts/gpu-bundle.sh "$build"
-	expect "it needs no library of the machine" own_libraries
+	check "the bundle is made and small enough" scripts/gpu-bundle.sh "$build"
+	check "it needs no library of the machine" own_libraries
 	if unshare -m mount -t proc proc /proc 2>/dev/null; then
-		expect "it runs where there is nothing else" alone
+		check "it runs where there is nothing else" alone
 	else
-		echo "skipped: the bundle alone: a mount namespace (root)"
-		skipped=$((skipped + 1))
+		skip "the bundle alone" "a mount namespace (root)"
 	fi
 fi
-total="$passed passed, $failed failed"
-[ $skipped -eq 0 ] || total="$total, $skipped skipped"
-echo "$total"
-[ $failed -eq 0 ]
+checks_end

@@ -7,21 +7,9 @@
 set -u
 
 build=${KVD_BUILD:-build/rel}
-dir=$(mktemp -d "${TMPDIR:-/tmp}/kvd-readme.XXXXXX")
-trap 'rm -rf "$dir"' EXIT
-passed=0
-failed=0
+. tests/lib/check.sh
+dir=$work
 
-check() {
-	name=$1
-	shift
-	if "$@"; then
-		passed=$((passed + 1))
-	else
-		failed=$((failed + 1))
-		echo "FAILED $name"
-	fi
-}
 
 # block LANGUAGE WORD: the first block of it that has the word
 block() {
@@ -89,12 +77,9 @@ check readme_c_is_the_examples readme_c_is_the_examples
 check example_without_daemon_says_so example_without_daemon_says_so
 check configuration_has_six_lines configuration_has_six_lines
 check quick_start_moves_rows quick_start_moves_rows
-skipped=
 if command -v c++ > /dev/null; then
 	check header_is_cplusplus header_is_cplusplus
 else
-	echo "skipped header_is_cplusplus: needs a C++ compiler"
-	skipped=", 1 skipped"
+	skip header_is_cplusplus "a C++ compiler"
 fi
-echo "$passed passed, $failed failed$skipped"
-[ $failed -eq 0 ]
+checks_end

@@ -3,26 +3,10 @@
 # Install into a DESTDIR tree and let systemd's own tools judge what lies there.
 set -u
 KVD_BUILD=${KVD_BUILD:-$PWD/build/rel}
-passed=0 failed=0 skipped=0
-tree=$(mktemp -d)
-trap 'rm -rf "$tree"' EXIT
+. tests/lib/check.sh
+tree=$work/tree
 
-check()
-{
-	local name=$1
-	shift
-	if "$@" >"$tree.log" 2>&1; then
-		echo "ok   $name"
-		passed=$((passed + 1))
-	else
-		echo "FAIL $name"
-		sed 's/^/     /' "$tree.log"
-		failed=$((failed + 1))
-	fi
-	rm -f "$tree.log"
-}
-
-command -v systemd-analyze >/dev/null || { echo "systemd-analyze is missing"; exit 77; }
+command -v systemd-analyze >/dev/null || { echo "skipped: systemd-analyze"; exit 77; }
 units=$tree/usr/lib/systemd/system
 
 files_are_installed()
@@ -100,8 +84,8 @@ library_links()
 		#include <stdio.h>
 		int main(void) { return puts(kvd_version()) < 0; }
 	END
-	# shellcheck disable=SC2046
-	gcc ${san:+-fsanitize=$san} -o "$tree/t" "$tree/t.c" \
+	# shellcheck disable=SC2046,SC2086
+	${CC:-gcc} ${san:+-fsanitize=$san} -o "$tree/t" "$tree/t.c" \
 		$(PKG_CONFIG_PATH=$prefix/lib/pkgconfig pkg-config --define-variable=prefix="$prefix" \
 			--define-variable=libdir="$prefix/lib" \
 			--define-variable=includedir="$prefix/include" --cflags --libs libkvd) &&
@@ -129,10 +113,8 @@ check exposure_is_low exposure_is_low
 if [ "$(id -u)" -eq 0 ]; then
 	check user_and_directory_are_made user_and_directory_are_made
 else
-	echo "skip user_and_directory_are_made: needs root"
-	skipped=1
+	skip user_and_directory_are_made root
 fi
 check library_links library_links
 check uninstall_leaves_nothing uninstall_leaves_nothing
-echo "$passed passed, $failed failed$([ $skipped -eq 0 ] || echo ", $skipped skipped")"
-[ $failed -eq 0 ]
+checks_end

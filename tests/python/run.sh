@@ -8,5 +8,7 @@ if [ ! -e $dir/installed ]; then
 	cat $dir/why 2>/dev/null || echo "build/python/installed"
 	exit 77
 fi
+# a summary's line that is not cut
+export COLUMNS=300
 exec $dir/venv/bin/python -m pytest -q -p no:cacheprovider -p tests.python.counts \
 	-W error::pytest.PytestUnraisableExceptionWarning tests/python "$@"
