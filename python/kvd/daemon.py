@@ -37,6 +37,16 @@ _SHELL = ('exec 3<&0; "$@" </dev/null 3<&- & kvd=$!; '
           'wait $kvd; why=$?; kill $reader 2>/dev/null; rm -rf -- "$0"; exit $why')
 
 
+_BASE_MAX = 80  # bytes: a socket's path has 107, and names follow
+
+
+def _folder():
+    """A new one; a job's TMPDIR may be too long for a socket."""
+    base = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="kvd-",
+                            dir=base if len(os.fsencode(base)) <= _BASE_MAX else "/tmp")
+
+
 class PrivateDaemon:
     def __init__(self):
         program = os.environ.get("KVD_DAEMON") or shutil.which("kvd")
@@ -44,7 +54,7 @@ class PrivateDaemon:
             raise ConnectionError("KVD_AUTOSTART: no program kvd in PATH, and KVD_DAEMON "
                                   "is not set", "ENODAEMON", 513, "session", True)
         self.pid = os.getpid()
-        self.dir = tempfile.mkdtemp(prefix="kvd-")
+        self.dir = _folder()
         self.socket = os.path.join(self.dir, "kvd.sock")
         config = os.path.join(self.dir, "kvd.conf")
         with open(config, "w") as out:

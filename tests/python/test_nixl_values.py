@@ -406,10 +406,10 @@ print(daemon(), d._private.dir)
 """
 
 
-def autostart(tmp_path, program, text):
+def autostart(tmp_path, program, text, **more):
     import kvd.nixl
     env = dict(os.environ, PYTHONPATH=kvd.nixl.path(), KVD_AUTOSTART="1",
-               KVD_RUN_DIR=str(tmp_path), KVD_DAEMON=program)
+               KVD_RUN_DIR=str(tmp_path), KVD_DAEMON=program, **more)
     env.pop("KVD_SOCKET", None)
     return subprocess.run([sys.executable, "-c", text], env=env, capture_output=True,
                           text=True, timeout=120)
@@ -420,6 +420,15 @@ def test_private_daemon_that_dies_is_started_again(tmp_path):
     assert done.returncode == 0, done.stderr
     pid, folder = done.stdout.split()[-2:]
     until(lambda: not os.path.exists(folder) and not os.path.exists("/proc/" + pid))
+
+
+def test_private_daemon_finds_room_for_its_socket(tmp_path):
+    long = tmp_path / ("a-jobs-own-folder-" * 6)
+    long.mkdir()
+    done = autostart(tmp_path, os.path.join(os.environ["KVD_BUILD"], "kvd"),
+                     "from nixl._api import nixl_agent\nnixl_agent('one')\nprint('here')",
+                     TMPDIR=str(long))
+    assert done.stdout == "here\n", done.stderr
 
 
 def test_private_daemon_that_ends_is_told_at_once(tmp_path):
