@@ -9,7 +9,7 @@ fmt: ## format all C sources by .clang-format
 	$(Q)git ls-files '*.c' '*.h' | xargs clang-format -i
 
 check: ## style, generated files, links, cppcheck, clang-tidy
-	@scripts/install-deps.sh --if-needed
+	@scripts/install-deps.sh --for-check
 	@$(MAKE) --no-print-directory $(JOBS) -k check-style check-docs check-cppcheck check-tidy
 	@echo 'check: clean'
 
