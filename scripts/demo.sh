@@ -7,7 +7,9 @@
 set -eu
 
 build=${1:?usage: demo.sh BUILD}
-dir=$(mktemp -d "${TMPDIR:-/tmp}/kvd-demo.XXXXXX")
+base=${TMPDIR:-/tmp}
+[ ${#base} -le 60 ] || base=/tmp # a socket's path has 107 bytes
+dir=$(mktemp -d "$base/kvd-demo.XXXXXX")
 pids=
 status=0
 

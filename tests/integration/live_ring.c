@@ -431,7 +431,7 @@ static uint64_t own_cpu_ns(void)
 /* Post and look, post and look, until the daemon is shot: whatever it was writing. */
 static void read_until_dead(struct kvd_xfer *xfer, struct kvd_room_status *st)
 {
-	time_t end = time(NULL) + WAIT_MS / 1000;
+	uint64_t end = live_now_ms() + WAIT_MS;
 
 	do {
 		uint64_t begin = own_cpu_ns();
@@ -444,7 +444,7 @@ static void read_until_dead(struct kvd_xfer *xfer, struct kvd_room_status *st)
 			assert_true(st->bytes <= st->total);
 		if (st->state == KVD_SUCCESS)
 			kvd_xfer_post(xfer, NULL, 0);
-		assert_true(time(NULL) < end);
+		assert_true(live_now_ms() < end);
 	} while (st->state != KVD_FAILED);
 }
 

@@ -3,6 +3,7 @@
 """kvd-ctl bench between two live daemons, as an operator runs it."""
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -107,12 +108,13 @@ def lender_ends_with_its_daemon():
 
 
 def peer_that_does_not_answer_is_refused():
-    with Two() as two:
-        # nobody listens on the discard port of this host
-        status, out, err = two.bench("tcp://127.0.0.1:9,1,%s,4096,4194304" % ("ab" * 16),
+    with Two() as two, socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))  # and nobody listens there
+        endpoint = "tcp://127.0.0.1:%d" % deaf.getsockname()[1]
+        status, out, err = two.bench("%s,1,%s,4096,4194304" % (endpoint, "ab" * 16),
                                      "--timeout", "1")
         assert status == 1 and out == "", (status, out)
-        assert "tcp://127.0.0.1:9" in err and "cannot be reached" in err, err
+        assert endpoint in err and "cannot be reached" in err, err
         status, out, err = two.bench("--with", two.dir.name + "/nobody.sock")
         assert status == 3 and "nobody.sock" in err, (status, err)
 

@@ -18,7 +18,7 @@ import time
 import traceback
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from kvd_daemon import BUILD, DEADLINE_S, Daemon, run  # noqa: E402
+from kvd_daemon import BUILD, DEADLINE_S, Daemon, need_fds, run  # noqa: E402
 from kvd_engine import BYTES, Cache, Engine, FAILED, Refused, SUCCESS, open_push  # noqa: E402
 
 CONFIG = """[control]
@@ -165,6 +165,7 @@ class Level:
 @contextlib.contextmanager
 def storm(memory_mib):
     """Two daemons, a witness on both, and bounds for the first."""
+    need_fds(1024)
     with Daemon(CONFIG, name="a") as a, Daemon(CONFIG, name="b") as b:
         for words in WARNS:
             a.expect(words)
@@ -325,7 +326,7 @@ def peers_over_the_cap_are_refused():
     with storm(16) as (a, b):
         one = Engine(a, "greedy")
         cache = Cache(one)
-        nobody = ["tcp://127.0.0.1:%d" % (2 + i) for i in range(20)]
+        nobody = ["tcp://127.0.0.%d:1" % (2 + i) for i in range(20)]
         names(one.refused("ELIMIT", "room.open", room="1", role="recv", pool=cache.pool,
                           sources=nobody), "peers", "6")
         one.cmd("peer.connect", endpoint=Engine(b, "x").endpoint)

@@ -17,7 +17,6 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -32,6 +31,7 @@
 #include "tests/lib/tmp.h"
 
 #define WAIT_S 20
+#define WAIT_NS (WAIT_S * LOOP_NS_PER_S)
 
 /* ---- the daemon ---- */
 
@@ -85,10 +85,10 @@ void mini_turn(struct mini *mini)
 
 void mini_until(struct mini *mini, bool (*holds)(void *arg), void *arg, const char *what)
 {
-	time_t end = time(NULL) + WAIT_S;
+	uint64_t end = loop_clock_ns(mini->kvd.loop) + WAIT_NS;
 
 	while (!holds(arg)) {
-		if (time(NULL) > end)
+		if (loop_clock_ns(mini->kvd.loop) > end)
 			fail_msg("not within %d s: %s", WAIT_S, what);
 		mini_turn(mini);
 	}
@@ -170,7 +170,7 @@ void client_close(struct client *client)
 
 size_t client_send(struct client *client, const void *bytes, size_t len)
 {
-	time_t end = time(NULL) + WAIT_S;
+	uint64_t end = loop_clock_ns(client->mini->kvd.loop) + WAIT_NS;
 	size_t sent = 0;
 
 	while (sent < len) {
@@ -183,7 +183,7 @@ size_t client_send(struct client *client, const void *bytes, size_t len)
 			break;
 		else
 			mini_turn(client->mini);
-		if (time(NULL) > end)
+		if (loop_clock_ns(client->mini->kvd.loop) > end)
 			fail_msg("the daemon took %zu of %zu bytes", sent, len);
 	}
 	return sent;
@@ -250,7 +250,7 @@ static bool client_receive(struct client *client)
 
 cJSON *client_reply(struct client *client)
 {
-	time_t end = time(NULL) + WAIT_S;
+	uint64_t end = loop_clock_ns(client->mini->kvd.loop) + WAIT_NS;
 	char *newline;
 	cJSON *json = NULL;
 
@@ -259,7 +259,7 @@ cJSON *client_reply(struct client *client)
 			return NULL;
 		if (!client_receive(client))
 			mini_turn(client->mini);
-		if (time(NULL) > end)
+		if (loop_clock_ns(client->mini->kvd.loop) > end)
 			fail_msg("no reply within %d s", WAIT_S);
 	}
 	if (json_parse(client->buf, (size_t)(newline - client->buf), 16, &json) < 0)

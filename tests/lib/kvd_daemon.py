@@ -17,6 +17,7 @@ import contextlib
 import os
 import random
 import re
+import resource
 import select
 import shutil
 import signal
@@ -34,6 +35,10 @@ DEADLINE_S = 180 if os.path.basename(BUILD) != "rel" else 60
 PATIENT = "[peer]\ndead_after = 20 s\n"
 STALLS = os.environ.get("KVD_STALLS", "")  # of this machine, as stalls.py sees it
 PLAYS = 3
+
+# as tests/lib/tmp.h: a socket's path has 107 bytes
+if len(tempfile.gettempdir()) > 24:
+    tempfile.tempdir = "/tmp"
 
 _copies = None
 
@@ -64,6 +69,24 @@ def free_port():
 
 class Skip(Exception):
     """The named need is missing."""
+
+
+def need_fds(count):
+    """Room for so many file descriptors: the soft limit is raised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < count:
+        raise Skip("%d file descriptors (ulimit -n)" % count)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+
+
+def need_users(*ids):
+    """To become those users: root may not without CAP_SETUID, or where it has no such."""
+    for uid in ids:
+        try:
+            subprocess.run(["true"], user=uid, group=uid, extra_groups=[], check=True)
+        except (OSError, subprocess.SubprocessError) as why:
+            raise Skip("root, to become user %d: %s" % (uid, why))
 
 
 class Daemon:

@@ -20,6 +20,14 @@
 
 #define START_MS 20000u
 
+uint64_t live_now_ms(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000;
+}
+
 void live_daemon_start(struct live_daemon *daemon)
 {
 	char program[4096];
@@ -76,11 +84,11 @@ struct kvd_client *live_daemon_client(const struct live_daemon *daemon, const ch
 	struct kvd_options o = {
 		.socket = daemon->socket, .client = name, .timeout_ms = timeout_ms};
 	struct kvd_client *client;
-	time_t end = time(NULL) + START_MS / 1000;
+	uint64_t end = live_now_ms() + START_MS;
 	int r;
 
 	/* a daemon that starts is not there yet: seconds, on a slow machine */
-	while ((r = kvd_open(&o, &client)) == -KVD_E_NODAEMON && time(NULL) <= end)
+	while ((r = kvd_open(&o, &client)) == -KVD_E_NODAEMON && live_now_ms() <= end)
 		poll(NULL, 0, 1);
 	if (r)
 		live_daemon_log(daemon);

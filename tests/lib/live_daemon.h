@@ -7,6 +7,7 @@
 #ifndef TESTS_LIVE_DAEMON_H
 #define TESTS_LIVE_DAEMON_H
 
+#include <stdint.h>
 #include <sys/types.h>
 
 #include "lib/kvd.h"
@@ -22,6 +23,8 @@ void live_daemon_fini(struct live_daemon *daemon);  /* stops it, if it runs */
 void live_daemon_start(struct live_daemon *daemon); /* again */
 void live_daemon_kill(struct live_daemon *daemon);
 void live_daemon_stop(struct live_daemon *daemon); /* SIGTERM; it must end with 0 */
+/* Of no clock that anybody sets. */
+uint64_t live_now_ms(void);
 /* Its last words, for who reads why a test failed. */
 void live_daemon_log(const struct live_daemon *daemon);
 /* A client of it; waits until a daemon that starts is there. */

@@ -21,6 +21,7 @@
 #include "gpu/gpu.h"
 #include "tests/gpu/fake_cuda.h"
 #include "tests/lib/gpu_owner.h"
+#include "tests/lib/limits.h"
 
 #define BYTES (UINT64_C(2) << 20)
 #define FAKE(symbol) ((__typeof__(symbol) *)gpu_fake_symbol(#symbol))
@@ -294,6 +295,7 @@ static void lists_kept_are_bounded(void **state)
 	struct gpu_keep *keep;
 	struct plan *plans[GPU_KEEP_PLANS - 4];
 
+	need_fds(1024);
 	enter(t);
 	keep = &t->gpu->devices[0].keep;
 	for (size_t i = 0; i < ARRAY_LEN(plans); i++)

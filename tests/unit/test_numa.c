@@ -38,7 +38,7 @@ static void numa_lists_and_trees_are_read(void **state)
 	assert_int_equal(numa->count, 0);
 	/* node 1 has memory only, node 3's processors are not ours */
 	snprintf(path, sizeof(path),
-		 "cd %s && echo 0-1,3,7 > online && mkdir node0 node1 node3 node7 && "
+		 "cd '%s' && echo 0-1,3,7 > online && mkdir node0 node1 node3 node7 && "
 		 "echo 0-3 > node0/cpulist && echo > node1/cpulist && "
 		 "echo 8-9 > node3/cpulist && echo 4-7 > node7/cpulist",
 		 root);
@@ -47,7 +47,7 @@ static void numa_lists_and_trees_are_read(void **state)
 	assert_int_equal(numa->count, 2);
 	assert_int_equal(numa->nodes[1].id, 7);
 	assert_int_equal(CPU_COUNT(&numa->nodes[1].cpus), 2);
-	snprintf(path, sizeof(path), "rm -r %s", root);
+	snprintf(path, sizeof(path), "rm -r '%s'", root);
 	assert_int_equal(system(path), 0);
 	test_free(numa);
 }

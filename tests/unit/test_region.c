@@ -360,10 +360,10 @@ static void shm_by_name_judged_by_the_clients_rights(void **state)
 	assert_true(fd >= 0);
 	assert_int_equal(ftruncate(fd, 8192), 0);
 	/* what the daemon may open is not what a foreign client may have */
-	session->uid = 12345;
+	session->uid = uid + 12345;
 	client_call_fails(&stage->client, "EPERM", "%s", line);
 	assert_int_equal(fchmod(fd, 0604), 0);
-	session->gid = 54321;
+	session->gid = getgid() + 12345;
 	cJSON *reply = client_call(&stage->client, "%s", line);
 
 	assert_true(cJSON_IsFalse(cJSON_GetObjectItem(reply, "writable")));

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/lib/limits.h"
 #include "tests/lib/shm_duo.h"
 
 static struct shm *shm_of(struct duo_node *n)
@@ -123,17 +124,6 @@ static void judge(uid_t real, uid_t effective, uid_t saved, bool dumpable, uid_t
 	assert_int_equal(waitpid(pid, NULL, 0), pid);
 }
 
-/* In a user namespace that does not have it root cannot become that user. */
-static bool may_be(uid_t uid)
-{
-	int status = -1;
-	pid_t pid = fork();
-
-	if (pid == 0)
-		_exit(setresuid(uid, uid, uid) < 0);
-	return waitpid(pid, &status, 0) == pid && status == 0;
-}
-
 static void process_of_another_user_is_not_read_on_a_peers_word(void **state)
 {
 	uid_t me = getuid();
@@ -144,7 +134,7 @@ static void process_of_another_user_is_not_read_on_a_peers_word(void **state)
 		print_message("not root: other users' processes cannot be made\n");
 		return;
 	}
-	if (!may_be(1234)) {
+	if (!may_become(1234)) {
 		print_message("no such user here: its process cannot be made\n");
 		return;
 	}

@@ -20,6 +20,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/transport/tcp/tcp_impl.h"
+#include "tests/lib/limits.h"
 
 #define STREAMS 2u
 #define FRAME 100000u
@@ -424,6 +425,7 @@ static void flood_of_strangers_costs_nobody(void **state)
 	int fds[OPEN];
 
 	(void)state;
+	need_fds(1024);
 	memset(fds, -1, sizeof(fds));
 	for (unsigned int i = 0; i < KNOCKS; i++) {
 		int *fd = &fds[i % OPEN];
