@@ -416,7 +416,9 @@ static void no_memory_on_the_way_up_tries_again(void **state)
 		failed = kvd_lost(f->client);
 		if (failed) {
 			assert_int_equal(kvd_pool_id(pool), 0);
-			assert_int_equal(kvd_pending(f->client), 0);
+			/* on a slow machine the next try may have begun */
+			if (f->client->again.stage == CLIENT_DOWN)
+				assert_int_equal(kvd_pending(f->client), 0);
 			daemon_anew(f);
 			until_up(f);
 		}
