@@ -14,7 +14,6 @@
  */
 #include "daemon/room/room.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -23,17 +22,11 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"
-#include "daemon/loop/offload.h"
 #include "daemon/room/room_cursor.h"
 #include "daemon/room/room_mail.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
-
-/* Above this many pages times layers a plan is made on a helper thread: about
- * 50 µs of planning. */
-#define PLAN_INLINE_ROWS 512u
-#define PLAN_ROWS_MAX (UINT64_C(1) << 26)
 
 const char *const room_role_names[ROOM_ROLES] = {"send", "recv", "offer", "pull"};
 const char *const room_state_names[ROOM_STATES] = {"bootstrapping", "waiting_for_input",
@@ -244,6 +237,7 @@ static void on_step(struct loop_defer *defer)
 {
 	struct room *room = container_of(defer, struct room, step);
 
+	moves_free_ended(room);
 	if (sm_state(&room->sm) == ROOM_ABORTING && room->busy == 0)
 		room_move(room, ROOM_FAILED);
 	if (room_live(room))
@@ -268,6 +262,7 @@ void room_init(struct room *room)
 	list_init(&room->all_link);
 	list_init(&room->parties);
 	list_init(&room->moves);
+	list_init(&room->ended);
 	list_init(&room->mails);
 	list_init(&room->chunks);
 	loop_defer_init(&room->step, on_step);
@@ -366,116 +361,4 @@ const char *party_label(const struct party *party, char *buf, size_t size)
 	snprintf(buf, size, "%.190s pool '%.63s'", party->remote->label,
 		 party->pool_name);
 	return buf;
-}
-
-/* ---- moves ---- */
-
-struct move *move_new(struct room *room, struct party *party)
-{
-	struct move *move = mem_zalloc(sizeof(*move));
-
-	if (!move)
-		return NULL;
-	move->room = room;
-	move->party = party;
-	list_init(&move->op.link);
-	list_push_back(&room->moves, &move->link);
-	room->busy++;
-	return move;
-}
-
-void move_free(struct move *move)
-{
-	struct room *room = move->room;
-
-	assert(room->busy > 0);
-	if (move->job.submitted &&
-	    !offload_cancel(rooms_kvd(room->rooms)->offload, &move->job)) {
-		move->doomed = true;
-		move->in = NULL;
-		return;
-	}
-	mail_drop(move->mail);
-	wait_stop(&move->wait);
-	list_remove(&move->link);
-	room->busy--;
-	room_maps_fini(&move->maps);
-	room_maps_fini(&move->maps_dst);
-	mem_free(move->pairs);
-	mem_free(move->wants);
-	plan_free(move->plan);
-	mem_free(move->header);
-	mem_free(move->op.xp.owned);
-	mem_free(move);
-	room_kick(room);
-}
-
-static void plan_work(struct offload_job *job)
-{
-	struct move *move = container_of(job, struct move, job);
-	struct plan_request req = {.src = move->plan_src,
-				   .dst = move->plan_dst,
-				   .maps = move->pairs,
-				   .map_count = move->pair_count,
-				   .wants = move->plan_wants,
-				   .want_count = move->plan_want_count,
-				   .max_rows = PLAN_ROWS_MAX};
-
-	job->result = plan_make(&req, &move->plan);
-	if (job->result >= 0 && move->encode)
-		job->result = move->encode(move);
-	if (job->result < 0)
-		err_take(&job->err);
-}
-
-static void plan_done(struct offload_job *job)
-{
-	struct move *move = container_of(job, struct move, job);
-
-	if (move->doomed) {
-		move_free(move);
-		return;
-	}
-	if (job->result < 0)
-		move->refused = job->err;
-	move->planned(move);
-}
-
-/* Runs that a plan may have: a page of one field is one, or one a head. */
-static uint64_t work_of(const struct move *move)
-{
-	uint64_t runs = 0;
-
-	for (size_t i = 0; i < move->pair_count; i++) {
-		const struct plan_map *map = &move->pairs[i];
-		const struct layout_view *view =
-			layout_view_find(move->plan_dst, map->view);
-
-		for (uint32_t n = 0; view && n < view->layer_count; n++)
-			runs += (uint64_t)map->dst_page_count *
-				view->layers[n].field_count;
-	}
-	return runs * (move->plan_want_count ? move->plan_want_count : 1);
-}
-
-void move_plan(struct move *move, const struct layout *src, const struct layout *dst,
-	       const struct plan_want *wants, size_t want_count,
-	       void (*then)(struct move *move))
-{
-	struct kvd *kvd = rooms_kvd(move->room->rooms);
-
-	move->plan_src = src;
-	move->plan_dst = dst;
-	move->plan_wants = wants;
-	move->plan_want_count = want_count;
-	move->planned = then;
-	move->phase = MOVE_PLANNING;
-	move->job = (struct offload_job){.work = plan_work, .done = plan_done};
-	list_init(&move->job.link);
-	if (work_of(move) > PLAN_INLINE_ROWS) {
-		offload_submit(kvd->offload, &move->job);
-		return;
-	}
-	plan_work(&move->job);
-	plan_done(&move->job);
 }

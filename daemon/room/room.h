@@ -85,10 +85,20 @@ struct party {
 	uint64_t lease_ns;
 };
 
-/* What is in flight: a chunk to one receiver, a read, an inbound. Holds plan,
- * maps and header until the transport is done with them. */
+/* names in room_move.c */
+enum move_phase {
+	MOVE_READING,  /* the request's pages; what has no request begins here, too */
+	MOVE_PLANNING, /* here, or on a helper */
+	MOVE_WAITING,  /* for the engine's stream */
+	MOVE_POSTED,   /* the transport has it, and says when it is done */
+	MOVE_ENDED,    /* over: room_move.c frees it */
+};
+
+/* What is in flight: a chunk to one receiver, a read, an inbound. Holds plan, maps and
+ * header until the transport and a helper are done with them. Its room owns it. */
 struct move {
-	struct list link; /* in room->moves */
+	struct list link; /* in room->moves; when nobody uses it any more, in ended */
+	struct sm sm;
 	struct room *room;
 	struct party *party;
 	struct chunk *chunk;	   /* send */
@@ -116,10 +126,12 @@ struct move {
 	uint64_t seq;
 	uint64_t seen_ns; /* posted, at the first look at it: room_clock.c */
 	bool last, reserved, landed_all;
-	bool doomed;	   /* over, but a helper still plans it */
 	struct mail *mail; /* reads its pages */
-	enum { MOVE_READING, MOVE_PLANNING, MOVE_WAITING, MOVE_POSTED } phase;
 };
+static inline enum move_phase move_phase(const struct move *move)
+{
+	return (enum move_phase)sm_state(&move->sm);
+}
 
 /* one room.send */
 struct chunk {
@@ -147,8 +159,9 @@ struct room {
 	struct list parties;
 	unsigned int party_count;
 	struct list moves;
+	struct list ended;     /* moves that are over, to be freed by the next step */
 	struct list mails;     /* struct mail: while it is live */
-	unsigned int busy;     /* moves, plus whatever else must end before terminal */
+	unsigned int busy;     /* moves that are not freed */
 	struct room_maps maps; /* recv, pull: local pages; offer: offered pages */
 	bool bound;
 	bool planned;	       /* recv, pull: the cover is made */
@@ -216,10 +229,14 @@ void party_drop(struct party *party); /* frees it */
 /* "source tcp://… pool 'kv'" for messages. */
 const char *party_label(const struct party *party, char *buf, size_t size);
 
+/* ---- room_move.c ---- */
 struct move *move_new(struct room *room, struct party *party);
-/* busy falls; the room looks again. While a helper plans, that is later, and
- * `planned` is not called any more. */
-void move_free(struct move *move);
+/* It is over: neither `planned` nor a wait's or mail's end is called any more. Whoever
+ * learns of it says so, also twice; the room frees it in a step of its own, so the
+ * caller may still look at it. */
+void move_end(struct move *move);
+/* The step's part: free what is over. */
+void moves_free_ended(struct room *room);
 /* Make move->plan from pairs and wants, on a helper when large, then `then`
  * (perhaps before this returns). Failure is in move->refused. */
 void move_plan(struct move *move, const struct layout *src, const struct layout *dst,
@@ -251,6 +268,7 @@ void send_on_done(struct room *room, struct party *party);
 /* After a step: what it could post for its receivers is posted. */
 void send_acks(struct room *room);
 int send_chunk(struct room *room, struct chunk *chunk); /* takes it when >= 0 */
+void send_chunk_left(struct chunk *chunk);		/* one of its moves is freed */
 /* room_recv.c */
 int recv_bind(struct room *room, struct room_maps *maps, const struct wait_spec *wait);
 void recv_on_request(struct room *room, struct remote *remote, struct xp_inbound *in,

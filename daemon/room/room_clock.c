@@ -111,7 +111,7 @@ static bool waits_for_point(const struct room *room)
 	const struct move *move;
 
 	list_foreach(move, &room->moves, link) {
-		if (move->phase == MOVE_WAITING)
+		if (move_phase(move) == MOVE_WAITING)
 			return true;
 	}
 	return room->wait_bind.armed;
@@ -150,7 +150,7 @@ static void stall_words(const struct room *room, char *text, size_t size)
 
 	snprintf(text, size, "nothing is in flight");
 	list_foreach(move, &room->moves, link) {
-		if (move->phase != MOVE_POSTED)
+		if (move_phase(move) != MOVE_POSTED)
 			continue;
 		snprintf(text, size, "%.200s",
 			 party_label(move->party, label, sizeof(label)));
@@ -178,7 +178,7 @@ static uint64_t posted_since(const struct room *room, uint64_t now)
 	struct move *move;
 
 	list_foreach(move, &room->moves, link) {
-		if (move->phase != MOVE_POSTED || (!move->in && !move->op.posted))
+		if (move_phase(move) != MOVE_POSTED || (!move->in && !move->op.posted))
 			continue;
 		if (!move->seen_ns)
 			move->seen_ns = now;
@@ -243,7 +243,8 @@ static struct peer *holder(const struct room *room)
 	const struct move *move;
 
 	list_foreach(move, &room->moves, link) {
-		if (move->phase != MOVE_POSTED) /* our own helper has it, no peer does */
+		if (move_phase(move) !=
+		    MOVE_POSTED) /* our own helper has it, no peer does */
 			continue;
 		if (sm_state(&move->party->remote->peer->sm) == PEER_UP)
 			return move->party->remote->peer;

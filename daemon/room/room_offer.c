@@ -103,7 +103,7 @@ static int check_request(struct room *room, struct party *party,
 
 static void end_refused(struct move *move, const struct err *why)
 {
-	move->phase = MOVE_POSTED;
+	sm_move(&move->sm, MOVE_POSTED);
 	move->party->remote->transport->ops->land(move->in, NULL, why);
 }
 
@@ -141,7 +141,7 @@ static void on_planned(struct move *move)
 		end_refused(move, &why);
 		return;
 	}
-	move->phase = MOVE_POSTED;
+	sm_move(&move->sm, MOVE_POSTED);
 	party->remote->transport->ops->land(move->in, &sides, NULL);
 }
 
@@ -158,7 +158,7 @@ static void on_served(struct inbound_owner *inbound, const struct err *err)
 		room_count(room, METRIC_PULLS_SERVED, 1);
 		room_progress(room);
 	} /* else the puller knows, and says in PULL_DONE whether it gives up */
-	move_free(move);
+	move_end(move);
 }
 
 /* Both sides' pages are known. */
@@ -175,7 +175,7 @@ static int serve(struct move *move)
 		room_move(room, ROOM_MOVING);
 	if (move->in->kind ==
 	    XP_CHECK) { /* the bytes were read: were the pages ours to give? */
-		move->phase = MOVE_POSTED;
+		sm_move(&move->sm, MOVE_POSTED);
 		party->remote->transport->ops->land(move->in, &(struct xp_sides){0},
 						    NULL);
 		return 0;
@@ -257,7 +257,7 @@ static int begin(struct room *room, struct party *party, struct xp_inbound *in,
 	if (r >= 0)
 		return 0;
 	in->owner = NULL;
-	move_free(move);
+	move_end(move);
 	return err_pass(r);
 }
 
@@ -360,7 +360,7 @@ static void step(struct room *room)
 		room_move(room, ROOM_WAITING);
 	list_foreach(party, &room->parties, link)
 		done += party->done;
-	if (done < room->receivers || !list_empty(&room->moves))
+	if (done < room->receivers || room->busy > 0)
 		return;
 	if (!room->gave_up) {
 		room_move(room, ROOM_SUCCESS);
@@ -379,9 +379,9 @@ static void stop(struct room *room, const struct err *why)
 
 	room->lease_epoch++;
 	list_foreach_safe(move, &room->moves, link) {
-		if (move->phase == MOVE_POSTED)
+		if (move_phase(move) == MOVE_POSTED)
 			move->party->remote->transport->ops->revoke(move->in, why);
-		else if (move->phase == MOVE_READING ||
+		else if (move_phase(move) == MOVE_READING ||
 			 offload_cancel(kvd->offload, &move->job))
 			end_refused(move, why);
 	}

@@ -181,7 +181,7 @@ static void on_read(struct sched_op *op)
 		if (say_done(party, ERR_OK, "") < 0)
 			room_fail_last(room, NULL);
 	}
-	move_free(move);
+	move_end(move);
 }
 
 /* Where the plan is made: a room's page lists take as long. */
@@ -231,14 +231,14 @@ static void on_planned(struct move *move)
 	}
 	xp->header = xp->owned = mem_steal(move->header);
 	xp->header_len = move->header_len;
-	move->phase = MOVE_POSTED;
+	sm_move(&move->sm, MOVE_POSTED);
 	move->op.owner = move;
 	move->op.on_done = on_read;
 	sched_submit(&party->flow, &move->op);
 	return;
 fail:
 	room_fail(room, &move->refused, NULL);
-	move_free(move);
+	move_end(move);
 }
 
 static int read_from(struct room *room, struct party *party)
@@ -253,7 +253,7 @@ static int read_from(struct room *room, struct party *party)
 		return err_pass(-ENOMEM);
 	r = room_maps_pair(&party->theirs, &room->maps, &move->pairs, &move->pair_count);
 	if (r < 0) {
-		move_free(move);
+		move_end(move);
 		return err_pass(r);
 	}
 	move->encode = make_header;
@@ -374,8 +374,7 @@ static void step(struct room *room)
 	}
 	if (go_on(room) < 0)
 		room_fail_last(room, NULL);
-	if (room_live(room) && room->planned && all_have(room, true) &&
-	    list_empty(&room->moves))
+	if (room_live(room) && room->planned && all_have(room, true) && room->busy == 0)
 		room_move(room, ROOM_SUCCESS);
 }
 
@@ -395,16 +394,15 @@ static void give_up(struct room *room, const struct err *why)
 
 static void stop(struct room *room, const struct err *why)
 {
-	struct kvd *kvd = rooms_kvd(room->rooms);
 	struct move *move;
 
 	loop_timer_stop(&room->beat);
 	give_up(room, why);
 	list_foreach_safe(move, &room->moves, link) {
-		if (move->phase == MOVE_POSTED)
+		if (move_phase(move) == MOVE_POSTED)
 			sched_cancel(&move->op, why);
-		else if (offload_cancel(kvd->offload, &move->job))
-			move_free(move);
+		else
+			move_end(move);
 	}
 }
 

@@ -98,7 +98,7 @@ static void refuse_move(struct move *move, const struct err *why)
 {
 	struct err e = *why; /* `why` may be in the move */
 
-	move->phase = MOVE_POSTED; /* freed by on_landed() */
+	sm_move(&move->sm, MOVE_POSTED); /* freed by on_landed() */
 	move->party->remote->transport->ops->land(move->in, NULL, &e);
 }
 
@@ -156,7 +156,7 @@ static void land(struct move *move)
 		refuse_move(move, &why);
 		return;
 	}
-	move->phase = MOVE_POSTED;
+	sm_move(&move->sm, MOVE_POSTED);
 	party->remote->transport->ops->land(move->in, &sides, NULL);
 }
 
@@ -181,7 +181,7 @@ static void on_bind_over(struct wait *wait, const struct err *why)
 	}
 	room->wait_over = true;
 	list_foreach_safe(move, &room->moves, link) {
-		if (move->phase == MOVE_WAITING)
+		if (move_phase(move) == MOVE_WAITING)
 			land(move);
 	}
 }
@@ -203,7 +203,7 @@ static void on_planned(struct move *move)
 		else
 			err_take(&why);
 		room_fail(room, &why, NULL);
-		if (move->phase == MOVE_PLANNING) /* stop() did not reach it */
+		if (move_phase(move) == MOVE_PLANNING) /* stop() did not reach it */
 			refuse_move(move, &why);
 		return;
 	}
@@ -217,7 +217,7 @@ static void on_planned(struct move *move)
 		land(move);
 		return;
 	}
-	move->phase = MOVE_WAITING;
+	sm_move(&move->sm, MOVE_WAITING);
 	if (r == 0 && !room->wait_bind.armed)
 		wait_start(rooms_waits(room->rooms), &room->wait_bind, &room->wait,
 			   on_bind_over);
@@ -286,7 +286,7 @@ static void on_landed(struct inbound_owner *inbound, const struct err *err)
 	} else if (move->reserved) {
 		release_tokens(move, move->pair_count);
 	}
-	move_free(move); /* first: failing the room stops its other moves */
+	move_end(move); /* first: failing the room stops its other moves */
 	if (err)
 		room_fail_moving(room, party, err);
 }
@@ -350,7 +350,7 @@ static int begin(struct room *room, struct party *party, struct xp_inbound *in,
 	}
 	if (r < 0) {
 		in->owner = NULL;
-		move_free(move);
+		move_end(move);
 		return err_pass(r);
 	}
 	return 0;
@@ -421,7 +421,7 @@ static void check_complete(struct room *room)
 	list_foreach(party, &room->parties, link) {
 		if (party->got == party->expected)
 			continue;
-		if (party->last_seen && list_empty(&room->moves)) {
+		if (party->last_seen && room->busy == 0) {
 			err_set(&why, ERR_SHORT,
 				"%.200s: %llu of %llu bytes after its last chunk",
 				party_label(party, label, sizeof(label)),
@@ -431,7 +431,7 @@ static void check_complete(struct room *room)
 		}
 		return;
 	}
-	if (!list_empty(&room->moves) || !list_empty(&room->mails))
+	if (room->busy > 0 || !list_empty(&room->mails))
 		return;
 	confirm(room);
 	room_move(room, ROOM_SUCCESS);
@@ -462,9 +462,10 @@ static void stop(struct room *room, const struct err *why)
 	struct move *move;
 
 	list_foreach_safe(move, &room->moves, link) {
-		if (move->phase == MOVE_POSTED)
+		if (move_phase(move) == MOVE_POSTED)
 			move->party->remote->transport->ops->revoke(move->in, why);
-		else if (move->phase == MOVE_READING || move->phase == MOVE_WAITING ||
+		else if (move_phase(move) == MOVE_READING ||
+			 move_phase(move) == MOVE_WAITING ||
 			 offload_cancel(kvd->offload, &move->job))
 			refuse_move(move, why);
 		/* else a helper has it: on_planned() refuses it */

@@ -28,11 +28,8 @@ static void chunk_free(struct chunk *chunk)
 	chunk->spent = true; /* the number is remembered: a retry is no new chunk */
 }
 
-static void move_end(struct move *move)
+void send_chunk_left(struct chunk *chunk)
 {
-	struct chunk *chunk = move->chunk;
-
-	move_free(move);
 	if (--chunk->moves == 0 && chunk->dispatched)
 		chunk_free(chunk);
 }
@@ -226,7 +223,7 @@ static void post(struct move *move)
 		move_end(move);
 		return;
 	}
-	move->phase = MOVE_POSTED;
+	sm_move(&move->sm, MOVE_POSTED);
 	move->op.owner = move;
 	move->op.on_done = on_sent;
 	sched_submit(&party->flow, &move->op);
@@ -262,7 +259,7 @@ static void on_planned(struct move *move)
 		post(move);
 		return;
 	}
-	move->phase = MOVE_WAITING;
+	sm_move(&move->sm, MOVE_WAITING);
 	if (r == 0)
 		wait_start(rooms_waits(room->rooms), &move->wait, &move->chunk->wait,
 			   on_wait_over);
@@ -306,8 +303,7 @@ static void dispatch(struct room *room, struct chunk *chunk)
 			break;
 	}
 	chunk->dispatched = true;
-	if (--chunk->moves == 0)
-		chunk_free(chunk);
+	send_chunk_left(chunk);
 }
 
 int send_chunk(struct room *room, struct chunk *chunk)
@@ -327,7 +323,7 @@ static bool all_posted(const struct room *room)
 	const struct move *move;
 
 	list_foreach(move, &room->moves, link) {
-		if (move->phase != MOVE_POSTED)
+		if (move_phase(move) != MOVE_POSTED)
 			return false;
 	}
 	return true;
@@ -370,7 +366,7 @@ static void step(struct room *room)
 		room_move(room, ROOM_WAITING);
 	}
 	dispatch_all(room);
-	if (!room_live(room) || !room->last_given || !list_empty(&room->moves))
+	if (!room_live(room) || !room->last_given || room->busy > 0)
 		return;
 	newest = list_entry(room->chunks.prev, struct chunk, link);
 	if (newest->dispatched && all_confirmed(room))
@@ -379,18 +375,13 @@ static void step(struct room *room)
 
 static void stop(struct room *room, const struct err *why)
 {
-	struct kvd *kvd = rooms_kvd(room->rooms);
 	struct move *move;
 
 	list_foreach_safe(move, &room->moves, link) {
-		if (move->phase == MOVE_POSTED) {
+		if (move_phase(move) == MOVE_POSTED)
 			sched_cancel(&move->op, why);
-		} else if (move->phase == MOVE_WAITING) {
-			wait_stop(&move->wait);
+		else
 			move_end(move);
-		} else if (offload_cancel(kvd->offload, &move->job)) {
-			move_end(move);
-		} /* else the helper has it: on_planned() ends it */
 	}
 }
 

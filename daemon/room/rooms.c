@@ -245,6 +245,7 @@ static void room_free(struct room *room)
 	struct room_key pool_key = {room->pool->id, room->role, room->number};
 	struct party *party;
 
+	assert(room->busy == 0);
 	strmap_remove_bytes(&rooms->by_key, &key, sizeof(key));
 	strmap_remove_bytes(&rooms->by_pool, &pool_key, sizeof(pool_key));
 	idmap_remove(&rooms->by_gen, room->gen);

@@ -415,7 +415,7 @@ static struct move *being_read(struct world *w)
 		rooms_find(w->c.nodes[1].kvd.rooms, w->engines[1], ROOM_OFFER, OFFERED);
 	struct move *move = list_first(&room->moves, struct move, link);
 
-	return move && move->phase == MOVE_READING ? move : NULL;
+	return move && move_phase(move) == MOVE_READING ? move : NULL;
 }
 
 static bool is_being_read(void *arg)

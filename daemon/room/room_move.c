@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Moves: what of a room is in flight.
+ *
+ * Many learn that a move is over: the transport, the wait that it is held by, the
+ * helper that plans it, the reader of its pages, and the room that fails, from inside
+ * of any of these. So none of them frees it. They say that it has ended, which stops
+ * whatever else might still call back, and the room's next step frees it: this file's
+ * moves_free_ended() is the only place. What a helper reads stays until it is done, and
+ * the room is busy, and so not terminal, until the last move is freed.
+ */
+#include <assert.h>
+#include <errno.h>
+
+#include "daemon/base/context.h"
+#include "daemon/base/mem.h"
+#include "daemon/loop/offload.h"
+#include "daemon/room/room.h"
+#include "daemon/room/room_mail.h"
+#include "daemon/room/rooms.h"
+
+/* Above this many pages times layers a plan is made on a helper thread: about
+ * 50 µs of planning. */
+#define PLAN_INLINE_ROWS 512u
+#define PLAN_ROWS_MAX (UINT64_C(1) << 26)
+
+static const struct sm_state phases[] = {
+	[MOVE_READING] = {"reading", SM_TO(MOVE_PLANNING) | SM_TO(MOVE_POSTED) |
+					     SM_TO(MOVE_ENDED)},
+	[MOVE_PLANNING] = {"planning", SM_TO(MOVE_WAITING) | SM_TO(MOVE_POSTED) |
+					       SM_TO(MOVE_ENDED)},
+	[MOVE_WAITING] = {"waiting", SM_TO(MOVE_POSTED) | SM_TO(MOVE_ENDED)},
+	[MOVE_POSTED] = {"posted", SM_TO(MOVE_ENDED)},
+	[MOVE_ENDED] = {"ended", 0},
+};
+
+static const struct sm_table move_table = {
+	.name = "move", .states = phases, .count = ARRAY_LEN(phases)};
+
+struct move *move_new(struct room *room, struct party *party)
+{
+	struct move *move = mem_zalloc(sizeof(*move));
+
+	if (!move)
+		return NULL;
+	sm_init(&move->sm, &move_table, MOVE_READING);
+	move->room = room;
+	move->party = party;
+	list_init(&move->op.link);
+	list_push_back(&room->moves, &move->link);
+	room->busy++;
+	return move;
+}
+
+/* ---- the end ---- */
+
+/* Nobody uses it any more. */
+static void retire(struct move *move)
+{
+	list_remove(&move->link);
+	list_push_back(&move->room->ended, &move->link);
+	room_kick(move->room);
+}
+
+void move_end(struct move *move)
+{
+	if (move_phase(move) == MOVE_ENDED)
+		return;
+	sm_move(&move->sm, MOVE_ENDED);
+	move->in = NULL;
+	mail_drop(move->mail);
+	wait_stop(&move->wait);
+	if (!move->job.submitted ||
+	    offload_cancel(rooms_kvd(move->room->rooms)->offload, &move->job))
+		retire(move);
+	/* else a helper reads it: plan_done() goes on */
+}
+
+static void move_free(struct move *move)
+{
+	struct room *room = move->room;
+
+	assert(room->busy > 0 && move_phase(move) == MOVE_ENDED);
+	list_remove(&move->link);
+	room->busy--;
+	if (move->chunk)
+		send_chunk_left(move->chunk);
+	room_maps_fini(&move->maps);
+	room_maps_fini(&move->maps_dst);
+	mem_free(move->pairs);
+	mem_free(move->wants);
+	plan_free(move->plan);
+	mem_free(move->header);
+	mem_free(move->op.xp.owned);
+	mem_free(move);
+}
+
+void moves_free_ended(struct room *room)
+{
+	struct loop *loop = rooms_kvd(room->rooms)->loop;
+
+	while (!list_empty(&room->ended)) {
+		move_free(list_first(&room->ended, struct move, link));
+		if (loop_enough(loop)) {
+			room_kick(room);
+			return;
+		}
+	}
+}
+
+/* ---- planning ---- */
+
+static void plan_work(struct offload_job *job)
+{
+	struct move *move = container_of(job, struct move, job);
+	struct plan_request req = {.src = move->plan_src,
+				   .dst = move->plan_dst,
+				   .maps = move->pairs,
+				   .map_count = move->pair_count,
+				   .wants = move->plan_wants,
+				   .want_count = move->plan_want_count,
+				   .max_rows = PLAN_ROWS_MAX};
+
+	job->result = plan_make(&req, &move->plan);
+	if (job->result >= 0 && move->encode)
+		job->result = move->encode(move);
+	if (job->result < 0)
+		err_take(&job->err);
+}
+
+static void plan_done(struct offload_job *job)
+{
+	struct move *move = container_of(job, struct move, job);
+
+	if (move_phase(move) == MOVE_ENDED) {
+		retire(move);
+		return;
+	}
+	if (job->result < 0)
+		move->refused = job->err;
+	move->planned(move);
+}
+
+/* Runs that a plan may have: a page of one field is one, or one a head. */
+static uint64_t work_of(const struct move *move)
+{
+	uint64_t runs = 0;
+
+	for (size_t i = 0; i < move->pair_count; i++) {
+		const struct plan_map *map = &move->pairs[i];
+		const struct layout_view *view =
+			layout_view_find(move->plan_dst, map->view);
+
+		for (uint32_t n = 0; view && n < view->layer_count; n++)
+			runs += (uint64_t)map->dst_page_count *
+				view->layers[n].field_count;
+	}
+	return runs * (move->plan_want_count ? move->plan_want_count : 1);
+}
+
+void move_plan(struct move *move, const struct layout *src, const struct layout *dst,
+	       const struct plan_want *wants, size_t want_count,
+	       void (*then)(struct move *move))
+{
+	struct kvd *kvd = rooms_kvd(move->room->rooms);
+
+	move->plan_src = src;
+	move->plan_dst = dst;
+	move->plan_wants = wants;
+	move->plan_want_count = want_count;
+	move->planned = then;
+	sm_move(&move->sm, MOVE_PLANNING);
+	move->job = (struct offload_job){.work = plan_work, .done = plan_done};
+	list_init(&move->job.link);
+	if (work_of(move) > PLAN_INLINE_ROWS) {
+		offload_submit(kvd->offload, &move->job);
+		return;
+	}
+	plan_work(&move->job);
+	plan_done(&move->job);
+}

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Moves have one owner and one end, and a request has one answer, whoever finds out
+ * that it is over, and at whatever step of its way. In-process cluster, virtual time.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/room/room.h"
+#include "daemon/room/rooms.h"
+#include "daemon/session/region.h"
+#include "proto/kvd_status.h"
+#include "tests/lib/cluster.h"
+
+#define MS LOOP_NS_PER_MS
+
+static const struct cache geometry = {.layers = 2,
+				      .pages = 16,
+				      .page_tokens = 4,
+				      .units = 4,
+				      .total_units = 4,
+				      .unit_bytes = 32};
+
+/* node 0 prefills, node 1 decodes; the words that their engines' streams store lie in
+ * the last page of each cache, which no room names */
+struct pair {
+	struct cluster c;
+	struct session *prefill, *decode;
+	struct cache src, dst;
+};
+
+static int setup(void **state)
+{
+	struct pair *p = calloc(1, sizeof(*p));
+
+	cluster_new(&p->c, 1, 2);
+	p->prefill = cluster_engine(&p->c, 0, "prefill");
+	p->decode = cluster_engine(&p->c, 1, "decode");
+	p->src = p->dst = geometry;
+	cluster_cache(&p->c, p->prefill, "kv", 0, &p->src);
+	cluster_cache(&p->c, p->decode, "kv", 0, &p->dst);
+	memset(p->src.base, 0x11, p->src.bytes);
+	*state = p;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct pair *p = *state;
+
+	cluster_free(&p->c);
+	cache_close(&p->src);
+	cache_close(&p->dst);
+	free(p);
+	return 0;
+}
+
+static uint64_t *word_of(const struct cache *cache)
+{
+	return (uint64_t *)(cache->base + cache->bytes - sizeof(uint64_t));
+}
+
+/* ",'wait':{…}" for that word to reach 1. */
+static const char *wait_for(const struct cache *cache, char *buf, size_t size)
+{
+	*word_of(cache) = 0;
+	snprintf(buf, size,
+		 ",'wait':{'kind':'seq','region':%llu,'offset':%llu,'value':'1'}",
+		 (unsigned long long)cache->region,
+		 (unsigned long long)(cache->bytes - sizeof(uint64_t)));
+	return buf;
+}
+
+static void open_both(struct pair *p, uint64_t room, const char *bind_wait)
+{
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.open','room':'%llu','role':'send','pool':%llu}",
+		   (unsigned long long)room, (unsigned long long)p->src.pool);
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.open','room':'%llu','role':'recv','pool':%llu,"
+		   "'sources':['%s']}",
+		   (unsigned long long)room, (unsigned long long)p->dst.pool,
+		   p->c.nodes[0].endpoint);
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.bind','room':'%llu','views':{'kv':{'pages':[7,2,8,12]}}"
+		   "%s}",
+		   (unsigned long long)room, bind_wait);
+	cluster_until_state(&p->c, p->prefill, "send", room, KVD_WAITING_FOR_INPUT);
+}
+
+#define CHUNKS 4u /* of a page each */
+
+static void send_chunk_of(struct pair *p, uint64_t room, unsigned int seq,
+			  const char *wait)
+{
+	static const unsigned int pages[CHUNKS] = {3, 4, 9, 1};
+
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.send','room':'%llu','seq':%u,'last':%s,'views':{'kv':{"
+		   "'pages':[%u],'first_token':%u}}%s}",
+		   (unsigned long long)room, seq, seq == CHUNKS - 1 ? "true" : "false",
+		   pages[seq], seq * 4, wait);
+}
+
+static struct room *room_at(struct pair *p, unsigned int node, enum room_role role,
+			    uint64_t number)
+{
+	return rooms_find(p->c.nodes[node].kvd.rooms, node ? p->decode : p->prefill, role,
+			  number);
+}
+
+static void failed_with(const struct room *room, enum err_code code, const char *words)
+{
+	assert_non_null(room);
+	if (room->error.code != code || !strstr(room->error.text, words))
+		fail_msg("%s: %s; not %s: %s", err_name(room->error.code),
+			 room->error.text, err_name(code), words);
+}
+
+/* Where the region's memory is registered with the pair's transport. */
+static struct xp_reg **registration(const struct pair *p, const struct cache *cache)
+{
+	struct region *region = region_find(cache->session, cache->region);
+
+	(void)p;
+	assert_non_null(region);
+	for (unsigned int t = 0; t < TRANSPORTS_MAX; t++) {
+		if (region->regs[t])
+			return &region->regs[t];
+	}
+	fail_msg("region %ju is registered nowhere", (uintmax_t)cache->region);
+	return NULL;
+}
+
+static void works(struct pair *p, uint64_t room)
+{
+	open_both(p, room, "");
+	for (unsigned int seq = 0; seq < CHUNKS; seq++)
+		send_chunk_of(p, room, seq, "");
+	cluster_until_state(&p->c, p->decode, "recv", room, KVD_SUCCESS);
+	cluster_until_state(&p->c, p->prefill, "send", room, KVD_SUCCESS);
+}
+
+/* The memory cannot be used with the peer's transport (a dma-buf region whose peer has
+ * only tcp): found when the first chunk is to go, behind its wait. */
+static void chunk_of_unusable_memory_fails_its_room_after_the_wait(void **state)
+{
+	struct pair *p = *state;
+	struct xp_reg **where = registration(p, &p->src), *reg = *where;
+	char wait[128];
+
+	wait_for(&p->src, wait, sizeof(wait));
+	open_both(p, 1, "");
+	send_chunk_of(p, 1, 0, wait);
+	send_chunk_of(p, 1, 1, wait);
+	cluster_run(&p->c, 10 * MS);
+	assert_int_equal(room_at(p, 0, ROOM_SEND, 1)->busy, 2);
+	*where = NULL;
+	*word_of(&p->src) = 1;
+	cluster_until_state(&p->c, p->prefill, "send", 1, KVD_FAILED);
+	cluster_until_state(&p->c, p->decode, "recv", 1, KVD_FAILED);
+	*where = reg;
+	failed_with(room_at(p, 0, ROOM_SEND, 1), ERR_IMPORT, "cannot be used with");
+	assert_int_equal(room_at(p, 0, ROOM_SEND, 1)->busy, 0);
+	works(p, 2);
+}
+
+/* The same, where the wait's end finds no memory for the table of buffers. */
+static void chunk_without_memory_for_buffers_fails_its_room_after_the_wait(void **state)
+{
+	struct pair *p = *state;
+	char wait[128];
+
+	wait_for(&p->src, wait, sizeof(wait));
+	open_both(p, 1, "");
+	send_chunk_of(p, 1, 0, wait);
+	cluster_run(&p->c, 10 * MS);
+	*word_of(&p->src) = 1;
+	mem_fail_from(1);
+	cluster_run(&p->c, 10 * MS);
+	mem_fail_at(0);
+	cluster_until_state(&p->c, p->prefill, "send", 1, KVD_FAILED);
+	cluster_until_state(&p->c, p->decode, "recv", 1, KVD_FAILED);
+	assert_int_equal(room_at(p, 0, ROOM_SEND, 1)->busy, 0);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	works(p, 2);
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(chunk_of_unusable_memory_fails_its_room_after_the_wait),
+		CASE(chunk_without_memory_for_buffers_fails_its_room_after_the_wait),
+	};
+
+	return cmocka_run_group_tests_name("rooms_moves", tests, NULL, NULL);
+}
