@@ -235,6 +235,10 @@ struct move *move_new(struct room *room, struct party *party);
  * learns of it says so, also twice; the room frees it in a step of its own, so the
  * caller may still look at it. */
 void move_end(struct move *move);
+/* The answer to an inbound move's request: its bytes may land (`why` NULL), or not. The
+ * first one counts: who fails the room from inside of another's answer, and the room
+ * that stops, find it answered. */
+void move_answer(struct move *move, const struct xp_sides *sides, const struct err *why);
 /* The step's part: free what is over. */
 void moves_free_ended(struct room *room);
 /* Make move->plan from pairs and wants, on a helper when large, then `then`

@@ -25,10 +25,10 @@
 #define PLAN_ROWS_MAX (UINT64_C(1) << 26)
 
 static const struct sm_state phases[] = {
-	[MOVE_READING] = {"reading", SM_TO(MOVE_PLANNING) | SM_TO(MOVE_POSTED) |
-					     SM_TO(MOVE_ENDED)},
-	[MOVE_PLANNING] = {"planning", SM_TO(MOVE_WAITING) | SM_TO(MOVE_POSTED) |
-					       SM_TO(MOVE_ENDED)},
+	[MOVE_READING] = {"reading",
+			  SM_TO(MOVE_PLANNING) | SM_TO(MOVE_POSTED) | SM_TO(MOVE_ENDED)},
+	[MOVE_PLANNING] = {"planning",
+			   SM_TO(MOVE_WAITING) | SM_TO(MOVE_POSTED) | SM_TO(MOVE_ENDED)},
 	[MOVE_WAITING] = {"waiting", SM_TO(MOVE_POSTED) | SM_TO(MOVE_ENDED)},
 	[MOVE_POSTED] = {"posted", SM_TO(MOVE_ENDED)},
 	[MOVE_ENDED] = {"ended", 0},
@@ -50,6 +50,18 @@ struct move *move_new(struct room *room, struct party *party)
 	list_push_back(&room->moves, &move->link);
 	room->busy++;
 	return move;
+}
+
+void move_answer(struct move *move, const struct xp_sides *sides, const struct err *why)
+{
+	struct err e;
+
+	if (move_phase(move) >= MOVE_POSTED)
+		return;
+	sm_move(&move->sm, MOVE_POSTED);
+	if (why)
+		e = *why; /* it may be the move's own, which goes */
+	move->party->remote->transport->ops->land(move->in, sides, why ? &e : NULL);
 }
 
 /* ---- the end ---- */
@@ -132,13 +144,14 @@ static void plan_done(struct offload_job *job)
 {
 	struct move *move = container_of(job, struct move, job);
 
-	if (move_phase(move) == MOVE_ENDED) {
-		retire(move);
-		return;
-	}
 	if (job->result < 0)
 		move->refused = job->err;
-	move->planned(move);
+	if (move_phase(move) == MOVE_ENDED) {
+		retire(move);
+	} else if (move_phase(move) == MOVE_PLANNING) {
+		assert(room_live(move->room)); /* else its stop() had been here */
+		move->planned(move);
+	} /* else it was refused meanwhile, and the transport ends it */
 }
 
 /* Runs that a plan may have: a page of one field is one, or one a head. */

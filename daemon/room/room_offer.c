@@ -101,17 +101,11 @@ static int check_request(struct room *room, struct party *party,
 	return 0;
 }
 
-static void end_refused(struct move *move, const struct err *why)
-{
-	sm_move(&move->sm, MOVE_POSTED);
-	move->party->remote->transport->ops->land(move->in, NULL, why);
-}
-
-/* The same, of what a later look at the request found. */
+/* What a later look at the request found. */
 static void refuse(struct move *move, const struct err *why)
 {
 	room_count(move->room, METRIC_ROOM_REFUSED, 1);
-	end_refused(move, why);
+	move_answer(move, NULL, why);
 }
 
 static void on_planned(struct move *move)
@@ -120,8 +114,6 @@ static void on_planned(struct move *move)
 	struct party *party = move->party;
 	struct xp_sides sides = {0};
 
-	if (move->refused.code == ERR_OK && !room_live(room))
-		move->refused = room->error;
 	if (move->refused.code == ERR_OK &&
 	    (move->plan->digest != move->digest || move->plan->bytes != move->bytes))
 		err_set(&move->refused, ERR_PLAN,
@@ -135,14 +127,10 @@ static void on_planned(struct move *move)
 	sides.dst_count = party->pool ? party->pool->layout->buffer_count : 0;
 	if (move->refused.code == ERR_OK && !sides.src)
 		err_take(&move->refused);
-	if (move->refused.code != ERR_OK) {
-		struct err why = move->refused;
-
-		end_refused(move, &why);
-		return;
-	}
-	sm_move(&move->sm, MOVE_POSTED);
-	party->remote->transport->ops->land(move->in, &sides, NULL);
+	if (move->refused.code != ERR_OK)
+		move_answer(move, NULL, &move->refused);
+	else
+		move_answer(move, &sides, NULL);
 }
 
 static void on_served(struct inbound_owner *inbound, const struct err *err)
@@ -175,9 +163,7 @@ static int serve(struct move *move)
 		room_move(room, ROOM_MOVING);
 	if (move->in->kind ==
 	    XP_CHECK) { /* the bytes were read: were the pages ours to give? */
-		sm_move(&move->sm, MOVE_POSTED);
-		party->remote->transport->ops->land(move->in, &(struct xp_sides){0},
-						    NULL);
+		move_answer(move, &(struct xp_sides){0}, NULL);
 		return 0;
 	}
 	move_plan(move, room->pool->layout, party->pool->layout, move->wants,
@@ -374,16 +360,14 @@ static void step(struct room *room)
 
 static void stop(struct room *room, const struct err *why)
 {
-	struct kvd *kvd = rooms_kvd(room->rooms);
 	struct move *move;
 
 	room->lease_epoch++;
 	list_foreach_safe(move, &room->moves, link) {
 		if (move_phase(move) == MOVE_POSTED)
 			move->party->remote->transport->ops->revoke(move->in, why);
-		else if (move_phase(move) == MOVE_READING ||
-			 offload_cancel(kvd->offload, &move->job))
-			end_refused(move, why);
+		else
+			move_answer(move, NULL, why);
 	}
 }
 

@@ -208,7 +208,7 @@ static void on_planned(struct move *move)
 	struct party *party = move->party;
 	struct xp_op *xp = &move->op.xp;
 
-	if (!room_live(room) || move->refused.code != ERR_OK)
+	if (move->refused.code != ERR_OK)
 		goto fail;
 	if (move->plan->bytes != party->expected) {
 		err_set(&move->refused, ERR_SHORT,

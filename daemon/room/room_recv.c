@@ -93,15 +93,6 @@ static int plan_room(struct room *room)
 
 /* ---- chunks ---- */
 
-/* End a move whose request is not answered yet. */
-static void refuse_move(struct move *move, const struct err *why)
-{
-	struct err e = *why; /* `why` may be in the move */
-
-	sm_move(&move->sm, MOVE_POSTED); /* freed by on_landed() */
-	move->party->remote->transport->ops->land(move->in, NULL, &e);
-}
-
 static void release_tokens(struct move *move, size_t pairs)
 {
 	struct room *room = move->room;
@@ -153,11 +144,10 @@ static void land(struct move *move)
 	if (!sides.dst) {
 		err_take(&why);
 		room_fail(room, &why, NULL);
-		refuse_move(move, &why);
+		move_answer(move, NULL, &why);
 		return;
 	}
-	sm_move(&move->sm, MOVE_POSTED);
-	party->remote->transport->ops->land(move->in, &sides, NULL);
+	move_answer(move, &sides, NULL);
 }
 
 static int check_plan(const struct move *move)
@@ -192,10 +182,6 @@ static void on_planned(struct move *move)
 	struct err why;
 	int r;
 
-	if (!room_live(room)) {
-		refuse_move(move, &room->error);
-		return;
-	}
 	if (move->refused.code != ERR_OK || check_plan(move) < 0 ||
 	    reserve_tokens(move) < 0) {
 		if (move->refused.code != ERR_OK)
@@ -203,8 +189,7 @@ static void on_planned(struct move *move)
 		else
 			err_take(&why);
 		room_fail(room, &why, NULL);
-		if (move_phase(move) == MOVE_PLANNING) /* stop() did not reach it */
-			refuse_move(move, &why);
+		move_answer(move, NULL, &why);
 		return;
 	}
 	if (move->last) {
@@ -320,7 +305,7 @@ static void on_pages(struct mail *mail, const struct err *why)
 		why = &e;
 	}
 	room_count(room, METRIC_ROOM_REFUSED, 1);
-	refuse_move(move, why);
+	move_answer(move, NULL, why);
 	room_fail(room, why, NULL);
 }
 
@@ -458,17 +443,13 @@ static void step(struct room *room)
 
 static void stop(struct room *room, const struct err *why)
 {
-	struct kvd *kvd = rooms_kvd(room->rooms);
 	struct move *move;
 
 	list_foreach_safe(move, &room->moves, link) {
 		if (move_phase(move) == MOVE_POSTED)
 			move->party->remote->transport->ops->revoke(move->in, why);
-		else if (move_phase(move) == MOVE_READING ||
-			 move_phase(move) == MOVE_WAITING ||
-			 offload_cancel(kvd->offload, &move->job))
-			refuse_move(move, why);
-		/* else a helper has it: on_planned() refuses it */
+		else
+			move_answer(move, NULL, why);
 	}
 }
 

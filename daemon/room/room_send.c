@@ -245,7 +245,7 @@ static void on_planned(struct move *move)
 	struct room *room = move->room;
 	int r;
 
-	if (!room_live(room) || move->refused.code != ERR_OK) {
+	if (move->refused.code != ERR_OK) {
 		room_fail(room, &move->refused, NULL);
 		move_end(move);
 		return;

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/loop/offload.h"
 #include "daemon/room/room.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/region.h"
@@ -193,6 +194,85 @@ static void chunk_without_memory_for_buffers_fails_its_room_after_the_wait(void 
 	works(p, 2);
 }
 
+static bool holds_two(void *arg)
+{
+	const struct room *recv = room_at(arg, 1, ROOM_RECV, 1);
+	const struct move *move;
+	unsigned int waiting = 0;
+
+	list_foreach(move, &recv->moves, link)
+		waiting += move_phase(move) == MOVE_WAITING;
+	return waiting == 2;
+}
+
+/* Chunks that wait for the receiver's stream, whose memory then cannot be used: the
+ * first one that shall land fails the room, which answers both, each once. */
+static void chunks_that_wait_to_land_are_refused_once(void **state)
+{
+	struct pair *p = *state;
+	struct xp_reg **where = registration(p, &p->dst), *reg = *where;
+	char wait[128];
+
+	open_both(p, 1, wait_for(&p->dst, wait, sizeof(wait)));
+	send_chunk_of(p, 1, 0, "");
+	send_chunk_of(p, 1, 1, "");
+	cluster_until(&p->c, holds_two, p, "two chunks that wait");
+	*where = NULL;
+	*word_of(&p->dst) = 1;
+	cluster_until_state(&p->c, p->decode, "recv", 1, KVD_FAILED);
+	cluster_until_state(&p->c, p->prefill, "send", 1, KVD_FAILED);
+	*where = reg;
+	failed_with(room_at(p, 1, ROOM_RECV, 1), ERR_IMPORT, "cannot be used with");
+	assert_int_equal(room_at(p, 1, ROOM_RECV, 1)->busy, 0);
+	assert_int_equal(room_at(p, 1, ROOM_RECV, 1)->bytes, 0);
+	works(p, 2);
+}
+
+/* A helper plans the chunk, and takes its time: the room's end answers the request at
+ * once, is not terminal before the helper is done, and what was planned lands nowhere. */
+static void chunk_in_planning_when_its_room_fails_ends_with_its_helper(void **state)
+{
+	struct pair *p = *state;
+	struct cache big = {.layers = 1,
+			    .pages = 2100,
+			    .page_tokens = 1,
+			    .units = 1,
+			    .total_units = 1,
+			    .unit_bytes = 8},
+		     big_too = big;
+	struct room *send;
+
+	cluster_cache(&p->c, p->prefill, "big", 0, &big);
+	cluster_cache(&p->c, p->decode, "big", 0, &big_too);
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.open','room':'1','role':'send','pool':%llu}",
+		   (unsigned long long)big.pool);
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.open','room':'1','role':'recv','pool':%llu,"
+		   "'sources':[{'endpoint':'%s','pool':'big'}]}",
+		   (unsigned long long)big_too.pool, p->c.nodes[0].endpoint);
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.bind','room':'1','views':{'kv':{'pages':[[0,2100]]}}}");
+	offload_hold(p->c.nodes[1].kvd.offload, true);
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.send','room':'1','seq':0,'last':true,"
+		   "'views':{'kv':{'pages':[[0,2100]]}}}");
+	cluster_run(&p->c, 10 * MS);
+	assert_int_not_equal(offload_pending(p->c.nodes[1].kvd.offload), 0);
+	cluster_ok(&p->c, p->decode, "{'cmd':'room.abort','room':'1'}");
+	cluster_run(&p->c, 100 * MS);
+	/* there nothing is in flight any more; here the helper is at it */
+	send = room_at(p, 0, ROOM_SEND, 1);
+	assert_int_equal(sm_state(&send->sm), ROOM_FAILED);
+	assert_int_equal(room_at(p, 1, ROOM_RECV, 1)->busy, 1);
+	assert_int_equal(sm_state(&room_at(p, 1, ROOM_RECV, 1)->sm), ROOM_ABORTING);
+	offload_hold(p->c.nodes[1].kvd.offload, false);
+	cluster_until_state(&p->c, p->decode, "recv", 1, KVD_FAILED);
+	assert_int_equal(room_at(p, 1, ROOM_RECV, 1)->bytes, 0);
+	cache_close(&big);
+	cache_close(&big_too);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -200,6 +280,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(chunk_of_unusable_memory_fails_its_room_after_the_wait),
 		CASE(chunk_without_memory_for_buffers_fails_its_room_after_the_wait),
+		CASE(chunks_that_wait_to_land_are_refused_once),
+		CASE(chunk_in_planning_when_its_room_fails_ends_with_its_helper),
 	};
 
 	return cmocka_run_group_tests_name("rooms_moves", tests, NULL, NULL);
