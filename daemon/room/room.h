@@ -83,6 +83,8 @@ struct party {
 	bool asked_ack; /* pull: told that all was read, it owes us PULL_ACK */
 	uint64_t lease_epoch;
 	uint64_t lease_ns;
+	uint64_t offered_ns; /* offer: when its query was answered last */
+	unsigned int offers; /* offer: so often */
 };
 
 /* names in room_move.c */

@@ -18,6 +18,11 @@
 #include "daemon/room/room_wire.h"
 #include "daemon/room/rooms.h"
 
+/* How long a puller that has its answer waits until a repeated query gets another:
+ * twice as long each time. */
+#define OFFER_AGAIN_NS LOOP_NS_PER_S
+#define OFFER_AGAIN_DOUBLINGS 20u
+
 static struct party *puller(struct room *room, const struct remote *remote, uint64_t gen)
 {
 	struct party *party;
@@ -43,6 +48,33 @@ static int offer_put(const struct party *party, struct wire_blob views,
 
 	(void)wants; /* the puller's own matter */
 	return err_pass(wire_offer_put(out, &msg));
+}
+
+/* A query is some bytes and its answer may be a MiB, so repeating the one must not make
+ * the other at its pace. The line loses nothing, so nobody needs to repeat; who does so
+ * all the same, at times of its own, gets answers, rarer and rarer. */
+static bool may_answer(const struct party *party)
+{
+	uint64_t now = loop_now_ns(rooms_kvd(party->room->rooms)->loop);
+	unsigned int doublings = party->offers < OFFER_AGAIN_DOUBLINGS
+					 ? party->offers
+					 : OFFER_AGAIN_DOUBLINGS;
+
+	return party->offers == 0 ||
+	       now - party->offered_ns >= OFFER_AGAIN_NS << (doublings - 1);
+}
+
+static int give_answer(struct party *party)
+{
+	if (mail_telling(party))
+		return 0; /* it is being written */
+	if (!may_answer(party)) {
+		room_count(party->room, METRIC_ROOM_REFUSED, 1);
+		return 0;
+	}
+	party->offers++;
+	party->offered_ns = loop_now_ns(rooms_kvd(party->room->rooms)->loop);
+	return err_pass(mail_tell(party, WIRE_T_OFFER, offer_put));
 }
 
 int offer_on_query(struct room *room, struct remote *remote,
@@ -76,9 +108,7 @@ int offer_on_query(struct room *room, struct remote *remote,
 		party->room_there = query->room;
 		party->want_count = 0;
 	}
-	if (mail_telling(party))
-		return 0; /* asked twice: the answer is being written */
-	return err_pass(mail_tell(party, WIRE_T_OFFER, offer_put));
+	return err_pass(give_answer(party));
 }
 
 /* ---- requests ---- */
