@@ -96,6 +96,13 @@ static int parts_init(struct body_parts *parts)
 	return parts->layout && parts->regions && parts->buffers ? 0 : err_pass(-ENOMEM);
 }
 
+static int too_large(const struct wire_register *msg)
+{
+	return err_raise(ERR_TOOBIG, "%s '%.63s' takes more than %zu bytes to describe",
+			 msg->kind == OBJECT_SESSION ? "session" : "pool", msg->name,
+			 wire_body_cap(WIRE_T_REGISTER));
+}
+
 static int send_register(struct handshake *hs, struct remote *remote,
 			 struct wire_register *msg)
 {
@@ -107,10 +114,7 @@ static int send_register(struct handshake *hs, struct remote *remote,
 	handshake_body(hs, &out);
 	r = wire_register_put(&out, msg);
 	if (r < 0 || out.pos > wire_body_cap(WIRE_T_REGISTER))
-		return err_raise(ERR_TOOBIG,
-				 "pool '%.63s' takes more than %zu bytes to "
-				 "describe",
-				 msg->name, wire_body_cap(WIRE_T_REGISTER));
+		return err_pass(too_large(msg));
 	return peer_send_express(remote->peer, WIRE_T_REGISTER, hs->scratch, out.pos);
 }
 
@@ -133,6 +137,7 @@ static int register_pool(struct handshake *hs, struct remote *remote,
 	cursor_write(&lay, parts.layout, WIRE_FRAME_MAX);
 	cursor_write(&reg, parts.regions, WIRE_FRAME_MAX);
 	cursor_write(&buf, parts.buffers, WIRE_FRAME_MAX);
+	snprintf(msg.name, sizeof(msg.name), "%s", pool->name);
 	r = layout_encode(pool->layout, &lay);
 	n = pool_regions(pool, regions, index);
 	cursor_put_u32(&reg, n);
@@ -144,9 +149,10 @@ static int register_pool(struct handshake *hs, struct remote *remote,
 		cursor_put_u64(&buf, pool->buffers[b].offset);
 		cursor_put_u64(&buf, pool->layout->buffers[b]);
 	}
+	if (r >= 0 && (reg.bad || buf.bad))
+		r = too_large(&msg); /* the other side would miss what was announced */
 	if (r < 0)
 		goto out;
-	snprintf(msg.name, sizeof(msg.name), "%s", pool->name);
 	msg.layout = (struct wire_blob){parts.layout, lay.pos};
 	msg.regions = (struct wire_blob){parts.regions, reg.pos};
 	msg.buffers = (struct wire_blob){parts.buffers, buf.pos};
@@ -171,21 +177,23 @@ int handshake_share_session(struct handshake *hs, struct remote *remote,
 
 	if (r < 0)
 		goto out;
+	snprintf(msg.name, sizeof(msg.name), "%s", session->client);
 	cursor_write(&reg, parts.regions, WIRE_FRAME_MAX);
 	cursor_put_u32(&reg, 0);
 	idmap_foreach(&session->regions, at) {
 		struct region *region = at.value;
 
-		if (sm_state(&region->sm) != REGION_READY || n == REMOTE_REGIONS_MAX)
+		if (sm_state(&region->sm) != REGION_READY)
 			continue;
 		r = put_region(&reg, region, remote);
+		if (r >= 0 && (reg.bad || n == REMOTE_REGIONS_MAX))
+			r = too_large(&msg);
 		if (r < 0)
 			goto out;
 		n++;
 	}
 	cursor_write(&count, parts.regions, sizeof(n));
 	cursor_put_u32(&count, n); /* over the placeholder */
-	snprintf(msg.name, sizeof(msg.name), "%s", session->client);
 	msg.regions = (struct wire_blob){parts.regions, reg.pos};
 	r = send_register(hs, remote, &msg);
 out:

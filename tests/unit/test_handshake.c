@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What daemons tell each other of their memory: a list that is too large for one
+ * message is refused to who asked for it, and costs no peering. In-process cluster.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "daemon/handshake/handshake.h"
+#include "daemon/session/region.h"
+#include "tests/lib/cluster.h"
+
+#define MANY 2100u /* regions, whose keys do not fit in a frame at XP_KEY_MAX each */
+#define PAGE 4096u
+
+struct pair {
+	struct cluster c;
+	struct session *me, *you;
+	struct cache mine, yours;
+};
+
+/* ---- keys as long as a transport may make them ---- */
+
+static int long_key_pack(struct xp_reg *reg, struct xp_peer *peer, void *buf, size_t size,
+			 size_t *len_p)
+{
+	uint8_t *key = buf;
+	int r = fake_ops.key_pack(reg, peer, buf, size, len_p);
+
+	assert_true(r == 0 && size == XP_KEY_MAX && *len_p < XP_KEY_MAX - 1);
+	memset(key + *len_p, 0, XP_KEY_MAX - *len_p);
+	key[XP_KEY_MAX - 1] = (uint8_t)*len_p;
+	*len_p = XP_KEY_MAX;
+	return 0;
+}
+
+static int long_key_unpack(struct xp_peer *peer, const void *buf, size_t len, void *owner,
+			   struct xp_key **key_p)
+{
+	assert_int_equal(len, XP_KEY_MAX);
+	return fake_ops.key_unpack(peer, buf, ((const uint8_t *)buf)[len - 1], owner,
+				   key_p);
+}
+
+static struct transport_ops long_keys;
+
+static int setup(void **state)
+{
+	struct pair *p = calloc(1, sizeof(*p));
+
+	long_keys = fake_ops;
+	long_keys.key_pack = long_key_pack;
+	long_keys.key_unpack = long_key_unpack;
+	cluster_new(&p->c, 1, 2);
+	for (unsigned int i = 0; i < 2; i++) {
+		p->c.nodes[i].kvd.transports[0]->ops = &long_keys;
+		p->c.nodes[i].config.session_regions_max = 4096;
+	}
+	p->me = cluster_engine(&p->c, 0, "me");
+	p->you = cluster_engine(&p->c, 1, "you");
+	p->mine = p->yours = (struct cache){.layers = 1,
+					    .pages = 16,
+					    .page_tokens = 1,
+					    .units = 1,
+					    .total_units = 1,
+					    .unit_bytes = 8};
+	cluster_cache(&p->c, p->me, "mine", 0, &p->mine);
+	cluster_cache(&p->c, p->you, "yours", 0, &p->yours);
+	*state = p;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct pair *p = *state;
+
+	cluster_free(&p->c);
+	cache_close(&p->mine);
+	cache_close(&p->yours);
+	free(p);
+	return 0;
+}
+
+/* ---- lists ---- */
+
+/* The number of the first of `count` regions; the others follow. */
+static unsigned int register_many(struct pair *p, unsigned int count)
+{
+	int fd = memfd_create("many", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	unsigned int first = 0;
+
+	assert_true(fd >= 0 && ftruncate(fd, (off_t)count * PAGE) == 0);
+	for (unsigned int i = 0; i < count; i++) {
+		const cJSON *id;
+		cJSON *answer;
+		char text[200];
+
+		snprintf(text, sizeof(text),
+			 "{\"cmd\":\"region.register\",\"kind\":\"memfd\",\"fd\":0,"
+			 "\"offset\":%u,\"length\":%u,\"address\":\"%llu\"}",
+			 i * PAGE, PAGE, (1ull << 40) + (unsigned long long)i * PAGE);
+		answer = cluster_call_fd(&p->c, p->me, dup(fd), NULL, text);
+		id = cJSON_GetObjectItem(answer, "region");
+		if (!cJSON_IsNumber(id))
+			fail_msg("%s", cJSON_PrintUnformatted(answer));
+		first = i ? first : (unsigned int)id->valueint;
+		assert_int_equal(id->valueint, first + i);
+		cJSON_Delete(answer);
+	}
+	close(fd);
+	return first;
+}
+
+static cJSON *attach(struct pair *p)
+{
+	char secret[33];
+
+	for (unsigned int i = 0; i < 16; i++)
+		snprintf(secret + 2 * i, 3, "%02x", p->you->secret[i]);
+	return cluster_call(&p->c, p->me,
+			    "{'cmd':'peer.attach','endpoint':'%s','session':'%llu',"
+			    "'secret':'%s'}",
+			    p->c.nodes[1].endpoint, (unsigned long long)p->you->epoch,
+			    secret);
+}
+
+static struct remote *remote_at(struct pair *p, unsigned int node)
+{
+	return list_first(handshake_remotes(p->c.nodes[node].kvd.handshake),
+			  struct remote, link);
+}
+
+static void assert_attaches(struct pair *p)
+{
+	cJSON *answer = attach(p);
+
+	if (cJSON_GetObjectItem(answer, "error"))
+		fail_msg("%s", cJSON_PrintUnformatted(answer));
+	cJSON_Delete(answer);
+}
+
+static void session_too_large_to_be_told_is_refused_by_name(void **state)
+{
+	struct pair *p = *state;
+	unsigned int first = register_many(p, MANY);
+	cJSON *answer = attach(p);
+	const cJSON *error = cJSON_GetObjectItem(answer, "error");
+	const char *text = cJSON_GetStringValue(cJSON_GetObjectItem(error, "message"));
+
+	assert_non_null(text);
+	if (!strstr(text, "session 'me' takes more than"))
+		fail_msg("%s", text);
+	assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(error, "code")),
+			    "ETOOBIG");
+	cJSON_Delete(answer);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_non_null(remote_at(p, 0));
+	assert_int_equal(remote_at(p, 0)->peer->state, PEER_UP);
+	for (unsigned int i = 0; i < MANY / 2; i++)
+		cluster_ok(&p->c, p->me, "{'cmd':'region.unregister','region':%u}",
+			   first + i);
+	assert_attaches(p); /* what is left fits */
+}
+
+/* So many buffers, each a region of its own; the first holds its one field. */
+static void register_wide_pool(struct pair *p, unsigned int first, unsigned int count)
+{
+	const size_t size = 32u * count;
+	char *regions = malloc(size), *buffers = malloc(size);
+	size_t r = 0, b = 0;
+
+	for (unsigned int i = 0; i < count; i++) {
+		const char *comma = i ? "," : "";
+
+		r += (size_t)snprintf(regions + r, size - r, "%s{'region':%u}", comma,
+				      first + i);
+		b += (size_t)snprintf(buffers + b, size - b, "%s%u", comma, PAGE);
+	}
+	cluster_ok(&p->c, p->me,
+		   "{'cmd':'pool.register','name':'wide','regions':[%s],'layout':{"
+		   "'rank':0,'buffers':[%s],'views':{'kv':{'page_tokens':1,'pages':4,"
+		   "'layers':[{'layer':0,'fields':[{'name':'k','buffer':0,'offset':0,"
+		   "'page_stride':8,'token_stride':8,'unit_stride':8,'unit_bytes':8,"
+		   "'first_unit':0,'units':1,'total_units':1}]}]}}}}",
+		   regions, buffers);
+	free(regions);
+	free(buffers);
+}
+
+static bool knows(const struct remote *remote, const char *name)
+{
+	const struct remote_pool *pool;
+
+	list_foreach(pool, &remote->pools, link) {
+		if (strcmp(pool->name, name) == 0)
+			return true;
+	}
+	return false;
+}
+
+static void pool_too_large_to_be_told_costs_no_peering(void **state)
+{
+	struct pair *p = *state;
+	unsigned int first = register_many(p, MANY);
+
+	register_wide_pool(p, first, MANY);
+	cluster_ok(&p->c, p->me, "{'cmd':'peer.connect','endpoint':'%s'}",
+		   p->c.nodes[1].endpoint);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	for (unsigned int node = 0; node < 2; node++)
+		assert_int_equal(remote_at(p, node)->peer->state, PEER_UP);
+	assert_true(knows(remote_at(p, 1), "mine"));
+	assert_false(knows(remote_at(p, 1), "wide"));
+	assert_int_equal(remote_at(p, 1)->peer->epoch, 1);
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(session_too_large_to_be_told_is_refused_by_name),
+		CASE(pool_too_large_to_be_told_costs_no_peering),
+	};
+
+	return cmocka_run_group_tests_name("handshake", tests, NULL, NULL);
+}
