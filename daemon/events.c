@@ -41,9 +41,11 @@ static void on_change(void *owner, struct remote *remote)
 {
 	struct kvd *kvd = owner;
 
+	remote->reaches++; /* it may have been held by what ends now */
 	rooms_on_change(kvd->rooms, remote);
 	xfers_on_change(kvd->xfers, remote);
 	peer_commands_on_change(remote);
+	handshake_release(kvd->handshake, remote);
 }
 
 static void on_down(void *owner, struct remote *remote, const struct err *why)
@@ -100,7 +102,6 @@ static void on_request(void *owner, struct remote *remote, struct xp_inbound *in
 
 	cursor_read(&header, in->header, in->header_len);
 	kind = (enum request_kind)cursor_get_u8(&header);
-	in->owner = NULL;
 	if (header.bad || kind < REQUEST_CHUNK || kind > REQUEST_NOTIF) {
 		err_set(&why, ERR_PROTO, "a request of no known kind");
 		remote->transport->ops->land(in, NULL, &why);

@@ -249,6 +249,18 @@ void *idmap_remove(struct idmap *map, uint64_t key)
 	return take(map, &(struct probe){.key = key, .hash = hash_of(key)});
 }
 
+void *idmap_swap(struct idmap *map, uint64_t key, void *value)
+{
+	struct idmap_entry *e =
+		find(map, &(struct probe){.key = key, .hash = hash_of(key)});
+	void *old = e ? e->value : NULL;
+
+	assert(value);
+	if (e)
+		e->value = value;
+	return old;
+}
+
 static struct probe probe_bytes(const void *key, size_t len)
 {
 	uint64_t hash = XXH3_64bits_withSeed(key, len, hash_seed());

@@ -42,6 +42,9 @@ void idmap_fini(struct idmap *map); /* a zeroed map is fine */
 int idmap_put(struct idmap *map, uint64_t key, void *value);
 void *idmap_get(const struct idmap *map, uint64_t key); /* NULL: not there */
 void *idmap_remove(struct idmap *map, uint64_t key);	/* the value or NULL */
+/* Another value for a key that is there, which needs no memory: the old one. NULL: it
+ * is not there, and nothing is put. */
+void *idmap_swap(struct idmap *map, uint64_t key, void *value);
 static inline size_t idmap_count(const struct idmap *map)
 {
 	return map->count;

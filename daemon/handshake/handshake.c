@@ -43,10 +43,25 @@ static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 	sched_line_init(&remote->line, hs->sched);
 	list_init(&remote->pools);
 	list_init(&remote->dead_pools);
+	list_init(&remote->shares);
+	list_init(&remote->attaches);
+	list_init(&remote->shadows);
 	list_init(&remote->express_free);
 	list_push_back(&hs->remotes, &remote->link);
 	snprintf(remote->label, sizeof(remote->label), "peer %s", peer->endpoint);
 	return remote;
+}
+
+static void remote_free(struct remote *remote)
+{
+	assert(list_empty(&remote->shares) && list_empty(&remote->attaches) &&
+	       list_empty(&remote->shadows));
+	list_remove(&remote->link);
+	idmap_fini(&remote->pools_by_id);
+	sched_line_fini(&remote->line);
+	remote->peer->user = NULL;
+	peer_release(remote->peer);
+	mem_free(remote);
 }
 
 void remote_try_free(struct handshake *hs, struct remote *remote)
@@ -56,11 +71,7 @@ void remote_try_free(struct handshake *hs, struct remote *remote)
 	    sm_state(&remote->peer->sm) == PEER_UP || !list_empty(&remote->pools) ||
 	    !list_empty(&remote->dead_pools))
 		return;
-	list_remove(&remote->link);
-	sched_line_fini(&remote->line);
-	remote->peer->user = NULL;
-	peer_release(remote->peer);
-	mem_free(remote);
+	remote_free(remote);
 }
 
 /* ---- choosing and opening the data line ---- */
@@ -239,11 +250,18 @@ static void on_peer_lost(void *owner, struct xp_peer *xp, const struct err *why)
 static void on_request(void *owner, struct xp_inbound *in)
 {
 	struct handshake *hs = owner;
+	struct remote *remote = remote_of(in->peer);
+	struct err why;
 
-	if (express_is(in))
-		express_request(remote_of(in->peer), in);
-	else
-		hs->events.on_request(hs->events.owner, remote_of(in->peer), in);
+	in->owner = NULL;
+	if (remote->closing_xp) { /* the peer may be up again: this line's time is over */
+		err_set(&why, ERR_PEER, "%s: the data line is closing", remote->label);
+		remote->transport->ops->land(in, NULL, &why);
+	} else if (express_is(in)) {
+		express_request(remote, in);
+	} else {
+		hs->events.on_request(hs->events.owner, remote, in);
+	}
 }
 
 static void on_inbound_done(void *owner, struct xp_inbound *in, const struct err *err)
@@ -538,13 +556,10 @@ void handshake_free(struct handshake *hs)
 	if (!hs)
 		return;
 	list_foreach_safe(remote, &hs->remotes, link) {
-		list_remove(&remote->link);
-		sched_line_fini(&remote->line);
 		express_fini(remote);
-		remote->peer->user = NULL;
-		peer_release(remote->peer);
-		mem_free(remote);
+		remote_free(remote);
 	}
+	idmap_fini(&hs->published_by_id);
 	peers_free(hs->kvd->peers);
 	hs->kvd->peers = NULL;
 	loop_prepare_remove(&hs->before_sleep);

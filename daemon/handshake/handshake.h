@@ -77,8 +77,10 @@ struct remote {
 	bool ready;	/* data line usable, in this epoch of the peer */
 	struct err why; /* code != OK: no transport / down */
 	struct sched_line line;
-	struct list pools; /* of this epoch */
+	struct list pools;	  /* of this epoch */
+	struct idmap pools_by_id; /* those that are not going */
 	struct list dead_pools;
+	struct list shares;	 /* struct share.at_remote: local pools that it knows */
 	unsigned int pool_count; /* in both */
 	uint64_t pool_bytes;
 	struct list link;
@@ -89,6 +91,10 @@ struct remote {
 	struct pages_held pages; /* of its rooms' messages */
 	unsigned int orphans;	 /* of it, and their bytes: rooms_late.c */
 	uint64_t orphan_bytes;
+	struct list attaches; /* to its sessions: xfer.c */
+	struct list shadows;  /* its lists that are kept here: xfer_serve.c */
+	unsigned int shadow_count;
+	uint64_t shadow_entries;
 	bool refused;	 /* our dial was answered with BYE: `why` */
 	char label[192]; /* "peer tcp://… instance …", for reasons */
 };
@@ -144,6 +150,8 @@ void handshake_withdraw_pool(struct handshake *hs, struct pool *pool,
 int handshake_pool(struct remote *remote, const char *name, int64_t rank,
 		   const struct pool *local, struct remote_pool **pool_p);
 struct remote_pool *handshake_pool_by_id(struct remote *remote, uint64_t id);
+/* Is it a pool of this daemon's, published and not about to go? */
+bool handshake_pool_is_ours(const struct handshake *hs, uint64_t id);
 /* Make the pool's keys usable (a reader needs them); then `ready` or `refused`
  * is set and on_change called. Idempotent. */
 void handshake_want_keys(struct remote_pool *pool);

@@ -141,10 +141,7 @@ void express_request(struct remote *remote, struct xp_inbound *in)
 	struct err why;
 	int r;
 
-	in->owner = NULL;
-	if (remote->closing_xp) { /* the peer may be up again: this line's time is over */
-		r = err_raise(ERR_PEER, "%s: the data line is closing", remote->label);
-	} else if (slot) {
+	if (slot) {
 		list_remove(&slot->free);
 		slot->in = in;
 		in->owner = &slot->inbound;

@@ -14,6 +14,7 @@ struct handshake {
 	struct sched *sched;
 	struct list remotes;
 	struct list published;		  /* struct publication.link */
+	struct idmap published_by_id;	  /* by pool */
 	uint8_t *scratch;		  /* one message body */
 	uint8_t *blob_scratch;		  /* one blob of it */
 	struct loop_prepare before_sleep; /* progress and arm the transports */
@@ -37,7 +38,8 @@ struct publication {
 };
 
 struct share {
-	struct list link; /* in its publication */
+	struct list link;      /* in its publication */
+	struct list at_remote; /* in remote->shares */
 	struct publication *pub;
 	struct remote *remote;
 	bool unregistering;

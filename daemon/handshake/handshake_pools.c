@@ -244,6 +244,7 @@ static int share_with(struct publication *pub, struct remote *remote)
 		return err_pass(r);
 	}
 	list_push_back(&pub->shares, &share->link);
+	list_push_back(&remote->shares, &share->at_remote);
 	return 0;
 }
 
@@ -275,6 +276,7 @@ static void on_pub_gone(struct loop_defer *defer)
 	void *arg = pub->arg;
 
 	list_remove(&pub->link);
+	idmap_remove(&pub->hs->published_by_id, pub->pool->id);
 	pub->pool->handshake = NULL;
 	for (size_t i = 0; i < ARRAY_LEN(pub->buffers); i++)
 		mem_free(pub->buffers[i]);
@@ -286,9 +288,15 @@ int handshake_publish_pool(struct handshake *hs, struct pool *pool)
 {
 	struct publication *pub = mem_zalloc(sizeof(*pub));
 	struct remote *remote;
+	int r;
 
 	if (!pub)
 		return err_pass(-ENOMEM);
+	r = idmap_put(&hs->published_by_id, pool->id, pub);
+	if (r < 0) {
+		mem_free(pub);
+		return err_pass(r);
+	}
 	pub->hs = hs;
 	pub->pool = pool;
 	list_init(&pub->shares);
@@ -308,6 +316,7 @@ static void share_end(struct share *share)
 	struct publication *pub = share->pub;
 
 	list_remove(&share->link);
+	list_remove(&share->at_remote);
 	mem_free(share);
 	if (pub->going && list_empty(&pub->shares))
 		loop_defer(pub->hs->kvd->loop, &pub->gone);
@@ -374,6 +383,15 @@ const struct xp_buffer *handshake_local_buffers(struct pool *pool,
 
 /* ---- remote pools ---- */
 
+/* Out of the table, if no other list has its place there. */
+static void pool_unlist(struct remote_pool *pool)
+{
+	struct idmap *by_id = &pool->remote->pools_by_id;
+
+	if (idmap_get(by_id, pool->id) == pool)
+		idmap_remove(by_id, pool->id);
+}
+
 static void pool_free(struct remote_pool *pool)
 {
 	struct remote *remote = pool->remote;
@@ -381,6 +399,7 @@ static void pool_free(struct remote_pool *pool)
 	struct cursor out;
 
 	list_remove(&pool->link);
+	pool_unlist(pool);
 	remote->pool_count--;
 	remote->pool_bytes -= pool->bytes;
 	if (!pool->dead)
@@ -423,16 +442,13 @@ void handshake_pool_unuse(struct remote_pool *pool)
 
 void pools_down(struct handshake *hs, struct remote *remote)
 {
-	struct publication *pub;
 	struct remote_pool *pool;
 	struct share *share;
 
-	list_foreach(pub, &hs->published, link) {
-		list_foreach_safe(share, &pub->shares, link) {
-			if (share->remote == remote)
-				share_end(share);
-		}
-	}
+	(void)hs;
+	while ((share = list_first(&remote->shares, struct share, at_remote)))
+		share_end(share);
+	idmap_fini(&remote->pools_by_id);
 	list_foreach_safe(pool, &remote->pools, link) {
 		keys_drop(pool);
 		pool->dead = true;
@@ -445,13 +461,24 @@ void pools_down(struct handshake *hs, struct remote *remote)
 
 struct remote_pool *handshake_pool_by_id(struct remote *remote, uint64_t id)
 {
-	struct remote_pool *pool;
+	return idmap_get(&remote->pools_by_id, id);
+}
 
-	list_foreach(pool, &remote->pools, link) {
-		if (pool->id == id && !pool->going)
-			return pool;
-	}
-	return NULL;
+bool handshake_pool_is_ours(const struct handshake *hs, uint64_t id)
+{
+	const struct publication *pub = idmap_get(&hs->published_by_id, id);
+
+	return pub && !pub->going && !pub->pool->session->ending;
+}
+
+/* It is not to be found any more, and kept for those who use it. */
+static void pool_going(struct handshake *hs, struct remote_pool *pool)
+{
+	pool_unlist(pool);
+	pool->going = true;
+	pool->uses++;
+	hs->events.on_pool_going(hs->events.owner, pool);
+	handshake_pool_unuse(pool);
 }
 
 int handshake_pool(struct remote *remote, const char *name, int64_t rank,
@@ -666,17 +693,17 @@ static int on_register(struct handshake *hs, struct remote *remote, struct curso
 	remote->pool_bytes += bytes;
 	list_push_back(&remote->pools, &pool->link);
 	r = build_pool(pool, &msg);
+	/* a session shared again: the new list is found in the place of the old one */
+	if (r >= 0 && !idmap_swap(&remote->pools_by_id, pool->id, pool))
+		r = idmap_put(&remote->pools_by_id, pool->id, pool);
 	if (r < 0) {
 		r = err_prefix(r, "REGISTER '%.63s'", msg.name);
 		pool_free(pool);
 		return err_pass(r);
 	}
-	if (old) { /* a session shared again: the new list replaces the old one */
+	if (old) {
 		keys_carry(old, pool);
-		old->going = true;
-		old->uses++;
-		hs->events.on_pool_going(hs->events.owner, old);
-		handshake_pool_unuse(old);
+		pool_going(hs, old);
 	}
 	if (pool->layout)
 		compare(hs, remote, pool);
@@ -699,10 +726,7 @@ static int on_unregister(struct handshake *hs, struct remote *remote, struct cur
 	pool = handshake_pool_by_id(remote, msg.object);
 	if (!pool)
 		return 0; /* twice, or from the past */
-	pool->going = true;
-	pool->uses++;
-	hs->events.on_pool_going(hs->events.owner, pool);
-	handshake_pool_unuse(pool);
+	pool_going(hs, pool);
 	return 0;
 }
 
@@ -716,15 +740,12 @@ static int on_unregister_ack(struct handshake *hs, struct remote *remote,
 
 	if (r < 0)
 		return err_pass(r);
-	list_foreach(pub, &hs->published, link) {
-		if (pub->pool->id != msg.object)
-			continue;
-		list_foreach_safe(share, &pub->shares, link) {
-			if (share->remote == remote && share->unregistering)
-				share_end(share);
-		}
+	pub = idmap_get(&hs->published_by_id, msg.object);
+	share = pub ? find_share(pub, remote) : NULL;
+	if (share && share->unregistering) {
+		share_end(share);
+		pools_announce(hs, remote); /* those that it refused at its cap */
 	}
-	pools_announce(hs, remote); /* those that it refused at its cap */
 	return 0;
 }
 
@@ -732,15 +753,12 @@ static int on_unregister_ack(struct handshake *hs, struct remote *remote,
 static void unannounced(struct handshake *hs, struct remote *remote, uint64_t object,
 			const struct err *why)
 {
-	struct publication *pub;
-	struct share *share;
+	const struct publication *pub = idmap_get(&hs->published_by_id, object);
+	struct share *share = pub ? find_share(pub, remote) : NULL;
 
-	list_foreach(pub, &hs->published, link) {
-		share = pub->pool->id == object ? find_share(pub, remote) : NULL;
-		if (share) {
-			share_end(share);
-			return;
-		}
+	if (share) {
+		share_end(share);
+		return;
 	}
 	hs->events.on_unshared(hs->events.owner, remote, object, why);
 }

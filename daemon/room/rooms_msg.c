@@ -11,7 +11,6 @@
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
 #include "daemon/room/rooms_impl.h"
-#include "daemon/session/session.h"
 
 /* Send one small message; a line that cannot take it is going down. */
 #define SEND(rooms, remote, NAME, name, ...)                                        \
@@ -24,17 +23,6 @@
 		    handshake_send(remote, WIRE_T_##NAME, out_.base, out_.pos) < 0) \
 			err_clear();                                                \
 	} while (0)
-
-static bool pool_is_ours(const struct rooms *rooms, uint64_t id)
-{
-	const struct session *session;
-
-	list_foreach(session, &rooms->kvd->sessions, link) {
-		if (!session->ending && idmap_get(&session->pools, id))
-			return true;
-	}
-	return false;
-}
 
 void msg_abort_ack(struct rooms *rooms, struct remote *remote, uint64_t number,
 		   uint64_t gen)
@@ -206,7 +194,7 @@ static void first_contact(struct rooms *rooms, struct remote *remote, enum wire_
 			      (unsigned long long)key->number, tomb->text);
 	else if (rooms->kvd->draining)
 		r = err_raise(ERR_DRAIN, "no new rooms: the daemon is draining");
-	else if (!pool_is_ours(rooms, key->owner))
+	else if (!handshake_pool_is_ours(rooms->kvd->handshake, key->owner))
 		r = err_raise(ERR_NOTFOUND, "no pool %llu here",
 			      (unsigned long long)key->owner);
 	else

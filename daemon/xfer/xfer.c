@@ -41,6 +41,7 @@ int xfers_new(struct kvd *kvd, struct xfers **xfers_p)
 	list_init(&xfers->serving);
 	list_init(&xfers->kept);
 	strmap_init(&xfers->shadow_by_key);
+	idmap_init(&xfers->attach_by_cookie);
 	*xfers_p = xfers;
 	return 0;
 }
@@ -51,6 +52,7 @@ void xfers_free(struct xfers *xfers)
 		return;
 	assert(list_empty(&xfers->sessions) && list_empty(&xfers->serving));
 	strmap_fini(&xfers->shadow_by_key);
+	idmap_fini(&xfers->attach_by_cookie);
 	mem_free(xfers);
 }
 
@@ -243,7 +245,8 @@ static void share_without(struct xfer_session *xs, struct share *share)
 	    share_update(xs, share) >= 0)
 		return;
 	err_take(&why);
-	peer_end_later(share->remote->peer, &why);
+	if (why.code == ERR_NOMEM)
+		peer_end_later(share->remote->peer, &why);
 }
 
 /* One list on its way at a time: what comes meanwhile goes with the next. */
@@ -311,6 +314,8 @@ static void attach_free(struct attach *attach)
 	assert(list_empty(&attach->waiting));
 	loop_timer_stop(&attach->timer);
 	idmap_remove(&xs->attaches, attach->id);
+	idmap_remove(&xs->xfers->attach_by_cookie, attach->cookie);
+	list_remove(&attach->at_remote);
 	if (attach->pool)
 		handshake_pool_unuse(attach->pool);
 	handshake_release(xs->xfers->kvd->handshake, attach->remote);
@@ -437,7 +442,10 @@ static int attach_begin(struct xfer_session *xs, const char *endpoint, uint64_t 
 	if (!attach)
 		return err_pass(-ENOMEM);
 	attach->id = ++xs->session->next_id;
-	attach->cookie = loop_random_u64(kvd->loop);
+	list_init(&attach->at_remote);
+	do
+		attach->cookie = loop_random_u64(kvd->loop);
+	while (idmap_get(&xs->xfers->attach_by_cookie, attach->cookie));
 	attach->xs = xs;
 	attach->epoch = epoch;
 	attach->asks = asks;
@@ -446,13 +454,17 @@ static int attach_begin(struct xfer_session *xs, const char *endpoint, uint64_t 
 	loop_timer_init(&attach->timer, kvd->loop, on_attach_timer);
 	r = idmap_put(&xs->attaches, attach->id, attach);
 	if (r >= 0)
+		r = idmap_put(&xs->xfers->attach_by_cookie, attach->cookie, attach);
+	if (r >= 0)
 		r = handshake_reach(kvd->handshake, endpoint, &attach->remote);
 	if (r < 0) {
+		idmap_remove(&xs->xfers->attach_by_cookie, attach->cookie);
 		idmap_remove(&xs->attaches, attach->id);
 		mem_free(attach);
 		return err_pass(r);
 	}
 	loop_timer_start(&attach->timer, timeout_ns);
+	list_push_back(&attach->remote->attaches, &attach->at_remote);
 	sched_flow_init(&attach->flow, &attach->remote->line, xs->session->id);
 	attach->waiter = waiter;
 	attach_look(attach);
@@ -521,19 +533,11 @@ static int on_attach(struct xfers *xfers, struct remote *remote, struct cursor *
 static struct attach *by_cookie(struct xfers *xfers, const struct remote *remote,
 				uint64_t cookie)
 {
-	struct xfer_session *xs;
-	struct idmap_cursor at;
+	struct attach *attach = idmap_get(&xfers->attach_by_cookie, cookie);
 
-	list_foreach(xs, &xfers->sessions, link) {
-		idmap_foreach(&xs->attaches, at) {
-			struct attach *attach = at.value;
-
-			if (attach->remote == remote && attach->cookie == cookie &&
-			    attach->state == ATTACH_ASKED)
-				return attach;
-		}
-	}
-	return NULL;
+	return attach && attach->remote == remote && attach->state == ATTACH_ASKED
+		       ? attach
+		       : NULL;
 }
 
 static void take_pool(struct attach *attach)
@@ -602,21 +606,16 @@ int xfers_on_message(struct xfers *xfers, struct remote *remote,
 
 /* ---- events ---- */
 
-static void each_attach(struct xfers *xfers, const struct remote *remote,
+static void each_attach(struct remote *remote,
 			void (*fn)(struct attach *attach, const void *arg),
 			const void *arg)
 {
-	struct xfer_session *xs;
-	struct idmap_cursor at;
+	struct attach *attach;
 
-	list_foreach(xs, &xfers->sessions, link) {
-		idmap_foreach(&xs->attaches, at) {
-			struct attach *attach = at.value;
-
-			if (attach->remote == remote)
-				fn(attach, arg);
-		}
-	}
+	remote->reaches++; /* the last attach may go */
+	list_foreach_safe(attach, &remote->attaches, at_remote)
+		fn(attach, arg);
+	handshake_release(handshake_of(remote), remote);
 }
 
 static void look(struct attach *attach, const void *arg)
@@ -649,7 +648,7 @@ static void change_pool(struct attach *attach, const void *arg)
 
 void xfers_on_change(struct xfers *xfers, struct remote *remote)
 {
-	each_attach(xfers, remote, look, NULL);
+	each_attach(remote, look, NULL);
 	serve_on_change(xfers, remote);
 }
 
@@ -658,7 +657,7 @@ void xfers_on_pool_going(struct xfers *xfers, struct remote_pool *pool)
 	struct xfer_session *xs;
 	struct idmap_cursor at;
 
-	each_attach(xfers, pool->remote, change_pool, pool);
+	each_attach(pool->remote, change_pool, pool);
 	list_foreach(xs, &xfers->sessions, link) {
 		idmap_foreach(&xs->dlists, at) {
 			struct prepared *prepared = at.value;
@@ -679,7 +678,7 @@ void xfers_on_down(struct xfers *xfers, struct remote *remote, const struct err 
 	struct remote_pool *pool;
 	struct share *share;
 
-	each_attach(xfers, remote, lose, why);
+	each_attach(remote, lose, why);
 	list_foreach(xs, &xfers->sessions, link) {
 		lists_forget_remote(xs, remote);
 		list_foreach_safe(share, &xs->shares, link) {

@@ -36,8 +36,9 @@ struct xfers {
 	struct list sessions; /* struct xfer_session.link */
 	struct list shadows;
 	struct strmap shadow_by_key; /* {remote, gid} */
-	struct list serving;	     /* struct serve.link */
-	struct list kept;	     /* struct kept_plan.link, oldest first */
+	struct idmap attach_by_cookie;
+	struct list serving; /* struct serve.link */
+	struct list kept;    /* struct kept_plan.link, oldest first */
 	size_t kept_bytes;
 	unsigned int live;
 };
@@ -95,6 +96,7 @@ static inline void xfer_waiter_end(struct xfer_waiter *waiter, const struct err 
 
 /* a remote session, by its secret */
 struct attach {
+	struct list at_remote; /* in remote->attaches */
 	uint64_t id, cookie;
 	struct xfer_session *xs;
 	struct remote *remote; /* held */

@@ -25,6 +25,7 @@
  */
 struct shadow {
 	struct list link;
+	struct list at_remote; /* in remote->shadows */
 	struct remote *remote;
 	uint64_t gid;
 	uint64_t initiator; /* epoch of the remote's session */
@@ -119,6 +120,9 @@ static void shadow_remove(struct xfers *xfers, struct shadow *shadow)
 
 	strmap_remove_bytes(&xfers->shadow_by_key, &key, sizeof(key));
 	list_remove(&shadow->link);
+	list_remove(&shadow->at_remote);
+	shadow->remote->shadow_count--;
+	shadow->remote->shadow_entries -= shadow->total;
 	shadow->gone = true;
 	if (shadow->kept)
 		kept_free(xfers, shadow->kept);
@@ -129,22 +133,14 @@ static void shadow_remove(struct xfers *xfers, struct shadow *shadow)
 	shadow_unref(shadow);
 }
 
-static int check_caps(const struct xfers *xfers, const struct remote *remote,
-		      uint32_t total)
+static int check_caps(const struct remote *remote, uint32_t total)
 {
-	const struct shadow *shadow;
-	uint64_t entries = total;
-	unsigned int lists = 0;
+	uint64_t entries = remote->shadow_entries + total;
 
-	list_foreach(shadow, &xfers->shadows, link) {
-		if (shadow->remote != remote)
-			continue;
-		lists++;
-		entries += shadow->total;
-	}
-	if (lists >= XFER_SHADOWS_MAX || entries > XFER_SHADOW_ENTRIES_MAX)
+	if (remote->shadow_count >= XFER_SHADOWS_MAX || entries > XFER_SHADOW_ENTRIES_MAX)
 		return err_raise(ERR_LIMIT, "%.150s keeps %u lists here, %llu entries",
-				 remote->label, lists, (unsigned long long)entries);
+				 remote->label, remote->shadow_count,
+				 (unsigned long long)entries);
 	return 0;
 }
 
@@ -158,7 +154,7 @@ static int shadow_new(struct xfers *xfers, struct remote *remote, uint64_t gid,
 	if (total > DLIST_ENTRIES_MAX)
 		return err_raise(ERR_LIMIT, "a list of %u entries, at most %u", total,
 				 DLIST_ENTRIES_MAX);
-	r = check_caps(xfers, remote, total);
+	r = check_caps(remote, total);
 	if (r < 0)
 		return err_pass(r);
 	shadow = mem_zalloc(sizeof(*shadow));
@@ -177,6 +173,9 @@ static int shadow_new(struct xfers *xfers, struct remote *remote, uint64_t gid,
 		return err_pass(r);
 	}
 	list_push_back(&xfers->shadows, &shadow->link);
+	list_push_back(&remote->shadows, &shadow->at_remote);
+	remote->shadow_count++;
+	remote->shadow_entries += total;
 	*shadow_p = shadow;
 	return 0;
 }
@@ -762,10 +761,8 @@ void serve_remote_down(struct xfers *xfers, struct remote *remote)
 {
 	struct shadow *shadow;
 
-	list_foreach_safe(shadow, &xfers->shadows, link) {
-		if (shadow->remote == remote)
-			shadow_remove(xfers, shadow);
-	}
+	list_foreach_safe(shadow, &remote->shadows, at_remote)
+		shadow_remove(xfers, shadow);
 }
 
 void serve_session_end(struct xfers *xfers, struct session *session)
@@ -824,12 +821,11 @@ void serve_pool_going(struct xfers *xfers, struct remote_pool *pool)
 	bool ended = pool->is_session && !handshake_pool_by_id(pool->remote, pool->id);
 	struct shadow *shadow;
 
-	list_foreach_safe(shadow, &xfers->shadows, link) {
+	list_foreach_safe(shadow, &pool->remote->shadows, at_remote) {
 		if (shadow->dlist && shadow->dlist->places &&
 		    shadow->dlist->places->pool == pool)
 			drop_cached(shadow);
-		if (ended && shadow->remote == pool->remote &&
-		    shadow->initiator == pool->session)
+		if (ended && shadow->initiator == pool->session)
 			shadow_remove(xfers, shadow);
 	}
 }

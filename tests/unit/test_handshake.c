@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What daemons tell each other of their memory: a list that is too large for one
- * message is refused to who asked for it, and costs no peering. In-process cluster.
+ * message is refused to who asked for it, and costs no peering; a pool is found at the
+ * same cost however many a peer has. In-process cluster.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "daemon/handshake/handshake.h"
@@ -163,7 +165,7 @@ static void session_too_large_to_be_told_is_refused_by_name(void **state)
 	cJSON_Delete(answer);
 	cluster_run(&p->c, LOOP_NS_PER_S);
 	assert_non_null(remote_at(p, 0));
-	assert_int_equal(remote_at(p, 0)->peer->state, PEER_UP);
+	assert_int_equal(sm_state(&remote_at(p, 0)->peer->sm), PEER_UP);
 	for (unsigned int i = 0; i < MANY / 2; i++)
 		cluster_ok(&p->c, p->me, "{'cmd':'region.unregister','region':%u}",
 			   first + i);
@@ -216,10 +218,131 @@ static void pool_too_large_to_be_told_costs_no_peering(void **state)
 		   p->c.nodes[1].endpoint);
 	cluster_run(&p->c, LOOP_NS_PER_S);
 	for (unsigned int node = 0; node < 2; node++)
-		assert_int_equal(remote_at(p, node)->peer->state, PEER_UP);
+		assert_int_equal(sm_state(&remote_at(p, node)->peer->sm), PEER_UP);
 	assert_true(knows(remote_at(p, 1), "mine"));
 	assert_false(knows(remote_at(p, 1), "wide"));
 	assert_int_equal(remote_at(p, 1)->peer->epoch, 1);
+}
+
+/* ---- finding ---- */
+
+static uint64_t register_pool(struct pair *p, struct session *session,
+			      const struct cache *cache, unsigned int number)
+{
+	const cJSON *id;
+	uint64_t pool;
+	cJSON *answer = cluster_call(
+		&p->c, session,
+		"{'cmd':'pool.register','name':'p%u','regions':[{'region':%llu}],"
+		"'layout':{'rank':0,'buffers':[%llu],'views':{'kv':{'page_tokens':1,"
+		"'pages':4,'layers':[{'layer':0,'fields':[{'name':'k','buffer':0,"
+		"'offset':0,'page_stride':8,'token_stride':8,'unit_stride':8,"
+		"'unit_bytes':8,'first_unit':0,'units':1,'total_units':1}]}]}}}}",
+		number, (unsigned long long)cache->region,
+		(unsigned long long)cache->bytes);
+
+	id = cJSON_GetObjectItem(answer, "pool");
+	if (!cJSON_IsNumber(id))
+		fail_msg("%s", cJSON_PrintUnformatted(answer));
+	pool = (uint64_t)id->valuedouble;
+	cJSON_Delete(answer);
+	return pool;
+}
+
+static void pool_is_found_until_it_goes(void **state)
+{
+	struct pair *p = *state;
+	const struct handshake *hs = p->c.nodes[0].kvd.handshake;
+	struct remote *remote;
+	uint64_t pool;
+
+	assert_attaches(p);
+	remote = remote_at(p, 1);
+	assert_true(handshake_pool_is_ours(hs, p->mine.pool));
+	assert_false(handshake_pool_is_ours(hs, 999));
+	assert_non_null(handshake_pool_by_id(remote, p->mine.pool));
+	assert_null(handshake_pool_by_id(remote, 999));
+	/* the session's list is told anew: the newest is found */
+	assert_non_null(handshake_pool_by_id(remote, p->me->epoch));
+	assert_int_equal(handshake_pool_by_id(remote, p->me->epoch)->region_count, 1);
+	register_many(p, 2);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_int_equal(handshake_pool_by_id(remote, p->me->epoch)->region_count, 3);
+	pool = register_pool(p, p->me, &p->mine, 1);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_non_null(handshake_pool_by_id(remote, pool));
+	cluster_ok(&p->c, p->me, "{'cmd':'pool.unregister','pool':%llu}",
+		   (unsigned long long)pool);
+	assert_false(handshake_pool_is_ours(hs, pool));
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_null(handshake_pool_by_id(remote, pool));
+	assert_non_null(handshake_pool_by_id(remote, p->mine.pool));
+	/* with its peer all goes, and comes again */
+	remote->reaches++;
+	fake_link_cut(fake_hub_node(p->c.bytes, 0), fake_hub_node(p->c.bytes, 1));
+	while (sm_state(&remote->peer->sm) == PEER_UP)
+		loop_turn(p->c.loop, LOOP_NS_PER_S);
+	assert_null(handshake_pool_by_id(remote, p->mine.pool));
+	assert_null(handshake_pool_by_id(remote, p->me->epoch));
+	assert_attaches(p);
+	assert_non_null(handshake_pool_by_id(remote_at(p, 1), p->mine.pool));
+	handshake_release(p->c.nodes[1].kvd.handshake, remote);
+}
+
+static uint64_t cpu_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+/* The least that 100 times looking for both take. */
+static uint64_t cost_ns(struct pair *p, uint64_t pool)
+{
+	struct remote *remote = remote_at(p, 1);
+	uint64_t least = UINT64_MAX;
+
+	for (unsigned int n = 0; n < 20; n++) {
+		uint64_t begun = cpu_ns(), took;
+
+		for (unsigned int i = 0; i < 100; i++) {
+			assert_non_null(handshake_pool_by_id(remote, pool));
+			assert_true(handshake_pool_is_ours(p->c.nodes[0].kvd.handshake,
+							   pool));
+		}
+		took = cpu_ns() - begun;
+		least = took < least ? took : least;
+	}
+	return least;
+}
+
+static void pool_is_found_as_fast_among_many(void **state)
+{
+	struct pair *p = *state;
+	struct cache caches[40];
+	uint64_t few, many, last = 0;
+
+	assert_attaches(p);
+	few = cost_ns(p, p->mine.pool);
+	for (unsigned int i = 0; i < ARRAY_LEN(caches); i++) {
+		struct session *session = cluster_engine(&p->c, 0, "one of many");
+
+		caches[i] = p->mine;
+		cluster_cache(&p->c, session, "first", 0, &caches[i]);
+		for (unsigned int n = 0; n < 50; n++)
+			last = register_pool(p, session, &caches[i], 50 * i + n);
+	}
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	many = cost_ns(p, last);
+	if (many > 8 * few)
+		fail_msg("%ju ns among 2000 pools, %ju ns among few", (uintmax_t)many,
+			 (uintmax_t)few);
+	for (unsigned int i = 0; i < ARRAY_LEN(caches); i++) {
+		cluster_engine_dies(&p->c, caches[i].session);
+		cluster_run(&p->c, LOOP_NS_PER_S / 10);
+		cache_close(&caches[i]);
+	}
 }
 
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -229,6 +352,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(session_too_large_to_be_told_is_refused_by_name),
 		CASE(pool_too_large_to_be_told_costs_no_peering),
+		CASE(pool_is_found_until_it_goes),
+		CASE(pool_is_found_as_fast_among_many),
 	};
 
 	return cmocka_run_group_tests_name("handshake", tests, NULL, NULL);

@@ -36,6 +36,24 @@ static void idmap_put_get_remove_agree(void **state)
 	idmap_fini(&map);
 }
 
+static void idmap_swap_changes_only_what_is_there(void **state)
+{
+	struct idmap map;
+	int a, b;
+
+	(void)state;
+	idmap_init(&map);
+	assert_null(idmap_swap(&map, 7, &a));
+	assert_null(idmap_get(&map, 7));
+	assert_int_equal(idmap_put(&map, 7, &a), 0);
+	mem_fail_from(1);
+	assert_ptr_equal(idmap_swap(&map, 7, &b), &a);
+	mem_fail_at(0);
+	assert_ptr_equal(idmap_get(&map, 7), &b);
+	assert_int_equal(idmap_count(&map), 1);
+	idmap_fini(&map);
+}
+
 /* 200 000 random puts and removes over 512 keys, against a plain array. */
 static void idmap_random_matches_a_model(void **state)
 {
@@ -218,6 +236,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(idmap_put_get_remove_agree),
+		cmocka_unit_test(idmap_swap_changes_only_what_is_there),
 		cmocka_unit_test(idmap_random_matches_a_model),
 		cmocka_unit_test(idmap_churn_does_not_grow),
 		cmocka_unit_test(foreach_goes_by_insertion_and_survives_removal),

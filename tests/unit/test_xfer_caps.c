@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Lists that other daemons keep here: each daemon has its caps, and what one more list
+ * costs does not grow with those that are there. In-process cluster; the lists are put
+ * in where a data line's requests arrive.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "daemon/base/log.h"
+#include "daemon/handshake/handshake.h"
+#include "daemon/xfer/xfer.h"
+#include "daemon/xfer/xfer_impl.h"
+#include "tests/lib/cluster.h"
+
+/* nodes 1 and 2 have lists at node 0 */
+struct trio {
+	struct cluster c;
+	struct session *target;
+	struct remote *from[2];
+};
+
+/* ---- requests without a line ---- */
+
+static enum err_code answered;
+
+static void on_land(struct xp_inbound *in, const struct xp_sides *sides,
+		    const struct err *err)
+{
+	(void)in;
+	(void)sides;
+	answered = err ? err->code : ERR_OK;
+}
+
+static struct transport_ops no_line;
+
+static enum err_code request(struct trio *p, struct remote *remote,
+			     enum request_kind kind, const struct cursor *written)
+{
+	const struct transport_ops *ops = remote->transport->ops;
+	struct xp_inbound in = {
+		.kind = XP_WRITE, .header = written->base, .header_len = written->pos};
+	struct cursor header;
+
+	cursor_read(&header, written->base, written->pos);
+	remote->transport->ops = &no_line;
+	xfers_on_request(p->c.nodes[0].kvd.xfers, remote, &in, kind, &header);
+	remote->transport->ops = ops;
+	return answered;
+}
+
+/* A list of `total` entries, of which the first is said. */
+static enum err_code put_list(struct trio *p, struct remote *remote, uint64_t gid,
+			      uint32_t total)
+{
+	uint8_t buf[128];
+	struct cursor out;
+
+	cursor_write(&out, buf, sizeof(buf));
+	cursor_put_u64(&out, gid);
+	cursor_put_u8(&out, 1);
+	cursor_put_u64(&out, 77); /* the initiator's session */
+	cursor_put_u64(&out, p->target->epoch);
+	cursor_put_bytes(&out, p->target->secret, 16);
+	cursor_put_u32(&out, total);
+	cursor_put_u32(&out, 0);
+	cursor_put_u32(&out, 1);
+	cursor_put_u64(&out, 4096);
+	cursor_put_u64(&out, 8);
+	cursor_put_u64(&out, 8);
+	cursor_put_u64(&out, 1);
+	assert_false(out.bad);
+	return request(p, remote, REQUEST_DLIST, &out);
+}
+
+static enum err_code free_list(struct trio *p, struct remote *remote, uint64_t gid)
+{
+	uint8_t buf[16];
+	struct cursor out;
+
+	cursor_write(&out, buf, sizeof(buf));
+	cursor_put_u64(&out, gid);
+	return request(p, remote, REQUEST_DLIST_FREE, &out);
+}
+
+static int setup(void **state)
+{
+	struct trio *p = calloc(1, sizeof(*p));
+	struct remote *remote;
+	unsigned int n = 0;
+
+	no_line = fake_ops;
+	no_line.land = on_land;
+	cluster_new(&p->c, 1, 3);
+	p->target = cluster_engine(&p->c, 0, "target");
+	for (unsigned int i = 1; i < 3; i++) {
+		struct session *other = cluster_engine(&p->c, i, "other");
+
+		cluster_ok(&p->c, other, "{'cmd':'peer.connect','endpoint':'%s'}",
+			   p->c.nodes[0].endpoint);
+	}
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	list_foreach(remote, handshake_remotes(p->c.nodes[0].kvd.handshake), link)
+		p->from[n++] = remote;
+	assert_int_equal(n, 2);
+	*state = p;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct trio *p = *state;
+
+	cluster_free(&p->c);
+	free(p);
+	return 0;
+}
+
+/* ---- caps ---- */
+
+static void lists_are_capped_for_each_daemon_by_itself(void **state)
+{
+	struct trio *p = *state;
+	uint64_t gid;
+
+	for (gid = 1; gid <= XFER_SHADOWS_MAX; gid++)
+		assert_int_equal(put_list(p, p->from[0], gid, 1), ERR_OK);
+	assert_int_equal(put_list(p, p->from[0], gid, 1), ERR_LIMIT);
+	assert_int_equal(put_list(p, p->from[1], gid, 1), ERR_OK);
+	assert_int_equal(put_list(p, p->from[0], 5, 1), ERR_OK); /* said again */
+	assert_int_equal(put_list(p, p->from[0], gid, 1), ERR_LIMIT);
+	assert_int_equal(free_list(p, p->from[0], 7), ERR_OK);
+	assert_int_equal(free_list(p, p->from[0], 7), ERR_OK); /* twice frees one */
+	assert_int_equal(put_list(p, p->from[0], gid, 1), ERR_OK);
+	assert_int_equal(put_list(p, p->from[0], gid + 1, 1), ERR_LIMIT);
+	assert_int_equal(p->from[0]->shadow_count, XFER_SHADOWS_MAX);
+	assert_int_equal(p->from[1]->shadow_count, 1);
+}
+
+static void entries_are_capped_for_each_daemon_by_itself(void **state)
+{
+	struct trio *p = *state;
+	const uint32_t part = DLIST_ENTRIES_MAX;
+	uint64_t gid = 1;
+
+	for (uint64_t left = XFER_SHADOW_ENTRIES_MAX; left > 0; left -= part)
+		assert_int_equal(put_list(p, p->from[0], gid++, part), ERR_OK);
+	assert_int_equal(put_list(p, p->from[0], gid, 1), ERR_LIMIT);
+	assert_int_equal(put_list(p, p->from[1], gid, part), ERR_OK);
+	assert_int_equal(free_list(p, p->from[0], 1), ERR_OK);
+	assert_int_equal(put_list(p, p->from[0], gid, part), ERR_OK);
+	assert_int_equal(put_list(p, p->from[0], gid + 1, 1), ERR_LIMIT);
+}
+
+/* The daemon that is gone has nothing here any more, and its next life has its caps. */
+static void lists_go_with_their_daemon(void **state)
+{
+	struct trio *p = *state;
+
+	for (uint64_t gid = 1; gid <= 100; gid++) {
+		assert_int_equal(put_list(p, p->from[0], gid, 2), ERR_OK);
+		assert_int_equal(put_list(p, p->from[1], gid, 2), ERR_OK);
+	}
+	p->from[0]->reaches++;
+	fake_link_cut(p->from[0]->transport, fake_hub_node(p->c.bytes, 1));
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_int_equal(p->from[0]->shadow_count, 0);
+	assert_int_equal(p->from[0]->shadow_entries, 0);
+	assert_int_equal(p->from[1]->shadow_count, 100);
+	assert_int_equal(p->from[1]->shadow_entries, 200);
+	handshake_release(p->c.nodes[0].kvd.handshake, p->from[0]);
+}
+
+/* ---- cost ---- */
+
+static uint64_t cpu_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+/* The least that a list of some cost, each 100 of which are taken together. */
+static uint64_t cost_ns(struct trio *p, struct remote *remote, uint64_t first)
+{
+	uint64_t least = UINT64_MAX;
+
+	for (unsigned int n = 0; n < 10; n++) {
+		uint64_t begun = cpu_ns(), took;
+
+		for (uint64_t i = 0; i < 100; i++)
+			put_list(p, remote, first + 100 * n + i, 1);
+		took = cpu_ns() - begun;
+		least = took < least ? took : least;
+	}
+	return least;
+}
+
+static void list_costs_the_same_however_many_there_are(void **state)
+{
+	struct trio *p = *state;
+	uint64_t few = cost_ns(p, p->from[1], 1), many;
+
+	for (uint64_t gid = 1; gid <= 60000; gid++)
+		assert_int_equal(put_list(p, p->from[0], gid, 1), ERR_OK);
+	many = cost_ns(p, p->from[1], 5000);
+	if (many > 8 * few)
+		fail_msg("100 lists take %ju ns beside 60000, %ju ns beside none",
+			 (uintmax_t)many, (uintmax_t)few);
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(lists_are_capped_for_each_daemon_by_itself),
+		CASE(entries_are_capped_for_each_daemon_by_itself),
+		CASE(lists_go_with_their_daemon),
+		CASE(list_costs_the_same_however_many_there_are),
+	};
+
+	return cmocka_run_group_tests_name("xfer_caps", tests, NULL, NULL);
+}
