@@ -232,6 +232,7 @@ int kvd_xfer_post(struct kvd_xfer *xfer, const void *notif, size_t notif_bytes)
 				       .bytes = (uint32_t)part.bytes,
 				       .gen = kvd_ring_next_gen(gen)};
 	int r = client_ring_begin(client), state;
+	bool posted;
 
 	if (!r)
 		r = client_object_usable(&slot->object, "xfer");
@@ -242,15 +243,18 @@ int kvd_xfer_post(struct kvd_xfer *xfer, const void *notif, size_t notif_bytes)
 	if (r)
 		return r;
 	state = client_slot_state(slot);
-	if (state != KVD_FAILED && state != KVD_SUCCESS && atomic_load(&slot->posted))
+	posted = atomic_load(&slot->posted);
+	if (state != KVD_FAILED && state != KVD_SUCCESS && posted)
 		return client_fail(client, KVD_E_STATE, "xfer: not ended yet");
 	entry.a = slot->object.id;
 	/* first, for readers: the daemon's word comes after it */
 	atomic_store(&slot->posted, true);
 	atomic_store(&slot->gen, entry.gen);
 	r = client_ring_put(client, &entry, &part, 1, &slot->object);
-	if (r) /* never asked: it is what it was */
+	if (r) { /* never asked: it is what it was; undone in the other order */
 		atomic_store(&slot->gen, gen);
+		atomic_store(&slot->posted, posted);
+	}
 	return r;
 }
 

@@ -590,6 +590,61 @@ static void xfer_starts_polls_and_is_released(void **state)
 			    "\"cmd\":\"xfer.release\",\"xfer\":55,\"wait\":true}");
 }
 
+/* A made one, through the socket (this daemon has no ring); the slot is `s`. */
+static struct kvd_xfer *xfer_made(struct client_fixture *f, struct client_slot **s)
+{
+	const struct kvd_session_key key = {.epoch = 5, .secret = "00ff"};
+	const struct kvd_desc desc = {.address = 4096, .bytes = 64};
+	struct kvd_dlist *local, *remote;
+	struct kvd_xfer *xfer;
+	uint64_t attach;
+
+	fake_kvd_page(f->fake)->engine_first = FAKE_KVD_SLOTS / 2;
+	fake_kvd_answer(f->fake, OK ",\"attach\":2}");
+	assert_int_equal(kvd_peer_attach(f->client, "tcp://h:1", &key, 0, &attach), 0);
+	fake_kvd_answer(f->fake, OK ",\"dlist\":10}");
+	assert_int_equal(kvd_dlist_prep(f->client, 0, &desc, 1, NULL, &local), 0);
+	fake_kvd_answer(f->fake, OK ",\"dlist\":11}");
+	assert_int_equal(kvd_dlist_prep(f->client, attach, &desc, 1, NULL, &remote), 0);
+	assert_int_equal(kvd_xfer_make(f->client,
+				       &(struct kvd_xfer_args){.op = KVD_WRITE,
+							       .local = local,
+							       .remote = remote},
+				       &xfer),
+			 0);
+	*s = &xfer->slot;
+	fake_kvd_word(f->fake, (*s)->slot, (*s)->gen, KVD_BOOTSTRAPPING, 0, 0);
+	return xfer;
+}
+
+static void xfer_post_refused_for_now_may_be_posted_again(void **state)
+{
+	struct client_fixture *f = *state;
+	unsigned int cap = f->client->max_pending;
+	struct client_slot *slot;
+	struct kvd_xfer *xfer = xfer_made(f, &slot);
+	uint32_t gen = slot->gen;
+
+	for (int i = 0; i < 2; i++) {
+		f->client->max_pending = 0;
+		assert_int_equal(kvd_xfer_post(xfer, NULL, 0), -KVD_E_FULL);
+		assert_true(kvd_last_error(f->client)->retryable);
+		assert_int_equal(kvd_xfer_state(xfer), KVD_BOOTSTRAPPING);
+	}
+	f->client->max_pending = cap;
+	assert_int_equal(kvd_xfer_post(xfer, NULL, 0), 0);
+	assert_int_equal(kvd_xfer_state(xfer), KVD_TRANSFERRING);
+	fake_kvd_word(f->fake, slot->slot, gen + 1, KVD_SUCCESS, 0, 0);
+	assert_int_equal(kvd_xfer_state(xfer), KVD_SUCCESS);
+	/* of one that was posted before, too */
+	f->client->max_pending = 0;
+	assert_int_equal(kvd_xfer_post(xfer, NULL, 0), -KVD_E_FULL);
+	assert_int_equal(kvd_xfer_state(xfer), KVD_SUCCESS);
+	f->client->max_pending = cap;
+	assert_int_equal(kvd_xfer_post(xfer, NULL, 0), 0);
+	assert_int_equal(kvd_xfer_state(xfer), KVD_TRANSFERRING);
+}
+
 static void on_notif(void *arg, const char *from, const void *data, size_t bytes)
 {
 	struct client_fixture *f = arg;
@@ -674,6 +729,7 @@ int main(void)
 		T(client_in_a_forked_child_is_refused),
 		T(dlist_long_ones_travel_in_a_memfd),
 		T(xfer_starts_polls_and_is_released),
+		T(xfer_post_refused_for_now_may_be_posted_again),
 		T(notifs_are_bytes),
 		T(out_of_memory_costs_one_call),
 	};
