@@ -44,7 +44,7 @@
 	M(24, ATTACH, attach, 256, "a session's secret: let my session use yours") \
 	M(25, ATTACH_ACK, attach_ack, 64, \
 	  "attached; REGISTERs of its regions went before") \
-	M(26, ATTACH_NAK, attach_nak, 1024, "no such session, or a wrong secret")  \
+	M(26, ATTACH_NAK, attach_nak, 1024, "the session is not attached, and why") \
 	M(27, OFFER_NAK, offer_nak, 1024, \
 	  "no such offer, or the puller's pages are outside it") \
 	M(28, ROUTE_PUBLISH, route_publish, 4096, \

@@ -488,46 +488,55 @@ int attach_refresh(struct xfer_session *xs, const struct attach *attach,
 
 /* ---- messages ---- */
 
+static int attach_refuse(struct handshake *hs, struct remote *remote,
+			 const struct wire_attach *m)
+{
+	struct wire_attach_nak nak = {.cookie = m->cookie, .session = m->session};
+	struct cursor out;
+	struct err why;
+	int r;
+
+	err_take(&why);
+	nak.code = why.code;
+	snprintf(nak.text, sizeof(nak.text), "%.*s", (int)sizeof(nak.text) - 1, why.text);
+	handshake_body(hs, &out);
+	r = wire_attach_nak_put(&out, &nak);
+	return r < 0 ? err_pass(r)
+		     : handshake_send(remote, WIRE_T_ATTACH_NAK, out.base, out.pos);
+}
+
+/* Which session it was, and whether there is one, is told only with its secret. */
+static int attach_admit(struct xfers *xfers, struct remote *remote,
+			const struct wire_attach *m)
+{
+	struct session *session = xfer_session_by_epoch(xfers, m->session);
+	struct xfer_session *xs;
+	struct share *share;
+
+	if (!session || !xfer_secret_is(session, m->secret))
+		return err_raise(ERR_AUTH, "no session %llu with this secret",
+				 (unsigned long long)m->session);
+	xs = xfer_session_of(session);
+	share = xs ? share_of(xs, remote) : NULL;
+	return share ? share_update(xs, share) : err_pass(-ENOMEM);
+}
+
 static int on_attach(struct xfers *xfers, struct remote *remote, struct cursor *body)
 {
 	struct handshake *hs = xfers->kvd->handshake;
-	struct wire_attach_nak nak = {.code = ERR_AUTH};
 	struct wire_attach_ack ack;
 	struct wire_attach m;
-	struct xfer_session *xs = NULL;
-	struct session *session;
-	struct share *share = NULL;
 	struct cursor out;
 	int r = wire_attach_get(body, &m);
 
 	if (r < 0)
 		return err_pass(r);
-	err_clear();
-	session = xfer_session_by_epoch(xfers, m.session);
-	if (session && xfer_secret_is(session, m.secret))
-		xs = xfer_session_of(session);
-	if (xs)
-		share = share_of(xs, remote);
-	if (share && share_update(xs, share) >= 0) {
-		ack = (struct wire_attach_ack){.cookie = m.cookie, .session = m.session};
-		handshake_body(hs, &out);
-		wire_attach_ack_put(&out, &ack);
-		return handshake_send(remote, WIRE_T_ATTACH_ACK, out.base, out.pos);
-	}
-	if (err_last()->code == ERR_NOMEM) {
-		nak.code = ERR_NOMEM;
-		snprintf(nak.text, sizeof(nak.text), "no memory to attach");
-	} else {
-		snprintf(nak.text, sizeof(nak.text), "no session %llu with this secret",
-			 (unsigned long long)m.session);
-	}
-	err_clear();
-	nak.cookie = m.cookie;
-	nak.session = m.session;
+	if (attach_admit(xfers, remote, &m) < 0)
+		return attach_refuse(hs, remote, &m);
+	ack = (struct wire_attach_ack){.cookie = m.cookie, .session = m.session};
 	handshake_body(hs, &out);
-	r = wire_attach_nak_put(&out, &nak);
-	return r < 0 ? err_pass(r)
-		     : handshake_send(remote, WIRE_T_ATTACH_NAK, out.base, out.pos);
+	wire_attach_ack_put(&out, &ack);
+	return handshake_send(remote, WIRE_T_ATTACH_ACK, out.base, out.pos);
 }
 
 static struct attach *by_cookie(struct xfers *xfers, const struct remote *remote,

@@ -475,6 +475,41 @@ static void wrong_secret_is_refused(void **state)
 			p->c.nodes[1].endpoint, (unsigned long long)p->you->epoch);
 }
 
+static int no_key(struct xp_reg *reg, struct xp_peer *peer, void *buf, size_t size,
+		  size_t *len_p)
+{
+	(void)reg;
+	(void)peer;
+	(void)buf;
+	(void)size;
+	(void)len_p;
+	return err_raise(ERR_IMPORT, "the adapter makes no key of it");
+}
+
+/* "Wrong secret" would send the engine looking where nothing is wrong. */
+static void attach_that_cannot_be_served_says_why(void **state)
+{
+	struct pair *p = *state;
+	struct session *third = cluster_engine(&p->c, 1, "third");
+	struct transport *transport = p->c.nodes[1].kvd.transports[0];
+	const struct transport_ops *ops = transport->ops;
+	struct transport_ops broken = *ops;
+	struct cache theirs = p->yours;
+	char secret[33];
+
+	cluster_cache(&p->c, third, "theirs", 0, &theirs);
+	hex(third->secret, 16, secret);
+	broken.key_pack = no_key;
+	transport->ops = &broken;
+	cluster_refused(&p->c, p->me, "EIMPORT",
+			"{'cmd':'peer.attach','endpoint':'%s','session':'%llu',"
+			"'secret':'%s'}",
+			p->c.nodes[1].endpoint, (unsigned long long)third->epoch, secret);
+	transport->ops = ops;
+	attach_to(p, p->me, third, 1);
+	cache_close(&theirs);
+}
+
 static void unregistered_memory_cannot_be_written(void **state)
 {
 	struct pair *p = *state;
@@ -883,6 +918,7 @@ int main(void)
 		CASE(bad_picks_are_refused_in_the_answer),
 		CASE(bad_lists_are_refused_in_the_answer),
 		CASE(wrong_secret_is_refused),
+		CASE(attach_that_cannot_be_served_says_why),
 		CASE(unregistered_memory_cannot_be_written),
 		LOOPBACK(unregistered_memory_cannot_be_written),
 		CASE(unregister_in_flight_waits_for_quiet),
