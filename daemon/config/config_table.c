@@ -229,9 +229,8 @@ static const struct setting options[] = {
 	 .preset = "auto", .min = 1, .max = 1000000,
 	 .help = "What a work request costs, in ns: rows that are scattered at both ends "
 		 "and "
-		 "cheaper to copy twice are packed. auto: measured with each peer when "
-		 "the "
-		 "first such transfer comes. 1: never packed."},
+		 "cheaper to copy twice are packed. auto: measured with each peer, again "
+		 "and again from the first such transfer on. 1: never packed."},
 	{"transport", "copy_threads", SETTING_AUTO_COUNT, FIELD(copy_threads),
 	 .preset = "auto", .min = 1, .max = THREADS_MAX,
 	 .help = "Threads that copy engine memory. auto: half the cores, 1 to 8."},

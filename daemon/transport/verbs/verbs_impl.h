@@ -181,6 +181,15 @@ struct verbs_qp {
 
 /* ---- peers ---- */
 
+#define VERBS_METER_KEPT 8u
+
+/* What a request costs with a peer: the least of the last measurements. */
+struct verbs_meter {
+	uint64_t begin_ns, next_ns; /* of the one under way (0: none); of the next */
+	double kept[VERBS_METER_KEPT];
+	uint32_t count; /* of measurements, in all */
+};
+
 struct verbs_peer {
 	struct net_peer net;
 	struct verbs_transport *transport;
@@ -228,8 +237,7 @@ struct verbs_peer {
 
 	/* packed transfers */
 	struct verbs_pool *pack_pool; /* the slots that it may write; NULL: not yet */
-	uint64_t probe_begin_ns;
-	double request_ns; /* measured; 0: not yet */
+	struct verbs_meter meter;
 };
 
 /* A frame on its way out. */
@@ -451,10 +459,19 @@ void verbs_xfer_drop_partial(struct verbs_peer *peer); /* a request not whole ye
 void verbs_xfer_grant(struct verbs_peer *peer);	       /* slots to who waits for one */
 
 /* ---- verbs_cost.c ---- */
-void verbs_cost_learn(struct verbs_transport *transport, uint8_t *memory);
+/* `clock_ns` NULL: CPU time of this thread. */
+void verbs_cost_learn(struct verbs_transport *transport, uint8_t *memory,
+		      uint64_t (*clock_ns)(void));
 double verbs_cost_copy_ns(const struct verbs_transport *transport, uint32_t row);
-double verbs_cost_request_ns(struct verbs_peer *peer);
-void verbs_cost_probed(struct verbs_peer *peer); /* the last of its requests is back */
+double verbs_cost_request_ns(const struct verbs_peer *peer);
+/* Measure what a request costs, if it is time. */
+void verbs_cost_measure(struct verbs_peer *peer);
+/* The last of a measurement's requests is back; or (not good) never will be. */
+void verbs_cost_probed(struct verbs_peer *peer, bool good);
+bool verbs_meter_due(const struct verbs_meter *meter, uint64_t now_ns);
+void verbs_meter_begin(struct verbs_meter *meter, uint64_t now_ns);
+void verbs_meter_end(struct verbs_meter *meter, uint64_t now_ns, uint32_t requests);
+double verbs_meter_ns(const struct verbs_meter *meter); /* 0: not measured */
 /* Bytes in a work request of that plan, as far as a part of it shows. */
 uint32_t verbs_cost_row(const struct plan *plan, enum xp_kind kind, uint32_t sge_max);
 

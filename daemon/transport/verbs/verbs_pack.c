@@ -78,7 +78,7 @@ void verbs_pack_open(struct verbs_transport *transport)
 		err_clear();
 		return;
 	}
-	verbs_cost_learn(transport, transport->pack_pool->memory->base);
+	verbs_cost_learn(transport, transport->pack_pool->memory->base, NULL);
 }
 
 void verbs_pack_close(struct verbs_transport *transport)
@@ -158,8 +158,10 @@ static bool is_cheaper(struct verbs_xfer *xfer)
 	    xfer->net.bytes < PACK_BYTES_MIN)
 		return false;
 	row = verbs_cost_row(xfer->plan, xfer->net.kind, transport->sge_max);
-	return row <= PACK_ROW_MAX && xfer->net.bytes / row >= PACK_REQUESTS_MIN &&
-	       verbs_cost_request_ns(xfer->peer) > 2 * verbs_cost_copy_ns(transport, row);
+	if (row > PACK_ROW_MAX || xfer->net.bytes / row < PACK_REQUESTS_MIN)
+		return false;
+	verbs_cost_measure(xfer->peer);
+	return verbs_cost_request_ns(xfer->peer) > 2 * verbs_cost_copy_ns(transport, row);
 }
 
 int verbs_pack_choose(struct verbs_xfer *xfer)

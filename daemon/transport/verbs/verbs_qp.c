@@ -210,8 +210,8 @@ static void give_back(struct verbs_qp *qp, struct verbs_sent *entry, bool good)
 
 	qp->sq_free += entry->wrs;
 	entry->wrs = 0;
-	if (entry->probe && good)
-		verbs_cost_probed(peer);
+	if (entry->probe)
+		verbs_cost_probed(peer, good);
 	if (entry->buffer >= 0)
 		peer->send_free |= 1u << entry->buffer;
 	if (!xfer)
