@@ -5,13 +5,91 @@
  */
 #include "tests/lib/ucx_pair.h"
 
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <ucm/api/ucm.h>
+#include <unistd.h>
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/transport/ucx/ucx_lib.h"
+
+/* ---- the library; these come first, while it is not loaded ---- */
+
+static unsigned int hooked;
+
+static void on_hook(ucm_event_type_t type, ucm_event_t *event, void *arg)
+{
+	(void)type;
+	(void)event;
+	(void)arg;
+	hooked++;
+}
+
+/* How often libucm is in the way of four calls, once somebody asks to see them. */
+static unsigned int hooks_of(const char *library)
+{
+	void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+	__typeof__(&ucm_set_event_handler) set;
+	__typeof__(&ucm_unset_event_handler) unset;
+	const int events = UCM_EVENT_VM_MAPPED | UCM_EVENT_VM_UNMAPPED;
+	void *at;
+
+	assert_non_null(handle);
+	*(void **)&set = dlsym(handle, "ucm_set_event_handler");
+	*(void **)&unset = dlsym(handle, "ucm_unset_event_handler");
+	assert_non_null(set);
+	assert_non_null(unset);
+	hooked = 0;
+	set(events, 0, on_hook, NULL);
+	at = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	munmap(at, 4096);
+	free(malloc(64u << 20)); /* a mapping of its own */
+	unset(events, on_hook, NULL);
+	return hooked;
+}
+
+/* Threads may be in getenv(), which walks what setenv() moves. */
+static void library_loaded_leaves_the_old_environment_as_it_is(void **state)
+{
+	const char *library = getenv("KVD_TEST_UCX_LIBRARY");
+	char **before = environ, **copy;
+	const struct ucx_lib *lib;
+	size_t n = 0;
+	int status;
+	pid_t pid;
+
+	(void)state;
+	pid = fork();
+	if (pid == 0) { /* where nobody told libucp to leave its hooks off */
+		unsetenv("UCX_MEM_MMAP_HOOK_MODE");
+		_exit(hooks_of(library ? library : "libucp.so.0") ? 0 : 1);
+	}
+	while (before[n])
+		n++;
+	copy = calloc(n + 1, sizeof(*copy));
+	memcpy(copy, before, n * sizeof(*copy));
+	assert_int_equal(ucx_lib_load(library, &lib), 0);
+	assert_memory_equal(before, copy, (n + 1) * sizeof(*copy));
+	free(copy);
+	assert_string_equal(getenv("UCX_HANDLE_ERRORS"), "none");
+	assert_string_equal(getenv("UCX_RNDV_SCHEME"), "get_zcopy");
+	assert_string_equal(getenv("UCX_LOG_LEVEL"), "FATAL"); /* the operator's: main */
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+}
+
+static void hooks_of_the_library_are_off(void **state)
+{
+	const char *library = getenv("KVD_TEST_UCX_LIBRARY");
+
+	(void)state;
+	assert_int_equal(hooks_of(library ? library : "libucp.so.0"), 0);
+}
 
 /* ---- connection ---- */
 
@@ -330,6 +408,8 @@ int main(void)
 #define PAIR(test) cmocka_unit_test_setup_teardown(test, up_begin_pair, up_end)
 #define WORLD(test) cmocka_unit_test_setup_teardown(test, up_begin, up_end)
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(library_loaded_leaves_the_old_environment_as_it_is),
+		WORLD(hooks_of_the_library_are_off),
 		WORLD(probe_loopback_is_usable),
 		WORLD(probe_beyond_loopback_wants_insecure),
 		WORLD(probe_shared_memory_transports_are_refused),
@@ -351,5 +431,7 @@ int main(void)
 	};
 
 	setenv("UCX_ZCOPY_THRESH", "8k", 1);
+	setenv("UCX_RNDV_SCHEME", "put_zcopy", 1);
+	setenv("UCX_LOG_LEVEL", "FATAL", 1);
 	return up_run_tests("ucx", tests, ARRAY_LEN(tests));
 }

@@ -4,8 +4,8 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
@@ -18,33 +18,33 @@ static char *loaded_path;
 
 /*
  * What must hold whatever the operator's environment says, and why. The rest of
- * UCX_* stays his: a fabric may need it.
+ * UCX_* stays his: a fabric may need it. Not const, as environ's strings are not.
  */
 struct variable {
-	const char *name, *value;
+	char text[40]; /* "NAME=VALUE" */
 	bool force;
 };
 
-static const struct variable environment[] = {
+static struct variable environment[] = {
 	/* Read by a constructor. Hooks on mmap and munmap inside a daemon that maps
 	 * and unmaps engines' memory on helper threads would run under them. */
-	{"UCX_MEM_MMAP_HOOK_MODE", "none", true},
-	{"UCX_MEM_MALLOC_HOOKS", "n", true},
-	{"UCX_MEM_MALLOC_RELOC", "n", true},
+	{"UCX_MEM_MMAP_HOOK_MODE=none", true},
+	{"UCX_MEM_MALLOC_HOOKS=n", true},
+	{"UCX_MEM_MALLOC_RELOC=n", true},
 	/* Else libucs takes SIGBUS, which memory.c guards, and SIGSEGV. */
-	{"UCX_ERROR_SIGNALS", "", true},
-	{"UCX_HANDLE_ERRORS", "none", true},
+	{"UCX_ERROR_SIGNALS=", true},
+	{"UCX_HANDLE_ERRORS=none", true},
 	/* Else libucs takes SIGHUP, which is "reload" to a daemon. */
-	{"UCX_DEBUG_SIGNO", "0", true},
+	{"UCX_DEBUG_SIGNO=0", true},
 	/* tcp "put" writes to a raw address out of the message: without it every
 	 * byte passes a receive request of ours, which a closed endpoint ends. */
-	{"UCX_TCP_PUT_ENABLE", "n", true},
+	{"UCX_TCP_PUT_ENABLE=n", true},
 	/* On hardware our own NIC fetches: our queue pair's end is the proof that
 	 * nothing more lands. "put" would let the remote NIC write. */
-	{"UCX_RNDV_SCHEME", "get_zcopy", true},
+	{"UCX_RNDV_SCHEME=get_zcopy", true},
 	/* Logs go to stdout otherwise, and a lost peer is no error of ours. */
-	{"UCX_LOG_LEVEL", "fatal", false},
-	{"UCX_WARN_UNUSED_ENV_VARS", "n", false},
+	{"UCX_LOG_LEVEL=fatal", false},
+	{"UCX_WARN_UNUSED_ENV_VARS=n", false},
 };
 
 /*
@@ -58,16 +58,58 @@ static const struct variable environment[] = {
  * speed; 64 KiB is also the longest that a peer takes which was not told otherwise
  * (UCX_TCP_RX_SEG_SIZE).
  */
-static const struct variable environment_before_1_16[] = {
-	{"UCX_ZCOPY_THRESH", "inf", true},
-	{"UCX_TCP_TX_SEG_SIZE", "64k", false},
+static struct variable environment_before_1_16[] = {
+	{"UCX_ZCOPY_THRESH=inf", true},
+	{"UCX_TCP_TX_SEG_SIZE=64k", false},
 };
 
-static int set_environment(const struct variable *variables, size_t count)
+/* The one of them that has this name, if it takes the place of `entry`. */
+static bool is_forced(const struct variable *variables, size_t count, const char *entry)
 {
+	for (size_t i = 0; i < count; i++) {
+		const struct variable *v = &variables[i];
+		size_t name = strcspn(v->text, "=") + 1;
+
+		if (strncmp(v->text, entry, name) == 0)
+			return v->force;
+	}
+	return false;
+}
+
+static bool is_there(char *const *entries, const struct variable *v)
+{
+	size_t name = strcspn(v->text, "=") + 1;
+
+	for (; *entries; entries++)
+		if (strncmp(v->text, *entries, name) == 0)
+			return true;
+	return false;
+}
+
+/*
+ * setenv() moves the array that getenv() walks in other threads (helpers, the name
+ * look-up, a GPU's driver). So a whole new array takes its place in one store, and the
+ * old one stays for ever as it is, for those who are in it; behind its end the new one
+ * remembers it.
+ */
+static int set_environment(struct variable *variables, size_t count)
+{
+	size_t before = 0, n = 0;
+	char **entries;
+
+	while (environ && environ[before])
+		before++;
+	entries = mem_calloc(before + count + 2, sizeof(*entries));
+	if (!entries)
+		return err_pass(-ENOMEM);
+	for (size_t i = 0; i < before; i++)
+		if (!is_forced(variables, count, environ[i]))
+			entries[n++] = environ[i];
 	for (size_t i = 0; i < count; i++)
-		if (setenv(variables[i].name, variables[i].value, variables[i].force) < 0)
-			return err_raise(ERR_NOMEM, "setenv %s", variables[i].name);
+		if (!is_there(entries, &variables[i]))
+			entries[n++] = variables[i].text;
+	entries[before + count + 1] = (char *)environ;
+	__atomic_store_n(&environ, entries, __ATOMIC_RELEASE);
 	return 0;
 }
 
@@ -109,6 +151,7 @@ int ucx_lib_load(const char *library, const struct ucx_lib **lib_p)
 {
 	const char *path = library && *library ? library : SYSTEM_LIBRARY;
 	ucp_lib_attr_t attr = {.field_mask = UCP_LIB_ATTR_FIELD_MAX_THREAD_LEVEL};
+	static bool is_set;
 	void *handle;
 	int r;
 
@@ -116,9 +159,10 @@ int ucx_lib_load(const char *library, const struct ucx_lib **lib_p)
 		return err_raise(ERR_STATE, "ucx_library: %s is loaded already, not %s",
 				 loaded_path, path);
 	if (!loaded_path) {
-		r = set_environment(environment, ARRAY_LEN(environment));
+		r = is_set ? 0 : set_environment(environment, ARRAY_LEN(environment));
 		if (r < 0)
 			return err_pass(r);
+		is_set = true;
 		handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 		if (!handle)
 			return err_raise(ERR_REQUIRE, "ucx_library: %s", dlerror());

@@ -57,8 +57,8 @@ struct ucx_lib {
 /*
  * Load `library` (NULL or "": libucp.so.0 of the system), once in a process:
  * asking for another one later is ERR_STATE. ERR_REQUIRE says what is missing.
- * Sets UCX_* variables of this process first; loop's thread, before helpers use
- * the environment.
+ * Puts a new environment in the place of this process's first, with UCX_* variables:
+ * safe beside threads that read it; one thread at a time, and none that changes it.
  */
 int ucx_lib_load(const char *library, const struct ucx_lib **lib_p);
 
