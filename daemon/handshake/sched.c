@@ -28,6 +28,16 @@
 
 #define FIRST_MAX 64u
 
+static const struct sm_state op_states[] = {
+	[SCHED_QUEUED] = {"queued", SM_TO(SCHED_POSTED) | SM_TO(SCHED_DROPPED)},
+	[SCHED_POSTED] = {"posted", SM_TO(SCHED_DONE)},
+	[SCHED_DROPPED] = {"dropped", SM_TO(SCHED_DONE)},
+	[SCHED_DONE] = {"done", 0},
+};
+
+static const struct sm_table op_table = {
+	.name = "op", .states = op_states, .count = ARRAY_LEN(op_states)};
+
 struct sched {
 	struct loop *loop;
 	unsigned int max_ops;
@@ -58,7 +68,7 @@ static uint64_t op_bytes(const struct sched_op *op)
 
 static void op_finish(struct sched_op *op)
 {
-	op->done = true;
+	sm_move(&op->sm, SCHED_DONE);
 	op->on_done(op);
 }
 
@@ -80,7 +90,7 @@ static void op_drop(struct sched_op *op, const struct err *why)
 	}
 	op->xp.err = *why;
 	op->xp.result = -err_errno(why->code);
-	op->posted = true; /* no longer cancelable */
+	sm_move(&op->sm, SCHED_DROPPED);
 	loop_defer(flow->line->sched->loop, &op->finish);
 }
 
@@ -166,7 +176,7 @@ static void post(struct sched_line *line, struct sched_op *op)
 		return;
 	}
 	list_remove(&op->link);
-	op->posted = true;
+	sm_move(&op->sm, SCHED_POSTED);
 	flow->posted++;
 	flow->bucket->posted++;
 	flow->bucket->bytes += op_bytes(op);
@@ -235,8 +245,7 @@ void sched_submit(struct sched_flow *flow, struct sched_op *op)
 	struct sched_line *line = flow->line;
 
 	op->flow = flow;
-	op->posted = false;
-	op->done = false;
+	sm_init(&op->sm, &op_table, SCHED_QUEUED);
 	op->xp.result = 0;
 	op->xp.moved = 0;
 	op->xp.impl = NULL;
@@ -253,10 +262,8 @@ void sched_cancel(struct sched_op *op, const struct err *why)
 {
 	struct sched_line *line = op->flow->line;
 
-	if (op->done)
-		return;
-	if (!op->posted)
+	if (sm_state(&op->sm) == SCHED_QUEUED)
 		op_drop(op, why);
-	else if (op->xp.impl)
+	else if (sm_state(&op->sm) == SCHED_POSTED && op->xp.impl)
 		line->ops->cancel(&op->xp, why);
 }

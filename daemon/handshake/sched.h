@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "daemon/base/list.h"
+#include "daemon/base/sm.h"
 #include "daemon/loop/loop.h"
 #include "daemon/transport/transport.h"
 
@@ -50,6 +51,13 @@ struct sched_flow {
 	unsigned int posted;
 };
 
+enum sched_state {
+	SCHED_QUEUED,
+	SCHED_POSTED,  /* the transport has it */
+	SCHED_DROPPED, /* never will: on_done follows */
+	SCHED_DONE,
+};
+
 struct sched_op {
 	struct list link;
 	struct sched_flow *flow;
@@ -57,7 +65,7 @@ struct sched_op {
 	/* xp.result and xp.err hold the outcome; never called from submit/cancel */
 	void (*on_done)(struct sched_op *op);
 	void *owner;
-	bool posted, done;
+	struct sm sm;		  /* enum sched_state; valid once submitted */
 	struct loop_defer finish; /* a queued op's cancel completes here */
 };
 

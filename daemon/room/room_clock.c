@@ -178,7 +178,8 @@ static uint64_t posted_since(const struct room *room, uint64_t now)
 	struct move *move;
 
 	list_foreach(move, &room->moves, link) {
-		if (move_phase(move) != MOVE_POSTED || (!move->in && !move->op.posted))
+		if (move_phase(move) != MOVE_POSTED ||
+		    (!move->in && sm_state(&move->op.sm) != SCHED_POSTED))
 			continue;
 		if (!move->seen_ns)
 			move->seen_ns = now;

@@ -257,11 +257,15 @@ static void cancel_of_a_queued_op_is_done_later_and_once(void **state)
 	for (int i = 0; i < 6; i++)
 		submit(&a, &op[i], &small);
 	turn();
+	assert_int_equal(sm_state(&op[3].sm), SCHED_POSTED);
+	assert_int_equal(sm_state(&op[5].sm), SCHED_QUEUED); /* the window is full */
 	sched_cancel(&op[5], &why);
+	assert_int_equal(sm_state(&op[5].sm), SCHED_DROPPED);
 	sched_cancel(&op[5], &why);
 	assert_int_equal(t.dones, 0); /* never from inside */
 	turn();
 	assert_int_equal(t.dones, 1);
+	assert_int_equal(sm_state(&op[5].sm), SCHED_DONE);
 	assert_int_equal(op[5].xp.err.code, ERR_ABORTED);
 	sched_cancel(&op[0], &why); /* posted: the transport's matter */
 	assert_int_equal(t.canceled, 1);
