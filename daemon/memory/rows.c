@@ -42,7 +42,7 @@
                                                                        \
 		for (uint64_t n = r->count; n > 0; n--) {              \
 			for (unsigned int i = 0; i < (bytes); i += 16) \
-				memcpy(dst + i, src + i, 16);          \
+				memmove(dst + i, src + i, 16);         \
 			dst += r->dst_stride;                          \
 			src += r->src_stride;                          \
 		}                                                      \
