@@ -12,7 +12,9 @@
  *
  * A short job is not worth a thread: the loop's own copies it in copier_submit(), one
  * such job a turn, and its on_done follows as a deferred call. So a room of one page
- * neither waits behind a large one's slices nor for a core that wakes up.
+ * neither waits behind a large one's slices nor for a core that wakes up. Guarded
+ * memory is not for the loop: its owner can make any access a fault or a wait (wait.h
+ * keeps the same rule), nor is vm memory, which is another process's.
  *
  * A slice is found in the plan by a seek, then walked run by run, not row by
  * row: a run's head (a row that began in the slice before), its whole rows, its
@@ -381,6 +383,18 @@ static bool has_vm(const struct copy_end *end)
 	return false;
 }
 
+/* Memory that neither faults nor waits, whatever its owner does. */
+static bool is_for_loop(const struct copy_end *end)
+{
+	for (uint32_t i = 0; end->buffers && i < end->buffer_count; i++) {
+		const struct memory *m = end->buffers[i].memory;
+
+		if (m && m->kind != MEMORY_SEALED && m->kind != MEMORY_LINEAR)
+			return false;
+	}
+	return true;
+}
+
 /* Neither end may be an iovec of ours: chunks go through the thread's bounce. */
 static int bounce_copy(struct copy_hand *hand, const struct copy_job *job, uint64_t begin,
 		       uint64_t end)
@@ -704,7 +718,8 @@ static bool job_at_once(struct copier *copier, const struct copy_job *job)
 	uint64_t bytes = job->end - job->begin, now = loop_now_ns(copier->loop);
 
 	if (bytes == 0 || bytes > COPY_AT_ONCE_BYTES || bytes > copier->slice_bytes ||
-	    job->plan->rows > COPY_AT_ONCE_ROWS || has_vm(&job->src) || has_vm(&job->dst))
+	    job->plan->rows > COPY_AT_ONCE_ROWS || !is_for_loop(&job->src) ||
+	    !is_for_loop(&job->dst))
 		return false;
 	if (copier->at_once_ns != now)
 		copier->at_once_bytes = 0;

@@ -4,7 +4,10 @@
 #include "daemon/memory/copy.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <string.h>
@@ -196,7 +199,49 @@ static void job_short_is_one_a_turn(void **state)
 	plan_free(large.plan);
 }
 
-/* On the loop's own thread, too, it costs that memory alone. */
+static struct {
+	uint8_t *base;
+	pthread_t by;
+	atomic_int hits;
+} touched;
+
+static void on_touch(int signal)
+{
+	(void)signal;
+	touched.by = pthread_self();
+	atomic_fetch_add(&touched.hits, 1);
+	mprotect(touched.base, PAGE_BYTES, PROT_READ | PROT_WRITE);
+}
+
+/* Its owner can make an access fault, or wait: no thread of the loop's may be there. */
+static void job_short_of_guarded_memory_is_left_to_the_threads(void **state)
+{
+	struct sigaction before, action = {.sa_handler = on_touch};
+	struct test *t = *state;
+	struct memory *guarded = NULL;
+	int fd = memfd_create("guarded", MFD_CLOEXEC);
+
+	assert_int_equal(ftruncate(fd, (off_t)PAGE_BYTES), 0);
+	assert_int_equal(memory_import_shm_fd(fd, 0, PAGE_BYTES, true, &guarded), 0);
+	assert_int_equal(guarded->kind, MEMORY_GUARDED);
+	memset(guarded->base, 5, PAGE_BYTES);
+	touched.base = guarded->base;
+	assert_int_equal(mprotect(guarded->base, PAGE_BYTES, PROT_NONE), 0);
+	assert_int_equal(sigaction(SIGSEGV, &action, &before), 0);
+	job_set(t, &t->a, ROW_BYTES, 1);
+	t->a.src.memory = guarded;
+	loop_turn(t->loop, 0);
+	assert_int_equal(copier_submit(t->copier, &t->a.job), 0);
+	until_done(t, &t->a);
+	assert_int_equal(sigaction(SIGSEGV, &before, NULL), 0);
+	assert_int_equal(t->a.job.result, 0);
+	assert_true(is_copied(t, 1));
+	assert_int_equal(atomic_load(&touched.hits), 1);
+	assert_false(pthread_equal(touched.by, pthread_self()));
+	memory_unref(guarded);
+	close(fd);
+}
+
 static void job_short_of_cut_memory_fails(void **state)
 {
 	struct test *t = *state;
@@ -250,6 +295,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(job_short_is_copied_by_who_submits_it),
 		CASE(job_short_is_one_a_turn),
+		CASE(job_short_of_guarded_memory_is_left_to_the_threads),
 		CASE(job_short_of_cut_memory_fails),
 		cmocka_unit_test(copier_without_memory_is_not_made_and_leaks_nothing),
 	};
