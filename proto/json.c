@@ -353,17 +353,14 @@ void json_pack_pages(cJSON *tree)
 		pack(cJSON_GetObjectItemCaseSensitive(view, "pages"));
 }
 
-int json_get_pages(const cJSON *obj, const char *name, bool required, uint32_t page_limit,
-		   size_t max, uint32_t **pages_p, size_t *count_p)
+int json_pages(const cJSON *list, const char *name, uint32_t page_limit, size_t max,
+	       uint32_t **pages_p, size_t *count_p)
 {
 	struct page_list l = {.name = name, .page_limit = page_limit, .max = max};
-	const cJSON *list = NULL;
 	uint32_t *pages;
 	size_t count = 0;
-	int r = json_get_array(obj, name, required, max, &list);
+	int r;
 
-	if (r < 0 || !list)
-		return err_pass(r);
 	if (packed_of(list).pages)
 		return take_packed(&l, (cJSON *)(uintptr_t)list, pages_p, count_p);
 	l.runs = cJSON_IsArray(list->child);
@@ -377,6 +374,17 @@ int json_get_pages(const cJSON *obj, const char *name, bool required, uint32_t p
 	*pages_p = pages;
 	*count_p = count;
 	return 0;
+}
+
+int json_get_pages(const cJSON *obj, const char *name, bool required, uint32_t page_limit,
+		   size_t max, uint32_t **pages_p, size_t *count_p)
+{
+	const cJSON *list = NULL;
+	int r = json_get_array(obj, name, required, max, &list);
+
+	if (r < 0 || !list)
+		return err_pass(r);
+	return json_pages(list, name, page_limit, max, pages_p, count_p);
 }
 
 /* ---- the rest ---- */

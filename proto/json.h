@@ -52,6 +52,9 @@ bool json_parse_u64(const char *s, uint64_t *out_p);
  * array; each < page_limit, at most max entries. */
 int json_get_pages(const cJSON *obj, const char *name, bool required, uint32_t page_limit,
 		   size_t max, uint32_t **pages_p, size_t *count_p);
+/* The same of a list that was got already: json_get_array(). */
+int json_pages(const cJSON *list, const char *name, uint32_t page_limit, size_t max,
+	       uint32_t **pages_p, size_t *count_p);
 /* On a helper thread, of a command's line: long page lists in "views" and the index
  * lists are read now, and json_get_pages() has only to take them, once; the tree's own
  * lists are counted for json_get_array(). The tree must not change afterwards. */
