@@ -3,10 +3,10 @@
  * From a parsed line to a running command, and from its result to a reply.
  *
  * The tables of the modules are the only description of a command: its fields
- * are checked here, before run(), so that a command finds every member present
- * or absent, of its type and within its limits. What the schema cannot say
- * (two fields that exclude each other, a number inside a layout) the command
- * checks itself.
+ * are read here, before run(), into the command's own struct, so that it finds
+ * every member of its type and within its limits, or what stands for absent. What
+ * a table cannot say (two fields that exclude each other, a number inside a
+ * layout) the command checks itself.
  *
  * A reply is put together as text: `{"id":<as it came>,"ok":true` and then the
  * members of the result. An error reply is made without allocating anything,
@@ -99,7 +99,7 @@ static void tree_work(struct offload_job *job)
 {
 	struct request *req = container_of(job, struct request, job);
 
-	cJSON_Delete(req->args);
+	cJSON_Delete(req->line);
 }
 
 static void tree_done(struct offload_job *job)
@@ -112,12 +112,12 @@ static void request_free(struct request *req)
 	request_leave(req);
 	for (unsigned int i = 0; i < req->fd_count; i++)
 		mem_closep(&req->fds[i]);
-	if (req->bytes > CONTROL_INLINE_BYTES && req->args) {
+	if (req->bytes > CONTROL_INLINE_BYTES && req->line) {
 		req->job = (struct offload_job){.work = tree_work, .done = tree_done};
 		offload_submit(req->kvd->offload, &req->job);
 		return;
 	}
-	cJSON_Delete(req->args);
+	cJSON_Delete(req->line);
 	mem_free(req);
 }
 
@@ -192,7 +192,7 @@ static void request_answer(struct request *req, const char *text, size_t len,
 
 static const cJSON *request_id(const struct request *req)
 {
-	return cJSON_GetObjectItemCaseSensitive(req->args, "id");
+	return cJSON_GetObjectItemCaseSensitive(req->line, "id");
 }
 
 void request_fail(struct request *req, const struct err *err)
@@ -348,11 +348,9 @@ int request_finish(struct request *req, cJSON *result, bool filled)
 	return 0;
 }
 
-int request_all(const struct request *req, bool *all_p)
+int request_all(const struct request *req, bool all)
 {
-	*all_p = false;
-	(void)json_get_bool(req->args, "all", false, all_p);
-	if (*all_p && !req->session->admin)
+	if (all && !req->session->admin)
 		return err_raise(ERR_PERM,
 				 "all: what is foreign is shown to admins only");
 	return 0;
@@ -379,77 +377,39 @@ bool result_add_hex(cJSON *obj, const char *name, const uint8_t *bytes, size_t l
 
 /* ---- the schema ---- */
 
-static const struct command_field *field_find(const struct command *cmd, const char *name)
-{
-	for (const struct command_field *f = cmd->fields; f && f->name; f++) {
-		if (strcmp(f->name, name) == 0)
-			return f;
-	}
-	return NULL;
-}
-
-static size_t field_limit(const struct command_field *f)
-{
-	return f->max ? (size_t)f->max : SIZE_MAX;
-}
-
-static int field_check_int(const cJSON *args, const struct command_field *f)
-{
-	bool plain = !f->min && !f->max;
-	int64_t v;
-
-	return json_get_int(args, f->name, false, f->min, plain ? JSON_INT_MAX : f->max,
-			    &v);
-}
-
-static int field_check_fd(const struct request *req, const struct command_field *f)
-{
-	int64_t v;
-
-	if (!req->fd_count)
-		return err_raise(ERR_INVAL, "%s: the line came without a descriptor",
-				 f->name);
-	return json_get_int(req->args, f->name, false, 0, req->fd_count - 1, &v);
-}
-
-static int field_check(const struct request *req, const struct command_field *f)
-{
-	const cJSON *args = req->args, *item;
-	const char *s;
-	uint64_t u64;
-	bool b;
-
-	switch (f->type) {
-	case FIELD_STR:
-		return json_get_str(args, f->name, false, field_limit(f), &s);
-	case FIELD_INT:
-		return field_check_int(args, f);
-	case FIELD_U64:
-		return json_get_u64(args, f->name, false, &u64);
-	case FIELD_BOOL:
-		return json_get_bool(args, f->name, false, &b);
-	case FIELD_ARRAY:
-		return json_get_array(args, f->name, false, field_limit(f), &item);
-	case FIELD_OBJECT:
-		return json_get_object(args, f->name, false, &item);
-	case FIELD_FD:
-		return field_check_fd(req, f);
-	case FIELD_ANY:
-		break;
-	}
-	return 0;
-}
-
 static bool is_envelope(const char *name)
 {
 	return strcmp(name, "id") == 0 || strcmp(name, "cmd") == 0;
 }
 
+static int fd_check(const struct request *req, const struct field *f, int fd)
+{
+	if (!req->fd_count)
+		return err_raise(ERR_INVAL, "%s: the line came without a descriptor",
+				 f->name);
+	if ((unsigned int)fd >= req->fd_count)
+		return err_raise(ERR_RANGE, "%s: %d is not in 0 … %u", f->name, fd,
+				 req->fd_count - 1);
+	return 0;
+}
+
 /* Each descriptor of the line must be named by a field: one that nobody asked
  * for is a client's mistake that it should hear of. */
-static int fds_check(const struct request *req, const struct command *cmd,
-		     unsigned int named)
+static int fds_check(const struct request *req, const struct command *cmd)
 {
+	unsigned int named = 0;
+	int r;
+
+	for (const struct field *f = cmd->fields; f && f->name; f++) {
+		const int *fd = (const void *)(req->args + f->at);
+
+		if (f->type != FIELD_FD || *fd < 0)
+			continue;
+		r = fd_check(req, f, *fd);
+		if (r < 0)
+			return err_pass(r);
+		named++;
+	}
 	if (req->fd_count && !(cmd->flags & COMMAND_FDS))
 		return err_raise(ERR_INVAL,
 				 "%s takes no descriptors, %u came with the line",
@@ -461,30 +421,18 @@ static int fds_check(const struct request *req, const struct command *cmd,
 	return 0;
 }
 
-int commands_check(const struct request *req, const struct command *cmd)
+int commands_check(struct request *req, const struct command *cmd)
 {
-	const struct command_field *f;
-	unsigned int named_fds = 0;
 	const cJSON *it;
 	int r;
 
-	cJSON_ArrayForEach(it, req->args) {
-		if (is_envelope(it->string))
-			continue;
-		f = field_find(cmd, it->string);
-		if (!f)
+	cJSON_ArrayForEach(it, req->line) {
+		if (!is_envelope(it->string) && !field_find(cmd->fields, it->string))
 			return err_raise(ERR_INVAL, "%.64s: %s has no such field",
 					 it->string, cmd->name);
-		r = field_check(req, f);
-		if (r < 0)
-			return err_pass(r);
-		named_fds += f->type == FIELD_FD;
 	}
-	for (f = cmd->fields; f && f->name; f++) {
-		if (f->required && !cJSON_GetObjectItemCaseSensitive(req->args, f->name))
-			return err_raise(ERR_INVAL, "%s: missing", f->name);
-	}
-	return err_pass(fds_check(req, cmd, named_fds));
+	r = fields_read(cmd->fields, req->line, req->args);
+	return r < 0 ? err_pass(r) : err_pass(fds_check(req, cmd));
 }
 
 /* ---- dispatch ---- */
@@ -495,18 +443,18 @@ static int envelope_check(struct request *req, const char **name_p)
 	const cJSON *id;
 	int64_t ignored;
 
-	if (!cJSON_IsObject(req->args))
+	if (!cJSON_IsObject(req->line))
 		return err_raise(ERR_PROTO, "a line holds one JSON object");
-	id = cJSON_GetObjectItemCaseSensitive(req->args, "id");
+	id = cJSON_GetObjectItemCaseSensitive(req->line, "id");
 	if (id && !json_number_is_int(id, &ignored) &&
 	    !(cJSON_IsString(id) && strlen(id->valuestring) <= CONTROL_ID_MAX)) {
-		cJSON_DeleteItemFromObjectCaseSensitive(req->args, "id");
+		cJSON_DeleteItemFromObjectCaseSensitive(req->line, "id");
 		return err_raise(
 			ERR_INVAL,
 			"id: an integer or a string of at most %u bytes was expected",
 			CONTROL_ID_MAX);
 	}
-	return err_pass(json_get_str(req->args, "cmd", true, 64, name_p));
+	return err_pass(json_get_str(req->line, "cmd", true, 64, name_p));
 }
 
 static int permit(const struct session *session, const struct command *cmd)

@@ -4,8 +4,9 @@
  *
  * Each module that owns a noun exports a NULL-terminated table of its commands;
  * commands.c lists the tables. Dispatch, the schema check, `help` and the
- * reference page come from it. A command checks its arguments through the
- * schema first (types, limits, unknown members), then copies what it needs.
+ * reference page come from it. A command's fields (proto/fields.h) are bound to a
+ * struct of its own, which is filled before run(): there are no types and limits
+ * but the table's.
  *
  * A request is answered exactly once, in run() or later (request_reply,
  * request_fail). It survives its session's end: answers then go nowhere.
@@ -22,6 +23,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/list.h"
 #include "daemon/loop/offload.h"
+#include "proto/fields.h"
 
 struct brief;
 struct kvd;
@@ -34,8 +36,10 @@ struct text;
 struct request {
 	struct list link; /* in its session's list of open requests */
 	struct kvd *kvd;
-	struct session *session;  /* NULL once the session is gone */
-	cJSON *args;		  /* the whole line, schema-checked */
+	struct session *session; /* NULL once the session is gone */
+	cJSON *line;		 /* parsed */
+	/* the struct that the command's fields fill: see request_args() */
+	_Alignas(max_align_t) char args[FIELDS_BYTES_MAX];
 	int fds[REQUEST_FDS_MAX]; /* owned; a command takes one by setting it -1 */
 	unsigned int fd_count;
 	bool answered;
@@ -44,26 +48,6 @@ struct request {
 	/* callers without a connection (simulation, tests) hear the answer here */
 	void (*on_answer)(void *arg, const char *text, size_t len);
 	void *on_answer_arg;
-};
-
-enum field_type {
-	FIELD_STR, /* limit: bytes */
-	FIELD_INT, /* min … max */
-	FIELD_U64, /* decimal string (or small number) */
-	FIELD_BOOL,
-	FIELD_ARRAY, /* limit: entries */
-	FIELD_OBJECT,
-	FIELD_FD,  /* index into the line's fds; each must be named once */
-	FIELD_ANY, /* checked by the command itself */
-};
-
-struct command_field {
-	const char *name;
-	enum field_type type;
-	bool required;
-	/* INT: range, both 0: 0 … 2^53 - 1. STR, ARRAY: max = limit, 0: the line's. */
-	int64_t min, max;
-	const char *help;
 };
 
 enum {
@@ -75,12 +59,18 @@ enum {
 struct command {
 	const char *name;
 	const char *summary;
-	const struct command_field *fields; /* up to name NULL */
+	const struct field *fields; /* fill its args; may be NULL */
 	unsigned int flags;
 	/* 0: answered or will be. Negative: commands.c answers with err_last(). */
 	int (*run)(struct request *req);
 	const char *reply; /* one line for the reference: what the reply holds */
 };
+
+/* Of run(), and for as long as the request: what the line's fields say. */
+static inline const void *request_args(const struct request *req)
+{
+	return req->args;
+}
 
 /* Takes `result` (an object, also one as raw text; NULL = {}); adds id and ok. */
 void request_reply(struct request *req, cJSON *result);
@@ -104,8 +94,8 @@ void request_fail_last(struct request *req);
 int request_finish(struct request *req, cJSON *result, bool filled);
 /* An empty result object, or NULL with ERR_NOMEM raised. */
 cJSON *request_result(void);
-/* The field `all` of a list command: ERR_PERM when it is set by no admin. */
-int request_all(const struct request *req, bool *all_p);
+/* A list command's field "all" is for admins: else ERR_PERM. */
+int request_all(const struct request *req, bool all);
 /* What commands have in common when they fill results. */
 bool result_add_hex(cJSON *obj, const char *name, const uint8_t *bytes, size_t len);
 bool result_add_u64(cJSON *obj, const char *name, uint64_t v); /* decimal string */
@@ -126,8 +116,8 @@ size_t reply_error_text(const cJSON *id, const struct err *err,
 
 /* Called by control for each parsed line; takes the request. */
 void commands_dispatch(struct request *req);
-/* What the command's run() finds in the request. */
-int commands_check(const struct request *req, const struct command *cmd);
+/* The line against the command's fields; fills request_args(). */
+int commands_check(struct request *req, const struct command *cmd);
 const struct command *commands_find(const char *name);
 /* Iterate all commands: i = 0, 1, …; NULL at the end. */
 const struct command *commands_at(unsigned int i);

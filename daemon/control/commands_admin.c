@@ -170,22 +170,26 @@ static int health_run(struct request *req)
 			add_transport_list(result, kvd));
 }
 
+struct level_args {
+	const char *level;
+};
+
 static int log_level_run(struct request *req)
 {
-	const char *name = NULL, *was = log_level_name((enum log_level)log_threshold);
+	const struct level_args *args = request_args(req);
+	const char *was = log_level_name((enum log_level)log_threshold);
 	enum log_level level;
 	struct brief brief;
 	int r;
 
-	(void)json_get_str(req->args, "level", false, SIZE_MAX, &name);
-	if (name) {
-		r = log_level_parse(name, &level);
+	if (args->level) {
+		r = log_level_parse(args->level, &level);
 		if (r < 0)
 			return err_pass(r);
 		log_set_level(level);
 	}
 	brief_init(&brief);
-	brief_text(&brief, "level", name ? name : was);
+	brief_text(&brief, "level", args->level ? args->level : was);
 	brief_text(&brief, "was", was);
 	request_reply_brief(req, &brief);
 	return 0;
@@ -232,16 +236,18 @@ static int config_show_run(struct request *req)
 
 /* ---- the end ---- */
 
+struct drain_args {
+	int64_t timeout_ms; /* -1: not said */
+};
+
 static int drain_run(struct request *req)
 {
+	const struct drain_args *args = request_args(req);
 	struct kvd *kvd = req->kvd;
 	uint64_t timeout_ns = kvd->config->drain_timeout_ns;
-	int64_t timeout_ms;
 
-	if (json_get_int(req->args, "timeout_ms", false, 0, DRAIN_MS_MAX, &timeout_ms) ==
-		    0 &&
-	    cJSON_GetObjectItemCaseSensitive(req->args, "timeout_ms"))
-		timeout_ns = (uint64_t)timeout_ms * LOOP_NS_PER_MS;
+	if (args->timeout_ms >= 0)
+		timeout_ns = (uint64_t)args->timeout_ms * LOOP_NS_PER_MS;
 	log_info("control", req->session->client, "asks to drain", "session=%ju",
 		 (uintmax_t)req->session->id);
 	request_reply(req, NULL); /* before it can become too late */
@@ -260,16 +266,17 @@ static int shutdown_run(struct request *req)
 	return 0;
 }
 
-static const struct command_field drain_fields[] = {
-	{"timeout_ms", FIELD_INT, false, 0, DRAIN_MS_MAX,
-	 "Stop at the latest then; default: the setting drain_timeout."},
-	{.name = NULL},
+static const struct field drain_fields[] = {
+	F_INT("timeout_ms", drain_args, timeout_ms, DEFAULT(-1), 0, DRAIN_MS_MAX,
+	      "Stop at the latest then; default: the setting drain_timeout."),
+	F_END,
 };
 
-static const struct command_field log_level_fields[] = {
-	{"level", FIELD_STR, false, 0, 16,
-	 "\"error\", \"warn\", \"info\", \"debug\" or \"trace\"; without it: only show."},
-	{.name = NULL},
+static const struct field log_level_fields[] = {
+	F_STR("level", level_args, level, OPTIONAL, 16,
+	      "\"error\", \"warn\", \"info\", \"debug\" or \"trace\"; without it: "
+	      "only show."),
+	F_END,
 };
 
 const struct command admin_commands[] = {

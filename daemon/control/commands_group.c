@@ -12,6 +12,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "daemon/base/mem.h"
 #include "daemon/bootstrap/bootstrap.h"
@@ -134,61 +135,39 @@ static struct group_call *group_call_new(struct request *req)
 	return gc;
 }
 
-static int get_rank(const cJSON *args, struct bootstrap_rank *rank)
+struct group_args {
+	const char *group, *at;
+};
+
+struct publish_args {
+	const char *group, *at;
+	uint32_t rank[BOOTSTRAP_AXES], size[BOOTSTRAP_AXES];
+	const char *endpoint, *pool, *summary; /* NULL: "" */
+};
+
+static void get_rank(const struct publish_args *args, struct bootstrap_rank *rank)
 {
-	const char *endpoint = "", *pool = "", *summary = "";
-	int64_t at = 0, of = 1;
-	int r = 0;
-
-	for (unsigned int i = 0; r >= 0 && i < BOOTSTRAP_AXES; i++, at = 0, of = 1) {
-		r = json_get_int(args, rank_names[i], false, 0, BOOTSTRAP_SIZE_MAX - 1,
-				 &at);
-		if (r >= 0)
-			r = json_get_int(args, size_names[i], false, 1,
-					 BOOTSTRAP_SIZE_MAX, &of);
-		rank->rank[i] = (uint32_t)at;
-		rank->size[i] = (uint32_t)of;
-	}
-	if (r >= 0)
-		r = json_get_str(args, "endpoint", false, LINK_ENDPOINT_MAX - 1,
-				 &endpoint);
-	if (r >= 0)
-		r = json_get_str(args, "pool", false, BOOTSTRAP_POOL_MAX - 1, &pool);
-	if (r >= 0)
-		r = json_get_str(args, "summary", false, BOOTSTRAP_SUMMARY_MAX - 1,
-				 &summary);
-	snprintf(rank->endpoint, sizeof(rank->endpoint), "%s", endpoint);
-	snprintf(rank->pool, sizeof(rank->pool), "%s", pool);
-	snprintf(rank->summary, sizeof(rank->summary), "%s", summary);
-	return err_pass(r);
-}
-
-static int get_group(const cJSON *args, const char **group_p, const char **at_p)
-{
-	int r = json_get_str(args, "group", true, BOOTSTRAP_GROUP_MAX - 1, group_p);
-
-	*at_p = NULL;
-	if (r >= 0)
-		r = json_get_str(args, "at", false, LINK_ENDPOINT_MAX - 1, at_p);
-	return err_pass(r);
+	memcpy(rank->rank, args->rank, sizeof(rank->rank));
+	memcpy(rank->size, args->size, sizeof(rank->size));
+	snprintf(rank->endpoint, sizeof(rank->endpoint), "%s",
+		 args->endpoint ? args->endpoint : "");
+	snprintf(rank->pool, sizeof(rank->pool), "%s", args->pool ? args->pool : "");
+	snprintf(rank->summary, sizeof(rank->summary), "%s",
+		 args->summary ? args->summary : "");
 }
 
 static int run_publish(struct request *req)
 {
+	const struct publish_args *args = request_args(req);
 	struct bootstrap_rank rank;
-	const char *group, *at;
-	struct group_call *gc;
-	int r = get_group(req->args, &group, &at);
+	struct group_call *gc = group_call_new(req);
+	int r;
 
-	if (r >= 0)
-		r = get_rank(req->args, &rank);
-	if (r < 0)
-		return err_pass(r);
-	gc = group_call_new(req);
 	if (!gc)
 		return err_pass(-ENOMEM);
-	r = bootstrap_publish(req->kvd->bootstrap, req->session->id, group, at, &rank,
-			      &gc->call);
+	get_rank(args, &rank);
+	r = bootstrap_publish(req->kvd->bootstrap, req->session->id, args->group,
+			      args->at, &rank, &gc->call);
 	if (r < 0)
 		mem_free(gc);
 	return err_pass(r);
@@ -196,55 +175,46 @@ static int run_publish(struct request *req)
 
 static int run_query(struct request *req)
 {
-	const char *group, *at;
-	struct group_call *gc;
-	int r = get_group(req->args, &group, &at);
+	const struct group_args *args = request_args(req);
+	struct group_call *gc = group_call_new(req);
+	int r;
 
-	if (r < 0)
-		return err_pass(r);
-	gc = group_call_new(req);
 	if (!gc)
 		return err_pass(-ENOMEM);
-	r = bootstrap_query(req->kvd->bootstrap, req->session->id, group, at, &gc->call);
+	r = bootstrap_query(req->kvd->bootstrap, req->session->id, args->group, args->at,
+			    &gc->call);
 	if (r < 0)
 		mem_free(gc);
 	return err_pass(r);
 }
 
-#define GROUP_FIELD                                                                      \
-	{                                                                                \
-		"group", FIELD_STR, true, 0, BOOTSTRAP_GROUP_MAX - 1, "the group's name" \
-	}
-#define AT_FIELD                                                               \
-	{                                                                      \
-		"at", FIELD_STR, false, 0, LINK_ENDPOINT_MAX - 1,              \
-			"endpoint of the meeting point; this daemon if absent" \
-	}
-#define RANK_FIELD(name)                                                             \
-	{name "_rank", FIELD_INT, false, 0, BOOTSTRAP_SIZE_MAX - 1, "0 if absent"},  \
-	{                                                                            \
-		name "_size", FIELD_INT, false, 1, BOOTSTRAP_SIZE_MAX, "1 if absent" \
-	}
-#define LAST_FIELD                                 \
-	{                                          \
-		NULL, FIELD_ANY, false, 0, 0, NULL \
-	}
+#define F_GROUP(s) \
+	F_STR("group", s, group, REQUIRED, BOOTSTRAP_GROUP_MAX - 1, "the group's name")
+#define F_AT(s)                                             \
+	F_STR("at", s, at, OPTIONAL, LINK_ENDPOINT_MAX - 1, \
+	      "endpoint of the meeting point; this daemon if absent")
+#define F_RANK(axis, i)                                                                 \
+	F_INT(axis "_rank", publish_args, rank[i], OPTIONAL, 0, BOOTSTRAP_SIZE_MAX - 1, \
+	      "0 if absent"),                                                           \
+		F_INT(axis "_size", publish_args, size[i], DEFAULT(1), 1,               \
+		      BOOTSTRAP_SIZE_MAX, "1 if absent")
 
-static const struct command_field publish_fields[] = {
-	GROUP_FIELD,
-	AT_FIELD,
-	RANK_FIELD("tp"),
-	RANK_FIELD("pp"),
-	RANK_FIELD("dp"),
-	RANK_FIELD("cp"),
-	{"endpoint", FIELD_STR, false, 0, LINK_ENDPOINT_MAX - 1,
-	 "where the rank is reached; this daemon if absent"},
-	{"pool", FIELD_STR, false, 0, BOOTSTRAP_POOL_MAX - 1, "name of its pool"},
-	{"summary", FIELD_STR, false, 0, BOOTSTRAP_SUMMARY_MAX - 1,
-	 "what others should know of it; handed on as it is"},
-	LAST_FIELD,
+static const struct field publish_fields[] = {
+	F_GROUP(publish_args),
+	F_AT(publish_args),
+	F_RANK("tp", BOOTSTRAP_TP),
+	F_RANK("pp", BOOTSTRAP_PP),
+	F_RANK("dp", BOOTSTRAP_DP),
+	F_RANK("cp", BOOTSTRAP_CP),
+	F_STR("endpoint", publish_args, endpoint, OPTIONAL, LINK_ENDPOINT_MAX - 1,
+	      "where the rank is reached; this daemon if absent"),
+	F_STR("pool", publish_args, pool, OPTIONAL, BOOTSTRAP_POOL_MAX - 1,
+	      "name of its pool"),
+	F_STR("summary", publish_args, summary, OPTIONAL, BOOTSTRAP_SUMMARY_MAX - 1,
+	      "what others should know of it; handed on as it is"),
+	F_END,
 };
-static const struct command_field query_fields[] = {GROUP_FIELD, AT_FIELD, LAST_FIELD};
+static const struct field query_fields[] = {F_GROUP(group_args), F_AT(group_args), F_END};
 
 const struct command group_commands[] = {
 	{"group.publish",
@@ -252,5 +222,5 @@ const struct command group_commands[] = {
 	 publish_fields, 0, run_publish, "nothing; the rank goes with the session"},
 	{"group.query", "ask a meeting point for the ranks of a group", query_fields, 0,
 	 run_query, "complete, ranks: {tp_rank, tp_size, …, endpoint, pool, summary}"},
-	{NULL, NULL, NULL, 0, NULL, NULL},
+	{.name = NULL},
 };

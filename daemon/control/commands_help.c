@@ -13,24 +13,21 @@ static const char *type_name(enum field_type type)
 		[FIELD_STR] = "string",	 [FIELD_INT] = "integer",
 		[FIELD_U64] = "u64",	 [FIELD_BOOL] = "bool",
 		[FIELD_ARRAY] = "array", [FIELD_OBJECT] = "object",
-		[FIELD_FD] = "fd",	 [FIELD_ANY] = "see help",
+		[FIELD_FD] = "fd",	 [FIELD_CHOICE] = "string",
 	};
 
 	return names[type];
 }
 
-static bool add_range(cJSON *json, const struct command_field *f)
+static bool add_range(cJSON *json, const struct field *f)
 {
-	bool bounded = f->min || f->max;
-
 	if (f->type == FIELD_INT)
 		return cJSON_AddNumberToObject(json, "min", (double)f->min) &&
-		       cJSON_AddNumberToObject(json, "max",
-					       (double)(bounded ? f->max : JSON_INT_MAX));
+		       cJSON_AddNumberToObject(json, "max", (double)f->max);
 	return !f->max || cJSON_AddNumberToObject(json, "limit", (double)f->max);
 }
 
-static bool add_field(cJSON *list, const struct command_field *f)
+static bool add_field(cJSON *list, const struct field *f)
 {
 	cJSON *json = cJSON_CreateObject();
 
@@ -54,7 +51,7 @@ cJSON *command_describe(const struct command *cmd)
 
 	fields = filled ? cJSON_AddArrayToObject(json, "fields") : NULL;
 	filled = fields;
-	for (const struct command_field *f = cmd->fields; filled && f && f->name; f++)
+	for (const struct field *f = cmd->fields; filled && f && f->name; f++)
 		filled = add_field(fields, f);
 	if (filled)
 		return json;
@@ -64,9 +61,9 @@ cJSON *command_describe(const struct command *cmd)
 
 /* ---- the reference page ---- */
 
-static void print_limits(FILE *out, const struct command_field *f)
+static void print_limits(FILE *out, const struct field *f)
 {
-	if (f->type == FIELD_INT && (f->min || f->max))
+	if (f->type == FIELD_INT && f->max != JSON_INT_MAX)
 		fprintf(out, ", %" PRId64 " … %" PRId64, f->min, f->max);
 	else if (f->type == FIELD_STR && f->max)
 		fprintf(out, ", at most %" PRId64 " bytes", f->max);
@@ -82,7 +79,7 @@ static void print_command(FILE *out, const struct command *cmd)
 	if (cmd->flags & COMMAND_NO_HELLO)
 		fprintf(out, " Allowed before `hello`.");
 	fprintf(out, "\n\n");
-	for (const struct command_field *f = cmd->fields; f && f->name; f++) {
+	for (const struct field *f = cmd->fields; f && f->name; f++) {
 		fprintf(out, "- `%s` (%s%s", f->name, type_name(f->type),
 			f->required ? ", required" : "");
 		print_limits(out, f);
@@ -105,6 +102,7 @@ void commands_print_reference(FILE *out)
 		"\"retryable\":false,\"scope\":\"op\"}}`.\n"
 		"`id` (an integer or a string of at most 128 bytes) comes back as it "
 		"was.\n"
+		"An integer without a range is 0 … 2^53 - 1.\n"
 		"A u64 is a decimal string. An fd is the index of a descriptor that "
 		"came\n"
 		"with the line (SCM_RIGHTS, in the sendmsg that begins the line). "

@@ -116,28 +116,26 @@ void peer_commands_stop(const struct err *why)
 		connect_end(c, why);
 }
 
+struct connect_args {
+	const char *endpoint;
+	uint32_t timeout_ms;
+};
+
 static int run_connect(struct request *req)
 {
-	const char *endpoint = NULL;
-	int64_t ms = CONNECT_MS_DEFAULT;
-	struct connect *c;
-	int r = json_get_str(req->args, "endpoint", true, LINK_ENDPOINT_MAX - 1,
-			     &endpoint);
+	const struct connect_args *args = request_args(req);
+	struct connect *c = mem_zalloc(sizeof(*c));
+	int r;
 
-	if (r >= 0)
-		r = json_get_int(req->args, "timeout_ms", false, 1, CONNECT_MS_MAX, &ms);
-	if (r < 0)
-		return err_pass(r);
-	c = mem_zalloc(sizeof(*c));
 	if (!c)
 		return err_pass(-ENOMEM);
 	loop_timer_init(&c->timer, req->kvd->loop, on_connect_timer);
-	r = handshake_reach(req->kvd->handshake, endpoint, &c->remote);
+	r = handshake_reach(req->kvd->handshake, args->endpoint, &c->remote);
 	if (r < 0) {
 		mem_free(c);
 		return err_pass(r);
 	}
-	loop_timer_start(&c->timer, (uint64_t)ms * LOOP_NS_PER_MS);
+	loop_timer_start(&c->timer, args->timeout_ms * LOOP_NS_PER_MS);
 	c->req = req;
 	list_push_back(&waiting, &c->link);
 	connect_look(c);
@@ -169,9 +167,13 @@ static int run_list(struct request *req)
 	return request_finish(req, result, ok);
 }
 
-static struct remote *find(struct request *req, const char *endpoint,
-			   const char *instance)
+struct forget_args {
+	const char *endpoint, *instance; /* one of them */
+};
+
+static struct remote *find(struct request *req, const struct forget_args *args)
 {
+	const char *endpoint = args->endpoint, *instance = args->instance;
 	struct remote *remote;
 
 	list_foreach(remote, handshake_remotes(req->kvd->handshake), link) {
@@ -185,19 +187,13 @@ static struct remote *find(struct request *req, const char *endpoint,
 
 static int run_forget(struct request *req)
 {
-	const char *endpoint = NULL, *instance = NULL;
+	const struct forget_args *args = request_args(req);
 	struct remote *remote;
 	struct err why;
-	int r = json_get_str(req->args, "endpoint", false, LINK_ENDPOINT_MAX - 1,
-			     &endpoint);
 
-	if (r >= 0)
-		r = json_get_str(req->args, "instance", false, 32, &instance);
-	if (r < 0)
-		return err_pass(r);
-	if (!endpoint == !instance)
+	if (!args->endpoint == !args->instance)
 		return err_raise(ERR_INVAL, "one of endpoint and instance is wanted");
-	remote = find(req, endpoint, instance);
+	remote = find(req, args);
 	if (!remote)
 		return err_pass(-ENOENT);
 	err_set(&why, ERR_PEER, "%.150s: forgotten by an administrator (pid %d)",
@@ -208,15 +204,19 @@ static int run_forget(struct request *req)
 	return 0;
 }
 
-static const struct command_field connect_fields[] = {
-	{"endpoint", FIELD_STR, true, 0, LINK_ENDPOINT_MAX - 1, "tcp://host:port"},
-	{"timeout_ms", FIELD_INT, false, 1, CONNECT_MS_MAX, "5000 if absent"},
-	{NULL, FIELD_ANY, false, 0, 0, NULL},
+static const struct field connect_fields[] = {
+	F_STR("endpoint", connect_args, endpoint, REQUIRED, LINK_ENDPOINT_MAX - 1,
+	      "tcp://host:port"),
+	F_INT("timeout_ms", connect_args, timeout_ms, DEFAULT(CONNECT_MS_DEFAULT), 1,
+	      CONNECT_MS_MAX, "5000 if absent"),
+	F_END,
 };
-static const struct command_field forget_fields[] = {
-	{"endpoint", FIELD_STR, false, 0, LINK_ENDPOINT_MAX - 1, "of the peer, or"},
-	{"instance", FIELD_STR, false, 0, 32, "its instance id, 32 hex digits"},
-	{NULL, FIELD_ANY, false, 0, 0, NULL},
+static const struct field forget_fields[] = {
+	F_STR("endpoint", forget_args, endpoint, OPTIONAL, LINK_ENDPOINT_MAX - 1,
+	      "of the peer, or"),
+	F_STR("instance", forget_args, instance, OPTIONAL, 32,
+	      "its instance id, 32 hex digits"),
+	F_END,
 };
 
 const struct command peer_commands[] = {
@@ -226,5 +226,5 @@ const struct command peer_commands[] = {
 	 "peers: {endpoint, instance, state, transport, path, …}"},
 	{"peer.forget", "cut a peer; its rooms fail", forget_fields, COMMAND_ADMIN,
 	 run_forget, "nothing"},
-	{NULL, NULL, NULL, 0, NULL, NULL},
+	{.name = NULL},
 };

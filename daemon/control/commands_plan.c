@@ -20,11 +20,19 @@ struct planning {
 	size_t len;
 };
 
-static int plan_into(const cJSON *args, FILE *out)
+struct plan_args {
+	const cJSON *src, *dst, *map, *sources;
+	uint64_t room;
+};
+
+static int plan_into(const struct request *req, FILE *out)
 {
-	if (cJSON_GetObjectItemCaseSensitive(args, "sources"))
-		return err_pass(plan_json_cover(args, NULL, out));
-	return err_pass(plan_json_rows(args, REPLY_ROWS_MAX, NULL, out));
+	const struct plan_args *args = request_args(req);
+
+	/* reads the members again: a file of kvd-ctl plan has passed no table */
+	if (args->sources)
+		return err_pass(plan_json_cover(req->line, NULL, out));
+	return err_pass(plan_json_rows(req->line, REPLY_ROWS_MAX, NULL, out));
 }
 
 static void plan_work(struct offload_job *job)
@@ -36,7 +44,7 @@ static void plan_work(struct offload_job *job)
 		job->result = err_raise(ERR_NOMEM, "no memory for a plan");
 		return;
 	}
-	job->result = plan_into(p->req->args, out);
+	job->result = plan_into(p->req, out);
 	if (fclose(out) != 0 && job->result == 0)
 		job->result = err_raise(ERR_NOMEM, "no memory for a plan");
 }
@@ -73,17 +81,19 @@ static int plan_run(struct request *req)
 	return 0;
 }
 
-static const struct command_field plan_fields[] = {
-	{"src", FIELD_OBJECT, false, 0, 0,
-	 "Layout of the source: {rank, buffers, views}."},
-	{"dst", FIELD_OBJECT, true, 0, 0, "Layout of the destination."},
-	{"map", FIELD_ARRAY, false, 0, 1024,
-	 "[{view, src_pages, dst_pages, src_first_token, dst_first_token, tokens}]."},
-	{"sources", FIELD_ARRAY, false, 0, 65536,
-	 "Instead of src and map: the layouts of all ranks; which one sends what?"},
-	{"room", FIELD_U64, false, 0, 0,
-	 "With sources: spreads what several ranks hold."},
-	{.name = NULL},
+static const struct field plan_fields[] = {
+	F_OBJECT("src", plan_args, src, OPTIONAL,
+		 "Layout of the source: {rank, buffers, views}."),
+	F_OBJECT("dst", plan_args, dst, REQUIRED, "Layout of the destination."),
+	F_ARRAY("map", plan_args, map, OPTIONAL, 1024,
+		"[{view, src_pages, dst_pages, src_first_token, dst_first_token, "
+		"tokens}]."),
+	F_ARRAY("sources", plan_args, sources, OPTIONAL, 65536,
+		"Instead of src and map: the layouts of all ranks; which one sends "
+		"what?"),
+	F_U64("room", plan_args, room, OPTIONAL,
+	      "With sources: spreads what several ranks hold."),
+	F_END,
 };
 
 const struct command plan_commands[] = {

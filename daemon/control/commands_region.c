@@ -120,48 +120,42 @@ static void region_registered(void *arg, struct region *region, const struct err
 	request_reply_brief(req, &brief);
 }
 
+struct register_args {
+	const char *kind, *handle;
+	struct region_args region; /* without kind and ipc; its fd is an index */
+};
+
 static int region_register_run(struct request *req)
 {
-	struct region_args args = {.fd = -1};
-	const char *kind = "", *handle = NULL;
+	const struct register_args *args = request_args(req);
+	struct region_args region = args->region;
 	uint8_t ipc[CU_IPC_BYTES];
-	int64_t fd = 0;
-	int r;
+	int r = kind_parse(args->kind, &region.kind);
 
-	(void)json_get_str(req->args, "kind", true, SIZE_MAX, &kind);
-	(void)json_get_str(req->args, "shm_name", false, SIZE_MAX, &args.shm_name);
-	(void)json_get_str(req->args, "name", false, SIZE_MAX, &args.name);
-	(void)json_get_u64(req->args, "length", true, &args.length);
-	(void)json_get_u64(req->args, "offset", false, &args.offset);
-	(void)json_get_u64(req->args, "address", false, &args.address);
-	(void)json_get_int(req->args, "fd", false, 0, REQUEST_FDS_MAX, &fd);
-	(void)json_get_str(req->args, "handle", false, SIZE_MAX, &handle);
-	(void)json_get_str(req->args, "device", false, SIZE_MAX, &args.device);
-	(void)json_get_u64(req->args, "allocation", false, &args.allocation);
-	r = kind_parse(kind, &args.kind);
 	if (r == 0)
-		r = source_check(req->args, args.kind);
-	if (r == 0 && handle)
-		r = handle_parse(handle, ipc);
+		r = source_check(req->line, region.kind);
+	if (r == 0 && args->handle)
+		r = handle_parse(args->handle, ipc);
 	if (r < 0)
 		return err_pass(r);
-	args.ipc = ipc;
-	if (args.kind == REGION_MEMFD || args.kind == REGION_CUDA_VMM ||
-	    args.kind == REGION_DMABUF)
-		args.fd = mem_steal_fd(&req->fds[fd]);
-	r = region_register(req->session, &args, region_registered, req);
-	if (r < 0 && args.fd >= 0)
-		req->fds[fd] = args.fd;
+	region.ipc = ipc;
+	if (region.fd >= 0)
+		region.fd = mem_steal_fd(&req->fds[args->region.fd]);
+	r = region_register(req->session, &region, region_registered, req);
+	if (r < 0 && region.fd >= 0)
+		req->fds[args->region.fd] = region.fd;
 	return err_pass(r);
 }
 
+struct region_id_args {
+	uint64_t region;
+};
+
 static int region_unregister_run(struct request *req)
 {
-	struct region *region;
-	int64_t id = 0;
+	const struct region_id_args *args = request_args(req);
+	struct region *region = region_find(req->session, args->region);
 
-	(void)json_get_int(req->args, "region", true, 0, JSON_INT_MAX, &id);
-	region = region_find(req->session, (uint64_t)id);
 	if (!region)
 		return err_pass(-ENOENT);
 	return err_pass(region_unregister(region, answer_empty, req));
@@ -198,15 +192,20 @@ static bool add_regions(cJSON *list, const struct session *session)
 	return true;
 }
 
+struct list_args {
+	bool all;
+};
+
 /* The list commands: `add` for this session, or for all of them. */
 static int list_run(struct request *req, const char *name,
 		    bool (*add)(cJSON *list, const struct session *session))
 {
+	const struct list_args *args = request_args(req);
 	const struct session *session;
 	cJSON *result, *list;
-	bool all, filled;
+	bool filled;
 
-	if (request_all(req, &all) < 0)
+	if (request_all(req, args->all) < 0)
 		return err_pass(-EPERM);
 	result = request_result();
 	if (!result)
@@ -214,7 +213,7 @@ static int list_run(struct request *req, const char *name,
 	list = cJSON_AddArrayToObject(result, name);
 	filled = list;
 	list_foreach(session, &req->kvd->sessions, link) {
-		if (filled && (all || session == req->session))
+		if (filled && (args->all || session == req->session))
 			filled = add(list, session);
 	}
 	return request_finish(req, result, filled);
@@ -253,26 +252,24 @@ static void pool_registered(void *arg, struct pool *pool, const struct err *err)
 
 static int pool_register_run(struct request *req)
 {
-	struct pool_args args = {.name = "kv"};
-	int64_t tp_size = 0;
+	struct pool_args args = *(const struct pool_args *)request_args(req);
 
-	(void)json_get_str(req->args, "name", false, SIZE_MAX, &args.name);
-	(void)json_get_object(req->args, "layout", true, &args.layout);
-	(void)json_get_array(req->args, "regions", true, SIZE_MAX, &args.regions);
-	(void)json_get_int(req->args, "tp_size", false, 0, UINT32_MAX, &tp_size);
+	if (!args.name)
+		args.name = "kv";
 	if (!args.name[0])
 		return err_raise(ERR_INVAL, "name: empty");
-	args.tp_size = (uint32_t)tp_size;
 	return err_pass(pool_register(req->session, &args, pool_registered, req));
 }
 
+struct pool_id_args {
+	uint64_t pool;
+};
+
 static int pool_unregister_run(struct request *req)
 {
-	struct pool *pool;
-	int64_t id = 0;
+	const struct pool_id_args *args = request_args(req);
+	struct pool *pool = pool_find(req->session, args->pool);
 
-	(void)json_get_int(req->args, "pool", true, 0, JSON_INT_MAX, &id);
-	pool = pool_find(req->session, (uint64_t)id);
 	if (!pool)
 		return err_pass(-ENOENT);
 	if (pool->rooms)
@@ -325,57 +322,60 @@ static int pool_list_run(struct request *req)
 
 /* ---- tables ---- */
 
-static const struct command_field region_register_fields[] = {
-	{"kind", FIELD_STR, true, 0, 32,
-	 "\"memfd\", \"shm\" (POSIX name), \"vm\", \"cuda_ipc\", \"cuda_vmm\" or "
-	 "\"dmabuf\"."},
-	{"fd", FIELD_FD, false, 0, 0,
-	 "memfd: the descriptor. It must carry F_SEAL_SHRINK or accept it. cuda_vmm: of "
-	 "cuMemExportToShareableHandle. dmabuf: of cuMemGetHandleForAddressRange; only "
-	 "RDMA "
-	 "adapters can use it."},
-	{"shm_name", FIELD_STR, false, 0, 255, "shm: the name, \"/…\"."},
-	{"handle", FIELD_STR, false, 0, 128,
-	 "cuda_ipc: what cuIpcGetMemHandle gave for the allocation, 64 bytes in base64."},
-	{"device", FIELD_STR, false, 0, 63,
-	 "cuda_ipc, cuda_vmm: the GPU, by UUID (\"GPU-…\") or PCI id; never by number."},
-	{"allocation", FIELD_U64, false, 0, 0,
-	 "cuda_vmm: bytes of the whole allocation, as cuMemCreate was given."},
-	{"offset", FIELD_U64, false, 0, 0,
-	 "Of byte 0 in the object or allocation; default 0. Not for vm."},
-	{"length", FIELD_U64, true, 0, 0, "Bytes."},
-	{"address", FIELD_U64, false, 0, 0,
-	 "The client's own address of byte 0. vm: required; else only transfers by "
-	 "address "
-	 "need it."},
-	{"name", FIELD_STR, false, 0, 63, "For people."},
-	{.name = NULL},
+static const struct field region_register_fields[] = {
+	F_STR("kind", register_args, kind, REQUIRED, 32,
+	      "\"memfd\", \"shm\" (POSIX name), \"vm\", \"cuda_ipc\", \"cuda_vmm\" or "
+	      "\"dmabuf\"."),
+	F_FD("fd", register_args, region.fd,
+	     "memfd: the descriptor. It must carry F_SEAL_SHRINK or accept it. cuda_vmm: "
+	     "of cuMemExportToShareableHandle. dmabuf: of cuMemGetHandleForAddressRange; "
+	     "only RDMA adapters can use it."),
+	F_STR("shm_name", register_args, region.shm_name, OPTIONAL, 255,
+	      "shm: the name, \"/…\"."),
+	F_STR("handle", register_args, handle, OPTIONAL, 128,
+	      "cuda_ipc: what cuIpcGetMemHandle gave for the allocation, 64 bytes in "
+	      "base64."),
+	F_STR("device", register_args, region.device, OPTIONAL, 63,
+	      "cuda_ipc, cuda_vmm: the GPU, by UUID (\"GPU-…\") or PCI id; never by "
+	      "number."),
+	F_U64("allocation", register_args, region.allocation, OPTIONAL,
+	      "cuda_vmm: bytes of the whole allocation, as cuMemCreate was given."),
+	F_U64("offset", register_args, region.offset, OPTIONAL,
+	      "Of byte 0 in the object or allocation; default 0. Not for vm."),
+	F_U64("length", register_args, region.length, REQUIRED, "Bytes."),
+	F_U64("address", register_args, region.address, OPTIONAL,
+	      "The client's own address of byte 0. vm: required; else only transfers by "
+	      "address need it."),
+	F_STR("name", register_args, region.name, OPTIONAL, 63, "For people."),
+	F_END,
 };
 
-static const struct command_field region_fields[] = {
-	{"region", FIELD_INT, true, 0, 0, "The id that region.register gave."},
-	{.name = NULL},
+static const struct field region_fields[] = {
+	F_ID("region", region_id_args, region, REQUIRED,
+	     "The id that region.register gave."),
+	F_END,
 };
 
-static const struct command_field list_fields[] = {
-	{"all", FIELD_BOOL, false, 0, 0, "Of all sessions (admins)."},
-	{.name = NULL},
+static const struct field list_fields[] = {
+	F_BOOL("all", list_args, all, "Of all sessions (admins)."),
+	F_END,
 };
 
-static const struct command_field pool_register_fields[] = {
-	{"name", FIELD_STR, false, 0, POOL_NAME_MAX - 1,
-	 "Pools of one name are meant to match; default \"kv\"."},
-	{"layout", FIELD_OBJECT, true, 0, 0,
-	 "{rank, buffers, views}, see docs/internals/layouts.md."},
-	{"regions", FIELD_ARRAY, true, 0, LAYOUT_BUFFERS_MAX,
-	 "[{region, offset}], one a buffer of the layout."},
-	{"tp_size", FIELD_INT, false, 0, 1 << 20, "Ranks of the group; 0: not told."},
-	{.name = NULL},
+static const struct field pool_register_fields[] = {
+	F_STR("name", pool_args, name, OPTIONAL, POOL_NAME_MAX - 1,
+	      "Pools of one name are meant to match; default \"kv\"."),
+	F_OBJECT("layout", pool_args, layout, REQUIRED,
+		 "{rank, buffers, views}, see docs/internals/layouts.md."),
+	F_ARRAY("regions", pool_args, regions, REQUIRED, LAYOUT_BUFFERS_MAX,
+		"[{region, offset}], one a buffer of the layout."),
+	F_INT("tp_size", pool_args, tp_size, OPTIONAL, 0, 1 << 20,
+	      "Ranks of the group; 0: not told."),
+	F_END,
 };
 
-static const struct command_field pool_fields[] = {
-	{"pool", FIELD_INT, true, 0, 0, "The id that pool.register gave."},
-	{.name = NULL},
+static const struct field pool_fields[] = {
+	F_ID("pool", pool_id_args, pool, REQUIRED, "The id that pool.register gave."),
+	F_END,
 };
 
 const struct command region_commands[] = {

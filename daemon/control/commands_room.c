@@ -28,61 +28,36 @@
 #define SOURCES_MAX 1024
 #define MS_MAX INT64_C(86400000) /* a day */
 
-#define F_ROOM                                                                         \
-	{                                                                              \
-		"room", FIELD_U64, true, 0, 0, "the router's number, a decimal string" \
-	}
-#define F_ROLE                                                                    \
-	{                                                                         \
-		"role", FIELD_STR, false, 0, 8,                                   \
-			"send, recv, offer or pull; needed when the session has " \
-			"several of this number"                                  \
-	}
-#define F_VIEWS(required, text)                             \
-	{                                                   \
-		"views", FIELD_OBJECT, required, 0, 0, text \
-	}
-#define F_WAIT                                                                          \
-	{                                                                               \
-		"wait", FIELD_OBJECT, false, 0, 0,                                      \
-			"{kind:\"seq\", region, offset, value}: not before this word; " \
-			"or "                                                           \
-			"{kind:\"event\", device, handle}: not before this CUDA IPC "   \
-			"event, recorded before"                                        \
-	}
-#define F_END                                      \
-	{                                          \
-		NULL, FIELD_ANY, false, 0, 0, NULL \
-	}
+/* Which pages a command means, and when they may be touched. */
+struct pages_args {
+	const cJSON *views;
+	int64_t aux; /* slot of view "aux"; -1: none */
+	const cJSON *wait;
+};
 
-static int role_of(const char *s, enum room_role *role_p)
-{
-	for (unsigned int i = 0; i < ROOM_ROLES; i++) {
-		if (strcmp(s, room_role_names[i]) == 0) {
-			*role_p = (enum room_role)i;
-			return 0;
-		}
-	}
-	return err_raise(ERR_INVAL, "role: '%.16s' is not send, recv, offer or pull", s);
-}
+#define F_ROOM(s) \
+	F_U64("room", s, key.number, REQUIRED, "the router's number, a decimal string")
+#define F_ROLE(s)                                                                  \
+	F_CHOICE("role", s, key.role, DEFAULT(-1), room_role_names,                \
+		 "send, recv, offer or pull; needed when the session has several " \
+		 "of this number")
+#define F_VIEWS(s, text) F_OBJECT("views", s, pages.views, OPTIONAL, text)
+#define F_AUX(s, text) F_INT("aux", s, pages.aux, DEFAULT(-1), 0, INT32_MAX, text)
+#define F_WAIT(s)                                                                     \
+	F_OBJECT("wait", s, pages.wait, OPTIONAL,                                     \
+		 "{kind:\"seq\", region, offset, value}: not before this word; or "   \
+		 "{kind:\"event\", device, handle}: not before this CUDA IPC event, " \
+		 "recorded before")
 
-/* The session's room by "room" and "role"; without a role the only one. */
-struct room *room_asked(struct session *session, const cJSON *args, struct rooms *rooms)
+struct room *room_asked(struct session *session, const struct room_key *key,
+			struct rooms *rooms)
 {
-	const char *role_name = NULL;
+	uint64_t number = key->number;
 	struct room *found = NULL;
-	enum room_role role = ROOM_SEND;
-	uint64_t number = 0;
 
-	if (json_get_u64(args, "room", true, &number) < 0 ||
-	    json_get_str(args, "role", false, 8, &role_name) < 0)
-		return NULL;
-	if (role_name) {
-		if (role_of(role_name, &role) < 0)
-			return NULL;
-		found = rooms_find(rooms, session, role, number);
-	}
-	for (unsigned int i = 0; i < ROOM_ROLES && !role_name; i++) {
+	if (key->role >= 0)
+		found = rooms_find(rooms, session, (enum room_role)key->role, number);
+	for (unsigned int i = 0; i < ROOM_ROLES && key->role < 0; i++) {
 		struct room *room = rooms_find(rooms, session, (enum room_role)i, number);
 
 		if (room && found) {
@@ -97,48 +72,59 @@ struct room *room_asked(struct session *session, const cJSON *args, struct rooms
 	}
 	if (!found)
 		err_raise(ERR_NOTFOUND, "room: no %s room %llu in this session",
-			  role_name ? role_name : "open", (unsigned long long)number);
+			  key->role >= 0 ? room_role_names[key->role] : "open",
+			  (unsigned long long)number);
 	return found;
 }
 
 /* ---- room.open ---- */
 
+struct open_args {
+	struct room_key key;
+	uint64_t pool;
+	const cJSON *sources, *remote;
+	uint32_t receivers, lease_ms;
+	const cJSON *timeouts;
+	struct pages_args pages;
+};
+
 /* One entry of "sources": "tcp://…" or {endpoint, pool, rank, room}. */
+struct source_args {
+	const char *endpoint, *pool;
+	int64_t rank;
+	uint64_t room;
+};
+static const struct field source_fields[] = {
+	F_STR("endpoint", source_args, endpoint, REQUIRED, LINK_ENDPOINT_MAX - 1, ""),
+	F_STR("pool", source_args, pool, OPTIONAL, POOL_NAME_MAX - 1, ""),
+	F_INT("rank", source_args, rank, DEFAULT(ROOM_ANY_RANK), 0, UINT32_MAX, ""),
+	F_U64("room", source_args, room, OPTIONAL, ""),
+	F_END,
+};
+
 static int add_source(struct room *room, const cJSON *item, const cJSON *theirs,
 		      size_t index)
 {
-	static const char *const names[] = {"endpoint", "pool", "rank", "room", NULL};
-	const char *endpoint = cJSON_GetStringValue(item), *pool = NULL;
 	struct handshake *hs = rooms_kvd(room->rooms)->handshake;
-	uint64_t number = room->number;
-	int64_t rank = ROOM_ANY_RANK;
+	struct source_args source = {.endpoint = cJSON_GetStringValue(item),
+				     .rank = ROOM_ANY_RANK};
 	struct remote *remote;
 	struct party *party;
-	int r = 0;
+	int r = source.endpoint ? 0 : fields_read_all(source_fields, item, &source);
 
-	if (!endpoint) {
-		r = json_only(item, names);
-		if (r >= 0)
-			r = json_get_str(item, "endpoint", true, LINK_ENDPOINT_MAX - 1,
-					 &endpoint);
-		if (r >= 0)
-			r = json_get_str(item, "pool", false, POOL_NAME_MAX - 1, &pool);
-		if (r >= 0)
-			r = json_get_int(item, "rank", false, 0, UINT32_MAX, &rank);
-		if (r >= 0)
-			r = json_get_u64(item, "room", false, &number);
-	}
 	if (r >= 0)
-		r = handshake_reach(hs, endpoint, &remote);
+		r = handshake_reach(hs, source.endpoint, &remote);
 	if (r < 0)
 		return err_prefix(r, "sources[%zu]", index);
 	party = room_party_add(room, remote);
 	handshake_release(hs, remote); /* the party holds it */
 	if (!party)
 		return err_pass(-ENOMEM);
-	snprintf(party->pool_name, sizeof(party->pool_name), "%s", pool ? pool : "");
-	party->rank = rank;
-	party->room_there = number;
+	snprintf(party->pool_name, sizeof(party->pool_name), "%s",
+		 source.pool ? source.pool : "");
+	party->rank = source.rank;
+	party->room_there = cJSON_GetObjectItemCaseSensitive(item, "room") ? source.room
+									   : room->number;
 	if (!theirs)
 		return 0;
 	party->theirs_json =
@@ -146,16 +132,14 @@ static int add_source(struct room *room, const cJSON *item, const cJSON *theirs,
 	return party->theirs_json ? 0 : err_raise(ERR_NOMEM, "no memory for remote");
 }
 
-static int add_sources(struct room *room, const cJSON *args)
+static int add_sources(struct room *room, const struct open_args *args)
 {
-	const cJSON *sources = NULL, *remote = NULL, *item;
+	const cJSON *sources = args->sources, *remote = args->remote, *item;
 	size_t n = 0;
-	int r = json_get_array(args, "sources", true, SOURCES_MAX, &sources);
+	int r;
 
-	if (r >= 0)
-		r = json_get_array(args, "remote", false, SOURCES_MAX, &remote);
-	if (r < 0)
-		return err_pass(r);
+	if (!sources)
+		return err_raise(ERR_INVAL, "sources: missing");
 	if (cJSON_GetArraySize(sources) == 0)
 		return err_raise(ERR_INVAL, "sources: empty, at least one is wanted");
 	if (remote && cJSON_GetArraySize(remote) != cJSON_GetArraySize(sources))
@@ -176,50 +160,34 @@ static int add_sources(struct room *room, const cJSON *args)
 	return 0;
 }
 
-static int parse_limits(const cJSON *args, struct room_args *out)
-{
-	static const char *const names[] = {"bootstrap_ms", "waiting_ms", "stall_ms",
-					    NULL};
-	const cJSON *obj = NULL;
-	int64_t ms;
-	int r = json_get_object(args, "timeouts", false, &obj);
-
-	if (r < 0 || !obj)
-		return r < 0 ? err_pass(r) : 0;
-	r = json_only(obj, names);
-	for (size_t i = 0; i < 3 && r >= 0; i++) {
-		ms = 0;
-		r = json_get_int(obj, names[i], false, 1, MS_MAX, &ms);
-		out->limits_ns[i] = (uint64_t)ms * LOOP_NS_PER_MS;
-	}
-	return r < 0 ? err_prefix(r, "timeouts") : 0;
-}
+struct timeouts_args {
+	uint32_t ms[3];
+};
+static const struct field timeouts_fields[] = {
+	F_INT("bootstrap_ms", timeouts_args, ms[0], OPTIONAL, 1, MS_MAX, ""),
+	F_INT("waiting_ms", timeouts_args, ms[1], OPTIONAL, 1, MS_MAX, ""),
+	F_INT("stall_ms", timeouts_args, ms[2], OPTIONAL, 1, MS_MAX, ""),
+	F_END,
+};
 
 static int parse_open(struct request *req, struct room_args *out)
 {
-	const char *role = NULL;
-	int64_t pool = 0, receivers = 0, lease = 0;
-	int r = json_get_u64(req->args, "room", true, &out->number);
+	const struct open_args *args = request_args(req);
+	struct timeouts_args limits = {0};
+	int r = fields_read_all(timeouts_fields, args->timeouts, &limits);
 
-	out->session = req->session;
-	if (r >= 0)
-		r = json_get_str(req->args, "role", true, 8, &role);
-	if (r >= 0)
-		r = role_of(role, &out->role);
-	if (r >= 0)
-		r = json_get_int(req->args, "pool", true, 0, JSON_INT_MAX, &pool);
-	if (r >= 0)
-		r = json_get_int(req->args, "receivers", false, 1, ROOM_PARTIES_MAX,
-				 &receivers);
-	if (r >= 0)
-		r = json_get_int(req->args, "lease_ms", false, 1, MS_MAX, &lease);
-	if (r >= 0)
-		r = parse_limits(req->args, out);
 	if (r < 0)
-		return err_pass(r);
-	out->receivers = (uint32_t)receivers;
-	out->lease_ns = (uint64_t)lease * LOOP_NS_PER_MS;
-	out->pool = pool_find(req->session, (uint64_t)pool);
+		return err_prefix(r, "timeouts");
+	*out = (struct room_args){
+		.session = req->session,
+		.role = (enum room_role)args->key.role,
+		.number = args->key.number,
+		.pool = pool_find(req->session, args->pool),
+		.receivers = args->receivers,
+		.lease_ns = args->lease_ms * LOOP_NS_PER_MS,
+	};
+	for (size_t i = 0; i < ARRAY_LEN(limits.ms); i++)
+		out->limits_ns[i] = limits.ms[i] * LOOP_NS_PER_MS;
 	return out->pool ? 0 : err_pass(-ENOENT);
 }
 
@@ -261,18 +229,6 @@ static int check_target(const struct room_args *args)
 	return r < 0 ? err_prefix(r, "pool %llu", (unsigned long long)pool->id) : 0;
 }
 
-static int parse_maps(const cJSON *args, const struct layout *layout,
-		      struct room_maps *maps)
-{
-	const cJSON *views = NULL;
-	int64_t aux = -1;
-	int r = json_get_object(args, "views", false, &views);
-
-	if (r >= 0)
-		r = json_get_int(args, "aux", false, 0, INT32_MAX, &aux);
-	return r < 0 ? err_pass(r) : room_maps_parse(views, aux, layout, maps);
-}
-
 static void open_reply(struct request *req, const struct room *room)
 {
 	char number[24], gen[16], generation[24];
@@ -290,16 +246,24 @@ static void open_reply(struct request *req, const struct room *room)
 	request_reply_brief(req, &brief);
 }
 
-static int parse_wait(struct request *req, struct wait_spec *wait)
+/* Nothing is left to undo when it fails. */
+static int parse_pages(struct request *req, const struct pages_args *args,
+		       const struct layout *layout, struct room_maps *maps,
+		       struct wait_spec *wait)
 {
-	return wait_spec_parse(rooms_waits(req->kvd->rooms),
-			       cJSON_GetObjectItemCaseSensitive(req->args, "wait"),
-			       req->session, wait);
+	int r = room_maps_parse(args->views, args->aux, layout, maps);
+
+	if (r < 0)
+		return err_pass(r);
+	r = wait_spec_parse(rooms_waits(req->kvd->rooms), args->wait, req->session, wait);
+	if (r < 0)
+		room_maps_fini(maps);
+	return r < 0 ? err_pass(r) : 0;
 }
 
 static int run_open(struct request *req)
 {
-	struct rooms *rooms = req->kvd->rooms;
+	const struct open_args *in = request_args(req);
 	struct room_args args = {0};
 	struct room_maps maps = {0};
 	struct wait_spec wait = {0};
@@ -307,18 +271,17 @@ static int run_open(struct request *req)
 	int r = parse_open(req, &args);
 
 	if (r >= 0)
-		r = check_members(req->args, args.role);
+		r = check_members(req->line, args.role);
 	if (r >= 0)
 		r = check_target(&args);
 	if (r >= 0)
-		r = parse_maps(req->args, args.pool->layout, &maps);
-	if (r >= 0)
-		r = parse_wait(req, &wait);
-	if (r >= 0 && (args.role == ROOM_OFFER || args.role == ROOM_PULL) &&
-	    maps.count == 0)
+		r = parse_pages(req, &in->pages, args.pool->layout, &maps, &wait);
+	if (r < 0)
+		return err_pass(r);
+	if ((args.role == ROOM_OFFER || args.role == ROOM_PULL) && maps.count == 0)
 		r = err_raise(ERR_INVAL, "views: missing");
 	if (r >= 0)
-		r = rooms_open(rooms, &args, &room);
+		r = rooms_open(req->kvd->rooms, &args, &room);
 	if (r < 0) {
 		room_maps_fini(&maps);
 		wait_spec_fini(&wait);
@@ -331,7 +294,7 @@ static int run_open(struct request *req)
 		room_maps_fini(&maps);
 	room->wait = wait;
 	if (args.role == ROOM_RECV || args.role == ROOM_PULL)
-		r = add_sources(room, req->args);
+		r = add_sources(room, in);
 	if (r < 0) {
 		rooms_discard(room);
 		return err_pass(r);
@@ -353,15 +316,14 @@ static int want_role(const struct room *room, enum room_role role)
 }
 
 /* The room of this role, whatever else has its number; "role" may say so. */
-static struct room *find_as(struct request *req, enum room_role role)
+static struct room *find_as(struct request *req, const struct room_key *key,
+			    enum room_role role)
 {
-	uint64_t number = 0;
-	struct room *room = NULL;
+	struct rooms *rooms = req->kvd->rooms;
+	struct room *room =
+		key->role < 0 ? rooms_find(rooms, req->session, role, key->number) : NULL;
 
-	if (!cJSON_GetObjectItemCaseSensitive(req->args, "role") &&
-	    json_get_u64(req->args, "room", true, &number) >= 0)
-		room = rooms_find(req->kvd->rooms, req->session, role, number);
-	return room ? room : room_asked(req->session, req->args, req->kvd->rooms);
+	return room ? room : room_asked(req->session, key, rooms);
 }
 
 static int not_over(const struct room *room)
@@ -383,23 +345,26 @@ static void reply_state(struct request *req, const struct room *room)
 	request_reply_brief(req, &brief);
 }
 
+struct bind_args {
+	struct room_key key;
+	struct pages_args pages;
+};
+
 static int run_bind(struct request *req)
 {
-	struct room *room = find_as(req, ROOM_RECV);
+	const struct bind_args *args = request_args(req);
+	struct room *room = find_as(req, &args->key, ROOM_RECV);
 	struct room_maps maps;
 	struct wait_spec wait;
 	int r = room ? want_role(room, ROOM_RECV) : -ENOENT;
 
 	if (r >= 0)
-		r = parse_maps(req->args, room->pool->layout, &maps);
+		r = parse_pages(req, &args->pages, room->pool->layout, &maps, &wait);
 	if (r < 0)
 		return err_pass(r);
-	r = parse_wait(req, &wait);
-	if (r >= 0) {
-		r = recv_bind(room, &maps, &wait);
-		if (r < 0)
-			wait_spec_fini(&wait);
-	}
+	r = recv_bind(room, &maps, &wait);
+	if (r < 0)
+		wait_spec_fini(&wait);
 	room_maps_fini(&maps);
 	if (r < 0)
 		return err_pass(r);
@@ -407,24 +372,17 @@ static int run_bind(struct request *req)
 	return 0;
 }
 
-static int parse_chunk(struct request *req, struct room *room, struct chunk *chunk)
-{
-	int64_t seq = 0;
-	int r = json_get_int(req->args, "seq", true, 0, JSON_INT_MAX, &seq);
-
-	if (r >= 0)
-		r = json_get_bool(req->args, "last", false, &chunk->last);
-	if (r >= 0)
-		r = parse_maps(req->args, room->pool->layout, &chunk->maps);
-	if (r >= 0)
-		r = parse_wait(req, &chunk->wait);
-	chunk->seq = (uint64_t)seq;
-	return r;
-}
+struct send_args {
+	struct room_key key;
+	uint64_t seq;
+	bool last;
+	struct pages_args pages;
+};
 
 static int run_send(struct request *req)
 {
-	struct room *room = find_as(req, ROOM_SEND);
+	const struct send_args *args = request_args(req);
+	struct room *room = find_as(req, &args->key, ROOM_SEND);
 	struct chunk *chunk;
 	int r = room ? want_role(room, ROOM_SEND) : -ENOENT;
 
@@ -433,7 +391,10 @@ static int run_send(struct request *req)
 	chunk = mem_zalloc(sizeof(*chunk));
 	if (!chunk)
 		return err_pass(-ENOMEM);
-	r = parse_chunk(req, room, chunk);
+	chunk->seq = args->seq;
+	chunk->last = args->last;
+	r = parse_pages(req, &args->pages, room->pool->layout, &chunk->maps,
+			&chunk->wait);
 	/* a retry of what was taken is answered as it was */
 	if (r >= 0 && !idmap_get(&room->chunk_by_seq, chunk->seq)) {
 		r = not_over(room);
@@ -459,20 +420,15 @@ static int run_send(struct request *req)
 /* ---- room.abort, room.close ---- */
 
 /* A foreign room: by an administrator, by number over all sessions. */
-static struct room *find_any(struct request *req)
+static struct room *find_any(struct request *req, const struct room_key *key)
 {
-	struct room *room = room_asked(req->session, req->args, req->kvd->rooms), *it;
-	uint64_t number = 0;
+	struct room *room = room_asked(req->session, key, req->kvd->rooms), *it;
 
-	if (room || !req->session->admin ||
-	    json_get_u64(req->args, "room", true, &number) < 0)
+	if (room || !req->session->admin)
 		return room;
 	list_foreach(it, rooms_all(req->kvd->rooms), all_link) {
-		const char *role = NULL;
-
-		json_get_str(req->args, "role", false, 8, &role);
-		if (it->number == number &&
-		    (!role || strcmp(role, room_role_names[it->role]) == 0)) {
+		if (it->number == key->number &&
+		    (key->role < 0 || (enum room_role)key->role == it->role)) {
 			err_clear();
 			return it;
 		}
@@ -480,19 +436,23 @@ static struct room *find_any(struct request *req)
 	return NULL;
 }
 
+struct abort_args {
+	struct room_key key;
+	const char *reason;
+};
+
 static int run_abort(struct request *req)
 {
-	struct room *room = find_any(req);
-	const char *reason = NULL;
+	const struct abort_args *args = request_args(req);
+	struct room *room = find_any(req, &args->key);
 	struct err why;
-	int r = room ? json_get_str(req->args, "reason", false, 200, &reason) : -ENOENT;
 
-	if (r < 0)
-		return err_pass(r);
+	if (!room)
+		return err_pass(-ENOENT);
 	err_set(&why, ERR_ABORTED, "aborted by %s '%.40s' (pid %d)%s%.200s",
 		room->session == req->session ? "its engine" : "an administrator",
-		req->session->client, (int)req->session->pid, reason ? ": " : "",
-		reason ? reason : "");
+		req->session->client, (int)req->session->pid, args->reason ? ": " : "",
+		args->reason ? args->reason : "");
 	room_fail(room, &why, NULL);
 	reply_state(req, room);
 	return 0;
@@ -500,7 +460,8 @@ static int run_abort(struct request *req)
 
 static int run_close(struct request *req)
 {
-	struct room *room = room_asked(req->session, req->args, req->kvd->rooms);
+	const struct room_key_args *args = request_args(req);
+	struct room *room = room_asked(req->session, &args->key, req->kvd->rooms);
 	int r = room ? rooms_close(room) : -ENOENT;
 
 	if (r < 0)
@@ -513,7 +474,8 @@ static int run_close(struct request *req)
 
 static int run_show(struct request *req)
 {
-	struct room *room = find_any(req);
+	const struct room_key_args *args = request_args(req);
+	struct room *room = find_any(req, &args->key);
 	cJSON *result;
 	int r;
 
@@ -531,57 +493,55 @@ static int run_show(struct request *req)
 	return 0;
 }
 
-static const struct command_field open_fields[] = {
-	F_ROOM,
-	{"role", FIELD_STR, true, 0, 8, "send, recv, offer or pull"},
-	{"pool", FIELD_INT, true, 0, JSON_INT_MAX, "of this session"},
-	{"sources", FIELD_ARRAY, false, 0, SOURCES_MAX,
-	 "recv, pull: endpoints, or {endpoint, pool, rank, room}"},
-	{"remote", FIELD_ARRAY, false, 0, SOURCES_MAX,
-	 "pull: {views} a source, when the engine knows the pages; else the offer's"},
-	{"receivers", FIELD_INT, false, 1, ROOM_PARTIES_MAX,
-	 "recv: how many receivers each source waits for; offer: how many pullers"},
-	F_VIEWS(false, "offer, pull: {name: {pages, first_token, tokens, layers}}"),
-	{"aux", FIELD_INT, false, 0, INT32_MAX, "offer, pull: slot of view \"aux\""},
-	{"lease_ms", FIELD_INT, false, 1, MS_MAX, "offer: how long without a heartbeat"},
-	{"timeouts", FIELD_OBJECT, false, 0, 0, "{bootstrap_ms, waiting_ms, stall_ms}"},
-	F_WAIT,
+static const struct field open_fields[] = {
+	F_ROOM(open_args),
+	F_CHOICE("role", open_args, key.role, REQUIRED, room_role_names,
+		 "send, recv, offer or pull"),
+	F_ID("pool", open_args, pool, REQUIRED, "of this session"),
+	F_ARRAY("sources", open_args, sources, OPTIONAL, SOURCES_MAX,
+		"recv, pull: endpoints, or {endpoint, pool, rank, room}"),
+	F_ARRAY("remote", open_args, remote, OPTIONAL, SOURCES_MAX,
+		"pull: {views} a source, when the engine knows the pages; else the "
+		"offer's"),
+	F_INT("receivers", open_args, receivers, OPTIONAL, 1, ROOM_PARTIES_MAX,
+	      "recv: how many receivers each source waits for; offer: how many pullers"),
+	F_VIEWS(open_args, "offer, pull: {name: {pages, first_token, tokens, layers}}"),
+	F_AUX(open_args, "offer, pull: slot of view \"aux\""),
+	F_INT("lease_ms", open_args, lease_ms, OPTIONAL, 1, MS_MAX,
+	      "offer: how long without a heartbeat"),
+	F_OBJECT("timeouts", open_args, timeouts, OPTIONAL,
+		 "{bootstrap_ms, waiting_ms, stall_ms}"),
+	F_WAIT(open_args),
 	F_END,
 };
-static const struct command_field bind_fields[] = {
-	F_ROOM,
-	F_ROLE,
-	F_VIEWS(false,
+static const struct field bind_fields[] = {
+	F_ROOM(bind_args),
+	F_ROLE(bind_args),
+	F_VIEWS(bind_args,
 		"where the bytes shall land: {name: {pages, first_token, tokens}}"),
-	{"aux", FIELD_INT, false, 0, INT32_MAX, "slot of view \"aux\" for the aux bytes"},
-	F_WAIT,
+	F_AUX(bind_args, "slot of view \"aux\" for the aux bytes"),
+	F_WAIT(bind_args),
 	F_END,
 };
-static const struct command_field send_fields[] = {
-	F_ROOM,
-	F_ROLE,
-	{"seq", FIELD_INT, true, 0, JSON_INT_MAX,
-	 "the chunk's number: a retry is one chunk"},
-	F_VIEWS(false, "what is ready: {name: {pages, first_token, tokens, layers}}"),
-	{"last", FIELD_BOOL, false, 0, 0, "no chunk comes after this one"},
-	{"aux", FIELD_INT, false, 0, INT32_MAX, "slot of view \"aux\" to send from"},
-	F_WAIT,
+static const struct field send_fields[] = {
+	F_ROOM(send_args),
+	F_ROLE(send_args),
+	F_ID("seq", send_args, seq, REQUIRED, "the chunk's number: a retry is one chunk"),
+	F_VIEWS(send_args, "what is ready: {name: {pages, first_token, tokens, layers}}"),
+	F_BOOL("last", send_args, last, "no chunk comes after this one"),
+	F_AUX(send_args, "slot of view \"aux\" to send from"),
+	F_WAIT(send_args),
 	F_END,
 };
-static const struct command_field poll_fields[] = {
-	{"rooms", FIELD_ARRAY, false, 0, ROOM_LIST_MAX, "numbers, or {room, role}"},
-	{"since", FIELD_U64, false, 0, 0, "a version: only what changed after it"},
+static const struct field abort_fields[] = {
+	F_ROOM(abort_args),
+	F_ROLE(abort_args),
+	F_STR("reason", abort_args, reason, OPTIONAL, 200, "for the other side"),
 	F_END,
 };
-static const struct command_field abort_fields[] = {
-	F_ROOM,
-	F_ROLE,
-	{"reason", FIELD_STR, false, 0, 200, "for the other side"},
-	F_END};
-static const struct command_field room_fields[] = {F_ROOM, F_ROLE, F_END};
-static const struct command_field list_fields[] = {
-	{"all", FIELD_BOOL, false, 0, 0, "every session's (administrators)"},
-	{"limit", FIELD_INT, false, 1, ROOM_LIST_MAX, "at most so many, 1000 if absent"},
+const struct field room_key_fields[] = {
+	F_ROOM(room_key_args),
+	F_ROLE(room_key_args),
 	F_END,
 };
 
@@ -590,14 +550,14 @@ const struct command room_commands[] = {
 	 "room, gen and slot of the status page, generation, state"},
 	{"room.bind", "give a recv room its pages", bind_fields, 0, run_bind, "state"},
 	{"room.send", "send a chunk of a send room", send_fields, 0, run_send, "state"},
-	{"room.poll", "states of rooms, by list or since a version", poll_fields, 0,
+	{"room.poll", "states of rooms, by list or since a version", room_poll_fields, 0,
 	 room_poll_run, "rooms: {room, role, gen, state, flags, bytes, error}; version"},
 	{"room.abort", "fail a room on both sides", abort_fields, 0, run_abort, "state"},
-	{"room.close", "forget a room that has ended", room_fields, 0, run_close,
+	{"room.close", "forget a room that has ended", room_key_fields, 0, run_close,
 	 "nothing"},
-	{"room.show", "everything about one room", room_fields, 0, run_show,
+	{"room.show", "everything about one room", room_key_fields, 0, run_show,
 	 "the record"},
-	{"room.list", "records of all rooms", list_fields, 0, room_list_run,
+	{"room.list", "records of all rooms", room_list_fields, 0, room_list_run,
 	 "rooms: records; total"},
-	{NULL, NULL, NULL, 0, NULL, NULL},
+	{.name = NULL},
 };

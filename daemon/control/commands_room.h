@@ -3,7 +3,9 @@
 #ifndef KVD_COMMANDS_ROOM_H
 #define KVD_COMMANDS_ROOM_H
 
-#include <cjson/cJSON.h>
+#include <stdint.h>
+
+#include "proto/fields.h"
 
 struct request;
 struct room;
@@ -12,10 +14,24 @@ struct session;
 
 #define ROOM_LIST_MAX 65536 /* rooms of one command */
 
-/* The session's room by "room" and "role"; without a role the only one. NULL: raised. */
-struct room *room_asked(struct session *session, const cJSON *args, struct rooms *rooms);
+/* How a command names a room. */
+struct room_key {
+	uint64_t number;
+	int role; /* enum room_role; -1: not said, then the only one of this number */
+};
+
+struct room_key_args {
+	struct room_key key;
+};
+extern const struct field room_key_fields[];
+
+/* The session's room; NULL: raised. */
+struct room *room_asked(struct session *session, const struct room_key *key,
+			struct rooms *rooms);
 
 int room_poll_run(struct request *req);
+extern const struct field room_poll_fields[];
 int room_list_run(struct request *req);
+extern const struct field room_list_fields[];
 
 #endif

@@ -86,14 +86,15 @@ static int poll_end(struct room_walk *walk)
 /* {room, role}, or the number alone. */
 static struct room *find_listed(const struct request *req, const cJSON *item)
 {
-	cJSON number = *item, key = {.type = cJSON_Object, .child = &number};
+	cJSON number = *item, alone = {.type = cJSON_Object, .child = &number};
+	struct room_key_args args;
 	char name[] = "room";
 
-	if (cJSON_IsObject(item))
-		return room_asked(req->session, item, req->kvd->rooms);
 	number.next = number.prev = NULL;
 	number.string = name;
-	return room_asked(req->session, &key, req->kvd->rooms);
+	if (fields_read(room_key_fields, cJSON_IsObject(item) ? item : &alone, &args) < 0)
+		return NULL;
+	return room_asked(req->session, &args.key, req->kvd->rooms);
 }
 
 static int poll_listed(struct reply_walk *reply)
@@ -133,24 +134,31 @@ static int poll_changed(struct reply_walk *reply)
 	return r < 0 ? err_pass(r) : 1;
 }
 
+struct poll_args {
+	const cJSON *rooms;
+	uint64_t since; /* UINT64_MAX: not said */
+};
+const struct field room_poll_fields[] = {
+	F_ARRAY("rooms", poll_args, rooms, OPTIONAL, ROOM_LIST_MAX,
+		"numbers, or {room, role}"),
+	F_U64("since", poll_args, since, DEFAULT(-1),
+	      "a version: only what changed after it"),
+	F_END,
+};
+
 int room_poll_run(struct request *req)
 {
+	const struct poll_args *args = request_args(req);
 	struct list *rooms = &req->session->rooms;
-	const cJSON *list = NULL;
-	uint64_t since = UINT64_MAX;
+	const cJSON *list = args->rooms;
 	struct room_walk *walk;
-	int r = json_get_array(req->args, "rooms", false, ROOM_LIST_MAX, &list);
 
-	if (r >= 0)
-		r = json_get_u64(req->args, "since", false, &since);
-	if (r < 0)
-		return err_pass(r);
-	if (!list == (since == UINT64_MAX))
+	if (!list == (args->since == UINT64_MAX))
 		return err_raise(ERR_INVAL, "one of rooms and since is wanted");
 	walk = walk_new(req, list ? poll_listed : poll_changed);
 	if (!walk)
 		return err_pass(-ENOMEM);
-	walk->since = since;
+	walk->since = args->since;
 	walk->item = list ? list->child : NULL;
 	if (!list)
 		room_cursor_begin(walk->rooms, &walk->cursor, rooms->prev, true);
@@ -203,26 +211,30 @@ static int list_piece(struct reply_walk *reply)
 	return r < 0 ? err_pass(r) : 1;
 }
 
+struct list_args {
+	bool all;
+	uint32_t limit;
+};
+const struct field room_list_fields[] = {
+	F_BOOL("all", list_args, all, "every session's (administrators)"),
+	F_INT("limit", list_args, limit, DEFAULT(1000), 1, ROOM_LIST_MAX,
+	      "at most so many, 1000 if absent"),
+	F_END,
+};
+
 int room_list_run(struct request *req)
 {
+	const struct list_args *args = request_args(req);
 	struct list *rooms = rooms_all(req->kvd->rooms);
 	struct room_walk *walk;
-	int64_t limit = 1000;
-	bool all = false;
-	int r = json_get_bool(req->args, "all", false, &all);
 
-	if (r >= 0)
-		r = json_get_int(req->args, "limit", false, 1, ROOM_LIST_MAX, &limit);
-	if (r >= 0 && all && !req->session->admin)
-		r = err_raise(ERR_PERM,
-			      "all: other sessions' rooms are for administrators");
-	if (r < 0)
-		return err_pass(r);
+	if (request_all(req, args->all) < 0)
+		return err_pass(-EPERM);
 	walk = walk_new(req, list_piece);
 	if (!walk)
 		return err_pass(-ENOMEM);
-	walk->left = limit;
-	walk->all = all;
+	walk->left = args->limit;
+	walk->all = args->all;
 	room_cursor_begin(walk->rooms, &walk->cursor, rooms->next, false);
 	reply_walk_begin(&walk->reply, req);
 	return 0;

@@ -27,6 +27,27 @@
 
 #define PROTO_VERSION 1
 
+static const char *const roles[] = {"prefill", "decode", NULL};
+
+struct hello_args {
+	uint32_t proto;
+	int role; /* of roles[]; -1: not said */
+	const char *client;
+};
+
+struct help_args {
+	const char *command;
+};
+
+struct list_args {
+	bool all;
+};
+
+struct share_args {
+	uint32_t entries;
+	uint64_t arena_bytes;
+};
+
 static bool add_limits(cJSON *result, const struct config *config)
 {
 	cJSON *limits = cJSON_AddObjectToObject(result, "limits");
@@ -99,24 +120,20 @@ static bool add_greeting(cJSON *result, const struct session *session)
 
 static int hello_run(struct request *req)
 {
+	const struct hello_args *args = request_args(req);
 	struct session *session = req->session;
-	const char *client = "", *role = NULL;
-	int64_t proto = 0;
 	cJSON *result;
 	int r, fd;
 
-	(void)json_get_int(req->args, "proto", true, 0, JSON_INT_MAX, &proto);
-	(void)json_get_str(req->args, "client", false, SIZE_MAX, &client);
-	(void)json_get_str(req->args, "role", false, SIZE_MAX, &role);
-	if (proto != PROTO_VERSION)
-		return err_raise(ERR_VERSION, "proto %lld: this daemon speaks %d",
-				 (long long)proto, PROTO_VERSION);
-	if (role && strcmp(role, "prefill") != 0 && strcmp(role, "decode") != 0)
-		return err_raise(ERR_INVAL, "role: 'prefill' or 'decode' was expected");
+	if (args->proto != PROTO_VERSION)
+		return err_raise(ERR_VERSION, "proto %u: this daemon speaks %d",
+				 args->proto, PROTO_VERSION);
 	if (req->kvd->stopping)
 		return err_raise(ERR_DRAIN, "the daemon shuts down");
 	/* said again (the first answer found no memory): the same greeting */
-	r = session->greeted ? 0 : session_greet(session, client, role);
+	r = session->greeted ? 0
+			     : session_greet(session, args->client,
+					     args->role < 0 ? NULL : roles[args->role]);
 	result = r < 0 ? NULL : request_result();
 	if (!result)
 		return err_pass(r < 0 ? r : -ENOMEM);
@@ -147,21 +164,20 @@ static bool add_command(cJSON *list, const struct command *cmd)
 
 static int help_run(struct request *req)
 {
+	const struct help_args *args = request_args(req);
 	const struct command *cmd;
-	const char *name = NULL;
 	cJSON *result, *list;
 	bool filled;
 
-	(void)json_get_str(req->args, "command", false, SIZE_MAX, &name);
-	if (name && !commands_find(name))
-		return err_raise(ERR_NOCMD, "%.64s: no such command", name);
+	if (args->command && !commands_find(args->command))
+		return err_raise(ERR_NOCMD, "%.64s: no such command", args->command);
 	result = request_result();
 	if (!result)
 		return err_pass(-ENOMEM);
 	list = cJSON_AddArrayToObject(result, "commands");
 	filled = list;
 	for (unsigned int i = 0; filled && (cmd = commands_at(i)); i++) {
-		if (!name || strcmp(name, cmd->name) == 0)
+		if (!args->command || strcmp(args->command, cmd->name) == 0)
 			filled = add_command(list, cmd);
 	}
 	return request_finish(req, result, filled);
@@ -197,14 +213,13 @@ static bool add_session(cJSON *list, const struct session *session, bool own)
 
 static int session_list_run(struct request *req)
 {
+	const struct list_args *args = request_args(req);
 	struct session *session;
 	cJSON *result, *list;
-	bool all = false, filled;
+	bool filled;
 
-	(void)json_get_bool(req->args, "all", false, &all);
-	if (all && !req->session->admin)
-		return err_raise(ERR_PERM,
-				 "all: foreign sessions are shown to admins only");
+	if (request_all(req, args->all) < 0)
+		return err_pass(-EPERM);
 	result = request_result();
 	if (!result)
 		return err_pass(-ENOMEM);
@@ -213,7 +228,7 @@ static int session_list_run(struct request *req)
 	list_foreach(session, &req->kvd->sessions, link) {
 		bool own = session == req->session;
 
-		if (filled && (all || own))
+		if (filled && (args->all || own))
 			filled = add_session(list, session, own);
 	}
 	return request_finish(req, result, filled);
@@ -234,23 +249,18 @@ static bool add_ring(cJSON *result, const struct ring *ring)
 /* Said again: the same memory, whatever size is asked for then. */
 static int session_share_run(struct request *req)
 {
-	int64_t entries = RING_ENTRIES_DEFAULT, arena = RING_ARENA_DEFAULT;
+	const struct share_args *args = request_args(req);
 	struct ring *ring;
 	cJSON *result;
-	int r = json_get_int(req->args, "entries", false, 2, RING_ENTRIES_MAX, &entries);
+	int r;
 
-	if (r >= 0)
-		r = json_get_int(req->args, "arena_bytes", false, 4096, RING_ARENA_MAX,
-				 &arena);
-	if (r >= 0 && entries & (entries - 1))
-		r = err_raise(ERR_INVAL, "entries: %lld is not a power of two",
-			      (long long)entries);
-	if (r < 0)
-		return err_pass(r);
+	if (args->entries & (args->entries - 1))
+		return err_raise(ERR_INVAL, "entries: %u is not a power of two",
+				 args->entries);
 	ring = ring_of(req->session);
 	if (!ring)
 		return err_pass(-ENOMEM);
-	r = ring->shared ? 0 : ring_share(ring, (uint32_t)entries, (uint64_t)arena);
+	r = ring->shared ? 0 : ring_share(ring, args->entries, args->arena_bytes);
 	result = r < 0 ? NULL : request_result();
 	if (!result)
 		return err_pass(r < 0 ? r : -ENOMEM);
@@ -260,29 +270,33 @@ static int session_share_run(struct request *req)
 	return 0;
 }
 
-static const struct command_field hello_fields[] = {
-	{"proto", FIELD_INT, true, 0, INT32_MAX, "Version of this protocol: 1."},
-	{"client", FIELD_STR, true, 0, 63, "What the client calls itself, for people."},
-	{"role", FIELD_STR, false, 0, 15, "\"prefill\" or \"decode\", for people."},
-	{.name = NULL},
+static const struct field hello_fields[] = {
+	F_INT("proto", hello_args, proto, REQUIRED, 0, INT32_MAX,
+	      "Version of this protocol: 1."),
+	F_STR("client", hello_args, client, REQUIRED, 63,
+	      "What the client calls itself, for people."),
+	F_CHOICE("role", hello_args, role, DEFAULT(-1), roles,
+		 "\"prefill\" or \"decode\", for people."),
+	F_END,
 };
 
-static const struct command_field help_fields[] = {
-	{"command", FIELD_STR, false, 0, 64, "Only this command."},
-	{.name = NULL},
+static const struct field help_fields[] = {
+	F_STR("command", help_args, command, OPTIONAL, 64, "Only this command."),
+	F_END,
 };
 
-static const struct command_field session_list_fields[] = {
-	{"all", FIELD_BOOL, false, 0, 0, "Foreign sessions too (admins)."},
-	{.name = NULL},
+static const struct field session_list_fields[] = {
+	F_BOOL("all", list_args, all, "Foreign sessions too (admins)."),
+	F_END,
 };
 
-static const struct command_field session_share_fields[] = {
-	{"entries", FIELD_INT, false, 2, RING_ENTRIES_MAX,
-	 "A power of two; 512 if absent."},
-	{"arena_bytes", FIELD_INT, false, 4096, RING_ARENA_MAX,
-	 "For lists and notifications; 64 MiB if absent. Pages count when written."},
-	{.name = NULL},
+static const struct field session_share_fields[] = {
+	F_INT("entries", share_args, entries, DEFAULT(RING_ENTRIES_DEFAULT), 2,
+	      RING_ENTRIES_MAX, "A power of two; 512 if absent."),
+	F_INT("arena_bytes", share_args, arena_bytes, DEFAULT(RING_ARENA_DEFAULT), 4096,
+	      RING_ARENA_MAX,
+	      "For lists and notifications; 64 MiB if absent. Pages count when written."),
+	F_END,
 };
 
 const struct command session_commands[] = {

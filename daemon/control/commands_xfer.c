@@ -26,14 +26,8 @@
 #define PREP_INLINE 1024u /* longer lists are read by a helper */
 #define ATTACH_MS_DEFAULT 5000
 
-#define F_END                                      \
-	{                                          \
-		NULL, FIELD_ANY, false, 0, 0, NULL \
-	}
-#define F_XFER                                                            \
-	{                                                                 \
-		"xfer", FIELD_INT, true, 0, JSON_INT_MAX, "of xfer.start" \
-	}
+#define NO_ID UINT64_MAX
+#define ATTACH_MS_MAX 600000
 
 static struct xfer_session *session_of(struct request *req)
 {
@@ -87,56 +81,43 @@ static struct xfer_waiter waiter_of(struct request *req)
 	return (struct xfer_waiter){.on_end = on_end, .arg = req};
 }
 
+struct attach_args {
+	const char *endpoint, *secret;
+	uint64_t session;
+	uint32_t timeout_ms;
+};
+
 static int run_attach(struct request *req)
 {
-	const char *endpoint = NULL, *hex = NULL;
+	const struct attach_args *args = request_args(req);
 	struct xfer_session *xs = session_of(req);
-	int64_t ms = ATTACH_MS_DEFAULT;
-	uint64_t epoch = 0;
 	uint8_t secret[16];
-	int r = xs ? 0 : -ENOMEM;
+	int r = xs ? parse_secret(args->secret, secret) : -ENOMEM;
 
 	if (r >= 0)
-		r = json_get_str(req->args, "endpoint", true, LINK_ENDPOINT_MAX - 1,
-				 &endpoint);
-	if (r >= 0)
-		r = json_get_u64(req->args, "session", true, &epoch);
-	if (r >= 0)
-		r = json_get_str(req->args, "secret", true, 32, &hex);
-	if (r >= 0)
-		r = parse_secret(hex, secret);
-	if (r >= 0)
-		r = json_get_int(req->args, "timeout_ms", false, 1, 600000, &ms);
-	if (r >= 0)
-		r = attach_open(xs, endpoint, epoch, secret,
-				(uint64_t)ms * LOOP_NS_PER_MS, waiter_of(req));
+		r = attach_open(xs, args->endpoint, args->session, secret,
+				args->timeout_ms * LOOP_NS_PER_MS, waiter_of(req));
 	return r < 0 ? err_pass(r) : 0;
 }
+
+struct attached_args {
+	uint64_t attach;
+	bool fresh;
+	uint32_t timeout_ms;
+};
 
 /* Is the session there still, as far as this daemon knows, or as its owner's? */
 static int run_attached(struct request *req)
 {
+	const struct attached_args *args = request_args(req);
 	struct xfer_session *xs = session_of(req);
-	int64_t id = 0, ms = ATTACH_MS_DEFAULT;
-	struct attach *attach;
-	bool fresh = false;
-	int r = xs ? json_get_int(req->args, "attach", true, 0, JSON_INT_MAX, &id)
-		   : -ENOMEM;
+	struct attach *attach = xs ? attach_find(xs, args->attach) : NULL;
 
-	if (r >= 0)
-		r = json_get_bool(req->args, "fresh", false, &fresh);
-	if (r >= 0)
-		r = json_get_int(req->args, "timeout_ms", false, 1, 600000, &ms);
-	if (r < 0)
-		return err_pass(r);
-	attach = attach_find(xs, (uint64_t)id);
 	if (!attach)
-		return err_pass(-ENOENT);
-	if (fresh) {
-		r = attach_refresh(xs, attach, (uint64_t)ms * LOOP_NS_PER_MS,
-				   waiter_of(req));
-		return r < 0 ? err_pass(r) : 0;
-	}
+		return err_pass(xs ? -ENOENT : -ENOMEM);
+	if (args->fresh)
+		return err_pass(attach_refresh(
+			xs, attach, args->timeout_ms * LOOP_NS_PER_MS, waiter_of(req)));
 	request_reply(req, NULL);
 	return 0;
 }
@@ -226,28 +207,24 @@ static int descs_from_fd(int fd, uint32_t count, struct dlist_entry **entries_p)
 	return 0;
 }
 
-/* Either a list, or a memfd of so many. */
-static int check_descs(struct request *req, const cJSON **list_p, uint32_t *count_p,
-		       int *fd_p)
-{
-	int64_t count = 0, fd = -1;
-	struct stat st;
-	int r = json_get_array(req->args, "descs", false, DESCS_JSON_MAX, list_p);
+struct prep_args {
+	uint64_t peer; /* NO_ID: own memory */
+	const cJSON *descs;
+	int fd;
+	uint32_t count;
+};
 
-	if (r >= 0)
-		r = json_get_int(req->args, "count", false, 1, DLIST_ENTRIES_MAX, &count);
-	if (r >= 0)
-		r = json_get_int(req->args, "fd", false, 0, REQUEST_FDS_MAX - 1, &fd);
-	if (r < 0)
-		return err_pass(r);
-	if (!*list_p == (fd < 0) || (fd >= 0 && count == 0))
+/* Either a list, or a memfd of so many. */
+static int check_descs(const struct request *req, const struct prep_args *args)
+{
+	struct stat st;
+
+	if (!args->descs == (args->fd < 0) || (args->fd >= 0 && args->count == 0))
 		return err_raise(ERR_INVAL, "descs, or fd with count, is wanted");
-	if (*list_p)
+	if (args->descs)
 		return 0;
-	if (fstat(req->fds[fd], &st) < 0 || !S_ISREG(st.st_mode))
+	if (fstat(req->fds[args->fd], &st) < 0 || !S_ISREG(st.st_mode))
 		return err_raise(ERR_INVAL, "fd: not a memfd"); /* a pipe would block */
-	*count_p = (uint32_t)count;
-	*fd_p = req->fds[fd];
 	return 0;
 }
 
@@ -360,30 +337,29 @@ static int prep_begin(struct request *req, struct xfer_session *xs,
 
 static int run_prep(struct request *req)
 {
+	const struct prep_args *args = request_args(req);
 	struct xfer_session *xs = session_of(req);
 	struct dlist_entry *entries = NULL;
 	struct attach *attach = NULL;
 	struct prepared *prepared;
-	const cJSON *list = NULL;
-	int64_t peer = -1;
-	uint32_t count = 0;
-	int fd = -1;
-	int r = xs ? json_get_int(req->args, "peer", false, 0, JSON_INT_MAX, &peer)
-		   : -ENOMEM;
+	uint32_t count = args->count;
+	int fd, r;
 
-	if (r < 0)
-		return err_pass(r);
-	if (peer >= 0) {
-		attach = attach_find(xs, (uint64_t)peer);
+	if (!xs)
+		return err_pass(-ENOMEM);
+	if (args->peer != NO_ID) {
+		attach = attach_find(xs, args->peer);
 		if (!attach)
 			return err_prefix(-ENOENT, "peer");
 	}
-	r = check_descs(req, &list, &count, &fd);
-	if (r >= 0 && !list && count > PREP_INLINE && (!attach || attach->pool))
+	r = check_descs(req, args);
+	if (r < 0)
+		return err_pass(r);
+	fd = args->descs ? -1 : req->fds[args->fd];
+	if (!args->descs && count > PREP_INLINE && (!attach || attach->pool))
 		return err_pass(prep_begin(req, xs, attach, count, fd));
-	if (r >= 0)
-		r = list ? descs_from_json(list, &entries, &count)
-			 : descs_from_fd(fd, count, &entries);
+	r = args->descs ? descs_from_json(args->descs, &entries, &count)
+			: descs_from_fd(fd, count, &entries);
 	if (r >= 0)
 		r = prepared_new(xs, attach, entries, count, &prepared);
 	if (r < 0)
@@ -392,17 +368,18 @@ static int run_prep(struct request *req)
 	return 0;
 }
 
+struct dlist_args {
+	uint64_t dlist;
+};
+
 static int run_dlist_free(struct request *req)
 {
+	const struct dlist_args *args = request_args(req);
 	struct xfer_session *xs = session_of(req);
-	struct prepared *prepared;
-	int64_t id = 0;
-	int r = xs ? json_get_int(req->args, "dlist", true, 0, JSON_INT_MAX, &id)
-		   : -ENOMEM;
+	struct prepared *prepared = xs ? prepared_find(xs, args->dlist) : NULL;
 
-	prepared = r < 0 ? NULL : prepared_find(xs, (uint64_t)id);
 	if (!prepared)
-		return err_pass(r < 0 ? r : -ENOENT);
+		return err_pass(xs ? -ENOENT : -ENOMEM);
 	prepared_release(prepared);
 	request_reply(req, NULL);
 	return 0;
@@ -410,28 +387,35 @@ static int run_dlist_free(struct request *req)
 
 /* ---- xfer.start ---- */
 
-static int parse_index(const cJSON *args, const char *name, uint32_t **index_p,
+struct start_args {
+	uint64_t xfer; /* NO_ID: a new one */
+	int op;	       /* of op_names[] */
+	uint64_t local, remote;
+	const cJSON *local_index, *remote_index;
+	const char *notif;
+};
+
+static const char *const op_names[] = {"read", "write", NULL};
+
+static int parse_index(const cJSON *list, const char *name, uint32_t **index_p,
 		       uint64_t *count_p)
 {
 	size_t n = 0;
 	int r;
 
-	if (!cJSON_GetObjectItemCaseSensitive(args, name))
+	if (!list)
 		return 0;
-	r = json_get_pages(args, name, true, UINT32_MAX, INDEX_MAX, index_p, &n);
+	r = json_pages(list, name, UINT32_MAX, INDEX_MAX, index_p, &n);
 	*count_p = n;
 	return r < 0 ? err_pass(r) : 0;
 }
 
-/* Any bytes, as base64. *data_p is heap. */
-static int parse_bytes(const cJSON *args, const char *name, bool required,
-		       uint8_t **data_p, size_t *len_p)
+/* Any bytes, as base64; 1: *data_p is heap. NULL is none. */
+static int parse_bytes(const char *text, const char *name, uint8_t **data_p,
+		       size_t *len_p)
 {
-	const char *text = NULL;
-	int r = json_get_str(args, name, required, BASE64_CHARS(XFER_NOTIF_MAX), &text);
-
-	if (r < 0 || !text)
-		return r < 0 ? err_pass(r) : 0;
+	if (!text)
+		return 0;
 	*data_p = mem_zalloc(strlen(text) / 4 * 3 + 1);
 	if (!*data_p)
 		return err_pass(-ENOMEM);
@@ -443,24 +427,27 @@ static int parse_bytes(const cJSON *args, const char *name, bool required,
 	return 1;
 }
 
-static int parse_lists(struct request *req, struct xfer_session *xs,
+static int missing(const struct start_args *args)
+{
+	if (args->op < 0)
+		return err_raise(ERR_INVAL, "op: missing");
+	if (args->local == NO_ID)
+		return err_raise(ERR_INVAL, "local: missing");
+	if (args->remote == NO_ID)
+		return err_raise(ERR_INVAL, "remote: missing");
+	return 0;
+}
+
+static int parse_lists(struct xfer_session *xs, const struct start_args *args,
 		       struct transfer_args *out)
 {
-	const char *op = NULL;
-	int64_t local = 0, remote = 0;
-	int r = json_get_str(req->args, "op", true, 8, &op);
+	int r = missing(args);
 
-	if (r >= 0 && strcmp(op, "read") != 0 && strcmp(op, "write") != 0)
-		r = err_raise(ERR_INVAL, "op: '%.8s' is not read or write", op);
-	if (r >= 0)
-		r = json_get_int(req->args, "local", true, 0, JSON_INT_MAX, &local);
-	if (r >= 0)
-		r = json_get_int(req->args, "remote", true, 0, JSON_INT_MAX, &remote);
 	if (r < 0)
 		return err_pass(r);
-	out->kind = strcmp(op, "read") == 0 ? XP_READ : XP_WRITE;
-	out->local = prepared_find(xs, (uint64_t)local);
-	out->remote = out->local ? prepared_find(xs, (uint64_t)remote) : NULL;
+	out->kind = args->op == 0 ? XP_READ : XP_WRITE;
+	out->local = prepared_find(xs, args->local);
+	out->remote = out->local ? prepared_find(xs, args->remote) : NULL;
 	if (!out->remote)
 		return err_prefix(-ENOENT, out->local ? "remote" : "local");
 	r = lists_fit(out->local, out->remote);
@@ -485,21 +472,22 @@ static int start_reply(struct request *req, const struct transfer *t)
 	return 0;
 }
 
-static int start_new(struct request *req, struct xfer_session *xs)
+static int start_new(struct request *req, struct xfer_session *xs,
+		     const struct start_args *in)
 {
 	struct transfer_args args = {0};
 	cleanup_free uint8_t *notif = NULL;
 	struct transfer *t;
-	int r = parse_lists(req, xs, &args);
+	int r = parse_lists(xs, in, &args);
 
 	if (r >= 0)
-		r = parse_index(req->args, "local_index", &args.local_index,
+		r = parse_index(in->local_index, "local_index", &args.local_index,
 				&args.local_count);
 	if (r >= 0)
-		r = parse_index(req->args, "remote_index", &args.remote_index,
+		r = parse_index(in->remote_index, "remote_index", &args.remote_index,
 				&args.remote_count);
 	if (r >= 0)
-		r = parse_bytes(req->args, "notif", false, &notif, &args.notif_len);
+		r = parse_bytes(in->notif, "notif", &notif, &args.notif_len);
 	args.notif = notif;
 	args.has_notif = r == 1;
 	if (r >= 0)
@@ -516,16 +504,17 @@ static int start_new(struct request *req, struct xfer_session *xs)
 	return start_reply(req, t);
 }
 
-static int start_again(struct request *req, struct xfer_session *xs, uint64_t id)
+static int start_again(struct request *req, struct xfer_session *xs,
+		       const struct start_args *args)
 {
-	struct transfer *t = transfer_find(xs, id);
+	struct transfer *t = transfer_find(xs, args->xfer);
 	uint8_t *notif = NULL;
 	size_t len = 0;
 	int r;
 
 	if (!t)
 		return err_pass(-ENOENT);
-	r = parse_bytes(req->args, "notif", false, &notif, &len);
+	r = parse_bytes(args->notif, "notif", &notif, &len);
 	if (r < 0)
 		return err_pass(r);
 	if (r == 1 && t->phase == XFER_ENDED) { /* a re-post may carry other words */
@@ -539,26 +528,28 @@ static int start_again(struct request *req, struct xfer_session *xs, uint64_t id
 
 static int run_start(struct request *req)
 {
+	const struct start_args *args = request_args(req);
 	struct xfer_session *xs = session_of(req);
-	int64_t id = -1;
-	int r = xs ? json_get_int(req->args, "xfer", false, 0, JSON_INT_MAX, &id)
-		   : -ENOMEM;
 
-	if (r < 0)
-		return err_pass(r);
-	return id >= 0 ? start_again(req, xs, (uint64_t)id) : start_new(req, xs);
+	if (!xs)
+		return err_pass(-ENOMEM);
+	return args->xfer != NO_ID ? start_again(req, xs, args)
+				   : start_new(req, xs, args);
 }
 
 /* ---- xfer.state, cancel, release ---- */
 
+struct xfer_args {
+	uint64_t xfer;
+	bool wait; /* of xfer.release */
+};
+
 static struct transfer *find(struct request *req)
 {
+	const struct xfer_args *args = request_args(req);
 	struct xfer_session *xs = session_of(req);
-	int64_t id = 0;
 
-	if (!xs || json_get_int(req->args, "xfer", true, 0, JSON_INT_MAX, &id) < 0)
-		return NULL;
-	return transfer_find(xs, (uint64_t)id);
+	return xs ? transfer_find(xs, args->xfer) : NULL;
 }
 
 static int reply_state(struct request *req, const struct transfer *t)
@@ -593,14 +584,13 @@ static int reply_fault(struct request *req, const struct err *err)
 
 static int run_state(struct request *req)
 {
-	struct transfer *t = find(req);
-	const struct err *fault = NULL;
-	int64_t id = 0;
+	const struct xfer_args *args = request_args(req);
+	const struct transfer *t = find(req);
+	const struct err *fault;
 
 	if (t)
 		return reply_state(req, t);
-	(void)json_get_int(req->args, "xfer", true, 0, JSON_INT_MAX, &id);
-	fault = ring_fault_of(req->session->ring, (uint64_t)id);
+	fault = ring_fault_of(req->session->ring, args->xfer);
 	return fault ? reply_fault(req, fault) : err_pass(-ENOENT);
 }
 
@@ -627,12 +617,11 @@ static int run_cancel(struct request *req)
  * goes by itself when it is still; "wait" asks for the answer then. */
 static int run_release(struct request *req)
 {
+	const struct xfer_args *args = request_args(req);
 	struct transfer *t = find(req);
-	bool wait = false;
-	int r = t ? json_get_bool(req->args, "wait", false, &wait) : -ENOENT;
 
-	if (r < 0)
-		return err_pass(r);
+	if (!t)
+		return err_pass(-ENOENT);
 	if (t->phase != XFER_ENDED)
 		cancel(req, t);
 	if (t->phase == XFER_ENDED) {
@@ -640,7 +629,7 @@ static int run_release(struct request *req)
 		request_reply(req, NULL);
 		return 0;
 	}
-	if (!wait)
+	if (!args->wait)
 		return err_raise(ERR_BUSY, "xfer %llu: canceled, not still yet",
 				 (unsigned long long)t->id);
 	t->release = true;
@@ -650,20 +639,25 @@ static int run_release(struct request *req)
 
 /* ---- xfer.submit: the ring's entries by the socket ---- */
 
+struct submit_args {
+	const char *entry, *data;
+};
+
 static int run_submit(struct request *req)
 {
+	const struct submit_args *args = request_args(req);
 	struct ring *ring = ring_of(req->session);
 	cleanup_free uint8_t *raw = NULL;
 	struct ring_source source = {.fd = -1};
 	struct kvd_ring_entry entry;
 	size_t len = 0;
-	int r = ring ? parse_bytes(req->args, "entry", true, &raw, &len) : -ENOMEM;
+	int r = ring ? parse_bytes(args->entry, "entry", &raw, &len) : -ENOMEM;
 
 	if (r >= 0 && len != sizeof(entry))
 		r = err_raise(ERR_INVAL, "entry: %zu bytes, %zu are wanted", len,
 			      sizeof(entry));
 	if (r >= 0)
-		r = parse_bytes(req->args, "data", true, &source.data, &len);
+		r = parse_bytes(args->data, "data", &source.data, &len);
 	if (r < 0)
 		return err_pass(r);
 	source.bytes = len;
@@ -678,20 +672,23 @@ static int run_submit(struct request *req)
 
 /* ---- notifications ---- */
 
+struct notif_args {
+	uint64_t attach;
+	const char *data;
+};
+
 static int run_notif_send(struct request *req)
 {
+	const struct notif_args *args = request_args(req);
 	struct xfer_session *xs = session_of(req);
+	struct attach *attach = xs ? attach_find(xs, args->attach) : NULL;
 	cleanup_free uint8_t *data = NULL;
-	struct attach *attach;
-	int64_t id = 0;
 	size_t len = 0;
-	int r = xs ? json_get_int(req->args, "attach", true, 0, JSON_INT_MAX, &id)
-		   : -ENOMEM;
+	int r;
 
-	attach = r < 0 ? NULL : attach_find(xs, (uint64_t)id);
 	if (!attach)
-		return err_pass(r < 0 ? r : -ENOENT);
-	r = parse_bytes(req->args, "data", true, &data, &len);
+		return err_pass(xs ? -ENOENT : -ENOMEM);
+	r = parse_bytes(args->data, "data", &data, &len);
 	if (r >= 0)
 		r = notif_post(attach, data, len, waiter_of(req));
 	return r < 0 ? err_pass(r) : 0;
@@ -761,60 +758,72 @@ static int run_notif_drain(struct request *req)
 	return r < 0 ? err_pass(r) : 0;
 }
 
-static const struct command_field attach_fields[] = {
-	{"endpoint", FIELD_STR, true, 0, LINK_ENDPOINT_MAX - 1,
-	 "of the session's daemon"},
-	{"session", FIELD_U64, true, 0, 0, "the session's epoch"},
-	{"secret", FIELD_STR, true, 0, 32, "the session's secret, 32 hex digits"},
-	{"timeout_ms", FIELD_INT, false, 1, 600000, "5000 if absent"},
+#define F_ATTACH_MS(s, text)                                                             \
+	F_INT("timeout_ms", s, timeout_ms, DEFAULT(ATTACH_MS_DEFAULT), 1, ATTACH_MS_MAX, \
+	      text)
+#define F_NOTIF(name, s, m, need, text) \
+	F_STR(name, s, m, need, BASE64_CHARS(XFER_NOTIF_MAX), text)
+#define F_XFER F_ID("xfer", xfer_args, xfer, REQUIRED, "of xfer.start")
+
+static const struct field attach_fields[] = {
+	F_STR("endpoint", attach_args, endpoint, REQUIRED, LINK_ENDPOINT_MAX - 1,
+	      "of the session's daemon"),
+	F_U64("session", attach_args, session, REQUIRED, "the session's epoch"),
+	F_STR("secret", attach_args, secret, REQUIRED, 32,
+	      "the session's secret, 32 hex digits"),
+	F_ATTACH_MS(attach_args, "5000 if absent"),
 	F_END,
 };
-static const struct command_field attached_fields[] = {
-	{"attach", FIELD_INT, true, 0, JSON_INT_MAX, "of peer.attach"},
-	{"fresh", FIELD_BOOL, false, 0, 0,
-	 "true: ask its daemon; regions registered there before are known after"},
-	{"timeout_ms", FIELD_INT, false, 1, 600000, "fresh: 5000 if absent"},
+static const struct field attached_fields[] = {
+	F_ID("attach", attached_args, attach, REQUIRED, "of peer.attach"),
+	F_BOOL("fresh", attached_args, fresh,
+	       "true: ask its daemon; regions registered there before are known after"),
+	F_ATTACH_MS(attached_args, "fresh: 5000 if absent"),
 	F_END,
 };
-static const struct command_field prep_fields[] = {
-	{"peer", FIELD_INT, false, 0, JSON_INT_MAX, "of peer.attach; absent: own memory"},
-	{"descs", FIELD_ARRAY, false, 0, DESCS_JSON_MAX,
-	 "[\"address\", length] or [\"address\", length, stride, count]"},
-	{"fd", FIELD_FD, false, 0, 0,
-	 "instead: a memfd of {address, length, stride, count}, u64 little-endian each"},
-	{"count", FIELD_INT, false, 1, DLIST_ENTRIES_MAX, "entries in the memfd"},
+static const struct field prep_fields[] = {
+	F_ID("peer", prep_args, peer, DEFAULT(-1), "of peer.attach; absent: own memory"),
+	F_ARRAY("descs", prep_args, descs, OPTIONAL, DESCS_JSON_MAX,
+		"[\"address\", length] or [\"address\", length, stride, count]"),
+	F_FD("fd", prep_args, fd,
+	     "instead: a memfd of {address, length, stride, count}, u64 little-endian each"),
+	F_INT("count", prep_args, count, OPTIONAL, 1, DLIST_ENTRIES_MAX,
+	      "entries in the memfd"),
 	F_END,
 };
-static const struct command_field dlist_fields[] = {
-	{"dlist", FIELD_INT, true, 0, JSON_INT_MAX, "of dlist.prep"}, F_END};
-static const struct command_field start_fields[] = {
-	{"xfer", FIELD_INT, false, 0, JSON_INT_MAX, "post this ended transfer again"},
-	{"op", FIELD_STR, false, 0, 8, "read or write"},
-	{"local", FIELD_INT, false, 0, JSON_INT_MAX, "a list of own memory"},
-	{"remote", FIELD_INT, false, 0, JSON_INT_MAX, "a list of an attached session's"},
-	{"local_index", FIELD_ARRAY, false, 0, INDEX_MAX,
-	 "which descriptors: numbers or runs [first, count]; absent: all"},
-	{"remote_index", FIELD_ARRAY, false, 0, INDEX_MAX, "the same of the remote list"},
-	{"notif", FIELD_STR, false, 0, BASE64_CHARS(XFER_NOTIF_MAX),
-	 "base64; for the remote session when the bytes are there"},
+static const struct field dlist_fields[] = {
+	F_ID("dlist", dlist_args, dlist, REQUIRED, "of dlist.prep"),
 	F_END,
 };
-static const struct command_field xfer_fields[] = {F_XFER, F_END};
-static const struct command_field release_fields[] = {
+static const struct field start_fields[] = {
+	F_ID("xfer", start_args, xfer, DEFAULT(-1), "post this ended transfer again"),
+	F_CHOICE("op", start_args, op, DEFAULT(-1), op_names, "read or write"),
+	F_ID("local", start_args, local, DEFAULT(-1), "a list of own memory"),
+	F_ID("remote", start_args, remote, DEFAULT(-1),
+	     "a list of an attached session's"),
+	F_ARRAY("local_index", start_args, local_index, OPTIONAL, INDEX_MAX,
+		"which descriptors: numbers or runs [first, count]; absent: all"),
+	F_ARRAY("remote_index", start_args, remote_index, OPTIONAL, INDEX_MAX,
+		"the same of the remote list"),
+	F_NOTIF("notif", start_args, notif, OPTIONAL,
+		"base64; for the remote session when the bytes are there"),
+	F_END,
+};
+static const struct field xfer_fields[] = {F_XFER, F_END};
+static const struct field release_fields[] = {
 	F_XFER,
-	{"wait", FIELD_BOOL, false, 0, 0, "answer when it is still, not EBUSY at once"},
+	F_BOOL("wait", xfer_args, wait, "answer when it is still, not EBUSY at once"),
 	F_END,
 };
-static const struct command_field submit_fields[] = {
-	{"entry", FIELD_STR, true, 0, BASE64_CHARS(KVD_RING_ENTRY_BYTES),
-	 "base64 of an entry of proto/kvd_ring.h; its offset counts in data"},
-	{"data", FIELD_STR, true, 0, BASE64_CHARS(XFER_NOTIF_MAX),
-	 "base64, perhaps empty"},
+static const struct field submit_fields[] = {
+	F_STR("entry", submit_args, entry, REQUIRED, BASE64_CHARS(KVD_RING_ENTRY_BYTES),
+	      "base64 of an entry of proto/kvd_ring.h; its offset counts in data"),
+	F_NOTIF("data", submit_args, data, REQUIRED, "base64, perhaps empty"),
 	F_END,
 };
-static const struct command_field notif_fields[] = {
-	{"attach", FIELD_INT, true, 0, JSON_INT_MAX, "of peer.attach"},
-	{"data", FIELD_STR, true, 0, BASE64_CHARS(XFER_NOTIF_MAX), "base64"},
+static const struct field notif_fields[] = {
+	F_ID("attach", notif_args, attach, REQUIRED, "of peer.attach"),
+	F_NOTIF("data", notif_args, data, REQUIRED, "base64"),
 	F_END,
 };
 
@@ -841,5 +850,5 @@ const struct command xfer_commands[] = {
 	 run_notif_send, "nothing"},
 	{"notif.drain", "take what was sent to this session", NULL, 0, run_notif_drain,
 	 "notifs: {from, data as base64}; more"},
-	{NULL, NULL, NULL, 0, NULL, NULL},
+	{.name = NULL},
 };

@@ -313,7 +313,7 @@ static void line_parse(struct request *req, const char *text)
 {
 	struct err err;
 
-	if (json_parse(text, req->bytes, JSON_DEPTH_MAX, &req->args) == 0)
+	if (json_parse(text, req->bytes, JSON_DEPTH_MAX, &req->line) == 0)
 		return;
 	err_take(&err);
 	err.scope = ERR_SCOPE_OP; /* the connection lives on */
@@ -339,8 +339,8 @@ static void parse_work(struct offload_job *job)
 
 	line_parse(conn->parsing, conn->in.line);
 	inbox_line_free(&conn->in); /* here, since it is large */
-	if (conn->parsing->args)
-		json_pack_pages(conn->parsing->args);
+	if (conn->parsing->line)
+		json_pack_pages(conn->parsing->line);
 	else
 		job->result = err_pass(-EPROTO);
 }
@@ -392,7 +392,7 @@ static void conn_line(struct conn *conn)
 		return;
 	}
 	line_parse(req, conn->in.line);
-	line_dispatch(conn, req, req->args ? NULL : err_last());
+	line_dispatch(conn, req, req->line ? NULL : err_last());
 }
 
 /* ---- receiving ---- */

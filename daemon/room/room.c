@@ -28,7 +28,8 @@
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
 
-const char *const room_role_names[ROOM_ROLES] = {"send", "recv", "offer", "pull"};
+const char *const room_role_names[ROOM_ROLES + 1] = {"send", "recv", "offer", "pull",
+						     NULL};
 const char *const room_state_names[ROOM_STATES] = {"bootstrapping", "waiting_for_input",
 						   "transferring",  "aborting",
 						   "failed",	    "success"};

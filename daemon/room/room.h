@@ -190,7 +190,7 @@ struct room {
 };
 
 /* ---- room.c ---- */
-extern const char *const room_role_names[ROOM_ROLES];
+extern const char *const room_role_names[ROOM_ROLES + 1]; /* the last is NULL */
 extern const char *const room_state_names[ROOM_STATES];
 extern const struct sm_table room_table;
 unsigned int room_poll_state(const struct room *room); /* enum kvd_state */

@@ -261,7 +261,7 @@ static cJSON *call(struct cluster *c, struct session *session, int fd, const cha
 	if (req) {
 		req->on_answer = on_answer;
 		req->on_answer_arg = &answer;
-		req->args = args;
+		req->line = args;
 		commands_dispatch(req);
 		cluster_until(c, is_here, &answer, text);
 	}
