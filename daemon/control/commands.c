@@ -356,6 +356,29 @@ int request_all(const struct request *req, bool all)
 	return 0;
 }
 
+int request_list(struct request *req, const char *name,
+		 bool (*add)(cJSON *list, const struct session *session,
+			     const struct request *req))
+{
+	const struct request_list_args *args = request_args(req);
+	const struct session *session;
+	cJSON *result, *list;
+	bool filled;
+
+	if (request_all(req, args->all) < 0)
+		return err_pass(-EPERM);
+	result = request_result();
+	if (!result)
+		return err_pass(-ENOMEM);
+	list = cJSON_AddArrayToObject(result, name);
+	filled = list;
+	list_foreach(session, &req->kvd->sessions, link) {
+		if (filled && (args->all || session == req->session))
+			filled = add(list, session, req);
+	}
+	return request_finish(req, result, filled);
+}
+
 bool result_add_u64(cJSON *obj, const char *name, uint64_t v)
 {
 	return json_add_u64(obj, name, v) == 0;

@@ -96,6 +96,14 @@ int request_finish(struct request *req, cJSON *result, bool filled);
 cJSON *request_result(void);
 /* A list command's field "all" is for admins: else ERR_PERM. */
 int request_all(const struct request *req, bool all);
+/* A list command with request_list_args: `add` for its session, or for all of them;
+ * false: no memory. */
+struct request_list_args {
+	bool all;
+};
+int request_list(struct request *req, const char *name,
+		 bool (*add)(cJSON *list, const struct session *session,
+			     const struct request *req));
 /* What commands have in common when they fill results. */
 bool result_add_hex(cJSON *obj, const char *name, const uint8_t *bytes, size_t len);
 bool result_add_u64(cJSON *obj, const char *name, uint64_t v); /* decimal string */

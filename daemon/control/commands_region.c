@@ -45,44 +45,30 @@ static int kind_parse(const char *name, enum region_kind *kind_p)
 }
 
 /* Which fields say where memory of a kind is. All others are refused. */
-enum { HAS_NONE, HAS_MAY, HAS_MUST };
+#define KIND(kind) (1u << REGION_##kind)
 static const struct source_field {
 	const char *name;
-	uint8_t of[REGION_KINDS];
+	unsigned int must, may; /* kinds that need it, or take it */
 } source_fields[] = {
-	{"fd",
-	 {[REGION_MEMFD] = HAS_MUST,
-	  [REGION_CUDA_VMM] = HAS_MUST,
-	  [REGION_DMABUF] = HAS_MUST}},
-	{"shm_name", {[REGION_SHM] = HAS_MUST}},
-	{"handle", {[REGION_CUDA_IPC] = HAS_MUST}},
-	{"device", {[REGION_CUDA_IPC] = HAS_MUST, [REGION_CUDA_VMM] = HAS_MUST}},
-	{"allocation", {[REGION_CUDA_VMM] = HAS_MUST}},
-	{"offset",
-	 {[REGION_MEMFD] = HAS_MAY,
-	  [REGION_SHM] = HAS_MAY,
-	  [REGION_CUDA_IPC] = HAS_MAY,
-	  [REGION_CUDA_VMM] = HAS_MAY,
-	  [REGION_DMABUF] = HAS_MAY}},
-	{"address",
-	 {[REGION_MEMFD] = HAS_MAY,
-	  [REGION_SHM] = HAS_MAY,
-	  [REGION_VM] = HAS_MUST,
-	  [REGION_CUDA_IPC] = HAS_MAY,
-	  [REGION_CUDA_VMM] = HAS_MAY,
-	  [REGION_DMABUF] = HAS_MAY}},
+	{"fd", KIND(MEMFD) | KIND(CUDA_VMM) | KIND(DMABUF), 0},
+	{"shm_name", KIND(SHM), 0},
+	{"handle", KIND(CUDA_IPC), 0},
+	{"device", KIND(CUDA_IPC) | KIND(CUDA_VMM), 0},
+	{"allocation", KIND(CUDA_VMM), 0},
+	{"offset", 0, ~KIND(VM)},
+	{"address", KIND(VM), ~KIND(VM)},
 };
 
-static int source_check(const cJSON *args, enum region_kind kind)
+static int source_check(const cJSON *line, enum region_kind kind)
 {
 	for (size_t i = 0; i < ARRAY_LEN(source_fields); i++) {
 		const struct source_field *field = &source_fields[i];
-		bool there = cJSON_GetObjectItemCaseSensitive(args, field->name);
+		bool there = cJSON_GetObjectItemCaseSensitive(line, field->name);
 
-		if (!there && field->of[kind] == HAS_MUST)
+		if (!there && field->must & 1u << kind)
 			return err_raise(ERR_INVAL, "%s: missing, kind %s needs it",
 					 field->name, region_kind_name(kind));
-		if (there && field->of[kind] == HAS_NONE)
+		if (there && !((field->must | field->may) & 1u << kind))
 			return err_raise(ERR_INVAL, "%s: not for kind %s", field->name,
 					 region_kind_name(kind));
 	}
@@ -179,10 +165,12 @@ static bool add_region(cJSON *list, const struct region *region)
 	       cJSON_AddBoolToObject(json, "dead", !memory_owner_alive(region->memory));
 }
 
-static bool add_regions(cJSON *list, const struct session *session)
+static bool add_regions(cJSON *list, const struct session *session,
+			const struct request *req)
 {
 	struct idmap_cursor it;
 
+	(void)req;
 	idmap_foreach(&session->regions, it) {
 		const struct region *region = it.value;
 
@@ -192,36 +180,9 @@ static bool add_regions(cJSON *list, const struct session *session)
 	return true;
 }
 
-struct list_args {
-	bool all;
-};
-
-/* The list commands: `add` for this session, or for all of them. */
-static int list_run(struct request *req, const char *name,
-		    bool (*add)(cJSON *list, const struct session *session))
-{
-	const struct list_args *args = request_args(req);
-	const struct session *session;
-	cJSON *result, *list;
-	bool filled;
-
-	if (request_all(req, args->all) < 0)
-		return err_pass(-EPERM);
-	result = request_result();
-	if (!result)
-		return err_pass(-ENOMEM);
-	list = cJSON_AddArrayToObject(result, name);
-	filled = list;
-	list_foreach(session, &req->kvd->sessions, link) {
-		if (filled && (args->all || session == req->session))
-			filled = add(list, session);
-	}
-	return request_finish(req, result, filled);
-}
-
 static int region_list_run(struct request *req)
 {
-	return list_run(req, "regions", add_regions);
+	return request_list(req, "regions", add_regions);
 }
 
 /* ---- pool ---- */
@@ -302,10 +263,12 @@ static bool add_pool(cJSON *list, const struct pool *pool)
 	return filled;
 }
 
-static bool add_pools(cJSON *list, const struct session *session)
+static bool add_pools(cJSON *list, const struct session *session,
+		      const struct request *req)
 {
 	struct idmap_cursor it;
 
+	(void)req;
 	idmap_foreach(&session->pools, it) {
 		const struct pool *pool = it.value;
 
@@ -317,7 +280,7 @@ static bool add_pools(cJSON *list, const struct session *session)
 
 static int pool_list_run(struct request *req)
 {
-	return list_run(req, "pools", add_pools);
+	return request_list(req, "pools", add_pools);
 }
 
 /* ---- tables ---- */
@@ -357,7 +320,7 @@ static const struct field region_fields[] = {
 };
 
 static const struct field list_fields[] = {
-	F_BOOL("all", list_args, all, "Of all sessions (admins)."),
+	F_BOOL("all", request_list_args, all, "Of all sessions (admins)."),
 	F_END,
 };
 

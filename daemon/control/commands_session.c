@@ -39,10 +39,6 @@ struct help_args {
 	const char *command;
 };
 
-struct list_args {
-	bool all;
-};
-
 struct share_args {
 	uint32_t entries;
 	uint64_t arena_bytes;
@@ -185,8 +181,10 @@ static int help_run(struct request *req)
 
 /* ---- session.list ---- */
 
-static bool add_session(cJSON *list, const struct session *session, bool own)
+static bool add_session(cJSON *list, const struct session *session,
+			const struct request *req)
 {
+	bool own = session == req->session;
 	uint64_t age_ns = loop_now_ns(session->kvd->loop) - session->started_ns;
 	cJSON *json = cJSON_CreateObject();
 	bool filled = json && cJSON_AddItemToArray(list, json) &&
@@ -213,25 +211,7 @@ static bool add_session(cJSON *list, const struct session *session, bool own)
 
 static int session_list_run(struct request *req)
 {
-	const struct list_args *args = request_args(req);
-	struct session *session;
-	cJSON *result, *list;
-	bool filled;
-
-	if (request_all(req, args->all) < 0)
-		return err_pass(-EPERM);
-	result = request_result();
-	if (!result)
-		return err_pass(-ENOMEM);
-	list = cJSON_AddArrayToObject(result, "sessions");
-	filled = list;
-	list_foreach(session, &req->kvd->sessions, link) {
-		bool own = session == req->session;
-
-		if (filled && (args->all || own))
-			filled = add_session(list, session, own);
-	}
-	return request_finish(req, result, filled);
+	return request_list(req, "sessions", add_session);
 }
 
 /* ---- session.share ---- */
@@ -286,7 +266,7 @@ static const struct field help_fields[] = {
 };
 
 static const struct field session_list_fields[] = {
-	F_BOOL("all", list_args, all, "Foreign sessions too (admins)."),
+	F_BOOL("all", request_list_args, all, "Foreign sessions too (admins)."),
 	F_END,
 };
 
