@@ -16,14 +16,14 @@
 #include "daemon/base/context.h"
 #include "daemon/xfer/ring_ops.h"
 #include "daemon/session/session.h"
-#include "daemon/xfer/xfer_impl.h"
+#include "daemon/xfer/xfer_op.h"
 #include "proto/base64.h"
 #include "proto/json.h"
 #include "proto/kvd_status.h"
 
 #define DESCS_JSON_MAX 1024
 #define INDEX_MAX (1 << 18)
-#define PREP_INLINE 1024u /* longer lists are read by a helper */
+#define ROW_BYTES (4 * sizeof(uint64_t)) /* of a descriptor */
 #define ATTACH_MS_DEFAULT 5000
 
 #define NO_ID UINT64_MAX
@@ -124,89 +124,6 @@ static int run_attached(struct request *req)
 
 /* ---- dlist.prep, dlist.free ---- */
 
-static int parse_desc(const cJSON *item, size_t index, struct dlist_entry *e)
-{
-	int n = cJSON_GetArraySize(item);
-	int64_t v[4] = {0, 0, 0, 1};
-	const char *address = cJSON_GetStringValue(cJSON_GetArrayItem(item, 0));
-
-	if (!cJSON_IsArray(item) || (n != 2 && n != 4) || !address ||
-	    !json_parse_u64(address, &e->address))
-		return err_raise(ERR_INVAL,
-				 "descs[%zu]: [\"address\", length] or [\"address\", "
-				 "length, stride, count] is wanted",
-				 index);
-	for (int i = 1; i < n; i++) {
-		if (!json_number_is_int(cJSON_GetArrayItem(item, i), &v[i]) || v[i] < 0)
-			return err_raise(ERR_INVAL,
-					 "descs[%zu][%d]: a whole number is wanted",
-					 index, i);
-	}
-	e->bytes = (uint64_t)v[1];
-	e->stride = (uint64_t)v[2];
-	e->count = (uint64_t)v[3];
-	return 0;
-}
-
-static int descs_from_json(const cJSON *list, struct dlist_entry **entries_p,
-			   uint32_t *count_p)
-{
-	size_t n = (size_t)cJSON_GetArraySize(list), i = 0;
-	struct dlist_entry *entries = mem_calloc(n, sizeof(*entries));
-	const cJSON *item;
-
-	if (!entries)
-		return err_pass(-ENOMEM);
-	cJSON_ArrayForEach(item, list) {
-		int r = parse_desc(item, i, &entries[i]);
-
-		if (r < 0) {
-			mem_free(entries);
-			return err_pass(r);
-		}
-		i++;
-	}
-	*entries_p = entries;
-	*count_p = (uint32_t)n;
-	return 0;
-}
-
-/* `count` quads in a memfd. read(), not mmap(): its owner may cut it. */
-static int descs_from_fd(int fd, uint32_t count, struct dlist_entry **entries_p)
-{
-	size_t size = (size_t)count * DLIST_ENTRY_BYTES, got = 0;
-	cleanup_free uint8_t *raw = mem_zalloc(size);
-	struct dlist_entry *entries = mem_calloc(count, sizeof(*entries));
-	struct cursor in;
-
-	while (raw && got < size) {
-		ssize_t n = pread(fd, raw + got, size - got, (off_t)got);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			break;
-		got += (size_t)n;
-	}
-	if (!raw || !entries || got < size) {
-		mem_free(entries);
-		return raw && entries ? err_raise(ERR_RANGE,
-						  "fd: %zu bytes of the %zu for "
-						  "%u descriptors",
-						  got, size, count)
-				      : err_pass(-ENOMEM);
-	}
-	cursor_read(&in, raw, size);
-	for (uint32_t i = 0; i < count; i++) {
-		entries[i].address = cursor_get_u64(&in);
-		entries[i].bytes = cursor_get_u64(&in);
-		entries[i].stride = cursor_get_u64(&in);
-		entries[i].count = cursor_get_u64(&in);
-	}
-	*entries_p = entries;
-	return 0;
-}
-
 struct prep_args {
 	uint64_t peer; /* NO_ID: own memory */
 	const cJSON *descs;
@@ -214,158 +131,112 @@ struct prep_args {
 	uint32_t count;
 };
 
-/* Either a list, or a memfd of so many. */
-static int check_descs(const struct request *req, const struct prep_args *args)
+/* As a row of four columns. */
+static int parse_desc(const cJSON *item, size_t index, uint64_t row[4])
+{
+	const char *address = cJSON_GetStringValue(cJSON_GetArrayItem(item, 0));
+	int n = cJSON_GetArraySize(item);
+	int64_t v;
+
+	row[2] = 0;
+	row[3] = 1;
+	if (!cJSON_IsArray(item) || (n != 2 && n != 4) || !address ||
+	    !json_parse_u64(address, &row[0]))
+		return err_raise(ERR_INVAL,
+				 "descs[%zu]: [\"address\", length] or [\"address\", "
+				 "length, stride, count] is wanted",
+				 index);
+	for (int i = 1; i < n; i++) {
+		if (!json_number_is_int(cJSON_GetArrayItem(item, i), &v) || v < 0)
+			return err_raise(ERR_INVAL,
+					 "descs[%zu][%d]: a whole number is wanted",
+					 index, i);
+		row[i] = (uint64_t)v;
+	}
+	if (row[3] == 0)
+		return err_raise(ERR_INVAL, "descs[%zu]: count 0", index);
+	return 0;
+}
+
+static int descs_from_json(const cJSON *list, struct xfer_op *op)
+{
+	size_t n = (size_t)cJSON_GetArraySize(list), i = 0;
+	uint64_t *rows = mem_calloc(n, ROW_BYTES);
+	const cJSON *item;
+	int r = rows ? 0 : -ENOMEM;
+
+	op->payload.data = (uint8_t *)rows;
+	op->payload.bytes = n * ROW_BYTES;
+	op->rows = (uint32_t)n;
+	cJSON_ArrayForEach(item, list) {
+		if (r >= 0)
+			r = parse_desc(item, i, &rows[4 * i]);
+		i++;
+	}
+	return err_pass(r);
+}
+
+/* Rows in a memfd: another file would block. */
+static int descs_from_fd(int fd, uint32_t count, struct xfer_op *op)
 {
 	struct stat st;
 
-	if (!args->descs == (args->fd < 0) || (args->fd >= 0 && args->count == 0))
-		return err_raise(ERR_INVAL, "descs, or fd with count, is wanted");
-	if (args->descs)
-		return 0;
-	if (fstat(req->fds[args->fd], &st) < 0 || !S_ISREG(st.st_mode))
-		return err_raise(ERR_INVAL, "fd: not a memfd"); /* a pipe would block */
+	if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
+		return err_raise(ERR_INVAL, "fd: not a memfd");
+	op->payload.fd = fd;
+	op->payload.bytes = (uint64_t)count * ROW_BYTES;
+	op->rows = count;
 	return 0;
 }
 
-/* ---- long lists, by a helper ---- */
-
-struct prep {
-	struct offload_job job;
-	struct request *req; /* its descriptor is read */
-	struct xfer_session *xs;
-	struct session *session; /* takes no other line meanwhile: one list at a time */
-	int fd;
-	uint32_t count;
-	uint64_t attach, gid;
-	struct search *search;
-	struct dlist *dlist;
-};
-
-static void prep_free(struct prep *prep)
+/* The session's further lines wait for an op that a helper has. */
+static int run_op(struct xfer_op *op)
 {
-	struct xfer_session *xs = prep->xs;
+	struct session *session = op->xs->session;
 
-	search_free(prep->search);
-	dlist_free(prep->dlist);
-	mem_free(prep);
-	xs->notes--;
-	if (xs->draining)
-		xfer_session_try_free(xs);
+	if (xfer_op_run(op) == XFER_OP_LATER)
+		session->walking++;
+	return 0;
 }
 
-static void prep_work(struct offload_job *job)
+static void on_listed(struct xfer_op *op, int r)
 {
-	struct prep *prep = container_of(job, struct prep, job);
-	struct dlist_entry *entries = NULL;
-	int r = descs_from_fd(prep->fd, prep->count, &entries);
-
-	if (r >= 0)
-		r = dlist_new(entries, prep->count, prep->gid, &prep->dlist);
-	if (r >= 0)
-		r = search_run(prep->search, prep->dlist);
-	if (r < 0)
-		err_take(&job->err);
-	job->result = r;
-}
-
-static void prep_reply(struct request *req, const struct prepared *prepared)
-{
+	struct request *req = op->owner;
 	struct brief brief;
 
-	brief_init(&brief);
-	brief_number(&brief, "dlist", (double)prepared->id);
-	brief_number(&brief, "count", (double)prepared->dlist->descs);
-	request_reply_brief(req, &brief);
-}
-
-static void prep_done(struct offload_job *job)
-{
-	struct prep *prep = container_of(job, struct prep, job);
-	struct request *req = prep->req;
-	struct attach *attach = NULL;
-	struct prepared *prepared = NULL;
-	int r = job->result;
-
-	if (r < 0)
-		r = err_reraise(&job->err);
-	if (r >= 0 && prep->attach) {
-		attach = attach_find(prep->xs, prep->attach);
-		r = attach ? 0 : err_prefix(-ENOENT, "peer");
-	}
-	if (r >= 0 && req->session)
-		r = prepared_add(prep->xs, attach, mem_steal(prep->dlist), 0,
-				 &prep->search, &prepared);
-	prep->session->walking--;
-	if (!req->session)
-		request_drop(req);
-	else if (r < 0)
-		request_fail_last(req);
-	else
-		prep_reply(req, prepared);
-	prep_free(prep);
-}
-
-/* The request is answered later. */
-static int prep_begin(struct request *req, struct xfer_session *xs,
-		      const struct attach *attach, uint32_t count, int fd)
-{
-	struct prep *prep = mem_zalloc(sizeof(*prep));
-	int r;
-
-	if (!prep)
-		return err_pass(-ENOMEM);
-	r = attach ? search_begin_remote(attach->pool, &prep->search)
-		   : search_begin_local(xs->session, 0, &prep->search);
+	op->xs->session->walking -= op->later;
 	if (r < 0) {
-		mem_free(prep);
-		return err_pass(r);
+		request_fail_last(req);
+		return;
 	}
-	prep->req = req;
-	prep->xs = xs;
-	prep->session = xs->session;
-	prep->fd = fd;
-	prep->count = count;
-	prep->attach = attach ? attach->id : 0;
-	prep->gid = loop_random_u64(req->kvd->loop);
-	prep->job = (struct offload_job){.work = prep_work, .done = prep_done};
-	prep->session->walking++;
-	xs->notes++;
-	offload_submit(req->kvd->offload, &prep->job);
-	return 0;
+	brief_init(&brief);
+	brief_number(&brief, "dlist", (double)op->list->id);
+	brief_number(&brief, "count", (double)op->list->dlist->descs);
+	request_reply_brief(req, &brief);
 }
 
 static int run_prep(struct request *req)
 {
 	const struct prep_args *args = request_args(req);
 	struct xfer_session *xs = session_of(req);
-	struct dlist_entry *entries = NULL;
-	struct attach *attach = NULL;
-	struct prepared *prepared;
-	uint32_t count = args->count;
-	int fd, r;
+	struct xfer_op *op;
+	int r;
 
-	if (!xs)
+	if (!args->descs == (args->fd < 0) || (args->fd >= 0 && args->count == 0))
+		return err_raise(ERR_INVAL, "descs, or fd with count, is wanted");
+	if (xs && args->peer != NO_ID && !attach_find(xs, args->peer))
+		return err_prefix(-ENOENT, "peer");
+	op = xs ? xfer_op_new(xs, XFER_OP_LIST, on_listed, req) : NULL;
+	if (!op)
 		return err_pass(-ENOMEM);
-	if (args->peer != NO_ID) {
-		attach = attach_find(xs, args->peer);
-		if (!attach)
-			return err_prefix(-ENOENT, "peer");
-	}
-	r = check_descs(req, args);
-	if (r < 0)
-		return err_pass(r);
-	fd = args->descs ? -1 : req->fds[args->fd];
-	if (!args->descs && count > PREP_INLINE && (!attach || attach->pool))
-		return err_pass(prep_begin(req, xs, attach, count, fd));
-	r = args->descs ? descs_from_json(args->descs, &entries, &count)
-			: descs_from_fd(fd, count, &entries);
+	op->attach = args->peer != NO_ID ? args->peer : 0;
+	op->columns = 4;
+	r = args->descs ? descs_from_json(args->descs, op)
+			: descs_from_fd(req->fds[args->fd], args->count, op);
 	if (r >= 0)
-		r = prepared_new(xs, attach, entries, count, &prepared);
-	if (r < 0)
-		return err_pass(r);
-	prep_reply(req, prepared);
-	return 0;
+		return run_op(op);
+	xfer_op_drop(op);
+	return err_pass(r);
 }
 
 struct dlist_args {
@@ -438,27 +309,7 @@ static int missing(const struct start_args *args)
 	return 0;
 }
 
-static int parse_lists(struct xfer_session *xs, const struct start_args *args,
-		       struct transfer_args *out)
-{
-	int r = missing(args);
-
-	if (r < 0)
-		return err_pass(r);
-	out->kind = args->op == 0 ? XP_READ : XP_WRITE;
-	out->local = prepared_find(xs, args->local);
-	out->remote = out->local ? prepared_find(xs, args->remote) : NULL;
-	if (!out->remote)
-		return err_prefix(-ENOENT, out->local ? "remote" : "local");
-	r = lists_fit(out->local, out->remote);
-	if (r < 0)
-		return err_pass(r);
-	out->local_count = out->local->dlist->descs;
-	out->remote_count = out->remote->dlist->descs;
-	return 0;
-}
-
-static int start_reply(struct request *req, const struct transfer *t)
+static void start_reply(struct request *req, const struct transfer *t)
 {
 	struct brief brief;
 	char gen[16];
@@ -469,39 +320,49 @@ static int start_reply(struct request *req, const struct transfer *t)
 	brief_number(&brief, "slot", t->slot);
 	brief_text(&brief, "gen", gen);
 	request_reply_brief(req, &brief);
-	return 0;
+}
+
+static void on_started(struct xfer_op *op, int r)
+{
+	struct request *req = op->owner;
+
+	op->xs->session->walking -= op->later;
+	if (r >= 0) {
+		start_reply(req, op->transfer);
+		return;
+	}
+	request_fail_last(req);
+	if (op->transfer) /* it has not begun: its number is given to nobody */
+		transfer_free(op->transfer);
 }
 
 static int start_new(struct request *req, struct xfer_session *xs,
-		     const struct start_args *in)
+		     const struct start_args *args)
 {
-	struct transfer_args args = {0};
-	cleanup_free uint8_t *notif = NULL;
-	struct transfer *t;
-	int r = parse_lists(xs, in, &args);
+	struct xfer_op *op;
+	int r = missing(args);
 
-	if (r >= 0)
-		r = parse_index(in->local_index, "local_index", &args.local_index,
-				&args.local_count);
-	if (r >= 0)
-		r = parse_index(in->remote_index, "remote_index", &args.remote_index,
-				&args.remote_count);
-	if (r >= 0)
-		r = parse_bytes(in->notif, "notif", &notif, &args.notif_len);
-	args.notif = notif;
-	args.has_notif = r == 1;
-	if (r >= 0)
-		r = transfer_new(xs, &args, &t);
-	mem_free(args.local_index);
-	mem_free(args.remote_index);
 	if (r < 0)
 		return err_pass(r);
-	r = transfer_post(t);
-	if (r < 0) {
-		transfer_free(t); /* it has not begun: its number is given to nobody */
-		return err_pass(r);
-	}
-	return start_reply(req, t);
+	op = xfer_op_new(xs, XFER_OP_MOVE, on_started, req);
+	if (!op)
+		return err_pass(-ENOMEM);
+	op->moves = args->op == 0 ? XP_READ : XP_WRITE;
+	op->posts = true;
+	op->lists[LOCAL] = args->local;
+	op->lists[REMOTE] = args->remote;
+	r = parse_index(args->local_index, "local_index", &op->index[LOCAL],
+			&op->count[LOCAL]);
+	if (r >= 0)
+		r = parse_index(args->remote_index, "remote_index", &op->index[REMOTE],
+				&op->count[REMOTE]);
+	if (r >= 0)
+		r = parse_bytes(args->notif, "notif", &op->notif, &op->notif_len);
+	op->has_notif = r == 1;
+	if (r >= 0)
+		return run_op(op);
+	xfer_op_drop(op);
+	return err_pass(r);
 }
 
 static int start_again(struct request *req, struct xfer_session *xs,
@@ -510,20 +371,14 @@ static int start_again(struct request *req, struct xfer_session *xs,
 	struct transfer *t = transfer_find(xs, args->xfer);
 	uint8_t *notif = NULL;
 	size_t len = 0;
-	int r;
+	int r = t ? parse_bytes(args->notif, "notif", &notif, &len) : -ENOENT;
 
-	if (!t)
-		return err_pass(-ENOENT);
-	r = parse_bytes(args->notif, "notif", &notif, &len);
+	if (r >= 0)
+		r = transfer_again(t, notif, len);
 	if (r < 0)
 		return err_pass(r);
-	if (r == 1 && t->phase == XFER_ENDED) { /* a re-post may carry other words */
-		transfer_notif(t, notif, len);
-		notif = NULL;
-	}
-	mem_free(notif);
-	r = transfer_post(t);
-	return r < 0 ? err_pass(r) : start_reply(req, t);
+	start_reply(req, t);
+	return 0;
 }
 
 static int run_start(struct request *req)
@@ -594,22 +449,13 @@ static int run_state(struct request *req)
 	return fault ? reply_fault(req, fault) : err_pass(-ENOENT);
 }
 
-static void cancel(struct request *req, struct transfer *t)
-{
-	struct err why;
-
-	err_set(&why, ERR_CANCELED, "canceled by its engine '%.40s'",
-		req->session->client);
-	transfer_cancel(t, &why);
-}
-
 static int run_cancel(struct request *req)
 {
 	struct transfer *t = find(req);
 
 	if (!t)
 		return err_pass(-ENOENT);
-	cancel(req, t);
+	transfer_cancel_asked(t);
 	return reply_state(req, t);
 }
 
@@ -622,18 +468,12 @@ static int run_release(struct request *req)
 
 	if (!t)
 		return err_pass(-ENOENT);
-	if (t->phase != XFER_ENDED)
-		cancel(req, t);
-	if (t->phase == XFER_ENDED) {
-		transfer_free(t);
-		request_reply(req, NULL);
-		return 0;
-	}
-	if (!args->wait)
+	if (!args->wait && t->phase != XFER_ENDED)
+		transfer_cancel_asked(t);
+	if (!args->wait && t->phase != XFER_ENDED)
 		return err_raise(ERR_BUSY, "xfer %llu: canceled, not still yet",
 				 (unsigned long long)t->id);
-	t->release = true;
-	t->releaser = waiter_of(req);
+	transfer_release(t, waiter_of(req));
 	return 0;
 }
 
@@ -648,7 +488,7 @@ static int run_submit(struct request *req)
 	const struct submit_args *args = request_args(req);
 	struct ring *ring = ring_of(req->session);
 	cleanup_free uint8_t *raw = NULL;
-	struct ring_source source = {.fd = -1};
+	struct xfer_payload data = {.fd = -1};
 	struct kvd_ring_entry entry;
 	size_t len = 0;
 	int r = ring ? parse_bytes(args->entry, "entry", &raw, &len) : -ENOMEM;
@@ -657,13 +497,13 @@ static int run_submit(struct request *req)
 		r = err_raise(ERR_INVAL, "entry: %zu bytes, %zu are wanted", len,
 			      sizeof(entry));
 	if (r >= 0)
-		r = parse_bytes(args->data, "data", &source.data, &len);
+		r = parse_bytes(args->data, "data", &data.data, &len);
 	if (r < 0)
 		return err_pass(r);
-	source.bytes = len;
+	data.bytes = len;
 	memcpy(&entry, raw, sizeof(entry));
-	r = ring_op(ring, &entry, &source);
-	mem_free(source.data);
+	r = ring_op(ring, &entry, &data);
+	mem_free(data.data);
 	if (r < 0)
 		return err_pass(r);
 	request_reply(req, NULL);
@@ -786,7 +626,8 @@ static const struct field prep_fields[] = {
 	F_ARRAY("descs", prep_args, descs, OPTIONAL, DESCS_JSON_MAX,
 		"[\"address\", length] or [\"address\", length, stride, count]"),
 	F_FD("fd", prep_args, fd,
-	     "instead: a memfd of {address, length, stride, count}, u64 little-endian each"),
+	     "instead: a memfd of {address, length, stride, count}, u64 little-endian "
+	     "each"),
 	F_INT("count", prep_args, count, OPTIONAL, 1, DLIST_ENTRIES_MAX,
 	      "entries in the memfd"),
 	F_END,

@@ -123,7 +123,7 @@ static int entries_waiting(struct ring *ring, uint64_t *count_p)
 static int ring_take(struct ring *ring)
 {
 	struct kvd_ring_entry entry;
-	struct ring_source source = {.fd = ring->fds[1], .bytes = ring->arena_bytes};
+	struct xfer_payload arena = {.fd = ring->fds[1], .bytes = ring->arena_bytes};
 	uint64_t count = 0;
 	int r = entries_waiting(ring, &count);
 
@@ -132,7 +132,7 @@ static int ring_take(struct ring *ring)
 	for (unsigned int i = 0; r >= 0 && count > 0 && i < RING_TURN_ENTRIES;
 	     i++, count--) {
 		copy_out(ring, &entry);
-		r = ring_op(ring, &entry, &source);
+		r = ring_op(ring, &entry, &arena);
 		if (r == RING_OP_LATER)
 			return 0; /* ring_entry_done() and ring_resume() follow */
 		if (r == 0)

@@ -20,8 +20,8 @@
 #include "proto/kvd_ring.h"
 
 struct kvd;
-struct ring_work;
 struct session;
+struct xfer_op;
 
 #define RING_ENTRIES_MAX 4096u
 #define RING_ENTRIES_DEFAULT 512u
@@ -42,8 +42,8 @@ struct ring {
 	bool gated, gate_open;
 	void (*on_gate)(void *conn); /* the gate was passed */
 	bool stopped;
-	struct ring_work *work; /* an entry that a helper has; all others wait */
-	struct list faults;	/* struct ring_fault: words of what was refused */
+	struct xfer_op *work; /* an entry that a helper has; all others wait */
+	struct list faults;   /* struct ring_fault: words of what was refused */
 	unsigned int fault_count;
 };
 

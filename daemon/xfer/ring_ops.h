@@ -9,24 +9,18 @@
 #include <stdint.h>
 
 #include "daemon/xfer/ring.h"
+#include "daemon/xfer/xfer_op.h"
 
-/* where the payloads of entries lie */
-struct ring_source {
-	int fd;	       /* of the arena; or: */
-	uint8_t *data; /* heap; an op that takes it sets it NULL */
-	uint64_t bytes;
-};
-
-enum { RING_OP_LATER = 1 };
+enum { RING_OP_LATER = XFER_OP_LATER };
 
 /*
- * Do it. RING_OP_LATER: not done yet, and no other entry of this ring may be
- * begun; ring_resume() follows: the entry is done, after ring_entry_done(), or to
- * be tried again. Negative: it breaks the protocol (ERR_PROTO). What is merely
- * refused shows in its slot, and is 0.
+ * Do it; `arena` is where its payload lies. RING_OP_LATER: not done yet, and no
+ * other entry of this ring may be begun; ring_resume() follows: the entry is done,
+ * after ring_entry_done(), or to be tried again. Negative: it breaks the protocol
+ * (ERR_PROTO). What is merely refused shows in its slot, and is 0.
  */
 int ring_op(struct ring *ring, const struct kvd_ring_entry *entry,
-	    struct ring_source *source);
+	    struct xfer_payload *arena);
 /* For ring_ops.c: the oldest entry of the shared ring is done. */
 void ring_entry_done(struct ring *ring);
 

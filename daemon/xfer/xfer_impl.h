@@ -68,7 +68,7 @@ struct xfer_session {
 	struct list shares;
 	struct list notifs; /* oldest first */
 	size_t notif_bytes;
-	unsigned int notes; /* struct note, and struct ring_work, under way */
+	unsigned int notes; /* struct note, and struct xfer_op, under way */
 	size_t note_bytes;
 	bool ring_waits;     /* until notes have left */
 	uint64_t list_bytes; /* of lists, and of transfers' indices and notifications */
@@ -217,11 +217,8 @@ void parts_free(struct list *parts);
  * them when there are none. */
 int list_send(struct prepared *prepared, struct attach *attach, struct list *parts);
 void lists_forget_remote(struct xfer_session *xs, const struct remote *remote);
-int prepared_new(struct xfer_session *xs, struct attach *attach,
-		 struct dlist_entry *entries, uint32_t count,
-		 struct prepared **prepared_p);
-/* Takes dlist. `id` 0: the next number of the session. *search_p (may be NULL):
- * has run on it, and is taken; else it is looked for here. */
+/* Takes dlist. `id` 0: the next number of the session. *search_p has run on it, and
+ * is taken. */
 int prepared_add(struct xfer_session *xs, struct attach *attach, struct dlist *dlist,
 		 uint64_t id, struct search **search_p, struct prepared **prepared_p);
 /* It has no number any more; transfers keep it. */
@@ -232,26 +229,19 @@ struct prepared *prepared_find(struct xfer_session *xs, uint64_t id);
 void prepared_unref(struct prepared *prepared);
 
 /* ---- xfer_post.c ---- */
-struct transfer_args {
-	enum xp_kind kind;
-	struct prepared *local, *remote;
-	uint32_t *local_index, *remote_index; /* heap, taken; NULL = all */
-	uint64_t local_count, remote_count;
-	const void *notif;
-	size_t notif_len;
-	bool has_notif;
-	uint64_t id; /* not 0: numbered by the engine, picks are checked; with: */
-	uint32_t slot, gen;
-};
-int transfer_new(struct xfer_session *xs, struct transfer_args *args,
-		 struct transfer **transfer_p);
+struct xfer_op;
+/* Of an op whose lists and indices were checked; takes what it has. */
+int transfer_new(struct xfer_op *op, struct transfer **transfer_p);
 int transfer_post(struct transfer *transfer); /* also again, when it has ended */
 struct transfer *transfer_find(struct xfer_session *xs, uint64_t id);
 /* A post that could not begin: it fails as one that has begun. */
 void transfer_refuse(struct transfer *transfer, const struct err *why);
-/* Another notification (heap, taken) for the next post; it has ended. */
-void transfer_notif(struct transfer *transfer, uint8_t *notif, size_t len);
+/* Post it again, with another notification (heap, taken; NULL: the same). */
+int transfer_again(struct transfer *transfer, uint8_t *notif, size_t len);
 void transfer_cancel(struct transfer *transfer, const struct err *why);
+void transfer_cancel_asked(struct transfer *transfer); /* by its engine */
+/* Its number is nobody's any more; freed when it has ended, canceled if need be. */
+void transfer_release(struct transfer *transfer, struct xfer_waiter releaser);
 void transfer_free(struct transfer *transfer); /* ended */
 void transfers_go(struct attach *attach);      /* the share was acknowledged */
 

@@ -111,22 +111,6 @@ int notif_post(struct attach *attach, const void *data, size_t len,
 
 /* ---- prepared lists ---- */
 
-static int check_found(struct prepared *prepared, struct search **search_p)
-{
-	struct places *places = NULL;
-	int r;
-
-	if (search_p && *search_p)
-		r = search_end(mem_steal(*search_p), prepared->dlist, &places);
-	else if (prepared->attach)
-		r = search_remote(prepared->dlist, prepared->attach->pool, &places);
-	else
-		r = search_local(prepared->dlist, prepared->xs->session, 0, &places);
-	if (r >= 0)
-		places_unref(places);
-	return r < 0 ? err_pass(r) : 0;
-}
-
 static uint64_t list_memory(const struct dlist *dlist)
 {
 	return (uint64_t)dlist->entry_count *
@@ -144,20 +128,11 @@ int xfer_charge_check(const struct xfer_session *xs, uint64_t bytes)
 			 (unsigned long long)XFER_LISTS_BYTES_MAX);
 }
 
-int prepared_new(struct xfer_session *xs, struct attach *attach,
-		 struct dlist_entry *entries, uint32_t count,
-		 struct prepared **prepared_p)
-{
-	struct dlist *dlist = NULL;
-	int r = dlist_new(entries, count, loop_random_u64(xs->xfers->kvd->loop), &dlist);
-
-	return r < 0 ? err_pass(r) : prepared_add(xs, attach, dlist, 0, NULL, prepared_p);
-}
-
 int prepared_add(struct xfer_session *xs, struct attach *attach, struct dlist *dlist,
 		 uint64_t id, struct search **search_p, struct prepared **prepared_p)
 {
 	struct prepared *prepared = NULL;
+	struct places *places;
 	int r = xfer_charge_check(xs, list_memory(dlist));
 
 	if (r >= 0 && idmap_count(&xs->dlists) >= XFER_DLISTS_MAX)
@@ -176,8 +151,9 @@ int prepared_add(struct xfer_session *xs, struct attach *attach, struct dlist *d
 	prepared->dlist = dlist;
 	prepared->refs = 1;
 	list_init(&prepared->sent);
-	r = check_found(prepared, search_p);
+	r = search_end(mem_steal(*search_p), dlist, &places);
 	if (r >= 0) {
+		places_unref(places); /* the list keeps them */
 		prepared->id = id ? id : ++xs->session->next_id;
 		r = idmap_put(&xs->dlists, prepared->id, prepared);
 	}

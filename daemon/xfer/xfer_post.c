@@ -19,7 +19,7 @@
 #include "daemon/xfer/ring.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
-#include "daemon/xfer/xfer_impl.h"
+#include "daemon/xfer/xfer_op.h"
 
 /* ---- transfers ---- */
 
@@ -400,19 +400,6 @@ void transfer_refuse(struct transfer *t, const struct err *why)
 	set_status(t);
 }
 
-void transfer_notif(struct transfer *t, uint8_t *notif, size_t len)
-{
-	assert(t->phase == XFER_ENDED);
-	mem_free(t->notif);
-	t->xs->list_bytes += len;
-	t->xs->list_bytes -= t->notif_len;
-	t->charged += len;
-	t->charged -= t->notif_len;
-	t->notif = notif;
-	t->notif_len = len;
-	t->has_notif = true;
-}
-
 int transfer_post(struct transfer *t)
 {
 	int r;
@@ -449,21 +436,73 @@ int transfer_post(struct transfer *t)
 	return 0;
 }
 
-int transfer_new(struct xfer_session *xs, struct transfer_args *args,
-		 struct transfer **transfer_p)
+static int set_notif(struct transfer *t, uint8_t **notif_p, size_t len)
 {
-	struct dlist_pick a = {args->local->dlist, NULL, args->local_index,
-			       args->local_count};
-	struct dlist_pick b = {args->remote->dlist, NULL, args->remote_index,
-			       args->remote_count};
-	uint64_t charge =
-		sizeof(*a.index) * ((a.index ? a.count : 0) + (b.index ? b.count : 0)) +
-		args->notif_len;
-	struct transfer *t;
-	int r = args->id ? 0 : dlist_check_picks(&a, &b);
+	int r = len > t->notif_len ? xfer_charge_check(t->xs, len - t->notif_len) : 0;
 
-	if (r >= 0)
-		r = xfer_charge_check(xs, charge);
+	if (r < 0)
+		return err_pass(r);
+	mem_free(t->notif);
+	t->xs->list_bytes += len;
+	t->xs->list_bytes -= t->notif_len;
+	t->charged += len;
+	t->charged -= t->notif_len;
+	t->notif = mem_steal(*notif_p);
+	t->notif_len = len;
+	t->has_notif = true;
+	return 0;
+}
+
+int transfer_again(struct transfer *t, uint8_t *notif, size_t len)
+{
+	int r = notif && t->phase == XFER_ENDED ? set_notif(t, &notif, len) : 0;
+
+	mem_free(notif); /* not taken: the post is refused */
+	return r < 0 ? err_pass(r) : err_pass(transfer_post(t));
+}
+
+/* Its number and its slot. */
+static int transfer_number(struct transfer *t, const struct xfer_op *op)
+{
+	struct xfer_session *xs = t->xs;
+	int r;
+
+	t->id = op->id ? op->id : ++xs->session->next_id;
+	t->slot = op->slot;
+	t->slot_gen = op->gen;
+	r = idmap_put(&xs->transfers, t->id, t);
+	if (r < 0 || op->id)
+		return err_pass(r);
+	r = status_slot_take(xs->session->status, t->id, &t->slot, &t->slot_gen);
+	if (r < 0)
+		idmap_remove(&xs->transfers, t->id);
+	return err_pass(r);
+}
+
+static void transfer_take(struct transfer *t, struct xfer_op *op)
+{
+	t->attach = op->sides[REMOTE]->attach;
+	t->kind = op->moves;
+	t->count = op->count[LOCAL];
+	t->local = mem_steal(op->sides[LOCAL]);
+	t->remote = mem_steal(op->sides[REMOTE]);
+	t->local_index = mem_steal(op->index[LOCAL]);
+	t->remote_index = mem_steal(op->index[REMOTE]);
+	t->has_notif = op->has_notif;
+	t->notif = mem_steal(op->notif);
+	t->notif_len = op->notif_len;
+}
+
+int transfer_new(struct xfer_op *op, struct transfer **transfer_p)
+{
+	struct xfer_session *xs = op->xs;
+	uint64_t charge = op->notif_len;
+	struct transfer *t;
+	int r;
+
+	for (int i = LOCAL; i <= REMOTE; i++)
+		charge += op->index[i] ? sizeof(*op->index[i]) * op->count[i] : 0;
+	r = xfer_charge_check(xs, charge);
 	if (r >= 0 && idmap_count(&xs->transfers) >= XFER_LIVE_MAX)
 		r = err_raise(ERR_LIMIT, "%u transfers: the cap of a session",
 			      XFER_LIVE_MAX);
@@ -473,40 +512,19 @@ int transfer_new(struct xfer_session *xs, struct transfer_args *args,
 	if (!t)
 		return err_pass(-ENOMEM);
 	t->xs = xs;
-	t->attach = args->remote->attach;
-	t->kind = args->kind;
-	t->count = args->local_count;
-	t->has_notif = args->has_notif;
-	t->notif_len = args->notif_len;
-	t->notif = mem_dup(args->notif, args->notif_len);
 	t->phase = XFER_ENDED;
 	list_init(&t->link);
 	list_init(&t->parts[0]);
 	list_init(&t->parts[1]);
-	t->fresh = true;
-	t->id = args->id ? args->id : ++xs->session->next_id;
-	t->slot = args->slot;
-	t->slot_gen = args->gen;
-	r = t->notif ? idmap_put(&xs->transfers, t->id, t) : -ENOMEM;
-	if (r >= 0 && !args->id) {
-		r = status_slot_take(xs->session->status, t->id, &t->slot, &t->slot_gen);
-		if (r < 0)
-			idmap_remove(&xs->transfers, t->id);
-	}
+	t->fresh = op->posts; /* the slot's first generation is the first post's */
+	r = transfer_number(t, op);
 	if (r < 0) {
-		mem_free(t->notif);
 		mem_free(t);
 		return err_pass(r);
 	}
 	t->charged = charge;
 	xs->list_bytes += charge;
-	t->local = args->local;
-	t->remote = args->remote;
-	t->local->refs++;
-	t->remote->refs++;
-	t->local_index = args->local_index;
-	t->remote_index = args->remote_index;
-	args->local_index = args->remote_index = NULL;
+	transfer_take(t, op);
 	*transfer_p = t;
 	return 0;
 }
@@ -536,4 +554,23 @@ void transfer_cancel(struct transfer *t, const struct err *why)
 		list_remove(&t->link);
 		end(t);
 	} /* else plan_done() ends it */
+}
+
+void transfer_cancel_asked(struct transfer *t)
+{
+	struct err why;
+
+	err_set(&why, ERR_CANCELED, "canceled by its engine '%.40s'",
+		t->xs->session->client);
+	transfer_cancel(t, &why);
+}
+
+void transfer_release(struct transfer *t, struct xfer_waiter releaser)
+{
+	t->release = true;
+	t->releaser = releaser;
+	if (t->phase == XFER_ENDED)
+		transfer_free(t);
+	else
+		transfer_cancel_asked(t); /* and it frees itself */
 }

@@ -718,6 +718,44 @@ static void indices_are_kept_by_who_gave_them_only(void **state)
 	assert_int_equal(some - all, 2);
 }
 
+/* More rows than the loop reads itself: a helper does. */
+static void write_by_many_indices_lands_where_told(void **state)
+{
+	struct pair *p = *state;
+	const char *runs = "[[0,256],[0,256],[0,256],[0,256],[0,256],[0,256]]";
+	char rest[160];
+
+	snprintf(rest, sizeof(rest), ",'local_index':%s,'remote_index':%s", runs, runs);
+	until(p, start(p, "write", grid(p, true), grid(p, false), rest), KVD_SUCCESS);
+	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
+}
+
+/* The other daemon has taken its session's regions back, and tells new ones soon. */
+static void list_of_unreachable_session_is_refused(void **state)
+{
+	struct pair *p = *state;
+	struct attach *attach = attach_find(p->me->xfers, p->attach);
+	struct remote_pool *pool = attach->pool;
+
+	attach->pool = NULL;
+	cluster_refused(&p->c, p->me, "EPEER",
+			"{'cmd':'dlist.prep','peer':%llu,'descs':[['%llu',256]]}",
+			(unsigned long long)p->attach,
+			(unsigned long long)(uintptr_t)p->yours.base);
+	attach->pool = pool;
+	until(p, start(p, "write", grid(p, true), grid(p, false), ""), KVD_SUCCESS);
+}
+
+static void descriptor_of_no_rows_is_refused(void **state)
+{
+	struct pair *p = *state;
+
+	cluster_refused(&p->c, p->me, "EINVAL",
+			"{'cmd':'dlist.prep','descs':[['%llu',256,256,0]]}",
+			(unsigned long long)(uintptr_t)p->mine.base);
+	cluster_refused(&p->c, p->me, "EINVAL", "{'cmd':'dlist.prep','descs':[]}");
+}
+
 static void lost_peer_fails_transfers(void **state)
 {
 	struct pair *p = *state;
@@ -931,6 +969,9 @@ int main(void)
 		CASE(end_with_notes_under_way_leaves_nothing),
 		CASE(indices_are_kept_by_who_gave_them_only),
 		CASE(lost_peer_fails_transfers),
+		CASE(write_by_many_indices_lands_where_told),
+		CASE(list_of_unreachable_session_is_refused),
+		CASE(descriptor_of_no_rows_is_refused),
 		CASE(region_of_attached_session_is_told_at_once),
 		CASE(regions_beyond_a_few_are_told_when_needed),
 		CASE(memory_told_again_keeps_its_key),

@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Lists and transfers are made in three steps: begin (on the loop: what is named
+ * is found and held), work (what is long: rows and indices are read from the
+ * payload and checked), end (on the loop: the object gets its number). Small ops
+ * take all three at once; of large ones a helper does the work, and whoever
+ * opened the door keeps its engine's next request waiting meanwhile, so that an
+ * engine that prepares a list and posts on it need not wait in between.
+ *
+ * Bounds: what lists, indices and notifications of a session take is charged to
+ * it (xfer_impl.h) before memory for them is asked for: by what the op names while
+ * it is read, then by what is kept.
+ */
+#include "daemon/xfer/xfer_op.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/base/context.h"
+#include "daemon/base/mem.h"
+
+#define INLINE_ROWS 1024u /* of a list or a transfer, read and checked on the loop */
+#define INLINE_BYTES (32u << 10) /* of a payload */
+
+/* ---- payloads ---- */
+
+static int payload_read(const struct xfer_payload *payload, uint64_t offset, void *to,
+			size_t len)
+{
+	size_t got = 0;
+
+	assert(offset <= payload->bytes && len <= payload->bytes - offset);
+	if (payload->data) {
+		memcpy(to, payload->data + offset, len);
+		return 0;
+	}
+	/* not mmap(): its owner may cut a memfd */
+	while (got < len) {
+		ssize_t n = pread(payload->fd, (char *)to + got, len - got,
+				  (off_t)(offset + got));
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n == 0)
+			return err_raise(ERR_RANGE, "fd: %llu bytes are not there",
+					 (unsigned long long)(offset + len));
+		if (n < 0)
+			return err_raise_errno(errno, "reading a descriptor list");
+		got += (size_t)n;
+	}
+	return 0;
+}
+
+int payload_notif(const struct xfer_payload *payload, uint64_t offset, uint32_t bytes,
+		  uint8_t **notif_p)
+{
+	uint8_t *notif;
+	int r;
+
+	if (bytes > XFER_NOTIF_MAX)
+		return err_raise(ERR_TOOBIG, "a notification of %u bytes, at most %u",
+				 bytes, XFER_NOTIF_MAX);
+	notif = mem_zalloc((size_t)bytes + 1);
+	if (!notif)
+		return err_pass(-ENOMEM);
+	r = payload_read(payload, offset, notif, bytes);
+	if (r < 0) {
+		mem_free(notif);
+		return err_pass(r);
+	}
+	*notif_p = notif;
+	return 0;
+}
+
+/* ---- lists ---- */
+
+/* What the session exports now, or the attached one. */
+static int list_begin(struct xfer_op *op)
+{
+	struct attach *attach;
+
+	if (op->rows == 0 || op->rows > DLIST_ENTRIES_MAX)
+		return err_raise(op->rows ? ERR_LIMIT : ERR_INVAL,
+				 "a list of %u rows, 1 … %u", op->rows,
+				 DLIST_ENTRIES_MAX);
+	op->gid = loop_random_u64(op->xs->xfers->kvd->loop);
+	if (!op->attach)
+		return err_pass(search_begin_local(op->xs->session, 0, &op->search));
+	attach = attach_find(op->xs, op->attach);
+	if (!attach)
+		return err_pass(-ENOENT);
+	if (!attach->pool)
+		return err_raise(ERR_PEER, "the remote session is not reachable now");
+	return err_pass(search_begin_remote(attach->pool, &op->search));
+}
+
+static int read_rows(const struct xfer_op *op, struct dlist_entry *entries)
+{
+	uint32_t columns = op->columns, done = 0;
+	uint64_t raw[2048];
+
+	while (done < op->rows) {
+		uint32_t n = ARRAY_LEN(raw) / columns;
+		int r;
+
+		n = n < op->rows - done ? n : op->rows - done;
+		r = payload_read(&op->payload, op->offset + (uint64_t)done * columns * 8,
+				 raw, (size_t)n * columns * 8);
+		if (r < 0)
+			return err_pass(r);
+		for (uint32_t i = 0; i < n; i++) {
+			const uint64_t *row = &raw[(size_t)i * columns];
+
+			entries[done + i] = (struct dlist_entry){
+				.address = row[0],
+				.bytes = row[1],
+				.stride = columns == 4 ? row[2] : 0,
+				.count = columns == 4 && row[3] ? row[3] : 1,
+			};
+		}
+		done += n;
+	}
+	return 0;
+}
+
+/* The arena may say something else when it is read again; that is the engine's own
+ * affair, everything is checked each time. */
+static int list_try(struct xfer_op *op, bool squeezed)
+{
+	struct dlist_entry *entries = mem_calloc(op->rows, sizeof(*entries));
+	uint32_t count = op->rows;
+	int r = entries ? read_rows(op, entries) : -ENOMEM;
+
+	if (r < 0) {
+		mem_free(entries);
+		return err_pass(r);
+	}
+	if (squeezed)
+		count = dlist_squeeze(entries, count);
+	r = dlist_new(entries, count, op->gid, &op->dlist);
+	return r < 0 ? err_pass(r) : search_run(op->search, op->dlist);
+}
+
+/* Engines give rows where they mean grids: all blocks of a layer. One entry then does
+ * for thousands, here, on the wire and there. A grid that goes over from one region
+ * into the next is none: then row by row. */
+static int list_work(struct xfer_op *op)
+{
+	int r = list_try(op, true);
+
+	if (r >= 0 || err_last()->code != ERR_NOTFOUND)
+		return r < 0 ? err_pass(r) : 0;
+	dlist_free(op->dlist);
+	op->dlist = NULL;
+	err_clear();
+	return list_try(op, false);
+}
+
+static int list_end(struct xfer_op *op)
+{
+	struct attach *attach = NULL;
+
+	if (op->attach) {
+		attach = attach_find(op->xs, op->attach);
+		if (!attach)
+			return err_pass(-ENOENT);
+	}
+	return err_pass(prepared_add(op->xs, attach, mem_steal(op->dlist), op->id,
+				     &op->search, &op->list));
+}
+
+/* ---- transfers ---- */
+
+static int move_begin(struct xfer_op *op)
+{
+	static const char *const names[] = {"local", "remote"};
+	struct prepared *sides[2];
+	int r;
+
+	for (int i = LOCAL; i <= REMOTE; i++) {
+		sides[i] = prepared_find(op->xs, op->lists[i]);
+		if (!sides[i])
+			return err_prefix(-ENOENT, "%s", names[i]);
+		if (op->reads[i])
+			op->count[i] = op->reads[i];
+		else if (!op->index[i])
+			op->count[i] = sides[i]->dlist->descs;
+	}
+	r = lists_fit(sides[LOCAL], sides[REMOTE]);
+	if (r < 0)
+		return err_pass(r);
+	for (int i = LOCAL; i <= REMOTE; i++) {
+		op->sides[i] = sides[i];
+		sides[i]->refs++;
+	}
+	return 0;
+}
+
+static int move_work(struct xfer_op *op)
+{
+	struct dlist_pick picks[2];
+	uint64_t at = op->offset;
+	int r = 0;
+
+	for (int i = LOCAL; i <= REMOTE && r >= 0; i++) {
+		size_t bytes = (size_t)op->reads[i] * sizeof(*op->index[i]);
+
+		if (bytes) {
+			op->index[i] = mem_alloc(bytes);
+			r = op->index[i]
+				    ? payload_read(&op->payload, at, op->index[i], bytes)
+				    : -ENOMEM;
+		}
+		at += bytes;
+		picks[i] = (struct dlist_pick){op->sides[i]->dlist, NULL, op->index[i],
+					       op->count[i]};
+	}
+	if (r >= 0 && op->has_notif && !op->notif)
+		r = payload_notif(&op->payload, at, (uint32_t)op->notif_len, &op->notif);
+	return r < 0 ? err_pass(r)
+		     : err_pass(dlist_check_picks(&picks[LOCAL], &picks[REMOTE]));
+}
+
+static int move_end(struct xfer_op *op)
+{
+	int r = transfer_new(op, &op->transfer);
+
+	if (r >= 0 && op->posts)
+		r = transfer_post(op->transfer);
+	return err_pass(r);
+}
+
+/* ---- both ---- */
+
+/* What reading the payload takes at most; a list's rows are not squeezed yet. */
+static uint64_t op_bytes(const struct xfer_op *op)
+{
+	if (op->kind == XFER_OP_LIST)
+		return op->rows * (uint64_t)sizeof(struct dlist_entry);
+	return ((uint64_t)op->reads[LOCAL] + op->reads[REMOTE]) * sizeof(*op->index[0]) +
+	       (op->notif ? 0 : op->notif_len);
+}
+
+static int op_begin(struct xfer_op *op)
+{
+	int r = xfer_charge_check(op->xs, op_bytes(op));
+
+	if (r < 0)
+		return err_pass(r);
+	op->charged = op_bytes(op);
+	op->xs->list_bytes += op->charged;
+	return err_pass(op->kind == XFER_OP_LIST ? list_begin(op) : move_begin(op));
+}
+
+static void op_uncharge(struct xfer_op *op)
+{
+	op->xs->list_bytes -= op->charged;
+	op->charged = 0;
+}
+
+void xfer_op_drop(struct xfer_op *op)
+{
+	struct xfer_session *xs = op->xs;
+
+	op_uncharge(op);
+	for (int i = LOCAL; i <= REMOTE; i++) {
+		if (op->sides[i])
+			prepared_unref(op->sides[i]);
+		mem_free(op->index[i]);
+	}
+	search_free(op->search);
+	dlist_free(op->dlist);
+	mem_free(op->notif);
+	mem_free(op->payload.data);
+	mem_free(op);
+	xs->notes--;
+	if (xs->draining)
+		xfer_session_try_free(xs);
+}
+
+struct xfer_op *xfer_op_new(struct xfer_session *xs, enum xfer_op_kind kind,
+			    void (*on_done)(struct xfer_op *op, int r), void *owner)
+{
+	struct xfer_op *op = mem_zalloc(sizeof(*op));
+
+	if (!op)
+		return NULL;
+	op->kind = kind;
+	op->xs = xs;
+	op->on_done = on_done;
+	op->owner = owner;
+	op->payload.fd = -1;
+	xs->notes++;
+	return op;
+}
+
+static int op_end(struct xfer_op *op)
+{
+	op_uncharge(op); /* what stays charges itself */
+	if (op->job.result < 0)
+		return err_reraise(&op->job.err);
+	if (op->xs->draining)
+		return err_raise(ERR_SESSION, "the session has ended");
+	return err_pass(op->kind == XFER_OP_LIST ? list_end(op) : move_end(op));
+}
+
+static void on_work(struct offload_job *job)
+{
+	struct xfer_op *op = container_of(job, struct xfer_op, job);
+
+	job->result = op->kind == XFER_OP_LIST ? list_work(op) : move_work(op);
+	if (job->result < 0)
+		err_take(&job->err);
+}
+
+static void on_worked(struct offload_job *job)
+{
+	struct xfer_op *op = container_of(job, struct xfer_op, job);
+
+	op->on_done(op, op_end(op));
+	xfer_op_drop(op); /* perhaps the session goes with it, later */
+}
+
+static bool is_long(const struct xfer_op *op)
+{
+	uint64_t rows = op->kind == XFER_OP_LIST ? op->rows : op->count[LOCAL];
+
+	return rows > INLINE_ROWS || op->charged > INLINE_BYTES;
+}
+
+int xfer_op_run(struct xfer_op *op)
+{
+	int r = op_begin(op);
+
+	if (r < 0) {
+		op->on_done(op, r);
+		xfer_op_drop(op);
+		return 0;
+	}
+	op->job = (struct offload_job){.work = on_work, .done = on_worked};
+	list_init(&op->job.link);
+	if (is_long(op)) {
+		op->later = true;
+		offload_submit(op->xs->xfers->kvd->offload, &op->job);
+		return XFER_OP_LATER;
+	}
+	on_work(&op->job);
+	on_worked(&op->job);
+	return 0;
+}

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * xfer_op: what an engine asks of the transfer layer, whichever door it came
+ * through: a command's members (control/commands_xfer.c), an entry of the
+ * submission ring, or such an entry in a command (ring_ops.c). The door fills in
+ * what it was told and hears the result; all that is checked is checked here.
+ * Loop thread.
+ */
+#ifndef KVD_XFER_OP_H
+#define KVD_XFER_OP_H
+
+#include "daemon/xfer/xfer_impl.h"
+
+/* Where bytes that belong to an op lie. */
+struct xfer_payload {
+	int fd;	       /* of an arena or a memfd; or: */
+	uint8_t *data; /* heap; who takes it sets it NULL */
+	uint64_t bytes;
+};
+/* Heap; ERR_TOOBIG. */
+int payload_notif(const struct xfer_payload *payload, uint64_t offset, uint32_t bytes,
+		  uint8_t **notif_p);
+
+enum xfer_op_kind {
+	XFER_OP_LIST, /* prepare a list */
+	XFER_OP_MOVE, /* make a transfer of two lists, and perhaps post it */
+};
+
+enum { LOCAL, REMOTE };
+
+struct xfer_op {
+	enum xfer_op_kind kind;
+	struct xfer_session *xs; /* held */
+	/* Once. Negative: refused, with err_last(); a transfer that was made all the
+	 * same could not be posted. The op is freed afterwards. */
+	void (*on_done)(struct xfer_op *op, int r);
+	void *owner;
+	/* the new object's number, with its claimed slot; 0: the session's next one */
+	uint64_t id;
+	uint32_t slot, gen;
+	struct xfer_payload payload; /* taken */
+	uint64_t offset;
+
+	/* LIST: rows of u64 in the payload, 2 … 4 columns as proto/kvd_ring.h says */
+	uint64_t attach; /* 0: own memory */
+	uint32_t rows, columns;
+
+	/* MOVE */
+	enum xp_kind moves;
+	uint64_t lists[2];
+	uint32_t reads[2];  /* so many u32 of the payload are the indices of a list */
+	uint32_t *index[2]; /* or they are here (heap, taken); neither: all rows */
+	uint64_t count[2];
+	bool posts, has_notif;
+	uint8_t *notif; /* heap, taken; NULL: behind the indices */
+	size_t notif_len;
+
+	/* result */
+	struct prepared *list;
+	struct transfer *transfer;
+	bool later; /* it went to a helper */
+
+	/* private */
+	struct offload_job job;
+	uint64_t charged; /* to the session while it is read */
+	uint64_t gid;
+	struct dlist *dlist;
+	struct search *search;
+	struct prepared *sides[2]; /* held */
+};
+
+enum { XFER_OP_LATER = 1 };
+
+/* NULL: ERR_NOMEM. */
+struct xfer_op *xfer_op_new(struct xfer_session *xs, enum xfer_op_kind kind,
+			    void (*on_done)(struct xfer_op *op, int r), void *owner);
+void xfer_op_drop(struct xfer_op *op); /* it was not run */
+/* Takes the op. 0: on_done was called; XFER_OP_LATER: it will be. */
+int xfer_op_run(struct xfer_op *op);
+
+#endif
