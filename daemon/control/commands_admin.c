@@ -274,8 +274,8 @@ static const struct field drain_fields[] = {
 
 static const struct field log_level_fields[] = {
 	F_STR("level", level_args, level, OPTIONAL, 16,
-	      "\"error\", \"warn\", \"info\", \"debug\" or \"trace\"; without it: "
-	      "only show."),
+	      "\"error\", \"warn\", \"info\", \"debug\" or \"trace\"; without it: only "
+	      "show."),
 	F_END,
 };
 
@@ -287,11 +287,9 @@ const struct command admin_commands[] = {
 	 "counts what was below 2^i us"},
 	{"health", "Show the daemon's state", NULL, 0, health_run,
 	 "state (serving, refusing, draining, stopping), why (refusing: no transport "
-	 "that "
-	 "`require` allows is usable, so rooms are refused), uptime_ms, sessions, "
+	 "that `require` allows is usable, so rooms are refused), uptime_ms, sessions, "
 	 "helper_jobs, lag_ms (the longest time of the last second that the loop was "
-	 "busy), "
-	 "transports"},
+	 "busy), transports"},
 	{"config.show", "Show the settings in force", NULL, 0, config_show_run,
 	 "path, settings [{section, name, value, default, allowed, reload, help}]"},
 	{"drain", "Refuse new rooms, let running ones end, then stop", drain_fields,

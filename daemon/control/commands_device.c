@@ -183,13 +183,9 @@ const struct command device_commands[] = {
 	{"devices", "Show the machine's RDMA ports and GPUs, and whether they are used",
 	 NULL, 0, devices_run,
 	 "rdma [{device, port, state, link, rate, mtu, node, interface, address, used, "
-	 "use "
-	 "(as which rail, or why not), gids [{index, gid, type}]}]; rdma_error when "
-	 "there is "
-	 "none or one does not open; gpus [{gpu, pci, name, bytes, compute, allowed, "
-	 "used, "
-	 "failed}], cuda (13000 is 13.0), gpu_features {name: yes, or no and why}; "
-	 "gpu_error "
-	 "when there is no driver"},
+	 "use (as which rail, or why not), gids [{index, gid, type}]}]; rdma_error "
+	 "when there is none or one does not open; gpus [{gpu, pci, name, bytes, "
+	 "compute, allowed, used, failed}], cuda (13000 is 13.0), gpu_features {name: "
+	 "yes, or no and why}; gpu_error when there is no driver"},
 	{.name = NULL},
 };

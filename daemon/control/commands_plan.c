@@ -100,7 +100,6 @@ const struct command plan_commands[] = {
 	{"plan", "Tell which bytes would move between two layouts; nothing moves",
 	 plan_fields, 0, plan_run,
 	 "rows [[src_buffer, src_offset, dst_buffer, dst_offset, length]], runs, "
-	 "descriptors, "
-	 "bytes; with sources: sends, contributions, idle"},
+	 "descriptors, bytes; with sources: sends, contributions, idle"},
 	{.name = NULL},
 };

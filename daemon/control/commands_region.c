@@ -290,9 +290,9 @@ static const struct field region_register_fields[] = {
 	      "\"memfd\", \"shm\" (POSIX name), \"vm\", \"cuda_ipc\", \"cuda_vmm\" or "
 	      "\"dmabuf\"."),
 	F_FD("fd", register_args, region.fd,
-	     "memfd: the descriptor. It must carry F_SEAL_SHRINK or accept it. cuda_vmm: "
-	     "of cuMemExportToShareableHandle. dmabuf: of cuMemGetHandleForAddressRange; "
-	     "only RDMA adapters can use it."),
+	     "memfd: the descriptor. It must carry F_SEAL_SHRINK or accept it. "
+	     "cuda_vmm: of cuMemExportToShareableHandle. dmabuf: of "
+	     "cuMemGetHandleForAddressRange; only RDMA adapters can use it."),
 	F_STR("shm_name", register_args, region.shm_name, OPTIONAL, 255,
 	      "shm: the name, \"/…\"."),
 	F_STR("handle", register_args, handle, OPTIONAL, 128,
@@ -307,8 +307,8 @@ static const struct field region_register_fields[] = {
 	      "Of byte 0 in the object or allocation; default 0. Not for vm."),
 	F_U64("length", register_args, region.length, REQUIRED, "Bytes."),
 	F_U64("address", register_args, region.address, OPTIONAL,
-	      "The client's own address of byte 0. vm: required; else only transfers by "
-	      "address need it."),
+	      "The client's own address of byte 0. vm: required; else only transfers "
+	      "by address need it."),
 	F_STR("name", register_args, region.name, OPTIONAL, 63, "For people."),
 	F_END,
 };
@@ -352,9 +352,7 @@ const struct command region_commands[] = {
 	{"region.list", "Show this session's regions, or all", list_fields, 0,
 	 region_list_run,
 	 "regions [{region, session, kind, bytes, address, writable, registered, pins, "
-	 "pools, "
-	 "name, "
-	 "dead}]"},
+	 "pools, name, dead}]"},
 	{.name = NULL},
 };
 

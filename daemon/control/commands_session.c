@@ -282,19 +282,17 @@ static const struct field session_share_fields[] = {
 const struct command session_commands[] = {
 	{"hello", "Begin a session", hello_fields, COMMAND_NO_HELLO, hello_run,
 	 "proto, daemon, name, instance, pid, session, epoch, endpoint, limits, "
-	 "features, "
-	 "transports, status {slots, bytes}; with it a read-only descriptor of the "
-	 "status "
-	 "page"},
+	 "features, transports, status {slots, bytes}; with it a read-only descriptor "
+	 "of the status page"},
 	{"ping", "Tell that the daemon is there", NULL, COMMAND_NO_HELLO, ping_run,
 	 "time_ns, its monotonic clock"},
 	{"help", "Describe the commands", help_fields, COMMAND_NO_HELLO, help_run,
 	 "commands [{name, summary, fields, reply, admin}]"},
 	{"session.list", "Show this session, or all of them", session_list_fields, 0,
 	 session_list_run,
-	 "sessions [{session, client, role, pid, uid, age_ms, regions, pools, requests, "
-	 "ending, own}]; for one's own also epoch and secret, which let other daemons "
-	 "reach its memory"},
+	 "sessions [{session, client, role, pid, uid, age_ms, regions, pools, "
+	 "requests, ending, own}]; for one's own also epoch and secret, which let "
+	 "other daemons reach its memory"},
 	{"session.share", "Make this session's submission ring (proto/kvd_ring.h)",
 	 session_share_fields, 0, session_share_run,
 	 "version, entries, arena_bytes, first_slot, slots; with it three descriptors: "
