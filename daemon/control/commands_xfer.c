@@ -409,10 +409,10 @@ static struct transfer *find(struct request *req)
 
 static int reply_state(struct request *req, const struct transfer *t)
 {
-	unsigned int state = t->phase != XFER_ENDED ? KVD_TRANSFERRING
-			     : t->failed	    ? KVD_FAILED
-			     : t->posted	    ? KVD_SUCCESS
-						    : KVD_BOOTSTRAPPING;
+	unsigned int state = sm_state(&t->sm) != XFER_ENDED ? KVD_TRANSFERRING
+			     : t->failed		    ? KVD_FAILED
+			     : t->posted		    ? KVD_SUCCESS
+							    : KVD_BOOTSTRAPPING;
 	struct brief brief;
 
 	brief_init(&brief);
@@ -468,9 +468,9 @@ static int run_release(struct request *req)
 
 	if (!t)
 		return err_pass(-ENOENT);
-	if (!args->wait && t->phase != XFER_ENDED)
+	if (!args->wait && sm_state(&t->sm) != XFER_ENDED)
 		transfer_cancel_asked(t);
-	if (!args->wait && t->phase != XFER_ENDED)
+	if (!args->wait && sm_state(&t->sm) != XFER_ENDED)
 		return err_raise(ERR_BUSY, "xfer %llu: canceled, not still yet",
 				 (unsigned long long)t->id);
 	transfer_release(t, waiter_of(req));

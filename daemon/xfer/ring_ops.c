@@ -218,7 +218,7 @@ static int op_post(struct ring *ring, struct xfer_session *xs,
 
 	if (!t)
 		return post_refused(ring, e);
-	if (t->release || t->phase != XFER_ENDED ||
+	if (t->release || sm_state(&t->sm) != XFER_ENDED ||
 	    e->gen != kvd_ring_next_gen(status_slot_gen(ring->session->status, t->slot)))
 		return err_raise(ERR_PROTO,
 				 "post: xfer %llu is released, under way, or of "

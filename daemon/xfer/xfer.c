@@ -29,6 +29,15 @@
 #include "daemon/xfer/xfer_impl.h"
 #include "proto/base64.h"
 
+static const struct sm_state attach_states[] = {
+	[ATTACH_REACHING] = {"reaching", SM_TO(ATTACH_ASKED) | SM_TO(ATTACH_LOST)},
+	[ATTACH_ASKED] = {"asked", SM_TO(ATTACH_READY) | SM_TO(ATTACH_LOST)},
+	[ATTACH_READY] = {"ready", SM_TO(ATTACH_LOST)},
+	[ATTACH_LOST] = {"lost", 0},
+};
+static const struct sm_table attach_table = {
+	.name = "attach", .states = attach_states, .count = ARRAY_LEN(attach_states)};
+
 int xfers_new(struct kvd *kvd, struct xfers **xfers_p)
 {
 	struct xfers *xfers = mem_zalloc(sizeof(*xfers));
@@ -231,7 +240,8 @@ void xfers_on_unshared(struct xfers *xfers, struct remote *remote, uint64_t epoc
 	idmap_foreach(&xs->transfers, at) {
 		struct transfer *transfer = at.value;
 
-		if (transfer->phase == XFER_SHARING && transfer->attach->remote == remote)
+		if (sm_state(&transfer->sm) == XFER_SHARING &&
+		    transfer->attach->remote == remote)
 			transfer_cancel(transfer, why);
 	}
 }
@@ -329,9 +339,9 @@ static void attach_lost(struct attach *attach, const struct err *why)
 	struct idmap_cursor at;
 	struct xfer_session *xs = attach->xs;
 
-	if (attach->state == ATTACH_LOST)
+	if (sm_state(&attach->sm) == ATTACH_LOST)
 		return;
-	attach->state = ATTACH_LOST;
+	sm_move(&attach->sm, ATTACH_LOST);
 	attach->why = e;
 	attach->share = NULL;
 	if (attach->pool)
@@ -365,7 +375,7 @@ static int ask(struct attach *attach)
 		return err_pass(r);
 	handshake_body(hs, &out);
 	wire_attach_put(&out, &msg);
-	attach->state = ATTACH_ASKED;
+	sm_move(&attach->sm, ATTACH_ASKED);
 	return handshake_send(attach->remote, WIRE_T_ATTACH, out.base, out.pos);
 }
 
@@ -374,7 +384,7 @@ static void attach_look(struct attach *attach)
 	struct remote *remote = attach->remote;
 	struct err why;
 
-	if (attach->state == ATTACH_REACHING &&
+	if (sm_state(&attach->sm) == ATTACH_REACHING &&
 	    (sm_state(&remote->peer->sm) == PEER_UP || remote->refused)) {
 		int r = 0;
 
@@ -388,7 +398,8 @@ static void attach_look(struct attach *attach)
 		}
 		return;
 	}
-	if (attach->state != ATTACH_READY || !attach->waiter.on_end || !attach->pool)
+	if (sm_state(&attach->sm) != ATTACH_READY || !attach->waiter.on_end ||
+	    !attach->pool)
 		return;
 	if (attach->pool->refused.code != ERR_OK) {
 		why = attach->pool->refused;
@@ -420,7 +431,7 @@ struct attach *attach_find(struct xfer_session *xs, uint64_t id)
 			  (unsigned long long)id);
 		return NULL;
 	}
-	if (attach->state == ATTACH_LOST) {
+	if (sm_state(&attach->sm) == ATTACH_LOST) {
 		err_reraise(&attach->why);
 		return NULL;
 	}
@@ -441,6 +452,7 @@ static int attach_begin(struct xfer_session *xs, const char *endpoint, uint64_t 
 	attach = mem_zalloc(sizeof(*attach));
 	if (!attach)
 		return err_pass(-ENOMEM);
+	sm_init(&attach->sm, &attach_table, ATTACH_REACHING);
 	attach->id = ++xs->session->next_id;
 	list_init(&attach->at_remote);
 	do
@@ -544,7 +556,7 @@ static struct attach *by_cookie(struct xfers *xfers, const struct remote *remote
 {
 	struct attach *attach = idmap_get(&xfers->attach_by_cookie, cookie);
 
-	return attach && attach->remote == remote && attach->state == ATTACH_ASKED
+	return attach && attach->remote == remote && sm_state(&attach->sm) == ATTACH_ASKED
 		       ? attach
 		       : NULL;
 }
@@ -577,7 +589,7 @@ static int on_attach_ack(struct xfers *xfers, struct remote *remote, struct curs
 		attach_lost(attach, &why);
 		return 0;
 	}
-	attach->state = ATTACH_READY;
+	sm_move(&attach->sm, ATTACH_READY);
 	attach_look(attach);
 	return 0;
 }
@@ -796,7 +808,7 @@ void xfers_session_end(struct xfers *xfers, struct session *session)
 	idmap_foreach(&xs->transfers, at) {
 		struct transfer *transfer = at.value;
 
-		if (transfer->phase == XFER_ENDED) {
+		if (sm_state(&transfer->sm) == XFER_ENDED) {
 			transfer_free(transfer);
 			continue;
 		}

@@ -8,6 +8,7 @@
 #define KVD_XFER_IMPL_H
 
 #include "daemon/base/idmap.h"
+#include "daemon/base/sm.h"
 #include "daemon/xfer/dlist.h"
 #include "daemon/loop/offload.h"
 #include "daemon/handshake/sched.h"
@@ -76,6 +77,7 @@ struct xfer_session {
 };
 
 enum attach_state { ATTACH_REACHING, ATTACH_ASKED, ATTACH_READY, ATTACH_LOST };
+enum xfer_state { XFER_PLANNING, XFER_SHARING, XFER_POSTED, XFER_ENDED };
 
 /* Whoever asked for something that takes time; on_end NULL: nobody. */
 struct xfer_waiter {
@@ -102,7 +104,7 @@ struct attach {
 	struct remote *remote; /* held */
 	uint64_t epoch;	       /* of the remote session */
 	uint8_t secret[16];
-	enum attach_state state;
+	struct sm sm;		  /* enum attach_state */
 	struct remote_pool *pool; /* its regions; in use */
 	struct share *share;	  /* our session's regions there */
 	struct sched_flow flow;
@@ -155,7 +157,7 @@ struct transfer {
 	uint8_t *picks; /* both index lists as they travel; made with the plan */
 	size_t picks_bytes;
 	uint8_t *header;
-	enum { XFER_PLANNING, XFER_SHARING, XFER_POSTED, XFER_ENDED } phase;
+	struct sm sm; /* enum xfer_state */
 	bool failed, release;
 	struct err err;
 	uint64_t bytes;

@@ -187,7 +187,7 @@ static void tell_free(struct prepared *prepared, struct remote *remote)
 		struct cursor out;
 		struct note *note;
 
-		if (attach->remote != remote || attach->state != ATTACH_READY)
+		if (attach->remote != remote || sm_state(&attach->sm) != ATTACH_READY)
 			continue;
 		note = note_new(16, &out);
 		if (!note) {

@@ -21,6 +21,17 @@
 #include "daemon/session/status.h"
 #include "daemon/xfer/xfer_op.h"
 
+static const struct sm_state xfer_states[] = {
+	[XFER_PLANNING] = {"planning",
+			   SM_TO(XFER_SHARING) | SM_TO(XFER_POSTED) | SM_TO(XFER_ENDED)},
+	[XFER_SHARING] = {"sharing",
+			  SM_TO(XFER_SHARING) | SM_TO(XFER_POSTED) | SM_TO(XFER_ENDED)},
+	[XFER_POSTED] = {"posted", SM_TO(XFER_ENDED)},
+	[XFER_ENDED] = {"ended", SM_TO(XFER_PLANNING)},
+};
+static const struct sm_table xfer_table = {
+	.name = "xfer", .states = xfer_states, .count = ARRAY_LEN(xfer_states)};
+
 /* ---- transfers ---- */
 
 static void set_status(struct transfer *t)
@@ -28,11 +39,12 @@ static void set_status(struct transfer *t)
 	struct status_page *page = t->xs->session->status;
 	unsigned int state = KVD_TRANSFERRING;
 
-	if (t->phase == XFER_ENDED)
+	if (sm_state(&t->sm) == XFER_ENDED)
 		state = t->failed ? KVD_FAILED : KVD_SUCCESS;
 	status_slot_progress(page, t->slot, t->bytes, t->plan ? t->plan->bytes : 0);
 	status_slot_set(page, t->slot, state,
-			t->failed && t->phase != XFER_ENDED ? KVD_FLAG_ABORTING : 0,
+			t->failed && sm_state(&t->sm) != XFER_ENDED ? KVD_FLAG_ABORTING
+								    : 0,
 			t->err.code);
 }
 
@@ -63,7 +75,7 @@ void transfer_free(struct transfer *t)
 	struct xfer_session *xs = t->xs;
 	struct xfer_waiter releaser = t->releaser;
 
-	assert(t->phase == XFER_ENDED);
+	assert(sm_state(&t->sm) == XFER_ENDED);
 	idmap_remove(&xs->transfers, t->id);
 	status_slot_release(xs->session->status, t->slot);
 	prepared_unref(t->local);
@@ -84,7 +96,7 @@ static void end(struct transfer *t)
 {
 	struct metrics *metrics = &t->xs->xfers->kvd->metrics;
 
-	t->phase = XFER_ENDED;
+	sm_move(&t->sm, XFER_ENDED);
 	t->xs->xfers->live--;
 	drop_places(t);
 	if (!t->failed)
@@ -218,7 +230,7 @@ static int submit(struct transfer *t)
 	t->op.xp.kind = t->kind;
 	t->op.owner = t;
 	t->op.on_done = on_done;
-	t->phase = XFER_POSTED;
+	sm_move(&t->sm, XFER_POSTED);
 	sched_submit(&t->attach->flow, &t->op);
 	if (t->has_notif && t->kind == XP_WRITE)
 		metrics_add(&t->xs->xfers->kvd->metrics, METRIC_NOTIFS_OUT, 1);
@@ -232,7 +244,7 @@ static void go(struct transfer *t)
 	int r = t->failed ? -1 : share_update(t->xs, t->attach->share);
 
 	if (r == 1) {
-		t->phase = XFER_SHARING;
+		sm_move(&t->sm, XFER_SHARING);
 		list_push_back(&t->attach->waiting, &t->link);
 		return;
 	}
@@ -360,8 +372,8 @@ static int look(struct transfer *t)
 {
 	int r;
 
-	if (t->attach->state != ATTACH_READY || !t->attach->pool)
-		return t->attach->state == ATTACH_LOST
+	if (sm_state(&t->attach->sm) != ATTACH_READY || !t->attach->pool)
+		return sm_state(&t->attach->sm) == ATTACH_LOST
 			       ? err_reraise(&t->attach->why)
 			       : err_raise(ERR_PEER,
 					   "the remote session is not reachable now");
@@ -406,7 +418,7 @@ int transfer_post(struct transfer *t)
 
 	if (t->xs->xfers->kvd->draining)
 		return err_raise(ERR_DRAIN, "no new transfers: the daemon is draining");
-	if (t->phase != XFER_ENDED)
+	if (sm_state(&t->sm) != XFER_ENDED)
 		return err_raise(ERR_BUSY, "xfer %llu is under way",
 				 (unsigned long long)t->id);
 	r = look(t);
@@ -415,7 +427,7 @@ int transfer_post(struct transfer *t)
 	t->parts_wanted[0] = part_wanted(t, t->local);
 	t->parts_wanted[1] = part_wanted(t, t->remote);
 	renew(t);
-	t->phase = XFER_PLANNING;
+	sm_move(&t->sm, XFER_PLANNING);
 	t->xs->xfers->live++;
 	metrics_add(&t->xs->xfers->kvd->metrics, METRIC_XFERS_STARTED, 1);
 	t->job = (struct offload_job){.work = plan_work, .done = plan_done};
@@ -455,7 +467,7 @@ static int set_notif(struct transfer *t, uint8_t **notif_p, size_t len)
 
 int transfer_again(struct transfer *t, uint8_t *notif, size_t len)
 {
-	int r = notif && t->phase == XFER_ENDED ? set_notif(t, &notif, len) : 0;
+	int r = notif && sm_state(&t->sm) == XFER_ENDED ? set_notif(t, &notif, len) : 0;
 
 	mem_free(notif); /* not taken: the post is refused */
 	return r < 0 ? err_pass(r) : err_pass(transfer_post(t));
@@ -512,7 +524,7 @@ int transfer_new(struct xfer_op *op, struct transfer **transfer_p)
 	if (!t)
 		return err_pass(-ENOMEM);
 	t->xs = xs;
-	t->phase = XFER_ENDED;
+	sm_init(&t->sm, &xfer_table, XFER_ENDED);
 	list_init(&t->link);
 	list_init(&t->parts[0]);
 	list_init(&t->parts[1]);
@@ -543,13 +555,13 @@ struct transfer *transfer_find(struct xfer_session *xs, uint64_t id)
 
 void transfer_cancel(struct transfer *t, const struct err *why)
 {
-	if (t->phase == XFER_ENDED || t->failed)
+	if (sm_state(&t->sm) == XFER_ENDED || t->failed)
 		return;
 	fail(t, why);
 	set_status(t);
-	if (t->phase == XFER_POSTED) {
+	if (sm_state(&t->sm) == XFER_POSTED) {
 		sched_cancel(&t->op, why);
-	} else if (t->phase == XFER_SHARING ||
+	} else if (sm_state(&t->sm) == XFER_SHARING ||
 		   offload_cancel(t->xs->xfers->kvd->offload, &t->job)) {
 		list_remove(&t->link);
 		end(t);
@@ -569,7 +581,7 @@ void transfer_release(struct transfer *t, struct xfer_waiter releaser)
 {
 	t->release = true;
 	t->releaser = releaser;
-	if (t->phase == XFER_ENDED)
+	if (sm_state(&t->sm) == XFER_ENDED)
 		transfer_free(t);
 	else
 		transfer_cancel_asked(t); /* and it frees itself */

@@ -60,6 +60,15 @@ struct shadow_key {
 	uint64_t gid;
 };
 
+enum serve_state { SERVE_KEYS, SERVE_PLANNING, SERVE_LANDED };
+static const struct sm_state serve_states[] = {
+	[SERVE_KEYS] = {"keys", SM_TO(SERVE_PLANNING) | SM_TO(SERVE_LANDED)},
+	[SERVE_PLANNING] = {"planning", SM_TO(SERVE_LANDED)},
+	[SERVE_LANDED] = {"landed", 0},
+};
+static const struct sm_table serve_table = {
+	.name = "serve", .states = serve_states, .count = ARRAY_LEN(serve_states)};
+
 /* one REQUEST_XFER */
 struct serve {
 	struct list link;
@@ -80,7 +89,7 @@ struct serve {
 	bool check;    /* nothing moves, XP_CHECK */
 	struct plan *plan;
 	struct offload_job job;
-	enum { SERVE_KEYS, SERVE_PLANNING, SERVE_LANDED } phase;
+	struct sm sm;	     /* enum serve_state */
 	struct err why;	     /* to be refused with */
 	struct notif *notif; /* for its end, or NULL */
 };
@@ -377,7 +386,7 @@ static void on_served(struct inbound_owner *inbound, const struct err *err)
 		if (s->notif && session)
 			notif_queue(s->xfers, session, mem_steal(s->notif));
 	}
-	if (s->phase == SERVE_PLANNING) {
+	if (sm_state(&s->sm) == SERVE_PLANNING) {
 		s->in = NULL; /* lost while a helper plans: it is freed there */
 		return;
 	}
@@ -386,7 +395,7 @@ static void on_served(struct inbound_owner *inbound, const struct err *err)
 
 static void land(struct serve *s, const struct xp_sides *sides, const struct err *why)
 {
-	s->phase = SERVE_LANDED;
+	sm_move(&s->sm, SERVE_LANDED);
 	if (why)
 		metrics_add(&s->xfers->kvd->metrics, METRIC_XFER_REFUSED, 1);
 	s->remote->transport->ops->land(s->in, sides, why);
@@ -564,7 +573,7 @@ static void serve_go(struct serve *s)
 		return;
 	}
 	s->check = s->in->kind == XP_CHECK;
-	s->phase = SERVE_PLANNING;
+	sm_move(&s->sm, SERVE_PLANNING);
 	s->job = (struct offload_job){.work = plan_work, .done = plan_done};
 	list_init(&s->job.link);
 	s->plan = s->check ? NULL : kept_take(s);
@@ -681,6 +690,7 @@ static int on_xfer(struct xfers *xfers, struct remote *remote, struct xp_inbound
 	s->xfers = xfers;
 	s->remote = remote;
 	s->in = in;
+	sm_init(&s->sm, &serve_table, SERVE_KEYS);
 	list_init(&s->link);
 	list_init(&s->job.link);
 	r = parse(s, header);
@@ -691,7 +701,6 @@ static int on_xfer(struct xfers *xfers, struct remote *remote, struct xp_inbound
 	s->inbound.on_done = on_served;
 	in->owner = &s->inbound;
 	list_push_back(&xfers->serving, &s->link);
-	s->phase = SERVE_KEYS;
 	serve_go(s);
 	return 0;
 }
@@ -738,7 +747,7 @@ void serve_on_change(struct xfers *xfers, struct remote *remote)
 	struct serve *s;
 
 	list_foreach_safe(s, &xfers->serving, link) {
-		if (s->remote == remote && s->phase == SERVE_KEYS)
+		if (s->remote == remote && sm_state(&s->sm) == SERVE_KEYS)
 			serve_go(s);
 	}
 }
@@ -746,9 +755,9 @@ void serve_on_change(struct xfers *xfers, struct remote *remote)
 /* Stop what serves; it ends by on_served(). */
 static void serve_stop(struct serve *s, const struct err *why)
 {
-	if (s->phase == SERVE_LANDED && s->in) {
+	if (sm_state(&s->sm) == SERVE_LANDED && s->in) {
 		s->remote->transport->ops->revoke(s->in, why);
-	} else if (s->phase == SERVE_KEYS) {
+	} else if (sm_state(&s->sm) == SERVE_KEYS) {
 		struct err e = *why;
 
 		land(s, NULL, &e);
