@@ -52,7 +52,7 @@ static void on_down(void *owner, struct remote *remote, const struct err *why)
 {
 	struct kvd *kvd = owner;
 
-	rooms_on_down(kvd->rooms, remote, why);
+	rooms_on_down(kvd->rooms, remote);
 	xfers_on_down(kvd->xfers, remote, why);
 }
 

@@ -411,6 +411,8 @@ static void on_down(void *owner, struct peer *peer)
 	remote->ready = false;
 	remote->start_again = false;
 	remote->why = peer->why;
+	remote->downs++;
+	remote->down = peer->why;
 	remote->reaches++; /* not freed under our feet */
 	sched_line_set(&remote->line, NULL, NULL, &peer->why);
 	hs->events.on_down(hs->events.owner, remote, &peer->why);

@@ -74,8 +74,10 @@ struct remote {
 	struct transport *transport; /* chosen; NULL until chosen */
 	unsigned int transport_index;
 	struct xp_peer *xp;
-	bool ready;	/* data line usable, in this epoch of the peer */
-	struct err why; /* code != OK: no transport / down */
+	bool ready;	 /* data line usable, in this epoch of the peer */
+	struct err why;	 /* code != OK: no transport / down */
+	uint64_t downs;	 /* so often its peer went down, */
+	struct err down; /* and why it did the last time */
 	struct sched_line line;
 	struct list pools;	  /* of this epoch */
 	struct idmap pools_by_id; /* those that are not going */

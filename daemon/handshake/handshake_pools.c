@@ -471,7 +471,7 @@ bool handshake_pool_is_ours(const struct handshake *hs, uint64_t id)
 	return pub && !pub->going && !pub->pool->session->ending;
 }
 
-/* It is not to be found any more, and kept for those who use it. */
+/* It is not found any more, and kept for the rooms and ops that use it. */
 static void pool_going(struct handshake *hs, struct remote_pool *pool)
 {
 	pool_unlist(pool);

@@ -79,6 +79,7 @@ struct loop {
 	struct list prepares;
 	struct list late;     /* struct io.late: ready, not served yet */
 	uint64_t part_end_ns; /* of the part of the turn that runs; NEVER: virtual */
+	unsigned int part_asks, asks_left; /* loop_virtual_parts() */
 
 	uint64_t polled_ns; /* the poll last returned */
 	uint64_t due_ns;    /* earliest timer when the poll began */
@@ -149,11 +150,22 @@ uint64_t loop_lag_ns(const struct loop *loop, uint64_t since_ns)
 static void part_begin(struct loop *loop)
 {
 	loop->part_end_ns = loop->ev ? loop_clock_ns(loop) + PART_NS : NEVER;
+	loop->asks_left = loop->part_asks;
 }
 
-bool loop_enough(const struct loop *loop)
+bool loop_enough(struct loop *loop)
 {
-	return loop->part_end_ns != NEVER && loop_clock_ns(loop) >= loop->part_end_ns;
+	if (loop->part_end_ns != NEVER)
+		return loop_clock_ns(loop) >= loop->part_end_ns;
+	if (loop->asks_left > 0)
+		loop->asks_left--;
+	return loop->part_asks > 0 && loop->asks_left == 0;
+}
+
+void loop_virtual_parts(struct loop *loop, unsigned int asks)
+{
+	assert(!loop->ev);
+	loop->part_asks = loop->asks_left = asks;
 }
 
 /* ---- the timer heap ---- */

@@ -57,9 +57,10 @@ struct loop_stats {
 const struct loop_stats *loop_stats(const struct loop *loop);
 
 /* Has this part of the turn had its time? Who has many small things to do in one
- * callback does one, asks between them, and goes on in the next turn. Never true on
- * a virtual loop. */
-bool loop_enough(const struct loop *loop);
+ * callback does one, asks between them, and goes on in the next turn. On a virtual
+ * loop time does not pass in a turn: never, or after so many times that it was asked. */
+bool loop_enough(struct loop *loop);
+void loop_virtual_parts(struct loop *loop, unsigned int asks); /* 0: never */
 
 /* Fill with unpredictable bytes (getrandom); seeded when virtual. */
 void loop_random(struct loop *loop, void *buf, size_t len);

@@ -172,7 +172,7 @@ static void tell_abort(struct room *room, const struct party *party)
 				 .code = room->error.code};
 	struct cursor out;
 
-	if (party->lost || party->done || (!party->told && !party->gen))
+	if (party_lost(party) || party->done || (!party->told && !party->gen))
 		return;
 	if (room->role == ROOM_PULL && party->answered)
 		return; /* PULL_DONE says it: an ABORT would end the offer for others */
@@ -239,6 +239,7 @@ static void on_step(struct loop_defer *defer)
 	struct room *room = container_of(defer, struct room, step);
 
 	moves_free_ended(room);
+	rooms_catch_up(room);
 	if (sm_state(&room->sm) == ROOM_ABORTING && room->busy == 0)
 		room_move(room, ROOM_FAILED);
 	if (room_live(room))
@@ -307,6 +308,7 @@ struct party *room_party_add(struct room *room, struct remote *remote)
 	party->room = room;
 	party->room_there = room->number;
 	party->remote = remote;
+	party->downs = remote->downs;
 	party->rank = ROOM_ANY_RANK;
 	list_init(&party->ack_link);
 	remote->reaches++;
@@ -319,6 +321,7 @@ struct party *room_party_add(struct room *room, struct remote *remote)
 void party_use_pool(struct party *party, struct remote_pool *pool)
 {
 	party->pool = pool;
+	party->withdrawn = false;
 	handshake_pool_use(pool);
 	snprintf(party->pool_name, sizeof(party->pool_name), "%s", pool->name);
 	party->rank = pool->layout->rank;

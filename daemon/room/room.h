@@ -70,7 +70,9 @@ struct party {
 	bool ack_owed; /* send: its TRANSFER_INFO is taken, but not acknowledged */
 	struct list ack_link; /* in rooms->acks: before the loop sleeps */
 	bool done;	      /* nothing more is expected of it */
-	bool lost;	      /* its peer went down */
+	bool lost;	      /* its peer went down: ask party_lost() */
+	bool withdrawn;	      /* `pool` is, and the room has seen it */
+	uint64_t downs;	      /* remote->downs, as the room has seen them */
 	bool heard_abort;     /* it waits for our ABORT_ACK */
 	bool still;	      /* its ABORT_ACK is here: quiet on its side too */
 	/* recv, pull */
@@ -86,6 +88,11 @@ struct party {
 	uint64_t offered_ns; /* offer: when its query was answered last */
 	unsigned int offers; /* offer: so often */
 };
+/* Its peer went down, whether the room has seen it yet (rooms_loss.c) or not. */
+static inline bool party_lost(const struct party *party)
+{
+	return party->lost || party->downs != party->remote->downs;
+}
 
 /* names in room_move.c */
 enum move_phase {
@@ -184,8 +191,9 @@ struct room {
 	struct loop_timer beat; /* pull: lease heartbeats */
 	uint64_t limits_ns[3];	/* bootstrap, waiting, stall */
 	uint64_t opened_ns, waiting_ns, moving_ns, ended_ns, moved_ns;
-	uint64_t progress; /* at the last look, for stalls */
-	uint64_t version;  /* rooms->version at the last change */
+	uint64_t progress;    /* at the last look, for stalls */
+	uint64_t version;     /* rooms->version at the last change */
+	uint64_t losses_seen; /* of rooms->losses */
 	struct loop_defer step;
 };
 
@@ -233,13 +241,11 @@ const char *party_label(const struct party *party, char *buf, size_t size);
 
 /* ---- room_move.c ---- */
 struct move *move_new(struct room *room, struct party *party);
-/* It is over: neither `planned` nor a wait's or mail's end is called any more. Whoever
- * learns of it says so, also twice; the room frees it in a step of its own, so the
- * caller may still look at it. */
+/* It is over: neither `planned` nor a wait's or mail's end is called any more.
+ * Idempotent. The room frees it in its next step, so the caller may go on to read it. */
 void move_end(struct move *move);
 /* The answer to an inbound move's request: its bytes may land (`why` NULL), or not. The
- * first one counts: who fails the room from inside of another's answer, and the room
- * that stops, find it answered. */
+ * first answer counts, any later one is ignored. */
 void move_answer(struct move *move, const struct xp_sides *sides, const struct err *why);
 /* The step's part: free what is over. */
 void moves_free_ended(struct room *room);

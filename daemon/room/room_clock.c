@@ -286,6 +286,11 @@ void room_on_clock(struct loop_timer *timer)
 	uint64_t now = loop_now_ns(timer->loop);
 	struct err why = {0};
 
+	if (rooms_behind(room)) { /* that may be the reason why nothing came */
+		rooms_catch_up(room);
+		room_clock_set(room);
+		return;
+	}
 	if (room->role == ROOM_OFFER && room_live(room))
 		offer_check_lease(room);
 	else if (state == ROOM_BOOT)

@@ -45,6 +45,12 @@ static void sweep_on(struct room_sweep *sweep)
 			return;
 		}
 	}
+	if (sweep->again) {
+		sweep->again = false;
+		sweep->cursor.at = rooms->all.next;
+		loop_defer(rooms->kvd->loop, &sweep->go);
+		return;
+	}
 	room_sweep_stop(sweep);
 	if (sweep->done)
 		sweep->done(sweep);
@@ -57,8 +63,12 @@ static void on_go(struct loop_defer *defer)
 
 void room_sweep_begin(struct rooms *rooms, struct room_sweep *sweep)
 {
-	room_sweep_stop(sweep);
+	if (sweep->running) {
+		sweep->again = true;
+		return;
+	}
 	sweep->rooms = rooms;
+	sweep->again = false;
 	sweep->running = true;
 	loop_defer_init(&sweep->go, on_go);
 	room_cursor_begin(rooms, &sweep->cursor, rooms->all.next, false);

@@ -33,10 +33,11 @@ struct room_sweep {
 	struct rooms *rooms;
 	struct room_cursor cursor;
 	struct loop_defer go;
-	bool running;
+	bool running, again;
 };
 /* The first rooms are visited before this returns, all when they are few. One that is
- * running begins anew. */
+ * running goes on to its end and then begins anew, so that beginning it often does not
+ * keep it from the last rooms. */
 void room_sweep_begin(struct rooms *rooms, struct room_sweep *sweep);
 void room_sweep_stop(struct room_sweep *sweep); /* without `done`; idempotent */
 

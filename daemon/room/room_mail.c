@@ -78,6 +78,16 @@ static void again(struct mail *mail)
 	loop_defer(rooms_kvd(mail->room->rooms)->loop, &mail->go);
 }
 
+/* Its room has not seen a loss yet (rooms_loss.c), which may end this: its step first. */
+static bool is_behind(struct mail *mail)
+{
+	if (!rooms_behind(mail->room))
+		return false;
+	room_kick(mail->room);
+	again(mail);
+	return true;
+}
+
 /* ---- out ---- */
 
 static int too_large(enum wire_type type)
@@ -137,6 +147,8 @@ static void on_write(struct loop_defer *go)
 	struct room *room = mail->room;
 	int r;
 
+	if (is_behind(mail))
+		return;
 	if (room_live(room) && maps_write_some(&mail->writer, pages_a_turn(room))) {
 		again(mail);
 		return;
@@ -222,8 +234,11 @@ static void on_read(struct loop_defer *go)
 	struct mail *mail = container_of(go, struct mail, go);
 	struct room *room = mail->room;
 	struct err why;
-	int r = maps_read_some(&mail->reader, pages_a_turn(room));
+	int r;
 
+	if (is_behind(mail))
+		return;
+	r = maps_read_some(&mail->reader, pages_a_turn(room));
 	if (r > 0) {
 		again(mail);
 		return;

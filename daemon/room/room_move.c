@@ -148,10 +148,13 @@ static void plan_done(struct offload_job *job)
 		move->refused = job->err;
 	if (move_phase(move) == MOVE_ENDED) {
 		retire(move);
-	} else if (move_phase(move) == MOVE_PLANNING) {
-		assert(room_live(move->room)); /* else its stop() had been here */
-		move->planned(move);
-	} /* else it was refused meanwhile, and the transport ends it */
+		return;
+	}
+	rooms_catch_up(move->room);
+	if (move_phase(move) != MOVE_PLANNING)
+		return; /* answered meanwhile, and the transport ends it; or just ended */
+	assert(room_live(move->room)); /* else its stop() had been here */
+	move->planned(move);
 }
 
 /* Runs that a plan may have: a page of one field is one, or one a head. */

@@ -51,8 +51,8 @@ static int offer_put(const struct party *party, struct wire_blob views,
 }
 
 /* A query is some bytes and its answer may be a MiB, so repeating the one must not make
- * the other at its pace. The line loses nothing, so nobody needs to repeat; who does so
- * all the same, at times of its own, gets answers, rarer and rarer. */
+ * the other at its pace. The line loses nothing, so one answer is enough; a puller that
+ * asks again from time to time gets more, at growing intervals. */
 static bool may_answer(const struct party *party)
 {
 	uint64_t now = loop_now_ns(rooms_kvd(party->room->rooms)->loop);

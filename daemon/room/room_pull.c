@@ -129,7 +129,7 @@ static void beat(struct room *room)
 					 .offer_gen = party->gen,
 					 .lease_epoch = party->lease_epoch};
 
-		if (!party->answered || party->done || party->lost)
+		if (!party->answered || party->done || party_lost(party))
 			continue;
 		handshake_body(hs_of(room), &out);
 		wire_lease_put(&out, &msg);
@@ -171,6 +171,8 @@ static void on_read(struct sched_op *op)
 
 	if (op->xp.way.row_bytes)
 		party->way = op->xp.way;
+	move_end(move);
+	rooms_catch_up(room);
 	if (op->xp.result < 0) {
 		room_fail_moving(room, party, &op->xp.err);
 	} else if (room_live(room)) {
@@ -181,7 +183,6 @@ static void on_read(struct sched_op *op)
 		if (say_done(party, ERR_OK, "") < 0)
 			room_fail_last(room, NULL);
 	}
-	move_end(move);
 }
 
 /* Where the plan is made: a room's page lists take as long. */
@@ -385,7 +386,7 @@ static void give_up(struct room *room, const struct err *why)
 	struct party *party;
 
 	list_foreach(party, &room->parties, link) {
-		if (!party->answered || party->done || party->lost)
+		if (!party->answered || party->done || party_lost(party))
 			continue;
 		if (say_done(party, why->code, why->text) < 0)
 			err_clear();

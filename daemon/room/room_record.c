@@ -179,7 +179,7 @@ static bool add_party(cJSON *list, const struct party *party)
 	       cJSON_AddNumberToObject(p, "expected_bytes", (double)party->expected) &&
 	       cJSON_AddBoolToObject(p, "told", party->told) &&
 	       cJSON_AddBoolToObject(p, "done", party->done) &&
-	       cJSON_AddBoolToObject(p, "lost", party->lost) &&
+	       cJSON_AddBoolToObject(p, "lost", party_lost(party)) &&
 	       cJSON_AddBoolToObject(p, "still", party->still);
 }
 

@@ -63,12 +63,13 @@ static int tell_all(struct room *room)
 {
 	struct loop *loop = rooms_kvd(room->rooms)->loop;
 	struct party *party;
+	unsigned int told = 0;
 	int r;
 
 	list_foreach(party, &room->parties, link) {
 		if (party->told)
 			continue;
-		if (loop_enough(loop)) {
+		if (told++ > 0 && loop_enough(loop)) {
 			room_kick(room);
 			return 0;
 		}
@@ -165,10 +166,11 @@ static void on_bind_over(struct wait *wait, const struct err *why)
 	struct room *room = container_of(wait, struct room, wait_bind);
 	struct move *move;
 
-	if (why) {
+	rooms_catch_up(room);
+	if (why)
 		room_fail(room, why, NULL); /* stop() ends the moves */
+	if (!room_live(room))
 		return;
-	}
 	room->wait_over = true;
 	list_foreach_safe(move, &room->moves, link) {
 		if (move_phase(move) == MOVE_WAITING)
@@ -262,6 +264,8 @@ static void on_landed(struct inbound_owner *inbound, const struct err *err)
 
 	if (move->in && move->in->way.row_bytes)
 		party->way = move->in->way;
+	move_end(move); /* first: failing the room stops its other moves */
+	rooms_catch_up(room);
 	if (!err) {
 		party->got += move->plan->bytes;
 		room->bytes += move->plan->bytes;
@@ -271,7 +275,6 @@ static void on_landed(struct inbound_owner *inbound, const struct err *err)
 	} else if (move->reserved) {
 		release_tokens(move, move->pair_count);
 	}
-	move_end(move); /* first: failing the room stops its other moves */
 	if (err)
 		room_fail_moving(room, party, err);
 }
@@ -385,7 +388,7 @@ static void confirm(struct room *room)
 		struct wire_room_done msg = {.room = party->room_there,
 					     .recv_gen = room->gen};
 
-		if (party->lost || !party->pool) /* nobody there waits for it */
+		if (party_lost(party) || !party->pool) /* nobody there waits for it */
 			continue;
 		msg.src_pool = party->pool->id;
 		handshake_body(hs, &out);

@@ -171,6 +171,8 @@ static void on_sent(struct sched_op *op)
 
 	if (op->xp.way.row_bytes)
 		move->party->way = op->xp.way;
+	move_end(move);
+	rooms_catch_up(room);
 	if (op->xp.result >= 0) {
 		room->bytes += move->plan->bytes;
 		room_count(room, METRIC_ROOM_SENT_BYTES, move->plan->bytes);
@@ -179,7 +181,6 @@ static void on_sent(struct sched_op *op)
 	} else {
 		room_fail_moving(room, move->party, &op->xp.err);
 	}
-	move_end(move);
 }
 
 /* Where the plan is made: a room's page list takes as long. */
@@ -234,6 +235,9 @@ static void on_wait_over(struct wait *wait, const struct err *why)
 {
 	struct move *move = container_of(wait, struct move, wait);
 
+	rooms_catch_up(move->room);
+	if (move_phase(move) != MOVE_WAITING)
+		return; /* the room has ended, and it with it */
 	if (why)
 		room_fail(move->room, why, NULL); /* stop() ends the move */
 	else

@@ -50,6 +50,7 @@ void rooms_free(struct rooms *rooms)
 	if (!rooms)
 		return;
 	room_sweep_stop(&rooms->change);
+	room_sweep_stop(&rooms->loss);
 	assert(list_empty(&rooms->all) && list_empty(&rooms->acks) &&
 	       list_empty(&rooms->cursors));
 	loop_prepare_remove(&rooms->before_sleep);
@@ -175,6 +176,7 @@ int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **
 	room->role = args->role;
 	room->number = args->number;
 	room->pool = args->pool;
+	room->losses_seen = rooms->losses;
 	do
 		room->gen = loop_random_u64(rooms->kvd->loop);
 	while (idmap_get(&rooms->by_gen, room->gen));
@@ -217,7 +219,7 @@ void rooms_note_terminal(struct room *room)
 						       : METRIC_ROOMS_FAILED,
 		   1);
 	list_foreach(party, &room->parties, link) {
-		if (party->heard_abort && !party->lost)
+		if (party->heard_abort && !party_lost(party))
 			msg_abort_ack(rooms, party->remote, party->room_there,
 				      party->gen);
 	}
@@ -303,6 +305,7 @@ static void on_session_room(struct room_sweep *sweep, struct room *room)
 
 	if (room->session != session || room->close_when_terminal)
 		return;
+	rooms_catch_up(room); /* what came first is the reason */
 	err_set(&why, ERR_SESSION, "engine '%.40s' (pid %d) is gone", session->client,
 		(int)session->pid);
 	room->close_when_terminal = true;
@@ -344,82 +347,6 @@ void rooms_drain(struct rooms *rooms)
 
 	err_set(&why, ERR_DRAIN, "no new rooms: the daemon is draining");
 	orphans_refuse(rooms, &why);
-}
-
-void rooms_fail_all(struct rooms *rooms, const struct err *why)
-{
-	struct room *room;
-
-	list_foreach_safe(room, &rooms->all, all_link)
-		room_fail(room, why, NULL);
-}
-
-/* ---- what the handshake layer says ---- */
-
-/* Something that rooms wait for has changed. */
-static void on_change_room(struct room_sweep *sweep, struct room *room)
-{
-	const struct remote *changed = sweep->rooms->changed;
-	struct party *party;
-
-	if (sm_state(&room->sm) != ROOM_BOOT)
-		return;
-	list_foreach(party, &room->parties, link) {
-		if (!changed || party->remote == changed)
-			room_kick(room);
-	}
-}
-
-void rooms_on_change(struct rooms *rooms, struct remote *remote)
-{
-	/* one walk for all that changes while it is under way; to look at a room for
-	 * nothing does no harm */
-	rooms->changed =
-		rooms->change.running && rooms->changed != remote ? NULL : remote;
-	rooms->change.visit = on_change_room;
-	room_sweep_begin(rooms, &rooms->change);
-}
-
-void rooms_on_down(struct rooms *rooms, struct remote *remote, const struct err *why)
-{
-	struct party *party;
-	struct room *room;
-
-	orphans_drop_remote(rooms, remote);
-	list_foreach(room, &rooms->all, all_link) {
-		list_foreach(party, &room->parties, link) {
-			if (party->remote != remote || room_terminal(room))
-				continue;
-			party->lost = true;
-			if (room_live(room) && !room_without(party, why))
-				room_fail(room, why, NULL);
-		}
-	}
-}
-
-void rooms_on_pool_going(struct rooms *rooms, struct remote_pool *pool)
-{
-	struct party *party;
-	struct room *room;
-	struct err why;
-
-	/* its engine is gone, and its room there had not heard of us yet (else an
-	 * ABORT came before); or it took the pool back. Another source may do, and
-	 * who has had, or given, all is not needed any more. */
-	err_set(&why, ERR_SESSION,
-		"%.150s withdrew pool '%.63s': the engine that owned it is "
-		"gone, or took it back, or its daemon stops",
-		pool->remote->label, pool->name);
-	list_foreach(room, &rooms->all, all_link) {
-		list_foreach(party, &room->parties, link) {
-			if (party->pool != pool || !room_live(room))
-				continue;
-			if (room_without(party, &why))
-				party_release_pool(party);
-			else
-				room_fail(room, &why, NULL);
-		}
-	}
 }
 
 /* ---- look-ups ---- */

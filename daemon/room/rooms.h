@@ -26,14 +26,15 @@ void rooms_session_end(struct rooms *rooms, struct session *session,
 /* From now on no new ones: partners that wait for a room to open are told. */
 void rooms_drain(struct rooms *rooms);
 /* Rooms without a timer, for want of memory; each beat tries again. */
-/* Fail every room of the daemon (shutdown). */
+/* Fail every room of the daemon (shutdown), in later turns when they are many. */
 void rooms_fail_all(struct rooms *rooms, const struct err *why);
 unsigned int rooms_count(const struct rooms *rooms);
 unsigned int rooms_live(const struct rooms *rooms); /* not terminal */
 
-/* Events of the handshake layer that are the rooms'. */
+/* Events of the handshake layer that are the rooms'. Of many rooms some see them in
+ * later turns, and each before anything else happens to it. */
 void rooms_on_change(struct rooms *rooms, struct remote *remote);
-void rooms_on_down(struct rooms *rooms, struct remote *remote, const struct err *why);
+void rooms_on_down(struct rooms *rooms, struct remote *remote);
 void rooms_on_pool_going(struct rooms *rooms, struct remote_pool *pool);
 int rooms_on_message(struct rooms *rooms, struct remote *remote,
 		     const struct wire_header *h, struct cursor *body);
@@ -65,6 +66,10 @@ struct room *rooms_by_gen(struct rooms *rooms, uint64_t gen);
 /* The open room of a local pool, whoever's session it is. */
 struct room *rooms_by_pool(struct rooms *rooms, uint64_t pool, enum room_role role,
 			   uint64_t number);
+/* Is there something that it has not seen? See it now: it may fail the room, end its
+ * moves and drop its mails. */
+bool rooms_behind(const struct room *room);
+void rooms_catch_up(struct room *room);
 struct kvd *rooms_kvd(const struct rooms *rooms);
 struct waits *rooms_waits(const struct rooms *rooms);
 uint64_t rooms_next_version(struct rooms *rooms);

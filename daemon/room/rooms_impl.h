@@ -18,6 +18,10 @@ struct rooms {
 	struct list cursors;	  /* struct room_cursor.link */
 	struct room_sweep change; /* rooms_on_change() of `changed`; NULL: of several */
 	const struct remote *changed;
+	/* rooms_loss.c */
+	struct room_sweep loss;
+	uint64_t losses;       /* peers down, pools withdrawn, the stop: so many so far */
+	struct err stopping;   /* code != OK: of all rooms */
 	struct strmap by_key;  /* {session id, role, number} */
 	struct strmap by_pool; /* {pool id, role, number} */
 	struct idmap by_gen;

@@ -24,6 +24,27 @@
 			err_clear();                                                \
 	} while (0)
 
+/* Rooms that messages name, as they are by now: a room that has not seen yet that its
+ * peer was down sees it before it hears of the peer again (rooms_loss.c). */
+static struct room *by_gen(struct rooms *rooms, uint64_t gen)
+{
+	struct room *room = rooms_by_gen(rooms, gen);
+
+	if (room)
+		rooms_catch_up(room);
+	return room;
+}
+
+static struct room *by_pool(struct rooms *rooms, uint64_t pool, enum room_role role,
+			    uint64_t number)
+{
+	struct room *room = rooms_by_pool(rooms, pool, role, number);
+
+	if (room)
+		rooms_catch_up(room);
+	return room;
+}
+
 void msg_abort_ack(struct rooms *rooms, struct remote *remote, uint64_t number,
 		   uint64_t gen)
 {
@@ -181,7 +202,7 @@ static void first_contact(struct rooms *rooms, struct remote *remote, enum wire_
 			  struct room_message *msg)
 {
 	struct room *room =
-		rooms_by_pool(rooms, key->owner, (enum room_role)key->role, key->number);
+		by_pool(rooms, key->owner, (enum room_role)key->role, key->number);
 	const struct tombstone *tomb = room ? NULL : tomb_find(rooms, key);
 	int r;
 
@@ -252,7 +273,7 @@ static int on_offer_query(struct rooms *rooms, struct remote *remote, struct cur
 static struct party *party_at(struct rooms *rooms, uint64_t gen, enum room_role role,
 			      const struct remote *remote, uint64_t pool)
 {
-	struct room *room = rooms_by_gen(rooms, gen);
+	struct room *room = by_gen(rooms, gen);
 	struct party *party;
 
 	if (!room || room->role != role) {
@@ -326,7 +347,7 @@ static int on_room_done(struct rooms *rooms, struct remote *remote, struct curso
 
 	if (r < 0)
 		return err_pass(r);
-	room = rooms_by_pool(rooms, m.src_pool, ROOM_SEND, m.room);
+	room = by_pool(rooms, m.src_pool, ROOM_SEND, m.room);
 	if (room)
 		party = party_by_gen(room, remote, m.recv_gen);
 	if (party)
@@ -378,7 +399,7 @@ static int on_pull_done(struct rooms *rooms, struct remote *remote, struct curso
 
 	if (r < 0)
 		return err_pass(r);
-	room = rooms_by_gen(rooms, m.offer_gen);
+	room = by_gen(rooms, m.offer_gen);
 	if (room && room->role == ROOM_OFFER)
 		offer_on_pull_done(room, party_by_gen(room, remote, m.pull_gen), &m,
 				   &code);
@@ -404,7 +425,7 @@ static int on_pull_ack(struct rooms *rooms, struct remote *remote, struct cursor
 
 	if (r < 0)
 		return err_pass(r);
-	room = rooms_by_gen(rooms, m.pull_gen);
+	room = by_gen(rooms, m.pull_gen);
 	if (room && room->role == ROOM_PULL)
 		party = party_by_gen(room, remote, m.offer_gen);
 	if (party)
@@ -422,7 +443,7 @@ static int on_lease(struct rooms *rooms, struct remote *remote, struct cursor *b
 
 	if (r < 0)
 		return err_pass(r);
-	room = rooms_by_gen(rooms, m.offer_gen);
+	room = by_gen(rooms, m.offer_gen);
 	if (room && room->role == ROOM_OFFER)
 		offer_on_lease(room, party_by_gen(room, remote, m.pull_gen),
 			       m.lease_epoch);
@@ -445,8 +466,8 @@ static struct room *abort_target(struct rooms *rooms, const struct wire_abort *m
 
 	if (m->from_role >= ROOM_ROLES)
 		return NULL;
-	room = m->to_gen ? rooms_by_gen(rooms, m->to_gen)
-			 : rooms_by_pool(rooms, m->pool, partner[m->from_role], m->room);
+	room = m->to_gen ? by_gen(rooms, m->to_gen)
+			 : by_pool(rooms, m->pool, partner[m->from_role], m->room);
 	return room && room->role == partner[m->from_role] ? room : NULL;
 }
 
@@ -520,7 +541,7 @@ static int on_abort_ack(struct rooms *rooms, struct remote *remote, struct curso
 
 	if (r < 0)
 		return err_pass(r);
-	room = rooms_by_gen(rooms, m.to_gen);
+	room = by_gen(rooms, m.to_gen);
 	if (!room) {
 		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
 		return 0;
@@ -569,7 +590,7 @@ void rooms_on_request(struct rooms *rooms, struct remote *remote, struct xp_inbo
 
 	cursor_get_u64(&peek);
 	gen = cursor_get_u64(&peek);
-	room = rooms_by_gen(rooms, gen);
+	room = by_gen(rooms, gen);
 	if (room && kind == REQUEST_CHUNK && room->role == ROOM_RECV &&
 	    in->kind == XP_WRITE) {
 		recv_on_request(room, remote, in, header);

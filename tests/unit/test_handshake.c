@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What daemons tell each other of their memory: a list that is too large for one
- * message is refused to who asked for it, and costs no peering; a pool is found at the
+ * message is refused by name and costs no peering; a pool is found at the
  * same cost however many a peer has. In-process cluster.
  */
 #include <setjmp.h>

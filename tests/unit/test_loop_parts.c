@@ -170,6 +170,33 @@ static void enough_is_never_told_on_a_virtual_loop(void **state)
 	loop_free(loop);
 }
 
+static unsigned int until_enough(struct loop *loop)
+{
+	unsigned int asked = 1;
+
+	while (!loop_enough(loop) && asked < 100)
+		asked++;
+	return asked;
+}
+
+/* For sweeps: so many asks are a part, in each part anew. */
+static void enough_is_told_on_a_virtual_loop_that_counts(void **state)
+{
+	struct loop *loop;
+
+	(void)state;
+	assert_int_equal(loop_new_virtual(1, &loop), 0);
+	assert_int_equal(until_enough(loop), 100);
+	loop_virtual_parts(loop, 3);
+	assert_int_equal(until_enough(loop), 3);
+	assert_true(loop_enough(loop));
+	loop_turn(loop, 0);
+	assert_int_equal(until_enough(loop), 3);
+	loop_virtual_parts(loop, 0);
+	assert_int_equal(until_enough(loop), 100);
+	loop_free(loop);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -177,6 +204,7 @@ int main(void)
 		cmocka_unit_test(defers_cut_off_come_before_newer_ones),
 		cmocka_unit_test(fds_always_ready_are_served_in_turn),
 		cmocka_unit_test(enough_is_never_told_on_a_virtual_loop),
+		cmocka_unit_test(enough_is_told_on_a_virtual_loop_that_counts),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What one peer can make a daemon do for its rooms: messages that it repeats.
- * In-process cluster, virtual time.
+ * What one event or one peer can make a daemon do for its rooms: ends that concern all
+ * of them are seen by some in each turn, by each before anything else happens to it;
+ * messages that a peer repeats. In-process cluster, virtual time.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,7 +14,8 @@
 #include <string.h>
 
 #include "daemon/room/room.h"
-#include "daemon/room/rooms.h"
+#include "daemon/room/room_wire.h"
+#include "daemon/room/rooms_impl.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/cluster.h"
 
@@ -80,6 +82,301 @@ static int teardown(void **state)
 	return 0;
 }
 
+/* ---- ends that concern many rooms ---- */
+
+#define ROOMS 60u /* node 0 receives in each from node 1 */
+#define A_TURN 8u /* so many see it in one, at most */
+
+static void open_recvs(struct pair *p)
+{
+	for (unsigned int n = 0; n < ROOMS; n++)
+		cluster_ok(&p->c, p->decode,
+			   "{'cmd':'room.open','room':'%u','role':'recv','pool':%llu,"
+			   "'sources':['%s']}",
+			   100 + n, (unsigned long long)p->dst.pool,
+			   p->c.nodes[1].endpoint);
+	cluster_until_state(&p->c, p->decode, "recv", 100 + ROOMS - 1,
+			    KVD_WAITING_FOR_INPUT);
+}
+
+/* All rooms of both sides wait for the prefill's engine. */
+static void open_pairs(struct pair *p)
+{
+	open_recvs(p);
+	for (unsigned int n = 0; n < ROOMS; n++) {
+		cluster_ok(&p->c, p->prefill,
+			   "{'cmd':'room.open','room':'%u','role':'send','pool':%llu}",
+			   100 + n, (unsigned long long)p->src.pool);
+		cluster_ok(
+			&p->c, p->decode,
+			"{'cmd':'room.bind','room':'%u','views':{'kv':{'pages':[%u]}}}",
+			100 + n, n);
+	}
+	cluster_until_state(&p->c, p->prefill, "send", 100 + ROOMS - 1,
+			    KVD_WAITING_FOR_INPUT);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+}
+
+static struct room *recv_room(struct pair *p, unsigned int n)
+{
+	return rooms_find(p->c.nodes[0].kvd.rooms, p->decode, ROOM_RECV, 100 + n);
+}
+
+static struct room *send_room(struct pair *p, unsigned int n)
+{
+	return rooms_find(p->c.nodes[1].kvd.rooms, p->prefill, ROOM_SEND, 100 + n);
+}
+
+static unsigned int live(struct pair *p, unsigned int node)
+{
+	const struct room *room;
+	unsigned int n = 0;
+
+	list_foreach(room, rooms_all(p->c.nodes[node].kvd.rooms), all_link)
+		n += room_live(room);
+	return n;
+}
+
+/* From now on a turn is over when somebody asks whether it is. */
+static void short_turns(struct pair *p)
+{
+	loop_virtual_parts(p->c.loop, 1);
+}
+
+/* Turn until some rooms of the node have seen it, and others not. */
+static void until_some_have_seen(struct pair *p, unsigned int node)
+{
+	while (live(p, node) == ROOMS)
+		loop_turn(p->c.loop, LOOP_NS_PER_S);
+	assert_in_range(live(p, node), 1, ROOMS - 1);
+}
+
+static void until_all_have_seen(struct pair *p, unsigned int node)
+{
+	unsigned int before = live(p, node), turns = 0;
+
+	while (before > 0) {
+		unsigned int now;
+
+		loop_turn(p->c.loop, LOOP_NS_PER_S);
+		now = live(p, node);
+		if (before - now > A_TURN)
+			fail_msg("%u rooms in one turn", before - now);
+		before = now;
+		assert_true(turns++ < 100 * ROOMS);
+	}
+}
+
+static void failed_with(const struct room *room, enum err_code code, const char *words)
+{
+	assert_non_null(room);
+	if (room->error.code != code || !strstr(room->error.text, words))
+		fail_msg("room %ju: %s: %s; not %s: %s", (uintmax_t)room->number,
+			 err_name(room->error.code), room->error.text, err_name(code),
+			 words);
+}
+
+static struct remote *remote_at(struct pair *p, unsigned int node)
+{
+	return list_first(handshake_remotes(p->c.nodes[node].kvd.handshake),
+			  struct remote, link);
+}
+
+static void lose_peer(struct pair *p)
+{
+	fake_link_cut(fake_hub_node(p->c.bytes, 0), fake_hub_node(p->c.bytes, 1));
+}
+
+static void peer_that_is_lost_fails_its_rooms_in_turns(void **state)
+{
+	struct pair *p = *state;
+	uint64_t begun;
+
+	open_pairs(p);
+	short_turns(p);
+	lose_peer(p);
+	until_some_have_seen(p, 0);
+	begun = loop_now_ns(p->c.loop);
+	until_all_have_seen(p, 0);
+	assert_true(loop_now_ns(p->c.loop) - begun < LOOP_NS_PER_S);
+	for (unsigned int n = 0; n < ROOMS; n++) {
+		cluster_until_state(&p->c, p->decode, "recv", 100 + n, KVD_FAILED);
+		failed_with(recv_room(p, n), ERR_PEER, "data line lost");
+		cluster_until_state(&p->c, p->prefill, "send", 100 + n, KVD_FAILED);
+	}
+}
+
+/* A message of the peer names a room that has not seen yet that it was lost, as one
+ * does that comes with its next line. */
+static void confirmation_before_the_loss_is_seen_does_not_count(void **state)
+{
+	const struct wire_header h = {.type = WIRE_T_ROOM_DONE};
+	struct pair *p = *state;
+	struct wire_room_done msg;
+	uint8_t body[64];
+	struct cursor c;
+	struct room *last;
+
+	open_pairs(p);
+	short_turns(p);
+	lose_peer(p);
+	until_some_have_seen(p, 1);
+	last = send_room(p, ROOMS - 1);
+	assert_true(room_live(last) && rooms_behind(last));
+	msg = (struct wire_room_done){.room = last->number,
+				      .recv_gen = recv_room(p, ROOMS - 1)->gen,
+				      .src_pool = p->src.pool};
+	cursor_write(&c, body, sizeof(body));
+	assert_int_equal(wire_room_done_put(&c, &msg), 0);
+	cursor_read(&c, body, c.pos);
+	assert_int_equal(
+		rooms_on_message(p->c.nodes[1].kvd.rooms, remote_at(p, 1), &h, &c), 0);
+	failed_with(last, ERR_PEER, "data line lost");
+	until_all_have_seen(p, 1);
+}
+
+static struct err answered;
+
+static void on_land(struct xp_inbound *in, const struct xp_sides *sides,
+		    const struct err *err)
+{
+	(void)in;
+	(void)sides;
+	answered = err ? *err : (struct err){0};
+}
+
+static void chunk_before_the_loss_is_seen_does_not_count(void **state)
+{
+	struct pair *p = *state;
+	const struct transport_ops *ops;
+	struct transport_ops no_line = fake_ops;
+	struct xp_inbound in = {.kind = XP_WRITE};
+	struct chunk_header h;
+	struct room_maps none = {0};
+	struct remote *remote;
+	struct cursor header;
+	struct room *last;
+	uint8_t *bytes;
+
+	open_pairs(p);
+	short_turns(p);
+	lose_peer(p);
+	until_some_have_seen(p, 0);
+	last = recv_room(p, ROOMS - 1);
+	remote = remote_at(p, 0);
+	assert_true(room_live(last) && rooms_behind(last));
+	h = (struct chunk_header){.room = last->number,
+				  .recv_gen = last->gen,
+				  .send_gen = send_room(p, ROOMS - 1)->gen,
+				  .src_pool = p->src.pool,
+				  .dst_pool = p->dst.pool};
+	assert_int_equal(chunk_header_make(&h, &none, &bytes, &in.header_len), 0);
+	in.header = bytes;
+	cursor_read(&header, bytes, in.header_len);
+	cursor_get_u8(&header);
+	no_line.land = on_land;
+	ops = remote->transport->ops;
+	remote->transport->ops = &no_line;
+	rooms_on_request(p->c.nodes[0].kvd.rooms, remote, &in, REQUEST_CHUNK, &header);
+	remote->transport->ops = ops;
+	mem_free(bytes);
+	assert_null(in.owner);
+	assert_int_equal(answered.code, ERR_PEER);
+	failed_with(last, ERR_PEER, "data line lost");
+	until_all_have_seen(p, 0);
+}
+
+/* An engine goes on with its room meanwhile: nothing of that leaves. */
+static void chunk_given_before_the_loss_is_seen_is_not_sent(void **state)
+{
+	struct pair *p = *state;
+	uint64_t posts;
+	struct room *last;
+
+	open_pairs(p);
+	short_turns(p);
+	lose_peer(p);
+	until_some_have_seen(p, 1);
+	last = send_room(p, ROOMS - 1);
+	assert_true(room_live(last) && rooms_behind(last));
+	posts = fake_hub_stats(p->c.bytes)->posts;
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.send','room':'%u','seq':0,'last':true,'views':{'kv':{"
+		   "'pages':[1]}}}",
+		   100 + ROOMS - 1);
+	until_all_have_seen(p, 1);
+	assert_int_equal(fake_hub_stats(p->c.bytes)->posts, posts);
+	assert_int_equal(sm_state(&last->sm), ROOM_FAILED);
+	failed_with(last, ERR_PEER, "data line lost");
+}
+
+static void pool_that_is_withdrawn_fails_its_rooms_in_turns(void **state)
+{
+	struct pair *p = *state;
+	struct remote *remote;
+
+	open_recvs(p);
+	remote = remote_at(p, 0);
+	assert_non_null(handshake_pool_by_id(remote, p->src.pool));
+	short_turns(p);
+	cluster_engine_dies(&p->c, p->prefill);
+	until_some_have_seen(p, 0);
+	/* it is not given back before the last has let it go */
+	assert_null(handshake_pool_by_id(remote, p->src.pool));
+	assert_int_equal(remote->pool_count, 1);
+	until_all_have_seen(p, 0);
+	for (unsigned int n = 0; n < ROOMS; n++)
+		failed_with(recv_room(p, n), ERR_SESSION, "withdrew pool 'kv'");
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_int_equal(remote->pool_count, 0);
+	assert_int_equal(p->c.nodes[1].kvd.session_count, 0);
+}
+
+/* What comes behind the stop, the ends of all sessions, is not the reason. */
+static void daemon_that_stops_tells_it_to_all_rooms(void **state)
+{
+	struct pair *p = *state;
+	struct err why;
+
+	open_pairs(p);
+	short_turns(p);
+	err_set(&why, ERR_DRAIN, "the daemon is stopping");
+	rooms_fail_all(p->c.nodes[0].kvd.rooms, &why);
+	assert_in_range(live(p, 0), ROOMS - A_TURN, ROOMS - 1);
+	loop_virtual_parts(p->c.loop, 0); /* the session's end overtakes it */
+	cluster_engine_dies(&p->c, p->decode);
+	assert_int_equal(live(p, 0), 0);
+	for (unsigned int n = 0; n < ROOMS; n++) {
+		cluster_until_state(&p->c, p->prefill, "send", 100 + n, KVD_FAILED);
+		failed_with(send_room(p, n), ERR_DRAIN, "the daemon is stopping");
+	}
+}
+
+static unsigned int visits;
+
+static void on_visit(struct room_sweep *sweep, struct room *room)
+{
+	(void)sweep;
+	visits += room->number == 100 + ROOMS - 1;
+}
+
+/* A peer that makes one begin over and over, faster than it goes. */
+static void sweep_begun_again_and_again_comes_to_the_last_room(void **state)
+{
+	struct room_sweep sweep = {.visit = on_visit};
+	struct pair *p = *state;
+
+	open_recvs(p);
+	short_turns(p);
+	visits = 0;
+	for (unsigned int i = 0; i < 10 * ROOMS; i++) {
+		room_sweep_begin(p->c.nodes[0].kvd.rooms, &sweep);
+		loop_turn(p->c.loop, 0);
+	}
+	assert_in_range(visits, 10, 10 * ROOMS);
+	room_sweep_stop(&sweep);
+}
+
 /* ---- repeated queries ---- */
 
 static void open_offer(struct pair *p)
@@ -131,7 +428,7 @@ static void ask_again(struct pair *p, unsigned int times)
 	cluster_run(&p->c, 10 * MS);
 }
 
-/* Who repeats its query gets no more of the offer, who asks from time to time does. */
+/* A flood of queries gets no more of the offer; asking from time to time does. */
 static void query_that_is_repeated_makes_no_stream_of_offers(void **state)
 {
 	struct pair *p = *state;
@@ -177,6 +474,13 @@ static void queries_that_come_before_their_offer_get_one_answer(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		CASE(peer_that_is_lost_fails_its_rooms_in_turns),
+		CASE(confirmation_before_the_loss_is_seen_does_not_count),
+		CASE(chunk_before_the_loss_is_seen_does_not_count),
+		CASE(chunk_given_before_the_loss_is_seen_is_not_sent),
+		CASE(pool_that_is_withdrawn_fails_its_rooms_in_turns),
+		CASE(daemon_that_stops_tells_it_to_all_rooms),
+		CASE(sweep_begun_again_and_again_comes_to_the_last_room),
 		CASE(query_that_is_repeated_makes_no_stream_of_offers),
 		CASE(queries_that_come_before_their_offer_get_one_answer),
 	};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Moves have one owner and one end, and a request has one answer, whoever finds out
- * that it is over, and at whatever step of its way. In-process cluster, virtual time.
+ * Moves have one owner and one end, and a request has one answer, at whatever step of
+ * its way it ends and whatever ends it. In-process cluster, virtual time.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What may concern every room at once: a peer that goes down, a pool that is withdrawn,
+ * the daemon that stops; and what rooms that bootstrap wait for.
+ *
+ * There may be 65 536 rooms of a thousand parties, and to fail one of them means
+ * messages: no work for one turn of the loop. So an event only leaves its mark, at a
+ * cost that does not grow with the rooms: the remote counts how often it went down, the
+ * pool is going, the rooms have a reason to stop. Then a sweep visits the rooms, some of
+ * them in each turn.
+ *
+ * Until it has come to a room, the peer may be back, with a new line, the same rooms
+ * and numbers. Therefore whatever would act on a room makes it catch up first: its
+ * step, its clock, a message or request that names it, the end of a wait, of a plan or
+ * of a transfer. So for a room nothing counts between the end of its peer and its
+ * seeing it, and no party is taken for that of another epoch: invariants 1 to 4 hold as
+ * if all rooms had seen it in the turn in which it happened. Its engine learns it with
+ * the sweep.
+ */
+#include "daemon/base/context.h"
+#include "daemon/room/rooms.h"
+#include "daemon/room/rooms_impl.h"
+
+/* ---- one room ---- */
+
+static void see_down(struct party *party)
+{
+	struct room *room = party->room;
+	const struct err *why = &party->remote->down;
+
+	if (party->downs == party->remote->downs)
+		return;
+	party->downs = party->remote->downs;
+	party->lost = true;
+	if (room_live(room) && !room_without(party, why))
+		room_fail(room, why, NULL);
+}
+
+/* Its engine is gone, and its room there had not heard of us yet (else an ABORT came
+ * before); or it took the pool back. Another source may do, and a party that has had, or
+ * given, all is not needed any more. */
+static void see_withdrawal(struct party *party)
+{
+	struct room *room = party->room;
+	struct err why;
+
+	if (!party->pool || !party->pool->going || party->withdrawn || !room_live(room))
+		return;
+	party->withdrawn = true;
+	err_set(&why, ERR_SESSION,
+		"%.150s withdrew pool '%.63s': the engine that owned it is "
+		"gone, or took it back, or its daemon stops",
+		party->remote->label, party->pool->name);
+	if (room_without(party, &why))
+		party_release_pool(party);
+	else
+		room_fail(room, &why, NULL);
+}
+
+bool rooms_behind(const struct room *room)
+{
+	return room->losses_seen != room->rooms->losses && !room_terminal(room);
+}
+
+void rooms_catch_up(struct room *room)
+{
+	const struct rooms *rooms = room->rooms;
+	struct party *party;
+
+	if (!rooms_behind(room))
+		return;
+	room->losses_seen = rooms->losses;
+	list_foreach(party, &room->parties, link) {
+		see_down(party);
+		see_withdrawal(party);
+	}
+	if (rooms->stopping.code != ERR_OK)
+		room_fail(room, &rooms->stopping, NULL);
+}
+
+/* ---- all rooms ---- */
+
+static void on_loss_room(struct room_sweep *sweep, struct room *room)
+{
+	(void)sweep;
+	rooms_catch_up(room);
+}
+
+static void begin_sweep(struct rooms *rooms)
+{
+	rooms->losses++;
+	rooms->loss.visit = on_loss_room;
+	room_sweep_begin(rooms, &rooms->loss);
+}
+
+void rooms_on_down(struct rooms *rooms, struct remote *remote)
+{
+	orphans_drop_remote(rooms, remote);
+	begin_sweep(rooms);
+}
+
+void rooms_on_pool_going(struct rooms *rooms, struct remote_pool *pool)
+{
+	(void)pool; /* it says so itself */
+	begin_sweep(rooms);
+}
+
+void rooms_fail_all(struct rooms *rooms, const struct err *why)
+{
+	rooms->stopping = *why;
+	begin_sweep(rooms);
+}
+
+/* ---- what bootstrapping rooms wait for ---- */
+
+static void on_change_room(struct room_sweep *sweep, struct room *room)
+{
+	const struct remote *changed = sweep->rooms->changed;
+	struct party *party;
+
+	if (sm_state(&room->sm) != ROOM_BOOT)
+		return;
+	list_foreach(party, &room->parties, link) {
+		if (!changed || party->remote == changed)
+			room_kick(room);
+	}
+}
+
+void rooms_on_change(struct rooms *rooms, struct remote *remote)
+{
+	/* one walk for all that changes while it is under way: a spurious kick is
+	 * harmless */
+	rooms->changed =
+		rooms->change.running && rooms->changed != remote ? NULL : remote;
+	rooms->change.visit = on_change_room;
+	room_sweep_begin(rooms, &rooms->change);
+}
