@@ -1,0 +1,418 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The transfer layer on the in-process cluster: how transfers, lists and sessions end,
+ * on either side, and which regions the other daemon is told of.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/session/region.h"
+#include "daemon/xfer/xfer_impl.h"
+#include "proto/kvd_status.h"
+#include "tests/lib/xfer_pair.h"
+
+static void unregister_in_flight_waits_for_quiet(void **state)
+{
+	struct pair *p = *state;
+	uint8_t *before = malloc(p->yours.bytes);
+	uint64_t x;
+
+	fake_hub_profile(p->c.bytes)->slice_bytes = 256;
+	fake_hub_profile(p->c.bytes)->delay_min_ns = 5 * LOOP_NS_PER_MS;
+	fake_hub_profile(p->c.bytes)->delay_max_ns = 30 * LOOP_NS_PER_MS;
+	cluster_ok(&p->c, p->you, "{'cmd':'pool.unregister','pool':%llu}",
+		   (unsigned long long)p->yours.pool);
+	x = pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), "");
+	cluster_run(&p->c, 100 * LOOP_NS_PER_MS);
+	assert_int_equal(pair_state(p, x), KVD_TRANSFERRING);
+	cluster_ok(&p->c, p->you, "{'cmd':'region.unregister','region':%llu}",
+		   (unsigned long long)p->yours.region);
+	memcpy(before, p->yours.base, p->yours.bytes);
+	pair_until(p, x, KVD_FAILED);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_memory_equal(before, p->yours.base, p->yours.bytes);
+	free(before);
+}
+
+static void cancel_and_release_are_fenced(void **state)
+{
+	struct pair *p = *state;
+	uint8_t *before = malloc(p->mine.bytes);
+	uint64_t x;
+
+	memset(p->yours.base, 0x5a, p->yours.bytes);
+	fake_hub_profile(p->c.bytes)->slice_bytes = 256;
+	fake_hub_profile(p->c.bytes)->delay_min_ns = 5 * LOOP_NS_PER_MS;
+	fake_hub_profile(p->c.bytes)->delay_max_ns = 30 * LOOP_NS_PER_MS;
+	x = pair_start(p, "read", pair_grid(p, true), pair_grid(p, false), "");
+	cluster_run(&p->c, 100 * LOOP_NS_PER_MS);
+	cluster_refused(&p->c, p->me, "EBUSY", "{'cmd':'xfer.release','xfer':%llu}",
+			(unsigned long long)x);
+	pair_until(p, x, KVD_FAILED);
+	memcpy(before, p->mine.base, p->mine.bytes);
+	cluster_ok(&p->c, p->me, "{'cmd':'xfer.release','xfer':%llu}",
+		   (unsigned long long)x);
+	cluster_refused(&p->c, p->me, "ENOTFOUND", "{'cmd':'xfer.state','xfer':%llu}",
+			(unsigned long long)x);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_memory_equal(before, p->mine.base, p->mine.bytes);
+	free(before);
+}
+
+static void target_session_end_fails_transfers(void **state)
+{
+	struct pair *p = *state;
+	uint64_t local = pair_grid(p, true), remote = pair_grid(p, false), x;
+
+	fake_hub_profile(p->c.bytes)->slice_bytes = 256;
+	fake_hub_profile(p->c.bytes)->delay_min_ns = 5 * LOOP_NS_PER_MS;
+	fake_hub_profile(p->c.bytes)->delay_max_ns = 30 * LOOP_NS_PER_MS;
+	x = pair_start(p, "write", local, remote, "");
+	cluster_run(&p->c, 100 * LOOP_NS_PER_MS);
+	cluster_engine_dies(&p->c, p->you);
+	pair_until(p, x, KVD_FAILED);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	cluster_refused(&p->c, p->me, "ESESSION",
+			"{'cmd':'xfer.start','op':'write','local':%llu,'remote':%llu}",
+			(unsigned long long)local, (unsigned long long)remote);
+}
+
+static void next_engine(struct pair *p)
+{
+	cluster_engine_dies(&p->c, p->you);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	cache_close(&p->yours);
+	p->you = cluster_engine(&p->c, 1, "you");
+	cluster_cache(&p->c, p->you, "yours", 0, &p->yours);
+	p->attach = pair_attach(p, p->me, p->you, 1);
+}
+
+/* An own list is sent to a daemon once, for whichever of its engines it was. */
+static void own_list_serves_the_next_engine_there(void **state)
+{
+	struct pair *p = *state;
+	uint64_t local = pair_grid(p, true);
+
+	pair_until(p, pair_start(p, "write", local, pair_grid(p, false), ""),
+		   KVD_SUCCESS);
+	next_engine(p);
+	pair_until(p, pair_start(p, "write", local, pair_grid(p, false), ""),
+		   KVD_SUCCESS);
+	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
+}
+
+static void list_lost_on_its_way_is_sent_again(void **state)
+{
+	struct pair *p = *state;
+	uint64_t local = pair_grid(p, true), x;
+
+	fake_hub_profile(p->c.bytes)->delay_min_ns = 20 * LOOP_NS_PER_MS;
+	fake_hub_profile(p->c.bytes)->delay_max_ns = 30 * LOOP_NS_PER_MS;
+	x = pair_start(p, "write", local, pair_grid(p, false), "");
+	cluster_run(&p->c, 5 * LOOP_NS_PER_MS); /* the list has left, and is not there */
+	assert_true(list_empty(&p->c.nodes[1].kvd.xfers->shadows));
+	next_engine(p);
+	assert_int_equal(pair_state(p, x), KVD_FAILED);
+	assert_true(list_empty(&p->c.nodes[1].kvd.xfers->shadows));
+	pair_until(p, pair_start(p, "write", local, pair_grid(p, false), ""),
+		   KVD_SUCCESS);
+	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
+}
+
+static void initiator_end_leaves_no_lists_there(void **state)
+{
+	struct pair *p = *state;
+	const struct list *kept = &p->c.nodes[1].kvd.xfers->shadows;
+
+	pair_until(p, pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), ""),
+		   KVD_SUCCESS);
+	assert_false(list_empty(kept));
+	cluster_engine_dies(&p->c, p->me);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_true(list_empty(kept));
+}
+
+static void initiator_end_in_flight_leaves_nothing(void **state)
+{
+	struct pair *p = *state;
+
+	fake_hub_profile(p->c.bytes)->slice_bytes = 256;
+	fake_hub_profile(p->c.bytes)->delay_min_ns = 5 * LOOP_NS_PER_MS;
+	fake_hub_profile(p->c.bytes)->delay_max_ns = 30 * LOOP_NS_PER_MS;
+	pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), "");
+	pair_start(p, "read", pair_grid(p, true), pair_grid(p, false), "");
+	cluster_run(&p->c, 60 * LOOP_NS_PER_MS);
+	cluster_engine_dies(&p->c, p->me);
+	cluster_run(&p->c, 2 * LOOP_NS_PER_S);
+	assert_int_equal(p->c.nodes[0].kvd.session_count, 0);
+}
+
+/* What was said last is still on its way when the session that said it ends. */
+static void end_with_notes_under_way_leaves_nothing(void **state)
+{
+	struct pair *p = *state;
+	uint64_t local = pair_grid(p, true), remote = pair_grid(p, false), x;
+
+	x = pair_start(p, "write", local, remote, "");
+	pair_until(p, x, KVD_SUCCESS);
+	fake_hub_profile(p->c.bytes)->delay_min_ns = 50 * LOOP_NS_PER_MS;
+	fake_hub_profile(p->c.bytes)->delay_max_ns = 90 * LOOP_NS_PER_MS;
+	cluster_ok(&p->c, p->me, "{'cmd':'xfer.release','xfer':%llu}",
+		   (unsigned long long)x);
+	cluster_ok(&p->c, p->me, "{'cmd':'dlist.free','dlist':%llu}",
+		   (unsigned long long)local);
+	cluster_ok(&p->c, p->me, "{'cmd':'dlist.free','dlist':%llu}",
+		   (unsigned long long)remote);
+	cluster_engine_dies(&p->c, p->me);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_int_equal(p->c.nodes[0].kvd.session_count, 0);
+}
+
+/* Blocks of memory, on both sides, of a transfer that has been taken there. */
+static int64_t blocks_of(struct pair *p, uint64_t local, uint64_t remote,
+			 const char *rest)
+{
+	struct fake_profile *profile = fake_hub_profile(p->c.bytes), was = *profile;
+	int64_t blocks = mem_live();
+	uint64_t x;
+
+	profile->delay_min_ns = profile->delay_max_ns = 100 * LOOP_NS_PER_MS;
+	x = pair_start(p, "write", local, remote, rest);
+	cluster_run(&p->c, 150 * LOOP_NS_PER_MS);
+	assert_int_equal(pair_state(p, x), KVD_TRANSFERRING);
+	assert_false(list_empty(&p->c.nodes[1].kvd.xfers->serving));
+	blocks = mem_live() - blocks;
+	*profile = was;
+	pair_until(p, x, KVD_SUCCESS);
+	cluster_ok(&p->c, p->me, "{'cmd':'xfer.release','xfer':%llu}",
+		   (unsigned long long)x);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	return blocks;
+}
+
+/* Runs of a few bytes, spelled out, are long: the target has them while it plans. */
+static void indices_are_kept_by_who_gave_them_only(void **state)
+{
+	struct pair *p = *state;
+	uint64_t local = pair_rows(p, true, 2), remote = pair_rows(p, false, 2);
+	int64_t all, some;
+
+	/* no two alike in a row: the target keeps the last one's plan */
+	blocks_of(p, local, remote, ",'local_index':[1,0],'remote_index':[1,0]");
+	all = blocks_of(p, local, remote, "");
+	some = blocks_of(p, local, remote, ",'local_index':[0,1],'remote_index':[0,1]");
+	assert_int_equal(some - all, 2);
+}
+
+static void lost_peer_fails_transfers(void **state)
+{
+	struct pair *p = *state;
+	uint64_t x;
+
+	fake_hub_profile(p->c.bytes)->slice_bytes = 256;
+	fake_hub_profile(p->c.bytes)->window = 1;
+	fake_hub_profile(p->c.bytes)->delay_min_ns = 5 * LOOP_NS_PER_MS;
+	fake_hub_profile(p->c.bytes)->delay_max_ns = 30 * LOOP_NS_PER_MS;
+	x = pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), "");
+	cluster_run(&p->c, 60 * LOOP_NS_PER_MS);
+	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint,
+			  true);
+	pair_until(p, x, KVD_FAILED);
+	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint,
+			  false);
+	cluster_run(&p->c, 5 * LOOP_NS_PER_S);
+	p->attach = pair_attach(p, p->me, p->you, 1);
+	fake_hub_profile(p->c.bytes)->window = 16;
+	x = pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), "");
+	pair_until(p, x, KVD_SUCCESS);
+	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
+}
+
+/* What the target's daemon knows of the initiator's session. */
+static struct remote_pool *known_there(const struct pair *p)
+{
+	struct remote *remote = list_first(handshake_remotes(p->c.nodes[1].kvd.handshake),
+					   struct remote, link);
+
+	return handshake_pool_by_id(remote, p->me->epoch);
+}
+
+static void add_memory(struct pair *p, struct cache *more)
+{
+	*more = p->mine;
+	cluster_cache(&p->c, p->me, "more", 1, more);
+}
+
+static void take_memory(struct pair *p, const struct cache *more)
+{
+	cluster_ok(&p->c, p->me, "{'cmd':'pool.unregister','pool':%llu}",
+		   (unsigned long long)more->pool);
+	cluster_ok(&p->c, p->me, "{'cmd':'region.unregister','region':%llu}",
+		   (unsigned long long)more->region);
+}
+
+/* So that it is mapped there by the time that a transfer needs it. */
+static void region_of_attached_session_is_told_at_once(void **state)
+{
+	struct pair *p = *state;
+	struct cache more;
+
+	assert_int_equal(known_there(p)->region_count, 1);
+	add_memory(p, &more);
+	cluster_run(&p->c, 100 * LOOP_NS_PER_MS);
+	assert_int_equal(known_there(p)->region_count, 2);
+	assert_true(known_there(p)->ready);
+	cache_close(&more);
+}
+
+static void regions_beyond_a_few_are_told_when_needed(void **state)
+{
+	struct cache more[XFER_EAGER_REGIONS];
+	struct pair *p = *state;
+
+	for (unsigned int i = 0; i < XFER_EAGER_REGIONS; i++) {
+		add_memory(p, &more[i]);
+		cluster_ok(&p->c, p->me, "{'cmd':'pool.unregister','pool':%llu}",
+			   (unsigned long long)more[i].pool);
+		cluster_run(&p->c, 20 * LOOP_NS_PER_MS);
+	}
+	assert_int_equal(known_there(p)->region_count, XFER_EAGER_REGIONS);
+	pair_until(p, pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), ""),
+		   KVD_SUCCESS);
+	assert_int_equal(known_there(p)->region_count, XFER_EAGER_REGIONS + 1);
+	for (unsigned int i = 0; i < XFER_EAGER_REGIONS; i++)
+		cache_close(&more[i]);
+}
+
+/* To make a key usable may mean to map gigabytes. */
+static void memory_told_again_keeps_its_key(void **state)
+{
+	struct pair *p = *state;
+	struct cache more;
+	uint64_t x;
+
+	add_memory(p, &more);
+	cluster_run(&p->c, 100 * LOOP_NS_PER_MS);
+	fake_hub_profile(p->c.bytes)->slice_bytes = 256;
+	fake_hub_profile(p->c.bytes)->delay_min_ns = 5 * LOOP_NS_PER_MS;
+	fake_hub_profile(p->c.bytes)->delay_max_ns = 30 * LOOP_NS_PER_MS;
+	fake_hub_profile(p->c.bytes)->key_ns = 3600 * LOOP_NS_PER_S;
+	fake_hub_profile(p->c.bytes)->need_keys = true;
+	x = pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), "");
+	cluster_run(&p->c, 100 * LOOP_NS_PER_MS);
+	assert_int_equal(pair_state(p, x), KVD_TRANSFERRING);
+	take_memory(p, &more); /* the transfer holds the pool of before */
+	cluster_run(&p->c, 200 * LOOP_NS_PER_MS);
+	assert_int_equal(known_there(p)->region_count, 1);
+	assert_true(known_there(p)->ready);
+	pair_until(p, x, KVD_SUCCESS);
+	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
+	memset(p->yours.base, 0, p->yours.bytes);
+	cluster_ok(&p->c, p->me, "{'cmd':'xfer.start','xfer':%llu}",
+		   (unsigned long long)x);
+	pair_until(p, x, KVD_SUCCESS);
+	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
+	cache_close(&more);
+}
+
+/* Its answer is for whoever has the key by then. */
+static void key_on_its_way_goes_to_the_next_list(void **state)
+{
+	struct pair *p = *state;
+	struct cache more, most;
+
+	fake_hub_profile(p->c.bytes)->key_ns = 10 * LOOP_NS_PER_S;
+	add_memory(p, &more);
+	cluster_run(&p->c, 6 * LOOP_NS_PER_S);
+	assert_false(known_there(p)->ready);
+	fake_hub_profile(p->c.bytes)->key_ns = LOOP_NS_PER_MS;
+	add_memory(p, &most);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_int_equal(known_there(p)->region_count, 3);
+	assert_false(known_there(p)->ready); /* the first one's is still asked for */
+	cluster_run(&p->c, 4 * LOOP_NS_PER_S);
+	assert_true(known_there(p)->ready);
+	cache_close(&more);
+	cache_close(&most);
+}
+
+/* All of the lists are held by something when the peer goes. */
+static void lists_that_lend_keys_end_with_their_peer(void **state)
+{
+	struct cache more[4];
+	struct pair *p = *state;
+	uint64_t x[4];
+
+	fake_hub_profile(p->c.bytes)->slice_bytes = 256;
+	fake_hub_profile(p->c.bytes)->delay_min_ns = 50 * LOOP_NS_PER_MS;
+	fake_hub_profile(p->c.bytes)->delay_max_ns = 90 * LOOP_NS_PER_MS;
+	for (unsigned int i = 0; i < 4; i++) {
+		x[i] = pair_start(p, "write", pair_grid(p, true), pair_grid(p, false),
+				  "");
+		cluster_run(&p->c, 300 * LOOP_NS_PER_MS);
+		add_memory(p, &more[i]);
+		cluster_run(&p->c, 300 * LOOP_NS_PER_MS);
+	}
+	assert_non_null(known_there(p));
+	fake_link_cut(p->c.nodes[0].kvd.transports[0], p->c.nodes[1].kvd.transports[0]);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	for (unsigned int i = 0; i < 4; i++)
+		pair_until(p, x[i], KVD_FAILED);
+	for (unsigned int i = 0; i < 4; i++)
+		cache_close(&more[i]);
+}
+
+/* A helper still searched a list of the past when all else of that peer was gone: with
+ * the list goes its heir, and with that the peer. */
+static void last_list_that_lends_keys_ends_its_peer_once(void **state)
+{
+	struct pair *p = *state;
+	struct remote_pool *list = known_there(p);
+	struct remote *remote = list->remote;
+	struct cache more;
+
+	handshake_pool_use(list);
+	add_memory(p, &more);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_ptr_equal(list->heir, known_there(p));
+	cluster_crash(&p->c, 0, MEM_CRASH_KILLED);
+	cluster_run(&p->c, 5 * LOOP_NS_PER_S);
+	assert_null(remote->xp);
+	assert_int_equal(remote->reaches, 0);
+	handshake_pool_unuse(list);
+	cache_close(&more);
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, pair_setup, pair_teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(unregister_in_flight_waits_for_quiet),
+		CASE(cancel_and_release_are_fenced),
+		CASE(target_session_end_fails_transfers),
+		CASE(own_list_serves_the_next_engine_there),
+		CASE(list_lost_on_its_way_is_sent_again),
+		CASE(initiator_end_leaves_no_lists_there),
+		CASE(initiator_end_in_flight_leaves_nothing),
+		CASE(end_with_notes_under_way_leaves_nothing),
+		CASE(indices_are_kept_by_who_gave_them_only),
+		CASE(lost_peer_fails_transfers),
+		CASE(region_of_attached_session_is_told_at_once),
+		CASE(regions_beyond_a_few_are_told_when_needed),
+		CASE(memory_told_again_keeps_its_key),
+		CASE(key_on_its_way_goes_to_the_next_list),
+		CASE(lists_that_lend_keys_end_with_their_peer),
+		CASE(last_list_that_lends_keys_ends_its_peer_once),
+	};
+
+	if (getenv("KVD_TEST_ONLY"))
+		cmocka_set_test_filter(getenv("KVD_TEST_ONLY"));
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
