@@ -119,7 +119,8 @@ static uint64_t list_memory(const struct dlist *dlist)
 
 int xfer_charge_check(const struct xfer_session *xs, uint64_t bytes)
 {
-	if (bytes <= XFER_LISTS_BYTES_MAX - xs->list_bytes)
+	if (xs->list_bytes <= XFER_LISTS_BYTES_MAX &&
+	    bytes <= XFER_LISTS_BYTES_MAX - xs->list_bytes)
 		return 0;
 	return err_raise(ERR_LIMIT,
 			 "lists and indices of this session take %llu bytes, %llu "

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Entries of the submission ring, given by the socket (xfer.submit): what a session
+ * may have the daemon read is bounded before it is read. integration/live_ring.c has
+ * the ring itself.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/session/session.h"
+#include "daemon/xfer/xfer_impl.h"
+#include "proto/base64.h"
+#include "proto/kvd_ring.h"
+#include "proto/kvd_status.h"
+#include "tests/lib/xfer_pair.h"
+
+static void submit(struct pair *p, const struct kvd_ring_entry *entry, const void *data,
+		   size_t bytes)
+{
+	char text[BASE64_CHARS(sizeof(*entry)) + 1];
+	char *payload = calloc(1, BASE64_CHARS(bytes) + 1);
+
+	base64_encode(entry, sizeof(*entry), text);
+	base64_encode(data, bytes, payload);
+	cluster_ok(&p->c, p->me, "{'cmd':'xfer.submit','entry':'%s','data':'%s'}", text,
+		   payload);
+	free(payload);
+}
+
+/* What the slot's object came to: the code of its error, "" when there is none. */
+static void expect(struct pair *p, uint32_t slot, const char *code)
+{
+	cJSON *answer = cluster_call(&p->c, p->me, "{'cmd':'xfer.state','xfer':%llu}",
+				     (unsigned long long)KVD_RING_IDS + slot);
+	const cJSON *error = cJSON_GetObjectItemCaseSensitive(answer, "error");
+	const cJSON *got = cJSON_GetObjectItemCaseSensitive(error, "code");
+
+	assert_string_equal(got ? got->valuestring : "", code);
+	cJSON_Delete(answer);
+}
+
+static struct xfer_session *session_of(const struct pair *p)
+{
+	return p->me->xfers;
+}
+
+/* Both are wrong in a way that only reading shows. */
+static void list_over_the_cap_is_not_read(void **state)
+{
+	uint64_t rows[2000][2];
+	struct kvd_ring_entry entry = {.op = KVD_RING_LIST,
+				       .slot = SESSION_SLOTS,
+				       .gen = 1,
+				       .n0 = 2000,
+				       .n1 = 2};
+	struct pair *p = *state;
+	uint64_t before;
+
+	for (unsigned int i = 0; i < 2000; i++) { /* no memory of this session */
+		rows[i][0] = 4096 + 1000 * i;
+		rows[i][1] = 64;
+	}
+	pair_grid(p, true); /* there is a layer for them */
+	before = session_of(p)->list_bytes;
+	session_of(p)->list_bytes =
+		XFER_LISTS_BYTES_MAX - 2000 * sizeof(struct dlist_entry) + 1;
+	submit(p, &entry, rows, sizeof(rows));
+	cluster_run(&p->c, LOOP_NS_PER_MS);
+	expect(p, entry.slot++, "ELIMIT");
+	session_of(p)->list_bytes--;
+	submit(p, &entry, rows, sizeof(rows));
+	cluster_run(&p->c, LOOP_NS_PER_MS);
+	expect(p, entry.slot, "ENOTFOUND");
+	/* what was charged for reading is given back */
+	assert_int_equal(session_of(p)->list_bytes,
+			 XFER_LISTS_BYTES_MAX - 2000 * sizeof(struct dlist_entry));
+	session_of(p)->list_bytes = before;
+}
+
+static void picks_over_the_cap_are_not_read(void **state)
+{
+	const uint32_t picks[2] = {0, 1000}; /* of 256 */
+	struct pair *p = *state;
+	struct kvd_ring_entry entry = {.op = KVD_RING_XFER,
+				       .slot = SESSION_SLOTS,
+				       .gen = 1,
+				       .n0 = 1,
+				       .n1 = 1,
+				       .a = pair_grid(p, true),
+				       .b = pair_grid(p, false)};
+	uint64_t before = session_of(p)->list_bytes;
+
+	session_of(p)->list_bytes = XFER_LISTS_BYTES_MAX - 7;
+	submit(p, &entry, picks, sizeof(picks));
+	expect(p, entry.slot++, "ELIMIT");
+	session_of(p)->list_bytes = before;
+	submit(p, &entry, picks, sizeof(picks));
+	expect(p, entry.slot, "ERANGE");
+	assert_int_equal(session_of(p)->list_bytes, before);
+}
+
+/* A post may carry other words than the one before: they are charged, too. */
+static void words_over_the_cap_are_refused(void **state)
+{
+	struct pair *p = *state;
+	uint64_t x = pair_start(p, "write", pair_grid(p, true), pair_grid(p, false),
+				",'notif':'aGk='");
+	uint64_t before;
+
+	pair_until(p, x, KVD_SUCCESS);
+	before = session_of(p)->list_bytes;
+	session_of(p)->list_bytes = XFER_LISTS_BYTES_MAX;
+	cluster_refused(&p->c, p->me, "ELIMIT",
+			"{'cmd':'xfer.start','xfer':%llu,'notif':'aGkhIQ=='}",
+			(unsigned long long)x);
+	cluster_ok(&p->c, p->me, "{'cmd':'xfer.start','xfer':%llu,'notif':'aG8='}",
+		   (unsigned long long)x); /* as long as the last one */
+	session_of(p)->list_bytes = before;
+	pair_until(p, x, KVD_SUCCESS);
+}
+
+/* Over the cap there is no room at all, and not nearly 2^64 bytes of it. */
+static void charge_beyond_the_cap_leaves_nothing(void **state)
+{
+	struct pair *p = *state;
+	struct xfer_session *xs;
+	uint64_t before;
+
+	pair_grid(p, true);
+	xs = session_of(p);
+	before = xs->list_bytes;
+	xs->list_bytes = XFER_LISTS_BYTES_MAX + 1;
+	assert_true(xfer_charge_check(xs, 1) < 0);
+	xs->list_bytes = XFER_LISTS_BYTES_MAX;
+	assert_true(xfer_charge_check(xs, 1) < 0);
+	assert_int_equal(xfer_charge_check(xs, 0), 0);
+	xs->list_bytes = before;
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, pair_setup, pair_teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(list_over_the_cap_is_not_read),
+		CASE(picks_over_the_cap_are_not_read),
+		CASE(words_over_the_cap_are_refused),
+		CASE(charge_beyond_the_cap_leaves_nothing),
+	};
+
+	return cmocka_run_group_tests_name("ring_ops", tests, NULL, NULL);
+}
