@@ -1,4 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libucp reads its configuration out of the environment: a part in constructors, so it
+ * has to be right before dlopen(); the rest at each ucp_config_read(). Some of it is
+ * not the operator's to choose, because what the daemon promises rests on it: the table
+ * below says what and why. The library stays loaded, since threads of its own and
+ * handlers at exit would outlive it.
+ */
 #include "daemon/transport/ucx/ucx_lib.h"
 
 #include <dlfcn.h>
