@@ -12,6 +12,7 @@
 #   - functions of at most 100 lines, .c and .h files of at most 900
 #   - a .c file over 150 lines opens with an essay
 #   - no unfinished work, no sleeps in tests, no names of somebody's machine
+#   - what an assert calls changes nothing, for -DNDEBUG takes it out
 #   - daemon code allocates through base/mem
 #   - nothing but the log's prefix knows the wall clock
 set -u
@@ -128,6 +129,44 @@ check_format()
 	}'
 }
 
+# Only what is known to change nothing may be called.
+check_asserts()
+{
+	local pure=' list_empty sm_state idmap_count atomic_load memcmp strcmp strlen
+		sizeof ARRAY_LEN copy_pipe_full verbs_flush_begun gpu_module_ready
+		fake_event_queued move_phase room_live '
+
+	pick '\.([ch]|cu|cc)$' | xargs -r awk -v pure="${pure//[$'\n\t']/ }" '
+	FNR == 1 { depth = 0 }
+	{
+		rest = $0
+		if (!depth && match(" " rest, /[^_a-zA-Z]assert\(/)) {
+			rest = substr(rest, RSTART + RLENGTH - 1)
+			depth = 1
+			text = ""
+			line = FNR
+		}
+		if (!depth)
+			next
+		for (i = 1; i <= length(rest) && depth; i++) {
+			c = substr(rest, i, 1)
+			depth += (c == "(") - (c == ")")
+			text = text c
+		}
+		if (depth)
+			next
+		if (text ~ /\+\+|--|[^=!<>]=[^=]/)
+			print FILENAME ":" line ": an assert that changes something"
+		while (match(text, /[A-Za-z_0-9]+\(/)) {
+			name = substr(text, RSTART, RLENGTH - 1)
+			text = substr(text, RSTART + RLENGTH)
+			if (!index(pure, " " name " "))
+				print FILENAME ":" line ": an assert calls " name \
+					": call it before, or it is to stand in this list"
+		}
+	}'
+}
+
 # The words are put together here so that this file passes its own check.
 check_words()
 {
@@ -157,6 +196,7 @@ check_words()
 	check_includes
 	check_lengths
 	check_format
+	check_asserts
 	check_words
 } >"$faults"
 cat "$faults"

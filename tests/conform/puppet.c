@@ -546,8 +546,9 @@ void puppet_end_step(struct puppet *puppet)
 void puppet_free(struct puppet *puppet)
 {
 	const struct transport_ops *ops = puppet->transport->ops;
+	bool ended = puppet_ended(puppet);
 
-	assert(puppet_ended(puppet));
+	assert(ended);
 	for (uint32_t i = 0; i < PUPPET_OPS; i++) {
 		if (puppet->ops[i]) {
 			free(puppet->ops[i]->header);
