@@ -31,8 +31,9 @@ $(FAKE_CUDA):
 		$(FAKE_CUDA_LIBS) -o $@
 
 TEST_NEEDS += $(FAKE_CUDA)
-$(B)/unit/test_gpu $(B)/unit/test_kernels $(B)/unit/test_copy_gpu $(B)/unit/test_region_gpu \
-$(B)/unit/test_gpu_event $(B)/unit/test_verbs_gpu $(B)/unit/test_keep $(CONFORM): | $(FAKE_CUDA)
+$(B)/unit/test_gpu $(B)/unit/test_kernels $(B)/unit/test_copy_gpu \
+$(B)/unit/test_copy_gpu_faults $(B)/unit/test_region_gpu $(B)/unit/test_gpu_event \
+$(B)/unit/test_verbs_gpu $(B)/unit/test_keep $(CONFORM): | $(FAKE_CUDA)
 
 # gpu-works: kvd's work with GPU memory on any driver, see tests/gpu/works/works.h.
 # KVD_CUDA_LIB=… chooses the driver; without one, or without a GPU, it skips by name.
