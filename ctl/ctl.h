@@ -43,8 +43,6 @@ struct ctl_command {
 	int (*run)(struct ctl *ctl, int argc, char **argv); /* argv[0]: first argument */
 };
 
-extern const struct ctl_command ctl_commands[]; /* up to name NULL */
-
 /* The connection; NULL after telling why (then return ctl_no_daemon()). */
 struct kvd_client *ctl_open(struct ctl *ctl);
 /* Ask; `args` is taken (NULL: {}). CTL_OK and the answer, or a code after the
@@ -61,7 +59,6 @@ double ctl_num(const cJSON *obj, const char *name);
 const cJSON *ctl_list(const cJSON *obj, const char *name);
 /* "1.5 MiB", "3.2 s"; the text lives until four more calls. */
 const char *ctl_bytes(double bytes);
-const char *ctl_ms(double ms);
 
 int ctl_run_status(struct ctl *ctl, int argc, char **argv);
 int ctl_run_health(struct ctl *ctl, int argc, char **argv);

@@ -25,7 +25,7 @@
 #include "daemon/base/mem.h"
 #include "lib/kvd.h"
 
-const struct ctl_command ctl_commands[] = {
+static const struct ctl_command ctl_commands[] = {
 	{"status", "", "the daemon at a glance",
 	 "Version, instance, endpoint, state, sessions, rooms, transports.", 0, 0, "",
 	 ctl_run_status},

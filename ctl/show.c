@@ -65,7 +65,7 @@ const char *ctl_bytes(double bytes)
 	return text;
 }
 
-const char *ctl_ms(double ms)
+static const char *ctl_ms(double ms)
 {
 	char *text = text_ring();
 	unsigned long s = (unsigned long)(ms / 1000);

@@ -329,8 +329,6 @@ int client_ring_put(struct kvd_client *client, struct kvd_ring_entry *entry,
 /* Forget a handle after that. */
 void client_ring_unmade(struct client_slot *slot);
 void client_ring_lost(struct kvd_client *client); /* the session is gone */
-void client_ring_free(struct client_ring *ring);
-void client_slots_fini(struct client_slots *slots);
 
 int client_dlist_new(struct kvd_client *client, uint64_t attach, const uint64_t *rows,
 		     size_t count, size_t columns, struct kvd_dlist **dlist_p);

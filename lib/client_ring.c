@@ -148,7 +148,7 @@ void client_ring_unmade(struct client_slot *slot)
 	client_object_unref(&slot->object);
 }
 
-void client_slots_fini(struct client_slots *slots)
+static void client_slots_fini(struct client_slots *slots)
 {
 	mem_free(slots->queue);
 	*slots = (struct client_slots){0};
@@ -156,7 +156,7 @@ void client_slots_fini(struct client_slots *slots)
 
 /* ---- made and gone -------------------------------------------------------------- */
 
-void client_ring_free(struct client_ring *ring)
+static void client_ring_free(struct client_ring *ring)
 {
 	if (!ring)
 		return;

@@ -28,7 +28,7 @@ static const char *const axis_names[BOOTSTRAP_AXES] = {"tp", "pp", "dp", "cp"};
 
 /* ---- records: u16 length of what follows, so that newer ones can be longer ---- */
 
-size_t rank_bytes(const struct bootstrap_rank *rank)
+static size_t rank_bytes(const struct bootstrap_rank *rank)
 {
 	return RECORD_FIXED_BYTES + strlen(rank->endpoint) + strlen(rank->pool) +
 	       strlen(rank->summary);

@@ -83,7 +83,6 @@ void board_expire(struct board *board, uint64_t now_ns);
 const struct board_group *board_group(const struct board *board, const char *group);
 
 /* Records of ranks, as in ROUTE. */
-size_t rank_bytes(const struct bootstrap_rank *rank);
 void rank_put(struct cursor *out, const struct bootstrap_rank *rank);
 void rank_get(struct cursor *in, struct bootstrap_rank *rank);
 bool rank_same_place(const struct bootstrap_rank *a, const struct bootstrap_rank *b);

@@ -88,8 +88,9 @@ static int send_express(struct peer_impl *impl, enum wire_type type, const void 
 	return 0;
 }
 
-bool peer_try_express(struct peer *peer, enum wire_type type, const void *body,
-		      size_t len)
+/* Sent that way; false: it could not be, and nothing happened. */
+static bool peer_try_express(struct peer *peer, enum wire_type type, const void *body,
+			     size_t len)
 {
 	struct peer_impl *impl = impl_of(peer);
 

@@ -244,8 +244,6 @@ void peer_deliver(struct peer_impl *impl, const struct wire_header *h,
 void peer_deliver_owned(struct peer_impl *impl, const struct wire_header *h,
 			struct cursor *body, uint8_t *owned);
 int peer_check_send(const struct peer_impl *impl, enum wire_type type, size_t len);
-int peer_self_send(struct peer_impl *impl, enum wire_type type, const void *body,
-		   size_t len);
 void peer_note_use(struct peer_impl *impl);
 /* The frame of a message of `peering` in peers->frame; its length. ERR_TOOBIG. */
 ssize_t peer_frame_make(struct peer_impl *impl, const struct peering *peering,
@@ -265,9 +263,6 @@ void peer_whole_drop(struct peer_impl *impl); /* with the epoch */
 /* ---- peer_express.c (two ways, one order) ---- */
 /* May the control line have another frame, while what went before it is out? */
 bool peer_express_full(const struct peer_impl *impl);
-/* Sent that way; false: it could not be, and nothing happened. */
-bool peer_try_express(struct peer *peer, enum wire_type type, const void *body,
-		      size_t len);
 /* A frame of cur came by the control line, past its checks. */
 void peer_in_order(struct peer_impl *impl, const struct wire_header *h,
 		   struct cursor *body);

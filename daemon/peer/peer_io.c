@@ -265,8 +265,8 @@ void peer_flush(struct peer_impl *impl)
 		flush(impl, true);
 }
 
-int peer_self_send(struct peer_impl *impl, enum wire_type type, const void *body,
-		   size_t len)
+static int peer_self_send(struct peer_impl *impl, enum wire_type type, const void *body,
+			  size_t len)
 {
 	int r = queue_message(impl, type, body, len);
 

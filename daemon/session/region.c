@@ -205,7 +205,9 @@ static void close_begin(struct holding *h)
 	offload_submit(h->kvd->offload, &h->job);
 }
 
-void region_close(struct region *region, void (*on_closed)(void *arg), void *arg)
+/* Of a READY one, when it is unpinned: deregisters on a helper, unmaps, then on_closed
+ * (may be NULL). Look-ups do not find it from now on. */
+static void region_close(struct region *region, void (*on_closed)(void *arg), void *arg)
 {
 	struct holding *h = holding_of(region);
 

@@ -87,9 +87,6 @@ void region_unpin(struct region *region);
 /* Which region of the session holds [address, address + len) (interval map,
  * innermost registration first); NULL + ERR_NOTFOUND. */
 struct region *region_at(struct session *session, uint64_t address, uint64_t len);
-/* Close a READY region when it is unpinned: deregisters on a helper, unmaps,
- * then on_closed (may be NULL). New look-ups do not find it. */
-void region_close(struct region *region, void (*on_closed)(void *arg), void *arg);
 const char *region_kind_name(enum region_kind kind);
 
 #endif

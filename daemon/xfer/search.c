@@ -43,7 +43,7 @@ struct search {
 
 /* ---- places ---- */
 
-struct places *places_ref(struct places *places)
+static struct places *places_ref(struct places *places)
 {
 	if (places)
 		places->refs++;

@@ -38,7 +38,6 @@ struct places {
 	unsigned int transport_index;
 };
 
-struct places *places_ref(struct places *places); /* NULL is fine */
 void places_unref(struct places *places); /* loop thread, as all but search_run() */
 
 /* What is known still, with one reference more; or NULL. */

@@ -248,8 +248,6 @@ void transfer_free(struct transfer *transfer); /* ended */
 void transfers_go(struct attach *attach);      /* the share was acknowledged */
 
 /* ---- xfer_serve.c ---- */
-void serve_request(struct xfers *xfers, struct remote *remote, struct xp_inbound *in,
-		   enum request_kind kind, struct cursor *header);
 void serve_on_change(struct xfers *xfers, struct remote *remote);
 void serve_remote_down(struct xfers *xfers, struct remote *remote);
 void serve_session_end(struct xfers *xfers, struct session *session);

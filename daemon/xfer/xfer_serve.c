@@ -705,8 +705,9 @@ static int on_xfer(struct xfers *xfers, struct remote *remote, struct xp_inbound
 	return 0;
 }
 
-void serve_request(struct xfers *xfers, struct remote *remote, struct xp_inbound *in,
-		   enum request_kind kind, struct cursor *header)
+static void serve_request(struct xfers *xfers, struct remote *remote,
+			  struct xp_inbound *in, enum request_kind kind,
+			  struct cursor *header)
 {
 	struct err why;
 	int r;

@@ -288,7 +288,6 @@ int tcp_line_open(struct tcp_peer *peer, int owned_fd);
 void tcp_line_listen(struct tcp_peer *peer);
 void tcp_line_resume(struct tcp_peer *peer);  /* frames that the last turn left over */
 struct tcp_chunk *tcp_chunk_new(size_t size); /* NULL: raised */
-void tcp_chunk_free(struct tcp_chunk *chunk); /* NULL is fine */
 void tcp_chunk_raw(struct tcp_peer *peer, struct tcp_chunk *owned, const void *bytes,
 		   size_t len);
 /* Queue a frame; owns the chunk, which has room for it. The payload is `err`'s

@@ -47,6 +47,14 @@ void tcp_entry_free(struct tcp_entry *entry)
 	mem_free_large(entry, entry->head.length);
 }
 
+static void tcp_chunk_free(struct tcp_chunk *chunk)
+{
+	if (!chunk)
+		return;
+	mem_free_large(chunk->tail, chunk->tail_len);
+	mem_free(chunk);
+}
+
 void tcp_line_fini(struct tcp_peer *peer)
 {
 	struct tcp_line *line = &peer->line;
@@ -89,14 +97,6 @@ struct tcp_chunk *tcp_chunk_new(size_t size)
 		chunk->tail_len = 0;
 	}
 	return chunk;
-}
-
-void tcp_chunk_free(struct tcp_chunk *chunk)
-{
-	if (!chunk)
-		return;
-	mem_free_large(chunk->tail, chunk->tail_len);
-	mem_free(chunk);
 }
 
 static void queue(struct tcp_peer *peer, struct tcp_chunk *owned, size_t len)

@@ -390,7 +390,6 @@ void verbs_qp_bury(struct verbs_qp *qp);
  * nothing of the chain is accounted and the queue pair is broken. */
 int verbs_qp_post(struct verbs_qp *qp, struct ibv_send_wr *first, uint32_t count,
 		  const struct verbs_sent *entry);
-int verbs_qp_recv(struct verbs_qp *qp, uint32_t buffer); /* post one */
 /* Completions, at most `budget`; returns how many. */
 unsigned int verbs_qp_poll(struct verbs_qp *qp, unsigned int budget);
 void verbs_qp_activate(struct verbs_qp *qp);

@@ -86,6 +86,30 @@ static uint32_t at_most(uint32_t wanted, int limit)
 	return limit > 0 && wanted > (uint32_t)limit ? (uint32_t)limit : wanted;
 }
 
+static int verbs_qp_recv(struct verbs_qp *qp, uint32_t buffer)
+{
+	struct verbs_peer *peer = qp->peer;
+	struct ibv_sge sge = {
+		.addr = (uint64_t)(uintptr_t)(peer->buffers +
+					      (size_t)buffer * VERBS_MSG_BYTES),
+		.length = VERBS_MSG_BYTES,
+		.lkey = peer->buffer_mr ? peer->buffer_mr->lkey : 0,
+	};
+	struct ibv_recv_wr wr = {.wr_id = WR_RECV | buffer}, *bad = NULL;
+	int no;
+
+	if (qp->index == 0) {
+		wr.sg_list = &sge;
+		wr.num_sge = 1;
+	}
+	no = lib_of(qp)->post_recv(qp->qp, &wr, &bad);
+	if (no)
+		return err_raise(ERR_TRANSPORT, "verbs: %s: post a receive: %s",
+				 qp->rail->name, strerror(no));
+	qp->rq_posted++;
+	return 0;
+}
+
 /* Receives: of frames, with a buffer each; or of marks, without. */
 static int fill_receives(struct verbs_qp *qp)
 {
@@ -353,30 +377,6 @@ void verbs_qp_knock(struct verbs_qp *qp)
 	if (sm_state(&qp->sm) == VERBS_QP_UP && qp->sent_count == 0 &&
 	    verbs_qp_post(qp, &wr, 1, &entry) < 0)
 		err_clear(); /* the peer has failed, with its own words */
-}
-
-int verbs_qp_recv(struct verbs_qp *qp, uint32_t buffer)
-{
-	struct verbs_peer *peer = qp->peer;
-	struct ibv_sge sge = {
-		.addr = (uint64_t)(uintptr_t)(peer->buffers +
-					      (size_t)buffer * VERBS_MSG_BYTES),
-		.length = VERBS_MSG_BYTES,
-		.lkey = peer->buffer_mr ? peer->buffer_mr->lkey : 0,
-	};
-	struct ibv_recv_wr wr = {.wr_id = WR_RECV | buffer}, *bad = NULL;
-	int no;
-
-	if (qp->index == 0) {
-		wr.sg_list = &sge;
-		wr.num_sge = 1;
-	}
-	no = lib_of(qp)->post_recv(qp->qp, &wr, &bad);
-	if (no)
-		return err_raise(ERR_TRANSPORT, "verbs: %s: post a receive: %s",
-				 qp->rail->name, strerror(no));
-	qp->rq_posted++;
-	return 0;
 }
 
 /* ---- completions ---- */
