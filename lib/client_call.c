@@ -76,6 +76,7 @@ static int op_frame(struct kvd_client *client, struct client_op *op,
 	}
 	frame->data = mem_steal(op->text.data);
 	frame->len = op->text.len;
+	client->conn.queued_bytes += frame->len; /* until client_frame_free() */
 	*frame_p = frame;
 	return 0;
 }
@@ -133,7 +134,6 @@ static int op_queue(struct kvd_client *client, struct client_op *op,
 	client_text_fini(&op->text);
 	if (r)
 		return r;
-	conn->queued_bytes += frame->len;
 	list_push_back(&conn->frames, &frame->link);
 	list_push_back(&conn->requests, &req->link);
 	conn->pending++;
