@@ -141,7 +141,9 @@ static int dlist(struct run *r, uint64_t attach, uint64_t base, const uint64_t *
 	for (uint64_t i = 0; i < r->c->rows; i++)
 		descs[i] =
 			(struct kvd_desc){.address = base + at[i], .bytes = r->c->size};
-	e = kvd_dlist_prep(r->client, attach, descs, r->c->rows, NULL, dlist_p);
+	e = kvd_dlist_prep(r->client, attach, descs, r->c->rows, 4, dlist_p);
+	if (e == 0)
+		e = kvd_dlist_wait(*dlist_p, 0);
 	free(descs);
 	return e < 0 ? told(r->client, "dlist.prep") : 0;
 }
@@ -171,9 +173,10 @@ static int post(struct run *r, enum bench_op op)
 	struct kvd_xfer_args args = {.op = op == BENCH_PUSH ? KVD_WRITE : KVD_READ,
 				     .local = r->local[op],
 				     .remote = r->remote};
-	int e = r->xfer[op] ? kvd_xfer_post(r->xfer[op], NULL, 0)
-			    : kvd_xfer_start(r->client, &args, NULL, &r->xfer[op]);
+	int e = r->xfer[op] ? 0 : kvd_xfer_make(r->client, &args, &r->xfer[op]);
 
+	if (e == 0)
+		e = kvd_xfer_post(r->xfer[op], NULL, 0);
 	return e < 0 ? told(r->client, op == BENCH_PUSH ? "push" : "pull") : 0;
 }
 
@@ -182,7 +185,7 @@ static int failed(const struct run *r, enum bench_op op, const struct kvd_room_s
 	struct kvd_error why = {0};
 
 	if (s->state == KVD_FAILED)
-		kvd_xfer_why(r->xfer[op], 0, &why);
+		kvd_xfer_error(r->xfer[op], 0, &why);
 	ctl_failed("%s: %s after %" PRIu64 " of %" PRIu64 " bytes%s%s",
 		   op == BENCH_PUSH ? "push" : "pull",
 		   s->state == KVD_FAILED ? kvd_code_name(s->error) : "no byte moves",
@@ -267,12 +270,12 @@ int bench_run(struct kvd_client *client, uint64_t attach,
 		e = measure(&r, times);
 	for (int op = 0; op < BENCH_OPS; op++) {
 		if (r.xfer[op])
-			kvd_xfer_release(r.xfer[op], NULL);
+			kvd_xfer_release(r.xfer[op]);
 		if (r.local[op])
-			kvd_dlist_free(r.local[op], NULL);
+			kvd_dlist_release(r.local[op]);
 	}
 	if (r.remote)
-		kvd_dlist_free(r.remote, NULL);
+		kvd_dlist_release(r.remote);
 	free(r.near);
 	free(r.far);
 	return e;

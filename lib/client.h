@@ -9,9 +9,9 @@
  *   client_call.c    making requests, blocking and not; any command as JSON
  *   client_status.c  the mapped status page and the lock-free reads
  *   client_object.c  handles: references, phases
- *   client_region.c client_pool.c client_room.c client_dlist.c client_xfer.c
- *                    the commands
- *   client_ring.c client_post.c   the submission ring; the calls that never wait
+ *   client_region.c client_pool.c client_room.c client_peer.c   the commands
+ *   client_ring.c    the submission ring
+ *   client_dlist.c client_xfer.c client_notif.c   what goes through it
  *   client_adopt*.c client_maps.c   memory moved behind a memfd (client_adopt.h)
  *   client_memory.c client_layout.c client_text.c client_error.c   helpers
  */
@@ -53,8 +53,6 @@ void client_text_u64(struct client_text *text, const char *name, uint64_t value)
 /* "views":{…}, after a comma unless it is its object's first member */
 void client_text_views(struct client_text *text, bool first, const struct kvd_view *views,
 		       size_t count);
-void client_text_indices(struct client_text *text, const char *name,
-			 const uint32_t *index, size_t count);
 
 /* ---- memory in huge pages (client_memory.c) -------------------------------- */
 
@@ -187,6 +185,11 @@ int client_op_local(struct kvd_client *client, const struct kvd_call *call);
 /* One turn: send, receive, expire, run callbacks; how many requests ended. */
 int client_conn_turn(struct kvd_client *client, int timeout_ms);
 uint64_t client_now_ns(void);
+/* When a call's time ends: 0 is the client's default, negative never (UINT64_MAX). */
+uint64_t client_until_ns(const struct kvd_client *client, int timeout_ms);
+/* Between two looks at shared memory: what the socket has, then a pause that grows
+ * (*pause_ns, 0 at first). */
+void client_pause(struct kvd_client *client, uint64_t *pause_ns);
 
 /* ---- handles ------------------------------------------------------------- */
 
@@ -240,30 +243,31 @@ int client_object_gone(struct client_request *req, int result, const cJSON *repl
 int client_object_close(struct client_object *object, const struct kvd_call *call);
 /* Free a handle that the daemon does not have. */
 int client_object_forget(struct client_object *object, const struct kvd_call *call);
-/*
- * What a call names must be there in this session. After a restart it may be on
- * its way: a blocking call waits for it, else -KVD_E_BUSY.
- */
+/* What a call names must be there in this session; -KVD_E_BUSY: it is on its way. */
 int client_prepared(struct kvd_client *client, const struct client_object *object,
-		    const char *what, const struct kvd_call *call);
-/* The caller's number of an attachment to the daemon's. */
+		    const char *what);
+/* The caller's number of an attachment to the daemon's. A blocking call waits for one
+ * that is being made again, another gets -KVD_E_BUSY. */
 int client_attach_id(struct kvd_client *client, uint64_t *attach_p,
 		     const struct kvd_call *call);
+/* The same, of what is made again after it. 1: not there yet. */
+int client_attach_again_id(struct kvd_client *client, uint64_t number,
+			   uint64_t *attach_p);
 /* The daemon's id; 0: not registered in this session. */
 uint64_t client_object_id(const struct client_object *object);
 
 /* What rooms and xfers have in common: a slot of the status page. */
 struct client_slot {
 	struct client_object object;
-	struct client_map *map; /* a reference; NULL only when never asked for */
-	uint64_t number;	/* the slot's `object` figure: room or xfer */
-	bool named;		/* number is known before the answer */
-	uint32_t slot;		/* valid from CLIENT_READY on, as gen */
-	_Atomic uint32_t gen;	/* rises with every post of a transfer */
-	atomic_bool posted;	/* by kvd_xfer_post() */
-	bool numbered;		/* by us: client_ring_slot() */
-	uint32_t before;	/* numbered: the generation of whoever had the slot */
-	int error;		/* kvd code, valid in CLIENT_FAILED */
+	struct client_map *map;	 /* a reference; NULL only when never asked for */
+	uint64_t number;	 /* rooms: the slot's `object` figure */
+	uint32_t slot;		 /* valid from CLIENT_READY on, as gen */
+	_Atomic uint32_t gen;	 /* rises with every post of a transfer */
+	atomic_bool posted;	 /* by kvd_xfer_post() */
+	bool numbered;		 /* by us: client_ring_slot() */
+	uint32_t before;	 /* numbered: the generation of whoever had the slot */
+	int error;		 /* kvd code, valid in CLIENT_FAILED */
+	struct kvd_error *words; /* the same with words; may be NULL */
 };
 
 struct kvd_dlist {
@@ -271,7 +275,7 @@ struct kvd_dlist {
 	uint64_t rows;
 	uint64_t attach; /* the caller's number; 0: own memory */
 	size_t count, columns;
-	uint64_t *table; /* as kvd_dlist_rows(), to be prepared again */
+	uint64_t *table; /* as kvd_dlist_prep(), to be prepared again */
 };
 
 struct kvd_xfer {
@@ -279,7 +283,7 @@ struct kvd_xfer {
 };
 
 /* Of an object being made in the current session (client->map is there). */
-void client_slot_init(struct client_slot *slot, uint64_t number, bool named);
+void client_slot_init(struct client_slot *slot, uint64_t number);
 int client_slot_state(const struct client_slot *slot);
 /* Of many, as kvd_room_states(); of: what slot_at() finds them in. */
 size_t client_slot_states(const struct client_slot *(*slot_at)(const void *of, size_t i),
@@ -291,7 +295,7 @@ int client_slot_wait(struct client_slot *slot, int state, int timeout_ms);
 bool client_slot_attach(struct client_slot *slot, const cJSON *reply);
 void client_slot_fini(struct client_slot *slot);
 
-/* ---- the submission ring (client_ring.c, client_post.c) --------------------- */
+/* ---- the submission ring ----------------------------------------------------- */
 
 struct client_ring;
 struct kvd_ring_entry;
@@ -326,14 +330,19 @@ void client_ring_slot_back(struct kvd_client *client, const struct client_slot *
 int client_ring_put(struct kvd_client *client, struct kvd_ring_entry *entry,
 		    const struct client_part *parts, size_t count,
 		    struct client_object *object);
-/* Forget a handle after that. */
-void client_ring_unmade(struct client_slot *slot);
+/* The slot was numbered, and its entry not given. */
+void client_ring_slot_unused(struct client_slot *slot);
 void client_ring_lost(struct kvd_client *client); /* the session is gone */
 
-int client_dlist_new(struct kvd_client *client, uint64_t attach, const uint64_t *rows,
-		     size_t count, size_t columns, struct kvd_dlist **dlist_p);
-int client_xfer_new(struct kvd_client *client, struct kvd_xfer **xfer_p);
-int client_xfer_check(struct kvd_client *client, const struct kvd_xfer_args *args);
+/* The closing function of lists and transfers: never waits. */
+int client_slot_release(struct client_slot *slot);
+/* The daemon has refused it by the socket, for client->error. */
+void client_slot_refused(struct client_slot *slot);
+/* Why it failed, from the daemon where its words are there. Blocks. */
+int client_slot_error(const struct client_slot *slot, int timeout_ms,
+		      struct kvd_error *error_p);
+/* -KVD_E_TOOBIG */
+int client_notif_check(struct kvd_client *client, size_t bytes);
 
 /* ---- sessions ------------------------------------------------------------ */
 
@@ -403,6 +412,8 @@ struct kvd_client {
 /* -KVD_E_FORKED, -KVD_E_STATE in a callback (blocking calls only), else 0. */
 int client_enter(struct kvd_client *client, bool blocks);
 bool client_blocks(const struct kvd_call *call);
+/* The `call` of those that never wait: nobody is told. */
+extern const struct kvd_call client_never_waits;
 /* In a new session: register again under the old handle. */
 int client_region_again(struct kvd_region *region);
 int client_pool_again(struct kvd_pool *pool);

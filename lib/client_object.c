@@ -72,13 +72,12 @@ int client_object_usable(struct client_object *object, const char *what)
 /* How the daemon calls them. */
 static const struct {
 	const char *noun, *make, *close;
-} kinds[CLIENT_KINDS] = {
+} kinds[] = {
 	[CLIENT_REGION] = {"region", "region.register", "region.unregister"},
 	[CLIENT_POOL] = {"pool", "pool.register", "pool.unregister"},
 	[CLIENT_ATTACH] = {"attach", "peer.attach", NULL}, /* lives with the session */
 	[CLIENT_ROOM] = {"room", "room.open", "room.close"},
 	[CLIENT_DLIST] = {"dlist", "dlist.prep", "dlist.free"},
-	[CLIENT_XFER] = {"xfer", "xfer.start", "xfer.release"},
 };
 
 /* Somebody registered it after the caller's patience had ended: take it back. */
@@ -101,7 +100,7 @@ int client_object_made(struct client_request *req, int result, const cJSON *repl
 		result =
 			client_fail(req->client, KVD_E_PROTO, "%s: the reply names no %s",
 				    kinds[object->kind].make, kinds[object->kind].noun);
-	if (req->late) {
+	if (req->late || object->refs == 1) { /* its caller is gone, or has released it */
 		if (!result)
 			object_undo(object, id);
 		return result;

@@ -141,11 +141,11 @@ void client_ring_slot_back(struct kvd_client *client, const struct client_slot *
 	slot_leave(client, slot, atomic_load(&slot->gen));
 }
 
-void client_ring_unmade(struct client_slot *slot)
+void client_ring_slot_unused(struct client_slot *slot)
 {
 	slot_leave(slot->object.client, slot, 0);
 	slot->numbered = false;
-	client_object_unref(&slot->object);
+	slot->object.id = 0;
 }
 
 static void client_slots_fini(struct client_slots *slots)
@@ -344,10 +344,8 @@ static int submitted(struct client_request *req, int result, const cJSON *reply)
 	if (!req->late)
 		req->client->submits--;
 	if (result && object && result != -KVD_E_LOST && result != -KVD_E_NOREPLY &&
-	    client_object_phase(object) == CLIENT_READY) {
-		container_of(object, struct client_slot, object)->error = -result;
-		client_object_enter(object, CLIENT_FAILED);
-	}
+	    client_object_phase(object) == CLIENT_READY)
+		client_slot_refused(container_of(object, struct client_slot, object));
 	return result;
 }
 
@@ -364,9 +362,11 @@ static int socket_put(struct kvd_client *client, const struct kvd_ring_entry *en
 
 	if (bytes > SUBMIT_BYTES)
 		return client_fail(
-			client, client->ring ? KVD_E_FULL : KVD_E_TOOBIG,
-			"%zu bytes for the daemon: the arena has no room for them now",
-			bytes);
+			client,
+			client->ring && bytes <= client->ring->arena_bytes ? KVD_E_FULL
+									   : KVD_E_TOOBIG,
+			"%zu bytes for the daemon: the arena has no room for them%s",
+			bytes, client->ring ? " now" : "");
 	if (client->conn.pending >= client->max_pending ||
 	    client->conn.queued_bytes + bytes > client->max_queued_bytes) {
 		if (!client->in_callback)
@@ -405,4 +405,83 @@ int client_ring_put(struct kvd_client *client, struct kvd_ring_entry *entry,
 		return 0;
 	entry->offset = 0;
 	return socket_put(client, entry, parts, count, object);
+}
+
+/* ---- the end of what we numbered --------------------------------------------------- */
+
+int client_slot_release(struct client_slot *slot)
+{
+	struct client_object *object = &slot->object;
+	struct kvd_client *client = object->client;
+	enum client_phase phase = client_object_phase(object);
+	struct kvd_ring_entry entry = {.op = KVD_RING_RELEASE, .a = object->id};
+	int r = client_enter(client, false);
+
+	if (r)
+		return r;
+	/* of one that a line was refused for the daemon may have the slot all the same;
+	 * one on its way by the socket is taken back when it is answered */
+	if ((phase == CLIENT_READY || slot->numbered) && !kvd_lost(client) &&
+	    object->serial == client->serial) {
+		r = client_ring_begin(client);
+		if (!r)
+			r = client_ring_put(client, &entry, NULL, 0, NULL);
+		if (r && r != -KVD_E_LOST)
+			return r;
+	}
+	client_object_unref(object);
+	return 0;
+}
+
+/* ---- errors with words ------------------------------------------------------------- */
+
+void client_slot_refused(struct client_slot *slot)
+{
+	const struct kvd_error *error = &slot->object.client->error;
+
+	slot->error = error->code;
+	mem_free(slot->words);
+	slot->words = mem_dup(error, sizeof(*error)); /* NULL: the code has to do */
+	client_object_enter(&slot->object, CLIENT_FAILED);
+}
+
+static int error_told(struct client_request *req, int result, const cJSON *reply)
+{
+	struct kvd_error *error = req->out;
+
+	if (result || req->late)
+		return result;
+	if (cJSON_GetObjectItemCaseSensitive(reply, "error"))
+		client_error_parse(error, reply);
+	else
+		*error = (struct kvd_error){0};
+	return 0;
+}
+
+int client_slot_error(const struct client_slot *slot, int timeout_ms,
+		      struct kvd_error *error_p)
+{
+	struct kvd_client *client = slot->object.client;
+	struct kvd_call call = {.timeout_ms = timeout_ms};
+	struct client_op op;
+	int r;
+
+	if (client_object_phase(&slot->object) == CLIENT_FAILED) {
+		client_error_set(error_p, slot->error ? slot->error : KVD_E_STATE, "%s",
+				 slot->object.lost ? "not made again after a restart"
+						   : "");
+		if (slot->words)
+			*error_p = *slot->words;
+		return 0;
+	}
+	r = client_begin(client, &call);
+	if (!r && (slot->object.serial != client->serial || !slot->object.id))
+		r = client_fail(client, KVD_E_STATE, "of a session that has ended");
+	if (r)
+		return r;
+	client_op_begin(client, &op, "xfer.state");
+	client_text_int(&op.text, "xfer", slot->object.id);
+	op.finish = error_told;
+	op.out = error_p;
+	return client_op_run(client, &op, &call);
 }

@@ -226,7 +226,7 @@ int kvd_room_open(struct kvd_client *client, const struct kvd_room_args *args,
 	if (!room)
 		return client_fail_nomem(client);
 	client_object_init(client, &room->slot.object, CLIENT_ROOM, room_fini);
-	client_slot_init(&room->slot, args->room, true);
+	client_slot_init(&room->slot, args->room);
 	room->role = args->role;
 	open_text(room, args, &op);
 	op.finish = room_opened;

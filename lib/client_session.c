@@ -498,7 +498,6 @@ static void notice_end(struct kvd_client *client)
 
 int client_begin(struct kvd_client *client, const struct kvd_call *call)
 {
-	int ms = call && call->timeout_ms ? call->timeout_ms : client->timeout_ms;
 	int r = client_enter(client, client_blocks(call));
 	struct kvd_error why;
 
@@ -507,8 +506,7 @@ int client_begin(struct kvd_client *client, const struct kvd_call *call)
 	notice_end(client);
 	if (!kvd_lost(client))
 		return 0;
-	r = session_wait(client,
-			 ms < 0 ? UINT64_MAX : client_now_ns() + (uint64_t)ms * 1000000u);
+	r = session_wait(client, client_until_ns(client, call ? call->timeout_ms : 0));
 	if (!r)
 		return 0;
 	why = client->error;

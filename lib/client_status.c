@@ -103,6 +103,13 @@ uint64_t client_now_ns(void)
 	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
 
+uint64_t client_until_ns(const struct kvd_client *client, int timeout_ms)
+{
+	int ms = timeout_ms ? timeout_ms : client->timeout_ms;
+
+	return ms < 0 ? UINT64_MAX : client_now_ns() + (uint64_t)ms * 1000000u;
+}
+
 static bool map_process_ended(struct client_map *map, uint64_t now)
 {
 	uint64_t asked = atomic_load_explicit(&map->asked_ns, memory_order_relaxed);
@@ -162,8 +169,7 @@ static bool slot_may_live(const struct client_slot *slot)
 		uint64_t word = word_load(s);
 
 		if (kvd_word_gen(word) && !word_terminal(word) &&
-		    (!slot->named ||
-		     __atomic_load_n(&s->object, __ATOMIC_RELAXED) == slot->number))
+		    __atomic_load_n(&s->object, __ATOMIC_RELAXED) == slot->number)
 			return true;
 	}
 	return false;
@@ -357,29 +363,32 @@ int client_slot_read(const struct client_slot *slot, struct kvd_room_status *sta
 	return 0;
 }
 
+void client_pause(struct kvd_client *client, uint64_t *pause_ns)
+{
+	uint64_t ns = *pause_ns ? *pause_ns : 20000;
+
+	if (client->conn.pending || kvd_lost(client))
+		client_conn_turn(client, 0);
+	nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
+	*pause_ns = ns < 1000000 ? ns * 3 / 2 : ns;
+}
+
 int client_slot_wait(struct client_slot *slot, int state, int timeout_ms)
 {
 	struct kvd_client *client = slot->object.client;
-	uint64_t until = client_now_ns() + (uint64_t)timeout_ms * 1000000u;
-	struct timespec pause = {.tv_nsec = 20000};
+	uint64_t until = client_until_ns(client, timeout_ms), pause_ns = 0;
 	int r = client_enter(client, true);
 
 	if (r)
 		return r;
-	if (!timeout_ms)
-		until = client_now_ns() + (uint64_t)client->timeout_ms * 1000000u;
 	for (;;) {
 		r = client_slot_state(slot);
 		if (r <= 0 || r >= state)
 			return r;
-		if (timeout_ms >= 0 && client_now_ns() >= until)
+		if (client_now_ns() >= until)
 			return client_fail(client, KVD_E_NOREPLY, "still %s",
 					   kvd_state_name(r));
-		if (client->conn.pending || kvd_lost(client))
-			client_conn_turn(client, 0);
-		nanosleep(&pause, NULL);
-		if (pause.tv_nsec < 1000000)
-			pause.tv_nsec = pause.tv_nsec * 3 / 2;
+		client_pause(client, &pause_ns);
 	}
 }
 
@@ -396,16 +405,16 @@ bool client_slot_attach(struct client_slot *slot, const cJSON *reply)
 	return true;
 }
 
-void client_slot_init(struct client_slot *slot, uint64_t number, bool named)
+void client_slot_init(struct client_slot *slot, uint64_t number)
 {
 	slot->map = slot->object.client->map;
 	slot->map->refs++;
 	slot->number = number;
-	slot->named = named;
 }
 
 void client_slot_fini(struct client_slot *slot)
 {
 	client_ring_slot_back(slot->object.client, slot);
+	mem_free(slot->words);
 	client_map_unref(slot->map);
 }

@@ -134,15 +134,6 @@ static void text_pages(struct client_text *text, const uint32_t *pages, size_t c
 	client_text_bytes(text, "]", 1);
 }
 
-void client_text_indices(struct client_text *text, const char *name,
-			 const uint32_t *index, size_t count)
-{
-	client_text_printf(text, ",\"%s\":[", name);
-	for (size_t i = 0; i < count; i++)
-		text_number(text, index[i], i > 0);
-	client_text_bytes(text, "]", 1);
-}
-
 static void text_view(struct client_text *text, const struct kvd_view *view)
 {
 	client_text_quoted(text, view->name ? view->name : "kv");

@@ -1,31 +1,122 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One-sided transfers and notifications.
+ * One-sided transfers: the calls that never wait, through the submission ring
+ * (client_ring.c).
  *
- * A transfer is polled like a room, by its slot of the status page, and is in
- * doubt like one when its start was not answered (client_room.c). Bytes that
- * are not text (notifications) travel as base64.
+ * Everything that can be said without the daemon is said in the call: a row index
+ * outside its list, rows of unequal number or length, a list of the wrong side.
+ * What only the daemon knows (memory that is not registered, a peer that is gone)
+ * shows in the state. A handle is usable at once: what it makes stands in the ring
+ * before what uses it. It is polled like a room, by its slot of the status page.
  */
 #include "lib/client.h"
 
-#include <string.h>
+#include "proto/kvd_ring.h"
 
-#include "proto/base64.h"
-
-static void text_base64(struct client_text *text, const char *name, const void *data,
-			size_t bytes)
+int kvd_xfer_prepare(struct kvd_client *client)
 {
-	cleanup_free char *chars = mem_zalloc(BASE64_CHARS(bytes) + 1);
-
-	if (!chars) {
-		text->failed = true;
-		return;
-	}
-	base64_encode(data, bytes, chars);
-	client_text_str(text, name, chars);
+	return client_ring_begin(client);
 }
 
-/* ---- transfers --------------------------------------------------------------- */
+/* ---- making ------------------------------------------------------------------- */
+
+static int check_index(struct kvd_client *client, const char *what, const uint32_t *index,
+		       size_t count, const struct kvd_dlist *dlist)
+{
+	for (size_t i = 0; index && i < count; i++)
+		if (index[i] >= dlist->rows)
+			return client_fail(client, KVD_E_RANGE,
+					   "%s[%zu]: %u of %llu rows", what, i, index[i],
+					   (unsigned long long)dlist->rows);
+	return 0;
+}
+
+/* Length of a row, where every entry of the list is one; 0: the daemon looks. */
+static uint64_t row_bytes(const struct kvd_dlist *dlist, uint64_t row)
+{
+	return dlist->rows == dlist->count ? dlist->table[row * dlist->columns + 1] : 0;
+}
+
+static int check_rows(struct kvd_client *client, const struct kvd_xfer_args *a)
+{
+	uint64_t n = a->local_index ? a->local_index_count : a->local->rows;
+	uint64_t m = a->remote_index ? a->remote_index_count : a->remote->rows;
+
+	if (!n || n != m)
+		return client_fail(client, KVD_E_INVAL,
+				   "%llu local rows for %llu remote ones",
+				   (unsigned long long)n, (unsigned long long)m);
+	for (uint64_t i = 0; i < n; i++) {
+		uint64_t x = row_bytes(a->local, a->local_index ? a->local_index[i] : i);
+		uint64_t y =
+			row_bytes(a->remote, a->remote_index ? a->remote_index[i] : i);
+
+		if (x && y && x != y)
+			return client_fail(client, KVD_E_INVAL,
+					   "row %llu: %llu bytes here, %llu there",
+					   (unsigned long long)i, (unsigned long long)x,
+					   (unsigned long long)y);
+	}
+	return 0;
+}
+
+static int check_args(struct kvd_client *client, const struct kvd_xfer_args *a)
+{
+	int r;
+
+	if (a->op != KVD_READ && a->op != KVD_WRITE)
+		return client_fail(client, KVD_E_INVAL, "op: %d", (int)a->op);
+	if (!a->local || !a->remote)
+		return client_fail(client, KVD_E_INVAL, "local and remote: required");
+	if (a->local->attach || !a->remote->attach)
+		return client_fail(client, KVD_E_INVAL,
+				   "%s: a list of the %s side is wanted",
+				   a->local->attach ? "local" : "remote",
+				   a->local->attach ? "own" : "remote");
+	r = check_index(client, "local_index", a->local_index, a->local_index_count,
+			a->local);
+	if (!r)
+		r = check_index(client, "remote_index", a->remote_index,
+				a->remote_index_count, a->remote);
+	if (!r && a->notif)
+		r = client_notif_check(client, a->notif_bytes);
+	if (!r)
+		r = check_rows(client, a);
+	if (!r)
+		r = client_prepared(client, &a->local->slot.object, "local");
+	return r ? r : client_prepared(client, &a->remote->slot.object, "remote");
+}
+
+static int make_put(struct kvd_client *client, const struct kvd_xfer_args *a,
+		    struct kvd_xfer *xfer)
+{
+	const struct client_part parts[] = {
+		{a->local_index, a->local_index ? a->local_index_count * 4 : 0},
+		{a->remote_index, a->remote_index ? a->remote_index_count * 4 : 0},
+		{a->notif, a->notif ? a->notif_bytes : 0},
+	};
+	struct kvd_ring_entry entry = {
+		.op = KVD_RING_XFER,
+		.flags = (a->op == KVD_WRITE ? KVD_RING_WRITES : 0) |
+			 (a->notif ? KVD_RING_NOTIFIES : 0),
+		.a = client_object_id(&a->local->slot.object),
+		.b = client_object_id(&a->remote->slot.object),
+		.n0 = (uint32_t)(parts[0].bytes / 4),
+		.n1 = (uint32_t)(parts[1].bytes / 4),
+		.bytes = (uint32_t)parts[2].bytes,
+	};
+	int r = client_ring_slot(client, &xfer->slot);
+
+	if (r)
+		return r;
+	entry.slot = xfer->slot.slot;
+	entry.gen = atomic_load(&xfer->slot.gen);
+	client_object_enter(&xfer->slot.object, CLIENT_READY);
+	r = client_ring_put(client, &entry, parts, ARRAY_LEN(parts), &xfer->slot.object);
+	if (r)
+		client_ring_slot_unused(&xfer->slot);
+	return r;
+}
 
 static void xfer_fini(struct client_object *object)
 {
@@ -35,176 +126,86 @@ static void xfer_fini(struct client_object *object)
 	mem_free(xfer);
 }
 
-static void xfer_begin(struct kvd_xfer *xfer, struct client_op *op, const char *cmd)
+int kvd_xfer_make(struct kvd_client *client, const struct kvd_xfer_args *args,
+		  struct kvd_xfer **xfer_p)
 {
-	client_op_begin(xfer->slot.object.client, op, cmd);
-	client_text_int(&op->text, "xfer", xfer->slot.object.id);
-	op->object = &xfer->slot.object;
-}
-
-static int xfer_started(struct client_request *req, int result, const cJSON *reply)
-{
-	struct client_object *object = req->object;
-	struct kvd_xfer *xfer = container_of(object, struct kvd_xfer, slot.object);
-	struct client_op op;
-
-	if (!result && client_get_u64(reply, "xfer", &object->id) &&
-	    client_slot_attach(&xfer->slot, reply)) {
-		client_object_enter(object, CLIENT_READY);
-		if (req->late) {
-			xfer_begin(xfer, &op, "xfer.cancel");
-			op.forced = true;
-			client_op_run(req->client, &op, NULL);
-		}
-		return 0;
-	}
-	if (!result)
-		result = client_fail(req->client, KVD_E_PROTO,
-				     "xfer.start: the reply names no slot of the page");
-	if (result == -KVD_E_NOREPLY || result == -KVD_E_LOST || result == -KVD_E_PROTO) {
-		client_object_enter(object, CLIENT_DOUBT);
-		return result;
-	}
-	xfer->slot.error = -result;
-	/* posting again was refused: the ended one is there still */
-	client_object_enter(object, object->id ? CLIENT_READY : CLIENT_FAILED);
-	return result;
-}
-
-int client_xfer_check(struct kvd_client *client, const struct kvd_xfer_args *a)
-{
-	if (a->op != KVD_READ && a->op != KVD_WRITE)
-		return client_fail(client, KVD_E_INVAL, "op: %d", (int)a->op);
-	if (!a->local || !a->remote)
-		return client_fail(client, KVD_E_INVAL, "local and remote: required");
-	for (size_t i = 0; i < a->local_index_count; i++)
-		if (a->local_index[i] >= a->local->rows)
-			return client_fail(
-				client, KVD_E_RANGE, "local_index[%zu]: %u of %llu rows",
-				i, a->local_index[i], (unsigned long long)a->local->rows);
-	for (size_t i = 0; i < a->remote_index_count; i++)
-		if (a->remote_index[i] >= a->remote->rows)
-			return client_fail(client, KVD_E_RANGE,
-					   "remote_index[%zu]: %u of %llu rows", i,
-					   a->remote_index[i],
-					   (unsigned long long)a->remote->rows);
-	return 0;
-}
-
-int client_xfer_new(struct kvd_client *client, struct kvd_xfer **xfer_p)
-{
-	struct kvd_xfer *xfer = mem_zalloc(sizeof(*xfer));
-
-	if (!xfer)
-		return client_fail_nomem(client);
-	client_object_init(client, &xfer->slot.object, CLIENT_XFER, xfer_fini);
-	client_slot_init(&xfer->slot, 0, false);
-	*xfer_p = xfer;
-	return 0;
-}
-
-int kvd_xfer_start(struct kvd_client *client, const struct kvd_xfer_args *args,
-		   const struct kvd_call *call, struct kvd_xfer **xfer_p)
-{
-	struct kvd_xfer *xfer = NULL;
-	struct client_op op;
-	int r = client_begin(client, call);
+	struct kvd_xfer *xfer;
+	int r = client_ring_begin(client);
 
 	*xfer_p = NULL;
 	if (!r)
-		r = client_xfer_check(client, args);
-	if (!r)
-		r = client_prepared(client, &args->local->slot.object, "local", call);
-	if (!r)
-		r = client_prepared(client, &args->remote->slot.object, "remote", call);
-	if (!r)
-		r = client_xfer_new(client, &xfer);
+		r = check_args(client, args);
 	if (r)
 		return r;
-	client_op_begin(client, &op, "xfer.start");
-	client_text_str(&op.text, "op", args->op == KVD_READ ? "read" : "write");
-	client_text_int(&op.text, "local", client_object_id(&args->local->slot.object));
-	client_text_int(&op.text, "remote", client_object_id(&args->remote->slot.object));
-	if (args->local_index)
-		client_text_indices(&op.text, "local_index", args->local_index,
-				    args->local_index_count);
-	if (args->remote_index)
-		client_text_indices(&op.text, "remote_index", args->remote_index,
-				    args->remote_index_count);
-	if (args->notif)
-		text_base64(&op.text, "notif", args->notif, args->notif_bytes);
-	op.object = &xfer->slot.object;
-	op.finish = xfer_started;
-	*xfer_p = xfer;
-	r = client_op_run(client, &op, call);
-	if (r && client_object_phase(&xfer->slot.object) != CLIENT_DOUBT) {
-		*xfer_p = NULL;
+	xfer = mem_zalloc(sizeof(*xfer));
+	if (!xfer)
+		return client_fail_nomem(client);
+	client_object_init(client, &xfer->slot.object, CLIENT_XFER, xfer_fini);
+	client_slot_init(&xfer->slot, 0);
+	r = make_put(client, args, xfer);
+	if (r) {
 		client_object_unref(&xfer->slot.object);
+		return r;
 	}
-	return r;
+	*xfer_p = xfer;
+	return 0;
 }
 
-/* The rows, lists and notification of before; the slot gets a new generation. */
-int kvd_xfer_again(struct kvd_xfer *xfer, const struct kvd_call *call)
+/* ---- their life --------------------------------------------------------------- */
+
+int kvd_xfer_post(struct kvd_xfer *xfer, const void *notif, size_t notif_bytes)
 {
-	struct client_object *object = &xfer->slot.object;
-	struct kvd_client *client = object->client;
-	int r = client_enter(client, client_blocks(call)), state;
-	struct client_op op;
+	struct client_slot *slot = &xfer->slot;
+	struct kvd_client *client = slot->object.client;
+	struct client_part part = {notif, notif ? notif_bytes : 0};
+	uint32_t gen = atomic_load(&slot->gen);
+	struct kvd_ring_entry entry = {.op = KVD_RING_POST,
+				       .flags = notif ? KVD_RING_NOTIFIES : 0,
+				       .bytes = (uint32_t)part.bytes,
+				       .gen = kvd_ring_next_gen(gen)};
+	int r = client_ring_begin(client), state;
+	bool posted;
 
 	if (!r)
-		r = client_object_usable(object, "xfer");
+		r = client_object_usable(&slot->object, "xfer");
+	if (!r)
+		r = client_notif_check(client, part.bytes);
 	if (r)
 		return r;
-	state = client_slot_state(&xfer->slot);
-	if (state != KVD_FAILED && state != KVD_SUCCESS)
+	state = client_slot_state(slot);
+	posted = atomic_load(&slot->posted);
+	if (state != KVD_FAILED && state != KVD_SUCCESS && posted)
 		return client_fail(client, KVD_E_STATE, "xfer: not ended yet");
-	xfer_begin(xfer, &op, "xfer.start");
-	op.finish = xfer_started;
-	client_object_enter(object, CLIENT_MAKING);
-	r = client_op_run(client, &op, call);
-	/* never asked: it is what it was */
-	if (r && client_object_phase(object) == CLIENT_MAKING)
-		client_object_enter(object, CLIENT_READY);
+	entry.a = slot->object.id;
+	/* first, for readers: the daemon's word comes after it */
+	atomic_store(&slot->posted, true);
+	atomic_store(&slot->gen, entry.gen);
+	r = client_ring_put(client, &entry, &part, 1, &slot->object);
+	if (r) { /* never asked: it is what it was; undone in the other order */
+		atomic_store(&slot->gen, gen);
+		atomic_store(&slot->posted, posted);
+	}
 	return r;
 }
 
-int kvd_xfer_cancel(struct kvd_xfer *xfer, const struct kvd_call *call)
-{
-	struct client_object *object = &xfer->slot.object;
-	struct client_op op;
-	int r = client_enter(object->client, client_blocks(call));
-
-	if (!r)
-		r = client_object_usable(object, "xfer");
-	if (r)
-		return r;
-	xfer_begin(xfer, &op, "xfer.cancel");
-	return client_op_run(object->client, &op, call);
-}
-
-int kvd_xfer_release(struct kvd_xfer *xfer, const struct kvd_call *call)
+int kvd_xfer_cancel(struct kvd_xfer *xfer)
 {
 	struct client_object *object = &xfer->slot.object;
 	struct kvd_client *client = object->client;
-	enum client_phase phase = client_object_phase(object);
-	int r = client_enter(client, client_blocks(call)), state;
-	struct client_op op;
+	struct kvd_ring_entry entry = {.op = KVD_RING_CANCEL, .a = object->id};
+	int r = client_ring_begin(client);
 
-	if (r)
-		return r;
-	if (phase == CLIENT_READY && !kvd_lost(client) &&
-	    object->serial == client->serial) {
-		xfer_begin(xfer, &op, "xfer.release");
-		client_text_printf(&op.text, ",\"wait\":true");
-		op.finish = client_object_gone;
-		return client_op_run(client, &op, call);
-	}
-	state = client_slot_state(&xfer->slot);
-	if (state > KVD_FAILED && state != KVD_SUCCESS)
-		return client_fail(client, KVD_E_BUSY, "the transfer is not still yet");
-	return client_object_forget(object, call);
+	if (!r)
+		r = client_object_usable(object, "xfer");
+	return r ? r : client_ring_put(client, &entry, NULL, 0, NULL);
 }
+
+int kvd_xfer_release(struct kvd_xfer *xfer)
+{
+	return client_slot_release(&xfer->slot);
+}
+
+/* ---- looking ------------------------------------------------------------------ */
 
 int kvd_xfer_state(const struct kvd_xfer *xfer)
 {
@@ -218,73 +219,13 @@ int kvd_xfer_read(const struct kvd_xfer *xfer, struct kvd_room_status *status_p)
 
 int kvd_xfer_wait(struct kvd_xfer *xfer, int timeout_ms)
 {
+	/* nothing ends what was never posted, but a refusal */
+	if (!atomic_load(&xfer->slot.posted))
+		return client_slot_state(&xfer->slot);
 	return client_slot_wait(&xfer->slot, KVD_SUCCESS, timeout_ms);
 }
 
-/* ---- notifications ----------------------------------------------------------- */
-
-int kvd_notif_send(struct kvd_client *client, uint64_t attach, const void *data,
-		   size_t bytes, const struct kvd_call *call)
+int kvd_xfer_error(const struct kvd_xfer *xfer, int timeout_ms, struct kvd_error *error_p)
 {
-	struct client_op op;
-	int r = client_begin(client, call);
-
-	if (!r)
-		r = client_attach_id(client, &attach, call);
-	if (r)
-		return r;
-	client_op_begin(client, &op, "notif.send");
-	client_text_int(&op.text, "attach", attach);
-	text_base64(&op.text, "data", data, bytes);
-	return client_op_run(client, &op, call);
-}
-
-struct drain {
-	void (*on_notif)(void *arg, const char *from, const void *data, size_t bytes);
-	void *arg;
-	int count;
-};
-
-static int drained(struct client_request *req, int result, const cJSON *reply)
-{
-	const cJSON *notifs = cJSON_GetObjectItemCaseSensitive(reply, "notifs"), *n;
-	struct drain *drain = req->out;
-	size_t bytes;
-
-	if (result || req->late)
-		return result;
-	cJSON_ArrayForEach(n, notifs) {
-		const char *from = client_get_str(n, "from"),
-			   *text = client_get_str(n, "data");
-		cleanup_free uint8_t *data = text ? mem_zalloc(strlen(text) + 1) : NULL;
-
-		if (!from || !data || !base64_decode(text, strlen(text), data, &bytes))
-			return client_fail(req->client, KVD_E_PROTO,
-					   "notif.drain: a notification of another form");
-		req->client->in_callback = true;
-		drain->on_notif(drain->arg, from, data, bytes);
-		req->client->in_callback = false;
-		drain->count++;
-		req->client->notifs_taken++;
-	}
-	return 0;
-}
-
-int kvd_notif_drain(struct kvd_client *client, int timeout_ms,
-		    void (*on_notif)(void *arg, const char *from, const void *data,
-				     size_t bytes),
-		    void *arg)
-{
-	struct kvd_call call = {.timeout_ms = timeout_ms};
-	struct drain drain = {on_notif, arg, 0};
-	struct client_op op;
-	int r = client_begin(client, &call);
-
-	if (r)
-		return r;
-	client_op_begin(client, &op, "notif.drain");
-	op.finish = drained;
-	op.out = &drain;
-	r = client_op_run(client, &op, &call);
-	return r ? r : drain.count;
+	return client_slot_error(&xfer->slot, timeout_ms, error_p);
 }

@@ -20,9 +20,9 @@
  * client: each is freed by its own closing function once that succeeded, and
  * all that are left by kvd_close(). A blocking call that fails sets its handle
  * to NULL; should the daemon do the work after the caller's patience ended,
- * libkvd undoes it. (kvd_room_open() and kvd_xfer_start() keep the handle with
- * -KVD_E_NOREPLY and -KVD_E_LOST, since bytes may be moving: its state says when
- * they cannot any more.) An asynchronous call sets its handle at once; the handle
+ * libkvd undoes it. (kvd_room_open() keeps the handle with -KVD_E_NOREPLY and
+ * -KVD_E_LOST, since bytes may be moving: its state says when they cannot any
+ * more.) An asynchronous call sets its handle at once; the handle
  * stays, unusable, when on_done reports an error, until its closing function
  * frees it.
  *
@@ -31,8 +31,9 @@
  * Units. Sizes and offsets in bytes, times in the unit of the name, tokens and
  * pages counted from 0, ranges half-open.
  *
- * Some calls never wait and take no `call`: those of a transfer's life that are
- * written into shared memory (kvd_xfer_post() and the like, below).
+ * Transfers, their lists and notifications never wait and take no `call`: they are
+ * written into shared memory (kvd_xfer_post() and the like, below). What becomes of
+ * them is read there, too, or waited for (kvd_xfer_wait(), kvd_dlist_wait()).
  *
  * Threads. A client and its handles are used by one thread at a time (one
  * client a thread, or a lock of yours). kvd_room_state(), kvd_room_states(),
@@ -185,10 +186,10 @@ int kvd_close(struct kvd_client *client);
  * blocking call connects at once if somebody listens and waits, within its own
  * time, for the registrations. Until then calls give -KVD_E_LOST, retryable.
  * Attachments and dlists are made again behind that: calls that name one wait for
- * it or give -KVD_E_BUSY; -KVD_E_STATE once it cannot be (the attached session is
- * gone, too). Rooms and xfers of the old session are not resumed: they end as the
- * old session ends them (KVD_E_DEAD once its daemon's process is gone) and wait to
- * be closed. This session's own key (kvd_session_key) is a new one.
+ * it or, where they never wait, give -KVD_E_BUSY; -KVD_E_STATE once it cannot be (the
+ * attached session is gone, too). Rooms and xfers of the old session are not resumed:
+ * they end as the old session ends them (KVD_E_DEAD once its daemon's process is gone)
+ * and wait to be closed. This session's own key (kvd_session_key) is a new one.
  *
  * kvd_lost(): there is no session now. kvd_reconnect(): a new one now, blocking,
  * whatever was; the only way with options->manual_reconnect.
@@ -614,6 +615,27 @@ int kvd_peer_attached(struct kvd_client *client, uint64_t attach,
 int kvd_peer_refresh(struct kvd_client *client, uint64_t attach,
 		     const struct kvd_call *call);
 
+/*
+ * Lists, transfers and notifications: without waiting, through memory shared with the
+ * daemon; no system call while it is awake, one write() to wake it. What these calls
+ * make is usable at once by the others; what only the daemon can know (memory that is
+ * not registered, a peer that is gone) shows in the state, and kvd_xfer_error() and
+ * kvd_dlist_error() ask for the words.
+ *
+ * The first of a session asks for the shared memory, one round trip. When that is
+ * full, or could not be had, the same goes by the socket: still without waiting,
+ * -KVD_E_FULL once that is full, too (retryable: kvd_poll() first). -KVD_E_LOST:
+ * no session (kvd_poll() reconnects); a reconnected client makes its own memory anew.
+ *
+ * kvd_xfer_prepare() asks now, for who has the time: all of the session, as often
+ * as it is called. 0, or -KVD_E_LOST.
+ *
+ * Bounds: 65 536 lists and transfers at a time, -KVD_E_LIMIT for a transfer; a list
+ * may have 2^22 rows. One that finds no place in the shared memory (over 64 MiB, or
+ * over 65 536) goes in a memfd: see kvd_dlist_state().
+ */
+int kvd_xfer_prepare(struct kvd_client *client);
+
 /* `count` rows of `bytes`, `stride` apart; count 0 means 1 */
 struct kvd_desc {
 	uint64_t address;
@@ -622,13 +644,27 @@ struct kvd_desc {
 	uint64_t count;
 };
 
-/* attach 0: own regions. The descriptors are kept here, too. Lists over 1024 entries
- * travel in a memfd. */
-int kvd_dlist_prep(struct kvd_client *client, uint64_t attach,
-		   const struct kvd_desc *descs, size_t count,
-		   const struct kvd_call *call, struct kvd_dlist **dlist_p);
-int kvd_dlist_free(struct kvd_dlist *dlist, const struct kvd_call *call);
+/*
+ * attach 0: own regions. `rows` is count x columns numbers of 64 bits: address, bytes
+ * (columns 2); and a device that is not looked at (3: as a NIXL array lies in memory);
+ * or address, bytes, stride, count (4: struct kvd_desc). Copied twice before it
+ * returns: to the daemon, and for a reconnect. -KVD_E_INVAL: no rows, other columns;
+ * -KVD_E_BUSY: the attachment is being made, or made again.
+ */
+int kvd_dlist_prep(struct kvd_client *client, uint64_t attach, const void *rows,
+		   size_t count, size_t columns, struct kvd_dlist **dlist_p);
+/* 1: prepared; 0: not yet, but transfers may name it; -KVD_E_BUSY: not yet, and they
+ * get -KVD_E_BUSY (it goes in a memfd, or is prepared again after a reconnect); else
+ * the negative code of why it is not. */
+int kvd_dlist_state(const struct kvd_dlist *dlist);
+/* Block until it is prepared: 0, -KVD_E_NOREPLY, or why it is not, with words. */
+int kvd_dlist_wait(struct kvd_dlist *dlist, int timeout_ms);
+/* The words of its failure; code 0: there are none. Blocks. */
+int kvd_dlist_error(const struct kvd_dlist *dlist, int timeout_ms,
+		    struct kvd_error *error_p);
 uint64_t kvd_dlist_count(const struct kvd_dlist *dlist); /* rows */
+/* Free it; transfers made of it go on. The handle is gone unless this fails. */
+int kvd_dlist_release(struct kvd_dlist *dlist);
 
 enum kvd_op { KVD_READ = 0, KVD_WRITE = 1 };
 
@@ -641,85 +677,40 @@ struct kvd_xfer_args {
 	size_t notif_bytes;
 };
 
-int kvd_xfer_start(struct kvd_client *client, const struct kvd_xfer_args *args,
-		   const struct kvd_call *call, struct kvd_xfer **xfer_p);
-int kvd_xfer_cancel(struct kvd_xfer *xfer, const struct kvd_call *call);
-/* Post one that has ended once more; it is as just started. */
-int kvd_xfer_again(struct kvd_xfer *xfer, const struct kvd_call *call);
-/* Cancels first; answered when nothing of it can move any more. Frees the handle
- * on success. */
-int kvd_xfer_release(struct kvd_xfer *xfer, const struct kvd_call *call);
-/* As their room counterparts. */
-int kvd_xfer_state(const struct kvd_xfer *xfer);
-int kvd_xfer_read(const struct kvd_xfer *xfer, struct kvd_room_status *status_p);
-int kvd_xfer_wait(struct kvd_xfer *xfer, int timeout_ms);
-
-/*
- * The same without waiting, through memory shared with the daemon: no system call
- * while it is awake, one write() to wake it. What these calls make is usable at
- * once by the others; what only the daemon can know (memory that is not registered,
- * a peer that is gone) shows in the state, and kvd_xfer_why() asks for the words.
- *
- * The first of a session asks for the shared memory, one round trip. When that is
- * full, or could not be had, the same goes by the socket: still without waiting,
- * -KVD_E_FULL once that is full, too (retryable: kvd_poll() first). -KVD_E_LOST:
- * no session (kvd_poll() reconnects); a reconnected client makes its own memory anew.
- * Handles may be used in all other calls as well.
- *
- * kvd_xfer_prepare() asks now, for who has the time: all of the session, as often
- * as it is called. 0, or -KVD_E_LOST.
- *
- * Bounds: 65 536 lists and transfers of this kind at a time, -KVD_E_LIMIT; a list
- * may have 2^22 rows, and must find room in the arena (64 MiB), -KVD_E_TOOBIG,
- * where kvd_dlist_prep() does not.
- */
-
-int kvd_xfer_prepare(struct kvd_client *client);
-
-/*
- * `rows` is count x columns numbers: address, bytes (columns 2); and a device that
- * is not looked at (3: as a NIXL array lies in memory); or address, bytes, stride,
- * count (4: struct kvd_desc). Copied twice before it returns: to the daemon, and
- * for a reconnect. -KVD_E_INVAL: no rows, other columns; -KVD_E_BUSY: the attachment
- * is being made again.
- */
-int kvd_dlist_rows(struct kvd_client *client, uint64_t attach, const uint64_t *rows,
-		   size_t count, size_t columns, struct kvd_dlist **dlist_p);
-/* 1: prepared, also by kvd_dlist_prep(); 0: not yet; else the negative code of why
- * it is not. */
-int kvd_dlist_state(const struct kvd_dlist *dlist);
-/* Free it; transfers made of it go on. The handle is gone unless this fails. */
-int kvd_dlist_drop(struct kvd_dlist *dlist);
-
 /* A transfer that is not posted yet: KVD_BOOTSTRAPPING. -KVD_E_INVAL, -KVD_E_RANGE:
  * rows of another number or length, an index outside its list, no rows. */
 int kvd_xfer_make(struct kvd_client *client, const struct kvd_xfer_args *args,
 		  struct kvd_xfer **xfer_p);
 /*
- * Post it: one that was made, or (also by kvd_xfer_start()) has ended. From now on
- * the state is of this post. `notif`: other words than before; NULL: the same.
- * -KVD_E_STATE: it has not ended yet. A post that the daemon refuses is KVD_FAILED.
+ * Post it: one that was made, or has ended. From now on the state is of this post.
+ * `notif`: another notification than before; NULL: the same. -KVD_E_STATE: it has not
+ * ended yet. A post that the daemon refuses is KVD_FAILED.
  */
 int kvd_xfer_post(struct kvd_xfer *xfer, const void *notif, size_t notif_bytes);
-/* Cancel: it is KVD_FAILED when nothing can move any more, unless it was faster. */
-int kvd_xfer_stop(struct kvd_xfer *xfer);
-/* Let go of it: what is under way is canceled, and ends without a handle; memory is
- * still only when kvd_xfer_state() said so before. Gone unless this fails. */
-int kvd_xfer_drop(struct kvd_xfer *xfer);
-/* Ask the daemon for the words of a failure; code 0: it has none. Blocks. */
-int kvd_xfer_why(const struct kvd_xfer *xfer, int timeout_ms, struct kvd_error *why_p);
-int kvd_dlist_why(const struct kvd_dlist *dlist, int timeout_ms, struct kvd_error *why_p);
+/* As their room counterparts; kvd_xfer_wait(): the state once it has ended, at once
+ * that of one that was never posted. */
+int kvd_xfer_state(const struct kvd_xfer *xfer);
+int kvd_xfer_read(const struct kvd_xfer *xfer, struct kvd_room_status *status_p);
+int kvd_xfer_wait(struct kvd_xfer *xfer, int timeout_ms);
+/* The words of its failure; code 0: there are none. Blocks. */
+int kvd_xfer_error(const struct kvd_xfer *xfer, int timeout_ms,
+		   struct kvd_error *error_p);
+/* It is KVD_FAILED when nothing of it can move any more, unless it was faster. */
+int kvd_xfer_cancel(struct kvd_xfer *xfer);
+/*
+ * Free it. What is under way is canceled, and ends without a handle: the memory may
+ * change until then. To have it quiet first: kvd_xfer_cancel(), kvd_xfer_wait(), and
+ * then this. The handle is gone unless this fails.
+ */
+int kvd_xfer_release(struct kvd_xfer *xfer);
 
 /* At most 1 MiB. Not answered: what cannot be delivered (the session there is over)
  * is dropped and counted (notifs_dropped_total). Order: with all that this client
  * posts to the same attachment. */
-int kvd_notif_post(struct kvd_client *client, uint64_t attach, const void *data,
+int kvd_notif_send(struct kvd_client *client, uint64_t attach, const void *data,
 		   size_t bytes);
 /* How many wait for kvd_notif_drain(): a look at shared memory. */
 uint64_t kvd_notif_waiting(const struct kvd_client *client);
-
-int kvd_notif_send(struct kvd_client *client, uint64_t attach, const void *data,
-		   size_t bytes, const struct kvd_call *call);
 /* Take what has arrived: on_notif for each, oldest first, before it returns.
  * How many, or a negative code. `from` names the sender's session. */
 int kvd_notif_drain(struct kvd_client *client, int timeout_ms,

@@ -14,5 +14,5 @@ $(B)/bench/bench_ring: $(B)/tests/bench/bench_ring.o $(B)/libkvd.so
 TEST_NEEDS += $(B)/bench/bench_ring
 
 .PHONY: bench-ring
-bench-ring: all $(B)/bench/bench_ring ## what posting costs, by ring and by socket
+bench-ring: all $(B)/bench/bench_ring ## what posting costs
 	@KVD_BUILD=$(B) scripts/bench-ring.py

@@ -203,20 +203,12 @@ static PyType_Spec attach_spec = {
 /* ---- descriptor lists ---------------------------------------------------------------
  */
 
-static void on_nothing(void *arg, int result, const struct kvd_reply *reply)
-{
-	(void)arg;
-	(void)result;
-	(void)reply;
-}
-
-/* Tell the daemon. A list that the shared memory cannot hold goes by the socket. */
+/* Tell the daemon. */
 static int dlist_tell(struct dlist *d)
 {
 	uint64_t attach = d->attach ? d->attach->number : 0;
 	cleanup_free struct kvd_desc *filled = NULL;
 	const struct kvd_desc *entries = d->rows.entries;
-	struct kvd_call nobody = {.on_done = on_nothing};
 	int r;
 
 	if (d->rows.empty) {
@@ -225,13 +217,9 @@ static int dlist_tell(struct dlist *d)
 			return -KVD_E_BUSY; /* looked at again */
 		entries = filled;
 	}
-	r = kvd_dlist_rows(d->client->kvd, attach, (const uint64_t *)entries,
-			   d->rows.count, 4, &d->kvd);
-	if (r != -KVD_E_TOOBIG && r != -KVD_E_LIMIT)
-		return r;
-	d->answered = true;
-	return kvd_dlist_prep(d->client->kvd, attach, entries, d->rows.count, &nobody,
-			      &d->kvd);
+	r = kvd_dlist_prep(d->client->kvd, attach, entries, d->rows.count, 4, &d->kvd);
+	d->answered = r == 0 && kvd_dlist_state(d->kvd) == -KVD_E_BUSY;
+	return r;
 }
 
 static int dlist_refuse(struct dlist *d, const struct kvd_error *error)
@@ -242,7 +230,7 @@ static int dlist_refuse(struct dlist *d, const struct kvd_error *error)
 
 int dlist_go(struct dlist *d)
 {
-	int r = 0;
+	int r = 0, state = 1;
 
 	if (d->state != PENDING)
 		return d->state;
@@ -259,9 +247,15 @@ int dlist_go(struct dlist *d)
 		return PENDING;
 	if (r < 0)
 		return dlist_refuse(d, kvd_last_error(d->client->kvd));
-	if (!d->answered || kvd_dlist_state(d->kvd) == 1)
-		d->state = READY;
-	return d->state;
+	if (d->answered)
+		state = kvd_dlist_state(d->kvd);
+	if (state == -KVD_E_BUSY)
+		return PENDING;
+	if (state == 1)
+		return d->state = READY;
+	d->error = (struct kvd_error){.code = -state};
+	kvd_dlist_error(d->kvd, 0, &d->error); /* its words are here */
+	return d->state = REFUSED;
 }
 
 static PyObject *rows_raise(enum rows_fault fault, const uint64_t *row, size_t at)
@@ -327,7 +321,7 @@ static PyObject *dlist_make(PyTypeObject *type, PyObject *args, PyObject *kwargs
 
 int dlist_shut(void *handle, const struct kvd_call *call)
 {
-	int r = kvd_dlist_drop(handle);
+	int r = kvd_dlist_release(handle);
 
 	(void)call;
 	return r < 0 ? r : 1;

@@ -47,7 +47,7 @@ struct xfer {
 
 static int xfer_shut(void *handle, const struct kvd_call *call)
 {
-	int r = kvd_xfer_drop(handle);
+	int r = kvd_xfer_release(handle);
 
 	(void)call;
 	return r < 0 ? r : 1;
@@ -109,7 +109,7 @@ static void xfer_go_empty(struct xfer *x)
 	if (!x->wanted)
 		return;
 	if (x->notif)
-		r = kvd_notif_post(x->client->kvd, x->remote->attach->number,
+		r = kvd_notif_send(x->client->kvd, x->remote->attach->number,
 				   PyBytes_AsString(x->notif),
 				   (size_t)PyBytes_Size(x->notif));
 	if (xfer_waits(x, r))
@@ -148,7 +148,7 @@ static void xfer_go(struct xfer *x)
 		return;
 	}
 	if (x->kvd && x->serial != x->remote->serial) {
-		kvd_xfer_drop(x->kvd);
+		kvd_xfer_release(x->kvd);
 		x->kvd = NULL;
 	}
 	if (!x->kvd)
@@ -156,7 +156,7 @@ static void xfer_go(struct xfer *x)
 	if (r == 0 && x->wanted)
 		r = xfer_post_now(x);
 	if (r == -KVD_E_STATE && x->posted && x->kvd) { /* of a session that has ended */
-		kvd_xfer_drop(x->kvd);
+		kvd_xfer_release(x->kvd);
 		x->kvd = NULL;
 		r = xfer_tell(x);
 		if (r == 0 && x->wanted)
@@ -507,7 +507,7 @@ static PyObject *xfer_stop(PyObject *self, PyObject *none)
 	}
 	if (!client_lock(x->client))
 		return NULL;
-	kvd_xfer_stop(x->kvd); /* refused: asked again by the next call */
+	kvd_xfer_cancel(x->kvd); /* refused: asked again by the next call */
 	client_turn(x->client, false);
 	client_unlock(x->client);
 	return PyBool_FromLong(xfer_still(x));
@@ -522,7 +522,7 @@ static void xfer_why(struct xfer *x)
 	if (!x->kvd || x->error.message[0] || x->error.code >= KVD_E_GONE ||
 	    !client_lock(x->client))
 		return;
-	Py_BEGIN_ALLOW_THREADS r = kvd_xfer_why(x->kvd, WHY_MS, &why);
+	Py_BEGIN_ALLOW_THREADS r = kvd_xfer_error(x->kvd, WHY_MS, &why);
 	Py_END_ALLOW_THREADS client_unlock(x->client);
 	if (r == 0 && why.code == x->error.code)
 		x->error = why;
@@ -614,7 +614,7 @@ static PyObject *notif_send(PyObject *module, PyObject *args)
 	c = (struct client *)client;
 	if (!client_lock(c))
 		return NULL;
-	if (kvd_notif_post(c->kvd, ((struct attach *)attach)->number, data,
+	if (kvd_notif_send(c->kvd, ((struct attach *)attach)->number, data,
 			   (size_t)bytes) < 0)
 		return client_raise(c, kvd_last_error(c->kvd));
 	client_flush(c);

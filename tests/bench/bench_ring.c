@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bench_ring PREFILL_SOCKET DECODE_SOCKET [SECONDS]: what posting costs, by the
- * submission ring and by the socket in turn, and what work does to the daemons'
- * loops. One process plays both engines; the prefill engine writes to the other.
+ * bench_ring PREFILL_SOCKET DECODE_SOCKET [SECONDS]: what posting costs by the
+ * submission ring, and what work does to the daemons' loops. One process plays both
+ * engines; the prefill engine writes to the other.
  *
  * First calls, each with the time until its caller goes on and until the result
  * shows. Then loads for SECONDS (3) each; of the loops' turns in that time it shows
@@ -114,7 +114,7 @@ static struct kvd_dlist *list(const struct engine *whose, uint64_t at, uint32_t 
 	struct kvd_dlist *dlist;
 	int r;
 
-	well(&a, kvd_dlist_rows(a.client, at, table, rows, 3, &dlist), "dlist_rows");
+	well(&a, kvd_dlist_prep(a.client, at, table, rows, 3, &dlist), "dlist_prep");
 	while (!(r = kvd_dlist_state(dlist)))
 		;
 	well(&a, r < 0 ? -1 : 0, "a list was refused");
@@ -144,7 +144,7 @@ static void bench_posts(const char *what, uint32_t rows, unsigned int rounds)
 	struct kvd_dlist *own = list(&a, 0, rows, ROW, true);
 	struct kvd_dlist *theirs = list(&b, attach, rows, ROW, true);
 	struct kvd_xfer *xfer = make(own, theirs);
-	struct times ring = {0}, line = {0};
+	struct times ring = {0};
 	char name[64];
 
 	post(xfer);
@@ -156,19 +156,12 @@ static void bench_posts(const char *what, uint32_t rows, unsigned int rounds)
 		ring.call[ring.count] = now_us() - t;
 		spin(xfer);
 		ring.done[ring.count++] = now_us() - t;
-		t = now_us();
-		well(&a, kvd_xfer_again(xfer, NULL), "xfer_again");
-		line.call[line.count] = now_us() - t;
-		spin(xfer);
-		line.done[line.count++] = now_us() - t;
 	}
-	snprintf(name, sizeof(name), "post %s, ring", what);
+	snprintf(name, sizeof(name), "post %s", what);
 	show(name, &ring);
-	snprintf(name, sizeof(name), "post %s, socket", what);
-	show(name, &line);
-	kvd_xfer_drop(xfer);
-	kvd_dlist_drop(own);
-	kvd_dlist_drop(theirs);
+	kvd_xfer_release(xfer);
+	kvd_dlist_release(own);
+	kvd_dlist_release(theirs);
 }
 
 static void bench_making(void)
@@ -184,43 +177,32 @@ static void bench_making(void)
 		post(xfer);
 		t.call[t.count] = now_us() - from;
 		spin(xfer);
-		kvd_xfer_drop(xfer);
+		kvd_xfer_release(xfer);
 		t.done[t.count++] = now_us() - from;
 	}
-	show("make, post, wait, drop; 64 rows, ring", &t);
-	kvd_dlist_drop(own);
-	kvd_dlist_drop(theirs);
+	show("make, post, wait, release; 64 rows", &t);
+	kvd_dlist_release(own);
+	kvd_dlist_release(theirs);
 }
 
 static void bench_lists(void)
 {
 	uint64_t *table = table_new(&a, MANY, ROW, true);
-	struct kvd_desc *descs = calloc(MANY, sizeof(*descs));
-	struct times ring = {0}, line = {0};
+	struct times ring = {0};
 	struct kvd_dlist *dlist;
 
-	for (uint32_t i = 0; i < MANY; i++)
-		descs[i] = (struct kvd_desc){.address = table[3 * i], .bytes = ROW};
 	for (unsigned int i = 0; i < 5; i++) {
 		double t = now_us();
 
-		well(&a, kvd_dlist_rows(a.client, 0, table, MANY, 3, &dlist),
-		     "dlist_rows");
+		well(&a, kvd_dlist_prep(a.client, 0, table, MANY, 3, &dlist),
+		     "dlist_prep");
 		ring.call[ring.count] = now_us() - t;
 		while (!kvd_dlist_state(dlist))
 			;
 		ring.done[ring.count++] = now_us() - t;
-		kvd_dlist_drop(dlist);
-		t = now_us();
-		well(&a, kvd_dlist_prep(a.client, 0, descs, MANY, NULL, &dlist),
-		     "dlist_prep");
-		line.call[line.count] = line.done[line.count] = now_us() - t;
-		line.count++;
-		well(&a, kvd_dlist_free(dlist, NULL), "dlist_free");
+		kvd_dlist_release(dlist);
 	}
-	show("list of 10^6 scattered rows, ring", &ring);
-	show("list of 10^6 scattered rows, memfd", &line);
-	free(descs);
+	show("list of 10^6 scattered rows", &ring);
 	free(table);
 }
 
@@ -244,9 +226,9 @@ static void bench_looks(void)
 	printf("%-44s %9.4f\n", "are there notifications?", (now_us() - t) / 1e6);
 	if (seen == 0)
 		puts("");
-	kvd_xfer_drop(xfer);
-	kvd_dlist_drop(own);
-	kvd_dlist_drop(theirs);
+	kvd_xfer_release(xfer);
+	kvd_dlist_release(own);
+	kvd_dlist_release(theirs);
 }
 
 /* ---- loads ----------------------------------------------------------------------------
@@ -353,9 +335,9 @@ static void load_posts(const char *what, uint32_t rows, uint64_t bytes, double s
 
 	once_posted(xfer);
 	load(what, seconds, once_posted, xfer);
-	kvd_xfer_drop(xfer);
-	kvd_dlist_drop(own);
-	kvd_dlist_drop(theirs);
+	kvd_xfer_release(xfer);
+	kvd_dlist_release(own);
+	kvd_dlist_release(theirs);
 }
 
 static void once_made(void *arg)
@@ -364,7 +346,7 @@ static void once_made(void *arg)
 	struct kvd_xfer *xfer = make(lists[0], lists[1]);
 
 	once_posted(xfer);
-	kvd_xfer_drop(xfer);
+	kvd_xfer_release(xfer);
 }
 
 static void load_new(const char *what, uint32_t rows, double seconds)
@@ -374,8 +356,8 @@ static void load_new(const char *what, uint32_t rows, double seconds)
 
 	once_made(lists);
 	load(what, seconds, once_made, lists);
-	kvd_dlist_drop(lists[0]);
-	kvd_dlist_drop(lists[1]);
+	kvd_dlist_release(lists[0]);
+	kvd_dlist_release(lists[1]);
 }
 
 static void once_indexed(void *arg)
@@ -395,7 +377,7 @@ static void once_indexed(void *arg)
 		index[i] = i * 7u % 100000u;
 	well(&a, kvd_xfer_make(a.client, &args, &xfer), "xfer_make");
 	once_posted(xfer);
-	kvd_xfer_drop(xfer);
+	kvd_xfer_release(xfer);
 }
 
 static void load_indexed(double seconds)
@@ -405,8 +387,8 @@ static void load_indexed(double seconds)
 
 	once_indexed(lists);
 	load("40000 of 100000 rows by index", seconds, once_indexed, lists);
-	kvd_dlist_drop(lists[0]);
-	kvd_dlist_drop(lists[1]);
+	kvd_dlist_release(lists[0]);
+	kvd_dlist_release(lists[1]);
 }
 
 static void once_listed(void *arg)
@@ -416,8 +398,8 @@ static void once_listed(void *arg)
 
 	(void)arg;
 	once_made(dlists);
-	kvd_dlist_drop(dlists[0]);
-	kvd_dlist_drop(dlists[1]);
+	kvd_dlist_release(dlists[0]);
+	kvd_dlist_release(dlists[1]);
 }
 
 int main(int argc, char **argv)

@@ -63,7 +63,7 @@ static void die_xfer(const struct kvd_xfer *xfer, int state)
 {
 	struct kvd_error why = {0};
 
-	kvd_xfer_why(xfer, 0, &why);
+	kvd_xfer_error(xfer, 0, &why);
 	fprintf(stderr, "bench_xfer: the transfer %s: %s %s\n",
 		state == KVD_FAILED ? "failed" : "hangs", kvd_code_name(why.code),
 		why.message);
@@ -154,7 +154,8 @@ static struct kvd_dlist *dlist_of(const struct engine *own, uint64_t attach,
 	for (uint64_t i = 0; i < rows->count; i++)
 		descs[i] = (struct kvd_desc){.address = (uintptr_t)(base + at[i]),
 					     .bytes = rows->bytes};
-	if (kvd_dlist_prep(own->client, attach, descs, rows->count, NULL, &dlist) < 0)
+	if (kvd_dlist_prep(own->client, attach, descs, rows->count, 4, &dlist) < 0 ||
+	    kvd_dlist_wait(dlist, 0) < 0)
 		die(own, "dlist");
 	free(descs);
 	return dlist;
@@ -264,8 +265,9 @@ static void work_run(const struct rows *rows, bool reading, unsigned int threads
 	args.local = local;
 	args.remote = far;
 	first = now_s();
-	if (kvd_xfer_start(own->client, &args, NULL, &xfer) < 0)
-		die(own, "xfer.start");
+	if (kvd_xfer_make(own->client, &args, &xfer) < 0 ||
+	    kvd_xfer_post(xfer, NULL, 0) < 0)
+		die(own, "a transfer");
 	xfer_wait(xfer, 0);
 	first = now_s() - first;
 	check_rows(rows);
@@ -276,8 +278,8 @@ static void work_run(const struct rows *rows, bool reading, unsigned int threads
 	fill(&prefill, 0);
 	xfer_s(own, xfer);
 	check_rows(rows);
-	if (kvd_xfer_release(xfer, NULL) < 0 || kvd_dlist_free(local, NULL) < 0 ||
-	    kvd_dlist_free(far, NULL) < 0)
+	if (kvd_xfer_release(xfer) < 0 || kvd_dlist_release(local) < 0 ||
+	    kvd_dlist_release(far) < 0)
 		die(own, "release");
 }
 

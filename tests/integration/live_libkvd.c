@@ -625,47 +625,57 @@ static void xfer_writes_where_it_was_told_and_says_so(void **state)
 				      PAGE_BYTES, 0, 0};
 	live_well(f->b.client, kvd_session_key(f->b.client, 0, &key));
 	live_well(f->a.client, kvd_peer_attach(f->a.client, NULL, &key, 0, &attach));
-	live_well(f->a.client, kvd_dlist_prep(f->a.client, 0, descs, 3, NULL, &local));
+	live_well(f->a.client, kvd_dlist_prep(f->a.client, 0, descs, 3, 4, &local));
 	live_well(f->a.client,
-		  kvd_dlist_prep(f->a.client, attach, theirs, 2, NULL, &remote));
+		  kvd_dlist_prep(f->a.client, attach, theirs, 2, 4, &remote));
 	args.local = local;
 	args.remote = remote;
-	live_well(f->a.client, kvd_xfer_start(f->a.client, &args, NULL, &xfer));
+	live_well(f->a.client, kvd_xfer_make(f->a.client, &args, &xfer));
+	live_well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
 	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
 	memcpy(f->b.bytes + pages_b[1] * PAGE_BYTES, f->a.bytes + pages_a[1] * PAGE_BYTES,
 	       PAGE_BYTES); /* the page that was not sent */
 	check(&f->b, 3);
 	memset(f->b.bytes, 0xa5, PAGES * PAGE_BYTES);
-	live_well(f->a.client, kvd_xfer_again(xfer, NULL));
+	live_well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
 	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
 	assert_int_equal(f->b.bytes[pages_b[0] * PAGE_BYTES], pattern(0, 0));
 	for (int i = 0; i < 1000 && notifs < 2; i++)
 		live_well(f->b.client,
 			  kvd_notif_drain(f->b.client, 0, on_notif, &notifs));
 	assert_int_equal(notifs, 2);
-	live_well(f->a.client, kvd_xfer_release(xfer, NULL));
-	live_well(f->a.client, kvd_dlist_free(local, NULL));
-	live_well(f->a.client, kvd_dlist_free(remote, NULL));
+	live_well(f->a.client, kvd_xfer_release(xfer));
+	live_well(f->a.client, kvd_dlist_release(local));
+	live_well(f->a.client, kvd_dlist_release(remote));
 }
 
+/* Longer than the arena. */
 static void dlist_long_is_taken_from_a_memfd(void **state)
 {
-	enum { COUNT = 2000 };
-	static struct kvd_desc descs[COUNT];
+	const size_t count = ((64u << 20) / sizeof(struct kvd_desc)) + 1;
+	struct kvd_desc *descs = calloc(count, sizeof(*descs));
 	struct fixture *f = *state;
 	struct kvd_dlist *dlist;
+	struct kvd_error error;
 
 	engine_open(f, &f->a, KVD_REGION_MEMFD);
-	for (unsigned int i = 0; i < COUNT; i++)
-		descs[i] = (struct kvd_desc){(uintptr_t)f->a.bytes + i * 16, 16, 0, 0};
-	live_well(f->a.client,
-		  kvd_dlist_prep(f->a.client, 0, descs, COUNT, NULL, &dlist));
-	assert_int_equal(kvd_dlist_count(dlist), COUNT);
-	live_well(f->a.client, kvd_dlist_free(dlist, NULL));
-	descs[COUNT - 1].address = 4096;
-	assert_int_equal(kvd_dlist_prep(f->a.client, 0, descs, COUNT, NULL, &dlist),
-			 -KVD_E_NOTFOUND);
-	assert_null(dlist);
+	for (size_t i = 0; i < count; i++)
+		descs[i] =
+			(struct kvd_desc){(uintptr_t)f->a.bytes + i % 512 * 16, 16, 0, 0};
+	live_well(f->a.client, kvd_dlist_prep(f->a.client, 0, descs, count, 4, &dlist));
+	assert_int_equal(kvd_dlist_state(dlist), -KVD_E_BUSY);
+	live_well(f->a.client, kvd_dlist_wait(dlist, WAIT_MS));
+	assert_int_equal(kvd_dlist_state(dlist), 1);
+	assert_int_equal(kvd_dlist_count(dlist), count);
+	live_well(f->a.client, kvd_dlist_release(dlist));
+	descs[count - 1].address = 4096;
+	live_well(f->a.client, kvd_dlist_prep(f->a.client, 0, descs, count, 4, &dlist));
+	free(descs);
+	assert_int_equal(kvd_dlist_wait(dlist, WAIT_MS), -KVD_E_NOTFOUND);
+	live_well(f->a.client, kvd_dlist_error(dlist, 0, &error));
+	assert_int_equal(error.code, KVD_E_NOTFOUND);
+	assert_non_null(strstr(error.message, "is not registered"));
+	live_well(f->a.client, kvd_dlist_release(dlist));
 }
 
 int main(void)

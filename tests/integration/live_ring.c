@@ -100,21 +100,9 @@ static struct kvd_dlist *list_rows(struct side *s, uint64_t attach, const void *
 		table[3 * i + 1] = ROW_BYTES;
 		table[3 * i + 2] = 7;
 	}
-	live_well(s->client, kvd_dlist_rows(s->client, attach, table, rows, 3, &dlist));
+	live_well(s->client, kvd_dlist_prep(s->client, attach, table, rows, 3, &dlist));
 	free(table);
 	return dlist;
-}
-
-static int list_until(const struct kvd_dlist *dlist)
-{
-	int r = 0;
-
-	for (int i = 0; i < WAIT_MS && !r; i++) {
-		r = kvd_dlist_state(dlist);
-		if (!r)
-			poll(NULL, 0, 1);
-	}
-	return r;
 }
 
 static void attach(struct fixture *f)
@@ -160,7 +148,7 @@ static void send_row(struct fixture *f, uint32_t from, uint32_t to, uint8_t valu
 	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
 	for (uint32_t i = 0; i < ROW_BYTES; i++)
 		assert_int_equal(bytes_of(&f->b)[to * ROW_BYTES + i], value);
-	live_well(f->a.client, kvd_xfer_drop(xfer));
+	live_well(f->a.client, kvd_xfer_release(xfer));
 }
 
 static void on_notif(void *arg, const char *from, const void *data, size_t bytes)
@@ -198,13 +186,8 @@ static void post_moves_the_rows_and_again(void **state)
 	}
 	live_well(f->a.client, kvd_xfer_read(xfer, &st));
 	assert_int_equal(st.bytes, 3 * ROW_BYTES);
-	assert_int_equal(list_until(f->a.own), 1);
-	/* the calls by the socket know it as well */
-	live_well(f->a.client, kvd_xfer_again(xfer, NULL));
-	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
-	live_well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
-	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
-	live_well(f->a.client, kvd_xfer_release(xfer, NULL));
+	live_well(f->a.client, kvd_dlist_wait(f->a.own, WAIT_MS));
+	live_well(f->a.client, kvd_xfer_release(xfer));
 }
 
 /* Twenty thousand of them: the ring goes round, and is full; slots are used again. */
@@ -224,7 +207,7 @@ static void posts_by_the_thousand_all_arrive(void **state)
 		}
 		for (uint32_t i = 0; i < 1000; i++) {
 			assert_int_equal(kvd_xfer_wait(xfers[i], WAIT_MS), KVD_SUCCESS);
-			live_well(f->a.client, kvd_xfer_drop(xfers[i]));
+			live_well(f->a.client, kvd_xfer_release(xfers[i]));
 		}
 		assert_memory_equal(bytes_of(&f->b), bytes_of(&f->a), BYTES);
 	}
@@ -246,11 +229,11 @@ static void list_of_a_million_rows_is_prepared(void **state)
 	live_well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
 	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
 	assert_int_equal(bytes_of(&f->b)[ROW_BYTES], 9);
-	assert_int_equal(list_until(f->a.own), 1);
-	live_well(f->a.client, kvd_dlist_drop(f->a.own)); /* the transfer keeps it */
+	live_well(f->a.client, kvd_dlist_wait(f->a.own, WAIT_MS));
+	live_well(f->a.client, kvd_dlist_release(f->a.own)); /* the transfer keeps it */
 	live_well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
 	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
-	live_well(f->a.client, kvd_xfer_drop(xfer));
+	live_well(f->a.client, kvd_xfer_release(xfer));
 	f->a.own = small;
 	send_row(f, 5, 5, 55);
 }
@@ -265,11 +248,11 @@ static void notifications_come_in_order_and_are_counted(void **state)
 	sides_open(f);
 	xfer = make(&f->a, &row, &row, 1);
 	assert_int_equal(kvd_notif_waiting(f->b.client), 0);
-	live_well(f->a.client, kvd_notif_post(f->a.client, f->a.attach, "one", 3));
+	live_well(f->a.client, kvd_notif_send(f->a.client, f->a.attach, "one", 3));
 	live_well(f->a.client, kvd_xfer_post(xfer, "two", 3));
 	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_SUCCESS);
-	live_well(f->a.client, kvd_notif_post(f->a.client, f->a.attach, "", 0));
-	live_well(f->a.client, kvd_notif_post(f->a.client, f->a.attach, "four", 4));
+	live_well(f->a.client, kvd_notif_send(f->a.client, f->a.attach, "", 0));
+	live_well(f->a.client, kvd_notif_send(f->a.client, f->a.attach, "four", 4));
 	for (int i = 0; i < WAIT_MS && kvd_notif_waiting(f->b.client) < 4; i++)
 		poll(NULL, 0, 1);
 	assert_int_equal(kvd_notif_drain(f->b.client, 0, on_notif, text), 4);
@@ -294,15 +277,17 @@ static void list_of_foreign_memory_fails_with_words(void **state)
 	f->a.own = list_rows(&f->a, 0, &here, ROWS);
 	xfer = make(&f->a, &row, &row, 1);
 	live_well(f->a.client, kvd_xfer_post(xfer, NULL, 0));
-	assert_int_equal(list_until(f->a.own), -KVD_E_NOTFOUND);
-	live_well(f->a.client, kvd_dlist_why(f->a.own, 0, &why));
+	assert_int_equal(kvd_dlist_wait(f->a.own, WAIT_MS), -KVD_E_NOTFOUND);
+	assert_non_null(
+		strstr(kvd_last_error(f->a.client)->message, "is not registered"));
+	live_well(f->a.client, kvd_dlist_error(f->a.own, 0, &why));
 	assert_int_equal(why.code, KVD_E_NOTFOUND);
 	assert_non_null(strstr(why.message, "is not registered"));
 	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_FAILED);
-	live_well(f->a.client, kvd_xfer_why(xfer, 0, &why));
+	live_well(f->a.client, kvd_xfer_error(xfer, 0, &why));
 	assert_int_equal(why.code, KVD_E_NOTFOUND);
-	live_well(f->a.client, kvd_xfer_drop(xfer));
-	live_well(f->a.client, kvd_dlist_drop(f->a.own));
+	live_well(f->a.client, kvd_xfer_release(xfer));
+	live_well(f->a.client, kvd_dlist_release(f->a.own));
 	f->a.own = good;
 	send_row(f, 0, 9, 17); /* nobody is the worse for it */
 }
@@ -332,9 +317,9 @@ static void what_can_be_seen_here_is_refused_here(void **state)
 	assert_int_equal(kvd_xfer_make(f->a.client, &args, &xfer), -KVD_E_INVAL);
 	args.local = f->a.theirs;
 	assert_int_equal(kvd_xfer_make(f->a.client, &args, &xfer), -KVD_E_INVAL);
-	assert_int_equal(kvd_dlist_rows(f->a.client, 0, table, 0, 3, &dlist),
+	assert_int_equal(kvd_dlist_prep(f->a.client, 0, table, 0, 3, &dlist),
 			 -KVD_E_INVAL);
-	assert_int_equal(kvd_dlist_rows(f->a.client, 0, table, 1, 5, &dlist),
+	assert_int_equal(kvd_dlist_prep(f->a.client, 0, table, 1, 5, &dlist),
 			 -KVD_E_INVAL);
 	xfer = make(&f->a, &row, &row, 1);
 	child = fork();
@@ -358,14 +343,14 @@ static void stop_and_drop_end_what_runs(void **state)
 	for (int i = 0; i < 64; i++) {
 		xfers[i] = make(&f->a, &row, &row, 1);
 		live_well(f->a.client, kvd_xfer_post(xfers[i], NULL, 0));
-		live_well(f->a.client, kvd_xfer_stop(xfers[i]));
+		live_well(f->a.client, kvd_xfer_cancel(xfers[i]));
 	}
 	for (int i = 0; i < 64; i++) {
 		failed += kvd_xfer_wait(xfers[i], WAIT_MS) == KVD_FAILED;
-		live_well(f->a.client, kvd_xfer_drop(xfers[i]));
+		live_well(f->a.client, kvd_xfer_release(xfers[i]));
 		xfers[i] = make(&f->a, &row, &row, 1);
 		live_well(f->a.client, kvd_xfer_post(xfers[i], NULL, 0));
-		live_well(f->a.client, kvd_xfer_drop(xfers[i])); /* under way */
+		live_well(f->a.client, kvd_xfer_release(xfers[i])); /* under way */
 	}
 	print_message("%d of 64 were stopped in time\n", failed);
 	send_row(f, 2, 3, 4);
@@ -391,16 +376,14 @@ static void daemon_killed_fails_posts_and_the_next_one_serves(void **state)
 	assert_int_equal(kvd_xfer_wait(xfer, WAIT_MS), KVD_FAILED);
 	live_well(f->a.client, kvd_xfer_read(xfer, &st));
 	assert_int_equal(st.error, KVD_E_DEAD);
-	live_well(f->a.client, kvd_xfer_drop(xfer));
+	live_well(f->a.client, kvd_xfer_release(xfer));
 	live_daemon_start(&f->daemon);
 	side_close(&f->b);
 	side_open(f, &f->b,
 		  "b"); /* waits for the daemon; a comes back with its next call */
 	attach(f);
-	while (!list_until(f->a.own))
-		kvd_poll(f->a.client, 10);
-	assert_int_equal(list_until(f->a.own), 1);
-	live_well(f->a.client, kvd_dlist_drop(f->a.theirs)); /* its session is gone */
+	live_well(f->a.client, kvd_dlist_wait(f->a.own, WAIT_MS));
+	live_well(f->a.client, kvd_dlist_release(f->a.theirs)); /* its session is gone */
 	f->a.theirs = list_rows(&f->a, f->a.attach, f->b.memory.address, ROWS);
 	for (uint8_t i = 0; i < 100; i++)
 		send_row(f, i, (uint32_t)(ROWS - 1 - i), i);

@@ -239,6 +239,7 @@ static void page_new(struct fake_kvd *f)
 	assert_true(f->page != MAP_FAILED);
 	f->page->magic = KVD_STATUS_MAGIC;
 	f->page->slots = FAKE_KVD_SLOTS;
+	f->page->engine_first = FAKE_KVD_SLOTS / 2;
 	f->page->slot_bytes = KVD_STATUS_SLOT_BYTES;
 	f->page->beat_interval_ns = 1000000;
 	fake_kvd_beat(f, true);

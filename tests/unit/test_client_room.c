@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * libkvd against a scripted daemon (tests/lib/fake_kvd.h): rooms, the ends of
- * connections and daemons, transfers. What is read from the status page is
+ * connections and daemons. What is read from the status page is
  * written by the test, word by word.
  */
 #include "lib/kvd.h"
@@ -515,166 +515,6 @@ static void client_in_a_forked_child_is_refused(void **state)
 	kvd_string_free(reply);
 }
 
-static struct kvd_dlist *dlist_make(struct client_fixture *f, size_t count)
-{
-	struct kvd_desc *descs = calloc(count, sizeof(*descs));
-	struct kvd_dlist *dlist;
-
-	for (size_t i = 0; i < count; i++)
-		descs[i] = (struct kvd_desc){4096 * i, 64, 128, i == 1 ? 3 : 0};
-	fake_kvd_answer(f->fake, OK ",\"dlist\":31}");
-	assert_int_equal(kvd_dlist_prep(f->client, 0, descs, count, NULL, &dlist), 0);
-	free(descs);
-	return dlist;
-}
-
-static void dlist_long_ones_travel_in_a_memfd(void **state)
-{
-	struct client_fixture *f = *state;
-	struct kvd_dlist *small = dlist_make(f, 2), *big = dlist_make(f, 1025);
-	unsigned int fds;
-
-	assert_int_equal(kvd_dlist_count(small), 4);
-	assert_string_equal(client_line_args(f, 1),
-			    "\"cmd\":\"dlist.prep\",\"descs\":[[\"0\",64],"
-			    "[\"4096\",64,128,3]]}");
-	assert_string_equal(client_line_args(f, 2),
-			    "\"cmd\":\"dlist.prep\",\"fd\":0,\"count\":1025}");
-	fake_kvd_line(f->fake, 2, &fds);
-	assert_int_equal(fds, 1);
-	assert_int_equal(kvd_dlist_count(big), 1027);
-	assert_int_equal(kvd_dlist_free(big, NULL), 0);
-	assert_string_equal(client_line_args(f, 3),
-			    "\"cmd\":\"dlist.free\",\"dlist\":31}");
-}
-
-static void xfer_starts_polls_and_is_released(void **state)
-{
-	static const uint32_t index[] = {1, 0}, outside[] = {4};
-	struct client_fixture *f = *state;
-	struct kvd_dlist *d = dlist_make(f, 2);
-	struct kvd_xfer_args args = {.op = KVD_WRITE,
-				     .local = d,
-				     .remote = d,
-				     .local_index = outside,
-				     .local_index_count = 1,
-				     .remote_index = index,
-				     .remote_index_count = 2,
-				     .notif = "hi\0!",
-				     .notif_bytes = 4};
-	struct kvd_xfer *xfer;
-
-	assert_int_equal(kvd_xfer_start(f->client, &args, NULL, &xfer), -KVD_E_RANGE);
-	args.local_index = index;
-	args.local_index_count = 2;
-	fake_kvd_word(f->fake, 5, 8, KVD_TRANSFERRING, 0, 0);
-	fake_kvd_answer(f->fake, OK ",\"xfer\":55,\"slot\":5,\"gen\":\"8\"}");
-	assert_int_equal(kvd_xfer_start(f->client, &args, NULL, &xfer), 0);
-	assert_string_equal(
-		client_line_args(f, 2),
-		"\"cmd\":\"xfer.start\",\"op\":\"write\",\"local\":31,\"remote\":31,"
-		"\"local_index\":[1,0],\"remote_index\":[1,0],\"notif\":\"aGkAIQ==\"}");
-	assert_int_equal(kvd_xfer_state(xfer), KVD_TRANSFERRING);
-	assert_int_equal(kvd_xfer_cancel(xfer, NULL), 0);
-	fake_kvd_word(f->fake, 5, 8, KVD_FAILED, 0, KVD_E_CANCELED);
-	assert_int_equal(kvd_xfer_wait(xfer, 100), KVD_FAILED);
-	fake_kvd_answer(f->fake, OK ",\"xfer\":55,\"slot\":5,\"gen\":\"9\"}");
-	assert_int_equal(kvd_xfer_again(xfer, NULL), 0);
-	assert_string_equal(client_line_args(f, 4),
-			    "\"cmd\":\"xfer.start\",\"xfer\":55}");
-	assert_int_equal(kvd_xfer_state(xfer), -KVD_E_GONE);
-	fake_kvd_word(f->fake, 5, 9, KVD_SUCCESS, 0, 0);
-	assert_int_equal(kvd_xfer_state(xfer), KVD_SUCCESS);
-	assert_int_equal(kvd_xfer_release(xfer, NULL), 0);
-	assert_string_equal(client_line_args(f, 5),
-			    "\"cmd\":\"xfer.release\",\"xfer\":55,\"wait\":true}");
-}
-
-/* A made one, through the socket (this daemon has no ring); the slot is `s`. */
-static struct kvd_xfer *xfer_made(struct client_fixture *f, struct client_slot **s)
-{
-	const struct kvd_session_key key = {.epoch = 5, .secret = "00ff"};
-	const struct kvd_desc desc = {.address = 4096, .bytes = 64};
-	struct kvd_dlist *local, *remote;
-	struct kvd_xfer *xfer;
-	uint64_t attach;
-
-	fake_kvd_page(f->fake)->engine_first = FAKE_KVD_SLOTS / 2;
-	fake_kvd_answer(f->fake, OK ",\"attach\":2}");
-	assert_int_equal(kvd_peer_attach(f->client, "tcp://h:1", &key, 0, &attach), 0);
-	fake_kvd_answer(f->fake, OK ",\"dlist\":10}");
-	assert_int_equal(kvd_dlist_prep(f->client, 0, &desc, 1, NULL, &local), 0);
-	fake_kvd_answer(f->fake, OK ",\"dlist\":11}");
-	assert_int_equal(kvd_dlist_prep(f->client, attach, &desc, 1, NULL, &remote), 0);
-	assert_int_equal(kvd_xfer_make(f->client,
-				       &(struct kvd_xfer_args){.op = KVD_WRITE,
-							       .local = local,
-							       .remote = remote},
-				       &xfer),
-			 0);
-	*s = &xfer->slot;
-	fake_kvd_word(f->fake, (*s)->slot, (*s)->gen, KVD_BOOTSTRAPPING, 0, 0);
-	return xfer;
-}
-
-static void xfer_post_refused_for_now_may_be_posted_again(void **state)
-{
-	struct client_fixture *f = *state;
-	unsigned int cap = f->client->max_pending;
-	struct client_slot *slot;
-	struct kvd_xfer *xfer = xfer_made(f, &slot);
-	uint32_t gen = slot->gen;
-
-	for (int i = 0; i < 2; i++) {
-		f->client->max_pending = 0;
-		assert_int_equal(kvd_xfer_post(xfer, NULL, 0), -KVD_E_FULL);
-		assert_true(kvd_last_error(f->client)->retryable);
-		assert_int_equal(kvd_xfer_state(xfer), KVD_BOOTSTRAPPING);
-	}
-	f->client->max_pending = cap;
-	assert_int_equal(kvd_xfer_post(xfer, NULL, 0), 0);
-	assert_int_equal(kvd_xfer_state(xfer), KVD_TRANSFERRING);
-	fake_kvd_word(f->fake, slot->slot, gen + 1, KVD_SUCCESS, 0, 0);
-	assert_int_equal(kvd_xfer_state(xfer), KVD_SUCCESS);
-	/* of one that was posted before, too */
-	f->client->max_pending = 0;
-	assert_int_equal(kvd_xfer_post(xfer, NULL, 0), -KVD_E_FULL);
-	assert_int_equal(kvd_xfer_state(xfer), KVD_SUCCESS);
-	f->client->max_pending = cap;
-	assert_int_equal(kvd_xfer_post(xfer, NULL, 0), 0);
-	assert_int_equal(kvd_xfer_state(xfer), KVD_TRANSFERRING);
-}
-
-static void on_notif(void *arg, const char *from, const void *data, size_t bytes)
-{
-	struct client_fixture *f = arg;
-
-	f->done++;
-	assert_string_equal(from, "12");
-	if (f->done == 1) {
-		assert_int_equal(bytes, 4);
-		assert_memory_equal(data, "hi\0!", 4);
-	} else {
-		assert_int_equal(bytes, 0);
-	}
-}
-
-static void notifs_are_bytes(void **state)
-{
-	struct client_fixture *f = *state;
-
-	assert_int_equal(kvd_notif_send(f->client, 2, "abc", 3, NULL), 0);
-	assert_string_equal(client_line_args(f, 1),
-			    "\"cmd\":\"notif.send\",\"attach\":2,\"data\":\"YWJj\"}");
-	fake_kvd_answer(f->fake,
-			OK ",\"notifs\":[{\"from\":\"12\",\"data\":\"aGkAIQ==\"},"
-			   "{\"from\":\"12\",\"data\":\"\"}]}");
-	assert_int_equal(kvd_notif_drain(f->client, 0, on_notif, f), 2);
-	assert_int_equal(f->done, 2);
-	fake_kvd_answer(f->fake, OK ",\"notifs\":[{\"from\":\"12\",\"data\":\"=a==\"}]}");
-	assert_int_equal(kvd_notif_drain(f->client, 0, on_notif, f), -KVD_E_PROTO);
-}
-
 /* Every allocation fails once: an error, never a leak or a crash. */
 static void out_of_memory_costs_one_call(void **state)
 {
@@ -727,10 +567,6 @@ int main(void)
 		T(reconnect_registers_again_under_old_handles),
 		T(reconnect_refused_half_way_is_lost_again),
 		T(client_in_a_forked_child_is_refused),
-		T(dlist_long_ones_travel_in_a_memfd),
-		T(xfer_starts_polls_and_is_released),
-		T(xfer_post_refused_for_now_may_be_posted_again),
-		T(notifs_are_bytes),
 		T(out_of_memory_costs_one_call),
 	};
 

@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -253,124 +254,104 @@ static void callbacks_of_the_lost_session_run_once(void **state)
 
 /* ---- attachments and descriptor lists ---- */
 
-struct lists {
-	uint64_t attach;
-	struct kvd_dlist *local, *remote;
-};
-
-static void lists_make(struct client_fixture *f, struct lists *l)
-{
-	const struct kvd_session_key key = {.epoch = 5, .secret = "00ff"};
-	const struct kvd_desc descs[] = {{.address = 4096, .bytes = 64}};
-
-	fake_kvd_answer(f->fake, OK ",\"attach\":2}");
-	assert_int_equal(kvd_peer_attach(f->client, "tcp://h:1", &key, 0, &l->attach), 0);
-	assert_int_equal(l->attach, 2);
-	fake_kvd_answer(f->fake, OK ",\"dlist\":10}");
-	assert_int_equal(kvd_dlist_prep(f->client, 0, descs, 1, NULL, &l->local), 0);
-	fake_kvd_answer(f->fake, OK ",\"dlist\":11}");
-	assert_int_equal(kvd_dlist_prep(f->client, l->attach, descs, 1, NULL, &l->remote),
-			 0);
-}
-
-static int lists_use(struct client_fixture *f, const struct lists *l,
-		     struct kvd_xfer **xfer)
+static int lists_use(struct client_fixture *f, const struct client_lists *l)
 {
 	const struct kvd_xfer_args args = {
 		.op = KVD_WRITE, .local = l->local, .remote = l->remote};
+	struct kvd_xfer *xfer;
 
-	return kvd_xfer_start(f->client, &args, NULL, xfer);
+	return kvd_xfer_make(f->client, &args, &xfer);
 }
 
 static void lists_are_made_again_behind_the_session(void **state)
 {
 	struct client_fixture *f = *state;
 	const struct kvd_desc desc = {.address = 8192, .bytes = 64};
+	struct kvd_ring_entry e;
 	struct kvd_dlist *third;
-	struct kvd_xfer *xfer;
-	struct lists l;
+	struct client_lists l;
 	unsigned int n;
 
-	lists_make(f, &l);
+	client_lists_make(f, 1, &l);
 	fake_kvd_kill(f->fake);
 	n = fake_kvd_lines(f->fake);
 	fake_kvd_restart(f->fake);
 	fake_kvd_answer(f->fake, OK ",\"attach\":7}");
 	fake_kvd_answer(f->fake, OK ",\"dlist\":20}");
 	fake_kvd_answer(f->fake, OK ",\"dlist\":21}");
-	fake_kvd_answer(f->fake, OK ",\"xfer\":3,\"slot\":4,\"gen\":\"1\"}");
-	fake_kvd_word(f->fake, 4, 1, KVD_TRANSFERRING, 0, 0);
-	assert_int_equal(lists_use(f, &l, &xfer), 0);
+	assert_int_equal(kvd_dlist_wait(l.local, 0), 0);
+	assert_int_equal(kvd_dlist_wait(l.remote, 0), 0);
+	assert_int_equal(lists_use(f, &l), 0);
 	assert_non_null(strstr(client_line_args(f, n + 1),
 			       "peer.attach\",\"endpoint\":"
 			       "\"tcp://h:1\",\"session\":\"5\""));
 	assert_null(strstr(client_line_args(f, n + 2), "\"peer\""));
 	assert_non_null(strstr(client_line_args(f, n + 3), "\"peer\":7"));
-	assert_non_null(strstr(client_line_args(f, n + 4), "\"local\":20,\"remote\":21"));
+	client_submitted(f, n + 5, &e, NULL, 0); /* behind session.share */
+	assert_int_equal(e.a, 20);
+	assert_int_equal(e.b, 21);
 	/* the caller's number still is the one it was given */
-	fake_kvd_answer(f->fake, OK ",\"dlist\":22}");
-	assert_int_equal(kvd_dlist_prep(f->client, l.attach, &desc, 1, NULL, &third), 0);
-	assert_non_null(strstr(client_line_args(f, n + 5), "\"peer\":7"));
+	assert_int_equal(kvd_dlist_prep(f->client, l.attach, &desc, 1, 4, &third), 0);
+	client_submitted(f, n + 6, &e, (uint8_t[32]){0}, 32);
+	assert_int_equal(e.a, 7);
 }
 
 static void attachment_that_is_gone_takes_its_lists_along(void **state)
 {
 	struct client_fixture *f = *state;
-	struct kvd_xfer *xfer;
-	struct lists l;
+	struct client_lists l;
 
-	lists_make(f, &l);
+	client_lists_make(f, 1, &l);
 	fake_kvd_kill(f->fake);
 	fake_kvd_restart(f->fake);
 	fake_kvd_answer(f->fake, "{\"id\":%ID%,\"error\":{\"code\":\"ENOTFOUND\","
 				 "\"message\":\"no such session\"}}");
 	fake_kvd_answer(f->fake, OK ",\"dlist\":20}");
-	assert_int_equal(lists_use(f, &l, &xfer), -KVD_E_STATE);
+	assert_int_equal(kvd_dlist_wait(l.remote, 0), -KVD_E_STATE);
+	assert_non_null(strstr(kvd_last_error(f->client)->message, "not made again"));
+	assert_int_equal(kvd_dlist_wait(l.local, 0), 0);
+	assert_int_equal(lists_use(f, &l), -KVD_E_STATE);
 	assert_non_null(
 		strstr(kvd_last_error(f->client)->message, "remote: could not be made"));
 	assert_int_equal(client_object_id(&l.local->slot.object), 20);
 	assert_false(kvd_lost(f->client)); /* nobody else pays */
-	assert_int_equal(kvd_dlist_free(l.remote, NULL), 0);
+	assert_int_equal(kvd_dlist_release(l.remote), 0);
 }
 
 static void attachment_whose_peer_is_away_is_tried_again(void **state)
 {
 	struct client_fixture *f = *state;
-	struct kvd_call call = {.on_done = client_on_done, .arg = f};
-	struct kvd_xfer_args args = {.op = KVD_WRITE};
-	struct kvd_xfer *xfer;
-	struct lists l;
+	struct client_lists l;
 
-	lists_make(f, &l);
-	args.local = l.local;
-	args.remote = l.remote;
+	client_lists_make(f, 1, &l);
 	fake_kvd_kill(f->fake);
 	fake_kvd_restart(f->fake);
 	fake_kvd_answer(f->fake, "{\"id\":%ID%,\"error\":{\"code\":\"EPEER\",\"message\":"
 				 "\"away\",\"retryable\":true}}");
 	fake_kvd_answer(f->fake, OK ",\"dlist\":20}");
+	fake_kvd_answer(f->fake, OK "}"); /* session.share */
 	fake_kvd_answer(f->fake, OK ",\"attach\":7}");
 	fake_kvd_answer(f->fake, OK ",\"dlist\":21}");
 	until_lost(f);
 	until_up(f);
-	while (!client_object_id(&l.local->slot.object))
-		kvd_poll(f->client, 5);
-	assert_int_equal(kvd_xfer_start(f->client, &args, &call, &xfer), -KVD_E_BUSY);
+	assert_int_equal(kvd_dlist_wait(l.local, 0), 0);
+	assert_int_equal(lists_use(f, &l), -KVD_E_BUSY);
 	assert_true(kvd_last_error(f->client)->retryable);
+	assert_int_equal(kvd_dlist_state(l.remote), -KVD_E_BUSY);
 	assert_in_range(kvd_timeout_ms(f->client), 0, 1001);
-	fake_kvd_answer(f->fake, OK ",\"xfer\":3,\"slot\":4,\"gen\":\"1\"}");
-	assert_int_equal(lists_use(f, &l, &xfer), 0); /* waits for it */
+	assert_int_equal(kvd_dlist_wait(l.remote, 0), 0);
+	assert_int_equal(lists_use(f, &l), 0);
 }
 
-/* Freed while it is on its way: the daemon is told to forget it. */
-static void list_freed_meanwhile_is_taken_back(void **state)
+/* Released while it is on its way: the daemon is told to forget it. */
+static void list_released_meanwhile_is_taken_back(void **state)
 {
 	struct client_fixture *f = *state;
-	struct lists l;
+	struct client_lists l;
 	unsigned int n;
 	char *reply;
 
-	lists_make(f, &l);
+	client_lists_make(f, 1, &l);
 	fake_kvd_kill(f->fake);
 	n = fake_kvd_lines(f->fake);
 	fake_kvd_restart(f->fake);
@@ -380,10 +361,35 @@ static void list_freed_meanwhile_is_taken_back(void **state)
 	until_lost(f);
 	while (fake_kvd_lines(f->fake) < n + 3)
 		kvd_poll(f->client, 5);
-	assert_int_equal(kvd_dlist_free(l.local, NULL), 0);
+	assert_int_equal(kvd_dlist_release(l.local), 0);
 	assert_int_equal(kvd_command(f->client, "a", NULL, 0, &reply), 0);
 	kvd_string_free(reply);
 	assert_non_null(strstr(client_line_args(f, n + 4), "dlist.free\",\"dlist\":20"));
+}
+
+/* Too long for a line, and unanswered when the daemon went. */
+static void list_lost_on_its_way_is_made_with_the_next_session(void **state)
+{
+	const size_t rows = 30000;
+	struct kvd_desc *descs = calloc(rows, sizeof(*descs));
+	struct client_fixture *f = *state;
+	struct kvd_dlist *dlist;
+
+	for (size_t i = 0; i < rows; i++)
+		descs[i] = (struct kvd_desc){.address = 4096 * i, .bytes = 64};
+	fake_kvd_answer(f->fake, OK "}"); /* session.share */
+	fake_kvd_answer(f->fake, "");
+	assert_int_equal(kvd_dlist_prep(f->client, 0, descs, rows, 4, &dlist), 0);
+	free(descs);
+	fake_kvd_line(f->fake, 2, NULL);
+	fake_kvd_kill(f->fake);
+	until_lost(f);
+	assert_int_equal(kvd_dlist_state(dlist), -KVD_E_BUSY);
+	fake_kvd_restart(f->fake);
+	fake_kvd_answer(f->fake, OK ",\"dlist\":20}");
+	assert_int_equal(kvd_dlist_wait(dlist, 0), 0);
+	assert_int_equal(client_object_id(&dlist->slot.object), 20);
+	assert_int_equal(kvd_dlist_release(dlist), 0);
 }
 
 static void daemon_anew(struct client_fixture *f)
@@ -443,7 +449,8 @@ int main(void)
 		T(lists_are_made_again_behind_the_session),
 		T(attachment_that_is_gone_takes_its_lists_along),
 		T(attachment_whose_peer_is_away_is_tried_again),
-		T(list_freed_meanwhile_is_taken_back),
+		T(list_released_meanwhile_is_taken_back),
+		T(list_lost_on_its_way_is_made_with_the_next_session),
 		T(no_memory_on_the_way_up_tries_again),
 	};
 

@@ -254,7 +254,7 @@ static int list_of(const struct engine *own, uint64_t attach, uint64_t base,
 		pairs[2 * i] = base + at[i];
 		pairs[2 * i + 1] = rows->bytes;
 	}
-	r = kvd_dlist_rows(own->client, attach, pairs, rows->count, 2, &list);
+	r = kvd_dlist_prep(own->client, attach, pairs, rows->count, 2, &list);
 	free(pairs);
 	*list_p = list;
 	return r;
@@ -302,7 +302,7 @@ double xfer_run(struct kvd_xfer *xfer)
 		die("kvd_xfer_post");
 	while ((state = kvd_xfer_state(xfer)) != KVD_SUCCESS) {
 		if (state < 0 || state == KVD_FAILED || now_s() > end) {
-			(void)kvd_xfer_why(xfer, 0, &why);
+			(void)kvd_xfer_error(xfer, 0, &why);
 			die("the transfer %s: %s %s",
 			    state == KVD_FAILED ? "failed" : "hangs",
 			    kvd_code_name(why.code), why.message);

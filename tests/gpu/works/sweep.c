@@ -255,7 +255,7 @@ static void xfer_failed(struct sweep *s, struct kvd_xfer *xfer)
 {
 	struct kvd_error why = {0};
 
-	if (kvd_xfer_why(xfer, 0, &why) == 0 && why.code)
+	if (kvd_xfer_error(xfer, 0, &why) == 0 && why.code)
 		scope_check(s, 1, "a transfer", why.code, why.scope, why.message);
 	s->failed++;
 	s->well = false;
@@ -278,7 +278,7 @@ static void play_rows(struct sweep *s, const struct rows *rows)
 		xfer_failed(s, xfer);
 	else
 		die("a transfer hangs after %s", s->control[s->victim]->struck);
-	well(dst->client, kvd_xfer_release(xfer, NULL), "xfer.release");
+	well(dst->client, kvd_xfer_release(xfer), "xfer.release");
 }
 
 /* All that is done with a GPU, once. False: something failed. */

@@ -111,7 +111,7 @@ static void tensors_of_one_allocation(void)
 		const uint64_t pair[] = {base + offsets[i + 1] + 4096, 8192};
 
 		well(other.client,
-		     kvd_dlist_rows(other.client, i ? engine_attach(&other, &other) : 0,
+		     kvd_dlist_prep(other.client, i ? engine_attach(&other, &other) : 0,
 				    pair, 1, 2, &lists[i]),
 		     "a list");
 	}
@@ -624,7 +624,7 @@ static void aborted(void)
 
 		under_way(dst.client, xfer, takes_s, 0.1 * (i + 1));
 		begin = now_s();
-		well(dst.client, kvd_xfer_stop(xfer), "stop");
+		well(dst.client, kvd_xfer_cancel(xfer), "stop");
 		state = xfer_over(xfer);
 		canceled += state == KVD_FAILED;
 		if (i == 0)
@@ -691,7 +691,7 @@ static struct kvd_xfer *read_victim(const struct engine *dst, const struct offer
 			pairs[2 * i + 1] = rows->bytes;
 		}
 		well(dst->client,
-		     kvd_dlist_rows(dst->client, side ? attach : 0, pairs, rows->count, 2,
+		     kvd_dlist_prep(dst->client, side ? attach : 0, pairs, rows->count, 2,
 				    &lists[side]),
 		     "a list");
 	}

@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Peers and attachments: the sessions of others that transfers reach.
+ *
+ * All of it belongs to a session of the daemon, and is on record here, so that
+ * after a restart it is made again: lists of own memory at once, attachments as
+ * soon as their daemon lets, lists of attached memory after them. That goes on
+ * behind the session (client_session.c): rooms need none of it, and another
+ * daemon's absence shall not keep this one's engine waiting. A transfer that
+ * names what is not there yet gets -KVD_E_BUSY.
+ *
+ * What may work later (a peer that is not there yet) is tried again once a
+ * second. What never will (the attached session itself is gone: its secret died
+ * with it) fails for good, and its lists with it; the engine must get a new key.
+ *
+ * The number of an attachment is the caller's for as long as the client lives;
+ * the daemon's may be another one after each restart, so the two are kept apart.
+ */
+#include "lib/client.h"
+
+#include <string.h>
+
+/* Numbers of our own, for when the daemon's is another attachment's already. */
+#define OWN_NUMBERS (UINT64_C(1) << 40)
+
+struct client_attach {
+	struct client_object object;
+	uint64_t number; /* the caller's */
+	char *endpoint;	 /* NULL: our own daemon, whichever it is */
+	struct kvd_session_key key;
+};
+
+/* The daemon's patience with the peer is the caller's with us. */
+static void text_timeout(const struct kvd_client *client, struct client_text *text,
+			 const struct kvd_call *call)
+{
+	int ms = call && call->timeout_ms ? call->timeout_ms : client->timeout_ms;
+
+	client_text_int(text, "timeout_ms",
+			ms > 0 && ms < 600000 ? (uint64_t)ms : 600000);
+}
+
+int kvd_peer_connect(struct kvd_client *client, const char *endpoint,
+		     const struct kvd_call *call)
+{
+	struct client_op op;
+	int r = client_begin(client, call);
+
+	if (r)
+		return r;
+	client_op_begin(client, &op, "peer.connect");
+	client_text_str(&op.text, "endpoint", endpoint);
+	text_timeout(client, &op.text, call);
+	return client_op_run(client, &op, call);
+}
+
+static int key_told(struct client_request *req, int result, const cJSON *reply)
+{
+	const cJSON *sessions = cJSON_GetObjectItemCaseSensitive(reply, "sessions"), *s;
+	struct kvd_session_key *key = req->out;
+	const char *secret;
+	uint64_t id;
+
+	if (result || req->late)
+		return result;
+	cJSON_ArrayForEach(s, sessions) {
+		secret = client_get_str(s, "secret");
+		if (!client_get_u64(s, "session", &id) ||
+		    id != req->client->info.session || !secret ||
+		    strlen(secret) >= sizeof(key->secret))
+			continue;
+		key->epoch = req->client->info.epoch;
+		memcpy(key->secret, secret, strlen(secret) + 1);
+		return 0;
+	}
+	return client_fail(req->client, KVD_E_PROTO,
+			   "session.list: the reply lacks this session's secret");
+}
+
+int kvd_session_key(struct kvd_client *client, int timeout_ms,
+		    struct kvd_session_key *key_p)
+{
+	struct kvd_call call = {.timeout_ms = timeout_ms};
+	struct client_op op;
+	int r = client_begin(client, &call);
+
+	if (r)
+		return r;
+	client_op_begin(client, &op, "session.list");
+	op.finish = key_told;
+	op.out = key_p;
+	return client_op_run(client, &op, &call);
+}
+
+/* ---- attachments --------------------------------------------------------------- */
+
+static struct client_attach *attach_of(struct client_object *object)
+{
+	return container_of(object, struct client_attach, object);
+}
+
+static void attach_fini(struct client_object *object)
+{
+	struct client_attach *attach = attach_of(object);
+
+	mem_free(attach->endpoint);
+	mem_free(attach);
+}
+
+static struct client_attach *attach_find(struct kvd_client *client, uint64_t number)
+{
+	struct client_object *object;
+
+	list_foreach(object, &client->objects[CLIENT_ATTACH], link) {
+		if (attach_of(object)->number == number)
+			return attach_of(object);
+	}
+	return NULL; /* 0 is the number of those that have none yet, and own memory */
+}
+
+/* The daemon's own number where that is free: whoever speaks the protocol himself
+ * (kvd_command) can use it until the daemon is restarted. */
+static uint64_t number_new(struct kvd_client *client, uint64_t id)
+{
+	uint64_t number = id;
+
+	for (uint64_t own = OWN_NUMBERS; attach_find(client, number); own++)
+		number = own;
+	return number;
+}
+
+static void attach_op(struct client_attach *attach, struct client_op *op,
+		      const struct kvd_call *call)
+{
+	struct kvd_client *client = attach->object.client;
+
+	client_op_begin(client, op, "peer.attach");
+	client_text_str(&op->text, "endpoint",
+			attach->endpoint ? attach->endpoint : client->info.endpoint);
+	client_text_u64(&op->text, "session", attach->key.epoch);
+	client_text_str(&op->text, "secret", attach->key.secret);
+	text_timeout(client, &op->text, call);
+	op->object = &attach->object;
+}
+
+int client_attach_again(struct client_object *object)
+{
+	struct client_op op;
+
+	attach_op(attach_of(object), &op, NULL);
+	return client_session_again(&op);
+}
+
+static int attach_made(struct client_request *req, int result, const cJSON *reply)
+{
+	struct client_attach *attach = attach_of(req->object);
+	uint64_t *number_p = req->out;
+
+	if (req->late || client_object_phase(req->object) != CLIENT_MAKING)
+		return result;
+	if (!result && !client_get_u64(reply, "attach", &attach->object.id))
+		result = client_fail(req->client, KVD_E_PROTO,
+				     "peer.attach: the reply names no attach");
+	if (!result) {
+		attach->object.serial = req->client->serial;
+		if (!attach->number)
+			attach->number = number_new(req->client, attach->object.id);
+		if (number_p)
+			*number_p = attach->number;
+	}
+	client_object_enter(req->object, result ? CLIENT_FAILED : CLIENT_READY);
+	return result;
+}
+
+static int attach_new(struct kvd_client *client, const char *endpoint,
+		      const struct kvd_session_key *key, struct client_attach **attach_p)
+{
+	struct client_attach *attach = mem_zalloc(sizeof(*attach));
+
+	if (!attach)
+		return client_fail_nomem(client);
+	client_object_init(client, &attach->object, CLIENT_ATTACH, attach_fini);
+	attach->key = *key;
+	attach->key.secret[sizeof(attach->key.secret) - 1] = '\0';
+	attach->endpoint = endpoint ? mem_strdup(endpoint) : NULL;
+	if (endpoint && !attach->endpoint) {
+		client_object_unref(&attach->object);
+		return client_fail_nomem(client);
+	}
+	*attach_p = attach;
+	return 0;
+}
+
+int kvd_peer_attach(struct kvd_client *client, const char *endpoint,
+		    const struct kvd_session_key *key, int timeout_ms, uint64_t *attach_p)
+{
+	struct kvd_call call = {.timeout_ms = timeout_ms};
+	struct client_attach *attach = NULL;
+	struct client_op op;
+	int r = client_begin(client, &call);
+
+	if (!r)
+		r = attach_new(client, endpoint, key, &attach);
+	if (r)
+		return r;
+	attach_op(attach, &op, &call);
+	op.finish = attach_made;
+	op.out = attach_p;
+	r = client_op_run(client, &op, &call);
+	if (r)
+		client_object_unref(&attach->object);
+	return r;
+}
+
+int kvd_peer_attach_begin(struct kvd_client *client, const char *endpoint,
+			  const struct kvd_session_key *key, const struct kvd_call *call,
+			  uint64_t *attach_p)
+{
+	struct client_attach *attach = NULL;
+	struct client_op op;
+	int r = client_enter(client, false);
+
+	if (!r && client_blocks(call))
+		r = client_fail(client, KVD_E_INVAL,
+				"kvd_peer_attach_begin: on_done is "
+				"required");
+	if (!r)
+		r = attach_new(client, endpoint, key, &attach);
+	if (r)
+		return r;
+	attach->number = number_new(client, OWN_NUMBERS);
+	*attach_p = attach->number;
+	attach_op(attach, &op, call);
+	op.finish = attach_made;
+	r = client_op_run(client, &op, call);
+	if (r)
+		client_object_unref(&attach->object);
+	return r;
+}
+
+/* ---- made again, or not yet ------------------------------------------------------- */
+
+int client_prepared(struct kvd_client *client, const struct client_object *object,
+		    const char *what)
+{
+	enum client_phase phase = client_object_phase(object);
+
+	if (client_object_id(object))
+		return 0;
+	if (phase == CLIENT_FAILED && object->lost)
+		return client_fail(client, KVD_E_STATE,
+				   "%s: could not be made again after a restart", what);
+	if (phase == CLIENT_READY)
+		return client_fail(client, KVD_E_BUSY,
+				   "%s: is being made again after a restart", what);
+	if (phase == CLIENT_MAKING)
+		return client_fail(client, KVD_E_BUSY, "%s: not answered yet", what);
+	return client_fail(client, KVD_E_STATE, "%s: not prepared", what);
+}
+
+/* A blocking call waits for one that is being made again. */
+static void attach_wait(const struct client_attach *attach, const struct kvd_call *call)
+{
+	const struct client_object *object = &attach->object;
+	struct kvd_client *client = object->client;
+	uint64_t until = client_until_ns(client, call ? call->timeout_ms : 0);
+
+	while (client_object_phase(object) == CLIENT_READY && !client_object_id(object) &&
+	       !kvd_lost(client) && client_now_ns() < until)
+		client_conn_turn(client, 10);
+}
+
+int client_attach_id(struct kvd_client *client, uint64_t *attach_p,
+		     const struct kvd_call *call)
+{
+	struct client_attach *attach = attach_find(client, *attach_p);
+	int r;
+
+	if (!attach) /* of kvd_command() */
+		return 0;
+	if (client_blocks(call))
+		attach_wait(attach, call);
+	r = client_prepared(client, &attach->object, "attach");
+	*attach_p = attach->object.id;
+	return r;
+}
+
+int client_attach_again_id(struct kvd_client *client, uint64_t number, uint64_t *attach_p)
+{
+	struct client_attach *attach = attach_find(client, number);
+
+	if (!attach || client_object_phase(&attach->object) == CLIENT_FAILED)
+		return client_fail(client, KVD_E_NOTFOUND,
+				   "its attachment could not be made again");
+	*attach_p = client_object_id(&attach->object);
+	return *attach_p ? 0 : 1;
+}
+
+static int attached(struct kvd_client *client, uint64_t attach, bool fresh,
+		    const struct kvd_call *call)
+{
+	struct client_op op;
+	int r = client_begin(client, call);
+
+	if (!r)
+		r = client_attach_id(client, &attach, call);
+	if (r)
+		return r;
+	client_op_begin(client, &op, "peer.attached");
+	client_text_int(&op.text, "attach", attach);
+	if (fresh)
+		client_text_printf(&op.text, ",\"fresh\":true");
+	return client_op_run(client, &op, call);
+}
+
+int kvd_peer_attached(struct kvd_client *client, uint64_t attach,
+		      const struct kvd_call *call)
+{
+	return attached(client, attach, false, call);
+}
+
+int kvd_peer_refresh(struct kvd_client *client, uint64_t attach,
+		     const struct kvd_call *call)
+{
+	return attached(client, attach, true, call);
+}
