@@ -10,7 +10,6 @@ struct kvd_pool {
 	struct client_object object;
 	char name[64];
 	char *layout;
-	uint32_t tp_size;
 	size_t region_count;
 	struct pool_part {
 		struct kvd_region *region;
@@ -51,8 +50,6 @@ static int pool_op(struct kvd_pool *pool, struct client_op *op)
 		client_text_bytes(&op->text, "}", 1);
 	}
 	client_text_bytes(&op->text, "]", 1);
-	if (pool->tp_size)
-		client_text_int(&op->text, "tp_size", pool->tp_size);
 	op->object = &pool->object;
 	return 0;
 }
@@ -82,7 +79,6 @@ static int pool_new(struct kvd_client *client, const struct kvd_pool_args *a,
 	}
 	cJSON_Minify(pool->layout); /* a newline would end the line */
 	snprintf(pool->name, sizeof(pool->name), "%s", a->name ? a->name : "kv");
-	pool->tp_size = a->tp_size;
 	pool->region_count = a->region_count;
 	for (size_t i = 0; i < a->region_count; i++)
 		pool->parts[i] =

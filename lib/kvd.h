@@ -410,7 +410,6 @@ struct kvd_pool_args {
 	struct kvd_region *const *regions; /* one for each of the layout's buffers */
 	const uint64_t *offsets;	   /* of each buffer in its region; NULL: all 0 */
 	size_t region_count;
-	uint32_t tp_size; /* 0: not told */
 };
 
 int kvd_pool_register(struct kvd_client *client, const struct kvd_pool_args *args,

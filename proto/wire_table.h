@@ -66,8 +66,8 @@
  * regions: count u32, {u64 region, u64 address, u64 length, u8 kind, blob key};
  * buffers (pools): count u32, {u32 index into regions, u64 offset, u64 length} */
 #define WIRE_REGISTER(F)                                                           \
-	F(u64, object) F(u8, kind) F(u64, session) F(str, name) F(u32, tp_size)    \
-	F(str, transport) F(blob, layout) F(blob, regions) F(blob, buffers)
+	F(u64, object) F(u8, kind) F(u64, session) F(str, name) F(str, transport)  \
+	F(blob, layout) F(blob, regions) F(blob, buffers)
 #define WIRE_REGISTER_ACK(F) F(u64, object)
 #define WIRE_REGISTER_NAK(F) F(u64, object) F(u64, local_object) F(u32, code) F(str, text)
 #define WIRE_UNREGISTER(F) F(u64, object)
@@ -86,7 +86,7 @@
  * blob pages as runs {u32 page, u32 count}}; wants: count u32, plan_want */
 #define WIRE_TRANSFER_INFO(F)                                                      \
 	F(u64, room) F(u64, recv_gen) F(u64, src_pool) F(u64, dst_pool)            \
-	F(u32, receivers) F(u32, flags) F(blob, views) F(blob, wants)
+	F(u32, receivers) F(blob, views) F(blob, wants)
 #define WIRE_TRANSFER_INFO_ACK(F)                                                  \
 	F(u64, room) F(u64, recv_gen) F(u64, src_pool) F(u64, send_gen)
 #define WIRE_TRANSFER_INFO_NAK(F)                                                  \

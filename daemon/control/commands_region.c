@@ -248,7 +248,6 @@ static bool add_pool(cJSON *list, const struct pool *pool)
 		      cJSON_AddNumberToObject(json, "pool", (double)pool->id) &&
 		      cJSON_AddStringToObject(json, "name", pool->name) &&
 		      cJSON_AddNumberToObject(json, "rank", layout->rank) &&
-		      cJSON_AddNumberToObject(json, "tp_size", pool->tp_size) &&
 		      cJSON_AddNumberToObject(json, "bytes", pool_bytes(pool)) &&
 		      cJSON_AddNumberToObject(json, "rooms", pool->rooms) &&
 		      cJSON_AddNumberToObject(json, "session", (double)pool->session->id);
@@ -331,8 +330,6 @@ static const struct field pool_register_fields[] = {
 		 "{rank, buffers, views}, see docs/internals/layouts.md."),
 	F_ARRAY("regions", pool_args, regions, REQUIRED, LAYOUT_BUFFERS_MAX,
 		"[{region, offset}], one a buffer of the layout."),
-	F_INT("tp_size", pool_args, tp_size, OPTIONAL, 0, 1 << 20,
-	      "Ranks of the group; 0: not told."),
 	F_END,
 };
 
@@ -362,6 +359,6 @@ const struct command pool_commands[] = {
 	{"pool.unregister", "Withdraw a pool; EBUSY while rooms use it", pool_fields, 0,
 	 pool_unregister_run, "nothing; after no peer can use it any more"},
 	{"pool.list", "Show this session's pools, or all", list_fields, 0, pool_list_run,
-	 "pools [{pool, name, rank, tp_size, bytes, rooms, session, views}]"},
+	 "pools [{pool, name, rank, bytes, rooms, session, views}]"},
 	{.name = NULL},
 };

@@ -41,7 +41,6 @@ struct remote_pool {
 	uint64_t session; /* the owner's session epoch */
 	bool is_session;
 	char name[POOL_NAME_MAX];
-	uint32_t tp_size;
 	struct layout *layout; /* pools only */
 	struct remote_region *regions;
 	uint32_t region_count;

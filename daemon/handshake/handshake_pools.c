@@ -126,10 +126,8 @@ static int register_pool(struct handshake *hs, struct remote *remote,
 	cleanup_free struct region **regions = mem_calloc(count, sizeof(*regions));
 	cleanup_free uint32_t *index = mem_calloc(count, sizeof(*index));
 	struct cursor lay, reg, buf;
-	struct wire_register msg = {.object = pool->id,
-				    .kind = OBJECT_POOL,
-				    .session = pool->session->epoch,
-				    .tp_size = pool->tp_size};
+	struct wire_register msg = {
+		.object = pool->id, .kind = OBJECT_POOL, .session = pool->session->epoch};
 	int r = regions && index ? parts_init(&parts) : -ENOMEM;
 
 	if (r < 0)
@@ -609,7 +607,6 @@ static int build_pool(struct remote_pool *pool, const struct wire_register *msg)
 	pool->id = msg->object;
 	pool->session = msg->session;
 	pool->is_session = msg->kind == OBJECT_SESSION;
-	pool->tp_size = msg->tp_size;
 	if (msg->kind > OBJECT_SESSION || strlen(msg->name) >= sizeof(pool->name))
 		return err_raise(ERR_PROTO, "REGISTER: kind %u or name too long",
 				 msg->kind);

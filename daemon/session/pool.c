@@ -214,7 +214,6 @@ int pool_register(struct session *session, const struct pool_args *args,
 	m->kvd = session->kvd;
 	m->pool.id = ++m->kvd->next_pool_id;
 	m->pool.session = session;
-	m->pool.tp_size = args->tp_size;
 	snprintf(m->pool.name, sizeof(m->pool.name), "%s", args->name);
 	m->layout_json = args->layout;
 	m->on_done = on_done;

@@ -27,7 +27,6 @@ struct pool {
 	uint64_t id; /* unique in this daemon: it names the pool on the wire */
 	struct session *session;
 	char name[POOL_NAME_MAX]; /* pools of one name are meant to match */
-	uint32_t tp_size;	  /* 0 = not given */
 	struct layout *layout;
 	struct pool_buffer *buffers; /* layout->buffer_count of them */
 	unsigned int rooms;	     /* that use it: pool_use(), pool_unuse() */
@@ -38,7 +37,6 @@ struct pool {
 
 struct pool_args {
 	const char *name;
-	uint32_t tp_size;
 	const cJSON *layout;  /* read on a helper until on_done */
 	const cJSON *regions; /* array of {"region":id,"offset":n}, one a buffer */
 };

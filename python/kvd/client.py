@@ -14,13 +14,13 @@ log = logging.getLogger("kvd.client")
 class Pool:
     """Regions with a layout."""
 
-    def __init__(self, client, layout, regions, name=None, tp_size=0, timeout=None,
+    def __init__(self, client, layout, regions, name=None, timeout=None,
                  on_done=None):
         text = layout.text() if isinstance(layout, Layout) else layout
         if not isinstance(text, str):
             text = json.dumps(text)
         parts = tuple(r if isinstance(r, tuple) else (r, 0) for r in regions)
-        self._pool = _kvd.Pool(client._kvd, name, text, parts, tp_size, timeout, on_done)
+        self._pool = _kvd.Pool(client._kvd, name, text, parts, timeout, on_done)
 
     @property
     def id(self):
@@ -120,9 +120,9 @@ class Client:
         return _kvd.Region(self._kvd, "shm", nbytes, address, -1, offset, shm_name, name,
                            None, timeout)
 
-    def pool(self, layout, regions, *, name=None, tp_size=0, timeout=None):
+    def pool(self, layout, regions, *, name=None, timeout=None):
         """Regions, or (region, offset), one for each buffer of the layout."""
-        return Pool(self, layout, regions, name, tp_size, timeout)
+        return Pool(self, layout, regions, name, timeout)
 
     # ---- rooms ----
 

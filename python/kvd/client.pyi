@@ -8,7 +8,7 @@ from .rooms import Room, Source, _Views
 class Pool:
     def __init__(self, client: Client, layout: Union[Layout, str, Dict[str, Any]],
                  regions: Iterable[Union[Region, Tuple[Region, int]]],
-                 name: Optional[str] = ..., tp_size: int = ..., timeout: Optional[float] = ...,
+                 name: Optional[str] = ..., timeout: Optional[float] = ...,
                  on_done: Optional[Callable[..., None]] = ...) -> None: ...
     @property
     def id(self) -> int: ...
@@ -47,7 +47,7 @@ class Client:
                      name: Optional[str] = ..., timeout: Optional[float] = ...) -> Region: ...
     def pool(self, layout: Union[Layout, str, Dict[str, Any]],
              regions: Iterable[Union[Region, Tuple[Region, int]]], *,
-             name: Optional[str] = ..., tp_size: int = ...,
+             name: Optional[str] = ...,
              timeout: Optional[float] = ...) -> Pool: ...
     def send(self, room: int, pool: Pool, **args: Any) -> Room: ...
     def recv(self, room: int, pool: Pool, sources: Iterable[Union[str, Source]],

@@ -270,8 +270,8 @@ static PyObject *pool_made(PyTypeObject *type, struct pool_start *start, PyObjec
 
 static PyObject *pool_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = {"client",  "name",    "layout",	 "regions",
-				"tp_size", "timeout", "on_done", NULL};
+	static char *names[] = {"client",  "name",    "layout", "regions",
+				"timeout", "on_done", NULL};
 	struct pool_start start = {0};
 	PyObject *client, *parts, *timeout = NULL, *told = NULL, *pool = NULL;
 	struct kvd_region **regions;
@@ -279,10 +279,9 @@ static PyObject *pool_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 	Py_ssize_t count;
 	int ms;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!zsO!|IOO", names, client_type,
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!zsO!|OO", names, client_type,
 					 &client, &start.args.name, &start.args.layout,
-					 &PyTuple_Type, &parts, &start.args.tp_size,
-					 &timeout, &told) ||
+					 &PyTuple_Type, &parts, &timeout, &told) ||
 	    ext_timeout(timeout, &ms) < 0)
 		return NULL;
 	count = PyTuple_Size(parts);

@@ -483,8 +483,7 @@ static void pool_line_names_regions_and_layout(void **state)
 				     .layout = "{ \"rank\" : 1,\n\"buffers\":[1,2] }",
 				     .regions = regions,
 				     .offsets = offsets,
-				     .region_count = 2,
-				     .tp_size = 8};
+				     .region_count = 2};
 	struct kvd_pool *pool;
 
 	fake_kvd_answer(f->fake, OK ",\"pool\":21}");
@@ -494,7 +493,7 @@ static void pool_line_names_regions_and_layout(void **state)
 		client_line_args(f, 3),
 		"\"cmd\":\"pool.register\",\"name\":\"kv8\",\"layout\":{\"rank\":1,"
 		"\"buffers\":[1,2]},\"regions\":[{\"region\":3},{\"region\":3,"
-		"\"offset\":512}],\"tp_size\":8}");
+		"\"offset\":512}]}");
 	args.layout = "[]";
 	assert_int_equal(kvd_pool_register(f->client, &args, NULL, &pool), -KVD_E_INVAL);
 	assert_null(pool);

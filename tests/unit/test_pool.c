@@ -76,12 +76,11 @@ static struct session *first_session(struct stage *stage)
 
 static int64_t register_pool(struct stage *stage)
 {
-	return client_call_int(
-		&stage->client, "pool",
-		"{\"cmd\":\"pool.register\",\"tp_size\":8,\"layout\":" LAYOUT
-		",\"regions\":[{\"region\":%jd},{\"region\":%jd,"
-		"\"offset\":65536}]}",
-		(intmax_t)stage->region, (intmax_t)stage->region);
+	return client_call_int(&stage->client, "pool",
+			       "{\"cmd\":\"pool.register\",\"layout\":" LAYOUT
+			       ",\"regions\":[{\"region\":%jd},{\"region\":%jd,"
+			       "\"offset\":65536}]}",
+			       (intmax_t)stage->region, (intmax_t)stage->region);
 }
 
 static void pool_registered_is_listed_and_pins(void **state)
@@ -98,7 +97,6 @@ static void pool_registered_is_listed_and_pins(void **state)
 	assert_string_equal(cJSON_GetObjectItem(entry, "views")->child->valuestring,
 			    "kv");
 	assert_int_equal(reply_int(entry, "rank"), 3);
-	assert_int_equal(reply_int(entry, "tp_size"), 8);
 	assert_int_equal(reply_int(entry, "bytes"), 131072);
 	assert_int_equal(reply_int(entry, "pool"), id);
 	cJSON_Delete(reply);
