@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "daemon/plan/cover.h"
+#include "daemon/plan/pack.h"
 #include "daemon/plan/plan.h"
 #include "daemon/plan/plan_private.h"
 
@@ -185,16 +186,84 @@ static void explain_map(const struct plan_request *req, size_t index, FILE *out)
 		explain_field(req, &p, i, out);
 }
 
+/* ---- what the transports make of it ---- */
+
+/* A frame each; those with too many rows on that side go by a buffer. */
+static uint64_t frames_packed(const struct plan *plan, bool is_src)
+{
+	uint64_t packed = 0;
+
+	for (uint64_t at = 0; at < plan->bytes; at += PACK_FRAME_BYTES) {
+		uint64_t end = at + PACK_FRAME_BYTES;
+
+		packed += !pack_few_rows(plan, is_src, at,
+					 end < plan->bytes ? end : plan->bytes,
+					 PACK_FRAME_ROWS);
+	}
+	return packed;
+}
+
+static void explain_tcp(const struct plan *plan, FILE *out)
+{
+	uint64_t frames = (plan->bytes + PACK_FRAME_BYTES - 1) / PACK_FRAME_BYTES;
+
+	if (plan->bytes <= PACK_EAGER_MAX)
+		fprintf(out, "over tcp: copied into the request\n");
+	else
+		fprintf(out,
+			"over tcp: %" PRIu64 " of %" PRIu64
+			" frames packed at the source, "
+			"%" PRIu64 " at the destination\n",
+			frames_packed(plan, true), frames, frames_packed(plan, false));
+}
+
+static void explain_ucx(const struct plan *plan, FILE *out)
+{
+	uint64_t packed = 0, spread = 0, length;
+
+	for (uint64_t at = 0; at < plan->bytes; at += length) {
+		uint64_t left = plan->bytes - at;
+
+		if (!pack_slice(plan, at,
+				left < PACK_SLICE_BYTES ? left : PACK_SLICE_BYTES,
+				&length))
+			packed += length;
+		if (!pack_few_rows(plan, false, at, at + length, 1))
+			spread += length;
+	}
+	fprintf(out,
+		"over ucx: %" PRIu64 " of %" PRIu64
+		" bytes packed at the source, %" PRIu64 " at the destination\n",
+		packed, plan->bytes, spread);
+}
+
+static void explain_verbs(const struct plan *plan, FILE *out)
+{
+	uint32_t bytes = pack_request_bytes(plan, true, PACK_SGE_MAX);
+
+	fprintf(out, "over verbs: work requests of %u bytes", bytes);
+	if (pack_requests(plan->bytes, bytes))
+		fprintf(out,
+			", or packed, if one costs more than copying %u bytes twice\n",
+			bytes);
+	else
+		fprintf(out, ", not packed\n");
+}
+
 void plan_explain(const struct plan_request *req, const struct plan *plan, FILE *out)
 {
 	for (size_t i = 0; i < req->map_count; i++)
 		explain_map(req, i, out);
 	fprintf(out,
 		"%" PRIu64 " bytes in %" PRIu64
-		" rows (%zu strided runs): shortest %" PRIu64 ", median %" PRIu64
-		"; packing %s\n",
-		plan->bytes, plan->rows, plan->run_count, plan->row_min, plan->row_median,
-		plan->pack_pays ? "pays" : "does not pay");
+		" rows (%zu strided runs): shortest %" PRIu64 ", median %" PRIu64 "\n",
+		plan->bytes, plan->rows, plan->run_count, plan->row_min,
+		plan->row_median);
+	if (plan->bytes == 0)
+		return;
+	explain_tcp(plan, out);
+	explain_ucx(plan, out);
+	explain_verbs(plan, out);
 }
 
 /* ---- cover ---- */

@@ -20,6 +20,7 @@
 #include <string.h>
 
 #include "daemon/base/err.h"
+#include "daemon/plan/pack.h"
 
 #define AHEAD 16u /* rows, a power of two */
 #define LINE 64u
@@ -214,22 +215,7 @@ static bool piece_next(const struct stage_side *side, struct plan_walk *at, uint
 bool stage_few_rows(const struct stage_side *side, uint64_t begin, uint64_t end,
 		    unsigned int rows_max)
 {
-	const uint8_t *last = NULL;
-	struct plan_walk at;
-	uint64_t rows = 0;
-	struct piece p;
-
-	if (plan_walk_seek(&at, side->plan, begin) < 0) {
-		err_clear();
-		return false;
-	}
-	while (begin < end && rows <= rows_max &&
-	       piece_next(side, &at, end - begin, &p)) {
-		rows += p.count - (p.at == last);
-		last = p.at + (p.count - 1) * (uint64_t)p.stride + p.len;
-		begin += p.len * p.count;
-	}
-	return rows <= rows_max;
+	return pack_few_rows(side->plan, side->is_src, begin, end, rows_max);
 }
 
 uint64_t stage_iov(const struct stage_side *side, uint64_t begin, uint64_t end,

@@ -51,7 +51,6 @@ struct plan {
 	 * buffers, or a row that begins before its buffer does). */
 	const uint64_t *src_ends, *dst_ends;
 	uint32_t src_ends_count, dst_ends_count;
-	bool pack_pays; /* rows so short that gather + one write + scatter wins */
 };
 
 /* A half-open range of model layers; {0, UINT32_MAX} is all. */

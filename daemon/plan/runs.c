@@ -295,15 +295,6 @@ static int fill_lengths(struct plan *plan)
 	return 0;
 }
 
-/* Would a gather, one bulk write and a scatter be done before rows posted one
- * by one? Descriptors that cost more than their bytes say so; see the header. */
-static bool packing_pays(const struct plan *plan)
-{
-	if (plan->rows < PLAN_PACK_ROWS_MIN)
-		return false;
-	return plan->bytes / plan->rows < PLAN_PACK_ROW_BYTES;
-}
-
 static int fill_totals(struct plan_full *full)
 {
 	struct plan *plan = &full->plan;
@@ -432,7 +423,6 @@ int runs_finish(struct runs *runs, struct plan **plan_p)
 		plan_free(plan);
 		return err_pass(r);
 	}
-	plan->pack_pays = packing_pays(plan);
 	plan->digest = digest(plan);
 	plan->serial = serial_next();
 	*plan_p = plan;

@@ -88,7 +88,6 @@ static void equal_layouts_with_contiguous_pages_are_one_row_a_buffer(void **stat
 	assert_int_equal(plan->bytes, 80ull * PAGES * 16 * 8 * 256);
 	assert_int_equal(plan->row_min, PAGES * 16 * 8 * 256);
 	assert_int_equal(plan->row_median, plan->row_min);
-	assert_false(plan->pack_pays);
 	plan_free(plan);
 	layout_free(a);
 }
@@ -120,7 +119,6 @@ static void nhd_to_hnd_is_one_row_a_head_and_token(void **state)
 	/* the last row of K and the first of V are neighbours on both sides */
 	assert_int_equal(there->rows, 2 * (2 * 8 * 16 - 1));
 	assert_int_equal(there->row_median, 256);
-	assert_true(there->pack_pays);
 	assert_true(there->run_count <= 2 * (2 * 8 + 4));
 	assert_int_equal(back->rows, there->rows);
 	assert_int_equal(back->bytes, there->bytes);

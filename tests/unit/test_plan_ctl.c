@@ -328,7 +328,60 @@ static void plan_explained_says_why_rows_stay_apart(void **state)
 			       "1024 bytes, 16 a page; tokens stay apart: stride 2048 in "
 			       "the source, 1024 in the destination"));
 	assert_non_null(strstr(out, "65536 bytes in 64 rows"));
+	assert_non_null(strstr(out, "over tcp: copied into the request"));
 	free(out);
+}
+
+/* Eight heads of `head` bytes of each of 1024 tokens; the destination has half of
+ * them, which are rows of their own at the source and neighbours at the destination. */
+#define HALF_OF(head, token, dst_token)                                                \
+	"{\"src\":{\"rank\":0,\"buffers\":[33554432],\"views\":{\"kv\":{"              \
+	"\"page_tokens\":1024,\"pages\":1,\"layers\":[{\"layer\":0,\"fields\":[{"      \
+	"\"name\":\"k\",\"buffer\":0,\"offset\":0,\"page_stride\":33554432,"           \
+	"\"token_stride\":" token ",\"unit_stride\":" head ",\"unit_bytes\":" head     \
+	",\"first_unit\":0,\"units\":8,\"total_units\":8}]}]}}},"                      \
+	"\"dst\":{\"rank\":1,\"buffers\":[16777216],\"views\":{\"kv\":{"               \
+	"\"page_tokens\":1024,\"pages\":1,\"layers\":[{\"layer\":0,\"fields\":[{"      \
+	"\"name\":\"k\",\"buffer\":0,\"offset\":0,\"page_stride\":16777216,"           \
+	"\"token_stride\":" dst_token ",\"unit_stride\":" head ",\"unit_bytes\":" head \
+	",\"first_unit\":4,\"units\":4,\"total_units\":8}]}]}}},"                      \
+	"\"map\":[{\"view\":\"kv\",\"src_pages\":[0],\"dst_pages\":[0]}]}"
+
+static void plan_explained_packs_as_the_transports_do(void **state)
+{
+	static const struct {
+		const char *text, *tcp, *ucx, *verbs;
+	} cases[] = {
+		{HALF_OF("128", "1024", "512"),
+		 "tcp: 2 of 2 frames packed at the source, 0 at the destination",
+		 "ucx: 524288 of 524288 bytes packed at the source, 0 at the",
+		 "verbs: work requests of 14979 bytes, not packed"},
+		{HALF_OF("128", "1024", "2048"), /* apart at both ends */
+		 "tcp: 2 of 2 frames packed at the source, 2 at the destination",
+		 "ucx: 524288 of 524288 bytes packed at the source, 524288 at the",
+		 "verbs: work requests of 512 bytes, or packed, if one costs more"},
+		{HALF_OF("1024", "8192", "4096"),
+		 "tcp: 0 of 16 frames packed at the source, 0 at the destination",
+		 "ucx: 4194304 of 4194304 bytes packed at the source, 0 at the",
+		 "verbs: work requests of 119837 bytes, not packed"},
+		{HALF_OF("4096", "32768", "16384"),
+		 "tcp: 0 of 64 frames packed at the source, 0 at the destination",
+		 "ucx: 0 of 16777216 bytes packed at the source, 0 at the",
+		 "verbs: work requests of 479349 bytes, not packed"},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		int r;
+		char *out = answer(cases[i].text, strlen(cases[i].text),
+				   (struct plan_options){.explain = true}, &r);
+
+		assert_int_equal(r, 0);
+		if (!strstr(out, cases[i].tcp) || !strstr(out, cases[i].ucx) ||
+		    !strstr(out, cases[i].verbs))
+			fail_msg("case %zu: %s", i, out);
+		free(out);
+	}
 }
 
 /* ---- cover ---- */
@@ -502,6 +555,7 @@ int main(void)
 		cmocka_unit_test(pages_in_descending_order_are_one_row),
 		cmocka_unit_test(rows_are_sorted_by_destination),
 		cmocka_unit_test(plan_explained_says_why_rows_stay_apart),
+		cmocka_unit_test(plan_explained_packs_as_the_transports_do),
 		cmocka_unit_test(cover_of_replicas_takes_the_lowest_rank),
 		cmocka_unit_test(cover_of_one_latent_goes_by_room),
 		cmocka_unit_test(cover_that_cannot_be_names_the_units),

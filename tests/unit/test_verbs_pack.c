@@ -193,9 +193,9 @@ static void rows_of_gigabytes_are_no_short_ones(void **state)
 		const struct plan_run row = {.len = lengths[i], .count = 1};
 		struct plan *plan = vp_plan(&row, 1);
 
-		assert_int_equal(verbs_cost_row(plan, XP_WRITE, VERBS_SGE_MAX),
+		assert_int_equal(pack_request_bytes(plan, true, PACK_SGE_MAX),
 				 UINT32_MAX);
-		assert_int_equal(verbs_cost_row(plan, XP_READ, VERBS_SGE_MAX),
+		assert_int_equal(pack_request_bytes(plan, false, PACK_SGE_MAX),
 				 UINT32_MAX);
 		plan_free(plan);
 	}

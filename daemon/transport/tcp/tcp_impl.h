@@ -43,9 +43,7 @@
 #include "daemon/transport/tcp/tcp_wire.h"
 #include "daemon/transport/transport.h"
 
-/* Rows are named to the kernel while a frame has at most so many of them; with
- * more, that is shorter ones, they are packed. */
-#define TCP_ROWS_MAX 128u
+#define TCP_ROWS_MAX PACK_FRAME_ROWS
 #define TCP_IOVS (TCP_ROWS_MAX + 3u) /* and head, trailer, the next head */
 #define TCP_HELD_MAX (NET_HEADERS_MAX + 2u * (XP_HEADER_MAX + TCP_EAGER_MAX))
 #define TCP_OUT_SOFT (1u << 20) /* requests wait while so much is unsent */

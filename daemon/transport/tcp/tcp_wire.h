@@ -16,6 +16,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/transport/tcp/tcp_sum.h"
+#include "daemon/plan/pack.h"
 #include "daemon/transport/transport.h"
 
 #define TCP_HELLO_BYTES 40u
@@ -23,8 +24,8 @@
 #define TCP_HEAD_BYTES 48u
 #define TCP_TRAILER_BYTES 16u
 #define TCP_STREAMS_MAX 32u
-#define TCP_DATA_MAX (256u << 10) /* bytes of one data frame */
-#define TCP_EAGER_MAX (64u << 10) /* bytes that travel inside a request or answer */
+#define TCP_DATA_MAX PACK_FRAME_BYTES /* bytes of one data frame */
+#define TCP_EAGER_MAX PACK_EAGER_MAX  /* bytes that travel inside a request or answer */
 #define TCP_TEXT_MAX (ERR_TEXT_MAX - 1u) /* bytes of a fault's words */
 #define TCP_ADDRESSES_MAX 16u
 

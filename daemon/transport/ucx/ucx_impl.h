@@ -40,8 +40,6 @@
 /* Slices up to this size are sent eagerly; only the single slice of a small
  * transfer may be, so what a peer makes us hold unasked is bounded. */
 #define UCX_EAGER_MAX 8192u
-/* A stretch of memory from this size on travels without a copy to a buffer. */
-#define UCX_DIRECT_MIN 16384u
 #define UCX_SLICE_MIN 65536u
 #define UCX_SLICE_MAX (16u << 20)
 #define UCX_WINDOW_SLICES 64u			 /* posted at once to a peer */

@@ -21,6 +21,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
+#include "daemon/plan/pack.h"
 
 static void piece_free(struct ucx_piece *piece)
 {
@@ -208,20 +209,14 @@ static int admit(const struct ucx_xfer *xfer, const struct ucx_frame *frame, siz
 static uint8_t *place(const struct ucx_xfer *xfer, uint64_t offset, uint64_t len,
 		      ucp_mem_h *memh_p)
 {
-	struct plan_span first, span;
+	struct plan_span first;
 	struct plan_walk walk;
-	uint64_t done;
-	uint8_t *at;
 
+	if (!pack_few_rows(xfer->side.plan, false, offset, offset + len, 1))
+		return NULL;
 	plan_walk_seek(&walk, xfer->side.plan, offset);
 	plan_walk_next(&walk, len, &first);
-	at = ucx_side_direct(&xfer->side, first.dst_buffer, first.dst, memh_p);
-	for (done = first.len; at && done < len; done += span.len) {
-		plan_walk_next(&walk, len - done, &span);
-		if (span.dst_buffer != first.dst_buffer || span.dst != first.dst + done)
-			return NULL;
-	}
-	return at;
+	return ucx_side_direct(&xfer->side, first.dst_buffer, first.dst, memh_p);
 }
 
 static struct ucx_piece *piece_new(struct ucx_xfer *xfer, const struct ucx_frame *frame,

@@ -20,6 +20,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
+#include "daemon/plan/pack.h"
 
 /* Outcome of post_slice(): every send buffer is in use. */
 enum { STARVED = 1 };
@@ -34,7 +35,7 @@ static void cut(const struct ucx_xfer *xfer, struct slice *slice)
 {
 	uint64_t left = xfer->net.bytes - xfer->next_byte;
 	uint64_t max = left < xfer->peer->slice_bytes ? left : xfer->peer->slice_bytes;
-	struct plan_span first, span;
+	struct plan_span first;
 	struct plan_walk walk;
 
 	*slice = (struct slice){.offset = xfer->next_byte, .length = max};
@@ -44,19 +45,8 @@ static void cut(const struct ucx_xfer *xfer, struct slice *slice)
 		ucx_side_direct(&xfer->side, first.src_buffer, first.src, &slice->memh);
 	if (!slice->direct)
 		return;
-	slice->length = first.len;
-	while (first.len < UCX_DIRECT_MIN && slice->length < max) {
-		bool next;
-
-		plan_walk_next(&walk, max - slice->length, &span);
-		next = span.src_buffer == first.src_buffer &&
-		       span.src == first.src + slice->length;
-		if (span.len >= UCX_DIRECT_MIN)
-			return; /* goes by itself, straight to its place */
-		if (!next)
-			slice->direct = NULL;
-		slice->length += span.len;
-	}
+	if (!pack_slice(xfer->side.plan, slice->offset, max, &slice->length))
+		slice->direct = NULL;
 }
 
 static void piece_free(struct ucx_piece *piece)

@@ -23,7 +23,6 @@
 
 #define REQUEST_NS 150.0 /* until it is measured: what others publish */
 #define PROBES 256u
-#define SAMPLE 1024u /* rows of a plan that are looked at */
 #define TRIALS 8u
 #define AGAIN_NS (5 * LOOP_NS_PER_S)
 
@@ -70,38 +69,6 @@ void verbs_cost_learn(struct verbs_transport *transport, uint8_t *memory,
 double verbs_cost_copy_ns(const struct verbs_transport *transport, uint32_t row)
 {
 	return transport->copy_row_ns + row * transport->copy_byte_ns;
-}
-
-/* A request has one stretch of the far side and up to sge_max of the near one. */
-uint32_t verbs_cost_row(const struct plan *plan, enum xp_kind kind, uint32_t sge_max)
-{
-	uint64_t bytes = 0, count = 0, far_end = 0, near_end = 0;
-	uint32_t buffer = UINT32_MAX, sges = 0;
-	struct plan_walk walk;
-	struct plan_span span;
-
-	plan_walk_begin(&walk, plan);
-	for (unsigned int i = 0; i < SAMPLE && plan_walk_next(&walk, UINT64_MAX, &span);
-	     i++) {
-		uint64_t far = kind == XP_WRITE ? span.dst : span.src;
-		uint64_t near = kind == XP_WRITE ? span.src : span.dst;
-		uint32_t at = kind == XP_WRITE ? span.dst_buffer : span.src_buffer;
-		bool joins = buffer == at && far_end == far;
-
-		if (!joins || (near_end != near && sges == sge_max)) {
-			count++;
-			sges = 1;
-		} else if (near_end != near) {
-			sges++;
-		}
-		buffer = at;
-		far_end = far + span.len;
-		near_end = near + span.len;
-		bytes += span.len;
-	}
-	if (!count)
-		return 0;
-	return bytes / count < UINT32_MAX ? (uint32_t)(bytes / count) : UINT32_MAX;
 }
 
 bool verbs_meter_due(const struct verbs_meter *meter, uint64_t now_ns)

@@ -38,6 +38,7 @@
 #include "daemon/base/sm.h"
 #include "daemon/loop/loop.h"
 #include "daemon/loop/offload.h"
+#include "daemon/plan/pack.h"
 #include "daemon/transport/net.h"
 #include "daemon/transport/verbs/verbs.h"
 #include "daemon/transport/verbs/verbs_lib.h"
@@ -49,7 +50,7 @@
 #define VERBS_SQ_DEPTH 512u    /* work requests a queue pair */
 #define VERBS_CHAIN_WRS 32u    /* under one doorbell */
 #define VERBS_CHAIN_BYTES (1u << 20)
-#define VERBS_SGE_MAX 30u
+#define VERBS_SGE_MAX PACK_SGE_MAX
 #define VERBS_INLINE_MAX 128u
 #define VERBS_SPREAD_BYTES (4u << 20) /* from here on over all queue pairs */
 
@@ -471,8 +472,6 @@ bool verbs_meter_due(const struct verbs_meter *meter, uint64_t now_ns);
 void verbs_meter_begin(struct verbs_meter *meter, uint64_t now_ns);
 void verbs_meter_end(struct verbs_meter *meter, uint64_t now_ns, uint32_t requests);
 double verbs_meter_ns(const struct verbs_meter *meter); /* 0: not measured */
-/* Bytes in a work request of that plan, as far as a part of it shows. */
-uint32_t verbs_cost_row(const struct plan *plan, enum xp_kind kind, uint32_t sge_max);
 
 /* ---- verbs_pack.c ---- */
 /* Without memory for it nothing is packed, and the log says so. */

@@ -44,9 +44,6 @@
 #include "daemon/transport/verbs/verbs_pool.h"
 
 #define SLOTS_EACH 4u /* given to a transfer while others wait */
-#define PACK_BYTES_MIN (32u << 10)
-#define PACK_REQUESTS_MIN 64u
-#define PACK_ROW_MAX (16u << 10)
 
 struct verbs_pack {
 	struct verbs_xfer *xfer;
@@ -130,8 +127,8 @@ static void way_is(struct verbs_xfer *xfer)
 
 	way->packed = xfer->pack != NULL;
 	way->staged = xfer->pack && xfer->must_pack;
-	way->row_bytes =
-		verbs_cost_row(xfer->plan, xfer->net.kind, peer->transport->sge_max);
+	way->row_bytes = pack_request_bytes(xfer->plan, xfer->net.kind == XP_WRITE,
+					    peer->transport->sge_max);
 	way->copy_ns = (uint32_t)verbs_cost_copy_ns(peer->transport, way->row_bytes);
 	way->request_ns = xfer->net.ours ? (uint32_t)verbs_cost_request_ns(peer) : 0;
 }
@@ -154,14 +151,15 @@ static bool is_cheaper(struct verbs_xfer *xfer)
 	struct verbs_transport *transport = xfer->peer->transport;
 	uint32_t row;
 
-	if (transport->request_ns == 1 || xfer->local.device ||
-	    xfer->net.bytes < PACK_BYTES_MIN)
+	if (transport->request_ns == 1 || xfer->local.device)
 		return false;
-	row = verbs_cost_row(xfer->plan, xfer->net.kind, transport->sge_max);
-	if (row > PACK_ROW_MAX || xfer->net.bytes / row < PACK_REQUESTS_MIN)
+	row = pack_request_bytes(xfer->plan, xfer->net.kind == XP_WRITE,
+				 transport->sge_max);
+	if (!pack_requests(xfer->net.bytes, row))
 		return false;
 	verbs_cost_measure(xfer->peer);
-	return verbs_cost_request_ns(xfer->peer) > 2 * verbs_cost_copy_ns(transport, row);
+	return pack_cheaper(verbs_cost_request_ns(xfer->peer),
+			    verbs_cost_copy_ns(transport, row));
 }
 
 int verbs_pack_choose(struct verbs_xfer *xfer)

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * pack: which bytes of a plan go by a buffer, gathered or to be scattered, and which are
+ * named where they lie. The transports ask here, and so does `kvd-ctl plan --explain`.
+ *
+ * What no plan shows is not here: memory that a transport cannot name at all (another
+ * process's, a GPU's) goes by a buffer whatever its rows are.
+ *
+ * Pure; any thread.
+ */
+#ifndef KVD_PLAN_PACK_H
+#define KVD_PLAN_PACK_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/plan/plan.h"
+
+/* ---- tcp ---- */
+/* A transfer of no more bytes travels inside its request, or the answer. */
+#define PACK_EAGER_MAX (64u << 10)
+#define PACK_FRAME_BYTES (256u << 10)
+/* Rows are named to the kernel while a frame has at most so many of them; with more,
+ * that is shorter ones, they are packed. */
+#define PACK_FRAME_ROWS 128u
+/* Has one side of [begin, end) at most `rows_max` rows, neighbours counted as one? Takes
+ * time with the runs of the stretch, and no more than rows_max of them. */
+bool pack_few_rows(const struct plan *plan, bool is_src, uint64_t begin, uint64_t end,
+		   unsigned int rows_max);
+
+/* ---- ucx ---- */
+/* A row from this size on is sent from where it lies. */
+#define PACK_DIRECT_MIN (16u << 10)
+#define PACK_SLICE_BYTES (512u << 10) /* as it is preset */
+/* The slice that the source sends next, from byte `at`, `most` bytes at most; false: it
+ * is gathered from rows that are no neighbours. It lands in place where it is one row
+ * at the destination (pack_few_rows()). */
+bool pack_slice(const struct plan *plan, uint64_t at, uint64_t most, uint64_t *length_p);
+
+/* ---- verbs ---- */
+#define PACK_SGE_MAX 30u
+/* Bytes that one work request moves, on average over the first rows. A request has one
+ * stretch of the far side and up to sge_max of the near one. 0: no bytes. */
+uint32_t pack_request_bytes(const struct plan *plan, bool write, uint32_t sge_max);
+/* Are requests so short and so many that packing is worth a look at their cost? */
+bool pack_requests(uint64_t bytes, uint32_t request_bytes);
+/* Then it pays where one costs more than copying its bytes at either end. */
+static inline bool pack_cheaper(double request_ns, double copy_ns)
+{
+	return request_ns > 2 * copy_ns;
+}
+
+#endif
