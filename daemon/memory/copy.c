@@ -491,8 +491,10 @@ static void slice_run(struct worker *worker, struct copy_job *job)
 
 	cpu_breathe();
 	r = slice_copy(worker->hand, job, begin, end, job->bounce);
-	if (r == 0)
+	if (r == 0) {
 		atomic_fetch_add(&job->copied, end - begin);
+		atomic_fetch_add(&job->bounced, job->bounce ? end - begin : 0);
+	}
 
 	pthread_mutex_lock(&copier->done.lock);
 	copier->running--;
@@ -755,6 +757,7 @@ int copier_submit(struct copier *copier, struct copy_job *job)
 	atomic_store(&job->canceled, false);
 	atomic_store(&job->slices_running, 0);
 	atomic_store(&job->copied, 0);
+	atomic_store(&job->bounced, 0);
 	job->next_byte = job->begin;
 	job->bounce = has_vm(&job->src) && has_vm(&job->dst);
 	job->streaming = job->end - job->begin >= COPY_STREAM_BYTES;

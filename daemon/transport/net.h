@@ -143,6 +143,7 @@ struct net_xfer {
 	struct sm sm;
 	uint64_t id, bytes;
 	enum xp_kind kind;
+	struct xp_used used; /* the backend's to fill */
 	bool ours;
 	bool asked;	      /* ours: the request is out, an answer must come */
 	bool answered;	      /* ours: it came */

@@ -145,6 +145,7 @@ static void tell_op(struct net_xfer *xfer)
 		op->err = xfer->err;
 		op->result = -err_errno(xfer->err.code);
 	}
+	op->used = xfer->used;
 	op->impl = NULL;
 	xfer->op = NULL;
 	if (xfer->asked && !xfer->answered && net_peer_live(xfer->peer)) {
@@ -172,6 +173,7 @@ static void tell_inbound(struct net_xfer *xfer, bool ok)
 		ops_of(xfer)->say_done(xfer, &err);
 	if (ok)
 		xfer->in.moved = xfer->bytes;
+	xfer->in.used = xfer->used;
 	ops_of(xfer)->drop_sides(xfer);
 	up->on_inbound_done(up->owner, &xfer->in, ok ? NULL : &err);
 	net_xfer_free(xfer);

@@ -119,6 +119,18 @@ struct xp_way {
 	bool staged; /* packed for want of another way */
 };
 
+/* What a transfer did on this side; final in its done callback. Zero where the other
+ * side's daemon, or its adapter, moved all bytes. */
+struct xp_used {
+	/* bytes that passed a buffer of this daemon's; a kernel's and a library's own
+	 * copies do not count */
+	uint64_t staged;
+	/* stretches of memory that were handed over for moving: iovecs of system calls,
+	 * work requests, messages of libucp, rows or slots for the copy threads */
+	uint64_t descriptors;
+	const char *path; /* where not by the peer's: a literal; else NULL */
+};
+
 struct xp_op {
 	enum xp_kind kind; /* XP_WRITE or XP_READ */
 	struct xp_sides sides;
@@ -133,6 +145,7 @@ struct xp_op {
 	struct err err;
 	uint64_t moved; /* bytes so far (a WRITE: sent), for progress and stalls */
 	struct xp_way way;
+	struct xp_used used;
 	void *impl;  /* the backend's, NULL when not posted */
 	void *owner; /* the caller's */
 };
@@ -146,6 +159,7 @@ struct xp_inbound {
 	uint64_t bytes; /* the initiator's claim; land() checks it against the plan */
 	uint64_t moved; /* progress */
 	struct xp_way way;
+	struct xp_used used;
 	void *owner; /* the answerer's */
 };
 

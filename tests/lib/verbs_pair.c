@@ -43,6 +43,7 @@ static void on_inbound_done(void *owner, struct xp_inbound *in, const struct err
 	struct vp_node *node = owner;
 
 	node->dones++;
+	node->used = in->used;
 	assert_true(node->dones <= node->requests);
 	if (err) {
 		node->failures++;
@@ -398,6 +399,17 @@ int vp_post(struct vp_transfer *x)
 	return verbs_transport.post(vp_a.peer, &x->op);
 }
 
+void vp_says(const struct vp_transfer *x, bool staged, uint64_t requests_a,
+	     uint64_t requests_b)
+{
+	uint64_t bytes = staged ? x->plan->bytes : 0;
+
+	assert_int_equal(x->op.used.staged, bytes);
+	assert_int_equal(vp_b.used.staged, bytes);
+	assert_int_equal(x->op.used.descriptors, requests_a);
+	assert_int_equal(vp_b.used.descriptors, requests_b);
+}
+
 void vp_moved(struct vp_transfer *x)
 {
 	uint64_t bytes = x->dst.memory->length;
@@ -411,6 +423,7 @@ void vp_moved(struct vp_transfer *x)
 	VP_AWAIT(vp_b.dones == vp_b.requests);
 	assert_int_equal(x->done, 1);
 	assert_int_equal(x->op.moved, x->plan->bytes);
+	assert_int_equal(x->op.used.staged, x->op.way.packed ? x->plan->bytes : 0);
 	memset(want, 0xa5, bytes);
 	plan_walk_begin(&walk, x->plan);
 	while (plan_walk_next(&walk, UINT64_MAX, &span))

@@ -38,6 +38,7 @@ struct vp_node {
 	struct xp_inbound *in; /* the last request that is not done */
 	unsigned int requests, dones, failures;
 	struct err done_err;
+	struct xp_used used; /* of the last request that was done */
 };
 
 struct vp_place {
@@ -105,6 +106,9 @@ void vp_transfer_with(struct vp_transfer *x, enum xp_kind kind,
 		      const struct vp_place *src, const struct vp_place *dst);
 int vp_post(struct vp_transfer *x);
 void vp_moved(struct vp_transfer *x); /* it succeeded, every byte in its place */
+/* What both sides say that it used; no other one came after it. */
+void vp_says(const struct vp_transfer *x, bool staged, uint64_t requests_a,
+	     uint64_t requests_b);
 void vp_failed(struct vp_transfer *x, enum err_code code, const char *words);
 /* The destination is given to somebody else: nothing of it may change. */
 void vp_still(struct vp_transfer *x);

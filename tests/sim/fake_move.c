@@ -106,6 +106,14 @@ static void half_drop(struct fake_xfer *x, bool initiator)
 		fake_table_drop(&x->dst);
 }
 
+/* Slices are its descriptors. */
+static struct xp_used used_of(const struct fake_xfer *x)
+{
+	uint64_t slice = x->profile.slice_bytes;
+
+	return (struct xp_used){.descriptors = (x->bytes + slice - 1) / slice};
+}
+
 /* ---- the two halves' ends ---- */
 
 void fake_op_finish(struct fake_xfer *x)
@@ -121,6 +129,7 @@ void fake_op_finish(struct fake_xfer *x)
 		peer->unfinished--;
 	op->impl = NULL;
 	op->result = 0;
+	op->used = used_of(x);
 	if (x->op_bad) {
 		op->err = x->op_err;
 		op->result = -err_errno(op->err.code);
@@ -171,6 +180,7 @@ void fake_in_finish(struct fake_xfer *x)
 	struct err err = x->in_err;
 
 	x->in_state = FAKE_IN_GONE;
+	x->in.used = used_of(x);
 	x->reading &= x->kind == XP_WRITE || x->check;
 	half_drop(x, false);
 	fake_trace(x->hub, fake_node_at(x, !x->init), NULL, x->id, "inbound done",

@@ -210,6 +210,8 @@ static void memory_is_registered_by_the_first_way_that_works(void **state)
 		vp_moved(&stage.x);
 		assert_int_equal(stage.x.op.way.staged,
 				 strcmp(ways[i].way, "staged") == 0);
+		vp_says(&stage.x, stage.x.op.way.staged, stage.x.op.used.descriptors,
+			vp_b.used.descriptors);
 		stage_end(&stage);
 	}
 }

@@ -61,6 +61,7 @@ static void dear_requests_pack_short_rows(void **state)
 	(void)state;
 	start(&x);
 	vp_moved(&x);
+	vp_says(&x, true, 8, 8);
 	assert_true(x.op.way.packed);
 	assert_int_equal(x.op.way.row_bytes, 256);
 	assert_int_equal(x.op.way.request_ns, DEAR);
@@ -77,6 +78,7 @@ static void dear_requests_pack_short_rows_of_a_pull(void **state)
 	(void)state;
 	start_of(&x, XP_READ);
 	vp_moved(&x);
+	vp_says(&x, true, 8, 8);
 	assert_true(x.op.way.packed);
 	assert_false(x.op.way.staged);
 	assert_int_equal(x.op.way.row_bytes, 256);
@@ -93,6 +95,7 @@ static void cheap_requests_pull_row_by_row(void **state)
 	(void)state;
 	start_of(&x, XP_READ);
 	vp_moved(&x);
+	vp_says(&x, false, 8192, 0);
 	assert_false(x.op.way.packed);
 	assert_int_equal(x.op.way.row_bytes, 256);
 	assert_int_equal(x.op.way.request_ns, CHEAP);
@@ -107,6 +110,7 @@ static void cheap_requests_take_row_by_row(void **state)
 	(void)state;
 	start(&x);
 	vp_moved(&x);
+	vp_says(&x, false, 8192, 0);
 	assert_false(x.op.way.packed);
 	assert_int_equal(x.op.way.row_bytes, 256);
 	assert_int_equal(x.op.way.request_ns, CHEAP);

@@ -110,6 +110,9 @@ static void every_pair_of_kinds_moves_by_push_and_by_pull(void **state)
 		vp_moved(&stage.x);
 		assert_int_equal(stage.x.op.way.staged, staged);
 		assert_int_equal(stage.x.op.way.packed, staged);
+		vp_says(&stage.x, staged, stage.x.op.used.descriptors,
+			vp_b.used.descriptors);
+		assert_int_equal(vp_b.used.descriptors > 0, staged);
 		assert_true(!staged || stage.x.op.way.row_bytes);
 		stage_end(&stage);
 	}

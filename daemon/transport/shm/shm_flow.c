@@ -41,6 +41,27 @@ static int buffer_take(const struct xp_buffer *from, struct copy_buffer *to)
 	return 0;
 }
 
+/* By what the destination's daemon reaches the source: of the first buffer with rows. */
+static const char *path_of(const struct shm_flow *flow)
+{
+	uint32_t buffer = flow->plan->runs[0].src_buffer;
+	const struct memory *memory =
+		buffer < flow->src_count ? flow->buffers[buffer].memory : NULL;
+
+	if (!memory) /* refused, or the ring's */
+		return NULL;
+	switch (memory->kind) {
+	case MEMORY_VM:
+		return "vm";
+	case MEMORY_DEVICE:
+		return "device";
+	case MEMORY_GUARDED:
+		return "shared file";
+	default:
+		return "memfd";
+	}
+}
+
 int shm_flow_init(struct shm_flow *flow, struct shm_peer *peer,
 		  const struct xp_sides *sides, bool use_src, bool use_dst,
 		  void (*on_change)(struct shm_flow *flow))
@@ -64,6 +85,7 @@ int shm_flow_init(struct shm_flow *flow, struct shm_peer *peer,
 		r = buffer_take(&sides->src[i], &flow->buffers[i]);
 	for (uint32_t i = 0; i < dst_count && r == 0; i++)
 		r = buffer_take(&sides->dst[i], &flow->buffers[src_count + i]);
+	flow->used.path = path_of(flow);
 	if (r < 0)
 		shm_flow_fini(flow);
 	return err_pass(r);
@@ -119,6 +141,8 @@ static void on_copied(struct copy_job *job)
 		flow->err = job->err;
 	}
 	flow->landed = atomic_load(&job->copied);
+	flow->used.staged = atomic_load(&job->bounced);
+	flow->used.descriptors = flow->plan->rows;
 	flow->on_change(flow);
 }
 

@@ -342,6 +342,9 @@ static void in_hand_back(struct shm_in *in)
 	const struct xp_callbacks *cb = &peer->shm->base.callbacks;
 
 	in->base.moved = in->result == 0 ? in->base.bytes : shm_flow_moved(&in->flow);
+	in->base.used = in->flow.used;
+	if (in->base.kind == XP_CHECK)
+		in->base.used.path = "read by the peer";
 	shm_flow_fini(&in->flow);
 	cb->on_inbound_done(cb->owner, &in->base, in->result < 0 ? &in->err : NULL);
 	peer->in_header_bytes -= in->base.header_len;

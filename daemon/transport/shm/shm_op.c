@@ -404,6 +404,7 @@ static void op_hand_back(struct shm_op *so)
 	op->impl = NULL;
 	op->result = so->result;
 	op->err = so->err;
+	op->used = so->flow.used;
 	if (so->result == 0)
 		op->moved = so->bytes;
 	else if (shm_flow_moved(&so->flow) > op->moved)

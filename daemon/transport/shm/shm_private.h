@@ -170,6 +170,7 @@ struct shm_flow {
 	uint64_t next;	 /* gather: first byte not given a slot; scatter: expected */
 	uint64_t landed; /* gather: told to the peer; scatter: in place */
 	bool stopping;
+	struct xp_used used;
 	int result; /* negative: failed or stopped, err says why */
 	struct err err;
 	void (*on_change)(struct shm_flow *flow); /* landed, still, failed */

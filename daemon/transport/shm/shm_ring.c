@@ -58,6 +58,17 @@ static uint8_t *slot_bytes(struct shm_ring *ring, const struct shm_slot *slot)
 	return ring->memory->base + (size_t)slot->index * ring->slot_bytes;
 }
 
+/* Bytes of a slot have left, or are in place. */
+static void slot_moved(const struct shm_slot *slot)
+{
+	struct shm_flow *flow = slot->flow;
+
+	flow->landed += slot->len;
+	flow->used.staged += slot->len;
+	flow->used.descriptors++;
+	flow->used.path = "bounce ring";
+}
+
 /* ---- our ring ---- */
 
 static void tx_pump(struct shm_peer *peer);
@@ -77,7 +88,7 @@ static void flow_announce(struct shm_flow *flow)
 		cursor_put_u32(&c, slot->len);
 		cursor_put_u64(&c, slot->offset);
 		list_remove(&slot->link);
-		flow->landed += slot->len;
+		slot_moved(slot);
 		slot->flow = NULL;
 		shm_send(peer, &(struct shm_frame){.type = SHM_DATA,
 						   .flags = flow->wire_flags,
@@ -338,7 +349,7 @@ static void on_scattered(struct copy_job *job)
 		flow->err = job->err;
 	}
 	if (job->result == 0)
-		flow->landed += slot->len;
+		slot_moved(slot);
 	slot_return(slot);
 	flow->on_change(flow);
 }

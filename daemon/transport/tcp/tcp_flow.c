@@ -200,6 +200,7 @@ void tcp_flow_look(struct tcp_flow *flow, struct tcp_flow_view *view_p)
 		.next = flow->next,
 		.moved = flow->moved,
 		.came = flow->came.bytes,
+		.used = flow->used,
 		.err = flow->err,
 	};
 	pthread_mutex_unlock(&flow->peer->lock);
@@ -295,9 +296,11 @@ void tcp_flow_fault(struct tcp_flow *flow)
 	tell(flow);
 }
 
-void tcp_flow_moved(struct tcp_flow *flow, uint64_t bytes)
+void tcp_flow_moved(struct tcp_flow *flow, const struct tcp_half *half)
 {
-	flow->moved += bytes;
+	flow->moved += half->head.length;
+	flow->used.staged += half->bounce ? half->head.length : 0;
+	flow->used.descriptors += half->bounce ? 1 : half->named;
 	if (flow->moved == flow->bytes) {
 		if (flow->open)
 			flow_close(flow); /* nothing more of it will come or go */

@@ -95,6 +95,7 @@ struct tcp_flow {
 	unsigned int pins; /* system calls and copies that touch its memory */
 	uint64_t next;	   /* source: claimed so far */
 	uint64_t moved;	   /* source: sent; sink: landed */
+	struct xp_used used;
 	struct spans came; /* sink: announced */
 	struct err err;	   /* a thread's fault; it is closed then */
 	struct list turn;  /* source: in peer->sources */
@@ -118,7 +119,8 @@ struct tcp_half {
 	uint64_t pos;	   /* of the frame: head, payload, trailer */
 	bool direct, over; /* over: payload comes from, goes to, nowhere */
 	struct tcp_bounce *bounce;
-	size_t got; /* receiving: bytes of the head */
+	unsigned int named; /* rows of the frame that the kernel was given */
+	size_t got;	    /* receiving: bytes of the head */
 	uint8_t head_bytes[TCP_HEAD_BYTES], trailer_bytes[TCP_TRAILER_BYTES];
 };
 
@@ -322,6 +324,7 @@ struct tcp_flow_view {
 	bool spoiled;
 	uint64_t next, moved;
 	uint64_t came; /* sink: announced bytes */
+	struct xp_used used;
 	struct err err;
 };
 void tcp_flow_look(struct tcp_flow *flow, struct tcp_flow_view *view_p);
@@ -339,7 +342,7 @@ bool tcp_half_release(struct tcp_half *half, bool sending);
 /* The frame is done with it. */
 void tcp_half_leave(struct tcp_half *half);
 void tcp_flow_fault(struct tcp_flow *flow); /* with this thread's error */
-void tcp_flow_moved(struct tcp_flow *flow, uint64_t bytes);
+void tcp_flow_moved(struct tcp_flow *flow, const struct tcp_half *half); /* its frame */
 /* The next stretch to send of whose turn it is: 0 when there is none. */
 uint32_t tcp_flow_claim(struct tcp_peer *peer, struct tcp_half *half);
 /* A head came: find its flow and note its bytes. Positive: nobody's any more. */

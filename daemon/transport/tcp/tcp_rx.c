@@ -148,7 +148,7 @@ static int end_frame(struct tcp_stream *stream)
 	if (held && r < 0)
 		tcp_flow_fault(rx->flow);
 	if (held && tcp_half_release(rx, false))
-		tcp_flow_moved(rx->flow, rx->head.length);
+		tcp_flow_moved(rx->flow, rx);
 	tcp_half_leave(rx);
 	pthread_mutex_unlock(&peer->lock);
 	tcp_bounce_give(stream->thread, &rx->bounce);
@@ -181,6 +181,8 @@ static ssize_t take(struct tcp_stream *stream)
 	} else if (pos < length) {
 		pos += stage_iov(&rx->flow->side, rx->head.at + pos, rx->head.at + length,
 				 iov, TCP_ROWS_MAX, &count);
+		if (rx->pos == 0)
+			rx->named = count;
 	}
 	if (pos >= length) {
 		iov[count++] = (struct iovec){rx->trailer_bytes + (pos - length),

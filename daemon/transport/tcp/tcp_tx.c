@@ -69,8 +69,13 @@ static unsigned int name_frame(struct tcp_half *tx, struct iovec *iov)
 	if (pos < end) {
 		const uint64_t was = tx->pos;
 
+		unsigned int rows;
+
 		tx->pos = pos;
-		count += name_payload(tx, iov + count, &named);
+		rows = name_payload(tx, iov + count, &named);
+		if (pos == TCP_HEAD_BYTES)
+			tx->named = rows;
+		count += rows;
 		tx->pos = was;
 		pos += named;
 	}
@@ -146,7 +151,7 @@ static void end_frame(struct tcp_stream *stream)
 	struct tcp_half *tx = &stream->tx;
 
 	if (tx->flow)
-		tcp_flow_moved(tx->flow, tx->head.length);
+		tcp_flow_moved(tx->flow, tx);
 	tcp_half_leave(tx);
 	tx->active = false;
 	tcp_bounce_give(stream->thread, &tx->bounce);

@@ -124,6 +124,8 @@ static struct tcp_flow_view look(struct tcp_xfer *xfer)
 	else if (xfer->net.bytes == 0 || xfer->placed ||
 		 (xfer->eager && net_is_source(&xfer->net)))
 		view.moved = view.next = xfer->net.bytes;
+	if (!xfer->flows && view.moved > 0) /* copied into, or out of, a frame */
+		view.used = (struct xp_used){.staged = view.moved, .descriptors = 1};
 	view.still &= !xfer->copying;
 	return view;
 }
@@ -155,6 +157,7 @@ static bool is_over(struct net_xfer *net)
 
 	if (xfer->flows)
 		show_progress(xfer, view.moved);
+	net->used = view.used;
 	switch (sm_state(&net->sm)) {
 	case NET_XFER_STOPPING:
 		return view.still && (!net->ours || !net->asked || net->answered ||

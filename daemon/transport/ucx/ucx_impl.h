@@ -168,6 +168,7 @@ struct ucx_piece {
 	struct ucx_buffer *buffer; /* bounce, or NULL */
 	void *desc;		   /* libucp's: not received yet */
 	bool copying;
+	bool packed; /* by way of a buffer, or `data` */
 	struct copy_job job;
 	uint8_t header[UCX_FRAME_BYTES]; /* source */
 	uint8_t data[]; /* an eager slice that cannot be put in place here */

@@ -40,9 +40,11 @@ static void piece_free(struct ucx_piece *piece)
 	net_peer_kick(&xfer->peer->net);
 }
 
-static void landed(struct ucx_xfer *xfer, uint64_t bytes)
+static void landed(struct ucx_xfer *xfer, uint64_t bytes, bool packed)
 {
 	xfer->landed += bytes;
+	xfer->net.used.descriptors++;
+	xfer->net.used.staged += packed ? bytes : 0;
 	if (xfer->net.op)
 		xfer->net.op->moved = xfer->landed;
 	else
@@ -59,7 +61,7 @@ static void on_unpacked(struct copy_job *job)
 	if (job->result < 0)
 		net_xfer_stop(&piece->xfer->net, &job->err);
 	else
-		landed(piece->xfer, piece->length);
+		landed(piece->xfer, piece->length, true);
 	piece_free(piece);
 }
 
@@ -103,7 +105,7 @@ static void piece_fetched(struct ucx_piece *piece, ucs_status_t status, size_t l
 			piece_unpack(piece);
 			return;
 		}
-		landed(xfer, piece->length);
+		landed(xfer, piece->length, false);
 	}
 	piece_free(piece);
 }
@@ -244,7 +246,7 @@ static ucs_status_t take_eager(struct ucx_xfer *xfer, const struct ucx_frame *fr
 
 	if (at) {
 		memcpy(at, data, len);
-		landed(xfer, len);
+		landed(xfer, len, false);
 		net_xfer_check(&xfer->net);
 		return UCS_OK;
 	}

@@ -74,6 +74,8 @@ static void piece_sent(struct ucx_piece *piece, ucs_status_t status)
 
 	if (status == UCS_OK) {
 		xfer->done_bytes += piece->length;
+		xfer->net.used.descriptors++;
+		xfer->net.used.staged += piece->packed ? piece->length : 0;
 		if (xfer->net.op)
 			xfer->net.op->moved = xfer->done_bytes;
 		else
@@ -163,7 +165,7 @@ static void piece_pack(struct ucx_piece *piece)
 					   .buffer_count = xfer->side.count};
 	piece->job.dst = (struct copy_end){.linear = packed_at(piece)};
 	piece->job.on_done = on_packed;
-	piece->copying = true;
+	piece->copying = piece->packed = true;
 	if (copier_submit(xfer->peer->transport->net.base.env.copier, &piece->job) < 0) {
 		piece->copying = false;
 		net_xfer_stop_last(&xfer->net);

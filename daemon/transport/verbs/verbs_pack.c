@@ -409,10 +409,13 @@ static void on_scattered(struct copy_job *job)
 
 	slice->copying = false;
 	xfer->busy--;
-	if (job->result < 0)
+	if (job->result < 0) {
 		net_xfer_stop(&xfer->net, &job->err);
-	else
+	} else {
 		xfer->done_bytes += slice->length;
+		xfer->net.used.staged += slice->length;
+		xfer->net.used.descriptors++;
+	}
 	if (xfer->net.ours)
 		xfer->net.op->moved = xfer->done_bytes;
 	else
@@ -501,6 +504,8 @@ static void on_gathered(struct copy_job *job)
 	xfer->busy--;
 	if (job->result < 0)
 		net_xfer_stop(&xfer->net, &job->err);
+	else
+		xfer->net.used.staged += slice->length;
 	if (slice->xfer && sm_state(&xfer->net.sm) != NET_XFER_MOVING)
 		verbs_pool_free(xfer->peer->transport->pack_pool, slice);
 	net_peer_kick(&xfer->peer->net);
@@ -579,6 +584,7 @@ static bool post(struct verbs_xfer *xfer, struct slice *slice)
 	xfer->used = 1u;
 	xfer->posted_bytes += slice->length;
 	xfer->peer->transport->stats.bytes += slice->length;
+	xfer->net.used.descriptors++;
 	if (verbs_qp_post(qp, &wr, 1, &entry) < 0)
 		err_clear(); /* the peer has failed, with its own words */
 	verbs_send(xfer->peer, out, &frame, NULL);

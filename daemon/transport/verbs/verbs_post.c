@@ -315,6 +315,7 @@ static enum turn move_on(struct verbs_xfer *xfer)
 	xfer->used |= 1u << qp->index;
 	xfer->posted_bytes += chain->bytes;
 	peer->transport->stats.bytes += chain->bytes;
+	xfer->net.used.descriptors += chain->count;
 	if (verbs_qp_post(qp, chain->wr, chain->count, &entry) < 0)
 		err_clear(); /* the peer has failed, with its own words */
 	return TURN_POSTED;
