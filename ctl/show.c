@@ -144,8 +144,7 @@ static void put_transports(const cJSON *health)
 
 	printf("%-12s", "transports");
 	cJSON_ArrayForEach(t, ctl_list(health, "transports"))
-		printf(" %s%s", ctl_str(t, "name", "?"),
-		       ctl_true(t, "staged") ? " (staged)" : "");
+		printf(" %s", ctl_str(t, "name", "?"));
 	putchar('\n');
 }
 
@@ -158,6 +157,9 @@ static void put_health(const cJSON *health)
 	printf("%-12s %.0f\n", "sessions", ctl_num(health, "sessions"));
 	printf("%-12s %.0f ms in the last second\n", "loop lag",
 	       ctl_num(health, "lag_ms"));
+	printf("%-12s %s, %s by way of a buffer\n", "rooms' bytes",
+	       ctl_bytes(ctl_num(health, "room_bytes")),
+	       ctl_bytes(ctl_num(health, "staged_bytes")));
 	put_transports(health);
 }
 
@@ -309,10 +311,15 @@ static void way_cell(struct table *table, const cJSON *way)
 
 static void party_row(struct table *table, const cJSON *p)
 {
+	const cJSON *used =
+		ctl_list(p, "sent") ? ctl_list(p, "sent") : ctl_list(p, "received");
+
 	table_cell(table, ctl_str(p, "endpoint", NULL));
 	table_cell(table, ctl_str(p, "transport", NULL));
 	table_cell(table, ctl_str(p, "path", NULL));
-	table_cell(table, ctl_true(p, "staged") ? "yes" : "no");
+	table_cellf(table, "%.0f %%", 100 * ctl_num(used, "staged_share"));
+	table_cellf(table, "%.0f", ctl_num(used, "rows"));
+	table_cellf(table, "%.0f", ctl_num(used, "descriptors"));
 	way_cell(table, ctl_list(p, "way"));
 	table_cellf(table, "%.0f", ctl_num(p, "rank"));
 	table_cell(table, ctl_bytes(ctl_num(p, "bytes")));
@@ -350,7 +357,8 @@ static int print_room(const cJSON *room)
 		printf("%-12s %s: %s (bitmap of pages)\n", "landed", item->string,
 		       cJSON_IsString(item) ? item->valuestring : "?");
 	putchar('\n');
-	if (table_new("PEER TRANSPORT PATH STAGED WAY >RANK >BYTES >EXPECTED STATE",
+	if (table_new("PEER TRANSPORT PATH >STAGED >ROWS >DESCRIPTORS WAY >RANK "
+		      ">BYTES >EXPECTED STATE",
 		      &table) < 0)
 		return ctl_failed("out of memory");
 	cJSON_ArrayForEach(item, ctl_list(room, "peers"))

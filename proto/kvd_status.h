@@ -30,7 +30,7 @@ enum kvd_state {
 
 enum {
 	KVD_FLAG_ABORTING = 1 << 0, /* told to fail, not yet proven still */
-	KVD_FLAG_STAGED = 1 << 1,   /* bytes pass a bounce buffer */
+	KVD_FLAG_STAGED = 1 << 1,   /* some of its bytes passed a buffer here */
 	KVD_FLAG_IDLE = 1 << 2,	    /* this source has nothing to send */
 	KVD_FLAG_FREE = 1 << 3,	    /* the engine's own slot is the engine's again */
 };

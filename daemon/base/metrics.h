@@ -39,6 +39,8 @@ enum metric_type { METRIC_COUNTER, METRIC_GAUGE };
 	  "bytes landed in rooms of this daemon's engines")                              \
 	X(ROOM_SENT_BYTES, COUNTER, "room_sent_bytes_total",                             \
 	  "bytes sent or served by rooms of this daemon's engines")                      \
+	X(ROOM_STAGED_BYTES, COUNTER, "room_staged_bytes_total",                         \
+	  "of both, bytes that passed a buffer of this daemon's")                        \
 	X(CHUNKS_RECEIVED, COUNTER, "chunks_received_total", "chunks landed")            \
 	X(CHUNKS_SENT, COUNTER, "chunks_sent_total", "chunks sent")                      \
 	X(PULLS_SERVED, COUNTER, "pulls_served_total",                                   \

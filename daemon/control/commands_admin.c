@@ -113,7 +113,6 @@ static bool add_transport(cJSON *list, const struct transport *transport)
 	return json && cJSON_AddItemToArray(list, json) &&
 	       cJSON_AddStringToObject(json, "name", transport->ops->name) &&
 	       cJSON_AddBoolToObject(json, "rdma", transport->caps & XP_CAP_RDMA) &&
-	       cJSON_AddBoolToObject(json, "staged", transport->caps & XP_CAP_STAGED) &&
 	       (!transport->about[0] ||
 		cJSON_AddStringToObject(json, "about", transport->about));
 }
@@ -143,6 +142,16 @@ static const char *state_of(const struct kvd *kvd, struct err *why_p)
 	return "refusing";
 }
 
+static bool add_room_bytes(cJSON *result, const struct metrics *metrics)
+{
+	double bytes = (double)metrics_get(metrics, METRIC_ROOM_RECEIVED_BYTES) +
+		       (double)metrics_get(metrics, METRIC_ROOM_SENT_BYTES);
+	double staged = (double)metrics_get(metrics, METRIC_ROOM_STAGED_BYTES);
+
+	return cJSON_AddNumberToObject(result, "room_bytes", bytes) &&
+	       cJSON_AddNumberToObject(result, "staged_bytes", staged);
+}
+
 static int health_run(struct request *req)
 {
 	const struct kvd *kvd = req->kvd;
@@ -167,6 +176,7 @@ static int health_run(struct request *req)
 						offload_pending(kvd->offload)) &&
 			cJSON_AddNumberToObject(result, "lag_ms",
 						(double)(lag_ns / LOOP_NS_PER_MS)) &&
+			add_room_bytes(result, &kvd->metrics) &&
 			add_transport_list(result, kvd));
 }
 
@@ -289,7 +299,8 @@ const struct command admin_commands[] = {
 	 "state (serving, refusing, draining, stopping), why (refusing: no transport "
 	 "that `require` allows is usable, so rooms are refused), uptime_ms, sessions, "
 	 "helper_jobs, lag_ms (the longest time of the last second that the loop was "
-	 "busy), transports"},
+	 "busy), room_bytes (moved by rooms since the start), staged_bytes (of them, by "
+	 "way of a buffer of this daemon's), transports"},
 	{"config.show", "Show the settings in force", NULL, 0, config_show_run,
 	 "path, settings [{section, name, value, default, allowed, reload, help}]"},
 	{"drain", "Refuse new rooms, let running ones end, then stop", drain_fields,

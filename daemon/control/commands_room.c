@@ -555,7 +555,11 @@ const struct command room_commands[] = {
 	{"room.close", "forget a room that has ended", room_key_fields, 0, run_close,
 	 "nothing"},
 	{"room.show", "everything about one room", room_key_fields, 0, run_show,
-	 "the record"},
+	 "the record. What it did is in `sent` or `received`, of the room and of each of "
+	 "its peers: {bytes, staged_bytes (by way of a buffer of this daemon's), "
+	 "staged_share, rows, descriptors (iovecs, work requests, messages or copies; 0: "
+	 "the other side's daemon moved them)}; `staged`: some were; a peer's `path`: by "
+	 "what they went, \"\": nothing did yet"},
 	{"room.list", "records of all rooms", room_list_fields, 0, room_list_run,
 	 "rooms: records; total"},
 	{.name = NULL},

@@ -86,6 +86,8 @@ unsigned int room_flags(const struct room *room)
 		wanted = wanted || party->want_count > 0;
 	if (room->role == ROOM_SEND && room->party_count > 0 && !wanted)
 		flags |= KVD_FLAG_IDLE;
+	if (room->used.staged)
+		flags |= KVD_FLAG_STAGED;
 	return flags;
 }
 

@@ -48,6 +48,13 @@ enum room_state {
 #define ROOM_PARTIES_MAX 1024u
 #define ROOM_ANY_RANK (-1)
 
+/* What was moved for a room on this side, as the transports say when it is done. */
+struct room_used {
+	uint64_t bytes, staged; /* staged: of them, by way of a buffer */
+	uint64_t rows;		/* of the plans made here */
+	uint64_t descriptors;
+};
+
 /* The counterpart in one peer: a source, a receiver, an offerer, a puller. */
 struct party {
 	struct list link; /* in room->parties */
@@ -80,6 +87,8 @@ struct party {
 	uint64_t expected, got;	   /* bytes */
 	bool last_seen;
 	uint64_t last_seq;
+	struct room_used used;
+	char path[64];	   /* by which they went; "": none did yet */
 	struct xp_way way; /* of its last chunk for which there was a choice */
 	/* offer, pull */
 	bool asked_ack; /* pull: told that all was read, it owes us PULL_ACK */
@@ -182,6 +191,7 @@ struct room {
 	bool last_given;
 	uint32_t receivers; /* expected parties; 0 = not known yet */
 	uint64_t bytes, expected;
+	struct room_used used;			      /* the parties' sum */
 	uint64_t lease_ns, lease_epoch, lease_end_ns; /* offer */
 	bool gave_up;				      /* offer: a puller gave up */
 	struct err *gave_up_why; /* the first one's; NULL: there was no memory */
@@ -244,6 +254,12 @@ struct move *move_new(struct room *room, struct party *party);
 /* It is over: neither `planned` nor a wait's or mail's end is called any more.
  * Idempotent. The room frees it in its next step, so the caller may go on to read it. */
 void move_end(struct move *move);
+/* The transport has moved its bytes: the room's, the party's and the daemon's counts. */
+void move_done(struct move *move, const struct xp_used *used, const struct xp_way *way);
+static inline bool room_sends(const struct room *room)
+{
+	return room->role == ROOM_SEND || room->role == ROOM_OFFER;
+}
 /* The answer to an inbound move's request: its bytes may land (`why` NULL), or not. The
  * first answer counts, any later one is ignored. */
 void move_answer(struct move *move, const struct xp_sides *sides, const struct err *why);

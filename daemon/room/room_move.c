@@ -11,6 +11,8 @@
  */
 #include <assert.h>
 #include <errno.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
@@ -50,6 +52,61 @@ struct move *move_new(struct room *room, struct party *party)
 	list_push_back(&room->moves, &move->link);
 	room->busy++;
 	return move;
+}
+
+/* ---- what was moved ---- */
+
+static uint64_t bytes_of(const struct move *move)
+{
+	return move->plan ? move->plan->bytes : move->bytes;
+}
+
+static uint64_t rows_of(const struct move *move)
+{
+	return move->plan ? move->plan->rows : 0; /* the peer's own plan */
+}
+
+/* By what it went, each once. */
+static void add_path(struct party *party, const struct xp_used *used)
+{
+	const struct xp_peer_base *xp = (const void *)party->remote->xp;
+	const char *path = used->path ? used->path : xp ? xp->path : "";
+	size_t len = strlen(party->path);
+
+	if (!strstr(party->path, path))
+		snprintf(party->path + len, sizeof(party->path) - len, "%s%s",
+			 len ? " + " : "", path);
+}
+
+static void add_used(struct room_used *sum, const struct move *move,
+		     const struct xp_used *used)
+{
+	sum->bytes += bytes_of(move);
+	sum->rows += rows_of(move);
+	sum->staged += used->staged;
+	sum->descriptors += used->descriptors;
+}
+
+void move_done(struct move *move, const struct xp_used *used, const struct xp_way *way)
+{
+	static const struct xp_used nothing;
+	uint64_t bytes = bytes_of(move);
+	struct room *room = move->room;
+
+	if (!used)
+		used = &nothing;
+	if (way && way->row_bytes)
+		move->party->way = *way;
+	if (bytes > 0)
+		add_path(move->party, used);
+	add_used(&move->party->used, move, used);
+	add_used(&room->used, move, used);
+	room->bytes += bytes;
+	room_count(room,
+		   room_sends(room) ? METRIC_ROOM_SENT_BYTES : METRIC_ROOM_RECEIVED_BYTES,
+		   bytes);
+	room_count(room, METRIC_ROOM_STAGED_BYTES, used->staged);
+	room_progress(room);
 }
 
 void move_answer(struct move *move, const struct xp_sides *sides, const struct err *why)

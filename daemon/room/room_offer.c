@@ -166,15 +166,12 @@ static void on_planned(struct move *move)
 static void on_served(struct inbound_owner *inbound, const struct err *err)
 {
 	struct move *move = container_of(inbound, struct move, inbound);
+	const struct xp_inbound *in = move->in;
 	struct room *room = move->room;
 
-	if (move->in && move->in->way.row_bytes)
-		move->party->way = move->in->way;
 	if (!err) {
-		room->bytes += move->bytes;
-		room_count(room, METRIC_ROOM_SENT_BYTES, move->bytes);
 		room_count(room, METRIC_PULLS_SERVED, 1);
-		room_progress(room);
+		move_done(move, in ? &in->used : NULL, in ? &in->way : NULL);
 	} /* else the puller knows, and says in PULL_DONE whether it gives up */
 	move_end(move);
 }

@@ -154,10 +154,25 @@ static bool add_way(cJSON *obj, const struct xp_way *way)
 	       cJSON_AddNumberToObject(w, "copy_ns", way->copy_ns);
 }
 
+/* What was moved, and in which direction; `staged`: some of it by way of a buffer. */
+static bool add_used(cJSON *obj, const struct room *room, const struct room_used *used)
+{
+	double share = used->bytes ? (double)used->staged / (double)used->bytes : 0.0;
+	cJSON *m;
+
+	if (!cJSON_AddBoolToObject(obj, "staged", used->staged > 0))
+		return false;
+	m = cJSON_AddObjectToObject(obj, room_sends(room) ? "sent" : "received");
+	return m && cJSON_AddNumberToObject(m, "bytes", (double)used->bytes) &&
+	       cJSON_AddNumberToObject(m, "staged_bytes", (double)used->staged) &&
+	       cJSON_AddNumberToObject(m, "staged_share", share) &&
+	       cJSON_AddNumberToObject(m, "rows", (double)used->rows) &&
+	       cJSON_AddNumberToObject(m, "descriptors", (double)used->descriptors);
+}
+
 static bool add_party(cJSON *list, const struct party *party)
 {
 	const struct remote *remote = party->remote;
-	const struct xp_peer_base *xp = (const struct xp_peer_base *)remote->xp;
 	cJSON *p = cJSON_CreateObject();
 
 	return p && cJSON_AddItemToArray(list, p) &&
@@ -166,16 +181,16 @@ static bool add_party(cJSON *list, const struct party *party)
 	       cJSON_AddStringToObject(p, "transport",
 				       remote->transport ? remote->transport->ops->name
 							 : "none") &&
-	       cJSON_AddStringToObject(p, "path", xp && xp->ready ? xp->path : "") &&
-	       cJSON_AddBoolToObject(p, "staged",
-				     remote->transport &&
-					     (remote->transport->caps & XP_CAP_STAGED)) &&
-	       add_way(p, &party->way) &&
+	       cJSON_AddStringToObject(p, "path", party->path) &&
+	       add_used(p, party->room, &party->used) && add_way(p, &party->way) &&
 	       cJSON_AddStringToObject(p, "pool", party->pool_name) &&
 	       cJSON_AddNumberToObject(p, "rank", (double)party->rank) &&
 	       json_add_u64(p, "generation", party->gen) >= 0 &&
 	       cJSON_AddNumberToObject(p, "wants", (double)party->want_count) &&
-	       cJSON_AddNumberToObject(p, "bytes", (double)party->got) &&
+	       cJSON_AddNumberToObject(p, "bytes",
+				       (double)(room_sends(party->room)
+							? party->used.bytes
+							: party->got)) &&
 	       cJSON_AddNumberToObject(p, "expected_bytes", (double)party->expected) &&
 	       cJSON_AddBoolToObject(p, "told", party->told) &&
 	       cJSON_AddBoolToObject(p, "done", party->done) &&
@@ -276,7 +291,8 @@ int room_record_full(const struct room *room, cJSON *obj)
 	    !cJSON_AddNumberToObject(obj, "session", (double)room->session->id) ||
 	    !cJSON_AddNumberToObject(obj, "pool", (double)room->pool->id) ||
 	    !cJSON_AddStringToObject(obj, "pool_name", room->pool->name) ||
-	    !add_counts(obj, room) || !add_timings(obj, room) || !add_landed(obj, room) ||
+	    !add_counts(obj, room) || !add_used(obj, room, &room->used) ||
+	    !add_timings(obj, room) || !add_landed(obj, room) ||
 	    !add_sizes(obj, room->pool->layout))
 		return or_nomem(false);
 	peers = cJSON_AddArrayToObject(obj, "peers");

@@ -259,19 +259,16 @@ static int admit(struct room *room, struct remote *remote, const struct chunk_he
 static void on_landed(struct inbound_owner *inbound, const struct err *err)
 {
 	struct move *move = container_of(inbound, struct move, inbound);
+	const struct xp_inbound *in = move->in;
 	struct room *room = move->room;
 	struct party *party = move->party;
 
-	if (move->in && move->in->way.row_bytes)
-		party->way = move->in->way;
 	move_end(move); /* first: failing the room stops its other moves */
 	rooms_catch_up(room);
 	if (!err) {
 		party->got += move->plan->bytes;
-		room->bytes += move->plan->bytes;
-		room_count(room, METRIC_ROOM_RECEIVED_BYTES, move->plan->bytes);
 		room_count(room, METRIC_CHUNKS_RECEIVED, 1);
-		room_progress(room);
+		move_done(move, in ? &in->used : NULL, in ? &in->way : NULL);
 	} else if (move->reserved) {
 		release_tokens(move, move->pair_count);
 	}

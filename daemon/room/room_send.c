@@ -169,15 +169,11 @@ static void on_sent(struct sched_op *op)
 	struct move *move = op->owner;
 	struct room *room = move->room;
 
-	if (op->xp.way.row_bytes)
-		move->party->way = op->xp.way;
 	move_end(move);
 	rooms_catch_up(room);
 	if (op->xp.result >= 0) {
-		room->bytes += move->plan->bytes;
-		room_count(room, METRIC_ROOM_SENT_BYTES, move->plan->bytes);
 		room_count(room, METRIC_CHUNKS_SENT, 1);
-		room_progress(room);
+		move_done(move, &op->xp.used, &op->xp.way);
 	} else {
 		room_fail_moving(room, move->party, &op->xp.err);
 	}

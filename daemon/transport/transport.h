@@ -79,7 +79,6 @@ enum {
 	XP_CAP_SAME_HOST = 1 << 0, /* only between daemons of one boot id */
 	XP_CAP_RDMA = 1 << 1,	   /* a NIC writes: counts as class "rdma" */
 	XP_CAP_SELF = 1 << 2,	   /* can open a peer that is this daemon itself */
-	XP_CAP_STAGED = 1 << 3,	   /* passes host memory through bounce buffers */
 };
 
 /* what every backend may use; outlives it */

@@ -173,14 +173,19 @@ static void make_memory(struct handover_rank *rank)
 	assert_ptr_not_equal(rank->base, MAP_FAILED);
 }
 
-static uint64_t number(cJSON *answer, const char *name)
+static uint64_t member(const cJSON *json, const char *name)
 {
-	const cJSON *n = cJSON_GetObjectItemCaseSensitive(answer, name);
-	uint64_t value;
+	const cJSON *n = cJSON_GetObjectItemCaseSensitive(json, name);
 
 	if (!cJSON_IsNumber(n))
-		fail_msg("no %s in %s", name, cJSON_PrintUnformatted(answer));
-	value = (uint64_t)n->valuedouble;
+		fail_msg("no %s in %s", name, cJSON_PrintUnformatted(json));
+	return (uint64_t)n->valuedouble;
+}
+
+static uint64_t number(cJSON *answer, const char *name)
+{
+	uint64_t value = member(answer, name);
+
 	cJSON_Delete(answer);
 	return value;
 }
@@ -334,10 +339,22 @@ static void sources_text(const struct handover *h, char *out, size_t size)
 	snprintf(out + n, size - n, "]");
 }
 
+static void add_record(struct handover *h, struct session *session)
+{
+	cJSON *room = cluster_call(&h->c, session, "{'cmd':'room.show','room':'%llu'}",
+				   (unsigned long long)h->room);
+	const cJSON *received = cJSON_GetObjectItemCaseSensitive(room, "received");
+
+	h->moved += member(received, "bytes");
+	h->rows += member(received, "rows");
+	assert_int_equal(member(received, "staged_bytes"), 0);
+	cJSON_Delete(room);
+}
+
 /* All succeed, and are closed. */
 static void end_rooms(struct handover *h, const char *const roles[2])
 {
-	h->moved = 0;
+	h->moved = h->rows = 0;
 	for (int s = 1; s >= 0; s--)
 		for (unsigned int r = 0; r < h->count[s]; r++) {
 			struct session *session = h->ranks[s][r].session;
@@ -345,11 +362,7 @@ static void end_rooms(struct handover *h, const char *const roles[2])
 			cluster_until_state(&h->c, session, roles[s], h->room,
 					    KVD_SUCCESS);
 			if (s == HANDOVER_DECODE)
-				h->moved += number(
-					cluster_call(&h->c, session,
-						     "{'cmd':'room.show','room':'%llu'}",
-						     (unsigned long long)h->room),
-					"bytes");
+				add_record(h, session);
 		}
 	for (unsigned int s = 0; s < 2; s++)
 		for (unsigned int r = 0; r < h->count[s]; r++)

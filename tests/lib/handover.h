@@ -32,8 +32,9 @@ struct handover {
 	struct cluster c;
 	struct handover_rank ranks[2][HANDOVER_RANKS_MAX];
 	unsigned int count[2];
-	uint64_t room;	/* the next one */
-	uint64_t moved; /* by the last handover, as the decode ranks' rooms count it */
+	uint64_t room; /* the next one */
+	/* by the last handover, as the decode ranks' rooms count it */
+	uint64_t moved, rows;
 };
 
 /* A request's place in one view of one side; token t is in page

@@ -418,9 +418,9 @@ static void nano_to(struct handover *h, uint32_t ranks)
 	handover_both(h, &(struct handover_request){views, 5, 512});
 	assert_int_equal(h->moved, moved);
 	print_message("Nemotron-3-Nano, %u tokens, TP2 to TP%u: %llu bytes naive (whole "
-		      "pages), %llu moved\n",
+		      "pages), %llu moved, %llu descriptors\n",
 		      NANO_TOKENS, ranks, (unsigned long long)naive,
-		      (unsigned long long)moved);
+		      (unsigned long long)moved, (unsigned long long)h->rows);
 }
 
 static void nemotron_nano_of_tp2_to_tp2(void **state)

@@ -120,7 +120,7 @@ void tcp_tick_want(struct tcp_transport *transport)
 static int tcp_probe(const struct config *config, uint32_t *caps_p)
 {
 	(void)config;
-	*caps_p = XP_CAP_STAGED;
+	*caps_p = 0;
 	return 0;
 }
 
@@ -177,7 +177,6 @@ static int tcp_open(const struct xp_env *env, const struct xp_callbacks *callbac
 	if (!transport)
 		return err_pass(-ENOMEM);
 	net_init(&transport->net, &tcp_net_ops, &tcp_transport, env, callbacks);
-	transport->net.base.caps = XP_CAP_STAGED;
 	transport->listen_fd = -1;
 	list_init(&transport->guests);
 	list_init(&transport->news);

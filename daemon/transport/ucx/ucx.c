@@ -266,7 +266,7 @@ static int ucx_probe(const struct config *config, uint32_t *caps_p)
 	if (r < 0)
 		return err_pass(r);
 	lib->ucp_cleanup(context);
-	*caps_p = XP_CAP_STAGED | (choice.rdma ? XP_CAP_RDMA : 0);
+	*caps_p = choice.rdma ? XP_CAP_RDMA : 0;
 	return 0;
 }
 
@@ -448,8 +448,7 @@ static int start(struct ucx_transport *transport)
 				  transport->context, transport->net.base.env.gpu,
 				  transport->slice_bytes, UCX_POOL_BYTES);
 	if (r == 0)
-		transport->net.base.caps =
-			XP_CAP_STAGED | (choice.rdma ? XP_CAP_RDMA : 0);
+		transport->net.base.caps = choice.rdma ? XP_CAP_RDMA : 0;
 	return err_pass(r);
 }
 
