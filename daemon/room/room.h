@@ -254,6 +254,8 @@ struct move *move_new(struct room *room, struct party *party);
 /* It is over: neither `planned` nor a wait's or mail's end is called any more.
  * Idempotent. The room frees it in its next step, so the caller may go on to read it. */
 void move_end(struct move *move);
+/* Phases but the first and the last; trace shows them. */
+void move_to(struct move *move, enum move_phase phase);
 /* The transport has moved its bytes: the room's, the party's and the daemon's counts. */
 void move_done(struct move *move, const struct xp_used *used, const struct xp_way *way);
 static inline bool room_sends(const struct room *room)

@@ -11,10 +11,12 @@
  */
 #include <assert.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "daemon/base/context.h"
+#include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/loop/offload.h"
 #include "daemon/room/room.h"
@@ -54,7 +56,12 @@ struct move *move_new(struct room *room, struct party *party)
 	return move;
 }
 
-/* ---- what was moved ---- */
+/* ---- a chunk's life, for who follows one ---- */
+
+static uint64_t seq_of(const struct move *move)
+{
+	return move->chunk ? move->chunk->seq : move->seq;
+}
 
 static uint64_t bytes_of(const struct move *move)
 {
@@ -64,6 +71,30 @@ static uint64_t bytes_of(const struct move *move)
 static uint64_t rows_of(const struct move *move)
 {
 	return move->plan ? move->plan->rows : 0; /* the peer's own plan */
+}
+
+static void trace(const struct move *move, const char *what)
+{
+	char object[32];
+
+	if (log_threshold < LOG_LEVEL_TRACE)
+		return;
+	snprintf(object, sizeof(object), "%ju", (uintmax_t)move->room->number);
+	log_trace("room", object, what, "role=%s seq=%ju bytes=%ju rows=%ju peer=%s",
+		  room_role_names[move->room->role], (uintmax_t)seq_of(move),
+		  (uintmax_t)bytes_of(move), (uintmax_t)rows_of(move),
+		  move->party->remote->label);
+}
+
+void move_to(struct move *move, enum move_phase phase)
+{
+	static const char *const words[] = {[MOVE_PLANNING] = "a chunk is planned",
+					    [MOVE_WAITING] = "a chunk waits",
+					    [MOVE_POSTED] = "a chunk is posted",
+					    [MOVE_ENDED] = "a chunk is over"};
+
+	sm_move(&move->sm, phase);
+	trace(move, words[phase]);
 }
 
 /* By what it went, each once. */
@@ -107,6 +138,7 @@ void move_done(struct move *move, const struct xp_used *used, const struct xp_wa
 		   bytes);
 	room_count(room, METRIC_ROOM_STAGED_BYTES, used->staged);
 	room_progress(room);
+	trace(move, "a chunk has moved");
 }
 
 void move_answer(struct move *move, const struct xp_sides *sides, const struct err *why)
@@ -115,7 +147,7 @@ void move_answer(struct move *move, const struct xp_sides *sides, const struct e
 
 	if (move_phase(move) >= MOVE_POSTED)
 		return;
-	sm_move(&move->sm, MOVE_POSTED);
+	move_to(move, MOVE_POSTED);
 	if (why)
 		e = *why; /* it may be the move's own, which goes */
 	move->party->remote->transport->ops->land(move->in, sides, why ? &e : NULL);
@@ -135,7 +167,7 @@ void move_end(struct move *move)
 {
 	if (move_phase(move) == MOVE_ENDED)
 		return;
-	sm_move(&move->sm, MOVE_ENDED);
+	move_to(move, MOVE_ENDED);
 	move->in = NULL;
 	mail_drop(move->mail);
 	wait_stop(&move->wait);
@@ -242,7 +274,7 @@ void move_plan(struct move *move, const struct layout *src, const struct layout 
 	move->plan_wants = wants;
 	move->plan_want_count = want_count;
 	move->planned = then;
-	sm_move(&move->sm, MOVE_PLANNING);
+	move_to(move, MOVE_PLANNING);
 	move->job = (struct offload_job){.work = plan_work, .done = plan_done};
 	list_init(&move->job.link);
 	if (work_of(move) > PLAN_INLINE_ROWS) {

@@ -228,7 +228,7 @@ static void on_planned(struct move *move)
 	}
 	xp->header = xp->owned = mem_steal(move->header);
 	xp->header_len = move->header_len;
-	sm_move(&move->sm, MOVE_POSTED);
+	move_to(move, MOVE_POSTED);
 	move->op.owner = move;
 	move->op.on_done = on_read;
 	sched_submit(&party->flow, &move->op);

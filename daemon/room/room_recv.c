@@ -204,7 +204,7 @@ static void on_planned(struct move *move)
 		land(move);
 		return;
 	}
-	sm_move(&move->sm, MOVE_WAITING);
+	move_to(move, MOVE_WAITING);
 	if (r == 0 && !room->wait_bind.armed)
 		wait_start(rooms_waits(room->rooms), &room->wait_bind, &room->wait,
 			   on_bind_over);

@@ -12,10 +12,12 @@
  * that wants nothing (idle) has confirmed from the start.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
+#include "daemon/base/log.h"
 #include "daemon/room/room_mail.h"
 #include "daemon/room/room_wire.h"
 #include "daemon/room/rooms.h"
@@ -220,7 +222,7 @@ static void post(struct move *move)
 		move_end(move);
 		return;
 	}
-	sm_move(&move->sm, MOVE_POSTED);
+	move_to(move, MOVE_POSTED);
 	move->op.owner = move;
 	move->op.on_done = on_sent;
 	sched_submit(&party->flow, &move->op);
@@ -259,7 +261,7 @@ static void on_planned(struct move *move)
 		post(move);
 		return;
 	}
-	sm_move(&move->sm, MOVE_WAITING);
+	move_to(move, MOVE_WAITING);
 	if (r == 0)
 		wait_start(rooms_waits(room->rooms), &move->wait, &move->chunk->wait,
 			   on_wait_over);
@@ -306,6 +308,18 @@ static void dispatch(struct room *room, struct chunk *chunk)
 	send_chunk_left(chunk);
 }
 
+static void trace_given(const struct room *room, const struct chunk *chunk)
+{
+	char object[32];
+
+	if (log_threshold < LOG_LEVEL_TRACE)
+		return;
+	snprintf(object, sizeof(object), "%ju", (uintmax_t)room->number);
+	log_trace("room", object, "a chunk is given",
+		  "role=send seq=%ju last=%d views=%zu", (uintmax_t)chunk->seq,
+		  chunk->last, chunk->maps.count);
+}
+
 int send_chunk(struct room *room, struct chunk *chunk)
 {
 	int r = idmap_put(&room->chunk_by_seq, chunk->seq, chunk);
@@ -314,6 +328,7 @@ int send_chunk(struct room *room, struct chunk *chunk)
 		return err_pass(r);
 	list_push_back(&room->chunks, &chunk->link);
 	room->last_given = room->last_given || chunk->last;
+	trace_given(room, chunk);
 	room_kick(room);
 	return 0;
 }

@@ -175,6 +175,25 @@ def ucx_memory_that_it_may_not_touch_is_packed():
     used("ucx", ("cuda_ipc", "cuda_vmm"), CLOSE, ("", 1, 8, 1), ("", 1, 8, 1))
 
 
+# ---- trace ----
+
+LIFE = ["a chunk is given", "a chunk is planned", "a chunk is posted", "a chunk has moved",
+        "a chunk is over"]
+
+
+def trace_follows_a_chunk():
+    with Pair("tcp", ("memfd", "memfd")) as pair:
+        for d, e in zip(pair.daemons, pair.engines):
+            e.cmd("log.level", level="trace")
+        pair.hand_over(7, open_push, PUSH, APART)
+        logs = [d.log().splitlines() for d in pair.daemons]
+    for log, role, life in zip(logs, PUSH, (LIFE, LIFE[1:])):
+        lines = [line for line in log if "room 7: a chunk" in line]
+        assert [line.split("room 7: ")[1].split(" role=")[0] for line in lines] == life, log
+        assert all("role=%s seq=0 " % role in line for line in lines), lines
+        assert "bytes=157696 rows=40 " in lines[-1], lines
+
+
 if __name__ == "__main__":
     cases = [
         shm_memfd_is_copied_once, shm_posix_shm_is_copied_once,
@@ -186,5 +205,5 @@ if __name__ == "__main__":
         tcp_small_transfer_is_copied_into_its_request, tcp_vm_is_packed_posix_shm_is_not,
         tcp_device_is_packed, chunks_of_both_kinds_add_up,
         ucx_long_rows_are_sent_from_where_they_lie, ucx_short_rows_are_packed,
-        ucx_memory_that_it_may_not_touch_is_packed]
+        ucx_memory_that_it_may_not_touch_is_packed, trace_follows_a_chunk]
     run([c for c in cases if not sys.argv[1:] or c.__name__ in sys.argv[1:]])
