@@ -27,6 +27,7 @@ from .layout import HND, NHD, Layout  # noqa: E402
 from .memory import Memory, Region  # noqa: E402
 from .rooms import (BOOTSTRAPPING, FAILED, SUCCESS, TRANSFERRING, WAITING_FOR_INPUT,  # noqa: E402
                     Room, Source, Status, View)
+from . import shards  # noqa: E402
 from .shapes import Shapes  # noqa: E402
 
 __version__ = _kvd.version()
@@ -38,5 +39,5 @@ __all__ = [
     "Layout", "LimitError", "Memory", "MemoryImportError", "NHD", "NotFoundError",
     "PeerError", "PermissionDenied", "Region", "Room", "SUCCESS", "Shapes", "Source",
     "StateError",
-    "Status", "TRANSFERRING", "TimeoutError", "View", "WAITING_FOR_INPUT",
+    "Status", "TRANSFERRING", "TimeoutError", "View", "WAITING_FOR_INPUT", "shards",
 ]

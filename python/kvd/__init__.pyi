@@ -15,5 +15,6 @@ from .rooms import (
     Source as Source, Status as Status, TRANSFERRING as TRANSFERRING, View as View,
     WAITING_FOR_INPUT as WAITING_FOR_INPUT)
 from .shapes import Shapes as Shapes
+from . import shards as shards
 
 __version__: str
