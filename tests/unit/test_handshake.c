@@ -289,6 +289,31 @@ static void pool_is_found_until_it_goes(void **state)
 	handshake_release(p->c.nodes[1].kvd.handshake, remote);
 }
 
+/* The peer has no place for one pool; when another goes, it is told of it again. */
+static void pool_refused_at_the_cap_is_told_again_when_another_goes(void **state)
+{
+	struct pair *p = *state;
+	struct remote *remote;
+	uint64_t first, second, bytes;
+
+	assert_attaches(p);
+	remote = remote_at(p, 1);
+	first = register_pool(p, p->me, &p->mine, 1);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	bytes = remote->pool_bytes;
+	remote->pool_bytes = UINT64_C(128) << 20; /* the cap of its REGISTERs */
+	second = register_pool(p, p->me, &p->mine, 2);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	remote->pool_bytes = bytes;
+	assert_non_null(handshake_pool_by_id(remote, first));
+	assert_null(handshake_pool_by_id(remote, second));
+	cluster_ok(&p->c, p->me, "{'cmd':'pool.unregister','pool':%llu}",
+		   (unsigned long long)first);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_null(handshake_pool_by_id(remote, first));
+	assert_non_null(handshake_pool_by_id(remote, second));
+}
+
 static uint64_t cpu_ns(void)
 {
 	struct timespec ts;
@@ -353,6 +378,7 @@ int main(void)
 		CASE(session_too_large_to_be_told_is_refused_by_name),
 		CASE(pool_too_large_to_be_told_costs_no_peering),
 		CASE(pool_is_found_until_it_goes),
+		CASE(pool_refused_at_the_cap_is_told_again_when_another_goes),
 		CASE(pool_is_found_as_fast_among_many),
 	};
 
