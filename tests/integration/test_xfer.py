@@ -4,8 +4,10 @@
 Agents exchange (endpoint, session, secret), prepare lists, write and read by
 index, and are told by notifications; over each transport and memory kind."""
 import base64
+import json
 import os
 import random
+import socket
 import struct
 import sys
 import time
@@ -129,6 +131,27 @@ def long_list_by_memfd():
         os.close(fd)
 
 
+def session_ends_while_its_list_is_read():
+    """The helper's result comes when nobody is there any more; nothing may be left."""
+    with Agents("shm") as t:
+        n = min(40000, ROWS)
+        for _ in range(10):
+            gone = Engine(t.daemons[0], "gone")
+            own = Cache(gone)
+            fd = os.memfd_create("list", os.MFD_CLOEXEC)
+            os.write(fd, b"".join(struct.pack("<4Q", own.address + r * ROW, ROW, 0, 1)
+                                  for r in scattered(n, 6)))
+            line = json.dumps({"cmd": "dlist.prep", "fd": 0, "count": n}) + "\n"
+            socket.send_fds(gone.sock, [line.encode()], [fd])
+            gone.close()
+            os.close(fd)
+        end = time.monotonic() + DEADLINE_S
+        while len(t.a.cmd("session.list", all=True)["sessions"]) > 1:
+            assert time.monotonic() < end, "a session does not end"
+        local, remote = t.lists()
+        t.until(t.a.cmd("xfer.start", op="write", local=local, remote=remote)["xfer"])
+
+
 def unregistered_memory_is_out_of_reach():
     with Agents("ucx") as t:
         local, remote = t.lists()
@@ -236,7 +259,8 @@ def session_that_ended_is_not_attached():
 if __name__ == "__main__":
     run([shm_memfd_write_and_read, shm_vm_write_and_read, ucx_memfd_write_and_read,
          ucx_vm_and_shm_write_and_read, tcp_memfd_write_and_read,
-         tcp_vm_and_shm_write_and_read, long_list_by_memfd, list_outlives_a_session_there,
+         tcp_vm_and_shm_write_and_read, long_list_by_memfd,
+         session_ends_while_its_list_is_read, list_outlives_a_session_there,
          unregistered_memory_is_out_of_reach, region_registered_after_attaching_is_told,
          region_registered_after_attaching,
          wrong_secret_opens_nothing,
