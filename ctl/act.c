@@ -10,23 +10,15 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 #include <zmq.h>
 
 #include "ctl/ctl.h"
+#include "daemon/base/clock.h"
 #include "daemon/base/mem.h"
 #include "lib/kvd.h"
 
 #define INPUT_MAX (1u << 20) /* the daemon takes no longer line */
-
-static double now_us(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (double)ts.tv_sec * 1e6 + (double)ts.tv_nsec / 1e3;
-}
 
 int ctl_run_ping(struct ctl *ctl, int argc, char **argv)
 {
@@ -39,13 +31,13 @@ int ctl_run_ping(struct ctl *ctl, int argc, char **argv)
 	if (!ctl_open(ctl))
 		return CTL_NO_DAEMON;
 	for (unsigned long i = 0; i < count; i++) {
-		double began = now_us(), took;
+		double began = clock_us(), took;
 		int r = ctl_ask(ctl, "ping", NULL, &reply);
 
 		if (r)
 			return r;
 		cJSON_Delete(reply);
-		took = now_us() - began;
+		took = clock_us() - began;
 		least = took < least ? took : least;
 		most = took > most ? took : most;
 		sum += took;

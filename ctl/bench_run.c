@@ -20,6 +20,7 @@
 #include <time.h>
 
 #include "ctl/ctl.h"
+#include "daemon/base/clock.h"
 
 #define PAUSE_NS_MIN 5000
 #define PAUSE_NS_MAX 100000
@@ -33,14 +34,6 @@ struct run {
 	struct kvd_xfer *xfer[BENCH_OPS];
 	double last_s[BENCH_OPS];
 };
-
-static double now_s(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static int told(struct kvd_client *client, const char *what)
 {
@@ -200,7 +193,7 @@ static int finish(struct run *r, enum bench_op op)
 	const struct timespec pause = {.tv_nsec = ns < PAUSE_NS_MIN   ? PAUSE_NS_MIN
 						  : ns > PAUSE_NS_MAX ? PAUSE_NS_MAX
 								      : ns};
-	double end = now_s() + r->c->timeout_ms / 1e3;
+	double end = clock_s() + r->c->timeout_ms / 1e3;
 	struct kvd_room_status s;
 	uint64_t moved = 0;
 	int state;
@@ -212,8 +205,8 @@ static int finish(struct run *r, enum bench_op op)
 			return failed(r, op, &s);
 		if (s.bytes != moved) {
 			moved = s.bytes;
-			end = now_s() + r->c->timeout_ms / 1e3;
-		} else if (now_s() > end) {
+			end = clock_s() + r->c->timeout_ms / 1e3;
+		} else if (clock_s() > end) {
 			return failed(r, op, &s);
 		}
 		nanosleep(&pause, NULL);
@@ -223,11 +216,11 @@ static int finish(struct run *r, enum bench_op op)
 
 static int timed(struct run *r, enum bench_op op, double *seconds_p)
 {
-	double begin = now_s();
+	double begin = clock_s();
 
 	if (post(r, op) < 0 || finish(r, op) < 0)
 		return -1;
-	*seconds_p = r->last_s[op] = now_s() - begin;
+	*seconds_p = r->last_s[op] = clock_s() - begin;
 	return 0;
 }
 

@@ -33,6 +33,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/list.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/thread.h"
@@ -310,16 +311,10 @@ static unsigned int look_at_all(struct watcher *watcher)
 
 static void pause_until(struct watcher *watcher, uint64_t pause_ns)
 {
-	struct timespec t;
+	const struct timespec until = clock_after(pause_ns);
 
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	t.tv_nsec += (long)pause_ns;
-	if (t.tv_nsec >= 1000000000) {
-		t.tv_nsec -= 1000000000;
-		t.tv_sec++;
-	}
 	(void)pthread_cond_clockwait(&watcher->more, &watcher->events->lock,
-				     CLOCK_MONOTONIC, &t);
+				     CLOCK_MONOTONIC, &until);
 }
 
 static void *watcher_main(void *arg)

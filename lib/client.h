@@ -184,7 +184,6 @@ int client_op_json(struct kvd_client *client, struct client_op *op, int timeout_
 int client_op_local(struct kvd_client *client, const struct kvd_call *call);
 /* One turn: send, receive, expire, run callbacks; how many requests ended. */
 int client_conn_turn(struct kvd_client *client, int timeout_ms);
-uint64_t client_now_ns(void);
 /* When a call's time ends: 0 is the client's default, negative never (UINT64_MAX). */
 uint64_t client_until_ns(const struct kvd_client *client, int timeout_ms);
 /* Between two looks at shared memory: what the socket has, then a pause that grows

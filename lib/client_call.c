@@ -11,6 +11,7 @@
  * a loop of turns around it. libkvd's own clean-up requests (`forced`) are let
  * past the caps: there is at most one for each request that was let in.
  */
+#include "daemon/base/clock.h"
 #include "lib/client.h"
 
 #include <errno.h>
@@ -105,7 +106,7 @@ static struct client_request *request_new(struct kvd_client *client,
 		req->arg = call->arg;
 	}
 	if (timeout_ms > 0) {
-		req->deadline_ns = client_now_ns() + (uint64_t)timeout_ms * 1000000u;
+		req->deadline_ns = clock_ns() + (uint64_t)timeout_ms * 1000000u;
 		if (!client->conn.next_deadline_ns ||
 		    req->deadline_ns < client->conn.next_deadline_ns)
 			client->conn.next_deadline_ns = req->deadline_ns;

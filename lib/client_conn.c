@@ -22,6 +22,7 @@
  * own PID namespace. SO_PEERCRED would name whoever called listen(): systemd,
  * under socket activation.
  */
+#include "daemon/base/clock.h"
 #include "lib/client.h"
 
 #include <errno.h>
@@ -421,7 +422,7 @@ static struct client_request *request_expired(struct client_conn *conn, uint64_t
 static int conn_expire(struct client_conn *conn)
 {
 	struct client_request *req;
-	uint64_t now = client_now_ns(), next = 0;
+	uint64_t now = clock_ns(), next = 0;
 	int count = 0;
 
 	if (!conn->next_deadline_ns || now < conn->next_deadline_ns)
@@ -507,7 +508,7 @@ int kvd_timeout_ms(const struct kvd_client *client)
 		at = due;
 	if (!at)
 		return -1;
-	now = client_now_ns();
+	now = clock_ns();
 	if (now >= at)
 		return 0;
 	left = (at - now) / 1000000u + 1;

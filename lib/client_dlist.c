@@ -19,6 +19,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "daemon/base/clock.h"
 #include "proto/kvd_ring.h"
 
 #define DESCS_IN_LINE 1024u
@@ -306,7 +307,7 @@ int kvd_dlist_wait(struct kvd_dlist *dlist, int timeout_ms)
 			return 0;
 		if (r && r != -KVD_E_BUSY)
 			return refused(dlist, r, timeout_ms);
-		if (client_now_ns() >= until)
+		if (clock_ns() >= until)
 			return client_fail(client, KVD_E_NOREPLY,
 					   "the list is not prepared yet");
 		if (r) /* what is made again is made by turns */

@@ -16,6 +16,7 @@
  * MADV_POPULATE_WRITE (5.14), not a loop of writes: a full tmpfs or memory group
  * is then an error and not a SIGBUS.
  */
+#include "daemon/base/clock.h"
 #include "lib/client.h"
 
 #include <errno.h>
@@ -84,11 +85,11 @@ static int collapse(void *at, size_t bytes)
 
 int client_memory_fill(void *at, size_t bytes, size_t *huge_bytes_p)
 {
-	uint64_t until = client_now_ns() + COLLAPSE_NS + bytes * COLLAPSE_NS_PER_BYTE;
+	uint64_t until = clock_ns() + COLLAPSE_NS + bytes * COLLAPSE_NS_PER_BYTE;
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
 
 	for (char *p = at; p < (char *)at + bytes; p += HUGE_BYTES) {
-		bool in_time = client_now_ns() < until;
+		bool in_time = clock_ns() < until;
 		int r = in_time ? populate(p, page) : 0;
 
 		if (r)

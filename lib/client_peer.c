@@ -16,6 +16,7 @@
  * The number of an attachment is the caller's for as long as the client lives;
  * the daemon's may be another one after each restart, so the two are kept apart.
  */
+#include "daemon/base/clock.h"
 #include "lib/client.h"
 
 #include <string.h>
@@ -266,7 +267,7 @@ static void attach_wait(const struct client_attach *attach, const struct kvd_cal
 	uint64_t until = client_until_ns(client, call ? call->timeout_ms : 0);
 
 	while (client_object_phase(object) == CLIENT_READY && !client_object_id(object) &&
-	       !kvd_lost(client) && client_now_ns() < until)
+	       !kvd_lost(client) && clock_ns() < until)
 		client_conn_turn(client, 10);
 }
 

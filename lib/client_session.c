@@ -32,6 +32,7 @@
  * page and end there (client_status.c): they are failed when the old daemon's
  * process is gone, not because a new one answers.
  */
+#include "daemon/base/clock.h"
 #include "lib/client.h"
 
 #include <errno.h>
@@ -197,7 +198,7 @@ static int hello_finish(struct client_request *req, int result, const cJSON *rep
 /* Of each request of this attempt. */
 static int patience_ms(const struct kvd_client *client)
 {
-	uint64_t now = client_now_ns(), until = client->again.until_ns;
+	uint64_t now = clock_ns(), until = client->again.until_ns;
 
 	if (!until)
 		return client->timeout_ms;
@@ -267,7 +268,7 @@ static void redo_failed(struct client_object *object)
 
 	if (client->error.retryable) {
 		object->asked = 0;
-		client->again.redo_ns = client_now_ns() + RETRY_MAX_NS;
+		client->again.redo_ns = clock_ns() + RETRY_MAX_NS;
 		return;
 	}
 	object->lost = true;
@@ -314,7 +315,7 @@ static void redo_more(struct kvd_client *client)
 	struct client_object *object;
 	int r;
 
-	if (client->again.redo_ns && client_now_ns() < client->again.redo_ns)
+	if (client->again.redo_ns && clock_ns() < client->again.redo_ns)
 		return;
 	client->again.redo_ns = 0;
 	for (size_t i = 0; i < ARRAY_LEN(kinds); i++)
@@ -358,7 +359,7 @@ static void register_more(struct kvd_client *client)
 	if (r != 1)
 		return;
 	client->again.stage = CLIENT_UP;
-	client->again.up_ns = client_now_ns();
+	client->again.up_ns = clock_ns();
 	client->again.until_ns = 0;
 	client->again.why.code = 0;
 }
@@ -368,7 +369,7 @@ static void register_more(struct kvd_client *client)
 void client_session_lost(struct kvd_client *client)
 {
 	struct client_again *again = &client->again;
-	uint64_t now = client_now_ns(), pause = RETRY_NS;
+	uint64_t now = clock_ns(), pause = RETRY_NS;
 	bool was_up = again->stage == CLIENT_UP;
 
 	if (was_up)
@@ -405,7 +406,7 @@ void client_session_step(struct kvd_client *client)
 	if (again->stage == CLIENT_UP)
 		redo_more(client);
 	if (again->stage == CLIENT_DOWN && !again->manual &&
-	    client_now_ns() >= again->retry_ns)
+	    clock_ns() >= again->retry_ns)
 		session_begin(client);
 }
 
@@ -427,7 +428,7 @@ static int session_wait(struct kvd_client *client, uint64_t until)
 	int r, first, left;
 
 	while (again->stage != CLIENT_UP) {
-		now = client_now_ns();
+		now = clock_ns();
 		if (now >= until)
 			return client_fail(
 				client, KVD_E_NOREPLY,
@@ -457,7 +458,7 @@ static int session_wait(struct kvd_client *client, uint64_t until)
 int client_session_open(struct kvd_client *client, int timeout_ms)
 {
 	struct kvd_error error;
-	uint64_t until = client_now_ns() + (uint64_t)timeout_ms * 1000000u;
+	uint64_t until = clock_ns() + (uint64_t)timeout_ms * 1000000u;
 	int r;
 
 	if (client->conn.fd >= 0)

@@ -22,6 +22,7 @@
  * A map outlives its session: rooms of a session that ended keep a reference,
  * and the daemon writes their last states through its own mapping.
  */
+#include "daemon/base/clock.h"
 #include "lib/client.h"
 #include "proto/kvd_ring.h"
 
@@ -95,19 +96,11 @@ void client_map_unref(struct client_map *map)
 	mem_free(map);
 }
 
-uint64_t client_now_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
-}
-
 uint64_t client_until_ns(const struct kvd_client *client, int timeout_ms)
 {
 	int ms = timeout_ms ? timeout_ms : client->timeout_ms;
 
-	return ms < 0 ? UINT64_MAX : client_now_ns() + (uint64_t)ms * 1000000u;
+	return ms < 0 ? UINT64_MAX : clock_ns() + (uint64_t)ms * 1000000u;
 }
 
 static bool map_process_ended(struct client_map *map, uint64_t now)
@@ -132,7 +125,7 @@ enum client_health client_map_health(struct client_map *map)
 	if (atomic_load_explicit(&map->dead, memory_order_acquire))
 		return CLIENT_DEAD;
 	beat = __atomic_load_n(&map->header->beat_ns, __ATOMIC_RELAXED);
-	now = client_now_ns();
+	now = clock_ns();
 	old = now > beat && now - beat > BEATS_MISSED * map->beat_interval_ns;
 	if ((old || atomic_load_explicit(&map->suspect, memory_order_relaxed)) &&
 	    map_process_ended(map, now))
@@ -385,7 +378,7 @@ int client_slot_wait(struct client_slot *slot, int state, int timeout_ms)
 		r = client_slot_state(slot);
 		if (r <= 0 || r >= state)
 			return r;
-		if (client_now_ns() >= until)
+		if (clock_ns() >= until)
 			return client_fail(client, KVD_E_NOREPLY, "still %s",
 					   kvd_state_name(r));
 		client_pause(client, &pause_ns);

@@ -4,8 +4,9 @@
 #include <sched.h>
 #include <stdint.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "daemon/base/clock.h"
 
 /* Since 6.12 a thread chooses how long its turns are, and one that wakes with
  * shorter turns than the one that runs is let in at once. With equal turns
@@ -64,14 +65,6 @@ uint64_t cpu_keep_ns(uint64_t away_ns)
 	if (away_ns < LONG_NS)
 		return KEEP_NS;
 	return away_ns < KEEP_MOST_NS / KEEP_TIMES ? KEEP_TIMES * away_ns : KEEP_MOST_NS;
-}
-
-static uint64_t clock_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * UINT64_C(1000000000) + (uint64_t)ts.tv_nsec;
 }
 
 void cpu_breathe(void)

@@ -44,6 +44,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 
@@ -476,11 +477,8 @@ static void on_alarm(struct ev_loop *ev, ev_timer *alarm, int events)
 /* The poll's own system calls are counted in: some microseconds. */
 static void cpu_note(struct loop *loop)
 {
-	struct timespec ts;
-	uint64_t now_ns, was_ns = loop->cpu_ns;
+	uint64_t now_ns = clock_of(CLOCK_THREAD_CPUTIME_ID), was_ns = loop->cpu_ns;
 
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
-	now_ns = (uint64_t)ts.tv_sec * LOOP_NS_PER_S + (uint64_t)ts.tv_nsec;
 	loop->cpu_ns = now_ns;
 	if (!was_ns) /* the start: reading files, making everything */
 		return;
@@ -588,12 +586,7 @@ uint64_t loop_now_ns(const struct loop *loop)
 
 uint64_t loop_clock_ns(const struct loop *loop)
 {
-	struct timespec ts;
-
-	if (!loop->ev)
-		return loop->now_ns;
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * LOOP_NS_PER_S + (uint64_t)ts.tv_nsec;
+	return loop->ev ? clock_ns() : loop->now_ns;
 }
 
 /* End the coming wait at `at_ns`. */

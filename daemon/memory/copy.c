@@ -45,6 +45,7 @@
 #include <sys/uio.h>
 #include <time.h>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/cpu.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/thread.h"
@@ -504,20 +505,10 @@ static void slice_run(struct worker *worker, struct copy_job *job)
 	copy_done_settle(&copier->done, job);
 }
 
-static uint64_t clock_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * LOOP_NS_PER_S + (uint64_t)t.tv_nsec;
-}
-
 /* There is work, but other daemons have the tokens for it. The lock is held. */
 static void worker_wait_token(struct copier *copier)
 {
-	uint64_t at = clock_ns() + TOKENS_RETRY_NS;
-	struct timespec until = {.tv_sec = (time_t)(at / LOOP_NS_PER_S),
-				 .tv_nsec = (long)(at % LOOP_NS_PER_S)};
+	const struct timespec until = clock_after(TOKENS_RETRY_NS);
 
 	(void)pthread_cond_clockwait(&copier->more, &copier->done.lock, CLOCK_MONOTONIC,
 				     &until);

@@ -15,6 +15,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/cpu.h"
 
 /* Debian 12's libc headers are older than the kernels we meet. */
@@ -25,7 +26,6 @@
 #define RANGES_MAX 256u /* more are left as they are */
 #define WAIT_NS UINT64_C(300000000)
 #define WAIT_NS_PER_BYTE 2u /* 2 s a GiB; twice what it takes */
-#define NS_PER_S UINT64_C(1000000000)
 
 static struct {
 	pthread_mutex_t lock;
@@ -85,14 +85,10 @@ static bool start(void)
 
 void settle(void *first, size_t bytes)
 {
-	uint64_t wait_ns = WAIT_NS + bytes * WAIT_NS_PER_BYTE, mine;
-	struct timespec until;
+	const struct timespec until = clock_after(WAIT_NS + bytes * WAIT_NS_PER_BYTE);
+	uint64_t mine;
 	int no = 0;
 
-	clock_gettime(CLOCK_MONOTONIC, &until);
-	wait_ns += (uint64_t)until.tv_nsec;
-	until.tv_sec += (time_t)(wait_ns / NS_PER_S);
-	until.tv_nsec = (long)(wait_ns % NS_PER_S);
 	pthread_mutex_lock(&all.lock);
 	if (!all.running)
 		all.running = start();

@@ -25,9 +25,9 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/mem.h"
 #include "proto/kvd_ring.h"
 
@@ -54,14 +54,6 @@ struct status_page {
 
 _Static_assert(sizeof(struct kvd_status_slot) == KVD_STATUS_SLOT_BYTES, "slot size");
 _Static_assert(sizeof(struct kvd_status_header) == KVD_STATUS_SLOT_BYTES, "header size");
-
-static uint64_t clock_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * UINT64_C(1000000000) + (uint64_t)ts.tv_nsec;
-}
 
 /* Readers are other processes: every shared store is atomic, and release order
  * keeps each one behind the word or sequence that announces it. */

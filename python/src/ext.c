@@ -13,7 +13,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 static PyObject *error_maker; /* (code, message, scope, retryable) -> exception */
 static _Atomic unsigned int forks;
@@ -26,14 +25,6 @@ static void on_child(void)
 unsigned int ext_forks(void)
 {
 	return forks;
-}
-
-uint64_t ext_now_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * UINT64_C(1000000000) + (uint64_t)ts.tv_nsec;
 }
 
 PyObject *ext_raise(const struct kvd_error *error)

@@ -44,7 +44,6 @@ PyObject *ext_raise_code(int code, const char *fmt, ...)
 PyObject *ext_type(PyObject *module, const char *name, PyType_Spec *spec);
 /* Counts forks of this process: what was made in another count is the parent's. */
 unsigned int ext_forks(void);
-uint64_t ext_now_ns(void);		       /* CLOCK_MONOTONIC */
 int ext_timeout(PyObject *seconds, int *ms_p); /* None: 0, the client's default */
 
 int ext_client_init(PyObject *module);

@@ -15,6 +15,7 @@
  * the lock asks the daemon, and the one after the answer drops the references
  * that had to stay until then (memory that the daemon may still have written).
  */
+#include "daemon/base/clock.h"
 #include "python/src/ext.h"
 
 #include <errno.h>
@@ -150,7 +151,7 @@ static void graves_tend(struct client *c)
 
 void client_turn(struct client *c, bool now)
 {
-	uint64_t t = ext_now_ns();
+	uint64_t t = clock_ns();
 	bool late = t - c->polled_ns > TURN_EVERY_NS;
 
 	if (!now && !late)
@@ -284,14 +285,8 @@ static void turn_wait(struct client *c)
 
 static void turn_follow(struct client *c)
 {
-	struct timespec until;
+	const struct timespec until = clock_after(POLL_MS_MAX * UINT64_C(1000000));
 
-	clock_gettime(CLOCK_MONOTONIC, &until);
-	until.tv_nsec += POLL_MS_MAX * 1000000L;
-	if (until.tv_nsec >= 1000000000L) {
-		until.tv_nsec -= 1000000000L;
-		until.tv_sec++;
-	}
 	pthread_cond_clockwait(&c->turned, &c->lock, CLOCK_MONOTONIC, &until);
 }
 
@@ -322,11 +317,11 @@ static int op_begin(struct client *c, struct op *op, op_start *start, void *ctx,
 		    const struct kvd_call *call, bool waits)
 {
 	uint64_t until =
-		ext_now_ns() +
+		clock_ns() +
 		(uint64_t)(call->timeout_ms > 0 ? call->timeout_ms : 10000) * 1000000u;
 	int r;
 
-	while ((r = start(ctx, call)) == -KVD_E_LOST && waits && ext_now_ns() < until) {
+	while ((r = start(ctx, call)) == -KVD_E_LOST && waits && clock_ns() < until) {
 		Py_BEGIN_ALLOW_THREADS turn_wait(c);
 		Py_END_ALLOW_THREADS if (PyErr_CheckSignals() < 0 || !c->kvd) break;
 	}
@@ -393,7 +388,7 @@ void client_flush(struct client *c)
 	uint64_t until = 0;
 
 	while (c->kvd && kvd_events(c->kvd) & POLLOUT) {
-		uint64_t now = ext_now_ns();
+		uint64_t now = clock_ns();
 
 		until = until ? until : now + FLUSH_NS;
 		if (now > until)

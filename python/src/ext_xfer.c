@@ -12,6 +12,7 @@
  * stays until the next post, whatever the page says later: whoever was told will
  * not look for a success.
  */
+#include "daemon/base/clock.h"
 #include "python/src/ext.h"
 
 #include <stdio.h>
@@ -91,7 +92,7 @@ static int xfer_post_now(struct xfer *x)
  * come back is tried for ever: a post waits for it only so long. */
 static bool xfer_late(const struct xfer *x)
 {
-	return ext_now_ns() - x->begin_ns >= AGAIN_NS;
+	return clock_ns() - x->begin_ns >= AGAIN_NS;
 }
 
 /* A post that could not be told now: whether it is looked at again. */
@@ -117,7 +118,7 @@ static void xfer_go_empty(struct xfer *x)
 	if (r < 0)
 		x->error = *kvd_last_error(x->client->kvd);
 	else
-		x->end_ns = ext_now_ns();
+		x->end_ns = clock_ns();
 	x->wanted = false;
 }
 
@@ -205,7 +206,7 @@ static int xfer_poll(struct xfer *x)
 	if (x->end_ns)
 		return POLL_DONE;
 	if (st.state == KVD_SUCCESS) {
-		x->end_ns = st.changed_ns > x->begin_ns ? st.changed_ns : ext_now_ns();
+		x->end_ns = st.changed_ns > x->begin_ns ? st.changed_ns : clock_ns();
 		return POLL_DONE;
 	}
 	if (st.state != KVD_FAILED && !(st.flags & KVD_FLAG_ABORTING))
@@ -429,7 +430,7 @@ static PyObject *xfer_post(PyObject *self, PyObject *notif)
 
 	if (x->client->forks == ext_forks() && (!xfer_still(x) || x->wanted))
 		return ext_raise_code(KVD_E_BUSY, "the transfer is under way");
-	x->begin_ns = ext_now_ns();
+	x->begin_ns = clock_ns();
 	x->end_ns = 0;
 	memset(&x->error, 0, sizeof(x->error));
 	if (notif != Py_None) {
@@ -445,14 +446,14 @@ static PyObject *xfer_post(PyObject *self, PyObject *notif)
 	x->posted = true;
 	/* the first transfer to a session that is still being attached to: its caller
 	 * may not look again, but need not wait for a peer that does not come */
-	while (x->wanted && x->client->kvd && ext_now_ns() - x->begin_ns < FIRST_NS) {
+	while (x->wanted && x->client->kvd && clock_ns() - x->begin_ns < FIRST_NS) {
 		client_step(x->client);
 		if (x->client->kvd)
 			xfer_go(x);
 	}
 	client_flush(x->client);
 	client_unlock(x->client);
-	x->post_ns = ext_now_ns() - x->begin_ns;
+	x->post_ns = clock_ns() - x->begin_ns;
 	return PyLong_FromLong(x->error.code ? -x->error.code : POLL_PROC);
 }
 

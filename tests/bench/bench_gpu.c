@@ -15,6 +15,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/loop/loop.h"
@@ -49,14 +50,6 @@ static void die(const char *what)
 {
 	fprintf(stderr, "bench_gpu: %s: %s\n", what, err_last()->text);
 	exit(1);
-}
-
-static uint64_t thread_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-	return (uint64_t)t.tv_sec * LOOP_NS_PER_S + (uint64_t)t.tv_nsec;
 }
 
 /* ---- plans ---- */
@@ -151,11 +144,11 @@ static struct copy_job job_of(struct bench *b, const struct plan *plan)
 static uint64_t here_ns(struct bench *b, const struct plan *plan)
 {
 	struct copy_job job = job_of(b, plan);
-	uint64_t begin = thread_ns();
+	uint64_t begin = clock_of(CLOCK_THREAD_CPUTIME_ID);
 
 	if (copy_now(b->hand, &job) < 0)
 		die("copy_now");
-	return thread_ns() - begin;
+	return clock_of(CLOCK_THREAD_CPUTIME_ID) - begin;
 }
 
 static uint64_t posted_ns(struct bench *b, const struct plan *plan)

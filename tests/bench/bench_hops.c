@@ -21,6 +21,7 @@
 #include <unistd.h>
 #include <zmq.h>
 
+#include "daemon/base/clock.h"
 #include "tests/bench/rows.h"
 
 #define PAGE_BYTES 65536u
@@ -140,21 +141,21 @@ static void *zmq_echo(void)
 static double zmq_s(void *dealer)
 {
 	char text[MESSAGE_BYTES] = "";
-	double begin = now_s();
+	double begin = clock_s();
 
 	need(zmq_send(dealer, text, sizeof(text), 0) == MESSAGE_BYTES &&
 		     zmq_recv(dealer, text, sizeof(text), 0) == MESSAGE_BYTES,
 	     "zmq");
-	return now_s() - begin;
+	return clock_s() - begin;
 }
 
 static double echo_s(int fd, size_t bytes)
 {
-	double begin = now_s();
+	double begin = clock_s();
 
 	move_all(fd, bytes, true);
 	move_all(fd, bytes, false);
-	return now_s() - begin;
+	return clock_s() - begin;
 }
 
 static void print_list(const char *name, const double *seconds, unsigned int n)

@@ -22,6 +22,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/err.h"
 #include "daemon/plan/plan.h"
 
@@ -53,14 +54,6 @@ static const struct bench benches[] = {
 	{"one layer, 1M pages", 1, 1, 1u << 20, 16, 8, true, false, false},
 	{"transpose", 40, 16, 79, 8, 8, true, false, true},
 };
-
-static uint64_t now_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
-	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
-}
 
 static void field_make(const struct bench *b, struct layout_field *f, uint32_t layer,
 		       uint32_t kv, uint32_t heads, bool hnd, uint32_t pool)
@@ -187,28 +180,28 @@ static void bench_run(const struct bench *b)
 		uint64_t t0, t1, t2, t3;
 
 		plan_free(plan);
-		t0 = now_ns();
+		t0 = clock_of(CLOCK_THREAD_CPUTIME_ID);
 		if (plan_make(&req, &plan) < 0) {
 			fprintf(stderr, "%s: %s\n", b->name, err_last()->text);
 			exit(1);
 		}
-		t1 = now_ns();
+		t1 = clock_of(CLOCK_THREAD_CPUTIME_ID);
 		count = plan->rows;
 		if (!rows) {
 			rows = malloc(count * sizeof(*rows));
 			memset(rows, 1, count * sizeof(*rows)); /* touched */
 		}
-		t2 = now_ns();
+		t2 = clock_of(CLOCK_THREAD_CPUTIME_ID);
 		got = expand(plan, rows);
 		keep(rows);
-		t3 = now_ns();
+		t3 = clock_of(CLOCK_THREAD_CPUTIME_ID);
 		assert(got == count);
 		make = t1 - t0 < make ? t1 - t0 : make;
 		out = t3 - t2 < out ? t3 - t2 : out;
-		t2 = now_ns();
+		t2 = clock_of(CLOCK_THREAD_CPUTIME_ID);
 		write_rows(rows, count);
 		keep(rows);
-		t3 = now_ns();
+		t3 = clock_of(CLOCK_THREAD_CPUTIME_ID);
 		loop = t3 - t2 < loop ? t3 - t2 : loop;
 	}
 	printf("%-20s %8llu %8zu %9.2f %9.3f %9.3f %9.3f %8.1f %9.1f\n", b->name,

@@ -13,8 +13,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "daemon/base/clock.h"
 #include "lib/kvd.h"
 
 #define REGION_BYTES (UINT64_C(128) << 20)
@@ -38,14 +38,6 @@ static void well(const struct engine *e, int r, const char *what)
 	fprintf(stderr, "bench_ring: %s: %s\n", what,
 		kvd_last_error(e ? e->client : NULL)->message);
 	exit(1);
-}
-
-static double now_us(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (double)ts.tv_sec * 1e6 + (double)ts.tv_nsec / 1e3;
 }
 
 static void engine_open(struct engine *e, const char *socket)
@@ -150,12 +142,12 @@ static void bench_posts(const char *what, uint32_t rows, unsigned int rounds)
 	post(xfer);
 	spin(xfer);
 	for (unsigned int i = 0; i < rounds; i++) {
-		double t = now_us();
+		double t = clock_us();
 
 		post(xfer);
-		ring.call[ring.count] = now_us() - t;
+		ring.call[ring.count] = clock_us() - t;
 		spin(xfer);
-		ring.done[ring.count++] = now_us() - t;
+		ring.done[ring.count++] = clock_us() - t;
 	}
 	snprintf(name, sizeof(name), "post %s", what);
 	show(name, &ring);
@@ -171,14 +163,14 @@ static void bench_making(void)
 	struct times t = {0};
 
 	for (unsigned int i = 0; i < 1000; i++) {
-		double from = now_us();
+		double from = clock_us();
 		struct kvd_xfer *xfer = make(own, theirs);
 
 		post(xfer);
-		t.call[t.count] = now_us() - from;
+		t.call[t.count] = clock_us() - from;
 		spin(xfer);
 		kvd_xfer_release(xfer);
-		t.done[t.count++] = now_us() - from;
+		t.done[t.count++] = clock_us() - from;
 	}
 	show("make, post, wait, release; 64 rows", &t);
 	kvd_dlist_release(own);
@@ -192,14 +184,14 @@ static void bench_lists(void)
 	struct kvd_dlist *dlist;
 
 	for (unsigned int i = 0; i < 5; i++) {
-		double t = now_us();
+		double t = clock_us();
 
 		well(&a, kvd_dlist_prep(a.client, 0, table, MANY, 3, &dlist),
 		     "dlist_prep");
-		ring.call[ring.count] = now_us() - t;
+		ring.call[ring.count] = clock_us() - t;
 		while (!kvd_dlist_state(dlist))
 			;
-		ring.done[ring.count++] = now_us() - t;
+		ring.done[ring.count++] = clock_us() - t;
 		kvd_dlist_release(dlist);
 	}
 	show("list of 10^6 scattered rows", &ring);
@@ -216,14 +208,14 @@ static void bench_looks(void)
 
 	post(xfer);
 	spin(xfer);
-	t = now_us();
+	t = clock_us();
 	for (unsigned int i = 0; i < 1000000; i++)
 		seen += (uint64_t)kvd_xfer_state(xfer);
-	printf("%-44s %9.4f\n", "state of a transfer", (now_us() - t) / 1e6);
-	t = now_us();
+	printf("%-44s %9.4f\n", "state of a transfer", (clock_us() - t) / 1e6);
+	t = clock_us();
 	for (unsigned int i = 0; i < 1000000; i++)
 		seen += kvd_notif_waiting(a.client);
-	printf("%-44s %9.4f\n", "are there notifications?", (now_us() - t) / 1e6);
+	printf("%-44s %9.4f\n", "are there notifications?", (clock_us() - t) / 1e6);
 	if (seen == 0)
 		puts("");
 	kvd_xfer_release(xfer);
@@ -309,11 +301,11 @@ static void turns_show(const char *what, const char *who, const struct turns *x,
 static void load(const char *what, double seconds, void (*once)(void *arg), void *arg)
 {
 	struct turns a0, a1, b0, b1;
-	double until = now_us() + seconds * 1e6;
+	double until = clock_us() + seconds * 1e6;
 
 	turns_read(&a, &a0);
 	turns_read(&b, &b0);
-	while (now_us() < until)
+	while (clock_us() < until)
 		once(arg);
 	turns_read(&a, &a1);
 	turns_read(&b, &b1);

@@ -26,6 +26,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 
+#include "daemon/base/clock.h"
 #include "lib/kvd.h"
 #include "tests/bench/rows.h"
 
@@ -186,7 +187,7 @@ static void pages_bind(struct pair *p, const uint32_t *pages, size_t n,
  * and for 20 us and more between looks. */
 static void until_landed(const struct pair *p)
 {
-	double end = now_s() + 30;
+	double end = clock_s() + 30;
 	int state;
 
 	while (kvd_pending(p->to->client) > 0) {
@@ -198,7 +199,7 @@ static void until_landed(const struct pair *p)
 	if (sleeping && kvd_room_wait(p->recv, KVD_SUCCESS, 30000) != KVD_SUCCESS)
 		die_room(p->to, p->recv, "the room failed or hangs");
 	while ((state = kvd_room_state(p->recv)) != KVD_SUCCESS) {
-		if (state == KVD_FAILED || now_s() > end)
+		if (state == KVD_FAILED || clock_s() > end)
 			die_room(p->to, p->recv, "the room failed or hangs");
 		sched_yield();
 	}
@@ -223,11 +224,11 @@ static double request_s(void)
 	scatter(pages, 3);
 	pair_send(&p, &prefill, &decode);
 	chunk_send(&p, pages, request_pages);
-	begin = now_s();
+	begin = clock_s();
 	pair_recv(&p, &open);
 	pages_bind(&p, pages, request_pages, &bind);
 	until_landed(&p);
-	begin = now_s() - begin;
+	begin = clock_s() - begin;
 	pair_close(&p);
 	return begin;
 }
@@ -281,11 +282,11 @@ static void beside(unsigned int n, unsigned int mib)
 	printf("{\"seconds\":[");
 	while (got < n) {
 		big_begin(&big, from, to, pages);
-		begin = now_s();
+		begin = clock_s();
 		while (got < n && kvd_room_state(big.recv) != KVD_SUCCESS)
 			printf("%s%.9f", got++ ? "," : "", request_s());
 		until_landed(&big);
-		took += now_s() - begin;
+		took += clock_s() - begin;
 		rooms++;
 		pair_close(&big);
 	}
@@ -342,7 +343,7 @@ static void crowd(unsigned int n, unsigned int rooms)
 	printf("{\"seconds\":[");
 	while (got < n) {
 		crowd_open(pairs, rooms);
-		begin = now_s();
+		begin = clock_s();
 		for (unsigned int i = 0; i < rooms; i++) {
 			scatter(from, i + 7);
 			chunk_send(&pairs[i], from, request_pages);
@@ -352,7 +353,7 @@ static void crowd(unsigned int n, unsigned int rooms)
 			printf("%s%.9f", got++ ? "," : "", request_s());
 		for (unsigned int i = 0; i < rooms; i++)
 			until_landed(&pairs[i]);
-		took += now_s() - begin;
+		took += clock_s() - begin;
 		bytes += (double)rooms * request_pages * PAGE_BYTES;
 		for (unsigned int i = 0; i < rooms; i++)
 			pair_close(&pairs[i]);
@@ -374,11 +375,11 @@ static double pages_copy_s(const uint32_t *from, const uint32_t *to)
 	double begin;
 
 	caches_sweep();
-	begin = now_s();
+	begin = clock_s();
 	for (unsigned int k = 0; k < ROOM_PAGES; k++)
 		memcpy(dst + (size_t)to[k] * PAGE_BYTES,
 		       src + (size_t)from[k] * PAGE_BYTES, PAGE_BYTES);
-	return now_s() - begin;
+	return clock_s() - begin;
 }
 
 static double pages_room_s(const uint32_t *from, const uint32_t *to)
@@ -392,10 +393,10 @@ static double pages_room_s(const uint32_t *from, const uint32_t *to)
 	if (kvd_room_wait(p.send, KVD_WAITING_FOR_INPUT, 5000) < 0)
 		die(&prefill, "waiting_for_input");
 	caches_sweep();
-	begin = now_s();
+	begin = clock_s();
 	chunk_send(&p, from, ROOM_PAGES);
 	until_landed(&p);
-	begin = now_s() - begin;
+	begin = clock_s() - begin;
 	pair_close(&p);
 	return begin;
 }
@@ -453,15 +454,15 @@ static void poll_rooms(unsigned int n, unsigned int unused)
 	}
 	snprintf(args + at, size - at, "]}");
 	for (unsigned int k = 0; k < 20; k++) {
-		begin = now_s();
+		begin = clock_s();
 		if (kvd_command(prefill.client, "room.poll", args, 10000, &reply) < 0)
 			die(&prefill, "room.poll");
-		took = now_s() - begin;
+		took = clock_s() - begin;
 		json_s = took < json_s ? took : json_s;
 		kvd_string_free(reply);
-		begin = now_s();
+		begin = clock_s();
 		kvd_room_states((const struct kvd_room *const *)rooms, n, states);
-		took = now_s() - begin;
+		took = clock_s() - begin;
 		page_s = took < page_s ? took : page_s;
 	}
 	printf("{\"json_us\":%.3f,\"page_ns\":%.2f}\n", json_s * 1e6 / n,

@@ -30,6 +30,7 @@
 #include <sys/prctl.h>
 #include <time.h>
 
+#include "daemon/base/clock.h"
 #include "lib/kvd.h"
 #include "tests/bench/limit.h"
 #include "tests/bench/rows.h"
@@ -182,11 +183,11 @@ static void xfer_wait(struct kvd_xfer *xfer, double expected_s)
 	const struct timespec pause = {.tv_nsec = ns < 5000	? 5000
 						  : ns > 100000 ? 100000
 								: ns};
-	double end = now_s() + WAIT_S;
+	double end = clock_s() + WAIT_S;
 	int state;
 
 	while ((state = kvd_xfer_state(xfer)) != KVD_SUCCESS) {
-		if (state < 0 || state == KVD_FAILED || now_s() > end)
+		if (state < 0 || state == KVD_FAILED || clock_s() > end)
 			die_xfer(xfer, state);
 		nanosleep(&pause, NULL);
 	}
@@ -209,11 +210,11 @@ static double xfer_s(const struct engine *own, struct kvd_xfer *xfer)
 
 	if (cold)
 		caches_sweep();
-	begin = now_s();
+	begin = clock_s();
 	if (kvd_xfer_post(xfer, NULL, 0) < 0)
 		die(own, "post");
 	xfer_wait(xfer, took);
-	took = now_s() - begin;
+	took = clock_s() - begin;
 	return took;
 }
 
@@ -264,12 +265,12 @@ static void work_run(const struct rows *rows, bool reading, unsigned int threads
 	far = dlist_of(own, id, remote->base, reading ? rows->from : rows->to, rows);
 	args.local = local;
 	args.remote = far;
-	first = now_s();
+	first = clock_s();
 	if (kvd_xfer_make(own->client, &args, &xfer) < 0 ||
 	    kvd_xfer_post(xfer, NULL, 0) < 0)
 		die(own, "a transfer");
 	xfer_wait(xfer, 0);
-	first = now_s() - first;
+	first = clock_s() - first;
 	check_rows(rows);
 	printf("{\"rows\":%" PRIu64 ",\"first_s\":%.9f}\n", rows->count, first);
 	fflush(stdout);

@@ -18,6 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/base/clock.h"
+
 #define BOUNCE_BYTES (128u << 10)
 #define IOVS 1024u
 
@@ -91,20 +93,12 @@ static void *share_vm(void *arg)
 	return NULL;
 }
 
-static double cpu_now_s(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static struct limit_took run_all(struct share proto, unsigned int threads,
 				 void *(*run)(void *))
 {
 	struct share shares[LIMIT_THREADS_MAX];
 	uint64_t count = proto.rows->count;
-	double begin = now_s(), cpu_begin = cpu_now_s();
+	double begin = clock_s(), cpu_begin = clock_s_of(CLOCK_PROCESS_CPUTIME_ID);
 
 	for (unsigned int t = 0; t < threads; t++) {
 		shares[t] = proto;
@@ -116,7 +110,8 @@ static struct limit_took run_all(struct share proto, unsigned int threads,
 	run(&shares[0]);
 	for (unsigned int t = 1; t < threads; t++)
 		pthread_join(shares[t].thread, NULL);
-	return (struct limit_took){now_s() - begin, cpu_now_s() - cpu_begin};
+	return (struct limit_took){clock_s() - begin,
+				   clock_s_of(CLOCK_PROCESS_CPUTIME_ID) - cpu_begin};
 }
 
 struct limit_took limit_memcpy(const struct rows *rows, const uint8_t *src, uint8_t *dst,

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #define MIB (UINT64_C(1) << 20)
@@ -74,12 +73,4 @@ void caches_sweep(void)
 	}
 	for (size_t i = 0; i < bytes; i += 64)
 		sweep[i]++;
-}
-
-double now_s(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }

@@ -32,6 +32,4 @@ void rows_free(struct rows *rows);
 /* Write over a memory twice as large as the last level of cache. */
 void caches_sweep(void);
 
-double now_s(void);
-
 #endif

@@ -37,6 +37,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "daemon/base/clock.h"
 #include "tests/bench/rows.h"
 
 #define THREADS_MAX 64u
@@ -236,14 +237,6 @@ static void workers_start(struct worker *workers, unsigned int threads, const in
 	}
 }
 
-static double cpu_s(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* Both sides: `asks` begins each round, the other follows. */
 static void rounds(int control, const int *fds, unsigned int threads, bool sends,
 		   bool asks, unsigned int count, double *seconds, double *cpu)
@@ -258,15 +251,15 @@ static void rounds(int control, const int *fds, unsigned int threads, bool sends
 	for (unsigned int i = 0; i < count; i++) {
 		if (asks)
 			caches_sweep();
-		seconds[i] = -now_s();
-		cpu[i] = -cpu_s();
+		seconds[i] = -clock_s();
+		cpu[i] = -clock_s_of(CLOCK_PROCESS_CPUTIME_ID);
 		all(control, &byte, 1, asks);
 		pthread_barrier_wait(&begin);
 		pthread_barrier_wait(&end);
 		if (sends == asks) /* a write counts when the other side has it */
 			all(control, &byte, 1, !asks);
-		seconds[i] += now_s();
-		cpu[i] += cpu_s();
+		seconds[i] += clock_s();
+		cpu[i] += clock_s_of(CLOCK_PROCESS_CPUTIME_ID);
 		theirs = cpu[i];
 		all(control, &theirs, sizeof(theirs), !asks);
 		cpu[i] += asks ? theirs : 0;

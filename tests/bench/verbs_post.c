@@ -14,6 +14,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "daemon/base/clock.h"
 #include "tests/lib/fake_verbs_impl.h"
 #include "tests/lib/verbs_pair.h"
 
@@ -40,14 +41,6 @@ static int post(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **
 	return adapter_post(qp, &last, bad);
 }
 
-static double cpu_ns(void)
-{
-	struct timespec at;
-
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &at);
-	return (double)at.tv_sec * 1e9 + (double)at.tv_nsec;
-}
-
 static double round_ns(const struct plan_run *run, uint64_t bytes, enum xp_kind kind)
 {
 	struct vp_transfer x;
@@ -56,10 +49,10 @@ static double round_ns(const struct plan_run *run, uint64_t bytes, enum xp_kind 
 	vp_transfer_init(&x, kind, run, 1, bytes);
 	vp_post(&x);
 	wrs = doorbells = 0;
-	begin = cpu_ns();
+	begin = (double)clock_of(CLOCK_THREAD_CPUTIME_ID);
 	while (!x.done)
 		vp_turn();
-	begin = cpu_ns() - begin;
+	begin = (double)clock_of(CLOCK_THREAD_CPUTIME_ID) - begin;
 	if (x.op.result)
 		fprintf(stderr, "verbs_post: %s\n", x.op.err.text);
 	vp_transfer_fini(&x);

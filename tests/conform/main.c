@@ -26,9 +26,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "tests/sim/fake.h"
@@ -120,14 +120,6 @@ static void report(const char *where, const char *name, double ms)
 		score_say();
 		_exit(1);
 	}
-}
-
-static double now_ms(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (double)ts.tv_sec * 1e3 + (double)ts.tv_nsec / 1e6;
 }
 
 /* ---- one case ---- */
@@ -262,7 +254,7 @@ static void world_close(struct world *world)
 static void world_end(struct run *run)
 {
 	struct world *world = run->world;
-	double begin = now_ms();
+	double begin = clock_us() / 1e3;
 
 	run->world = NULL;
 	if (!world)
@@ -277,7 +269,7 @@ static void world_end(struct run *run)
 		world_abandon(world);
 	else
 		run_guarded(world, world_close);
-	report(run->where, "still and clean at the end", now_ms() - begin);
+	report(run->where, "still and clean at the end", clock_us() / 1e3 - begin);
 }
 
 static unsigned int cases_of(const struct backend *backend)
@@ -301,7 +293,7 @@ static bool elsewhere(struct run *run)
 static void group_run(struct run *run, const struct conform_case *group)
 {
 	for (const struct conform_case *c = group; c->name; c++) {
-		double begin = now_ms();
+		double begin = clock_us() / 1e3;
 		const char *need;
 
 		if (options.filter && !strstr(c->name, options.filter))
@@ -316,7 +308,7 @@ static void group_run(struct run *run, const struct conform_case *group)
 			continue;
 		watch_begin();
 		if (!world_ensure(run)) {
-			report(run->where, c->name, now_ms() - begin);
+			report(run->where, c->name, clock_us() / 1e3 - begin);
 			run->world = NULL;
 			continue;
 		}
@@ -327,7 +319,7 @@ static void group_run(struct run *run, const struct conform_case *group)
 		} else {
 			case_run(run->world, c);
 		}
-		report(run->where, c->name, now_ms() - begin);
+		report(run->where, c->name, clock_us() / 1e3 - begin);
 		if (run->world->spent)
 			world_end(run);
 	}
@@ -348,7 +340,7 @@ static void backend_run_world(const struct backend *backend, bool self)
 static void backend_run_boots(const struct backend *backend)
 {
 	const unsigned int count = options.boot_ids;
-	double begin = now_ms();
+	double begin = clock_us() / 1e3;
 	char what[48];
 
 	for (unsigned int i = 0; i < count; i++) {
@@ -362,7 +354,7 @@ static void backend_run_boots(const struct backend *backend)
 	options.boot_ids = 0;
 	snprintf(what, sizeof(what), "found by its address with %u boot ids", count);
 	state = RUNNING;
-	report(backend->name, what, now_ms() - begin);
+	report(backend->name, what, clock_us() / 1e3 - begin);
 }
 
 static void backend_run(const struct backend *backend)
@@ -589,7 +581,7 @@ static void far_child(void)
 
 static int run_all(void)
 {
-	double begin = now_ms();
+	double begin = clock_us() / 1e3;
 	const struct backend *backend;
 
 	for (size_t i = 0; (backend = backend_at(i)); i++)
@@ -599,7 +591,7 @@ static int run_all(void)
 	far_child();
 	for (unsigned int bug = FAKE_BUG_NONE + 1; bug < FAKE_BUG_COUNT; bug++)
 		bug_child("fake", (enum fake_bug)bug);
-	printf("# %.1f s\n", (now_ms() - begin) / 1e3);
+	printf("# %.1f s\n", (clock_us() / 1e3 - begin) / 1e3);
 	return score_say();
 }
 

@@ -23,6 +23,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/base/clock.h"
 #include "lib/kvd.h"
 #include "proto/kvd_ring.h"
 #include "tests/lib/live_daemon.h"
@@ -403,24 +404,17 @@ static void *kill_after(void *arg)
 	return NULL;
 }
 
-static uint64_t own_cpu_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
-	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
-}
-
 /* Post and look, post and look, until the daemon is shot: whatever it was writing. */
 static void read_until_dead(struct kvd_xfer *xfer, struct kvd_room_status *st)
 {
 	uint64_t end = live_now_ms() + WAIT_MS;
 
 	do {
-		uint64_t begin = own_cpu_ns();
+		uint64_t begin = clock_of(CLOCK_THREAD_CPUTIME_ID);
 		int r = kvd_xfer_read(xfer, st);
 
-		assert_true(own_cpu_ns() - begin < UINT64_C(100000000));
+		assert_true(clock_of(CLOCK_THREAD_CPUTIME_ID) - begin <
+			    UINT64_C(100000000));
 		assert_int_equal(r, 0);
 		assert_in_range(st->state, KVD_FAILED, KVD_SUCCESS);
 		if (st->bytes)

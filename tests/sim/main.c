@@ -20,6 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/base/clock.h"
 #include "tests/sim/sim.h"
 
 #define BATCH 200u
@@ -33,14 +34,6 @@ static struct {
 	uint64_t rooms, seed, scripts;
 	bool seeded, first;
 } options;
-
-static double now_s(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
-}
 
 /* Every eighth script has liars in it. */
 static bool has_liars(uint64_t seed)
@@ -191,13 +184,13 @@ static bool enough(double began)
 		return true;
 	if (options.rooms && sim_totals->troubled_rooms >= options.rooms)
 		return true;
-	return now_s() - began >= options.seconds;
+	return clock_s() - began >= options.seconds;
 }
 
 int main(int argc, char **argv)
 {
 	uint64_t seed, failed = 0;
-	double began = now_s();
+	double began = clock_s();
 
 	parse(argc, argv);
 	sim_totals = mmap(NULL, sizeof(*sim_totals), PROT_READ | PROT_WRITE,
@@ -222,7 +215,7 @@ int main(int argc, char **argv)
 		if (options.scripts == 1 || options.first)
 			break;
 	}
-	print_totals(now_s() - began);
+	print_totals(clock_s() - began);
 	printf("%llu passed, %llu failed\n", (unsigned long long)sim_totals->scripts,
 	       (unsigned long long)failed);
 	return failed != 0;

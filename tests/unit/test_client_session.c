@@ -7,18 +7,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "daemon/base/clock.h"
 #include "tests/lib/client_fixture.h"
 
 #define ROOM_ANSWER OK ",\"room\":\"78\",\"slot\":5,\"gen\":\"9\"}"
 
 static uint64_t now_ms(void)
 {
-	return client_now_ns() / 1000000u;
+	return clock_ns() / 1000000u;
 }
 
 /* Turn without waiting until there is no session. */
@@ -122,10 +122,10 @@ static void poll_never_waits_for_the_daemon(void **state)
 	 * at */
 	for (begin = now_ms(); now_ms() - begin < 300 || (f->client->again.tries < 2 &&
 							  now_ms() - begin < 10000);) {
-		uint64_t at = client_now_ns();
+		uint64_t at = clock_ns();
 
 		assert_int_equal(kvd_poll(f->client, 0), -KVD_E_LOST);
-		at = client_now_ns() - at;
+		at = clock_ns() - at;
 		worst = at > worst ? at : worst;
 		assert_in_range(kvd_timeout_ms(f->client), 0, 1300);
 		assert_int_equal(kvd_submit(f->client, "a", NULL, NULL, 0, &call, NULL),

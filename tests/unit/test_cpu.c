@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cpu: what the kernel says of a thread after it has said its wish. */
+#include "daemon/base/clock.h"
 #include "daemon/base/cpu.h"
 
 #include <pthread.h>
@@ -12,7 +13,6 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -99,14 +99,6 @@ int sched_yield(void)
 {
 	yields++;
 	return (int)syscall(SYS_sched_yield);
-}
-
-static uint64_t clock_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * UINT64_C(1000000000) + (uint64_t)ts.tv_nsec;
 }
 
 static void thread_that_breathes_yields_now_and_then(void **state)

@@ -9,20 +9,13 @@
 #include <cmocka.h>
 #include <time.h>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/mem.h"
 #include "daemon/handshake/handshake_impl.h"
 
 #define MANY 4096u
 
 enum order { AS_BEFORE, BACKWARDS, ALL_NEW };
-
-static uint64_t cpu_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-	return (uint64_t)t.tv_sec * LOOP_NS_PER_S + (uint64_t)t.tv_nsec;
-}
 
 /* Many regions are told anew in that order: what the core was had for, and how many
  * kept their key. */
@@ -47,9 +40,9 @@ static uint64_t carry_many(enum order order, uint32_t *kept_p)
 			      : order == BACKWARDS ? MANY - 1 - i
 						   : i + MANY;
 	}
-	begin = cpu_ns();
+	begin = clock_of(CLOCK_THREAD_CPUTIME_ID);
 	keys_carry(&old, &pool);
-	begin = cpu_ns() - begin;
+	begin = clock_of(CLOCK_THREAD_CPUTIME_ID) - begin;
 	*kept_p = 0;
 	for (uint32_t i = 0; i < MANY; i++)
 		*kept_p += after[i].key != NULL &&

@@ -17,6 +17,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 
@@ -664,13 +665,11 @@ static void lag_after_a_long_callback_is_told_until_it_is_past(void **state)
 
 static void on_spin(struct loop_timer *timer)
 {
-	struct timespec ts;
 	uint64_t now, until = 0;
 
 	(void)timer;
 	do { /* of a core, however many others want it */
-		clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
-		now = (uint64_t)ts.tv_sec * LOOP_NS_PER_S + (uint64_t)ts.tv_nsec;
+		now = clock_of(CLOCK_THREAD_CPUTIME_ID);
 		until = until ? until : now + 5 * MS;
 	} while (now < until);
 }

@@ -14,6 +14,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/xfer/xfer.h"
@@ -180,25 +181,17 @@ static void lists_go_with_their_daemon(void **state)
 
 /* ---- cost ---- */
 
-static uint64_t cpu_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
-	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
-}
-
 /* The least that a list of some cost, each 100 of which are taken together. */
 static uint64_t cost_ns(struct trio *p, struct remote *remote, uint64_t first)
 {
 	uint64_t least = UINT64_MAX;
 
 	for (unsigned int n = 0; n < 10; n++) {
-		uint64_t begun = cpu_ns(), took;
+		uint64_t begun = clock_of(CLOCK_THREAD_CPUTIME_ID), took;
 
 		for (uint64_t i = 0; i < 100; i++)
 			put_list(p, remote, first + 100 * n + i, 1);
-		took = cpu_ns() - begun;
+		took = clock_of(CLOCK_THREAD_CPUTIME_ID) - begun;
 		least = took < least ? took : least;
 	}
 	return least;

@@ -18,6 +18,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/transport/verbs/verbs_pool.h"
 
@@ -28,23 +29,20 @@
 
 static uint64_t thread_ns(void)
 {
-	struct timespec ts;
-
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
-	return (uint64_t)ts.tv_sec * LOOP_NS_PER_S + (uint64_t)ts.tv_nsec;
+	return clock_of(CLOCK_THREAD_CPUTIME_ID);
 }
 
-static uint64_t copy_trial(uint64_t (*clock_ns)(void), uint8_t *memory, uint64_t row)
+static uint64_t copy_trial(uint64_t (*time_ns)(void), uint8_t *memory, uint64_t row)
 {
 	const uint64_t half = VERBS_POOL_BYTES / 2, count = (UINT64_C(64) << 10) / row;
 	uint64_t best = UINT64_MAX;
 
 	for (unsigned int trial = 0; trial < TRIALS; trial++) {
-		uint64_t begin = clock_ns(), took;
+		uint64_t begin = time_ns(), took;
 
 		for (uint64_t i = 0; i < count; i++)
 			memcpy(memory + half + i * row, memory + i * row * 3 / 2, row);
-		took = clock_ns() - begin;
+		took = time_ns() - begin;
 		best = took < best ? took : best;
 	}
 	return best / count;
@@ -52,14 +50,14 @@ static uint64_t copy_trial(uint64_t (*clock_ns)(void), uint8_t *memory, uint64_t
 
 /* Of one row, and of each byte in it: short rows and long ones. */
 void verbs_cost_learn(struct verbs_transport *transport, uint8_t *memory,
-		      uint64_t (*clock_ns)(void))
+		      uint64_t (*time_ns)(void))
 {
 	double few, many;
 
-	if (!clock_ns)
-		clock_ns = thread_ns;
-	few = (double)copy_trial(clock_ns, memory, 64);
-	many = (double)copy_trial(clock_ns, memory, 4096);
+	if (!time_ns)
+		time_ns = thread_ns;
+	few = (double)copy_trial(time_ns, memory, 64);
+	many = (double)copy_trial(time_ns, memory, 4096);
 	transport->copy_byte_ns = many > few ? (many - few) / (4096 - 64) : 0;
 	transport->copy_row_ns = few - 64 * transport->copy_byte_ns;
 	if (transport->copy_row_ns < 1)

@@ -459,9 +459,9 @@ void verbs_xfer_drop_partial(struct verbs_peer *peer); /* a request not whole ye
 void verbs_xfer_grant(struct verbs_peer *peer);	       /* slots to who waits for one */
 
 /* ---- verbs_cost.c ---- */
-/* `clock_ns` NULL: CPU time of this thread. */
+/* `time_ns` NULL: CPU time of this thread. */
 void verbs_cost_learn(struct verbs_transport *transport, uint8_t *memory,
-		      uint64_t (*clock_ns)(void));
+		      uint64_t (*time_ns)(void));
 double verbs_cost_copy_ns(const struct verbs_transport *transport, uint32_t row);
 double verbs_cost_request_ns(const struct verbs_peer *peer);
 /* Measure what a request costs, if it is time. */

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/base/clock.h"
 #include "tests/gpu/works/works.h"
 
 #define TIMES 15
@@ -63,11 +64,11 @@ static double plain(uint64_t dst, uint64_t src, uint64_t bytes)
 	double best = 1e9;
 
 	for (int i = 0; i < TIMES; i++) {
-		double begin = now_s(), s;
+		double begin = clock_s(), s;
 
 		cu(cuda.drv.copy(dst, src, bytes, cuda.stream), "cuMemcpyAsync");
 		cuda_sync();
-		s = now_s() - begin;
+		s = clock_s() - begin;
 		best = s < best ? s : best;
 	}
 	return best;
@@ -133,7 +134,7 @@ static void pair_stop(struct pair *p)
 /* Median seconds; the bytes are verified. */
 static double run_form(struct pair *p, const struct form *form, bool dst_asks)
 {
-	double s[TIMES], warm = now_s() + (cuda.fake ? 0 : 0.5);
+	double s[TIMES], warm = clock_s() + (cuda.fake ? 0 : 0.5);
 	struct kvd_xfer *xfer;
 	struct rows rows;
 
@@ -141,7 +142,7 @@ static double run_form(struct pair *p, const struct form *form, bool dst_asks)
 	engine_fill(&p->dst, 0xee);
 	xfer = rows_xfer(&rows, &p->src, &p->dst, dst_asks);
 	/* opens, pins, grows what it needs; kernels are loaded behind the first */
-	for (int i = 0; i < 2 || now_s() < warm; i++)
+	for (int i = 0; i < 2 || clock_s() < warm; i++)
 		(void)xfer_run(xfer);
 	for (int i = 0; i < TIMES; i++)
 		s[i] = xfer_run(xfer);
@@ -275,12 +276,12 @@ static void room_latency(void)
 	engine_pool(&p.src, 64 * KIB);
 	engine_pool(&p.dst, 64 * KIB);
 	for (uint64_t i = 0; i < 64; i++) {
-		double begin = now_s();
+		double begin = clock_s();
 		struct kvd_room *recv = room_recv(&p.dst, &p.src, i + 1, 1, NULL);
 		struct kvd_room *send = room_send(&p.src, i + 1, 0, NULL);
 
 		room_done(send, recv);
-		s[i] = now_s() - begin;
+		s[i] = clock_s() - begin;
 	}
 	printf("  open, bind, send, success on both sides, close: median %.0f us\n",
 	       median(s, 64) * 1e6);
@@ -299,9 +300,9 @@ static void context_cost(void)
 	cu(cuda.drv.mem_info(&before, &total), "cuMemGetInfo");
 	rig_start(&rig, 1, "local");
 	engine_connect(&e, &rig, 0);
-	begin = now_s();
+	begin = clock_s();
 	well(e.client, engine_register(&e), "region.register");
-	begin = now_s() - begin;
+	begin = clock_s() - begin;
 	cu(cuda.drv.mem_info(&after, &total), "cuMemGetInfo");
 	printf("  the first region took %.0f ms, and %.0f MiB of the device's %.0f\n",
 	       begin * 1e3, ((double)before - (double)after) / (double)MIB,
@@ -348,14 +349,14 @@ static double busy_rate(struct helper *helper, double since)
 	if (write(helper->to, "c", 1) != 1)
 		die("the busy process has ended");
 	helper_hear(helper, &rounds, sizeof(rounds));
-	return (double)rounds / (now_s() - since);
+	return (double)rounds / (clock_s() - since);
 }
 
 static void busy_while(double seconds)
 {
-	double end = now_s() + seconds;
+	double end = clock_s() + seconds;
 
-	while (now_s() < end)
+	while (clock_s() < end)
 		(void)poll(NULL, 0, 5);
 }
 
@@ -364,18 +365,18 @@ static void busy_while(double seconds)
 static double run_beside(struct pair *p, const struct form *form, struct helper *helper,
 			 double window_s, double *rate_p)
 {
-	double s[TIMES], warm = now_s() + (cuda.fake ? 0 : 0.5), begin;
+	double s[TIMES], warm = clock_s() + (cuda.fake ? 0 : 0.5), begin;
 	struct kvd_xfer *xfer;
 	struct rows rows;
 
 	rows_make(&rows, form->bytes, count_of(form), p->bytes);
 	engine_fill(&p->dst, 0xee);
 	xfer = rows_xfer(&rows, &p->src, &p->dst, true);
-	for (int i = 0; i < 3 || now_s() < warm; i++)
+	for (int i = 0; i < 3 || clock_s() < warm; i++)
 		(void)xfer_run(xfer);
-	(void)busy_rate(helper, now_s());
-	begin = now_s();
-	for (unsigned int i = 0; i < TIMES || now_s() < begin + window_s; i++)
+	(void)busy_rate(helper, clock_s());
+	begin = clock_s();
+	for (unsigned int i = 0; i < TIMES || clock_s() < begin + window_s; i++)
 		s[i % TIMES] = xfer_run(xfer);
 	*rate_p = busy_rate(helper, begin);
 	rows_check(&rows, &p->src, &p->dst);
@@ -391,9 +392,9 @@ static void beside_busy(void)
 
 	pair_start(&p, "local", 2, AT_GPU, AT_GPU);
 	helper_start(&helper, "busy", NULL, NULL);
-	begin = now_s();
+	begin = clock_s();
 	(void)busy_rate(&helper, begin);
-	begin = now_s();
+	begin = clock_s();
 	busy_while(window);
 	alone = busy_rate(&helper, begin);
 	for (size_t i = 0; i < FORMS; i++) {

@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/base/clock.h"
 #include "tests/gpu/works/works.h"
 
 /* ---- memory ---- */
@@ -96,11 +97,11 @@ void engine_connect(struct engine *e, const struct rig *rig, unsigned int daemon
 	const struct kvd_options options = {
 		.socket = socket, .client = "gpu-works", .timeout_ms = WAIT_MS};
 	const struct timespec pause = {.tv_nsec = 2000000};
-	double end = now_s() + 30;
+	double end = clock_s() + 30;
 	int r;
 
 	rig_socket(rig, daemon, socket);
-	while ((r = kvd_open(&options, &e->client)) == -KVD_E_NODAEMON && now_s() < end)
+	while ((r = kvd_open(&options, &e->client)) == -KVD_E_NODAEMON && clock_s() < end)
 		nanosleep(&pause, NULL); /* it has only just been started */
 	well(NULL, r, "kvd_open");
 }
@@ -294,14 +295,14 @@ struct kvd_xfer *rows_xfer(const struct rows *rows, const struct engine *src,
 double xfer_run(struct kvd_xfer *xfer)
 {
 	const struct timespec pause = {.tv_nsec = 5000};
-	double begin = now_s(), end = begin + WAIT_MS / 1000.0;
+	double begin = clock_s(), end = begin + WAIT_MS / 1000.0;
 	struct kvd_error why = {0};
 	int state;
 
 	if (kvd_xfer_post(xfer, NULL, 0) < 0)
 		die("kvd_xfer_post");
 	while ((state = kvd_xfer_state(xfer)) != KVD_SUCCESS) {
-		if (state < 0 || state == KVD_FAILED || now_s() > end) {
+		if (state < 0 || state == KVD_FAILED || clock_s() > end) {
 			(void)kvd_xfer_error(xfer, 0, &why);
 			die("the transfer %s: %s %s",
 			    state == KVD_FAILED ? "failed" : "hangs",
@@ -309,7 +310,7 @@ double xfer_run(struct kvd_xfer *xfer)
 		}
 		nanosleep(&pause, NULL);
 	}
-	return now_s() - begin;
+	return clock_s() - begin;
 }
 
 void rows_check(const struct rows *rows, struct engine *src, struct engine *dst)

@@ -12,9 +12,9 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "daemon/base/clock.h"
 #include "tests/gpu/works/works.h"
 
 #define EXIT_SKIPPED 77
@@ -68,14 +68,6 @@ void *need(void *p)
 	return p;
 }
 
-double now_s(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 unsigned int shrink(void)
 {
 	const char *text = getenv("KVD_GPU_SHRINK");
@@ -125,7 +117,7 @@ static int works_run(const struct work *works, char **words, bool bench)
 	unsigned int counts[3] = {0};
 
 	for (const struct work *w = works; w->name; w++) {
-		double begin = now_s();
+		double begin = clock_s();
 		int status, which;
 
 		if (!chosen(w, words))
@@ -137,7 +129,7 @@ static int works_run(const struct work *works, char **words, bool bench)
 		counts[which]++;
 		if (!bench || which)
 			printf("  %-4s %-34s %5.1f s  %s\n", said[which], w->name,
-			       now_s() - begin, w->what);
+			       clock_s() - begin, w->what);
 		if (status < 0)
 			printf("    it hung, or died by a signal\n");
 	}

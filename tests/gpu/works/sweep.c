@@ -23,6 +23,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "daemon/base/clock.h"
 #include "tests/gpu/fake_cuda.h"
 #include "tests/gpu/works/works.h"
 
@@ -154,22 +155,22 @@ static bool over(const struct kvd_room *room)
  * (we) ends it. Who was told has a second. */
 static void rooms_end(struct kvd_room *send, struct kvd_room *recv)
 {
-	double failed_s = 0, end = now_s() + WAIT_MS / 1000.0;
+	double failed_s = 0, end = clock_s() + WAIT_MS / 1000.0;
 
 	while (!over(send) || !over(recv)) {
 		(void)poll(NULL, 0, 0);
-		if (now_s() > end)
+		if (clock_s() > end)
 			return; /* room_over() says so */
 		if (kvd_room_state(send) != KVD_FAILED &&
 		    kvd_room_state(recv) != KVD_FAILED)
 			continue;
 		if (!failed_s)
-			failed_s = now_s();
-		if (now_s() - failed_s < 1)
+			failed_s = clock_s();
+		if (clock_s() - failed_s < 1)
 			continue;
 		(void)kvd_room_abort(over(send) ? recv : send, "its partner failed",
 				     NULL);
-		failed_s = now_s() + 10;
+		failed_s = clock_s() + 10;
 	}
 }
 
@@ -306,10 +307,10 @@ static int held(const struct sweep *s)
 
 static bool nothing_held(const struct sweep *s, double limit_s)
 {
-	double end = now_s() + limit_s;
+	double end = clock_s() + limit_s;
 
 	while (held(s) != 0) {
-		if (now_s() > end)
+		if (clock_s() > end)
 			return false;
 		(void)poll(NULL, 0, 1); /* threads let go of theirs in their own time */
 	}

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/base/clock.h"
 #include "tests/gpu/works/works.h"
 
 #define PAGE (64 * KIB)
@@ -571,10 +572,10 @@ static int xfer_over(struct kvd_xfer *xfer)
 static void under_way(const struct kvd_client *client, struct kvd_xfer *xfer,
 		      double takes_s, double part)
 {
-	double end = now_s() + takes_s * part;
+	double end = clock_s() + takes_s * part;
 
 	well(client, kvd_xfer_post(xfer, NULL, 0), "post");
-	while (now_s() < end && kvd_xfer_state(xfer) != KVD_SUCCESS)
+	while (clock_s() < end && kvd_xfer_state(xfer) != KVD_SUCCESS)
 		(void)poll(NULL, 0, 0);
 }
 
@@ -623,13 +624,13 @@ static void aborted(void)
 		int state;
 
 		under_way(dst.client, xfer, takes_s, 0.1 * (i + 1));
-		begin = now_s();
+		begin = clock_s();
 		well(dst.client, kvd_xfer_cancel(xfer), "stop");
 		state = xfer_over(xfer);
 		canceled += state == KVD_FAILED;
 		if (i == 0)
 			printf("    first: %s %.2f ms after it was stopped\n",
-			       kvd_state_name(state), (now_s() - begin) * 1e3);
+			       kvd_state_name(state), (clock_s() - begin) * 1e3);
 		still(&dst);
 	}
 	printf("    %u of 8 were stopped in the middle\n", canceled);
@@ -742,16 +743,16 @@ static void engine_killed(void)
 	(void)xfer_run(xfer);
 	takes_s = xfer_run(xfer);
 	under_way(dst.client, xfer, takes_s, 0.3);
-	begin = now_s();
+	begin = clock_s();
 	helper_kill(&victim);
 	state = xfer_over(xfer);
 	printf("    %s %.1f ms after the kill, at three tenths of %.1f ms\n",
-	       kvd_state_name(state), (now_s() - begin) * 1e3, takes_s * 1e3);
+	       kvd_state_name(state), (clock_s() - begin) * 1e3, takes_s * 1e3);
 	while (regions(other.client) > 1)
-		if (now_s() - begin > 2 + (cuda.fake ? 10 * takes_s : 0))
+		if (clock_s() - begin > 2 + (cuda.fake ? 10 * takes_s : 0))
 			die("its region is not closed after 2 s"); /* of a GPU's time */
 	printf("    its region was closed %.1f ms after the kill, at the latest\n",
-	       (now_s() - begin) * 1e3);
+	       (clock_s() - begin) * 1e3);
 	still(&dst);
 	engine_pattern(&other, 4);
 	(void)xfer_run(rows_xfer(&rows, &other, &dst, true));

@@ -33,7 +33,6 @@
 noreturn void die(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 noreturn void skip(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void well(const struct kvd_client *client, int r, const char *what);
-double now_s(void);
 void *need(void *p); /* no memory ends the case */
 
 /* ---- cuda.c: the engine's side of the driver ---- */

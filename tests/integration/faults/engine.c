@@ -36,23 +36,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "tests/integration/faults/engine.h"
+
+#include "daemon/base/clock.h"
 
 #define CALL_MS 20000
 #define LATE_NS 3000000u
 
 static const char *const role_names[] = {"send", "recv", "offer", "pull"};
-
-uint64_t engine_now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 /* ---- answers ---- */
 
@@ -256,7 +249,7 @@ static void tell_room(const struct engine *e, const struct room *room,
 bool engine_look(struct engine *e, struct room *room)
 {
 	struct kvd_room_status st;
-	uint64_t now_ns = engine_now_ns();
+	uint64_t now_ns = clock_ns();
 	unsigned int aborting;
 
 	if (kvd_room_read(room->handle, &st) < 0)
@@ -472,13 +465,13 @@ static void look_at_session(struct engine *e)
 	printf("{\"event\":\"session\",\"lost\":%s,\"instance\":\"%s\",\"endpoint\":\"%"
 	       "s\","
 	       "\"t\":%" PRIu64 "}\n",
-	       lost ? "true" : "false", info->instance, info->endpoint, engine_now_ns());
+	       lost ? "true" : "false", info->instance, info->endpoint, clock_ns());
 }
 
 /* How long poll() may take: soon, while a room lives; at once while one is watched. */
 static int look_at_rooms(struct engine *e)
 {
-	uint64_t now_ns = engine_now_ns();
+	uint64_t now_ns = clock_ns();
 	int timeout_ms = 50;
 
 	for (unsigned int i = 0; i < e->room_count; i++) {
@@ -508,7 +501,7 @@ static void turn(struct engine *e)
 		{.fd = STDIN_FILENO, .events = POLLIN},
 		{.fd = kvd_fd(e->client), .events = kvd_events(e->client)},
 	};
-	uint64_t begin = engine_now_ns(), took;
+	uint64_t begin = clock_ns(), took;
 
 	if (batch_turn(e) && timeout_ms > 1)
 		timeout_ms = 1;
@@ -516,7 +509,7 @@ static void turn(struct engine *e)
 		timeout_ms = asked;
 	fflush(stdout);
 	if (poll(fds, 2, timeout_ms) == 0) {
-		took = engine_now_ns() - begin;
+		took = clock_ns() - begin;
 		if (took > (uint64_t)timeout_ms * 1000000u + LATE_NS)
 			e->late_ns += took - (uint64_t)timeout_ms * 1000000u;
 	}

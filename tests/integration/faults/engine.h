@@ -74,7 +74,6 @@ struct send_args {
 	unsigned int word;
 };
 
-uint64_t engine_now_ns(void);
 void engine_print_text(const char *text);
 struct room *engine_room(struct engine *e, uint64_t number, const char *role);
 /* 0, or a negative code: the call was not taken. */
