@@ -86,6 +86,16 @@ void *mem_dup(const void *p, size_t len)
 	return or_raise(copy, len);
 }
 
+bool mem_equal(const void *a, const void *b, size_t len)
+{
+	const uint8_t *x = a, *y = b;
+	uint8_t differ = 0;
+
+	for (size_t i = 0; i < len; i++)
+		differ |= x[i] ^ y[i];
+	return differ == 0;
+}
+
 char *mem_strdup(const char *s)
 {
 	return mem_dup(s, strlen(s) + 1);

@@ -9,6 +9,7 @@
 #ifndef KVD_BASE_MEM_H
 #define KVD_BASE_MEM_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -20,6 +21,8 @@ void *mem_calloc(size_t count, size_t size);
 void *mem_regrow(void *old, size_t count, size_t size);
 char *mem_strdup(const char *s);
 void *mem_dup(const void *p, size_t len);
+/* Of secrets and tokens: takes the same time whatever differs. */
+bool mem_equal(const void *a, const void *b, size_t len);
 char *mem_printf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void mem_free(void *p);
 /* A block of a library's, from malloc(): it is counted as one of ours from now on. */

@@ -104,14 +104,9 @@ struct session *xfer_session_by_epoch(struct xfers *xfers, uint64_t epoch)
 	return NULL;
 }
 
-/* Takes the same time whatever differs. */
 bool xfer_secret_is(const struct session *session, const uint8_t secret[16])
 {
-	uint8_t diff = 0;
-
-	for (size_t i = 0; i < sizeof(session->secret); i++)
-		diff |= session->secret[i] ^ secret[i];
-	return diff == 0;
+	return mem_equal(session->secret, secret, sizeof(session->secret));
 }
 
 /* ---- notifications for our engines ---- */

@@ -230,6 +230,22 @@ static void large_block_is_handed_over_by_the_thread_that_asked(void **state)
 	assert_null(kept);
 }
 
+static void secrets_are_equal_or_not(void **state)
+{
+	uint8_t a[16], b[16];
+
+	(void)state;
+	memset(a, 0xa5, sizeof(a));
+	memcpy(b, a, sizeof(b));
+	assert_true(mem_equal(a, b, sizeof(a)));
+	assert_true(mem_equal(a, b + 1, 0));
+	for (size_t i = 0; i < 8 * sizeof(b); i++) {
+		b[i / 8] ^= (uint8_t)(1u << i % 8);
+		assert_false(mem_equal(a, b, sizeof(a)));
+		b[i / 8] ^= (uint8_t)(1u << i % 8);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -240,6 +256,7 @@ int main(void)
 		cmocka_unit_test(copies_are_exact),
 		cmocka_unit_test(fail_at_hits_the_nth_of_every_kind),
 		cmocka_unit_test(fail_at_concerns_one_thread),
+		cmocka_unit_test(secrets_are_equal_or_not),
 		cmocka_unit_test(cleanup_closes_unless_stolen),
 		cmocka_unit_test(block_adopted_is_counted_and_freed_as_others),
 		cmocka_unit_test(map_is_zeroed_and_counted_as_a_block),

@@ -85,15 +85,6 @@ void shm_random(void *buf, size_t len)
 	}
 }
 
-bool shm_equal(const uint8_t *a, const uint8_t *b, size_t len)
-{
-	uint8_t differ = 0;
-
-	for (size_t i = 0; i < len; i++)
-		differ |= a[i] ^ b[i];
-	return differ == 0;
-}
-
 /* ---- addresses ---- */
 
 int shm_sockaddr(const char *name, struct sockaddr_un *sa_p, socklen_t *len_p)
@@ -178,7 +169,7 @@ int shm_guest_claim(struct shm *shm, struct shm_peer *peer)
 
 	list_foreach(guest, &shm->guests, link)
 		if (guest->complete &&
-		    shm_equal(guest->token, peer->token_in, XP_TOKEN_BYTES))
+		    mem_equal(guest->token, peer->token_in, XP_TOKEN_BYTES))
 			return guest_take_fd(guest);
 	return -1;
 }
@@ -198,7 +189,7 @@ static void guest_introduce(struct guest *guest)
 	guest->complete = true;
 	list_foreach(peer, &guest->shm->peers, link) {
 		if (peer->self || peer->dial || peer->state != SHM_PEER_CONNECTING ||
-		    !shm_equal(guest->token, peer->token_in, XP_TOKEN_BYTES))
+		    !mem_equal(guest->token, peer->token_in, XP_TOKEN_BYTES))
 			continue;
 		shm_peer_welcome(peer, guest_take_fd(guest));
 		return;

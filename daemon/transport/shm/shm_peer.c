@@ -238,7 +238,7 @@ int shm_on_welcome(struct shm_peer *peer, const struct shm_frame *f, struct curs
 	(void)f;
 	if (r < 0)
 		return err_pass(r);
-	if (!shm_equal(token, peer->token_in, XP_TOKEN_BYTES))
+	if (!mem_equal(token, peer->token_in, XP_TOKEN_BYTES))
 		return err_raise(ERR_AUTH, "the token is not the handshake's");
 	peer_ready(peer);
 	return 0;

@@ -325,7 +325,6 @@ int shm_open_as(const struct transport_ops *ops, const struct xp_env *env,
 		const struct xp_callbacks *callbacks, struct transport **transport_p);
 void shm_close(struct transport *transport);
 void shm_random(void *buf, size_t len);
-bool shm_equal(const uint8_t *a, const uint8_t *b, size_t len); /* constant time */
 /* A guest whose token this peer waits for, if one is there: its fd, or -1. */
 int shm_guest_claim(struct shm *shm, struct shm_peer *peer);
 int shm_address_parse(const void *buf, size_t len, struct shm_address *address_p);

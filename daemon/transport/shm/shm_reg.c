@@ -137,7 +137,7 @@ static int reg_grant(struct shm *shm, uint64_t id, const uint8_t nonce[16],
 
 	pthread_mutex_lock(&shm->regs_lock);
 	list_foreach(reg, &shm->regs[id % SHM_REG_BUCKETS], link) {
-		if (reg->id != id || !shm_equal(reg->nonce, nonce, sizeof(reg->nonce)))
+		if (reg->id != id || !mem_equal(reg->nonce, nonce, sizeof(reg->nonce)))
 			continue;
 		grant_p->memory = memory_ref(reg->base.memory);
 		grant_p->fd = reg->ro_fd < 0 ? -1 : fcntl(reg->ro_fd, F_DUPFD_CLOEXEC, 3);

@@ -32,6 +32,7 @@
 
 #include "daemon/base/idmap.h"
 #include "daemon/base/list.h"
+#include "daemon/base/mem.h"
 #include "daemon/base/sm.h"
 #include "daemon/loop/loop.h"
 #include "daemon/loop/offload.h"
@@ -233,13 +234,9 @@ struct tcp_reg {
 
 /* ---- tcp.c ---- */
 void tcp_tick_want(struct tcp_transport *transport);
-static inline bool tcp_token_equal(const uint8_t *a, const uint8_t *b) /* constant time */
+static inline bool tcp_token_equal(const uint8_t *a, const uint8_t *b)
 {
-	uint8_t differ = 0;
-
-	for (size_t i = 0; i < XP_TOKEN_BYTES; i++)
-		differ |= a[i] ^ b[i];
-	return differ == 0;
+	return mem_equal(a, b, XP_TOKEN_BYTES);
 }
 /* No delay, keep-alives, the end of patience; `stream`: buffers, too. */
 void tcp_socket_tune(const struct tcp_transport *transport, int fd, bool stream);
