@@ -10,7 +10,7 @@ DAEMON_SRC := $(filter-out daemon/main.c,$(wildcard daemon/*.c daemon/*/*.c daem
 	      $(wildcard gpu/*.c proto/*.c lib/*.c)
 CTL_SRC    := $(wildcard ctl/*.c)
 # libkvd: libc and cJSON are all it may need
-LIB_SRC    := $(wildcard lib/*.c) proto/base64.c daemon/base/err.c daemon/base/mem.c
+LIB_SRC    := $(wildcard lib/*.c) proto/base64.c $(addprefix daemon/base/,err.c hex.c mem.c)
 UNIT_SRC   := $(wildcard tests/unit/test_*.c)
 # the simulation's transport and link serve other tests too
 SIMLIB_SRC := $(wildcard tests/sim/fake*.c) tests/sim/link_mem.c

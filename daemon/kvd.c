@@ -21,6 +21,7 @@
 
 #include "daemon/base/cpu.h"
 #include "daemon/base/err.h"
+#include "daemon/base/hex.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/bootstrap/bootstrap.h"
@@ -218,20 +219,14 @@ static void start_watchdog(struct kvd_impl *impl)
 static int read_boot_id(uint8_t id[16])
 {
 	static const char path[] = "/proc/sys/kernel/random/boot_id";
-	char text[37] = "";
+	char text[UUID_CHARS + 1] = "";
 	cleanup_close int fd = open(path, O_RDONLY | O_CLOEXEC);
-	unsigned int byte, n = 0;
 
 	if (fd < 0 || read(fd, text, sizeof(text) - 1) < 0)
 		return err_raise_errno(errno, "%s", path);
-	for (const char *p = text; *p && n < 16; p += 2) {
-		if (*p == '-')
-			p++;
-		if (sscanf(p, "%2x", &byte) != 1)
-			break;
-		id[n++] = (uint8_t)byte;
-	}
-	return n == 16 ? 0 : err_raise(ERR_IO, "%s: '%s' is not a UUID", path, text);
+	return uuid_read(text, id)
+		       ? 0
+		       : err_raise(ERR_IO, "%s: '%s' is not a UUID", path, text);
 }
 
 static int make_bootstrap(struct kvd *kvd)

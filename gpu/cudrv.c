@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
 
 const char *cudrv_group_name(enum cudrv_group group)
@@ -141,46 +142,11 @@ int cudrv_load(const char *path, struct cudrv *drv)
 
 void cudrv_uuid_text(const struct cu_uuid *uuid, char text[CUDRV_UUID_TEXT])
 {
-	size_t at = (size_t)snprintf(text, CUDRV_UUID_TEXT, "GPU-");
-
-	for (size_t i = 0; i < CU_UUID_BYTES; i++) {
-		if (i == 4 || i == 6 || i == 8 || i == 10)
-			text[at++] = '-';
-		at += (size_t)snprintf(text + at, CUDRV_UUID_TEXT - at, "%02x",
-				       uuid->bytes[i]);
-	}
-}
-
-static int digit_of(char c)
-{
-	if (c >= '0' && c <= '9')
-		return c - '0';
-	if (c >= 'a' && c <= 'f')
-		return c - 'a' + 10;
-	return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+	memcpy(text, "GPU-", 4);
+	uuid_write(uuid->bytes, text + 4);
 }
 
 bool cudrv_uuid_parse(const char *text, struct cu_uuid *uuid_p)
 {
-	size_t digits = 0;
-
-	if (strncmp(text, "GPU-", 4) == 0)
-		text += 4;
-	if (strlen(text) != 36)
-		return false;
-	for (size_t i = 0; i < 36; i++) {
-		int v = digit_of(text[i]);
-
-		if (i == 8 || i == 13 || i == 18 || i == 23) {
-			if (text[i] != '-')
-				return false;
-			continue;
-		}
-		if (v < 0)
-			return false;
-		uuid_p->bytes[digits / 2] =
-			(uint8_t)(digits & 1 ? uuid_p->bytes[digits / 2] | v : v << 4);
-		digits++;
-	}
-	return true;
+	return uuid_read(strncmp(text, "GPU-", 4) == 0 ? text + 4 : text, uuid_p->bytes);
 }

@@ -20,6 +20,7 @@
 #include <stdint.h>
 
 #include "daemon/base/err.h"
+#include "daemon/base/hex.h"
 
 struct cu_ctx;
 struct cu_stream;
@@ -28,7 +29,7 @@ struct cu_module;
 struct cu_function;
 
 #define CU_IPC_BYTES 64u
-#define CU_UUID_BYTES 16u
+#define CU_UUID_BYTES UUID_BYTES
 
 struct cu_uuid {
 	uint8_t bytes[CU_UUID_BYTES];
@@ -304,7 +305,7 @@ int cudrv_raise(const struct cudrv *drv, int result, enum err_code code, const c
 bool cudrv_sticky(int result);
 
 /* "GPU-01234567-89ab-…" of the driver's bytes, and back (also without "GPU-"). */
-#define CUDRV_UUID_TEXT 41u
+#define CUDRV_UUID_TEXT (sizeof("GPU-") + UUID_CHARS)
 void cudrv_uuid_text(const struct cu_uuid *uuid, char text[CUDRV_UUID_TEXT]);
 bool cudrv_uuid_parse(const char *text, struct cu_uuid *uuid_p);
 

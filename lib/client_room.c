@@ -17,6 +17,7 @@
 
 #include <string.h>
 
+#include "daemon/base/hex.h"
 #include "proto/base64.h"
 
 struct kvd_room {
@@ -384,13 +385,6 @@ struct landed {
 	size_t bytes;
 };
 
-static int hex_digit(char c)
-{
-	if (c >= '0' && c <= '9')
-		return c - '0';
-	return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 static int landed_told(struct client_request *req, int result, const cJSON *reply)
 {
 	const cJSON *landed = cJSON_GetObjectItemCaseSensitive(reply, "landed");
@@ -411,15 +405,9 @@ static int landed_told(struct client_request *req, int result, const cJSON *repl
 		return client_fail(req->client, KVD_E_TOOBIG,
 				   "bitmap: %zu bytes, %zu needed", out->bytes, n);
 	memset(out->bitmap, 0, out->bytes);
-	for (size_t i = 0; i < n; i++) {
-		int high = hex_digit(hex[2 * i]), low = hex_digit(hex[2 * i + 1]);
-
-		if (high < 0 || low < 0)
-			return client_fail(req->client, KVD_E_PROTO,
-					   "landed: not hex digits");
-		out->bitmap[i] = (uint8_t)(high << 4 | low);
-	}
-	return 0;
+	return hex_read(hex, out->bitmap, n)
+		       ? 0
+		       : client_fail(req->client, KVD_E_PROTO, "landed: not hex digits");
 }
 
 int kvd_room_landed(struct kvd_room *room, const char *view, int timeout_ms,

@@ -8,7 +8,7 @@ $(B)/reference: $(B)/docs/reference.o $(CORE)
 
 
 FUZZ_JSON_SRC := tests/fuzz/fuzz_json.c proto/json.c proto/json_check.c daemon/base/err.c \
-	daemon/base/mem.c
+	daemon/base/hex.c daemon/base/mem.c
 
 build/fuzz/fuzz_json: $(FUZZ_JSON_SRC)
 	@mkdir -p $(@D)

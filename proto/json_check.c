@@ -22,6 +22,7 @@
 #include <string.h>
 
 #include "daemon/base/err.h"
+#include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
 
 #define NUMBER_MAX 63u /* cJSON's buffer */
@@ -111,10 +112,8 @@ static uint32_t hex4(const uint8_t *p, const uint8_t *end)
 	if (end - p < 4)
 		return CHAR_BAD;
 	for (int i = 0; i < 4; i++) {
-		int c = p[i] | 0x20;
-		int digit = is_digit(p[i])	   ? p[i] - '0'
-			    : c >= 'a' && c <= 'f' ? c - 'a' + 10
-						   : -1;
+		int digit = hex_digit((char)p[i]);
+
 		if (digit < 0)
 			return CHAR_BAD;
 		v = v << 4 | (uint32_t)digit;

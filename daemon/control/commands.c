@@ -24,6 +24,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/base/hex.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/text.h"
@@ -386,15 +387,10 @@ bool result_add_u64(cJSON *obj, const char *name, uint64_t v)
 
 bool result_add_hex(cJSON *obj, const char *name, const uint8_t *bytes, size_t len)
 {
-	static const char digits[] = "0123456789abcdef";
-	char text[2 * RESULT_HEX_MAX + 1];
+	char text[HEX_CHARS(RESULT_HEX_MAX) + 1];
 
 	assert(len <= RESULT_HEX_MAX);
-	for (size_t i = 0; i < len; i++) {
-		text[2 * i] = digits[bytes[i] >> 4];
-		text[2 * i + 1] = digits[bytes[i] & 15];
-	}
-	text[2 * len] = '\0';
+	hex_write(bytes, len, text);
 	return cJSON_AddStringToObject(obj, name, text);
 }
 

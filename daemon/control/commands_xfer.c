@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
 #include "daemon/control/brief.h"
 #include "daemon/control/commands.h"
@@ -36,27 +37,10 @@ static struct xfer_session *session_of(struct request *req)
 
 /* ---- peer.attach ---- */
 
-static int hex_digit(char c)
-{
-	if (c >= '0' && c <= '9')
-		return c - '0';
-	if (c >= 'a' && c <= 'f')
-		return c - 'a' + 10;
-	return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-}
-
 static int parse_secret(const char *hex, uint8_t secret[16])
 {
-	if (strlen(hex) != 32)
+	if (strlen(hex) != HEX_CHARS(16) || !hex_read(hex, secret, 16))
 		return err_raise(ERR_INVAL, "secret: 32 hex digits are wanted");
-	for (size_t i = 0; i < 16; i++) {
-		int hi = hex_digit(hex[2 * i]), lo = hex_digit(hex[2 * i + 1]);
-
-		if (hi < 0 || lo < 0)
-			return err_raise(ERR_INVAL, "secret: '%c%c' is not hex",
-					 hex[2 * i], hex[2 * i + 1]);
-		secret[i] = (uint8_t)(hi << 4 | lo);
-	}
 	return 0;
 }
 

@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "daemon/base/hex.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
@@ -302,7 +303,7 @@ int peers_new(const struct peers_args *args, struct peers **peers_p)
 	snprintf(peers->name, sizeof(peers->name), "%s", args->name);
 	memcpy(peers->boot_id, args->boot_id, sizeof(peers->boot_id));
 	loop_random(peers->loop, peers->instance, sizeof(peers->instance));
-	peer_hex(peers->instance, sizeof(peers->instance), peers->instance_text);
+	hex_write(peers->instance, sizeof(peers->instance), peers->instance_text);
 	list_init(&peers->all);
 	for (unsigned int i = 0; i < PEER_EPOCH_BUCKETS; i++)
 		list_init(&peers->epochs[i]);

@@ -173,7 +173,6 @@ void peer_on_tick(struct loop_timer *timer);
 void peer_on_flush(struct loop_timer *timer);
 void peer_on_line(void *owner, void *line_owner, bool connected);
 void peer_on_later(struct loop_defer *defer);
-void peer_hex(const uint8_t *bytes, size_t len, char *text); /* 2 * len + NUL */
 /* `next` is proven: take an older peering down, become UP, on_up. False when it
  * did not come up. */
 bool peer_bring_up(struct peer_impl *impl);

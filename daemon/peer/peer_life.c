@@ -22,14 +22,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "daemon/base/hex.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-
-void peer_hex(const uint8_t *bytes, size_t len, char *text)
-{
-	for (size_t i = 0; i < len; i++)
-		snprintf(text + 2 * i, 3, "%02x", bytes[i]);
-}
 
 const char *peer_label(const struct peer_impl *impl, char text[200])
 {
@@ -167,7 +162,7 @@ static void publish(struct peer_impl *impl)
 	cur->address_count = 0;
 	memcpy(peer->name, cur->name, sizeof(peer->name));
 	memcpy(peer->instance, cur->instance, sizeof(peer->instance));
-	peer_hex(peer->instance, sizeof(peer->instance), peer->instance_text);
+	hex_write(peer->instance, sizeof(peer->instance), peer->instance_text);
 	memcpy(peer->token_in, cur->token_in, sizeof(peer->token_in));
 	memcpy(peer->token_out, peer->self ? cur->token_in : cur->token_out,
 	       sizeof(peer->token_out));
@@ -232,7 +227,7 @@ void peer_restarted(const struct peer_impl *impl, const uint8_t instance[16],
 {
 	char label[200], hex[9];
 
-	peer_hex(instance, 4, hex);
+	hex_write(instance, 4, hex);
 	err_set(why_p, ERR_RESTART, "%s: the daemon was restarted, as instance %s",
 		peer_label(impl, label), hex);
 }

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
 #include "daemon/room/room_cover.h"
@@ -211,12 +212,11 @@ static bool add_landed(cJSON *obj, const struct room *room)
 	for (size_t i = 0; landed && i < room->maps.count; i++) {
 		size_t bytes = (room->maps.maps[i].page_count + 7) / 8;
 		cleanup_free uint8_t *bits = NULL;
-		cleanup_free char *hex = mem_zalloc(2 * bytes + 1);
+		cleanup_free char *hex = mem_zalloc(HEX_CHARS(bytes) + 1);
 
 		if (!hex || room_landed_pages(room, i, &bits) < 0)
 			return false;
-		for (size_t b = 0; b < bytes; b++)
-			snprintf(hex + 2 * b, 3, "%02x", bits[b]);
+		hex_write(bits, bytes, hex);
 		if (!cJSON_AddStringToObject(landed, room->maps.maps[i].view, hex))
 			return false;
 	}

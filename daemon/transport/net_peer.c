@@ -19,6 +19,7 @@
 #include <string.h>
 
 #include "daemon/base/err.h"
+#include "daemon/base/hex.h"
 #include "daemon/base/log.h"
 #include "daemon/config/config.h"
 
@@ -157,8 +158,7 @@ void net_peer_init(struct net_peer *peer, struct net_transport *net,
 	peer->transport = net;
 	memcpy(peer->token_in, args->token_in, sizeof(peer->token_in));
 	memcpy(peer->token_out, args->token_out, sizeof(peer->token_out));
-	for (int i = 0; i < 8; i++)
-		snprintf(peer->name + 2 * i, 3, "%02x", args->instance[i]);
+	hex_write(args->instance, 8, peer->name);
 	peer->dial = args->dial;
 	peer->next_id = 1;
 	list_init(&peer->link);

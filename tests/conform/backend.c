@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/loop/offload.h"
@@ -62,7 +63,7 @@ static int config_make(void)
 void backend_boot_id(unsigned int n)
 {
 	static const char *const whole[] = {"00", "0a", "20", "2f", "3a", "40", "ff"};
-	char hex[2 * BOOT_ID_BYTES + 1] = "";
+	char hex[HEX_CHARS(BOOT_ID_BYTES) + 1] = "";
 	uint32_t noise = n * 2654435761u;
 
 	for (unsigned int i = 0; i < BOOT_ID_BYTES; i++) {
@@ -72,7 +73,7 @@ void backend_boot_id(unsigned int n)
 		else if (i == n - ARRAY_LEN(whole))
 			memcpy(hex + 2 * i, "40", 3);
 		else
-			snprintf(hex + 2 * i, 3, "%02x", noise >> 24);
+			hex_write(&(uint8_t){(uint8_t)(noise >> 24)}, 1, hex + 2 * i);
 	}
 	setenv("KVD_CONFORM_BOOT_ID", hex, 1);
 }
@@ -81,9 +82,8 @@ static void boot_id_take(uint8_t id_p[BOOT_ID_BYTES])
 {
 	const char *hex = getenv("KVD_CONFORM_BOOT_ID");
 
-	for (unsigned int i = 0; hex && i < BOOT_ID_BYTES; i++)
-		if (sscanf(hex + 2 * i, "%2hhx", &id_p[i]) != 1)
-			abort();
+	if (hex && !hex_read(hex, id_p, BOOT_ID_BYTES))
+		abort();
 }
 
 int backend_env_new(const char *name, bool is_virtual, struct xp_env *env_p)

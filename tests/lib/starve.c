@@ -18,6 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/base/hex.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/bootstrap/bootstrap.h"
@@ -68,8 +69,7 @@ static void know_engine(struct starve *s, char who, const struct cache *cache)
 		if (i < ARRAY_LEN(values))
 			starve_word(s, name, "%ju", (uintmax_t)values[i]);
 	}
-	for (size_t i = 0; i < 16; i++)
-		snprintf(hex + 2 * i, 3, "%02x", session->secret[i]);
+	hex_write(session->secret, 16, hex);
 	starve_word(s, name, "%s", hex);
 }
 

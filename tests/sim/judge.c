@@ -22,6 +22,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/base/hex.h"
 #include "proto/kvd_status.h"
 #include "tests/sim/sim.h"
 
@@ -185,10 +186,11 @@ void sim_check_memory(struct sim *sim)
 static void check_landed(struct sim *sim, const struct sim_request *req,
 			 const struct sim_side *side, const cJSON *record)
 {
-	unsigned int pt = side->engine->cache.page_tokens, byte = 0;
+	unsigned int pt = side->engine->cache.page_tokens;
 	const cJSON *landed = cJSON_GetObjectItem(record, "landed");
 	const char *kv = cJSON_GetStringValue(cJSON_GetObjectItem(landed, "kv"));
 	const char *aux = cJSON_GetStringValue(cJSON_GetObjectItem(landed, "aux"));
+	uint8_t byte;
 
 	/* bit 0 is the first page of the list that was bound */
 	for (unsigned int i = 0, first = req->prefix / pt;
@@ -197,7 +199,7 @@ static void check_landed(struct sim *sim, const struct sim_request *req,
 
 		begin = begin < req->prefix ? req->prefix : begin;
 		end = end > req->tokens ? req->tokens : end;
-		if (sscanf(kv + 2ul * (i / 8), "%2x", &byte) != 1)
+		if (!hex_read(kv + 2ul * (i / 8), &byte, 1))
 			sim_broken(sim, "landed: '%s' is too short", kv);
 		if (begin < end && (byte >> (i % 8) & 1) &&
 		    !visit(side, req->key, begin, end, same))

@@ -16,6 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/base/clock.h"
+#include "daemon/base/hex.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/session/region.h"
 #include "tests/lib/cluster.h"
@@ -125,8 +127,7 @@ static cJSON *attach(struct pair *p)
 {
 	char secret[33];
 
-	for (unsigned int i = 0; i < 16; i++)
-		snprintf(secret + 2 * i, 3, "%02x", p->you->secret[i]);
+	hex_write(p->you->secret, 16, secret);
 	return cluster_call(&p->c, p->me,
 			    "{'cmd':'peer.attach','endpoint':'%s','session':'%llu',"
 			    "'secret':'%s'}",
@@ -314,14 +315,6 @@ static void pool_refused_at_the_cap_is_told_again_when_another_goes(void **state
 	assert_non_null(handshake_pool_by_id(remote, second));
 }
 
-static uint64_t cpu_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
-	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
-}
-
 /* The least that 100 times looking for both take. */
 static uint64_t cost_ns(struct pair *p, uint64_t pool)
 {
@@ -329,14 +322,14 @@ static uint64_t cost_ns(struct pair *p, uint64_t pool)
 	uint64_t least = UINT64_MAX;
 
 	for (unsigned int n = 0; n < 20; n++) {
-		uint64_t begun = cpu_ns(), took;
+		uint64_t begun = clock_of(CLOCK_THREAD_CPUTIME_ID), took;
 
 		for (unsigned int i = 0; i < 100; i++) {
 			assert_non_null(handshake_pool_by_id(remote, pool));
 			assert_true(handshake_pool_is_ours(p->c.nodes[0].kvd.handshake,
 							   pool));
 		}
-		took = cpu_ns() - begun;
+		took = clock_of(CLOCK_THREAD_CPUTIME_ID) - begun;
 		least = took < least ? took : least;
 	}
 	return least;

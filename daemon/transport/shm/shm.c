@@ -49,6 +49,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/base/hex.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
@@ -360,13 +361,13 @@ static int listeners_open(struct shm *shm)
 {
 	const struct config *config = shm->base.env.config;
 	char name[sizeof(shm->listeners[0].name)];
+	char digits[HEX_CHARS(8) + 1];
 	uint8_t random[8];
 	int n, r;
 
 	shm_random(random, sizeof(random));
-	snprintf(name, sizeof(name), "@kvd-%s-%02x%02x%02x%02x%02x%02x%02x%02x",
-		 shm->base.ops->name, random[0], random[1], random[2], random[3],
-		 random[4], random[5], random[6], random[7]);
+	hex_write(random, sizeof(random), digits);
+	snprintf(name, sizeof(name), "@kvd-%s-%s", shm->base.ops->name, digits);
 	r = listener_open(shm, &shm->listeners[0], name);
 	if (r < 0 || !config || !config->run_dir[0])
 		return err_pass(r);
