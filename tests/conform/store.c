@@ -6,6 +6,7 @@
  * which does nothing but have it, and can be killed.
  */
 #include "tests/conform/store.h"
+#include "tests/lib/tmp.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -85,11 +86,10 @@ static int make_memfd(struct store *store)
 
 static int make_shm(struct store *store)
 {
-	static unsigned int made;
 	char name[64];
 
-	snprintf(name, sizeof(name), "/conform-%d-%u", (int)getpid(), made++);
-	store->fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
+	store->fd = shm_open(tmp_name(name, sizeof(name), "/conform"),
+			     O_RDWR | O_CREAT | O_EXCL, 0600);
 	if (store->fd < 0)
 		return -errno;
 	shm_unlink(name);

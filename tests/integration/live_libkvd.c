@@ -24,6 +24,7 @@
 
 #include "lib/kvd.h"
 #include "tests/lib/live_daemon.h"
+#include "tests/lib/tmp.h"
 
 #define PAGES 64u
 #define PAGE_TOKENS 4u
@@ -65,7 +66,6 @@ static void pool_register(struct engine *e)
 static void engine_open(struct fixture *f, struct engine *e, enum kvd_region_kind kind)
 {
 	struct kvd_region_args args = {.kind = kind, .bytes = PAGES * PAGE_BYTES};
-	static unsigned int count;
 	char shm[64];
 
 	e->client = live_daemon_client(&f->daemon, "live-test", WAIT_MS);
@@ -74,8 +74,8 @@ static void engine_open(struct fixture *f, struct engine *e, enum kvd_region_kin
 	args.fd = e->memory.fd;
 	args.address = e->bytes;
 	if (kind == KVD_REGION_SHM) {
-		snprintf(shm, sizeof(shm), "/kvd-live-%d-%u", (int)getpid(), count++);
-		int fd = shm_open(shm, O_CREAT | O_EXCL | O_RDWR, 0600);
+		int fd = shm_open(tmp_name(shm, sizeof(shm), "/kvd-live"),
+				  O_CREAT | O_EXCL | O_RDWR, 0600);
 
 		assert_true(fd >= 0);
 		assert_int_equal(ftruncate(fd, PAGES * PAGE_BYTES), 0);

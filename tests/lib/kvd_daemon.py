@@ -18,6 +18,7 @@ import os
 import random
 import re
 import resource
+import secrets
 import select
 import shutil
 import signal
@@ -137,7 +138,7 @@ class Daemon:
 
     def start(self):
         self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        path = "\0kvd-test-notify-%d-%d" % (os.getpid(), id(self))
+        path = "\0kvd-test-notify-" + secrets.token_hex(8)
         if self.log_dir:  # perhaps in another network namespace: by a path
             path = os.path.join(self.log_dir, "notify")
             with contextlib.suppress(FileNotFoundError):

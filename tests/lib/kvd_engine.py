@@ -10,6 +10,7 @@ import ctypes
 import json
 import mmap
 import os
+import secrets
 import socket
 import time
 
@@ -104,7 +105,7 @@ class Cache:
             self.mem = mmap.mmap(fd, BYTES)
             args = dict(kind="memfd", fd=0, length=BYTES, fds=[fd])
         elif kind == "shm":
-            self.path = "kvd-test-%d-%d" % (os.getpid(), id(self))
+            self.path = "kvd-test-" + secrets.token_hex(8)
             fd = os.open("/dev/shm/" + self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             os.ftruncate(fd, BYTES)
             self.mem = mmap.mmap(fd, BYTES)

@@ -7,9 +7,11 @@
 #define KVD_TESTS_TMP_H
 
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #define TMP_ROOT_MAX 24u /* a socket's path has 108 bytes, and names follow */
@@ -26,6 +28,19 @@ static inline char *tmp_path(char *path, size_t size, const char *name)
 	if (snprintf(path, size, "%s/%s", root, name) >= (int)size)
 		abort();
 	return path;
+}
+
+/* A name with that beginning that nobody has, for shm_open() and abstract sockets. A pid
+ * is none: pids come again, in each container from 1 on, and /dev/shm may outlive or join
+ * them. */
+static inline char *tmp_name(char *name, size_t size, const char *prefix)
+{
+	uint64_t number;
+
+	if (getrandom(&number, sizeof(number), 0) != sizeof(number) ||
+	    snprintf(name, size, "%s-%016jx", prefix, (uintmax_t)number) >= (int)size)
+		abort();
+	return name;
 }
 
 #endif

@@ -21,6 +21,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/control/commands.h"
 #include "tests/lib/starve.h"
+#include "tests/lib/tmp.h"
 
 #define LINES_MAX 8
 #define SETTLE_NS (300 * LOOP_NS_PER_MS)
@@ -423,7 +424,7 @@ static void sweep_init(struct sweep *w)
 	entry[1] = 64;
 	entry[2] = 0;
 	entry[3] = 1;
-	snprintf(w->shm_name, sizeof(w->shm_name), "/kvd-test-starve-%d", (int)getpid());
+	tmp_name(w->shm_name, sizeof(w->shm_name), "/kvd-test");
 	w->shm = shm_open(w->shm_name, O_RDWR | O_CREAT | O_EXCL, 0600);
 	assert_true(w->shm >= 0 && ftruncate(w->shm, 16384) == 0);
 	starve_word(s, "shm", "%s", w->shm_name);

@@ -221,8 +221,8 @@ static void shm_by_name_is_imported_and_bad_names_refused(void **state)
 	int fd;
 
 	(void)state;
-	snprintf(name, sizeof(name), "/kvd-test-%d", (int)getpid());
-	fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
+	fd = shm_open(tmp_name(name, sizeof(name), "/kvd-test"),
+		      O_RDWR | O_CREAT | O_EXCL, 0600);
 	assert_true(fd >= 0);
 	assert_int_equal(ftruncate(fd, 8192), 0);
 	assert_int_equal(memory_import_shm(name, 100, 8000, true, &m), 0);

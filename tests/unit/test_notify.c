@@ -68,11 +68,10 @@ static void notify_path_and_abstract_sockets_are_told(void **state)
 	int fd;
 
 	(void)state;
-	snprintf(name, sizeof(name), "@kvd-test-%d", getpid());
-	fd = listen_as_systemd(name);
+	fd = listen_as_systemd(tmp_name(name, sizeof(name), "@kvd-test"));
 	talk(fd);
 	close(fd);
-	snprintf(file, sizeof(file), "kvd-notify-%d", getpid());
+	tmp_name(file, sizeof(file), "kvd-notify");
 	fd = listen_as_systemd(tmp_path(name, sizeof(name), file));
 	talk(fd);
 	close(fd);
@@ -97,8 +96,7 @@ static void notify_without_or_with_a_dead_systemd_is_harmless(void **state)
 	setenv("NOTIFY_SOCKET", "/nonexistent/notify", 1);
 	notify_ready("x");
 	/* one that never reads: its queue fills, nothing blocks */
-	snprintf(name, sizeof(name), "@kvd-full-%d", getpid());
-	fd = listen_as_systemd(name);
+	fd = listen_as_systemd(tmp_name(name, sizeof(name), "@kvd-full"));
 	for (; sent < 5000; sent++)
 		notify_watchdog();
 	for (sent = 0; recv(fd, far, sizeof(far), 0) > 0; sent++)

@@ -24,6 +24,7 @@
 #include "daemon/session/region_map.h"
 #include "daemon/session/session.h"
 #include "tests/lib/control_client.h"
+#include "tests/lib/tmp.h"
 
 #define MIB (1 << 20)
 
@@ -350,7 +351,7 @@ static void shm_by_name_judged_by_the_clients_rights(void **state)
 	uid_t uid = session->uid;
 	int fd;
 
-	snprintf(name, sizeof(name), "/kvd-test-%d", (int)getpid());
+	tmp_name(name, sizeof(name), "/kvd-test");
 	snprintf(line, sizeof(line),
 		 "{\"cmd\":\"region.register\",\"kind\":\"shm\",\"shm_name\":\"%s\","
 		 "\"length\":8192}",

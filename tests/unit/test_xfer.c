@@ -19,6 +19,7 @@
 #include "daemon/xfer/xfer_impl.h"
 #include "proto/base64.h"
 #include "proto/kvd_status.h"
+#include "tests/lib/tmp.h"
 #include "tests/lib/xfer_pair.h"
 
 static void write_by_index_lands_where_told(void **state)
@@ -255,8 +256,8 @@ static void post_again_after_the_source_moved_reads_the_new(void **state)
 		   (unsigned long long)p->mine.pool);
 	cluster_ok(&p->c, p->me, "{'cmd':'region.unregister','region':%llu}",
 		   (unsigned long long)p->mine.region);
-	snprintf(name, sizeof(name), "/kvd-test-xfer-%d", (int)getpid());
-	fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
+	fd = shm_open(tmp_name(name, sizeof(name), "/kvd-test"),
+		      O_RDWR | O_CREAT | O_EXCL, 0600);
 	assert_int_equal(ftruncate(fd, (off_t)p->mine.bytes + 4096), 0);
 	shm = mmap(NULL, p->mine.bytes + 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	assert_ptr_not_equal(shm, MAP_FAILED);
