@@ -667,7 +667,8 @@ static void count_wr(const struct ibv_send_wr *wr)
 	count->wrs++;
 	count->sges += (uint64_t)wr->num_sge;
 	count->reads += wr->opcode == IBV_WR_RDMA_READ;
-	count->writes += wr->opcode == IBV_WR_RDMA_WRITE;
+	/* not those without bytes, which ask whether the peer lives */
+	count->writes += wr->num_sge && wr->opcode == IBV_WR_RDMA_WRITE;
 	count->imms += wr->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
 	count->moves += wr->num_sge && wr->opcode != IBV_WR_SEND;
 	count->inlined += (wr->send_flags & IBV_SEND_INLINE) != 0;
