@@ -615,6 +615,18 @@ class Row:
         return "%5.0f ms (%s)" % (seconds * 1000, at.partition(" ")[2] or at)
 
 
+def cores():
+    """What this process may use of them: a container may have a part of the machine."""
+    count = len(os.sched_getaffinity(0))
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as limit:
+            quota, period = map(int, limit.read().split())
+            count = min(count, max(1, quota // period))
+    except (OSError, ValueError):  # not there, or "max"
+        pass
+    return count
+
+
 def table(found):
     for transport, row in found.items():
         print("%-4s %4d cells, %4d passed" % (transport, row.cells, row.passed))
@@ -631,7 +643,7 @@ def choose(words, there):
 
 def main(given=None):
     parser = argparse.ArgumentParser()
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--jobs", type=int, default=cores())
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--subset", action="store_true")
     parser.add_argument("-v", "--verbose", action="store_true")
