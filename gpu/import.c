@@ -468,14 +468,6 @@ bool gpu_import_reach(struct gpu_import *im, struct gpu_device *device)
 	return open;
 }
 
-struct gpu_import *gpu_import_ref(struct gpu_import *import)
-{
-	pthread_mutex_lock(&import->device->imports_lock);
-	import->refs++;
-	pthread_mutex_unlock(&import->device->imports_lock);
-	return import;
-}
-
 void gpu_import_unref(struct gpu_import *import)
 {
 	struct gpu_device *device;

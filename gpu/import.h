@@ -60,7 +60,6 @@ int gpu_import_dmabuf(struct gpu_import *import, int *fd_p);
 /* May kernels and copies of `device` load and store there by themselves? Asked for when
  * first needed. `device` has a user. */
 bool gpu_import_reach(struct gpu_import *import, struct gpu_device *device);
-struct gpu_import *gpu_import_ref(struct gpu_import *import);
 void gpu_import_unref(struct gpu_import *import); /* NULL is fine */
 
 #endif

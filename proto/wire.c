@@ -192,13 +192,6 @@ const char *wire_type_name(unsigned int type)
 	return row ? row->name : "?";
 }
 
-const char *wire_type_purpose(unsigned int type)
-{
-	const struct row *row = row_of(type);
-
-	return row ? row->purpose : "?";
-}
-
 size_t wire_body_cap(unsigned int type)
 {
 	const struct row *row = row_of(type);

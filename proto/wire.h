@@ -79,8 +79,7 @@ WIRE_MESSAGES(WIRE_PROTOS)
 void wire_text_clean(char *text);
 
 const char *wire_type_name(unsigned int type); /* "HELLO"; "?" when unknown */
-const char *wire_type_purpose(unsigned int type);
-size_t wire_body_cap(unsigned int type); /* 0 when unknown */
+size_t wire_body_cap(unsigned int type);       /* 0 when unknown */
 /* The table of messages as markdown, for the reference page. */
 void wire_print_reference(FILE *out);
 

@@ -50,11 +50,6 @@ void sm_move(struct sm *sm, unsigned int to)
 		watcher(sm, from);
 }
 
-bool sm_final(const struct sm *sm)
-{
-	return sm->table->states[sm->state].to == 0;
-}
-
 const char *sm_name(const struct sm *sm)
 {
 	return sm_name_of(sm->table, sm->state);

@@ -53,7 +53,6 @@ static inline unsigned int sm_state(const struct sm *sm)
 	return sm->state;
 }
 bool sm_can(const struct sm *sm, unsigned int to);
-bool sm_final(const struct sm *sm); /* no move leads on from here */
 /* Tests: told of each move, after it. NULL: nobody listens. */
 void sm_watch(void (*on_move)(const struct sm *sm, unsigned int from));
 const char *sm_name(const struct sm *sm);

@@ -76,7 +76,4 @@ struct link_zmq_stats {
 };
 const struct link_zmq_stats *link_zmq_stats(const struct link *link);
 
-/* `kvd-ctl keygen`: a CURVE key pair, 40 characters Z85 each and a NUL. */
-int link_keygen(char public_key[41], char secret_key[41]);
-
 #endif

@@ -39,16 +39,6 @@
 
 /* ---- files ---- */
 
-int link_keygen(char public_key[41], char secret_key[41])
-{
-	do { /* '#' begins a comment in the files that take these keys */
-		if (zmq_curve_keypair(public_key, secret_key) != 0)
-			return err_raise(ERR_CONFIG, "no CURVE keys: %s",
-					 zmq_strerror(errno));
-	} while (*public_key == '#' || *secret_key == '#');
-	return 0;
-}
-
 bool curve_key_check(const char *key, size_t len)
 {
 	static const char alphabet[] =

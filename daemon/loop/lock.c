@@ -4,10 +4,8 @@
  * nothing to clean up; only the file, which is taken over.
  *
  * A killed daemon with gigabytes mapped takes up to seconds to die, and its lock
- * and sockets last as long as it does. Who starts the next one at once shall not
- * be refused for that: a holder whose address space is gone already (`statm`
- * reads 0) is waited for, as is a listener that outlives the lock for the moment
- * in which the kernel closes one descriptor after the other.
+ * lasts as long as it does. Who starts the next one at once shall not be refused for
+ * that: a holder whose address space is gone already (`statm` reads 0) is waited for.
  */
 #include "daemon/loop/lock.h"
 
@@ -16,9 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -30,7 +26,6 @@
 #define TRIES 100
 #define PAUSE_NS 20000000L
 #define DYING_TRIES 1500 /* pauses: 30 s */
-#define LISTENER_TRIES 10
 
 void lock_init(struct lock *lock)
 {
@@ -139,42 +134,4 @@ void lock_drop(struct lock *lock)
 	unlink(lock->path); /* while it is ours: nobody else's file can go */
 	close(lock->fd);
 	lock_init(lock);
-}
-
-static int clear_socket(const char *path)
-{
-	struct sockaddr_un addr = {.sun_family = AF_UNIX};
-	cleanup_close int fd = -1;
-	struct stat st;
-
-	if (lstat(path, &st) < 0)
-		return errno == ENOENT ? 0 : err_raise_errno(errno, "%s", path);
-	if (!S_ISSOCK(st.st_mode))
-		return err_raise(ERR_EXIST, "%s: is there and is no socket", path);
-	if (strlen(path) >= sizeof(addr.sun_path))
-		return err_raise(ERR_INVAL, "%s: too long for a socket", path);
-	memcpy(addr.sun_path, path, strlen(path) + 1);
-	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (fd < 0)
-		return err_raise_errno(errno, "socket");
-	/* EAGAIN: its backlog is full, so somebody listens */
-	if (connect(fd, (struct sockaddr *)&addr, sizeof(addr)) == 0 || errno == EAGAIN)
-		return err_raise(ERR_BUSY, "%s: somebody listens there", path);
-	if (errno != ECONNREFUSED)
-		return err_raise_errno(errno, "%s", path);
-	if (unlink(path) < 0 && errno != ENOENT)
-		return err_raise_errno(errno, "%s", path);
-	return 0;
-}
-
-int lock_clear_socket(const char *path)
-{
-	int r = clear_socket(path);
-
-	for (int i = 0; r == -err_errno(ERR_BUSY) && i < LISTENER_TRIES; i++) {
-		err_clear();
-		pause_a_moment();
-		r = clear_socket(path);
-	}
-	return r < 0 ? err_pass(r) : r;
 }

@@ -19,8 +19,4 @@ void lock_init(struct lock *lock);
 int lock_take(struct lock *lock, const char *run_dir, const char *name);
 void lock_drop(struct lock *lock); /* idempotent; removes the file */
 
-/* Make way for bind(): remove the socket of a dead daemon. ERR_BUSY when
- * somebody listens there, ERR_EXIST when the path is no socket. */
-int lock_clear_socket(const char *path);
-
 #endif

@@ -62,37 +62,25 @@ static void send_text(const char *text, size_t len)
 		     (socklen_t)(offsetof(struct sockaddr_un, sun_path) + path_len));
 }
 
-static void send_va(const char *prefix, const char *fmt, va_list ap)
+static void notify_send(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* "NAME=value" lines. */
+static void notify_send(const char *fmt, ...)
 {
 	char text[512];
-	size_t n = (size_t)snprintf(text, sizeof(text), "%s", prefix);
-	int r = vsnprintf(text + n, sizeof(text) - n, fmt, ap);
-
-	if (r >= 0)
-		send_text(text, strlen(text));
-}
-
-void notify_send(const char *fmt, ...)
-{
 	va_list ap;
+	int r;
 
 	va_start(ap, fmt);
-	send_va("", fmt, ap);
+	r = vsnprintf(text, sizeof(text), fmt, ap);
 	va_end(ap);
+	if (r >= 0)
+		send_text(text, strlen(text));
 }
 
 void notify_ready(const char *status)
 {
 	notify_send("READY=1\nSTATUS=%s", status);
-}
-
-void notify_status(const char *fmt, ...)
-{
-	va_list ap;
-
-	va_start(ap, fmt);
-	send_va("STATUS=", fmt, ap);
-	va_end(ap);
 }
 
 void notify_reloading(uint64_t now_ns)

@@ -10,12 +10,9 @@
 
 #include <stdint.h>
 
-/* Send "NAME=value" lines. Never blocks, never fails: a status that is lost
- * hurts nobody, and READY meets an empty queue. */
-void notify_send(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-
-void notify_ready(const char *status); /* READY=1 */
-void notify_status(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* None of them blocks or fails: a status that is lost hurts nobody, and READY meets an
+ * empty queue. */
+void notify_ready(const char *status);	/* READY=1 */
 void notify_reloading(uint64_t now_ns); /* CLOCK_MONOTONIC; READY follows */
 void notify_stopping(const char *status);
 void notify_watchdog(void);

@@ -407,22 +407,6 @@ int memory_import_shm_fd(int fd, uint64_t offset, uint64_t length, bool writable
 		import_file(MEMORY_GUARDED, r, offset, length, writable, memory_p));
 }
 
-int memory_import_shm(const char *posix_name, uint64_t offset, uint64_t length,
-		      bool writable, struct memory **memory_p)
-{
-	cleanup_close int fd = -1;
-	size_t n = strlen(posix_name);
-
-	if (n < 2 || n > 255 || posix_name[0] != '/' || strchr(posix_name + 1, '/'))
-		return err_raise(ERR_INVAL,
-				 "shm name must be '/' and 1 to 254 bytes without '/'");
-	fd = shm_open(posix_name, writable ? O_RDWR : O_RDONLY, 0);
-	if (fd < 0)
-		return err_raise(ERR_IMPORT, "shm_open(%s): %s", posix_name,
-				 strerror(errno));
-	return err_pass(memory_import_shm_fd(fd, offset, length, writable, memory_p));
-}
-
 int memory_new_linear(uint64_t length, struct memory **memory_p)
 {
 	cleanup_close int fd = memfd_create("kvd", MFD_CLOEXEC | MFD_ALLOW_SEALING);

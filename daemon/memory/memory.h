@@ -71,8 +71,6 @@ struct memory {
  */
 int memory_import_memfd(int fd, uint64_t offset, uint64_t length, bool writable,
 			struct memory **memory_p);
-int memory_import_shm(const char *posix_name, uint64_t offset, uint64_t length,
-		      bool writable, struct memory **memory_p);
 /* An already open shm object (from a peer daemon), guarded. */
 int memory_import_shm_fd(int fd, uint64_t offset, uint64_t length, bool writable,
 			 struct memory **memory_p);

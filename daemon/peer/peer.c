@@ -392,11 +392,6 @@ const uint8_t *peers_instance(const struct peers *peers)
 	return peers->instance;
 }
 
-const char *peers_instance_text(const struct peers *peers)
-{
-	return peers->instance_text;
-}
-
 const struct list *peers_list(const struct peers *peers)
 {
 	return &peers->all;

@@ -129,7 +129,6 @@ int peers_new(const struct peers_args *args, struct peers **peers_p);
 void peers_close(struct peers *peers, enum err_code code, const char *text);
 void peers_free(struct peers *peers);
 const uint8_t *peers_instance(const struct peers *peers); /* 16 bytes, this daemon's */
-const char *peers_instance_text(const struct peers *peers);
 
 /* Find or dial. *peer_p is held once for the caller. ERR_INVAL (not an endpoint
  * of the form tcp://host:port), ERR_LIMIT (option `peers`). */

@@ -207,25 +207,6 @@ void room_maps_fini(struct room_maps *maps)
 	*maps = (struct room_maps){0};
 }
 
-int room_maps_copy(const struct room_maps *src, struct room_maps *dst)
-{
-	*dst = (struct room_maps){0};
-	dst->maps = mem_calloc(src->count, sizeof(*dst->maps));
-	if (!dst->maps)
-		return err_pass(-ENOMEM);
-	for (size_t i = 0; i < src->count; i++) {
-		dst->maps[i] = src->maps[i];
-		dst->maps[i].pages = mem_dup(src->maps[i].pages,
-					     src->maps[i].page_count * sizeof(uint32_t));
-		dst->count = i + 1;
-		if (!dst->maps[i].pages) {
-			room_maps_fini(dst);
-			return err_pass(-ENOMEM);
-		}
-	}
-	return 0;
-}
-
 const struct room_map *room_maps_find(const struct room_maps *maps, const char *view)
 {
 	for (size_t i = 0; i < maps->count; i++) {

@@ -49,8 +49,6 @@ static inline struct room_maps room_maps_steal(struct room_maps *maps)
 	*maps = (struct room_maps){0};
 	return stolen;
 }
-/* A deep copy. */
-int room_maps_copy(const struct room_maps *src, struct room_maps *dst);
 
 /* What both ways in check of each page, and of the rest: ERR_RANGE, ERR_INVAL. */
 int room_map_check_page(const struct layout_view *view, const char *where, size_t at,
@@ -63,8 +61,6 @@ int room_map_check_ranges(const struct room_map *map, const struct layout_view *
  * layer end, u32 runs, {u32 page, u32 count}…} */
 size_t room_maps_wire_bytes(const struct room_maps *maps);
 void room_maps_put(struct cursor *out, const struct room_maps *maps);
-/* Checked like a command's; runs are summed and all is checked before allocation. */
-int room_maps_get(struct cursor *in, const struct layout *layout, struct room_maps *maps);
 
 /* The same piece by piece: for the loop, when there may be many pages. */
 struct maps_writer {
@@ -95,7 +91,8 @@ struct maps_reader {
 	uint64_t total, filled;
 	bool summed;
 };
-/* held: who answers for the pages, until room_maps_fini(); ERR_LIMIT over
+/* Checked like a command's; runs are summed and all is checked before allocation.
+ * held: who answers for the pages, until room_maps_fini(); ERR_LIMIT over
  * ROOM_PAGES_HELD_MAX. NULL: nobody. */
 int maps_reader_begin(struct maps_reader *reader, const struct cursor *in,
 		      const struct layout *layout, struct pages_held *held);

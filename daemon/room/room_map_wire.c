@@ -383,19 +383,3 @@ int maps_read_some(struct maps_reader *reader, size_t most)
 	}
 	return r;
 }
-
-int room_maps_get(struct cursor *in, const struct layout *layout, struct room_maps *maps)
-{
-	struct maps_reader reader;
-	int r;
-
-	*maps = (struct room_maps){0};
-	r = maps_reader_begin(&reader, in, layout, NULL);
-	if (r >= 0)
-		r = maps_read_some(&reader, SIZE_MAX);
-	*in = reader.in;
-	if (r < 0)
-		return err_pass(r);
-	*maps = reader.maps;
-	return 0;
-}

@@ -278,16 +278,6 @@ struct region *region_find(struct session *session, uint64_t id)
 	return NULL;
 }
 
-struct region *region_at(struct session *session, uint64_t address, uint64_t len)
-{
-	struct region *region = region_map_at(session->region_map, address, len);
-
-	if (!region)
-		err_raise(ERR_NOTFOUND, "no region holds all of [%#jx, + %ju)",
-			  (uintmax_t)address, (uintmax_t)len);
-	return region;
-}
-
 /* Descriptors of drivers share one inode: only the open file tells them apart.
  * A kernel that cannot say gives the memory two ids, which is no harm. */
 static bool same_file(const struct holding *known, const struct holding *asked)

@@ -84,9 +84,6 @@ struct region *region_find(struct session *session,
 			   uint64_t id); /* READY; or NULL + ERR_NOTFOUND */
 void region_pin(struct region *region);
 void region_unpin(struct region *region);
-/* Which region of the session holds [address, address + len) (interval map,
- * innermost registration first); NULL + ERR_NOTFOUND. */
-struct region *region_at(struct session *session, uint64_t address, uint64_t len);
 const char *region_kind_name(enum region_kind kind);
 
 #endif

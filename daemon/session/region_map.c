@@ -129,13 +129,6 @@ bool region_map_index(const struct region_map *map, uint64_t address, uint64_t l
 	return false;
 }
 
-struct region *region_map_at(const struct region_map *map, uint64_t address, uint64_t len)
-{
-	size_t at;
-
-	return region_map_index(map, address, len, &at) ? map->spans[at].region : NULL;
-}
-
 size_t region_map_count(const struct region_map *map)
 {
 	return map->count;

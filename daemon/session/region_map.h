@@ -19,10 +19,8 @@ void region_map_free(struct region_map *map); /* NULL is fine */
 /* ERR_NOMEM. A region is put once; address + length does not overflow. */
 int region_map_put(struct region_map *map, struct region *region);
 void region_map_remove(struct region_map *map, struct region *region); /* idempotent */
-/* The innermost region that holds all of [address, address + len); NULL. */
-struct region *region_map_at(const struct region_map *map, uint64_t address,
-			     uint64_t len);
-/* The same by its place in the map, which holds until it changes; false: none. */
+/* The place in the map of the innermost region that holds all of [address, address +
+ * len), until the map changes; false: none does. */
 bool region_map_index(const struct region_map *map, uint64_t address, uint64_t len,
 		      size_t *at_p);
 size_t region_map_count(const struct region_map *map);

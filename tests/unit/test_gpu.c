@@ -240,7 +240,6 @@ static void import_shares_one_opening(void **state)
 	assert_int_equal(other->address, a->address);
 	gpu_import_unref(other);
 	gpu_import_unref(a);
-	gpu_import_unref(gpu_import_ref(b));
 	assert_int_equal(FAKE(fake_cuda_live)(), before + 2); /* context, mapping */
 	gpu_import_unref(b);
 	assert_int_equal(FAKE(fake_cuda_live)(), before);

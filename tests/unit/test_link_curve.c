@@ -292,19 +292,6 @@ static void curve_files_are_checked(void **state)
 	curve_allow_free(allow);
 }
 
-static void keygen_makes_pairs(void **state)
-{
-	char one[2][41], two[2][41], public[41];
-
-	(void)state;
-	assert_int_equal(link_keygen(one[0], one[1]), 0);
-	assert_int_equal(link_keygen(two[0], two[1]), 0);
-	assert_string_not_equal(one[1], two[1]);
-	assert_int_equal(zmq_curve_public(public, one[1]), 0);
-	assert_string_equal(public, one[0]);
-	assert_true(curve_key_check(one[0], strlen(one[0])));
-}
-
 /* ---- peers over it ---- */
 
 static void on_up(void *owner, struct peer *peer)
@@ -444,7 +431,6 @@ int main(void)
 		TEST(curve_stranger_cannot_pose_as_the_server),
 		TEST(curve_reload_admits_and_strikes),
 		TEST(curve_files_are_checked),
-		TEST(keygen_makes_pairs),
 		TEST(peers_life_over_sockets),
 		TEST(peer_instance_is_bound_to_its_key),
 	};

@@ -15,9 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -152,37 +150,6 @@ static void lock_in_a_bad_place_is_refused(void **state)
 	unlink(path_of("d.lock"));
 }
 
-static int listen_at(const char *path)
-{
-	struct sockaddr_un addr = {.sun_family = AF_UNIX};
-	int fd = socket(AF_UNIX, SOCK_STREAM, 0);
-
-	snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", path);
-	assert_int_equal(bind(fd, (struct sockaddr *)&addr, sizeof(addr)), 0);
-	assert_int_equal(listen(fd, 1), 0);
-	return fd;
-}
-
-static void socket_stale_goes_live_or_foreign_stays(void **state)
-{
-	const char *path = path_of("s.sock");
-	int fd;
-
-	(void)state;
-	assert_int_equal(lock_clear_socket(path), 0); /* nothing there */
-	fd = listen_at(path);
-	assert_int_equal(lock_clear_socket(path), -EBUSY);
-	assert_int_equal(access(path, F_OK), 0);
-	close(fd);
-	assert_int_equal(lock_clear_socket(path), 0);
-	assert_int_equal(access(path, F_OK), -1);
-	fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
-	close(fd);
-	assert_int_equal(lock_clear_socket(path), -EEXIST);
-	assert_int_equal(access(path, F_OK), 0);
-	unlink(path);
-}
-
 static int make_dir(void **state)
 {
 	(void)state;
@@ -202,7 +169,6 @@ int main(void)
 		cmocka_unit_test(lock_held_is_refused_by_pid_and_free_after_a_kill),
 		cmocka_unit_test(lock_of_a_dying_holder_is_waited_for),
 		cmocka_unit_test(lock_in_a_bad_place_is_refused),
-		cmocka_unit_test(socket_stale_goes_live_or_foreign_stays),
 	};
 
 	return cmocka_run_group_tests(tests, make_dir, remove_dir);

@@ -52,8 +52,6 @@ static void talk(int fd)
 {
 	notify_ready("serving");
 	expect(fd, "READY=1\nSTATUS=serving");
-	notify_status("%d rooms", 7);
-	expect(fd, "STATUS=7 rooms");
 	notify_reloading(UINT64_C(1234567));
 	expect(fd, "RELOADING=1\nMONOTONIC_USEC=1234");
 	notify_watchdog();

@@ -36,6 +36,14 @@ struct fake_transport {
 	atomic_bool refuses;
 };
 
+static struct region *at(const struct region_map *map, uint64_t address, uint64_t len)
+{
+	size_t place;
+
+	return region_map_index(map, address, len, &place) ? region_map_region(map, place)
+							   : NULL;
+}
+
 static int fake_reg(struct transport *transport, struct memory *memory,
 		    struct xp_reg **reg_p)
 {
@@ -154,8 +162,8 @@ static void memfd_registered_is_listed_and_unregistered(void **state)
 	assert_int_equal(region->memory->base[8191], 0x5a);
 	assert_int_equal(atomic_load(&stage->transports[0].registered), 1);
 	assert_int_equal(atomic_load(&stage->transports[1].registered), 1);
-	assert_ptr_equal(region_at(only_session(stage), 65536 + 100, 8092), region);
-	assert_null(region_at(only_session(stage), 65536 + 100, 8093));
+	assert_ptr_equal(at(only_session(stage)->region_map, 65536 + 100, 8092), region);
+	assert_null(at(only_session(stage)->region_map, 65536 + 100, 8093));
 	reply = client_call(&stage->client, "{\"cmd\":\"region.list\"}");
 	const cJSON *entry = cJSON_GetObjectItem(reply, "regions")->child;
 
@@ -168,7 +176,7 @@ static void memfd_registered_is_listed_and_unregistered(void **state)
 	client_call_ok(&stage->client, "{\"cmd\":\"region.unregister\",\"region\":%jd}",
 		       (intmax_t)id);
 	assert_null(region_find(only_session(stage), (uint64_t)id));
-	assert_null(region_at(only_session(stage), 65536, 1));
+	assert_null(at(only_session(stage)->region_map, 65536, 1));
 	assert_int_equal(atomic_load(&stage->transports[0].registered), 0);
 	client_call_fails(&stage->client, "ENOTFOUND",
 			  "{\"cmd\":\"region.unregister\",\"region\":%jd}", (intmax_t)id);
@@ -394,7 +402,7 @@ static void vm_of_own_process_is_readable(void **state)
 
 	assert_int_equal(region->memory->kind, MEMORY_VM);
 	assert_int_equal(region->memory->pid, getpid()); /* of SO_PEERCRED */
-	assert_ptr_equal(region_at(only_session(stage), (uintptr_t)cache + 5, 16),
+	assert_ptr_equal(at(only_session(stage)->region_map, (uintptr_t)cache + 5, 16),
 			 region);
 	client_call_fails(
 		&stage->client, "EINVAL",
@@ -555,14 +563,14 @@ static void map_random_agrees_with_a_scan(void **state)
 		}
 		address = (x >> 16) % 210;
 		len = 1 + (x >> 50) % 8;
-		fast = region_map_at(map, address, len);
+		fast = at(map, address, len);
 		slow = slow_at(regions, in, COUNT, address, len);
 		/* equal ranges are equally good */
 		if (fast != slow && !(fast && slow && fast->address == slow->address &&
 				      fast->length == slow->length))
 			fail_msg("step %d", step);
 	}
-	assert_null(region_map_at(map, UINT64_MAX, 2));
+	assert_null(at(map, UINT64_MAX, 2));
 	region_map_free(map);
 }
 
@@ -576,9 +584,9 @@ static void map_without_memory_is_unchanged(void **state)
 	mem_fail_at(1);
 	assert_int_equal(region_map_put(map, &region), -ENOMEM);
 	mem_fail_at(0);
-	assert_null(region_map_at(map, 4096, 1));
+	assert_null(at(map, 4096, 1));
 	assert_int_equal(region_map_put(map, &region), 0);
-	assert_ptr_equal(region_map_at(map, 4096, 10), &region);
+	assert_ptr_equal(at(map, 4096, 10), &region);
 	region_map_free(map);
 }
 
