@@ -7,6 +7,7 @@
  */
 #include "tests/lib/gpu_copy.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -195,6 +196,7 @@ struct plan *gc_plan_mixed(uint32_t buffers)
 	struct plan_builder *builder = NULL;
 	struct plan *plan = NULL;
 
+	assert(buffers > 0);
 	assert_int_equal(plan_builder_new(&builder), 0);
 	for (uint32_t i = 0; i < buffers * ARRAY_LEN(forms); i++) {
 		struct plan_run run = forms[i % ARRAY_LEN(forms)];
