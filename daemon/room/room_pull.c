@@ -169,13 +169,14 @@ static void on_read(struct sched_op *op)
 	struct room *room = move->room;
 	struct party *party = move->party;
 
+	if (op->xp.result >= 0 && room_live(room))
+		move_done(move, &op->xp.used, &op->xp.way);
 	move_end(move);
 	rooms_catch_up(room);
 	if (op->xp.result < 0) {
 		room_fail_moving(room, party, &op->xp.err);
 	} else if (room_live(room)) {
 		party->got = move->plan->bytes;
-		move_done(move, &op->xp.used, &op->xp.way);
 		if (say_done(party, ERR_OK, "") < 0)
 			room_fail_last(room, NULL);
 	}

@@ -263,12 +263,13 @@ static void on_landed(struct inbound_owner *inbound, const struct err *err)
 	struct room *room = move->room;
 	struct party *party = move->party;
 
+	if (!err)
+		move_done(move, in ? &in->used : NULL, in ? &in->way : NULL);
 	move_end(move); /* first: failing the room stops its other moves */
 	rooms_catch_up(room);
 	if (!err) {
 		party->got += move->plan->bytes;
 		room_count(room, METRIC_CHUNKS_RECEIVED, 1);
-		move_done(move, in ? &in->used : NULL, in ? &in->way : NULL);
 	} else if (move->reserved) {
 		release_tokens(move, move->pair_count);
 	}

@@ -171,14 +171,14 @@ static void on_sent(struct sched_op *op)
 	struct move *move = op->owner;
 	struct room *room = move->room;
 
+	if (op->xp.result >= 0)
+		move_done(move, &op->xp.used, &op->xp.way);
 	move_end(move);
 	rooms_catch_up(room);
-	if (op->xp.result >= 0) {
+	if (op->xp.result >= 0)
 		room_count(room, METRIC_CHUNKS_SENT, 1);
-		move_done(move, &op->xp.used, &op->xp.way);
-	} else {
+	else
 		room_fail_moving(room, move->party, &op->xp.err);
-	}
 }
 
 /* Where the plan is made: a room's page list takes as long. */
