@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/hex.h"
+
 uint64_t pair_number(cJSON *answer, const char *name)
 {
 	const cJSON *n = cJSON_GetObjectItemCaseSensitive(answer, name);
@@ -23,18 +25,12 @@ uint64_t pair_number(cJSON *answer, const char *name)
 	return v;
 }
 
-void pair_hex(const uint8_t *bytes, size_t n, char *out)
-{
-	for (size_t i = 0; i < n; i++)
-		snprintf(out + 2 * i, 3, "%02x", bytes[i]);
-}
-
 uint64_t pair_attach(struct pair *p, struct session *from, struct session *to,
 		     unsigned int node)
 {
 	char secret[33];
 
-	pair_hex(to->secret, 16, secret);
+	hex_write(to->secret, 16, secret);
 	return pair_number(
 		cluster_call(&p->c, from,
 			     "{'cmd':'peer.attach','endpoint':'%s','session':'%llu',"

@@ -16,6 +16,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "daemon/base/hex.h"
 #include "daemon/xfer/xfer_impl.h"
 #include "proto/base64.h"
 #include "proto/kvd_status.h"
@@ -359,7 +360,7 @@ static void attach_that_cannot_be_served_says_why(void **state)
 	char secret[33];
 
 	cluster_cache(&p->c, third, "theirs", 0, &theirs);
-	pair_hex(third->secret, 16, secret);
+	hex_write(third->secret, 16, secret);
 	broken.key_pack = no_key;
 	transport->ops = &broken;
 	cluster_refused(&p->c, p->me, "EIMPORT",
