@@ -142,7 +142,7 @@ int cudrv_load(const char *path, struct cudrv *drv)
 
 void cudrv_uuid_text(const struct cu_uuid *uuid, char text[CUDRV_UUID_TEXT])
 {
-	memcpy(text, "GPU-", 4);
+	memcpy(text, "GPU-", sizeof("GPU-"));
 	uuid_write(uuid->bytes, text + 4);
 }
 

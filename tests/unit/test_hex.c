@@ -60,7 +60,7 @@ static void uuids_are_written_and_read(void **state)
 	static const char *const bad[] = {
 		"",
 		"01234567-89ab-cdef-fedc-ba987654321",
-		UUID "0",
+		"01234567-89ab-cdef-fedc-ba98765432100",
 		"0123456789abcdeffedcba9876543210",
 		"0123456-789ab-cdef-fedc-ba9876543210",
 		"01234567-89ab-cdef-fedc-ba987654321g",
