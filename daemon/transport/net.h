@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * net: what the network backends (tcp, ucx, verbs) have in common. Two lives are
- * told here, once, so that their fences and limits are the same and are proven in
- * one place; how bytes and words cross is the backend's.
+ * net: what the backends (shm, tcp, ucx, verbs) have in common. Two lives are told
+ * here, once, so that their fences and limits are the same and are proven in one
+ * place; how bytes and words cross is the backend's.
  *
  * A connection's (net_peer.c): states, the first fault that counts, deadlines, the
  * farewell, the end, and what the daemon is told of it.
@@ -11,6 +11,10 @@
  * answers (an inbound):
  *
  *     REQUEST -> on_request, land() -> begin -> bytes … -> DONE
+ *
+ * A backend whose destination reads the source's memory by itself (shm) has the bytes
+ * before a READ's request, which is a CHECK then, and asks at the end of a WRITE
+ * whether they count (speak, is_over).
  *
  * Every request that left is answered by exactly one DONE, and with it the id is
  * dead on both sides; ids rise and are never used again, so words and bytes that
@@ -44,25 +48,28 @@ struct net_xfer;
 #define NET_HEADERS_MAX (16u << 20) /* bytes of a peer's unfinished requests */
 
 struct net_ops {
-	const char *name; /* of the backend, for words */
 	/* net_peer_states, net_xfer_states, each with the backend's invariant */
 	const struct sm_table *peer_table, *xfer_table;
+	bool checks; /* a request may be a CHECK: it has bytes, but none move */
 
 	/* -- of a peer -- */
 	void (*step)(struct net_peer *peer); /* it was kicked; may free it */
 	void (*peer_free)(struct net_peer *peer);
 	/* Refuse a request that there is no memory for; negative: not even for that. */
 	int (*refuse)(struct net_peer *peer, uint64_t id, const struct err *err);
-	/* May another request leave now? NULL: always. */
-	bool (*has_room)(const struct net_peer *peer);
 
 	/* -- of a transfer -- */
+	/* It is the next: may its request leave now? NULL: always. */
+	bool (*may_ask)(const struct net_xfer *xfer);
 	/* Zeroed, with all that its words will need, so that those never lack memory. */
 	int (*xfer_new)(struct net_peer *peer, struct net_xfer **xfer_p);
 	void (*xfer_free)(struct net_xfer *xfer);
 	/* References on the memories of a transfer with bytes, its places checked. */
 	int (*take_sides)(struct net_xfer *xfer, const struct xp_sides *sides);
 	void (*drop_sides)(struct net_xfer *xfer); /* gives them back; idempotent */
+	/* Ours, with bytes, is in the queue: they may move before its request. NULL: no.
+	 */
+	int (*prepare)(struct net_xfer *xfer);
 	size_t (*request_bytes)(const struct net_xfer *xfer); /* that the peer keeps */
 	/* Send the REQUEST. 1: its bytes are under way, or may come, without an answer.
 	 * Negative: nothing left. */
@@ -147,11 +154,11 @@ struct net_xfer {
 	bool ours;
 	bool asked;	      /* ours: the request is out, an answer must come */
 	bool answered;	      /* ours: it came */
+	bool refused;	      /* ours: it was an error */
 	bool stop_said;	      /* the other side knows, or need not know, that it stops */
 	bool finishing;	      /* in peer->finished */
 	bool told;	      /* ours: only the answer is waited for */
 	struct err err;	      /* ERR_OK while all is well */
-	struct err verdict;   /* the answer's */
 	uint64_t deadline_ns; /* of STOPPING */
 	uint64_t asked_bytes; /* ours: of the peer's asked_bytes */
 };
@@ -173,6 +180,10 @@ void net_peer_close_ask(struct net_peer *peer, void (*on_closed)(void *arg), voi
 static inline bool net_peer_live(const struct net_peer *peer)
 {
 	return !peer->failed && sm_state(&peer->sm) <= NET_PEER_READY;
+}
+static inline const char *net_name(const struct net_peer *peer) /* of its transport */
+{
+	return peer->transport->base.ops->name;
 }
 /* Has its step called after this callback. */
 void net_peer_kick(struct net_peer *peer);

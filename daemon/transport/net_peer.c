@@ -45,7 +45,7 @@ void net_run(struct net_transport *net)
 		list_push_back(&batch, link);
 	while ((link = list_pop_front(&batch))) {
 		net->ops->step(list_entry(link, struct net_peer, ready_link));
-		if (!loop_enough(net->base.env.loop))
+		if (list_empty(&batch) || !loop_enough(net->base.env.loop))
 			continue;
 		while ((link = list_pop_front(&batch)))
 			list_push_back(&net->ready, link);
@@ -134,7 +134,7 @@ bool net_peer_watch_fences(struct net_peer *peer, uint64_t now)
 			err_set(&err, ERR_FENCE,
 				"%s: a stopped transfer with %s was not still after "
 				"%" PRIu64 " ms: the connection ends",
-				peer->transport->ops->name, peer->name,
+				net_name(peer), peer->name,
 				peer->transport->fence_ns / LOOP_NS_PER_MS);
 			net_peer_fail(peer, &err);
 			return true;
@@ -186,7 +186,7 @@ void net_peer_ready(struct net_peer *peer)
 	const struct xp_callbacks *up = &peer->transport->base.callbacks;
 
 	peer->base.ready = true;
-	log_debug(peer->transport->ops->name, peer->name, "peer ready", "path=\"%s\"",
+	log_debug(net_name(peer), peer->name, "peer ready", "path=\"%s\"",
 		  peer->base.path);
 	up->on_peer_ready(up->owner, (struct xp_peer *)peer);
 }
@@ -196,7 +196,7 @@ static void set_closed(struct net_peer *peer)
 {
 	if (!peer->failed)
 		err_set(&peer->err, ERR_PEER, "%s: connection to %s closed",
-			peer->transport->ops->name, peer->name);
+			net_name(peer), peer->name);
 	peer->failed = true;
 	peer->base.ready = false;
 }
@@ -204,7 +204,7 @@ static void set_closed(struct net_peer *peer)
 void net_peer_flush(struct net_peer *peer, uint64_t flush_ns, struct err *err_p)
 {
 	err_set(err_p, ERR_PEER, "%s: the remote daemon closed the connection%s%.200s",
-		peer->transport->ops->name, peer->failed ? ": " : "",
+		net_name(peer), peer->failed ? ": " : "",
 		peer->failed ? peer->err.text : "");
 	set_closed(peer);
 	sm_move(&peer->sm, NET_PEER_FLUSHING);
@@ -219,8 +219,8 @@ void net_peer_end(struct net_peer *peer)
 	sm_move(&peer->sm, NET_PEER_ENDING);
 	loop_timer_stop(&peer->timer); /* fences are decided */
 	if (!peer->close_asked)
-		log_debug(peer->transport->ops->name, peer->name, "peer lost",
-			  "why=\"%s\"", peer->err.text);
+		log_debug(net_name(peer), peer->name, "peer lost", "why=\"%s\"",
+			  peer->err.text);
 	net_xfers_stop(peer);
 }
 

@@ -136,8 +136,7 @@ static void tell_op(struct net_xfer *xfer)
 	struct xp_op *op = xfer->op;
 
 	/* What was canceled too late has succeeded, and says so. */
-	if (xfer->answered && xfer->verdict.code == ERR_OK &&
-	    ops_of(xfer)->is_whole(xfer)) {
+	if (xfer->answered && !xfer->refused && ops_of(xfer)->is_whole(xfer)) {
 		op->result = 0;
 		op->err = (struct err){0};
 		op->moved = xfer->bytes;
@@ -197,11 +196,11 @@ void net_peer_tell(struct net_peer *peer)
 
 	while ((link = list_pop_front(&peer->finished))) {
 		tell(list_entry(link, struct net_xfer, queue_link));
-		if (loop_enough(peer->timer.loop))
-			break;
-	}
-	if (!list_empty(&peer->finished))
+		if (list_empty(&peer->finished) || !loop_enough(peer->timer.loop))
+			continue;
 		net_peer_kick(peer);
+		return;
+	}
 }
 
 void net_xfers_drop(struct net_peer *peer)
@@ -217,7 +216,7 @@ void net_xfers_drop(struct net_peer *peer)
 
 static int post_check(const struct net_peer *peer, const struct xp_op *op)
 {
-	const char *name = peer->transport->ops->name;
+	const char *name = net_name(peer);
 
 	if (!net_peer_live(peer) || !peer->base.ready)
 		return err_raise(ERR_PEER, "%s: no connection to %s", name, peer->name);
@@ -256,8 +255,11 @@ int net_post(struct xp_peer *base, struct xp_op *op)
 	list_push_back(&peer->xfers, &xfer->link);
 	list_push_back(&peer->queued, &xfer->queue_link);
 	op->moved = 0;
-	op->impl = mem_steal(xfer);
-	net_peer_kick(peer);
+	op->impl = xfer;
+	if (xfer->bytes && ops_of(xfer)->prepare && ops_of(xfer)->prepare(xfer) < 0)
+		net_xfer_stop_last(xfer);
+	(void)mem_steal(xfer);
+	net_peer_kick(peer); /* behind what it has deferred */
 	return 0;
 }
 
@@ -289,13 +291,13 @@ void net_xfer_pump(struct net_peer *peer)
 	struct net_xfer *xfer;
 
 	while ((xfer = list_first(&peer->queued, struct net_xfer, queue_link)) &&
-	       peer->asked < XP_INBOUND_MAX && (!ops->has_room || ops->has_room(peer))) {
+	       peer->asked < XP_INBOUND_MAX && (!ops->may_ask || ops->may_ask(xfer))) {
 		size_t bytes = ops->request_bytes(xfer);
 
 		if (peer->asked_bytes && peer->asked_bytes + bytes > NET_HEADERS_MAX)
 			return;
 		ask(xfer, bytes);
-		if (loop_enough(peer->timer.loop)) {
+		if (!list_empty(&peer->queued) && loop_enough(peer->timer.loop)) {
 			net_peer_kick(peer);
 			return;
 		}
@@ -311,7 +313,7 @@ void net_cancel(struct xp_op *op, const struct err *why)
 int net_proto(const struct net_xfer *xfer, const char *word)
 {
 	return err_raise(ERR_PROTO, "%s: %s for transfer %" PRIu64 " (%s)",
-			 ops_of(xfer)->name, word, xfer->id, sm_name(&xfer->sm));
+			 net_name(xfer->peer), word, xfer->id, sm_name(&xfer->sm));
 }
 
 int net_op_find(struct net_peer *peer, uint64_t id, struct net_xfer **xfer_p)
@@ -321,7 +323,7 @@ int net_op_find(struct net_peer *peer, uint64_t id, struct net_xfer **xfer_p)
 		return err_raise(ERR_PROTO,
 				 "%s: an answer to transfer %" PRIu64
 				 " that is not there",
-				 peer->transport->ops->name, id);
+				 net_name(peer), id);
 	return 0;
 }
 
@@ -335,7 +337,7 @@ int net_xfer_done(struct net_xfer *xfer, const struct err *err)
 		return 0;
 	}
 	if (err) {
-		xfer->verdict = *err;
+		xfer->refused = true;
 		net_xfer_stop(xfer, err);
 	}
 	net_xfer_check(xfer);
@@ -346,12 +348,13 @@ int net_xfer_done(struct net_xfer *xfer, const struct err *err)
 
 static int admit(const struct net_peer *peer, uint64_t id, unsigned int kind)
 {
-	const char *name = peer->transport->ops->name;
+	const char *name = net_name(peer);
 
 	if (id <= peer->inbound_high)
 		return err_raise(ERR_PROTO, "%s: request %" PRIu64 " after %" PRIu64,
 				 name, id, peer->inbound_high);
-	if (kind != XP_WRITE && kind != XP_READ)
+	if (kind != XP_WRITE && kind != XP_READ &&
+	    (kind != XP_CHECK || !peer->transport->ops->checks))
 		return err_raise(ERR_PROTO, "%s: request of kind %u", name, kind);
 	if (idmap_count(&peer->inbounds) >= XP_INBOUND_MAX)
 		return err_raise(ERR_PROTO, "%s: over %u unfinished requests", name,
@@ -366,8 +369,7 @@ static void refuse(struct net_peer *peer, uint64_t id)
 
 	err_take(&err);
 	if (err.code == ERR_OK)
-		err_set(&err, ERR_NOMEM, "%s: no memory for a request",
-			peer->transport->ops->name);
+		err_set(&err, ERR_NOMEM, "%s: no memory for a request", net_name(peer));
 	if (peer->transport->ops->refuse(peer, id, &err) < 0)
 		net_peer_fail_last(peer);
 }
@@ -415,7 +417,7 @@ int net_inbound_find(struct net_peer *peer, uint64_t id, struct net_xfer **xfer_
 	if (id > peer->inbound_high)
 		return err_raise(ERR_PROTO,
 				 "%s: words on transfer %" PRIu64 " that was never asked",
-				 peer->transport->ops->name, id);
+				 net_name(peer), id);
 	return 0;
 }
 
@@ -424,11 +426,13 @@ static int accept_sides(struct net_xfer *xfer, const struct xp_sides *sides)
 	uint64_t bytes = sides && sides->plan ? sides->plan->bytes : 0;
 	int r = 0;
 
+	if (xfer->kind == XP_CHECK && !bytes)
+		return 0; /* "what you read was valid" */
 	if (bytes != xfer->bytes)
 		return err_raise(ERR_PLAN,
 				 "plan of %" PRIu64 " bytes here, %" PRIu64 " there",
 				 bytes, xfer->bytes);
-	if (bytes)
+	if (bytes && xfer->kind != XP_CHECK)
 		r = ops_of(xfer)->take_sides(xfer, sides);
 	return err_pass(r);
 }
@@ -447,7 +451,7 @@ void net_land(struct xp_inbound *in, const struct xp_sides *sides, const struct 
 	r = accept_sides(xfer, sides);
 	if (r == 0) {
 		sm_move(&xfer->sm, NET_XFER_MOVING);
-		if (xfer->bytes)
+		if (xfer->bytes && xfer->kind != XP_CHECK)
 			r = ops_of(xfer)->begin(xfer);
 	}
 	if (r < 0)

@@ -104,6 +104,7 @@ static void node_open(struct duo *t, struct duo_node *n)
 	struct xp_env env = {.loop = t->loop,
 			     .offload = t->offload,
 			     .copier = t->copier,
+			     .config = &t->config,
 			     .gpu = duo_gpu};
 	struct xp_callbacks cb = {.owner = n,
 				  .on_request = on_request,
@@ -133,6 +134,8 @@ struct duo *duo_new_threads(unsigned int threads)
 	struct duo *t = test_calloc(1, sizeof(*t));
 
 	assert_int_equal(memory_guard_install(), 0);
+	t->config.slice_bytes = COPY_SLICE_BYTES;
+	t->config.fence_timeout_ns = DUO_WAIT_NS;
 	assert_int_equal(loop_new(&t->loop), 0);
 	assert_int_equal(offload_new(t->loop, 1, &t->offload), 0);
 	assert_int_equal(copier_new(t->loop, threads, 64 * DUO_KIB, &t->copier), 0);

@@ -17,6 +17,7 @@
 #include <cmocka.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/config/config.h"
 #include "daemon/transport/shm/shm_private.h"
 
 #define DUO_KIB (UINT64_C(1) << 10)
@@ -51,6 +52,7 @@ struct duo {
 	struct loop *loop;
 	struct offload *offload;
 	struct copier *copier;
+	struct config config;
 	struct duo_node a, b; /* a dials */
 	bool in_call;	      /* inside post, land, cancel: no callback may come */
 };

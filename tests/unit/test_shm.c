@@ -231,12 +231,12 @@ static void unanswered_headers_are_bounded(void **state)
 					    .header_len = XP_HEADER_MAX};
 		assert_int_equal(shm_transport.post(t->a.peer, &tops[i].op), 0);
 	}
-	DUO_WAIT(t, t->b.requests == SHM_HEADER_BYTES_MAX / XP_HEADER_MAX);
+	DUO_WAIT(t, t->b.requests == NET_HEADERS_MAX / XP_HEADER_MAX);
 	for (int i = 0; i < 20; i++)
 		loop_turn(t->loop, LOOP_NS_PER_MS);
-	assert_int_equal(t->b.requests, SHM_HEADER_BYTES_MAX / XP_HEADER_MAX);
+	assert_int_equal(t->b.requests, NET_HEADERS_MAX / XP_HEADER_MAX);
 	t->b.answer = DUO_LAND;
-	for (uint32_t i = 0; i < SHM_HEADER_BYTES_MAX / XP_HEADER_MAX; i++)
+	for (uint32_t i = 0; i < NET_HEADERS_MAX / XP_HEADER_MAX; i++)
 		shm_transport.land(t->b.seen[i].in, &t->b.sides, NULL);
 	DUO_WAIT(t, tops[COUNT - 1].calls);
 	test_free(header);
@@ -270,9 +270,9 @@ static void canceled_headers_stay_counted(void **state)
 	for (uint32_t i = 0; i < COUNT; i++)
 		DUO_WAIT(t, tops[i].calls);
 	DUO_WAIT(t, t->b.inbound_dones == t->b.requests);
-	DUO_WAIT(t, ((struct shm_peer *)(void *)t->a.peer)->op_count == 0);
-	assert_int_equal(((struct shm_peer *)(void *)t->a.peer)->op_header_bytes, 0);
-	assert_int_equal(((struct shm_peer *)(void *)t->b.peer)->in_header_bytes, 0);
+	DUO_WAIT(t, ((struct shm_peer *)(void *)t->a.peer)->net.asked == 0);
+	assert_int_equal(((struct shm_peer *)(void *)t->a.peer)->net.asked_bytes, 0);
+	assert_int_equal(((struct shm_peer *)(void *)t->b.peer)->held_bytes, 0);
 	assert_int_equal(t->a.lost + t->b.lost, 0);
 	test_free(header);
 	duo_end(t);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * shm: connecting with the right token and with others, and a hostile peer that
- * is a bare socket: it loses itself, no fd, and nobody else.
+ * is a bare socket: it loses itself, no fd, and nobody else. The same socket plays the
+ * destination whose answer decides what became of a WRITE.
  */
 #include "daemon/transport/shm/shm_private.h"
 
@@ -182,7 +183,6 @@ static int hostile(struct duo *t)
 }
 
 static const uint8_t request_ok[] = {XP_WRITE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
-#define ID(serial, slot) ((uint64_t)(serial) << SHM_SLOT_BITS | (slot))
 
 struct attack {
 	const char *name;
@@ -196,9 +196,9 @@ struct attack {
 	uint32_t claim; /* body length to claim instead, of the last frame */
 };
 
-#define REQUEST_FRAME(serial, slot)                              \
-	{                                                        \
-		SHM_REQUEST, 0, ID(serial, slot), {XP_WRITE}, 13 \
+#define REQUEST_FRAME(id)                          \
+	{                                          \
+		SHM_REQUEST, 0, id, {XP_WRITE}, 13 \
 	}
 
 static const struct attack attacks[] = {
@@ -206,37 +206,27 @@ static const struct attack attacks[] = {
 	{"unknown type", {{99, 0, 0, {0}, 1}}, 0, 0},
 	{"a second HELLO", {{SHM_HELLO, 0, 0, {0}, 24}}, 0, 0},
 	{"WELCOME", {{SHM_WELCOME, 0, 0, {0}, 24}}, 0, 0},
-	{"short", {{SHM_REQUEST, 0, ID(1, 0), {0}, 12}}, 0, 0},
-	{"length 4 GiB", {{SHM_REQUEST, 0, ID(1, 0), {0}, 13}}, 0, UINT32_MAX},
-	{"length over the cap",
-	 {{SHM_REQUEST, 0, ID(1, 0), {0}, 13}},
-	 0,
-	 SHM_BODY_MAX + 1},
-	{"kind", {{SHM_REQUEST, 0, ID(1, 0), {3}, 13}}, 0, 0},
+	{"short", {{SHM_REQUEST, 0, 1, {0}, 12}}, 0, 0},
+	{"length 4 GiB", {{SHM_REQUEST, 0, 1, {0}, 13}}, 0, UINT32_MAX},
+	{"length over the cap", {{SHM_REQUEST, 0, 1, {0}, 13}}, 0, SHM_BODY_MAX + 1},
+	{"kind", {{SHM_REQUEST, 0, 1, {3}, 13}}, 0, 0},
 	{"header longer than frame",
-	 {{SHM_REQUEST, 0, ID(1, 0), {0, 0, 0, 0, 0, 0, 0, 0, 0, 9}, 13}},
+	 {{SHM_REQUEST, 0, 1, {0, 0, 0, 0, 0, 0, 0, 0, 0, 9}, 13}},
 	 0,
 	 0},
-	{"frame longer than header", {{SHM_REQUEST, 0, ID(1, 0), {0}, 20}}, 0, 0},
-	{"number 0", {{SHM_REQUEST, 0, 5, {0}, 13}}, 0, 0},
-	{"number again", {REQUEST_FRAME(1, 0), REQUEST_FRAME(1, 1)}, 0, 0},
-	{"number falls", {REQUEST_FRAME(9, 0), REQUEST_FRAME(8, 1)}, 0, 0},
-	{"slot in use", {REQUEST_FRAME(1, 0), REQUEST_FRAME(2, 0)}, 0, 0},
-	{"CONFIRM of nothing", {{SHM_CONFIRM, 0, ID(7, 0), {0}, 0}}, 0, 0},
-	{"CONFIRM before COPIED",
-	 {REQUEST_FRAME(1, 0), {SHM_CONFIRM, 0, ID(1, 0), {0}, 0}},
-	 0,
-	 0},
-	{"CANCEL of nothing", {{SHM_CANCEL, 0, ID(7, 0), {1}, 6}}, 0, 0},
-	{"CANCEL without a reason",
-	 {REQUEST_FRAME(1, 0), {SHM_CANCEL, 0, ID(1, 0), {0}, 6}},
-	 0,
-	 0},
-	{"DONE of nothing", {{SHM_DONE, 0, ID(1, 0), {0}, 6}}, 0, 0},
-	{"COPIED of nothing", {{SHM_COPIED, 0, ID(1, 0), {0}, 0}}, 0, 0},
-	{"STAGE of nothing", {{SHM_STAGE, 0, ID(1, 0), {0}, 0}}, 0, 0},
-	{"PROGRESS of nothing", {{SHM_PROGRESS, 0, ID(1, 0), {0}, 8}}, 0, 0},
-	{"DATA without a ring", {{SHM_DATA, 0, ID(1, 0), {0}, 16}}, 0, 0},
+	{"frame longer than header", {{SHM_REQUEST, 0, 1, {0}, 20}}, 0, 0},
+	{"number 0", {{SHM_REQUEST, 0, 0, {0}, 13}}, 0, 0},
+	{"number again", {REQUEST_FRAME(1), REQUEST_FRAME(1)}, 0, 0},
+	{"number falls", {REQUEST_FRAME(9), REQUEST_FRAME(8)}, 0, 0},
+	{"CONFIRM of nothing", {{SHM_CONFIRM, 0, 7, {0}, 0}}, 0, 0},
+	{"CONFIRM before COPIED", {REQUEST_FRAME(1), {SHM_CONFIRM, 0, 1, {0}, 0}}, 0, 0},
+	{"CANCEL of nothing", {{SHM_CANCEL, 0, 7, {1}, 6}}, 0, 0},
+	{"CANCEL without a reason", {REQUEST_FRAME(1), {SHM_CANCEL, 0, 1, {0}, 6}}, 0, 0},
+	{"DONE of nothing", {{SHM_DONE, 0, 1, {0}, 6}}, 0, 0},
+	{"COPIED of nothing", {{SHM_COPIED, 0, 1, {0}, 0}}, 0, 0},
+	{"STAGE of nothing", {{SHM_STAGE, 0, 1, {0}, 0}}, 0, 0},
+	{"PROGRESS of nothing", {{SHM_PROGRESS, 0, 1, {0}, 8}}, 0, 0},
+	{"DATA without a ring", {{SHM_DATA, 0, 1, {0}, 16}}, 0, 0},
 	{"FREE without a ring", {{SHM_FREE, 0, 0, {0}, 0}}, 0, 0},
 	{"FREE far away", {{SHM_FREE, 0, UINT64_MAX, {0}, 0}}, 0, 0},
 	{"RING without an fd", {{SHM_RING, 0, 0, {1, 0, 0, 0, 0, 16}, 8}}, 0, 0},
@@ -245,9 +235,9 @@ static const struct attack attacks[] = {
 	{"RING that is no memfd", {{SHM_RING, 0, 0, {1, 0, 0, 0, 0, 16}, 8}}, 1, 0},
 	{"KEY_GIVE not asked for", {{SHM_KEY_GIVE, 0, 1, {0}, 17}}, 1, 0},
 	{"KEY_DENY not asked for", {{SHM_KEY_DENY, 0, 1, {0}, 6}}, 0, 0},
-	{"an fd with a frame that carries none", {REQUEST_FRAME(1, 0)}, 1, 0},
-	{"fds with a frame that carries none", {REQUEST_FRAME(1, 0)}, 8, 0},
-	{"more fds than anybody takes", {REQUEST_FRAME(1, 0)}, 12, 0},
+	{"an fd with a frame that carries none", {REQUEST_FRAME(1)}, 1, 0},
+	{"fds with a frame that carries none", {REQUEST_FRAME(1)}, 8, 0},
+	{"more fds than anybody takes", {REQUEST_FRAME(1)}, 12, 0},
 };
 
 static void hostile_frames_lose_that_peer_only(void **state)
@@ -301,8 +291,8 @@ static void frames_in_pieces_are_put_together(void **state)
 	struct raw raw = {.len = 0}, one = {.len = 1};
 
 	(void)state;
-	raw_frame(&raw, SHM_REQUEST, 0, ID(1, 0), request_ok, sizeof(request_ok));
-	raw_frame(&raw, SHM_REQUEST, 0, ID(2, 1), request_ok, sizeof(request_ok));
+	raw_frame(&raw, SHM_REQUEST, 0, 1, request_ok, sizeof(request_ok));
+	raw_frame(&raw, SHM_REQUEST, 0, 2, request_ok, sizeof(request_ok));
 	for (size_t i = 0; i < raw.len - 1; i++) {
 		one.bytes[0] = raw.bytes[i];
 		raw_send(fd, &one, NULL, 0);
@@ -329,8 +319,8 @@ static void peer_that_never_reads_is_lost(void **state)
 	while (!t->b.lost) {
 		raw.len = 0;
 		for (int i = 0; i < 8; i++, serial++)
-			raw_frame(&raw, SHM_REQUEST, 0, ID(serial + 1, serial % 4096),
-				  request_ok, sizeof(request_ok));
+			raw_frame(&raw, SHM_REQUEST, 0, serial + 1, request_ok,
+				  sizeof(request_ok));
 		if (send(fd, raw.bytes, raw.len, MSG_NOSIGNAL) < (ssize_t)raw.len)
 			break; /* a part: enough sent for one turn */
 		loop_turn(t->loop, 0);
@@ -344,6 +334,247 @@ static void peer_that_never_reads_is_lost(void **state)
 	duo_end(t);
 }
 
+/* All of it, however little the socket takes at once. False: the peer was lost. */
+static bool raw_pour(struct duo *t, int fd, const void *bytes, size_t len)
+{
+	for (size_t sent = 0; sent < len && !t->b.lost;) {
+		ssize_t n = send(fd, (const uint8_t *)bytes + sent, len - sent,
+				 MSG_NOSIGNAL | MSG_DONTWAIT);
+
+		sent += n > 0 ? (size_t)n : 0;
+		loop_turn(t->loop, 0);
+	}
+	return !t->b.lost;
+}
+
+/* Nobody has answered them yet: one more than there may be. */
+static void requests_over_the_limit_lose_the_peer(void **state)
+{
+	struct duo *t = duo_new();
+	int fd = hostile(t);
+	struct raw raw;
+
+	(void)state;
+	t->b.answer = DUO_HOLD;
+	for (uint64_t id = 1; id <= XP_INBOUND_MAX; id++) {
+		raw.len = 0;
+		raw_frame(&raw, SHM_REQUEST, 0, id, request_ok, sizeof(request_ok));
+		assert_true(raw_pour(t, fd, raw.bytes, raw.len));
+	}
+	DUO_WAIT(t, t->b.requests == XP_INBOUND_MAX);
+	assert_int_equal(t->b.lost, 0);
+	raw.len = 0;
+	raw_frame(&raw, SHM_REQUEST, 0, XP_INBOUND_MAX + 1, request_ok,
+		  sizeof(request_ok));
+	raw_send(fd, &raw, NULL, 0);
+	DUO_WAIT(t, t->b.lost);
+	assert_int_equal(t->b.why.code, ERR_PROTO);
+	close(fd);
+	duo_end(t);
+}
+
+static void headers_over_the_limit_lose_the_peer(void **state)
+{
+	enum { BODY = SHM_REQUEST_BYTES + XP_HEADER_MAX };
+	struct duo *t = duo_new();
+	int fd = hostile(t);
+	uint8_t *frame = test_calloc(1, SHM_FRAME_BYTES + BODY);
+	uint64_t held = 0;
+	bool lives = true;
+
+	(void)state;
+	t->b.answer = DUO_HOLD;
+	for (uint64_t id = 1; lives && id < 100; id++) {
+		struct cursor c;
+
+		cursor_write(&c, frame, SHM_FRAME_BYTES + SHM_REQUEST_BYTES);
+		cursor_put_u32(&c, BODY);
+		cursor_put_u32(&c, SHM_REQUEST);
+		cursor_put_u64(&c, id);
+		cursor_put_u8(&c, XP_WRITE);
+		cursor_put_u64(&c, 0);
+		cursor_put_u32(&c, XP_HEADER_MAX);
+		lives = raw_pour(t, fd, frame, SHM_FRAME_BYTES + BODY);
+		held = ((struct shm_peer *)(void *)t->b.peer)->held_bytes;
+		assert_true(held <= NET_HEADERS_MAX);
+	}
+	DUO_WAIT(t, t->b.lost);
+	assert_int_equal(t->b.why.code, ERR_PROTO);
+	assert_int_equal(t->b.requests, NET_HEADERS_MAX / XP_HEADER_MAX);
+	test_free(frame);
+	close(fd);
+	duo_end(t);
+}
+
+/* ---- the peer's answer to what we posted ---- */
+
+/* The next frame from b, which must be of this type: the number in it. */
+static uint64_t raw_expect(struct duo *t, int fd, enum shm_type type)
+{
+	uint8_t bytes[SHM_FRAME_BYTES + 512];
+	struct cursor c;
+	uint32_t body;
+
+	DUO_WAIT(t, recv(fd, bytes, SHM_FRAME_BYTES, MSG_PEEK | MSG_DONTWAIT) ==
+			    SHM_FRAME_BYTES);
+	cursor_read(&c, bytes, SHM_FRAME_BYTES);
+	body = cursor_get_u32(&c);
+	assert_true(body <= 512);
+	assert_int_equal(recv(fd, bytes, SHM_FRAME_BYTES + body, MSG_WAITALL),
+			 SHM_FRAME_BYTES + body);
+	assert_int_equal(cursor_get_u32(&c) & 0xff, type);
+	return cursor_get_u64(&c);
+}
+
+static void raw_say(int fd, enum shm_type type, uint64_t id, uint8_t code)
+{
+	const uint8_t body[6] = {code};
+	struct raw raw = {.len = 0};
+
+	raw_frame(&raw, type, 0, id, body, type == SHM_DONE ? sizeof(body) : 0);
+	raw_send(fd, &raw, NULL, 0);
+}
+
+static void raw_expect_nothing(struct duo *t, int fd)
+{
+	uint8_t byte;
+
+	for (int i = 0; i < 20; i++)
+		loop_turn(t->loop, LOOP_NS_PER_MS);
+	assert_int_equal(recv(fd, &byte, 1, MSG_DONTWAIT), -1);
+}
+
+/* b posts to a bare socket, which has its request. */
+struct posted {
+	struct duo *t;
+	struct duo_shared memory;
+	struct xp_buffer here, there;
+	struct plan *plan;
+	struct duo_op top;
+	uint64_t id;
+	int fd;
+};
+
+static void posted_begin(struct posted *p, enum xp_kind kind)
+{
+	*p = (struct posted){.t = duo_new()};
+	p->fd = hostile(p->t);
+	duo_shared_new(&p->memory, &p->t->b, NULL, 4096, false);
+	p->plan = duo_plan_rows(4, 64);
+	p->here = (struct xp_buffer){.reg = p->memory.reg, .length = 4096};
+	p->there = (struct xp_buffer){.length = 4096};
+	p->top.test = p->t;
+	p->top.op = (struct xp_op){.kind = kind, .on_done = duo_on_op_done};
+	p->top.op.sides = (struct xp_sides){
+		.plan = p->plan,
+		.src_count = 1,
+		.dst_count = 1,
+		.src = kind == XP_WRITE ? &p->here : &p->there,
+		.dst = kind == XP_WRITE ? &p->there : &p->here,
+	};
+	assert_int_equal(shm_transport.post(p->t->b.peer, &p->top.op), 0);
+	raw_expect(p->t, p->fd, SHM_WELCOME);
+	p->id = raw_expect(p->t, p->fd, SHM_REQUEST);
+}
+
+static void posted_cancel(struct posted *p)
+{
+	struct err why;
+
+	err_set(&why, ERR_ABORTED, "the engine said so");
+	shm_transport.cancel(&p->top.op, &why);
+}
+
+static void posted_end(struct posted *p)
+{
+	close(p->fd);
+	DUO_WAIT(p->t, p->t->b.lost);
+	duo_shared_free(&p->memory);
+	plan_free(p->plan);
+	duo_end(p->t);
+}
+
+/* Once it is confirmed the destination may have counted it: it says whether. */
+static void canceled_write_that_was_confirmed_is_the_peers_to_end(void **state)
+{
+	(void)state;
+	for (int good = 0; good < 2; good++) {
+		struct posted p;
+
+		posted_begin(&p, XP_WRITE);
+		raw_say(p.fd, SHM_COPIED, p.id, 0);
+		assert_int_equal(raw_expect(p.t, p.fd, SHM_CONFIRM), p.id);
+		posted_cancel(&p);
+		raw_expect_nothing(p.t, p.fd); /* it cannot take that back */
+		assert_int_equal(p.top.calls, 0);
+		raw_say(p.fd, SHM_DONE, p.id, good ? 0 : ERR_RANGE);
+		DUO_WAIT(p.t, p.top.calls);
+		assert_int_equal(p.top.op.err.code, good ? ERR_OK : ERR_ABORTED);
+		assert_int_equal(p.top.op.moved, good ? p.plan->bytes : 0);
+		assert_int_equal(p.t->b.lost, 0);
+		posted_end(&p);
+	}
+}
+
+static void confirmed_write_without_an_answer_costs_the_peer(void **state)
+{
+	struct posted p;
+
+	(void)state;
+	posted_begin(&p, XP_WRITE);
+	((struct shm *)(void *)p.t->b.xp)->net.fence_ns = 50 * LOOP_NS_PER_MS;
+	raw_say(p.fd, SHM_COPIED, p.id, 0);
+	raw_expect(p.t, p.fd, SHM_CONFIRM);
+	posted_cancel(&p);
+	DUO_WAIT(p.t, p.t->b.lost);
+	assert_int_equal(p.t->b.why.code, ERR_FENCE);
+	assert_int_equal(p.top.calls, 1);
+	assert_int_equal(p.top.op.err.code, ERR_ABORTED);
+	posted_end(&p);
+}
+
+/* A copy without our CONFIRM does not count, so the cancel waits for nobody. */
+static void canceled_write_is_never_confirmed(void **state)
+{
+	struct posted p;
+
+	(void)state;
+	posted_begin(&p, XP_WRITE);
+	posted_cancel(&p);
+	DUO_WAIT(p.t, p.top.calls);
+	assert_int_equal(p.top.op.err.code, ERR_ABORTED);
+	assert_int_equal(raw_expect(p.t, p.fd, SHM_CANCEL), p.id);
+	raw_say(p.fd, SHM_COPIED, p.id, 0);
+	raw_say(p.fd, SHM_DONE, p.id, ERR_ABORTED);
+	DUO_WAIT(p.t, ((struct shm_peer *)(void *)p.t->b.peer)->net.asked == 0);
+	raw_expect_nothing(p.t, p.fd);
+	assert_int_equal(p.t->b.lost, 0);
+	posted_end(&p);
+}
+
+/* Success of bytes that were not confirmed, or did not come; a second answer. */
+static void answers_that_cannot_be_lose_the_peer(void **state)
+{
+	(void)state;
+	for (int way = 0; way < 4; way++) {
+		struct posted p;
+
+		posted_begin(&p, way == 1 ? XP_READ : XP_WRITE);
+		if (way > 1) {
+			raw_say(p.fd, SHM_COPIED, p.id, 0);
+			raw_expect(p.t, p.fd, SHM_CONFIRM);
+		}
+		raw_say(p.fd, way == 2 ? SHM_COPIED : SHM_DONE, p.id, 0);
+		if (way == 3)
+			raw_say(p.fd, SHM_DONE, p.id, 0);
+		DUO_WAIT(p.t, p.t->b.lost);
+		assert_int_equal(p.t->b.why.code, ERR_PROTO);
+		assert_int_equal(p.top.calls, 1);
+		assert_int_equal(p.top.op.err.code, way == 3 ? ERR_OK : ERR_PROTO);
+		posted_end(&p);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -355,6 +586,12 @@ int main(void)
 		cmocka_unit_test(hostile_frames_lose_that_peer_only),
 		cmocka_unit_test(frames_in_pieces_are_put_together),
 		cmocka_unit_test(peer_that_never_reads_is_lost),
+		cmocka_unit_test(requests_over_the_limit_lose_the_peer),
+		cmocka_unit_test(headers_over_the_limit_lose_the_peer),
+		cmocka_unit_test(canceled_write_that_was_confirmed_is_the_peers_to_end),
+		cmocka_unit_test(confirmed_write_without_an_answer_costs_the_peer),
+		cmocka_unit_test(canceled_write_is_never_confirmed),
+		cmocka_unit_test(answers_that_cannot_be_lose_the_peer),
 	};
 
 	return cmocka_run_group_tests_name("shm_hostile", tests, NULL, NULL);

@@ -128,7 +128,7 @@ static void copied_after_cancel_does_not_count(void **state)
 	DUO_WAIT(t, t->b.requests == 1);
 	/* until the destination has all bytes; both loops are this one, and
 	 * neither has a turn meanwhile */
-	copied = &container_of(t->b.seen[0].in, struct shm_in, base)->flow.job.copied;
+	copied = &container_of(t->b.seen[0].in, struct shm_xfer, net.in)->job.copied;
 	while (atomic_load(copied) < x.plan->bytes)
 		sched_yield();
 	duo_cancel(&x);

@@ -88,7 +88,7 @@ int local_on_key_give(struct shm_peer *peer, const struct shm_frame *f, struct c
 	memcpy(&key->gpu.ipc, ipc, CU_IPC_BYTES);
 	memcpy(name.bytes, uuid, CU_UUID_BYTES);
 	cudrv_uuid_text(&name, key->gpu.device);
-	key->gpus = peer->shm->base.env.gpu;
+	key->gpus = peer->shm->net.base.env.gpu;
 	key->gpu_owner = peer->gpu_owner;
 	shm_key_given(key, length, vmm ? shm_wire_take_fd(peer) : -1);
 	return 0;
@@ -133,7 +133,7 @@ static int local_open(const struct xp_env *env, const struct xp_callbacks *callb
 		r = shm_open_as(&local_transport, env, callbacks, transport_p);
 	if (r < 0)
 		return err_pass(r);
-	((struct shm *)(void *)*transport_p)->gpu = true;
+	container_of(*transport_p, struct shm, net.base)->gpu = true;
 	return 0;
 }
 
@@ -141,16 +141,5 @@ const struct transport_ops local_transport = {
 	.name = "local",
 	.probe = local_probe,
 	.open = local_open,
-	.close = shm_close,
-	.mem_reg = shm_mem_reg,
-	.mem_dereg = shm_mem_dereg,
-	.key_pack = shm_key_pack,
-	.key_unpack = shm_key_unpack,
-	.key_drop = shm_key_drop,
-	.peer_open = shm_peer_open,
-	.peer_close = shm_peer_close,
-	.post = shm_post,
-	.land = shm_land,
-	.cancel = shm_cancel,
-	.revoke = shm_revoke,
+	SHM_SLOTS,
 };

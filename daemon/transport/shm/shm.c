@@ -11,7 +11,8 @@
  * What a shared mapping cannot tell is whether the source was still valid while
  * it was read; that is asked after the copy. A WRITE counts when the initiator,
  * told COPIED, answers CONFIRM; a READ when the source, asked CHECK, says so.
- * Both fail by default: silence, a cancel or a lost peer counts nothing.
+ * Both fail by default: silence, a cancel or a lost peer counts nothing. The rest of
+ * a transfer's and a connection's life is net.h's.
  *
  *   WRITE   A: REQUEST -> B: land, copy -> COPIED -> A: CONFIRM -> B: inbound
  *           done, DONE -> A: done
@@ -112,13 +113,14 @@ static int address_make(struct shm *shm)
 	struct cursor c;
 	int r;
 
-	cursor_write(&c, shm->base.address, sizeof(shm->base.address));
+	cursor_write(&c, shm->net.base.address, sizeof(shm->net.base.address));
 	cursor_put_u8(&c, ADDRESS_VERSION);
-	cursor_put_bytes(&c, shm->base.env.boot_id, sizeof(shm->base.env.boot_id));
+	cursor_put_bytes(&c, shm->net.base.env.boot_id,
+			 sizeof(shm->net.base.env.boot_id));
 	for (size_t i = 0; i < ARRAY_LEN(shm->listeners); i++)
 		cursor_put_str(&c, shm->listeners[i].name);
 	r = cursor_check(&c, "shm address");
-	shm->base.address_len = c.pos;
+	shm->net.base.address_len = c.pos;
 	return err_pass(r);
 }
 
@@ -170,7 +172,7 @@ int shm_guest_claim(struct shm *shm, struct shm_peer *peer)
 
 	list_foreach(guest, &shm->guests, link)
 		if (guest->complete &&
-		    mem_equal(guest->token, peer->token_in, XP_TOKEN_BYTES))
+		    mem_equal(guest->token, peer->net.token_in, XP_TOKEN_BYTES))
 			return guest_take_fd(guest);
 	return -1;
 }
@@ -188,9 +190,10 @@ static void guest_introduce(struct guest *guest)
 		return;
 	}
 	guest->complete = true;
-	list_foreach(peer, &guest->shm->peers, link) {
-		if (peer->self || peer->dial || peer->state != SHM_PEER_CONNECTING ||
-		    !mem_equal(guest->token, peer->token_in, XP_TOKEN_BYTES))
+	list_foreach(peer, &guest->shm->net.peers, net.link) {
+		if (peer->self || peer->net.dial || !net_peer_live(&peer->net) ||
+		    sm_state(&peer->net.sm) != NET_PEER_OPENING ||
+		    !mem_equal(guest->token, peer->net.token_in, XP_TOKEN_BYTES))
 			continue;
 		shm_peer_welcome(peer, guest_take_fd(guest));
 		return;
@@ -230,11 +233,11 @@ static void guest_new(struct shm *shm, int owned_fd)
 		guest_free(list_first(&shm->guests, struct guest, link));
 	guest->shm = shm;
 	guest->fd = owned_fd;
-	guest->deadline_ns = loop_now_ns(shm->base.env.loop) + shm->connect_ns;
+	guest->deadline_ns = loop_now_ns(shm->net.base.env.loop) + shm->connect_ns;
 	list_init(&guest->link);
 	list_push_back(&shm->guests, &guest->link);
 	shm->guest_count++;
-	loop_fd_init(&guest->watch, shm->base.env.loop, owned_fd, on_guest);
+	loop_fd_init(&guest->watch, shm->net.base.env.loop, owned_fd, on_guest);
 	if (loop_fd_set(&guest->watch, LOOP_READ) < 0) {
 		err_clear();
 		guest_free(guest);
@@ -274,7 +277,7 @@ static void guests_tick(struct shm *shm, bool *wanted_p)
 	struct guest *guest;
 
 	list_foreach_safe(guest, &shm->guests, link) {
-		if (loop_now_ns(shm->base.env.loop) < guest->deadline_ns) {
+		if (loop_now_ns(shm->net.base.env.loop) < guest->deadline_ns) {
 			*wanted_p = true;
 			continue;
 		}
@@ -296,10 +299,12 @@ static void on_tick(struct loop_timer *timer)
 {
 	struct shm *shm = container_of(timer, struct shm, tick);
 	struct shm_peer *peer;
+	struct shm_xfer *xfer;
 	bool wanted = false;
 
-	list_foreach_safe(peer, &shm->peers, link)
-		shm_peer_tick(peer, &wanted);
+	list_foreach(peer, &shm->net.peers, net.link)
+		list_foreach(xfer, &peer->net.xfers, net.link)
+			wanted |= shm_xfer_progress(xfer);
 	guests_tick(shm, &wanted);
 	if (wanted)
 		shm_tick_want(shm);
@@ -335,7 +340,7 @@ static int listener_open(struct shm *shm, struct shm_listener *listener, const c
 	if (listen(fd, LISTEN_BACKLOG) < 0)
 		return err_raise_errno(errno, "shm: listen on %s", name);
 	listener->shm = shm;
-	loop_fd_init(&listener->watch, shm->base.env.loop, fd, on_connection);
+	loop_fd_init(&listener->watch, shm->net.base.env.loop, fd, on_connection);
 	r = loop_fd_set(&listener->watch, LOOP_READ);
 	if (r < 0)
 		return err_pass(r);
@@ -359,7 +364,7 @@ static void listener_close(struct shm_listener *listener)
  * namespace; it may be missing, the abstract name may not. */
 static int listeners_open(struct shm *shm)
 {
-	const struct config *config = shm->base.env.config;
+	const struct config *config = shm->net.base.env.config;
 	char name[sizeof(shm->listeners[0].name)];
 	char digits[HEX_CHARS(8) + 1];
 	uint8_t random[8];
@@ -367,12 +372,12 @@ static int listeners_open(struct shm *shm)
 
 	shm_random(random, sizeof(random));
 	hex_write(random, sizeof(random), digits);
-	snprintf(name, sizeof(name), "@kvd-%s-%s", shm->base.ops->name, digits);
+	snprintf(name, sizeof(name), "@kvd-%s-%s", shm->net.base.ops->name, digits);
 	r = listener_open(shm, &shm->listeners[0], name);
-	if (r < 0 || !config || !config->run_dir[0])
+	if (r < 0 || !config->run_dir[0])
 		return err_pass(r);
 	n = snprintf(name, sizeof(name), "%s/%s.%s", config->run_dir, config->name,
-		     shm->base.ops->name);
+		     shm->net.base.ops->name);
 	if (n >= (int)sizeof(name))
 		err_raise(ERR_TOOBIG, "shm: %s is too long for a socket",
 			  config->run_dir);
@@ -398,10 +403,10 @@ int shm_probe(const struct config *config, uint32_t *caps_p)
 
 void shm_close(struct transport *transport)
 {
-	struct shm *shm = (struct shm *)(void *)transport;
+	struct shm *shm = container_of(transport, struct shm, net.base);
 	struct guest *guest;
 
-	assert(list_empty(&shm->peers));
+	net_fini(&shm->net);
 	for (size_t i = 0; i < ARRAY_LEN(shm->listeners); i++)
 		listener_close(&shm->listeners[i]);
 	while ((guest = list_first(&shm->guests, struct guest, link)))
@@ -419,12 +424,9 @@ int shm_open_as(const struct transport_ops *ops, const struct xp_env *env,
 
 	if (!shm)
 		return err_pass(-ENOMEM);
-	shm->base.ops = ops;
-	shm->base.env = *env;
-	shm->base.callbacks = *callbacks;
+	net_init(&shm->net, &shm_net_ops, ops, env, callbacks);
 	shm->connect_ns = SHM_CONNECT_NS;
-	shm->vm_direct = env->config && env->config->vm_direct;
-	list_init(&shm->peers);
+	shm->vm_direct = env->config->vm_direct;
 	list_init(&shm->guests);
 	for (size_t i = 0; i < SHM_REG_BUCKETS; i++)
 		list_init(&shm->regs[i]);
@@ -432,16 +434,16 @@ int shm_open_as(const struct transport_ops *ops, const struct xp_env *env,
 		shm->listeners[i].fd = -1;
 	loop_timer_init(&shm->tick, env->loop, on_tick);
 	pthread_mutex_init(&shm->regs_lock, NULL);
-	r = shm_probe(env->config, &shm->base.caps);
+	r = shm_probe(env->config, &shm->net.base.caps);
 	if (r == 0)
 		r = listeners_open(shm);
 	if (r == 0)
 		r = address_make(shm);
 	if (r < 0) {
-		shm_close(&shm->base);
+		shm_close(&shm->net.base);
 		return err_pass(r);
 	}
-	*transport_p = &shm->base;
+	*transport_p = &shm->net.base;
 	return 0;
 }
 
@@ -456,16 +458,5 @@ const struct transport_ops shm_transport = {
 	.name = "shm",
 	.probe = shm_probe,
 	.open = shm_open_transport,
-	.close = shm_close,
-	.mem_reg = shm_mem_reg,
-	.mem_dereg = shm_mem_dereg,
-	.key_pack = shm_key_pack,
-	.key_unpack = shm_key_unpack,
-	.key_drop = shm_key_drop,
-	.peer_open = shm_peer_open,
-	.peer_close = shm_peer_close,
-	.post = shm_post,
-	.land = shm_land,
-	.cancel = shm_cancel,
-	.revoke = shm_revoke,
+	SHM_SLOTS,
 };

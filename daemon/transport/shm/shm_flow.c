@@ -4,9 +4,8 @@
  * a reference on each), and what moves them: a direct copy, when this daemon
  * can read the source and write the destination; else one half of the ring.
  *
- * A flow tells its owner of every change through on_change; "not busy" is the
- * only state in which its memory is given back, so a transfer that waits for it
- * is still when it says so.
+ * What moves tells shm_xfer_changed(). Memory is given back only when nothing is
+ * busy with it, so a transfer that waits for that is still when it says so.
  */
 #include "daemon/transport/shm/shm_private.h"
 
@@ -42,11 +41,11 @@ static int buffer_take(const struct xp_buffer *from, struct copy_buffer *to)
 }
 
 /* By what the destination's daemon reaches the source: of the first buffer with rows. */
-static const char *path_of(const struct shm_flow *flow)
+static const char *path_of(const struct shm_xfer *xfer)
 {
-	uint32_t buffer = flow->plan->runs[0].src_buffer;
+	uint32_t buffer = xfer->plan->runs[0].src_buffer;
 	const struct memory *memory =
-		buffer < flow->src_count ? flow->buffers[buffer].memory : NULL;
+		buffer < xfer->src_count ? xfer->buffers[buffer].memory : NULL;
 
 	if (!memory) /* refused, or the ring's */
 		return NULL;
@@ -62,49 +61,6 @@ static const char *path_of(const struct shm_flow *flow)
 	}
 }
 
-int shm_flow_init(struct shm_flow *flow, struct shm_peer *peer,
-		  const struct xp_sides *sides, bool use_src, bool use_dst,
-		  void (*on_change)(struct shm_flow *flow))
-{
-	uint32_t src_count = use_src ? sides->src_count : 0;
-	uint32_t dst_count = use_dst ? sides->dst_count : 0;
-	int r = 0;
-
-	*flow = (struct shm_flow){
-		.peer = peer, .plan = sides->plan, .on_change = on_change};
-	list_init(&flow->link);
-	list_init(&flow->slots);
-	if (!sides->plan || sides->plan->bytes == 0)
-		return 0;
-	flow->buffers = mem_calloc((size_t)src_count + dst_count, sizeof(*flow->buffers));
-	if (!flow->buffers)
-		return err_pass(-ENOMEM);
-	flow->src_count = src_count;
-	flow->dst_count = dst_count;
-	for (uint32_t i = 0; i < src_count && r == 0; i++)
-		r = buffer_take(&sides->src[i], &flow->buffers[i]);
-	for (uint32_t i = 0; i < dst_count && r == 0; i++)
-		r = buffer_take(&sides->dst[i], &flow->buffers[src_count + i]);
-	flow->used.path = path_of(flow);
-	if (r < 0)
-		shm_flow_fini(flow);
-	return err_pass(r);
-}
-
-void shm_flow_fini(struct shm_flow *flow)
-{
-	uint32_t count = flow->src_count + flow->dst_count;
-
-	for (uint32_t i = 0; flow->buffers && i < count; i++)
-		if (flow->buffers[i].memory)
-			memory_release(flow->peer->shm->base.env.offload,
-				       flow->buffers[i].memory);
-	mem_free(flow->buffers);
-	flow->buffers = NULL;
-	flow->src_count = 0;
-	flow->dst_count = 0;
-}
-
 static bool key_direct(const struct shm_peer *peer, const struct xp_sides *sides,
 		       uint32_t buffer)
 {
@@ -113,15 +69,15 @@ static bool key_direct(const struct shm_peer *peer, const struct xp_sides *sides
 	if (buffer >= sides->src_count)
 		return false;
 	key = (const struct shm_key *)(const void *)sides->src[buffer].key;
-	return key && key->peer == peer && key->state == SHM_KEY_READY && key->memory;
+	return key && key->peer == peer && sm_state(&key->sm) == SHM_KEY_READY &&
+	       key->memory;
 }
 
-bool shm_sides_direct(const struct shm_peer *peer, const struct xp_sides *sides)
+/* Can this daemon read every source byte of the plan by itself? */
+static bool sides_direct(const struct shm_peer *peer, const struct xp_sides *sides)
 {
 	const struct plan *plan = sides->plan;
 
-	if (!plan || plan->bytes == 0)
-		return true;
 	for (uint32_t b = 0; b < plan->src_ends_count; b++)
 		if (plan->src_ends[b] > 0 && !key_direct(peer, sides, b))
 			return false;
@@ -131,72 +87,77 @@ bool shm_sides_direct(const struct shm_peer *peer, const struct xp_sides *sides)
 	return true;
 }
 
-static void on_copied(struct copy_job *job)
+int shm_flow_take(struct shm_xfer *xfer, const struct xp_sides *sides)
 {
-	struct shm_flow *flow = container_of(job, struct shm_flow, job);
+	bool source = net_is_source(&xfer->net);
+	bool direct = !source && sides_direct(xfer->peer, sides);
+	uint32_t src_count = source || direct ? sides->src_count : 0;
+	uint32_t dst_count = source ? 0 : sides->dst_count;
+	/* an answer has both tables, and is checked for all that it has */
+	int r = xp_sides_check(sides, source || direct || !xfer->net.ours, !source);
 
-	flow->job_running = false;
-	if (job->result < 0 && flow->result == 0) {
-		flow->result = job->result;
-		flow->err = job->err;
-	}
-	flow->landed = atomic_load(&job->copied);
-	flow->used.staged = atomic_load(&job->bounced);
-	flow->used.descriptors = flow->plan->rows;
-	flow->on_change(flow);
-}
-
-int shm_flow_direct(struct shm_flow *flow)
-{
-	int r;
-
-	flow->mode = SHM_FLOW_DIRECT;
-	if (!flow->plan || flow->plan->bytes == 0)
-		return 0;
-	flow->job = (struct copy_job){
-		.plan = flow->plan,
-		.end = flow->plan->bytes,
-		.src = {.buffers = flow->buffers, .buffer_count = flow->src_count},
-		.dst = {.buffers = flow->buffers + flow->src_count,
-			.buffer_count = flow->dst_count},
-		.on_done = on_copied,
-	};
-	r = copier_submit(flow->peer->shm->base.env.copier, &flow->job);
 	if (r < 0)
 		return err_pass(r);
-	flow->job_running = true;
-	shm_tick_want(flow->peer->shm);
-	return 0;
+	xfer->buffers = mem_calloc((size_t)src_count + dst_count, sizeof(*xfer->buffers));
+	if (!xfer->buffers)
+		return err_pass(-ENOMEM);
+	xfer->plan = sides->plan;
+	xfer->way = direct ? SHM_WAY_DIRECT : SHM_WAY_NONE;
+	xfer->src_count = src_count;
+	xfer->dst_count = dst_count;
+	for (uint32_t i = 0; i < src_count && r == 0; i++)
+		r = buffer_take(&sides->src[i], &xfer->buffers[i]);
+	for (uint32_t i = 0; i < dst_count && r == 0; i++)
+		r = buffer_take(&sides->dst[i], &xfer->buffers[src_count + i]);
+	xfer->net.used.path = path_of(xfer);
+	return err_pass(r);
 }
 
-void shm_flow_stop(struct shm_flow *flow)
+void shm_flow_drop(struct shm_xfer *xfer)
 {
-	if (flow->stopping)
-		return;
-	flow->stopping = true;
-	if (flow->job_running)
-		copier_cancel(flow->peer->shm->base.env.copier, &flow->job);
-	if (flow->mode == SHM_FLOW_GATHER || flow->mode == SHM_FLOW_SCATTER)
-		shm_ring_leave(flow);
+	uint32_t count = xfer->src_count + xfer->dst_count;
+
+	for (uint32_t i = 0; xfer->buffers && i < count; i++)
+		if (xfer->buffers[i].memory)
+			memory_release(xfer->peer->shm->net.base.env.offload,
+				       xfer->buffers[i].memory);
+	mem_free(xfer->buffers);
+	xfer->buffers = NULL;
 }
 
-void shm_flow_fail(struct shm_flow *flow)
+static void on_direct(struct copy_job *job)
 {
-	if (flow->result == 0) {
-		err_take(&flow->err);
-		flow->result = -err_errno(flow->err.code);
-	}
-	shm_flow_stop(flow);
+	struct shm_xfer *xfer = container_of(job, struct shm_xfer, job);
+
+	xfer->copying = false;
+	xfer->landed = atomic_load(&job->copied);
+	xfer->net.used.staged = atomic_load(&job->bounced);
+	xfer->net.used.descriptors = xfer->plan->rows;
+	if (job->result < 0)
+		net_xfer_stop(&xfer->net, &job->err);
+	shm_xfer_changed(xfer);
 }
 
-uint64_t shm_flow_moved(const struct shm_flow *flow)
+int shm_flow_direct(struct shm_xfer *xfer)
 {
-	return flow->job_running ? atomic_load(&flow->job.copied) : flow->landed;
+	struct shm *shm = xfer->peer->shm;
+	int r;
+
+	xfer->job = (struct copy_job){
+		.plan = xfer->plan,
+		.end = xfer->plan->bytes,
+		.src = {.buffers = xfer->buffers, .buffer_count = xfer->src_count},
+		.dst = {.buffers = xfer->buffers + xfer->src_count,
+			.buffer_count = xfer->dst_count},
+		.on_done = on_direct,
+	};
+	r = copier_submit(shm->net.base.env.copier, &xfer->job);
+	xfer->copying = r == 0;
+	shm_tick_want(shm);
+	return err_pass(r);
 }
 
-bool shm_flow_complete(const struct shm_flow *flow)
+uint64_t shm_flow_moved(const struct shm_xfer *xfer)
 {
-	uint64_t bytes = flow->plan ? flow->plan->bytes : 0;
-
-	return flow->result == 0 && !shm_flow_busy(flow) && flow->landed == bytes;
+	return xfer->copying ? atomic_load(&xfer->job.copied) : xfer->landed;
 }

@@ -4,10 +4,9 @@
  *
  *   shm.c        the transport: listening, guests, the tick
  *   shm_reg.c    registered memory, keys, and how fds are asked for
- *   shm_peer.c   a peer's life: connecting, its one step, its end
+ *   shm_peer.c   a connection's life, as net.h tells it
  *   shm_wire.c   frames: buffers, fds, the table, checks
- *   shm_op.c     transfers that we post
- *   shm_in.c     transfers that the peer posts
+ *   shm_xfer.c   a transfer's life, as net.h tells it
  *   shm_flow.c   the bytes of one transfer: buffers, a direct copy
  *   shm_vm.c     private memory of a peer's engine, where we may read it
  *   shm_ring.c   ... and the bounce ring, where fds cannot do
@@ -24,10 +23,11 @@
 #include "daemon/loop/offload.h"
 #include "daemon/memory/copy.h"
 #include "daemon/memory/release.h"
+#include "daemon/transport/net.h"
 #include "daemon/transport/shm/shm.h"
 #include "gpu/import.h"
 
-#define SHM_VERSION 1u
+#define SHM_VERSION 2u
 #define SHM_MAGIC UINT32_C(0x6d68736b) /* "kshm" */
 
 #define SHM_FRAME_BYTES 16u   /* u32 body, u8 type, u8 flags, u16 0, u64 id */
@@ -35,10 +35,6 @@
 #define SHM_HELLO_BYTES (SHM_FRAME_BYTES + 4u + 4u + XP_TOKEN_BYTES)
 #define SHM_BODY_MAX (SHM_REQUEST_BYTES + XP_HEADER_MAX)
 
-/* A peer's unfinished requests: their number and their headers' bytes. Who
- * posts keeps inside both, who receives insists on them. */
-#define SHM_SLOT_BITS 12u
-#define SHM_HEADER_BYTES_MAX (8u << 20)
 /* Requests wait at the caller while so much is unsent; other frames are few a
  * transfer, but a peer that asks and never reads is lost at the hard limit. */
 #define SHM_OUT_SOFT (1u << 20)
@@ -54,8 +50,6 @@
 #define SHM_SLOT_SLICES 4u /* of the copy threads, in a slot */
 #define SHM_RING_SLOTS_MAX 64u
 #define SHM_SLOT_BYTES_MAX (1u << 20)
-
-_Static_assert(XP_INBOUND_MAX == 1u << SHM_SLOT_BITS, "slot numbers are that many");
 
 enum shm_type {
 	SHM_HELLO = 1, /* dialer: token */
@@ -81,7 +75,7 @@ enum shm_type {
 enum { SHM_FLAG_YOURS = 1 }; /* DATA: `id` is a request of the receiver's own */
 
 struct shm_peer;
-struct shm_flow;
+struct shm_xfer;
 
 struct shm_listener {
 	struct shm *shm;
@@ -92,9 +86,9 @@ struct shm_listener {
 };
 
 struct shm {
-	struct transport base;
+	struct net_transport net;
 	struct shm_listener listeners[2];
-	struct list peers, guests;
+	struct list guests;
 	unsigned int guest_count;
 	uint64_t connect_ns;	/* time to show a token; tests make it short */
 	struct loop_timer tick; /* runs while something wants it, else never */
@@ -116,7 +110,7 @@ struct shm_reg {
 	struct xp_reg_base base;
 	struct list link;
 	uint64_t id;
-	uint8_t nonce[16];
+	uint8_t nonce[XP_TOKEN_BYTES];
 	int ro_fd; /* the same file, opened read-only; -1: cannot be passed */
 };
 
@@ -126,17 +120,18 @@ enum shm_key_state {
 	SHM_KEY_MAPPING,
 	SHM_KEY_READY,
 	SHM_KEY_DEAD,
+	SHM_KEY_STATES,
 };
 
 struct shm_key {
 	struct xp_key_base base;
 	struct shm_peer *peer; /* NULL when it is gone */
 	struct list link;      /* one of the peer's four lists */
-	enum shm_key_state state;
+	struct sm sm;
 	bool dropped; /* by its owner, while an answer or a helper holds it */
 	bool mapping; /* a helper holds it */
 	uint64_t handle, reg_id, length;
-	uint8_t nonce[16];
+	uint8_t nonce[XP_TOKEN_BYTES];
 	struct memory *memory; /* NULL: only through the ring */
 	/* for the helper */
 	struct offload *offload;
@@ -151,65 +146,39 @@ struct shm_key {
 	uint64_t gpu_owner;
 };
 
-/* ---- bytes of one transfer ---- */
-enum shm_flow_mode { SHM_FLOW_NONE, SHM_FLOW_DIRECT, SHM_FLOW_GATHER, SHM_FLOW_SCATTER };
+/* ---- one transfer ---- */
+enum shm_way {
+	SHM_WAY_NONE,	/* no byte is moved on this side, or none yet */
+	SHM_WAY_DIRECT, /* from their memory into ours */
+	SHM_WAY_GATHER, /* into our ring */
+	SHM_WAY_SCATTER /* out of their ring */
+};
 
-struct shm_flow {
+struct shm_xfer {
+	struct net_xfer net;
 	struct shm_peer *peer;
-	enum shm_flow_mode mode;
+	uint8_t *header; /* theirs: memory that net.in.header lies in */
+	bool copied;	 /* their WRITE: COPIED is sent */
+	bool confirmed;	 /* a WRITE: the source says that its bytes count */
+	/* the bytes */
+	enum shm_way way;
 	const struct plan *plan;
 	struct copy_buffer *buffers; /* sources, then destinations; we hold refs */
 	uint32_t src_count, dst_count;
 	struct copy_job job; /* direct */
-	bool job_running;
-	uint64_t wire_id; /* gather: what DATA says */
-	uint8_t wire_flags;
-	struct list link;  /* gather: in ring->flows while slots are wanted */
+	bool copying;
+	struct list link;  /* gather: in ring->xfers while slots are wanted */
 	struct list slots; /* gather: filled or being filled, in stream order */
 	unsigned int slots_busy;
 	uint64_t next;	 /* gather: first byte not given a slot; scatter: expected */
-	uint64_t landed; /* gather: told to the peer; scatter: in place */
-	bool stopping;
-	struct xp_used used;
-	int result; /* negative: failed or stopped, err says why */
-	struct err err;
-	void (*on_change)(struct shm_flow *flow); /* landed, still, failed */
-};
-
-struct shm_op {
-	struct shm_flow flow;
-	struct xp_op *op; /* NULL: the caller has had on_done */
-	uint64_t id;	  /* 0: not requested yet */
-	struct list link; /* waiting, draining, finished_ops or none */
-	uint64_t bytes, progress;
-	size_t header_len; /* counted in peer->op_header_bytes until DONE */
-	bool reads_itself; /* READ: the bytes first, then CHECK */
-	bool copied;	   /* WRITE: the peer has them all; we confirmed */
-	bool answered;
-	bool canceled; /* CANCEL is sent */
-	bool finished;
-	int result; /* negative: why */
-	struct err err;
-};
-
-struct shm_in {
-	struct xp_inbound base;
-	uint8_t *header_memory; /* base.header lies in it */
-	struct shm_flow flow;
-	uint64_t id;
-	struct list link; /* finished_ins or none */
-	bool answered;	  /* land() or revoke() was called */
-	bool copied;	  /* COPIED is sent */
-	bool confirmed, finished;
-	int result; /* negative: why */
-	struct err err;
+	uint64_t landed; /* gather: told to the peer; else in place */
 };
 
 /* ---- the bounce ring ---- */
 struct shm_slot {
 	struct copy_job job;
 	struct shm_peer *peer;
-	struct shm_flow *flow;
+	struct shm_xfer *xfer;
 	uint32_t index, len;
 	uint64_t offset; /* in the stream */
 	bool busy;	 /* ours: until FREE; theirs: until we said FREE */
@@ -218,15 +187,15 @@ struct shm_slot {
 	struct list link;
 };
 
-enum shm_ring_state { SHM_RING_NONE, SHM_RING_MAKING, SHM_RING_READY };
+enum shm_ring_state { SHM_RING_NONE, SHM_RING_MAKING, SHM_RING_READY, SHM_RING_STATES };
 
 struct shm_ring {
 	struct shm_peer *peer;
-	enum shm_ring_state state;
+	struct sm sm;
 	struct memory *memory;
 	uint32_t slot_count, slot_bytes;
 	struct shm_slot *slots;
-	struct list flows; /* ours: gathering flows, in turn */
+	struct list xfers; /* ours: those that gather, in turn */
 	struct list full;  /* theirs: slots that wait for the mapping */
 	struct offload_job job;
 	int fd; /* for the helper, then for the frame */
@@ -268,45 +237,16 @@ struct shm_wire {
 	unsigned int in_fd_count;
 };
 
-enum shm_peer_state {
-	SHM_PEER_CONNECTING, /* dialing, or waiting to be dialed */
-	SHM_PEER_GREETING,   /* HELLO is sent */
-	SHM_PEER_READY,
-	SHM_PEER_DYING, /* joining what still runs */
-	SHM_PEER_DEAD,	/* all callbacks have been */
-};
-
 struct shm_peer {
-	struct xp_peer_base base;
+	struct net_peer net;
 	struct shm *shm;
-	struct list link;
-	enum shm_peer_state state;
-	bool self, dial, closing;
-	uint8_t token_in[XP_TOKEN_BYTES], token_out[XP_TOKEN_BYTES];
+	bool self;
 	struct shm_address address; /* dial */
 	uint64_t deadline_ns;	    /* of connecting */
 	int fd;
 	struct loop_fd watch;
-	struct loop_defer step;
 	struct shm_wire wire;
-	struct err why; /* dying */
-	bool ready_owed;
-	void (*on_closed)(void *arg);
-	void *closed_arg;
-
-	/* ours */
-	struct list waiting;  /* posted, in order, not requested yet */
-	struct list draining; /* failed before that; their copies still stop */
-	struct shm_op **ops;  /* by slot */
-	uint32_t op_slots, op_count;
-	uint64_t op_serial;
-	size_t op_header_bytes;
-	/* theirs */
-	struct shm_in **ins; /* by slot */
-	uint32_t in_slots, in_count;
-	uint64_t in_serial;
-	size_t in_header_bytes;
-	struct list finished_ops, finished_ins;
+	uint64_t held_bytes; /* headers of the peer's requests */
 
 	struct list keys;    /* to be asked for */
 	struct list asked;   /* in this order */
@@ -324,6 +264,13 @@ int shm_probe(const struct config *config, uint32_t *caps_p);
 int shm_open_as(const struct transport_ops *ops, const struct xp_env *env,
 		const struct xp_callbacks *callbacks, struct transport **transport_p);
 void shm_close(struct transport *transport);
+/* What shm and local have in common: all but their names and beginnings. */
+#define SHM_SLOTS                                                               \
+	.close = shm_close, .mem_reg = shm_mem_reg, .mem_dereg = shm_mem_dereg, \
+	.key_pack = shm_key_pack, .key_unpack = shm_key_unpack,                 \
+	.key_drop = shm_key_drop, .peer_open = shm_peer_open,                   \
+	.peer_close = shm_peer_close, .post = net_post, .land = net_land,       \
+	.cancel = net_cancel, .revoke = net_revoke
 void shm_random(void *buf, size_t len);
 /* A guest whose token this peer waits for, if one is there: its fd, or -1. */
 int shm_guest_claim(struct shm *shm, struct shm_peer *peer);
@@ -364,21 +311,22 @@ int local_key_map(struct shm_key *key);
 int shm_on_key_deny(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
 
 /* shm_peer.c */
+extern const struct sm_table shm_peer_table;
 int shm_peer_open(struct transport *transport, const struct xp_peer_args *args,
 		  struct xp_peer **peer_p);
-void shm_peer_close(struct xp_peer *xpeer, void (*on_closed)(void *arg), void *arg);
-/* The peer is lost with this thread's error; idempotent; callbacks come later. */
-void shm_peer_fail(struct shm_peer *peer);
+void shm_peer_close(struct xp_peer *base, void (*on_closed)(void *arg), void *arg);
+void shm_peer_step(struct net_peer *net);
+void shm_peer_free(struct net_peer *net);
 /* A guest has shown this peer's token. Takes the fd. */
 void shm_peer_welcome(struct shm_peer *peer, int fd);
-void shm_peer_tick(struct shm_peer *peer, bool *wanted_p);
-static inline bool shm_peer_live(const struct shm_peer *peer)
+static inline bool shm_peer_ready(const struct shm_peer *peer)
 {
-	return peer->state == SHM_PEER_READY;
+	return net_peer_live(&peer->net) && sm_state(&peer->net.sm) == NET_PEER_READY;
 }
-static inline void shm_peer_kick(struct shm_peer *peer)
+/* Frames may go and come: it has greeted, or was greeted. */
+static inline bool shm_peer_speaks(const struct shm_peer *peer)
 {
-	loop_defer(peer->shm->base.env.loop, &peer->step);
+	return net_peer_live(&peer->net) && sm_state(&peer->net.sm) != NET_PEER_OPENING;
 }
 int shm_on_welcome(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
 
@@ -413,61 +361,43 @@ int shm_hello_body(struct cursor *c, const void **token_p);
 /* The token of a HELLO, or ERR_PROTO / ERR_VERSION. */
 int shm_hello_parse(const uint8_t buf[SHM_HELLO_BYTES], uint8_t token_p[XP_TOKEN_BYTES]);
 
-/* shm_op.c */
-int shm_post(struct xp_peer *xpeer, struct xp_op *op);
-void shm_cancel(struct xp_op *op, const struct err *why);
-void shm_ops_pump(struct shm_peer *peer);
-bool shm_ops_deliver(struct shm_peer *peer);
-bool shm_ops_stop(struct shm_peer *peer); /* true: none holds memory any more */
-void shm_ops_end(struct shm_peer *peer);  /* on_done of all that are left */
-void shm_ops_tick(struct shm_peer *peer, bool *wanted_p);
-struct shm_op *shm_op_find(struct shm_peer *peer, uint64_t id);
+/* shm_xfer.c */
+extern const struct net_ops shm_net_ops;
+/* Bytes of it have moved, or will not. */
+void shm_xfer_changed(struct shm_xfer *xfer);
+/* Shows how far it is, here and to a WRITE's source. False: it is not watched. */
+bool shm_xfer_progress(struct shm_xfer *xfer);
+int shm_on_request(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
 int shm_on_stage(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
 int shm_on_progress(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
 int shm_on_copied(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
-int shm_on_done(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
-
-/* shm_in.c */
-void shm_land(struct xp_inbound *in, const struct xp_sides *sides, const struct err *err);
-void shm_revoke(struct xp_inbound *in, const struct err *why);
-bool shm_ins_deliver(struct shm_peer *peer);
-bool shm_ins_stop(struct shm_peer *peer);
-void shm_ins_end(struct shm_peer *peer);
-void shm_ins_tick(struct shm_peer *peer, bool *wanted_p);
-/* NULL: gone; *late_p says whether it ever was. */
-struct shm_in *shm_in_find(struct shm_peer *peer, uint64_t id, bool *late_p);
-int shm_on_request(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
 int shm_on_confirm(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
 int shm_on_cancel(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
+int shm_on_done(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
 
 /* shm_flow.c */
-/* Take the plan and both tables (either may be absent: `use_src`, `use_dst`). */
-int shm_flow_init(struct shm_flow *flow, struct shm_peer *peer,
-		  const struct xp_sides *sides, bool use_src, bool use_dst,
-		  void (*on_change)(struct shm_flow *flow));
-void shm_flow_fini(struct shm_flow *flow); /* not busy; idempotent */
-/* Can this daemon read every source byte of the plan by itself? */
-bool shm_sides_direct(const struct shm_peer *peer, const struct xp_sides *sides);
-int shm_flow_direct(struct shm_flow *flow);
-void shm_flow_stop(struct shm_flow *flow);
-void shm_flow_fail(struct shm_flow *flow); /* with this thread's error */
-uint64_t shm_flow_moved(const struct shm_flow *flow);
-static inline bool shm_flow_busy(const struct shm_flow *flow)
+/* References on the memories that this side's threads touch, and the way to go. */
+int shm_flow_take(struct shm_xfer *xfer, const struct xp_sides *sides);
+void shm_flow_drop(struct shm_xfer *xfer); /* not busy; idempotent */
+int shm_flow_direct(struct shm_xfer *xfer);
+uint64_t shm_flow_moved(const struct shm_xfer *xfer);
+static inline bool shm_flow_busy(const struct shm_xfer *xfer)
 {
-	return flow->job_running || flow->slots_busy > 0;
+	return xfer->copying || xfer->slots_busy > 0;
 }
 /* All bytes are where they belong (gather: with the peer). */
-bool shm_flow_complete(const struct shm_flow *flow);
+static inline bool shm_flow_complete(const struct shm_xfer *xfer)
+{
+	return !shm_flow_busy(xfer) && xfer->landed == xfer->net.bytes;
+}
 
 /* shm_ring.c */
 void shm_ring_init(struct shm_peer *peer);
-/* Begin to send; `theirs`: the number is of a request of the peer's. */
-int shm_ring_gather(struct shm_flow *flow, uint64_t id, bool theirs);
-/* Room for the peer's ring, before it is asked to fill one: what the want of it
- * costs is that transfer. ERR_NOMEM. */
-int shm_ring_expect(struct shm_peer *peer);
-void shm_ring_scatter(struct shm_flow *flow);	  /* begin to receive */
-void shm_ring_leave(struct shm_flow *flow);	  /* no new slots; stop jobs */
+int shm_ring_gather(struct shm_xfer *xfer); /* begin to send */
+/* Begin to receive. Room for the peer's ring is made before it is asked to fill one:
+ * running out of memory for it costs that transfer. */
+int shm_ring_scatter(struct shm_xfer *xfer);
+void shm_ring_leave(struct shm_xfer *xfer);	  /* no new slots; stop jobs */
 bool shm_rings_idle(const struct shm_peer *peer); /* no helper holds them */
 void shm_rings_fini(struct shm_peer *peer);
 int shm_on_data(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);

@@ -47,7 +47,7 @@ static int reopen_read_only(const struct memory *memory)
 
 int shm_mem_reg(struct transport *transport, struct memory *memory, struct xp_reg **reg_p)
 {
-	struct shm *shm = (struct shm *)(void *)transport;
+	struct shm *shm = container_of(transport, struct shm, net.base);
 	struct shm_reg *reg;
 
 	if (memory_check_copyable(memory) < 0)
@@ -75,7 +75,7 @@ int shm_mem_reg(struct transport *transport, struct memory *memory, struct xp_re
 void shm_mem_dereg(struct xp_reg *xreg)
 {
 	struct shm_reg *reg = (struct shm_reg *)(void *)xreg;
-	struct shm *shm = (struct shm *)(void *)reg->base.transport;
+	struct shm *shm = container_of(reg->base.transport, struct shm, net.base);
 
 	pthread_mutex_lock(&shm->regs_lock);
 	list_remove(&reg->link);
@@ -151,6 +151,18 @@ static int reg_grant(struct shm *shm, uint64_t id, const uint8_t nonce[16],
 
 /* ---- keys ---- */
 
+static const struct sm_state key_states[SHM_KEY_STATES] = {
+	[SHM_KEY_WAITING] = {"waiting", SM_TO(SHM_KEY_ASKED) | SM_TO(SHM_KEY_DEAD)},
+	[SHM_KEY_ASKED] = {"asked", SM_TO(SHM_KEY_MAPPING) | SM_TO(SHM_KEY_READY) |
+					    SM_TO(SHM_KEY_DEAD)},
+	[SHM_KEY_MAPPING] = {"mapping", SM_TO(SHM_KEY_READY) | SM_TO(SHM_KEY_DEAD)},
+	[SHM_KEY_READY] = {"ready", 0},
+	[SHM_KEY_DEAD] = {"dead", 0},
+};
+
+static const struct sm_table key_table = {
+	.name = "shm key", .states = key_states, .count = SHM_KEY_STATES};
+
 static void key_free(struct shm_key *key)
 {
 	list_remove(&key->link);
@@ -206,7 +218,7 @@ int shm_key_unpack(struct xp_peer *xpeer, const void *buf, size_t len, void *own
 	bool ask = false;
 	int r;
 
-	if (peer->state == SHM_PEER_DYING || peer->state == SHM_PEER_DEAD)
+	if (!net_peer_live(&peer->net))
 		return err_raise(ERR_PEER, "shm: the peer is gone");
 	key = mem_zalloc(sizeof(*key));
 	if (!key)
@@ -215,7 +227,7 @@ int shm_key_unpack(struct xp_peer *xpeer, const void *buf, size_t len, void *own
 	key->base.peer = xpeer;
 	key->base.owner = owner;
 	key->peer = peer;
-	key->offload = peer->shm->base.env.offload;
+	key->offload = peer->shm->net.base.env.offload;
 	key->fd = -1;
 	r = key_parse(key, buf, len, &ask);
 	if (r == 0 && peer->self)
@@ -224,15 +236,10 @@ int shm_key_unpack(struct xp_peer *xpeer, const void *buf, size_t len, void *own
 		key_free(key);
 		return err_pass(r);
 	}
-	if (ask && !peer->self) {
-		key->state = SHM_KEY_WAITING;
-		list_push_back(&peer->keys, &key->link);
-		shm_keys_pump(peer);
-	} else {
-		key->state = SHM_KEY_READY;
-		key->base.ready = true;
-		list_push_back(&peer->held, &key->link);
-	}
+	key->base.ready = !ask || peer->self;
+	sm_init(&key->sm, &key_table, key->base.ready ? SHM_KEY_READY : SHM_KEY_WAITING);
+	list_push_back(key->base.ready ? &peer->held : &peer->keys, &key->link);
+	shm_keys_pump(peer);
 	*key_p = (struct xp_key *)(void *)key;
 	return 0;
 }
@@ -242,20 +249,20 @@ void shm_key_drop(struct xp_key *xkey)
 	struct shm_key *key = (struct shm_key *)(void *)xkey;
 
 	key->dropped = true;
-	if (!key->mapping && key->state != SHM_KEY_ASKED)
+	if (!key->mapping && sm_state(&key->sm) != SHM_KEY_ASKED)
 		key_free(key);
 }
 
 void shm_keys_pump(struct shm_peer *peer)
 {
-	while (shm_peer_live(peer) && peer->asked_count < SHM_KEYS_ASKED &&
+	while (shm_peer_ready(peer) && peer->asked_count < SHM_KEYS_ASKED &&
 	       !list_empty(&peer->keys)) {
 		struct shm_key *key =
 			list_entry(list_pop_front(&peer->keys), struct shm_key, link);
 		uint8_t body[24];
 		struct cursor c;
 
-		key->state = SHM_KEY_ASKED;
+		sm_move(&key->sm, SHM_KEY_ASKED);
 		key->handle = ++peer->key_serial;
 		list_push_back(&peer->asked, &key->link);
 		peer->asked_count++;
@@ -283,12 +290,12 @@ int shm_on_key_ask(struct shm_peer *peer, const struct shm_frame *f, struct curs
 
 	if (r == 0 && grant.memory->kind == MEMORY_DEVICE && peer->shm->gpu) {
 		local_key_give(peer, f->id, grant.memory);
-		memory_release(peer->shm->base.env.offload, grant.memory);
+		memory_release(peer->shm->net.base.env.offload, grant.memory);
 		return 0;
 	}
 	if (r == 0 && grant.memory->kind == MEMORY_VM && peer->shm->vm_direct) {
 		shm_vm_key_give(peer, f->id, grant.memory);
-		memory_release(peer->shm->base.env.offload, grant.memory);
+		memory_release(peer->shm->net.base.env.offload, grant.memory);
 		return 0;
 	}
 	if (r == 0 && grant.fd_errno)
@@ -312,7 +319,7 @@ int shm_on_key_ask(struct shm_peer *peer, const struct shm_frame *f, struct curs
 	}
 	mem_closep(&grant.fd);
 	if (grant.memory)
-		memory_release(peer->shm->base.env.offload, grant.memory);
+		memory_release(peer->shm->net.base.env.offload, grant.memory);
 	return 0;
 }
 
@@ -320,9 +327,9 @@ int shm_on_key_ask(struct shm_peer *peer, const struct shm_frame *f, struct curs
 
 static void key_tell(struct shm_key *key, const struct err *err)
 {
-	const struct xp_callbacks *cb = &key->peer->shm->base.callbacks;
+	const struct xp_callbacks *cb = &key->peer->shm->net.base.callbacks;
 
-	key->state = err ? SHM_KEY_DEAD : SHM_KEY_READY;
+	sm_move(&key->sm, err ? SHM_KEY_DEAD : SHM_KEY_READY);
 	key->base.ready = !err;
 	cb->on_key(cb->owner, (struct xp_key *)(void *)key, err);
 }
@@ -374,10 +381,11 @@ static void key_mapped(struct offload_job *job)
 	key->fd = -1;
 	if (key->dropped) {
 		key_free(key);
-	} else if (key->state == SHM_KEY_MAPPING) { /* else lost: on_key has been */
+	} else if (sm_state(&key->sm) ==
+		   SHM_KEY_MAPPING) { /* else lost: on_key has been */
 		if (key->vm && key->memory)
-			snprintf(key->peer->base.path, sizeof(key->peer->base.path),
-				 "memfd + vm");
+			snprintf(key->peer->net.base.path,
+				 sizeof(key->peer->net.base.path), "memfd + vm");
 		key_tell(key, job->result < 0 ? &job->err : NULL);
 	}
 }
@@ -397,39 +405,39 @@ int shm_key_answered(struct shm_peer *peer, uint64_t handle, struct shm_key **ke
 	return 0;
 }
 
+static int given_check(const struct shm_key *key, uint64_t length)
+{
+	if (length != key->length)
+		return err_raise(ERR_RANGE,
+				 "shm: the key was for %ju bytes, the memory has %ju",
+				 (uintmax_t)key->length, (uintmax_t)length);
+	if (key->fd < 0 &&
+	    (key->kind != MEMORY_DEVICE || key->gpu.kind == GPU_HANDLE_VMM))
+		return err_raise(ERR_LIMIT,
+				 "shm: no file descriptor left for the peer's memory");
+	return 0;
+}
+
 void shm_key_given(struct shm_key *key, uint64_t length, int fd)
 {
-	key->state = SHM_KEY_MAPPING;
+	struct err err;
+
 	key->fd = fd;
 	if (key->dropped) {
 		key_free(key);
-		return;
-	}
-	if (key->vm && key->fd < 0 && length == key->length) {
+	} else if (key->vm && fd < 0 && length == key->length) {
 		key_tell(key, NULL); /* staged */
-		return;
-	}
-	if ((key->fd < 0 &&
-	     (key->kind != MEMORY_DEVICE || key->gpu.kind == GPU_HANDLE_VMM)) ||
-	    length != key->length) {
-		struct err err;
-
-		if (length == key->length)
-			err_set(&err, ERR_LIMIT,
-				"shm: no file descriptor left for the "
-				"peer's memory");
-		else
-			err_set(&err, ERR_RANGE,
-				"shm: the key was for %ju bytes, the memory has %ju",
-				(uintmax_t)key->length, (uintmax_t)length);
+	} else if (given_check(key, length) < 0) {
+		err_take(&err);
 		mem_closep(&key->fd);
 		key->fd = -1;
 		key_tell(key, &err);
-		return;
+	} else {
+		sm_move(&key->sm, SHM_KEY_MAPPING);
+		key->mapping = true;
+		key->job = (struct offload_job){.work = key_map, .done = key_mapped};
+		offload_submit(key->offload, &key->job);
 	}
-	key->mapping = true;
-	key->job = (struct offload_job){.work = key_map, .done = key_mapped};
-	offload_submit(key->offload, &key->job);
 }
 
 int shm_on_key_give(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c)
@@ -461,7 +469,6 @@ int shm_on_key_deny(struct shm_peer *peer, const struct shm_frame *f, struct cur
 		return err_pass(r);
 	if (err.code == ERR_OK)
 		err_set(&err, ERR_REVOKED, "shm: the peer does not give the memory");
-	key->state = SHM_KEY_DEAD;
 	if (key->dropped)
 		key_free(key);
 	else
@@ -484,9 +491,8 @@ static void keys_end(struct shm_peer *peer, struct list *from)
 			continue;
 		}
 		list_push_back(&peer->orphans, &key->link);
-		if (!key->dropped && key->state != SHM_KEY_READY &&
-		    key->state != SHM_KEY_DEAD)
-			key_tell(key, &peer->why);
+		if (!key->dropped && sm_can(&key->sm, SHM_KEY_DEAD))
+			key_tell(key, &peer->net.err);
 	}
 }
 

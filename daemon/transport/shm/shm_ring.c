@@ -29,13 +29,23 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 
+static const struct sm_state ring_states[SHM_RING_STATES] = {
+	[SHM_RING_NONE] = {"none", SM_TO(SHM_RING_MAKING)},
+	[SHM_RING_MAKING] = {"making", SM_TO(SHM_RING_NONE) | SM_TO(SHM_RING_READY)},
+	[SHM_RING_READY] = {"ready", 0},
+};
+
+static const struct sm_table ring_table = {
+	.name = "shm ring", .states = ring_states, .count = SHM_RING_STATES};
+
 void shm_ring_init(struct shm_peer *peer)
 {
 	struct shm_ring *rings[] = {&peer->tx, &peer->rx};
 
 	for (size_t i = 0; i < ARRAY_LEN(rings); i++) {
 		*rings[i] = (struct shm_ring){.peer = peer, .fd = -1};
-		list_init(&rings[i]->flows);
+		sm_init(&rings[i]->sm, &ring_table, SHM_RING_NONE);
+		list_init(&rings[i]->xfers);
 		list_init(&rings[i]->full);
 	}
 }
@@ -61,25 +71,24 @@ static uint8_t *slot_bytes(struct shm_ring *ring, const struct shm_slot *slot)
 /* Bytes of a slot have left, or are in place. */
 static void slot_moved(const struct shm_slot *slot)
 {
-	struct shm_flow *flow = slot->flow;
+	struct shm_xfer *xfer = slot->xfer;
 
-	flow->landed += slot->len;
-	flow->used.staged += slot->len;
-	flow->used.descriptors++;
-	flow->used.path = "bounce ring";
+	xfer->landed += slot->len;
+	xfer->net.used.staged += slot->len;
+	xfer->net.used.descriptors++;
+	xfer->net.used.path = "bounce ring";
 }
 
 /* ---- our ring ---- */
 
 static void tx_pump(struct shm_peer *peer);
 
-/* Tell the peer of full slots, from the flow's front on. */
-static void flow_announce(struct shm_flow *flow)
+/* Tell the peer of full slots, from the transfer's front on. */
+static void announce(struct shm_xfer *xfer)
 {
-	struct shm_peer *peer = flow->peer;
 	struct shm_slot *slot;
 
-	while ((slot = list_first(&flow->slots, struct shm_slot, link)) && slot->full) {
+	while ((slot = list_first(&xfer->slots, struct shm_slot, link)) && slot->full) {
 		uint8_t body[16];
 		struct cursor c;
 
@@ -89,51 +98,48 @@ static void flow_announce(struct shm_flow *flow)
 		cursor_put_u64(&c, slot->offset);
 		list_remove(&slot->link);
 		slot_moved(slot);
-		slot->flow = NULL;
-		shm_send(peer, &(struct shm_frame){.type = SHM_DATA,
-						   .flags = flow->wire_flags,
-						   .id = flow->wire_id,
-						   .body = body,
-						   .body_len = sizeof(body)});
+		slot->xfer = NULL;
+		shm_send(xfer->peer,
+			 &(struct shm_frame){.type = SHM_DATA,
+					     .flags = xfer->net.ours ? 0 : SHM_FLAG_YOURS,
+					     .id = xfer->net.id,
+					     .body = body,
+					     .body_len = sizeof(body)});
 	}
 }
 
 static void slot_drop(struct shm_slot *slot)
 {
 	list_remove(&slot->link);
-	slot->flow = NULL;
+	slot->xfer = NULL;
 	slot->busy = false;
 }
 
 static void on_gathered(struct copy_job *job)
 {
 	struct shm_slot *slot = container_of(job, struct shm_slot, job);
-	struct shm_flow *flow = slot->flow;
+	struct shm_xfer *xfer = slot->xfer;
 	struct shm_peer *peer = slot->peer;
 
 	slot->running = false;
-	flow->slots_busy--;
-	if (job->result < 0 && flow->result == 0) {
-		flow->result = job->result;
-		flow->err = job->err;
-	}
+	xfer->slots_busy--;
 	slot->full = true;
-	if (flow->result < 0 || flow->stopping || !shm_peer_live(peer)) {
-		shm_flow_stop(flow);
+	if (job->result < 0)
+		net_xfer_stop(&xfer->net, &job->err);
+	if (sm_state(&xfer->net.sm) == NET_XFER_MOVING && shm_peer_ready(peer))
+		announce(xfer);
+	else
 		slot_drop(slot);
-	} else {
-		flow_announce(flow);
-	}
-	flow->on_change(flow);
+	shm_xfer_changed(xfer);
 	tx_pump(peer);
 }
 
 /* Small at both ends of a transfer, where one side waits for the other's first or
  * last slot; large between, because each costs both loops a few microseconds. */
-static uint32_t slot_fill(const struct shm_ring *ring, const struct shm_flow *flow)
+static uint32_t slot_fill(const struct shm_ring *ring, const struct shm_xfer *xfer)
 {
-	uint64_t left = flow->plan->bytes - flow->next;
-	uint64_t len = flow->next < left / 2 ? flow->next : left / 2;
+	uint64_t left = xfer->net.bytes - xfer->next;
+	uint64_t len = xfer->next < left / 2 ? xfer->next : left / 2;
 
 	if (len < ring->slot_bytes / SHM_SLOT_SLICES)
 		len = ring->slot_bytes / SHM_SLOT_SLICES;
@@ -143,30 +149,30 @@ static uint32_t slot_fill(const struct shm_ring *ring, const struct shm_flow *fl
 }
 
 static int slot_gather(struct shm_ring *ring, struct shm_slot *slot,
-		       struct shm_flow *flow)
+		       struct shm_xfer *xfer)
 {
 	int r;
 
-	slot->offset = flow->next;
-	slot->len = slot_fill(ring, flow);
+	slot->offset = xfer->next;
+	slot->len = slot_fill(ring, xfer);
 	slot->job = (struct copy_job){
-		.plan = flow->plan,
+		.plan = xfer->plan,
 		.begin = slot->offset,
 		.end = slot->offset + slot->len,
-		.src = {.buffers = flow->buffers, .buffer_count = flow->src_count},
+		.src = {.buffers = xfer->buffers, .buffer_count = xfer->src_count},
 		.dst = {.linear = slot_bytes(ring, slot)},
 		.on_done = on_gathered,
 	};
-	r = copier_submit(ring->peer->shm->base.env.copier, &slot->job);
+	r = copier_submit(ring->peer->shm->net.base.env.copier, &slot->job);
 	if (r < 0)
 		return err_pass(r);
-	slot->flow = flow;
+	slot->xfer = xfer;
 	slot->busy = true;
 	slot->running = true;
 	slot->full = false;
-	flow->slots_busy++;
-	flow->next += slot->len;
-	list_push_back(&flow->slots, &slot->link);
+	xfer->slots_busy++;
+	xfer->next += slot->len;
+	list_push_back(&xfer->slots, &slot->link);
 	return 0;
 }
 
@@ -184,18 +190,16 @@ static void tx_pump(struct shm_peer *peer)
 	struct shm_slot *slot;
 	struct list *n;
 
-	while (ring->state == SHM_RING_READY && shm_peer_live(peer) &&
-	       !list_empty(&ring->flows) && (slot = slot_idle(ring))) {
-		struct shm_flow *flow;
+	while (sm_state(&ring->sm) == SHM_RING_READY && shm_peer_ready(peer) &&
+	       !list_empty(&ring->xfers) && (slot = slot_idle(ring))) {
+		struct shm_xfer *xfer;
 
-		n = list_pop_front(&ring->flows);
-		flow = list_entry(n, struct shm_flow, link);
-		if (slot_gather(ring, slot, flow) < 0) {
-			shm_flow_fail(flow);
-			flow->on_change(flow);
-		} else if (flow->next < flow->plan->bytes) {
-			list_push_back(&ring->flows, n);
-		}
+		n = list_pop_front(&ring->xfers);
+		xfer = list_entry(n, struct shm_xfer, link);
+		if (slot_gather(ring, slot, xfer) < 0)
+			net_xfer_stop_last(&xfer->net);
+		else if (xfer->next < xfer->net.bytes)
+			list_push_back(&ring->xfers, n);
 	}
 }
 
@@ -208,7 +212,7 @@ static int ring_open(const struct shm_ring *ring)
 
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", ring->memory->fd);
 	return open(path,
-		    (ring->peer->shm->base.env.gpu ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+		    (ring->peer->shm->net.base.env.gpu ? O_RDWR : O_RDONLY) | O_CLOEXEC);
 }
 
 static void ring_make(struct offload_job *job)
@@ -218,7 +222,7 @@ static void ring_make(struct offload_job *job)
 				  &ring->memory);
 
 	if (r == 0) {
-		memory_offer(ring->memory, ring->peer->shm->base.env.gpu);
+		memory_offer(ring->memory, ring->peer->shm->net.base.env.gpu);
 		ring->fd = ring_open(ring);
 		if (ring->fd < 0)
 			r = err_raise_errno(errno, "opening a bounce ring anew");
@@ -237,14 +241,9 @@ static void ring_failed(struct shm_ring *ring, const struct err *err)
 	mem_free(ring->slots);
 	ring->memory = NULL;
 	ring->slots = NULL;
-	ring->state = SHM_RING_NONE;
-	while ((n = list_pop_front(&ring->flows))) {
-		struct shm_flow *flow = list_entry(n, struct shm_flow, link);
-
-		err_reraise(err);
-		shm_flow_fail(flow);
-		flow->on_change(flow);
-	}
+	sm_move(&ring->sm, SHM_RING_NONE);
+	while ((n = list_pop_front(&ring->xfers)))
+		net_xfer_stop(&list_entry(n, struct shm_xfer, link)->net, err);
 }
 
 static void ring_made(struct offload_job *job)
@@ -257,7 +256,7 @@ static void ring_made(struct offload_job *job)
 	if (job->result < 0) {
 		ring_failed(ring, &job->err);
 	} else {
-		ring->state = SHM_RING_READY;
+		sm_move(&ring->sm, SHM_RING_READY);
 		cursor_write(&c, body, sizeof(body));
 		cursor_put_u32(&c, ring->slot_count);
 		cursor_put_u32(&c, ring->slot_bytes);
@@ -266,19 +265,19 @@ static void ring_made(struct offload_job *job)
 						   .body_len = sizeof(body),
 						   .fd = ring->fd});
 		ring->fd = -1; /* given away */
-		snprintf(peer->base.path, sizeof(peer->base.path), "memfd + bounce ring");
+		snprintf(peer->net.base.path, sizeof(peer->net.base.path),
+			 "memfd + bounce ring");
 		tx_pump(peer);
 	}
-	shm_peer_kick(peer);
+	net_peer_kick(&peer->net);
 }
 
 static int ring_begin(struct shm_ring *ring)
 {
-	const struct config *config = ring->peer->shm->base.env.config;
-	uint64_t slot = config ? config->slice_bytes : COPY_SLICE_BYTES;
+	uint64_t slot = ring->peer->shm->net.base.env.config->slice_bytes;
 	int r;
 
-	if (ring->state != SHM_RING_NONE)
+	if (sm_state(&ring->sm) != SHM_RING_NONE)
 		return 0;
 	slot = slot < 4096 ? 4096 : slot;
 	slot = slot > SHM_SLOT_BYTES_MAX / SHM_SLOT_SLICES ? SHM_SLOT_BYTES_MAX
@@ -288,23 +287,21 @@ static int ring_begin(struct shm_ring *ring)
 	r = ring_slots(ring, ring->slot_count);
 	if (r < 0)
 		return err_pass(r);
-	ring->state = SHM_RING_MAKING;
+	sm_move(&ring->sm, SHM_RING_MAKING);
 	ring->job = (struct offload_job){.work = ring_make, .done = ring_made};
-	offload_submit(ring->peer->shm->base.env.offload, &ring->job);
+	offload_submit(ring->peer->shm->net.base.env.offload, &ring->job);
 	return 0;
 }
 
-int shm_ring_gather(struct shm_flow *flow, uint64_t id, bool theirs)
+int shm_ring_gather(struct shm_xfer *xfer)
 {
-	struct shm_peer *peer = flow->peer;
+	struct shm_peer *peer = xfer->peer;
 	int r = ring_begin(&peer->tx);
 
 	if (r < 0)
 		return err_pass(r);
-	flow->mode = SHM_FLOW_GATHER;
-	flow->wire_id = id;
-	flow->wire_flags = theirs ? SHM_FLAG_YOURS : 0;
-	list_push_back(&peer->tx.flows, &flow->link);
+	xfer->way = SHM_WAY_GATHER;
+	list_push_back(&peer->tx.xfers, &xfer->link);
 	shm_tick_want(peer->shm);
 	tx_pump(peer);
 	return 0;
@@ -316,10 +313,10 @@ int shm_on_free(struct shm_peer *peer, const struct shm_frame *f, struct cursor 
 	struct shm_slot *slot;
 
 	(void)c;
-	slot = ring->state == SHM_RING_READY && f->id < ring->slot_count
+	slot = sm_state(&ring->sm) == SHM_RING_READY && f->id < ring->slot_count
 		       ? &ring->slots[f->id]
 		       : NULL;
-	if (!slot || !slot->busy || slot->flow)
+	if (!slot || !slot->busy || slot->xfer)
 		return err_raise(ERR_PROTO, "of slot %ju, which was not sent",
 				 (uintmax_t)f->id);
 	slot->busy = false;
@@ -331,75 +328,66 @@ int shm_on_free(struct shm_peer *peer, const struct shm_frame *f, struct cursor 
 
 static void slot_return(struct shm_slot *slot)
 {
-	list_remove(&slot->link);
-	slot->flow = NULL;
-	slot->busy = false;
+	slot_drop(slot);
 	shm_send(slot->peer, &(struct shm_frame){.type = SHM_FREE, .id = slot->index});
 }
 
 static void on_scattered(struct copy_job *job)
 {
 	struct shm_slot *slot = container_of(job, struct shm_slot, job);
-	struct shm_flow *flow = slot->flow;
+	struct shm_xfer *xfer = slot->xfer;
 
 	slot->running = false;
-	flow->slots_busy--;
-	if (job->result < 0 && flow->result == 0) {
-		flow->result = job->result;
-		flow->err = job->err;
-	}
+	xfer->slots_busy--;
 	if (job->result == 0)
 		slot_moved(slot);
 	slot_return(slot);
-	flow->on_change(flow);
+	if (job->result < 0)
+		net_xfer_stop(&xfer->net, &job->err);
+	shm_xfer_changed(xfer);
 }
 
 static void slot_scatter(struct shm_slot *slot)
 {
 	struct shm_peer *peer = slot->peer;
-	struct shm_flow *flow = slot->flow;
+	struct shm_xfer *xfer = slot->xfer;
 
 	slot->job = (struct copy_job){
-		.plan = flow->plan,
+		.plan = xfer->plan,
 		.begin = slot->offset,
 		.end = slot->offset + slot->len,
 		.src = {.linear = slot_bytes(&peer->rx, slot)},
-		.dst = {.buffers = flow->buffers + flow->src_count,
-			.buffer_count = flow->dst_count},
+		.dst = {.buffers = xfer->buffers + xfer->src_count,
+			.buffer_count = xfer->dst_count},
 		.on_done = on_scattered,
 	};
-	if (copier_submit(peer->shm->base.env.copier, &slot->job) < 0) {
-		flow->slots_busy--;
+	if (copier_submit(peer->shm->net.base.env.copier, &slot->job) < 0) {
+		xfer->slots_busy--;
 		slot_return(slot);
-		shm_flow_fail(flow);
-		flow->on_change(flow);
+		net_xfer_stop_last(&xfer->net);
 		return;
 	}
 	slot->running = true;
 }
 
-/* Which of our transfers is it? *flow_p NULL: one that takes no bytes any more. */
-static int data_flow(struct shm_peer *peer, const struct shm_frame *f,
-		     struct shm_flow **flow_p)
+/* Which of our transfers is it? *xfer_p NULL: one that takes no bytes any more. */
+static int data_xfer(struct shm_peer *peer, const struct shm_frame *f,
+		     struct shm_xfer **xfer_p)
 {
-	struct shm_flow *flow = NULL;
-	bool late = false;
+	bool ours = f->flags & SHM_FLAG_YOURS;
+	struct net_xfer *net;
+	struct shm_xfer *xfer;
+	int r = ours ? net_op_find(&peer->net, f->id, &net)
+		     : net_inbound_find(&peer->net, f->id, &net);
 
-	if (f->flags & SHM_FLAG_YOURS) {
-		struct shm_op *so = shm_op_find(peer, f->id);
-
-		flow = so ? &so->flow : NULL;
-	} else {
-		struct shm_in *in = shm_in_find(peer, f->id, &late);
-
-		flow = in ? &in->flow : NULL;
-	}
-	if (!flow && !late)
-		return err_raise(ERR_PROTO, "for transfer %#jx, which is not open",
-				 (uintmax_t)f->id);
-	if (flow && flow->mode != SHM_FLOW_SCATTER)
+	*xfer_p = NULL;
+	if (r < 0 || !net)
+		return err_pass(r);
+	xfer = container_of(net, struct shm_xfer, net);
+	if (xfer->way != SHM_WAY_SCATTER || (ours && !net->asked))
 		return err_raise(ERR_PROTO, "for a transfer that asked for none");
-	*flow_p = flow && !flow->stopping && flow->result == 0 ? flow : NULL;
+	if (sm_state(&net->sm) == NET_XFER_MOVING)
+		*xfer_p = xfer;
 	return 0;
 }
 
@@ -408,31 +396,31 @@ int shm_on_data(struct shm_peer *peer, const struct shm_frame *f, struct cursor 
 	struct shm_ring *ring = &peer->rx;
 	uint32_t index = cursor_get_u32(c), len = cursor_get_u32(c);
 	uint64_t offset = cursor_get_u64(c);
-	struct shm_flow *flow = NULL;
+	struct shm_xfer *xfer = NULL;
 	struct shm_slot *slot;
 	int r;
 
-	if (ring->state == SHM_RING_NONE || index >= ring->slot_count || len == 0 ||
-	    len > ring->slot_bytes || ring->slots[index].busy)
+	if (sm_state(&ring->sm) == SHM_RING_NONE || index >= ring->slot_count ||
+	    len == 0 || len > ring->slot_bytes || ring->slots[index].busy)
 		return err_raise(ERR_PROTO, "%u bytes in slot %u", len, index);
-	r = data_flow(peer, f, &flow);
+	r = data_xfer(peer, f, &xfer);
 	if (r < 0)
 		return err_pass(r);
-	if (flow && (offset != flow->next || len > flow->plan->bytes - offset))
+	if (xfer && (offset != xfer->next || len > xfer->net.bytes - offset))
 		return err_raise(ERR_PROTO, "bytes from %ju, not from %ju",
-				 (uintmax_t)offset, (uintmax_t)flow->next);
+				 (uintmax_t)offset, (uintmax_t)xfer->next);
 	slot = &ring->slots[index];
 	slot->busy = true;
-	if (!flow) {
+	if (!xfer) {
 		slot_return(slot);
 		return 0;
 	}
-	slot->flow = flow;
+	slot->xfer = xfer;
 	slot->offset = offset;
 	slot->len = len;
-	flow->next += len;
-	flow->slots_busy++;
-	if (ring->state == SHM_RING_READY)
+	xfer->next += len;
+	xfer->slots_busy++;
+	if (sm_state(&ring->sm) == SHM_RING_READY)
 		slot_scatter(slot);
 	else
 		list_push_back(&ring->full, &slot->link);
@@ -442,7 +430,7 @@ int shm_on_data(struct shm_peer *peer, const struct shm_frame *f, struct cursor 
 static void ring_map(struct offload_job *job)
 {
 	struct shm_ring *ring = container_of(job, struct shm_ring, job);
-	bool writable = ring->peer->shm->base.env.gpu &&
+	bool writable = ring->peer->shm->net.base.env.gpu &&
 			(fcntl(ring->fd, F_GETFL) & O_ACCMODE) == O_RDWR;
 
 	job->result = memory_import_memfd(ring->fd, 0,
@@ -451,7 +439,7 @@ static void ring_map(struct offload_job *job)
 	if (job->result < 0)
 		err_take(&job->err);
 	else
-		memory_offer(ring->memory, ring->peer->shm->base.env.gpu);
+		memory_offer(ring->memory, ring->peer->shm->net.base.env.gpu);
 }
 
 static void ring_mapped(struct offload_job *job)
@@ -463,19 +451,24 @@ static void ring_mapped(struct offload_job *job)
 	mem_closep(&ring->fd);
 	ring->fd = -1;
 	/* idle from here on, whatever came of it */
-	ring->state = SHM_RING_READY;
-	shm_peer_kick(peer);
+	sm_move(&ring->sm, SHM_RING_READY);
+	net_peer_kick(&peer->net);
 	if (job->result < 0) {
-		err_reraise(&job->err);
-		shm_peer_fail(peer);
+		net_peer_fail(&peer->net, &job->err);
 		return;
 	}
-	snprintf(peer->base.path, sizeof(peer->base.path), "memfd + bounce ring");
-	while (shm_peer_live(peer) &&
+	snprintf(peer->net.base.path, sizeof(peer->net.base.path), "memfd + bounce ring");
+	while (shm_peer_ready(peer) &&
 	       (slot = list_first(&ring->full, struct shm_slot, link))) {
 		list_remove(&slot->link);
 		slot_scatter(slot);
 	}
+}
+
+/* Room for the peer's ring. */
+static int ring_expect(struct shm_peer *peer)
+{
+	return peer->rx.slots ? 0 : err_pass(ring_slots(&peer->rx, SHM_RING_SLOTS_MAX));
 }
 
 int shm_on_ring(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c)
@@ -485,49 +478,54 @@ int shm_on_ring(struct shm_peer *peer, const struct shm_frame *f, struct cursor 
 	int r;
 
 	(void)f;
-	if (ring->state != SHM_RING_NONE)
+	if (sm_state(&ring->sm) != SHM_RING_NONE)
 		return err_raise(ERR_PROTO, "a second one");
 	if (slots == 0 || slots > SHM_RING_SLOTS_MAX || bytes == 0 ||
 	    bytes > SHM_SLOT_BYTES_MAX)
 		return err_raise(ERR_PROTO, "%u slots of %u bytes", slots, bytes);
 	ring->slot_count = slots;
 	ring->slot_bytes = bytes;
-	r = shm_ring_expect(peer);
+	r = ring_expect(peer);
 	if (r < 0)
 		return err_pass(r);
 	ring->fd = shm_wire_take_fd(peer);
-	ring->state = SHM_RING_MAKING;
+	sm_move(&ring->sm, SHM_RING_MAKING);
 	ring->job = (struct offload_job){.work = ring_map, .done = ring_mapped};
-	offload_submit(peer->shm->base.env.offload, &ring->job);
+	offload_submit(peer->shm->net.base.env.offload, &ring->job);
 	return 0;
 }
 
-int shm_ring_expect(struct shm_peer *peer)
+int shm_ring_scatter(struct shm_xfer *xfer)
 {
-	return peer->rx.slots ? 0 : err_pass(ring_slots(&peer->rx, SHM_RING_SLOTS_MAX));
-}
+	int r = ring_expect(xfer->peer);
 
-void shm_ring_scatter(struct shm_flow *flow)
-{
-	flow->mode = SHM_FLOW_SCATTER;
-	shm_tick_want(flow->peer->shm);
+	if (r < 0)
+		return err_pass(r);
+	xfer->way = SHM_WAY_SCATTER;
+	shm_tick_want(xfer->peer->shm);
+	return 0;
 }
 
 /* ---- both ---- */
 
-static void slots_leave(struct shm_ring *ring, struct shm_flow *flow, bool theirs)
+/* The transfer stops: it gets no slots, and gives back those that nobody is at. */
+void shm_ring_leave(struct shm_xfer *xfer)
 {
-	struct copier *copier = ring->peer->shm->base.env.copier;
+	bool theirs = xfer->way == SHM_WAY_SCATTER;
+	struct shm_ring *ring = theirs ? &xfer->peer->rx : &xfer->peer->tx;
 
+	list_remove(&xfer->link);
+	if (!theirs && xfer->way != SHM_WAY_GATHER)
+		return;
 	for (uint32_t i = 0; ring->slots && i < ring->slot_count; i++) {
 		struct shm_slot *slot = &ring->slots[i];
 
-		if (slot->flow != flow)
+		if (slot->xfer != xfer)
 			continue;
 		if (slot->running) {
-			copier_cancel(copier, &slot->job);
+			copier_cancel(xfer->peer->shm->net.base.env.copier, &slot->job);
 		} else if (theirs) { /* waits for the mapping */
-			flow->slots_busy--;
+			xfer->slots_busy--;
 			slot_return(slot);
 		} else { /* gathered, but after one that was not */
 			slot_drop(slot);
@@ -535,18 +533,10 @@ static void slots_leave(struct shm_ring *ring, struct shm_flow *flow, bool their
 	}
 }
 
-void shm_ring_leave(struct shm_flow *flow)
-{
-	list_remove(&flow->link);
-	if (flow->mode == SHM_FLOW_GATHER)
-		slots_leave(&flow->peer->tx, flow, false);
-	else
-		slots_leave(&flow->peer->rx, flow, true);
-}
-
 bool shm_rings_idle(const struct shm_peer *peer)
 {
-	return peer->tx.state != SHM_RING_MAKING && peer->rx.state != SHM_RING_MAKING;
+	return sm_state(&peer->tx.sm) != SHM_RING_MAKING &&
+	       sm_state(&peer->rx.sm) != SHM_RING_MAKING;
 }
 
 void shm_rings_fini(struct shm_peer *peer)
@@ -555,7 +545,7 @@ void shm_rings_fini(struct shm_peer *peer)
 
 	for (size_t i = 0; i < ARRAY_LEN(rings); i++) {
 		if (rings[i]->memory)
-			memory_release(peer->shm->base.env.offload, rings[i]->memory);
+			memory_release(peer->shm->net.base.env.offload, rings[i]->memory);
 		mem_free(rings[i]->slots);
 		mem_closep(&rings[i]->fd);
 	}

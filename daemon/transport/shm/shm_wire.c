@@ -180,7 +180,7 @@ void shm_send(struct shm_peer *peer, const struct shm_frame *f)
 	struct cursor c;
 	int r;
 
-	if (peer->state != SHM_PEER_READY && peer->state != SHM_PEER_GREETING) {
+	if (!shm_peer_speaks(peer)) {
 		frame_drop(f);
 		return;
 	}
@@ -195,7 +195,7 @@ void shm_send(struct shm_peer *peer, const struct shm_frame *f)
 	}
 	if (r < 0) {
 		mem_free(f->owned);
-		shm_peer_fail(peer);
+		net_peer_fail_last(&peer->net);
 		return;
 	}
 	cursor_write(&c, wire->out + wire->out_len, len);
@@ -206,7 +206,7 @@ void shm_send(struct shm_peer *peer, const struct shm_frame *f)
 		cursor_put_bytes(&c, f->tail, f->tail_len);
 		mem_free(f->owned);
 	}
-	shm_peer_kick(peer);
+	net_peer_kick(&peer->net);
 }
 
 void shm_send_err(struct shm_peer *peer, enum shm_type type, uint64_t id,
@@ -256,7 +256,7 @@ void shm_send_hello(struct shm_peer *peer, enum shm_type type)
 	cursor_put_u32(&c, SHM_MAGIC);
 	cursor_put_u16(&c, SHM_VERSION);
 	cursor_put_u16(&c, 0);
-	cursor_put_bytes(&c, peer->token_out, XP_TOKEN_BYTES);
+	cursor_put_bytes(&c, peer->net.token_out, XP_TOKEN_BYTES);
 	shm_send(peer, &(struct shm_frame){
 			       .type = type, .body = body, .body_len = sizeof(body)});
 }
@@ -392,7 +392,8 @@ bool shm_wire_flush(struct shm_peer *peer)
 
 	while (wire->out_pos < wire->out_len || wire->tail_count > 0) {
 		if (out_some(peer) >= 0) {
-			if (wire->tail_count > 0 && loop_enough(peer->shm->base.env.loop))
+			if (wire->tail_count > 0 &&
+			    loop_enough(peer->shm->net.base.env.loop))
 				return true; /* the socket calls again */
 			continue;
 		}
@@ -401,7 +402,7 @@ bool shm_wire_flush(struct shm_peer *peer)
 		if (errno == EAGAIN)
 			return true;
 		err_raise(ERR_PEER, "shm: sending to the peer: %s", strerror(errno));
-		shm_peer_fail(peer);
+		net_peer_fail_last(&peer->net);
 		return false;
 	}
 	wire->out_pos = 0;
@@ -445,7 +446,7 @@ static int frame_handle(struct shm_peer *peer, const uint8_t *p, size_t body_len
 	cursor_get_u16(&c);
 	f.id = cursor_get_u64(&c);
 	row = &rows[f.type];
-	greeting = peer->state == SHM_PEER_GREETING;
+	greeting = sm_state(&peer->net.sm) == NET_PEER_JOINING;
 	if (greeting != (f.type == SHM_WELCOME))
 		return err_raise(ERR_PROTO, "shm: %s in the wrong place", row->name);
 	if (row->fd && peer->wire.in_fd_count == 0)
@@ -475,11 +476,6 @@ static int frame_length(const uint8_t *p, size_t have, size_t *body_p)
 	return 0;
 }
 
-static bool in_accepting(const struct shm_peer *peer)
-{
-	return peer->state == SHM_PEER_READY || peer->state == SHM_PEER_GREETING;
-}
-
 /* Handle the complete frames of [p, p + len); how many bytes that were. */
 static int frames_handle(struct shm_peer *peer, const uint8_t *p, size_t len,
 			 size_t *used_p)
@@ -487,7 +483,7 @@ static int frames_handle(struct shm_peer *peer, const uint8_t *p, size_t len,
 	size_t used = 0, body;
 	int r = 0;
 
-	while (in_accepting(peer) && len - used >= SHM_FRAME_BYTES) {
+	while (shm_peer_speaks(peer) && len - used >= SHM_FRAME_BYTES) {
 		r = frame_length(p + used, SHM_FRAME_BYTES, &body);
 		if (r < 0 || len - used < SHM_FRAME_BYTES + body)
 			break;
@@ -623,8 +619,8 @@ void shm_wire_receive(struct shm_peer *peer)
 		r = in_read(peer);
 	if (r > 0) {
 		r = frames_handle(peer, wire->in, wire->in_len, &used);
-		if (!in_accepting(peer))
-			return; /* a handler failed or closed it: buffers are gone */
+		if (!shm_peer_speaks(peer))
+			return;		/* a handler failed or closed it */
 		if (wire->in_len > 0) { /* else it was taken */
 			memmove(wire->in, wire->in + used, wire->in_len - used);
 			wire->in_len -= used;
@@ -633,7 +629,7 @@ void shm_wire_receive(struct shm_peer *peer)
 			r = err_raise(ERR_PROTO, "shm: an fd that no frame carries");
 	}
 	if (r < 0)
-		shm_peer_fail(peer);
+		net_peer_fail_last(&peer->net);
 }
 
 bool shm_wire_loop_back(struct shm_peer *peer)
@@ -655,8 +651,8 @@ bool shm_wire_loop_back(struct shm_peer *peer)
 	sent.out_fd_count = 0;
 	r = frames_handle(peer, sent.out, sent.out_len, &used);
 	if (r < 0)
-		shm_peer_fail(peer);
-	if (!in_accepting(peer)) { /* a handler failed or closed it */
+		net_peer_fail_last(&peer->net);
+	if (!shm_peer_speaks(peer)) { /* a handler failed or closed it */
 		mem_free(sent.out);
 		return false;
 	}

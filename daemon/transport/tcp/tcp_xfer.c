@@ -291,9 +291,10 @@ static size_t request_bytes(const struct net_xfer *net)
 	return net->op->header_len + (xfer->eager ? net->bytes : 0);
 }
 
-static bool has_room(const struct net_peer *net)
+static bool may_ask(const struct net_xfer *net)
 {
-	return container_of(net, const struct tcp_peer, net)->line.unsent < TCP_OUT_SOFT;
+	return container_of(net, const struct tcp_xfer, net)->peer->line.unsent <
+	       TCP_OUT_SOFT;
 }
 
 /* The request with all that travels in it. */
@@ -484,13 +485,12 @@ static int begin(struct net_xfer *net)
 }
 
 const struct net_ops tcp_net_ops = {
-	.name = "tcp",
 	.peer_table = &tcp_peer_table,
 	.xfer_table = &xfer_table,
 	.step = tcp_peer_step,
 	.peer_free = tcp_peer_free,
 	.refuse = refuse,
-	.has_room = has_room,
+	.may_ask = may_ask,
 	.xfer_new = xfer_new,
 	.xfer_free = xfer_free,
 	.take_sides = take_sides,

@@ -268,7 +268,6 @@ static int take_cancel(struct ucx_peer *peer, const struct ucx_entry *entry)
 }
 
 const struct net_ops ucx_net_ops = {
-	.name = "ucx",
 	.peer_table = &ucx_peer_table,
 	.xfer_table = &xfer_table,
 	.step = ucx_peer_step,

@@ -620,7 +620,6 @@ static int begin(struct net_xfer *net)
 }
 
 const struct net_ops verbs_net_ops = {
-	.name = "verbs",
 	.peer_table = &verbs_peer_table,
 	.xfer_table = &xfer_table,
 	.step = verbs_peer_step,
