@@ -135,7 +135,6 @@ static void tcp_close(struct transport *base)
 	loop_defer_cancel(&transport->flush);
 	loop_timer_stop(&transport->tick);
 	copy_hand_free(transport->hand);
-	pthread_mutex_destroy(&transport->news_lock);
 	mem_free(transport);
 }
 
@@ -179,8 +178,6 @@ static int tcp_open(const struct xp_env *env, const struct xp_callbacks *callbac
 	net_init(&transport->net, &tcp_net_ops, &tcp_transport, env, callbacks);
 	transport->listen_fd = -1;
 	list_init(&transport->guests);
-	list_init(&transport->news);
-	pthread_mutex_init(&transport->news_lock, NULL);
 	list_init(&transport->unflushed);
 	loop_defer_init(&transport->flush, on_flush);
 	loop_timer_init(&transport->tick, env->loop, on_tick);

@@ -35,6 +35,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/base/sm.h"
 #include "daemon/loop/loop.h"
+#include "daemon/loop/mailbox.h"
 #include "daemon/loop/offload.h"
 #include "daemon/memory/stage.h"
 #include "daemon/memory/copy.h"
@@ -68,9 +69,7 @@ struct tcp_transport {
 		unflushed; /* tcp_peer.flush_link: answers that can wait for engines */
 	struct loop_defer flush;
 	struct loop_timer tick; /* runs while something wants it */
-	struct loop_wake wake;	/* I/O threads have news */
-	pthread_mutex_t news_lock;
-	struct list news; /* tcp_peer.news_link */
+	struct mailbox news;	/* tcp_peer.news_link: I/O threads have some */
 	struct tcp_thread *threads;
 	unsigned int thread_count, next_thread;
 	unsigned int stream_count; /* wanted of a peer */
@@ -193,7 +192,7 @@ struct tcp_peer {
 	struct tcp_transport *transport;
 	struct list flush_link;
 	bool flush_late;	    /* it waits for a step of the next turn */
-	struct list news_link;	    /* under news_lock */
+	struct list news_link;	    /* transport->news */
 	struct tcp_address address; /* of who is dialed */
 	uint32_t address_at;
 	char place[64]; /* address of the other end */

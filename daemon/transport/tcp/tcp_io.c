@@ -77,32 +77,13 @@ void tcp_io_remove(struct tcp_stream *stream)
 
 void tcp_io_news(struct tcp_peer *peer)
 {
-	struct tcp_transport *transport = peer->transport;
-	bool first;
-
-	pthread_mutex_lock(&transport->news_lock);
-	first = list_empty(&transport->news);
-	if (list_empty(&peer->news_link))
-		list_push_back(&transport->news, &peer->news_link);
-	pthread_mutex_unlock(&transport->news_lock);
-	if (first)
-		loop_wake(&transport->wake);
+	mailbox_put(&peer->transport->news, &peer->news_link);
 }
 
-static void on_wake(struct loop_wake *loop_wake)
+static void on_news(struct mailbox *box, struct list *link)
 {
-	struct tcp_transport *transport =
-		container_of(loop_wake, struct tcp_transport, wake);
-	struct list *link;
-
-	for (;;) {
-		pthread_mutex_lock(&transport->news_lock);
-		link = list_pop_front(&transport->news);
-		pthread_mutex_unlock(&transport->news_lock);
-		if (!link)
-			return;
-		net_peer_kick(&list_entry(link, struct tcp_peer, news_link)->net);
-	}
+	(void)box;
+	net_peer_kick(&list_entry(link, struct tcp_peer, news_link)->net);
 }
 
 /* ---- the threads ---- */
@@ -296,7 +277,7 @@ static int io_start(struct tcp_thread *thread)
 int tcp_io_open(struct tcp_transport *transport)
 {
 	const unsigned int count = transport->thread_count;
-	int r = loop_wake_init(&transport->wake, transport->net.base.env.loop, on_wake);
+	int r = mailbox_init(&transport->news, transport->net.base.env.loop, on_news);
 
 	transport->thread_count = 0;
 	if (r == 0) {
@@ -343,6 +324,5 @@ void tcp_io_close(struct tcp_transport *transport)
 	for (unsigned int i = 0; i < transport->thread_count; i++)
 		thread_end(&transport->threads[i]);
 	mem_free(transport->threads);
-	if (transport->wake.on_wake)
-		loop_wake_fini(&transport->wake);
+	mailbox_fini(&transport->news);
 }

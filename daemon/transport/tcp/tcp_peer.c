@@ -144,13 +144,10 @@ static bool streams_gone(struct tcp_peer *peer)
 void tcp_peer_free(struct net_peer *net)
 {
 	struct tcp_peer *peer = tcp_peer_of(net);
-	struct tcp_transport *transport = peer->transport;
 
 	net_peer_fini(net);
 	list_remove(&peer->flush_link);
-	pthread_mutex_lock(&transport->news_lock);
-	list_remove(&peer->news_link);
-	pthread_mutex_unlock(&transport->news_lock);
+	mailbox_forget(&peer->transport->news, &peer->news_link);
 	tcp_line_fini(peer);
 	for (unsigned int i = 0; i < peer->stream_count; i++)
 		mem_closep(&peer->streams[i].fd);

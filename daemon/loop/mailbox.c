@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/loop/mailbox.h"
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+
+static void on_wake(struct loop_wake *wake)
+{
+	mailbox_deliver(container_of(wake, struct mailbox, wake));
+}
+
+static void on_deliver(struct loop_defer *defer)
+{
+	mailbox_deliver(container_of(defer, struct mailbox, deliver));
+}
+
+int mailbox_init(struct mailbox *box, struct loop *loop,
+		 void (*on_item)(struct mailbox *box, struct list *item))
+{
+	int r;
+
+	*box = (struct mailbox){0};
+	r = loop_wake_init(&box->wake, loop, on_wake);
+	if (r < 0)
+		return err_pass(r);
+	loop_defer_init(&box->deliver, on_deliver);
+	pthread_mutex_init(&box->lock, NULL);
+	list_init(&box->items);
+	box->on_item = on_item;
+	return 0;
+}
+
+void mailbox_fini(struct mailbox *box)
+{
+	if (!box->on_item)
+		return;
+	loop_wake_fini(&box->wake);
+	loop_defer_cancel(&box->deliver);
+	while (list_pop_front(&box->items))
+		;
+	pthread_mutex_destroy(&box->lock);
+	box->on_item = NULL;
+}
+
+/* Was the box empty? */
+static bool put(struct mailbox *box, struct list *item)
+{
+	bool first;
+
+	pthread_mutex_lock(&box->lock);
+	first = list_empty(&box->items);
+	if (list_empty(item))
+		list_push_back(&box->items, item);
+	pthread_mutex_unlock(&box->lock);
+	return first;
+}
+
+void mailbox_put(struct mailbox *box, struct list *item)
+{
+	if (put(box, item))
+		loop_wake(&box->wake);
+}
+
+void mailbox_post(struct mailbox *box, struct list *item)
+{
+	(void)put(box, item);
+	loop_defer(box->wake.watch.loop, &box->deliver);
+}
+
+void mailbox_forget(struct mailbox *box, struct list *item)
+{
+	pthread_mutex_lock(&box->lock);
+	list_remove(item);
+	pthread_mutex_unlock(&box->lock);
+}
+
+void mailbox_deliver(struct mailbox *box)
+{
+	struct list *item;
+
+	for (;;) {
+		pthread_mutex_lock(&box->lock);
+		item = list_pop_front(&box->items);
+		pthread_mutex_unlock(&box->lock);
+		if (!item)
+			return;
+		box->on_item(box, item);
+		if (loop_enough(box->wake.watch.loop)) {
+			/* who puts into one that is not empty wakes nobody */
+			loop_defer(box->wake.watch.loop, &box->deliver);
+			return;
+		}
+	}
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * mailbox: what other threads have for the loop. A list under a lock and one wake-up
+ * for all that is in it: items are embedded in their owners, handed over in the order
+ * they were put in, some a turn (loop_enough()), and may be put in again from then on.
+ */
+#ifndef KVD_LOOP_MAILBOX_H
+#define KVD_LOOP_MAILBOX_H
+
+#include <pthread.h>
+
+#include "daemon/base/list.h"
+#include "daemon/loop/loop.h"
+
+struct mailbox {
+	struct loop_wake wake;
+	struct loop_defer deliver;
+	pthread_mutex_t lock;
+	struct list items;
+	void (*on_item)(struct mailbox *box, struct list *item); /* loop's thread */
+};
+
+int mailbox_init(struct mailbox *box, struct loop *loop,
+		 void (*on_item)(struct mailbox *box, struct list *item));
+/* Nobody puts any more; what is in it is dropped. A zeroed one is fine. */
+void mailbox_fini(struct mailbox *box);
+
+/* Nothing happens to an item that is in it. Any thread: */
+void mailbox_put(struct mailbox *box, struct list *item);
+/* The loop's: handed over in this turn, without a wake-up. */
+void mailbox_post(struct mailbox *box, struct list *item);
+/* Not in it any more: its owner ends. */
+void mailbox_forget(struct mailbox *box, struct list *item);
+/* Hand over what is there, as far as the turn's time goes. Loop's thread. */
+void mailbox_deliver(struct mailbox *box);
+
+#endif
