@@ -94,21 +94,18 @@ static void on_closed(void *arg)
 	n->peer = NULL;
 }
 
+/* An arm that answers busy means: progress again before sleeping. */
+static bool busy(const struct up_node *n)
+{
+	return n->t && ((n->t->ops->progress && n->t->ops->progress(n->t, 16) > 0) ||
+			(n->t->ops->arm && n->t->ops->arm(n->t)));
+}
+
 bool up_turn(void)
 {
-	bool busy = false;
+	bool a = busy(&up_a), b = busy(&up_b);
 
-	if (up_a.t && up_a.t->ops->arm)
-		busy |= up_a.t->ops->arm(up_a.t);
-	if (up_b.t && up_b.t->ops->arm)
-		busy |= up_b.t->ops->arm(up_b.t);
-	if (busy) {
-		if (up_a.t)
-			up_a.t->ops->progress(up_a.t, 16);
-		if (up_b.t)
-			up_b.t->ops->progress(up_b.t, 16);
-	}
-	return loop_turn(up_loop, busy ? 0 : 50 * LOOP_NS_PER_MS);
+	return loop_turn(up_loop, a || b ? 0 : 50 * LOOP_NS_PER_MS);
 }
 
 void up_spin_ms(uint64_t ms)

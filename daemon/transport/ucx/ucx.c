@@ -8,10 +8,10 @@
  * landing address from its own checked plan, or with none. That also makes the
  * fence local: no answer, no byte.
  *
- * One worker, on the loop's thread. Its event fd wakes the loop; arm() before
- * sleeping tells whether something came in between. libucp's callbacks only
- * change state and kick the peer they belong to; peers are stepped afterwards,
- * and only there the daemon above is called.
+ * One worker, with a thread for its heavy work (ucx_worker.c). Whoever calls libucp,
+ * what it says comes to the loop by a mailbox. That only changes state and kicks the
+ * peer it belongs to; peers are stepped afterwards, and only there the daemon above is
+ * called.
  *
  * A worker listens on every interface of its device without authentication.
  * Hence: loopback only, unless the operator says insecure = yes; no shared
@@ -36,19 +36,10 @@
 #include "daemon/config/config.h"
 #include "daemon/transport/ucx/ucx_impl.h"
 
-#define PROGRESS_ON_WAKE 64u
-
 int ucx_fault(const struct ucx_lib *lib, const char *what, ucs_status_t status)
 {
 	return err_raise(ERR_TRANSPORT, "ucx: %s: %s", what,
 			 lib->ucs_status_string(status));
-}
-
-int ucx_started(ucs_status_ptr_t ptr)
-{
-	if (!ptr)
-		return 0;
-	return UCS_PTR_IS_ERR(ptr) ? (int)UCS_PTR_STATUS(ptr) : 1;
 }
 
 /* ---- which devices and transports ---- */
@@ -270,61 +261,22 @@ static int ucx_probe(const struct config *config, uint32_t *caps_p)
 	return 0;
 }
 
-/* ---- messages in ---- */
-
-static ucs_status_t on_message(void *arg, const void *header, size_t header_len,
-			       void *data, size_t len, const ucp_am_recv_param_t *param)
-{
-	struct ucx_transport *transport = arg;
-	bool rndv = param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV;
-	struct ucx_frame frame;
-	struct ucx_peer *peer = NULL;
-
-	if (ucx_frame_get(header, header_len, &frame) == 0)
-		peer = strmap_get_bytes(&transport->tokens, frame.token,
-					sizeof(frame.token));
-	if (!peer || !net_peer_live(&peer->net)) {
-		transport->frames_dropped++;
-		log_debug("ucx", NULL, "message of nobody we know dropped", "bytes=%zu",
-			  len);
-		return UCS_OK; /* a rendezvous is answered without taking its data */
-	}
-	if (frame.type == UCX_HELLO)
-		ucx_peer_hello(peer, &frame);
-	else if (ucx_frame_sequenced(&frame))
-		return ucx_order_frame(peer, &frame, data, len, rndv);
-	else
-		return ucx_sink_frame(peer, &frame, data, len, rndv);
-	return UCS_OK;
-}
-
 /* ---- the loop's side ---- */
 
 static unsigned int ucx_progress(struct transport *base, unsigned int budget)
 {
 	struct ucx_transport *transport =
 		container_of(base, struct ucx_transport, net.base);
-	unsigned int done = 0;
+	unsigned int done = ucx_worker_progress(&transport->worker, budget);
 
-	while (done < budget && transport->lib->ucp_worker_progress(transport->worker))
-		done++;
 	net_run(&transport->net);
 	return done;
 }
 
-static void on_event(struct loop_fd *watch, int events)
-{
-	(void)events;
-	ucx_progress(&container_of(watch, struct ucx_transport, watch)->net.base,
-		     PROGRESS_ON_WAKE);
-}
-
 static bool ucx_arm(struct transport *base)
 {
-	struct ucx_transport *transport =
-		container_of(base, struct ucx_transport, net.base);
-
-	return transport->lib->ucp_worker_arm(transport->worker) == UCS_ERR_BUSY;
+	return ucx_worker_arm(
+		&container_of(base, struct ucx_transport, net.base)->worker);
 }
 
 void ucx_feed_sources(struct ucx_transport *transport)
@@ -341,12 +293,29 @@ void ucx_feed_sources(struct ucx_transport *transport)
 
 /* ---- open, close ---- */
 
+/*
+ * An endpoint to the worker itself keeps its interface in use, so the worker looks at
+ * the interface itself. While no endpoint is there, libucs's thread does that, and with
+ * 1.13 what it saw may be lost: the first bytes of the first peer lay in the socket, and
+ * nothing woke. It ends with the worker.
+ */
+static ucs_status_t stay_awake(struct ucx_transport *transport, const ucp_address_t *own)
+{
+	ucp_ep_params_t params = {
+		.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS,
+		.address = own,
+	};
+	ucp_ep_h ep;
+
+	return transport->lib->ucp_ep_create(transport->worker.handle, &params, &ep);
+}
+
 static int take_address(struct ucx_transport *transport)
 {
 	ucp_worker_attr_t attr = {.field_mask = UCP_WORKER_ATTR_FIELD_ADDRESS |
 						UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER};
 	const struct ucx_lib *lib = transport->lib;
-	ucs_status_t status = lib->ucp_worker_query(transport->worker, &attr);
+	ucs_status_t status = lib->ucp_worker_query(transport->worker.handle, &attr);
 	int r;
 
 	if (status != UCS_OK)
@@ -354,7 +323,11 @@ static int take_address(struct ucx_transport *transport)
 	r = ucx_address_put(attr.address, attr.address_length,
 			    transport->net.base.address,
 			    &transport->net.base.address_len);
-	lib->ucp_worker_release_address(transport->worker, attr.address);
+	if (r == 0)
+		status = stay_awake(transport, attr.address);
+	lib->ucp_worker_release_address(transport->worker.handle, attr.address);
+	if (status != UCS_OK)
+		return ucx_fault(lib, "an endpoint to itself", status);
 	if (r == 0 && attr.max_am_header < UCX_FRAME_BYTES)
 		r = err_raise(ERR_REQUIRE, "ucx: headers of %zu bytes, %u needed",
 			      attr.max_am_header, UCX_FRAME_BYTES);
@@ -364,37 +337,25 @@ static int take_address(struct ucx_transport *transport)
 static int worker_start(struct ucx_transport *transport)
 {
 	const struct ucx_lib *lib = transport->lib;
-	ucp_worker_params_t params = {
-		.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE |
-			      UCP_WORKER_PARAM_FIELD_EVENTS,
-		.thread_mode = UCS_THREAD_MODE_SINGLE,
-		.events = UCP_WAKEUP_TX | UCP_WAKEUP_RX,
-	};
 	ucp_am_handler_param_t handler = {
 		.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID |
 			      UCP_AM_HANDLER_PARAM_FIELD_CB |
 			      UCP_AM_HANDLER_PARAM_FIELD_ARG,
 		.id = UCX_AM_ID,
-		.cb = on_message,
+		.cb = ucx_line_message,
 		.arg = transport,
 	};
 	ucs_status_t status;
-	int fd, r;
+	int r;
 
-	status = lib->ucp_worker_create(transport->context, &params, &transport->worker);
-	if (status != UCS_OK)
-		return ucx_fault(lib, "create a worker", status);
-	status = lib->ucp_worker_set_am_recv_handler(transport->worker, &handler);
-	if (status != UCS_OK)
-		return ucx_fault(lib, "set the message handler", status);
-	status = lib->ucp_worker_get_efd(transport->worker, &fd);
-	if (status != UCS_OK)
-		return ucx_fault(lib, "event fd", status);
-	r = take_address(transport);
+	r = ucx_worker_open(&transport->worker, lib, transport->context,
+			    transport->net.base.env.loop);
 	if (r < 0)
 		return err_pass(r);
-	loop_fd_init(&transport->watch, transport->net.base.env.loop, fd, on_event);
-	return err_pass(loop_fd_set(&transport->watch, LOOP_READ));
+	status = lib->ucp_worker_set_am_recv_handler(transport->worker.handle, &handler);
+	if (status != UCS_OK)
+		return ucx_fault(lib, "set the message handler", status);
+	return err_pass(take_address(transport));
 }
 
 static uint64_t clamp(uint64_t value, uint64_t low, uint64_t high)
@@ -412,12 +373,9 @@ static void ucx_close(struct transport *base)
 	while (atomic_load(&transport->releasing) > 0)
 		sched_yield();
 	net_fini(&transport->net);
-	if (transport->watch.loop)
-		loop_fd_stop(&transport->watch);
 	ucx_pool_fini(&transport->send_pool);
 	ucx_pool_fini(&transport->recv_pool);
-	if (transport->worker)
-		transport->lib->ucp_worker_destroy(transport->worker);
+	ucx_worker_close(&transport->worker);
 	if (transport->context)
 		transport->lib->ucp_cleanup(transport->context);
 	strmap_fini(&transport->tokens);

@@ -2,18 +2,20 @@
 /*
  * ucx_impl: what the files of the ucx backend know of each other.
  *
- *   ucx.c        probe, open, close, progress; the table of operations
+ *   ucx.c        probe, open, close; the table of operations
+ *   ucx_worker.c libucp's worker: the loop has it, or its thread
+ *   ucx_line.c   a connection as who has the worker sees it: endpoint, messages in
  *   ucx_reg.c    registered memory and keys
- *   ucx_peer.c   a connection: endpoint, hello, loss, close
+ *   ucx_peer.c   a connection's life: hello, loss, close
  *   ucx_order.c  sequenced frames, out and in
  *   ucx_xfer.c   a transfer's life on either side
  *   ucx_source.c the side of a transfer that its bytes leave
  *   ucx_sink.c   the side where they land
  *   ucx_pool, spans, ucx_wire, ucx_lib: parts without an own view of this
  *
- * Everything is on the loop's thread. Functions called by libucp (names begin
- * with `ucx_on_` or are static `on_`) change state and kick the peer; what calls
- * up into the daemon happens in ucx_peer_step() only, never below libucp.
+ * All state is the loop's, but for what a struct says: struct ucx_line. What `start`
+ * of a call reads does not change until it is done. `done` of a call changes state and
+ * kicks the peer; what calls up into the daemon happens in ucx_peer_step() only.
  */
 #ifndef KVD_TRANSPORT_UCX_IMPL_H
 #define KVD_TRANSPORT_UCX_IMPL_H
@@ -36,6 +38,7 @@
 #include "daemon/transport/ucx/ucx_pool.h"
 #include "daemon/transport/spans.h"
 #include "daemon/transport/ucx/ucx_wire.h"
+#include "daemon/transport/ucx/ucx_worker.h"
 
 /* Slices up to this size are sent eagerly; only the single slice of a small
  * transfer may be, so what a peer makes us hold unasked is bounded. */
@@ -43,7 +46,7 @@
 #define UCX_SLICE_MIN 65536u
 #define UCX_SLICE_MAX (16u << 20)
 #define UCX_WINDOW_SLICES 64u			 /* posted at once to a peer */
-#define UCX_SHARE_BYTES (4u << 20)		 /* posted at once of one transfer */
+#define UCX_SHARE_BYTES (2u << 20)		 /* posted at once of one transfer */
 #define UCX_FETCHES_MAX (4u * UCX_WINDOW_SLICES) /* as the receiver may see it */
 #define UCX_AM_ID 0x6bu				 /* 'k': all our messages */
 #define UCX_POOL_BYTES (16u << 20)		 /* bounce buffers, each way */
@@ -51,26 +54,58 @@
 /* Sequenced frames that wait for an earlier one: two each of the transfers
  * that either side may have unfinished, and a farewell. */
 #define UCX_ORDER_MAX (4u * XP_INBOUND_MAX + 1u)
+/* Messages of a peer that the loop has not looked at: what it may have under way, that
+ * is, and small transfers' bytes. */
+#define UCX_UNREAD_MAX (UCX_ORDER_MAX + 2u * XP_INBOUND_MAX + UCX_FETCHES_MAX)
+#define UCX_UNREAD_BYTES (UCX_HELD_MAX + 2u * XP_INBOUND_MAX * UCX_EAGER_MAX)
 
 struct ucx_transport {
 	struct net_transport net;
 	const struct ucx_lib *lib;
 	ucp_context_h context;
-	ucp_worker_h worker;
-	struct loop_fd watch;	/* the worker's event fd */
-	struct strmap tokens;	/* token_in -> ucx_peer */
+	struct ucx_worker worker;
+	struct strmap tokens;	/* token_in -> ucx_peer; under worker.lock */
 	struct strmap pairings; /* remote worker's address -> ucx_pairing */
 	struct ucx_pool send_pool, recv_pool;
 	struct list hungry; /* ucx_piece.link: wait for a receive buffer */
 	uint64_t slice_bytes, window_bytes;
-	uint64_t frames_dropped; /* no peer of ours sent them */
-	atomic_uint releasing;	 /* memories on a helper; close() waits for them */
+	atomic_ullong frames_dropped; /* no peer of ours sent them */
+	atomic_uint releasing;	      /* memories on a helper; close() waits for them */
 };
 
 /* Endpoints made here to one remote worker. Lives as long as ours: libucp
  * counts that long. */
 struct ucx_pairing {
-	uint64_t count;
+	atomic_ullong count;
+};
+
+/* What comes of a connection unasked. */
+struct ucx_trouble {
+	ucs_status_t status; /* of the endpoint */
+	uint64_t number;     /* which one; 0: none failed */
+	bool flood;	     /* more messages than a peer may send */
+	bool no_memory;	     /* for a message */
+};
+
+/* A connection for who has the worker. */
+struct ucx_line {
+	struct ucx_peer *peer;
+	struct ucx_pairing *pairing;
+	const void *address; /* of the remote worker */
+	struct ucx_call climb, flush, end;
+	uint64_t wanted; /* by climb: an endpoint of that number, or higher */
+	/* its own; and the loop's after a climb is done */
+	ucp_ep_h ep;	 /* NULL: none yet, or its close began */
+	uint64_t number; /* of those made here to that worker, from 1 up */
+	char path[64];
+	unsigned int closing; /* endpoints of this line */
+	bool ended;
+	/* shared */
+	struct ucx_call event;
+	struct ucx_trouble trouble; /* under worker.lock */
+	struct ucx_entry *reserve;  /* under worker.lock: for want of memory */
+	atomic_uint unread;	    /* messages on their way to the loop */
+	atomic_ullong unread_bytes;
 };
 
 struct ucx_reg {
@@ -84,25 +119,24 @@ struct ucx_reg {
 struct ucx_peer {
 	struct net_peer net;
 	struct ucx_transport *transport;
-	ucp_ep_h ep;	    /* NULL: none yet, or its close began */
-	uint64_t ep_number; /* of those made here to that worker, from 1 up */
-	bool ep_failed;	    /* while opening: the next hello takes another */
-	void *address;	    /* the remote worker's, as it came in HELLO */
-	size_t address_len;
-	struct ucx_pairing *pairing;
+	struct ucx_line line;
+	uint64_t ep_number;	/* of its endpoint; 0: none yet */
+	uint64_t failed_number; /* while opening: the next hello takes another */
+	bool climbing;		/* another is being made */
+	bool asking;		/* and by it we ask */
+	void *address;		/* the remote worker's, as it came in HELLO */
 	bool answer_came, answer_due, flushed;
 	unsigned int hellos;	 /* that came */
 	uint64_t hello_again_ns; /* wait before the next one */
 	uint64_t hello_number;	 /* the endpoint that the last one names */
 	uint64_t slice_bytes;	 /* largest that both sides take */
-	unsigned int busy;	 /* requests inside libucp */
-	uint64_t hello_deadline_ns, nudge_ns, nag_at_ns;
+	unsigned int busy;	 /* calls that are not done */
+	uint64_t hello_deadline_ns, nag_at_ns;
 
 	/* sequenced frames */
-	uint64_t out_seq, in_seq;  /* last sent; next expected */
-	struct list entries;	   /* ucx_entry.link, by seq */
-	struct ucx_entry *reserve; /* for a frame that finds no memory */
-	uint64_t held_bytes;	   /* request headers that the peer makes us keep */
+	uint64_t out_seq, in_seq; /* last sent; next expected */
+	struct list entries;	  /* ucx_entry.link, by seq */
+	uint64_t held_bytes;	  /* request headers that the peer makes us keep */
 
 	/* bytes */
 	struct list sources; /* ucx_xfer.source_link, in turn */
@@ -112,23 +146,29 @@ struct ucx_peer {
 	unsigned int receiving; /* pieces of rendezvous not fetched yet */
 };
 
-/* One sequenced frame on its way in. A request's lives on in its transfer. */
+/* A message on its way in. A request's lives on in its transfer. */
 struct ucx_entry {
+	struct ucx_call call; /* it came; then: its payload is fetched, or let go */
 	struct list link;
 	struct ucx_peer *peer;
 	struct ucx_frame frame;
+	void *desc;	/* libucp's, of a payload that is still there */
 	bool receiving; /* its payload is on the way */
 	bool orphan;	/* peer ended meanwhile: free when received */
-	bool starved;	/* a request without memory for its header: refuse it */
-	size_t len;
-	uint8_t payload[];
+	bool starved;	/* without memory for its payload */
+	size_t len, held;
+	uint8_t *payload; /* `bytes`, or a block of its own */
+	uint8_t bytes[];
 };
 
 /* A frame on its way out, with words at most. */
 struct ucx_send {
+	struct ucx_call call;
 	struct ucx_peer *peer;
-	ucp_ep_h ep;	       /* it went by */
+	uint64_t ep_number;    /* it went by */
 	struct ucx_xfer *xfer; /* of a request: it stays until this is out */
+	const void *payload;
+	size_t len;
 	uint8_t header[UCX_FRAME_BYTES];
 	char text[UCX_TEXT_MAX];
 };
@@ -145,7 +185,8 @@ struct ucx_xfer {
 	struct net_xfer net;
 	struct ucx_peer *peer;
 	struct list source_link;
-	unsigned int busy; /* pieces, and frames of it inside libucp */
+	unsigned int busy;  /* pieces, and frames that are not out */
+	atomic_bool halted; /* pieces that libucp does not have yet stay out of it */
 	struct ucx_side side;
 	struct ucx_entry *entry;   /* theirs: holds the header */
 	struct ucx_send *spare[2]; /* so that an answer never lacks memory */
@@ -161,17 +202,21 @@ struct ucx_xfer {
 
 /* One slice inside this daemon. */
 struct ucx_piece {
+	struct ucx_call call;
 	struct list link;      /* transport->hungry */
 	struct list xfer_link; /* xfer->pieces */
 	struct ucx_xfer *xfer;
 	uint64_t offset, length;   /* of the stream */
 	struct ucx_buffer *buffer; /* bounce, or NULL */
-	void *desc;		   /* libucp's: not received yet */
+	uint8_t *at;		   /* what libucp sends, or fills */
+	ucp_mem_h memh;
+	bool refused; /* libucp was not asked: its transfer is halted */
 	bool copying;
 	bool packed; /* by way of a buffer, or `data` */
 	struct copy_job job;
+	struct ucx_entry *entry;	 /* sink: its message */
 	uint8_t header[UCX_FRAME_BYTES]; /* source */
-	uint8_t data[]; /* an eager slice that cannot be put in place here */
+	uint8_t data[];			 /* source: an eager slice, packed */
 };
 
 /* ---- ucx.c ---- */
@@ -179,9 +224,32 @@ struct ucx_piece {
 void ucx_feed_sources(struct ucx_transport *transport);
 /* ERR_TRANSPORT "ucx: <what>: <libucp's words>". */
 int ucx_fault(const struct ucx_lib *lib, const char *what, ucs_status_t status);
-/* What ucp_*_nbx gave: > 0 its callback comes, 0 it is done, < 0 it failed
- * (ucs_status_t, nothing raised). */
-int ucx_started(ucs_status_ptr_t ptr);
+
+/* ---- ucx_line.c ---- */
+/* The message handler: for who has the worker. */
+ucs_status_t ucx_line_message(void *arg, const void *header, size_t header_len,
+			      void *data, size_t len, const ucp_am_recv_param_t *param);
+void ucx_line_init(struct ucx_line *line, struct ucx_peer *peer,
+		   struct ucx_pairing *pairing, const void *address);
+void ucx_line_fini(struct ucx_line *line);
+/* Who shows the peer's token is heard from now on, or not any more. */
+int ucx_line_listen(struct ucx_line *line);
+void ucx_line_deafen(struct ucx_line *line); /* idempotent */
+/* Calls of the peer; their `done`s are in ucx_peer.c. */
+void ucx_line_climb(struct ucx_line *line, uint64_t number);
+void ucx_line_flush(struct ucx_line *line);
+/* Closes the endpoint by force: libucp gives back what it has of the line. Behind it
+ * nothing comes of the line any more. */
+void ucx_line_end(struct ucx_line *line);
+int ucx_line_reserve(struct ucx_line *line); /* refill it */
+/* Submit a call of the peer's. Its `done` begins with ucx_call_back(). */
+void ucx_call(struct ucx_peer *peer, struct ucx_call *call,
+	      void (*start)(struct ucx_call *call), void (*done)(struct ucx_call *call));
+static inline void ucx_call_back(struct ucx_peer *peer)
+{
+	peer->busy--;
+	net_peer_kick(&peer->net);
+}
 
 /* ---- ucx_reg.c ---- */
 int ucx_mem_reg(struct transport *base, struct memory *memory, struct xp_reg **reg_p);
@@ -210,6 +278,10 @@ extern const struct sm_table ucx_peer_table;
 void ucx_peer_step(struct net_peer *net);
 void ucx_peer_free(struct net_peer *net);
 void ucx_peer_hello(struct ucx_peer *peer, const struct ucx_frame *frame);
+void ucx_peer_climbed(struct ucx_call *call); /* `done` of the line's */
+void ucx_peer_flushed(struct ucx_call *call);
+void ucx_peer_line_ended(struct ucx_call *call);
+void ucx_peer_trouble(struct ucx_peer *peer, const struct ucx_trouble *trouble);
 
 /* ---- ucx_order.c ---- */
 struct ucx_send *ucx_send_new(struct ucx_peer *peer); /* NULL: raised */
@@ -217,14 +289,14 @@ struct ucx_send *ucx_send_new(struct ucx_peer *peer); /* NULL: raised */
  * `payload`, which must stay until xfer->busy falls. */
 void ucx_send_frame(struct ucx_send *send, struct ucx_frame *frame, const struct err *err,
 		    struct ucx_xfer *xfer, const void *payload, size_t len);
-/* A sequenced frame came (inside libucp's callback). */
-ucs_status_t ucx_order_frame(struct ucx_peer *peer, const struct ucx_frame *frame,
-			     void *data, size_t len, bool rndv);
+/* A sequenced frame came; owns it. */
+void ucx_order_entry(struct ucx_peer *peer, struct ucx_entry *entry);
 /* The next entry in order, or NULL. The caller owns it. */
 struct ucx_entry *ucx_order_next(struct ucx_peer *peer);
-void ucx_entry_free(struct ucx_entry *entry);
-int ucx_order_reserve(struct ucx_peer *peer); /* refill peer->reserve */
-void ucx_order_drop(struct ucx_peer *peer);   /* all that wait */
+void ucx_entry_free(struct ucx_entry *entry); /* NULL is fine */
+/* What libucp has of its payload is not wanted, either. */
+void ucx_entry_drop(struct ucx_entry *entry);
+void ucx_order_drop(struct ucx_peer *peer); /* all that wait */
 
 /* ---- ucx_xfer.c ---- */
 extern const struct net_ops ucx_net_ops;
@@ -240,8 +312,8 @@ static inline bool ucx_source_complete(const struct ucx_xfer *xfer)
 }
 
 /* ---- ucx_sink.c ---- */
-ucs_status_t ucx_sink_frame(struct ucx_peer *peer, const struct ucx_frame *frame,
-			    void *data, size_t len, bool rndv);
+/* A slice came; owns it. */
+void ucx_sink_entry(struct ucx_peer *peer, struct ucx_entry *entry);
 void ucx_sink_stop(struct ucx_xfer *xfer);
 void ucx_sink_feed(struct ucx_transport *transport);
 static inline bool ucx_sink_complete(const struct ucx_xfer *xfer)

@@ -33,11 +33,14 @@ struct ucx_send *ucx_send_new(struct ucx_peer *peer)
 	return send;
 }
 
-static void send_over(struct ucx_send *send, ucs_status_t status)
+static void on_sent(struct ucx_call *call)
 {
+	struct ucx_send *send = container_of(call, struct ucx_send, call);
 	struct ucx_peer *peer = send->peer;
 	struct ucx_xfer *xfer = send->xfer;
-	bool current = send->ep == peer->ep; /* hellos may have had an older one */
+	/* hellos may have had an older one */
+	bool current = send->ep_number == peer->ep_number && !peer->climbing;
+	ucs_status_t status = call->status;
 
 	mem_free(send);
 	if (status != UCS_OK && current && net_peer_live(&peer->net))
@@ -46,30 +49,38 @@ static void send_over(struct ucx_send *send, ucs_status_t status)
 		xfer->busy--;
 		net_xfer_check(&xfer->net);
 	}
-	net_peer_kick(&peer->net);
+	ucx_call_back(peer);
 }
 
-static void on_sent(void *request, ucs_status_t status, void *user_data)
+static void start_send(struct ucx_call *call)
 {
-	struct ucx_send *send = user_data;
+	struct ucx_send *send = container_of(call, struct ucx_send, call);
+	struct ucx_line *line = &send->peer->line;
+	ucp_request_param_t param = {
+		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+				UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
+		.flags = send->len > UCX_EAGER_MAX ? UCP_AM_SEND_FLAG_RNDV
+						   : UCP_AM_SEND_FLAG_EAGER,
+		.memory_type = UCS_MEMORY_TYPE_HOST,
+		.cb.send = ucx_on_sent,
+		.user_data = call,
+	};
 
-	send->peer->transport->lib->ucp_request_free(request);
-	send->peer->busy--;
-	send_over(send, status);
+	if (!line->ep) {
+		ucx_call_over(call, UCS_ERR_CANCELED, 0);
+		return;
+	}
+	ucx_call_began(call,
+		       call->worker->lib->ucp_am_send_nbx(
+			       line->ep, UCX_AM_ID, send->header, UCX_FRAME_BYTES,
+			       send->payload, send->len, &param),
+		       0);
 }
 
 void ucx_send_frame(struct ucx_send *send, struct ucx_frame *frame, const struct err *err,
 		    struct ucx_xfer *xfer, const void *payload, size_t len)
 {
 	struct ucx_peer *peer = send->peer;
-	ucp_request_param_t param = {
-		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-				UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
-		.memory_type = UCS_MEMORY_TYPE_HOST,
-		.cb.send = on_sent,
-		.user_data = send,
-	};
-	int started;
 
 	if (err) {
 		ucx_frame_put_err(frame, err);
@@ -81,26 +92,17 @@ void ucx_send_frame(struct ucx_send *send, struct ucx_frame *frame, const struct
 	if (ucx_frame_sequenced(frame))
 		frame->seq = ++peer->out_seq;
 	ucx_frame_put(frame, send->header);
-	param.flags =
-		len > UCX_EAGER_MAX ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER;
+	send->payload = payload;
+	send->len = len;
 	send->xfer = xfer;
-	send->ep = peer->ep;
+	send->ep_number = peer->ep_number;
+	send->call.bytes = len;
 	if (xfer)
 		xfer->busy++;
-	if (!peer->ep) {
-		send_over(send, UCS_ERR_CANCELED);
-		return;
-	}
-	started = ucx_started(peer->transport->lib->ucp_am_send_nbx(
-		peer->ep, UCX_AM_ID, send->header, UCX_FRAME_BYTES, payload, len,
-		&param));
-	if (started > 0)
-		peer->busy++;
-	else
-		send_over(send, (ucs_status_t)started);
+	ucx_call(peer, &send->call, start_send, on_sent);
 }
 
-/* ---- in ---- */
+/* ---- in: what a peer may send ---- */
 
 static size_t payload_max(const struct ucx_frame *frame)
 {
@@ -149,107 +151,109 @@ static int place(struct ucx_peer *peer, struct ucx_entry *entry)
 	return 0;
 }
 
-static void entry_received(struct ucx_entry *entry, ucs_status_t status, size_t len)
+/* ---- payloads ---- */
+
+static void on_fetched(struct ucx_call *call)
 {
+	struct ucx_entry *entry = container_of(call, struct ucx_entry, call);
 	struct ucx_peer *peer = entry->peer;
 
 	entry->receiving = false;
+	ucx_call_back(peer);
 	if (entry->orphan) {
 		ucx_entry_free(entry);
-	} else if (status != UCS_OK) {
-		ucx_peer_break(peer, "receive a message", status);
-	} else if (len != entry->len) {
-		err_raise(ERR_PROTO, "ucx: %zu bytes of a message, %zu announced", len,
-			  entry->len);
+	} else if (call->status != UCS_OK) {
+		ucx_peer_break(peer, "receive a message", call->status);
+	} else if (!entry->starved && call->length != entry->len) {
+		err_raise(ERR_PROTO, "ucx: %zu bytes of a message, %zu announced",
+			  call->length, entry->len);
 		net_peer_fail_last(&peer->net);
 	}
-	net_peer_kick(&peer->net);
 }
 
-static void on_received(void *request, ucs_status_t status, size_t len, void *user_data)
+static void start_fetch(struct ucx_call *call)
 {
-	struct ucx_entry *entry = user_data;
-
-	entry->peer->transport->lib->ucp_request_free(request);
-	entry->peer->busy--;
-	entry_received(entry, status, len);
-}
-
-static ucs_status_t fetch(struct ucx_entry *entry, void *desc)
-{
-	struct ucx_transport *transport = entry->peer->transport;
+	struct ucx_entry *entry = container_of(call, struct ucx_entry, call);
 	size_t got = entry->len;
 	ucp_request_param_t param = {
 		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
 				UCP_OP_ATTR_FIELD_MEMORY_TYPE |
 				UCP_OP_ATTR_FIELD_RECV_INFO,
 		.memory_type = UCS_MEMORY_TYPE_HOST,
-		.cb.recv_am = on_received,
-		.user_data = entry,
+		.cb.recv_am = ucx_on_received,
+		.user_data = call,
 		.recv_info.length = &got,
 	};
-	int started;
+	ucs_status_ptr_t ptr;
 
-	entry->receiving = true;
-	started = ucx_started(transport->lib->ucp_am_recv_data_nbx(
-		transport->worker, desc, entry->payload, entry->len, &param));
-	if (started > 0)
-		entry->peer->busy++;
+	ptr = call->worker->lib->ucp_am_recv_data_nbx(call->worker->handle,
+						      mem_steal(entry->desc),
+						      entry->payload, entry->len, &param);
+	ucx_call_began(call, ptr, got);
+}
+
+static void start_release(struct ucx_call *call)
+{
+	struct ucx_entry *entry = container_of(call, struct ucx_entry, call);
+
+	call->worker->lib->ucp_am_data_release(call->worker->handle,
+					       mem_steal(entry->desc));
+	ucx_call_over(call, UCS_OK, 0);
+}
+
+static void on_dropped(struct ucx_call *call)
+{
+	struct ucx_entry *entry = container_of(call, struct ucx_entry, call);
+	struct ucx_peer *peer = entry->peer;
+
+	ucx_entry_free(entry);
+	ucx_call_back(peer);
+}
+
+void ucx_entry_drop(struct ucx_entry *entry)
+{
+	if (entry->desc)
+		ucx_call(entry->peer, &entry->call, start_release, on_dropped);
 	else
-		entry_received(entry, (ucs_status_t)started, got);
-	return UCS_INPROGRESS;
+		ucx_entry_free(entry);
 }
 
-int ucx_order_reserve(struct ucx_peer *peer)
+/* Want of memory shall cost one transfer: its request is refused in its turn. */
+static void fetch(struct ucx_entry *entry)
 {
-	if (!peer->reserve)
-		peer->reserve = mem_zalloc(sizeof(*peer->reserve) + UCX_TEXT_MAX);
-	return peer->reserve ? 0 : err_pass(-ENOMEM);
-}
-
-/* Lack of memory shall cost one transfer: the reserve can hold any frame but a
- * request's header, and that request is refused in its turn. */
-static struct ucx_entry *entry_new(struct ucx_peer *peer, const struct ucx_frame *frame,
-				   size_t len)
-{
-	struct ucx_entry *entry = mem_zalloc(sizeof(*entry) + len);
-
-	if (!entry && peer->reserve) {
-		entry = mem_steal(peer->reserve);
-		entry->starved = frame->type == UCX_REQUEST;
+	entry->receiving = true;
+	entry->payload = mem_alloc(entry->len);
+	if (entry->payload) {
+		entry->call.bytes = entry->len;
+		ucx_call(entry->peer, &entry->call, start_fetch, on_fetched);
+		return;
 	}
-	if (!entry)
-		return NULL;
-	entry->peer = peer;
-	entry->frame = *frame;
-	entry->len = entry->starved ? 0 : len;
-	list_init(&entry->link);
-	return entry;
+	err_clear();
+	entry->payload = entry->bytes;
+	entry->len = 0;
+	entry->starved = true;
+	ucx_call(entry->peer, &entry->call, start_release, on_fetched);
 }
 
-ucs_status_t ucx_order_frame(struct ucx_peer *peer, const struct ucx_frame *frame,
-			     void *data, size_t len, bool rndv)
+void ucx_order_entry(struct ucx_peer *peer, struct ucx_entry *entry)
 {
-	struct ucx_entry *entry = NULL;
-	int r = admit(peer, frame, len);
+	int r = admit(peer, &entry->frame, entry->len);
 
-	if (r == 0) {
-		entry = entry_new(peer, frame, len);
-		r = entry ? place(peer, entry) : -ENOMEM;
-	}
+	if (r == 0)
+		r = place(peer, entry);
 	if (r < 0) {
-		mem_free(entry);
 		net_peer_fail_last(&peer->net);
-		return UCS_OK;
+		ucx_entry_drop(entry);
+		return;
 	}
-	peer->held_bytes += entry->len;
+	entry->held = entry->starved ? 0 : entry->len;
+	peer->held_bytes += entry->held;
 	net_peer_kick(&peer->net);
-	if (rndv && !entry->starved)
-		return fetch(entry, data);
-	if (entry->len)
-		memcpy(entry->payload, data, entry->len);
-	return UCS_OK;
+	if (entry->desc)
+		fetch(entry);
 }
+
+/* ---- in turn ---- */
 
 struct ucx_entry *ucx_order_next(struct ucx_peer *peer)
 {
@@ -267,7 +271,9 @@ void ucx_entry_free(struct ucx_entry *entry)
 	if (!entry)
 		return;
 	assert(!entry->receiving);
-	entry->peer->held_bytes -= entry->len;
+	entry->peer->held_bytes -= entry->held;
+	if (entry->payload != entry->bytes)
+		mem_free(entry->payload);
 	mem_free(entry);
 }
 

@@ -43,7 +43,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/base/err.h"
@@ -54,8 +53,6 @@
 #define HELLO_AGAIN_NS (100 * LOOP_NS_PER_MS)
 #define FLUSH_NS (250 * LOOP_NS_PER_MS)
 #define NAG_NS (10 * LOOP_NS_PER_S) /* between complaints about a kept request */
-#define NUDGE_NS LOOP_NS_PER_MS
-#define NUDGE_MAX_NS (100 * LOOP_NS_PER_MS)
 #define ENTRIES_A_STEP 64u
 #define HELLOS_MAX 64u
 #define CLIMB_MAX 64u /* endpoints a hello may make us pass over */
@@ -66,7 +63,7 @@ static bool peer_invariant(const struct sm *sm, unsigned int from)
 
 	(void)from;
 	if (sm_state(sm) == NET_PEER_ENDED)
-		return !peer->ep && peer->busy == 0 && list_empty(&peer->net.xfers);
+		return peer->busy == 0 && list_empty(&peer->net.xfers);
 	return sm_state(sm) == NET_PEER_OPENING || peer->answer_came ||
 	       sm_state(sm) == NET_PEER_ENDING;
 }
@@ -83,90 +80,54 @@ static struct ucx_peer *ucx_peer_of(struct net_peer *net)
 	return container_of(net, struct ucx_peer, net);
 }
 
-void ucx_peer_break(struct ucx_peer *peer, const char *what, ucs_status_t status)
+static bool endpoint_failed(const struct ucx_peer *peer)
 {
-	struct err err;
-
-	if (sm_state(&peer->net.sm) == NET_PEER_OPENING) {
-		peer->ep_failed = true;
-		return;
-	}
-	err_set(&err, ERR_PEER, "ucx: connection to %s lost: %s: %s", peer->net.name,
-		what, peer->transport->lib->ucs_status_string(status));
-	peer->net.broken = true;
-	net_peer_fail(&peer->net, &err);
+	return peer->ep_number && peer->failed_number == peer->ep_number;
 }
 
-static void on_endpoint_error(void *arg, ucp_ep_h ep, ucs_status_t status)
+/* Its endpoint is no good. */
+static void lose(struct ucx_peer *peer, const char *what, ucs_status_t status)
 {
-	struct ucx_peer *peer = arg;
 	struct err err;
 
-	if (ep != peer->ep)
-		return; /* one that a hello went by in vain */
 	if (sm_state(&peer->net.sm) == NET_PEER_OPENING) {
-		peer->ep_failed = true;
+		peer->failed_number = peer->ep_number;
 		return;
 	}
-	err_set(&err, ERR_PEER, "ucx: connection to %s lost: %s", peer->net.name,
+	err_set(&err, ERR_PEER, "ucx: connection to %s lost: %s%s", peer->net.name, what,
 		peer->transport->lib->ucs_status_string(status));
 	peer->net.broken = true;
 	net_peer_fail(&peer->net, &err);
 }
 
-/* ---- the endpoint ---- */
-
-static void on_endpoint_closed(void *request, ucs_status_t status, void *user_data)
+void ucx_peer_break(struct ucx_peer *peer, const char *what, ucs_status_t status)
 {
-	struct ucx_peer *peer = user_data;
+	char words[64];
 
-	(void)status; /* it is gone either way */
-	peer->transport->lib->ucp_request_free(request);
-	peer->busy--;
-	net_peer_kick(&peer->net);
+	snprintf(words, sizeof(words), "%s: ", what);
+	lose(peer, words, status);
 }
 
-static void close_endpoint(struct ucx_peer *peer)
+void ucx_peer_trouble(struct ucx_peer *peer, const struct ucx_trouble *trouble)
 {
-	ucp_request_param_t param = {
-		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-				UCP_OP_ATTR_FIELD_FLAGS,
-		.flags = UCP_EP_CLOSE_FLAG_FORCE,
-		.cb.send = on_endpoint_closed,
-		.user_data = peer,
-	};
-	ucp_ep_h ep = peer->ep;
+	struct err err;
 
-	peer->ep = NULL;
-	if (ep && ucx_started(peer->transport->lib->ucp_ep_close_nbx(ep, &param)) > 0)
-		peer->busy++;
-}
-
-static int connect_endpoint(struct ucx_peer *peer)
-{
-	ucp_ep_params_t params = {
-		.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
-			      UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-			      UCP_EP_PARAM_FIELD_ERR_HANDLER,
-		.err_mode = UCP_ERR_HANDLING_MODE_PEER,
-		.err_handler = {.cb = on_endpoint_error, .arg = peer},
-	};
-	const void *worker;
-	size_t worker_len;
-	ucs_status_t status;
-	int r;
-
-	r = ucx_address_get(peer->address, peer->address_len, &worker, &worker_len);
-	if (r < 0)
-		return err_pass(r);
-	params.address = worker;
-	status = peer->transport->lib->ucp_ep_create(peer->transport->worker, &params,
-						     &peer->ep);
-	if (status != UCS_OK)
-		return ucx_fault(peer->transport->lib, "connect", status);
-	peer->ep_number = ++peer->pairing->count;
-	peer->ep_failed = false;
-	return 0;
+	if (!net_peer_live(&peer->net))
+		return;
+	if (trouble->flood) {
+		err_set(&err, ERR_PROTO, "ucx: over %u messages, or %u bytes, at once",
+			UCX_UNREAD_MAX, UCX_UNREAD_BYTES);
+		net_peer_fail(&peer->net, &err);
+	} else if (trouble->no_memory) {
+		err_set(&err, ERR_NOMEM, "ucx: no memory for a message");
+		err.scope = ERR_SCOPE_PEER;
+		net_peer_fail(&peer->net, &err);
+	}
+	/* one that was passed over is none of ours */
+	if (trouble->number > peer->ep_number)
+		peer->failed_number = trouble->number; /* its climb is not done yet */
+	else if (trouble->number && trouble->number == peer->ep_number && !peer->climbing)
+		lose(peer, "", trouble->status);
 }
 
 /* ---- hello ---- */
@@ -185,21 +146,44 @@ static void say_hello(struct ucx_peer *peer, uint16_t flags)
 		net_peer_fail_last(&peer->net);
 }
 
-/* Make the endpoint of at least that number; those passed over are closed. */
-static int climb(struct ucx_peer *peer, uint64_t number)
+/* Make the endpoint of at least that number, and say hello by it. */
+static void climb(struct ucx_peer *peer, uint64_t number, bool ask)
 {
-	int r;
+	peer->climbing = true;
+	peer->asking = ask;
+	ucx_line_climb(&peer->line, number);
+}
 
-	do {
-		close_endpoint(peer);
-		r = connect_endpoint(peer);
-	} while (r == 0 && peer->ep_number < number);
-	return err_pass(r);
+void ucx_peer_climbed(struct ucx_call *call)
+{
+	struct ucx_line *line = container_of(call, struct ucx_line, climb);
+	struct ucx_peer *peer = line->peer;
+	uint16_t flags = peer->asking ? UCX_FLAG_ASK : 0;
+
+	ucx_call_back(peer);
+	peer->climbing = false;
+	if (!net_peer_live(&peer->net))
+		return;
+	if (call->status != UCS_OK) {
+		ucx_fault(peer->transport->lib, "connect", call->status);
+		net_peer_fail_last(&peer->net);
+		return;
+	}
+	peer->ep_number = line->number;
+	snprintf(peer->net.base.path, sizeof(peer->net.base.path), "%s", line->path);
+	if (endpoint_failed(peer) && sm_state(&peer->net.sm) != NET_PEER_OPENING) {
+		lose(peer, "", UCS_ERR_CONNECTION_RESET);
+		return;
+	}
+	if (peer->ep_number == peer->hello_number)
+		flags |= UCX_FLAG_ANSWER;
+	if (flags)
+		say_hello(peer, flags);
 }
 
 void ucx_peer_hello(struct ucx_peer *peer, const struct ucx_frame *frame)
 {
-	uint64_t slice = frame->offset;
+	uint64_t slice = frame->offset, count;
 
 	if (slice < UCX_SLICE_MIN || slice > UCX_SLICE_MAX ||
 	    ++peer->hellos > HELLOS_MAX) {
@@ -210,58 +194,20 @@ void ucx_peer_hello(struct ucx_peer *peer, const struct ucx_frame *frame)
 	}
 	if (slice < peer->slice_bytes)
 		peer->slice_bytes = slice;
-	if (frame->id > peer->pairing->count + CLIMB_MAX) {
+	count = atomic_load(&peer->line.pairing->count);
+	if (frame->id > count + CLIMB_MAX) {
 		err_raise(ERR_PROTO, "ucx hello: endpoint %" PRIu64 " after %" PRIu64,
-			  frame->id, peer->pairing->count);
+			  frame->id, count);
 		net_peer_fail_last(&peer->net);
 		return;
 	}
 	peer->hello_number = frame->id;
-	if ((frame->flags & UCX_FLAG_ANSWER) && peer->ep && frame->id == peer->ep_number)
+	if ((frame->flags & UCX_FLAG_ANSWER) && peer->ep_number && !peer->climbing &&
+	    frame->id == peer->ep_number)
 		peer->answer_came = true;
 	if (frame->flags & UCX_FLAG_ASK)
 		peer->answer_due = true;
 	net_peer_kick(&peer->net);
-}
-
-/* libucp 1.13 tells an endpoint's lanes only in print:
- *   "#    lane[0]:  0:tcp/lo.0 md[0]  -> md[0]/tcp/sysdev[255] am am_bw#0 …" */
-static bool lane_of_line(const char *line, char *lane, size_t size)
-{
-	char transport[16], device[24];
-	const char *at = strstr(line, "lane[");
-	char *dot;
-
-	at = at ? strstr(at, "]:") : NULL;
-	if (!at || sscanf(at, "]: %*d:%15[^/ ]/%23[^ ]", transport, device) != 2)
-		return false;
-	dot = strrchr(device, '.');
-	if (dot)
-		*dot = '\0';
-	snprintf(lane, size, "%s %s", transport, device);
-	return true;
-}
-
-static void find_path(struct ucx_peer *peer)
-{
-	char *text = NULL, *save = NULL, lane[48], *path = peer->net.base.path;
-	size_t size = 0, used;
-	FILE *out = open_memstream(&text, &size);
-
-	snprintf(path, sizeof(peer->net.base.path), "ucx");
-	if (!out)
-		return;
-	peer->transport->lib->ucp_ep_print_info(peer->ep, out);
-	fclose(out);
-	for (char *line = strtok_r(text, "\n", &save); line;
-	     line = strtok_r(NULL, "\n", &save)) {
-		if (!lane_of_line(line, lane, sizeof(lane)) || strstr(path, lane))
-			continue;
-		used = strcmp(path, "ucx") ? strlen(path) : 0;
-		snprintf(path + used, sizeof(peer->net.base.path) - used, "%s%s",
-			 used ? ", " : "", lane);
-	}
-	free(text); /* open_memstream's own */
 }
 
 /* We were answered, and the other side, which is not ready, has a new endpoint. Numbers
@@ -270,7 +216,8 @@ static int follow(struct ucx_peer *peer)
 {
 	if (peer->out_seq > 0 || !list_empty(&peer->net.xfers))
 		return err_raise(ERR_PEER, "ucx: %s connects anew", peer->net.name);
-	return err_pass(climb(peer, peer->hello_number));
+	climb(peer, peer->hello_number, false);
+	return 0;
 }
 
 /* The other side's hello came by the endpoint that pairs with ours: then answer.
@@ -278,26 +225,26 @@ static int follow(struct ucx_peer *peer)
 static void answer_hello(struct ucx_peer *peer)
 {
 	bool opening = sm_state(&peer->net.sm) == NET_PEER_OPENING && !peer->answer_came;
+	bool paired = peer->ep_number == peer->hello_number;
 	uint16_t flags = opening ? UCX_FLAG_ASK : 0;
 
 	peer->answer_due = false;
-	if (!opening && peer->ep_number < peer->hello_number && follow(peer) < 0) {
-		net_peer_fail_last(&peer->net);
-		return;
-	}
-	if (opening &&
-	    (!peer->ep || peer->ep_failed || peer->ep_number != peer->hello_number) &&
-	    climb(peer, peer->hello_number) < 0) {
-		net_peer_fail_last(&peer->net);
-		return;
-	}
-	if (peer->ep_number == peer->hello_number)
-		flags |= UCX_FLAG_ANSWER;
-	if (flags)
-		say_hello(peer, flags);
 	if (opening)
 		net_peer_watch(&peer->net,
 			       loop_now_ns(peer->net.timer.loop) + peer->hello_again_ns);
+	if (opening && (!peer->ep_number || !paired || endpoint_failed(peer))) {
+		climb(peer, peer->hello_number, true);
+		return;
+	}
+	if (!opening && peer->ep_number < peer->hello_number) {
+		if (follow(peer) < 0)
+			net_peer_fail_last(&peer->net);
+		return;
+	}
+	if (paired)
+		flags |= UCX_FLAG_ANSWER;
+	if (flags)
+		say_hello(peer, flags);
 }
 
 /* ---- deadlines ---- */
@@ -306,14 +253,14 @@ static void watch_hello(struct ucx_peer *peer, uint64_t now)
 {
 	struct err err;
 
-	if (sm_state(&peer->net.sm) != NET_PEER_OPENING || (!peer->net.dial && !peer->ep))
+	if (sm_state(&peer->net.sm) != NET_PEER_OPENING ||
+	    (!peer->net.dial && !peer->ep_number))
 		return;
 	if (now < peer->hello_deadline_ns || !peer->net.dial) {
-		if (peer->ep_failed && climb(peer, 0) < 0) {
-			net_peer_fail_last(&peer->net);
-			return;
-		}
-		say_hello(peer, UCX_FLAG_ASK);
+		if (!peer->climbing && endpoint_failed(peer))
+			climb(peer, 0, true);
+		else if (!peer->climbing)
+			say_hello(peer, UCX_FLAG_ASK);
 		peer->hello_again_ns *= 2;
 		net_peer_watch(&peer->net, now + peer->hello_again_ns);
 		return;
@@ -323,22 +270,15 @@ static void watch_hello(struct ucx_peer *peer, uint64_t now)
 	net_peer_fail(&peer->net, &err);
 }
 
-/* libucp ends an endpoint in callbacks of its progress that neither its event
- * fd nor its arm tell of: it has to be called. May free the peer. */
-static void nudge(struct ucx_peer *peer, uint64_t now)
+static void nag(struct ucx_peer *peer, uint64_t now)
 {
-	struct transport *base = &peer->transport->net.base;
-
 	if (now >= peer->nag_at_ns) {
 		log_error("ucx", peer->net.name,
 			  "a closed endpoint's requests do not end",
 			  "requests=%u why=\"%s\"", peer->busy, peer->net.err.text);
 		peer->nag_at_ns = now + NAG_NS;
 	}
-	if (peer->nudge_ns < NUDGE_MAX_NS)
-		peer->nudge_ns *= 2;
-	net_peer_watch(&peer->net, now + peer->nudge_ns);
-	base->ops->progress(base, ENTRIES_A_STEP);
+	net_peer_watch(&peer->net, peer->nag_at_ns);
 }
 
 static void on_timer(struct loop_timer *timer)
@@ -355,7 +295,7 @@ static void on_timer(struct loop_timer *timer)
 			net_peer_watch(&peer->net, peer->net.flush_deadline_ns);
 		net_peer_kick(&peer->net);
 	} else if (sm_state(&peer->net.sm) == NET_PEER_ENDING) {
-		nudge(peer, now);
+		nag(peer, now);
 	}
 }
 
@@ -363,36 +303,29 @@ static void on_timer(struct loop_timer *timer)
 
 static void begin_end(struct ucx_peer *peer)
 {
-	uint64_t now = loop_now_ns(peer->net.timer.loop);
-
-	strmap_remove_bytes(&peer->transport->tokens, peer->net.token_in,
-			    sizeof(peer->net.token_in));
+	ucx_line_deafen(&peer->line);
 	ucx_order_drop(peer);
 	net_peer_end(&peer->net);
-	close_endpoint(peer);
-	peer->nudge_ns = NUDGE_NS;
-	peer->nag_at_ns = now + NAG_NS;
-	net_peer_watch(&peer->net, now + NUDGE_NS);
+	ucx_line_end(&peer->line);
+	peer->nag_at_ns = loop_now_ns(peer->net.timer.loop) + NAG_NS;
+	net_peer_watch(&peer->net, peer->nag_at_ns);
 }
 
-static void on_flushed(void *request, ucs_status_t status, void *user_data)
+void ucx_peer_line_ended(struct ucx_call *call)
 {
-	struct ucx_peer *peer = user_data;
+	ucx_call_back(container_of(call, struct ucx_line, end)->peer);
+}
 
-	(void)status; /* failed or not, nothing more will leave */
-	peer->transport->lib->ucp_request_free(request);
-	peer->busy--;
-	peer->flushed = true;
-	net_peer_kick(&peer->net);
+void ucx_peer_flushed(struct ucx_call *call)
+{
+	struct ucx_peer *peer = container_of(call, struct ucx_line, flush)->peer;
+
+	peer->flushed = true; /* failed or not, nothing more will leave */
+	ucx_call_back(peer);
 }
 
 static void begin_flush(struct ucx_peer *peer)
 {
-	ucp_request_param_t param = {
-		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
-		.cb.send = on_flushed,
-		.user_data = peer,
-	};
 	struct ucx_frame frame = {.type = UCX_BYE};
 	cleanup_free struct ucx_send *send = ucx_send_new(peer);
 	struct err err;
@@ -400,10 +333,7 @@ static void begin_flush(struct ucx_peer *peer)
 	net_peer_flush(&peer->net, FLUSH_NS, &err);
 	if (send && !peer->net.deaf)
 		ucx_send_frame(mem_steal(send), &frame, &err, NULL, NULL, 0);
-	if (ucx_started(peer->transport->lib->ucp_ep_flush_nbx(peer->ep, &param)) > 0)
-		peer->busy++;
-	else
-		peer->flushed = true;
+	ucx_line_flush(&peer->line);
 }
 
 void ucx_peer_free(struct net_peer *net)
@@ -411,8 +341,8 @@ void ucx_peer_free(struct net_peer *net)
 	struct ucx_peer *peer = ucx_peer_of(net);
 
 	net_peer_fini(net);
-	assert(list_empty(&peer->entries) && peer->held_bytes == 0);
-	mem_free(peer->reserve);
+	assert(list_empty(&peer->entries) && peer->held_bytes == 0 && peer->busy == 0);
+	ucx_line_fini(&peer->line);
 	mem_free(peer->address);
 	mem_free(peer);
 }
@@ -451,10 +381,9 @@ void ucx_peer_step(struct net_peer *net)
 {
 	struct ucx_peer *peer = ucx_peer_of(net);
 
-	if (peer->answer_due && net_peer_live(net))
+	if (peer->answer_due && !peer->climbing && net_peer_live(net))
 		answer_hello(peer);
 	if (sm_state(&net->sm) == NET_PEER_OPENING && peer->answer_came && !net->failed) {
-		find_path(peer);
 		sm_move(&net->sm, NET_PEER_READY);
 		net_peer_ready(net);
 	}
@@ -466,7 +395,7 @@ void ucx_peer_step(struct net_peer *net)
 		begin_end(peer);
 	net_peer_tell(net);
 	if (sm_state(&net->sm) == NET_PEER_READY && net_peer_live(net)) {
-		if (ucx_order_reserve(peer) < 0)
+		if (ucx_line_reserve(&peer->line) < 0)
 			err_clear(); /* at the next step, then */
 		net_xfer_pump(net);
 		ucx_source_pump(peer);
@@ -500,28 +429,39 @@ static void peer_init(struct ucx_peer *peer, struct ucx_transport *transport,
 	list_init(&peer->sources);
 }
 
+static int find_pairing(struct ucx_transport *transport, const void *worker, size_t len,
+			struct ucx_pairing **pairing_p)
+{
+	struct ucx_pairing *pairing = strmap_get_bytes(&transport->pairings, worker, len);
+	int r = 0;
+
+	if (!pairing) {
+		pairing = mem_zalloc(sizeof(*pairing));
+		if (!pairing)
+			return err_pass(-ENOMEM);
+		r = strmap_put_bytes(&transport->pairings, worker, len, pairing);
+	}
+	if (r < 0)
+		mem_free(pairing);
+	*pairing_p = pairing;
+	return err_pass(r);
+}
+
 static int take_address(struct ucx_peer *peer, const struct xp_peer_args *args)
 {
-	struct strmap *pairings = &peer->transport->pairings;
+	struct ucx_pairing *pairing;
 	const void *worker;
 	size_t worker_len;
 	int r = ucx_address_get(args->address, args->address_len, &worker, &worker_len);
 
 	if (r < 0)
 		return err_pass(r);
-	peer->address_len = args->address_len;
-	peer->address = mem_dup(args->address, args->address_len);
+	peer->address = mem_dup(worker, worker_len);
 	if (!peer->address)
 		return err_pass(-ENOMEM);
-	peer->pairing = strmap_get_bytes(pairings, worker, worker_len);
-	if (peer->pairing)
-		return 0;
-	peer->pairing = mem_zalloc(sizeof(*peer->pairing));
-	if (!peer->pairing)
-		return err_pass(-ENOMEM);
-	r = strmap_put_bytes(pairings, worker, worker_len, peer->pairing);
-	if (r < 0)
-		mem_free(peer->pairing);
+	r = find_pairing(peer->transport, worker, worker_len, &pairing);
+	if (r == 0)
+		ucx_line_init(&peer->line, peer, pairing, peer->address);
 	return err_pass(r);
 }
 
@@ -541,23 +481,16 @@ int ucx_peer_open(struct transport *base, const struct xp_peer_args *args,
 	peer_init(peer, transport, args);
 	r = take_address(peer, args);
 	if (r == 0)
-		r = ucx_order_reserve(peer);
+		r = ucx_line_reserve(&peer->line);
 	if (r == 0)
-		r = strmap_put_bytes(&transport->tokens, peer->net.token_in,
-				     sizeof(peer->net.token_in), peer);
-	if (r == 0 && peer->net.dial) {
-		r = connect_endpoint(peer);
-		if (r < 0)
-			strmap_remove_bytes(&transport->tokens, peer->net.token_in,
-					    sizeof(peer->net.token_in));
-	}
+		r = ucx_line_listen(&peer->line);
 	if (r < 0) {
 		ucx_peer_free(&peer->net);
 		return err_pass(r);
 	}
 	list_push_back(&transport->net.peers, &peer->net.link);
 	if (peer->net.dial) {
-		say_hello(peer, UCX_FLAG_ASK);
+		climb(peer, 0, true);
 		net_peer_watch(&peer->net,
 			       loop_clock_ns(peer->net.timer.loop) + HELLO_AGAIN_NS);
 	}

@@ -6,7 +6,7 @@
  * registered by ucp_mem_map() once and the handle goes with each operation.
  * That runs on helper threads beside the worker: the context is made with its
  * own lock (mt_workers_shared). A library built without threads gets no
- * handles; libucp then registers per operation, by itself, on the loop.
+ * handles; libucp then registers per operation, by itself.
  *
  * Only memory that cannot vanish is given to libucp: a guarded or vm region has
  * no handle and passes through bounce buffers.

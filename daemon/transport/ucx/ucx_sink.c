@@ -30,6 +30,7 @@ static void piece_free(struct ucx_piece *piece)
 
 	list_remove(&piece->link);
 	list_remove(&piece->xfer_link);
+	ucx_entry_free(piece->entry);
 	mem_free(piece);
 	if (buffer) {
 		ucx_pool_give(buffer);
@@ -73,7 +74,7 @@ static void piece_unpack(struct ucx_piece *piece)
 	piece->job.begin = piece->offset;
 	piece->job.end = piece->offset + piece->length;
 	piece->job.src = (struct copy_end){
-		.linear = piece->buffer ? piece->buffer->base : piece->data,
+		.linear = piece->buffer ? piece->buffer->base : piece->entry->payload,
 	};
 	piece->job.dst = (struct copy_end){.buffers = xfer->side.buffers,
 					   .buffer_count = xfer->side.count};
@@ -88,19 +89,21 @@ static void piece_unpack(struct ucx_piece *piece)
 
 /* ---- fetch ---- */
 
-static void piece_fetched(struct ucx_piece *piece, ucs_status_t status, size_t len)
+static void piece_fetched(struct ucx_piece *piece)
 {
+	const struct ucx_call *call = &piece->call;
 	struct ucx_xfer *xfer = piece->xfer;
 	struct ucx_peer *peer = xfer->peer;
 
-	peer->receiving--;
-	if (status != UCS_OK && net_peer_live(&peer->net)) {
-		ucx_peer_break(peer, "receive bytes", status);
-	} else if (status == UCS_OK && len != piece->length) {
+	if (piece->refused) {
+		/* its transfer is stopping */
+	} else if (call->status != UCS_OK && net_peer_live(&peer->net)) {
+		ucx_peer_break(peer, "receive bytes", call->status);
+	} else if (call->status == UCS_OK && call->length != piece->length) {
 		err_raise(ERR_PROTO, "ucx: slice of %zu bytes, %" PRIu64 " announced",
-			  len, piece->length);
+			  call->length, piece->length);
 		net_peer_fail_last(&peer->net);
-	} else if (status == UCS_OK && sm_state(&xfer->net.sm) == NET_XFER_MOVING) {
+	} else if (call->status == UCS_OK && sm_state(&xfer->net.sm) == NET_XFER_MOVING) {
 		if (piece->buffer) {
 			piece_unpack(piece);
 			return;
@@ -110,39 +113,52 @@ static void piece_fetched(struct ucx_piece *piece, ucs_status_t status, size_t l
 	piece_free(piece);
 }
 
-static void on_fetched(void *request, ucs_status_t status, size_t len, void *user_data)
+static void on_fetched(struct ucx_call *call)
 {
-	struct ucx_piece *piece = user_data;
+	struct ucx_piece *piece = container_of(call, struct ucx_piece, call);
 	struct ucx_peer *peer = piece->xfer->peer;
 
-	peer->transport->lib->ucp_request_free(request);
-	peer->busy--;
-	piece_fetched(piece, status, len);
+	peer->receiving--;
+	piece_fetched(piece);
+	ucx_call_back(peer);
 }
 
-static void piece_fetch(struct ucx_piece *piece, void *desc, void *at, ucp_mem_h memh)
+static void start_fetch(struct ucx_call *call)
 {
-	struct ucx_peer *peer = piece->xfer->peer;
+	struct ucx_piece *piece = container_of(call, struct ucx_piece, call);
+	void *desc = mem_steal(piece->entry->desc);
 	size_t got = piece->length;
 	ucp_request_param_t param = {
 		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
 				UCP_OP_ATTR_FIELD_MEMORY_TYPE |
 				UCP_OP_ATTR_FIELD_RECV_INFO |
-				(memh ? UCP_OP_ATTR_FIELD_MEMH : 0),
+				(piece->memh ? UCP_OP_ATTR_FIELD_MEMH : 0),
 		.memory_type = UCS_MEMORY_TYPE_HOST,
-		.memh = memh,
-		.cb.recv_am = on_fetched,
-		.user_data = piece,
+		.memh = piece->memh,
+		.cb.recv_am = ucx_on_received,
+		.user_data = call,
 		.recv_info.length = &got,
 	};
-	int started;
+	ucs_status_ptr_t ptr;
 
-	started = ucx_started(peer->transport->lib->ucp_am_recv_data_nbx(
-		peer->transport->worker, desc, at, piece->length, &param));
-	if (started > 0)
-		peer->busy++;
-	else
-		piece_fetched(piece, (ucs_status_t)started, got);
+	piece->refused = !piece->at || atomic_load(&piece->xfer->halted);
+	if (piece->refused) {
+		call->worker->lib->ucp_am_data_release(call->worker->handle, desc);
+		ucx_call_over(call, UCS_ERR_CANCELED, 0);
+		return;
+	}
+	ptr = call->worker->lib->ucp_am_recv_data_nbx(call->worker->handle, desc,
+						      piece->at, piece->length, &param);
+	ucx_call_began(call, ptr, got);
+}
+
+/* To `at`; NULL: nowhere. */
+static void piece_fetch(struct ucx_piece *piece, uint8_t *at, ucp_mem_h memh)
+{
+	piece->at = at;
+	piece->memh = memh;
+	piece->call.bytes = at ? piece->length : 0;
+	ucx_call(piece->xfer->peer, &piece->call, start_fetch, on_fetched);
 }
 
 void ucx_sink_feed(struct ucx_transport *transport)
@@ -155,24 +171,22 @@ void ucx_sink_feed(struct ucx_transport *transport)
 		piece = list_entry(list_pop_front(&transport->hungry), struct ucx_piece,
 				   link);
 		piece->buffer = buffer;
-		piece_fetch(piece, mem_steal(piece->desc), buffer->base,
-			    transport->recv_pool.memh);
+		piece_fetch(piece, buffer->base, transport->recv_pool.memh);
 	}
 }
 
 void ucx_sink_stop(struct ucx_xfer *xfer)
 {
-	struct ucx_transport *transport = xfer->peer->transport;
+	struct copier *copier = xfer->peer->transport->net.base.env.copier;
 	struct ucx_piece *piece;
 
-	list_foreach_safe(piece, &xfer->pieces, xfer_link) {
+	atomic_store(&xfer->halted, true);
+	list_foreach(piece, &xfer->pieces, xfer_link) {
 		if (piece->copying) {
-			copier_cancel(transport->net.base.env.copier, &piece->job);
-		} else if (piece->desc) {
-			transport->lib->ucp_am_data_release(transport->worker,
-							    mem_steal(piece->desc));
-			xfer->peer->receiving--;
-			piece_free(piece);
+			copier_cancel(copier, &piece->job);
+		} else if (!list_empty(&piece->link)) {
+			list_remove(&piece->link);
+			piece_fetch(piece, NULL, NULL);
 		}
 	}
 }
@@ -221,98 +235,102 @@ static uint8_t *place(const struct ucx_xfer *xfer, uint64_t offset, uint64_t len
 	return ucx_side_direct(&xfer->side, first.dst_buffer, first.dst, memh_p);
 }
 
-static struct ucx_piece *piece_new(struct ucx_xfer *xfer, const struct ucx_frame *frame,
-				   size_t data_len)
+static struct ucx_piece *piece_new(struct ucx_xfer *xfer, struct ucx_entry **entry_p)
 {
-	struct ucx_piece *piece = mem_zalloc(sizeof(*piece) + data_len);
+	struct ucx_piece *piece = mem_zalloc(sizeof(*piece));
 
 	if (!piece)
 		return NULL;
 	piece->xfer = xfer;
-	piece->offset = frame->offset;
-	piece->length = frame->length;
+	piece->offset = (*entry_p)->frame.offset;
+	piece->length = (*entry_p)->frame.length;
+	piece->entry = mem_steal(*entry_p);
 	list_init(&piece->link);
 	list_push_back(&xfer->pieces, &piece->xfer_link);
 	xfer->busy++;
 	return piece;
 }
 
-static ucs_status_t take_eager(struct ucx_xfer *xfer, const struct ucx_frame *frame,
-			       const void *data, size_t len)
+static int take_eager(struct ucx_xfer *xfer, struct ucx_entry **entry_p)
 {
+	const struct ucx_entry *entry = *entry_p;
 	struct ucx_piece *piece;
-	ucp_mem_h memh;
-	uint8_t *at = place(xfer, frame->offset, len, &memh);
-
-	if (at) {
-		memcpy(at, data, len);
-		landed(xfer, len, false);
-		net_xfer_check(&xfer->net);
-		return UCS_OK;
-	}
-	piece = piece_new(xfer, frame, len);
-	if (!piece) {
-		net_xfer_stop_last(&xfer->net);
-		return UCS_OK;
-	}
-	memcpy(piece->data, data, len);
-	piece_unpack(piece);
-	return UCS_OK;
-}
-
-static ucs_status_t take_rndv(struct ucx_xfer *xfer, const struct ucx_frame *frame,
-			      void *desc)
-{
-	struct ucx_transport *transport = xfer->peer->transport;
-	struct ucx_piece *piece = piece_new(xfer, frame, 0);
 	ucp_mem_h memh;
 	uint8_t *at;
 
-	if (!piece) {
-		net_xfer_stop_last(&xfer->net);
-		return UCS_OK;
-	}
-	xfer->peer->receiving++;
-	at = place(xfer, frame->offset, frame->length, &memh);
+	if (entry->starved)
+		return err_raise(ERR_NOMEM, "ucx: no memory for %zu bytes", entry->len);
+	at = place(xfer, entry->frame.offset, entry->len, &memh);
 	if (at) {
-		piece_fetch(piece, desc, at, memh);
+		memcpy(at, entry->payload, entry->len);
+		landed(xfer, entry->len, false);
+		net_xfer_check(&xfer->net);
+		return 0;
+	}
+	piece = piece_new(xfer, entry_p);
+	if (!piece)
+		return err_pass(-ENOMEM);
+	piece_unpack(piece);
+	return 0;
+}
+
+static int take_rndv(struct ucx_xfer *xfer, struct ucx_entry **entry_p)
+{
+	struct ucx_transport *transport = xfer->peer->transport;
+	struct ucx_piece *piece = piece_new(xfer, entry_p);
+	ucp_mem_h memh;
+	uint8_t *at;
+
+	if (!piece)
+		return err_pass(-ENOMEM);
+	xfer->peer->receiving++;
+	at = place(xfer, piece->offset, piece->length, &memh);
+	if (at) {
+		piece_fetch(piece, at, memh);
 	} else {
-		piece->desc = desc;
 		list_push_back(&transport->hungry, &piece->link);
 		ucx_sink_feed(transport);
 	}
-	return UCS_INPROGRESS;
+	return 0;
 }
 
-ucs_status_t ucx_sink_frame(struct ucx_peer *peer, const struct ucx_frame *frame,
-			    void *data, size_t len, bool rndv)
+static void take(struct ucx_xfer *xfer, struct ucx_entry **entry_p)
 {
+	int r = spans_add(&xfer->spans, (*entry_p)->frame.offset, (*entry_p)->len);
+
+	if (r < 0 && r != -ENOMEM) {
+		net_peer_fail_last(&xfer->peer->net);
+		return;
+	}
+	if (r == 0)
+		r = (*entry_p)->desc ? take_rndv(xfer, entry_p)
+				     : take_eager(xfer, entry_p);
+	if (r < 0)
+		net_xfer_stop_last(&xfer->net);
+}
+
+void ucx_sink_entry(struct ucx_peer *peer, struct ucx_entry *entry)
+{
+	const struct ucx_frame *frame = &entry->frame;
 	bool to_inbound = frame->type == UCX_DATA;
 	struct ucx_xfer *xfer =
 		idmap_get(to_inbound ? &peer->net.inbounds : &peer->net.ops, frame->id);
-	int r;
+	bool late = !xfer && frame->id < (to_inbound ? peer->net.inbound_high + 1
+						     : peer->net.next_id);
+	int r = 0;
 
-	if (!xfer &&
-	    frame->id < (to_inbound ? peer->net.inbound_high + 1 : peer->net.next_id))
-		return UCS_OK; /* late: its transfer is over */
 	if (xfer && (xfer->net.finishing || sm_state(&xfer->net.sm) == NET_XFER_STOPPING))
-		return UCS_OK;
-	r = xfer ? admit(xfer, frame, len, rndv)
-		 : err_raise(ERR_PROTO,
-			     "bytes for transfer %" PRIu64 " that was never asked",
-			     frame->id);
-	if (r < 0) {
+		late = true;
+	if (!late)
+		r = xfer ? admit(xfer, frame, entry->len, entry->desc)
+			 : err_raise(ERR_PROTO,
+				     "bytes for transfer %" PRIu64
+				     " that was never asked",
+				     frame->id);
+	if (r < 0)
 		net_peer_fail_last(&peer->net);
-		return UCS_OK;
-	}
-	r = spans_add(&xfer->spans, frame->offset, len);
-	if (r == -ENOMEM) {
-		net_xfer_stop_last(&xfer->net);
-		return UCS_OK;
-	}
-	if (r < 0) {
-		net_peer_fail_last(&peer->net);
-		return UCS_OK;
-	}
-	return rndv ? take_rndv(xfer, frame, data) : take_eager(xfer, frame, data, len);
+	else if (!late)
+		take(xfer, &entry);
+	if (entry) /* nobody's */
+		ucx_entry_drop(entry);
 }

@@ -68,11 +68,13 @@ static void piece_free(struct ucx_piece *piece)
 	net_peer_kick(&peer->net);
 }
 
-static void piece_sent(struct ucx_piece *piece, ucs_status_t status)
+static void on_sent(struct ucx_call *call)
 {
+	struct ucx_piece *piece = container_of(call, struct ucx_piece, call);
 	struct ucx_xfer *xfer = piece->xfer;
+	struct ucx_peer *peer = xfer->peer;
 
-	if (status == UCS_OK) {
+	if (call->status == UCS_OK) {
 		xfer->done_bytes += piece->length;
 		xfer->net.used.descriptors++;
 		xfer->net.used.staged += piece->packed ? piece->length : 0;
@@ -80,58 +82,58 @@ static void piece_sent(struct ucx_piece *piece, ucs_status_t status)
 			xfer->net.op->moved = xfer->done_bytes;
 		else
 			xfer->net.in.moved = xfer->done_bytes;
-	} else if (net_peer_live(&xfer->peer->net)) {
-		ucx_peer_break(xfer->peer, "send bytes", status);
+	} else if (!piece->refused && net_peer_live(&peer->net)) {
+		ucx_peer_break(peer, "send bytes", call->status);
 	}
 	piece_free(piece);
+	ucx_call_back(peer);
 }
 
-static void on_sent(void *request, ucs_status_t status, void *user_data)
+static void start_send(struct ucx_call *call)
 {
-	struct ucx_piece *piece = user_data;
-	struct ucx_peer *peer = piece->xfer->peer;
-
-	peer->transport->lib->ucp_request_free(request);
-	peer->busy--;
-	piece_sent(piece, status);
-}
-
-static void piece_send(struct ucx_piece *piece, const void *bytes, ucp_mem_h memh)
-{
-	struct ucx_xfer *xfer = piece->xfer;
-	struct ucx_peer *peer = xfer->peer;
-	bool eager = xfer->net.bytes <= UCX_EAGER_MAX;
+	struct ucx_piece *piece = container_of(call, struct ucx_piece, call);
+	struct ucx_line *line = &piece->xfer->peer->line;
+	bool eager = piece->xfer->net.bytes <= UCX_EAGER_MAX;
 	ucp_request_param_t param = {
 		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
 				UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE |
-				(memh ? UCP_OP_ATTR_FIELD_MEMH : 0),
+				(piece->memh ? UCP_OP_ATTR_FIELD_MEMH : 0),
 		.flags = eager ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV,
 		.memory_type = UCS_MEMORY_TYPE_HOST,
-		.memh = memh,
-		.cb.send = on_sent,
-		.user_data = piece,
+		.memh = piece->memh,
+		.cb.send = ucx_on_sent,
+		.user_data = call,
 	};
+
+	piece->refused = atomic_load(&piece->xfer->halted);
+	if (piece->refused || !line->ep) {
+		ucx_call_over(call, UCS_ERR_CANCELED, 0);
+		return;
+	}
+	ucx_call_began(call,
+		       call->worker->lib->ucp_am_send_nbx(
+			       line->ep, UCX_AM_ID, piece->header, UCX_FRAME_BYTES,
+			       piece->at, piece->length, &param),
+		       0);
+}
+
+static void piece_send(struct ucx_piece *piece, uint8_t *bytes, ucp_mem_h memh)
+{
+	struct ucx_xfer *xfer = piece->xfer;
+	struct ucx_peer *peer = xfer->peer;
 	struct ucx_frame frame = {
 		.type = xfer->net.ours ? UCX_DATA : UCX_SERVE,
 		.id = xfer->net.id,
 		.offset = piece->offset,
 		.length = piece->length,
 	};
-	int started;
 
 	memcpy(frame.token, peer->net.token_out, sizeof(frame.token));
 	ucx_frame_put(&frame, piece->header);
-	if (!peer->ep) {
-		piece_sent(piece, UCS_ERR_CANCELED);
-		return;
-	}
-	started = ucx_started(peer->transport->lib->ucp_am_send_nbx(
-		peer->ep, UCX_AM_ID, piece->header, UCX_FRAME_BYTES, bytes, piece->length,
-		&param));
-	if (started > 0)
-		peer->busy++;
-	else
-		piece_sent(piece, (ucs_status_t)started);
+	piece->at = bytes;
+	piece->memh = memh;
+	piece->call.bytes = piece->length;
+	ucx_call(peer, &piece->call, start_send, on_sent);
 }
 
 static uint8_t *packed_at(struct ucx_piece *piece)
@@ -225,6 +227,7 @@ void ucx_source_stop(struct ucx_xfer *xfer)
 	struct ucx_piece *piece;
 
 	list_remove(&xfer->source_link);
+	atomic_store(&xfer->halted, true);
 	list_foreach(piece, &xfer->pieces, xfer_link)
 		if (piece->copying)
 			copier_cancel(xfer->peer->transport->net.base.env.copier,

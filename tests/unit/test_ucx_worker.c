@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ucx: who has libucp's worker. What libucp takes long for does not hold the loop, the
+ * worker comes back to the loop, and what a peer has unread here is bounded.
+ */
+#include "tests/lib/ucx_pair.h"
+
+#include <pthread.h>
+#include <semaphore.h>
+#include <string.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+
+static struct ucx_lib held_lib; /* libucp, whose progress may be held on the thread */
+static pthread_t loop_thread;
+static atomic_bool hold, held;
+static sem_t let_go;
+
+static unsigned int progress_held(ucp_worker_h worker)
+{
+	const struct ucx_lib *lib;
+
+	assert_int_equal(ucx_lib_load(up_config.ucx_library, &lib), 0);
+	if (atomic_load(&hold) && !pthread_equal(pthread_self(), loop_thread)) {
+		atomic_store(&held, true);
+		sem_wait(&let_go);
+	}
+	return lib->ucp_worker_progress(worker);
+}
+
+static struct ucx_worker *worker_of(const struct up_node *n)
+{
+	return &container_of(n->t, struct ucx_transport, net.base)->worker;
+}
+
+static unsigned int ticks;
+
+static void on_tick(struct loop_timer *timer)
+{
+	ticks++;
+	loop_timer_start(timer, LOOP_NS_PER_MS);
+}
+
+/* A call of libucp that does not end: timers run, and what needs no libucp ends. */
+static void call_that_takes_long_holds_no_loop(void **state)
+{
+	struct ucx_worker *worker = worker_of(&up_a);
+	struct loop_timer timer;
+	struct up_big big;
+	struct up_op op;
+	struct err why;
+
+	(void)state;
+	await(!worker->away); /* nobody else uses the table */
+	loop_thread = pthread_self();
+	held_lib = *worker->lib;
+	held_lib.ucp_worker_progress = progress_held;
+	worker->lib = &held_lib;
+	assert_int_equal(sem_init(&let_go, 0, 0), 0);
+	atomic_store(&held, false);
+	atomic_store(&hold, true);
+	up_big_start(&big, XP_WRITE, true);
+	await(atomic_load(&held));
+	ticks = 0;
+	loop_timer_init(&timer, up_loop, on_tick);
+	on_tick(&timer);
+	await(ticks > 20);
+	loop_timer_stop(&timer);
+	up_op_init(&op, XP_WRITE, NULL, NULL, NULL);
+	assert_int_equal(up_a.t->ops->post(up_a.peer, &op.op), 0);
+	err_set(&why, ERR_ABORTED, "an engine said so");
+	up_a.t->ops->cancel(&op.op, &why);
+	await(op.done);
+	assert_int_equal(op.op.err.code, ERR_ABORTED);
+	assert_int_equal(big.op.done, 0);
+	atomic_store(&hold, false);
+	sem_post(&let_go);
+	await(big.op.done && up_b.dones);
+	assert_int_equal(big.op.op.result, 0);
+	await(!worker->away);
+	sem_destroy(&let_go);
+	up_big_end(&big);
+}
+
+/* Did both workers stay with the loop? */
+static bool page_stays(struct up_op *op)
+{
+	bool stayed = true;
+
+	await(!worker_of(&up_a)->away && !worker_of(&up_b)->away);
+	op->done = 0;
+	assert_int_equal(up_a.t->ops->post(up_a.peer, &op->op), 0);
+	while (!op->done) {
+		up_turn();
+		stayed &= !worker_of(&up_a)->away && !worker_of(&up_b)->away;
+	}
+	assert_int_equal(op->op.result, 0);
+	return stayed;
+}
+
+/* A machine with other work makes short calls long: then the thread has the rest. */
+static void worker_is_the_loops_for_a_page(void **state)
+{
+	static const struct plan_run page = {.len = 65536, .count = 1};
+	struct plan *plan = up_plan(&page, 1);
+	struct up_place src, dst;
+	unsigned int tries = 0;
+	struct up_op op;
+
+	(void)state;
+	up_place_init(&src, &up_a, MIB, false);
+	up_place_init(&dst, &up_b, MIB, false);
+	up_op_init(&op, XP_WRITE, plan, &src, &dst);
+	up_b.sides = op.op.sides;
+	while (!page_stays(&op))
+		assert_true(tries++ < 1000);
+	up_place_fini(&src, &up_a);
+	up_place_fini(&dst, &up_b);
+	plan_free(plan);
+}
+
+/* As libucp would call for them, in one go: messages that are no fault each. */
+static void messages_unread_over_the_bound_lose_the_peer(void **state)
+{
+	const ucp_am_recv_param_t param = {0};
+	struct ucx_frame frame = {.type = UCX_SERVE, .length = 9};
+	struct ucx_peer *a = (struct ucx_peer *)up_a.peer;
+	uint8_t header[UCX_FRAME_BYTES], bytes[9] = {0};
+
+	(void)state;
+	await(!worker_of(&up_a)->away);
+	memcpy(frame.token, a->net.token_in, sizeof(frame.token));
+	ucx_frame_put(&frame, header);
+	for (unsigned int i = 0; i < UCX_UNREAD_MAX; i++)
+		ucx_line_message(a->transport, header, sizeof(header), bytes,
+				 sizeof(bytes), &param);
+	await(atomic_load(&a->line.unread) == 0);
+	up_spin_ms(10);
+	assert_false(up_a.lost); /* so many are none too many */
+	for (unsigned int i = 0; i <= UCX_UNREAD_MAX; i++)
+		ucx_line_message(a->transport, header, sizeof(header), bytes,
+				 sizeof(bytes), &param);
+	assert_int_equal(atomic_load(&a->line.unread), UCX_UNREAD_MAX);
+	await(up_a.lost && up_b.lost);
+	assert_int_equal(up_a.lost_why.code, ERR_PROTO);
+	up_rejoin();
+}
+
+/* Nothing is left to be had for a message: small ones have the reserve, then it is the
+ * connection that ends. */
+static void message_without_memory_takes_the_reserve(void **state)
+{
+	const ucp_am_recv_param_t param = {0};
+	struct ucx_frame frame = {.type = UCX_SERVE, .length = 9};
+	struct ucx_peer *a = (struct ucx_peer *)up_a.peer;
+	uint8_t header[UCX_FRAME_BYTES], bytes[9] = {0};
+
+	(void)state;
+	await(!worker_of(&up_a)->away && a->line.reserve);
+	memcpy(frame.token, a->net.token_in, sizeof(frame.token));
+	ucx_frame_put(&frame, header);
+	mem_fail_at(1);
+	ucx_line_message(a->transport, header, sizeof(header), bytes, sizeof(bytes),
+			 &param);
+	mem_fail_at(0);
+	assert_null(a->line.reserve);
+	net_peer_kick(&a->net);
+	await(a->line.reserve);
+	assert_false(up_a.lost);
+	mem_fail_from(1);
+	for (int i = 0; i < 2; i++)
+		ucx_line_message(a->transport, header, sizeof(header), bytes,
+				 sizeof(bytes), &param);
+	mem_fail_at(0);
+	await(up_a.lost && up_b.lost);
+	assert_int_equal(up_a.lost_why.code, ERR_NOMEM);
+	up_rejoin();
+}
+
+int main(void)
+{
+#define PAIR(test) cmocka_unit_test_setup_teardown(test, up_begin_pair, up_end)
+	const struct CMUnitTest tests[] = {
+		PAIR(call_that_takes_long_holds_no_loop),
+		PAIR(worker_is_the_loops_for_a_page),
+		PAIR(messages_unread_over_the_bound_lose_the_peer),
+		PAIR(message_without_memory_takes_the_reserve),
+	};
+
+	return up_run_tests("ucx worker", tests, ARRAY_LEN(tests));
+}
