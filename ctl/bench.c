@@ -168,7 +168,7 @@ static int serve_wait(struct kvd_client *client)
 	}
 }
 
-static int serve(struct ctl *ctl)
+static int bench_serve(struct ctl *ctl)
 {
 	struct kvd_client *client;
 	struct bench_memory memory;
@@ -308,7 +308,7 @@ static int show(const struct ctl *ctl, cJSON *peer, cJSON *results)
 }
 
 /* How many rows the case has; 0 after telling why. */
-static uint64_t rows_of(const struct wanted *w, uint64_t size, uint64_t bytes)
+static uint64_t bench_rows_of(const struct wanted *w, uint64_t size, uint64_t bytes)
 {
 	uint64_t most = bytes / size, rows = w->rows;
 
@@ -324,8 +324,8 @@ static uint64_t rows_of(const struct wanted *w, uint64_t size, uint64_t bytes)
 	return 0;
 }
 
-static int measure(struct ctl *ctl, struct wanted *w, const struct bench_ticket *t,
-		   cJSON *results)
+static int bench_measure(struct ctl *ctl, struct wanted *w, const struct bench_ticket *t,
+			 cJSON *results)
 {
 	struct bench_times *times = mem_calloc(BENCH_OPS, sizeof(*times));
 	struct bench_memory local = {.memory = {.fd = -1}};
@@ -339,7 +339,7 @@ static int measure(struct ctl *ctl, struct wanted *w, const struct bench_ticket 
 		r = CTL_ERROR;
 	for (unsigned int i = 0; !r && i < w->size_count; i++) {
 		w->c.size = w->sizes[i];
-		w->c.rows = rows_of(w, w->c.size, t->bytes);
+		w->c.rows = bench_rows_of(w, w->c.size, t->bytes);
 		if (!w->c.rows)
 			r = CTL_USAGE;
 		else if (bench_run(ctl->client, attach, t, &local, &w->c, times) < 0)
@@ -361,7 +361,7 @@ static int run(struct ctl *ctl, struct wanted *w, const struct bench_ticket *t)
 
 	if (!r) {
 		results = cJSON_CreateArray();
-		r = measure(ctl, w, t, results);
+		r = bench_measure(ctl, w, t, results);
 		if (!r)
 			r = show(ctl, peer, results);
 		cJSON_Delete(results);
@@ -403,7 +403,7 @@ int ctl_run_bench(struct ctl *ctl, int argc, char **argv)
 	if (ctl->bench.serve + (ctl->bench.with != NULL) + argc != 1)
 		return ctl_usage("bench: one of --serve, --with SOCKET and a ticket");
 	if (ctl->bench.serve)
-		return serve(ctl);
+		return bench_serve(ctl);
 	r = parse_wanted(ctl, &w);
 	if (r)
 		return r;

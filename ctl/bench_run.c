@@ -161,7 +161,7 @@ static int prepare(struct run *r, uint64_t attach, const struct bench_ticket *ti
 
 /* ---- transfers ---- */
 
-static int post(struct run *r, enum bench_op op)
+static int bench_run_post(struct run *r, enum bench_op op)
 {
 	struct kvd_xfer_args args = {.op = op == BENCH_PUSH ? KVD_WRITE : KVD_READ,
 				     .local = r->local[op],
@@ -173,7 +173,8 @@ static int post(struct run *r, enum bench_op op)
 	return e < 0 ? told(r->client, op == BENCH_PUSH ? "push" : "pull") : 0;
 }
 
-static int failed(const struct run *r, enum bench_op op, const struct kvd_room_status *s)
+static int bench_run_failed(const struct run *r, enum bench_op op,
+			    const struct kvd_room_status *s)
 {
 	struct kvd_error why = {0};
 
@@ -202,12 +203,12 @@ static int finish(struct run *r, enum bench_op op)
 		if (state < 0 || kvd_xfer_read(r->xfer[op], &s) < 0)
 			return told(r->client, "transfer");
 		if (state == KVD_FAILED)
-			return failed(r, op, &s);
+			return bench_run_failed(r, op, &s);
 		if (s.bytes != moved) {
 			moved = s.bytes;
 			end = clock_s() + r->c->timeout_ms / 1e3;
 		} else if (clock_s() > end) {
-			return failed(r, op, &s);
+			return bench_run_failed(r, op, &s);
 		}
 		nanosleep(&pause, NULL);
 	}
@@ -218,7 +219,7 @@ static int timed(struct run *r, enum bench_op op, double *seconds_p)
 {
 	double begin = clock_s();
 
-	if (post(r, op) < 0 || finish(r, op) < 0)
+	if (bench_run_post(r, op) < 0 || finish(r, op) < 0)
 		return -1;
 	*seconds_p = r->last_s[op] = clock_s() - begin;
 	return 0;
@@ -231,7 +232,7 @@ static int by_value(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-static int measure(struct run *r, struct bench_times times[BENCH_OPS])
+static int bench_run_measure(struct run *r, struct bench_times times[BENCH_OPS])
 {
 	for (int op = 0; op < BENCH_OPS; op++)
 		if (timed(r, (enum bench_op)op, &times[op].first_s) < 0)
@@ -260,7 +261,7 @@ int bench_run(struct kvd_client *client, uint64_t attach,
 	int e = prepare(&r, attach, ticket);
 
 	if (e == 0)
-		e = measure(&r, times);
+		e = bench_run_measure(&r, times);
 	for (int op = 0; op < BENCH_OPS; op++) {
 		if (r.xfer[op])
 			kvd_xfer_release(r.xfer[op]);

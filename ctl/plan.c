@@ -65,7 +65,7 @@ static int read_all(FILE *f, const char *path, char **text_p, size_t *len_p)
 	return 0;
 }
 
-static int read_file(const char *path, char **text_p, size_t *len_p)
+static int plan_read_file(const char *path, char **text_p, size_t *len_p)
 {
 	FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "re");
 	int r;
@@ -89,7 +89,7 @@ static int usage(FILE *out)
 	return out == stdout ? 0 : 2;
 }
 
-static int refuse(void)
+static int plan_refuse(void)
 {
 	const struct err *e = err_last();
 
@@ -118,12 +118,12 @@ int plan_main(int argc, char **argv)
 	}
 	if (!path)
 		return usage(stderr);
-	if (read_file(path, &text, &len) < 0 ||
+	if (plan_read_file(path, &text, &len) < 0 ||
 	    plan_answer(text, len, &options, stdout) < 0)
-		return refuse();
+		return plan_refuse();
 	if (fflush(stdout) != 0 || ferror(stdout)) {
 		err_raise_errno(errno, "standard output");
-		return refuse();
+		return plan_refuse();
 	}
 	return 0;
 }

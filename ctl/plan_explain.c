@@ -92,7 +92,8 @@ static void describe_rows(const struct pair *p, char *out, size_t size)
 			 row, rows, apart->what, apart->src, apart->dst);
 }
 
-static void describe(const struct plan_request *req, const struct pair *p, char *line)
+static void plan_explain_describe(const struct plan_request *req, const struct pair *p,
+				  char *line)
 {
 	char rows[LINE_MAX / 2];
 
@@ -138,7 +139,7 @@ static bool layer_line(const struct plan_request *req, struct pair *p, uint32_t 
 	if (!p->src)
 		return false;
 	units_common(p);
-	describe(req, p, line);
+	plan_explain_describe(req, p, line);
 	return true;
 }
 

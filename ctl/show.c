@@ -133,7 +133,7 @@ static cJSON *args_all(void)
 
 /* ---- the daemon -------------------------------------------------------------------- */
 
-static void put(const char *name, const char *value)
+static void show_put(const char *name, const char *value)
 {
 	printf("%-12s %s\n", name, value);
 }
@@ -150,10 +150,10 @@ static void put_transports(const cJSON *health)
 
 static void put_health(const cJSON *health)
 {
-	put("state", ctl_str(health, "state", "?"));
+	show_put("state", ctl_str(health, "state", "?"));
 	if (*ctl_str(health, "why", ""))
-		put("why", ctl_str(health, "why", ""));
-	put("uptime", ctl_ms(ctl_num(health, "uptime_ms")));
+		show_put("why", ctl_str(health, "why", ""));
+	show_put("uptime", ctl_ms(ctl_num(health, "uptime_ms")));
 	printf("%-12s %.0f\n", "sessions", ctl_num(health, "sessions"));
 	printf("%-12s %.0f ms in the last second\n", "loop lag",
 	       ctl_num(health, "lag_ms"));
@@ -182,11 +182,11 @@ int ctl_run_status(struct ctl *ctl, int argc, char **argv)
 		cJSON_AddNumberToObject(health, "pid", info->pid);
 		ctl_print_json(health);
 	} else {
-		put("daemon", info->daemon);
-		put("name", info->name);
-		put("instance", info->instance);
+		show_put("daemon", info->daemon);
+		show_put("name", info->name);
+		show_put("instance", info->instance);
 		printf("%-12s %d\n", "pid", info->pid);
-		put("endpoint", *info->endpoint ? info->endpoint : "-");
+		show_put("endpoint", *info->endpoint ? info->endpoint : "-");
 		put_health(health);
 	}
 	cJSON_Delete(health);

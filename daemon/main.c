@@ -73,7 +73,7 @@ static void on_problem(void *arg, const char *text)
 	log_error("config", NULL, "refused", "why=\"%s\"", text);
 }
 
-static int serve(const struct config *config)
+static int main_serve(const struct config *config)
 {
 	struct kvd_sockets sockets = {.control_fd = -1};
 	struct kvd *kvd = NULL;
@@ -114,7 +114,7 @@ static int load_and(enum action action, struct config_source *source)
 	log_set_level((enum log_level)config->log_level);
 	log_set_format((enum log_format)config->log_format);
 	if (action == RUN)
-		return serve(config);
+		return main_serve(config);
 	printf("%s: fine\n", *config->path ? config->path : "built-in defaults");
 	return EXIT_SUCCESS;
 }

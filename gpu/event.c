@@ -389,7 +389,7 @@ static void watcher_fini(struct watcher *watcher)
 
 /* ---- the loop ---- */
 
-static void on_wake(struct loop_wake *wake)
+static void event_on_wake(struct loop_wake *wake)
 {
 	struct gpu_events *events = container_of(wake, struct gpu_events, wake);
 
@@ -406,7 +406,7 @@ int gpu_events_new(struct gpu *gpu, struct loop *loop, void (*on_change)(void *a
 		return err_pass(-ENOMEM);
 	*events = (struct gpu_events){.gpu = gpu, .on_change = on_change, .arg = arg};
 	list_init(&events->live);
-	r = loop_wake_init(&events->wake, loop, on_wake);
+	r = loop_wake_init(&events->wake, loop, event_on_wake);
 	if (r < 0) {
 		mem_free(events);
 		return err_pass(r);

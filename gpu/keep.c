@@ -45,7 +45,7 @@ static bool same(const struct gpu_kept *kept, const struct gpu_keep_key *key)
 		       0;
 }
 
-static struct gpu_kept *find(struct gpu_keep *keep, const struct gpu_keep_key *key)
+static struct gpu_kept *keep_find(struct gpu_keep *keep, const struct gpu_keep_key *key)
 {
 	struct gpu_kept *kept;
 
@@ -60,7 +60,7 @@ struct gpu_kept *gpu_keep_find(struct gpu_device *device, const struct gpu_keep_
 	struct gpu_kept *kept;
 
 	pthread_mutex_lock(&device->keep.lock);
-	kept = find(&device->keep, key);
+	kept = keep_find(&device->keep, key);
 	if (kept && kept->ready) {
 		kept->uses++;
 		list_remove(&kept->link);
@@ -124,7 +124,7 @@ struct gpu_kept *gpu_keep_new(struct gpu_device *device, const struct gpu_keep_k
 	struct gpu_kept *kept = NULL;
 
 	pthread_mutex_lock(&device->keep.lock);
-	if (!find(&device->keep, key) && room_make(device, 0))
+	if (!keep_find(&device->keep, key) && room_make(device, 0))
 		kept = kept_new(key);
 	if (kept) {
 		list_push_back(&device->keep.lists, &kept->link);

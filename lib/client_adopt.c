@@ -61,7 +61,7 @@ struct mover {
 	size_t window_bytes;
 };
 
-static int failed(int code, const char *what)
+static int client_adopt_failed(int code, const char *what)
 {
 	int no = errno;
 
@@ -110,18 +110,20 @@ static int uffd_begin(struct mover *m, uint64_t begin, uint64_t end)
 
 	m->uffd = uffd_open();
 	if (m->uffd < 0)
-		return failed(
+		return client_adopt_failed(
 			KVD_E_PERM,
 			"this process may not use userfaultfd with write-protect, "
 			"without which stores of other threads would be lost (allow "
 			"it, or promise with `quiet` that there are none)");
 	if (ioctl(m->uffd, UFFDIO_REGISTER, &reg) < 0)
-		return failed(KVD_E_IMPORT,
-			      errno == EBUSY ? "another userfaultfd watches the memory"
-					     : "userfaultfd refuses the memory");
+		return client_adopt_failed(
+			KVD_E_IMPORT, errno == EBUSY
+					      ? "another userfaultfd watches the memory"
+					      : "userfaultfd refuses the memory");
 	if (!(reg.ioctls & (UINT64_C(1) << _UFFDIO_WRITEPROTECT))) {
 		errno = ENOSYS;
-		return failed(KVD_E_PERM, "userfaultfd cannot write-protect the memory");
+		return client_adopt_failed(KVD_E_PERM,
+					   "userfaultfd cannot write-protect the memory");
 	}
 	return 0;
 }
@@ -196,15 +198,15 @@ static int slice_move(struct mover *m, uint64_t begin, uint64_t bytes, uint64_t 
 	int r = client_memory_fill(m->window + block, ADOPT_HUGE_BYTES, &huge);
 
 	if (r < 0)
-		return failed(-r, "pages for the memfd");
+		return client_adopt_failed(-r, "pages for the memfd");
 	if (m->uffd >= 0 && old_present(begin, bytes) < 0)
-		return failed(KVD_E_IO, "MADV_POPULATE_WRITE");
+		return client_adopt_failed(KVD_E_IO, "MADV_POPULATE_WRITE");
 	if (m->uffd >= 0 && uffd_protect(m, begin, bytes, true) < 0)
-		return failed(KVD_E_IO, "UFFDIO_WRITEPROTECT");
+		return client_adopt_failed(KVD_E_IO, "UFFDIO_WRITEPROTECT");
 	slice_copy(m->window + offset, (const uint8_t *)(uintptr_t)begin, bytes);
 	r = slice_replace(m, begin, bytes, offset);
 	if (r < 0) {
-		r = failed(KVD_E_IO, "mmap");
+		r = client_adopt_failed(KVD_E_IO, "mmap");
 		if (m->uffd >= 0)
 			(void)uffd_protect(m, begin, bytes, false);
 		return r;
@@ -238,7 +240,7 @@ static int range_move(struct adopt_range *range, bool quiet)
 
 	m.window = client_memory_map(range->fd, m.window_bytes);
 	if (!m.window)
-		return failed(KVD_E_IO, "mapping the memfd");
+		return client_adopt_failed(KVD_E_IO, "mapping the memfd");
 	(void)madvise(m.window, m.window_bytes, MADV_DONTFORK);
 	if (!quiet)
 		r = uffd_begin(&m, range->begin + range->done, end);
@@ -268,7 +270,7 @@ static struct adopt_range *range_new(struct adopt_registry *registry, uint64_t b
 	fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (fd < 0 || ftruncate(fd, (off_t)file_bytes(file_begin, end - begin)) < 0 ||
 	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0) {
-		failed(KVD_E_IO, "memfd");
+		client_adopt_failed(KVD_E_IO, "memfd");
 		return NULL;
 	}
 	adopt_fork_watch();

@@ -38,7 +38,7 @@
 #define CUDA_NOT_INITIALIZED 3	/* nothing can be registered yet */
 #define CUDA_DEINITIALIZED 4
 
-static int refuse(const char *what, uint64_t at)
+static int client_adopt_check_refuse(const char *what, uint64_t at)
 {
 	client_error_set(client_error_thread(), KVD_E_IMPORT,
 			 "adopt: the memory at %#" PRIx64 " %s", at, what);
@@ -57,28 +57,30 @@ static int area_check(void *arg, const struct maps_area *area)
 	struct walk *walk = arg;
 
 	if (area->begin > walk->at)
-		return refuse("is not mapped", walk->at);
+		return client_adopt_check_refuse("is not mapped", walk->at);
 	if (area->shared)
-		return refuse("is shared already: register it as it is (memfd, shm)",
-			      area->begin);
+		return client_adopt_check_refuse(
+			"is shared already: register it as it is (memfd, shm)",
+			area->begin);
 	if (strstr(area->name, "anon_hugepage"))
-		return refuse("lies in huge TLB pages, which cannot be moved",
-			      area->begin);
+		return client_adopt_check_refuse(
+			"lies in huge TLB pages, which cannot be moved", area->begin);
 	if (area->inode)
-		return refuse("belongs to a file", area->begin);
+		return client_adopt_check_refuse("belongs to a file", area->begin);
 	if (strcmp(area->name, "[heap]") == 0)
-		return refuse("is the heap (brk), which malloc moves and trims",
-			      area->begin);
+		return client_adopt_check_refuse(
+			"is the heap (brk), which malloc moves and trims", area->begin);
 	if (strncmp(area->name, "[stack", 6) == 0 ||
 	    (walk->stack >= area->begin && walk->stack < area->end &&
 	     walk->stack >= walk->at))
-		return refuse("is a stack", area->begin);
+		return client_adopt_check_refuse("is a stack", area->begin);
 	if (area->name[0] == '[' && strncmp(area->name, "[anon", 5) != 0)
-		return refuse("is the kernel's own", area->begin);
+		return client_adopt_check_refuse("is the kernel's own", area->begin);
 	if (!area->readable || !area->writable)
-		return refuse("cannot be read and written", area->begin);
+		return client_adopt_check_refuse("cannot be read and written",
+						 area->begin);
 	if (area->executable)
-		return refuse("is executable", area->begin);
+		return client_adopt_check_refuse("is executable", area->begin);
 	walk->at = area->end;
 	return 0;
 }
@@ -95,7 +97,7 @@ static int map_check(uint64_t begin, uint64_t end)
 		walk.stack = 0;
 	r = maps_each(begin, end, area_check, &walk);
 	if (r == 0 && walk.at < end)
-		r = refuse("is not mapped", walk.at);
+		r = client_adopt_check_refuse("is not mapped", walk.at);
 	return r;
 }
 
@@ -129,7 +131,7 @@ static int chunk_check(uint64_t address, uint64_t bytes, uint64_t page, uint64_t
 	int r;
 
 	if (address % 16 || address < sizeof(words))
-		return refuse(not_its_own, address);
+		return client_adopt_check_refuse(not_its_own, address);
 	r = map_check(header / page * page, address + 1);
 	if (r < 0)
 		return r;
@@ -139,7 +141,7 @@ static int chunk_check(uint64_t address, uint64_t bytes, uint64_t page, uint64_t
 	if ((words.size & CHUNK_FLAGS) != CHUNK_IS_MMAPPED || words.before > header ||
 	    begin % page || end % page || end < address || end - address < bytes ||
 	    end - begin < CHUNK_BYTES_MIN || end - address - bytes >= bytes)
-		return refuse(not_its_own, address);
+		return client_adopt_check_refuse(not_its_own, address);
 	*begin_p = begin;
 	*end_p = end;
 	return 0;
@@ -175,12 +177,12 @@ static int cuda_check(uint64_t begin, uint64_t end, uint64_t page)
 		if (answer == CUDA_NOT_INITIALIZED || answer == CUDA_DEINITIALIZED)
 			break;
 		if (answer == 0)
-			r = refuse(
+			r = client_adopt_check_refuse(
 				"is registered with CUDA (cudaHostRegister, or its own "
 				"allocation): unregister it, adopt, register it again",
 				at);
 		else if (answer != CUDA_INVALID_VALUE)
-			r = refuse(
+			r = client_adopt_check_refuse(
 				"may be registered with CUDA: the driver would not tell; "
 				"call from a thread with a CUDA context",
 				at);

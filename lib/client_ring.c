@@ -181,7 +181,8 @@ static void *map_shared(int fd, uint64_t bytes)
 }
 
 /* Takes the eventfd out of fds on success. */
-static struct client_ring *ring_map(int fds[3], uint64_t entries, uint64_t arena_bytes)
+static struct client_ring *client_ring_ring_map(int fds[3], uint64_t entries,
+						uint64_t arena_bytes)
 {
 	struct client_ring *ring;
 
@@ -216,7 +217,7 @@ static int ring_shared(struct client_request *req, int result, const cJSON *repl
 	if (!client_get_u64(reply, "entries", &entries) ||
 	    !client_get_u64(reply, "arena_bytes", &arena) || conn->in_fd_count < 3)
 		return client_fail(client, KVD_E_PROTO, "session.share: another answer");
-	client->ring = ring_map(conn->in_fds, entries, arena);
+	client->ring = client_ring_ring_map(conn->in_fds, entries, arena);
 	return client->ring ? 0
 			    : client_fail(client, KVD_E_PROTO,
 					  "session.share: memory of another form");

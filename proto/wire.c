@@ -180,21 +180,21 @@ static const struct row rows[WIRE_T_END] = {
 	_Static_assert((cap) <= BODY_MAX, #NAME " fits into a frame");
 WIRE_MESSAGES(WIRE_CAP_FITS)
 
-static const struct row *row_of(unsigned int type)
+static const struct row *wire_row_of(unsigned int type)
 {
 	return type < WIRE_T_END && rows[type].name ? &rows[type] : NULL;
 }
 
 const char *wire_type_name(unsigned int type)
 {
-	const struct row *row = row_of(type);
+	const struct row *row = wire_row_of(type);
 
 	return row ? row->name : "?";
 }
 
 size_t wire_body_cap(unsigned int type)
 {
-	const struct row *row = row_of(type);
+	const struct row *row = wire_row_of(type);
 
 	return row ? row->cap : 0;
 }
@@ -205,7 +205,7 @@ void wire_print_reference(FILE *out)
 	      "|---|---|---|---|---|\n",
 	      out);
 	for (unsigned int type = 0; type < WIRE_T_END; type++) {
-		const struct row *row = row_of(type);
+		const struct row *row = wire_row_of(type);
 
 		if (!row)
 			continue;
@@ -263,7 +263,7 @@ static bool carries_versions(unsigned int type)
 
 static int frame_judge(const struct wire_header *h, size_t len)
 {
-	const struct row *row = row_of(h->type);
+	const struct row *row = wire_row_of(h->type);
 
 	if (h->body_len != len - WIRE_HEADER_BYTES)
 		return err_raise(ERR_PROTO,

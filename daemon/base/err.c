@@ -35,7 +35,7 @@ static const struct row rows[ERR_CODE_END] = {
 
 static _Thread_local struct err last;
 
-static const struct row *row_of(enum err_code code)
+static const struct row *err_row_of(enum err_code code)
 {
 	if ((unsigned int)code == 0 || (unsigned int)code >= ERR_CODE_END)
 		code = ERR_INTERNAL;
@@ -44,7 +44,7 @@ static const struct row *row_of(enum err_code code)
 
 static void fill(struct err *e, enum err_code code)
 {
-	const struct row *row = row_of(code);
+	const struct row *row = err_row_of(code);
 
 	e->code = code;
 	e->scope = row->scope;
@@ -61,7 +61,7 @@ int(err_raise)(enum err_code code, const char *fmt, ...)
 	va_end(ap);
 	fill(&last, code);
 	memcpy(last.text, text, sizeof(text));
-	return -row_of(code)->no;
+	return -err_row_of(code)->no;
 }
 
 int(err_raise_errno)(int no, const char *fmt, ...)
@@ -136,17 +136,17 @@ void err_set(struct err *dst, enum err_code code, const char *fmt, ...)
 int(err_reraise)(const struct err *src)
 {
 	last = *src;
-	return -row_of(src->code)->no;
+	return -err_row_of(src->code)->no;
 }
 
 const char *err_name(enum err_code code)
 {
-	return code == ERR_OK ? "OK" : row_of(code)->name;
+	return code == ERR_OK ? "OK" : err_row_of(code)->name;
 }
 
 const char *err_meaning(enum err_code code)
 {
-	return code == ERR_OK ? "no error" : row_of(code)->meaning;
+	return code == ERR_OK ? "no error" : err_row_of(code)->meaning;
 }
 
 const char *err_scope_name(enum err_scope scope)
@@ -160,17 +160,17 @@ const char *err_scope_name(enum err_scope scope)
 
 enum err_scope err_default_scope(enum err_code code)
 {
-	return row_of(code)->scope;
+	return err_row_of(code)->scope;
 }
 
 bool err_default_retryable(enum err_code code)
 {
-	return row_of(code)->retryable;
+	return err_row_of(code)->retryable;
 }
 
 int err_errno(enum err_code code)
 {
-	return row_of(code)->no;
+	return err_row_of(code)->no;
 }
 
 enum err_code err_from_wire(uint32_t n)

@@ -73,7 +73,7 @@ static size_t find_slot(const struct idmap *map, const struct probe *probe)
 	return slot;
 }
 
-static struct idmap_entry *find(const struct idmap *map, const struct probe *probe)
+static struct idmap_entry *idmap_find(const struct idmap *map, const struct probe *probe)
 {
 	uint32_t n = map->index_cap ? map->index[find_slot(map, probe)] : 0;
 
@@ -104,7 +104,7 @@ static void compact(struct idmap *map)
 }
 
 /* Room for one more entry. */
-static int reserve(struct idmap *map)
+static int idmap_reserve(struct idmap *map)
 {
 	size_t cap = map->cap ? 2 * map->cap : CAP_MIN;
 	cleanup_free uint32_t *index = NULL;
@@ -133,15 +133,15 @@ static int reserve(struct idmap *map)
 	return 0;
 }
 
-static int put(struct idmap *map, const struct probe *probe, void *value)
+static int idmap_do_put(struct idmap *map, const struct probe *probe, void *value)
 {
 	char *bytes = NULL;
 	int r;
 
 	assert(value);
-	if (find(map, probe))
+	if (idmap_find(map, probe))
 		return err_raise(ERR_EXIST, "map: the key is there already");
-	r = reserve(map);
+	r = idmap_reserve(map);
 	if (r < 0)
 		return err_pass(r);
 	if (probe->bytes) {
@@ -179,7 +179,7 @@ static void index_close(struct idmap *map, size_t gap)
 	map->index[gap] = 0;
 }
 
-static void *take(struct idmap *map, const struct probe *probe)
+static void *idmap_take(struct idmap *map, const struct probe *probe)
 {
 	struct idmap_entry *e;
 	size_t slot;
@@ -233,26 +233,27 @@ bool idmap_next(const struct idmap *map, struct idmap_cursor *cursor)
 
 int idmap_put(struct idmap *map, uint64_t key, void *value)
 {
-	return put(map, &(struct probe){.key = key, .hash = hash_of(key)}, value);
+	return idmap_do_put(map, &(struct probe){.key = key, .hash = hash_of(key)},
+			    value);
 }
 
 void *idmap_get(const struct idmap *map, uint64_t key)
 {
 	struct idmap_entry *e =
-		find(map, &(struct probe){.key = key, .hash = hash_of(key)});
+		idmap_find(map, &(struct probe){.key = key, .hash = hash_of(key)});
 
 	return e ? e->value : NULL;
 }
 
 void *idmap_remove(struct idmap *map, uint64_t key)
 {
-	return take(map, &(struct probe){.key = key, .hash = hash_of(key)});
+	return idmap_take(map, &(struct probe){.key = key, .hash = hash_of(key)});
 }
 
 void *idmap_swap(struct idmap *map, uint64_t key, void *value)
 {
 	struct idmap_entry *e =
-		find(map, &(struct probe){.key = key, .hash = hash_of(key)});
+		idmap_find(map, &(struct probe){.key = key, .hash = hash_of(key)});
 	void *old = e ? e->value : NULL;
 
 	assert(value);
@@ -288,13 +289,13 @@ int strmap_put_bytes(struct strmap *map, const void *key, size_t len, void *valu
 		return err_raise(ERR_TOOBIG, "map: a key of %zu bytes, at most %u", len,
 				 STRMAP_KEY_MAX);
 	probe = probe_bytes(key, len);
-	return put(&map->map, &probe, value);
+	return idmap_do_put(&map->map, &probe, value);
 }
 
 void *strmap_get_bytes(const struct strmap *map, const void *key, size_t len)
 {
 	struct probe probe = probe_bytes(key, len);
-	struct idmap_entry *e = find(&map->map, &probe);
+	struct idmap_entry *e = idmap_find(&map->map, &probe);
 
 	return e ? e->value : NULL;
 }
@@ -303,7 +304,7 @@ void *strmap_remove_bytes(struct strmap *map, const void *key, size_t len)
 {
 	struct probe probe = probe_bytes(key, len);
 
-	return take(&map->map, &probe);
+	return idmap_take(&map->map, &probe);
 }
 
 int strmap_put(struct strmap *map, const char *key, void *value)

@@ -55,7 +55,7 @@ const char *log_level_name(enum log_level level)
 }
 
 /* False when the site has used up this second; *dropped_p = what it left out. */
-static bool admit(struct log_site *site, uint32_t *dropped_p)
+static bool log_admit(struct log_site *site, uint32_t *dropped_p)
 {
 	struct timespec now;
 
@@ -103,7 +103,7 @@ void log_write(struct log_site *site, enum log_level level, const char *subsyste
 	va_list ap;
 
 	pthread_mutex_lock(&lock);
-	if (!admit(site, &dropped)) {
+	if (!log_admit(site, &dropped)) {
 		pthread_mutex_unlock(&lock);
 		return;
 	}

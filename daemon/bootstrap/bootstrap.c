@@ -304,7 +304,7 @@ void bootstrap_tick_start(struct bootstrap *b)
 	loop_timer_start(&b->tick, b->options.ttl_ns / 3);
 }
 
-static void on_tick(struct loop_timer *timer)
+static void bootstrap_on_tick(struct loop_timer *timer)
 {
 	struct bootstrap *b = container_of(timer, struct bootstrap, tick);
 	struct publication *pub;
@@ -469,7 +469,7 @@ int bootstrap_new(const struct bootstrap_args *args, struct bootstrap **bootstra
 	board_init(&b->board, &b->options);
 	list_init(&b->publications);
 	list_init(&b->calls);
-	loop_timer_init(&b->tick, b->loop, on_tick);
+	loop_timer_init(&b->tick, b->loop, bootstrap_on_tick);
 	*bootstrap_p = b;
 	return 0;
 }

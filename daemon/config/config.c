@@ -80,7 +80,7 @@ static void problem(struct load *load, unsigned int line, const char *fmt, ...)
 		load->source->on_problem(load->source->arg, err.text);
 }
 
-static size_t row_of(const struct load *load, const char *name)
+static size_t config_row_of(const struct load *load, const char *name)
 {
 	size_t i = 0;
 
@@ -92,8 +92,8 @@ static size_t row_of(const struct load *load, const char *name)
 /* Of the options named, the line set last: that one made the combination. */
 static unsigned int line_of(const struct load *load, const char *a, const char *b)
 {
-	unsigned int line_a = load->line[row_of(load, a)];
-	unsigned int line_b = load->line[row_of(load, b)];
+	unsigned int line_a = load->line[config_row_of(load, a)];
+	unsigned int line_b = load->line[config_row_of(load, b)];
 
 	return line_a > line_b ? line_a : line_b;
 }
@@ -118,7 +118,7 @@ static void set_option(struct load *load, size_t row, const char *value)
 static int on_pair(void *arg, const char *section, const char *name, const char *value)
 {
 	struct load *load = arg;
-	size_t row = row_of(load, name);
+	size_t row = config_row_of(load, name);
 
 	if (row == load->count)
 		problem(load, load->at_line,
@@ -157,7 +157,7 @@ static char *next_line(char *buf, int size, void *arg)
 }
 
 /* The file's bytes; ERR_CONFIG with its name. */
-static int read_file(const char *path, char **text_p, size_t *len_p)
+static int config_read_file(const char *path, char **text_p, size_t *len_p)
 {
 	cleanup_free char *text = mem_zalloc(FILE_MAX_BYTES + 1);
 	FILE *file;
@@ -187,7 +187,7 @@ static int load_file(struct load *load)
 	static char comments[] = ";#";
 	cleanup_free char *text = NULL;
 	size_t len = 0;
-	int r = read_file(load->path, &text, &len);
+	int r = config_read_file(load->path, &text, &len);
 
 	if (r < 0)
 		return err_pass(r);
@@ -560,8 +560,8 @@ int config_load(struct config *config, const struct config_source *source)
 		if (r < 0)
 			return err_pass(r);
 	}
-	if (name &&
-	    setting_parse(&load->options[row_of(load, "name")], name, &load->config) < 0)
+	if (name && setting_parse(&load->options[config_row_of(load, "name")], name,
+				  &load->config) < 0)
 		problem(load, 0, "name '%.64s': %s", name, err_last()->text);
 	resolve(load);
 	r = run_checks(load);

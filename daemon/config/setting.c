@@ -47,7 +47,7 @@ static void *field(const struct setting *setting, const void *base)
 	return (char *)(uintptr_t)base + setting->offset;
 }
 
-static int refuse(const struct setting *setting, const char *why)
+static int setting_refuse(const struct setting *setting, const char *why)
 {
 	char range[SETTING_TEXT_MAX];
 
@@ -87,7 +87,7 @@ static void print_with_unit(uint64_t value, const struct unit *units, char *buf)
 static int store_ranged(const struct setting *setting, uint64_t value, void *base)
 {
 	if (value < setting->min || value > setting->max)
-		return refuse(setting, "outside the range");
+		return setting_refuse(setting, "outside the range");
 	if (setting->size == sizeof(uint32_t))
 		*(uint32_t *)field(setting, base) = (uint32_t)value;
 	else
@@ -102,17 +102,17 @@ static int parse_with_unit(const struct setting *setting, const char *text, void
 	uint64_t value;
 
 	if (!digits(text, 10, &value, &rest))
-		return refuse(setting, "not a whole number with a unit");
+		return setting_refuse(setting, "not a whole number with a unit");
 	while (*rest == ' ' || *rest == '\t')
 		rest++;
 	if (!*rest)
-		return refuse(setting, "the unit is missing");
+		return setting_refuse(setting, "the unit is missing");
 	while (units->name && strcmp(units->name, rest) != 0)
 		units++;
 	if (!units->name)
-		return refuse(setting, "not a unit for this value");
+		return setting_refuse(setting, "not a unit for this value");
 	if (__builtin_mul_overflow(value, units->scale, &value))
-		return refuse(setting, "outside the range");
+		return setting_refuse(setting, "outside the range");
 	return store_ranged(setting, value, base);
 }
 
@@ -143,7 +143,7 @@ static int parse_plain(const struct setting *setting, const char *text, void *ba
 	uint64_t value;
 
 	if (!digits(text, radix, &value, &rest) || *rest)
-		return refuse(setting, why);
+		return setting_refuse(setting, why);
 	return store_ranged(setting, value, base);
 }
 
@@ -183,7 +183,7 @@ static int parse_bool(const struct setting *setting, const char *text, void *bas
 	bool yes = strcmp(text, "yes") == 0 || strcmp(text, "true") == 0;
 
 	if (!yes && strcmp(text, "no") != 0 && strcmp(text, "false") != 0)
-		return refuse(setting, "neither yes nor no");
+		return setting_refuse(setting, "neither yes nor no");
 	*(bool *)field(setting, base) = yes;
 	return 0;
 }
@@ -202,7 +202,7 @@ static int parse_enum(const struct setting *setting, const char *text, void *bas
 			return 0;
 		}
 	}
-	return refuse(setting, "not a known word");
+	return setting_refuse(setting, "not a known word");
 }
 
 static void format_enum(const struct setting *setting, const void *base, char *buf)
@@ -215,12 +215,12 @@ static int parse_text(const struct setting *setting, const char *text, void *bas
 {
 	for (const char *p = text; *p; p++) {
 		if ((unsigned char)*p < 0x20 || *p == 0x7f)
-			return refuse(setting, "control characters");
+			return setting_refuse(setting, "control characters");
 	}
 	if (strlen(text) >= setting->size)
-		return refuse(setting, "too long");
+		return setting_refuse(setting, "too long");
 	if (setting->type == SETTING_PATH && *text && *text != '/')
-		return refuse(setting, "not an absolute path");
+		return setting_refuse(setting, "not an absolute path");
 	snprintf(field(setting, base), setting->size, "%s", text);
 	return 0;
 }
@@ -256,7 +256,7 @@ static int id_of(const struct setting *setting, const char *word, uint32_t *id_p
 
 	if (digits(word, 10, &value, &rest) && !*rest) {
 		if (value >= UINT32_MAX) /* -1 means "no id" to the kernel */
-			return refuse(setting, "not a user or group number");
+			return setting_refuse(setting, "not a user or group number");
 		*id_p = (uint32_t)value;
 		return 0;
 	}
@@ -264,14 +264,14 @@ static int id_of(const struct setting *setting, const char *word, uint32_t *id_p
 		const struct passwd *pw = getpwnam(word);
 
 		if (!pw)
-			return refuse(setting, "no such user");
+			return setting_refuse(setting, "no such user");
 		*id_p = pw->pw_uid;
 		return 0;
 	}
 	const struct group *gr = getgrnam(word);
 
 	if (!gr)
-		return refuse(setting, "no such group");
+		return setting_refuse(setting, "no such group");
 	*id_p = gr->gr_gid;
 	return 0;
 }
@@ -285,7 +285,7 @@ static int parse_ids(const struct setting *setting, const char *text, void *base
 
 	while (next_word(&text, word, sizeof(word), &too_long)) {
 		if (too_long || ids.count == SETTING_IDS_MAX)
-			return refuse(setting, "too long");
+			return setting_refuse(setting, "too long");
 		r = id_of(setting, word, &ids.id[ids.count]);
 		if (r < 0)
 			return err_pass(r);
@@ -314,9 +314,9 @@ static int parse_words(const struct setting *setting, const char *text, void *ba
 
 	while (next_word(&text, word, sizeof(word), &too_long)) {
 		if (too_long || words.count == SETTING_WORDS_MAX)
-			return refuse(setting, "too long");
+			return setting_refuse(setting, "too long");
 		if (setting_words_have(&words, word))
-			return refuse(setting, "a word is there twice");
+			return setting_refuse(setting, "a word is there twice");
 		memcpy(words.word[words.count++], word, sizeof(word));
 	}
 	*(struct setting_words *)field(setting, base) = words;

@@ -108,8 +108,8 @@ static void answer_ranks(struct request *req, const struct bootstrap_rank *ranks
 	reply_walk_begin(&walk->reply, req);
 }
 
-static void on_done(struct bootstrap_call *call, const struct err *err,
-		    const struct bootstrap_rank *ranks, unsigned int count)
+static void commands_group_on_done(struct bootstrap_call *call, const struct err *err,
+				   const struct bootstrap_rank *ranks, unsigned int count)
 {
 	struct group_call *gc = container_of(call, struct group_call, call);
 
@@ -130,7 +130,7 @@ static struct group_call *group_call_new(struct request *req)
 
 	if (!gc)
 		return NULL;
-	gc->call.on_done = on_done;
+	gc->call.on_done = commands_group_on_done;
 	gc->req = req;
 	return gc;
 }

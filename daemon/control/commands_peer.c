@@ -30,7 +30,7 @@ struct connect {
 
 static struct list waiting = LIST_INIT(waiting);
 
-static void describe(struct brief *out, const struct remote *remote)
+static void commands_peer_describe(struct brief *out, const struct remote *remote)
 {
 	const struct peer *peer = remote->peer;
 	const struct xp_peer_base *xp = (const struct xp_peer_base *)remote->xp;
@@ -65,7 +65,7 @@ static void connect_end(struct connect *c, const struct err *why)
 	if (why) {
 		request_fail(c->req, why);
 	} else {
-		describe(&brief, c->remote);
+		commands_peer_describe(&brief, c->remote);
 		request_reply_brief(c->req, &brief);
 	}
 	handshake_release(hs, c->remote);
@@ -160,7 +160,7 @@ static int run_list(struct request *req)
 
 		if (!ok)
 			break;
-		describe(&brief, remote);
+		commands_peer_describe(&brief, remote);
 		one = cJSON_Duplicate(brief.nodes, true);
 		ok = one && cJSON_AddItemToArray(out, one);
 	}
@@ -171,7 +171,8 @@ struct forget_args {
 	const char *endpoint, *instance; /* one of them */
 };
 
-static struct remote *find(struct request *req, const struct forget_args *args)
+static struct remote *commands_peer_find(struct request *req,
+					 const struct forget_args *args)
 {
 	const char *endpoint = args->endpoint, *instance = args->instance;
 	struct remote *remote;
@@ -193,7 +194,7 @@ static int run_forget(struct request *req)
 
 	if (!args->endpoint == !args->instance)
 		return err_raise(ERR_INVAL, "one of endpoint and instance is wanted");
-	remote = find(req, args);
+	remote = commands_peer_find(req, args);
 	if (!remote)
 		return err_pass(-ENOENT);
 	err_set(&why, ERR_PEER, "%.150s: forgotten by an administrator (pid %d)",

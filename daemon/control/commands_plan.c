@@ -35,7 +35,7 @@ static int plan_into(const struct request *req, FILE *out)
 	return err_pass(plan_json_rows(req->line, REPLY_ROWS_MAX, NULL, out));
 }
 
-static void plan_work(struct offload_job *job)
+static void commands_plan_plan_work(struct offload_job *job)
 {
 	struct planning *p = container_of(job, struct planning, job);
 	FILE *out = open_memstream(&p->answer, &p->len);
@@ -49,7 +49,7 @@ static void plan_work(struct offload_job *job)
 		job->result = err_raise(ERR_NOMEM, "no memory for a plan");
 }
 
-static void plan_done(struct offload_job *job)
+static void commands_plan_plan_done(struct offload_job *job)
 {
 	struct planning *p = container_of(job, struct planning, job);
 	struct request *req = p->req;
@@ -76,7 +76,8 @@ static int plan_run(struct request *req)
 	if (!p)
 		return err_pass(-ENOMEM);
 	p->req = req;
-	p->job = (struct offload_job){.work = plan_work, .done = plan_done};
+	p->job = (struct offload_job){.work = commands_plan_plan_work,
+				      .done = commands_plan_plan_done};
 	offload_submit(req->kvd->offload, &p->job);
 	return 0;
 }

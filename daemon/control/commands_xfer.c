@@ -383,7 +383,7 @@ struct xfer_args {
 	bool wait; /* of xfer.release */
 };
 
-static struct transfer *find(struct request *req)
+static struct transfer *commands_xfer_find(struct request *req)
 {
 	const struct xfer_args *args = request_args(req);
 	struct xfer_session *xs = session_of(req);
@@ -424,7 +424,7 @@ static int reply_fault(struct request *req, const struct err *err)
 static int run_state(struct request *req)
 {
 	const struct xfer_args *args = request_args(req);
-	const struct transfer *t = find(req);
+	const struct transfer *t = commands_xfer_find(req);
 	const struct err *fault;
 
 	if (t)
@@ -435,7 +435,7 @@ static int run_state(struct request *req)
 
 static int run_cancel(struct request *req)
 {
-	struct transfer *t = find(req);
+	struct transfer *t = commands_xfer_find(req);
 
 	if (!t)
 		return err_pass(-ENOENT);
@@ -448,7 +448,7 @@ static int run_cancel(struct request *req)
 static int run_release(struct request *req)
 {
 	const struct xfer_args *args = request_args(req);
-	struct transfer *t = find(req);
+	struct transfer *t = commands_xfer_find(req);
 
 	if (!t)
 		return err_pass(-ENOENT);

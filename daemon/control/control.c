@@ -160,7 +160,8 @@ static int socket_inherit(int fd)
 
 /* ---- coming in ---- */
 
-static void refuse(struct control *control, int fd, const struct session_peer *peer)
+static void control_refuse(struct control *control, int fd,
+			   const struct session_peer *peer)
 {
 	char text[REPLY_ERROR_MAX];
 	struct err err;
@@ -223,7 +224,7 @@ static int check_cap(const struct kvd *kvd, pid_t pid)
 						  : "");
 }
 
-static int admit(struct control *control, const struct session_peer *peer)
+static int control_admit(struct control *control, const struct session_peer *peer)
 {
 	const struct config *config = control->kvd->config;
 	cleanup_free gid_t *gids = NULL;
@@ -255,10 +256,10 @@ static void welcome(struct control *control, int fd)
 		peer.pid = cred.pid;
 		peer.uid = cred.uid;
 		peer.gid = cred.gid;
-		r = admit(control, &peer);
+		r = control_admit(control, &peer);
 	}
 	if (r < 0)
-		refuse(control, fd, &peer);
+		control_refuse(control, fd, &peer);
 }
 
 static void on_listener(struct loop_fd *watch, int events)

@@ -52,7 +52,7 @@ void inbox_fini(struct inbox *inbox)
 	inbox_line_free(inbox);
 }
 
-static int reserve(struct inbox *inbox, size_t want, uint64_t cap)
+static int inbox_reserve(struct inbox *inbox, size_t want, uint64_t cap)
 {
 	size_t need = inbox->len + want, size = inbox->cap ? inbox->cap : FIRST_BYTES;
 	char *line;
@@ -121,7 +121,7 @@ static ssize_t receive_some(struct inbox *inbox, size_t want)
 
 int inbox_take(struct inbox *inbox, size_t want, uint64_t cap)
 {
-	int r = reserve(inbox, want, cap);
+	int r = inbox_reserve(inbox, want, cap);
 
 	if (r < 0)
 		return err_pass(r);

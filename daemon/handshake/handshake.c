@@ -115,7 +115,7 @@ static const char *unfit(const struct handshake *hs, const struct remote *remote
 	return NULL;
 }
 
-static struct transport *choose(struct handshake *hs, struct remote *remote)
+static struct transport *handshake_choose(struct handshake *hs, struct remote *remote)
 {
 	char why[200] = "";
 	size_t n = 0;
@@ -140,7 +140,7 @@ static struct transport *choose(struct handshake *hs, struct remote *remote)
 static int open_line(struct handshake *hs, struct remote *remote)
 {
 	struct peer *peer = remote->peer;
-	struct transport *t = choose(hs, remote);
+	struct transport *t = handshake_choose(hs, remote);
 	const struct peer_address *address;
 	struct xp_peer_args args = {
 		.self = peer->self, .dial = peer->lower, .owner = remote};
@@ -165,7 +165,7 @@ static int open_line(struct handshake *hs, struct remote *remote)
 	return err_pass(r);
 }
 
-static void start(struct handshake *hs, struct remote *remote)
+static void handshake_start(struct handshake *hs, struct remote *remote)
 {
 	int r;
 
@@ -219,7 +219,7 @@ static void on_xp_closed(void *arg)
 	remote->xp = NULL;
 	express_fini(remote);
 	if (remote->start_again && sm_state(&remote->peer->sm) == PEER_UP && !hs->closing)
-		start(hs, remote);
+		handshake_start(hs, remote);
 	else
 		remote_try_free(hs, remote);
 }
@@ -278,7 +278,7 @@ static void on_key(void *owner, struct xp_key *key, const struct err *err)
 }
 
 /* An arm that answers busy means: progress again before sleeping. */
-static bool on_prepare(struct loop_prepare *prepare)
+static bool handshake_on_prepare(struct loop_prepare *prepare)
 {
 	struct handshake *hs = container_of(prepare, struct handshake, before_sleep);
 	bool busy = false;
@@ -396,7 +396,7 @@ static void on_up(void *owner, struct peer *peer)
 		remote->start_again = true;
 		remote->why.code = ERR_OK; /* rooms of now wait for the new line */
 	} else {
-		start(hs, remote);
+		handshake_start(hs, remote);
 	}
 }
 
@@ -498,7 +498,7 @@ int handshake_new(struct kvd *kvd, const struct handshake_events *events,
 	hs->events = *events;
 	list_init(&hs->remotes);
 	list_init(&hs->published);
-	hs->before_sleep.on_prepare = on_prepare;
+	hs->before_sleep.on_prepare = handshake_on_prepare;
 	loop_prepare_add(kvd->loop, &hs->before_sleep);
 	hs->scratch = mem_zalloc(WIRE_FRAME_MAX);
 	hs->blob_scratch = mem_zalloc(WIRE_FRAME_MAX);
@@ -594,7 +594,7 @@ int handshake_reach(struct handshake *hs, const char *endpoint, struct remote **
 	*remote_p = remote;
 	/* the self peer may have come up inside peers_dial(), before it had us */
 	if (sm_state(&peer->sm) == PEER_UP && !remote->xp && remote->why.code == ERR_OK)
-		start(hs, remote);
+		handshake_start(hs, remote);
 	return 0;
 }
 

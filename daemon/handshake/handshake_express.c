@@ -41,7 +41,7 @@ static bool serves(const struct express_out *out)
 	       out->remote->peer->epoch == out->epoch;
 }
 
-static void on_sent(struct xp_op *op)
+static void handshake_express_on_sent(struct xp_op *op)
 {
 	struct express_out *out = container_of(op, struct express_out, op);
 	struct remote *remote = out->remote;
@@ -67,7 +67,7 @@ static int express_send(void *owner, const void *frame, size_t len)
 		.op = {.kind = XP_WRITE,
 		       .header = out->header,
 		       .header_len = 1 + len,
-		       .on_done = on_sent},
+		       .on_done = handshake_express_on_sent},
 		.remote = remote,
 		.epoch = remote->peer->epoch,
 	};

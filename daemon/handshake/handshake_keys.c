@@ -57,7 +57,7 @@ static void map_all(struct finder *finder)
 			err_clear(); /* then its key is asked for anew */
 }
 
-static struct remote_region *find(struct finder *finder, uint64_t id)
+static struct remote_region *handshake_keys_find(struct finder *finder, uint64_t id)
 {
 	struct remote_pool *pool = finder->pool;
 	struct remote_region *it = NULL;
@@ -82,7 +82,7 @@ void keys_carry(struct remote_pool *old, struct remote_pool *pool)
 		return;
 	for (uint32_t i = 0; i < pool->region_count; i++) {
 		struct remote_region *region = &pool->regions[i];
-		struct remote_region *from = find(&finder, region->id);
+		struct remote_region *from = handshake_keys_find(&finder, region->id);
 
 		if (!from || !from->key || from->lent || !is_same(from, region))
 			continue;

@@ -96,7 +96,7 @@ static int parts_init(struct body_parts *parts)
 	return parts->layout && parts->regions && parts->buffers ? 0 : err_pass(-ENOMEM);
 }
 
-static int too_large(const struct wire_register *msg)
+static int handshake_pools_too_large(const struct wire_register *msg)
 {
 	return err_raise(ERR_TOOBIG, "%s '%.63s' takes more than %zu bytes to describe",
 			 msg->kind == OBJECT_SESSION ? "session" : "pool", msg->name,
@@ -114,7 +114,7 @@ static int send_register(struct handshake *hs, struct remote *remote,
 	handshake_body(hs, &out);
 	r = wire_register_put(&out, msg);
 	if (r < 0 || out.pos > wire_body_cap(WIRE_T_REGISTER))
-		return err_pass(too_large(msg));
+		return err_pass(handshake_pools_too_large(msg));
 	return peer_send_express(remote->peer, WIRE_T_REGISTER, hs->scratch, out.pos);
 }
 
@@ -148,7 +148,8 @@ static int register_pool(struct handshake *hs, struct remote *remote,
 		cursor_put_u64(&buf, pool->layout->buffers[b]);
 	}
 	if (r >= 0 && (reg.bad || buf.bad))
-		r = too_large(&msg); /* the other side would miss what was announced */
+		r = handshake_pools_too_large(
+			&msg); /* the other side would miss what was announced */
 	if (r < 0)
 		goto out;
 	msg.layout = (struct wire_blob){parts.layout, lay.pos};
@@ -185,7 +186,7 @@ int handshake_share_session(struct handshake *hs, struct remote *remote,
 			continue;
 		r = put_region(&reg, region, remote);
 		if (r >= 0 && (reg.bad || n == REMOTE_REGIONS_MAX))
-			r = too_large(&msg);
+			r = handshake_pools_too_large(&msg);
 		if (r < 0)
 			goto out;
 		n++;
@@ -644,7 +645,7 @@ static int answer(struct handshake *hs, struct remote *remote, uint64_t object,
 					 hs->scratch, out.pos);
 }
 
-static int check_caps(const struct remote *remote, size_t bytes)
+static int handshake_pools_check_caps(const struct remote *remote, size_t bytes)
 {
 	if (remote->pool_count < REMOTE_POOLS_MAX &&
 	    bytes <= REMOTE_BYTES_MAX - remote->pool_bytes)
@@ -677,7 +678,7 @@ static int on_register(struct handshake *hs, struct remote *remote, struct curso
 	if (old && !old->is_session)
 		return err_raise(ERR_PROTO, "REGISTER: object %llu twice",
 				 (unsigned long long)msg.object);
-	if (check_caps(remote, bytes) < 0) {
+	if (handshake_pools_check_caps(remote, bytes) < 0) {
 		err_take(&why);
 		return answer(hs, remote, msg.object, &why);
 	}

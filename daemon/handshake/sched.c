@@ -162,7 +162,7 @@ static void end_turn(struct sched_flow *flow)
 		list_push_back(&flow->line->turns, &bucket->link);
 }
 
-static void post(struct sched_line *line, struct sched_op *op)
+static void sched_post(struct sched_line *line, struct sched_op *op)
 {
 	struct sched_flow *flow = op->flow;
 	struct err why;
@@ -191,7 +191,7 @@ static void on_pump(struct loop_defer *defer)
 	struct sched_op *op;
 
 	while (line->xp && (op = next_op(line)))
-		post(line, op);
+		sched_post(line, op);
 }
 
 void sched_line_init(struct sched_line *line, struct sched *sched)

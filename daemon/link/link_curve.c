@@ -60,7 +60,7 @@ struct file {
 	size_t size;
 };
 
-static int read_file(const char *path, struct file *file_p)
+static int link_curve_read_file(const char *path, struct file *file_p)
 {
 	cleanup_close int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
 	cleanup_free char *text = NULL;
@@ -111,7 +111,7 @@ int curve_keys_load(const char *path, struct curve_keys *keys_p)
 	size_t len;
 	int r;
 
-	r = read_file(path, &file);
+	r = link_curve_read_file(path, &file);
 	if (r < 0)
 		return err_pass(r);
 	rest = file.text;
@@ -270,7 +270,7 @@ int curve_allow_load(const char *path, struct curve_allow **allow_p)
 	char *rest, *line;
 	int r;
 
-	r = read_file(path, &file);
+	r = link_curve_read_file(path, &file);
 	if (r < 0)
 		return err_pass(r);
 	cleanup_free char *text = file.text;

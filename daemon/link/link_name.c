@@ -161,7 +161,7 @@ static void take_family(struct link_name *name, const struct addrinfo *list, int
 			number_add(name, ai);
 }
 
-static void ask(struct link_name *name)
+static void link_name_ask(struct link_name *name)
 {
 	name->question = question_ask(name);
 	if (!name->question)
@@ -189,7 +189,7 @@ static void try_next(struct link_name *name)
 	name->on_address(name->owner, address);
 }
 
-static void on_wake(struct loop_wake *wake)
+static void link_name_on_wake(struct loop_wake *wake)
 {
 	struct link_name *name = container_of(wake, struct link_name, wake);
 	struct question *q = name->question;
@@ -219,7 +219,7 @@ static void on_wake(struct loop_wake *wake)
 	}
 }
 
-static void on_timer(struct loop_timer *timer)
+static void link_name_on_timer(struct loop_timer *timer)
 {
 	struct link_name *name = container_of(timer, struct link_name, timer);
 
@@ -228,7 +228,7 @@ static void on_timer(struct loop_timer *timer)
 	if (name->next < name->count)
 		try_next(name);
 	else
-		ask(name);
+		link_name_ask(name);
 }
 
 /* ---- for the link ---- */
@@ -242,18 +242,18 @@ int link_name_new(struct loop *loop, const char *host, const char *port,
 
 	if (!name)
 		return err_pass(-ENOMEM);
-	r = loop_wake_init(&name->wake, loop, on_wake);
+	r = loop_wake_init(&name->wake, loop, link_name_on_wake);
 	if (r < 0) {
 		mem_free(name);
 		return err_pass(r);
 	}
-	loop_timer_init(&name->timer, loop, on_timer);
+	loop_timer_init(&name->timer, loop, link_name_on_timer);
 	snprintf(name->host, sizeof(name->host), "%s", host);
 	snprintf(name->port, sizeof(name->port), "%s", port);
 	name->on_address = on_address;
 	name->owner = owner;
 	name->pause_ns = PAUSE_MIN_NS;
-	ask(name);
+	link_name_ask(name);
 	*name_p = name;
 	return 0;
 }

@@ -208,7 +208,7 @@ static bool receive_part(struct link_zmq *zmq, size_t *bytes_p)
 	return true;
 }
 
-static void drain(struct link_zmq *zmq)
+static void link_zmq_drain(struct link_zmq *zmq)
 {
 	size_t bytes = 0;
 
@@ -226,15 +226,15 @@ static void drain(struct link_zmq *zmq)
 static void on_router_ready(struct loop_fd *watch, int events)
 {
 	(void)events;
-	drain(container_of(watch, struct link_zmq, fd));
+	link_zmq_drain(container_of(watch, struct link_zmq, fd));
 }
 
-static bool on_prepare(struct loop_prepare *prepare)
+static bool link_zmq_on_prepare(struct loop_prepare *prepare)
 {
 	struct link_zmq *zmq = container_of(prepare, struct link_zmq, prepare);
 
 	if (zmq->link.backlog)
-		drain(zmq);
+		link_zmq_drain(zmq);
 	return zmq->link.backlog;
 }
 
@@ -652,7 +652,7 @@ int link_zmq_new(struct loop *loop, const struct config *config, struct link **l
 	zmq->loop = loop;
 	zmq->queue_frames = (int)config->peer_queue_frames;
 	list_init(&zmq->lines);
-	zmq->prepare.on_prepare = on_prepare;
+	zmq->prepare.on_prepare = link_zmq_on_prepare;
 	list_init(&zmq->prepare.link);
 	r = context_open(zmq, config);
 	if (r == 0)

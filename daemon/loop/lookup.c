@@ -7,7 +7,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/thread.h"
 
-static void *ask(void *arg)
+static void *lookup_ask(void *arg)
 {
 	struct lookup *lookup = arg;
 	const struct addrinfo hints = {.ai_family = AF_UNSPEC,
@@ -22,7 +22,7 @@ static void *ask(void *arg)
 int lookup_start(struct lookup *lookup)
 {
 	pthread_t thread;
-	int r = thread_start("kvd-lookup", ask, lookup, &thread);
+	int r = thread_start("kvd-lookup", lookup_ask, lookup, &thread);
 
 	if (r == 0)
 		pthread_detach(thread);

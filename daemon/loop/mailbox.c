@@ -4,7 +4,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 
-static void on_wake(struct loop_wake *wake)
+static void mailbox_on_wake(struct loop_wake *wake)
 {
 	mailbox_deliver(container_of(wake, struct mailbox, wake));
 }
@@ -20,7 +20,7 @@ int mailbox_init(struct mailbox *box, struct loop *loop,
 	int r;
 
 	*box = (struct mailbox){0};
-	r = loop_wake_init(&box->wake, loop, on_wake);
+	r = loop_wake_init(&box->wake, loop, mailbox_on_wake);
 	if (r < 0)
 		return err_pass(r);
 	loop_defer_init(&box->deliver, on_deliver);
@@ -43,7 +43,7 @@ void mailbox_fini(struct mailbox *box)
 }
 
 /* Was the box empty? */
-static bool put(struct mailbox *box, struct list *item)
+static bool mailbox_do_put(struct mailbox *box, struct list *item)
 {
 	bool first;
 
@@ -57,13 +57,13 @@ static bool put(struct mailbox *box, struct list *item)
 
 void mailbox_put(struct mailbox *box, struct list *item)
 {
-	if (put(box, item))
+	if (mailbox_do_put(box, item))
 		loop_wake(&box->wake);
 }
 
 void mailbox_post(struct mailbox *box, struct list *item)
 {
-	(void)put(box, item);
+	(void)mailbox_do_put(box, item);
 	loop_defer(box->wake.watch.loop, &box->deliver);
 }
 

@@ -102,7 +102,7 @@ static void run_finished(struct offload *o)
 	}
 }
 
-static void on_wake(struct loop_wake *wake)
+static void offload_on_wake(struct loop_wake *wake)
 {
 	struct offload *o = container_of(wake, struct offload, wake);
 
@@ -139,7 +139,7 @@ static int offload_make(struct loop *loop, unsigned int threads,
 	pthread_cond_init(&o->more, NULL);
 	list_init(&o->queue);
 	list_init(&o->finished);
-	r = loop_wake_init(&o->wake, loop, on_wake);
+	r = loop_wake_init(&o->wake, loop, offload_on_wake);
 	if (r == 0)
 		r = start_threads(o, threads);
 	if (r < 0) {

@@ -562,7 +562,7 @@ static void on_deliver(struct loop_defer *defer)
 	copy_done_deliver(&container_of(defer, struct copier, deliver)->done);
 }
 
-static int worker_start(struct worker *worker)
+static int copy_worker_start(struct worker *worker)
 {
 	int r = copy_hand_new(&worker->hand);
 
@@ -598,7 +598,7 @@ int copier_new(struct loop *loop, unsigned int threads, uint64_t slice_bytes,
 		r = -ENOMEM;
 	for (; r == 0 && copier->worker_count < threads; copier->worker_count++) {
 		copier->workers[copier->worker_count].copier = copier;
-		r = worker_start(&copier->workers[copier->worker_count]);
+		r = copy_worker_start(&copier->workers[copier->worker_count]);
 	}
 	if (r < 0) {
 		copier_free(copier);

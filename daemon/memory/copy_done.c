@@ -3,14 +3,14 @@
 
 #include "daemon/memory/copy.h"
 
-static void on_wake(struct loop_wake *wake)
+static void copy_done_on_wake(struct loop_wake *wake)
 {
 	copy_done_deliver(container_of(wake, struct copy_done, wake));
 }
 
 int copy_done_init(struct copy_done *done, struct loop *loop)
 {
-	int r = loop_wake_init(&done->wake, loop, on_wake);
+	int r = loop_wake_init(&done->wake, loop, copy_done_on_wake);
 
 	if (r < 0)
 		return err_pass(r);

@@ -201,7 +201,7 @@ static void worker_free(struct gpu_worker *worker)
 	mem_free(worker);
 }
 
-static int worker_start(struct gpu_worker *worker)
+static int copy_gpu_worker_start(struct gpu_worker *worker)
 {
 	int r = copy_hand_new(&worker->pipe.hand);
 
@@ -235,7 +235,7 @@ static int worker_find(struct copy_gpu *gpu, struct gpu_device *device,
 	list_init(&worker->ready);
 	list_init(&worker->link);
 	pthread_cond_init(&worker->more, NULL);
-	r = worker_start(worker);
+	r = copy_gpu_worker_start(worker);
 	if (r < 0) {
 		worker_free(worker);
 		return err_pass(r);

@@ -11,12 +11,12 @@ struct release {
 	struct memory *memory;
 };
 
-static void release_work(struct offload_job *job)
+static void release_release_work(struct offload_job *job)
 {
 	memory_unref(container_of(job, struct release, job)->memory);
 }
 
-static void release_done(struct offload_job *job)
+static void release_release_done(struct offload_job *job)
 {
 	mem_free(container_of(job, struct release, job));
 }
@@ -36,7 +36,7 @@ void memory_release(struct offload *offload, struct memory *memory)
 		return;
 	}
 	release->memory = memory;
-	release->job.work = release_work;
-	release->job.done = release_done;
+	release->job.work = release_release_work;
+	release->job.done = release_release_done;
 	offload_submit(offload, &release->job);
 }

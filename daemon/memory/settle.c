@@ -68,7 +68,7 @@ static void *settle_main(void *arg)
 }
 
 /* It lives as long as the process. Signals are the loop's. */
-static bool start(void)
+static bool settle_start(void)
 {
 	sigset_t every, old;
 	pthread_t tid;
@@ -91,7 +91,7 @@ void settle(void *first, size_t bytes)
 
 	pthread_mutex_lock(&all.lock);
 	if (!all.running)
-		all.running = start();
+		all.running = settle_start();
 	if (all.running && all.given - all.taken < RANGES_MAX) {
 		all.ranges[all.given % RANGES_MAX].first = first;
 		all.ranges[all.given % RANGES_MAX].bytes = bytes;

@@ -95,7 +95,7 @@ static bool wanted_by_others(const struct tokens *t)
 }
 
 /* Each daemon begins elsewhere, so that they rarely try what another has. */
-static bool take(struct tokens *t)
+static bool tokens_take(struct tokens *t)
 {
 	unsigned int start = (unsigned int)getpid() * 2654435761u;
 
@@ -127,7 +127,7 @@ bool tokens_may_run(struct tokens *t, unsigned int running, uint64_t now_ns)
 {
 	if (!t || running < 1 + t->held)
 		return true;
-	if (now_ns >= t->rest_ns && take(t)) {
+	if (now_ns >= t->rest_ns && tokens_take(t)) {
 		if (t->held == 1)
 			t->took_ns = now_ns;
 		want(t, false);

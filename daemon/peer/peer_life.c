@@ -150,7 +150,7 @@ void peer_attempt_failed(struct peer_impl *impl, const struct err *why)
 }
 
 /* Copy what the proven peering says to where the owner sees it. */
-static void publish(struct peer_impl *impl)
+static void peer_life_publish(struct peer_impl *impl)
 {
 	struct peers *peers = impl->peers;
 	struct peering *cur = &impl->cur;
@@ -255,7 +255,7 @@ bool peer_bring_up(struct peer_impl *impl)
 	if (!impl->next.live || peers->closing)
 		return false; /* on_down ended it */
 	peering_promote(impl);
-	publish(impl);
+	peer_life_publish(impl);
 	impl->heard_ns = impl->window_ns = impl->used_ns = peer->up_since_ns;
 	impl->proven_ns = loop_clock_ns(peers->loop);
 	impl->pong_owed = 0;

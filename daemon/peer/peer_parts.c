@@ -65,7 +65,7 @@ void peer_whole_drop(struct peer_impl *impl)
 	impl->whole = (struct peer_whole){0};
 }
 
-static int begin(struct peer_impl *impl, const struct wire_part *part)
+static int peer_parts_begin(struct peer_impl *impl, const struct wire_part *part)
 {
 	struct peer_whole *whole = &impl->whole;
 
@@ -86,7 +86,7 @@ static int begin(struct peer_impl *impl, const struct wire_part *part)
 	return 0;
 }
 
-static int take(struct peer_impl *impl, const struct wire_part *part)
+static int peer_parts_take(struct peer_impl *impl, const struct wire_part *part)
 {
 	struct peer_whole *whole = &impl->whole;
 	int r = 0;
@@ -94,7 +94,7 @@ static int take(struct peer_impl *impl, const struct wire_part *part)
 	if (!(impl->peer.features & PEER_FEATURE_PARTS))
 		r = err_raise(ERR_PROTO, "PART: parts were not agreed");
 	if (r >= 0 && !whole->total)
-		r = begin(impl, part);
+		r = peer_parts_begin(impl, part);
 	if (r < 0)
 		return err_pass(r);
 	if (part->type != whole->type || part->total != whole->total ||
@@ -132,7 +132,7 @@ void peer_part_take(struct peer_impl *impl, const struct wire_header *h,
 	int r = wire_part_get(body, &part);
 
 	if (r >= 0)
-		r = take(impl, &part);
+		r = peer_parts_take(impl, &part);
 	if (r < 0) {
 		err_take(&why);
 		peer_bring_down(impl, &why, true);

@@ -180,8 +180,8 @@ static bool layer_span(const struct coverage *cov, struct plan_layers layers,
 }
 
 /* The sets that the layers name, after splitting when needed. */
-static int choose(struct coverage *cov, struct plan_layers layers, uint32_t *lo,
-		  uint32_t *hi)
+static int coverage_choose(struct coverage *cov, struct plan_layers layers, uint32_t *lo,
+			   uint32_t *hi)
 {
 	bool all = layer_span(cov, layers, lo, hi);
 	int r;
@@ -208,7 +208,7 @@ int coverage_add(struct coverage *cov, struct plan_layers layers, uint64_t begin
 
 	if (begin >= end)
 		return 0;
-	r = choose(cov, layers, &lo, &hi);
+	r = coverage_choose(cov, layers, &lo, &hi);
 	if (r < 0)
 		return r;
 	for (uint32_t i = lo; i < hi; i++) {
@@ -229,7 +229,7 @@ int coverage_remove(struct coverage *cov, struct plan_layers layers, uint64_t be
 		    uint64_t end)
 {
 	uint32_t lo, hi;
-	int r = choose(cov, layers, &lo, &hi);
+	int r = coverage_choose(cov, layers, &lo, &hi);
 
 	if (r < 0 || begin >= end)
 		return r;

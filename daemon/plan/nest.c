@@ -192,7 +192,7 @@ int nest_boxes_add(struct nest_boxes *boxes, const struct nest_box *box)
 	return 0;
 }
 
-static int by_destination(const void *a, const void *b)
+static int nest_by_destination(const void *a, const void *b)
 {
 	const struct nest_box *x = a, *y = b;
 
@@ -206,8 +206,8 @@ static int by_destination(const void *a, const void *b)
 static void sort(struct nest_box *boxes, size_t count)
 {
 	for (size_t i = 1; i < count; i++) {
-		if (by_destination(&boxes[i - 1], &boxes[i]) > 0) {
-			qsort(boxes, count, sizeof(*boxes), by_destination);
+		if (nest_by_destination(&boxes[i - 1], &boxes[i]) > 0) {
+			qsort(boxes, count, sizeof(*boxes), nest_by_destination);
 			return;
 		}
 	}

@@ -162,7 +162,7 @@ static int span_compare(const void *a, const void *b)
 }
 
 /* All rows, by destination. */
-static struct plan_span *rows_of(const struct plan *plan)
+static struct plan_span *plan_json_rows_of(const struct plan *plan)
 {
 	struct plan_span *rows = mem_calloc(plan->rows, sizeof(*rows));
 	struct plan_walk walk;
@@ -185,7 +185,7 @@ static struct plan_span *rows_of(const struct plan *plan)
 
 static int write_plan(const struct plan *plan, FILE *out)
 {
-	struct plan_span *rows cleanup_free = rows_of(plan);
+	struct plan_span *rows cleanup_free = plan_json_rows_of(plan);
 
 	if (!rows)
 		return -err_errno(ERR_NOMEM);

@@ -50,7 +50,7 @@ static inline bool same_buffers(const struct plan_run *a, const struct plan_run 
 }
 
 /* Room for `more` runs. */
-static int reserve(struct runs *runs, size_t more)
+static int runs_reserve(struct runs *runs, size_t more)
 {
 	size_t need = runs->count + more, cap = runs->cap ? runs->cap : RUNS_FIRST;
 	void *items;
@@ -74,7 +74,7 @@ static int reserve(struct runs *runs, size_t more)
 
 static int push(struct runs *runs, const struct plan_run *run)
 {
-	int r = reserve(runs, 1);
+	int r = runs_reserve(runs, 1);
 
 	if (r < 0)
 		return err_pass(r);
@@ -192,7 +192,7 @@ int runs_append_all(struct runs *runs, const struct runs *from,
 		if (i == 0) {
 			r = runs_append(runs, &run);
 			if (r == 0)
-				r = reserve(runs, from->count);
+				r = runs_reserve(runs, from->count);
 			if (r < 0)
 				return err_pass(r);
 			out = runs->items + runs->count - 1;
@@ -204,7 +204,7 @@ int runs_append_all(struct runs *runs, const struct runs *from,
 	return 0;
 }
 
-static int by_destination(const void *a, const void *b)
+static int runs_by_destination(const void *a, const void *b)
 {
 	const struct plan_run *x = a, *y = b;
 
@@ -216,9 +216,9 @@ static int by_destination(const void *a, const void *b)
 void runs_sort(struct runs *runs)
 {
 	for (size_t i = 1; i < runs->count; i++) {
-		if (by_destination(&runs->items[i - 1], &runs->items[i]) > 0) {
+		if (runs_by_destination(&runs->items[i - 1], &runs->items[i]) > 0) {
 			qsort(runs->items, runs->count, sizeof(*runs->items),
-			      by_destination);
+			      runs_by_destination);
 			return;
 		}
 	}

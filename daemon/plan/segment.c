@@ -87,7 +87,7 @@ static int token_range(const struct plan_map *map, size_t index, const struct si
 	return r < 0 ? err_pass(r) : 0;
 }
 
-static int by_destination(const void *a, const void *b)
+static int segment_by_destination(const void *a, const void *b)
 {
 	const struct segment *x = a, *y = b;
 
@@ -173,7 +173,8 @@ static int sort(struct segment_list *list, uint32_t page_tokens)
 {
 	if (list->count >= RADIX_MIN && list->count <= UINT32_MAX)
 		return sort_radix(list, page_tokens);
-	qsort(list->segments, list->count, sizeof(*list->segments), by_destination);
+	qsort(list->segments, list->count, sizeof(*list->segments),
+	      segment_by_destination);
 	return 0;
 }
 
@@ -200,8 +201,9 @@ static size_t whole_pages(const struct side *src, const struct side *dst, size_t
 
 /* Cut tokens [t, end) at every page end; the caller has made room. Whole pages
  * that follow each other on both sides are blocks of one segment at once. */
-static size_t cut(struct segment *out, const struct side *src, const struct side *dst,
-		  uint64_t t, uint64_t end, bool *sorted_p)
+static size_t segment_cut(struct segment *out, const struct side *src,
+			  const struct side *dst, uint64_t t, uint64_t end,
+			  bool *sorted_p)
 {
 	size_t si = (size_t)((t - src->first) / src->page_tokens);
 	size_t di = (size_t)((t - dst->first) / dst->page_tokens);
@@ -223,7 +225,7 @@ static size_t cut(struct segment *out, const struct side *src, const struct side
 				      .blocks = 1};
 		if (len == src->page_tokens && len == dst->page_tokens)
 			s->blocks = whole_pages(src, dst, si, di, end - t);
-		if (n > 0 && by_destination(&out[n - 1], s) > 0)
+		if (n > 0 && segment_by_destination(&out[n - 1], s) > 0)
 			*sorted_p = false;
 		n++;
 		t += len * s->blocks;
@@ -281,7 +283,7 @@ int segment_map_init(struct segment_map *sm, const struct plan_map *map, size_t 
 			   sizeof(struct segment));
 	if (!sm->cuts.segments)
 		return -err_errno(ERR_NOMEM);
-	sm->cuts.count = cut(sm->cuts.segments, &s, &d, begin, end, &sorted);
+	sm->cuts.count = segment_cut(sm->cuts.segments, &s, &d, begin, end, &sorted);
 	r = sorted ? 0 : sort(&sm->cuts, sm->dst_page_tokens);
 	return r < 0 ? err_pass(r) : 0;
 }
@@ -371,7 +373,7 @@ static void extend(uint64_t v, uint64_t *min_p, uint64_t *max_p)
 		*max_p = v;
 }
 
-static void measure(struct segment_list *list, uint32_t page_tokens)
+static void segment_measure(struct segment_list *list, uint32_t page_tokens)
 {
 	list->slot_min = list->page_min = list->token_min = UINT64_MAX;
 	for (size_t i = 0; i < list->count; i++) {
@@ -403,6 +405,6 @@ int segment_map_list(struct segment_map *sm, bool src_flat, bool dst_flat,
 	list->count = sm->cuts.count;
 	list->made = true;
 	join_all(sm, src_flat, dst_flat, list);
-	measure(list, sm->dst_page_tokens);
+	segment_measure(list, sm->dst_page_tokens);
 	return 0;
 }

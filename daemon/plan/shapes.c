@@ -34,7 +34,7 @@ int shape_new(uint32_t rank, struct layout **layout_p)
 	return 0;
 }
 
-static int failed(void)
+static int shapes_failed(void)
 {
 	return -err_errno(err_last()->code);
 }
@@ -45,7 +45,7 @@ int shape_buffer(struct layout *layout, uint64_t len, uint32_t *index_p)
 			   sizeof(*p), "buffers");
 
 	if (!p)
-		return failed();
+		return shapes_failed();
 	layout->buffers = p;
 	p[layout->buffer_count] = len;
 	*index_p = layout->buffer_count++;
@@ -63,7 +63,7 @@ int shape_view(struct layout *layout, const char *name, uint32_t page_tokens,
 	p = grow(layout->views, layout->view_count, LAYOUT_VIEWS_MAX, sizeof(*p),
 		 "views");
 	if (!p)
-		return failed();
+		return shapes_failed();
 	layout->views = p;
 	p += layout->view_count++;
 	memcpy(p->name, name, strlen(name) + 1);
@@ -79,7 +79,7 @@ int shape_layer(struct layout_view *view, uint32_t layer, struct layout_layer **
 				      sizeof(*p), "layers");
 
 	if (!p)
-		return failed();
+		return shapes_failed();
 	view->layers = p;
 	p += view->layer_count++;
 	p->layer = layer;
@@ -98,7 +98,7 @@ int shape_field(struct layout_layer *layer, const char *name,
 	p = grow(layer->fields, layer->field_count, LAYOUT_FIELDS_MAX, sizeof(*p),
 		 "fields");
 	if (!p)
-		return failed();
+		return shapes_failed();
 	layer->fields = p;
 	p += layer->field_count++;
 	*p = *field;

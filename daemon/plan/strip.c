@@ -321,7 +321,7 @@ void strips_fini(struct strips *strips)
 	*strips = (struct strips){0};
 }
 
-static int by_destination(const void *a, const void *b)
+static int strip_by_destination(const void *a, const void *b)
 {
 	const struct strip *x = a, *y = b;
 
@@ -341,9 +341,9 @@ static int by_destination(const void *a, const void *b)
 void strips_sort(struct strips *strips)
 {
 	for (size_t i = 1; i < strips->count; i++) {
-		if (by_destination(&strips->items[i - 1], &strips->items[i]) > 0) {
+		if (strip_by_destination(&strips->items[i - 1], &strips->items[i]) > 0) {
 			qsort(strips->items, strips->count, sizeof(*strips->items),
-			      by_destination);
+			      strip_by_destination);
 			return;
 		}
 	}

@@ -91,7 +91,7 @@ unsigned int room_flags(const struct room *room)
 	return flags;
 }
 
-static void publish(struct room *room)
+static void room_publish(struct room *room)
 {
 	room->version = rooms_next_version(room->rooms);
 	room_cursors_pass(room->rooms, &room->session_link);
@@ -155,7 +155,7 @@ void room_move(struct room *room, enum room_state to)
 		room->ended_ns = now;
 		log_end(room);
 	}
-	publish(room);
+	room_publish(room);
 	room_clock_set(room);
 	if (room_terminal(room))
 		finish(room);
@@ -277,7 +277,7 @@ void room_init(struct room *room)
 
 void room_open_done(struct room *room)
 {
-	publish(room);
+	room_publish(room);
 	room_clock_set(room);
 }
 

@@ -73,7 +73,7 @@ void mails_drop(struct room *room, const struct party *party)
 	}
 }
 
-static void again(struct mail *mail)
+static void room_mail_again(struct mail *mail)
 {
 	loop_defer(rooms_kvd(mail->room->rooms)->loop, &mail->go);
 }
@@ -84,13 +84,13 @@ static bool is_behind(struct mail *mail)
 	if (!rooms_behind(mail->room))
 		return false;
 	room_kick(mail->room);
-	again(mail);
+	room_mail_again(mail);
 	return true;
 }
 
 /* ---- out ---- */
 
-static int too_large(enum wire_type type)
+static int room_mail_too_large(enum wire_type type)
 {
 	return err_raise(ERR_TOOBIG, "%s: pages and wants take more than %zu bytes",
 			 type == WIRE_T_OFFER ? "offer" : "room.bind",
@@ -133,7 +133,7 @@ static int letter_send(struct mail *mail)
 		blob_end(out, wants_at);
 	}
 	if (out->bad || out->pos > wire_body_cap(mail->type))
-		return err_pass(too_large(mail->type));
+		return err_pass(room_mail_too_large(mail->type));
 	if (out->pos <= pages_a_turn(mail->room) * RUN_BYTES) /* few runs, after all */
 		return err_pass(
 			handshake_send(party->remote, mail->type, out->base, out->pos));
@@ -150,7 +150,7 @@ static void on_write(struct loop_defer *go)
 	if (is_behind(mail))
 		return;
 	if (room_live(room) && maps_write_some(&mail->writer, pages_a_turn(room))) {
-		again(mail);
+		room_mail_again(mail);
 		return;
 	}
 	r = room_live(room) ? letter_send(mail) : 0;
@@ -189,7 +189,7 @@ static int letter_begin(struct party *party, enum wire_type type,
 	mail->out.pos -= 4 * (blobs - 1);
 	mail->views_at = mail->out.pos;
 	maps_writer_begin(&mail->writer, &mail->out, maps);
-	again(mail);
+	room_mail_again(mail);
 	return 0;
 }
 
@@ -223,7 +223,7 @@ int mail_tell(struct party *party, enum wire_type type,
 		(struct wire_blob){blobs.base + views_len, blobs.pos - views_len},
 		&out) < 0 ||
 	    out.pos > wire_body_cap(type))
-		return err_pass(too_large(type));
+		return err_pass(room_mail_too_large(type));
 	return err_pass(handshake_send(party->remote, type, out.base, out.pos));
 }
 
@@ -240,7 +240,7 @@ static void on_read(struct loop_defer *go)
 		return;
 	r = maps_read_some(&mail->reader, pages_a_turn(room));
 	if (r > 0) {
-		again(mail);
+		room_mail_again(mail);
 		return;
 	}
 	if (r < 0)
@@ -288,7 +288,7 @@ static int read_later(struct party *party, struct move *move, struct room_messag
 	mail->move = move;
 	if (move)
 		move->mail = mail;
-	again(mail);
+	room_mail_again(mail);
 	*mail_p = mail;
 	return 1;
 }

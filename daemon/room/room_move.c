@@ -68,7 +68,7 @@ static uint64_t bytes_of(const struct move *move)
 	return move->plan ? move->plan->bytes : move->bytes;
 }
 
-static uint64_t rows_of(const struct move *move)
+static uint64_t room_move_rows_of(const struct move *move)
 {
 	return move->plan ? move->plan->rows : 0; /* the peer's own plan */
 }
@@ -82,7 +82,7 @@ static void trace(const struct move *move, const char *what)
 	snprintf(object, sizeof(object), "%ju", (uintmax_t)move->room->number);
 	log_trace("room", object, what, "role=%s seq=%ju bytes=%ju rows=%ju peer=%s",
 		  room_role_names[move->room->role], (uintmax_t)seq_of(move),
-		  (uintmax_t)bytes_of(move), (uintmax_t)rows_of(move),
+		  (uintmax_t)bytes_of(move), (uintmax_t)room_move_rows_of(move),
 		  move->party->remote->label);
 }
 
@@ -113,7 +113,7 @@ static void add_used(struct room_used *sum, const struct move *move,
 		     const struct xp_used *used)
 {
 	sum->bytes += bytes_of(move);
-	sum->rows += rows_of(move);
+	sum->rows += room_move_rows_of(move);
 	sum->staged += used->staged;
 	sum->descriptors += used->descriptors;
 }
@@ -174,7 +174,7 @@ void move_end(struct move *move)
 	if (!move->job.submitted ||
 	    offload_cancel(rooms_kvd(move->room->rooms)->offload, &move->job))
 		retire(move);
-	/* else a helper reads it: plan_done() goes on */
+	/* else a helper reads it: room_move_plan_done() goes on */
 }
 
 static void move_free(struct move *move)
@@ -211,7 +211,7 @@ void moves_free_ended(struct room *room)
 
 /* ---- planning ---- */
 
-static void plan_work(struct offload_job *job)
+static void room_move_plan_work(struct offload_job *job)
 {
 	struct move *move = container_of(job, struct move, job);
 	struct plan_request req = {.src = move->plan_src,
@@ -229,7 +229,7 @@ static void plan_work(struct offload_job *job)
 		err_take(&job->err);
 }
 
-static void plan_done(struct offload_job *job)
+static void room_move_plan_done(struct offload_job *job)
 {
 	struct move *move = container_of(job, struct move, job);
 
@@ -275,12 +275,13 @@ void move_plan(struct move *move, const struct layout *src, const struct layout 
 	move->plan_want_count = want_count;
 	move->planned = then;
 	move_to(move, MOVE_PLANNING);
-	move->job = (struct offload_job){.work = plan_work, .done = plan_done};
+	move->job = (struct offload_job){.work = room_move_plan_work,
+					 .done = room_move_plan_done};
 	list_init(&move->job.link);
 	if (work_of(move) > PLAN_INLINE_ROWS) {
 		offload_submit(kvd->offload, &move->job);
 		return;
 	}
-	plan_work(&move->job);
-	plan_done(&move->job);
+	room_move_plan_work(&move->job);
+	room_move_plan_done(&move->job);
 }

@@ -132,13 +132,13 @@ static int check_request(struct room *room, struct party *party,
 }
 
 /* What a later look at the request found. */
-static void refuse(struct move *move, const struct err *why)
+static void room_offer_refuse(struct move *move, const struct err *why)
 {
 	room_count(move->room, METRIC_ROOM_REFUSED, 1);
 	move_answer(move, NULL, why);
 }
 
-static void on_planned(struct move *move)
+static void room_offer_on_planned(struct move *move)
 {
 	struct room *room = move->room;
 	struct party *party = move->party;
@@ -177,7 +177,7 @@ static void on_served(struct inbound_owner *inbound, const struct err *err)
 }
 
 /* Both sides' pages are known. */
-static int serve(struct move *move)
+static int room_offer_serve(struct move *move)
 {
 	struct room *room = move->room;
 	struct party *party = move->party;
@@ -194,7 +194,7 @@ static int serve(struct move *move)
 		return 0;
 	}
 	move_plan(move, room->pool->layout, party->pool->layout, move->wants,
-		  move->want_count, on_planned);
+		  move->want_count, room_offer_on_planned);
 	return 0;
 }
 
@@ -205,12 +205,12 @@ static void on_dst_pages(struct mail *mail, const struct err *why)
 
 	if (!why) {
 		move->maps_dst = room_maps_steal(&mail->reader.maps);
-		if (serve(move) >= 0)
+		if (room_offer_serve(move) >= 0)
 			return;
 		err_take(&e);
 		why = &e;
 	}
-	refuse(move, why);
+	room_offer_refuse(move, why);
 }
 
 /* The offered pages are known; the puller's follow in the header. */
@@ -226,7 +226,7 @@ static int read_dst(struct move *move, struct cursor *header)
 			      on_dst_pages, &move->maps_dst, &mail);
 	if (r < 0)
 		return err_pass(r);
-	return r == 0 ? err_pass(serve(move)) : 0;
+	return r == 0 ? err_pass(room_offer_serve(move)) : 0;
 }
 
 static void on_src_pages(struct mail *mail, const struct err *why)
@@ -241,11 +241,11 @@ static void on_src_pages(struct mail *mail, const struct err *why)
 		err_take(&e);
 		why = &e;
 	}
-	refuse(move, why);
+	room_offer_refuse(move, why);
 }
 
-static int begin(struct room *room, struct party *party, struct xp_inbound *in,
-		 const struct pull_header *h, struct cursor *header)
+static int room_offer_begin(struct room *room, struct party *party, struct xp_inbound *in,
+			    const struct pull_header *h, struct cursor *header)
 {
 	struct move *move = move_new(room, party);
 	struct mail *mail;
@@ -287,7 +287,7 @@ void offer_on_request(struct room *room, struct remote *remote, struct xp_inboun
 		r = check_request(room, party, &h);
 	}
 	if (r >= 0)
-		r = begin(room, party, in, &h, header);
+		r = room_offer_begin(room, party, in, &h, header);
 	if (r >= 0)
 		return;
 	err_take(&why);
@@ -363,7 +363,7 @@ void offer_check_lease(struct room *room)
 	room_fail(room, &why, NULL);
 }
 
-static void step(struct room *room)
+static void room_offer_step(struct room *room)
 {
 	const struct party *party;
 	uint32_t done = 0;
@@ -385,7 +385,7 @@ static void step(struct room *room)
 	room_fail(room, room->gave_up_why ? room->gave_up_why : &why, NULL);
 }
 
-static void stop(struct room *room, const struct err *why)
+static void room_offer_stop(struct room *room, const struct err *why)
 {
 	struct move *move;
 
@@ -398,11 +398,12 @@ static void stop(struct room *room, const struct err *why)
 	}
 }
 
-static bool without(struct party *party, const struct err *why)
+static bool room_offer_without(struct party *party, const struct err *why)
 {
 	gave_up(party, why);
 	room_kick(party->room);
 	return true;
 }
 
-const struct role_ops room_offer_ops = {step, stop, without};
+const struct role_ops room_offer_ops = {room_offer_step, room_offer_stop,
+					room_offer_without};

@@ -26,7 +26,7 @@ static struct handshake *hs_of(const struct room *room)
 	return rooms_kvd(room->rooms)->handshake;
 }
 
-static int ask(struct room *room, struct party *party)
+static int room_pull_ask(struct room *room, struct party *party)
 {
 	struct wire_offer_query msg = {.room = party->room_there,
 				       .pull_gen = room->gen,
@@ -69,7 +69,7 @@ static int take_offer(struct party *party, const struct wire_offer *offer,
 }
 
 /* The late half of pull_on_offer(). */
-static void on_pages(struct mail *mail, const struct err *why)
+static void room_pull_on_pages(struct mail *mail, const struct err *why)
 {
 	if (why)
 		room_fail(mail->room, why, NULL);
@@ -89,7 +89,8 @@ int pull_on_offer(struct room *room, struct party *party, const struct wire_offe
 	if (party->answered || party->reading || !room_live(room))
 		return 0; /* twice, or too late */
 	cursor_read(&in, offer->views.data, offer->views.len);
-	r = mail_read(party, NULL, msg, &in, party->pool->layout, on_pages, &maps, &mail);
+	r = mail_read(party, NULL, msg, &in, party->pool->layout, room_pull_on_pages,
+		      &maps, &mail);
 	if (r < 0)
 		return err_prefix(r, "OFFER");
 	if (r == 0)
@@ -99,7 +100,7 @@ int pull_on_offer(struct room *room, struct party *party, const struct wire_offe
 	return 0;
 }
 
-static int say_done(struct party *party, enum err_code code, const char *text)
+static int room_pull_say_done(struct party *party, enum err_code code, const char *text)
 {
 	struct room *room = party->room;
 	struct wire_pull_done msg = {.room = party->room_there,
@@ -177,13 +178,13 @@ static void on_read(struct sched_op *op)
 		room_fail_moving(room, party, &op->xp.err);
 	} else if (room_live(room)) {
 		party->got = move->plan->bytes;
-		if (say_done(party, ERR_OK, "") < 0)
+		if (room_pull_say_done(party, ERR_OK, "") < 0)
 			room_fail_last(room, NULL);
 	}
 }
 
 /* Where the plan is made: a room's page lists take as long. */
-static int make_header(struct move *move)
+static int room_pull_make_header(struct move *move)
 {
 	const struct room *room = move->room;
 	const struct party *party = move->party;
@@ -200,7 +201,7 @@ static int make_header(struct move *move)
 				&room->maps, &move->header, &move->header_len);
 }
 
-static void on_planned(struct move *move)
+static void room_pull_on_planned(struct move *move)
 {
 	struct room *room = move->room;
 	struct party *party = move->party;
@@ -245,7 +246,7 @@ static int read_from(struct room *room, struct party *party)
 	int r;
 
 	if (party->want_count == 0)
-		return say_done(party, ERR_OK, "");
+		return room_pull_say_done(party, ERR_OK, "");
 	move = move_new(room, party);
 	if (!move)
 		return err_pass(-ENOMEM);
@@ -254,9 +255,9 @@ static int read_from(struct room *room, struct party *party)
 		move_end(move);
 		return err_pass(r);
 	}
-	move->encode = make_header;
+	move->encode = room_pull_make_header;
 	move_plan(move, party->pool->layout, room->pool->layout, party->wants,
-		  party->want_count, on_planned);
+		  party->want_count, room_pull_on_planned);
 	return 0;
 }
 
@@ -308,7 +309,7 @@ static int ask_all(struct room *room)
 	struct party *party;
 
 	list_foreach(party, &room->parties, link) {
-		int r = party->told ? 0 : ask(room, party);
+		int r = party->told ? 0 : room_pull_ask(room, party);
 
 		if (r < 0)
 			return err_pass(r);
@@ -359,7 +360,7 @@ static int go_on(struct room *room)
 	return room->wait_over ? read_all(room) : 0;
 }
 
-static void step(struct room *room)
+static void room_pull_step(struct room *room)
 {
 	if (sm_state(&room->sm) == ROOM_BOOT) {
 		int r = room_sources_ready(room);
@@ -385,12 +386,12 @@ static void give_up(struct room *room, const struct err *why)
 	list_foreach(party, &room->parties, link) {
 		if (!party->answered || party->done || party_lost(party))
 			continue;
-		if (say_done(party, why->code, why->text) < 0)
+		if (room_pull_say_done(party, why->code, why->text) < 0)
 			err_clear();
 	}
 }
 
-static void stop(struct room *room, const struct err *why)
+static void room_pull_stop(struct room *room, const struct err *why)
 {
 	struct move *move;
 
@@ -404,7 +405,7 @@ static void stop(struct room *room, const struct err *why)
 	}
 }
 
-static bool without(struct party *party, const struct err *why)
+static bool room_pull_without(struct party *party, const struct err *why)
 {
 	(void)why;
 	if (party->told)
@@ -412,4 +413,4 @@ static bool without(struct party *party, const struct err *why)
 	return room_source_lost(party);
 }
 
-const struct role_ops room_pull_ops = {step, stop, without};
+const struct role_ops room_pull_ops = {room_pull_step, room_pull_stop, room_pull_without};

@@ -168,7 +168,7 @@ static void on_bind_over(struct wait *wait, const struct err *why)
 
 	rooms_catch_up(room);
 	if (why)
-		room_fail(room, why, NULL); /* stop() ends the moves */
+		room_fail(room, why, NULL); /* room_recv_stop() ends the moves */
 	if (!room_live(room))
 		return;
 	room->wait_over = true;
@@ -178,7 +178,7 @@ static void on_bind_over(struct wait *wait, const struct err *why)
 	}
 }
 
-static void on_planned(struct move *move)
+static void room_recv_on_planned(struct move *move)
 {
 	struct room *room = move->room;
 	struct err why;
@@ -209,7 +209,7 @@ static void on_planned(struct move *move)
 		wait_start(rooms_waits(room->rooms), &room->wait_bind, &room->wait,
 			   on_bind_over);
 	if (r < 0)
-		room_fail_last(room, NULL); /* stop() ends the move */
+		room_fail_last(room, NULL); /* room_recv_stop() ends the move */
 }
 
 static struct party *source_of(struct room *room, const struct remote *remote,
@@ -228,8 +228,8 @@ static struct party *source_of(struct room *room, const struct remote *remote,
 }
 
 /* Is this sender, of this generation, expected to send now? */
-static int admit(struct room *room, struct remote *remote, const struct chunk_header *h,
-		 struct party **party_p)
+static int room_recv_admit(struct room *room, struct remote *remote,
+			   const struct chunk_header *h, struct party **party_p)
 {
 	struct party *party = source_of(room, remote, h->src_pool);
 
@@ -287,12 +287,12 @@ static int plan(struct move *move)
 	if (r < 0)
 		return err_pass(r);
 	move_plan(move, party->pool->layout, room->pool->layout, party->wants,
-		  party->want_count, on_planned);
+		  party->want_count, room_recv_on_planned);
 	return 0;
 }
 
-/* The late half of begin(). */
-static void on_pages(struct mail *mail, const struct err *why)
+/* The late half of room_recv_begin(). */
+static void room_recv_on_pages(struct mail *mail, const struct err *why)
 {
 	struct move *move = mail->move;
 	struct room *room = move->room;
@@ -310,8 +310,8 @@ static void on_pages(struct mail *mail, const struct err *why)
 	room_fail(room, why, NULL);
 }
 
-static int begin(struct room *room, struct party *party, struct xp_inbound *in,
-		 const struct chunk_header *h, struct cursor *header)
+static int room_recv_begin(struct room *room, struct party *party, struct xp_inbound *in,
+			   const struct chunk_header *h, struct cursor *header)
 {
 	struct move *move = move_new(room, party);
 	struct mail *mail;
@@ -324,7 +324,7 @@ static int begin(struct room *room, struct party *party, struct xp_inbound *in,
 	move->bytes = h->bytes;
 	move->last = h->last;
 	move->in = in;
-	r = mail_read(party, move, NULL, header, party->pool->layout, on_pages,
+	r = mail_read(party, move, NULL, header, party->pool->layout, room_recv_on_pages,
 		      &move->maps, &mail);
 	if (r >= 0) {
 		move->inbound.on_done = on_landed;
@@ -358,11 +358,11 @@ void recv_on_request(struct room *room, struct remote *remote, struct xp_inbound
 		return;
 	}
 	if (r >= 0)
-		r = admit(room, remote, &h, &party);
+		r = room_recv_admit(room, remote, &h, &party);
 	/* a stranger's or a late chunk is refused and hurts nobody */
 	fatal = r == -err_errno(ERR_DUP);
 	if (r >= 0) {
-		r = begin(room, party, in, &h, header);
+		r = room_recv_begin(room, party, in, &h, header);
 		fatal = r < 0;
 	}
 	if (r >= 0)
@@ -423,7 +423,7 @@ static void check_complete(struct room *room)
 	room_move(room, ROOM_SUCCESS);
 }
 
-static void step(struct room *room)
+static void room_recv_step(struct room *room)
 {
 	if (sm_state(&room->sm) == ROOM_BOOT) {
 		int r = room_sources_ready(room);
@@ -442,7 +442,7 @@ static void step(struct room *room)
 		check_complete(room);
 }
 
-static void stop(struct room *room, const struct err *why)
+static void room_recv_stop(struct room *room, const struct err *why)
 {
 	struct move *move;
 
@@ -455,10 +455,10 @@ static void stop(struct room *room, const struct err *why)
 }
 
 /* A source that has delivered may go; one that was told nothing may come back. */
-static bool without(struct party *party, const struct err *why)
+static bool room_recv_without(struct party *party, const struct err *why)
 {
 	(void)why;
 	return room_source_lost(party);
 }
 
-const struct role_ops room_recv_ops = {step, stop, without};
+const struct role_ops room_recv_ops = {room_recv_step, room_recv_stop, room_recv_without};

@@ -60,7 +60,7 @@ static void info_taken(struct party *party)
 }
 
 /* The late half of take_info(). */
-static void on_pages(struct mail *mail, const struct err *why)
+static void room_send_on_pages(struct mail *mail, const struct err *why)
 {
 	struct party *party = mail->party;
 	struct room *room = mail->room;
@@ -95,7 +95,8 @@ static int take_info(struct room *room, struct party *party,
 		return err_prefix(r, "TRANSFER_INFO.wants");
 	cursor_read(&in, info->views.data, info->views.len);
 	party->gen = info->recv_gen;
-	r = mail_read(party, NULL, msg, &in, there, on_pages, &party->theirs, &mail);
+	r = mail_read(party, NULL, msg, &in, there, room_send_on_pages, &party->theirs,
+		      &mail);
 	if (r < 0)
 		return err_prefix(r, "TRANSFER_INFO");
 	party->reading = r > 0;
@@ -166,7 +167,7 @@ void send_on_done(struct room *room, struct party *party)
 
 /* ---- chunks ---- */
 
-static void on_sent(struct sched_op *op)
+static void room_send_on_sent(struct sched_op *op)
 {
 	struct move *move = op->owner;
 	struct room *room = move->room;
@@ -182,7 +183,7 @@ static void on_sent(struct sched_op *op)
 }
 
 /* Where the plan is made: a room's page list takes as long. */
-static int make_header(struct move *move)
+static int room_send_make_header(struct move *move)
 {
 	struct party *party = move->party;
 	struct chunk_header h = {
@@ -201,7 +202,7 @@ static int make_header(struct move *move)
 				 &move->header_len);
 }
 
-static void post(struct move *move)
+static void room_send_post(struct move *move)
 {
 	struct room *room = move->room;
 	struct party *party = move->party;
@@ -224,7 +225,7 @@ static void post(struct move *move)
 	}
 	move_to(move, MOVE_POSTED);
 	move->op.owner = move;
-	move->op.on_done = on_sent;
+	move->op.on_done = room_send_on_sent;
 	sched_submit(&party->flow, &move->op);
 	room_kick(room); /* the last chunk may wait for this */
 }
@@ -237,12 +238,12 @@ static void on_wait_over(struct wait *wait, const struct err *why)
 	if (move_phase(move) != MOVE_WAITING)
 		return; /* the room has ended, and it with it */
 	if (why)
-		room_fail(move->room, why, NULL); /* stop() ends the move */
+		room_fail(move->room, why, NULL); /* room_send_stop() ends the move */
 	else
-		post(move);
+		room_send_post(move);
 }
 
-static void on_planned(struct move *move)
+static void room_send_on_planned(struct move *move)
 {
 	struct room *room = move->room;
 	int r;
@@ -258,7 +259,7 @@ static void on_planned(struct move *move)
 	}
 	r = wait_passed(&move->chunk->wait);
 	if (r > 0) {
-		post(move);
+		room_send_post(move);
 		return;
 	}
 	move_to(move, MOVE_WAITING);
@@ -266,7 +267,7 @@ static void on_planned(struct move *move)
 		wait_start(rooms_waits(room->rooms), &move->wait, &move->chunk->wait,
 			   on_wait_over);
 	if (r < 0)
-		room_fail_last(room, NULL); /* stop() ends the move */
+		room_fail_last(room, NULL); /* room_send_stop() ends the move */
 }
 
 static int dispatch_to(struct room *room, struct chunk *chunk, struct party *party)
@@ -283,9 +284,9 @@ static int dispatch_to(struct room *room, struct chunk *chunk, struct party *par
 		move_end(move);
 		return err_pass(r);
 	}
-	move->encode = make_header;
+	move->encode = room_send_make_header;
 	move_plan(move, room->pool->layout, party->pool->layout, party->wants,
-		  party->want_count, on_planned);
+		  party->want_count, room_send_on_planned);
 	return 0;
 }
 
@@ -370,7 +371,7 @@ static bool all_confirmed(const struct room *room)
 	return true;
 }
 
-static void step(struct room *room)
+static void room_send_step(struct room *room)
 {
 	const struct chunk *newest;
 
@@ -388,7 +389,7 @@ static void step(struct room *room)
 		room_move(room, ROOM_SUCCESS);
 }
 
-static void stop(struct room *room, const struct err *why)
+static void room_send_stop(struct room *room, const struct err *why)
 {
 	struct move *move;
 
@@ -401,10 +402,10 @@ static void stop(struct room *room, const struct err *why)
 }
 
 /* A receiver that has confirmed may go; any other is needed. */
-static bool without(struct party *party, const struct err *why)
+static bool room_send_without(struct party *party, const struct err *why)
 {
 	(void)why;
 	return party->done && party->want_count > 0;
 }
 
-const struct role_ops room_send_ops = {step, stop, without};
+const struct role_ops room_send_ops = {room_send_step, room_send_stop, room_send_without};

@@ -49,7 +49,7 @@ int wants_get(struct cursor *in, struct plan_want **wants_p, size_t *count_p)
 	return 0;
 }
 
-static int too_large(const struct cursor *out)
+static int room_wire_too_large(const struct cursor *out)
 {
 	if (!out->bad && out->pos <= XP_HEADER_MAX)
 		return 0;
@@ -80,7 +80,7 @@ int chunk_header_make(const struct chunk_header *h, const struct room_maps *maps
 	cursor_put_u64(&out, h->bytes);
 	cursor_put_u8(&out, h->last);
 	room_maps_put(&out, maps);
-	if (too_large(&out) < 0) {
+	if (room_wire_too_large(&out) < 0) {
 		mem_free(buf);
 		return err_pass(-EMSGSIZE);
 	}
@@ -127,7 +127,7 @@ int pull_header_make(const struct pull_header *h, const struct plan_want *wants,
 	wants_put(&out, wants, want_count);
 	room_maps_put(&out, src);
 	room_maps_put(&out, dst);
-	if (too_large(&out) < 0) {
+	if (room_wire_too_large(&out) < 0) {
 		mem_free(buf);
 		return err_pass(-EMSGSIZE);
 	}

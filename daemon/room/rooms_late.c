@@ -124,7 +124,8 @@ static struct group *group_get(struct rooms *rooms, const struct room_key *key)
 }
 
 /* One daemon's requests do not keep those of others out: daemon/session/share.h. */
-static int check_caps(struct rooms *rooms, const struct remote *remote, size_t bytes)
+static int rooms_late_check_caps(struct rooms *rooms, const struct remote *remote,
+				 size_t bytes)
 {
 	const uint32_t cap = rooms->kvd->config->orphans_max;
 
@@ -147,7 +148,7 @@ int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
 	const struct config *config = rooms->kvd->config;
 	struct orphan *orphan;
 	struct group *group;
-	int r = check_caps(rooms, remote, sizeof(*orphan) + msg->len);
+	int r = rooms_late_check_caps(rooms, remote, sizeof(*orphan) + msg->len);
 
 	if (r < 0)
 		return err_pass(r);

@@ -156,7 +156,7 @@ void rooms_ack_later(struct party *party)
 
 /* What the room's step posted is on its way: nobody waits for this message, and the
  * threads that carry it want the same cores. */
-static bool on_prepare(struct loop_prepare *prepare)
+static bool rooms_msg_on_prepare(struct loop_prepare *prepare)
 {
 	struct rooms *rooms = container_of(prepare, struct rooms, before_sleep);
 	struct party *party;
@@ -169,7 +169,7 @@ static bool on_prepare(struct loop_prepare *prepare)
 void msg_init(struct rooms *rooms)
 {
 	list_init(&rooms->acks);
-	rooms->before_sleep.on_prepare = on_prepare;
+	rooms->before_sleep.on_prepare = rooms_msg_on_prepare;
 	loop_prepare_add(rooms->kvd->loop, &rooms->before_sleep);
 }
 

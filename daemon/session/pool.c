@@ -121,7 +121,7 @@ static void parse_work(struct offload_job *job)
 	job->result = err_prefix(layout_parse(m->layout_json, &m->pool.layout), "layout");
 }
 
-static int buffers_check(const struct making *m)
+static int pool_buffers_check(const struct making *m)
 {
 	const struct layout *layout = m->pool.layout;
 
@@ -153,7 +153,7 @@ static int making_finish(struct making *m)
 
 	if (session->ending)
 		return err_raise(ERR_SESSION, "the session has ended");
-	r = buffers_check(m);
+	r = pool_buffers_check(m);
 	if (r == 0)
 		r = idmap_put(&session->pools, m->pool.id, &m->pool);
 	if (r < 0)

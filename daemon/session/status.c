@@ -57,7 +57,7 @@ _Static_assert(sizeof(struct kvd_status_header) == KVD_STATUS_SLOT_BYTES, "heade
 
 /* Readers are other processes: every shared store is atomic, and release order
  * keeps each one behind the word or sequence that announces it. */
-static void put(uint64_t *where, uint64_t v)
+static void status_put(uint64_t *where, uint64_t v)
 {
 	__atomic_store_n(where, v, __ATOMIC_RELEASE);
 }
@@ -103,7 +103,7 @@ static int page_init(struct status_page *page, const uint8_t instance[16])
 	page->header->beat_interval_ns = STATUS_BEAT_NS;
 	memcpy(page->header->instance, instance, 16);
 	status_page_beat(page, clock_ns());
-	put(&page->header->magic, KVD_STATUS_MAGIC);
+	status_put(&page->header->magic, KVD_STATUS_MAGIC);
 	return 0;
 }
 
@@ -153,7 +153,7 @@ uint32_t status_page_slots(const struct status_page *page)
 
 void status_page_beat(struct status_page *page, uint64_t now_ns)
 {
-	put(&page->header->beat_ns, now_ns);
+	status_put(&page->header->beat_ns, now_ns);
 }
 
 void status_page_patience(struct status_page *page, uint64_t silence_ns)
@@ -171,7 +171,7 @@ void status_page_divide(struct status_page *page, uint32_t first)
 
 void status_page_notified(struct status_page *page)
 {
-	put(&page->header->notifs, page->header->notifs + 1);
+	status_put(&page->header->notifs, page->header->notifs + 1);
 }
 
 void status_page_ended(struct status_page *page)
@@ -209,12 +209,12 @@ static uint32_t slot_choose(struct status_page *page)
 
 static void figures_begin(struct kvd_status_slot *s)
 {
-	put(&s->sequence, s->sequence + 1);
+	status_put(&s->sequence, s->sequence + 1);
 }
 
 static void figures_end(struct kvd_status_slot *s)
 {
-	put(&s->sequence, s->sequence + 1);
+	status_put(&s->sequence, s->sequence + 1);
 }
 
 static void slot_begin(struct status_page *page, uint32_t slot, uint32_t gen,
@@ -223,12 +223,12 @@ static void slot_begin(struct status_page *page, uint32_t slot, uint32_t gen,
 	struct kvd_status_slot *s = &page->slot[slot];
 
 	page->next[slot] = SLOT_TAKEN;
-	put(&s->word, kvd_word_make(gen, KVD_BOOTSTRAPPING, 0, 0));
+	status_put(&s->word, kvd_word_make(gen, KVD_BOOTSTRAPPING, 0, 0));
 	figures_begin(s);
-	put(&s->object, object);
-	put(&s->bytes, 0);
-	put(&s->total, 0);
-	put(&s->changed_ns, clock_ns());
+	status_put(&s->object, object);
+	status_put(&s->bytes, 0);
+	status_put(&s->total, 0);
+	status_put(&s->changed_ns, clock_ns());
 	figures_end(s);
 }
 
@@ -275,7 +275,7 @@ uint32_t status_slot_renew(struct status_page *page, uint32_t slot)
 	struct kvd_status_slot *s = slot_of(page, slot);
 	uint32_t gen = kvd_ring_next_gen(kvd_word_gen(s->word));
 
-	put(&s->word, kvd_word_make(gen, KVD_TRANSFERRING, 0, 0));
+	status_put(&s->word, kvd_word_make(gen, KVD_TRANSFERRING, 0, 0));
 	return gen;
 }
 
@@ -285,7 +285,7 @@ void status_slot_release(struct status_page *page, uint32_t slot)
 
 	if (slot >= page->own) {
 		page->next[slot] = SLOT_NONE;
-		put(&s->word, s->word | kvd_word_make(0, 0, KVD_FLAG_FREE, 0));
+		status_put(&s->word, s->word | kvd_word_make(0, 0, KVD_FLAG_FREE, 0));
 		return;
 	}
 	page->next[slot] = SLOT_NONE;
@@ -303,8 +303,8 @@ void status_slot_progress(struct status_page *page, uint32_t slot, uint64_t byte
 	struct kvd_status_slot *s = slot_of(page, slot);
 
 	figures_begin(s);
-	put(&s->bytes, bytes);
-	put(&s->total, total);
+	status_put(&s->bytes, bytes);
+	status_put(&s->total, total);
 	figures_end(s);
 }
 
@@ -314,7 +314,7 @@ void status_slot_set(struct status_page *page, uint32_t slot, unsigned int state
 	struct kvd_status_slot *s = slot_of(page, slot);
 
 	figures_begin(s);
-	put(&s->changed_ns, clock_ns());
+	status_put(&s->changed_ns, clock_ns());
 	figures_end(s);
-	put(&s->word, kvd_word_make(kvd_word_gen(s->word), state, flags, error));
+	status_put(&s->word, kvd_word_make(kvd_word_gen(s->word), state, flags, error));
 }

@@ -68,7 +68,7 @@ static void wait_over(struct wait *wait)
 }
 
 /* True when words are still waited for. */
-static bool look(struct waits *waits)
+static bool wait_look(struct waits *waits)
 {
 	struct list ripe;
 	struct wait *wait;
@@ -90,17 +90,17 @@ static bool look(struct waits *waits)
 	return words;
 }
 
-static void on_timer(struct loop_timer *timer)
+static void wait_on_timer(struct loop_timer *timer)
 {
 	struct waits *waits = container_of(timer, struct waits, timer);
 
-	if (look(waits))
+	if (wait_look(waits))
 		loop_timer_start(&waits->timer, POLL_NS);
 }
 
 static void on_events(void *arg)
 {
-	(void)look(arg);
+	(void)wait_look(arg);
 }
 
 int waits_new(struct loop *loop, struct gpu *gpu, struct waits **waits_p)
@@ -112,7 +112,7 @@ int waits_new(struct loop *loop, struct gpu *gpu, struct waits **waits_p)
 	waits->loop = loop;
 	waits->gpu = gpu;
 	list_init(&waits->armed);
-	loop_timer_init(&waits->timer, loop, on_timer);
+	loop_timer_init(&waits->timer, loop, wait_on_timer);
 	*waits_p = waits;
 	return 0;
 }

@@ -47,7 +47,8 @@ static void xfer_freep(struct net_xfer **xfer)
 	net_xfer_free(*xfer);
 }
 
-static int xfer_new(struct net_peer *peer, enum xp_kind kind, struct net_xfer **xfer_p)
+static int net_xfer_xfer_new(struct net_peer *peer, enum xp_kind kind,
+			     struct net_xfer **xfer_p)
 {
 	int r = peer->transport->ops->xfer_new(peer, xfer_p);
 
@@ -236,7 +237,7 @@ int net_post(struct xp_peer *base, struct xp_op *op)
 
 	r = post_check(peer, op);
 	if (r == 0)
-		r = xfer_new(peer, op->kind, &xfer);
+		r = net_xfer_xfer_new(peer, op->kind, &xfer);
 	if (r < 0)
 		return err_pass(r);
 	xfer->op = op;
@@ -263,7 +264,7 @@ int net_post(struct xp_peer *base, struct xp_op *op)
 	return 0;
 }
 
-static void ask(struct net_xfer *xfer, size_t bytes)
+static void net_xfer_ask(struct net_xfer *xfer, size_t bytes)
 {
 	struct net_peer *peer = xfer->peer;
 	int r;
@@ -296,7 +297,7 @@ void net_xfer_pump(struct net_peer *peer)
 
 		if (peer->asked_bytes && peer->asked_bytes + bytes > NET_HEADERS_MAX)
 			return;
-		ask(xfer, bytes);
+		net_xfer_ask(xfer, bytes);
 		if (!list_empty(&peer->queued) && loop_enough(peer->timer.loop)) {
 			net_peer_kick(peer);
 			return;
@@ -346,7 +347,7 @@ int net_xfer_done(struct net_xfer *xfer, const struct err *err)
 
 /* ---- theirs ---- */
 
-static int admit(const struct net_peer *peer, uint64_t id, unsigned int kind)
+static int net_xfer_admit(const struct net_peer *peer, uint64_t id, unsigned int kind)
 {
 	const char *name = net_name(peer);
 
@@ -363,7 +364,7 @@ static int admit(const struct net_peer *peer, uint64_t id, unsigned int kind)
 }
 
 /* No memory for it: that costs the request, not the peer, if words still fit. */
-static void refuse(struct net_peer *peer, uint64_t id)
+static void net_xfer_refuse(struct net_peer *peer, uint64_t id)
 {
 	struct err err;
 
@@ -378,15 +379,15 @@ int net_inbound_new(struct net_peer *peer, uint64_t id, unsigned int kind, uint6
 		    bool no_memory, struct net_xfer **xfer_p)
 {
 	mem_cleanup(xfer_freep) struct net_xfer *xfer = NULL;
-	int r = admit(peer, id, kind);
+	int r = net_xfer_admit(peer, id, kind);
 
 	*xfer_p = NULL;
 	if (r < 0)
 		return err_pass(r);
 	peer->inbound_high = id;
-	if (no_memory || xfer_new(peer, (enum xp_kind)kind, &xfer) < 0 ||
+	if (no_memory || net_xfer_xfer_new(peer, (enum xp_kind)kind, &xfer) < 0 ||
 	    idmap_put(&peer->inbounds, id, xfer) < 0) {
-		refuse(peer, id);
+		net_xfer_refuse(peer, id);
 		return 0;
 	}
 	xfer->id = id;

@@ -40,7 +40,8 @@ static int buffer_check(const struct xp_buffer *b, const char *end, uint32_t i)
 	return 0;
 }
 
-static int buffers_check(const struct xp_buffer *buffers, uint32_t count, const char *end)
+static int transport_buffers_check(const struct xp_buffer *buffers, uint32_t count,
+				   const char *end)
 {
 	int r = 0;
 
@@ -86,9 +87,9 @@ int xp_sides_check(const struct xp_sides *sides, bool check_src, bool check_dst)
 	if (!plan)
 		return 0;
 	if (check_src)
-		r = buffers_check(sides->src, sides->src_count, "source");
+		r = transport_buffers_check(sides->src, sides->src_count, "source");
 	if (check_dst && r == 0)
-		r = buffers_check(sides->dst, sides->dst_count, "destination");
+		r = transport_buffers_check(sides->dst, sides->dst_count, "destination");
 	if (r == 0 &&
 	    (!check_src || ends_fit(plan->src_ends, plan->src_ends_count, sides->src,
 				    sides->src_count)) &&

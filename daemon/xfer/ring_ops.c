@@ -85,7 +85,7 @@ static void fault_put(struct ring *ring, uint64_t id, const struct err *err)
 }
 
 /* Its slot fails, for err_last(). */
-static void refuse(struct ring *ring, uint32_t slot, uint64_t id)
+static void ring_ops_refuse(struct ring *ring, uint32_t slot, uint64_t id)
 {
 	struct err why;
 
@@ -96,7 +96,7 @@ static void refuse(struct ring *ring, uint32_t slot, uint64_t id)
 
 /* ---- lists and transfers ---- */
 
-static void on_done(struct xfer_op *op, int r)
+static void ring_ops_on_done(struct xfer_op *op, int r)
 {
 	struct ring *ring = op->owner;
 	struct err why;
@@ -105,7 +105,7 @@ static void on_done(struct xfer_op *op, int r)
 		err_take(&why);
 		transfer_refuse(op->transfer, &why);
 	} else if (r < 0) {
-		refuse(ring, op->slot, op->id);
+		ring_ops_refuse(ring, op->slot, op->id);
 	} else if (op->list) {
 		status_slot_set(ring->session->status, op->slot, KVD_SUCCESS, 0, ERR_OK);
 	}
@@ -131,9 +131,9 @@ static int op_new(struct ring *ring, struct xfer_session *xs,
 	if (r < 0)
 		return err_pass(r);
 	op = xfer_op_new(xs, e->op == KVD_RING_LIST ? XFER_OP_LIST : XFER_OP_MOVE,
-			 on_done, ring);
+			 ring_ops_on_done, ring);
 	if (!op) {
-		refuse(ring, e->slot, id);
+		ring_ops_refuse(ring, e->slot, id);
 		return 1;
 	}
 	op->id = id;

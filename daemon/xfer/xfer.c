@@ -354,7 +354,7 @@ static void attach_lost(struct attach *attach, const struct err *why)
 	}
 }
 
-static int ask(struct attach *attach)
+static int xfer_ask(struct attach *attach)
 {
 	struct handshake *hs = attach->xs->xfers->kvd->handshake;
 	struct wire_attach msg = {.cookie = attach->cookie, .session = attach->epoch};
@@ -386,7 +386,7 @@ static void attach_look(struct attach *attach)
 		if (remote->why.code != ERR_OK)
 			r = err_reraise(&remote->why);
 		else if (remote->ready)
-			r = ask(attach);
+			r = xfer_ask(attach);
 		if (r < 0) {
 			err_take(&why);
 			attach_lost(attach, &why);
@@ -634,13 +634,13 @@ static void each_attach(struct remote *remote,
 	handshake_release(handshake_of(remote), remote);
 }
 
-static void look(struct attach *attach, const void *arg)
+static void xfer_look(struct attach *attach, const void *arg)
 {
 	(void)arg;
 	attach_look(attach);
 }
 
-static void lose(struct attach *attach, const void *arg)
+static void xfer_lose(struct attach *attach, const void *arg)
 {
 	attach_lost(attach, arg);
 }
@@ -664,7 +664,7 @@ static void change_pool(struct attach *attach, const void *arg)
 
 void xfers_on_change(struct xfers *xfers, struct remote *remote)
 {
-	each_attach(remote, look, NULL);
+	each_attach(remote, xfer_look, NULL);
 	serve_on_change(xfers, remote);
 }
 
@@ -694,7 +694,7 @@ void xfers_on_down(struct xfers *xfers, struct remote *remote, const struct err 
 	struct remote_pool *pool;
 	struct share *share;
 
-	each_attach(remote, lose, why);
+	each_attach(remote, xfer_lose, why);
 	list_foreach(xs, &xfers->sessions, link) {
 		lists_forget_remote(xs, remote);
 		list_foreach_safe(share, &xs->shares, link) {

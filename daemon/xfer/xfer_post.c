@@ -118,7 +118,7 @@ static void fail(struct transfer *t, const struct err *why)
 	}
 }
 
-static void on_done(struct sched_op *op)
+static void xfer_post_on_done(struct sched_op *op)
 {
 	struct transfer *t = op->owner;
 
@@ -173,7 +173,7 @@ static int make_picks(struct transfer *t, const struct dlist_pick *src,
 	return 0;
 }
 
-static int make_header(struct transfer *t)
+static int xfer_post_make_header(struct transfer *t)
 {
 	bool carries = t->has_notif && t->kind == XP_WRITE;
 	struct session *session = t->xs->session;
@@ -222,14 +222,14 @@ static int submit(struct transfer *t)
 	if (r >= 0)
 		r = list_send(t->remote, t->attach, &t->parts[1]);
 	if (r >= 0)
-		r = make_header(t);
+		r = xfer_post_make_header(t);
 	if (r < 0)
 		return err_pass(r);
 	*sides = (struct xp_sides){t->plan, src->buffers, dst->buffers, src->buffer_count,
 				   dst->buffer_count};
 	t->op.xp.kind = t->kind;
 	t->op.owner = t;
-	t->op.on_done = on_done;
+	t->op.on_done = xfer_post_on_done;
 	sm_move(&t->sm, XFER_POSTED);
 	sched_submit(&t->attach->flow, &t->op);
 	if (t->has_notif && t->kind == XP_WRITE)
@@ -273,7 +273,7 @@ void transfers_go(struct attach *attach)
 		go(list_entry(at, struct transfer, link));
 }
 
-static int work(struct transfer *t)
+static int xfer_post_work(struct transfer *t)
 {
 	struct dlist_pick src, dst;
 	int r = 0;
@@ -295,11 +295,11 @@ static int work(struct transfer *t)
 	return r < 0 ? err_pass(r) : 0;
 }
 
-static void plan_work(struct offload_job *job)
+static void xfer_post_plan_work(struct offload_job *job)
 {
 	struct transfer *t = container_of(job, struct transfer, job);
 
-	job->result = work(t);
+	job->result = xfer_post_work(t);
 	if (job->result < 0)
 		err_take(&job->err);
 }
@@ -317,7 +317,7 @@ static int searches_end(struct transfer *t)
 	return r < 0 ? err_pass(r) : 0;
 }
 
-static void plan_done(struct offload_job *job)
+static void xfer_post_plan_done(struct offload_job *job)
 {
 	struct transfer *t = container_of(job, struct transfer, job);
 	struct err why;
@@ -368,7 +368,7 @@ static int look_remote(struct transfer *t)
 }
 
 /* Where the rows lie: known, looked for, or (long lists) to be looked for. */
-static int look(struct transfer *t)
+static int xfer_post_look(struct transfer *t)
 {
 	int r;
 
@@ -421,7 +421,7 @@ int transfer_post(struct transfer *t)
 	if (sm_state(&t->sm) != XFER_ENDED)
 		return err_raise(ERR_BUSY, "xfer %llu is under way",
 				 (unsigned long long)t->id);
-	r = look(t);
+	r = xfer_post_look(t);
 	if (r < 0)
 		return err_pass(r);
 	t->parts_wanted[0] = part_wanted(t, t->local);
@@ -430,7 +430,8 @@ int transfer_post(struct transfer *t)
 	sm_move(&t->sm, XFER_PLANNING);
 	t->xs->xfers->live++;
 	metrics_add(&t->xs->xfers->kvd->metrics, METRIC_XFERS_STARTED, 1);
-	t->job = (struct offload_job){.work = plan_work, .done = plan_done};
+	t->job = (struct offload_job){.work = xfer_post_plan_work,
+				      .done = xfer_post_plan_done};
 	list_init(&t->job.link);
 	set_status(t);
 	if (plan_still_holds(t)) {
@@ -443,8 +444,8 @@ int transfer_post(struct transfer *t)
 		offload_submit(t->xs->xfers->kvd->offload, &t->job);
 		return 0;
 	}
-	plan_work(&t->job);
-	plan_done(&t->job);
+	xfer_post_plan_work(&t->job);
+	xfer_post_plan_done(&t->job);
 	return 0;
 }
 
@@ -565,7 +566,7 @@ void transfer_cancel(struct transfer *t, const struct err *why)
 		   offload_cancel(t->xs->xfers->kvd->offload, &t->job)) {
 		list_remove(&t->link);
 		end(t);
-	} /* else plan_done() ends it */
+	} /* else xfer_post_plan_done() ends it */
 }
 
 void transfer_cancel_asked(struct transfer *t)

@@ -142,7 +142,7 @@ static void shadow_remove(struct xfers *xfers, struct shadow *shadow)
 	shadow_unref(shadow);
 }
 
-static int check_caps(const struct remote *remote, uint32_t total)
+static int xfer_serve_check_caps(const struct remote *remote, uint32_t total)
 {
 	uint64_t entries = remote->shadow_entries + total;
 
@@ -163,7 +163,7 @@ static int shadow_new(struct xfers *xfers, struct remote *remote, uint64_t gid,
 	if (total > DLIST_ENTRIES_MAX)
 		return err_raise(ERR_LIMIT, "a list of %u entries, at most %u", total,
 				 DLIST_ENTRIES_MAX);
-	r = check_caps(remote, total);
+	r = xfer_serve_check_caps(remote, total);
 	if (r < 0)
 		return err_pass(r);
 	shadow = mem_zalloc(sizeof(*shadow));
@@ -434,7 +434,7 @@ static int get_indices(struct serve *s)
 	return 0;
 }
 
-static int work(struct serve *s)
+static int xfer_serve_work(struct serve *s)
 {
 	struct dlist_pick src, dst;
 	int r = get_indices(s);
@@ -457,11 +457,11 @@ static void drop_indices(struct serve *s)
 	s->src_index = s->dst_index = NULL;
 }
 
-static void plan_work(struct offload_job *job)
+static void xfer_serve_plan_work(struct offload_job *job)
 {
 	struct serve *s = container_of(job, struct serve, job);
 
-	job->result = work(s);
+	job->result = xfer_serve_work(s);
 	if (job->result < 0)
 		err_take(&job->err);
 	drop_indices(s);
@@ -480,7 +480,7 @@ static int searches_end(struct serve *s)
 	return r < 0 ? err_pass(r) : 0;
 }
 
-static void plan_done(struct offload_job *job)
+static void xfer_serve_plan_done(struct offload_job *job)
 {
 	struct serve *s = container_of(job, struct serve, job);
 	const struct places *src, *dst;
@@ -539,7 +539,7 @@ static int look_theirs(struct serve *s, struct remote_pool *pool)
 
 /* Where both lists lie: known, looked for, or (long ones) to be looked for; 1: their
  * keys are not usable yet. */
-static int look(struct serve *s)
+static int xfer_serve_look(struct serve *s)
 {
 	struct session *session = xfer_session_by_epoch(s->xfers, s->target);
 	struct remote_pool *pool = handshake_pool_by_id(s->remote, s->initiator);
@@ -562,7 +562,7 @@ static int look(struct serve *s)
 
 static void serve_go(struct serve *s)
 {
-	int r = look(s);
+	int r = xfer_serve_look(s);
 	struct err why;
 
 	if (r == 1)
@@ -574,19 +574,20 @@ static void serve_go(struct serve *s)
 	}
 	s->check = s->in->kind == XP_CHECK;
 	sm_move(&s->sm, SERVE_PLANNING);
-	s->job = (struct offload_job){.work = plan_work, .done = plan_done};
+	s->job = (struct offload_job){.work = xfer_serve_plan_work,
+				      .done = xfer_serve_plan_done};
 	list_init(&s->job.link);
 	s->plan = s->check ? NULL : kept_take(s);
 	if (s->plan) {
-		plan_done(&s->job);
+		xfer_serve_plan_done(&s->job);
 		return;
 	}
 	if (s->rows > XFER_PLAN_INLINE || s->mine_search || s->theirs_search) {
 		offload_submit(s->xfers->kvd->offload, &s->job);
 		return;
 	}
-	plan_work(&s->job);
-	plan_done(&s->job);
+	xfer_serve_plan_work(&s->job);
+	xfer_serve_plan_done(&s->job);
 }
 
 static int find_lists(struct serve *s, uint64_t local_gid, uint64_t remote_gid)
@@ -763,7 +764,7 @@ static void serve_stop(struct serve *s, const struct err *why)
 
 		land(s, NULL, &e);
 	} else if (s->why.code == ERR_OK) {
-		s->why = *why; /* plan_done() refuses it */
+		s->why = *why; /* xfer_serve_plan_done() refuses it */
 	}
 }
 

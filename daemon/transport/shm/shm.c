@@ -295,7 +295,7 @@ static void guests_tick(struct shm *shm, bool *wanted_p)
 	}
 }
 
-static void on_tick(struct loop_timer *timer)
+static void shm_on_tick(struct loop_timer *timer)
 {
 	struct shm *shm = container_of(timer, struct shm, tick);
 	struct shm_peer *peer;
@@ -432,7 +432,7 @@ int shm_open_as(const struct transport_ops *ops, const struct xp_env *env,
 		list_init(&shm->regs[i]);
 	for (size_t i = 0; i < ARRAY_LEN(shm->listeners); i++)
 		shm->listeners[i].fd = -1;
-	loop_timer_init(&shm->tick, env->loop, on_tick);
+	loop_timer_init(&shm->tick, env->loop, shm_on_tick);
 	pthread_mutex_init(&shm->regs_lock, NULL);
 	r = shm_probe(env->config, &shm->net.base.caps);
 	if (r == 0)

@@ -26,7 +26,7 @@
 
 #define DIAL_AGAIN_NS (50 * LOOP_NS_PER_MS) /* the listener's backlog is full */
 
-static bool peer_invariant(const struct sm *sm, unsigned int from)
+static bool shm_peer_peer_invariant(const struct sm *sm, unsigned int from)
 {
 	const struct shm_peer *peer = container_of(sm, const struct shm_peer, net.sm);
 
@@ -39,7 +39,7 @@ const struct sm_table shm_peer_table = {
 	.name = "shm peer",
 	.states = net_peer_states,
 	.count = NET_PEER_STATES,
-	.invariant = peer_invariant,
+	.invariant = shm_peer_peer_invariant,
 };
 
 static struct shm_peer *shm_peer_of(struct net_peer *net)
@@ -165,7 +165,7 @@ static void watch_connect(struct shm_peer *peer, uint64_t now)
 		peer_dial(peer);
 }
 
-static void on_timer(struct loop_timer *timer)
+static void shm_peer_on_timer(struct loop_timer *timer)
 {
 	struct shm_peer *peer = container_of(timer, struct shm_peer, net.timer);
 	uint64_t now = loop_now_ns(timer->loop);
@@ -193,7 +193,7 @@ static void peer_send(struct shm_peer *peer)
 	}
 }
 
-static void begin_end(struct shm_peer *peer)
+static void shm_peer_begin_end(struct shm_peer *peer)
 {
 	net_peer_end(&peer->net);
 	if (peer->fd < 0)
@@ -221,7 +221,7 @@ void shm_peer_step(struct net_peer *net)
 	if (shm_peer_ready(peer) && !net->base.ready)
 		net_peer_ready(net);
 	if (net->failed && sm_state(&net->sm) < NET_PEER_ENDING)
-		begin_end(peer);
+		shm_peer_begin_end(peer);
 	if (peer->wire.urgent && net_peer_live(net))
 		peer_send(peer); /* bytes stop before the callbacks take their time */
 	peer->wire.urgent = false;
@@ -253,10 +253,10 @@ void shm_peer_free(struct net_peer *net)
 	mem_free(peer);
 }
 
-static void peer_init(struct shm_peer *peer, struct shm *shm,
-		      const struct xp_peer_args *args)
+static void shm_peer_peer_init(struct shm_peer *peer, struct shm *shm,
+			       const struct xp_peer_args *args)
 {
-	net_peer_init(&peer->net, &shm->net, args, on_timer);
+	net_peer_init(&peer->net, &shm->net, args, shm_peer_on_timer);
 	peer->shm = shm;
 	peer->self = args->self;
 	peer->fd = -1;
@@ -306,7 +306,7 @@ int shm_peer_open(struct transport *transport, const struct xp_peer_args *args,
 	peer = mem_zalloc(sizeof(*peer));
 	if (!peer)
 		return err_pass(-ENOMEM);
-	peer_init(peer, shm, args);
+	shm_peer_peer_init(peer, shm, args);
 	peer->address = address;
 	r = args->self ? shm_wire_prepare(&peer->wire) : 0;
 	if (r < 0) {
@@ -327,5 +327,5 @@ void shm_peer_close(struct xp_peer *base, void (*on_closed)(void *arg), void *ar
 	if (shm_peer_ready(peer) && !peer->self)
 		(void)shm_wire_flush(peer); /* what the socket has room for */
 	if (sm_state(&peer->net.sm) < NET_PEER_ENDING)
-		begin_end(peer);
+		shm_peer_begin_end(peer);
 }

@@ -28,7 +28,7 @@
 
 #include "daemon/base/mem.h"
 
-static bool xfer_invariant(const struct sm *sm, unsigned int from)
+static bool shm_xfer_xfer_invariant(const struct sm *sm, unsigned int from)
 {
 	const struct shm_xfer *xfer = container_of(sm, const struct shm_xfer, net.sm);
 
@@ -40,7 +40,7 @@ static const struct sm_table xfer_table = {
 	.name = "shm transfer",
 	.states = net_xfer_states,
 	.count = NET_XFER_STATES,
-	.invariant = xfer_invariant,
+	.invariant = shm_xfer_xfer_invariant,
 };
 
 static struct shm_xfer *shm_xfer_of(struct net_xfer *net)
@@ -48,14 +48,14 @@ static struct shm_xfer *shm_xfer_of(struct net_xfer *net)
 	return container_of(net, struct shm_xfer, net);
 }
 
-static void say(struct shm_xfer *xfer, enum shm_type type)
+static void shm_xfer_say(struct shm_xfer *xfer, enum shm_type type)
 {
 	shm_send(xfer->peer, &(struct shm_frame){.type = type, .id = xfer->net.id});
 }
 
 /* ---- made and unmade ---- */
 
-static int xfer_new(struct net_peer *net, struct net_xfer **xfer_p)
+static int shm_xfer_xfer_new(struct net_peer *net, struct net_xfer **xfer_p)
 {
 	struct shm_xfer *xfer = mem_zalloc(sizeof(*xfer));
 
@@ -68,7 +68,7 @@ static int xfer_new(struct net_peer *net, struct net_xfer **xfer_p)
 	return 0;
 }
 
-static void xfer_free(struct net_xfer *net)
+static void shm_xfer_xfer_free(struct net_xfer *net)
 {
 	struct shm_xfer *xfer = shm_xfer_of(net);
 
@@ -78,12 +78,12 @@ static void xfer_free(struct net_xfer *net)
 	mem_free(xfer);
 }
 
-static int take_sides(struct net_xfer *net, const struct xp_sides *sides)
+static int shm_xfer_take_sides(struct net_xfer *net, const struct xp_sides *sides)
 {
 	return err_pass(shm_flow_take(shm_xfer_of(net), sides));
 }
 
-static void drop_sides(struct net_xfer *net)
+static void shm_xfer_drop_sides(struct net_xfer *net)
 {
 	shm_flow_drop(shm_xfer_of(net));
 }
@@ -91,7 +91,7 @@ static void drop_sides(struct net_xfer *net)
 /* ---- where it stands ---- */
 
 /* Ours: may it succeed? Theirs: has it? */
-static bool is_whole(struct net_xfer *net)
+static bool shm_xfer_is_whole(struct net_xfer *net)
 {
 	const struct shm_xfer *xfer = shm_xfer_of(net);
 
@@ -100,7 +100,7 @@ static bool is_whole(struct net_xfer *net)
 	return net->kind == XP_WRITE ? xfer->confirmed : shm_flow_complete(xfer);
 }
 
-static bool is_over(struct net_xfer *net)
+static bool shm_xfer_is_over(struct net_xfer *net)
 {
 	const struct shm_xfer *xfer = shm_xfer_of(net);
 
@@ -114,7 +114,7 @@ static bool is_over(struct net_xfer *net)
 	case NET_XFER_ASKED:
 		return net->ours && net->answered;
 	case NET_XFER_MOVING:
-		return (!net->ours || net->answered) && is_whole(net);
+		return (!net->ours || net->answered) && shm_xfer_is_whole(net);
 	default:
 		return false;
 	}
@@ -164,7 +164,7 @@ void shm_xfer_changed(struct shm_xfer *xfer)
 
 /* ---- stop, over, told ---- */
 
-static void speak(struct net_xfer *net)
+static void shm_xfer_speak(struct net_xfer *net)
 {
 	struct shm_xfer *xfer = shm_xfer_of(net);
 
@@ -175,11 +175,11 @@ static void speak(struct net_xfer *net)
 		   sm_state(&net->sm) == NET_XFER_MOVING && !xfer->copied &&
 		   shm_flow_complete(xfer)) {
 		xfer->copied = true;
-		say(xfer, SHM_COPIED);
+		shm_xfer_say(xfer, SHM_COPIED);
 	}
 }
 
-static void halt(struct net_xfer *net)
+static void shm_xfer_halt(struct net_xfer *net)
 {
 	struct shm_xfer *xfer = shm_xfer_of(net);
 
@@ -188,7 +188,7 @@ static void halt(struct net_xfer *net)
 	shm_ring_leave(xfer);
 }
 
-static int say_done(struct net_xfer *net, const struct err *err)
+static int shm_xfer_say_done(struct net_xfer *net, const struct err *err)
 {
 	shm_send_err(shm_xfer_of(net)->peer, SHM_DONE, net->id, err);
 	return 0;
@@ -216,12 +216,12 @@ static bool may_ask(const struct net_xfer *net)
 	       (xfer->way != SHM_WAY_DIRECT || shm_flow_complete(xfer));
 }
 
-static size_t request_bytes(const struct net_xfer *net)
+static size_t shm_xfer_request_bytes(const struct net_xfer *net)
 {
 	return net->op->header_len;
 }
 
-static int ask(struct net_xfer *net)
+static int shm_xfer_ask(struct net_xfer *net)
 {
 	struct shm_xfer *xfer = shm_xfer_of(net);
 	uint8_t body[SHM_REQUEST_BYTES], *owned = NULL;
@@ -301,7 +301,7 @@ int shm_on_copied(struct shm_peer *peer, const struct shm_frame *f, struct curso
 		return err_raise(ERR_PROTO, "before all bytes were sent");
 	xfer->confirmed = true;
 	xfer->net.stop_said = true; /* there is no taking it back */
-	say(xfer, SHM_CONFIRM);
+	shm_xfer_say(xfer, SHM_CONFIRM);
 	return 0;
 }
 
@@ -319,7 +319,7 @@ int shm_on_done(struct shm_peer *peer, const struct shm_frame *f, struct cursor 
 		return err_pass(r);
 	if (err.code != ERR_OK)
 		return err_pass(net_xfer_done(net, &err));
-	if (net->kind == XP_WRITE && !is_whole(net))
+	if (net->kind == XP_WRITE && !shm_xfer_is_whole(net))
 		return err_raise(ERR_PROTO, "success of bytes that we did not confirm");
 	if (sm_state(&net->sm) == NET_XFER_MOVING &&
 	    shm_xfer_of(net)->way == SHM_WAY_SCATTER &&
@@ -330,7 +330,7 @@ int shm_on_done(struct shm_peer *peer, const struct shm_frame *f, struct cursor 
 
 /* ---- theirs ---- */
 
-static int refuse(struct net_peer *net, uint64_t id, const struct err *err)
+static int shm_xfer_refuse(struct net_peer *net, uint64_t id, const struct err *err)
 {
 	shm_send_err(container_of(net, struct shm_peer, net), SHM_DONE, id, err);
 	return 0;
@@ -367,7 +367,7 @@ int shm_on_request(struct shm_peer *peer, const struct shm_frame *f, struct curs
 	return 0;
 }
 
-static int begin(struct net_xfer *net)
+static int shm_xfer_begin(struct net_xfer *net)
 {
 	struct shm_xfer *xfer = shm_xfer_of(net);
 	int r;
@@ -376,7 +376,7 @@ static int begin(struct net_xfer *net)
 		return err_pass(shm_ring_gather(xfer));
 	r = pull(xfer);
 	if (r == 0 && xfer->way == SHM_WAY_SCATTER)
-		say(xfer, SHM_STAGE);
+		shm_xfer_say(xfer, SHM_STAGE);
 	return err_pass(r);
 }
 
@@ -418,19 +418,19 @@ const struct net_ops shm_net_ops = {
 	.checks = true,
 	.step = shm_peer_step,
 	.peer_free = shm_peer_free,
-	.refuse = refuse,
+	.refuse = shm_xfer_refuse,
 	.may_ask = may_ask,
-	.xfer_new = xfer_new,
-	.xfer_free = xfer_free,
-	.take_sides = take_sides,
-	.drop_sides = drop_sides,
+	.xfer_new = shm_xfer_xfer_new,
+	.xfer_free = shm_xfer_xfer_free,
+	.take_sides = shm_xfer_take_sides,
+	.drop_sides = shm_xfer_drop_sides,
 	.prepare = prepare,
-	.request_bytes = request_bytes,
-	.ask = ask,
-	.begin = begin,
-	.halt = halt,
-	.speak = speak,
-	.is_over = is_over,
-	.is_whole = is_whole,
-	.say_done = say_done,
+	.request_bytes = shm_xfer_request_bytes,
+	.ask = shm_xfer_ask,
+	.begin = shm_xfer_begin,
+	.halt = shm_xfer_halt,
+	.speak = shm_xfer_speak,
+	.is_over = shm_xfer_is_over,
+	.is_whole = shm_xfer_is_whole,
+	.say_done = shm_xfer_say_done,
 };

@@ -91,7 +91,7 @@ static void on_flush(struct loop_defer *defer)
 	}
 }
 
-static void on_tick(struct loop_timer *timer)
+static void tcp_on_tick(struct loop_timer *timer)
 {
 	struct tcp_transport *transport = container_of(timer, struct tcp_transport, tick);
 	struct tcp_peer *peer;
@@ -152,7 +152,7 @@ static void configure(struct tcp_transport *transport, const struct config *conf
 	transport->buffer_bytes = config->tcp_buffer_bytes;
 }
 
-static void describe(struct tcp_transport *transport)
+static void tcp_describe(struct tcp_transport *transport)
 {
 	static const char *const sums[] = {"no checksums", "crc32c", "xxh3"};
 	struct tcp_address address;
@@ -180,7 +180,7 @@ static int tcp_open(const struct xp_env *env, const struct xp_callbacks *callbac
 	list_init(&transport->guests);
 	list_init(&transport->unflushed);
 	loop_defer_init(&transport->flush, on_flush);
-	loop_timer_init(&transport->tick, env->loop, on_tick);
+	loop_timer_init(&transport->tick, env->loop, tcp_on_tick);
 	configure(transport, env->config);
 	r = copy_hand_new(&transport->hand);
 	if (r == 0)
@@ -188,7 +188,7 @@ static int tcp_open(const struct xp_env *env, const struct xp_callbacks *callbac
 	if (r == 0)
 		r = tcp_port_open(transport);
 	if (r == 0)
-		describe(transport);
+		tcp_describe(transport);
 	if (r < 0) {
 		tcp_close(&transport->net.base);
 		return err_pass(r);

@@ -89,7 +89,7 @@ static void stream_up(struct tcp_stream *stream, int owned_fd)
 		tcp_peer_joined(peer);
 }
 
-static int say(int fd, const struct tcp_hello *hello)
+static int tcp_dial_say(int fd, const struct tcp_hello *hello)
 {
 	uint8_t bytes[TCP_HELLO_BYTES];
 
@@ -168,7 +168,7 @@ void tcp_join_stream(struct tcp_stream *stream, int owned_fd)
 	struct tcp_hello hello = {.role = TCP_STREAM_OK};
 
 	memcpy(hello.token, stream->pass + XP_TOKEN_BYTES, XP_TOKEN_BYTES);
-	if (say(owned_fd, &hello) < 0) {
+	if (tcp_dial_say(owned_fd, &hello) < 0) {
 		close(owned_fd);
 		net_peer_fail_last(&stream->peer->net);
 		return;
@@ -269,7 +269,7 @@ static int dial_hello(struct tcp_dial *dial)
 	dial->connected = true;
 	memcpy(hello.token, dial->stream ? dial->stream->pass : peer->net.token_out,
 	       XP_TOKEN_BYTES);
-	if (say(dial->fd, &hello) < 0)
+	if (tcp_dial_say(dial->fd, &hello) < 0)
 		return err_pass(-err_errno(ERR_PEER));
 	return err_pass(loop_fd_set(&dial->watch, LOOP_READ));
 }

@@ -221,7 +221,7 @@ static void take_events(struct tcp_thread *thread)
 	}
 }
 
-static void work(struct tcp_thread *thread)
+static void tcp_io_work(struct tcp_thread *thread)
 {
 	struct tcp_stream *stream;
 
@@ -247,7 +247,7 @@ static void *thread_main(void *arg)
 	while (!stopping) {
 		take_events(thread);
 		take_kicked(thread);
-		work(thread);
+		tcp_io_work(thread);
 		pthread_mutex_lock(&thread->lock);
 		stopping = thread->stopping;
 		pthread_mutex_unlock(&thread->lock);

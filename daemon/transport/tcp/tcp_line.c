@@ -385,7 +385,7 @@ void tcp_line_resume(struct tcp_peer *peer)
 
 /* After the farewell nothing is read but the end; bytes left unread would make
  * the kernel reset the connection under it. */
-static void drain(struct tcp_peer *peer)
+static void tcp_line_drain(struct tcp_peer *peer)
 {
 	uint8_t bytes[4096];
 	ssize_t n;
@@ -410,7 +410,7 @@ static void on_line(struct loop_fd *loop_fd, int events)
 	if (net_peer_live(&peer->net))
 		receive(peer);
 	else if (sm_state(&peer->net.sm) == NET_PEER_FLUSHING)
-		drain(peer);
+		tcp_line_drain(peer);
 	net_peer_kick(&peer->net);
 }
 

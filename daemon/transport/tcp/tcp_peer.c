@@ -36,7 +36,7 @@
 
 #define FLUSH_NS (250 * LOOP_NS_PER_MS)
 
-static bool peer_invariant(const struct sm *sm, unsigned int from)
+static bool tcp_peer_peer_invariant(const struct sm *sm, unsigned int from)
 {
 	const struct tcp_peer *peer = container_of(sm, const struct tcp_peer, net.sm);
 
@@ -50,7 +50,7 @@ const struct sm_table tcp_peer_table = {
 	.name = "tcp peer",
 	.states = net_peer_states,
 	.count = NET_PEER_STATES,
-	.invariant = peer_invariant,
+	.invariant = tcp_peer_peer_invariant,
 };
 
 static struct tcp_peer *tcp_peer_of(struct net_peer *net)
@@ -91,7 +91,7 @@ static void watch_join(struct tcp_peer *peer, uint64_t now)
 	net_peer_fail(&peer->net, &err);
 }
 
-static void on_timer(struct loop_timer *timer)
+static void tcp_peer_on_timer(struct loop_timer *timer)
 {
 	struct tcp_peer *peer = container_of(timer, struct tcp_peer, net.timer);
 	uint64_t now = loop_now_ns(timer->loop);
@@ -107,7 +107,7 @@ static void on_timer(struct loop_timer *timer)
 
 /* ---- the end ---- */
 
-static void begin_end(struct tcp_peer *peer)
+static void tcp_peer_begin_end(struct tcp_peer *peer)
 {
 	tcp_dial_stop(peer);
 	tcp_line_fini(peer);
@@ -117,7 +117,7 @@ static void begin_end(struct tcp_peer *peer)
 			tcp_io_remove(&peer->streams[i]);
 }
 
-static void begin_flush(struct tcp_peer *peer)
+static void tcp_peer_begin_flush(struct tcp_peer *peer)
 {
 	struct tcp_head head = {.type = TCP_BYE};
 	struct tcp_chunk *chunk = tcp_chunk_new(TCP_TEXT_MAX);
@@ -172,7 +172,7 @@ static void flush_step(struct tcp_peer *peer)
 	}
 	if (peer->net.broken || (peer->net.deaf && list_empty(&line->out)) ||
 	    loop_now_ns(peer->net.timer.loop) >= peer->net.flush_deadline_ns)
-		begin_end(peer);
+		tcp_peer_begin_end(peer);
 	else /* the timer may have fired for an earlier deadline */
 		net_peer_watch(&peer->net, peer->net.flush_deadline_ns);
 }
@@ -234,9 +234,9 @@ void tcp_peer_step(struct net_peer *net)
 		net_peer_ready(net);
 	take_news(peer);
 	if (net->failed && sm_state(&net->sm) == NET_PEER_READY && !net->broken)
-		begin_flush(peer);
+		tcp_peer_begin_flush(peer);
 	else if (net->failed && sm_state(&net->sm) < NET_PEER_FLUSHING)
-		begin_end(peer);
+		tcp_peer_begin_end(peer);
 	told = !list_empty(&net->finished);
 	net_peer_tell(net);
 	if (net_peer_live(net))
@@ -259,10 +259,10 @@ void tcp_peer_step(struct net_peer *net)
 
 /* ---- open and close ---- */
 
-static void peer_init(struct tcp_peer *peer, struct tcp_transport *transport,
-		      const struct xp_peer_args *args)
+static void tcp_peer_peer_init(struct tcp_peer *peer, struct tcp_transport *transport,
+			       const struct xp_peer_args *args)
 {
-	net_peer_init(&peer->net, &transport->net, args, on_timer);
+	net_peer_init(&peer->net, &transport->net, args, tcp_peer_on_timer);
 	peer->transport = transport;
 	tcp_line_init(&peer->line);
 	list_init(&peer->flush_link);
@@ -287,7 +287,7 @@ int tcp_peer_open(struct transport *base, const struct xp_peer_args *args,
 	peer = mem_zalloc(sizeof(*peer));
 	if (!peer)
 		return err_pass(-ENOMEM);
-	peer_init(peer, transport, args);
+	tcp_peer_peer_init(peer, transport, args);
 	r = tcp_address_get(args->address, args->address_len, &peer->address);
 	if (r < 0) {
 		tcp_peer_free(&peer->net);
@@ -313,7 +313,7 @@ void tcp_peer_close(struct xp_peer *base, void (*on_closed)(void *arg), void *ar
 
 	net_peer_close_ask(&peer->net, on_closed, arg);
 	if (sm_state(&peer->net.sm) == NET_PEER_READY && !peer->net.failed)
-		begin_flush(peer);
+		tcp_peer_begin_flush(peer);
 	else if (sm_state(&peer->net.sm) < NET_PEER_READY)
-		begin_end(peer);
+		tcp_peer_begin_end(peer);
 }

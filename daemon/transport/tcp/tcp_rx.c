@@ -97,7 +97,7 @@ static enum outcome pull_head(struct tcp_stream *stream)
 /* ---- it ends ---- */
 
 /* The flow is held. Check the bytes and put them in place. */
-static int place(struct tcp_stream *stream, const struct tcp_trailer *trailer)
+static int tcp_rx_place(struct tcp_stream *stream, const struct tcp_trailer *trailer)
 {
 	struct tcp_half *rx = &stream->rx;
 	struct tcp_thread *thread = stream->thread;
@@ -143,7 +143,7 @@ static int end_frame(struct tcp_stream *stream)
 		pthread_mutex_unlock(&peer->lock);
 	}
 	if (held)
-		r = place(stream, &trailer);
+		r = tcp_rx_place(stream, &trailer);
 	pthread_mutex_lock(&peer->lock);
 	if (held && r < 0)
 		tcp_flow_fault(rx->flow);
@@ -167,7 +167,7 @@ static ssize_t discard(struct tcp_stream *stream)
 }
 
 /* Payload, trailer and the next head, as far as they go. */
-static ssize_t take(struct tcp_stream *stream)
+static ssize_t tcp_rx_take(struct tcp_stream *stream)
 {
 	struct tcp_half *rx = &stream->rx;
 	struct iovec *iov = stream->thread->iov;
@@ -216,7 +216,7 @@ static enum outcome pull(struct tcp_stream *stream)
 	pthread_mutex_lock(&peer->lock);
 	held = tcp_half_hold(rx, false);
 	pthread_mutex_unlock(&peer->lock);
-	n = rx->over && rx->pos < rx->head.length ? discard(stream) : take(stream);
+	n = rx->over && rx->pos < rx->head.length ? discard(stream) : tcp_rx_take(stream);
 	no = errno;
 	fault = held && n < 0 && no == EFAULT;
 	if (n > 0)

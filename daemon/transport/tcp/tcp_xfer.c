@@ -39,7 +39,7 @@ static struct tcp_xfer *tcp_xfer_of(struct net_xfer *net)
 
 /* ---- made and unmade ---- */
 
-static void xfer_free(struct net_xfer *net)
+static void tcp_xfer_xfer_free(struct net_xfer *net)
 {
 	struct tcp_xfer *xfer = tcp_xfer_of(net);
 
@@ -49,7 +49,7 @@ static void xfer_free(struct net_xfer *net)
 	mem_free(xfer);
 }
 
-static int xfer_new(struct net_peer *peer, struct net_xfer **xfer_p)
+static int tcp_xfer_xfer_new(struct net_peer *peer, struct net_xfer **xfer_p)
 {
 	struct tcp_xfer *xfer = mem_zalloc(sizeof(*xfer));
 
@@ -59,7 +59,7 @@ static int xfer_new(struct net_peer *peer, struct net_xfer **xfer_p)
 	for (size_t i = 0; i < ARRAY_LEN(xfer->spare); i++) {
 		xfer->spare[i] = tcp_chunk_new(TCP_TEXT_MAX);
 		if (!xfer->spare[i]) {
-			xfer_free(&xfer->net);
+			tcp_xfer_xfer_free(&xfer->net);
 			return err_pass(-ENOMEM);
 		}
 	}
@@ -73,7 +73,7 @@ static bool at_hand(const struct tcp_xfer *xfer)
 	return stage_mapped(&xfer->flow.side) && !xfer->flow.guarded;
 }
 
-static int take_sides(struct net_xfer *net, const struct xp_sides *sides)
+static int tcp_xfer_take_sides(struct net_xfer *net, const struct xp_sides *sides)
 {
 	struct tcp_xfer *xfer = tcp_xfer_of(net);
 	bool source = net_is_source(net);
@@ -93,7 +93,7 @@ static int take_sides(struct net_xfer *net, const struct xp_sides *sides)
 	return 0;
 }
 
-static void drop_sides(struct net_xfer *net)
+static void tcp_xfer_drop_sides(struct net_xfer *net)
 {
 	struct tcp_xfer *xfer = tcp_xfer_of(net);
 
@@ -115,7 +115,7 @@ static int open_flow(struct tcp_xfer *xfer)
 
 /* ---- where it stands ---- */
 
-static struct tcp_flow_view look(struct tcp_xfer *xfer)
+static struct tcp_flow_view tcp_xfer_look(struct tcp_xfer *xfer)
 {
 	struct tcp_flow_view view = {.still = true};
 
@@ -141,7 +141,7 @@ static void show_progress(struct tcp_xfer *xfer, uint64_t moved)
 void tcp_xfer_progress(struct tcp_xfer *xfer)
 {
 	if (xfer->flows)
-		show_progress(xfer, look(xfer).moved);
+		show_progress(xfer, tcp_xfer_look(xfer).moved);
 }
 
 /* Can a WRITE that is being stopped not succeed at the other side any more? */
@@ -150,10 +150,10 @@ static bool cannot_count(const struct tcp_xfer *xfer, const struct tcp_flow_view
 	return xfer->net.bytes > 0 && !xfer->eager && (!xfer->flows || view->spoiled);
 }
 
-static bool is_over(struct net_xfer *net)
+static bool tcp_xfer_is_over(struct net_xfer *net)
 {
 	struct tcp_xfer *xfer = tcp_xfer_of(net);
-	struct tcp_flow_view view = look(xfer);
+	struct tcp_flow_view view = tcp_xfer_look(xfer);
 
 	if (xfer->flows)
 		show_progress(xfer, view.moved);
@@ -173,14 +173,14 @@ static bool is_over(struct net_xfer *net)
 	}
 }
 
-static bool is_whole(struct net_xfer *net)
+static bool tcp_xfer_is_whole(struct net_xfer *net)
 {
-	return look(tcp_xfer_of(net)).moved == net->bytes;
+	return tcp_xfer_look(tcp_xfer_of(net)).moved == net->bytes;
 }
 
 /* ---- stop, over, told ---- */
 
-static void speak(struct net_xfer *net)
+static void tcp_xfer_speak(struct net_xfer *net)
 {
 	struct tcp_head head = {.type = TCP_CANCEL, .id = net->id};
 	struct tcp_xfer *xfer = tcp_xfer_of(net);
@@ -191,7 +191,7 @@ static void speak(struct net_xfer *net)
 	tcp_line_send(xfer->peer, mem_steal(xfer->spare[1]), &head, &net->err);
 }
 
-static void halt(struct net_xfer *net)
+static void tcp_xfer_halt(struct net_xfer *net)
 {
 	struct tcp_xfer *xfer = tcp_xfer_of(net);
 
@@ -226,7 +226,7 @@ static int send_served(struct tcp_xfer *xfer)
 	return 0;
 }
 
-static int say_done(struct net_xfer *net, const struct err *err)
+static int tcp_xfer_say_done(struct net_xfer *net, const struct err *err)
 {
 	struct tcp_head head = {.type = TCP_DONE, .id = net->id};
 	struct tcp_xfer *xfer = tcp_xfer_of(net);
@@ -251,7 +251,7 @@ static void on_placed(struct copy_job *job)
 	net_xfer_check(&xfer->net);
 }
 
-static int place(struct tcp_xfer *xfer, uint64_t sum)
+static int tcp_xfer_place(struct tcp_xfer *xfer, uint64_t sum)
 {
 	const struct tcp_entry *entry = xfer->entry;
 	struct tcp_transport *transport = xfer->peer->transport;
@@ -284,7 +284,7 @@ static int place(struct tcp_xfer *xfer, uint64_t sum)
 
 /* ---- ours ---- */
 
-static size_t request_bytes(const struct net_xfer *net)
+static size_t tcp_xfer_request_bytes(const struct net_xfer *net)
 {
 	const struct tcp_xfer *xfer = container_of(net, const struct tcp_xfer, net);
 
@@ -306,7 +306,7 @@ static int request_make(struct tcp_xfer *xfer, struct tcp_head *head,
 	/* a long header goes from where it is */
 	const bool tail = op->owned && !xfer->eager && op->header_len > TAIL_MIN_BYTES;
 	cleanup_free struct tcp_chunk *chunk =
-		tcp_chunk_new(tail ? 0 : request_bytes(&xfer->net));
+		tcp_chunk_new(tail ? 0 : tcp_xfer_request_bytes(&xfer->net));
 	uint8_t *bytes;
 	int r = 0;
 
@@ -338,7 +338,7 @@ static int request_make(struct tcp_xfer *xfer, struct tcp_head *head,
 	return 0;
 }
 
-static int ask(struct net_xfer *net)
+static int tcp_xfer_ask(struct net_xfer *net)
 {
 	struct tcp_xfer *xfer = tcp_xfer_of(net);
 	struct tcp_head head = {
@@ -346,7 +346,7 @@ static int ask(struct net_xfer *net)
 		.id = net->id,
 		.at = net->bytes,
 		.code = net->kind,
-		.length = (uint32_t)request_bytes(net),
+		.length = (uint32_t)tcp_xfer_request_bytes(net),
 	};
 	struct tcp_chunk *chunk = NULL;
 	int r = request_make(xfer, &head, &chunk);
@@ -357,7 +357,7 @@ static int ask(struct net_xfer *net)
 	return net->kind == XP_READ || xfer->eager; /* bytes may come, or are gone */
 }
 
-static int take_go(struct tcp_xfer *xfer)
+static int tcp_xfer_take_go(struct tcp_xfer *xfer)
 {
 	unsigned int state = sm_state(&xfer->net.sm);
 
@@ -374,7 +374,7 @@ static int take_go(struct tcp_xfer *xfer)
 static int take_served(struct tcp_xfer *xfer, const struct tcp_head *head,
 		       struct tcp_entry *entry)
 {
-	struct tcp_flow_view view = look(xfer);
+	struct tcp_flow_view view = tcp_xfer_look(xfer);
 
 	if (xfer->net.kind != XP_READ || head->length != xfer->net.bytes || view.came > 0)
 		return err_raise(ERR_PROTO, "tcp: %u bytes answer transfer %" PRIu64,
@@ -383,13 +383,13 @@ static int take_served(struct tcp_xfer *xfer, const struct tcp_head *head,
 		tcp_flow_stop(&xfer->flow);
 	xfer->flows = false;
 	xfer->entry = entry;
-	if (place(xfer, head->sum) < 0)
+	if (tcp_xfer_place(xfer, head->sum) < 0)
 		net_xfer_stop_last(&xfer->net);
 	return 0;
 }
 
-static int take_done(struct tcp_xfer *xfer, const struct tcp_head *head,
-		     const uint8_t *payload, struct tcp_entry **entry)
+static int tcp_xfer_take_done(struct tcp_xfer *xfer, const struct tcp_head *head,
+			      const uint8_t *payload, struct tcp_entry **entry)
 {
 	bool moving = sm_state(&xfer->net.sm) < NET_XFER_STOPPING && !xfer->net.finishing;
 	struct err err;
@@ -399,7 +399,8 @@ static int take_done(struct tcp_xfer *xfer, const struct tcp_head *head,
 		tcp_head_get_err(head, payload, head->length, &err);
 		return err_pass(net_xfer_done(&xfer->net, &err));
 	}
-	if (moving && net_is_source(&xfer->net) && look(xfer).next < xfer->net.bytes)
+	if (moving && net_is_source(&xfer->net) &&
+	    tcp_xfer_look(xfer).next < xfer->net.bytes)
 		return err_raise(ERR_PROTO, "tcp: DONE before the last byte was sent");
 	r = net_xfer_done(&xfer->net, NULL);
 	if (r < 0 || !moving || !(head->flags & TCP_FLAG_EAGER))
@@ -422,14 +423,14 @@ static int take_answer(struct tcp_peer *peer, const struct tcp_head *head,
 
 	if (r < 0)
 		return err_pass(r);
-	return err_pass(head->type == TCP_GO
-				? take_go(tcp_xfer_of(net))
-				: take_done(tcp_xfer_of(net), head, payload, entry));
+	return err_pass(head->type == TCP_GO ? tcp_xfer_take_go(tcp_xfer_of(net))
+					     : tcp_xfer_take_done(tcp_xfer_of(net), head,
+								  payload, entry));
 }
 
 /* ---- theirs ---- */
 
-static int refuse(struct net_peer *net, uint64_t id, const struct err *err)
+static int tcp_xfer_refuse(struct net_peer *net, uint64_t id, const struct err *err)
 {
 	struct tcp_head head = {.type = TCP_DONE, .id = id};
 	struct tcp_chunk *chunk = tcp_chunk_new(TCP_TEXT_MAX);
@@ -440,8 +441,8 @@ static int refuse(struct net_peer *net, uint64_t id, const struct err *err)
 	return 0;
 }
 
-static int take_request(struct tcp_peer *peer, const struct tcp_head *head,
-			struct tcp_entry **entry)
+static int tcp_xfer_take_request(struct tcp_peer *peer, const struct tcp_head *head,
+				 struct tcp_entry **entry)
 {
 	struct net_xfer *net;
 	struct tcp_xfer *xfer;
@@ -466,14 +467,14 @@ static int take_request(struct tcp_peer *peer, const struct tcp_head *head,
 }
 
 /* Its plan is there: bytes may come, or go. */
-static int begin(struct net_xfer *net)
+static int tcp_xfer_begin(struct net_xfer *net)
 {
 	struct tcp_head head = {.type = TCP_GO, .id = net->id};
 	struct tcp_xfer *xfer = tcp_xfer_of(net);
 	int r;
 
 	if (xfer->eager)
-		return err_pass(place(xfer, xfer->entry->head.sum));
+		return err_pass(tcp_xfer_place(xfer, xfer->entry->head.sum));
 	if (net_is_source(net) && net->bytes <= TCP_EAGER_MAX && at_hand(xfer)) {
 		xfer->eager = true; /* they go with the answer */
 		return 0;
@@ -489,20 +490,20 @@ const struct net_ops tcp_net_ops = {
 	.xfer_table = &xfer_table,
 	.step = tcp_peer_step,
 	.peer_free = tcp_peer_free,
-	.refuse = refuse,
+	.refuse = tcp_xfer_refuse,
 	.may_ask = may_ask,
-	.xfer_new = xfer_new,
-	.xfer_free = xfer_free,
-	.take_sides = take_sides,
-	.drop_sides = drop_sides,
-	.request_bytes = request_bytes,
-	.ask = ask,
-	.begin = begin,
-	.halt = halt,
-	.speak = speak,
-	.is_over = is_over,
-	.is_whole = is_whole,
-	.say_done = say_done,
+	.xfer_new = tcp_xfer_xfer_new,
+	.xfer_free = tcp_xfer_xfer_free,
+	.take_sides = tcp_xfer_take_sides,
+	.drop_sides = tcp_xfer_drop_sides,
+	.request_bytes = tcp_xfer_request_bytes,
+	.ask = tcp_xfer_ask,
+	.begin = tcp_xfer_begin,
+	.halt = tcp_xfer_halt,
+	.speak = tcp_xfer_speak,
+	.is_over = tcp_xfer_is_over,
+	.is_whole = tcp_xfer_is_whole,
+	.say_done = tcp_xfer_say_done,
 };
 
 /* ---- frames ---- */
@@ -540,7 +541,7 @@ void tcp_xfer_frame(struct tcp_peer *peer, const struct tcp_head *head,
 
 	switch (head->type) {
 	case TCP_REQUEST:
-		r = take_request(peer, head, &owned);
+		r = tcp_xfer_take_request(peer, head, &owned);
 		break;
 	case TCP_CANCEL:
 		r = take_cancel(peer, head, payload);

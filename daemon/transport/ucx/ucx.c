@@ -176,7 +176,7 @@ static int choose_tls(struct choice *choice, const char *wanted)
 	return 0;
 }
 
-static int choose(const struct config *config, struct choice *choice)
+static int ucx_choose(const struct config *config, struct choice *choice)
 {
 	int r = 0;
 
@@ -247,7 +247,7 @@ static int ucx_probe(const struct config *config, uint32_t *caps_p)
 	ucp_context_h context;
 	int r;
 
-	r = choose(config, &choice);
+	r = ucx_choose(config, &choice);
 	if (r < 0)
 		return err_pass(r);
 	r = ucx_lib_load(config->ucx_library, &lib);
@@ -334,7 +334,7 @@ static int take_address(struct ucx_transport *transport)
 	return err_pass(r);
 }
 
-static int worker_start(struct ucx_transport *transport)
+static int ucx_worker_start(struct ucx_transport *transport)
 {
 	const struct ucx_lib *lib = transport->lib;
 	ucp_am_handler_param_t handler = {
@@ -384,19 +384,19 @@ static void ucx_close(struct transport *base)
 	mem_free(transport);
 }
 
-static int start(struct ucx_transport *transport)
+static int ucx_start(struct ucx_transport *transport)
 {
 	const struct config *config = transport->net.base.env.config;
 	struct choice choice;
 	int r;
 
-	r = choose(config, &choice);
+	r = ucx_choose(config, &choice);
 	if (r == 0)
 		r = ucx_lib_load(config->ucx_library, &transport->lib);
 	if (r == 0)
 		r = context_new(transport->lib, &choice, &transport->context);
 	if (r == 0)
-		r = worker_start(transport);
+		r = ucx_worker_start(transport);
 	if (r == 0)
 		r = ucx_pool_init(&transport->send_pool, transport->lib,
 				  transport->context, transport->net.base.env.gpu,
@@ -426,7 +426,7 @@ static int ucx_open(const struct xp_env *env, const struct xp_callbacks *callbac
 	list_init(&transport->hungry);
 	strmap_init(&transport->tokens);
 	strmap_init(&transport->pairings);
-	r = start(transport);
+	r = ucx_start(transport);
 	if (r < 0) {
 		ucx_close(&transport->net.base);
 		return err_pass(r);

@@ -130,7 +130,7 @@ static int set_environment_for(const char *version)
 			       ARRAY_LEN(environment_before_1_16));
 }
 
-static int find(void *handle, const char *path, const char *name, void *fn_p)
+static int ucx_lib_find(void *handle, const char *path, const char *name, void *fn_p)
 {
 	void *fn = dlsym(handle, name);
 
@@ -144,14 +144,14 @@ static int find_all(void *handle, const char *path)
 {
 	int r;
 
-#define UCX_LIB_FIND(fn)                      \
-	r = find(handle, path, #fn, &lib.fn); \
-	if (r < 0)                            \
+#define UCX_LIB_FIND(fn)                              \
+	r = ucx_lib_find(handle, path, #fn, &lib.fn); \
+	if (r < 0)                                    \
 		return err_pass(r);
 	UCX_LIB_FUNCTIONS(UCX_LIB_FIND)
 #undef UCX_LIB_FIND
 	/* of libucs, which libucp depends on: dlsym looks there too */
-	return find(handle, path, "ucs_status_string", &lib.ucs_status_string);
+	return ucx_lib_find(handle, path, "ucs_status_string", &lib.ucs_status_string);
 }
 
 int ucx_lib_load(const char *library, const struct ucx_lib **lib_p)

@@ -33,7 +33,7 @@ struct ucx_send *ucx_send_new(struct ucx_peer *peer)
 	return send;
 }
 
-static void on_sent(struct ucx_call *call)
+static void ucx_order_on_sent(struct ucx_call *call)
 {
 	struct ucx_send *send = container_of(call, struct ucx_send, call);
 	struct ucx_peer *peer = send->peer;
@@ -99,7 +99,7 @@ void ucx_send_frame(struct ucx_send *send, struct ucx_frame *frame, const struct
 	send->call.bytes = len;
 	if (xfer)
 		xfer->busy++;
-	ucx_call(peer, &send->call, start_send, on_sent);
+	ucx_call(peer, &send->call, start_send, ucx_order_on_sent);
 }
 
 /* ---- in: what a peer may send ---- */
@@ -118,7 +118,8 @@ static size_t payload_max(const struct ucx_frame *frame)
 	}
 }
 
-static int admit(struct ucx_peer *peer, const struct ucx_frame *frame, size_t len)
+static int ucx_order_admit(struct ucx_peer *peer, const struct ucx_frame *frame,
+			   size_t len)
 {
 	if (len > payload_max(frame))
 		return err_raise(ERR_PROTO, "ucx: a message of type %u with %zu bytes",
@@ -133,7 +134,7 @@ static int admit(struct ucx_peer *peer, const struct ucx_frame *frame, size_t le
 	return 0;
 }
 
-static int place(struct ucx_peer *peer, struct ucx_entry *entry)
+static int ucx_order_place(struct ucx_peer *peer, struct ucx_entry *entry)
 {
 	struct list *at = peer->entries.prev;
 
@@ -237,10 +238,10 @@ static void fetch(struct ucx_entry *entry)
 
 void ucx_order_entry(struct ucx_peer *peer, struct ucx_entry *entry)
 {
-	int r = admit(peer, &entry->frame, entry->len);
+	int r = ucx_order_admit(peer, &entry->frame, entry->len);
 
 	if (r == 0)
-		r = place(peer, entry);
+		r = ucx_order_place(peer, entry);
 	if (r < 0) {
 		net_peer_fail_last(&peer->net);
 		ucx_entry_drop(entry);

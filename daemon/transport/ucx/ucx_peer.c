@@ -57,7 +57,7 @@
 #define HELLOS_MAX 64u
 #define CLIMB_MAX 64u /* endpoints a hello may make us pass over */
 
-static bool peer_invariant(const struct sm *sm, unsigned int from)
+static bool ucx_peer_peer_invariant(const struct sm *sm, unsigned int from)
 {
 	const struct ucx_peer *peer = container_of(sm, const struct ucx_peer, net.sm);
 
@@ -72,7 +72,7 @@ const struct sm_table ucx_peer_table = {
 	.name = "ucx peer",
 	.states = net_peer_states,
 	.count = NET_PEER_STATES,
-	.invariant = peer_invariant,
+	.invariant = ucx_peer_peer_invariant,
 };
 
 static struct ucx_peer *ucx_peer_of(struct net_peer *net)
@@ -86,7 +86,7 @@ static bool endpoint_failed(const struct ucx_peer *peer)
 }
 
 /* Its endpoint is no good. */
-static void lose(struct ucx_peer *peer, const char *what, ucs_status_t status)
+static void ucx_peer_lose(struct ucx_peer *peer, const char *what, ucs_status_t status)
 {
 	struct err err;
 
@@ -105,7 +105,7 @@ void ucx_peer_break(struct ucx_peer *peer, const char *what, ucs_status_t status
 	char words[64];
 
 	snprintf(words, sizeof(words), "%s: ", what);
-	lose(peer, words, status);
+	ucx_peer_lose(peer, words, status);
 }
 
 void ucx_peer_trouble(struct ucx_peer *peer, const struct ucx_trouble *trouble)
@@ -127,7 +127,7 @@ void ucx_peer_trouble(struct ucx_peer *peer, const struct ucx_trouble *trouble)
 	if (trouble->number > peer->ep_number)
 		peer->failed_number = trouble->number; /* its climb is not done yet */
 	else if (trouble->number && trouble->number == peer->ep_number && !peer->climbing)
-		lose(peer, "", trouble->status);
+		ucx_peer_lose(peer, "", trouble->status);
 }
 
 /* ---- hello ---- */
@@ -172,7 +172,7 @@ void ucx_peer_climbed(struct ucx_call *call)
 	peer->ep_number = line->number;
 	snprintf(peer->net.base.path, sizeof(peer->net.base.path), "%s", line->path);
 	if (endpoint_failed(peer) && sm_state(&peer->net.sm) != NET_PEER_OPENING) {
-		lose(peer, "", UCS_ERR_CONNECTION_RESET);
+		ucx_peer_lose(peer, "", UCS_ERR_CONNECTION_RESET);
 		return;
 	}
 	if (peer->ep_number == peer->hello_number)
@@ -281,7 +281,7 @@ static void nag(struct ucx_peer *peer, uint64_t now)
 	net_peer_watch(&peer->net, peer->nag_at_ns);
 }
 
-static void on_timer(struct loop_timer *timer)
+static void ucx_peer_on_timer(struct loop_timer *timer)
 {
 	struct ucx_peer *peer = container_of(timer, struct ucx_peer, net.timer);
 	uint64_t now = loop_now_ns(timer->loop);
@@ -301,7 +301,7 @@ static void on_timer(struct loop_timer *timer)
 
 /* ---- the end ---- */
 
-static void begin_end(struct ucx_peer *peer)
+static void ucx_peer_begin_end(struct ucx_peer *peer)
 {
 	ucx_line_deafen(&peer->line);
 	ucx_order_drop(peer);
@@ -324,7 +324,7 @@ void ucx_peer_flushed(struct ucx_call *call)
 	ucx_call_back(peer);
 }
 
-static void begin_flush(struct ucx_peer *peer)
+static void ucx_peer_begin_flush(struct ucx_peer *peer)
 {
 	struct ucx_frame frame = {.type = UCX_BYE};
 	cleanup_free struct ucx_send *send = ucx_send_new(peer);
@@ -390,9 +390,9 @@ void ucx_peer_step(struct net_peer *net)
 	if (sm_state(&net->sm) == NET_PEER_READY)
 		take_entries(peer);
 	if (net->failed && sm_state(&net->sm) == NET_PEER_READY && !net->broken)
-		begin_flush(peer);
+		ucx_peer_begin_flush(peer);
 	else if (net->failed && sm_state(&net->sm) < NET_PEER_FLUSHING)
-		begin_end(peer);
+		ucx_peer_begin_end(peer);
 	net_peer_tell(net);
 	if (sm_state(&net->sm) == NET_PEER_READY && net_peer_live(net)) {
 		if (ucx_line_reserve(&peer->line) < 0)
@@ -401,7 +401,7 @@ void ucx_peer_step(struct net_peer *net)
 		ucx_source_pump(peer);
 	}
 	if (sm_state(&net->sm) == NET_PEER_FLUSHING && is_flushed(peer)) {
-		begin_end(peer);
+		ucx_peer_begin_end(peer);
 		net_peer_kick(net);
 		return;
 	}
@@ -415,10 +415,10 @@ void ucx_peer_step(struct net_peer *net)
 
 /* ---- open and close ---- */
 
-static void peer_init(struct ucx_peer *peer, struct ucx_transport *transport,
-		      const struct xp_peer_args *args)
+static void ucx_peer_peer_init(struct ucx_peer *peer, struct ucx_transport *transport,
+			       const struct xp_peer_args *args)
 {
-	net_peer_init(&peer->net, &transport->net, args, on_timer);
+	net_peer_init(&peer->net, &transport->net, args, ucx_peer_on_timer);
 	peer->transport = transport;
 	/* the clock, not the turn: opening may have taken a good part of it */
 	peer->hello_deadline_ns = loop_clock_ns(transport->net.base.env.loop) + HELLO_NS;
@@ -478,7 +478,7 @@ int ucx_peer_open(struct transport *base, const struct xp_peer_args *args,
 	peer = mem_zalloc(sizeof(*peer));
 	if (!peer)
 		return err_pass(-ENOMEM);
-	peer_init(peer, transport, args);
+	ucx_peer_peer_init(peer, transport, args);
 	r = take_address(peer, args);
 	if (r == 0)
 		r = ucx_line_reserve(&peer->line);
@@ -504,7 +504,7 @@ void ucx_peer_close(struct xp_peer *base, void (*on_closed)(void *arg), void *ar
 
 	net_peer_close_ask(&peer->net, on_closed, arg);
 	if (sm_state(&peer->net.sm) == NET_PEER_READY && !peer->net.failed)
-		begin_flush(peer);
+		ucx_peer_begin_flush(peer);
 	else if (sm_state(&peer->net.sm) == NET_PEER_OPENING)
-		begin_end(peer);
+		ucx_peer_begin_end(peer);
 }

@@ -54,7 +54,7 @@ static void release(struct ucx_reg *reg)
 	reg->base.memory = NULL;
 }
 
-static void release_work(struct offload_job *job)
+static void ucx_reg_release_work(struct offload_job *job)
 {
 	struct ucx_reg *reg = container_of(job, struct ucx_reg, job);
 	struct ucx_transport *transport = transport_of(reg);
@@ -63,7 +63,7 @@ static void release_work(struct offload_job *job)
 	atomic_fetch_sub(&transport->releasing, 1); /* it may close now */
 }
 
-static void release_done(struct offload_job *job)
+static void ucx_reg_release_done(struct offload_job *job)
 {
 	mem_free(container_of(job, struct ucx_reg, job));
 }
@@ -109,8 +109,8 @@ int ucx_mem_reg(struct transport *base, struct memory *memory, struct xp_reg **r
 	reg->base.memory = memory_ref(memory);
 	atomic_init(&reg->refs, 1);
 	reg->id = atomic_fetch_add(&ids, 1) + 1;
-	reg->job.work = release_work;
-	reg->job.done = release_done;
+	reg->job.work = ucx_reg_release_work;
+	reg->job.done = ucx_reg_release_done;
 	r = map(reg);
 	if (r < 0) {
 		release(reg);

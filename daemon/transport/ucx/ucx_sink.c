@@ -193,8 +193,8 @@ void ucx_sink_stop(struct ucx_xfer *xfer)
 
 /* ---- a slice arrives ---- */
 
-static int admit(const struct ucx_xfer *xfer, const struct ucx_frame *frame, size_t len,
-		 bool rndv)
+static int ucx_sink_admit(const struct ucx_xfer *xfer, const struct ucx_frame *frame,
+			  size_t len, bool rndv)
 {
 	bool to_inbound = frame->type == UCX_DATA;
 
@@ -222,8 +222,8 @@ static int admit(const struct ucx_xfer *xfer, const struct ucx_frame *frame, siz
 }
 
 /* Where a slice goes when that is one stretch that libucp may touch. */
-static uint8_t *place(const struct ucx_xfer *xfer, uint64_t offset, uint64_t len,
-		      ucp_mem_h *memh_p)
+static uint8_t *ucx_sink_place(const struct ucx_xfer *xfer, uint64_t offset, uint64_t len,
+			       ucp_mem_h *memh_p)
 {
 	struct plan_span first;
 	struct plan_walk walk;
@@ -260,7 +260,7 @@ static int take_eager(struct ucx_xfer *xfer, struct ucx_entry **entry_p)
 
 	if (entry->starved)
 		return err_raise(ERR_NOMEM, "ucx: no memory for %zu bytes", entry->len);
-	at = place(xfer, entry->frame.offset, entry->len, &memh);
+	at = ucx_sink_place(xfer, entry->frame.offset, entry->len, &memh);
 	if (at) {
 		memcpy(at, entry->payload, entry->len);
 		landed(xfer, entry->len, false);
@@ -284,7 +284,7 @@ static int take_rndv(struct ucx_xfer *xfer, struct ucx_entry **entry_p)
 	if (!piece)
 		return err_pass(-ENOMEM);
 	xfer->peer->receiving++;
-	at = place(xfer, piece->offset, piece->length, &memh);
+	at = ucx_sink_place(xfer, piece->offset, piece->length, &memh);
 	if (at) {
 		piece_fetch(piece, at, memh);
 	} else {
@@ -294,7 +294,7 @@ static int take_rndv(struct ucx_xfer *xfer, struct ucx_entry **entry_p)
 	return 0;
 }
 
-static void take(struct ucx_xfer *xfer, struct ucx_entry **entry_p)
+static void ucx_sink_take(struct ucx_xfer *xfer, struct ucx_entry **entry_p)
 {
 	int r = spans_add(&xfer->spans, (*entry_p)->frame.offset, (*entry_p)->len);
 
@@ -322,7 +322,7 @@ void ucx_sink_entry(struct ucx_peer *peer, struct ucx_entry *entry)
 	if (xfer && (xfer->net.finishing || sm_state(&xfer->net.sm) == NET_XFER_STOPPING))
 		late = true;
 	if (!late)
-		r = xfer ? admit(xfer, frame, entry->len, entry->desc)
+		r = xfer ? ucx_sink_admit(xfer, frame, entry->len, entry->desc)
 			 : err_raise(ERR_PROTO,
 				     "bytes for transfer %" PRIu64
 				     " that was never asked",
@@ -330,7 +330,7 @@ void ucx_sink_entry(struct ucx_peer *peer, struct ucx_entry *entry)
 	if (r < 0)
 		net_peer_fail_last(&peer->net);
 	else if (!late)
-		take(xfer, &entry);
+		ucx_sink_take(xfer, &entry);
 	if (entry) /* nobody's */
 		ucx_entry_drop(entry);
 }

@@ -31,7 +31,7 @@ struct slice {
 	ucp_mem_h memh;
 };
 
-static void cut(const struct ucx_xfer *xfer, struct slice *slice)
+static void ucx_source_cut(const struct ucx_xfer *xfer, struct slice *slice)
 {
 	uint64_t left = xfer->net.bytes - xfer->next_byte;
 	uint64_t max = left < xfer->peer->slice_bytes ? left : xfer->peer->slice_bytes;
@@ -68,7 +68,7 @@ static void piece_free(struct ucx_piece *piece)
 	net_peer_kick(&peer->net);
 }
 
-static void on_sent(struct ucx_call *call)
+static void ucx_source_on_sent(struct ucx_call *call)
 {
 	struct ucx_piece *piece = container_of(call, struct ucx_piece, call);
 	struct ucx_xfer *xfer = piece->xfer;
@@ -133,7 +133,7 @@ static void piece_send(struct ucx_piece *piece, uint8_t *bytes, ucp_mem_h memh)
 	piece->at = bytes;
 	piece->memh = memh;
 	piece->call.bytes = piece->length;
-	ucx_call(peer, &piece->call, start_send, on_sent);
+	ucx_call(peer, &piece->call, start_send, ucx_source_on_sent);
 }
 
 static uint8_t *packed_at(struct ucx_piece *piece)
@@ -183,7 +183,7 @@ static int post_slice(struct ucx_xfer *xfer)
 	struct ucx_piece *piece;
 	struct slice slice;
 
-	cut(xfer, &slice);
+	ucx_source_cut(xfer, &slice);
 	if (!slice.direct && !eager) {
 		buffer = ucx_pool_take(&peer->transport->send_pool);
 		if (!buffer)

@@ -193,7 +193,7 @@ unsigned int ucx_worker_progress(struct ucx_worker *worker, unsigned int budget)
 	return done;
 }
 
-static void on_event(struct loop_fd *watch, int events)
+static void ucx_worker_on_event(struct loop_fd *watch, int events)
 {
 	(void)events;
 	ucx_worker_progress(container_of(watch, struct ucx_worker, watch),
@@ -226,7 +226,7 @@ static unsigned int start_calls(struct ucx_worker *worker)
 }
 
 /* False: nothing was there. */
-static bool work(struct ucx_worker *worker)
+static bool ucx_worker_work(struct ucx_worker *worker)
 {
 	unsigned int n, started = start_calls(worker);
 
@@ -279,9 +279,9 @@ static void give_back(struct ucx_worker *worker)
 }
 
 /* The thread has the worker: one round of it. */
-static void serve(struct ucx_worker *worker)
+static void ucx_worker_serve(struct ucx_worker *worker)
 {
-	bool worked = work(worker);
+	bool worked = ucx_worker_work(worker);
 	uint64_t calm_ns = clock_ns() - worker->heavy_ns;
 
 	if (calm_ns >= CALM_NS) {
@@ -310,7 +310,7 @@ static void *thread_main(void *arg)
 		has = worker->on_thread;
 		pthread_mutex_unlock(&worker->lock);
 		if (has)
-			serve(worker);
+			ucx_worker_serve(worker);
 		else
 			(void)rest(worker, false, -1);
 	}
@@ -355,7 +355,7 @@ int ucx_worker_open(struct ucx_worker *worker, const struct ucx_lib *lib,
 	r = worker_make(worker, context);
 	if (r < 0)
 		return err_pass(r);
-	loop_fd_init(&worker->watch, loop, worker->efd, on_event);
+	loop_fd_init(&worker->watch, loop, worker->efd, ucx_worker_on_event);
 	r = mailbox_init(&worker->box, loop, on_item);
 	if (r == 0)
 		r = loop_fd_set(&worker->watch, LOOP_READ);

@@ -22,7 +22,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 
-static bool xfer_invariant(const struct sm *sm, unsigned int from)
+static bool ucx_xfer_xfer_invariant(const struct sm *sm, unsigned int from)
 {
 	const struct ucx_xfer *xfer = container_of(sm, const struct ucx_xfer, net.sm);
 
@@ -36,7 +36,7 @@ static const struct sm_table xfer_table = {
 	.name = "ucx transfer",
 	.states = net_xfer_states,
 	.count = NET_XFER_STATES,
-	.invariant = xfer_invariant,
+	.invariant = ucx_xfer_xfer_invariant,
 };
 
 static struct ucx_xfer *ucx_xfer_of(struct net_xfer *net)
@@ -46,7 +46,7 @@ static struct ucx_xfer *ucx_xfer_of(struct net_xfer *net)
 
 /* ---- made and unmade ---- */
 
-static void xfer_free(struct net_xfer *net)
+static void ucx_xfer_xfer_free(struct net_xfer *net)
 {
 	struct ucx_xfer *xfer = ucx_xfer_of(net);
 
@@ -58,7 +58,7 @@ static void xfer_free(struct net_xfer *net)
 	mem_free(xfer);
 }
 
-static int xfer_new(struct net_peer *net, struct net_xfer **xfer_p)
+static int ucx_xfer_xfer_new(struct net_peer *net, struct net_xfer **xfer_p)
 {
 	struct ucx_peer *peer = container_of(net, struct ucx_peer, net);
 	struct ucx_xfer *xfer = mem_zalloc(sizeof(*xfer));
@@ -71,7 +71,7 @@ static int xfer_new(struct net_peer *net, struct net_xfer **xfer_p)
 	for (size_t i = 0; i < ARRAY_LEN(xfer->spare); i++) {
 		xfer->spare[i] = ucx_send_new(peer);
 		if (!xfer->spare[i]) {
-			xfer_free(&xfer->net);
+			ucx_xfer_xfer_free(&xfer->net);
 			return err_pass(-ENOMEM);
 		}
 	}
@@ -79,7 +79,7 @@ static int xfer_new(struct net_peer *net, struct net_xfer **xfer_p)
 	return 0;
 }
 
-static int take_sides(struct net_xfer *net, const struct xp_sides *sides)
+static int ucx_xfer_take_sides(struct net_xfer *net, const struct xp_sides *sides)
 {
 	struct ucx_xfer *xfer = ucx_xfer_of(net);
 	bool source = net_is_source(net);
@@ -92,14 +92,14 @@ static int take_sides(struct net_xfer *net, const struct xp_sides *sides)
 			      source ? sides->src_count : sides->dst_count, source));
 }
 
-static void drop_sides(struct net_xfer *net)
+static void ucx_xfer_drop_sides(struct net_xfer *net)
 {
 	ucx_side_fini(&ucx_xfer_of(net)->side);
 }
 
 /* ---- stop, over, told ---- */
 
-static void speak(struct net_xfer *net)
+static void ucx_xfer_speak(struct net_xfer *net)
 {
 	struct ucx_frame frame = {.type = UCX_CANCEL, .id = net->id};
 
@@ -110,13 +110,13 @@ static void speak(struct net_xfer *net)
 		       NULL, 0);
 }
 
-static void halt(struct net_xfer *net)
+static void ucx_xfer_halt(struct net_xfer *net)
 {
 	ucx_source_stop(ucx_xfer_of(net));
 	ucx_sink_stop(ucx_xfer_of(net));
 }
 
-static bool is_over(struct net_xfer *net)
+static bool ucx_xfer_is_over(struct net_xfer *net)
 {
 	const struct ucx_xfer *xfer = ucx_xfer_of(net);
 
@@ -138,7 +138,7 @@ static bool is_over(struct net_xfer *net)
 	}
 }
 
-static bool is_whole(struct net_xfer *net)
+static bool ucx_xfer_is_whole(struct net_xfer *net)
 {
 	const struct ucx_xfer *xfer = ucx_xfer_of(net);
 
@@ -146,7 +146,7 @@ static bool is_whole(struct net_xfer *net)
 				  : ucx_sink_complete(xfer);
 }
 
-static int say_done(struct net_xfer *net, const struct err *err)
+static int ucx_xfer_say_done(struct net_xfer *net, const struct err *err)
 {
 	struct ucx_frame frame = {.type = UCX_DONE, .id = net->id};
 
@@ -156,12 +156,12 @@ static int say_done(struct net_xfer *net, const struct err *err)
 
 /* ---- ours ---- */
 
-static size_t request_bytes(const struct net_xfer *net)
+static size_t ucx_xfer_request_bytes(const struct net_xfer *net)
 {
 	return net->op->header_len;
 }
 
-static int ask(struct net_xfer *net)
+static int ucx_xfer_ask(struct net_xfer *net)
 {
 	struct ucx_xfer *xfer = ucx_xfer_of(net);
 	struct ucx_frame frame = {
@@ -176,7 +176,7 @@ static int ask(struct net_xfer *net)
 	return net->kind == XP_READ; /* bytes may come at once */
 }
 
-static int take_go(struct ucx_xfer *xfer)
+static int ucx_xfer_take_go(struct ucx_xfer *xfer)
 {
 	unsigned int state = sm_state(&xfer->net.sm);
 
@@ -190,7 +190,7 @@ static int take_go(struct ucx_xfer *xfer)
 	return 0;
 }
 
-static int take_done(struct ucx_xfer *xfer, const struct ucx_entry *entry)
+static int ucx_xfer_take_done(struct ucx_xfer *xfer, const struct ucx_entry *entry)
 {
 	bool early = net_is_source(&xfer->net) && xfer->next_byte < xfer->net.bytes;
 	struct err err;
@@ -211,13 +211,14 @@ static int take_answer(struct ucx_peer *peer, const struct ucx_entry *entry)
 
 	if (r < 0)
 		return err_pass(r);
-	return err_pass(entry->frame.type == UCX_GO ? take_go(ucx_xfer_of(net))
-						    : take_done(ucx_xfer_of(net), entry));
+	return err_pass(entry->frame.type == UCX_GO
+				? ucx_xfer_take_go(ucx_xfer_of(net))
+				: ucx_xfer_take_done(ucx_xfer_of(net), entry));
 }
 
 /* ---- theirs ---- */
 
-static int refuse(struct net_peer *net, uint64_t id, const struct err *err)
+static int ucx_xfer_refuse(struct net_peer *net, uint64_t id, const struct err *err)
 {
 	struct ucx_frame frame = {.type = UCX_DONE, .id = id};
 	struct ucx_send *send = ucx_send_new(container_of(net, struct ucx_peer, net));
@@ -228,7 +229,7 @@ static int refuse(struct net_peer *net, uint64_t id, const struct err *err)
 	return 0;
 }
 
-static int take_request(struct ucx_peer *peer, struct ucx_entry **entry_p)
+static int ucx_xfer_take_request(struct ucx_peer *peer, struct ucx_entry **entry_p)
 {
 	struct ucx_entry *entry = *entry_p;
 	struct net_xfer *net;
@@ -242,7 +243,7 @@ static int take_request(struct ucx_peer *peer, struct ucx_entry **entry_p)
 	return 0;
 }
 
-static int begin(struct net_xfer *net)
+static int ucx_xfer_begin(struct net_xfer *net)
 {
 	struct ucx_frame frame = {.type = UCX_GO, .id = net->id};
 	struct ucx_xfer *xfer = ucx_xfer_of(net);
@@ -272,19 +273,19 @@ const struct net_ops ucx_net_ops = {
 	.xfer_table = &xfer_table,
 	.step = ucx_peer_step,
 	.peer_free = ucx_peer_free,
-	.refuse = refuse,
-	.xfer_new = xfer_new,
-	.xfer_free = xfer_free,
-	.take_sides = take_sides,
-	.drop_sides = drop_sides,
-	.request_bytes = request_bytes,
-	.ask = ask,
-	.begin = begin,
-	.halt = halt,
-	.speak = speak,
-	.is_over = is_over,
-	.is_whole = is_whole,
-	.say_done = say_done,
+	.refuse = ucx_xfer_refuse,
+	.xfer_new = ucx_xfer_xfer_new,
+	.xfer_free = ucx_xfer_xfer_free,
+	.take_sides = ucx_xfer_take_sides,
+	.drop_sides = ucx_xfer_drop_sides,
+	.request_bytes = ucx_xfer_request_bytes,
+	.ask = ucx_xfer_ask,
+	.begin = ucx_xfer_begin,
+	.halt = ucx_xfer_halt,
+	.speak = ucx_xfer_speak,
+	.is_over = ucx_xfer_is_over,
+	.is_whole = ucx_xfer_is_whole,
+	.say_done = ucx_xfer_say_done,
 };
 
 void ucx_xfer_entry(struct ucx_peer *peer, struct ucx_entry *entry)
@@ -293,7 +294,7 @@ void ucx_xfer_entry(struct ucx_peer *peer, struct ucx_entry *entry)
 
 	switch (entry->frame.type) {
 	case UCX_REQUEST:
-		r = take_request(peer, &entry);
+		r = ucx_xfer_take_request(peer, &entry);
 		break;
 	case UCX_CANCEL:
 		r = take_cancel(peer, entry);

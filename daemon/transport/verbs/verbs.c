@@ -125,7 +125,7 @@ static int open_cm(struct verbs_transport *transport)
 	return err_pass(loop_fd_set(&transport->cm_watch, LOOP_READ));
 }
 
-static int publish(struct verbs_transport *transport)
+static int verbs_publish(struct verbs_transport *transport)
 {
 	struct verbs_address address = {.rails = transport->rail_count,
 					.qps = transport->qps};
@@ -142,7 +142,7 @@ static int publish(struct verbs_transport *transport)
 	return err_pass(verbs_address_put(&address, base->address, &base->address_len));
 }
 
-static int start(struct verbs_transport *transport)
+static int verbs_start(struct verbs_transport *transport)
 {
 	int r = verbs_lib_load(&transport->lib);
 
@@ -153,7 +153,7 @@ static int start(struct verbs_transport *transport)
 	if (r == 0)
 		r = verbs_loopback_open(transport);
 	if (r == 0)
-		r = publish(transport);
+		r = verbs_publish(transport);
 	if (r == 0)
 		transport->net.base.caps = XP_CAP_RDMA;
 	return err_pass(r);
@@ -180,7 +180,7 @@ static int verbs_open(const struct xp_env *env, const struct xp_callbacks *callb
 	list_init(&transport->lingering);
 	loop_timer_init(&transport->linger_timer, env->loop, verbs_on_linger);
 	strmap_init(&transport->tokens);
-	r = start(transport);
+	r = verbs_start(transport);
 	if (r < 0) {
 		verbs_close(&transport->net.base);
 		return err_pass(r);

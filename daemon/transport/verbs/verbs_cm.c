@@ -96,7 +96,7 @@ static void port_clear(struct sockaddr_storage *address)
 }
 
 /* It did not come to be: again a little later, until the deadline. */
-static void again(struct verbs_qp *qp, const struct err *why)
+static void verbs_cm_again(struct verbs_qp *qp, const struct err *why)
 {
 	struct verbs_peer *peer = qp->peer;
 
@@ -113,10 +113,10 @@ static void again_last(struct verbs_qp *qp)
 	struct err err;
 
 	err_take(&err);
-	again(qp, &err);
+	verbs_cm_again(qp, &err);
 }
 
-static int begin(struct verbs_qp *qp)
+static int verbs_cm_begin(struct verbs_qp *qp)
 {
 	struct verbs_peer *peer = qp->peer;
 	struct verbs_transport *transport = peer->transport;
@@ -187,7 +187,7 @@ void verbs_dial_elsewhere(struct verbs_peer *peer, uint64_t now)
 		err_set(&err, ERR_TIMEOUT, "verbs: %s to %s: no answer", qp->rail->name,
 			peer->net.name);
 		peer->bad_rails |= 1u << qp->rail->index;
-		again(qp, &err);
+		verbs_cm_again(qp, &err);
 	}
 }
 
@@ -201,7 +201,7 @@ void verbs_dial(struct verbs_peer *peer)
 		choose_rail(qp);
 		qp->dial_ns = loop_now_ns(peer->net.timer.loop);
 		sm_move(&qp->sm, VERBS_QP_CONNECTING);
-		if (begin(qp) < 0)
+		if (verbs_cm_begin(qp) < 0)
 			again_last(qp);
 	}
 }
@@ -269,8 +269,8 @@ static int check_answer(struct verbs_qp *qp, const struct cm_event *event)
 
 /* ---- being dialled ---- */
 
-static void refuse(struct verbs_transport *transport, struct rdma_cm_id *id,
-		   const char *why)
+static void verbs_cm_refuse(struct verbs_transport *transport, struct rdma_cm_id *id,
+			    const char *why)
 {
 	log_debug("verbs", NULL, "connection refused", "why=\"%s\"", why);
 	transport->lib->reject(id, why, (uint8_t)strnlen(why, REJECT_TEXT));
@@ -335,7 +335,7 @@ static void on_connect_request(struct verbs_transport *transport,
 	const char *no;
 
 	if (verbs_hello_get(event->data, event->len, &hello) < 0) {
-		refuse(transport, event->id, err_last()->text);
+		verbs_cm_refuse(transport, event->id, err_last()->text);
 		err_clear();
 		return;
 	}
@@ -343,7 +343,7 @@ static void on_connect_request(struct verbs_transport *transport,
 	no = peer && net_peer_live(&peer->net) ? expect(peer, &hello, rail)
 					       : "no peer waits with this token";
 	if (no) {
-		refuse(transport, event->id, no);
+		verbs_cm_refuse(transport, event->id, no);
 		return;
 	}
 	qp = &peer->qps[hello.qp];
@@ -481,7 +481,7 @@ static void on_refused(struct verbs_qp *qp, const struct cm_event *event)
 	if (event->type != RDMA_CM_EVENT_REJECTED) /* nobody was there to say so */
 		qp->peer->bad_rails |= 1u << qp->rail->index;
 	if (qp->peer->net.dial && net_peer_live(&qp->peer->net))
-		again(qp, &err);
+		verbs_cm_again(qp, &err);
 	else if (net_peer_live(&qp->peer->net))
 		verbs_qp_reset(qp); /* he may dial again */
 }

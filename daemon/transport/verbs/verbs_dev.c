@@ -85,7 +85,7 @@ static int gid_index(const struct verbs_rail *rail, int count, char *type, size_
 	return found;
 }
 
-static void describe(struct verbs_rail *rail)
+static void verbs_dev_describe(struct verbs_rail *rail)
 {
 	struct verbs_device *device = rail->device;
 	struct ibv_port_attr attr = {0};
@@ -229,7 +229,7 @@ static int rail_add(struct verbs_transport *transport, struct rdma_cm_id *id,
 		return err_raise_errno(errno, "verbs: %s: listen", rail->device->name);
 	set_port(&rail->address, transport->lib->get_src_port(id));
 	snprintf(rail->name, sizeof(rail->name), "%s:%u", rail->device->name, rail->port);
-	describe(rail);
+	verbs_dev_describe(rail);
 	log_info("verbs", rail->name, "rail", "is=\"%s\"", rail->text);
 	return 0;
 }

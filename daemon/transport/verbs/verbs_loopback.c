@@ -127,7 +127,8 @@ static void unmake(struct verbs_loopback *lb)
 	lb->channel = NULL;
 }
 
-static int failed(const struct verbs_loopback *lb, const char *what, int no)
+static int verbs_loopback_failed(const struct verbs_loopback *lb, const char *what,
+				 int no)
 {
 	return err_raise(ERR_IO, "verbs: %s: a loop-back queue pair: %s: %s",
 			 lb->rail->name, what, strerror(no));
@@ -150,20 +151,20 @@ static int make_queues(struct verbs_loopback *lb)
 
 	lb->channel = lib->create_comp_channel(device->context);
 	if (!lb->channel)
-		return failed(lb, "completion channel", errno);
+		return verbs_loopback_failed(lb, "completion channel", errno);
 	flags = fcntl(lb->channel->fd, F_GETFL);
 	if (flags < 0 || fcntl(lb->channel->fd, F_SETFL, flags | O_NONBLOCK) < 0)
-		return failed(lb, "fcntl", errno);
+		return verbs_loopback_failed(lb, "fcntl", errno);
 	lb->mr = lib->reg_mr(device->pd, lb->sink, sizeof(lb->sink),
 			     IBV_ACCESS_LOCAL_WRITE);
 	if (!lb->mr)
-		return failed(lb, "memory", errno);
+		return verbs_loopback_failed(lb, "memory", errno);
 	lb->cq = lib->create_cq(device->context, (int)DEPTH, lb, lb->channel, 0);
 	if (!lb->cq)
-		return failed(lb, "completion queue", errno);
+		return verbs_loopback_failed(lb, "completion queue", errno);
 	init.send_cq = init.recv_cq = lb->cq;
 	lb->qp = lib->make_qp(device->pd, &init);
-	return lb->qp ? 0 : failed(lb, "queue pair", errno);
+	return lb->qp ? 0 : verbs_loopback_failed(lb, "queue pair", errno);
 }
 
 /* To its own port: by GID where the link is Ethernet, else by LID. */
@@ -175,7 +176,7 @@ static int own_path(struct verbs_loopback *lb, struct ibv_qp_attr *attr)
 	int no = lib->query_port(rail->device->context, rail->port, &port);
 
 	if (no)
-		return failed(lb, "port", no);
+		return verbs_loopback_failed(lb, "port", no);
 	attr->path_mtu = port.active_mtu;
 	attr->ah_attr = (struct ibv_ah_attr){.dlid = port.lid, .port_num = rail->port};
 	if (port.link_layer != IBV_LINK_LAYER_ETHERNET)
@@ -186,7 +187,7 @@ static int own_path(struct verbs_loopback *lb, struct ibv_qp_attr *attr)
 	attr->ah_attr.grh.sgid_index = (uint8_t)(rail->gid < 0 ? 0 : rail->gid);
 	no = lib->query_gid(rail->device->context, rail->port,
 			    attr->ah_attr.grh.sgid_index, &attr->ah_attr.grh.dgid);
-	return no ? failed(lb, "GID", errno) : 0;
+	return no ? verbs_loopback_failed(lb, "GID", errno) : 0;
 }
 
 static int connect_self(struct verbs_loopback *lb)
@@ -226,9 +227,9 @@ static int connect_self(struct verbs_loopback *lb)
 					    IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
 					    IBV_QP_MAX_QP_RD_ATOMIC);
 	if (no)
-		return failed(lb, "connect", no > 0 ? no : errno);
+		return verbs_loopback_failed(lb, "connect", no > 0 ? no : errno);
 	no = lib->req_notify_cq(lb->cq, 0);
-	return no ? failed(lb, "arm", no > 0 ? no : errno) : 0;
+	return no ? verbs_loopback_failed(lb, "arm", no > 0 ? no : errno) : 0;
 }
 
 static void make_work(struct offload_job *job)
@@ -374,7 +375,7 @@ static void on_completion(struct verbs_loopback *lb, const struct ibv_wc *wc)
 	end(lb, NULL);
 }
 
-static void drain(struct verbs_loopback *lb)
+static void verbs_loopback_drain(struct verbs_loopback *lb)
 {
 	struct ibv_wc wc[DEPTH];
 	int n;
@@ -385,7 +386,7 @@ static void drain(struct verbs_loopback *lb)
 			on_completion(lb, &wc[i]);
 }
 
-static void on_event(struct loop_fd *watch, int events)
+static void verbs_loopback_on_event(struct loop_fd *watch, int events)
 {
 	struct verbs_loopback *lb = container_of(watch, struct verbs_loopback, watch);
 	const struct verbs_lib *lib = lb->transport->lib;
@@ -401,11 +402,11 @@ static void on_event(struct loop_fd *watch, int events)
 		end(lb, &err);
 		return;
 	}
-	drain(lb);
+	verbs_loopback_drain(lb);
 	kick(lb);
 }
 
-static bool post(struct verbs_loopback *lb, struct verbs_flush *flush)
+static bool verbs_loopback_post(struct verbs_loopback *lb, struct verbs_flush *flush)
 {
 	const struct verbs_reg *reg = flush->reg;
 	struct ibv_mr *mr = reg->mr[lb->rail->device->index][flush->at >> reg->shift];
@@ -448,7 +449,7 @@ static void make_done(struct offload_job *job)
 	}
 	sm_move(&lb->sm, LOOPBACK_UP);
 	loop_fd_init(&lb->watch, lb->transport->net.base.env.loop, lb->channel->fd,
-		     on_event);
+		     verbs_loopback_on_event);
 	if (loop_fd_set(&lb->watch, LOOP_READ) < 0) {
 		err_take(&job->err);
 		fail_list(&lb->waiting, &job->err);
@@ -476,11 +477,11 @@ static void on_pump(struct loop_defer *defer)
 	}
 	while (sm_state(&lb->sm) == LOOPBACK_UP && lb->posted_count < DEPTH &&
 	       (flush = list_first(&lb->waiting, struct verbs_flush, link)) &&
-	       post(lb, flush))
+	       verbs_loopback_post(lb, flush))
 		continue;
 }
 
-static void on_timer(struct loop_timer *timer)
+static void verbs_loopback_on_timer(struct loop_timer *timer)
 {
 	struct verbs_loopback *lb = container_of(timer, struct verbs_loopback, timer);
 	struct verbs_flush *flush = list_first(&lb->posted, struct verbs_flush, link);
@@ -631,7 +632,7 @@ int verbs_loopback_open(struct verbs_transport *transport)
 		list_init(&lb->waiting);
 		list_init(&lb->posted);
 		sm_init(&lb->sm, &table, LOOPBACK_IDLE);
-		loop_timer_init(&lb->timer, loop, on_timer);
+		loop_timer_init(&lb->timer, loop, verbs_loopback_on_timer);
 		loop_defer_init(&lb->pump, on_pump);
 		transport->rails[i].loopback = lb;
 	}

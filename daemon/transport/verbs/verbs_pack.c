@@ -512,7 +512,7 @@ static void on_gathered(struct copy_job *job)
 	net_xfer_check(&xfer->net);
 }
 
-static bool cut(struct verbs_xfer *xfer)
+static bool verbs_pack_cut(struct verbs_xfer *xfer)
 {
 	struct verbs_transport *transport = xfer->peer->transport;
 	struct verbs_pool *pool = transport->pack_pool;
@@ -548,7 +548,7 @@ static bool cut(struct verbs_xfer *xfer)
 }
 
 /* Its bytes, and behind them the word that they are there. */
-static bool post(struct verbs_xfer *xfer, struct slice *slice)
+static bool verbs_pack_post(struct verbs_xfer *xfer, struct slice *slice)
 {
 	struct verbs_qp *qp = &xfer->peer->qps[0];
 	const struct verbs_pool *pool = xfer->peer->transport->pack_pool;
@@ -612,11 +612,11 @@ bool verbs_pack_move(struct verbs_xfer *xfer, uint32_t room)
 	while (sm_state(&xfer->net.sm) == NET_XFER_MOVING && room &&
 	       peer->inflight_bytes < peer->window_bytes &&
 	       (first = list_first(&xfer->pack->cut, struct slice, link)) &&
-	       first->packed && post(xfer, first)) {
+	       first->packed && verbs_pack_post(xfer, first)) {
 		room--;
 		moved = true;
 	}
-	while (sm_state(&xfer->net.sm) == NET_XFER_MOVING && cut(xfer))
+	while (sm_state(&xfer->net.sm) == NET_XFER_MOVING && verbs_pack_cut(xfer))
 		moved = true;
 	return moved;
 }

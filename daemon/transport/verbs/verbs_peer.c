@@ -42,7 +42,7 @@ bool verbs_peer_quiet(const struct verbs_peer *peer)
 	return true;
 }
 
-static bool peer_invariant(const struct sm *sm, unsigned int from)
+static bool verbs_peer_peer_invariant(const struct sm *sm, unsigned int from)
 {
 	const struct verbs_peer *peer = container_of(sm, const struct verbs_peer, net.sm);
 
@@ -56,7 +56,7 @@ const struct sm_table verbs_peer_table = {
 	.name = "verbs peer",
 	.states = net_peer_states,
 	.count = NET_PEER_STATES,
-	.invariant = peer_invariant,
+	.invariant = verbs_peer_peer_invariant,
 };
 
 static struct verbs_peer *verbs_peer_of(struct net_peer *net)
@@ -183,7 +183,7 @@ static void watch_dying(struct verbs_peer *peer, uint64_t now)
 	}
 }
 
-static void on_timer(struct loop_timer *timer)
+static void verbs_peer_on_timer(struct loop_timer *timer)
 {
 	struct verbs_peer *peer = container_of(timer, struct verbs_peer, net.timer);
 	uint64_t now = loop_now_ns(timer->loop);
@@ -205,7 +205,7 @@ static void on_timer(struct loop_timer *timer)
 
 /* ---- the end ---- */
 
-static void begin_end(struct verbs_peer *peer)
+static void verbs_peer_begin_end(struct verbs_peer *peer)
 {
 	forget_token(peer);
 	net_peer_end(&peer->net);
@@ -216,7 +216,7 @@ static void begin_end(struct verbs_peer *peer)
 	net_peer_kick(&peer->net);
 }
 
-static void begin_flush(struct verbs_peer *peer)
+static void verbs_peer_begin_flush(struct verbs_peer *peer)
 {
 	struct verbs_frame frame = {.type = VERBS_BYE};
 	cleanup_free struct verbs_out *out = verbs_out_new();
@@ -292,9 +292,9 @@ void verbs_peer_step(struct net_peer *net)
 	    peer->qps_up == peer->qp_count && !net->failed)
 		become_ready(peer);
 	if (net->failed && sm_state(&net->sm) == NET_PEER_READY)
-		begin_flush(peer);
+		verbs_peer_begin_flush(peer);
 	else if (net->failed && sm_state(&net->sm) == NET_PEER_OPENING)
-		begin_end(peer);
+		verbs_peer_begin_end(peer);
 	end_quiet(peer);
 	net_peer_tell(net);
 	if (net_peer_live(net) && sm_state(&net->sm) == NET_PEER_READY)
@@ -302,7 +302,7 @@ void verbs_peer_step(struct net_peer *net)
 	else if (sm_state(&net->sm) == NET_PEER_FLUSHING)
 		verbs_frame_pump(peer);
 	if (sm_state(&net->sm) == NET_PEER_FLUSHING && is_flushed(peer)) {
-		begin_end(peer);
+		verbs_peer_begin_end(peer);
 		return;
 	}
 	if (sm_state(&net->sm) == NET_PEER_ENDING && verbs_peer_quiet(peer) &&
@@ -315,10 +315,11 @@ void verbs_peer_step(struct net_peer *net)
 
 /* ---- open and close ---- */
 
-static void peer_init(struct verbs_peer *peer, struct verbs_transport *transport,
-		      const struct xp_peer_args *args)
+static void verbs_peer_peer_init(struct verbs_peer *peer,
+				 struct verbs_transport *transport,
+				 const struct xp_peer_args *args)
 {
-	net_peer_init(&peer->net, &transport->net, args, on_timer);
+	net_peer_init(&peer->net, &transport->net, args, verbs_peer_on_timer);
 	peer->transport = transport;
 	peer->send_free = UINT32_MAX >> (32 - VERBS_SEND_BUFFERS);
 	peer->window_bytes = WINDOW_START < transport->window_max ? WINDOW_START
@@ -396,7 +397,7 @@ int verbs_peer_open(struct transport *base, const struct xp_peer_args *args,
 	peer = mem_zalloc(sizeof(*peer));
 	if (!peer)
 		return err_pass(-ENOMEM);
-	peer_init(peer, transport, args);
+	verbs_peer_peer_init(peer, transport, args);
 	peer->buffers = mem_zalloc(BUFFERS_BYTES);
 	r = peer->buffers ? 0 : -ENOMEM;
 	if (r == 0)
@@ -421,7 +422,7 @@ void verbs_peer_close(struct xp_peer *base, void (*on_closed)(void *arg), void *
 
 	net_peer_close_ask(&peer->net, on_closed, arg);
 	if (sm_state(&peer->net.sm) == NET_PEER_READY)
-		begin_flush(peer);
+		verbs_peer_begin_flush(peer);
 	else if (sm_state(&peer->net.sm) == NET_PEER_OPENING)
-		begin_end(peer);
+		verbs_peer_begin_end(peer);
 }

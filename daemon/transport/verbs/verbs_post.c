@@ -190,7 +190,7 @@ static uint32_t near_qps(const struct verbs_xfer *xfer)
 	return bits ? bits : UINT32_MAX;
 }
 
-static struct verbs_qp *choose(struct verbs_xfer *xfer)
+static struct verbs_qp *verbs_post_choose(struct verbs_xfer *xfer)
 {
 	struct verbs_peer *peer = xfer->peer;
 	struct verbs_qp *best = NULL;
@@ -302,7 +302,7 @@ static enum turn move_on(struct verbs_xfer *xfer)
 	if (sm_state(&xfer->net.sm) != NET_XFER_MOVING ||
 	    xfer->posted_bytes == xfer->net.bytes)
 		return xfer->net.kind == XP_WRITE ? post_marks(xfer) : TURN_ENDED;
-	qp = choose(xfer);
+	qp = verbs_post_choose(xfer);
 	room = qp ? room_on(qp) : 0;
 	if (!room || peer->inflight_bytes >= peer->window_bytes)
 		return TURN_WAITS;

@@ -393,7 +393,7 @@ static void on_failed(struct verbs_qp *qp, const struct ibv_wc *wc)
 		net_peer_fail(&qp->peer->net, &err);
 }
 
-static void on_sent(struct verbs_qp *qp, const struct ibv_wc *wc)
+static void verbs_qp_on_sent(struct verbs_qp *qp, const struct ibv_wc *wc)
 {
 	uint32_t number = (uint32_t)(wc->wr_id & WR_NUMBER);
 	struct verbs_sent *entry;
@@ -415,7 +415,7 @@ static void on_sent(struct verbs_qp *qp, const struct ibv_wc *wc)
 }
 
 /* Back in the queue before its credit, or its slot, is given. */
-static void again(struct verbs_qp *qp, uint32_t buffer)
+static void verbs_qp_again(struct verbs_qp *qp, uint32_t buffer)
 {
 	if (verbs_qp_recv(qp, buffer) < 0)
 		net_peer_fail_last(&qp->peer->net);
@@ -436,10 +436,10 @@ static void on_received(struct verbs_qp *qp, const struct ibv_wc *wc)
 		return; /* a mark that came before a rail was lost comes once more */
 	if (qp->index == 0 && wc->opcode == IBV_WC_RECV) {
 		verbs_frame_in(peer, buffer, wc->byte_len);
-		again(qp, buffer);
+		verbs_qp_again(qp, buffer);
 		return;
 	}
-	again(qp, buffer);
+	verbs_qp_again(qp, buffer);
 	if (qp->index == 0 || wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM) {
 		err_raise(ERR_PROTO, "verbs: a message of kind %d on queue pair %u",
 			  (int)wc->opcode, qp->index);
@@ -463,7 +463,7 @@ static bool flushed(const struct verbs_qp *qp)
 	       qp->rq_posted == 0;
 }
 
-static unsigned int drain(struct verbs_qp *qp, unsigned int budget)
+static unsigned int verbs_qp_drain(struct verbs_qp *qp, unsigned int budget)
 {
 	struct verbs_transport *transport = qp->peer->transport;
 	struct ibv_wc wc[POLL_BATCH];
@@ -481,7 +481,7 @@ static unsigned int drain(struct verbs_qp *qp, unsigned int budget)
 			if (wc[i].wr_id & WR_RECV)
 				on_received(qp, &wc[i]);
 			else
-				on_sent(qp, &wc[i]);
+				verbs_qp_on_sent(qp, &wc[i]);
 		}
 		done += (unsigned int)n;
 		if (n < POLL_BATCH)
@@ -520,7 +520,7 @@ static unsigned int sleep_or_work(struct verbs_qp *qp, unsigned int budget)
 			return 0;
 		}
 		qp->armed = true;
-		done = drain(qp, budget);
+		done = verbs_qp_drain(qp, budget);
 		if (qp->spinning || done)
 			spin_learn(transport, !qp->spinning);
 		qp->spinning = false;
@@ -541,7 +541,7 @@ unsigned int verbs_qp_poll(struct verbs_qp *qp, unsigned int budget)
 		list_remove(&qp->active_link);
 		return 0;
 	}
-	done = drain(qp, budget);
+	done = verbs_qp_drain(qp, budget);
 	if (done && qp->spinning) {
 		spin_learn(transport, true);
 		qp->spinning = false;

@@ -77,8 +77,8 @@ static bool can_do_without(const struct verbs_peer *peer, uint32_t rail)
 	return true;
 }
 
-static void lose(struct verbs_peer *peer, const struct verbs_rail *rail,
-		 const struct err *why)
+static void verbs_rail_lose(struct verbs_peer *peer, const struct verbs_rail *rail,
+			    const struct err *why)
 {
 	uint64_t now = loop_now_ns(peer->net.timer.loop);
 
@@ -109,7 +109,7 @@ bool verbs_rail_fail(struct verbs_qp *qp, const struct err *err)
 		return false;
 	}
 	peer->rail_out[rail] = out;
-	lose(peer, qp->rail, err);
+	verbs_rail_lose(peer, qp->rail, err);
 	return true;
 }
 

@@ -59,7 +59,7 @@ static void release(struct verbs_reg *reg)
 	memory_unref(reg->base.memory);
 }
 
-static void release_work(struct offload_job *job)
+static void verbs_reg_release_work(struct offload_job *job)
 {
 	struct verbs_reg *reg = container_of(job, struct verbs_reg, job);
 	struct verbs_transport *transport = transport_of(reg);
@@ -68,7 +68,7 @@ static void release_work(struct offload_job *job)
 	atomic_fetch_sub(&transport->releasing, 1); /* it may close now */
 }
 
-static void release_done(struct offload_job *job)
+static void verbs_reg_release_done(struct offload_job *job)
 {
 	mem_free(container_of(job, struct verbs_reg, job));
 }
@@ -254,8 +254,8 @@ int verbs_mem_reg(struct transport *base, struct memory *memory, struct xp_reg *
 		is_device(memory) ? memory->address : (uint64_t)(uintptr_t)memory->base;
 	atomic_init(&reg->refs, 1);
 	reg->id = atomic_fetch_add(&ids, 1) + 1;
-	reg->job.work = release_work;
-	reg->job.done = release_done;
+	reg->job.work = verbs_reg_release_work;
+	reg->job.done = verbs_reg_release_done;
 	reg->near = verbs_topo_near(container_of(base, struct verbs_transport, net.base),
 				    memory);
 	r = reg_make(reg);

@@ -62,7 +62,7 @@ static bool said_all(const struct verbs_xfer *xfer)
 	       !(xfer->net.kind == XP_WRITE && verbs_rail_dying(xfer->peer));
 }
 
-static bool xfer_invariant(const struct sm *sm, unsigned int from)
+static bool verbs_xfer_xfer_invariant(const struct sm *sm, unsigned int from)
 {
 	const struct verbs_xfer *xfer = container_of(sm, const struct verbs_xfer, net.sm);
 
@@ -77,7 +77,7 @@ static const struct sm_table xfer_table = {
 	.name = "verbs transfer",
 	.states = net_xfer_states,
 	.count = NET_XFER_STATES,
-	.invariant = xfer_invariant,
+	.invariant = verbs_xfer_xfer_invariant,
 };
 
 /* ---- made and unmade ---- */
@@ -95,7 +95,7 @@ static void slot_free(struct verbs_xfer *xfer)
 		net_peer_kick(&peer->net);
 }
 
-static void xfer_free(struct net_xfer *net)
+static void verbs_xfer_xfer_free(struct net_xfer *net)
 {
 	struct verbs_xfer *xfer = verbs_xfer_of(net);
 
@@ -109,7 +109,7 @@ static void xfer_free(struct net_xfer *net)
 	mem_free(xfer);
 }
 
-static int xfer_new(struct net_peer *net, struct net_xfer **xfer_p)
+static int verbs_xfer_xfer_new(struct net_peer *net, struct net_xfer **xfer_p)
 {
 	struct verbs_xfer *xfer = mem_zalloc(sizeof(*xfer));
 
@@ -123,7 +123,7 @@ static int xfer_new(struct net_peer *net, struct net_xfer **xfer_p)
 	for (size_t i = 0; i < ARRAY_LEN(xfer->spare); i++) {
 		xfer->spare[i] = verbs_out_new();
 		if (!xfer->spare[i]) {
-			xfer_free(&xfer->net);
+			verbs_xfer_xfer_free(&xfer->net);
 			return err_pass(-ENOMEM);
 		}
 	}
@@ -131,7 +131,7 @@ static int xfer_new(struct net_peer *net, struct net_xfer **xfer_p)
 	return 0;
 }
 
-static int take_sides(struct net_xfer *net, const struct xp_sides *sides)
+static int verbs_xfer_take_sides(struct net_xfer *net, const struct xp_sides *sides)
 {
 	struct verbs_xfer *xfer = verbs_xfer_of(net);
 	bool source = net_is_source(net);
@@ -159,7 +159,7 @@ static int take_sides(struct net_xfer *net, const struct xp_sides *sides)
 	return err_pass(r);
 }
 
-static void drop_sides(struct net_xfer *net)
+static void verbs_xfer_drop_sides(struct net_xfer *net)
 {
 	struct verbs_xfer *xfer = verbs_xfer_of(net);
 
@@ -170,8 +170,8 @@ static void drop_sides(struct net_xfer *net)
 	slot_free(xfer);
 }
 
-static void say(struct verbs_xfer *xfer, enum verbs_spare spare,
-		const struct verbs_frame *frame, const struct err *err)
+static void verbs_xfer_say(struct verbs_xfer *xfer, enum verbs_spare spare,
+			   const struct verbs_frame *frame, const struct err *err)
 {
 	verbs_send(xfer->peer, mem_steal(xfer->spare[spare]), frame, err);
 }
@@ -188,7 +188,7 @@ static void say_stop(struct verbs_xfer *xfer)
 			   : xfer->net.stop_said || !xfer->go || words_came(xfer))
 		return;
 	xfer->net.stop_said = true;
-	say(xfer, VERBS_SPARE_STOP, &frame, &xfer->net.err);
+	verbs_xfer_say(xfer, VERBS_SPARE_STOP, &frame, &xfer->net.err);
 }
 
 static void say_fin(struct verbs_xfer *xfer)
@@ -196,8 +196,8 @@ static void say_fin(struct verbs_xfer *xfer)
 	struct verbs_frame frame = {.type = VERBS_FIN, .id = xfer->net.id};
 
 	xfer->ended = true;
-	say(xfer, VERBS_SPARE_LAST, &frame,
-	    xfer->net.err.code == ERR_OK ? NULL : &xfer->net.err);
+	verbs_xfer_say(xfer, VERBS_SPARE_LAST, &frame,
+		       xfer->net.err.code == ERR_OK ? NULL : &xfer->net.err);
 }
 
 /* Rails that may have written for it; as the peer's marks say, when they are here. One
@@ -255,7 +255,7 @@ static bool inbound_is_over(const struct verbs_xfer *xfer)
 	}
 }
 
-static bool is_over(struct net_xfer *net)
+static bool verbs_xfer_is_over(struct net_xfer *net)
 {
 	struct verbs_xfer *xfer = verbs_xfer_of(net);
 
@@ -263,7 +263,7 @@ static bool is_over(struct net_xfer *net)
 	       is_landed(xfer);
 }
 
-static bool is_whole(struct net_xfer *net)
+static bool verbs_xfer_is_whole(struct net_xfer *net)
 {
 	const struct verbs_xfer *xfer = verbs_xfer_of(net);
 
@@ -273,7 +273,7 @@ static bool is_whole(struct net_xfer *net)
 		xfer->posted_bytes == net->bytes);
 }
 
-static void speak(struct net_xfer *net)
+static void verbs_xfer_speak(struct net_xfer *net)
 {
 	struct verbs_xfer *xfer = verbs_xfer_of(net);
 	bool stopping = sm_state(&net->sm) == NET_XFER_STOPPING;
@@ -286,29 +286,29 @@ static void speak(struct net_xfer *net)
 		say_fin(xfer);
 }
 
-static void halt(struct net_xfer *net)
+static void verbs_xfer_halt(struct net_xfer *net)
 {
 	list_remove(&verbs_xfer_of(net)->grant_link);
 	verbs_pack_stop(verbs_xfer_of(net));
 	net_peer_kick(net->peer); /* a mover's last words */
 }
 
-static int say_done(struct net_xfer *net, const struct err *err)
+static int verbs_xfer_say_done(struct net_xfer *net, const struct err *err)
 {
 	struct verbs_frame frame = {.type = VERBS_DONE, .id = net->id};
 
-	say(verbs_xfer_of(net), VERBS_SPARE_LAST, &frame, err);
+	verbs_xfer_say(verbs_xfer_of(net), VERBS_SPARE_LAST, &frame, err);
 	return 0;
 }
 
 /* ---- ours ---- */
 
-static size_t request_bytes(const struct net_xfer *net)
+static size_t verbs_xfer_request_bytes(const struct net_xfer *net)
 {
 	return net->op->header_len;
 }
 
-static int ask(struct net_xfer *net)
+static int verbs_xfer_ask(struct net_xfer *net)
 {
 	struct verbs_xfer *xfer = verbs_xfer_of(net);
 	struct verbs_frame frame = {
@@ -365,8 +365,8 @@ static void check_go(struct verbs_xfer *xfer, const struct verbs_frame *frame)
 	net_xfer_stop_last(&xfer->net);
 }
 
-static int take_go(struct verbs_xfer *xfer, const struct verbs_frame *frame,
-		   const uint8_t *payload)
+static int verbs_xfer_take_go(struct verbs_xfer *xfer, const struct verbs_frame *frame,
+			      const uint8_t *payload)
 {
 	struct sm *sm = &xfer->net.sm;
 	struct verbs_mark mark;
@@ -394,8 +394,8 @@ static int take_go(struct verbs_xfer *xfer, const struct verbs_frame *frame,
 	return 0;
 }
 
-static int take_done(struct verbs_xfer *xfer, const struct verbs_frame *frame,
-		     const uint8_t *payload)
+static int verbs_xfer_take_done(struct verbs_xfer *xfer, const struct verbs_frame *frame,
+				const uint8_t *payload)
 {
 	struct err err;
 
@@ -431,9 +431,9 @@ static int take_for_op(struct verbs_peer *peer, const struct verbs_frame *frame,
 	xfer = verbs_xfer_of(net);
 	switch (frame->type) {
 	case VERBS_GO:
-		return err_pass(take_go(xfer, frame, payload));
+		return err_pass(verbs_xfer_take_go(xfer, frame, payload));
 	case VERBS_DONE:
-		return err_pass(take_done(xfer, frame, payload));
+		return err_pass(verbs_xfer_take_done(xfer, frame, payload));
 	case VERBS_SLOT:
 		return err_pass(verbs_pack_slot(xfer, frame, payload));
 	case VERBS_SLICE:
@@ -462,7 +462,7 @@ static int admit_request(struct verbs_peer *peer, const struct verbs_frame *fram
 	return 0;
 }
 
-static int refuse(struct net_peer *net, uint64_t id, const struct err *err)
+static int verbs_xfer_refuse(struct net_peer *net, uint64_t id, const struct err *err)
 {
 	struct verbs_frame frame = {.type = VERBS_DONE, .id = id};
 	struct verbs_out *out = verbs_out_new();
@@ -487,8 +487,9 @@ static void assemble(struct verbs_peer *peer, const struct verbs_frame *frame,
 	net_request(&xfer->net, xfer->header, xfer->header_len);
 }
 
-static int take_request(struct verbs_peer *peer, const struct verbs_frame *frame,
-			const uint8_t *payload)
+static int verbs_xfer_take_request(struct verbs_peer *peer,
+				   const struct verbs_frame *frame,
+				   const uint8_t *payload)
 {
 	cleanup_free uint8_t *header = NULL;
 	struct verbs_xfer *xfer;
@@ -604,7 +605,7 @@ void verbs_xfer_grant(struct verbs_peer *peer)
 		grant_one(peer, xfer);
 }
 
-static int begin(struct net_xfer *net)
+static int verbs_xfer_begin(struct net_xfer *net)
 {
 	struct verbs_xfer *xfer = verbs_xfer_of(net);
 
@@ -624,19 +625,19 @@ const struct net_ops verbs_net_ops = {
 	.xfer_table = &xfer_table,
 	.step = verbs_peer_step,
 	.peer_free = verbs_peer_free,
-	.refuse = refuse,
-	.xfer_new = xfer_new,
-	.xfer_free = xfer_free,
-	.take_sides = take_sides,
-	.drop_sides = drop_sides,
-	.request_bytes = request_bytes,
-	.ask = ask,
-	.begin = begin,
-	.halt = halt,
-	.speak = speak,
-	.is_over = is_over,
-	.is_whole = is_whole,
-	.say_done = say_done,
+	.refuse = verbs_xfer_refuse,
+	.xfer_new = verbs_xfer_xfer_new,
+	.xfer_free = verbs_xfer_xfer_free,
+	.take_sides = verbs_xfer_take_sides,
+	.drop_sides = verbs_xfer_drop_sides,
+	.request_bytes = verbs_xfer_request_bytes,
+	.ask = verbs_xfer_ask,
+	.begin = verbs_xfer_begin,
+	.halt = verbs_xfer_halt,
+	.speak = verbs_xfer_speak,
+	.is_over = verbs_xfer_is_over,
+	.is_whole = verbs_xfer_is_whole,
+	.say_done = verbs_xfer_say_done,
 };
 
 /* ---- the mover's words ---- */
@@ -739,7 +740,7 @@ int verbs_xfer_frame(struct verbs_peer *peer, const struct verbs_frame *frame,
 
 	switch (frame->type) {
 	case VERBS_REQUEST:
-		return err_pass(take_request(peer, frame, payload));
+		return err_pass(verbs_xfer_take_request(peer, frame, payload));
 	case VERBS_MORE:
 		return err_pass(take_more(peer, frame, payload));
 	case VERBS_MARK:
