@@ -52,6 +52,18 @@ function begin(text)
 	more(text)
 }
 
+# cmocka's words, which may begin with where they were said: the first place counts
+function located(text)
+{
+	if (sub(/^\[   LINE   \] --- /, "", text)) {
+		form = ""
+		if (place == "")
+			place = substr(text, 1, index(text, ": error:") - 1)
+		sub(/^.*: error: Failure!/, "", text)
+	}
+	more(text)
+}
+
 function whole()
 {
 	return reason (tail == "" ? "" : " | ... | " tail) (place == "" ? "" : " (" place ")")
@@ -104,12 +116,6 @@ form == "sanitizer" && /^ *#[0-9]+ / {
 	# the first frame that is of no library
 	if (place == "" && match($0, / [^ (]+\.[a-z]+:[0-9]+/) && !/ \.\.\//)
 		place = substr($0, RSTART + 1, RLENGTH - 1)
-	next
-}
-form == "cmocka" && /^\[   LINE   \] --- / {
-	place = $5
-	sub(/:$/, "", place)
-	form = ""
 	next
 }
 form == "cmocka" && !/^\[/ {
@@ -183,22 +189,19 @@ traceback && ended && !/^(ok|FAIL|again|skip) / {
 	begin("")
 	next
 }
-running != "" && /^(ERROR|Could not run test): / { # fail_msg(), a fixture
-	sub(/^[^:]*: /, "")
-	begin($0)
+running != "" && /^ERROR: / { # fail_msg()
+	more(substr($0, 8))
+	next
+}
+running != "" && /^(Could not run test: |\[   LINE   \] --- )/ {
+	sub(/^Could not run test: /, "") # of a fixture
+	located($0)
 	next
 }
 /^\[  ERROR   \] --- / {
 	form = "cmocka"
 	sub(/^[^-]*--- /, "")
-	if (!/^\[   LINE   \]/) {
-		more($0)
-		next
-	}
-	at = $5
-	sub(/:$/, "", at)
-	place = at
-	form = ""
+	located($0)
 	next
 }
 /^\[  ERROR   \] / {
