@@ -38,6 +38,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <ev.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
@@ -788,6 +789,7 @@ int loop_signal_start(struct loop_signal *sig, struct loop *loop, int signum,
 		      void (*on_signal)(struct loop_signal *sig))
 {
 	ev_signal *impl;
+	sigset_t set;
 
 	assert(loop->ev);
 	*sig = (struct loop_signal){
@@ -799,6 +801,10 @@ int loop_signal_start(struct loop_signal *sig, struct loop *loop, int signum,
 	impl->data = sig;
 	ev_signal_start(loop->ev, impl);
 	sig->impl = impl;
+	/* a thread that blocks it may have started this process, and a mask is inherited */
+	sigemptyset(&set);
+	sigaddset(&set, signum);
+	pthread_sigmask(SIG_UNBLOCK, &set, NULL);
 	return 0;
 }
 

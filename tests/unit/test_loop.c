@@ -542,12 +542,18 @@ static void signal_sent_reaches_the_loop(void **state)
 {
 	struct loop_signal sig;
 	struct loop *loop;
+	sigset_t set;
 
 	(void)state;
+	sigemptyset(&set);
+	sigaddset(&set, SIGUSR2);
+	assert_int_equal(pthread_sigmask(SIG_BLOCK, &set, NULL), 0); /* inherited, say */
+	alarm(60); /* without the signal it would run for ever */
 	assert_int_equal(loop_new(&loop), 0);
 	assert_int_equal(loop_signal_start(&sig, loop, SIGUSR2, on_term), 0);
 	assert_int_equal(kill(getpid(), SIGUSR2), 0);
 	loop_run(loop);
+	alarm(0);
 	loop_signal_stop(&sig);
 	loop_signal_stop(&sig);
 	loop_free(loop);
