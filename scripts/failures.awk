@@ -125,12 +125,17 @@ form == "cmocka" && !/^\[/ {
 traceback && /^  File "/ {
 	file = $2
 	gsub(/[",]/, "", file)
+	foreign = place != "" && file ~ /\/lib\/python[0-9.]*\/|^</
+	if (foreign) # how the test came there tells more
+		next
 	sub(/.*\//, "", file)
 	place = file ":" ($4 + 0)
 	source = ""
 	next
 }
 traceback && /^[ \t]/ {
+	if (!ended && foreign)
+		next
 	if (!ended && source == "" && $0 !~ /^ *[~^]+ *$/) {
 		source = $0
 		sub(/^ +/, "", source)
@@ -155,6 +160,7 @@ traceback && !ended && /^[A-Za-z0-9_.]+(:|$)/ {
 	finish()
 	traceback = 1
 	ended = 0
+	place = ""
 	next
 }
 traceback && ended && !/^(ok|FAIL|again|skip) / {

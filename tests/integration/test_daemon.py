@@ -4,11 +4,13 @@
 import os
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from kvd_daemon import Daemon, kvd, run  # noqa: E402
+from kvd_daemon import DEADLINE_S, Daemon, kvd, run  # noqa: E402
 from kvd_engine import WAITING, Cache, Engine  # noqa: E402
 
 
@@ -61,6 +63,18 @@ def term_drains_and_ends_with_0():
 def interrupt_ends_with_0():
     with Daemon() as d:
         assert d.stop(signal.SIGINT) == 0
+
+
+def daemon_of_a_test_goes_with_it():
+    """Where a case failed and nobody stopped its daemons they stayed for ever."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import os, sys\nsys.path.insert(0, %r)\n"
+         "from kvd_daemon import Daemon\nd = Daemon().start().wait_ready()\n"
+         "print(d.proc.pid, flush=True)\nos.kill(os.getpid(), 9)" % sys.path[0]],
+        capture_output=True, text=True, timeout=DEADLINE_S)
+    end = time.monotonic() + DEADLINE_S
+    while os.path.exists("/proc/%d/exe" % int(done.stdout)):
+        assert time.monotonic() < end, "it lives"
 
 
 def second_daemon_of_a_name_is_refused_by_pid():
@@ -186,7 +200,7 @@ if __name__ == "__main__":
         config_check_of_a_good_file_is_fine,
         term_drains_and_ends_with_0,
         interrupt_ends_with_0,
-        second_daemon_of_a_name_is_refused_by_pid,
+        daemon_of_a_test_goes_with_it, second_daemon_of_a_name_is_refused_by_pid,
         daemon_killed_leaves_nothing_in_the_way,
         run_dir_missing_is_named,
         hangup_takes_what_it_may_and_names_the_rest,

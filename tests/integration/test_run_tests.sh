@@ -124,6 +124,7 @@ exit 1
 END
 test_of python <<'END'
 #!/usr/bin/env python3
+import subprocess
 import sys
 sys.path.insert(0, "tests/lib")
 import kvd_daemon
@@ -140,10 +141,13 @@ def in_the_log():
     except AssertionError:
         raise RuntimeError("ended with 1; log:\n<3>one\n<3>two\n<3>three\n<3>four\n<3>why")
 
+def in_a_library():
+    subprocess.run(["/no/such/program"])
+
 def needs():
     raise kvd_daemon.Skip("an error")
 
-kvd_daemon.run([good, equal, in_the_log, needs])
+kvd_daemon.run([good, equal, in_the_log, in_a_library, needs])
 END
 test_of crashed.py <<'END'
 #!/usr/bin/env python3
@@ -206,14 +210,15 @@ echo "FAILED to fail, an Error died"
 echo "3 passed, 0 failed"
 END
 play 300 tap python crashed.py shell faults pytest works silent fine
-check "all are counted" grep -qx '28 passed, 15 failed, 2 skipped' "$work/log"
+check "all are counted" grep -qx '28 passed, 16 failed, 2 skipped' "$work/log"
 check "TAP: the failed cases and their reasons" told tap <<'END'
 shm hostile: garbage: case_hostile.c:293: the door is closed: No such file | with boot id 40
 tcp: the run crashed or hung: died of signal 11 after: ok 3 tcp one
 END
 check "Python: what was raised, and where" told python <<'END'
-equal: AssertionError: assert 1 + 1 == 3 (python:10)
-in_the_log: RuntimeError: ended with 1; log: | <3>one | <3>two | <3>three | ... | <3>why (python:16)
+equal: AssertionError: assert 1 + 1 == 3 (python:11)
+in_the_log: RuntimeError: ended with 1; log: | <3>one | <3>two | <3>three | ... | <3>why (python:17)
+in_a_library: FileNotFoundError: [Errno 2] No such file or directory: '/no/such/program' (python:20)
 END
 check "Python: raised outside of a case" told crashed.py <<'END'
 after one error: ValueError: of no case (crashed.py:3)

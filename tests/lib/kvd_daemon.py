@@ -14,6 +14,7 @@ what a test is about, it says patient=False, or writes a dead_after.
 fails while the machine stands still (stalls.py) is played again, and a line says so.
 """
 import contextlib
+import ctypes
 import os
 import random
 import re
@@ -26,6 +27,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 
@@ -41,6 +43,7 @@ PLAYS = 3
 if len(tempfile.gettempdir()) > 24:
     tempfile.tempdir = "/tmp"
 
+_libc = ctypes.CDLL(None)
 _copies = None
 
 
@@ -147,11 +150,20 @@ class Daemon:
         env = dict(os.environ, NOTIFY_SOCKET=path.replace("\0", "@"), **self.env)
         self.log_file = tempfile.TemporaryFile(dir=self.log_dir)
         self.states = []
+        by_main = threading.current_thread() is threading.main_thread()
         self.proc = subprocess.Popen(
             self.wrapper + [self.program, "--config", self.config_path] + self.args,
             env=env, stdin=subprocess.DEVNULL, stdout=self.log_file,
-            stderr=self.log_file, pass_fds=self.pass_fds, preexec_fn=self.preexec)
+            stderr=self.log_file, pass_fds=self.pass_fds, preexec_fn=lambda: self.begin(by_main))
         return self
+
+    def begin(self, by_main):
+        """In the new process. It goes with the test, however that ends; the kernel means
+        the thread that made it."""
+        if self.preexec:
+            self.preexec()
+        if by_main:
+            _libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
     def wait_state(self, line, deadline_s=DEADLINE_S):
         """Wait until it tells systemd `line`; all told lines are in states."""

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -38,6 +39,7 @@ void live_daemon_start(struct live_daemon *daemon)
 	if (!daemon->pid) {
 		int log = open(daemon->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
 
+		prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test may end anyhow */
 		dup2(log, STDOUT_FILENO);
 		dup2(log, STDERR_FILENO);
 		execl(program, "kvd", "--config", daemon->config, (char *)NULL);
