@@ -19,10 +19,15 @@ root=$PWD
 passed=0 failed=0 skipped=0 broken=() again=() last=no
 limit=${TEST_TIMEOUT:-900}
 
-# what the user has set is for the user's daemon, and the times below have a point
+# what the user has set is for the user's daemon, GPUs, fabric and shell; and the times
+# below have a point
 export LC_ALL=C.UTF-8
+# shellcheck disable=SC2086
+unset ${!UCX_@} ${!FAKE_CUDA_@} ${!NIXL_@} ${!PYTEST_@} CUDA_VISIBLE_DEVICES \
+	CUDA_DEVICE_ORDER PYTHONPATH PYTHONWARNINGS PYTHONOPTIMIZE PYTHONDEVMODE \
+	PYTHONSAFEPATH CDPATH POSIXLY_CORRECT BASH_ENV ENV GREP_OPTIONS
 unset KVD_SOCKET KVD_RUN_DIR KVD_CONFIG KVD_NAME KVD_ADOPT KVD_REQUIRE KVD_AUTOSTART \
-	KVD_DAEMON KVD_CUDA_LIBRARY KVD_NIXL_LISTEN NIXL_TELEMETRY_ENABLE \
+	KVD_DAEMON KVD_CUDA_LIBRARY KVD_NIXL_LISTEN \
 	NOTIFY_SOCKET WATCHDOG_USEC WATCHDOG_PID LISTEN_FDS LISTEN_PID
 export KVD_BUILD=$root/$build
 export LD_LIBRARY_PATH=$KVD_BUILD${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}

@@ -101,6 +101,21 @@ none_in_tmp()
 }
 check "no test's program names /tmp itself" none_in_tmp
 
+# ---- what the user has set ----
+
+test_of settings <<'END'
+#!/bin/sh
+env | grep -E '^(KVD_SOCKET|KVD_CONFIG|UCX_TLS|CUDA_VISIBLE_DEVICES|PYTHONOPTIMIZE)=' &&
+	exit 1
+[ "$KVD_TEST_FILTER$LC_ALL" = wordC.UTF-8 ]
+END
+(
+	export KVD_SOCKET=/x KVD_CONFIG=/x UCX_TLS=rc CUDA_VISIBLE_DEVICES='' PYTHONOPTIMIZE=1
+	export KVD_TEST_FILTER=word LC_ALL=C
+	play 300 settings
+)
+check "is for the user's own programs" grep -qx '1 passed, 0 failed' "$work/log"
+
 # ---- who failed, and why ----
 
 test_of tap <<'END'
