@@ -72,7 +72,7 @@ help: ## list the targets
 
 # test.mk last: it sums up what the others add
 include $(filter-out mk/flags.mk mk/test.mk,$(sort $(wildcard mk/*.mk))) mk/test.mk
--include $(shell find $(B) -name '*.d' 2>/dev/null)
+-include $(shell find $(B) -name '*.d' -type f 2>/dev/null)
 
 # objects are kept, also those made on the way
 .SECONDARY:

@@ -801,7 +801,8 @@ int loop_signal_start(struct loop_signal *sig, struct loop *loop, int signum,
 	impl->data = sig;
 	ev_signal_start(loop->ev, impl);
 	sig->impl = impl;
-	/* a thread that blocks it may have started this process, and a mask is inherited */
+	/* a thread that blocks it may have started this process, and a mask is inherited
+	 */
 	sigemptyset(&set);
 	sigaddset(&set, signum);
 	pthread_sigmask(SIG_UNBLOCK, &set, NULL);

@@ -4,9 +4,15 @@
 #   check NAME COMMAND...   ok or FAIL; of one that fails what the command said
 #   skip NAME NEED          not played here
 #   checks_end              the counts, last; its status is the test's
-# $work is a folder of the test's own, which goes with it.
+# $work is a folder of the test's own, which goes with it; programs can be run there.
 passed=0 failed=0 skipped=0
 work=$(mktemp -d) || exit 1
+printf '#!/bin/sh\n' >"$work/runs"
+chmod +x "$work/runs"
+if ! "$work/runs" 2>/dev/null; then # mounted noexec, as /tmp on some machines
+	rm -rf "$work"
+	work=$(realpath "$(mktemp -d "${KVD_BUILD:-build/rel}/work.XXXXXX")") || exit 1
+fi
 trap 'rm -rf "$work"' EXIT
 
 check()

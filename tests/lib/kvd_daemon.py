@@ -57,6 +57,8 @@ def for_everyone(program):
     if not os.path.exists(copy):
         shutil.copy(os.path.join(BUILD, program), copy)
         os.chmod(copy, 0o755)
+    if not os.access(copy, os.X_OK):
+        raise Skip("programs that run in %s: it is mounted noexec" % _copies.name)
     return copy
 
 

@@ -5,11 +5,13 @@
 #ifndef KVD_TESTS_LIMITS_H
 #define KVD_TESTS_LIMITS_H
 
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -29,6 +31,23 @@ static inline void need_fds(rlim_t count)
 		return;
 	print_message("needs %ju file descriptors (ulimit -n)\n", (uintmax_t)count);
 	skip();
+}
+
+/* One that cannot be sealed, also where the kernel makes all others so that they can
+ * (vm.memfd_noexec). */
+static inline int memfd_unsealable(void)
+{
+	int fd = memfd_create("unsealable", MFD_CLOEXEC | 0x10); /* MFD_EXEC */
+
+	if (fd < 0 && errno == EINVAL) /* before Linux 6.3 */
+		fd = memfd_create("unsealable", MFD_CLOEXEC);
+	if (fd < 0 && errno == EACCES) {
+		print_message(
+			"needs a memfd that cannot be sealed (vm.memfd_noexec = 2)\n");
+		skip();
+	}
+	assert_true(fd >= 0);
+	return fd;
 }
 
 /* May this process become that user? Root may not where it has no CAP_SETUID, or in a

@@ -23,6 +23,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/memory/settle.h"
+#include "tests/lib/limits.h"
 #include "tests/lib/tmp.h"
 
 #define KIB (UINT64_C(1) << 10)
@@ -30,7 +31,7 @@
 
 static int memfd(uint64_t bytes, unsigned int flags)
 {
-	int fd = memfd_create("test", MFD_CLOEXEC | flags);
+	int fd = flags ? memfd_create("test", MFD_CLOEXEC | flags) : memfd_unsealable();
 
 	assert_true(fd >= 0);
 	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);

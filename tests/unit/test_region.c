@@ -24,6 +24,7 @@
 #include "daemon/session/region_map.h"
 #include "daemon/session/session.h"
 #include "tests/lib/control_client.h"
+#include "tests/lib/limits.h"
 #include "tests/lib/tmp.h"
 
 #define MIB (1 << 20)
@@ -300,7 +301,7 @@ static void memory_unusable_refused(void **state)
 		"EIMPORT");
 	close(pipes[0]);
 	close(pipes[1]);
-	unsealable = memfd_create("x", MFD_CLOEXEC);
+	unsealable = memfd_unsealable();
 	assert_int_equal(ftruncate(unsealable, 4096), 0);
 	expect_code(
 		client_call_fd(&stage->client, unsealable,
