@@ -30,7 +30,7 @@
 #include "daemon/base/mem.h"
 
 #define CHECKSUM_AT 64u
-#define RESERVED_BYTES 28u
+#define RESERVED_BYTES 20u
 #define BODY_MAX (WIRE_FRAME_MAX - WIRE_HEADER_BYTES)
 
 /* ---- text ---- */
@@ -249,6 +249,7 @@ void wire_frame_put(uint8_t *frame, const struct wire_header *h, const void *bod
 	cursor_put_u64(&c, h->sequence);
 	cursor_put_u32(&c, h->body_len);
 	cursor_put_u32(&c, 0); /* the checksum's place */
+	cursor_put_u64(&c, h->from_epoch);
 	cursor_put_bytes(&c, zero, sizeof(zero));
 	assert(!c.bad && c.pos == WIRE_HEADER_BYTES);
 	cursor_put_bytes(&c, body, h->body_len);
@@ -305,6 +306,7 @@ int wire_frame_get(const uint8_t *frame, size_t len, struct wire_header *h_p,
 	h_p->sequence = cursor_get_u64(&c);
 	h_p->body_len = cursor_get_u32(&c);
 	checksum = cursor_get_u32(&c);
+	h_p->from_epoch = cursor_get_u64(&c);
 	for (unsigned int i = 0; i < RESERVED_BYTES; i++)
 		rest |= cursor_get_u8(&c);
 	if (magic != WIRE_MAGIC)

@@ -9,8 +9,10 @@
  * header of its HELLO/WELCOME), sequence u64 (per epoch from 1 without a gap;
  * HELLO, WELCOME and BYE stand outside: 0; flags on the control line tell how
  * many numbers before this one went by the data line), body length u32, checksum
- * u32 (XXH3 low half over header with this field zero, then body), 28 reserved
- * zero bytes.
+ * u32 (XXH3 low half over header with this field zero, then body), the sender's own
+ * epoch u64 (the receiver may tell one epoch to several attempts of a sender,
+ * so only both together name a peering; 0 in HELLO, WELCOME and BYE), 20 reserved zero
+ * bytes.
  */
 #ifndef KVD_PROTO_WIRE_H
 #define KVD_PROTO_WIRE_H
@@ -39,7 +41,7 @@ struct wire_header {
 	uint16_t version, type;
 	uint32_t flags;
 	uint8_t sender[16], target[16];
-	uint64_t epoch, sequence;
+	uint64_t epoch, sequence, from_epoch;
 	uint32_t body_len;
 };
 

@@ -280,7 +280,7 @@ static int check(struct peer_impl *impl, const struct wire_header *h)
 	if (h->type <= WIRE_T_BYE)
 		return err_raise(ERR_PROTO, "%s does not go by express",
 				 wire_type_name(h->type));
-	if (h->epoch != cur->epoch_in ||
+	if (h->epoch != cur->epoch_in || h->from_epoch != cur->epoch_out ||
 	    memcmp(h->sender, cur->instance, sizeof(h->sender)) != 0 ||
 	    memcmp(h->target, impl->peers->instance, sizeof(h->target)) != 0)
 		return err_raise(ERR_PROTO, "an express message of another peering");

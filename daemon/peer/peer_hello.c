@@ -21,7 +21,9 @@
  *
  * Both sides may dial at the same time. An attempt has one half of ours,
  * whether it is told by HELLO or by WELCOME, so the crossing messages agree and
- * either proof completes the same attempt. HELLO is repeated until answered;
+ * either proof completes the same attempt. When A gives up and dials anew, B's half
+ * may meet two of A's: frames carry both epochs, so that one of the first peering,
+ * come late, is none of the second. HELLO is repeated until answered;
  * one that was answered already is answered again, with the same half.
  *
  * A line that broke and connected again may lead to another process at the same

@@ -4,7 +4,7 @@
  *
  * In. Whoever wants to be heard must know the epoch that we minted for it and
  * told nobody else: the epoch finds the peering, and only then the sender's
- * instance and its key's user must agree. So a stranger's frame costs a look
+ * epoch, its instance and its key's user must agree. So a stranger's frame costs a look
  * into one hash chain. Within an epoch the sequence has no gaps: a number seen
  * before is a replay and is dropped, a gap means that the line lost frames when
  * it broke, and a peering that lost frames is worth nothing - somebody above
@@ -48,6 +48,8 @@ ssize_t peer_frame_make(struct peer_impl *impl, const struct peering *peering,
 		memcpy(full.target, peering->instance, sizeof(full.target));
 	if (!full.version)
 		full.version = peering->version;
+	if (h->type > WIRE_T_WELCOME)
+		full.from_epoch = peering->epoch_in;
 	wire_frame_put(peers->frame, &full, body);
 	return (ssize_t)(WIRE_HEADER_BYTES + full.body_len);
 }
@@ -511,7 +513,7 @@ static void on_epoch_frame(struct peers *peers, const struct wire_header *h,
 {
 	struct peering *peering = peering_find(peers, h->epoch);
 
-	if (!peering || !peering->heard ||
+	if (!peering || !peering->heard || h->from_epoch != peering->epoch_out ||
 	    memcmp(peering->instance, h->sender, sizeof(h->sender)) != 0) {
 		peers->stats.stale_frames++;
 		return;

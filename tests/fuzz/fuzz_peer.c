@@ -26,6 +26,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #define US "tcp://us:1"
 #define THEM "tcp://them:1"
 #define STEPS_MAX 64
+#define OUR_EPOCH 77u
 
 enum {
 	HOW_SENDER_OURS = 1 << 0,
@@ -169,7 +170,7 @@ static void say(const struct wire_header *h, const void *body)
 
 static void say_hello(uint8_t how)
 {
-	struct wire_header h = {.version = 1, .type = WIRE_T_HELLO, .epoch = 77};
+	struct wire_header h = {.version = 1, .type = WIRE_T_HELLO, .epoch = OUR_EPOCH};
 	struct wire_hello m = {.version_min = 1,
 			       .version_max = 1,
 			       .features = PEER_FEATURE_BASE | PEER_FEATURE_PARTS};
@@ -212,6 +213,7 @@ static void step(struct cursor *in)
 		if (!(how & HOW_TARGET_ZERO))
 			memcpy(h.target, peers_instance(w.peers), sizeof(h.target));
 		h.epoch = how & HOW_EPOCH_WRONG ? 1234 : w.epoch;
+		h.from_epoch = OUR_EPOCH;
 		h.sequence = how & HOW_REPLAY ? w.sequence : ++w.sequence;
 		h.sequence += how & HOW_GAP ? 3 : 0;
 		h.body_len = (uint32_t)len;

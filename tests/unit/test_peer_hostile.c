@@ -298,6 +298,69 @@ static void hello_in_the_name_of_a_peer_is_dropped(void **state)
 	net.n[2].link->ops->hangup(line);
 }
 
+/* A PING, or a LEASE of `number`, from the raw node's attempt `from` to node 0's `to`. */
+static void inject_raw(uint64_t from, uint64_t to, uint64_t sequence, uint64_t number)
+{
+	struct wire_header h = {.version = 1,
+				.type = number ? WIRE_T_LEASE : WIRE_T_PING,
+				.epoch = to,
+				.from_epoch = from,
+				.sequence = sequence};
+	uint8_t frame[WIRE_HEADER_BYTES + 64], body[64];
+	struct wire_lease lease = {.room = number};
+	struct wire_ping ping = {.stamp = 1};
+	struct cursor c;
+
+	memset(h.sender, 9, sizeof(h.sender));
+	memcpy(h.target, peers_instance(net.n[0].peers), sizeof(h.target));
+	cursor_write(&c, body, sizeof(body));
+	assert_int_equal(number ? wire_lease_put(&c, &lease) : wire_ping_put(&c, &ping),
+			 0);
+	h.body_len = (uint32_t)c.pos;
+	wire_frame_put(frame, &h, body);
+	peernet_inject(&net.n[0], frame, WIRE_HEADER_BYTES + c.pos, "mallory");
+}
+
+static uint64_t welcomed_epoch(void)
+{
+	const struct peernet_tapped *t = last_of_type(&net.n[2], WIRE_T_WELCOME);
+	struct wire_header h;
+	struct cursor body;
+
+	assert_int_equal(wire_frame_get(t->data, t->len, &h, &body), 0);
+	return h.epoch;
+}
+
+/* Who dials again before the first peering was proven here meets the same epoch. */
+static void frame_of_an_earlier_peering_is_none_of_the_next(void **state)
+{
+	struct link_line *line = raw_start(NULL);
+	uint64_t epoch;
+
+	(void)state;
+	raw_hello(line, FORGED(.epoch = 5, .nonce = 6));
+	peernet_run(1 * MS);
+	epoch = welcomed_epoch();
+	raw_hello(line, FORGED(.epoch = 8, .nonce = 7));
+	peernet_run(1 * MS);
+	assert_int_equal(welcomed_epoch(), epoch);
+	inject_raw(5, epoch, 1, 0);
+	inject_raw(5, epoch, 2, 55);
+	assert_int_equal(net.n[0].ups, 0);
+	inject_raw(8, epoch, 1, 0);
+	assert_int_equal(net.n[0].ups, 1);
+	inject_raw(5, epoch, 2, 55);
+	inject_raw(8, epoch, 2, 88);
+	inject_raw(5, epoch, 3, 56);
+	inject_raw(8, epoch, 3, 89);
+	assert_int_equal(net.n[0].messages, 2);
+	assert_int_equal(net.n[0].numbers[0], 88);
+	assert_int_equal(net.n[0].numbers[1], 89);
+	assert_int_equal(net.n[0].downs, 0);
+	assert_int_equal(peers_stats(net.n[0].peers)->stale_frames, 4);
+	net.n[2].link->ops->hangup(line);
+}
+
 static void hello_flood_is_bounded(void **state)
 {
 	struct peer *peer = peernet_join();
@@ -474,6 +537,7 @@ int main(void)
 		TEST(frame_from_the_future_ends_the_peering),
 		TEST(hello_without_proof_changes_nothing),
 		TEST(hello_in_the_name_of_a_peer_is_dropped),
+		TEST(frame_of_an_earlier_peering_is_none_of_the_next),
 		TEST(hello_flood_is_bounded),
 		TEST(hello_of_other_version_is_refused_with_bye),
 		TEST(hello_with_bad_contents_is_dropped),

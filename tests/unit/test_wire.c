@@ -193,6 +193,7 @@ static size_t make_frame(uint8_t *frame, unsigned int type, size_t body_len)
 				.type = (uint16_t)type,
 				.epoch = 0x1122334455667788u,
 				.sequence = 9,
+				.from_epoch = 0x99aabbccddeeff01u,
 				.body_len = (uint32_t)body_len};
 	uint8_t *body = malloc(body_len + 1);
 
@@ -229,6 +230,7 @@ static void frame_put_get_comes_back(void **state)
 	assert_int_equal(h.target[15], 0xbb);
 	assert_int_equal(h.epoch, 0x1122334455667788u);
 	assert_int_equal(h.sequence, 9);
+	assert_int_equal(h.from_epoch, 0x99aabbccddeeff01u);
 	assert_int_equal(h.body_len, 8);
 	assert_int_equal(cursor_get_u64(&body), 0x5c5c5c5c5c5c5c5cu);
 	assert_int_equal(cursor_left(&body), 0);
@@ -249,12 +251,15 @@ static void frame_layout_is_pinned(void **state)
 		9,    0,    0,	  0,	0,    0,    0,	  0,	/* sequence */
 		8,    0,    0,	  0,				/* body length */
 	};
+	static const uint8_t from_epoch[] = {0x01, 0xff, 0xee, 0xdd,
+					     0xcc, 0xbb, 0xaa, 0x99};
 	uint8_t frame[200];
 
 	(void)state;
 	make_frame(frame, WIRE_T_PING, 8);
 	assert_memory_equal(frame, head, 64);
-	assert_memory_equal(frame + 68, head + 68, 28);
+	assert_memory_equal(frame + 68, from_epoch, sizeof(from_epoch));
+	assert_memory_equal(frame + 76, head + 76, 20);
 }
 
 static void hello_layout_is_pinned(void **state)
