@@ -14,8 +14,8 @@ $(SIM): $(SIM_SRC:%.c=$(B)/%.o) $(TESTLIB_SRC:%.c=$(B)/%.o) $(CORE)
 TEST_TARGETS += $(SIM)
 
 .PHONY: sim sim-mutants
-sim: $(SIM) ## simulate clusters under faults (SIM_S=60 seconds, SEED=n)
-	$(Q)$(SIM) --seconds $(SIM_S) $(if $(SEED),--seed $(SEED))
+sim: $(SIM) ## simulate clusters under faults (SIM_S=60 seconds from a random seed, or SEED=n)
+	$(Q)$(SIM) --seconds $(SIM_S) --seed $(or $(SEED),$(shell date +%s)00000)
 
 sim-mutants: ## planted bugs, each of which the simulation must find
 	$(Q)tests/sim/mutants.py
