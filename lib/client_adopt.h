@@ -51,6 +51,7 @@ struct adopt_range {
 	uint64_t done;	       /* bytes from `begin` that are moved */
 	uint64_t file_begin;   /* where `begin` lies in the memfd */
 	uint64_t inode;	       /* of the memfd */
+	uint64_t device;       /* … and of its file system */
 	int32_t fd;	       /* open as long as the entry is used */
 	uint32_t refs;
 	uint32_t used;

@@ -41,7 +41,7 @@
 #include "daemon/base/mem.h"
 #include "lib/client.h"
 
-#define REGISTRY_MAGIC UINT64_C(0x3174706f64612d4b) /* "K-adopt1" */
+#define REGISTRY_MAGIC UINT64_C(0x3274706f64612d4b) /* "K-adopt2" */
 
 struct adopt_registry {
 	_Atomic uint64_t magic; /* last to be written by who makes it */
@@ -227,7 +227,8 @@ static void range_forget(struct adopt_range *range)
 	struct stat st;
 
 	/* whoever closed it may have had the number taken by another file */
-	if (fstat(range->fd, &st) == 0 && st.st_ino == range->inode)
+	if (fstat(range->fd, &st) == 0 && st.st_ino == range->inode &&
+	    st.st_dev == range->device)
 		close(range->fd);
 	*range = (struct adopt_range){.fd = -1};
 }
@@ -302,6 +303,7 @@ struct adopt_range *adopt_registry_add(struct adopt_registry *registry, int fd,
 						   .bytes = bytes,
 						   .file_begin = file_begin,
 						   .inode = st.st_ino,
+						   .device = st.st_dev,
 						   .fd = fd,
 						   .refs = 1,
 						   .used = 1};
