@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The fake's world: the hub and its events, nodes and their memory. Peers are
- * fake_peer.c's, transfers fake_move.c's.
+ * The fake's world: the hub and its events, and nodes.
  *
  * Everything that takes time is an event in one list of the hub, ordered by
  * (time, order of making) and driven by one loop timer. That is what makes a
@@ -13,7 +12,7 @@
  * mem_reg(), key_unpack(), peer_open().
  *
  * Two fake peers (fake_peer.c) meet in a fake_conn, which outlives both as long
- * as transfers or messages of it are under way. Whatever arrives looks up
+ * as messages or slices of it are under way. Whatever arrives looks up
  * conn->peer[end] and is dropped when nobody lives there.
  */
 #include "tests/sim/fake.h"
@@ -59,6 +58,13 @@ static void event_insert(struct fake_hub *hub, struct fake_event *event)
 		hub_arm(hub);
 }
 
+void fake_event_init(struct fake_event *event,
+		     void (*run)(struct fake_event *event, bool dropped))
+{
+	list_init(&event->link);
+	event->run = run;
+}
+
 void fake_event_at(struct fake_hub *hub, struct fake_event *event, uint64_t at_ns,
 		   struct fake_node *from, struct fake_node *to)
 {
@@ -70,12 +76,9 @@ void fake_event_at(struct fake_hub *hub, struct fake_event *event, uint64_t at_n
 	event_insert(hub, event);
 }
 
-bool fake_event_remove(struct fake_event *event)
+void fake_event_remove(struct fake_event *event)
 {
-	bool queued = fake_event_queued(event);
-
 	list_remove(&event->link);
-	return queued;
 }
 
 struct fake_pair *fake_pair_find(struct fake_hub *hub, const struct fake_node *from,
@@ -290,7 +293,7 @@ struct transport *fake_hub_node(struct fake_hub *hub, unsigned int n)
 
 	list_foreach(node, &hub->nodes, link) {
 		if (n-- == 0)
-			return &node->base;
+			return &node->net.base;
 	}
 	return NULL;
 }
@@ -330,18 +333,16 @@ static int fake_open(const struct xp_env *env, const struct xp_callbacks *callba
 	node = mem_zalloc(sizeof(*node));
 	if (!node)
 		return err_pass(-ENOMEM);
-	node->base = (struct transport){
-		.ops = &fake_ops, .env = *env, .callbacks = *callbacks};
-	fake_probe(env->config, &node->base.caps);
+	net_init(&node->net, &fake_net_ops, &fake_ops, env, callbacks);
+	fake_probe(env->config, &node->net.base.caps);
 	node->hub = hub;
 	node->id = hub->next_node++;
 	node->incarnation = fake_rand(hub);
-	list_init(&node->peers);
-	cursor_write(&address, node->base.address, sizeof(node->base.address));
+	cursor_write(&address, node->net.base.address, sizeof(node->net.base.address));
 	fake_address_put(node, &address);
-	node->base.address_len = address.pos;
+	node->net.base.address_len = address.pos;
 	list_push_back(&hub->nodes, &node->link);
-	*transport_p = &node->base;
+	*transport_p = &node->net.base;
 	return 0;
 }
 
@@ -351,7 +352,7 @@ static void fake_close(struct transport *transport)
 	struct fake_hub *hub = node->hub;
 	struct fake_pair *pair;
 
-	assert(list_empty(&node->peers));
+	net_fini(&node->net);
 	events_forget(hub, node);
 	fake_script_forget(hub, node);
 	list_foreach_safe(pair, &hub->pairs, link) {
@@ -375,7 +376,7 @@ void fake_node_vanish(struct transport *transport)
 	fake_trace(node->hub, node, NULL, 0, "vanish", 0);
 	node->dead = true;
 	node->frozen = false;
-	list_foreach(peer, &node->peers, link) {
+	list_foreach(peer, &node->net.peers, net.link) {
 		if (peer->conn && !peer->self)
 			fake_conn_break(peer->conn, node->hub->profile.detect_ns,
 					ERR_PEER, "the remote daemon is gone");
@@ -386,11 +387,17 @@ void fake_node_vanish(struct transport *transport)
 void fake_node_freeze(struct transport *transport, bool frozen)
 {
 	struct fake_node *node = fake_node_of(transport);
+	struct fake_peer *peer;
 
 	fake_trace(node->hub, node, NULL, 0, frozen ? "freeze" : "thaw", 0);
+	if (node->frozen == frozen)
+		return;
 	node->frozen = frozen;
-	if (!frozen)
-		hub_release_held(node->hub);
+	if (frozen)
+		return;
+	hub_release_held(node->hub);
+	list_foreach(peer, &node->net.peers, net.link)
+		fake_peer_thaw(peer);
 }
 
 void fake_link_cut(struct transport *a, struct transport *b)
@@ -399,7 +406,7 @@ void fake_link_cut(struct transport *a, struct transport *b)
 	struct fake_peer *peer;
 
 	fake_trace(node->hub, node, fake_node_of(b), 0, "cut", 0);
-	list_foreach(peer, &node->peers, link) {
+	list_foreach(peer, &node->net.peers, net.link) {
 		if (peer->conn && !peer->self &&
 		    peer->conn->node[!peer->end] == fake_node_of(b))
 			fake_conn_break(peer->conn, 0, ERR_PEER, "the connection broke");
@@ -422,47 +429,6 @@ void fake_link_down(struct transport *a, struct transport *b, bool down)
 		hub_release_held(hub);
 }
 
-/* ---- memory ---- */
-
-static int fake_mem_reg(struct transport *transport, struct memory *memory,
-			struct xp_reg **reg_p)
-{
-	struct fake_node *node = fake_node_of(transport);
-	struct fake_hub *hub = node->hub;
-	struct fake_reg *reg;
-	bool fail;
-
-	pthread_mutex_lock(&hub->regs_lock);
-	fail = fake_fault_local(hub, FAKE_NOMEM_REG, node);
-	pthread_mutex_unlock(&hub->regs_lock);
-	if (fail)
-		return err_raise(ERR_NOMEM, "fake: no memory to register (scripted)");
-	reg = mem_zalloc(sizeof(*reg));
-	if (!reg)
-		return err_pass(-ENOMEM);
-	reg->base.transport = transport;
-	reg->base.memory = memory_ref(memory);
-	reg->node = node->id;
-	pthread_mutex_lock(&hub->regs_lock);
-	reg->id = ++hub->next_reg;
-	list_push_back(&hub->regs, &reg->link);
-	pthread_mutex_unlock(&hub->regs_lock);
-	*reg_p = (struct xp_reg *)(void *)reg;
-	return 0;
-}
-
-static void fake_mem_dereg(struct xp_reg *xreg)
-{
-	struct fake_reg *reg = fake_reg_of(xreg);
-	struct fake_hub *hub = fake_node_of(reg->base.transport)->hub;
-
-	pthread_mutex_lock(&hub->regs_lock);
-	list_remove(&reg->link);
-	pthread_mutex_unlock(&hub->regs_lock);
-	memory_unref(reg->base.memory);
-	mem_free(reg);
-}
-
 const struct transport_ops fake_ops = {
 	.name = "fake",
 	.probe = fake_probe,
@@ -476,7 +442,7 @@ const struct transport_ops fake_ops = {
 	.peer_open = fake_peer_open,
 	.peer_close = fake_peer_close,
 	.post = fake_post,
-	.land = fake_land,
-	.cancel = fake_cancel,
-	.revoke = fake_revoke,
+	.land = net_land,
+	.cancel = net_cancel,
+	.revoke = net_revoke,
 };

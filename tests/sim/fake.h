@@ -37,7 +37,8 @@ extern const struct transport_ops fake_ops; /* name "fake", XP_CAP_SELF */
  * drawn evenly from [min, max]; chances are per mille of the posted transfers. */
 struct fake_profile {
 	uint64_t delay_min_ns, delay_max_ns; /* of each message and slice */
-	uint64_t done_max_ns;	 /* a done callback comes so much later at most */
+	uint64_t done_max_ns;	 /* a done callback, and letting go of memory when
+				    the peer is lost, come so much later at most */
 	uint64_t connect_ns;	 /* dial -> ready */
 	uint64_t connect_try_ns; /* a dial without an answer fails after this */
 	uint64_t detect_ns;	 /* a node vanished -> its peers are told */
@@ -98,18 +99,12 @@ enum fake_bug {
 	FAKE_BUG_REVOKE_IGNORED,   /* done at once, all slices still land */
 	FAKE_BUG_LOST_WRITES,	   /* slices under way land after on_peer_lost */
 	FAKE_BUG_DONE_SHORT,	   /* success without the last slice */
-	FAKE_BUG_DONE_TWICE,	   /* on_done again; the op must be readable */
-	FAKE_BUG_DONE_NEVER,	   /* a canceled op is forgotten */
-	FAKE_BUG_DONE_INSIDE,	   /* on_done from inside cancel() */
-	FAKE_BUG_CANCEL_SUCCEEDS,  /* a canceled WRITE says success */
 	FAKE_BUG_REQUESTS_SWAPPED, /* two requests change places */
 	FAKE_BUG_BYTE_FLIPPED,	   /* one bit of a slice */
 	FAKE_BUG_BYTE_STRAY,	   /* one byte past a row's end */
 	FAKE_BUG_SOURCE_STALE,	   /* the source is read after its side is done */
-	FAKE_BUG_PLAN_UNCHECKED,   /* land() takes a plan of another size */
 	FAKE_BUG_WORDS_LOST,	   /* the initiator does not get the refuser's words */
 	FAKE_BUG_TOKEN_UNCHECKED,  /* any token connects */
-	FAKE_BUG_LOST_TWICE,	   /* on_peer_lost again */
 	FAKE_BUG_COUNT,
 };
 

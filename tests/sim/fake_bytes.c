@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The fake's bytes: tables of memory with references of their own, slices
- * gathered from them and scattered into them. The one part of the fake that
+ * The fake's bytes: a side's memory with references of its own, slices
+ * gathered from it and scattered into it. The one part of the fake that
  * touches engine memory, on the loop's thread and slice by slice: tests are
  * its only users, and a virtual loop has no other thread to do it.
  *
@@ -15,14 +15,6 @@
 
 #include "daemon/base/mem.h"
 #include "tests/sim/fake_impl.h"
-
-void fake_table_drop(struct fake_table *table)
-{
-	for (uint32_t i = 0; i < table->count; i++)
-		memory_unref(table->places[i].memory);
-	mem_free(table->places);
-	*table = (struct fake_table){0};
-}
 
 struct touch {
 	uint8_t *at;
@@ -76,75 +68,25 @@ static int place_touch(const struct fake_place *place, uint64_t offset, uint8_t 
 	return 0;
 }
 
-int fake_gather(const struct fake_xfer *x, uint64_t begin, uint8_t *bytes, uint64_t len)
-{
-	struct plan_walk walk;
-	struct plan_span span;
-	int r = plan_walk_seek(&walk, x->src_plan, begin);
+/* ---- a side ---- */
 
-	while (r == 0 && len && plan_walk_next(&walk, len, &span)) {
-		r = place_touch(&x->src.places[span.src_buffer], span.src, bytes,
-				span.len, false);
-		bytes += span.len;
-		len -= span.len;
-	}
-	return err_pass(r);
+struct fake_side *fake_side_ref(struct fake_side *side)
+{
+	side->refs++;
+	return side;
 }
 
-/* Planted: one byte behind what a row may have. */
-static void stray(struct fake_xfer *x, const struct plan_span *span)
+void fake_side_unref(struct fake_side **side_p)
 {
-	struct fake_place *place = &x->dst.places[span->dst_buffer];
-	uint8_t byte = 0xee;
+	struct fake_side *side = *side_p;
 
-	if (x->hub->bug != FAKE_BUG_BYTE_STRAY || x->strayed ||
-	    place->offset + span->dst + span->len >= place->memory->length)
+	*side_p = NULL;
+	if (!side || --side->refs > 0)
 		return;
-	x->strayed = true;
-	if (place_touch(place, span->dst + span->len, &byte, 1, true) < 0)
-		err_clear();
-}
-
-int fake_scatter(struct fake_xfer *x, uint64_t begin, uint8_t *bytes, uint64_t len)
-{
-	struct plan_walk walk;
-	struct plan_span span;
-	int r = plan_walk_seek(&walk, x->dst_plan, begin);
-
-	while (r == 0 && len && plan_walk_next(&walk, len, &span)) {
-		r = place_touch(&x->dst.places[span.dst_buffer], span.dst, bytes,
-				span.len, true);
-		stray(x, &span);
-		bytes += span.len;
-		len -= span.len;
-	}
-	return err_pass(r);
-}
-
-int fake_table_make(struct fake_table *table, const struct xp_buffer *buffers,
-		    uint32_t count, bool remote)
-{
-	table->places = mem_calloc(count, sizeof(*table->places));
-	if (!table->places)
-		return err_pass(-ENOMEM);
-	for (uint32_t i = 0; i < count; i++) {
-		const struct fake_key *key = fake_key_of(buffers[i].key);
-		struct memory *memory;
-
-		if (remote && (!key || !key->base.ready))
-			return err_raise(ERR_INVAL,
-					 "fake: buffer %u of the remote side has no key",
-					 i);
-		memory = remote ? key->memory : fake_reg_of(buffers[i].reg)->base.memory;
-		if (buffers[i].offset > memory->length ||
-		    buffers[i].length > memory->length - buffers[i].offset)
-			return err_raise(ERR_RANGE, "fake: buffer %u leaves its memory",
-					 i);
-		table->places[i] = (struct fake_place){
-			memory_ref(memory), buffers[i].offset, buffers[i].length};
-		table->count = i + 1;
-	}
-	return 0;
+	for (uint32_t i = 0; i < side->count; i++)
+		memory_unref(side->places[i].memory);
+	plan_free(side->plan);
+	mem_free(side);
 }
 
 bool fake_keys_usable(const struct xp_buffer *buffers, uint32_t count)
@@ -158,21 +100,101 @@ bool fake_keys_usable(const struct xp_buffer *buffers, uint32_t count)
 	return true;
 }
 
-/* A planted bug walks plans after the caller's right to free them. */
-int fake_plan_keep(struct fake_xfer *x, const struct plan **plan_p)
+static int place_take(struct fake_side *side, const struct xp_buffer *buffer, bool remote)
+{
+	struct memory *memory = remote ? fake_key_of(buffer->key)->memory
+				       : fake_reg_of(buffer->reg)->base.memory;
+
+	if (buffer->offset > memory->length ||
+	    buffer->length > memory->length - buffer->offset)
+		return err_raise(ERR_RANGE, "fake: buffer %u leaves its memory",
+				 side->count);
+	side->places[side->count++] =
+		(struct fake_place){memory_ref(memory), buffer->offset, buffer->length};
+	return 0;
+}
+
+static int plan_copy(const struct plan *plan, struct plan **copy_p)
 {
 	struct plan_builder *builder;
-	struct plan *copy = NULL;
-	int r;
+	int r = plan_builder_new(&builder);
 
-	if (!x->keep || !*plan_p)
-		return 0;
-	r = plan_builder_new(&builder);
-	for (size_t i = 0; r == 0 && i < (*plan_p)->run_count; i++)
-		r = plan_builder_add(builder, &(*plan_p)->runs[i]);
+	for (size_t i = 0; r == 0 && i < plan->run_count; i++)
+		r = plan_builder_add(builder, &plan->runs[i]);
 	if (r == 0)
-		r = plan_builder_finish(builder, &copy);
-	*plan_p = copy;
+		r = plan_builder_finish(builder, copy_p);
 	plan_builder_free(builder);
 	return err_pass(r);
+}
+
+int fake_side_new(const struct plan *plan, const struct xp_buffer *buffers,
+		  uint32_t count, bool remote, struct fake_side **side_p)
+{
+	struct fake_side *side;
+	int r = 0;
+
+	if (remote && !fake_keys_usable(buffers, count))
+		return err_raise(ERR_INVAL, "fake: a key of the remote side is missing");
+	side = mem_zalloc(sizeof(*side) + count * sizeof(side->places[0]));
+	if (!side)
+		return err_pass(-ENOMEM);
+	side->refs = 1;
+	for (uint32_t i = 0; r == 0 && i < count; i++)
+		r = place_take(side, &buffers[i], remote);
+	if (r == 0)
+		r = plan_copy(plan, &side->plan);
+	if (r < 0)
+		fake_side_unref(&side);
+	*side_p = side;
+	return err_pass(r);
+}
+
+/* ---- slices ---- */
+
+int fake_gather(const struct fake_side *side, uint64_t begin, uint8_t *bytes,
+		uint64_t len)
+{
+	struct plan_walk walk;
+	struct plan_span span;
+	int r = plan_walk_seek(&walk, side->plan, begin);
+
+	while (r == 0 && len && plan_walk_next(&walk, len, &span)) {
+		r = place_touch(&side->places[span.src_buffer], span.src, bytes, span.len,
+				false);
+		bytes += span.len;
+		len -= span.len;
+	}
+	return err_pass(r);
+}
+
+int fake_scatter(const struct fake_side *side, uint64_t begin, uint8_t *bytes,
+		 uint64_t len)
+{
+	struct plan_walk walk;
+	struct plan_span span;
+	int r = plan_walk_seek(&walk, side->plan, begin);
+
+	while (r == 0 && len && plan_walk_next(&walk, len, &span)) {
+		r = place_touch(&side->places[span.dst_buffer], span.dst, bytes, span.len,
+				true);
+		bytes += span.len;
+		len -= span.len;
+	}
+	return err_pass(r);
+}
+
+int fake_stray(const struct fake_side *side, uint64_t begin)
+{
+	const struct fake_place *place;
+	struct plan_walk walk;
+	struct plan_span span;
+	uint8_t byte = 0xee;
+	int r = plan_walk_seek(&walk, side->plan, begin);
+
+	if (r < 0 || !plan_walk_next(&walk, UINT64_MAX, &span))
+		return err_pass(r);
+	place = &side->places[span.dst_buffer];
+	if (place->offset + span.dst + span.len >= place->memory->length)
+		return 0;
+	return err_pass(place_touch(place, span.dst + span.len, &byte, 1, true));
 }

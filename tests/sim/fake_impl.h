@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fake_impl: what fake.c (hub, nodes, connections), fake_script.c (chance,
- * faults, trace) and fake_move.c (transfers) share. Nobody else includes it.
+ * fake_impl: what the fake's files share: fake.c (hub, nodes, memory), fake_peer.c
+ * (connections), fake_wire.c (messages), fake_xfer.c (transfers), fake_move.c and
+ * fake_bytes.c (bytes), fake_script.c (chance, faults, trace). Nobody else
+ * includes it.
  */
 #ifndef KVD_TRANSPORT_FAKE_IMPL_H
 #define KVD_TRANSPORT_FAKE_IMPL_H
@@ -11,11 +13,12 @@
 #include "daemon/base/cursor.h"
 #include "daemon/base/list.h"
 #include "daemon/loop/loop.h"
+#include "daemon/transport/net.h"
 #include "tests/sim/fake.h"
 
 /* Something that happens at `to` at a time. A frozen node and a link that is
  * down hold it back; a dead node drops it. Events lie embedded in what they are
- * about, so nothing but post() and the slices' making allocates. */
+ * about. */
 struct fake_event {
 	struct list link; /* in hub->events or hub->held; list_init()ed when idle */
 	uint64_t at_ns, order;
@@ -40,7 +43,7 @@ struct fake_hub {
 	struct list events; /* ascending by (at_ns, order) */
 	struct list held;
 	struct loop_timer timer;
-	uint64_t next_order, next_xfer, xfers;
+	uint64_t next_order, xfers;
 	uint32_t next_node;
 	enum fake_bug bug;
 	uint8_t spared; /* first byte of headers; 0: none */
@@ -55,43 +58,38 @@ struct fake_hub {
 };
 
 struct fake_node {
-	struct transport base;
+	struct net_transport net;
 	struct list link;
 	struct fake_hub *hub;
 	uint32_t id;
 	uint64_t incarnation;
-	struct list peers;
 	bool dead, frozen;
 };
 
-enum fake_peer_state { FAKE_CONNECTING, FAKE_READY, FAKE_LOST };
-
 struct fake_peer {
-	struct xp_peer_base base;
-	struct list link; /* node->peers */
+	struct net_peer net;
 	struct fake_node *node;
 	struct fake_conn *conn; /* NULL until connected */
 	unsigned int end;	/* ours in conn; a self peer is both, posts as 0 */
-	bool self, dial, closing, lost_told;
-	enum fake_peer_state state;
-	uint8_t token_in[XP_TOKEN_BYTES], token_out[XP_TOKEN_BYTES];
+	bool self;
+	bool idle; /* lost, and nothing touches memory for it any more */
 	uint32_t dial_node;
 	uint64_t dial_incarnation, dial_until_ns;
-	struct err why; /* lost */
+	struct err why; /* of `lost` */
 	struct list keys;
-	unsigned int unfinished; /* ops posted here */
-	struct fake_event connect, ready, lost, close;
-	void (*on_closed)(void *arg);
-	void *on_closed_arg;
+	struct fake_event connect, ready, lost, flushed, let_go;
+	struct fake_frame *bye;		/* until it is said */
+	struct fake_frame *arrived;	/* that is being delivered, and not taken */
+	const struct fake_rule *posted; /* the fault of the post that is being made */
 };
 
 struct fake_conn {
-	unsigned int refs;
+	unsigned int refs; /* its ends, and what is under way */
 	struct fake_hub *hub;
 	struct fake_peer *peer[2]; /* NULL: that end is closed */
 	struct fake_node *node[2];
-	struct list xfers;
-	bool broken; /* nothing more is sent; the ends are being told */
+	struct list stuck; /* fake_frame.stuck: requests that never arrive */
+	bool broken;	   /* nothing more is sent; the ends are being told */
 	uint64_t request_ns[2], any_ns[2]; /* when the last one to that end arrives */
 };
 
@@ -107,118 +105,106 @@ struct fake_key {
 	struct list link; /* peer->keys, until the peer is closed */
 	struct memory *memory;
 	struct fake_event usable;
-	bool dropped;
 };
 
-/* One side's buffers with references of our own. */
-struct fake_place {
-	struct memory *memory;
-	uint64_t offset, length;
+enum fake_frame_type {
+	FAKE_FRAME_REQUEST,
+	FAKE_FRAME_CANCEL, /* by who asked: it stops, with words */
+	FAKE_FRAME_GO,	   /* by the destination of a WRITE: bytes may come */
+	FAKE_FRAME_DONE,   /* by who was asked: the end, good or bad */
+	FAKE_FRAME_BYE,	   /* the connection ends, with words */
 };
-struct fake_table {
-	struct fake_place *places;
+
+/* A message between two ends; it owns its header. */
+struct fake_frame {
+	struct fake_event event;
+	struct list stuck;
+	struct fake_conn *conn; /* a reference, while it is under way */
+	unsigned int to;
+	enum fake_frame_type type;
+	uint64_t id;
+	struct err err; /* ERR_OK: none */
+	/* a REQUEST's */
+	enum xp_kind kind;
+	uint64_t bytes;
+	uint8_t *header;
+	size_t header_len;
+	struct fake_rule fault;
+};
+
+/* Where one end of a transfer's bytes lies: a plan of our own, and references on its
+ * memories. It may outlive the transfer: who is told too early that nothing lands any
+ * more shall see it land. */
+struct fake_side {
+	unsigned int refs;
+	bool closed; /* what arrives is thrown away */
+	struct plan *plan;
 	uint32_t count;
+	struct fake_place {
+		struct memory *memory;
+		uint64_t offset, length;
+	} places[];
 };
 
 struct fake_slice {
 	struct fake_event event;
-	struct fake_xfer *xfer;
+	struct fake_stream *stream;
 	uint64_t begin, len;
 	uint8_t *bytes;
 	bool busy;
-	bool counted; /* was sent before a stop: the fence waits for it */
-	bool late;    /* planted: written although all is over */
+	struct fake_side *into; /* the lander's, if it was open */
 };
 
-/* The message types between the two halves; each xfer embeds one of each. */
-enum fake_frame_type {
-	FAKE_FRAME_REQUEST, /* initiator -> answerer */
-	FAKE_FRAME_CANCEL,  /* initiator -> answerer: give up, with words */
-	FAKE_FRAME_FIN,	    /* initiator -> answerer: a READ has arrived */
-	FAKE_FRAME_ACCEPT,  /* answerer -> initiator */
-	FAKE_FRAME_DONE,    /* answerer -> initiator: the end, good or bad */
-	FAKE_FRAME_COUNT,
-};
-
-struct fake_frame {
-	struct fake_event event;
-	struct fake_xfer *xfer;
-	bool bad;
-	struct err err;
-};
-
-enum fake_in_state {
-	FAKE_IN_NONE,
-	FAKE_IN_ASKED,
-	FAKE_IN_RUNNING,
-	FAKE_IN_ENDING,
-	FAKE_IN_GONE
-};
-
-/* A transfer, both halves. Each half acts only on what its own side knows:
- * what the other did reaches it as a frame. */
-struct fake_xfer {
-	struct list link;  /* conn->xfers */
-	unsigned int refs; /* the halves, and each event under way */
-	struct fake_hub *hub;
+/* A transfer's slices, which may be under way when its source is told. */
+struct fake_stream {
+	unsigned int refs; /* the reader, and slices under way */
 	struct fake_conn *conn;
+	struct fake_xfer *reader; /* NULL: it is told */
+	unsigned int lander_end;
+	bool lander_asked; /* the lander is an op of its peer's, not an inbound */
 	uint64_t id;
-	enum xp_kind kind; /* of the post */
-	bool check;	   /* READ by the destination's own hands */
-	unsigned int init; /* the initiator's end of conn */
+	unsigned int count;
+	struct fake_slice slices[];
+};
+
+/* One side of a transfer. It knows of the other what frames and slices say. */
+struct fake_xfer {
+	struct net_xfer net;
+	struct fake_peer *peer;
 	struct fake_profile profile;
 	struct fake_rule fault; /* fault 0: none */
 	bool fault_spent;
+	uint8_t *header; /* theirs */
 
-	/* the initiator */
-	struct xp_op *op; /* NULL: done */
-	bool op_ending;	  /* op_done is queued with op_bad, op_err */
-	bool op_canceled;
-	bool op_bad;
-	struct err op_err;
-	struct fake_event op_done;
-	uint8_t *header;
-	size_t header_len;
-	uint64_t bytes;
-
-	/* the answerer */
-	struct xp_inbound in;
-	enum fake_in_state in_state;
-	bool in_bad;
-	struct err in_err;
-	struct fake_event in_done;
-
-	/* the bytes: a reader gathers slices, a lander scatters them */
-	struct fake_table src, dst;
-	const struct plan *src_plan, *dst_plan;
-	bool reading;
-	uint64_t sent, landed;
-	unsigned int counted; /* slices that a stop must wait for */
-	bool landing;	      /* the lander takes slices */
-	bool stopping;	      /* it waits for `counted` to become 0 */
-	bool stop_bad;
-	struct err stop_err;
+	/* A READ of ours that checks has both. */
+	struct fake_side *src, *dst;
+	/* the reader gathers slices … */
+	struct fake_stream *stream;
 	struct fake_event pump;
-	struct fake_slice *slices;
-	unsigned int slice_count;
+	bool reading;
+	uint64_t sent;
+	/* … and the lander scatters them */
+	bool landing;	      /* it takes slices */
+	unsigned int counted; /* under way to it: a stop waits for them */
+	uint64_t landed;
 
-	bool keep; /* planted bugs touch memory late: plans and tables are ours */
-	bool strayed;
-	uint64_t lane_ns[2]; /* when the last frame to that end arrives */
-	struct fake_frame frames[FAKE_FRAME_COUNT];
+	struct fake_event rest; /* it is over when this has passed */
+	bool rested;
+	uint64_t lane_ns;	     /* when the last frame of this side arrives */
+	struct fake_frame *spare[2]; /* REQUEST or GO; CANCEL or DONE */
 };
 
 static inline struct fake_node *fake_node_of(const struct transport *transport)
 {
-	return container_of(transport, struct fake_node, base);
+	return container_of(transport, struct fake_node, net.base);
 }
-static inline struct fake_peer *fake_peer_of(struct xp_peer *peer)
+static inline struct fake_peer *fake_peer_of(struct net_peer *net)
 {
-	return (struct fake_peer *)(void *)peer;
+	return container_of(net, struct fake_peer, net);
 }
-static inline struct xp_peer *fake_peer_base(struct fake_peer *peer)
+static inline struct fake_xfer *fake_xfer_of(struct net_xfer *net)
 {
-	return (struct xp_peer *)(void *)peer;
+	return container_of(net, struct fake_xfer, net);
 }
 static inline struct fake_reg *fake_reg_of(struct xp_reg *reg)
 {
@@ -228,12 +214,22 @@ static inline struct fake_key *fake_key_of(struct xp_key *key)
 {
 	return (struct fake_key *)(void *)key;
 }
+/* Connected, and nothing has gone wrong that this end knows of. */
+static inline bool fake_peer_works(const struct fake_peer *peer)
+{
+	return net_peer_live(&peer->net) && sm_state(&peer->net.sm) == NET_PEER_READY;
+}
+static inline struct fake_node *fake_remote(const struct fake_peer *peer)
+{
+	return peer->conn->node[!peer->end];
+}
 
 /* fake.c */
+void fake_event_init(struct fake_event *event,
+		     void (*run)(struct fake_event *event, bool dropped));
 void fake_event_at(struct fake_hub *hub, struct fake_event *event, uint64_t at_ns,
 		   struct fake_node *from, struct fake_node *to);
-/* Remove it if queued; true when it was. */
-bool fake_event_remove(struct fake_event *event);
+void fake_event_remove(struct fake_event *event); /* idempotent */
 static inline bool fake_event_queued(const struct fake_event *event)
 {
 	return !list_empty(&event->link);
@@ -249,16 +245,71 @@ struct fake_pair *fake_pair_find(struct fake_hub *hub, const struct fake_node *f
 int fake_peer_open(struct transport *transport, const struct xp_peer_args *args,
 		   struct xp_peer **peer_p);
 void fake_peer_close(struct xp_peer *peer, void (*on_closed)(void *arg), void *arg);
-int fake_key_pack(struct xp_reg *reg, struct xp_peer *peer, void *buf, size_t size,
-		  size_t *len_p);
-int fake_key_unpack(struct xp_peer *peer, const void *buf, size_t len, void *owner,
-		    struct xp_key **key_p);
-void fake_key_drop(struct xp_key *key);
+void fake_peer_step(struct net_peer *net);
+void fake_peer_free(struct net_peer *net);
+/* A frozen node goes on: what was due meanwhile is. */
+void fake_peer_thaw(struct fake_peer *peer);
+extern const struct sm_table fake_peer_table;
 void fake_address_put(const struct fake_node *node, struct cursor *out);
 void fake_conn_unref(struct fake_conn *conn);
 /* The connection breaks: each end that lives is told after its delay. */
 void fake_conn_break(struct fake_conn *conn, uint64_t after_ns, enum err_code code,
 		     const char *words);
+
+/* fake_key.c */
+int fake_mem_reg(struct transport *transport, struct memory *memory,
+		 struct xp_reg **reg_p);
+void fake_mem_dereg(struct xp_reg *reg);
+int fake_key_pack(struct xp_reg *reg, struct xp_peer *peer, void *buf, size_t size,
+		  size_t *len_p);
+int fake_key_unpack(struct xp_peer *peer, const void *buf, size_t len, void *owner,
+		    struct xp_key **key_p);
+void fake_key_drop(struct xp_key *key);
+void fake_keys_end(struct fake_peer *peer);    /* tells who waits for one */
+void fake_keys_detach(struct fake_peer *peer); /* the peer goes */
+
+/* fake_wire.c */
+int fake_frame_new(struct fake_frame **frame_p);
+void fake_frame_free(struct fake_frame *frame); /* NULL is fine */
+/* Takes the frame; err NULL: none. It arrives behind *lane_ns, and moves it. */
+void fake_frame_send(struct fake_peer *peer, struct fake_frame *frame,
+		     enum fake_frame_type type, uint64_t id, const struct err *err,
+		     uint64_t *lane_ns);
+/* The frame that arrived goes back as a DONE. */
+void fake_answer_arrived(struct fake_peer *peer, const struct err *err);
+void fake_stuck_drop(struct fake_conn *conn);
+
+/* fake_xfer.c */
+extern const struct net_ops fake_net_ops;
+int fake_post(struct xp_peer *peer, struct xp_op *op);
+int fake_take_request(struct fake_peer *peer, const struct fake_frame *frame);
+int fake_take_cancel(struct fake_peer *peer, const struct fake_frame *frame);
+int fake_take_answer(struct fake_peer *peer, const struct fake_frame *frame);
+
+/* fake_move.c */
+int fake_stream_new(struct fake_xfer *x);
+void fake_stream_leave(struct fake_xfer *x); /* no longer the reader; idempotent */
+void fake_reader_start(struct fake_xfer *x);
+void fake_lander_close(struct fake_xfer *x); /* what is under way is thrown away */
+void fake_on_pump(struct fake_event *event, bool dropped);
+/* A scripted fault's moment has come; true: nothing moves from here any more. */
+bool fake_fault_strikes(struct fake_peer *peer, const struct fake_rule *fault, bool ours);
+/* Bugs: a slice that was there already comes again, later, with other bytes. */
+void fake_plant_late(struct fake_xfer *x);
+
+/* fake_bytes.c */
+/* The buffers' memory is registered here, or (remote) behind the peer's keys. */
+int fake_side_new(const struct plan *plan, const struct xp_buffer *buffers,
+		  uint32_t count, bool remote, struct fake_side **side_p);
+struct fake_side *fake_side_ref(struct fake_side *side);
+void fake_side_unref(struct fake_side **side_p); /* sets NULL; that is fine, too */
+bool fake_keys_usable(const struct xp_buffer *buffers, uint32_t count);
+/* Bytes [begin, begin + len) of the plan's stream; ERR_FAULT. */
+int fake_gather(const struct fake_side *side, uint64_t begin, uint8_t *bytes,
+		uint64_t len);
+int fake_scatter(const struct fake_side *side, uint64_t begin, uint8_t *bytes,
+		 uint64_t len);
+int fake_stray(const struct fake_side *side, uint64_t begin); /* bugs: past a row */
 
 /* fake_script.c */
 uint64_t fake_rand(struct fake_hub *hub);
@@ -276,47 +327,5 @@ void fake_trace(struct fake_hub *hub, const struct fake_node *from,
 		const struct fake_node *to, uint64_t xfer, const char *words,
 		uint64_t number);
 void fake_script_forget(struct fake_hub *hub, const struct fake_node *node);
-
-/* fake_bytes.c */
-/* References of our own on the buffers' memory: registered here, or (remote)
- * behind the peer's keys. On failure what was taken stays for fake_table_drop. */
-int fake_table_make(struct fake_table *table, const struct xp_buffer *buffers,
-		    uint32_t count, bool remote);
-void fake_table_drop(struct fake_table *table);
-bool fake_keys_usable(const struct xp_buffer *buffers, uint32_t count);
-/* Bytes [begin, begin + len) of the plan's stream; ERR_FAULT. */
-int fake_gather(const struct fake_xfer *x, uint64_t begin, uint8_t *bytes, uint64_t len);
-int fake_scatter(struct fake_xfer *x, uint64_t begin, uint8_t *bytes, uint64_t len);
-/* x->keep: put a copy of our own in the plan's place. */
-int fake_plan_keep(struct fake_xfer *x, const struct plan **plan_p);
-
-/* fake_move.c: the halves' ends, the lander, the reader, the frames */
-void fake_x_init(struct fake_xfer *x);
-void fake_slice_init(struct fake_xfer *x, struct fake_slice *slice);
-void fake_x_unref(struct fake_xfer *x);
-struct fake_node *fake_node_at(const struct fake_xfer *x, unsigned int end);
-void fake_frame_send(struct fake_xfer *x, enum fake_frame_type type,
-		     const struct err *err);
-/* Done later, from an event (err NULL: success); or now, from an event. */
-void fake_op_end(struct fake_xfer *x, const struct err *err);
-void fake_in_end(struct fake_xfer *x, const struct err *err);
-void fake_op_finish(struct fake_xfer *x);
-void fake_in_finish(struct fake_xfer *x);
-bool fake_in_live(const struct fake_xfer *x);
-/* Take nothing that leaves from now on; done when what is under way is here. */
-void fake_lander_stop(struct fake_xfer *x, const struct err *err);
-void fake_slices_doom(struct fake_xfer *x); /* what is under way is thrown away */
-void fake_landed_all(struct fake_xfer *x);
-void fake_pump_wake(struct fake_xfer *x, uint64_t after_ns);
-bool fake_fault_apply(struct fake_xfer *x);
-
-/* fake_post.c */
-int fake_post(struct xp_peer *peer, struct xp_op *op);
-void fake_land(struct xp_inbound *in, const struct xp_sides *sides,
-	       const struct err *err);
-void fake_cancel(struct xp_op *op, const struct err *why);
-void fake_revoke(struct xp_inbound *in, const struct err *why);
-/* End every half that lives at this peer, now, with callbacks. */
-void fake_peer_end(struct fake_peer *peer, const struct err *why);
 
 #endif

@@ -77,7 +77,8 @@ void fake_script_forget(struct fake_hub *hub, const struct fake_node *node)
 	struct rule *rule;
 
 	list_foreach_safe(rule, &hub->rules, link) {
-		if (rule->rule.from == &node->base || rule->rule.to == &node->base)
+		if (rule->rule.from == &node->net.base ||
+		    rule->rule.to == &node->net.base)
 			rule_free(rule);
 	}
 }
@@ -101,8 +102,8 @@ static bool rule_take(struct rule *rule)
 static bool rule_fits(const struct fake_rule *rule, const struct fake_node *from,
 		      const struct fake_node *to, enum xp_kind kind)
 {
-	return (!rule->from || rule->from == &from->base) &&
-	       (!rule->to || rule->to == &to->base) &&
+	return (!rule->from || rule->from == &from->net.base) &&
+	       (!rule->to || rule->to == &to->net.base) &&
 	       (!rule->kinds || rule->kinds & (1u << kind));
 }
 
@@ -184,7 +185,7 @@ bool fake_fault_local(struct fake_hub *hub, enum fake_fault fault,
 
 	list_foreach(rule, &hub->rules, link) {
 		if (rule->rule.fault == fault &&
-		    (!rule->rule.from || rule->rule.from == &node->base) &&
+		    (!rule->rule.from || rule->rule.from == &node->net.base) &&
 		    rule_take(rule)) {
 			hub->stats.faults++;
 			return true;
@@ -215,18 +216,12 @@ const char *fake_bug_name(enum fake_bug bug)
 		[FAKE_BUG_REVOKE_IGNORED] = "revoke-ignored",
 		[FAKE_BUG_LOST_WRITES] = "lost-writes",
 		[FAKE_BUG_DONE_SHORT] = "done-short",
-		[FAKE_BUG_DONE_TWICE] = "done-twice",
-		[FAKE_BUG_DONE_NEVER] = "done-never",
-		[FAKE_BUG_DONE_INSIDE] = "done-inside",
-		[FAKE_BUG_CANCEL_SUCCEEDS] = "cancel-succeeds",
 		[FAKE_BUG_REQUESTS_SWAPPED] = "requests-swapped",
 		[FAKE_BUG_BYTE_FLIPPED] = "byte-flipped",
 		[FAKE_BUG_BYTE_STRAY] = "byte-stray",
 		[FAKE_BUG_SOURCE_STALE] = "source-stale",
-		[FAKE_BUG_PLAN_UNCHECKED] = "plan-unchecked",
 		[FAKE_BUG_WORDS_LOST] = "words-lost",
 		[FAKE_BUG_TOKEN_UNCHECKED] = "token-unchecked",
-		[FAKE_BUG_LOST_TWICE] = "lost-twice",
 	};
 
 	return (unsigned int)bug < FAKE_BUG_COUNT ? names[bug] : "none";

@@ -6,6 +6,10 @@ A mutant is one edit of the daemon. The tree is copied, edited and built with
 asserts compiled out, so that it is the judge that finds it and not a check of
 the daemon's own; then the simulation runs from a fixed seed until it fails.
 
+Some edits of what the transports have in common (net) break what no engine sees: the
+simulation may then fail in any way (a crash, a session that never ends), or, where the
+daemon above makes up for it, the conformance suite on the simulation's transport must.
+
     tests/sim/mutants.py [NAME...]      (MUTANT_S: seconds a mutant, default 60)
     tests/sim/mutants.py --places       only: does each have its place in the source?
 """
@@ -16,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 
-# name, file, what stands there, what shall stand there
+# name, file, what stands there, what shall stand there, who finds it if not the judge
 MUTANTS = [
     ("failed-shown-while-aborting", "daemon/room/room.c",
      "[ROOM_ABORTING] = KVD_TRANSFERRING",
@@ -70,12 +74,54 @@ MUTANTS = [
     ("dead-engine-leaves-its-partners", "daemon/room/rooms.c",
      "if (room->session != session || room->close_when_terminal)",
      "if (session)"),
+    ("transfer-over-while-bytes-move", "daemon/transport/net_xfer.c",
+     "if (!ops_of(xfer)->is_over(xfer))\n\t\treturn;",
+     "if (!ops_of(xfer)->is_over(xfer) && sm_state(&xfer->sm) != NET_XFER_STOPPING)\n"
+     "\t\treturn;"),
+    ("stopped-inbound-succeeds", "daemon/transport/net_xfer.c",
+     "bool ok = sm_state(&xfer->sm) != NET_XFER_STOPPING;",
+     "bool ok = true;"),
+    ("canceled-op-succeeds", "daemon/transport/net_xfer.c",
+     "if (xfer->answered && !xfer->refused && ops_of(xfer)->is_whole(xfer)) {",
+     "if (xfer->answered) {"),
+    ("canceled-op-forgotten", "daemon/transport/net_xfer.c",
+     "\top->used = xfer->used;\n\top->impl = NULL;",
+     "\tif (op->err.code == ERR_ABORTED && xfer->bytes)\n\t\treturn;\n"
+     "\top->used = xfer->used;\n\top->impl = NULL;", "any"),
+    ("op-done-twice", "daemon/transport/net_xfer.c",
+     "\top->on_done(op);",
+     "\top->on_done(op);\n\top->on_done(op);", "any"),
+    ("op-done-inside-cancel", "daemon/transport/net_xfer.c",
+     "if (op->impl)\n\t\tnet_xfer_stop(op->impl, why);",
+     "struct net_xfer *xfer = op->impl;\n"
+     "\tstruct net_peer *peer = xfer ? xfer->peer : NULL;\n\n"
+     "\tif (!xfer)\n\t\treturn;\n"
+     "\tnet_xfer_stop(xfer, why);\n\tnet_peer_tell(peer);", "any"),
+    ("plan-of-any-size-lands", "daemon/transport/net_xfer.c",
+     "if (bytes != xfer->bytes)",
+     "if (!sides)", "conform"),
+    ("requests-out-of-order", "daemon/transport/net_xfer.c",
+     "list_push_back(&peer->queued, &xfer->queue_link);",
+     "list_push_front(&peer->queued, &xfer->queue_link);"),
+    ("answer-told-but-not-kept", "daemon/transport/net_xfer.c",
+     "\tif (xfer->asked && !xfer->answered && net_peer_live(xfer->peer)) {",
+     "\tif (!xfer) {", "conform"),
+    ("lost-peer-keeps-its-transfers", "daemon/transport/net_peer.c",
+     "\t\t\t  peer->err.text);\n\tnet_xfers_stop(peer);",
+     "\t\t\t  peer->err.text);", "any"),
+    ("peer-lost-twice", "daemon/transport/net_peer.c",
+     "\t\tup->on_peer_lost(up->owner, (struct xp_peer *)peer, &peer->err);",
+     "\t\tup->on_peer_lost(up->owner, (struct xp_peer *)peer, &peer->err);\n"
+     "\t\tup->on_peer_lost(up->owner, (struct xp_peer *)peer, &peer->err);", "conform"),
+    ("peer-lost-told-to-nobody", "daemon/transport/net_peer.c",
+     "} else if (!peer->told) {",
+     "} else if (!peer->told && peer->dial) {", "conform"),
 ]
 PROMISES = ("still", "all", "landed", "confirm", "learn", "end")
 
 
 def plant(tree, mutant):
-    name, path, old, new = mutant
+    _, path, old, new = mutant[:4]
     path = os.path.join(tree, path)
     with open(path) as f:
         text = f.read()
@@ -86,14 +132,27 @@ def plant(tree, mutant):
     return path, text
 
 
-def build(tree):
-    make = subprocess.run(["make", "-s", "-j2", "build/rel/sim", "WARN=-w"], cwd=tree,
-                          env=dict(os.environ, CPPFLAGS="-DNDEBUG"),
+def finder(mutant):
+    return mutant[4] if len(mutant) > 4 else "judge"
+
+
+def build(tree, program):
+    make = subprocess.run(["make", "-s", "-j2", "build/rel/" + program, "WARN=-w"],
+                          cwd=tree, env=dict(os.environ, CPPFLAGS="-DNDEBUG"),
                           capture_output=True, text=True)
     return make.stderr if make.returncode else None
 
 
-def hunt(tree, seconds):
+def conform(tree):
+    run = subprocess.run(["build/rel/conform", "--backend", "fake"], cwd=tree,
+                         capture_output=True, text=True, errors="replace")
+    lines = [line for line in run.stdout.splitlines() if line.startswith("not ok")]
+    if run.returncode < 0:
+        return True, "conform ends with signal %d" % -run.returncode
+    return bool(lines), "conform: " + (lines + ["not found"])[0]
+
+
+def hunt(tree, seconds, anyhow):
     """The promise that was broken and after how many rooms, or why not."""
     run = subprocess.run(["build/rel/sim", "--seconds", str(seconds), "--seed", "1",
                           "--first", "1"], cwd=tree, capture_output=True, text=True,
@@ -104,12 +163,12 @@ def hunt(tree, seconds):
         return True, "%s, seed %s, %s rooms: %s" % (found.group(2), found.group(1),
                                                     rooms.group(1), found.group(3)[:80])
     lines = [line for line in run.stdout.splitlines() if line.startswith("FAILED")]
-    return False, lines[0] if lines else "not found in %d s" % seconds
+    return bool(lines) and anyhow, (lines + ["not found in %d s" % seconds])[0]
 
 
 def places(root):
     lost = []
-    for name, path, old, _ in MUTANTS:
+    for name, path, old, *_ in MUTANTS:
         with open(os.path.join(root, path)) as f:
             if f.read().count(old) != 1:
                 lost.append("%s: its place in %s is not there, or not alone" % (name, path))
@@ -134,8 +193,14 @@ def main():
             if not undo:
                 ok, words = False, "its place in %s is not there, or not alone" % mutant[1]
             else:
-                words = build(tree)
-                ok, words = (False, words) if words else hunt(tree, seconds)
+                who = finder(mutant)
+                words = build(tree, "conform" if who == "conform" else "sim")
+                if words:
+                    ok = False
+                elif who == "conform":
+                    ok, words = conform(tree)
+                else:
+                    ok, words = hunt(tree, seconds, who == "any")
                 with open(undo[0], "w") as f:
                     f.write(undo[1])
             passed += ok
