@@ -2,7 +2,8 @@
 /*
  * net: what the backends (shm, tcp, ucx, verbs) have in common. Two lives are told
  * here, once, so that their fences and limits are the same and are proven in one
- * place; how bytes and words cross is the backend's.
+ * place; how bytes and words cross is the backend's. The simulation's transport
+ * (tests/sim/fake.h) is one of them.
  *
  * A connection's (net_peer.c): states, the first fault that counts, deadlines, the
  * farewell, the end, and what the daemon is told of it.
