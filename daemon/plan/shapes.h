@@ -8,8 +8,8 @@
  * layout_check() before it is used. Nothing here is special to the planner: a
  * layout given as JSON is as good.
  *
- * Sources: SGLang a4ffb996d (2026-08-20), vLLM b8fb56d97 (2026-07-21, NIXL
- * connector version 5).
+ * Sources: SGLang at commit a4ffb996d, vLLM at commit b8fb56d97 (NIXL connector
+ * version 5).
  */
 #ifndef KVD_PLAN_SHAPES_H
 #define KVD_PLAN_SHAPES_H

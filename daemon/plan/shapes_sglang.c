@@ -2,7 +2,7 @@
 /*
  * shapes_sglang: SGLang's pools in the terms of KVArgs.
  *
- * Source: SGLang a4ffb996d (2026-08-20). KVArgs and the pointer order:
+ * Source: SGLang at commit a4ffb996d. KVArgs and the pointer order:
  * disaggregation/base/conn.py and mem_cache/memory_pool.py (all K layers, then
  * all V layers; [slot][head][dim]; item_len = page_size * bytes of a token).
  * Head slices: disaggregation/common and mooncake/conn.py send_kvcache_slice.

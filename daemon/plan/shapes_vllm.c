@@ -2,7 +2,7 @@
 /*
  * shapes_vllm: vLLM's KV cache regions and state pages.
  *
- * Source: vLLM b8fb56d97 (2026-07-21), NIXL connector version 5:
+ * Source: vLLM at commit b8fb56d97, NIXL connector version 5:
  * nixl/base_worker.py (_build_fa_remote: HND, K and V packed in a head, one
  * region a tensor, block_len = 2 * heads * block_size * head bytes),
  * v1/ssm_conv_transfer_utils.py (sub-projections of the conv state, DS layout)

@@ -2,14 +2,13 @@
 /*
  * shard: the engines' rules of who holds what.
  *
- * Written from the behaviour of SGLang a4ffb996d (2026-08-20: common/conn.py
- * _resolve_rank_mapping, common/utils.py, prefill.py) and vLLM b8fb56d97
- * (2026-07-21: nixl/tp_mapping.py). tests/golden holds what their own functions
- * answered; test_plan_golden compares.
+ * As SGLang at commit a4ffb996d behaves (common/conn.py _resolve_rank_mapping,
+ * common/utils.py, prefill.py) and vLLM at commit b8fb56d97 (nixl/tp_mapping.py).
+ * tests/golden holds what their own functions answer; test_plan_golden compares.
  *
  * Replicated heads: with more ranks than heads the head of a rank is a division
- * (rank / (size / heads)), not a remainder. Engines have had this wrong more
- * than once (sglang #19086, #30997, #31295).
+ * (rank / (size / heads)), not a remainder; a remainder gives ranks that share a
+ * head different heads (sglang #19086, #30997, #31295).
  */
 #include "daemon/plan/shard.h"
 
