@@ -22,6 +22,7 @@
  */
 #include "gpu/engines.h"
 
+#include <assert.h>
 #include <errno.h>
 
 #include "daemon/base/err.h"
@@ -219,6 +220,7 @@ static int group_add(struct gpu_engines *e, const struct gpu_rows *rows)
 
 int gpu_engines_copy(struct gpu_engines *e, const struct gpu_rows *rows)
 {
+	assert(rows->count > 0 && rows->len > 0);
 	e->used = true;
 	if (rows->dst_stride == (int64_t)rows->len &&
 	    rows->src_stride == (int64_t)rows->len)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Threads for events, because the driver's calls are not for the loop: opening takes a
- * lock that a call of another thread may hold for long, and cuEventQuery is quick only on
- * most days. A thread a device: the first event on one that nobody uses makes a context,
+ * lock that a call of another thread may hold for long, and cuEventQuery may take long,
+ * too. A thread a device: the first event on one that nobody uses makes a context,
  * which takes tenths of a second, and an engine that has such events made again and again
  * shall not keep those of others waiting. Names become devices at once where the driver
  * has been started; else one more thread starts it, and hands events on.
@@ -332,12 +332,14 @@ static void *watcher_main(void *arg)
 		while ((n = list_pop_front(&watcher->fresh)))
 			list_push_back(&watcher->watched, n);
 		watcher->look = false;
+		/* `watched` is this thread's alone: no lock over calls of the driver */
 		pthread_mutex_unlock(&events->lock);
 		pending = look_at_all(watcher);
 		pthread_mutex_lock(&events->lock);
 		pause_ns = fresh ? PAUSE_MIN_NS : pause_ns + pause_ns / 16;
 		if (pause_ns > PAUSE_MAX_NS)
 			pause_ns = PAUSE_MAX_NS;
+		/* what came while the lock was free has been signalled to nobody */
 		if (!list_empty(&watcher->fresh) || watcher->look)
 			continue;
 		if (pending > 0)

@@ -431,6 +431,7 @@ int gpu_raise(struct gpu_device *device, int result, enum err_code code, const c
 	va_list args;
 	int r;
 
+	assert(result != CU_SUCCESS);
 	va_start(args, fmt);
 	vsnprintf(words, sizeof(words), fmt, args);
 	va_end(args);
@@ -474,6 +475,7 @@ bool gpu_device_pair(struct gpu_device *device, const struct gpu_device *other)
 	unsigned int turn = atomic_load(&other->turn); /* it has a user: this one stays */
 	bool near;
 
+	assert(device->gpu == other->gpu);
 	if (device == other)
 		return true;
 	pthread_mutex_lock(&device->lock);

@@ -26,6 +26,7 @@
  */
 #include "gpu/import.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -375,6 +376,7 @@ int gpu_import(struct gpu *gpu, uint64_t owner, const struct gpu_handle *handle,
 	struct gpu_import *im = NULL;
 	int r = gpu_device_find(gpu, handle->device, &device);
 
+	assert(handle->kind <= GPU_HANDLE_VMM);
 	if (r == 0)
 		r = handle_check(gpu, handle);
 	if (r == 0)
@@ -477,6 +479,7 @@ void gpu_import_unref(struct gpu_import *import)
 		return;
 	device = import->device;
 	pthread_mutex_lock(&device->imports_lock);
+	assert(import->refs > 0);
 	last = --import->refs == 0;
 	if (last) {
 		list_remove(&import->link);

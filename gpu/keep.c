@@ -14,6 +14,7 @@
  */
 #include "gpu/keep.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "daemon/base/err.h"
@@ -159,6 +160,7 @@ int gpu_keep_copy(struct gpu_device *device, struct gpu_kept *kept,
 	uint64_t entries = list->count * sizeof(*list->entries);
 	int result;
 
+	assert(kept->uses > 0 && !kept->ready);
 	pthread_mutex_lock(&device->keep.lock);
 	result = memory_take(device, kept, places + entries);
 	pthread_mutex_unlock(&device->keep.lock);
@@ -182,6 +184,7 @@ void gpu_keep_release(struct gpu_device *device, struct gpu_kept *kept, bool goo
 	if (!kept)
 		return;
 	pthread_mutex_lock(&device->keep.lock);
+	assert(kept->uses > 0);
 	kept->uses--;
 	kept->ready = kept->ready || (good && kept->count > 0);
 	if (kept->uses == 0 && !kept->ready)

@@ -140,6 +140,7 @@ void gpu_lane_give(struct gpu_lane *lane)
 {
 	struct gpu_device *device = lane->device;
 
+	assert(lane->waited <= lane->marks);
 	stretch_drop(lane);
 	lane->waited = lane->marks;
 	pthread_mutex_lock(&device->lock);
@@ -211,6 +212,7 @@ int gpu_lane_copy(struct gpu_lane *lane, const struct gpu_rows *rows)
 {
 	struct gpu_rows left = *rows;
 
+	assert(rows->count > 0 && rows->len > 0);
 	if (!lane->begun)
 		stretch_begin(lane);
 	if (left.count > 1 && left.dst_stride == (int64_t)left.len &&
@@ -238,6 +240,7 @@ struct kern_place *gpu_lane_places(struct gpu_lane *lane, uint64_t len, uint32_t
 
 void gpu_lane_placed(struct gpu_lane *lane, uint64_t len, uint32_t count, uint64_t bits)
 {
+	assert(lane->begun && count > 0);
 	gpu_list_placed(&lane->list, len, count, bits);
 }
 
@@ -287,6 +290,7 @@ static int list_launch(struct gpu_lane *lane, struct gpu_list *list)
 
 void gpu_lane_keep(struct gpu_lane *lane, struct gpu_kept *kept)
 {
+	assert(!kept || !lane->kept);
 	lane->kept = kept;
 }
 
@@ -294,6 +298,7 @@ int gpu_lane_again(struct gpu_lane *lane, const struct gpu_kept *kept)
 {
 	int result, r;
 
+	assert(kept->count > 0);
 	assert(!lane->begun);
 	if (!gpu_module_ready(lane->device))
 		return 1;

@@ -270,6 +270,7 @@ int gpu_module_fill(struct gpu_device *device, uint64_t at, uint64_t bytes, uint
 {
 	void *params[] = {&at, &bytes, &seed, &origin};
 
+	assert(bytes > 0);
 	return device->gpu->drv.launch(device->module.fill, FILL_BLOCKS, 1, 1,
 				       KERN_THREADS, 1, 1, 0, stream, params, NULL);
 }
@@ -280,6 +281,7 @@ int gpu_module_verify(struct gpu_device *device, uint64_t at, uint64_t bytes,
 {
 	void *params[] = {&at, &bytes, &seed, &origin, &found};
 
+	assert(bytes > 0);
 	return device->gpu->drv.launch(device->module.verify, FILL_BLOCKS, 1, 1,
 				       KERN_THREADS, 1, 1, 0, stream, params, NULL);
 }

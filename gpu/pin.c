@@ -14,6 +14,7 @@
  */
 #include "gpu/pin.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 
@@ -37,6 +38,7 @@ int gpu_pin_new(struct gpu *gpu, void *base, uint64_t bytes, bool read_only,
 {
 	struct gpu_pin *pin;
 
+	assert(!gpu || (base && bytes > 0));
 	*pin_p = NULL;
 	if (!gpu)
 		return 0;
@@ -127,6 +129,8 @@ bool gpu_pin_ready(struct gpu_device *device, const void *at, uint64_t bytes)
 
 	if (!pin)
 		return false;
+	/* The list's lock is free again: the caller's use of the memory keeps the pin. A
+	 * context that goes waits for this lock in gpu_pins_drop(). */
 	pthread_mutex_lock(&pin->lock);
 	if (!pin->owner && pin->refused != device)
 		pin_register(pin, device);

@@ -296,6 +296,7 @@ static void arena_reset(struct client_ring *ring)
 /* Where `bytes` lie; false: not now. */
 static bool arena_take(struct client_ring *ring, size_t bytes, uint64_t *offset_p)
 {
+	/* acquire: the daemon has read the payloads of all entries before its head */
 	uint64_t head = __atomic_load_n(&ring->shared->head, __ATOMIC_ACQUIRE);
 	uint64_t at, end, freed = 0;
 

@@ -208,6 +208,8 @@ static uint64_t word_of(const struct client_slot *slot, uint32_t gen)
 	if (kvd_word_gen(word) == gen || !word_ours(slot, word, gen))
 		return word;
 	if (__atomic_load_n(&slot->map->header->ended, __ATOMIC_ACQUIRE)) {
+		/* `ended` is the daemon's last store: a word that is loaded after it does
+		 * not change any more, the one above may have. */
 		word = word_load(at);
 		if (kvd_word_gen(word) != gen)
 			return kvd_word_make(gen, KVD_FAILED, 0, KVD_E_LOST);
@@ -254,6 +256,9 @@ static bool slot_word(const struct client_slot *slot, struct health_known *known
 	if (kvd_word_gen(word) == gen && !word_terminal(word)) {
 		health = health_of(slot->map, known);
 		if (health == CLIENT_DEAD) {
+			/* Once more: the daemon may have stored the end between our load
+			 * and its death. Nobody stores from here on, so this load is
+			 * final. */
 			word = word_of(slot, gen);
 			if (kvd_word_gen(word) == gen && !word_terminal(word))
 				word = kvd_word_make(gen, KVD_FAILED, 0, KVD_E_DEAD);

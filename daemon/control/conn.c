@@ -173,12 +173,14 @@ static void conn_arm(struct conn *conn)
 
 void conn_look(struct conn *conn)
 {
+	assert(conn->host);
 	loop_defer(conn->timer.loop, &conn->after);
 }
 
 void conn_send(struct conn *conn, const char *text, size_t len, const int *fds,
 	       unsigned int fd_count)
 {
+	assert(len > 0);
 	if (sm_state(&conn->sm) == CONN_DEAD || conn->doom.code != ERR_OK)
 		return;
 	metrics_add(&conn->host->kvd->metrics, METRIC_CONTROL_OUT_BYTES, len);
@@ -191,6 +193,7 @@ void conn_send(struct conn *conn, const char *text, size_t len, const int *fds,
 
 void conn_give(struct conn *conn, char *owned, size_t len)
 {
+	assert(owned && len > 0);
 	if (sm_state(&conn->sm) == CONN_DEAD || conn->doom.code != ERR_OK) {
 		mem_free(owned);
 		return;
@@ -218,6 +221,7 @@ void conn_hangup(struct conn *conn, const struct err *why)
 	char text[REPLY_ERROR_MAX];
 	size_t len;
 
+	assert(why->code != ERR_OK);
 	conn->session = NULL;
 	if (sm_state(&conn->sm) != CONN_OPEN)
 		return;
@@ -483,6 +487,7 @@ int conn_new(struct conn_host *host, int fd, const struct session_peer *peer)
 	struct conn *conn = mem_zalloc(sizeof(*conn));
 	int r;
 
+	assert(host->kvd && fd >= 0);
 	if (!conn)
 		return err_pass(-ENOMEM);
 	conn->host = host;

@@ -13,6 +13,7 @@
  */
 #include "daemon/control/inbox.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -123,6 +124,7 @@ int inbox_take(struct inbox *inbox, size_t want, uint64_t cap)
 {
 	int r = inbox_reserve(inbox, want, cap);
 
+	assert(want > 0);
 	if (r < 0)
 		return err_pass(r);
 	while (want) {

@@ -14,6 +14,7 @@
  */
 #include "daemon/control/outbox.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -156,6 +157,7 @@ int outbox_send(struct outbox *outbox, const char *text, size_t len, const int *
 	ssize_t n = 0;
 	int r;
 
+	assert(len > 0);
 	if (fd_count == 0 && list_empty(&outbox->waiting) &&
 	    len <= sizeof(outbox->batch) - outbox->batched &&
 	    outbox->bytes + len <= cap) {
@@ -196,6 +198,7 @@ int outbox_give(struct outbox *outbox, char *owned, size_t len, size_t cap)
 	struct out *out = NULL;
 	int r = batch_queue(outbox);
 
+	assert(owned && len > 0);
 	if (r >= 0 && outbox->bytes + len > cap)
 		r = err_raise(ERR_LIMIT,
 			      "the client does not read its replies: %zu bytes "

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/control/reply_walk.h"
 
+#include <assert.h>
+
 #include "daemon/base/mem.h"
 #include "daemon/control/commands.h"
 #include "daemon/config/config.h"
@@ -57,6 +59,7 @@ static void on_go(struct loop_defer *defer)
 
 void reply_walk_begin(struct reply_walk *walk, struct request *req)
 {
+	assert(req->session && !req->session->ending);
 	walk->req = req;
 	walk->session = req->session;
 	loop_defer_init(&walk->go, on_go);

@@ -66,6 +66,7 @@ static void remote_free(struct remote *remote)
 
 void remote_try_free(struct handshake *hs, struct remote *remote)
 {
+	assert(remote->hs == hs);
 	(void)hs;
 	if (remote->reaches > 0 || remote->xp || remote->closing_xp ||
 	    sm_state(&remote->peer->sm) == PEER_UP || !list_empty(&remote->pools) ||
@@ -414,6 +415,9 @@ static void on_down(void *owner, struct peer *peer)
 	remote->downs++;
 	remote->down = peer->why;
 	remote->reaches++; /* not freed under our feet */
+	/* Queued ops fail first, then the layers above let go of pools and lists; only
+	 * then the pools are dead and the line closes. Ops that the transport has end
+	 * while it does: what they use stays in dead_pools until then. */
 	sched_line_set(&remote->line, NULL, NULL, &peer->why);
 	hs->events.on_down(hs->events.owner, remote, &peer->why);
 	pools_down(hs, remote);
@@ -492,6 +496,8 @@ int handshake_new(struct kvd *kvd, const struct handshake_events *events,
 	struct handshake *hs = mem_zalloc(sizeof(*hs));
 	int r = -ENOMEM;
 
+	assert(kvd->transport_count <= TRANSPORTS_MAX);
+	assert(events->on_message && events->on_request);
 	if (!hs)
 		return err_pass(r);
 	hs->kvd = kvd;
@@ -600,6 +606,7 @@ int handshake_reach(struct handshake *hs, const char *endpoint, struct remote **
 
 void handshake_release(struct handshake *hs, struct remote *remote)
 {
+	assert(remote->hs == hs);
 	assert(remote->reaches > 0);
 	remote->reaches--;
 	remote_try_free(hs, remote);
@@ -623,6 +630,7 @@ static bool is_urgent(enum wire_type type)
 int handshake_send(struct remote *remote, enum wire_type type, const void *body,
 		   size_t len)
 {
+	assert(body || len == 0);
 	if (is_urgent(type))
 		return peer_send_express(remote->peer, type, body, len);
 	return peer_send_reliable(remote->peer, type, body, len);
@@ -631,6 +639,7 @@ int handshake_send(struct remote *remote, enum wire_type type, const void *body,
 int handshake_send_owned(struct remote *remote, enum wire_type type, uint8_t *owned,
 			 size_t len)
 {
+	assert(owned);
 	return peer_send_owned(remote->peer, type, owned, len);
 }
 

@@ -9,6 +9,7 @@
  * the line: taking a message needs no memory. One that is lost for want of memory on the
  * way costs the peering, as any lost message does.
  */
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -109,6 +110,7 @@ static void on_gone(struct inbound_owner *inbound, const struct err *err)
 
 int express_init(struct remote *remote)
 {
+	assert(!remote->express);
 	if (remote->peer->self || !(remote->peer->features & PEER_FEATURE_EXPRESS))
 		return 0;
 	remote->express = mem_calloc(PEER_EXPRESS_MAX, sizeof(*remote->express));
@@ -141,6 +143,7 @@ void express_request(struct remote *remote, struct xp_inbound *in)
 	struct err why;
 	int r;
 
+	assert(express_is(in));
 	if (slot) {
 		list_remove(&slot->free);
 		slot->in = in;

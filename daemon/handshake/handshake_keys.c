@@ -13,6 +13,7 @@
  * The same memory is the same region with the same packed key, which has a nonce of
  * its registration; memory that was registered anew is asked for anew.
  */
+#include <assert.h>
 #include <string.h>
 
 #include "daemon/base/idmap.h"
@@ -78,6 +79,7 @@ void keys_carry(struct remote_pool *old, struct remote_pool *pool)
 {
 	struct finder finder = {.pool = old};
 
+	assert(old != pool && old->remote == pool->remote);
 	if (!old->wanted || old->refused.code != ERR_OK)
 		return;
 	for (uint32_t i = 0; i < pool->region_count; i++) {
@@ -160,6 +162,7 @@ void handshake_want_keys(struct remote_pool *pool)
 {
 	struct remote *remote = pool->remote;
 
+	assert(pool->remote->hs);
 	if (pool->wanted && !pool->dead && passing(&pool->refused) && pool->uses <= 1)
 		want_anew(pool); /* who asks now is its only user */
 	if (pool->wanted || pool->dead)
@@ -196,6 +199,7 @@ void pools_key_ready(struct xp_key *key, const struct err *err)
 	struct remote_region *region = ((struct xp_key_base *)key)->owner;
 	struct remote_pool *pool = region->pool;
 
+	assert(region && region->key == key);
 	if (!pool || pool->dead)
 		return;
 	if (err)

@@ -174,6 +174,7 @@ int handshake_share_session(struct handshake *hs, struct remote *remote,
 	int r = remote->xp ? parts_init(&parts)
 			   : err_raise(ERR_PEER, "%s: no data line", remote->label);
 
+	assert(remote->hs == hs);
 	if (r < 0)
 		goto out;
 	snprintf(msg.name, sizeof(msg.name), "%s", session->client);
@@ -206,6 +207,7 @@ void handshake_unshare_session(struct handshake *hs, struct remote *remote,
 	struct wire_unregister msg = {.object = session->epoch};
 	struct cursor out;
 
+	assert(remote->hs == hs);
 	if (sm_state(&remote->peer->sm) != PEER_UP)
 		return;
 	handshake_body(hs, &out);
@@ -264,6 +266,7 @@ void pools_announce(struct handshake *hs, struct remote *remote)
 {
 	struct publication *pub;
 
+	assert(sm_state(&remote->peer->sm) == PEER_UP);
 	list_foreach(pub, &hs->published, link)
 		announce_one(pub, remote);
 }
@@ -289,6 +292,7 @@ int handshake_publish_pool(struct handshake *hs, struct pool *pool)
 	struct remote *remote;
 	int r;
 
+	assert(!pool->handshake && !pool->closing);
 	if (!pub)
 		return err_pass(-ENOMEM);
 	r = idmap_put(&hs->published_by_id, pool->id, pub);
@@ -329,6 +333,7 @@ void handshake_withdraw_pool(struct handshake *hs, struct pool *pool,
 	struct share *share;
 	struct cursor out;
 
+	assert(on_gone);
 	if (!pub) {
 		on_gone(arg);
 		return;
@@ -356,6 +361,7 @@ const struct xp_buffer *handshake_local_buffers(struct pool *pool,
 	unsigned int t = remote->transport_index;
 	struct xp_buffer *table;
 
+	assert(remote->transport_index < TRANSPORTS_MAX);
 	if (!pub || !remote->transport) {
 		err_raise(ERR_TRANSPORT, "%s: no data line", remote->label);
 		return NULL;
@@ -423,6 +429,7 @@ static void pool_free(struct remote_pool *pool)
 
 void handshake_pool_use(struct remote_pool *pool)
 {
+	assert(!pool->dead);
 	pool->uses++;
 }
 
@@ -444,6 +451,7 @@ void pools_down(struct handshake *hs, struct remote *remote)
 	struct remote_pool *pool;
 	struct share *share;
 
+	assert(remote->hs == hs);
 	(void)hs;
 	while ((share = list_first(&remote->shares, struct share, at_remote)))
 		share_end(share);
@@ -485,6 +493,7 @@ int handshake_pool(struct remote *remote, const char *name, int64_t rank,
 {
 	struct remote_pool *pool, *found = NULL;
 
+	assert(local->layout);
 	list_foreach(pool, &remote->pools, link) {
 		if (pool->is_session || pool->going ||
 		    (remote->peer->self && pool->id == local->id) ||

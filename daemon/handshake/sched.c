@@ -49,6 +49,7 @@ int sched_new(struct loop *loop, unsigned int max_ops, uint64_t max_bytes,
 {
 	struct sched *sched = mem_zalloc(sizeof(*sched));
 
+	assert(max_ops > 0 && max_bytes > 0);
 	if (!sched)
 		return err_pass(-ENOMEM);
 	*sched = (struct sched){loop, max_ops, max_bytes};
@@ -168,6 +169,8 @@ static void sched_post(struct sched_line *line, struct sched_op *op)
 	struct err why;
 	int r;
 
+	/* It stays in its queue until the transport has accepted it: post() calls nothing
+	 * back, and a refusal goes the way of a cancel of a queued op. */
 	op->xp.on_done = on_xp_done;
 	r = line->ops->post(line->xp, &op->xp);
 	if (r < 0) {
@@ -208,6 +211,7 @@ void sched_line_init(struct sched_line *line, struct sched *sched)
 void sched_line_set(struct sched_line *line, struct xp_peer *xp,
 		    const struct transport_ops *ops, const struct err *why)
 {
+	assert(!xp || (!line->xp && ops));
 	line->xp = xp;
 	if (xp) {
 		line->ops = ops; /* stays: posted ops are still canceled through it */
@@ -233,6 +237,7 @@ void sched_line_fini(struct sched_line *line)
 
 void sched_flow_init(struct sched_flow *flow, struct sched_line *line, uint64_t session)
 {
+	assert(line->sched);
 	flow->line = line;
 	flow->bucket = &line->buckets[session % SCHED_BUCKETS];
 	flow->posted = 0;
@@ -244,6 +249,8 @@ void sched_submit(struct sched_flow *flow, struct sched_op *op)
 {
 	struct sched_line *line = flow->line;
 
+	assert(op->on_done);
+	assert(line->sched);
 	op->flow = flow;
 	sm_init(&op->sm, &op_table, SCHED_QUEUED);
 	op->xp.result = 0;
@@ -262,6 +269,7 @@ void sched_cancel(struct sched_op *op, const struct err *why)
 {
 	struct sched_line *line = op->flow->line;
 
+	assert(line->sched && why);
 	if (sm_state(&op->sm) == SCHED_QUEUED)
 		op_drop(op, why);
 	else if (sm_state(&op->sm) == SCHED_POSTED && op->xp.impl)

@@ -253,6 +253,7 @@ void loop_timer_start(struct loop_timer *timer, uint64_t after_ns)
 {
 	struct loop *loop = timer->loop;
 
+	assert(loop && timer->on_timer);
 	if (!timer->running) {
 		*heap_slot(loop, ++loop->heap_count, &timer->up) = timer;
 		timer->left = timer->right = NULL;
@@ -320,6 +321,7 @@ void loop_defer_init(struct loop_defer *defer, void (*run)(struct loop_defer *de
 
 void loop_defer(struct loop *loop, struct loop_defer *defer)
 {
+	assert(defer->run);
 	if (list_empty(&defer->link))
 		list_push_back(&loop->defers, &defer->link);
 }
@@ -387,6 +389,7 @@ static void run_defers(struct loop *loop)
 
 void loop_prepare_add(struct loop *loop, struct loop_prepare *prepare)
 {
+	assert(prepare->on_prepare);
 	loop_prepare_remove(prepare);
 	list_push_back(&loop->prepares, &prepare->link);
 }
@@ -727,6 +730,7 @@ uint64_t loop_random_u64(struct loop *loop)
 void loop_fd_init(struct loop_fd *watch, struct loop *loop, int fd,
 		  void (*on_ready)(struct loop_fd *watch, int events))
 {
+	assert(on_ready);
 	*watch = (struct loop_fd){.on_ready = on_ready, .loop = loop, .fd = fd};
 }
 
@@ -847,6 +851,7 @@ int loop_wake_init(struct loop_wake *wake, struct loop *loop,
 {
 	int fd = -1, r = 0;
 
+	assert(on_wake);
 	*wake = (struct loop_wake){.on_wake = on_wake};
 	loop_defer_init(&wake->defer, on_wake_defer);
 	if (loop->ev) {
@@ -877,6 +882,9 @@ void loop_wake(struct loop_wake *wake)
 	const uint64_t one = 1;
 	int saved = errno; /* may run in a signal handler */
 
+	assert(wake->on_wake);
+	/* Set already: the loop has not taken it yet, and its exchange (acquire) will
+	 * make visible what was stored before this one (release). */
 	if (__atomic_exchange_n(&wake->pending, true, __ATOMIC_ACQ_REL))
 		return;
 	if (!wake->watch.loop->ev) {

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/loop/mailbox.h"
 
+#include <assert.h>
+
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 
@@ -19,6 +21,7 @@ int mailbox_init(struct mailbox *box, struct loop *loop,
 {
 	int r;
 
+	assert(on_item);
 	*box = (struct mailbox){0};
 	r = loop_wake_init(&box->wake, loop, mailbox_on_wake);
 	if (r < 0)
@@ -42,7 +45,8 @@ void mailbox_fini(struct mailbox *box)
 	box->on_item = NULL;
 }
 
-/* Was the box empty? */
+/* Was the box empty? Only then a wake-up is due: the loop takes items, under the same
+ * lock, until it finds none. An item that is in the box already stays where it is. */
 static bool mailbox_do_put(struct mailbox *box, struct list *item)
 {
 	bool first;
@@ -57,18 +61,21 @@ static bool mailbox_do_put(struct mailbox *box, struct list *item)
 
 void mailbox_put(struct mailbox *box, struct list *item)
 {
+	assert(box->on_item);
 	if (mailbox_do_put(box, item))
 		loop_wake(&box->wake);
 }
 
 void mailbox_post(struct mailbox *box, struct list *item)
 {
+	assert(box->on_item);
 	(void)mailbox_do_put(box, item);
 	loop_defer(box->wake.watch.loop, &box->deliver);
 }
 
 void mailbox_forget(struct mailbox *box, struct list *item)
 {
+	assert(box->on_item);
 	pthread_mutex_lock(&box->lock);
 	list_remove(item);
 	pthread_mutex_unlock(&box->lock);
@@ -84,6 +91,7 @@ void mailbox_deliver(struct mailbox *box)
 		pthread_mutex_unlock(&box->lock);
 		if (!item)
 			return;
+		/* without the lock: it may put the item in again, or free it */
 		box->on_item(box, item);
 		if (loop_enough(box->wake.watch.loop)) {
 			/* who puts into one that is not empty wakes nobody */

@@ -89,6 +89,8 @@ static void run_finished(struct offload *o)
 	struct offload_job *job;
 	struct list batch, *link;
 
+	/* One batch: a `done` that submits again, or frees its job, meets no list of ours
+	 * under the lock, and what finishes meanwhile waits for the next turn. */
 	list_init(&batch);
 	pthread_mutex_lock(&o->lock);
 	while ((link = list_pop_front(&o->finished)))
@@ -210,6 +212,7 @@ void offload_free(struct offload *o)
 
 void offload_submit(struct offload *o, struct offload_job *job)
 {
+	assert(job->work && job->done);
 	assert(!job->submitted);
 	job->submitted = true;
 	job->started = false;

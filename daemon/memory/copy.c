@@ -460,6 +460,7 @@ void copy_hand_free(struct copy_hand *hand)
 
 int copy_host(struct copy_hand *hand, const struct copy_job *job)
 {
+	assert(job->begin <= job->end);
 	return err_pass(slice_copy(hand, job, job->begin, job->end,
 				   has_vm(&job->src) && has_vm(&job->dst)));
 }
@@ -486,6 +487,7 @@ static void slice_run(struct worker *worker, struct copy_job *job)
 	list_remove(&job->link);
 	if (end < job->end)
 		list_push_back(&copier->ready, &job->link);
+	/* before the lock goes: a cancel must find this slice under way */
 	atomic_fetch_add(&job->slices_running, 1);
 	copier->running++;
 	pthread_mutex_unlock(&copier->done.lock);
@@ -578,6 +580,7 @@ int copier_new(struct loop *loop, unsigned int threads, uint64_t slice_bytes,
 	struct copier *copier;
 	int r;
 
+	assert(loop);
 	if (threads == 0)
 		return err_raise(ERR_INVAL, "copy threads must be 1 or more");
 	copier = mem_zalloc(sizeof(*copier));
@@ -610,6 +613,7 @@ int copier_new(struct loop *loop, unsigned int threads, uint64_t slice_bytes,
 
 void copier_share(struct copier *copier, struct tokens *tokens)
 {
+	assert(!copier->gpu);
 	pthread_mutex_lock(&copier->done.lock);
 	tokens_free(copier->tokens);
 	copier->tokens = tokens;
@@ -742,6 +746,7 @@ int copier_submit(struct copier *copier, struct copy_job *job)
 {
 	int r = copy_job_check(job);
 
+	assert(job->on_done);
 	if (r < 0)
 		return err_pass(r);
 	list_init(&job->link);
@@ -785,6 +790,8 @@ void copier_cancel(struct copier *copier, struct copy_job *job)
 		return;
 	}
 	pthread_mutex_lock(&copier->done.lock);
+	/* With all slices taken the job is in no queue, or in that of finished ones: the
+	 * last slice settles it, or on_done is on its way. */
 	if (!atomic_exchange(&job->canceled, true) && job->next_byte < job->end) {
 		list_remove(&job->link);
 		copy_done_settle(&copier->done, job);

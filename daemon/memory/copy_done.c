@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/copy_done.h"
 
+#include <assert.h>
+
 #include "daemon/memory/copy.h"
 
 static void copy_done_on_wake(struct loop_wake *wake)
@@ -25,10 +27,18 @@ void copy_done_fini(struct copy_done *done)
 	pthread_mutex_destroy(&done->lock);
 }
 
+/*
+ * The lock is held. Called by each slice's end and by a cancel: only the call that
+ * finds no slice running, and none to come, queues the job, so it is queued once. A job
+ * that failed or was canceled is in no queue of ready ones, so no thread begins another
+ * slice of it: after on_done no thread has its addresses.
+ */
 void copy_done_settle(struct copy_done *done, struct copy_job *job)
 {
 	bool stop = job->result < 0 || atomic_load(&job->canceled);
 
+	assert(atomic_load(&job->slices_running) >= 0);
+	assert(job->next_byte <= job->end);
 	if (atomic_load(&job->slices_running) > 0)
 		return;
 	if (!stop && job->next_byte < job->end)
@@ -44,6 +54,7 @@ void copy_done_settle(struct copy_done *done, struct copy_job *job)
 
 void copy_done_fail(struct copy_job *job, int r)
 {
+	assert(r < 0);
 	if (job->result == 0) {
 		job->result = r;
 		err_take(&job->err);
@@ -63,6 +74,7 @@ void copy_done_deliver(struct copy_done *done)
 		pthread_mutex_unlock(&done->lock);
 		if (!n)
 			return;
+		/* without the lock: it may free the job, submit or cancel */
 		job = list_entry(n, struct copy_job, link);
 		job->on_done(job);
 	}

@@ -14,6 +14,7 @@
  */
 #include "daemon/memory/copy_gpu.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 
@@ -75,6 +76,7 @@ int copy_gpu_now(struct copy_hand *hand, const struct copy_job *job)
 	struct err why;
 	int r = copy_pipe_open(&pipe, 1);
 
+	assert(pipe.device && job->begin < job->end);
 	if (r < 0)
 		return err_pass(r);
 	while (r == 0 && (pos < job->end || pipe.count > 0)) {
@@ -279,6 +281,7 @@ int copy_gpu_submit(struct copy_gpu *gpu, struct copy_job *job)
 	struct gpu_worker *worker = NULL;
 	int r = worker_find(gpu, copy_gpu_device(job), &worker);
 
+	assert(job->on_done && copy_gpu_device(job));
 	if (r < 0)
 		return err_pass(r);
 	pthread_mutex_lock(&gpu->done.lock);

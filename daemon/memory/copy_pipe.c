@@ -506,6 +506,7 @@ int copy_pipe_begin(struct copy_pipe *pipe, struct copy_job *job, uint64_t begin
 	struct gpu_kept *kept = NULL;
 	int r;
 
+	assert(pipe->count < depth && begin < end);
 	assert(!copy_pipe_full(pipe));
 	if (pipe->bases && begin == job->begin)
 		job->seen = gpu_keep_seen(pipe->device, job->plan->serial);
@@ -529,6 +530,7 @@ int copy_pipe_end(struct copy_pipe *pipe, struct copy_flight *flight_p)
 	unsigned int index = pipe->first;
 	int r;
 
+	assert(pipe->count > 0);
 	*flight_p = pipe->flights[index];
 	r = gpu_lane_wait(lane_of(pipe, index), flight_p->mark);
 	if (r < 0)
@@ -571,6 +573,7 @@ int copy_pipe_open(struct copy_pipe *pipe, unsigned int streams)
 {
 	int r = gpu_device_get(pipe->device);
 
+	assert(streams > 0);
 	if (r < 0)
 		return err_pass(r);
 	pipe->first = pipe->count = 0;

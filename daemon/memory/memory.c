@@ -162,6 +162,7 @@ bool memory_guard_run(void (*fn)(void *arg), void *arg, struct memory *a,
 {
 	struct guard guard = {.a = a, .b = b};
 
+	assert(!guard_now);
 	if (sigsetjmp(guard.env, 0) == 0) {
 		guard_now = &guard;
 		fn(arg);
@@ -597,6 +598,8 @@ void memory_offer(struct memory *memory, struct gpu *gpu)
 
 struct memory *memory_ref(struct memory *memory)
 {
+	assert(atomic_load_explicit(&memory->refs, memory_order_relaxed) > 0);
+	/* relaxed: whoever takes one has one, which orders it against the last unref */
 	atomic_fetch_add_explicit(&memory->refs, 1, memory_order_relaxed);
 	return memory;
 }
@@ -605,6 +608,8 @@ void memory_unref(struct memory *memory)
 {
 	if (!memory)
 		return;
+	/* release: what was done with the memory stays before this; acquire: the last one
+	 * unmaps after all that the others did */
 	if (atomic_fetch_sub_explicit(&memory->refs, 1, memory_order_acq_rel) == 1)
 		import_free(container_of(memory, struct import, memory));
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/release.h"
 
+#include <assert.h>
+
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/loop/offload.h"
@@ -26,6 +28,9 @@ void memory_release(struct offload *offload, struct memory *memory)
 	int refs = atomic_load(&memory->refs);
 	struct release *release;
 
+	assert(refs > 0);
+	/* Not a plain subtraction: the last reference must not go here, on the loop, and
+	 * whether it is the last may change until the exchange succeeds. */
 	while (refs > 1)
 		if (atomic_compare_exchange_weak(&memory->refs, &refs, refs - 1))
 			return;

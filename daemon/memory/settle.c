@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * MADV_COLLAPSE begins with a visit to each core (lru_add_drain_all(), under one
- * lock of the whole machine), whatever there is to do. On a host whose cores are all
- * busy that takes seconds, in which a room would wait for the key of its peer's pool.
+ * lock of the whole machine), whatever there is to do. Where each core has other work
+ * that takes seconds, in which a room would wait for the key of its peer's pool.
  * So a thread of its own does it, and who asked waits a moment only: long enough that
  * a mapping usually has its huge pages before an adapter pins it.
  */
 #include "daemon/memory/settle.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -89,6 +90,7 @@ void settle(void *first, size_t bytes)
 	uint64_t mine;
 	int no = 0;
 
+	assert(bytes > 0);
 	pthread_mutex_lock(&all.lock);
 	if (!all.running)
 		all.running = settle_start();

@@ -130,6 +130,7 @@ static bool short_rows(const struct stage_side *side, uint64_t begin)
 int stage_pack(struct copy_hand *hand, const struct stage_side *side, uint64_t begin,
 	       uint64_t end, void *to)
 {
+	assert(begin <= end);
 	assert(side->is_src);
 	if (side->plain && begin < end && !short_rows(side, begin)) {
 		pack_rows(side, begin, end, to);
@@ -141,6 +142,7 @@ int stage_pack(struct copy_hand *hand, const struct stage_side *side, uint64_t b
 int stage_unpack(struct copy_hand *hand, const struct stage_side *side, uint64_t begin,
 		 uint64_t end, const void *from)
 {
+	assert(begin <= end);
 	assert(!side->is_src);
 	/* a copy's linear end is not const; as a source it is only read */
 	return err_pass(copy(hand, side, begin, end, (uint8_t *)(uintptr_t)from));
@@ -226,6 +228,7 @@ uint64_t stage_iov(const struct stage_side *side, uint64_t begin, uint64_t end,
 	struct plan_walk at;
 	struct piece p;
 
+	assert(begin <= end && max > 0);
 	*count_p = 0;
 	if (plan_walk_seek(&at, side->plan, begin) < 0) {
 		err_clear();

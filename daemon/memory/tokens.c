@@ -15,6 +15,7 @@
  */
 #include "daemon/memory/tokens.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -86,6 +87,8 @@ static void want(struct tokens *t, bool wanting)
 
 static bool wanted_by_others(const struct tokens *t)
 {
+	/* Would an exclusive lock conflict? Shared locks of other descriptions do; our
+	 * own one, on this description, does not. */
 	struct flock lock = {.l_type = F_WRLCK,
 			     .l_whence = SEEK_SET,
 			     .l_start = (off_t)WANT_BYTE,
@@ -125,6 +128,7 @@ static void give(struct tokens *t)
 
 bool tokens_may_run(struct tokens *t, unsigned int running, uint64_t now_ns)
 {
+	assert(!t || t->held <= t->count);
 	if (!t || running < 1 + t->held)
 		return true;
 	if (now_ns >= t->rest_ns && tokens_take(t)) {
@@ -139,6 +143,7 @@ bool tokens_may_run(struct tokens *t, unsigned int running, uint64_t now_ns)
 
 void tokens_settle(struct tokens *t, unsigned int running, bool more, uint64_t now_ns)
 {
+	assert(!t || t->held <= t->count);
 	if (!t || t->count == 0)
 		return;
 	if (!more) {
@@ -149,7 +154,7 @@ void tokens_settle(struct tokens *t, unsigned int running, bool more, uint64_t n
 	}
 	if (t->held == 0 || now_ns < t->took_ns + TOKENS_HOLD_NS)
 		return;
-	t->took_ns = now_ns;
+	t->took_ns = now_ns; /* also where nobody waits: one look per TOKENS_HOLD_NS */
 	if (!wanted_by_others(t))
 		return;
 	give(t);

@@ -16,6 +16,7 @@
  */
 #include "daemon/peer/peer_impl.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -110,6 +111,7 @@ int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **im
 {
 	struct peer_impl *impl;
 
+	assert(endpoint && *endpoint);
 	if (peers->count >= peers->options.peers_max)
 		return err_raise(ERR_LIMIT, "%u peers are known, the cap is %u (peers)",
 				 peers->count, peers->options.peers_max);
@@ -234,6 +236,7 @@ void peer_release(struct peer *peer)
 {
 	struct peer_impl *impl = impl_of(peer);
 
+	assert(peer->holds > 0);
 	if (--peer->holds || sm_state(&peer->sm) == PEER_UP)
 		return; /* the tick ends it when it stays idle */
 	impl->dialled = false;
@@ -271,6 +274,7 @@ struct peer *peers_by_endpoint(struct peers *peers, const char *endpoint)
 
 void peer_end_later(struct peer *peer, const struct err *why)
 {
+	assert(why->code != ERR_OK);
 	peer_doom(impl_of(peer), why);
 }
 
@@ -278,6 +282,7 @@ void peer_kill(struct peer *peer, const struct err *why)
 {
 	struct peer_impl *impl = impl_of(peer);
 
+	assert(why->code != ERR_OK);
 	if (sm_state(&peer->sm) == PEER_UP)
 		peer_bring_down(impl, why, true);
 	else if (sm_state(&peer->sm) == PEER_DIALING)
@@ -291,6 +296,8 @@ int peers_new(const struct peers_args *args, struct peers **peers_p)
 	struct peers *peers = mem_zalloc(sizeof(*peers));
 	int r;
 
+	assert(args->loop && args->link && args->callbacks);
+	assert(args->address_count <= TRANSPORTS_MAX);
 	if (!peers)
 		return err_pass(-ENOMEM);
 	peers->loop = args->loop;
@@ -342,6 +349,7 @@ void peers_close(struct peers *peers, enum err_code code, const char *text)
 	struct peer *peer;
 	struct err why;
 
+	assert(code != ERR_OK);
 	if (peers->closing)
 		return;
 	peers->closing = true;

@@ -2,8 +2,8 @@
 /*
  * Two ways to a peer and one order.
  *
- * A message on the control line changes threads twice on each side, which takes
- * milliseconds on busy cores; on the data line the loop writes and the other loop
+ * A message on the control line changes threads twice on each side, and each change
+ * waits for a core; on the data line the loop writes and the other loop
  * reads. What an engine waits for goes there when it is open. That must not be
  * seen above: REGISTER goes before the TRANSFER_INFO that names its pool, and ABORT
  * after it. So both ways share one sequence, and the receiver hands up in that order.
@@ -21,6 +21,7 @@
  *
  * Being heard that way proves nothing about the control line: liveness is PING's.
  */
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -39,6 +40,7 @@ void peer_express_open(struct peer *peer, const struct peer_express *express)
 {
 	struct peer_impl *impl = impl_of(peer);
 
+	assert(express->send);
 	if (sm_state(&peer->sm) == PEER_UP && (peer->features & PEER_FEATURE_EXPRESS))
 		impl->express = *express;
 }
@@ -194,6 +196,8 @@ static bool express_step(struct peer_impl *impl)
 	list_remove(&in->link);
 	h = in->header;
 	body = in->body;
+	/* Before it is handed up: the handler may end the peering, and with it the data
+	 * line that the message came by. */
 	in->on_taken(in); /* its bytes live on until the end of this turn's step */
 	hand_up(impl, &h, &body);
 	return true;
@@ -209,6 +213,7 @@ void peer_early_deliver(struct peer_impl *impl)
 {
 	uint64_t epoch = impl->peer.epoch;
 
+	assert(!impl->peer.self);
 	if (impl->delivering)
 		return; /* whoever delivers goes on */
 	while (serves(impl, epoch) && (control_step(impl) || express_step(impl))) {
@@ -256,7 +261,10 @@ void peer_in_order(struct peer_impl *impl, const struct wire_header *h,
 		peer_bring_down(impl, &why, true);
 		return;
 	}
+	/* While a handler runs the next message waits, too: it must not overtake the one
+	 * that is being handled. */
 	if (h->sequence == impl->cur.seq_in + 1 && !impl->delivering) {
+		/* a handler may end this peering, and a new one may even be up by then */
 		uint64_t epoch = impl->peer.epoch;
 
 		hand_up(impl, h, body);
@@ -311,6 +319,7 @@ int peer_express_arrived(struct peer *peer, struct peer_express_in *in, const vo
 	struct peer_impl *impl = impl_of(peer);
 	int r;
 
+	assert(in->on_taken);
 	impl->peers->stats.frames_in++;
 	if (sm_state(&peer->sm) != PEER_UP || impl->doom.code)
 		return err_raise(ERR_PEER, "peer %s is not up", peer->endpoint);

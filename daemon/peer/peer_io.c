@@ -101,6 +101,7 @@ size_t peer_bye_frame(struct peers *peers, const uint8_t target[16], uint64_t ep
 	uint8_t body[PEER_BYE_FRAME_MAX - WIRE_HEADER_BYTES];
 	struct cursor c;
 
+	assert(code != ERR_OK);
 	memcpy(h.sender, peers->instance, sizeof(h.sender));
 	memcpy(h.target, target, sizeof(h.target));
 	strncpy(m.text, text, sizeof(m.text) - 1);
@@ -284,6 +285,7 @@ int peer_send(struct peer *peer, enum wire_type type, const void *body, size_t l
 	struct peer_impl *impl = impl_of(peer);
 	int r = peer_check_send(impl, type, len);
 
+	assert(body || len == 0);
 	if (r < 0)
 		return err_pass(r);
 	peer_note_use(impl);
@@ -319,6 +321,7 @@ int peer_send_reliable(struct peer *peer, enum wire_type type, const void *body,
 	struct err why;
 	int r = peer_check_send(impl, type, len);
 
+	assert(body || len == 0);
 	if (r < 0)
 		return err_pass(r);
 	peer_note_use(impl);
@@ -350,6 +353,7 @@ int peer_send_owned(struct peer *peer, enum wire_type type, uint8_t *owned, size
 	struct err why;
 	int r;
 
+	assert(owned);
 	if (!peer->self && !peer_goes_in_parts(impl, &long_one)) {
 		r = peer_send_reliable(peer, type, owned, len);
 		mem_free(owned);
@@ -412,6 +416,7 @@ uint8_t *peer_body_take(struct peer *peer)
 void peer_deliver_owned(struct peer_impl *impl, const struct wire_header *h,
 			struct cursor *body, uint8_t *owned)
 {
+	assert(!impl->handed);
 	impl->handed = owned;
 	peer_deliver(impl, h, body);
 	mem_free(impl->handed);
@@ -425,6 +430,7 @@ void peer_deliver(struct peer_impl *impl, const struct wire_header *h,
 	uint64_t epoch = impl->peer.epoch;
 	struct err why;
 
+	assert(sm_state(&impl->peer.sm) == PEER_UP);
 	impl->peer.messages_in++;
 	peer_note_use(impl);
 	if (!callbacks->on_message ||
@@ -442,6 +448,7 @@ void peer_self_deliver(struct peer_impl *impl)
 	struct peer_message *msg;
 	bool more = true;
 
+	assert(impl->peer.self);
 	/* what a message's handler sends belongs to the next turn */
 	while (more && sm_state(&impl->peer.sm) == PEER_UP && impl->peer.epoch == epoch &&
 	       (msg = queue_pop(impl))) {

@@ -19,6 +19,7 @@
  */
 #include "daemon/peer/peer_impl.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -126,6 +127,7 @@ static void take_down(struct peer_impl *impl, const struct err *why, bool bye)
 
 void peer_bring_down(struct peer_impl *impl, const struct err *why, bool bye)
 {
+	assert(why->code != ERR_OK);
 	if (sm_state(&impl->peer.sm) == PEER_UP)
 		take_down(impl, why, bye);
 }
@@ -135,6 +137,7 @@ void peer_attempt_failed(struct peer_impl *impl, const struct err *why)
 	struct peers *peers = impl->peers;
 	struct peer *peer = &impl->peer;
 
+	assert(why->code != ERR_OK);
 	peering_end(&impl->next);
 	if (sm_state(&peer->sm) == PEER_UP)
 		return;
@@ -227,6 +230,7 @@ void peer_restarted(const struct peer_impl *impl, const uint8_t instance[16],
 {
 	char label[200], hex[9];
 
+	assert(impl->peer.endpoint[0]);
 	hex_write(instance, 4, hex);
 	err_set(why_p, ERR_RESTART, "%s: the daemon was restarted, as instance %s",
 		peer_label(impl, label), hex);
@@ -468,6 +472,7 @@ void peer_on_line(void *owner, void *line_owner, bool connected)
 
 void peer_doom(struct peer_impl *impl, const struct err *why)
 {
+	assert(why->code != ERR_OK);
 	if (impl->doom.code)
 		return;
 	impl->doom = *why;
@@ -500,6 +505,7 @@ void peer_on_later(struct loop_defer *defer)
 
 void peer_become_self(struct peer_impl *impl)
 {
+	assert(!impl->peers->self);
 	impl->peer.self = true;
 	impl->peers->self = impl;
 	peering_end(&impl->next);

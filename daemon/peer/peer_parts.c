@@ -14,6 +14,7 @@
  * their order and all of them: anything else is no peer of ours, whose end frees them.
  * Rooms take the memory as it is and read it from there.
  */
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -47,6 +48,7 @@ int peer_part_send(struct peer_impl *impl, struct peer_message *msg)
 	struct cursor out;
 	int r;
 
+	assert(msg->owned && msg->sent < msg->len);
 	cursor_write(&out, impl->peers->part, most + PEER_PART_HEAD);
 	r = wire_part_put(&out, &part);
 	if (r >= 0)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/peer/peer_impl.h"
 
+#include <assert.h>
+
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 
@@ -29,6 +31,7 @@ void peer_refusal_send(struct peer_refusal *refusal)
 {
 	struct peers *peers = refusal->peers;
 
+	assert(refusal->line && refusal->len > 0);
 	if (peers->link->ops->send(refusal->line, refusal->frame, refusal->len) < 0)
 		err_clear();
 	refusal_end(peers, refusal);

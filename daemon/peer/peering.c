@@ -1,6 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Peerings: one attempt of two daemons to know each other, and the addresses that
+ * travel in its HELLO and WELCOME.
+ *
+ * A peer has two: `cur`, while it is UP, and `next`, which is being made, perhaps
+ * because the other daemon was restarted and its HELLO came before our pings noticed.
+ * Each has an epoch that this daemon minted, random and never used again, which the
+ * other side writes into every frame; the table of epochs is how a frame finds its
+ * peering. So a frame of an attempt that is over finds none and is dropped.
+ */
 #include "daemon/peer/peer_impl.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -56,7 +67,10 @@ void peering_promote(struct peer_impl *impl)
 {
 	struct peering *cur = &impl->cur, *next = &impl->next;
 
+	assert(next->live && next->heard);
 	peering_end(cur);
+	/* Moved by value, so its link in the table of epochs is made anew; the addresses
+	 * belong to `cur` from here on, and count as none of `next`'s. */
 	list_remove(&next->link);
 	*cur = *next;
 	list_push_back(bucket_of(impl->peers, cur->epoch_in), &cur->link);

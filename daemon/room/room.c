@@ -14,6 +14,7 @@
  */
 #include "daemon/room/room.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -200,6 +201,7 @@ void room_fail(struct room *room, const struct err *why, const struct party *but
 {
 	struct party *party;
 
+	assert(why->code != ERR_OK);
 	if (!room_live(room))
 		return;
 	room->error = *why;
@@ -219,6 +221,7 @@ void room_fail_moving(struct room *room, const struct party *party, const struct
 	const char *label = party->remote->label;
 	struct err named = *why;
 
+	assert(party->room == room && why->code != ERR_OK);
 	if ((why->scope == ERR_SCOPE_PEER || why->code == ERR_DRAIN) &&
 	    !strstr(why->text, label))
 		snprintf(named.text, sizeof(named.text), "%.110s: %.200s", label,
@@ -277,12 +280,14 @@ void room_init(struct room *room)
 
 void room_open_done(struct room *room)
 {
+	assert(sm_state(&room->sm) == ROOM_BOOT);
 	room_publish(room);
 	room_clock_set(room);
 }
 
 bool room_without(struct party *party, const struct err *why)
 {
+	assert(party->remote);
 	if (!roles[party->room->role]->without(party, why))
 		return false;
 	mails_drop(party->room, party);
@@ -300,6 +305,7 @@ struct party *room_party_add(struct room *room, struct remote *remote)
 {
 	struct party *party;
 
+	assert(remote->hs && room_live(room));
 	if (room->party_count >= ROOM_PARTIES_MAX) {
 		err_raise(ERR_LIMIT, "more than %u parties in a room", ROOM_PARTIES_MAX);
 		return NULL;
@@ -322,6 +328,7 @@ struct party *room_party_add(struct room *room, struct remote *remote)
 
 void party_use_pool(struct party *party, struct remote_pool *pool)
 {
+	assert(!party->pool && pool->remote == party->remote);
 	party->pool = pool;
 	party->withdrawn = false;
 	handshake_pool_use(pool);
@@ -333,6 +340,7 @@ void party_release_pool(struct party *party)
 {
 	const struct move *move;
 
+	assert(party->room);
 	list_foreach(move, &party->room->moves, link) {
 		if (move->party == party)
 			return; /* the room's end releases it */
@@ -346,6 +354,7 @@ void party_drop(struct party *party)
 {
 	struct room *room = party->room;
 
+	assert(party->room->party_count > 0);
 	if (party->pool)
 		handshake_pool_unuse(party->pool);
 	for (size_t i = 0; party->coverage && i < room->maps.count; i++)

@@ -9,6 +9,7 @@
  */
 #include "daemon/room/room_cover.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -46,6 +47,7 @@ int room_sources_ready(struct room *room)
 	struct party *party;
 	int all = 0;
 
+	assert(room->role == ROOM_RECV || room->role == ROOM_PULL);
 	list_foreach(party, &room->parties, link) {
 		int r = source_ready(room, party);
 
@@ -58,6 +60,7 @@ int room_sources_ready(struct room *room)
 
 bool room_source_lost(struct party *party)
 {
+	assert(party->room->role == ROOM_RECV || party->room->role == ROOM_PULL);
 	if (party->told)
 		return party->done || party->got == party->expected;
 	party->lost = false; /* told nothing: it may come back */
@@ -178,6 +181,7 @@ int room_cover(struct room *room)
 	size_t i = 0;
 	int r = make_cover(room, &cover);
 
+	assert(room->bound && !room->planned);
 	if (r < 0)
 		return err_pass(r);
 	room->expected = 0;
@@ -206,6 +210,7 @@ int room_landed_pages(const struct room *room, size_t map, uint8_t **bits_p)
 	const struct layout_view *view = layout_view_find(room->pool->layout, m->view);
 	uint8_t *bits = mem_zalloc((m->page_count + 7) / 8);
 
+	assert(map < room->maps.count);
 	if (!bits)
 		return err_pass(-ENOMEM);
 	for (size_t p = 0; p < m->page_count; p++) {

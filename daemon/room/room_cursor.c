@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/room/room_cursor.h"
 
+#include <assert.h>
+
 #include "daemon/base/context.h"
 #include "daemon/room/rooms_impl.h"
 
@@ -63,6 +65,7 @@ static void on_go(struct loop_defer *defer)
 
 void room_sweep_begin(struct rooms *rooms, struct room_sweep *sweep)
 {
+	assert(sweep->visit);
 	if (sweep->running) {
 		sweep->again = true;
 		return;

@@ -16,6 +16,7 @@
  */
 #include "daemon/room/room_mail.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -211,6 +212,7 @@ int mail_tell(struct party *party, enum wire_type type,
 	struct cursor blobs, out;
 	size_t views_len;
 
+	assert(room_live(room));
 	if (pages_of(&room->maps) > pages_a_turn(room))
 		return err_pass(letter_begin(party, type, put));
 	handshake_blob(hs, &blobs);
@@ -301,6 +303,7 @@ int mail_read(struct party *party, struct move *move, struct room_message *msg,
 	struct maps_reader reader;
 	int r = maps_reader_begin(&reader, in, layout, &party->remote->pages);
 
+	assert(!move || (move->party == party && !move->mail));
 	*maps_p = (struct room_maps){0};
 	if (r >= 0)
 		r = maps_read_some(&reader, pages_a_turn(party->room));

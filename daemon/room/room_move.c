@@ -45,6 +45,7 @@ struct move *move_new(struct room *room, struct party *party)
 {
 	struct move *move = mem_zalloc(sizeof(*move));
 
+	assert(!party || party->room == room);
 	if (!move)
 		return NULL;
 	sm_init(&move->sm, &move_table, MOVE_READING);
@@ -124,6 +125,7 @@ void move_done(struct move *move, const struct xp_used *used, const struct xp_wa
 	uint64_t bytes = bytes_of(move);
 	struct room *room = move->room;
 
+	assert(move->party && move->party->room == room);
 	if (!used)
 		used = &nothing;
 	if (way && way->row_bytes)
@@ -147,6 +149,7 @@ void move_answer(struct move *move, const struct xp_sides *sides, const struct e
 
 	if (move_phase(move) >= MOVE_POSTED)
 		return;
+	assert(move->in);
 	move_to(move, MOVE_POSTED);
 	if (why)
 		e = *why; /* it may be the move's own, which goes */
@@ -269,6 +272,7 @@ void move_plan(struct move *move, const struct layout *src, const struct layout 
 {
 	struct kvd *kvd = rooms_kvd(move->room->rooms);
 
+	assert(then && !move->plan);
 	move->plan_src = src;
 	move->plan_dst = dst;
 	move->plan_wants = wants;

@@ -8,6 +8,7 @@
  * gives up says so, and the pages are free as if it had read them, only the
  * room does not end in success.
  */
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -84,6 +85,7 @@ int offer_on_query(struct room *room, struct remote *remote,
 	struct party *party = puller(room, remote, query->pull_gen);
 	int r;
 
+	assert(room->role == ROOM_OFFER);
 	if (!room_live(room))
 		return room->error.code != ERR_OK
 			       ? err_reraise(&room->error)
@@ -282,6 +284,7 @@ void offer_on_request(struct room *room, struct remote *remote, struct xp_inboun
 	struct err why;
 	int r = pull_header_get(header, &h);
 
+	assert(room->role == ROOM_OFFER);
 	if (r >= 0) {
 		party = puller(room, remote, h.pull_gen);
 		r = check_request(room, party, &h);
@@ -317,6 +320,7 @@ int offer_on_pull_done(struct room *room, struct party *party,
 {
 	struct err why;
 
+	assert(room->role == ROOM_OFFER);
 	*answer_p = ERR_OK;
 	if (!party || !room_live(room) || done->lease_epoch != room->lease_epoch) {
 		*answer_p = ERR_LEASE;
@@ -338,6 +342,7 @@ void offer_on_lease(struct room *room, struct party *party, uint64_t lease_epoch
 {
 	uint64_t now = loop_now_ns(rooms_kvd(room->rooms)->loop);
 
+	assert(room->role == ROOM_OFFER);
 	if (party && !party->done && room_live(room) && lease_epoch == room->lease_epoch)
 		room->lease_end_ns = now + room->lease_ns;
 }
@@ -348,6 +353,7 @@ void offer_check_lease(struct room *room)
 	uint32_t done = 0;
 	struct err why;
 
+	assert(room->role == ROOM_OFFER && room_live(room));
 	if (loop_now_ns(rooms_kvd(room->rooms)->loop) < room->lease_end_ns)
 		return;
 	room->lease_epoch++; /* whoever still reads, reads in vain */

@@ -7,6 +7,7 @@
  * A source that owes nothing is told PULL_DONE all the same, so that it frees
  * its pages. Heartbeats extend the leases while the room lives.
  */
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -86,6 +87,7 @@ int pull_on_offer(struct room *room, struct party *party, const struct wire_offe
 	struct cursor in;
 	int r;
 
+	assert(room->role == ROOM_PULL && party->room == room);
 	if (party->answered || party->reading || !room_live(room))
 		return 0; /* twice, or too late */
 	cursor_read(&in, offer->views.data, offer->views.len);
@@ -156,6 +158,7 @@ void pull_on_beat(struct loop_timer *timer)
 {
 	struct room *room = container_of(timer, struct room, beat);
 
+	assert(room->role == ROOM_PULL);
 	if (!room_live(room))
 		return;
 	beat(room);
@@ -282,6 +285,7 @@ void pull_on_ack(struct room *room, struct party *party, const struct wire_pull_
 {
 	struct err why;
 
+	assert(room->role == ROOM_PULL && party->room == room);
 	if (!room_live(room) || party->done)
 		return;
 	if (ack->code == ERR_OK && party->asked_ack) {

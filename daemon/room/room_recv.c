@@ -12,6 +12,7 @@
  * The fence is local: only this daemon's threads (or its NIC, behind revoke())
  * write these pages. ABORTING ends when every landing has ended.
  */
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -28,6 +29,7 @@
 
 int recv_bind(struct room *room, struct room_maps *maps, const struct wait_spec *wait)
 {
+	assert(room->role == ROOM_RECV || room->role == ROOM_PULL);
 	if (room->bound)
 		return err_raise(ERR_STATE, "room %llu is bound already",
 				 (unsigned long long)room->number);
@@ -351,6 +353,7 @@ void recv_on_request(struct room *room, struct remote *remote, struct xp_inbound
 	bool fatal;
 	int r = chunk_header_get(header, &h);
 
+	assert(room->role == ROOM_RECV);
 	/* everything has landed already and this only says so */
 	if (r >= 0 && sm_state(&room->sm) == ROOM_SUCCESS && h.bytes == 0 &&
 	    in->bytes == 0) {

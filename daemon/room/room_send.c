@@ -11,6 +11,7 @@
  * Success is every receiver's ROOM_DONE after every move has ended; a receiver
  * that wants nothing (idle) has confirmed from the start.
  */
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -32,6 +33,7 @@ static void chunk_free(struct chunk *chunk)
 
 void send_chunk_left(struct chunk *chunk)
 {
+	assert(chunk->moves > 0);
 	if (--chunk->moves == 0 && chunk->dispatched)
 		chunk_free(chunk);
 }
@@ -112,6 +114,7 @@ int send_on_info(struct room *room, struct remote *remote,
 	struct party *party;
 	int r;
 
+	assert(room->role == ROOM_SEND);
 	if (!pool || pool->is_session)
 		return err_raise(ERR_NOTFOUND, "TRANSFER_INFO: no pool %llu of %s",
 				 (unsigned long long)info->dst_pool, remote->label);
@@ -153,6 +156,7 @@ void send_acks(struct room *room)
 {
 	struct party *party;
 
+	assert(room->role == ROOM_SEND);
 	list_foreach(party, &room->parties, link) {
 		if (party->ack_owed)
 			rooms_ack_later(party);
@@ -161,6 +165,7 @@ void send_acks(struct room *room)
 
 void send_on_done(struct room *room, struct party *party)
 {
+	assert(room->role == ROOM_SEND && party->room == room);
 	party->done = true;
 	room_kick(room);
 }
@@ -325,6 +330,7 @@ int send_chunk(struct room *room, struct chunk *chunk)
 {
 	int r = idmap_put(&room->chunk_by_seq, chunk->seq, chunk);
 
+	assert(room->role == ROOM_SEND && room_live(room));
 	if (r < 0)
 		return err_pass(r);
 	list_push_back(&room->chunks, &chunk->link);

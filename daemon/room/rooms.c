@@ -164,6 +164,7 @@ int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **
 	struct room *room;
 	int r = may_open(rooms, args);
 
+	assert(args->role < ROOM_ROLES && args->pool->session == args->session);
 	if (r >= 0)
 		r = part_make(args->session);
 	if (r < 0)
@@ -200,6 +201,7 @@ int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **
 
 void rooms_begin(struct room *room)
 {
+	assert(sm_state(&room->sm) == ROOM_BOOT);
 	metrics_add(&room->rooms->kvd->metrics, METRIC_ROOMS_OPENED, 1);
 	room_open_done(room);
 	orphans_take(room->rooms, room);
@@ -213,6 +215,7 @@ void rooms_note_terminal(struct room *room)
 	struct rooms *rooms = room->rooms;
 	struct party *party;
 
+	assert(room_terminal(room) && rooms->live > 0);
 	rooms->live--;
 	room_count(room,
 		   sm_state(&room->sm) == ROOM_SUCCESS ? METRIC_ROOMS_SUCCEEDED
@@ -274,6 +277,7 @@ void rooms_discard(struct room *room)
 {
 	struct rooms *rooms = room->rooms;
 
+	assert(rooms->live > 0 && list_empty(&room->moves));
 	rooms->live--;
 	room_free(room);
 }
@@ -330,6 +334,7 @@ void rooms_session_end(struct rooms *rooms, struct session *session,
 {
 	struct room_part *part = session->room_part;
 
+	assert(session->ending && on_told);
 	if (!part) {
 		on_told(session);
 		return;

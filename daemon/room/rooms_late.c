@@ -8,6 +8,7 @@
  * closed leaves a tombstone in a ring, so that a late partner learns why at
  * once. Tombstones only save waiting: correctness comes from generations.
  */
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -97,6 +98,7 @@ void orphans_refuse(struct rooms *rooms, const struct err *why)
 {
 	struct orphan *orphan;
 
+	assert(why->code != ERR_OK);
 	while ((orphan = list_first(&rooms->orphans, struct orphan, link))) {
 		metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_REFUSED, 1);
 		msg_refuse(rooms, orphan->remote, orphan->type, &orphan->msg, why);
@@ -150,6 +152,7 @@ int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
 	struct group *group;
 	int r = rooms_late_check_caps(rooms, remote, sizeof(*orphan) + msg->len);
 
+	assert(type == WIRE_T_TRANSFER_INFO || type == WIRE_T_OFFER_QUERY);
 	if (r < 0)
 		return err_pass(r);
 	orphan = mem_zalloc(sizeof(*orphan) + (msg->owned ? 0 : msg->len));
@@ -186,6 +189,7 @@ void orphans_take(struct rooms *rooms, struct room *room)
 	struct group *group;
 	struct orphan *orphan;
 
+	assert(sm_state(&room->sm) == ROOM_BOOT);
 	/* a delivery may fail the room, but never opens or closes one */
 	while ((group = strmap_get_bytes(&rooms->orphan_groups, &key, sizeof(key)))) {
 		orphan = list_entry(group->orphans.next, struct orphan, in_group);
@@ -233,6 +237,7 @@ void tomb_put(struct rooms *rooms, const struct room *room)
 	struct room_key key = {room->pool->id, room->role, room->number};
 	struct tombstone *tomb;
 
+	assert(room_terminal(room));
 	if (rooms->tomb_cap == 0)
 		return;
 	tomb_remove(rooms, &key);

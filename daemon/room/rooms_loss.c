@@ -18,6 +18,9 @@
  * the sweep.
  */
 #include "daemon/base/context.h"
+
+#include <assert.h>
+
 #include "daemon/room/rooms.h"
 #include "daemon/room/rooms_impl.h"
 
@@ -95,6 +98,7 @@ static void begin_sweep(struct rooms *rooms)
 
 void rooms_on_down(struct rooms *rooms, struct remote *remote)
 {
+	assert(remote->hs);
 	orphans_drop_remote(rooms, remote);
 	begin_sweep(rooms);
 }
@@ -107,6 +111,7 @@ void rooms_on_pool_going(struct rooms *rooms, struct remote_pool *pool)
 
 void rooms_fail_all(struct rooms *rooms, const struct err *why)
 {
+	assert(why->code != ERR_OK);
 	rooms->stopping = *why;
 	begin_sweep(rooms);
 }

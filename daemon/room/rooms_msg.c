@@ -5,6 +5,7 @@
  * a room that is not there is kept (orphans), answered (tombstones, refusals)
  * or counted as late; it never makes or changes another room.
  */
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -84,6 +85,7 @@ void msg_refuse(struct rooms *rooms, struct remote *remote, enum wire_type type,
 	struct wire_offer_query query;
 	struct cursor in;
 
+	assert(why->code != ERR_OK);
 	cursor_read(&in, msg->body, msg->len);
 	if (type == WIRE_T_TRANSFER_INFO && wire_transfer_info_get(&in, &info) >= 0)
 		refuse_info(rooms, remote, &info, why);
@@ -108,6 +110,7 @@ void rooms_refuse_info(const struct party *party, const struct err *why)
 					  .recv_gen = party->gen,
 					  .src_pool = party->room->pool->id};
 
+	assert(party->room->role == ROOM_SEND);
 	metrics_add(&rooms->kvd->metrics, METRIC_ROOM_REFUSED, 1);
 	refuse_info(rooms, party->remote, &info, why);
 }
@@ -150,6 +153,7 @@ void rooms_ack(struct party *party)
 
 void rooms_ack_later(struct party *party)
 {
+	assert(party->ack_owed);
 	list_remove(&party->ack_link);
 	list_push_back(&party->room->rooms->acks, &party->ack_link);
 }
@@ -187,6 +191,7 @@ void msg_deliver(struct rooms *rooms, struct room *room, struct remote *remote,
 	struct cursor in;
 	int r;
 
+	assert(type == WIRE_T_TRANSFER_INFO || type == WIRE_T_OFFER_QUERY);
 	cursor_read(&in, msg->body, msg->len);
 	if (type == WIRE_T_TRANSFER_INFO)
 		r = deliver_info(room, remote, &in, msg);
@@ -572,6 +577,7 @@ int rooms_on_message(struct rooms *rooms, struct remote *remote,
 		[WIRE_T_LEASE] = on_lease,
 	};
 
+	assert(h->type < WIRE_T_END);
 	if (h->type >= WIRE_T_END || !handlers[h->type])
 		return 0; /* of a newer peer: not for us */
 	return handlers[h->type](rooms, remote, body);
@@ -588,6 +594,7 @@ void rooms_on_request(struct rooms *rooms, struct remote *remote, struct xp_inbo
 	struct err why;
 	uint64_t gen, bytes;
 
+	assert(kind == REQUEST_CHUNK || kind == REQUEST_PULL);
 	cursor_get_u64(&peek);
 	gen = cursor_get_u64(&peek);
 	room = by_gen(rooms, gen);

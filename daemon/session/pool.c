@@ -206,6 +206,7 @@ int pool_register(struct session *session, const struct pool_args *args,
 	struct making *m;
 	int r = register_check(session);
 
+	assert(on_done);
 	if (r < 0)
 		return err_pass(r);
 	m = mem_zalloc(sizeof(*m));
@@ -260,6 +261,7 @@ static void close_step(struct pool *pool)
 
 void pool_use(struct pool *pool)
 {
+	assert(pool->session);
 	assert(!pool->closing);
 	pool->rooms++;
 }
@@ -298,6 +300,7 @@ void pools_close(struct session *session)
 {
 	struct idmap_cursor it;
 
+	assert(session->ending);
 	idmap_foreach(&session->pools, it) {
 		struct pool *pool = it.value;
 

@@ -232,6 +232,7 @@ void region_pin(struct region *region)
 
 void region_unpin(struct region *region)
 {
+	assert(region->pools <= region->pins);
 	assert(region->pins > 0);
 	if (--region->pins == 0 && sm_state(&region->sm) == REGION_CLOSING)
 		close_begin(holding_of(region));
@@ -239,6 +240,8 @@ void region_unpin(struct region *region)
 
 int region_unregister(struct region *region, void (*on_done)(void *arg), void *arg)
 {
+	assert(on_done && region->registered > 0);
+	assert(sm_state(&region->sm) == REGION_READY);
 	if (region->registered > 1) {
 		region->registered--;
 		on_done(arg);
@@ -257,6 +260,7 @@ void regions_close(struct session *session)
 {
 	struct idmap_cursor it;
 
+	assert(session->ending);
 	idmap_foreach(&session->regions, it) {
 		struct region *region = it.value;
 
@@ -584,6 +588,7 @@ int region_register(struct session *session, const struct region_args *args,
 	struct region *same;
 	int r = args_check(session, args);
 
+	assert(on_done && args->kind < REGION_KINDS);
 	if (r == 0)
 		r = holding_new(session, args, &h);
 	if (r < 0)

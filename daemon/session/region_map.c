@@ -12,6 +12,7 @@
  */
 #include "daemon/session/region_map.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -78,6 +79,7 @@ int region_map_put(struct region_map *map, struct region *region)
 			    .region = region};
 	size_t at;
 
+	assert(region->length > 0 && map->count <= map->cap);
 	if (map->count == map->cap) {
 		size_t cap = map->cap ? 2 * map->cap : 16;
 		struct span *spans = mem_regrow(map->spans, cap, sizeof(*spans));
@@ -99,6 +101,7 @@ void region_map_remove(struct region_map *map, struct region *region)
 {
 	size_t at = spans_before(map, region->address, UINT64_MAX);
 
+	assert(map->count <= map->cap);
 	while (at < map->count && map->spans[at].region != region)
 		at++;
 	if (at == map->count)
@@ -136,6 +139,7 @@ size_t region_map_count(const struct region_map *map)
 
 struct region *region_map_region(const struct region_map *map, size_t at)
 {
+	assert(at < map->count);
 	return map->spans[at].region;
 }
 

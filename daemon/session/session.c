@@ -82,6 +82,7 @@ int session_new(struct kvd *kvd, const struct session_peer *peer, void *conn,
 	struct session *session = mem_zalloc(sizeof(*session));
 	int r;
 
+	assert(kvd->config);
 	if (!session)
 		return err_pass(-ENOMEM);
 	session->kvd = kvd;
@@ -118,6 +119,7 @@ int session_greet(struct session *session, const char *client, const char *role)
 	int r = status_page_new(SESSION_SLOTS + SESSION_ENGINE_SLOTS,
 				session_instance(session), &session->status);
 
+	assert(!session->greeted && !session->ending);
 	if (r < 0)
 		return err_pass(r);
 	status_page_divide(session->status, SESSION_SLOTS);
@@ -148,6 +150,7 @@ void session_end(struct session *session, const char *why)
 	void *conn = mem_steal(session->conn);
 	struct err err;
 
+	assert(why);
 	if (session->ending)
 		return;
 	session->ending = true;
@@ -168,6 +171,7 @@ void session_end(struct session *session, const char *why)
 
 void session_end_rest(struct session *session)
 {
+	assert(session->ending && session->objects_draining > 0);
 	pools_close(session);
 	regions_close(session);
 	session_drain_end(session);

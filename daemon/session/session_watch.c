@@ -14,6 +14,7 @@
  */
 #include "daemon/session/session_watch.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -117,6 +118,7 @@ int session_watch_new(struct session *session, const struct session_peer *peer,
 	char path[32];
 	int r;
 
+	assert(!session->watch);
 	*watch_p = NULL;
 	if (peer->pid <= 0 && !has_peer_pidfd(peer))
 		return 0;

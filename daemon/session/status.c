@@ -176,6 +176,7 @@ void status_page_notified(struct status_page *page)
 
 void status_page_ended(struct status_page *page)
 {
+	assert(!page->header->ended);
 	__atomic_store_n(&page->header->ended, 1, __ATOMIC_RELEASE);
 }
 
@@ -207,6 +208,9 @@ static uint32_t slot_choose(struct status_page *page)
 	return page->waiting ? free_pop(page) : SLOT_NONE;
 }
 
+/* A sequence lock with one writer: odd while the figures change. Every store is a
+ * release, so a reader that loads a new figure also sees the odd sequence before it,
+ * and reads again. */
 static void figures_begin(struct kvd_status_slot *s)
 {
 	status_put(&s->sequence, s->sequence + 1);
@@ -223,6 +227,8 @@ static void slot_begin(struct status_page *page, uint32_t slot, uint32_t gen,
 	struct kvd_status_slot *s = &page->slot[slot];
 
 	page->next[slot] = SLOT_TAKEN;
+	/* The word first: a reader of the old object that meets a new figure then finds
+	 * another generation in the word, and drops what it has read. */
 	status_put(&s->word, kvd_word_make(gen, KVD_BOOTSTRAPPING, 0, 0));
 	figures_begin(s);
 	status_put(&s->object, object);
@@ -267,6 +273,7 @@ bool status_slot_claimed(const struct status_page *page, uint32_t slot)
 
 uint32_t status_slot_gen(const struct status_page *page, uint32_t slot)
 {
+	assert(slot < page->slots);
 	return kvd_word_gen(page->slot[slot].word);
 }
 
@@ -288,6 +295,8 @@ void status_slot_release(struct status_page *page, uint32_t slot)
 		status_put(&s->word, s->word | kvd_word_make(0, 0, KVD_FLAG_FREE, 0));
 		return;
 	}
+	/* To the end of the queue: a reader that is late finds its last state for as
+	 * long as REUSE_DEPTH others are released. */
 	page->next[slot] = SLOT_NONE;
 	if (page->tail == SLOT_NONE)
 		page->head = slot;
@@ -313,8 +322,11 @@ void status_slot_set(struct status_page *page, uint32_t slot, unsigned int state
 {
 	struct kvd_status_slot *s = slot_of(page, slot);
 
+	assert(state <= KVD_SUCCESS);
 	figures_begin(s);
 	status_put(&s->changed_ns, clock_ns());
 	figures_end(s);
+	/* The word last: who loads a terminal state (acquire) has all figures with it,
+	 * and every byte that this daemon wrote for the object before. */
 	status_put(&s->word, kvd_word_make(kvd_word_gen(s->word), state, flags, error));
 }

@@ -7,6 +7,7 @@
  */
 #include "daemon/session/wait.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -119,6 +120,7 @@ int waits_new(struct loop *loop, struct gpu *gpu, struct waits **waits_p)
 
 void waits_free(struct waits *waits)
 {
+	assert(list_empty(&waits->armed));
 	if (!waits)
 		return;
 	loop_timer_stop(&waits->timer);
@@ -235,6 +237,7 @@ int wait_spec_parse(struct waits *waits, const cJSON *json, struct session *sess
 
 void wait_spec_fini(struct wait_spec *spec)
 {
+	assert(!spec->event || !spec->region);
 	if (spec->region)
 		region_unpin(spec->region);
 	gpu_event_drop(spec->event);
@@ -245,6 +248,8 @@ void wait_spec_fini(struct wait_spec *spec)
 void wait_start(struct waits *waits, struct wait *wait, const struct wait_spec *spec,
 		void (*on_over)(struct wait *wait, const struct err *why))
 {
+	assert(on_over && !wait->armed);
+	assert(!spec->event || !spec->region);
 	wait->spec = *spec;
 	wait->on_over = on_over;
 	wait->armed = true;

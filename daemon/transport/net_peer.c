@@ -65,6 +65,7 @@ void net_init(struct net_transport *net, const struct net_ops *ops,
 	      const struct transport_ops *base, const struct xp_env *env,
 	      const struct xp_callbacks *callbacks)
 {
+	assert(ops->step && ops->peer_free && ops->is_over);
 	net->base.ops = base;
 	net->base.env = *env;
 	net->base.callbacks = *callbacks;
@@ -94,6 +95,7 @@ void net_peer_kick(struct net_peer *peer)
 
 void net_peer_fail(struct net_peer *peer, const struct err *err)
 {
+	assert(err->code != ERR_OK);
 	if (!peer->failed) {
 		peer->failed = true;
 		peer->err = *err;
@@ -153,6 +155,7 @@ void net_peer_init(struct net_peer *peer, struct net_transport *net,
 		   const struct xp_peer_args *args,
 		   void (*on_timer)(struct loop_timer *timer))
 {
+	assert(net->ops);
 	peer->base.transport = &net->base;
 	peer->base.owner = args->owner;
 	peer->transport = net;
@@ -174,6 +177,7 @@ void net_peer_init(struct net_peer *peer, struct net_transport *net,
 
 void net_peer_fini(struct net_peer *peer)
 {
+	assert(list_empty(&peer->xfers));
 	loop_timer_stop(&peer->timer);
 	list_remove(&peer->ready_link);
 	list_remove(&peer->link);
@@ -185,6 +189,7 @@ void net_peer_ready(struct net_peer *peer)
 {
 	const struct xp_callbacks *up = &peer->transport->base.callbacks;
 
+	assert(sm_state(&peer->sm) == NET_PEER_READY && !peer->base.ready);
 	peer->base.ready = true;
 	log_debug(net_name(peer), peer->name, "peer ready", "path=\"%s\"",
 		  peer->base.path);
@@ -203,6 +208,7 @@ static void set_closed(struct net_peer *peer)
 
 void net_peer_flush(struct net_peer *peer, uint64_t flush_ns, struct err *err_p)
 {
+	assert(sm_state(&peer->sm) < NET_PEER_FLUSHING && flush_ns > 0);
 	err_set(err_p, ERR_PEER, "%s: the remote daemon closed the connection%s%.200s",
 		net_name(peer), peer->failed ? ": " : "",
 		peer->failed ? peer->err.text : "");
@@ -226,6 +232,7 @@ void net_peer_end(struct net_peer *peer)
 
 void net_peer_close_ask(struct net_peer *peer, void (*on_closed)(void *arg), void *arg)
 {
+	assert(on_closed);
 	assert(!peer->close_asked);
 	peer->close_asked = true;
 	peer->on_closed = on_closed;

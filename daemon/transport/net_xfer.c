@@ -10,6 +10,7 @@
  */
 #include "daemon/transport/net.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 
@@ -146,6 +147,9 @@ static void tell_op(struct net_xfer *xfer)
 		op->result = -err_errno(xfer->err.code);
 	}
 	op->used = xfer->used;
+	/* Both pointers, before on_done: the op is its owner's again. Where an answer is
+	 * still to come, the transfer stays for it, without the memory: its id counts
+	 * against the peer's limits until then. */
 	op->impl = NULL;
 	xfer->op = NULL;
 	if (xfer->asked && !xfer->answered && net_peer_live(xfer->peer)) {
@@ -165,6 +169,8 @@ static void tell_inbound(struct net_xfer *xfer, bool ok)
 	struct err err = xfer->err;
 
 	idmap_remove(&xfer->peer->inbounds, xfer->id);
+	/* DONE leaves before the layer above is told: what that sends in the callback
+	 * must not overtake it. A success that cannot be told is none on either side. */
 	if (ok && live && ops_of(xfer)->say_done(xfer, NULL) < 0) {
 		err_take(&err);
 		ok = false;
@@ -307,6 +313,7 @@ void net_xfer_pump(struct net_peer *peer)
 
 void net_cancel(struct xp_op *op, const struct err *why)
 {
+	assert(!op->impl || ((struct net_xfer *)op->impl)->ours);
 	if (op->impl)
 		net_xfer_stop(op->impl, why);
 }
@@ -330,6 +337,7 @@ int net_op_find(struct net_peer *peer, uint64_t id, struct net_xfer **xfer_p)
 
 int net_xfer_done(struct net_xfer *xfer, const struct err *err)
 {
+	assert(xfer->ours);
 	if (!xfer->asked || xfer->answered)
 		return net_proto(xfer, "DONE");
 	unask(xfer);
@@ -401,6 +409,7 @@ void net_request(struct net_xfer *xfer, const void *header, size_t header_len)
 {
 	const struct xp_callbacks *up = &xfer->peer->transport->base.callbacks;
 
+	assert(!xfer->ours && sm_state(&xfer->sm) == NET_XFER_ASKED);
 	list_push_back(&xfer->peer->xfers, &xfer->link);
 	xfer->in = (struct xp_inbound){
 		.peer = (struct xp_peer *)xfer->peer,
@@ -443,6 +452,7 @@ void net_land(struct xp_inbound *in, const struct xp_sides *sides, const struct 
 	struct net_xfer *xfer = container_of(in, struct net_xfer, in);
 	int r;
 
+	assert(!xfer->ours);
 	if (sm_state(&xfer->sm) != NET_XFER_ASKED)
 		return; /* stopped meanwhile: its end is on the way */
 	if (err) {

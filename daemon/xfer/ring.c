@@ -88,6 +88,8 @@ static void copy_out(const struct ring *ring, struct kvd_ring_entry *entry)
 							      KVD_RING_HEADER_BYTES) +
 			     (ring->head & (ring->entries - 1)) * ARRAY_LEN(words);
 
+	/* Each word once: a second load may give what was not checked. The entry is
+	 * whole because the tail, loaded before (acquire), is stored after it. */
 	for (size_t i = 0; i < ARRAY_LEN(words); i++)
 		words[i] = __atomic_load_n(&at[i], __ATOMIC_RELAXED);
 	memcpy(entry, words, sizeof(*entry));
@@ -95,7 +97,10 @@ static void copy_out(const struct ring *ring, struct kvd_ring_entry *entry)
 
 void ring_entry_done(struct ring *ring)
 {
+	assert(ring->shared);
 	ring->head++;
+	/* a release: from here on the engine may write over the entry and its payload,
+	 * which were read before */
 	__atomic_store_n(&ring->shared->head, ring->head, __ATOMIC_RELEASE);
 	gate_look(ring);
 }
@@ -106,6 +111,9 @@ static int entries_waiting(struct ring *ring, uint64_t *count_p)
 	uint64_t count = tail_of(ring) - ring->head;
 
 	if (count == 0) {
+		/* We store `asleep`, then load the tail; the engine stores the tail, then
+		 * loads `asleep`. Both sequentially consistent, so at least one side sees
+		 * the other's store: no entry is left without a call. */
 		__atomic_store_n(&ring->shared->asleep, 1, __ATOMIC_SEQ_CST);
 		count = tail_of(ring) - ring->head;
 		if (count)
@@ -215,7 +223,8 @@ bool ring_gate_passed(struct ring *ring, void (*on_gate)(void *conn))
 		ring->gate_open = false;
 		return true;
 	}
-	/* a tail beyond the ring is found, and answered for, in its turn */
+	/* What is there now goes before the line, what comes later behind it. A tail
+	 * beyond the ring is found, and answered for, in its turn. */
 	ring->gate = ring->head + (waiting < ring->entries ? waiting : ring->entries);
 	ring->gated = true;
 	ring->on_gate = on_gate;
@@ -304,6 +313,7 @@ int ring_share(struct ring *ring, uint32_t entries, uint64_t arena_bytes)
 	struct loop *loop = ring->session->kvd->loop;
 	int r;
 
+	assert(arena_bytes > 0);
 	assert(!ring->shared && entries && !(entries & (entries - 1)));
 	ring->entries = entries;
 	ring->arena_bytes = arena_bytes;

@@ -312,6 +312,7 @@ int ring_op(struct ring *ring, const struct kvd_ring_entry *e, struct xfer_paylo
 	uint64_t bytes = kvd_ring_payload(e);
 	struct transfer *t;
 
+	assert(xs && !ring->stopped);
 	if (bytes > arena->bytes || e->offset > arena->bytes - bytes)
 		return err_raise(ERR_PROTO,
 				 "entry of op %u: its payload is outside the arena",

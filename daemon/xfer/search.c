@@ -62,6 +62,7 @@ static void places_free(struct places *places)
 
 void places_unref(struct places *places)
 {
+	assert(places->refs > 0);
 	if (--places->refs > 0)
 		return;
 	for (uint32_t i = 0; places->regions && i < places->buffer_count; i++)
@@ -125,6 +126,7 @@ int search_begin_local(struct session *session, unsigned int transport_index,
 	struct search *search = mem_zalloc(sizeof(*search));
 	int r;
 
+	assert(session->region_map);
 	if (!search)
 		return err_pass(-ENOMEM);
 	search->session = session;
@@ -315,6 +317,7 @@ int search_run(struct search *search, const struct dlist *dlist)
 	struct places *places = places_new(dlist, buffers, !search->pool);
 	int r;
 
+	assert(!search->places);
 	if (!places)
 		return err_pass(-ENOMEM);
 	r = search->pool ? run_remote(search, dlist, places)

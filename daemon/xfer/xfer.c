@@ -76,6 +76,7 @@ struct xfer_session *xfer_session_of(struct session *session)
 {
 	struct xfer_session *xs = session->xfers;
 
+	assert(!session->ending);
 	if (xs)
 		return xs;
 	xs = mem_zalloc(sizeof(*xs));
@@ -160,6 +161,7 @@ void notif_queue(struct xfers *xfers, struct session *session, struct notif *not
 {
 	struct xfer_session *xs = session->xfers;
 
+	assert(xs && session->greeted);
 	list_push_back(&xs->notifs, &notif->link);
 	status_page_notified(session->status);
 	metrics_add(&xfers->kvd->metrics, METRIC_NOTIFS_IN, 1);
@@ -204,6 +206,7 @@ int share_update(struct xfer_session *xs, struct share *share)
 {
 	int r;
 
+	assert(share->acked <= share->sent);
 	if (share->version != xs->session->regions_version) {
 		r = handshake_share_session(xs->xfers->kvd->handshake, share->remote,
 					    xs->session);
@@ -694,6 +697,7 @@ void xfers_on_down(struct xfers *xfers, struct remote *remote, const struct err 
 	struct remote_pool *pool;
 	struct share *share;
 
+	assert(why->code != ERR_OK);
 	each_attach(remote, xfer_lose, why);
 	list_foreach(xs, &xfers->sessions, link) {
 		lists_forget_remote(xs, remote);
@@ -767,6 +771,7 @@ void xfer_session_try_free(struct xfer_session *xs)
 	struct session *session = xs->session;
 	struct idmap_cursor at;
 
+	assert(session->xfers == xs);
 	if (!xs->draining || xs->notes > 0 || idmap_count(&xs->transfers) > 0)
 		return;
 	idmap_foreach(&xs->dlists, at)
@@ -789,6 +794,7 @@ void xfers_session_end(struct xfers *xfers, struct session *session)
 	struct idmap_cursor at;
 	struct err why;
 
+	assert(session->ending);
 	serve_session_end(xfers, session);
 	if (!xs || xs->draining)
 		return;

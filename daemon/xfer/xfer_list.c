@@ -7,6 +7,7 @@
  * there in one turn of the loop, so a part is small. A long list is put into its parts by
  * the helper that plans the first transfer which needs it there.
  */
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -92,6 +93,7 @@ int notif_post(struct attach *attach, const void *data, size_t len,
 	struct cursor out;
 	struct note *note;
 
+	assert(data || len == 0);
 	if (len > XFER_NOTIF_MAX)
 		return err_raise(ERR_TOOBIG, "a notification of %zu bytes, at most %u",
 				 len, XFER_NOTIF_MAX);
@@ -136,6 +138,7 @@ int prepared_add(struct xfer_session *xs, struct attach *attach, struct dlist *d
 	struct places *places;
 	int r = xfer_charge_check(xs, list_memory(dlist));
 
+	assert(dlist && search_p);
 	if (r >= 0 && idmap_count(&xs->dlists) >= XFER_DLISTS_MAX)
 		r = err_raise(ERR_LIMIT, "%u prepared lists: the cap of a session",
 			      XFER_DLISTS_MAX);
@@ -206,6 +209,7 @@ void prepared_unref(struct prepared *prepared)
 {
 	struct sent_list *sent;
 
+	assert(prepared->refs > 0);
 	if (--prepared->refs > 0)
 		return;
 	list_foreach_safe(sent, &prepared->sent, link) {
@@ -224,6 +228,7 @@ void prepared_unref(struct prepared *prepared)
 
 void prepared_release(struct prepared *prepared)
 {
+	assert(prepared->refs > 0);
 	idmap_remove(&prepared->xs->dlists, prepared->id);
 	if (prepared->id >= KVD_RING_IDS)
 		status_slot_release(prepared->xs->session->status,
@@ -305,6 +310,7 @@ int list_parts(const struct prepared *prepared, const struct attach *attach,
 	uint32_t n = prepared->dlist->entry_count;
 	int r = 0;
 
+	assert(prepared->dlist && attach->remote);
 	for (uint32_t begin = 0; r >= 0 && begin < n; begin += PART_ENTRIES)
 		r = part_new(prepared, attach, begin,
 			     n - begin < PART_ENTRIES ? n - begin : PART_ENTRIES, parts);
@@ -330,6 +336,7 @@ int list_send(struct prepared *prepared, struct attach *attach, struct list *par
 	struct list *link;
 	int r = 0;
 
+	assert(attach->remote && prepared->refs > 0);
 	if (list_is_sent(prepared, attach)) {
 		parts_free(parts); /* another transfer was first */
 		return 0;

@@ -285,6 +285,7 @@ struct xfer_op *xfer_op_new(struct xfer_session *xs, enum xfer_op_kind kind,
 {
 	struct xfer_op *op = mem_zalloc(sizeof(*op));
 
+	assert(on_done);
 	if (!op)
 		return NULL;
 	op->kind = kind;
@@ -334,6 +335,7 @@ int xfer_op_run(struct xfer_op *op)
 {
 	int r = op_begin(op);
 
+	assert(op->on_done);
 	if (r < 0) {
 		op->on_done(op, r);
 		xfer_op_drop(op);

@@ -264,6 +264,7 @@ void transfers_go(struct attach *attach)
 	struct list ready;
 	struct list *at;
 
+	assert(!attach->share || attach->share->acked <= attach->share->sent);
 	if (!attach->share || attach->share->sent != attach->share->acked)
 		return;
 	list_init(&ready);
@@ -406,6 +407,7 @@ static void renew(struct transfer *t)
 
 void transfer_refuse(struct transfer *t, const struct err *why)
 {
+	assert(sm_state(&t->sm) == XFER_ENDED && why->code != ERR_OK);
 	renew(t);
 	fail(t, why);
 	metrics_add(&t->xs->xfers->kvd->metrics, METRIC_XFERS_FAILED, 1);
@@ -513,6 +515,7 @@ int transfer_new(struct xfer_op *op, struct transfer **transfer_p)
 	struct transfer *t;
 	int r;
 
+	assert(op->sides[LOCAL] && op->sides[REMOTE]);
 	for (int i = LOCAL; i <= REMOTE; i++)
 		charge += op->index[i] ? sizeof(*op->index[i]) * op->count[i] : 0;
 	r = xfer_charge_check(xs, charge);
@@ -556,6 +559,7 @@ struct transfer *transfer_find(struct xfer_session *xs, uint64_t id)
 
 void transfer_cancel(struct transfer *t, const struct err *why)
 {
+	assert(why->code != ERR_OK);
 	if (sm_state(&t->sm) == XFER_ENDED || t->failed)
 		return;
 	fail(t, why);
@@ -580,6 +584,7 @@ void transfer_cancel_asked(struct transfer *t)
 
 void transfer_release(struct transfer *t, struct xfer_waiter releaser)
 {
+	assert(!t->release);
 	t->release = true;
 	t->releaser = releaser;
 	if (sm_state(&t->sm) == XFER_ENDED)

@@ -8,6 +8,7 @@
  * exports at that moment, so memory that was unregistered is refused. The plan
  * is made again here, from this side's own resolution.
  */
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -782,6 +783,7 @@ void serve_session_end(struct xfers *xfers, struct session *session)
 	struct serve *s;
 	struct err why;
 
+	assert(session->ending);
 	err_set(&why, ERR_SESSION, "engine '%.40s' is gone", session->client);
 	list_foreach_safe(s, &xfers->serving, link) {
 		if (s->target == session->epoch)
@@ -828,6 +830,7 @@ void serve_region_going(struct xfers *xfers, struct region *region)
 
 void serve_pool_going(struct xfers *xfers, struct remote_pool *pool)
 {
+	assert(pool->remote);
 	/* none in its place: that session has ended */
 	bool ended = pool->is_session && !handshake_pool_by_id(pool->remote, pool->id);
 	struct shadow *shadow;
