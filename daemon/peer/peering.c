@@ -6,8 +6,9 @@
  * A peer has two: `cur`, while it is UP, and `next`, which is being made, perhaps
  * because the other daemon was restarted and its HELLO came before our pings noticed.
  * Each has an epoch that this daemon minted, random and never used again, which the
- * other side writes into every frame; the table of epochs is how a frame finds its
- * peering. So a frame of an attempt that is over finds none and is dropped.
+ * other side writes into every frame, beside its own; the table of epochs is how a
+ * frame finds its peering. So a frame of an attempt that is over finds none, or one
+ * with another epoch of its sender, and is dropped.
  */
 #include "daemon/peer/peer_impl.h"
 
