@@ -187,6 +187,8 @@ static void move_free(struct move *move)
 	assert(room->busy > 0 && move_phase(move) == MOVE_ENDED);
 	list_remove(&move->link);
 	room->busy--;
+	if (move->party->withdrawn)
+		party_release_pool(move->party);
 	if (move->chunk)
 		send_chunk_left(move->chunk);
 	room_maps_fini(&move->maps);

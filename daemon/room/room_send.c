@@ -170,6 +170,14 @@ void send_on_done(struct room *room, struct party *party)
 	room_kick(room);
 }
 
+/* It has confirmed, and its peer is lost or its pool withdrawn: the others go on, and
+ * what was on its way to it, a last chunk of no bytes, matters to nobody. */
+static bool has_left(const struct party *party)
+{
+	return party->done && party->want_count > 0 &&
+	       (party_lost(party) || party->withdrawn);
+}
+
 /* ---- chunks ---- */
 
 static void room_send_on_sent(struct sched_op *op)
@@ -183,7 +191,7 @@ static void room_send_on_sent(struct sched_op *op)
 	rooms_catch_up(room);
 	if (op->xp.result >= 0)
 		room_count(room, METRIC_CHUNKS_SENT, 1);
-	else
+	else if (!has_left(move->party))
 		room_fail_moving(room, move->party, &op->xp.err);
 }
 
@@ -303,7 +311,7 @@ static void dispatch(struct room *room, struct chunk *chunk)
 		room_move(room, ROOM_MOVING);
 	chunk->moves++; /* ours, while we look */
 	list_foreach(party, &room->parties, link) {
-		if (party->want_count == 0 || !party->pool) /* it confirmed, and left */
+		if (party->want_count == 0 || has_left(party))
 			continue;
 		if (dispatch_to(room, chunk, party) < 0)
 			room_fail_last(room, NULL);
@@ -407,11 +415,20 @@ static void room_send_stop(struct room *room, const struct err *why)
 	}
 }
 
-/* A receiver that has confirmed may go; any other is needed. */
+/* A receiver that has confirmed may go, and nothing more is posted for it; any other is
+ * needed. */
 static bool room_send_without(struct party *party, const struct err *why)
 {
+	struct move *move;
+
 	(void)why;
-	return party->done && party->want_count > 0;
+	if (!has_left(party))
+		return false;
+	list_foreach_safe(move, &party->room->moves, link) {
+		if (move->party == party && move_phase(move) != MOVE_POSTED)
+			move_end(move);
+	}
+	return true;
 }
 
 const struct role_ops room_send_ops = {room_send_step, room_send_stop, room_send_without};
