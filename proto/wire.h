@@ -11,8 +11,8 @@
  * many numbers before this one went by the data line), body length u32, checksum
  * u32 (XXH3 low half over header with this field zero, then body), the sender's own
  * epoch u64 (the receiver may tell one epoch to several attempts of a sender,
- * so only both together name a peering; 0 in HELLO, WELCOME and BYE), 20 reserved zero
- * bytes.
+ * so only both together name a peering; 0 in HELLO, WELCOME and a BYE that refuses a
+ * HELLO), 20 reserved zero bytes.
  */
 #ifndef KVD_PROTO_WIRE_H
 #define KVD_PROTO_WIRE_H

@@ -413,7 +413,8 @@ void peer_on_bye(struct peers *peers, const struct wire_header *h, struct cursor
 	}
 	if (!peering || (peering->heard &&
 			 (memcmp(peering->instance, h->sender, sizeof(h->sender)) != 0 ||
-			  strcmp(peering->user, user) != 0))) {
+			  strcmp(peering->user, user) != 0 ||
+			  (h->from_epoch && h->from_epoch != peering->epoch_out)))) {
 		peers->stats.stale_frames++;
 		return;
 	}

@@ -230,8 +230,10 @@ int peer_frame_send(struct peer_impl *impl, const struct peering *peering,
 /* PING, PONG: past the queue. */
 int peer_send_now(struct peer_impl *impl, enum wire_type type, const void *body,
 		  size_t len);
-size_t peer_bye_frame(struct peers *peers, const uint8_t target[16], uint64_t epoch,
-		      uint32_t code, const char *text, uint8_t frame[PEER_BYE_FRAME_MAX]);
+/* `peering`: the one that ends; NULL: a refusal, in the epoch of a HELLO. */
+size_t peer_bye_frame(struct peers *peers, const struct peering *peering,
+		      const uint8_t target[16], uint64_t epoch, uint32_t code,
+		      const char *text, uint8_t frame[PEER_BYE_FRAME_MAX]);
 void peer_flush(struct peer_impl *impl);
 /* With the epoch: what waits to be sent. */
 void peer_queue_drop(struct peer_impl *impl);

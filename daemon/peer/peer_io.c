@@ -92,11 +92,14 @@ int peer_send_now(struct peer_impl *impl, enum wire_type type, const void *body,
 	return 0;
 }
 
-size_t peer_bye_frame(struct peers *peers, const uint8_t target[16], uint64_t epoch,
-		      uint32_t code, const char *text, uint8_t frame[PEER_BYE_FRAME_MAX])
+size_t peer_bye_frame(struct peers *peers, const struct peering *peering,
+		      const uint8_t target[16], uint64_t epoch, uint32_t code,
+		      const char *text, uint8_t frame[PEER_BYE_FRAME_MAX])
 {
-	struct wire_header h = {
-		.version = WIRE_VERSION_MIN, .type = WIRE_T_BYE, .epoch = epoch};
+	struct wire_header h = {.version = WIRE_VERSION_MIN,
+				.type = WIRE_T_BYE,
+				.epoch = epoch,
+				.from_epoch = peering ? peering->epoch_in : 0};
 	struct wire_bye m = {.code = code};
 	uint8_t body[PEER_BYE_FRAME_MAX - WIRE_HEADER_BYTES];
 	struct cursor c;

@@ -100,8 +100,9 @@ static void take_down(struct peer_impl *impl, const struct err *why, bool bye)
 	size_t len;
 
 	if (bye && impl->line) {
-		len = peer_bye_frame(peers, impl->cur.instance, impl->cur.epoch_out,
-				     (uint32_t)why->code, why->text, frame);
+		len = peer_bye_frame(peers, &impl->cur, impl->cur.instance,
+				     impl->cur.epoch_out, (uint32_t)why->code, why->text,
+				     frame);
 		if (peers->link->ops->send(impl->line, frame, len) < 0)
 			err_clear(); /* it will miss our frames */
 	}

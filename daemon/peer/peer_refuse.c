@@ -68,8 +68,8 @@ void peer_refuse(struct peers *peers, const struct wire_header *h, const char *e
 	if (!refusal)
 		return;
 	refusal->peers = peers;
-	refusal->len = peer_bye_frame(peers, h->sender, h->epoch, (uint32_t)code, text,
-				      refusal->frame);
+	refusal->len = peer_bye_frame(peers, NULL, h->sender, h->epoch, (uint32_t)code,
+				      text, refusal->frame);
 	refusal->until_ns = loop_now_ns(peers->loop) + REFUSAL_TTL_NS;
 	if (peers->link->ops->dial(peers->link, endpoint, &refusal->line_owner,
 				   &refusal->line) < 0) {

@@ -331,6 +331,23 @@ static uint64_t welcomed_epoch(void)
 	return h.epoch;
 }
 
+static void inject_bye(uint64_t from, uint64_t to)
+{
+	struct wire_header h = {
+		.version = 1, .type = WIRE_T_BYE, .epoch = to, .from_epoch = from};
+	uint8_t frame[WIRE_HEADER_BYTES + 64], body[64];
+	struct wire_bye bye = {.code = ERR_PEER, .text = "gone"};
+	struct cursor c;
+
+	memset(h.sender, 9, sizeof(h.sender));
+	memcpy(h.target, peers_instance(net.n[0].peers), sizeof(h.target));
+	cursor_write(&c, body, sizeof(body));
+	assert_int_equal(wire_bye_put(&c, &bye), 0);
+	h.body_len = (uint32_t)c.pos;
+	wire_frame_put(frame, &h, body);
+	peernet_inject(&net.n[0], frame, WIRE_HEADER_BYTES + c.pos, "mallory");
+}
+
 /* Who dials again before the first peering was proven here meets the same epoch. */
 static void frame_of_an_earlier_peering_is_none_of_the_next(void **state)
 {
@@ -358,6 +375,28 @@ static void frame_of_an_earlier_peering_is_none_of_the_next(void **state)
 	assert_int_equal(net.n[0].numbers[1], 89);
 	assert_int_equal(net.n[0].downs, 0);
 	assert_int_equal(peers_stats(net.n[0].peers)->stale_frames, 4);
+	net.n[2].link->ops->hangup(line);
+}
+
+/* It says farewell in the first, and comes after the HELLO of the next. */
+static void bye_of_an_earlier_peering_does_not_end_the_next(void **state)
+{
+	struct link_line *line = raw_start(NULL);
+	uint64_t epoch;
+
+	(void)state;
+	raw_hello(line, FORGED(.epoch = 5, .nonce = 6));
+	peernet_run(1 * MS);
+	epoch = welcomed_epoch();
+	raw_hello(line, FORGED(.epoch = 8, .nonce = 7));
+	peernet_run(1 * MS);
+	inject_bye(5, epoch); /* before the next is proven */
+	inject_raw(8, epoch, 1, 0);
+	assert_int_equal(net.n[0].ups, 1);
+	inject_bye(5, epoch);
+	assert_int_equal(net.n[0].downs, 0);
+	inject_bye(8, epoch);
+	assert_int_equal(net.n[0].downs, 1);
 	net.n[2].link->ops->hangup(line);
 }
 
@@ -538,6 +577,7 @@ int main(void)
 		TEST(hello_without_proof_changes_nothing),
 		TEST(hello_in_the_name_of_a_peer_is_dropped),
 		TEST(frame_of_an_earlier_peering_is_none_of_the_next),
+		TEST(bye_of_an_earlier_peering_does_not_end_the_next),
 		TEST(hello_flood_is_bounded),
 		TEST(hello_of_other_version_is_refused_with_bye),
 		TEST(hello_with_bad_contents_is_dropped),
