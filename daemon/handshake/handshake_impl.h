@@ -31,6 +31,7 @@ struct publication {
 	struct pool *pool;
 	struct list shares;
 	bool going;
+	struct loop_timer patience; /* going: who still holds it then is cut */
 	struct loop_defer gone;
 	void (*on_gone)(void *arg);
 	void *arg;

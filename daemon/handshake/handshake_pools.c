@@ -10,12 +10,14 @@
  * A pool whose namesake here has another shape is answered with REGISTER_NAK
  * and the exact difference; a room that pairs the two fails with the same words.
  *
- * A side that finds no memory for a pool says so (REGISTER_NAK, ENOMEM) and keeps
- * nothing of it; it is announced again at a later beat, as is what the announcing
- * side had no memory for. A peering does not end for want of memory.
+ * A side whose cap a pool exceeds says so (REGISTER_NAK) and keeps nothing of it; it is
+ * announced again when another one has gone. Want of memory for it, on either side,
+ * ends the peering, which comes up again and announces all.
  *
  * Withdrawal is a question, UNREGISTER, that the other side answers when no
- * room or op uses the pool any more; a peer that is down has answered.
+ * room or op uses the pool any more; a peer that is down has answered. Its rooms fail,
+ * which takes no longer than a fence there; who has not answered in twice that time
+ * (`fence_timeout` of this side) goes down, because an ended engine's memory waits.
  */
 #include <assert.h>
 #include <errno.h>
@@ -24,6 +26,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "daemon/config/config.h"
 #include "daemon/handshake/handshake_impl.h"
 #include "daemon/session/session.h"
 
@@ -271,12 +274,28 @@ void pools_announce(struct handshake *hs, struct remote *remote)
 		announce_one(pub, remote);
 }
 
+static void on_patience(struct loop_timer *timer)
+{
+	struct publication *pub = container_of(timer, struct publication, patience);
+	struct metrics *metrics = &pub->hs->kvd->metrics;
+	struct share *share;
+	struct err why;
+
+	list_foreach(share, &pub->shares, link) {
+		err_set(&why, ERR_FENCE, "%.150s: pool '%.63s' is not let go of",
+			share->remote->label, pub->pool->name);
+		metrics_add(metrics, METRIC_FENCES_WIDENED, 1);
+		peer_end_later(share->remote->peer, &why);
+	}
+}
+
 static void on_pub_gone(struct loop_defer *defer)
 {
 	struct publication *pub = container_of(defer, struct publication, gone);
 	void (*on_gone)(void *arg) = pub->on_gone;
 	void *arg = pub->arg;
 
+	loop_timer_stop(&pub->patience);
 	list_remove(&pub->link);
 	idmap_remove(&pub->hs->published_by_id, pub->pool->id);
 	pub->pool->handshake = NULL;
@@ -303,6 +322,7 @@ int handshake_publish_pool(struct handshake *hs, struct pool *pool)
 	pub->hs = hs;
 	pub->pool = pool;
 	list_init(&pub->shares);
+	loop_timer_init(&pub->patience, hs->kvd->loop, on_patience);
 	loop_defer_init(&pub->gone, on_pub_gone);
 	list_push_back(&hs->published, &pub->link);
 	pool->handshake = pub;
@@ -343,6 +363,8 @@ void handshake_withdraw_pool(struct handshake *hs, struct pool *pool,
 	pub->arg = arg;
 	if (list_empty(&pub->shares))
 		loop_defer(hs->kvd->loop, &pub->gone);
+	else
+		loop_timer_start(&pub->patience, 2 * hs->kvd->config->fence_timeout_ns);
 	list_foreach(share, &pub->shares, link) {
 		share->unregistering = true;
 		handshake_body(hs, &out);

@@ -315,6 +315,35 @@ static void pool_refused_at_the_cap_is_told_again_when_another_goes(void **state
 	assert_non_null(handshake_pool_by_id(remote, second));
 }
 
+/* An engine's memory is its own again, whatever the peer does. */
+static void pool_that_a_peer_does_not_let_go_of_costs_it_the_peering(void **state)
+{
+	struct pair *p = *state;
+	struct remote_pool *held;
+	uint64_t pool, begin_ns;
+
+	p->c.nodes[0].config.fence_timeout_ns = LOOP_NS_PER_S;
+	assert_attaches(p);
+	pool = register_pool(p, p->me, &p->mine, 1);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	held = handshake_pool_by_id(remote_at(p, 1), pool);
+	assert_non_null(held);
+	handshake_pool_use(held);
+	begin_ns = loop_now_ns(p->c.loop);
+	cluster_ok(&p->c, p->me, "{'cmd':'pool.unregister','pool':%llu}",
+		   (unsigned long long)pool);
+	assert_true(loop_now_ns(p->c.loop) - begin_ns >= 2 * LOOP_NS_PER_S);
+	assert_true(loop_now_ns(p->c.loop) - begin_ns < 3 * LOOP_NS_PER_S);
+	assert_int_equal(metrics_get(&p->c.nodes[0].kvd.metrics, METRIC_FENCES_WIDENED),
+			 1);
+	assert_int_equal(remote_at(p, 0)->down.code, ERR_FENCE);
+	/* it may come back, and finds what is there by then */
+	assert_attaches(p);
+	assert_null(handshake_pool_by_id(remote_at(p, 1), pool));
+	assert_non_null(handshake_pool_by_id(remote_at(p, 1), p->mine.pool));
+	handshake_pool_unuse(held);
+}
+
 /* The least that 100 times looking for both take. */
 static uint64_t cost_ns(struct pair *p, uint64_t pool)
 {
@@ -372,6 +401,7 @@ int main(void)
 		CASE(pool_too_large_to_be_told_costs_no_peering),
 		CASE(pool_is_found_until_it_goes),
 		CASE(pool_refused_at_the_cap_is_told_again_when_another_goes),
+		CASE(pool_that_a_peer_does_not_let_go_of_costs_it_the_peering),
 		CASE(pool_is_found_as_fast_among_many),
 	};
 
