@@ -46,6 +46,7 @@ enum room_state {
 };
 
 #define ROOM_PARTIES_MAX 1024u
+#define ROOM_CHUNKS_MAX 65536u
 #define ROOM_ANY_RANK (-1)
 
 /* What was moved for a room on this side, as the transports say when it is done. */

@@ -336,9 +336,13 @@ static void trace_given(const struct room *room, const struct chunk *chunk)
 
 int send_chunk(struct room *room, struct chunk *chunk)
 {
-	int r = idmap_put(&room->chunk_by_seq, chunk->seq, chunk);
+	int r = 0;
 
 	assert(room->role == ROOM_SEND && room_live(room));
+	if (idmap_count(&room->chunk_by_seq) >= ROOM_CHUNKS_MAX)
+		r = err_raise(ERR_LIMIT, "%u chunks: the cap of a room", ROOM_CHUNKS_MAX);
+	if (r >= 0)
+		r = idmap_put(&room->chunk_by_seq, chunk->seq, chunk);
 	if (r < 0)
 		return err_pass(r);
 	list_push_back(&room->chunks, &chunk->link);
@@ -359,18 +363,33 @@ static bool all_posted(const struct room *room)
 	return true;
 }
 
+/* They are dispatched in order, so those that wait are the list's end. */
+static struct list *first_waiting(const struct room *room)
+{
+	struct list *at = room->chunks.prev;
+
+	while (at != &room->chunks && !list_entry(at, struct chunk, link)->dispatched)
+		at = at->prev;
+	return at->next;
+}
+
+/* Many may have waited for the receivers. */
 static void dispatch_all(struct room *room)
 {
-	struct chunk *chunk;
+	struct loop *loop = rooms_kvd(room->rooms)->loop;
 
-	list_foreach(chunk, &room->chunks, link) {
-		if (chunk->dispatched)
-			continue;
+	for (struct list *at = first_waiting(room); at != &room->chunks; at = at->next) {
+		struct chunk *chunk = list_entry(at, struct chunk, link);
+
 		if (chunk->last && !all_posted(room))
 			return;
 		dispatch(room, chunk);
 		if (!room_live(room))
 			return;
+		if (at->next != &room->chunks && loop_enough(loop)) {
+			room_kick(room);
+			return;
+		}
 	}
 }
 

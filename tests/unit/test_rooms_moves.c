@@ -273,6 +273,72 @@ static void chunk_in_planning_when_its_room_fails_ends_with_its_helper(void **st
 	cache_close(&big_too);
 }
 
+static unsigned int dispatched(const struct room *room)
+{
+	const struct chunk *chunk;
+	unsigned int n = 0;
+
+	list_foreach(chunk, &room->chunks, link)
+		n += chunk->dispatched;
+	return n;
+}
+
+/* Given before there is a receiver: no turn is as long as all of them together. */
+static void chunks_that_waited_for_a_receiver_leave_in_turns(void **state)
+{
+	struct pair *p = *state;
+	struct room *send;
+
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.open','room':'1','role':'send','pool':%llu}",
+		   (unsigned long long)p->src.pool);
+	for (unsigned int i = 0; i < CHUNKS; i++)
+		send_chunk_of(p, 1, i, "");
+	send = room_at(p, 0, ROOM_SEND, 1);
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.open','room':'1','role':'recv','pool':%llu,"
+		   "'sources':['%s']}",
+		   (unsigned long long)p->dst.pool, p->c.nodes[0].endpoint);
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.bind','room':'1','views':{'kv':{'pages':[7,2,8,12]}}}");
+	loop_virtual_parts(p->c.loop, 1);
+	for (unsigned int before = dispatched(send), now; before < CHUNKS; before = now) {
+		loop_turn(p->c.loop, LOOP_NS_PER_S);
+		now = dispatched(send);
+		assert_true(now <= before + 1);
+	}
+	loop_virtual_parts(p->c.loop, 0);
+	cluster_until_state(&p->c, p->decode, "recv", 1, KVD_SUCCESS);
+	cluster_until_state(&p->c, p->prefill, "send", 1, KVD_SUCCESS);
+}
+
+static void chunks_past_the_cap_of_a_room_are_refused(void **state)
+{
+	struct pair *p = *state;
+	struct room *send;
+
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.open','room':'1','role':'send','pool':%llu}",
+		   (unsigned long long)p->src.pool);
+	send = room_at(p, 0, ROOM_SEND, 1);
+	for (unsigned int i = 0; i < ROOM_CHUNKS_MAX; i++) {
+		struct chunk *chunk = mem_zalloc(sizeof(*chunk));
+
+		assert_non_null(chunk);
+		chunk->seq = i;
+		assert_int_equal(send_chunk(send, chunk), 0);
+	}
+	cluster_refused(&p->c, p->prefill, "ELIMIT",
+			"{'cmd':'room.send','room':'1','seq':%u,"
+			"'views':{'kv':{'pages':[3]}}}",
+			ROOM_CHUNKS_MAX);
+	/* a retry is no new one */
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.send','room':'1','seq':0,"
+		   "'views':{'kv':{'pages':[3]}}}");
+	assert_int_equal(sm_state(&send->sm), ROOM_BOOT);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -282,6 +348,8 @@ int main(void)
 		CASE(chunk_without_memory_for_buffers_fails_its_room_after_the_wait),
 		CASE(chunks_that_wait_to_land_are_refused_once),
 		CASE(chunk_in_planning_when_its_room_fails_ends_with_its_helper),
+		CASE(chunks_that_waited_for_a_receiver_leave_in_turns),
+		CASE(chunks_past_the_cap_of_a_room_are_refused),
 	};
 
 	return cmocka_run_group_tests_name("rooms_moves", tests, NULL, NULL);
