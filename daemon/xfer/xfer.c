@@ -694,7 +694,6 @@ void xfers_on_pool_going(struct xfers *xfers, struct remote_pool *pool)
 void xfers_on_down(struct xfers *xfers, struct remote *remote, const struct err *why)
 {
 	struct xfer_session *xs;
-	struct remote_pool *pool;
 	struct share *share;
 
 	assert(why->code != ERR_OK);
@@ -706,8 +705,6 @@ void xfers_on_down(struct xfers *xfers, struct remote *remote, const struct err 
 				share_free(xs, share);
 		}
 	}
-	list_foreach(pool, &remote->pools, link)
-		serve_pool_going(xfers, pool);
 	serve_remote_down(xfers, remote);
 }
 
