@@ -87,6 +87,7 @@ struct xfer_session *xfer_session_of(struct session *session)
 	idmap_init(&xs->attaches);
 	idmap_init(&xs->dlists);
 	idmap_init(&xs->transfers);
+	list_init(&xs->prepared);
 	list_init(&xs->shares);
 	list_init(&xs->notifs);
 	list_push_back(&xs->xfers->sessions, &xs->link);
@@ -307,6 +308,25 @@ void xfers_on_shared(struct xfers *xfers, struct remote *remote, uint64_t epoch)
 
 /* ---- attaching ---- */
 
+/* It is for its engine's questions only: no peer is dialled again for it. */
+static void attach_let_go(struct attach *attach)
+{
+	struct remote *remote = attach->remote;
+
+	if (!remote || attach->users > 0 || sm_state(&attach->sm) != ATTACH_LOST)
+		return;
+	list_remove(&attach->at_remote);
+	attach->remote = NULL;
+	handshake_release(attach->xs->xfers->kvd->handshake, remote);
+}
+
+void attach_unuse(struct attach *attach)
+{
+	assert(attach->users > 0);
+	attach->users--;
+	attach_let_go(attach);
+}
+
 static void attach_answer(struct attach *attach, const struct err *why)
 {
 	if (!attach->waiter.on_end)
@@ -326,7 +346,8 @@ static void attach_free(struct attach *attach)
 	list_remove(&attach->at_remote);
 	if (attach->pool)
 		handshake_pool_unuse(attach->pool);
-	handshake_release(xs->xfers->kvd->handshake, attach->remote);
+	if (attach->remote)
+		handshake_release(xs->xfers->kvd->handshake, attach->remote);
 	mem_free(attach);
 }
 
@@ -354,6 +375,8 @@ static void attach_lost(struct attach *attach, const struct err *why)
 	if (attach->waiter.on_end) {
 		attach_answer(attach, &e);
 		attach_free(attach); /* its number was never given out */
+	} else {
+		attach_let_go(attach);
 	}
 }
 
@@ -436,17 +459,35 @@ struct attach *attach_find(struct xfer_session *xs, uint64_t id)
 	return attach;
 }
 
+/* The oldest that is lost makes room, if there is one that no list is of. */
+static int attach_place(struct xfer_session *xs)
+{
+	struct idmap_cursor at;
+
+	if (idmap_count(&xs->attaches) < XFER_ATTACHES_MAX)
+		return 0;
+	idmap_foreach(&xs->attaches, at) {
+		struct attach *attach = at.value;
+
+		if (attach->remote)
+			continue;
+		attach_free(attach);
+		return 0;
+	}
+	return err_raise(ERR_LIMIT, "%u attached sessions: the cap of a session",
+			 XFER_ATTACHES_MAX);
+}
+
 static int attach_begin(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
 			const uint8_t secret[16], uint64_t timeout_ns, bool asks,
 			struct xfer_waiter waiter)
 {
 	struct kvd *kvd = xs->xfers->kvd;
 	struct attach *attach;
-	int r;
+	int r = attach_place(xs);
 
-	if (idmap_count(&xs->attaches) >= XFER_ATTACHES_MAX)
-		return err_raise(ERR_LIMIT, "%u attached sessions: the cap of a session",
-				 XFER_ATTACHES_MAX);
+	if (r < 0)
+		return err_pass(r);
 	attach = mem_zalloc(sizeof(*attach));
 	if (!attach)
 		return err_pass(-ENOMEM);

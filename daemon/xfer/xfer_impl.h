@@ -65,7 +65,8 @@ struct xfer_session {
 	struct xfers *xfers;
 	struct session *session;
 	struct idmap attaches, dlists, transfers;
-	uint64_t sendings; /* serials of struct sent_list */
+	struct list prepared; /* struct prepared.link: also those without a number */
+	uint64_t sendings;    /* serials of struct sent_list */
 	struct list shares;
 	struct list notifs; /* oldest first */
 	size_t notif_bytes;
@@ -101,7 +102,8 @@ struct attach {
 	struct list at_remote; /* in remote->attaches */
 	uint64_t id, cookie;
 	struct xfer_session *xs;
-	struct remote *remote; /* held */
+	struct remote *remote; /* held; NULL: LOST, and nothing uses it any more */
+	unsigned int users;    /* prepared lists, and notes under way */
 	uint64_t epoch;	       /* of the remote session */
 	uint8_t secret[16];
 	struct sm sm;		  /* enum attach_state */
@@ -125,6 +127,7 @@ struct sent_list {
 
 /* dlist.prep */
 struct prepared {
+	struct list link; /* in xs->prepared */
 	uint64_t id;
 	struct xfer_session *xs;
 	struct attach *attach; /* NULL: local */
@@ -173,6 +176,7 @@ struct note {
 	struct list link;
 	struct sched_op op;
 	struct xfer_session *xs;
+	struct attach *attach; /* in use */
 	struct xfer_waiter sender;
 	bool notif;
 	uint64_t dlist, serial; /* a part of this list, of that sending; else 0 */
@@ -185,6 +189,11 @@ struct xfer_session *xfer_session_of(struct session *session); /* NULL + ERR_NOM
 struct session *xfer_session_by_epoch(struct xfers *xfers, uint64_t epoch);
 bool xfer_secret_is(const struct session *session, const uint8_t secret[16]);
 struct attach *attach_find(struct xfer_session *xs, uint64_t id);
+static inline void attach_use(struct attach *attach)
+{
+	attach->users++;
+}
+void attach_unuse(struct attach *attach);
 /* The waiter is told the attachment's number, or why there will be none. */
 int attach_open(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
 		const uint8_t secret[16], uint64_t timeout_ns, struct xfer_waiter waiter);

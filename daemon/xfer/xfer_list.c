@@ -43,6 +43,7 @@ static void on_note_done(struct sched_op *op)
 {
 	struct note *note = op->owner;
 	struct xfer_session *xs = note->xs;
+	struct attach *attach = note->attach;
 
 	if (note->dlist && op->xp.result < 0)
 		list_unsent(xs, note);
@@ -51,6 +52,7 @@ static void on_note_done(struct sched_op *op)
 	xfer_waiter_end(&note->sender, op->xp.result < 0 ? &op->xp.err : NULL, 0);
 	xs->note_bytes -= note->bytes;
 	mem_free(note);
+	attach_unuse(attach);
 	xs->notes--;
 	if (xs->ring_waits && !xs->draining) {
 		xs->ring_waits = false;
@@ -75,7 +77,9 @@ static struct note *note_new(size_t header_len, struct cursor *out)
 static void note_post(struct note *note, struct attach *attach, size_t len)
 {
 	note->xs = attach->xs;
-	note->xs->notes++; /* its flow lives in the attach */
+	note->xs->notes++;
+	note->attach = attach; /* its flow lives there */
+	attach_use(attach);
 	note->bytes = len;
 	note->xs->note_bytes += len;
 	note->op.xp.kind = XP_WRITE;
@@ -167,6 +171,9 @@ int prepared_add(struct xfer_session *xs, struct attach *attach, struct dlist *d
 		return err_pass(r);
 	}
 	xs->list_bytes += list_memory(dlist);
+	list_push_back(&xs->prepared, &prepared->link);
+	if (attach)
+		attach_use(attach);
 	*prepared_p = prepared;
 	return 0;
 }
@@ -223,6 +230,9 @@ void prepared_unref(struct prepared *prepared)
 		idmap_remove(&prepared->xs->dlists, prepared->id);
 	prepared->xs->list_bytes -= list_memory(prepared->dlist);
 	dlist_free(prepared->dlist);
+	list_remove(&prepared->link);
+	if (prepared->attach)
+		attach_unuse(prepared->attach);
 	mem_free(prepared);
 }
 
@@ -247,12 +257,10 @@ int lists_fit(const struct prepared *local, const struct prepared *remote)
 
 void lists_forget_remote(struct xfer_session *xs, const struct remote *remote)
 {
-	struct idmap_cursor at;
+	struct prepared *prepared;
 	struct sent_list *sent;
 
-	idmap_foreach(&xs->dlists, at) {
-		struct prepared *prepared = at.value;
-
+	list_foreach(prepared, &xs->prepared, link) {
 		list_foreach_safe(sent, &prepared->sent, link) {
 			if (sent->remote != remote)
 				continue;

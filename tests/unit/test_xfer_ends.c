@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/hex.h"
 #include "daemon/session/region.h"
 #include "daemon/xfer/xfer_impl.h"
 #include "proto/kvd_status.h"
@@ -389,6 +390,72 @@ static void last_list_that_lends_keys_ends_its_peer_once(void **state)
 	cache_close(&more);
 }
 
+static bool alone(void *arg)
+{
+	struct pair *p = arg;
+
+	return list_empty(handshake_remotes(p->c.nodes[0].kvd.handshake));
+}
+
+/* Its engine may still ask for the reason; nobody dials that peer any more, once no
+ * list is of it. */
+static void lost_attachment_holds_no_peer(void **state)
+{
+	struct pair *p = *state;
+	uint64_t list = pair_grid(p, false);
+
+	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint,
+			  true);
+	cluster_run(&p->c, 60 * LOOP_NS_PER_S);
+	assert_false(alone(p));
+	cluster_refused(&p->c, p->me, "EPEER", "{'cmd':'peer.attached','attach':%llu}",
+			(unsigned long long)p->attach);
+	cluster_ok(&p->c, p->me, "{'cmd':'dlist.free','dlist':%llu}",
+		   (unsigned long long)list);
+	cluster_until(&p->c, alone, p, "no remote");
+	cluster_refused(&p->c, p->me, "EPEER", "{'cmd':'peer.attached','attach':%llu}",
+			(unsigned long long)p->attach);
+	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint,
+			  false);
+	p->attach = pair_attach(p, p->me, p->you, 1);
+	pair_until(p, pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), ""),
+		   KVD_SUCCESS);
+}
+
+static void attach_refused(struct pair *p)
+{
+	char secret[33];
+
+	hex_write(p->you->secret, 16, secret);
+	cluster_refused(&p->c, p->me, "ELIMIT",
+			"{'cmd':'peer.attach','endpoint':'%s','session':'%llu',"
+			"'secret':'%s'}",
+			p->c.nodes[1].endpoint, (unsigned long long)p->you->epoch,
+			secret);
+}
+
+/* An engine outlives any number of peers. */
+static void lost_attachments_make_room_for_others(void **state)
+{
+	struct pair *p = *state;
+	uint64_t list = pair_grid(p, false);
+
+	for (unsigned int i = 1; i < XFER_ATTACHES_MAX; i++)
+		(void)pair_attach(p, p->me, p->you, 1);
+	attach_refused(p);
+	fake_link_cut(fake_hub_node(p->c.bytes, 0), fake_hub_node(p->c.bytes, 1));
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	for (unsigned int i = 1; i < XFER_ATTACHES_MAX; i++)
+		(void)pair_attach(p, p->me, p->you, 1);
+	attach_refused(p);
+	/* that of the list stayed, and says why it is lost */
+	cluster_refused(&p->c, p->me, "EPEER", "{'cmd':'peer.attached','attach':%llu}",
+			(unsigned long long)p->attach);
+	cluster_ok(&p->c, p->me, "{'cmd':'dlist.free','dlist':%llu}",
+		   (unsigned long long)list);
+	(void)pair_attach(p, p->me, p->you, 1);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, pair_setup, pair_teardown)
 
 int main(void)
@@ -410,6 +477,8 @@ int main(void)
 		CASE(key_on_its_way_goes_to_the_next_list),
 		CASE(lists_that_lend_keys_end_with_their_peer),
 		CASE(last_list_that_lends_keys_ends_its_peer_once),
+		CASE(lost_attachment_holds_no_peer),
+		CASE(lost_attachments_make_room_for_others),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))
