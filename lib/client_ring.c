@@ -41,7 +41,7 @@ struct client_ring {
 	char *arena;
 	uint64_t arena_bytes, arena_tail, arena_high;
 	uint32_t entries;
-	uint64_t tail;
+	uint64_t tail, round; /* round: the tail when the arena last began at the front */
 	int event_fd;
 	uint64_t ends[]; /* of each entry's stretch */
 };
@@ -291,6 +291,7 @@ static void arena_reset(struct client_ring *ring)
 		ring->arena_high = 0;
 	}
 	ring->arena_tail = 0;
+	ring->round = ring->tail;
 }
 
 /* Where `bytes` lie; false: not now. */
@@ -302,11 +303,8 @@ static bool arena_take(struct client_ring *ring, size_t bytes, uint64_t *offset_
 
 	if (head == ring->tail)
 		arena_reset(ring);
-	else if (head)
+	else if (head > ring->round) /* else that end is of the round before */
 		freed = ring->ends[(head - 1) & (ring->entries - 1)];
-	/* ends of before the last reset lie beyond; nothing of this round is free */
-	if (freed > ring->arena_tail)
-		freed = 0;
 	at = ring->arena_tail;
 	if (at % ring->arena_bytes + bytes > ring->arena_bytes)
 		at += ring->arena_bytes - at % ring->arena_bytes;

@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -34,6 +35,7 @@
 #define PAGE_BYTES                          \
 	(sizeof(struct kvd_status_header) + \
 	 FAKE_KVD_SLOTS * sizeof(struct kvd_status_slot))
+#define RING_BYTES (KVD_RING_HEADER_BYTES + FAKE_KVD_ENTRIES * KVD_RING_ENTRY_BYTES)
 
 struct shared {
 	_Atomic unsigned int script_head, script_tail; /* tail: next to be used */
@@ -50,8 +52,10 @@ struct shared {
 struct fake_kvd {
 	char dir[64], path[96];
 	pid_t pid;
-	int page_fd, listen_fd;
+	int page_fd, listen_fd, ring_fds[3]; /* ring, arena, eventfd */
 	struct kvd_status_header *page;
+	struct kvd_ring_header *ring;
+	uint8_t *arena;
 	struct shared *shared;
 };
 
@@ -149,6 +153,14 @@ static bool conn_answer(struct fake_kvd *f, struct conn *conn, const char *line)
 		answer = ok;
 		fd_count = 4;
 	}
+	if (!strcmp(answer, "!ring")) {
+		snprintf(page, sizeof(page),
+			 "{\"id\":%%ID%%,\"ok\":true,\"entries\":%u,\"arena_bytes\":%u}",
+			 FAKE_KVD_ENTRIES, FAKE_KVD_ARENA_BYTES);
+		memcpy(fds, f->ring_fds, sizeof(f->ring_fds));
+		answer = page;
+		fd_count = 3;
+	}
 	send_fds(conn->fd, text, fill_in(conn, answer, text), fds, fd_count);
 	return true;
 }
@@ -228,15 +240,32 @@ static void serve(struct fake_kvd *f)
 
 /* ---- the test's side ---------------------------------------------------------- */
 
+static void *memory_new(size_t bytes, int *fd_p)
+{
+	void *at;
+
+	*fd_p = memfd_create("fake-kvd", MFD_ALLOW_SEALING | MFD_CLOEXEC);
+	assert_true(*fd_p >= 0);
+	assert_int_equal(ftruncate(*fd_p, (off_t)bytes), 0);
+	assert_int_equal(fcntl(*fd_p, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+	at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd_p, 0);
+	assert_true(at != MAP_FAILED);
+	return at;
+}
+
+static void ring_new(struct fake_kvd *f)
+{
+	f->ring = memory_new(RING_BYTES, &f->ring_fds[0]);
+	f->arena = memory_new(FAKE_KVD_ARENA_BYTES, &f->ring_fds[1]);
+	f->ring_fds[2] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	assert_true(f->ring_fds[2] >= 0);
+	f->ring->magic = KVD_RING_MAGIC;
+	f->ring->version = KVD_RING_VERSION;
+}
+
 static void page_new(struct fake_kvd *f)
 {
-	f->page_fd = memfd_create("fake-status", MFD_ALLOW_SEALING | MFD_CLOEXEC);
-	assert_true(f->page_fd >= 0);
-	assert_int_equal(ftruncate(f->page_fd, (off_t)PAGE_BYTES), 0);
-	assert_int_equal(fcntl(f->page_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
-	f->page =
-		mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, f->page_fd, 0);
-	assert_true(f->page != MAP_FAILED);
+	f->page = memory_new(PAGE_BYTES, &f->page_fd);
 	f->page->magic = KVD_STATUS_MAGIC;
 	f->page->slots = FAKE_KVD_SLOTS;
 	f->page->engine_first = FAKE_KVD_SLOTS / 2;
@@ -273,6 +302,7 @@ void fake_kvd_start(struct fake_kvd **fake_p)
 			 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	assert_true(f->shared != MAP_FAILED);
 	page_new(f);
+	ring_new(f);
 	process_start(f);
 	*fake_p = f;
 }
@@ -303,6 +333,10 @@ void fake_kvd_free(struct fake_kvd *f)
 {
 	fake_kvd_kill(f);
 	page_free(f);
+	munmap(f->ring, RING_BYTES);
+	munmap(f->arena, FAKE_KVD_ARENA_BYTES);
+	for (unsigned int i = 0; i < 3; i++)
+		close(f->ring_fds[i]);
 	munmap(f->shared, sizeof(*f->shared));
 	unlink(f->path);
 	rmdir(f->dir);
@@ -377,4 +411,14 @@ void fake_kvd_beat(struct fake_kvd *f, bool fresh)
 {
 	/* a beat in the far future is never old */
 	__atomic_store_n(&f->page->beat_ns, fresh ? UINT64_MAX / 2 : 1, __ATOMIC_RELAXED);
+}
+
+struct kvd_ring_header *fake_kvd_ring(struct fake_kvd *f)
+{
+	return f->ring;
+}
+
+const uint8_t *fake_kvd_arena(struct fake_kvd *f)
+{
+	return f->arena;
 }

@@ -16,9 +16,12 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "proto/kvd_ring.h"
 #include "proto/kvd_status.h"
 
 #define FAKE_KVD_SLOTS 64u
+#define FAKE_KVD_ENTRIES 16u
+#define FAKE_KVD_ARENA_BYTES 4096u
 
 struct fake_kvd;
 
@@ -33,7 +36,7 @@ void fake_kvd_kill(struct fake_kvd *fake);
 void fake_kvd_restart(struct fake_kvd *fake);
 
 /* Script an answer. Actions instead of JSON: "!close" ends the connection,
- * "!fds" answers ok with four fds nobody asked for. */
+ * "!fds" answers ok with four fds nobody asked for, "!ring" shares the ring. */
 void fake_kvd_answer(struct fake_kvd *fake, const char *answer);
 /* Forget the answers that were not used. */
 void fake_kvd_drop_answers(struct fake_kvd *fake);
@@ -53,5 +56,10 @@ void fake_kvd_word(struct fake_kvd *fake, unsigned int slot, uint32_t gen,
 		   unsigned int state, unsigned int flags, unsigned int error);
 /* false: the heartbeat stopped long ago. */
 void fake_kvd_beat(struct fake_kvd *fake, bool fresh);
+
+/* The submission ring of an answer "!ring", and its arena. Nobody takes its entries:
+ * the test moves the head. */
+struct kvd_ring_header *fake_kvd_ring(struct fake_kvd *fake);
+const uint8_t *fake_kvd_arena(struct fake_kvd *fake);
 
 #endif

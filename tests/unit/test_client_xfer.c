@@ -365,6 +365,45 @@ static void notifs_are_bytes(void **state)
 	assert_int_equal(kvd_notif_drain(f->client, 0, on_notif, f), -KVD_E_PROTO);
 }
 
+static void notify(struct client_fixture *f, char fill, size_t bytes)
+{
+	char data[FAKE_KVD_ARENA_BYTES];
+
+	memset(data, fill, bytes);
+	assert_int_equal(kvd_notif_send(f->client, 2, data, bytes), 0);
+}
+
+/* A daemon that takes nothing keeps what was put: where the arena began at the front
+ * again, too, though its head stays where the round before had ended. */
+static void arena_of_a_slow_daemon_is_not_written_twice(void **state)
+{
+	struct client_fixture *f = *state;
+	struct kvd_ring_header *ring = fake_kvd_ring(f->fake);
+	const uint8_t *arena = fake_kvd_arena(f->fake);
+	struct kvd_ring_entry e;
+	uint8_t data[1200];
+
+	fake_kvd_answer(f->fake, "!ring");
+	notify(f, '0', 2400);
+	assert_int_equal(ring->tail, 1);
+	ring->head = 1;
+	notify(f, 'a', 2000);
+	notify(f, 'b', 1200);
+	assert_int_equal(ring->tail, 3);
+	notify(f, 'c', 1200); /* no room: by the socket */
+	assert_int_equal(ring->tail, 3);
+	for (size_t i = 0; i < 3200; i++)
+		assert_int_equal(arena[i], i < 2000 ? 'a' : 'b');
+	assert_int_equal(client_submitted(f, 2, &e, data, sizeof(data)), 1200);
+	assert_int_equal(data[0], 'c');
+	client_poll_answered(f);
+	ring->head = 2;
+	notify(f, 'd', 1200); /* where 'a' was */
+	assert_int_equal(ring->tail, 4);
+	assert_int_equal(arena[0], 'd');
+	assert_int_equal(arena[2000], 'b');
+}
+
 /* Every allocation fails once: an error, no handle, and the slot is given again. */
 static void out_of_memory_costs_one_call(void **state)
 {
@@ -416,6 +455,7 @@ int main(void)
 		T(entry_refused_by_the_socket_fails_with_words),
 		T(failure_in_the_page_is_asked_for_its_words),
 		T(notifs_are_bytes),
+		T(arena_of_a_slow_daemon_is_not_written_twice),
 		T(out_of_memory_costs_one_call),
 	};
 
