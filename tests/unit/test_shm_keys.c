@@ -187,6 +187,42 @@ static void write_before_its_key_is_usable_is_staged(void **state)
 	duo_end(t);
 }
 
+/* Of a table's buffer that no row names the key may still be with a helper, which
+ * writes its memory, and takes it back where the mapping fails. */
+static void key_with_a_helper_is_not_looked_into(void **state)
+{
+	struct duo *t = duo_pair();
+	struct memory *mapped = NULL;
+	struct duo_transfer x, y;
+	struct xp_buffer src[2];
+	struct shm_key *key;
+
+	(void)state;
+	duo_transfer_init(&y, t, XP_WRITE, 1, 4096, false, false);
+	duo_transfer_init(&x, t, XP_WRITE, 3000, 256, false, false);
+	assert_int_equal(memory_new_linear(4096, &mapped), 0);
+	src[0] = x.remote_src;
+	src[1] = (struct xp_buffer){.key = y.src.key, .length = 4096};
+	key = (struct shm_key *)(void *)y.src.key;
+	memory_unref(key->memory);
+	sm_init(&key->sm, key->sm.table, SHM_KEY_MAPPING);
+	key->memory = mapped;
+	t->b.sides.src = src;
+	t->b.sides.src_count = 2;
+	t->b.answer = DUO_HOLD;
+	assert_int_equal(duo_post(&x), 0);
+	DUO_WAIT(t, t->b.requests == 1);
+	shm_transport.land(t->b.seen[0].in, &t->b.sides, NULL);
+	assert_int_equal(atomic_load(&mapped->refs), 1);
+	DUO_WAIT(t, x.top.calls);
+	duo_assert_done(&x, ERR_OK);
+	duo_transfer_check(&x);
+	sm_init(&key->sm, key->sm.table, SHM_KEY_READY);
+	duo_transfer_fini(&x);
+	duo_transfer_fini(&y);
+	duo_end(t);
+}
+
 /* The source's memory is cut while the destination copies it. */
 static void cut_source_fails_its_transfer_only(void **state)
 {
@@ -228,6 +264,7 @@ int main(void)
 		cmocka_unit_test(peer_memory_is_mapped_read_only),
 		cmocka_unit_test(peer_memory_with_holes_is_not_mapped),
 		cmocka_unit_test(write_before_its_key_is_usable_is_staged),
+		cmocka_unit_test(key_with_a_helper_is_not_looked_into),
 		cmocka_unit_test(cut_source_fails_its_transfer_only),
 	};
 

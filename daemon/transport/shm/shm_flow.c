@@ -14,13 +14,14 @@
 
 #include "daemon/base/mem.h"
 
+/* A key's memory is a helper's until the key is ready. */
 static struct memory *buffer_memory(const struct xp_buffer *b)
 {
+	const struct shm_key *key = (const struct shm_key *)(const void *)b->key;
+
 	if (b->reg)
 		return ((struct xp_reg_base *)(void *)b->reg)->memory;
-	if (b->key)
-		return ((struct shm_key *)(void *)b->key)->memory;
-	return NULL;
+	return key && sm_state(&key->sm) == SHM_KEY_READY ? key->memory : NULL;
 }
 
 /* A buffer without memory has no length: a plan that names it is refused. */
