@@ -179,6 +179,7 @@ int kvd_close(struct kvd_client *client)
 		}
 	client_ring_lost(client);
 	client_map_unref(client->map);
+	cJSON_Delete(client->notifs_kept);
 	mem_free(client);
 	return 0;
 }

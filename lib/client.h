@@ -403,6 +403,8 @@ struct kvd_client {
 	unsigned int submits;	  /* entries on the socket: those behind go there, too */
 	struct client_slots slots;
 	uint64_t notifs_taken; /* in this session */
+	uint64_t notifs_waiting;
+	cJSON *notifs_kept; /* those: taken, and not told yet; NULL: none ever came */
 	struct kvd_daemon_info info;
 	struct kvd_error error;
 	struct list objects[CLIENT_KINDS];

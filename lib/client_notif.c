@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Notifications: sent through the ring, taken by the socket (as base64). */
+/*
+ * Notifications: sent through the ring, taken by the socket (as base64).
+ *
+ * The daemon gives each away once. So what comes after its caller's timeout, or cannot
+ * be told for want of memory, is kept, and told by the next call that is answered.
+ */
 #include "lib/client.h"
 
 #include <string.h>
@@ -40,7 +45,7 @@ uint64_t kvd_notif_waiting(const struct kvd_client *client)
 	if (!client->map)
 		return 0;
 	return __atomic_load_n(&client->map->header->notifs, __ATOMIC_ACQUIRE) -
-	       client->notifs_taken;
+	       client->notifs_taken + client->notifs_waiting;
 }
 
 struct drain {
@@ -49,29 +54,60 @@ struct drain {
 	int count;
 };
 
-static int drained(struct client_request *req, int result, const cJSON *reply)
+/* What the daemon gave away is ours: out of its answer, to be told. */
+static int keep(struct kvd_client *client, const cJSON *reply)
 {
-	const cJSON *notifs = cJSON_GetObjectItemCaseSensitive(reply, "notifs"), *n;
-	struct drain *drain = req->out;
-	size_t bytes;
+	cJSON *notifs =
+		(cJSON *)(uintptr_t)cJSON_GetObjectItemCaseSensitive(reply, "notifs");
 
-	if (result || req->late)
-		return result;
-	cJSON_ArrayForEach(n, notifs) {
-		const char *from = client_get_str(n, "from"),
-			   *text = client_get_str(n, "data");
-		cleanup_free uint8_t *data = text ? mem_zalloc(strlen(text) + 1) : NULL;
-
-		if (!from || !data || !base64_decode(text, strlen(text), data, &bytes))
-			return client_fail(req->client, KVD_E_PROTO,
-					   "notif.drain: a notification of another form");
-		req->client->in_callback = true;
-		drain->on_notif(drain->arg, from, data, bytes);
-		req->client->in_callback = false;
-		drain->count++;
-		req->client->notifs_taken++;
+	if (!client->notifs_kept)
+		client->notifs_kept = cJSON_CreateArray();
+	if (!client->notifs_kept)
+		return client_fail_nomem(client);
+	while (notifs && notifs->child) {
+		cJSON_AddItemToArray(client->notifs_kept,
+				     cJSON_DetachItemViaPointer(notifs, notifs->child));
+		client->notifs_taken++;
+		client->notifs_waiting++;
 	}
 	return 0;
+}
+
+static int tell_first(struct kvd_client *client, struct drain *drain)
+{
+	cJSON *notif = client->notifs_kept->child;
+	const char *from = client_get_str(notif, "from"),
+		   *text = client_get_str(notif, "data");
+	cleanup_free uint8_t *data = text ? mem_zalloc(strlen(text) + 1) : NULL;
+	bool good;
+	size_t bytes;
+
+	if (text && !data)
+		return client_fail_nomem(client); /* it stays */
+	good = from && text && base64_decode(text, strlen(text), data, &bytes);
+	if (!good && drain->count)
+		return 1; /* the next call's fault: these are told */
+	client->notifs_waiting--;
+	if (good) {
+		client->in_callback = true;
+		drain->on_notif(drain->arg, from, data, bytes);
+		client->in_callback = false;
+		drain->count++;
+	}
+	cJSON_Delete(cJSON_DetachItemViaPointer(client->notifs_kept, notif));
+	return good ? 0
+		    : client_fail(client, KVD_E_PROTO,
+				  "notif.drain: a notification of another form");
+}
+
+static int drained(struct client_request *req, int result, const cJSON *reply)
+{
+	struct kvd_client *client = req->client;
+	int r = result ? result : keep(client, reply);
+
+	while (!r && !req->late && client->notifs_kept->child)
+		r = tell_first(client, req->out);
+	return r < 0 ? r : 0;
 }
 
 int kvd_notif_drain(struct kvd_client *client, int timeout_ms,
@@ -90,5 +126,5 @@ int kvd_notif_drain(struct kvd_client *client, int timeout_ms,
 	op.finish = drained;
 	op.out = &drain;
 	r = client_op_run(client, &op, &call);
-	return r ? r : drain.count;
+	return drain.count ? drain.count : r;
 }

@@ -711,7 +711,8 @@ int kvd_notif_send(struct kvd_client *client, uint64_t attach, const void *data,
 /* How many wait for kvd_notif_drain(): a look at shared memory. */
 uint64_t kvd_notif_waiting(const struct kvd_client *client);
 /* Take what has arrived: on_notif for each, oldest first, before it returns.
- * How many, or a negative code. `from` names the sender's session. */
+ * How many, or a negative code: then none was told, and they come with the next call.
+ * `from` names the sender's session. */
 int kvd_notif_drain(struct kvd_client *client, int timeout_ms,
 		    void (*on_notif)(void *arg, const char *from, const void *data,
 				     size_t bytes),

@@ -365,6 +365,46 @@ static void notifs_are_bytes(void **state)
 	assert_int_equal(kvd_notif_drain(f->client, 0, on_notif, f), -KVD_E_PROTO);
 }
 
+static void on_word(void *arg, const char *from, const void *data, size_t bytes)
+{
+	strncat(arg, from, 8);
+	strncat(arg, data, bytes);
+}
+
+/* The daemon has given them away: an answer that comes too late loses none. */
+static void notifs_of_a_late_answer_come_with_the_next(void **state)
+{
+	struct client_fixture *f = *state;
+	char words[64] = "";
+
+	fake_kvd_page(f->fake)->notifs = 3;
+	fake_kvd_answer(f->fake, "");
+	assert_int_equal(kvd_notif_drain(f->client, 20, on_word, words), -KVD_E_NOREPLY);
+	fake_kvd_answer(f->fake, "{\"id\":%PREV%,\"ok\":true,\"notifs\":["
+				 "{\"from\":\"1\",\"data\":\"aGkA\"},"
+				 "{\"from\":\"2\",\"data\":\"aG8A\"}]}\n" OK "}");
+	assert_int_equal(kvd_command(f->client, "a", NULL, 0, &(char *){NULL}), 0);
+	assert_int_equal(kvd_notif_waiting(f->client), 3);
+	fake_kvd_answer(f->fake, OK ",\"notifs\":[{\"from\":\"3\",\"data\":\"aGEA\"}]}");
+	assert_int_equal(kvd_notif_drain(f->client, 0, on_word, words), 3);
+	assert_string_equal(words, "1hi2ho3ha");
+	assert_int_equal(kvd_notif_waiting(f->client), 0);
+}
+
+static void notifs_before_a_fault_are_told(void **state)
+{
+	struct client_fixture *f = *state;
+	char words[64] = "";
+
+	fake_kvd_answer(f->fake, OK ",\"notifs\":[{\"from\":\"1\",\"data\":\"aGkA\"},"
+				    "{\"from\":\"2\",\"data\":\"=a==\"},"
+				    "{\"from\":\"3\",\"data\":\"aGEA\"}]}");
+	assert_int_equal(kvd_notif_drain(f->client, 0, on_word, words), 1);
+	assert_int_equal(kvd_notif_drain(f->client, 0, on_word, words), -KVD_E_PROTO);
+	assert_int_equal(kvd_notif_drain(f->client, 0, on_word, words), 1);
+	assert_string_equal(words, "1hi3ha");
+}
+
 static void notify(struct client_fixture *f, char fill, size_t bytes)
 {
 	char data[FAKE_KVD_ARENA_BYTES];
@@ -455,6 +495,8 @@ int main(void)
 		T(entry_refused_by_the_socket_fails_with_words),
 		T(failure_in_the_page_is_asked_for_its_words),
 		T(notifs_are_bytes),
+		T(notifs_of_a_late_answer_come_with_the_next),
+		T(notifs_before_a_fault_are_told),
 		T(arena_of_a_slow_daemon_is_not_written_twice),
 		T(out_of_memory_costs_one_call),
 	};
