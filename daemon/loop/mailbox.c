@@ -6,6 +6,8 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 
+#define ITEMS_A_LOOK 8u /* at the clock */
+
 static void mailbox_on_wake(struct loop_wake *wake)
 {
 	mailbox_deliver(container_of(wake, struct mailbox, wake));
@@ -85,7 +87,7 @@ void mailbox_deliver(struct mailbox *box)
 {
 	struct list *item;
 
-	for (;;) {
+	for (unsigned int n = 1;; n++) {
 		pthread_mutex_lock(&box->lock);
 		item = list_pop_front(&box->items);
 		pthread_mutex_unlock(&box->lock);
@@ -93,7 +95,7 @@ void mailbox_deliver(struct mailbox *box)
 			return;
 		/* without the lock: it may put the item in again, or free it */
 		box->on_item(box, item);
-		if (loop_enough(box->wake.watch.loop)) {
+		if (n % ITEMS_A_LOOK == 0 && loop_enough(box->wake.watch.loop)) {
 			/* who puts into one that is not empty wakes nobody */
 			loop_defer(box->wake.watch.loop, &box->deliver);
 			return;

@@ -83,41 +83,71 @@ static void call_that_takes_long_holds_no_loop(void **state)
 	up_big_end(&big);
 }
 
-/* Did both workers stay with the loop? */
-static bool page_stays(struct up_op *op)
+/* Do both workers stay with the loop for a transfer of `rows`? */
+static bool rows_stay(uint32_t rows)
 {
+	const struct plan_run run = {
+		.len = 65536, .count = rows, .src_stride = 131072, .dst_stride = 131072};
+	struct plan *plan = up_plan(&run, 1);
+	struct up_place src, dst;
 	bool stayed = true;
+	struct up_op op;
 
+	up_place_init(&src, &up_a, 4 * MIB, false);
+	up_place_init(&dst, &up_b, 4 * MIB, false);
+	up_op_init(&op, XP_WRITE, plan, &src, &dst);
+	up_b.sides = op.op.sides;
 	await(!worker_of(&up_a)->away && !worker_of(&up_b)->away);
-	op->done = 0;
-	assert_int_equal(up_a.t->ops->post(up_a.peer, &op->op), 0);
-	while (!op->done) {
+	assert_int_equal(up_a.t->ops->post(up_a.peer, &op.op), 0);
+	while (!op.done) {
 		up_turn();
 		stayed &= !worker_of(&up_a)->away && !worker_of(&up_b)->away;
 	}
-	assert_int_equal(op->op.result, 0);
-	return stayed;
-}
-
-/* A machine with other work makes short calls long: then the thread has the rest. */
-static void worker_is_the_loops_for_a_page(void **state)
-{
-	static const struct plan_run page = {.len = 65536, .count = 1};
-	struct plan *plan = up_plan(&page, 1);
-	struct up_place src, dst;
-	unsigned int tries = 0;
-	struct up_op op;
-
-	(void)state;
-	up_place_init(&src, &up_a, MIB, false);
-	up_place_init(&dst, &up_b, MIB, false);
-	up_op_init(&op, XP_WRITE, plan, &src, &dst);
-	up_b.sides = op.op.sides;
-	while (!page_stays(&op))
-		assert_true(tries++ < 1000);
+	assert_int_equal(op.op.result, 0);
 	up_place_fini(&src, &up_a);
 	up_place_fini(&dst, &up_b);
 	plan_free(plan);
+	return stayed;
+}
+
+static void worker_is_the_loops_for_a_small_transfer(void **state)
+{
+	(void)state;
+	assert_true(rows_stay(1));
+	assert_true(rows_stay(UCX_SMALL_BYTES / 65536));
+	assert_false(rows_stay(UCX_SMALL_BYTES / 65536 + 1));
+}
+
+static const struct ucx_xfer *first_source(void)
+{
+	return list_first(&((struct ucx_peer *)up_a.peer)->sources, struct ucx_xfer,
+			  source_link);
+}
+
+/* What a message waits for inside libucp is what was posted before it. */
+static void large_transfer_has_little_posted_beside_small_ones(void **state)
+{
+	const struct ucx_peer *peer = (struct ucx_peer *)up_a.peer;
+	const struct ucx_xfer *xfer = NULL;
+	struct up_big big;
+	struct up_op op;
+
+	(void)state;
+	await(loop_now_ns(up_loop) >= peer->beside_until_ns);
+	up_big_start(&big, XP_WRITE, false);
+	await((xfer = first_source()) &&
+	      xfer->sending_bytes + UCX_SHARE_BESIDE_BYTES >= UCX_SHARE_BYTES);
+	up_op_init(&op, XP_WRITE, NULL, NULL, NULL);
+	assert_int_equal(up_a.t->ops->post(up_a.peer, &op.op), 0);
+	await(xfer->sending_bytes <= UCX_SHARE_BESIDE_BYTES);
+	assert_ptr_equal(first_source(), xfer);
+	while (loop_now_ns(up_loop) < peer->beside_until_ns && first_source()) {
+		assert_true(xfer->sending_bytes <= UCX_SHARE_BESIDE_BYTES);
+		up_turn();
+	}
+	await(big.op.done && up_b.dones == 2 && op.done);
+	assert_int_equal(big.op.op.result, 0);
+	up_big_end(&big);
 }
 
 /* As libucp would call for them, in one go: messages that are no fault each. */
@@ -183,7 +213,8 @@ int main(void)
 #define PAIR(test) cmocka_unit_test_setup_teardown(test, up_begin_pair, up_end)
 	const struct CMUnitTest tests[] = {
 		PAIR(call_that_takes_long_holds_no_loop),
-		PAIR(worker_is_the_loops_for_a_page),
+		PAIR(worker_is_the_loops_for_a_small_transfer),
+		PAIR(large_transfer_has_little_posted_beside_small_ones),
 		PAIR(messages_unread_over_the_bound_lose_the_peer),
 		PAIR(message_without_memory_takes_the_reserve),
 	};

@@ -36,6 +36,8 @@
 #include "daemon/config/config.h"
 #include "daemon/transport/ucx/ucx_impl.h"
 
+#define PROGRESS_ON_WAKE 64u
+
 int ucx_fault(const struct ucx_lib *lib, const char *what, ucs_status_t status)
 {
 	return err_raise(ERR_TRANSPORT, "ucx: %s: %s", what,
@@ -273,6 +275,13 @@ static unsigned int ucx_progress(struct transport *base, unsigned int budget)
 	return done;
 }
 
+static void ucx_on_ready(struct loop_fd *watch, int events)
+{
+	(void)events;
+	ucx_progress(&container_of(watch, struct ucx_transport, worker.watch)->net.base,
+		     PROGRESS_ON_WAKE);
+}
+
 static bool ucx_arm(struct transport *base)
 {
 	return ucx_worker_arm(
@@ -349,7 +358,7 @@ static int ucx_worker_start(struct ucx_transport *transport)
 	int r;
 
 	r = ucx_worker_open(&transport->worker, lib, transport->context,
-			    transport->net.base.env.loop);
+			    transport->net.base.env.loop, ucx_on_ready);
 	if (r < 0)
 		return err_pass(r);
 	status = lib->ucp_worker_set_am_recv_handler(transport->worker.handle, &handler);

@@ -45,8 +45,13 @@
 #define UCX_EAGER_MAX 8192u
 #define UCX_SLICE_MIN 65536u
 #define UCX_SLICE_MAX (16u << 20)
-#define UCX_WINDOW_SLICES 64u			 /* posted at once to a peer */
-#define UCX_SHARE_BYTES (2u << 20)		 /* posted at once of one transfer */
+#define UCX_WINDOW_SLICES 64u /* posted at once to a peer */
+/* A transfer of no more is small. Posted at once of a large one: alone; and for a while
+ * after a small one began, beside which it is little. */
+#define UCX_SMALL_BYTES (1u << 20)
+#define UCX_SHARE_BYTES (2u << 20)
+#define UCX_SHARE_BESIDE_BYTES (256u << 10)
+#define UCX_BESIDE_NS (50 * LOOP_NS_PER_MS)
 #define UCX_FETCHES_MAX (4u * UCX_WINDOW_SLICES) /* as the receiver may see it */
 #define UCX_AM_ID 0x6bu				 /* 'k': all our messages */
 #define UCX_POOL_BYTES (16u << 20)		 /* bounce buffers, each way */
@@ -141,6 +146,7 @@ struct ucx_peer {
 	/* bytes */
 	struct list sources; /* ucx_xfer.source_link, in turn */
 	uint64_t sending_bytes;
+	uint64_t beside_until_ns; /* small transfers come and go */
 	unsigned int sending;
 	bool starved;		/* a source waits for a send buffer */
 	unsigned int receiving; /* pieces of rendezvous not fetched yet */
@@ -300,6 +306,10 @@ void ucx_order_drop(struct ucx_peer *peer); /* all that wait */
 
 /* ---- ucx_xfer.c ---- */
 extern const struct net_ops ucx_net_ops;
+static inline bool ucx_is_large(const struct ucx_xfer *xfer)
+{
+	return xfer->net.bytes > UCX_SMALL_BYTES;
+}
 void ucx_xfer_entry(struct ucx_peer *peer, struct ucx_entry *entry); /* owns it */
 
 /* ---- ucx_source.c ---- */

@@ -158,6 +158,7 @@ static void piece_fetch(struct ucx_piece *piece, uint8_t *at, ucp_mem_h memh)
 	piece->at = at;
 	piece->memh = memh;
 	piece->call.bytes = at ? piece->length : 0;
+	piece->call.heavy = at && ucx_is_large(piece->xfer);
 	ucx_call(piece->xfer->peer, &piece->call, start_fetch, on_fetched);
 }
 

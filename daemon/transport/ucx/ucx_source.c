@@ -10,8 +10,9 @@
  *
  * A peer's transfers take turns under one window of bytes and slices. A turn is
  * measured in bytes, or one of long rows would get eight times what one of pages
- * gets. And what is posted stands before whatever comes later: so one transfer has
- * no more of the window than keeps a fast line busy, also when it is alone.
+ * gets. And what is posted stands before whatever comes later: so a large transfer has
+ * no more of the window than keeps a fast line busy, and while small ones come and go,
+ * only so much that both sides have something to do. A small one is posted as a whole.
  */
 #include "daemon/transport/ucx/ucx_impl.h"
 
@@ -31,10 +32,27 @@ struct slice {
 	ucp_mem_h memh;
 };
 
+static uint64_t least(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
+
+/* What may be posted of it at once. */
+static uint64_t share_of(const struct ucx_xfer *xfer)
+{
+	const struct ucx_peer *peer = xfer->peer;
+
+	if (!ucx_is_large(xfer))
+		return UINT64_MAX;
+	return loop_now_ns(peer->net.timer.loop) < peer->beside_until_ns
+		       ? UCX_SHARE_BESIDE_BYTES
+		       : UCX_SHARE_BYTES;
+}
+
 static void ucx_source_cut(const struct ucx_xfer *xfer, struct slice *slice)
 {
 	uint64_t left = xfer->net.bytes - xfer->next_byte;
-	uint64_t max = left < xfer->peer->slice_bytes ? left : xfer->peer->slice_bytes;
+	uint64_t max = least(left, least(xfer->peer->slice_bytes, share_of(xfer) / 2));
 	struct plan_span first;
 	struct plan_walk walk;
 
@@ -133,6 +151,7 @@ static void piece_send(struct ucx_piece *piece, uint8_t *bytes, ucp_mem_h memh)
 	piece->at = bytes;
 	piece->memh = memh;
 	piece->call.bytes = piece->length;
+	piece->call.heavy = ucx_is_large(xfer);
 	ucx_call(peer, &piece->call, start_send, ucx_source_on_sent);
 }
 
@@ -243,7 +262,7 @@ static struct ucx_xfer *next_source(const struct ucx_peer *peer)
 	    peer->sending_bytes >= peer->transport->window_bytes)
 		return NULL;
 	list_foreach(xfer, &peer->sources, source_link) {
-		if (xfer->sending_bytes < UCX_SHARE_BYTES)
+		if (xfer->sending_bytes < share_of(xfer))
 			return xfer;
 	}
 	return NULL;

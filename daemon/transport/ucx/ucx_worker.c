@@ -4,12 +4,12 @@
  * for milliseconds, and nothing makes it shorter. On the loop that would keep every
  * room waiting. So the worker has a thread of its own.
  *
- * But to cross from thread to thread costs as much as a short message, and a room of
- * one page is five of them. So the worker belongs to one of two at a time: to the loop
- * while what libucp has under way is less than a turn's work, and else to the thread.
- * The loop hands it over when it submits more than that, or a call that may be slow,
- * or when a progress took long. The thread gives it back when nothing has been under
- * way for a while (CALM_MS). libucp allows that (UCS_THREAD_MODE_SERIALIZED); the lock,
+ * But to cross from thread to thread costs as much as a short message, and a room is
+ * five of them and two for each slice. So the worker belongs to one of two at a time: to
+ * the loop while what libucp has under way is one small transfer's bytes, and else to
+ * the thread. The loop hands it over when it submits more than that, or a call that is
+ * heavy. The thread gives it back when nothing heavy has been under way for a while
+ * (CALM_NS). libucp allows that (UCS_THREAD_MODE_SERIALIZED); the lock,
  * or the mailbox, lies between the one's last use and the other's first.
  *
  * Neither ever waits for the other. A call that is submitted while the thread has the
@@ -39,10 +39,8 @@
 #include "daemon/base/mem.h"
 #include "daemon/base/thread.h"
 
-/* What libucp may have to move while the loop has the worker: a page. */
-#define LOOP_BYTES (UINT64_C(96) << 10)
-#define LONG_NS (LOOP_TURN_NS / 2) /* one progress: then the thread goes on */
-#define PROGRESS_ON_WAKE 64u
+/* What libucp may have to move while the loop has the worker: a small transfer. */
+#define LOOP_BYTES (UINT64_C(1152) << 10)
 #define ROUND 16u /* calls, then progress, of the thread between looks at the other */
 #define CALM_NS (2 * LOOP_NS_PER_MS) /* no more than that under way: it goes back */
 #define CLOSE_MIN_MS 1		     /* a look at an endpoint that closes; then longer */
@@ -54,6 +52,7 @@ static void call_start(struct ucx_worker *worker, struct ucx_call *call)
 {
 	worker->open++;
 	worker->open_bytes += call->bytes;
+	worker->heavy += call->heavy;
 	call->start(call);
 }
 
@@ -71,6 +70,7 @@ void ucx_call_over(struct ucx_call *call, ucs_status_t status, size_t length)
 	call->length = length;
 	call->worker->open--;
 	call->worker->open_bytes -= call->bytes;
+	call->worker->heavy -= call->heavy;
 	ucx_tell(call->worker, call);
 }
 
@@ -149,7 +149,7 @@ void ucx_submit(struct ucx_worker *worker, struct ucx_call *call)
 	call->worker = worker;
 	list_init(&call->link);
 	worker->bytes += call->bytes;
-	if (!worker->away && (call->slow || worker->bytes > LOOP_BYTES))
+	if (!worker->away && (call->heavy || worker->bytes > LOOP_BYTES))
 		hand_over(worker);
 	if (!worker->away) {
 		call_start(worker, call);
@@ -176,28 +176,16 @@ static void on_item(struct mailbox *box, struct list *item)
 unsigned int ucx_worker_progress(struct ucx_worker *worker, unsigned int budget)
 {
 	struct loop *loop = worker->watch.loop;
-	uint64_t begin_ns = loop_clock_ns(loop), end_ns;
 	unsigned int done = 0;
 
 	while (!worker->away && done < budget &&
 	       worker->lib->ucp_worker_progress(worker->handle)) {
 		done++;
-		end_ns = loop_clock_ns(loop);
-		if (end_ns - begin_ns > LONG_NS)
-			hand_over(worker);
-		begin_ns = end_ns;
 		if (loop_enough(loop))
 			break; /* arm will find the rest */
 	}
 	mailbox_deliver(&worker->box);
 	return done;
-}
-
-static void ucx_worker_on_event(struct loop_fd *watch, int events)
-{
-	(void)events;
-	ucx_worker_progress(container_of(watch, struct ucx_worker, watch),
-			    PROGRESS_ON_WAKE);
 }
 
 bool ucx_worker_arm(struct ucx_worker *worker)
@@ -207,6 +195,11 @@ bool ucx_worker_arm(struct ucx_worker *worker)
 }
 
 /* ---- the thread ---- */
+
+static bool is_heavy(const struct ucx_worker *worker)
+{
+	return worker->closing || worker->heavy || worker->open_bytes > LOOP_BYTES;
+}
 
 static unsigned int start_calls(struct ucx_worker *worker)
 {
@@ -235,7 +228,7 @@ static bool ucx_worker_work(struct ucx_worker *worker)
 		if (!worker->lib->ucp_worker_progress(worker->handle))
 			break;
 	}
-	if (n == ROUND || worker->closing || worker->open_bytes > LOOP_BYTES)
+	if (is_heavy(worker))
 		worker->heavy_ns = clock_ns();
 	return started + n > 0;
 }
@@ -290,7 +283,7 @@ static void ucx_worker_serve(struct ucx_worker *worker)
 		worker->close_ms = CLOSE_MIN_MS;
 	} else if (worker->lib->ucp_worker_arm(worker->handle) != UCS_ERR_BUSY &&
 		   rest(worker, true,
-			worker->closing || worker->open_bytes > LOOP_BYTES
+			is_heavy(worker)
 				? worker->close_ms
 				: (int)((CALM_NS - calm_ns) / LOOP_NS_PER_MS) + 1)) {
 		if (worker->close_ms < CLOSE_MAX_MS)
@@ -341,7 +334,8 @@ static int worker_make(struct ucx_worker *worker, ucp_context_h context)
 }
 
 int ucx_worker_open(struct ucx_worker *worker, const struct ucx_lib *lib,
-		    ucp_context_h context, struct loop *loop)
+		    ucp_context_h context, struct loop *loop,
+		    void (*on_ready)(struct loop_fd *watch, int events))
 {
 	int r;
 
@@ -355,7 +349,7 @@ int ucx_worker_open(struct ucx_worker *worker, const struct ucx_lib *lib,
 	r = worker_make(worker, context);
 	if (r < 0)
 		return err_pass(r);
-	loop_fd_init(&worker->watch, loop, worker->efd, ucx_worker_on_event);
+	loop_fd_init(&worker->watch, loop, worker->efd, on_ready);
 	r = mailbox_init(&worker->box, loop, on_item);
 	if (r == 0)
 		r = loop_fd_set(&worker->watch, LOOP_READ);

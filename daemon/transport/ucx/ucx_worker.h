@@ -30,7 +30,7 @@ struct ucx_call {
 	void (*start)(struct ucx_call *call);
 	void (*done)(struct ucx_call *call); /* loop's thread */
 	uint64_t bytes;			     /* that it may have libucp move */
-	bool slow;			     /* connecting, closing: not on the loop */
+	bool heavy; /* connects, closes, or has much behind it: not on the loop */
 	ucs_status_t status;
 	size_t length; /* received */
 };
@@ -47,8 +47,9 @@ struct ucx_worker {
 	/* who has the worker */
 	unsigned int open;    /* calls inside libucp */
 	uint64_t open_bytes;  /* theirs */
+	unsigned int heavy;   /* heavy ones of them */
 	unsigned int closing; /* endpoints */
-	uint64_t heavy_ns;    /* when it last was more than the loop's */
+	uint64_t heavy_ns;    /* when that last was more than the loop's */
 	int close_ms;	      /* to the next look at endpoints that close */
 	/* under the lock */
 	pthread_mutex_t lock;
@@ -61,9 +62,11 @@ struct ucx_worker {
 	int event_fd; /* wakes the thread */
 };
 
-/* Loop's thread. `worker` is zeroed; closing one that did not open is fine. */
+/* Loop's thread. `worker` is zeroed; closing one that did not open is fine. on_ready():
+ * libucp has something to do, while the loop has the worker. */
 int ucx_worker_open(struct ucx_worker *worker, const struct ucx_lib *lib,
-		    ucp_context_h context, struct loop *loop);
+		    ucp_context_h context, struct loop *loop,
+		    void (*on_ready)(struct loop_fd *watch, int events));
 /* No call is under way. */
 void ucx_worker_close(struct ucx_worker *worker);
 void ucx_submit(struct ucx_worker *worker, struct ucx_call *call);

@@ -161,6 +161,14 @@ static size_t ucx_xfer_request_bytes(const struct net_xfer *net)
 	return net->op->header_len;
 }
 
+/* It begins. */
+static void note_small(const struct ucx_xfer *xfer)
+{
+	if (!ucx_is_large(xfer))
+		xfer->peer->beside_until_ns =
+			loop_now_ns(xfer->peer->net.timer.loop) + UCX_BESIDE_NS;
+}
+
 static int ucx_xfer_ask(struct net_xfer *net)
 {
 	struct ucx_xfer *xfer = ucx_xfer_of(net);
@@ -171,6 +179,7 @@ static int ucx_xfer_ask(struct net_xfer *net)
 		.length = net->bytes,
 	};
 
+	note_small(xfer);
 	ucx_send_frame(mem_steal(xfer->spare[0]), &frame, NULL, xfer, net->op->header,
 		       net->op->header_len);
 	return net->kind == XP_READ; /* bytes may come at once */
@@ -238,6 +247,7 @@ static int ucx_xfer_take_request(struct ucx_peer *peer, struct ucx_entry **entry
 
 	if (r < 0 || !net)
 		return err_pass(r);
+	note_small(ucx_xfer_of(net));
 	ucx_xfer_of(net)->entry = mem_steal(*entry_p);
 	net_request(net, entry->payload, entry->len);
 	return 0;
