@@ -33,6 +33,7 @@
 #ifndef KVD_TRANSPORT_NET_H
 #define KVD_TRANSPORT_NET_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -44,6 +45,7 @@
 #include "daemon/transport/transport.h"
 
 struct net_peer;
+struct net_reg;
 struct net_xfer;
 
 #define NET_HEADERS_MAX (16u << 20) /* bytes of a peer's unfinished requests */
@@ -51,7 +53,11 @@ struct net_xfer;
 struct net_ops {
 	/* net_peer_states, net_xfer_states, each with the backend's invariant */
 	const struct sm_table *peer_table, *xfer_table;
-	bool checks; /* a request may be a CHECK: it has bytes, but none move */
+	bool checks;	    /* a request may be a CHECK: it has bytes, but none move */
+	uint32_t key_magic; /* of net_key_pack() */
+	/* What the fabric has of a memory, also of one that is half registered; any
+	 * thread. NULL: nothing. */
+	void (*reg_release)(struct net_reg *reg);
 
 	/* -- of a peer -- */
 	void (*step)(struct net_peer *peer); /* it was kicked; may free it */
@@ -94,6 +100,7 @@ struct net_transport {
 	struct list ready; /* net_peer.ready_link: to be stepped */
 	struct loop_defer run;
 	uint64_t fence_ns;
+	atomic_uint releasing; /* jobs of helpers: net_settle() waits for them */
 };
 
 enum net_peer_state {
@@ -168,8 +175,9 @@ struct net_xfer {
 void net_init(struct net_transport *net, const struct net_ops *ops,
 	      const struct transport_ops *base, const struct xp_env *env,
 	      const struct xp_callbacks *callbacks);
-void net_fini(struct net_transport *net); /* its peers are closed */
-void net_run(struct net_transport *net);  /* step who was kicked, now */
+void net_settle(struct net_transport *net); /* no helper is at it any more */
+void net_fini(struct net_transport *net);   /* its peers are closed */
+void net_run(struct net_transport *net);    /* step who was kicked, now */
 
 /* ---- a peer ---- */
 void net_peer_init(struct net_peer *peer, struct net_transport *net,

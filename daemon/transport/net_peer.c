@@ -15,6 +15,7 @@
 
 #include <assert.h>
 #include <inttypes.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -74,6 +75,12 @@ void net_init(struct net_transport *net, const struct net_ops *ops,
 	list_init(&net->peers);
 	list_init(&net->ready);
 	loop_defer_init(&net->run, on_run);
+}
+
+void net_settle(struct net_transport *net)
+{
+	while (atomic_load(&net->releasing))
+		sched_yield();
 }
 
 void net_fini(struct net_transport *net)

@@ -244,8 +244,9 @@ static void fault_from_a_peer_is_made_harmless(void **state)
 
 	(void)state;
 	err_set(&sent, ERR_LEASE, "the lease has ended");
-	tcp_head_put_err(&head, &sent);
-	tcp_head_get_err(&head, sent.text, strlen(sent.text), &err);
+	head.code = sent.code;
+	head.flags = net_fault_flags(&sent);
+	net_fault_get(head.code, head.flags, sent.text, strlen(sent.text), &err);
 	assert_int_equal(err.code, ERR_LEASE);
 	assert_int_equal(err.scope, sent.scope);
 	assert_int_equal(err.retryable, sent.retryable);
@@ -253,7 +254,7 @@ static void fault_from_a_peer_is_made_harmless(void **state)
 	memset(text, '\n', sizeof(text));
 	head.code = 60000;
 	head.flags = 0xff;
-	tcp_head_get_err(&head, text, sizeof(text), &err);
+	net_fault_get(head.code, head.flags, text, sizeof(text), &err);
 	assert_int_equal(err.code, ERR_INTERNAL);
 	assert_true(err.scope <= ERR_SCOPE_DAEMON);
 	assert_int_equal(strlen(err.text), TCP_TEXT_MAX);

@@ -33,6 +33,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
+#include "daemon/transport/net_reg.h"
 #include "daemon/transport/tcp/tcp_impl.h"
 
 #define PATIENCE_MIN_NS (5 * LOOP_NS_PER_S)
@@ -202,11 +203,11 @@ const struct transport_ops tcp_transport = {
 	.probe = tcp_probe,
 	.open = tcp_open,
 	.close = tcp_close,
-	.mem_reg = tcp_mem_reg,
-	.mem_dereg = tcp_mem_dereg,
-	.key_pack = tcp_key_pack,
-	.key_unpack = tcp_key_unpack,
-	.key_drop = tcp_key_drop,
+	.mem_reg = net_mem_reg,
+	.mem_dereg = net_mem_dereg,
+	.key_pack = net_key_pack,
+	.key_unpack = net_key_unpack,
+	.key_drop = net_key_drop,
 	.peer_open = tcp_peer_open,
 	.peer_close = tcp_peer_close,
 	.post = net_post,

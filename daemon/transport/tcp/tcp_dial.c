@@ -105,7 +105,7 @@ static int tcp_dial_say(int fd, const struct tcp_hello *hello)
 
 static void place_of(int fd, struct tcp_peer *peer)
 {
-	union tcp_sockaddr sa;
+	union net_place sa;
 	socklen_t len = sizeof(sa);
 
 	memset(&sa, 0, sizeof(sa));
@@ -183,7 +183,7 @@ static void on_dial(struct loop_fd *watch, int events);
 static int dial_new(struct tcp_peer *peer, struct tcp_stream *stream,
 		    struct tcp_dial **dial_p)
 {
-	const union tcp_sockaddr *sa = &peer->address.list[peer->address_at];
+	const union net_place *sa = &peer->address.list[peer->address_at];
 	struct tcp_dial *dial = mem_zalloc(sizeof(*dial));
 
 	if (!dial)

@@ -262,7 +262,7 @@ void tcp_guests_tick(struct tcp_transport *transport, bool *wanted_p)
 /* ---- where it is ---- */
 
 /* "tcp://127.0.0.1:0", "tcp://[::1]:5", "tcp://STAR:0"; false: not a number. */
-static bool place_parse(const char *endpoint, union tcp_sockaddr *sa, bool *any_p)
+static bool place_parse(const char *endpoint, union net_place *sa, bool *any_p)
 {
 	char host[CONFIG_ENDPOINT_BYTES];
 	char *begin = host, *colon;
@@ -295,7 +295,7 @@ static bool place_parse(const char *endpoint, union tcp_sockaddr *sa, bool *any_
 	return true;
 }
 
-static void set_port(union tcp_sockaddr *sa, in_port_t port)
+static void set_port(union net_place *sa, in_port_t port)
 {
 	if (sa->any.sa_family == AF_INET6)
 		sa->v6.sin6_port = port;
@@ -303,7 +303,7 @@ static void set_port(union tcp_sockaddr *sa, in_port_t port)
 		sa->v4.sin_port = port;
 }
 
-static void add_place(struct tcp_address *address, const union tcp_sockaddr *sa)
+static void add_place(struct tcp_address *address, const union net_place *sa)
 {
 	if (address->count < TCP_ADDRESSES_MAX)
 		address->list[address->count++] = *sa;
@@ -321,7 +321,7 @@ static int places_of_interfaces(struct tcp_address *address, sa_family_t family,
 				in_port_t port)
 {
 	mem_cleanup(freeifaddrsp) struct ifaddrs *list = NULL;
-	union tcp_sockaddr sa;
+	union net_place sa;
 
 	if (getifaddrs(&list) < 0)
 		return err_raise_errno(errno, "tcp: getifaddrs");
@@ -340,14 +340,14 @@ static int places_of_interfaces(struct tcp_address *address, sa_family_t family,
 	return 0;
 }
 
-static int address_make(struct tcp_transport *transport, const union tcp_sockaddr *bound,
+static int address_make(struct tcp_transport *transport, const union net_place *bound,
 			bool any)
 {
 	const struct config *config = transport->net.base.env.config;
 	in_port_t port = bound->any.sa_family == AF_INET6 ? bound->v6.sin6_port
 							  : bound->v4.sin_port;
 	struct tcp_address address = {0};
-	union tcp_sockaddr sa;
+	union net_place sa;
 	bool told_any;
 	int r = 0;
 
@@ -374,7 +374,7 @@ int tcp_port_open(struct tcp_transport *transport)
 	const struct config *config = transport->net.base.env.config;
 	const char *wanted = *config->tcp_listen ? config->tcp_listen : config->listen;
 	cleanup_close int fd = -1;
-	union tcp_sockaddr sa;
+	union net_place sa;
 	socklen_t len;
 	int one = 1, r;
 	bool any;

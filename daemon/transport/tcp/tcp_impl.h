@@ -8,7 +8,6 @@
  *   tcp_dial.c   making its control line and streams, from either side
  *   tcp_line.c   the control line: frames out and in, on the loop
  *   tcp_xfer.c   a transfer's life, as net.h tells it
- *   tcp_reg.c    registered memory and keys
  *   tcp_flow.c   a transfer's bytes as loop and I/O threads share them
  *   tcp_io.c     the I/O threads
  *   tcp_tx.c     a stream's sending half, tcp_rx.c its receiving one
@@ -226,11 +225,6 @@ struct tcp_xfer {
 	struct tcp_chunk *spare[2]; /* so that an answer never lacks memory */
 };
 
-struct tcp_reg {
-	struct xp_reg_base base;
-	uint64_t id;
-};
-
 /* ---- tcp.c ---- */
 void tcp_tick_want(struct tcp_transport *transport);
 static inline bool tcp_token_equal(const uint8_t *a, const uint8_t *b)
@@ -255,15 +249,6 @@ void tcp_join_control(struct tcp_peer *peer, int owned_fd, const struct tcp_hell
 void tcp_join_stream(struct tcp_stream *stream, int owned_fd);
 void tcp_dial_stop(struct tcp_peer *peer);  /* whatever is being made; idempotent */
 void tcp_dial_again(struct tcp_peer *peer); /* time for another try, if one is due */
-
-/* ---- tcp_reg.c ---- */
-int tcp_mem_reg(struct transport *base, struct memory *memory, struct xp_reg **reg_p);
-void tcp_mem_dereg(struct xp_reg *reg);
-int tcp_key_pack(struct xp_reg *reg, struct xp_peer *peer, void *buf, size_t size,
-		 size_t *len_p);
-int tcp_key_unpack(struct xp_peer *peer, const void *buf, size_t len, void *owner,
-		   struct xp_key **key_p);
-void tcp_key_drop(struct xp_key *key);
 
 /* ---- tcp_peer.c ---- */
 int tcp_peer_open(struct transport *base, const struct xp_peer_args *args,

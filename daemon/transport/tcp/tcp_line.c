@@ -131,7 +131,8 @@ void tcp_line_send(struct tcp_peer *peer, struct tcp_chunk *owned, struct tcp_he
 		   const struct err *err)
 {
 	if (err) {
-		tcp_head_put_err(head, err);
+		head->code = err->code;
+		head->flags = net_fault_flags(err);
 		head->length = (uint32_t)strnlen(err->text, TCP_TEXT_MAX);
 		memcpy(tcp_chunk_payload(owned), err->text, head->length);
 	}

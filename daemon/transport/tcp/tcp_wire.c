@@ -8,7 +8,6 @@
 #include "daemon/transport/tcp/tcp_wire.h"
 
 #include <arpa/inet.h>
-#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 #include <xxhash.h>
@@ -22,7 +21,6 @@
 #define VOID_MARK UINT32_C(0x44494f56)	   /* "VOID" */
 #define WIRE_VERSION 1u
 #define CHECK_BYTES 8u
-#define RETRYABLE 256u
 
 static uint64_t check_of(const uint8_t *buf, size_t size)
 {
@@ -172,32 +170,6 @@ int tcp_head_get(const uint8_t buf[TCP_HEAD_BYTES], bool data, struct tcp_head *
 	return err_pass(head_check(h, data));
 }
 
-void tcp_head_put_err(struct tcp_head *head, const struct err *err)
-{
-	head->code = err->code;
-	head->flags = (uint16_t)(err->scope | (err->retryable ? RETRYABLE : 0));
-}
-
-void tcp_head_get_err(const struct tcp_head *head, const void *text, size_t len,
-		      struct err *err_p)
-{
-	unsigned int scope = head->flags & (RETRYABLE - 1);
-
-	memset(err_p, 0, sizeof(*err_p));
-	err_p->code = err_from_wire(head->code);
-	err_p->scope = scope <= ERR_SCOPE_DAEMON ? (enum err_scope)scope
-						 : err_default_scope(err_p->code);
-	err_foreign(err_p);
-	err_p->retryable = head->flags & RETRYABLE;
-	if (len > TCP_TEXT_MAX)
-		len = TCP_TEXT_MAX;
-	for (size_t i = 0; i < len; i++) {
-		unsigned char ch = ((const unsigned char *)text)[i];
-
-		err_p->text[i] = isprint(ch) ? (char)ch : '?';
-	}
-}
-
 /* ---- trailers ---- */
 
 void tcp_trailer_put(const struct tcp_trailer *trailer, uint8_t buf[TCP_TRAILER_BYTES])
@@ -238,39 +210,10 @@ int tcp_address_put(const struct tcp_address *address, uint8_t buf[XP_ADDRESS_MA
 	cursor_put_u32(&c, ADDRESS_MAGIC);
 	cursor_put_u8(&c, WIRE_VERSION);
 	cursor_put_u8(&c, (uint8_t)address->count);
-	for (uint32_t i = 0; i < address->count; i++) {
-		const union tcp_sockaddr *sa = &address->list[i];
-		bool v6 = sa->any.sa_family == AF_INET6;
-
-		cursor_put_u8(&c, v6 ? 6 : 4);
-		cursor_put_u16(&c, ntohs(v6 ? sa->v6.sin6_port : sa->v4.sin_port));
-		if (v6)
-			cursor_put_bytes(&c, &sa->v6.sin6_addr, sizeof(sa->v6.sin6_addr));
-		else
-			cursor_put_bytes(&c, &sa->v4.sin_addr, sizeof(sa->v4.sin_addr));
-	}
+	for (uint32_t i = 0; i < address->count; i++)
+		net_place_put(&c, &address->list[i], false);
 	*len_p = c.pos;
 	return err_pass(cursor_check(&c, "tcp address"));
-}
-
-static void take_place(struct cursor *c, union tcp_sockaddr *sa)
-{
-	uint8_t family = cursor_get_u8(c);
-	uint16_t port = cursor_get_u16(c);
-	const void *bytes = cursor_get_bytes(c, family == 6 ? 16 : 4);
-
-	memset(sa, 0, sizeof(*sa));
-	if (!bytes || (family != 4 && family != 6) || port == 0) {
-		c->bad = true;
-	} else if (family == 6) {
-		sa->v6.sin6_family = AF_INET6;
-		sa->v6.sin6_port = htons(port);
-		memcpy(&sa->v6.sin6_addr, bytes, 16);
-	} else {
-		sa->v4.sin_family = AF_INET;
-		sa->v4.sin_port = htons(port);
-		memcpy(&sa->v4.sin_addr, bytes, 4);
-	}
 }
 
 int tcp_address_get(const void *buf, size_t len, struct tcp_address *address_p)
@@ -292,19 +235,19 @@ int tcp_address_get(const void *buf, size_t len, struct tcp_address *address_p)
 	if (address_p->count == 0 || address_p->count > TCP_ADDRESSES_MAX)
 		return err_raise(ERR_PROTO, "tcp address: %u places", address_p->count);
 	for (uint32_t i = 0; i < address_p->count && !c.bad; i++)
-		take_place(&c, &address_p->list[i]);
+		net_place_get(&c, false, &address_p->list[i]);
 	if (c.bad || cursor_left(&c) > 0)
 		return err_raise(ERR_PROTO, "tcp address: %zu bytes for %u places", len,
 				 address_p->count);
 	return 0;
 }
 
-socklen_t tcp_sockaddr_len(const union tcp_sockaddr *sa)
+socklen_t tcp_sockaddr_len(const union net_place *sa)
 {
 	return sa->any.sa_family == AF_INET6 ? sizeof(sa->v6) : sizeof(sa->v4);
 }
 
-void tcp_sockaddr_text(const union tcp_sockaddr *sa, char *buf, size_t size)
+void tcp_sockaddr_text(const union net_place *sa, char *buf, size_t size)
 {
 	char host[INET6_ADDRSTRLEN] = "?";
 

@@ -16,6 +16,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/transport/tcp/tcp_sum.h"
+#include "daemon/transport/net_wire.h"
 #include "daemon/plan/pack.h"
 #include "daemon/transport/transport.h"
 
@@ -26,7 +27,7 @@
 #define TCP_STREAMS_MAX 32u
 #define TCP_DATA_MAX PACK_FRAME_BYTES /* bytes of one data frame */
 #define TCP_EAGER_MAX PACK_EAGER_MAX  /* bytes that travel inside a request or answer */
-#define TCP_TEXT_MAX (ERR_TEXT_MAX - 1u) /* bytes of a fault's words */
+#define TCP_TEXT_MAX NET_TEXT_MAX
 #define TCP_ADDRESSES_MAX 16u
 
 /* ---- how a connection begins ---- */
@@ -84,12 +85,6 @@ void tcp_head_put(const struct tcp_head *head, uint8_t buf[TCP_HEAD_BYTES]);
  * stream (`data`) only data frames are right, on the control line only others. */
 int tcp_head_get(const uint8_t buf[TCP_HEAD_BYTES], bool data, struct tcp_head *head_p);
 
-/* A fault as fields of a head; the words go as payload. */
-void tcp_head_put_err(struct tcp_head *head, const struct err *err);
-/* A peer's fault: numbers checked, words cut and made printable. */
-void tcp_head_get_err(const struct tcp_head *head, const void *text, size_t len,
-		      struct err *err_p);
-
 /* ---- the trailer of a data frame ---- */
 struct tcp_trailer {
 	bool good;	      /* the bytes are the source's; else they are nothing */
@@ -101,14 +96,8 @@ void tcp_trailer_put(const struct tcp_trailer *trailer, uint8_t buf[TCP_TRAILER_
 int tcp_trailer_get(const uint8_t buf[TCP_TRAILER_BYTES], struct tcp_trailer *trailer_p);
 
 /* ---- where a daemon's data port is ---- */
-union tcp_sockaddr {
-	struct sockaddr any;
-	struct sockaddr_in v4;
-	struct sockaddr_in6 v6;
-};
-
 struct tcp_address {
-	union tcp_sockaddr list[TCP_ADDRESSES_MAX]; /* to be tried in this order */
+	union net_place list[TCP_ADDRESSES_MAX]; /* to be tried in this order */
 	uint32_t count;
 };
 
@@ -116,8 +105,8 @@ int tcp_address_put(const struct tcp_address *address, uint8_t buf[XP_ADDRESS_MA
 		    size_t *len_p);
 /* ERR_PROTO when it is not one; ERR_VERSION. */
 int tcp_address_get(const void *buf, size_t len, struct tcp_address *address_p);
-socklen_t tcp_sockaddr_len(const union tcp_sockaddr *sa);
+socklen_t tcp_sockaddr_len(const union net_place *sa);
 /* "127.0.0.1:4000", "[::1]:4000" */
-void tcp_sockaddr_text(const union tcp_sockaddr *sa, char *buf, size_t size);
+void tcp_sockaddr_text(const union net_place *sa, char *buf, size_t size);
 
 #endif

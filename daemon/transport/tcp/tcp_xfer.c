@@ -396,7 +396,7 @@ static int tcp_xfer_take_done(struct tcp_xfer *xfer, const struct tcp_head *head
 	int r;
 
 	if (head->code != ERR_OK) {
-		tcp_head_get_err(head, payload, head->length, &err);
+		net_fault_get(head->code, head->flags, payload, head->length, &err);
 		return err_pass(net_xfer_done(&xfer->net, &err));
 	}
 	if (moving && net_is_source(&xfer->net) &&
@@ -488,6 +488,7 @@ static int tcp_xfer_begin(struct net_xfer *net)
 const struct net_ops tcp_net_ops = {
 	.peer_table = &tcp_peer_table,
 	.xfer_table = &xfer_table,
+	.key_magic = UINT32_C(0x4b54564b), /* "KVTK" */
 	.step = tcp_peer_step,
 	.peer_free = tcp_peer_free,
 	.refuse = tcp_xfer_refuse,
@@ -517,7 +518,7 @@ static int take_cancel(struct tcp_peer *peer, const struct tcp_head *head,
 
 	if (r < 0 || !net)
 		return err_pass(r);
-	tcp_head_get_err(head, payload, head->length, &err);
+	net_fault_get(head->code, head->flags, payload, head->length, &err);
 	net_xfer_stop(net, &err);
 	return 0;
 }
@@ -527,7 +528,7 @@ static void take_bye(struct tcp_peer *peer, const struct tcp_head *head,
 {
 	struct err err;
 
-	tcp_head_get_err(head, payload, head->length, &err);
+	net_fault_get(head->code, head->flags, payload, head->length, &err);
 	if (err.code == ERR_OK)
 		err_set(&err, ERR_PEER, "tcp: the remote daemon closed the connection");
 	peer->net.deaf = true;

@@ -25,7 +25,6 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -378,9 +377,7 @@ static void ucx_close(struct transport *base)
 		container_of(base, struct ucx_transport, net.base);
 	struct idmap_cursor at;
 
-	/* Helpers may still release what transfers held last. */
-	while (atomic_load(&transport->releasing) > 0)
-		sched_yield();
+	net_settle(&transport->net);
 	net_fini(&transport->net);
 	ucx_pool_fini(&transport->send_pool);
 	ucx_pool_fini(&transport->recv_pool);
@@ -452,10 +449,10 @@ const struct transport_ops ucx_transport = {
 	.arm = ucx_arm,
 	.progress = ucx_progress,
 	.mem_reg = ucx_mem_reg,
-	.mem_dereg = ucx_mem_dereg,
-	.key_pack = ucx_key_pack,
-	.key_unpack = ucx_key_unpack,
-	.key_drop = ucx_key_drop,
+	.mem_dereg = net_mem_dereg,
+	.key_pack = net_key_pack,
+	.key_unpack = net_key_unpack,
+	.key_drop = net_key_drop,
 	.peer_open = ucx_peer_open,
 	.peer_close = ucx_peer_close,
 	.post = net_post,

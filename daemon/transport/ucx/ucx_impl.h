@@ -5,7 +5,7 @@
  *   ucx.c        probe, open, close; the table of operations
  *   ucx_worker.c libucp's worker: the loop has it, or its thread
  *   ucx_line.c   a connection as who has the worker sees it: endpoint, messages in
- *   ucx_reg.c    registered memory and keys
+ *   ucx_reg.c    registered memory
  *   ucx_peer.c   a connection's life: hello, loss, close
  *   ucx_order.c  sequenced frames, out and in
  *   ucx_xfer.c   a transfer's life on either side
@@ -29,9 +29,9 @@
 #include "daemon/base/list.h"
 #include "daemon/base/sm.h"
 #include "daemon/loop/loop.h"
-#include "daemon/loop/offload.h"
 #include "daemon/memory/copy.h"
 #include "daemon/transport/net.h"
+#include "daemon/transport/net_reg.h"
 #include "daemon/transport/transport.h"
 #include "daemon/transport/ucx/ucx.h"
 #include "daemon/transport/ucx/ucx_lib.h"
@@ -75,7 +75,6 @@ struct ucx_transport {
 	struct list hungry; /* ucx_piece.link: wait for a receive buffer */
 	uint64_t slice_bytes, window_bytes;
 	atomic_ullong frames_dropped; /* no peer of ours sent them */
-	atomic_uint releasing;	      /* memories on a helper; close() waits for them */
 };
 
 /* Endpoints made here to one remote worker. Lives as long as ours: libucp
@@ -114,11 +113,8 @@ struct ucx_line {
 };
 
 struct ucx_reg {
-	struct xp_reg_base base;
-	ucp_mem_h memh;	 /* NULL: never given to libucp, or it needs none */
-	atomic_int refs; /* the owner's and one a transfer's buffer */
-	uint64_t id;
-	struct offload_job job; /* the last reference went on the loop */
+	struct net_reg net;
+	ucp_mem_h memh; /* NULL: never given to libucp, or it needs none */
 };
 
 struct ucx_peer {
@@ -259,12 +255,7 @@ static inline void ucx_call_back(struct ucx_peer *peer)
 
 /* ---- ucx_reg.c ---- */
 int ucx_mem_reg(struct transport *base, struct memory *memory, struct xp_reg **reg_p);
-void ucx_mem_dereg(struct xp_reg *reg);
-int ucx_key_pack(struct xp_reg *reg, struct xp_peer *peer, void *buf, size_t size,
-		 size_t *len_p);
-int ucx_key_unpack(struct xp_peer *peer, const void *buf, size_t len, void *owner,
-		   struct xp_key **key_p);
-void ucx_key_drop(struct xp_key *key);
+void ucx_reg_release(struct net_reg *reg);
 /* References on this side's memories, and the tables the copy threads want. The
  * plan's rows are inside the tables (xp_sides_check). */
 int ucx_side_init(struct ucx_side *side, const struct plan *plan,

@@ -83,7 +83,8 @@ void ucx_send_frame(struct ucx_send *send, struct ucx_frame *frame, const struct
 	struct ucx_peer *peer = send->peer;
 
 	if (err) {
-		ucx_frame_put_err(frame, err);
+		frame->code = err->code;
+		frame->flags = net_fault_flags(err);
 		len = strnlen(err->text, UCX_TEXT_MAX);
 		memcpy(send->text, err->text, len);
 		payload = send->text;

@@ -368,7 +368,8 @@ static void take_entries(struct ucx_peer *peer)
 			ucx_xfer_entry(peer, entry);
 			continue;
 		}
-		ucx_frame_get_err(&entry->frame, entry->payload, entry->len, &err);
+		net_fault_get(entry->frame.code, entry->frame.flags, entry->payload,
+			      entry->len, &err);
 		ucx_entry_free(entry);
 		peer->net.deaf = true;
 		net_peer_fail(&peer->net, &err);

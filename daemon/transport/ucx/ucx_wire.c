@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/transport/ucx/ucx_wire.h"
 
-#include <ctype.h>
 #include <string.h>
 #include <xxhash.h>
 
@@ -11,7 +10,6 @@
 #define ADDRESS_MAGIC UINT32_C(0x4144564b) /* "KVDA" */
 #define WIRE_VERSION 1
 #define CHECK_BYTES 8u
-#define RETRYABLE 256u
 
 static uint64_t checksum(const void *buf)
 {
@@ -69,32 +67,6 @@ int ucx_frame_get(const void *buf, size_t len, struct ucx_frame *frame_p)
 	if (f->type == 0 || f->type >= UCX_TYPE_END)
 		return err_raise(ERR_PROTO, "ucx frame: type %u", f->type);
 	return 0;
-}
-
-void ucx_frame_put_err(struct ucx_frame *frame, const struct err *err)
-{
-	frame->code = err->code;
-	frame->flags = (uint16_t)(err->scope | (err->retryable ? RETRYABLE : 0));
-}
-
-void ucx_frame_get_err(const struct ucx_frame *frame, const void *text, size_t len,
-		       struct err *err_p)
-{
-	unsigned int scope = frame->flags & (RETRYABLE - 1);
-
-	memset(err_p, 0, sizeof(*err_p));
-	err_p->code = err_from_wire(frame->code);
-	err_p->scope = scope <= ERR_SCOPE_DAEMON ? (enum err_scope)scope
-						 : err_default_scope(err_p->code);
-	err_foreign(err_p);
-	err_p->retryable = frame->flags & RETRYABLE;
-	if (len > UCX_TEXT_MAX)
-		len = UCX_TEXT_MAX;
-	for (size_t i = 0; i < len; i++) {
-		unsigned char ch = ((const unsigned char *)text)[i];
-
-		err_p->text[i] = isprint(ch) ? (char)ch : '?';
-	}
 }
 
 int ucx_address_put(const void *worker, size_t len, uint8_t buf[XP_ADDRESS_MAX],

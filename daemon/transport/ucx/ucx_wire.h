@@ -14,10 +14,11 @@
 #include <stdint.h>
 
 #include "daemon/base/err.h"
+#include "daemon/transport/net_wire.h"
 #include "daemon/transport/transport.h"
 
 #define UCX_FRAME_BYTES 72u
-#define UCX_TEXT_MAX (ERR_TEXT_MAX - 1u) /* bytes of a fault's words */
+#define UCX_TEXT_MAX NET_TEXT_MAX
 #define UCX_ADDRESS_HEADER 8u
 
 /*
@@ -57,12 +58,6 @@ static inline bool ucx_frame_sequenced(const struct ucx_frame *frame)
 void ucx_frame_put(const struct ucx_frame *frame, uint8_t buf[UCX_FRAME_BYTES]);
 /* ERR_PROTO: not a frame of this version. */
 int ucx_frame_get(const void *buf, size_t len, struct ucx_frame *frame_p);
-
-/* A fault as fields of a frame; the words go as payload. */
-void ucx_frame_put_err(struct ucx_frame *frame, const struct err *err);
-/* A peer's fault: numbers checked, words cut and made printable. */
-void ucx_frame_get_err(const struct ucx_frame *frame, const void *text, size_t len,
-		       struct err *err_p);
 
 /* transport->address: magic, version and length before libucp's own bytes. */
 int ucx_address_put(const void *worker, size_t len, uint8_t buf[XP_ADDRESS_MAX],

@@ -209,7 +209,8 @@ static int ucx_xfer_take_done(struct ucx_xfer *xfer, const struct ucx_entry *ent
 		return err_raise(ERR_PROTO, "ucx: DONE before the last byte was sent");
 	if (entry->frame.code == ERR_OK)
 		return err_pass(net_xfer_done(&xfer->net, NULL));
-	ucx_frame_get_err(&entry->frame, entry->payload, entry->len, &err);
+	net_fault_get(entry->frame.code, entry->frame.flags, entry->payload, entry->len,
+		      &err);
 	return err_pass(net_xfer_done(&xfer->net, &err));
 }
 
@@ -273,7 +274,8 @@ static int take_cancel(struct ucx_peer *peer, const struct ucx_entry *entry)
 
 	if (r < 0 || !net)
 		return err_pass(r);
-	ucx_frame_get_err(&entry->frame, entry->payload, entry->len, &err);
+	net_fault_get(entry->frame.code, entry->frame.flags, entry->payload, entry->len,
+		      &err);
 	net_xfer_stop(net, &err);
 	return 0;
 }
@@ -281,6 +283,8 @@ static int take_cancel(struct ucx_peer *peer, const struct ucx_entry *entry)
 const struct net_ops ucx_net_ops = {
 	.peer_table = &ucx_peer_table,
 	.xfer_table = &xfer_table,
+	.key_magic = UINT32_C(0x4b44564b), /* "KVDK" */
+	.reg_release = ucx_reg_release,
 	.step = ucx_peer_step,
 	.peer_free = ucx_peer_free,
 	.refuse = ucx_xfer_refuse,

@@ -19,7 +19,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -90,8 +89,7 @@ static void verbs_close(struct transport *base)
 		container_of(base, struct verbs_transport, net.base);
 
 	verbs_pack_close(transport);
-	while (atomic_load(&transport->releasing))
-		sched_yield(); /* helpers are at it */
+	net_settle(&transport->net);
 	if (transport->lib)
 		verbs_loopback_close(transport);
 	net_fini(&transport->net);
@@ -198,7 +196,7 @@ const struct transport_ops verbs_transport = {
 	.arm = verbs_arm,
 	.progress = verbs_progress,
 	.mem_reg = verbs_mem_reg,
-	.mem_dereg = verbs_mem_dereg,
+	.mem_dereg = net_mem_dereg,
 	.key_pack = verbs_key_pack,
 	.key_unpack = verbs_key_unpack,
 	.key_drop = verbs_key_drop,

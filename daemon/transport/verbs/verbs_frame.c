@@ -48,7 +48,8 @@ void verbs_send(struct verbs_peer *peer, struct verbs_out *out,
 {
 	out->frame = *frame;
 	if (err) {
-		verbs_frame_put_err(&out->frame, err);
+		out->frame.code = err->code;
+		out->frame.flags = net_fault_flags(err);
 		out->left = strnlen(err->text, sizeof(out->text));
 		memcpy(out->text, err->text, out->left);
 		out->payload = (const uint8_t *)out->text;
@@ -199,7 +200,7 @@ static int take_frame(struct verbs_peer *peer, const uint8_t *at, uint32_t len)
 	case VERBS_CREDIT:
 		return 0;
 	case VERBS_BYE:
-		verbs_frame_get_err(&frame, payload, frame.length, &err);
+		net_fault_get(frame.code, frame.flags, payload, frame.length, &err);
 		verbs_peer_bye(peer, &err);
 		return 0;
 	case VERBS_RAIL:

@@ -40,6 +40,7 @@
 #include "daemon/loop/offload.h"
 #include "daemon/plan/pack.h"
 #include "daemon/transport/net.h"
+#include "daemon/transport/net_reg.h"
 #include "daemon/transport/verbs/verbs.h"
 #include "daemon/transport/verbs/verbs_lib.h"
 #include "daemon/transport/verbs/verbs_wire.h"
@@ -114,21 +115,17 @@ struct verbs_transport {
 	uint32_t request_ns; /* configured; 0: as measured with each peer */
 	struct verbs_chain chain;
 	struct verbs_stats stats;
-	atomic_uint releasing; /* memories on a helper; close() waits for them */
 };
 
 struct verbs_reg {
-	struct xp_reg_base base;
+	struct net_reg net;
 	struct ibv_mr *mr[VERBS_RAILS_MAX][VERBS_PIECES_MAX]; /* by device */
 	uint32_t pieces; /* 0: no adapter has it, it is staged */
 	uint8_t shift;
-	atomic_int refs; /* the owner's, and one for each table that names it */
-	uint64_t id;
 	uint32_t near;	  /* rails that are nearest to it: bits */
 	uint64_t address; /* of byte 0, as keys name it */
 	int dmabuf_fd;	  /* while it is registered; -1: none */
 	uint64_t dmabuf_offset;
-	struct offload_job job; /* the last reference went on the loop */
 };
 
 struct verbs_key {
@@ -339,13 +336,12 @@ unsigned int verbs_topo_pci(const struct verbs_lib *lib, const char *pci,
 
 /* ---- verbs_reg.c ---- */
 int verbs_mem_reg(struct transport *base, struct memory *memory, struct xp_reg **reg_p);
-void verbs_mem_dereg(struct xp_reg *reg);
+void verbs_reg_release(struct net_reg *reg);
 int verbs_key_pack(struct xp_reg *reg, struct xp_peer *peer, void *buf, size_t size,
 		   size_t *len_p);
 int verbs_key_unpack(struct xp_peer *peer, const void *buf, size_t len, void *owner,
 		     struct xp_key **key_p);
 void verbs_key_drop(struct xp_key *key);
-void verbs_reg_put(struct verbs_reg *reg); /* a reference of the loop's */
 void verbs_key_put(struct verbs_key *key);
 
 /* ---- verbs_places.c ---- */

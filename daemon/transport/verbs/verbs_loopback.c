@@ -244,7 +244,7 @@ static void make_work(struct offload_job *job)
 		err_take(&job->err);
 		unmake(lb);
 	}
-	atomic_fetch_sub(&transport->releasing, 1); /* it may close now */
+	atomic_fetch_sub(&transport->net.releasing, 1); /* it may close now */
 }
 
 static void unmake_work(struct offload_job *job)
@@ -253,7 +253,7 @@ static void unmake_work(struct offload_job *job)
 	struct verbs_transport *transport = lb->transport;
 
 	unmake(lb);
-	atomic_fetch_sub(&transport->releasing, 1);
+	atomic_fetch_sub(&transport->net.releasing, 1);
 }
 
 /* ---- its READs ---- */
@@ -291,7 +291,7 @@ static void submit(struct verbs_loopback *lb, void (*work)(struct offload_job *j
 		   void (*done)(struct offload_job *job))
 {
 	lb->job = (struct offload_job){.work = work, .done = done};
-	atomic_fetch_add(&lb->transport->releasing, 1);
+	atomic_fetch_add(&lb->transport->net.releasing, 1);
 	offload_submit(lb->transport->net.base.env.offload, &lb->job);
 }
 
@@ -501,7 +501,7 @@ static void verbs_loopback_on_timer(struct loop_timer *timer)
 
 static bool wants_flush(const struct verbs_reg *reg)
 {
-	return reg && reg->pieces && reg->base.memory->kind == MEMORY_DEVICE;
+	return reg && reg->pieces && reg->net.base.memory->kind == MEMORY_DEVICE;
 }
 
 static struct verbs_flush *flush_of(struct verbs_flushes *all,

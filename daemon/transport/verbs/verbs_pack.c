@@ -108,9 +108,9 @@ static int pack_new(struct verbs_xfer *xfer)
 		if (!at->reg)
 			continue;
 		pack->buffers[i] = (struct copy_buffer){
-			.memory = at->reg->base.memory,
+			.memory = at->reg->net.base.memory,
 			.offset = at->offset,
-			.length = at->reg->base.memory->length - at->offset,
+			.length = at->reg->net.base.memory->length - at->offset,
 		};
 	}
 	pack->xfer = xfer;

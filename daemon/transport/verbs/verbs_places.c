@@ -61,7 +61,7 @@ static void note_kind(struct verbs_places *places, const struct xp_buffer *buffe
 		return;
 	}
 	places->staged |= reg->pieces == 0;
-	places->device |= reg->base.memory->kind == MEMORY_DEVICE;
+	places->device |= reg->net.base.memory->kind == MEMORY_DEVICE;
 }
 
 /* A table may have holes where this plan has no rows. */
@@ -114,7 +114,7 @@ int verbs_places_init(struct verbs_places *places, const struct plan *plan,
 		} else {
 			at->reg = (struct verbs_reg *)buffers[i].reg;
 			if (at->reg)
-				atomic_fetch_add(&at->reg->refs, 1);
+				net_reg_ref(&at->reg->net);
 		}
 	}
 	return 0;
@@ -124,7 +124,7 @@ void verbs_places_fini(struct verbs_places *places)
 {
 	for (uint32_t i = 0; i < places->count; i++) {
 		if (places->at[i].reg)
-			verbs_reg_put(places->at[i].reg);
+			net_reg_put(&places->at[i].reg->net);
 		if (places->at[i].key)
 			verbs_key_put(places->at[i].key);
 	}
@@ -146,7 +146,7 @@ uint64_t verbs_places_digest(const struct verbs_places *places, const struct pla
 			continue;
 		last = number;
 		words[1] = number;
-		words[2] = at->reg ? at->reg->id : at->key->remote.id;
+		words[2] = at->reg ? at->reg->net.id : at->key->remote.id;
 		words[3] = at->offset;
 		words[0] = XXH3_64bits(words, sizeof(words));
 	}

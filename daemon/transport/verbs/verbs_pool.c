@@ -25,7 +25,7 @@ enum { PHASE_MAKING, PHASE_MADE, PHASE_UNWANTED };
 static void unmake(struct verbs_pool *pool)
 {
 	if (pool->reg)
-		verbs_mem_dereg(pool->reg);
+		net_mem_dereg(pool->reg);
 	memory_unref(pool->memory);
 	pool->reg = NULL;
 	pool->memory = NULL;
@@ -59,7 +59,7 @@ static void open_work(struct offload_job *job)
 	}
 	if (!atomic_compare_exchange_strong(&pool->phase, &making, PHASE_MADE))
 		unmake(pool);
-	atomic_fetch_sub(&transport->releasing, 1); /* it may close now */
+	atomic_fetch_sub(&transport->net.releasing, 1); /* it may close now */
 }
 
 static void close_work(struct offload_job *job)
@@ -68,7 +68,7 @@ static void close_work(struct offload_job *job)
 	struct verbs_transport *transport = pool->transport;
 
 	unmake(pool);
-	atomic_fetch_sub(&transport->releasing, 1);
+	atomic_fetch_sub(&transport->net.releasing, 1);
 }
 
 /* ---- the loop's ---- */
@@ -157,7 +157,7 @@ int verbs_pool_order(struct verbs_peer *peer)
 		return err_pass(r);
 	pool->peer = peer;
 	peer->pack_pool = pool;
-	atomic_fetch_add(&transport->releasing, 1);
+	atomic_fetch_add(&transport->net.releasing, 1);
 	offload_submit(transport->net.base.env.offload, &pool->open);
 	return 0;
 }
@@ -174,14 +174,14 @@ void verbs_pool_close(struct verbs_pool *pool)
 	pool->peer = NULL;
 	if (pool->open.submitted) {
 		if (offload_cancel(offload, &pool->open)) {
-			atomic_fetch_sub(&pool->transport->releasing, 1);
+			atomic_fetch_sub(&pool->transport->net.releasing, 1);
 			mem_free(pool);
 			return;
 		}
 		if (atomic_compare_exchange_strong(&pool->phase, &making, PHASE_UNWANTED))
 			return;
 	}
-	atomic_fetch_add(&pool->transport->releasing, 1);
+	atomic_fetch_add(&pool->transport->net.releasing, 1);
 	offload_submit(offload, &pool->close);
 }
 

@@ -36,7 +36,7 @@
 
 static struct verbs_transport *transport_of(const struct verbs_reg *reg)
 {
-	return container_of(reg->base.transport, struct verbs_transport, net.base);
+	return container_of(reg->net.base.transport, struct verbs_transport, net.base);
 }
 
 static void deregister(struct verbs_reg *reg)
@@ -52,25 +52,9 @@ static void deregister(struct verbs_reg *reg)
 	}
 }
 
-/* Any thread. */
-static void release(struct verbs_reg *reg)
+void verbs_reg_release(struct net_reg *reg)
 {
-	deregister(reg);
-	memory_unref(reg->base.memory);
-}
-
-static void verbs_reg_release_work(struct offload_job *job)
-{
-	struct verbs_reg *reg = container_of(job, struct verbs_reg, job);
-	struct verbs_transport *transport = transport_of(reg);
-
-	release(reg);
-	atomic_fetch_sub(&transport->releasing, 1); /* it may close now */
-}
-
-static void verbs_reg_release_done(struct offload_job *job)
-{
-	mem_free(container_of(job, struct verbs_reg, job));
+	deregister(container_of(reg, struct verbs_reg, net));
 }
 
 static bool is_device(const struct memory *memory)
@@ -82,7 +66,7 @@ static struct ibv_mr *register_device(struct verbs_reg *reg, struct verbs_device
 				      uint64_t begin, uint64_t length, int access)
 {
 	const struct verbs_lib *lib = transport_of(reg)->lib;
-	const struct memory *memory = reg->base.memory;
+	const struct memory *memory = reg->net.base.memory;
 	struct ibv_mr *mr = NULL;
 
 	errno = EOPNOTSUPP;
@@ -105,7 +89,7 @@ static const char *remedy(const struct memory *memory, int no)
 
 static int register_piece(struct verbs_reg *reg, struct verbs_device *device, uint32_t i)
 {
-	const struct memory *memory = reg->base.memory;
+	const struct memory *memory = reg->net.base.memory;
 	uint64_t begin = (uint64_t)i << reg->shift;
 	uint64_t length = memory->length - begin;
 	int access = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_RELAXED_ORDERING;
@@ -165,7 +149,7 @@ static int pieces_of(const struct verbs_transport *transport, uint64_t length,
  * import, which registrations need no longer than they are made. */
 static void find_dmabuf(struct verbs_reg *reg, int *made_fd_p)
 {
-	const struct memory *memory = reg->base.memory;
+	const struct memory *memory = reg->net.base.memory;
 
 	if (memory->dmabuf_fd >= 0) {
 		reg->dmabuf_fd = memory->dmabuf_fd;
@@ -185,11 +169,11 @@ static void find_dmabuf(struct verbs_reg *reg, int *made_fd_p)
 static int register_direct(struct verbs_reg *reg)
 {
 	cleanup_close int made_fd = -1;
-	int r = pieces_of(transport_of(reg), reg->base.memory->length, &reg->shift,
+	int r = pieces_of(transport_of(reg), reg->net.base.memory->length, &reg->shift,
 			  &reg->pieces);
 
 	reg->dmabuf_fd = -1;
-	if (r == 0 && is_device(reg->base.memory))
+	if (r == 0 && is_device(reg->net.base.memory))
 		find_dmabuf(reg, &made_fd);
 	if (r == 0)
 		r = register_all(reg);
@@ -213,7 +197,7 @@ static const char *why_never(const struct memory *memory)
 /* The copy threads can reach it, and there are slots. */
 static bool may_stage(const struct verbs_reg *reg)
 {
-	const struct memory *memory = reg->base.memory;
+	const struct memory *memory = reg->net.base.memory;
 
 	return transport_of(reg)->pack_pool &&
 	       (is_device(memory) ? memory->gpu != NULL : why_never(memory) != NULL);
@@ -221,7 +205,7 @@ static bool may_stage(const struct verbs_reg *reg)
 
 static int reg_make(struct verbs_reg *reg)
 {
-	const struct memory *memory = reg->base.memory;
+	const struct memory *memory = reg->net.base.memory;
 	const char *never = why_never(memory);
 	int r;
 
@@ -242,48 +226,22 @@ static int reg_make(struct verbs_reg *reg)
 
 int verbs_mem_reg(struct transport *base, struct memory *memory, struct xp_reg **reg_p)
 {
-	static atomic_uint_fast64_t ids;
-	struct verbs_reg *reg = mem_zalloc(sizeof(*reg));
-	int r;
+	struct verbs_reg *reg;
+	int r = net_reg_new(base, memory, sizeof(*reg), &reg);
 
-	if (!reg)
-		return err_pass(-ENOMEM);
-	reg->base.transport = base;
-	reg->base.memory = memory_ref(memory);
+	if (r < 0)
+		return err_pass(r);
 	reg->address =
 		is_device(memory) ? memory->address : (uint64_t)(uintptr_t)memory->base;
-	atomic_init(&reg->refs, 1);
-	reg->id = atomic_fetch_add(&ids, 1) + 1;
-	reg->job.work = verbs_reg_release_work;
-	reg->job.done = verbs_reg_release_done;
 	reg->near = verbs_topo_near(container_of(base, struct verbs_transport, net.base),
 				    memory);
 	r = reg_make(reg);
 	if (r < 0) {
-		release(reg);
-		mem_free(reg);
+		net_mem_dereg((struct xp_reg *)reg);
 		return err_pass(r);
 	}
 	*reg_p = (struct xp_reg *)reg;
 	return 0;
-}
-
-void verbs_mem_dereg(struct xp_reg *xp_reg)
-{
-	struct verbs_reg *reg = (struct verbs_reg *)xp_reg;
-
-	if (atomic_fetch_sub(&reg->refs, 1) != 1)
-		return;
-	release(reg);
-	mem_free(reg);
-}
-
-void verbs_reg_put(struct verbs_reg *reg)
-{
-	if (atomic_fetch_sub(&reg->refs, 1) != 1)
-		return;
-	atomic_fetch_add(&transport_of(reg)->releasing, 1);
-	offload_submit(transport_of(reg)->net.base.env.offload, &reg->job);
 }
 
 /* ---- keys ---- */
@@ -294,9 +252,9 @@ int verbs_key_pack(struct xp_reg *xp_reg, struct xp_peer *peer, void *buf, size_
 	struct verbs_reg *reg = (struct verbs_reg *)xp_reg;
 	const struct verbs_transport *transport = transport_of(reg);
 	struct verbs_remote remote = {
-		.id = reg->id,
+		.id = reg->net.id,
 		.address = reg->address,
-		.length = reg->base.memory->length,
+		.length = reg->net.base.memory->length,
 		.rails = transport->rail_count,
 		.pieces = reg->pieces,
 		.shift = reg->shift,

@@ -7,9 +7,6 @@
  */
 #include "daemon/transport/verbs/verbs_wire.h"
 
-#include <arpa/inet.h>
-#include <ctype.h>
-#include <netinet/in.h>
 #include <string.h>
 
 #include "daemon/base/cursor.h"
@@ -19,7 +16,6 @@
 #define ADDRESS_MAGIC UINT32_C(0x4156564b) /* "KVVA" */
 #define KEY_MAGIC UINT32_C(0x4b56564b)	   /* "KVVK" */
 #define WIRE_VERSION 1
-#define RETRYABLE 256u
 #define SHIFT_MIN 12u
 #define SHIFT_MAX 48u
 
@@ -81,32 +77,6 @@ int verbs_frame_get(const void *buf, size_t len, struct verbs_frame *frame_p)
 	if (f->type == 0 || f->type >= VERBS_TYPE_END)
 		return err_raise(ERR_PROTO, "verbs frame: type %u", f->type);
 	return 0;
-}
-
-void verbs_frame_put_err(struct verbs_frame *frame, const struct err *err)
-{
-	frame->code = err->code;
-	frame->flags = (uint16_t)(err->scope | (err->retryable ? RETRYABLE : 0));
-}
-
-void verbs_frame_get_err(const struct verbs_frame *frame, const void *text, size_t len,
-			 struct err *err_p)
-{
-	unsigned int scope = frame->flags & (RETRYABLE - 1);
-
-	memset(err_p, 0, sizeof(*err_p));
-	err_p->code = err_from_wire(frame->code);
-	err_p->scope = scope <= ERR_SCOPE_DAEMON ? (enum err_scope)scope
-						 : err_default_scope(err_p->code);
-	err_foreign(err_p);
-	err_p->retryable = frame->flags & RETRYABLE;
-	if (len > VERBS_TEXT_MAX)
-		len = VERBS_TEXT_MAX;
-	for (size_t i = 0; i < len; i++) {
-		unsigned char ch = ((const unsigned char *)text)[i];
-
-		err_p->text[i] = isprint(ch) ? (char)ch : '?';
-	}
 }
 
 /* slot 8, generation 12, count - 1 4, aborted 1 */
@@ -178,27 +148,6 @@ int verbs_hello_get(const void *buf, size_t len, struct verbs_hello *hello_p)
 
 /* ---- addresses ---- */
 
-static void put_rail(struct cursor *c, const struct sockaddr_storage *rail)
-{
-	uint8_t bytes[16] = {0};
-	uint16_t port;
-
-	if (rail->ss_family == AF_INET6) {
-		const struct sockaddr_in6 *in6 = (const void *)rail;
-
-		memcpy(bytes, &in6->sin6_addr, sizeof(bytes));
-		port = ntohs(in6->sin6_port);
-	} else {
-		const struct sockaddr_in *in = (const void *)rail;
-
-		memcpy(bytes, &in->sin_addr, sizeof(in->sin_addr));
-		port = ntohs(in->sin_port);
-	}
-	cursor_put_u8(c, rail->ss_family == AF_INET6 ? 6 : 4);
-	cursor_put_u16(c, port);
-	cursor_put_bytes(c, bytes, sizeof(bytes));
-}
-
 int verbs_address_put(const struct verbs_address *address, uint8_t buf[XP_ADDRESS_MAX],
 		      size_t *len_p)
 {
@@ -210,35 +159,9 @@ int verbs_address_put(const struct verbs_address *address, uint8_t buf[XP_ADDRES
 	cursor_put_u8(&c, (uint8_t)address->rails);
 	cursor_put_u8(&c, (uint8_t)address->qps);
 	for (uint32_t i = 0; i < address->rails; i++)
-		put_rail(&c, &address->rail[i]);
+		net_place_put(&c, (const void *)&address->rail[i], true);
 	*len_p = c.pos;
 	return err_pass(cursor_check(&c, "verbs address"));
-}
-
-static int get_rail(struct cursor *c, struct sockaddr_storage *rail)
-{
-	uint8_t family = cursor_get_u8(c);
-	uint16_t port = cursor_get_u16(c);
-	const void *bytes = cursor_get_bytes(c, 16);
-
-	if (c->bad || port == 0 || (family != 4 && family != 6))
-		return err_raise(ERR_PROTO, "verbs address: a rail of family %u, port %u",
-				 family, port);
-	memset(rail, 0, sizeof(*rail));
-	if (family == 6) {
-		struct sockaddr_in6 *in6 = (void *)rail;
-
-		in6->sin6_family = AF_INET6;
-		in6->sin6_port = htons(port);
-		memcpy(&in6->sin6_addr, bytes, 16);
-	} else {
-		struct sockaddr_in *in = (void *)rail;
-
-		in->sin_family = AF_INET;
-		in->sin_port = htons(port);
-		memcpy(&in->sin_addr, bytes, 4);
-	}
-	return 0;
 }
 
 int verbs_address_get(const void *buf, size_t len, struct verbs_address *address_p)
@@ -246,7 +169,6 @@ int verbs_address_get(const void *buf, size_t len, struct verbs_address *address
 	struct cursor c;
 	uint32_t magic;
 	uint16_t version;
-	int r = 0;
 
 	memset(address_p, 0, sizeof(*address_p));
 	cursor_read(&c, buf, len);
@@ -263,9 +185,12 @@ int verbs_address_get(const void *buf, size_t len, struct verbs_address *address
 	    address_p->qps == 0 || address_p->qps > VERBS_QPS_MAX)
 		return err_raise(ERR_PROTO, "verbs address: %u rails, %u queue pairs",
 				 address_p->rails, address_p->qps);
-	for (uint32_t i = 0; i < address_p->rails && r == 0; i++)
-		r = get_rail(&c, &address_p->rail[i]);
-	return err_pass(r);
+	for (uint32_t i = 0; i < address_p->rails && !c.bad; i++)
+		net_place_get(&c, true, (void *)&address_p->rail[i]);
+	if (c.bad)
+		return err_raise(ERR_PROTO, "verbs address: %zu bytes for %u rails", len,
+				 address_p->rails);
+	return 0;
 }
 
 /* ---- keys ---- */

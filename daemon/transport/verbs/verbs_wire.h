@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 
 #include "daemon/base/err.h"
+#include "daemon/transport/net_wire.h"
 #include "daemon/transport/transport.h"
 
 #define VERBS_RAILS_MAX 4u
@@ -65,10 +66,6 @@ struct verbs_frame {
 void verbs_frame_put(const struct verbs_frame *frame, uint8_t buf[VERBS_FRAME_BYTES]);
 /* ERR_PROTO: not one of ours, or `len` is not what it announces. */
 int verbs_frame_get(const void *buf, size_t len, struct verbs_frame *frame_p);
-void verbs_frame_put_err(struct verbs_frame *frame, const struct err *err);
-void verbs_frame_get_err(const struct verbs_frame *frame, const void *text, size_t len,
-			 struct err *err_p);
-
 /*
  * The immediate of a WRITE_WITH_IMM: "behind my last byte of that transfer on this
  * queue pair".

@@ -404,7 +404,7 @@ static int verbs_xfer_take_done(struct verbs_xfer *xfer, const struct verbs_fram
 		return net_proto(&xfer->net, "DONE");
 	if (frame->code == ERR_OK)
 		return err_pass(net_xfer_done(&xfer->net, NULL));
-	verbs_frame_get_err(frame, payload, frame->length, &err);
+	net_fault_get(frame->code, frame->flags, payload, frame->length, &err);
 	return err_pass(net_xfer_done(&xfer->net, &err));
 }
 
@@ -413,7 +413,7 @@ static void take_revoke(struct verbs_xfer *xfer, const struct verbs_frame *frame
 {
 	struct err err;
 
-	verbs_frame_get_err(frame, payload, frame->length, &err);
+	net_fault_get(frame->code, frame->flags, payload, frame->length, &err);
 	if (sm_state(&xfer->net.sm) < NET_XFER_STOPPING)
 		xfer->net.stop_said = true; /* who revokes needs no CANCEL */
 	net_xfer_stop(&xfer->net, &err);
@@ -623,6 +623,7 @@ static int verbs_xfer_begin(struct net_xfer *net)
 const struct net_ops verbs_net_ops = {
 	.peer_table = &verbs_peer_table,
 	.xfer_table = &xfer_table,
+	.reg_release = verbs_reg_release,
 	.step = verbs_peer_step,
 	.peer_free = verbs_peer_free,
 	.refuse = verbs_xfer_refuse,
@@ -693,7 +694,7 @@ static int take_fin(struct verbs_xfer *xfer, const struct verbs_frame *frame,
 		return net_proto(&xfer->net, "FIN");
 	xfer->fin_came = true;
 	if (frame->code != ERR_OK) {
-		verbs_frame_get_err(frame, payload, frame->length, &err);
+		net_fault_get(frame->code, frame->flags, payload, frame->length, &err);
 		net_xfer_stop(&xfer->net, &err);
 	}
 	net_xfer_check(&xfer->net);
@@ -726,7 +727,7 @@ static int take_for_inbound(struct verbs_peer *peer, const struct verbs_frame *f
 			xfer->net.in.moved = frame->bytes;
 		return 0;
 	default:
-		verbs_frame_get_err(frame, payload, frame->length, &err);
+		net_fault_get(frame->code, frame->flags, payload, frame->length, &err);
 		xfer->net.stop_said = true;
 		net_xfer_stop(&xfer->net, &err);
 		return 0;
