@@ -116,7 +116,8 @@ int net_key_unpack(struct xp_peer *peer, const void *buf, size_t len, void *owne
 	cursor_read(&c, buf, len);
 	magic = cursor_get_u32(&c);
 	id = cursor_get_u64(&c);
-	if (c.bad || magic != net->transport->ops->key_magic || len != KEY_BYTES || id == 0)
+	if (c.bad || magic != net->transport->ops->key_magic || len != KEY_BYTES ||
+	    id == 0)
 		return err_raise(ERR_PROTO, "%s key: not one", net_name(net));
 	key = mem_zalloc(sizeof(*key));
 	if (!key)

@@ -58,19 +58,6 @@
 #define ADDRESS_VERSION 1u
 #define LISTEN_BACKLOG 64
 
-/* A connection that has not shown whose it is. */
-struct guest {
-	struct list link; /* shm->guests, oldest first */
-	struct shm *shm;
-	struct loop_fd watch;
-	int fd;
-	uint8_t hello[SHM_HELLO_BYTES];
-	size_t got;
-	bool complete;
-	uint8_t token[XP_TOKEN_BYTES];
-	uint64_t deadline_ns;
-};
-
 /* ---- small help ---- */
 
 void shm_random(void *buf, size_t len)
@@ -117,8 +104,8 @@ static int address_make(struct shm *shm)
 	cursor_put_u8(&c, ADDRESS_VERSION);
 	cursor_put_bytes(&c, shm->net.base.env.boot_id,
 			 sizeof(shm->net.base.env.boot_id));
-	for (size_t i = 0; i < ARRAY_LEN(shm->listeners); i++)
-		cursor_put_str(&c, shm->listeners[i].name);
+	for (size_t i = 0; i < ARRAY_LEN(shm->names); i++)
+		cursor_put_str(&c, shm->names[i]);
 	r = cursor_check(&c, "shm address");
 	shm->net.base.address_len = c.pos;
 	return err_pass(r);
@@ -148,152 +135,43 @@ int shm_address_parse(const void *buf, size_t len, struct shm_address *address_p
 
 /* ---- guests ---- */
 
-static void guest_free(struct guest *guest)
-{
-	list_remove(&guest->link);
-	guest->shm->guest_count--;
-	loop_fd_stop(&guest->watch);
-	mem_closep(&guest->fd);
-	mem_free(guest);
-}
-
-static int guest_take_fd(struct guest *guest)
-{
-	int fd = mem_steal_fd(&guest->fd);
-
-	loop_fd_stop(&guest->watch);
-	guest_free(guest);
-	return fd;
-}
-
 int shm_guest_claim(struct shm *shm, struct shm_peer *peer)
 {
-	struct guest *guest;
+	uint8_t token[XP_TOKEN_BYTES];
+	struct net_guest *guest;
 
-	list_foreach(guest, &shm->guests, link)
-		if (guest->complete &&
-		    mem_equal(guest->token, peer->net.token_in, XP_TOKEN_BYTES))
-			return guest_take_fd(guest);
+	list_foreach(guest, &shm->door.guests, link)
+		if (guest->complete && shm_hello_parse(guest->hello, token) == 0 &&
+		    mem_equal(token, peer->net.token_in, XP_TOKEN_BYTES))
+			return net_guest_take(guest);
 	return -1;
 }
 
-static void guest_introduce(struct guest *guest)
+static int shm_door_meet(struct net_guest *guest)
 {
+	uint8_t token[XP_TOKEN_BYTES];
 	struct shm_peer *peer;
+	int r = shm_hello_parse(guest->hello, token);
 
-	loop_fd_stop(&guest->watch);
-	if (shm_hello_parse(guest->hello, guest->token) < 0) {
-		log_warn("shm", NULL, "refused a connection", "reason=\"%s\"",
-			 err_last()->text);
-		err_clear();
-		guest_free(guest);
-		return;
-	}
-	guest->complete = true;
-	list_foreach(peer, &guest->shm->net.peers, net.link) {
+	if (r < 0)
+		return err_pass(r);
+	list_foreach(peer, &guest->door->net->peers, net.link) {
 		if (peer->self || peer->net.dial || !net_peer_live(&peer->net) ||
 		    sm_state(&peer->net.sm) != NET_PEER_OPENING ||
-		    !mem_equal(guest->token, peer->net.token_in, XP_TOKEN_BYTES))
+		    !mem_equal(token, peer->net.token_in, XP_TOKEN_BYTES))
 			continue;
-		shm_peer_welcome(peer, guest_take_fd(guest));
-		return;
+		shm_peer_welcome(peer, net_guest_take(guest));
+		return 0;
 	}
-	/* its peer is not opened yet: the handshake may be a moment behind */
+	return NET_GUEST_WAITS;
 }
 
-static void on_guest(struct loop_fd *watch, int events)
+static void shm_door_want_tick(struct net_door *door)
 {
-	struct guest *guest = container_of(watch, struct guest, watch);
-	/* without room for control data the kernel closes fds that come along */
-	ssize_t n = recv(guest->fd, guest->hello + guest->got,
-			 sizeof(guest->hello) - guest->got, MSG_DONTWAIT);
-
-	(void)events;
-	if (n < 0 && (errno == EAGAIN || errno == EINTR))
-		return;
-	if (n <= 0) {
-		guest_free(guest);
-		return;
-	}
-	guest->got += (size_t)n;
-	if (guest->got == sizeof(guest->hello))
-		guest_introduce(guest);
-}
-
-static void guest_new(struct shm *shm, int owned_fd)
-{
-	struct guest *guest = mem_zalloc(sizeof(*guest));
-
-	if (!guest) {
-		err_clear();
-		close(owned_fd);
-		return;
-	}
-	if (shm->guest_count >= SHM_GUESTS_MAX)
-		guest_free(list_first(&shm->guests, struct guest, link));
-	guest->shm = shm;
-	guest->fd = owned_fd;
-	guest->deadline_ns = loop_now_ns(shm->net.base.env.loop) + shm->connect_ns;
-	list_init(&guest->link);
-	list_push_back(&shm->guests, &guest->link);
-	shm->guest_count++;
-	loop_fd_init(&guest->watch, shm->net.base.env.loop, owned_fd, on_guest);
-	if (loop_fd_set(&guest->watch, LOOP_READ) < 0) {
-		err_clear();
-		guest_free(guest);
-		return;
-	}
-	shm_tick_want(shm);
-}
-
-static void on_connection(struct loop_fd *watch, int events)
-{
-	struct shm_listener *listener = container_of(watch, struct shm_listener, watch);
-
-	(void)events;
-	for (unsigned int budget = 16; budget > 0; budget--) {
-		int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-
-		if (fd >= 0) {
-			guest_new(listener->shm, fd);
-			continue;
-		}
-		if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
-			/* the backlog stays readable: rest until the tick */
-			log_warn("shm", NULL, "cannot accept", "reason=\"%s\"",
-				 strerror(errno));
-			loop_fd_stop(&listener->watch);
-			listener->resting = true;
-			shm_tick_want(listener->shm);
-		}
-		return;
-	}
+	shm_tick_want(container_of(door, struct shm, door));
 }
 
 /* ---- the tick ---- */
-
-static void guests_tick(struct shm *shm, bool *wanted_p)
-{
-	struct guest *guest;
-
-	list_foreach_safe(guest, &shm->guests, link) {
-		if (loop_now_ns(shm->net.base.env.loop) < guest->deadline_ns) {
-			*wanted_p = true;
-			continue;
-		}
-		log_warn("shm", NULL, "closed a connection without a known token",
-			 "got=%zu", guest->got);
-		guest_free(guest);
-	}
-	for (size_t i = 0; i < ARRAY_LEN(shm->listeners); i++) {
-		struct shm_listener *listener = &shm->listeners[i];
-
-		if (!listener->resting)
-			continue;
-		*wanted_p = true;
-		listener->resting = loop_fd_set(&listener->watch, LOOP_READ) < 0;
-	}
-}
 
 static void shm_on_tick(struct loop_timer *timer)
 {
@@ -305,7 +183,7 @@ static void shm_on_tick(struct loop_timer *timer)
 	list_foreach(peer, &shm->net.peers, net.link)
 		list_foreach(xfer, &peer->net.xfers, net.link)
 			wanted |= shm_xfer_progress(xfer);
-	guests_tick(shm, &wanted);
+	net_door_tick(&shm->door, &wanted);
 	if (wanted)
 		shm_tick_want(shm);
 }
@@ -318,7 +196,7 @@ void shm_tick_want(struct shm *shm)
 
 /* ---- opening ---- */
 
-static int listener_open(struct shm *shm, struct shm_listener *listener, const char *name)
+static int listener_open(struct shm *shm, unsigned int at, const char *name)
 {
 	cleanup_close int fd = -1;
 	struct sockaddr_un sa;
@@ -339,25 +217,10 @@ static int listener_open(struct shm *shm, struct shm_listener *listener, const c
 		(void)chmod(name, 0666);
 	if (listen(fd, LISTEN_BACKLOG) < 0)
 		return err_raise_errno(errno, "shm: listen on %s", name);
-	listener->shm = shm;
-	loop_fd_init(&listener->watch, shm->net.base.env.loop, fd, on_connection);
-	r = loop_fd_set(&listener->watch, LOOP_READ);
-	if (r < 0)
-		return err_pass(r);
-	listener->fd = mem_steal_fd(&fd);
-	snprintf(listener->name, sizeof(listener->name), "%s", name);
-	return 0;
-}
-
-static void listener_close(struct shm_listener *listener)
-{
-	if (listener->fd < 0)
-		return;
-	loop_fd_stop(&listener->watch);
-	close(listener->fd);
-	listener->fd = -1;
-	if (listener->name[0] != '@')
-		(void)unlink(listener->name);
+	r = net_door_listen(&shm->door, at, mem_steal_fd(&fd));
+	if (r == 0)
+		snprintf(shm->names[at], sizeof(shm->names[at]), "%s", name);
+	return err_pass(r);
 }
 
 /* The path is a door for containers that share the run directory but no network
@@ -365,7 +228,7 @@ static void listener_close(struct shm_listener *listener)
 static int listeners_open(struct shm *shm)
 {
 	const struct config *config = shm->net.base.env.config;
-	char name[sizeof(shm->listeners[0].name)];
+	char name[sizeof(shm->names[0])];
 	char digits[HEX_CHARS(8) + 1];
 	uint8_t random[8];
 	int n, r;
@@ -373,7 +236,7 @@ static int listeners_open(struct shm *shm)
 	shm_random(random, sizeof(random));
 	hex_write(random, sizeof(random), digits);
 	snprintf(name, sizeof(name), "@kvd-%s-%s", shm->net.base.ops->name, digits);
-	r = listener_open(shm, &shm->listeners[0], name);
+	r = listener_open(shm, 0, name);
 	if (r < 0 || !config->run_dir[0])
 		return err_pass(r);
 	n = snprintf(name, sizeof(name), "%s/%s.%s", config->run_dir, config->name,
@@ -381,7 +244,7 @@ static int listeners_open(struct shm *shm)
 	if (n >= (int)sizeof(name))
 		err_raise(ERR_TOOBIG, "shm: %s is too long for a socket",
 			  config->run_dir);
-	else if (listener_open(shm, &shm->listeners[1], name) == 0)
+	else if (listener_open(shm, 1, name) == 0)
 		return 0;
 	log_info("shm", NULL, "no socket in the run directory", "reason=\"%s\"",
 		 err_last()->text);
@@ -404,13 +267,11 @@ int shm_probe(const struct config *config, uint32_t *caps_p)
 void shm_close(struct transport *transport)
 {
 	struct shm *shm = container_of(transport, struct shm, net.base);
-	struct guest *guest;
 
 	net_fini(&shm->net);
-	for (size_t i = 0; i < ARRAY_LEN(shm->listeners); i++)
-		listener_close(&shm->listeners[i]);
-	while ((guest = list_first(&shm->guests, struct guest, link)))
-		guest_free(guest);
+	net_door_close(&shm->door);
+	if (shm->names[1][0])
+		(void)unlink(shm->names[1]);
 	loop_timer_stop(&shm->tick);
 	pthread_mutex_destroy(&shm->regs_lock);
 	mem_free(shm);
@@ -425,13 +286,14 @@ int shm_open_as(const struct transport_ops *ops, const struct xp_env *env,
 	if (!shm)
 		return err_pass(-ENOMEM);
 	net_init(&shm->net, &shm_net_ops, ops, env, callbacks);
-	shm->connect_ns = SHM_CONNECT_NS;
+	net_door_init(&shm->door, &shm->net);
+	shm->door.meet = shm_door_meet;
+	shm->door.want_tick = shm_door_want_tick;
+	shm->door.max = SHM_GUESTS_MAX;
+	shm->door.wait_ns = SHM_CONNECT_NS;
 	shm->vm_direct = env->config->vm_direct;
-	list_init(&shm->guests);
 	for (size_t i = 0; i < SHM_REG_BUCKETS; i++)
 		list_init(&shm->regs[i]);
-	for (size_t i = 0; i < ARRAY_LEN(shm->listeners); i++)
-		shm->listeners[i].fd = -1;
 	loop_timer_init(&shm->tick, env->loop, shm_on_tick);
 	pthread_mutex_init(&shm->regs_lock, NULL);
 	r = shm_probe(env->config, &shm->net.base.caps);

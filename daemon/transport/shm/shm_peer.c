@@ -156,7 +156,7 @@ static void watch_connect(struct shm_peer *peer, uint64_t now)
 	if (now >= peer->deadline_ns) {
 		err_set(&err, ERR_TIMEOUT, "shm: the peer %s within %ju ms",
 			peer->net.dial ? "did not welcome us" : "did not connect",
-			(uintmax_t)(peer->shm->connect_ns / LOOP_NS_PER_MS));
+			(uintmax_t)(peer->shm->door.wait_ns / LOOP_NS_PER_MS));
 		net_peer_fail(&peer->net, &err);
 		return;
 	}
@@ -277,7 +277,7 @@ static void peer_begin(struct shm_peer *peer)
 		peer_joined(peer);
 		return;
 	}
-	peer->deadline_ns = loop_now_ns(peer->net.timer.loop) + peer->shm->connect_ns;
+	peer->deadline_ns = loop_now_ns(peer->net.timer.loop) + peer->shm->door.wait_ns;
 	net_peer_watch(&peer->net, peer->deadline_ns);
 	if (peer->net.dial) {
 		peer_dial(peer);

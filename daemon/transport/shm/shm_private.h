@@ -24,6 +24,7 @@
 #include "daemon/memory/copy.h"
 #include "daemon/memory/release.h"
 #include "daemon/transport/net.h"
+#include "daemon/transport/net_door.h"
 #include "daemon/transport/shm/shm.h"
 #include "gpu/import.h"
 
@@ -77,21 +78,11 @@ enum { SHM_FLAG_YOURS = 1 }; /* DATA: `id` is a request of the receiver's own */
 struct shm_peer;
 struct shm_xfer;
 
-struct shm_listener {
-	struct shm *shm;
-	struct loop_fd watch;
-	int fd;
-	bool resting;	/* out of fds: accepts again at the next tick */
-	char name[108]; /* a path, or "@…" for an abstract one; "": none */
-};
-
 struct shm {
 	struct net_transport net;
-	struct shm_listener listeners[2];
-	struct list guests;
-	unsigned int guest_count;
-	uint64_t connect_ns;	/* time to show a token; tests make it short */
-	struct loop_timer tick; /* runs while something wants it, else never */
+	struct net_door door;
+	char names[NET_LISTENERS][108]; /* paths, or "@…" for an abstract one; "": none */
+	struct loop_timer tick;		/* runs while something wants it, else never */
 	pthread_mutex_t regs_lock;
 	struct list regs[SHM_REG_BUCKETS]; /* struct shm_reg, by id */
 	uint64_t next_reg;

@@ -105,7 +105,7 @@ static void tcp_on_tick(struct loop_timer *timer)
 			wanted |= xfer->flows;
 		}
 	}
-	tcp_guests_tick(transport, &wanted);
+	net_door_tick(&transport->door, &wanted);
 	if (wanted)
 		tcp_tick_want(transport);
 }
@@ -130,7 +130,7 @@ static void tcp_close(struct transport *base)
 	struct tcp_transport *transport =
 		container_of(base, struct tcp_transport, net.base);
 
-	tcp_port_close(transport);
+	net_door_close(&transport->door);
 	tcp_io_close(transport);
 	net_fini(&transport->net);
 	loop_defer_cancel(&transport->flush);
@@ -146,7 +146,7 @@ static void configure(struct tcp_transport *transport, const struct config *conf
 	if (patience_ns < PATIENCE_MIN_NS)
 		patience_ns = PATIENCE_MIN_NS;
 	transport->patience_ms = (unsigned int)(patience_ns / LOOP_NS_PER_MS);
-	transport->connect_ns = TCP_CONNECT_NS;
+	transport->door.wait_ns = TCP_CONNECT_NS;
 	transport->stream_count = config->tcp_streams;
 	transport->thread_count = config->tcp_threads;
 	transport->verify = (enum tcp_verify)config->tcp_verify;
@@ -177,8 +177,7 @@ static int tcp_open(const struct xp_env *env, const struct xp_callbacks *callbac
 	if (!transport)
 		return err_pass(-ENOMEM);
 	net_init(&transport->net, &tcp_net_ops, &tcp_transport, env, callbacks);
-	transport->listen_fd = -1;
-	list_init(&transport->guests);
+	net_door_init(&transport->door, &transport->net);
 	list_init(&transport->unflushed);
 	loop_defer_init(&transport->flush, on_flush);
 	loop_timer_init(&transport->tick, env->loop, tcp_on_tick);

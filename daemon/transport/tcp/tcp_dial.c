@@ -152,7 +152,7 @@ void tcp_join_control(struct tcp_peer *peer, int owned_fd, const struct tcp_hell
 		transport->verify != TCP_VERIFY_NONE ? transport->verify : hello->verify;
 	sm_move(&peer->net.sm, NET_PEER_JOINING);
 	peer->join_deadline_ns =
-		loop_now_ns(peer->net.timer.loop) + transport->connect_ns;
+		loop_now_ns(peer->net.timer.loop) + transport->door.wait_ns;
 	net_peer_watch(&peer->net, peer->join_deadline_ns);
 	r = tcp_line_open(peer, owned_fd);
 	if (r == 0)

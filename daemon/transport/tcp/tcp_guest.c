@@ -3,16 +3,11 @@
  * The data port: one listening socket a daemon, for control lines and streams of
  * all peers.
  *
- * Who connects is a guest until he has shown whose he is: a control line by the
- * token that the handshake gave him, a stream by a pass that its control line
+ * Who connects is a guest (net_door.h) until he has shown whose he is: a control line
+ * by the token that the handshake gave him, a stream by a pass that its control line
  * was given. Both are compared in constant time and serve once: a peer that has
- * a control line, a stream that is up, asks for no other. A guest whose token
- * nobody knows may be early, his peer being opened a moment later, so he waits;
- * but no longer than the connect time. Of those who have not said whose they are, and
- * of those whom nobody knows, there are so many at most, and the oldest leaves for the
- * next: whoever floods the door with one kind pushes out that kind, and who comes in
- * his turn has said his token before as many others have come after him. Who is pushed
- * out dials again.
+ * a control line, a stream that is up, asks for no other. Who comes in his turn has said
+ * his token before as many others have come after him.
  */
 #include "daemon/transport/tcp/tcp_impl.h"
 
@@ -32,231 +27,83 @@
 #include "daemon/config/config.h"
 
 #define BACKLOG 128
-#define ACCEPTS_A_TURN 16u
-
-struct tcp_guest {
-	struct list link; /* transport->guests, oldest first */
-	struct tcp_transport *transport;
-	struct loop_fd watch;
-	int fd;
-	uint8_t bytes[TCP_HELLO_BYTES];
-	size_t got;
-	bool complete;
-	struct tcp_hello hello;
-	uint64_t deadline_ns;
-};
-
-static void guest_free(struct tcp_guest *guest)
-{
-	list_remove(&guest->link);
-	guest->transport->guest_counts[guest->complete]--;
-	loop_fd_stop(&guest->watch);
-	mem_closep(&guest->fd);
-	mem_free(guest);
-}
-
-static int guest_take_fd(struct tcp_guest *guest)
-{
-	int fd = mem_steal_fd(&guest->fd);
-
-	guest_free(guest);
-	return fd;
-}
-
 /* ---- whose he is ---- */
 
-static bool waits_for_control(const struct tcp_peer *peer, const struct tcp_guest *guest)
+static bool waits_for_control(const struct tcp_peer *peer, const struct tcp_hello *hello)
 {
 	return !peer->net.dial && net_peer_live(&peer->net) &&
 	       sm_state(&peer->net.sm) == NET_PEER_OPENING &&
-	       tcp_token_equal(guest->hello.token, peer->net.token_in);
+	       tcp_token_equal(hello->token, peer->net.token_in);
 }
 
 void tcp_guests_meet(struct tcp_peer *peer)
 {
-	struct tcp_guest *guest;
+	struct net_guest *guest;
+	struct tcp_hello hello;
 
-	list_foreach(guest, &peer->transport->guests, link) {
-		struct tcp_hello hello = guest->hello;
-
-		if (!guest->complete || !waits_for_control(peer, guest))
+	list_foreach(guest, &peer->transport->door.guests, link) {
+		if (!guest->complete || tcp_hello_get(guest->hello, &hello) < 0 ||
+		    !waits_for_control(peer, &hello))
 			continue;
-		tcp_join_control(peer, guest_take_fd(guest), &hello);
+		tcp_join_control(peer, net_guest_take(guest), &hello);
 		return;
 	}
 }
 
-static void meet_control(struct tcp_guest *guest)
+static int meet_control(struct net_guest *guest, const struct tcp_hello *hello)
 {
-	struct tcp_hello hello = guest->hello;
 	struct tcp_peer *peer;
 
-	list_foreach(peer, &guest->transport->net.peers, net.link) {
-		if (!waits_for_control(peer, guest))
+	list_foreach(peer, &guest->door->net->peers, net.link) {
+		if (!waits_for_control(peer, hello))
 			continue;
-		tcp_join_control(peer, guest_take_fd(guest), &hello);
-		return;
+		tcp_join_control(peer, net_guest_take(guest), hello);
+		return 0;
 	}
-	/* its peer is not opened yet: the handshake may be a moment behind */
+	return NET_GUEST_WAITS;
 }
 
 /* Passes exist before their dialer hears of them: nobody comes too early. */
-static void meet_stream(struct tcp_guest *guest)
+static int meet_stream(struct net_guest *guest, const struct tcp_hello *hello)
 {
 	struct tcp_peer *peer;
 
-	list_foreach(peer, &guest->transport->net.peers, net.link) {
+	list_foreach(peer, &guest->door->net->peers, net.link) {
 		if (peer->net.dial || !net_peer_live(&peer->net) ||
 		    sm_state(&peer->net.sm) != NET_PEER_JOINING)
 			continue;
 		for (unsigned int i = 0; i < peer->stream_count; i++) {
 			struct tcp_stream *stream = &peer->streams[i];
 
-			if (stream->up ||
-			    !tcp_token_equal(guest->hello.token, stream->pass))
+			if (stream->up || !tcp_token_equal(hello->token, stream->pass))
 				continue;
-			tcp_join_stream(stream, guest_take_fd(guest));
-			return;
+			tcp_join_stream(stream, net_guest_take(guest));
+			return 0;
 		}
 	}
-	log_warn("tcp", NULL, "refused a connection",
-		 "reason=\"a pass that nobody gave\"");
-	guest_free(guest);
+	return err_raise(ERR_PROTO, "a pass that nobody gave");
 }
 
-static void make_room(struct tcp_transport *transport, bool complete)
+static int tcp_door_meet(struct net_guest *guest)
 {
-	struct tcp_guest *guest;
+	struct tcp_hello hello;
+	int r = tcp_hello_get(guest->hello, &hello);
 
-	if (transport->guest_counts[complete] < TCP_GUESTS_MAX)
-		return;
-	list_foreach(guest, &transport->guests, link) {
-		if (guest->complete != complete)
-			continue;
-		guest_free(guest);
-		return;
-	}
-}
-
-static void guest_introduce(struct tcp_guest *guest)
-{
-	struct tcp_transport *transport = guest->transport;
-	int r = tcp_hello_get(guest->bytes, &guest->hello);
-
-	loop_fd_stop(&guest->watch);
-	if (r == 0 && guest->hello.role != TCP_CONTROL && guest->hello.role != TCP_STREAM)
-		r = err_raise(ERR_PROTO, "tcp: an answer that nobody asked for");
-	if (r < 0) {
-		log_warn("tcp", NULL, "refused a connection", "reason=\"%s\"",
-			 err_last()->text);
-		err_clear();
-		guest_free(guest);
-		return;
-	}
-	make_room(transport, true);
-	transport->guest_counts[false]--;
-	transport->guest_counts[true]++;
-	guest->complete = true;
-	if (guest->hello.role == TCP_CONTROL)
-		meet_control(guest);
-	else
-		meet_stream(guest);
-}
-
-static void guest_read(struct tcp_guest *guest)
-{
-	ssize_t n = recv(guest->fd, guest->bytes + guest->got,
-			 sizeof(guest->bytes) - guest->got, MSG_DONTWAIT);
-
-	if (n < 0 && (errno == EAGAIN || errno == EINTR))
-		return;
-	if (n <= 0) {
-		guest_free(guest);
-		return;
-	}
-	guest->got += (size_t)n;
-	if (guest->got == sizeof(guest->bytes))
-		guest_introduce(guest);
-}
-
-static void on_guest(struct loop_fd *watch, int events)
-{
-	(void)events;
-	guest_read(container_of(watch, struct tcp_guest, watch));
-}
-
-/* ---- the door ---- */
-
-static void guest_new(struct tcp_transport *transport, int owned_fd)
-{
-	struct tcp_guest *guest = mem_zalloc(sizeof(*guest));
-
-	if (!guest) {
-		err_clear();
-		close(owned_fd);
-		return;
-	}
-	make_room(transport, false);
-	guest->transport = transport;
-	guest->fd = owned_fd;
-	guest->deadline_ns =
-		loop_now_ns(transport->net.base.env.loop) + transport->connect_ns;
-	list_init(&guest->link);
-	list_push_back(&transport->guests, &guest->link);
-	transport->guest_counts[false]++;
-	loop_fd_init(&guest->watch, transport->net.base.env.loop, owned_fd, on_guest);
-	if (loop_fd_set(&guest->watch, LOOP_READ) < 0) {
-		err_clear();
-		guest_free(guest);
-		return;
-	}
-	tcp_tick_want(transport);
-	guest_read(guest); /* who dials says so at once: it is usually here already */
-}
-
-static void on_connection(struct loop_fd *watch, int events)
-{
-	struct tcp_transport *transport =
-		container_of(watch, struct tcp_transport, watch);
-
-	(void)events;
-	for (unsigned int budget = ACCEPTS_A_TURN; budget > 0; budget--) {
-		int fd = accept4(transport->listen_fd, NULL, NULL,
-				 SOCK_CLOEXEC | SOCK_NONBLOCK);
-
-		if (fd >= 0) {
-			guest_new(transport, fd);
-			continue;
-		}
-		if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
-			/* the backlog stays readable: rest until the tick */
-			log_warn("tcp", NULL, "cannot accept", "reason=\"%s\"",
-				 strerror(errno));
-			loop_fd_stop(&transport->watch);
-			transport->resting = true;
-			tcp_tick_want(transport);
-		}
-		return;
+	if (r < 0)
+		return err_pass(r);
+	switch (hello.role) {
+	case TCP_CONTROL:
+		return meet_control(guest, &hello);
+	case TCP_STREAM:
+		return meet_stream(guest, &hello);
+	default:
+		return err_raise(ERR_PROTO, "tcp: an answer that nobody asked for");
 	}
 }
 
-void tcp_guests_tick(struct tcp_transport *transport, bool *wanted_p)
+static void tcp_door_want_tick(struct net_door *door)
 {
-	struct tcp_guest *guest;
-
-	list_foreach_safe(guest, &transport->guests, link) {
-		if (loop_now_ns(transport->net.base.env.loop) < guest->deadline_ns) {
-			*wanted_p = true;
-			continue;
-		}
-		log_warn("tcp", NULL, "closed a connection without a known token",
-			 "got=%zu", guest->got);
-		guest_free(guest);
-	}
-	if (transport->resting) {
-		*wanted_p = true;
-		transport->resting = loop_fd_set(&transport->watch, LOOP_READ) < 0;
-	}
+	tcp_tick_want(container_of(door, struct tcp_transport, door));
 }
 
 /* ---- where it is ---- */
@@ -398,21 +245,8 @@ int tcp_port_open(struct tcp_transport *transport)
 	r = address_make(transport, &sa, any);
 	if (r < 0)
 		return err_pass(r);
-	loop_fd_init(&transport->watch, transport->net.base.env.loop, fd, on_connection);
-	r = loop_fd_set(&transport->watch, LOOP_READ);
-	if (r < 0)
-		return err_pass(r);
-	transport->listen_fd = mem_steal_fd(&fd);
-	return 0;
-}
-
-void tcp_port_close(struct tcp_transport *transport)
-{
-	struct tcp_guest *guest;
-
-	while ((guest = list_first(&transport->guests, struct tcp_guest, link)))
-		guest_free(guest);
-	if (transport->listen_fd >= 0)
-		loop_fd_stop(&transport->watch);
-	mem_closep(&transport->listen_fd);
+	transport->door.meet = tcp_door_meet;
+	transport->door.want_tick = tcp_door_want_tick;
+	transport->door.max = TCP_GUESTS_MAX;
+	return err_pass(net_door_listen(&transport->door, 0, mem_steal_fd(&fd)));
 }

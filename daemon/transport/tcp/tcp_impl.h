@@ -39,6 +39,7 @@
 #include "daemon/memory/stage.h"
 #include "daemon/memory/copy.h"
 #include "daemon/transport/net.h"
+#include "daemon/transport/net_door.h"
 #include "daemon/transport/spans.h"
 #include "daemon/transport/tcp/tcp.h"
 #include "daemon/transport/tcp/tcp_wire.h"
@@ -59,11 +60,7 @@ struct tcp_thread;
 
 struct tcp_transport {
 	struct net_transport net;
-	struct loop_fd watch; /* of the data port */
-	int listen_fd;
-	bool resting;		      /* out of fds: accepts again at the next tick */
-	struct list guests;	      /* struct tcp_guest.link, oldest first */
-	unsigned int guest_counts[2]; /* [1]: who have said whose they are */
+	struct net_door door; /* the data port */
 	struct list
 		unflushed; /* tcp_peer.flush_link: answers that can wait for engines */
 	struct loop_defer flush;
@@ -73,7 +70,7 @@ struct tcp_transport {
 	unsigned int thread_count, next_thread;
 	unsigned int stream_count; /* wanted of a peer */
 	enum tcp_verify verify;
-	uint64_t connect_ns, buffer_bytes;
+	uint64_t buffer_bytes;
 	unsigned int patience_ms; /* unacknowledged bytes end a connection */
 	struct copy_hand *hand;	  /* the loop's */
 };
@@ -236,8 +233,6 @@ void tcp_socket_tune(const struct tcp_transport *transport, int fd, bool stream)
 
 /* ---- tcp_guest.c ---- */
 int tcp_port_open(struct tcp_transport *transport);
-void tcp_port_close(struct tcp_transport *transport);
-void tcp_guests_tick(struct tcp_transport *transport, bool *wanted_p);
 /* Who came with the peer's token before the peer was opened joins it now. */
 void tcp_guests_meet(struct tcp_peer *peer);
 

@@ -297,7 +297,7 @@ int tcp_peer_open(struct transport *base, const struct xp_peer_args *args,
 	if (peer->net.dial) {
 		/* the clock, not the turn: opening may have taken a good part of it */
 		peer->join_deadline_ns =
-			loop_clock_ns(peer->net.timer.loop) + transport->connect_ns;
+			loop_clock_ns(peer->net.timer.loop) + transport->door.wait_ns;
 		net_peer_watch(&peer->net, peer->join_deadline_ns);
 		tcp_dial_start(peer);
 	} else {
