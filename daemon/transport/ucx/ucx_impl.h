@@ -316,7 +316,6 @@ static inline bool ucx_source_complete(const struct ucx_xfer *xfer)
 /* A slice came; owns it. */
 void ucx_sink_entry(struct ucx_peer *peer, struct ucx_entry *entry);
 void ucx_sink_stop(struct ucx_xfer *xfer);
-void ucx_sink_feed(struct ucx_transport *transport);
 static inline bool ucx_sink_complete(const struct ucx_xfer *xfer)
 {
 	return xfer->landed == xfer->net.bytes;

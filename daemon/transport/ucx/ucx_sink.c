@@ -23,6 +23,8 @@
 #include "daemon/base/mem.h"
 #include "daemon/plan/pack.h"
 
+static void ucx_sink_feed(struct ucx_transport *transport);
+
 static void piece_free(struct ucx_piece *piece)
 {
 	struct ucx_xfer *xfer = piece->xfer;
@@ -162,7 +164,7 @@ static void piece_fetch(struct ucx_piece *piece, uint8_t *at, ucp_mem_h memh)
 	ucx_call(piece->xfer->peer, &piece->call, start_fetch, on_fetched);
 }
 
-void ucx_sink_feed(struct ucx_transport *transport)
+static void ucx_sink_feed(struct ucx_transport *transport)
 {
 	struct ucx_buffer *buffer;
 	struct ucx_piece *piece;
