@@ -85,9 +85,9 @@ MUTANTS = [
      "if (xfer->answered && !xfer->refused && ops_of(xfer)->is_whole(xfer)) {",
      "if (xfer->answered) {"),
     ("canceled-op-forgotten", "daemon/transport/net_xfer.c",
-     "\top->used = xfer->used;\n\top->impl = NULL;",
+     "\top->used = xfer->used;\n",
      "\tif (op->err.code == ERR_ABORTED && xfer->bytes)\n\t\treturn;\n"
-     "\top->used = xfer->used;\n\top->impl = NULL;", "any"),
+     "\top->used = xfer->used;\n", "any"),
     ("op-done-twice", "daemon/transport/net_xfer.c",
      "\top->on_done(op);",
      "\top->on_done(op);\n\top->on_done(op);", "any"),

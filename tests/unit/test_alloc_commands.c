@@ -480,7 +480,7 @@ static void anew(struct sweep *w, const struct trial *t)
 static void sweep(struct sweep *w, const struct trial *t)
 {
 	bool prepared = false, hit = true, done = false;
-	uint64_t nth;
+	uint64_t nth, before_it;
 	int64_t live;
 	char *base, what[160];
 
@@ -501,7 +501,12 @@ static void sweep(struct sweep *w, const struct trial *t)
 		prepared = !done;
 		if (!done || w->lost)
 			continue;
+		before_it = peering(w);
 		say_all(w, t->after);
+		/* a peering that is to end does so in a later turn */
+		w->lost = hit && !t->far && peering(w) != before_it;
+		if (w->lost)
+			continue;
 		snprintf(what, sizeof(what),
 			 "%s, done without allocation %ju, and undone", t->command,
 			 (uintmax_t)nth);
