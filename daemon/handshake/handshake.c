@@ -420,7 +420,7 @@ static void on_down(void *owner, struct peer *peer)
 	 * while it does: what they use stays in dead_pools until then. */
 	sched_line_set(&remote->line, NULL, NULL, &peer->why);
 	hs->events.on_down(hs->events.owner, remote, &peer->why);
-	pools_down(hs, remote);
+	pools_down(remote);
 	close_line(remote);
 	remote->reaches--;
 	remote_try_free(hs, remote);
@@ -620,7 +620,8 @@ struct handshake *handshake_of(const struct remote *remote)
 /* What stands between an engine's call and its answer. */
 static bool is_urgent(enum wire_type type)
 {
-	return type == WIRE_T_ATTACH || type == WIRE_T_ATTACH_ACK ||
+	return type == WIRE_T_REGISTER_ACK || type == WIRE_T_REGISTER_NAK ||
+	       type == WIRE_T_ATTACH || type == WIRE_T_ATTACH_ACK ||
 	       type == WIRE_T_TRANSFER_INFO || type == WIRE_T_TRANSFER_INFO_ACK ||
 	       type == WIRE_T_ROOM_DONE || type == WIRE_T_OFFER_QUERY ||
 	       type == WIRE_T_OFFER || type == WIRE_T_PULL_DONE ||

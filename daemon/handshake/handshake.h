@@ -171,18 +171,32 @@ const struct xp_buffer *handshake_local_buffers(struct pool *pool,
 int handshake_share_session(struct handshake *hs, struct remote *remote,
 			    struct session *session);
 /* The session is over: the remote may use none of it any more. */
-void handshake_unshare_session(struct handshake *hs, struct remote *remote,
-			       const struct session *session);
+void handshake_unshare_session(struct remote *remote, const struct session *session);
 
 /* A message of the rooms' and transfers' own. What engines wait for goes by the data
  * line when that is up, in the same order. */
 int handshake_send(struct remote *remote, enum wire_type type, const void *body,
 		   size_t len);
+/* Room for one message body of any type; valid until the next call. */
+void handshake_body(struct handshake *hs, struct cursor *out);
+/* handshake_tell_<name>(): the body written, and sent as its type. */
+#define HANDSHAKE_TELL(num, NAME, name, cap, text)                                       \
+	static inline int handshake_tell_##name(struct remote *remote,                   \
+						const struct wire_##name *msg)           \
+	{                                                                                \
+		struct cursor out;                                                       \
+		int r;                                                                   \
+                                                                                         \
+		handshake_body(remote->hs, &out);                                        \
+		r = wire_##name##_put(&out, msg);                                        \
+		return r < 0 ? r                                                         \
+			     : handshake_send(remote, WIRE_T_##NAME, out.base, out.pos); \
+	}
+WIRE_MESSAGES(HANDSHAKE_TELL)
+#undef HANDSHAKE_TELL
 /* A long one, in memory of its own, which is taken: peer_send_owned(). */
 int handshake_send_owned(struct remote *remote, enum wire_type type, uint8_t *owned,
 			 size_t len);
-/* Room for one message body of any type; valid until the next call. */
-void handshake_body(struct handshake *hs, struct cursor *out);
 /* The same for a blob that goes into a body. */
 void handshake_blob(struct handshake *hs, struct cursor *out);
 /* All remotes (struct remote.link), for lists and records. */

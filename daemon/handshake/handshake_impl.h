@@ -48,7 +48,7 @@ struct share {
 
 /* handshake_pools.c */
 void pools_announce(struct handshake *hs, struct remote *remote);
-void pools_down(struct handshake *hs, struct remote *remote);
+void pools_down(struct remote *remote);
 /* Messages REGISTER … UNREGISTER_ACK. */
 int pools_message(struct handshake *hs, struct remote *remote,
 		  const struct wire_header *h, struct cursor *body);

@@ -204,18 +204,12 @@ out:
 	return r;
 }
 
-void handshake_unshare_session(struct handshake *hs, struct remote *remote,
-			       const struct session *session)
+void handshake_unshare_session(struct remote *remote, const struct session *session)
 {
 	struct wire_unregister msg = {.object = session->epoch};
-	struct cursor out;
 
-	assert(remote->hs == hs);
-	if (sm_state(&remote->peer->sm) != PEER_UP)
-		return;
-	handshake_body(hs, &out);
-	wire_unregister_put(&out, &msg);
-	if (handshake_send(remote, WIRE_T_UNREGISTER, hs->scratch, out.pos) < 0)
+	if (sm_state(&remote->peer->sm) == PEER_UP &&
+	    handshake_tell_unregister(remote, &msg) < 0)
 		err_clear(); /* a line that is full goes down, and with it the share */
 }
 
@@ -351,7 +345,6 @@ void handshake_withdraw_pool(struct handshake *hs, struct pool *pool,
 	struct publication *pub = pool->handshake;
 	struct wire_unregister msg = {.object = pool->id};
 	struct share *share;
-	struct cursor out;
 
 	assert(on_gone);
 	if (!pub) {
@@ -367,11 +360,8 @@ void handshake_withdraw_pool(struct handshake *hs, struct pool *pool,
 		loop_timer_start(&pub->patience, 2 * hs->kvd->config->fence_timeout_ns);
 	list_foreach(share, &pub->shares, link) {
 		share->unregistering = true;
-		handshake_body(hs, &out);
-		wire_unregister_put(&out, &msg);
 		/* a queue that is full takes the peer down, which ends the share */
-		if (handshake_send(share->remote, WIRE_T_UNREGISTER, hs->scratch,
-				   out.pos) < 0)
+		if (handshake_tell_unregister(share->remote, &msg) < 0)
 			err_clear();
 	}
 }
@@ -423,7 +413,6 @@ static void pool_free(struct remote_pool *pool)
 {
 	struct remote *remote = pool->remote;
 	struct wire_unregister_ack msg = {.object = pool->id};
-	struct cursor out;
 
 	list_remove(&pool->link);
 	pool_unlist(pool);
@@ -431,13 +420,9 @@ static void pool_free(struct remote_pool *pool)
 	remote->pool_bytes -= pool->bytes;
 	if (!pool->dead)
 		keys_drop(pool);
-	if (pool->going && !pool->dead && !pool->is_session) { /* of those nobody waits */
-		handshake_body(remote->hs, &out);
-		wire_unregister_ack_put(&out, &msg);
-		if (handshake_send(remote, WIRE_T_UNREGISTER_ACK, remote->hs->scratch,
-				   out.pos) < 0)
-			err_clear();
-	}
+	if (pool->going && !pool->dead && !pool->is_session && /* of those nobody waits */
+	    handshake_tell_unregister_ack(remote, &msg) < 0)
+		err_clear();
 	keys_heir_let(pool);
 	for (uint32_t i = 0; i < pool->region_count; i++)
 		mem_free(pool->regions[i].packed);
@@ -468,13 +453,11 @@ void handshake_pool_unuse(struct remote_pool *pool)
 	remote_try_free(remote->hs, remote);
 }
 
-void pools_down(struct handshake *hs, struct remote *remote)
+void pools_down(struct remote *remote)
 {
 	struct remote_pool *pool;
 	struct share *share;
 
-	assert(remote->hs == hs);
-	(void)hs;
 	while ((share = list_first(&remote->shares, struct share, at_remote)))
 		share_end(share);
 	idmap_fini(&remote->pools_by_id);
@@ -614,7 +597,6 @@ static void compare(struct handshake *hs, struct remote *remote,
 		struct wire_register_nak nak = {.object = pool->id,
 						.local_object = pub->pool->id,
 						.code = ERR_LAYOUT};
-		struct cursor out;
 
 		if (strcmp(pub->pool->name, pool->name) != 0 ||
 		    (remote->peer->self && pub->pool->id == pool->id) ||
@@ -624,9 +606,7 @@ static void compare(struct handshake *hs, struct remote *remote,
 			 "pool=%s why=\"%s\"", pool->name, err_last()->text);
 		snprintf(nak.text, sizeof(nak.text), "%s", err_last()->text);
 		err_clear();
-		handshake_body(hs, &out);
-		if (wire_register_nak_put(&out, &nak) < 0 ||
-		    handshake_send(remote, WIRE_T_REGISTER_NAK, hs->scratch, out.pos) < 0)
+		if (handshake_tell_register_nak(remote, &nak) < 0)
 			err_clear();
 	}
 }
@@ -654,26 +634,16 @@ static int build_pool(struct remote_pool *pool, const struct wire_register *msg)
 }
 
 /* `why` NULL: taken. */
-static int answer(struct handshake *hs, struct remote *remote, uint64_t object,
-		  const struct err *why)
+static int answer(struct remote *remote, uint64_t object, const struct err *why)
 {
 	struct wire_register_nak nak = {.object = object};
 	struct wire_register_ack ack = {.object = object};
-	struct cursor out;
-	int r;
 
-	handshake_body(hs, &out);
-	if (why) {
-		nak.code = why->code;
-		snprintf(nak.text, sizeof(nak.text), "%s", why->text);
-		r = wire_register_nak_put(&out, &nak);
-	} else {
-		r = wire_register_ack_put(&out, &ack);
-	}
-	return r < 0 ? err_pass(r)
-		     : peer_send_express(remote->peer,
-					 why ? WIRE_T_REGISTER_NAK : WIRE_T_REGISTER_ACK,
-					 hs->scratch, out.pos);
+	if (!why)
+		return handshake_tell_register_ack(remote, &ack);
+	nak.code = why->code;
+	snprintf(nak.text, sizeof(nak.text), "%s", why->text);
+	return handshake_tell_register_nak(remote, &nak);
 }
 
 static int handshake_pools_check_caps(const struct remote *remote, size_t bytes)
@@ -711,7 +681,7 @@ static int on_register(struct handshake *hs, struct remote *remote, struct curso
 				 (unsigned long long)msg.object);
 	if (handshake_pools_check_caps(remote, bytes) < 0) {
 		err_take(&why);
-		return answer(hs, remote, msg.object, &why);
+		return answer(remote, msg.object, &why);
 	}
 	pool = mem_zalloc(sizeof(*pool));
 	if (!pool)
@@ -738,7 +708,7 @@ static int on_register(struct handshake *hs, struct remote *remote, struct curso
 		compare(hs, remote, pool);
 	if (pool->is_session || (remote->transport->caps & XP_CAP_RDMA))
 		handshake_want_keys(pool);
-	r = answer(hs, remote, msg.object, NULL);
+	r = answer(remote, msg.object, NULL);
 	if (r >= 0)
 		hs->events.on_change(hs->events.owner, remote);
 	return r;

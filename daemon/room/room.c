@@ -166,23 +166,19 @@ void room_move(struct room *room, enum room_state to)
 
 static void tell_abort(struct room *room, const struct party *party)
 {
-	struct handshake *hs = rooms_kvd(room->rooms)->handshake;
 	struct wire_abort msg = {.room = party->room_there,
 				 .from_role = (uint8_t)room->role,
 				 .from_gen = room->gen,
 				 .to_gen = party->gen,
 				 .pool = party->pool ? party->pool->id : 0,
 				 .code = room->error.code};
-	struct cursor out;
 
 	if (party_lost(party) || party->done || (!party->told && !party->gen))
 		return;
 	if (room->role == ROOM_PULL && party->answered)
 		return; /* PULL_DONE says it: an ABORT would end the offer for others */
 	snprintf(msg.text, sizeof(msg.text), "%.300s", room->error.text);
-	handshake_body(hs, &out);
-	if (wire_abort_put(&out, &msg) < 0 ||
-	    handshake_send(party->remote, WIRE_T_ABORT, out.base, out.pos) < 0)
+	if (handshake_tell_abort(party->remote, &msg) < 0)
 		err_clear(); /* a peer that cannot be told is going down */
 }
 

@@ -22,23 +22,15 @@
 #define BEAT_MIN_NS (10 * LOOP_NS_PER_MS)
 #define LEASE_MAX_MS (UINT64_C(24) * 3600 * 1000)
 
-static struct handshake *hs_of(const struct room *room)
-{
-	return rooms_kvd(room->rooms)->handshake;
-}
-
 static int room_pull_ask(struct room *room, struct party *party)
 {
 	struct wire_offer_query msg = {.room = party->room_there,
 				       .pull_gen = room->gen,
 				       .src_pool = party->pool->id,
 				       .dst_pool = room->pool->id};
-	struct cursor out;
 
 	party->told = true;
-	handshake_body(hs_of(room), &out);
-	wire_offer_query_put(&out, &msg);
-	return handshake_send(party->remote, WIRE_T_OFFER_QUERY, out.base, out.pos);
+	return handshake_tell_offer_query(party->remote, &msg);
 }
 
 /* All of its pages are read; `maps` is taken. */
@@ -110,13 +102,10 @@ static int room_pull_say_done(struct party *party, enum err_code code, const cha
 				     .offer_gen = party->gen,
 				     .lease_epoch = party->lease_epoch,
 				     .code = code};
-	struct cursor out;
 
 	snprintf(msg.text, sizeof(msg.text), "%.300s", text);
 	party->asked_ack = code == ERR_OK;
-	handshake_body(hs_of(room), &out);
-	wire_pull_done_put(&out, &msg);
-	return handshake_send(party->remote, WIRE_T_PULL_DONE, out.base, out.pos);
+	return handshake_tell_pull_done(party->remote, &msg);
 }
 
 /* ---- heartbeats ---- */
@@ -124,7 +113,6 @@ static int room_pull_say_done(struct party *party, enum err_code code, const cha
 static void beat(struct room *room)
 {
 	struct party *party;
-	struct cursor out;
 
 	list_foreach(party, &room->parties, link) {
 		struct wire_lease msg = {.room = party->room_there,
@@ -134,9 +122,7 @@ static void beat(struct room *room)
 
 		if (!party->answered || party->done || party_lost(party))
 			continue;
-		handshake_body(hs_of(room), &out);
-		wire_lease_put(&out, &msg);
-		if (handshake_send(party->remote, WIRE_T_LEASE, out.base, out.pos) < 0)
+		if (handshake_tell_lease(party->remote, &msg) < 0)
 			err_clear();
 	}
 }

@@ -381,9 +381,7 @@ void recv_on_request(struct room *room, struct remote *remote, struct xp_inbound
 
 static void confirm(struct room *room)
 {
-	struct handshake *hs = rooms_kvd(room->rooms)->handshake;
 	struct party *party;
-	struct cursor out;
 
 	list_foreach(party, &room->parties, link) {
 		struct wire_room_done msg = {.room = party->room_there,
@@ -392,10 +390,7 @@ static void confirm(struct room *room)
 		if (party_lost(party) || !party->pool) /* nobody there waits for it */
 			continue;
 		msg.src_pool = party->pool->id;
-		handshake_body(hs, &out);
-		if (wire_room_done_put(&out, &msg) < 0 ||
-		    handshake_send(party->remote, WIRE_T_ROOM_DONE, out.base, out.pos) <
-			    0)
+		if (handshake_tell_room_done(party->remote, &msg) < 0)
 			err_clear(); /* its peer is going down: its room fails there */
 	}
 }

@@ -223,8 +223,7 @@ void rooms_note_terminal(struct room *room)
 		   1);
 	list_foreach(party, &room->parties, link) {
 		if (party->heard_abort && !party_lost(party))
-			msg_abort_ack(rooms, party->remote, party->room_there,
-				      party->gen);
+			msg_abort_ack(party->remote, party->room_there, party->gen);
 	}
 }
 

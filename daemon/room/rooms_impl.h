@@ -74,9 +74,8 @@ void msg_init(struct rooms *rooms);
 void msg_deliver(struct rooms *rooms, struct room *room, struct remote *remote,
 		 enum wire_type type, struct room_message *msg);
 /* The refusal of such a message. */
-void msg_refuse(struct rooms *rooms, struct remote *remote, enum wire_type type,
+void msg_refuse(struct remote *remote, enum wire_type type,
 		const struct room_message *msg, const struct err *why);
-void msg_abort_ack(struct rooms *rooms, struct remote *remote, uint64_t number,
-		   uint64_t gen);
+void msg_abort_ack(struct remote *remote, uint64_t number, uint64_t gen);
 
 #endif

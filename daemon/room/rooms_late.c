@@ -87,7 +87,7 @@ static void on_orphan_timer(struct loop_timer *timer)
 			(unsigned long long)orphan->group->key.number,
 			(unsigned long long)(rooms->kvd->config->orphan_ttl_ns /
 					     LOOP_NS_PER_MS));
-		msg_refuse(rooms, orphan->remote, orphan->type, &orphan->msg, &why);
+		msg_refuse(orphan->remote, orphan->type, &orphan->msg, &why);
 		metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_EXPIRED, 1);
 		orphan_free(rooms, orphan);
 	}
@@ -101,7 +101,7 @@ void orphans_refuse(struct rooms *rooms, const struct err *why)
 	assert(why->code != ERR_OK);
 	while ((orphan = list_first(&rooms->orphans, struct orphan, link))) {
 		metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_REFUSED, 1);
-		msg_refuse(rooms, orphan->remote, orphan->type, &orphan->msg, why);
+		msg_refuse(orphan->remote, orphan->type, &orphan->msg, why);
 		orphan_free(rooms, orphan);
 	}
 	restart_timer(rooms);

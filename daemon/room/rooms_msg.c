@@ -13,17 +13,12 @@
 #include "daemon/base/context.h"
 #include "daemon/room/rooms_impl.h"
 
-/* Send one small message; a line that cannot take it is going down. */
-#define SEND(rooms, remote, NAME, name, ...)                                        \
-	do {                                                                        \
-		struct wire_##name msg_ = __VA_ARGS__;                              \
-		struct cursor out_;                                                 \
-                                                                                    \
-		handshake_body((rooms)->kvd->handshake, &out_);                     \
-		if (wire_##name##_put(&out_, &msg_) < 0 ||                          \
-		    handshake_send(remote, WIRE_T_##NAME, out_.base, out_.pos) < 0) \
-			err_clear();                                                \
-	} while (0)
+/* A line that cannot take a small message is going down. */
+static void sent(int r)
+{
+	if (r < 0)
+		err_clear();
+}
 
 /* Rooms that messages name, as they are by now: a room that has not seen yet that its
  * peer was down sees it before it hears of the peer again (rooms_loss.c). */
@@ -46,16 +41,17 @@ static struct room *by_pool(struct rooms *rooms, uint64_t pool, enum room_role r
 	return room;
 }
 
-void msg_abort_ack(struct rooms *rooms, struct remote *remote, uint64_t number,
-		   uint64_t gen)
+void msg_abort_ack(struct remote *remote, uint64_t number, uint64_t gen)
 {
-	SEND(rooms, remote, ABORT_ACK, abort_ack, {.room = number, .to_gen = gen});
+	struct wire_abort_ack ack = {.room = number, .to_gen = gen};
+
+	sent(handshake_tell_abort_ack(remote, &ack));
 }
 
 /* ---- partners that come first ---- */
 
-static void refuse_info(struct rooms *rooms, struct remote *remote,
-			const struct wire_transfer_info *info, const struct err *why)
+static void refuse_info(struct remote *remote, const struct wire_transfer_info *info,
+			const struct err *why)
 {
 	struct wire_transfer_info_nak nak = {.room = info->room,
 					     .recv_gen = info->recv_gen,
@@ -63,11 +59,11 @@ static void refuse_info(struct rooms *rooms, struct remote *remote,
 					     .code = why->code};
 
 	snprintf(nak.text, sizeof(nak.text), "%s", why->text);
-	SEND(rooms, remote, TRANSFER_INFO_NAK, transfer_info_nak, nak);
+	sent(handshake_tell_transfer_info_nak(remote, &nak));
 }
 
-static void refuse_query(struct rooms *rooms, struct remote *remote,
-			 const struct wire_offer_query *query, const struct err *why)
+static void refuse_query(struct remote *remote, const struct wire_offer_query *query,
+			 const struct err *why)
 {
 	struct wire_offer_nak nak = {.room = query->room,
 				     .pull_gen = query->pull_gen,
@@ -75,10 +71,10 @@ static void refuse_query(struct rooms *rooms, struct remote *remote,
 				     .code = why->code};
 
 	snprintf(nak.text, sizeof(nak.text), "%s", why->text);
-	SEND(rooms, remote, OFFER_NAK, offer_nak, nak);
+	sent(handshake_tell_offer_nak(remote, &nak));
 }
 
-void msg_refuse(struct rooms *rooms, struct remote *remote, enum wire_type type,
+void msg_refuse(struct remote *remote, enum wire_type type,
 		const struct room_message *msg, const struct err *why)
 {
 	struct wire_transfer_info info;
@@ -88,9 +84,9 @@ void msg_refuse(struct rooms *rooms, struct remote *remote, enum wire_type type,
 	assert(why->code != ERR_OK);
 	cursor_read(&in, msg->body, msg->len);
 	if (type == WIRE_T_TRANSFER_INFO && wire_transfer_info_get(&in, &info) >= 0)
-		refuse_info(rooms, remote, &info, why);
+		refuse_info(remote, &info, why);
 	else if (type == WIRE_T_OFFER_QUERY && wire_offer_query_get(&in, &query) >= 0)
-		refuse_query(rooms, remote, &query, why);
+		refuse_query(remote, &query, why);
 }
 
 static void refuse_last(struct rooms *rooms, struct remote *remote, enum wire_type type,
@@ -100,7 +96,7 @@ static void refuse_last(struct rooms *rooms, struct remote *remote, enum wire_ty
 
 	err_take(&why);
 	metrics_add(&rooms->kvd->metrics, METRIC_ROOM_REFUSED, 1);
-	msg_refuse(rooms, remote, type, msg, &why);
+	msg_refuse(remote, type, msg, &why);
 }
 
 void rooms_refuse_info(const struct party *party, const struct err *why)
@@ -112,7 +108,7 @@ void rooms_refuse_info(const struct party *party, const struct err *why)
 
 	assert(party->room->role == ROOM_SEND);
 	metrics_add(&rooms->kvd->metrics, METRIC_ROOM_REFUSED, 1);
-	refuse_info(rooms, party->remote, &info, why);
+	refuse_info(party->remote, &info, why);
 }
 
 static int over(const struct room *room)
@@ -141,14 +137,14 @@ static int deliver_info(struct room *room, struct remote *remote, struct cursor 
 void rooms_ack(struct party *party)
 {
 	const struct room *room = party->room;
+	struct wire_transfer_info_ack ack = {.room = room->number,
+					     .recv_gen = party->gen,
+					     .src_pool = room->pool->id,
+					     .send_gen = room->gen};
 
 	list_remove(&party->ack_link);
 	party->ack_owed = false;
-	SEND(room->rooms, party->remote, TRANSFER_INFO_ACK, transfer_info_ack,
-	     {.room = room->number,
-	      .recv_gen = party->gen,
-	      .src_pool = room->pool->id,
-	      .send_gen = room->gen});
+	sent(handshake_tell_transfer_info_ack(party->remote, &ack));
 }
 
 void rooms_ack_later(struct party *party)
@@ -417,7 +413,7 @@ static int on_pull_done(struct rooms *rooms, struct remote *remote, struct curso
 	if (code != ERR_OK)
 		snprintf(ack.text, sizeof(ack.text), "the lease of offer %llu has ended",
 			 (unsigned long long)m.room);
-	SEND(rooms, remote, PULL_ACK, pull_ack, ack);
+	sent(handshake_tell_pull_ack(remote, &ack));
 	return 0;
 }
 
@@ -520,7 +516,7 @@ static int on_abort(struct rooms *rooms, struct remote *remote, struct cursor *b
 		orphans_drop_gen(rooms, remote, m.from_gen);
 	if ((!party && !unsure) || room_terminal(room)) {
 		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
-		msg_abort_ack(rooms, remote, m.room, m.from_gen);
+		msg_abort_ack(remote, m.room, m.from_gen);
 		return 0;
 	}
 	err_set(&why, err_from_wire(m.code), "%.110s: %.200s", remote->label, m.text);

@@ -382,9 +382,7 @@ static void attach_lost(struct attach *attach, const struct err *why)
 
 static int xfer_ask(struct attach *attach)
 {
-	struct handshake *hs = attach->xs->xfers->kvd->handshake;
 	struct wire_attach msg = {.cookie = attach->cookie, .session = attach->epoch};
-	struct cursor out;
 	int r;
 
 	memcpy(msg.secret, attach->secret, sizeof(msg.secret));
@@ -394,10 +392,8 @@ static int xfer_ask(struct attach *attach)
 	r = share_update(attach->xs, attach->share);
 	if (r < 0)
 		return err_pass(r);
-	handshake_body(hs, &out);
-	wire_attach_put(&out, &msg);
 	sm_move(&attach->sm, ATTACH_ASKED);
-	return handshake_send(attach->remote, WIRE_T_ATTACH, out.base, out.pos);
+	return handshake_tell_attach(attach->remote, &msg);
 }
 
 static void attach_look(struct attach *attach)
@@ -539,21 +535,15 @@ int attach_refresh(struct xfer_session *xs, const struct attach *attach,
 
 /* ---- messages ---- */
 
-static int attach_refuse(struct handshake *hs, struct remote *remote,
-			 const struct wire_attach *m)
+static int attach_refuse(struct remote *remote, const struct wire_attach *m)
 {
 	struct wire_attach_nak nak = {.cookie = m->cookie, .session = m->session};
-	struct cursor out;
 	struct err why;
-	int r;
 
 	err_take(&why);
 	nak.code = why.code;
 	snprintf(nak.text, sizeof(nak.text), "%.*s", (int)sizeof(nak.text) - 1, why.text);
-	handshake_body(hs, &out);
-	r = wire_attach_nak_put(&out, &nak);
-	return r < 0 ? err_pass(r)
-		     : handshake_send(remote, WIRE_T_ATTACH_NAK, out.base, out.pos);
+	return handshake_tell_attach_nak(remote, &nak);
 }
 
 /* Which session it was, and whether there is one, is told only with its secret. */
@@ -574,20 +564,16 @@ static int attach_admit(struct xfers *xfers, struct remote *remote,
 
 static int on_attach(struct xfers *xfers, struct remote *remote, struct cursor *body)
 {
-	struct handshake *hs = xfers->kvd->handshake;
 	struct wire_attach_ack ack;
 	struct wire_attach m;
-	struct cursor out;
 	int r = wire_attach_get(body, &m);
 
 	if (r < 0)
 		return err_pass(r);
 	if (attach_admit(xfers, remote, &m) < 0)
-		return attach_refuse(hs, remote, &m);
+		return attach_refuse(remote, &m);
 	ack = (struct wire_attach_ack){.cookie = m.cookie, .session = m.session};
-	handshake_body(hs, &out);
-	wire_attach_ack_put(&out, &ack);
-	return handshake_send(remote, WIRE_T_ATTACH_ACK, out.base, out.pos);
+	return handshake_tell_attach_ack(remote, &ack);
 }
 
 static struct attach *by_cookie(struct xfers *xfers, const struct remote *remote,
@@ -798,8 +784,7 @@ static void drop_queues(struct xfer_session *xs)
 		mem_free(notif);
 	}
 	list_foreach_safe(share, &xs->shares, link) {
-		handshake_unshare_session(xs->xfers->kvd->handshake, share->remote,
-					  xs->session);
+		handshake_unshare_session(share->remote, xs->session);
 		share_free(xs, share);
 	}
 }
