@@ -107,6 +107,8 @@ void plan_freep(struct plan **plan_p);
 
 /* Heap bytes that the plan holds. */
 size_t plan_memory(const struct plan *plan);
+/* ERR_PLAN: the other side made another one, or asks for other bytes. */
+int plan_check(const struct plan *plan, uint64_t digest, uint64_t bytes, uint64_t asked);
 
 /*
  * Explicit rows (the xfer layer: descriptor lists). Overlaps and repeats are

@@ -169,3 +169,11 @@ int plan_builder_finish(struct plan_builder *builder, struct plan **plan_p)
 
 	return r < 0 ? err_pass(r) : 0;
 }
+
+int plan_check(const struct plan *plan, uint64_t digest, uint64_t bytes, uint64_t asked)
+{
+	if (plan->digest == digest && plan->bytes == bytes && asked == bytes)
+		return 0;
+	return err_raise(ERR_PLAN, "%llu bytes planned there, %llu here",
+			 (unsigned long long)bytes, (unsigned long long)plan->bytes);
+}

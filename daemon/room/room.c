@@ -297,6 +297,41 @@ void room_count(const struct room *room, enum metric metric, uint64_t n)
 
 /* ---- parties ---- */
 
+struct party *room_party_by_pool(struct room *room, const struct remote *remote,
+				 uint64_t pool)
+{
+	struct party *party;
+
+	list_foreach(party, &room->parties, link) {
+		if (party->remote == remote && party->pool && party->pool->id == pool)
+			return party;
+	}
+	return NULL;
+}
+
+struct party *room_party_by_gen(struct room *room, const struct remote *remote,
+				uint64_t gen)
+{
+	struct party *party;
+
+	list_foreach(party, &room->parties, link) {
+		if (party->remote == remote && party->gen == gen)
+			return party;
+	}
+	return NULL;
+}
+
+bool room_parties_done(const struct room *room)
+{
+	const struct party *party;
+
+	list_foreach(party, &room->parties, link) {
+		if (!party->done)
+			return false;
+	}
+	return true;
+}
+
 struct party *room_party_add(struct room *room, struct remote *remote)
 {
 	struct party *party;

@@ -144,7 +144,7 @@ struct move {
 	uint64_t digest, bytes; /* the other side's, from the header */
 	uint64_t seq;
 	uint64_t seen_ns; /* posted, at the first look at it: room_clock.c */
-	bool last, reserved, landed_all;
+	bool last, reserved;
 	struct mail *mail; /* reads its pages */
 };
 static inline enum move_phase move_phase(const struct move *move)
@@ -245,6 +245,13 @@ void room_on_clock(struct loop_timer *timer);
 void room_count(const struct room *room, enum metric metric, uint64_t n);
 
 struct party *room_party_add(struct room *room, struct remote *remote);
+/* The party that this pool, or this generation, of the remote is; or NULL. */
+struct party *room_party_by_pool(struct room *room, const struct remote *remote,
+				 uint64_t pool);
+struct party *room_party_by_gen(struct room *room, const struct remote *remote,
+				uint64_t gen);
+/* Is each of them `done`? */
+bool room_parties_done(const struct room *room);
 void party_use_pool(struct party *party, struct remote_pool *pool);
 void party_drop(struct party *party); /* frees it */
 /* "source tcp://… pool 'kv'" for messages. */
@@ -268,11 +275,19 @@ static inline bool room_sends(const struct room *room)
 void move_answer(struct move *move, const struct xp_sides *sides, const struct err *why);
 /* The step's part: free what is over. */
 void moves_free_ended(struct room *room);
-/* Make move->plan from pairs and wants, on a helper when large, then `then`
+/* Pages of both sides; they stay while it does. */
+int move_pair(struct move *move, const struct room_maps *src,
+	      const struct room_maps *dst);
+/* Make move->plan from the pairs and wants, on a helper when large, then `then`
  * (perhaps before this returns). Failure is in move->refused. */
-void move_plan(struct move *move, const struct layout *src, const struct layout *dst,
-	       const struct plan_want *wants, size_t want_count,
+void move_plan(struct move *move, const struct plan_want *wants, size_t want_count,
 	       void (*then)(struct move *move));
+/* Where it moves bytes, by its plan; for move_post() and move_answer(). */
+int move_sides(const struct move *move, struct xp_sides *sides);
+/* Its header and plan go to the transport. Negative: it has not begun. */
+int move_post(struct move *move, enum xp_kind kind, void (*on_done)(struct sched_op *op));
+/* All of the room's: what is posted is told to stop, the rest ends. */
+void moves_stop(struct room *room, const struct err *why);
 
 void room_init(struct room *room);
 void room_open_done(struct room *room); /* first publication and timer */

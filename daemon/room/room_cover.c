@@ -42,20 +42,26 @@ static int source_ready(struct room *room, struct party *party)
 	return remote->ready && party->pool->ready ? 0 : 1;
 }
 
-int room_sources_ready(struct room *room)
+bool room_booted(struct room *room)
 {
 	struct party *party;
 	int all = 0;
 
 	assert(room->role == ROOM_RECV || room->role == ROOM_PULL);
+	if (sm_state(&room->sm) != ROOM_BOOT)
+		return true;
 	list_foreach(party, &room->parties, link) {
 		int r = source_ready(room, party);
 
-		if (r < 0)
-			return err_pass(r);
+		if (r < 0) {
+			room_fail_last(room, NULL);
+			return false;
+		}
 		all |= r;
 	}
-	return all;
+	if (all == 0)
+		room_move(room, ROOM_WAITING);
+	return all == 0;
 }
 
 bool room_source_lost(struct party *party)

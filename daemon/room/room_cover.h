@@ -6,9 +6,9 @@
 
 #include "daemon/room/room.h"
 
-/* Outcome 0: every source's data line and pool are usable. 1: not yet.
- * Negative: one never will be. Takes pools into use and asks for their keys. */
-int room_sources_ready(struct room *room);
+/* Out of BOOT, when every source's data line and pool are usable: pools are taken into
+ * use, and asked for their keys. One that never will be fails the room. */
+bool room_booted(struct room *room);
 /* For the bound maps: each party's wants, expected bytes and coverage. */
 int room_cover(struct room *room);
 /* A source's peer is down: true when the room can do without it. */

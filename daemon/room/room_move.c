@@ -143,6 +143,41 @@ void move_done(struct move *move, const struct xp_used *used, const struct xp_wa
 	trace(move, "a chunk has moved");
 }
 
+int move_sides(const struct move *move, struct xp_sides *sides)
+{
+	const struct room *room = move->room;
+	const struct party *party = move->party;
+	const struct xp_buffer *here, *there = party->pool ? party->pool->buffers : NULL;
+	uint32_t here_count = room->pool->layout->buffer_count;
+	uint32_t there_count = party->pool ? party->pool->layout->buffer_count : 0;
+
+	here = handshake_local_buffers(room->pool, party->remote);
+	if (!here)
+		return -err_errno(err_last()->code);
+	*sides = room_sends(room) ? (struct xp_sides){move->plan, here, there, here_count,
+						      there_count}
+				  : (struct xp_sides){move->plan, there, here,
+						      there_count, here_count};
+	return 0;
+}
+
+int move_post(struct move *move, enum xp_kind kind, void (*on_done)(struct sched_op *op))
+{
+	struct xp_op *xp = &move->op.xp;
+	int r = move_sides(move, &xp->sides);
+
+	if (r < 0)
+		return err_pass(r);
+	xp->kind = kind;
+	xp->header = xp->owned = mem_steal(move->header);
+	xp->header_len = move->header_len;
+	move_to(move, MOVE_POSTED);
+	move->op.owner = move;
+	move->op.on_done = on_done;
+	sched_submit(&move->party->flow, &move->op);
+	return 0;
+}
+
 void move_answer(struct move *move, const struct xp_sides *sides, const struct err *why)
 {
 	struct err e;
@@ -178,6 +213,24 @@ void move_end(struct move *move)
 	    offload_cancel(rooms_kvd(move->room->rooms)->offload, &move->job))
 		retire(move);
 	/* else a helper reads it: room_move_plan_done() goes on */
+}
+
+void moves_stop(struct room *room, const struct err *why)
+{
+	struct move *move;
+
+	list_foreach_safe(move, &room->moves, link) {
+		bool posted = move_phase(move) == MOVE_POSTED;
+
+		if (!move->in && posted)
+			sched_cancel(&move->op, why);
+		else if (!move->in)
+			move_end(move);
+		else if (posted)
+			move->party->remote->transport->ops->revoke(move->in, why);
+		else
+			move_answer(move, NULL, why);
+	}
 }
 
 static void move_free(struct move *move)
@@ -268,15 +321,22 @@ static uint64_t work_of(const struct move *move)
 	return runs * (move->plan_want_count ? move->plan_want_count : 1);
 }
 
-void move_plan(struct move *move, const struct layout *src, const struct layout *dst,
-	       const struct plan_want *wants, size_t want_count,
+int move_pair(struct move *move, const struct room_maps *src, const struct room_maps *dst)
+{
+	return err_pass(room_maps_pair(src, dst, &move->pairs, &move->pair_count));
+}
+
+void move_plan(struct move *move, const struct plan_want *wants, size_t want_count,
 	       void (*then)(struct move *move))
 {
 	struct kvd *kvd = rooms_kvd(move->room->rooms);
+	const struct layout *here = move->room->pool->layout;
+	const struct layout *there = move->party->pool->layout;
+	bool sends = room_sends(move->room);
 
 	assert(then && !move->plan);
-	move->plan_src = src;
-	move->plan_dst = dst;
+	move->plan_src = sends ? here : there;
+	move->plan_dst = sends ? there : here;
 	move->plan_wants = wants;
 	move->plan_want_count = want_count;
 	move->planned = then;

@@ -24,17 +24,6 @@
 #define OFFER_AGAIN_NS LOOP_NS_PER_S
 #define OFFER_AGAIN_DOUBLINGS 20u
 
-static struct party *puller(struct room *room, const struct remote *remote, uint64_t gen)
-{
-	struct party *party;
-
-	list_foreach(party, &room->parties, link) {
-		if (party->remote == remote && party->gen == gen)
-			return party;
-	}
-	return NULL;
-}
-
 static int offer_put(const struct party *party, struct wire_blob views,
 		     struct wire_blob wants, struct cursor *out)
 {
@@ -82,7 +71,7 @@ int offer_on_query(struct room *room, struct remote *remote,
 		   const struct wire_offer_query *query)
 {
 	struct remote_pool *pool = handshake_pool_by_id(remote, query->dst_pool);
-	struct party *party = puller(room, remote, query->pull_gen);
+	struct party *party = room_party_by_gen(room, remote, query->pull_gen);
 	int r;
 
 	assert(room->role == ROOM_OFFER);
@@ -142,22 +131,11 @@ static void room_offer_refuse(struct move *move, const struct err *why)
 
 static void room_offer_on_planned(struct move *move)
 {
-	struct room *room = move->room;
-	struct party *party = move->party;
-	struct xp_sides sides = {0};
+	struct xp_sides sides;
 
 	if (move->refused.code == ERR_OK &&
-	    (move->plan->digest != move->digest || move->plan->bytes != move->bytes))
-		err_set(&move->refused, ERR_PLAN,
-			"pull: %llu bytes planned there, %llu here",
-			(unsigned long long)move->bytes,
-			(unsigned long long)move->plan->bytes);
-	sides.plan = move->plan;
-	sides.src = handshake_local_buffers(room->pool, party->remote);
-	sides.src_count = room->pool->layout->buffer_count;
-	sides.dst = party->pool ? party->pool->buffers : NULL;
-	sides.dst_count = party->pool ? party->pool->layout->buffer_count : 0;
-	if (move->refused.code == ERR_OK && !sides.src)
+	    (plan_check(move->plan, move->digest, move->bytes, move->in->bytes) < 0 ||
+	     move_sides(move, &sides) < 0))
 		err_take(&move->refused);
 	if (move->refused.code != ERR_OK)
 		move_answer(move, NULL, &move->refused);
@@ -182,9 +160,7 @@ static void on_served(struct inbound_owner *inbound, const struct err *err)
 static int room_offer_serve(struct move *move)
 {
 	struct room *room = move->room;
-	struct party *party = move->party;
-	int r = room_maps_pair(&move->maps, &move->maps_dst, &move->pairs,
-			       &move->pair_count);
+	int r = move_pair(move, &move->maps, &move->maps_dst);
 
 	if (r < 0)
 		return err_pass(r);
@@ -195,8 +171,7 @@ static int room_offer_serve(struct move *move)
 		move_answer(move, &(struct xp_sides){0}, NULL);
 		return 0;
 	}
-	move_plan(move, room->pool->layout, party->pool->layout, move->wants,
-		  move->want_count, room_offer_on_planned);
+	move_plan(move, move->wants, move->want_count, room_offer_on_planned);
 	return 0;
 }
 
@@ -286,7 +261,7 @@ void offer_on_request(struct room *room, struct remote *remote, struct xp_inboun
 
 	assert(room->role == ROOM_OFFER);
 	if (r >= 0) {
-		party = puller(room, remote, h.pull_gen);
+		party = room_party_by_gen(room, remote, h.pull_gen);
 		r = check_request(room, party, &h);
 	}
 	if (r >= 0)
@@ -393,15 +368,8 @@ static void room_offer_step(struct room *room)
 
 static void room_offer_stop(struct room *room, const struct err *why)
 {
-	struct move *move;
-
 	room->lease_epoch++;
-	list_foreach_safe(move, &room->moves, link) {
-		if (move_phase(move) == MOVE_POSTED)
-			move->party->remote->transport->ops->revoke(move->in, why);
-		else
-			move_answer(move, NULL, why);
-	}
+	moves_stop(room, why);
 }
 
 static bool room_offer_without(struct party *party, const struct err *why)

@@ -192,40 +192,18 @@ static int room_pull_make_header(struct move *move)
 
 static void room_pull_on_planned(struct move *move)
 {
-	struct room *room = move->room;
-	struct party *party = move->party;
-	struct xp_op *xp = &move->op.xp;
+	const struct party *party = move->party;
 
-	if (move->refused.code != ERR_OK)
-		goto fail;
-	if (move->plan->bytes != party->expected) {
+	if (move->refused.code == ERR_OK && move->plan->bytes != party->expected)
 		err_set(&move->refused, ERR_SHORT,
 			"%.150s offers %llu of the %llu bytes that are wanted of it",
 			party->remote->label, (unsigned long long)move->plan->bytes,
 			(unsigned long long)party->expected);
-		goto fail;
-	}
-	xp->kind = XP_READ;
-	xp->sides = (struct xp_sides){
-		.plan = move->plan,
-		.src = party->pool->buffers,
-		.src_count = party->pool->layout->buffer_count,
-		.dst = handshake_local_buffers(room->pool, party->remote),
-		.dst_count = room->pool->layout->buffer_count,
-	};
-	if (!xp->sides.dst) {
+	if (move->refused.code == ERR_OK && move_post(move, XP_READ, on_read) < 0)
 		err_take(&move->refused);
-		goto fail;
-	}
-	xp->header = xp->owned = mem_steal(move->header);
-	xp->header_len = move->header_len;
-	move_to(move, MOVE_POSTED);
-	move->op.owner = move;
-	move->op.on_done = on_read;
-	sched_submit(&party->flow, &move->op);
-	return;
-fail:
-	room_fail(room, &move->refused, NULL);
+	if (move->refused.code == ERR_OK)
+		return;
+	room_fail(move->room, &move->refused, NULL);
 	move_end(move);
 }
 
@@ -239,14 +217,13 @@ static int read_from(struct room *room, struct party *party)
 	move = move_new(room, party);
 	if (!move)
 		return err_pass(-ENOMEM);
-	r = room_maps_pair(&party->theirs, &room->maps, &move->pairs, &move->pair_count);
+	r = move_pair(move, &party->theirs, &room->maps);
 	if (r < 0) {
 		move_end(move);
 		return err_pass(r);
 	}
 	move->encode = room_pull_make_header;
-	move_plan(move, party->pool->layout, room->pool->layout, party->wants,
-		  party->want_count, room_pull_on_planned);
+	move_plan(move, party->wants, party->want_count, room_pull_on_planned);
 	return 0;
 }
 
@@ -307,13 +284,12 @@ static int ask_all(struct room *room)
 	return 0;
 }
 
-/* Has every source given its offer (or, with `done`, its PULL_ACK)? */
-static bool all_have(const struct room *room, bool done)
+static bool all_offered(const struct room *room)
 {
 	const struct party *party;
 
 	list_foreach(party, &room->parties, link) {
-		if (done ? !party->done : !party->answered)
+		if (!party->answered)
 			return false;
 	}
 	return true;
@@ -335,7 +311,7 @@ static int go_on(struct room *room)
 {
 	int r = ask_all(room);
 
-	if (r < 0 || room->planned || !all_have(room, false))
+	if (r < 0 || room->planned || !all_offered(room))
 		return r;
 	start_beating(room);
 	if (!room->wait_over && !room->wait_bind.armed) {
@@ -352,18 +328,12 @@ static int go_on(struct room *room)
 
 static void room_pull_step(struct room *room)
 {
-	if (sm_state(&room->sm) == ROOM_BOOT) {
-		int r = room_sources_ready(room);
-
-		if (r < 0)
-			room_fail_last(room, NULL);
-		if (r != 0)
-			return;
-		room_move(room, ROOM_WAITING);
-	}
+	if (!room_booted(room))
+		return;
 	if (go_on(room) < 0)
 		room_fail_last(room, NULL);
-	if (room_live(room) && room->planned && all_have(room, true) && room->busy == 0)
+	if (room_live(room) && room->planned && room_parties_done(room) &&
+	    room->busy == 0)
 		room_move(room, ROOM_SUCCESS);
 }
 
@@ -383,16 +353,9 @@ static void give_up(struct room *room, const struct err *why)
 
 static void room_pull_stop(struct room *room, const struct err *why)
 {
-	struct move *move;
-
 	loop_timer_stop(&room->beat);
 	give_up(room, why);
-	list_foreach_safe(move, &room->moves, link) {
-		if (move_phase(move) == MOVE_POSTED)
-			sched_cancel(&move->op, why);
-		else
-			move_end(move);
-	}
+	moves_stop(room, why);
 }
 
 static bool room_pull_without(struct party *party, const struct err *why)

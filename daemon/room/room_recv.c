@@ -133,34 +133,25 @@ static int reserve_tokens(struct move *move)
 
 static void land(struct move *move)
 {
-	struct room *room = move->room;
-	struct party *party = move->party;
-	struct xp_sides sides = {
-		.plan = move->plan->bytes ? move->plan : NULL,
-		.src = party->pool->buffers,
-		.src_count = party->pool->layout->buffer_count,
-		.dst = handshake_local_buffers(room->pool, party->remote),
-		.dst_count = room->pool->layout->buffer_count,
-	};
+	struct xp_sides sides;
 	struct err why;
 
-	if (!sides.dst) {
+	if (move_sides(move, &sides) < 0) {
 		err_take(&why);
-		room_fail(room, &why, NULL);
+		room_fail(move->room, &why, NULL);
 		move_answer(move, NULL, &why);
 		return;
 	}
+	if (!move->plan->bytes)
+		sides.plan = NULL;
 	move_answer(move, &sides, NULL);
 }
 
 static int check_plan(const struct move *move)
 {
-	if (move->plan->digest == move->digest && move->plan->bytes == move->bytes &&
-	    move->in->bytes == move->bytes)
-		return 0;
-	return err_raise(ERR_PLAN, "chunk %llu: %llu bytes planned there, %llu here",
-			 (unsigned long long)move->seq, (unsigned long long)move->bytes,
-			 (unsigned long long)move->plan->bytes);
+	int r = plan_check(move->plan, move->digest, move->bytes, move->in->bytes);
+
+	return r < 0 ? err_prefix(r, "chunk %llu", (unsigned long long)move->seq) : 0;
 }
 
 static void on_bind_over(struct wait *wait, const struct err *why)
@@ -170,7 +161,7 @@ static void on_bind_over(struct wait *wait, const struct err *why)
 
 	rooms_catch_up(room);
 	if (why)
-		room_fail(room, why, NULL); /* room_recv_stop() ends the moves */
+		room_fail(room, why, NULL); /* moves_stop() ends the moves */
 	if (!room_live(room))
 		return;
 	room->wait_over = true;
@@ -211,32 +202,19 @@ static void room_recv_on_planned(struct move *move)
 		wait_start(rooms_waits(room->rooms), &room->wait_bind, &room->wait,
 			   on_bind_over);
 	if (r < 0)
-		room_fail_last(room, NULL); /* room_recv_stop() ends the move */
-}
-
-static struct party *source_of(struct room *room, const struct remote *remote,
-			       uint64_t pool)
-{
-	struct party *party;
-
-	list_foreach(party, &room->parties, link) {
-		if (party->remote == remote && party->pool && party->pool->id == pool)
-			return party;
-	}
-	err_raise(ERR_NOTFOUND, "room %llu has no source %s pool %llu",
-		  (unsigned long long)room->number, remote->label,
-		  (unsigned long long)pool);
-	return NULL;
+		room_fail_last(room, NULL); /* moves_stop() ends the move */
 }
 
 /* Is this sender, of this generation, expected to send now? */
 static int room_recv_admit(struct room *room, struct remote *remote,
 			   const struct chunk_header *h, struct party **party_p)
 {
-	struct party *party = source_of(room, remote, h->src_pool);
+	struct party *party = room_party_by_pool(room, remote, h->src_pool);
 
 	if (!party)
-		return err_pass(-ENOENT);
+		return err_raise(ERR_NOTFOUND, "room %llu has no source %s pool %llu",
+				 (unsigned long long)room->number, remote->label,
+				 (unsigned long long)h->src_pool);
 	if (!room_live(room))
 		return err_reraise(&room->error);
 	if (!room->planned || h->dst_pool != room->pool->id || h->room != room->number)
@@ -284,12 +262,11 @@ static int plan(struct move *move)
 {
 	struct room *room = move->room;
 	struct party *party = move->party;
-	int r = room_maps_pair(&move->maps, &room->maps, &move->pairs, &move->pair_count);
+	int r = move_pair(move, &move->maps, &room->maps);
 
 	if (r < 0)
 		return err_pass(r);
-	move_plan(move, party->pool->layout, room->pool->layout, party->wants,
-		  party->want_count, room_recv_on_planned);
+	move_plan(move, party->wants, party->want_count, room_recv_on_planned);
 	return 0;
 }
 
@@ -423,33 +400,14 @@ static void check_complete(struct room *room)
 
 static void room_recv_step(struct room *room)
 {
-	if (sm_state(&room->sm) == ROOM_BOOT) {
-		int r = room_sources_ready(room);
-
-		if (r < 0)
-			room_fail_last(room, NULL);
-		if (r != 0)
-			return;
-		room_move(room, ROOM_WAITING);
-	}
+	if (!room_booted(room))
+		return;
 	if (room->bound && !room->planned && plan_room(room) < 0)
 		room_fail_last(room, NULL);
 	if (room_live(room) && room->planned && tell_all(room) < 0)
 		room_fail_last(room, NULL);
 	if (room_live(room) && room->planned)
 		check_complete(room);
-}
-
-static void room_recv_stop(struct room *room, const struct err *why)
-{
-	struct move *move;
-
-	list_foreach_safe(move, &room->moves, link) {
-		if (move_phase(move) == MOVE_POSTED)
-			move->party->remote->transport->ops->revoke(move->in, why);
-		else
-			move_answer(move, NULL, why);
-	}
 }
 
 /* A source that has delivered may go; one that was told nothing may come back. */
@@ -459,4 +417,4 @@ static bool room_recv_without(struct party *party, const struct err *why)
 	return room_source_lost(party);
 }
 
-const struct role_ops room_recv_ops = {room_recv_step, room_recv_stop, room_recv_without};
+const struct role_ops room_recv_ops = {room_recv_step, moves_stop, room_recv_without};

@@ -40,18 +40,6 @@ void send_chunk_left(struct chunk *chunk)
 
 /* ---- receivers ---- */
 
-static struct party *party_of(struct room *room, const struct remote *remote,
-			      uint64_t pool)
-{
-	struct party *party;
-
-	list_foreach(party, &room->parties, link) {
-		if (party->remote == remote && party->pool && party->pool->id == pool)
-			return party;
-	}
-	return NULL;
-}
-
 /* All of its TRANSFER_INFO is read. */
 static void info_taken(struct party *party)
 {
@@ -118,7 +106,7 @@ int send_on_info(struct room *room, struct remote *remote,
 	if (!pool || pool->is_session)
 		return err_raise(ERR_NOTFOUND, "TRANSFER_INFO: no pool %llu of %s",
 				 (unsigned long long)info->dst_pool, remote->label);
-	party = party_of(room, remote, info->dst_pool);
+	party = room_party_by_pool(room, remote, info->dst_pool);
 	if (party && party->gen != info->recv_gen)
 		return err_raise(ERR_STATE,
 				 "TRANSFER_INFO: the room has another generation "
@@ -218,28 +206,12 @@ static int room_send_make_header(struct move *move)
 static void room_send_post(struct move *move)
 {
 	struct room *room = move->room;
-	struct party *party = move->party;
-	struct xp_op *xp = &move->op.xp;
 
-	xp->kind = XP_WRITE;
-	xp->header = xp->owned = mem_steal(move->header);
-	xp->header_len = move->header_len;
-	xp->sides = (struct xp_sides){
-		.plan = move->plan,
-		.src = handshake_local_buffers(room->pool, party->remote),
-		.src_count = room->pool->layout->buffer_count,
-		.dst = party->pool->buffers,
-		.dst_count = party->pool->layout->buffer_count,
-	};
-	if (!xp->sides.src) {
+	if (move_post(move, XP_WRITE, room_send_on_sent) < 0) {
 		room_fail_last(room, NULL);
 		move_end(move);
 		return;
 	}
-	move_to(move, MOVE_POSTED);
-	move->op.owner = move;
-	move->op.on_done = room_send_on_sent;
-	sched_submit(&party->flow, &move->op);
 	room_kick(room); /* the last chunk may wait for this */
 }
 
@@ -251,7 +223,7 @@ static void on_wait_over(struct wait *wait, const struct err *why)
 	if (move_phase(move) != MOVE_WAITING)
 		return; /* the room has ended, and it with it */
 	if (why)
-		room_fail(move->room, why, NULL); /* room_send_stop() ends the move */
+		room_fail(move->room, why, NULL); /* moves_stop() ends the move */
 	else
 		room_send_post(move);
 }
@@ -280,7 +252,7 @@ static void room_send_on_planned(struct move *move)
 		wait_start(rooms_waits(room->rooms), &move->wait, &move->chunk->wait,
 			   on_wait_over);
 	if (r < 0)
-		room_fail_last(room, NULL); /* room_send_stop() ends the move */
+		room_fail_last(room, NULL); /* moves_stop() ends the move */
 }
 
 static int dispatch_to(struct room *room, struct chunk *chunk, struct party *party)
@@ -292,14 +264,13 @@ static int dispatch_to(struct room *room, struct chunk *chunk, struct party *par
 		return err_pass(-ENOMEM);
 	move->chunk = chunk;
 	chunk->moves++;
-	r = room_maps_pair(&chunk->maps, &party->theirs, &move->pairs, &move->pair_count);
+	r = move_pair(move, &chunk->maps, &party->theirs);
 	if (r < 0) {
 		move_end(move);
 		return err_pass(r);
 	}
 	move->encode = room_send_make_header;
-	move_plan(move, room->pool->layout, party->pool->layout, party->wants,
-		  party->want_count, room_send_on_planned);
+	move_plan(move, party->wants, party->want_count, room_send_on_planned);
 	return 0;
 }
 
@@ -393,17 +364,6 @@ static void dispatch_all(struct room *room)
 	}
 }
 
-static bool all_confirmed(const struct room *room)
-{
-	const struct party *party;
-
-	list_foreach(party, &room->parties, link) {
-		if (!party->done)
-			return false;
-	}
-	return true;
-}
-
 static void room_send_step(struct room *room)
 {
 	const struct chunk *newest;
@@ -418,20 +378,8 @@ static void room_send_step(struct room *room)
 	if (!room_live(room) || !room->last_given || room->busy > 0)
 		return;
 	newest = list_entry(room->chunks.prev, struct chunk, link);
-	if (newest->dispatched && all_confirmed(room))
+	if (newest->dispatched && room_parties_done(room))
 		room_move(room, ROOM_SUCCESS);
-}
-
-static void room_send_stop(struct room *room, const struct err *why)
-{
-	struct move *move;
-
-	list_foreach_safe(move, &room->moves, link) {
-		if (move_phase(move) == MOVE_POSTED)
-			sched_cancel(&move->op, why);
-		else
-			move_end(move);
-	}
 }
 
 /* A receiver that has confirmed may go, and nothing more is posted for it; any other is
@@ -450,4 +398,4 @@ static bool room_send_without(struct party *party, const struct err *why)
 	return true;
 }
 
-const struct role_ops room_send_ops = {room_send_step, room_send_stop, room_send_without};
+const struct role_ops room_send_ops = {room_send_step, moves_stop, room_send_without};

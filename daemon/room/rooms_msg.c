@@ -275,28 +275,10 @@ static struct party *party_at(struct rooms *rooms, uint64_t gen, enum room_role 
 			      const struct remote *remote, uint64_t pool)
 {
 	struct room *room = by_gen(rooms, gen);
-	struct party *party;
 
-	if (!room || room->role != role) {
-		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
-		return NULL;
-	}
-	list_foreach(party, &room->parties, link) {
-		if (party->remote == remote && party->pool && party->pool->id == pool)
-			return party;
-	}
-	return NULL;
-}
-
-static struct party *party_by_gen(struct room *room, const struct remote *remote,
-				  uint64_t gen)
-{
-	struct party *party;
-
-	list_foreach(party, &room->parties, link) {
-		if (party->remote == remote && party->gen == gen)
-			return party;
-	}
+	if (room && room->role == role)
+		return room_party_by_pool(room, remote, pool);
+	metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
 	return NULL;
 }
 
@@ -350,7 +332,7 @@ static int on_room_done(struct rooms *rooms, struct remote *remote, struct curso
 		return err_pass(r);
 	room = by_pool(rooms, m.src_pool, ROOM_SEND, m.room);
 	if (room)
-		party = party_by_gen(room, remote, m.recv_gen);
+		party = room_party_by_gen(room, remote, m.recv_gen);
 	if (party)
 		send_on_done(room, party);
 	else
@@ -402,7 +384,7 @@ static int on_pull_done(struct rooms *rooms, struct remote *remote, struct curso
 		return err_pass(r);
 	room = by_gen(rooms, m.offer_gen);
 	if (room && room->role == ROOM_OFFER)
-		offer_on_pull_done(room, party_by_gen(room, remote, m.pull_gen), &m,
+		offer_on_pull_done(room, room_party_by_gen(room, remote, m.pull_gen), &m,
 				   &code);
 	else
 		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
@@ -428,7 +410,7 @@ static int on_pull_ack(struct rooms *rooms, struct remote *remote, struct cursor
 		return err_pass(r);
 	room = by_gen(rooms, m.pull_gen);
 	if (room && room->role == ROOM_PULL)
-		party = party_by_gen(room, remote, m.offer_gen);
+		party = room_party_by_gen(room, remote, m.offer_gen);
 	if (party)
 		pull_on_ack(room, party, &m);
 	else
@@ -446,7 +428,7 @@ static int on_lease(struct rooms *rooms, struct remote *remote, struct cursor *b
 		return err_pass(r);
 	room = by_gen(rooms, m.offer_gen);
 	if (room && room->role == ROOM_OFFER)
-		offer_on_lease(room, party_by_gen(room, remote, m.pull_gen),
+		offer_on_lease(room, room_party_by_gen(room, remote, m.pull_gen),
 			       m.lease_epoch);
 	else
 		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
@@ -477,7 +459,7 @@ static struct room *abort_target(struct rooms *rooms, const struct wire_abort *m
 static struct party *abort_party(struct room *room, const struct remote *remote,
 				 uint64_t gen, bool *unsure_p)
 {
-	struct party *party = party_by_gen(room, remote, gen), *other;
+	struct party *party = room_party_by_gen(room, remote, gen), *other;
 	unsigned int silent = 0;
 
 	*unsure_p = false;

@@ -501,11 +501,8 @@ static void xfer_serve_plan_done(struct offload_job *job)
 		return;
 	}
 	if (s->why.code == ERR_OK &&
-	    (s->plan->digest != s->digest || s->plan->bytes != s->bytes ||
-	     s->in->bytes != s->bytes))
-		err_set(&s->why, ERR_PLAN,
-			"transfer: %llu bytes planned there, %llu here",
-			(unsigned long long)s->bytes, (unsigned long long)s->plan->bytes);
+	    plan_check(s->plan, s->digest, s->bytes, s->in->bytes) < 0)
+		err_take(&s->why);
 	if (s->why.code != ERR_OK) {
 		struct err why = s->why;
 
