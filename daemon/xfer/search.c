@@ -104,8 +104,8 @@ struct places *search_known_local(const struct dlist *dlist,
 		       : NULL;
 }
 
-struct places *search_known_remote(const struct dlist *dlist,
-				   const struct remote_pool *pool)
+static struct places *search_known_remote(const struct dlist *dlist,
+					  const struct remote_pool *pool)
 {
 	struct places *places = dlist->places;
 
@@ -402,41 +402,58 @@ int search_end(struct search *search, struct dlist *dlist, struct places **place
 	return r < 0 ? err_pass(r) : 0;
 }
 
-/* ---- at once ---- */
+/* ---- all of it ---- */
 
-static int search_now(struct search *search, struct dlist *dlist,
-		      struct places **places_p)
+int locate_run(struct located *at)
 {
-	int r = search_run(search, dlist);
-
-	if (r < 0) {
-		search_free(search);
-		return err_pass(r);
-	}
-	return search_end(search, dlist, places_p);
+	return at->search ? search_run(at->search, at->dlist) : 0;
 }
 
-int search_local(struct dlist *dlist, struct session *session,
-		 unsigned int transport_index, struct places **places_p)
+int locate_end(struct located *at)
 {
-	struct search *search = NULL;
-	int r;
-
-	*places_p = search_known_local(dlist, session, transport_index);
-	if (*places_p)
-		return 0;
-	r = search_begin_local(session, transport_index, &search);
-	return r < 0 ? err_pass(r) : search_now(search, dlist, places_p);
+	return at->search ? search_end(mem_steal(at->search), at->dlist, &at->places) : 0;
 }
 
-int search_remote(struct dlist *dlist, struct remote_pool *pool, struct places **places_p)
+static int locate_now(struct located *at)
 {
-	struct search *search = NULL;
+	int r = at->dlist->entry_count <= SEARCH_INLINE ? locate_run(at) : 1;
+
+	return r == 0 ? locate_end(at) : r < 0 ? err_pass(r) : 0;
+}
+
+int locate_local(struct located *at, struct session *session,
+		 unsigned int transport_index)
+{
 	int r;
 
-	*places_p = search_known_remote(dlist, pool);
-	if (*places_p)
+	at->places = search_known_local(at->dlist, session, transport_index);
+	if (at->places)
 		return 0;
-	r = search_begin_remote(pool, &search);
-	return r < 0 ? err_pass(r) : search_now(search, dlist, places_p);
+	r = search_begin_local(session, transport_index, &at->search);
+	return r < 0 ? err_pass(r) : locate_now(at);
+}
+
+int locate_remote(struct located *at, struct remote_pool *pool)
+{
+	int r;
+
+	at->places = search_known_remote(at->dlist, pool);
+	if (at->places)
+		return 0;
+	r = search_begin_remote(pool, &at->search);
+	return r < 0 ? err_pass(r) : locate_now(at);
+}
+
+const struct places *locate_found(const struct located *at)
+{
+	return at->search ? search_found(at->search) : at->places;
+}
+
+void locate_drop(struct located *at)
+{
+	search_free(at->search);
+	if (at->places)
+		places_unref(at->places);
+	at->search = NULL;
+	at->places = NULL;
 }

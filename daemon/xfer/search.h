@@ -44,8 +44,6 @@ void places_unref(struct places *places); /* loop thread, as all but search_run(
 struct places *search_known_local(const struct dlist *dlist,
 				  const struct session *session,
 				  unsigned int transport_index);
-struct places *search_known_remote(const struct dlist *dlist,
-				   const struct remote_pool *pool);
 
 int search_begin_local(struct session *session, unsigned int transport_index,
 		       struct search **search_p);
@@ -60,10 +58,19 @@ const struct places *search_found(const struct search *search);
 int search_end(struct search *search, struct dlist *dlist, struct places **places_p);
 void search_free(struct search *search); /* without a result; NULL is fine */
 
-/* All of it at once. */
-int search_local(struct dlist *dlist, struct session *session,
-		 unsigned int transport_index, struct places **places_p);
-int search_remote(struct dlist *dlist, struct remote_pool *pool,
-		  struct places **places_p);
+/* One list of a transfer, and where it lies. */
+struct located {
+	struct dlist *dlist;
+	struct places *places; /* a reference; NULL until it is known */
+	struct search *search; /* that looks for it */
+};
+/* Known, or looked for now; in a long list the looking is only begun. */
+int locate_local(struct located *at, struct session *session,
+		 unsigned int transport_index);
+int locate_remote(struct located *at, struct remote_pool *pool);
+int locate_run(struct located *at); /* what was begun: any thread */
+int locate_end(struct located *at); /* and what comes of it */
+const struct places *locate_found(const struct located *at); /* NULL: nothing yet */
+void locate_drop(struct located *at);
 
 #endif

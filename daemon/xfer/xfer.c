@@ -751,7 +751,7 @@ void xfers_region_going(struct xfers *xfers, struct region *region)
 		(unsigned long long)region->id);
 	idmap_foreach(&xs->transfers, at) {
 		struct transfer *transfer = at.value;
-		const struct places *p = transfer->local_places;
+		const struct places *p = transfer->at[LOCAL].places;
 
 		for (uint32_t i = 0; p && i < p->buffer_count; i++) {
 			if (p->regions[i] == region) {

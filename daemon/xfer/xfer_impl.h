@@ -136,6 +136,8 @@ struct prepared {
 	unsigned int refs; /* the id, and transfers */
 };
 
+enum { LOCAL, REMOTE };
+
 /* xfer.start */
 struct transfer {
 	struct list link; /* in attach->waiting */
@@ -143,18 +145,17 @@ struct transfer {
 	struct xfer_session *xs;
 	struct attach *attach;
 	enum xp_kind kind;
-	struct prepared *local, *remote;
-	uint32_t *local_index, *remote_index;
+	struct prepared *lists[2]; /* LOCAL, REMOTE; so are all pairs here */
+	uint32_t *index[2];
 	uint64_t count;
 	uint8_t *notif;
 	size_t notif_len;
 	bool has_notif;
-	struct places *local_places, *remote_places;
-	struct search *local_search, *remote_search; /* until those are known */
-	struct list parts[2]; /* local and remote list, if long and to be sent */
+	struct located at[2];
+	struct list parts[2]; /* of a list that is long and to be sent */
 	bool parts_wanted[2];
-	struct plan *plan;		  /* stays for the next time; made from these: */
-	uint64_t plan_local, plan_remote; /* places.serial */
+	struct plan *plan;   /* stays for the next time; made from these: */
+	uint64_t plan_of[2]; /* places.serial */
 	struct offload_job job;
 	struct sched_op op;
 	uint8_t *picks; /* both index lists as they travel; made with the plan */

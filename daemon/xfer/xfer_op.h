@@ -26,8 +26,6 @@ enum xfer_op_kind {
 	XFER_OP_MOVE, /* make a transfer of two lists, and perhaps post it */
 };
 
-enum { LOCAL, REMOTE };
-
 struct xfer_op {
 	enum xfer_op_kind kind;
 	struct xfer_session *xs; /* held */

@@ -50,16 +50,10 @@ static void set_status(struct transfer *t)
 
 static void drop_places(struct transfer *t)
 {
-	search_free(t->local_search);
-	search_free(t->remote_search);
-	t->local_search = t->remote_search = NULL;
-	if (t->local_places)
-		places_unref(t->local_places);
-	if (t->remote_places)
-		places_unref(t->remote_places);
-	t->local_places = t->remote_places = NULL;
-	parts_free(&t->parts[0]);
-	parts_free(&t->parts[1]);
+	for (int i = LOCAL; i <= REMOTE; i++) {
+		locate_drop(&t->at[i]);
+		parts_free(&t->parts[i]);
+	}
 }
 
 static void drop_plan(struct transfer *t)
@@ -78,14 +72,14 @@ void transfer_free(struct transfer *t)
 	assert(sm_state(&t->sm) == XFER_ENDED);
 	idmap_remove(&xs->transfers, t->id);
 	status_slot_release(xs->session->status, t->slot);
-	prepared_unref(t->local);
-	prepared_unref(t->remote);
+	for (int i = LOCAL; i <= REMOTE; i++) {
+		prepared_unref(t->lists[i]);
+		mem_free(t->index[i]);
+	}
 	drop_plan(t);
 	xs->list_bytes -= t->charged;
 	mem_free(t->header);
 	mem_free(t->notif);
-	mem_free(t->local_index);
-	mem_free(t->remote_index);
 	mem_free(t);
 	xfer_waiter_end(&releaser, NULL, 0);
 	if (xs->draining)
@@ -138,23 +132,16 @@ static void xfer_post_on_done(struct sched_op *op)
 	end(t);
 }
 
-static const struct places *places_of(const struct places *known,
-				      const struct search *search)
-{
-	return search ? search_found(search) : known;
-}
-
 static void pick(const struct transfer *t, struct dlist_pick *src, struct dlist_pick *dst)
 {
-	struct dlist_pick local = {t->local->dlist,
-				   places_of(t->local_places, t->local_search),
-				   t->local_index, t->count};
-	struct dlist_pick remote = {t->remote->dlist,
-				    places_of(t->remote_places, t->remote_search),
-				    t->remote_index, t->count};
+	struct dlist_pick picks[2];
 
-	*src = t->kind == XP_WRITE ? local : remote;
-	*dst = t->kind == XP_WRITE ? remote : local;
+	for (int i = LOCAL; i <= REMOTE; i++)
+		picks[i] =
+			(struct dlist_pick){t->lists[i]->dlist, locate_found(&t->at[i]),
+					    t->index[i], t->count};
+	*src = picks[t->kind == XP_WRITE ? LOCAL : REMOTE];
+	*dst = picks[t->kind == XP_WRITE ? REMOTE : LOCAL];
 }
 
 /* The index lists as they travel: with the plan, and for as long. */
@@ -197,8 +184,8 @@ static int xfer_post_make_header(struct transfer *t)
 	cursor_put_u64(&out, session->epoch);
 	cursor_put_u64(&out, t->attach->epoch);
 	cursor_put_bytes(&out, t->attach->secret, sizeof(t->attach->secret));
-	cursor_put_u64(&out, t->local->dlist->gid);
-	cursor_put_u64(&out, t->remote->dlist->gid);
+	cursor_put_u64(&out, t->lists[LOCAL]->dlist->gid);
+	cursor_put_u64(&out, t->lists[REMOTE]->dlist->gid);
 	cursor_put_u64(&out, t->plan->digest);
 	cursor_put_u64(&out, t->plan->bytes);
 	cursor_put_bytes(&out, t->picks, t->picks_bytes);
@@ -213,14 +200,13 @@ static int xfer_post_make_header(struct transfer *t)
 static int submit(struct transfer *t)
 {
 	struct xp_sides *sides = &t->op.xp.sides;
-	const struct places *src =
-		t->kind == XP_WRITE ? t->local_places : t->remote_places;
-	const struct places *dst =
-		t->kind == XP_WRITE ? t->remote_places : t->local_places;
-	int r = list_send(t->local, t->attach, &t->parts[0]);
+	bool writes = t->kind == XP_WRITE;
+	const struct places *src = t->at[writes ? LOCAL : REMOTE].places;
+	const struct places *dst = t->at[writes ? REMOTE : LOCAL].places;
+	int r = 0;
 
-	if (r >= 0)
-		r = list_send(t->remote, t->attach, &t->parts[1]);
+	for (int i = LOCAL; i <= REMOTE && r >= 0; i++)
+		r = list_send(t->lists[i], t->attach, &t->parts[i]);
 	if (r >= 0)
 		r = xfer_post_make_header(t);
 	if (r < 0)
@@ -232,7 +218,7 @@ static int submit(struct transfer *t)
 	t->op.on_done = xfer_post_on_done;
 	sm_move(&t->sm, XFER_POSTED);
 	sched_submit(&t->attach->flow, &t->op);
-	if (t->has_notif && t->kind == XP_WRITE)
+	if (t->has_notif && writes)
 		metrics_add(&t->xs->xfers->kvd->metrics, METRIC_NOTIFS_OUT, 1);
 	return 0;
 }
@@ -279,20 +265,17 @@ static int xfer_post_work(struct transfer *t)
 	struct dlist_pick src, dst;
 	int r = 0;
 
-	if (t->local_search)
-		r = search_run(t->local_search, t->local->dlist);
-	if (r >= 0 && t->remote_search)
-		r = search_run(t->remote_search, t->remote->dlist);
+	for (int i = LOCAL; i <= REMOTE && r >= 0; i++)
+		r = locate_run(&t->at[i]);
 	if (r < 0)
 		return err_pass(r);
 	pick(t, &src, &dst);
 	r = dlist_plan(&src, &dst, &t->plan);
 	if (r >= 0)
 		r = make_picks(t, &src, &dst);
-	if (r >= 0 && t->parts_wanted[0])
-		r = list_parts(t->local, t->attach, &t->parts[0]);
-	if (r >= 0 && t->parts_wanted[1])
-		r = list_parts(t->remote, t->attach, &t->parts[1]);
+	for (int i = LOCAL; i <= REMOTE && r >= 0; i++)
+		if (t->parts_wanted[i])
+			r = list_parts(t->lists[i], t->attach, &t->parts[i]);
 	return r < 0 ? err_pass(r) : 0;
 }
 
@@ -305,34 +288,20 @@ static void xfer_post_plan_work(struct offload_job *job)
 		err_take(&job->err);
 }
 
-static int searches_end(struct transfer *t)
-{
-	int r = 0;
-
-	if (t->local_search)
-		r = search_end(mem_steal(t->local_search), t->local->dlist,
-			       &t->local_places);
-	if (r >= 0 && t->remote_search)
-		r = search_end(mem_steal(t->remote_search), t->remote->dlist,
-			       &t->remote_places);
-	return r < 0 ? err_pass(r) : 0;
-}
-
 static void xfer_post_plan_done(struct offload_job *job)
 {
 	struct transfer *t = container_of(job, struct transfer, job);
-	struct err why;
 
+	for (int i = LOCAL; i <= REMOTE && job->result >= 0; i++) {
+		job->result = locate_end(&t->at[i]);
+		if (job->result < 0)
+			err_take(&job->err);
+		else
+			t->plan_of[i] = t->at[i].places->serial;
+	}
 	if (job->result < 0) {
 		fail(t, &job->err);
 		drop_plan(t);
-	} else if (searches_end(t) < 0) {
-		err_take(&why);
-		fail(t, &why);
-		drop_plan(t);
-	} else {
-		t->plan_local = t->local_places->serial;
-		t->plan_remote = t->remote_places->serial;
 	}
 	go(t);
 }
@@ -340,47 +309,30 @@ static void xfer_post_plan_done(struct offload_job *job)
 /* Posted again, and both sides' memory lies where it lay. */
 static bool plan_still_holds(const struct transfer *t)
 {
-	return t->plan && t->local_places && t->remote_places && !t->parts_wanted[0] &&
-	       !t->parts_wanted[1] && t->plan_local == t->local_places->serial &&
-	       t->plan_remote == t->remote_places->serial;
-}
+	bool holds = t->plan != NULL;
 
-static int look_local(struct transfer *t)
-{
-	struct session *session = t->xs->session;
-	unsigned int transport = t->attach->remote->transport_index;
-
-	if (t->local->dlist->entry_count <= SEARCH_INLINE)
-		return search_local(t->local->dlist, session, transport,
-				    &t->local_places);
-	t->local_places = search_known_local(t->local->dlist, session, transport);
-	return t->local_places ? 0
-			       : search_begin_local(session, transport, &t->local_search);
-}
-
-static int look_remote(struct transfer *t)
-{
-	struct remote_pool *pool = t->attach->pool;
-
-	if (t->remote->dlist->entry_count <= SEARCH_INLINE)
-		return search_remote(t->remote->dlist, pool, &t->remote_places);
-	t->remote_places = search_known_remote(t->remote->dlist, pool);
-	return t->remote_places ? 0 : search_begin_remote(pool, &t->remote_search);
+	for (int i = LOCAL; i <= REMOTE; i++)
+		holds = holds && t->at[i].places && !t->parts_wanted[i] &&
+			t->plan_of[i] == t->at[i].places->serial;
+	return holds;
 }
 
 /* Where the rows lie: known, looked for, or (long lists) to be looked for. */
 static int xfer_post_look(struct transfer *t)
 {
+	struct attach *attach = t->attach;
 	int r;
 
-	if (sm_state(&t->attach->sm) != ATTACH_READY || !t->attach->pool)
-		return sm_state(&t->attach->sm) == ATTACH_LOST
-			       ? err_reraise(&t->attach->why)
+	if (sm_state(&attach->sm) != ATTACH_READY || !attach->pool)
+		return sm_state(&attach->sm) == ATTACH_LOST
+			       ? err_reraise(&attach->why)
 			       : err_raise(ERR_PEER,
 					   "the remote session is not reachable now");
-	r = look_local(t);
+	for (int i = LOCAL; i <= REMOTE; i++)
+		t->at[i].dlist = t->lists[i]->dlist;
+	r = locate_local(&t->at[LOCAL], t->xs->session, attach->remote->transport_index);
 	if (r >= 0)
-		r = look_remote(t);
+		r = locate_remote(&t->at[REMOTE], attach->pool);
 	if (r < 0)
 		drop_places(t);
 	return r < 0 ? err_pass(r) : 0;
@@ -416,6 +368,7 @@ void transfer_refuse(struct transfer *t, const struct err *why)
 
 int transfer_post(struct transfer *t)
 {
+	bool late = t->count > XFER_PLAN_INLINE;
 	int r;
 
 	if (t->xs->xfers->kvd->draining)
@@ -426,8 +379,10 @@ int transfer_post(struct transfer *t)
 	r = xfer_post_look(t);
 	if (r < 0)
 		return err_pass(r);
-	t->parts_wanted[0] = part_wanted(t, t->local);
-	t->parts_wanted[1] = part_wanted(t, t->remote);
+	for (int i = LOCAL; i <= REMOTE; i++) {
+		t->parts_wanted[i] = part_wanted(t, t->lists[i]);
+		late = late || t->parts_wanted[i] || t->at[i].search;
+	}
 	renew(t);
 	sm_move(&t->sm, XFER_PLANNING);
 	t->xs->xfers->live++;
@@ -441,8 +396,7 @@ int transfer_post(struct transfer *t)
 		return 0;
 	}
 	drop_plan(t);
-	if (t->count > XFER_PLAN_INLINE || t->local_search || t->remote_search ||
-	    t->parts_wanted[0] || t->parts_wanted[1]) {
+	if (late) {
 		offload_submit(t->xs->xfers->kvd->offload, &t->job);
 		return 0;
 	}
@@ -499,10 +453,10 @@ static void transfer_take(struct transfer *t, struct xfer_op *op)
 	t->attach = op->sides[REMOTE]->attach;
 	t->kind = op->moves;
 	t->count = op->count[LOCAL];
-	t->local = mem_steal(op->sides[LOCAL]);
-	t->remote = mem_steal(op->sides[REMOTE]);
-	t->local_index = mem_steal(op->index[LOCAL]);
-	t->remote_index = mem_steal(op->index[REMOTE]);
+	for (int i = LOCAL; i <= REMOTE; i++) {
+		t->lists[i] = mem_steal(op->sides[i]);
+		t->index[i] = mem_steal(op->index[i]);
+	}
 	t->has_notif = op->has_notif;
 	t->notif = mem_steal(op->notif);
 	t->notif_len = op->notif_len;
@@ -530,8 +484,8 @@ int transfer_new(struct xfer_op *op, struct transfer **transfer_p)
 	t->xs = xs;
 	sm_init(&t->sm, &xfer_table, XFER_ENDED);
 	list_init(&t->link);
-	list_init(&t->parts[0]);
-	list_init(&t->parts[1]);
+	list_init(&t->parts[LOCAL]);
+	list_init(&t->parts[REMOTE]);
 	t->fresh = op->posts; /* the slot's first generation is the first post's */
 	r = transfer_number(t, op);
 	if (r < 0) {

@@ -51,7 +51,7 @@ struct kept_plan {
 	struct plan *plan;
 	size_t bytes;
 	bool write;
-	uint64_t theirs_gid, mine_serial, theirs_serial;
+	uint64_t theirs_gid, serial[2];
 	uint8_t *picks; /* the index lists as they came */
 	size_t picks_bytes;
 };
@@ -70,6 +70,8 @@ static const struct sm_state serve_states[] = {
 static const struct sm_table serve_table = {
 	.name = "serve", .states = serve_states, .count = ARRAY_LEN(serve_states)};
 
+enum { FROM, TO };
+
 /* one REQUEST_XFER */
 struct serve {
 	struct list link;
@@ -79,13 +81,12 @@ struct serve {
 	struct xp_inbound *in; /* NULL once it is done */
 	uint64_t initiator, target, digest, bytes;
 	bool write;
-	struct shadow *mine, *theirs; /* by whose memory they name */
-	uint8_t *picks; /* the index lists as they came: a copy for the helper */
+	struct shadow *lists[2]; /* FROM, TO; so are all pairs here */
+	uint8_t *picks;		 /* the index lists as they came: a copy for the helper */
 	size_t picks_bytes;
-	uint32_t *src_index, *dst_index; /* made of them; NULL: all, or planned */
-	uint64_t src_count, dst_count;
-	struct places *mine_places, *theirs_places;
-	struct search *mine_search, *theirs_search; /* until those are known */
+	uint32_t *index[2]; /* made of them; NULL: all, or planned */
+	uint64_t count[2];
+	struct located at[2];
 	uint64_t rows; /* as the lists say: few are planned on the loop */
 	bool check;    /* nothing moves, XP_CHECK */
 	struct plan *plan;
@@ -94,6 +95,17 @@ struct serve {
 	struct err why;	     /* to be refused with */
 	struct notif *notif; /* for its end, or NULL */
 };
+
+/* Which of the lists names memory of our session, and which the initiator's. */
+static int mine_of(const struct serve *s)
+{
+	return s->write ? TO : FROM;
+}
+
+static int theirs_of(const struct serve *s)
+{
+	return s->write ? FROM : TO;
+}
 
 /* ---- shadows ---- */
 
@@ -302,13 +314,13 @@ static int on_notif(struct xfers *xfers, struct cursor *in)
 /* The plan that was made from the same lists, indices and resolutions. */
 static struct plan *kept_take(const struct serve *s)
 {
-	struct kept_plan *kept = s->mine->kept;
+	struct kept_plan *kept = s->lists[mine_of(s)]->kept;
+	const struct places *from = s->at[FROM].places, *to = s->at[TO].places;
 	struct plan *plan;
 
-	if (!kept || !s->mine_places || !s->theirs_places || kept->write != s->write ||
-	    kept->theirs_gid != s->theirs->gid ||
-	    kept->mine_serial != s->mine_places->serial ||
-	    kept->theirs_serial != s->theirs_places->serial ||
+	if (!kept || !from || !to || kept->write != s->write ||
+	    kept->theirs_gid != s->lists[theirs_of(s)]->gid ||
+	    kept->serial[FROM] != from->serial || kept->serial[TO] != to->serial ||
 	    kept->picks_bytes != s->picks_bytes ||
 	    memcmp(kept->picks, s->picks, s->picks_bytes) != 0)
 		return NULL;
@@ -323,28 +335,29 @@ static struct plan *kept_take(const struct serve *s)
 static void kept_put(struct serve *s)
 {
 	struct xfers *xfers = s->xfers;
+	struct shadow *mine = s->lists[mine_of(s)];
 	size_t bytes = plan_memory(s->plan) + s->picks_bytes;
 	struct kept_plan *kept;
 
-	if (s->mine->gone || bytes > XFER_KEPT_BYTES_MAX / 2)
+	if (mine->gone || bytes > XFER_KEPT_BYTES_MAX / 2)
 		return;
 	kept = mem_zalloc(sizeof(*kept));
 	if (!kept) {
 		err_clear();
 		return;
 	}
-	*kept = (struct kept_plan){.mine = s->mine,
-				   .bytes = bytes,
-				   .write = s->write,
-				   .theirs_gid = s->theirs->gid,
-				   .mine_serial = s->mine_places->serial,
-				   .theirs_serial = s->theirs_places->serial,
-				   .picks_bytes = s->picks_bytes};
+	*kept = (struct kept_plan){
+		.mine = mine,
+		.bytes = bytes,
+		.write = s->write,
+		.theirs_gid = s->lists[theirs_of(s)]->gid,
+		.serial = {s->at[FROM].places->serial, s->at[TO].places->serial},
+		.picks_bytes = s->picks_bytes};
 	kept->plan = mem_steal(s->plan);
 	kept->picks = mem_steal(s->picks);
-	if (s->mine->kept)
-		kept_free(xfers, s->mine->kept);
-	s->mine->kept = kept;
+	if (mine->kept)
+		kept_free(xfers, mine->kept);
+	mine->kept = kept;
 	list_init(&kept->link);
 	list_push_back(&xfers->kept, &kept->link);
 	xfers->kept_bytes += bytes;
@@ -357,18 +370,13 @@ static void serve_free(struct serve *s)
 	list_remove(&s->link);
 	if (s->notif)
 		notif_drop(xfer_session_by_epoch(s->xfers, s->target), s->notif);
-	if (s->plan && s->mine_places && s->theirs_places)
+	if (s->plan && s->at[FROM].places && s->at[TO].places)
 		kept_put(s);
-	search_free(s->mine_search);
-	search_free(s->theirs_search);
-	if (s->mine_places)
-		places_unref(s->mine_places);
-	if (s->theirs_places)
-		places_unref(s->theirs_places);
-	if (s->mine)
-		shadow_unref(s->mine);
-	if (s->theirs)
-		shadow_unref(s->theirs);
+	for (int i = FROM; i <= TO; i++) {
+		locate_drop(&s->at[i]);
+		if (s->lists[i])
+			shadow_unref(s->lists[i]);
+	}
 	plan_free(s->plan);
 	mem_free(s->picks);
 	mem_free(s);
@@ -402,60 +410,43 @@ static void land(struct serve *s, const struct xp_sides *sides, const struct err
 	s->remote->transport->ops->land(s->in, sides, why);
 }
 
-static void pick(const struct serve *s, struct dlist_pick *src, struct dlist_pick *dst)
-{
-	const struct shadow *from = s->write ? s->theirs : s->mine;
-	const struct shadow *to = s->write ? s->mine : s->theirs;
-	const struct places *mine =
-		s->mine_search ? search_found(s->mine_search) : s->mine_places;
-	const struct places *theirs =
-		s->theirs_search ? search_found(s->theirs_search) : s->theirs_places;
-
-	*src = (struct dlist_pick){from->dlist, s->write ? theirs : mine, s->src_index,
-				   s->src_count};
-	*dst = (struct dlist_pick){to->dlist, s->write ? mine : theirs, s->dst_index,
-				   s->dst_count};
-}
-
 static int get_indices(struct serve *s)
 {
 	struct cursor in;
-	int r;
+	int r = 0;
 
 	cursor_read(&in, s->picks, s->picks_bytes);
-	r = dlist_index_get(&in, DLIST_DESCS_MAX, &s->src_index, &s->src_count);
-	if (r >= 0)
-		r = dlist_index_get(&in, DLIST_DESCS_MAX, &s->dst_index, &s->dst_count);
-	if (r < 0)
-		return err_pass(r);
-	if (!s->src_index)
-		s->src_count = (s->write ? s->theirs : s->mine)->dlist->descs;
-	if (!s->dst_index)
-		s->dst_count = (s->write ? s->mine : s->theirs)->dlist->descs;
-	return 0;
+	for (int i = FROM; i <= TO && r >= 0; i++) {
+		r = dlist_index_get(&in, DLIST_DESCS_MAX, &s->index[i], &s->count[i]);
+		if (r >= 0 && !s->index[i])
+			s->count[i] = s->lists[i]->dlist->descs;
+	}
+	return r < 0 ? err_pass(r) : 0;
 }
 
 static int xfer_serve_work(struct serve *s)
 {
-	struct dlist_pick src, dst;
+	struct dlist_pick picks[2];
 	int r = get_indices(s);
 
-	if (r >= 0 && s->mine_search)
-		r = search_run(s->mine_search, s->mine->dlist);
-	if (r >= 0 && s->theirs_search)
-		r = search_run(s->theirs_search, s->theirs->dlist);
+	for (int i = FROM; i <= TO && r >= 0; i++) {
+		r = locate_run(&s->at[i]);
+		picks[i] =
+			(struct dlist_pick){s->lists[i]->dlist, locate_found(&s->at[i]),
+					    s->index[i], s->count[i]};
+	}
 	if (r < 0 || s->check)
 		return r < 0 ? err_pass(r) : 0;
-	pick(s, &src, &dst);
-	return dlist_plan(&src, &dst, &s->plan);
+	return dlist_plan(&picks[FROM], &picks[TO], &s->plan);
 }
 
 /* Spelled out, a list of some bytes may be 256 MiB: no longer than it takes to plan. */
 static void drop_indices(struct serve *s)
 {
-	mem_free(s->src_index);
-	mem_free(s->dst_index);
-	s->src_index = s->dst_index = NULL;
+	for (int i = FROM; i <= TO; i++) {
+		mem_free(s->index[i]);
+		s->index[i] = NULL;
+	}
 }
 
 static void xfer_serve_plan_work(struct offload_job *job)
@@ -468,24 +459,11 @@ static void xfer_serve_plan_work(struct offload_job *job)
 	drop_indices(s);
 }
 
-static int searches_end(struct serve *s)
-{
-	int r = 0;
-
-	if (s->mine_search)
-		r = search_end(mem_steal(s->mine_search), s->mine->dlist,
-			       &s->mine_places);
-	if (r >= 0 && s->theirs_search)
-		r = search_end(mem_steal(s->theirs_search), s->theirs->dlist,
-			       &s->theirs_places);
-	return r < 0 ? err_pass(r) : 0;
-}
-
 static void xfer_serve_plan_done(struct offload_job *job)
 {
 	struct serve *s = container_of(job, struct serve, job);
 	const struct places *src, *dst;
-	struct xp_sides sides;
+	struct xp_sides sides = {0};
 
 	if (!s->in) {
 		serve_free(s);
@@ -493,14 +471,10 @@ static void xfer_serve_plan_done(struct offload_job *job)
 	}
 	if (s->why.code == ERR_OK && job->result < 0)
 		s->why = job->err;
-	if (s->why.code == ERR_OK && searches_end(s) < 0)
-		err_take(&s->why);
-	if (s->why.code == ERR_OK &&
-	    s->check) { /* it was read: it was, and is, exported */
-		land(s, &(struct xp_sides){0}, NULL);
-		return;
-	}
-	if (s->why.code == ERR_OK &&
+	for (int i = FROM; i <= TO; i++)
+		if (s->why.code == ERR_OK && locate_end(&s->at[i]) < 0)
+			err_take(&s->why);
+	if (s->why.code == ERR_OK && !s->check &&
 	    plan_check(s->plan, s->digest, s->bytes, s->in->bytes) < 0)
 		err_take(&s->why);
 	if (s->why.code != ERR_OK) {
@@ -509,30 +483,12 @@ static void xfer_serve_plan_done(struct offload_job *job)
 		land(s, NULL, &why);
 		return;
 	}
-	src = s->write ? s->theirs_places : s->mine_places;
-	dst = s->write ? s->mine_places : s->theirs_places;
-	sides = (struct xp_sides){s->plan, src->buffers, dst->buffers, src->buffer_count,
-				  dst->buffer_count};
+	src = s->at[FROM].places;
+	dst = s->at[TO].places;
+	if (!s->check) /* else it was read: it was, and is, exported */
+		sides = (struct xp_sides){s->plan, src->buffers, dst->buffers,
+					  src->buffer_count, dst->buffer_count};
 	land(s, &sides, NULL);
-}
-
-static int look_mine(struct serve *s, struct session *session)
-{
-	unsigned int transport = s->remote->transport_index;
-
-	if (s->mine->dlist->entry_count <= SEARCH_INLINE)
-		return search_local(s->mine->dlist, session, transport, &s->mine_places);
-	s->mine_places = search_known_local(s->mine->dlist, session, transport);
-	return s->mine_places ? 0
-			      : search_begin_local(session, transport, &s->mine_search);
-}
-
-static int look_theirs(struct serve *s, struct remote_pool *pool)
-{
-	if (s->theirs->dlist->entry_count <= SEARCH_INLINE)
-		return search_remote(s->theirs->dlist, pool, &s->theirs_places);
-	s->theirs_places = search_known_remote(s->theirs->dlist, pool);
-	return s->theirs_places ? 0 : search_begin_remote(pool, &s->theirs_search);
 }
 
 /* Where both lists lie: known, looked for, or (long ones) to be looked for; 1: their
@@ -552,9 +508,11 @@ static int xfer_serve_look(struct serve *s)
 		return err_reraise(&pool->refused);
 	if (!pool->ready)
 		return 1;
-	r = look_mine(s, session);
+	for (int i = FROM; i <= TO; i++)
+		s->at[i].dlist = s->lists[i]->dlist;
+	r = locate_local(&s->at[mine_of(s)], session, s->remote->transport_index);
 	if (r >= 0)
-		r = look_theirs(s, pool);
+		r = locate_remote(&s->at[theirs_of(s)], pool);
 	return r < 0 ? err_pass(r) : 0;
 }
 
@@ -580,7 +538,7 @@ static void serve_go(struct serve *s)
 		xfer_serve_plan_done(&s->job);
 		return;
 	}
-	if (s->rows > XFER_PLAN_INLINE || s->mine_search || s->theirs_search) {
+	if (s->rows > XFER_PLAN_INLINE || s->at[FROM].search || s->at[TO].search) {
 		offload_submit(s->xfers->kvd->offload, &s->job);
 		return;
 	}
@@ -596,8 +554,8 @@ static int find_lists(struct serve *s, uint64_t local_gid, uint64_t remote_gid)
 	if (!theirs || !mine || !theirs->dlist || !mine->dlist || theirs->ours ||
 	    !mine->ours || mine->target != s->target || theirs->initiator != s->initiator)
 		return err_raise(ERR_NOTFOUND, "the transfer's lists are not here");
-	s->theirs = theirs;
-	s->mine = mine;
+	s->lists[theirs_of(s)] = theirs;
+	s->lists[mine_of(s)] = mine;
 	theirs->refs++;
 	mine->refs++;
 	return 0;
@@ -607,8 +565,8 @@ static int take_picks(struct serve *s, struct cursor *in)
 {
 	const uint8_t *src = NULL, *dst = NULL;
 	size_t src_len = 0, dst_len = 0;
-	uint64_t src_rows = (s->write ? s->theirs : s->mine)->dlist->descs;
-	uint64_t dst_rows = (s->write ? s->mine : s->theirs)->dlist->descs;
+	uint64_t src_rows = s->lists[FROM]->dlist->descs;
+	uint64_t dst_rows = s->lists[TO]->dlist->descs;
 	int r = dlist_index_skip(in, &src, &src_len, &src_rows);
 
 	if (r >= 0)
@@ -810,7 +768,7 @@ void serve_region_going(struct xfers *xfers, struct region *region)
 
 	err_set(&why, ERR_REVOKED, "the memory was unregistered by its owner");
 	list_foreach_safe(s, &xfers->serving, link) {
-		const struct places *p = s->mine_places;
+		const struct places *p = s->at[mine_of(s)].places;
 
 		for (uint32_t i = 0; p && i < p->buffer_count; i++) {
 			if (p->regions[i] == region) {

@@ -73,6 +73,18 @@ static struct dlist *make(const struct dlist_entry *entries, uint32_t n)
 	return dlist;
 }
 
+static int look_local(struct dlist *dlist, struct session *session,
+		      unsigned int transport, struct places **places_p)
+{
+	struct located at = {.dlist = dlist};
+	int r = locate_local(&at, session, transport);
+
+	*places_p = r < 0 ? NULL : at.places;
+	if (r < 0)
+		locate_drop(&at);
+	return r;
+}
+
 static void rows_lie_in_the_innermost_region(void **state)
 {
 	const struct dlist_entry entries[] = {
@@ -85,7 +97,7 @@ static void rows_lie_in_the_innermost_region(void **state)
 	struct dlist *dlist = make(entries, 5);
 	struct places *places, *again;
 
-	assert_int_equal(search_local(dlist, &s->session, 0, &places), 0);
+	assert_int_equal(look_local(dlist, &s->session, 0, &places), 0);
 	assert_ptr_equal(places->regions[places->at[0].buffer], &s->regions[0]);
 	assert_ptr_equal(places->regions[places->at[1].buffer], &s->regions[2]);
 	assert_ptr_equal(places->regions[places->at[2].buffer], &s->regions[1]);
@@ -117,19 +129,19 @@ static void rows_of_no_region_are_named(void **state)
 	struct places *places = NULL;
 	struct dlist *dlist = make(over, 2);
 
-	assert_int_equal(search_local(dlist, &s->session, 0, &places),
+	assert_int_equal(look_local(dlist, &s->session, 0, &places),
 			 -err_errno(ERR_NOTFOUND));
 	assert_non_null(strstr(err_last()->text, "descs[1]"));
 	assert_null(dlist->places);
 	dlist_free(dlist);
 	dlist = make(grid, 1);
-	assert_int_equal(search_local(dlist, &s->session, 0, &places),
+	assert_int_equal(look_local(dlist, &s->session, 0, &places),
 			 -err_errno(ERR_NOTFOUND));
 	dlist_free(dlist);
 	dlist = make(apart, 1);
-	assert_int_equal(search_local(dlist, &s->session, 1, &places),
+	assert_int_equal(look_local(dlist, &s->session, 1, &places),
 			 -err_errno(ERR_IMPORT));
-	assert_int_equal(search_local(dlist, &s->session, 0, &places), 0);
+	assert_int_equal(look_local(dlist, &s->session, 0, &places), 0);
 	places_unref(places);
 	dlist_free(dlist);
 }
@@ -194,6 +206,7 @@ static void owner_and_guest_find_the_same(void **state)
 	srand(5);
 	for (int round = 0; round < 200; round++) {
 		struct places *mine, *yours;
+		struct located theirs = {0};
 		struct dlist *a, *b;
 
 		assert_int_equal(region_map_new(&session.region_map), 0);
@@ -221,8 +234,10 @@ static void owner_and_guest_find_the_same(void **state)
 		}
 		a = make(entries, ROWS);
 		b = make(entries, ROWS);
-		assert_int_equal(search_local(a, &session, 0, &mine), 0);
-		assert_int_equal(search_remote(b, &pool, &yours), 0);
+		assert_int_equal(look_local(a, &session, 0, &mine), 0);
+		theirs.dlist = b;
+		assert_int_equal(locate_remote(&theirs, &pool), 0);
+		yours = theirs.places;
 		assert_int_equal(mine->buffer_count, yours->buffer_count);
 		for (size_t i = 0; i < ROWS; i++) {
 			assert_int_equal(mine->at[i].buffer, yours->at[i].buffer);
