@@ -69,10 +69,6 @@ struct kern_place {
 /* An entry should have no more: it is what one warp does by itself. */
 #define KERN_ENTRY_BYTES 8192u
 
-/* kvd_fill(at, bytes, seed, origin): byte i becomes kern_byte(seed, origin + i).
- * kvd_verify(at, bytes, seed, origin, found): found[0] += bytes that are not so,
- * found[1] = the least of their positions (origin + i) and what it was before. */
-
 /* How many lanes share a row: as many as it has 16 bytes. */
 KERN_FN uint32_t kern_lanes(uint32_t len)
 {
@@ -191,20 +187,6 @@ KERN_FN void kern_rows_short(uint8_t *const dst[KERN_AT_ONCE],
 	for (uint32_t k = 0; k < KERN_AT_ONCE; k++)
 		if (src[k])
 			*(KERN_V16 *)(dst[k] + at) = v[k];
-}
-
-KERN_FN uint64_t kern_word(uint64_t seed, uint64_t index)
-{
-	uint64_t v = seed + (index + 1) * UINT64_C(0x9e3779b97f4a7c15);
-
-	v = (v ^ v >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-	v = (v ^ v >> 27) * UINT64_C(0x94d049bb133111eb);
-	return v ^ v >> 31;
-}
-
-KERN_FN uint8_t kern_byte(uint64_t seed, uint64_t position)
-{
-	return (uint8_t)(kern_word(seed, position / 8) >> position % 8 * 8);
 }
 
 #endif

@@ -101,33 +101,3 @@ extern "C" __global__ void __launch_bounds__(KERN_THREADS)
 	for (uint32_t e = threadIdx.x / KERN_LANES; e < n; e += KERN_WARPS)
 		entry_move(&mine[e], places, threadIdx.x % KERN_LANES);
 }
-
-extern "C" __global__ void kvd_fill(uint8_t *at, uint64_t bytes, uint64_t seed,
-				    uint64_t origin)
-{
-	const uint64_t step = (uint64_t)gridDim.x * blockDim.x;
-
-	for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < bytes;
-	     i += step)
-		at[i] = kern_byte(seed, origin + i);
-}
-
-extern "C" __global__ void kvd_verify(const uint8_t *at, uint64_t bytes, uint64_t seed,
-				      uint64_t origin, unsigned long long *found)
-{
-	const uint64_t step = (uint64_t)gridDim.x * blockDim.x;
-	unsigned long long wrong = 0, least = ~0ull;
-
-	for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < bytes;
-	     i += step) {
-		if (at[i] == kern_byte(seed, origin + i))
-			continue;
-		wrong++;
-		if (origin + i < least)
-			least = origin + i;
-	}
-	if (wrong) {
-		atomicAdd(&found[0], wrong);
-		atomicMin(&found[1], least);
-	}
-}

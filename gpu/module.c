@@ -32,7 +32,6 @@
 #include "gpu/kernels_image.h"
 
 #define IMAGE_MAX (64u << 20)
-#define FILL_BLOCKS 1024u
 #define MANY_ENTRIES 8192u /* from here on, full blocks keep every processor busy */
 
 /* ---- the image ---- */
@@ -88,28 +87,16 @@ static int image_take(const struct gpu *gpu, const void **image_p, void **own_p)
 
 /* ---- loading ---- */
 
-static int function_get(struct gpu_device *device, const char *name,
-			struct cu_function **function_p)
-{
-	const struct cudrv *drv = &device->gpu->drv;
-	int result = drv->module_function(function_p, device->module.handle, name);
-
-	if (result != CU_SUCCESS)
-		return gpu_raise(device, result, ERR_REQUIRE, "cuModuleGetFunction %s",
-				 name);
-	return 0;
-}
-
-static int functions_get(struct gpu_device *device)
+static int function_get(struct gpu_device *device)
 {
 	struct gpu_module *module = &device->module;
-	int r = function_get(device, "kvd_rows", &module->rows);
+	int result = device->gpu->drv.module_function(&module->rows, module->handle,
+						      "kvd_rows");
 
-	if (r == 0)
-		r = function_get(device, "kvd_fill", &module->fill);
-	if (r == 0)
-		r = function_get(device, "kvd_verify", &module->verify);
-	return err_pass(r);
+	if (result != CU_SUCCESS)
+		return gpu_raise(device, result, ERR_REQUIRE,
+				 "cuModuleGetFunction kvd_rows");
+	return 0;
 }
 
 /* The context is current. */
@@ -134,7 +121,7 @@ static int module_load(struct gpu_device *device)
 				 "cuModuleLoadData (compute capability %d.%d)",
 				 device->compute / 10, device->compute % 10);
 	}
-	return err_pass(functions_get(device));
+	return err_pass(function_get(device));
 }
 
 static void *load_main(void *arg)
@@ -263,27 +250,6 @@ int gpu_module_rows(struct gpu_device *device, uint64_t entries, uint64_t places
 	assert(gpu_module_ready(device) && count > 0);
 	return device->gpu->drv.launch(device->module.rows, blocks, 1, 1, KERN_THREADS, 1,
 				       1, 0, stream, params, NULL);
-}
-
-int gpu_module_fill(struct gpu_device *device, uint64_t at, uint64_t bytes, uint64_t seed,
-		    uint64_t origin, struct cu_stream *stream)
-{
-	void *params[] = {&at, &bytes, &seed, &origin};
-
-	assert(bytes > 0);
-	return device->gpu->drv.launch(device->module.fill, FILL_BLOCKS, 1, 1,
-				       KERN_THREADS, 1, 1, 0, stream, params, NULL);
-}
-
-int gpu_module_verify(struct gpu_device *device, uint64_t at, uint64_t bytes,
-		      uint64_t seed, uint64_t origin, uint64_t found,
-		      struct cu_stream *stream)
-{
-	void *params[] = {&at, &bytes, &seed, &origin, &found};
-
-	assert(bytes > 0);
-	return device->gpu->drv.launch(device->module.verify, FILL_BLOCKS, 1, 1,
-				       KERN_THREADS, 1, 1, 0, stream, params, NULL);
 }
 
 /* ---- telling ---- */

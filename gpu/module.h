@@ -36,7 +36,7 @@ struct gpu_module {
 	pthread_t thread;
 	bool started; /* a thread that nobody has joined */
 	struct cu_module *handle;
-	struct cu_function *rows, *fill, *verify;
+	struct cu_function *rows;
 	char why[160]; /* OFF: under the device's lock */
 };
 
@@ -53,13 +53,6 @@ void gpu_module_off(struct gpu_device *device);
  * The driver's result. The context is current; the kernels are ready. */
 int gpu_module_rows(struct gpu_device *device, uint64_t entries, uint64_t places,
 		    uint32_t count, struct cu_stream *stream);
-/* kern.h tells what they do; `found` is memory that the device reaches. */
-int gpu_module_fill(struct gpu_device *device, uint64_t at, uint64_t bytes, uint64_t seed,
-		    uint64_t origin, struct cu_stream *stream);
-int gpu_module_verify(struct gpu_device *device, uint64_t at, uint64_t bytes,
-		      uint64_t seed, uint64_t origin, uint64_t found,
-		      struct cu_stream *stream);
-
 /* "yes", or "no: …". The driver is started. Any thread. */
 void gpu_module_words(struct gpu *gpu, char *words, size_t size);
 

@@ -22,20 +22,16 @@
 #define FATBIN_MAGIC 0xba55ed50u
 #define FAKE_IMAGE "kvd fake kernels\n"
 
-enum which { KERNEL_ROWS, KERNEL_FILL, KERNEL_VERIFY, KERNELS };
-
-static const char *const names[KERNELS] = {"kvd_rows", "kvd_fill", "kvd_verify"};
+#define KERNEL "kvd_rows"
 
 struct cu_function {
 	struct cu_module *module;
-	enum which which;
 };
 
 struct cu_module {
 	struct list link;
 	struct cu_ctx *ctx;
-	struct cu_function functions[KERNELS];
-	bool has[KERNELS];
+	struct cu_function function;
 };
 
 struct fatbin {
@@ -49,21 +45,18 @@ static struct list modules = {&modules, &modules};
 
 /* ---- modules ---- */
 
-static int image_look(const void *image, bool has[KERNELS])
+static int image_look(const void *image)
 {
+	static const char section[] = ".text." KERNEL;
 	struct fatbin head;
+	bool has;
 
 	memcpy(&head, image, sizeof(head));
-	for (enum which i = 0; i < KERNELS; i++) {
-		char section[32];
-
-		snprintf(section, sizeof(section), ".text.%s", names[i]);
-		has[i] = head.magic == FATBIN_MAGIC
-				 ? memmem(image, head.header_bytes + head.bytes, section,
-					  strlen(section) + 1) != NULL
-				 : strncmp(image, FAKE_IMAGE, strlen(FAKE_IMAGE)) == 0;
-	}
-	if (!has[KERNEL_ROWS])
+	has = head.magic == FATBIN_MAGIC
+		      ? memmem(image, head.header_bytes + head.bytes, section,
+			       sizeof(section)) != NULL
+		      : strncmp(image, FAKE_IMAGE, strlen(FAKE_IMAGE)) == 0;
+	if (!has)
 		return CU_ERROR_INVALID_IMAGE;
 	return fake_env("FAKE_CUDA_NO_BINARY", 0) ? CU_ERROR_NO_BINARY_FOR_GPU
 						  : CU_SUCCESS;
@@ -78,14 +71,13 @@ int cuModuleLoadData(struct cu_module **module_p, const void *image)
 	module = calloc(1, sizeof(*module));
 	if (!module)
 		return CU_ERROR_OUT_OF_MEMORY;
-	result = image_look(image, module->has);
+	result = image_look(image);
 	if (result) {
 		free(module);
 		return result;
 	}
 	module->ctx = fake_current();
-	for (enum which i = 0; i < KERNELS; i++)
-		module->functions[i] = (struct cu_function){module, i};
+	module->function.module = module;
 	pthread_mutex_lock(&lock);
 	list_push_back(&modules, &module->link);
 	pthread_mutex_unlock(&lock);
@@ -127,22 +119,17 @@ int cuModuleGetFunction(struct cu_function **function_p, struct cu_module *modul
 			const char *name)
 {
 	ENTER(cuModuleGetFunction);
-	for (enum which i = 0; i < KERNELS; i++) {
-		if (strcmp(name, names[i]) != 0 || !module->has[i])
-			continue;
-		*function_p = &module->functions[i];
-		return CU_SUCCESS;
-	}
-	return CU_ERROR_NOT_FOUND;
+	if (strcmp(name, KERNEL) != 0)
+		return CU_ERROR_NOT_FOUND;
+	*function_p = &module->function;
+	return CU_SUCCESS;
 }
 
 /* ---- launches ---- */
 
 struct launch {
-	enum which which;
 	const struct cu_ctx *ctx;
-	uint64_t at, bytes, seed, origin, found; /* rows: at, the list */
-	uint64_t places;
+	uint64_t at, places; /* at: the list */
 	uint32_t count, per_block;
 };
 
@@ -156,8 +143,11 @@ static void *reach(void *arg, uint64_t address, uint64_t bytes, bool writing)
 	return fake_reach(address, bytes, writing);
 }
 
-static int rows_run(const struct launch *l, const struct kernels_reach *by)
+static int launch_run(void *arg)
 {
+	const struct launch *l = arg;
+	const struct kernels_reach by = {.at = reach, .arg = (void *)(uintptr_t)l->ctx};
+
 	for (uint32_t i = 0; i < l->count; i++) {
 		struct kern_rows entry;
 		const void *list;
@@ -168,7 +158,7 @@ static int rows_run(const struct launch *l, const struct kernels_reach *by)
 			     sizeof(entry), false);
 		if (list) {
 			memcpy(&entry, list, sizeof(entry));
-			done = kernels_ref_entry(&entry, l->places, by);
+			done = kernels_ref_entry(&entry, l->places, &by);
 		}
 		fake_memory_unlock();
 		if (!done)
@@ -178,41 +168,12 @@ static int rows_run(const struct launch *l, const struct kernels_reach *by)
 	return CU_SUCCESS;
 }
 
-static int launch_run(void *arg)
-{
-	const struct launch *l = arg;
-	const struct kernels_reach by = {.at = reach, .arg = (void *)(uintptr_t)l->ctx};
-	uint64_t *found;
-	bool done = false;
-
-	if (l->which == KERNEL_ROWS)
-		return rows_run(l, &by);
-	fake_memory_lock();
-	if (l->which == KERNEL_FILL) {
-		done = kernels_ref_fill(l->at, l->bytes, l->seed, l->origin, &by);
-	} else {
-		found = reach(by.arg, l->found, 2 * sizeof(*found), true);
-		done = found && kernels_ref_verify(l->at, l->bytes, l->seed, l->origin,
-						   found, &by);
-	}
-	fake_memory_unlock();
-	return done ? CU_SUCCESS : CU_ERROR_ILLEGAL_ADDRESS;
-}
-
 static void params_take(struct launch *l, void **params)
 {
 	memcpy(&l->at, params[0], sizeof(l->at));
-	if (l->which == KERNEL_ROWS) {
-		memcpy(&l->places, params[1], sizeof(l->places));
-		memcpy(&l->count, params[2], sizeof(l->count));
-		memcpy(&l->per_block, params[3], sizeof(l->per_block));
-		return;
-	}
-	memcpy(&l->bytes, params[1], sizeof(l->bytes));
-	memcpy(&l->seed, params[2], sizeof(l->seed));
-	memcpy(&l->origin, params[3], sizeof(l->origin));
-	if (l->which == KERNEL_VERIFY)
-		memcpy(&l->found, params[4], sizeof(l->found));
+	memcpy(&l->places, params[1], sizeof(l->places));
+	memcpy(&l->count, params[2], sizeof(l->count));
+	memcpy(&l->per_block, params[3], sizeof(l->per_block));
 }
 
 int cuLaunchKernel(struct cu_function *function, unsigned int grid_x, unsigned int grid_y,
@@ -232,14 +193,12 @@ int cuLaunchKernel(struct cu_function *function, unsigned int grid_x, unsigned i
 	l = calloc(1, sizeof(*l));
 	if (!l)
 		return CU_ERROR_OUT_OF_MEMORY;
-	l->which = function->which;
 	l->ctx = fake_current();
 	params_take(l, params);
 	/* a grid that leaves entries out, or has blocks without any */
-	if (l->which == KERNEL_ROWS &&
-	    (!l->per_block || l->per_block > KERN_PER_BLOCK_MAX ||
-	     (uint64_t)grid_x * l->per_block < l->count ||
-	     (uint64_t)(grid_x - 1) * l->per_block >= l->count)) {
+	if (!l->per_block || l->per_block > KERN_PER_BLOCK_MAX ||
+	    (uint64_t)grid_x * l->per_block < l->count ||
+	    (uint64_t)(grid_x - 1) * l->per_block >= l->count) {
 		free(l);
 		return CU_ERROR_INVALID_VALUE;
 	}

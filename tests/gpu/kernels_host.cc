@@ -41,16 +41,6 @@ static uint64_t warp_hand(uint64_t value, unsigned int from);
 #define __syncthreads() block_wait()
 #define __shfl_sync(mask, value, from) warp_hand(value, from)
 
-template <typename T> static void atomicAdd(T *at, T value)
-{
-	*at += value;
-}
-
-template <typename T> static void atomicMin(T *at, T value)
-{
-	*at = value < *at ? value : *at;
-}
-
 #include KERNELS_CU
 
 extern "C" {
@@ -304,50 +294,6 @@ static void rows_once()
 		wrong("rows differ from the reference's");
 }
 
-/* ---- fill, verify ---- */
-
-struct fill_args {
-	uint8_t *at;
-	uint64_t bytes, seed, origin;
-	unsigned long long *found;
-};
-
-static void fill_body(void *arg)
-{
-	const fill_args *a = (const fill_args *)arg;
-
-	kvd_fill(a->at, a->bytes, a->seed, a->origin);
-}
-
-static void verify_body(void *arg)
-{
-	const fill_args *a = (const fill_args *)arg;
-
-	kvd_verify(a->at, a->bytes, a->seed, a->origin, a->found);
-}
-
-static void pattern_once()
-{
-	unsigned long long found[2] = {0, ~0ull};
-	uint64_t known[2] = {0, UINT64_MAX};
-	const uint64_t begin = draw(64), bytes = 1 + draw(3000);
-	fill_args args = {moved_to + begin, bytes, draw(1000), draw(1u << 30) * draw(9), found};
-
-	memset(moved_to, 0xee, 4096);
-	memset(wanted, 0xee, 4096);
-	launch((unsigned int)(1 + draw(3)), fill_body, &args);
-	if (!kernels_ref_fill((uintptr_t)wanted + begin, bytes, args.seed, args.origin, nullptr) ||
-	    memcmp(moved_to, wanted, 4096) != 0)
-		wrong("the pattern differs from the reference's");
-	for (uint64_t i = 0; i < draw(4); i++)
-		moved_to[begin + draw(bytes)] ^= 1;
-	launch((unsigned int)(1 + draw(3)), verify_body, &args);
-	if (!kernels_ref_verify((uintptr_t)moved_to + begin, bytes, args.seed, args.origin, known,
-				nullptr) ||
-	    found[0] != known[0] || found[1] != known[1])
-		wrong("what differs from the pattern is counted otherwise");
-}
-
 int main(int argc, char **argv)
 {
 	const int times = argc > 1 ? atoi(argv[1]) : 60;
@@ -357,7 +303,6 @@ int main(int argc, char **argv)
 	for (int i = 0; i < times; i++) {
 		seed = (uint64_t)i + 1;
 		rows_once();
-		pattern_once();
 	}
 	printf("%d lists\n", times);
 	return 0;

@@ -104,28 +104,3 @@ bool kernels_ref_rows(const struct kern_rows *rows, const struct kern_place *pla
 			return false;
 	return true;
 }
-
-bool kernels_ref_fill(uint64_t at, uint64_t bytes, uint64_t seed, uint64_t origin,
-		      const struct kernels_reach *reach)
-{
-	uint8_t *to = reached(reach, at, bytes, true);
-
-	for (uint64_t i = 0; to && i < bytes; i++)
-		to[i] = kern_byte(seed, origin + i);
-	return to != NULL;
-}
-
-bool kernels_ref_verify(uint64_t at, uint64_t bytes, uint64_t seed, uint64_t origin,
-			uint64_t found[2], const struct kernels_reach *reach)
-{
-	const uint8_t *from = reached(reach, at, bytes, false);
-
-	for (uint64_t i = 0; from && i < bytes; i++) {
-		if (from[i] == kern_byte(seed, origin + i))
-			continue;
-		found[0]++;
-		if (origin + i < found[1])
-			found[1] = origin + i;
-	}
-	return from != NULL;
-}

@@ -25,10 +25,5 @@ bool kernels_ref_entry(const struct kern_rows *entry, uint64_t places,
  * `reach` NULL: addresses are this process's. */
 bool kernels_ref_rows(const struct kern_rows *rows, const struct kern_place *places,
 		      uint32_t count, const struct kernels_reach *reach);
-bool kernels_ref_fill(uint64_t at, uint64_t bytes, uint64_t seed, uint64_t origin,
-		      const struct kernels_reach *reach);
-/* found[0] counts on; found[1] is lowered. */
-bool kernels_ref_verify(uint64_t at, uint64_t bytes, uint64_t seed, uint64_t origin,
-			uint64_t found[2], const struct kernels_reach *reach);
 
 #endif

@@ -52,7 +52,6 @@ s/lane < w.total)/lane + 1 < w.total)/
 s/if (i >= w->total)/if (i > w->total)/
 s/i += KERN_AT_ONCE \* w->groups/i += w->groups + KERN_AT_ONCE/
 s/row_find(w, i + w->group,/if (i + w->group < w->total) row_find(w, i + w->group,/
-s/if (wrong) {/if (wrong > 1) {/
 MISTAKES
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]

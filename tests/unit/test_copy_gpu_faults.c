@@ -197,7 +197,7 @@ static void image_refused_leaves_the_engines(void **state)
 	assert_int_equal(pwrite(t->image, "k", 1, 0), 1);
 	GC_FAKE(fake_cuda_fail)("cuModuleLoadData", 1, CU_ERROR_NO_BINARY_FOR_GPU);
 	assert_int_equal(copy_once(t), 0);
-	GC_FAKE(fake_cuda_fail)("cuModuleGetFunction", 2, CU_ERROR_NOT_FOUND);
+	GC_FAKE(fake_cuda_fail)("cuModuleGetFunction", 1, CU_ERROR_NOT_FOUND);
 	assert_int_equal(copy_once(t), 0);
 	gpu_module_words(t->gpu, words, sizeof(words));
 	assert_string_equal(words, "yes"); /* the context is gone, and its fault */

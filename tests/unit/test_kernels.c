@@ -206,7 +206,6 @@ static void row_that_is_not_there_is_told(void **state)
 
 	(void)state;
 	assert_false(kernels_ref_rows(&row, NULL, 1, &reach));
-	assert_false(kernels_ref_verify(4096, 1, 0, 0, (uint64_t[2]){0}, &reach));
 }
 
 /* A page of tokens by heads becomes one of heads by tokens, in one entry. */
@@ -233,28 +232,6 @@ static void heads_and_tokens_change_places(void **state)
 	for (unsigned int t = 0; t < TOKENS; t++)
 		for (unsigned int h = 0; h < HEADS; h++)
 			assert_memory_equal(nhd[t][h], hnd[h][t], BYTES);
-}
-
-static void pattern_is_verified_by_position(void **state)
-{
-	uint64_t found[2] = {0, UINT64_MAX};
-	uint8_t bytes[1000];
-
-	(void)state;
-	assert_true(kernels_ref_fill((uintptr_t)bytes, sizeof(bytes), 7, 12345, NULL));
-	assert_true(kernels_ref_verify((uintptr_t)bytes, sizeof(bytes), 7, 12345, found,
-				       NULL));
-	assert_int_equal(found[0], 0);
-	bytes[999] ^= 1;
-	bytes[17] ^= 128;
-	assert_true(kernels_ref_verify((uintptr_t)bytes, sizeof(bytes), 7, 12345, found,
-				       NULL));
-	assert_int_equal(found[0], 2);
-	assert_int_equal(found[1], 12345 + 17);
-	found[0] = 0; /* another position, another pattern */
-	assert_true(kernels_ref_verify((uintptr_t)bytes, sizeof(bytes), 7, 12346, found,
-				       NULL));
-	assert_true(found[0] > 900);
 }
 
 /* ---- a lane's lists ---- */
@@ -523,7 +500,6 @@ int main(void)
 		cmocka_unit_test(rows_with_places_are_exact),
 		cmocka_unit_test(row_that_is_not_there_is_told),
 		cmocka_unit_test(heads_and_tokens_change_places),
-		cmocka_unit_test(pattern_is_verified_by_position),
 		cmocka_unit_test(image_of_nvcc_holds_code_and_ptx),
 		BENCH(lane_moves_short_rows_by_kernel),
 		BENCH(lane_moves_rows_with_places),
