@@ -3,12 +3,11 @@
  * daemon's own tables, peer messages from the wire's. */
 #include <stdlib.h>
 
-#include "daemon/control/commands.h"
-#include "proto/wire.h"
+#include "docs/pages.h"
 
 int main(void)
 {
-	commands_print_reference(stdout);
-	wire_print_reference(stdout);
+	page_commands(stdout);
+	page_messages(stdout);
 	return fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

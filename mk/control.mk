@@ -2,10 +2,14 @@
 # The control socket's own targets: the reference page, fuzzing of its JSON.
 .PHONY: fuzz-json
 
-$(B)/reference: $(B)/docs/reference.o $(CORE)
+$(B)/reference: $(B)/docs/reference.o $(B)/docs/pages.o $(CORE)
 	$(SAY) LD $@
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ $(LIBS)
 
+$(B)/unit/test_reference: $(B)/tests/unit/test_reference.o $(B)/docs/pages.o $(CORE)
+	@mkdir -p $(@D)
+	$(SAY) LD $@
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ -lcmocka $(LIBS)
 
 FUZZ_JSON_SRC := tests/fuzz/fuzz_json.c proto/json.c proto/json_check.c daemon/base/err.c \
 	daemon/base/hex.c daemon/base/mem.c

@@ -164,14 +164,12 @@ WIRE_MESSAGES(WIRE_CODEC)
 /* ---- the table ---- */
 
 struct row {
-	const char *name, *purpose, *fields;
+	const char *name;
 	uint32_t cap;
 };
 
-#define FIELD_TEXT(type, f) " " #type " `" #f "`,"
 static const struct row rows[WIRE_T_END] = {
-#define WIRE_ROW(num, NAME, name_, cap_, text) \
-	[num] = {#NAME, text, "" WIRE_##NAME(FIELD_TEXT), cap_},
+#define WIRE_ROW(num, NAME, name_, cap_, text) [num] = {#NAME, cap_},
 	WIRE_MESSAGES(WIRE_ROW)
 #undef WIRE_ROW
 };
@@ -197,23 +195,6 @@ size_t wire_body_cap(unsigned int type)
 	const struct row *row = wire_row_of(type);
 
 	return row ? row->cap : 0;
-}
-
-void wire_print_reference(FILE *out)
-{
-	fputs("| number | message | body cap (bytes) | purpose | fields in wire order |\n"
-	      "|---|---|---|---|---|\n",
-	      out);
-	for (unsigned int type = 0; type < WIRE_T_END; type++) {
-		const struct row *row = wire_row_of(type);
-
-		if (!row)
-			continue;
-		int len = (int)strlen(row->fields) - 1; /* without the last comma */
-
-		fprintf(out, "| %u | %s | %u | %s |%.*s |\n", type, row->name, row->cap,
-			row->purpose, len, row->fields);
-	}
 }
 
 /* ---- frames ---- */

@@ -20,7 +20,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 
 #include "daemon/base/cursor.h"
 #include "proto/wire_table.h"
@@ -82,8 +81,6 @@ void wire_text_clean(char *text);
 
 const char *wire_type_name(unsigned int type); /* "HELLO"; "?" when unknown */
 size_t wire_body_cap(unsigned int type);       /* 0 when unknown */
-/* The table of messages as markdown, for the reference page. */
-void wire_print_reference(FILE *out);
 
 /* Write header + body into one frame of WIRE_HEADER_BYTES + body_len bytes. */
 void wire_frame_put(uint8_t *frame, const struct wire_header *h, const void *body);

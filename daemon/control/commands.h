@@ -18,7 +18,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 
 #include "daemon/base/err.h"
 #include "daemon/base/list.h"
@@ -132,8 +131,7 @@ const struct command *commands_at(unsigned int i);
 
 /* {"name":…, "summary":…, "fields":[…], …}; NULL: ERR_NOMEM. */
 cJSON *command_describe(const struct command *cmd);
-/* The reference page (Markdown): every command and every error code. */
-void commands_print_reference(FILE *out);
+const char *field_type_name(enum field_type type); /* as both call it: "u64" */
 
 /* The modules' tables. */
 extern const struct command session_commands[]; /* hello ping help session.list … */

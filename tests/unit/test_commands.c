@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The command tables: the schema check, permissions, help, the reference page;
+ * The command tables: the schema check, permissions, help;
  * and a sweep in which, command by command, each allocation fails once: every
  * request is answered or its connection closed, and nothing is left behind.
  */
@@ -195,27 +195,6 @@ static void help_describes_every_command(void **state)
 	cJSON_Delete(reply);
 	client_call_fails(&client, "ENOCMD", "{\"cmd\":\"help\",\"command\":\"nope\"}");
 	client_close(&client);
-}
-
-static void reference_names_every_command_and_code(void **state)
-{
-	const struct command *cmd;
-	char *text = NULL, name[80];
-	size_t len = 0;
-	FILE *out = open_memstream(&text, &len);
-
-	(void)state;
-	commands_print_reference(out);
-	fclose(out);
-	for (unsigned int i = 0; (cmd = commands_at(i)); i++) {
-		snprintf(name, sizeof(name), "\n## %s\n", cmd->name);
-		assert_non_null(strstr(text, name));
-	}
-	for (int code = 1; code < ERR_CODE_END; code++) {
-		snprintf(name, sizeof(name), "\n| %s |", err_name((enum err_code)code));
-		assert_non_null(strstr(text, name));
-	}
-	free(text);
 }
 
 static void admin_commands_need_an_admin(void **state)
@@ -547,7 +526,6 @@ int main(void)
 		cmocka_unit_test(schema_refuses_the_rest_by_name),
 		cmocka_unit_test(tables_are_sound),
 		CASE(help_describes_every_command),
-		cmocka_unit_test(reference_names_every_command_and_code),
 		CASE(admin_commands_need_an_admin),
 		CASE(daemon_tells_its_figures_and_settings),
 		CASE(plan_over_the_socket_answers_rows_and_covers),

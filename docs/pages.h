@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pages: what docs/reference.md is made of (Markdown). */
+#ifndef KVD_DOCS_PAGES_H
+#define KVD_DOCS_PAGES_H
+
+#include <stdio.h>
+
+void page_commands(FILE *out); /* every control command and every error code */
+void page_messages(FILE *out); /* every message between daemons */
+
+#endif
