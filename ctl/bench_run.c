@@ -113,8 +113,7 @@ static int compare(const struct run *r)
 		if (memcmp(r->landing + r->near[i], r->source + r->near[i], r->c->size) !=
 		    0) {
 			ctl_failed("row %" PRIu64 " of %" PRIu64
-				   " bytes came back with other "
-				   "bytes",
+				   " bytes came back with other bytes",
 				   i, r->c->size);
 			return -1;
 		}

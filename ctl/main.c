@@ -228,8 +228,7 @@ static void hint_permission(const char *path)
 	gr = getgrgid(st.st_gid);
 	fprintf(stderr,
 		"  its group is %s and its mode %04o; as root: usermod -aG %s %s, then "
-		"log "
-		"in anew\n",
+		"log in anew\n",
 		gr ? gr->gr_name : "(no name)", (unsigned int)st.st_mode & 07777,
 		gr ? gr->gr_name : "GROUP", pw ? pw->pw_name : "USER");
 }

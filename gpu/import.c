@@ -50,8 +50,7 @@ static const char *ipc_cause(int result)
 	case CU_ERROR_NOT_PERMITTED:
 	case CU_ERROR_NOT_SUPPORTED:
 		return "CUDA IPC is not available here (MIG, WSL, some virtual GPUs): "
-		       "use "
-		       "cuda_vmm or a host memory pool";
+		       "use cuda_vmm or a host memory pool";
 	case CU_ERROR_OUT_OF_MEMORY:
 		return "no room for the mapping";
 	case CU_ERROR_ALREADY_MAPPED:
@@ -59,10 +58,9 @@ static const char *ipc_cause(int result)
 		       "of another session, or freed before it was unregistered";
 	default:
 		return "the exporting process is gone; or in another PID or IPC "
-		       "namespace "
-		       "(--pid=host --ipc=host); or the memory is of cuMemCreate "
-		       "(PyTorch's "
-		       "expandable_segments), which kind cuda_vmm takes";
+		       "namespace (--pid=host --ipc=host); or the memory is of "
+		       "cuMemCreate (PyTorch's expandable_segments), which kind cuda_vmm "
+		       "takes";
 	}
 }
 
@@ -89,9 +87,8 @@ static int ipc_check_device(const struct gpu_import *im)
 		return 0;
 	return err_raise(
 		ERR_IMPORT,
-		"the memory is on %s, not on %s: name the GPU by the UUID that "
-		"the engine's process sees (CUDA_VISIBLE_DEVICES changes numbers, "
-		"not UUIDs)",
+		"the memory is on %s, not on %s: name the GPU by the UUID that the "
+		"engine's process sees (CUDA_VISIBLE_DEVICES changes numbers, not UUIDs)",
 		ordinal >= 0 && ordinal < (int)gpu->device_count
 			? gpu->devices[ordinal].id
 			: "another device",

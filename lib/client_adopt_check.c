@@ -122,10 +122,8 @@ static int chunk_check(uint64_t address, uint64_t bytes, uint64_t page, uint64_t
 {
 	static const char *const not_its_own =
 		"is not a chunk that malloc mapped by itself (of 32 MiB or more, named "
-		"by "
-		"the pointer that malloc gave): vouch for it if all of its pages are "
-		"yours "
-		"and nothing relies on MADV_DONTNEED to zero them";
+		"by the pointer that malloc gave): vouch for it if all of its pages are "
+		"yours and nothing relies on MADV_DONTNEED to zero them";
 	struct chunk_words words;
 	uint64_t header = address - sizeof(words), begin, end;
 	int r;

@@ -241,8 +241,7 @@ int kvd_submit(struct kvd_client *client, const char *cmd, const char *args,
 		return r;
 	if (client_blocks(call) || !cmd)
 		return client_fail(client, KVD_E_INVAL,
-				   "kvd_submit: cmd and on_done are "
-				   "required");
+				   "kvd_submit: cmd and on_done are required");
 	client_op_begin(client, &op, cmd);
 	op.fds = fds;
 	op.fd_count = fd_count;

@@ -223,8 +223,7 @@ int kvd_peer_attach_begin(struct kvd_client *client, const char *endpoint,
 
 	if (!r && client_blocks(call))
 		r = client_fail(client, KVD_E_INVAL,
-				"kvd_peer_attach_begin: on_done is "
-				"required");
+				"kvd_peer_attach_begin: on_done is required");
 	if (!r)
 		r = attach_new(client, endpoint, key, &attach);
 	if (r)

@@ -57,8 +57,7 @@ static int connect_failed(struct kvd_client *client, int no)
 	case ENOENT:
 		return client_fail(
 			client, KVD_E_NODAEMON,
-			"no daemon: %s does not exist; is it running, under this "
-			"name?",
+			"no daemon: %s does not exist; is it running, under this name?",
 			client->path);
 	case ECONNREFUSED:
 		return client_fail(

@@ -339,8 +339,7 @@ static void check_listen(struct load *load)
 	    host_kind(host) == HOST_NAME) {
 		problem(load, line,
 			"listen = %s: allowed: tcp://ADDRESS:PORT, the address a number "
-			"or "
-			"*, port 0 to 65535",
+			"or *, port 0 to 65535",
 			config->listen);
 		return;
 	}
@@ -369,8 +368,7 @@ static void check_tcp_listen(struct load *load)
 	    host_kind(host) == HOST_NAME) {
 		problem(load, line,
 			"tcp_listen = %s: allowed: tcp://ADDRESS:PORT, the address a "
-			"number "
-			"or *, port 0 to 65535",
+			"number or *, port 0 to 65535",
 			config->tcp_listen);
 		return;
 	}
@@ -378,8 +376,7 @@ static void check_tcp_listen(struct load *load)
 	    !config->insecure)
 		problem(load, line,
 			"tcp_listen = %s: beyond loopback its tokens need "
-			"curve_secret_file "
-			"and curve_allow_file, or insecure = yes",
+			"curve_secret_file and curve_allow_file, or insecure = yes",
 			config->tcp_listen);
 }
 

@@ -63,22 +63,18 @@ static const struct setting options[] = {
 	{"control", "allow_uids", SETTING_UIDS, FIELD(allow_uids), .preset = "",
 	 .reload = true,
 	 .help = "Users that may connect, besides root and the daemon's own. With this "
-		 "and "
-		 "allow_gids empty: whom the socket's mode lets in."},
+		 "and allow_gids empty: whom the socket's mode lets in."},
 	{"control", "allow_gids", SETTING_GIDS, FIELD(allow_gids), .preset = "",
 	 .reload = true, .help = "Groups whose members may connect."},
 	{"control", "admin_uids", SETTING_UIDS, FIELD(admin_uids), .preset = "",
 	 .reload = true,
 	 .help = "Users that may drain, shut down, change the log level and touch "
-		 "foreign "
-		 "rooms, besides root and the daemon's own."},
+		 "foreign rooms, besides root and the daemon's own."},
 	{"control", "sessions", SETTING_COUNT, FIELD(sessions_max), .preset = "256",
 	 .min = 1, .max = 65536,
 	 .help = "Most sessions at a time. Of 256 and more, here and in rooms and "
-		 "orphans, the "
-		 "last eighth is kept for a process, session or peer that has less than "
-		 "a "
-		 "256th."},
+		 "orphans, the last eighth is kept for a process, session or peer that "
+		 "has less than a 256th."},
 	{"control", "session_regions", SETTING_COUNT, FIELD(session_regions_max),
 	 .preset = "1024", .min = 1, .max = SESSION_REGIONS_MOST,
 	 .help = "Most memory regions of one session."},
@@ -87,8 +83,7 @@ static const struct setting options[] = {
 	{"control", "client_queue", SETTING_SIZE, FIELD(client_queue_bytes),
 	 .preset = "8 MiB", .min = 64 * KIB, .max = GIB,
 	 .help = "Replies that may wait for a client that reads late. Past half of it no "
-		 "more "
-		 "of its requests are taken, past it the client is closed."},
+		 "more of its requests are taken, past it the client is closed."},
 	{"control", "line", SETTING_SIZE, FIELD(line_bytes), .preset = "1 MiB",
 	 .min = 4 * KIB, .max = 64 * MIB, .help = "Longest request line."},
 
@@ -98,21 +93,18 @@ static const struct setting options[] = {
 		 "loopback it needs CURVE keys or insecure = yes."},
 	{"peer", "advertise", SETTING_TEXT, FIELD(advertise), .preset = "",
 	 .help = "Endpoint told to others, tcp://HOST:PORT, when it is not that of "
-		 "listen; "
-		 "port 0 stands for the port in use."},
+		 "listen; port 0 stands for the port in use."},
 	{"peer", "curve_secret_file", SETTING_PATH, FIELD(curve_secret_file),
 	 .preset = "",
 	 .help = "File with this daemon's CURVE secret key (kvd-ctl keygen). Not "
-		 "readable "
-		 "by others."},
+		 "readable by others."},
 	{"peer", "curve_allow_file", SETTING_PATH, FIELD(curve_allow_file), .preset = "",
 	 .reload = true,
 	 .help = "File with the daemons that may connect, a line each: NAME KEY "
 		 "[HOST[:PORT]]… (kvd-ctl keygen prints the key). Read again on SIGHUP."},
 	{"peer", "insecure", SETTING_BOOL, FIELD(insecure), .preset = "no",
 	 .help = "Listen beyond loopback although something there is not authenticated: "
-		 "the "
-		 "handshake without CURVE keys, or a UCX worker."},
+		 "the handshake without CURVE keys, or a UCX worker."},
 	{"peer", "peers", SETTING_COUNT, FIELD(peers_max), .preset = "1024", .min = 1,
 	 .max = 65536, .help = "Most remote daemons at a time."},
 	{"peer", "queue", SETTING_COUNT, FIELD(peer_queue_frames), .preset = "4096",
@@ -123,19 +115,16 @@ static const struct setting options[] = {
 	{"peer", "part", SETTING_SIZE, FIELD(peer_part_bytes), .preset = "64 KiB",
 	 .min = 1 * KIB, .max = 1 * MIB,
 	 .help = "Rooms' messages that are longer (thousands of scattered pages) are "
-		 "written "
-		 "and read by helper threads, and sent so many bytes a turn of the "
-		 "loop."},
+		 "written and read by helper threads, and sent so many bytes a turn of "
+		 "the loop."},
 	{"peer", "ping", SETTING_DURATION, FIELD(ping_interval_ns), .preset = "200 ms",
 	 .min = 5 * MS, .max = 60 * S, .reload = true,
 	 .help = "Interval of liveness checks, also the daemon's heartbeat."},
 	{"peer", "dead_after", SETTING_DURATION, FIELD(dead_after_ns), .preset = "800 ms",
 	 .min = 20 * MS, .max = 600 * S, .reload = true,
 	 .help = "Silence after which a peer is declared dead, at least twice ping. Time "
-		 "in "
-		 "which this daemon itself was late does not count. Engines that connect "
-		 "take "
-		 "this daemon for frozen after as much, at least 800 ms."},
+		 "in which this daemon itself was late does not count. Engines that "
+		 "connect take this daemon for frozen after as much, at least 800 ms."},
 	{"peer", "orphans", SETTING_COUNT, FIELD(orphans_max), .preset = "4096", .min = 1,
 	 .max = 1 << 20,
 	 .help = "Most room requests of peers kept for a sender that does not exist "
@@ -174,8 +163,7 @@ static const struct setting options[] = {
 		 "auto: all that are built in and allowed by listen, in this order."},
 	{"transport", "require", SETTING_WORDS, FIELD(require), .preset = "",
 	 .help = "Only these transports, or the class rdma, may be used; a pair of "
-		 "daemons "
-		 "without one fails loudly. Empty: any."},
+		 "daemons without one fails loudly. Empty: any."},
 	{"transport", "ucx_library", SETTING_PATH, FIELD(ucx_library), .preset = "",
 	 .help = "libucp to load. Empty: libucp.so.0 of the system."},
 	{"transport", "ucx_net_devices", SETTING_TEXT, FIELD(ucx_net_devices),
@@ -184,10 +172,8 @@ static const struct setting options[] = {
 	 .help = "UCX_TLS. Empty: all but sm, cma and xpmem."},
 	{"transport", "tcp_listen", SETTING_TEXT, FIELD(tcp_listen), .preset = "",
 	 .help = "Data port of the tcp transport: tcp://ADDRESS:PORT as in listen. "
-		 "Empty: the "
-		 "address of listen and a free port. Beyond loopback it needs CURVE keys "
-		 "or "
-		 "insecure = yes; bytes travel unencrypted."},
+		 "Empty: the address of listen and a free port. Beyond loopback it needs "
+		 "CURVE keys or insecure = yes; bytes travel unencrypted."},
 	{"transport", "tcp_streams", SETTING_AUTO_COUNT, FIELD(tcp_streams),
 	 .preset = "auto", .min = 1, .max = 32,
 	 .help = "Connections for bytes to each peer; the smaller of both sides' counts. "
@@ -204,9 +190,8 @@ static const struct setting options[] = {
 		 "crc32c or xxh3. TCP's own has 16 bits."},
 	{"transport", "verbs_rails", SETTING_TEXT, FIELD(verbs_rails), .preset = "",
 	 .help = "RDMA ports for verbs, in order: device, device:port, interface or "
-		 "address. "
-		 "Empty: the one that has the address of listen; all, where that is a "
-		 "wildcard."},
+		 "address. Empty: the one that has the address of listen; all, where "
+		 "that is a wildcard."},
 	{"transport", "verbs_qps", SETTING_COUNT, FIELD(verbs_qps), .preset = "2",
 	 .min = 1, .max = 8,
 	 .help = "Queue pairs to each peer on each rail. Large rooms go over all of "
@@ -214,8 +199,7 @@ static const struct setting options[] = {
 	{"transport", "verbs_ack_timeout", SETTING_COUNT, FIELD(verbs_ack_timeout),
 	 .preset = "14", .min = 8, .max = 22,
 	 .help = "An adapter sends again what was not acknowledged after 4.096 us << "
-		 "this "
-		 "(14: 67 ms)."},
+		 "this (14: 67 ms)."},
 	{"transport", "verbs_retries", SETTING_COUNT, FIELD(verbs_retries), .preset = "7",
 	 .min = 0, .max = 7,
 	 .help = "How often; then the peer is lost (with both presets: after half a "
@@ -228,9 +212,8 @@ static const struct setting options[] = {
 	{"transport", "verbs_request_ns", SETTING_AUTO_COUNT, FIELD(verbs_request_ns),
 	 .preset = "auto", .min = 1, .max = 1000000,
 	 .help = "What a work request costs, in ns: rows that are scattered at both ends "
-		 "and "
-		 "cheaper to copy twice are packed. auto: measured with each peer, again "
-		 "and again from the first such transfer on. 1: never packed."},
+		 "and cheaper to copy twice are packed. auto: measured with each peer, "
+		 "again and again from the first such transfer on. 1: never packed."},
 	{"transport", "copy_threads", SETTING_AUTO_COUNT, FIELD(copy_threads),
 	 .preset = "auto", .min = 1, .max = THREADS_MAX,
 	 .help = "Threads that copy engine memory. auto: half the cores, 1 to 8."},
@@ -238,48 +221,38 @@ static const struct setting options[] = {
 	 .preset = "auto", .min = 1, .max = THREADS_MAX,
 	 .help = "Copy threads that all daemons of one run_dir may run at once; each may "
 		 "always run one. The same for all of them. auto: half the cores, at "
-		 "least "
-		 "copy_threads."},
+		 "least copy_threads."},
 	{"transport", "vm_direct", SETTING_BOOL, FIELD(vm_direct), .preset = "yes",
 	 .help = "Read private memory (vm) of engines that another daemon of this host "
-		 "serves, "
-		 "where it lies: only processes that the other daemon's user owns, and "
-		 "where "
-		 "the kernel allows it. Else, and with no, both daemons copy through a "
-		 "ring."},
+		 "serves, where it lies: only processes that the other daemon's user "
+		 "owns, and where the kernel allows it. Else, and with no, both daemons "
+		 "copy through a ring."},
 	{"transport", "gpu", SETTING_TEXT, FIELD(gpu), .preset = "auto",
 	 .help = "GPUs whose memory engines may hand over: auto (all that are here), "
-		 "off, or "
-		 "UUIDs and PCI ids. No driver is loaded before the first does."},
+		 "off, or UUIDs and PCI ids. No driver is loaded before the first does."},
 	{"transport", "cuda_library", SETTING_TEXT, FIELD(cuda_library),
 	 .preset = "libcuda.so.1",
 	 .help = "The CUDA driver's library: a name or a path."},
 	{"transport", "gpu_kernels", SETTING_TEXT, FIELD(gpu_kernels), .preset = "auto",
 	 .help = "Code for GPUs: auto (what this kvd was built with), off, or the path "
-		 "of an "
-		 "image that nvcc made of gpu/kernels.cu. Without it the copy engines "
-		 "move "
-		 "everything."},
+		 "of an image that nvcc made of gpu/kernels.cu. Without it the copy "
+		 "engines move everything."},
 	{"transport", "gpu_kernel_rows", SETTING_SIZE, FIELD(gpu_kernel_row_bytes),
 	 .preset = "32 KiB", .min = 0, .max = 64 * MIB,
 	 .help = "Rows shorter than this are moved by a kernel, many in one launch; "
-		 "longer "
-		 "ones by the copy engines, which take a microsecond for each and "
-		 "nothing "
-		 "of what the engine computes with. 0: none by kernel."},
+		 "longer ones by the copy engines, which take a microsecond for each and "
+		 "nothing of what the engine computes with. 0: none by kernel."},
 	{"transport", "gpu_streams", SETTING_COUNT, FIELD(gpu_streams), .preset = "4",
 	 .min = 1, .max = 8,
 	 .help = "Streams that move bytes on one GPU at once, with 3 MiB of pinned "
-		 "memory "
-		 "each at most."},
+		 "memory each at most."},
 	{"transport", "slice", SETTING_SIZE, FIELD(slice_bytes), .preset = "512 KiB",
 	 .min = 4 * KIB, .max = 64 * MIB,
 	 .help = "Bytes a copy thread moves before it looks for a cancel."},
 	{"transport", "max_inflight", SETTING_SIZE, FIELD(max_inflight_bytes),
 	 .preset = "256 MiB", .min = 64 * KIB, .max = 1024 * GIB, .reload = true,
 	 .help = "Bytes posted to one peer and not yet done, past which a room or "
-		 "session "
-		 "has one operation under way there at a time."},
+		 "session has one operation under way there at a time."},
 	{"transport", "max_inflight_ops", SETTING_COUNT, FIELD(max_inflight_ops),
 	 .preset = "1024", .min = 1, .max = 1 << 20, .reload = true,
 	 .help = "Operations posted to one peer and not yet done."},

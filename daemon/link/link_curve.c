@@ -419,8 +419,7 @@ static void zap_answer(struct curve_zap *zap, const struct zap_part *parts,
 					       : 60),
 				 (const char *)parts[ZAP_ADDRESS].data);
 		log_warn("link", address,
-			 "connection refused: its key is in no line of "
-			 "curve_allow_file",
+			 "connection refused: its key is in no line of curve_allow_file",
 			 "key='%s'", key);
 	}
 	zap_reply(zap->socket, &parts[ZAP_ID], name);

@@ -283,8 +283,7 @@ static int endpoint_key(struct link_zmq *zmq, struct endpoint *e)
 	if (!zmq->curve)
 		return e->key ? err_raise(ERR_AUTH,
 					  "endpoint '%s' wants CURVE, and this daemon "
-					  "has no "
-					  "keys (curve_secret_file)",
+					  "has no keys (curve_secret_file)",
 					  e->plain)
 			      : 0;
 	if (strlen(e->plain) == own_len &&

@@ -463,8 +463,7 @@ int cover_check_wants(const struct layout *src, const struct layout *dst,
 		    (uint64_t)a->first_unit + a->units > b->first_unit)
 			return err_raise(
 				ERR_DUP,
-				"want: view %s layer %u field number %u: unit %u "
-				"twice",
+				"want: view %s layer %u field number %u: unit %u twice",
 				dst->views[b->view].name, b->layer, b->field,
 				b->first_unit);
 	}

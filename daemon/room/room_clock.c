@@ -264,8 +264,7 @@ static void widen(struct room *room)
 
 	while ((peer = holder(room))) {
 		err_set(&why, ERR_FENCE,
-			"peer %.100s instance %.8s: room %llu not still "
-			"after %llu ms",
+			"peer %.100s instance %.8s: room %llu not still after %llu ms",
 			peer->endpoint, peer->instance_text,
 			(unsigned long long)room->number, limit);
 		room_count(room, METRIC_FENCES_WIDENED, 1);

@@ -224,8 +224,7 @@ static int room_recv_admit(struct room *room, struct remote *remote,
 		party->gen = h->send_gen;
 	if (party->gen != h->send_gen)
 		return err_raise(ERR_RESTART,
-				 "room %llu: a chunk of another generation of "
-				 "the sender",
+				 "room %llu: a chunk of another generation of the sender",
 				 (unsigned long long)room->number);
 	if (party->last_seen)
 		return err_raise(

@@ -121,8 +121,7 @@ int send_on_info(struct room *room, struct remote *remote,
 				 info->receivers, ROOM_PARTIES_MAX);
 	if (room->receivers && room->receivers != info->receivers)
 		return err_raise(ERR_INVAL,
-				 "TRANSFER_INFO.receivers: %u, another receiver "
-				 "said %u",
+				 "TRANSFER_INFO.receivers: %u, another receiver said %u",
 				 info->receivers, room->receivers);
 	if (room->party_count >= info->receivers)
 		return err_raise(ERR_STATE, "TRANSFER_INFO: all %u receivers are there",

@@ -133,11 +133,9 @@ static int check_place(const struct wait_spec *spec)
 	const struct region *region = spec->region;
 
 	if (region->memory->kind != MEMORY_SEALED)
-		return err_raise(ERR_INVAL,
-				 "wait.region: a memfd region is wanted, %llu "
-				 "is %s",
-				 (unsigned long long)region->id,
-				 region_kind_name(region->kind));
+		return err_raise(
+			ERR_INVAL, "wait.region: a memfd region is wanted, %llu is %s",
+			(unsigned long long)region->id, region_kind_name(region->kind));
 	if (spec->offset > region->length || region->length - spec->offset < 8)
 		return err_raise(ERR_RANGE,
 				 "wait.offset: 8 bytes at %llu are not inside "
