@@ -14,7 +14,8 @@ LIB_SRC    := $(wildcard lib/*.c) proto/base64.c $(addprefix daemon/base/,err.c 
 UNIT_SRC   := $(wildcard tests/unit/test_*.c)
 # the simulation's transport and link serve other tests too
 SIMLIB_SRC := $(wildcard tests/sim/fake*.c) tests/sim/link_mem.c
-TESTLIB_SRC := $(wildcard tests/lib/*.c) $(SIMLIB_SRC) tests/gpu/kernels_ref.c
+TESTLIB_SRC := $(wildcard tests/lib/*.c) $(SIMLIB_SRC) tests/gpu/kernels_ref.c \
+	       $(wildcard python/src/sha*.c)
 
 CORE     := $(B)/libkvdcore.a
 TESTLIB_OBJ := $(TESTLIB_SRC:%.c=$(B)/%.o)

@@ -18,8 +18,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 ABI = "0x03090000"
 # of the plan library: layouts; plans are the daemon's
-PLAN = ("layout", "layout_json", "layout_target", "layout_wire", "nest", "segment", "shapes",
-        "shapes_sglang", "shapes_vllm", "shard", "strip")
+PLAN = ("layout", "layout_json", "layout_target", "layout_wire", "nest", "segment", "strip")
 
 
 def sources():

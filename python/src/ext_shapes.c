@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Layouts from an engine's own terms, by the plan library (daemon/plan/shapes.h).
+ * Layouts from an engine's own terms, (shapes.h).
  *
  * One call makes a whole layout: shapes(rank, steps) takes a tuple of steps, each a
  * tuple of a shape's name and its numbers in the order of the C struct, and gives the
@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "daemon/base/err.h"
-#include "daemon/plan/shapes.h"
+#include "python/src/shapes.h"
 
 #define LAYERS_MAX 65536
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How engines share a model and a request over ranks, by the plan library
- * (daemon/plan/shard.h): what an adapter asks to answer as the engine would.
+ * How engines share a model and a request over ranks
+ * (shard.h): what an adapter asks to answer as the engine would.
  *
  * Numbers in, tuples out; long lists are bytes of native u32. What the rules divide by
  * is checked here, and how many pieces an answer may have. Words for people are in
@@ -11,8 +11,8 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
-#include "daemon/plan/shapes.h"
-#include "daemon/plan/shard.h"
+#include "python/src/shapes.h"
+#include "python/src/shard.h"
 
 #define PIECES_MAX (1u << 20)
 #define TOKENS_MAX (UINT64_C(1) << 53)

@@ -11,8 +11,8 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/plan/plan.h"
-#include "daemon/plan/shapes.h"
-#include "daemon/plan/shard.h"
+#include "python/src/shapes.h"
+#include "python/src/shard.h"
 #include "tests/lib/plan_golden.h"
 #include "tests/lib/plan_rows.h"
 

@@ -10,8 +10,8 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/plan/plan.h"
-#include "daemon/plan/shapes.h"
-#include "daemon/plan/shard.h"
+#include "python/src/shapes.h"
+#include "python/src/shard.h"
 #include "tests/lib/plan_rows.h"
 
 static void units_that_do_not_divide_are_refused(void **state)

@@ -8,8 +8,8 @@
  * would. The plan itself needs none of them: it works on the intervals that the
  * layouts state, even or not.
  */
-#ifndef KVD_PLAN_SHARD_H
-#define KVD_PLAN_SHARD_H
+#ifndef KVD_PYTHON_SHARD_H
+#define KVD_PYTHON_SHARD_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -11,8 +11,8 @@
  * Sources: SGLang at commit a4ffb996d, vLLM at commit b8fb56d97 (NIXL connector
  * version 5).
  */
-#ifndef KVD_PLAN_SHAPES_H
-#define KVD_PLAN_SHAPES_H
+#ifndef KVD_PYTHON_SHAPES_H
+#define KVD_PYTHON_SHAPES_H
 
 #include <stdbool.h>
 #include <stddef.h>

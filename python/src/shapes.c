@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/plan/shapes.h"
+#include "python/src/shapes.h"
 
 #include <string.h>
 

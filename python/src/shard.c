@@ -10,7 +10,7 @@
  * (rank / (size / heads)), not a remainder; a remainder gives ranks that share a
  * head different heads (sglang #19086, #30997, #31295).
  */
-#include "daemon/plan/shard.h"
+#include "python/src/shard.h"
 
 #include "daemon/base/err.h"
 
