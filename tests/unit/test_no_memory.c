@@ -18,7 +18,7 @@
 #include "daemon/room/room.h"
 #include "daemon/room/rooms.h"
 #include "proto/kvd_status.h"
-#include "tests/lib/cluster.h"
+#include "tests/lib/room_pair.h"
 
 static const struct cache geometry = {.layers = 2,
 				      .pages = 16,
@@ -26,12 +26,6 @@ static const struct cache geometry = {.layers = 2,
 				      .units = 4,
 				      .total_units = 4,
 				      .unit_bytes = 32};
-
-struct pair {
-	struct cluster c;
-	struct session *prefill, *decode;
-	struct cache src, dst;
-};
 
 static struct {
 	struct peers_callbacks real;
@@ -56,7 +50,8 @@ static int on_message(void *owner, struct peer *peer, const struct wire_header *
 }
 
 /* The next message of this type that the node is told. */
-static void lose(struct pair *p, unsigned int node, enum wire_type type, uint64_t nth)
+static void lose(struct room_pair *p, unsigned int node, enum wire_type type,
+		 uint64_t nth)
 {
 	struct peers *peers = p->c.nodes[node].kvd.peers;
 
@@ -69,47 +64,26 @@ static void lose(struct pair *p, unsigned int node, enum wire_type type, uint64_
 
 static int setup(void **state)
 {
-	struct pair *p = calloc(1, sizeof(*p));
+	struct room_pair *p = room_pair_new(&geometry, 1);
 
-	cluster_new(&p->c, 1, 2);
-	p->prefill = cluster_engine(&p->c, 0, "prefill");
-	p->decode = cluster_engine(&p->c, 1, "decode");
-	p->src = p->dst = geometry;
-	cluster_cache(&p->c, p->prefill, "kv", 0, &p->src);
-	cluster_cache(&p->c, p->decode, "kv", 0, &p->dst);
 	memset(p->src.base, 0x11, p->src.bytes);
 	*state = p;
 	return 0;
 }
 
-static int teardown(void **state)
-{
-	struct pair *p = *state;
-
-	cluster_free(&p->c);
-	cache_close(&p->src);
-	cache_close(&p->dst);
-	free(p);
-	return 0;
-}
-
-static void begin(struct pair *p, unsigned long long room)
+static void begin(struct room_pair *p, unsigned long long room)
 {
 	cluster_ok(&p->c, p->prefill,
 		   "{'cmd':'room.open','room':'%llu','role':'send','pool':%llu}", room,
 		   (unsigned long long)p->src.pool);
-	cluster_ok(
-		&p->c, p->decode,
-		"{'cmd':'room.open','room':'%llu','role':'recv','pool':%llu,'sources':["
-		"'%s']}",
-		room, (unsigned long long)p->dst.pool, p->c.nodes[0].endpoint);
+	room_pair_open_recv(p, room);
 	cluster_ok(
 		&p->c, p->decode,
 		"{'cmd':'room.bind','room':'%llu','views':{'kv':{'pages':[7,2,8,12]}}}",
 		room);
 }
 
-static void succeeds(struct pair *p, unsigned long long room)
+static void succeeds(struct room_pair *p, unsigned long long room)
 {
 	begin(p, room);
 	cluster_ok(&p->c, p->prefill,
@@ -123,7 +97,7 @@ static void succeeds(struct pair *p, unsigned long long room)
 
 static bool has_ended(void *arg)
 {
-	struct pair *p = arg;
+	struct room_pair *p = arg;
 	int state = cluster_state(&p->c, p->decode, "recv", 1);
 
 	return state == KVD_FAILED || state == KVD_WAITING_FOR_INPUT;
@@ -132,7 +106,7 @@ static bool has_ended(void *arg)
 /* Room 1 is begun while the message's nth allocation fails; room 2 succeeds. */
 static bool survives(void **state, unsigned int node, enum wire_type type, uint64_t nth)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 	bool failed;
 
 	lose(p, node, type, nth);
@@ -149,7 +123,7 @@ static void sweep(void **state, unsigned int node, enum wire_type type)
 
 	while (survives(state, node, type, nth)) {
 		nth++;
-		teardown(state);
+		room_pair_teardown(state);
 		setup(state);
 	}
 	assert_true(nth > 1);
@@ -165,7 +139,7 @@ static void transfer_info_without_memory_ends_its_room_at_most(void **state)
 	sweep(state, 0, WIRE_T_TRANSFER_INFO);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, room_pair_teardown)
 
 int main(void)
 {

@@ -15,7 +15,7 @@
 #include "daemon/loop/offload.h"
 #include "daemon/room/rooms.h"
 #include "proto/kvd_status.h"
-#include "tests/lib/cluster.h"
+#include "tests/lib/room_pair.h"
 
 static const struct cache geometry = {.layers = 4,
 				      .pages = 16,
@@ -25,13 +25,6 @@ static const struct cache geometry = {.layers = 4,
 				      .unit_bytes = 32,
 				      .aux_slots = 4,
 				      .aux_bytes = 64};
-
-/* node 0 prefills, node 1 decodes */
-struct pair {
-	struct cluster c;
-	struct session *prefill, *decode;
-	struct cache src, dst;
-};
 
 static uint8_t pattern(unsigned int layer, unsigned int field, unsigned int token,
 		       unsigned int unit, unsigned int b)
@@ -81,65 +74,22 @@ static uint64_t nonzero(const struct cache *k)
 	return n;
 }
 
-static void setup_on(struct pair *p, unsigned int decode_node)
-{
-	cluster_new(&p->c, 1, 2);
-	p->prefill = cluster_engine(&p->c, 0, "prefill");
-	p->decode = cluster_engine(&p->c, decode_node, "decode");
-	p->src = p->dst = geometry;
-	cluster_cache(&p->c, p->prefill, "kv", 0, &p->src);
-	cluster_cache(&p->c, p->decode, "kv", 0, &p->dst);
-}
-
 static int setup(void **state)
 {
-	struct pair *p = calloc(1, sizeof(*p));
-
-	setup_on(p, 1);
-	*state = p;
+	*state = room_pair_new(&geometry, 1);
 	return 0;
 }
 
 static int setup_one_daemon(void **state)
 {
-	struct pair *p = calloc(1, sizeof(*p));
-
-	setup_on(p, 0);
-	*state = p;
+	*state = room_pair_new(&geometry, 0);
 	return 0;
-}
-
-static int teardown(void **state)
-{
-	struct pair *p = *state;
-
-	cluster_free(&p->c);
-	cache_close(&p->src);
-	cache_close(&p->dst);
-	free(p);
-	return 0;
-}
-
-static void open_send(struct pair *p, uint64_t room)
-{
-	cluster_ok(&p->c, p->prefill,
-		   "{'cmd':'room.open','room':'%llu','role':'send','pool':%llu}",
-		   (unsigned long long)room, (unsigned long long)p->src.pool);
-}
-
-static void open_recv(struct pair *p, uint64_t room)
-{
-	cluster_ok(&p->c, p->decode,
-		   "{'cmd':'room.open','room':'%llu','role':'recv','pool':%llu,"
-		   "'sources':['%s']}",
-		   (unsigned long long)room, (unsigned long long)p->dst.pool,
-		   p->c.nodes[0].endpoint);
 }
 
 static const unsigned int src_pages[] = {3, 4, 9, 1};
 static const unsigned int dst_pages[] = {7, 2, 8, 12};
 
-static void bind(struct pair *p, uint64_t room)
+static void bind(struct room_pair *p, uint64_t room)
 {
 	cluster_ok(&p->c, p->decode,
 		   "{'cmd':'room.bind','room':'%llu','views':{'kv':{'pages':[7,2,8,12],"
@@ -147,7 +97,7 @@ static void bind(struct pair *p, uint64_t room)
 		   (unsigned long long)room);
 }
 
-static void send_two_chunks(struct pair *p, uint64_t room)
+static void send_two_chunks(struct room_pair *p, uint64_t room)
 {
 	cluster_ok(&p->c, p->prefill,
 		   "{'cmd':'room.send','room':'%llu','seq':0,'views':{'kv':{'pages':[3,4]"
@@ -159,7 +109,7 @@ static void send_two_chunks(struct pair *p, uint64_t room)
 		   (unsigned long long)room);
 }
 
-static void check_push(struct pair *p, uint64_t room)
+static void check_push(struct room_pair *p, uint64_t room)
 {
 	cluster_until_state(&p->c, p->decode, "recv", room, KVD_SUCCESS);
 	cluster_until_state(&p->c, p->prefill, "send", room, KVD_SUCCESS);
@@ -169,7 +119,7 @@ static void check_push(struct pair *p, uint64_t room)
 	assert_true(nonzero(&p->dst) <= 14u * 4 * 2 * 4 * 32 + 24);
 }
 
-static void prepare(struct pair *p)
+static void prepare(struct room_pair *p)
 {
 	fill(&p->src, src_pages, 14);
 	memcpy(cache_aux(&p->src, 1), "aux bytes of the request", 24);
@@ -177,12 +127,12 @@ static void prepare(struct pair *p)
 
 static void push_sender_first_succeeds(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 
 	prepare(p);
-	open_send(p, 42);
+	room_pair_open_send(p, 42);
 	send_two_chunks(p, 42); /* queued until the receiver is there */
-	open_recv(p, 42);
+	room_pair_open_recv(p, 42);
 	bind(p, 42);
 	check_push(p, 42);
 }
@@ -190,16 +140,16 @@ static void push_sender_first_succeeds(void **state)
 /* A receiver waits for its bytes, and for nothing else: no message goes before. */
 static void push_queued_chunk_is_posted_before_the_acknowledgement(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 	struct kvd *kvd = &p->c.nodes[0].kvd;
 	const struct remote *remote;
 	uint64_t before;
 
 	prepare(p);
 	for (uint64_t room = 41; room <= 42; room++) {
-		open_send(p, room);
+		room_pair_open_send(p, room);
 		send_two_chunks(p, room);
-		open_recv(p, room);
+		room_pair_open_recv(p, room);
 		if (room == 42) /* the daemons know each other by now */
 			break;
 		bind(p, room);
@@ -218,13 +168,13 @@ static void push_queued_chunk_is_posted_before_the_acknowledgement(void **state)
 
 static void push_receiver_first_succeeds(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 
 	prepare(p);
-	open_recv(p, 43);
+	room_pair_open_recv(p, 43);
 	bind(p, 43);
 	cluster_run(&p->c, LOOP_NS_PER_S);
-	open_send(p, 43);
+	room_pair_open_send(p, 43);
 	cluster_until_state(&p->c, p->prefill, "send", 43, KVD_WAITING_FOR_INPUT);
 	send_two_chunks(p, 43);
 	check_push(p, 43);
@@ -234,11 +184,11 @@ static void push_receiver_first_succeeds(void **state)
 
 static void push_same_chunk_again_is_one_chunk(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 
 	prepare(p);
-	open_send(p, 1);
-	open_recv(p, 1);
+	room_pair_open_send(p, 1);
+	room_pair_open_recv(p, 1);
 	bind(p, 1);
 	for (int i = 0; i < 2; i++)
 		cluster_ok(&p->c, p->prefill,
@@ -249,10 +199,10 @@ static void push_same_chunk_again_is_one_chunk(void **state)
 
 static void push_overlap_is_edup(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 
-	open_send(p, 2);
-	open_recv(p, 2);
+	room_pair_open_send(p, 2);
+	room_pair_open_recv(p, 2);
 	bind(p, 2);
 	cluster_ok(
 		&p->c, p->prefill,
@@ -272,10 +222,10 @@ static void push_overlap_is_edup(void **state)
 
 static void push_last_with_less_is_eshort(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 
-	open_send(p, 3);
-	open_recv(p, 3);
+	room_pair_open_send(p, 3);
+	room_pair_open_recv(p, 3);
 	bind(p, 3);
 	cluster_ok(&p->c, p->prefill,
 		   "{'cmd':'room.send','room':'3','seq':0,'last':true,'views':{'kv':{'"
@@ -290,12 +240,12 @@ static void push_last_with_less_is_eshort(void **state)
 
 static void push_failed_says_which_pages_landed(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 	cJSON *answer;
 
 	prepare(p);
-	open_send(p, 4);
-	open_recv(p, 4);
+	room_pair_open_send(p, 4);
+	room_pair_open_recv(p, 4);
 	bind(p, 4);
 	cluster_ok(&p->c, p->prefill,
 		   "{'cmd':'room.send','room':'4','seq':0,'views':{'kv':{'pages':[4],"
@@ -312,17 +262,17 @@ static void push_failed_says_which_pages_landed(void **state)
 
 static void push_on_one_daemon_succeeds(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 
 	prepare(p);
-	open_recv(p, 44);
+	room_pair_open_recv(p, 44);
 	bind(p, 44);
-	open_send(p, 44);
+	room_pair_open_send(p, 44);
 	send_two_chunks(p, 44);
 	check_push(p, 44);
 }
 
-static void open_offer(struct pair *p, uint64_t room, unsigned int lease_ms)
+static void open_offer(struct room_pair *p, uint64_t room, unsigned int lease_ms)
 {
 	cluster_ok(&p->c, p->prefill,
 		   "{'cmd':'room.open','room':'%llu','role':'offer','pool':%llu,'views':{"
@@ -331,7 +281,7 @@ static void open_offer(struct pair *p, uint64_t room, unsigned int lease_ms)
 		   (unsigned long long)room, (unsigned long long)p->src.pool, lease_ms);
 }
 
-static void open_pull(struct pair *p, uint64_t room, const char *remote)
+static void open_pull(struct room_pair *p, uint64_t room, const char *remote)
 {
 	cluster_ok(&p->c, p->decode,
 		   "{'cmd':'room.open','room':'%llu','role':'pull','pool':%llu,'sources':"
@@ -341,7 +291,7 @@ static void open_pull(struct pair *p, uint64_t room, const char *remote)
 		   p->c.nodes[0].endpoint, remote);
 }
 
-static void check_pull(struct pair *p, uint64_t room)
+static void check_pull(struct room_pair *p, uint64_t room)
 {
 	cluster_until_state(&p->c, p->decode, "pull", room, KVD_SUCCESS);
 	cluster_until_state(&p->c, p->prefill, "offer", room, KVD_SUCCESS);
@@ -351,7 +301,7 @@ static void check_pull(struct pair *p, uint64_t room)
 
 static void pull_offer_first_succeeds(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 
 	prepare(p);
 	open_offer(p, 5, 1000);
@@ -361,7 +311,7 @@ static void pull_offer_first_succeeds(void **state)
 
 static void pull_before_offer_succeeds(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 
 	prepare(p);
 	open_pull(p, 6,
@@ -374,7 +324,7 @@ static void pull_before_offer_succeeds(void **state)
 
 static void pull_checked_at_destination_succeeds(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 
 	fake_hub_profile(p->c.bytes)->check = true;
 	fake_hub_profile(p->c.bytes)->need_keys = true;
@@ -386,7 +336,7 @@ static void pull_checked_at_destination_succeeds(void **state)
 
 static void pull_of_pages_not_offered_fails(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 
 	open_offer(p, 8, 1000);
 	open_pull(p, 8,
@@ -398,7 +348,7 @@ static void pull_of_pages_not_offered_fails(void **state)
 
 static void offer_without_puller_ends_with_its_lease(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 	uint64_t begin = loop_now_ns(p->c.loop);
 
 	open_offer(p, 9, 500);
@@ -409,7 +359,7 @@ static void offer_without_puller_ends_with_its_lease(void **state)
 
 static void pull_heartbeats_keep_a_slow_offer_alive(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 
 	prepare(p);
 	fake_hub_profile(p->c.bytes)->slice_bytes = 256;
@@ -423,7 +373,7 @@ static void pull_heartbeats_keep_a_slow_offer_alive(void **state)
 
 static void abort_fences_before_failed(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 	uint8_t *before = malloc(p->dst.bytes);
 
 	prepare(p);
@@ -433,8 +383,8 @@ static void abort_fences_before_failed(void **state)
 	for (uint64_t room = 100; room < 120; room++) {
 		struct room *recv;
 
-		open_send(p, room);
-		open_recv(p, room);
+		room_pair_open_send(p, room);
+		room_pair_open_recv(p, room);
 		bind(p, room);
 		send_two_chunks(p, room);
 		cluster_until_state(&p->c, p->decode, "recv", room, KVD_TRANSFERRING);
@@ -462,13 +412,13 @@ static void abort_fences_before_failed(void **state)
 /* The transport ends a landing by itself, while the room still lives. */
 static void transport_error_fails_both_sides(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 	struct fake_rule rule = {.fault = FAKE_ERROR, .at_bytes = 1024, .times = 1};
 
 	prepare(p);
 	assert_int_equal(fake_script(p->c.bytes, &rule), 0);
-	open_send(p, 130);
-	open_recv(p, 130);
+	room_pair_open_send(p, 130);
+	room_pair_open_recv(p, 130);
 	bind(p, 130);
 	send_two_chunks(p, 130);
 	cluster_until_state(&p->c, p->decode, "recv", 130, KVD_FAILED);
@@ -488,7 +438,7 @@ static void transport_error_fails_both_sides(void **state)
  * comes first, from either side, by the engine or by the loss of the peer. */
 static void end_while_a_helper_plans_is_fenced(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 	struct cache src = {.layers = 1,
 			    .pages = 2100,
 			    .page_tokens = 1,
@@ -556,11 +506,11 @@ static void end_while_a_helper_plans_is_fenced(void **state)
 
 static void engine_death_fails_the_other_side(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 	struct room *recv;
 
-	open_send(p, 11);
-	open_recv(p, 11);
+	room_pair_open_send(p, 11);
+	room_pair_open_recv(p, 11);
 	bind(p, 11);
 	cluster_until_state(&p->c, p->prefill, "send", 11, KVD_WAITING_FOR_INPUT);
 	cluster_engine_dies(&p->c, p->prefill);
@@ -572,14 +522,14 @@ static void engine_death_fails_the_other_side(void **state)
 
 static void receiver_of_an_aborted_and_closed_sender_learns(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 
-	open_send(p, 12);
+	room_pair_open_send(p, 12);
 	cluster_ok(&p->c, p->prefill,
 		   "{'cmd':'room.abort','room':'12','reason':'user left'}");
 	cluster_until_state(&p->c, p->prefill, "send", 12, KVD_FAILED);
 	cluster_ok(&p->c, p->prefill, "{'cmd':'room.close','room':'12'}");
-	open_recv(p, 12);
+	room_pair_open_recv(p, 12);
 	bind(p, 12);
 	cluster_until_state(&p->c, p->decode, "recv", 12, KVD_FAILED);
 	assert_non_null(strstr(
@@ -589,7 +539,7 @@ static void receiver_of_an_aborted_and_closed_sender_learns(void **state)
 
 static void layouts_that_contradict_are_named(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 	struct session *other = cluster_engine(&p->c, 1, "other");
 	struct cache odd = geometry;
 	struct room *recv;
@@ -612,7 +562,7 @@ static void layouts_that_contradict_are_named(void **state)
 /* A pool whose fields overlap may be read, never written. */
 static void receiving_into_overlapping_fields_is_refused(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 	cJSON *answer = cluster_call(
 		&p->c, p->decode,
 		"{'cmd':'pool.register','name':'odd','regions':[{'region':%llu}],'layout'"
@@ -643,7 +593,7 @@ static void receiving_into_overlapping_fields_is_refused(void **state)
 /* Two prefill ranks with half the heads each, one decode rank with all. */
 static void push_from_two_ranks_succeeds(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 	struct session *ranks[2];
 	struct cache halves[2];
 
@@ -689,7 +639,7 @@ static void push_from_two_ranks_succeeds(void **state)
 /* One prefill rank with all heads, two decode ranks with half each. */
 static void push_to_two_receivers_succeeds(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 	struct session *ranks[2];
 	struct cache halves[2];
 
@@ -710,7 +660,7 @@ static void push_to_two_receivers_succeeds(void **state)
 			   "12],"
 			   "'tokens':[0,14]}},'aux':2}");
 	}
-	open_send(p, 15);
+	room_pair_open_send(p, 15);
 	send_two_chunks(p, 15);
 	for (unsigned int i = 0; i < 2; i++) {
 		cluster_until_state(&p->c, ranks[i], "recv", 15, KVD_SUCCESS);
@@ -728,12 +678,12 @@ static void push_to_two_receivers_succeeds(void **state)
 
 static void peer_restart_fails_rooms_and_new_ones_work(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 	struct room *recv;
 
 	prepare(p);
-	open_send(p, 16);
-	open_recv(p, 16);
+	room_pair_open_send(p, 16);
+	room_pair_open_recv(p, 16);
 	bind(p, 16);
 	cluster_until_state(&p->c, p->prefill, "send", 16, KVD_WAITING_FOR_INPUT);
 	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint,
@@ -744,9 +694,9 @@ static void peer_restart_fails_rooms_and_new_ones_work(void **state)
 	assert_int_equal(recv->error.code, ERR_PEER);
 	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint,
 			  false);
-	open_recv(p, 17);
+	room_pair_open_recv(p, 17);
 	bind(p, 17);
-	open_send(p, 17);
+	room_pair_open_send(p, 17);
 	send_two_chunks(p, 17);
 	check_push(p, 17);
 }
@@ -754,13 +704,13 @@ static void peer_restart_fails_rooms_and_new_ones_work(void **state)
 /* Its address holds it: without, all machines would be one to it. */
 static void transport_knows_the_boot_of_its_daemon(void **state)
 {
-	struct kvd *kvd = &((struct pair *)*state)->c.nodes[0].kvd;
+	struct kvd *kvd = &((struct room_pair *)*state)->c.nodes[0].kvd;
 
 	assert_memory_equal(kvd->transports[0]->env.boot_id, kvd->boot_id,
 			    sizeof(kvd->boot_id));
 }
 
-#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, room_pair_teardown)
 
 int main(void)
 {
@@ -774,7 +724,7 @@ int main(void)
 		CASE(push_failed_says_which_pages_landed),
 		CASE(transport_knows_the_boot_of_its_daemon),
 		cmocka_unit_test_setup_teardown(push_on_one_daemon_succeeds,
-						setup_one_daemon, teardown),
+						setup_one_daemon, room_pair_teardown),
 		CASE(pull_offer_first_succeeds),
 		CASE(pull_before_offer_succeeds),
 		CASE(pull_checked_at_destination_succeeds),

@@ -18,7 +18,7 @@
 #include "daemon/room/rooms.h"
 #include "daemon/session/region.h"
 #include "proto/kvd_status.h"
-#include "tests/lib/cluster.h"
+#include "tests/lib/room_pair.h"
 
 #define MS LOOP_NS_PER_MS
 
@@ -29,40 +29,16 @@ static const struct cache geometry = {.layers = 2,
 				      .total_units = 4,
 				      .unit_bytes = 32};
 
-/* node 0 prefills, node 1 decodes; the words that their engines' streams store lie in
- * the last page of each cache, which no room names */
-struct pair {
-	struct cluster c;
-	struct session *prefill, *decode;
-	struct cache src, dst;
-};
-
 static int setup(void **state)
 {
-	struct pair *p = calloc(1, sizeof(*p));
+	struct room_pair *p = room_pair_new(&geometry, 1);
 
-	cluster_new(&p->c, 1, 2);
-	p->prefill = cluster_engine(&p->c, 0, "prefill");
-	p->decode = cluster_engine(&p->c, 1, "decode");
-	p->src = p->dst = geometry;
-	cluster_cache(&p->c, p->prefill, "kv", 0, &p->src);
-	cluster_cache(&p->c, p->decode, "kv", 0, &p->dst);
 	memset(p->src.base, 0x11, p->src.bytes);
 	*state = p;
 	return 0;
 }
 
-static int teardown(void **state)
-{
-	struct pair *p = *state;
-
-	cluster_free(&p->c);
-	cache_close(&p->src);
-	cache_close(&p->dst);
-	free(p);
-	return 0;
-}
-
+/* What an engine's stream stores: in the last page of its cache, which no room names. */
 static uint64_t *word_of(const struct cache *cache)
 {
 	return (uint64_t *)(cache->base + cache->bytes - sizeof(uint64_t));
@@ -79,16 +55,10 @@ static const char *wait_for(const struct cache *cache, char *buf, size_t size)
 	return buf;
 }
 
-static void open_both(struct pair *p, uint64_t room, const char *bind_wait)
+static void open_both(struct room_pair *p, uint64_t room, const char *bind_wait)
 {
-	cluster_ok(&p->c, p->prefill,
-		   "{'cmd':'room.open','room':'%llu','role':'send','pool':%llu}",
-		   (unsigned long long)room, (unsigned long long)p->src.pool);
-	cluster_ok(&p->c, p->decode,
-		   "{'cmd':'room.open','room':'%llu','role':'recv','pool':%llu,"
-		   "'sources':['%s']}",
-		   (unsigned long long)room, (unsigned long long)p->dst.pool,
-		   p->c.nodes[0].endpoint);
+	room_pair_open_send(p, room);
+	room_pair_open_recv(p, room);
 	cluster_ok(&p->c, p->decode,
 		   "{'cmd':'room.bind','room':'%llu','views':{'kv':{'pages':[7,2,8,12]}}"
 		   "%s}",
@@ -98,7 +68,7 @@ static void open_both(struct pair *p, uint64_t room, const char *bind_wait)
 
 #define CHUNKS 4u /* of a page each */
 
-static void send_chunk_of(struct pair *p, uint64_t room, unsigned int seq,
+static void send_chunk_of(struct room_pair *p, uint64_t room, unsigned int seq,
 			  const char *wait)
 {
 	static const unsigned int pages[CHUNKS] = {3, 4, 9, 1};
@@ -110,7 +80,7 @@ static void send_chunk_of(struct pair *p, uint64_t room, unsigned int seq,
 		   pages[seq], seq * 4, wait);
 }
 
-static struct room *room_at(struct pair *p, unsigned int node, enum room_role role,
+static struct room *room_at(struct room_pair *p, unsigned int node, enum room_role role,
 			    uint64_t number)
 {
 	return rooms_find(p->c.nodes[node].kvd.rooms, node ? p->decode : p->prefill, role,
@@ -126,7 +96,7 @@ static void failed_with(const struct room *room, enum err_code code, const char 
 }
 
 /* Where the region's memory is registered with the pair's transport. */
-static struct xp_reg **registration(const struct pair *p, const struct cache *cache)
+static struct xp_reg **registration(const struct room_pair *p, const struct cache *cache)
 {
 	struct region *region = region_find(cache->session, cache->region);
 
@@ -140,7 +110,7 @@ static struct xp_reg **registration(const struct pair *p, const struct cache *ca
 	return NULL;
 }
 
-static void works(struct pair *p, uint64_t room)
+static void works(struct room_pair *p, uint64_t room)
 {
 	open_both(p, room, "");
 	for (unsigned int seq = 0; seq < CHUNKS; seq++)
@@ -153,7 +123,7 @@ static void works(struct pair *p, uint64_t room)
  * only tcp): found when the first chunk is to go, behind its wait. */
 static void chunk_of_unusable_memory_fails_its_room_after_the_wait(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 	struct xp_reg **where = registration(p, &p->src), *reg = *where;
 	char wait[128];
 
@@ -176,7 +146,7 @@ static void chunk_of_unusable_memory_fails_its_room_after_the_wait(void **state)
 /* The same, where the wait's end finds no memory for the table of buffers. */
 static void chunk_without_memory_for_buffers_fails_its_room_after_the_wait(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 	char wait[128];
 
 	wait_for(&p->src, wait, sizeof(wait));
@@ -209,7 +179,7 @@ static bool holds_two(void *arg)
  * first one that shall land fails the room, which answers both, each once. */
 static void chunks_that_wait_to_land_are_refused_once(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 	struct xp_reg **where = registration(p, &p->dst), *reg = *where;
 	char wait[128];
 
@@ -232,7 +202,7 @@ static void chunks_that_wait_to_land_are_refused_once(void **state)
  * once, is not terminal before the helper is done, and what was planned lands nowhere. */
 static void chunk_in_planning_when_its_room_fails_ends_with_its_helper(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 	struct cache big = {.layers = 1,
 			    .pages = 2100,
 			    .page_tokens = 1,
@@ -286,19 +256,14 @@ static unsigned int dispatched(const struct room *room)
 /* Given before there is a receiver: no turn is as long as all of them together. */
 static void chunks_that_waited_for_a_receiver_leave_in_turns(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 	struct room *send;
 
-	cluster_ok(&p->c, p->prefill,
-		   "{'cmd':'room.open','room':'1','role':'send','pool':%llu}",
-		   (unsigned long long)p->src.pool);
+	room_pair_open_send(p, 1);
 	for (unsigned int i = 0; i < CHUNKS; i++)
 		send_chunk_of(p, 1, i, "");
 	send = room_at(p, 0, ROOM_SEND, 1);
-	cluster_ok(&p->c, p->decode,
-		   "{'cmd':'room.open','room':'1','role':'recv','pool':%llu,"
-		   "'sources':['%s']}",
-		   (unsigned long long)p->dst.pool, p->c.nodes[0].endpoint);
+	room_pair_open_recv(p, 1);
 	cluster_ok(&p->c, p->decode,
 		   "{'cmd':'room.bind','room':'1','views':{'kv':{'pages':[7,2,8,12]}}}");
 	loop_virtual_parts(p->c.loop, 1);
@@ -314,12 +279,10 @@ static void chunks_that_waited_for_a_receiver_leave_in_turns(void **state)
 
 static void chunks_past_the_cap_of_a_room_are_refused(void **state)
 {
-	struct pair *p = *state;
+	struct room_pair *p = *state;
 	struct room *send;
 
-	cluster_ok(&p->c, p->prefill,
-		   "{'cmd':'room.open','room':'1','role':'send','pool':%llu}",
-		   (unsigned long long)p->src.pool);
+	room_pair_open_send(p, 1);
 	send = room_at(p, 0, ROOM_SEND, 1);
 	for (unsigned int i = 0; i < ROOM_CHUNKS_MAX; i++) {
 		struct chunk *chunk = mem_zalloc(sizeof(*chunk));
@@ -339,7 +302,7 @@ static void chunks_past_the_cap_of_a_room_are_refused(void **state)
 	assert_int_equal(sm_state(&send->sm), ROOM_BOOT);
 }
 
-#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, room_pair_teardown)
 
 int main(void)
 {
