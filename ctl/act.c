@@ -20,14 +20,12 @@
 
 #define INPUT_MAX (1u << 20) /* the daemon takes no longer line */
 
-int ctl_run_ping(struct ctl *ctl, int argc, char **argv)
+int ctl_run_ping(struct ctl *ctl)
 {
 	unsigned long count = ctl->count ? ctl->count : 1;
 	double least = 1e300, most = 0, sum = 0;
 	cJSON *reply;
 
-	(void)argc;
-	(void)argv;
 	if (!ctl_open(ctl))
 		return CTL_NO_DAEMON;
 	for (unsigned long i = 0; i < count; i++) {
@@ -65,14 +63,15 @@ static char *read_input(void)
 	return text;
 }
 
-int ctl_run_call(struct ctl *ctl, int argc, char **argv)
+int ctl_run_call(struct ctl *ctl)
 {
-	char *input = argc > 1 && !strcmp(argv[1], "-") ? read_input() : NULL;
-	const char *text = input ? input : argc > 1 ? argv[1] : "{}";
+	char *input =
+		ctl->arg_count > 1 && !strcmp(ctl->args[1], "-") ? read_input() : NULL;
+	const char *text = input ? input : ctl->arg_count > 1 ? ctl->args[1] : "{}";
 	cJSON *args, *reply;
 	int r;
 
-	if (argc > 1 && !strcmp(argv[1], "-") && !input)
+	if (ctl->arg_count > 1 && !strcmp(ctl->args[1], "-") && !input)
 		return CTL_ERROR;
 	args = cJSON_Parse(text);
 	mem_free(input);
@@ -80,7 +79,7 @@ int ctl_run_call(struct ctl *ctl, int argc, char **argv)
 		cJSON_Delete(args);
 		return ctl_usage("call: the members are not a JSON object");
 	}
-	r = ctl_ask(ctl, argv[0], args, &reply);
+	r = ctl_ask(ctl, ctl->args[0], args, &reply);
 	if (r)
 		return r;
 	ctl_print_json(reply);
@@ -104,12 +103,11 @@ static int act(struct ctl *ctl, const char *cmd, cJSON *args, const char *done)
 	return CTL_OK;
 }
 
-int ctl_run_abort(struct ctl *ctl, int argc, char **argv)
+int ctl_run_abort(struct ctl *ctl)
 {
 	cJSON *args = cJSON_CreateObject();
 
-	(void)argc;
-	cJSON_AddStringToObject(args, "room", argv[0]);
+	cJSON_AddStringToObject(args, "room", ctl->args[0]);
 	if (ctl->role)
 		cJSON_AddStringToObject(args, "role", ctl->role);
 	if (ctl->reason)
@@ -118,29 +116,28 @@ int ctl_run_abort(struct ctl *ctl, int argc, char **argv)
 		   "aborting; it is failed once nothing of it moves");
 }
 
-int ctl_run_drain(struct ctl *ctl, int argc, char **argv)
+int ctl_run_drain(struct ctl *ctl)
 {
-	(void)argc;
-	(void)argv;
 	return act(ctl, "drain", NULL,
 		   "draining: no new rooms; the daemon stops when all ended");
 }
 
-int ctl_run_log(struct ctl *ctl, int argc, char **argv)
+int ctl_run_log(struct ctl *ctl)
 {
 	cJSON *args = cJSON_CreateObject(), *reply;
 	int r;
 
-	if (argc)
-		cJSON_AddStringToObject(args, "level", argv[0]);
+	if (ctl->arg_count)
+		cJSON_AddStringToObject(args, "level", ctl->args[0]);
 	r = ctl_ask(ctl, "log.level", args, &reply);
 	if (r)
 		return r;
 	if (ctl->json)
 		ctl_print_json(reply);
 	else
-		printf("%s%s%s\n", ctl_str(reply, "level", "?"), argc ? ", was " : "",
-		       argc ? ctl_str(reply, "was", "?") : "");
+		printf("%s%s%s\n", ctl_str(reply, "level", "?"),
+		       ctl->arg_count ? ", was " : "",
+		       ctl->arg_count ? ctl_str(reply, "was", "?") : "");
 	cJSON_Delete(reply);
 	return CTL_OK;
 }
@@ -164,7 +161,7 @@ static int write_secret(const char *path, const char *secret)
 	return CTL_OK;
 }
 
-int ctl_run_keygen(struct ctl *ctl, int argc, char **argv)
+int ctl_run_keygen(struct ctl *ctl)
 {
 	char public_key[41], secret_key[41];
 	int r = CTL_OK;
@@ -173,13 +170,13 @@ int ctl_run_keygen(struct ctl *ctl, int argc, char **argv)
 		if (zmq_curve_keypair(public_key, secret_key) < 0)
 			return ctl_failed("libzmq has no CURVE: %s", zmq_strerror(errno));
 	} while (*public_key == '#' || *secret_key == '#');
-	if (argc)
-		r = write_secret(argv[0], secret_key);
+	if (ctl->arg_count)
+		r = write_secret(ctl->args[0], secret_key);
 	if (!r && ctl->json)
-		printf(argc ? "{\"public\":\"%s\"}\n"
-			    : "{\"public\":\"%s\",\"secret\":\"%s\"}\n",
+		printf(ctl->arg_count ? "{\"public\":\"%s\"}\n"
+				      : "{\"public\":\"%s\",\"secret\":\"%s\"}\n",
 		       public_key, secret_key);
-	else if (!r && argc)
+	else if (!r && ctl->arg_count)
 		printf("%s\n", public_key);
 	else if (!r)
 		printf("public %s\nsecret %s\n", public_key, secret_key);

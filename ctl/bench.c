@@ -394,13 +394,13 @@ static int run_with(struct ctl *ctl, struct wanted *w)
 	return r;
 }
 
-int ctl_run_bench(struct ctl *ctl, int argc, char **argv)
+int ctl_run_bench(struct ctl *ctl)
 {
 	struct wanted w = {0};
 	struct bench_ticket t = {0};
 	int r;
 
-	if (ctl->bench.serve + (ctl->bench.with != NULL) + argc != 1)
+	if (ctl->bench.serve + (ctl->bench.with != NULL) + ctl->arg_count != 1)
 		return ctl_usage("bench: one of --serve, --with SOCKET and a ticket");
 	if (ctl->bench.serve)
 		return bench_serve(ctl);
@@ -411,7 +411,7 @@ int ctl_run_bench(struct ctl *ctl, int argc, char **argv)
 		return run_with(ctl, &w);
 	if (ctl->bench.memory)
 		return ctl_usage("--memory: of the lending end (--serve)");
-	r = ticket_take(argv[0], &t);
+	r = ticket_take(ctl->args[0], &t);
 	if (r)
 		return r;
 	return ctl_open(ctl) ? run(ctl, &w, &t) : CTL_NO_DAEMON;

@@ -24,6 +24,8 @@ struct ctl {
 	const char *socket, *name; /* --socket, --name */
 	int timeout_ms;
 	bool json;
+	char **args; /* of the command, NULL behind the last */
+	unsigned int arg_count;
 	/* options of single commands */
 	const char *role, *reason;
 	unsigned long limit, count;
@@ -40,7 +42,7 @@ struct ctl_command {
 	const char *help; /* paragraphs after the usage line */
 	unsigned int args_min, args_max;
 	const char *options; /* letters of enum-free options it takes: "r" --role … */
-	int (*run)(struct ctl *ctl, int argc, char **argv); /* argv[0]: first argument */
+	int (*run)(struct ctl *ctl);
 };
 
 /* The connection; NULL after telling why (then return ctl_no_daemon()). */
@@ -60,22 +62,22 @@ const cJSON *ctl_list(const cJSON *obj, const char *name);
 /* "1.5 MiB", "3.2 s"; the text lives until four more calls. */
 const char *ctl_bytes(double bytes);
 
-int ctl_run_status(struct ctl *ctl, int argc, char **argv);
-int ctl_run_health(struct ctl *ctl, int argc, char **argv);
-int ctl_run_stats(struct ctl *ctl, int argc, char **argv);
-int ctl_run_rooms(struct ctl *ctl, int argc, char **argv);
-int ctl_run_room(struct ctl *ctl, int argc, char **argv);
-int ctl_run_peers(struct ctl *ctl, int argc, char **argv);
-int ctl_run_regions(struct ctl *ctl, int argc, char **argv);
-int ctl_run_devices(struct ctl *ctl, int argc, char **argv);
-int ctl_run_pools(struct ctl *ctl, int argc, char **argv);
-int ctl_run_sessions(struct ctl *ctl, int argc, char **argv);
-int ctl_run_ping(struct ctl *ctl, int argc, char **argv);
-int ctl_run_call(struct ctl *ctl, int argc, char **argv);
-int ctl_run_abort(struct ctl *ctl, int argc, char **argv);
-int ctl_run_drain(struct ctl *ctl, int argc, char **argv);
-int ctl_run_log(struct ctl *ctl, int argc, char **argv);
-int ctl_run_keygen(struct ctl *ctl, int argc, char **argv);
-int ctl_run_bench(struct ctl *ctl, int argc, char **argv);
+int ctl_run_status(struct ctl *ctl);
+int ctl_run_health(struct ctl *ctl);
+int ctl_run_stats(struct ctl *ctl);
+int ctl_run_rooms(struct ctl *ctl);
+int ctl_run_room(struct ctl *ctl);
+int ctl_run_peers(struct ctl *ctl);
+int ctl_run_regions(struct ctl *ctl);
+int ctl_run_devices(struct ctl *ctl);
+int ctl_run_pools(struct ctl *ctl);
+int ctl_run_sessions(struct ctl *ctl);
+int ctl_run_ping(struct ctl *ctl);
+int ctl_run_call(struct ctl *ctl);
+int ctl_run_abort(struct ctl *ctl);
+int ctl_run_drain(struct ctl *ctl);
+int ctl_run_log(struct ctl *ctl);
+int ctl_run_keygen(struct ctl *ctl);
+int ctl_run_bench(struct ctl *ctl);
 
 #endif

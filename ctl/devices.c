@@ -70,13 +70,11 @@ static int put_gpus(const cJSON *gpus, const cJSON *features)
 	return CTL_OK;
 }
 
-int ctl_run_devices(struct ctl *ctl, int argc, char **argv)
+int ctl_run_devices(struct ctl *ctl)
 {
 	cJSON *devices;
 	int r = ctl_ask(ctl, "devices", NULL, &devices);
 
-	(void)argc;
-	(void)argv;
 	if (r)
 		return r;
 	if (ctl->json) {

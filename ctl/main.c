@@ -110,44 +110,41 @@ static const struct ctl_command ctl_commands[] = {
 	{NULL, NULL, NULL, NULL, 0, 0, NULL, NULL},
 };
 
-enum {
-	OPT_ROLE = 256,
-	OPT_REASON,
-	OPT_LIMIT,
-	OPT_COUNT,
-	OPT_VERSION,
-	OPT_WITH,
-	OPT_SIZE,
-	OPT_ROWS,
-	OPT_FLAT,
-	OPT_GATHER,
-	OPT_OP,
-	OPT_TRANSPORT,
-	OPT_MEMORY,
-	OPT_SERVE
+/* Options of single commands. `letter`: of those in ctl_command.options. */
+static const struct command_option {
+	const char *name;
+	char letter;
+	enum { OPTION_TEXT, OPTION_FLAG, OPTION_NUMBER } kind;
+	size_t at;
+	unsigned long max; /* of a number, which begins at 1 */
+} command_options[] = {
+#define OF(member) offsetof(struct ctl, member)
+	{"role", 'r', OPTION_TEXT, OF(role), 0},
+	{"reason", 'e', OPTION_TEXT, OF(reason), 0},
+	{"limit", 'l', OPTION_NUMBER, OF(limit), 65536},
+	{"count", 'c', OPTION_NUMBER, OF(count), 1000000},
+	{"with", 'b', OPTION_TEXT, OF(bench.with), 0},
+	{"size", 'b', OPTION_TEXT, OF(bench.size), 0},
+	{"rows", 'b', OPTION_NUMBER, OF(bench.rows), 1u << 22},
+	{"flat", 'b', OPTION_FLAG, OF(bench.flat), 0},
+	{"gather", 'b', OPTION_FLAG, OF(bench.gather), 0},
+	{"op", 'b', OPTION_TEXT, OF(bench.op), 0},
+	{"transport", 'b', OPTION_TEXT, OF(bench.transport), 0},
+	{"memory", 'b', OPTION_TEXT, OF(bench.memory), 0},
+	{"serve", 'b', OPTION_FLAG, OF(bench.serve), 0},
+#undef OF
 };
 
-static const struct option long_options[] = {
+enum { OPT_VERSION = 256, OPT_COMMAND };
+
+/* the common ones, then command_options[] as OPT_COMMAND and on: main() */
+static struct option long_options[6 + ARRAY_LEN(command_options) + 1] = {
 	{"socket", required_argument, NULL, 's'},
 	{"name", required_argument, NULL, 'n'},
 	{"timeout", required_argument, NULL, 't'},
 	{"json", no_argument, NULL, 'j'},
 	{"help", no_argument, NULL, 'h'},
 	{"version", no_argument, NULL, OPT_VERSION},
-	{"role", required_argument, NULL, OPT_ROLE},
-	{"reason", required_argument, NULL, OPT_REASON},
-	{"limit", required_argument, NULL, OPT_LIMIT},
-	{"count", required_argument, NULL, OPT_COUNT},
-	{"with", required_argument, NULL, OPT_WITH},
-	{"size", required_argument, NULL, OPT_SIZE},
-	{"rows", required_argument, NULL, OPT_ROWS},
-	{"flat", no_argument, NULL, OPT_FLAT},
-	{"gather", no_argument, NULL, OPT_GATHER},
-	{"op", required_argument, NULL, OPT_OP},
-	{"transport", required_argument, NULL, OPT_TRANSPORT},
-	{"memory", required_argument, NULL, OPT_MEMORY},
-	{"serve", no_argument, NULL, OPT_SERVE},
-	{NULL, 0, NULL, 0},
 };
 
 static void print_commands(FILE *out)
@@ -319,41 +316,27 @@ static bool number(const char *text, unsigned long max, unsigned long *out_p)
 	return *text >= '0' && *text <= '9' && !*end && !errno && *out_p <= max && *out_p;
 }
 
-static int take_bench_option(struct ctl *ctl, int opt)
+static int take_command_option(struct ctl *ctl, const struct command_option *o)
 {
-	switch (opt) {
-	case OPT_WITH:
-		ctl->bench.with = optarg;
-		return -1;
-	case OPT_SIZE:
-		ctl->bench.size = optarg;
-		return -1;
-	case OPT_OP:
-		ctl->bench.op = optarg;
-		return -1;
-	case OPT_TRANSPORT:
-		ctl->bench.transport = optarg;
-		return -1;
-	case OPT_MEMORY:
-		ctl->bench.memory = optarg;
-		return -1;
-	case OPT_FLAT:
-		ctl->bench.flat = true;
-		return -1;
-	case OPT_GATHER:
-		ctl->bench.gather = true;
-		return -1;
-	case OPT_SERVE:
-		ctl->bench.serve = true;
-		return -1;
-	case OPT_ROWS:
-		if (!number(optarg, 1u << 22, &ctl->bench.rows))
-			return ctl_usage("--rows: 1 to %u, not '%s'", 1u << 22, optarg);
-		return -1;
-	default:
-		fputs("Try 'kvd-ctl --help'.\n", stderr);
-		return CTL_USAGE;
-	}
+	void *member = (char *)ctl + o->at;
+
+	if (o->kind == OPTION_TEXT)
+		*(const char **)member = optarg;
+	else if (o->kind == OPTION_FLAG)
+		*(bool *)member = true;
+	else if (!number(optarg, o->max, member))
+		return ctl_usage("--%s: 1 to %lu, not '%s'", o->name, o->max, optarg);
+	return -1;
+}
+
+static bool is_given(const struct ctl *ctl, const struct command_option *o)
+{
+	const void *member = (const char *)ctl + o->at;
+
+	if (o->kind == OPTION_TEXT)
+		return *(const char *const *)member != NULL;
+	return o->kind == OPTION_FLAG ? *(const bool *)member
+				      : *(const unsigned long *)member != 0;
 }
 
 /* One option; -1: go on, else an exit status. */
@@ -377,57 +360,28 @@ static int take_option(struct ctl *ctl, int opt, const char *command)
 					 optarg);
 		ctl->timeout_ms = (int)seconds * 1000;
 		return -1;
-	case OPT_ROLE:
-		ctl->role = optarg;
-		return -1;
-	case OPT_REASON:
-		ctl->reason = optarg;
-		return -1;
-	case OPT_LIMIT:
-		if (!number(optarg, 65536, &ctl->limit))
-			return ctl_usage("--limit: 1 to 65536, not '%s'", optarg);
-		return -1;
-	case OPT_COUNT:
-		if (!number(optarg, 1000000, &ctl->count))
-			return ctl_usage("--count: 1 to 1000000, not '%s'", optarg);
-		return -1;
 	case 'h':
 		return print_help(command);
 	case OPT_VERSION:
 		printf("kvd-ctl %s\n", kvd_version());
 		return CTL_OK;
+	case '?':
+		fputs("Try 'kvd-ctl --help'.\n", stderr);
+		return CTL_USAGE;
 	default:
-		return take_bench_option(ctl, opt);
+		return take_command_option(ctl, &command_options[opt - OPT_COMMAND]);
 	}
 }
 
 /* Options of single commands that this one does not take. */
 static int check_options(const struct ctl *ctl, const struct ctl_command *c)
 {
-	const struct {
-		char letter;
-		const char *name;
-		bool given;
-	} options[] = {
-		{'r', "--role", ctl->role},
-		{'e', "--reason", ctl->reason},
-		{'l', "--limit", ctl->limit},
-		{'c', "--count", ctl->count},
-		{'b', "--with", ctl->bench.with},
-		{'b', "--size", ctl->bench.size},
-		{'b', "--rows", ctl->bench.rows},
-		{'b', "--flat", ctl->bench.flat},
-		{'b', "--gather", ctl->bench.gather},
-		{'b', "--op", ctl->bench.op},
-		{'b', "--transport", ctl->bench.transport},
-		{'b', "--memory", ctl->bench.memory},
-		{'b', "--serve", ctl->bench.serve},
-	};
+	for (size_t i = 0; i < ARRAY_LEN(command_options); i++) {
+		const struct command_option *o = &command_options[i];
 
-	for (size_t i = 0; i < ARRAY_LEN(options); i++)
-		if (options[i].given && !strchr(c->options, options[i].letter))
-			return ctl_usage("%s: not an option of %s", options[i].name,
-					 c->name);
+		if (is_given(ctl, o) && !strchr(c->options, o->letter))
+			return ctl_usage("--%s: not an option of %s", o->name, c->name);
+	}
 	return -1;
 }
 
@@ -444,14 +398,14 @@ static int run_command(struct ctl *ctl, const struct ctl_command *c, int argc,
 		r = check_options(ctl, c);
 	if (r >= 0)
 		return r;
-	argc -= optind;
-	argv += optind;
-	if ((unsigned int)argc < c->args_min || (unsigned int)argc > c->args_max)
+	ctl->arg_count = (unsigned int)(argc - optind);
+	ctl->args = argv + optind;
+	if (ctl->arg_count < c->args_min || ctl->arg_count > c->args_max)
 		return ctl_usage("usage: kvd-ctl %s%s%s", c->name, *c->args ? " " : "",
 				 c->args);
 	if (!c->run) /* help */
-		return print_help(argc ? argv[0] : NULL);
-	return c->run(ctl, argc, argv);
+		return print_help(ctl->args[0]);
+	return c->run(ctl);
 }
 
 int main(int argc, char **argv)
@@ -460,6 +414,12 @@ int main(int argc, char **argv)
 	struct ctl ctl = {.timeout_ms = 10000};
 	int r = -1, opt;
 
+	for (size_t i = 0; i < ARRAY_LEN(command_options); i++)
+		long_options[6 + i] = (struct option){
+			command_options[i].name,
+			command_options[i].kind == OPTION_FLAG ? no_argument
+							       : required_argument,
+			NULL, OPT_COMMAND + (int)i};
 	argv[0] = (char *)(uintptr_t) "kvd-ctl"; /* getopt's messages */
 	while (r < 0 &&
 	       (opt = getopt_long(argc, argv, "+s:n:t:jh", long_options, NULL)) != -1)

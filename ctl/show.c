@@ -163,14 +163,12 @@ static void put_health(const cJSON *health)
 	put_transports(health);
 }
 
-int ctl_run_status(struct ctl *ctl, int argc, char **argv)
+int ctl_run_status(struct ctl *ctl)
 {
 	const struct kvd_daemon_info *info;
 	cJSON *health;
 	int r = ctl_ask(ctl, "health", NULL, &health);
 
-	(void)argc;
-	(void)argv;
 	if (r)
 		return r;
 	info = kvd_daemon(ctl->client);
@@ -193,13 +191,11 @@ int ctl_run_status(struct ctl *ctl, int argc, char **argv)
 	return CTL_OK;
 }
 
-int ctl_run_health(struct ctl *ctl, int argc, char **argv)
+int ctl_run_health(struct ctl *ctl)
 {
 	cJSON *health;
 	int r = ctl_ask(ctl, "health", NULL, &health);
 
-	(void)argc;
-	(void)argv;
 	if (r)
 		return r;
 	if (ctl->json)
@@ -227,13 +223,11 @@ static void put_turns(const cJSON *loop, const char *name, const char *words)
 	       ctl_num(h, "max"), ctl_num(h, "count"), name);
 }
 
-int ctl_run_stats(struct ctl *ctl, int argc, char **argv)
+int ctl_run_stats(struct ctl *ctl)
 {
 	cJSON *stats;
 	int r = ctl_ask(ctl, "stats", NULL, &stats);
 
-	(void)argc;
-	(void)argv;
 	if (r)
 		return r;
 	r = print_list(ctl, stats, "metrics", "NAME >VALUE MEANING", stats_row);
@@ -282,12 +276,10 @@ static void room_row(struct table *table, const cJSON *room)
 	table_cell(table, ctl_str(error, "code", ""));
 }
 
-int ctl_run_rooms(struct ctl *ctl, int argc, char **argv)
+int ctl_run_rooms(struct ctl *ctl)
 {
 	cJSON *args = args_all();
 
-	(void)argc;
-	(void)argv;
 	if (ctl->limit)
 		cJSON_AddNumberToObject(args, "limit", (double)ctl->limit);
 	return show_list(
@@ -366,13 +358,12 @@ static int print_room(const cJSON *room)
 	return print_table(table);
 }
 
-int ctl_run_room(struct ctl *ctl, int argc, char **argv)
+int ctl_run_room(struct ctl *ctl)
 {
 	cJSON *args = cJSON_CreateObject(), *room;
 	int r;
 
-	(void)argc;
-	cJSON_AddStringToObject(args, "room", argv[0]);
+	cJSON_AddStringToObject(args, "room", ctl->args[0]);
 	if (ctl->role)
 		cJSON_AddStringToObject(args, "role", ctl->role);
 	r = ctl_ask(ctl, "room.show", args, &room);
@@ -403,10 +394,8 @@ static void peer_row(struct table *table, const cJSON *p)
 	table_cell(table, ctl_str(p, "why", ""));
 }
 
-int ctl_run_peers(struct ctl *ctl, int argc, char **argv)
+int ctl_run_peers(struct ctl *ctl)
 {
-	(void)argc;
-	(void)argv;
 	return show_list(ctl, "peer.list", NULL, "peers",
 			 "ENDPOINT NAME INSTANCE STATE TRANSPORT PATH >RTT >IN >OUT WHY",
 			 peer_row);
@@ -424,10 +413,8 @@ static void region_row(struct table *table, const cJSON *region)
 	table_cell(table, ctl_str(region, "name", ""));
 }
 
-int ctl_run_regions(struct ctl *ctl, int argc, char **argv)
+int ctl_run_regions(struct ctl *ctl)
 {
-	(void)argc;
-	(void)argv;
 	return show_list(ctl, "region.list", args_all(), "regions",
 			 ">SESSION >REGION KIND >BYTES >PINS >POOLS STATE NAME",
 			 region_row);
@@ -453,10 +440,8 @@ static void pool_row(struct table *table, const cJSON *pool)
 	table_cell(table, views);
 }
 
-int ctl_run_pools(struct ctl *ctl, int argc, char **argv)
+int ctl_run_pools(struct ctl *ctl)
 {
-	(void)argc;
-	(void)argv;
 	return show_list(ctl, "pool.list", args_all(), "pools",
 			 ">SESSION >POOL NAME >RANK >BYTES >ROOMS VIEWS", pool_row);
 }
@@ -476,10 +461,8 @@ static void session_row(struct table *table, const cJSON *s)
 						: "open");
 }
 
-int ctl_run_sessions(struct ctl *ctl, int argc, char **argv)
+int ctl_run_sessions(struct ctl *ctl)
 {
-	(void)argc;
-	(void)argv;
 	return show_list(ctl, "session.list", args_all(), "sessions",
 			 ">SESSION CLIENT ROLE >PID >UID >AGE >REGIONS >POOLS STATE",
 			 session_row);
