@@ -498,8 +498,3 @@ void bootstrap_free(struct bootstrap *b)
 	loop_timer_stop(&b->tick);
 	mem_free(b);
 }
-
-unsigned int bootstrap_rank_count(const struct bootstrap *b)
-{
-	return b->board.count;
-}

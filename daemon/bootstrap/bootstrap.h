@@ -131,7 +131,4 @@ static inline bool bootstrap_handles(unsigned int type)
 int bootstrap_on_message(struct bootstrap *bootstrap, struct peer *peer,
 			 const struct wire_header *header, struct cursor *body);
 
-/* For `stats`. */
-unsigned int bootstrap_rank_count(const struct bootstrap *bootstrap);
-
 #endif

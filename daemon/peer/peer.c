@@ -399,18 +399,3 @@ const uint8_t *peers_instance(const struct peers *peers)
 {
 	return peers->instance;
 }
-
-const struct list *peers_list(const struct peers *peers)
-{
-	return &peers->all;
-}
-
-unsigned int peers_count(const struct peers *peers)
-{
-	return peers->count;
-}
-
-const struct peers_stats *peers_stats(const struct peers *peers)
-{
-	return &peers->stats;
-}

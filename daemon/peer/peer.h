@@ -141,9 +141,6 @@ struct peer *peers_by_instance(struct peers *peers, const uint8_t instance[16]);
 struct peer *peers_by_endpoint(struct peers *peers, const char *endpoint);
 /* SIGHUP: ping interval and dead_after. */
 void peers_reload(struct peers *peers, const struct config *config);
-const struct list *peers_list(const struct peers *peers); /* of struct peer.link */
-unsigned int peers_count(const struct peers *peers);
-const struct peers_stats *peers_stats(const struct peers *peers);
 
 /*
  * Send one message: `body` as written by wire_<name>_put. ERR_PEER when not UP,

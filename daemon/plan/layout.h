@@ -99,9 +99,6 @@ int layout_decode(struct cursor *in, struct layout **layout_p);
 void layout_free(struct layout *layout); /* NULL is fine */
 void layout_freep(struct layout **layout_p);
 
-/* What layout_encode() will write, bytes. */
-size_t layout_encoded_size(const struct layout *layout);
-
 const struct layout_view *layout_view_find(const struct layout *layout, const char *name);
 /* NULL when the view does not hold that layer / the layer that field. */
 const struct layout_layer *layout_layer_find(const struct layout_view *view,

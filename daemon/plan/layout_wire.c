@@ -109,33 +109,9 @@ int layout_encode(const struct layout *layout, struct cursor *out)
 			put_layer(out, view, j);
 	}
 	if (out->bad)
-		return err_raise(ERR_TOOBIG, "layout: its %zu bytes do not fit in %zu",
-				 layout_encoded_size(layout), out->size);
+		return err_raise(ERR_TOOBIG, "layout: does not fit in %zu bytes",
+				 out->size);
 	return 0;
-}
-
-size_t layout_encoded_size(const struct layout *layout)
-{
-	size_t size = 1 + 4 + 4 + 8 * (size_t)layout->buffer_count + 4;
-
-	for (uint32_t i = 0; i < layout->view_count; i++) {
-		const struct layout_view *view = &layout->views[i];
-
-		size += 2 + strlen(view->name) + 3 * 4;
-		for (uint32_t j = 0; j < view->layer_count; j++) {
-			const struct layout_layer *layer = &view->layers[j];
-
-			size += LAYER_MIN;
-			if (same_as_before(view, j)) {
-				size += (size_t)layer->field_count * FIELD_SAME;
-				continue;
-			}
-			size += 4;
-			for (uint32_t k = 0; k < layer->field_count; k++)
-				size += 2 + strlen(layer->fields[k].name) + FIELD_FIXED;
-		}
-	}
-	return size;
 }
 
 static void get_field(struct cursor *in, struct layout_field *f)

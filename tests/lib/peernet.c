@@ -4,6 +4,7 @@
  * without peers ("raw") is a tap with nothing behind it. All state is in `net`,
  * so a test can look at anything.
  */
+#include "daemon/peer/peer_impl.h"
 #include "tests/lib/peernet.h"
 
 #include <setjmp.h>
@@ -263,8 +264,8 @@ struct peer *peernet_join(void)
 
 struct peer *peernet_only(unsigned int node)
 {
-	assert_int_equal(peers_count(net.n[node].peers), 1);
-	return list_first(peers_list(net.n[node].peers), struct peer, link);
+	assert_int_equal(net.n[node].peers->count, 1);
+	return list_first(&net.n[node].peers->all, struct peer, link);
 }
 
 int peernet_lease(struct peer *peer, uint64_t number, bool reliable)

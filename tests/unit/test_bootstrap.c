@@ -11,10 +11,11 @@
 
 #include <cmocka.h>
 
+#include "daemon/peer/peer_impl.h"
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/bootstrap/bootstrap.h"
+#include "daemon/bootstrap/bootstrap_impl.h"
 #include "tests/sim/link_mem.h"
 
 #define MS LOOP_NS_PER_MS
@@ -293,7 +294,7 @@ static void query_waits_for_the_meeting_point(void **state)
 	assert_non_null(strstr(never.err.text, "tcp://10.0.0.0:7400 cannot be reached"));
 	/* nothing is held any more */
 	run_for(60 * LOOP_NS_PER_S);
-	assert_int_equal(peers_count(f.n[1].peers), 0);
+	assert_int_equal(f.n[1].peers->count, 0);
 	node_start(0);
 }
 
@@ -323,7 +324,7 @@ static void publish_of_bad_rank_is_refused(void **state)
 	assert_true(bootstrap_publish(f.n[0].bootstrap, 1, "", NULL, &rank, NULL) < 0);
 	assert_true(publish(0, 1, "nowhere", rank, NULL) < 0);
 	assert_int_equal(err_last()->code, ERR_INVAL);
-	assert_int_equal(bootstrap_rank_count(f.n[0].bootstrap), 0);
+	assert_int_equal(f.n[0].bootstrap->board.count, 0);
 }
 
 static void place_of_another_owner_is_refused(void **state)
@@ -405,7 +406,7 @@ static void ranks_come_back_to_a_restarted_meeting_point(void **state)
 	/* and stay: they are renewed */
 	run_for(300 * LOOP_NS_PER_S);
 	assert_int_equal(known(), 2);
-	assert_int_equal(bootstrap_rank_count(f.n[0].bootstrap), 2);
+	assert_int_equal(f.n[0].bootstrap->board.count, 2);
 }
 
 static int raw_send(unsigned int type, const uint8_t *body, size_t len)
@@ -500,7 +501,7 @@ static void hostile_publications_are_refused(void **state)
 	blob = record(buf, sizeof(buf), &rank, 0);
 	raw_publish("prefill", 5000, &blob);
 	raw_publish("", 5000, &blob);
-	assert_int_equal(bootstrap_rank_count(f.n[0].bootstrap), 0);
+	assert_int_equal(f.n[0].bootstrap->board.count, 0);
 	assert_int_equal(f.n[0].downs, 0);
 	/* cut short: that is no daemon's doing */
 	for (size_t len = 0; len < blob.len; len++) {
@@ -539,7 +540,7 @@ static void owner_over_its_cap_is_refused(void **state)
 	assert_int_equal(publish(1, 2, endpoint(0), rank_of(i, 100), &asked), 0);
 	run_for(10 * MS);
 	assert_int_equal(asked.err.code, ERR_LIMIT);
-	assert_int_equal(bootstrap_rank_count(f.n[0].bootstrap), 20);
+	assert_int_equal(f.n[0].bootstrap->board.count, 20);
 	for (; i < 25; i++)
 		assert_int_equal(publish(0, i, NULL, rank_of(i, 100), NULL), 0);
 	assert_true(publish(0, i, NULL, rank_of(i, 100), NULL) < 0);

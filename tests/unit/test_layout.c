@@ -86,13 +86,12 @@ static uint8_t *encoded(const struct layout *layout, size_t *size_p)
 	struct cursor out;
 	uint8_t *bytes;
 
-	*size_p = layout_encoded_size(layout);
-	bytes = malloc(*size_p);
+	bytes = malloc(1u << 20);
 	assert_non_null(bytes);
-	cursor_write(&out, bytes, *size_p);
+	cursor_write(&out, bytes, 1u << 20);
 	assert_int_equal(layout_encode(layout, &out), 0);
-	assert_int_equal(out.pos, *size_p);
-	return bytes;
+	*size_p = out.pos;
+	return realloc(bytes, out.pos); /* what is read behind its end is seen */
 }
 
 static void layout_encoded_decodes_to_the_same(void **state)

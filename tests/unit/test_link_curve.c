@@ -19,6 +19,7 @@
 #include <arpa/inet.h>
 #include <zmq.h>
 
+#include "daemon/peer/peer_impl.h"
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
@@ -357,8 +358,8 @@ static void peers_life_over_sockets(void **state)
 		assert_int_equal(peers_dial(a.peers, b.link->endpoint, &peer), 0);
 		assert_int_equal(peers_dial(b.peers, a.link->endpoint, &back), 0);
 		zmqnet_wait(a.ups && b.ups);
-		assert_int_equal(peers_count(a.peers), 1);
-		assert_int_equal(peers_count(b.peers), 1);
+		assert_int_equal(a.peers->count, 1);
+		assert_int_equal(b.peers->count, 1);
 		assert_memory_equal(peer->token_in, back->token_out, 16);
 		assert_int_equal(peer_send_reliable(peer, WIRE_T_LEASE, "x", 1), 0);
 		zmqnet_wait(b.frames == 1);
@@ -414,7 +415,7 @@ static void peer_instance_is_bound_to_its_key(void **state)
 	h.body_len = (uint32_t)c.pos;
 	wire_frame_put(frame, &h, body);
 	zmqnet_wait(zmq_send(client, frame, WIRE_HEADER_BYTES + c.pos, ZMQ_DONTWAIT) > 0);
-	zmqnet_wait(peers_stats(b.peers)->foreign_user == 1);
+	zmqnet_wait(b.peers->stats.foreign_user == 1);
 	assert_int_equal(a.downs + b.downs, 0);
 	zmq_close(client);
 	zmq_ctx_term(context);

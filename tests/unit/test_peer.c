@@ -16,7 +16,7 @@
 #include "daemon/base/mem.h"
 #include "tests/sim/link_mem.h"
 #include "daemon/loop/loop.h"
-#include "daemon/peer/peer.h"
+#include "daemon/peer/peer_impl.h"
 #include "tests/lib/peernet.h"
 
 #define MS LOOP_NS_PER_MS
@@ -61,7 +61,7 @@ static void dial_of_present_daemon_comes_up_on_both(void **state)
 	peernet_run(5 * LOOP_NS_PER_S);
 	assert_int_equal(sm_state(&a->sm), PEER_UP);
 	assert_int_equal(a->missed_pings + b->missed_pings, 0);
-	assert_int_equal(peers_stats(net.n[0].peers)->stale_frames, 0);
+	assert_int_equal(net.n[0].peers->stats.stale_frames, 0);
 }
 
 static void dial_of_other_host_is_not_same_host(void **state)
@@ -98,7 +98,7 @@ static void dial_of_bad_endpoint_refused(void **state)
 	(void)state;
 	assert_true(peers_dial(net.n[0].peers, "10.0.0.1:7400", &peer) < 0);
 	assert_int_equal(err_last()->code, ERR_INVAL);
-	assert_int_equal(peers_count(net.n[0].peers), 0);
+	assert_int_equal(net.n[0].peers->count, 0);
 }
 
 static void dial_twice_gives_one_held_peer(void **state)
@@ -410,8 +410,8 @@ static void kill_redials_while_held(void **state)
 	peer_release(peer);
 	peer_kill(peer, &why);
 	peernet_run(3 * LOOP_NS_PER_S);
-	assert_int_equal(peers_count(net.n[0].peers), 0);
-	assert_int_equal(peers_count(net.n[1].peers), 0);
+	assert_int_equal(net.n[0].peers->count, 0);
+	assert_int_equal(net.n[1].peers->count, 0);
 	/* nobody is known: nothing wakes the loop any more */
 	assert_false(loop_turn(net.loop, 3600 * LOOP_NS_PER_S));
 }
@@ -433,8 +433,8 @@ static void release_of_idle_peer_says_bye_in_time(void **state)
 	assert_int_equal(net.n[2].downs, 1);
 	assert_int_equal(net.n[1].downs, 1);
 	assert_int_equal(net.n[1].why.code, ERR_CANCELED);
-	assert_int_equal(peers_count(net.n[2].peers), 0);
-	assert_int_equal(peers_count(net.n[1].peers), 0);
+	assert_int_equal(net.n[2].peers->count, 0);
+	assert_int_equal(net.n[1].peers->count, 0);
 }
 
 static void release_while_dialling_frees_it(void **state)
@@ -445,7 +445,7 @@ static void release_while_dialling_frees_it(void **state)
 	peernet_run(LOOP_NS_PER_S);
 	peer_release(peer);
 	peernet_run(1);
-	assert_int_equal(peers_count(net.n[0].peers), 0);
+	assert_int_equal(net.n[0].peers->count, 0);
 	assert_false(loop_turn(net.loop, 3600 * LOOP_NS_PER_S));
 }
 
@@ -516,7 +516,7 @@ static void partition_is_learnt_by_both_and_heals(void **state)
 		assert_int_equal(net.n[0].downs, downs);
 		assert_int_equal(net.n[1].downs, downs);
 	}
-	assert_true(peers_stats(net.n[1].peers)->stale_frames > 0);
+	assert_true(net.n[1].peers->stats.stale_frames > 0);
 }
 
 /* Half open: frames of `from` vanish on the way, those to it arrive. Who hears
@@ -693,11 +693,11 @@ static void frames_of_the_old_epoch_are_not_heard(void **state)
 	peer_kill(peer, &(struct err){.code = ERR_TRANSPORT, .text = "x"});
 	peernet_run(LOOP_NS_PER_S);
 	assert_int_equal(peer->epoch, 2);
-	before = peers_stats(net.n[1].peers)->stale_frames;
+	before = net.n[1].peers->stats.stale_frames;
 	for (unsigned int i = 0; i < old; i++)
 		peernet_inject(&net.n[1], net.n[1].tap[i].data, net.n[1].tap[i].len,
 			       net.n[1].tap[i].user);
-	assert_int_equal(peers_stats(net.n[1].peers)->stale_frames, before + old);
+	assert_int_equal(net.n[1].peers->stats.stale_frames, before + old);
 	peernet_run(2 * LOOP_NS_PER_S);
 	assert_int_equal(net.n[1].messages, 10);
 	assert_int_equal(net.n[1].downs, 1);

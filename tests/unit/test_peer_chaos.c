@@ -16,7 +16,7 @@
 #include "daemon/base/mem.h"
 #include "tests/sim/link_mem.h"
 #include "daemon/loop/loop.h"
-#include "daemon/peer/peer.h"
+#include "daemon/peer/peer_impl.h"
 #include "tests/lib/peernet.h"
 
 #define MS LOOP_NS_PER_MS
@@ -105,7 +105,7 @@ static void chaos_send(void)
 	for (unsigned int i = 0; i < PEERNET_NODES; i++) {
 		struct peer *peer;
 
-		list_foreach(peer, peers_list(net.n[i].peers), link) {
+		list_foreach(peer, &net.n[i].peers->all, link) {
 			/* user carries the number of the last message */
 			if (sm_state(&peer->sm) != PEER_UP)
 				continue;
@@ -126,7 +126,7 @@ static void chaos_stop(unsigned int i)
 {
 	struct peer *peer;
 
-	list_foreach(peer, peers_list(net.n[i].peers), link)
+	list_foreach(peer, &net.n[i].peers->all, link)
 		free(peer->user);
 	peernet_stop(i);
 }
@@ -186,7 +186,7 @@ static uint64_t chaos(uint64_t seed)
 					 &(struct mem_path){.delay_ns = 20000});
 	peernet_run(20 * LOOP_NS_PER_S);
 	for (unsigned int i = 0; i < PEERNET_NODES; i++) {
-		assert_int_equal(peers_count(net.n[i].peers), PEERNET_NODES);
+		assert_int_equal(net.n[i].peers->count, PEERNET_NODES);
 		for (unsigned int k = 0; k < PEERNET_NODES; k++) {
 			struct peer *peer =
 				peers_by_endpoint(net.n[i].peers, peernet_endpoint(k));

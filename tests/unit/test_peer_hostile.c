@@ -18,7 +18,7 @@
 #include "daemon/base/mem.h"
 #include "tests/sim/link_mem.h"
 #include "daemon/loop/loop.h"
-#include "daemon/peer/peer.h"
+#include "daemon/peer/peer_impl.h"
 #include "tests/lib/peernet.h"
 
 #define MS LOOP_NS_PER_MS
@@ -78,7 +78,7 @@ static void frame_cut_or_bent_is_dropped(void **state)
 	peernet_inject(&net.n[1], copy, t.len + 1, t.user);
 	peernet_inject(&net.n[1], copy, (1u << 20) + 1, t.user);
 	free(copy);
-	assert_int_equal(peers_stats(net.n[1].peers)->bad_frames, t.len * 9 + 2);
+	assert_int_equal(net.n[1].peers->stats.bad_frames, t.len * 9 + 2);
 	assert_unmoved(peer, 1);
 }
 
@@ -97,7 +97,7 @@ static void frame_replayed_is_dropped(void **state)
 	for (unsigned int i = count; i-- > 0;)
 		peernet_inject(&net.n[1], net.n[1].tap[i].data, net.n[1].tap[i].len,
 			       net.n[1].tap[i].user);
-	assert_int_equal(peers_stats(net.n[1].peers)->replays, count);
+	assert_int_equal(net.n[1].peers->stats.replays, count);
 	assert_unmoved(peer, 20);
 }
 
@@ -115,7 +115,7 @@ static void inject_changed(const struct peernet_tapped *t, const struct wire_hea
 static void frame_of_wrong_header_is_dropped(void **state)
 {
 	struct peer *peer = peernet_join();
-	const struct peers_stats *stats = peers_stats(net.n[1].peers);
+	const struct peers_stats *stats = &net.n[1].peers->stats;
 	struct wire_header h, good;
 	struct cursor body;
 	const struct peernet_tapped *t;
@@ -254,13 +254,13 @@ static void hello_without_proof_changes_nothing(void **state)
 	raw_hello(line, FORGED(.endpoint = peernet_endpoint(1)));
 	peernet_run(2 * LOOP_NS_PER_S);
 	assert_int_equal(net.n[0].downs + net.n[1].downs, 0);
-	assert_int_equal(peers_count(net.n[0].peers), 1);
+	assert_int_equal(net.n[0].peers->count, 1);
 	/* "I am a new daemon at my own endpoint", and silence */
 	raw_hello(line, FORGED());
 	peernet_run(1 * MS);
-	assert_int_equal(peers_count(net.n[0].peers), 2);
+	assert_int_equal(net.n[0].peers->count, 2);
 	peernet_run(6 * LOOP_NS_PER_S);
-	assert_int_equal(peers_count(net.n[0].peers), 1);
+	assert_int_equal(net.n[0].peers->count, 1);
 	assert_int_equal(net.n[0].ups, 1);
 	assert_int_equal(peer->epoch, 1);
 	net.n[2].link->ops->hangup(line);
@@ -284,15 +284,15 @@ static void hello_in_the_name_of_a_peer_is_dropped(void **state)
 	wire_frame_put(frame, &h, body);
 	/* another key */
 	peernet_inject(&net.n[0], frame, WIRE_HEADER_BYTES + c.pos, "mallory");
-	assert_int_equal(peers_stats(net.n[0].peers)->foreign_user, 1);
+	assert_int_equal(net.n[0].peers->stats.foreign_user, 1);
 	/* without keys: another endpoint */
 	peernet_inject(&net.n[0], frame, WIRE_HEADER_BYTES + c.pos, "user1");
-	assert_int_equal(peers_stats(net.n[0].peers)->forged_hellos, 1);
+	assert_int_equal(net.n[0].peers->stats.forged_hellos, 1);
 	/* at our own endpoint */
 	raw_hello(line, FORGED(.endpoint = peernet_endpoint(0)));
 	peernet_run(LOOP_NS_PER_S);
-	assert_int_equal(peers_stats(net.n[0].peers)->forged_hellos, 2);
-	assert_int_equal(peers_count(net.n[0].peers), 1);
+	assert_int_equal(net.n[0].peers->stats.forged_hellos, 2);
+	assert_int_equal(net.n[0].peers->count, 1);
 	assert_int_equal(net.n[2].tap_count, 0); /* nothing was said to it */
 	assert_unmoved(peer, 0);
 	net.n[2].link->ops->hangup(line);
@@ -374,7 +374,7 @@ static void frame_of_an_earlier_peering_is_none_of_the_next(void **state)
 	assert_int_equal(net.n[0].numbers[0], 88);
 	assert_int_equal(net.n[0].numbers[1], 89);
 	assert_int_equal(net.n[0].downs, 0);
-	assert_int_equal(peers_stats(net.n[0].peers)->stale_frames, 4);
+	assert_int_equal(net.n[0].peers->stats.stale_frames, 4);
 	net.n[2].link->ops->hangup(line);
 }
 
@@ -415,16 +415,16 @@ static void hello_flood_is_bounded(void **state)
 		raw_hello(line, FORGED(.endpoint = where, .instance = (uint8_t)(i + 1)));
 		if (i % 100 == 0)
 			peernet_run(1 * MS);
-		if (peers_count(net.n[0].peers) > most)
-			most = peers_count(net.n[0].peers);
+		if (net.n[0].peers->count > most)
+			most = net.n[0].peers->count;
 	}
 	peernet_run(100 * MS);
 	/* a second's worth of tokens, and what is earned in 300 ms */
 	assert_in_range(most, 200, 400);
-	assert_true(peers_stats(net.n[0].peers)->hellos_limited > 19000);
+	assert_true(net.n[0].peers->stats.hellos_limited > 19000);
 	assert_unmoved(peer, 0);
 	peernet_run(10 * LOOP_NS_PER_S);
-	assert_int_equal(peers_count(net.n[0].peers), 1);
+	assert_int_equal(net.n[0].peers->count, 1);
 	net.n[2].link->ops->hangup(line);
 }
 
@@ -457,8 +457,8 @@ static void hello_of_other_version_is_refused_with_bye(void **state)
 	raw_hello(line, FORGED(.features = 0, .epoch = 52));
 	peernet_run(1 * MS);
 	assert_bye(ERR_VERSION, 52);
-	assert_int_equal(peers_count(net.n[0].peers), 0);
-	assert_int_equal(peers_stats(net.n[0].peers)->refused, 3);
+	assert_int_equal(net.n[0].peers->count, 0);
+	assert_int_equal(net.n[0].peers->stats.refused, 3);
 	/* a newer daemon that still speaks our version is welcome */
 	raw_hello(line, FORGED(.version_min = 1, .version_max = 7, .features = ~0ull));
 	peernet_run(1 * MS);
@@ -479,8 +479,8 @@ static void hello_with_bad_contents_is_dropped(void **state)
 	raw_hello(line, FORGED(.endpoint = ""));
 	raw_hello(line, FORGED(.endpoint = "file:///etc/passwd"));
 	peernet_run(1 * MS);
-	assert_int_equal(peers_stats(net.n[0].peers)->bad_frames, 4);
-	assert_int_equal(peers_count(net.n[0].peers), 0);
+	assert_int_equal(net.n[0].peers->stats.bad_frames, 4);
+	assert_int_equal(net.n[0].peers->count, 0);
 	raw_hello(line, FORGED(.addresses = {many, sizeof(many)}, .epoch = 60));
 	peernet_run(1 * MS);
 	assert_bye(ERR_PROTO, 60);
@@ -488,7 +488,7 @@ static void hello_with_bad_contents_is_dropped(void **state)
 	peernet_run(1 * MS);
 	assert_bye(ERR_PROTO, 61);
 	peernet_run(1);
-	assert_int_equal(peers_count(net.n[0].peers), 0);
+	assert_int_equal(net.n[0].peers->count, 0);
 	net.n[2].link->ops->hangup(line);
 }
 
@@ -505,7 +505,7 @@ static void refusals_are_bounded(void **state)
 			  FORGED(.endpoint = where, .version_min = 9, .version_max = 9));
 	}
 	peernet_run(100 * MS);
-	assert_int_equal(peers_stats(net.n[0].peers)->refused, 200);
+	assert_int_equal(net.n[0].peers->stats.refused, 200);
 	peernet_run(3 * LOOP_NS_PER_S);
 	/* the lines are gone and new ones can be had */
 	raw_hello(line, FORGED(.version_min = 9, .version_max = 9, .epoch = 70));
@@ -536,7 +536,7 @@ static void welcome_without_nonce_is_not_heard(void **state)
 			 0);
 	peernet_run(1 * MS);
 	assert_int_equal(sm_state(&peer->sm), PEER_DIALING);
-	assert_int_equal(peers_stats(net.n[0].peers)->stale_frames, 1);
+	assert_int_equal(net.n[0].peers->stats.stale_frames, 1);
 	net.n[2].link->ops->hangup(line);
 }
 
