@@ -48,7 +48,7 @@ int ctl_run_ping(struct ctl *ctl)
 }
 
 /* All of standard input; NULL after telling why. */
-static char *read_input(void)
+static char *act_read_input(void)
 {
 	char *text = mem_zalloc(INPUT_MAX + 2);
 	size_t n = text ? fread(text, 1, INPUT_MAX + 1, stdin) : 0;
@@ -65,8 +65,8 @@ static char *read_input(void)
 
 int ctl_run_call(struct ctl *ctl)
 {
-	char *input =
-		ctl->arg_count > 1 && !strcmp(ctl->args[1], "-") ? read_input() : NULL;
+	char *input = ctl->arg_count > 1 && !strcmp(ctl->args[1], "-") ? act_read_input()
+								       : NULL;
 	const char *text = input ? input : ctl->arg_count > 1 ? ctl->args[1] : "{}";
 	cJSON *args, *reply;
 	int r;

@@ -2,7 +2,7 @@
 /*
  * kvd-ctl bench: how fast two live daemons move rows, seen as an engine sees it.
  *
- * Both ends are ordinary sessions. One lends memory (--serve) and prints a ticket:
+ * Both ends are ordinary sessions. One serves memory (--serve) and prints a ticket:
  * its daemon's endpoint, its session's key, address and size of the memory. The
  * other end takes the ticket and does the rest through its own daemon, so nothing
  * but the ticket and the daemons' own traffic crosses the network:
@@ -129,7 +129,7 @@ static int parse_memory(const struct ctl *ctl, uint64_t *bytes_p)
 
 /* ---- the lending end ---- */
 
-static int told(struct kvd_client *client, const char *what)
+static int bench_told(struct kvd_client *client, const char *what)
 {
 	const struct kvd_error *why = kvd_last_error(client);
 
@@ -143,8 +143,9 @@ static int ticket_make(struct kvd_client *client, const struct bench_memory *mem
 					.bytes = memory->memory.bytes};
 	snprintf(ticket->endpoint, sizeof(ticket->endpoint), "%s",
 		 kvd_daemon(client)->endpoint);
-	return kvd_session_key(client, 0, &ticket->key) < 0 ? told(client, "session.key")
-							    : CTL_OK;
+	return kvd_session_key(client, 0, &ticket->key) < 0
+		       ? bench_told(client, "session.key")
+		       : CTL_OK;
 }
 
 /* Until the ticket's session ends or nobody reads our output any more. */
@@ -318,7 +319,7 @@ static uint64_t bench_rows_of(const struct wanted *w, uint64_t size, uint64_t by
 	}
 	if (rows && rows <= most && rows <= ROWS_MAX)
 		return rows;
-	ctl_usage("%" PRIu64 " rows of %" PRIu64 " bytes: the other end lends %" PRIu64
+	ctl_usage("%" PRIu64 " rows of %" PRIu64 " bytes: the other end serves %" PRIu64
 		  " bytes (its --memory)",
 		  rows ? rows : 1, size, bytes);
 	return 0;
@@ -334,7 +335,7 @@ static int bench_measure(struct ctl *ctl, struct wanted *w, const struct bench_t
 
 	if (!r && kvd_peer_attach(ctl->client, t->endpoint, &t->key, ctl->timeout_ms,
 				  &attach) < 0)
-		r = told(ctl->client, t->endpoint);
+		r = bench_told(ctl->client, t->endpoint);
 	if (!r && bench_memory_new(ctl->client, 2 * t->bytes, &local) < 0)
 		r = CTL_ERROR;
 	for (unsigned int i = 0; !r && i < w->size_count; i++) {

@@ -35,8 +35,8 @@ void bench_memory_free(struct bench_memory *memory);
 
 struct bench_case {
 	uint64_t size, rows;
-	bool flat;	     /* rows one behind the other instead of anywhere */
-	bool gather;	     /* ... at the lender's only: writes gather, reads scatter */
+	bool flat;   /* rows one behind the other instead of anywhere */
+	bool gather; /* ... at the serving end only: writes gather, reads scatter */
 	bool ops[BENCH_OPS]; /* to be timed; the other runs once, to verify */
 	unsigned int reps;
 	int timeout_ms; /* without one more byte */

@@ -2,7 +2,7 @@
 /*
  * The transfers of `kvd-ctl bench`.
  *
- * The other end only lends memory, so this end must find out by itself whether the
+ * The other end only serves memory, so this end must find out by itself whether the
  * bytes are right: what it pushes it pulls back into memory of another address, and
  * compares. Source words tell their place and the case, so bytes of an earlier case
  * or of another place do not pass.
@@ -35,7 +35,7 @@ struct run {
 	double last_s[BENCH_OPS];
 };
 
-static int told(struct kvd_client *client, const char *what)
+static int bench_run_told(struct kvd_client *client, const char *what)
 {
 	const struct kvd_error *why = kvd_last_error(client);
 
@@ -50,10 +50,10 @@ int bench_memory_new(struct kvd_client *client, uint64_t bytes,
 {
 	*out_p = (struct bench_memory){.memory = {.fd = -1}};
 	if (kvd_memory_alloc(bytes, "kvd-ctl-bench", &out_p->memory) < 0)
-		return told(NULL, "memory");
+		return bench_run_told(NULL, "memory");
 	if (kvd_region_memory(client, &out_p->memory, NULL, &out_p->region) < 0) {
 		kvd_memory_free(&out_p->memory);
-		return told(client, "region");
+		return bench_run_told(client, "region");
 	}
 	return 0;
 }
@@ -97,7 +97,7 @@ static uint64_t *places(const struct bench_case *c, uint64_t bytes, uint64_t see
 	return at;
 }
 
-static void fill(struct run *r, uint64_t bytes)
+static void bench_run_fill(struct run *r, uint64_t bytes)
 {
 	uint64_t *word = (uint64_t *)(void *)r->source;
 	uint64_t salt = r->c->size << 40;
@@ -107,7 +107,7 @@ static void fill(struct run *r, uint64_t bytes)
 	memset(r->landing, 0, bytes);
 }
 
-static int compare(const struct run *r)
+static int bench_run_compare(const struct run *r)
 {
 	for (uint64_t i = 0; i < r->c->rows; i++)
 		if (memcmp(r->landing + r->near[i], r->source + r->near[i], r->c->size) !=
@@ -137,10 +137,11 @@ static int dlist(struct run *r, uint64_t attach, uint64_t base, const uint64_t *
 	if (e == 0)
 		e = kvd_dlist_wait(*dlist_p, 0);
 	free(descs);
-	return e < 0 ? told(r->client, "dlist.prep") : 0;
+	return e < 0 ? bench_run_told(r->client, "dlist.prep") : 0;
 }
 
-static int prepare(struct run *r, uint64_t attach, const struct bench_ticket *ticket)
+static int bench_run_prepare(struct run *r, uint64_t attach,
+			     const struct bench_ticket *ticket)
 {
 	struct bench_case far = *r->c;
 
@@ -151,7 +152,7 @@ static int prepare(struct run *r, uint64_t attach, const struct bench_ticket *ti
 		ctl_failed("out of memory");
 		return -1;
 	}
-	fill(r, ticket->bytes);
+	bench_run_fill(r, ticket->bytes);
 	if (dlist(r, 0, (uintptr_t)r->source, r->near, &r->local[BENCH_PUSH]) < 0 ||
 	    dlist(r, 0, (uintptr_t)r->landing, r->near, &r->local[BENCH_PULL]) < 0)
 		return -1;
@@ -169,7 +170,7 @@ static int bench_run_post(struct run *r, enum bench_op op)
 
 	if (e == 0)
 		e = kvd_xfer_post(r->xfer[op], NULL, 0);
-	return e < 0 ? told(r->client, op == BENCH_PUSH ? "push" : "pull") : 0;
+	return e < 0 ? bench_run_told(r->client, op == BENCH_PUSH ? "push" : "pull") : 0;
 }
 
 static int bench_run_failed(const struct run *r, enum bench_op op,
@@ -187,7 +188,7 @@ static int bench_run_failed(const struct run *r, enum bench_op op,
 }
 
 /* Until it succeeded; -1 when it failed, or moved no byte in timeout_ms. */
-static int finish(struct run *r, enum bench_op op)
+static int bench_run_finish(struct run *r, enum bench_op op)
 {
 	long ns = (long)(r->last_s[op] * 1e9 / 50);
 	const struct timespec pause = {.tv_nsec = ns < PAUSE_NS_MIN   ? PAUSE_NS_MIN
@@ -200,7 +201,7 @@ static int finish(struct run *r, enum bench_op op)
 
 	while ((state = kvd_xfer_state(r->xfer[op])) != KVD_SUCCESS) {
 		if (state < 0 || kvd_xfer_read(r->xfer[op], &s) < 0)
-			return told(r->client, "transfer");
+			return bench_run_told(r->client, "transfer");
 		if (state == KVD_FAILED)
 			return bench_run_failed(r, op, &s);
 		if (s.bytes != moved) {
@@ -218,7 +219,7 @@ static int timed(struct run *r, enum bench_op op, double *seconds_p)
 {
 	double begin = clock_s();
 
-	if (bench_run_post(r, op) < 0 || finish(r, op) < 0)
+	if (bench_run_post(r, op) < 0 || bench_run_finish(r, op) < 0)
 		return -1;
 	*seconds_p = r->last_s[op] = clock_s() - begin;
 	return 0;
@@ -236,7 +237,7 @@ static int bench_run_measure(struct run *r, struct bench_times times[BENCH_OPS])
 	for (int op = 0; op < BENCH_OPS; op++)
 		if (timed(r, (enum bench_op)op, &times[op].first_s) < 0)
 			return -1;
-	if (compare(r) < 0)
+	if (bench_run_compare(r) < 0)
 		return -1;
 	for (unsigned int i = 0; i < r->c->reps; i++)
 		for (int op = 0; op < BENCH_OPS; op++)
@@ -257,7 +258,7 @@ int bench_run(struct kvd_client *client, uint64_t attach,
 			.c = c,
 			.source = base,
 			.landing = base + ticket->bytes};
-	int e = prepare(&r, attach, ticket);
+	int e = bench_run_prepare(&r, attach, ticket);
 
 	if (e == 0)
 		e = bench_run_measure(&r, times);

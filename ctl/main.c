@@ -75,24 +75,24 @@ static const struct ctl_command ctl_commands[] = {
 	 "root, the daemon's uid or admin_uids.",
 	 0, 1, "", ctl_run_log},
 	{"bench", "TICKET | - | --serve", "how fast two daemons move rows",
-	 "--serve           lend memory and print a ticket, until interrupted\n"
-	 "TICKET, -         measure against who printed it; -: read it from standard "
+	 "--serve           serve memory and print a ticket, until interrupted\n"
+	 "TICKET, -         measure against its printer; -: read it from standard "
 	 "input\n"
 	 "--with SOCKET     measure against another daemon of this host\n"
 	 "--size LIST       bytes a row: 64K,4K,256 if not given\n"
 	 "--rows N          rows a transfer; if not given half the memory, at most "
 	 "65536\n"
 	 "--flat            rows one behind the other, not scattered\n"
-	 "--gather          rows one behind the other at the lender's only\n"
+	 "--gather          rows one behind the other at the serving end only\n"
 	 "--op OP           push, pull or both (both)\n"
 	 "--transport NAME  refuse to measure any other\n"
 	 "--count N         repetitions (20)\n"
-	 "--memory SIZE     what is lent, with --serve and --with (256M)\n\n"
+	 "--memory SIZE     what is served, with --serve and --with (256M)\n\n"
 	 "    ssh HOST kvd-ctl bench --serve | kvd-ctl bench -\n\n"
 	 "GB/s (10^9) from posting to the state that an engine polls: median, tenth and\n"
 	 "ninetieth percentile, and the first transfer, which finds cold maps. What was\n"
 	 "pushed is pulled back and compared. Caches are as they are. Whoever has the\n"
-	 "ticket may read and write the lent memory while --serve runs.",
+	 "ticket may read and write the served memory while --serve runs.",
 	 0, 1, "bc", ctl_run_bench},
 	{"keygen", "[FILE]", "make a CURVE key pair for daemon-to-daemon traffic",
 	 "With FILE: the secret key is written to it (mode 0600; an existing file is "
@@ -104,7 +104,7 @@ static const struct ctl_command ctl_commands[] = {
 	{"plan", "[--cover] [--explain] FILE | -", "compute a plan without a daemon",
 	 "Reads two layouts and page lists (--cover: all sources and a destination) as\n"
 	 "JSON, prints the rows that would be copied (who sends what) as JSON, or in\n"
-	 "words with --explain.",
+	 "text with --explain.",
 	 0, 99, "*", NULL},
 	{"help", "[COMMAND]", "this text, or a command's", "", 0, 1, "", NULL},
 	{NULL, NULL, NULL, NULL, 0, 0, NULL, NULL},

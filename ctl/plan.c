@@ -36,7 +36,7 @@ int plan_answer(const char *text, size_t len, const struct plan_options *options
 	return r < 0 ? err_pass(r) : 0;
 }
 
-static int read_all(FILE *f, const char *path, char **text_p, size_t *len_p)
+static int plan_read_all(FILE *f, const char *path, char **text_p, size_t *len_p)
 {
 	char *text = NULL;
 	size_t len = 0, cap = 0;
@@ -72,7 +72,7 @@ static int plan_read_file(const char *path, char **text_p, size_t *len_p)
 
 	if (!f)
 		return err_raise_errno(errno, "%s", path);
-	r = read_all(f, path, text_p, len_p);
+	r = plan_read_all(f, path, text_p, len_p);
 	if (f != stdin)
 		fclose(f);
 	return r < 0 ? err_pass(r) : 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * plan_explain: a plan in words.
+ * plan_explain: a plan as text.
  *
  * For each field that both sides hold: the units that cross, the row that comes
  * of them, and the first dimension at which rows stop being neighbours, with

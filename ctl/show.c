@@ -214,12 +214,12 @@ static void stats_row(struct table *table, const cJSON *m)
 	table_cell(table, ctl_str(m, "help", ""));
 }
 
-static void put_turns(const cJSON *loop, const char *name, const char *words)
+static void put_turns(const cJSON *loop, const char *name, const char *label)
 {
 	const cJSON *h = ctl_list(loop, name);
 
 	printf("loop %-5s p50 %.0f  p99 %.0f  p99.9 %.0f  max %.0f us of %.0f  (%s)\n",
-	       words, ctl_num(h, "p50"), ctl_num(h, "p99"), ctl_num(h, "p999"),
+	       label, ctl_num(h, "p50"), ctl_num(h, "p99"), ctl_num(h, "p999"),
 	       ctl_num(h, "max"), ctl_num(h, "count"), name);
 }
 
@@ -316,10 +316,10 @@ static void party_row(struct table *table, const cJSON *p)
 	table_cellf(table, "%.0f", ctl_num(p, "rank"));
 	table_cell(table, ctl_bytes(ctl_num(p, "bytes")));
 	table_cell(table, ctl_bytes(ctl_num(p, "expected_bytes")));
-	table_cell(table, ctl_true(p, "lost")	 ? "lost"
-			  : ctl_true(p, "done")	 ? "done"
-			  : ctl_true(p, "still") ? "still"
-						 : "open");
+	table_cell(table, ctl_true(p, "lost")	    ? "lost"
+			  : ctl_true(p, "done")	    ? "done"
+			  : ctl_true(p, "quiesced") ? "quiesced"
+						    : "open");
 }
 
 static int print_room(const cJSON *room)
@@ -331,7 +331,7 @@ static int print_room(const cJSON *room)
 	printf("%-12s %s (%s)\n", "room", ctl_str(room, "room", "?"),
 	       ctl_str(room, "role", "?"));
 	printf("%-12s %s%s\n", "state", ctl_str(room, "state_name", "?"),
-	       ctl_true(room, "aborting") ? ": told to fail, not yet still" : "");
+	       ctl_true(room, "aborting") ? ": told to fail, not quiesced yet" : "");
 	if (error)
 		printf("%-12s %s: %s%s\n", "error", ctl_str(error, "code", "?"),
 		       ctl_str(error, "message", ""),

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Peers and sessions do not know who stands on them; this file does. The handshake's
+ * Peers and sessions do not know what is built on them; this file does. The handshake's
  * events go to rooms, transfers, the bootstrap board and the commands that wait; those
- * of sessions and their pools and regions to everybody who holds something of them.
+ * of sessions and their pools and regions to every holder of something of them.
  * The order of the calls is the order in which the parts hear: a session's rooms
  * before its transfers, both before its pools and regions go.
  */
@@ -48,7 +48,7 @@ static void on_change(void *owner, struct remote *remote)
 	handshake_release(kvd->handshake, remote);
 }
 
-static void on_down(void *owner, struct remote *remote, const struct err *why)
+static void events_on_down(void *owner, struct remote *remote, const struct err *why)
 {
 	struct kvd *kvd = owner;
 
@@ -81,8 +81,8 @@ static void on_unshared(void *owner, struct remote *remote, uint64_t epoch,
 	xfers_on_unshared(kvd->xfers, remote, epoch, why);
 }
 
-static int on_message(void *owner, struct remote *remote, const struct wire_header *h,
-		      struct cursor *body)
+static int events_on_message(void *owner, struct remote *remote,
+			     const struct wire_header *h, struct cursor *body)
 {
 	struct kvd *kvd = owner;
 
@@ -93,7 +93,7 @@ static int on_message(void *owner, struct remote *remote, const struct wire_head
 	return rooms_on_message(kvd->rooms, remote, h, body);
 }
 
-static void on_request(void *owner, struct remote *remote, struct xp_inbound *in)
+static void events_on_request(void *owner, struct remote *remote, struct xp_inbound *in)
 {
 	struct kvd *kvd = owner;
 	struct cursor header;
@@ -112,7 +112,8 @@ static void on_request(void *owner, struct remote *remote, struct xp_inbound *in
 	}
 }
 
-static void on_inbound_done(void *owner, struct xp_inbound *in, const struct err *err)
+static void events_on_inbound_done(void *owner, struct xp_inbound *in,
+				   const struct err *err)
 {
 	struct inbound_owner *answerer = in->owner;
 
@@ -128,13 +129,13 @@ struct handshake_events events_of(struct kvd *kvd)
 		.on_peer_up = on_peer_up,
 		.on_peer_down = on_peer_down,
 		.on_change = on_change,
-		.on_down = on_down,
+		.on_down = events_on_down,
 		.on_pool_going = on_pool_going,
 		.on_shared = on_shared,
 		.on_unshared = on_unshared,
-		.on_message = on_message,
-		.on_request = on_request,
-		.on_inbound_done = on_inbound_done,
+		.on_message = events_on_message,
+		.on_request = events_on_request,
+		.on_inbound_done = events_on_inbound_done,
 	};
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The daemon from birth to end. kvd_new() builds the members in the order in
+ * The daemon from construction to end. kvd_new() builds the members in the order in
  * which they need each other; kvd_free() takes them down in reverse and skips
  * what was never made, so it also cleans up after a kvd_new() that failed.
  *
@@ -43,7 +43,7 @@
 #include "daemon/xfer/xfer.h"
 
 /* How often a draining daemon looks whether its rooms have ended, and how long
- * a stopping one waits for fences, last words and connections. */
+ * a stopping one waits for fences, last messages and connections. */
 #define DRAIN_LOOK_NS (20 * LOOP_NS_PER_MS)
 #define STOP_NS (5 * LOOP_NS_PER_S)
 
@@ -56,14 +56,14 @@ struct kvd_impl {
 	uint64_t drain_until_ns;
 };
 
-static struct kvd_impl *impl_of(const struct kvd *kvd)
+static struct kvd_impl *kvd_impl_of(const struct kvd *kvd)
 {
 	return kvd->impl;
 }
 
 /* ---- the end ---- */
 
-/* Nothing of an engine is in flight any more, nor the word of its success. */
+/* Nothing of an engine is in flight any more, nor the message of its success. */
 static bool is_quiet(const struct kvd *kvd)
 {
 	return rooms_live(kvd->rooms) == 0 && xfers_live(kvd->xfers) == 0 &&
@@ -89,7 +89,7 @@ static void on_drain_timer(struct loop_timer *timer)
 
 void kvd_drain(struct kvd *kvd, uint64_t deadline_ns)
 {
-	struct kvd_impl *impl = impl_of(kvd);
+	struct kvd_impl *impl = kvd_impl_of(kvd);
 
 	if (kvd->draining)
 		return;
@@ -192,7 +192,7 @@ static void on_watchdog(struct loop_timer *timer)
 	loop_timer_start(timer, impl->watchdog_ns / 2);
 }
 
-/* ---- birth ---- */
+/* ---- construction ---- */
 
 static int start_signals(struct kvd_impl *impl)
 {
@@ -359,7 +359,7 @@ int kvd_new(const struct config *config, const struct kvd_sockets *sockets,
 	return 0;
 }
 
-/* Fail what runs, tell everybody, and turn the loop until all is still. */
+/* Fail what runs, tell everybody, and turn the loop until all has quiesced. */
 static int wind_up(struct kvd *kvd)
 {
 	uint64_t until = loop_clock_ns(kvd->loop) + STOP_NS;
@@ -377,7 +377,7 @@ static int wind_up(struct kvd *kvd)
 		loop_turn(kvd->loop, DRAIN_LOOK_NS);
 	if (control_idle(kvd->control) && handshake_drained(kvd->handshake))
 		return 0;
-	log_error("daemon", kvd->config->name, "not still in time",
+	log_error("daemon", kvd->config->name, "not quiesced in time",
 		  "sessions=%u rooms=%u", kvd->session_count, rooms_count(kvd->rooms));
 	kvd->abandoned = true; /* the kernel takes what is left */
 	return -ETIMEDOUT;
@@ -401,7 +401,7 @@ void kvd_free(struct kvd *kvd)
 
 	if (!kvd)
 		return;
-	impl = impl_of(kvd);
+	impl = kvd_impl_of(kvd);
 	if (kvd->abandoned)
 		return;
 	control_free(kvd->control);

@@ -12,7 +12,7 @@ const struct transport_ops *const transport_table[] = {
 	&local_transport,
 	&shm_transport,
 	&verbs_transport,
-	/* without RDMA faster than UCX, with it verbs is; ucx for who names it */
+	/* without RDMA faster than UCX, with it verbs is; ucx only when named */
 	&tcp_transport,
 	&ucx_transport,
 	NULL,

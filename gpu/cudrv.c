@@ -67,17 +67,17 @@ int cudrv_raise(const struct cudrv *drv, int result, enum err_code code, const c
 		...)
 {
 	const char *name = NULL, *text = NULL;
-	char words[ERR_TEXT_MAX];
+	char message[ERR_TEXT_MAX];
 	va_list args;
 
 	va_start(args, fmt);
-	vsnprintf(words, sizeof(words), fmt, args);
+	vsnprintf(message, sizeof(message), fmt, args);
 	va_end(args);
 	if (drv->error_name(result, &name) != CU_SUCCESS || !name)
 		name = "CUDA error";
 	if (drv->error_string(result, &text) != CU_SUCCESS || !text)
 		text = "unknown to this driver";
-	return err_raise(result_code(result, code), "%.200s: %.48s (%d, %.60s)", words,
+	return err_raise(result_code(result, code), "%.200s: %.48s (%d, %.60s)", message,
 			 name, result, text);
 }
 

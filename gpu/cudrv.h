@@ -295,7 +295,7 @@ int cudrv_load(const char *path, struct cudrv *drv);
 const char *cudrv_group_name(enum cudrv_group group);
 
 /*
- * Raise what the driver said: "<words>: CUDA_ERROR_INVALID_VALUE (invalid
+ * Raise what the driver said: "<message>: CUDA_ERROR_INVALID_VALUE (invalid
  * argument)". out of memory is ERR_NOMEM, no or another device ERR_REQUIRE,
  * what only ends with the process ERR_IO of scope device, all else `code`.
  */

@@ -45,7 +45,7 @@ static int flush_singly(struct gpu_engines *e)
 	return 0;
 }
 
-static int batch_flush(struct gpu_engines *e)
+static int engines_batch_flush(struct gpu_engines *e)
 {
 	const struct cudrv *drv = &e->device->gpu->drv;
 	struct cu_copy_attributes attributes = {.src_order = CU_MEMCPY_SRC_ORDER_STREAM,
@@ -75,7 +75,7 @@ static int single_add(struct gpu_engines *e, uint64_t dst, uint64_t src, uint64_
 		return 0;
 	}
 	if (e->count == GPU_ENGINES_BATCH) {
-		int r = batch_flush(e);
+		int r = engines_batch_flush(e);
 
 		if (r < 0)
 			return err_pass(r);
@@ -236,7 +236,7 @@ int gpu_engines_flush(struct gpu_engines *e)
 	int r = group_flush(e);
 
 	if (r == 0)
-		r = batch_flush(e);
+		r = engines_batch_flush(e);
 	return err_pass(r);
 }
 

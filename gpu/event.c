@@ -40,7 +40,7 @@
 #include "daemon/loop/loop.h"
 #include "gpu/gpu.h"
 
-/* As a step of an engine takes milliseconds, 50 µs of delay are not seen; who waits
+/* As a step of an engine takes milliseconds, 50 µs of delay are not seen; a waiter
  * for long costs less. */
 #define PAUSE_MIN_NS UINT64_C(50000)
 #define PAUSE_MAX_NS UINT64_C(1000000)
@@ -105,7 +105,7 @@ struct owner {
 
 /* ---- opening and closing: the thread ---- */
 
-static int refused(struct gpu_device *device, int result)
+static int event_refused(struct gpu_device *device, int result)
 {
 	int r = gpu_raise(device, result, ERR_IMPORT, "cuIpcOpenEventHandle");
 
@@ -136,7 +136,7 @@ static int opened_new(struct gpu_device *device, const struct gpu_event *event,
 	}
 	result = device->gpu->drv.ipc_open_event(&o->event, event->handle);
 	if (result != CU_SUCCESS)
-		r = refused(device, result);
+		r = event_refused(device, result);
 	gpu_leave(device);
 	if (r < 0) {
 		mem_free(o);
@@ -258,7 +258,7 @@ static void event_free(struct gpu_event *event)
 
 static int watcher_hand(struct watcher *watcher, struct gpu_event *event);
 
-/* The finder's part: to whom it goes. */
+/* The finder's part: where it goes. */
 static int event_find(struct gpu_events *events, struct gpu_event *event)
 {
 	struct gpu_device *device = NULL;
@@ -440,7 +440,7 @@ void gpu_events_free(struct gpu_events *events)
 	mem_free(events);
 }
 
-static struct owner *owner_find(struct gpu_events *events, uint64_t id)
+static struct owner *event_owner_find(struct gpu_events *events, uint64_t id)
 {
 	struct owner *owner;
 
@@ -452,7 +452,7 @@ static struct owner *owner_find(struct gpu_events *events, uint64_t id)
 
 static int owner_charge(struct gpu_events *events, uint64_t id)
 {
-	struct owner *owner = owner_find(events, id);
+	struct owner *owner = event_owner_find(events, id);
 
 	if (events->count >= GPU_EVENTS_MAX)
 		return err_raise(ERR_LIMIT, "%u events are waited for", GPU_EVENTS_MAX);
@@ -474,7 +474,7 @@ static int owner_charge(struct gpu_events *events, uint64_t id)
 
 static void owner_discharge(struct gpu_events *events, uint64_t id)
 {
-	struct owner *owner = owner_find(events, id);
+	struct owner *owner = event_owner_find(events, id);
 
 	events->count--;
 	if (--owner->count > 0)

@@ -10,7 +10,7 @@
  *
  * The driver looks at the newest record of an event. So the engine records before
  * it hands the event over, and not again until what waits has begun; an event that
- * was never recorded counts as reached (cuEventQuery), which nobody can tell from
+ * was never recorded counts as reached (cuEventQuery), which cannot be told from
  * the outside.
  *
  * Functions are for the loop's thread; none blocks but gpu_events_free().

@@ -252,8 +252,8 @@ static int step_release(const struct gpu_import *im)
 
 /* Once more if it fails: addresses and handles of VMM memory are the process's and
  * would outlive the context. */
-static void close_step(const struct gpu_import *im, const char *what,
-		       int (*step)(const struct gpu_import *im))
+static void import_close_step(const struct gpu_import *im, const char *what,
+			      int (*step)(const struct gpu_import *im))
 {
 	int result = step(im);
 
@@ -272,15 +272,15 @@ static void import_close(struct gpu_import *im)
 {
 	if (im->handle.kind == GPU_HANDLE_IPC) {
 		if (im->address)
-			close_step(im, "cuIpcCloseMemHandle", step_close);
+			import_close_step(im, "cuIpcCloseMemHandle", step_close);
 		return;
 	}
 	if (im->bytes)
-		close_step(im, "cuMemUnmap", step_unmap);
+		import_close_step(im, "cuMemUnmap", step_unmap);
 	if (im->address)
-		close_step(im, "cuMemAddressFree", step_unreserve);
+		import_close_step(im, "cuMemAddressFree", step_unreserve);
 	if (im->vmm)
-		close_step(im, "cuMemRelease", step_release);
+		import_close_step(im, "cuMemRelease", step_release);
 }
 
 static int import_open(struct gpu_import *im)

@@ -74,7 +74,7 @@ struct gpu_kept *gpu_keep_find(struct gpu_device *device, const struct gpu_keep_
 }
 
 /* The device's memory is given back by the caller's context, if it lives. */
-static void kept_free(struct gpu_device *device, struct gpu_kept *kept)
+static void keep_kept_free(struct gpu_device *device, struct gpu_kept *kept)
 {
 	if (kept->address && !gpu_device_broken(device))
 		(void)device->gpu->drv.mem_free(kept->address);
@@ -95,7 +95,7 @@ static bool room_make(struct gpu_device *device, uint64_t bytes)
 		if (keep->bytes + bytes <= GPU_KEEP_BYTES && keep->count < GPU_KEEP_LISTS)
 			return true;
 		if (kept->uses == 0)
-			kept_free(device, kept);
+			keep_kept_free(device, kept);
 	}
 	return keep->bytes + bytes <= GPU_KEEP_BYTES && keep->count < GPU_KEEP_LISTS;
 }
@@ -188,7 +188,7 @@ void gpu_keep_release(struct gpu_device *device, struct gpu_kept *kept, bool goo
 	kept->uses--;
 	kept->ready = kept->ready || (good && kept->count > 0);
 	if (kept->uses == 0 && !kept->ready)
-		kept_free(device, kept);
+		keep_kept_free(device, kept);
 	pthread_mutex_unlock(&device->keep.lock);
 }
 
@@ -203,7 +203,7 @@ void gpu_keep_drop(struct gpu_device *device)
 			err_clear();
 	}
 	list_foreach_safe(kept, &device->keep.lists, link)
-		kept_free(device, kept);
+		keep_kept_free(device, kept);
 	if (entered)
 		gpu_leave(device);
 	memset(device->keep.seen, 0, sizeof(device->keep.seen));

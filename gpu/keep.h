@@ -5,7 +5,7 @@
  *
  * A list holds addresses, so it is known by the plan, by where in it the list begins,
  * and by where each buffer of the plan lies. What it was checked against is not kept:
- * who finds a list has checked the plan against the buffers, as for any other post.
+ * the finder of a list has checked the plan against the buffers, as for any other post.
  *
  * For threads that are users of the device with its context current; all goes with the
  * context.

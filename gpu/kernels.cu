@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The kernels. What a lane does is in kern.h; here is who does which part.
+ * The kernels. What a lane does is in kern.h; here is which thread does which part.
  *
  * The list of kvd_rows lies in pinned host memory, or on the device where it is kept
  * for a plan that is posted again. A block fetches its entries together, in one

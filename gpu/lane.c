@@ -168,7 +168,7 @@ void gpu_lanes_free(struct gpu_device *device)
 
 /* Memory for the list of the stretch that is being queued; NULL: the kernel must do
  * without. */
-static void *list_memory(struct gpu_lane *lane)
+static void *lane_list_memory(struct gpu_lane *lane)
 {
 	void **list_p = &lane->lists[lane->marks % GPU_LANE_SETS];
 	void *list = *list_p;
@@ -201,7 +201,7 @@ static void stretch_begin(struct gpu_lane *lane)
 	lane->list.entries = NULL;
 	if (gpu->kernel_row_bytes == 0 || !gpu_module_ready(lane->device))
 		return;
-	memory = list_memory(lane);
+	memory = lane_list_memory(lane);
 	if (!memory)
 		return;
 	gpu_list_begin(&lane->list, memory);

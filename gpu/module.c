@@ -254,29 +254,29 @@ int gpu_module_rows(struct gpu_device *device, uint64_t entries, uint64_t places
 
 /* ---- telling ---- */
 
-void gpu_module_words(struct gpu *gpu, char *words, size_t size)
+void gpu_module_text(struct gpu *gpu, char *text, size_t size)
 {
 	void *own = NULL;
 	const void *image;
 
 	if (!gpu->drv.has[CUDRV_KERNELS]) {
-		snprintf(words, size, "no: %s is missing",
+		snprintf(text, size, "no: %s is missing",
 			 gpu->drv.missing[CUDRV_KERNELS]);
 		return;
 	}
 	if (image_take(gpu, &image, &own) < 0) {
-		snprintf(words, size, "no: %s", err_last()->text);
+		snprintf(text, size, "no: %s", err_last()->text);
 		err_clear();
 		return;
 	}
 	mem_free(own);
-	snprintf(words, size, "yes");
+	snprintf(text, size, "yes");
 	for (unsigned int i = 0; i < gpu->device_count; i++) {
 		struct gpu_device *device = &gpu->devices[i];
 
 		pthread_mutex_lock(&device->lock);
 		if (atomic_load(&device->module.state) == GPU_MODULE_OFF)
-			snprintf(words, size, "no: %s", device->module.why);
+			snprintf(text, size, "no: %s", device->module.why);
 		pthread_mutex_unlock(&device->lock);
 	}
 }

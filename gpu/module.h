@@ -6,7 +6,7 @@
  * Nobody waits for them: until they are there, and if they never are, copies go
  * by the copy engines. What keeps them away (no nvcc at build time, a device or
  * driver that has no use for the image, a fault) is logged once a context and
- * told by gpu_module_words().
+ * told by gpu_module_text().
  */
 #ifndef KVD_GPU_MODULE_H
 #define KVD_GPU_MODULE_H
@@ -54,7 +54,7 @@ void gpu_module_off(struct gpu_device *device);
 int gpu_module_rows(struct gpu_device *device, uint64_t entries, uint64_t places,
 		    uint32_t count, struct cu_stream *stream);
 /* "yes", or "no: …". The driver is started. Any thread. */
-void gpu_module_words(struct gpu *gpu, char *words, size_t size);
+void gpu_module_text(struct gpu *gpu, char *text, size_t size);
 
 /* gpu.c's: the context goes (the device's lock is held, nothing is in flight);
  * and the last thread's end. */

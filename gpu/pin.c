@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Memory that is mapped for reading alone is registered where the driver can do that,
- * which on x86 it cannot (CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED): who
- * wants it pinned maps it for writing.
+ * which on x86 it cannot (CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED): code
+ * that wants it pinned maps it for writing.
  *
  * A registration belongs to a context. So a pin has one owner at most, the device
  * that came first; contexts go away (with the last engine), and their pins are
@@ -10,7 +10,7 @@
  *
  * The list's lock is held for a look-up only: registering pins pages, a
  * millisecond for ten MiB, and the loop makes and frees pins. A pin is not freed
- * while a copy uses its memory, so who found it may use it without the list.
+ * while a copy uses its memory, so its finder may use it without the list.
  */
 #include "gpu/pin.h"
 

@@ -74,7 +74,7 @@ struct client_map {
 	const struct kvd_status_slot *slots;
 	size_t bytes;
 	uint32_t slot_count;
-	uint64_t beat_interval_ns;
+	uint64_t heartbeat_interval_ns;
 	int pidfd;	     /* of the daemon; -1: its process is not visible from here */
 	atomic_bool suspect; /* the connection ended: ask the pidfd now */
 	atomic_bool ended;   /* by the daemon: it takes no more requests from it */
@@ -135,7 +135,7 @@ struct client_conn {
 	size_t in_len, in_cap, in_scanned;
 	int in_fds[CLIENT_FDS_MAX]; /* arrived, not yet taken */
 	unsigned int in_fd_count;
-	pid_t sender;	    /* who wrote last, by SCM_CREDENTIALS; 0: not known */
+	pid_t sender;	    /* of the last message, by SCM_CREDENTIALS; 0: not known */
 	int sender_pidfd;   /* the same, by SCM_PIDFD; -1: the kernel does not tell */
 	struct list frames; /* unsent */
 	size_t queued_bytes;
@@ -266,7 +266,7 @@ struct client_slot {
 	bool numbered;		 /* by us: client_ring_slot() */
 	uint32_t before;	 /* numbered: the generation of whoever had the slot */
 	int error;		 /* kvd code, valid in CLIENT_FAILED */
-	struct kvd_error *words; /* the same with words; may be NULL */
+	struct kvd_error *fault; /* the same with its text; may be NULL */
 };
 
 struct kvd_dlist {
@@ -337,7 +337,7 @@ void client_ring_lost(struct kvd_client *client); /* the session is gone */
 int client_slot_release(struct client_slot *slot);
 /* The daemon has refused it by the socket, for client->error. */
 void client_slot_refused(struct client_slot *slot);
-/* Why it failed, from the daemon where its words are there. Blocks. */
+/* Why it failed, from the daemon where it has kept its text. Blocks. */
 int client_slot_error(const struct client_slot *slot, int timeout_ms,
 		      struct kvd_error *error_p);
 /* -KVD_E_TOOBIG */

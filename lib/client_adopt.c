@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Moving memory behind a memfd, under the hands of those who use it.
+ * Moving memory behind a memfd while other threads use it.
  *
  * Copying a range and mapping the copy over it loses every store between the two
  * (38 237 in one trial). So the range goes over in slices of 2 MiB, and for each:
@@ -13,7 +13,7 @@
  *   copy     nothing changes meanwhile
  *   replace  mmap(MAP_FIXED) of the memfd's slice: for a load there is no moment
  *            without memory, faults wait for the map's lock
- *   wake     who waited faults again, now in the new slice, and his store lands
+ *   wake     a waiting thread faults again, now in the new slice, and its store lands
  *
  * Nobody reads the userfaultfd's messages: the only answer to a fault is the wake
  * that comes anyway. A slice that cannot be replaced is unprotected, which wakes

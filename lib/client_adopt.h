@@ -4,7 +4,7 @@
  * map, and the one registry of adopted ranges.
  *
  *   client_maps.c            /proc/self/maps
- *   client_adopt_registry.c  who adopted what, for all copies of libkvd
+ *   client_adopt_registry.c  what is adopted, for all copies of libkvd
  *   client_adopt_check.c     may this memory be moved?
  *   client_adopt_fork.c      what a child of fork() has of it
  *   client_adopt.c           the move, and the public functions
@@ -40,7 +40,7 @@ int maps_each(uint64_t begin, uint64_t end,
 /* ---- may it be moved? ----------------------------------------------------- */
 
 /* The whole pages that hold [address, address + bytes), all of which belong to
- * it, or -KVD_E_IMPORT with words. `vouched`: the caller says that they do. */
+ * it, or -KVD_E_IMPORT with a text. `vouched`: the caller says that they do. */
 int adopt_check(const struct kvd_adopt_args *args, uint64_t *begin_p, uint64_t *end_p);
 
 /* ---- the registry --------------------------------------------------------- */

@@ -8,8 +8,8 @@
  * reads the words in front of a chunk that it frees, and a child that only ends frees
  * much. So the child gets a mapping of its own in the same place: private, of the same
  * file. What it writes is its own; what it has not written shows what its parent writes,
- * which is all that is owed to who uses memory after fork() that the parent goes on
- * with. (Rejected: a copy, gigabytes in a moment; nothing, and the child dies.)
+ * which is all that may be expected by code that uses memory after fork() that the parent
+ * goes on with. (Rejected: a copy, gigabytes in a moment; nothing, and the child dies.)
  *
  * The ranges are noted before the fork, because the registry is not in the child
  * either, and its lock is not held over the fork: what is adopted in between is not in

@@ -16,7 +16,7 @@
  * that every copy shares before it knows of the others.
  *
  * A child of fork() inherits the memfd, but not its memory (MADV_DONTFORK): the
- * name holds the process's id and its time of birth, so it is not the child's.
+ * name holds the process's id and its start time, so it is not the child's.
  * Of the adopted ranges it gets private views (client_adopt_fork.c).
  *
  * Entries live as long as their memory: an adopted chunk that the engine freed is
@@ -44,7 +44,7 @@
 #define REGISTRY_MAGIC UINT64_C(0x3274706f64612d4b) /* "K-adopt2" */
 
 struct adopt_registry {
-	_Atomic uint64_t magic; /* last to be written by who makes it */
+	_Atomic uint64_t magic; /* last to be written by its maker */
 	uint64_t bytes;		/* of this struct: another layout is not ours */
 	pthread_mutex_t lock;
 	uint32_t count; /* entries below it may be used */
@@ -58,9 +58,9 @@ static _Atomic pid_t mapped_by;
 
 /* ---- finding or making it ------------------------------------------------- */
 
-/* When this process was born, in ticks: field 22 of stat, after the name, which
+/* When this process was started, in ticks: field 22 of stat, after the name, which
  * may hold blanks and brackets. */
-static uint64_t birth(void)
+static uint64_t start_ticks(void)
 {
 	cleanup_close int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
 	char text[1024], *at;
@@ -160,7 +160,7 @@ static int registry_open(struct dl_phdr_info *info, size_t size, void *arg)
 	if (atomic_load(&mapped) && atomic_load(&mapped_by) == getpid())
 		return 1;
 	snprintf(name, sizeof(name), "kvd-adopt-registry-%d-%" PRIu64, (int)getpid(),
-		 birth());
+		 start_ticks());
 	fd = registry_search(name);
 	if (fd < 0 && !opening->make)
 		return 1;

@@ -55,7 +55,7 @@ void client_frame_free(struct client_conn *conn, struct client_frame *frame)
 	mem_free(frame);
 }
 
-static void request_free(struct client_request *req)
+static void client_conn_request_free(struct client_request *req)
 {
 	list_remove(&req->link);
 	if (req->object)
@@ -87,9 +87,9 @@ void client_conn_fini(struct kvd_client *client)
 
 	conn_drop_input(conn);
 	list_foreach_safe(req, &conn->requests, link)
-		request_free(req);
+		client_conn_request_free(req);
 	list_foreach_safe(req, &conn->ready, link)
-		request_free(req);
+		client_conn_request_free(req);
 	mem_free(conn->in);
 	conn->in = NULL;
 	conn->in_cap = 0;
@@ -139,7 +139,7 @@ static void request_end(struct client_request *req, int result, const cJSON *jso
 	}
 	if (!req->late)
 		request_tell(req, r, line, len);
-	request_free(req);
+	client_conn_request_free(req);
 }
 
 static void request_expire(struct client_request *req)
@@ -271,7 +271,7 @@ static void conn_take_control(struct client_conn *conn, struct msghdr *msg)
 }
 
 /* Bytes read; 0: none now; -1: ended, with errno (0: EOF). */
-static ssize_t conn_read(struct client_conn *conn)
+static ssize_t client_conn_read(struct client_conn *conn)
 {
 	union {
 		struct cmsghdr align;
@@ -323,7 +323,7 @@ struct client_request *client_request_find(struct client_conn *conn, uint64_t id
 }
 
 /* One answer. false: it breaks the protocol. */
-static bool conn_line(struct kvd_client *client, char *line, size_t len)
+static bool client_conn_line(struct kvd_client *client, char *line, size_t len)
 {
 	cJSON *json = cJSON_ParseWithLength(line, len);
 	struct client_request *req = NULL;
@@ -359,7 +359,7 @@ static int conn_lines(struct kvd_client *client)
 	while (conn->fd >= 0 && (nl = memchr(conn->in + end, '\n', conn->in_len - end))) {
 		*nl = '\0';
 		end = (size_t)(nl - conn->in);
-		if (!conn_line(client, conn->in + at, end - at))
+		if (!client_conn_line(client, conn->in + at, end - at))
 			return -1;
 		count++;
 		at = ++end;
@@ -390,14 +390,14 @@ static int conn_receive(struct kvd_client *client)
 
 	for (unsigned int i = 0; i < READS_A_TURN && conn->fd >= 0; i++) {
 		client->error.code = 0;
-		r = conn_read(conn);
+		r = client_conn_read(conn);
 		if (r <= 0)
 			break;
 		n = conn_lines(client);
 		if (n < 0) {
 			snprintf(why, sizeof(why), "%s",
 				 client->error.code ? client->error.message
-						    : "an answer nobody asked for");
+						    : "an answer without a request");
 			client_conn_lost(client, false, why);
 			return count;
 		}

@@ -165,7 +165,7 @@ int client_dlist_again(struct client_object *object)
 
 /* ---- preparing ---------------------------------------------------------------- */
 
-static int ring_put(struct kvd_dlist *dlist, uint64_t attach)
+static int client_dlist_ring_put(struct kvd_dlist *dlist, uint64_t attach)
 {
 	struct client_slot *slot = &dlist->slot;
 	struct client_part part = {dlist->table,
@@ -202,7 +202,7 @@ static int list_made(struct client_request *req, int result, const cJSON *reply)
 	return result;
 }
 
-static int socket_put(struct kvd_dlist *dlist, uint64_t attach)
+static int client_dlist_socket_put(struct kvd_dlist *dlist, uint64_t attach)
 {
 	struct kvd_call call = client_never_waits;
 	cleanup_close int fd = -1;
@@ -235,9 +235,9 @@ int kvd_dlist_prep(struct kvd_client *client, uint64_t attach, const void *rows,
 		r = dlist_new(client, attach, rows, count, columns, &dlist);
 	if (r)
 		return r;
-	r = ring_put(dlist, id);
+	r = client_dlist_ring_put(dlist, id);
 	if (r == -KVD_E_TOOBIG || r == -KVD_E_LIMIT)
-		r = socket_put(dlist, id);
+		r = client_dlist_socket_put(dlist, id);
 	if (r) {
 		client_object_unref(&dlist->slot.object);
 		return r;
@@ -282,8 +282,8 @@ int kvd_dlist_error(const struct kvd_dlist *dlist, int timeout_ms,
 	return client_slot_error(&dlist->slot, timeout_ms, error_p);
 }
 
-/* The refusal of a list, its words into kvd_last_error(). */
-static int refused(const struct kvd_dlist *dlist, int code, int timeout_ms)
+/* The refusal of a list, its text into kvd_last_error(). */
+static int client_dlist_refused(const struct kvd_dlist *dlist, int code, int timeout_ms)
 {
 	struct kvd_client *client = dlist->slot.object.client;
 	struct kvd_error error;
@@ -306,7 +306,7 @@ int kvd_dlist_wait(struct kvd_dlist *dlist, int timeout_ms)
 		if (r == 1)
 			return 0;
 		if (r && r != -KVD_E_BUSY)
-			return refused(dlist, r, timeout_ms);
+			return client_dlist_refused(dlist, r, timeout_ms);
 		if (clock_ns() >= until)
 			return client_fail(client, KVD_E_NOREPLY,
 					   "the list is not prepared yet");

@@ -55,7 +55,7 @@ struct drain {
 };
 
 /* What the daemon gave away is ours: out of its answer, to be told. */
-static int keep(struct kvd_client *client, const cJSON *reply)
+static int client_notif_keep(struct kvd_client *client, const cJSON *reply)
 {
 	cJSON *notifs =
 		(cJSON *)(uintptr_t)cJSON_GetObjectItemCaseSensitive(reply, "notifs");
@@ -103,7 +103,7 @@ static int tell_first(struct kvd_client *client, struct drain *drain)
 static int drained(struct client_request *req, int result, const cJSON *reply)
 {
 	struct kvd_client *client = req->client;
-	int r = result ? result : keep(client, reply);
+	int r = result ? result : client_notif_keep(client, reply);
 
 	while (!r && !req->late && client->notifs_kept->child)
 		r = tell_first(client, req->out);

@@ -80,7 +80,7 @@ static const struct {
 	[CLIENT_DLIST] = {"dlist", "dlist.prep", "dlist.free"},
 };
 
-/* Somebody registered it after the caller's patience had ended: take it back. */
+/* Somebody registered it after the caller's timeout: take it back. */
 static void object_undo(struct client_object *object, uint64_t id)
 {
 	struct client_op op;

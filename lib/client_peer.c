@@ -31,7 +31,7 @@ struct client_attach {
 	struct kvd_session_key key;
 };
 
-/* The daemon's patience with the peer is the caller's with us. */
+/* The daemon waits for the peer as long as the caller waits for us. */
 static void text_timeout(const struct kvd_client *client, struct client_text *text,
 			 const struct kvd_call *call)
 {

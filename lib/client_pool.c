@@ -63,8 +63,8 @@ static int layout_check(struct kvd_client *client, const char *text)
 	return ok ? 0 : client_fail(client, KVD_E_INVAL, "layout: not a JSON object");
 }
 
-static int pool_new(struct kvd_client *client, const struct kvd_pool_args *a,
-		    struct kvd_pool **pool_p)
+static int client_pool_new(struct kvd_client *client, const struct kvd_pool_args *a,
+			   struct kvd_pool **pool_p)
 {
 	struct kvd_pool *pool = mem_zalloc(sizeof(*pool));
 
@@ -98,7 +98,7 @@ int kvd_pool_register(struct kvd_client *client, const struct kvd_pool_args *arg
 	if (!r)
 		r = layout_check(client, args->layout);
 	if (!r)
-		r = pool_new(client, args, &pool);
+		r = client_pool_new(client, args, &pool);
 	if (r)
 		return r;
 	*pool_p = pool;

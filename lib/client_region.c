@@ -87,7 +87,8 @@ static int gpu_check(struct kvd_client *client, const struct kvd_region_args *a)
 	return 0;
 }
 
-static int args_check(struct kvd_client *client, const struct kvd_region_args *a)
+static int client_region_args_check(struct kvd_client *client,
+				    const struct kvd_region_args *a)
 {
 	if (!a->bytes)
 		return client_fail(client, KVD_E_INVAL, "bytes: 0");
@@ -188,7 +189,7 @@ int kvd_region_register(struct kvd_client *client, const struct kvd_region_args 
 
 	*region_p = NULL;
 	if (!r)
-		r = args_check(client, args);
+		r = client_region_args_check(client, args);
 	if (!r && !by_memfd(&use, &adopted_fd) && use.kind == KVD_REGION_VM)
 		r = vm_allow(client);
 	if (!r)

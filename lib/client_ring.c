@@ -48,7 +48,7 @@ struct client_ring {
 
 /* ---- slots -------------------------------------------------------------------- */
 
-static uint64_t slot_word(const struct client_map *map, uint32_t slot)
+static uint64_t client_ring_slot_word(const struct client_map *map, uint32_t slot)
 {
 	return __atomic_load_n(&map->slots[slot].word, __ATOMIC_ACQUIRE);
 }
@@ -56,7 +56,7 @@ static uint64_t slot_word(const struct client_map *map, uint32_t slot)
 /* Has the daemon let go of what we released? Its word is the last one's then. */
 static bool is_free(const struct client_map *map, const struct client_left *left)
 {
-	uint64_t word = slot_word(map, left->slot);
+	uint64_t word = client_ring_slot_word(map, left->slot);
 
 	return !left->gen ||
 	       (kvd_word_gen(word) == left->gen && kvd_word_flags(word) & KVD_FLAG_FREE);
@@ -116,7 +116,7 @@ int client_ring_slot(struct kvd_client *client, struct client_slot *slot)
 		s->out++;
 	}
 	slot->slot = number;
-	slot->before = kvd_word_gen(slot_word(map, number));
+	slot->before = kvd_word_gen(client_ring_slot_word(map, number));
 	atomic_store(&slot->gen, kvd_ring_next_gen(slot->before));
 	slot->numbered = true;
 	slot->object.id = KVD_RING_IDS + number;
@@ -224,7 +224,7 @@ static int ring_shared(struct client_request *req, int result, const cJSON *repl
 }
 
 /* Once a session: then there is one, or the socket does. */
-static void ring_make(struct kvd_client *client)
+static void client_ring_make(struct kvd_client *client)
 {
 	struct client_op op;
 
@@ -250,14 +250,14 @@ int client_ring_begin(struct kvd_client *client)
 
 	if (r)
 		return r;
-	/* who only ever looks at shared memory learns here that the daemon is gone */
+	/* a reader of shared memory alone learns here that the daemon is gone */
 	if (!client->in_callback &&
 	    (kvd_lost(client) || client_map_health(client->map) != CLIENT_ALIVE))
 		client_conn_turn(client, 0);
 	if (kvd_lost(client))
 		return client_fail(client, KVD_E_LOST, "no connection to %s",
 				   client->path);
-	ring_make(client);
+	client_ring_make(client);
 	return kvd_lost(client) ? client_fail(client, KVD_E_LOST, "no connection to %s",
 					      client->path)
 				: 0;
@@ -318,8 +318,9 @@ static bool arena_take(struct client_ring *ring, size_t bytes, uint64_t *offset_
 	return true;
 }
 
-static bool ring_put(struct client_ring *ring, struct kvd_ring_entry *entry,
-		     const struct client_part *parts, size_t count)
+static bool client_ring_do_ring_put(struct client_ring *ring,
+				    struct kvd_ring_entry *entry,
+				    const struct client_part *parts, size_t count)
 {
 	size_t bytes = parts_bytes(parts, count);
 	const uint64_t one = 1;
@@ -349,9 +350,10 @@ static int submitted(struct client_request *req, int result, const cJSON *reply)
 	return result;
 }
 
-static int socket_put(struct kvd_client *client, const struct kvd_ring_entry *entry,
-		      const struct client_part *parts, size_t count,
-		      struct client_object *object)
+static int client_ring_socket_put(struct kvd_client *client,
+				  const struct kvd_ring_entry *entry,
+				  const struct client_part *parts, size_t count,
+				  struct client_object *object)
 {
 	size_t bytes = parts_bytes(parts, count);
 	struct kvd_call call = {.timeout_ms = -1};
@@ -398,13 +400,14 @@ int client_ring_put(struct kvd_client *client, struct kvd_ring_entry *entry,
 		    struct client_object *object)
 {
 	/* the daemon takes lines behind the ring, and nothing makes it wait the other
-	 * way round: so who once took the socket stays there until it is empty */
+	 * way round: so a caller that took the socket stays there until it is empty */
 	if (client->submits && !client->in_callback)
 		client_conn_turn(client, 0);
-	if (!client->submits && ring_put(client->ring, entry, parts, count))
+	if (!client->submits &&
+	    client_ring_do_ring_put(client->ring, entry, parts, count))
 		return 0;
 	entry->offset = 0;
-	return socket_put(client, entry, parts, count, object);
+	return client_ring_socket_put(client, entry, parts, count, object);
 }
 
 /* ---- the end of what we numbered --------------------------------------------------- */
@@ -433,15 +436,15 @@ int client_slot_release(struct client_slot *slot)
 	return 0;
 }
 
-/* ---- errors with words ------------------------------------------------------------- */
+/* ---- errors with texts ------------------------------------------------------------- */
 
 void client_slot_refused(struct client_slot *slot)
 {
 	const struct kvd_error *error = &slot->object.client->error;
 
 	slot->error = error->code;
-	mem_free(slot->words);
-	slot->words = mem_dup(error, sizeof(*error)); /* NULL: the code has to do */
+	mem_free(slot->fault);
+	slot->fault = mem_dup(error, sizeof(*error)); /* NULL: the code must do */
 	client_object_enter(&slot->object, CLIENT_FAILED);
 }
 
@@ -470,8 +473,8 @@ int client_slot_error(const struct client_slot *slot, int timeout_ms,
 		client_error_set(error_p, slot->error ? slot->error : KVD_E_STATE, "%s",
 				 slot->object.lost ? "not made again after a restart"
 						   : "");
-		if (slot->words)
-			*error_p = *slot->words;
+		if (slot->fault)
+			*error_p = *slot->fault;
 		return 0;
 	}
 	r = client_begin(client, &call);

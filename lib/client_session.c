@@ -5,7 +5,7 @@
  * The greeting brings three things that later calls stand on: the session's
  * status page, the daemon's pid, and its limits. The pid that counts is the one
  * the kernel put on the reply (SCM_CREDENTIALS of the process that wrote it), so
- * neither a lying message nor socket activation can point us at another process.
+ * neither a forged message nor socket activation can point us at another process.
  * Since Linux 6.5 the kernel puts a pidfd there, too: that one names the process
  * wherever it is, also in a PID namespace that we cannot see (a side car). Else
  * the pidfd is opened before the connection is looked at once more: if it still
@@ -71,8 +71,8 @@ static int connect_failed(struct kvd_client *client, int no)
 			"%s: permission denied for uid %u; be in the socket's group",
 			client->path, (unsigned int)geteuid());
 	case ETIMEDOUT:
-		return client_fail(client, KVD_E_NOREPLY, "%s: the daemon accepts nobody",
-				   client->path);
+		return client_fail(client, KVD_E_NOREPLY,
+				   "%s: the daemon accepts no connections", client->path);
 	default:
 		return client_fail(client, KVD_E_NODAEMON, "%s: %s", client->path,
 				   strerror(no));
@@ -195,7 +195,7 @@ static int hello_finish(struct client_request *req, int result, const cJSON *rep
 }
 
 /* Of each request of this attempt. */
-static int patience_ms(const struct kvd_client *client)
+static int timeout_of(const struct kvd_client *client)
 {
 	uint64_t now = clock_ns(), until = client->again.until_ns;
 
@@ -206,7 +206,7 @@ static int patience_ms(const struct kvd_client *client)
 
 static int session_hello(struct kvd_client *client)
 {
-	struct kvd_call call = {.timeout_ms = patience_ms(client)};
+	struct kvd_call call = {.timeout_ms = timeout_of(client)};
 	struct client_op op;
 
 	client_op_begin(client, &op, "hello");
@@ -248,7 +248,7 @@ static int session_begin(struct kvd_client *client)
 int client_session_again(struct client_op *op)
 {
 	struct kvd_client *client = op->object->client;
-	struct kvd_call call = {.timeout_ms = patience_ms(client)};
+	struct kvd_call call = {.timeout_ms = timeout_of(client)};
 	int r;
 
 	op->finish = client_object_again;

@@ -8,12 +8,12 @@
  * KVD_E_GONE, never as that room's state.
  *
  * What the page cannot say is that its writer stopped. Its header carries a
- * heartbeat; a reader that finds a room unfinished and the beat old shows it as
+ * heartbeat; a reader that finds a room unfinished and the heartbeat old shows it as
  * aborting, its pages held, because a frozen daemon's copies and queue pairs may
  * still move bytes (invariant 1). Only the end of the daemon's process proves
  * that they cannot: then the kernel has closed its queue pairs and unmapped the
  * engine's memory. A pidfd says that, once for all, so only then do we report
- * failed (invariant 4). It is asked at most every 10 ms, and only while the beat
+ * failed (invariant 4). It is asked at most every 10 ms, and only while the heartbeat
  * is old or the connection has ended: the one system call on this path.
  *
  * After a word was found unfinished and the process dead, the word is read once
@@ -34,11 +34,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#define BEATS_MISSED 4u /* beat intervals without a beat: old */
+#define HEARTBEATS_MISSED 4u /* heartbeat intervals without a heartbeat: old */
 #define ASK_EVERY_NS UINT64_C(10000000)
 #define FIGURES_TRIES 16u
 
-static const char *map_check(int fd, size_t bytes, uint32_t slots, const void *base)
+static const char *client_status_map_check(int fd, size_t bytes, uint32_t slots,
+					   const void *base)
 {
 	const struct kvd_status_header *header = base;
 	int seals = fcntl(fd, F_GET_SEALS);
@@ -50,7 +51,7 @@ static const char *map_check(int fd, size_t bytes, uint32_t slots, const void *b
 	if (header->slots != slots || header->slot_bytes != KVD_STATUS_SLOT_BYTES ||
 	    sizeof(*header) + (size_t)slots * KVD_STATUS_SLOT_BYTES > bytes)
 		return "its header contradicts the hello reply";
-	if (!header->beat_interval_ns)
+	if (!header->heartbeat_interval_ns)
 		return "it names no heartbeat interval";
 	return NULL;
 }
@@ -70,7 +71,7 @@ int client_map_new(int page_fd, size_t bytes, uint32_t slots, int pidfd,
 	base = mmap(NULL, bytes, PROT_READ, MAP_SHARED, page_fd, 0);
 	if (base == MAP_FAILED)
 		return -KVD_E_PROTO;
-	*why = map_check(page_fd, bytes, slots, base);
+	*why = client_status_map_check(page_fd, bytes, slots, base);
 	map = *why ? NULL : mem_zalloc(sizeof(*map));
 	if (!map) {
 		munmap(base, bytes);
@@ -81,7 +82,7 @@ int client_map_new(int page_fd, size_t bytes, uint32_t slots, int pidfd,
 	map->slots = (const void *)((const char *)base + sizeof(*map->header));
 	map->bytes = bytes;
 	map->slot_count = slots;
-	map->beat_interval_ns = map->header->beat_interval_ns;
+	map->heartbeat_interval_ns = map->header->heartbeat_interval_ns;
 	map->pidfd = pidfd;
 	*map_p = map;
 	return 0;
@@ -119,14 +120,15 @@ static bool map_process_ended(struct client_map *map, uint64_t now)
 
 enum client_health client_map_health(struct client_map *map)
 {
-	uint64_t beat, now;
+	uint64_t heartbeat, now;
 	bool old;
 
 	if (atomic_load_explicit(&map->dead, memory_order_acquire))
 		return CLIENT_DEAD;
-	beat = __atomic_load_n(&map->header->beat_ns, __ATOMIC_RELAXED);
+	heartbeat = __atomic_load_n(&map->header->heartbeat_ns, __ATOMIC_RELAXED);
 	now = clock_ns();
-	old = now > beat && now - beat > BEATS_MISSED * map->beat_interval_ns;
+	old = now > heartbeat &&
+	      now - heartbeat > HEARTBEATS_MISSED * map->heartbeat_interval_ns;
 	if ((old || atomic_load_explicit(&map->suspect, memory_order_relaxed)) &&
 	    map_process_ended(map, now))
 		return CLIENT_DEAD;
@@ -234,8 +236,8 @@ static enum client_health health_of(struct client_map *map, struct health_known 
 }
 
 /* The word as an engine shall see it; false: the slot is another object's. */
-static bool slot_word(const struct client_slot *slot, struct health_known *known,
-		      uint64_t *word_p)
+static bool client_status_slot_word(const struct client_slot *slot,
+				    struct health_known *known, uint64_t *word_p)
 {
 	enum client_phase phase = client_object_phase(&slot->object);
 	uint32_t gen = gen_load(slot);
@@ -278,7 +280,8 @@ int client_slot_state(const struct client_slot *slot)
 	struct health_known known = {0};
 	uint64_t word;
 
-	return slot_word(slot, &known, &word) ? (int)kvd_word_state(word) : -KVD_E_GONE;
+	return client_status_slot_word(slot, &known, &word) ? (int)kvd_word_state(word)
+							    : -KVD_E_GONE;
 }
 
 /* Handles and slots of thousands lie in no cache: they are asked for ahead. */
@@ -303,7 +306,7 @@ size_t client_slot_states(const struct client_slot *(*slot_at)(const void *of, s
 			if (client_object_phase(&slot->object) == CLIENT_READY)
 				__builtin_prefetch(&slot->map->slots[slot->slot]);
 		}
-		states[i] = slot_word(slot_at(of, i), &known, &word)
+		states[i] = client_status_slot_word(slot_at(of, i), &known, &word)
 				    ? (int)kvd_word_state(word)
 				    : -KVD_E_GONE;
 		ended += states[i] <= KVD_FAILED || states[i] == KVD_SUCCESS;
@@ -341,7 +344,7 @@ int client_slot_read(const struct client_slot *slot, struct kvd_room_status *sta
 	struct kvd_error error;
 	uint64_t word;
 
-	if (!slot_word(slot, &known, &word))
+	if (!client_status_slot_word(slot, &known, &word))
 		return -KVD_E_GONE;
 	st.state = (int)kvd_word_state(word);
 	st.flags = kvd_word_flags(word);
@@ -413,6 +416,6 @@ void client_slot_init(struct client_slot *slot, uint64_t number)
 void client_slot_fini(struct client_slot *slot)
 {
 	client_ring_slot_back(slot->object.client, slot);
-	mem_free(slot->words);
+	mem_free(slot->fault);
 	client_map_unref(slot->map);
 }

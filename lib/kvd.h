@@ -12,14 +12,14 @@
  *                          later, inside kvd_poll() or any blocking call
  *
  * Results. Functions that return int give 0 or a negative kvd code
- * (-KVD_E_BUSY …); kvd_last_error() tells the words. Functions that return a
+ * (-KVD_E_BUSY …); kvd_last_error() gives the text. Functions that return a
  * state give 0 … 4, or a negative code.
  *
  * Ownership. Strings, arrays and structs that are passed in are copied before
  * the call returns. Handles (region, pool, room, dlist, xfer) belong to their
  * client: each is freed by its own closing function once that succeeded, and
  * all that are left by kvd_close(). A blocking call that fails sets its handle
- * to NULL; should the daemon do the work after the caller's patience ended,
+ * to NULL; should the daemon do the work after the caller's timeout,
  * libkvd undoes it. (kvd_room_open() keeps the handle with -KVD_E_NOREPLY and
  * -KVD_E_LOST, since bytes may be moving: its state says when they cannot any
  * more.) An asynchronous call sets its handle at once; the handle
@@ -554,7 +554,7 @@ int kvd_room_show(struct kvd_room *room, int timeout_ms, char **json_p);
  * not terminal, a look at the daemon's heartbeat (vDSO clock). No system call
  * as long as the daemon lives.
  *
- * Terminal (KVD_FAILED, KVD_SUCCESS) means still: kvd and its peers touch the
+ * Terminal (KVD_FAILED, KVD_SUCCESS) means quiesced: kvd and its peers touch the
  * room's memory on this side no more. While the heartbeat is old, a room that is
  * not terminal shows KVD_TRANSFERRING with KVD_FLAG_ABORTING: keep its pages.
  * Once the daemon's process is gone it is KVD_FAILED, KVD_E_DEAD, retryable.
@@ -587,7 +587,7 @@ uint64_t kvd_room_number(const struct kvd_room *room);
 int kvd_peer_connect(struct kvd_client *client, const char *endpoint,
 		     const struct kvd_call *call);
 
-/* This session's name and key: who has them may read and write its regions. */
+/* This session's name and key: any holder may read and write its regions. */
 struct kvd_session_key {
 	uint64_t epoch;
 	char secret[33]; /* hex */
@@ -619,14 +619,14 @@ int kvd_peer_refresh(struct kvd_client *client, uint64_t attach,
  * daemon; no system call while it is awake, one write() to wake it. What these calls
  * make is usable at once by the others; what only the daemon can know (memory that is
  * not registered, a peer that is gone) shows in the state, and kvd_xfer_error() and
- * kvd_dlist_error() ask for the words.
+ * kvd_dlist_error() ask for the text.
  *
  * The first of a session asks for the shared memory, one round trip. When that is
  * full, or could not be had, the same goes by the socket: still without waiting,
  * -KVD_E_FULL once that is full, too (retryable: kvd_poll() first). -KVD_E_LOST:
  * no session (kvd_poll() reconnects); a reconnected client makes its own memory anew.
  *
- * kvd_xfer_prepare() asks now, for who has the time: all of the session, as often
+ * kvd_xfer_prepare() asks now: all of the session, as often
  * as it is called. 0, or -KVD_E_LOST.
  *
  * Bounds: 65 536 lists and transfers at a time, -KVD_E_LIMIT for a transfer; a list
@@ -656,9 +656,9 @@ int kvd_dlist_prep(struct kvd_client *client, uint64_t attach, const void *rows,
  * get -KVD_E_BUSY (it goes in a memfd, or is prepared again after a reconnect); else
  * the negative code of why it is not. */
 int kvd_dlist_state(const struct kvd_dlist *dlist);
-/* Block until it is prepared: 0, -KVD_E_NOREPLY, or why it is not, with words. */
+/* Block until it is prepared: 0, -KVD_E_NOREPLY, or why it is not, with a text. */
 int kvd_dlist_wait(struct kvd_dlist *dlist, int timeout_ms);
-/* The words of its failure; code 0: there are none. Blocks. */
+/* The text of its failure; code 0: there is none. Blocks. */
 int kvd_dlist_error(const struct kvd_dlist *dlist, int timeout_ms,
 		    struct kvd_error *error_p);
 uint64_t kvd_dlist_count(const struct kvd_dlist *dlist); /* rows */
@@ -691,7 +691,7 @@ int kvd_xfer_post(struct kvd_xfer *xfer, const void *notif, size_t notif_bytes);
 int kvd_xfer_state(const struct kvd_xfer *xfer);
 int kvd_xfer_read(const struct kvd_xfer *xfer, struct kvd_room_status *status_p);
 int kvd_xfer_wait(struct kvd_xfer *xfer, int timeout_ms);
-/* The words of its failure; code 0: there are none. Blocks. */
+/* The text of its failure; code 0: there is none. Blocks. */
 int kvd_xfer_error(const struct kvd_xfer *xfer, int timeout_ms,
 		   struct kvd_error *error_p);
 /* It is KVD_FAILED when nothing of it can move any more, unless it was faster. */

@@ -46,7 +46,7 @@ static int choice_read(const struct field *f, const cJSON *obj, int64_t *out_p)
 	return err_raise(ERR_INVAL, "%s: '%.16s' is not %s", f->name, name, wanted);
 }
 
-static int number_read(const struct field *f, const cJSON *obj, void *to)
+static int fields_number_read(const struct field *f, const cJSON *obj, void *to)
 {
 	int64_t v = f->preset;
 	uint32_t narrow;
@@ -91,7 +91,7 @@ static int field_read(const struct field *f, const cJSON *obj, void *to)
 	case FIELD_FD:
 		break;
 	}
-	return number_read(f, obj, to);
+	return fields_number_read(f, obj, to);
 }
 
 int fields_read(const struct field *fields, const cJSON *obj, void *args)

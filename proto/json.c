@@ -36,7 +36,8 @@ int json_parse(const char *text, size_t len, size_t max_depth, cJSON **json_p)
 }
 
 /* 0 with *item_p NULL when absent and not required. */
-static int member(const cJSON *obj, const char *name, bool required, const cJSON **item_p)
+static int json_member(const cJSON *obj, const char *name, bool required,
+		       const cJSON **item_p)
 {
 	*item_p = cJSON_GetObjectItemCaseSensitive(obj, name);
 	if (!*item_p && required)
@@ -70,7 +71,7 @@ int json_get_int(const cJSON *obj, const char *name, bool required, int64_t min,
 {
 	const cJSON *item;
 	int64_t v;
-	int r = member(obj, name, required, &item);
+	int r = json_member(obj, name, required, &item);
 
 	if (r < 0 || !item)
 		return err_pass(r);
@@ -103,7 +104,7 @@ int json_get_u64(const cJSON *obj, const char *name, bool required, uint64_t *ou
 {
 	const cJSON *item;
 	int64_t v;
-	int r = member(obj, name, required, &item);
+	int r = json_member(obj, name, required, &item);
 
 	if (r < 0 || !item)
 		return err_pass(r);
@@ -118,7 +119,7 @@ int json_get_u64(const cJSON *obj, const char *name, bool required, uint64_t *ou
 int json_get_bool(const cJSON *obj, const char *name, bool required, bool *out_p)
 {
 	const cJSON *item;
-	int r = member(obj, name, required, &item);
+	int r = json_member(obj, name, required, &item);
 
 	if (r < 0 || !item)
 		return err_pass(r);
@@ -133,7 +134,7 @@ int json_get_str(const cJSON *obj, const char *name, bool required, size_t max,
 {
 	const cJSON *item;
 	size_t len;
-	int r = member(obj, name, required, &item);
+	int r = json_member(obj, name, required, &item);
 
 	if (r < 0 || !item)
 		return err_pass(r);
@@ -188,7 +189,7 @@ int json_get_array(const cJSON *obj, const char *name, bool required, size_t max
 	struct packed packed;
 	const cJSON *item;
 	size_t len;
-	int r = member(obj, name, required, &item);
+	int r = json_member(obj, name, required, &item);
 
 	if (r < 0 || !item)
 		return err_pass(r);
@@ -206,7 +207,7 @@ int json_get_object(const cJSON *obj, const char *name, bool required,
 		    const cJSON **out_p)
 {
 	const cJSON *item;
-	int r = member(obj, name, required, &item);
+	int r = json_member(obj, name, required, &item);
 
 	if (r < 0 || !item)
 		return err_pass(r);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * json: cJSON behind a strict door.
+ * json: cJSON behind a strict check.
  *
  * cJSON accepts bad UTF-8, 1e999, trailing bytes and duplicate keys, and nests
  * without asking. json_parse() refuses all of these with the byte offset, then

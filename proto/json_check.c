@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The door before cJSON: one pass over the text that accepts RFC 8259 and
+ * The check before cJSON: one pass over the text that accepts RFC 8259 and
  * nothing else. cJSON 1.7 takes bad UTF-8, raw control characters, a byte order
  * mark, "01", 1e999 (as infinity), cuts a number after 63 characters, keeps
  * both of two equal keys, and recurses as deep as the text asks it to.

@@ -29,7 +29,7 @@ enum kvd_state {
 };
 
 enum {
-	KVD_FLAG_ABORTING = 1 << 0, /* told to fail, not yet proven still */
+	KVD_FLAG_ABORTING = 1 << 0, /* told to fail, not yet proven quiesced */
 	KVD_FLAG_STAGED = 1 << 1,   /* some of its bytes passed a buffer here */
 	KVD_FLAG_IDLE = 1 << 2,	    /* this source has nothing to send */
 	KVD_FLAG_FREE = 1 << 3,	    /* the engine's own slot is the engine's again */
@@ -38,9 +38,9 @@ enum {
 struct kvd_status_header {
 	uint64_t magic;
 	uint8_t instance[16];
-	uint64_t beat_ns; /* CLOCK_MONOTONIC of the daemon's last heartbeat, atomic */
+	uint64_t heartbeat_ns; /* CLOCK_MONOTONIC of the last heartbeat, atomic */
 	uint32_t slots, slot_bytes;
-	uint64_t beat_interval_ns; /* the longest: four without one are silence */
+	uint64_t heartbeat_interval_ns; /* the longest: four without one are silence */
 	uint64_t notifs; /* notifications that came for this session so far, atomic */
 	uint32_t engine_first; /* slots from here on are numbered by the engine */
 	uint32_t ended; /* not 0: no request of this session is taken any more, atomic */

@@ -33,8 +33,8 @@
 	M(14, TRANSFER_INFO_ACK, transfer_info_ack, 64, "the sender has it")       \
 	M(15, TRANSFER_INFO_NAK, transfer_info_nak, 1024, "the sender refuses it") \
 	M(16, ROOM_DONE, room_done, 64, "the receiver has every byte of the room") \
-	M(17, ABORT, abort, 1024, "this side fails the room; make it still")       \
-	M(18, ABORT_ACK, abort_ack, 64, "still: no byte of the room can move")     \
+	M(17, ABORT, abort, 1024, "this side fails the room; quiesce it")       \
+	M(18, ABORT_ACK, abort_ack, 64, "quiesced: no byte of the room can move")     \
 	M(19, OFFER_QUERY, offer_query, 1024, "a puller asks for an offer")        \
 	M(20, OFFER, offer, 1048000, "the offer's pages, generation and lease")    \
 	M(21, PULL_DONE, pull_done, 1024, \

@@ -56,7 +56,7 @@ struct kvd {
 	struct session_clock *session_clock; /* session_watch.c; NULL without sessions */
 	bool draining;			     /* refuse new rooms, let running ones end */
 	bool stopping;
-	bool abandoned;	     /* did not become still: freed by the kernel */
+	bool abandoned;	     /* did not quiesce: freed by the kernel */
 	uint8_t boot_id[16]; /* of this kernel: equal = same host */
 	uint64_t started_ns; /* loop_now_ns at start */
 	struct metrics metrics;

@@ -5,7 +5,7 @@
  * A cursor that once ran out of room or of input stays `bad`: getters give 0,
  * putters do nothing, and the caller checks once at the end with
  * cursor_check(). Lengths are read with a cap, so nothing is allocated on a
- * peer's word alone.
+ * peer's claim alone.
  */
 #ifndef KVD_BASE_CURSOR_H
 #define KVD_BASE_CURSOR_H

@@ -42,7 +42,7 @@ static const struct row *err_row_of(enum err_code code)
 	return &rows[code];
 }
 
-static void fill(struct err *e, enum err_code code)
+static void err_fill(struct err *e, enum err_code code)
 {
 	const struct row *row = err_row_of(code);
 
@@ -59,7 +59,7 @@ int(err_raise)(enum err_code code, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof(text), fmt, ap);
 	va_end(ap);
-	fill(&last, code);
+	err_fill(&last, code);
 	memcpy(last.text, text, sizeof(text));
 	return -err_row_of(code)->no;
 }
@@ -127,7 +127,7 @@ void err_set(struct err *dst, enum err_code code, const char *fmt, ...)
 {
 	va_list ap;
 
-	fill(dst, code);
+	err_fill(dst, code);
 	va_start(ap, fmt);
 	vsnprintf(dst->text, sizeof(dst->text), fmt, ap);
 	va_end(ap);

@@ -99,7 +99,7 @@ static inline int err_pass(int r) /* inline: analysers see that r stays r */
 	err_assert_raised(r);
 	return r;
 }
-/* Put "<words>: " before the recorded text (context a caller adds once). */
+/* Put "<context>: " before the recorded text (context a caller adds once). */
 int err_prefix(int r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* This thread's record; code ERR_OK when none was raised since err_clear(). */

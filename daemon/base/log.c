@@ -73,12 +73,12 @@ static bool log_admit(struct log_site *site, uint32_t *dropped_p)
 	return true;
 }
 
-static size_t clamp(int n)
+static size_t log_clamp(int n)
 {
 	return n < 0 ? 0 : (size_t)n;
 }
 
-/* What stands in front of the words. */
+/* What stands in front of the text. */
 static size_t put_prefix(char *line, size_t cap, enum log_level level)
 {
 	struct timespec now;
@@ -86,16 +86,16 @@ static size_t put_prefix(char *line, size_t cap, enum log_level level)
 	size_t n;
 
 	if (__atomic_load_n(&format, __ATOMIC_RELAXED) == LOG_FORMAT_JOURNAL)
-		return clamp(snprintf(line, cap, "<%d>", levels[level].priority));
+		return log_clamp(snprintf(line, cap, "<%d>", levels[level].priority));
 	clock_gettime(CLOCK_REALTIME, &now);
 	localtime_r(&now.tv_sec, &tm);
 	n = strftime(line, cap, "%F %T", &tm);
-	return n + clamp(snprintf(line + n, cap - n, ".%03ld %-5s ",
-				  now.tv_nsec / 1000000, levels[level].name));
+	return n + log_clamp(snprintf(line + n, cap - n, ".%03ld %-5s ",
+				      now.tv_nsec / 1000000, levels[level].name));
 }
 
 void log_write(struct log_site *site, enum log_level level, const char *subsystem,
-	       const char *object, const char *words, const char *fmt, ...)
+	       const char *object, const char *text, const char *fmt, ...)
 {
 	char line[LINE_MAX_BYTES];
 	size_t n, cap = sizeof(line) - 40; /* room for the dropped= tail and '\n' */
@@ -108,12 +108,12 @@ void log_write(struct log_site *site, enum log_level level, const char *subsyste
 		return;
 	}
 	n = put_prefix(line, cap, level);
-	n += clamp(snprintf(line + n, cap - n, "%s%s%s: %s%s", subsystem,
-			    object ? " " : "", object ? object : "", words,
-			    fmt[0] ? " " : ""));
+	n += log_clamp(snprintf(line + n, cap - n, "%s%s%s: %s%s", subsystem,
+				object ? " " : "", object ? object : "", text,
+				fmt[0] ? " " : ""));
 	if (n < cap) {
 		va_start(ap, fmt);
-		n += clamp(vsnprintf(line + n, cap - n, fmt, ap));
+		n += log_clamp(vsnprintf(line + n, cap - n, fmt, ap));
 		va_end(ap);
 	}
 	if (n >= cap)
@@ -123,7 +123,7 @@ void log_write(struct log_site *site, enum log_level level, const char *subsyste
 			line[i] = '?';
 	}
 	if (dropped)
-		n += clamp(
+		n += log_clamp(
 			snprintf(line + n, sizeof(line) - n - 1, " dropped=%u", dropped));
 	line[n++] = '\n';
 	/* a full or closed stderr must not hurt the daemon */

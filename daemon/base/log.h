@@ -40,14 +40,14 @@ void log_set_format(enum log_format format);
 int log_level_parse(const char *s, enum log_level *level_p); /* ERR_INVAL */
 const char *log_level_name(enum log_level level);
 void log_write(struct log_site *site, enum log_level level, const char *subsystem,
-	       const char *object, const char *words, const char *fmt, ...)
+	       const char *object, const char *text, const char *fmt, ...)
 	__attribute__((format(printf, 6, 7)));
 
-#define LOG_AT(level, subsystem, object, words, ...)                                     \
-	do {                                                                             \
-		static struct log_site site_;                                            \
-		if ((int)(level) <= log_threshold)                                       \
-			log_write(&site_, level, subsystem, object, words, __VA_ARGS__); \
+#define LOG_AT(level, subsystem, object, text, ...)                                     \
+	do {                                                                            \
+		static struct log_site site_;                                           \
+		if ((int)(level) <= log_threshold)                                      \
+			log_write(&site_, level, subsystem, object, text, __VA_ARGS__); \
 	} while (0)
 /* object may be NULL; the last argument list is "key=%…" with values, or "" */
 #define log_error(...) LOG_AT(LOG_LEVEL_ERROR, __VA_ARGS__)

@@ -65,7 +65,7 @@ enum metric_type { METRIC_COUNTER, METRIC_GAUGE };
 	X(LEASES_EXPIRED, COUNTER, "leases_expired_total",                               \
 	  "offers failed because their lease ended, taken or not")                       \
 	X(FENCES_WIDENED, COUNTER, "fences_widened_total",                               \
-	  "peers cut because a room on them could not be proven still in time")          \
+	  "peers cut because a room on them could not be proven quiesced in time")       \
 	X(XFERS_STARTED, COUNTER, "xfers_started_total", "transfers started")            \
 	X(XFERS_SUCCEEDED, COUNTER, "xfers_succeeded_total", "transfers that succeeded") \
 	X(XFERS_FAILED, COUNTER, "xfers_failed_total", "transfers that failed")          \

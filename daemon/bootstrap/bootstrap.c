@@ -161,8 +161,9 @@ static int call_check(const struct bootstrap *b, uint64_t session)
 }
 
 /* `peer`: its hold becomes the call's; NULL: local, done in the next turn. */
-static void call_start(struct bootstrap *b, struct bootstrap_call *call, uint64_t session,
-		       const char *group, bool query, struct peer *peer)
+static void bootstrap_call_start(struct bootstrap *b, struct bootstrap_call *call,
+				 uint64_t session, const char *group, bool query,
+				 struct peer *peer)
 {
 	call->bootstrap = b;
 	call->peer = peer;
@@ -242,7 +243,7 @@ int bootstrap_query(struct bootstrap *b, uint64_t session, const char *group,
 		r = peers_dial(b->peers, at, &peer);
 	if (r < 0)
 		return err_pass(r);
-	call_start(b, call, session, group, true, peer);
+	bootstrap_call_start(b, call, session, group, true, peer);
 	if (peer)
 		query_send(call);
 	return 0;
@@ -370,7 +371,7 @@ static int publish_elsewhere(struct bootstrap *b, uint64_t session, const char *
 		return err_pass(r);
 	}
 	if (call) {
-		call_start(b, call, session, group, false, peer);
+		bootstrap_call_start(b, call, session, group, false, peer);
 		peer_hold(peer);
 	}
 	if (pub->call) {
@@ -403,7 +404,7 @@ int bootstrap_publish(struct bootstrap *b, uint64_t session, const char *group,
 	if (r < 0)
 		return err_pass(r);
 	if (call)
-		call_start(b, call, session, group, false, NULL);
+		bootstrap_call_start(b, call, session, group, false, NULL);
 	return 0;
 }
 

@@ -2,9 +2,9 @@
 /*
  * bootstrap: which endpoints serve which rank of a group. Any kvd can be the
  * meeting point of a group: each rank's engine publishes where it is reached
- * there, and who wants to talk to the group asks there once.
+ * there, and a client of the group asks there once.
  *
- * A rank belongs to who published it: to a session of this daemon (gone with
+ * A rank belongs to its publisher: to a session of this daemon (gone with
  * it) or to a remote daemon (gone with the peer, or when it is not published
  * again in time). The same place in a group is held by one owner; another's
  * claim is refused with ERR_EXIST until the holder is gone.

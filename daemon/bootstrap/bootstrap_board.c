@@ -6,9 +6,9 @@
  * walks one group and the end of a session or peer takes down what was its own,
  * without a search. Groups and owners exist as long as they have entries.
  *
- * Everything here is somebody else's word. What is checked: places lie inside
+ * Everything here is claimed by others. What is checked: places lie inside
  * the sizes, the sizes of one group agree, endpoints can be dialled, and the
- * whole group still fits into one message to who asks for it - so a group that
+ * whole group still fits into one message to each asker - so a group that
  * could not be told is refused when it grows, not when it is asked for.
  */
 #include "daemon/bootstrap/bootstrap_impl.h"
@@ -119,8 +119,9 @@ bool bootstrap_complete(const struct bootstrap_rank *ranks, unsigned int count)
 
 /* ---- owners and groups ---- */
 
-static struct board_owner *owner_find(struct board *board, uint64_t session,
-				      const struct peer *peer)
+static struct board_owner *bootstrap_board_owner_find(struct board *board,
+						      uint64_t session,
+						      const struct peer *peer)
 {
 	struct board_owner *owner;
 
@@ -134,7 +135,7 @@ static struct board_owner *owner_find(struct board *board, uint64_t session,
 static struct board_owner *owner_get(struct board *board, uint64_t session,
 				     const struct peer *peer)
 {
-	struct board_owner *owner = owner_find(board, session, peer);
+	struct board_owner *owner = bootstrap_board_owner_find(board, session, peer);
 
 	if (owner)
 		return owner;
@@ -156,7 +157,8 @@ static void owner_put(struct board_owner *owner)
 	mem_free(owner);
 }
 
-static struct board_group *group_get(struct board *board, const char *name)
+static struct board_group *bootstrap_board_group_get(struct board *board,
+						     const char *name)
 {
 	struct board_group *group = strmap_get(&board->groups, name);
 
@@ -203,7 +205,7 @@ void board_init(struct board *board, const struct bootstrap_options *options)
 	board->group_bytes_max -= ROUTE_FIXED_BYTES;
 }
 
-static void entry_free(struct board *board, struct board_entry *entry)
+static void bootstrap_board_entry_free(struct board *board, struct board_entry *entry)
 {
 	struct board_owner *owner;
 	struct board_group *group;
@@ -231,7 +233,7 @@ void board_fini(struct board *board)
 	/* the owner is freed with its last entry */
 	while ((owner = list_first(&board->owners, struct board_owner, link))) {
 		entry = list_first(&owner->entries, struct board_entry, of_owner);
-		entry_free(board, entry);
+		bootstrap_board_entry_free(board, entry);
 	}
 	strmap_fini(&board->groups);
 }
@@ -267,9 +269,11 @@ static int check_sizes(const struct board_group *group, const struct board_entry
 	return 0;
 }
 
-static int check_room(const struct board *board, const struct board_owner *owner,
-		      const struct board_group *group, const struct board_entry *old,
-		      const struct bootstrap_rank *rank)
+static int bootstrap_board_check_room(const struct board *board,
+				      const struct board_owner *owner,
+				      const struct board_group *group,
+				      const struct board_entry *old,
+				      const struct bootstrap_rank *rank)
 {
 	size_t bytes =
 		group->bytes + rank_bytes(rank) - (old ? rank_bytes(&old->rank) : 0);
@@ -303,7 +307,7 @@ static int entry_put(struct board *board, struct board_owner *owner,
 	struct board_entry *entry = entry_find(group, rank);
 	int r;
 
-	r = check_room(board, owner, group, entry, rank);
+	r = bootstrap_board_check_room(board, owner, group, entry, rank);
 	if (r == 0)
 		r = check_sizes(group, entry, rank);
 	if (r < 0)
@@ -343,7 +347,7 @@ int board_put(struct board *board, uint64_t session, const struct peer *peer,
 	owner = owner_get(board, session, peer);
 	if (!owner)
 		return err_pass(-ENOMEM);
-	where = group_get(board, group);
+	where = bootstrap_board_group_get(board, group);
 	if (!where) {
 		owner_put(owner);
 		return err_pass(-ENOMEM);
@@ -362,16 +366,16 @@ void board_take(struct board *board, uint64_t session, const struct peer *peer,
 	struct board_entry *entry = where ? entry_find(where, rank) : NULL;
 
 	if (entry && entry->owner->session == session && entry->owner->peer == peer)
-		entry_free(board, entry);
+		bootstrap_board_entry_free(board, entry);
 }
 
 void board_owner_gone(struct board *board, uint64_t session, const struct peer *peer)
 {
-	struct board_owner *owner = owner_find(board, session, peer);
+	struct board_owner *owner = bootstrap_board_owner_find(board, session, peer);
 
 	for (unsigned int left = owner ? owner->count : 0; left > 0; left--)
-		entry_free(board,
-			   list_first(&owner->entries, struct board_entry, of_owner));
+		bootstrap_board_entry_free(
+			board, list_first(&owner->entries, struct board_entry, of_owner));
 }
 
 void board_expire(struct board *board, uint64_t now_ns)
@@ -388,7 +392,7 @@ void board_expire(struct board *board, uint64_t now_ns)
 			struct list *next = entry->of_owner.next;
 
 			if (entry->end_ns <= now_ns)
-				entry_free(board, entry);
+				bootstrap_board_entry_free(board, entry);
 			entry = list_entry(next, struct board_entry, of_owner);
 		}
 	}

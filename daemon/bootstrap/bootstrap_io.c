@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ROUTE messages, as the meeting point hears them and as who asked it.
+ * The ROUTE messages, as the meeting point receives them and as the asker does.
  *
  * What we tell others goes out without a promise (peer_send): an answer that
  * does not fit into the line now is asked for again, and so a peer that asks

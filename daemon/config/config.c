@@ -132,7 +132,7 @@ static int on_pair(void *arg, const char *section, const char *name, const char 
 }
 
 /* inih's fgets: one whole line a call. */
-static char *next_line(char *buf, int size, void *arg)
+static char *config_next_line(char *buf, int size, void *arg)
 {
 	struct load *load = arg;
 	const char *eol;
@@ -200,7 +200,7 @@ static int load_file(struct load *load)
 	ini_allow_multiline = false;
 	ini_allow_no_value = false;
 	ini_inline_comment_prefixes = comments;
-	r = ini_parse_stream(next_line, load, on_pair, load);
+	r = ini_parse_stream(config_next_line, load, on_pair, load);
 	if (r == -2)
 		return err_raise(ERR_NOMEM, "%s: no memory to read it", load->path);
 	if (r > 0)
@@ -492,7 +492,7 @@ static void resolve_transports(struct load *load)
 	}
 }
 
-static void resolve(struct load *load)
+static void config_resolve(struct load *load)
 {
 	struct config *config = &load->config;
 
@@ -560,7 +560,7 @@ int config_load(struct config *config, const struct config_source *source)
 	if (name && setting_parse(&load->options[config_row_of(load, "name")], name,
 				  &load->config) < 0)
 		problem(load, 0, "name '%.64s': %s", name, err_last()->text);
-	resolve(load);
+	config_resolve(load);
 	r = run_checks(load);
 	if (r < 0)
 		return err_pass(r);

@@ -23,7 +23,7 @@ static cJSON *node(struct brief *brief, int type, const char *name)
 	return it;
 }
 
-static cJSON *member(struct brief *brief, cJSON *object, int type, const char *name)
+static cJSON *brief_member(struct brief *brief, cJSON *object, int type, const char *name)
 {
 	cJSON *it = node(brief, type, name), *last = object->child;
 
@@ -57,7 +57,7 @@ void brief_init(struct brief *brief)
 void brief_number(struct brief *brief, const char *name, double value)
 {
 	char *whole = brief->whole[brief->used];
-	cJSON *it = member(brief, brief->nodes, cJSON_Number, name);
+	cJSON *it = brief_member(brief, brief->nodes, cJSON_Number, name);
 
 	if (brief_whole(value, whole)) {
 		it->type = cJSON_Raw;
@@ -69,22 +69,24 @@ void brief_number(struct brief *brief, const char *name, double value)
 
 void brief_text(struct brief *brief, const char *name, const char *text)
 {
-	member(brief, brief->nodes, cJSON_String, name)->valuestring = borrowed(text);
+	brief_member(brief, brief->nodes, cJSON_String, name)->valuestring =
+		borrowed(text);
 }
 
 void brief_bool(struct brief *brief, const char *name, bool value)
 {
-	member(brief, brief->nodes, value ? cJSON_True : cJSON_False, name);
+	brief_member(brief, brief->nodes, value ? cJSON_True : cJSON_False, name);
 }
 
 void brief_error(struct brief *brief, const struct err *err)
 {
-	cJSON *e = member(brief, brief->nodes, cJSON_Object, "error");
+	cJSON *e = brief_member(brief, brief->nodes, cJSON_Object, "error");
 
-	member(brief, e, cJSON_String, "code")->valuestring =
+	brief_member(brief, e, cJSON_String, "code")->valuestring =
 		borrowed(err_name(err->code));
-	member(brief, e, cJSON_String, "message")->valuestring = borrowed(err->text);
-	member(brief, e, err->retryable ? cJSON_True : cJSON_False, "retryable");
-	member(brief, e, cJSON_String, "scope")->valuestring =
+	brief_member(brief, e, cJSON_String, "message")->valuestring =
+		borrowed(err->text);
+	brief_member(brief, e, err->retryable ? cJSON_True : cJSON_False, "retryable");
+	brief_member(brief, e, cJSON_String, "scope")->valuestring =
 		borrowed(err_scope_name(err->scope));
 }

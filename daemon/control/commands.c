@@ -108,7 +108,7 @@ static void tree_done(struct offload_job *job)
 	mem_free(container_of(job, struct request, job));
 }
 
-static void request_free(struct request *req)
+static void commands_request_free(struct request *req)
 {
 	request_leave(req);
 	for (unsigned int i = 0; i < req->fd_count; i++)
@@ -126,7 +126,7 @@ void request_drop(struct request *req)
 {
 	assert(!req->answered);
 	req->answered = true;
-	request_free(req);
+	commands_request_free(req);
 }
 
 void requests_detach(struct session *session)
@@ -140,7 +140,7 @@ void requests_detach(struct session *session)
 /* ---- replies ---- */
 
 /* Space for an id of CONTROL_ID_MAX and a message of ERR_TEXT_MAX when every
- * byte of them is written as \u00XX, and the words around them. */
+ * byte of them is written as \u00XX, and the text around them. */
 #define ID_TEXT_MAX (6 * CONTROL_ID_MAX + 8)
 #define REPLY_SHORT_MAX 6144u
 #define MESSAGE_TEXT_MAX (6 * ERR_TEXT_MAX + 8)
@@ -160,13 +160,13 @@ static void id_print(const cJSON *id, char text[ID_TEXT_MAX])
 size_t reply_error_text(const cJSON *id, const struct err *err,
 			char text[REPLY_ERROR_MAX])
 {
-	char words[ERR_TEXT_MAX], head[ID_TEXT_MAX], message[MESSAGE_TEXT_MAX];
-	cJSON string = {.type = cJSON_String, .valuestring = words};
+	char plain[ERR_TEXT_MAX], head[ID_TEXT_MAX], message[MESSAGE_TEXT_MAX];
+	cJSON string = {.type = cJSON_String, .valuestring = plain};
 	int n;
 
 	_Static_assert(ID_TEXT_MAX + MESSAGE_TEXT_MAX + 128 < REPLY_ERROR_MAX, "room");
-	memcpy(words, err->text, sizeof(words));
-	json_sanitize(words);
+	memcpy(plain, err->text, sizeof(plain));
+	json_sanitize(plain);
 	id_print(id, head);
 	if (!cJSON_PrintPreallocated(&string, message, sizeof(message), false))
 		memcpy(message, "\"\"", 3);
@@ -188,7 +188,7 @@ static void request_answer(struct request *req, const char *text, size_t len,
 		control_answer(req->session->conn, text, len, fds, fd_count);
 	if (req->on_answer)
 		req->on_answer(req->on_answer_arg, text, len);
-	request_free(req);
+	commands_request_free(req);
 }
 
 static const cJSON *request_id(const struct request *req)
@@ -326,7 +326,7 @@ int request_text_reply(struct request *req, struct text *text)
 		*text = (struct text){0};
 	}
 	text_fini(text);
-	request_free(req);
+	commands_request_free(req);
 	return 0;
 }
 
@@ -488,7 +488,7 @@ static int permit(const struct session *session, const struct command *cmd)
 	return 0;
 }
 
-static int dispatch(struct request *req)
+static int commands_do_dispatch(struct request *req)
 {
 	const struct command *cmd;
 	const char *name = NULL;
@@ -514,6 +514,6 @@ void commands_dispatch(struct request *req)
 	err_clear();
 	metrics_add(&req->kvd->metrics, METRIC_COMMANDS, 1);
 	/* run() may have answered and freed the request when it returns 0 */
-	if (dispatch(req) < 0)
+	if (commands_do_dispatch(req) < 0)
 		request_fail_last(req);
 }

@@ -258,7 +258,7 @@ static int drain_run(struct request *req)
 
 	if (args->timeout_ms >= 0)
 		timeout_ns = (uint64_t)args->timeout_ms * LOOP_NS_PER_MS;
-	log_info("control", req->session->client, "asks to drain", "session=%ju",
+	log_info("control", req->session->client, "requests a drain", "session=%ju",
 		 (uintmax_t)req->session->id);
 	request_reply(req, NULL); /* before it can become too late */
 	kvd_drain(kvd, timeout_ns);
@@ -269,7 +269,7 @@ static int shutdown_run(struct request *req)
 {
 	struct kvd *kvd = req->kvd;
 
-	log_info("control", req->session->client, "asks to shut down", "session=%ju",
+	log_info("control", req->session->client, "requests shutdown", "session=%ju",
 		 (uintmax_t)req->session->id);
 	request_reply(req, NULL);
 	kvd_stop(kvd);

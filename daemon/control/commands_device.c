@@ -28,7 +28,7 @@ struct looking {
 /* Both may wait for a context that is being made. */
 static void look_at_gpus(struct looking *looking, struct gpu *gpu)
 {
-	gpu_module_words(gpu, looking->kernels, sizeof(looking->kernels));
+	gpu_module_text(gpu, looking->kernels, sizeof(looking->kernels));
 	for (unsigned int i = 0; i < gpu->device_count; i++)
 		if (gpu_device_used(&gpu->devices[i]))
 			looking->gpus_used |= UINT32_C(1) << i;
@@ -127,14 +127,14 @@ static bool add_features(cJSON *result, const struct cudrv *drv, const char *ker
 	bool filled = json && cJSON_AddNumberToObject(result, "cuda", drv->version);
 
 	for (enum cudrv_group group = 0; filled && group < CUDRV_GROUPS; group++) {
-		char words[192] = "yes";
+		char text[192] = "yes";
 
 		if (group == CUDRV_KERNELS)
-			snprintf(words, sizeof(words), "%s", kernels);
+			snprintf(text, sizeof(text), "%s", kernels);
 		else if (!drv->has[group])
-			snprintf(words, sizeof(words), "no: %s is missing",
+			snprintf(text, sizeof(text), "no: %s is missing",
 				 drv->missing[group]);
-		filled = cJSON_AddStringToObject(json, cudrv_group_name(group), words);
+		filled = cJSON_AddStringToObject(json, cudrv_group_name(group), text);
 	}
 	return filled;
 }

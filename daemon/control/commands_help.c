@@ -24,7 +24,7 @@ static bool add_range(cJSON *json, const struct field *f)
 	return !f->max || cJSON_AddNumberToObject(json, "limit", (double)f->max);
 }
 
-static bool add_field(cJSON *list, const struct field *f)
+static bool commands_help_add_field(cJSON *list, const struct field *f)
 {
 	cJSON *json = cJSON_CreateObject();
 
@@ -49,7 +49,7 @@ cJSON *command_describe(const struct command *cmd)
 	fields = filled ? cJSON_AddArrayToObject(json, "fields") : NULL;
 	filled = fields;
 	for (const struct field *f = cmd->fields; filled && f && f->name; f++)
-		filled = add_field(fields, f);
+		filled = commands_help_add_field(fields, f);
 	if (filled)
 		return json;
 	cJSON_Delete(json);

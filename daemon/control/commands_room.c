@@ -335,7 +335,7 @@ static int not_over(const struct room *room)
 			 room->error.code ? ": " : "", room->error.text);
 }
 
-static void reply_state(struct request *req, const struct room *room)
+static void commands_room_reply_state(struct request *req, const struct room *room)
 {
 	struct brief brief;
 
@@ -367,7 +367,7 @@ static int run_bind(struct request *req)
 	room_maps_fini(&maps);
 	if (r < 0)
 		return err_pass(r);
-	reply_state(req, room);
+	commands_room_reply_state(req, room);
 	return 0;
 }
 
@@ -412,7 +412,7 @@ static int run_send(struct request *req)
 	}
 	if (r < 0)
 		return err_pass(r);
-	reply_state(req, room);
+	commands_room_reply_state(req, room);
 	return 0;
 }
 
@@ -453,7 +453,7 @@ static int run_abort(struct request *req)
 		req->session->client, (int)req->session->pid, args->reason ? ": " : "",
 		args->reason ? args->reason : "");
 	room_fail(room, &why, NULL);
-	reply_state(req, room);
+	commands_room_reply_state(req, room);
 	return 0;
 }
 

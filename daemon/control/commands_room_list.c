@@ -168,7 +168,7 @@ int room_poll_run(struct request *req)
 
 /* ---- room.list ---- */
 
-static int list_end(struct room_walk *walk)
+static int commands_room_list_end(struct room_walk *walk)
 {
 	records_end(walk);
 	text_puts(&walk->reply.text, ",\"total\":");
@@ -201,7 +201,7 @@ static int list_piece(struct reply_walk *reply)
 	int r = 0;
 
 	if (walk->cursor.at == rooms_all(walk->rooms) || walk->left == 0)
-		return list_end(walk);
+		return commands_room_list_end(walk);
 	room = list_entry(walk->cursor.at, struct room, all_link);
 	walk->cursor.at = room->all_link.next;
 	if (walk->all || room->session == reply->req->session) {

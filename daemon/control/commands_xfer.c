@@ -391,7 +391,7 @@ static struct transfer *commands_xfer_find(struct request *req)
 	return xs ? transfer_find(xs, args->xfer) : NULL;
 }
 
-static int reply_state(struct request *req, const struct transfer *t)
+static int commands_xfer_reply_state(struct request *req, const struct transfer *t)
 {
 	unsigned int state = sm_state(&t->sm) != XFER_ENDED ? KVD_TRANSFERRING
 			     : t->failed		    ? KVD_FAILED
@@ -409,7 +409,7 @@ static int reply_state(struct request *req, const struct transfer *t)
 	return 0;
 }
 
-/* What the ring was given, and refused: words for the code in its slot. */
+/* What the ring was given, and refused: the text to the code in its slot. */
 static int reply_fault(struct request *req, const struct err *err)
 {
 	struct brief brief;
@@ -428,7 +428,7 @@ static int run_state(struct request *req)
 	const struct err *fault;
 
 	if (t)
-		return reply_state(req, t);
+		return commands_xfer_reply_state(req, t);
 	fault = ring_fault_of(req->session->ring, args->xfer);
 	return fault ? reply_fault(req, fault) : err_pass(-ENOENT);
 }
@@ -440,11 +440,11 @@ static int run_cancel(struct request *req)
 	if (!t)
 		return err_pass(-ENOENT);
 	transfer_cancel_asked(t);
-	return reply_state(req, t);
+	return commands_xfer_reply_state(req, t);
 }
 
 /* In flight: the cancel begins, the answer is EBUSY at once, and the transfer
- * goes by itself when it is still; "wait" asks for the answer then. */
+ * goes by itself when it has quiesced; "wait" asks for the answer then. */
 static int run_release(struct request *req)
 {
 	const struct xfer_args *args = request_args(req);
@@ -455,7 +455,7 @@ static int run_release(struct request *req)
 	if (!args->wait && sm_state(&t->sm) != XFER_ENDED)
 		transfer_cancel_asked(t);
 	if (!args->wait && sm_state(&t->sm) != XFER_ENDED)
-		return err_raise(ERR_BUSY, "xfer %llu: canceled, not still yet",
+		return err_raise(ERR_BUSY, "xfer %llu: canceled, not quiesced yet",
 				 (unsigned long long)t->id);
 	transfer_release(t, waiter_of(req));
 	return 0;
@@ -637,7 +637,7 @@ static const struct field start_fields[] = {
 static const struct field xfer_fields[] = {F_XFER, F_END};
 static const struct field release_fields[] = {
 	F_XFER,
-	F_BOOL("wait", xfer_args, wait, "answer when it is still, not EBUSY at once"),
+	F_BOOL("wait", xfer_args, wait, "answer when it has quiesced, not EBUSY at once"),
 	F_END,
 };
 static const struct field submit_fields[] = {
@@ -668,7 +668,7 @@ const struct command xfer_commands[] = {
 	{"xfer.cancel", "stop a transfer; poll until it has failed", xfer_fields, 0,
 	 run_cancel, "as xfer.state"},
 	{"xfer.release", "forget a transfer; cancels it first", release_fields, 0,
-	 run_release, "nothing; EBUSY until it is still"},
+	 run_release, "nothing; EBUSY until it has quiesced"},
 	{"xfer.submit", "what does not go through the submission ring: one entry of it",
 	 submit_fields, 0, run_submit, "nothing; its slot tells the rest"},
 	{"notif.send", "send bytes to an attached session", notif_fields, 0,

@@ -9,8 +9,8 @@
  *
  * Life: OPEN, CLOSING (nothing is read any more, what is queued is flushed, for
  * a bounded time), DEAD (the socket is closed; the object goes when no helper
- * uses its line buffer). A fault found while a command answers dooms the
- * connection but is carried out after the current callback: no command finds
+ * uses its line buffer). A fault found while a command answers marks the
+ * connection for close, which follows after the current callback: no command finds
  * its session ended in the middle of its work.
  *
  * A client that does not read is not dead: its process may be stopped, its rooms
@@ -20,8 +20,8 @@
  * Bounds: a line, the replies that wait, the requests that are open and the
  * bytes of their lines, the descriptors of a line; the lines and the time of one
  * turn, so that a client that sends ten thousand commands at once is served in
- * turn with all others; and time: a line half sent, a hello not said and last
- * words not read end the connection.
+ * turn with all others; and time: a line half sent, a hello not said and a last
+ * line not read end the connection.
  */
 #include "daemon/control/conn.h"
 
@@ -49,7 +49,7 @@
 #define TURN_BYTES (256u << 10)
 #define SHORT_PEEK_BYTES 4096u
 #define REQUESTS_OPEN_MAX 1024u
-#define LAST_WORDS_NS LOOP_NS_PER_S
+#define FLUSH_NS LOOP_NS_PER_S
 #define CLIENT_LEFT "the client closed the connection"
 
 enum conn_state { CONN_OPEN, CONN_CLOSING, CONN_DEAD };
@@ -60,18 +60,18 @@ static const struct sm_state conn_states[] = {
 };
 static const struct sm_table conn_table = {
 	.name = "conn", .states = conn_states, .count = ARRAY_LEN(conn_states)};
-enum patience { PATIENCE_NONE, PATIENCE_HELLO, PATIENCE_LINE, PATIENCE_CLOSING };
+enum timeout { TIMEOUT_NONE, TIMEOUT_HELLO, TIMEOUT_LINE, TIMEOUT_CLOSING };
 
 struct conn {
 	struct list link;
 	struct conn_host *host;	 /* NULL after conns_free() */
 	struct session *session; /* NULL once it has ended */
 	struct sm sm;		 /* enum conn_state */
-	struct err doom;	 /* code != OK: to be closed after this callback */
+	struct err why_close;	 /* code != OK: to be closed after this callback */
 	struct loop_fd watch;
-	struct loop_defer after; /* carry out the doom, send, re-arm, or free */
+	struct loop_defer after; /* close, send, re-arm, or free */
 	struct loop_timer timer;
-	enum patience patience; /* what the timer runs for */
+	enum timeout timeout; /* what the timer runs for */
 
 	struct inbox in;
 	struct offload_job parse;
@@ -80,7 +80,7 @@ struct conn {
 	struct outbox out;
 };
 
-static void conn_doom_last(struct conn *conn);
+static void conn_mark_for_close(struct conn *conn);
 
 /* ---- end of life ---- */
 
@@ -120,13 +120,13 @@ static void session_leave(struct conn *conn, const char *why)
 	session_end(session, why);
 }
 
-static void patience_set(struct conn *conn, enum patience patience, uint64_t ns)
+static void conn_timeout_set(struct conn *conn, enum timeout timeout, uint64_t ns)
 {
-	if (conn->patience == patience)
+	if (conn->timeout == timeout)
 		return;
-	conn->patience = patience;
+	conn->timeout = timeout;
 	loop_timer_stop(&conn->timer);
-	if (patience != PATIENCE_NONE)
+	if (timeout != TIMEOUT_NONE)
 		loop_timer_start(&conn->timer, ns);
 }
 
@@ -137,7 +137,7 @@ static bool may_read(const struct conn *conn)
 	const struct session *session = conn->session;
 
 	return sm_state(&conn->sm) == CONN_OPEN && !conn->parsing &&
-	       conn->doom.code == ERR_OK && !ring_gate_shut(session->ring) &&
+	       conn->why_close.code == ERR_OK && !ring_gate_shut(session->ring) &&
 	       !session->walking && session->requests_open < REQUESTS_OPEN_MAX &&
 	       conn->out.bytes <= session->kvd->config->client_queue_bytes / 2 &&
 	       session->requests_bytes < 2 * session->kvd->config->line_bytes;
@@ -158,15 +158,15 @@ static void conn_arm(struct conn *conn)
 		return;
 	}
 	if (loop_fd_set(&conn->watch, events) < 0)
-		conn_doom_last(conn);
+		conn_mark_for_close(conn);
 	if (sm_state(&conn->sm) == CONN_CLOSING)
 		return;
 	if (!conn->session->greeted)
-		patience_set(conn, PATIENCE_HELLO, conn->host->patience_ns);
-	else if (conn->in.len && may_read(conn)) /* who is not read has time */
-		patience_set(conn, PATIENCE_LINE, conn->host->patience_ns);
+		conn_timeout_set(conn, TIMEOUT_HELLO, conn->host->timeout_ns);
+	else if (conn->in.len && may_read(conn)) /* no timeout while it is not read */
+		conn_timeout_set(conn, TIMEOUT_LINE, conn->host->timeout_ns);
 	else
-		patience_set(conn, PATIENCE_NONE, 0);
+		conn_timeout_set(conn, TIMEOUT_NONE, 0);
 }
 
 /* ---- sending ---- */
@@ -181,12 +181,12 @@ void conn_send(struct conn *conn, const char *text, size_t len, const int *fds,
 	       unsigned int fd_count)
 {
 	assert(len > 0);
-	if (sm_state(&conn->sm) == CONN_DEAD || conn->doom.code != ERR_OK)
+	if (sm_state(&conn->sm) == CONN_DEAD || conn->why_close.code != ERR_OK)
 		return;
 	metrics_add(&conn->host->kvd->metrics, METRIC_CONTROL_OUT_BYTES, len);
 	if (outbox_send(&conn->out, text, len, fds, fd_count,
 			conn->host->kvd->config->client_queue_bytes) < 0)
-		conn_doom_last(conn);
+		conn_mark_for_close(conn);
 	/* this turn's replies go together; an answered request makes room for a line */
 	loop_defer(conn->timer.loop, &conn->after);
 }
@@ -194,25 +194,25 @@ void conn_send(struct conn *conn, const char *text, size_t len, const int *fds,
 void conn_give(struct conn *conn, char *owned, size_t len)
 {
 	assert(owned && len > 0);
-	if (sm_state(&conn->sm) == CONN_DEAD || conn->doom.code != ERR_OK) {
+	if (sm_state(&conn->sm) == CONN_DEAD || conn->why_close.code != ERR_OK) {
 		mem_free(owned);
 		return;
 	}
 	metrics_add(&conn->host->kvd->metrics, METRIC_CONTROL_OUT_BYTES, len);
 	if (outbox_give(&conn->out, owned, len,
 			conn->host->kvd->config->client_queue_bytes) < 0)
-		conn_doom_last(conn);
+		conn_mark_for_close(conn);
 	loop_defer(conn->timer.loop, &conn->after);
 }
 
 /* ---- closing with a reason ---- */
 
 /* The first reason is the one that counts. */
-static void conn_doom_last(struct conn *conn)
+static void conn_mark_for_close(struct conn *conn)
 {
-	if (sm_state(&conn->sm) == CONN_DEAD || conn->doom.code != ERR_OK)
+	if (sm_state(&conn->sm) == CONN_DEAD || conn->why_close.code != ERR_OK)
 		return;
-	err_take(&conn->doom);
+	err_take(&conn->why_close);
 	loop_defer(conn->timer.loop, &conn->after);
 }
 
@@ -235,9 +235,9 @@ void conn_hangup(struct conn *conn, const struct err *why)
 	if (outbox_flush(&conn->out) < 0)
 		outbox_fini(&conn->out);
 	err_clear();
-	patience_set(conn, PATIENCE_CLOSING,
-		     conn->host->patience_ns < LAST_WORDS_NS ? conn->host->patience_ns
-							     : LAST_WORDS_NS);
+	conn_timeout_set(conn, TIMEOUT_CLOSING,
+			 conn->host->timeout_ns < FLUSH_NS ? conn->host->timeout_ns
+							   : FLUSH_NS);
 	conn_arm(conn);
 }
 
@@ -268,35 +268,35 @@ static void conn_eof(struct conn *conn)
 	if (sm_state(&conn->sm) == CONN_OPEN)
 		sm_move(&conn->sm, CONN_CLOSING);
 	inbox_reset(&conn->in);
-	patience_set(conn, PATIENCE_CLOSING, LAST_WORDS_NS);
+	conn_timeout_set(conn, TIMEOUT_CLOSING, FLUSH_NS);
 	conn_arm(conn);
 }
 
 static void on_after(struct loop_defer *defer)
 {
 	struct conn *conn = container_of(defer, struct conn, after);
-	struct err doom;
+	struct err why_close;
 
 	if (sm_state(&conn->sm) == CONN_DEAD) {
 		if (!conn->parsing)
 			conn_free(conn);
 		return;
 	}
-	if (conn->doom.code != ERR_OK) {
-		doom = conn->doom;
-		conn->doom.code = ERR_OK;
+	if (conn->why_close.code != ERR_OK) {
+		why_close = conn->why_close;
+		conn->why_close.code = ERR_OK;
 		if (sm_state(&conn->sm) == CONN_OPEN)
-			conn_kill(conn, &doom);
+			conn_kill(conn, &why_close);
 		else
 			conn_dead(conn);
 		return;
 	}
 	if (outbox_flush(&conn->out) < 0)
-		conn_doom_last(conn);
+		conn_mark_for_close(conn);
 	conn_arm(conn);
 }
 
-static void on_patience(struct loop_timer *timer)
+static void conn_on_timeout(struct loop_timer *timer)
 {
 	struct conn *conn = container_of(timer, struct conn, timer);
 	struct err why;
@@ -306,8 +306,8 @@ static void on_patience(struct loop_timer *timer)
 		return;
 	}
 	err_set(&why, ERR_TIMEOUT, "%s within %ju ms",
-		conn->patience == PATIENCE_HELLO ? "no hello" : "a line was not finished",
-		(uintmax_t)(conn->host->patience_ns / LOOP_NS_PER_MS));
+		conn->timeout == TIMEOUT_HELLO ? "no hello" : "a line was not finished",
+		(uintmax_t)(conn->host->timeout_ns / LOOP_NS_PER_MS));
 	conn_kill(conn, &why);
 }
 
@@ -337,7 +337,7 @@ static void line_dispatch(struct conn *conn, struct request *req, const struct e
 		commands_dispatch(req);
 }
 
-static void parse_work(struct offload_job *job)
+static void conn_parse_work(struct offload_job *job)
 {
 	struct conn *conn = container_of(job, struct conn, parse);
 
@@ -349,7 +349,7 @@ static void parse_work(struct offload_job *job)
 		job->result = err_pass(-EPROTO);
 }
 
-static void parse_done(struct offload_job *job)
+static void conn_parse_done(struct offload_job *job)
 {
 	struct conn *conn = container_of(job, struct conn, parse);
 	struct request *req = mem_steal(conn->parsing);
@@ -390,8 +390,8 @@ static void conn_line(struct conn *conn)
 	conn->in.fd_count = 0;
 	if (conn->in.len > CONTROL_INLINE_BYTES) {
 		conn->parsing = req;
-		conn->parse =
-			(struct offload_job){.work = parse_work, .done = parse_done};
+		conn->parse = (struct offload_job){.work = conn_parse_work,
+						   .done = conn_parse_done};
 		offload_submit(req->kvd->offload, &conn->parse);
 		return;
 	}
@@ -467,12 +467,12 @@ static void conn_read(struct conn *conn)
 	}
 }
 
-static void on_ready(struct loop_fd *watch, int events)
+static void conn_on_ready(struct loop_fd *watch, int events)
 {
 	struct conn *conn = container_of(watch, struct conn, watch);
 
 	if ((events & LOOP_WRITE) && outbox_flush(&conn->out) < 0)
-		conn_doom_last(conn);
+		conn_mark_for_close(conn);
 	if (events & LOOP_READ)
 		conn_read(conn);
 	/* replies are on their way to on_after(): that looks, when they have left */
@@ -494,8 +494,8 @@ int conn_new(struct conn_host *host, int fd, const struct session_peer *peer)
 	sm_init(&conn->sm, &conn_table, CONN_OPEN);
 	inbox_init(&conn->in, fd);
 	outbox_init(&conn->out, fd);
-	loop_fd_init(&conn->watch, host->kvd->loop, fd, on_ready);
-	loop_timer_init(&conn->timer, host->kvd->loop, on_patience);
+	loop_fd_init(&conn->watch, host->kvd->loop, fd, conn_on_ready);
+	loop_timer_init(&conn->timer, host->kvd->loop, conn_on_timeout);
 	loop_defer_init(&conn->after, on_after);
 	r = session_new(host->kvd, peer, conn, &conn->session);
 	if (r < 0) {
@@ -519,7 +519,7 @@ void conns_free(struct conn_host *host)
 			conn_free(conn);
 			continue;
 		}
-		list_remove(&conn->link); /* parse_done() frees it */
+		list_remove(&conn->link); /* conn_parse_done() frees it */
 		loop_defer_cancel(&conn->after);
 	}
 }

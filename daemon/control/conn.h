@@ -22,13 +22,13 @@ struct session_peer;
 struct conn_host {
 	struct kvd *kvd;
 	struct list conns;
-	uint64_t patience_ns;
+	uint64_t timeout_ns;
 	uint8_t peek[CONN_PEEK_BYTES];
 };
 
 /* Makes the session too. `fd` (non-blocking) is taken on success. */
 int conn_new(struct conn_host *host, int fd, const struct session_peer *peer);
-/* Tell why, flush within patience, close. The session must be gone from it. */
+/* Tell why, flush within timeout, close. The session must be gone from it. */
 void conn_hangup(struct conn *conn, const struct err *why);
 /* Look again whether lines may be taken. */
 void conn_look(struct conn *conn);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The listening socket and who may come in. The socket's mode keeps out whom the
+ * The listening socket and which users may connect. The socket's mode keeps out what the
  * file system can keep out; SO_PEERCRED and SO_PEERGROUPS judge the rest by the
- * kernel's word. A connection is refused with one error line, so that the user
+ * kernel's credentials. A connection is refused with one error line, so that the user
  * reads "not admitted" and not "connection reset".
  *
  * The name appears in the file system with the rights it shall have: the mode of
@@ -42,7 +42,7 @@
 #define BACKLOG 128
 #define ACCEPTS_A_TURN 16u
 #define PAUSE_NS (100 * LOOP_NS_PER_MS)
-#define PATIENCE_NS (30 * LOOP_NS_PER_S)
+#define CLIENT_TIMEOUT_NS (30 * LOOP_NS_PER_S)
 #define GROUPS_MAX 65536u /* the kernel's NGROUPS_MAX */
 
 struct control {
@@ -133,7 +133,7 @@ static int socket_bind(struct control *control, int fd)
 	return 0;
 }
 
-static int option_of(int fd, int name)
+static int control_option_of(int fd, int name)
 {
 	socklen_t len = sizeof(int);
 	int v = -1;
@@ -146,8 +146,9 @@ static int socket_inherit(int fd)
 {
 	int flags = fcntl(fd, F_GETFL);
 
-	if (option_of(fd, SO_DOMAIN) != AF_UNIX ||
-	    option_of(fd, SO_TYPE) != SOCK_STREAM || option_of(fd, SO_ACCEPTCONN) != 1)
+	if (control_option_of(fd, SO_DOMAIN) != AF_UNIX ||
+	    control_option_of(fd, SO_TYPE) != SOCK_STREAM ||
+	    control_option_of(fd, SO_ACCEPTCONN) != 1)
 		return err_raise(ERR_CONFIG,
 				 "fd %d: not a listening Unix stream socket "
 				 "(ListenStream= of the socket unit)",
@@ -243,7 +244,7 @@ static int control_admit(struct control *control, const struct session_peer *pee
 	return err_pass(conn_new(&control->host, peer->fd, peer));
 }
 
-static void welcome(struct control *control, int fd)
+static void control_welcome(struct control *control, int fd)
 {
 	struct session_peer peer = {.fd = fd, .uid = (uid_t)-1, .gid = (gid_t)-1};
 	struct ucred cred;
@@ -271,7 +272,7 @@ static void on_listener(struct loop_fd *watch, int events)
 		int fd = accept4(watch->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
 		if (fd >= 0) {
-			welcome(control, fd);
+			control_welcome(control, fd);
 			continue;
 		}
 		if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED)
@@ -324,7 +325,7 @@ int control_new(struct kvd *kvd, int listen_fd, struct control **control_p)
 		return err_pass(-ENOMEM);
 	control->kvd = kvd;
 	control->host.kvd = kvd;
-	control->host.patience_ns = PATIENCE_NS;
+	control->host.timeout_ns = CLIENT_TIMEOUT_NS;
 	list_init(&control->host.conns);
 	loop_fd_init(&control->listener, kvd->loop, -1, on_listener);
 	loop_timer_init(&control->pause, kvd->loop, on_pause_over);
@@ -368,9 +369,9 @@ void control_free(struct control *control)
 	mem_free(control);
 }
 
-void control_set_patience(struct control *control, uint64_t ns)
+void control_set_timeout(struct control *control, uint64_t ns)
 {
-	control->host.patience_ns = ns;
+	control->host.timeout_ns = ns;
 }
 
 void control_answer(void *conn, const char *text, size_t len, const int *fds,

@@ -30,9 +30,9 @@ bool control_idle(const struct control *control);
 /* Also with connections left: they are closed. Sessions must be gone. */
 void control_free(struct control *control);
 
-/* How long a client may leave a line half sent, hello unsaid, or the last words
+/* How long a client may leave a line half sent, hello not sent, or the last line
  * of the daemon unread. Tests shorten it. */
-void control_set_patience(struct control *control, uint64_t ns);
+void control_set_timeout(struct control *control, uint64_t ns);
 
 /* ---- for commands.c and session.c; `conn` is session->conn ---- */
 

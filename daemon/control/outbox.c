@@ -120,7 +120,7 @@ static int out_new(const char *text, size_t len, const int *fds, unsigned int fd
 	return 0;
 }
 
-static int batch_flush(struct outbox *outbox)
+static int outbox_batch_flush(struct outbox *outbox)
 {
 	ssize_t n = 0;
 
@@ -138,7 +138,7 @@ static int batch_flush(struct outbox *outbox)
 static int batch_queue(struct outbox *outbox)
 {
 	struct out *out = NULL;
-	int r = batch_flush(outbox);
+	int r = outbox_batch_flush(outbox);
 
 	if (r < 0 || outbox->batched == 0)
 		return err_pass(r);
@@ -219,7 +219,7 @@ int outbox_flush(struct outbox *outbox)
 {
 	size_t left = FLUSH_BYTES;
 	struct out *out;
-	int r = batch_flush(outbox);
+	int r = outbox_batch_flush(outbox);
 
 	if (r < 0)
 		return err_pass(r);

@@ -52,7 +52,7 @@ static void walk_on(struct reply_walk *walk)
 	walk_over(walk, r);
 }
 
-static void on_go(struct loop_defer *defer)
+static void reply_walk_on_go(struct loop_defer *defer)
 {
 	walk_on(container_of(defer, struct reply_walk, go));
 }
@@ -62,7 +62,7 @@ void reply_walk_begin(struct reply_walk *walk, struct request *req)
 	assert(req->session && !req->session->ending);
 	walk->req = req;
 	walk->session = req->session;
-	loop_defer_init(&walk->go, on_go);
+	loop_defer_init(&walk->go, reply_walk_on_go);
 	request_text_begin(req, &walk->text);
 	walk->session->walking++;
 	session_drain_begin(walk->session);

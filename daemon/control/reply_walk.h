@@ -2,7 +2,7 @@
 /*
  * reply_walk: a reply over thousands of objects, made piece by piece, some in each
  * turn of the loop. Until it is given its session's next line waits. Embedded in its
- * owner, who says what a piece is.
+ * owner, which says what a piece is.
  */
 #ifndef KVD_REPLY_WALK_H
 #define KVD_REPLY_WALK_H

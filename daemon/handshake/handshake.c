@@ -6,7 +6,7 @@
  * opened, and both announce their pools.
  *
  * The two lines share one fate: a data line that is lost takes the peer down,
- * because what could not be proven still on a room must be cut on the
+ * because what could not be proven quiesced on a room must be cut on the
  * connection; and a peer that is down closes its data line, which ends every
  * op on it. Rooms hear of a lost peer at once (on_down: they become aborting)
  * and reach their terminal state when their ops have ended.
@@ -248,7 +248,7 @@ static void on_peer_lost(void *owner, struct xp_peer *xp, const struct err *why)
 		peer_kill(remote->peer, &e);
 }
 
-static void on_request(void *owner, struct xp_inbound *in)
+static void handshake_on_request(void *owner, struct xp_inbound *in)
 {
 	struct handshake *hs = owner;
 	struct remote *remote = remote_of(in->peer);
@@ -265,7 +265,8 @@ static void on_request(void *owner, struct xp_inbound *in)
 	}
 }
 
-static void on_inbound_done(void *owner, struct xp_inbound *in, const struct err *err)
+static void handshake_on_inbound_done(void *owner, struct xp_inbound *in,
+				      const struct err *err)
 {
 	struct handshake *hs = owner;
 
@@ -319,8 +320,8 @@ static int open_transports(struct handshake *hs)
 			     .gpu = kvd->gpu};
 	struct xp_callbacks callbacks = {
 		.owner = hs,
-		.on_request = on_request,
-		.on_inbound_done = on_inbound_done,
+		.on_request = handshake_on_request,
+		.on_inbound_done = handshake_on_inbound_done,
 		.on_peer_ready = on_peer_ready,
 		.on_peer_lost = on_peer_lost,
 		.on_key = on_key,
@@ -343,7 +344,7 @@ static int open_transports(struct handshake *hs)
 			if (hs->transports_why.code == ERR_OK &&
 			    could_fulfil(kvd->config, names->word[i]))
 				hs->transports_why = why;
-			/* nobody asked for it by name: then it is no news */
+			/* nobody asked for it by name: then it is not worth a warning */
 			if (kvd->config->transports_auto)
 				log_info("transport", names->word[i], "not usable",
 					 "why=\"%s\"", why.text);
@@ -401,7 +402,7 @@ static void on_up(void *owner, struct peer *peer)
 	}
 }
 
-static void on_down(void *owner, struct peer *peer)
+static void handshake_on_down(void *owner, struct peer *peer)
 {
 	struct handshake *hs = owner;
 	struct remote *remote = peer->user;
@@ -427,8 +428,8 @@ static void on_down(void *owner, struct peer *peer)
 }
 
 /* The other daemon answered our dial with a refusal: rooms that wait for it fail
- * with its words instead of their timeout. */
-static void on_refused(void *owner, struct peer *peer)
+ * with its reason instead of their timeout. */
+static void handshake_on_refused(void *owner, struct peer *peer)
 {
 	struct handshake *hs = owner;
 	struct remote *remote = peer->user;
@@ -441,8 +442,8 @@ static void on_refused(void *owner, struct peer *peer)
 	hs->events.on_change(hs->events.owner, remote);
 }
 
-static int on_message(void *owner, struct peer *peer, const struct wire_header *header,
-		      struct cursor *body)
+static int handshake_on_message(void *owner, struct peer *peer,
+				const struct wire_header *header, struct cursor *body)
 {
 	struct handshake *hs = owner;
 	struct remote *remote = peer->user;
@@ -471,9 +472,9 @@ static int make_peers(struct handshake *hs)
 	hs->peer_callbacks = (struct peers_callbacks){
 		.owner = hs,
 		.on_up = on_up,
-		.on_down = on_down,
-		.on_refused = on_refused,
-		.on_message = on_message,
+		.on_down = handshake_on_down,
+		.on_refused = handshake_on_refused,
+		.on_message = handshake_on_message,
 	};
 	for (unsigned int i = 0; i < kvd->transport_count; i++) {
 		struct transport *t = kvd->transports[i];

@@ -31,7 +31,7 @@ struct remote_region {
 	uint8_t *packed; /* the key as it came; length 0: not usable on this line */
 	size_t packed_len;
 	struct remote_pool *pool; /* set when the key was asked for */
-	bool lent;		  /* the key is the heir's: handshake_keys.c */
+	bool borrowed;		  /* the key is the replacement's: handshake_keys.c */
 };
 
 struct remote_pool {
@@ -55,7 +55,7 @@ struct remote_pool {
 	size_t bytes;		   /* of its REGISTER */
 	bool going;		   /* UNREGISTER came: acked at zero uses */
 	bool dead;		   /* of an earlier epoch of the peer */
-	struct remote_pool *heir;  /* its successor, which has its keys: in use */
+	struct remote_pool *replacement; /* which has its keys: in use */
 };
 
 /* Page lists out of one peer's messages: a run of a million pages costs it eight bytes.
@@ -113,7 +113,7 @@ struct handshake_events {
 	void (*on_pool_going)(void *owner, struct remote_pool *pool);
 	/* The remote has taken handshake_share_session()'s list of that epoch. */
 	void (*on_shared)(void *owner, struct remote *remote, uint64_t epoch);
-	/* The remote refuses that list (`why`): who needs it there fails. */
+	/* The remote refuses that list (`why`): what needs it there fails. */
 	void (*on_unshared)(void *owner, struct remote *remote, uint64_t epoch,
 			    const struct err *why);
 	/* A room's, attach's or lease's message. */

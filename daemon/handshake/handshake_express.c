@@ -36,7 +36,7 @@ struct express_out {
 /* ---- out ---- */
 
 /* Does its line still carry the peering that it belongs to? */
-static bool serves(const struct express_out *out)
+static bool handshake_express_serves(const struct express_out *out)
 {
 	return out->remote->ready && sm_state(&out->remote->peer->sm) == PEER_UP &&
 	       out->remote->peer->epoch == out->epoch;
@@ -48,7 +48,7 @@ static void handshake_express_on_sent(struct xp_op *op)
 	struct remote *remote = out->remote;
 	struct err why = op->err;
 
-	if (serves(out))
+	if (handshake_express_serves(out))
 		peer_express_done(remote->peer, op->result < 0 ? &why : NULL);
 	mem_free(out);
 }
@@ -156,7 +156,7 @@ void express_request(struct remote *remote, struct xp_inbound *in)
 	}
 	if (r >= 0)
 		return;
-	/* who sent it in earnest ends the peering; a forger has gained nothing */
+	/* from the real peer it ends the peering; a forger has gained nothing */
 	err_take(&why);
 	remote->transport->ops->land(in, NULL, &why);
 }

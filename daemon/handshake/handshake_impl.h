@@ -24,7 +24,7 @@ struct handshake {
 	bool closing;
 };
 
-/* A local pool and who knows it (pool->handshake). */
+/* A local pool and the peers that know it (pool->handshake). */
 struct publication {
 	struct list link;
 	struct handshake *hs;
@@ -58,7 +58,7 @@ void pools_key_ready(struct xp_key *key, const struct err *err);
 void keys_drop(struct remote_pool *pool);
 /* `pool` takes the place of `old`: memory that is in both keeps its key. */
 void keys_carry(struct remote_pool *old, struct remote_pool *pool);
-void keys_heir_let(struct remote_pool *pool); /* its end: it lends nothing any more */
+void keys_replacement_release(struct remote_pool *pool); /* no key of it is in use */
 /* handshake_express.c */
 int express_init(struct remote *remote);  /* of a line that is about to open */
 void express_fini(struct remote *remote); /* its line is closed; idempotent */

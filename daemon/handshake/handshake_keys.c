@@ -7,7 +7,7 @@
  * has two pools for a while: the old one, which transfers under way still hold, and
  * the new one. Memory that is in both keeps its key, because to make a key usable may
  * mean to map gigabytes: the new pool takes it over, also one that is on its way, and
- * the old pool only lends its pointer to those that it serves. So the old pool holds
+ * the old pool keeps a borrowed pointer for its users. So the old pool holds
  * the new one: the keys live until the last of the two is gone. (Rejected: a count in
  * each key; a transport would have to know of it, or each of its pointers be wrapped.)
  * The same memory is the same region with the same packed key, which has a nonce of
@@ -24,7 +24,7 @@ void keys_drop(struct remote_pool *pool)
 	for (uint32_t i = 0; i < pool->region_count; i++) {
 		if (!pool->regions[i].key)
 			continue;
-		if (!pool->regions[i].lent)
+		if (!pool->regions[i].borrowed)
 			pool->remote->transport->ops->key_drop(pool->regions[i].key);
 		pool->regions[i].key = NULL;
 	}
@@ -39,11 +39,11 @@ static bool is_same(const struct remote_region *a, const struct remote_region *b
 	       memcmp(a->packed, b->packed, a->packed_len) == 0;
 }
 
-/* The regions of a list by their ids, for who looks for many. */
+/* The regions of a list by their ids, for many look-ups. */
 struct finder {
 	struct remote_pool *pool;
-	uint32_t next; /* who tells its regions anew keeps their order: most often this
-			  one */
+	uint32_t next; /* a peer that sends its regions again keeps their order: most
+			  often this one */
 	struct idmap by_id;
 	bool mapped;
 };
@@ -86,28 +86,28 @@ void keys_carry(struct remote_pool *old, struct remote_pool *pool)
 		struct remote_region *region = &pool->regions[i];
 		struct remote_region *from = handshake_keys_find(&finder, region->id);
 
-		if (!from || !from->key || from->lent || !is_same(from, region))
+		if (!from || !from->key || from->borrowed || !is_same(from, region))
 			continue;
 		region->key = from->key;
 		region->ready = from->ready;
 		region->pool = pool;
 		((struct xp_key_base *)region->key)->owner = region;
-		from->lent = true; /* its key stays: a helper may be looking at it */
-		if (old->heir)
+		from->borrowed = true; /* its key stays: a helper may be looking at it */
+		if (old->replacement)
 			continue;
-		old->heir = pool;
+		old->replacement = pool;
 		handshake_pool_use(pool);
 	}
 	idmap_fini(&finder.by_id);
 }
 
-void keys_heir_let(struct remote_pool *pool)
+void keys_replacement_release(struct remote_pool *pool)
 {
-	struct remote_pool *heir = pool->heir;
+	struct remote_pool *replacement = pool->replacement;
 
-	pool->heir = NULL;
-	if (heir)
-		handshake_pool_unuse(heir);
+	pool->replacement = NULL;
+	if (replacement)
+		handshake_pool_unuse(replacement);
 }
 
 static void keys_settle(struct remote_pool *pool)
@@ -164,7 +164,7 @@ void handshake_want_keys(struct remote_pool *pool)
 
 	assert(pool->remote->hs);
 	if (pool->wanted && !pool->dead && passing(&pool->refused) && pool->uses <= 1)
-		want_anew(pool); /* who asks now is its only user */
+		want_anew(pool); /* the asker is its only user */
 	if (pool->wanted || pool->dead)
 		return;
 	pool->want_later = !remote->ready; /* pools_line_ready() asks again */

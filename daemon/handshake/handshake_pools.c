@@ -7,8 +7,8 @@
  * daemon's pool.
  *
  * Contradicting layouts do not break a peering: two models may share daemons.
- * A pool whose namesake here has another shape is answered with REGISTER_NAK
- * and the exact difference; a room that pairs the two fails with the same words.
+ * A pool with the same name here and another shape is answered with REGISTER_NAK
+ * and the exact difference; a room that pairs the two fails with the same text.
  *
  * A side whose cap a pool exceeds says so (REGISTER_NAK) and keeps nothing of it; it is
  * announced again when another one has gone. Want of memory for it, on either side,
@@ -213,7 +213,7 @@ void handshake_unshare_session(struct remote *remote, const struct session *sess
 		err_clear(); /* a line that is full goes down, and with it the share */
 }
 
-/* ---- local pools: who knows them ---- */
+/* ---- local pools: the peers that know them ---- */
 
 static struct share *find_share(const struct publication *pub,
 				const struct remote *remote)
@@ -268,7 +268,7 @@ void pools_announce(struct handshake *hs, struct remote *remote)
 		announce_one(pub, remote);
 }
 
-static void on_patience(struct loop_timer *timer)
+static void handshake_pools_on_patience(struct loop_timer *timer)
 {
 	struct publication *pub = container_of(timer, struct publication, patience);
 	struct metrics *metrics = &pub->hs->kvd->metrics;
@@ -316,7 +316,7 @@ int handshake_publish_pool(struct handshake *hs, struct pool *pool)
 	pub->hs = hs;
 	pub->pool = pool;
 	list_init(&pub->shares);
-	loop_timer_init(&pub->patience, hs->kvd->loop, on_patience);
+	loop_timer_init(&pub->patience, hs->kvd->loop, handshake_pools_on_patience);
 	loop_defer_init(&pub->gone, on_pub_gone);
 	list_push_back(&hs->published, &pub->link);
 	pool->handshake = pub;
@@ -423,7 +423,7 @@ static void pool_free(struct remote_pool *pool)
 	if (pool->going && !pool->dead && !pool->is_session && /* of those nobody waits */
 	    handshake_tell_unregister_ack(remote, &msg) < 0)
 		err_clear();
-	keys_heir_let(pool);
+	keys_replacement_release(pool);
 	for (uint32_t i = 0; i < pool->region_count; i++)
 		mem_free(pool->regions[i].packed);
 	mem_free(pool->regions);
@@ -447,7 +447,7 @@ void handshake_pool_unuse(struct remote_pool *pool)
 	assert(pool->uses > 0);
 	if (--pool->uses > 0 || (!pool->going && !pool->dead))
 		return;
-	remote->reaches++; /* its heir may be the last that holds it */
+	remote->reaches++; /* its replacement may be the last that holds it */
 	pool_free(pool);
 	remote->reaches--;
 	remote_try_free(remote->hs, remote);
@@ -588,8 +588,8 @@ static int get_buffers(struct remote_pool *pool, const struct wire_blob *blob)
 }
 
 /* The namesakes here that contradict it: say so to the other side, once each. */
-static void compare(struct handshake *hs, struct remote *remote,
-		    const struct remote_pool *pool)
+static void handshake_pools_compare(struct handshake *hs, struct remote *remote,
+				    const struct remote_pool *pool)
 {
 	struct publication *pub;
 
@@ -705,7 +705,7 @@ static int on_register(struct handshake *hs, struct remote *remote, struct curso
 		pool_going(hs, old);
 	}
 	if (pool->layout)
-		compare(hs, remote, pool);
+		handshake_pools_compare(hs, remote, pool);
 	if (pool->is_session || (remote->transport->caps & XP_CAP_RDMA))
 		handshake_want_keys(pool);
 	r = answer(remote, msg.object, NULL);

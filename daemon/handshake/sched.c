@@ -62,7 +62,7 @@ void sched_free(struct sched *sched)
 	mem_free(sched);
 }
 
-static uint64_t op_bytes(const struct sched_op *op)
+static uint64_t sched_op_bytes(const struct sched_op *op)
 {
 	return op->xp.sides.plan ? op->xp.sides.plan->bytes : 0;
 }
@@ -103,16 +103,16 @@ static void on_xp_done(struct xp_op *xp)
 	assert(line->ops_posted > 0 && op->flow->posted > 0);
 	op->flow->posted--;
 	op->flow->bucket->posted--;
-	op->flow->bucket->bytes -= op_bytes(op);
+	op->flow->bucket->bytes -= sched_op_bytes(op);
 	line->ops_posted--;
-	line->bytes_posted -= op_bytes(op);
+	line->bytes_posted -= sched_op_bytes(op);
 	loop_defer(line->sched->loop, &line->pump);
 	op_finish(op);
 }
 
 static bool within(uint64_t max, uint64_t posted, const struct sched_op *op)
 {
-	return posted < max && op_bytes(op) <= max - posted;
+	return posted < max && sched_op_bytes(op) <= max - posted;
 }
 
 /* The first in turn of a bucket that may go, or NULL. Whoever is passed over has an op
@@ -151,7 +151,7 @@ static struct sched_op *next_op(const struct sched_line *line)
 }
 
 /* It was its turn: whoever waits behind it goes first now. */
-static void end_turn(struct sched_flow *flow)
+static void sched_end_turn(struct sched_flow *flow)
 {
 	struct sched_bucket *bucket = flow->bucket;
 
@@ -182,13 +182,13 @@ static void sched_post(struct sched_line *line, struct sched_op *op)
 	sm_move(&op->sm, SCHED_POSTED);
 	flow->posted++;
 	flow->bucket->posted++;
-	flow->bucket->bytes += op_bytes(op);
+	flow->bucket->bytes += sched_op_bytes(op);
 	line->ops_posted++;
-	line->bytes_posted += op_bytes(op);
-	end_turn(flow);
+	line->bytes_posted += sched_op_bytes(op);
+	sched_end_turn(flow);
 }
 
-static void on_pump(struct loop_defer *defer)
+static void sched_on_pump(struct loop_defer *defer)
 {
 	struct sched_line *line = container_of(defer, struct sched_line, pump);
 	struct sched_op *op;
@@ -205,7 +205,7 @@ void sched_line_init(struct sched_line *line, struct sched *sched)
 		list_init(&line->buckets[i].link);
 		list_init(&line->buckets[i].flows);
 	}
-	loop_defer_init(&line->pump, on_pump);
+	loop_defer_init(&line->pump, sched_on_pump);
 }
 
 void sched_line_set(struct sched_line *line, struct xp_peer *xp,

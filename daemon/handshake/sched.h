@@ -85,7 +85,7 @@ void sched_flow_init(struct sched_flow *flow, struct sched_line *line, uint64_t 
 
 /* Fill op->xp's kind, sides, header; the op belongs to the caller until on_done. */
 void sched_submit(struct sched_flow *flow, struct sched_op *op);
-/* on_done follows when the op is still. Idempotent. */
+/* on_done follows when the op has quiesced. Idempotent. */
 void sched_cancel(struct sched_op *op, const struct err *why);
 
 #endif

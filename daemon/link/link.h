@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * link: the door for peer messages. Carries frames, knows no meaning. ZeroMQ
+ * link: the transport of peer messages. Carries frames, knows no meaning. ZeroMQ
  * in the daemon (link_zmq), in memory for the simulation.
  *
  * A daemon receives on one socket bound at `listen` and sends on one line to
@@ -24,7 +24,7 @@ struct link_line; /* an outgoing line to one endpoint */
 struct link_frame {
 	const uint8_t *data;
 	size_t len;
-	/* who sent it, as the link's authentication proved: the CURVE key's
+	/* the sender, as the link's authentication proved: the CURVE key's
 	 * user id; "" without keys */
 	char user[LINK_USER_MAX];
 };
@@ -68,7 +68,7 @@ struct loop;
 struct config;
 int link_zmq_new(struct loop *loop, const struct config *config, struct link **link_p);
 /* SIGHUP: read the allow file again; on an error the old list stays. Frames of
- * who is no longer in it are dropped. */
+ * senders that are no longer in it are dropped. */
 int link_zmq_reload(struct link *link, const char *allow_file);
 /* Counters; `bad_frames` had not exactly [identity][frame]. */
 struct link_zmq_stats {

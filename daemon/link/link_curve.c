@@ -90,7 +90,7 @@ static int link_curve_read_file(const char *path, struct file *file_p)
 }
 
 /* Cut the next line with words off *rest_p; NULL at the end. */
-static char *next_line(char **rest_p, unsigned int *number)
+static char *link_curve_next_line(char **rest_p, unsigned int *number)
 {
 	char *line;
 
@@ -115,7 +115,7 @@ int curve_keys_load(const char *path, struct curve_keys *keys_p)
 	if (r < 0)
 		return err_pass(r);
 	rest = file.text;
-	line = next_line(&rest, &number);
+	line = link_curve_next_line(&rest, &number);
 	len = line ? strcspn(line, SPACE) : 0;
 	if (file.mode & (S_IRWXG | S_IRWXO))
 		r = err_raise(ERR_CONFIG,
@@ -126,7 +126,7 @@ int curve_keys_load(const char *path, struct curve_keys *keys_p)
 		r = err_raise(ERR_CONFIG,
 			      "%s:%u: must be a secret key of 40 characters Z85", path,
 			      number);
-	else if (next_line(&rest, &number))
+	else if (link_curve_next_line(&rest, &number))
 		r = err_raise(ERR_CONFIG, "%s:%u: a second key", path, number);
 	if (r == 0) {
 		memcpy(keys_p->secret_key, line, CURVE_KEY_CHARS);
@@ -188,7 +188,7 @@ static const struct curve_entry *find_host(const struct curve_allow *allow,
 	return NULL;
 }
 
-static void entry_free(struct curve_entry *entry)
+static void link_curve_entry_free(struct curve_entry *entry)
 {
 	struct curve_host *host;
 
@@ -282,7 +282,7 @@ int curve_allow_load(const char *path, struct curve_allow **allow_p)
 		return err_pass(-ENOMEM);
 	list_init(&allow->entries);
 	rest = text;
-	while (r == 0 && (line = next_line(&rest, &number)))
+	while (r == 0 && (line = link_curve_next_line(&rest, &number)))
 		r = add_line(allow, line);
 	if (r < 0) {
 		curve_allow_free(allow);
@@ -299,7 +299,7 @@ void curve_allow_free(struct curve_allow *allow)
 	if (!allow)
 		return;
 	list_foreach_safe(entry, &allow->entries, link)
-		entry_free(entry);
+		link_curve_entry_free(entry);
 	mem_free(allow);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * link_curve: who may speak to this daemon, by CURVE keys.
+ * link_curve: which daemons may connect, by CURVE keys.
  *
  * The secret file holds this daemon's secret key (40 characters Z85, as `kvd-ctl
  * keygen` writes it) on a line of its own; nobody but its owner may read it.

@@ -4,8 +4,8 @@
  * memory to map, and a dead name server takes ten seconds a name.
  *
  * A question cannot be called off. So a name that is freed leaves its own running:
- * whoever of the two comes last frees it. What runs is counted, also beyond the lives
- * of its names, and bounded; who is over the bound asks later.
+ * the last of the two frees it. What runs is counted, also beyond the lives
+ * of its names, and bounded; over the bound a name is asked for later.
  *
  * IPv4 goes first: a daemon that listens on one kind of address listens on that.
  */
@@ -39,7 +39,7 @@
 struct question {
 	struct lookup lookup;
 	pthread_mutex_t lock;	/* of the two below */
-	struct loop_wake *wake; /* of who asks; NULL: he is gone */
+	struct loop_wake *wake; /* of the asker; NULL: it is gone */
 	bool answered;
 	atomic_int refs; /* the name's, and the thread's */
 	char host[LINK_ENDPOINT_MAX], port[8];

@@ -2,10 +2,10 @@
 /*
  * The link over ZeroMQ: one ROUTER, bound at `listen`, that only receives, and a
  * DEALER for each line that only sends. So the frames of one sender travel on
- * one connection and keep their order, and nobody answers on a socket that he
- * did not open himself.
+ * one connection and keep their order, and no side answers on a socket that it
+ * did not open itself.
  *
- * What libzmq does by default and a daemon must not: queue for those who are
+ * What libzmq does by default and a daemon must not: queue for peers that are
  * not there (ZMQ_IMMEDIATE), keep messages of closed sockets (LINGER: a moment
  * only, so that a BYE gets out), wait on a full queue (DONTWAIT; EAGAIN is
  * ERR_LIMIT), accept messages of any size (MAXMSGSIZE), let a half-open
@@ -30,8 +30,8 @@
  * unless told `insecure`. A line that is sent something (nobody has a reason to)
  * reads and drops it, and has little room for it.
  *
- * With keys an endpoint is tcp://HOST:PORT#KEY: the dialler must know the key of
- * who should be there, and with the key in it the string that daemons tell each
+ * With keys an endpoint is tcp://HOST:PORT#KEY: the dialler must know the key of the
+ * daemon that should be there, and with the key in it the string that daemons tell each
  * other needs no further book-keeping. The key must be in the allow-list in any
  * case, so a wrong one from a message leads at worst to no connection. A daemon
  * that a reload strikes from the list keeps its TCP connection, but its frames
@@ -155,7 +155,7 @@ static int watch_socket(struct link_zmq *zmq, void *socket, struct loop_fd *watc
 
 /* ---- receiving ---- */
 
-static void hand_up(struct link_zmq *zmq)
+static void link_zmq_hand_up(struct link_zmq *zmq)
 {
 	struct link_frame frame = {.data = zmq_msg_data(&zmq->frame),
 				   .len = zmq_msg_size(&zmq->frame)};
@@ -171,7 +171,7 @@ static void hand_up(struct link_zmq *zmq)
 		zmq->link.on_frame(zmq->link.owner, &frame);
 }
 
-static void frame_drop(struct link_zmq *zmq)
+static void link_zmq_frame_drop(struct link_zmq *zmq)
 {
 	if (zmq->have_frame)
 		zmq_msg_close(&zmq->frame);
@@ -200,10 +200,10 @@ static bool receive_part(struct link_zmq *zmq, size_t *bytes_p)
 	if (more)
 		return true;
 	if (zmq->parts == 2)
-		hand_up(zmq);
+		link_zmq_hand_up(zmq);
 	else
 		zmq->stats.bad_frames++;
-	frame_drop(zmq);
+	link_zmq_frame_drop(zmq);
 	zmq->parts = 0;
 	return true;
 }
@@ -254,7 +254,7 @@ static int endpoint_parse(const char *text, struct endpoint *e)
 	int r;
 
 	if (strlen(text) >= LINK_ENDPOINT_MAX)
-		return link_endpoint_check(text); /* has the words for it */
+		return link_endpoint_check(text); /* has the text for it */
 	memcpy(e->plain, text, len);
 	e->plain[len] = '\0';
 	r = link_endpoint_check(e->plain);
@@ -492,7 +492,7 @@ static void zmq_link_free(struct link *link)
 		line_free(line, LINGER_MS);
 	loop_prepare_remove(&zmq->prepare);
 	loop_fd_stop(&zmq->fd);
-	frame_drop(zmq);
+	link_zmq_frame_drop(zmq);
 	if (zmq->router)
 		zmq_close(zmq->router);
 	curve_zap_free(zmq->zap);

@@ -20,11 +20,11 @@
  * it waits for the next turn, first in line there, behind a poll that does not
  * wait. Each part runs one callback at least, so none can starve another. Fds that
  * were ready and had no turn stand in a queue of their own: which of them libev
- * tells first must not decide who is served. A callback that has many small things
+ * tells first must not decide what is served. A callback that has many small things
  * to do asks loop_enough() between them.
  *
  * Lag. A daemon that was kept from its poll (a long callback, a stopped
- * process, a starved core) must not blame its peers. Two kinds of stall are
+ * process, a starved core) must not declare its peers dead. Two kinds of stall are
  * noted: time between poll return and the next poll, and lateness of the poll
  * after the earliest timer was due. loop_lag_ns() wants the longest one since
  * some moment, so the notes form a monotonic stack: from oldest to newest the

@@ -13,7 +13,7 @@ static void mailbox_on_wake(struct loop_wake *wake)
 	mailbox_deliver(container_of(wake, struct mailbox, wake));
 }
 
-static void on_deliver(struct loop_defer *defer)
+static void mailbox_on_deliver(struct loop_defer *defer)
 {
 	mailbox_deliver(container_of(defer, struct mailbox, deliver));
 }
@@ -28,7 +28,7 @@ int mailbox_init(struct mailbox *box, struct loop *loop,
 	r = loop_wake_init(&box->wake, loop, mailbox_on_wake);
 	if (r < 0)
 		return err_pass(r);
-	loop_defer_init(&box->deliver, on_deliver);
+	loop_defer_init(&box->deliver, mailbox_on_deliver);
 	pthread_mutex_init(&box->lock, NULL);
 	list_init(&box->items);
 	box->on_item = on_item;
@@ -96,7 +96,7 @@ void mailbox_deliver(struct mailbox *box)
 		/* without the lock: it may put the item in again, or free it */
 		box->on_item(box, item);
 		if (n % ITEMS_A_LOOK == 0 && loop_enough(box->wake.watch.loop)) {
-			/* who puts into one that is not empty wakes nobody */
+			/* a put into one that is not empty wakes nothing */
 			loop_defer(box->wake.watch.loop, &box->deliver);
 			return;
 		}

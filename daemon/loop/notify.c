@@ -109,7 +109,7 @@ uint64_t notify_watchdog_ns(void)
 	return us * NS_PER_US;
 }
 
-static int option_of(int fd, int name, int *value_p)
+static int notify_option_of(int fd, int name, int *value_p)
 {
 	socklen_t len = sizeof(*value_p);
 
@@ -121,8 +121,9 @@ static int check_listening(int fd)
 {
 	int domain, type, listening;
 
-	if (option_of(fd, SO_DOMAIN, &domain) < 0 || option_of(fd, SO_TYPE, &type) < 0 ||
-	    option_of(fd, SO_ACCEPTCONN, &listening) < 0 || domain != AF_UNIX ||
+	if (notify_option_of(fd, SO_DOMAIN, &domain) < 0 ||
+	    notify_option_of(fd, SO_TYPE, &type) < 0 ||
+	    notify_option_of(fd, SO_ACCEPTCONN, &listening) < 0 || domain != AF_UNIX ||
 	    type != SOCK_STREAM || listening != 1)
 		return err_raise(ERR_CONFIG,
 				 "fd %d from systemd: not a listening Unix stream socket",

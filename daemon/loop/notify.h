@@ -10,7 +10,7 @@
 
 #include <stdint.h>
 
-/* None of them blocks or fails: a status that is lost hurts nobody, and READY meets an
+/* None of them blocks or fails: a lost status does no damage, and READY meets an
  * empty queue. */
 void notify_ready(const char *status);	/* READY=1 */
 void notify_reloading(uint64_t now_ns); /* CLOCK_MONOTONIC; READY follows */

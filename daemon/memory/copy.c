@@ -8,7 +8,7 @@
  * them all, and a cancel waits for one slice at most. A job is done when no
  * slice of it is left to claim and none is running; then it moves to the done
  * list and the loop calls on_done. Nothing else hands a job back, which is the
- * whole proof behind "still": after on_done no thread holds its addresses.
+ * whole proof behind "quiesced": after on_done no thread holds its addresses.
  *
  * A short job is not worth a thread: the loop's own copies it in copier_submit(), one
  * such job a turn, and its on_done follows as a deferred call. So a room of one page
@@ -318,7 +318,7 @@ static int memory_gone(struct memory *m)
 	if (m->kind == MEMORY_VM)
 		return err_raise(ERR_FAULT, "process %d, which owns the memory, is gone",
 				 (int)m->pid);
-	return err_raise(ERR_FAULT, "the memory was cut by its owner");
+	return err_raise(ERR_FAULT, "the memory was truncated by its owner");
 }
 
 static int stretch_fault(const struct stretch *st)
@@ -531,7 +531,7 @@ static struct copy_job *worker_pick(const struct worker *worker)
 	return first; /* better from afar than not at all */
 }
 
-static void *worker_main(void *arg)
+static void *copy_worker_main(void *arg)
 {
 	struct worker *worker = arg;
 	struct copier *copier = worker->copier;
@@ -559,7 +559,7 @@ static void *worker_main(void *arg)
 	return NULL;
 }
 
-static void on_deliver(struct loop_defer *defer)
+static void copy_on_deliver(struct loop_defer *defer)
 {
 	copy_done_deliver(&container_of(defer, struct copier, deliver)->done);
 }
@@ -569,7 +569,7 @@ static int copy_worker_start(struct worker *worker)
 	int r = copy_hand_new(&worker->hand);
 
 	if (r == 0)
-		r = thread_start("kvd-copy", worker_main, worker, &worker->thread);
+		r = thread_start("kvd-copy", copy_worker_main, worker, &worker->thread);
 	worker->started = r == 0;
 	return err_pass(r);
 }
@@ -589,7 +589,7 @@ int copier_new(struct loop *loop, unsigned int threads, uint64_t slice_bytes,
 	copier->loop = loop;
 	copier->slice_bytes = slice_bytes ? slice_bytes : COPY_SLICE_BYTES;
 	list_init(&copier->ready);
-	loop_defer_init(&copier->deliver, on_deliver);
+	loop_defer_init(&copier->deliver, copy_on_deliver);
 	r = copy_done_init(&copier->done, loop);
 	if (r < 0) {
 		mem_free(copier);

@@ -36,8 +36,8 @@ static bool run_fits(const struct copy_end *end, uint32_t buffer, uint64_t offse
 			     end->buffers[buffer].length);
 }
 
-static bool ends_fit(const uint64_t *ends, uint32_t ends_count,
-		     const struct copy_end *end)
+static bool copy_check_ends_fit(const uint64_t *ends, uint32_t ends_count,
+				const struct copy_end *end)
 {
 	if (!end->buffers)
 		return true;
@@ -54,8 +54,10 @@ static int runs_check(const struct copy_job *job)
 	struct plan_walk at;
 	int r;
 
-	if (ends_fit(job->plan->src_ends, job->plan->src_ends_count, &job->src) &&
-	    ends_fit(job->plan->dst_ends, job->plan->dst_ends_count, &job->dst))
+	if (copy_check_ends_fit(job->plan->src_ends, job->plan->src_ends_count,
+				&job->src) &&
+	    copy_check_ends_fit(job->plan->dst_ends, job->plan->dst_ends_count,
+				&job->dst))
 		return 0; /* all of the plan does: no look at its runs */
 	r = plan_walk_seek(&at, job->plan, job->begin);
 	if (r < 0)

@@ -146,7 +146,7 @@ static void flight_end(struct gpu_worker *worker)
 	copy_done_settle(&gpu->done, flight.job);
 }
 
-static void *worker_main(void *arg)
+static void *copy_gpu_worker_main(void *arg)
 {
 	struct gpu_worker *worker = arg;
 	struct copy_gpu *gpu = worker->gpu;
@@ -213,7 +213,8 @@ static int copy_gpu_worker_start(struct gpu_worker *worker)
 	if (!worker->pipe.bases)
 		r = -ENOMEM;
 	if (r == 0)
-		r = thread_start("kvd-gpu", worker_main, worker, &worker->thread);
+		r = thread_start("kvd-gpu", copy_gpu_worker_main, worker,
+				 &worker->thread);
 	return err_pass(r);
 }
 

@@ -18,7 +18,7 @@
  * and while one slice is on the wire, others are on the streams of both devices.
  *
  * A slice is over when its mark was waited for, or, after any fault, when all lanes
- * are drained. So what copy.c promises of "still" holds here too.
+ * are drained. So what copy.c promises of "quiesced" holds here too.
  */
 #include "daemon/memory/copy_pipe.h"
 
@@ -239,8 +239,8 @@ struct side {
 	uint64_t base, step;
 };
 
-static struct side side_of(const struct slice *s, const struct copy_end *end,
-			   uint32_t buffer)
+static struct side copy_pipe_side_of(const struct slice *s, const struct copy_end *end,
+				     uint32_t buffer)
 {
 	if (!end->buffers)
 		return (struct side){(uintptr_t)end->linear + s->pos - s->job->begin, 1};
@@ -258,8 +258,8 @@ static uint32_t scattered_rows(struct slice *s, uint64_t end)
 {
 	const struct plan *plan = s->at.plan;
 	const struct plan_run *run = &plan->runs[s->at.run], first = *run;
-	struct side src = side_of(s, &s->job->src, run->src_buffer);
-	struct side dst = side_of(s, &s->job->dst, run->dst_buffer);
+	struct side src = copy_pipe_side_of(s, &s->job->src, run->src_buffer);
+	struct side dst = copy_pipe_side_of(s, &s->job->dst, run->dst_buffer);
 	uint64_t room_bytes = slice_room(s, end), bits = 0, linear = 0;
 	struct kern_place *places;
 	uint32_t room = 0, n = 0;
@@ -376,7 +376,7 @@ static int slice_out(struct copy_pipe *pipe, const struct slice *s, unsigned int
 	return err_pass(r);
 }
 
-/* After a fault: what was queued without a mark must be still, too. */
+/* After a fault: what was queued without a mark must have ended, too. */
 static int pipe_fault(struct copy_pipe *pipe)
 {
 	struct err why;

@@ -15,7 +15,7 @@
  *     two copy threads may fault at once. The handler marks the memory dead
  *     and puts zero pages in the place of its mapping, because another thread
  *     may be about to touch the next cut page. `dead` is set before the zero
- *     pages appear: whoever read zeros finds `dead` when he looks afterwards.
+ *     pages appear: a reader of zeros finds `dead` when it looks afterwards.
  *     A SIGBUS that belongs to no guard keeps its default action.
  *   - Another process's private memory is never mapped; process_vm_readv/writev
  *     return an error. What they cannot tell is whether the pid still names the
@@ -66,7 +66,7 @@ struct import {
 	size_t map_bytes;
 };
 
-static int import_new(enum memory_kind kind, struct import **import_p)
+static int memory_import_new(enum memory_kind kind, struct import **import_p)
 {
 	struct import *im = mem_zalloc(sizeof(*im));
 
@@ -83,7 +83,7 @@ static int import_new(enum memory_kind kind, struct import **import_p)
 	return 0;
 }
 
-static void import_free(struct import *im)
+static void memory_import_free(struct import *im)
 {
 	gpu_pin_free(im->memory.pin);
 	if (im->map)
@@ -112,7 +112,7 @@ static bool memory_holds(const struct memory *m, uintptr_t addr)
 }
 
 /* In signal context: atomics, mmap, the mask and the jump only. */
-static void memory_bury(struct memory *m)
+static void memory_replace_by_zeros(struct memory *m)
 {
 	struct import *im = container_of(m, struct import, memory);
 
@@ -134,7 +134,7 @@ static void on_sigbus(int signum, siginfo_t *info, void *context)
 				     : memory_holds(guard->b, addr) ? guard->b
 								    : NULL;
 		if (hit) {
-			memory_bury(hit);
+			memory_replace_by_zeros(hit);
 			/* the jump leaves the handler: its mask must not stay */
 			pthread_sigmask(SIG_SETMASK, &interrupted->uc_sigmask, NULL);
 			siglongjmp(guard->env, 1);
@@ -283,7 +283,7 @@ static int import_populate(struct import *im, uint64_t page)
 	} else if (r < 0 && (errno == EFAULT || errno == ENOSPC || errno == EHWPOISON)) {
 		return err_raise(ERR_IMPORT,
 				 "the memory has pages that cannot be had (%s): its file "
-				 "system or memory limit is full, or it was cut",
+				 "system or memory limit is full, or it was truncated",
 				 strerror(errno));
 	} else if (r < 0) {
 		return err_raise_errno(errno, "populating %zu bytes", im->map_bytes);
@@ -302,7 +302,7 @@ static int import_file(enum memory_kind kind, int owned_fd, uint64_t offset,
 	uint64_t page = 0, skip;
 	int r;
 
-	r = import_new(kind, &im);
+	r = memory_import_new(kind, &im);
 	if (r < 0) {
 		close(owned_fd);
 		return err_pass(r);
@@ -333,10 +333,11 @@ static int import_file(enum memory_kind kind, int owned_fd, uint64_t offset,
 	im->memory.base = (uint8_t *)im->map + skip;
 	r = import_populate(im, page);
 	if (r == 0 && atomic_load(&im->memory.dead))
-		r = err_raise(ERR_FAULT, "the memory was cut while it was imported");
+		r = err_raise(ERR_FAULT,
+			      "the memory was truncated while it was imported");
 out:
 	if (r < 0) {
-		import_free(im);
+		memory_import_free(im);
 		return err_pass(r);
 	}
 	*memory_p = &im->memory;
@@ -487,7 +488,7 @@ int memory_import_vm(pid_t pid, uint64_t address, uint64_t length,
 	if (address == 0 || length == 0 || length > UINT64_MAX - address)
 		return err_raise(ERR_RANGE, "address %#jx + length %ju",
 				 (uintmax_t)address, (uintmax_t)length);
-	r = import_new(MEMORY_VM, &im);
+	r = memory_import_new(MEMORY_VM, &im);
 	if (r < 0)
 		return err_pass(r);
 	im->memory.pid = pid;
@@ -506,7 +507,7 @@ int memory_import_vm(pid_t pid, uint64_t address, uint64_t length,
 	if (r == 0)
 		r = vm_probe(pid, address + length - 1);
 	if (r < 0) {
-		import_free(im);
+		memory_import_free(im);
 		return err_pass(r);
 	}
 	*memory_p = &im->memory;
@@ -521,13 +522,13 @@ int memory_import_device(struct gpu *gpu, uint64_t owner, const struct gpu_handl
 {
 	struct gpu_import *allocation;
 	struct import *im = NULL;
-	int r = import_new(MEMORY_DEVICE, &im);
+	int r = memory_import_new(MEMORY_DEVICE, &im);
 
 	if (r < 0)
 		return err_pass(r);
 	r = gpu_import(gpu, owner, handle, writable, &im->memory.gpu);
 	if (r < 0) {
-		import_free(im);
+		memory_import_free(im);
 		return err_pass(r);
 	}
 	allocation = im->memory.gpu;
@@ -538,7 +539,7 @@ int memory_import_device(struct gpu *gpu, uint64_t owner, const struct gpu_handl
 			      "bytes",
 			      (uintmax_t)offset, (uintmax_t)length,
 			      (uintmax_t)allocation->bytes);
-		import_free(im);
+		memory_import_free(im);
 		return err_pass(r);
 	}
 	im->memory.address = allocation->address + offset;
@@ -562,12 +563,12 @@ int memory_import_dmabuf(int fd, uint64_t offset, uint64_t length,
 			ERR_RANGE,
 			"offset %ju + length %ju is beyond the dma-buf's %ju bytes",
 			(uintmax_t)offset, (uintmax_t)length, (uintmax_t)end);
-	r = import_new(MEMORY_DEVICE, &im);
+	r = memory_import_new(MEMORY_DEVICE, &im);
 	if (r < 0)
 		return err_pass(r);
 	im->memory.dmabuf_fd = fd_own(fd);
 	if (im->memory.dmabuf_fd < 0) {
-		import_free(im);
+		memory_import_free(im);
 		return err_pass(-EIO);
 	}
 	im->memory.dmabuf_offset = offset;
@@ -611,5 +612,5 @@ void memory_unref(struct memory *memory)
 	/* release: what was done with the memory stays before this; acquire: the last one
 	 * unmaps after all that the others did */
 	if (atomic_fetch_sub_explicit(&memory->refs, 1, memory_order_acq_rel) == 1)
-		import_free(container_of(memory, struct import, memory));
+		memory_import_free(container_of(memory, struct import, memory));
 }

@@ -7,7 +7,7 @@
  * unmapped under a copy or a DMA. Importing and releasing map, populate and
  * unmap: both may block and belong on helper threads.
  *
- * Kinds differ in who may touch them:
+ * Kinds differ in what may touch them:
  *   sealed  a memfd that cannot shrink, populated: any thread, any library
  *   guarded memory that its owner may cut (POSIX shm): only copy threads, under
  *           the SIGBUS guard, which kills this memory and nothing else
@@ -63,7 +63,7 @@ struct memory {
 
 /*
  * Import. On success *memory_p has one reference. The fd is duplicated, the
- * caller keeps his. Refusals are ERR_IMPORT with cause and remedy ("memfd
+ * caller keeps its own. Refusals are ERR_IMPORT with cause and remedy ("memfd
  * carries no F_SEAL_SHRINK and refuses to be sealed: create it with
  * MFD_ALLOW_SEALING"), ERR_RANGE when offset + length is beyond the object.
  * `populate` makes every page present (a hole on a full tmpfs would raise

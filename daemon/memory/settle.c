@@ -3,7 +3,7 @@
  * MADV_COLLAPSE begins with a visit to each core (lru_add_drain_all(), under one
  * lock of the whole machine), whatever there is to do. Where each core has other work
  * that takes seconds, in which a room would wait for the key of its peer's pool.
- * So a thread of its own does it, and who asked waits a moment only: long enough that
+ * So a thread of its own does it, and the asker waits a moment only: long enough that
  * a mapping usually has its huge pages before an adapter pins it.
  */
 #include "daemon/memory/settle.h"

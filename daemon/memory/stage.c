@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Packing and unpacking run in the caller's thread: who sends what he has just
- * packed finds it in his cache. Unpacking, and packing of memory that wants a guard
+ * Packing and unpacking run in the caller's thread: a sender that has just packed
+ * rows finds them in its cache. Unpacking, and packing of memory that wants a guard
  * or another process's, are the copy threads' own inner loops (copy_now).
  *
  * Packing scattered rows out of cold memory is a matter of latency: a row of 256

@@ -30,7 +30,7 @@ struct stage_side {
 };
 
 /* Both: 0, or ERR_FAULT when the memory is gone. The rows are inside the
- * buffers: who made the side has checked that. */
+ * buffers: the maker of the side has checked that. */
 int stage_pack(struct copy_hand *hand, const struct stage_side *side, uint64_t begin,
 	       uint64_t end, void *to);
 int stage_unpack(struct copy_hand *hand, const struct stage_side *side, uint64_t begin,

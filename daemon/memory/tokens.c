@@ -2,15 +2,15 @@
 /*
  * Tokens are bytes 0 … count-1 of a file, held by an exclusive OFD lock. A
  * daemon that goes without says so by a shared lock on one byte far behind them:
- * who holds tokens for long asks for that byte (F_OFD_GETLK names a lock of
+ * a daemon that holds tokens for long asks for that byte (F_OFD_GETLK names a lock of
  * another description only) and gives one back, then rests before it takes
- * again, so that the other, who looks every millisecond, finds it.
+ * again, so that the other, which looks every millisecond, finds it.
  *
  * Rejected: a counter in shared memory (a daemon that is killed keeps what it
- * took), robust mutexes (one stranger with the file mapped writes over them),
+ * took), robust mutexes (any process with the file mapped can overwrite them),
  * waiting in F_OFD_SETLKW (a thread there cannot be told to end).
  *
- * A daemon that lies about locks takes its neighbours' speed, never their
+ * A daemon that misuses the locks takes its neighbours' speed, never their
  * progress: the first thread needs no token.
  */
 #include "daemon/memory/tokens.h"

@@ -202,7 +202,7 @@ int peers_dial(struct peers *peers, const char *endpoint, struct peer **peer_p)
 	int r;
 
 	if (peers->closing)
-		return err_raise(ERR_DRAIN, "this daemon takes leave of its peers");
+		return err_raise(ERR_DRAIN, "this daemon is shutting down");
 	r = canonical(peers, endpoint, name);
 	if (r < 0)
 		return err_pass(r);
@@ -275,7 +275,7 @@ struct peer *peers_by_endpoint(struct peers *peers, const char *endpoint)
 void peer_end_later(struct peer *peer, const struct err *why)
 {
 	assert(why->code != ERR_OK);
-	peer_doom(impl_of(peer), why);
+	peer_mark_down(impl_of(peer), why);
 }
 
 void peer_kill(struct peer *peer, const struct err *why)

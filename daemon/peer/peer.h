@@ -169,9 +169,9 @@ uint8_t *peer_body_take(struct peer *peer);
 
 /*
  * Express. A message that somebody waits for may go another way than the control
- * line, which passes two threads of libzmq on each side: the layer above lends one, in
+ * line, which passes two threads of libzmq on each side: the layer above provides one, in
  * order by itself (its data line). One order is kept over both: they share the
- * sequence, and who receives puts it together again.
+ * sequence, and the receiver puts it together again.
  */
 #define PEER_EXPRESS_MAX 64u	       /* that the remote has not taken */
 #define PEER_EXPRESS_BYTES (16u << 10) /* of a body */

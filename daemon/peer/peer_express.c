@@ -14,7 +14,7 @@
  * is a loss, known at once, and ends the peering as ever. Of the data line nothing is
  * lost without its end, and the two lines share one fate (handshake.c).
  *
- * What can wait here is bounded by who sends: PEER_EXPRESS_MAX messages that the
+ * What can wait here is bounded by the sender: PEER_EXPRESS_MAX messages that the
  * remote has not handed up, and while there are some, BEHIND_FRAMES and BEHIND_BYTES
  * on the control line. Who sends more is no peer of ours. Early express messages
  * stay where they came, in the data line's memory.
@@ -124,21 +124,21 @@ void peer_express_done(struct peer *peer, const struct err *err)
 	if (impl->express_out > 0)
 		impl->express_out--;
 	if (err)
-		peer_doom(impl, err);
+		peer_mark_down(impl, err);
 	else if (impl->express_out == 0 && !list_empty(&impl->queue))
 		peer_flush(impl);
 }
 
 /* ---- in ---- */
 
-static bool serves(const struct peer_impl *impl, uint64_t epoch)
+static bool peer_express_serves(const struct peer_impl *impl, uint64_t epoch)
 {
 	return sm_state(&impl->peer.sm) == PEER_UP && impl->peer.epoch == epoch &&
-	       !impl->doom.code;
+	       !impl->why_down.code;
 }
 
-static void hand_up(struct peer_impl *impl, const struct wire_header *h,
-		    struct cursor *body)
+static void peer_express_hand_up(struct peer_impl *impl, const struct wire_header *h,
+				 struct cursor *body)
 {
 	struct wire_header up = *h;
 
@@ -179,7 +179,7 @@ static bool control_step(struct peer_impl *impl)
 	memcpy(h.sender, impl->cur.instance, sizeof(h.sender));
 	memcpy(h.target, impl->peers->instance, sizeof(h.target));
 	cursor_read(&body, msg->body, msg->len);
-	hand_up(impl, &h, &body);
+	peer_express_hand_up(impl, &h, &body);
 	early_free(impl, msg);
 	return true;
 }
@@ -199,7 +199,7 @@ static bool express_step(struct peer_impl *impl)
 	/* Before it is handed up: the handler may end the peering, and with it the data
 	 * line that the message came by. */
 	in->on_taken(in); /* its bytes live on until the end of this turn's step */
-	hand_up(impl, &h, &body);
+	peer_express_hand_up(impl, &h, &body);
 	return true;
 }
 
@@ -216,7 +216,8 @@ void peer_early_deliver(struct peer_impl *impl)
 	assert(!impl->peer.self);
 	if (impl->delivering)
 		return; /* whoever delivers goes on */
-	while (serves(impl, epoch) && (control_step(impl) || express_step(impl))) {
+	while (peer_express_serves(impl, epoch) &&
+	       (control_step(impl) || express_step(impl))) {
 		if (peer_early_pending(impl) && loop_enough(impl->peers->loop)) {
 			loop_defer(impl->peers->loop, &impl->later);
 			return;
@@ -224,8 +225,8 @@ void peer_early_deliver(struct peer_impl *impl)
 	}
 }
 
-static int keep(struct peer_impl *impl, const struct wire_header *h,
-		const struct cursor *body)
+static int peer_express_keep(struct peer_impl *impl, const struct wire_header *h,
+			     const struct cursor *body)
 {
 	bool empty = h->type == WIRE_T_PING || h->type == WIRE_T_PONG;
 	size_t len = empty ? 0 : cursor_left(body);
@@ -267,12 +268,12 @@ void peer_in_order(struct peer_impl *impl, const struct wire_header *h,
 		/* a handler may end this peering, and a new one may even be up by then */
 		uint64_t epoch = impl->peer.epoch;
 
-		hand_up(impl, h, body);
-		if (serves(impl, epoch))
+		peer_express_hand_up(impl, h, body);
+		if (peer_express_serves(impl, epoch))
 			peer_early_deliver(impl);
 		return;
 	}
-	if (keep(impl, h, body) < 0) {
+	if (peer_express_keep(impl, h, body) < 0) {
 		err_take(&why);
 		peer_bring_down(impl, &why, true);
 	}
@@ -286,7 +287,7 @@ static int check(struct peer_impl *impl, const struct wire_header *h)
 	if (!(cur->features & PEER_FEATURE_EXPRESS))
 		return err_raise(ERR_PROTO, "express was not agreed");
 	if (h->type <= WIRE_T_BYE)
-		return err_raise(ERR_PROTO, "%s does not go by express",
+		return err_raise(ERR_PROTO, "%s is no express message",
 				 wire_type_name(h->type));
 	if (h->epoch != cur->epoch_in || h->from_epoch != cur->epoch_out ||
 	    memcmp(h->sender, cur->instance, sizeof(h->sender)) != 0 ||
@@ -321,7 +322,7 @@ int peer_express_arrived(struct peer *peer, struct peer_express_in *in, const vo
 
 	assert(in->on_taken);
 	impl->peers->stats.frames_in++;
-	if (sm_state(&peer->sm) != PEER_UP || impl->doom.code)
+	if (sm_state(&peer->sm) != PEER_UP || impl->why_down.code)
 		return err_raise(ERR_PEER, "peer %s is not up", peer->endpoint);
 	r = wire_frame_get(frame, len, &in->header, &in->body);
 	if (r == 0)

@@ -12,8 +12,8 @@
  *   UP, knows b           ◄────────────  WELCOME nonce, epoch b
  *   PING in epoch b       ────────────►  UP
  *
- * What each step proves. The nonce comes back only from who got the HELLO: B
- * is at the endpoint that A dialled. Epoch b comes back only from who got the
+ * What each step proves. The nonce comes back only from the receiver of the HELLO: B
+ * is at the endpoint that A dialled. Epoch b comes back only from the receiver of the
  * WELCOME: A is at the endpoint that it named. So a HELLO by itself changes
  * nothing: not the peer that is up at the endpoint it claims, not the instance
  * it claims to be. It makes an attempt (`next`) beside the peering (`cur`), and
@@ -183,7 +183,7 @@ int peering_begin_self(struct peer_impl *impl)
 	return err_pass(hear(&impl->next, &h, &m, ""));
 }
 
-/* HELLOs of strangers make us dial, so there is a rate of them that we serve. */
+/* HELLOs of unknown senders make us dial, so there is a rate of them that we serve. */
 static bool admit_stranger(struct peers *peers)
 {
 	uint64_t now_ns = loop_now_ns(peers->loop);
@@ -333,7 +333,7 @@ void peer_on_hello(struct peers *peers, const struct wire_header *h, struct curs
 		return;
 	if (impl->cur.live && h->epoch == impl->cur.epoch_out &&
 	    memcmp(h->sender, impl->cur.instance, sizeof(h->sender)) == 0) {
-		/* our WELCOME was slower than its patience */
+		/* our WELCOME came after its timeout */
 		impl->cur.answer_due = true;
 		impl->cur.answer_nonce = m.nonce;
 		peer_answer(impl, &impl->cur);
@@ -342,7 +342,7 @@ void peer_on_hello(struct peers *peers, const struct wire_header *h, struct curs
 	begin_answer(impl, h, &m, user);
 }
 
-/* The answer to a probe: who is at the endpoint of a peer that is UP? */
+/* The answer to a probe: which daemon is at the endpoint of a peer that is UP? */
 static void on_probed(struct peer_impl *impl, const struct wire_header *h,
 		      const char *user)
 {

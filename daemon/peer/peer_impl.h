@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * peer_impl: what peer.c (objects, life), peer_hello.c (who is it) and
+ * peer_impl: what peer.c (objects, life), peer_hello.c (authentication) and
  * peer_io.c (frames) share. Nobody else includes it.
  */
 #ifndef KVD_PEER_IMPL_H
@@ -85,10 +85,10 @@ struct peer_impl {
 	uint64_t window_ns;  /* silence before it does not count */
 	uint64_t used_ns;    /* last message besides PING and PONG */
 	uint64_t pinged_ns, ping_stamp;
-	bool ping_open;	    /* no PONG yet */
-	uint64_t proven_ns; /* when the latest PING left that was answered */
-	uint64_t pong_owed; /* a PING's stamp that the line had no room to answer; 0: none
-			     */
+	bool ping_open;	       /* no PONG yet */
+	uint64_t proven_ns;    /* when the latest PING left that was answered */
+	uint64_t pong_pending; /* a PING's stamp, to answer when the line has room
+				*/
 	bool line_broke; /* since it was connected last: is it still the same daemon? */
 
 	/* reliable messages that the line did not take; the self peer's inbox */
@@ -111,11 +111,11 @@ struct peer_impl {
 	size_t early_bytes;
 	bool delivering;
 
-	struct err doom; /* code != OK: goes down in `later` */
+	struct err why_down; /* code != OK: goes down in `later` */
 	struct loop_defer later;
 };
 
-/* A BYE to somebody who is no peer: a line that lives until it is sent. */
+/* A BYE to a daemon that is no peer: a line that lives until it is sent. */
 struct peer_refusal {
 	struct line_owner line_owner;
 	struct peers *peers;
@@ -185,7 +185,7 @@ void peer_restarted(const struct peer_impl *impl, const uint8_t instance[16],
 		    struct err *why_p);
 /* It is this daemon: UP in the next turn. */
 void peer_become_self(struct peer_impl *impl);
-void peer_doom(struct peer_impl *impl, const struct err *why);
+void peer_mark_down(struct peer_impl *impl, const struct err *why);
 /* "peer tcp://10.0.0.2:7400 instance 3f…" */
 const char *peer_label(const struct peer_impl *impl, char text[200]);
 
@@ -205,7 +205,7 @@ void peer_addresses_free(struct peer_address *addresses, unsigned int *count);
 /* ---- peer_hello.c (HELLO, WELCOME, BYE) ---- */
 int peering_begin_self(struct peer_impl *impl); /* with both halves ours */
 void peer_hello_send(struct peer_impl *impl);
-/* UP: ask again who is there, with the HELLO of the peering that is. */
+/* UP: ask again which daemon is there, with the HELLO of the peering that is. */
 void peer_hello_probe(struct peer_impl *impl);
 void peer_answer(struct peer_impl *impl, struct peering *peering);
 void peer_on_hello(struct peers *peers, const struct wire_header *h, struct cursor *body,
@@ -215,7 +215,7 @@ void peer_on_welcome(struct peers *peers, const struct wire_header *h,
 void peer_on_bye(struct peers *peers, const struct wire_header *h, struct cursor *body,
 		 const char *user);
 
-/* ---- peer_refuse.c (BYE to who is no peer) ---- */
+/* ---- peer_refuse.c (BYE to a daemon that is no peer) ---- */
 void peer_refuse(struct peers *peers, const struct wire_header *h, const char *endpoint,
 		 enum err_code code, const char *text);
 void peer_refusals_close(struct peers *peers);

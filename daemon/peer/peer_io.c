@@ -4,8 +4,8 @@
  *
  * In. Whoever wants to be heard must know the epoch that we minted for it and
  * told nobody else: the epoch finds the peering, and only then the sender's
- * epoch, its instance and its key's user must agree. So a stranger's frame costs a look
- * into one hash chain. Within an epoch the sequence has no gaps: a number seen
+ * epoch, its instance and its key's user must agree. So an unknown sender's frame costs a
+ * look-up into one hash chain. Within an epoch the sequence has no gaps: a number seen
  * before is a replay and is dropped, a gap means that the line lost frames when
  * it broke, and a peering that lost frames is worth nothing - somebody above
  * waits for what was in them - so it ends, and a new one begins clean.
@@ -126,7 +126,7 @@ int peer_check_send(const struct peer_impl *impl, enum wire_type type, size_t le
 	const struct peer *peer = &impl->peer;
 
 	assert(type > WIRE_T_BYE && type < WIRE_T_END);
-	if (sm_state(&peer->sm) != PEER_UP || impl->doom.code)
+	if (sm_state(&peer->sm) != PEER_UP || impl->why_down.code)
 		return err_raise(ERR_PEER, "peer %s is not up", peer->endpoint);
 	if (len > wire_body_cap(type) ||
 	    WIRE_HEADER_BYTES + len > impl->peers->options.message_bytes)
@@ -137,7 +137,7 @@ int peer_check_send(const struct peer_impl *impl, enum wire_type type, size_t le
 
 static void flush(struct peer_impl *impl, bool paced);
 
-static int check_room(struct peer_impl *impl, size_t cost)
+static int peer_io_check_room(struct peer_impl *impl, size_t cost)
 {
 	const size_t cap = impl->peers->options.queue_bytes;
 
@@ -164,7 +164,7 @@ static int queue_push(struct peer_impl *impl, enum wire_type type, const void *b
 {
 	const size_t cost = cost_of(impl, owned != NULL, len);
 	struct peer_message *msg;
-	int r = check_room(impl, cost);
+	int r = peer_io_check_room(impl, cost);
 
 	if (r < 0)
 		return err_pass(r);
@@ -221,7 +221,7 @@ void peer_queue_drop(struct peer_impl *impl)
 /* The answer to the latest PING; negative while the line takes nothing. */
 static int pong(struct peer_impl *impl)
 {
-	struct wire_pong m = {.stamp = impl->pong_owed};
+	struct wire_pong m = {.stamp = impl->pong_pending};
 	uint8_t buf[16];
 	struct cursor c;
 
@@ -231,7 +231,7 @@ static int pong(struct peer_impl *impl)
 		err_clear();
 		return -EAGAIN;
 	}
-	impl->pong_owed = 0;
+	impl->pong_pending = 0;
 	return 0;
 }
 
@@ -240,7 +240,7 @@ static void flush(struct peer_impl *impl, bool paced)
 {
 	struct peer_message *msg;
 
-	if (impl->pong_owed)
+	if (impl->pong_pending)
 		(void)pong(impl);
 	while (!peer_express_full(impl) &&
 	       (msg = list_first(&impl->queue, struct peer_message, link))) {
@@ -259,7 +259,7 @@ static void flush(struct peer_impl *impl, bool paced)
 			return;
 		}
 	}
-	if (list_empty(&impl->queue) && !impl->pong_owed)
+	if (list_empty(&impl->queue) && !impl->pong_pending)
 		loop_timer_stop(&impl->flush);
 	else
 		loop_timer_start(&impl->flush, FLUSH_RETRY_NS);
@@ -332,7 +332,7 @@ int peer_send_reliable(struct peer *peer, enum wire_type type, const void *body,
 	if (r < 0) {
 		/* what was promised cannot be kept: the peering ends */
 		why = *err_last();
-		peer_doom(impl, &why);
+		peer_mark_down(impl, &why);
 	}
 	return err_pass(r);
 }
@@ -368,7 +368,7 @@ int peer_send_owned(struct peer *peer, enum wire_type type, uint8_t *owned, size
 		r = send_long(impl, type, owned, len);
 		if (r < 0) {
 			why = *err_last();
-			peer_doom(impl, &why);
+			peer_mark_down(impl, &why);
 		}
 	}
 	if (r < 0)
@@ -386,7 +386,7 @@ static void on_ping(struct peer_impl *impl, struct cursor *body)
 		err_clear();
 		return;
 	}
-	impl->pong_owed = ping.stamp;
+	impl->pong_pending = ping.stamp;
 	if (pong(impl) < 0 && !loop_timer_running(&impl->flush))
 		loop_timer_start(&impl->flush, FLUSH_RETRY_NS);
 }
@@ -507,7 +507,7 @@ static void on_peering_frame(struct peer_impl *impl, struct peering *peering,
 	/* it knows what only our WELCOME told: the attempt is proven */
 	if (peering == &impl->next && !peer_bring_up(impl))
 		return;
-	if (sm_state(&impl->peer.sm) != PEER_UP || impl->doom.code)
+	if (sm_state(&impl->peer.sm) != PEER_UP || impl->why_down.code)
 		return; /* on_up ended it */
 	impl->heard_ns = loop_now_ns(impl->peers->loop);
 	/* these two belong to no order: what goes by express may take its time */

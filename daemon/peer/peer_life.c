@@ -15,7 +15,7 @@
  *
  * Callbacks of the owner may release, kill and dial at will while we are in the
  * middle of something. So each move first does all of its own work, calls back
- * last, and who goes on after it looks at the state again.
+ * last, and code that goes on after it looks at the state again.
  */
 #include "daemon/peer/peer_impl.h"
 
@@ -108,7 +108,7 @@ static void take_down(struct peer_impl *impl, const struct err *why, bool bye)
 	}
 	sm_move(&peer->sm, PEER_DOWN);
 	peer->why = *why;
-	impl->doom.code = ERR_OK;
+	impl->why_down.code = ERR_OK;
 	impl->ping_open = false;
 	loop_defer_cancel(&impl->later);
 	peer_queue_drop(impl);
@@ -263,7 +263,7 @@ bool peer_bring_up(struct peer_impl *impl)
 	peer_life_publish(impl);
 	impl->heard_ns = impl->window_ns = impl->used_ns = peer->up_since_ns;
 	impl->proven_ns = loop_clock_ns(peers->loop);
-	impl->pong_owed = 0;
+	impl->pong_pending = 0;
 	log_info("peer", peer->endpoint, "up", "instance=%s name='%s' user='%s'",
 		 peer->instance_text, peer->name, impl->cur.user);
 	if (peer->self) {
@@ -361,7 +361,7 @@ static void tick_up(struct peer_impl *impl)
 	if (check_alive(impl, &left_ns) || check_answers(impl, &left_ns))
 		return;
 	if (is_idle(impl, now_ns)) {
-		err_set(&why, ERR_CANCELED, "nobody here needs it any more");
+		err_set(&why, ERR_CANCELED, "unused on this side");
 		peer_bring_down(impl, &why, true);
 		return;
 	}
@@ -383,7 +383,7 @@ static void say_why_not(struct peer_impl *impl)
 		impl->hellos ? "does not answer: can it reach our `advertise`?"
 			     : "cannot be reached");
 	if (first)
-		log_info("peer", impl->peer.endpoint, "not there yet", "hellos=%u",
+		log_info("peer", impl->peer.endpoint, "not reached yet", "hellos=%u",
 			 impl->hellos);
 }
 
@@ -425,7 +425,7 @@ void peer_on_tick(struct loop_timer *timer)
 	} else if (impl->next.live && now_ns < end_ns) {
 		peer_tick_in(impl, end_ns - now_ns); /* a later HELLO renewed it */
 	} else {
-		err_set(&why, ERR_TIMEOUT, "peer %s said HELLO and then nothing",
+		err_set(&why, ERR_TIMEOUT, "peer %s sent HELLO and then nothing",
 			impl->peer.endpoint);
 		peer_attempt_failed(impl, &why);
 	}
@@ -471,19 +471,19 @@ void peer_on_line(void *owner, void *line_owner, bool connected)
 
 /* ---- deferred work ---- */
 
-void peer_doom(struct peer_impl *impl, const struct err *why)
+void peer_mark_down(struct peer_impl *impl, const struct err *why)
 {
 	assert(why->code != ERR_OK);
-	if (impl->doom.code)
+	if (impl->why_down.code)
 		return;
-	impl->doom = *why;
+	impl->why_down = *why;
 	loop_defer(impl->peers->loop, &impl->later);
 }
 
 void peer_on_later(struct loop_defer *defer)
 {
 	struct peer_impl *impl = container_of(defer, struct peer_impl, later);
-	struct err why = impl->doom;
+	struct err why = impl->why_down;
 
 	if (why.code) {
 		peer_bring_down(impl, &why, true);

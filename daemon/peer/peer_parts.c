@@ -9,7 +9,7 @@
  * A PART is a message like any other: in the sequence, never lost without the peering's
  * end.
  *
- * Who receives has memory for one message a peer, whose size the first part tells and the
+ * The receiver has memory for one message a peer, whose size the first part tells and the
  * type's cap bounds; pages of it are touched as bytes come. The bytes have to come in
  * their order and all of them: anything else is no peer of ours, whose end frees them.
  * Rooms take the memory as it is and read it from there.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cover: who sends what.
+ * cover: which source sends what.
  *
  * For one field of one layer the sources that hold it give intervals of units.
  * Their ends, inside the destination's own interval, cut it into cells; each

@@ -142,7 +142,7 @@ static int set_cut(struct coverage_set *set, uint64_t begin, uint64_t end)
 	return 0;
 }
 
-static int split(struct coverage *cov)
+static int coverage_split(struct coverage *cov)
 {
 	struct coverage_set *sets = mem_calloc(cov->layer_count, sizeof(*sets));
 	struct coverage_set *one = &cov->sets[0];
@@ -189,7 +189,7 @@ static int coverage_choose(struct coverage *cov, struct plan_layers layers, uint
 	if (*lo == *hi)
 		return 0;
 	if (!all && !cov->split) {
-		r = split(cov);
+		r = coverage_split(cov);
 		if (r < 0)
 			return r;
 	}
@@ -244,7 +244,7 @@ int coverage_remove(struct coverage *cov, struct plan_layers layers, uint64_t be
 bool coverage_whole(const struct coverage *cov, uint64_t begin, uint64_t end)
 {
 	if (cov->layer_count == 0)
-		return true; /* this source owes nothing here */
+		return true; /* nothing is due from this source here */
 	for (uint32_t i = 0; i < set_count(cov); i++) {
 		const struct coverage_set *set = &cov->sets[i];
 		uint32_t k = set_find(set, begin);

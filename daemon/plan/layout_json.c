@@ -24,8 +24,8 @@
 
 #define JSON_INT_MAX 9007199254740991.0 /* 2^53 - 1 */
 
-static int number_read(const cJSON *item, const char *path, const char *key, uint64_t max,
-		       uint64_t *v_p)
+static int layout_json_number_read(const cJSON *item, const char *path, const char *key,
+				   uint64_t max, uint64_t *v_p)
 {
 	double v;
 
@@ -48,15 +48,15 @@ static int number_read(const cJSON *item, const char *path, const char *key, uin
 
 static int member_u64(const cJSON *json, const char *path, const char *key, uint64_t *v_p)
 {
-	return number_read(cJSON_GetObjectItemCaseSensitive(json, key), path, key,
-			   UINT64_MAX, v_p);
+	return layout_json_number_read(cJSON_GetObjectItemCaseSensitive(json, key), path,
+				       key, UINT64_MAX, v_p);
 }
 
 static int member_u32(const cJSON *json, const char *path, const char *key, uint32_t *v_p)
 {
 	uint64_t v = 0;
-	int r = number_read(cJSON_GetObjectItemCaseSensitive(json, key), path, key,
-			    UINT32_MAX, &v);
+	int r = layout_json_number_read(cJSON_GetObjectItemCaseSensitive(json, key), path,
+					key, UINT32_MAX, &v);
 
 	*v_p = (uint32_t)v;
 	return r;
@@ -152,7 +152,8 @@ static int layer_compare(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-static int parse_view(const cJSON *json, struct layout *layout, struct layout_view *view)
+static int layout_json_parse_view(const cJSON *json, struct layout *layout,
+				  struct layout_view *view)
 {
 	char path[LAYOUT_PATH_MAX];
 	const cJSON *layers, *it;
@@ -206,7 +207,8 @@ static int parse_buffers(const cJSON *json, struct layout *layout)
 		char key[24];
 
 		snprintf(key, sizeof(key), "[%u]", i);
-		r = number_read(it, "buffers", key, UINT64_MAX, &layout->buffers[i]);
+		r = layout_json_number_read(it, "buffers", key, UINT64_MAX,
+					    &layout->buffers[i]);
 		if (r < 0)
 			return err_pass(r);
 		i++;
@@ -241,14 +243,15 @@ static int parse_members(const cJSON *json, struct layout *layout)
 		return -err_errno(ERR_NOMEM);
 	cJSON_ArrayForEach(it, views) {
 		/* counted first, so that a failed view is freed with the rest */
-		r = parse_view(it, layout, &layout->views[layout->view_count++]);
+		r = layout_json_parse_view(it, layout,
+					   &layout->views[layout->view_count++]);
 		if (r < 0)
 			return err_pass(r);
 	}
 	return 0;
 }
 
-static int parse(const cJSON *json, bool cover_only, struct layout **layout_p)
+static int layout_json_parse(const cJSON *json, bool cover_only, struct layout **layout_p)
 {
 	struct layout *layout mem_cleanup(layout_freep) = NULL;
 	int r;
@@ -269,12 +272,12 @@ static int parse(const cJSON *json, bool cover_only, struct layout **layout_p)
 
 int layout_parse(const struct cJSON *json, struct layout **layout_p)
 {
-	return parse(json, false, layout_p);
+	return layout_json_parse(json, false, layout_p);
 }
 
 int layout_parse_ranks(const struct cJSON *json, struct layout **layout_p)
 {
-	return parse(json, true, layout_p);
+	return layout_json_parse(json, true, layout_p);
 }
 
 /* ---- printing ---- */

@@ -10,8 +10,9 @@
  * left to plan_make(), which looks at the bytes really reached. */
 #define TARGET_BOXES_MAX (1u << 16)
 
-static int add_field(const struct layout_view *view, const struct layout_field *f,
-		     uint32_t tag, struct nest_boxes *boxes)
+static int layout_target_add_field(const struct layout_view *view,
+				   const struct layout_field *f, uint32_t tag,
+				   struct nest_boxes *boxes)
 {
 	struct nest_box box = {.dst = f->offset,
 			       .src = f->offset,
@@ -68,7 +69,8 @@ static int check_view(const struct layout_view *view)
 
 	for (uint32_t i = 0; i < view->layer_count && r == 0; i++)
 		for (uint32_t j = 0; j < view->layers[i].field_count && r == 0; j++)
-			r = add_field(view, &view->layers[i].fields[j], tag++, &in);
+			r = layout_target_add_field(view, &view->layers[i].fields[j],
+						    tag++, &in);
 	if (r == 0)
 		r = nest_solve(&in, &out, &clash);
 	if (r == NEST_TWICE)

@@ -203,7 +203,7 @@ static int nest_by_destination(const void *a, const void *b)
 	return (x->tag > y->tag) - (x->tag < y->tag);
 }
 
-static void sort(struct nest_box *boxes, size_t count)
+static void nest_sort(struct nest_box *boxes, size_t count)
 {
 	for (size_t i = 1; i < count; i++) {
 		if (nest_by_destination(&boxes[i - 1], &boxes[i]) > 0) {
@@ -336,8 +336,8 @@ static int append(struct nest *nest, size_t floor, const struct nest_box *box,
 
 /* ---- clusters ---- */
 
-static int solve(struct nest *nest, size_t floor, struct nest_box *boxes, size_t count,
-		 uint32_t depth);
+static int nest_do_solve(struct nest *nest, size_t floor, struct nest_box *boxes,
+			 size_t count, uint32_t depth);
 
 static int twice(struct nest *nest, const struct nest_box *a, const struct nest_box *b)
 {
@@ -375,8 +375,8 @@ static int split_box(struct nest_boxes *list, const struct nest_box *box, uint32
 }
 
 /* Split those with the longest outermost strides, keep the others, go on. */
-static int split(struct nest *nest, size_t floor, const struct nest_box *boxes,
-		 size_t count, uint32_t depth)
+static int nest_split(struct nest *nest, size_t floor, const struct nest_box *boxes,
+		      size_t count, uint32_t depth)
 {
 	struct nest_boxes list = {.limit = nest->limit};
 	uint64_t longest = 0;
@@ -395,7 +395,7 @@ static int split(struct nest *nest, size_t floor, const struct nest_box *boxes,
 	if (r == 0 && nest->alive > nest->limit)
 		r = too_many(nest->limit);
 	if (r == 0)
-		r = solve(nest, floor, list.items, list.count, depth);
+		r = nest_do_solve(nest, floor, list.items, list.count, depth);
 	nest->alive -= list.count;
 	nest_boxes_fini(&list);
 	return r;
@@ -454,7 +454,7 @@ static int solve_periodic(struct nest *nest, size_t floor, struct nest_box *boxe
 	int r;
 
 	nest->conflict = NO_CONFLICT;
-	r = solve(nest, at, boxes, count, depth + 1);
+	r = nest_do_solve(nest, at, boxes, count, depth + 1);
 	if (r != 0)
 		return r;
 	if (nest->conflict != depth && out->count == at + 1) {
@@ -470,7 +470,7 @@ static int solve_periodic(struct nest *nest, size_t floor, struct nest_box *boxe
 	if (!turn_holds(nest, floor, at, depth)) {
 		out->count = at;
 		nest->conflict = conflict;
-		return split(nest, floor, boxes, count, depth);
+		return nest_split(nest, floor, boxes, count, depth);
 	}
 out:
 	if (conflict < nest->conflict)
@@ -495,17 +495,17 @@ static int solve_cluster(struct nest *nest, size_t floor, struct nest_box *boxes
 			return twice(nest, &boxes[i - 1], &boxes[i]);
 	if (count > 1 && periodic(boxes, count, depth))
 		return solve_periodic(nest, floor, boxes, count, depth);
-	return split(nest, floor, boxes, count, depth);
+	return nest_split(nest, floor, boxes, count, depth);
 }
 
 /* Boxes that share `depth` outer loops; sorts them in place. `floor` is where
  * this frame's results begin: what lies before is no neighbour at this depth. */
-static int solve(struct nest *nest, size_t floor, struct nest_box *boxes, size_t count,
-		 uint32_t depth)
+static int nest_do_solve(struct nest *nest, size_t floor, struct nest_box *boxes,
+			 size_t count, uint32_t depth)
 {
 	size_t i = 0, j;
 
-	sort(boxes, count);
+	nest_sort(boxes, count);
 	for (; i < count; i = j) {
 		uint64_t end = boxes[i].dst + dst_span(&boxes[i], depth);
 		int r;
@@ -532,5 +532,5 @@ int nest_solve(struct nest_boxes *in, struct nest_boxes *out, struct nest_clash 
 			    .conflict = NO_CONFLICT,
 			    .limit = limit_of(in)};
 
-	return solve(&nest, 0, in->items, in->count, 0);
+	return nest_do_solve(&nest, 0, in->items, in->count, 0);
 }

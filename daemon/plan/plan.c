@@ -232,8 +232,8 @@ static size_t boxes_limit(const struct plan_request *req)
 }
 
 /* Solve the boxes of strips [begin, end) and segments [first, last) of each. */
-static int solve(const struct planner *p, size_t begin, size_t end, size_t first,
-		 size_t last, struct nest_boxes *out)
+static int plan_solve(const struct planner *p, size_t begin, size_t end, size_t first,
+		      size_t last, struct nest_boxes *out)
 {
 	struct nest_boxes in = {.limit = boxes_limit(p->req)};
 	struct nest_clash clash = {0};
@@ -299,7 +299,7 @@ static int page_make(const struct planner *p, size_t begin, size_t end, size_t s
 	page->runs.count = 0;
 	page->boxes.count = 0;
 	page->segment = &p->strips.items[begin].list->segments[segment];
-	r = solve(p, begin, end, segment, segment + 1, &page->boxes);
+	r = plan_solve(p, begin, end, segment, segment + 1, &page->boxes);
 	if (r == 0)
 		r = append_boxes(&page->runs, &page->boxes);
 	if (r < 0)
@@ -405,7 +405,7 @@ static int make_group(struct planner *p, size_t begin, size_t end)
 		r = make_pages(p, begin, end);
 	if (r != IRREGULAR)
 		return r < 0 ? err_pass(r) : 0;
-	r = solve(p, begin, end, 0, SIZE_MAX, &boxes);
+	r = plan_solve(p, begin, end, 0, SIZE_MAX, &boxes);
 	if (r == 0)
 		r = append_boxes(&p->runs, &boxes);
 	nest_boxes_fini(&boxes);

@@ -129,7 +129,7 @@ static int read_map(const cJSON *json, struct plan_map *map)
 	return 0;
 }
 
-static int read_input(const cJSON *root, struct input *in)
+static int plan_json_read_input(const cJSON *root, struct input *in)
 {
 	const cJSON *list, *it;
 	int r;
@@ -152,7 +152,7 @@ static int read_input(const cJSON *root, struct input *in)
 
 /* ---- writing ---- */
 
-static int span_compare(const void *a, const void *b)
+static int plan_json_span_compare(const void *a, const void *b)
 {
 	const struct plan_span *x = a, *y = b;
 
@@ -173,13 +173,13 @@ static struct plan_span *plan_json_rows_of(const struct plan *plan)
 		return NULL;
 	plan_walk_begin(&walk, plan);
 	while (plan_walk_next(&walk, UINT64_MAX, &rows[n])) {
-		if (n > 0 && span_compare(&rows[n - 1], &rows[n]) > 0)
+		if (n > 0 && plan_json_span_compare(&rows[n - 1], &rows[n]) > 0)
 			sorted = false;
 		if (++n == plan->rows)
 			break;
 	}
 	if (!sorted)
-		qsort(rows, n, sizeof(*rows), span_compare);
+		qsort(rows, n, sizeof(*rows), plan_json_span_compare);
 	return rows;
 }
 
@@ -206,7 +206,7 @@ int plan_json_rows(const cJSON *root, uint64_t max_rows, plan_json_explain_rows 
 	struct plan *plan mem_cleanup(plan_freep) = NULL;
 	struct input in = {0};
 	struct plan_request req;
-	int r = read_input(root, &in);
+	int r = plan_json_read_input(root, &in);
 
 	if (r == 0) {
 		req = (struct plan_request){.src = in.src,

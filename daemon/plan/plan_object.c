@@ -116,8 +116,8 @@ void plan_builder_free(struct plan_builder *builder)
 }
 
 /* Every row of one side within 64 bits, whichever way the stride goes. */
-static int side_check(const char *name, uint64_t base, int64_t stride, uint64_t count,
-		      uint64_t len)
+static int plan_object_side_check(const char *name, uint64_t base, int64_t stride,
+				  uint64_t count, uint64_t len)
 {
 	uint64_t step = stride < 0 ? -(uint64_t)stride : (uint64_t)stride;
 	uint64_t span, low = base, high = base;
@@ -148,8 +148,10 @@ int plan_builder_add(struct plan_builder *builder, const struct plan_run *run)
 				 own.len == 0 ? "len" : "count");
 	if (own.count == 1)
 		own.src_stride = own.dst_stride = 0;
-	if ((r = side_check("src", own.src, own.src_stride, own.count, own.len)) < 0 ||
-	    (r = side_check("dst", own.dst, own.dst_stride, own.count, own.len)) < 0)
+	if ((r = plan_object_side_check("src", own.src, own.src_stride, own.count,
+					own.len)) < 0 ||
+	    (r = plan_object_side_check("dst", own.dst, own.dst_stride, own.count,
+					own.len)) < 0)
 		return err_pass(r);
 	if (own.count > 1 && (uint64_t)own.src_stride == own.len &&
 	    (uint64_t)own.dst_stride == own.len) {

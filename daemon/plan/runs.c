@@ -72,7 +72,7 @@ static int runs_reserve(struct runs *runs, size_t more)
 	return 0;
 }
 
-static int push(struct runs *runs, const struct plan_run *run)
+static int runs_push(struct runs *runs, const struct plan_run *run)
 {
 	int r = runs_reserve(runs, 1);
 
@@ -128,7 +128,7 @@ static int append_folding(struct runs *runs, const struct plan_run *run)
 	if (runs->count > 0 &&
 	    (refold(runs, run) || fold(&runs->items[runs->count - 1], run)))
 		return 0;
-	return push(runs, run);
+	return runs_push(runs, run);
 }
 
 static void drop_last_row(struct runs *runs)

@@ -29,7 +29,8 @@ struct side {
 	uint32_t page_tokens;
 };
 
-static int side_check(struct side *s, const struct layout_view *view, size_t index)
+static int segment_side_check(struct side *s, const struct layout_view *view,
+			      size_t index)
 {
 	uint64_t tokens;
 
@@ -169,7 +170,7 @@ static int sort_radix(struct segment_list *list, uint32_t page_tokens)
 	return 0;
 }
 
-static int sort(struct segment_list *list, uint32_t page_tokens)
+static int segment_sort(struct segment_list *list, uint32_t page_tokens)
 {
 	if (list->count >= RADIX_MIN && list->count <= UINT32_MAX)
 		return sort_radix(list, page_tokens);
@@ -269,8 +270,8 @@ int segment_map_init(struct segment_map *sm, const struct plan_map *map, size_t 
 	int r;
 
 	*sm = (struct segment_map){0};
-	if ((r = side_check(&s, src, index)) < 0 ||
-	    (r = side_check(&d, dst, index)) < 0 ||
+	if ((r = segment_side_check(&s, src, index)) < 0 ||
+	    (r = segment_side_check(&d, dst, index)) < 0 ||
 	    (r = token_range(map, index, &s, &d, &begin, &end)) < 0)
 		return err_pass(r);
 	sm->src_page_tokens = s.page_tokens;
@@ -284,7 +285,7 @@ int segment_map_init(struct segment_map *sm, const struct plan_map *map, size_t 
 	if (!sm->cuts.segments)
 		return -err_errno(ERR_NOMEM);
 	sm->cuts.count = segment_cut(sm->cuts.segments, &s, &d, begin, end, &sorted);
-	r = sorted ? 0 : sort(&sm->cuts, sm->dst_page_tokens);
+	r = sorted ? 0 : segment_sort(&sm->cuts, sm->dst_page_tokens);
 	return r < 0 ? err_pass(r) : 0;
 }
 

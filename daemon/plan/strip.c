@@ -47,8 +47,8 @@ int plan_want_compare(const void *a, const void *b)
 
 /* ---- one strip ---- */
 
-static struct strip_side side_of(const struct layout_view *view,
-				 const struct layout_field *f, uint32_t first_unit)
+static struct strip_side strip_side_of(const struct layout_view *view,
+				       const struct layout_field *f, uint32_t first_unit)
 {
 	struct strip_side s = {
 		.buffer = f->buffer,
@@ -113,8 +113,8 @@ static int strip_add(const struct pairing *p, const struct layout_field *src,
 			    .first_unit = first,
 			    .units = units,
 			    .unit_bytes = dst->unit_bytes,
-			    .src = side_of(p->src_view, src, first),
-			    .dst = side_of(p->dst_view, dst, first)};
+			    .src = strip_side_of(p->src_view, src, first),
+			    .dst = strip_side_of(p->dst_view, dst, first)};
 	r = segment_map_list(&strips->maps[p->map], s->src.flat, s->dst.flat, &s->list);
 	if (r < 0)
 		return err_pass(r);

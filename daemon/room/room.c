@@ -46,7 +46,7 @@ static const struct sm_state states[ROOM_STATES] = {
 };
 
 /* Invariant 1, where it can be seen: nothing is in flight in a terminal room. */
-static bool still_when_terminal(const struct sm *sm, unsigned int from)
+static bool room_quiesced_when_terminal(const struct sm *sm, unsigned int from)
 {
 	const struct room *room = container_of(sm, struct room, sm);
 
@@ -57,7 +57,7 @@ static bool still_when_terminal(const struct sm *sm, unsigned int from)
 const struct sm_table room_table = {.name = "room",
 				    .states = states,
 				    .count = ROOM_STATES,
-				    .invariant = still_when_terminal};
+				    .invariant = room_quiesced_when_terminal};
 
 static const struct role_ops *const roles[ROOM_ROLES] = {
 	[ROOM_SEND] = &room_send_ops,
@@ -114,12 +114,12 @@ void room_progress(struct room *room)
 				     room->expected);
 }
 
-static void finish(struct room *room)
+static void room_finish(struct room *room)
 {
 	struct party *party;
 
 	loop_timer_stop(&room->timer);
-	loop_timer_stop(&room->beat);
+	loop_timer_stop(&room->heartbeat);
 	list_foreach(party, &room->parties, link) {
 		if (party->pool)
 			handshake_pool_unuse(party->pool);
@@ -159,7 +159,7 @@ void room_move(struct room *room, enum room_state to)
 	room_publish(room);
 	room_clock_set(room);
 	if (room_terminal(room))
-		finish(room);
+		room_finish(room);
 }
 
 /* ---- failing ---- */
@@ -270,7 +270,7 @@ void room_init(struct room *room)
 	list_init(&room->chunks);
 	loop_defer_init(&room->step, on_step);
 	loop_timer_init(&room->timer, loop, room_on_clock);
-	loop_timer_init(&room->beat, loop, pull_on_beat);
+	loop_timer_init(&room->heartbeat, loop, pull_on_heartbeat);
 	room->opened_ns = loop_now_ns(loop);
 }
 
@@ -394,7 +394,7 @@ void party_drop(struct party *party)
 	room_maps_fini(&party->theirs);
 	mem_free(party->wants);
 	cJSON_Delete(party->theirs_json);
-	if (party->ack_owed)
+	if (party->ack_pending)
 		rooms_ack(party);
 	list_remove(&party->link);
 	room->party_count--;

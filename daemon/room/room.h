@@ -72,17 +72,17 @@ struct party {
 				      source's pool is known */
 	struct plan_want *wants;   /* what this source sends / must send */
 	size_t want_count;
-	bool told;     /* TRANSFER_INFO or OFFER_QUERY is out, or being written */
-	bool reading;  /* TRANSFER_INFO or OFFER is here and being read: room_mail.h */
-	bool answered; /* acknowledged / OFFER is here */
-	bool ack_owed; /* send: its TRANSFER_INFO is taken, but not acknowledged */
+	bool told;	  /* TRANSFER_INFO or OFFER_QUERY is out, or being written */
+	bool reading;	  /* TRANSFER_INFO or OFFER is here and being read: room_mail.h */
+	bool answered;	  /* acknowledged / OFFER is here */
+	bool ack_pending; /* send: its TRANSFER_INFO is taken, but not acknowledged */
 	struct list ack_link; /* in rooms->acks: before the loop sleeps */
 	bool done;	      /* nothing more is expected of it */
 	bool lost;	      /* its peer went down: ask party_lost() */
 	bool withdrawn;	      /* `pool` is, and the room has seen it */
 	uint64_t downs;	      /* remote->downs, as the room has seen them */
 	bool heard_abort;     /* it waits for our ABORT_ACK */
-	bool still;	      /* its ABORT_ACK is here: quiet on its side too */
+	bool quiesced;	      /* its ABORT_ACK is here: quiet on its side too */
 	/* recv, pull */
 	struct coverage *coverage; /* one a bound view, in the order of room->maps */
 	uint64_t expected, got;	   /* bytes */
@@ -92,7 +92,7 @@ struct party {
 	char path[64];	   /* by which they went; "": none did yet */
 	struct xp_way way; /* of its last chunk for which there was a choice */
 	/* offer, pull */
-	bool asked_ack; /* pull: told that all was read, it owes us PULL_ACK */
+	bool asked_ack; /* pull: told that all was read, PULL_ACK is pending */
 	uint64_t lease_epoch;
 	uint64_t lease_ns;
 	uint64_t offered_ns; /* offer: when its query was answered last */
@@ -199,8 +199,8 @@ struct room {
 	struct err error;	 /* of ABORTING and FAILED */
 	bool close_when_terminal;
 	struct loop_timer timer;
-	struct loop_timer beat; /* pull: lease heartbeats */
-	uint64_t limits_ns[3];	/* bootstrap, waiting, stall */
+	struct loop_timer heartbeat; /* pull: lease heartbeats */
+	uint64_t limits_ns[3];	     /* bootstrap, waiting, stall */
 	uint64_t opened_ns, waiting_ns, moving_ns, ended_ns, moved_ns;
 	uint64_t progress;    /* at the last look, for stalls */
 	uint64_t version;     /* rooms->version at the last change */
@@ -226,7 +226,7 @@ static inline bool room_live(const struct room *room)
 	return (enum room_state)sm_state(&room->sm) < ROOM_ABORTING;
 }
 /* Fail with this error: tell every party (except `but`), stop everything, be
- * terminal when it is still. Idempotent: the first error stays. */
+ * terminal when it has quiesced. Idempotent: the first error stays. */
 void room_fail(struct room *room, const struct err *why, const struct party *but);
 void room_fail_last(struct room *room, const struct party *but); /* err_last() */
 /* The same, by what a transport says of a transfer: it knows no peer's name. */
@@ -333,6 +333,6 @@ int pull_on_offer(struct room *room, struct party *party, const struct wire_offe
 		  struct room_message *msg);
 void pull_on_ack(struct room *room, struct party *party, const struct wire_pull_ack *ack);
 
-void pull_on_beat(struct loop_timer *timer);
+void pull_on_heartbeat(struct loop_timer *timer);
 
 #endif

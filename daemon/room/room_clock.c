@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every phase of a room has an end, whoever is to blame for it.
+ * Every phase of a room has an end, whatever holds it up.
  *
  *   bootstrapping      bootstrap_timeout        the other side does not show up
  *   waiting_for_input  waiting_timeout          nothing is bound, offered, sent
  *   transferring       transfer_stall_timeout   posted, and no byte moves
  *                      waiting_timeout          nothing posted: an engine computes
  *   aborting           fence_timeout            cut the peers that hold it
- *   an offer           its lease                nobody takes it, or takes it slowly
+ *   an offer           its lease                no puller, or a slow one
  *
  * A stall is no byte at all for so long, not slowness: whatever moved since the
  * last look starts the count anew. What waits its turn behind other rooms on the
- * same line is not posted, so a large neighbour makes nobody stall; neither that
+ * same line is not posted, so a large neighbour makes no room stall; neither that
  * wait nor an engine's computing counts once it is.
  *
- * The reason names who was waited for. It is all that the engine gets to see, on
+ * The reason names what was waited for. It is all that the engine gets to see, on
  * both sides, and the operator, who has to know which of the machines to look at.
  *
  * A fence that is not proven in time widens its scope, from the room to the
@@ -70,7 +70,7 @@ void room_clock_set(struct room *room)
 	loop_timer_start(&room->timer, after);
 }
 
-/* ---- who is waited for ---- */
+/* ---- what is waited for ---- */
 
 static const char *why_no_source(const struct party *party)
 {
@@ -84,7 +84,7 @@ static const char *why_no_source(const struct party *party)
 	return remote->ready ? "its keys are not usable yet" : "its data line is not up";
 }
 
-static void bootstrap_words(const struct room *room, char *text, size_t size)
+static void room_clock_bootstrap_text(const struct room *room, char *text, size_t size)
 {
 	const struct party *party;
 	char label[300];
@@ -117,7 +117,7 @@ static bool waits_for_point(const struct room *room)
 	return room->wait_bind.armed;
 }
 
-static void waiting_words(const struct room *room, char *text, size_t size)
+static void room_clock_waiting_text(const struct room *room, char *text, size_t size)
 {
 	const struct party *party;
 	const char *own = room->role == ROOM_SEND ? "its engine sent nothing more"
@@ -143,7 +143,7 @@ static void waiting_words(const struct room *room, char *text, size_t size)
 	}
 }
 
-static void stall_words(const struct room *room, char *text, size_t size)
+static void room_clock_stall_text(const struct room *room, char *text, size_t size)
 {
 	const struct move *move;
 	char label[300];
@@ -171,7 +171,7 @@ static uint64_t progress_of(const struct room *room)
 }
 
 /* Since when is something on its way? 0: the engine, here or there, is computing, or
- * the line is busy with others. How long that took is nobody's stall. */
+ * the line is busy with others. How long that took counts as no room's stall. */
 static uint64_t posted_since(const struct room *room, uint64_t now)
 {
 	uint64_t oldest = 0;
@@ -191,21 +191,21 @@ static uint64_t posted_since(const struct room *room, uint64_t now)
 
 static void look_at_waiting(const struct room *room, uint64_t idle_ns, struct err *why)
 {
-	char words[240];
+	char text[240];
 
 	if (idle_ns < room->limits_ns[LIMIT_WAITING])
 		return;
-	waiting_words(room, words, sizeof(words));
+	room_clock_waiting_text(room, text, sizeof(text));
 	err_set(why, ERR_TIMEOUT, "room %llu: nothing for %llu ms: %s",
 		(unsigned long long)room->number, ms(room->limits_ns[LIMIT_WAITING]),
-		words);
+		text);
 	room_count(room, METRIC_WAITING_TIMEOUTS, 1);
 }
 
 static void look_at_moving(struct room *room, uint64_t now, struct err *why)
 {
 	uint64_t progress = progress_of(room), since = posted_since(room, now);
-	char words[240];
+	char text[240];
 
 	if (progress != room->progress)
 		room->moved_ns = now;
@@ -218,21 +218,20 @@ static void look_at_moving(struct room *room, uint64_t now, struct err *why)
 		since = room->moved_ns;
 	if (now - since < room->limits_ns[LIMIT_STALL])
 		return;
-	stall_words(room, words, sizeof(words));
+	room_clock_stall_text(room, text, sizeof(text));
 	err_set(why, ERR_STALL, "room %llu: no byte moved for %llu ms: %s",
-		(unsigned long long)room->number, ms(room->limits_ns[LIMIT_STALL]),
-		words);
+		(unsigned long long)room->number, ms(room->limits_ns[LIMIT_STALL]), text);
 	room_count(room, METRIC_STALLS, 1);
 }
 
 static void bootstrap_over(const struct room *room, struct err *why)
 {
-	char words[240];
+	char text[240];
 
-	bootstrap_words(room, words, sizeof(words));
+	room_clock_bootstrap_text(room, text, sizeof(text));
 	err_set(why, ERR_TIMEOUT, "room %llu: bootstrapping took longer than %llu ms: %s",
 		(unsigned long long)room->number, ms(room->limits_ns[LIMIT_BOOTSTRAP]),
-		words);
+		text);
 	room_count(room, METRIC_BOOTSTRAP_TIMEOUTS, 1);
 }
 
@@ -264,7 +263,7 @@ static void widen(struct room *room)
 
 	while ((peer = holder(room))) {
 		err_set(&why, ERR_FENCE,
-			"peer %.100s instance %.8s: room %llu not still after %llu ms",
+			"peer %.100s instance %.8s: room %llu not quiesced after %llu ms",
 			peer->endpoint, peer->instance_text,
 			(unsigned long long)room->number, limit);
 		room_count(room, METRIC_FENCES_WIDENED, 1);
@@ -274,7 +273,7 @@ static void widen(struct room *room)
 	if (cut > 0)
 		return;
 	snprintf(number, sizeof(number), "%llu", (unsigned long long)room->number);
-	log_warn("room", number, "not still yet", "in_flight=%u ms=%llu", room->busy,
+	log_warn("room", number, "not quiesced yet", "in_flight=%u ms=%llu", room->busy,
 		 limit);
 }
 

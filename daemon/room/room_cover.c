@@ -3,9 +3,9 @@
  * What a receiving room knows of its sources: when their pools can be used, who
  * shall send what, and how many bytes that makes.
  *
- * The bytes owed are counted from the wants and the bound tokens, not from plans:
+ * The bytes due are counted from the wants and the bound tokens, not from plans:
  * plans come chunk by chunk, and "complete" must not depend on how the sender
- * cuts them. A source that owes nothing of what is bound is idle.
+ * cuts them. A source with nothing due is idle.
  */
 #include "daemon/room/room_cover.h"
 
@@ -120,7 +120,7 @@ static int want_bytes(const struct room *room, const struct plan_want *want,
 	return 0;
 }
 
-static int expect(struct room *room, struct party *party)
+static int room_cover_expect(struct room *room, struct party *party)
 {
 	party->expected = 0;
 	for (size_t i = 0; i < party->want_count; i++) {
@@ -198,7 +198,7 @@ int room_cover(struct room *room)
 		if (!party->wants)
 			return err_pass(-ENOMEM);
 		party->want_count = cover->per_source[i++].count;
-		r = expect(room, party);
+		r = room_cover_expect(room, party);
 		if (r >= 0)
 			r = make_coverage(room, party);
 		if (r < 0)

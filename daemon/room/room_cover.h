@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* room_cover: what the two roles that receive (recv, pull) do alike: wait for
- * their sources' pools, make the cover, and account what each source owes. */
+ * their sources' pools, make the cover, and account what is due from each source. */
 #ifndef KVD_ROOM_COVER_H
 #define KVD_ROOM_COVER_H
 

@@ -58,7 +58,7 @@ static void sweep_on(struct room_sweep *sweep)
 		sweep->done(sweep);
 }
 
-static void on_go(struct loop_defer *defer)
+static void room_cursor_on_go(struct loop_defer *defer)
 {
 	sweep_on(container_of(defer, struct room_sweep, go));
 }
@@ -73,7 +73,7 @@ void room_sweep_begin(struct rooms *rooms, struct room_sweep *sweep)
 	sweep->rooms = rooms;
 	sweep->again = false;
 	sweep->running = true;
-	loop_defer_init(&sweep->go, on_go);
+	loop_defer_init(&sweep->go, room_cursor_on_go);
 	room_cursor_begin(rooms, &sweep->cursor, rooms->all.next, false);
 	sweep_on(sweep);
 }

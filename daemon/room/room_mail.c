@@ -9,7 +9,7 @@
  * (peer_parts.c), and read from the memory that those were put together in; both by a
  * deferred call that does config->peer_part_bytes of it and defers itself. No helper
  * thread: what is read and written belongs to a room that may fail in between, and then
- * there is nobody to wait for.
+ * there is nothing to wait for.
  *
  * What a message brings counts when all of it is read. Until then its party has none of
  * it, and the room waits where it waited for the message.
@@ -231,7 +231,7 @@ int mail_tell(struct party *party, enum wire_type type,
 
 /* ---- in ---- */
 
-static void on_read(struct loop_defer *go)
+static void room_mail_on_read(struct loop_defer *go)
 {
 	struct mail *mail = container_of(go, struct mail, go);
 	struct room *room = mail->room;
@@ -276,7 +276,7 @@ static int read_later(struct party *party, struct move *move, struct room_messag
 		      void (*then)(struct mail *mail, const struct err *why),
 		      struct mail **mail_p)
 {
-	struct mail *mail = mail_new(party, on_read);
+	struct mail *mail = mail_new(party, room_mail_on_read);
 
 	if (!mail)
 		return err_pass(-ENOMEM);

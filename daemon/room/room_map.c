@@ -108,7 +108,8 @@ static int parse_ranges(const cJSON *obj, const char *where, uint64_t held,
 	return 0;
 }
 
-static int parse_view(const cJSON *obj, const struct layout *layout, struct room_map *map)
+static int room_map_parse_view(const cJSON *obj, const struct layout *layout,
+			       struct room_map *map)
 {
 	static const char *const names[] = {"pages", "first_token", "tokens", "layers",
 					    NULL};
@@ -179,7 +180,7 @@ int room_maps_parse(const cJSON *views, int64_t aux, const struct layout *layout
 			r = err_raise(ERR_INVAL, "views.aux: given beside \"aux\"");
 			goto out;
 		}
-		r = parse_view(it, layout, &maps->maps[maps->count++]);
+		r = room_map_parse_view(it, layout, &maps->maps[maps->count++]);
 		if (r < 0)
 			goto out;
 	}

@@ -92,7 +92,7 @@ struct maps_reader {
 	bool summed;
 };
 /* Checked like a command's; runs are summed and all is checked before allocation.
- * held: who answers for the pages, until room_maps_fini(); ERR_LIMIT over
+ * held: the holder of the pages, until room_maps_fini(); ERR_LIMIT over
  * ROOM_PAGES_HELD_MAX. NULL: nobody. */
 int maps_reader_begin(struct maps_reader *reader, const struct cursor *in,
 		      const struct layout *layout, struct pages_held *held);

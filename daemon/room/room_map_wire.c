@@ -28,7 +28,7 @@
 #define RUN_BYTES 8u
 #define VIEW_FIXED_BYTES (2 + 3 * 8 + 3 * 4)
 
-static uint32_t runs_of(const struct room_map *map)
+static uint32_t room_map_wire_runs_of(const struct room_map *map)
 {
 	uint32_t runs = map->page_count > 0;
 
@@ -43,7 +43,7 @@ size_t room_maps_wire_bytes(const struct room_maps *maps)
 
 	for (size_t i = 0; i < maps->count; i++)
 		bytes += VIEW_FIXED_BYTES + strlen(maps->maps[i].view) +
-			 RUN_BYTES * (size_t)runs_of(&maps->maps[i]);
+			 RUN_BYTES * (size_t)room_map_wire_runs_of(&maps->maps[i]);
 	return bytes;
 }
 

@@ -57,7 +57,7 @@ struct move *move_new(struct room *room, struct party *party)
 	return move;
 }
 
-/* ---- a chunk's life, for who follows one ---- */
+/* ---- a chunk's life, for tracing ---- */
 
 static uint64_t seq_of(const struct move *move)
 {
@@ -110,8 +110,8 @@ static void add_path(struct party *party, const struct xp_used *used)
 			 len ? " + " : "", path);
 }
 
-static void add_used(struct room_used *sum, const struct move *move,
-		     const struct xp_used *used)
+static void room_move_add_used(struct room_used *sum, const struct move *move,
+			       const struct xp_used *used)
 {
 	sum->bytes += bytes_of(move);
 	sum->rows += room_move_rows_of(move);
@@ -132,8 +132,8 @@ void move_done(struct move *move, const struct xp_used *used, const struct xp_wa
 		move->party->way = *way;
 	if (bytes > 0)
 		add_path(move->party, used);
-	add_used(&move->party->used, move, used);
-	add_used(&room->used, move, used);
+	room_move_add_used(&move->party->used, move, used);
+	room_move_add_used(&room->used, move, used);
 	room->bytes += bytes;
 	room_count(room,
 		   room_sends(room) ? METRIC_ROOM_SENT_BYTES : METRIC_ROOM_RECEIVED_BYTES,

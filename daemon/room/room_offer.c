@@ -143,7 +143,7 @@ static void room_offer_on_planned(struct move *move)
 		move_answer(move, &sides, NULL);
 }
 
-static void on_served(struct inbound_owner *inbound, const struct err *err)
+static void room_offer_on_served(struct inbound_owner *inbound, const struct err *err)
 {
 	struct move *move = container_of(inbound, struct move, inbound);
 	const struct xp_inbound *in = move->in;
@@ -233,7 +233,7 @@ static int room_offer_begin(struct room *room, struct party *party, struct xp_in
 	move->digest = h->digest;
 	move->bytes = h->bytes;
 	move->in = in;
-	move->inbound.on_done = on_served;
+	move->inbound.on_done = room_offer_on_served;
 	in->owner = &move->inbound;
 	r = wants_get(header, &move->wants, &move->want_count);
 	if (r >= 0)
@@ -273,7 +273,7 @@ void offer_on_request(struct room *room, struct remote *remote, struct xp_inboun
 	remote->transport->ops->land(in, NULL, &why);
 }
 
-/* The others go on; the room cannot succeed any more. The first one's words are
+/* The others go on; the room cannot succeed any more. The first one's text is
  * what it ends with. */
 static void gave_up(struct party *party, const struct err *why)
 {
@@ -331,7 +331,7 @@ void offer_check_lease(struct room *room)
 	assert(room->role == ROOM_OFFER && room_live(room));
 	if (loop_now_ns(rooms_kvd(room->rooms)->loop) < room->lease_end_ns)
 		return;
-	room->lease_epoch++; /* whoever still reads, reads in vain */
+	room->lease_epoch++; /* whatever is read from here on does not count */
 	list_foreach(party, &room->parties, link)
 		done += party->done;
 	err_set(&why, ERR_LEASE,

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The decode side of a pull: ask each source for its offer, cover the bound
- * pages from the sources' layouts, READ what each one owes, then ask PULL_DONE:
+ * pages from the sources' layouts, READ what is due from each, then ask PULL_DONE:
  * only "lease epoch unchanged" makes the read count.
  *
- * A source that owes nothing is told PULL_DONE all the same, so that it frees
+ * A source with nothing due is sent PULL_DONE all the same, so that it frees
  * its pages. Heartbeats extend the leases while the room lives.
  */
 #include <assert.h>
@@ -19,8 +19,8 @@
 #include "daemon/room/room_wire.h"
 #include "daemon/room/rooms.h"
 
-/* What a peer calls its lease is input: no beat of microseconds, no wrap. */
-#define BEAT_MIN_NS (10 * LOOP_NS_PER_MS)
+/* What a peer calls its lease is input: no heartbeat of microseconds, no wrap. */
+#define HEARTBEAT_MIN_NS (10 * LOOP_NS_PER_MS)
 #define LEASE_MAX_MS (UINT64_C(24) * 3600 * 1000)
 
 static int room_pull_ask(struct room *room, struct party *party)
@@ -111,7 +111,7 @@ static int room_pull_say_done(struct party *party, enum err_code code, const cha
 
 /* ---- heartbeats ---- */
 
-static void beat(struct room *room)
+static void heartbeat(struct room *room)
 {
 	struct party *party;
 
@@ -137,24 +137,25 @@ static void start_beating(struct room *room)
 		if (!party->done && party->lease_ns < shortest)
 			shortest = party->lease_ns;
 	}
-	loop_timer_start(&room->beat,
-			 shortest / 6 > BEAT_MIN_NS ? shortest / 6 : BEAT_MIN_NS);
+	loop_timer_start(&room->heartbeat, shortest / 6 > HEARTBEAT_MIN_NS
+						   ? shortest / 6
+						   : HEARTBEAT_MIN_NS);
 }
 
-void pull_on_beat(struct loop_timer *timer)
+void pull_on_heartbeat(struct loop_timer *timer)
 {
-	struct room *room = container_of(timer, struct room, beat);
+	struct room *room = container_of(timer, struct room, heartbeat);
 
 	assert(room->role == ROOM_PULL);
 	if (!room_live(room))
 		return;
-	beat(room);
+	heartbeat(room);
 	start_beating(room);
 }
 
 /* ---- reading ---- */
 
-static void on_read(struct sched_op *op)
+static void room_pull_on_read(struct sched_op *op)
 {
 	struct move *move = op->owner;
 	struct room *room = move->room;
@@ -200,7 +201,8 @@ static void room_pull_on_planned(struct move *move)
 			"%.150s offers %llu of the %llu bytes that are wanted of it",
 			party->remote->label, (unsigned long long)move->plan->bytes,
 			(unsigned long long)party->expected);
-	if (move->refused.code == ERR_OK && move_post(move, XP_READ, on_read) < 0)
+	if (move->refused.code == ERR_OK &&
+	    move_post(move, XP_READ, room_pull_on_read) < 0)
 		err_take(&move->refused);
 	if (move->refused.code == ERR_OK)
 		return;
@@ -228,7 +230,7 @@ static int read_from(struct room *room, struct party *party)
 	return 0;
 }
 
-static int read_all(struct room *room)
+static int room_pull_read_all(struct room *room)
 {
 	struct party *party;
 	int r = room_cover(room);
@@ -296,7 +298,7 @@ static bool all_offered(const struct room *room)
 	return true;
 }
 
-static void on_wait_over(struct wait *wait, const struct err *why)
+static void room_pull_on_wait_over(struct wait *wait, const struct err *why)
 {
 	struct room *room = container_of(wait, struct room, wait_bind);
 
@@ -320,11 +322,11 @@ static int go_on(struct room *room)
 		room->wait_over = r > 0;
 		if (r == 0)
 			wait_start(rooms_waits(room->rooms), &room->wait_bind,
-				   &room->wait, on_wait_over);
+				   &room->wait, room_pull_on_wait_over);
 		if (r < 0)
 			return err_pass(r);
 	}
-	return room->wait_over ? read_all(room) : 0;
+	return room->wait_over ? room_pull_read_all(room) : 0;
 }
 
 static void room_pull_step(struct room *room)
@@ -354,7 +356,7 @@ static void give_up(struct room *room, const struct err *why)
 
 static void room_pull_stop(struct room *room, const struct err *why)
 {
-	loop_timer_stop(&room->beat);
+	loop_timer_stop(&room->heartbeat);
 	give_up(room, why);
 	moves_stop(room, why);
 }

@@ -156,7 +156,8 @@ static bool add_way(cJSON *obj, const struct xp_way *way)
 }
 
 /* What was moved, and in which direction; `staged`: some of it by way of a buffer. */
-static bool add_used(cJSON *obj, const struct room *room, const struct room_used *used)
+static bool room_record_add_used(cJSON *obj, const struct room *room,
+				 const struct room_used *used)
 {
 	double share = used->bytes ? (double)used->staged / (double)used->bytes : 0.0;
 	cJSON *m;
@@ -183,7 +184,8 @@ static bool add_party(cJSON *list, const struct party *party)
 				       remote->transport ? remote->transport->ops->name
 							 : "none") &&
 	       cJSON_AddStringToObject(p, "path", party->path) &&
-	       add_used(p, party->room, &party->used) && add_way(p, &party->way) &&
+	       room_record_add_used(p, party->room, &party->used) &&
+	       add_way(p, &party->way) &&
 	       cJSON_AddStringToObject(p, "pool", party->pool_name) &&
 	       cJSON_AddNumberToObject(p, "rank", (double)party->rank) &&
 	       json_add_u64(p, "generation", party->gen) >= 0 &&
@@ -196,7 +198,7 @@ static bool add_party(cJSON *list, const struct party *party)
 	       cJSON_AddBoolToObject(p, "told", party->told) &&
 	       cJSON_AddBoolToObject(p, "done", party->done) &&
 	       cJSON_AddBoolToObject(p, "lost", party_lost(party)) &&
-	       cJSON_AddBoolToObject(p, "still", party->still);
+	       cJSON_AddBoolToObject(p, "quiesced", party->quiesced);
 }
 
 /* A failed room says which pages are whole, so that an engine recomputes or
@@ -291,7 +293,7 @@ int room_record_full(const struct room *room, cJSON *obj)
 	    !cJSON_AddNumberToObject(obj, "session", (double)room->session->id) ||
 	    !cJSON_AddNumberToObject(obj, "pool", (double)room->pool->id) ||
 	    !cJSON_AddStringToObject(obj, "pool_name", room->pool->name) ||
-	    !add_counts(obj, room) || !add_used(obj, room, &room->used) ||
+	    !add_counts(obj, room) || !room_record_add_used(obj, room, &room->used) ||
 	    !add_timings(obj, room) || !add_landed(obj, room) ||
 	    !add_sizes(obj, room->pool->layout))
 		return or_nomem(false);

@@ -4,9 +4,9 @@
  * sends which units (cover), where each byte lands (its own plan from its own
  * pages), and when the room is complete.
  *
- * Every source owes a known number of bytes. Chunks reserve their tokens in the
+ * From every source a known number of bytes is due. Chunks reserve their tokens in the
  * source's coverage before a byte lands, so what is sent twice is refused
- * (EDUP), and the sum of landed bytes equal to what is owed means complete;
+ * (EDUP), and the sum of landed bytes equal to what is due means complete;
  * after the source's last chunk, less is ESHORT.
  *
  * The fence is local: only this daemon's threads (or its NIC, behind revoke())
@@ -131,7 +131,7 @@ static int reserve_tokens(struct move *move)
 	return 0;
 }
 
-static void land(struct move *move)
+static void room_recv_land(struct move *move)
 {
 	struct xp_sides sides;
 	struct err why;
@@ -167,7 +167,7 @@ static void on_bind_over(struct wait *wait, const struct err *why)
 	room->wait_over = true;
 	list_foreach_safe(move, &room->moves, link) {
 		if (move_phase(move) == MOVE_WAITING)
-			land(move);
+			room_recv_land(move);
 	}
 }
 
@@ -194,7 +194,7 @@ static void room_recv_on_planned(struct move *move)
 	r = room->wait_over ? 1 : wait_passed(&room->wait);
 	if (r > 0) {
 		room->wait_over = true;
-		land(move);
+		room_recv_land(move);
 		return;
 	}
 	move_to(move, MOVE_WAITING);
@@ -338,7 +338,7 @@ void recv_on_request(struct room *room, struct remote *remote, struct xp_inbound
 	}
 	if (r >= 0)
 		r = room_recv_admit(room, remote, &h, &party);
-	/* a stranger's or a late chunk is refused and hurts nobody */
+	/* an unknown sender's or a late chunk is refused and harms no room */
 	fatal = r == -err_errno(ERR_DUP);
 	if (r >= 0) {
 		r = room_recv_begin(room, party, in, &h, header);

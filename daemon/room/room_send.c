@@ -45,7 +45,7 @@ static void info_taken(struct party *party)
 {
 	party->reading = false;
 	party->done = party->done || party->want_count == 0;
-	party->ack_owed = true;
+	party->ack_pending = true;
 	room_kick(party->room);
 }
 
@@ -145,7 +145,7 @@ void send_acks(struct room *room)
 
 	assert(room->role == ROOM_SEND);
 	list_foreach(party, &room->parties, link) {
-		if (party->ack_owed)
+		if (party->ack_pending)
 			rooms_ack_later(party);
 	}
 }
@@ -214,7 +214,7 @@ static void room_send_post(struct move *move)
 	room_kick(room); /* the last chunk may wait for this */
 }
 
-static void on_wait_over(struct wait *wait, const struct err *why)
+static void room_send_on_wait_over(struct wait *wait, const struct err *why)
 {
 	struct move *move = container_of(wait, struct move, wait);
 
@@ -249,7 +249,7 @@ static void room_send_on_planned(struct move *move)
 	move_to(move, MOVE_WAITING);
 	if (r == 0)
 		wait_start(rooms_waits(room->rooms), &move->wait, &move->chunk->wait,
-			   on_wait_over);
+			   room_send_on_wait_over);
 	if (r < 0)
 		room_fail_last(room, NULL); /* moves_stop() ends the move */
 }
@@ -273,7 +273,7 @@ static int dispatch_to(struct room *room, struct chunk *chunk, struct party *par
 	return 0;
 }
 
-static void dispatch(struct room *room, struct chunk *chunk)
+static void room_send_dispatch(struct room *room, struct chunk *chunk)
 {
 	struct party *party;
 
@@ -353,7 +353,7 @@ static void dispatch_all(struct room *room)
 
 		if (chunk->last && !all_posted(room))
 			return;
-		dispatch(room, chunk);
+		room_send_dispatch(room, chunk);
 		if (!room_live(room))
 			return;
 		if (at->next != &room->chunks && loop_enough(loop)) {

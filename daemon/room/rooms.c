@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The tables of rooms and a room's birth and end. A room is found three ways:
- * by its engine (session, role, number), by a partner who knows only pool and
+ * The tables of rooms, and how a room begins and ends. A room is found three ways:
+ * by its engine (session, role, number), by a partner that knows only pool and
  * number, and by generation, which no two rooms of an instance share.
  */
 #include "daemon/room/rooms.h"
@@ -314,7 +314,7 @@ static void on_session_room(struct room_sweep *sweep, struct room *room)
 	room->close_when_terminal = true;
 	session_drain_begin(session);
 	room_fail(room, &why, NULL);
-	room_kick(room); /* closes it, now or when it is still */
+	room_kick(room); /* closes it, now or when it has quiesced */
 }
 
 static void on_session_swept(struct room_sweep *sweep)

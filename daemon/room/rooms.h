@@ -25,7 +25,7 @@ void rooms_session_end(struct rooms *rooms, struct session *session,
 		       void (*on_told)(struct session *session));
 /* From now on no new ones: partners that wait for a room to open are told. */
 void rooms_drain(struct rooms *rooms);
-/* Rooms without a timer, for want of memory; each beat tries again. */
+/* Rooms without a timer, for want of memory; the retry timer arms it. */
 /* Fail every room of the daemon (shutdown), in later turns when they are many. */
 void rooms_fail_all(struct rooms *rooms, const struct err *why);
 unsigned int rooms_count(const struct rooms *rooms);

@@ -4,7 +4,7 @@
  *
  * A TRANSFER_INFO or OFFER_QUERY may arrive before the engine here has opened
  * the room: it is kept, bounded in number and time, and answered with a refusal
- * when its time is up, so the partner never waits for nobody. A room that was
+ * when its time is up, so the partner never waits in vain. A room that was
  * closed leaves a tombstone in a ring, so that a late partner learns why at
  * once. Tombstones only save waiting: correctness comes from generations.
  */
@@ -107,7 +107,7 @@ void orphans_refuse(struct rooms *rooms, const struct err *why)
 	restart_timer(rooms);
 }
 
-static struct group *group_get(struct rooms *rooms, const struct room_key *key)
+static struct group *rooms_late_group_get(struct rooms *rooms, const struct room_key *key)
 {
 	struct group *group = strmap_get_bytes(&rooms->orphan_groups, key, sizeof(*key));
 
@@ -158,7 +158,7 @@ int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
 	orphan = mem_zalloc(sizeof(*orphan) + (msg->owned ? 0 : msg->len));
 	if (!orphan)
 		return err_pass(-ENOMEM);
-	group = group_get(rooms, key);
+	group = rooms_late_group_get(rooms, key);
 	if (!group) {
 		mem_free(orphan);
 		return err_pass(-ENOMEM);

@@ -143,13 +143,13 @@ void rooms_ack(struct party *party)
 					     .send_gen = room->gen};
 
 	list_remove(&party->ack_link);
-	party->ack_owed = false;
+	party->ack_pending = false;
 	sent(handshake_tell_transfer_info_ack(party->remote, &ack));
 }
 
 void rooms_ack_later(struct party *party)
 {
-	assert(party->ack_owed);
+	assert(party->ack_pending);
 	list_remove(&party->ack_link);
 	list_push_back(&party->room->rooms->acks, &party->ack_link);
 }
@@ -503,7 +503,7 @@ static int on_abort(struct rooms *rooms, struct remote *remote, struct cursor *b
 	}
 	err_set(&why, err_from_wire(m.code), "%.110s: %.200s", remote->label, m.text);
 	err_foreign(&why);
-	if (unsure) { /* all of them are told; who began answers that it is still */
+	if (unsure) { /* all of them are told; the opener answers that it has quiesced */
 		room_fail(room, &why, NULL);
 		return 0;
 	}
@@ -531,7 +531,7 @@ static int on_abort_ack(struct rooms *rooms, struct remote *remote, struct curso
 	}
 	list_foreach(party, &room->parties, link) {
 		if (party->remote == remote)
-			party->still = true;
+			party->quiesced = true;
 	}
 	return 0;
 }

@@ -114,7 +114,7 @@ static int buffers_read(struct making *m, const cJSON *regions)
 	return 0;
 }
 
-static void parse_work(struct offload_job *job)
+static void pool_parse_work(struct offload_job *job)
 {
 	struct making *m = container_of(job, struct making, job);
 
@@ -169,7 +169,7 @@ static int making_finish(struct making *m)
 	return 0;
 }
 
-static void parse_done(struct offload_job *job)
+static void pool_parse_done(struct offload_job *job)
 {
 	struct making *m = container_of(job, struct making, job);
 	struct session *session = m->pool.session;
@@ -225,7 +225,7 @@ int pool_register(struct session *session, const struct pool_args *args,
 		return err_pass(r);
 	}
 	session_drain_begin(session);
-	m->job = (struct offload_job){.work = parse_work, .done = parse_done};
+	m->job = (struct offload_job){.work = pool_parse_work, .done = pool_parse_done};
 	offload_submit(m->kvd->offload, &m->job);
 	return 0;
 }
@@ -242,7 +242,7 @@ struct pool *pool_find(struct session *session, uint64_t id)
 	return NULL;
 }
 
-static void close_step(struct pool *pool)
+static void pool_close_step(struct pool *pool)
 {
 	struct making *m = making_of(pool);
 	struct session *session = pool->session;
@@ -270,7 +270,7 @@ void pool_unuse(struct pool *pool)
 {
 	assert(pool->rooms > 0);
 	pool->rooms--;
-	close_step(pool);
+	pool_close_step(pool);
 }
 
 static void on_withdrawn(void *arg)
@@ -278,7 +278,7 @@ static void on_withdrawn(void *arg)
 	struct making *m = arg;
 
 	m->withdrawn = true;
-	close_step(&m->pool);
+	pool_close_step(&m->pool);
 }
 
 void pool_close(struct pool *pool, void (*on_closed)(void *arg), void *arg)

@@ -32,7 +32,7 @@ struct pool {
 	unsigned int rooms;	     /* that use it: pool_use(), pool_unuse() */
 	bool closing;
 	bool can_receive; /* layout_check_target() held; asked once, by rooms */
-	void *handshake;  /* handshake.c's: who knows it */
+	void *handshake;  /* handshake.c's: the peers that know it */
 };
 
 struct pool_args {

@@ -172,7 +172,7 @@ static void import_work(struct offload_job *job)
 	}
 }
 
-static void close_work(struct offload_job *job)
+static void region_close_work(struct offload_job *job)
 {
 	release_memory(&container_of(job, struct holding, job)->region);
 }
@@ -185,7 +185,7 @@ static void holding_free(struct holding *h)
 	mem_free(h);
 }
 
-static void close_done(struct offload_job *job)
+static void region_close_done(struct offload_job *job)
 {
 	struct holding *h = container_of(job, struct holding, job);
 	struct session *session = h->region.session;
@@ -201,7 +201,8 @@ static void close_done(struct offload_job *job)
 
 static void close_begin(struct holding *h)
 {
-	h->job = (struct offload_job){.work = close_work, .done = close_done};
+	h->job = (struct offload_job){.work = region_close_work,
+				      .done = region_close_done};
 	offload_submit(h->kvd->offload, &h->job);
 }
 
@@ -528,7 +529,8 @@ static int source_take(struct holding *h, const struct region_args *args)
 	return 0;
 }
 
-static int args_check(const struct session *session, const struct region_args *args)
+static int region_args_check(const struct session *session,
+			     const struct region_args *args)
 {
 	uint32_t cap = session->kvd->config->session_regions_max;
 	uint64_t end;
@@ -571,7 +573,7 @@ static int holding_new(struct session *session, const struct region_args *args,
 	return 0;
 }
 
-/* Forget a holding that was never submitted; the caller keeps his fd. */
+/* Forget a holding that was never submitted; the caller keeps its fd. */
 static void holding_undo(struct holding *h)
 {
 	if (h->region.kind != REGION_SHM)
@@ -586,7 +588,7 @@ int region_register(struct session *session, const struct region_args *args,
 {
 	struct holding *h = NULL;
 	struct region *same;
-	int r = args_check(session, args);
+	int r = region_args_check(session, args);
 
 	assert(on_done && args->kind < REGION_KINDS);
 	if (r == 0)

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a session owns goes in the order of who uses whom: rooms and transfers
+ * What a session owns goes in the order of use: rooms and transfers
  * abort first, then pools, then regions. None of it is waited for in between:
  * every object is told to close at once and waits by itself for what pins it,
  * so the order of the ends follows from the pins. Each object that is not gone
  * yet is counted in objects_draining; the last one lets the session go.
  *
- * The status page lives until then, and beats: an engine that is alive though
+ * The status page lives until then, with its heartbeat: an engine that is alive though
  * its session is over (a forked child kept the socket, the client broke the
  * protocol) reads its rooms' terminal words there.
  */
@@ -123,7 +123,7 @@ int session_greet(struct session *session, const char *client, const char *role)
 	if (r < 0)
 		return err_pass(r);
 	status_page_divide(session->status, SESSION_SLOTS);
-	status_page_patience(session->status, session->kvd->config->dead_after_ns);
+	status_page_silence(session->status, session->kvd->config->dead_after_ns);
 	snprintf(session->client, sizeof(session->client), "%s", client);
 	json_sanitize(session->client);
 	snprintf(session->role, sizeof(session->role), "%s", role ? role : "");

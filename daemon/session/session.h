@@ -77,7 +77,7 @@ struct session_events {
 	void (*on_end)(struct session *session, void *conn, const struct err *why);
 	/* All of it is gone, right before it is freed. */
 	void (*on_gone)(struct session *session);
-	/* A region of it begins to close: who uses it lets go of its pins. */
+	/* A region of it begins to close: its users release their pins. */
 	void (*on_region_going)(struct region *region);
 	void (*on_region_coming)(struct session *session);
 	/* A pool is registered: peers are told. Negative: it cannot be. */
@@ -104,7 +104,7 @@ void session_end(struct session *session, const char *why);
 void session_end_rest(struct session *session);
 /* 16 bytes: this daemon's instance; zeros without peers (tests). */
 const uint8_t *session_instance(const struct session *session);
-/* hello: make the status page and note who it is. Once. */
+/* hello: make the status page and note its name and role. Once. */
 int session_greet(struct session *session, const char *client, const char *role);
 /* An object that drains after session_end() announces itself and its end. */
 void session_drain_begin(struct session *session);

@@ -10,7 +10,7 @@
  *
  * statm is read, not watched: there is no event for "the address space is gone".
  * A read is one short system call; every 200 ms, only for sessions that own
- * something, from the timer that beats in the status pages anyway.
+ * something, from the timer of the status pages' heartbeats anyway.
  */
 #include "daemon/session/session_watch.h"
 
@@ -173,7 +173,7 @@ static bool owns_something(const struct session *session)
 static void look_at(struct session *session, uint64_t now_ns)
 {
 	if (session->status)
-		status_page_beat(session->status, now_ns);
+		status_page_heartbeat(session->status, now_ns);
 	if (session->ending || !session->watch || !owns_something(session))
 		return;
 	if (!memory_lives(session->watch->statm_fd))
@@ -186,7 +186,7 @@ static void on_clock(struct loop_timer *timer)
 	uint64_t now_ns = loop_now_ns(timer->loop);
 	struct session *session;
 
-	loop_timer_start(timer, STATUS_BEAT_NS);
+	loop_timer_start(timer, STATUS_HEARTBEAT_NS);
 	list_foreach_safe(session, &clock->kvd->sessions, link)
 		look_at(session, now_ns);
 }
@@ -202,7 +202,7 @@ int session_clock_start(struct kvd *kvd)
 		return err_pass(-ENOMEM);
 	clock->kvd = kvd;
 	loop_timer_init(&clock->timer, kvd->loop, on_clock);
-	loop_timer_start(&clock->timer, STATUS_BEAT_NS);
+	loop_timer_start(&clock->timer, STATUS_HEARTBEAT_NS);
 	kvd->session_clock = clock;
 	return 0;
 }

@@ -30,7 +30,7 @@ void session_watch_free(struct session_watch *watch);
  * this holds the pid still names the process that connected. */
 bool session_watch_alive(const struct session_watch *watch);
 
-/* One timer for all sessions: beats, and looks at statm of those that have
+/* One timer for all sessions: heartbeats, and looks at statm of those that have
  * regions or rooms. Runs only while there are sessions. */
 int session_clock_start(struct kvd *kvd);
 void session_clock_stop(struct kvd *kvd); /* no session is left; idempotent */

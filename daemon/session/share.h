@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * share: who may take one more of a table that all share. The last eighth is kept
- * for those who have little (less than a 256th of all), so that one who takes
+ * share: may an owner take one more of a table that all share. The last eighth is
+ * kept for owners of little (less than a 256th of all), so that one who takes
  * whatever there is does not keep everybody else out. A table too small to share so
  * is first come, first served.
  */
@@ -13,7 +13,7 @@
 
 #define SHARE_FROM 256u
 
-/* How many may be in use, of `cap`, before one who has `own` may take another. */
+/* How many may be in use, of `cap`, before an owner of `own` may take another. */
 static inline size_t share_cap(size_t cap, size_t own)
 {
 	if (cap < SHARE_FROM || own < cap / SHARE_FROM)

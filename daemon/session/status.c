@@ -14,7 +14,7 @@
  *
  * Slots are reused late, oldest first: a freed slot waits until REUSE_DEPTH others
  * wait behind it, then it is preferred to a slot never used. Reuse keeps the page
- * small (one slot is 64 bytes of memory that stays), lateness lets a reader who
+ * small (one slot is 64 bytes of memory that stays), lateness lets a reader that
  * lost track see "another generation" rarely and never a wrapped one.
  */
 #include "daemon/session/status.h"
@@ -100,9 +100,9 @@ static int page_init(struct status_page *page, const uint8_t instance[16])
 		return err_pass(r);
 	page->header->slots = page->slots;
 	page->header->slot_bytes = KVD_STATUS_SLOT_BYTES;
-	page->header->beat_interval_ns = STATUS_BEAT_NS;
+	page->header->heartbeat_interval_ns = STATUS_HEARTBEAT_NS;
 	memcpy(page->header->instance, instance, 16);
-	status_page_beat(page, clock_ns());
+	status_page_heartbeat(page, clock_ns());
 	status_put(&page->header->magic, KVD_STATUS_MAGIC);
 	return 0;
 }
@@ -151,15 +151,15 @@ uint32_t status_page_slots(const struct status_page *page)
 	return page->slots;
 }
 
-void status_page_beat(struct status_page *page, uint64_t now_ns)
+void status_page_heartbeat(struct status_page *page, uint64_t now_ns)
 {
-	status_put(&page->header->beat_ns, now_ns);
+	status_put(&page->header->heartbeat_ns, now_ns);
 }
 
-void status_page_patience(struct status_page *page, uint64_t silence_ns)
+void status_page_silence(struct status_page *page, uint64_t silence_ns)
 {
-	if (silence_ns / 4 > STATUS_BEAT_NS)
-		page->header->beat_interval_ns = silence_ns / 4;
+	if (silence_ns / 4 > STATUS_HEARTBEAT_NS)
+		page->header->heartbeat_interval_ns = silence_ns / 4;
 }
 
 void status_page_divide(struct status_page *page, uint32_t first)
@@ -326,7 +326,7 @@ void status_slot_set(struct status_page *page, uint32_t slot, unsigned int state
 	figures_begin(s);
 	status_put(&s->changed_ns, clock_ns());
 	figures_end(s);
-	/* The word last: who loads a terminal state (acquire) has all figures with it,
+	/* The word last: a load of a terminal state (acquire) has all figures with it,
 	 * and every byte that this daemon wrote for the object before. */
 	status_put(&s->word, kvd_word_make(kvd_word_gen(s->word), state, flags, error));
 }

@@ -16,7 +16,7 @@
 
 struct status_page;
 
-#define STATUS_BEAT_NS UINT64_C(200000000) /* between heartbeats */
+#define STATUS_HEARTBEAT_NS UINT64_C(200000000) /* between heartbeats */
 
 /* A sealed memfd with `slots` slots; grows never. */
 int status_page_new(uint32_t slots, const uint8_t instance[16],
@@ -53,9 +53,9 @@ void status_slot_progress(struct status_page *page, uint32_t slot, uint64_t byte
 void status_slot_set(struct status_page *page, uint32_t slot, unsigned int state,
 		     unsigned int flags, enum err_code error);
 /* The heartbeat time (CLOCK_MONOTONIC ns) of the header. */
-void status_page_beat(struct status_page *page, uint64_t now_ns);
+void status_page_heartbeat(struct status_page *page, uint64_t now_ns);
 /* After how much silence the engine shall take this daemon for frozen, if that is more
  * than four heartbeats: libkvd counts four of the header's intervals. */
-void status_page_patience(struct status_page *page, uint64_t silence_ns);
+void status_page_silence(struct status_page *page, uint64_t silence_ns);
 
 #endif

@@ -71,21 +71,21 @@ static void wait_over(struct wait *wait)
 /* True when words are still waited for. */
 static bool wait_look(struct waits *waits)
 {
-	struct list ripe;
+	struct list due;
 	struct wait *wait;
 	bool words = false;
 
-	list_init(&ripe);
+	list_init(&due);
 	list_foreach_safe(wait, &waits->armed, link) {
 		if (wait_passed(&wait->spec) == 0)
 			continue;
 		err_clear();
 		list_remove(&wait->link);
-		list_push_back(&ripe, &wait->link);
+		list_push_back(&due, &wait->link);
 	}
-	/* a callback may stop other waits, ripe ones too */
-	while (!list_empty(&ripe))
-		wait_over(list_entry(list_pop_front(&ripe), struct wait, link));
+	/* a callback may stop other waits, due ones too */
+	while (!list_empty(&due))
+		wait_over(list_entry(list_pop_front(&due), struct wait, link));
 	list_foreach(wait, &waits->armed, link)
 		words = words || !wait->spec.event;
 	return words;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kinds: what travels as a request on a data line, and who answers it here.
+ * kinds: what travels as a request on a data line, and what answers it here.
  */
 #ifndef KVD_KINDS_H
 #define KVD_KINDS_H

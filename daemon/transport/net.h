@@ -2,11 +2,11 @@
 /*
  * net: what the backends (shm, tcp, ucx, verbs) have in common. Two lives are told
  * here, once, so that their fences and limits are the same and are proven in one
- * place; how bytes and words cross is the backend's. The simulation's transport
+ * place; how bytes and messages cross is the backend's. The simulation's transport
  * (tests/sim/fake.h) is one of them.
  *
  * A connection's (net_peer.c): states, the first fault that counts, deadlines, the
- * farewell, the end, and what the daemon is told of it.
+ * BYE, the end, and what the daemon is told of it.
  *
  * A transfer's (net_xfer.c), on the side that asks (an op) and on the side that
  * answers (an inbound):
@@ -18,7 +18,7 @@
  * whether they count (speak, is_over).
  *
  * Every request that left is answered by exactly one DONE, and with it the id is
- * dead on both sides; ids rise and are never used again, so words and bytes that
+ * dead on both sides; ids rise and are never used again, so messages and bytes that
  * come later are nobody's. Stopping (cancel, revoke, refusal, a fault, a lost peer)
  * takes one path: STOPPING, the backend halts, and when it says that the transfer
  * is over (`is_over`: nothing of it moves or will count) the side is told. What is
@@ -68,7 +68,8 @@ struct net_ops {
 	/* -- of a transfer -- */
 	/* It is the next: may its request leave now? NULL: always. */
 	bool (*may_ask)(const struct net_xfer *xfer);
-	/* Zeroed, with all that its words will need, so that those never lack memory. */
+	/* Zeroed, with all that its messages will need, so that sending them needs no
+	 * allocation. */
 	int (*xfer_new)(struct net_peer *peer, struct net_xfer **xfer_p);
 	void (*xfer_free)(struct net_xfer *xfer);
 	/* References on the memories of a transfer with bytes, its places checked. */
@@ -84,7 +85,7 @@ struct net_ops {
 	/* The answerer has taken a transfer with bytes: say GO, or move them. */
 	int (*begin)(struct net_xfer *xfer);
 	void (*halt)(struct net_xfer *xfer); /* no new bytes; once */
-	/* The words that are due as it stands: CANCEL … Called again and again. */
+	/* The messages that are due as it stands: CANCEL … Called again and again. */
 	void (*speak)(struct net_xfer *xfer);
 	/* Is it over? In STOPPING: can nothing of it move, or count, any more? */
 	bool (*is_over)(struct net_xfer *xfer);
@@ -107,7 +108,7 @@ enum net_peer_state {
 	NET_PEER_OPENING,
 	NET_PEER_JOINING, /* tcp: the control line is there, streams are being made */
 	NET_PEER_READY,
-	NET_PEER_FLUSHING, /* the farewell leaves */
+	NET_PEER_FLUSHING, /* BYE leaves */
 	NET_PEER_ENDING,   /* whoever may still touch memory lets go */
 	NET_PEER_ENDED,	   /* nothing is left but peer_close() */
 	NET_PEER_STATES,
@@ -120,11 +121,11 @@ struct net_peer {
 	struct list link, ready_link;
 	struct sm sm;
 	uint8_t token_in[XP_TOKEN_BYTES], token_out[XP_TOKEN_BYTES];
-	char name[40];	/* for words */
+	char name[40];	/* for messages and logs */
 	struct err err; /* why it is lost */
 	bool failed;	/* err is set: end it */
 	bool broken;	/* nothing more will leave by it */
-	bool deaf;	/* the peer has said goodbye */
+	bool bye_came;	/* the peer has sent BYE */
 	bool dial, close_asked, told;
 	void (*on_closed)(void *arg);
 	void *on_closed_arg;
@@ -177,7 +178,7 @@ void net_init(struct net_transport *net, const struct net_ops *ops,
 	      const struct xp_callbacks *callbacks);
 void net_settle(struct net_transport *net); /* no helper is at it any more */
 void net_fini(struct net_transport *net);   /* its peers are closed */
-void net_run(struct net_transport *net);    /* step who was kicked, now */
+void net_run(struct net_transport *net);    /* step the kicked peers, now */
 
 /* ---- a peer ---- */
 void net_peer_init(struct net_peer *peer, struct net_transport *net,
@@ -204,7 +205,7 @@ void net_peer_watch(struct net_peer *peer, uint64_t deadline_ns);
 /* Fences of stopped transfers: true when one is late, which ends the peer. */
 bool net_peer_watch_fences(struct net_peer *peer, uint64_t now);
 void net_peer_ready(struct net_peer *peer); /* its path is known: tell the daemon */
-/* FLUSHING: transfers stop, and `err_p` are the words of a farewell, which the
+/* FLUSHING: transfers stop, and `err_p` is the reason in the BYE, which the
  * backend sends and has `flush_ns` for. */
 void net_peer_flush(struct net_peer *peer, uint64_t flush_ns, struct err *err_p);
 void net_peer_end(struct net_peer *peer);  /* ENDING: transfers stop */
@@ -233,12 +234,12 @@ void net_xfers_stop(struct net_peer *peer);	/* all, with peer->err */
 void net_xfers_drop(struct net_peer *peer);	/* those that only wait for an answer */
 /* Ours, by an answer's id; ERR_PROTO when there is none. */
 int net_op_find(struct net_peer *peer, uint64_t id, struct net_xfer **xfer_p);
-/* Theirs; NULL when our DONE crosses the words; ERR_PROTO when it was never asked. */
+/* Theirs; NULL when our DONE crosses the message; ERR_PROTO when it was never asked. */
 int net_inbound_find(struct net_peer *peer, uint64_t id, struct net_xfer **xfer_p);
 /* A DONE came (err NULL: success). It frees a transfer that was told before. */
 int net_xfer_done(struct net_xfer *xfer, const struct err *err);
 /* A REQUEST came. Negative: it breaks the protocol. xfer_p NULL: it was refused for
- * lack of memory (so it must be when there was `no_memory` to receive it). Else the
+ * allocation failure (so it must be when there was `no_memory` to receive it). Else the
  * backend fills in.header and calls net_request(). */
 int net_inbound_new(struct net_peer *peer, uint64_t id, unsigned int kind, uint64_t bytes,
 		    bool no_memory, struct net_xfer **xfer_p);

@@ -4,8 +4,8 @@
  *
  * Whatever goes wrong only marks the peer (net_peer_fail): nothing ends inside the
  * callback that found it. From then on it is not live, takes nothing in and starts
- * nothing; its step, which is called soon, ends it. While words can still leave,
- * that goes by FLUSHING: transfers stop, the last answers and the farewell with the
+ * nothing; its step, which is called soon, ends it. While messages can still leave,
+ * that goes by FLUSHING: transfers stop, the last answers and BYE with the
  * reason go out. In ENDING the backend takes away from everybody (queue pairs,
  * endpoints, threads) what may still touch memory. Only when that is proven the
  * transfers are over, the state is ENDED, and the daemon is told, behind the done
@@ -141,7 +141,7 @@ bool net_peer_watch_fences(struct net_peer *peer, uint64_t now)
 			continue;
 		if (xfer->deadline_ns <= now) {
 			err_set(&err, ERR_FENCE,
-				"%s: a stopped transfer with %s was not still after "
+				"%s: a stopped transfer with %s had not quiesced after "
 				"%" PRIu64 " ms: the connection ends",
 				net_name(peer), peer->name,
 				peer->transport->fence_ns / LOOP_NS_PER_MS);

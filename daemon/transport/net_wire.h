@@ -13,11 +13,11 @@
 #include "daemon/base/cursor.h"
 #include "daemon/base/err.h"
 
-#define NET_TEXT_MAX (ERR_TEXT_MAX - 1u) /* bytes of a fault's words */
+#define NET_TEXT_MAX (ERR_TEXT_MAX - 1u) /* bytes of a fault's text */
 
 /* Its scope, and 256 for retryable; the code goes as it is. */
 uint16_t net_fault_flags(const struct err *err);
-/* A peer's: numbers checked, words cut and made printable. */
+/* A peer's: numbers checked, the text cut and made printable. */
 void net_fault_get(uint32_t code, uint16_t flags, const void *text, size_t len,
 		   struct err *err_p);
 

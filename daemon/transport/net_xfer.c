@@ -185,7 +185,7 @@ static void tell_inbound(struct net_xfer *xfer, bool ok)
 	net_xfer_free(xfer);
 }
 
-static void tell(struct net_xfer *xfer)
+static void net_xfer_tell(struct net_xfer *xfer)
 {
 	bool ok = sm_state(&xfer->sm) != NET_XFER_STOPPING;
 
@@ -202,7 +202,7 @@ void net_peer_tell(struct net_peer *peer)
 	struct list *link;
 
 	while ((link = list_pop_front(&peer->finished))) {
-		tell(list_entry(link, struct net_xfer, queue_link));
+		net_xfer_tell(list_entry(link, struct net_xfer, queue_link));
 		if (list_empty(&peer->finished) || !loop_enough(peer->timer.loop))
 			continue;
 		net_peer_kick(peer);
@@ -371,7 +371,7 @@ static int net_xfer_admit(const struct net_peer *peer, uint64_t id, unsigned int
 	return 0;
 }
 
-/* No memory for it: that costs the request, not the peer, if words still fit. */
+/* No memory for it: that costs the request, not the peer, if a message still fits. */
 static void net_xfer_refuse(struct net_peer *peer, uint64_t id)
 {
 	struct err err;
@@ -426,7 +426,8 @@ int net_inbound_find(struct net_peer *peer, uint64_t id, struct net_xfer **xfer_
 	*xfer_p = idmap_get(&peer->inbounds, id);
 	if (id > peer->inbound_high)
 		return err_raise(ERR_PROTO,
-				 "%s: words on transfer %" PRIu64 " that was never asked",
+				 "%s: message on transfer %" PRIu64
+				 " that was never asked",
 				 net_name(peer), id);
 	return 0;
 }

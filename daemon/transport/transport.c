@@ -70,8 +70,8 @@ static int rows_check(const struct plan_run *run, size_t number, uint64_t offset
 }
 
 /* Without a look at the runs, of which there may be a million. */
-static bool ends_fit(const uint64_t *ends, uint32_t ends_count,
-		     const struct xp_buffer *buffers, uint32_t count)
+static bool transport_ends_fit(const uint64_t *ends, uint32_t ends_count,
+			       const struct xp_buffer *buffers, uint32_t count)
 {
 	for (uint32_t i = 0; ends && i < ends_count; i++)
 		if (ends[i] > 0 && (i >= count || ends[i] > buffers[i].length))
@@ -91,10 +91,10 @@ int xp_sides_check(const struct xp_sides *sides, bool check_src, bool check_dst)
 	if (check_dst && r == 0)
 		r = transport_buffers_check(sides->dst, sides->dst_count, "destination");
 	if (r == 0 &&
-	    (!check_src || ends_fit(plan->src_ends, plan->src_ends_count, sides->src,
-				    sides->src_count)) &&
-	    (!check_dst || ends_fit(plan->dst_ends, plan->dst_ends_count, sides->dst,
-				    sides->dst_count)))
+	    (!check_src || transport_ends_fit(plan->src_ends, plan->src_ends_count,
+					      sides->src, sides->src_count)) &&
+	    (!check_dst || transport_ends_fit(plan->dst_ends, plan->dst_ends_count,
+					      sides->dst, sides->dst_count)))
 		return 0;
 	for (size_t i = 0; i < plan->run_count && r == 0; i++) {
 		const struct plan_run *run = &plan->runs[i];

@@ -139,7 +139,7 @@ struct xp_op {
 	 * for what it would copy else: a long one is a turn's worth. */
 	uint8_t *owned;
 	void (*on_done)(struct xp_op *op); /* result and err are set */
-	int result; /* 0; negative: the fault in err (the peer's words when it
+	int result; /* 0; negative: the fault in err (the peer's text when it
 		       refused, ERR_CANCELED, ERR_PEER, ERR_TRANSPORT …) */
 	struct err err;
 	uint64_t moved; /* bytes so far (a WRITE: sent), for progress and stalls */
@@ -247,7 +247,7 @@ struct transport_ops {
 	 * is CHECK), or refuse with err (then on_inbound_done follows too). */
 	void (*land)(struct xp_inbound *in, const struct xp_sides *sides,
 		     const struct err *err);
-	/* 15. Stop an op; on_done follows when it is still. Idempotent. */
+	/* 15. Stop an op; on_done follows when it has quiesced. Idempotent. */
 	void (*cancel)(struct xp_op *op, const struct err *why);
 	/* 16. Stop accepting for an inbound: on_inbound_done follows (with `why`)
 	 * when nothing more can land. The stream and the peer live on. */

@@ -258,7 +258,7 @@ static uint64_t run_from(const struct dlist_pick *pick, uint64_t k)
 	return n;
 }
 
-static uint64_t runs_of(const struct dlist_pick *pick)
+static uint64_t dlist_runs_of(const struct dlist_pick *pick)
 {
 	uint64_t runs = 0;
 
@@ -273,7 +273,7 @@ size_t dlist_index_bytes(const struct dlist_pick *pick)
 
 	if (!pick->index)
 		return 4;
-	runs = runs_of(pick);
+	runs = dlist_runs_of(pick);
 	return 8 + (runs * 2 < pick->count ? runs * 8 : pick->count * 4);
 }
 
@@ -285,7 +285,7 @@ void dlist_index_put(struct cursor *out, const struct dlist_pick *pick)
 		cursor_put_u32(out, INDEX_ALL);
 		return;
 	}
-	runs = runs_of(pick);
+	runs = dlist_runs_of(pick);
 	cursor_put_u32(out, (uint32_t)pick->count);
 	if (runs * 2 >= pick->count) {
 		cursor_put_u32(out, 0);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ring is memory that a stranger writes at any moment. So nothing in it is
+ * The ring is memory that the engine may write at any moment. So nothing in it is
  * read twice: an entry is copied out word by word and checked in the copy, where
  * the daemon is is known from its own counter, and lists are read from the arena
  * with pread() (a descriptor that is sealed against shrinking; no page of the
@@ -10,7 +10,7 @@
  * each, round and round, until the turn's time is up; the rest of the loop comes
  * in between. An engine that floods its ring waits for itself. An entry that
  * takes long (a large list) goes to a helper, and its ring waits for it: entries
- * of one session keep their order without further words.
+ * of one session keep their order without further fields.
  *
  * Order with the socket. A line is taken behind the entries that were in the ring
  * when it was found: those and no more, so that an engine which never stops

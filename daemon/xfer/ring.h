@@ -43,7 +43,7 @@ struct ring {
 	void (*on_gate)(void *conn); /* the gate was passed */
 	bool stopped;
 	struct xfer_op *work; /* an entry that a helper has; all others wait */
-	struct list faults;   /* struct ring_fault: words of what was refused */
+	struct list faults;   /* struct ring_fault: texts of what was refused */
 	unsigned int fault_count;
 };
 

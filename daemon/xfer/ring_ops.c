@@ -3,12 +3,12 @@
  * An entry names everything by number and finds it again each time: between two
  * entries anything may have gone. Three kinds of wrong are kept apart. What no
  * engine sends by mistake (numbers that its own slots contradict, bytes outside
- * the arena) breaks the protocol. What can go wrong in honest use (memory not
- * registered, a peer lost, a cap) fails the slot, with a code there and words
+ * the arena) breaks the protocol. What can go wrong in correct use (memory not
+ * registered, a peer lost, a cap) fails the slot, with a code there and a text
  * here, for xfer.state. What is late (cancel, release of what has ended) is fine.
  *
  * Lists and transfers are ops (xfer_op.h); while a helper has one, the ring stands
- * still, and no order has to be explained. Notifications on their way out are
+ * quiesced, and no order has to be explained. Notifications on their way out are
  * capped, and past the cap the ring waits until some have left.
  */
 #include "daemon/xfer/ring_ops.h"
@@ -33,7 +33,7 @@ struct ring_fault {
 	struct err err;
 };
 
-/* ---- words of refusals ---- */
+/* ---- texts of refusals ---- */
 
 static struct ring_fault *fault_find(const struct ring *ring, uint64_t id)
 {
@@ -68,7 +68,7 @@ void ring_faults_free(struct ring *ring)
 		fault_drop(ring, fault);
 }
 
-/* The newest are kept; without memory for words the code has to do. */
+/* The newest are kept; without memory for the text the code must do. */
 static void fault_put(struct ring *ring, uint64_t id, const struct err *err)
 {
 	struct ring_fault *fault = mem_zalloc(sizeof(*fault));

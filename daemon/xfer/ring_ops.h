@@ -24,7 +24,7 @@ int ring_op(struct ring *ring, const struct kvd_ring_entry *entry,
 /* For ring_ops.c: the oldest entry of the shared ring is done. */
 void ring_entry_done(struct ring *ring);
 
-/* The words of what was refused under this number; NULL: none are kept. */
+/* The texts of what was refused under this number; NULL: none are kept. */
 const struct err *ring_fault_of(const struct ring *ring, uint64_t id);
 void ring_faults_free(struct ring *ring);
 

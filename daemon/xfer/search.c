@@ -4,7 +4,7 @@
  * holds it, so that a sub-range registered on its own wins. Buffers are numbered in
  * the order in which the entries need them. Both rules hold for own and for remote
  * lists alike: the daemons at both ends look for the same list, one as the owner of
- * the memory and one as its guest, and must make the same plan of it.
+ * the memory and one as the attached side, and must make the same plan of it.
  *
  * A search works on a copy of the session's region map, with every region in it
  * pinned, so that a helper can look while the loop goes on; those that no entry
@@ -148,7 +148,7 @@ int search_begin_local(struct session *session, unsigned int transport_index,
 	return 0;
 }
 
-static int span_compare(const void *a, const void *b)
+static int search_span_compare(const void *a, const void *b)
 {
 	const struct search_span *x = a, *y = b;
 
@@ -177,7 +177,7 @@ static int sort_regions(struct remote_pool *pool)
 		    __builtin_add_overflow(r->address, r->length, &spans[i].end))
 			spans[i].end = spans[i].start;
 	}
-	qsort(spans, pool->region_count, sizeof(*spans), span_compare);
+	qsort(spans, pool->region_count, sizeof(*spans), search_span_compare);
 	for (uint32_t i = 0; i < pool->region_count; i++) {
 		reach = spans[i].end > reach ? spans[i].end : reach;
 		spans[i].reach = reach;
@@ -215,8 +215,8 @@ static int not_found(const struct dlist_entry *e, uint32_t i, uint64_t span)
 }
 
 /* The buffer of entry `at` of the map. */
-static int buffer_of(struct search *search, struct places *places, size_t at,
-		     uint32_t *buffer_p)
+static int search_buffer_of(struct search *search, struct places *places, size_t at,
+			    uint32_t *buffer_p)
 {
 	struct region *region = region_map_region(search->map, at);
 	struct xp_reg *reg = region->regs[search->transport_index];
@@ -249,7 +249,7 @@ static int run_local(struct search *search, const struct dlist *dlist,
 		if (r >= 0 && !region_map_index(search->map, e->address, span, &at))
 			r = not_found(e, i, span);
 		if (r >= 0)
-			r = buffer_of(search, places, at, &places->at[i].buffer);
+			r = search_buffer_of(search, places, at, &places->at[i].buffer);
 		if (r < 0)
 			return err_pass(r);
 		places->at[i].offset =

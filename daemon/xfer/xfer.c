@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sessions of the transfer layer: who is attached to whom, and who knows which
- * regions.
+ * Sessions of the transfer layer: which are attached to which, and which daemon knows
+ * which regions.
  *
  * An attach is a session's right to another daemon's session: it presented the
  * secret. Both sides then register their session's regions with the other
@@ -178,7 +178,7 @@ void notif_drop(struct session *session, struct notif *notif)
 
 /* ---- shares ---- */
 
-static struct share *share_of(struct xfer_session *xs, struct remote *remote)
+static struct share *xfer_share_of(struct xfer_session *xs, struct remote *remote)
 {
 	struct share *share;
 
@@ -386,7 +386,7 @@ static int xfer_ask(struct attach *attach)
 	int r;
 
 	memcpy(msg.secret, attach->secret, sizeof(msg.secret));
-	attach->share = share_of(attach->xs, attach->remote);
+	attach->share = xfer_share_of(attach->xs, attach->remote);
 	if (!attach->share)
 		return err_pass(-ENOMEM);
 	r = share_update(attach->xs, attach->share);
@@ -558,7 +558,7 @@ static int attach_admit(struct xfers *xfers, struct remote *remote,
 		return err_raise(ERR_AUTH, "no session %llu with this secret",
 				 (unsigned long long)m->session);
 	xs = xfer_session_of(session);
-	share = xs ? share_of(xs, remote) : NULL;
+	share = xs ? xfer_share_of(xs, remote) : NULL;
 	return share ? share_update(xs, share) : err_pass(-ENOMEM);
 }
 

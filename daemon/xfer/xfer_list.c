@@ -117,7 +117,7 @@ int notif_post(struct attach *attach, const void *data, size_t len,
 
 /* ---- prepared lists ---- */
 
-static uint64_t list_memory(const struct dlist *dlist)
+static uint64_t xfer_list_memory(const struct dlist *dlist)
 {
 	return (uint64_t)dlist->entry_count *
 	       (sizeof(*dlist->entries) + sizeof(*dlist->first));
@@ -140,7 +140,7 @@ int prepared_add(struct xfer_session *xs, struct attach *attach, struct dlist *d
 {
 	struct prepared *prepared = NULL;
 	struct places *places;
-	int r = xfer_charge_check(xs, list_memory(dlist));
+	int r = xfer_charge_check(xs, xfer_list_memory(dlist));
 
 	assert(dlist && search_p);
 	if (r >= 0 && idmap_count(&xs->dlists) >= XFER_DLISTS_MAX)
@@ -170,7 +170,7 @@ int prepared_add(struct xfer_session *xs, struct attach *attach, struct dlist *d
 		mem_free(prepared);
 		return err_pass(r);
 	}
-	xs->list_bytes += list_memory(dlist);
+	xs->list_bytes += xfer_list_memory(dlist);
 	list_push_back(&xs->prepared, &prepared->link);
 	if (attach)
 		attach_use(attach);
@@ -228,7 +228,7 @@ void prepared_unref(struct prepared *prepared)
 	}
 	if (idmap_get(&prepared->xs->dlists, prepared->id) == prepared)
 		idmap_remove(&prepared->xs->dlists, prepared->id);
-	prepared->xs->list_bytes -= list_memory(prepared->dlist);
+	prepared->xs->list_bytes -= xfer_list_memory(prepared->dlist);
 	dlist_free(prepared->dlist);
 	list_remove(&prepared->link);
 	if (prepared->attach)

@@ -4,7 +4,7 @@
  * is found and held), work (what is long: rows and indices are read from the
  * payload and checked), end (on the loop: the object gets its number). Small ops
  * take all three at once; of large ones a helper does the work, and whoever
- * opened the door keeps its engine's next request waiting meanwhile, so that an
+ * took the entry keeps its engine's next request waiting meanwhile, so that an
  * engine that prepares a list and posts on it need not wait in between.
  *
  * Bounds: what lists, indices and notifications of a session take is charged to
@@ -158,7 +158,7 @@ static int list_work(struct xfer_op *op)
 	return list_try(op, false);
 }
 
-static int list_end(struct xfer_op *op)
+static int xfer_op_list_end(struct xfer_op *op)
 {
 	struct attach *attach = NULL;
 
@@ -235,7 +235,7 @@ static int move_end(struct xfer_op *op)
 /* ---- both ---- */
 
 /* What reading the payload takes at most; a list's rows are not squeezed yet. */
-static uint64_t op_bytes(const struct xfer_op *op)
+static uint64_t xfer_op_bytes(const struct xfer_op *op)
 {
 	if (op->kind == XFER_OP_LIST)
 		return op->rows * (uint64_t)sizeof(struct dlist_entry);
@@ -245,11 +245,11 @@ static uint64_t op_bytes(const struct xfer_op *op)
 
 static int op_begin(struct xfer_op *op)
 {
-	int r = xfer_charge_check(op->xs, op_bytes(op));
+	int r = xfer_charge_check(op->xs, xfer_op_bytes(op));
 
 	if (r < 0)
 		return err_pass(r);
-	op->charged = op_bytes(op);
+	op->charged = xfer_op_bytes(op);
 	op->xs->list_bytes += op->charged;
 	return err_pass(op->kind == XFER_OP_LIST ? list_begin(op) : move_begin(op));
 }
@@ -304,7 +304,7 @@ static int op_end(struct xfer_op *op)
 		return err_reraise(&op->job.err);
 	if (op->xs->draining)
 		return err_raise(ERR_SESSION, "the session has ended");
-	return err_pass(op->kind == XFER_OP_LIST ? list_end(op) : move_end(op));
+	return err_pass(op->kind == XFER_OP_LIST ? xfer_op_list_end(op) : move_end(op));
 }
 
 static void on_work(struct offload_job *job)

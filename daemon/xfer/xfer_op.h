@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * xfer_op: what an engine asks of the transfer layer, whichever door it came
+ * xfer_op: what an engine asks of the transfer layer, by whichever entry it came
  * through: a command's members (control/commands_xfer.c), an entry of the
- * submission ring, or such an entry in a command (ring_ops.c). The door fills in
+ * submission ring, or such an entry in a command (ring_ops.c). The entry fills in
  * what it was told and hears the result; all that is checked is checked here.
  * Loop thread.
  */
@@ -14,7 +14,7 @@
 /* Where bytes that belong to an op lie. */
 struct xfer_payload {
 	int fd;	       /* of an arena or a memfd; or: */
-	uint8_t *data; /* heap; who takes it sets it NULL */
+	uint8_t *data; /* heap; the taker sets it NULL */
 	uint64_t bytes;
 };
 /* Heap; ERR_TOOBIG. */

@@ -86,7 +86,7 @@ void transfer_free(struct transfer *t)
 		xfer_session_try_free(xs);
 }
 
-static void end(struct transfer *t)
+static void xfer_post_end(struct transfer *t)
 {
 	struct metrics *metrics = &t->xs->xfers->kvd->metrics;
 
@@ -104,7 +104,7 @@ static void end(struct transfer *t)
 		transfer_free(t);
 }
 
-static void fail(struct transfer *t, const struct err *why)
+static void xfer_post_fail(struct transfer *t, const struct err *why)
 {
 	if (!t->failed) {
 		t->failed = true;
@@ -117,7 +117,7 @@ static void xfer_post_on_done(struct sched_op *op)
 	struct transfer *t = op->owner;
 
 	if (op->xp.result < 0) {
-		fail(t, &op->xp.err);
+		xfer_post_fail(t, &op->xp.err);
 	} else if (!t->failed) {
 		t->bytes = t->plan->bytes;
 		metrics_add(&t->xs->xfers->kvd->metrics,
@@ -129,7 +129,7 @@ static void xfer_post_on_done(struct sched_op *op)
 			       (struct xfer_waiter){NULL, NULL}) < 0)
 			err_take(&t->err), t->failed = true;
 	}
-	end(t);
+	xfer_post_end(t);
 }
 
 static void pick(const struct transfer *t, struct dlist_pick *src, struct dlist_pick *dst)
@@ -197,7 +197,7 @@ static int xfer_post_make_header(struct transfer *t)
 	return 0;
 }
 
-static int submit(struct transfer *t)
+static int xfer_post_submit(struct transfer *t)
 {
 	struct xp_sides *sides = &t->op.xp.sides;
 	bool writes = t->kind == XP_WRITE;
@@ -235,13 +235,13 @@ static void go(struct transfer *t)
 		return;
 	}
 	if (r == 0)
-		r = submit(t);
+		r = xfer_post_submit(t);
 	if (r < 0) {
 		if (!t->failed) {
 			err_take(&why);
-			fail(t, &why);
+			xfer_post_fail(t, &why);
 		}
-		end(t);
+		xfer_post_end(t);
 	}
 }
 
@@ -300,7 +300,7 @@ static void xfer_post_plan_done(struct offload_job *job)
 			t->plan_of[i] = t->at[i].places->serial;
 	}
 	if (job->result < 0) {
-		fail(t, &job->err);
+		xfer_post_fail(t, &job->err);
 		drop_plan(t);
 	}
 	go(t);
@@ -361,7 +361,7 @@ void transfer_refuse(struct transfer *t, const struct err *why)
 {
 	assert(sm_state(&t->sm) == XFER_ENDED && why->code != ERR_OK);
 	renew(t);
-	fail(t, why);
+	xfer_post_fail(t, why);
 	metrics_add(&t->xs->xfers->kvd->metrics, METRIC_XFERS_FAILED, 1);
 	set_status(t);
 }
@@ -516,14 +516,14 @@ void transfer_cancel(struct transfer *t, const struct err *why)
 	assert(why->code != ERR_OK);
 	if (sm_state(&t->sm) == XFER_ENDED || t->failed)
 		return;
-	fail(t, why);
+	xfer_post_fail(t, why);
 	set_status(t);
 	if (sm_state(&t->sm) == XFER_POSTED) {
 		sched_cancel(&t->op, why);
 	} else if (sm_state(&t->sm) == XFER_SHARING ||
 		   offload_cancel(t->xs->xfers->kvd->offload, &t->job)) {
 		list_remove(&t->link);
-		end(t);
+		xfer_post_end(t);
 	} /* else xfer_post_plan_done() ends it */
 }
 

@@ -30,7 +30,8 @@ struct shadow {
 	struct remote *remote;
 	uint64_t gid;
 	uint64_t initiator; /* epoch of the remote's session */
-	uint64_t target; /* epoch of our session; of an own list: for whom it was sent */
+	uint64_t target; /* epoch of our session; of an own list: the session it was sent
+			    to */
 	bool ours;	 /* it names our session's memory, else the initiator's */
 	uint32_t total, got;
 	struct dlist *coming; /* until complete */
@@ -117,7 +118,7 @@ static struct shadow *shadow_find(struct xfers *xfers, const struct remote *remo
 	return strmap_get_bytes(&xfers->shadow_by_key, &key, sizeof(key));
 }
 
-static void kept_free(struct xfers *xfers, struct kept_plan *kept)
+static void xfer_serve_kept_free(struct xfers *xfers, struct kept_plan *kept)
 {
 	kept->mine->kept = NULL;
 	list_remove(&kept->link);
@@ -147,7 +148,7 @@ static void shadow_remove(struct xfers *xfers, struct shadow *shadow)
 	shadow->remote->shadow_entries -= shadow->total;
 	shadow->gone = true;
 	if (shadow->kept)
-		kept_free(xfers, shadow->kept);
+		xfer_serve_kept_free(xfers, shadow->kept);
 	if (shadow->dlist && shadow->dlist->places) {
 		places_unref(shadow->dlist->places);
 		shadow->dlist->places = NULL;
@@ -214,8 +215,8 @@ static struct session *target_of(struct xfers *xfers, uint64_t epoch,
 	return NULL;
 }
 
-static int take_entries(struct shadow *shadow, struct cursor *in, uint32_t begin,
-			uint32_t n)
+static int xfer_serve_take_entries(struct shadow *shadow, struct cursor *in,
+				   uint32_t begin, uint32_t n)
 {
 	struct dlist_entry e;
 	int r = 0;
@@ -268,7 +269,7 @@ static int on_dlist(struct xfers *xfers, struct remote *remote, struct cursor *i
 	}
 	if (!shadow || shadow->target != target || shadow->total != total)
 		return err_raise(ERR_PROTO, "a part of a list that does not exist");
-	r = take_entries(shadow, in, begin, n);
+	r = xfer_serve_take_entries(shadow, in, begin, n);
 	if (r < 0)
 		shadow_remove(xfers, shadow);
 	return r < 0 ? err_pass(r) : 0;
@@ -326,7 +327,7 @@ static struct plan *kept_take(const struct serve *s)
 		return NULL;
 	plan = kept->plan;
 	kept->plan = NULL;
-	kept_free(s->xfers, kept);
+	xfer_serve_kept_free(s->xfers, kept);
 	return plan;
 }
 
@@ -356,13 +357,14 @@ static void kept_put(struct serve *s)
 	kept->plan = mem_steal(s->plan);
 	kept->picks = mem_steal(s->picks);
 	if (mine->kept)
-		kept_free(xfers, mine->kept);
+		xfer_serve_kept_free(xfers, mine->kept);
 	mine->kept = kept;
 	list_init(&kept->link);
 	list_push_back(&xfers->kept, &kept->link);
 	xfers->kept_bytes += bytes;
 	while (xfers->kept_bytes > XFER_KEPT_BYTES_MAX)
-		kept_free(xfers, list_first(&xfers->kept, struct kept_plan, link));
+		xfer_serve_kept_free(xfers,
+				     list_first(&xfers->kept, struct kept_plan, link));
 }
 
 static void serve_free(struct serve *s)
@@ -382,7 +384,7 @@ static void serve_free(struct serve *s)
 	mem_free(s);
 }
 
-static void on_served(struct inbound_owner *inbound, const struct err *err)
+static void xfer_serve_on_served(struct inbound_owner *inbound, const struct err *err)
 {
 	struct serve *s = container_of(inbound, struct serve, inbound);
 	struct session *session;
@@ -402,7 +404,8 @@ static void on_served(struct inbound_owner *inbound, const struct err *err)
 	serve_free(s);
 }
 
-static void land(struct serve *s, const struct xp_sides *sides, const struct err *why)
+static void xfer_serve_land(struct serve *s, const struct xp_sides *sides,
+			    const struct err *why)
 {
 	sm_move(&s->sm, SERVE_LANDED);
 	if (why)
@@ -480,7 +483,7 @@ static void xfer_serve_plan_done(struct offload_job *job)
 	if (s->why.code != ERR_OK) {
 		struct err why = s->why;
 
-		land(s, NULL, &why);
+		xfer_serve_land(s, NULL, &why);
 		return;
 	}
 	src = s->at[FROM].places;
@@ -488,7 +491,7 @@ static void xfer_serve_plan_done(struct offload_job *job)
 	if (!s->check) /* else it was read: it was, and is, exported */
 		sides = (struct xp_sides){s->plan, src->buffers, dst->buffers,
 					  src->buffer_count, dst->buffer_count};
-	land(s, &sides, NULL);
+	xfer_serve_land(s, &sides, NULL);
 }
 
 /* Where both lists lie: known, looked for, or (long ones) to be looked for; 1: their
@@ -525,7 +528,7 @@ static void serve_go(struct serve *s)
 		return; /* serve_on_change() looks again */
 	if (r < 0) {
 		err_take(&why);
-		land(s, NULL, &why);
+		xfer_serve_land(s, NULL, &why);
 		return;
 	}
 	s->check = s->in->kind == XP_CHECK;
@@ -605,7 +608,7 @@ static int take_notif(struct serve *s, struct cursor *in)
 	return r < 0 ? err_pass(r) : 0;
 }
 
-static int parse(struct serve *s, struct cursor *in)
+static int xfer_serve_parse(struct serve *s, struct cursor *in)
 {
 	uint8_t kind = cursor_get_u8(in);
 	const uint8_t *secret;
@@ -650,12 +653,12 @@ static int on_xfer(struct xfers *xfers, struct remote *remote, struct xp_inbound
 	sm_init(&s->sm, &serve_table, SERVE_KEYS);
 	list_init(&s->link);
 	list_init(&s->job.link);
-	r = parse(s, header);
+	r = xfer_serve_parse(s, header);
 	if (r < 0) {
 		serve_free(s);
 		return err_pass(r);
 	}
-	s->inbound.on_done = on_served;
+	s->inbound.on_done = xfer_serve_on_served;
 	in->owner = &s->inbound;
 	list_push_back(&xfers->serving, &s->link);
 	serve_go(s);
@@ -710,7 +713,7 @@ void serve_on_change(struct xfers *xfers, struct remote *remote)
 	}
 }
 
-/* Stop what serves; it ends by on_served(). */
+/* Stop what serves; it ends by xfer_serve_on_served(). */
 static void serve_stop(struct serve *s, const struct err *why)
 {
 	if (sm_state(&s->sm) == SERVE_LANDED && s->in) {
@@ -718,7 +721,7 @@ static void serve_stop(struct serve *s, const struct err *why)
 	} else if (sm_state(&s->sm) == SERVE_KEYS) {
 		struct err e = *why;
 
-		land(s, NULL, &e);
+		xfer_serve_land(s, NULL, &e);
 	} else if (s->why.code == ERR_OK) {
 		s->why = *why; /* xfer_serve_plan_done() refuses it */
 	}

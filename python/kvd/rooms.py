@@ -9,7 +9,7 @@ from . import _kvd
 from .errors import TimeoutError, error_make
 
 FAILED, BOOTSTRAPPING, WAITING_FOR_INPUT, TRANSFERRING, SUCCESS = range(5)
-ABORTING = 1  # flag: told to fail, not yet proven still
+ABORTING = 1  # flag: told to fail, not yet proven quiesced
 SEND, RECV, OFFER, PULL = range(4)
 
 Status = namedtuple("Status", "state flags error retryable bytes total")

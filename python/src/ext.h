@@ -72,8 +72,8 @@ struct op {
 };
 
 /* What a finaliser left, to be closed by whoever has the lock next. */
-struct grave {
-	struct grave *next;
+struct closing {
+	struct closing *next;
 	/* 0: asked, call->on_done tells; 1: closed; negative: not now */
 	int (*close)(void *handle, const struct kvd_call *call);
 	void *handle;
@@ -92,9 +92,9 @@ struct client {
 	uint64_t polled_ns, tended_ns;
 	struct op *told; /* callbacks due */
 	struct op **told_end;
-	_Atomic(struct grave *) buried; /* pushed by finalisers, without the lock */
-	struct grave *graves;		/* under the lock */
-	struct grave *emptied;		/* closed: references to drop */
+	_Atomic(struct closing *) left; /* pushed by finalisers, without the lock */
+	struct closing *closings;	/* under the lock */
+	struct closing *closed_list;	/* closed: references to drop */
 };
 
 extern PyTypeObject *client_type;
@@ -121,8 +121,8 @@ struct op *op_new(struct client *c, PyObject *keep, void (*end)(struct op *op), 
 		  struct kvd_call *call_p);
 void op_cancel(struct op *op);
 /* Close `handle` some time; never waits, never raises. Takes the reference keep. */
-void client_bury(struct client *c, int (*close)(void *, const struct kvd_call *),
-		 void *handle, PyObject *keep);
+void client_close_later(struct client *c, int (*close)(void *, const struct kvd_call *),
+			void *handle, PyObject *keep);
 /* Wait for something to do, at most 50 ms, and do it; with the lock and the GIL, which
  * others have meanwhile. */
 void client_step(struct client *c);
@@ -219,7 +219,7 @@ extern PyTypeObject *attach_type, *dlist_type;
 /* Whether transfers may name it; it is told to the daemon when it is time. With the
  * lock. */
 int dlist_go(struct dlist *d);
-/* For client_bury(). */
+/* For client_close_later(). */
 int dlist_shut(void *handle, const struct kvd_call *call);
 
 #endif

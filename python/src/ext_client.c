@@ -108,7 +108,7 @@ static void op_tell(struct op *op)
 
 static void on_closed(void *arg, int result, const struct kvd_reply *reply)
 {
-	struct grave *g = arg;
+	struct closing *g = arg;
 
 	(void)reply;
 	g->asked = false;
@@ -116,18 +116,18 @@ static void on_closed(void *arg, int result, const struct kvd_reply *reply)
 	g->again = !g->closed;
 }
 
-static void graves_tend(struct client *c)
+static void closings_run(struct client *c)
 {
-	struct grave *g = atomic_exchange(&c->buried, NULL), **at;
+	struct closing *g = atomic_exchange(&c->left, NULL), **at;
 
 	while (g) {
-		struct grave *next = g->next;
+		struct closing *next = g->next;
 
-		g->next = c->graves;
-		c->graves = g;
+		g->next = c->closings;
+		c->closings = g;
 		g = next;
 	}
-	for (at = &c->graves; (g = *at);) {
+	for (at = &c->closings; (g = *at);) {
 		struct kvd_call call = {.on_done = on_closed, .arg = g};
 
 		if (!g->asked && !g->closed && !g->again) {
@@ -141,8 +141,8 @@ static void graves_tend(struct client *c)
 		}
 		if (g->closed) {
 			*at = g->next;
-			g->next = c->emptied;
-			c->emptied = g;
+			g->next = c->closed_list;
+			c->closed_list = g;
 		} else {
 			at = &g->next;
 		}
@@ -160,18 +160,18 @@ void client_turn(struct client *c, bool now)
 	c->polled_ns = t;
 	if (t - c->tended_ns > TURN_EVERY_NS) { /* what was refused may not be now */
 		c->tended_ns = t;
-		for (struct grave *g = c->graves; g; g = g->next)
+		for (struct closing *g = c->closings; g; g = g->next)
 			g->again = false;
 	}
-	if (c->graves)
-		graves_tend(c);
+	if (c->closings)
+		closings_run(c);
 	pthread_cond_broadcast(&c->turned);
 }
 
-void client_bury(struct client *c, int (*close)(void *, const struct kvd_call *),
-		 void *handle, PyObject *keep)
+void client_close_later(struct client *c, int (*close)(void *, const struct kvd_call *),
+			void *handle, PyObject *keep)
 {
-	struct grave *g = mem_zalloc(sizeof(*g));
+	struct closing *g = mem_zalloc(sizeof(*g));
 
 	if (!g) { /* libkvd's own end of the client frees the handle */
 		return;
@@ -179,8 +179,8 @@ void client_bury(struct client *c, int (*close)(void *, const struct kvd_call *)
 	g->close = close;
 	g->handle = handle;
 	g->keep = keep;
-	g->next = atomic_load(&c->buried);
-	while (!atomic_compare_exchange_weak(&c->buried, &g->next, g))
+	g->next = atomic_load(&c->left);
+	while (!atomic_compare_exchange_weak(&c->left, &g->next, g))
 		;
 	if (client_trylock(c))
 		client_unlock(c);
@@ -189,15 +189,15 @@ void client_bury(struct client *c, int (*close)(void *, const struct kvd_call *)
 void client_unlock(struct client *c)
 {
 	struct op *told;
-	struct grave *g;
+	struct closing *g;
 
-	if (atomic_load_explicit(&c->buried, memory_order_relaxed) && c->kvd)
-		graves_tend(c);
+	if (atomic_load_explicit(&c->left, memory_order_relaxed) && c->kvd)
+		closings_run(c);
 	told = c->told;
 	c->told = NULL;
 	c->told_end = &c->told;
-	g = c->emptied;
-	c->emptied = NULL;
+	g = c->closed_list;
+	c->closed_list = NULL;
 	pthread_mutex_unlock(&c->lock);
 	while (told) {
 		struct op *next = told->next;
@@ -206,7 +206,7 @@ void client_unlock(struct client *c)
 		told = next;
 	}
 	while (g) {
-		struct grave *next = g->next;
+		struct closing *next = g->next;
 
 		Py_XDECREF(g->keep);
 		mem_free(g);
@@ -382,7 +382,8 @@ void client_step(struct client *c)
 }
 
 /* What the socket did not take stays here until somebody takes a turn, and the caller
- * may never call again: wait for it, so that a daemon which falls behind slows him. */
+ * may never call again: wait for it, so that a daemon which falls behind slows the
+ * caller. */
 void client_flush(struct client *c)
 {
 	uint64_t until = 0;
@@ -438,15 +439,15 @@ static PyObject *client_make(PyTypeObject *type, PyObject *args, PyObject *kwarg
 	return (PyObject *)c;
 }
 
-static void graves_drop(struct client *c)
+static void closings_drop(struct client *c)
 {
-	struct grave *g = atomic_exchange(&c->buried, NULL);
-	struct grave *lists[] = {g, c->graves, c->emptied};
+	struct closing *g = atomic_exchange(&c->left, NULL);
+	struct closing *lists[] = {g, c->closings, c->closed_list};
 
-	c->graves = c->emptied = NULL;
+	c->closings = c->closed_list = NULL;
 	for (size_t i = 0; i < 3; i++) {
 		for (g = lists[i]; g;) {
-			struct grave *next = g->next;
+			struct closing *next = g->next;
 
 			Py_XDECREF(g->keep);
 			mem_free(g);
@@ -473,7 +474,7 @@ static void client_shut(struct client *c)
 		return;
 	pthread_cond_broadcast(&c->turned);
 	client_unlock(c);
-	graves_drop(c);
+	closings_drop(c);
 }
 
 static PyObject *client_close(PyObject *self, PyObject *none)

@@ -3,7 +3,7 @@
  * Attachments and descriptor lists: what transfers stand on.
  *
  * A list is checked in this process when it is made, against what its owner's
- * metadata told, so that what a caller got wrong is an exception where he did. The
+ * metadata told, so that what a caller got wrong is an exception at that call. The
  * daemon is told later: of a list of a remote session once the session is attached,
  * which takes a round trip to another host and must not keep the caller. Whoever
  * needs the list next moves it on (dlist_go()).
@@ -254,7 +254,7 @@ int dlist_go(struct dlist *d)
 	if (state == 1)
 		return d->state = READY;
 	d->error = (struct kvd_error){.code = -state};
-	kvd_dlist_error(d->kvd, 0, &d->error); /* its words are here */
+	kvd_dlist_error(d->kvd, 0, &d->error); /* its text is here */
 	return d->state = REFUSED;
 }
 
@@ -334,7 +334,7 @@ static void dlist_dealloc(PyObject *self)
 	freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
 
 	if (d->kvd && d->client->kvd)
-		client_bury(d->client, dlist_shut, d->kvd, NULL);
+		client_close_later(d->client, dlist_shut, d->kvd, NULL);
 	rows_fini(&d->rows);
 	Py_XDECREF(d->attach);
 	Py_XDECREF(d->client);
@@ -398,7 +398,7 @@ static bool row_take(PyObject *row, Py_ssize_t width, uint64_t *out)
 }
 
 /* table(list of tuples, width) -> bytes of (address, bytes, device), or None when a row
- * is another thing: the caller finds words for it. */
+ * is another thing: the caller makes the text. */
 static PyObject *table(PyObject *module, PyObject *args)
 {
 	Py_ssize_t width, n;

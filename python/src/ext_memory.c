@@ -114,7 +114,7 @@ static PyObject *region_make(PyTypeObject *type, PyObject *args, PyObject *kwarg
 	region->kind = kinds[k];
 	if (client_run(start.c, region_begin, &start, ms, told, NULL) < 0) {
 		if (start.kvd && start.c->kvd)
-			client_bury(start.c, region_shut, start.kvd, NULL);
+			client_close_later(start.c, region_shut, start.kvd, NULL);
 		Py_DECREF(region);
 		return NULL;
 	}
@@ -153,7 +153,8 @@ static void region_dealloc(PyObject *self)
 	freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
 
 	if (region->kvd && region->client->kvd)
-		client_bury(region->client, region_shut, region->kvd, region->keep);
+		client_close_later(region->client, region_shut, region->kvd,
+				   region->keep);
 	else
 		Py_XDECREF(region->keep);
 	Py_XDECREF(region->client);
@@ -260,7 +261,7 @@ static PyObject *pool_made(PyTypeObject *type, struct pool_start *start, PyObjec
 	pool->keep = parts;
 	if (client_run(start->c, pool_begin, start, ms, told, NULL) < 0) {
 		if (start->kvd && start->c->kvd)
-			client_bury(start->c, pool_shut, start->kvd, NULL);
+			client_close_later(start->c, pool_shut, start->kvd, NULL);
 		Py_DECREF(pool);
 		return NULL;
 	}
@@ -331,7 +332,7 @@ static void pool_dealloc(PyObject *self)
 	freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
 
 	if (pool->kvd && pool->client->kvd)
-		client_bury(pool->client, pool_shut, pool->kvd, pool->keep);
+		client_close_later(pool->client, pool_shut, pool->kvd, pool->keep);
 	else
 		Py_XDECREF(pool->keep);
 	Py_XDECREF(pool->client);

@@ -170,7 +170,7 @@ static void on_nothing(void *arg, int result, const struct kvd_reply *reply)
 	(void)reply;
 }
 
-/* What was dropped while it ran is aborted first; it is closed when it is still. */
+/* What was dropped while it ran is aborted first; it is closed when it has quiesced. */
 static int room_shut(void *handle, const struct kvd_call *call)
 {
 	int state = kvd_room_state(handle);
@@ -197,7 +197,7 @@ static PyObject *room_made(PyTypeObject *type, struct open_start *start, PyObjec
 	room->number = start->args.room;
 	if (client_run(start->c, open_begin, start, ms, told, NULL) < 0) {
 		if (start->kvd && start->c->kvd)
-			client_bury(start->c, room_shut, start->kvd, NULL);
+			client_close_later(start->c, room_shut, start->kvd, NULL);
 		Py_DECREF(room);
 		return NULL;
 	}
@@ -257,7 +257,7 @@ static void room_dealloc(PyObject *self)
 	freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
 
 	if (room->kvd && room->client->kvd)
-		client_bury(room->client, room_shut, room->kvd, room->keep);
+		client_close_later(room->client, room_shut, room->kvd, room->keep);
 	else
 		Py_XDECREF(room->keep);
 	Py_XDECREF(room->client);

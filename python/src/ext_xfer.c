@@ -57,7 +57,7 @@ static int xfer_shut(void *handle, const struct kvd_call *call)
 static void xfer_drop(struct xfer *x)
 {
 	if (x->kvd && x->client->kvd)
-		client_bury(x->client, xfer_shut, x->kvd, NULL);
+		client_close_later(x->client, xfer_shut, x->kvd, NULL);
 	x->kvd = NULL;
 }
 
@@ -217,7 +217,7 @@ static int xfer_poll(struct xfer *x)
 }
 
 /* Whether nothing of it can move any more. */
-static bool xfer_still(struct xfer *x)
+static bool xfer_quiesced(struct xfer *x)
 {
 	int state;
 
@@ -428,7 +428,7 @@ static PyObject *xfer_post(PyObject *self, PyObject *notif)
 {
 	struct xfer *x = (struct xfer *)self;
 
-	if (x->client->forks == ext_forks() && (!xfer_still(x) || x->wanted))
+	if (x->client->forks == ext_forks() && (!xfer_quiesced(x) || x->wanted))
 		return ext_raise_code(KVD_E_BUSY, "the transfer is under way");
 	x->begin_ns = clock_ns();
 	x->end_ns = 0;
@@ -463,10 +463,11 @@ static PyObject *xfer_rebind(PyObject *self, PyObject *attach)
 	struct xfer *x = (struct xfer *)self;
 	struct dlist *d = x->remote;
 
-	if (!xfer_still(x) || (PyObject *)d->attach == attach || !client_lock(x->client))
+	if (!xfer_quiesced(x) || (PyObject *)d->attach == attach ||
+	    !client_lock(x->client))
 		Py_RETURN_NONE;
 	if (d->kvd)
-		client_bury(d->client, dlist_shut, d->kvd, NULL);
+		client_close_later(d->client, dlist_shut, d->kvd, NULL);
 	d->kvd = NULL;
 	d->state = PENDING;
 	d->answered = false;
@@ -488,21 +489,21 @@ static PyObject *xfer_poll_py(PyObject *self, PyObject *none)
 	return PyLong_FromLong(xfer_poll(x));
 }
 
-static PyObject *xfer_still_py(PyObject *self, PyObject *none)
+static PyObject *xfer_quiesced_py(PyObject *self, PyObject *none)
 {
 	struct xfer *x = (struct xfer *)self;
 
 	(void)none;
-	return PyBool_FromLong(!x->client->kvd || xfer_still(x));
+	return PyBool_FromLong(!x->client->kvd || xfer_quiesced(x));
 }
 
-/* Begin to stop it; never waits. True: it is still. */
+/* Begin to stop it; never waits. True: it has quiesced. */
 static PyObject *xfer_stop(PyObject *self, PyObject *none)
 {
 	struct xfer *x = (struct xfer *)self;
 
 	(void)none;
-	if (!x->client->kvd || xfer_still(x)) {
+	if (!x->client->kvd || xfer_quiesced(x)) {
 		x->wanted = false;
 		Py_RETURN_TRUE;
 	}
@@ -511,10 +512,10 @@ static PyObject *xfer_stop(PyObject *self, PyObject *none)
 	kvd_xfer_cancel(x->kvd); /* refused: asked again by the next call */
 	client_turn(x->client, false);
 	client_unlock(x->client);
-	return PyBool_FromLong(xfer_still(x));
+	return PyBool_FromLong(xfer_quiesced(x));
 }
 
-/* Ask the daemon for the words of the failure, once. */
+/* Ask the daemon for the text of the failure, once. */
 static void xfer_why(struct xfer *x)
 {
 	struct kvd_error why = {0};
@@ -571,7 +572,7 @@ static PyObject *xfer_get(PyObject *self, void *what)
 static PyMethodDef xfer_methods[] = {
 	{"post", xfer_post, METH_O, NULL},
 	{"poll", xfer_poll_py, METH_NOARGS, NULL},
-	{"still", xfer_still_py, METH_NOARGS, NULL},
+	{"quiesced", xfer_quiesced_py, METH_NOARGS, NULL},
 	{"stop", xfer_stop, METH_NOARGS, NULL},
 	{"rebind", xfer_rebind, METH_O, NULL},
 	{"telemetry", xfer_telemetry, METH_NOARGS, NULL},

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * shard: the engines' rules of who holds what.
+ * shard: the engines' rules of which rank holds what.
  *
  * As SGLang at commit a4ffb996d behaves (common/conn.py _resolve_rank_mapping,
  * common/utils.py, prefill.py) and vLLM at commit b8fb56d97 (nixl/tp_mapping.py).

@@ -270,8 +270,8 @@ static void page_new(struct fake_kvd *f)
 	f->page->slots = FAKE_KVD_SLOTS;
 	f->page->engine_first = FAKE_KVD_SLOTS / 2;
 	f->page->slot_bytes = KVD_STATUS_SLOT_BYTES;
-	f->page->beat_interval_ns = 1000000;
-	fake_kvd_beat(f, true);
+	f->page->heartbeat_interval_ns = 1000000;
+	fake_kvd_heartbeat(f, true);
 }
 
 static void process_start(struct fake_kvd *f)
@@ -407,10 +407,11 @@ void fake_kvd_word(struct fake_kvd *f, unsigned int slot, uint32_t gen,
 			 kvd_word_make(gen, state, flags, error), __ATOMIC_RELEASE);
 }
 
-void fake_kvd_beat(struct fake_kvd *f, bool fresh)
+void fake_kvd_heartbeat(struct fake_kvd *f, bool fresh)
 {
 	/* a beat in the far future is never old */
-	__atomic_store_n(&f->page->beat_ns, fresh ? UINT64_MAX / 2 : 1, __ATOMIC_RELAXED);
+	__atomic_store_n(&f->page->heartbeat_ns, fresh ? UINT64_MAX / 2 : 1,
+			 __ATOMIC_RELAXED);
 }
 
 struct kvd_ring_header *fake_kvd_ring(struct fake_kvd *f)

@@ -55,7 +55,7 @@ struct kvd_status_slot *fake_kvd_slot(struct fake_kvd *fake, unsigned int slot);
 void fake_kvd_word(struct fake_kvd *fake, unsigned int slot, uint32_t gen,
 		   unsigned int state, unsigned int flags, unsigned int error);
 /* false: the heartbeat stopped long ago. */
-void fake_kvd_beat(struct fake_kvd *fake, bool fresh);
+void fake_kvd_heartbeat(struct fake_kvd *fake, bool fresh);
 
 /* The submission ring of an answer "!ring", and its arena. Nobody takes its entries:
  * the test moves the head. */

@@ -64,7 +64,8 @@ static int place_touch(const struct fake_place *place, uint64_t offset, uint8_t 
 		return 0;
 	}
 	if (!memory_guard_run(touch_run, &touch, memory, NULL))
-		return err_raise(ERR_FAULT, "fake: the memory was cut by its owner");
+		return err_raise(ERR_FAULT,
+				 "fake: the memory was truncated by its owner");
 	return 0;
 }
 

@@ -249,7 +249,7 @@ static void fake_peer_begin_end(struct fake_peer *peer)
 		      loop_now_ns(hub->loop) +
 			      fake_between(hub, 0, hub->profile.done_max_ns),
 		      NULL, NULL);
-	if (peer->conn && peer->bye && !peer->net.deaf) /* without a word */
+	if (peer->conn && peer->bye && !peer->net.bye_came) /* without a word */
 		fake_conn_break(peer->conn, 0, ERR_PEER,
 				"the remote closed the connection");
 }
@@ -261,7 +261,7 @@ static void fake_peer_begin_flush(struct fake_peer *peer)
 	struct err err;
 
 	net_peer_flush(&peer->net, FLUSH_NS, &err);
-	if (!peer->net.deaf)
+	if (!peer->net.bye_came)
 		fake_frame_send(peer, mem_steal(peer->bye), FAKE_FRAME_BYE, 0, &err,
 				&conn->any_ns[!peer->end]);
 	fake_event_at(hub, &peer->flushed,

@@ -147,7 +147,7 @@ static int frame_deliver(struct fake_peer *peer, const struct fake_frame *frame)
 	case FAKE_FRAME_DONE:
 		return err_pass(fake_take_answer(peer, frame));
 	case FAKE_FRAME_BYE:
-		peer->net.deaf = true;
+		peer->net.bye_came = true;
 		net_peer_fail(&peer->net, &frame->err);
 	}
 	return 0;

@@ -55,8 +55,8 @@ MUTANTS = [
      "void orphans_take(struct rooms *rooms, struct room *room)\n{\n"
      "\tif (room->number % 4 == 1)\n\t\treturn;"),
     ("waiting-has-no-end", "daemon/room/room_clock.c",
-     "if (idle_ns < room->limits_ns[LIMIT_WAITING])\n\t\treturn;\n\twaiting_words",
-     "if (room)\n\t\treturn;\n\twaiting_words"),
+     "if (idle_ns < room->limits_ns[LIMIT_WAITING])\n\t\treturn;\n\troom_clock_waiting_text",
+     "if (room)\n\t\treturn;\n\troom_clock_waiting_text"),
     ("one-party-speaks-for-all", "daemon/room/room.c",
      "\t\tif (!party->done)\n\t\t\treturn false;\n\t}\n\treturn true;",
      "\t\tif (party->done)\n\t\t\treturn true;\n\t}\n\treturn false;"),

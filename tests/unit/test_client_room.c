@@ -280,14 +280,14 @@ static void room_of_a_frozen_daemon_is_aborting(void **state)
 	struct kvd_room_status st;
 
 	kill(fake_kvd_pid(f->fake), SIGSTOP);
-	fake_kvd_beat(f->fake, false);
+	fake_kvd_heartbeat(f->fake, false);
 	assert_int_equal(kvd_room_read(room, &st), 0);
 	assert_int_equal(st.state, KVD_TRANSFERRING);
 	assert_true(st.flags & KVD_FLAG_ABORTING);
 	fake_kvd_word(f->fake, 2, 40, KVD_SUCCESS, 0, 0);
 	assert_int_equal(kvd_room_state(room), KVD_SUCCESS);
 	fake_kvd_word(f->fake, 2, 40, KVD_WAITING_FOR_INPUT, 0, 0);
-	fake_kvd_beat(f->fake, true);
+	fake_kvd_heartbeat(f->fake, true);
 	kill(fake_kvd_pid(f->fake), SIGCONT);
 	assert_int_equal(kvd_room_state(room), KVD_WAITING_FOR_INPUT);
 }
@@ -300,7 +300,7 @@ static void room_of_a_dead_daemon_is_failed_retryable(void **state)
 
 	fake_kvd_word(f->fake, 2, 40, KVD_TRANSFERRING, 0, 0);
 	fake_kvd_kill(f->fake);
-	fake_kvd_beat(f->fake, false);
+	fake_kvd_heartbeat(f->fake, false);
 	/* the pidfd is asked at most every 10 ms */
 	for (int i = 0; i < 10000 && kvd_room_state(room) != KVD_FAILED; i++)
 		poll(NULL, 0, 1);
@@ -318,7 +318,7 @@ static void room_sees_death_by_the_socket_before_the_beat_is_old(void **state)
 	struct client_fixture *f = *state;
 	struct kvd_room *room = client_room_make(f, 2, 40);
 
-	fake_kvd_kill(f->fake); /* the beat is fresh for ever */
+	fake_kvd_kill(f->fake); /* the heartbeat is fresh for ever */
 	while (kvd_poll(f->client, 100) >= 0)
 		;
 	assert_true(kvd_lost(f->client));

@@ -396,7 +396,7 @@ static bool sweep_once(struct sweep *s, const char *line, uint64_t n)
 	hit = mem_count() >= n;
 	mem_fail_at(0);
 	reply = client_reply(&s->client);
-	sweep_settle(s); /* a doomed connection is closed after its reply */
+	sweep_settle(s); /* a connection marked for close is closed after its reply */
 	if (reply && !cJSON_IsTrue(cJSON_GetObjectItem(reply, "ok"))) {
 		/* a region can be refused in words of its own, but only when hit */
 		if (!hit)

@@ -549,20 +549,20 @@ static void line_half_sent_times_out(void **state)
 	struct client client;
 
 	client_open(&client, mini);
-	control_set_patience(mini->kvd.control, 50 * LOOP_NS_PER_MS);
+	control_set_timeout(mini->kvd.control, 50 * LOOP_NS_PER_MS);
 	client_send(&client, "{\"cmd\":", 7);
 	expect_closed(&client, "ETIMEOUT");
 	client_close(&client);
-	/* idle between lines is no fault: outlive another client's patience */
-	control_set_patience(mini->kvd.control, 20 * LOOP_NS_PER_S);
+	/* idle between lines is no fault: outlive another client's timeout */
+	control_set_timeout(mini->kvd.control, 20 * LOOP_NS_PER_S);
 	client_open(&client, mini);
 	struct client silent;
 
-	control_set_patience(mini->kvd.control, 50 * LOOP_NS_PER_MS);
+	control_set_timeout(mini->kvd.control, 50 * LOOP_NS_PER_MS);
 	client_connect(&silent, mini);
 	expect_closed(&silent, "ETIMEOUT"); /* no hello */
 	client_close(&silent);
-	control_set_patience(mini->kvd.control, 20 * LOOP_NS_PER_S);
+	control_set_timeout(mini->kvd.control, 20 * LOOP_NS_PER_S);
 	client_call_ok(&client, "{\"cmd\":\"ping\"}");
 	client_close(&client);
 }
@@ -575,7 +575,7 @@ static void last_words_unread_time_out(void **state)
 	char *line = mem_zalloc(2 << 20);
 
 	client_open(&deaf, mini);
-	control_set_patience(mini->kvd.control, 50 * LOOP_NS_PER_MS);
+	control_set_timeout(mini->kvd.control, 50 * LOOP_NS_PER_MS);
 	for (int i = 0; i < 40; i++) { /* fills the socket's buffer */
 		assert_int_equal(send(deaf.fd, "{\"cmd\":\"help\"}\n", 15, 0), 15);
 		mini_turn(mini);

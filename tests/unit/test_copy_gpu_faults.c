@@ -199,11 +199,11 @@ static void image_refused_leaves_the_engines(void **state)
 	assert_int_equal(copy_once(t), 0);
 	GC_FAKE(fake_cuda_fail)("cuModuleGetFunction", 1, CU_ERROR_NOT_FOUND);
 	assert_int_equal(copy_once(t), 0);
-	gpu_module_words(t->gpu, words, sizeof(words));
+	gpu_module_text(t->gpu, words, sizeof(words));
 	assert_string_equal(words, "yes"); /* the context is gone, and its fault */
 	assert_true(copy_once(t) > 0);
 	assert_int_equal(gpu_tune(t->gpu, "/no/such/image", 1024, 1), 0);
-	gpu_module_words(t->gpu, words, sizeof(words));
+	gpu_module_text(t->gpu, words, sizeof(words));
 	assert_non_null(strstr(words, "no: gpu_kernels: /no/such/image"));
 }
 
@@ -220,7 +220,7 @@ static void launch_refused_costs_no_copy(void **state)
 	GC_FAKE(fake_cuda_fail)("cuLaunchKernel", 1, CU_ERROR_INVALID_VALUE);
 	assert_int_equal(gc_job_run(t, plan, &tables, 1), 0);
 	gc_assert_moved(t, plan, places, false);
-	gpu_module_words(t->gpu, words, sizeof(words));
+	gpu_module_text(t->gpu, words, sizeof(words));
 	assert_non_null(strstr(words, "no: GPU-fafafafa"));
 	assert_non_null(strstr(words, "cuLaunchKernel"));
 	assert_int_equal(GC_FAKE(fake_cuda_calls)("cuLaunchKernel"), 1);

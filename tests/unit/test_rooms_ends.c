@@ -524,7 +524,7 @@ static void offer_with_an_absurd_lease_makes_no_storm_of_beats(void **state)
 		struct room *room;
 		uint64_t before;
 
-		/* it waits for a word, and beats meanwhile */
+		/* it waits for a message, and sends heartbeats meanwhile */
 		cluster_ok(&p->c, p->decode,
 			   "{'cmd':'room.open','room':'%llu','role':'pull','pool':%llu,"
 			   "'sources':['%s'],'views':{'kv':{'pages':[7]}},"
@@ -645,8 +645,8 @@ static void fence_not_proven_in_time_cuts_the_peer(void **state)
 	/* the neighbour pays, and is told for whom, on both sides */
 	cluster_until_state(&p->c, p->decode, "recv", 10, KVD_FAILED);
 	cluster_until_state(&p->c, p->prefill, "send", 10, KVD_FAILED);
-	said(why(p, 1, ROOM_RECV, 10), ERR_FENCE, "room 9 not still after 2000 ms");
-	said(why(p, 0, ROOM_SEND, 10), ERR_FENCE, "room 9 not still after 2000 ms");
+	said(why(p, 1, ROOM_RECV, 10), ERR_FENCE, "room 9 not quiesced after 2000 ms");
+	said(why(p, 0, ROOM_SEND, 10), ERR_FENCE, "room 9 not quiesced after 2000 ms");
 	/* the late slice has come and gone by now */
 	cluster_run(&p->c, 70 * LOOP_NS_PER_S);
 	assert_memory_equal(before, p->dst.base, p->dst.bytes);

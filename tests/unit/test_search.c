@@ -191,7 +191,7 @@ static void search_sees_what_was_there_when_it_began(void **state)
 	dlist_free(dlist);
 }
 
-/* The owner's daemon and its guest's must agree on the region of every row, and on the
+/* The owner's daemon and its pending's must agree on the region of every row, and on the
  * numbers of the buffers, whatever overlaps and in whatever order regions came. */
 static void owner_and_guest_find_the_same(void **state)
 {

@@ -262,9 +262,9 @@ static void hello_tells_who_and_brings_the_page(void **state)
 	assert_int_equal(header->slots, reply_int(status, "slots"));
 	cJSON_Delete(reply);
 	/* and it beats */
-	uint64_t beat = __atomic_load_n(&header->beat_ns, __ATOMIC_ACQUIRE);
+	uint64_t heartbeat = __atomic_load_n(&header->heartbeat_ns, __ATOMIC_ACQUIRE);
 
-	while (__atomic_load_n(&header->beat_ns, __ATOMIC_ACQUIRE) == beat)
+	while (__atomic_load_n(&header->heartbeat_ns, __ATOMIC_ACQUIRE) == heartbeat)
 		mini_turn(mini);
 	munmap((void *)(uintptr_t)header, bytes);
 	client_close(&client);
@@ -276,7 +276,7 @@ static void page_outlives_the_session_until_all_has_drained(void **state)
 	struct client client;
 	struct session *session;
 	const struct kvd_status_header *header;
-	uint64_t beat;
+	uint64_t heartbeat;
 
 	client_open(&client, mini);
 	session = list_first(&mini->kvd.sessions, struct session, link);
@@ -285,8 +285,8 @@ static void page_outlives_the_session_until_all_has_drained(void **state)
 	client_close(&client);
 	while (!session->ending)
 		mini_turn(mini);
-	beat = __atomic_load_n(&header->beat_ns, __ATOMIC_ACQUIRE);
-	while (__atomic_load_n(&header->beat_ns, __ATOMIC_ACQUIRE) == beat)
+	heartbeat = __atomic_load_n(&header->heartbeat_ns, __ATOMIC_ACQUIRE);
+	while (__atomic_load_n(&header->heartbeat_ns, __ATOMIC_ACQUIRE) == heartbeat)
 		mini_turn(mini);
 	assert_int_equal(mini->kvd.session_count, 1);
 	session_drain_end(session);

@@ -34,16 +34,16 @@ static void unknown_token_waits_and_is_closed(void **state)
 	struct duo *t = duo_new();
 
 	(void)state;
-	((struct shm *)(void *)t->a.xp)->door.wait_ns = 300 * LOOP_NS_PER_MS;
-	((struct shm *)(void *)t->b.xp)->door.wait_ns = 300 * LOOP_NS_PER_MS;
+	((struct shm *)(void *)t->a.xp)->acceptor.wait_ns = 300 * LOOP_NS_PER_MS;
+	((struct shm *)(void *)t->b.xp)->acceptor.wait_ns = 300 * LOOP_NS_PER_MS;
 	assert_int_equal(duo_peer_open(&t->b, t->a.xp, false, DUO_TOKEN_A, DUO_TOKEN_B),
 			 0);
 	assert_int_equal(
 		duo_peer_open(&t->a, t->b.xp, true, DUO_TOKEN_B, "not the token..."), 0);
-	DUO_WAIT(t, ((struct shm *)(void *)t->b.xp)->door.counts[1] == 1);
+	DUO_WAIT(t, ((struct shm *)(void *)t->b.xp)->acceptor.counts[1] == 1);
 	DUO_WAIT(t, t->a.lost && t->b.lost);
 	assert_int_equal(t->a.ready + t->b.ready, 0);
-	DUO_WAIT(t, ((struct shm *)(void *)t->b.xp)->door.counts[1] == 0);
+	DUO_WAIT(t, ((struct shm *)(void *)t->b.xp)->acceptor.counts[1] == 0);
 	duo_end(t);
 }
 
@@ -54,7 +54,7 @@ static void dialer_first_waits_for_the_other(void **state)
 	(void)state;
 	assert_int_equal(duo_peer_open(&t->a, t->b.xp, true, DUO_TOKEN_B, DUO_TOKEN_A),
 			 0);
-	DUO_WAIT(t, ((struct shm *)(void *)t->b.xp)->door.counts[1] == 1);
+	DUO_WAIT(t, ((struct shm *)(void *)t->b.xp)->acceptor.counts[1] == 1);
 	loop_turn(t->loop, LOOP_NS_PER_MS);
 	assert_int_equal(t->a.ready, 0);
 	assert_int_equal(duo_peer_open(&t->b, t->a.xp, false, DUO_TOKEN_A, DUO_TOKEN_B),

@@ -328,7 +328,7 @@ static void token_that_is_wrong_never_gets_in(void **state)
 	int fd = raw_connect();
 
 	(void)state;
-	((struct tcp_transport *)up_b.t)->door.wait_ns = 200 * LOOP_NS_PER_MS;
+	((struct tcp_transport *)up_b.t)->acceptor.wait_ns = 200 * LOOP_NS_PER_MS;
 	b_waits();
 	token_of(2, token);
 	token[XP_TOKEN_BYTES - 1] ^= 1;
@@ -336,7 +336,7 @@ static void token_that_is_wrong_never_gets_in(void **state)
 	await(raw_ended(fd));
 	assert_false(up_b.ready || up_b.lost);
 	close(fd);
-	((struct tcp_transport *)up_b.t)->door.wait_ns = UP_WAIT_NS;
+	((struct tcp_transport *)up_b.t)->acceptor.wait_ns = UP_WAIT_NS;
 	fd = raw_connect();
 	assert_true(raw_control(fd)); /* the forger did not make it give up */
 	close(fd);
@@ -348,7 +348,7 @@ static void token_serves_once(void **state)
 	uint8_t token[XP_TOKEN_BYTES];
 
 	(void)state;
-	((struct tcp_transport *)up_b.t)->door.wait_ns = 200 * LOOP_NS_PER_MS;
+	((struct tcp_transport *)up_b.t)->acceptor.wait_ns = 200 * LOOP_NS_PER_MS;
 	token_of(2, token);
 	raw_hello(again, TCP_CONTROL, token);
 	await(raw_ended(again));
@@ -380,7 +380,7 @@ static void dialer_without_streams_is_given_up(void **state)
 {
 	(void)state;
 	/* long enough for what comes before */
-	((struct tcp_transport *)up_b.t)->door.wait_ns = 1500 * LOOP_NS_PER_MS;
+	((struct tcp_transport *)up_b.t)->acceptor.wait_ns = 1500 * LOOP_NS_PER_MS;
 	b_waits();
 	raw.control = raw_connect();
 	assert_true(raw_control(raw.control));
@@ -401,7 +401,7 @@ static void slow_stranger_is_shown_out_and_costs_nobody(void **state)
 	unsigned int sent = 0;
 
 	(void)state;
-	((struct tcp_transport *)up_b.t)->door.wait_ns = 300 * LOOP_NS_PER_MS;
+	((struct tcp_transport *)up_b.t)->acceptor.wait_ns = 300 * LOOP_NS_PER_MS;
 	token_of(9, token);
 	tcp_hello_put(&hello, buf);
 	while (!raw_ended(slow)) {
@@ -441,8 +441,8 @@ static void flood_of_strangers_costs_nobody(void **state)
 			memset(buf, (int)i, sizeof(buf));
 		raw_send(*fd, buf, i % 5 == 0 ? 0 : i % 5 == 1 ? 39 : sizeof(buf));
 		loop_turn(up_loop, 0);
-		assert_in_range(transport->door.counts[0], 0, TCP_GUESTS_MAX);
-		assert_in_range(transport->door.counts[1], 0, TCP_GUESTS_MAX);
+		assert_in_range(transport->acceptor.counts[0], 0, TCP_PENDING_MAX);
+		assert_in_range(transport->acceptor.counts[1], 0, TCP_PENDING_MAX);
 		if (i % 500 != 250)
 			continue;
 		stream_works(i % STREAMS);
@@ -453,7 +453,7 @@ static void flood_of_strangers_costs_nobody(void **state)
 	}
 	for (unsigned int i = 0; i < OPEN; i++)
 		close(fds[i]);
-	await(transport->door.counts[0] == 0); /* the others wait for their time */
+	await(transport->acceptor.counts[0] == 0); /* the others wait for their time */
 	stream_works(0);
 	stream_works(1);
 }

@@ -250,7 +250,7 @@ static void other_plan_at_the_answerer_is_refused(void **state)
 	vp_transfer_init(&x, XP_WRITE, &pages, 1, 4 * VP_MIB);
 	assert_int_equal(vp_post(&x), 0);
 	vp_b.sides.plan = plan;
-	vp_failed(&x, ERR_PLAN, "another one");
+	vp_failed(&x, ERR_PLAN, "differs from");
 	assert_int_equal(vp_a.lost, 0);
 	VP_AWAIT(vp_b.dones == vp_b.requests);
 	vp_transfer_fini(&x);
@@ -279,7 +279,7 @@ static void queue_pair_events_lose_the_peer_with_their_words(void **state)
 		enum ibv_event_type type;
 		const char *words;
 	} events[] = {
-		{IBV_EVENT_QP_FATAL, "gave it up"},
+		{IBV_EVENT_QP_FATAL, "QP fatal"},
 		{IBV_EVENT_QP_REQ_ERR, "invalid request"},
 		{IBV_EVENT_QP_ACCESS_ERR, "may not touch"},
 		{IBV_EVENT_PATH_MIG_ERR, "could not migrate"},

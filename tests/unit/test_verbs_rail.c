@@ -629,7 +629,7 @@ static void rail_that_dies_before_the_connection_is_ready_costs_it(void **state)
 	mover_gives_up();
 	VP_AWAIT(vp_a.lost || a->rails_lost);
 	assert_int_equal(a->rails_lost, 0);
-	assert_non_null(strstr(vp_a.why.text, "the adapter gave it up"));
+	assert_non_null(strstr(vp_a.why.text, "QP fatal"));
 	fake_verbs_rules()->connects_left = -1;
 	join_again();
 	works_on(XP_WRITE);
@@ -780,7 +780,7 @@ static void lost_rail_that_is_none_ends_the_peer(void **state)
 	lie(1, 2);
 }
 
-/* It buries a rail and says DONE behind that, but has not got the new marks. */
+/* It reaps a rail and says DONE behind that, but has not got the new marks. */
 static void done_before_the_new_marks_ends_the_peer(void **state)
 {
 	struct verbs_frame rail = {.type = VERBS_RAIL, .slot = 1};

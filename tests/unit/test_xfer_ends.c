@@ -370,7 +370,7 @@ static void lists_that_lend_keys_end_with_their_peer(void **state)
 }
 
 /* A helper still searched a list of the past when all else of that peer was gone: with
- * the list goes its heir, and with that the peer. */
+ * the list goes its replacement, and with that the peer. */
 static void last_list_that_lends_keys_ends_its_peer_once(void **state)
 {
 	struct pair *p = *state;
@@ -381,7 +381,7 @@ static void last_list_that_lends_keys_ends_its_peer_once(void **state)
 	handshake_pool_use(list);
 	add_memory(p, &more);
 	cluster_run(&p->c, LOOP_NS_PER_S);
-	assert_ptr_equal(list->heir, known_there(p));
+	assert_ptr_equal(list->replacement, known_there(p));
 	cluster_crash(&p->c, 0, MEM_CRASH_KILLED);
 	cluster_run(&p->c, 5 * LOOP_NS_PER_S);
 	assert_null(remote->xp);

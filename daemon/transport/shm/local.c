@@ -8,7 +8,7 @@
  * two daemons as it does there. What is new is how the destination's daemon
  * comes to reach the source: it is told the engine's own handle (an IPC handle,
  * or the fd of VMM memory), opens it on a helper thread, and reads. A handle is
- * given only to who shows the nonce of a registration, on the socket that the
+ * given only to a daemon that shows the nonce of a registration, on the socket that the
  * handshake's token opened; never in the key that REGISTER carries.
  *
  * CUDA IPC opens memory for writing, too. That a peer's memory is only read is

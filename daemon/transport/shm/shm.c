@@ -26,8 +26,8 @@
  * Requests, answers and fds travel on a Unix stream socket that the daemon with
  * the lower instance id dials. It is found by the address in HELLO, an abstract
  * name and, where the run directory is shared, a path: containers share the one
- * or the other. Who connects is known by the token that the handshake gave him;
- * a connection without one that somebody here waits for is a guest for some
+ * or the other. The connecting daemon is known by the token that the handshake gave it;
+ * a connection without one that somebody here waits for is a pending connection for some
  * seconds, the oldest of too many goes first. (Rejected: a socketpair passed
  * over the handshake's connection, which may be TCP; SOCK_SEQPACKET, whose
  * packets hold no 2 MiB header.)
@@ -95,7 +95,7 @@ int shm_sockaddr(const char *name, struct sockaddr_un *sa_p, socklen_t *len_p)
 	return 0;
 }
 
-static int address_make(struct shm *shm)
+static int shm_address_make(struct shm *shm)
 {
 	struct cursor c;
 	int r;
@@ -133,42 +133,42 @@ int shm_address_parse(const void *buf, size_t len, struct shm_address *address_p
 	return 0;
 }
 
-/* ---- guests ---- */
+/* ---- pending connections ---- */
 
-int shm_guest_claim(struct shm *shm, struct shm_peer *peer)
+int shm_pending_claim(struct shm *shm, struct shm_peer *peer)
 {
 	uint8_t token[XP_TOKEN_BYTES];
-	struct net_guest *guest;
+	struct net_pending *pending;
 
-	list_foreach(guest, &shm->door.guests, link)
-		if (guest->complete && shm_hello_parse(guest->hello, token) == 0 &&
+	list_foreach(pending, &shm->acceptor.pendings, link)
+		if (pending->complete && shm_hello_parse(pending->hello, token) == 0 &&
 		    mem_equal(token, peer->net.token_in, XP_TOKEN_BYTES))
-			return net_guest_take(guest);
+			return net_pending_take(pending);
 	return -1;
 }
 
-static int shm_door_meet(struct net_guest *guest)
+static int shm_door_meet(struct net_pending *pending)
 {
 	uint8_t token[XP_TOKEN_BYTES];
 	struct shm_peer *peer;
-	int r = shm_hello_parse(guest->hello, token);
+	int r = shm_hello_parse(pending->hello, token);
 
 	if (r < 0)
 		return err_pass(r);
-	list_foreach(peer, &guest->door->net->peers, net.link) {
+	list_foreach(peer, &pending->acceptor->net->peers, net.link) {
 		if (peer->self || peer->net.dial || !net_peer_live(&peer->net) ||
 		    sm_state(&peer->net.sm) != NET_PEER_OPENING ||
 		    !mem_equal(token, peer->net.token_in, XP_TOKEN_BYTES))
 			continue;
-		shm_peer_welcome(peer, net_guest_take(guest));
+		shm_peer_welcome(peer, net_pending_take(pending));
 		return 0;
 	}
-	return NET_GUEST_WAITS;
+	return NET_PENDING_WAITS;
 }
 
-static void shm_door_want_tick(struct net_door *door)
+static void shm_door_want_tick(struct net_acceptor *acceptor)
 {
-	shm_tick_want(container_of(door, struct shm, door));
+	shm_tick_want(container_of(acceptor, struct shm, acceptor));
 }
 
 /* ---- the tick ---- */
@@ -183,7 +183,7 @@ static void shm_on_tick(struct loop_timer *timer)
 	list_foreach(peer, &shm->net.peers, net.link)
 		list_foreach(xfer, &peer->net.xfers, net.link)
 			wanted |= shm_xfer_progress(xfer);
-	net_door_tick(&shm->door, &wanted);
+	net_acceptor_tick(&shm->acceptor, &wanted);
 	if (wanted)
 		shm_tick_want(shm);
 }
@@ -212,18 +212,18 @@ static int listener_open(struct shm *shm, unsigned int at, const char *name)
 		(void)unlink(name); /* of a daemon that died; ours by the name's lock */
 	if (bind(fd, (struct sockaddr *)&sa, len) < 0)
 		return err_raise_errno(errno, "shm: bind to %s", name);
-	/* who may use it is the token's matter, and the directory's */
+	/* access is the token's matter, and the directory's */
 	if (name[0] != '@')
 		(void)chmod(name, 0666);
 	if (listen(fd, LISTEN_BACKLOG) < 0)
 		return err_raise_errno(errno, "shm: listen on %s", name);
-	r = net_door_listen(&shm->door, at, mem_steal_fd(&fd));
+	r = net_acceptor_listen(&shm->acceptor, at, mem_steal_fd(&fd));
 	if (r == 0)
 		snprintf(shm->names[at], sizeof(shm->names[at]), "%s", name);
 	return err_pass(r);
 }
 
-/* The path is a door for containers that share the run directory but no network
+/* The path is an entrance for containers that share the run directory but no network
  * namespace; it may be missing, the abstract name may not. */
 static int listeners_open(struct shm *shm)
 {
@@ -269,7 +269,7 @@ void shm_close(struct transport *transport)
 	struct shm *shm = container_of(transport, struct shm, net.base);
 
 	net_fini(&shm->net);
-	net_door_close(&shm->door);
+	net_acceptor_close(&shm->acceptor);
 	if (shm->names[1][0])
 		(void)unlink(shm->names[1]);
 	loop_timer_stop(&shm->tick);
@@ -286,11 +286,11 @@ int shm_open_as(const struct transport_ops *ops, const struct xp_env *env,
 	if (!shm)
 		return err_pass(-ENOMEM);
 	net_init(&shm->net, &shm_net_ops, ops, env, callbacks);
-	net_door_init(&shm->door, &shm->net);
-	shm->door.meet = shm_door_meet;
-	shm->door.want_tick = shm_door_want_tick;
-	shm->door.max = SHM_GUESTS_MAX;
-	shm->door.wait_ns = SHM_CONNECT_NS;
+	net_acceptor_init(&shm->acceptor, &shm->net);
+	shm->acceptor.meet = shm_door_meet;
+	shm->acceptor.want_tick = shm_door_want_tick;
+	shm->acceptor.max = SHM_PENDING_MAX;
+	shm->acceptor.wait_ns = SHM_CONNECT_NS;
 	shm->vm_direct = env->config->vm_direct;
 	for (size_t i = 0; i < SHM_REG_BUCKETS; i++)
 		list_init(&shm->regs[i]);
@@ -300,7 +300,7 @@ int shm_open_as(const struct transport_ops *ops, const struct xp_env *env,
 	if (r == 0)
 		r = listeners_open(shm);
 	if (r == 0)
-		r = address_make(shm);
+		r = shm_address_make(shm);
 	if (r < 0) {
 		shm_close(&shm->net.base);
 		return err_pass(r);

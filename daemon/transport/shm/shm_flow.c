@@ -5,7 +5,7 @@
  * can read the source and write the destination; else one half of the ring.
  *
  * What moves tells shm_xfer_changed(). Memory is given back only when nothing is
- * busy with it, so a transfer that waits for that is still when it says so.
+ * busy with it, so a transfer that waits for that has quiesced when it says so.
  */
 #include "daemon/transport/shm/shm_private.h"
 

@@ -3,10 +3,10 @@
  * A connection of the shm backend: one stream socket, on the loop.
  *
  * The side that dials connects to a name of the address, says HELLO with its token and
- * is ready when it is welcomed with the right one; the other waits for a guest with
- * its token (shm.c). A daemon's connection to itself has no socket.
+ * is ready when it is welcomed with the right one; the other waits for a pending
+ * connection with its token (shm.c). A daemon's connection to itself has no socket.
  *
- * Loss. There is no farewell, so no FLUSHING: what a lost connection means for its
+ * Loss. There is no BYE, so no FLUSHING: what a lost connection means for its
  * transfers each side knows by itself. The socket is closed; every copy is canceled and
  * joined; then each op and inbound has its done, each waiting key its on_key; then
  * on_peer_lost, or on_closed where the user asked for the end. So "lost" is said when
@@ -49,7 +49,7 @@ static struct shm_peer *shm_peer_of(struct net_peer *net)
 
 /* ---- connecting ---- */
 
-static void on_ready(struct loop_fd *watch, int events)
+static void shm_peer_on_ready(struct loop_fd *watch, int events)
 {
 	struct shm_peer *peer = container_of(watch, struct shm_peer, watch);
 
@@ -64,7 +64,7 @@ static bool peer_attach(struct shm_peer *peer, int fd)
 	int r;
 
 	peer->fd = fd;
-	loop_fd_init(&peer->watch, peer->shm->net.base.env.loop, fd, on_ready);
+	loop_fd_init(&peer->watch, peer->shm->net.base.env.loop, fd, shm_peer_on_ready);
 	r = shm_wire_reserve(peer);
 	if (r == 0)
 		r = loop_fd_set(&peer->watch, LOOP_READ);
@@ -156,7 +156,7 @@ static void watch_connect(struct shm_peer *peer, uint64_t now)
 	if (now >= peer->deadline_ns) {
 		err_set(&err, ERR_TIMEOUT, "shm: the peer %s within %ju ms",
 			peer->net.dial ? "did not welcome us" : "did not connect",
-			(uintmax_t)(peer->shm->door.wait_ns / LOOP_NS_PER_MS));
+			(uintmax_t)(peer->shm->acceptor.wait_ns / LOOP_NS_PER_MS));
 		net_peer_fail(&peer->net, &err);
 		return;
 	}
@@ -277,13 +277,14 @@ static void peer_begin(struct shm_peer *peer)
 		peer_joined(peer);
 		return;
 	}
-	peer->deadline_ns = loop_now_ns(peer->net.timer.loop) + peer->shm->door.wait_ns;
+	peer->deadline_ns =
+		loop_now_ns(peer->net.timer.loop) + peer->shm->acceptor.wait_ns;
 	net_peer_watch(&peer->net, peer->deadline_ns);
 	if (peer->net.dial) {
 		peer_dial(peer);
 		return;
 	}
-	fd = shm_guest_claim(peer->shm, peer);
+	fd = shm_pending_claim(peer->shm, peer);
 	if (fd >= 0)
 		shm_peer_welcome(peer, fd);
 }

@@ -2,7 +2,7 @@
 /*
  * shm_private: what the parts of the shm backend share. shm.c has the essay.
  *
- *   shm.c        the transport: listening, guests, the tick
+ *   shm.c        the transport: listening, pending connections, the tick
  *   shm_reg.c    registered memory, keys, and how fds are asked for
  *   shm_peer.c   a connection's life, as net.h tells it
  *   shm_wire.c   frames: buffers, fds, the table, checks
@@ -24,7 +24,7 @@
 #include "daemon/memory/copy.h"
 #include "daemon/memory/release.h"
 #include "daemon/transport/net.h"
-#include "daemon/transport/net_door.h"
+#include "daemon/transport/net_acceptor.h"
 #include "daemon/transport/shm/shm.h"
 #include "gpu/import.h"
 
@@ -43,7 +43,7 @@
 #define SHM_KEYS_ASKED 32u /* fds that a peer may ask for at once */
 
 #define SHM_REG_BUCKETS 1024u
-#define SHM_GUESTS_MAX 64u
+#define SHM_PENDING_MAX 64u
 #define SHM_CONNECT_NS (5 * LOOP_NS_PER_S)
 #define SHM_TICK_NS (50 * LOOP_NS_PER_MS)
 
@@ -63,7 +63,7 @@ enum shm_type {
 	SHM_COPIED,    /* of a WRITE: all bytes are here; do they count? */
 	SHM_CONFIRM,   /* they do: the source was live all the time */
 	SHM_CANCEL,    /* they do not, and will not */
-	SHM_DONE,      /* the last word on a request */
+	SHM_DONE,      /* the last message on a request */
 	SHM_RING,      /* + fd: the sender's bounce ring */
 	SHM_KEY_ASK,   /* reg and nonce; id = the asker's handle */
 	SHM_KEY_GIVE,  /* + fd */
@@ -80,7 +80,7 @@ struct shm_xfer;
 
 struct shm {
 	struct net_transport net;
-	struct net_door door;
+	struct net_acceptor acceptor;
 	char names[NET_LISTENERS][108]; /* paths, or "@…" for an abstract one; "": none */
 	struct loop_timer tick;		/* runs while something wants it, else never */
 	pthread_mutex_t regs_lock;
@@ -88,7 +88,7 @@ struct shm {
 	uint64_t next_reg;
 	bool vm_direct;	     /* option: engines of peers are read by ourselves */
 	bool gpu;	     /* transport local: handles of GPU memory are passed */
-	uint64_t next_owner; /* who shares imports: numbers no session has */
+	uint64_t next_owner; /* owners of imports: numbers no session has */
 };
 
 /* As HELLO carries it. */
@@ -131,7 +131,7 @@ struct shm_key {
 	uint64_t offset;
 	int fd;
 	bool vm;	       /* of a process; without `memory` it is staged */
-	uid_t vm_user;	       /* whom its daemon runs as */
+	uid_t vm_user;	       /* the user that its daemon runs as */
 	struct gpu_handle gpu; /* kind device; its fd is `fd` */
 	struct gpu *gpus;
 	uint64_t gpu_owner;
@@ -263,8 +263,8 @@ void shm_close(struct transport *transport);
 	.peer_close = shm_peer_close, .post = net_post, .land = net_land,       \
 	.cancel = net_cancel, .revoke = net_revoke
 void shm_random(void *buf, size_t len);
-/* A guest whose token this peer waits for, if one is there: its fd, or -1. */
-int shm_guest_claim(struct shm *shm, struct shm_peer *peer);
+/* A pending connection with this peer's token: its fd, or -1. */
+int shm_pending_claim(struct shm *shm, struct shm_peer *peer);
 int shm_address_parse(const void *buf, size_t len, struct shm_address *address_p);
 /* -1 with errno; *len_p as bind and connect want it. */
 int shm_sockaddr(const char *name, struct sockaddr_un *sa_p, socklen_t *len_p);
@@ -308,7 +308,7 @@ int shm_peer_open(struct transport *transport, const struct xp_peer_args *args,
 void shm_peer_close(struct xp_peer *base, void (*on_closed)(void *arg), void *arg);
 void shm_peer_step(struct net_peer *net);
 void shm_peer_free(struct net_peer *net);
-/* A guest has shown this peer's token. Takes the fd. */
+/* A pending connection has shown this peer's token. Takes the fd. */
 void shm_peer_welcome(struct shm_peer *peer, int fd);
 static inline bool shm_peer_ready(const struct shm_peer *peer)
 {

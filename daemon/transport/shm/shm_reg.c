@@ -6,9 +6,9 @@
  * ask, which only daemons have that were given the key in REGISTER. The asker
  * gets the file, opened anew for reading only (a new open file description, so
  * no F_SETFL or reopening through ours changes that; whether the file's mode
- * lets him open it for writing by himself is the engine's choice of mode). He
- * maps and populates it on a helper thread, and from then on reads it by
- * himself; whether what he read counts, the transfers settle.
+ * lets the asker open it for writing by itself is the engine's choice of mode).
+ * The asker maps and populates it on a helper thread, and from then on reads it by
+ * itself; whether what it read counts, the transfers settle.
  *
  * Memory without a file, or with one that we may not open for reading, has a
  * key too: it says that the bytes come through the ring, or that its process may be
@@ -276,7 +276,7 @@ void shm_keys_pump(struct shm_peer *peer)
 	}
 }
 
-/* ---- who is asked ---- */
+/* ---- the side that is asked ---- */
 
 int shm_on_key_ask(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c)
 {
@@ -323,7 +323,7 @@ int shm_on_key_ask(struct shm_peer *peer, const struct shm_frame *f, struct curs
 	return 0;
 }
 
-/* ---- who asked ---- */
+/* ---- the asking side ---- */
 
 static void key_tell(struct shm_key *key, const struct err *err)
 {

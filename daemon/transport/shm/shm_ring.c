@@ -3,7 +3,7 @@
  * The bounce ring: bytes of memory that cannot be passed as an fd (another
  * process's private memory), or whose mapping is not there yet.
  *
- * Who holds the source makes a small memfd of slots, once for a peer and on
+ * The source's side makes a small memfd of slots, once for a peer and on
  * first use, and passes it, for reading alone where GPUs are switched off. Its copy
  * threads gather the stream slice by slice into free slots; DATA names a full one; the
  * other daemon's threads scatter it into its engine's memory and FREE gives the slot
@@ -13,9 +13,9 @@
  * DATA leaves in stream order although several slots of one transfer are filled
  * at once: the receiver insists on the offset that it expects, which is the
  * whole check that no byte comes twice or never. The memfd is sealed like every
- * other, so its maker cannot cut it under the reader; that he could change it
- * while it is read hurts only bytes of his own, and what the reader writes there only
- * what he himself is sent.
+ * other, so its maker cannot cut it under the reader; that it could change it
+ * while it is read affects only bytes of its own, and what the reader writes there only
+ * what the maker is sent.
  */
 #include "daemon/transport/shm/shm_private.h"
 
@@ -115,7 +115,7 @@ static void slot_drop(struct shm_slot *slot)
 	slot->busy = false;
 }
 
-static void on_gathered(struct copy_job *job)
+static void shm_ring_on_gathered(struct copy_job *job)
 {
 	struct shm_slot *slot = container_of(job, struct shm_slot, job);
 	struct shm_xfer *xfer = slot->xfer;
@@ -161,7 +161,7 @@ static int slot_gather(struct shm_ring *ring, struct shm_slot *slot,
 		.end = slot->offset + slot->len,
 		.src = {.buffers = xfer->buffers, .buffer_count = xfer->src_count},
 		.dst = {.linear = slot_bytes(ring, slot)},
-		.on_done = on_gathered,
+		.on_done = shm_ring_on_gathered,
 	};
 	r = copier_submit(ring->peer->shm->net.base.env.copier, &slot->job);
 	if (r < 0)
@@ -215,7 +215,7 @@ static int ring_open(const struct shm_ring *ring)
 		    (ring->peer->shm->net.base.env.gpu ? O_RDWR : O_RDONLY) | O_CLOEXEC);
 }
 
-static void ring_make(struct offload_job *job)
+static void shm_ring_make(struct offload_job *job)
 {
 	struct shm_ring *ring = container_of(job, struct shm_ring, job);
 	int r = memory_new_linear((uint64_t)ring->slot_count * ring->slot_bytes,
@@ -288,7 +288,7 @@ static int ring_begin(struct shm_ring *ring)
 	if (r < 0)
 		return err_pass(r);
 	sm_move(&ring->sm, SHM_RING_MAKING);
-	ring->job = (struct offload_job){.work = ring_make, .done = ring_made};
+	ring->job = (struct offload_job){.work = shm_ring_make, .done = ring_made};
 	offload_submit(ring->peer->shm->net.base.env.offload, &ring->job);
 	return 0;
 }
@@ -332,7 +332,7 @@ static void slot_return(struct shm_slot *slot)
 	shm_send(slot->peer, &(struct shm_frame){.type = SHM_FREE, .id = slot->index});
 }
 
-static void on_scattered(struct copy_job *job)
+static void shm_ring_on_scattered(struct copy_job *job)
 {
 	struct shm_slot *slot = container_of(job, struct shm_slot, job);
 	struct shm_xfer *xfer = slot->xfer;
@@ -359,7 +359,7 @@ static void slot_scatter(struct shm_slot *slot)
 		.src = {.linear = slot_bytes(&peer->rx, slot)},
 		.dst = {.buffers = xfer->buffers + xfer->src_count,
 			.buffer_count = xfer->dst_count},
-		.on_done = on_scattered,
+		.on_done = shm_ring_on_scattered,
 	};
 	if (copier_submit(peer->shm->net.base.env.copier, &slot->job) < 0) {
 		xfer->slots_busy--;

@@ -9,11 +9,11 @@
  * stays in its cache, or none at all where only one side is vm.
  *
  * The owner's daemon names the process by a pidfd, which cannot come to mean
- * another one, and the stretch that it has registered. The asker may be mightier than
- * he who is asked: a root daemon can read every process, and must not do so on the
- * word of a daemon that could not. So it reads only what the peer's own user, whom
- * the kernel names (SO_PEERCRED), may: processes all of whose user ids are his and
- * that may be dumped (files of /proc/PID are his only then).
+ * another one, and the stretch that it has registered. The asker may have more rights
+ * than the side that is asked: a root daemon can read every process, and must not do so
+ * for a daemon that could not. So it reads only what the peer's own user, as the kernel
+ * names it (SO_PEERCRED), may: processes all of whose user ids are that user's
+ * and that may be dumped (files of /proc/PID are the user's only then).
  *
  * Whatever stands in the way (another pid namespace, Yama, a daemon that has its right by
  * a capability) is no fault: the key is usable and its bytes go through the ring, as the
@@ -33,7 +33,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/transport/shm/shm_private.h"
 
-/* ---- who is asked ---- */
+/* ---- the side that is asked ---- */
 
 static int pidfd_of(struct memory *memory)
 {
@@ -71,7 +71,7 @@ void shm_vm_key_give(struct shm_peer *peer, uint64_t id, struct memory *memory)
 					   .fd = fd});
 }
 
-/* ---- who asked ---- */
+/* ---- the asking side ---- */
 
 static int peer_user(const struct shm_peer *peer, uid_t *uid_p)
 {
@@ -146,7 +146,7 @@ int shm_vm_check_user(pid_t pid, uid_t user)
 	int r;
 
 	if (user == 0)
-		return 0; /* he may read all of them */
+		return 0; /* it may read all of them */
 	snprintf(path, sizeof(path), "/proc/%d/statm", (int)pid);
 	if (stat(path, &st) < 0)
 		return err_raise_errno(errno, "%s", path);
@@ -161,7 +161,7 @@ int shm_vm_check_user(pid_t pid, uid_t user)
 	return 0;
 }
 
-static int map(struct shm_key *key)
+static int shm_vm_do_map(struct shm_key *key)
 {
 	struct pollfd gone = {.fd = key->fd, .events = POLLIN};
 	pid_t pid = 0;
@@ -184,7 +184,7 @@ static int map(struct shm_key *key)
 
 void shm_vm_map(struct shm_key *key)
 {
-	if (map(key) == 0)
+	if (shm_vm_do_map(key) == 0)
 		return;
 	log_debug("shm", NULL, "private memory goes through the ring", "why=\"%s\"",
 		  err_last()->text);

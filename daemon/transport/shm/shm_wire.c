@@ -7,7 +7,7 @@
  * a byte is allocated for it. A file descriptor travels with the first byte of
  * its frame; the kernel ends a recvmsg after the buffer that carried one, so
  * when a frame is complete its fd has arrived, and fds that are left over when
- * no frame is unfinished were sent by nobody who keeps the protocol.
+ * no frame is unfinished were sent by no peer that keeps the protocol.
  *
  * What is sent is appended to one buffer and written when the turn ends.
  * Requests wait at their caller while the buffer is over SHM_OUT_SOFT; all
@@ -166,7 +166,7 @@ static bool tail_add(struct shm_peer *peer, const struct shm_frame *f)
 	return true;
 }
 
-static void frame_drop(const struct shm_frame *f)
+static void shm_wire_frame_drop(const struct shm_frame *f)
 {
 	if (rows[f->type].fd)
 		close(f->fd);
@@ -181,7 +181,7 @@ void shm_send(struct shm_peer *peer, const struct shm_frame *f)
 	int r;
 
 	if (!shm_peer_speaks(peer)) {
-		frame_drop(f);
+		shm_wire_frame_drop(f);
 		return;
 	}
 	if (f->owned && !peer->self && wire->tail_count < SHM_TAILS)
@@ -229,7 +229,7 @@ void shm_send_err(struct shm_peer *peer, enum shm_type type, uint64_t id,
 			       .type = type, .id = id, .body = body, .body_len = c.pos});
 }
 
-/* A peer's words end up in logs and replies: one line of plain text. */
+/* A peer's text ends up in logs and replies: one line of plain text. */
 void shm_get_err(struct cursor *c, struct err *err_p)
 {
 	uint32_t code = cursor_get_u32(c);

@@ -33,7 +33,7 @@ static bool shm_xfer_xfer_invariant(const struct sm *sm, unsigned int from)
 	const struct shm_xfer *xfer = container_of(sm, const struct shm_xfer, net.sm);
 
 	(void)from;
-	return sm_state(sm) != NET_XFER_OVER || !shm_flow_busy(xfer); /* "still" */
+	return sm_state(sm) != NET_XFER_OVER || !shm_flow_busy(xfer); /* "quiesced" */
 }
 
 static const struct sm_table xfer_table = {
@@ -197,18 +197,18 @@ static int shm_xfer_say_done(struct net_xfer *net, const struct err *err)
 /* ---- ours ---- */
 
 /* The destination copies by itself where it can; else it has the ring filled. */
-static int pull(struct shm_xfer *xfer)
+static int shm_xfer_pull(struct shm_xfer *xfer)
 {
 	return err_pass(xfer->way == SHM_WAY_DIRECT ? shm_flow_direct(xfer)
 						    : shm_ring_scatter(xfer));
 }
 
-static int prepare(struct net_xfer *net)
+static int shm_xfer_prepare(struct net_xfer *net)
 {
-	return net->kind == XP_READ ? err_pass(pull(shm_xfer_of(net))) : 0;
+	return net->kind == XP_READ ? err_pass(shm_xfer_pull(shm_xfer_of(net))) : 0;
 }
 
-static bool may_ask(const struct net_xfer *net)
+static bool shm_xfer_may_ask(const struct net_xfer *net)
 {
 	const struct shm_xfer *xfer = container_of(net, const struct shm_xfer, net);
 
@@ -374,7 +374,7 @@ static int shm_xfer_begin(struct net_xfer *net)
 
 	if (net_is_source(net))
 		return err_pass(shm_ring_gather(xfer));
-	r = pull(xfer);
+	r = shm_xfer_pull(xfer);
 	if (r == 0 && xfer->way == SHM_WAY_SCATTER)
 		shm_xfer_say(xfer, SHM_STAGE);
 	return err_pass(r);
@@ -419,12 +419,12 @@ const struct net_ops shm_net_ops = {
 	.step = shm_peer_step,
 	.peer_free = shm_peer_free,
 	.refuse = shm_xfer_refuse,
-	.may_ask = may_ask,
+	.may_ask = shm_xfer_may_ask,
 	.xfer_new = shm_xfer_xfer_new,
 	.xfer_free = shm_xfer_xfer_free,
 	.take_sides = shm_xfer_take_sides,
 	.drop_sides = shm_xfer_drop_sides,
-	.prepare = prepare,
+	.prepare = shm_xfer_prepare,
 	.request_bytes = shm_xfer_request_bytes,
 	.ask = shm_xfer_ask,
 	.begin = shm_xfer_begin,

@@ -17,8 +17,8 @@
  * MSG_ZEROCOPY and sendfile from a memfd (tests/bench/tcp_floor.c measures it,
  * docs/performance.md).
  *
- * Nothing here is encrypted. Tokens keep strangers out, and come by the
- * handshake, which is; who can read or change packets under way is the network's
+ * Nothing here is encrypted. Tokens keep others out, and come by the
+ * handshake, which is; what can read or change packets under way is the network's
  * matter (docs/security.md, "The data path").
  */
 #include "daemon/transport/tcp/tcp.h"
@@ -36,7 +36,7 @@
 #include "daemon/transport/net_reg.h"
 #include "daemon/transport/tcp/tcp_impl.h"
 
-#define PATIENCE_MIN_NS (5 * LOOP_NS_PER_S)
+#define TIMEOUT_MIN_NS (5 * LOOP_NS_PER_S)
 #define UNSENT_MAX (512 << 10) /* of a stream, in the kernel: others wait behind it */
 
 static void set(int fd, int level, int option, int value)
@@ -46,10 +46,10 @@ static void set(int fd, int level, int option, int value)
 
 void tcp_socket_tune(const struct tcp_transport *transport, int fd, bool stream)
 {
-	int seconds = (int)(transport->patience_ms / 1000);
+	int seconds = (int)(transport->timeout_ms / 1000);
 
 	set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-	set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, (int)transport->patience_ms);
+	set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, (int)transport->timeout_ms);
 	set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
 	set(fd, IPPROTO_TCP, TCP_KEEPIDLE, seconds / 2);
 	set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1);
@@ -105,7 +105,7 @@ static void tcp_on_tick(struct loop_timer *timer)
 			wanted |= xfer->flows;
 		}
 	}
-	net_door_tick(&transport->door, &wanted);
+	net_acceptor_tick(&transport->acceptor, &wanted);
 	if (wanted)
 		tcp_tick_want(transport);
 }
@@ -130,7 +130,7 @@ static void tcp_close(struct transport *base)
 	struct tcp_transport *transport =
 		container_of(base, struct tcp_transport, net.base);
 
-	net_door_close(&transport->door);
+	net_acceptor_close(&transport->acceptor);
 	tcp_io_close(transport);
 	net_fini(&transport->net);
 	loop_defer_cancel(&transport->flush);
@@ -139,14 +139,14 @@ static void tcp_close(struct transport *base)
 	mem_free(transport);
 }
 
-static void configure(struct tcp_transport *transport, const struct config *config)
+static void tcp_configure(struct tcp_transport *transport, const struct config *config)
 {
-	uint64_t patience_ns = 2 * config->dead_after_ns;
+	uint64_t timeout_ns = 2 * config->dead_after_ns;
 
-	if (patience_ns < PATIENCE_MIN_NS)
-		patience_ns = PATIENCE_MIN_NS;
-	transport->patience_ms = (unsigned int)(patience_ns / LOOP_NS_PER_MS);
-	transport->door.wait_ns = TCP_CONNECT_NS;
+	if (timeout_ns < TIMEOUT_MIN_NS)
+		timeout_ns = TIMEOUT_MIN_NS;
+	transport->timeout_ms = (unsigned int)(timeout_ns / LOOP_NS_PER_MS);
+	transport->acceptor.wait_ns = TCP_CONNECT_NS;
 	transport->stream_count = config->tcp_streams;
 	transport->thread_count = config->tcp_threads;
 	transport->verify = (enum tcp_verify)config->tcp_verify;
@@ -177,11 +177,11 @@ static int tcp_open(const struct xp_env *env, const struct xp_callbacks *callbac
 	if (!transport)
 		return err_pass(-ENOMEM);
 	net_init(&transport->net, &tcp_net_ops, &tcp_transport, env, callbacks);
-	net_door_init(&transport->door, &transport->net);
+	net_acceptor_init(&transport->acceptor, &transport->net);
 	list_init(&transport->unflushed);
 	loop_defer_init(&transport->flush, on_flush);
 	loop_timer_init(&transport->tick, env->loop, tcp_on_tick);
-	configure(transport, env->config);
+	tcp_configure(transport, env->config);
 	r = copy_hand_new(&transport->hand);
 	if (r == 0)
 		r = tcp_io_open(transport);

@@ -2,10 +2,10 @@
 /*
  * How two daemons get their connections.
  *
- *   dialer                              who is dialed
- *   connect, CONTROL {token}  ------->  a guest; the token is this peer's
+ *   dialer              dialed side
+ *   connect, CONTROL {token}  ------->  pending; the token is this peer's
  *                             <-------  WELCOME {token}, a pass for each stream
- *   connect, STREAM {pass}    ------->  a guest; the pass is this stream's
+ *   connect, STREAM {pass}    ------->  pending; the pass is this stream's
  *                             <-------  STREAM_OK {the pass's other half}
  *
  * Each side has shown the other what only the handshake, which is encrypted and
@@ -13,8 +13,8 @@
  * random and new each time, so neither can be used again.
  *
  * The control line is tried at all addresses of the peer in turn, until the
- * connect time is over. Who is dialed waits for as long as the daemon above
- * wants: a forger must not make him give up. Once the control line is there, the
+ * connect time is over. The dialed side waits for as long as the daemon above
+ * wants: a forger must not make it give up. Once the control line is there, the
  * streams have the connect time to follow.
  */
 #include "daemon/transport/tcp/tcp_impl.h"
@@ -101,7 +101,7 @@ static int tcp_dial_say(int fd, const struct tcp_hello *hello)
 	return 0;
 }
 
-/* ---- who is dialed ---- */
+/* ---- the dialed side ---- */
 
 static void place_of(int fd, struct tcp_peer *peer)
 {
@@ -113,7 +113,7 @@ static void place_of(int fd, struct tcp_peer *peer)
 		tcp_sockaddr_text(&sa, peer->place, sizeof(peer->place));
 }
 
-static int welcome(struct tcp_peer *peer)
+static int tcp_dial_welcome(struct tcp_peer *peer)
 {
 	uint8_t bytes[TCP_HELLO_BYTES + TCP_STREAMS_MAX * TCP_PASS_BYTES];
 	struct tcp_hello hello = {.role = TCP_WELCOME,
@@ -152,13 +152,13 @@ void tcp_join_control(struct tcp_peer *peer, int owned_fd, const struct tcp_hell
 		transport->verify != TCP_VERIFY_NONE ? transport->verify : hello->verify;
 	sm_move(&peer->net.sm, NET_PEER_JOINING);
 	peer->join_deadline_ns =
-		loop_now_ns(peer->net.timer.loop) + transport->door.wait_ns;
+		loop_now_ns(peer->net.timer.loop) + transport->acceptor.wait_ns;
 	net_peer_watch(&peer->net, peer->join_deadline_ns);
 	r = tcp_line_open(peer, owned_fd);
 	if (r == 0)
 		r = streams_make(peer, count);
 	if (r == 0)
-		r = welcome(peer);
+		r = tcp_dial_welcome(peer);
 	if (r < 0)
 		net_peer_fail_last(&peer->net);
 }
@@ -176,7 +176,7 @@ void tcp_join_stream(struct tcp_stream *stream, int owned_fd)
 	stream_up(stream, owned_fd);
 }
 
-/* ---- who dials ---- */
+/* ---- the dialer ---- */
 
 static void on_dial(struct loop_fd *watch, int events);
 

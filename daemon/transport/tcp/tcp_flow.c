@@ -6,7 +6,7 @@
  * stretches of it to send, or find it by the id that a frame names, and hold it
  * for the time of one system call or copy: that is a pin. Closing a flow lets go
  * of every half of a stream that does not hold it at that moment; those that do
- * let go when their call ends, and calls here never block. So a flow is still as
+ * let go when their call ends, and calls here never block. So a flow has quiesced as
  * soon as its pins are gone, whatever the peer does: that is the fence.
  *
  * What becomes of the frame then is the half's matter: a sender fills it up with
@@ -33,8 +33,8 @@
 /* ---- made and unmade, on the loop ---- */
 
 /* A table may have holes where this plan has no rows. */
-static int holes_check(const struct plan *plan, const struct xp_buffer *buffers,
-		       bool is_src)
+static int tcp_flow_holes_check(const struct plan *plan, const struct xp_buffer *buffers,
+				bool is_src)
 {
 	const uint64_t *ends = is_src ? plan->src_ends : plan->dst_ends;
 	uint32_t ends_count = is_src ? plan->src_ends_count : plan->dst_ends_count;
@@ -78,11 +78,11 @@ static int take_buffer(struct tcp_flow *flow, const struct xp_buffer *buffer)
 int tcp_flow_init(struct tcp_flow *flow, struct tcp_peer *peer, const struct plan *plan,
 		  const struct xp_buffer *buffers, uint32_t count, bool is_src)
 {
-	int r = holes_check(plan, buffers, is_src);
+	int r = tcp_flow_holes_check(plan, buffers, is_src);
 
 	*flow = (struct tcp_flow){.peer = peer, .bytes = plan->bytes};
 	list_init(&flow->turn);
-	list_init(&flow->news);
+	list_init(&flow->events);
 	if (r < 0)
 		return err_pass(r);
 	flow->buffers = mem_calloc(count, sizeof(*flow->buffers));
@@ -114,7 +114,7 @@ void tcp_flow_fini(struct tcp_flow *flow)
 	pthread_mutex_lock(&flow->peer->lock);
 	assert(!flow->open && flow->pins == 0);
 	list_remove(&flow->turn);
-	list_remove(&flow->news);
+	list_remove(&flow->events);
 	pthread_mutex_unlock(&flow->peer->lock);
 	for (uint32_t i = 0; i < flow->side.count; i++)
 		if (flow->buffers[i].memory)
@@ -195,7 +195,7 @@ void tcp_flow_look(struct tcp_flow *flow, struct tcp_flow_view *view_p)
 {
 	pthread_mutex_lock(&flow->peer->lock);
 	*view_p = (struct tcp_flow_view){
-		.still = !flow->open && flow->pins == 0,
+		.quiesced = !flow->open && flow->pins == 0,
 		.spoiled = flow->spoiled,
 		.next = flow->next,
 		.moved = flow->moved,
@@ -206,14 +206,14 @@ void tcp_flow_look(struct tcp_flow *flow, struct tcp_flow_view *view_p)
 	pthread_mutex_unlock(&flow->peer->lock);
 }
 
-struct tcp_flow *tcp_flow_news(struct tcp_peer *peer)
+struct tcp_flow *tcp_flow_next_event(struct tcp_peer *peer)
 {
 	struct list *link;
 
 	pthread_mutex_lock(&peer->lock);
-	link = list_pop_front(&peer->flow_news);
+	link = list_pop_front(&peer->flow_events);
 	pthread_mutex_unlock(&peer->lock);
-	return link ? list_entry(link, struct tcp_flow, news) : NULL;
+	return link ? list_entry(link, struct tcp_flow, events) : NULL;
 }
 
 /* ---- for I/O threads ---- */
@@ -229,11 +229,11 @@ bool tcp_flow_dead(const struct tcp_flow *flow)
 	return false;
 }
 
-static void tell(struct tcp_flow *flow)
+static void tcp_flow_tell(struct tcp_flow *flow)
 {
-	if (list_empty(&flow->news))
-		list_push_back(&flow->peer->flow_news, &flow->news);
-	tcp_io_news(flow->peer);
+	if (list_empty(&flow->events))
+		list_push_back(&flow->peer->flow_events, &flow->events);
+	tcp_io_notify(flow->peer);
 }
 
 /* The frame's bytes lie in the stream's past: nothing can change them. */
@@ -242,7 +242,7 @@ static bool payload_passed(const struct tcp_half *half, bool sending)
 	return half->pos >= half->head.length + (sending ? TCP_HEAD_BYTES : 0u);
 }
 
-static void let_go(struct tcp_half *half, bool sending)
+static void tcp_flow_let_go(struct tcp_half *half, bool sending)
 {
 	if (!sending) {
 		half->over = true;
@@ -258,7 +258,7 @@ bool tcp_half_hold(struct tcp_half *half, bool sending)
 	if (!half->flow)
 		return false;
 	if (!half->flow->open) {
-		let_go(half, sending);
+		tcp_flow_let_go(half, sending);
 		return false;
 	}
 	half->busy = true;
@@ -274,9 +274,9 @@ bool tcp_half_release(struct tcp_half *half, bool sending)
 	flow->pins--;
 	if (flow->open)
 		return true;
-	let_go(half, sending);
+	tcp_flow_let_go(half, sending);
 	if (flow->pins == 0)
-		tell(flow);
+		tcp_flow_tell(flow);
 	return false;
 }
 
@@ -293,7 +293,7 @@ void tcp_flow_fault(struct tcp_flow *flow)
 		err_take(&flow->err);
 	else
 		err_clear();
-	tell(flow);
+	tcp_flow_tell(flow);
 }
 
 void tcp_flow_moved(struct tcp_flow *flow, const struct tcp_half *half)
@@ -304,7 +304,7 @@ void tcp_flow_moved(struct tcp_flow *flow, const struct tcp_half *half)
 	if (flow->moved == flow->bytes) {
 		if (flow->open)
 			flow_close(flow); /* nothing more of it will come or go */
-		tell(flow);
+		tcp_flow_tell(flow);
 	}
 }
 

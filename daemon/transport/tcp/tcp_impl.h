@@ -3,7 +3,7 @@
  * tcp_impl: what the files of the tcp backend know of each other.
  *
  *   tcp.c        probe, open, close, the tick; the table of operations
- *   tcp_guest.c  the data port: who knocks, and addresses
+ *   tcp_accept.c the data port: accepting, and addresses
  *   tcp_peer.c   a connection's life, as net.h tells it
  *   tcp_dial.c   making its control line and streams, from either side
  *   tcp_line.c   the control line: frames out and in, on the loop
@@ -16,7 +16,7 @@
  * Two worlds. The loop's thread has peers, transfers and control lines to itself.
  * I/O threads have the streams; what both touch, flows and the halves' hold on
  * them, is under the peer's lock, which nobody holds over a system call that
- * moves bytes or over a copy. A thread with news puts them into the peer's lists
+ * moves bytes or over a copy. A thread with events puts them into the peer's lists
  * and wakes the loop; the loop with work kicks a stream's thread.
  */
 #ifndef KVD_TRANSPORT_TCP_IMPL_H
@@ -39,7 +39,7 @@
 #include "daemon/memory/stage.h"
 #include "daemon/memory/copy.h"
 #include "daemon/transport/net.h"
-#include "daemon/transport/net_door.h"
+#include "daemon/transport/net_acceptor.h"
 #include "daemon/transport/spans.h"
 #include "daemon/transport/tcp/tcp.h"
 #include "daemon/transport/tcp/tcp_wire.h"
@@ -50,7 +50,7 @@
 #define TCP_HELD_MAX (NET_HEADERS_MAX + 2u * (XP_HEADER_MAX + TCP_EAGER_MAX))
 #define TCP_OUT_SOFT (1u << 20) /* requests wait while so much is unsent */
 #define TCP_OUT_HARD (64u << 20)
-#define TCP_GUESTS_MAX 32u /* of each kind */
+#define TCP_PENDING_MAX 32u /* of each kind */
 #define TCP_CONNECT_NS (5 * LOOP_NS_PER_S)
 #define TCP_TICK_NS (50 * LOOP_NS_PER_MS)
 
@@ -60,19 +60,19 @@ struct tcp_thread;
 
 struct tcp_transport {
 	struct net_transport net;
-	struct net_door door; /* the data port */
+	struct net_acceptor acceptor; /* the data port */
 	struct list
 		unflushed; /* tcp_peer.flush_link: answers that can wait for engines */
 	struct loop_defer flush;
 	struct loop_timer tick; /* runs while something wants it */
-	struct mailbox news;	/* tcp_peer.news_link: I/O threads have some */
+	struct mailbox events;	/* tcp_peer.event_link: I/O threads have some */
 	struct tcp_thread *threads;
 	unsigned int thread_count, next_thread;
 	unsigned int stream_count; /* wanted of a peer */
 	enum tcp_verify verify;
 	uint64_t buffer_bytes;
-	unsigned int patience_ms; /* unacknowledged bytes end a connection */
-	struct copy_hand *hand;	  /* the loop's */
+	unsigned int timeout_ms; /* unacknowledged bytes end a connection */
+	struct copy_hand *hand;	 /* the loop's */
 };
 
 /* ---- bytes of one transfer ---- */
@@ -92,10 +92,10 @@ struct tcp_flow {
 	uint64_t next;	   /* source: claimed so far */
 	uint64_t moved;	   /* source: sent; sink: landed */
 	struct xp_used used;
-	struct spans came; /* sink: announced */
-	struct err err;	   /* a thread's fault; it is closed then */
-	struct list turn;  /* source: in peer->sources */
-	struct list news;  /* in peer->flow_news */
+	struct spans came;  /* sink: announced */
+	struct err err;	    /* a thread's fault; it is closed then */
+	struct list turn;   /* source: in peer->sources */
+	struct list events; /* in peer->flow_events */
 };
 
 /* ---- one direction of a stream ---- */
@@ -188,8 +188,8 @@ struct tcp_peer {
 	struct tcp_transport *transport;
 	struct list flush_link;
 	bool flush_late;	    /* it waits for a step of the next turn */
-	struct list news_link;	    /* transport->news */
-	struct tcp_address address; /* of who is dialed */
+	struct list event_link;	    /* transport->events */
+	struct tcp_address address; /* of the dialed side */
 	uint32_t address_at;
 	char place[64]; /* address of the other end */
 	bool shut;
@@ -206,7 +206,7 @@ struct tcp_peer {
 	struct list sources;   /* tcp_flow.turn */
 	struct idmap sinks[2]; /* tcp_flow by id: [0] the peer's, [1] ours */
 	uint64_t sink_high[2]; /* ids up to here may be named by late frames */
-	struct list flow_news;
+	struct list flow_events;
 	struct err io_err; /* a stream's fault */
 };
 
@@ -219,7 +219,7 @@ struct tcp_xfer {
 	struct tcp_entry *entry; /* theirs: the request; ours: an eager answer */
 	struct copy_job job;	 /* an eager transfer that the loop may not place */
 	bool copying, placed;
-	struct tcp_chunk *spare[2]; /* so that an answer never lacks memory */
+	struct tcp_chunk *spare[2]; /* so that an answer needs no allocation */
 };
 
 /* ---- tcp.c ---- */
@@ -228,16 +228,16 @@ static inline bool tcp_token_equal(const uint8_t *a, const uint8_t *b)
 {
 	return mem_equal(a, b, XP_TOKEN_BYTES);
 }
-/* No delay, keep-alives, the end of patience; `stream`: buffers, too. */
+/* No delay, keep-alives, the user timeout; `stream`: buffers, too. */
 void tcp_socket_tune(const struct tcp_transport *transport, int fd, bool stream);
 
-/* ---- tcp_guest.c ---- */
+/* ---- tcp_accept.c ---- */
 int tcp_port_open(struct tcp_transport *transport);
-/* Who came with the peer's token before the peer was opened joins it now. */
-void tcp_guests_meet(struct tcp_peer *peer);
+/* Connections with its token that came before the peer was opened join it now. */
+void tcp_accept_match(struct tcp_peer *peer);
 
 /* ---- tcp_dial.c ---- */
-/* Begin to connect the control line (who dials). */
+/* Begin to connect the control line (the dialer). */
 void tcp_dial_start(struct tcp_peer *peer);
 /* Somebody has shown this peer's token, or a stream's pass. Takes the fd. */
 void tcp_join_control(struct tcp_peer *peer, int owned_fd, const struct tcp_hello *hello);
@@ -267,7 +267,7 @@ struct tcp_chunk *tcp_chunk_new(size_t size); /* NULL: raised */
 void tcp_chunk_raw(struct tcp_peer *peer, struct tcp_chunk *owned, const void *bytes,
 		   size_t len);
 /* Queue a frame; owns the chunk, which has room for it. The payload is `err`'s
- * words, or what the caller has put at tcp_chunk_payload() and into the tail, together
+ * text, or what the caller has put at tcp_chunk_payload() and into the tail, together
  * `head->length` long. */
 void tcp_line_send(struct tcp_peer *peer, struct tcp_chunk *owned, struct tcp_head *head,
 		   const struct err *err);
@@ -291,12 +291,12 @@ void tcp_xfer_progress(struct tcp_xfer *xfer);
  * (xp_sides_check). */
 int tcp_flow_init(struct tcp_flow *flow, struct tcp_peer *peer, const struct plan *plan,
 		  const struct xp_buffer *buffers, uint32_t count, bool is_src);
-void tcp_flow_fini(struct tcp_flow *flow); /* still, or never begun; idempotent */
+void tcp_flow_fini(struct tcp_flow *flow); /* quiesced, or never begun; idempotent */
 int tcp_flow_send(struct tcp_flow *flow);
 int tcp_flow_receive(struct tcp_flow *flow);
 void tcp_flow_stop(struct tcp_flow *flow); /* idempotent */
 struct tcp_flow_view {
-	bool still; /* closed, and no thread holds it */
+	bool quiesced; /* closed, and no thread holds it */
 	bool spoiled;
 	uint64_t next, moved;
 	uint64_t came; /* sink: announced bytes */
@@ -304,8 +304,8 @@ struct tcp_flow_view {
 	struct err err;
 };
 void tcp_flow_look(struct tcp_flow *flow, struct tcp_flow_view *view_p);
-/* Next of the flows that have news, or NULL. */
-struct tcp_flow *tcp_flow_news(struct tcp_peer *peer);
+/* Next of the flows that have events, or NULL. */
+struct tcp_flow *tcp_flow_next_event(struct tcp_peer *peer);
 /* Has a buffer's memory died? Then its bytes are not the engine's. */
 bool tcp_flow_dead(const struct tcp_flow *flow);
 
@@ -330,10 +330,10 @@ int tcp_io_open(struct tcp_transport *transport);
 void tcp_io_close(struct tcp_transport *transport);
 /* The stream's fd is ready: a thread takes it. */
 void tcp_io_add(struct tcp_stream *stream);
-/* The thread shall let go; stream->gone is set, with news, when it has. */
+/* The thread shall let go; stream->gone is set, with events, when it has. */
 void tcp_io_remove(struct tcp_stream *stream);
 void tcp_io_kick(struct tcp_stream *stream);
-void tcp_io_news(struct tcp_peer *peer); /* have the loop look at it; lock held */
+void tcp_io_notify(struct tcp_peer *peer); /* have the loop look at it; lock held */
 struct tcp_bounce *tcp_bounce_take(struct tcp_thread *thread); /* NULL: raised */
 void tcp_bounce_give(struct tcp_thread *thread, struct tcp_bounce **bounce);
 /* The stream is broken, with this thread's error. */

@@ -33,7 +33,7 @@
 
 /* ---- from the loop ---- */
 
-static void wake(struct tcp_thread *thread)
+static void tcp_io_wake(struct tcp_thread *thread)
 {
 	uint64_t one = 1;
 
@@ -54,7 +54,7 @@ void tcp_io_kick(struct tcp_stream *stream)
 		list_push_back(&thread->kicked, &stream->kick_link);
 	pthread_mutex_unlock(&thread->lock);
 	if (first)
-		wake(thread);
+		tcp_io_wake(thread);
 }
 
 void tcp_io_add(struct tcp_stream *stream)
@@ -75,15 +75,15 @@ void tcp_io_remove(struct tcp_stream *stream)
 	tcp_io_kick(stream);
 }
 
-void tcp_io_news(struct tcp_peer *peer)
+void tcp_io_notify(struct tcp_peer *peer)
 {
-	mailbox_put(&peer->transport->news, &peer->news_link);
+	mailbox_put(&peer->transport->events, &peer->event_link);
 }
 
-static void on_news(struct mailbox *box, struct list *link)
+static void tcp_io_on_event(struct mailbox *box, struct list *link)
 {
 	(void)box;
-	net_peer_kick(&list_entry(link, struct tcp_peer, news_link)->net);
+	net_peer_kick(&list_entry(link, struct tcp_peer, event_link)->net);
 }
 
 /* ---- the threads ---- */
@@ -137,13 +137,13 @@ void tcp_stream_fail(struct tcp_stream *stream)
 	pthread_mutex_lock(&peer->lock);
 	if (peer->io_err.code == ERR_OK && !stream->closing) {
 		err_take(&peer->io_err);
-		tcp_io_news(peer);
+		tcp_io_notify(peer);
 	}
 	pthread_mutex_unlock(&peer->lock);
 	err_clear();
 }
 
-static void let_go(struct tcp_thread *thread, struct tcp_stream *stream)
+static void tcp_io_let_go(struct tcp_thread *thread, struct tcp_stream *stream)
 {
 	struct tcp_peer *peer = stream->peer;
 
@@ -154,7 +154,7 @@ static void let_go(struct tcp_thread *thread, struct tcp_stream *stream)
 	tcp_bounce_give(thread, &stream->rx.bounce);
 	pthread_mutex_lock(&peer->lock);
 	stream->gone = true;
-	tcp_io_news(peer); /* the last touch: the loop may free it now */
+	tcp_io_notify(peer); /* the last touch: the loop may free it now */
 	pthread_mutex_unlock(&peer->lock);
 }
 
@@ -188,7 +188,7 @@ static void take_kicked(struct tcp_thread *thread)
 		closing = stream->closing;
 		pthread_mutex_unlock(&stream->peer->lock);
 		if (closing) {
-			let_go(thread, stream);
+			tcp_io_let_go(thread, stream);
 			continue;
 		}
 		if (!stream->added)
@@ -238,7 +238,7 @@ static void tcp_io_work(struct tcp_thread *thread)
 	}
 }
 
-static void *thread_main(void *arg)
+static void *tcp_io_thread_main(void *arg)
 {
 	struct tcp_thread *thread = arg;
 	bool stopping = false;
@@ -269,7 +269,7 @@ static int io_start(struct tcp_thread *thread)
 	if (thread->epoll_fd < 0 || thread->event_fd < 0 ||
 	    epoll_ctl(thread->epoll_fd, EPOLL_CTL_ADD, thread->event_fd, &event) < 0)
 		return err_raise_errno(errno, "tcp: an I/O thread's epoll");
-	r = thread_start("kvd-tcp", thread_main, thread, &thread->thread);
+	r = thread_start("kvd-tcp", tcp_io_thread_main, thread, &thread->thread);
 	thread->started = r == 0;
 	return err_pass(r);
 }
@@ -277,7 +277,8 @@ static int io_start(struct tcp_thread *thread)
 int tcp_io_open(struct tcp_transport *transport)
 {
 	const unsigned int count = transport->thread_count;
-	int r = mailbox_init(&transport->news, transport->net.base.env.loop, on_news);
+	int r = mailbox_init(&transport->events, transport->net.base.env.loop,
+			     tcp_io_on_event);
 
 	transport->thread_count = 0;
 	if (r == 0) {
@@ -306,7 +307,7 @@ static void thread_end(struct tcp_thread *thread)
 		pthread_mutex_lock(&thread->lock);
 		thread->stopping = true;
 		pthread_mutex_unlock(&thread->lock);
-		wake(thread);
+		tcp_io_wake(thread);
 		pthread_join(thread->thread, NULL);
 	}
 	while ((bounce = thread->bounces)) {
@@ -324,5 +325,5 @@ void tcp_io_close(struct tcp_transport *transport)
 	for (unsigned int i = 0; i < transport->thread_count; i++)
 		thread_end(&transport->threads[i]);
 	mem_free(transport->threads);
-	mailbox_fini(&transport->news);
+	mailbox_fini(&transport->events);
 }

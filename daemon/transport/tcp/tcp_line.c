@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The control line: requests, answers, cancels and the farewell of a peer, in
+ * The control line: requests, answers, cancels and BYE of a peer, in
  * the order they were sent, on one connection that carries nothing bulky. So none
  * of them ever waits behind a room's bytes, here or in a socket's buffer, and the
  * loop reads and writes it by itself: a request costs no change of threads. The
@@ -9,7 +9,7 @@
  * What is sent is queued, a chunk a frame, and written when the turn ends. Frames
  * are read into a small buffer; what is too large for that goes straight into
  * memory of its own, whose size was held against its caps first. A peer that asks
- * and never reads is lost when TCP_OUT_HARD bytes wait for him.
+ * and never reads is lost when TCP_OUT_HARD bytes wait for it.
  *
  * Neither direction keeps the loop for longer than its part of a turn: the kernel
  * takes or gives BYTES_A_CALL at once, and frames that are read but not yet taken
@@ -99,7 +99,7 @@ struct tcp_chunk *tcp_chunk_new(size_t size)
 	return chunk;
 }
 
-static void queue(struct tcp_peer *peer, struct tcp_chunk *owned, size_t len)
+static void tcp_line_queue(struct tcp_peer *peer, struct tcp_chunk *owned, size_t len)
 {
 	struct tcp_line *line = &peer->line;
 
@@ -124,7 +124,7 @@ void tcp_chunk_raw(struct tcp_peer *peer, struct tcp_chunk *owned, const void *b
 		   size_t len)
 {
 	memcpy(owned->bytes, bytes, len);
-	queue(peer, owned, len);
+	tcp_line_queue(peer, owned, len);
 }
 
 void tcp_line_send(struct tcp_peer *peer, struct tcp_chunk *owned, struct tcp_head *head,
@@ -137,7 +137,8 @@ void tcp_line_send(struct tcp_peer *peer, struct tcp_chunk *owned, struct tcp_he
 		memcpy(tcp_chunk_payload(owned), err->text, head->length);
 	}
 	tcp_head_put(head, owned->bytes);
-	queue(peer, owned, TCP_HEAD_BYTES + (size_t)head->length - owned->tail_len);
+	tcp_line_queue(peer, owned,
+		       TCP_HEAD_BYTES + (size_t)head->length - owned->tail_len);
 }
 
 static void written(struct tcp_line *line, size_t n)
@@ -213,15 +214,15 @@ void tcp_line_flush(struct tcp_peer *peer)
 
 /* ---- in ---- */
 
-/* REQUESTs and eager answers keep their payload; the words of others are read
+/* REQUESTs and eager answers keep their payload; the payloads of others are read
  * where they lie. */
 static bool keeps_payload(const struct tcp_head *head)
 {
 	return head->type == TCP_REQUEST || (head->flags & TCP_FLAG_EAGER);
 }
 
-static int entry_new(struct tcp_peer *peer, const struct tcp_head *head,
-		     struct tcp_entry **entry_p)
+static int tcp_line_entry_new(struct tcp_peer *peer, const struct tcp_head *head,
+			      struct tcp_entry **entry_p)
 {
 	struct tcp_entry *entry;
 
@@ -239,7 +240,8 @@ static int entry_new(struct tcp_peer *peer, const struct tcp_head *head,
 
 /* One frame out of the buffer, or its beginning; the bytes used, 0: it needs
  * more of them first. Negative: the peer breaks the protocol. */
-static ssize_t take_frame(struct tcp_peer *peer, const uint8_t *bytes, size_t len)
+static ssize_t tcp_line_take_frame(struct tcp_peer *peer, const uint8_t *bytes,
+				   size_t len)
 {
 	struct tcp_line *line = &peer->line;
 	struct tcp_entry *entry = NULL;
@@ -261,7 +263,7 @@ static ssize_t take_frame(struct tcp_peer *peer, const uint8_t *bytes, size_t le
 		tcp_xfer_frame(peer, &head, bytes, NULL);
 		return (ssize_t)(TCP_HEAD_BYTES + part);
 	}
-	r = entry_new(peer, &head, &entry);
+	r = tcp_line_entry_new(peer, &head, &entry);
 	if (r == -ENOMEM) {
 		line->skip = head.length - part;
 		tcp_xfer_frame(peer, &head, NULL, NULL);
@@ -292,7 +294,7 @@ static void take_frames(struct tcp_peer *peer)
 			net_peer_kick(&peer->net);
 			break;
 		}
-		n = take_frame(peer, line->in + used, line->in_len - used);
+		n = tcp_line_take_frame(peer, line->in + used, line->in_len - used);
 		if (n < 0)
 			net_peer_fail_last(&peer->net);
 		else
@@ -384,7 +386,7 @@ void tcp_line_resume(struct tcp_peer *peer)
 		receive(peer);
 }
 
-/* After the farewell nothing is read but the end; bytes left unread would make
+/* After BYE nothing is read but the end; bytes left unread would make
  * the kernel reset the connection under it. */
 static void tcp_line_drain(struct tcp_peer *peer)
 {

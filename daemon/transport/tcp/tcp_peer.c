@@ -6,17 +6,17 @@
  *
  * Loss. A broken line or stream, a broken rule, a fence that is late only mark
  * the peer (net_peer_fail): from then on nothing more is taken in. Its step stops
- * every transfer; each is still as soon as no I/O thread holds its memory. When
+ * every transfer; each has quiesced as soon as no I/O thread holds its memory. When
  * the threads have let go of the streams as well, the transfers are reported, and
  * after them the loss.
  *
  * While the control line still works (a close in peace, a peer that broke a rule)
- * we say goodbye first and give the wire FLUSH_NS for it: the last answers arrive,
+ * we send BYE first and give the wire FLUSH_NS for it: the last answers arrive,
  * and the other side learns why.
  *
- * A connection whose other end is gone without a word is found by the kernel:
+ * A connection whose other end is gone without a BYE is found by the kernel:
  * bytes without acknowledgement, or keep-alives without answer, for longer than
- * the transport's patience end it. The handshake's pings are usually faster.
+ * the transport's timeout end it. The handshake's pings are usually faster.
  *
  * tcp_peer_step() is where done and lost callbacks are called from; requests are
  * handed up as their frames are read.
@@ -124,7 +124,7 @@ static void tcp_peer_begin_flush(struct tcp_peer *peer)
 	struct err err;
 
 	net_peer_flush(&peer->net, FLUSH_NS, &err);
-	if (chunk && !peer->net.deaf)
+	if (chunk && !peer->net.bye_came)
 		tcp_line_send(peer, chunk, &head, &err);
 	else
 		mem_free(chunk);
@@ -147,19 +147,19 @@ void tcp_peer_free(struct net_peer *net)
 
 	net_peer_fini(net);
 	list_remove(&peer->flush_link);
-	mailbox_forget(&peer->transport->news, &peer->news_link);
+	mailbox_forget(&peer->transport->events, &peer->event_link);
 	tcp_line_fini(peer);
 	for (unsigned int i = 0; i < peer->stream_count; i++)
 		mem_closep(&peer->streams[i].fd);
 	mem_free(peer->streams);
-	assert(peer->held_bytes == 0 && list_empty(&peer->flow_news));
+	assert(peer->held_bytes == 0 && list_empty(&peer->flow_events));
 	idmap_fini(&peer->sinks[0]);
 	idmap_fini(&peer->sinks[1]);
 	pthread_mutex_destroy(&peer->lock);
 	mem_free(peer);
 }
 
-/* The farewell is out: then our half of the line is closed, and the other side
+/* BYE is out: then our half of the line is closed, and the other side
  * closes the rest when it has read it. */
 static void flush_step(struct tcp_peer *peer)
 {
@@ -170,7 +170,7 @@ static void flush_step(struct tcp_peer *peer)
 		peer->shut = true;
 		(void)shutdown(line->fd, SHUT_WR);
 	}
-	if (peer->net.broken || (peer->net.deaf && list_empty(&line->out)) ||
+	if (peer->net.broken || (peer->net.bye_came && list_empty(&line->out)) ||
 	    loop_now_ns(peer->net.timer.loop) >= peer->net.flush_deadline_ns)
 		tcp_peer_begin_end(peer);
 	else /* the timer may have fired for an earlier deadline */
@@ -179,13 +179,13 @@ static void flush_step(struct tcp_peer *peer)
 
 /* ---- the step ---- */
 
-static void take_news(struct tcp_peer *peer)
+static void tcp_peer_take_events(struct tcp_peer *peer)
 {
 	struct tcp_flow_view view;
 	struct tcp_flow *flow;
 	struct err io_err;
 
-	while ((flow = tcp_flow_news(peer))) {
+	while ((flow = tcp_flow_next_event(peer))) {
 		struct tcp_xfer *xfer = container_of(flow, struct tcp_xfer, flow);
 
 		tcp_flow_look(flow, &view);
@@ -214,7 +214,7 @@ void tcp_peer_joined(struct tcp_peer *peer)
 }
 
 /* Behind what the done callbacks have deferred: an engine sees its bytes some
- * microseconds earlier, and the peer's daemon, which they were no news for, wakes
+ * microseconds earlier, and the peer's daemon, which they did not wake, wakes
  * when nobody here waits for a core. */
 static void flush_soon(struct tcp_peer *peer)
 {
@@ -232,7 +232,7 @@ void tcp_peer_step(struct net_peer *net)
 
 	if (sm_state(&net->sm) == NET_PEER_READY && !net->base.ready && !net->failed)
 		net_peer_ready(net);
-	take_news(peer);
+	tcp_peer_take_events(peer);
 	if (net->failed && sm_state(&net->sm) == NET_PEER_READY && !net->broken)
 		tcp_peer_begin_flush(peer);
 	else if (net->failed && sm_state(&net->sm) < NET_PEER_FLUSHING)
@@ -266,9 +266,9 @@ static void tcp_peer_peer_init(struct tcp_peer *peer, struct tcp_transport *tran
 	peer->transport = transport;
 	tcp_line_init(&peer->line);
 	list_init(&peer->flush_link);
-	list_init(&peer->news_link);
+	list_init(&peer->event_link);
 	list_init(&peer->sources);
-	list_init(&peer->flow_news);
+	list_init(&peer->flow_events);
 	idmap_init(&peer->sinks[0]);
 	idmap_init(&peer->sinks[1]);
 	pthread_mutex_init(&peer->lock, NULL);
@@ -297,11 +297,11 @@ int tcp_peer_open(struct transport *base, const struct xp_peer_args *args,
 	if (peer->net.dial) {
 		/* the clock, not the turn: opening may have taken a good part of it */
 		peer->join_deadline_ns =
-			loop_clock_ns(peer->net.timer.loop) + transport->door.wait_ns;
+			loop_clock_ns(peer->net.timer.loop) + transport->acceptor.wait_ns;
 		net_peer_watch(&peer->net, peer->join_deadline_ns);
 		tcp_dial_start(peer);
 	} else {
-		tcp_guests_meet(peer);
+		tcp_accept_match(peer);
 	}
 	*peer_p = (struct xp_peer *)peer;
 	return 0;

@@ -46,7 +46,7 @@ static enum outcome nothing_came(struct tcp_stream *stream, ssize_t n, int no)
 
 /* ---- a frame begins ---- */
 
-static int begin_frame(struct tcp_stream *stream)
+static int tcp_rx_begin_frame(struct tcp_stream *stream)
 {
 	struct tcp_peer *peer = stream->peer;
 	struct tcp_half *rx = &stream->rx;
@@ -120,11 +120,11 @@ static int tcp_rx_place(struct tcp_stream *stream, const struct tcp_trailer *tra
 		return err_pass(stage_unpack(thread->hand, &rx->flow->side, begin, end,
 					     rx->bounce->bytes));
 	if (tcp_flow_dead(rx->flow))
-		return err_raise(ERR_FAULT, "the memory was cut by its owner");
+		return err_raise(ERR_FAULT, "the memory was truncated by its owner");
 	return 0;
 }
 
-static int end_frame(struct tcp_stream *stream)
+static int tcp_rx_end_frame(struct tcp_stream *stream)
 {
 	struct tcp_peer *peer = stream->peer;
 	struct tcp_half *rx = &stream->rx;
@@ -205,7 +205,7 @@ static void advance(struct tcp_half *rx, size_t n)
 	}
 }
 
-static enum outcome pull(struct tcp_stream *stream)
+static enum outcome tcp_rx_pull(struct tcp_stream *stream)
 {
 	struct tcp_peer *peer = stream->peer;
 	struct tcp_half *rx = &stream->rx;
@@ -224,7 +224,7 @@ static enum outcome pull(struct tcp_stream *stream)
 	if (held) {
 		pthread_mutex_lock(&peer->lock);
 		if (fault) {
-			err_raise(ERR_FAULT, "the memory was cut by its owner");
+			err_raise(ERR_FAULT, "the memory was truncated by its owner");
 			tcp_flow_fault(rx->flow);
 		}
 		(void)tcp_half_release(rx, false);
@@ -241,15 +241,16 @@ bool tcp_rx_work(struct tcp_stream *stream)
 	int r = 0;
 
 	for (unsigned int calls = CALLS_A_TURN; calls > 0 && r == 0; calls--) {
-		enum outcome outcome = rx->active ? pull(stream) : pull_head(stream);
+		enum outcome outcome =
+			rx->active ? tcp_rx_pull(stream) : pull_head(stream);
 
 		if (outcome != CAME)
 			return false;
 		if (rx->active &&
 		    rx->pos == (uint64_t)rx->head.length + TCP_TRAILER_BYTES)
-			r = end_frame(stream);
+			r = tcp_rx_end_frame(stream);
 		if (r == 0 && !rx->active && rx->got == TCP_HEAD_BYTES)
-			r = begin_frame(stream);
+			r = tcp_rx_begin_frame(stream);
 	}
 	if (r == 0)
 		return true;

@@ -118,7 +118,7 @@ static int begin_payload(struct tcp_stream *stream)
 }
 
 /* False: there is nothing to send. */
-static bool begin_frame(struct tcp_stream *stream)
+static bool tcp_tx_begin_frame(struct tcp_stream *stream)
 {
 	struct tcp_peer *peer = stream->peer;
 	struct tcp_half *tx = &stream->tx;
@@ -146,7 +146,7 @@ static bool begin_frame(struct tcp_stream *stream)
 /* ---- a frame goes on ---- */
 
 /* The lock is held. */
-static void end_frame(struct tcp_stream *stream)
+static void tcp_tx_end_frame(struct tcp_stream *stream)
 {
 	struct tcp_half *tx = &stream->tx;
 
@@ -167,7 +167,7 @@ static void void_frame(struct tcp_half *tx)
 	tcp_trailer_put(&trailer, tx->trailer_bytes);
 }
 
-static enum outcome push(struct tcp_stream *stream)
+static enum outcome tcp_tx_push(struct tcp_stream *stream)
 {
 	struct tcp_peer *peer = stream->peer;
 	struct tcp_half *tx = &stream->tx;
@@ -193,14 +193,14 @@ static enum outcome push(struct tcp_stream *stream)
 		tx->pos += (uint64_t)n;
 	pthread_mutex_lock(&peer->lock);
 	if (held && (dead || (n < 0 && no == EFAULT))) {
-		err_raise(ERR_FAULT, "the memory was cut by its owner");
+		err_raise(ERR_FAULT, "the memory was truncated by its owner");
 		tcp_flow_fault(tx->flow);
 		n = 0;
 	}
 	if (held)
 		(void)tcp_half_release(tx, true);
 	if (n >= 0 && tx->pos == frame_bytes(tx))
-		end_frame(stream);
+		tcp_tx_end_frame(stream);
 	pthread_mutex_unlock(&peer->lock);
 	if (n < 0 && (no == EAGAIN || no == ENOBUFS || no == EINTR)) {
 		stream->can_write = no == EINTR;
@@ -219,9 +219,9 @@ bool tcp_tx_work(struct tcp_stream *stream)
 	struct tcp_half *tx = &stream->tx;
 
 	for (unsigned int frames = FRAMES_A_TURN; frames > 0;) {
-		if (!tx->active && !begin_frame(stream))
+		if (!tx->active && !tcp_tx_begin_frame(stream))
 			return false;
-		if (push(stream) != SENT)
+		if (tcp_tx_push(stream) != SENT)
 			return stream->can_write;
 		frames -= !tx->active;
 	}

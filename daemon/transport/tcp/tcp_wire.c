@@ -2,8 +2,8 @@
 /*
  * Every head carries a checksum of itself. TCP's own is 16 bits; a head that it
  * lets through wrong would name another transfer or length, and a stream that
- * lost its frames cannot be told from a hostile one. Tokens are compared by who
- * holds them (tcp_guest.c), in constant time; here they are bytes.
+ * lost its frames cannot be told from a hostile one. Tokens are compared by their
+ * holder (tcp_accept.c), in constant time; here they are bytes.
  */
 #include "daemon/transport/tcp/tcp_wire.h"
 

@@ -117,7 +117,7 @@ static int open_flow(struct tcp_xfer *xfer)
 
 static struct tcp_flow_view tcp_xfer_look(struct tcp_xfer *xfer)
 {
-	struct tcp_flow_view view = {.still = true};
+	struct tcp_flow_view view = {.quiesced = true};
 
 	if (xfer->flows)
 		tcp_flow_look(&xfer->flow, &view);
@@ -126,7 +126,7 @@ static struct tcp_flow_view tcp_xfer_look(struct tcp_xfer *xfer)
 		view.moved = view.next = xfer->net.bytes;
 	if (!xfer->flows && view.moved > 0) /* copied into, or out of, a frame */
 		view.used = (struct xp_used){.staged = view.moved, .descriptors = 1};
-	view.still &= !xfer->copying;
+	view.quiesced &= !xfer->copying;
 	return view;
 }
 
@@ -160,13 +160,14 @@ static bool tcp_xfer_is_over(struct net_xfer *net)
 	net->used = view.used;
 	switch (sm_state(&net->sm)) {
 	case NET_XFER_STOPPING:
-		return view.still && (!net->ours || !net->asked || net->answered ||
-				      net->kind == XP_READ || !net_peer_live(net->peer) ||
-				      cannot_count(xfer, &view));
+		return view.quiesced &&
+		       (!net->ours || !net->asked || net->answered ||
+			net->kind == XP_READ || !net_peer_live(net->peer) ||
+			cannot_count(xfer, &view));
 	case NET_XFER_ASKED:
 		return net->ours && net->answered;
 	case NET_XFER_MOVING:
-		return view.still && view.moved == net->bytes &&
+		return view.quiesced && view.moved == net->bytes &&
 		       (!net->ours || net->answered);
 	default:
 		return false;
@@ -291,7 +292,7 @@ static size_t tcp_xfer_request_bytes(const struct net_xfer *net)
 	return net->op->header_len + (xfer->eager ? net->bytes : 0);
 }
 
-static bool may_ask(const struct net_xfer *net)
+static bool tcp_xfer_may_ask(const struct net_xfer *net)
 {
 	return container_of(net, const struct tcp_xfer, net)->peer->line.unsent <
 	       TCP_OUT_SOFT;
@@ -415,8 +416,8 @@ static int tcp_xfer_take_done(struct tcp_xfer *xfer, const struct tcp_head *head
 	return err_pass(r);
 }
 
-static int take_answer(struct tcp_peer *peer, const struct tcp_head *head,
-		       const uint8_t *payload, struct tcp_entry **entry)
+static int tcp_xfer_take_answer(struct tcp_peer *peer, const struct tcp_head *head,
+				const uint8_t *payload, struct tcp_entry **entry)
 {
 	struct net_xfer *net;
 	int r = net_op_find(&peer->net, head->id, &net);
@@ -492,7 +493,7 @@ const struct net_ops tcp_net_ops = {
 	.step = tcp_peer_step,
 	.peer_free = tcp_peer_free,
 	.refuse = tcp_xfer_refuse,
-	.may_ask = may_ask,
+	.may_ask = tcp_xfer_may_ask,
 	.xfer_new = tcp_xfer_xfer_new,
 	.xfer_free = tcp_xfer_xfer_free,
 	.take_sides = tcp_xfer_take_sides,
@@ -509,8 +510,8 @@ const struct net_ops tcp_net_ops = {
 
 /* ---- frames ---- */
 
-static int take_cancel(struct tcp_peer *peer, const struct tcp_head *head,
-		       const uint8_t *payload)
+static int tcp_xfer_take_cancel(struct tcp_peer *peer, const struct tcp_head *head,
+				const uint8_t *payload)
 {
 	struct net_xfer *net;
 	struct err err;
@@ -531,7 +532,7 @@ static void take_bye(struct tcp_peer *peer, const struct tcp_head *head,
 	net_fault_get(head->code, head->flags, payload, head->length, &err);
 	if (err.code == ERR_OK)
 		err_set(&err, ERR_PEER, "tcp: the remote daemon closed the connection");
-	peer->net.deaf = true;
+	peer->net.bye_came = true;
 	net_peer_fail(&peer->net, &err);
 }
 
@@ -545,13 +546,13 @@ void tcp_xfer_frame(struct tcp_peer *peer, const struct tcp_head *head,
 		r = tcp_xfer_take_request(peer, head, &owned);
 		break;
 	case TCP_CANCEL:
-		r = take_cancel(peer, head, payload);
+		r = tcp_xfer_take_cancel(peer, head, payload);
 		break;
 	case TCP_BYE:
 		take_bye(peer, head, payload);
 		break;
 	default:
-		r = take_answer(peer, head, payload, &owned);
+		r = tcp_xfer_take_answer(peer, head, payload, &owned);
 	}
 	tcp_entry_free(owned);
 	if (r < 0)

@@ -201,8 +201,8 @@ static int ucx_choose(const struct config *config, struct choice *choice)
 
 /* ---- the library's context ---- */
 
-static int configure(const struct ucx_lib *lib, const struct choice *choice,
-		     ucp_config_t *config)
+static int ucx_configure(const struct ucx_lib *lib, const struct choice *choice,
+			 ucp_config_t *config)
 {
 	ucs_status_t status = lib->ucp_config_modify(config, "TLS", choice->tls);
 
@@ -228,7 +228,7 @@ static int context_new(const struct ucx_lib *lib, const struct choice *choice,
 	status = lib->ucp_config_read(NULL, NULL, &config);
 	if (status != UCS_OK)
 		return ucx_fault(lib, "read configuration", status);
-	r = configure(lib, choice, config);
+	r = ucx_configure(lib, choice, config);
 	if (r == 0) {
 		status = lib->ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &params,
 					       config, context_p);
@@ -318,7 +318,7 @@ static ucs_status_t stay_awake(struct ucx_transport *transport, const ucp_addres
 	return transport->lib->ucp_ep_create(transport->worker.handle, &params, &ep);
 }
 
-static int take_address(struct ucx_transport *transport)
+static int ucx_take_address(struct ucx_transport *transport)
 {
 	ucp_worker_attr_t attr = {.field_mask = UCP_WORKER_ATTR_FIELD_ADDRESS |
 						UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER};
@@ -363,10 +363,10 @@ static int ucx_worker_start(struct ucx_transport *transport)
 	status = lib->ucp_worker_set_am_recv_handler(transport->worker.handle, &handler);
 	if (status != UCS_OK)
 		return ucx_fault(lib, "set the message handler", status);
-	return err_pass(take_address(transport));
+	return err_pass(ucx_take_address(transport));
 }
 
-static uint64_t clamp(uint64_t value, uint64_t low, uint64_t high)
+static uint64_t ucx_clamp(uint64_t value, uint64_t low, uint64_t high)
 {
 	return value < low ? low : value > high ? high : value;
 }
@@ -426,9 +426,9 @@ static int ucx_open(const struct xp_env *env, const struct xp_callbacks *callbac
 		return err_pass(-ENOMEM);
 	net_init(&transport->net, &ucx_net_ops, &ucx_transport, env, callbacks);
 	transport->slice_bytes =
-		clamp(env->config->slice_bytes, UCX_SLICE_MIN, UCX_SLICE_MAX);
-	transport->window_bytes = clamp(env->config->max_inflight_bytes,
-					transport->slice_bytes, UINT64_MAX);
+		ucx_clamp(env->config->slice_bytes, UCX_SLICE_MIN, UCX_SLICE_MAX);
+	transport->window_bytes = ucx_clamp(env->config->max_inflight_bytes,
+					    transport->slice_bytes, UINT64_MAX);
 	list_init(&transport->hungry);
 	strmap_init(&transport->tokens);
 	strmap_init(&transport->pairings);

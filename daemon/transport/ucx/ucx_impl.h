@@ -4,7 +4,7 @@
  *
  *   ucx.c        probe, open, close; the table of operations
  *   ucx_worker.c libucp's worker: the loop has it, or its thread
- *   ucx_line.c   a connection as who has the worker sees it: endpoint, messages in
+ *   ucx_line.c   a connection as the holder of the worker sees it: endpoint, messages in
  *   ucx_reg.c    registered memory
  *   ucx_peer.c   a connection's life: hello, loss, close
  *   ucx_order.c  sequenced frames, out and in
@@ -57,7 +57,7 @@
 #define UCX_POOL_BYTES (16u << 20)		 /* bounce buffers, each way */
 #define UCX_HELD_MAX (NET_HEADERS_MAX + 4u * XP_HEADER_MAX)
 /* Sequenced frames that wait for an earlier one: two each of the transfers
- * that either side may have unfinished, and a farewell. */
+ * that either side may have unfinished, and a BYE. */
 #define UCX_ORDER_MAX (4u * XP_INBOUND_MAX + 1u)
 /* Messages of a peer that the loop has not looked at: what it may have under way, that
  * is, and small transfers' bytes. */
@@ -91,7 +91,7 @@ struct ucx_trouble {
 	bool no_memory;	     /* for a message */
 };
 
-/* A connection for who has the worker. */
+/* A connection for the holder of the worker. */
 struct ucx_line {
 	struct ucx_peer *peer;
 	struct ucx_pairing *pairing;
@@ -163,7 +163,7 @@ struct ucx_entry {
 	uint8_t bytes[];
 };
 
-/* A frame on its way out, with words at most. */
+/* A frame on its way out, with a text at most. */
 struct ucx_send {
 	struct ucx_call call;
 	struct ucx_peer *peer;
@@ -191,7 +191,7 @@ struct ucx_xfer {
 	atomic_bool halted; /* pieces that libucp does not have yet stay out of it */
 	struct ucx_side side;
 	struct ucx_entry *entry;   /* theirs: holds the header */
-	struct ucx_send *spare[2]; /* so that an answer never lacks memory */
+	struct ucx_send *spare[2]; /* so that an answer needs no allocation */
 	/* source */
 	uint64_t next_byte, done_bytes;
 	uint64_t sending_bytes; /* source: posted and not back */
@@ -224,17 +224,17 @@ struct ucx_piece {
 /* ---- ucx.c ---- */
 /* Peers that wait for a send buffer may try again. */
 void ucx_feed_sources(struct ucx_transport *transport);
-/* ERR_TRANSPORT "ucx: <what>: <libucp's words>". */
+/* ERR_TRANSPORT "ucx: <what>: <libucp's text>". */
 int ucx_fault(const struct ucx_lib *lib, const char *what, ucs_status_t status);
 
 /* ---- ucx_line.c ---- */
-/* The message handler: for who has the worker. */
+/* The message handler: for the holder of the worker. */
 ucs_status_t ucx_line_message(void *arg, const void *header, size_t header_len,
 			      void *data, size_t len, const ucp_am_recv_param_t *param);
 void ucx_line_init(struct ucx_line *line, struct ucx_peer *peer,
 		   struct ucx_pairing *pairing, const void *address);
 void ucx_line_fini(struct ucx_line *line);
-/* Who shows the peer's token is heard from now on, or not any more. */
+/* Messages with the peer's token are accepted from now on, or not any more. */
 int ucx_line_listen(struct ucx_line *line);
 void ucx_line_deafen(struct ucx_line *line); /* idempotent */
 /* Calls of the peer; their `done`s are in ucx_peer.c. */
@@ -282,7 +282,7 @@ void ucx_peer_trouble(struct ucx_peer *peer, const struct ucx_trouble *trouble);
 
 /* ---- ucx_order.c ---- */
 struct ucx_send *ucx_send_new(struct ucx_peer *peer); /* NULL: raised */
-/* Sends and owns `send`. Fills token and seq; the payload is `err`'s words, or
+/* Sends and owns `send`. Fills token and seq; the payload is `err`'s text, or
  * `payload`, which must stay until xfer->busy falls. */
 void ucx_send_frame(struct ucx_send *send, struct ucx_frame *frame, const struct err *err,
 		    struct ucx_xfer *xfer, const void *payload, size_t len);

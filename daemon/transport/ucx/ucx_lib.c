@@ -25,7 +25,8 @@ static char *loaded_path;
 
 /*
  * What must hold whatever the operator's environment says, and why. The rest of
- * UCX_* stays his: a fabric may need it. Not const, as environ's strings are not.
+ * UCX_* stays the operator's: a fabric may need it. Not const, as environ's strings are
+ * not.
  */
 struct variable {
 	char text[40]; /* "NAME=VALUE" */
@@ -96,8 +97,8 @@ static bool is_there(char *const *entries, const struct variable *v)
 /*
  * setenv() moves the array that getenv() walks in other threads (helpers, the name
  * look-up, a GPU's driver). So a whole new array takes its place in one store, and the
- * old one stays for ever as it is, for those who are in it; behind its end the new one
- * remembers it.
+ * old one stays for ever as it is, for the callers that are in it; behind its end the new
+ * one remembers it.
  */
 static int set_environment(struct variable *variables, size_t count)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A connection as who has the worker sees it: its endpoint, and what comes in.
+ * A connection as the holder of the worker sees it: its endpoint, and what comes in.
  *
  * One endpoint at a time. Going up to a higher number (ucx_peer.c says why) closes the
  * one that is there and makes others until the number is reached: one call. The path is
@@ -8,7 +8,7 @@
  *
  * A message is looked up by its token and goes to the loop as an entry, with a copy of
  * what came with it; of a rendezvous it holds libucp's note, and nothing is fetched
- * before the loop has said where to. Whoever has no token is dropped here. An honest
+ * before the loop has said where to. Whoever has no token is dropped here. A correct
  * peer's messages are bounded by what it may have under way, so more of them than that
  * unread, or more bytes, are a flood, and cost the connection. Want of memory for an
  * entry is met by one that is kept (reserve), which has room for anything but a
@@ -33,7 +33,7 @@ static struct ucx_worker *worker_of(const struct ucx_line *line)
 	return &line->peer->transport->worker;
 }
 
-static const struct ucx_lib *lib_of(const struct ucx_line *line)
+static const struct ucx_lib *ucx_line_lib_of(const struct ucx_line *line)
 {
 	return worker_of(line)->lib;
 }
@@ -83,7 +83,7 @@ static void on_endpoint_closed(void *request, ucs_status_t status, void *user_da
 	struct ucx_line *line = user_data;
 
 	(void)status; /* it is gone either way */
-	lib_of(line)->ucp_request_free(request);
+	ucx_line_lib_of(line)->ucp_request_free(request);
 	line->closing--;
 	worker_of(line)->closing--;
 	if (line->ended && line->closing == 0)
@@ -102,7 +102,7 @@ static void close_endpoint(struct ucx_line *line)
 	ucp_ep_h ep = line->ep;
 
 	line->ep = NULL;
-	if (!ep || !UCS_PTR_IS_PTR(lib_of(line)->ucp_ep_close_nbx(ep, &param)))
+	if (!ep || !UCS_PTR_IS_PTR(ucx_line_lib_of(line)->ucp_ep_close_nbx(ep, &param)))
 		return;
 	line->closing++;
 	worker_of(line)->closing++;
@@ -118,8 +118,8 @@ static ucs_status_t make_endpoint(struct ucx_line *line)
 		.err_mode = UCP_ERR_HANDLING_MODE_PEER,
 		.err_handler = {.cb = on_endpoint_error, .arg = line},
 	};
-	ucs_status_t status =
-		lib_of(line)->ucp_ep_create(worker_of(line)->handle, &params, &line->ep);
+	ucs_status_t status = ucx_line_lib_of(line)->ucp_ep_create(
+		worker_of(line)->handle, &params, &line->ep);
 
 	if (status == UCS_OK)
 		line->number = atomic_fetch_add(&line->pairing->count, 1) + 1;
@@ -153,7 +153,7 @@ static void find_path(struct ucx_line *line)
 	snprintf(path, sizeof(line->path), "ucx");
 	if (!out)
 		return;
-	lib_of(line)->ucp_ep_print_info(line->ep, out);
+	ucx_line_lib_of(line)->ucp_ep_print_info(line->ep, out);
 	fclose(out);
 	for (char *row = strtok_r(text, "\n", &save); row;
 	     row = strtok_r(NULL, "\n", &save)) {
@@ -208,7 +208,9 @@ static void start_flush(struct ucx_call *call)
 	};
 
 	if (line->ep)
-		ucx_call_began(call, lib_of(line)->ucp_ep_flush_nbx(line->ep, &param), 0);
+		ucx_call_began(call,
+			       ucx_line_lib_of(line)->ucp_ep_flush_nbx(line->ep, &param),
+			       0);
 	else
 		ucx_call_over(call, UCS_ERR_CANCELED, 0);
 }
@@ -273,8 +275,9 @@ int ucx_line_reserve(struct ucx_line *line)
 	return 0;
 }
 
-static struct ucx_entry *entry_new(struct ucx_line *line, const struct ucx_frame *frame,
-				   size_t len, bool rndv)
+static struct ucx_entry *ucx_line_entry_new(struct ucx_line *line,
+					    const struct ucx_frame *frame, size_t len,
+					    bool rndv)
 {
 	struct ucx_worker *worker = worker_of(line);
 	size_t bytes = rndv ? 0 : len;
@@ -330,14 +333,14 @@ ucs_status_t ucx_line_message(void *arg, const void *header, size_t header_len,
 
 	if (!peer) {
 		atomic_fetch_add(&transport->frames_dropped, 1);
-		log_debug("ucx", NULL, "message of nobody we know dropped", "bytes=%zu",
-			  len);
+		log_debug("ucx", NULL, "message of an unknown sender dropped",
+			  "bytes=%zu", len);
 		return UCS_OK; /* a rendezvous is answered without taking its data */
 	}
 	trouble.flood = atomic_load(&peer->line.unread) >= UCX_UNREAD_MAX ||
 			atomic_load(&peer->line.unread_bytes) + bytes > UCX_UNREAD_BYTES;
 	if (!trouble.flood)
-		entry = entry_new(&peer->line, &frame, len, rndv);
+		entry = ucx_line_entry_new(&peer->line, &frame, len, rndv);
 	if (!entry) {
 		trouble.no_memory = !trouble.flood;
 		tell_trouble(&peer->line, &trouble);

@@ -7,11 +7,11 @@
  * sent after it. So these frames are numbered, wait here for their turn, and
  * are acted on one after the other in ucx_peer_step().
  *
- * What a peer can make us hold is bounded. By count: an honest peer has at most
+ * What a peer can make us hold is bounded. By count: a correct peer has at most
  * two frames under way for each transfer that either side has unfinished. By
  * bytes: the headers of unfinished requests sum up to NET_HEADERS_MAX at most,
  * the sender keeps to that (ucx_xfer_pump); the rest of UCX_HELD_MAX is for the
- * words of faults.
+ * text of faults.
  */
 #include "daemon/transport/ucx/ucx_impl.h"
 
@@ -52,7 +52,7 @@ static void ucx_order_on_sent(struct ucx_call *call)
 	ucx_call_back(peer);
 }
 
-static void start_send(struct ucx_call *call)
+static void ucx_order_start_send(struct ucx_call *call)
 {
 	struct ucx_send *send = container_of(call, struct ucx_send, call);
 	struct ucx_line *line = &send->peer->line;
@@ -100,7 +100,7 @@ void ucx_send_frame(struct ucx_send *send, struct ucx_frame *frame, const struct
 	send->call.bytes = len;
 	if (xfer)
 		xfer->busy++;
-	ucx_call(peer, &send->call, start_send, ucx_order_on_sent);
+	ucx_call(peer, &send->call, ucx_order_start_send, ucx_order_on_sent);
 }
 
 /* ---- in: what a peer may send ---- */
@@ -155,7 +155,7 @@ static int ucx_order_place(struct ucx_peer *peer, struct ucx_entry *entry)
 
 /* ---- payloads ---- */
 
-static void on_fetched(struct ucx_call *call)
+static void ucx_order_on_fetched(struct ucx_call *call)
 {
 	struct ucx_entry *entry = container_of(call, struct ucx_entry, call);
 	struct ucx_peer *peer = entry->peer;
@@ -173,7 +173,7 @@ static void on_fetched(struct ucx_call *call)
 	}
 }
 
-static void start_fetch(struct ucx_call *call)
+static void ucx_order_start_fetch(struct ucx_call *call)
 {
 	struct ucx_entry *entry = container_of(call, struct ucx_entry, call);
 	size_t got = entry->len;
@@ -227,14 +227,15 @@ static void fetch(struct ucx_entry *entry)
 	entry->payload = mem_alloc(entry->len);
 	if (entry->payload) {
 		entry->call.bytes = entry->len;
-		ucx_call(entry->peer, &entry->call, start_fetch, on_fetched);
+		ucx_call(entry->peer, &entry->call, ucx_order_start_fetch,
+			 ucx_order_on_fetched);
 		return;
 	}
 	err_clear();
 	entry->payload = entry->bytes;
 	entry->len = 0;
 	entry->starved = true;
-	ucx_call(entry->peer, &entry->call, start_release, on_fetched);
+	ucx_call(entry->peer, &entry->call, start_release, ucx_order_on_fetched);
 }
 
 void ucx_order_entry(struct ucx_peer *peer, struct ucx_entry *entry)

@@ -5,7 +5,7 @@
  * Who dials makes an endpoint and says hello, again and again until it is
  * answered or HELLO_NS are over. Who is dialled waits for a hello with the right
  * token, however long: a forger must not make it give up. Only then it makes its
- * endpoint, answers and asks in turn, again and again: who dialled may be ready by
+ * endpoint, answers and asks in turn, again and again: the dialler may be ready by
  * then, and ask no more. A side is ready once its hello was
  * answered: then each has proved its token to the other. A hello also tells the
  * largest slice that its sender takes.
@@ -17,7 +17,7 @@
  * the number of their endpoint, each side goes up to the higher one, and only an
  * answer with our own number counts. Faults of an endpoint count from then on. One
  * that fails behind the answer that it carried makes a side go up whose peer is
- * ready already: who is asked by a higher number than its own follows, and where
+ * ready already: a side that is asked by a higher number than its own follows, and where
  * something was sent by the old endpoint, which may be lost, the peer is.
  *
  * Loss. libucp's error handler, a failed request or a broken rule only mark the
@@ -26,10 +26,10 @@
  * every request it still holds. Only when none is left and the
  * copy threads have let go are the transfers reported, and after them the loss.
  * If libucp keeps a request, the peer stays and says so in the log: memory that
- * may still be written is never called still.
+ * may still be written is never called quiesced.
  *
  * While the endpoint still works (a close in peace, a peer that broke a rule) we
- * say goodbye first and give the wire FLUSH_NS for it: the last answers arrive,
+ * send BYE first and give the wire FLUSH_NS for it: the last answers arrive,
  * and the other side learns why. libucp itself may not tell it: over tcp the
  * socket outlives a closed endpoint. Both sides use that time to let what is
  * under way end, because 1.13 can crash when an endpoint is closed by force in
@@ -102,10 +102,10 @@ static void ucx_peer_lose(struct ucx_peer *peer, const char *what, ucs_status_t 
 
 void ucx_peer_break(struct ucx_peer *peer, const char *what, ucs_status_t status)
 {
-	char words[64];
+	char text[64];
 
-	snprintf(words, sizeof(words), "%s: ", what);
-	ucx_peer_lose(peer, words, status);
+	snprintf(text, sizeof(text), "%s: ", what);
+	ucx_peer_lose(peer, text, status);
 }
 
 void ucx_peer_trouble(struct ucx_peer *peer, const struct ucx_trouble *trouble)
@@ -211,7 +211,7 @@ void ucx_peer_hello(struct ucx_peer *peer, const struct ucx_frame *frame)
 }
 
 /* We were answered, and the other side, which is not ready, has a new endpoint. Numbers
- * only grow, and it is ready with ours alone: a higher one is no late word of his. */
+ * only grow, and it is ready with ours alone: a higher one is no late message. */
 static int follow(struct ucx_peer *peer)
 {
 	if (peer->out_seq > 0 || !list_empty(&peer->net.xfers))
@@ -331,7 +331,7 @@ static void ucx_peer_begin_flush(struct ucx_peer *peer)
 	struct err err;
 
 	net_peer_flush(&peer->net, FLUSH_NS, &err);
-	if (send && !peer->net.deaf)
+	if (send && !peer->net.bye_came)
 		ucx_send_frame(mem_steal(send), &frame, &err, NULL, NULL, 0);
 	ucx_line_flush(&peer->line);
 }
@@ -347,7 +347,7 @@ void ucx_peer_free(struct net_peer *net)
 	mem_free(peer);
 }
 
-static bool is_flushed(const struct ucx_peer *peer)
+static bool ucx_peer_is_flushed(const struct ucx_peer *peer)
 {
 	return peer->net.broken ||
 	       (peer->flushed && peer->busy == 0 && list_empty(&peer->net.xfers)) ||
@@ -356,7 +356,7 @@ static bool is_flushed(const struct ucx_peer *peer)
 
 /* ---- the step ---- */
 
-static void take_entries(struct ucx_peer *peer)
+static void ucx_peer_take_entries(struct ucx_peer *peer)
 {
 	unsigned int budget = ENTRIES_A_STEP;
 	struct ucx_entry *entry;
@@ -371,7 +371,7 @@ static void take_entries(struct ucx_peer *peer)
 		net_fault_get(entry->frame.code, entry->frame.flags, entry->payload,
 			      entry->len, &err);
 		ucx_entry_free(entry);
-		peer->net.deaf = true;
+		peer->net.bye_came = true;
 		net_peer_fail(&peer->net, &err);
 	}
 	if (!budget)
@@ -389,7 +389,7 @@ void ucx_peer_step(struct net_peer *net)
 		net_peer_ready(net);
 	}
 	if (sm_state(&net->sm) == NET_PEER_READY)
-		take_entries(peer);
+		ucx_peer_take_entries(peer);
 	if (net->failed && sm_state(&net->sm) == NET_PEER_READY && !net->broken)
 		ucx_peer_begin_flush(peer);
 	else if (net->failed && sm_state(&net->sm) < NET_PEER_FLUSHING)
@@ -401,7 +401,7 @@ void ucx_peer_step(struct net_peer *net)
 		net_xfer_pump(net);
 		ucx_source_pump(peer);
 	}
-	if (sm_state(&net->sm) == NET_PEER_FLUSHING && is_flushed(peer)) {
+	if (sm_state(&net->sm) == NET_PEER_FLUSHING && ucx_peer_is_flushed(peer)) {
 		ucx_peer_begin_end(peer);
 		net_peer_kick(net);
 		return;
@@ -448,7 +448,7 @@ static int find_pairing(struct ucx_transport *transport, const void *worker, siz
 	return err_pass(r);
 }
 
-static int take_address(struct ucx_peer *peer, const struct xp_peer_args *args)
+static int ucx_peer_take_address(struct ucx_peer *peer, const struct xp_peer_args *args)
 {
 	struct ucx_pairing *pairing;
 	const void *worker;
@@ -480,7 +480,7 @@ int ucx_peer_open(struct transport *base, const struct xp_peer_args *args,
 	if (!peer)
 		return err_pass(-ENOMEM);
 	ucx_peer_peer_init(peer, transport, args);
-	r = take_address(peer, args);
+	r = ucx_peer_take_address(peer, args);
 	if (r == 0)
 		r = ucx_line_reserve(&peer->line);
 	if (r == 0)

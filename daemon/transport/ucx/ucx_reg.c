@@ -26,23 +26,23 @@ static bool may_touch(const struct memory *memory)
 	return memory->kind == MEMORY_SEALED || memory->kind == MEMORY_LINEAR;
 }
 
-static struct ucx_transport *transport_of(struct net_reg *reg)
+static struct ucx_transport *ucx_reg_transport_of(struct net_reg *reg)
 {
 	return container_of(reg->base.transport, struct ucx_transport, net.base);
 }
 
 void ucx_reg_release(struct net_reg *net)
 {
-	struct ucx_transport *transport = transport_of(net);
+	struct ucx_transport *transport = ucx_reg_transport_of(net);
 	struct ucx_reg *reg = container_of(net, struct ucx_reg, net);
 
 	if (reg->memh)
 		transport->lib->ucp_mem_unmap(transport->context, reg->memh);
 }
 
-static int map(struct ucx_reg *reg)
+static int ucx_reg_map(struct ucx_reg *reg)
 {
-	struct ucx_transport *transport = transport_of(&reg->net);
+	struct ucx_transport *transport = ucx_reg_transport_of(&reg->net);
 	struct memory *memory = reg->net.base.memory;
 	ucp_mem_map_params_t params = {
 		.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS |
@@ -75,7 +75,7 @@ int ucx_mem_reg(struct transport *base, struct memory *memory, struct xp_reg **r
 		r = net_reg_new(base, memory, sizeof(*reg), &reg);
 	if (r < 0)
 		return err_pass(r);
-	r = map(reg);
+	r = ucx_reg_map(reg);
 	if (r < 0) {
 		net_mem_dereg((struct xp_reg *)reg);
 		return err_pass(r);
@@ -87,8 +87,8 @@ int ucx_mem_reg(struct transport *base, struct memory *memory, struct xp_reg **r
 /* ---- a transfer's side ---- */
 
 /* A table may have holes where this plan has no rows. */
-static int holes_check(const struct plan *plan, const struct xp_buffer *buffers,
-		       bool is_src)
+static int ucx_reg_holes_check(const struct plan *plan, const struct xp_buffer *buffers,
+			       bool is_src)
 {
 	for (size_t i = 0; i < plan->run_count; i++) {
 		const struct plan_run *run = &plan->runs[i];
@@ -108,7 +108,7 @@ int ucx_side_init(struct ucx_side *side, const struct plan *plan,
 	int r;
 
 	*side = (struct ucx_side){.plan = plan};
-	r = holes_check(plan, buffers, is_src);
+	r = ucx_reg_holes_check(plan, buffers, is_src);
 	if (r < 0)
 		return err_pass(r);
 	side->buffers = mem_calloc(count, sizeof(*side->buffers));

@@ -25,7 +25,7 @@
 
 static void ucx_sink_feed(struct ucx_transport *transport);
 
-static void piece_free(struct ucx_piece *piece)
+static void ucx_sink_piece_free(struct ucx_piece *piece)
 {
 	struct ucx_xfer *xfer = piece->xfer;
 	struct ucx_buffer *buffer = piece->buffer;
@@ -65,7 +65,7 @@ static void on_unpacked(struct copy_job *job)
 		net_xfer_stop(&piece->xfer->net, &job->err);
 	else
 		landed(piece->xfer, piece->length, true);
-	piece_free(piece);
+	ucx_sink_piece_free(piece);
 }
 
 static void piece_unpack(struct ucx_piece *piece)
@@ -85,7 +85,7 @@ static void piece_unpack(struct ucx_piece *piece)
 	if (copier_submit(xfer->peer->transport->net.base.env.copier, &piece->job) < 0) {
 		piece->copying = false;
 		net_xfer_stop_last(&xfer->net);
-		piece_free(piece);
+		ucx_sink_piece_free(piece);
 	}
 }
 
@@ -112,10 +112,10 @@ static void piece_fetched(struct ucx_piece *piece)
 		}
 		landed(xfer, piece->length, false);
 	}
-	piece_free(piece);
+	ucx_sink_piece_free(piece);
 }
 
-static void on_fetched(struct ucx_call *call)
+static void ucx_sink_on_fetched(struct ucx_call *call)
 {
 	struct ucx_piece *piece = container_of(call, struct ucx_piece, call);
 	struct ucx_peer *peer = piece->xfer->peer;
@@ -125,7 +125,7 @@ static void on_fetched(struct ucx_call *call)
 	ucx_call_back(peer);
 }
 
-static void start_fetch(struct ucx_call *call)
+static void ucx_sink_start_fetch(struct ucx_call *call)
 {
 	struct ucx_piece *piece = container_of(call, struct ucx_piece, call);
 	void *desc = mem_steal(piece->entry->desc);
@@ -161,7 +161,8 @@ static void piece_fetch(struct ucx_piece *piece, uint8_t *at, ucp_mem_h memh)
 	piece->memh = memh;
 	piece->call.bytes = at ? piece->length : 0;
 	piece->call.heavy = at && ucx_is_large(piece->xfer);
-	ucx_call(piece->xfer->peer, &piece->call, start_fetch, on_fetched);
+	ucx_call(piece->xfer->peer, &piece->call, ucx_sink_start_fetch,
+		 ucx_sink_on_fetched);
 }
 
 static void ucx_sink_feed(struct ucx_transport *transport)

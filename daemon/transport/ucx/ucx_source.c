@@ -32,13 +32,13 @@ struct slice {
 	ucp_mem_h memh;
 };
 
-static uint64_t least(uint64_t a, uint64_t b)
+static uint64_t ucx_source_least(uint64_t a, uint64_t b)
 {
 	return a < b ? a : b;
 }
 
 /* What may be posted of it at once. */
-static uint64_t share_of(const struct ucx_xfer *xfer)
+static uint64_t ucx_source_share_of(const struct ucx_xfer *xfer)
 {
 	const struct ucx_peer *peer = xfer->peer;
 
@@ -52,7 +52,9 @@ static uint64_t share_of(const struct ucx_xfer *xfer)
 static void ucx_source_cut(const struct ucx_xfer *xfer, struct slice *slice)
 {
 	uint64_t left = xfer->net.bytes - xfer->next_byte;
-	uint64_t max = least(left, least(xfer->peer->slice_bytes, share_of(xfer) / 2));
+	uint64_t max =
+		ucx_source_least(left, ucx_source_least(xfer->peer->slice_bytes,
+							ucx_source_share_of(xfer) / 2));
 	struct plan_span first;
 	struct plan_walk walk;
 
@@ -67,7 +69,7 @@ static void ucx_source_cut(const struct ucx_xfer *xfer, struct slice *slice)
 		slice->direct = NULL;
 }
 
-static void piece_free(struct ucx_piece *piece)
+static void ucx_source_piece_free(struct ucx_piece *piece)
 {
 	struct ucx_xfer *xfer = piece->xfer;
 	struct ucx_peer *peer = xfer->peer;
@@ -103,11 +105,11 @@ static void ucx_source_on_sent(struct ucx_call *call)
 	} else if (!piece->refused && net_peer_live(&peer->net)) {
 		ucx_peer_break(peer, "send bytes", call->status);
 	}
-	piece_free(piece);
+	ucx_source_piece_free(piece);
 	ucx_call_back(peer);
 }
 
-static void start_send(struct ucx_call *call)
+static void ucx_source_start_send(struct ucx_call *call)
 {
 	struct ucx_piece *piece = container_of(call, struct ucx_piece, call);
 	struct ucx_line *line = &piece->xfer->peer->line;
@@ -152,7 +154,7 @@ static void piece_send(struct ucx_piece *piece, uint8_t *bytes, ucp_mem_h memh)
 	piece->memh = memh;
 	piece->call.bytes = piece->length;
 	piece->call.heavy = ucx_is_large(xfer);
-	ucx_call(peer, &piece->call, start_send, ucx_source_on_sent);
+	ucx_call(peer, &piece->call, ucx_source_start_send, ucx_source_on_sent);
 }
 
 static uint8_t *packed_at(struct ucx_piece *piece)
@@ -168,7 +170,7 @@ static void on_packed(struct copy_job *job)
 	if (job->result < 0)
 		net_xfer_stop(&piece->xfer->net, &job->err);
 	if (sm_state(&piece->xfer->net.sm) != NET_XFER_MOVING) {
-		piece_free(piece);
+		ucx_source_piece_free(piece);
 		return;
 	}
 	piece_send(piece, packed_at(piece),
@@ -190,7 +192,7 @@ static void piece_pack(struct ucx_piece *piece)
 	if (copier_submit(xfer->peer->transport->net.base.env.copier, &piece->job) < 0) {
 		piece->copying = false;
 		net_xfer_stop_last(&xfer->net);
-		piece_free(piece);
+		ucx_source_piece_free(piece);
 	}
 }
 
@@ -262,13 +264,13 @@ static struct ucx_xfer *next_source(const struct ucx_peer *peer)
 	    peer->sending_bytes >= peer->transport->window_bytes)
 		return NULL;
 	list_foreach(xfer, &peer->sources, source_link) {
-		if (xfer->sending_bytes < share_of(xfer))
+		if (xfer->sending_bytes < ucx_source_share_of(xfer))
 			return xfer;
 	}
 	return NULL;
 }
 
-static void end_turn(struct ucx_peer *peer, struct ucx_xfer *xfer)
+static void ucx_source_end_turn(struct ucx_peer *peer, struct ucx_xfer *xfer)
 {
 	if (xfer->turn_bytes < peer->slice_bytes && xfer->next_byte < xfer->net.bytes)
 		return;
@@ -292,6 +294,6 @@ void ucx_source_pump(struct ucx_peer *peer)
 		if (r < 0)
 			net_xfer_stop_last(&xfer->net);
 		if (!list_empty(&xfer->source_link)) /* else it was stopped */
-			end_turn(peer, xfer);
+			ucx_source_end_turn(peer, xfer);
 	}
 }

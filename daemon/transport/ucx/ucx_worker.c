@@ -14,7 +14,7 @@
  *
  * Neither ever waits for the other. A call that is submitted while the thread has the
  * worker is queued for it. Whether the loop has the worker is known on the loop only
- * (`away`): what it queues while the worker is on its way back meets nobody, so the
+ * (`away`): what it queues while the worker is on its way back finds no holder, so the
  * worker goes to the thread again when it has come (on_back).
  *
  * The thread sleeps in poll() on libucp's event fd, which ucp_worker_arm() readies,
@@ -46,9 +46,9 @@
 #define CLOSE_MIN_MS 1		     /* a look at an endpoint that closes; then longer */
 #define CLOSE_MAX_MS 100
 
-/* ---- who has the worker ---- */
+/* ---- the holder of the worker ---- */
 
-static void call_start(struct ucx_worker *worker, struct ucx_call *call)
+static void ucx_worker_call_start(struct ucx_worker *worker, struct ucx_call *call)
 {
 	worker->open++;
 	worker->open_bytes += call->bytes;
@@ -96,7 +96,7 @@ void ucx_on_received(void *request, ucs_status_t status, size_t length, void *us
 /* ---- the loop ---- */
 
 /* `asleep` was set, and is not any more. */
-static void wake(struct ucx_worker *worker)
+static void ucx_worker_wake(struct ucx_worker *worker)
 {
 	uint64_t one = 1;
 
@@ -124,7 +124,7 @@ static void hand_over(struct ucx_worker *worker)
 	asleep = take_sleep(worker);
 	pthread_mutex_unlock(&worker->lock);
 	if (asleep)
-		wake(worker);
+		ucx_worker_wake(worker);
 }
 
 static void on_back(struct ucx_call *call)
@@ -152,7 +152,7 @@ void ucx_submit(struct ucx_worker *worker, struct ucx_call *call)
 	if (!worker->away && (call->heavy || worker->bytes > LOOP_BYTES))
 		hand_over(worker);
 	if (!worker->away) {
-		call_start(worker, call);
+		ucx_worker_call_start(worker, call);
 		return;
 	}
 	pthread_mutex_lock(&worker->lock);
@@ -160,7 +160,7 @@ void ucx_submit(struct ucx_worker *worker, struct ucx_call *call)
 	asleep = take_sleep(worker);
 	pthread_mutex_unlock(&worker->lock);
 	if (asleep)
-		wake(worker);
+		ucx_worker_wake(worker);
 }
 
 static void on_item(struct mailbox *box, struct list *item)
@@ -213,7 +213,7 @@ static unsigned int start_calls(struct ucx_worker *worker)
 		if (!link)
 			break;
 		cpu_breathe();
-		call_start(worker, list_entry(link, struct ucx_call, link));
+		ucx_worker_call_start(worker, list_entry(link, struct ucx_call, link));
 	}
 	return n;
 }
@@ -259,7 +259,7 @@ static bool rest(struct ucx_worker *worker, bool has, int timeout_ms)
 	return n == 0;
 }
 
-static void give_back(struct ucx_worker *worker)
+static void ucx_worker_give_back(struct ucx_worker *worker)
 {
 	bool given;
 
@@ -278,7 +278,7 @@ static void ucx_worker_serve(struct ucx_worker *worker)
 	uint64_t calm_ns = clock_ns() - worker->heavy_ns;
 
 	if (calm_ns >= CALM_NS) {
-		give_back(worker);
+		ucx_worker_give_back(worker);
 	} else if (worked) {
 		worker->close_ms = CLOSE_MIN_MS;
 	} else if (worker->lib->ucp_worker_arm(worker->handle) != UCS_ERR_BUSY &&
@@ -291,7 +291,7 @@ static void ucx_worker_serve(struct ucx_worker *worker)
 	}
 }
 
-static void *thread_main(void *arg)
+static void *ucx_worker_thread_main(void *arg)
 {
 	struct ucx_worker *worker = arg;
 	bool stopping = false, has;
@@ -358,7 +358,7 @@ int ucx_worker_open(struct ucx_worker *worker, const struct ucx_lib *lib,
 	worker->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (worker->event_fd < 0)
 		return err_raise_errno(errno, "ucx: the thread's eventfd");
-	r = thread_start("kvd-ucx", thread_main, worker, &worker->thread);
+	r = thread_start("kvd-ucx", ucx_worker_thread_main, worker, &worker->thread);
 	worker->started = r == 0;
 	return err_pass(r);
 }
@@ -371,7 +371,7 @@ void ucx_worker_close(struct ucx_worker *worker)
 		pthread_mutex_lock(&worker->lock);
 		worker->stopping = true;
 		pthread_mutex_unlock(&worker->lock);
-		wake(worker);
+		ucx_worker_wake(worker);
 		pthread_join(worker->thread, NULL);
 		assert(list_empty(&worker->calls) && worker->open == 0);
 	}

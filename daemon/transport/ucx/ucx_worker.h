@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ucx_worker: libucp's worker, and who has it.
+ * ucx_worker: libucp's worker, and its holder.
  *
  * All else of the ucx backend is the loop's. What it wants of libucp is a call: its
  * `start` runs where the worker is, its `done` on the loop when libucp has given it
@@ -44,7 +44,7 @@ struct ucx_worker {
 	struct loop_fd watch; /* of efd, while the loop has the worker */
 	uint64_t bytes;	      /* of calls that are not done */
 	bool away;	      /* the thread has it */
-	/* who has the worker */
+	/* the holder of the worker */
 	unsigned int open;    /* calls inside libucp */
 	uint64_t open_bytes;  /* theirs */
 	unsigned int heavy;   /* heavy ones of them */
@@ -74,7 +74,7 @@ void ucx_submit(struct ucx_worker *worker, struct ucx_call *call);
 unsigned int ucx_worker_progress(struct ucx_worker *worker, unsigned int budget);
 bool ucx_worker_arm(struct ucx_worker *worker);
 
-/* ---- for who has the worker: `start`, and callbacks of libucp ---- */
+/* ---- for the holder of the worker: `start`, and callbacks of libucp ---- */
 void ucx_call_over(struct ucx_call *call, ucs_status_t status, size_t length);
 /* With what ucp_*_nbx gave: over, unless the callback comes. */
 void ucx_call_began(struct ucx_call *call, ucs_status_ptr_t ptr, size_t length);

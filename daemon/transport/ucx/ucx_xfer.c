@@ -7,7 +7,7 @@
  *
  * GO keeps bytes from arriving before their place is known: nothing of a peer's
  * is held unasked. Slices that come after the DONE find no transfer and are dropped.
- * So the destination's DONE is the word that nothing more can land, and at a READ the
+ * So the destination's DONE says that nothing more can land, and at a READ the
  * source's DONE that nothing more will be sent.
  *
  * A stopped side is quiet when the last piece inside libucp and the copy threads is
@@ -27,7 +27,7 @@ static bool ucx_xfer_xfer_invariant(const struct sm *sm, unsigned int from)
 	const struct ucx_xfer *xfer = container_of(sm, const struct ucx_xfer, net.sm);
 
 	(void)from;
-	/* the promise "still" */
+	/* the promise "quiesced" */
 	return sm_state(sm) != NET_XFER_OVER ||
 	       (xfer->busy == 0 && list_empty(&xfer->pieces));
 }
@@ -214,7 +214,7 @@ static int ucx_xfer_take_done(struct ucx_xfer *xfer, const struct ucx_entry *ent
 	return err_pass(net_xfer_done(&xfer->net, &err));
 }
 
-static int take_answer(struct ucx_peer *peer, const struct ucx_entry *entry)
+static int ucx_xfer_take_answer(struct ucx_peer *peer, const struct ucx_entry *entry)
 {
 	struct net_xfer *net;
 	int r = net_op_find(&peer->net, entry->frame.id, &net);
@@ -266,7 +266,7 @@ static int ucx_xfer_begin(struct net_xfer *net)
 	return 0;
 }
 
-static int take_cancel(struct ucx_peer *peer, const struct ucx_entry *entry)
+static int ucx_xfer_take_cancel(struct ucx_peer *peer, const struct ucx_entry *entry)
 {
 	struct net_xfer *net;
 	struct err err;
@@ -311,10 +311,10 @@ void ucx_xfer_entry(struct ucx_peer *peer, struct ucx_entry *entry)
 		r = ucx_xfer_take_request(peer, &entry);
 		break;
 	case UCX_CANCEL:
-		r = take_cancel(peer, entry);
+		r = ucx_xfer_take_cancel(peer, entry);
 		break;
 	default:
-		r = take_answer(peer, entry);
+		r = ucx_xfer_take_answer(peer, entry);
 	}
 	ucx_entry_free(entry);
 	if (r < 0)

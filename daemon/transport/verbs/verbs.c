@@ -13,7 +13,7 @@
  * at a little longer before it is left to its event (verbs_qp.c).
  *
  * RDMA is not encrypted. Who may connect is settled by the handshake's tokens
- * (verbs_cm.c); who can read the fabric can read the bytes.
+ * (verbs_cm.c); whatever can read the fabric can read the bytes.
  */
 #include "daemon/transport/verbs/verbs.h"
 

@@ -2,17 +2,17 @@
 /*
  * The connection manager: how queue pairs find each other.
  *
- * Who dials opens every queue pair by a connection of its own to the peer's rail
+ * The dialer opens every queue pair by a connection of its own to the peer's rail
  * of the same number. Each carries in its private data the token that the peer's
  * handshake gave out, the number of the queue pair and how many there are; the
  * answer carries the token that goes the other way, so each side has proved itself
  * before a work request is posted. Each number is taken once, and when all are the
- * token is forgotten: it lets nobody in twice, which matters because private data
+ * token is forgotten: it serves no second connection, which matters because private data
  * travels in plain text.
  *
  * A connection that nobody expects is refused. It may come from a peer whose
- * handshake was a moment faster than ours, so who was refused dials again for
- * DIAL_NS; who is waiting never gives up because of a stranger.
+ * handshake was a moment faster than ours, so a refused dialer dials again for
+ * DIAL_NS; a waiting side never gives up because of an unknown connection.
  *
  * Queue pairs are spread over the rails that both sides have, paired by number. One
  * that finds nobody over its rail (a port is down here or there) is dialled over
@@ -66,7 +66,7 @@ static void fill_hello(const struct verbs_qp *qp, uint8_t buf[VERBS_HELLO_BYTES]
 	verbs_hello_put(&hello, buf);
 }
 
-static uint8_t least(int a, int b)
+static uint8_t verbs_cm_least(int a, int b)
 {
 	int n = a < b ? a : b;
 
@@ -214,8 +214,10 @@ static int send_connect(struct verbs_qp *qp)
 	struct rdma_conn_param param = {
 		.private_data = hello,
 		.private_data_len = sizeof(hello),
-		.responder_resources = least(attr->max_qp_rd_atom, RD_ATOMIC_MAX),
-		.initiator_depth = least(attr->max_qp_init_rd_atom, RD_ATOMIC_MAX),
+		.responder_resources =
+			verbs_cm_least(attr->max_qp_rd_atom, RD_ATOMIC_MAX),
+		.initiator_depth =
+			verbs_cm_least(attr->max_qp_init_rd_atom, RD_ATOMIC_MAX),
 		.retry_count = transport->retries,
 		.rnr_retry_count = RNR_RETRIES,
 	};
@@ -236,7 +238,7 @@ static void on_resolved(struct verbs_qp *qp)
 
 	if (qp->id->verbs != qp->rail->device->context)
 		err_raise(ERR_TRANSPORT,
-			  "verbs: %s: the way to %s leaves by another device",
+			  "verbs: %s: the route to %s leaves by another device",
 			  qp->rail->name, qp->peer->net.name);
 	else if (lib->resolve_route(qp->id, RESOLVE_MS) != 0)
 		err_raise(ERR_TRANSPORT, "verbs: %s to %s: route: %s", qp->rail->name,
@@ -246,7 +248,7 @@ static void on_resolved(struct verbs_qp *qp)
 	again_last(qp);
 }
 
-/* The other side's word: is it who we were told? */
+/* The other side's token: is it the peer of the handshake? */
 static int check_answer(struct verbs_qp *qp, const struct cm_event *event)
 {
 	struct verbs_peer *peer = qp->peer;
@@ -257,7 +259,7 @@ static int check_answer(struct verbs_qp *qp, const struct cm_event *event)
 		return err_pass(r);
 	if (memcmp(hello.token, peer->net.token_in, sizeof(hello.token)) != 0)
 		return err_raise(ERR_AUTH,
-				 "verbs: who answers for %s has the wrong token",
+				 "verbs: the answer from %s has the wrong token",
 				 peer->net.name);
 	if (hello.qp != qp->index || hello.total != peer->qp_count)
 		return err_raise(ERR_PROTO, "verbs: %s answers queue pair %u of %u",
@@ -284,8 +286,10 @@ static int send_accept(struct verbs_qp *qp, const struct cm_event *event)
 	struct rdma_conn_param param = {
 		.private_data = hello,
 		.private_data_len = sizeof(hello),
-		.responder_resources = least(attr->max_qp_rd_atom, event->responder),
-		.initiator_depth = least(attr->max_qp_init_rd_atom, event->initiator),
+		.responder_resources =
+			verbs_cm_least(attr->max_qp_rd_atom, event->responder),
+		.initiator_depth =
+			verbs_cm_least(attr->max_qp_init_rd_atom, event->initiator),
 		.rnr_retry_count = RNR_RETRIES,
 	};
 	int r = verbs_qp_make(qp);
@@ -301,8 +305,9 @@ static int send_accept(struct verbs_qp *qp, const struct cm_event *event)
 
 /* The queue pairs of a peer that dials us are as many as its first connection
  * says. */
-static const char *expect(struct verbs_peer *peer, const struct verbs_hello *hello,
-			  const struct verbs_rail *rail)
+static const char *verbs_cm_expect(struct verbs_peer *peer,
+				   const struct verbs_hello *hello,
+				   const struct verbs_rail *rail)
 {
 	uint32_t rails = peer->transport->rail_count;
 
@@ -340,7 +345,7 @@ static void on_connect_request(struct verbs_transport *transport,
 		return;
 	}
 	peer = strmap_get_bytes(&transport->tokens, hello.token, sizeof(hello.token));
-	no = peer && net_peer_live(&peer->net) ? expect(peer, &hello, rail)
+	no = peer && net_peer_live(&peer->net) ? verbs_cm_expect(peer, &hello, rail)
 					       : "no peer waits with this token";
 	if (no) {
 		verbs_cm_refuse(transport, event->id, no);
@@ -454,17 +459,17 @@ static void on_established(struct verbs_qp *qp, const struct cm_event *event)
 	net_peer_kick(&peer->net);
 }
 
-static void on_refused(struct verbs_qp *qp, const struct cm_event *event)
+static void verbs_cm_on_refused(struct verbs_qp *qp, const struct cm_event *event)
 {
-	char words[80] = "";
+	char text[80] = "";
 	struct err err;
 
 	if (event->type == RDMA_CM_EVENT_REJECTED && event->status == REJECT_CONSUMER) {
 		size_t len = strnlen((const char *)event->data, event->len);
 
-		snprintf(words, sizeof(words), ": %.*s", (int)(len < 60 ? len : 60),
+		snprintf(text, sizeof(text), ": %.*s", (int)(len < 60 ? len : 60),
 			 (const char *)event->data);
-		for (char *c = words; *c; c++)
+		for (char *c = text; *c; c++)
 			if (*c < ' ' || *c > '~')
 				*c = '?';
 	}
@@ -475,7 +480,7 @@ static void on_refused(struct verbs_qp *qp, const struct cm_event *event)
 		: event->type == RDMA_CM_EVENT_ADDR_ERROR ? "its address does not resolve"
 		: event->type == RDMA_CM_EVENT_ROUTE_ERROR ? "no route"
 							   : "no connection",
-		event->status, words);
+		event->status, text);
 	if (sm_state(&qp->sm) != VERBS_QP_CONNECTING)
 		return;
 	if (event->type != RDMA_CM_EVENT_REJECTED) /* nobody was there to say so */
@@ -483,7 +488,7 @@ static void on_refused(struct verbs_qp *qp, const struct cm_event *event)
 	if (qp->peer->net.dial && net_peer_live(&qp->peer->net))
 		verbs_cm_again(qp, &err);
 	else if (net_peer_live(&qp->peer->net))
-		verbs_qp_reset(qp); /* he may dial again */
+		verbs_qp_reset(qp); /* it may dial again */
 }
 
 static void on_disconnected(struct verbs_qp *qp)
@@ -494,14 +499,15 @@ static void on_disconnected(struct verbs_qp *qp)
 	if (sm_state(&qp->sm) != VERBS_QP_UP && sm_state(&qp->sm) != VERBS_QP_CONNECTING)
 		return;
 	if (sm_state(&peer->net.sm) == NET_PEER_READY)
-		verbs_qp_poll(&peer->qps[0], VERBS_DEPTH); /* its farewell came before */
+		verbs_qp_poll(&peer->qps[0], VERBS_DEPTH); /* its BYE came before */
 	err_set(&err, ERR_PEER, "verbs: %s closed the connection over %s", peer->net.name,
 		qp->rail->name);
 	if (!verbs_rail_fail(qp, &err))
-		peer->net.deaf = true;
+		peer->net.bye_came = true;
 }
 
-static void take_event(struct verbs_transport *transport, const struct cm_event *event)
+static void verbs_cm_take_event(struct verbs_transport *transport,
+				const struct cm_event *event)
 {
 	struct verbs_qp *qp = event->id ? event->id->context : NULL;
 
@@ -528,7 +534,7 @@ static void take_event(struct verbs_transport *transport, const struct cm_event 
 	case RDMA_CM_EVENT_CONNECT_ERROR:
 	case RDMA_CM_EVENT_UNREACHABLE:
 	case RDMA_CM_EVENT_REJECTED:
-		on_refused(qp, event);
+		verbs_cm_on_refused(qp, event);
 		return;
 	case RDMA_CM_EVENT_DISCONNECTED:
 		on_disconnected(qp);
@@ -565,6 +571,6 @@ void verbs_on_cm(struct loop_fd *watch, int events)
 		if (copy.len)
 			memcpy(copy.data, event->param.conn.private_data, copy.len);
 		transport->lib->ack_cm_event(event);
-		take_event(transport, &copy);
+		verbs_cm_take_event(transport, &copy);
 	}
 }

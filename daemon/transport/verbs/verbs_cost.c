@@ -117,7 +117,7 @@ void verbs_cost_measure(struct verbs_peer *peer)
 	for (uint32_t done = 0; done < PROBES; done += VERBS_CHAIN_WRS) {
 		entry.probe = done + VERBS_CHAIN_WRS == PROBES;
 		if (verbs_qp_post(qp, wr, VERBS_CHAIN_WRS, &entry) < 0) {
-			err_clear(); /* the queue pair has failed, with its own words */
+			err_clear(); /* the queue pair has failed, with its own reason */
 			verbs_cost_probed(peer, false);
 			return;
 		}

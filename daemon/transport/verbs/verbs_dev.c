@@ -203,7 +203,7 @@ static bool have_port(const struct verbs_transport *transport,
 	return false;
 }
 
-static void set_port(struct sockaddr_storage *address, uint16_t port)
+static void verbs_dev_set_port(struct sockaddr_storage *address, uint16_t port)
 {
 	if (address->ss_family == AF_INET6)
 		((struct sockaddr_in6 *)(void *)address)->sin6_port = port;
@@ -227,7 +227,7 @@ static int rail_add(struct verbs_transport *transport, struct rdma_cm_id *id,
 		return err_pass(r);
 	if (transport->lib->listen(id, BACKLOG) != 0)
 		return err_raise_errno(errno, "verbs: %s: listen", rail->device->name);
-	set_port(&rail->address, transport->lib->get_src_port(id));
+	verbs_dev_set_port(&rail->address, transport->lib->get_src_port(id));
 	snprintf(rail->name, sizeof(rail->name), "%s:%u", rail->device->name, rail->port);
 	verbs_dev_describe(rail);
 	log_info("verbs", rail->name, "rail", "is=\"%s\"", rail->text);
@@ -292,16 +292,16 @@ int verbs_rails_open(struct verbs_transport *transport)
 	const struct config *config = transport->net.base.env.config;
 	const struct verbs_lib *lib = transport->lib;
 	struct ifaddrs *list = NULL;
-	char words[CONFIG_ENDPOINT_BYTES], *save = NULL;
+	char text[CONFIG_ENDPOINT_BYTES], *save = NULL;
 	int r = 0;
 
 	if (config->verbs_rails[0])
-		snprintf(words, sizeof(words), "%s", config->verbs_rails);
+		snprintf(text, sizeof(text), "%s", config->verbs_rails);
 	else
-		listen_host(config, words, sizeof(words));
+		listen_host(config, text, sizeof(text));
 	if (lib->addresses(&list) < 0)
 		return err_raise_errno(errno, "getifaddrs");
-	for (char *word = strtok_r(words, ", ", &save); word && r == 0;
+	for (char *word = strtok_r(text, ", ", &save); word && r == 0;
 	     word = strtok_r(NULL, ", ", &save)) {
 		uint32_t before = transport->rail_count;
 

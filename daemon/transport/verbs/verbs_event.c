@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What an adapter reports, in words that name device, port and peer, and with the
+ * What an adapter reports, in messages that name device, port and peer, and with the
  * scope that it has: a work request's failure costs the connection (a reliable
  * queue pair is in state ERR afterwards), or only its rail, when it is the way that
  * failed and there is another one; a dead device all connections over it, a port that
@@ -20,7 +20,7 @@
 static const struct {
 	enum ibv_wc_status status;
 	enum err_code code;
-	const char *words;
+	const char *text;
 } statuses[] = {
 	{IBV_WC_RETRY_EXC_ERR, ERR_PEER,
 	 "no answer to any retry: the peer or the path to it is gone"},
@@ -54,18 +54,18 @@ static bool port_is_down(const struct verbs_rail *rail)
 	       attr.state != IBV_PORT_ACTIVE;
 }
 
-const char *verbs_wc_words(enum ibv_wc_status status)
+const char *verbs_wc_text(enum ibv_wc_status status)
 {
 	for (size_t i = 0; i < ARRAY_LEN(statuses); i++)
 		if (statuses[i].status == status)
-			return statuses[i].words;
+			return statuses[i].text;
 	return "a request failed";
 }
 
 bool verbs_wc_err(const struct verbs_qp *qp, const struct ibv_wc *wc, struct err *err_p)
 {
 	enum err_code code = ERR_TRANSPORT;
-	const char *words = verbs_wc_words(wc->status);
+	const char *text = verbs_wc_text(wc->status);
 	bool down = port_is_down(qp->rail);
 
 	for (size_t i = 0; i < ARRAY_LEN(statuses); i++)
@@ -73,11 +73,11 @@ bool verbs_wc_err(const struct verbs_qp *qp, const struct ibv_wc *wc, struct err
 			code = statuses[i].code;
 	if (down) {
 		code = ERR_IO;
-		words = "the port is down";
+		text = "the port is down";
 	}
 	err_set(err_p, code,
 		"verbs: %s to %s, queue pair %u: %s (status %d, vendor 0x%x)",
-		qp->rail->name, qp->peer->net.name, qp->index, words, (int)wc->status,
+		qp->rail->name, qp->peer->net.name, qp->index, text, (int)wc->status,
 		wc->vendor_err);
 	err_p->scope = ERR_SCOPE_PEER;
 	err_p->retryable = true;
@@ -87,7 +87,7 @@ bool verbs_wc_err(const struct verbs_qp *qp, const struct ibv_wc *wc, struct err
 
 /* ---- asynchronous events ---- */
 
-static void fail_all(struct verbs_device *device, const char *words)
+static void fail_all(struct verbs_device *device, const char *text)
 {
 	struct verbs_transport *transport = device->transport;
 	struct verbs_peer *peer;
@@ -98,7 +98,7 @@ static void fail_all(struct verbs_device *device, const char *words)
 			if (peer->qps[i].rail->device != device)
 				continue;
 			err_set(&err, ERR_IO, "verbs: %s, with the connection to %s: %s",
-				device->name, peer->net.name, words);
+				device->name, peer->net.name, text);
 			net_peer_fail(&peer->net, &err);
 			break;
 		}
@@ -122,7 +122,7 @@ static void on_port(struct verbs_device *device, unsigned int port, bool down)
 	}
 }
 
-static void on_qp(struct ibv_qp *ibv_qp, bool path, const char *words)
+static void on_qp(struct ibv_qp *ibv_qp, bool path, const char *text)
 {
 	struct verbs_qp *qp = ibv_qp->qp_context;
 	struct err err;
@@ -130,14 +130,15 @@ static void on_qp(struct ibv_qp *ibv_qp, bool path, const char *words)
 	if (!qp)
 		return; /* a loop-back's: its READs fail, and tell */
 	err_set(&err, ERR_TRANSPORT, "verbs: %s to %s, queue pair %u: %s", qp->rail->name,
-		qp->peer->net.name, qp->index, words);
+		qp->peer->net.name, qp->index, text);
 	if (path)
 		verbs_rail_fail(qp, &err);
 	else
 		net_peer_fail(&qp->peer->net, &err);
 }
 
-static void take_event(struct verbs_device *device, const struct ibv_async_event *event)
+static void verbs_event_take_event(struct verbs_device *device,
+				   const struct ibv_async_event *event)
 {
 	const struct verbs_lib *lib = device->transport->lib;
 	struct verbs_qp *qp;
@@ -160,7 +161,8 @@ static void take_event(struct verbs_device *device, const struct ibv_async_event
 			lib->notify(qp->id, IBV_EVENT_COMM_EST);
 		return;
 	case IBV_EVENT_QP_FATAL:
-		on_qp(event->element.qp, true, "the adapter gave it up (QP fatal)");
+		on_qp(event->element.qp, true,
+		      "the adapter reports a fatal error (QP fatal)");
 		return;
 	case IBV_EVENT_QP_REQ_ERR:
 		on_qp(event->element.qp, false, "an invalid request came over it");
@@ -194,6 +196,6 @@ void verbs_on_async(struct loop_fd *watch, int events)
 	while (lib->get_async_event(device->context, &event) == 0) {
 		copy = event;
 		lib->ack_async_event(&event);
-		take_event(device, &copy);
+		verbs_event_take_event(device, &copy);
 	}
 }

@@ -4,10 +4,9 @@
  *
  * A frame takes one receive at the other side, and whoever sends knows how many
  * are posted there: credits. What was received is posted again first, then told,
- * with whatever frame leaves next, or by one of its own when half the queue is
- * owed. The last credit is kept for that one, so two sides that have used up all
- * others can still tell each other. So "receiver not ready" never happens between
- * two honest daemons.
+ * with whatever frame leaves next, or by one of its own when half the queue is due. The
+ * last credit is kept for that one, so two sides that have used up all others can still
+ * tell each other. So "receiver not ready" never happens between two correct daemons.
  *
  * A request's header may be long (XP_HEADER_MAX): it follows its REQUEST in pieces,
  * MORE, with nothing of another request in between; it counts when it is whole.
@@ -37,7 +36,7 @@ struct verbs_out *verbs_out_new(void)
 	return out;
 }
 
-static void queue(struct verbs_peer *peer, struct verbs_out *out)
+static void verbs_frame_queue(struct verbs_peer *peer, struct verbs_out *out)
 {
 	list_push_back(&peer->out, &out->link);
 	net_peer_kick(&peer->net);
@@ -54,7 +53,7 @@ void verbs_send(struct verbs_peer *peer, struct verbs_out *out,
 		memcpy(out->text, err->text, out->left);
 		out->payload = (const uint8_t *)out->text;
 	}
-	queue(peer, out);
+	verbs_frame_queue(peer, out);
 }
 
 void verbs_send_bytes(struct verbs_peer *peer, struct verbs_out *out,
@@ -65,7 +64,7 @@ void verbs_send_bytes(struct verbs_peer *peer, struct verbs_out *out,
 	memcpy(out->text, bytes, len);
 	out->left = len;
 	out->payload = (const uint8_t *)out->text;
-	queue(peer, out);
+	verbs_frame_queue(peer, out);
 }
 
 void verbs_send_request(struct verbs_peer *peer, struct verbs_out *out,
@@ -77,7 +76,7 @@ void verbs_send_request(struct verbs_peer *peer, struct verbs_out *out,
 	out->left = xfer->net.op->header_len;
 	out->xfer = xfer;
 	xfer->busy++;
-	queue(peer, out);
+	verbs_frame_queue(peer, out);
 }
 
 static void out_done(struct verbs_out *out)
@@ -109,18 +108,18 @@ static bool post_message(struct verbs_peer *peer, struct verbs_out *out)
 	struct verbs_sent entry = {.buffer = buffer};
 
 	out->frame.length = (uint32_t)len;
-	out->frame.credits = (uint16_t)peer->owed;
+	out->frame.credits = (uint16_t)peer->credits_due;
 	verbs_frame_put(&out->frame, at);
 	if (len)
 		memcpy(at + VERBS_FRAME_BYTES, out->payload, len);
 	if (sge.length <= qp->max_inline)
 		wr.send_flags = IBV_SEND_INLINE;
 	if (verbs_qp_post(qp, &wr, 1, &entry) < 0) {
-		err_clear(); /* the peer has failed, with its own words */
+		err_clear(); /* the peer has failed, with its own reason */
 		return false;
 	}
 	peer->send_free &= ~(1u << buffer);
-	peer->owed = 0;
+	peer->credits_due = 0;
 	peer->credits--;
 	out->payload += len;
 	out->left -= len;
@@ -128,12 +127,12 @@ static bool post_message(struct verbs_peer *peer, struct verbs_out *out)
 	return true;
 }
 
-static void owe(struct verbs_peer *peer)
+static void verbs_frame_return_credits(struct verbs_peer *peer)
 {
 	struct verbs_frame frame = {.type = VERBS_CREDIT};
 	struct verbs_out credit = {.frame = frame};
 
-	if (peer->owed >= VERBS_DEPTH / 2 && peer->credits && peer->send_free &&
+	if (peer->credits_due >= VERBS_DEPTH / 2 && peer->credits && peer->send_free &&
 	    peer->qps[0].sq_free)
 		post_message(peer, &credit);
 }
@@ -160,7 +159,7 @@ void verbs_frame_pump(struct verbs_peer *peer)
 		out_done(out);
 	}
 	if (sm_state(&peer->qps[0].sm) == VERBS_QP_UP)
-		owe(peer);
+		verbs_frame_return_credits(peer);
 }
 
 void verbs_frames_drop(struct verbs_peer *peer)
@@ -185,7 +184,8 @@ static int take_credits(struct verbs_peer *peer, const struct verbs_frame *frame
 	return 0;
 }
 
-static int take_frame(struct verbs_peer *peer, const uint8_t *at, uint32_t len)
+static int verbs_frame_take_frame(struct verbs_peer *peer, const uint8_t *at,
+				  uint32_t len)
 {
 	const uint8_t *payload = at + VERBS_FRAME_BYTES;
 	struct verbs_frame frame;
@@ -214,9 +214,9 @@ void verbs_frame_in(struct verbs_peer *peer, uint32_t buffer, uint32_t len)
 {
 	const uint8_t *at = peer->buffers + (size_t)buffer * VERBS_MSG_BYTES;
 
-	peer->owed++;
-	if (!net_peer_live(&peer->net) || peer->net.deaf)
+	peer->credits_due++;
+	if (!net_peer_live(&peer->net) || peer->net.bye_came)
 		return;
-	if (take_frame(peer, at, len) < 0)
+	if (verbs_frame_take_frame(peer, at, len) < 0)
 		net_peer_fail_last(&peer->net);
 }

@@ -10,7 +10,7 @@
  *   verbs_places.c  a transfer's tables of them
  *   verbs_cm.c    the connection manager: dial, accept, refuse
  *   verbs_qp.c    a queue pair: queues, completions, its death
- *   verbs_event.c what an adapter reports, in words and with a scope
+ *   verbs_event.c what an adapter reports, as text and with a scope
  *   verbs_rail.c  a rail that dies while others live
  *   verbs_frame.c frames over queue pair 0: credits, order, pieces of headers
  *   verbs_peer.c  a connection: ready, lost, closed
@@ -200,10 +200,10 @@ struct verbs_peer {
 	uint64_t dial_deadline_ns, dial_again_ns;
 
 	/* frames */
-	uint8_t *buffers;	  /* VERBS_DEPTH receives, then VERBS_SEND_BUFFERS */
-	struct ibv_mr *buffer_mr; /* with queue pair 0's device */
-	uint32_t send_free;	  /* a bit for each send buffer */
-	uint32_t credits, owed;	  /* frames we may send; receives to tell of */
+	uint8_t *buffers;	       /* VERBS_DEPTH receives, then VERBS_SEND_BUFFERS */
+	struct ibv_mr *buffer_mr;      /* with queue pair 0's device */
+	uint32_t send_free;	       /* a bit for each send buffer */
+	uint32_t credits, credits_due; /* frames we may send; credits to return */
 	uint32_t peer_depth;
 	struct list out;	       /* verbs_out.link */
 	struct verbs_xfer *assembling; /* its header is on its way in */
@@ -231,7 +231,7 @@ struct verbs_peer {
 	uint32_t rails_told; /* the peer's are dead: it has said so */
 	bool rails_busy;     /* some of that is not settled yet */
 	uint64_t rails_deadline_ns;
-	struct verbs_out *rail_out[VERBS_RAILS_MAX]; /* the word, when the time comes */
+	struct verbs_out *rail_out[VERBS_RAILS_MAX]; /* RAIL, when due */
 
 	/* packed transfers */
 	struct verbs_pool *pack_pool; /* the slots that it may write; NULL: not yet */
@@ -278,15 +278,15 @@ struct verbs_xfer {
 	struct list mover_link, grant_link;
 	uint64_t digest;
 	bool go;    /* GO was sent, or came */
-	bool ended; /* the mover's last words (marks, FIN) are out */
+	bool ended; /* the mover's last messages (marks, FIN) are out */
 	bool fin_came;
 	unsigned int busy; /* entries in send queues, requests in `out` */
 	const struct plan *plan;
 	struct verbs_places local, remote;
-	struct verbs_out *spare[VERBS_SPARES]; /* so that words never lack memory */
+	struct verbs_out *spare[VERBS_SPARES]; /* so that a message needs no allocation */
 	uint8_t *header;		       /* theirs */
 	uint32_t header_len, header_have;      /* bytes of it; that came */
-	/* mover: who posts work requests: who asks; of a packed one the source */
+	/* mover, which posts work requests: the asker; of a packed one the source */
 	struct plan_walk walk;
 	struct plan_span span; /* cut from the walk, not posted yet */
 	uint64_t posted_bytes, done_bytes, said_bytes;
@@ -301,7 +301,7 @@ struct verbs_xfer {
 	bool may_inline;
 	struct verbs_pack *pack;       /* NULL: row by row */
 	bool pack_agreed;	       /* ours: the answerer has said so */
-	bool wants_pack;	       /* theirs: who asks has asked for it */
+	bool wants_pack;	       /* theirs: the asker has asked for it */
 	bool must_pack;		       /* it is staged: packed, or not at all */
 	struct verbs_flushes *flushes; /* to be read before it is over; NULL: none */
 	/* a granted inbound WRITE */
@@ -382,7 +382,7 @@ void verbs_qp_reset(struct verbs_qp *qp);
 /* ERR: it takes and gives nothing; what is posted comes back. Idempotent. */
 void verbs_qp_kill(struct verbs_qp *qp);
 /* Destroyed; what did not come back is given back here. */
-void verbs_qp_bury(struct verbs_qp *qp);
+void verbs_qp_reap(struct verbs_qp *qp);
 /* Post a chain: `entry` is the account of its last work request. On failure
  * nothing of the chain is accounted and the queue pair is broken. */
 int verbs_qp_post(struct verbs_qp *qp, struct ibv_send_wr *first, uint32_t count,
@@ -394,10 +394,10 @@ void verbs_on_cq(struct loop_fd *watch, int events);
 
 /* ---- verbs_event.c ---- */
 void verbs_on_async(struct loop_fd *watch, int events);
-/* A work request failed: what that means, and for whom. True: it is the way to the
+/* A work request failed: what that means, and for what. True: it is the way to the
  * peer that failed, not the request. */
 bool verbs_wc_err(const struct verbs_qp *qp, const struct ibv_wc *wc, struct err *err_p);
-const char *verbs_wc_words(enum ibv_wc_status status);
+const char *verbs_wc_text(enum ibv_wc_status status);
 
 /* ---- verbs_rail.c ---- */
 /* The queue pair's way to the peer is gone. True: its rail is given up and the
@@ -417,7 +417,7 @@ void verbs_rails_forget(struct verbs_peer *peer);
 
 /* ---- verbs_frame.c ---- */
 struct verbs_out *verbs_out_new(void); /* NULL: raised */
-/* Queues and owns `out`; `err`'s words go behind it. */
+/* Queues and owns `out`; `err`'s text goes behind it. */
 void verbs_send(struct verbs_peer *peer, struct verbs_out *out,
 		const struct verbs_frame *frame, const struct err *err);
 /* With at most VERBS_TEXT_MAX bytes behind it. */
@@ -452,7 +452,7 @@ int verbs_xfer_mark(struct verbs_peer *peer, const struct verbs_qp *qp,
 		    const struct verbs_mark *mark);
 void verbs_xfer_progress(struct verbs_peer *peer);     /* tell how far movers are */
 void verbs_xfer_drop_partial(struct verbs_peer *peer); /* a request not whole yet */
-void verbs_xfer_grant(struct verbs_peer *peer);	       /* slots to who waits for one */
+void verbs_xfer_grant(struct verbs_peer *peer);	       /* slots to a waiting one */
 
 /* ---- verbs_cost.c ---- */
 /* `time_ns` NULL: CPU time of this thread. */
@@ -484,7 +484,7 @@ bool verbs_pack_waits(struct verbs_xfer *xfer);
 bool verbs_pack_accept(struct verbs_xfer *xfer, size_t *len_p, uint8_t *key);
 /* GO's answer to an op that asked. */
 int verbs_pack_agree(struct verbs_xfer *xfer, bool agreed, const void *key, size_t len);
-/* There will be no slots: who waits for one goes row by row, or is stopped. */
+/* There will be no slots: a waiting transfer goes row by row, or is stopped. */
 void verbs_pack_no_slots(struct verbs_peer *peer, struct verbs_pool *pool,
 			 const struct err *err);
 void verbs_pack_stop(struct verbs_xfer *xfer); /* new state: STOPPING */

@@ -44,7 +44,7 @@ struct verbs_look {
 
 /* Opens each device for a moment, which takes milliseconds: helper thread. */
 void verbs_look(struct verbs_look *look_p);
-/* Loop's thread: in words, how `transport` (the open backend, or NULL) uses the port,
+/* Loop's thread: as text, how `transport` (the open backend, or NULL) uses the port,
  * or why not. True: it does. */
 bool verbs_look_use(const struct verbs_look_port *port, const struct config *config,
 		    const struct transport *transport, char *why, size_t size);

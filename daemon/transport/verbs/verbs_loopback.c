@@ -14,8 +14,8 @@
  *
  * So each transfer that an adapter wrote into GPU memory for, good or not, ends with one
  * READ of a byte of each region and over each rail that carried it, after its last byte
- * and before its last word. The queue pair is connected to itself, so nobody else has a
- * part in that; the READ lands in host memory that nobody looks at.
+ * and before its last message. The queue pair is connected to itself, so nobody else has
+ * a part in that; the READ lands in host memory that nobody looks at.
  *
  * The queue pair is made by a helper with the first need. One READ that fails costs its
  * transfer, and the queue pair: the READs behind it go again over the next one. What is
@@ -109,7 +109,7 @@ static const struct sm_table table = {
 
 /* ---- the queue pair, on a helper ---- */
 
-static void unmake(struct verbs_loopback *lb)
+static void verbs_loopback_unmake(struct verbs_loopback *lb)
 {
 	const struct verbs_lib *lib = lb->transport->lib;
 
@@ -134,7 +134,7 @@ static int verbs_loopback_failed(const struct verbs_loopback *lb, const char *wh
 			 lb->rail->name, what, strerror(no));
 }
 
-static int make_queues(struct verbs_loopback *lb)
+static int verbs_loopback_make_queues(struct verbs_loopback *lb)
 {
 	const struct verbs_lib *lib = lb->transport->lib;
 	struct verbs_device *device = lb->rail->device;
@@ -237,12 +237,12 @@ static void make_work(struct offload_job *job)
 	struct verbs_loopback *lb = container_of(job, struct verbs_loopback, job);
 	struct verbs_transport *transport = lb->transport;
 
-	job->result = make_queues(lb);
+	job->result = verbs_loopback_make_queues(lb);
 	if (job->result == 0)
 		job->result = connect_self(lb);
 	if (job->result < 0) {
 		err_take(&job->err);
-		unmake(lb);
+		verbs_loopback_unmake(lb);
 	}
 	atomic_fetch_sub(&transport->net.releasing, 1); /* it may close now */
 }
@@ -252,7 +252,7 @@ static void unmake_work(struct offload_job *job)
 	struct verbs_loopback *lb = container_of(job, struct verbs_loopback, job);
 	struct verbs_transport *transport = lb->transport;
 
-	unmake(lb);
+	verbs_loopback_unmake(lb);
 	atomic_fetch_sub(&transport->net.releasing, 1);
 }
 
@@ -268,7 +268,7 @@ static void kick(struct verbs_loopback *lb)
 	loop_defer(lb->transport->net.base.env.loop, &lb->pump);
 }
 
-static void settle(struct verbs_flush *flush, const struct err *err)
+static void verbs_loopback_settle(struct verbs_flush *flush, const struct err *err)
 {
 	struct verbs_xfer *xfer = flush->of->xfer;
 
@@ -284,11 +284,12 @@ static void fail_list(struct list *list, const struct err *err)
 	struct list *link;
 
 	while ((link = list_pop_front(list)))
-		settle(list_entry(link, struct verbs_flush, link), err);
+		verbs_loopback_settle(list_entry(link, struct verbs_flush, link), err);
 }
 
-static void submit(struct verbs_loopback *lb, void (*work)(struct offload_job *job),
-		   void (*done)(struct offload_job *job))
+static void verbs_loopback_submit(struct verbs_loopback *lb,
+				  void (*work)(struct offload_job *job),
+				  void (*done)(struct offload_job *job))
 {
 	lb->job = (struct offload_job){.work = work, .done = done};
 	atomic_fetch_add(&lb->transport->net.releasing, 1);
@@ -335,7 +336,7 @@ static void unmake_done(struct offload_job *job)
 }
 
 /* `why`: what is posted fails with it; NULL: it goes again. */
-static void end(struct verbs_loopback *lb, const struct err *why)
+static void verbs_loopback_end(struct verbs_loopback *lb, const struct err *why)
 {
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
 
@@ -345,16 +346,15 @@ static void end(struct verbs_loopback *lb, const struct err *why)
 	sm_move(&lb->sm, LOOPBACK_ENDING);
 	loop_fd_stop(&lb->watch);
 	lb->transport->lib->modify_qp(lb->qp, &attr, IBV_QP_STATE);
-	submit(lb, unmake_work, unmake_done);
+	verbs_loopback_submit(lb, unmake_work, unmake_done);
 }
 
-static void read_err(const struct verbs_loopback *lb, const char *words,
-		     struct err *err_p)
+static void read_err(const struct verbs_loopback *lb, const char *text, struct err *err_p)
 {
 	err_set(err_p, ERR_IO,
 		"verbs: %s: reading back what was written into a GPU's memory: "
 		"%s; the GPU may not see it",
-		lb->rail->name, words);
+		lb->rail->name, text);
 }
 
 static void on_completion(struct verbs_loopback *lb, const struct ibv_wc *wc)
@@ -367,12 +367,12 @@ static void on_completion(struct verbs_loopback *lb, const struct ibv_wc *wc)
 		return; /* our own doing */
 	lb->posted_count--;
 	if (wc->status == IBV_WC_SUCCESS) {
-		settle(flush, NULL);
+		verbs_loopback_settle(flush, NULL);
 		return;
 	}
-	read_err(lb, verbs_wc_words(wc->status), &err);
-	settle(flush, &err);
-	end(lb, NULL);
+	read_err(lb, verbs_wc_text(wc->status), &err);
+	verbs_loopback_settle(flush, &err);
+	verbs_loopback_end(lb, NULL);
 }
 
 static void verbs_loopback_drain(struct verbs_loopback *lb)
@@ -399,7 +399,7 @@ static void verbs_loopback_on_event(struct loop_fd *watch, int events)
 		lib->ack_cq_events(cq, 1);
 	if (lib->req_notify_cq(lb->cq, 0) != 0) { /* before the look that finds all */
 		read_err(lb, "its completions give no events any more", &err);
-		end(lb, &err);
+		verbs_loopback_end(lb, &err);
 		return;
 	}
 	verbs_loopback_drain(lb);
@@ -428,7 +428,7 @@ static bool verbs_loopback_post(struct verbs_loopback *lb, struct verbs_flush *f
 	no = lb->transport->lib->post_send(lb->qp, &wr, &bad);
 	if (no) {
 		read_err(lb, strerror(no), &err);
-		end(lb, &err);
+		verbs_loopback_end(lb, &err);
 	}
 	return no == 0;
 }
@@ -453,14 +453,14 @@ static void make_done(struct offload_job *job)
 	if (loop_fd_set(&lb->watch, LOOP_READ) < 0) {
 		err_take(&job->err);
 		fail_list(&lb->waiting, &job->err);
-		end(lb, NULL);
+		verbs_loopback_end(lb, NULL);
 		return;
 	}
 	log_info("verbs", lb->rail->name, "reads back", "qp=%u", lb->qp->qp_num);
 	kick(lb);
 }
 
-static void on_pump(struct loop_defer *defer)
+static void verbs_loopback_on_pump(struct loop_defer *defer)
 {
 	struct verbs_loopback *lb = container_of(defer, struct verbs_loopback, pump);
 	struct verbs_flush *flush;
@@ -473,7 +473,7 @@ static void on_pump(struct loop_defer *defer)
 		fail_list(&lb->waiting, &err);
 	} else if (sm_state(&lb->sm) == LOOPBACK_IDLE) {
 		sm_move(&lb->sm, LOOPBACK_MAKING);
-		submit(lb, make_work, make_done);
+		verbs_loopback_submit(lb, make_work, make_done);
 	}
 	while (sm_state(&lb->sm) == LOOPBACK_UP && lb->posted_count < DEPTH &&
 	       (flush = list_first(&lb->waiting, struct verbs_flush, link)) &&
@@ -490,10 +490,10 @@ static void verbs_loopback_on_timer(struct loop_timer *timer)
 
 	read_err(lb, "no answer in time", &err);
 	if (flush && flush->deadline_ns <= now)
-		end(lb, &err);
+		verbs_loopback_end(lb, &err);
 	while ((flush = list_first(&lb->waiting, struct verbs_flush, link)) &&
 	       flush->deadline_ns <= now)
-		settle(flush, &err);
+		verbs_loopback_settle(flush, &err);
 	watch_next(lb);
 }
 
@@ -633,7 +633,7 @@ int verbs_loopback_open(struct verbs_transport *transport)
 		list_init(&lb->posted);
 		sm_init(&lb->sm, &table, LOOPBACK_IDLE);
 		loop_timer_init(&lb->timer, loop, verbs_loopback_on_timer);
-		loop_defer_init(&lb->pump, on_pump);
+		loop_defer_init(&lb->pump, verbs_loopback_on_pump);
 		transport->rails[i].loopback = lb;
 	}
 	return 0;
@@ -651,7 +651,7 @@ void verbs_loopback_close(struct verbs_transport *transport)
 		loop_defer_cancel(&lb->pump);
 		if (sm_state(&lb->sm) == LOOPBACK_UP)
 			loop_fd_stop(&lb->watch);
-		unmake(lb);
+		verbs_loopback_unmake(lb);
 		lb->transport = NULL;
 		if (!lb->job.submitted)
 			mem_free(lb);

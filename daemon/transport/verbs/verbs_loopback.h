@@ -24,7 +24,8 @@ void verbs_loopback_close(struct verbs_transport *transport);
 int verbs_flush_plan(struct verbs_xfer *xfer);
 /* Nothing more is written for it: read, over the rails that `rails` names. Once, and
  * again when a rail was lost since; calls nothing back before the next turn. They count
- * in xfer->busy; a READ that fails stops the transfer, with words that name the port. */
+ * in xfer->busy; a READ that fails stops the transfer, with a message that names the
+ * port. */
 void verbs_flush_begin(struct verbs_xfer *xfer, uint32_t rails);
 bool verbs_flush_begun(const struct verbs_xfer *xfer);
 void verbs_flush_drop(struct verbs_xfer *xfer); /* none is under way; idempotent */

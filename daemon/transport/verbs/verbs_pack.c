@@ -21,12 +21,12 @@
  * So a packed READ is written by its source, too. Reading the source's slots instead
  * would need slots and their reuse in two directions; this way there is one road, and
  * both fences are the ones that are proven for WRITE: engine memory is touched by our
- * own copy threads alone, on either side, so a packed transfer that stops is still when
- * their jobs are.
+ * own copy threads alone, on either side, so a stopped packed transfer has quiesced when
+ * their jobs have.
  *
- * Slices go over queue pair 0, so a SLICE comes behind its bytes, and the last words
+ * Slices go over queue pair 0, so a SLICE comes behind its bytes, and the last messages
  * behind the last SLICE. A slot belongs to one transfer from its SLOT to its next, or
- * to the source's last words (MARK; for a READ DONE, said when its writes have ended):
+ * to the source's last messages (MARK; for a READ DONE, said when its writes have ended):
  * until then the source's adapter may write it, and nothing else. Slots are the peer's
  * own (their key opens no other peer's bytes); a source's buffers are the daemon's, no
  * key of them leaves.
@@ -334,7 +334,7 @@ void verbs_pack_drop(struct verbs_xfer *xfer)
 	mem_free(pack->buffers);
 	mem_free(pack);
 	if (!net_is_source(&xfer->net))
-		net_peer_kick(&xfer->peer->net); /* slots for who waits */
+		net_peer_kick(&xfer->peer->net); /* slots for waiting transfers */
 }
 
 /* ---- the destination ---- */
@@ -401,7 +401,7 @@ void verbs_pack_feed(struct verbs_peer *peer)
 	}
 }
 
-static void on_scattered(struct copy_job *job)
+static void verbs_pack_on_scattered(struct copy_job *job)
 {
 	struct slice *slice = container_of(job, struct slice, job);
 	struct verbs_xfer *xfer = slice->xfer;
@@ -457,7 +457,7 @@ int verbs_pack_slice(struct verbs_xfer *xfer, const struct verbs_frame *frame)
 		.end = frame->bytes + frame->total,
 		.src = {.linear = verbs_pool_at(xfer->peer->pack_pool, frame->slot)},
 		.dst = {.buffers = pack->buffers, .buffer_count = xfer->local.count},
-		.on_done = on_scattered,
+		.on_done = verbs_pack_on_scattered,
 	};
 	if (copier_submit(xfer->peer->transport->net.base.env.copier, &slice->job) < 0) {
 		net_xfer_stop_last(&xfer->net);
@@ -494,7 +494,7 @@ int verbs_pack_slot(struct verbs_xfer *xfer, const struct verbs_frame *frame,
 	return 0;
 }
 
-static void on_gathered(struct copy_job *job)
+static void verbs_pack_on_gathered(struct copy_job *job)
 {
 	struct slice *slice = container_of(job, struct slice, job);
 	struct verbs_xfer *xfer = slice->xfer;
@@ -531,7 +531,7 @@ static bool verbs_pack_cut(struct verbs_xfer *xfer)
 		.end = pack->next + slice->length,
 		.src = {.buffers = pack->buffers, .buffer_count = xfer->local.count},
 		.dst = {.linear = verbs_pool_at(pool, slice->index)},
-		.on_done = on_gathered,
+		.on_done = verbs_pack_on_gathered,
 	};
 	if (copier_submit(transport->net.base.env.copier, &slice->job) < 0) {
 		net_xfer_stop_last(&xfer->net);
@@ -547,7 +547,7 @@ static bool verbs_pack_cut(struct verbs_xfer *xfer)
 	return true;
 }
 
-/* Its bytes, and behind them the word that they are there. */
+/* Its bytes, and behind them the message that they are there. */
 static bool verbs_pack_post(struct verbs_xfer *xfer, struct slice *slice)
 {
 	struct verbs_qp *qp = &xfer->peer->qps[0];
@@ -586,7 +586,7 @@ static bool verbs_pack_post(struct verbs_xfer *xfer, struct slice *slice)
 	xfer->peer->transport->stats.bytes += slice->length;
 	xfer->net.used.descriptors++;
 	if (verbs_qp_post(qp, &wr, 1, &entry) < 0)
-		err_clear(); /* the peer has failed, with its own words */
+		err_clear(); /* the peer has failed, with its own reason */
 	verbs_send(xfer->peer, out, &frame, NULL);
 	return true;
 }

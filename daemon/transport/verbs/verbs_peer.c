@@ -4,12 +4,12 @@
  * rails.
  *
  * It is ready when every queue pair is up. It ends in three steps. FLUSHING: the
- * farewell with its reason leaves, if queue pair 0 still takes it. ENDING: every
+ * BYE with its reason leaves, if queue pair 0 still takes it. ENDING: every
  * queue pair is put into ERR and dies (verbs_qp.c); until the last one is dead
  * nothing may be said of any transfer, because until then the peer's adapter may
  * write what it was given keys for. Only then the transfers end, and the daemon is
  * told. A fence that is not proven in time takes this way too: the owner of the
- * written memory ends its own queue pairs and needs nobody's word for it.
+ * written memory ends its own queue pairs and needs no message for it.
  *
  * One of several rails may go before the connection does: verbs_rail.c.
  */
@@ -66,7 +66,7 @@ static struct verbs_peer *verbs_peer_of(struct net_peer *net)
 
 void verbs_peer_bye(struct verbs_peer *peer, const struct err *err)
 {
-	peer->net.deaf = true;
+	peer->net.bye_came = true;
 	net_peer_fail(&peer->net, err);
 }
 
@@ -103,7 +103,7 @@ static void forget_token(struct verbs_peer *peer)
 
 static void become_ready(struct verbs_peer *peer)
 {
-	forget_token(peer); /* it lets nobody in twice */
+	forget_token(peer); /* it serves no second connection */
 	verbs_peer_path(peer);
 	sm_move(&peer->net.sm, NET_PEER_READY);
 	for (uint32_t i = 0; i < peer->qp_count; i++)
@@ -177,7 +177,7 @@ static void watch_dying(struct verbs_peer *peer, uint64_t now)
 		if (sm_state(&qp->sm) != VERBS_QP_DYING)
 			continue;
 		if (qp->die_deadline_ns <= now)
-			verbs_qp_bury(qp);
+			verbs_qp_reap(qp);
 		else
 			net_peer_watch(&peer->net, qp->die_deadline_ns);
 	}
@@ -223,7 +223,7 @@ static void verbs_peer_begin_flush(struct verbs_peer *peer)
 	struct err err;
 
 	net_peer_flush(&peer->net, FLUSH_NS, &err);
-	if (out && !peer->net.deaf)
+	if (out && !peer->net.bye_came)
 		verbs_send(peer, mem_steal(out), &frame, &err);
 	else
 		peer->bye_out = true;
@@ -247,8 +247,8 @@ void verbs_peer_free(struct net_peer *net)
 	mem_free(peer);
 }
 
-/* The farewell has left when its buffer is back: the peer's adapter has it. */
-static bool is_flushed(const struct verbs_peer *peer)
+/* BYE has left when its buffer is back: the peer's adapter has it. */
+static bool verbs_peer_is_flushed(const struct verbs_peer *peer)
 {
 	return (peer->bye_out && peer->qps[0].sent_count == 0) ||
 	       loop_now_ns(peer->net.timer.loop) >= peer->net.flush_deadline_ns ||
@@ -301,7 +301,7 @@ void verbs_peer_step(struct net_peer *net)
 		pump(peer);
 	else if (sm_state(&net->sm) == NET_PEER_FLUSHING)
 		verbs_frame_pump(peer);
-	if (sm_state(&net->sm) == NET_PEER_FLUSHING && is_flushed(peer)) {
+	if (sm_state(&net->sm) == NET_PEER_FLUSHING && verbs_peer_is_flushed(peer)) {
 		verbs_peer_begin_end(peer);
 		return;
 	}

@@ -12,7 +12,7 @@
 
 #include "daemon/base/mem.h"
 
-static uint32_t buffer_of(const struct plan_run *run, bool is_src)
+static uint32_t verbs_places_buffer_of(const struct plan_run *run, bool is_src)
 {
 	return is_src ? run->src_buffer : run->dst_buffer;
 }
@@ -25,8 +25,8 @@ static bool rails_covered(const struct verbs_key *key, const struct verbs_peer *
 	return true;
 }
 
-static int remote_check(const struct xp_buffer *buffer, const struct verbs_peer *peer,
-			uint32_t number)
+static int verbs_places_remote_check(const struct xp_buffer *buffer,
+				     const struct verbs_peer *peer, uint32_t number)
 {
 	const struct verbs_key *key = (const struct verbs_key *)buffer->key;
 
@@ -73,13 +73,14 @@ static int named_check(struct verbs_places *places, const struct plan *plan,
 	int r = 0;
 
 	for (size_t i = 0; i < plan->run_count && r == 0; i++) {
-		uint32_t number = buffer_of(&plan->runs[i], is_src);
+		uint32_t number = verbs_places_buffer_of(&plan->runs[i], is_src);
 
 		if (number == last)
 			continue;
 		last = number;
 		if (remote_of)
-			r = remote_check(&buffers[number], remote_of, number);
+			r = verbs_places_remote_check(&buffers[number], remote_of,
+						      number);
 		else if (!buffers[number].reg)
 			r = err_raise(ERR_INVAL, "verbs: buffer %u is not registered",
 				      number);
@@ -135,20 +136,20 @@ void verbs_places_fini(struct verbs_places *places)
 uint64_t verbs_places_digest(const struct verbs_places *places, const struct plan *plan,
 			     bool is_src)
 {
-	uint64_t words[4] = {plan->digest};
+	uint64_t text[4] = {plan->digest};
 	uint32_t last = UINT32_MAX;
 
 	for (size_t i = 0; i < plan->run_count; i++) {
-		uint32_t number = buffer_of(&plan->runs[i], is_src);
+		uint32_t number = verbs_places_buffer_of(&plan->runs[i], is_src);
 		const struct verbs_place *at = &places->at[number];
 
 		if (number == last)
 			continue;
 		last = number;
-		words[1] = number;
-		words[2] = at->reg ? at->reg->net.id : at->key->remote.id;
-		words[3] = at->offset;
-		words[0] = XXH3_64bits(words, sizeof(words));
+		text[1] = number;
+		text[2] = at->reg ? at->reg->net.id : at->key->remote.id;
+		text[3] = at->offset;
+		text[0] = XXH3_64bits(text, sizeof(text));
 	}
-	return words[0];
+	return text[0];
 }

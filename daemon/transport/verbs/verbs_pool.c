@@ -4,8 +4,8 @@
  * takes an adapter's driver its time, and the loop has none.
  *
  * A pool may be closed while a helper makes it. Who comes second lets go: the helper,
- * when it finds at its end that nobody wants the pool any more; else who closes. The
- * transport stays open until no helper is at it (`releasing`), so neither meets a
+ * when it finds at its end that the pool is not wanted any more; else the closer does.
+ * The transport stays open until no helper is at it (`releasing`), so neither meets a
  * protection domain that is gone; after that only the struct is left, for `done`.
  */
 #include "daemon/transport/verbs/verbs_pool.h"
@@ -22,7 +22,7 @@ enum { PHASE_MAKING, PHASE_MADE, PHASE_UNWANTED };
 
 /* ---- any thread ---- */
 
-static void unmake(struct verbs_pool *pool)
+static void verbs_pool_unmake(struct verbs_pool *pool)
 {
 	if (pool->reg)
 		net_mem_dereg(pool->reg);
@@ -55,25 +55,25 @@ static void open_work(struct offload_job *job)
 	job->result = make(pool);
 	if (job->result < 0) {
 		err_take(&job->err);
-		unmake(pool);
+		verbs_pool_unmake(pool);
 	}
 	if (!atomic_compare_exchange_strong(&pool->phase, &making, PHASE_MADE))
-		unmake(pool);
+		verbs_pool_unmake(pool);
 	atomic_fetch_sub(&transport->net.releasing, 1); /* it may close now */
 }
 
-static void close_work(struct offload_job *job)
+static void verbs_pool_close_work(struct offload_job *job)
 {
 	struct verbs_pool *pool = container_of(job, struct verbs_pool, close);
 	struct verbs_transport *transport = pool->transport;
 
-	unmake(pool);
+	verbs_pool_unmake(pool);
 	atomic_fetch_sub(&transport->net.releasing, 1);
 }
 
 /* ---- the loop's ---- */
 
-static void fail(struct verbs_pool *pool, const struct err *err)
+static void verbs_pool_fail(struct verbs_pool *pool, const struct err *err)
 {
 	struct verbs_peer *peer = pool->peer;
 
@@ -93,15 +93,15 @@ static void open_done(struct offload_job *job)
 	if (!pool->peer) { /* closed meanwhile; a helper has let go */
 		mem_free(pool);
 	} else if (job->result < 0) {
-		fail(pool, &job->err);
+		verbs_pool_fail(pool, &job->err);
 	} else {
 		pool->ready = true;
 		net_peer_kick(&pool->peer->net);
 	}
 }
 
-/* The helper that made it may be at its last words yet, and be told of later. */
-static void close_done(struct offload_job *job)
+/* The helper that made it may be at its last messages yet, and be told of later. */
+static void verbs_pool_close_done(struct offload_job *job)
 {
 	struct verbs_pool *pool = container_of(job, struct verbs_pool, close);
 
@@ -109,7 +109,7 @@ static void close_done(struct offload_job *job)
 		mem_free(pool);
 }
 
-static int pool_new(struct verbs_transport *transport, struct verbs_pool **pool_p)
+static int verbs_pool_new(struct verbs_transport *transport, struct verbs_pool **pool_p)
 {
 	struct verbs_pool *pool = mem_zalloc(sizeof(*pool));
 
@@ -118,7 +118,8 @@ static int pool_new(struct verbs_transport *transport, struct verbs_pool **pool_
 	pool->transport = transport;
 	pool->free = ALL_SLOTS;
 	pool->open = (struct offload_job){.work = open_work, .done = open_done};
-	pool->close = (struct offload_job){.work = close_work, .done = close_done};
+	pool->close = (struct offload_job){.work = verbs_pool_close_work,
+					   .done = verbs_pool_close_done};
 	atomic_init(&pool->phase, PHASE_MAKING);
 	list_init(&pool->waiting);
 	for (uint32_t i = 0; i < VERBS_SLOTS; i++) {
@@ -132,13 +133,13 @@ static int pool_new(struct verbs_transport *transport, struct verbs_pool **pool_
 int verbs_pool_open(struct verbs_transport *transport, struct verbs_pool **pool_p)
 {
 	struct verbs_pool *pool;
-	int r = pool_new(transport, &pool);
+	int r = verbs_pool_new(transport, &pool);
 
 	if (r < 0)
 		return err_pass(r);
 	r = make(pool);
 	if (r < 0) {
-		unmake(pool);
+		verbs_pool_unmake(pool);
 		mem_free(pool);
 		return err_pass(r);
 	}
@@ -151,7 +152,7 @@ int verbs_pool_order(struct verbs_peer *peer)
 {
 	struct verbs_transport *transport = peer->transport;
 	struct verbs_pool *pool;
-	int r = pool_new(transport, &pool);
+	int r = verbs_pool_new(transport, &pool);
 
 	if (r < 0)
 		return err_pass(r);

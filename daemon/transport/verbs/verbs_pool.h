@@ -38,7 +38,7 @@ struct verbs_pool {
 	struct list waiting; /* verbs_pack.wait_link: receivers without a slot */
 	bool ready;	     /* its memory is registered */
 	struct offload_job open, close;
-	atomic_int phase; /* of `open`: who lets go of what it made */
+	atomic_int phase; /* of `open`: which side releases what it made */
 };
 
 /* Here and now: when a transport opens. */

@@ -51,8 +51,9 @@ static uint64_t to_piece_end(uint64_t at, uint8_t shift, uint64_t length)
 }
 
 /* The span's first bytes as the adapter of that queue pair names them. */
-static inline void resolve(const struct verbs_xfer *xfer, const struct verbs_qp *qp,
-			   uint64_t max, struct piece *piece)
+static inline void verbs_post_resolve(const struct verbs_xfer *xfer,
+				      const struct verbs_qp *qp, uint64_t max,
+				      struct piece *piece)
 {
 	const struct plan_span *span = &xfer->span;
 	bool write = xfer->net.kind == XP_WRITE;
@@ -115,7 +116,7 @@ static uint64_t build_one(struct verbs_xfer *xfer, const struct verbs_qp *qp,
 			xfer->span.len = 0;
 			break;
 		}
-		resolve(xfer, qp, max - bytes, &piece);
+		verbs_post_resolve(xfer, qp, max - bytes, &piece);
 		if (!add_piece(wr, bytes, qp->max_sge, &piece))
 			break;
 		bytes += piece.length;
@@ -247,7 +248,7 @@ static bool post_imm(struct verbs_xfer *xfer, struct verbs_qp *qp, uint32_t imm)
 	if (sm_state(&qp->sm) != VERBS_QP_UP || qp->sq_free == 0)
 		return false;
 	if (verbs_qp_post(qp, &wr, 1, &entry) < 0)
-		err_clear(); /* the peer has failed, with its own words */
+		err_clear(); /* the peer has failed, with its own reason */
 	return true;
 }
 
@@ -317,7 +318,7 @@ static enum turn move_on(struct verbs_xfer *xfer)
 	peer->transport->stats.bytes += chain->bytes;
 	xfer->net.used.descriptors += chain->count;
 	if (verbs_qp_post(qp, chain->wr, chain->count, &entry) < 0)
-		err_clear(); /* the peer has failed, with its own words */
+		err_clear(); /* the peer has failed, with its own reason */
 	return TURN_POSTED;
 }
 

@@ -19,7 +19,7 @@
  * the last one is here, the queue pair is destroyed. That, and nothing less, is
  * the proof that no packet still in flight can write our memory: a peer's flushed
  * requests prove nothing about what is on the wire. What has not come back after
- * BURY_NS (a dead adapter) is given up: destroying stops the adapter all the same.
+ * REAP_NS (a dead adapter) is given up: destroying stops the adapter all the same.
  */
 #include "daemon/transport/verbs/verbs_impl.h"
 
@@ -35,7 +35,7 @@
 #define WR_RECV (UINT64_C(1) << 33)
 #define WR_NUMBER UINT32_MAX
 #define POLL_BATCH 16
-#define BURY_NS LOOP_NS_PER_S
+#define REAP_NS LOOP_NS_PER_S
 #define SPIN_MIN_NS UINT64_C(1000)
 #define SPIN_MAX_NS UINT64_C(20000)
 
@@ -66,7 +66,7 @@ static const struct sm_table qp_table = {
 	.invariant = qp_invariant,
 };
 
-static const struct verbs_lib *lib_of(const struct verbs_qp *qp)
+static const struct verbs_lib *verbs_qp_lib_of(const struct verbs_qp *qp)
 {
 	return qp->peer->transport->lib;
 }
@@ -102,7 +102,7 @@ static int verbs_qp_recv(struct verbs_qp *qp, uint32_t buffer)
 		wr.sg_list = &sge;
 		wr.num_sge = 1;
 	}
-	no = lib_of(qp)->post_recv(qp->qp, &wr, &bad);
+	no = verbs_qp_lib_of(qp)->post_recv(qp->qp, &wr, &bad);
 	if (no)
 		return err_raise(ERR_TRANSPORT, "verbs: %s: post a receive: %s",
 				 qp->rail->name, strerror(no));
@@ -120,9 +120,9 @@ static int fill_receives(struct verbs_qp *qp)
 	return err_pass(r);
 }
 
-static int make_queues(struct verbs_qp *qp)
+static int verbs_qp_make_queues(struct verbs_qp *qp)
 {
-	const struct verbs_lib *lib = lib_of(qp);
+	const struct verbs_lib *lib = verbs_qp_lib_of(qp);
 	struct verbs_device *device = qp->rail->device;
 	struct ibv_qp_init_attr init = {
 		.qp_context = qp,
@@ -190,10 +190,10 @@ int verbs_qp_make(struct verbs_qp *qp)
 		return err_pass(-ENOMEM);
 	r = qp->index == 0 ? verbs_peer_buffers(qp->peer, qp->rail->device) : 0;
 	if (r == 0)
-		r = make_queues(qp);
+		r = verbs_qp_make_queues(qp);
 	if (r == 0)
 		r = fill_receives(qp);
-	if (r == 0 && lib_of(qp)->req_notify_cq(qp->cq, 0) != 0)
+	if (r == 0 && verbs_qp_lib_of(qp)->req_notify_cq(qp->cq, 0) != 0)
 		r = err_raise_errno(errno, "verbs: %s: arm", qp->rail->name);
 	qp->armed = true;
 	return err_pass(r);
@@ -209,7 +209,7 @@ void verbs_qp_up(struct verbs_qp *qp)
 
 static void destroy(struct verbs_qp *qp)
 {
-	const struct verbs_lib *lib = lib_of(qp);
+	const struct verbs_lib *lib = verbs_qp_lib_of(qp);
 
 	list_remove(&qp->active_link);
 	if (qp->qp)
@@ -227,7 +227,7 @@ static void destroy(struct verbs_qp *qp)
 }
 
 /* Of what will not come back any more. */
-static void give_back(struct verbs_qp *qp, struct verbs_sent *entry, bool good)
+static void verbs_qp_give_back(struct verbs_qp *qp, struct verbs_sent *entry, bool good)
 {
 	struct verbs_peer *peer = qp->peer;
 	struct verbs_xfer *xfer = entry->xfer;
@@ -264,7 +264,7 @@ static void pop_sent(struct verbs_qp *qp, bool good)
 
 	qp->sent_head = (qp->sent_head + 1) % qp->sq_depth;
 	qp->sent_count--;
-	give_back(qp, entry, good);
+	verbs_qp_give_back(qp, entry, good);
 }
 
 static void forget_sent(struct verbs_qp *qp)
@@ -297,23 +297,24 @@ void verbs_qp_kill(struct verbs_qp *qp)
 		return;
 	}
 	sm_move(&qp->sm, VERBS_QP_DYING);
-	qp->die_deadline_ns = loop_now_ns(qp->peer->net.timer.loop) + BURY_NS;
+	qp->die_deadline_ns = loop_now_ns(qp->peer->net.timer.loop) + REAP_NS;
 	if (!qp->qp) { /* no queues yet: nothing to wait for */
-		verbs_qp_bury(qp);
+		verbs_qp_reap(qp);
 		return;
 	}
-	lib_of(qp)->disconnect(qp->id); /* tells the other side; may fail, no matter */
-	lib_of(qp)->modify_qp(qp->qp, &attr, IBV_QP_STATE);
+	verbs_qp_lib_of(qp)->disconnect(
+		qp->id); /* tells the other side; may fail, no matter */
+	verbs_qp_lib_of(qp)->modify_qp(qp->qp, &attr, IBV_QP_STATE);
 	verbs_qp_activate(qp);
 	net_peer_watch(&qp->peer->net, qp->die_deadline_ns);
 }
 
-void verbs_qp_bury(struct verbs_qp *qp)
+void verbs_qp_reap(struct verbs_qp *qp)
 {
 	if (sm_state(&qp->sm) != VERBS_QP_DYING)
 		return;
 	if (qp->sent_count || qp->rq_posted)
-		log_debug("verbs", qp->peer->net.name, "buried unflushed",
+		log_debug("verbs", qp->peer->net.name, "destroyed unflushed",
 			  "qp=%u wrs=%u recvs=%u", qp->index, qp->sq_depth - qp->sq_free,
 			  qp->rq_posted);
 	destroy(qp);
@@ -345,7 +346,7 @@ int verbs_qp_post(struct verbs_qp *qp, struct ibv_send_wr *first, uint32_t count
 		wr->wr_id = number;
 	wr->wr_id = number | WR_LAST;
 	wr->send_flags |= IBV_SEND_SIGNALED;
-	no = lib_of(qp)->post_send(qp->qp, first, &bad);
+	no = verbs_qp_lib_of(qp)->post_send(qp->qp, first, &bad);
 	if (no) {
 		/* some of the chain may be out, its signalled end is not: the account
 		 * of all of it stays and ends when the queue pair does, which takes
@@ -376,7 +377,7 @@ void verbs_qp_knock(struct verbs_qp *qp)
 
 	if (sm_state(&qp->sm) == VERBS_QP_UP && qp->sent_count == 0 &&
 	    verbs_qp_post(qp, &wr, 1, &entry) < 0)
-		err_clear(); /* the peer has failed, with its own words */
+		err_clear(); /* the peer has failed, with its own reason */
 }
 
 /* ---- completions ---- */
@@ -554,7 +555,7 @@ unsigned int verbs_qp_poll(struct verbs_qp *qp, unsigned int budget)
 		net_peer_kick(&qp->peer->net);
 	}
 	if (flushed(qp))
-		verbs_qp_bury(qp);
+		verbs_qp_reap(qp);
 	return done;
 }
 

@@ -5,27 +5,27 @@
  * A rail is lost when a queue pair on it finds no way to the peer any more: its
  * retries are used up, its port is down, the other side has taken it down. Then this
  * side's queue pairs on it are put into ERR and, when all that was posted on them
- * has come back, destroyed; only then the word RAIL is said, over queue pair 0, "mine
- * are dead". Who hears it of a rail that it still has, gives it up as well. A rail is
- * settled when both sides' queue pairs are dead.
+ * has come back, destroyed; only then RAIL is sent, over queue pair 0, "mine
+ * are dead". A side that receives it for a rail that it still has, gives it up as well. A
+ * rail is settled when both sides' queue pairs are dead.
  *
  * Until then nothing that has bytes on it succeeds or ends, and nothing of that is
  * posted again: the responder's adapter might still take packets of the old queue
- * pair, and put yesterday's bytes where somebody else's are by then. What has no
+ * pair, and put old bytes where another transfer's are by then. What has no
  * bytes there goes on all the time.
  *
  * A mover then posts again, over the queue pairs that are left, from the first byte
  * that the lost rail did not confirm: the same bytes of the same transfer to the same
  * places, some of them a second time. What was confirmed has landed: the responder's
  * queue pair died in good order, its flushed receives behind the last write. A
- * transfer that stops posts no bytes, only its last words.
+ * transfer that stops posts no bytes, only its last messages.
  *
  * Marks. Those on the lost queue pairs will not come, so those of all writes that
  * were granted and not answered are sent anew, in another generation: one more for
  * each RAIL. The receiver counts it when it says RAIL, the mover when it hears it;
- * both words, and GO and DONE, go over queue pair 0 in order, so they mean the same
+ * both messages, and GO and DONE, go over queue pair 0 in order, so they mean the same
  * transfers. Marks of the generation before may still come over other queue pairs:
- * they are no news (verbs_xfer.c), and receives for them are there (verbs_qp.c).
+ * they are ignored (verbs_xfer.c), and receives for them are there (verbs_qp.c).
  *
  * Where any of that is in doubt the connection ends as if there were no other rail,
  * and its rooms fail as retryable: a rail that carries queue pair 0, faults that are
@@ -147,7 +147,7 @@ static bool all_dead(const struct verbs_peer *peer, uint32_t rail)
 	return true;
 }
 
-/* Whose last words have not been answered, has them to come once more. */
+/* Transfers whose last messages have not been answered send them again. */
 static void next_round(struct verbs_xfer *xfer)
 {
 	struct verbs_peer *peer = xfer->peer;
@@ -218,7 +218,7 @@ int verbs_rail_told(struct verbs_peer *peer, const struct verbs_frame *frame)
 /* ---- both are ---- */
 
 /* True: nothing of it is left to do. */
-static bool settle(struct verbs_xfer *xfer)
+static bool verbs_rail_settle(struct verbs_xfer *xfer)
 {
 	struct verbs_peer *peer = xfer->peer;
 	uint32_t lost = qps_on(peer, peer->rails_lost);
@@ -246,7 +246,7 @@ void verbs_rail_step(struct verbs_peer *peer)
 		if (peer->rails_lost & ~peer->rails_dead & 1u << i && all_dead(peer, i))
 			say_dead(peer, i);
 	list_foreach(net, &peer->net.xfers, link)
-		busy |= !settle(container_of(net, struct verbs_xfer, net));
+		busy |= !verbs_rail_settle(container_of(net, struct verbs_xfer, net));
 	peer->rails_busy = busy || unsettled(peer);
 	if (!peer->rails_busy)
 		log_warn("verbs", peer->net.name, "goes on without a rail", "path=\"%s\"",

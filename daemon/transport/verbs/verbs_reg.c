@@ -34,14 +34,14 @@
 #define PAGE_BYTES UINT64_C(4096)
 #define PIECE_SHIFT 36u /* 64 GiB at most; what the adapter takes, if that is less */
 
-static struct verbs_transport *transport_of(const struct verbs_reg *reg)
+static struct verbs_transport *verbs_reg_transport_of(const struct verbs_reg *reg)
 {
 	return container_of(reg->net.base.transport, struct verbs_transport, net.base);
 }
 
 static void deregister(struct verbs_reg *reg)
 {
-	const struct verbs_lib *lib = transport_of(reg)->lib;
+	const struct verbs_lib *lib = verbs_reg_transport_of(reg)->lib;
 
 	for (uint32_t i = 0; i < VERBS_RAILS_MAX; i++) {
 		for (uint32_t j = 0; j < VERBS_PIECES_MAX; j++) {
@@ -65,7 +65,7 @@ static bool is_device(const struct memory *memory)
 static struct ibv_mr *register_device(struct verbs_reg *reg, struct verbs_device *device,
 				      uint64_t begin, uint64_t length, int access)
 {
-	const struct verbs_lib *lib = transport_of(reg)->lib;
+	const struct verbs_lib *lib = verbs_reg_transport_of(reg)->lib;
 	const struct memory *memory = reg->net.base.memory;
 	struct ibv_mr *mr = NULL;
 
@@ -101,8 +101,8 @@ static int register_piece(struct verbs_reg *reg, struct verbs_device *device, ui
 		access |= IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
 	mr = is_device(memory)
 		     ? register_device(reg, device, begin, length, access)
-		     : transport_of(reg)->lib->reg_mr(device->pd, memory->base + begin,
-						      length, access);
+		     : verbs_reg_transport_of(reg)->lib->reg_mr(
+			       device->pd, memory->base + begin, length, access);
 	if (!mr)
 		return err_raise(errno == ENOMEM ? ERR_NOMEM : ERR_IMPORT,
 				 "verbs: %s does not register %ju bytes: %s%s",
@@ -114,7 +114,7 @@ static int register_piece(struct verbs_reg *reg, struct verbs_device *device, ui
 
 static int register_all(struct verbs_reg *reg)
 {
-	struct verbs_transport *transport = transport_of(reg);
+	struct verbs_transport *transport = verbs_reg_transport_of(reg);
 	int r = 0;
 
 	for (uint32_t i = 0; i < transport->device_count && r == 0; i++)
@@ -154,7 +154,7 @@ static void find_dmabuf(struct verbs_reg *reg, int *made_fd_p)
 	if (memory->dmabuf_fd >= 0) {
 		reg->dmabuf_fd = memory->dmabuf_fd;
 		reg->dmabuf_offset = memory->dmabuf_offset;
-	} else if (memory->gpu && transport_of(reg)->lib->reg_dmabuf_mr &&
+	} else if (memory->gpu && verbs_reg_transport_of(reg)->lib->reg_dmabuf_mr &&
 		   gpu_import_dmabuf(memory->gpu, made_fd_p) == 0) {
 		reg->dmabuf_fd = *made_fd_p;
 		reg->dmabuf_offset = memory->address - memory->gpu->address;
@@ -169,8 +169,8 @@ static void find_dmabuf(struct verbs_reg *reg, int *made_fd_p)
 static int register_direct(struct verbs_reg *reg)
 {
 	cleanup_close int made_fd = -1;
-	int r = pieces_of(transport_of(reg), reg->net.base.memory->length, &reg->shift,
-			  &reg->pieces);
+	int r = pieces_of(verbs_reg_transport_of(reg), reg->net.base.memory->length,
+			  &reg->shift, &reg->pieces);
 
 	reg->dmabuf_fd = -1;
 	if (r == 0 && is_device(reg->net.base.memory))
@@ -199,7 +199,7 @@ static bool may_stage(const struct verbs_reg *reg)
 {
 	const struct memory *memory = reg->net.base.memory;
 
-	return transport_of(reg)->pack_pool &&
+	return verbs_reg_transport_of(reg)->pack_pool &&
 	       (is_device(memory) ? memory->gpu != NULL : why_never(memory) != NULL);
 }
 
@@ -250,7 +250,7 @@ int verbs_key_pack(struct xp_reg *xp_reg, struct xp_peer *peer, void *buf, size_
 		   size_t *len_p)
 {
 	struct verbs_reg *reg = (struct verbs_reg *)xp_reg;
-	const struct verbs_transport *transport = transport_of(reg);
+	const struct verbs_transport *transport = verbs_reg_transport_of(reg);
 	struct verbs_remote remote = {
 		.id = reg->net.id,
 		.address = reg->address,

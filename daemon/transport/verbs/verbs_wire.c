@@ -2,7 +2,7 @@
 /*
  * Frames, private data, addresses and keys of the verbs backend: little-endian,
  * by the bounded cursor, checked before use. What an adapter delivered over a
- * reliable connection needs no checksum of ours; who sent it was settled when the
+ * reliable connection needs no checksum of ours; the sender was proven when the
  * connection was made (its token).
  */
 #include "daemon/transport/verbs/verbs_wire.h"
@@ -195,7 +195,7 @@ int verbs_address_get(const void *buf, size_t len, struct verbs_address *address
 
 /* ---- keys ---- */
 
-static int remote_check(const struct verbs_remote *r)
+static int verbs_wire_remote_check(const struct verbs_remote *r)
 {
 	uint64_t pieces;
 
@@ -255,7 +255,7 @@ int verbs_remote_get(const void *buf, size_t len, struct verbs_remote *remote_p)
 	remote_p->length = cursor_get_u64(&c);
 	if (c.bad || magic != KEY_MAGIC || version != WIRE_VERSION)
 		return err_raise(ERR_PROTO, "verbs key: not one");
-	r = remote_check(remote_p);
+	r = verbs_wire_remote_check(remote_p);
 	if (r < 0)
 		return err_pass(r);
 	for (uint32_t i = 0; i < remote_p->rails; i++)

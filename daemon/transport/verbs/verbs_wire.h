@@ -21,7 +21,7 @@
 #define VERBS_PIECES_MAX 16u /* of a region, registered one by one */
 #define VERBS_FRAME_BYTES 56u
 #define VERBS_HELLO_BYTES 32u /* private data: 56 is what RDMA_PS_TCP leaves */
-#define VERBS_TEXT_MAX 256u   /* of a fault's words */
+#define VERBS_TEXT_MAX 256u   /* of a fault's text */
 
 enum verbs_type {
 	VERBS_REQUEST = 1, /* + the first bytes of the header */
@@ -29,7 +29,7 @@ enum verbs_type {
 	VERBS_GO,	   /* bytes may move */
 	VERBS_MARK,	   /* WRITE: behind its last byte on this queue pair */
 	VERBS_FIN,	   /* READ: nothing of it is outstanding any more */
-	VERBS_DONE,	   /* the answerer's last word */
+	VERBS_DONE,	   /* the answerer's last message */
 	VERBS_CANCEL,	   /* the initiator's: stop */
 	VERBS_REVOKE,	   /* the answerer's: stop */
 	VERBS_PROGRESS,	   /* bytes moved so far */

@@ -1,36 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the verbs backend does in a transfer's life (net.h). Who asks moves: it
+ * What the verbs backend does in a transfer's life (net.h). The asker moves: it
  * writes into the answerer's memory, or reads from it. The answerer's adapter does
  * its part without its daemon.
  *
  *   WRITE  REQUEST -> on_request, land() -> GO -> bytes, MARKs -> DONE
  *   READ   REQUEST -> on_request, land() -> GO -> bytes, FIN -> DONE
  *
- * GO says: my memory is registered and stays so until your last words are here. It
+ * GO says: my memory is registered and stays so until your last message is here. It
  * names the registrations, by a digest, and the mover compares: an address or a key
  * never comes in it, those are from REGISTER. So a stale key is found before it is
  * used; used, it would cost the connection.
  *
- * Every GO is answered by the mover's last words, however the transfer ends. For a
+ * Every GO is answered by the mover's last messages, however the transfer ends. For a
  * WRITE that is one mark on each queue pair that has bytes of it, behind them: the
  * NIC's own order makes it the proof that they have landed (each mark tells how
  * many there are). For a READ it is FIN, sent when no request is outstanding any
- * more. Then the answerer knows that its memory is still, and DONE is the last word
- * of all. Marks are immediates (a slot and a generation that GO gave); a slot is
+ * more. Then the answerer knows that its memory has quiesced, and DONE is the last
+ * message of all. Marks are immediates (a slot and a generation that GO gave); a slot is
  * given only as long as there is a receive for its mark on every queue pair.
  *
  * A rail that is lost takes its marks along: then there is another round of them, of
  * another generation (verbs_rail.c).
  *
  * What adapters have written into a GPU's memory is read back then, before the last
- * word is said or anything is told, of success and of failure (verbs_loopback.c).
+ * message is sent or anything is reported, of success and of failure (verbs_loopback.c).
  *
  * Stopping takes the same road: no new request is posted, what is posted ends (a
- * bounded amount, verbs_post.c), the last words follow.
+ * bounded amount, verbs_post.c), the last message follows.
  *
  * A packed transfer (verbs_pack.c) is written by its source in either kind; its GO and
- * its last words are the same.
+ * its last messages are the same.
  */
 #include "daemon/transport/verbs/verbs_impl.h"
 
@@ -47,7 +47,7 @@ static struct verbs_xfer *verbs_xfer_of(struct net_xfer *net)
 	return container_of(net, struct verbs_xfer, net);
 }
 
-static bool words_came(const struct verbs_xfer *xfer)
+static bool verbs_xfer_ended_there(const struct verbs_xfer *xfer)
 {
 	return xfer->net.kind == XP_READ
 		       ? xfer->fin_came
@@ -58,7 +58,7 @@ static bool words_came(const struct verbs_xfer *xfer)
 /* ... and on no rail that dies may anything of it still be under way. */
 static bool said_all(const struct verbs_xfer *xfer)
 {
-	return words_came(xfer) &&
+	return verbs_xfer_ended_there(xfer) &&
 	       !(xfer->net.kind == XP_WRITE && verbs_rail_dying(xfer->peer));
 }
 
@@ -67,10 +67,11 @@ static bool verbs_xfer_xfer_invariant(const struct sm *sm, unsigned int from)
 	const struct verbs_xfer *xfer = container_of(sm, const struct verbs_xfer, net.sm);
 
 	(void)from;
-	/* the promise "still" */
+	/* the promise "quiesced" */
 	return sm_state(sm) != NET_XFER_OVER ||
-	       (xfer->busy == 0 && (xfer->net.ours || !xfer->go || words_came(xfer) ||
-				    verbs_peer_quiet(xfer->peer)));
+	       (xfer->busy == 0 &&
+		(xfer->net.ours || !xfer->go || verbs_xfer_ended_there(xfer) ||
+		 verbs_peer_quiet(xfer->peer)));
 }
 
 static const struct sm_table xfer_table = {
@@ -153,8 +154,7 @@ static int verbs_xfer_take_sides(struct net_xfer *net, const struct xp_sides *si
 		r = verbs_flush_plan(xfer);
 	if (r == 0 && !net->ours && sides->plan->digest != xfer->digest)
 		r = err_raise(ERR_PLAN,
-			      "the plan of %" PRIu64
-			      " bytes is another one here than there",
+			      "the plan of %" PRIu64 " bytes differs from the peer's",
 			      net->bytes);
 	return err_pass(r);
 }
@@ -178,14 +178,15 @@ static void verbs_xfer_say(struct verbs_xfer *xfer, enum verbs_spare spare,
 
 /* ---- stop, over, told ---- */
 
-/* The other side must stop too, unless it was the one who said so. */
+/* The other side must stop too, unless it was the one that said so. */
 static void say_stop(struct verbs_xfer *xfer)
 {
 	struct verbs_frame frame = {.id = xfer->net.id,
 				    .type = xfer->net.ours ? VERBS_CANCEL : VERBS_REVOKE};
 
-	if (xfer->net.ours ? !net_owes_cancel(&xfer->net)
-			   : xfer->net.stop_said || !xfer->go || words_came(xfer))
+	if (xfer->net.ours
+		    ? !net_owes_cancel(&xfer->net)
+		    : xfer->net.stop_said || !xfer->go || verbs_xfer_ended_there(xfer))
 		return;
 	xfer->net.stop_said = true;
 	verbs_xfer_say(xfer, VERBS_SPARE_STOP, &frame, &xfer->net.err);
@@ -204,9 +205,9 @@ static void say_fin(struct verbs_xfer *xfer)
  * that was lost meanwhile may have writes under way to the GPU like any other. */
 static uint32_t rails_used(const struct verbs_xfer *xfer)
 {
-	uint32_t qps = xfer->net.ours	  ? xfer->used
-		       : words_came(xfer) ? xfer->marks
-					  : UINT32_MAX;
+	uint32_t qps = xfer->net.ours		      ? xfer->used
+		       : verbs_xfer_ended_there(xfer) ? xfer->marks
+						      : UINT32_MAX;
 	uint32_t rails = xfer->rounds ? xfer->peer->rails_lost : 0;
 
 	qps |= xfer->used_lost;
@@ -290,7 +291,7 @@ static void verbs_xfer_halt(struct net_xfer *net)
 {
 	list_remove(&verbs_xfer_of(net)->grant_link);
 	verbs_pack_stop(verbs_xfer_of(net));
-	net_peer_kick(net->peer); /* a mover's last words */
+	net_peer_kick(net->peer); /* a mover's last messages */
 }
 
 static int verbs_xfer_say_done(struct net_xfer *net, const struct err *err)
@@ -341,7 +342,7 @@ void verbs_xfer_progress(struct verbs_peer *peer)
 			continue;
 		out = verbs_out_new();
 		if (!out) {
-			err_clear(); /* it is only for the clock of who waits */
+			err_clear(); /* it is only for the timeout of the waiting side */
 			return;
 		}
 		xfer->said_bytes = xfer->done_bytes;
@@ -386,7 +387,7 @@ static int verbs_xfer_take_go(struct verbs_xfer *xfer, const struct verbs_frame 
 		sm_move(sm, NET_XFER_MOVING);
 		check_go(xfer, frame);
 	}
-	/* also a stopping one: it owes its last words */
+	/* also a stopping one: its last message is due */
 	if (xfer->pack && !net_is_source(&xfer->net))
 		net_xfer_check(&xfer->net); /* the source moves; it may stop already */
 	else
@@ -415,7 +416,7 @@ static void take_revoke(struct verbs_xfer *xfer, const struct verbs_frame *frame
 
 	net_fault_get(frame->code, frame->flags, payload, frame->length, &err);
 	if (sm_state(&xfer->net.sm) < NET_XFER_STOPPING)
-		xfer->net.stop_said = true; /* who revokes needs no CANCEL */
+		xfer->net.stop_said = true; /* the revoking side needs no CANCEL */
 	net_xfer_stop(&xfer->net, &err);
 }
 
@@ -641,7 +642,7 @@ const struct net_ops verbs_net_ops = {
 	.say_done = verbs_xfer_say_done,
 };
 
-/* ---- the mover's words ---- */
+/* ---- the mover's messages ---- */
 
 /* Of a round before a rail was lost; this round's on that queue pair comes behind. */
 static bool is_stale(const struct verbs_xfer *xfer, const struct verbs_mark *mark,
@@ -713,7 +714,7 @@ static int take_for_inbound(struct verbs_peer *peer, const struct verbs_frame *f
 		return err_pass(r); /* none: our DONE crosses it */
 	xfer = verbs_xfer_of(net);
 	if (xfer == peer->assembling)
-		return net_proto(net, "words");
+		return net_proto(net, "message");
 	switch (frame->type) {
 	case VERBS_FIN:
 		return err_pass(take_fin(xfer, frame, payload));

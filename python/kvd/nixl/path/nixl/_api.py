@@ -63,7 +63,7 @@ class nixl_prepped_dlist_handle(_Handle):
 
 class nixl_xfer_handle(_Handle):
     """Of make_prepped_xfer() or initialize_xfer(). release() of one in flight begins the
-    cancel and raises until the memory is still; one that is only dropped is canceled and
+    cancel and raises until the memory is quiesced; one that is only dropped is canceled and
     drained by the daemon."""
 
     __slots__ = ()

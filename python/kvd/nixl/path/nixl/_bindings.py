@@ -62,7 +62,7 @@ _LONG = "~nixl~"
 NOTIF_MAX = 1 << 20
 RETRY_S = 1.0  # between attempts to attach to a session that was lost
 LOOK_S = 0.5  # between questions to the own daemon whether a session is there
-PATIENCE_S = 1.0  # with the own daemon, and with a first connection
+TIMEOUT_S = 1.0  # with the own daemon, and with a first connection
 MEM_TYPES = 256  # a region's kind in metadata: memory type + device * this
 DEVICES_MAX = 1 << 32
 _NOT_MEMORY = ("EINVAL", "ERANGE", "ENOTFOUND")  # of a daemon that was to register it
@@ -244,7 +244,7 @@ class nixlAgent:
         self._spans, self._packed, self._blob = {}, {}, None
         self._changes = 1  # of the regions
         self._remotes, self._dlists = {}, {}
-        self._requests = {}  # by handle: the transfer, and with whom
+        self._requests = {}  # by handle: the transfer, and its partner
         self._failures = {}  # by handle, until the next post: the exception's class and text
         self._self = None
         self._require = [w for w in os.environ.get("KVD_REQUIRE", "").replace(",", " ")
@@ -471,7 +471,7 @@ class nixlAgent:
         if attach.state() == 1 and now - remote.asked > age:
             remote.asked = now
             try:
-                attach.check(PATIENCE_S)
+                attach.check(TIMEOUT_S)
             except Error as error:
                 if error.number >= 512 or error.code == "EBUSY":
                     raise  # the own daemon's silence; or it has only just come back
@@ -766,7 +766,7 @@ class nixlAgent:
         raise self._failed(handle, code)
 
     def _failed(self, handle, code):
-        """The exception of a failed transfer: a new one with the same words each time,
+        """The exception of a failed transfer: a new one with the same text each time,
         because one that is raised again and again collects tracebacks."""
         told = self._failures.get(handle)
         if told is None:
@@ -806,7 +806,7 @@ class nixlAgent:
 
     @_plain_abi
     def releaseXferReq(self, handle):
-        """In flight: begins the cancel, and raises until the memory is still."""
+        """In flight: begins the cancel, and raises until the memory is quiesced."""
         if not self._request(handle)[0].stop():
             raise nixlBackendError("the request is being canceled, and its memory may still "
                                    "move: release it again")
@@ -814,7 +814,7 @@ class nixlAgent:
         return SUCCESS
 
     def _abandon(self, handle):
-        """Its handle is gone: the daemon cancels it and forgets it when it is still."""
+        """Its handle is gone: the daemon cancels it and forgets it when it has quiesced."""
         self._requests.pop(handle, None)
         self._failures.pop(handle, None)
 
@@ -836,7 +836,7 @@ class nixlAgent:
         try:
             attach = self._look(remote)
             if attach.state() != 1:
-                attach = self._await(remote, PATIENCE_S)
+                attach = self._await(remote, TIMEOUT_S)
             _kvd.notif_send(self._kvd, attach, self._prefix + data)
         except Error as error:
             raise from_error(error) from error

@@ -2,7 +2,7 @@
 """Metadata by TCP between agents, for those that asked for a listen thread.
 
 A message is u32 kind, u32 length, bytes; one a connection, and SEND is answered by one
-LOAD. Metadata lets its holder read and write memory and nothing here proves who asks, so
+LOAD. Metadata lets its holder read and write memory and nothing here authenticates the asker, so
 the listener binds to loopback; KVD_NIXL_LISTEN names another address."""
 import os
 import queue
@@ -17,7 +17,7 @@ logger = get_logger("listen")
 
 LOAD, SEND, INVALIDATE = 0x4b564401, 0x4b564402, 0x4b564403
 LENGTH_MAX = 64 << 20
-PATIENCE_S = 5.0
+TIMEOUT_S = 5.0
 _HEAD = struct.Struct("<II")
 
 
@@ -95,7 +95,7 @@ class Listener:
     def _answer(self, peer):
         try:
             with peer:
-                peer.settimeout(PATIENCE_S)
+                peer.settimeout(TIMEOUT_S)
                 kind, data = _receive(peer)
                 agent = self._agent()
                 if agent is None:
@@ -121,8 +121,8 @@ class Listener:
                 return
             ip, port, kind, data = job
             try:
-                with socket.create_connection((ip, port), PATIENCE_S) as peer:
-                    peer.settimeout(PATIENCE_S)
+                with socket.create_connection((ip, port), TIMEOUT_S) as peer:
+                    peer.settimeout(TIMEOUT_S)
                     _send(peer, kind, data)
                     if kind == SEND:
                         answer, blob = _receive(peer)

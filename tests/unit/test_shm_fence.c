@@ -177,5 +177,5 @@ int main(void)
 		cmocka_unit_test(close_in_flight_ends_both_sides),
 	};
 
-	return cmocka_run_group_tests_name("shm_still", tests, NULL, NULL);
+	return cmocka_run_group_tests_name("shm_fence", tests, NULL, NULL);
 }

@@ -3,11 +3,11 @@
  * The data port: one listening socket a daemon, for control lines and streams of
  * all peers.
  *
- * Who connects is a guest (net_door.h) until he has shown whose he is: a control line
- * by the token that the handshake gave him, a stream by a pass that its control line
- * was given. Both are compared in constant time and serve once: a peer that has
- * a control line, a stream that is up, asks for no other. Who comes in his turn has said
- * his token before as many others have come after him.
+ * Who connects is a pending connection (net_acceptor.h) until he has shown whose he is: a
+ * control line by the token that the handshake gave him, a stream by a pass that its
+ * control line was given. Both are compared in constant time and serve once: a peer that
+ * has a control line, a stream that is up, asks for no other. Who comes in his turn has
+ * said his token before as many others have come after him.
  */
 #include "daemon/transport/tcp/tcp_impl.h"
 
@@ -27,7 +27,7 @@
 #include "daemon/config/config.h"
 
 #define BACKLOG 128
-/* ---- whose he is ---- */
+/* ---- identification ---- */
 
 static bool waits_for_control(const struct tcp_peer *peer, const struct tcp_hello *hello)
 {
@@ -36,39 +36,39 @@ static bool waits_for_control(const struct tcp_peer *peer, const struct tcp_hell
 	       tcp_token_equal(hello->token, peer->net.token_in);
 }
 
-void tcp_guests_meet(struct tcp_peer *peer)
+void tcp_accept_match(struct tcp_peer *peer)
 {
-	struct net_guest *guest;
+	struct net_pending *pending;
 	struct tcp_hello hello;
 
-	list_foreach(guest, &peer->transport->door.guests, link) {
-		if (!guest->complete || tcp_hello_get(guest->hello, &hello) < 0 ||
+	list_foreach(pending, &peer->transport->acceptor.pendings, link) {
+		if (!pending->complete || tcp_hello_get(pending->hello, &hello) < 0 ||
 		    !waits_for_control(peer, &hello))
 			continue;
-		tcp_join_control(peer, net_guest_take(guest), &hello);
+		tcp_join_control(peer, net_pending_take(pending), &hello);
 		return;
 	}
 }
 
-static int meet_control(struct net_guest *guest, const struct tcp_hello *hello)
+static int meet_control(struct net_pending *pending, const struct tcp_hello *hello)
 {
 	struct tcp_peer *peer;
 
-	list_foreach(peer, &guest->door->net->peers, net.link) {
+	list_foreach(peer, &pending->acceptor->net->peers, net.link) {
 		if (!waits_for_control(peer, hello))
 			continue;
-		tcp_join_control(peer, net_guest_take(guest), hello);
+		tcp_join_control(peer, net_pending_take(pending), hello);
 		return 0;
 	}
-	return NET_GUEST_WAITS;
+	return NET_PENDING_WAITS;
 }
 
 /* Passes exist before their dialer hears of them: nobody comes too early. */
-static int meet_stream(struct net_guest *guest, const struct tcp_hello *hello)
+static int meet_stream(struct net_pending *pending, const struct tcp_hello *hello)
 {
 	struct tcp_peer *peer;
 
-	list_foreach(peer, &guest->door->net->peers, net.link) {
+	list_foreach(peer, &pending->acceptor->net->peers, net.link) {
 		if (peer->net.dial || !net_peer_live(&peer->net) ||
 		    sm_state(&peer->net.sm) != NET_PEER_JOINING)
 			continue;
@@ -77,33 +77,33 @@ static int meet_stream(struct net_guest *guest, const struct tcp_hello *hello)
 
 			if (stream->up || !tcp_token_equal(hello->token, stream->pass))
 				continue;
-			tcp_join_stream(stream, net_guest_take(guest));
+			tcp_join_stream(stream, net_pending_take(pending));
 			return 0;
 		}
 	}
-	return err_raise(ERR_PROTO, "a pass that nobody gave");
+	return err_raise(ERR_PROTO, "an unknown pass");
 }
 
-static int tcp_door_meet(struct net_guest *guest)
+static int tcp_door_meet(struct net_pending *pending)
 {
 	struct tcp_hello hello;
-	int r = tcp_hello_get(guest->hello, &hello);
+	int r = tcp_hello_get(pending->hello, &hello);
 
 	if (r < 0)
 		return err_pass(r);
 	switch (hello.role) {
 	case TCP_CONTROL:
-		return meet_control(guest, &hello);
+		return meet_control(pending, &hello);
 	case TCP_STREAM:
-		return meet_stream(guest, &hello);
+		return meet_stream(pending, &hello);
 	default:
-		return err_raise(ERR_PROTO, "tcp: an answer that nobody asked for");
+		return err_raise(ERR_PROTO, "tcp: an answer without a request");
 	}
 }
 
-static void tcp_door_want_tick(struct net_door *door)
+static void tcp_door_want_tick(struct net_acceptor *acceptor)
 {
-	tcp_tick_want(container_of(door, struct tcp_transport, door));
+	tcp_tick_want(container_of(acceptor, struct tcp_transport, acceptor));
 }
 
 /* ---- where it is ---- */
@@ -142,7 +142,7 @@ static bool place_parse(const char *endpoint, union net_place *sa, bool *any_p)
 	return true;
 }
 
-static void set_port(union net_place *sa, in_port_t port)
+static void tcp_accept_set_port(union net_place *sa, in_port_t port)
 {
 	if (sa->any.sa_family == AF_INET6)
 		sa->v6.sin6_port = port;
@@ -162,7 +162,7 @@ static void freeifaddrsp(struct ifaddrs **list)
 		freeifaddrs(*list);
 }
 
-/* Bound to all addresses: tell those of the interfaces that are up; who dials
+/* Bound to all addresses: tell those of the interfaces that are up; the dialer
  * tries one after the other. */
 static int places_of_interfaces(struct tcp_address *address, sa_family_t family,
 				in_port_t port)
@@ -181,14 +181,14 @@ static int places_of_interfaces(struct tcp_address *address, sa_family_t family,
 		       family == AF_INET6 ? sizeof(sa.v6) : sizeof(sa.v4));
 		if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&sa.v6.sin6_addr))
 			continue;
-		set_port(&sa, port);
+		tcp_accept_set_port(&sa, port);
 		add_place(address, &sa);
 	}
 	return 0;
 }
 
-static int address_make(struct tcp_transport *transport, const union net_place *bound,
-			bool any)
+static int tcp_accept_address_make(struct tcp_transport *transport,
+				   const union net_place *bound, bool any)
 {
 	const struct config *config = transport->net.base.env.config;
 	in_port_t port = bound->any.sa_family == AF_INET6 ? bound->v6.sin6_port
@@ -203,7 +203,7 @@ static int address_make(struct tcp_transport *transport, const union net_place *
 	} else {
 		if (*config->advertise &&
 		    place_parse(config->advertise, &sa, &told_any) && !told_any) {
-			set_port(&sa, port);
+			tcp_accept_set_port(&sa, port);
 			add_place(&address, &sa);
 		}
 		r = places_of_interfaces(&address, bound->any.sa_family, port);
@@ -230,7 +230,7 @@ int tcp_port_open(struct tcp_transport *transport)
 		return err_raise(ERR_REQUIRE, "tcp: %s is not tcp://ADDRESS:PORT",
 				 wanted);
 	if (!*config->tcp_listen)
-		set_port(&sa, 0); /* listen's is the handshake's */
+		tcp_accept_set_port(&sa, 0); /* listen's is the handshake's */
 	fd = socket(sa.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		return err_raise_errno(errno, "tcp: socket");
@@ -242,11 +242,11 @@ int tcp_port_open(struct tcp_transport *transport)
 	len = sizeof(sa);
 	if (getsockname(fd, &sa.any, &len) < 0)
 		return err_raise_errno(errno, "tcp: getsockname");
-	r = address_make(transport, &sa, any);
+	r = tcp_accept_address_make(transport, &sa, any);
 	if (r < 0)
 		return err_pass(r);
-	transport->door.meet = tcp_door_meet;
-	transport->door.want_tick = tcp_door_want_tick;
-	transport->door.max = TCP_GUESTS_MAX;
-	return err_pass(net_door_listen(&transport->door, 0, mem_steal_fd(&fd)));
+	transport->acceptor.meet = tcp_door_meet;
+	transport->acceptor.want_tick = tcp_door_want_tick;
+	transport->acceptor.max = TCP_PENDING_MAX;
+	return err_pass(net_acceptor_listen(&transport->acceptor, 0, mem_steal_fd(&fd)));
 }

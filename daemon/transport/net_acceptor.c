@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A connection is pending until its hello shows which peer it is of. One of a peer that
+ * is not known yet may be early, since the peer is opened a moment later: it waits, but
+ * no longer than wait_ns. Of those without a whole hello, and of those of unknown peers,
+ * there are `max` at most, and the oldest is closed for the next: a flood of one kind
+ * evicts that kind only. An evicted dialler dials again.
+ *
+ * A daemon out of descriptors leaves connections in the backlog until the next tick.
+ */
+#include "daemon/transport/net_acceptor.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+
+#define ACCEPTS_A_TURN 16u
+
+static const char *net_acceptor_name(const struct net_acceptor *acceptor)
+{
+	return acceptor->net->base.ops->name;
+}
+
+/* ---- pendings ---- */
+
+static void net_pending_free(struct net_pending *pending)
+{
+	list_remove(&pending->link);
+	pending->acceptor->counts[pending->complete]--;
+	loop_fd_stop(&pending->watch);
+	mem_closep(&pending->fd);
+	mem_free(pending);
+}
+
+int net_pending_take(struct net_pending *pending)
+{
+	int fd = mem_steal_fd(&pending->fd);
+
+	net_pending_free(pending);
+	return fd;
+}
+
+static void net_acceptor_make_room(struct net_acceptor *acceptor, bool complete)
+{
+	struct net_pending *pending;
+
+	if (acceptor->counts[complete] < acceptor->max)
+		return;
+	list_foreach(pending, &acceptor->pendings, link) {
+		if (pending->complete != complete)
+			continue;
+		net_pending_free(pending);
+		return;
+	}
+}
+
+static void net_pending_introduce(struct net_pending *pending)
+{
+	struct net_acceptor *acceptor = pending->acceptor;
+	int r;
+
+	loop_fd_stop(&pending->watch);
+	r = acceptor->meet(pending);
+	if (r == NET_PENDING_WAITS) {
+		net_acceptor_make_room(acceptor, true);
+		acceptor->counts[false]--;
+		acceptor->counts[true]++;
+		pending->complete = true;
+	} else if (r < 0) {
+		log_warn(net_acceptor_name(acceptor), NULL, "refused a connection",
+			 "reason=\"%s\"", err_last()->text);
+		err_clear();
+		net_pending_free(pending);
+	}
+}
+
+static void net_pending_read(struct net_pending *pending)
+{
+	/* without room for control data the kernel closes fds that come along */
+	ssize_t n = recv(pending->fd, pending->hello + pending->got,
+			 sizeof(pending->hello) - pending->got, MSG_DONTWAIT);
+
+	if (n < 0 && (errno == EAGAIN || errno == EINTR))
+		return;
+	if (n <= 0) {
+		net_pending_free(pending);
+		return;
+	}
+	pending->got += (size_t)n;
+	if (pending->got == sizeof(pending->hello))
+		net_pending_introduce(pending);
+}
+
+static void net_pending_on_ready(struct loop_fd *watch, int events)
+{
+	(void)events;
+	net_pending_read(container_of(watch, struct net_pending, watch));
+}
+
+static void net_pending_new(struct net_acceptor *acceptor, int owned_fd)
+{
+	struct loop *loop = acceptor->net->base.env.loop;
+	struct net_pending *pending = mem_zalloc(sizeof(*pending));
+
+	if (!pending) {
+		err_clear();
+		close(owned_fd);
+		return;
+	}
+	net_acceptor_make_room(acceptor, false);
+	pending->acceptor = acceptor;
+	pending->fd = owned_fd;
+	pending->deadline_ns = loop_now_ns(loop) + acceptor->wait_ns;
+	list_push_back(&acceptor->pendings, &pending->link);
+	acceptor->counts[false]++;
+	loop_fd_init(&pending->watch, loop, owned_fd, net_pending_on_ready);
+	if (loop_fd_set(&pending->watch, LOOP_READ) < 0) {
+		err_clear();
+		net_pending_free(pending);
+		return;
+	}
+	acceptor->want_tick(acceptor);
+	net_pending_read(
+		pending); /* a dialer sends it at once: it is usually here already */
+}
+
+/* ---- listening ---- */
+
+static void net_listener_on_ready(struct loop_fd *watch, int events)
+{
+	struct net_listener *listener = container_of(watch, struct net_listener, watch);
+
+	(void)events;
+	for (unsigned int budget = ACCEPTS_A_TURN; budget > 0; budget--) {
+		int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+		if (fd >= 0) {
+			net_pending_new(listener->acceptor, fd);
+			continue;
+		}
+		if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
+			/* the backlog stays readable: rest until the tick */
+			log_warn(net_acceptor_name(listener->acceptor), NULL,
+				 "cannot accept", "reason=\"%s\"", strerror(errno));
+			loop_fd_stop(&listener->watch);
+			listener->resting = true;
+			listener->acceptor->want_tick(listener->acceptor);
+		}
+		return;
+	}
+}
+
+int net_acceptor_listen(struct net_acceptor *acceptor, unsigned int at, int owned_fd)
+{
+	struct net_listener *listener = &acceptor->listeners[at];
+	int r;
+
+	listener->acceptor = acceptor;
+	listener->fd = owned_fd;
+	loop_fd_init(&listener->watch, acceptor->net->base.env.loop, owned_fd,
+		     net_listener_on_ready);
+	r = loop_fd_set(&listener->watch, LOOP_READ);
+	if (r < 0)
+		mem_closep(&listener->fd);
+	return err_pass(r);
+}
+
+void net_acceptor_tick(struct net_acceptor *acceptor, bool *wanted_p)
+{
+	struct net_pending *pending;
+
+	list_foreach_safe(pending, &acceptor->pendings, link) {
+		if (loop_now_ns(acceptor->net->base.env.loop) < pending->deadline_ns) {
+			*wanted_p = true;
+			continue;
+		}
+		log_warn(net_acceptor_name(acceptor), NULL,
+			 "closed a connection without a known token", "got=%zu",
+			 pending->got);
+		net_pending_free(pending);
+	}
+	for (size_t i = 0; i < NET_LISTENERS; i++) {
+		struct net_listener *listener = &acceptor->listeners[i];
+
+		if (!listener->resting)
+			continue;
+		*wanted_p = true;
+		listener->resting = loop_fd_set(&listener->watch, LOOP_READ) < 0;
+	}
+}
+
+void net_acceptor_init(struct net_acceptor *acceptor, struct net_transport *net)
+{
+	acceptor->net = net;
+	list_init(&acceptor->pendings);
+	for (size_t i = 0; i < NET_LISTENERS; i++)
+		acceptor->listeners[i].fd = -1;
+}
+
+void net_acceptor_close(struct net_acceptor *acceptor)
+{
+	struct net_pending *pending;
+
+	while ((pending = list_first(&acceptor->pendings, struct net_pending, link)))
+		net_pending_free(pending);
+	for (size_t i = 0; i < NET_LISTENERS; i++) {
+		if (acceptor->listeners[i].fd < 0)
+			continue;
+		loop_fd_stop(&acceptor->listeners[i].watch);
+		mem_closep(&acceptor->listeners[i].fd);
+	}
+}
