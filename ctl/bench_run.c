@@ -12,9 +12,7 @@
  */
 #include "ctl/bench.h"
 
-#include <errno.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>

@@ -23,7 +23,6 @@
 #include "gpu/engines.h"
 
 #include <assert.h>
-#include <errno.h>
 
 #include "daemon/base/err.h"
 #include "gpu/gpu.h"

@@ -20,7 +20,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "daemon/base/cpu.h"
@@ -182,16 +181,6 @@ void gpu_module_want(struct gpu_device *device)
 	gpu_module_fini(device); /* of a context before: it has put the device */
 	if (load_start(device) < 0)
 		gpu_module_off(device);
-}
-
-bool gpu_module_wait(struct gpu_device *device)
-{
-	const struct timespec pause = {.tv_nsec = 1000000};
-
-	gpu_module_want(device);
-	while (atomic_load(&device->module.state) == GPU_MODULE_LOADING)
-		(void)nanosleep(&pause, NULL);
-	return gpu_module_ready(device);
 }
 
 bool gpu_module_ready(const struct gpu_device *device)

@@ -43,8 +43,6 @@ struct gpu_module {
 /* Begin to load, unless that was done in this context. Does not block; the device
  * has a user. */
 void gpu_module_want(struct gpu_device *device);
-/* Wait until it is known whether there are kernels. The device has a user. */
-bool gpu_module_wait(struct gpu_device *device);
 bool gpu_module_ready(const struct gpu_device *device);
 /* No more launches in this context: "<why>", or with this thread's error. */
 void gpu_module_off(struct gpu_device *device);

@@ -26,7 +26,6 @@
 #include "lib/client.h"
 #include "proto/kvd_ring.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>

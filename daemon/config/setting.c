@@ -9,9 +9,6 @@
  */
 #include "daemon/config/setting.h"
 
-#include <assert.h>
-#include <ctype.h>
-#include <errno.h>
 #include <grp.h>
 #include <pwd.h>
 #include <stdio.h>

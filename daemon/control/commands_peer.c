@@ -5,7 +5,6 @@
  * a timer and every change of a peer look through.
  */
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "daemon/base/mem.h"

@@ -10,7 +10,6 @@
  */
 #include <errno.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "daemon/base/mem.h"
 #include "daemon/control/brief.h"

@@ -7,7 +7,6 @@
  * has a later version than the reply says, so the next poll tells it.
  */
 #include <errno.h>
-#include <string.h>
 
 #include "daemon/base/mem.h"
 #include "daemon/control/commands.h"

@@ -15,7 +15,6 @@
  */
 #include "daemon/control/control.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>

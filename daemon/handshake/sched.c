@@ -22,7 +22,6 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <string.h>
 
 #include "daemon/base/mem.h"
 

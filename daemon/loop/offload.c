@@ -18,7 +18,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
 
 #include "daemon/base/cpu.h"
 #include "daemon/base/mem.h"

@@ -23,7 +23,6 @@
 #include "daemon/memory/copy_pipe.h"
 
 #include <assert.h>
-#include <string.h>
 
 #include "daemon/memory/copy.h"
 #include "gpu/import.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/numa.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <linux/mempolicy.h>
 #include <stdio.h>

@@ -259,19 +259,6 @@ struct peer *peers_by_instance(struct peers *peers, const uint8_t instance[16])
 	return NULL;
 }
 
-struct peer *peers_by_endpoint(struct peers *peers, const char *endpoint)
-{
-	char name[LINK_ENDPOINT_MAX];
-	struct peer_impl *impl;
-
-	if (canonical(peers, endpoint, name) < 0) {
-		err_clear();
-		return NULL;
-	}
-	impl = peer_find_endpoint(peers, name);
-	return impl ? &impl->peer : NULL;
-}
-
 void peer_end_later(struct peer *peer, const struct err *why)
 {
 	assert(why->code != ERR_OK);

@@ -136,9 +136,8 @@ int peers_dial(struct peers *peers, const char *endpoint, struct peer **peer_p);
 void peer_hold(struct peer *peer);
 /* The last one: BYE when we dialled it and it stays idle. */
 void peer_release(struct peer *peer);
-/* By instance (UP only) or endpoint; NULL. No hold taken. */
+/* UP, else NULL. No hold taken. */
 struct peer *peers_by_instance(struct peers *peers, const uint8_t instance[16]);
-struct peer *peers_by_endpoint(struct peers *peers, const char *endpoint);
 /* SIGHUP: ping interval and dead_after. */
 void peers_reload(struct peers *peers, const struct config *config);
 

@@ -11,10 +11,8 @@
  */
 #include "daemon/plan/plan_json.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"

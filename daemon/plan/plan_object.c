@@ -3,7 +3,6 @@
  * plan_object: a finished plan's memory, its walk, and the builder of plans
  * from explicit rows.
  */
-#include <assert.h>
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"

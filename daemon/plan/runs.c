@@ -19,7 +19,6 @@
 
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 #include <xxhash.h>
 
 #include "daemon/base/err.h"

@@ -15,7 +15,6 @@
 #include "daemon/room/room.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 

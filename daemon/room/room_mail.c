@@ -18,7 +18,6 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <string.h>
 
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"

@@ -10,8 +10,6 @@
  * the room is busy, and so not terminal, until the last move is freed.
  */
 #include <assert.h>
-#include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 

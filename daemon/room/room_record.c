@@ -7,7 +7,6 @@
  */
 #include "daemon/room/room_record.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 

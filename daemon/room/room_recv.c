@@ -14,8 +14,6 @@
  */
 #include <assert.h>
 #include <errno.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"

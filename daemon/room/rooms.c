@@ -8,7 +8,6 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <string.h>
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"

@@ -7,7 +7,6 @@
  */
 #include <assert.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"

@@ -16,7 +16,6 @@
 #include <assert.h>
 #include <inttypes.h>
 #include <sched.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "daemon/base/err.h"

@@ -11,7 +11,6 @@
 #include "daemon/transport/net.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <inttypes.h>
 
 #include "daemon/base/err.h"

@@ -9,7 +9,6 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <string.h>
 
 #include "daemon/base/mem.h"
 #include "daemon/xfer/search.h"

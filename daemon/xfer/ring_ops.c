@@ -14,8 +14,6 @@
 #include "daemon/xfer/ring_ops.h"
 
 #include <assert.h>
-#include <errno.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "daemon/base/mem.h"

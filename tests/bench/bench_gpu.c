@@ -25,6 +25,7 @@
 #include "gpu/import.h"
 #include "tests/gpu/fake_cuda.h"
 #include "tests/lib/gpu_owner.h"
+#include "tests/gpu/module_wait.h"
 
 #define AREA (UINT64_C(256) << 20)
 #define ROUNDS 15

@@ -14,6 +14,7 @@
 #include "gpu/gpu.h"
 #include "gpu/import.h"
 #include "tests/conform/puppet_impl.h"
+#include "tests/gpu/module_wait.h"
 
 #define LONG_HEADER 4096u
 

@@ -22,6 +22,7 @@
 #include <cmocka.h>
 
 #include "daemon/base/mem.h"
+#include "tests/gpu/module_wait.h"
 
 static void spot_make(struct gc_spot *spot, enum place place)
 {

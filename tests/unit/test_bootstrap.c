@@ -17,6 +17,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/bootstrap/bootstrap_impl.h"
 #include "tests/sim/link_mem.h"
+#include "tests/lib/peer_at.h"
 
 #define MS LOOP_NS_PER_MS
 #define NODES 3
@@ -411,7 +412,7 @@ static void ranks_come_back_to_a_restarted_meeting_point(void **state)
 
 static int raw_send(unsigned int type, const uint8_t *body, size_t len)
 {
-	struct peer *peer = peers_by_endpoint(f.n[1].peers, endpoint(0));
+	struct peer *peer = peer_at(f.n[1].peers, endpoint(0));
 
 	return peer_send_reliable(peer, type, body, len);
 }

@@ -22,6 +22,7 @@
 #include "tests/gpu/fake_cuda.h"
 #include "tests/lib/gpu_owner.h"
 #include "tests/lib/limits.h"
+#include "tests/gpu/module_wait.h"
 
 #define BYTES (UINT64_C(2) << 20)
 #define FAKE(symbol) ((__typeof__(symbol) *)gpu_fake_symbol(#symbol))

@@ -23,6 +23,7 @@
 #include "gpu/list.h"
 #include "tests/gpu/fake_cuda.h"
 #include "tests/lib/gpu_owner.h"
+#include "tests/gpu/module_wait.h"
 
 #define AREA (UINT64_C(256) << 10)
 #define FAKE(symbol) ((__typeof__(symbol) *)gpu_fake_symbol(#symbol))

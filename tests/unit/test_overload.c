@@ -21,6 +21,7 @@
 #include "proto/kvd_status.h"
 #include "proto/wire.h"
 #include "tests/lib/cluster.h"
+#include "tests/lib/peer_at.h"
 
 #define MS LOOP_NS_PER_MS
 #define STORM 100000u
@@ -97,7 +98,7 @@ static int setup(void **state)
 	cluster_cache(&p->c, p->decode, "kv", 0, &p->dst);
 	cluster_ok(&p->c, flooder, "{'cmd':'peer.connect','endpoint':'%s'}",
 		   p->c.nodes[0].endpoint);
-	p->victim = peers_by_endpoint(p->c.nodes[2].kvd.peers, p->c.nodes[0].endpoint);
+	p->victim = peer_at(p->c.nodes[2].kvd.peers, p->c.nodes[0].endpoint);
 	peer_hold(p->victim);
 	honest_room_works(p);
 	cluster_run(&p->c, LOOP_NS_PER_S);

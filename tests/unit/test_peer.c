@@ -18,6 +18,7 @@
 #include "daemon/loop/loop.h"
 #include "daemon/peer/peer_impl.h"
 #include "tests/lib/peernet.h"
+#include "tests/lib/peer_at.h"
 
 #define MS LOOP_NS_PER_MS
 
@@ -55,8 +56,8 @@ static void dial_of_present_daemon_comes_up_on_both(void **state)
 	assert_string_equal(a->addresses[1].transport, "fake");
 	assert_int_equal(a->addresses[1].len, 0);
 	assert_ptr_equal(peers_by_instance(net.n[0].peers, a->instance), a);
-	assert_ptr_equal(peers_by_endpoint(net.n[0].peers, peernet_endpoint(1)), a);
-	assert_null(peers_by_endpoint(net.n[0].peers, "nonsense"));
+	assert_ptr_equal(peer_at(net.n[0].peers, peernet_endpoint(1)), a);
+	assert_null(peer_at(net.n[0].peers, "nonsense"));
 	assert_int_equal(a->rtt_ns, 2 * PEERNET_DELAY_NS);
 	peernet_run(5 * LOOP_NS_PER_S);
 	assert_int_equal(sm_state(&a->sm), PEER_UP);

@@ -18,6 +18,7 @@
 #include "daemon/loop/loop.h"
 #include "daemon/peer/peer_impl.h"
 #include "tests/lib/peernet.h"
+#include "tests/lib/peer_at.h"
 
 #define MS LOOP_NS_PER_MS
 
@@ -188,8 +189,7 @@ static uint64_t chaos(uint64_t seed)
 	for (unsigned int i = 0; i < PEERNET_NODES; i++) {
 		assert_int_equal(net.n[i].peers->count, PEERNET_NODES);
 		for (unsigned int k = 0; k < PEERNET_NODES; k++) {
-			struct peer *peer =
-				peers_by_endpoint(net.n[i].peers, peernet_endpoint(k));
+			struct peer *peer = peer_at(net.n[i].peers, peernet_endpoint(k));
 
 			assert_int_equal(sm_state(&peer->sm), PEER_UP);
 			assert_memory_equal(peer->instance,

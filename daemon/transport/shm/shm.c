@@ -39,7 +39,6 @@
  */
 #include "daemon/transport/shm/shm_private.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stddef.h>

@@ -10,7 +10,6 @@
 #include "daemon/transport/shm/shm_private.h"
 
 #include <errno.h>
-#include <string.h>
 
 #include "daemon/base/mem.h"
 

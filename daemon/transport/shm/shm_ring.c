@@ -19,11 +19,9 @@
  */
 #include "daemon/transport/shm/shm_private.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "daemon/base/mem.h"

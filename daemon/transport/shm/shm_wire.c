@@ -20,7 +20,6 @@
 #include "daemon/transport/shm/shm_private.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>

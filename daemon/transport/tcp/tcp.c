@@ -23,7 +23,6 @@
  */
 #include "daemon/transport/tcp/tcp.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>

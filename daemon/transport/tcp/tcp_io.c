@@ -14,7 +14,6 @@
  */
 #include "daemon/transport/tcp/tcp_impl.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>

@@ -16,7 +16,6 @@
 #include "daemon/transport/ucx/ucx_impl.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <string.h>
 
 #include "daemon/base/err.h"

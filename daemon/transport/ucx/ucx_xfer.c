@@ -16,8 +16,6 @@
 #include "daemon/transport/ucx/ucx_impl.h"
 
 #include <errno.h>
-#include <inttypes.h>
-#include <string.h>
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"

@@ -23,7 +23,6 @@
  */
 #include "daemon/transport/verbs/verbs_impl.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

@@ -8,10 +8,6 @@
  */
 #include "daemon/transport/verbs/verbs_impl.h"
 
-#include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 

@@ -18,7 +18,6 @@
 #include "daemon/transport/verbs/verbs_impl.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <string.h>
 
 #include "daemon/base/mem.h"

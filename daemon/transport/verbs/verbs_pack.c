@@ -33,7 +33,6 @@
  */
 #include "daemon/transport/verbs/verbs_impl.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 

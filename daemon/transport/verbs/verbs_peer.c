@@ -15,11 +15,8 @@
  */
 #include "daemon/transport/verbs/verbs_impl.h"
 
-#include <assert.h>
 #include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"

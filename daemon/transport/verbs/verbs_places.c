@@ -7,7 +7,6 @@
 #include "daemon/transport/verbs/verbs_impl.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <xxhash.h>
 
 #include "daemon/base/mem.h"

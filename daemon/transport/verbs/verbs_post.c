@@ -25,7 +25,6 @@
 #include <arpa/inet.h>
 #include <assert.h>
 #include <errno.h>
-#include <string.h>
 
 #include "daemon/base/mem.h"
 

@@ -34,7 +34,6 @@
  */
 #include "daemon/transport/verbs/verbs_impl.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
