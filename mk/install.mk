@@ -30,7 +30,7 @@ install: all ## install to DESTDIR/PREFIX
 	$(Q)install -m 0755 $(PROGRAMS) $(D)$(BINDIR)
 	$(Q)$(FILL) systemd/kvd@.service.in > $(D)$(UNITDIR)/kvd@.service
 	$(Q)chmod 0644 $(D)$(UNITDIR)/kvd@.service
-	$(Q)install -m 0644 systemd/kvd@.socket $(D)$(UNITDIR)
+	$(Q)install -m 0644 systemd/kvd@.socket systemd/kvd.target $(D)$(UNITDIR)
 	$(Q)install -m 0644 systemd/kvd.sysusers $(D)$(SYSUSERSDIR)/kvd.conf
 	$(Q)install -m 0644 systemd/kvd.tmpfiles $(D)$(TMPFILESDIR)/kvd.conf
 	$(Q)install -m 0644 config/kvd.conf $(D)$(SYSCONFDIR)/kvd/kvd.conf.sample
@@ -51,7 +51,7 @@ endif
 # the operator's own files in SYSCONFDIR/kvd stay
 uninstall: ## remove what install put there
 	$(Q)rm -f $(D)$(BINDIR)/kvd $(D)$(BINDIR)/kvd-ctl $(D)$(UNITDIR)/kvd@.service \
-		$(D)$(UNITDIR)/kvd@.socket $(D)$(SYSUSERSDIR)/kvd.conf \
+		$(D)$(UNITDIR)/kvd@.socket $(D)$(UNITDIR)/kvd.target $(D)$(SYSUSERSDIR)/kvd.conf \
 		$(D)$(TMPFILESDIR)/kvd.conf $(D)$(SYSCONFDIR)/kvd/kvd.conf.sample \
 		$(D)$(LIBDIR)/libkvd.so $(D)$(LIBDIR)/libkvd.so.$(SOVERSION) \
 		$(D)$(LIBDIR)/libkvd.so.$(VERSION) $(D)$(LIBDIR)/pkgconfig/libkvd.pc \

@@ -33,6 +33,7 @@ python3		program:python3
 python3-dev	program:python3-config	less
 python3-venv	python:ensurepip	less
 systemd		program:systemd-analyze	less
+mmdebstrap	program:mmdebstrap	less
 iproute2	program:ip	less
 procps		file:/bin/kill	less
 man-db		program:man	less

@@ -1,0 +1,333 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""The units under a real systemd: PID 1 of namespaces of its own, on a small Debian
+(root.sh, boot.sh), with what `make install` installs and nothing else of this tree.
+Device lists, the filter of system calls, notification, watchdog and sockets are the
+kernel's and systemd's own."""
+import contextlib
+import functools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TREE = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(TREE, "tests", "lib"))
+from kvd_daemon import BUILD, DEADLINE_S, Skip, run  # noqa: E402
+
+ROOT = os.path.join(TREE, "build", "systemd-root")
+CONF = """[daemon]
+name = %s
+log_level = info
+drain_timeout = 2 s
+[transport]
+transports = shm
+"""
+guest = None
+
+
+def until(what, check, seconds=DEADLINE_S):
+    end = time.monotonic() + seconds
+    while True:
+        last = check()
+        if last:
+            return last
+        assert time.monotonic() < end, "not within %d s: %s" % (seconds, what)
+        time.sleep(0.05)
+
+
+class Guest:
+    """The booted systemd. pid: of its PID 1, as this machine counts."""
+
+    def __init__(self):
+        mounts = [line.split() for line in open("/proc/mounts")]
+        cgroups = [m[1] for m in mounts if m[2] == "cgroup2" and "rw" in m[3].split(",")]
+        if os.getuid() != 0 or not cgroups:
+            raise Skip("root and a writable cgroup2")
+        self.cgroup = "%s/kvd-test-%d" % (cgroups[0], os.getpid())
+        made = subprocess.run([HERE + "/root.sh", ROOT], capture_output=True, text=True)
+        if made.returncode:
+            raise Skip((made.stdout.strip().split("skipped: ")[-1] or made.stderr.strip()))
+        self.log = tempfile.TemporaryFile()
+        self.boot = subprocess.Popen([HERE + "/boot.sh", ROOT, self.cgroup],
+                                     stdin=subprocess.DEVNULL, stdout=self.log,
+                                     stderr=self.log)
+        try:
+            self.pid = until("namespaces", self._child)
+            until("the system runs", self._running)
+        except BaseException:
+            self.stop()
+            if self.boot.returncode != -signal.SIGKILL:
+                raise Skip("namespaces in which systemd runs (%s)" % self._last_line())
+            raise
+
+    def _child(self):
+        assert self.boot.poll() is None, "boot.sh ended"
+        with contextlib.suppress(OSError):
+            with open("/proc/%d/task/%d/children" % (self.boot.pid, self.boot.pid)) as f:
+                children = f.read().split()
+            with open("/proc/%s/status" % "".join(children[:1])) as f:
+                pids = [line.split() for line in f if line.startswith("NSpid:")][0]
+            return int(pids[1]) if len(pids) > 2 and pids[-1] == "1" else None
+
+    def _running(self):
+        assert self.boot.poll() is None, "systemd ended"
+        return self.run("systemctl", "is-system-running", check=False)[1].strip() in (
+            "running", "degraded")
+
+    def _last_line(self):
+        self.log.seek(0)
+        lines = self.log.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "no word of it"
+
+    def run(self, *argv, check=True, stdin=None, user=None):
+        """(status, output) of a command inside."""
+        if user:
+            argv = ("setpriv", "--reuid", user, "--regid", user, "--init-groups") + argv
+        done = subprocess.run(["nsenter", "-t", str(self.pid), "-a", "--"] + list(argv),
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              stdin=stdin or subprocess.DEVNULL, timeout=DEADLINE_S)
+        assert not check or done.returncode == 0, (argv, done.returncode, done.stdout)
+        return done.returncode, done.stdout
+
+    def start(self, *argv, user=None, log=None):
+        """A process inside, whose output goes to `log`."""
+        return subprocess.Popen(
+            ["nsenter", "-t", str(self.pid), "-a", "--", "setpriv", "--reuid", user,
+             "--regid", user, "--init-groups"] + list(argv),
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def write(self, path, text):
+        with tempfile.TemporaryFile("w+") as f:
+            f.write(text)
+            f.seek(0)
+            self.run("sh", "-c", 'mkdir -p "${1%/*}" && cat > "$1"', "sh", path, stdin=f)
+
+    def copy(self, folder):
+        with tempfile.TemporaryFile() as f:
+            subprocess.run(["tar", "-C", folder, "--owner=0", "--group=0", "-c"] + os.listdir(folder),
+                           stdout=f, check=True)
+            f.seek(0)
+            self.run("tar", "-C", "/", "-x", stdin=f)
+
+    def show(self, unit, *names):
+        out = self.run("systemctl", "show", unit, *("-p" + n for n in names))[1]
+        pairs = dict(line.split("=", 1) for line in out.strip().splitlines())
+        return pairs[names[0]] if len(names) == 1 else [pairs[n] for n in names]
+
+    def ctl(self, name, *args, check=True, user=None):
+        return self.run("kvd-ctl", "--name", name, *args, check=check, user=user)
+
+    def journal(self, unit):
+        self.run("journalctl", "--sync")
+        return self.run("journalctl", "--no-pager", "-o", "cat", "-u", unit)[1]
+
+    def stop(self):
+        self.boot.kill()
+        self.boot.wait()
+        for _ in range(200):  # what is left of it dies first
+            for folder, _, _ in os.walk(self.cgroup, topdown=False):
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+            if not os.path.exists(self.cgroup):
+                break
+            time.sleep(0.05)
+
+
+def install():
+    with tempfile.TemporaryDirectory(prefix="kvd-stage-") as stage:
+        san = os.path.basename(BUILD)
+        subprocess.run(["make", "-s", "-C", TREE, "install", "DESTDIR=" + stage, "PREFIX=/usr",
+                        "SAN=" + ("" if san == "rel" else san)], check=True,
+                       stdout=subprocess.DEVNULL)
+        for program in ("demo-prefill", "demo-decode"):
+            shutil.copy(os.path.join(BUILD, program), stage + "/usr/bin/")
+        guest.copy(stage)
+    guest.run("systemd-sysusers")
+    guest.run("systemd-tmpfiles", "--create")
+    for user in ("prefill", "decode"):
+        guest.run("useradd", "--system", "--user-group", "--groups", "kvd", user)
+    for name in ("gpu0", "gpu1"):
+        guest.write("/etc/kvd/%s.conf" % name, CONF % name)
+    guest.run("ldconfig")
+    guest.run("systemctl", "daemon-reload")
+
+
+def new_pid(unit, old):
+    state, pid, result = guest.show(unit, "ActiveState", "MainPID", "Result")
+    assert state != "failed", (unit, result)
+    return int(pid) if state == "active" and int(pid) not in (0, old) else None
+
+
+def main_pid(unit):
+    """As PID 1's namespace counts."""
+    return int(guest.show(unit, "MainPID"))
+
+
+# ---- cases, in this order ----
+
+def service_starts_and_says_so():
+    guest.run("systemctl", "start", "kvd@gpu0")  # returns when it is ready
+    state, text, restarts = guest.show("kvd@gpu0", "ActiveState", "StatusText", "NRestarts")
+    assert (state, text, restarts) == ("active", "serving", "0"), (state, text, restarts)
+    assert guest.ctl("gpu0", "health")[0] == 0
+    pid = main_pid("kvd@gpu0")
+    with open("/proc/%d/root/proc/%d/status" % (guest.pid, pid)) as f:
+        status = dict(line.split(":\t") for line in f.read().splitlines() if ":\t" in line)
+    assert status["Seccomp"].strip() == "2" and int(status["CapEff"], 16) == 0, status
+    assert status["Uid"].split()[0] == guest.run("id", "-u", "kvd")[1].strip()
+
+
+def target_starts_and_stops_all():
+    guest.run("systemctl", "enable", "--quiet", "kvd.target", "kvd@gpu0", "kvd@gpu1")
+    guest.run("systemctl", "start", "kvd.target")
+    for name in ("gpu0", "gpu1"):
+        assert guest.show("kvd@" + name, "ActiveState") == "active", name
+    guest.run("systemctl", "stop", "kvd.target")
+    for name in ("gpu0", "gpu1"):
+        assert guest.show("kvd@" + name, "ActiveState") == "inactive", name
+    guest.run("systemctl", "start", "kvd.target")
+
+
+def rooms_between_engines_of_other_users():
+    endpoint = json.loads(guest.ctl("gpu0", "--json", "status")[1])["endpoint"]
+    with tempfile.TemporaryFile() as log:
+        prefill = guest.start("demo-prefill", "/run/kvd/gpu0.sock", user="prefill", log=log)
+        try:
+            _, out = guest.run("demo-decode", "/run/kvd/gpu1.sock", endpoint, "shm",
+                               user="decode")
+        finally:
+            prefill.kill()  # it ends by a SIGKILL of its own
+            prefill.wait()
+    assert out.count("shm") >= 3, out
+    until("nothing is left of them", lambda: "regions 0" in " ".join(
+        guest.ctl("gpu0", "stats")[1].split()))
+
+
+def user_outside_the_group_is_refused():
+    guest.run("useradd", "--system", "--user-group", "stranger")
+    status, out = guest.ctl("gpu0", "status", check=False, user="stranger")
+    assert status == 3 and "usermod -aG kvd stranger" in out, (status, out)
+
+
+def reload_takes_the_new_file():
+    guest.write("/etc/kvd/gpu0.conf", (CONF % "gpu0").replace("= info", "= debug"))
+    guest.run("systemctl", "reload", "kvd@gpu0")
+    until("reloaded", lambda: "reloaded" in guest.journal("kvd@gpu0"))
+    assert json.loads(guest.ctl("gpu0", "--json", "call", "config.show")[1])
+
+
+def killed_daemon_comes_back():
+    old = main_pid("kvd@gpu0")
+    guest.run("kill", "-9", str(old))
+    until("a new process", lambda: new_pid("kvd@gpu0", old))
+    assert guest.ctl("gpu0", "health")[0] == 0
+
+
+def it_never_gives_up():
+    for _ in range(8):  # systemd's default is 5 in 10 s
+        old = until("a process", lambda: new_pid("kvd@gpu1", 0))
+        guest.run("kill", "-9", str(old))
+        until("a new process", lambda o=old: new_pid("kvd@gpu1", o))
+
+
+def frozen_daemon_is_restarted_by_the_watchdog():
+    guest.write("/etc/systemd/system/kvd@.service.d/test.conf", "[Service]\nWatchdogSec=2\n")
+    guest.run("systemctl", "daemon-reload")
+    guest.run("systemctl", "restart", "kvd@gpu0")
+    old = main_pid("kvd@gpu0")
+    guest.run("kill", "-STOP", str(old))
+    until("a new process", lambda: new_pid("kvd@gpu0", old))
+    assert "Watchdog timeout" in guest.journal("kvd@gpu0"), guest.journal("kvd@gpu0")
+    guest.run("rm", "/etc/systemd/system/kvd@.service.d/test.conf")
+    guest.run("systemctl", "daemon-reload")
+
+
+def stop_drains_a_room_that_hangs():
+    guest.run("systemctl", "restart", "kvd@gpu0")
+    with tempfile.TemporaryFile() as log:
+        prefill = guest.start("demo-prefill", "/run/kvd/gpu0.sock", user="prefill", log=log)
+        try:
+            until("a room is open", lambda: len(
+                guest.ctl("gpu0", "rooms")[1].splitlines()) > 1)
+            began = time.monotonic()
+            stop = subprocess.Popen(["nsenter", "-t", str(guest.pid), "-a", "--",
+                                     "systemctl", "stop", "kvd@gpu0"])
+            until("draining", lambda: guest.show("kvd@gpu0", "StatusText").startswith(
+                "draining"))
+            assert stop.wait(DEADLINE_S) == 0
+            assert time.monotonic() - began >= 2
+        finally:
+            prefill.kill()
+            prefill.wait()
+    result, state = guest.show("kvd@gpu0", "Result", "ActiveState")
+    assert (result, state) == ("success", "inactive"), (result, state)
+
+
+def socket_starts_the_service_for_the_engine_that_comes_first():
+    guest.run("systemctl", "start", "kvd@gpu0.socket")
+    assert guest.show("kvd@gpu0", "ActiveState") == "inactive"
+    assert guest.ctl("gpu0", "ping", user="prefill")[0] == 0
+    assert guest.show("kvd@gpu0", "ActiveState") == "active"
+    guest.run("systemctl", "stop", "kvd@gpu0.socket", "kvd@gpu0")
+
+
+def wrong_configuration_is_not_tried_again():
+    for text, word in (("[peer]\nlistn = tcp://127.0.0.1:0\n", "listn"),
+                       ("[peer]\ncurve_secret_file = /etc/kvd/none\n", "curve_secret_file")):
+        guest.write("/etc/kvd/bad.conf", text)
+        assert guest.run("systemctl", "start", "kvd@bad", check=False)[0] != 0
+        state, status, restarts = guest.show("kvd@bad", "ActiveState", "ExecMainStatus",
+                                             "NRestarts")
+        assert (state, status, restarts) == ("failed", "78", "0"), (text, state, status,
+                                                                    restarts)
+        assert word in guest.journal("kvd@bad")
+        guest.run("systemctl", "reset-failed", "kvd@bad")
+
+
+def nothing_in_the_journal_is_an_assertion_or_a_refused_call():
+    text = guest.journal("kvd@gpu0") + guest.journal("kvd@gpu1")
+    for words in ("Operation not permitted", "Assertion", "core dumped"):
+        assert words not in text, text
+
+
+def told(case):
+    """The case; the journal's end when it fails."""
+    @functools.wraps(case)
+    def play():
+        try:
+            case()
+        except AssertionError:
+            print(guest.run("journalctl", "--no-pager", "-n", "30", check=False)[1])
+            raise
+    return play
+
+
+def main():
+    global guest
+    try:
+        guest = Guest()
+    except Skip as need:
+        print("skipped: %s" % need)
+        return 77
+    try:
+        install()
+        cases = [service_starts_and_says_so, target_starts_and_stops_all,
+                 rooms_between_engines_of_other_users, user_outside_the_group_is_refused,
+                 reload_takes_the_new_file, killed_daemon_comes_back, it_never_gives_up,
+                 frozen_daemon_is_restarted_by_the_watchdog, stop_drains_a_room_that_hangs,
+                 socket_starts_the_service_for_the_engine_that_comes_first,
+                 wrong_configuration_is_not_tried_again,
+                 nothing_in_the_journal_is_an_assertion_or_a_refused_call]
+        run([told(case) for case in cases])
+    finally:
+        guest.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
