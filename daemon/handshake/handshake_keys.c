@@ -199,7 +199,7 @@ void pools_key_ready(struct xp_key *key, const struct err *err)
 	struct remote_region *region = ((struct xp_key_base *)key)->owner;
 	struct remote_pool *pool = region->pool;
 
-	assert(region && region->key == key);
+	assert(region->key == key);
 	if (!pool || pool->dead)
 		return;
 	if (err)

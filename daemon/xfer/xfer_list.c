@@ -140,7 +140,7 @@ int prepared_add(struct xfer_session *xs, struct attach *attach, struct dlist *d
 	struct places *places;
 	int r = xfer_charge_check(xs, xfer_list_memory(dlist));
 
-	assert(dlist && search_p);
+	assert(search_p);
 	if (r >= 0 && idmap_count(&xs->dlists) >= XFER_DLISTS_MAX)
 		r = err_raise(ERR_LIMIT, "%u prepared lists: the cap of a session",
 			      XFER_DLISTS_MAX);
@@ -316,7 +316,7 @@ int list_parts(const struct prepared *prepared, const struct attach *attach,
 	uint32_t n = prepared->dlist->entry_count;
 	int r = 0;
 
-	assert(prepared->dlist && attach->remote);
+	assert(attach->remote);
 	for (uint32_t begin = 0; r >= 0 && begin < n; begin += PART_ENTRIES)
 		r = part_new(prepared, attach, begin,
 			     n - begin < PART_ENTRIES ? n - begin : PART_ENTRIES, parts);

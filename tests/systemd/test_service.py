@@ -8,6 +8,7 @@ import contextlib
 import functools
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -38,7 +39,7 @@ def until(what, check, seconds=DEADLINE_S):
         if last:
             return last
         assert time.monotonic() < end, "not within %d s: %s" % (seconds, what)
-        time.sleep(0.05)
+        select.select([], [], [], 0.05)
 
 
 class Guest:
@@ -130,13 +131,14 @@ class Guest:
     def stop(self):
         self.boot.kill()
         self.boot.wait()
-        for _ in range(200):  # what is left of it dies first
-            for folder, _, _ in os.walk(self.cgroup, topdown=False):
-                with contextlib.suppress(OSError):
-                    os.rmdir(folder)
-            if not os.path.exists(self.cgroup):
-                break
-            time.sleep(0.05)
+        with contextlib.suppress(AssertionError):
+            until("what is left of it has died", self._cgroup_gone, 10)
+
+    def _cgroup_gone(self):
+        for folder, _, _ in os.walk(self.cgroup, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+        return not os.path.exists(self.cgroup)
 
 
 def install():

@@ -68,7 +68,7 @@ static int ucx_reg_map(struct ucx_reg *reg)
 
 int ucx_mem_reg(struct transport *base, struct memory *memory, struct xp_reg **reg_p)
 {
-	struct ucx_reg *reg;
+	struct ucx_reg *reg = NULL;
 	int r = memory_check_copyable(memory);
 
 	if (r == 0)
