@@ -93,8 +93,8 @@ static bool rows_stay(uint32_t rows)
 	bool stayed = true;
 	struct up_op op;
 
-	up_place_init(&src, &up_a, 4 * MIB, false);
-	up_place_init(&dst, &up_b, 4 * MIB, false);
+	up_place_init(&src, &up_a, 3 * (uint64_t)UCX_SMALL_BYTES, false);
+	up_place_init(&dst, &up_b, 3 * (uint64_t)UCX_SMALL_BYTES, false);
 	up_op_init(&op, XP_WRITE, plan, &src, &dst);
 	up_b.sides = op.op.sides;
 	await(!worker_of(&up_a)->away && !worker_of(&up_b)->away);

@@ -40,7 +40,7 @@
 #include "daemon/base/thread.h"
 
 /* What libucp may have to move while the loop has the worker: a small transfer. */
-#define LOOP_BYTES (UINT64_C(1152) << 10)
+#define LOOP_BYTES (UINT64_C(4608) << 10)
 #define ROUND 16u /* calls, then progress, of the thread between looks at the other */
 #define CALM_NS (2 * LOOP_NS_PER_MS) /* no more than that under way: it goes back */
 #define CLOSE_MIN_MS 1		     /* a look at an endpoint that closes; then longer */
