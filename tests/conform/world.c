@@ -315,9 +315,17 @@ void end_peer_close(struct end *end, const struct end *other)
 	end_call(end, CMD_PEER_CLEAR, other->index, 0, 0, 0);
 }
 
-/* The later letter dials. */
-void world_connect(struct world *world, struct end *a, struct end *b)
+static bool both_ready(struct end *a, struct end *b)
 {
+	return end_peer(a, b).ready && end_peer(b, a).ready;
+}
+
+/* The later letter dials. False: lost on the way, and to be tried again. */
+static bool connect_once(struct world *world, struct end *a, struct end *b)
+{
+	/* libucp may lose a connection that is made as another one ends ("Endpoint
+	 * timeout"): it is made again, as the daemon does */
+	const bool again = strcmp(world->backend->transport, "ucx") == 0;
 	uint8_t(*tokens)[ENDS_MAX][XP_TOKEN_BYTES] = world->tokens;
 	struct err err = {0};
 	int r;
@@ -334,9 +342,22 @@ void world_connect(struct world *world, struct end *a, struct end *b)
 				  tokens[b->index][a->index], &err);
 		CHECK(r == 0, "peer_open: %s", err.text);
 	}
-	CHECK(AWAIT(world, end_peer(a, b).ready && end_peer(b, a).ready),
+	CHECK(AWAIT(world, both_ready(a, b) || (again && (end_peer(a, b).lost ||
+							  end_peer(b, a).lost))),
 	      "the peers do not get ready (%s %s)", end_peer(a, b).text,
 	      end_peer(b, a).text);
+	return both_ready(a, b);
+}
+
+void world_connect(struct world *world, struct end *a, struct end *b)
+{
+	for (unsigned int tries = 0; !connect_once(world, a, b); tries++) {
+		CHECK(tries < 3, "the peers do not get ready (%s %s)",
+		      end_peer(a, b).text, end_peer(b, a).text);
+		end_peer_close(a, b);
+		if (b != a)
+			end_peer_close(b, a);
+	}
 }
 
 void end_policy(struct end *end, enum puppet_policy policy)
