@@ -155,7 +155,8 @@ static size_t member(const char *line, const char *name, uint8_t *out, size_t ma
 	assert_non_null(end);
 	assert_true(base64_decode(at, (size_t)(end - at), bytes, &len));
 	assert_true(len <= max);
-	memcpy(out, bytes, len);
+	if (len)
+		memcpy(out, bytes, len);
 	return len;
 }
 
