@@ -49,10 +49,11 @@ void mailbox_fini(struct mailbox *box)
 
 /* Was the box empty? Only then a wake-up is due: the loop takes items, under the same
  * lock, until it finds none. An item that is in the box already stays where it is. */
-static bool mailbox_do_put(struct mailbox *box, struct list *item)
+bool mailbox_add(struct mailbox *box, struct list *item)
 {
 	bool first;
 
+	assert(box->on_item);
 	pthread_mutex_lock(&box->lock);
 	first = list_empty(&box->items);
 	if (list_empty(item))
@@ -63,15 +64,18 @@ static bool mailbox_do_put(struct mailbox *box, struct list *item)
 
 void mailbox_put(struct mailbox *box, struct list *item)
 {
-	assert(box->on_item);
-	if (mailbox_do_put(box, item))
-		loop_wake(&box->wake);
+	if (mailbox_add(box, item))
+		mailbox_wake(box);
+}
+
+void mailbox_wake(struct mailbox *box)
+{
+	loop_wake(&box->wake);
 }
 
 void mailbox_post(struct mailbox *box, struct list *item)
 {
-	assert(box->on_item);
-	(void)mailbox_do_put(box, item);
+	(void)mailbox_add(box, item);
 	loop_defer(box->wake.watch.loop, &box->deliver);
 }
 

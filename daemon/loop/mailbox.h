@@ -8,6 +8,7 @@
 #define KVD_LOOP_MAILBOX_H
 
 #include <pthread.h>
+#include <stdbool.h>
 
 #include "daemon/base/list.h"
 #include "daemon/loop/loop.h"
@@ -27,6 +28,9 @@ void mailbox_fini(struct mailbox *box);
 
 /* Nothing happens to an item that is in it. Any thread: */
 void mailbox_put(struct mailbox *box, struct list *item);
+/* The same in two steps, for who has many: true of one of them, then a wake-up is due. */
+bool mailbox_add(struct mailbox *box, struct list *item);
+void mailbox_wake(struct mailbox *box);
 /* The loop's: handed over in this turn, without a wake-up. */
 void mailbox_post(struct mailbox *box, struct list *item);
 /* Not in it any more: its owner ends. */

@@ -271,6 +271,7 @@ static unsigned int ucx_progress(struct transport *base, unsigned int budget)
 	unsigned int done = ucx_worker_progress(&transport->worker, budget);
 
 	net_run(&transport->net);
+	ucx_submitted(&transport->worker);
 	return done;
 }
 

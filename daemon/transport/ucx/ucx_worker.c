@@ -21,6 +21,10 @@
  * and on its own. libucp ends a closed endpoint in progress calls that neither its
  * event fd nor its arm tells of: while one closes, the thread looks now and then.
  *
+ * A slice crosses some times, and a wake-up costs as much as the slice. So each side
+ * wakes the other once for all that it has: the loop when it has gone through what came,
+ * the thread after a round.
+ *
  * Callbacks of libucp change nothing of the loop's: they end a call or tell something,
  * by the mailbox.
  */
@@ -59,7 +63,7 @@ static void ucx_worker_call_start(struct ucx_worker *worker, struct ucx_call *ca
 void ucx_tell(struct ucx_worker *worker, struct ucx_call *call)
 {
 	if (worker->on_thread)
-		mailbox_put(&worker->box, &call->link);
+		worker->told |= mailbox_add(&worker->box, &call->link);
 	else
 		mailbox_post(&worker->box, &call->link);
 }
@@ -144,8 +148,6 @@ static void on_back(struct ucx_call *call)
 
 void ucx_submit(struct ucx_worker *worker, struct ucx_call *call)
 {
-	bool asleep;
-
 	call->worker = worker;
 	list_init(&call->link);
 	worker->bytes += call->bytes;
@@ -157,10 +159,32 @@ void ucx_submit(struct ucx_worker *worker, struct ucx_call *call)
 	}
 	pthread_mutex_lock(&worker->lock);
 	list_push_back(&worker->calls, &call->link);
-	asleep = take_sleep(worker);
+	pthread_mutex_unlock(&worker->lock);
+	loop_defer(worker->watch.loop, &worker->submitted);
+}
+
+static void ucx_worker_wake_for_calls(struct ucx_worker *worker)
+{
+	bool asleep;
+
+	pthread_mutex_lock(&worker->lock);
+	asleep = !list_empty(&worker->calls) && take_sleep(worker);
 	pthread_mutex_unlock(&worker->lock);
 	if (asleep)
 		ucx_worker_wake(worker);
+}
+
+static void on_submitted(struct loop_defer *defer)
+{
+	ucx_worker_wake_for_calls(container_of(defer, struct ucx_worker, submitted));
+}
+
+void ucx_submitted(struct ucx_worker *worker)
+{
+	if (list_empty(&worker->submitted.link))
+		return;
+	loop_defer_cancel(&worker->submitted);
+	ucx_worker_wake_for_calls(worker);
 }
 
 static void on_item(struct mailbox *box, struct list *item)
@@ -277,6 +301,10 @@ static void ucx_worker_serve(struct ucx_worker *worker)
 	bool worked = ucx_worker_work(worker);
 	uint64_t calm_ns = clock_ns() - worker->heavy_ns;
 
+	if (worker->told) {
+		worker->told = false;
+		mailbox_wake(&worker->box);
+	}
 	if (calm_ns >= CALM_NS) {
 		ucx_worker_give_back(worker);
 	} else if (worked) {
@@ -350,6 +378,7 @@ int ucx_worker_open(struct ucx_worker *worker, const struct ucx_lib *lib,
 	if (r < 0)
 		return err_pass(r);
 	loop_fd_init(&worker->watch, loop, worker->efd, on_ready);
+	loop_defer_init(&worker->submitted, on_submitted);
 	r = mailbox_init(&worker->box, loop, on_item);
 	if (r == 0)
 		r = loop_fd_set(&worker->watch, LOOP_READ);
@@ -375,8 +404,10 @@ void ucx_worker_close(struct ucx_worker *worker)
 		pthread_join(worker->thread, NULL);
 		assert(list_empty(&worker->calls) && worker->open == 0);
 	}
-	if (worker->watch.loop)
+	if (worker->watch.loop) {
 		loop_fd_stop(&worker->watch);
+		loop_defer_cancel(&worker->submitted);
+	}
 	mailbox_fini(&worker->box);
 	if (worker->handle)
 		worker->lib->ucp_worker_destroy(worker->handle);

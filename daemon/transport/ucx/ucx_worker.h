@@ -41,9 +41,10 @@ struct ucx_worker {
 	int efd; /* libucp's */
 	struct mailbox box;
 	/* the loop's */
-	struct loop_fd watch; /* of efd, while the loop has the worker */
-	uint64_t bytes;	      /* of calls that are not done */
-	bool away;	      /* the thread has it */
+	struct loop_fd watch;	     /* of efd, while the loop has the worker */
+	uint64_t bytes;		     /* of calls that are not done */
+	bool away;		     /* the thread has it */
+	struct loop_defer submitted; /* a call since the thread was last told */
 	/* the holder of the worker */
 	unsigned int open;    /* calls inside libucp */
 	uint64_t open_bytes;  /* theirs */
@@ -51,6 +52,7 @@ struct ucx_worker {
 	unsigned int closing; /* endpoints */
 	uint64_t heavy_ns;    /* when that last was more than the loop's */
 	int close_ms;	      /* to the next look at endpoints that close */
+	bool told;	      /* the loop is to be woken after this round */
 	/* under the lock */
 	pthread_mutex_t lock;
 	struct list calls; /* for the thread to start */
@@ -70,6 +72,8 @@ int ucx_worker_open(struct ucx_worker *worker, const struct ucx_lib *lib,
 /* No call is under way. */
 void ucx_worker_close(struct ucx_worker *worker);
 void ucx_submit(struct ucx_worker *worker, struct ucx_call *call);
+/* Wake the thread for what was submitted; else that is done in the next turn. */
+void ucx_submitted(struct ucx_worker *worker);
 /* As transport_ops: the loop's share, before it sleeps. */
 unsigned int ucx_worker_progress(struct ucx_worker *worker, unsigned int budget);
 bool ucx_worker_arm(struct ucx_worker *worker);
