@@ -3,3 +3,12 @@
 TEST_TARGETS += tests/systemd/test_service.py
 TEST_NEEDS   += $(B)/demo-prefill $(B)/demo-decode
 export TEST_ALONE += tests/systemd/test_service.py
+
+# Faults and conformance under the unit's system call filters (libseccomp).
+FILTERED := tests/systemd/filtered.py
+.PHONY: filtered
+filtered: all $(CONFORM) $(FAULTS_ENGINE) ## the fault matrix and conformance under the unit's filters
+	$(Q)$(FILTERED) --fold $(B) $(B)-filtered
+	$(Q)KVD_BUILD=$(CURDIR)/$(B)-filtered LD_LIBRARY_PATH=$(CURDIR)/$(B) \
+		tests/integration/faults/faults.py $(FAULTS)
+	$(Q)$(FILTERED) $(CONFORM)
