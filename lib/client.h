@@ -377,10 +377,15 @@ bool client_session_due(const struct kvd_client *client, uint64_t *due_p);
 int client_session_again(struct client_op *op);
 void client_session_answered(struct client_object *object, int result);
 /*
- * client_enter() for calls that need the session. A blocking one finds the end
- * of the connection here, connects again if somebody listens, and waits for the
- * registrations, at most the call's time: -KVD_E_LOST.
+ * Every call that needs the session begins here, before it looks at a handle:
+ * without one it is -KVD_E_LOST, retryable, never the handle's -KVD_E_STATE. need()
+ * takes the steps to a new session that are due, and never waits; check() takes none.
+ * begin() is client_enter() and need(); a blocking one finds the end of the
+ * connection, connects again if somebody listens, and waits for the registrations,
+ * at most the call's time.
  */
+int client_session_check(struct kvd_client *client);
+int client_session_need(struct kvd_client *client);
 int client_begin(struct kvd_client *client, const struct kvd_call *call);
 
 /* ---- the client ---------------------------------------------------------- */

@@ -28,6 +28,8 @@ void client_op_begin(struct kvd_client *client, struct client_op *op, const char
 
 static int op_check(struct kvd_client *client, struct client_op *op)
 {
+	int r;
+
 	client_text_bytes(&op->text, "}\n", 2);
 	if (op->text.failed)
 		return client_fail_nomem(client);
@@ -39,13 +41,11 @@ static int op_check(struct kvd_client *client, struct client_op *op)
 		return client_fail(client, KVD_E_TOOBIG,
 				   "%u fds with a request, limit %u", op->fd_count,
 				   CLIENT_FDS_MAX);
-	if (client->conn.fd < 0 || (kvd_lost(client) && !op->forced))
-		return client_fail(client, KVD_E_LOST, "no connection to %s%s%s",
-				   client->path, client->again.why.code ? ": " : "",
-				   client->again.why.code ? client->again.why.message
-							  : "");
-	if (op->forced)
+	if (op->forced && client->conn.fd >= 0)
 		return 0;
+	r = client_session_check(client);
+	if (r)
+		return r;
 	if (client->conn.pending >= client->max_pending)
 		return client_fail(client, KVD_E_FULL, "%u unanswered requests, limit %u",
 				   client->conn.pending, client->max_pending);
@@ -242,6 +242,9 @@ int kvd_submit(struct kvd_client *client, const char *cmd, const char *args,
 	if (client_blocks(call) || !cmd)
 		return client_fail(client, KVD_E_INVAL,
 				   "kvd_submit: cmd and on_done are required");
+	r = client_session_need(client);
+	if (r)
+		return r;
 	client_op_begin(client, &op, cmd);
 	op.fds = fds;
 	op.fd_count = fd_count;

@@ -225,6 +225,8 @@ int kvd_peer_attach_begin(struct kvd_client *client, const char *endpoint,
 		r = client_fail(client, KVD_E_INVAL,
 				"kvd_peer_attach_begin: on_done is required");
 	if (!r)
+		r = client_session_need(client);
+	if (!r)
 		r = attach_new(client, endpoint, key, &attach);
 	if (r)
 		return r;

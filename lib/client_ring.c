@@ -251,16 +251,14 @@ int client_ring_begin(struct kvd_client *client)
 	if (r)
 		return r;
 	/* a reader of shared memory alone learns here that the daemon is gone */
-	if (!client->in_callback &&
-	    (kvd_lost(client) || client_map_health(client->map) != CLIENT_ALIVE))
+	if (!client->in_callback && !kvd_lost(client) &&
+	    client_map_health(client->map) != CLIENT_ALIVE)
 		client_conn_turn(client, 0);
-	if (kvd_lost(client))
-		return client_fail(client, KVD_E_LOST, "no connection to %s",
-				   client->path);
+	r = client_session_need(client);
+	if (r)
+		return r;
 	client_ring_make(client);
-	return kvd_lost(client) ? client_fail(client, KVD_E_LOST, "no connection to %s",
-					      client->path)
-				: 0;
+	return client_session_check(client);
 }
 
 /* ---- entries ---------------------------------------------------------------------- */

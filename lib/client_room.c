@@ -15,14 +15,19 @@
  */
 #include "lib/client.h"
 
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "daemon/base/err.h"
 #include "daemon/base/hex.h"
 #include "proto/base64.h"
 
 struct kvd_room {
 	struct client_slot slot;
 	enum kvd_role role;
+	bool told;	      /* `why` is the last word */
+	struct kvd_error why; /* of kvd_room_why() */
 };
 
 static const char *const role_names[] = {"send", "recv", "offer", "pull"};
@@ -177,8 +182,7 @@ static int room_opened(struct client_request *req, int result, const cJSON *repl
 		client_object_enter(req->object, CLIENT_DOUBT);
 		return result;
 	}
-	slot->error = -result;
-	client_object_enter(req->object, CLIENT_FAILED);
+	client_slot_refused(slot);
 	return result;
 }
 
@@ -197,18 +201,11 @@ static int wait_check(struct kvd_client *client, const struct kvd_wait *wait)
 
 static int open_check(struct kvd_client *client, const struct kvd_room_args *a)
 {
-	int r;
-
 	if ((unsigned int)a->role >= ARRAY_LEN(role_names))
 		return client_fail(client, KVD_E_INVAL, "role: %d", (int)a->role);
 	if (!a->pool || !kvd_pool_id(a->pool))
 		return client_fail(client, KVD_E_STATE, "pool: not registered now");
-	r = wait_check(client, &a->wait);
-	if (r)
-		return r;
-	if (!client->map || kvd_lost(client))
-		return client_fail(client, KVD_E_LOST, "no connection: kvd_reconnect()");
-	return 0;
+	return wait_check(client, &a->wait);
 }
 
 int kvd_room_open(struct kvd_client *client, const struct kvd_room_args *args,
@@ -242,13 +239,50 @@ int kvd_room_open(struct kvd_client *client, const struct kvd_room_args *args,
 
 /* ---- the room's commands ----------------------------------------------------- */
 
+/* What is known here of its end: the refusal of its opening, the end of its session. */
+static void room_fault(const struct kvd_room *room, int code, struct kvd_error *error)
+{
+	if (room->slot.fault) {
+		*error = *room->slot.fault;
+		return;
+	}
+	client_error_set(error, code, "%s",
+			 code == KVD_E_DEAD   ? "the daemon's process is gone"
+			 : code == KVD_E_LOST ? "its session has ended"
+					      : err_meaning((enum err_code)code));
+}
+
+/* A room of this session that has failed is refused by the daemon, with its error. */
+static int room_failed(struct kvd_room *room)
+{
+	struct kvd_client *client = room->slot.object.client;
+	struct kvd_room_status st;
+	struct kvd_error why;
+
+	if (client_slot_read(&room->slot, &st) < 0 || st.state != KVD_FAILED)
+		return 0;
+	room_fault(room, st.error, &why);
+	client->error = why;
+	snprintf(client->error.message, sizeof(client->error.message),
+		 "room %llu failed: %s: %.250s", (unsigned long long)room->slot.number,
+		 kvd_code_name(why.code), why.message);
+	return -why.code;
+}
+
 /* An opening still unanswered is fine: lines are taken in order. */
 static int room_enter(struct kvd_room *room, const struct kvd_call *call)
 {
 	struct client_object *object = &room->slot.object;
-	int r = client_enter(object->client, client_blocks(call));
+	struct kvd_client *client = object->client;
+	enum client_phase phase = client_object_phase(object);
+	int r = client_enter(client, client_blocks(call));
 
-	if (!r && client_object_phase(object) != CLIENT_MAKING)
+	if (!r && (phase == CLIENT_FAILED || kvd_lost(client) ||
+		   object->serial != client->serial))
+		r = room_failed(room);
+	if (!r)
+		r = client_session_need(client);
+	if (!r && phase != CLIENT_MAKING)
 		r = client_object_usable(object, "room");
 	return r;
 }
@@ -298,13 +332,15 @@ int kvd_room_abort(struct kvd_room *room, const char *reason, const struct kvd_c
 	enum client_phase phase = client_object_phase(object);
 	struct client_op op;
 	int r = client_enter(object->client, client_blocks(call));
+	bool lives = phase == CLIENT_MAKING || phase == CLIENT_READY;
 
+	if (!r && lives && object->serial == object->client->serial)
+		r = client_session_need(object->client);
 	if (r)
 		return r;
 	/* failed, or in doubt and going to be aborted anyway, or ended with its session
 	 */
-	if ((phase != CLIENT_MAKING && phase != CLIENT_READY) ||
-	    object->serial != object->client->serial)
+	if (!lives || object->serial != object->client->serial)
 		return client_op_local(object->client, call);
 	room_begin(room, &op, "room.abort");
 	if (reason)
@@ -349,6 +385,51 @@ int kvd_room_show(struct kvd_room *room, int timeout_ms, char **json_p)
 		return r;
 	room_begin(room, &op, "room.show");
 	return client_op_json(room->slot.object.client, &op, timeout_ms, json_p);
+}
+
+static int why_told(struct client_request *req, int result, const cJSON *reply)
+{
+	if (result || req->late)
+		return result;
+	if (cJSON_GetObjectItemCaseSensitive(reply, "error"))
+		client_error_parse(req->out, reply);
+	return 0;
+}
+
+/* The daemon's record has the text: the status page has the code alone. 1: nobody
+ * has it any more. */
+static int why_ask(struct kvd_room *room, int timeout_ms)
+{
+	struct kvd_client *client = room->slot.object.client;
+	struct kvd_call call = {.timeout_ms = timeout_ms};
+	struct client_op op;
+
+	if (client->owner != getpid() || kvd_lost(client) ||
+	    room->slot.object.serial != client->serial ||
+	    client_object_phase(&room->slot.object) != CLIENT_READY)
+		return 1;
+	if (client->in_callback)
+		return -KVD_E_STATE;
+	room_begin(room, &op, "room.show");
+	op.finish = why_told;
+	op.out = &room->why;
+	return client_op_run(client, &op, &call);
+}
+
+const struct kvd_error *kvd_room_why(struct kvd_room *room, int timeout_ms)
+{
+	struct kvd_client *client = room->slot.object.client;
+	struct kvd_error error = client->error;
+	struct kvd_room_status st;
+
+	if (room->told)
+		return &room->why;
+	if (client_slot_read(&room->slot, &st) < 0 || !st.error)
+		return NULL;
+	room_fault(room, st.error, &room->why);
+	room->told = why_ask(room, timeout_ms) >= 0;
+	client->error = error;
+	return &room->why;
 }
 
 static int token_told(struct client_request *req, int result, const cJSON *reply)

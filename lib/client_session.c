@@ -496,13 +496,35 @@ static void notice_end(struct kvd_client *client)
 		client_conn_turn(client, 0);
 }
 
+int client_session_check(struct kvd_client *client)
+{
+	const struct kvd_error *why = &client->again.why;
+
+	if (!kvd_lost(client) && client->conn.fd >= 0)
+		return 0;
+	return client_fail(client, KVD_E_LOST, "no connection to %s%s%.200s",
+			   client->path, why->code ? ": " : "",
+			   why->code ? why->message : "");
+}
+
+int client_session_need(struct kvd_client *client)
+{
+	/* without a session nothing is unanswered but libkvd's own requests: no callback
+	 * runs in this turn */
+	if (kvd_lost(client) && !client->in_callback && list_empty(&client->conn.ready))
+		client_conn_turn(client, 0);
+	return client_session_check(client);
+}
+
 int client_begin(struct kvd_client *client, const struct kvd_call *call)
 {
 	int r = client_enter(client, client_blocks(call));
 	struct kvd_error why;
 
-	if (r || !client_blocks(call) || client->again.manual)
+	if (r)
 		return r;
+	if (!client_blocks(call) || client->again.manual)
+		return client_session_need(client);
 	notice_end(client);
 	if (!kvd_lost(client))
 		return 0;

@@ -184,7 +184,10 @@ int kvd_close(struct kvd_client *client);
  * attempts, and registers all regions and pools again under their old handles.
  * kvd_poll() takes the steps that are due and never waits for the daemon; a
  * blocking call connects at once if somebody listens and waits, within its own
- * time, for the registrations. Until then calls give -KVD_E_LOST, retryable.
+ * time, for the registrations. While there is no session every call that needs one
+ * gives -KVD_E_LOST, retryable, and takes the step that is due, so that an engine
+ * which only repeats its call comes back, too; -KVD_E_STATE is for what can never
+ * work.
  * Attachments and dlists are made again behind that: calls that name one wait for
  * it or, where they never wait, give -KVD_E_BUSY; -KVD_E_STATE once it cannot be (the
  * attached session is gone, too). Rooms and xfers of the old session are not resumed:
@@ -527,12 +530,13 @@ struct kvd_room_status {
 	int error;	    /* enum kvd_code; 0 unless failed or aborting */
 	bool retryable;
 	uint64_t bytes;	     /* landed or sent so far */
-	uint64_t total;	     /* expected; 0: not known yet */
+	uint64_t total;	     /* expected; 0: not known yet; of a sender: at its end */
 	uint64_t changed_ns; /* CLOCK_MONOTONIC of the last change of state; 0: not known
 			      */
 };
 
-/* Binds and chunks may follow before the answer; they fail as the opening does. */
+/* Binds and chunks may follow before the answer; they fail as the opening does. Every
+ * call on a room that has failed gives the room's own error, "room 42 failed: …". */
 int kvd_room_open(struct kvd_client *client, const struct kvd_room_args *args,
 		  const struct kvd_call *call, struct kvd_room **room_p);
 /* recv: where the bytes shall land. */
@@ -571,6 +575,14 @@ int kvd_room_read(const struct kvd_room *room, struct kvd_room_status *status_p)
 /* Block until the state is `state` or a later one, or failed; the state, or
  * -KVD_E_NOREPLY. Looks at the shared page with growing pauses of 20 µs … 1 ms. */
 int kvd_room_wait(struct kvd_room *room, int state, int timeout_ms);
+/*
+ * Why the room failed, or is aborting: code, scope, whether another room may succeed,
+ * and the daemon's words; NULL: it does neither. (kvd_last_error() is what the last
+ * *call* found.) Good until the room is closed. It asks the daemon once, for at most
+ * timeout_ms; where it does not get an answer, or in a callback, the code's general
+ * meaning stands for the text.
+ */
+const struct kvd_error *kvd_room_why(struct kvd_room *room, int timeout_ms);
 /* send: the first token that a receiver wants (it has those before it already);
  * -KVD_E_STATE until all receivers have bound. */
 int kvd_room_first_token(struct kvd_room *room, int timeout_ms, uint64_t *token_p);

@@ -324,16 +324,6 @@ static struct room *find_as(struct request *req, const struct room_key *key,
 	return room ? room : room_asked(req->session, key, rooms);
 }
 
-static int not_over(const struct room *room)
-{
-	if (room_live(room))
-		return 0;
-	return err_raise(ERR_STATE, "room %llu is %s%s%.200s",
-			 (unsigned long long)room->number,
-			 room_state_names[sm_state(&room->sm)],
-			 room->error.code ? ": " : "", room->error.text);
-}
-
 static void commands_room_reply_state(struct request *req, const struct room *room)
 {
 	struct brief brief;
@@ -395,7 +385,8 @@ static int run_send(struct request *req)
 			&chunk->wait);
 	/* a retry of what was taken is answered as it was */
 	if (r >= 0 && !idmap_get(&room->chunk_by_seq, chunk->seq)) {
-		r = not_over(room);
+		if (!room_live(room))
+			r = room_refuse_over(room);
 		if (r >= 0 && room->last_given)
 			r = err_raise(ERR_STATE, "seq: %llu comes after the last chunk",
 				      (unsigned long long)chunk->seq);

@@ -151,6 +151,9 @@ void room_move(struct room *room, enum room_state to)
 		room->waiting_ns = now;
 	if (to == ROOM_MOVING)
 		room->moving_ns = room->moved_ns = now;
+	/* only now does a sender know that no receiver wants more */
+	if (to == ROOM_SUCCESS && room->expected == 0)
+		room->expected = room->bytes;
 	if (room_terminal(room)) {
 		room->ended_ns = now;
 		log_end(room);
@@ -190,6 +193,21 @@ static void forget_waits(struct room *room)
 	wait_spec_fini(&room->wait);
 	list_foreach(chunk, &room->chunks, link)
 		wait_spec_fini(&chunk->wait);
+}
+
+int room_refuse_over(const struct room *room)
+{
+	struct err why = room->error;
+
+	assert(!room_live(room));
+	if (why.code == ERR_OK)
+		return err_raise(ERR_STATE, "room %llu is %s",
+				 (unsigned long long)room->number,
+				 room_state_names[sm_state(&room->sm)]);
+	snprintf(why.text, sizeof(why.text), "room %llu failed: %s: %.250s",
+		 (unsigned long long)room->number, err_name(room->error.code),
+		 room->error.text);
+	return err_reraise(&why);
 }
 
 void room_fail(struct room *room, const struct err *why, const struct party *but)

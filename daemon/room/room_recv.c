@@ -28,13 +28,11 @@
 int recv_bind(struct room *room, struct room_maps *maps, const struct wait_spec *wait)
 {
 	assert(room->role == ROOM_RECV || room->role == ROOM_PULL);
+	if (!room_live(room))
+		return err_pass(room_refuse_over(room));
 	if (room->bound)
 		return err_raise(ERR_STATE, "room %llu is bound already",
 				 (unsigned long long)room->number);
-	if (!room_live(room))
-		return err_raise(ERR_STATE, "room %llu is %s",
-				 (unsigned long long)room->number,
-				 room_state_names[sm_state(&room->sm)]);
 	room->maps = *maps;
 	*maps = (struct room_maps){0};
 	room->wait = *wait;

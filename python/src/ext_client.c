@@ -321,6 +321,8 @@ static int op_begin(struct client *c, struct op *op, op_start *start, void *ctx,
 		(uint64_t)(call->timeout_ms > 0 ? call->timeout_ms : 10000) * 1000000u;
 	int r;
 
+	if (waits) /* the end of a session shows in a turn alone */
+		client_turn(c, false);
 	while ((r = start(ctx, call)) == -KVD_E_LOST && waits && clock_ns() < until) {
 		Py_BEGIN_ALLOW_THREADS turn_wait(c);
 		Py_END_ALLOW_THREADS if (PyErr_CheckSignals() < 0 || !c->kvd) break;

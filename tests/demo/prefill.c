@@ -49,7 +49,7 @@ static bool send_chunk(struct cache *cache, struct kvd_client *client,
 	if (send.last && act == ACT_ABORT)
 		until_aborted(client, room);
 	r = kvd_room_send(room, &send, NULL);
-	if (r && r != -KVD_E_STATE)
+	if (r && r != -KVD_E_ABORTED)
 		die(client, "room.send");
 	return !r;
 }

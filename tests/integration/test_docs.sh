@@ -90,6 +90,16 @@ manual structure_keeps_its_remarks '  int a; /* its a */' 'struct s {' '	int a; 
 manual section_has_its_heading $'.SH THINGS\n' 'int f(void);'
 manual character_without_a_name_is_refused '' '/* 你 */' 'int f(void);'
 
+# what an installed header names is there to be read
+for document in $(grep -ohE 'docs/[a-z0-9/_-]+\.md|DESIGN[^,;. ]*' lib/kvd.h proto/kvd_*.h); do
+	if [ -e "$document" ]; then
+		passed=$((passed + 1))
+	else
+		failed=$((failed + 1))
+		echo "FAILED public headers: no document $document"
+	fi
+done
+
 # both warn on standard error only
 if command -v man > /dev/null; then
 	for page in man/*.[1-8]; do

@@ -182,6 +182,51 @@ static void room_state_follows_its_word(void **state)
 			    "\"cmd\":\"room.close\",\"room\":\"77\",\"role\":\"send\"}");
 }
 
+static void room_tells_why_it_failed(void **state)
+{
+	struct client_fixture *f = *state;
+	struct kvd_room *room = client_room_make(f, 2, 40);
+	const struct kvd_error *why;
+	unsigned int n;
+
+	fake_kvd_word(f->fake, 2, 40, KVD_WAITING_FOR_INPUT, 0, 0);
+	assert_null(kvd_room_why(room, 0));
+	fake_kvd_word(f->fake, 2, 40, KVD_FAILED, 0, KVD_E_REQUIRE);
+	/* no answer in time: the code is known all the same */
+	fake_kvd_answer(f->fake, "");
+	why = kvd_room_why(room, 20);
+	assert_int_equal(why->code, KVD_E_REQUIRE);
+	assert_string_equal(why->message, "no allowed transport");
+	client_error_set(&f->client->error, KVD_E_INVAL, "of another call");
+	fake_kvd_answer(f->fake, OK ",\"error\":{\"code\":\"EREQUIRE\",\"message\":"
+				    "\"no transport: tcp is off\",\"scope\":\"peer\","
+				    "\"retryable\":true}}");
+	why = kvd_room_why(room, 0);
+	assert_int_equal(why->code, KVD_E_REQUIRE);
+	assert_string_equal(why->message, "no transport: tcp is off");
+	assert_string_equal(why->scope, "peer");
+	assert_true(why->retryable);
+	assert_string_equal(kvd_last_error(f->client)->message, "of another call");
+	n = fake_kvd_lines(f->fake);
+	assert_ptr_equal(kvd_room_why(room, 0), why); /* asked once */
+	assert_int_equal(fake_kvd_lines(f->fake), n);
+}
+
+static void room_of_an_ended_session_tells_why(void **state)
+{
+	struct client_fixture *f = *state;
+	struct kvd_room *room = client_room_make(f, 2, 40);
+
+	fake_kvd_word(f->fake, 2, 40, KVD_TRANSFERRING, 0, 0);
+	fake_kvd_kill(f->fake);
+	while (kvd_poll(f->client, 100) >= 0)
+		;
+	assert_int_equal(kvd_room_why(room, 0)->code, KVD_E_DEAD);
+	assert_string_equal(kvd_room_why(room, 0)->message,
+			    "the daemon's process is gone");
+	assert_true(kvd_room_why(room, 0)->retryable);
+}
+
 static bool child_is_well(pid_t pid)
 {
 	int status;
@@ -552,6 +597,8 @@ int main(void)
 		T(room_pull_names_both_sides),
 		T(room_tells_first_token_and_landed_pages),
 		T(room_state_follows_its_word),
+		T(room_tells_why_it_failed),
+		T(room_of_an_ended_session_tells_why),
 		T(room_polls_make_no_system_call),
 		T(room_of_another_generation_is_gone),
 		T(room_figures_that_never_settle_cost_only_themselves),

@@ -84,6 +84,75 @@ static void daemon_restarted_next_open_works(void **state)
 	assert_int_equal(kvd_room_close(old, NULL), 0);
 }
 
+/* What an engine may call with callbacks: how many are not told to try again. */
+static int calls_not_lost(struct client_fixture *f, struct kvd_room *old)
+{
+	struct kvd_call call = {.on_done = client_on_done, .arg = f};
+	struct kvd_region *region = (struct kvd_region *)(void *)list_first(
+		&f->client->objects[CLIENT_REGION], struct client_object, link);
+	struct kvd_pool_args pool = {
+		.layout = "{}", .regions = &region, .region_count = 1};
+	struct kvd_room_args open = {.room = 78, .pool = first_pool(f)};
+	struct kvd_session_key key = {.epoch = 1};
+	struct kvd_wait wait = {.region = region};
+	struct kvd_bind_args bind = {.wait = wait};
+	struct kvd_send_args send = {.wait = wait};
+	struct kvd_pool *pool_made;
+	struct kvd_room *room;
+	uint64_t attach;
+	int results[] = {
+		kvd_room_open(f->client, &open, &call, &room),
+		kvd_pool_register(f->client, &pool, &call, &pool_made),
+		kvd_pool_unregister(first_pool(f), &call),
+		kvd_room_bind(old, &bind, &call),
+		kvd_room_send(old, &send, &call),
+		kvd_room_abort(old, NULL, &call),
+		kvd_submit(f->client, "a", NULL, NULL, 0, &call, NULL),
+		kvd_peer_attach_begin(f->client, NULL, &key, &call, &attach),
+	};
+	int others = 0;
+
+	for (size_t i = 0; i < ARRAY_LEN(results); i++)
+		others += results[i] != -KVD_E_LOST && results[i] != -KVD_E_DEAD;
+	return others;
+}
+
+static void calls_without_a_session_are_lost_and_make_one(void **state)
+{
+	struct client_fixture *f = *state;
+	struct kvd_call call = {.on_done = client_on_done, .arg = f};
+	struct kvd_room *old = client_room_make(f, 2, 40), *room;
+	struct kvd_room_args args = {.room = 78, .pool = first_pool(f)};
+	uint64_t end;
+	int r;
+
+	fake_kvd_word(f->fake, 2, 40, KVD_WAITING_FOR_INPUT, 0, 0);
+	fake_kvd_kill(f->fake);
+	until_lost(f);
+	assert_int_equal(calls_not_lost(f, old), 0);
+	assert_true(kvd_last_error(f->client)->retryable);
+	fake_kvd_restart(f->fake);
+	fake_kvd_answer(f->fake, OK ",\"region\":103}");
+	fake_kvd_answer(f->fake, OK ",\"pool\":104}");
+	fake_kvd_answer(f->fake, ROOM_ANSWER);
+	/* an engine that does nothing but repeat its call */
+	for (end = now_ms() + 10000;;) {
+		r = kvd_room_open(f->client, &args, &call, &room);
+		if (r != -KVD_E_LOST || now_ms() >= end)
+			break;
+		assert_true(kvd_last_error(f->client)->retryable);
+		assert_null(room);
+	}
+	assert_int_equal(r, 0);
+	client_poll_until(f, 1);
+	assert_int_equal(f->result, 0);
+	/* what was of the old session says how that ended */
+	assert_int_equal(kvd_room_bind(old, &(struct kvd_bind_args){0}, NULL),
+			 -KVD_E_DEAD);
+	assert_string_equal(kvd_last_error(f->client)->message,
+			    "room 77 failed: EDEAD: the daemon's process is gone");
+}
+
 static void rooms_of_a_living_daemon_do_not_fail_with_the_connection(void **state)
 {
 	struct client_fixture *f = *state;
@@ -440,6 +509,7 @@ int main(void)
 					client_fixture_teardown)
 	static const struct CMUnitTest tests[] = {
 		T(daemon_restarted_next_open_works),
+		T(calls_without_a_session_are_lost_and_make_one),
 		T(rooms_of_a_living_daemon_do_not_fail_with_the_connection),
 		T(poll_never_waits_for_the_daemon),
 		T(registration_refused_leaves_nothing_half),
