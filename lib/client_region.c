@@ -3,10 +3,13 @@
  * Memory that the daemon may use.
  *
  * A region keeps all that its registration said, and a duplicate of its
- * descriptor, so that kvd_reconnect() can say it again to another daemon. Plain
- * memory (`vm`) is read and written by the daemon through
- * process_vm_readv/writev, which Yama allows to one named process: the one that
- * the kernel says answered our hello.
+ * descriptor, so that kvd_reconnect() can say it again to another daemon.
+ *
+ * Plain memory (`vm`) a daemon of the same user reads and writes through
+ * process_vm_readv/writev, which Yama allows to one named process: the one that the
+ * kernel says answered our hello. Any other daemon (a service of its own user, one in
+ * another PID namespace) is refused that. So our own /proc/self/mem goes with the
+ * registration: who opened it is what counts, and no capability is needed.
  */
 #include "lib/client.h"
 
@@ -23,7 +26,7 @@
 struct kvd_region {
 	struct client_object object;
 	enum kvd_region_kind kind;
-	int fd; /* our duplicate (memfd), for kvd_reconnect() */
+	int fd; /* our duplicate (memfd), for kvd_reconnect(); vm: while it is sent */
 	char shm_name[256];
 	char name[64];
 	char device[64];
@@ -118,19 +121,26 @@ static int client_region_args_check(struct kvd_client *client,
 	return client_fail(client, KVD_E_INVAL, "kind: %d", (int)a->kind);
 }
 
-/* Yama lets only a named process attach; a kernel without Yama knows no such
- * call (EINVAL) and needs none. */
-static int vm_allow(struct kvd_client *client)
+/* What the daemon may use is its choice; it tells what it lacks. The fd is ours until
+ * the registration is sent. */
+static void vm_allow(struct kvd_region *region)
 {
-	if (client->info.pid <= 0)
-		return client_fail(
-			client, KVD_E_IMPORT,
-			"vm: the daemon runs in a PID namespace that this process "
-			"cannot see");
-	if (prctl(PR_SET_PTRACER, client->info.pid, 0, 0, 0) < 0 && errno != EINVAL)
-		return client_fail(client, KVD_E_IMPORT, "vm: PR_SET_PTRACER: %s",
-				   strerror(errno));
-	return 0;
+	pid_t daemon = region->object.client->info.pid;
+
+	if (region->kind != KVD_REGION_VM)
+		return;
+	/* a kernel without Yama knows no such call, and needs none */
+	if (daemon > 0)
+		(void)prctl(PR_SET_PTRACER, daemon, 0, 0, 0);
+	region->fd = open("/proc/self/mem", O_RDWR | O_CLOEXEC);
+}
+
+static void vm_sent(struct kvd_region *region)
+{
+	if (region->kind != KVD_REGION_VM)
+		return;
+	mem_closep(&region->fd);
+	region->fd = -1;
 }
 
 static int region_new(struct kvd_client *client, const struct kvd_region_args *a,
@@ -168,14 +178,13 @@ static int region_new(struct kvd_client *client, const struct kvd_region_args *a
 }
 
 /* Memory that was adopted has a memfd, by which it is faster. */
-static bool by_memfd(struct kvd_region_args *args, int *fd_p)
+static void by_memfd(struct kvd_region_args *args, int *fd_p)
 {
 	if (args->kind != KVD_REGION_VM ||
 	    !client_adopted(args->address, args->bytes, fd_p, &args->offset))
-		return false;
+		return;
 	args->kind = KVD_REGION_MEMFD;
 	args->fd = *fd_p;
-	return true;
 }
 
 int kvd_region_register(struct kvd_client *client, const struct kvd_region_args *args,
@@ -190,16 +199,18 @@ int kvd_region_register(struct kvd_client *client, const struct kvd_region_args 
 	*region_p = NULL;
 	if (!r)
 		r = client_region_args_check(client, args);
-	if (!r && !by_memfd(&use, &adopted_fd) && use.kind == KVD_REGION_VM)
-		r = vm_allow(client);
+	if (!r)
+		by_memfd(&use, &adopted_fd);
 	if (!r)
 		r = region_new(client, &use, &region);
 	if (r)
 		return r;
 	*region_p = region;
+	vm_allow(region);
 	region_op(region, &op);
 	op.finish = client_object_made;
 	r = client_op_run(client, &op, call);
+	vm_sent(region);
 	if (r) {
 		*region_p = NULL;
 		client_object_unref(&region->object);
@@ -228,14 +239,13 @@ int kvd_region_unregister(struct kvd_region *region, const struct kvd_call *call
 int client_region_again(struct kvd_region *region)
 {
 	struct client_op op;
-	int r = 0;
+	int r;
 
-	if (region->kind == KVD_REGION_VM)
-		r = vm_allow(region->object.client);
-	if (r)
-		return r;
+	vm_allow(region);
 	region_op(region, &op);
-	return client_session_again(&op);
+	r = client_session_again(&op);
+	vm_sent(region);
+	return r;
 }
 
 uint64_t kvd_region_id(const struct kvd_region *region)

@@ -50,7 +50,7 @@ static const struct source_field {
 	const char *name;
 	unsigned int must, may; /* kinds that need it, or take it */
 } source_fields[] = {
-	{"fd", KIND(MEMFD) | KIND(CUDA_VMM) | KIND(DMABUF), 0},
+	{"fd", KIND(MEMFD) | KIND(CUDA_VMM) | KIND(DMABUF), KIND(VM)},
 	{"shm_name", KIND(SHM), 0},
 	{"handle", KIND(CUDA_IPC), 0},
 	{"device", KIND(CUDA_IPC) | KIND(CUDA_VMM), 0},
@@ -291,7 +291,9 @@ static const struct field region_register_fields[] = {
 	F_FD("fd", register_args, region.fd,
 	     "memfd: the descriptor. It must carry F_SEAL_SHRINK or accept it. "
 	     "cuda_vmm: of cuMemExportToShareableHandle. dmabuf: of "
-	     "cuMemGetHandleForAddressRange; only RDMA adapters can use it."),
+	     "cuMemGetHandleForAddressRange; only RDMA adapters can use it. vm: the "
+	     "client's own /proc/self/mem, opened for reading and writing; a daemon of "
+	     "another user, or that does not see the process, needs it."),
 	F_STR("shm_name", register_args, region.shm_name, OPTIONAL, 255,
 	      "shm: the name, \"/…\"."),
 	F_STR("handle", register_args, handle, OPTIONAL, 128,

@@ -113,7 +113,7 @@ struct stretch {
 	struct memory *src_memory, *dst_memory; /* NULL: linear */
 	unsigned int iov_count;
 	struct rows_lanes lanes; /* rows that wait for more of their length */
-	int error;		 /* errno of process_vm_*, ECANCELED, 0 */
+	int error;		 /* errno of vm_move(), ECANCELED, 0 */
 };
 
 /* Rows of one run, all of them inside the slice. Addresses are this process's,
@@ -203,6 +203,24 @@ static bool stretch_same_memory(const struct stretch *st)
 	       side_memory(&st->dst, run->dst_buffer) == st->dst_memory;
 }
 
+/* The first of them, or more. As process_vm_readv(2). */
+static ssize_t vm_move(const struct memory *vm, bool reading, const struct iovec *near,
+		       const struct iovec *far, unsigned int count)
+{
+	uint64_t address = (uintptr_t)far->iov_base;
+	ssize_t n;
+
+	if (vm->mem_fd < 0)
+		return reading ? process_vm_readv(vm->pid, near, count, far, count, 0)
+			       : process_vm_writev(vm->pid, near, count, far, count, 0);
+	n = reading ? memory_mem_read(vm, near->iov_base, near->iov_len, address)
+		    : memory_mem_write(vm, near->iov_base, near->iov_len, address);
+	if (n > 0)
+		return n;
+	errno = n == 0 ? ESRCH : errno == EIO ? EFAULT : errno;
+	return -1;
+}
+
 static void iov_flush(struct stretch *st)
 {
 	struct copy_hand *w = st->hand;
@@ -216,10 +234,8 @@ static void iov_flush(struct stretch *st)
 	if (atomic_load(st->canceled))
 		st->error = ECANCELED;
 	while (count > 0 && !st->error) {
-		ssize_t n =
-			vm == st->src_memory
-				? process_vm_readv(vm->pid, near, count, far, count, 0)
-				: process_vm_writev(vm->pid, near, count, far, count, 0);
+		ssize_t n = vm_move(vm, vm == st->src_memory, near, far, count);
+
 		if (n <= 0) {
 			st->error = n < 0 ? errno : EFAULT;
 			return;

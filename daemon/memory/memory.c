@@ -20,7 +20,11 @@
  *   - Another process's private memory is never mapped; process_vm_readv/writev
  *     return an error. What they cannot tell is whether the pid still names the
  *     process: `statm`, kept open from the import on, reads "0 0 0 ..." as soon
- *     as the address space is gone and fails when the process is.
+ *     as the address space is gone and fails when the process is. They ask for the
+ *     same user. A process of another one opens its own /proc/self/mem and passes
+ *     that: the kernel asks for rights at open() alone, and the file is of that
+ *     address space for ever, also when the process executes another program, which
+ *     it does not reach. Slower: a call a row, a page at a time.
  *
  * Huge pages: first touch of a 4 KiB-page memfd costs 1 us a page, so a mapping
  * is placed such that it and its file agree modulo 2 MiB, and collapsed once it
@@ -75,6 +79,7 @@ static int memory_import_new(enum memory_kind kind, struct import **import_p)
 	im->memory.kind = kind;
 	im->memory.fd = -1;
 	im->memory.statm_fd = -1;
+	im->memory.mem_fd = -1;
 	im->memory.dmabuf_fd = -1;
 	im->memory.pid = -1;
 	atomic_init(&im->memory.dead, false);
@@ -90,6 +95,7 @@ static void memory_import_free(struct import *im)
 		munmap(im->map, im->map_bytes);
 	mem_closep(&im->memory.fd);
 	mem_closep(&im->memory.statm_fd);
+	mem_closep(&im->memory.mem_fd);
 	mem_closep(&im->memory.dmabuf_fd);
 	gpu_import_unref(im->memory.gpu);
 	mem_free(im);
@@ -440,11 +446,29 @@ bool memory_owner_alive(struct memory *memory)
 		return !atomic_load(&memory->dead);
 	if (atomic_load(&memory->dead))
 		return false;
-	n = pread(memory->statm_fd, buf, sizeof(buf), 0);
-	if (n > 1 && !(buf[0] == '0' && buf[1] == ' '))
-		return true;
+	if (memory->mem_fd >= 0) {
+		/* nothing is mapped at 0: that is an error as long as there is a map */
+		if (memory_mem_read(memory, buf, 1, 0) != 0)
+			return true;
+	} else {
+		n = pread(memory->statm_fd, buf, sizeof(buf), 0);
+		if (n > 1 && !(buf[0] == '0' && buf[1] == ' '))
+			return true;
+	}
 	atomic_store(&memory->dead, true);
 	return false;
+}
+
+ssize_t memory_mem_read(const struct memory *memory, void *near, size_t bytes,
+			uint64_t address)
+{
+	return pread(memory->mem_fd, near, bytes, (off_t)address);
+}
+
+ssize_t memory_mem_write(const struct memory *memory, const void *near, size_t bytes,
+			 uint64_t address)
+{
+	return pwrite(memory->mem_fd, near, bytes, (off_t)address);
 }
 
 static int vm_refused(int no, pid_t pid, uint64_t address)
@@ -452,9 +476,9 @@ static int vm_refused(int no, pid_t pid, uint64_t address)
 	if (no == EPERM)
 		return err_raise(
 			ERR_IMPORT,
-			"process %d does not let us read its memory: run kvd as "
-			"the same uid or with CAP_SYS_PTRACE; under Yama let the "
-			"process call prctl(PR_SET_PTRACER, <kvd's pid>)",
+			"process %d does not let us read its memory: let it pass its "
+			"/proc/self/mem (fd), or under Yama call "
+			"prctl(PR_SET_PTRACER, <kvd's pid>)",
 			(int)pid);
 	if (no == ESRCH)
 		return err_raise(ERR_IMPORT, "process %d is gone", (int)pid);
@@ -506,6 +530,64 @@ int memory_import_vm(pid_t pid, uint64_t address, uint64_t length,
 		r = vm_probe(pid, address);
 	if (r == 0)
 		r = vm_probe(pid, address + length - 1);
+	if (r < 0) {
+		memory_import_free(im);
+		return err_pass(r);
+	}
+	*memory_p = &im->memory;
+	return 0;
+}
+
+static int mem_probe(const struct memory *memory, uint64_t address)
+{
+	uint8_t byte;
+	ssize_t n = memory_mem_read(memory, &byte, 1, address);
+
+	if (n == 1)
+		return 0;
+	return err_pass(vm_refused(n == 0	  ? ESRCH
+				   : errno == EIO ? EFAULT
+						  : errno,
+				   memory->pid, address));
+}
+
+/* It will be written to, with our rights: nothing else is, whatever a client passes. No
+ * other file of /proc has nothing at 0 and bytes at an address. */
+static int mem_check(int fd)
+{
+	struct statfs fs;
+	uint8_t byte;
+
+	if (fstatfs(fd, &fs) == 0 && fs.f_type == PROC_SUPER_MAGIC &&
+	    (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR && pread(fd, &byte, 1, 0) < 0 &&
+	    errno == EIO)
+		return 0;
+	return err_raise(ERR_IMPORT, "the fd is not the client's /proc/self/mem, opened "
+				     "for reading and writing");
+}
+
+int memory_import_mem(int fd, pid_t pid, uint64_t address, uint64_t length,
+		      struct memory **memory_p)
+{
+	struct import *im = NULL;
+	int r = mem_check(fd);
+
+	if (r == 0 && (address == 0 || length == 0 || length > INT64_MAX - address))
+		r = err_raise(ERR_RANGE, "address %#jx + length %ju", (uintmax_t)address,
+			      (uintmax_t)length);
+	if (r == 0)
+		r = memory_import_new(MEMORY_VM, &im);
+	if (r < 0)
+		return err_pass(r);
+	im->memory.pid = pid;
+	im->memory.address = address;
+	im->memory.length = length;
+	im->memory.writable = true;
+	im->memory.mem_fd = r = fd_own(fd);
+	if (r >= 0)
+		r = mem_probe(&im->memory, address);
+	if (r >= 0)
+		r = mem_probe(&im->memory, address + length - 1);
 	if (r < 0) {
 		memory_import_free(im);
 		return err_pass(r);

@@ -12,7 +12,8 @@
  *   guarded memory that its owner may cut (POSIX shm): only copy threads, under
  *           the SIGBUS guard, which kills this memory and nothing else
  *   vm      another process's private memory: only copy threads, by
- *           process_vm_readv/writev; gone when the process is
+ *           process_vm_readv/writev, or by the /proc/self/mem that the process opened
+ *           and passed; gone when the process is
  *   linear  memory of this daemon itself (bounce buffers, tests)
  *   device  memory of a GPU: the GPU's own copies, by copy threads, and adapters;
  *           no processor. `base` is NULL. Memory that came as a dma-buf has no
@@ -51,6 +52,7 @@ struct memory {
 	uint64_t fd_offset;	/* where `base` begins in it */
 	pid_t pid;		/* vm: owner, from SO_PEERCRED */
 	int statm_fd;		/* vm: /proc/<pid>/statm, opened at import; -1 */
+	int mem_fd;		/* vm: the owner's own /proc/self/mem; -1: by pid */
 	uint64_t address;	/* vm: first byte in the owner's address space; device: in
 				   this process, as the driver sees it, 0: not mapped */
 	struct gpu_pin *pin;	/* of memory of ours: offered to GPUs; NULL */
@@ -77,6 +79,16 @@ int memory_import_shm_fd(int fd, uint64_t offset, uint64_t length, bool writable
 /* Checks that the process lives and that one byte at each end can be read. */
 int memory_import_vm(pid_t pid, uint64_t address, uint64_t length,
 		     struct memory **memory_p);
+/* The same of a process that passed its /proc/self/mem, whoever it is. `pid` is for
+ * texts. */
+int memory_import_mem(int fd, pid_t pid, uint64_t address, uint64_t length,
+		      struct memory **memory_p);
+/* The bytes at `address` of the owner of a memory with mem_fd, into or from `near`. As
+ * pread(2); 0: its address space is gone. */
+ssize_t memory_mem_read(const struct memory *memory, void *near, size_t bytes,
+			uint64_t address);
+ssize_t memory_mem_write(const struct memory *memory, const void *near, size_t bytes,
+			 uint64_t address);
 /* [offset, offset + length) of the allocation that the handle names; shared with
  * what else `owner` has of it (import.h). */
 int memory_import_device(struct gpu *gpu, uint64_t owner, const struct gpu_handle *handle,

@@ -24,7 +24,6 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/capability.h>
 #include <linux/kcmp.h>
 #include <stdio.h>
 #include <string.h>
@@ -101,6 +100,30 @@ static void release_memory(struct region *region)
 	region->memory = NULL;
 }
 
+/* By its pid where the kernel lets one user's processes read each other: that is
+ * faster. Not where only a capability would: then a process that connects and executes a
+ * set-user-ID program would be ours to write, too. */
+static bool vm_by_pid(const struct session *session)
+{
+	return session->pid > 0 && session->uid == geteuid();
+}
+
+static int import_vm(struct holding *h)
+{
+	struct region *region = &h->region;
+	int r;
+
+	if (vm_by_pid(region->session)) {
+		r = memory_import_vm(region->session->pid, region->address,
+				     region->length, &region->memory);
+		if (r == 0 || h->fd < 0)
+			return err_pass(r);
+		err_clear();
+	}
+	return err_pass(memory_import_mem(h->fd, region->session->pid, region->address,
+					  region->length, &region->memory));
+}
+
 static int import_memory(struct holding *h)
 {
 	struct region *region = &h->region;
@@ -125,8 +148,7 @@ static int import_memory(struct holding *h)
 	case REGION_KINDS:
 		break;
 	}
-	return err_pass(memory_import_vm(region->session->pid, region->address,
-					 region->length, &region->memory));
+	return err_pass(import_vm(h));
 }
 
 /* Some transports cannot use some kinds; only none at all is a fault. */
@@ -413,28 +435,25 @@ static void import_done(struct offload_job *job)
 	session_drain_end(session);
 }
 
-static bool may_trace(void)
+static int vm_take(struct holding *h, int fd)
 {
-	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
-	struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = {{0}};
+	const struct session *session = h->region.session;
 
-	if (syscall(SYS_capget, &header, data) < 0)
-		return false;
-	return data[CAP_TO_INDEX(CAP_SYS_PTRACE)].effective & CAP_TO_MASK(CAP_SYS_PTRACE);
-}
-
-static int vm_permit(const struct session *session)
-{
+	h->fd = fd;
+	h->writable = true;
+	if (fd >= 0 || vm_by_pid(session))
+		return 0;
 	if (session->pid <= 0)
 		return err_raise(ERR_IMPORT,
-				 "kind vm: the client lives in a PID namespace that "
-				 "kvd does not see; use memfd");
-	if (session->uid != geteuid() && !may_trace())
-		return err_raise(ERR_PERM,
-				 "kind vm: kvd runs as uid %u, the client as %u, "
-				 "without CAP_SYS_PTRACE; use memfd",
-				 geteuid(), session->uid);
-	return 0;
+				 "kind vm: the client lives in a PID namespace that kvd "
+				 "does not see, and passed no fd of its /proc/self/mem: "
+				 "use memfd (kvd_memory_alloc, kvd_adopt)");
+	return err_raise(
+		ERR_PERM,
+		"kind vm: kvd runs as uid %u, the client as %u, and it passed no "
+		"fd of its /proc/self/mem: use memfd (kvd_memory_alloc, "
+		"kvd_adopt)",
+		geteuid(), session->uid);
 }
 
 /* As open(2) would judge the client: what the daemon may open is no measure. */
@@ -512,10 +531,8 @@ static int source_take(struct holding *h, const struct region_args *args)
 		h->fd = args->fd;
 		return 0;
 	}
-	if (args->kind == REGION_VM) {
-		h->writable = true;
-		return err_pass(vm_permit(h->region.session));
-	}
+	if (args->kind == REGION_VM)
+		return err_pass(vm_take(h, args->fd));
 	if (args->kind == REGION_SHM)
 		r = shm_take(h, args->shm_name);
 	else

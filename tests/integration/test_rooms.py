@@ -11,8 +11,8 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from kvd_daemon import BUILD, Daemon, for_everyone, need_users, run  # noqa: E402
-from kvd_engine import (BYTES, Cache, Engine, FAILED, PAGES, SUCCESS, TRANSFERRING,  # noqa: E402
-                        WAITING, open_pull, open_push)
+from kvd_engine import (BYTES, Cache, Engine, FAILED, PAGES, Refused, SUCCESS,  # noqa: E402
+                        TRANSFERRING, WAITING, open_pull, open_push)
 
 SRC, DST, TOKENS = [5, 6, 7, 60, 1], [9, 3, 33, 2, 50], 77
 
@@ -283,9 +283,19 @@ def unprivileged_users_share_a_host():
             decode.until(1, "recv", SUCCESS)
             dst.check(DST, TOKENS)
             # memory of a process that the daemon's user may not read
-            message = prefill.refused("EPERM", "region.register", kind="vm",
-                                      address=str(src.address), length=BYTES)
-            assert "uid" in message and "CAP_SYS_PTRACE" in message, message
+            vm = dict(kind="vm", address=str(src.address), length=BYTES)
+            message = prefill.refused("EPERM", "region.register", **vm)
+            assert "uid" in message and "use memfd" in message, message
+            # unless the process itself opens it for the daemon
+            for path, taken in (("/proc/self/comm", False), ("/proc/self/mem", True)):
+                fd = os.open(path, os.O_RDWR)
+                try:
+                    answer = prefill.cmd("region.register", fds=[fd], fd=0, **vm)
+                    assert taken and answer["kind"] == "vm", path
+                except Refused as why:
+                    assert not taken and why.code == "EIMPORT", why
+                finally:
+                    os.close(fd)
             prefill.close()
             decode.close()
     finally:

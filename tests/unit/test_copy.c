@@ -106,13 +106,27 @@ static struct memory *linear(uint64_t bytes)
 	return m;
 }
 
+static bool by_mem; /* not by the pid: by /proc/PID/mem */
+
+static struct memory *vm_of(pid_t pid, const uint8_t *at, uint64_t bytes)
+{
+	struct memory *m = NULL;
+	char path[32];
+	int fd, r;
+
+	snprintf(path, sizeof(path), "/proc/%d/mem", (int)pid);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	r = by_mem ? memory_import_mem(fd, pid, (uintptr_t)at, bytes, &m)
+		   : memory_import_vm(pid, (uintptr_t)at, bytes, &m);
+	close(fd);
+	assert_int_equal(r, 0);
+	return m;
+}
+
 /* Memory that this process knows as `own` and the copier as another's. */
 static struct memory *vm(uint8_t *own, uint64_t bytes)
 {
-	struct memory *m = NULL;
-
-	assert_int_equal(memory_import_vm(getpid(), (uintptr_t)own, bytes, &m), 0);
-	return m;
+	return vm_of(getpid(), own, bytes);
 }
 
 static uint8_t pattern(uint64_t i)
@@ -391,21 +405,6 @@ static void copy_bad_job_is_refused(void **state)
 	memory_unref(b.memory);
 	memory_unref(ro.memory);
 	plan_free(plan);
-}
-
-static void rows_fit_is_overflow_safe(void **state)
-{
-	(void)state;
-	assert_true(copy_rows_fit(0, 10, 10, 10, 100));
-	assert_false(copy_rows_fit(0, 10, 10, 10, 99));
-	assert_true(copy_rows_fit(90, 10, 10, -10, 100));
-	assert_false(copy_rows_fit(89, 10, 10, -10, 100));
-	assert_true(copy_rows_fit(UINT64_MAX, 0, 9, 1, 0));
-	assert_false(copy_rows_fit(UINT64_MAX, 1, 1, 0, UINT64_MAX));
-	assert_false(copy_rows_fit(UINT64_MAX, UINT64_MAX, 1, 0, UINT64_MAX));
-	assert_false(copy_rows_fit(0, 1, UINT64_MAX, INT64_MAX, UINT64_MAX));
-	assert_false(copy_rows_fit(UINT64_MAX, 1, UINT64_MAX, INT64_MIN, UINT64_MAX));
-	assert_true(copy_rows_fit(3, 1, UINT64_MAX, 0, 4));
 }
 
 /* A job that writes one memory from another, over and over: `times` can make it
@@ -810,8 +809,7 @@ static void copy_of_a_dead_process_fails(void **state)
 		_exit(0);
 	}
 	setup(&t, 1, 0);
-	assert_int_equal(
-		memory_import_vm(pid, (uintptr_t)bytes, sizeof(bytes), &src.memory), 0);
+	src.memory = vm_of(pid, bytes, sizeof(bytes));
 	dst.memory = linear(64 * KIB);
 	tj.test = &t;
 	tj.job = (struct copy_job){.plan = plan,
@@ -867,15 +865,23 @@ static void copy_of_an_unmapped_page_fails_after_its_part(void **state)
 	munmap(pages, 8192);
 }
 
+static int other_way(void **state)
+{
+	(void)state;
+	by_mem = !by_mem;
+	return 0;
+}
+
 int main(void)
 {
+#define BY_MEM(test) cmocka_unit_test_setup_teardown(test, other_way, other_way)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(copy_each_kind_to_each_is_exact),
+		BY_MEM(copy_each_kind_to_each_is_exact),
 		cmocka_unit_test(copy_parts_of_the_stream_are_exact),
 		cmocka_unit_test(copy_through_linear_memory_is_exact),
 		cmocka_unit_test(copy_out_of_bounds_is_refused),
 		cmocka_unit_test(copy_bad_job_is_refused),
-		cmocka_unit_test(rows_fit_is_overflow_safe),
 		cmocka_unit_test(jobs_take_turns),
 		cmocka_unit_test(cancel_leaves_memory_still),
 		cmocka_unit_test(cancel_before_a_slice_began_is_done),
@@ -886,6 +892,7 @@ int main(void)
 		cmocka_unit_test(threads_on_two_nodes_stay_near_and_copy_all),
 		cmocka_unit_test(copy_of_cut_memory_fails_that_job_only),
 		cmocka_unit_test(copy_of_a_dead_process_fails),
+		BY_MEM(copy_of_a_dead_process_fails),
 		cmocka_unit_test(copy_of_an_unmapped_page_fails_after_its_part),
 	};
 

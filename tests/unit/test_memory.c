@@ -395,6 +395,86 @@ static void vm_gone_process_is_noticed(void **state)
 	close(p[0]);
 }
 
+static void mem_of_a_process_is_read_until_its_end(void **state)
+{
+	static uint8_t bytes[8192] = {[4096] = 7};
+	struct memory *m = NULL;
+	char path[64];
+	uint8_t byte;
+	int p[2], fd;
+	pid_t pid;
+	char c;
+
+	(void)state;
+	assert_int_equal(pipe(p), 0);
+	pid = fork();
+	if (pid == 0) {
+		close(p[1]);
+		(void)!read(p[0], &c, 1);
+		_exit(0);
+	}
+	snprintf(path, sizeof(path), "/proc/%d/mem", (int)pid);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	assert_true(fd >= 0);
+	assert_int_equal(memory_import_mem(fd, pid, (uintptr_t)bytes, sizeof(bytes), &m),
+			 0);
+	close(fd);
+	assert_int_equal(m->kind, MEMORY_VM);
+	assert_true(memory_owner_alive(m));
+	assert_int_equal(memory_mem_read(m, &byte, 1, (uintptr_t)bytes + 4096), 1);
+	assert_int_equal(byte, 7);
+	byte = 9;
+	assert_int_equal(memory_mem_write(m, &byte, 1, (uintptr_t)bytes + 4096), 1);
+	assert_int_equal(bytes[4096], 7); /* the child's, not ours */
+	close(p[1]);
+	assert_int_equal(waitpid(pid, NULL, 0), pid);
+	assert_int_equal(memory_mem_read(m, &byte, 1, (uintptr_t)bytes), 0);
+	assert_false(memory_owner_alive(m));
+	memory_unref(m);
+	close(p[0]);
+}
+
+/* The daemon writes to it with its own rights. */
+static void fd_of_another_file_is_no_mem(void **state)
+{
+	static const struct {
+		const char *path;
+		int flags;
+	} others[] = {
+		{"/proc/self/mem", O_RDONLY},	      {"/proc/self/maps", O_RDONLY},
+		{"/proc/self/oom_score_adj", O_RDWR}, {"/proc/self/comm", O_RDWR},
+		{"/proc/self/timerslack_ns", O_RDWR}, {"/dev/null", O_RDWR},
+	};
+	static uint8_t bytes[4096];
+	int before = fd_count(), fd;
+	struct memory *m = NULL;
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(others); i++) {
+		fd = open(others[i].path, others[i].flags | O_CLOEXEC);
+		if (fd < 0) /* not of every user, or kernel */
+			continue;
+		assert_refused(
+			memory_import_mem(fd, 1, (uintptr_t)bytes, sizeof(bytes), &m),
+			ERR_IMPORT, "/proc/self/mem");
+		close(fd);
+	}
+	fd = memfd(4096, 0);
+	assert_refused(memory_import_mem(fd, 1, (uintptr_t)bytes, sizeof(bytes), &m),
+		       ERR_IMPORT, "/proc/self/mem");
+	close(fd);
+	fd = open("/proc/self/mem", O_RDWR | O_CLOEXEC);
+	assert_refused(memory_import_mem(fd, 1, 4096, 4096, &m), ERR_RANGE, "mapped");
+	assert_refused(memory_import_mem(fd, 1, 0, 4096, &m), ERR_RANGE, "");
+	assert_refused(memory_import_mem(fd, 1, 4096, INT64_MAX, &m), ERR_RANGE, "");
+	mem_fail_at(1);
+	assert_int_equal(memory_import_mem(fd, 1, (uintptr_t)bytes, sizeof(bytes), &m),
+			 -ENOMEM);
+	mem_fail_at(0);
+	close(fd);
+	assert_int_equal(fd_count(), before);
+}
+
 static void vm_unmapped_or_overflowing_range_is_refused(void **state)
 {
 	uint8_t *pages = mmap(NULL, 8192, PROT_READ | PROT_WRITE,
@@ -486,6 +566,8 @@ int main(void)
 		cmocka_unit_test(guard_foreign_sigbus_keeps_default_action),
 		cmocka_unit_test(linear_memory_is_writable_and_sealed),
 		cmocka_unit_test(vm_gone_process_is_noticed),
+		cmocka_unit_test(mem_of_a_process_is_read_until_its_end),
+		cmocka_unit_test(fd_of_another_file_is_no_mem),
 		cmocka_unit_test(vm_unmapped_or_overflowing_range_is_refused),
 		cmocka_unit_test(import_does_not_wait_for_huge_pages),
 		cmocka_unit_test(import_out_of_memory_leaks_nothing),

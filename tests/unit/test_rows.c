@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/memory/copy.h"
 
 #define BYTES (256u << 10)
 
@@ -153,9 +154,25 @@ static void overlapping_rows_do_no_harm(void **state)
 	}
 }
 
+static void rows_fit_is_overflow_safe(void **state)
+{
+	(void)state;
+	assert_true(copy_rows_fit(0, 10, 10, 10, 100));
+	assert_false(copy_rows_fit(0, 10, 10, 10, 99));
+	assert_true(copy_rows_fit(90, 10, 10, -10, 100));
+	assert_false(copy_rows_fit(89, 10, 10, -10, 100));
+	assert_true(copy_rows_fit(UINT64_MAX, 0, 9, 1, 0));
+	assert_false(copy_rows_fit(UINT64_MAX, 1, 1, 0, UINT64_MAX));
+	assert_false(copy_rows_fit(UINT64_MAX, UINT64_MAX, 1, 0, UINT64_MAX));
+	assert_false(copy_rows_fit(0, 1, UINT64_MAX, INT64_MAX, UINT64_MAX));
+	assert_false(copy_rows_fit(UINT64_MAX, 1, UINT64_MAX, INT64_MIN, UINT64_MAX));
+	assert_true(copy_rows_fit(3, 1, UINT64_MAX, 0, 4));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(rows_fit_is_overflow_safe),
 		cmocka_unit_test(lengths_and_alignments_are_exact),
 		cmocka_unit_test(strides_may_fall_or_stand),
 		cmocka_unit_test(overlapping_rows_do_no_harm),

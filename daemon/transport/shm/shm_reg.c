@@ -92,10 +92,11 @@ static bool reg_of_gpu(const struct shm_reg *reg)
 	       ((const struct shm *)(const void *)reg->base.transport)->gpu;
 }
 
-/* Private memory of an engine, which the peer may read by himself. */
+/* Private memory of an engine, which the peer may read by himself: not what that passed
+ * to us alone. */
 static bool reg_of_vm(const struct shm_reg *reg)
 {
-	return reg->base.memory->kind == MEMORY_VM &&
+	return reg->base.memory->kind == MEMORY_VM && reg->base.memory->mem_fd < 0 &&
 	       ((const struct shm *)(const void *)reg->base.transport)->vm_direct;
 }
 
@@ -293,7 +294,8 @@ int shm_on_key_ask(struct shm_peer *peer, const struct shm_frame *f, struct curs
 		memory_release(peer->shm->net.base.env.offload, grant.memory);
 		return 0;
 	}
-	if (r == 0 && grant.memory->kind == MEMORY_VM && peer->shm->vm_direct) {
+	if (r == 0 && grant.memory->kind == MEMORY_VM && grant.memory->mem_fd < 0 &&
+	    peer->shm->vm_direct) {
 		shm_vm_key_give(peer, f->id, grant.memory);
 		memory_release(peer->shm->net.base.env.offload, grant.memory);
 		return 0;
