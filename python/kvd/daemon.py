@@ -48,6 +48,8 @@ def _folder():
 
 
 class PrivateDaemon:
+    """A daemon that ends with this process, whatever that ends of."""
+
     def __init__(self):
         program = os.environ.get("KVD_DAEMON") or shutil.which("kvd")
         if not program:
@@ -83,9 +85,11 @@ class PrivateDaemon:
                               "ENODAEMON", 513, "session", True)
 
     def alive(self):
+        """It has not ended."""
         return self.shell.poll() is None
 
     def stop(self):
+        """End it, and remove its folder."""
         if self.pid != os.getpid():
             return
         self.shell.stdin.close()
@@ -94,6 +98,15 @@ class PrivateDaemon:
         except subprocess.TimeoutExpired:
             self.shell.kill()
         shutil.rmtree(self.dir, ignore_errors=True)
+
+
+def _in_child():
+    """Of fork(): it must not keep its parent's daemon, should it outlive it."""
+    if _private is not None:
+        _private.shell.stdin.close()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def private_socket():

@@ -431,6 +431,34 @@ def test_private_daemon_finds_room_for_its_socket(tmp_path):
     assert done.stdout == "here\n", done.stderr
 
 
+ENDS = """
+import os, signal, sys
+import kvd.daemon as d
+print(d.private_socket(), flush=True)
+if os.fork() == 0:
+    sys.stdin.read()  # outlives its parent
+    os._exit(0)
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+reader, writer = os.pipe()
+os.close(reader)
+os.%s
+"""
+
+
+@pytest.mark.parametrize("end", ["write(writer, b'x')", "kill(os.getpid(), 9)"])
+def test_private_daemon_ends_with_its_process_not_with_its_children(tmp_path, end):
+    env = dict(os.environ, KVD_RUN_DIR=str(tmp_path),
+               KVD_DAEMON=os.path.join(os.environ["KVD_BUILD"], "kvd"))
+    process = subprocess.Popen([sys.executable, "-c", ENDS % end], env=env, text=True,
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with process:
+        folder = os.path.dirname(process.stdout.readline().strip())
+        assert folder
+        assert process.wait(60) == -(signal.SIGPIPE if "write" in end else signal.SIGKILL)
+        until(lambda: not os.path.exists(folder))
+        process.stdin.close()
+
+
 def test_private_daemon_that_ends_is_told_at_once(tmp_path):
     watch = Stopwatch()
     done = autostart(tmp_path, "/bin/false", "from nixl._api import nixl_agent\n"
