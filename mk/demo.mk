@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-# make demo, and docs/example.c: programs that see lib/kvd.h only.
+# make demo, and examples/: programs that see lib/kvd.h only.
 DEMO_BIN := $(B)/demo-prefill $(B)/demo-decode
+EXAMPLES := $(patsubst %.c,$(B)/%,$(wildcard examples/*.c))
 
 $(B)/demo-%: $(B)/tests/demo/%.o $(B)/tests/demo/cache.o $(B)/libkvd.so
 	$(SAY) LD $@
 	$(Q)$(CC) $(USER_LD) $(filter %.o,$^) -o $@ -L$(B) -lkvd
 
-$(B)/example: $(B)/docs/example.o $(B)/libkvd.so
+$(EXAMPLES): %: %.o $(B)/libkvd.so
 	$(SAY) LD $@
-	$(Q)$(CC) $(USER_LD) $(filter %.o,$^) -o $@ -L$(B) -lkvd
+	$(Q)$(CC) $(USER_LD) -Wl,-rpath,'$$ORIGIN/..' $(filter %.o,$^) -o $@ -L$(B) -lkvd
 
 .PHONY: demo
 demo: ## two daemons, two engines, every byte verified (under a minute)
@@ -17,8 +18,8 @@ demo: ## two daemons, two engines, every byte verified (under a minute)
 	@scripts/demo.sh $(B)
 
 # as an engine outside this tree would: <kvd.h>, nothing else of ours
-$(B)/docs/example.o: CPPFLAGS := -Ilib -Iproto
-TEST_NEEDS += $(B)/example $(DEMO_BIN)
+$(EXAMPLES:=.o): CPPFLAGS := -I. -Ilib -Iproto
+TEST_NEEDS += $(EXAMPLES) $(DEMO_BIN)
 
 # libkvd against the real daemon
 $(B)/test-libkvd: $(B)/tests/integration/live_libkvd.o $(B)/tests/lib/live_daemon.o $(B)/libkvd.so $(B)/kvd

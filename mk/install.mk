@@ -18,7 +18,7 @@ PUBLIC_HEADERS := $(wildcard lib/kvd.h proto/kvd_status.h proto/kvd_ring.h)
 MAN_PAGES  := $(wildcard man/*.[1-8])
 # with their folders: their links are relative
 DOC_FILES  := $(wildcard README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs/*.md \
-	docs/*/*.md docs/example.c)
+	docs/*/*.md examples/*.[ch] examples/*.py)
 FILL = sed -e 's|@BINDIR@|$(BINDIR)|g' -e 's|@PREFIX@|$(PREFIX)|g' \
 	-e 's|@LIBDIR@|$(LIBDIR)|g' -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|g' \
 	-e 's|@VERSION@|$(VERSION)|g'

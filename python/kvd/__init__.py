@@ -17,12 +17,13 @@ import logging
 from . import _kvd
 from .errors import (AbortedError, BusyError, CanceledError, ConnectionError, DaemonError,
                      Error, InvalidError, LimitError, MemoryImportError, NotFoundError,
-                     PeerError, PermissionDenied, StateError, TimeoutError, error_make)
+                     PeerError, PermissionDenied, RETRY, StateError, TimeoutError,
+                     error_make)
 
 _kvd.set_error_maker(error_make)
 
 from .aio import AsyncClient, AsyncRoom  # noqa: E402
-from .client import Client  # noqa: E402
+from .client import Client, Pool  # noqa: E402
 from .layout import HND, NHD, Layout  # noqa: E402
 from .memory import Memory, Region  # noqa: E402
 from .rooms import (BOOTSTRAPPING, FAILED, SUCCESS, TRANSFERRING, WAITING_FOR_INPUT,  # noqa: E402
@@ -37,7 +38,6 @@ __all__ = [
     "AbortedError", "AsyncClient", "AsyncRoom", "BOOTSTRAPPING", "BusyError", "CanceledError",
     "Client", "ConnectionError", "DaemonError", "Error", "FAILED", "HND", "InvalidError",
     "Layout", "LimitError", "Memory", "MemoryImportError", "NHD", "NotFoundError",
-    "PeerError", "PermissionDenied", "Region", "Room", "SUCCESS", "Shapes", "Source",
-    "StateError",
-    "Status", "TRANSFERRING", "TimeoutError", "View", "WAITING_FOR_INPUT", "shards",
+    "PeerError", "PermissionDenied", "Pool", "RETRY", "Region", "Room", "SUCCESS", "Shapes",
+    "Source", "StateError", "Status", "TRANSFERRING", "TimeoutError", "View", "WAITING_FOR_INPUT", "shards",
 ]

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from .aio import AsyncClient as AsyncClient, AsyncRoom as AsyncRoom
-from .client import Client as Client
+from .client import Client as Client, Pool as Pool
 from .errors import (
     AbortedError as AbortedError, BusyError as BusyError, CanceledError as CanceledError,
     ConnectionError as ConnectionError, DaemonError as DaemonError, Error as Error,
     InvalidError as InvalidError, LimitError as LimitError,
     MemoryImportError as MemoryImportError, NotFoundError as NotFoundError,
-    PeerError as PeerError, PermissionDenied as PermissionDenied, StateError as StateError,
-    TimeoutError as TimeoutError)
+    PeerError as PeerError, PermissionDenied as PermissionDenied, RETRY as RETRY,
+    StateError as StateError, TimeoutError as TimeoutError)
 from .layout import HND as HND, Layout as Layout, NHD as NHD
 from .memory import Memory as Memory, Region as Region
 from .rooms import (

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-from typing import Type
+from typing import Dict
+
+RETRY: Dict[str, str]
 
 class Error(Exception):
     message: str

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # README.md is true: its quick start runs as it stands there (in a folder of the test's,
-# with the programs of this build), and its lines of C are docs/example.c's, which is
+# with the programs of this build), and its lines of C are examples/decode.c's, which is
 # compiled with everything else, also as an engine in C++ would see the header. Its lines of
 # Python are run by tests/python/test_readme.py.
 set -u
@@ -24,11 +24,11 @@ readme_c_is_the_examples() {
 	[ -s "$dir/readme.c" ] && awk '
 		NR == FNR { want = want $0 "\n"; next }
 		{ have = have $0 "\n" }
-		END { exit !index(have, want) }' "$dir/readme.c" docs/example.c
+		END { exit !index(have, want) }' "$dir/readme.c" examples/decode.c
 }
 
 example_without_daemon_says_so() {
-	words=$(KVD_SOCKET=/nonexistent/kvd.sock "$build/example" 2>&1 > /dev/null)
+	words=$(KVD_SOCKET=/nonexistent/kvd.sock "$build/examples/decode" 2>&1 > /dev/null)
 	[ $? -eq 1 ] && case $words in *"no daemon"*) true ;; *) false ;; esac
 }
 

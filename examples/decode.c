@@ -1,17 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A decode engine takes one request's KV cache: README.md shows the middle. */
+/* A decode engine takes one request's KV cache: README.md shows the middle. Its other
+ * side is prefill.c.
+ *
+ *   decode [ENDPOINT [HAS]]   of the prefill engine's daemon; HAS: so many of the 48
+ *                             tokens are in page 3 already (0 or 16) */
 #include <kvd.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 enum { PAGES = 64, TOKENS = 16, HEADS = 8, HEAD_BYTES = 256 };
 
-int main(int argc, char **argv) /* the prefill daemon's endpoint, the room's number */
+int main(int argc, char **argv)
 {
 	struct kvd_field kv = {.name = "kv", .unit_bytes = HEAD_BYTES, .units = HEADS};
 	struct kvd_source from = {.endpoint =
 					  argc > 1 ? argv[1] : "tcp://127.0.0.1:7400"};
 	const uint32_t pages[] = {3, 9, 4}; /* where this engine wants tokens 0 … 47 */
-	struct kvd_view view = {.pages = pages, .page_count = 3};
+	uint32_t has = argc > 2 && atoi(argv[2]) == TOKENS ? TOKENS : 0;
+	struct kvd_view view = {.pages = pages + has / TOKENS,
+				.page_count = 3 - has / TOKENS,
+				.first_token = has, /* what pages[0] begins with */
+				.token_begin = has,
+				.token_end = 3 * TOKENS};
 	struct kvd_bind_args bind = {.views = &view, .view_count = 1};
 	struct kvd_layout *layout = kvd_layout_new(0);
 	struct kvd_region *region;
@@ -28,7 +38,7 @@ int main(int argc, char **argv) /* the prefill daemon's endpoint, the room's num
 	struct kvd_pool_args args = {.regions = &region, .region_count = 1};
 	struct kvd_room_args open = {
 		.room = 42, .role = KVD_RECV, .sources = &from, .source_count = 1};
-	struct kvd_room *room;
+	struct kvd_room *room = NULL;
 	int state = -1;
 
 	if (!kvd_layout_text(layout, &text) && (args.layout = text) &&
@@ -38,10 +48,12 @@ int main(int argc, char **argv) /* the prefill daemon's endpoint, the room's num
 	    !kvd_room_bind(room, &bind, NULL))
 		/* or poll kvd_room_state() */
 		state = kvd_room_wait(room, KVD_SUCCESS, 60000);
-	if (state == KVD_SUCCESS)
-		puts("tokens 0 to 47 are in pages 3, 9 and 4");
-	else
+	if (state == KVD_FAILED) /* the room's own reason */
+		fprintf(stderr, "%s\n", kvd_room_why(room, 0)->message);
+	else if (state != KVD_SUCCESS) /* a call's */
 		fprintf(stderr, "%s\n", kvd_last_error(client)->message);
+	else
+		printf("tokens %u to 47 are in pages 3, 9 and 4\n", has);
 	kvd_layout_free(layout);
 	kvd_close(client); /* rooms, pool and region go with the session */
 	kvd_memory_free(&memory);
