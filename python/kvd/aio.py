@@ -2,78 +2,114 @@
 """The same client for asyncio: nothing blocks the loop.
 
 Requests are written at once; the loop watches the daemon's socket and completes the
-futures. A room's state is read from shared memory, so waiting for one costs a timer."""
+futures. A room's state is read from shared memory, so waiting for one costs a timer. While
+there is no session calls raise ConnectionError (ELOST, retryable); the client comes back by
+itself."""
 import asyncio
 import json
 
-from . import _kvd
+from . import _check, _kvd
 from .client import Client
-from .errors import error_make
-from .rooms import (FAILED, OFFER, PULL, RECV, SEND, SUCCESS, Status, sources_pack,
-                    views_pack)
+from .errors import Error
+from .rooms import (BOOTSTRAPPING, FAILED, OFFER, PULL, RECV, ROLES, SEND, SUCCESS, Status,
+                    aux_pack, room_error, room_pack, source_pack, sources_pack, views_pack,
+                    wait_pack)
 
 
 class AsyncRoom:
-    def __init__(self, client, number, role, pool, sources=None, views=None, **args):
-        self._client, self.number = client, number
-        self._args = (client._client._kvd, number, role, pool._pool)
-        self._kwargs = dict(args, sources=sources_pack(sources), views=views_pack(views))
+    """Of AsyncClient.send(), recv(), offer() or pull(); a kvd.Room whose calls are
+    awaited."""
+
+    def __init__(self, client, number, role, pool, *, sources=(), receivers=0, views=None,
+                 aux=None, wait=None, lease_ms=0, bootstrap_ms=0, waiting_ms=0, stall_ms=0,
+                 timeout=None):
+        times = {"lease_ms": lease_ms, "bootstrap_ms": bootstrap_ms,
+                 "waiting_ms": waiting_ms, "stall_ms": stall_ms}
+        self._args, self._kwargs = room_pack(
+            client._client._kvd, number, role, pool, sources_pack(sources), receivers, views,
+            aux, wait, times, timeout)
+        self._client, self.number, self._role = client, self._args[1], role
         self._room = None
 
     async def open(self):
+        """Of the client's own calls: they give an open one."""
         def make(on_done):
             self._room = _kvd.Room(*self._args, on_done=on_done, **self._kwargs)
         await self._client._ask(make)
         return self
 
     async def bind(self, views, aux=None, wait=None):
-        await self._client._ask(lambda f: self._room.bind(views_pack(views), aux, wait,
-                                                         on_done=f))
+        """recv: where the bytes shall land; see kvd.Room.bind()."""
+        args = views_pack(views), aux_pack(aux), wait_pack(wait)
+        await self._client._ask(lambda f: self._room.bind(*args, on_done=f))
 
     async def send(self, views, seq=0, last=True, aux=None, wait=None):
-        await self._client._ask(lambda f: self._room.send(seq, views_pack(views), last, aux,
-                                                         wait, on_done=f))
+        """send: one chunk; see kvd.Room.send()."""
+        args = (_check.integer("seq", seq), views_pack(views), _check.flag("last", last),
+                aux_pack(aux), wait_pack(wait))
+        await self._client._ask(lambda f: self._room.send(*args, on_done=f))
 
     async def abort(self, reason="aborted"):
+        """The state becomes FAILED once nothing of the room can move."""
+        _check.text("reason", reason)
         await self._client._ask(lambda f: self._room.abort(reason, on_done=f))
 
     async def close(self):
+        """Rooms that have ended only."""
         await self._client._ask(lambda f: self._room.close(on_done=f))
 
     @property
     def state(self):
+        """A read of shared memory: no system call."""
         return self._room.state()
 
     def read(self):
+        """State and figures, from shared memory."""
         return Status(*self._room.read())
 
+    async def error(self):
+        """Why it failed, or is aborting, as an exception; None if it does neither."""
+        status = self.read()
+        if not status.error:
+            return None
+        try:
+            record = await self._client.command("room.show", room=str(self.number),
+                                                role=ROLES[self._role])
+        except Error:  # the session is gone, and its record with it
+            record = {}
+        return room_error(self.number, status, record.get("error"))
+
     async def wait(self, state=SUCCESS):
+        """Until the state is reached, or a later one; raises error() when the room
+        failed."""
+        state = _check.integer("state", state, BOOTSTRAPPING, SUCCESS)
         pause = 50e-6
         while True:
             now = self.state
             if now >= state:
                 return now
             if now == FAILED:
-                status = self.read()
-                raise error_make(status.error, _kvd.code_name(status.error),
-                                 status.retryable, "room", "room %d failed" % self.number)
+                raise await self.error()
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, 2e-3)
 
 
 class AsyncClient:
-    """async with kvd.AsyncClient() as client: …"""
+    """async with kvd.AsyncClient() as client: … The arguments are kvd.Client's."""
 
-    def __init__(self, *args, **kwargs):
-        self._args, self._kwargs, self._client = args, kwargs, None
+    def __init__(self, socket=None, *, name=None, client="python", role=None, timeout=None):
+        self._args = (socket, name, client, role, timeout)
+        self._client = None
         self._loop = self._fd = self._timer = None
         self._writing = False
         self._futures = set()
 
     async def __aenter__(self):
+        socket, name, client, role, timeout = self._args
         self._loop = asyncio.get_running_loop()
         self._client = await self._loop.run_in_executor(
-            None, lambda: Client(*self._args, **self._kwargs))
+            None, lambda: Client(socket, name=name, client=client, role=role,
+                                 timeout=timeout))
         self._watch()
         return self
 
@@ -133,40 +169,63 @@ class AsyncClient:
             start(done)
         except BaseException:
             self._futures.discard(future)
+            self._watch()  # the call may have begun to connect
             raise
         self._watch()
         return await future
 
     @property
     def info(self):
+        """What the daemon told of itself: endpoint, instance, session, epoch…"""
         return self._client.info
 
     @property
     def endpoint(self):
+        """What other daemons dial to reach this one's."""
         return self._client.endpoint
 
     async def command(self, cmd, **args):
+        """Any command of the control protocol; its answer as a dict."""
+        _check.instance("cmd", cmd, str, "a str")
         text = json.dumps(args) if args else None
         answer = await self._ask(lambda f: self._client._kvd.command(cmd, text, on_done=f))
         return json.loads(answer) if answer else {}
 
-    async def register(self, memory, **args):
-        """Populating and adopting memory takes long: on a thread of the loop's executor."""
+    async def register(self, memory, *, name=None, adopt_memory=True, timeout=None):
+        """As kvd.Client.register(). Populating and adopting memory takes long: it is done
+        on a thread of the loop's executor."""
         return await self._loop.run_in_executor(
-            None, lambda: self._client.register(memory, **args))
+            None, lambda: self._client.register(memory, name=name, adopt_memory=adopt_memory,
+                                                timeout=timeout))
 
-    async def pool(self, layout, regions, **args):
+    async def pool(self, layout, regions, *, name=None, timeout=None):
+        """As kvd.Client.pool(), on a thread of the loop's executor."""
         return await self._loop.run_in_executor(
-            None, lambda: self._client.pool(layout, regions, **args))
+            None, lambda: self._client.pool(layout, regions, name=name, timeout=timeout))
 
-    async def send(self, room, pool, **args):
-        return await AsyncRoom(self, room, SEND, pool, **args).open()
+    async def send(self, room, pool, *, bootstrap_ms=0, waiting_ms=0, stall_ms=0):
+        """Push, the prefill side; see kvd.Client.send()."""
+        return await AsyncRoom(self, room, SEND, pool, bootstrap_ms=bootstrap_ms,
+                               waiting_ms=waiting_ms, stall_ms=stall_ms).open()
 
-    async def recv(self, room, pool, sources, **args):
-        return await AsyncRoom(self, room, RECV, pool, sources, **args).open()
+    async def recv(self, room, pool, sources, *, receivers=0, bootstrap_ms=0, waiting_ms=0,
+                   stall_ms=0):
+        """Push, the decode side; see kvd.Client.recv()."""
+        return await AsyncRoom(self, room, RECV, pool, sources=sources, receivers=receivers,
+                               bootstrap_ms=bootstrap_ms, waiting_ms=waiting_ms,
+                               stall_ms=stall_ms).open()
 
-    async def offer(self, room, pool, views, **args):
-        return await AsyncRoom(self, room, OFFER, pool, views=views, **args).open()
+    async def offer(self, room, pool, views, *, receivers=0, aux=None, lease_ms=0,
+                    bootstrap_ms=0, waiting_ms=0, stall_ms=0):
+        """Pull, the prefill side; see kvd.Client.offer()."""
+        return await AsyncRoom(self, room, OFFER, pool, views=views, receivers=receivers,
+                               aux=aux, lease_ms=lease_ms, bootstrap_ms=bootstrap_ms,
+                               waiting_ms=waiting_ms, stall_ms=stall_ms).open()
 
-    async def pull(self, room, pool, source, views, **args):
-        return await AsyncRoom(self, room, PULL, pool, [source], views, **args).open()
+    async def pull(self, room, pool, source, views, *, aux=None, wait=None, bootstrap_ms=0,
+                   waiting_ms=0, stall_ms=0):
+        """Pull, the decode side; see kvd.Client.pull()."""
+        source_pack(source, "source")
+        return await AsyncRoom(self, room, PULL, pool, sources=[source], views=views,
+                               aux=aux, wait=wait, bootstrap_ms=bootstrap_ms,
+                               waiting_ms=waiting_ms, stall_ms=stall_ms).open()

@@ -2,42 +2,72 @@
 """Client: one session with the daemon of this node."""
 import json
 import logging
+import os
+from collections.abc import Iterable, Mapping
 
-from . import _kvd, cuda
+from . import _check, _kvd, cuda
 from .layout import Layout
 from .memory import Memory, adopt, memory_of
-from .rooms import OFFER, PULL, RECV, SEND, Room
+from .rooms import OFFER, PULL, RECV, SEND, Room, source_pack
 
 log = logging.getLogger("kvd.client")
+INT64 = (1 << 63) - 1  # of addresses, lengths and offsets
+
+
+def _layout_text(layout):
+    if isinstance(layout, Layout):
+        return layout.text()
+    if isinstance(layout, Mapping):
+        return json.dumps(layout)
+    return _check.instance("layout", layout, str, "a kvd.Layout, a dict or JSON text")
+
+
+def _parts(regions):
+    if isinstance(regions, (str, bytes, Mapping)) or not isinstance(regions, Iterable):
+        raise _check.wrong("regions", regions, "a list of kvd.Region or (kvd.Region, offset)")
+    parts = []
+    for i, part in enumerate(regions):
+        region, offset = part if isinstance(part, tuple) and len(part) == 2 else (part, 0)
+        parts.append((_check.instance("regions[%d]" % i, region, _kvd.Region,
+                                      "a kvd.Region or (kvd.Region, offset)"),
+                      _check.integer("regions[%d][1]" % i, offset, 0, INT64)))
+    return tuple(parts)
 
 
 class Pool:
-    """Regions with a layout."""
+    """Regions with a layout. Of Client.pool()."""
 
-    def __init__(self, client, layout, regions, name=None, timeout=None,
-                 on_done=None):
-        text = layout.text() if isinstance(layout, Layout) else layout
-        if not isinstance(text, str):
-            text = json.dumps(text)
-        parts = tuple(r if isinstance(r, tuple) else (r, 0) for r in regions)
-        self._pool = _kvd.Pool(client._kvd, name, text, parts, timeout, on_done)
+    def __init__(self, client, layout, regions, name=None, timeout=None):
+        self._pool = _kvd.Pool(client._kvd, _check.text("name", name), _layout_text(layout),
+                               _parts(regions), _check.seconds("timeout", timeout))
 
     @property
     def id(self):
+        """The daemon's number of it; 0: not registered now."""
         return self._pool.id
 
     def unregister(self, timeout=None):
-        self._pool.unregister(timeout)
+        """BusyError while rooms use it."""
+        self._pool.unregister(_check.seconds("timeout", timeout))
 
 
 class Client:
     """A session. Any number of threads may use it; a child of fork() may not.
 
     socket: path of the control socket; name: of the instance. Neither: KVD_SOCKET, else
-    the only socket in KVD_RUN_DIR or /run/kvd. timeout: seconds, of every call."""
+    the only socket in KVD_RUN_DIR or /run/kvd. client: what this engine calls itself; role:
+    "prefill", "decode" or None. timeout: seconds, of every call.
+
+    When the daemon is restarted the next call makes a new session and registers the same
+    regions and pools again, waiting for it at most its timeout; ConnectionError (ELOST,
+    retryable) when there is none by then. Rooms of the old session have failed."""
 
     def __init__(self, socket=None, *, name=None, client="python", role=None, timeout=None):
-        self._kvd = _kvd.Client(socket, name, client, role, timeout)
+        if isinstance(socket, os.PathLike):
+            socket = os.fspath(socket)
+        self._kvd = _kvd.Client(_check.text("socket", socket), _check.text("name", name),
+                                _check.text("client", client), _check.text("role", role),
+                                _check.seconds("timeout", timeout))
 
     def __enter__(self):
         return self
@@ -51,11 +81,12 @@ class Client:
 
     @property
     def closed(self):
+        """close() was called."""
         return self._kvd.closed
 
     @property
     def lost(self):
-        """There is no session now; libkvd makes another as soon as it can."""
+        """There is no session now; the next call makes another."""
         return self._kvd.lost()
 
     @property
@@ -65,21 +96,39 @@ class Client:
 
     @property
     def endpoint(self):
+        """What other daemons dial to reach this one's."""
         return self.info["endpoint"]
 
     def command(self, cmd, timeout=None, **args):
         """Any command of the control protocol; its answer as a dict."""
-        answer = self._kvd.command(cmd, json.dumps(args) if args else None, timeout)
+        _check.instance("cmd", cmd, str, "a str")
+        answer = self._kvd.command(cmd, json.dumps(args) if args else None,
+                                   _check.seconds("timeout", timeout))
         return json.loads(answer) if answer else {}
 
     # ---- memory ----
 
+    def _region(self, kind, nbytes, address=0, fd=-1, offset=0, shm_name=None, name=None,
+                keep=None, timeout=None, device=None, handle=None, allocation=0):
+        nbytes = _check.integer("nbytes", nbytes, 1, INT64)
+        address = _check.integer("address", address, 0, INT64)
+        if address > INT64 - nbytes:
+            raise ValueError("address: %#x + nbytes %d is beyond user memory"
+                             % (address, nbytes))
+        return _kvd.Region(
+            self._kvd, kind, nbytes, address, _check.integer("fd", fd, -1, (1 << 31) - 1),
+            _check.integer("offset", offset, 0, INT64), _check.text("shm_name", shm_name),
+            _check.text("name", name), keep, _check.seconds("timeout", timeout),
+            device=_check.text("device", device), handle=handle,
+            allocation=_check.integer("allocation", allocation, 0, INT64))
+
     def register(self, memory, *, name=None, adopt_memory=True, timeout=None):
-        """Hand memory to the daemon: a numpy array, a tensor of torch, a Memory, or what
-        has CUDA's array interface. The object is kept alive until it is unregistered."""
+        """Hand memory to the daemon: a numpy array, a tensor of torch, a Memory, writable
+        memory with the buffer protocol, or what has CUDA's array interface. It must be
+        contiguous. The object is kept alive until it is unregistered."""
         if isinstance(memory, Memory):
-            return _kvd.Region(self._kvd, "memfd", memory.nbytes, memory.address, memory.fd,
-                               0, None, name, memory, timeout)
+            return self._region("memfd", memory.nbytes, memory.address, memory.fd, name=name,
+                                keep=memory, timeout=timeout)
         address, nbytes, gpu = memory_of(memory)
         if gpu:
             return self.register_gpu(address, nbytes, name=name, keep=memory, timeout=timeout)
@@ -90,54 +139,82 @@ class Client:
                          timeout=None):
         """The same by address: adopted where that is safe, else copied through the
         kernel (`vm`)."""
-        why = adopt(address, nbytes) if adopt_memory else "not asked for"
+        nbytes = _check.integer("nbytes", nbytes, 1, INT64)
+        address = _check.integer("address", address, 1, INT64 - nbytes)
+        _check.text("name", name)
+        _check.seconds("timeout", timeout)
+        why = adopt(address, nbytes) if _check.flag("adopt_memory", adopt_memory) \
+            else "not asked for"
         if why:
             log.info("%d bytes at %#x stay where they are (vm): %s", nbytes, address, why)
-        return _kvd.Region(self._kvd, "vm", nbytes, address, -1, 0, None, name, keep, timeout)
+        return self._region("vm", nbytes, address, name=name, keep=keep, timeout=timeout)
 
     def register_fd(self, fd, nbytes, *, offset=0, address=0, name=None, keep=None,
                     timeout=None):
-        """A memfd."""
-        return _kvd.Region(self._kvd, "memfd", nbytes, address, fd, offset, None, name, keep,
-                           timeout)
+        """A memfd. address: where this process has it mapped, for transfers by address."""
+        return self._region("memfd", nbytes, address, _check.integer("fd", fd, 0, (1 << 31) - 1),
+                            offset, name=name, keep=keep, timeout=timeout)
 
     def register_gpu(self, address, nbytes, *, name=None, keep=None, timeout=None):
         """Memory of a GPU, by its address: of cudaMalloc, cuMemAlloc, or of an allocator
         that cut it out of such."""
+        nbytes = _check.integer("nbytes", nbytes, 1, INT64)
+        address = _check.integer("address", address, 1, INT64 - nbytes)
         piece = cuda.describe(address, nbytes)
-        return _kvd.Region(self._kvd, "cuda_ipc", nbytes, address, -1, piece.offset, None,
-                           name, keep, timeout, device=piece.device, handle=piece.handle)
+        return self._region("cuda_ipc", nbytes, address, offset=piece.offset, name=name,
+                            keep=keep, timeout=timeout, device=piece.device,
+                            handle=piece.handle)
 
     def register_gpu_fd(self, fd, nbytes, *, device, allocation, offset=0, address=0,
                         name=None, keep=None, timeout=None):
         """Memory of cuMemCreate, by the fd that it was exported as. device: its UUID
         ("GPU-…") or PCI id; allocation: what cuMemCreate was given."""
-        return _kvd.Region(self._kvd, "cuda_vmm", nbytes, address, fd, offset, None, name,
-                           keep, timeout, device=device, allocation=allocation)
+        return self._region("cuda_vmm", nbytes, address,
+                            _check.integer("fd", fd, 0, (1 << 31) - 1), offset, name=name,
+                            keep=keep, timeout=timeout,
+                            device=_check.instance("device", device, str, "a str"),
+                            allocation=allocation)
 
     def register_shm(self, shm_name, nbytes, *, offset=0, address=0, name=None, timeout=None):
         """POSIX shared memory, by its name."""
-        return _kvd.Region(self._kvd, "shm", nbytes, address, -1, offset, shm_name, name,
-                           None, timeout)
+        return self._region("shm", nbytes, address, offset=offset,
+                            shm_name=_check.instance("shm_name", shm_name, str, "a str"),
+                            name=name, timeout=timeout)
 
     def pool(self, layout, regions, *, name=None, timeout=None):
-        """Regions, or (region, offset), one for each buffer of the layout."""
+        """Regions, or (region, offset), one for each buffer of the layout (a kvd.Layout, a
+        dict, or JSON text). Pools of one name are meant to match; None: "kv"."""
         return Pool(self, layout, regions, name, timeout)
 
-    # ---- rooms ----
+    # ---- rooms: the number is the router's; *_ms: 0 means the daemon's default ----
 
-    def send(self, room, pool, **args):
-        """Push, the prefill side."""
-        return Room(self, room, SEND, pool, **args)
+    def send(self, room, pool, *, bootstrap_ms=0, waiting_ms=0, stall_ms=0, timeout=None):
+        """Push, the prefill side: wait for WAITING_FOR_INPUT, then Room.send() chunks."""
+        return Room(self, room, SEND, pool, bootstrap_ms=bootstrap_ms, waiting_ms=waiting_ms,
+                    stall_ms=stall_ms, timeout=timeout)
 
-    def recv(self, room, pool, sources, **args):
-        """Push, the decode side. sources: endpoints, or kvd.Source."""
-        return Room(self, room, RECV, pool, sources=sources, **args)
+    def recv(self, room, pool, sources, *, receivers=0, bootstrap_ms=0, waiting_ms=0,
+             stall_ms=0, timeout=None):
+        """Push, the decode side: then Room.bind() pages. sources: a list of endpoints or
+        kvd.Source, one for each prefill rank; receivers: how many decode ranks each of
+        them serves, 0: one."""
+        return Room(self, room, RECV, pool, sources=sources, receivers=receivers,
+                    bootstrap_ms=bootstrap_ms, waiting_ms=waiting_ms, stall_ms=stall_ms,
+                    timeout=timeout)
 
-    def offer(self, room, pool, views, **args):
-        """Pull, the prefill side: pages that may be fetched."""
-        return Room(self, room, OFFER, pool, views=views, **args)
+    def offer(self, room, pool, views, *, receivers=0, aux=None, lease_ms=0, bootstrap_ms=0,
+              waiting_ms=0, stall_ms=0, timeout=None):
+        """Pull, the prefill side: pages that may be fetched, for lease_ms. receivers: how
+        many pullers, 0: one."""
+        return Room(self, room, OFFER, pool, views=views, receivers=receivers, aux=aux,
+                    lease_ms=lease_ms, bootstrap_ms=bootstrap_ms, waiting_ms=waiting_ms,
+                    stall_ms=stall_ms, timeout=timeout)
 
-    def pull(self, room, pool, source, views, **args):
-        """Pull, the decode side."""
-        return Room(self, room, PULL, pool, sources=[source], views=views, **args)
+    def pull(self, room, pool, source, views, *, aux=None, wait=None, bootstrap_ms=0,
+             waiting_ms=0, stall_ms=0, timeout=None):
+        """Pull, the decode side: what source (an endpoint or a kvd.Source) offered as this
+        room, into the pages of views. wait: as in Room.bind()."""
+        source_pack(source, "source")
+        return Room(self, room, PULL, pool, sources=[source], views=views, aux=aux, wait=wait,
+                    bootstrap_ms=bootstrap_ms, waiting_ms=waiting_ms, stall_ms=stall_ms,
+                    timeout=timeout)

@@ -5,44 +5,65 @@
 """
 import json
 
+from . import _check
+
 NHD = "NHD"  # in a page: token, head, dim
 HND = "HND"  # in a page: head, token, dim
+INT64 = (1 << 63) - 1  # of bytes
 
 
 class Layout:
     """Build a pool's layout. Every method returns self or an index."""
 
     def __init__(self, rank=0):
-        self.rank, self.buffers, self.views = int(rank), [], {}
+        self.rank = _check.integer("rank", rank, 0, _check.U32)
+        self.buffers, self.views = [], {}
 
     def buffer(self, nbytes):
         """A piece of registered memory; its index."""
-        self.buffers.append(int(nbytes))
+        self.buffers.append(_check.integer("nbytes", nbytes, 1, INT64))
         return len(self.buffers) - 1
 
     def view(self, name, page_tokens, pages):
         """Pages of page_tokens tokens, numbered from 0."""
+        _check.instance("name", name, str, "a str")
         if name in self.views:
             raise ValueError("view %r is there already" % name)
-        self.views[name] = {"page_tokens": int(page_tokens), "pages": int(pages),
-                            "layers": {}}
+        self.views[name] = {
+            "page_tokens": _check.integer("page_tokens", page_tokens, 1, _check.U32),
+            "pages": _check.integer("pages", pages, 1, _check.U32), "layers": {}}
         return self
+
+    def _view(self, name):
+        if name not in self.views:
+            raise ValueError("view: %s is none of this layout's: %s"
+                             % (_check.came(name), ", ".join(map(repr, self.views)) or "none"))
+        return self.views[name]
 
     def field(self, view, layer, name, *, buffer, offset=0, page_stride, token_stride,
               unit_stride, unit_bytes, units=1, first_unit=0, total_units=None):
         """One field of one layer, with all of its strides."""
-        self.views[view]["layers"].setdefault(int(layer), []).append({
-            "name": name, "buffer": int(buffer), "offset": int(offset),
-            "page_stride": int(page_stride), "token_stride": int(token_stride),
-            "unit_stride": int(unit_stride), "unit_bytes": int(unit_bytes),
-            "first_unit": int(first_unit), "units": int(units),
-            "total_units": int(units if total_units is None else total_units)})
+        last = len(self.buffers) - 1
+        if last < 0:
+            raise ValueError("buffer: there is none; buffer() makes one")
+        sizes = {"offset": offset, "page_stride": page_stride, "token_stride": token_stride,
+                 "unit_stride": unit_stride, "unit_bytes": unit_bytes}
+        counts = {"first_unit": first_unit, "units": units,
+                  "total_units": units if total_units is None else total_units}
+        row = {"name": _check.instance("name", name, str, "a str"),
+               "buffer": _check.integer("buffer", buffer, 0, last)}
+        row.update((k, _check.integer(k, v, 0, INT64)) for k, v in sizes.items())
+        row.update((k, _check.integer(k, v, 0, _check.U32)) for k, v in counts.items())
+        layers = self._view(view)["layers"]
+        layers.setdefault(_check.integer("layer", layer, 0, _check.U32), []).append(row)
         return self
 
     def heads(self, view, layer, name, order=NHD, *, buffer, unit_bytes, units=1, offset=0,
               first_unit=0, total_units=None, page_stride=None):
         """Dense attention: pages one after another, one head of one token a unit."""
-        tokens = self.views[view]["page_tokens"]
+        tokens = self._view(view)["page_tokens"]
+        unit_bytes = _check.integer("unit_bytes", unit_bytes, 1, INT64)
+        units = _check.integer("units", units, 1, _check.U32)
         if order not in (NHD, HND):
             raise ValueError("order: kvd.NHD or kvd.HND")
         hnd = order == HND
@@ -55,6 +76,7 @@ class Layout:
             total_units=total_units)
 
     def text(self):
+        """JSON, as the daemon takes it."""
         views = {name: {"page_tokens": v["page_tokens"], "pages": v["pages"],
                         "layers": [{"layer": n, "fields": v["layers"][n]}
                                    for n in sorted(v["layers"])]}
@@ -99,9 +121,14 @@ class Layout:
         if order not in (NHD, HND):
             raise ValueError("order: kvd.NHD or kvd.HND")
         packing = MLA if not kv_heads else K_V_HND if order == HND else K_V_NHD
-        rows = 2 * max(kv_heads // tp_size, 1) if kv_heads else 1
         made = _shapes(tp_size, tp_rank)
-        layers = list(range(layers)) if isinstance(layers, int) else list(layers)
+        for name, value, low in (("block_size", block_size, 1), ("blocks", blocks, 1),
+                                 ("kv_heads", kv_heads, 0), ("head_bytes", head_bytes, 1)):
+            _check.integer(name, value, low, _check.U32)
+        if block_len is not None:
+            _check.integer("block_len", block_len, 1, INT64)
+        rows = 2 * max(kv_heads // tp_size, 1) if kv_heads else 1
+        layers = _check.numbers("layers", layers)
         stride = block_len or rows * head_bytes * block_size
         buffers = [made.buffer(stride * blocks) for _ in layers]
         return made.vllm_attention(

@@ -3,6 +3,7 @@ from typing import Any, Dict, Iterable, List, Optional, Union
 
 NHD: str
 HND: str
+INT64: int
 
 class Layout:
     rank: int

@@ -14,7 +14,7 @@ import sys
 
 import numpy as np
 
-from . import _kvd
+from . import _check, _kvd
 from .errors import Error
 
 log = logging.getLogger("kvd.memory")
@@ -27,9 +27,11 @@ class Memory:
     """Memory behind a memfd, in huge pages where the kernel can. Exports the array
     interface: numpy.asarray(memory)."""
 
+    _parts = None
+
     def __init__(self, nbytes, name="kvd-python"):
-        self._parts = None
-        self._parts = _kvd.memory_alloc(nbytes, name)
+        nbytes = _check.integer("nbytes", nbytes, 1, (1 << 62) - 1)
+        self._parts = _kvd.memory_alloc(nbytes, _check.instance("name", name, str, "a str"))
         self.fd, self.address, self.nbytes, self.huge_bytes = self._parts
         self.__array_interface__ = {"version": 3, "shape": (self.nbytes,), "typestr": "|u1",
                                     "data": (self.address, False)}
@@ -55,35 +57,61 @@ def _cuda_array(view):
         wanted.insert(0, item)
         item *= length
     if strides is not None and tuple(strides) != tuple(wanted):
-        raise ValueError("the array is not contiguous")
+        raise ValueError("memory: the array is not contiguous")
     if read_only:
-        raise ValueError("the array is read-only")
+        raise ValueError("memory: the array is read-only")
     return address, item
+
+
+def _refused(thing, why):
+    return ValueError("memory: %s is %s" % (type(thing).__name__, why))
 
 
 def memory_of(thing):
     """(address, bytes, whether a GPU's) of a numpy array, a tensor of torch, a Memory, or
-    whatever has the array interface or CUDA's. Contiguous memory only."""
+    whatever has the array interface, CUDA's, or the buffer protocol. Contiguous, writable
+    memory only: never a copy, whose memory would be gone while a daemon still has it."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, torch.Tensor):
         if not thing.is_contiguous():
-            raise ValueError("the tensor is not contiguous")
-        return (thing.data_ptr(), thing.numel() * thing.element_size(),
-                thing.device.type != "cpu")
-    cuda = getattr(thing, "__cuda_array_interface__", None)
-    if cuda is not None:
-        return _cuda_array(cuda) + (True,)
-    view = np.asarray(thing)
+            raise _refused(thing, "not contiguous")
+        address, nbytes = thing.data_ptr(), thing.numel() * thing.element_size()
+        gpu = thing.device.type != "cpu"
+    elif getattr(thing, "__cuda_array_interface__", None) is not None:
+        address, nbytes = _cuda_array(thing.__cuda_array_interface__)
+        gpu = True
+    else:
+        address, nbytes, gpu = _host_array(thing) + (False,)
+    if not nbytes:
+        raise _refused(thing, "0 bytes long")
+    return address, nbytes, gpu
+
+
+def _host_array(thing):
+    wanted = "an array, a tensor, a kvd.Memory or writable memory with the buffer protocol"
+    view = thing
+    if not isinstance(thing, np.ndarray):
+        if isinstance(thing, np.generic):
+            raise _check.wrong("memory", thing, wanted)
+        if not hasattr(thing, "__array_interface__"):
+            try:
+                view = memoryview(thing)
+            except TypeError:
+                raise _check.wrong("memory", thing, wanted) from None
+            if view.readonly:
+                raise _refused(thing, "read-only")
+        view = np.asarray(view)
     if not view.flags.c_contiguous and not view.flags.f_contiguous:
-        raise ValueError("the array is not contiguous")
+        raise _refused(thing, "not contiguous")
     if not view.flags.writeable:
-        raise ValueError("the array is read-only")
-    if isinstance(thing, (list, tuple)):
-        raise TypeError("an array, a tensor or a kvd.Memory is wanted")
-    return view.__array_interface__["data"][0], view.nbytes, False
+        raise _refused(thing, "read-only")
+    if view.dtype.hasobject:
+        raise _refused(thing, "of Python objects")
+    return view.__array_interface__["data"][0], view.nbytes
 
 
 def adopt_wanted():
+    """Whether KVD_ADOPT leaves adopting on."""
     return os.environ.get("KVD_ADOPT", "1") not in ("0", "no", "off")
 
 

@@ -2,86 +2,155 @@
 """Rooms: one request's handover. States are the numbers that SGLang polls."""
 import time
 from collections import namedtuple
+from collections.abc import Mapping
 
 import numpy as np
 
-from . import _kvd
+from . import _check, _kvd
 from .errors import TimeoutError, error_make
 
 FAILED, BOOTSTRAPPING, WAITING_FOR_INPUT, TRANSFERRING, SUCCESS = range(5)
 ABORTING = 1  # flag: told to fail, not yet proven quiesced
 SEND, RECV, OFFER, PULL = range(4)
+ROLES = ("send", "recv", "offer", "pull")
+WHY_S = 5  # for the daemon's words about a room that has failed
 
 Status = namedtuple("Status", "state flags error retryable bytes total")
+Status.__doc__ = """State and figures of a room. flags: ABORTING; error: number of the
+code, 0 unless failed or aborting; bytes: landed or sent so far; total: expected, 0 while it
+is not known (a sender knows it at its end)."""
 
 
 class View(namedtuple("View", "pages first_token tokens layers")):
-    """Pages of one view. tokens: (begin, end) of the request, or None for all that the
-    pages hold; layers: (begin, end), or None for all."""
+    """Pages of one view. first_token: the request's token in the first slot of pages[0];
+    tokens: (begin, end) of the request, or None for all that the pages hold; layers:
+    (begin, end), or None for all."""
 
     def __new__(cls, pages, first_token=0, tokens=None, layers=None):
         return super().__new__(cls, pages, first_token, tokens, layers)
 
 
 class Source(namedtuple("Source", "endpoint pool room rank views")):
-    """Where pages come from; endpoint None is the own daemon."""
+    """Where pages come from. endpoint: of the source's daemon, None: the own one; pool: its
+    name, where the source has several; room: its number there, where that is another;
+    rank: of the pool, where several have the name; views (pull): its pages, None: the
+    whole offer."""
 
     def __new__(cls, endpoint=None, pool=None, room=None, rank=None, views=None):
         return super().__new__(cls, endpoint, pool, room, rank, views)
 
 
-def views_pack(views):
+def views_pack(views, name="views"):
     """{name: View or pages} as _kvd wants them."""
+    if not isinstance(views, Mapping):
+        raise _check.wrong(name, views, "a dict {view's name: pages or kvd.View}")
     packed = []
-    for name, view in (views or {}).items():
+    for key, view in views.items():
+        if not isinstance(key, str):
+            raise _check.wrong("%s: the name of a view" % name, key, "a str")
+        where = "%s[%r]" % (name, key)
         if not isinstance(view, View):
             view = View(view)
-        pages = np.asarray(view.pages if not isinstance(view.pages, range)
-                           else list(view.pages))
-        if pages.size and (pages.min() < 0 or pages.max() > 0xffffffff):
-            raise ValueError("view %r: a page number outside 32 bits" % name)
-        begin, end = view.tokens or (0, 0)
-        first, last = view.layers or (0, 0)
-        packed.append((name, pages.astype(np.uint32).tobytes(), view.first_token, begin, end,
-                       first, last))
+        packed.append((key, _check.pages(where + ".pages", view.pages),
+                       _check.integer(where + ".first_token", view.first_token)) +
+                      _check.span(where + ".tokens", view.tokens) +
+                      _check.span(where + ".layers", view.layers, _check.U32))
     return tuple(packed)
+
+
+def source_pack(source, name):
+    """An endpoint or a Source as _kvd wants it."""
+    if source is None or isinstance(source, str):
+        source = Source(source)
+    _check.instance(name, source, Source, "an endpoint (str) or a kvd.Source")
+    _check.text(name + ".endpoint", source.endpoint)
+    _check.text(name + ".pool", source.pool)
+    if source.room is not None:
+        _check.integer(name + ".room", source.room)
+    if source.rank is not None:
+        _check.integer(name + ".rank", source.rank, 0, _check.U32)
+    views = () if source.views is None else views_pack(source.views, name + ".views")
+    return source.endpoint, source.pool, source.room, source.rank, views
 
 
 def sources_pack(sources):
-    packed = []
-    for source in sources or ():
-        if not isinstance(source, Source):
-            source = Source(source)
-        packed.append((source.endpoint, source.pool, source.room, source.rank,
-                       views_pack(source.views)))
-    return tuple(packed)
+    if not isinstance(sources, (list, tuple)) or isinstance(sources, Source):
+        raise _check.wrong("sources", sources, "a list of endpoints (str) or kvd.Source")
+    return tuple(source_pack(s, "sources[%d]" % i) for i, s in enumerate(sources))
+
+
+def wait_pack(wait):
+    """(region, offset, value): not before the word at that offset is at least value."""
+    if wait is None:
+        return None
+    if not isinstance(wait, tuple) or len(wait) != 3:
+        raise _check.wrong("wait", wait, "a tuple (region, offset, value) or None")
+    return (_check.instance("wait[0]", wait[0], _kvd.Region, "a kvd.Region"),
+            _check.integer("wait[1]", wait[1]), _check.integer("wait[2]", wait[2]))
+
+
+def aux_pack(aux):
+    return None if aux is None else _check.integer("aux", aux, 0, _check.U32)
+
+
+def room_pack(client, number, role, pool, sources, receivers, views, aux, wait, times,
+              timeout):
+    """(args, kwargs) for _kvd.Room; times: what ends in _ms."""
+    from .client import Pool
+    number = _check.integer("room", number)
+    _check.instance("pool", pool, Pool, "a pool of Client.pool()")
+    kwargs = {name: _check.integer(name, ms, 0, _check.U32) for name, ms in times.items()}
+    wanted = role in (OFFER, PULL) or views is not None
+    kwargs.update(
+        sources=sources, views=views_pack(views) if wanted else (),
+        receivers=_check.integer("receivers", receivers, 0, _check.U32),
+        aux=aux_pack(aux), wait=wait_pack(wait), timeout=_check.seconds("timeout", timeout))
+    return (client, number, role, pool._pool), kwargs
+
+
+def room_error(number, status, told):
+    """An exception from a room's status and what the daemon tells of it."""
+    told = told or {}
+    message = told.get("message") or "room %d failed" % number
+    return error_make(status.error, _kvd.code_name(status.error),
+                      told.get("retryable", status.retryable), told.get("scope", "room"),
+                      message)
 
 
 class Room:
     """Of Client.send(), recv(), offer() or pull()."""
 
-    def __init__(self, client, number, role, pool, **args):
-        self._client = client
-        self.number = number
-        args["sources"] = sources_pack(args.get("sources"))
-        args["views"] = views_pack(args.get("views"))
-        self._room = _kvd.Room(client._kvd, number, role, pool._pool, **args)
+    def __init__(self, client, number, role, pool, *, sources=(), receivers=0, views=None,
+                 aux=None, wait=None, lease_ms=0, bootstrap_ms=0, waiting_ms=0, stall_ms=0,
+                 timeout=None):
+        times = {"lease_ms": lease_ms, "bootstrap_ms": bootstrap_ms,
+                 "waiting_ms": waiting_ms, "stall_ms": stall_ms}
+        args, kwargs = room_pack(client._kvd, number, role, pool, sources_pack(sources),
+                                 receivers, views, aux, wait, times, timeout)
+        self.number = args[1]
+        self._room = _kvd.Room(*args, **kwargs)
 
     def bind(self, views, aux=None, wait=None, timeout=None):
-        """recv: where the bytes shall land."""
-        self._room.bind(views_pack(views), aux, _wait(wait), timeout)
+        """recv: where the bytes shall land. views: {name: pages or View}; aux: a slot of
+        the view "aux"; wait: (region, offset, value), nothing lands before the u64 at
+        that offset of the region is at least value."""
+        self._room.bind(views_pack(views), aux_pack(aux), wait_pack(wait),
+                        _check.seconds("timeout", timeout))
 
     def send(self, views, seq=0, last=True, aux=None, wait=None, timeout=None):
-        """send: one chunk; the same seq twice is one chunk."""
-        self._room.send(seq, views_pack(views), last, aux, _wait(wait), timeout)
+        """send: one chunk, numbered 0, 1, …; the same seq twice is one chunk. wait as in
+        bind(): nothing is read before."""
+        self._room.send(_check.integer("seq", seq), views_pack(views),
+                        _check.flag("last", last), aux_pack(aux), wait_pack(wait),
+                        _check.seconds("timeout", timeout))
 
     def abort(self, reason="aborted", timeout=None):
         """The state becomes FAILED once nothing of the room can move."""
-        self._room.abort(reason, timeout)
+        self._room.abort(_check.text("reason", reason), _check.seconds("timeout", timeout))
 
     def close(self, timeout=None):
         """Rooms that have ended only."""
-        self._room.close(timeout)
+        self._room.close(_check.seconds("timeout", timeout))
 
     @property
     def state(self):
@@ -93,18 +162,16 @@ class Room:
         return Status(*self._room.read())
 
     def error(self):
-        """Why it failed, as an exception; None if it did not."""
-        status = self.read()
-        if not status.error:
-            return None
-        record = self._client.command("room.show", room=str(self.number)) \
-            if not self._client.lost else {}
-        told = record.get("error") or {}
-        return error_make(status.error, _kvd.code_name(status.error), status.retryable,
-                          told.get("scope", "room"), told.get("message", ""))
+        """Why it failed, or is aborting, as an exception; None if it does neither. The
+        first call asks the daemon for the words."""
+        why = self._room.why(WHY_S)
+        return error_make(*why) if why else None
 
     def wait(self, state=SUCCESS, timeout=None):
-        """Until the state is reached, or a later one; raises when the room failed."""
+        """Until the state is reached, or a later one; raises error() when the room failed,
+        TimeoutError (ENOREPLY) after timeout seconds."""
+        state = _check.integer("state", state, BOOTSTRAPPING, SUCCESS)
+        timeout = _check.seconds("timeout", timeout)
         until = None if timeout is None else time.monotonic() + timeout
         pause = 20e-6
         while True:
@@ -120,17 +187,11 @@ class Room:
             pause = min(pause * 1.5, 1e-3)
 
     def first_token(self):
-        """send: the first token that a receiver wants."""
+        """send: the first token that a receiver wants (it has those before it)."""
         return self._room.first_token()
 
     def landed(self, pages, view=None):
         """A failed recv or pull: which of `pages` bound pages are whole, as booleans."""
-        bits = np.frombuffer(self._room.landed(view, pages), np.uint8)
+        pages = _check.integer("pages", pages, 0, _check.U32)
+        bits = np.frombuffer(self._room.landed(_check.text("view", view), pages), np.uint8)
         return np.unpackbits(bits, bitorder="little")[:pages].astype(bool)
-
-
-def _wait(wait):
-    if wait is None:
-        return None
-    region, offset, value = wait
-    return region, offset, value

@@ -6,27 +6,23 @@
               .sglang_aux("aux", slots=128, hidden_size=4096).layout())
 
 What a layout is, and what it may not be, is the daemon's: the same code checks it there."""
-import json
-from array import array
-
-from . import _kvd
+from . import _check, _kvd
 from .layout import Layout
 
 PACKED, HND, NHD, MLA = range(4)  # packings of vLLM's blocks
 MAMBA1, MAMBA2, GDN = range(3)  # kinds of vLLM's state-space models
 
 
-def _u32(numbers):
+def _u32(name, numbers):
     """A count means 0, 1, …"""
-    if isinstance(numbers, int):
-        numbers = range(numbers)
-    try:
-        packed = array("I", numbers)
-    except (OverflowError, TypeError) as error:
-        raise ValueError("numbers of 32 bits are wanted: %s" % error) from error
-    if packed.itemsize != 4:
-        raise ValueError("no type of 32 bits")
-    return packed.tobytes()
+    return _check.pages(name, _check.numbers(name, numbers))
+
+
+def _checked(low=0, **numbers):
+    """Numbers of 32 bits, but for those of bytes."""
+    for name, value in numbers.items():
+        wide = name in ("nbytes", "page_len", "unit_bytes", "block_len")
+        _check.integer(name, value, low, (1 << 63) - 1 if wide else _check.U32)
 
 
 class Shapes:
@@ -34,11 +30,14 @@ class Shapes:
     their buffers, vLLM's lie in buffers that buffer() names."""
 
     def __init__(self, tp_size=1, tp_rank=0, rank=None):
-        self._tp = int(tp_size), int(tp_rank)
-        self._rank = self._tp[1] if rank is None else int(rank)
+        self._tp = (_check.integer("tp_size", tp_size, 1, _check.U32),
+                    _check.integer("tp_rank", tp_rank, 0, _check.U32))
+        self._rank = self._tp[1] if rank is None else \
+            _check.integer("rank", rank, 0, _check.U32)
         self._steps, self._buffers = [], 0
 
     def _add(self, *step):
+        _check.instance("view", step[1] if step[0] != "buffer" else "", str, "a str")
         try:
             _kvd.shapes(self._rank, tuple(self._steps) + (step,))
         except OverflowError as error:
@@ -50,6 +49,7 @@ class Shapes:
         """A piece of registered memory; its index."""
         if any(step[0] != "buffer" and step[0].startswith("sglang") for step in self._steps):
             raise ValueError("the shapes of SGLang number their buffers themselves")
+        _checked(1, nbytes=nbytes)
         self._add("buffer", nbytes)
         self._buffers += 1
         return self._buffers - 1
@@ -59,23 +59,28 @@ class Shapes:
     def sglang_mha(self, view="kv", *, page_size, pages, layers, kv_heads, head_bytes):
         """K of all layers, then V: two buffers a layer of slot rows [slot][head][dim].
         layers: a number, or kv_layer_ids; kv_heads: of the model."""
-        return self._add("sglang_mha", view, page_size, pages, _u32(layers), kv_heads,
-                         *self._tp, head_bytes)
+        _checked(page_size=page_size, pages=pages, kv_heads=kv_heads, head_bytes=head_bytes)
+        return self._add("sglang_mha", view, page_size, pages, _u32("layers", layers),
+                         kv_heads, *self._tp, head_bytes)
 
     def sglang_mla(self, view="kv", *, page_size, pages, layers, latent_bytes):
         """One latent a token, held by every rank; also swa, dsa and c128."""
-        return self._add("sglang_mla", view, page_size, pages, _u32(layers), 1, *self._tp,
-                         latent_bytes)
+        _checked(page_size=page_size, pages=pages, latent_bytes=latent_bytes)
+        return self._add("sglang_mla", view, page_size, pages, _u32("layers", layers), 1,
+                         *self._tp, latent_bytes)
 
     def sglang_state(self, view, *, slots, layers, full_dim, unit_bytes, groups=(), outer=1):
         """A state tensor of one slot a request (conv or temporal); groups: what of the
         sharded dimension is sharded by itself."""
-        return self._add("sglang_state", view, slots, _u32(layers), full_dim, _u32(groups),
-                         unit_bytes, outer, *self._tp)
+        _checked(slots=slots, full_dim=full_dim, unit_bytes=unit_bytes, outer=outer)
+        return self._add("sglang_state", view, slots, _u32("layers", layers), full_dim,
+                         _check.pages("groups", tuple(groups)), unit_bytes, outer, *self._tp)
 
     def sglang_aux(self, view="aux", *, slots, hidden_size=0, hidden_elem_bytes=2,
                    top_logprobs=128, sampling_mask=0, dsa_dim=0):
         """MetadataBuffers, in the order of aux_data_ptrs."""
+        _checked(slots=slots, hidden_size=hidden_size, hidden_elem_bytes=hidden_elem_bytes,
+                 top_logprobs=top_logprobs, sampling_mask=sampling_mask, dsa_dim=dsa_dim)
         return self._add("sglang_aux", view, slots, hidden_size, hidden_elem_bytes,
                          top_logprobs, sampling_mask, dsa_dim)
 
@@ -85,20 +90,27 @@ class Shapes:
                        head_bytes, packing=HND, block_len=0):
         """buffers: of each layer, by buffer(); block_len: bytes from block to block, 0:
         without padding."""
-        return self._add("vllm_attention", view, block_size, blocks, _u32(layers),
-                         _u32(buffers), block_len, kv_heads, head_bytes, packing, *self._tp)
+        _checked(block_size=block_size, blocks=blocks, kv_heads=kv_heads,
+                 head_bytes=head_bytes, packing=packing, block_len=block_len)
+        return self._add("vllm_attention", view, block_size, blocks, _u32("layers", layers),
+                         _u32("buffers", buffers), block_len, kv_heads, head_bytes, packing,
+                         *self._tp)
 
     def vllm_ssm(self, view, *, kind, pages, page_len, layers, buffers, conv_dim, conv_rows,
                  conv_elem, temporal, ssm_elem):
         """Conv and temporal state in one page a request; dimensions of the whole model."""
-        temporal = (tuple(temporal) + (1, 1))[:3]
-        return self._add("vllm_ssm", view, kind, pages, page_len, _u32(layers),
-                         _u32(buffers), conv_dim, conv_rows, conv_elem, temporal, ssm_elem,
-                         *self._tp)
+        _checked(kind=kind, pages=pages, page_len=page_len, conv_dim=conv_dim,
+                 conv_rows=conv_rows, conv_elem=conv_elem, ssm_elem=ssm_elem)
+        temporal = tuple(_check.numbers("temporal", tuple(temporal))) + (1, 1)
+        temporal = temporal[:3]
+        return self._add("vllm_ssm", view, kind, pages, page_len, _u32("layers", layers),
+                         _u32("buffers", buffers), conv_dim, conv_rows, conv_elem, temporal,
+                         ssm_elem, *self._tp)
 
     # ---- the end ----
 
     def text(self):
+        """JSON, as the daemon takes it."""
         return _kvd.shapes(self._rank, tuple(self._steps))
 
     def layout(self):

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from typing import Iterable, List, NamedTuple, Tuple
 
+INT64: int
+FLAGS: Tuple[str, ...]
+
 class SGLangRanks(NamedTuple):
     tp: range
     cp: range

@@ -66,7 +66,7 @@ int ext_timeout(PyObject *seconds, int *ms_p)
 	*ms_p = 0;
 	if (!seconds || seconds == Py_None)
 		return 0;
-	s = PyFloat_AsDouble(seconds);
+	s = PyBool_Check(seconds) ? 0 : PyFloat_AsDouble(seconds);
 	if (PyErr_Occurred())
 		return -1;
 	if (isnan(s) || s <= 0) {

@@ -146,6 +146,9 @@ struct pool {
 	PyObject *keep; /* its regions */
 };
 extern PyTypeObject *region_type, *pool_type;
+/* Of this client, and registered; false: ValueError that names argument[index]. */
+bool region_usable(const struct region *region, const struct client *client,
+		   const char *argument, Py_ssize_t index);
 
 /* ---- ext_rows.c ---------------------------------------------------------------- */
 

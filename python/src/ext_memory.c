@@ -122,6 +122,18 @@ static PyObject *region_make(PyTypeObject *type, PyObject *args, PyObject *kwarg
 	return (PyObject *)region;
 }
 
+bool region_usable(const struct region *region, const struct client *client,
+		   const char *argument, Py_ssize_t index)
+{
+	const char *why = !region->kvd		     ? "it is not registered any more"
+			  : region->client != client ? "it is another client's"
+						     : NULL;
+
+	if (why)
+		PyErr_Format(PyExc_ValueError, "%s[%zd]: %s", argument, index, why);
+	return !why;
+}
+
 static int region_end(void *ctx, const struct kvd_call *call)
 {
 	return kvd_region_unregister(((struct region *)ctx)->kvd, call);
@@ -182,17 +194,23 @@ static PyObject *region_get(PyObject *self, void *what)
 
 static PyMethodDef region_methods[] = {
 	{"unregister", (PyCFunction)(void (*)(void))region_unregister,
-	 METH_VARARGS | METH_KEYWORDS, NULL},
+	 METH_VARARGS | METH_KEYWORDS,
+	 "unregister(timeout=None)\n\nAfter it nothing touches the memory. BusyError "
+	 "while a pool uses it."},
 	{NULL, NULL, 0, NULL},
 };
 static PyGetSetDef region_getset[] = {
-	{"address", region_get, NULL, NULL, (void *)0},
-	{"bytes", region_get, NULL, NULL, (void *)1},
-	{"kind", region_get, NULL, NULL, (void *)2},
-	{"id", region_get, NULL, NULL, (void *)3},
+	{"address", region_get, NULL, "In this process.", (void *)0},
+	{"bytes", region_get, NULL, "Its length.", (void *)1},
+	{"kind", region_get, NULL,
+	 "As it was asked for: memfd, shm, vm, cuda_ipc or cuda_vmm.", (void *)2},
+	{"id", region_get, NULL, "The daemon's number of it; 0: not registered now.",
+	 (void *)3},
 	{NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot region_slots[] = {
+	{Py_tp_doc,
+	 (void *)"Memory that the daemon may use. Of Client.register() and the like."},
 	{Py_tp_new, region_make},
 	{Py_tp_dealloc, region_dealloc},
 	{Py_tp_methods, region_methods},
@@ -227,8 +245,8 @@ static int pool_shut(void *handle, const struct kvd_call *call)
 }
 
 /* regions: a tuple of (Region, offset) */
-static int pool_parts(PyObject *parts, struct kvd_region **regions, uint64_t *offsets,
-		      Py_ssize_t count)
+static int pool_parts(const struct client *client, PyObject *parts,
+		      struct kvd_region **regions, uint64_t *offsets, Py_ssize_t count)
 {
 	for (Py_ssize_t i = 0; i < count; i++) {
 		unsigned long long offset;
@@ -237,12 +255,10 @@ static int pool_parts(PyObject *parts, struct kvd_region **regions, uint64_t *of
 		if (!PyArg_ParseTuple(PyTuple_GetItem(parts, i), "O!K", region_type,
 				      &region, &offset))
 			return -1;
+		if (!region_usable((struct region *)region, client, "regions", i))
+			return -1;
 		regions[i] = ((struct region *)region)->kvd;
 		offsets[i] = offset;
-		if (!regions[i]) {
-			PyErr_Format(PyExc_ValueError, "regions[%zd]: not registered", i);
-			return -1;
-		}
 	}
 	return 0;
 }
@@ -294,7 +310,7 @@ static PyObject *pool_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 	start.args.region_count = (size_t)count;
 	if (!regions || !offsets)
 		PyErr_NoMemory();
-	else if (pool_parts(parts, regions, offsets, count) == 0)
+	else if (pool_parts(start.c, parts, regions, offsets, count) == 0)
 		pool = pool_made(type, &start, parts, ms, told);
 	mem_free(regions);
 	mem_free(offsets);

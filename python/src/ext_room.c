@@ -66,7 +66,7 @@ static int views_parse(PyObject *tuple, struct views *views)
 	return 0;
 }
 
-static int wait_parse(PyObject *tuple, struct kvd_wait *wait)
+static int wait_parse(const struct client *client, PyObject *tuple, struct kvd_wait *wait)
 {
 	unsigned long long offset, value;
 	PyObject *region;
@@ -76,13 +76,12 @@ static int wait_parse(PyObject *tuple, struct kvd_wait *wait)
 		return 0;
 	if (!PyArg_ParseTuple(tuple, "O!KK", region_type, &region, &offset, &value))
 		return -1;
+	if (!region_usable((struct region *)region, client, "wait", 0))
+		return -1;
 	wait->region = ((struct region *)region)->kvd;
 	wait->offset = offset;
 	wait->value = value;
-	if (wait->region)
-		return 0;
-	PyErr_SetString(PyExc_ValueError, "wait: its region is not registered");
-	return -1;
+	return 0;
 }
 
 /* None: absent. 1: given, 0: not, -1: an exception. */
@@ -232,13 +231,18 @@ static PyObject *room_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 	a->room = number;
 	a->role = (enum kvd_role)role;
 	a->pool = ((struct pool *)pool)->kvd;
-	r = a->pool ? number_parse(aux, &slot) : -1;
+	r = -1;
 	if (!a->pool)
-		PyErr_SetString(PyExc_ValueError, "pool: not registered");
+		PyErr_SetString(PyExc_ValueError, "pool: it is not registered any more");
+	else if (((struct pool *)pool)->client != start.c)
+		PyErr_SetString(PyExc_ValueError, "pool: it is another client's");
+	else
+		r = number_parse(aux, &slot);
 	a->has_aux = r == 1;
 	a->aux = (uint32_t)slot;
 	if (r >= 0 && sources_parse(source_list, &sources) == 0 &&
-	    views_parse(view_list, &views) == 0 && wait_parse(wait, &a->wait) == 0) {
+	    views_parse(view_list, &views) == 0 &&
+	    wait_parse(start.c, wait, &a->wait) == 0) {
 		a->sources = sources.at;
 		a->source_count = sources.count;
 		a->views = views.at;
@@ -323,7 +327,8 @@ static PyObject *room_bind(PyObject *self, PyObject *args, PyObject *kwargs)
 					 &wait, &timeout, &told) ||
 	    ext_timeout(timeout, &ms) < 0 || !room_usable(s.room))
 		return NULL;
-	if (views_parse(view_list, &views) == 0 && wait_parse(wait, &s.bind.wait) == 0)
+	if (views_parse(view_list, &views) == 0 &&
+	    wait_parse(s.room->client, wait, &s.bind.wait) == 0)
 		r = number_parse(aux, &slot);
 	if (r >= 0) {
 		s.bind.views = views.at;
@@ -354,7 +359,8 @@ static PyObject *room_send(PyObject *self, PyObject *args, PyObject *kwargs)
 					 &told) ||
 	    ext_timeout(timeout, &ms) < 0 || !room_usable(s.room))
 		return NULL;
-	if (views_parse(view_list, &views) == 0 && wait_parse(wait, &s.send.wait) == 0)
+	if (views_parse(view_list, &views) == 0 &&
+	    wait_parse(s.room->client, wait, &s.send.wait) == 0)
 		r = number_parse(aux, &slot);
 	if (r >= 0) {
 		s.send.seq = seq;
@@ -447,6 +453,31 @@ static PyObject *room_read(PyObject *self, PyObject *none)
 			     (unsigned long long)st.bytes, (unsigned long long)st.total);
 }
 
+/* why(seconds): (number, code, retryable, scope, message), or None */
+static PyObject *room_why(PyObject *self, PyObject *timeout)
+{
+	struct room *room = (struct room *)self;
+	const struct kvd_error *why;
+	struct kvd_error copy;
+	PyObject *message;
+	int ms;
+
+	if (ext_timeout(timeout, &ms) < 0 || !room_usable(room) ||
+	    !client_lock(room->client))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS why = kvd_room_why(room->kvd, ms);
+	Py_END_ALLOW_THREADS if (why) copy = *why;
+	client_unlock(room->client);
+	if (!why)
+		Py_RETURN_NONE;
+	message = PyUnicode_DecodeUTF8(copy.message, (Py_ssize_t)strlen(copy.message),
+				       "replace");
+	if (!message)
+		return NULL;
+	return Py_BuildValue("(isisN)", copy.code, kvd_code_name(copy.code),
+			     (int)copy.retryable, copy.scope, message);
+}
+
 static PyObject *room_first_token(PyObject *self, PyObject *none)
 {
 	struct room *room = (struct room *)self;
@@ -510,6 +541,7 @@ static PyMethodDef methods[] = {
 	{"close", KEYWORDS(room_close), NULL},
 	{"state", room_state, METH_NOARGS, NULL},
 	{"read", room_read, METH_NOARGS, NULL},
+	{"why", room_why, METH_O, NULL},
 	{"first_token", room_first_token, METH_NOARGS, NULL},
 	{"landed", room_landed, METH_VARARGS, NULL},
 	{NULL, NULL, 0, NULL},
