@@ -92,7 +92,9 @@
 #define WIRE_TRANSFER_INFO_NAK(F)                                                  \
 	F(u64, room) F(u64, recv_gen) F(u64, src_pool) F(u32, code) F(str, text)
 #define WIRE_ROOM_DONE(F) F(u64, room) F(u64, recv_gen) F(u64, src_pool)
-/* from_role: enum room_role; to_gen 0 = "whoever holds my generation" */
+/* from_role: enum room_role; to_gen 0 = "whoever holds my generation". Of a receiver that
+ * the source does not know yet: pool is the source's, 0 = that of any room of the number;
+ * code 0: it takes back what it told so in that generation */
 #define WIRE_ABORT(F)                                                              \
 	F(u64, room) F(u8, from_role) F(u64, from_gen) F(u64, to_gen) F(u64, pool) \
 	F(u32, code) F(str, text)

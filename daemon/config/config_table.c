@@ -128,10 +128,11 @@ static const struct setting options[] = {
 	{"peer", "orphans", SETTING_COUNT, FIELD(orphans_max), .preset = "4096", .min = 1,
 	 .max = 1 << 20,
 	 .help = "Most room requests of peers kept for a sender that does not exist "
-		 "yet."},
+		 "yet; and, apart from them, as many words of receivers that could not "
+		 "start."},
 	{"peer", "orphan_ttl", SETTING_DURATION, FIELD(orphan_ttl_ns), .preset = "60 s",
 	 .min = 10 * MS, .max = 3600 * S, .reload = true,
-	 .help = "How long such a request is kept."},
+	 .help = "How long these are kept."},
 
 	{"rooms", "rooms", SETTING_COUNT, FIELD(rooms_max), .preset = "65536", .min = 1,
 	 .max = 1 << 24, .help = "Most rooms at a time."},

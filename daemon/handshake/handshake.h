@@ -92,6 +92,8 @@ struct remote {
 	struct pages_held pages; /* of its rooms' messages */
 	unsigned int orphans;	 /* of it, and their bytes: rooms_late.c */
 	uint64_t orphan_bytes;
+	struct list early; /* receivers of it that never came: rooms_early.c */
+	unsigned int early_count;
 	struct list attaches; /* to its sessions: xfer.c */
 	struct list shadows;  /* its lists that are kept here: xfer_serve.c */
 	unsigned int shadow_count;

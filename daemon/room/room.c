@@ -166,6 +166,13 @@ void room_move(struct room *room, enum room_state to)
 
 /* ---- failing ---- */
 
+/* A source that this receiver has told nothing yet waits for it, or will: it cannot know
+ * that nothing will come. */
+static bool early_source(const struct room *room, const struct party *party)
+{
+	return room->role == ROOM_RECV && sm_state(&party->remote->peer->sm) == PEER_UP;
+}
+
 static void tell_abort(struct room *room, const struct party *party)
 {
 	struct wire_abort msg = {.room = party->room_there,
@@ -175,7 +182,8 @@ static void tell_abort(struct room *room, const struct party *party)
 				 .pool = party->pool ? party->pool->id : 0,
 				 .code = room->error.code};
 
-	if (party_lost(party) || party->done || (!party->told && !party->gen))
+	if (party_lost(party) || party->done ||
+	    (!party->told && !party->gen && !early_source(room, party)))
 		return;
 	if (room->role == ROOM_PULL && party->answered)
 		return; /* PULL_DONE says it: an ABORT would end the offer for others */

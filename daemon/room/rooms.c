@@ -33,6 +33,7 @@ int rooms_new(struct kvd *kvd, struct rooms **rooms_p)
 	strmap_init(&rooms->by_key);
 	strmap_init(&rooms->by_pool);
 	idmap_init(&rooms->by_gen);
+	early_init(rooms);
 	r = late_init(rooms);
 	if (r >= 0)
 		r = waits_new(kvd->loop, kvd->gpu, &rooms->waits);
@@ -53,6 +54,7 @@ void rooms_free(struct rooms *rooms)
 	assert(list_empty(&rooms->all) && list_empty(&rooms->acks) &&
 	       list_empty(&rooms->cursors));
 	loop_prepare_remove(&rooms->before_sleep);
+	early_fini(rooms);
 	late_fini(rooms);
 	waits_free(rooms->waits);
 	strmap_fini(&rooms->by_key);
@@ -159,7 +161,6 @@ static void set_limits(struct room *room, const struct room_args *args,
 
 int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **room_p)
 {
-	struct room_key key = {args->pool->id, args->role, args->number};
 	struct room *room;
 	int r = may_open(rooms, args);
 
@@ -188,7 +189,6 @@ int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **
 		mem_free(room);
 		return err_pass(r);
 	}
-	tomb_remove(rooms, &key);
 	list_push_back(&rooms->all, &room->all_link);
 	room->session->room_count++;
 	pool_use(room->pool);
@@ -200,10 +200,19 @@ int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **
 
 void rooms_begin(struct room *room)
 {
+	struct rooms *rooms = room->rooms;
+	struct room_key key = {room->pool->id, room->role, room->number};
+	const struct tombstone *tomb = tomb_find(rooms, &key);
+
 	assert(sm_state(&room->sm) == ROOM_BOOT);
-	metrics_add(&room->rooms->kvd->metrics, METRIC_ROOMS_OPENED, 1);
+	metrics_add(&rooms->kvd->metrics, METRIC_ROOMS_OPENED, 1);
 	room_open_done(room);
-	orphans_take(room->rooms, room);
+	if (room->role == ROOM_RECV && tomb)
+		msg_abort_back(room, tomb->gen);
+	orphans_take(rooms, room);
+	if (room->role == ROOM_SEND)
+		early_take(rooms, room, tomb ? tomb->ended_ns : 0);
+	tomb_remove(rooms, &key);
 	room_kick(room);
 }
 
@@ -290,8 +299,7 @@ int rooms_close(struct room *room)
 				 (unsigned long long)room->number,
 				 room_state_names[sm_state(&room->sm)]);
 	/* one that succeeded had all its partners: nobody asks for it again */
-	if (room->error.code != ERR_OK &&
-	    (room->role == ROOM_SEND || room->role == ROOM_OFFER))
+	if (room->error.code != ERR_OK && room->role != ROOM_PULL)
 		tomb_put(rooms, room);
 	room_free(room);
 	if (session)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rooms_impl: what rooms.c (tables, life), rooms_late.c (orphans, tombstones)
- * and rooms_msg.c (messages) share. */
+/* rooms_impl: what rooms.c (tables, life), rooms_late.c (orphans, tombstones),
+ * rooms_early.c (receivers that never came) and rooms_msg.c (messages) share. */
 #ifndef KVD_ROOMS_IMPL_H
 #define KVD_ROOMS_IMPL_H
 
@@ -35,6 +35,12 @@ struct rooms {
 	unsigned int orphan_count;
 	uint64_t orphan_bytes;
 	struct loop_timer orphan_timer;
+	/* rooms_early.c */
+	struct list early; /* oldest first */
+	struct strmap early_by_key;
+	unsigned int early_count;
+	struct loop_timer early_timer;
+	struct room_sweep early_sweep;
 	struct tombstone *tombs; /* ring of config->tombstones_max */
 	struct strmap tomb_by_pool;
 	size_t tomb_next, tomb_cap;
@@ -47,6 +53,8 @@ struct room_key {
 struct tombstone {
 	bool used;
 	struct room_key key; /* owner: pool id */
+	uint64_t ended_ns;
+	uint64_t gen;
 	enum err_code code;
 	char text[120];
 };
@@ -68,6 +76,19 @@ void tomb_put(struct rooms *rooms, const struct room *room);
 const struct tombstone *tomb_find(struct rooms *rooms, const struct room_key *key);
 void tomb_remove(struct rooms *rooms, const struct room_key *key);
 
+/* ---- rooms_early.c ---- */
+void early_init(struct rooms *rooms);
+void early_fini(struct rooms *rooms);
+/* An ABORT of a receiver that no room knows, for `room` or (NULL) one that may open. It
+ * may fail the room. False: it is an old one, or nobody's here. */
+bool early_abort(struct rooms *rooms, struct remote *remote, struct room *room,
+		 const struct wire_abort *m, const struct err *why);
+/* A sending room opens, whose number's last one ended then (0: nobody remembers). */
+void early_take(struct rooms *rooms, struct room *room, uint64_t ended_ns);
+/* The receiver of this generation has opened its number again. */
+void early_take_back(struct rooms *rooms, struct remote *remote, uint64_t gen);
+void early_drop_remote(struct rooms *rooms, struct remote *remote);
+
 /* ---- rooms_msg.c ---- */
 void msg_init(struct rooms *rooms);
 /* A message of type TRANSFER_INFO or OFFER_QUERY for an open room. */
@@ -77,5 +98,8 @@ void msg_deliver(struct rooms *rooms, struct room *room, struct remote *remote,
 void msg_refuse(struct remote *remote, enum wire_type type,
 		const struct room_message *msg, const struct err *why);
 void msg_abort_ack(struct remote *remote, uint64_t number, uint64_t gen);
+/* This receiver, which opens a number again, takes back what its last generation told
+ * sources before they knew it. */
+void msg_abort_back(const struct room *room, uint64_t gen);
 
 #endif

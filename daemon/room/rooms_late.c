@@ -6,7 +6,9 @@
  * the room: it is kept, bounded in number and time, and answered with a refusal
  * when its time is up, so the partner never waits in vain. A room that was
  * closed leaves a tombstone in a ring, so that a late partner learns why at
- * once. Tombstones only save waiting: correctness comes from generations.
+ * once, and that of a receiver says what to take back when its number is opened
+ * again (rooms_early.c). Tombstones only save waiting: correctness comes from
+ * generations.
  */
 #include <assert.h>
 #include <errno.h>
@@ -251,6 +253,8 @@ void tomb_put(struct rooms *rooms, const struct room *room)
 	}
 	tomb->used = true;
 	tomb->key = key;
+	tomb->ended_ns = room->ended_ns;
+	tomb->gen = room->gen;
 	tomb->code = room->error.code;
 	snprintf(tomb->text, sizeof(tomb->text), "%.110s", room->error.text);
 }

@@ -100,6 +100,7 @@ void rooms_on_down(struct rooms *rooms, struct remote *remote)
 {
 	assert(remote->hs);
 	orphans_drop_remote(rooms, remote);
+	early_drop_remote(rooms, remote);
 	begin_sweep(rooms);
 }
 

@@ -479,6 +479,37 @@ static struct party *abort_party(struct room *room, const struct remote *remote,
 	return party;
 }
 
+/* Nothing here is that party's: it is a receiver that this side does not know yet, or
+ * too late. */
+static void abort_of_nobody(struct rooms *rooms, struct remote *remote, struct room *room,
+			    const struct wire_abort *m)
+{
+	struct err why;
+
+	err_set(&why, err_from_wire(m->code), "%.110s: %.200s", remote->label, m->text);
+	err_foreign(&why);
+	if (m->from_role != ROOM_RECV || m->to_gen ||
+	    !early_abort(rooms, remote, room, m, &why))
+		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
+	msg_abort_ack(remote, m->room, m->from_gen);
+}
+
+void msg_abort_back(const struct room *room, uint64_t gen)
+{
+	struct wire_abort msg = {.room = room->number,
+				 .from_role = (uint8_t)room->role,
+				 .from_gen = gen,
+				 .code = ERR_OK};
+	const struct party *party;
+
+	assert(room->role == ROOM_RECV);
+	list_foreach(party, &room->parties, link) {
+		/* one that is not up has forgotten it */
+		if (sm_state(&party->remote->peer->sm) == PEER_UP)
+			sent(handshake_tell_abort(party->remote, &msg));
+	}
+}
+
 static int on_abort(struct rooms *rooms, struct remote *remote, struct cursor *body)
 {
 	struct wire_abort m;
@@ -490,14 +521,17 @@ static int on_abort(struct rooms *rooms, struct remote *remote, struct cursor *b
 
 	if (r < 0)
 		return err_pass(r);
+	if (m.code == ERR_OK) {
+		early_take_back(rooms, remote, m.from_gen);
+		return 0;
+	}
 	room = abort_target(rooms, &m);
 	if (room)
 		party = abort_party(room, remote, m.from_gen, &unsure);
 	else
 		orphans_drop_gen(rooms, remote, m.from_gen);
 	if ((!party && !unsure) || room_terminal(room)) {
-		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
-		msg_abort_ack(remote, m.room, m.from_gen);
+		abort_of_nobody(rooms, remote, room, &m);
 		return 0;
 	}
 	err_set(&why, err_from_wire(m.code), "%.110s: %.200s", remote->label, m.text);

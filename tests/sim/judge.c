@@ -14,6 +14,8 @@
  *   learn    A room whose partner has failed shows it within 1 s, with a reason.
  *            While lines are broken or daemons die nobody may be able to tell it:
  *            then its own clock does (waiting_timeout, 2 s here, and its rounding).
+ *   start    A receiver that has failed before it asked for anything ends the rooms
+ *            of its sources as fast, also those that open a little later.
  *   end      Every room ends within a bound, and when nothing went wrong and all
  *            engines did their part, with success.
  */
@@ -381,6 +383,44 @@ static void check_partners(struct sim *sim, const struct sim_request *req,
 	}
 }
 
+/* Has nothing happened to this request but that engines aborted rooms? */
+static bool only_aborts(const struct sim *sim, const struct sim_request *req,
+			uint64_t since_ns)
+{
+	return sim_troubles(sim) - req->troubles == sim->aborts - req->aborts &&
+	       sim->trouble_ns != UINT64_MAX &&
+	       since_ns > sim->trouble_ns + LEARN_LATE_NS;
+}
+
+/* A sender that waits for receivers: one of them has met its sources, and will not come.
+ * Of a number that is used again, one that had failed before the sender opened may have
+ * been another room's. */
+static void check_start(struct sim *sim, const struct sim_request *req,
+			const struct sim_side *side)
+{
+	uint64_t now = loop_now_ns(sim->c.loop);
+
+	for (unsigned int s = SIM_SIDE_MAX; s < SIM_ENGINES_MAX; s++) {
+		const struct sim_side *other = &req->sides[s];
+		uint64_t since = other->ended_ns > side->opened_ns ? other->ended_ns
+								   : side->opened_ns;
+
+		if (!other->engine || !other->met || !other->ended || other->success ||
+		    other->orphaned || !only_aborts(sim, req, other->ended_ns) ||
+		    (side->opened_ns > other->ended_ns && !req->fresh) ||
+		    side->opened_ns > other->ended_ns + LEARN_NS)
+			continue;
+		if (now > since + LEARN_NS && getenv("SIM_SHOW"))
+			show(sim, req);
+		if (now > since + LEARN_NS)
+			sim_broken(sim,
+				   "start: send room %llu waits for receivers, one "
+				   "failed %llu ms ago",
+				   (unsigned long long)req->number,
+				   (unsigned long long)((now - since) / SIM_MS));
+	}
+}
+
 static void look(struct sim *sim, struct sim_request *req, struct sim_side *side)
 {
 	const struct kvd_status_slot *slots =
@@ -391,6 +431,11 @@ static void look(struct sim *sim, struct sim_request *req, struct sim_side *side
 	if (kvd_word_gen(word) != side->gen)
 		sim_broken(sim, "still: the slot of %s room %llu shows another object",
 			   side->role, (unsigned long long)req->number);
+	if (state == KVD_WAITING_FOR_INPUT && strcmp(side->role, "recv") == 0)
+		side->met = true;
+	if (state == KVD_BOOTSTRAPPING && strcmp(side->role, "send") == 0 && !req->lied &&
+	    !req->misled)
+		check_start(sim, req, side);
 	if (state == KVD_SUCCESS || state == KVD_FAILED)
 		on_ended(sim, req, side, state == KVD_SUCCESS);
 	else if (!(kvd_word_flags(word) & KVD_FLAG_ABORTING) && !req->lied &&

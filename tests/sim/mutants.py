@@ -42,8 +42,12 @@ MUTANTS = [
      "newest->dispatched && room_parties_done(room)",
      "newest->dispatched"),
     ("abort-told-to-nobody", "daemon/room/room.c",
-     "if (party_lost(party) || party->done || (!party->told && !party->gen))",
+     "if (party_lost(party) || party->done ||\n"
+     "\t    (!party->told && !party->gen && !early_source(room, party)))",
      "if (party)"),
+    ("receiver-that-cannot-start-tells-nobody", "daemon/room/room.c",
+     "return room->role == ROOM_RECV && sm_state(&party->remote->peer->sm) == PEER_UP;",
+     "return room->role == ROOM_ROLES && party;"),
     ("peer-loss-fails-nobody", "daemon/room/rooms_loss.c",
      "if (room_live(room) && !room_without(party, why))\n\t\troom_fail(room, why, NULL);",
      "(void)why;"),
@@ -117,7 +121,7 @@ MUTANTS = [
      "} else if (!peer->told) {",
      "} else if (!peer->told && peer->dial) {", "conform"),
 ]
-PROMISES = ("still", "all", "landed", "confirm", "learn", "end")
+PROMISES = ("still", "all", "landed", "confirm", "learn", "start", "end")
 
 
 def plant(tree, mutant):

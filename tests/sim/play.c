@@ -277,13 +277,15 @@ static void request_begins(struct sim *sim, struct sim_draw *d)
 	*req = (struct sim_request){0};
 	/* half of the numbers come back: messages of the past meet new rooms */
 	req->number = 1000 + (uint64_t)(req - sim->requests);
-	if (sim_chance(d, 50))
+	req->fresh = sim_chance(d, 50);
+	if (req->fresh)
 		req->number = ++sim->next_number;
 	req->key = sim_next(d);
 	req->pull = sim_chance(d, 45);
 	req->tokens = 1 + sim_below(d, 20);
 	req->prefix = sim_chance(d, 30) ? sim_below(d, req->tokens) : 0;
 	req->troubles = sim_troubles(sim);
+	req->aborts = sim->aborts;
 	cut_chunks(d, req);
 	for (unsigned int i = 0; i < SIM_ENGINES_MAX; i++) {
 		struct sim_side *side = &req->sides[i];
@@ -380,6 +382,7 @@ static void side_opens(struct sim *sim, struct sim_request *req, struct sim_side
 			       "%s}",
 			       (unsigned long long)req->number, side->role,
 			       (unsigned long long)side->engine->cache.pool, text));
+	side->opened_ns = now_of(sim);
 	if (!side->open) {
 		side->bound = false;
 		side->refused = req->stopped = true;
@@ -551,6 +554,7 @@ static void act(struct sim *sim, const struct sim_event *event)
 	case SIM_ABORT:
 		if (side)
 			abort_one(sim, req, side);
+		sim->aborts++;
 		break;
 	case SIM_ENGINE:
 		life_or_death(sim, &d);

@@ -113,6 +113,8 @@ struct sim_side {
 	unsigned int steps; /* done so far: open, then bind or chunks */
 	uint32_t slot, gen;
 	bool open, bound, ended, success, gone, refused, orphaned; /* engine died */
+	bool met; /* recv: it has shown that its sources are there */
+	uint64_t opened_ns;
 	uint64_t ended_ns, last_ns; /* its end; its last command or contact */
 };
 
@@ -121,7 +123,8 @@ struct sim_request {
 	bool lied;    /* a partner lied: who believes it is not to blame */
 	bool misled;  /* a partner of the past introduced itself again */
 	bool stopped; /* an engine gave up on it */
-	uint64_t number, key, troubles;
+	bool fresh;   /* its number was never used before */
+	uint64_t number, key, troubles, aborts;
 	unsigned int tokens, prefix; /* the destination binds [prefix, tokens) */
 	unsigned int chunks, cut[SIM_CHUNKS_MAX + 1], order[SIM_CHUNKS_MAX];
 	struct sim_side sides[SIM_ENGINES_MAX];
@@ -137,6 +140,7 @@ struct sim {
 	unsigned int grave_count;
 	uint64_t next_number;
 	uint64_t troubles;	 /* of the script, so far */
+	uint64_t aborts;	 /* of them: engines that aborted a room */
 	uint64_t trouble_ns;	 /* when the last of them ended, or UINT64_MAX */
 	unsigned int lines_hurt; /* until HEAL */
 };

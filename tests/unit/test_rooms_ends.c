@@ -143,13 +143,20 @@ static void receiver_that_never_binds_times_out(void **state)
 
 	open_send(p, 1, ",'timeouts':{'bootstrap_ms':900}");
 	open_recv(p, 1, ",'timeouts':{'waiting_ms':500}");
+	/* one whose receiver never opens */
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.open','room':'99','role':'send','pool':%llu,'timeouts':"
+		   "{'bootstrap_ms':900}}",
+		   (unsigned long long)p->src.pool);
 	cluster_until_state(&p->c, p->decode, "recv", 1, KVD_WAITING_FOR_INPUT);
 	cluster_run(&p->c, 250 * MS);
 	assert_int_equal(cluster_state(&p->c, p->decode, "recv", 1),
 			 KVD_WAITING_FOR_INPUT);
 	until_failed(p, 1);
 	said(why(p, 1, ROOM_RECV, 1), ERR_TIMEOUT, "500 ms: its engine bound no pages");
-	said(why(p, 0, ROOM_SEND, 1), ERR_TIMEOUT,
+	said(why(p, 0, ROOM_SEND, 1), ERR_TIMEOUT, "500 ms: its engine bound no pages");
+	cluster_until_state(&p->c, p->prefill, "send", 99, KVD_FAILED);
+	said(why(p, 0, ROOM_SEND, 99), ERR_TIMEOUT,
 	     "900 ms: 0 of 1 receivers have bound pages");
 	assert_int_equal(counted(p, 1, METRIC_WAITING_TIMEOUTS), 1);
 	assert_int_equal(counted(p, 0, METRIC_BOOTSTRAP_TIMEOUTS), 1);

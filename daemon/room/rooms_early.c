@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Receivers that end before they introduced themselves.
+ *
+ * A sending room learns its receivers by their TRANSFER_INFOs. One that cannot start (its
+ * pages are covered by nobody, its engine is gone) sends an ABORT instead, by the room's
+ * number and the source's pool, or by the number alone (pool 0) when it has not come as
+ * far as to know the pool. It counts as its TRANSFER_INFO and its ABORT would together:
+ * a room that waits for receivers fails, one that has them all does not.
+ *
+ * It is kept as long as an orphan is, for a room that opens later, and because the same
+ * one may come again. What keeps it away from another room of the same number:
+ *
+ *   - the same generation and pool again changes nothing;
+ *   - nothing is kept for a number whose room has failed here, which was its partner;
+ *   - a number that is opened again meets only what came after its room had ended;
+ *   - a receiver that opens the number again takes its last ABORT back (code 0).
+ */
+#include <assert.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/config/config.h"
+#include "daemon/base/context.h"
+#include "daemon/room/rooms_impl.h"
+#include "daemon/session/share.h"
+
+struct early {
+	struct list link;      /* in rooms->early, oldest first */
+	struct list at_remote; /* in remote->early */
+	struct list same;      /* a ring of those of one key */
+	struct remote *remote;
+	struct room_key key; /* owner: the source's pool, or 0 */
+	uint64_t gen;
+	uint64_t since_ns;
+	struct err why;
+};
+
+static struct early *early_at(const struct rooms *rooms, uint64_t pool, uint64_t number)
+{
+	struct room_key key = {pool, ROOM_SEND, number};
+
+	return strmap_get_bytes(&rooms->early_by_key, &key, sizeof(key));
+}
+
+/* The map has the latest of a key, from which `same` leads to the ones before it. */
+static void early_free(struct rooms *rooms, struct early *early)
+{
+	struct early *before = list_entry(early->same.next, struct early, same);
+
+	if (early_at(rooms, early->key.owner, early->key.number) == early) {
+		strmap_remove_bytes(&rooms->early_by_key, &early->key,
+				    sizeof(early->key));
+		if (before != early && strmap_put_bytes(&rooms->early_by_key, &early->key,
+							sizeof(early->key), before) < 0)
+			err_clear(); /* a sender waits for its timeout instead */
+	}
+	list_remove(&early->same);
+	list_remove(&early->link);
+	list_remove(&early->at_remote);
+	early->remote->early_count--;
+	rooms->early_count--;
+	mem_free(early);
+}
+
+static void early_expire(struct rooms *rooms)
+{
+	struct loop *loop = rooms->kvd->loop;
+	uint64_t now = loop_now_ns(loop), ttl = rooms->kvd->config->orphan_ttl_ns;
+	struct early *early;
+
+	while ((early = list_first(&rooms->early, struct early, link)) &&
+	       now - early->since_ns >= ttl) {
+		early_free(rooms, early);
+		if (loop_enough(loop))
+			break;
+	}
+	early = list_first(&rooms->early, struct early, link);
+	if (!early)
+		loop_timer_stop(&rooms->early_timer);
+	else
+		loop_timer_start(&rooms->early_timer,
+				 early->since_ns + ttl > now ? early->since_ns + ttl - now
+							     : 0);
+}
+
+static void on_early_timer(struct loop_timer *timer)
+{
+	early_expire(container_of(timer, struct rooms, early_timer));
+}
+
+static bool early_known(const struct remote *remote, const struct wire_abort *m)
+{
+	const struct early *early;
+
+	list_foreach(early, &remote->early, at_remote) {
+		if (early->gen == m->from_gen && early->key.owner == m->pool)
+			return true;
+	}
+	return false;
+}
+
+/* False: it is not kept, and harms no room that opens later. */
+static bool early_keep(struct rooms *rooms, struct remote *remote,
+		       const struct wire_abort *m, const struct err *why)
+{
+	struct room_key key = {m->pool, ROOM_SEND, m->room};
+	struct early *early, *before;
+
+	early = share_allows(rooms->kvd->config->orphans_max, rooms->early_count,
+			     remote->early_count)
+			? mem_zalloc(sizeof(*early))
+			: NULL;
+	if (!early) {
+		metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_REFUSED, 1);
+		err_clear();
+		return false;
+	}
+	early->remote = remote;
+	early->key = key;
+	early->gen = m->from_gen;
+	early->since_ns = loop_now_ns(rooms->kvd->loop);
+	early->why = *why;
+	list_push_back(&rooms->early, &early->link);
+	list_push_back(&remote->early, &early->at_remote);
+	remote->early_count++;
+	rooms->early_count++;
+	list_init(&early->same);
+	before = strmap_remove_bytes(&rooms->early_by_key, &key, sizeof(key));
+	if (before)
+		list_push_back(&before->same, &early->same);
+	if (strmap_put_bytes(&rooms->early_by_key, &key, sizeof(key), early) < 0) {
+		early_free(rooms, early);
+		err_clear();
+		return false;
+	}
+	if (!loop_timer_running(&rooms->early_timer))
+		early_expire(rooms);
+	return true;
+}
+
+/* Does it wait for receivers that have not introduced themselves? */
+static bool early_concerns(const struct room *room)
+{
+	return room->role == ROOM_SEND && sm_state(&room->sm) == ROOM_BOOT &&
+	       (room->receivers == 0 || room->party_count < room->receivers);
+}
+
+static void early_fail(struct room *room, const struct early *early)
+{
+	if (early_concerns(room))
+		room_fail(room, &early->why, NULL);
+}
+
+void early_take(struct rooms *rooms, struct room *room, uint64_t ended_ns)
+{
+	const uint64_t pools[] = {room->pool->id, 0};
+
+	assert(room->role == ROOM_SEND);
+	for (size_t i = 0; i < ARRAY_LEN(pools) && rooms->early_count > 0; i++) {
+		const struct early *early = early_at(rooms, pools[i], room->number);
+
+		if (early && early->since_ns > ended_ns)
+			early_fail(room, early);
+	}
+}
+
+/* Those of pool 0 may be any room's of their number. */
+static void on_early_room(struct room_sweep *sweep, struct room *room)
+{
+	const struct early *early;
+
+	if (!early_concerns(room))
+		return;
+	rooms_catch_up(room);
+	early = early_at(sweep->rooms, 0, room->number);
+	if (early && early->since_ns >= room->opened_ns)
+		early_fail(room, early);
+}
+
+bool early_abort(struct rooms *rooms, struct remote *remote, struct room *room,
+		 const struct wire_abort *m, const struct err *why)
+{
+	struct room_key key = {m->pool, ROOM_SEND, m->room};
+
+	assert(m->from_role == ROOM_RECV && why->code != ERR_OK);
+	if (early_known(remote, m))
+		return false;
+	if (room ? !early_concerns(room)
+		 : rooms->kvd->draining || tomb_find(rooms, &key) ||
+			    (m->pool &&
+			     !handshake_pool_is_ours(rooms->kvd->handshake, m->pool)))
+		return false;
+	if (early_keep(rooms, remote, m, why) && !m->pool) {
+		rooms->early_sweep.visit = on_early_room;
+		room_sweep_begin(rooms, &rooms->early_sweep);
+	}
+	if (room)
+		room_fail(room, why, NULL);
+	return true;
+}
+
+void early_take_back(struct rooms *rooms, struct remote *remote, uint64_t gen)
+{
+	struct early *early;
+
+	list_foreach_safe(early, &remote->early, at_remote) {
+		if (early->gen == gen)
+			early_free(rooms, early);
+	}
+}
+
+void early_drop_remote(struct rooms *rooms, struct remote *remote)
+{
+	struct early *early;
+
+	list_foreach_safe(early, &remote->early, at_remote)
+		early_free(rooms, early);
+}
+
+void early_init(struct rooms *rooms)
+{
+	list_init(&rooms->early);
+	strmap_init(&rooms->early_by_key);
+	loop_timer_init(&rooms->early_timer, rooms->kvd->loop, on_early_timer);
+}
+
+void early_fini(struct rooms *rooms)
+{
+	struct early *early;
+
+	room_sweep_stop(&rooms->early_sweep);
+	list_foreach_safe(early, &rooms->early, link)
+		early_free(rooms, early);
+	loop_timer_stop(&rooms->early_timer);
+	strmap_fini(&rooms->early_by_key);
+}
