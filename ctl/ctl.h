@@ -29,6 +29,8 @@ struct ctl {
 	/* options of single commands */
 	const char *role, *reason;
 	unsigned long limit, count;
+	const char *stuck, *state, *peer; /* of rooms */
+	bool failed;
 	struct { /* of bench */
 		const char *with, *size, *op, *transport, *memory;
 		unsigned long rows;
@@ -59,8 +61,12 @@ int ctl_failed(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 const char *ctl_str(const cJSON *obj, const char *name, const char *absent);
 double ctl_num(const cJSON *obj, const char *name);
 const cJSON *ctl_list(const cJSON *obj, const char *name);
+bool ctl_true(const cJSON *obj, const char *name);
 /* "1.5 MiB", "3.2 s"; the text lives until four more calls. */
 const char *ctl_bytes(double bytes);
+const char *ctl_ms(double ms);
+struct table;
+int ctl_print_table(struct table *table); /* frees it */
 
 int ctl_run_status(struct ctl *ctl);
 int ctl_run_health(struct ctl *ctl);

@@ -9,6 +9,7 @@
  * Text is for people and may change; --json is the daemon's own answer, exit
  * codes are part of the interface (ctl.h).
  */
+#include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
 #include <grp.h>
@@ -36,13 +37,20 @@ static const struct ctl_command ctl_commands[] = {
 	 "does not answer: fit for a probe.",
 	 0, 0, "", ctl_run_health},
 	{"stats", "", "all counters and gauges", "", 0, 0, "", ctl_run_stats},
-	{"rooms", "", "rooms of all sessions",
-	 "--limit N  show at most N rooms (1000)\n\n"
-	 "Needs root, the daemon's uid or admin_uids.",
-	 0, 0, "l", ctl_run_rooms},
-	{"room", "NUMBER", "everything about one room",
-	 "--role ROLE  send, recv, offer or pull, when a number has several\n\n"
-	 "Foreign rooms need root, the daemon's uid or admin_uids.",
+	{"rooms", "", "rooms of all sessions, and whom each waits for",
+	 "--stuck [TIME]  only those that wait for so long (30s)\n"
+	 "--state STATE   only those in it: bootstrapping, waiting_for_input,\n"
+	 "                transferring, aborting, failed, success; or unopened: a peer\n"
+	 "                asks for it, and no engine here has opened it\n"
+	 "--peer PEER     only those with this peer: name, endpoint or instance\n"
+	 "--failed        only those that have failed, or are about to\n"
+	 "--limit N       show at most N rooms (1000)\n\n"
+	 "AGE: for how long it has waited for that. Needs root, the daemon's uid or\n"
+	 "admin_uids.",
+	 0, 0, "luvf", ctl_run_rooms},
+	{"room", "NUMBER", "everything about the rooms of a number",
+	 "--role ROLE  send, recv, offer or pull only\n\n"
+	 "Of all sessions. Needs root, the daemon's uid or admin_uids.",
 	 1, 1, "r", ctl_run_room},
 	{"peers", "", "the daemons that this one knows", "", 0, 0, "", ctl_run_peers},
 	{"regions", "", "registered memory of all sessions",
@@ -114,7 +122,7 @@ static const struct ctl_command ctl_commands[] = {
 static const struct command_option {
 	const char *name;
 	char letter;
-	enum { OPTION_TEXT, OPTION_FLAG, OPTION_NUMBER } kind;
+	enum { OPTION_TEXT, OPTION_FLAG, OPTION_NUMBER, OPTION_PRESET } kind;
 	size_t at;
 	unsigned long max; /* of a number, which begins at 1 */
 } command_options[] = {
@@ -123,6 +131,10 @@ static const struct command_option {
 	{"reason", 'e', OPTION_TEXT, OF(reason), 0},
 	{"limit", 'l', OPTION_NUMBER, OF(limit), 65536},
 	{"count", 'c', OPTION_NUMBER, OF(count), 1000000},
+	{"stuck", 'u', OPTION_PRESET, OF(stuck), 0},
+	{"state", 'v', OPTION_TEXT, OF(state), 0},
+	{"peer", 'v', OPTION_TEXT, OF(peer), 0},
+	{"failed", 'f', OPTION_FLAG, OF(failed), 0},
 	{"with", 'b', OPTION_TEXT, OF(bench.with), 0},
 	{"size", 'b', OPTION_TEXT, OF(bench.size), 0},
 	{"rows", 'b', OPTION_NUMBER, OF(bench.rows), 1u << 22},
@@ -316,12 +328,20 @@ static bool number(const char *text, unsigned long max, unsigned long *out_p)
 	return *text >= '0' && *text <= '9' && !*end && !errno && *out_p <= max && *out_p;
 }
 
-static int take_command_option(struct ctl *ctl, const struct command_option *o)
+static int take_command_option(struct ctl *ctl, const struct command_option *o,
+			       char **argv)
 {
 	void *member = (char *)ctl + o->at;
 
+	/* its value may be left out, and begins with a digit */
+	if (o->kind == OPTION_PRESET && !optarg && argv[optind] &&
+	    isdigit((unsigned char)*argv[optind]))
+		optarg = argv[optind++];
+
 	if (o->kind == OPTION_TEXT)
 		*(const char **)member = optarg;
+	else if (o->kind == OPTION_PRESET)
+		*(const char **)member = optarg ? optarg : "30s";
 	else if (o->kind == OPTION_FLAG)
 		*(bool *)member = true;
 	else if (!number(optarg, o->max, member))
@@ -333,14 +353,14 @@ static bool is_given(const struct ctl *ctl, const struct command_option *o)
 {
 	const void *member = (const char *)ctl + o->at;
 
-	if (o->kind == OPTION_TEXT)
+	if (o->kind == OPTION_TEXT || o->kind == OPTION_PRESET)
 		return *(const char *const *)member != NULL;
 	return o->kind == OPTION_FLAG ? *(const bool *)member
 				      : *(const unsigned long *)member != 0;
 }
 
 /* One option; -1: go on, else an exit status. */
-static int take_option(struct ctl *ctl, int opt, const char *command)
+static int take_option(struct ctl *ctl, int opt, const char *command, char **argv)
 {
 	unsigned long seconds;
 
@@ -369,7 +389,8 @@ static int take_option(struct ctl *ctl, int opt, const char *command)
 		fputs("Try 'kvd-ctl --help'.\n", stderr);
 		return CTL_USAGE;
 	default:
-		return take_command_option(ctl, &command_options[opt - OPT_COMMAND]);
+		return take_command_option(ctl, &command_options[opt - OPT_COMMAND],
+					   argv);
 	}
 }
 
@@ -393,7 +414,7 @@ static int run_command(struct ctl *ctl, const struct ctl_command *c, int argc,
 	optind = 0; /* begin anew, behind the command's name */
 	while (r < 0 &&
 	       (opt = getopt_long(argc, argv, "s:n:t:jh", long_options, NULL)) != -1)
-		r = take_option(ctl, opt, c->name);
+		r = take_option(ctl, opt, c->name, argv);
 	if (r < 0)
 		r = check_options(ctl, c);
 	if (r >= 0)
@@ -417,13 +438,14 @@ int main(int argc, char **argv)
 	for (size_t i = 0; i < ARRAY_LEN(command_options); i++)
 		long_options[6 + i] = (struct option){
 			command_options[i].name,
-			command_options[i].kind == OPTION_FLAG ? no_argument
-							       : required_argument,
+			command_options[i].kind == OPTION_FLAG	   ? no_argument
+			: command_options[i].kind == OPTION_PRESET ? optional_argument
+								   : required_argument,
 			NULL, OPT_COMMAND + (int)i};
 	argv[0] = (char *)(uintptr_t) "kvd-ctl"; /* getopt's messages */
 	while (r < 0 &&
 	       (opt = getopt_long(argc, argv, "+s:n:t:jh", long_options, NULL)) != -1)
-		r = take_option(&ctl, opt, NULL);
+		r = take_option(&ctl, opt, NULL, argv);
 	if (r >= 0)
 		return r;
 	if (optind == argc) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The commands that show something: status, health, stats, rooms, room, peers,
- * regions, pools, sessions.
+ * The commands that show something: status, health, stats, peers, regions, pools,
+ * sessions; rooms.c has those of rooms.
  *
  * A list is one request, one function that turns a record into cells, and a table
  * that is as wide as its widest cell. A member that a daemon does not tell (an
@@ -40,7 +40,7 @@ const cJSON *ctl_list(const cJSON *obj, const char *name)
 	return cJSON_GetObjectItemCaseSensitive(obj, name);
 }
 
-static bool ctl_true(const cJSON *obj, const char *name)
+bool ctl_true(const cJSON *obj, const char *name)
 {
 	return cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(obj, name));
 }
@@ -65,7 +65,7 @@ const char *ctl_bytes(double bytes)
 	return text;
 }
 
-static const char *ctl_ms(double ms)
+const char *ctl_ms(double ms)
 {
 	char *text = text_ring();
 	unsigned long s = (unsigned long)(ms / 1000);
@@ -82,7 +82,7 @@ static const char *ctl_ms(double ms)
 	return text;
 }
 
-static int print_table(struct table *table)
+int ctl_print_table(struct table *table)
 {
 	int r = table_print(table, stdout);
 
@@ -106,7 +106,7 @@ static int print_list(struct ctl *ctl, cJSON *reply, const char *member,
 		return ctl_failed("out of memory");
 	cJSON_ArrayForEach(record, ctl_list(reply, member))
 		row(table, record);
-	return print_table(table);
+	return ctl_print_table(table);
 }
 
 static int show_list(struct ctl *ctl, const char *cmd, cJSON *args, const char *member,
@@ -237,143 +237,6 @@ int ctl_run_stats(struct ctl *ctl)
 		put_turns(ctl_list(stats, "loop"), "late_us", "late");
 	}
 	cJSON_Delete(stats);
-	return r;
-}
-
-/* ---- rooms --------------------------------------------------------------------------
- */
-
-static const char *room_transports(const cJSON *room)
-{
-	static char text[128];
-	const cJSON *peer;
-	size_t n = 0;
-
-	*text = '\0';
-	cJSON_ArrayForEach(peer, ctl_list(room, "peers")) {
-		const char *name = ctl_str(peer, "transport", "?");
-
-		if (!strstr(text, name) && n < sizeof(text) - 16)
-			n += (size_t)snprintf(text + n, sizeof(text) - n, "%s%.10s",
-					      n ? "," : "", name);
-	}
-	return text;
-}
-
-static void room_row(struct table *table, const cJSON *room)
-{
-	const cJSON *error = ctl_list(room, "error");
-
-	table_cell(table, ctl_str(room, "room", NULL));
-	table_cell(table, ctl_str(room, "role", NULL));
-	table_cell(table, ctl_str(room, "state_name", NULL));
-	table_cell(table, ctl_str(room, "pool_name", NULL));
-	table_cell(table, room_transports(room));
-	table_cellf(table, "%d", cJSON_GetArraySize(ctl_list(room, "peers")));
-	table_cell(table, ctl_bytes(ctl_num(room, "bytes")));
-	table_cell(table, ctl_bytes(ctl_num(room, "expected_bytes")));
-	table_cell(table, ctl_ms(ctl_num(ctl_list(room, "timings_ms"), "total")));
-	table_cell(table, ctl_str(error, "code", ""));
-}
-
-int ctl_run_rooms(struct ctl *ctl)
-{
-	cJSON *args = args_all();
-
-	if (ctl->limit)
-		cJSON_AddNumberToObject(args, "limit", (double)ctl->limit);
-	return show_list(
-		ctl, "room.list", args, "rooms",
-		"ROOM ROLE STATE POOL TRANSPORT >PEERS >BYTES >EXPECTED >TIME ERROR",
-		room_row);
-}
-
-/* "packed 256 B", "rows 4 KiB", "staged 64 KiB"; nothing where there was no choice. */
-static void way_cell(struct table *table, const cJSON *way)
-{
-	if (!way)
-		table_cell(table, "");
-	else
-		table_cellf(table, "%s %s",
-			    ctl_true(way, "staged")   ? "staged"
-			    : ctl_true(way, "packed") ? "packed"
-						      : "rows",
-			    ctl_bytes(ctl_num(way, "row_bytes")));
-}
-
-static void party_row(struct table *table, const cJSON *p)
-{
-	const cJSON *used =
-		ctl_list(p, "sent") ? ctl_list(p, "sent") : ctl_list(p, "received");
-
-	table_cell(table, ctl_str(p, "endpoint", NULL));
-	table_cell(table, ctl_str(p, "transport", NULL));
-	table_cell(table, ctl_str(p, "path", NULL));
-	table_cellf(table, "%.0f %%", 100 * ctl_num(used, "staged_share"));
-	table_cellf(table, "%.0f", ctl_num(used, "rows"));
-	table_cellf(table, "%.0f", ctl_num(used, "descriptors"));
-	way_cell(table, ctl_list(p, "way"));
-	table_cellf(table, "%.0f", ctl_num(p, "rank"));
-	table_cell(table, ctl_bytes(ctl_num(p, "bytes")));
-	table_cell(table, ctl_bytes(ctl_num(p, "expected_bytes")));
-	table_cell(table, ctl_true(p, "lost")	    ? "lost"
-			  : ctl_true(p, "done")	    ? "done"
-			  : ctl_true(p, "quiesced") ? "quiesced"
-						    : "open");
-}
-
-static int print_room(const cJSON *room)
-{
-	const cJSON *error = ctl_list(room, "error"), *t = ctl_list(room, "timings_ms"),
-		    *item;
-	struct table *table;
-
-	printf("%-12s %s (%s)\n", "room", ctl_str(room, "room", "?"),
-	       ctl_str(room, "role", "?"));
-	printf("%-12s %s%s\n", "state", ctl_str(room, "state_name", "?"),
-	       ctl_true(room, "aborting") ? ": told to fail, not quiesced yet" : "");
-	if (error)
-		printf("%-12s %s: %s%s\n", "error", ctl_str(error, "code", "?"),
-		       ctl_str(error, "message", ""),
-		       ctl_true(error, "retryable") ? " (retryable)" : "");
-	printf("%-12s %.0f\n", "session", ctl_num(room, "session"));
-	printf("%-12s %s\n", "pool", ctl_str(room, "pool_name", "?"));
-	printf("%-12s %s of %s, %.0f chunks, %.0f moves in flight\n", "bytes",
-	       ctl_bytes(ctl_num(room, "bytes")),
-	       ctl_bytes(ctl_num(room, "expected_bytes")), ctl_num(room, "chunks"),
-	       ctl_num(room, "in_flight"));
-	printf("%-12s bootstrap %s, waiting %s, transfer %s\n", "time",
-	       ctl_ms(ctl_num(t, "bootstrap")), ctl_ms(ctl_num(t, "waiting")),
-	       ctl_ms(ctl_num(t, "transfer")));
-	cJSON_ArrayForEach(item, ctl_list(room, "landed"))
-		printf("%-12s %s: %s (bitmap of pages)\n", "landed", item->string,
-		       cJSON_IsString(item) ? item->valuestring : "?");
-	putchar('\n');
-	if (table_new("PEER TRANSPORT PATH >STAGED >ROWS >DESCRIPTORS WAY >RANK "
-		      ">BYTES >EXPECTED STATE",
-		      &table) < 0)
-		return ctl_failed("out of memory");
-	cJSON_ArrayForEach(item, ctl_list(room, "peers"))
-		party_row(table, item);
-	return print_table(table);
-}
-
-int ctl_run_room(struct ctl *ctl)
-{
-	cJSON *args = cJSON_CreateObject(), *room;
-	int r;
-
-	cJSON_AddStringToObject(args, "room", ctl->args[0]);
-	if (ctl->role)
-		cJSON_AddStringToObject(args, "role", ctl->role);
-	r = ctl_ask(ctl, "room.show", args, &room);
-	if (r)
-		return r;
-	if (ctl->json)
-		ctl_print_json(room);
-	else
-		r = print_room(room);
-	cJSON_Delete(room);
 	return r;
 }
 

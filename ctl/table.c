@@ -83,6 +83,8 @@ int table_new(const char *heads, struct table **table_p)
 		heads += table->right[i];
 		len = strcspn(heads, " ");
 		snprintf(head, sizeof(head), "%.*s", (int)len, heads);
+		for (char *p = head; *p; p++)
+			*p = *p == '_' ? ' ' : *p;
 		table_cell(table, head);
 		heads += len;
 		heads += strspn(heads, " ");

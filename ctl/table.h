@@ -8,7 +8,8 @@
 
 struct table;
 
-/* `heads`: column names separated by spaces; a '>' before one aligns it right. */
+/* `heads`: column names separated by spaces; a '>' before one aligns it right, a '_' in
+ * one shows as a space. */
 int table_new(const char *heads, struct table **table_p);
 void table_free(struct table *table);
 /* One cell, left to right, row after row. NULL shows as "-". */

@@ -246,14 +246,18 @@ static void open_reply(struct request *req, const struct room *room)
 
 /* Nothing is left to undo when it fails. */
 static int parse_pages(struct request *req, const struct pages_args *args,
-		       const struct layout *layout, struct room_maps *maps,
+		       const struct layout *layout, bool lands, struct room_maps *maps,
 		       struct wait_spec *wait)
 {
 	int r = room_maps_parse(args->views, args->aux, layout, maps);
 
 	if (r < 0)
 		return err_pass(r);
-	r = wait_spec_parse(rooms_waits(req->kvd->rooms), args->wait, req->session, wait);
+	if (lands)
+		r = room_maps_check_once(maps);
+	if (r >= 0)
+		r = wait_spec_parse(rooms_waits(req->kvd->rooms), args->wait,
+				    req->session, wait);
 	if (r < 0)
 		room_maps_fini(maps);
 	return r < 0 ? err_pass(r) : 0;
@@ -273,7 +277,8 @@ static int run_open(struct request *req)
 	if (r >= 0)
 		r = check_target(&args);
 	if (r >= 0)
-		r = parse_pages(req, &in->pages, args.pool->layout, &maps, &wait);
+		r = parse_pages(req, &in->pages, args.pool->layout,
+				args.role == ROOM_PULL, &maps, &wait);
 	if (r < 0)
 		return err_pass(r);
 	if ((args.role == ROOM_OFFER || args.role == ROOM_PULL) && maps.count == 0)
@@ -347,7 +352,8 @@ static int run_bind(struct request *req)
 	int r = room ? want_role(room, ROOM_RECV) : -ENOENT;
 
 	if (r >= 0)
-		r = parse_pages(req, &args->pages, room->pool->layout, &maps, &wait);
+		r = parse_pages(req, &args->pages, room->pool->layout, true, &maps,
+				&wait);
 	if (r < 0)
 		return err_pass(r);
 	r = recv_bind(room, &maps, &wait);
@@ -381,7 +387,7 @@ static int run_send(struct request *req)
 		return err_pass(-ENOMEM);
 	chunk->seq = args->seq;
 	chunk->last = args->last;
-	r = parse_pages(req, &args->pages, room->pool->layout, &chunk->maps,
+	r = parse_pages(req, &args->pages, room->pool->layout, false, &chunk->maps,
 			&chunk->wait);
 	/* a retry of what was taken is answered as it was */
 	if (r >= 0 && !idmap_get(&room->chunk_by_seq, chunk->seq)) {
@@ -545,12 +551,16 @@ const struct command room_commands[] = {
 	{"room.close", "forget a room that has ended", room_key_fields, 0, run_close,
 	 "nothing"},
 	{"room.show", "everything about one room", room_key_fields, 0, run_show,
-	 "the record. What it did is in `sent` or `received`, of the room and of each of "
-	 "its peers: {bytes, staged_bytes (by way of a buffer of this daemon's), "
-	 "staged_share, rows, descriptors (iovecs, work requests, messages or copies; 0: "
-	 "the other side's daemon moved them)}; `staged`: some were; a peer's `path`: by "
-	 "what they went, \"\": nothing did yet"},
-	{"room.list", "records of all rooms", room_list_fields, 0, room_list_run,
-	 "rooms: records; total"},
+	 "the record. `waits_for`, until it has ended: {what, who, since_ms, until_ms "
+	 "(then it ends otherwise)}; `surplus_tokens`: of chunks, that nobody had bound. "
+	 "What it did is in `sent` or `received`, of the room and of each of its peers: "
+	 "{bytes, staged_bytes (by way of a buffer of this daemon's), staged_share, "
+	 "rows, descriptors (iovecs, work requests, messages or copies; 0: the other side's "
+	 "daemon moved them)}; `staged`: some were; a peer's `path`: by what they went, "
+	 "\"\": nothing did yet"},
+	{"room.list", "records of rooms", room_list_fields, 0, room_list_run,
+	 "rooms: records, and for each request of a peer for a room that is not open "
+	 "here {room, role, state_name: \"unopened\", pool, peers, waits_for}; total: "
+	 "the open rooms'"},
 	{.name = NULL},
 };

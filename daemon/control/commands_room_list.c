@@ -7,6 +7,7 @@
  * has a later version than the reply says, so the next poll tells it.
  */
 #include <errno.h>
+#include <string.h>
 
 #include "daemon/base/mem.h"
 #include "daemon/control/commands.h"
@@ -15,6 +16,7 @@
 #include "daemon/control/reply_walk.h"
 #include "daemon/room/room_cursor.h"
 #include "daemon/room/room_record.h"
+#include "daemon/room/room_waits.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 #include "proto/json.h"
@@ -28,7 +30,6 @@ struct room_walk {
 	struct room_cursor cursor; /* of the others */
 	uint64_t since;
 	int64_t left; /* room.list: so many more */
-	bool all;     /* every session's */
 };
 
 static struct room_walk *walk_of(struct reply_walk *reply)
@@ -167,20 +168,97 @@ int room_poll_run(struct request *req)
 
 /* ---- room.list ---- */
 
-static int commands_room_list_end(struct room_walk *walk)
+/* What it shows: rooms, then peers' requests for rooms that are not open here. */
+enum { LIST_ANY = -1, LIST_UNOPENED = ROOM_STATES };
+static const char *const list_states[] = {
+	"bootstrapping", "waiting_for_input", "transferring", "aborting",
+	"failed",	 "success",	      "unopened",     NULL};
+_Static_assert(ARRAY_LEN(list_states) == LIST_UNOPENED + 2, "a state has no name");
+
+struct list_args {
+	bool all, failed;
+	uint32_t limit;
+	uint32_t stuck_ms;
+	int state;
+	const char *peer;
+	uint64_t room; /* UINT64_MAX: not said */
+};
+const struct field room_list_fields[] = {
+	F_BOOL("all", list_args, all, "every session's (administrators)"),
+	F_INT("limit", list_args, limit, DEFAULT(1000), 1, ROOM_LIST_MAX,
+	      "at most so many, 1000 if absent"),
+	F_U64("room", list_args, room, DEFAULT(-1), "of this number only"),
+	F_CHOICE("state", list_args, state, DEFAULT(LIST_ANY), list_states,
+		 "in this state only; unopened: peers ask for it, and no engine here has "
+		 "opened it"),
+	F_BOOL("failed", list_args, failed, "aborting and failed ones only"),
+	F_INT("stuck_ms", list_args, stuck_ms, OPTIONAL, 0, INT32_MAX,
+	      "only what waits for so long"),
+	F_STR("peer", list_args, peer, OPTIONAL, LINK_ENDPOINT_MAX - 1,
+	      "only those with a peer of this name, endpoint, or beginning of an "
+	      "instance's"),
+	F_END,
+};
+
+static bool is_peer(const struct remote *remote, const char *asked)
 {
-	records_end(walk);
-	text_puts(&walk->reply.text, ",\"total\":");
-	text_u64(&walk->reply.text, rooms_count(walk->rooms));
-	return 0;
+	const struct peer *peer = remote->peer;
+	size_t len = strlen(asked);
+
+	return strcmp(peer->name, asked) == 0 ||
+	       strncmp(peer->instance_text, asked, len) == 0 ||
+	       /* its key need not be said */
+	       (strncmp(peer->endpoint, asked, len) == 0 &&
+		(!peer->endpoint[len] || peer->endpoint[len] == '#'));
 }
 
-static int put_record(const struct room *room, struct room_walk *walk)
+static bool has_peer(const struct room *room, const char *asked)
 {
-	cJSON *record = cJSON_CreateObject();
+	const struct party *party;
+
+	list_foreach(party, &room->parties, link) {
+		if (is_peer(party->remote, asked))
+			return true;
+	}
+	return false;
+}
+
+static bool is_stuck(const struct room *room, uint64_t stuck_ns)
+{
+	struct room_waits waits;
+
+	return room_waits(room, &waits) &&
+	       loop_now_ns(rooms_kvd(room->rooms)->loop) - waits.since_ns >= stuck_ns;
+}
+
+static bool is_listed(const struct room *room, const struct request *req)
+{
+	const struct list_args *args = request_args(req);
+	int state = (int)sm_state(&room->sm);
+
+	return (args->all || room->session == req->session) &&
+	       (args->room == UINT64_MAX || args->room == room->number) &&
+	       (args->state == LIST_ANY || args->state == state) &&
+	       (!args->failed || state == ROOM_FAILED || state == ROOM_ABORTING) &&
+	       (!args->peer || has_peer(room, args->peer)) &&
+	       (!args->stuck_ms || is_stuck(room, args->stuck_ms * LOOP_NS_PER_MS));
+}
+
+static bool is_request_listed(const struct room_request *asked, const struct request *req)
+{
+	const struct list_args *args = request_args(req);
+	uint64_t now = loop_now_ns(req->kvd->loop);
+
+	return (args->all || idmap_get(&req->session->pools, asked->pool)) &&
+	       (args->room == UINT64_MAX || args->room == asked->number) &&
+	       (args->state == LIST_ANY || args->state == LIST_UNOPENED) &&
+	       !args->failed && (!args->peer || is_peer(asked->remote, args->peer)) &&
+	       now - asked->since_ns >= args->stuck_ms * LOOP_NS_PER_MS;
+}
+
+static int put_record(cJSON *record, int r, struct room_walk *walk)
+{
 	char *text = NULL;
-	int r = record ? room_record_full(room, record)
-		       : err_raise(ERR_NOMEM, "no memory for a room's record");
 
 	if (r >= 0) {
 		text = cJSON_PrintUnformatted(record);
@@ -190,36 +268,61 @@ static int put_record(const struct room *room, struct room_walk *walk)
 		text_puts(next_record(walk), text);
 	cJSON_free(text);
 	cJSON_Delete(record);
-	return err_pass(r);
+	walk->left--;
+	return r < 0 ? err_pass(r) : 1;
+}
+
+static int commands_room_list_end(struct room_walk *walk)
+{
+	records_end(walk);
+	text_puts(&walk->reply.text, ",\"total\":");
+	text_u64(&walk->reply.text, rooms_count(walk->rooms));
+	return 0;
+}
+
+static int request_piece(struct reply_walk *reply)
+{
+	struct room_walk *walk = walk_of(reply);
+	struct room_request asked;
+	cJSON *record;
+	int r;
+
+	if (walk->cursor.at == rooms_requests(walk->rooms) || walk->left == 0)
+		return commands_room_list_end(walk);
+	asked = rooms_request_at(walk->rooms, walk->cursor.at);
+	walk->cursor.at = walk->cursor.at->next;
+	if (!is_request_listed(&asked, reply->req))
+		return 1;
+	record = request_result();
+	r = record ? room_record_request(&asked, loop_now_ns(reply->req->kvd->loop),
+					 record)
+		   : -ENOMEM;
+	return put_record(record, r, walk);
 }
 
 static int list_piece(struct reply_walk *reply)
 {
 	struct room_walk *walk = walk_of(reply);
 	const struct room *room;
-	int r = 0;
+	cJSON *record;
 
-	if (walk->cursor.at == rooms_all(walk->rooms) || walk->left == 0)
+	if (walk->left == 0)
 		return commands_room_list_end(walk);
+	if (walk->cursor.at == rooms_all(walk->rooms)) {
+		room_cursor_end(&walk->cursor);
+		room_cursor_begin(walk->rooms, &walk->cursor,
+				  rooms_requests(walk->rooms)->next, false);
+		reply->piece = request_piece;
+		return 1;
+	}
 	room = list_entry(walk->cursor.at, struct room, all_link);
 	walk->cursor.at = room->all_link.next;
-	if (walk->all || room->session == reply->req->session) {
-		walk->left--;
-		r = put_record(room, walk);
-	}
-	return r < 0 ? err_pass(r) : 1;
+	if (!is_listed(room, reply->req))
+		return 1;
+	record = request_result();
+	return put_record(record, record ? room_record_full(room, record) : -ENOMEM,
+			  walk);
 }
-
-struct list_args {
-	bool all;
-	uint32_t limit;
-};
-const struct field room_list_fields[] = {
-	F_BOOL("all", list_args, all, "every session's (administrators)"),
-	F_INT("limit", list_args, limit, DEFAULT(1000), 1, ROOM_LIST_MAX,
-	      "at most so many, 1000 if absent"),
-	F_END,
-};
 
 int room_list_run(struct request *req)
 {
@@ -233,7 +336,6 @@ int room_list_run(struct request *req)
 	if (!walk)
 		return err_pass(-ENOMEM);
 	walk->left = args->limit;
-	walk->all = args->all;
 	room_cursor_begin(walk->rooms, &walk->cursor, rooms->next, false);
 	reply_walk_begin(&walk->reply, req);
 	return 0;

@@ -147,6 +147,8 @@ void room_move(struct room *room, enum room_state to)
 	uint64_t now = loop_now_ns(rooms_kvd(room->rooms)->loop);
 
 	sm_move(&room->sm, to);
+	if (to == ROOM_ABORTING)
+		room->moved_ns = now; /* since then it waits for the fence */
 	if (to == ROOM_WAITING)
 		room->waiting_ns = now;
 	if (to == ROOM_MOVING)

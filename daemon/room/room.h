@@ -192,7 +192,8 @@ struct room {
 	bool last_given;
 	uint32_t receivers; /* expected parties; 0 = not known yet */
 	uint64_t bytes, expected;
-	struct room_used used;			      /* the parties' sum */
+	uint64_t surplus;      /* send, recv: tokens of chunks that nobody had bound */
+	struct room_used used; /* the parties' sum */
 	uint64_t lease_ns, lease_epoch, lease_end_ns; /* offer */
 	bool gave_up;				      /* offer: a puller gave up */
 	struct err *gave_up_why; /* the first one's; NULL: there was no memory */

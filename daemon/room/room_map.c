@@ -272,6 +272,69 @@ int room_maps_within(const struct room_maps *inner, const struct room_maps *oute
 	return 0;
 }
 
+#define FEW_PAGES 32u /* compared without a bitmap */
+
+static int map_check_once(const struct room_map *map, uint64_t *bits)
+{
+	for (size_t i = 0; i < map->page_count; i++) {
+		uint32_t page = map->pages[i];
+		bool twice = bits && (bits[page / 64] >> (page % 64) & 1);
+
+		for (size_t k = 0; !bits && k < i; k++)
+			twice = twice || map->pages[k] == page;
+		if (twice)
+			return err_raise(ERR_DUP,
+					 "views.%s.pages[%zu]: page %u is bound twice; "
+					 "name each page once",
+					 map->view, i, page);
+		if (bits)
+			bits[page / 64] |= UINT64_C(1) << (page % 64);
+	}
+	return 0;
+}
+
+int room_maps_check_once(const struct room_maps *maps)
+{
+	for (size_t m = 0; m < maps->count; m++) {
+		const struct room_map *map = &maps->maps[m];
+		cleanup_free uint64_t *bits = NULL;
+		uint32_t most = 0;
+		int r;
+
+		for (size_t i = 0; i < map->page_count; i++)
+			most = map->pages[i] > most ? map->pages[i] : most;
+		if (map->page_count > FEW_PAGES) {
+			bits = mem_calloc(most / 64u + 1u, sizeof(*bits));
+			if (!bits)
+				return err_pass(-ENOMEM);
+		}
+		r = map_check_once(map, bits);
+		if (r < 0)
+			return err_pass(r);
+	}
+	return 0;
+}
+
+uint64_t room_maps_surplus(const struct room_maps *src, const struct room_maps *dst)
+{
+	uint64_t most = 0;
+
+	for (size_t i = 0; i < src->count; i++) {
+		const struct room_map *s = &src->maps[i];
+		const struct room_map *d = room_maps_find(dst, s->view);
+		uint64_t tokens = s->token_end - s->token_begin;
+		uint64_t begin = d && d->token_begin > s->token_begin ? d->token_begin
+								      : s->token_begin;
+		uint64_t end =
+			d && d->token_end < s->token_end ? d->token_end : s->token_end;
+
+		if (d && begin < end)
+			tokens -= end - begin;
+		most = tokens > most ? tokens : most;
+	}
+	return most;
+}
+
 int room_maps_pair(const struct room_maps *src, const struct room_maps *dst,
 		   struct plan_map **maps_p, size_t *count_p)
 {

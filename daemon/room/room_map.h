@@ -110,6 +110,12 @@ const struct room_map *room_maps_find(const struct room_maps *maps, const char *
 int room_maps_within(const struct room_maps *inner, const struct room_maps *outer,
 		     const struct layout *layout);
 
+/* No page of a view is in it twice: what lands needs a place of its own. ERR_DUP,
+ * ERR_NOMEM. */
+int room_maps_check_once(const struct room_maps *maps);
+/* Tokens of `src`, of the view that has most of them, for which `dst` has no place. */
+uint64_t room_maps_surplus(const struct room_maps *src, const struct room_maps *dst);
+
 /* Pair the two sides' maps into plan maps: views on both, token ranges cut to
  * what both hold (empty ones left out). Borrows the pages. *maps_p is heap. */
 int room_maps_pair(const struct room_maps *src, const struct room_maps *dst,

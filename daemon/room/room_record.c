@@ -14,6 +14,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
 #include "daemon/room/room_cover.h"
+#include "daemon/room/room_waits.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 #include "proto/json.h"
@@ -177,6 +178,7 @@ static bool add_party(cJSON *list, const struct party *party)
 	cJSON *p = cJSON_CreateObject();
 
 	return p && cJSON_AddItemToArray(list, p) &&
+	       cJSON_AddStringToObject(p, "name", remote->peer->name) &&
 	       cJSON_AddStringToObject(p, "endpoint", remote->peer->endpoint) &&
 	       cJSON_AddStringToObject(p, "instance", remote->peer->instance_text) &&
 	       cJSON_AddStringToObject(p, "transport",
@@ -248,6 +250,22 @@ static bool add_timings(cJSON *obj, const struct room *room)
 	       cJSON_AddNumberToObject(t, "total", ms_between(room->opened_ns, end));
 }
 
+/* Milliseconds, as seen from now. */
+static bool add_waits(cJSON *obj, const struct room *room)
+{
+	uint64_t now = loop_now_ns(rooms_kvd(room->rooms)->loop);
+	struct room_waits waits;
+	cJSON *w;
+
+	if (!room_waits(room, &waits))
+		return true;
+	w = cJSON_AddObjectToObject(obj, "waits_for");
+	return w && cJSON_AddStringToObject(w, "what", waits.what) &&
+	       cJSON_AddStringToObject(w, "who", waits.who) &&
+	       cJSON_AddNumberToObject(w, "since_ms", ms_between(waits.since_ns, now)) &&
+	       cJSON_AddNumberToObject(w, "until_ms", ms_between(now, waits.until_ns));
+}
+
 static bool add_counts(cJSON *obj, const struct room *room)
 {
 	const struct chunk *chunk;
@@ -261,6 +279,7 @@ static bool add_counts(cJSON *obj, const struct room *room)
 	return cJSON_AddNumberToObject(obj, "chunks", chunks) &&
 	       cJSON_AddNumberToObject(obj, "in_flight", moves) &&
 	       cJSON_AddNumberToObject(obj, "expected_bytes", (double)room->expected) &&
+	       cJSON_AddNumberToObject(obj, "surplus_tokens", (double)room->surplus) &&
 	       cJSON_AddNumberToObject(obj, "receivers", room->receivers) &&
 	       cJSON_AddBoolToObject(obj, "bound", room->bound);
 }
@@ -291,10 +310,11 @@ int room_record_full(const struct room *room, cJSON *obj)
 	    json_add_u64(obj, "generation", room->gen) < 0 ||
 	    !cJSON_AddNumberToObject(obj, "session", (double)room->session->id) ||
 	    !cJSON_AddNumberToObject(obj, "pool", (double)room->pool->id) ||
+	    !cJSON_AddStringToObject(obj, "engine", room->session->client) ||
 	    !cJSON_AddStringToObject(obj, "pool_name", room->pool->name) ||
-	    !add_counts(obj, room) || !room_record_add_used(obj, room, &room->used) ||
-	    !add_timings(obj, room) || !add_landed(obj, room) ||
-	    !add_sizes(obj, room->pool->layout))
+	    !add_waits(obj, room) || !add_counts(obj, room) ||
+	    !room_record_add_used(obj, room, &room->used) || !add_timings(obj, room) ||
+	    !add_landed(obj, room) || !add_sizes(obj, room->pool->layout))
 		return or_nomem(false);
 	peers = cJSON_AddArrayToObject(obj, "peers");
 	list_foreach(party, &room->parties, link) {
@@ -302,4 +322,34 @@ int room_record_full(const struct room *room, cJSON *obj)
 			return or_nomem(false);
 	}
 	return or_nomem(peers);
+}
+
+int room_record_request(const struct room_request *asked, uint64_t now_ns, cJSON *obj)
+{
+	const struct remote *remote = asked->remote;
+	char peer[96], what[200];
+	cJSON *w, *peers, *p;
+
+	room_peer_name(remote, peer, sizeof(peer));
+	snprintf(what, sizeof(what), "an engine here to %s it, since %.90s asks for it",
+		 asked->role == ROOM_OFFER ? "offer" : "open", peer);
+	if (json_add_u64(obj, "room", asked->number) < 0 ||
+	    !cJSON_AddStringToObject(obj, "role", room_role_names[asked->role]) ||
+	    !cJSON_AddStringToObject(obj, "state_name", "unopened") ||
+	    !cJSON_AddNumberToObject(obj, "pool", (double)asked->pool))
+		return or_nomem(false);
+	w = cJSON_AddObjectToObject(obj, "waits_for");
+	peers = cJSON_AddArrayToObject(obj, "peers");
+	p = cJSON_CreateObject();
+	return or_nomem(
+		p && cJSON_AddItemToArray(peers, p) &&
+		cJSON_AddStringToObject(p, "name", remote->peer->name) &&
+		cJSON_AddStringToObject(p, "endpoint", remote->peer->endpoint) &&
+		cJSON_AddStringToObject(p, "instance", remote->peer->instance_text) &&
+		w && cJSON_AddStringToObject(w, "what", what) &&
+		cJSON_AddStringToObject(w, "who", "an engine") &&
+		cJSON_AddNumberToObject(w, "since_ms",
+					ms_between(asked->since_ns, now_ns)) &&
+		cJSON_AddNumberToObject(w, "until_ms",
+					ms_between(now_ns, asked->until_ns)));
 }

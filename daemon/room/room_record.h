@@ -8,8 +8,12 @@
 #include "daemon/base/text.h"
 #include "daemon/room/room.h"
 
+struct room_request;
+
 /* All of it, into `obj`. ERR_NOMEM. */
 int room_record_full(const struct room *room, cJSON *obj);
+/* A peer's request for a room that is not open here. */
+int room_record_request(const struct room_request *asked, uint64_t now_ns, cJSON *obj);
 /* What a poll asks for, as text: it asks for rooms by the thousand. ERR_NOMEM. */
 int room_record_text(const struct room *room, struct text *out);
 /* A polled room that is not there: {room, error}. */

@@ -261,6 +261,8 @@ static int plan(struct move *move)
 
 	if (r < 0)
 		return err_pass(r);
+	if (party == list_first(&room->parties, struct party, link))
+		room->surplus += room_maps_surplus(&move->maps, &room->maps);
 	move_plan(move, party->wants, party->want_count, room_recv_on_planned);
 	return 0;
 }

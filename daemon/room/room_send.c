@@ -275,6 +275,7 @@ static int dispatch_to(struct room *room, struct chunk *chunk, struct party *par
 static void room_send_dispatch(struct room *room, struct chunk *chunk)
 {
 	struct party *party;
+	uint64_t most = 0, surplus;
 
 	if (sm_state(&room->sm) == ROOM_WAITING)
 		room_move(room, ROOM_MOVING);
@@ -282,11 +283,14 @@ static void room_send_dispatch(struct room *room, struct chunk *chunk)
 	list_foreach(party, &room->parties, link) {
 		if (party->want_count == 0 || has_left(party))
 			continue;
+		surplus = room_maps_surplus(&chunk->maps, &party->theirs);
+		most = surplus > most ? surplus : most;
 		if (dispatch_to(room, chunk, party) < 0)
 			room_fail_last(room, NULL);
 		if (!room_live(room))
 			break;
 	}
+	room->surplus += most;
 	chunk->dispatched = true;
 	send_chunk_left(chunk);
 }

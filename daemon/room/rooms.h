@@ -78,6 +78,17 @@ void rooms_note_terminal(struct room *room);
 /* Iterate all (admin lists). */
 struct list *rooms_all(const struct rooms *rooms); /* struct room.all_link */
 
+/* Peers' requests for rooms that are not open here, oldest first; a struct room_cursor
+ * may stand in the list. */
+struct room_request {
+	const struct remote *remote;
+	uint64_t number, pool; /* here */
+	enum room_role role;   /* of the room that is to open here */
+	uint64_t since_ns, until_ns;
+};
+struct list *rooms_requests(const struct rooms *rooms);
+struct room_request rooms_request_at(const struct rooms *rooms, const struct list *at);
+
 /* Its TRANSFER_INFO, read to the end, is no good. */
 void rooms_refuse_info(const struct party *party, const struct err *why);
 /* Acknowledge the party's TRANSFER_INFO when nothing else is left to do in this turn,

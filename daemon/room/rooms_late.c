@@ -33,7 +33,7 @@ struct orphan {
 	struct remote *remote;
 	enum wire_type type;
 	uint64_t gen;
-	uint64_t expires_ns;
+	uint64_t kept_ns;	 /* since then */
 	struct room_message msg; /* its body is `owned`, or follows */
 	uint8_t body[];
 };
@@ -52,6 +52,7 @@ static void orphan_free(struct rooms *rooms, struct orphan *orphan)
 {
 	struct group *group = orphan->group;
 
+	room_cursors_pass(rooms, &orphan->link);
 	list_remove(&orphan->link);
 	list_remove(&orphan->in_group);
 	count(rooms, orphan, -1);
@@ -64,16 +65,21 @@ static void orphan_free(struct rooms *rooms, struct orphan *orphan)
 	mem_free(orphan);
 }
 
+static uint64_t expires_ns(const struct rooms *rooms, const struct orphan *orphan)
+{
+	return orphan->kept_ns + rooms->kvd->config->orphan_ttl_ns;
+}
+
 static void restart_timer(struct rooms *rooms)
 {
 	const struct orphan *oldest = list_first(&rooms->orphans, struct orphan, link);
 	uint64_t now = loop_now_ns(rooms->kvd->loop);
+	uint64_t then = oldest ? expires_ns(rooms, oldest) : 0;
 
 	if (!oldest)
 		loop_timer_stop(&rooms->orphan_timer);
 	else
-		loop_timer_start(&rooms->orphan_timer,
-				 oldest->expires_ns > now ? oldest->expires_ns - now : 0);
+		loop_timer_start(&rooms->orphan_timer, then > now ? then - now : 0);
 }
 
 static void on_orphan_timer(struct loop_timer *timer)
@@ -84,7 +90,7 @@ static void on_orphan_timer(struct loop_timer *timer)
 	struct err why;
 
 	while ((orphan = list_first(&rooms->orphans, struct orphan, link)) &&
-	       orphan->expires_ns <= now) {
+	       expires_ns(rooms, orphan) <= now) {
 		err_set(&why, ERR_TIMEOUT, "no engine opened room %llu within %llu ms",
 			(unsigned long long)orphan->group->key.number,
 			(unsigned long long)(rooms->kvd->config->orphan_ttl_ns /
@@ -149,7 +155,6 @@ static int rooms_late_check_caps(struct rooms *rooms, const struct remote *remot
 int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
 		const struct room_key *key, uint64_t gen, struct room_message *msg)
 {
-	const struct config *config = rooms->kvd->config;
 	struct orphan *orphan;
 	struct group *group;
 	int r = rooms_late_check_caps(rooms, remote, sizeof(*orphan) + msg->len);
@@ -169,7 +174,7 @@ int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
 	orphan->remote = remote;
 	orphan->type = type;
 	orphan->gen = gen;
-	orphan->expires_ns = loop_now_ns(rooms->kvd->loop) + config->orphan_ttl_ns;
+	orphan->kept_ns = loop_now_ns(rooms->kvd->loop);
 	orphan->msg = *msg;
 	msg->owned = NULL;
 	if (!orphan->msg.owned) {
@@ -221,6 +226,24 @@ void orphans_drop_remote(struct rooms *rooms, const struct remote *remote)
 void orphans_drop_gen(struct rooms *rooms, const struct remote *remote, uint64_t gen)
 {
 	drop_where(rooms, remote, false, gen);
+}
+
+struct list *rooms_requests(const struct rooms *rooms)
+{
+	return (struct list *)(uintptr_t)&rooms->orphans;
+}
+
+struct room_request rooms_request_at(const struct rooms *rooms, const struct list *at)
+{
+	const struct orphan *orphan = list_entry(at, struct orphan, link);
+
+	assert(at != &rooms->orphans);
+	return (struct room_request){.remote = orphan->remote,
+				     .number = orphan->group->key.number,
+				     .pool = orphan->group->key.owner,
+				     .role = (enum room_role)orphan->group->key.role,
+				     .since_ns = orphan->kept_ns,
+				     .until_ns = expires_ns(rooms, orphan)};
 }
 
 /* ---- tombstones ---- */

@@ -127,7 +127,7 @@ def error_answer_is_1_with_its_code():
         status, out, err = at(d, "--json", "call", "no.such")
         assert status == 1 and json.loads(out)["error"]["code"] == "ENOCMD", out
         status, _, err = at(d, "room", "17")
-        assert status == 1 and "ENOTFOUND" in err, err
+        assert status == 1 and "room 17: not open" in err, err
         status, _, err = at(d, "abort", "17", "--reason", "test")
         assert status == 1 and "ENOTFOUND" in err, err
         status, _, err = at(d, "room", "minus one")

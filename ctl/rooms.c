@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The commands of rooms: rooms, room. What an operator asks first is who is
+ * waited for, so that is a column; the daemon chooses what is listed, since a table of
+ * the first thousand would not show the one that hangs.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ctl/ctl.h"
+#include "ctl/table.h"
+#include "daemon/base/mem.h"
+
+/* What it is known as, else its own name, else its endpoint, without the key. */
+static const char *peer_name(const cJSON *peer)
+{
+	static char text[160];
+	const char *name = ctl_str(peer, "known_as", "");
+
+	if (!*name)
+		name = ctl_str(peer, "name", "");
+	if (!*name)
+		name = ctl_str(peer, "endpoint", "?");
+	snprintf(text, sizeof(text), "%.*s", (int)strcspn(name, "#"), name);
+	return text;
+}
+
+static const char *room_transports(const cJSON *room)
+{
+	static char text[128];
+	const cJSON *peer;
+	size_t n = 0;
+
+	*text = '\0';
+	cJSON_ArrayForEach(peer, ctl_list(room, "peers")) {
+		const char *name = ctl_str(peer, "transport", "?");
+
+		if (!strstr(text, name) && n < sizeof(text) - 16)
+			n += (size_t)snprintf(text + n, sizeof(text) - n, "%s%.10s",
+					      n ? "," : "", name);
+	}
+	return text;
+}
+
+/* "30s", "500ms", "10m", "1h"; a number alone is seconds. */
+static bool read_duration(const char *text, double *ms_p)
+{
+	static const struct {
+		const char *unit;
+		double ms;
+	} units[] = {{"ms", 1},	    {"s", 1e3},	   {"", 1e3},	  {"m", 60e3},
+		     {"min", 60e3}, {"h", 3600e3}, {"d", 86400e3}};
+	char *end;
+	double n;
+
+	errno = 0;
+	n = strtod(text, &end);
+	for (size_t i = 0; i < ARRAY_LEN(units); i++) {
+		if (end != text && !errno && !strcmp(end, units[i].unit) && n >= 0 &&
+		    n * units[i].ms <= 0x7fffffff) {
+			*ms_p = n * units[i].ms;
+			return true;
+		}
+	}
+	return false;
+}
+
+static int add_duration(cJSON *args, const char *member, const char *option,
+			const char *text)
+{
+	double ms;
+
+	if (!read_duration(text, &ms))
+		return ctl_usage("--%s: a duration like 30s or 10m, not '%s'", option,
+				 text);
+	cJSON_AddNumberToObject(args, member, (double)(unsigned long)ms);
+	return CTL_OK;
+}
+
+/* ---- rooms ---- */
+
+static void room_row(struct table *table, const cJSON *room)
+{
+	const cJSON *error = ctl_list(room, "error"),
+		    *waits = ctl_list(room, "waits_for");
+
+	table_cell(table, ctl_str(room, "room", NULL));
+	table_cell(table, ctl_str(room, "role", NULL));
+	table_cell(table, ctl_str(room, "state_name", NULL));
+	table_cell(table, ctl_str(room, "engine", NULL));
+	table_cell(table, room_transports(room));
+	table_cell(table, peer_name(cJSON_GetArrayItem(ctl_list(room, "peers"), 0)));
+	table_cellf(table, "%d", cJSON_GetArraySize(ctl_list(room, "peers")));
+	table_cell(table, ctl_bytes(ctl_num(room, "bytes")));
+	table_cell(table, ctl_bytes(ctl_num(room, "expected_bytes")));
+	table_cell(table, ctl_str(error, "code", ""));
+	table_cell(table, waits ? ctl_ms(ctl_num(waits, "since_ms")) : "");
+	table_cell(table, ctl_str(waits, "what", ""));
+}
+
+static int print_rooms(const cJSON *reply)
+{
+	const cJSON *room;
+	struct table *table;
+
+	if (table_new("ROOM ROLE STATE ENGINE TRANSPORT PEER >PEERS >BYTES >EXPECTED "
+		      "ERROR >AGE WAITS_FOR",
+		      &table) < 0)
+		return ctl_failed("out of memory");
+	cJSON_ArrayForEach(room, ctl_list(reply, "rooms"))
+		room_row(table, room);
+	return ctl_print_table(table);
+}
+
+int ctl_run_rooms(struct ctl *ctl)
+{
+	cJSON *args = cJSON_CreateObject(), *reply;
+	int r = CTL_OK;
+
+	cJSON_AddTrueToObject(args, "all");
+	if (ctl->limit)
+		cJSON_AddNumberToObject(args, "limit", (double)ctl->limit);
+	if (ctl->state)
+		cJSON_AddStringToObject(args, "state", ctl->state);
+	if (ctl->peer)
+		cJSON_AddStringToObject(args, "peer", ctl->peer);
+	if (ctl->failed)
+		cJSON_AddTrueToObject(args, "failed");
+	if (ctl->stuck)
+		r = add_duration(args, "stuck_ms", "stuck", ctl->stuck);
+	if (r) {
+		cJSON_Delete(args);
+		return r;
+	}
+	r = ctl_ask(ctl, "room.list", args, &reply);
+	if (r)
+		return r;
+	if (ctl->json)
+		ctl_print_json(reply);
+	else
+		r = print_rooms(reply);
+	cJSON_Delete(reply);
+	return r;
+}
+
+/* ---- one room ---- */
+
+static void put_waits(const cJSON *room)
+{
+	const cJSON *waits = ctl_list(room, "waits_for");
+
+	if (!waits)
+		return;
+	printf("%-12s %s\n", "waits for", ctl_str(waits, "what", "?"));
+	printf("%-12s %s; ends otherwise in %s\n", "since",
+	       ctl_ms(ctl_num(waits, "since_ms")), ctl_ms(ctl_num(waits, "until_ms")));
+}
+
+/* "packed 256 B", "rows 4 KiB", "staged 64 KiB"; nothing where there was no choice. */
+static void way_cell(struct table *table, const cJSON *way)
+{
+	if (!way)
+		table_cell(table, "");
+	else
+		table_cellf(table, "%s %s",
+			    ctl_true(way, "staged")   ? "staged"
+			    : ctl_true(way, "packed") ? "packed"
+						      : "rows",
+			    ctl_bytes(ctl_num(way, "row_bytes")));
+}
+
+static void party_row(struct table *table, const cJSON *p)
+{
+	const cJSON *used =
+		ctl_list(p, "sent") ? ctl_list(p, "sent") : ctl_list(p, "received");
+
+	table_cell(table, peer_name(p));
+	table_cell(table, ctl_str(p, "transport", NULL));
+	table_cell(table, ctl_str(p, "path", NULL));
+	table_cellf(table, "%.0f %%", 100 * ctl_num(used, "staged_share"));
+	table_cellf(table, "%.0f", ctl_num(used, "rows"));
+	table_cellf(table, "%.0f", ctl_num(used, "descriptors"));
+	way_cell(table, ctl_list(p, "way"));
+	table_cellf(table, "%.0f", ctl_num(p, "rank"));
+	table_cell(table, ctl_bytes(ctl_num(p, "bytes")));
+	table_cell(table, ctl_bytes(ctl_num(p, "expected_bytes")));
+	table_cell(table, ctl_true(p, "lost")	    ? "lost"
+			  : ctl_true(p, "done")	    ? "done"
+			  : ctl_true(p, "quiesced") ? "quiesced"
+						    : "open");
+}
+
+static int print_room(const cJSON *room)
+{
+	const cJSON *error = ctl_list(room, "error"), *t = ctl_list(room, "timings_ms"),
+		    *item;
+	struct table *table;
+
+	printf("%-12s %s (%s)\n", "room", ctl_str(room, "room", "?"),
+	       ctl_str(room, "role", "?"));
+	printf("%-12s %s%s\n", "state", ctl_str(room, "state_name", "?"),
+	       ctl_true(room, "aborting") ? ": told to fail, not quiesced yet" : "");
+	if (error)
+		printf("%-12s %s: %s%s\n", "error", ctl_str(error, "code", "?"),
+		       ctl_str(error, "message", ""),
+		       ctl_true(error, "retryable") ? " (retryable)" : "");
+	put_waits(room);
+	printf("%-12s '%s' (session %.0f)\n", "engine", ctl_str(room, "engine", "?"),
+	       ctl_num(room, "session"));
+	printf("%-12s %s\n", "pool", ctl_str(room, "pool_name", "?"));
+	printf("%-12s %s of %s, %.0f chunks, %.0f moves in flight\n", "bytes",
+	       ctl_bytes(ctl_num(room, "bytes")),
+	       ctl_bytes(ctl_num(room, "expected_bytes")), ctl_num(room, "chunks"),
+	       ctl_num(room, "in_flight"));
+	printf("%-12s bootstrap %s, waiting %s, transfer %s\n", "time",
+	       ctl_ms(ctl_num(t, "bootstrap")), ctl_ms(ctl_num(t, "waiting")),
+	       ctl_ms(ctl_num(t, "transfer")));
+	if (ctl_num(room, "surplus_tokens") > 0)
+		printf("%-12s %.0f tokens were sent that nobody had bound\n", "surplus",
+		       ctl_num(room, "surplus_tokens"));
+	cJSON_ArrayForEach(item, ctl_list(room, "landed"))
+		printf("%-12s %s: %s (bitmap of pages)\n", "landed", item->string,
+		       cJSON_IsString(item) ? item->valuestring : "?");
+	putchar('\n');
+	if (table_new("PEER TRANSPORT PATH >STAGED >ROWS >DESCRIPTORS WAY >RANK "
+		      ">BYTES >EXPECTED STATE",
+		      &table) < 0)
+		return ctl_failed("out of memory");
+	cJSON_ArrayForEach(item, ctl_list(room, "peers"))
+		party_row(table, item);
+	return ctl_print_table(table);
+}
+
+/* A peer asks for it. */
+static void print_unopened(const cJSON *room)
+{
+	printf("%-12s %s (%s)\n", "room", ctl_str(room, "room", "?"),
+	       ctl_str(room, "role", "?"));
+	printf("%-12s unopened\n", "state");
+	put_waits(room);
+}
+
+static int print_found(const cJSON *rooms)
+{
+	const cJSON *room;
+	int r = CTL_OK;
+
+	cJSON_ArrayForEach(room, rooms) {
+		if (room->prev && room != rooms->child)
+			putchar('\n');
+		if (!strcmp(ctl_str(room, "state_name", ""), "unopened"))
+			print_unopened(room);
+		else
+			r = print_room(room);
+	}
+	return r;
+}
+
+/* Of another role than was asked for: gone. */
+static void keep_role(cJSON *rooms, const char *role)
+{
+	cJSON *room = rooms ? rooms->child : NULL, *next;
+
+	for (; room && role; room = next) {
+		next = room->next;
+		if (strcmp(ctl_str(room, "role", ""), role) != 0)
+			cJSON_Delete(cJSON_DetachItemViaPointer(rooms, room));
+	}
+}
+
+int ctl_run_room(struct ctl *ctl)
+{
+	cJSON *args = cJSON_CreateObject(), *reply, *rooms;
+	int r;
+
+	cJSON_AddTrueToObject(args, "all");
+	cJSON_AddStringToObject(args, "room", ctl->args[0]);
+	r = ctl_ask(ctl, "room.list", args, &reply);
+	if (r)
+		return r;
+	cJSON_DeleteItemFromObjectCaseSensitive(reply, "total"); /* not of this room */
+	rooms = cJSON_GetObjectItemCaseSensitive(reply, "rooms");
+	keep_role(rooms, ctl->role);
+	if (!rooms || !rooms->child)
+		r = ctl_failed("room %s: not open, and no peer asks for it",
+			       ctl->args[0]);
+	else if (!ctl->json)
+		r = print_found(rooms);
+	if (!r && ctl->json)
+		ctl_print_json(reply);
+	cJSON_Delete(reply);
+	return r;
+}

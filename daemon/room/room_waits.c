@@ -1,0 +1,368 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A room waits for what its next step needs: its own engine, a peer or that one's engine,
+ * or this daemon. Of several things that are outstanding the one is said without which
+ * the others cannot go on: what a message or a word of an engine holds up, then what is
+ * queued, then what moves, then what was not sent yet.
+ *
+ * Both sides of one room say it of each other: where one waits for an engine of the
+ * peer's, that engine is there named as "engine", or the room as not opened.
+ */
+#include "daemon/room/room_waits.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/config/config.h"
+#include "daemon/base/context.h"
+#include "daemon/room/room_mail.h"
+#include "daemon/room/rooms.h"
+#include "daemon/session/session.h"
+
+enum { LIMIT_BOOTSTRAP, LIMIT_WAITING, LIMIT_STALL };
+
+const char *room_peer_name(const struct remote *remote, char *buf, size_t size)
+{
+	const char *endpoint = remote->peer->endpoint;
+
+	if (remote->peer->name[0]) /* its key is not for people */
+		snprintf(buf, size, "peer %.63s", remote->peer->name);
+	else
+		snprintf(buf, size, "peer %.*s", (int)strcspn(endpoint, "#"), endpoint);
+	return buf;
+}
+
+static void by_engine(const struct room *room, struct room_waits *w)
+{
+	snprintf(w->who, sizeof(w->who), "engine '%.63s'", room->session->client);
+}
+
+static void by_peer(const struct party *party, struct room_waits *w)
+{
+	room_peer_name(party->remote, w->who, sizeof(w->who));
+}
+
+static void by_daemon(struct room_waits *w, const char *what)
+{
+	snprintf(w->who, sizeof(w->who), "this daemon");
+	snprintf(w->what, sizeof(w->what), "this daemon %s", what);
+}
+
+static const char *pool_words(const struct party *party, char *buf, size_t size)
+{
+	if (party->pool_name[0])
+		snprintf(buf, size, "pool '%.63s'", party->pool_name);
+	else
+		snprintf(buf, size, "a pool");
+	return buf;
+}
+
+/* ---- until the sources are there ---- */
+
+static bool source_waits(const struct party *party, struct room_waits *w)
+{
+	const struct remote *remote = party->remote;
+	const struct peer *peer = remote->peer;
+	char pool[80];
+
+	by_peer(party, w);
+	if (sm_state(&peer->sm) != PEER_UP)
+		snprintf(w->what, sizeof(w->what), "%.90s: %.180s", w->who,
+			 peer->why.code != ERR_OK ? peer->why.text
+						  : "it was not reached yet");
+	else if (!party->pool)
+		snprintf(w->what, sizeof(w->what), "an engine of %.90s to register %s",
+			 w->who, pool_words(party, pool, sizeof(pool)));
+	else if (!remote->ready)
+		snprintf(w->what, sizeof(w->what), "%.90s: its data line", w->who);
+	else if (!party->pool->ready)
+		snprintf(w->what, sizeof(w->what), "%.90s: the keys of %s", w->who,
+			 pool_words(party, pool, sizeof(pool)));
+	else
+		return false;
+	return true;
+}
+
+static void boot_waits(const struct room *room, struct room_waits *w)
+{
+	const struct party *party;
+
+	by_daemon(w, "to look at it");
+	if (room->role == ROOM_SEND) {
+		list_foreach(party, &room->parties, link) {
+			if (party->reading) {
+				by_daemon(w, "to read a receiver's pages");
+				return;
+			}
+		}
+		snprintf(w->who, sizeof(w->who), "a receiver");
+		snprintf(w->what, sizeof(w->what),
+			 "a receiver to bind its pages (%u of %u)", room->party_count,
+			 room->receivers ? room->receivers : 1);
+		return;
+	}
+	list_foreach(party, &room->parties, link) {
+		if (source_waits(party, w))
+			return;
+	}
+	by_daemon(w, "to look at it");
+}
+
+/* ---- chunks ---- */
+
+/* The first tokens of [*begin_p, *end_p) that no chunk has brought. */
+static bool missing_of(const struct coverage_set *set, uint64_t *begin_p, uint64_t *end_p)
+{
+	uint64_t at = *begin_p;
+
+	for (uint32_t i = 0; i < set->count; i++) {
+		if (set->at[i].end <= at)
+			continue;
+		if (set->at[i].begin > at) {
+			if (set->at[i].begin < *end_p)
+				*end_p = set->at[i].begin;
+			break;
+		}
+		at = set->at[i].end;
+	}
+	*begin_p = at;
+	return at < *end_p;
+}
+
+static void chunk_waits(const struct party *party, struct room_waits *w)
+{
+	const struct room *room = party->room;
+
+	by_peer(party, w);
+	snprintf(w->what, sizeof(w->what), "the next chunk of %.90s", w->who);
+	for (size_t i = 0; party->coverage && i < room->maps.count; i++) {
+		const struct room_map *map = &room->maps.maps[i];
+		const struct coverage *cov = &party->coverage[i];
+
+		for (uint32_t s = 0; s < (cov->split ? cov->layer_count : 1u); s++) {
+			uint64_t begin = map->token_begin, end = map->token_end;
+
+			if (cov->layer_count == 0 ||
+			    !missing_of(&cov->sets[s], &begin, &end))
+				continue;
+			snprintf(w->what, sizeof(w->what),
+				 "the next chunk of %.90s (lacks tokens %llu-%llu of "
+				 "%llu-%llu, view %.32s)",
+				 w->who, (unsigned long long)begin,
+				 (unsigned long long)end,
+				 (unsigned long long)map->token_begin,
+				 (unsigned long long)map->token_end, map->view);
+			return;
+		}
+	}
+}
+
+static void source_part_waits(const struct room *room, struct room_waits *w)
+{
+	const struct party *party;
+	char pool[80];
+
+	by_daemon(w, "to look at it");
+	list_foreach(party, &room->parties, link) {
+		if (party->answered || party->gen)
+			continue;
+		by_peer(party, w);
+		if (!party->told || mail_telling(party))
+			by_daemon(w, "to ask its sources");
+		else if (party->reading)
+			by_daemon(w, "to read the offer's pages");
+		else
+			snprintf(w->what, sizeof(w->what),
+				 "an engine of %.90s (%s) to %s room %llu", w->who,
+				 pool_words(party, pool, sizeof(pool)),
+				 room->role == ROOM_PULL ? "offer" : "open",
+				 (unsigned long long)party->room_there);
+		return;
+	}
+	list_foreach(party, &room->parties, link) {
+		if (party->done ||
+		    (room->role == ROOM_RECV && party->got == party->expected))
+			continue;
+		if (room->role == ROOM_RECV) {
+			chunk_waits(party, w);
+			return;
+		}
+		if (!party->asked_ack)
+			continue;
+		by_peer(party, w);
+		snprintf(w->what, sizeof(w->what),
+			 "%.90s to say that the lease still held", w->who);
+		return;
+	}
+}
+
+static void receiver_part_waits(const struct room *room, struct room_waits *w)
+{
+	const struct chunk *chunk = list_last(&room->chunks, struct chunk, link);
+	const struct party *party;
+
+	if (!room->last_given) {
+		by_engine(room, w);
+		snprintf(w->what, sizeof(w->what), "%.90s to send its first chunk",
+			 w->who);
+		if (chunk)
+			snprintf(w->what, sizeof(w->what),
+				 "%.90s to send its next chunk (has sent %zu, the latest "
+				 "is seq %llu)",
+				 w->who, idmap_count(&room->chunk_by_seq),
+				 (unsigned long long)chunk->seq);
+		return;
+	}
+	by_daemon(w, "to look at it");
+	list_foreach(party, &room->parties, link) {
+		if (party->done)
+			continue;
+		by_peer(party, w);
+		snprintf(w->what, sizeof(w->what), "%.90s to confirm that it has all",
+			 w->who);
+		return;
+	}
+}
+
+static void offer_waits(const struct room *room, struct room_waits *w)
+{
+	const struct party *party;
+
+	snprintf(w->who, sizeof(w->who), "a puller");
+	snprintf(w->what, sizeof(w->what), "a puller (%u of %u)", room->party_count,
+		 room->receivers);
+	list_foreach(party, &room->parties, link) {
+		if (party->done || room->party_count < room->receivers)
+			continue;
+		by_peer(party, w);
+		snprintf(w->what, sizeof(w->what), "%.90s to read the pages", w->who);
+	}
+}
+
+/* ---- what is under way ---- */
+
+/* How much a move is the reason why its room does not go on. */
+static unsigned int weight(const struct move *move)
+{
+	switch (move_phase(move)) {
+	case MOVE_WAITING:
+		return 4;
+	case MOVE_POSTED:
+		return !move->in && sm_state(&move->op.sm) == SCHED_QUEUED ? 3 : 2;
+	case MOVE_READING:
+	case MOVE_PLANNING:
+		return 1;
+	default:
+		return 0;
+	}
+}
+
+static bool move_waits(const struct room *room, struct room_waits *w, bool *posted_p)
+{
+	const struct move *move, *first = NULL;
+
+	list_foreach(move, &room->moves, link) {
+		if (weight(move) > (first ? weight(first) : 0))
+			first = move;
+	}
+	*posted_p = first && weight(first) == 2;
+	if (!first)
+		return false;
+	by_peer(first->party, w);
+	switch (weight(first)) {
+	case 4:
+		by_engine(room, w);
+		snprintf(w->what, sizeof(w->what), "%.90s to pass its `wait`", w->who);
+		break;
+	case 3:
+		snprintf(w->what, sizeof(w->what),
+			 "a free transfer slot to %.90s (%u posted, %llu bytes)", w->who,
+			 first->party->remote->line.ops_posted,
+			 (unsigned long long)first->party->remote->line.bytes_posted);
+		break;
+	case 2:
+		snprintf(w->what, sizeof(w->what), "bytes %s %.90s (%llu of %llu)",
+			 room_sends(room) ? "to" : "from", w->who,
+			 (unsigned long long)(first->in ? first->in->moved
+							: first->op.xp.moved),
+			 (unsigned long long)(first->plan ? first->plan->bytes : 0));
+		break;
+	default:
+		by_daemon(w, "to plan a transfer");
+	}
+	return true;
+}
+
+static void fence_waits(const struct room *room, struct room_waits *w)
+{
+	const struct move *move;
+
+	by_daemon(w, "to end what it had begun");
+	list_foreach(move, &room->moves, link) {
+		if (move_phase(move) != MOVE_POSTED)
+			continue;
+		by_peer(move->party, w);
+		snprintf(w->what, sizeof(w->what), "the fence of %.90s", w->who);
+		return;
+	}
+}
+
+/* ---- all of it ---- */
+
+static void live_waits(const struct room *room, struct room_waits *w, bool *posted_p)
+{
+	if (move_waits(room, w, posted_p))
+		return;
+	if (room->wait_bind.armed) {
+		by_engine(room, w);
+		snprintf(w->what, sizeof(w->what), "%.90s to pass its `wait`", w->who);
+	} else if (room->role == ROOM_OFFER) {
+		offer_waits(room, w);
+	} else if (room->role == ROOM_SEND) {
+		receiver_part_waits(room, w);
+	} else if (!room->bound) {
+		by_engine(room, w);
+		snprintf(w->what, sizeof(w->what), "%.90s to bind pages", w->who);
+	} else {
+		source_part_waits(room, w);
+	}
+}
+
+bool room_waits(const struct room *room, struct room_waits *w)
+{
+	const uint64_t *limits = room->limits_ns;
+	bool posted = false;
+
+	*w = (struct room_waits){0};
+	switch ((enum room_state)sm_state(&room->sm)) {
+	case ROOM_BOOT:
+		boot_waits(room, w);
+		w->since_ns = room->opened_ns;
+		w->until_ns = room->opened_ns + limits[LIMIT_BOOTSTRAP];
+		break;
+	case ROOM_WAITING:
+		live_waits(room, w, &posted);
+		w->since_ns = room->waiting_ns;
+		w->until_ns = room->waiting_ns + limits[LIMIT_WAITING];
+		break;
+	case ROOM_MOVING:
+		live_waits(room, w, &posted);
+		w->since_ns = room->moved_ns;
+		w->until_ns =
+			room->moved_ns + limits[posted ? LIMIT_STALL : LIMIT_WAITING];
+		break;
+	case ROOM_ABORTING:
+		fence_waits(room, w);
+		w->since_ns = room->moved_ns;
+		w->until_ns =
+			room->moved_ns + rooms_kvd(room->rooms)->config->fence_timeout_ns;
+		break;
+	default:
+		return false;
+	}
+	if (room->role == ROOM_OFFER && room_live(room))
+		w->until_ns = room->lease_end_ns;
+	if (room->moved_ns > w->since_ns)
+		w->since_ns = room->moved_ns;
+	return true;
+}

@@ -1,0 +1,120 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator sees of rooms: who is waited for, and what peers ask for."""
+import json
+import os
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+from kvd_daemon import BUILD, DEADLINE_S, Daemon, run  # noqa: E402
+from kvd_engine import Cache, Engine, FAILED, WAITING  # noqa: E402
+
+
+def ctl(daemon, *args):
+    done = subprocess.run([BUILD + "/kvd-ctl", "--socket", daemon.socket_path] + list(args),
+                          capture_output=True, text=True, timeout=DEADLINE_S)
+    return done.returncode, done.stdout, done.stderr
+
+
+def shown(daemon, *args):
+    status, out, err = ctl(daemon, *args)
+    assert status == 0, (args, out, err)
+    return out
+
+
+class Pair:
+    def __init__(self, more=""):
+        self.daemons = [Daemon(more, name="p0"), Daemon(more, name="d0")]
+
+    def __enter__(self):
+        self.a, self.b = [d.__enter__() for d in self.daemons]
+        self.prefill, self.decode = Engine(self.a, "vllm"), Engine(self.b, "sglang")
+        self.src, self.dst = Cache(self.prefill), Cache(self.decode)
+        return self
+
+    def __exit__(self, *exc):
+        self.prefill.close()
+        self.decode.close()
+        for d in self.daemons:
+            d.__exit__(*exc)
+
+    def recv(self, room):
+        self.decode.cmd("room.open", room=str(room), role="recv", pool=self.dst.pool,
+                        sources=[self.prefill.endpoint])
+
+    def send(self, room):
+        self.prefill.cmd("room.open", room=str(room), role="send", pool=self.src.pool)
+
+    def bind(self, room, pages=(3, 4), first=0):
+        self.decode.cmd("room.bind", room=str(room),
+                        views={"kv": {"pages": list(pages), "first_token": first}})
+
+
+def until(what, holds):
+    begin = time.monotonic()
+    while not holds():
+        assert time.monotonic() - begin < DEADLINE_S, what
+
+
+def room_that_hangs_names_whom_it_waits_for_on_both_sides():
+    with Pair() as p:
+        p.recv(5000)
+        p.bind(5000)
+        p.recv(5001)
+        p.send(5001)
+        p.decode.until(5001, "recv", WAITING)
+        until("asked", lambda: "unopened" in shown(p.a, "rooms"))
+        out = shown(p.b, "rooms")
+        assert out.splitlines()[0].endswith("AGE  WAITS FOR"), out
+        assert "an engine of peer p0 (pool 'kv') to open room 5000" in out, out
+        assert "engine 'sglang' to bind pages" in out, out
+        out = shown(p.a, "rooms")
+        assert "since peer d0 asks for it" in out, out
+        assert "a receiver to bind its pages (0 of 1)" in out, out
+        out = shown(p.a, "rooms", "--state", "unopened")
+        assert "5000" in out and "5001" not in out, out
+        # what hangs, and for whom it does not
+        assert len(shown(p.b, "rooms", "--stuck").splitlines()) == 1
+        until("stuck", lambda: len(shown(p.b, "rooms", "--stuck", "100ms").splitlines()) == 3)
+        assert "5000" in shown(p.b, "rooms", "--stuck=100ms", "--peer", "p0")
+        assert len(shown(p.b, "rooms", "--peer", "nobody").splitlines()) == 1
+        for wrong in (["--stuck=x"], ["--state"], ["--stuck", "3x"]):
+            assert ctl(p.b, "rooms", *wrong)[0] == 2, wrong
+        status, _, err = ctl(p.b, "rooms", "--state", "asleep")
+        assert status == 1 and "unopened" in err, err
+        # one room, whosever it is
+        out = shown(p.b, "room", "5000")
+        assert "waits for    an engine of peer p0" in out and "'sglang'" in out, out
+        out = shown(p.a, "room", "5000")
+        assert "unopened" in out, out
+        told = json.loads(shown(p.a, "-j", "room", "5001"))
+        assert told["rooms"][0]["waits_for"]["who"] == "a receiver", told
+
+
+def room_that_cannot_start_fails_there_at_once():
+    with Pair() as p:
+        p.send(7)
+        p.recv(7)
+        p.decode.until(7, "recv", WAITING)
+        p.decode.cmd("room.abort", room="7", reason="no pages")
+        p.prefill.until(7, "send", FAILED, deadline_s=5)
+        error = p.prefill.state(7, "send")[1]
+        assert error["code"] == "EABORTED" and "no pages" in error["message"], error
+        assert "7" in shown(p.a, "rooms", "--failed")
+        # ... and where it opens later
+        p.recv(8)
+        p.decode.until(8, "recv", WAITING)
+        p.decode.cmd("room.abort", room="8", reason="no pages")
+        p.decode.until(8, "recv", FAILED)
+        p.recv(9)  # behind it on the line
+        p.bind(9)
+        until("asked", lambda: "unopened" in shown(p.a, "rooms"))
+        p.send(8)
+        p.prefill.until(8, "send", FAILED, deadline_s=5)
+        assert "no pages" in p.prefill.state(8, "send")[1]["message"]
+
+
+run([room_that_hangs_names_whom_it_waits_for_on_both_sides,
+     room_that_cannot_start_fails_there_at_once])

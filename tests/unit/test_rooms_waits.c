@@ -1,0 +1,559 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every room says what it waits for: each role in each state, and both sides of a room
+ * that hangs. Lists can be asked for what hangs, and name the rooms that peers ask for
+ * and nobody has opened. In-process cluster, virtual time.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/loop/offload.h"
+#include "daemon/room/room.h"
+#include "daemon/room/rooms.h"
+#include "proto/kvd_status.h"
+#include "tests/lib/cluster.h"
+
+#define MS LOOP_NS_PER_MS
+
+static const struct cache geometry = {.layers = 4,
+				      .pages = 16,
+				      .page_tokens = 4,
+				      .units = 4,
+				      .total_units = 4,
+				      .unit_bytes = 32};
+
+/* node 0 prefills, node 1 decodes */
+struct pair {
+	struct cluster c;
+	struct session *prefill, *decode;
+	struct cache src, dst;
+};
+
+static int setup(void **state)
+{
+	struct pair *p = calloc(1, sizeof(*p));
+
+	cluster_new(&p->c, 5, 2);
+	p->prefill = cluster_engine(&p->c, 0, "vllm");
+	p->decode = cluster_engine(&p->c, 1, "sglang");
+	p->prefill->admin = p->decode->admin = true;
+	p->src = p->dst = geometry;
+	cluster_cache(&p->c, p->prefill, "kv", 0, &p->src);
+	cluster_cache(&p->c, p->decode, "kv", 0, &p->dst);
+	*state = p;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct pair *p = *state;
+
+	offload_hold(p->c.nodes[0].kvd.offload, false);
+	offload_hold(p->c.nodes[1].kvd.offload, false);
+	cluster_free(&p->c);
+	cache_close(&p->src);
+	cache_close(&p->dst);
+	free(p);
+	return 0;
+}
+
+static void settle(struct pair *p)
+{
+	cluster_run(&p->c, 50 * MS);
+}
+
+static void open_send(struct pair *p, uint64_t room)
+{
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.open','room':'%llu','role':'send','pool':%llu}",
+		   (unsigned long long)room, (unsigned long long)p->src.pool);
+}
+
+static void open_recv(struct pair *p, uint64_t room)
+{
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.open','room':'%llu','role':'recv','pool':%llu,"
+		   "'sources':['%s']}",
+		   (unsigned long long)room, (unsigned long long)p->dst.pool,
+		   p->c.nodes[0].endpoint);
+}
+
+static void bind(struct pair *p, uint64_t room, const char *more)
+{
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.bind','room':'%llu','views':{'kv':{'pages':[7,2,8,12]}}"
+		   "%s}",
+		   (unsigned long long)room, more);
+}
+
+/* Tokens [begin, end) of pages that lie one behind the other. */
+static void send_part(struct pair *p, uint64_t room, unsigned int seq, unsigned int begin,
+		      unsigned int end, bool last)
+{
+	char pages[64] = "";
+	size_t n = 0;
+
+	for (unsigned int page = begin / 4; page < end / 4; page++)
+		n += (size_t)snprintf(pages + n, sizeof(pages) - n, "%s%u", n ? "," : "",
+				      page);
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.send','room':'%llu','seq':%u,'last':%s,'views':{'kv':{"
+		   "'pages':[%s],'first_token':%u}}}",
+		   (unsigned long long)room, seq, last ? "true" : "false", pages, begin);
+}
+
+static void offer(struct pair *p, uint64_t room)
+{
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.open','room':'%llu','role':'offer','pool':%llu,"
+		   "'lease_ms':9000,'views':{'kv':{'pages':[3]}}}",
+		   (unsigned long long)room, (unsigned long long)p->src.pool);
+}
+
+static void pull(struct pair *p, uint64_t room, const char *more)
+{
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.open','room':'%llu','role':'pull','pool':%llu,"
+		   "'sources':['%s'],'views':{'kv':{'pages':[7]}}%s}",
+		   (unsigned long long)room, (unsigned long long)p->dst.pool,
+		   p->c.nodes[0].endpoint, more);
+}
+
+/* A word that never comes. */
+static const char *never(const struct cache *cache)
+{
+	static char text[120];
+
+	snprintf(text, sizeof(text),
+		 ",'wait':{'kind':'seq','region':%llu,'offset':0,'value':'%llu'}",
+		 (unsigned long long)cache->region, (unsigned long long)UINT64_MAX);
+	return text;
+}
+
+static cJSON *show(struct pair *p, struct session *engine, const char *role,
+		   uint64_t room)
+{
+	return cluster_call(&p->c, engine,
+			    "{'cmd':'room.show','room':'%llu','role':'%s'}",
+			    (unsigned long long)room, role);
+}
+
+static void waits_for(struct pair *p, struct session *engine, const char *role,
+		      uint64_t room, const char *state, const char *what, const char *who)
+{
+	cJSON *record = show(p, engine, role, room);
+	const cJSON *waits = cJSON_GetObjectItem(record, "waits_for");
+	const char *is = cJSON_GetStringValue(cJSON_GetObjectItem(record, "state_name"));
+	const char *says = cJSON_GetStringValue(cJSON_GetObjectItem(waits, "what"));
+	const char *whom = cJSON_GetStringValue(cJSON_GetObjectItem(waits, "who"));
+
+	if (!is || strcmp(is, state) || !says || !strstr(says, what) || !whom ||
+	    strcmp(whom, who))
+		fail_msg("%s, waits for %s: %s; not %s, %s: %s", is ? is : "-",
+			 whom ? whom : "-", says ? says : "-", state, who, what);
+	assert_true(cJSON_GetNumberValue(cJSON_GetObjectItem(waits, "since_ms")) >= 0);
+	assert_true(cJSON_GetNumberValue(cJSON_GetObjectItem(waits, "until_ms")) > 0);
+	cJSON_Delete(record);
+}
+
+#define PREFILL "peer n0"
+#define DECODE "peer n1"
+
+/* ---- each role in each state, and the other side of it ---- */
+
+static void receiver_waits_for_a_daemon_that_is_not_there(void **state)
+{
+	struct pair *p = *state;
+
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.open','room':'1','role':'recv','pool':%llu,'sources':["
+		   "'tcp://10.0.0.9:7400']}",
+		   (unsigned long long)p->dst.pool);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	waits_for(p, p->decode, "recv", 1, "bootstrapping",
+		  "peer tcp://10.0.0.9:7400: ", "peer tcp://10.0.0.9:7400");
+}
+
+static void receiver_waits_for_an_engine_to_register_its_pool(void **state)
+{
+	struct pair *p = *state;
+
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.open','room':'2','role':'recv','pool':%llu,'sources':[{"
+		   "'endpoint':'%s','pool':'late'}]}",
+		   (unsigned long long)p->dst.pool, p->c.nodes[0].endpoint);
+	settle(p);
+	waits_for(p, p->decode, "recv", 2, "bootstrapping",
+		  "an engine of " PREFILL " to register pool 'late'", PREFILL);
+}
+
+static void sender_waits_for_a_receiver_and_that_for_its_engine(void **state)
+{
+	struct pair *p = *state;
+
+	open_send(p, 3);
+	open_recv(p, 3);
+	settle(p);
+	waits_for(p, p->prefill, "send", 3, "bootstrapping",
+		  "a receiver to bind its pages (0 of 1)", "a receiver");
+	waits_for(p, p->decode, "recv", 3, "waiting_for_input",
+		  "engine 'sglang' to bind pages", "engine 'sglang'");
+}
+
+static void receiver_waits_for_the_room_to_open_there(void **state)
+{
+	struct pair *p = *state;
+
+	open_recv(p, 4);
+	bind(p, 4, "");
+	settle(p);
+	waits_for(p, p->decode, "recv", 4, "waiting_for_input",
+		  "an engine of " PREFILL " (pool 'kv') to open room 4", PREFILL);
+}
+
+static void both_sides_wait_for_the_first_chunk(void **state)
+{
+	struct pair *p = *state;
+
+	open_send(p, 5);
+	open_recv(p, 5);
+	bind(p, 5, "");
+	settle(p);
+	waits_for(p, p->prefill, "send", 5, "waiting_for_input",
+		  "engine 'vllm' to send its first chunk", "engine 'vllm'");
+	waits_for(p, p->decode, "recv", 5, "waiting_for_input",
+		  "the next chunk of " PREFILL " (lacks tokens 0-16 of 0-16, view kv)",
+		  PREFILL);
+}
+
+static void both_sides_wait_for_the_chunk_that_is_missing(void **state)
+{
+	struct pair *p = *state;
+
+	open_send(p, 6);
+	open_recv(p, 6);
+	bind(p, 6, "");
+	settle(p);
+	send_part(p, 6, 0, 0, 4, false);
+	send_part(p, 6, 2, 8, 16, false);
+	settle(p);
+	waits_for(
+		p, p->prefill, "send", 6, "transferring",
+		"engine 'vllm' to send its next chunk (has sent 2, the latest is seq 2)",
+		"engine 'vllm'");
+	waits_for(p, p->decode, "recv", 6, "transferring",
+		  "the next chunk of " PREFILL " (lacks tokens 4-8 of 0-16, view kv)",
+		  PREFILL);
+}
+
+static void both_sides_wait_for_bytes_that_do_not_move(void **state)
+{
+	struct pair *p = *state;
+
+	fake_hub_profile(p->c.bytes)->slice_bytes = 64;
+	open_send(p, 7);
+	open_recv(p, 7);
+	bind(p, 7, "");
+	settle(p);
+	fake_link_down(p->c.nodes[0].kvd.transports[0], p->c.nodes[1].kvd.transports[0],
+		       true);
+	send_part(p, 7, 0, 0, 16, true);
+	settle(p);
+	waits_for(p, p->prefill, "send", 7, "transferring", "bytes to " DECODE " (",
+		  DECODE);
+	waits_for(p, p->decode, "recv", 7, "waiting_for_input",
+		  "the next chunk of " PREFILL, PREFILL);
+}
+
+static void rooms_wait_for_a_word_of_their_engine(void **state)
+{
+	struct pair *p = *state;
+
+	memset(p->src.base, 0, 8);
+	memset(p->dst.base, 0, 8);
+	open_send(p, 8);
+	open_recv(p, 8);
+	bind(p, 8, never(&p->dst));
+	settle(p);
+	send_part(p, 8, 0, 0, 16, true);
+	settle(p);
+	waits_for(p, p->decode, "recv", 8, "transferring",
+		  "engine 'sglang' to pass its `wait`", "engine 'sglang'");
+	waits_for(p, p->prefill, "send", 8, "transferring", "bytes to " DECODE, DECODE);
+	/* ... and a sender for its own */
+	open_send(p, 9);
+	open_recv(p, 9);
+	bind(p, 9, "");
+	settle(p);
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.send','room':'9','seq':0,'views':{'kv':{'pages':[1]}}"
+		   "%s}",
+		   never(&p->src));
+	settle(p);
+	waits_for(p, p->prefill, "send", 9, "transferring",
+		  "engine 'vllm' to pass its `wait`", "engine 'vllm'");
+}
+
+static void room_waits_for_a_free_transfer_slot(void **state)
+{
+	struct pair *p = *state;
+	struct room *room;
+	struct party *party;
+
+	open_send(p, 10);
+	open_recv(p, 10);
+	bind(p, 10, "");
+	settle(p);
+	room = rooms_find(p->c.nodes[0].kvd.rooms, p->prefill, ROOM_SEND, 10);
+	party = list_first(&room->parties, struct party, link);
+	party->remote->line.ops_posted += 1u << 20; /* of others */
+	send_part(p, 10, 0, 0, 16, true);
+	settle(p);
+	waits_for(p, p->prefill, "send", 10, "transferring",
+		  "a free transfer slot to " DECODE " (1048576 posted", DECODE);
+	party->remote->line.ops_posted -= 1u << 20;
+	cluster_ok(&p->c, p->prefill, "{'cmd':'room.abort','room':'10'}");
+	settle(p);
+}
+
+static void both_sides_of_a_pull_say_whom(void **state)
+{
+	struct pair *p = *state;
+
+	memset(p->dst.base, 0, 8);
+	pull(p, 20, "");
+	settle(p);
+	waits_for(p, p->decode, "pull", 20, "waiting_for_input",
+		  "an engine of " PREFILL " (pool 'kv') to offer room 20", PREFILL);
+	offer(p, 21);
+	settle(p);
+	waits_for(p, p->prefill, "offer", 21, "waiting_for_input", "a puller (0 of 1)",
+		  "a puller");
+	pull(p, 21, never(&p->dst));
+	settle(p);
+	waits_for(p, p->decode, "pull", 21, "waiting_for_input",
+		  "engine 'sglang' to pass its `wait`", "engine 'sglang'");
+	waits_for(p, p->prefill, "offer", 21, "waiting_for_input",
+		  DECODE " to read the pages", DECODE);
+}
+
+static void pull_waits_for_bytes(void **state)
+{
+	struct pair *p = *state;
+
+	memset(p->dst.base, 0, 8);
+	offer(p, 22);
+	pull(p, 22, never(&p->dst));
+	settle(p);
+	fake_link_down(p->c.nodes[0].kvd.transports[0], p->c.nodes[1].kvd.transports[0],
+		       true);
+	memset(p->dst.base, 0xff, 8); /* the word is there */
+	settle(p);
+	waits_for(p, p->decode, "pull", 22, "transferring", "bytes from " PREFILL,
+		  PREFILL);
+}
+
+static void room_that_is_told_to_fail_waits_for_the_fence(void **state)
+{
+	struct pair *p = *state;
+
+	open_send(p, 30);
+	open_recv(p, 30);
+	bind(p, 30, "");
+	settle(p);
+	/* a slice that nobody can take back */
+	assert_int_equal(
+		fake_script(p->c.bytes, &(struct fake_rule){.fault = FAKE_LATE,
+							    .times = 1,
+							    .extra_ns = LOOP_NS_PER_S}),
+		0);
+	send_part(p, 30, 0, 0, 16, true);
+	settle(p);
+	cluster_ok(&p->c, p->prefill, "{'cmd':'room.abort','room':'30','role':'send'}");
+	settle(p);
+	waits_for(p, p->prefill, "send", 30, "aborting", "the fence of " DECODE, DECODE);
+	cluster_until_state(&p->c, p->prefill, "send", 30, KVD_FAILED);
+}
+
+static void room_that_has_ended_waits_for_nobody(void **state)
+{
+	struct pair *p = *state;
+	cJSON *record;
+
+	open_send(p, 31);
+	open_recv(p, 31);
+	bind(p, 31, "");
+	send_part(p, 31, 0, 0, 16, true);
+	cluster_until_state(&p->c, p->prefill, "send", 31, KVD_SUCCESS);
+	record = show(p, p->prefill, "send", 31);
+	assert_null(cJSON_GetObjectItem(record, "waits_for"));
+	cJSON_Delete(record);
+}
+
+/* ---- lists ---- */
+
+static cJSON *list(struct pair *p, struct session *engine, const char *more,
+		   unsigned int want)
+{
+	cJSON *reply =
+		cluster_call(&p->c, engine, "{'cmd':'room.list','all':true%s}", more);
+	cJSON *rooms = cJSON_GetObjectItem(reply, "rooms");
+
+	if ((unsigned int)cJSON_GetArraySize(rooms) != want) {
+		char *text = cJSON_Print(reply);
+
+		fail_msg("not %u rooms%s: %s", want, more, text);
+	}
+	return reply;
+}
+
+static void listed(struct pair *p, struct session *engine, const char *more,
+		   unsigned int want)
+{
+	cJSON_Delete(list(p, engine, more, want));
+}
+
+static void lists_show_what_is_asked_for(void **state)
+{
+	struct pair *p = *state;
+
+	open_recv(p, 40);
+	bind(p, 40, "");
+	open_recv(p, 41);
+	cluster_run(&p->c, 40 * LOOP_NS_PER_S);
+	open_send(p, 42);
+	open_recv(p, 42);
+	settle(p);
+	cluster_ok(&p->c, p->decode, "{'cmd':'room.abort','room':'41'}");
+	settle(p);
+	listed(p, p->decode, "", 3);
+	listed(p, p->decode, ",'stuck_ms':30000", 1);
+	listed(p, p->decode, ",'failed':true", 1);
+	listed(p, p->decode, ",'state':'waiting_for_input'", 2);
+	listed(p, p->decode, ",'state':'unopened'", 0);
+	listed(p, p->decode, ",'room':'42'", 1);
+	listed(p, p->decode, ",'peer':'n0'", 3);
+	listed(p, p->decode, ",'peer':'tcp://10.0.0.1:7400'", 3);
+	listed(p, p->decode, ",'peer':'tcp://10.0.0.1:740'", 0);
+	listed(p, p->decode, ",'peer':'nobody'", 0);
+}
+
+static void requests_for_rooms_not_open_are_listed(void **state)
+{
+	struct pair *p = *state;
+	cJSON *reply, *room;
+
+	open_recv(p, 50);
+	bind(p, 50, "");
+	pull(p, 51, "");
+	cluster_run(&p->c, 5 * LOOP_NS_PER_S);
+	listed(p, p->prefill, "", 2);
+	listed(p, p->prefill, ",'state':'failed'", 0);
+	listed(p, p->prefill, ",'stuck_ms':60000", 0);
+	listed(p, p->prefill, ",'peer':'n1'", 2);
+	reply = list(p, p->prefill, ",'room':'50','stuck_ms':4000", 1);
+	room = cJSON_GetArrayItem(cJSON_GetObjectItem(reply, "rooms"), 0);
+	assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(room, "state_name")),
+			    "unopened");
+	assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(room, "role")),
+			    "send");
+	room = cJSON_GetObjectItem(room, "waits_for");
+	assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(room, "what")),
+			    "an engine here to open it, since " DECODE " asks for it");
+	cJSON_Delete(reply);
+	reply = list(p, p->prefill, ",'room':'51','state':'unopened'", 1);
+	cJSON_Delete(reply);
+	open_send(p, 50);
+	settle(p);
+	listed(p, p->prefill, ",'room':'50','state':'unopened'", 0);
+	listed(p, p->prefill, ",'room':'50'", 1);
+}
+
+/* ---- small words ---- */
+
+static void page_that_is_bound_twice_is_refused(void **state)
+{
+	struct pair *p = *state;
+	char pages[400] = "";
+	size_t n = 0;
+	cJSON *reply;
+
+	open_recv(p, 70);
+	settle(p);
+	reply = cluster_call(&p->c, p->decode,
+			     "{'cmd':'room.bind','room':'70','views':{'kv':{'pages':[7,3,"
+			     "8,3]}}}");
+	assert_non_null(strstr(cJSON_GetStringValue(cJSON_GetObjectItem(
+				       cJSON_GetObjectItem(reply, "error"), "message")),
+			       "views.kv.pages[3]: page 3 is bound twice"));
+	cJSON_Delete(reply);
+	cluster_refused(&p->c, p->decode, "EDUP",
+			"{'cmd':'room.open','room':'71','role':'pull','pool':%llu,"
+			"'sources':['%s'],'views':{'kv':{'pages':[5,5]}}}",
+			(unsigned long long)p->dst.pool, p->c.nodes[0].endpoint);
+	/* a list that is too long to compare each with each */
+	for (unsigned int i = 0; i < 40; i++)
+		n += (size_t)snprintf(pages + n, sizeof(pages) - n, "%s%u", i ? "," : "",
+				      i % 16);
+	cluster_refused(&p->c, p->decode, "EDUP",
+			"{'cmd':'room.bind','room':'70','views':{'kv':{'pages':[%s]}}}",
+			pages);
+	/* the room is as it was */
+	bind(p, 70, "");
+	open_send(p, 70);
+	send_part(p, 70, 0, 0, 16, true);
+	cluster_until_state(&p->c, p->decode, "recv", 70, KVD_SUCCESS);
+}
+
+static void bind_of_a_failed_room_says_why_it_failed(void **state)
+{
+	struct pair *p = *state;
+	cJSON *reply;
+
+	open_recv(p, 80);
+	cluster_ok(&p->c, p->decode, "{'cmd':'room.abort','room':'80','reason':'gone'}");
+	settle(p);
+	reply = cluster_call(&p->c, p->decode,
+			     "{'cmd':'room.bind','room':'80','views':{'kv':{'pages':[7]}}"
+			     "}");
+	assert_non_null(strstr(cJSON_GetStringValue(cJSON_GetObjectItem(
+				       cJSON_GetObjectItem(reply, "error"), "message")),
+			       "room 80 failed: EABORTED: aborted by its engine "
+			       "'sglang'"));
+	cJSON_Delete(reply);
+}
+
+int main(void)
+{
+#define CASE(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+	const struct CMUnitTest tests[] = {
+		CASE(receiver_waits_for_a_daemon_that_is_not_there),
+		CASE(receiver_waits_for_an_engine_to_register_its_pool),
+		CASE(sender_waits_for_a_receiver_and_that_for_its_engine),
+		CASE(receiver_waits_for_the_room_to_open_there),
+		CASE(both_sides_wait_for_the_first_chunk),
+		CASE(both_sides_wait_for_the_chunk_that_is_missing),
+		CASE(both_sides_wait_for_bytes_that_do_not_move),
+		CASE(rooms_wait_for_a_word_of_their_engine),
+		CASE(room_waits_for_a_free_transfer_slot),
+		CASE(both_sides_of_a_pull_say_whom),
+		CASE(pull_waits_for_bytes),
+		CASE(room_that_is_told_to_fail_waits_for_the_fence),
+		CASE(room_that_has_ended_waits_for_nobody),
+		CASE(lists_show_what_is_asked_for),
+		CASE(requests_for_rooms_not_open_are_listed),
+		CASE(page_that_is_bound_twice_is_refused),
+		CASE(bind_of_a_failed_room_says_why_it_failed),
+	};
+
+	cmocka_set_test_filter(getenv("KVD_TEST_FILTER"));
+	return cmocka_run_group_tests_name("rooms_waits", tests, NULL, NULL);
+}
