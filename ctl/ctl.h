@@ -29,7 +29,7 @@ struct ctl {
 	/* options of single commands */
 	const char *role, *reason;
 	unsigned long limit, count;
-	const char *stuck, *state, *peer; /* of rooms */
+	const char *stuck, *state, *peer, *since, *code, *number; /* of rooms, history */
 	bool failed;
 	struct { /* of bench */
 		const char *with, *size, *op, *transport, *memory;
@@ -73,6 +73,7 @@ int ctl_run_health(struct ctl *ctl);
 int ctl_run_stats(struct ctl *ctl);
 int ctl_run_rooms(struct ctl *ctl);
 int ctl_run_room(struct ctl *ctl);
+int ctl_run_history(struct ctl *ctl);
 int ctl_run_peers(struct ctl *ctl);
 int ctl_run_regions(struct ctl *ctl);
 int ctl_run_devices(struct ctl *ctl);

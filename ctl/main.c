@@ -50,8 +50,17 @@ static const struct ctl_command ctl_commands[] = {
 	 0, 0, "luvf", ctl_run_rooms},
 	{"room", "NUMBER", "everything about the rooms of a number",
 	 "--role ROLE  send, recv, offer or pull only\n\n"
-	 "Of all sessions. Needs root, the daemon's uid or admin_uids.",
+	 "Of all sessions. One that is closed is looked for among the last 4096 that\n"
+	 "ended. Needs root, the daemon's uid or admin_uids.",
 	 1, 1, "r", ctl_run_room},
+	{"history", "", "rooms that have ended, the latest first",
+	 "--failed      only those that failed\n"
+	 "--code CODE   only those that failed with it, as ETIMEOUT\n"
+	 "--since TIME  only those that ended since then: 10m, 1h\n"
+	 "--room N      only those of this number\n"
+	 "--limit N     show at most N (1000)\n\n"
+	 "The daemon keeps the last 4096. Needs root, the daemon's uid or admin_uids.",
+	 0, 0, "lfh", ctl_run_history},
 	{"peers", "", "the daemons that this one knows", "", 0, 0, "", ctl_run_peers},
 	{"regions", "", "registered memory of all sessions",
 	 "Needs root, the daemon's uid or admin_uids.", 0, 0, "", ctl_run_regions},
@@ -135,6 +144,9 @@ static const struct command_option {
 	{"state", 'v', OPTION_TEXT, OF(state), 0},
 	{"peer", 'v', OPTION_TEXT, OF(peer), 0},
 	{"failed", 'f', OPTION_FLAG, OF(failed), 0},
+	{"since", 'h', OPTION_TEXT, OF(since), 0},
+	{"code", 'h', OPTION_TEXT, OF(code), 0},
+	{"room", 'h', OPTION_TEXT, OF(number), 0},
 	{"with", 'b', OPTION_TEXT, OF(bench.with), 0},
 	{"size", 'b', OPTION_TEXT, OF(bench.size), 0},
 	{"rows", 'b', OPTION_NUMBER, OF(bench.rows), 1u << 22},

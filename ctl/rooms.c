@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The commands of rooms: rooms, room. What an operator asks first is who is
+ * The commands of rooms: rooms, room, history. What an operator asks first is who is
  * waited for, so that is a column; the daemon chooses what is listed, since a table of
  * the first thousand would not show the one that hangs.
  */
@@ -8,10 +8,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "ctl/ctl.h"
 #include "ctl/table.h"
 #include "daemon/base/mem.h"
+
+#define HISTORY_PAGE 500 /* records of one reply */
+#define HISTORY_SHOWN 20 /* of one room */
 
 /* What it is known as, else its own name, else its endpoint, without the key. */
 static const char *peer_name(const cJSON *peer)
@@ -145,6 +149,120 @@ int ctl_run_rooms(struct ctl *ctl)
 	return r;
 }
 
+/* ---- history ---- */
+
+/* By this machine's clock. */
+static const char *clock_time(double ms_ago)
+{
+	static char text[32];
+	time_t seconds = time(NULL) - (time_t)(ms_ago / 1000);
+	struct tm tm;
+
+	if (!localtime_r(&seconds, &tm) ||
+	    !strftime(text, sizeof(text), "%Y-%m-%d %H:%M:%S", &tm))
+		return "?";
+	return text;
+}
+
+static void ended_row(struct table *table, const cJSON *e)
+{
+	const cJSON *error = ctl_list(e, "error"), *t = ctl_list(e, "timings_ms");
+
+	table_cell(table, clock_time(ctl_num(e, "ended_ms")));
+	table_cell(table, ctl_str(e, "room", NULL));
+	table_cell(table, ctl_str(e, "role", NULL));
+	table_cell(table, error ? ctl_str(error, "code", "?") : "success");
+	table_cell(table, ctl_bytes(ctl_num(e, "bytes")));
+	table_cellf(table, "%.0f", ctl_num(e, "tokens"));
+	table_cell(table, ctl_ms(ctl_num(t, "total")));
+	table_cell(table, ctl_ms(ctl_num(t, "transfer")));
+	table_cell(table, ctl_str(e, "transport", ""));
+	table_cell(table, ctl_str(e, "engine", ""));
+	table_cell(table, ctl_str(e, "peer", ""));
+	table_cell(table, ctl_str(error, "message", ""));
+}
+
+/* One page; `before` NULL: the latest. */
+static int ask_history(struct ctl *ctl, const char *number, const char *before,
+		       unsigned long limit, cJSON **reply_p)
+{
+	cJSON *args = cJSON_CreateObject();
+	int r = CTL_OK;
+
+	cJSON_AddTrueToObject(args, "all");
+	cJSON_AddNumberToObject(args, "limit",
+				(double)(limit < HISTORY_PAGE ? limit : HISTORY_PAGE));
+	if (number)
+		cJSON_AddStringToObject(args, "room", number);
+	if (before)
+		cJSON_AddStringToObject(args, "before", before);
+	if (ctl->failed)
+		cJSON_AddTrueToObject(args, "failed");
+	if (ctl->code)
+		cJSON_AddStringToObject(args, "code", ctl->code);
+	if (ctl->since)
+		r = add_duration(args, "since_ms", "since", ctl->since);
+	if (r) {
+		cJSON_Delete(args);
+		return r;
+	}
+	return ctl_ask(ctl, "room.history", args, reply_p);
+}
+
+/* Of all pages, into `rooms`. */
+static int take_history(struct ctl *ctl, const char *number, unsigned long limit,
+			cJSON *rooms)
+{
+	char before[24] = "";
+	int r;
+
+	do {
+		cJSON *reply, *page, *item;
+
+		r = ask_history(ctl, number, *before ? before : NULL, limit, &reply);
+		if (r)
+			return r;
+		page = cJSON_GetObjectItemCaseSensitive(reply, "rooms");
+		while ((item = cJSON_DetachItemFromArray(page, 0))) {
+			cJSON_AddItemToArray(rooms, item);
+			limit -= limit > 0;
+		}
+		snprintf(before, sizeof(before), "%.23s", ctl_str(reply, "next", ""));
+		cJSON_Delete(reply);
+	} while (*before && limit > 0);
+	return CTL_OK;
+}
+
+static int print_history(const cJSON *rooms)
+{
+	const cJSON *item;
+	struct table *table;
+
+	if (table_new("ENDED ROOM ROLE RESULT >BYTES >TOKENS >TIME >TRANSFER TRANSPORT "
+		      "ENGINE PEER MESSAGE",
+		      &table) < 0)
+		return ctl_failed("out of memory");
+	cJSON_ArrayForEach(item, rooms)
+		ended_row(table, item);
+	return ctl_print_table(table);
+}
+
+int ctl_run_history(struct ctl *ctl)
+{
+	cJSON *result = cJSON_CreateObject();
+	cJSON *rooms = cJSON_AddArrayToObject(result, "rooms");
+	int r = rooms ? take_history(ctl, ctl->number, ctl->limit ? ctl->limit : 1000,
+				     rooms)
+		      : ctl_failed("out of memory");
+
+	if (!r && ctl->json)
+		ctl_print_json(result);
+	else if (!r)
+		r = print_history(rooms);
+	cJSON_Delete(result);
+	return r;
+}
+
 /* ---- one room ---- */
 
 static void put_waits(const cJSON *room)
@@ -270,6 +388,26 @@ static void keep_role(cJSON *rooms, const char *role)
 	}
 }
 
+/* It is not open: what became of it? */
+static int room_of_the_past(struct ctl *ctl, cJSON *result)
+{
+	cJSON *ended = cJSON_AddArrayToObject(result, "ended");
+	int r = ended ? take_history(ctl, ctl->args[0], HISTORY_SHOWN, ended)
+		      : ctl_failed("out of memory");
+
+	if (r)
+		return r;
+	keep_role(ended, ctl->role);
+	if (!ended->child)
+		return ctl_failed("room %s: not open, no peer asks for it, and none of "
+				  "this number is among the last rooms that ended",
+				  ctl->args[0]);
+	if (ctl->json)
+		return CTL_OK;
+	printf("room %s is not open; it has ended:\n\n", ctl->args[0]);
+	return print_history(ended);
+}
+
 int ctl_run_room(struct ctl *ctl)
 {
 	cJSON *args = cJSON_CreateObject(), *reply, *rooms;
@@ -284,8 +422,7 @@ int ctl_run_room(struct ctl *ctl)
 	rooms = cJSON_GetObjectItemCaseSensitive(reply, "rooms");
 	keep_role(rooms, ctl->role);
 	if (!rooms || !rooms->child)
-		r = ctl_failed("room %s: not open, and no peer asks for it",
-			       ctl->args[0]);
+		r = room_of_the_past(ctl, reply);
 	else if (!ctl->json)
 		r = print_found(rooms);
 	if (!r && ctl->json)

@@ -54,6 +54,7 @@ struct kvd_impl {
 	struct loop_timer watchdog, drain;
 	uint64_t watchdog_ns;
 	uint64_t drain_until_ns;
+	uint64_t drain_told_ns; /* when its state was told last */
 };
 
 static struct kvd_impl *kvd_impl_of(const struct kvd *kvd)
@@ -70,6 +71,33 @@ static bool is_quiet(const struct kvd *kvd)
 	       handshake_quiet(kvd->handshake);
 }
 
+/* What holds the drain up: a room that is only open does, too. */
+static void drain_words(const struct kvd_impl *impl, char *text, size_t size)
+{
+	const struct kvd *kvd = impl->kvd;
+	uint64_t now = loop_now_ns(kvd->loop);
+	uint64_t left = impl->drain_until_ns > now ? impl->drain_until_ns - now : 0;
+	unsigned int rooms = rooms_live(kvd->rooms), moving = rooms_moving(kvd->rooms);
+
+	snprintf(text, size,
+		 "draining: %u rooms open, %u of them transferring, %u transfers; at "
+		 "most %llu s more",
+		 rooms, moving, xfers_live(kvd->xfers),
+		 (unsigned long long)((left + LOOP_NS_PER_S - 1) / LOOP_NS_PER_S));
+}
+
+static void drain_tell(struct kvd_impl *impl)
+{
+	uint64_t now = loop_now_ns(impl->kvd->loop);
+	char text[160];
+
+	if (now - impl->drain_told_ns < LOOP_NS_PER_S)
+		return;
+	impl->drain_told_ns = now;
+	drain_words(impl, text, sizeof(text));
+	notify_status(text);
+}
+
 static void on_drain_timer(struct loop_timer *timer)
 {
 	struct kvd_impl *impl = container_of(timer, struct kvd_impl, drain);
@@ -83,6 +111,7 @@ static void on_drain_timer(struct loop_timer *timer)
 			 xfers_live(kvd->xfers));
 		kvd_stop(kvd);
 	} else {
+		drain_tell(impl);
 		loop_timer_start(timer, DRAIN_LOOK_NS);
 	}
 }
@@ -90,16 +119,20 @@ static void on_drain_timer(struct loop_timer *timer)
 void kvd_drain(struct kvd *kvd, uint64_t deadline_ns)
 {
 	struct kvd_impl *impl = kvd_impl_of(kvd);
+	char text[160];
 
 	if (kvd->draining)
 		return;
-	log_info("daemon", impl->config.name, "draining", "deadline_ms=%llu rooms=%u",
+	log_info("daemon", impl->config.name, "draining",
+		 "deadline_ms=%llu rooms=%u moving=%u",
 		 (unsigned long long)(deadline_ns / LOOP_NS_PER_MS),
-		 rooms_live(kvd->rooms));
-	notify_stopping("draining");
+		 rooms_live(kvd->rooms), rooms_moving(kvd->rooms));
+	impl->drain_until_ns = loop_now_ns(kvd->loop) + deadline_ns;
+	impl->drain_told_ns = loop_now_ns(kvd->loop);
+	drain_words(impl, text, sizeof(text));
+	notify_stopping(text);
 	kvd->draining = true;
 	rooms_drain(kvd->rooms);
-	impl->drain_until_ns = loop_now_ns(kvd->loop) + deadline_ns;
 	/* not at once: the command's answer goes out first */
 	loop_timer_start(&impl->drain, LOOP_NS_PER_MS);
 }

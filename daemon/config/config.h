@@ -24,12 +24,16 @@
 #define CONFIG_PATH_BYTES 256u
 #define CONFIG_ENDPOINT_BYTES 128u
 
+/* Which rooms' ends are told at info. */
+enum log_rooms { LOG_ROOMS_FAILED, LOG_ROOMS_SLOW, LOG_ROOMS_ALL };
+
 struct config {
 	/* [daemon] */
 	char name[CONFIG_NAME_BYTES];	 /* instance name: letters, digits, . _ - */
 	char run_dir[CONFIG_PATH_BYTES]; /* of socket and lock */
 	uint32_t log_level;		 /* enum log_level */
 	uint32_t log_format;		 /* enum log_format */
+	uint32_t log_rooms;		 /* enum log_rooms */
 	bool watchdog;			 /* answer systemd's watchdog */
 	uint32_t offload_threads;	 /* >= 1 */
 	uint64_t drain_timeout_ns;

@@ -23,6 +23,8 @@ static const char *const level_words[] = {"error", "warn",  "info",
 					  "debug", "trace", NULL};
 /* as enum tcp_verify */
 static const char *const verify_words[] = {"none", "crc32c", "xxh3", NULL};
+/* as enum log_rooms */
+static const char *const rooms_words[] = {"failed", "slow", "all", NULL};
 static const char *const format_words[] = {"journal", "plain", NULL};
 
 #define FIELD(member)                              \
@@ -43,6 +45,11 @@ static const struct setting options[] = {
 	 .words = format_words, .reload = true,
 	 .help = "Lines on stderr: with the journal's priority prefix, or plain with the "
 		 "local time and the level."},
+	{"daemon", "log_rooms", SETTING_ENUM, FIELD(log_rooms), .preset = "failed",
+	 .words = rooms_words, .reload = true,
+	 .help = "Which rooms' ends are a line of the log, with bytes, time, transport: "
+		 "those that failed, also those that took longer than a second, or all. "
+		 "The others' are at debug."},
 	{"daemon", "watchdog", SETTING_BOOL, FIELD(watchdog), .preset = "yes",
 	 .help = "Answer systemd's watchdog when the unit sets WatchdogSec."},
 	{"daemon", "offload_threads", SETTING_AUTO_COUNT, FIELD(offload_threads),

@@ -428,6 +428,9 @@ static struct room *find_any(struct request *req, const struct room_key *key)
 			return it;
 		}
 	}
+	err_raise(ERR_NOTFOUND, "room: no %s room %llu in any session",
+		  key->role >= 0 ? room_role_names[key->role] : "open",
+		  (unsigned long long)key->number);
 	return NULL;
 }
 
@@ -555,12 +558,18 @@ const struct command room_commands[] = {
 	 "(then it ends otherwise)}; `surplus_tokens`: of chunks, that nobody had bound. "
 	 "What it did is in `sent` or `received`, of the room and of each of its peers: "
 	 "{bytes, staged_bytes (by way of a buffer of this daemon's), staged_share, "
-	 "rows, descriptors (iovecs, work requests, messages or copies; 0: the other side's "
-	 "daemon moved them)}; `staged`: some were; a peer's `path`: by what they went, "
-	 "\"\": nothing did yet"},
+	 "rows, descriptors (iovecs, work requests, messages or copies; 0: the other "
+	 "side's daemon moved them)}; `staged`: some were; a peer's `path`: by what they "
+	 "went, \"\": nothing did yet"},
 	{"room.list", "records of rooms", room_list_fields, 0, room_list_run,
 	 "rooms: records, and for each request of a peer for a room that is not open "
 	 "here {room, role, state_name: \"unopened\", pool, peers, waits_for}; total: "
 	 "the open rooms'"},
+	{"room.history", "rooms that have ended, the latest first", room_history_fields,
+	 0, room_history_run,
+	 "rooms: {room, role, state_name, error, opened_ms, started_ms, ended_ms (ago), "
+	 "timings_ms, bytes, expected_bytes, tokens, surplus_tokens, session, engine, "
+	 "peer_count, peer (the first), transport}; next: if there are more; total: "
+	 "ended so far. The last 4096 are kept"},
 	{.name = NULL},
 };

@@ -33,5 +33,7 @@ int room_poll_run(struct request *req);
 extern const struct field room_poll_fields[];
 int room_list_run(struct request *req);
 extern const struct field room_list_fields[];
+int room_history_run(struct request *req);
+extern const struct field room_history_fields[];
 
 #endif

@@ -94,6 +94,11 @@ void notify_stopping(const char *status)
 	notify_send("STOPPING=1\nSTATUS=%s", status);
 }
 
+void notify_status(const char *status)
+{
+	notify_send("STATUS=%s", status);
+}
+
 void notify_watchdog(void)
 {
 	notify_send("WATCHDOG=1");

@@ -15,6 +15,7 @@
 void notify_ready(const char *status);	/* READY=1 */
 void notify_reloading(uint64_t now_ns); /* CLOCK_MONOTONIC; READY follows */
 void notify_stopping(const char *status);
+void notify_status(const char *status);
 void notify_watchdog(void);
 
 /* The watchdog's limit for this process; 0 = none. */

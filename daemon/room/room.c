@@ -24,6 +24,7 @@
 #include "daemon/base/context.h"
 #include "daemon/room/room_cursor.h"
 #include "daemon/room/room_mail.h"
+#include "daemon/room/room_waits.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
@@ -127,25 +128,44 @@ static void room_finish(struct room *room)
 	rooms_note_terminal(room);
 }
 
+#define SLOW_NS LOOP_NS_PER_S /* log_rooms = slow */
+
+/* One line a room. Failures have a call site, and so a limit, of their own. */
 static void log_end(const struct room *room)
 {
-	char number[24];
+	const struct config *config = rooms_kvd(room->rooms)->config;
+	const struct party *first = list_first(&room->parties, struct party, link);
+	const struct transport *transport = first ? first->remote->transport : NULL;
+	bool ok = sm_state(&room->sm) == ROOM_SUCCESS;
+	uint64_t took = room->ended_ns - room->opened_ns;
+	bool told = !ok || config->log_rooms == LOG_ROOMS_ALL ||
+		    (config->log_rooms == LOG_ROOMS_SLOW && took >= SLOW_NS);
+	enum log_level level = told ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG;
+	char number[24], peer[96] = "none", about[320];
 
+	if ((int)level > log_threshold)
+		return;
+	if (first)
+		room_peer_name(first->remote, peer, sizeof(peer));
 	snprintf(number, sizeof(number), "%llu", (unsigned long long)room->number);
-	if (sm_state(&room->sm) == ROOM_SUCCESS)
-		log_debug("room", number, "success", "role=%s bytes=%llu ms=%.1f",
-			  room_role_names[room->role], (unsigned long long)room->bytes,
-			  (double)(room->ended_ns - room->opened_ns) / 1e6);
+	snprintf(about, sizeof(about),
+		 "role=%s bytes=%llu ms=%.1f transport=%s peers=%u peer=\"%s\" "
+		 "engine=\"%.63s\"",
+		 room_role_names[room->role], (unsigned long long)room->bytes,
+		 (double)took / 1e6, transport ? transport->ops->name : "none",
+		 room->party_count, peer, room->session->client);
+	if (ok)
+		LOG_AT(level, "room", number, "success", "%s", about);
 	else
-		log_info("room", number, "failed", "role=%s code=%s why=\"%s\"",
-			 room_role_names[room->role], err_name(room->error.code),
-			 room->error.text);
+		LOG_AT(level, "room", number, "failed", "%s code=%s why=\"%s\"", about,
+		       err_name(room->error.code), room->error.text);
 }
 
 void room_move(struct room *room, enum room_state to)
 {
 	uint64_t now = loop_now_ns(rooms_kvd(room->rooms)->loop);
 
+	rooms_note_move(room->rooms, (enum room_state)sm_state(&room->sm), to);
 	sm_move(&room->sm, to);
 	if (to == ROOM_ABORTING)
 		room->moved_ns = now; /* since then it waits for the fence */

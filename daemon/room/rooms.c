@@ -54,6 +54,7 @@ void rooms_free(struct rooms *rooms)
 	assert(list_empty(&rooms->all) && list_empty(&rooms->acks) &&
 	       list_empty(&rooms->cursors));
 	loop_prepare_remove(&rooms->before_sleep);
+	history_fini(&rooms->history);
 	early_fini(rooms);
 	late_fini(rooms);
 	waits_free(rooms->waits);
@@ -229,10 +230,18 @@ void rooms_note_terminal(struct room *room)
 		   sm_state(&room->sm) == ROOM_SUCCESS ? METRIC_ROOMS_SUCCEEDED
 						       : METRIC_ROOMS_FAILED,
 		   1);
+	history_put(&rooms->history, room);
 	list_foreach(party, &room->parties, link) {
 		if (party->heard_abort && !party_lost(party))
 			msg_abort_ack(party->remote, party->room_there, party->gen);
 	}
+}
+
+void rooms_note_move(struct rooms *rooms, enum room_state from, enum room_state to)
+{
+	assert(rooms->moving >= (from == ROOM_MOVING));
+	rooms->moving -= from == ROOM_MOVING;
+	rooms->moving += to == ROOM_MOVING;
 }
 
 static void free_chunks(struct room *room)
@@ -391,6 +400,16 @@ unsigned int rooms_count(const struct rooms *rooms)
 unsigned int rooms_live(const struct rooms *rooms)
 {
 	return rooms->live;
+}
+
+unsigned int rooms_moving(const struct rooms *rooms)
+{
+	return rooms->moving;
+}
+
+const struct history *rooms_history(const struct rooms *rooms)
+{
+	return &rooms->history;
 }
 
 struct kvd *rooms_kvd(const struct rooms *rooms)

@@ -8,6 +8,7 @@
 #include "daemon/room/room_cursor.h"
 #include "daemon/room/room_mail.h"
 #include "daemon/room/rooms.h"
+#include "daemon/room/rooms_history.h"
 
 #define ORPHANS_BYTES_MAX (UINT64_C(64) << 20) /* of all orphans' messages */
 
@@ -26,7 +27,8 @@ struct rooms {
 	struct strmap by_pool; /* {pool id, role, number} */
 	struct idmap by_gen;
 	uint64_t version;
-	unsigned int live;
+	unsigned int live, moving;
+	struct history history;
 	struct list acks; /* struct party.ack_link */
 	struct loop_prepare before_sleep;
 	/* rooms_late.c */

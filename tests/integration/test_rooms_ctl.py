@@ -1,15 +1,20 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator sees of rooms: who is waited for, and what peers ask for."""
+"""What an operator sees of rooms: who is waited for, what peers ask for, what has ended,
+what a drain waits for."""
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from kvd_daemon import BUILD, DEADLINE_S, Daemon, run  # noqa: E402
-from kvd_engine import Cache, Engine, FAILED, WAITING  # noqa: E402
+from kvd_engine import Cache, Engine, FAILED, SUCCESS, WAITING, open_push  # noqa: E402
+
+SRC, DST, TOKENS = [5, 6, 7, 60, 1], [9, 3, 33, 2, 50], 77
 
 
 def ctl(daemon, *args):
@@ -50,6 +55,12 @@ class Pair:
     def bind(self, room, pages=(3, 4), first=0):
         self.decode.cmd("room.bind", room=str(room),
                         views={"kv": {"pages": list(pages), "first_token": first}})
+
+    def push(self, room):
+        self.src.fill(SRC, TOKENS)
+        open_push(self.prefill, self.decode, self.src, self.dst, room, SRC, DST, TOKENS)
+        self.decode.until(room, "recv", SUCCESS)
+        self.prefill.until(room, "send", SUCCESS)
 
 
 def until(what, holds):
@@ -116,5 +127,69 @@ def room_that_cannot_start_fails_there_at_once():
         assert "no pages" in p.prefill.state(8, "send")[1]["message"]
 
 
+def rooms_that_ended_are_in_the_history():
+    with Pair() as p:
+        p.push(1)
+        p.prefill.cmd("room.close", room="1")
+        p.send(2)
+        p.prefill.cmd("room.abort", room="2", reason="a reason")
+        p.prefill.until(2, "send", FAILED)
+        p.prefill.cmd("room.close", room="2")
+        out = shown(p.a, "history")
+        assert len(out.splitlines()) == 3 and "success" in out and "EABORTED" in out, out
+        out = shown(p.a, "history", "--failed", "--since", "10m")
+        assert len(out.splitlines()) == 2 and "a reason" in out, out
+        assert len(shown(p.a, "history", "--code", "ESHORT").splitlines()) == 1
+        ended = json.loads(shown(p.a, "-j", "history", "--room", "1"))["rooms"]
+        assert len(ended) == 1, ended
+        assert ended[0]["tokens"] == TOKENS and ended[0]["peer"] == "peer d0", ended
+        assert ended[0]["engine"] == "vllm" and ended[0]["bytes"] > 0, ended
+        assert 0 <= ended[0]["ended_ms"] <= ended[0]["opened_ms"] < 100000, ended
+        out = shown(p.a, "room", "2")
+        assert "room 2 is not open; it has ended" in out and "a reason" in out, out
+        status, _, err = ctl(p.a, "room", "3")
+        assert status == 1 and "not open" in err, err
+        assert ctl(p.a, "history", "--since", "soon")[0] == 2
+
+
+def ended_rooms_are_logged_as_asked():
+    for value, success in (("failed", 0), ("all", 1)):
+        with Pair("[daemon]\nlog_rooms = %s\n" % value) as p:
+            p.push(1)
+            p.send(2)
+            p.prefill.cmd("room.abort", room="2")
+            p.prefill.until(2, "send", FAILED)
+            log = p.a.log()
+            lines = [line for line in log.splitlines() if "room 1: success" in line]
+            assert len(lines) == success, log
+            for line in lines:
+                for word in ("bytes=", "ms=", "transport=shm", 'peer="peer d0"',
+                             'engine="vllm"'):
+                    assert word in line, line
+            lines = [line for line in log.splitlines() if "room 2: failed" in line]
+            assert len(lines) == 1 and "code=EABORTED" in lines[0], log
+
+
+def until_status(daemon, begins):
+    """Wait until it tells systemd a line that begins so."""
+    until(begins, lambda: any(line.startswith("STATUS=" + begins) for line in daemon.states)
+          or select.select([daemon.notify], [], [], 0)[0]
+          and daemon.states.extend(daemon.notify.recv(4096).decode().split("\n")))
+
+
+def drain_says_what_it_waits_for():
+    with Pair("[daemon]\ndrain_timeout = 60 s\n") as p:
+        p.send(1)
+        p.send(2)
+        p.a.proc.send_signal(signal.SIGTERM)
+        until_status(p.a, "draining: 2 rooms open, 0 of them transferring, 0 transfers; "
+                     "at most 60 s more")
+        p.prefill.cmd("room.abort", room="1")
+        until_status(p.a, "draining: 1 rooms open")
+        p.prefill.cmd("room.abort", room="2")
+        assert p.a.wait() == 0
+
+
 run([room_that_hangs_names_whom_it_waits_for_on_both_sides,
-     room_that_cannot_start_fails_there_at_once])
+     room_that_cannot_start_fails_there_at_once, rooms_that_ended_are_in_the_history,
+     ended_rooms_are_logged_as_asked, drain_says_what_it_waits_for])

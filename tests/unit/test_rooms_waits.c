@@ -2,7 +2,7 @@
 /*
  * Every room says what it waits for: each role in each state, and both sides of a room
  * that hangs. Lists can be asked for what hangs, and name the rooms that peers ask for
- * and nobody has opened. In-process cluster, virtual time.
+ * and nobody has opened; what has ended is remembered. In-process cluster, virtual time.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,6 +18,7 @@
 #include "daemon/loop/offload.h"
 #include "daemon/room/room.h"
 #include "daemon/room/rooms.h"
+#include "daemon/room/rooms_history.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/cluster.h"
 
@@ -477,6 +478,131 @@ static void requests_for_rooms_not_open_are_listed(void **state)
 	listed(p, p->prefill, ",'room':'50'", 1);
 }
 
+/* ---- history ---- */
+
+static cJSON *history(struct pair *p, struct session *engine, const char *more,
+		      unsigned int want)
+{
+	cJSON *reply = cluster_call(&p->c, engine, "{'cmd':'room.history'%s}", more);
+
+	if ((unsigned int)cJSON_GetArraySize(cJSON_GetObjectItem(reply, "rooms")) != want)
+		fail_msg("not %u: %s", want, cJSON_Print(reply));
+	return reply;
+}
+
+static void ended_rooms_are_remembered_when_they_are_closed(void **state)
+{
+	struct pair *p = *state;
+	cJSON *reply, *room;
+
+	assert_null(rooms_history(p->c.nodes[0].kvd.rooms)->ring); /* costs nothing yet */
+	open_send(p, 60);
+	open_recv(p, 60);
+	bind(p, 60, "");
+	send_part(p, 60, 0, 0, 20, true); /* a page more than is bound */
+	cluster_until_state(&p->c, p->prefill, "send", 60, KVD_SUCCESS);
+	open_send(p, 61);
+	cluster_run(&p->c, 20 * LOOP_NS_PER_S);
+	cluster_ok(&p->c, p->prefill, "{'cmd':'room.abort','room':'61','reason':'why'}");
+	settle(p);
+	for (unsigned int n = 60; n < 62; n++)
+		cluster_ok(&p->c, p->prefill, "{'cmd':'room.close','room':'%u'}", n);
+	reply = history(p, p->prefill, "", 2);
+	room = cJSON_GetArrayItem(cJSON_GetObjectItem(reply, "rooms"), 0);
+	assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(room, "room")),
+			    "61");
+	assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(room, "state_name")),
+			    "failed");
+	assert_non_null(strstr(cJSON_GetStringValue(cJSON_GetObjectItem(
+				       cJSON_GetObjectItem(room, "error"), "message")),
+			       "aborted by its engine 'vllm'"));
+	room = cJSON_GetArrayItem(cJSON_GetObjectItem(reply, "rooms"), 1);
+	assert_null(cJSON_GetObjectItem(room, "error"));
+	assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(room, "peer")),
+			    DECODE);
+	assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(room, "engine")),
+			    "vllm");
+	assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(room, "transport")),
+			    "fake");
+	assert_int_equal(cJSON_GetNumberValue(cJSON_GetObjectItem(room, "tokens")), 16);
+	assert_int_equal(
+		cJSON_GetNumberValue(cJSON_GetObjectItem(room, "surplus_tokens")), 4);
+	assert_int_equal(cJSON_GetNumberValue(cJSON_GetObjectItem(room, "bytes")),
+			 4 * 2 * 16 * 4 * 32);
+	cJSON_Delete(reply);
+	cJSON_Delete(history(p, p->prefill, ",'failed':true", 1));
+	cJSON_Delete(history(p, p->prefill, ",'code':'EABORTED'", 1));
+	cJSON_Delete(history(p, p->prefill, ",'code':'ESHORT'", 0));
+	cJSON_Delete(history(p, p->prefill, ",'since_ms':1000", 1));
+	cJSON_Delete(history(p, p->prefill, ",'room':'60'", 1));
+	/* the receiver's side says the same of what nobody had bound */
+	reply = history(p, p->decode, ",'room':'60'", 1);
+	room = cJSON_GetArrayItem(cJSON_GetObjectItem(reply, "rooms"), 0);
+	assert_int_equal(
+		cJSON_GetNumberValue(cJSON_GetObjectItem(room, "surplus_tokens")), 4);
+	cJSON_Delete(reply);
+}
+
+static void history_is_of_ones_own_session_and_comes_in_pages(void **state)
+{
+	struct pair *p = *state;
+	struct session *other = cluster_engine(&p->c, 0, "another");
+	char more[64] = "";
+	unsigned int seen = 0;
+
+	other->admin = false;
+	for (uint64_t n = 100; n < 107; n++) {
+		open_send(p, n);
+		cluster_ok(&p->c, p->prefill, "{'cmd':'room.abort','room':'%llu'}",
+			   (unsigned long long)n);
+		settle(p);
+	}
+	for (;;) {
+		cJSON *reply = cluster_call(&p->c, p->prefill,
+					    "{'cmd':'room.history','limit':3%s}", more);
+		const cJSON *rooms = cJSON_GetObjectItem(reply, "rooms"), *room;
+		const char *next =
+			cJSON_GetStringValue(cJSON_GetObjectItem(reply, "next"));
+		bool last = !next;
+
+		cJSON_ArrayForEach(room, rooms) {
+			char number[8];
+
+			snprintf(number, sizeof(number), "%u", 106 - seen++);
+			assert_string_equal(
+				cJSON_GetStringValue(cJSON_GetObjectItem(room, "room")),
+				number);
+		}
+		if (next)
+			snprintf(more, sizeof(more), ",'before':'%s'", next);
+		cJSON_Delete(reply);
+		if (last)
+			break;
+		assert_int_equal(seen % 3, 0);
+	}
+	assert_int_equal(seen, 7);
+	cJSON_Delete(history(p, other, "", 0));
+	cluster_refused(&p->c, other, "EPERM", "{'cmd':'room.history','all':true}");
+	cluster_engine_dies(&p->c, other);
+	settle(p);
+}
+
+static void history_forgets_the_oldest(void **state)
+{
+	struct pair *p = *state;
+	cJSON *reply;
+
+	for (uint64_t n = 0; n < HISTORY_ROOMS + 10; n++) {
+		open_send(p, 1000);
+		cluster_ok(&p->c, p->prefill, "{'cmd':'room.abort','room':'1000'}");
+		cluster_until_state(&p->c, p->prefill, "send", 1000, KVD_FAILED);
+		cluster_ok(&p->c, p->prefill, "{'cmd':'room.close','room':'1000'}");
+	}
+	reply = history(p, p->prefill, ",'limit':4096", HISTORY_ROOMS);
+	assert_null(cJSON_GetObjectItem(reply, "next"));
+	cJSON_Delete(reply);
+}
+
 /* ---- small words ---- */
 
 static void page_that_is_bound_twice_is_refused(void **state)
@@ -550,6 +676,9 @@ int main(void)
 		CASE(room_that_has_ended_waits_for_nobody),
 		CASE(lists_show_what_is_asked_for),
 		CASE(requests_for_rooms_not_open_are_listed),
+		CASE(ended_rooms_are_remembered_when_they_are_closed),
+		CASE(history_is_of_ones_own_session_and_comes_in_pages),
+		CASE(history_forgets_the_oldest),
 		CASE(page_that_is_bound_twice_is_refused),
 		CASE(bind_of_a_failed_room_says_why_it_failed),
 	};

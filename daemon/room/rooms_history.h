@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rooms_history: what the last ended rooms were, for people: a ring of fixed size, made
+ * with the first of them and touched as far as it is used. It outlives rooms, sessions
+ * and peers, so it holds copies of their names.
+ */
+#ifndef KVD_ROOMS_HISTORY_H
+#define KVD_ROOMS_HISTORY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/room/room.h"
+
+#define HISTORY_ROOMS 4096u
+
+struct ended_room {
+	uint64_t number, session;
+	uint64_t bytes, expected;
+	uint64_t tokens;    /* bound or offered, of the longest view */
+	uint64_t surplus;   /* tokens of its chunks that nobody had bound */
+	uint64_t opened_ns; /* the loop's clock; the others 0: it never came so far */
+	uint64_t waiting_ns, moving_ns, ended_ns;
+	enum room_role role;
+	enum err_code code; /* OK: it succeeded */
+	enum err_scope scope;
+	bool retryable;
+	uint32_t peers;
+	char engine[40];    /* whose room it was */
+	char peer[80];	    /* the first one's name */
+	char transport[16]; /* to or from that one; "" = none was chosen */
+	char text[200];	    /* the error's */
+};
+
+struct history {
+	struct ended_room *ring; /* NULL: no room has ended yet */
+	uint64_t count;		 /* ended so far; the next one's number */
+};
+
+/* A room has ended: remember it, if there is memory. */
+void history_put(struct history *history, const struct room *room);
+/* Its `seq`th, from 0; NULL: it was never there, or is forgotten. */
+const struct ended_room *history_at(const struct history *history, uint64_t seq);
+void history_fini(struct history *history);
+
+#endif
