@@ -31,6 +31,7 @@ struct ctl {
 	unsigned long limit, count;
 	const char *stuck, *state, *peer, *since, *code, *number; /* of rooms, history */
 	bool failed;
+	bool prometheus;
 	struct { /* of bench */
 		const char *with, *size, *op, *transport, *memory;
 		unsigned long rows;

@@ -36,7 +36,10 @@ static const struct ctl_command ctl_commands[] = {
 	 "it\n"
 	 "does not answer: fit for a probe.",
 	 0, 0, "", ctl_run_health},
-	{"stats", "", "all counters and gauges", "", 0, 0, "", ctl_run_stats},
+	{"stats", "", "all counters, gauges and histograms",
+	 "--prometheus  as the metrics endpoint tells them, for a textfile of\n"
+	 "              node_exporter",
+	 0, 0, "p", ctl_run_stats},
 	{"rooms", "", "rooms of all sessions, and whom each waits for",
 	 "--stuck [TIME]  only those that wait for so long (30s)\n"
 	 "--state STATE   only those in it: bootstrapping, waiting_for_input,\n"
@@ -139,6 +142,7 @@ static const struct command_option {
 	{"role", 'r', OPTION_TEXT, OF(role), 0},
 	{"reason", 'e', OPTION_TEXT, OF(reason), 0},
 	{"limit", 'l', OPTION_NUMBER, OF(limit), 65536},
+	{"prometheus", 'p', OPTION_FLAG, OF(prometheus), 0},
 	{"count", 'c', OPTION_NUMBER, OF(count), 1000000},
 	{"stuck", 'u', OPTION_PRESET, OF(stuck), 0},
 	{"state", 'v', OPTION_TEXT, OF(state), 0},

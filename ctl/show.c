@@ -207,11 +207,35 @@ int ctl_run_health(struct ctl *ctl)
 	return r;
 }
 
+/* Its labels, each as name=value. */
+static void series_row(struct table *table, const cJSON *series)
+{
+	char labels[512] = " ";
+	const cJSON *label;
+	size_t n = 1;
+
+	cJSON_ArrayForEach(label, series)
+		if (cJSON_IsString(label) && n < sizeof(labels))
+			n += (size_t)snprintf(labels + n, sizeof(labels) - n, " %s=%s",
+					      label->string, label->valuestring);
+	table_cell(table, labels);
+	table_cellf(table, "%.12g", ctl_num(series, "value"));
+	table_cell(table, "");
+}
+
 static void stats_row(struct table *table, const cJSON *m)
 {
+	const cJSON *series = ctl_list(m, "series"), *one;
+	bool labelled = series && series->child && series->child->child &&
+			cJSON_IsString(series->child->child);
+
 	table_cell(table, ctl_str(m, "name", NULL));
-	table_cellf(table, "%.0f", ctl_num(m, "value"));
+	table_cellf(table, "%.12g", ctl_num(m, "value"));
 	table_cell(table, ctl_str(m, "help", ""));
+	if (!labelled)
+		return;
+	cJSON_ArrayForEach(one, series)
+		series_row(table, one);
 }
 
 static void put_turns(const cJSON *loop, const char *name, const char *label)
@@ -223,11 +247,28 @@ static void put_turns(const cJSON *loop, const char *name, const char *label)
 	       ctl_num(h, "max"), ctl_num(h, "count"), name);
 }
 
+static int stats_prometheus(struct ctl *ctl)
+{
+	cJSON *args = cJSON_CreateObject(), *stats;
+	int r;
+
+	cJSON_AddStringToObject(args, "format", "prometheus");
+	r = ctl_ask(ctl, "stats", args, &stats);
+	if (r)
+		return r;
+	fputs(ctl_str(stats, "text", ""), stdout);
+	cJSON_Delete(stats);
+	return CTL_OK;
+}
+
 int ctl_run_stats(struct ctl *ctl)
 {
 	cJSON *stats;
-	int r = ctl_ask(ctl, "stats", NULL, &stats);
+	int r;
 
+	if (ctl->prometheus)
+		return stats_prometheus(ctl);
+	r = ctl_ask(ctl, "stats", NULL, &stats);
 	if (r)
 		return r;
 	r = print_list(ctl, stats, "metrics", "NAME >VALUE MEANING", stats_row);

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "daemon/base/metrics.h"
 #include "daemon/control/commands.h"
 #include "proto/wire.h"
 
@@ -63,6 +64,37 @@ void page_commands(FILE *out)
 			err_meaning((enum err_code)code),
 			err_scope_name(err_default_scope((enum err_code)code)),
 			err_default_retryable((enum err_code)code) ? "yes" : "no");
+}
+
+static void print_labels(FILE *out, const struct metric_row *row)
+{
+	const char *sep = "";
+
+	for (unsigned int i = 0; i < 2; i++) {
+		const struct metric_label_row *label = &metric_labels[row->label[i]];
+
+		for (unsigned int n = 0; n < 2 && label->name[n]; n++, sep = ", ")
+			fprintf(out, "%s%s", sep, label->name[n]);
+	}
+}
+
+void page_metrics(FILE *out)
+{
+	static const char *const types[] = {"counter", "gauge", "histogram"};
+
+	fputs("\n# Metrics\n\nServed at `metrics_listen` and by `kvd-ctl stats "
+	      "--prometheus`;\n`stats` has them without `kvd_`.\n\n"
+	      "| name | type | labels | meaning |\n|---|---|---|---|\n",
+	      out);
+	for (size_t i = 0; i < METRIC_ROWS; i++) {
+		const struct metric_row *row = &metric_rows[i];
+		bool ours = strncmp(row->name, "process_", 8) != 0;
+
+		fprintf(out, "| %s%s | %s | ", ours ? "kvd_" : "", row->name,
+			types[row->type]);
+		print_labels(out, row);
+		fprintf(out, " | %s |\n", row->help);
+	}
 }
 
 static void print_message(FILE *out, unsigned int number, const char *name, uint32_t cap,

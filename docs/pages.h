@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 void page_commands(FILE *out); /* every control command and every error code */
+void page_metrics(FILE *out);  /* every metric */
 void page_messages(FILE *out); /* every message between daemons */
 
 #endif

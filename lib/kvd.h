@@ -718,7 +718,7 @@ int kvd_xfer_cancel(struct kvd_xfer *xfer);
 int kvd_xfer_release(struct kvd_xfer *xfer);
 
 /* At most 1 MiB. Not answered: what cannot be delivered (the session there is over)
- * is dropped and counted (notifs_dropped_total). Order: with all that this client
+ * is dropped and counted (notifications_total). Order: with all that this client
  * posts to the same attachment. */
 int kvd_notif_send(struct kvd_client *client, uint64_t attach, const void *data,
 		   size_t bytes);

@@ -6,7 +6,7 @@
 #   - SPDX in the first line (second after #!)
 #   - includes follow the order of folders (check_includes below): base, proto, then
 #     plan, loop, config, then gpu, memory, transport, its backends, link, peer,
-#     session, handshake, then room, bootstrap, xfer, control, then daemon/
+#     session, handshake, then room, bootstrap, xfer, control, metrics, then daemon/
 #   - only daemon/loop/loop.c includes <ev.h>
 #   - .clang-format, 90 columns
 #   - functions of at most 100 lines, .c and .h files of at most 900
@@ -61,7 +61,8 @@ check_includes()
 		order["daemon/room"] = order["daemon/bootstrap"] = 11
 		order["daemon/xfer"] = 12
 		order["daemon/control"] = 13
-		order["daemon"] = 14
+		order["daemon/metrics"] = 14
+		order["daemon"] = 15
 	}
 	function folder(path) {
 		return path ~ /\// ? substr(path, 1, length(path) - length(base(path)) - 1) : "."

@@ -1,36 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/base/histogram.h"
 
-void histogram_add(struct histogram *h, uint64_t ns)
+#include <assert.h>
+
+void histogram_put(struct histogram *h, uint64_t value, uint64_t first)
 {
-	uint64_t us = ns / 1000;
-	unsigned int bucket = us ? 64 - (unsigned int)__builtin_clzll(us) : 0;
+	uint64_t over = value ? (value - 1) / first : 0;
+	unsigned int bucket = over ? 64 - (unsigned int)__builtin_clzll(over) : 0;
 
 	if (bucket >= HISTOGRAM_BUCKETS)
 		bucket = HISTOGRAM_BUCKETS - 1;
 	h->buckets[bucket]++;
 	h->count++;
-	h->sum_ns += ns;
-	if (ns > h->max_ns)
-		h->max_ns = ns;
+	h->sum += value;
+	if (value > h->max)
+		h->max = value;
 }
 
-uint64_t histogram_bucket_us(unsigned int bucket)
+uint64_t histogram_end(unsigned int bucket, uint64_t first)
 {
-	return bucket + 1 < HISTOGRAM_BUCKETS ? UINT64_C(1) << bucket : UINT64_MAX;
+	assert(first <= UINT64_MAX >> HISTOGRAM_BUCKETS);
+	return bucket + 1 < HISTOGRAM_BUCKETS ? first << bucket : UINT64_MAX;
 }
 
-double histogram_quantile_us(const struct histogram *h, unsigned int permille)
+uint64_t histogram_quantile(const struct histogram *h, unsigned int permille,
+			    uint64_t first)
 {
-	double max_us = (double)h->max_ns / 1000, end;
 	/* rounded up: the slowest of ten is what 950 of 1000 were not longer than */
-	uint64_t rank = (h->count * permille + 999) / 1000, seen = 0;
+	uint64_t rank = (h->count * permille + 999) / 1000, seen = 0, end;
 
 	for (unsigned int i = 0; i < HISTOGRAM_BUCKETS && h->count; i++) {
 		seen += h->buckets[i];
-		end = (double)histogram_bucket_us(i);
+		end = histogram_end(i, first);
 		if (seen >= rank)
-			return end < max_us ? end : max_us;
+			return end < h->max ? end : h->max;
 	}
 	return 0;
 }

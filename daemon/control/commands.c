@@ -36,8 +36,9 @@
 #include "proto/json.h"
 
 static const struct command *const tables[] = {
-	session_commands, region_commands, pool_commands, room_commands, peer_commands,
-	device_commands,  group_commands,  xfer_commands, plan_commands, admin_commands,
+	session_commands, region_commands, pool_commands,  room_commands,
+	peer_commands,	  device_commands, group_commands, xfer_commands,
+	plan_commands,	  stats_commands,  admin_commands,
 };
 
 const struct command *commands_at(unsigned int i)
@@ -51,12 +52,18 @@ const struct command *commands_at(unsigned int i)
 	return NULL;
 }
 
-const struct command *commands_find(const char *name)
+const struct command *commands_find(const char *name, unsigned int *number_p)
 {
+	unsigned int number = 0;
+
 	for (size_t t = 0; t < ARRAY_LEN(tables); t++) {
 		for (const struct command *cmd = tables[t]; cmd->name; cmd++) {
-			if (strcmp(cmd->name, name) == 0)
-				return cmd;
+			number++;
+			if (strcmp(cmd->name, name) != 0)
+				continue;
+			if (number_p)
+				*number_p = number;
+			return cmd;
 		}
 	}
 	return NULL;
@@ -178,12 +185,21 @@ size_t reply_error_text(const cJSON *id, const struct err *err,
 	return (size_t)n;
 }
 
+static void request_count(const struct request *req)
+{
+	metrics_add(&req->kvd->metrics,
+		    METRIC_AT(COMMANDS, req->number,
+			      req->failed ? METRIC_COMMAND_ERROR : METRIC_COMMAND_OK),
+		    1);
+}
+
 /* Answer with `text` and free the request. */
 static void request_answer(struct request *req, const char *text, size_t len,
 			   const int *fds, unsigned int fd_count)
 {
 	assert(!req->answered);
 	req->answered = true;
+	request_count(req);
 	if (req->session && req->session->conn)
 		control_answer(req->session->conn, text, len, fds, fd_count);
 	if (req->on_answer)
@@ -201,7 +217,7 @@ void request_fail(struct request *req, const struct err *err)
 	char text[REPLY_ERROR_MAX];
 	size_t len = reply_error_text(request_id(req), err, text);
 
-	metrics_add(&req->kvd->metrics, METRIC_COMMANDS_FAILED, 1);
+	req->failed = true;
 	request_answer(req, text, len, NULL, 0);
 }
 
@@ -319,6 +335,7 @@ int request_text_reply(struct request *req, struct text *text)
 		return err_raise(ERR_TOOBIG, "a reply of %zu bytes is over client_queue",
 				 text->len);
 	req->answered = true;
+	request_count(req);
 	if (req->on_answer)
 		req->on_answer(req->on_answer_arg, text->data, text->len);
 	if (session && session->conn) {
@@ -496,7 +513,7 @@ static int commands_do_dispatch(struct request *req)
 
 	if (r < 0)
 		return err_pass(r);
-	cmd = commands_find(name);
+	cmd = commands_find(name, &req->number);
 	if (!cmd)
 		return err_raise(ERR_NOCMD, "%.64s: no such command; try help", name);
 	r = permit(req->session, cmd);
@@ -512,7 +529,6 @@ static int commands_do_dispatch(struct request *req)
 void commands_dispatch(struct request *req)
 {
 	err_clear();
-	metrics_add(&req->kvd->metrics, METRIC_COMMANDS, 1);
 	/* run() may have answered and freed the request when it returns 0 */
 	if (commands_do_dispatch(req) < 0)
 		request_fail_last(req);

@@ -41,7 +41,8 @@ struct request {
 	_Alignas(max_align_t) char args[FIELDS_BYTES_MAX];
 	int fds[REQUEST_FDS_MAX]; /* owned; a command takes one by setting it -1 */
 	unsigned int fd_count;
-	bool answered;
+	bool answered, failed;
+	unsigned int number;	/* of its command, from 1; 0: none was found */
 	size_t bytes;		/* of the line: what the session is charged */
 	struct offload_job job; /* private: deletes a large tree off the loop */
 	/* callers without a connection (simulation, tests) hear the answer here */
@@ -125,7 +126,8 @@ size_t reply_error_text(const cJSON *id, const struct err *err,
 void commands_dispatch(struct request *req);
 /* The line against the command's fields; fills request_args(). */
 int commands_check(struct request *req, const struct command *cmd);
-const struct command *commands_find(const char *name);
+/* *number_p: 1 + the `i` of commands_at(); may be NULL. */
+const struct command *commands_find(const char *name, unsigned int *number_p);
 /* Iterate all commands: i = 0, 1, …; NULL at the end. */
 const struct command *commands_at(unsigned int i);
 
@@ -143,6 +145,7 @@ extern const struct command device_commands[]; /* devices */
 extern const struct command group_commands[];
 extern const struct command xfer_commands[];
 extern const struct command plan_commands[];  /* plan */
-extern const struct command admin_commands[]; /* stats health config.show drain … */
+extern const struct command stats_commands[]; /* stats: daemon/metrics */
+extern const struct command admin_commands[]; /* health config.show drain … */
 
 #endif

@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stats, health, config.show, log.level, drain, shutdown: what an operator asks.
+ * health, config.show, log.level, drain, shutdown: what an operator asks.
  *
- * What is shown comes from the tables of metrics and settings, so a new row
- * needs nothing here. What changes the daemon is for admins; drain and shutdown
- * answer before they act, or the answer would meet a closed connection.
+ * The settings come from their table, so a new row needs nothing here. What changes
+ * the daemon is for admins; drain and shutdown answer before they act, or the answer
+ * would meet a closed connection.
  */
 #include "daemon/control/commands.h"
 
 #include <errno.h>
-#include <stdio.h>
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/base/text.h"
 #include "daemon/control/brief.h"
+#include "daemon/control/health.h"
 #include "daemon/config/config.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/base/context.h"
@@ -25,86 +24,6 @@
 #include "proto/json.h"
 
 #define DRAIN_MS_MAX (24 * 3600 * 1000)
-
-static void put_metric(struct text *text, const struct metric_row *row, uint64_t value)
-{
-	static const char *const types[] = {"counter", "gauge"};
-
-	text_puts(text, "{\"name\":\"");
-	text_puts(text, row->name);
-	text_puts(text, "\",\"type\":\"");
-	text_puts(text, types[row->type]);
-	text_puts(text, "\",\"value\":");
-	text_u64(text, value);
-	text_puts(text, ",\"help\":");
-	text_json(text, row->help);
-	text_puts(text, "}");
-}
-
-static void put_figure(struct text *text, const char *member, uint64_t value)
-{
-	text_puts(text, member);
-	text_u64(text, value);
-}
-
-static void put_us(struct text *text, const char *member, double us)
-{
-	char number[32];
-
-	snprintf(number, sizeof(number), "%.3f", us);
-	text_puts(text, member);
-	text_puts(text, number);
-}
-
-static void put_histogram(struct text *text, const char *member,
-			  const struct histogram *h)
-{
-	text_puts(text, member);
-	put_figure(text, "{\"count\":", h->count);
-	put_us(text, ",\"p50\":", histogram_quantile_us(h, 500));
-	put_us(text, ",\"p99\":", histogram_quantile_us(h, 990));
-	put_us(text, ",\"p999\":", histogram_quantile_us(h, 999));
-	put_us(text, ",\"max\":", (double)h->max_ns / 1000);
-	for (unsigned int i = 0; i < HISTOGRAM_BUCKETS; i++)
-		put_figure(text, i ? "," : ",\"buckets\":[", h->buckets[i]);
-	text_puts(text, "]}");
-}
-
-/* The loop counts without knowing this table. */
-static void take_loop(struct kvd *kvd)
-{
-	const struct loop_stats *stats = loop_stats(kvd->loop);
-
-	metrics_set(&kvd->metrics, METRIC_LOOP_TURNS, stats->busy.count);
-	metrics_set(&kvd->metrics, METRIC_LOOP_SLOW_TURNS, stats->over);
-	metrics_set(&kvd->metrics, METRIC_LOOP_LONGEST, stats->busy.max_ns / 1000);
-}
-
-/* As text: a tree of some hundred figures takes longer than a turn may. */
-static int stats_run(struct request *req)
-{
-	const struct loop_stats *stats = loop_stats(req->kvd->loop);
-	struct text text = {0};
-	int r;
-
-	take_loop(req->kvd);
-	request_text_begin(req, &text);
-	put_histogram(&text, ",\"loop\":{\"busy_us\":", &stats->busy);
-	put_histogram(&text, ",\"cpu_us\":", &stats->cpu);
-	put_histogram(&text, ",\"late_us\":", &stats->late);
-	text_puts(&text, "},\"metrics\":[");
-	for (int i = 0; i < METRIC_END; i++) {
-		if (i)
-			text_puts(&text, ",");
-		put_metric(&text, &metric_rows[i],
-			   metrics_get(&req->kvd->metrics, (enum metric)i));
-	}
-	text_puts(&text, "]");
-	r = request_text_reply(req, &text);
-	if (r < 0)
-		text_fini(&text);
-	return err_pass(r);
-}
 
 static bool add_transport(cJSON *list, const struct transport *transport)
 {
@@ -129,17 +48,18 @@ static bool add_transport_list(cJSON *result, const struct kvd *kvd)
 	return filled;
 }
 
-/* In a word; where rooms are refused, *why_p says why. */
-static const char *state_of(const struct kvd *kvd, struct err *why_p)
+const char *const health_names[] = {"serving", "refusing", "draining", "stopping"};
+
+enum health health_of(const struct kvd *kvd, struct err *why_p)
 {
 	if (kvd->stopping)
-		return "stopping";
+		return HEALTH_STOPPING;
 	if (kvd->draining)
-		return "draining";
+		return HEALTH_DRAINING;
 	if (!kvd->handshake || handshake_transports_ok(kvd->handshake) == 0)
-		return "serving";
+		return HEALTH_SERVING;
 	err_take(why_p);
-	return "refusing";
+	return HEALTH_REFUSING;
 }
 
 static bool add_room_bytes(cJSON *result, const struct metrics *metrics)
@@ -156,7 +76,7 @@ static int health_run(struct request *req)
 {
 	const struct kvd *kvd = req->kvd;
 	struct err why = {.code = ERR_OK};
-	const char *state = state_of(kvd, &why);
+	const char *state = health_names[health_of(kvd, &why)];
 	uint64_t now_ns = loop_now_ns(kvd->loop);
 	uint64_t lag_ns = loop_lag_ns(kvd->loop, now_ns - LOOP_NS_PER_S);
 	cJSON *result = request_result();
@@ -290,11 +210,6 @@ static const struct field log_level_fields[] = {
 };
 
 const struct command admin_commands[] = {
-	{"stats", "Show all counters and gauges", NULL, 0, stats_run,
-	 "metrics [{name, type, value, help}], loop {busy_us, cpu_us, late_us}, each "
-	 "{count, p50, p99, p999, max, buckets}: turns of the loop by how long it was "
-	 "away from its poll, had a core in that, and was late for a timer; bucket i "
-	 "counts what was below 2^i us"},
 	{"health", "Show the daemon's state", NULL, 0, health_run,
 	 "state (serving, refusing, draining, stopping), why (refusing: no transport "
 	 "that `require` allows is usable, so rooms are refused), uptime_ms, sessions, "

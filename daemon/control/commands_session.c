@@ -164,7 +164,7 @@ static int help_run(struct request *req)
 	cJSON *result, *list;
 	bool filled;
 
-	if (args->command && !commands_find(args->command))
+	if (args->command && !commands_find(args->command, NULL))
 		return err_raise(ERR_NOCMD, "%.64s: no such command", args->command);
 	result = request_result();
 	if (!result)

@@ -26,6 +26,7 @@
 #include "daemon/config/config.h"
 #include "daemon/handshake/handshake_impl.h"
 #include "daemon/base/context.h"
+#include "proto/json.h"
 
 #define PROGRESS_BUDGET 64u /* a turn, so that other sources have theirs */
 
@@ -40,6 +41,7 @@ static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 	peer->user = remote;
 	peer_hold(peer);
 	remote->pages.metrics = &hs->kvd->metrics;
+	remote->figures = METRIC_PEER_OTHER;
 	sched_line_init(&remote->line, hs->sched);
 	list_init(&remote->pools);
 	list_init(&remote->dead_pools);
@@ -383,13 +385,50 @@ int handshake_transports_ok(const struct handshake *hs)
 
 /* ---- what the peers say ---- */
 
+/* "NAME@HOST:PORT", without the key that an endpoint may carry. */
+static void figures_begin(struct remote *remote)
+{
+	const struct peer *peer = remote->peer;
+	const char *at = strstr(peer->endpoint, "://");
+	char name[METRIC_PEER_NAME];
+
+	at = at ? at + 3 : peer->endpoint;
+	snprintf(name, sizeof(name), "%s@%.*s", peer->name, (int)strcspn(at, "#"), at);
+	json_sanitize(name);
+	remote->figures = metrics_peer(&remote->hs->kvd->metrics, name, remote);
+}
+
+/* One that was not used is not lost, nor are those of a daemon that stops. */
+static void figures_end(const struct remote *remote)
+{
+	struct metrics *metrics = &remote->hs->kvd->metrics;
+	enum err_code code = remote->peer->why.code;
+
+	if (!remote->hs->closing && code != ERR_CANCELED)
+		metrics_add(metrics, METRIC_AT(PEER_LOST, remote->figures, 0), 1);
+	metrics_peer_left(metrics, remote->figures, remote);
+}
+
+void handshake_moved(const struct remote *remote, enum metric_direction direction,
+		     uint64_t bytes)
+{
+	struct metrics *metrics = &remote->hs->kvd->metrics;
+
+	metrics_add(metrics,
+		    METRIC_AT(TRANSFERRED_BYTES, direction, remote->transport_index),
+		    bytes);
+	metrics_add(metrics, METRIC_AT(PEER_BYTES, remote->figures, direction), bytes);
+}
+
 static void on_up(void *owner, struct peer *peer)
 {
 	struct handshake *hs = owner;
 	struct remote *remote = peer->user ? peer->user : remote_new(hs, peer);
 
-	if (remote)
+	if (remote) {
+		figures_begin(remote);
 		hs->events.on_peer_up(hs->events.owner, peer);
+	}
 	if (!remote) {
 		struct err e;
 
@@ -411,6 +450,7 @@ static void handshake_on_down(void *owner, struct peer *peer)
 	hs->events.on_peer_down(hs->events.owner, peer);
 	if (!remote)
 		return;
+	figures_end(remote);
 	remote->ready = false;
 	remote->start_again = false;
 	remote->why = peer->why;

@@ -98,8 +98,9 @@ struct remote {
 	struct list shadows;  /* its lists that are kept here: xfer_serve.c */
 	unsigned int shadow_count;
 	uint64_t shadow_entries;
-	bool refused;	 /* our dial was answered with BYE: `why` */
-	char label[192]; /* "peer tcp://… instance …", for reasons */
+	bool refused;	      /* our dial was answered with BYE: `why` */
+	unsigned int figures; /* its set in metrics.peers */
+	char label[192];      /* "peer tcp://… instance …", for reasons */
 };
 
 struct handshake_events {
@@ -201,6 +202,9 @@ int handshake_send_owned(struct remote *remote, enum wire_type type, uint8_t *ow
 			 size_t len);
 /* The same for a blob that goes into a body. */
 void handshake_blob(struct handshake *hs, struct cursor *out);
+/* Bytes of a room or transfer have moved. */
+void handshake_moved(const struct remote *remote, enum metric_direction direction,
+		     uint64_t bytes);
 /* All remotes (struct remote.link), for lists and records. */
 const struct list *handshake_remotes(const struct handshake *hs);
 struct handshake *handshake_of(const struct remote *remote);

@@ -75,6 +75,7 @@ static void peer_destroy(struct peer_impl *impl)
 	peer_hang_up(impl);
 	list_remove(&impl->peer.link);
 	peers->count--;
+	peers->in_state[sm_state(&impl->peer.sm)]--;
 	if (peers->self == impl)
 		peers->self = NULL;
 	mem_free(impl);
@@ -122,6 +123,7 @@ int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **im
 	impl->peers = peers;
 	impl->peer.impl = impl;
 	sm_init(&impl->peer.sm, &peer_table, PEER_DIALING);
+	peers->in_state[PEER_DIALING]++;
 	snprintf(impl->peer.endpoint, sizeof(impl->peer.endpoint), "%s", endpoint);
 	impl->retry_ns = peers->options.hello_retry_ns;
 	list_init(&impl->queue);
@@ -136,6 +138,20 @@ int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **im
 	peers->count++;
 	*impl_p = impl;
 	return 0;
+}
+
+void peer_move(struct peer_impl *impl, enum peer_state to)
+{
+	unsigned int *in_state = impl->peers->in_state;
+
+	in_state[sm_state(&impl->peer.sm)]--;
+	sm_move(&impl->peer.sm, to);
+	in_state[to]++;
+}
+
+unsigned int peers_in(const struct peers *peers, enum peer_state state)
+{
+	return peers->in_state[state];
 }
 
 struct peer_impl *peer_find_endpoint(struct peers *peers, const char *endpoint)
@@ -352,7 +368,7 @@ void peers_close(struct peers *peers, enum err_code code, const char *text)
 			continue;
 		}
 		if (sm_state(&peer->sm) != PEER_DOWN)
-			sm_move(&peer->sm, PEER_DOWN);
+			peer_move(impl, PEER_DOWN);
 		peer->why = why;
 		loop_timer_stop(&impl->tick);
 		loop_defer_cancel(&impl->later);

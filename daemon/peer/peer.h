@@ -138,6 +138,8 @@ void peer_hold(struct peer *peer);
 void peer_release(struct peer *peer);
 /* UP, else NULL. No hold taken. */
 struct peer *peers_by_instance(struct peers *peers, const uint8_t instance[16]);
+/* How many are in a state. */
+unsigned int peers_in(const struct peers *peers, enum peer_state state);
 /* SIGHUP: ping interval and dead_after. */
 void peers_reload(struct peers *peers, const struct config *config);
 

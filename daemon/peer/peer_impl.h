@@ -141,6 +141,7 @@ struct peers {
 
 	struct list all; /* struct peer.link */
 	unsigned int count;
+	unsigned int in_state[PEER_DOWN + 1];
 	struct peer_impl *self;
 	struct list epochs[PEER_EPOCH_BUCKETS];
 	uint64_t epochs_minted;
@@ -162,6 +163,7 @@ static inline struct peer_impl *impl_of(struct peer *peer)
 int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **impl_p);
 struct peer_impl *peer_find_endpoint(struct peers *peers, const char *endpoint);
 void peer_reap_later(struct peers *peers);
+void peer_move(struct peer_impl *impl, enum peer_state to);
 
 /* ---- peer_life.c (up, down, the timer) ---- */
 int peer_open_line(struct peer_impl *impl); /* idempotent */

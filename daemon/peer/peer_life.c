@@ -106,7 +106,7 @@ static void take_down(struct peer_impl *impl, const struct err *why, bool bye)
 		if (peers->link->ops->send(impl->line, frame, len) < 0)
 			err_clear(); /* it will miss our frames */
 	}
-	sm_move(&peer->sm, PEER_DOWN);
+	peer_move(impl, PEER_DOWN);
 	peer->why = *why;
 	impl->why_down.code = ERR_OK;
 	impl->ping_open = false;
@@ -143,7 +143,7 @@ void peer_attempt_failed(struct peer_impl *impl, const struct err *why)
 	if (sm_state(&peer->sm) == PEER_UP)
 		return;
 	if (sm_state(&peer->sm) != PEER_DOWN)
-		sm_move(&peer->sm, PEER_DOWN);
+		peer_move(impl, PEER_DOWN);
 	peer->why = *why;
 	peer_hang_up(impl);
 	peer_plan_next(impl);
@@ -177,7 +177,7 @@ static void peer_life_publish(struct peer_impl *impl)
 	peer->up_since_ns = loop_now_ns(peers->loop);
 	peer->rtt_ns = peer->missed_pings = 0;
 	peer->why = (struct err){.code = ERR_OK};
-	sm_move(&peer->sm, PEER_UP);
+	peer_move(impl, PEER_UP);
 }
 
 static void ping(struct peer_impl *impl)
@@ -396,7 +396,7 @@ static void tick_dial(struct peer_impl *impl)
 		return;
 	}
 	if (sm_state(&impl->peer.sm) == PEER_DOWN)
-		sm_move(&impl->peer.sm, PEER_DIALING);
+		peer_move(impl, PEER_DIALING);
 	else if (impl->next.live)
 		say_why_not(impl);
 	if (!impl->next.live)

@@ -168,6 +168,7 @@ struct room {
 	struct rooms *rooms;
 	struct session *session;
 	struct list session_link, all_link;
+	struct list state_link; /* in rooms->in_state: the first is there longest */
 	enum room_role role;
 	uint64_t number;
 	uint64_t gen;
@@ -203,6 +204,7 @@ struct room {
 	struct loop_timer heartbeat; /* pull: lease heartbeats */
 	uint64_t limits_ns[3];	     /* bootstrap, waiting, stall */
 	uint64_t opened_ns, waiting_ns, moving_ns, ended_ns, moved_ns;
+	uint64_t state_ns;    /* when it came into its state */
 	uint64_t progress;    /* at the last look, for stalls */
 	uint64_t version;     /* rooms->version at the last change */
 	uint64_t losses_seen; /* of rooms->losses */
@@ -246,6 +248,12 @@ void room_on_clock(struct loop_timer *timer);
 /* Is it one without a clock? rooms counts them and tries again. */
 
 void room_count(const struct room *room, enum metric metric, uint64_t n);
+
+/* ---- room_counts.c: when it is in the tables, after a move, before it leaves them ----
+ */
+void room_counts_open(struct room *room);
+void room_counts_move(struct room *room, unsigned int from, uint64_t now_ns);
+void room_counts_close(struct room *room);
 
 struct party *room_party_add(struct room *room, struct remote *remote);
 /* The party that this pool, or this generation, of the remote is; or NULL. */

@@ -137,6 +137,8 @@ void move_done(struct move *move, const struct xp_used *used, const struct xp_wa
 		   room_sends(room) ? METRIC_ROOM_SENT_BYTES : METRIC_ROOM_RECEIVED_BYTES,
 		   bytes);
 	room_count(room, METRIC_ROOM_STAGED_BYTES, used->staged);
+	handshake_moved(move->party->remote, room_sends(room) ? METRIC_OUT : METRIC_IN,
+			bytes);
 	room_progress(room);
 	trace(move, "a chunk has moved");
 }

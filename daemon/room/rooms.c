@@ -28,6 +28,8 @@ int rooms_new(struct kvd *kvd, struct rooms **rooms_p)
 		return err_pass(-ENOMEM);
 	rooms->kvd = kvd;
 	list_init(&rooms->all);
+	for (unsigned int i = 0; i < ROOM_STATES; i++)
+		list_init(&rooms->in_state[i]);
 	list_init(&rooms->cursors);
 	msg_init(rooms);
 	strmap_init(&rooms->by_key);
@@ -194,7 +196,7 @@ int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **
 	room->session->room_count++;
 	pool_use(room->pool);
 	rooms->live++;
-	metrics_add(&rooms->kvd->metrics, METRIC_ROOMS, 1);
+	room_counts_open(room);
 	*room_p = room;
 	return 0;
 }
@@ -226,10 +228,6 @@ void rooms_note_terminal(struct room *room)
 
 	assert(room_terminal(room) && rooms->live > 0);
 	rooms->live--;
-	room_count(room,
-		   sm_state(&room->sm) == ROOM_SUCCESS ? METRIC_ROOMS_SUCCEEDED
-						       : METRIC_ROOMS_FAILED,
-		   1);
 	history_put(&rooms->history, room);
 	list_foreach(party, &room->parties, link) {
 		if (party->heard_abort && !party_lost(party))
@@ -267,6 +265,7 @@ static void room_free(struct room *room)
 	struct party *party;
 
 	assert(room->busy == 0);
+	room_counts_close(room);
 	strmap_remove_bytes(&rooms->by_key, &key, sizeof(key));
 	strmap_remove_bytes(&rooms->by_pool, &pool_key, sizeof(pool_key));
 	idmap_remove(&rooms->by_gen, room->gen);
@@ -284,7 +283,6 @@ static void room_free(struct room *room)
 	mem_free(room->gave_up_why);
 	room_maps_fini(&room->maps);
 	wait_spec_fini(&room->wait);
-	metrics_sub(&rooms->kvd->metrics, METRIC_ROOMS, 1);
 	pool_unuse(room->pool);
 	mem_free(room);
 }

@@ -31,6 +31,9 @@ void rooms_drain(struct rooms *rooms);
 void rooms_fail_all(struct rooms *rooms, const struct err *why);
 unsigned int rooms_count(const struct rooms *rooms);
 unsigned int rooms_live(const struct rooms *rooms); /* not terminal */
+unsigned int rooms_orphans(const struct rooms *rooms);
+/* When the room that is in the state for longest came there; 0: none is. */
+uint64_t rooms_oldest_ns(const struct rooms *rooms, enum room_state state);
 
 /* Events of the handshake layer that are the rooms'. Of many rooms some see them in
  * later turns, and each before anything else happens to it. */

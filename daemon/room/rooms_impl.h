@@ -15,8 +15,9 @@
 struct rooms {
 	struct kvd *kvd;
 	struct waits *waits;
-	struct list all;	  /* struct room.all_link */
-	struct list cursors;	  /* struct room_cursor.link */
+	struct list all;		   /* struct room.all_link */
+	struct list in_state[ROOM_STATES]; /* struct room.state_link */
+	struct list cursors;		   /* struct room_cursor.link */
 	struct room_sweep change; /* rooms_on_change() of `changed`; NULL: of several */
 	const struct remote *changed;
 	/* rooms_loss.c */

@@ -214,7 +214,8 @@ static void region_close_done(struct offload_job *job)
 
 	idmap_remove(&session->regions, h->region.id);
 	metrics_sub(&h->kvd->metrics, METRIC_REGIONS, 1);
-	metrics_sub(&h->kvd->metrics, METRIC_REGION_BYTES, h->region.length);
+	metrics_sub(&h->kvd->metrics, METRIC_AT(REGION_BYTES, h->region.kind, 0),
+		    h->region.length);
 	if (h->on_closed)
 		h->on_closed(h->arg);
 	holding_free(h);
@@ -393,7 +394,8 @@ static void import_finish(struct holding *h)
 	struct err err;
 
 	metrics_add(&h->kvd->metrics, METRIC_REGIONS, 1);
-	metrics_add(&h->kvd->metrics, METRIC_REGION_BYTES, region->length);
+	metrics_add(&h->kvd->metrics, METRIC_AT(REGION_BYTES, region->kind, 0),
+		    region->length);
 	if (same) {
 		same->registered++;
 		h->on_done(h->arg, same, NULL);

@@ -276,7 +276,8 @@ static int op_notify(struct ring *ring, struct xfer_session *xs,
 	if (attach)
 		r = notif_post(attach, data, e->bytes, (struct xfer_waiter){NULL, NULL});
 	if (r < 0 || !attach) { /* nobody is there to be told: it is counted */
-		metrics_add(&ring->session->kvd->metrics, METRIC_NOTIFS_DROPPED, 1);
+		metrics_add(&ring->session->kvd->metrics,
+			    METRIC_AT(NOTIFS, METRIC_OUT, METRIC_NOTIF_DROPPED), 1);
 		err_clear();
 	}
 	mem_free(data);

@@ -133,14 +133,16 @@ int notif_new(struct xfers *xfers, struct session *session, const char *from,
 	if (!xs)
 		return err_pass(-ENOMEM);
 	if (notif_answer_bytes(from, len) > notif_answer_max(xfers)) {
-		metrics_add(&xfers->kvd->metrics, METRIC_NOTIFS_DROPPED, 1);
+		metrics_add(&xfers->kvd->metrics,
+			    METRIC_AT(NOTIFS, METRIC_IN, METRIC_NOTIF_DROPPED), 1);
 		return err_raise(ERR_LIMIT,
 				 "a notification of %zu bytes does not fit the "
 				 "answer that would hand it over (client_queue)",
 				 len);
 	}
 	if (xs->notif_bytes + len + sizeof(*notif) > XFER_NOTIFS_BYTES_MAX) {
-		metrics_add(&xfers->kvd->metrics, METRIC_NOTIFS_DROPPED, 1);
+		metrics_add(&xfers->kvd->metrics,
+			    METRIC_AT(NOTIFS, METRIC_IN, METRIC_NOTIF_DROPPED), 1);
 		return err_raise(
 			ERR_LIMIT,
 			"session '%.40s' has %zu bytes of notifications that it does "
@@ -165,7 +167,8 @@ void notif_queue(struct xfers *xfers, struct session *session, struct notif *not
 	assert(xs && session->greeted);
 	list_push_back(&xs->notifs, &notif->link);
 	status_page_notified(session->status);
-	metrics_add(&xfers->kvd->metrics, METRIC_NOTIFS_IN, 1);
+	metrics_add(&xfers->kvd->metrics,
+		    METRIC_AT(NOTIFS, METRIC_IN, METRIC_NOTIF_PASSED), 1);
 }
 
 void notif_drop(struct session *session, struct notif *notif)

@@ -46,7 +46,8 @@ static void on_note_done(struct sched_op *op)
 	if (note->dlist && op->xp.result < 0)
 		list_unsent(xs, note);
 	if (note->notif && op->xp.result >= 0)
-		metrics_add(&xs->xfers->kvd->metrics, METRIC_NOTIFS_OUT, 1);
+		metrics_add(&xs->xfers->kvd->metrics,
+			    METRIC_AT(NOTIFS, METRIC_OUT, METRIC_NOTIF_PASSED), 1);
 	xfer_waiter_end(&note->sender, op->xp.result < 0 ? &op->xp.err : NULL, 0);
 	xs->note_bytes -= note->bytes;
 	mem_free(note);

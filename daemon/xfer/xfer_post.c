@@ -84,19 +84,21 @@ void transfer_free(struct transfer *t)
 		xfer_session_try_free(xs);
 }
 
+static void xfer_post_count_end(const struct transfer *t)
+{
+	enum metric_xfer_end end = !t->failed			 ? METRIC_XFER_SUCCESS
+				   : t->err.code == ERR_CANCELED ? METRIC_XFER_CANCELED
+								 : METRIC_XFER_FAILED;
+
+	metrics_add(&t->xs->xfers->kvd->metrics, METRIC_AT(XFERS, t->kind, end), 1);
+}
+
 static void xfer_post_end(struct transfer *t)
 {
-	struct metrics *metrics = &t->xs->xfers->kvd->metrics;
-
 	sm_move(&t->sm, XFER_ENDED);
 	t->xs->xfers->live--;
 	drop_places(t);
-	if (!t->failed)
-		metrics_add(metrics, METRIC_XFERS_SUCCEEDED, 1);
-	else if (t->err.code == ERR_CANCELED)
-		metrics_add(metrics, METRIC_XFERS_CANCELED, 1);
-	else
-		metrics_add(metrics, METRIC_XFERS_FAILED, 1);
+	xfer_post_count_end(t);
 	set_status(t);
 	if (t->release)
 		transfer_free(t);
@@ -122,6 +124,8 @@ static void xfer_post_on_done(struct sched_op *op)
 			    t->kind == XP_WRITE ? METRIC_XFER_OUT_BYTES
 						: METRIC_XFER_IN_BYTES,
 			    t->bytes);
+		handshake_moved(t->attach->remote,
+				t->kind == XP_WRITE ? METRIC_OUT : METRIC_IN, t->bytes);
 		if (t->has_notif && t->kind == XP_READ &&
 		    notif_post(t->attach, t->notif, t->notif_len,
 			       (struct xfer_waiter){NULL, NULL}) < 0)
@@ -217,7 +221,8 @@ static int xfer_post_submit(struct transfer *t)
 	sm_move(&t->sm, XFER_POSTED);
 	sched_submit(&t->attach->flow, &t->op);
 	if (t->has_notif && writes)
-		metrics_add(&t->xs->xfers->kvd->metrics, METRIC_NOTIFS_OUT, 1);
+		metrics_add(&t->xs->xfers->kvd->metrics,
+			    METRIC_AT(NOTIFS, METRIC_OUT, METRIC_NOTIF_PASSED), 1);
 	return 0;
 }
 
@@ -360,7 +365,7 @@ void transfer_refuse(struct transfer *t, const struct err *why)
 	assert(sm_state(&t->sm) == XFER_ENDED && why->code != ERR_OK);
 	renew(t);
 	xfer_post_fail(t, why);
-	metrics_add(&t->xs->xfers->kvd->metrics, METRIC_XFERS_FAILED, 1);
+	xfer_post_count_end(t);
 	set_status(t);
 }
 

@@ -392,6 +392,7 @@ static void xfer_serve_on_served(struct inbound_owner *inbound, const struct err
 		metrics_add(&s->xfers->kvd->metrics,
 			    s->write ? METRIC_XFER_IN_BYTES : METRIC_XFER_OUT_BYTES,
 			    s->bytes);
+		handshake_moved(s->remote, s->write ? METRIC_IN : METRIC_OUT, s->bytes);
 		session = xfer_session_by_epoch(s->xfers, s->target);
 		if (s->notif && session)
 			notif_queue(s->xfers, session, mem_steal(s->notif));

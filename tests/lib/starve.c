@@ -209,9 +209,8 @@ static bool is_volatile(const char *name, bool counters)
 /* Counts of attempts, which a failed command makes too. */
 static bool is_attempt(const cJSON *metric)
 {
-	static const char *const names[] = {"commands_total", "commands_failed_total",
-					    "regions_refused_total", "xfer_refused_total",
-					    "room_refused_total"};
+	static const char *const names[] = {"commands_total", "regions_refused_total",
+					    "xfer_refused_total", "room_refused_total"};
 	const char *name = cJSON_GetStringValue(cJSON_GetObjectItem(metric, "name"));
 
 	for (size_t i = 0; name && i < ARRAY_LEN(names); i++) {
@@ -221,11 +220,21 @@ static bool is_attempt(const cJSON *metric)
 	return false;
 }
 
+/* Times pass, and the process is that of the test. */
+static bool is_time(const cJSON *metric)
+{
+	const char *unit = cJSON_GetStringValue(cJSON_GetObjectItem(metric, "unit"));
+	const char *name = cJSON_GetStringValue(cJSON_GetObjectItem(metric, "name"));
+
+	return (unit && strcmp(unit, "seconds") == 0) ||
+	       (name && strncmp(name, "process_", 8) == 0);
+}
+
 static bool is_counter(const cJSON *metric)
 {
 	const char *type = cJSON_GetStringValue(cJSON_GetObjectItem(metric, "type"));
 
-	return type && strcmp(type, "counter") == 0;
+	return type && (strcmp(type, "counter") == 0 || strcmp(type, "histogram") == 0);
 }
 
 static void strip(cJSON *json, bool counters)
@@ -236,7 +245,7 @@ static void strip(cJSON *json, bool counters)
 		cJSON *next = it->next;
 
 		if ((it->string && is_volatile(it->string, counters)) || is_attempt(it) ||
-		    (!counters && is_counter(it)))
+		    is_time(it) || (!counters && is_counter(it)))
 			cJSON_Delete(cJSON_DetachItemViaPointer(json, it));
 		else
 			strip(it, counters);

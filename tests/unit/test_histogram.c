@@ -14,12 +14,12 @@ static void buckets_double_from_one_microsecond(void **state)
 
 	(void)state;
 	histogram_add(&h, 0);
-	histogram_add(&h, 999);	 /* below 1 us */
-	histogram_add(&h, 1000); /* below 2 */
-	histogram_add(&h, 1999);
-	histogram_add(&h, 2000);   /* below 4 */
-	histogram_add(&h, 200000); /* below 256 */
-	histogram_add(&h, 256000); /* below 512 */
+	histogram_add(&h, 1000); /* up to 1 us */
+	histogram_add(&h, 1001); /* up to 2 */
+	histogram_add(&h, 2000);
+	histogram_add(&h, 2001);   /* up to 4 */
+	histogram_add(&h, 256000); /* up to 256 */
+	histogram_add(&h, 256001); /* up to 512 */
 	histogram_add(&h, UINT64_MAX);
 	assert_int_equal(h.buckets[0], 2);
 	assert_int_equal(h.buckets[1], 2);
@@ -28,10 +28,23 @@ static void buckets_double_from_one_microsecond(void **state)
 	assert_int_equal(h.buckets[9], 1);
 	assert_int_equal(h.buckets[HISTOGRAM_BUCKETS - 1], 1);
 	assert_int_equal(h.count, 8);
-	assert_true(h.max_ns == UINT64_MAX);
-	assert_int_equal(histogram_bucket_us(0), 1);
-	assert_int_equal(histogram_bucket_us(8), 256);
-	assert_true(histogram_bucket_us(HISTOGRAM_BUCKETS - 1) == UINT64_MAX);
+	assert_true(h.max == UINT64_MAX);
+	assert_int_equal(histogram_end(0, 1000), 1000);
+	assert_int_equal(histogram_end(8, 1000), 256000);
+	assert_true(histogram_end(HISTOGRAM_BUCKETS - 1, 1000) == UINT64_MAX);
+}
+
+/* A bucket holds its own end: what Prometheus calls "le". */
+static void sizes_that_are_an_end_lie_below_it(void **state)
+{
+	struct histogram h = {0};
+
+	(void)state;
+	for (unsigned int i = 0; i + 1 < HISTOGRAM_BUCKETS; i++)
+		histogram_put(&h, histogram_end(i, 4096), 4096);
+	for (unsigned int i = 0; i + 1 < HISTOGRAM_BUCKETS; i++)
+		assert_int_equal(h.buckets[i], 1);
+	assert_int_equal(h.buckets[HISTOGRAM_BUCKETS - 1], 0);
 }
 
 static void quantile_is_never_above_the_longest(void **state)
@@ -39,21 +52,22 @@ static void quantile_is_never_above_the_longest(void **state)
 	struct histogram h = {0};
 
 	(void)state;
-	assert_true(histogram_quantile_us(&h, 500) == 0);
+	assert_true(histogram_quantile(&h, 500, 1000) == 0);
 	for (int i = 0; i < 990; i++)
 		histogram_add(&h, 3000);
 	for (int i = 0; i < 10; i++)
 		histogram_add(&h, 150000);
-	assert_true(histogram_quantile_us(&h, 500) == 4);
-	assert_true(histogram_quantile_us(&h, 990) == 4);
-	assert_true(histogram_quantile_us(&h, 991) == 150); /* not 256 */
-	assert_true(histogram_quantile_us(&h, 1000) == 150);
+	assert_int_equal(histogram_quantile(&h, 500, 1000), 4000);
+	assert_int_equal(histogram_quantile(&h, 990, 1000), 4000);
+	assert_int_equal(histogram_quantile(&h, 991, 1000), 150000); /* not 256 us */
+	assert_int_equal(histogram_quantile(&h, 1000, 1000), 150000);
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(buckets_double_from_one_microsecond),
+		cmocka_unit_test(sizes_that_are_an_end_lie_below_it),
 		cmocka_unit_test(quantile_is_never_above_the_longest),
 	};
 

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "daemon/base/metrics.h"
 #include "daemon/control/commands.h"
 #include "docs/pages.h"
 #include "proto/wire.h"
@@ -30,6 +31,26 @@ static void reference_names_every_command_and_code(void **state)
 		snprintf(name, sizeof(name), "\n| %s |", err_name((enum err_code)code));
 		assert_non_null(strstr(text, name));
 	}
+	free(text);
+}
+
+static void reference_lists_every_metric(void **state)
+{
+	char *text = NULL, name[120];
+	size_t size = 0;
+	FILE *out = open_memstream(&text, &size);
+
+	(void)state;
+	page_metrics(out);
+	fclose(out);
+	for (size_t i = 0; i < METRIC_ROWS; i++) {
+		snprintf(name, sizeof(name), "%s | ", metric_rows[i].name);
+		assert_non_null(strstr(text, name));
+	}
+	assert_non_null(strstr(text,
+			       "\n| kvd_rooms_ended_total | counter | role, result, "
+			       "code | "));
+	assert_non_null(strstr(text, "\n| process_open_fds | gauge |  | "));
 	free(text);
 }
 
@@ -58,6 +79,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(reference_names_every_command_and_code),
+		cmocka_unit_test(reference_lists_every_metric),
 		cmocka_unit_test(reference_lists_every_message),
 	};
 

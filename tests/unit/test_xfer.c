@@ -188,7 +188,8 @@ static void write_whose_notification_finds_no_place_is_refused(void **state)
 
 	memset(data, 'A', 800000);
 	data[800000] = 0;
-	while (metrics_get(metrics, METRIC_NOTIFS_DROPPED) == 0) {
+	while (metrics_get(metrics, METRIC_AT(NOTIFS, METRIC_IN, METRIC_NOTIF_DROPPED)) ==
+	       0) {
 		cJSON_Delete(cluster_call(
 			&p->c, p->me, "{'cmd':'notif.send','attach':%llu,'data':'%s'}",
 			(unsigned long long)p->attach, data));
@@ -203,7 +204,9 @@ static void write_whose_notification_finds_no_place_is_refused(void **state)
 				     (unsigned long long)remote, data),
 			"xfer");
 	pair_until(p, x, KVD_FAILED);
-	assert_int_equal(metrics_get(metrics, METRIC_NOTIFS_DROPPED), 2);
+	assert_int_equal(
+		metrics_get(metrics, METRIC_AT(NOTIFS, METRIC_IN, METRIC_NOTIF_DROPPED)),
+		2);
 	for (uint64_t i = 0; i < p->yours.bytes; i++)
 		assert_int_equal(p->yours.base[i], 0);
 	assert_int_equal(drain_all(p, &answers), sent - 1);

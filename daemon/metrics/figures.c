@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/metrics/figures.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/config/config.h"
+#include "daemon/handshake/handshake.h"
+#include "daemon/loop/loop.h"
+#include "daemon/peer/peer.h"
+#include "daemon/room/rooms.h"
+#include "daemon/transport/transport.h"
+
+/* ---- levels that nobody counts as they change ---- */
+
+static void take_loop(struct kvd *kvd)
+{
+	const struct loop_stats *stats = loop_stats(kvd->loop);
+	struct metrics *m = &kvd->metrics;
+
+	metrics_set(m, METRIC_LOOP_TURNS, stats->busy.count);
+	metrics_set(m, METRIC_LOOP_SLOW_TURNS, stats->over);
+	metrics_set(m, METRIC_LOOP_LONGEST, stats->busy.max);
+	m->histogram[METRIC_LOOP_BUSY] = stats->busy;
+	m->histogram[METRIC_LOOP_CPU] = stats->cpu;
+	m->histogram[METRIC_LOOP_LATE] = stats->late;
+}
+
+static void take_rooms(struct kvd *kvd)
+{
+	uint64_t now_ns = loop_now_ns(kvd->loop), since_ns;
+
+	for (unsigned int i = 0; i < ROOM_STATES; i++) {
+		since_ns = rooms_oldest_ns(kvd->rooms, (enum room_state)i);
+		metrics_set(&kvd->metrics, METRIC_AT(ROOM_OLDEST, i, 0),
+			    since_ns ? now_ns - since_ns : 0);
+	}
+	metrics_set(&kvd->metrics, METRIC_ORPHANS, rooms_orphans(kvd->rooms));
+}
+
+/* Those that have figures of their own: of others there may be thousands. */
+static void take_peers(struct kvd *kvd)
+{
+	struct metrics *m = &kvd->metrics;
+
+	for (unsigned int i = 0; kvd->peers && i <= PEER_DOWN; i++)
+		metrics_set(m, METRIC_AT(PEERS, i, 0),
+			    peers_in(kvd->peers, (enum peer_state)i));
+	for (unsigned int i = 0; i <= METRIC_PEER_OTHER; i++) {
+		const struct remote *remote =
+			i < METRIC_PEERS_MAX ? m->peers[i].owner : NULL;
+		uint64_t rtt_ns = remote ? remote->peer->rtt_ns : 0;
+
+		metrics_set(m, METRIC_AT(PEER_RTT, i, 0),
+			    rtt_ns ? rtt_ns : METRIC_ABSENT);
+		metrics_set(m, METRIC_AT(PEER_INFLIGHT, i, 0),
+			    remote ? remote->line.bytes_posted : METRIC_ABSENT);
+	}
+}
+
+static void take_daemon(struct kvd *kvd, struct figures *f)
+{
+	struct metrics *m = &kvd->metrics;
+	struct err why = {.code = ERR_OK};
+
+	f->health = health_of(kvd, &why);
+	snprintf(f->why, sizeof(f->why), "%s", why.code != ERR_OK ? why.text : "");
+	for (unsigned int i = 0; i <= HEALTH_STOPPING; i++)
+		metrics_set(m, METRIC_AT(STATE, i, 0), i == f->health);
+	metrics_set(m, METRIC_BUILD, 1);
+	metrics_set(m, METRIC_DEAD_AFTER, kvd->config->dead_after_ns);
+	for (unsigned int i = 0; i < TRANSPORTS_MAX; i++)
+		f->transports[i] =
+			i < kvd->transport_count ? kvd->transports[i]->ops->name : NULL;
+}
+
+void figures_take(struct kvd *kvd, struct figures *f)
+{
+	struct metrics *m = &kvd->metrics, *copy = &f->metrics;
+
+	take_loop(kvd);
+	if (kvd->rooms)
+		take_rooms(kvd);
+	take_peers(kvd);
+	take_daemon(kvd, f);
+	for (unsigned int i = 0; i < METRIC_END; i++)
+		copy->value[i] = metrics_get(m, i);
+	memcpy(copy->histogram, m->histogram, sizeof(copy->histogram));
+	memcpy(copy->peers, m->peers, sizeof(copy->peers));
+	copy->peers_other = m->peers_other;
+}

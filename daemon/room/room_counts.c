@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is counted of a room when its state changes: nobody walks all rooms to tell how
+ * many are where, and which is there for longest. */
+#include "daemon/base/context.h"
+#include "daemon/room/rooms_impl.h"
+
+static struct metrics *counts_of(const struct room *room)
+{
+	return &room->rooms->kvd->metrics;
+}
+
+static void room_counts_enter(struct room *room, uint64_t now_ns)
+{
+	unsigned int state = sm_state(&room->sm);
+
+	metrics_add(counts_of(room), METRIC_AT(ROOMS, room->role, state), 1);
+	list_push_back(&room->rooms->in_state[state], &room->state_link);
+	room->state_ns = now_ns;
+}
+
+static void room_counts_leave(struct room *room, unsigned int state)
+{
+	metrics_sub(counts_of(room), METRIC_AT(ROOMS, room->role, state), 1);
+	list_remove(&room->state_link);
+}
+
+void room_counts_open(struct room *room)
+{
+	room_counts_enter(room, room->opened_ns);
+}
+
+/* The phase that ends with the move, if it came to its end. */
+static void room_counts_phase(const struct room *room, unsigned int from, uint64_t now_ns)
+{
+	static const enum metric_phase phases[] = {
+		[ROOM_BOOT] = METRIC_PHASE_BOOTSTRAP,
+		[ROOM_WAITING] = METRIC_PHASE_WAITING,
+		[ROOM_MOVING] = METRIC_PHASE_TRANSFER,
+	};
+
+	if (from > ROOM_MOVING || sm_state(&room->sm) == ROOM_ABORTING)
+		return;
+	METRICS_OBSERVE(counts_of(room), ROOM_PHASE, room->role, phases[from],
+			now_ns - room->state_ns);
+}
+
+void room_counts_move(struct room *room, unsigned int from, uint64_t now_ns)
+{
+	struct metrics *m = counts_of(room);
+	unsigned int state = sm_state(&room->sm);
+
+	room_counts_phase(room, from, now_ns);
+	room_counts_leave(room, from);
+	room_counts_enter(room, now_ns);
+	if (state == ROOM_SUCCESS) {
+		METRICS_OBSERVE(m, ROOM_PHASE, room->role, METRIC_PHASE_TOTAL,
+				now_ns - room->opened_ns);
+		METRICS_OBSERVE(m, ROOM_SIZE, 0, 0, room->bytes);
+		metrics_add(m, METRIC_AT(ROOMS_ENDED, room->role, ERR_OK), 1);
+	} else if (state == ROOM_FAILED) {
+		metrics_add(m, METRIC_AT(ROOMS_ENDED, room->role, room->error.code), 1);
+	}
+}
+
+void room_counts_close(struct room *room)
+{
+	room_counts_leave(room, sm_state(&room->sm));
+}
+
+uint64_t rooms_oldest_ns(const struct rooms *rooms, enum room_state state)
+{
+	const struct list *in = &rooms->in_state[state];
+
+	return list_empty(in) ? 0 : list_first(in, struct room, state_link)->state_ns;
+}
+
+unsigned int rooms_orphans(const struct rooms *rooms)
+{
+	return rooms->orphan_count;
+}
