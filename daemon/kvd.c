@@ -39,6 +39,7 @@
 #include "daemon/memory/copy.h"
 #include "daemon/memory/numa.h"
 #include "daemon/memory/tokens.h"
+#include "daemon/metrics/http.h"
 #include "gpu/gpu.h"
 #include "daemon/xfer/xfer.h"
 
@@ -342,6 +343,8 @@ static int build(struct kvd *kvd, const struct kvd_sockets *sockets)
 		r = xfers_new(kvd, &kvd->xfers);
 	if (r == 0)
 		r = control_new(kvd, sockets->control_fd, &kvd->control);
+	if (r == 0)
+		r = http_new(kvd, &kvd->http);
 	return err_pass(r);
 }
 
@@ -437,6 +440,7 @@ void kvd_free(struct kvd *kvd)
 	impl = kvd_impl_of(kvd);
 	if (kvd->abandoned)
 		return;
+	http_free(kvd->http);
 	control_free(kvd->control);
 	xfers_free(kvd->xfers);
 	rooms_free(kvd->rooms);

@@ -24,6 +24,7 @@ libzmq3-dev	header:zmq.h
 libucx-dev	header:ucp/api/ucp.h
 libibverbs-dev	header:infiniband/verbs.h
 librdmacm-dev	header:rdma/rdma_cma.h
+libmicrohttpd-dev	header:microhttpd.h
 libcjson-dev	header:cjson/cJSON.h
 libinih-dev	header:ini.h
 libxxhash-dev	header:xxhash.h

@@ -22,6 +22,7 @@ struct control;
 struct copier;
 struct gpu;
 struct handshake;
+struct http;
 struct link;
 struct loop;
 struct offload;
@@ -52,6 +53,7 @@ struct kvd {
 	struct xfers *xfers;
 	struct rooms *rooms;
 	struct control *control;
+	struct http *http;		     /* NULL without metrics_listen */
 	struct rings *rings;		     /* ring.c; NULL without any */
 	struct session_clock *session_clock; /* session_watch.c; NULL without sessions */
 	bool draining;			     /* refuse new rooms, let running ones end */

@@ -380,6 +380,36 @@ static void check_tcp_listen(struct load *load)
 			config->tcp_listen);
 }
 
+static void check_metrics_listen(struct load *load)
+{
+	const char *listen = load->config.metrics_listen;
+	unsigned int line = line_of(load, "metrics_listen", "metrics_listen");
+	const size_t max = sizeof(((struct sockaddr_un *)NULL)->sun_path);
+	char host[CONFIG_ENDPOINT_BYTES];
+	unsigned long port;
+
+	if (!*listen)
+		return;
+	if (strncmp(listen, "unix:", 5) == 0) {
+		if (listen[5] != '/' || strlen(listen + 5) >= max)
+			problem(load, line,
+				"metrics_listen = %s: unix: wants an absolute path of at "
+				"most %zu bytes",
+				listen, max - 1);
+	} else if (!endpoint_split(listen, host, &port) || !port) {
+		problem(load, line,
+			"metrics_listen = %s: allowed: tcp://127.0.0.1:PORT with a port "
+			"of 1 to 65535, or unix:/PATH",
+			listen);
+	} else if (host_kind(host) != HOST_LOOPBACK) {
+		problem(load, line,
+			"metrics_listen = %s: nobody is authenticated there: only a "
+			"loopback address or unix:/PATH; put a proxy that "
+			"authenticates in front of it",
+			listen);
+	}
+}
+
 static void check_advertise(struct load *load)
 {
 	const struct config *config = &load->config;
@@ -517,8 +547,9 @@ static void config_resolve(struct load *load)
 }
 
 static void (*const checks[])(struct load *load) = {
-	check_name,	  check_socket, check_listen,	  check_advertise,
-	check_tcp_listen, check_times,	check_transports, check_require,
+	check_name,	 check_socket,	       check_listen,
+	check_advertise, check_metrics_listen, check_tcp_listen,
+	check_times,	 check_transports,     check_require,
 };
 
 static int run_checks(struct load *load)

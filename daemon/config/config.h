@@ -61,6 +61,9 @@ struct config {
 	uint32_t orphans_max;
 	uint64_t orphan_ttl_ns;
 
+	/* [metrics] */
+	char metrics_listen[CONFIG_ENDPOINT_BYTES]; /* "" = none */
+
 	/* [rooms] */
 	uint32_t rooms_max;
 	uint32_t tombstones_max;

@@ -141,6 +141,12 @@ static const struct setting options[] = {
 	 .min = 10 * MS, .max = 3600 * S, .reload = true,
 	 .help = "How long these are kept."},
 
+	{"metrics", "metrics_listen", SETTING_TEXT, FIELD(metrics_listen), .preset = "",
+	 .help = "Where Prometheus and people read the figures, by HTTP: "
+		 "tcp://127.0.0.1:9464, or unix:/run/kvd/NAME.metrics with the group and "
+		 "mode of the control socket. Nobody is authenticated, so only loopback "
+		 "addresses and Unix sockets are allowed. Empty: nowhere."},
+
 	{"rooms", "rooms", SETTING_COUNT, FIELD(rooms_max), .preset = "65536", .min = 1,
 	 .max = 1 << 24, .help = "Most rooms at a time."},
 	{"rooms", "tombstones", SETTING_COUNT, FIELD(tombstones_max), .preset = "65536",

@@ -1,0 +1,381 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One thread of libmicrohttpd's accepts, reads, answers and writes. For figures it puts
+ * a note into the loop's mailbox and waits; the loop copies them and goes on. Whoever
+ * asks more often than FRESH_NS gets what was asked for last, so no number of requests
+ * takes more than a few turns a second. A loop that does not answer for ANSWER_NS makes
+ * every request a 503: that is what /livez is for.
+ *
+ * Clients may be slow, or never mean to end. None waits for another, since no write
+ * blocks; the connection that is there for longest makes room for a new one, so those
+ * that hang about cannot keep anybody out. What a connection may hold is bounded by
+ * CONNECTION_BYTES and by one copy of the text.
+ */
+#include "daemon/metrics/http.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/context.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/base/text.h"
+#include "daemon/config/config.h"
+#include "daemon/loop/mailbox.h"
+#include "daemon/metrics/figures.h"
+#include "daemon/metrics/http_lib.h"
+#include "daemon/metrics/http_listen.h"
+
+#define CONNECTIONS_MAX 16u
+#define CONNECTION_BYTES ((size_t)16 << 10) /* of a request */
+#define IDLE_S 10u
+#define FRESH_NS UINT64_C(100000000)
+#define ANSWER_NS UINT64_C(1000000000)
+
+struct http {
+	struct kvd *kvd;
+	const struct http_lib *lib;
+	struct http_listen listen;
+	struct MHD_Daemon *server;
+	struct mailbox box;
+	struct list note; /* in the box: figures are wanted */
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	bool asked; /* the loop may write `figures`: nobody reads them */
+	bool closing;
+	struct figures figures;
+	/* the server's thread's */
+	uint64_t taken_ns;		 /* of figures; 0: there are none */
+	struct MHD_Response *exposed[2]; /* of them; NULL: not made yet */
+	struct list connections;	 /* oldest first */
+	unsigned int connection_count;
+};
+
+/* ---- figures ---- */
+
+static void on_note(struct mailbox *box, struct list *item)
+{
+	struct http *http = container_of(box, struct http, box);
+
+	assert(item == &http->note);
+	(void)item;
+	figures_take(http->kvd, &http->figures);
+	pthread_mutex_lock(&http->lock);
+	http->asked = false;
+	pthread_cond_signal(&http->changed);
+	pthread_mutex_unlock(&http->lock);
+}
+
+/* False: the loop does not answer. */
+static bool http_ask(struct http *http)
+{
+	struct timespec until = clock_after(ANSWER_NS);
+	bool answered;
+
+	pthread_mutex_lock(&http->lock);
+	if (!http->asked) { /* else the loop still has the last note */
+		http->asked = true;
+		mailbox_put(&http->box, &http->note);
+	}
+	while (http->asked && !http->closing &&
+	       pthread_cond_clockwait(&http->changed, &http->lock, CLOCK_MONOTONIC,
+				      &until) == 0)
+		;
+	answered = !http->asked && !http->closing;
+	pthread_mutex_unlock(&http->lock);
+	return answered;
+}
+
+static void exposed_drop(struct http *http)
+{
+	for (size_t i = 0; i < ARRAY_LEN(http->exposed); i++) {
+		if (http->exposed[i])
+			http->lib->MHD_destroy_response(http->exposed[i]);
+		http->exposed[i] = NULL;
+	}
+}
+
+/* NULL: the loop does not answer. */
+static struct figures *http_figures(struct http *http)
+{
+	if (http->taken_ns && clock_ns() - http->taken_ns < FRESH_NS)
+		return &http->figures;
+	exposed_drop(http);
+	http->taken_ns = 0;
+	if (!http_ask(http))
+		return NULL;
+	http->taken_ns = clock_ns();
+	figures_read_process(&http->figures);
+	return &http->figures;
+}
+
+/* ---- answers ---- */
+
+/* One connection a request: a scraper comes once in many seconds. */
+static struct MHD_Response *answer_make(struct http *http, const char *type,
+					const char *text, size_t len)
+{
+	struct MHD_Response *answer = http->lib->MHD_create_response_from_buffer(
+		len, (void *)(uintptr_t)text, MHD_RESPMEM_MUST_COPY);
+	static const struct {
+		const char *name, *value;
+	} heads[] = {{"Connection", "close"},
+		     {"Cache-Control", "no-store"},
+		     {"X-Content-Type-Options", "nosniff"}};
+
+	for (size_t i = 0; answer && i < ARRAY_LEN(heads); i++)
+		http->lib->MHD_add_response_header(answer, heads[i].name, heads[i].value);
+	if (answer)
+		http->lib->MHD_add_response_header(answer, "Content-Type", type);
+	return answer;
+}
+
+static enum MHD_Result answer_send(struct http *http, struct MHD_Connection *c,
+				   unsigned int status, struct MHD_Response *answer)
+{
+	enum MHD_Result r =
+		answer ? http->lib->MHD_queue_response(c, status, answer) : MHD_NO;
+
+	if (answer)
+		http->lib->MHD_destroy_response(answer);
+	return r;
+}
+
+static enum MHD_Result answer_text(struct http *http, struct MHD_Connection *c,
+				   unsigned int status, const char *text)
+{
+	struct MHD_Response *answer =
+		answer_make(http, "text/plain; charset=utf-8", text, strlen(text));
+
+	if (answer && status == MHD_HTTP_METHOD_NOT_ALLOWED)
+		http->lib->MHD_add_response_header(answer, "Allow", "GET, HEAD");
+	return answer_send(http, c, status, answer);
+}
+
+static enum MHD_Result answer_stuck(struct http *http, struct MHD_Connection *c)
+{
+	return answer_text(http, c, MHD_HTTP_SERVICE_UNAVAILABLE,
+			   "the daemon's loop does not answer\n");
+}
+
+/* How much a client wants a type: its q, 0 where it is not named. */
+static double wish_of(const char *accept, const char *type)
+{
+	const char *at = accept;
+	double best = 0, q;
+
+	while ((at = strstr(at, type))) {
+		const char *end = at + strcspn(at, ","), *says = strstr(at, ";q=");
+
+		q = says && says < end ? strtod(says + 3, NULL) : 1;
+		best = q > best ? q : best;
+		at = end;
+	}
+	return best;
+}
+
+static enum MHD_Result serve_metrics(struct http *http, struct MHD_Connection *c)
+{
+	static const char *const types[] = {
+		"text/plain; version=0.0.4; charset=utf-8",
+		"application/openmetrics-text; version=1.0.0; charset=utf-8"};
+	const char *accept =
+		http->lib->MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Accept");
+	double open = accept ? wish_of(accept, "application/openmetrics-text") : 0;
+	bool openmetrics = open > 0 && open >= wish_of(accept, "text/plain");
+	struct MHD_Response **answer = &http->exposed[openmetrics];
+	const struct figures *f = http_figures(http);
+	struct text text = {0};
+
+	if (!f)
+		return answer_stuck(http, c);
+	if (!*answer) {
+		figures_expose(f, openmetrics, &text);
+		if (!text.failed)
+			*answer = answer_make(http, types[openmetrics], text.data,
+					      text.len);
+		text_fini(&text);
+	}
+	return *answer ? http->lib->MHD_queue_response(c, MHD_HTTP_OK, *answer) : MHD_NO;
+}
+
+static enum MHD_Result serve_live(struct http *http, struct MHD_Connection *c)
+{
+	return http_figures(http) ? answer_text(http, c, MHD_HTTP_OK, "ok\n")
+				  : answer_stuck(http, c);
+}
+
+static enum MHD_Result serve_ready(struct http *http, struct MHD_Connection *c)
+{
+	const struct figures *f = http_figures(http);
+	char text[ERR_TEXT_MAX + 32];
+
+	if (!f)
+		return answer_stuck(http, c);
+	snprintf(text, sizeof(text), "%s%s%s\n", health_names[f->health],
+		 f->why[0] ? ": " : "", f->why);
+	return answer_text(http, c,
+			   f->health == HEALTH_SERVING ? MHD_HTTP_OK
+						       : MHD_HTTP_SERVICE_UNAVAILABLE,
+			   text);
+}
+
+static const struct {
+	const char *path;
+	enum MHD_Result (*serve)(struct http *http, struct MHD_Connection *c);
+} routes[] = {
+	{"/metrics", serve_metrics},
+	{"/livez", serve_live},
+	{"/readyz", serve_ready},
+};
+
+static enum MHD_Result on_request(void *arg, struct MHD_Connection *c, const char *path,
+				  const char *method, const char *version,
+				  const char *body, size_t *body_len, void **state)
+{
+	struct http *http = arg;
+
+	(void)version;
+	(void)body;
+	(void)body_len;
+	if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0)
+		return answer_text(http, c, MHD_HTTP_METHOD_NOT_ALLOWED,
+				   "only GET and HEAD\n");
+	if (!*state) { /* the head is there; the answer follows at the second call */
+		*state = http;
+		return MHD_YES;
+	}
+	for (size_t i = 0; i < ARRAY_LEN(routes); i++)
+		if (strcmp(path, routes[i].path) == 0)
+			return routes[i].serve(http, c);
+	return answer_text(http, c, MHD_HTTP_NOT_FOUND,
+			   "there are /metrics, /livez, /readyz\n");
+}
+
+/* ---- connections ---- */
+
+struct connection {
+	struct list link;
+	int fd;
+};
+
+/* The server sees the end of the stream, and closes it. */
+static void connection_end(struct http *http, struct connection *connection)
+{
+	shutdown(connection->fd, SHUT_RDWR);
+	list_remove(&connection->link);
+	http->connection_count--;
+}
+
+static void on_connection(void *arg, struct MHD_Connection *c, void **state,
+			  enum MHD_ConnectionNotificationCode what)
+{
+	struct http *http = arg;
+	struct connection *connection = *state;
+
+	if (what == MHD_CONNECTION_NOTIFY_CLOSED) {
+		if (connection && !list_empty(&connection->link)) {
+			list_remove(&connection->link);
+			http->connection_count--;
+		}
+		mem_free(connection);
+		*state = NULL;
+		return;
+	}
+	int fd = http->lib->MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)
+			 ->connect_fd;
+
+	connection = mem_zalloc(sizeof(*connection));
+	*state = connection;
+	if (!connection) {
+		shutdown(fd, SHUT_RDWR); /* one that could not make room for others */
+		return;
+	}
+	connection->fd = fd;
+	list_push_back(&http->connections, &connection->link);
+	if (++http->connection_count > CONNECTIONS_MAX)
+		connection_end(http,
+			       list_first(&http->connections, struct connection, link));
+}
+
+/* ---- life ---- */
+
+static int server_start(struct http *http)
+{
+	sigset_t all, old;
+
+	/* its thread leaves signals to the loop's */
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	http->server = http->lib->MHD_start_daemon(
+		MHD_USE_EPOLL_INTERNAL_THREAD, 0, NULL, NULL, on_request, http,
+		MHD_OPTION_LISTEN_SOCKET, http->listen.fd, MHD_OPTION_CONNECTION_LIMIT,
+		4 * CONNECTIONS_MAX, MHD_OPTION_CONNECTION_TIMEOUT, IDLE_S,
+		MHD_OPTION_CONNECTION_MEMORY_LIMIT, CONNECTION_BYTES,
+		MHD_OPTION_NOTIFY_CONNECTION, on_connection, http, MHD_OPTION_END);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	if (!http->server)
+		return err_raise(ERR_IO, "libmicrohttpd does not start at %s",
+				 http->kvd->config->metrics_listen);
+	return 0;
+}
+
+int http_new(struct kvd *kvd, struct http **http_p)
+{
+	struct http *http;
+	int r;
+
+	*http_p = NULL;
+	if (!kvd->config->metrics_listen[0])
+		return 0;
+	http = mem_zalloc(sizeof(*http));
+	if (!http)
+		return err_pass(-ENOMEM);
+	http->kvd = kvd;
+	http->listen.fd = -1;
+	list_init(&http->note);
+	list_init(&http->connections);
+	pthread_mutex_init(&http->lock, NULL);
+	pthread_cond_init(&http->changed, NULL);
+	r = http_lib_load(&http->lib);
+	if (r == 0)
+		r = mailbox_init(&http->box, kvd->loop, on_note);
+	if (r == 0)
+		r = http_listen_open(kvd->config, &http->listen);
+	if (r == 0)
+		r = server_start(http);
+	if (r < 0) {
+		http_free(http);
+		return err_pass(r);
+	}
+	log_info("metrics", NULL, "served", "at=%s", kvd->config->metrics_listen);
+	*http_p = http;
+	return 0;
+}
+
+void http_free(struct http *http)
+{
+	if (!http)
+		return;
+	pthread_mutex_lock(&http->lock);
+	http->closing = true;
+	pthread_cond_signal(&http->changed);
+	pthread_mutex_unlock(&http->lock);
+	if (http->server)
+		http->lib->MHD_stop_daemon(http->server); /* its thread has ended */
+	if (http->server)
+		http->listen.fd = -1; /* it was the server's to close */
+	exposed_drop(http);
+	http_listen_close(&http->listen);
+	mailbox_fini(&http->box);
+	pthread_cond_destroy(&http->changed);
+	pthread_mutex_destroy(&http->lock);
+	mem_free(http);
+}
