@@ -32,6 +32,7 @@
 #include "daemon/metrics/figures.h"
 #include "daemon/metrics/http_lib.h"
 #include "daemon/metrics/http_listen.h"
+#include "daemon/metrics/page.h"
 
 #define CONNECTIONS_MAX 16u
 #define CONNECTION_BYTES ((size_t)16 << 10) /* of a request */
@@ -227,6 +228,28 @@ static enum MHD_Result serve_ready(struct http *http, struct MHD_Connection *c)
 			   text);
 }
 
+static enum MHD_Result serve_page(struct http *http, struct MHD_Connection *c)
+{
+	char nonce[PAGE_NONCE_CHARS + 1] = "", policy[512];
+	struct MHD_Response *answer = NULL;
+	struct text text = {0};
+
+	page_make(&text, nonce);
+	snprintf(policy, sizeof(policy),
+		 "default-src 'none'; script-src 'nonce-%s'; style-src 'nonce-%s'; "
+		 "connect-src 'self'; base-uri 'none'; form-action 'none'; "
+		 "frame-ancestors 'none'",
+		 nonce, nonce);
+	if (!text.failed)
+		answer = answer_make(http, "text/html; charset=utf-8", text.data,
+				     text.len);
+	if (answer)
+		http->lib->MHD_add_response_header(answer, "Content-Security-Policy",
+						   policy);
+	text_fini(&text);
+	return answer_send(http, c, MHD_HTTP_OK, answer);
+}
+
 static const struct {
 	const char *path;
 	enum MHD_Result (*serve)(struct http *http, struct MHD_Connection *c);
@@ -234,6 +257,7 @@ static const struct {
 	{"/metrics", serve_metrics},
 	{"/livez", serve_live},
 	{"/readyz", serve_ready},
+	{"/", serve_page},
 };
 
 static enum MHD_Result on_request(void *arg, struct MHD_Connection *c, const char *path,
@@ -256,7 +280,7 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *c, const cha
 		if (strcmp(path, routes[i].path) == 0)
 			return routes[i].serve(http, c);
 	return answer_text(http, c, MHD_HTTP_NOT_FOUND,
-			   "there are /metrics, /livez, /readyz\n");
+			   "there are /, /metrics, /livez, /readyz\n");
 }
 
 /* ---- connections ---- */

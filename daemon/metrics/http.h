@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * http: the metrics endpoint (option metrics_listen). GET /metrics, /livez and /readyz;
- * anything else is refused. A thread of libmicrohttpd's serves it. It touches nothing of
- * the loop's: it asks for a copy of the figures and waits for it.
+ * http: the metrics endpoint (option metrics_listen). GET /metrics, /livez, /readyz, and
+ * a page at /; anything else is refused. A thread of libmicrohttpd's serves it. It
+ * touches nothing of the loop's: it asks for a copy of the figures and waits for it.
  */
 #ifndef KVD_METRICS_HTTP_H
 #define KVD_METRICS_HTTP_H

@@ -1,0 +1,182 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""The page at / in a real browser, under load: what it shows is what happens, and nothing
+that others named becomes part of the document."""
+import base64
+import http.server
+import json
+import os
+import re
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+from kvd_daemon import DEADLINE_S, Skip, run  # noqa: E402
+from rig import Load, Observed, Pair  # noqa: E402
+
+PICTURE = os.environ.get("KVD_PAGE_PICTURE", "")  # keep it there
+
+
+class Browser:
+    """Chromium without a screen, steered by its debugging pipe."""
+
+    def __init__(self, url):
+        self.program, self.url, self.last, self.said = shutil.which("chromium"), url, 0, []
+        if not self.program:
+            raise Skip("chromium (Debian: chromium)")
+
+    def __enter__(self):
+        self.home = tempfile.TemporaryDirectory(prefix="kvd-test-", ignore_cleanup_errors=True)
+        to_read, self.to = os.pipe()
+        self.back, from_write = os.pipe()
+
+        def place():  # it reads 3 and writes 4
+            os.dup2(os.dup(to_read), 3)
+            os.dup2(os.dup(from_write), 4)
+
+        self.proc = subprocess.Popen(
+            [self.program, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run",
+             "--disable-dev-shm-usage", "--user-data-dir=" + self.home.name,
+             "--window-size=1200,1500", "--remote-debugging-pipe", "about:blank"],
+            close_fds=False, preexec_fn=place, env=dict(os.environ, HOME=self.home.name),
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        os.close(to_read)
+        os.close(from_write)
+        self.got = b""
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.ask("Target.attachToTarget", targetId=target,
+                                flatten=True)["sessionId"]
+        for part in ("Page", "Runtime", "Log"):
+            self.ask(part + ".enable")
+        self.ask("Page.navigate", url=self.url)
+        return self
+
+    def __exit__(self, *exc):
+        os.close(self.to)
+        self.proc.terminate()
+        self.proc.wait()
+        os.close(self.back)
+        self.home.cleanup()
+
+    def message(self):
+        while b"\0" not in self.got:
+            assert select.select([self.back], [], [], DEADLINE_S)[0], "no answer"
+            more = os.read(self.back, 1 << 16)
+            assert more, "the browser ended"
+            self.got += more
+        text, _, self.got = self.got.partition(b"\0")
+        return json.loads(text)
+
+    def ask(self, method, **params):
+        self.last += 1
+        message = {"id": self.last, "method": method, "params": params}
+        if hasattr(self, "session"):
+            message["sessionId"] = self.session
+        os.write(self.to, json.dumps(message).encode() + b"\0")
+        while True:
+            got = self.message()
+            if got.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown"):
+                self.said.append(got["params"])
+            if got.get("id") == self.last:
+                assert "error" not in got, got
+                return got["result"]
+
+    def value(self, script):
+        return self.ask("Runtime.evaluate", expression=script,
+                        returnByValue=True)["result"].get("value")
+
+    def text(self, id):
+        return self.value("(document.getElementById('%s') || {}).textContent || ''" % id)
+
+    def until(self, script):
+        end = time.monotonic() + DEADLINE_S
+        while not self.value(script):
+            assert time.monotonic() < end, (script, self.said,
+                                            self.value("document.body.textContent"))
+
+
+def page_shows_what_happens():
+    with Pair() as p, Load(p), Browser("http://127.0.0.1:%d/" % p.daemons[1].port) as b:
+        b.until("document.getElementById('state').textContent == 'serving'")
+        b.until("parseFloat((document.getElementById('tile-ok') || {}).textContent) > 0")
+        b.until("document.querySelectorAll('path[d*=L]').length == 8")
+        assert b.text("tile-failed") == "0"
+        assert re.match(r"[\d.]+ (us|ms|s)$", b.text("tile-p50")), b.text("tile-p50")
+        assert re.match(r"[\d.]+ [KMG]?i?B$", b.text("tile-in")), b.text("tile-in")
+        assert not b.text("tile-in").startswith("0 "), b.text("tile-in")
+        peer = "prefill@" + p.prefill.endpoint[len("tcp://"):]
+        assert peer in b.text("peers"), b.text("peers")
+        assert "pull" in b.text("phases") and "late for a timer" in b.text("loop")
+        picture = base64.b64decode(b.ask("Page.captureScreenshot")["data"])
+        assert picture.startswith(b"\x89PNG") and len(picture) > 10000, len(picture)
+        if PICTURE:
+            with open(PICTURE, "wb") as f:
+                f.write(picture)
+        assert not b.said, b.said
+
+
+def page_lets_nothing_in_from_outside():
+    with Observed() as d:
+        seen = set()
+        for _ in range(2):
+            status, headers, text = d.get("/")
+            policy = headers["Content-Security-Policy"]
+            nonce = re.search(r"script-src 'nonce-([0-9a-f]{32})'", policy).group(1)
+            seen.add(nonce)
+            assert status == 200 and "default-src 'none'" in policy, policy
+            assert re.findall(r"<(?:script|style)[^>]*>", text) == [
+                '<style nonce="%s">' % nonce, '<script nonce="%s">' % nonce]
+            assert "@NONCE@" not in text
+            urls = re.findall(r"[a-z]+://[^\s\"']+", text)
+            assert urls == ["http://www.w3.org/2000/svg"], urls  # a name, not a source
+        assert len(seen) == 2, "the same number twice"
+        assert not re.search(r"\.(innerHTML|outerHTML|insertAdjacentHTML)|document\.write|eval\(",
+                             text)
+
+
+def hostile_names_are_text():
+    """The page of a daemon over figures that name a peer as nobody should."""
+    evil = '<img src=x onerror="document.title=1"></td><script>document.title="owned"</script>\\"'
+    with Observed() as d:
+        _, headers, page = d.get("/")
+        figures = d.get("/metrics")[2]
+        label = evil.replace("\\", "\\\\").replace('"', '\\"')
+        figures += 'kvd_peer_bytes_total{peer="%s",direction="in"} 5\n' % label
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                body = (figures if self.path == "/metrics" else page).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "text/html" if self.path == "/" else "text/plain")
+                if self.path == "/":
+                    self.send_header("Content-Security-Policy", headers["Content-Security-Policy"])
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with Browser("http://127.0.0.1:%d/" % server.server_port) as b:
+                b.until("document.getElementById('peers').textContent.includes('onerror')")
+                assert b.value("document.title") == "kvd serving", b.value("document.title")
+                assert b.value("document.querySelectorAll('#peers img, #peers script').length") == 0
+                assert b.value("document.querySelector('#peers tr + tr td').textContent") == evil
+                assert not b.said, b.said
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+
+if __name__ == "__main__":
+    run([page_shows_what_happens, page_lets_nothing_in_from_outside, hostile_names_are_text])
