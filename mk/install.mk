@@ -8,6 +8,7 @@ LIBDIR     ?= $(PREFIX)/lib
 INCLUDEDIR ?= $(PREFIX)/include
 MANDIR     ?= $(PREFIX)/share/man
 DOCDIR     ?= $(PREFIX)/share/doc/kvd
+DATADIR    ?= $(PREFIX)/share/kvd
 UNITDIR    ?= $(PREFIX)/lib/systemd/system
 SYSUSERSDIR ?= $(PREFIX)/lib/sysusers.d
 TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
@@ -19,6 +20,8 @@ MAN_PAGES  := $(wildcard man/*.[1-8])
 # with their folders: their links are relative
 DOC_FILES  := $(wildcard README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs/*.md \
 	docs/*/*.md examples/*.[ch] examples/*.py)
+# alerts and a board, for who scrapes daemons
+DATA_FILES := prometheus/rules.yml grafana/kvd.json
 FILL = sed -e 's|@BINDIR@|$(BINDIR)|g' -e 's|@PREFIX@|$(PREFIX)|g' \
 	-e 's|@LIBDIR@|$(LIBDIR)|g' -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|g' \
 	-e 's|@VERSION@|$(VERSION)|g'
@@ -36,6 +39,8 @@ install: all ## install to DESTDIR/PREFIX
 	$(Q)install -m 0644 config/kvd.conf $(D)$(SYSCONFDIR)/kvd/kvd.conf.sample
 	$(Q)for file in $(DOC_FILES); do \
 		install -D -m 0644 $$file $(D)$(DOCDIR)/$$file; done
+	$(Q)for file in $(DATA_FILES); do \
+		install -D -m 0644 contrib/$$file $(D)$(DATADIR)/$$file; done
 	$(Q)for page in $(MAN_PAGES); do \
 		install -D -m 0644 $$page $(D)$(MANDIR)/man$${page##*.}/$${page##*/}; done
 ifneq ($(LIBKVD),)
@@ -56,10 +61,11 @@ uninstall: ## remove what install put there
 		$(D)$(LIBDIR)/libkvd.so $(D)$(LIBDIR)/libkvd.so.$(SOVERSION) \
 		$(D)$(LIBDIR)/libkvd.so.$(VERSION) $(D)$(LIBDIR)/pkgconfig/libkvd.pc \
 		$(addprefix $(D)$(INCLUDEDIR)/,$(notdir $(PUBLIC_HEADERS))) \
-		$(addprefix $(D)$(DOCDIR)/,$(DOC_FILES))
+		$(addprefix $(D)$(DOCDIR)/,$(DOC_FILES)) \
+		$(addprefix $(D)$(DATADIR)/,$(DATA_FILES))
 	$(Q)for page in $(MAN_PAGES); do \
 		rm -f $(D)$(MANDIR)/man$${page##*.}/$${page##*/}; done
-	$(Q)for dir in $(D)$(DOCDIR) $(D)$(SYSCONFDIR)/kvd; do \
+	$(Q)for dir in $(D)$(DOCDIR) $(D)$(DATADIR) $(D)$(SYSCONFDIR)/kvd; do \
 		[ ! -d $$dir ] || find $$dir -depth -type d -empty -delete; done
 
 .PHONY: docs
