@@ -289,7 +289,7 @@ static void wire_refuses_before_it_takes_memory_for_pages(void **state)
 static void wire_pages_are_charged_and_capped(void **state)
 {
 	const uint64_t others = PAGES_HELD_MAX - 10 * sizeof(uint32_t);
-	struct metrics metrics = {{0}};
+	struct metrics metrics = {.value = {0}};
 	struct pages_held held = {.bytes = others, .metrics = &metrics};
 
 	(void)state;
