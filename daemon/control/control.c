@@ -31,6 +31,7 @@
 #include "daemon/config/config.h"
 #include "daemon/control/conn.h"
 #include "daemon/base/context.h"
+#include "daemon/loop/lock.h"
 #include "daemon/session/session.h"
 #include "daemon/session/share.h"
 
@@ -50,6 +51,7 @@ struct control {
 	struct loop_timer pause;
 	bool closed;
 	char path[sizeof(((struct sockaddr_un *)NULL)->sun_path)]; /* "" = not ours */
+	struct stat made; /* what was bound at `path` */
 	struct conn_host host;
 };
 
@@ -69,20 +71,6 @@ static int group_id(const char *name, gid_t *gid_p)
 	if (name[0] < '0' || name[0] > '9' || *end || number >= UINT32_MAX)
 		return err_raise(ERR_CONFIG, "socket_group '%s': no such group", name);
 	*gid_p = (gid_t)number;
-	return 0;
-}
-
-/* Remove a stale name; anything but a socket is somebody else's. */
-static int path_clear(const char *path)
-{
-	struct stat st;
-
-	if (lstat(path, &st) < 0)
-		return errno == ENOENT ? 0 : err_raise_errno(errno, "%s", path);
-	if (!S_ISSOCK(st.st_mode))
-		return err_raise(ERR_CONFIG, "%s: exists and is no socket", path);
-	if (unlink(path) < 0)
-		return err_raise_errno(errno, "removing the old %s", path);
 	return 0;
 }
 
@@ -117,19 +105,30 @@ static int socket_bind(struct control *control, int fd)
 		return err_raise(ERR_CONFIG, "%s: a socket's path has at most %zu bytes",
 				 config->socket_path, sizeof(addr.sun_path) - 1);
 	memcpy(addr.sun_path, config->socket_path, len + 1);
-	r = path_clear(addr.sun_path);
+	r = lock_clear_socket(addr.sun_path);
 	if (r < 0)
 		return err_pass(r);
 	if (fchmod(fd, 0600) < 0 ||
 	    bind(fd, (const struct sockaddr *)&addr, sizeof(addr)) < 0)
 		return err_raise_errno(errno, "%s", addr.sun_path);
 	memcpy(control->path, addr.sun_path, len + 1);
-	r = path_own(control->path, config);
-	if (r < 0)
-		return err_pass(r);
+	/* at once: a name that nobody listens on is taken for an old one. Until
+	 * path_own() only this user gets in. */
 	if (listen(fd, BACKLOG) < 0)
 		return err_raise_errno(errno, "listening on %s", control->path);
-	return 0;
+	if (lstat(control->path, &control->made) < 0)
+		return err_raise_errno(errno, "%s", control->path);
+	return err_pass(path_own(control->path, config));
+}
+
+/* Only while it is the one that was made here: another daemon may have taken it. */
+static void path_remove(const struct control *control)
+{
+	struct stat st;
+
+	if (control->path[0] && lstat(control->path, &st) == 0 &&
+	    st.st_ino == control->made.st_ino && st.st_dev == control->made.st_dev)
+		unlink(control->path);
 }
 
 static int control_option_of(int fd, int name)
@@ -348,8 +347,7 @@ void control_close(struct control *control)
 	loop_timer_stop(&control->pause);
 	loop_fd_stop(&control->listener);
 	mem_closep(&control->listener.fd);
-	if (control->path[0])
-		unlink(control->path);
+	path_remove(control);
 	list_foreach_safe(session, &control->kvd->sessions, link)
 		session_end(session, "the daemon shuts down");
 }

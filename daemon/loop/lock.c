@@ -6,6 +6,9 @@
  * A killed daemon with gigabytes mapped takes up to seconds to die, and its lock
  * lasts as long as it does. Who starts the next one at once shall not be refused for
  * that: a holder whose address space is gone already (`statm` reads 0) is waited for.
+ *
+ * The lock belongs to the name; the control socket may lie anywhere, so that two names
+ * can mean one socket. Whether somebody lives behind it is asked by connecting.
  */
 #include "daemon/loop/lock.h"
 
@@ -14,7 +17,9 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -37,6 +42,20 @@ static void pause_a_moment(void)
 	nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
 }
 
+/* Killed, its memory gone, and on its way to close what it holds? */
+static bool process_is_dying(const char *pid)
+{
+	cleanup_close int statm = -1;
+	char path[64], text[8];
+
+	if (!*pid || strspn(pid, "0123456789") != strlen(pid))
+		return false;
+	snprintf(path, sizeof(path), "/proc/%.20s/statm", pid);
+	statm = open(path, O_RDONLY | O_CLOEXEC);
+	return statm >= 0 && read(statm, text, sizeof(text)) >= 2 && text[0] == '0' &&
+	       text[1] == ' ';
+}
+
 static void holder_read(int fd, char text[32])
 {
 	ssize_t n = pread(fd, text, 31, 0);
@@ -45,19 +64,12 @@ static void holder_read(int fd, char text[32])
 	text[strcspn(text, "\n")] = '\0';
 }
 
-/* Killed, its memory gone, and on its way to let go of the lock? */
 static bool holder_is_dying(int fd)
 {
-	cleanup_close int statm = -1;
-	char pid[32], path[64], text[8];
+	char pid[32];
 
 	holder_read(fd, pid);
-	if (!*pid || strspn(pid, "0123456789") != strlen(pid))
-		return false;
-	snprintf(path, sizeof(path), "/proc/%s/statm", pid);
-	statm = open(path, O_RDONLY | O_CLOEXEC);
-	return statm >= 0 && read(statm, text, sizeof(text)) >= 2 && text[0] == '0' &&
-	       text[1] == ' ';
+	return process_is_dying(pid);
 }
 
 static int busy(int fd, const char *path)
@@ -90,6 +102,15 @@ static int try_take(const char *path, int *fd_p)
 	int r, tries = 0;
 
 	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
+	if (fd < 0 && errno == ENOENT)
+		return err_raise(ERR_CONFIG,
+				 "%s: run_dir does not exist: systemd-tmpfiles --create "
+				 "makes /run/kvd; or set run_dir",
+				 path);
+	if (fd < 0 && (errno == EACCES || errno == EROFS))
+		return err_raise(ERR_CONFIG,
+				 "%s: %s: run_dir must be writable for this user", path,
+				 strerror(errno));
 	if (fd < 0)
 		return err_raise_errno(errno, "%s", path);
 	while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
@@ -134,4 +155,81 @@ void lock_drop(struct lock *lock)
 	unlink(lock->path); /* while it is ours: nobody else's file can go */
 	close(lock->fd);
 	lock_init(lock);
+}
+
+/* ---- a socket's name ---- */
+
+/* The pid of who listens at `path`; 0: somebody, it cannot be said who; -1: nobody.
+ * A full backlog and a socket of another type are somebody, too. */
+static int socket_listener(const char *path, pid_t *pid_p)
+{
+	cleanup_close int fd =
+		socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	struct sockaddr_un addr = {.sun_family = AF_UNIX};
+	struct ucred cred = {.pid = 0};
+	socklen_t len = sizeof(cred);
+
+	if (fd < 0)
+		return err_raise_errno(errno, "a Unix socket");
+	snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", path);
+	*pid_p = 0;
+	if (connect(fd, (const struct sockaddr *)&addr, sizeof(addr)) == 0) {
+		if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) == 0)
+			*pid_p = cred.pid;
+	} else if (errno == ECONNREFUSED || errno == ENOENT) {
+		*pid_p = -1;
+	} else if (errno != EAGAIN && errno != EPROTOTYPE) {
+		return err_raise(ERR_CONFIG, "socket_path = %s: does anybody listen? %s",
+				 path, strerror(errno));
+	}
+	return 0;
+}
+
+/* 0, or TRY_AGAIN while who listens is dying. */
+static int socket_unused(const char *path)
+{
+	char text[32] = "unknown";
+	pid_t pid = -1;
+	int r = socket_listener(path, &pid);
+
+	if (r < 0)
+		return err_pass(r);
+	if (pid < 0)
+		return 0;
+	if (pid > 0)
+		snprintf(text, sizeof(text), "%d", (int)pid);
+	if (process_is_dying(text))
+		return TRY_AGAIN;
+	return err_raise(ERR_CONFIG,
+			 "socket_path = %s: pid %s listens there; give each daemon a "
+			 "socket_path of its own",
+			 path, text);
+}
+
+int lock_clear_socket(const char *path)
+{
+	struct stat looked, now;
+	int r = TRY_AGAIN;
+
+	if (lstat(path, &looked) < 0)
+		return errno == ENOENT ? 0 : err_raise_errno(errno, "%s", path);
+	if (!S_ISSOCK(looked.st_mode))
+		return err_raise(ERR_CONFIG, "%s: exists and is no socket", path);
+	for (int tries = 0; tries < DYING_TRIES; tries++) {
+		r = socket_unused(path);
+		if (r != TRY_AGAIN)
+			break;
+		pause_a_moment();
+	}
+	if (r == TRY_AGAIN)
+		return err_raise(ERR_BUSY, "%s: who listens there does not end", path);
+	if (r < 0)
+		return err_pass(r);
+	if (lstat(path, &now) < 0)
+		return errno == ENOENT ? 0 : err_raise_errno(errno, "%s", path);
+	if (now.st_ino != looked.st_ino || now.st_dev != looked.st_dev)
+		return err_raise(ERR_BUSY, "%s: another daemon begins there", path);
+	if (unlink(path) < 0)
+		return err_raise_errno(errno, "removing the old %s", path);
+	return 0;
 }

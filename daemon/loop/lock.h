@@ -14,9 +14,14 @@ struct lock {
 
 void lock_init(struct lock *lock);
 /* Waits for a holder that was killed and is not through with its exit. ERR_BUSY
- * names the pid of the daemon that holds it; ERR_IO, ERR_PERM name the
- * path. */
+ * names the pid of the daemon that holds it; ERR_CONFIG: run_dir does not exist or
+ * may not be written; ERR_IO names the path. */
 int lock_take(struct lock *lock, const char *run_dir, const char *name);
 void lock_drop(struct lock *lock); /* idempotent; removes the file */
+
+/* Remove what an ended daemon left at a control socket's path; 0 also when nothing is
+ * there. ERR_CONFIG: somebody listens there (the pid is named), or it is no socket.
+ * ERR_BUSY: somebody else takes the path just now. */
+int lock_clear_socket(const char *path);
 
 #endif

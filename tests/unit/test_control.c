@@ -124,6 +124,35 @@ static void socket_stale_replaced(void **state)
 	assert_int_not_equal(access(config.socket_path, F_OK), 0);
 }
 
+/* Another name, the same socket_path: the first one keeps its name, its clients and,
+ * when a third has taken the path by force, what is not its own. */
+static void socket_of_a_living_daemon_refused(void **state)
+{
+	struct control *control = NULL;
+	struct mini *mini = *state;
+	struct kvd kvd = mini->kvd;
+	struct client client;
+	char pid[32];
+	int fd;
+
+	list_init(&kvd.sessions);
+	kvd.session_events = &session_events;
+	assert_int_equal(control_new(&kvd, -1, &control), -EDOM);
+	assert_null(control);
+	snprintf(pid, sizeof(pid), "pid %d", (int)getpid());
+	assert_non_null(strstr(err_last()->text, pid));
+	assert_non_null(strstr(err_last()->text, "socket_path"));
+	client_open(&client, mini);
+	client_call_ok(&client, "{\"cmd\":\"ping\"}");
+	client_close(&client);
+	assert_int_equal(unlink(mini->config.socket_path), 0);
+	fd = open(mini->config.socket_path, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+	assert_true(fd >= 0);
+	close(fd);
+	control_close(mini->kvd.control);
+	assert_int_equal(unlink(mini->config.socket_path), 0);
+}
+
 static void socket_inherited_serves(void **state)
 {
 	struct mini *mini = *state;
@@ -737,6 +766,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(socket_has_configured_mode),
 		CASE(socket_path_unusable_refused),
+		CASE(socket_of_a_living_daemon_refused),
 		CASE(socket_stale_replaced),
 		CASE(socket_inherited_serves),
 		CASE(foreign_uid_admitted_only_by_configuration),
