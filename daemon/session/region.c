@@ -631,6 +631,7 @@ int region_register(struct session *session, const struct region_args *args,
 		holding_undo(h);
 		return err_pass(r);
 	}
+	session_announce(session);
 	session_drain_begin(session);
 	h->job = (struct offload_job){.work = import_work, .done = import_done};
 	offload_submit(h->kvd->offload, &h->job);

@@ -127,9 +127,18 @@ int session_greet(struct session *session, const char *client, const char *role)
 	json_sanitize(session->client);
 	snprintf(session->role, sizeof(session->role), "%s", role ? role : "");
 	session->greeted = true;
-	log_info("session", session->client, "begins", "session=%ju pid=%d uid=%u",
-		 (uintmax_t)session->id, (int)session->pid, session->uid);
+	log_debug("session", session->client, "begins", "session=%ju pid=%d uid=%u",
+		  (uintmax_t)session->id, (int)session->pid, session->uid);
 	return 0;
+}
+
+void session_announce(struct session *session)
+{
+	if (session->announced)
+		return;
+	session->announced = true;
+	log_info("session", session->client, "has memory", "session=%ju pid=%d uid=%u",
+		 (uintmax_t)session->id, (int)session->pid, session->uid);
 }
 
 void session_drain_begin(struct session *session)
@@ -154,10 +163,14 @@ void session_end(struct session *session, const char *why)
 		return;
 	session->ending = true;
 	session_drain_begin(session); /* not gone before this returns */
-	if (session->greeted)
+	if (session->announced)
 		log_info("session", session->client, "ends",
 			 "session=%ju pid=%d why=\"%s\"", (uintmax_t)session->id,
 			 (int)session->pid, why);
+	else if (session->greeted)
+		log_debug("session", session->client, "ends",
+			  "session=%ju pid=%d why=\"%s\"", (uintmax_t)session->id,
+			  (int)session->pid, why);
 	if (session->status)
 		status_page_ended(session->status);
 	session_watch_stop(session->watch);

@@ -43,6 +43,7 @@ struct session {
 	gid_t gid;
 	bool admin;		 /* root, the daemon's uid or admin_uids */
 	bool greeted;		 /* hello was answered */
+	bool announced;		 /* its beginning was logged at info */
 	bool ending;		 /* session_end() has begun */
 	struct idmap regions;	 /* id -> struct region */
 	struct idmap pools;	 /* id -> struct pool */
@@ -106,6 +107,8 @@ void session_end_rest(struct session *session);
 const uint8_t *session_instance(const struct session *session);
 /* hello: make the status page and note its name and role. Once. */
 int session_greet(struct session *session, const char *client, const char *role);
+/* It registers memory: worth a line of the log. Those that only ask are not. */
+void session_announce(struct session *session);
 /* An object that drains after session_end() announces itself and its end. */
 void session_drain_begin(struct session *session);
 void session_drain_end(struct session *session);
