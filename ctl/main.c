@@ -28,8 +28,8 @@
 
 static const struct ctl_command ctl_commands[] = {
 	{"status", "", "the daemon at a glance",
-	 "Version, instance, endpoint, state, sessions, rooms, transports.", 0, 0, "",
-	 ctl_run_status},
+	 "Version, instance, pid, endpoint, state, uptime, sessions, bytes, transports.",
+	 0, 0, "", ctl_run_status},
 	{"health", "", "is the daemon well?",
 	 "Exit status 0 when it is serving, 1 when it refuses rooms (no transport that\n"
 	 "`require` allows is usable), drains, stops or answers with an error, 3 when "

@@ -153,6 +153,9 @@ static void put_health(const cJSON *health)
 	show_put("state", ctl_str(health, "state", "?"));
 	if (*ctl_str(health, "why", ""))
 		show_put("why", ctl_str(health, "why", ""));
+	if (ctl_true(health, "insecure"))
+		show_put("insecure", "yes: whoever reaches the ports can read and write "
+				     "engines' caches");
 	show_put("uptime", ctl_ms(ctl_num(health, "uptime_ms")));
 	printf("%-12s %.0f\n", "sessions", ctl_num(health, "sessions"));
 	printf("%-12s %.0f ms in the last second\n", "loop lag",

@@ -421,6 +421,12 @@ static int wind_up(struct kvd *kvd)
 
 int kvd_run(struct kvd *kvd)
 {
+	if (kvd->config->insecure && !config_is_loopback(kvd->config->listen))
+		log_warn(
+			"daemon", kvd->config->name,
+			"insecure: whoever reaches the ports can read and write engines' "
+			"caches",
+			"listen=%s", kvd->config->listen);
 	log_info("daemon", kvd->config->name, "ready", "version=%s config=%s",
 		 KVD_VERSION, *kvd->config->path ? kvd->config->path : "defaults");
 	say_ready(kvd);

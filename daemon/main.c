@@ -1,4 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The program kvd: arguments, the configuration, the lock of the name, the daemon.
+ *
+ * The exit status tells a service manager whether another try can help: not after wrong
+ * arguments (64), nor while the configuration is not usable (78), whether that is seen in
+ * the file or when what it names is opened. What --check-config finds is what a start
+ * would find, but for who listens at the socket (check.c).
+ */
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,6 +15,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "daemon/check.h"
 #include "daemon/config/config.h"
 #include "daemon/features.h"
 #include "daemon/kvd.h"
@@ -21,7 +30,10 @@ static const char usage[] =
 	"Moves an LLM engine's KV cache between prefill and decode workers.\n\n"
 	"  -n, --name NAME      name of this instance: its socket and lock\n"
 	"  -c, --config FILE    instead of /etc/kvd/NAME.conf or /etc/kvd/kvd.conf\n"
-	"      --check-config   tell what is wrong with the configuration, and exit\n"
+	"      --check-config   open what the configuration names as the service would,\n"
+	"                       tell what is wrong, and exit\n"
+	"      --user NAME      with --check-config: with the rights of this user\n"
+	"      --print-effective  print the configuration that would run, and exit\n"
 	"      --print-config   print a sample file with every option, and exit\n"
 	"      --print-man      print the options as kvd.conf(5) has them, and exit\n"
 	"  -V, --version        print the version and what is built in, and exit\n"
@@ -29,14 +41,30 @@ static const char usage[] =
 	"KVD_NAME and KVD_CONFIG stand in for --name and --config. SIGTERM drains, a\n"
 	"second one stops; SIGHUP reads the configuration again.\n";
 
-enum action { RUN, CHECK, PRINT_CONFIG, PRINT_MAN, VERSION, HELP, BAD_USAGE };
+enum action {
+	RUN,
+	CHECK,
+	PRINT_EFFECTIVE,
+	PRINT_CONFIG,
+	PRINT_MAN,
+	VERSION,
+	HELP,
+	BAD_USAGE
+};
 
-static enum action parse_args(int argc, char **argv, struct config_source *source)
+struct args {
+	struct config_source source;
+	const char *user;
+};
+
+static enum action parse_args(int argc, char **argv, struct args *args)
 {
 	static const struct option long_options[] = {
 		{"name", required_argument, NULL, 'n'},
 		{"config", required_argument, NULL, 'c'},
 		{"check-config", no_argument, NULL, 'C'},
+		{"user", required_argument, NULL, 'U'},
+		{"print-effective", no_argument, NULL, 'E'},
 		{"print-config", no_argument, NULL, 'P'},
 		{"print-man", no_argument, NULL, 'M'},
 		{"version", no_argument, NULL, 'V'},
@@ -48,17 +76,24 @@ static enum action parse_args(int argc, char **argv, struct config_source *sourc
 
 	while ((c = getopt_long(argc, argv, "n:c:Vh", long_options, NULL)) != -1) {
 		if (c == 'n')
-			source->name = optarg;
+			args->source.name = optarg;
 		else if (c == 'c')
-			source->path = optarg;
+			args->source.path = optarg;
+		else if (c == 'U')
+			args->user = optarg;
 		else if (c == '?')
 			return BAD_USAGE;
 		else
 			action = c == 'C'   ? CHECK
+				 : c == 'E' ? PRINT_EFFECTIVE
 				 : c == 'P' ? PRINT_CONFIG
 				 : c == 'M' ? PRINT_MAN
 				 : c == 'V' ? VERSION
 					    : HELP;
+	}
+	if (args->user && action != CHECK) {
+		fputs("kvd: --user goes with --check-config\n", stderr);
+		return BAD_USAGE;
 	}
 	if (optind == argc)
 		return action;
@@ -66,10 +101,14 @@ static enum action parse_args(int argc, char **argv, struct config_source *sourc
 	return BAD_USAGE;
 }
 
+/* As compilers write it; the journal takes the priority. */
 static void on_problem(void *arg, const char *text)
 {
-	(void)arg;
-	log_error("config", NULL, "refused", "why=\"%s\"", text);
+	unsigned int *told = arg;
+
+	++*told;
+	fprintf(stderr, "%s%s\n",
+		log_format_of_stderr() == LOG_FORMAT_JOURNAL ? "<3>" : "", text);
 }
 
 static int main_serve(const struct config *config)
@@ -77,7 +116,7 @@ static int main_serve(const struct config *config)
 	struct kvd_sockets sockets = {.control_fd = -1};
 	struct kvd *kvd = NULL;
 	struct lock lock;
-	int r;
+	int r, status = EXIT_SUCCESS;
 
 	mem_tune();
 	lock_init(&lock);
@@ -88,45 +127,62 @@ static int main_serve(const struct config *config)
 		r = kvd_new(config, &sockets, &kvd);
 	if (r == 0)
 		r = kvd_run(kvd);
-	if (r < 0)
+	if (r < 0) {
+		status = err_last()->code == ERR_CONFIG ? EXIT_BAD_CONFIG : EXIT_FAILURE;
 		log_error("daemon", config->name, err_last()->text, "code=%s",
 			  err_name(err_last()->code));
+	}
 	kvd_free(kvd);
 	lock_drop(&lock);
-	return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+	return status;
+}
+
+static int main_check(const struct config *config)
+{
+	if (check_config(config))
+		return EXIT_BAD_CONFIG;
+	printf("%s: fine\n", *config->path ? config->path : "built-in defaults");
+	return EXIT_SUCCESS;
 }
 
 static int load_and(enum action action, struct config_source *source)
 {
 	static const char *transports[TRANSPORTS_MAX];
 	cleanup_free struct config *config = mem_zalloc(sizeof(*config));
+	unsigned int told = 0;
 
 	features_transports(transports);
 	source->transports = transports;
 	source->on_problem = on_problem;
-	if (action == CHECK)
-		log_set_format(LOG_FORMAT_PLAIN);
+	source->arg = &told;
+	log_set_format(log_format_of_stderr());
 	if (!config || config_load(config, source) < 0) {
-		log_error("config", NULL, "not usable", "first=\"%s\"", err_last()->text);
+		if (!told)
+			on_problem(&told, err_last()->text);
 		return EXIT_BAD_CONFIG;
 	}
 	log_set_level((enum log_level)config->log_level);
 	log_set_format((enum log_format)config->log_format);
 	if (action == RUN)
 		return main_serve(config);
-	printf("%s: fine\n", *config->path ? config->path : "built-in defaults");
+	if (action == CHECK)
+		return main_check(config);
+	config_print_effective(config, stdout);
 	return EXIT_SUCCESS;
 }
 
 int main(int argc, char **argv)
 {
-	struct config_source source = {.path = NULL};
-	enum action action = parse_args(argc, argv, &source);
+	struct args args = {.user = NULL};
+	enum action action = parse_args(argc, argv, &args);
 
 	switch (action) {
 	case RUN:
 	case CHECK:
-		return load_and(action, &source);
+	case PRINT_EFFECTIVE:
+		if (args.user && check_become(args.user) < 0)
+			return EXIT_BAD_USAGE;
+		return load_and(action, &args.source);
 	case PRINT_CONFIG:
 		config_print_sample(stdout);
 		break;

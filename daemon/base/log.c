@@ -5,7 +5,9 @@
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -35,6 +37,18 @@ void log_set_level(enum log_level level)
 void log_set_format(enum log_format f)
 {
 	__atomic_store_n(&format, (int)f, __ATOMIC_RELAXED);
+}
+
+enum log_format log_format_of_stderr(void)
+{
+	const char *stream = getenv("JOURNAL_STREAM");
+	unsigned long long dev, ino;
+	struct stat st;
+
+	if (stream && sscanf(stream, "%llu:%llu", &dev, &ino) == 2 &&
+	    fstat(STDERR_FILENO, &st) == 0 && st.st_dev == dev && st.st_ino == ino)
+		return LOG_FORMAT_JOURNAL;
+	return LOG_FORMAT_PLAIN;
 }
 
 int log_level_parse(const char *s, enum log_level *level_p)

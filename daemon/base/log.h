@@ -25,8 +25,8 @@ enum log_level {
 #define LOG_BURST 50u
 
 /* journal: "<N>" in front, the journal adds the time. plain: local time and the
- * level's name, for a terminal or a file. */
-enum log_format { LOG_FORMAT_JOURNAL, LOG_FORMAT_PLAIN };
+ * level's name, for a terminal or a file. auto is an option's word only. */
+enum log_format { LOG_FORMAT_JOURNAL, LOG_FORMAT_PLAIN, LOG_FORMAT_AUTO };
 
 struct log_site {
 	uint64_t second;
@@ -36,7 +36,9 @@ struct log_site {
 extern int log_threshold; /* enum log_level; read without a lock */
 
 void log_set_level(enum log_level level);
-void log_set_format(enum log_format format);
+void log_set_format(enum log_format format); /* not LOG_FORMAT_AUTO */
+/* journal, when stderr is the stream that the journal gave us (JOURNAL_STREAM). */
+enum log_format log_format_of_stderr(void);
 int log_level_parse(const char *s, enum log_level *level_p); /* ERR_INVAL */
 const char *log_level_name(enum log_level level);
 void log_write(struct log_site *site, enum log_level level, const char *subsystem,

@@ -33,7 +33,6 @@
 
 #define FILE_MAX_BYTES (1u << 20)
 #define LINE_MAX_BYTES 4096
-#define OPTIONS_MAX 96u
 
 static const char *const known_transports[] = {"local", "shm", "verbs",
 					       "ucx",	"tcp", NULL};
@@ -44,7 +43,6 @@ struct load {
 	const char *path; /* shown in front of each problem */
 	const struct setting *options;
 	size_t count;
-	unsigned int line[OPTIONS_MAX]; /* where it was set; 0 = default */
 	unsigned int problems;
 	struct err first; /* of the earliest line */
 	unsigned int first_line;
@@ -92,8 +90,8 @@ static size_t config_row_of(const struct load *load, const char *name)
 /* Of the options named, the line set last: that one made the combination. */
 static unsigned int line_of(const struct load *load, const char *a, const char *b)
 {
-	unsigned int line_a = load->line[config_row_of(load, a)];
-	unsigned int line_b = load->line[config_row_of(load, b)];
+	unsigned int line_a = load->config.line[config_row_of(load, a)];
+	unsigned int line_b = load->config.line[config_row_of(load, b)];
 
 	return line_a > line_b ? line_a : line_b;
 }
@@ -104,12 +102,12 @@ static void set_option(struct load *load, size_t row, const char *value)
 {
 	const struct setting *setting = &load->options[row];
 
-	if (load->line[row]) {
+	if (load->config.line[row]) {
 		problem(load, load->at_line, "%s: set already in line %u", setting->name,
-			load->line[row]);
+			load->config.line[row]);
 		return;
 	}
-	load->line[row] = load->at_line;
+	load->config.line[row] = load->at_line;
 	if (setting_parse(setting, value, &load->config) < 0)
 		problem(load, load->at_line, "%s = %.60s: %s", setting->name, value,
 			err_last()->text);
@@ -438,6 +436,25 @@ static void check_times(struct load *load)
 			"slice: is larger than max_inflight");
 }
 
+/* A word that names no device would be the same as `off`, without a word. */
+static void check_gpu(struct load *load)
+{
+	const char *word = load->config.gpu;
+	size_t len;
+
+	if (strcmp(word, "auto") == 0 || strcmp(word, "off") == 0)
+		return;
+	for (word += strspn(word, " \t,"); *word;
+	     word += len + strspn(word + len, " \t,")) {
+		len = strcspn(word, " \t,");
+		if (!memchr(word, '-', len) && !memchr(word, ':', len))
+			problem(load, line_of(load, "gpu", "gpu"),
+				"gpu = %.40s: allowed: auto, off, or UUIDs (GPU-...) and "
+				"PCI ids (0000:3b:00.0)",
+				load->config.gpu);
+	}
+}
+
 static bool list_has(const char *const *list, const char *word)
 {
 	while (*list && strcmp(*list, word) != 0)
@@ -526,6 +543,8 @@ static void config_resolve(struct load *load)
 {
 	struct config *config = &load->config;
 
+	if (config->log_format == LOG_FORMAT_AUTO)
+		config->log_format = (uint32_t)log_format_of_stderr();
 	if (!config->offload_threads)
 		config->offload_threads = half_the_cores(2, 8);
 	if (!config->tcp_streams)
@@ -550,6 +569,7 @@ static void (*const checks[])(struct load *load) = {
 	check_name,	 check_socket,	       check_listen,
 	check_advertise, check_metrics_listen, check_tcp_listen,
 	check_times,	 check_transports,     check_require,
+	check_gpu,
 };
 
 static int run_checks(struct load *load)
@@ -573,7 +593,7 @@ int config_load(struct config *config, const struct config_source *source)
 		return err_pass(-ENOMEM);
 	load->source = source;
 	load->options = config_settings(&load->count);
-	assert(load->count <= OPTIONS_MAX);
+	assert(load->count <= CONFIG_OPTIONS_MAX);
 	for (size_t i = 0; i < load->count && r == 0; i++)
 		r = setting_parse(&load->options[i], load->options[i].preset,
 				  &load->config);
@@ -595,8 +615,23 @@ int config_load(struct config *config, const struct config_source *source)
 	r = run_checks(load);
 	if (r < 0)
 		return err_pass(r);
+	if (name)
+		load->config.line[config_row_of(load, "name")] = CONFIG_LINE_ARGUMENT;
 	*config = load->config;
 	return 0;
+}
+
+uint32_t config_line_of(const struct config *config, const char *name)
+{
+	const struct setting *row;
+	size_t count;
+
+	row = config_settings(&count);
+	for (size_t i = 0; i < count; i++) {
+		if (strcmp(row[i].name, name) == 0)
+			return config->line[i];
+	}
+	return CONFIG_LINE_DEFAULT;
 }
 
 unsigned int config_reload(struct config *config, const struct config *fresh,
@@ -607,11 +642,13 @@ unsigned int config_reload(struct config *config, const struct config *fresh,
 	char name[64];
 	size_t count;
 
-	for (row = config_settings(&count); count; count--, row++) {
+	row = config_settings(&count);
+	for (size_t i = 0; i < count; i++, row++) {
 		if (setting_equal(row, config, fresh))
 			continue;
 		if (row->reload) {
 			setting_copy(row, config, fresh);
+			config->line[i] = fresh->line[i];
 			changed++;
 			continue;
 		}

@@ -20,6 +20,7 @@
 #include "daemon/base/log.h"
 #include "daemon/config/setting.h"
 
+#define CONFIG_OPTIONS_MAX 96u
 #define CONFIG_NAME_BYTES 64u
 #define CONFIG_PATH_BYTES 256u
 #define CONFIG_ENDPOINT_BYTES 128u
@@ -103,7 +104,13 @@ struct config {
 
 	/* where it came from; "" = built-in defaults only. Not an option. */
 	char path[CONFIG_PATH_BYTES];
+	/* Where each row of config_settings() was set. Not an option. */
+	uint32_t line[CONFIG_OPTIONS_MAX];
 };
+
+/* Of config.line, besides the file's lines */
+#define CONFIG_LINE_DEFAULT 0u
+#define CONFIG_LINE_ARGUMENT UINT32_MAX /* --name, KVD_NAME */
 
 struct config_source {
 	const char *path; /* --config; NULL: $KVD_CONFIG, else the search below */
@@ -126,6 +133,12 @@ unsigned int config_reload(struct config *config, const struct config *fresh,
 
 /* The table, for config.show: rows 0 … *count_p - 1. */
 const struct setting *config_settings(size_t *count_p);
+
+/* The line that set an option; CONFIG_LINE_DEFAULT where none did. */
+uint32_t config_line_of(const struct config *config, const char *name);
+
+/* Every option in force, as a file, with where each comes from. */
+void config_print_effective(const struct config *config, FILE *out);
 
 /* Generated files. */
 void config_print_sample(FILE *out); /* config/kvd.conf */

@@ -25,7 +25,8 @@ static const char *const level_words[] = {"error", "warn",  "info",
 static const char *const verify_words[] = {"none", "crc32c", "xxh3", NULL};
 /* as enum log_rooms */
 static const char *const rooms_words[] = {"failed", "slow", "all", NULL};
-static const char *const format_words[] = {"journal", "plain", NULL};
+/* as enum log_format */
+static const char *const format_words[] = {"journal", "plain", "auto", NULL};
 
 #define FIELD(member)                              \
 	.offset = offsetof(struct config, member), \
@@ -41,10 +42,11 @@ static const struct setting options[] = {
 	{"daemon", "log_level", SETTING_ENUM, FIELD(log_level), .preset = "info",
 	 .words = level_words, .reload = true,
 	 .help = "What is logged. debug grows with objects, trace with chunks."},
-	{"daemon", "log_format", SETTING_ENUM, FIELD(log_format), .preset = "journal",
+	{"daemon", "log_format", SETTING_ENUM, FIELD(log_format), .preset = "auto",
 	 .words = format_words, .reload = true,
 	 .help = "Lines on stderr: with the journal's priority prefix, or plain with the "
-		 "local time and the level."},
+		 "local time and the level. auto: journal where stderr is the journal's "
+		 "(JOURNAL_STREAM), else plain."},
 	{"daemon", "log_rooms", SETTING_ENUM, FIELD(log_rooms), .preset = "failed",
 	 .words = rooms_words, .reload = true,
 	 .help = "Which rooms' ends are a line of the log, with bytes, time, transport: "
@@ -310,7 +312,18 @@ void config_print_sample(FILE *out)
 	fputs("# SPDX-License-Identifier: Apache-2.0\n"
 	      "# kvd.conf: written by `kvd --print-config`; every line shows its "
 	      "default.\n"
-	      "# kvd --check-config --config FILE tells what is wrong with a file.\n",
+	      "# kvd --check-config --config FILE tells what is wrong with a file.\n"
+	      "#\n"
+	      "# What two hosts need first, here on 10.0.0.2. kvd-ctl keygen makes\n"
+	      "# the key; a line of the list is NAME KEY HOST:PORT of another daemon.\n"
+	      "#\n"
+	      "#   [peer]\n"
+	      "#   listen = tcp://10.0.0.2:7400\n"
+	      "#   curve_secret_file = /etc/kvd/gpu0.key\n"
+	      "#   curve_allow_file = /etc/kvd/peers\n"
+	      "#   [transport]\n"
+	      "#   tcp_listen = tcp://10.0.0.2:7401\n"
+	      "#   require = rdma              where nothing slower shall do\n",
 	      out);
 	for (; count; count--, row++) {
 		if (strcmp(section, row->section) != 0) {
@@ -324,6 +337,42 @@ void config_print_sample(FILE *out)
 			row->reload ? " Taken anew on SIGHUP." : "");
 		fprintf(out, "#%s =%s%s\n", row->name, *row->preset ? " " : "",
 			row->preset);
+	}
+}
+
+/* In front of a value: where it comes from, and what stands for it in the table. */
+static void print_origin(const struct config *config, uint32_t line,
+			 const struct setting *row, FILE *out)
+{
+	static struct config presets;
+
+	if (line == CONFIG_LINE_ARGUMENT)
+		fputs("# --name or KVD_NAME\n", out);
+	else if (line != CONFIG_LINE_DEFAULT)
+		fprintf(out, "# %s:%u\n", config->path, line);
+	else if (setting_parse(row, row->preset, &presets) == 0 &&
+		 setting_equal(row, config, &presets))
+		fputs("# default\n", out);
+	else
+		fprintf(out, "# default: %s\n", *row->preset ? row->preset : "(empty)");
+}
+
+void config_print_effective(const struct config *config, FILE *out)
+{
+	const char *section = "";
+	char value[SETTING_TEXT_MAX];
+	const struct setting *row;
+	size_t count;
+
+	row = config_settings(&count);
+	for (size_t i = 0; i < count; i++, row++) {
+		if (strcmp(section, row->section) != 0) {
+			fprintf(out, "%s[%s]\n", *section ? "\n" : "", row->section);
+			section = row->section;
+		}
+		setting_format(row, config, value);
+		print_origin(config, config->line[i], row, out);
+		fprintf(out, "%s =%s%s\n", row->name, *value ? " " : "", value);
 	}
 }
 

@@ -97,6 +97,10 @@ static int health_run(struct request *req)
 			cJSON_AddNumberToObject(result, "lag_ms",
 						(double)(lag_ns / LOOP_NS_PER_MS)) &&
 			add_room_bytes(result, &kvd->metrics) &&
+			cJSON_AddBoolToObject(
+				result, "insecure",
+				kvd->config->insecure &&
+					!config_is_loopback(kvd->config->listen)) &&
 			add_transport_list(result, kvd));
 }
 
@@ -215,7 +219,8 @@ const struct command admin_commands[] = {
 	 "that `require` allows is usable, so rooms are refused), uptime_ms, sessions, "
 	 "helper_jobs, lag_ms (the longest time of the last second that the loop was "
 	 "busy), room_bytes (moved by rooms since the start), staged_bytes (of them, by "
-	 "way of a buffer of this daemon's), transports"},
+	 "way of a buffer of this daemon's), insecure (it listens beyond loopback with "
+	 "insecure = yes), transports"},
 	{"config.show", "Show the settings in force", NULL, 0, config_show_run,
 	 "path, settings [{section, name, value, default, allowed, reload, help}]"},
 	{"drain", "Refuse new rooms, let running ones end, then stop", drain_fields,

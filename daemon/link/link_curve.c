@@ -309,6 +309,17 @@ const char *curve_allow_name(const struct curve_allow *allow, const char *public
 	return entry ? entry->name : NULL;
 }
 
+unsigned int curve_allow_missing(const struct curve_allow *of,
+				 const struct curve_allow *in)
+{
+	const struct curve_entry *entry;
+	unsigned int missing = 0;
+
+	list_foreach(entry, &of->entries, link)
+		missing += !in || !find_key(in, entry->key);
+	return missing;
+}
+
 bool curve_allow_has(const struct curve_allow *allow, const char *name)
 {
 	const struct curve_entry *entry;

@@ -41,6 +41,9 @@ int curve_allow_load(const char *path, struct curve_allow **allow_p);
 void curve_allow_free(struct curve_allow *allow); /* NULL is fine */
 /* The name of a key's owner, NULL when the key is not allowed. */
 const char *curve_allow_name(const struct curve_allow *allow, const char *public_key);
+/* How many keys of `of` are not in `in`; in NULL: all. */
+unsigned int curve_allow_missing(const struct curve_allow *of,
+				 const struct curve_allow *in);
 bool curve_allow_has(const struct curve_allow *allow, const char *name);
 /* The key to expect at host:port, NULL when no line names it. HOST:PORT goes
  * before HOST. */

@@ -631,8 +631,9 @@ static int router_open(struct link_zmq *zmq, const struct config *config)
 		r = curve_serve(zmq);
 	if (r < 0)
 		return err_pass(r);
+	/* the interface may come up, the port become free */
 	if (bind_patiently(zmq->router, config->listen) != 0)
-		return err_raise(ERR_CONFIG, "listen = %s: %s", config->listen,
+		return err_raise(ERR_IO, "listen = %s: %s", config->listen,
 				 zmq_strerror(errno));
 	r = endpoint_settle(zmq, config);
 	if (r == 0)
@@ -681,6 +682,10 @@ int link_zmq_reload(struct link *link, const char *allow_file)
 	r = curve_allow_load(allow_file, &fresh);
 	if (r < 0)
 		return err_pass(r);
+	log_info("link", allow_file, "allow-list read again",
+		 "keys=%u added=%u removed=%u", curve_allow_missing(fresh, NULL),
+		 curve_allow_missing(fresh, zmq->allow),
+		 curve_allow_missing(zmq->allow, fresh));
 	curve_allow_free(zmq->allow);
 	zmq->allow = fresh;
 	zmq->reloaded = true;

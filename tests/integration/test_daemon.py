@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program kvd as an operator and systemd meet it."""
 import os
+import pwd
+import re
 import signal
 import socket
 import subprocess
@@ -10,7 +12,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from kvd_daemon import DEADLINE_S, Daemon, kvd, run  # noqa: E402
+from kvd_daemon import BUILD, DEADLINE_S, Daemon, kvd, need_users, run  # noqa: E402
 from kvd_engine import WAITING, Cache, Engine  # noqa: E402
 
 
@@ -42,12 +44,110 @@ def config_check_tells_every_problem():
         assert status == 78, status
 
 
+def in_run_dir(where, text=""):
+    """A configuration file with its run_dir in the directory `where`."""
+    path = where + "/kvd.conf"
+    with open(path, "w") as conf:
+        conf.write("[daemon]\nrun_dir = %s\n%s" % (where, text))
+    return path
+
+
 def config_check_of_a_good_file_is_fine():
-    with tempfile.NamedTemporaryFile("w", suffix=".conf") as conf:
-        conf.write("[rooms]\nlease = 5 s\n")
-        conf.flush()
-        status, out, err = kvd("--check-config", env={"KVD_CONFIG": conf.name})
-        assert (status, out, err) == (0, conf.name + ": fine\n", ""), (status, out, err)
+    with tempfile.TemporaryDirectory() as where:
+        path = in_run_dir(where, "[peer]\nlisten = tcp://127.0.0.1:7400\n")
+        status, out, err = kvd("--check-config", env={"KVD_CONFIG": path})
+        assert (status, out) == (0, path + ": fine\n"), (status, out, err)
+        assert err == path + ":4: warning: listen = tcp://127.0.0.1:7400: loopback: no " \
+            "other host reaches this daemon\n", err
+        in_run_dir(where, "[peer]\nlisten = tcp://0.0.0.0:0\ninsecure = yes\n"
+                          "advertise = tcp://host:0\n")
+        status, out, err = kvd("--check-config", "--config", path)
+        assert status == 0 and ":4: warning: listen" in err and "port 0" in err, err
+        assert ":5: warning: insecure" in err and "loopback" not in err, err
+
+
+def config_check_opens_what_is_named():
+    """All at once, each with its line, in the form of compilers; and start ends with 78."""
+    with tempfile.TemporaryDirectory() as where:
+        with open(where + "/key", "w") as key:
+            key.write("rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7\n")
+        os.chmod(where + "/key", 0o644)
+        with open(where + "/peers", "w") as peers:
+            peers.write("# list\nnonsense\n")
+        keys = "[peer]\ncurve_secret_file = %s/key\ncurve_allow_file = %s/peers\n" % \
+            (where, where)
+        path = in_run_dir(where, keys + "[transport]\nucx_library = /none/ucp.so\n"
+                          "cuda_library = libnone.so.7\ngpu_kernels = /none/kernels\n")
+        status, out, err = kvd("--check-config", "--config", path)
+        lines = [line for line in err.splitlines() if "warning" not in line]
+        assert status == 78 and out == "" and len(lines) == 5, (status, out, err)
+        for n, words in ((4, "mode 0644"), (5, where + "/peers:2: must be: NAME"),
+                         (7, "/none/ucp.so"), (8, "libnone.so.7"), (9, "/none/kernels")):
+            assert any(line.startswith("%s:%d: " % (path, n)) and words in line
+                       for line in lines), (n, words, lines)
+        in_run_dir(where, keys)
+        for missing in (None, "/peers"):
+            if missing:
+                os.chmod(where + "/key", 0o600)
+                os.unlink(where + missing)
+            status, _, err = kvd("--config", path)
+            assert status == 78 and (missing or "mode 0644") in err, (status, err)
+        with open(path, "w") as conf:
+            conf.write("[daemon]\nrun_dir = /nonexistent/run\n[transport]\ngpu = off\n")
+        status, out, err = kvd("--check-config", "--config", path)
+        assert status == 78 and path + ":2: run_dir: /nonexistent/run: No such" in err, err
+        in_run_dir(where, "[transport]\ngpu = 0\n")
+        status, out, err = kvd("--check-config", "--config", path)
+        assert status == 78 and path + ":4: gpu = 0: allowed: auto, off" in err, err
+
+
+def config_check_has_the_rights_of_the_user():
+    need_users(65534)
+    user = pwd.getpwuid(65534).pw_name
+    with tempfile.TemporaryDirectory() as where:
+        path = in_run_dir(where)
+        os.chmod(where, 0o755)
+        assert kvd("--check-config", "--config", path)[0] == 0
+        status, out, err = kvd("--check-config", "--user", user, "--config", path)
+        assert status == 78 and "run_dir: " + where + ": not writable for uid 65534" in err, err
+        os.chmod(path, 0o600)
+        status, out, err = kvd("--check-config", "--user", user, "--config", path)
+        assert status == 78 and err == path + ": Permission denied\n", err
+    assert kvd("--check-config", "--user", "no-such-user")[0] == 64
+    assert kvd("--user", user)[0] == 64
+
+
+def effective_configuration_names_its_origins():
+    with tempfile.TemporaryDirectory() as where:
+        path = in_run_dir(where, "[rooms]\nlease = 7 s\n")
+        status, out, err = kvd("--print-effective", "--config", path, "--name", "gpu0")
+        assert status == 0 and err == "", err
+        for words in ("# %s:4\nlease = 7 s\n" % path, "# --name or KVD_NAME\nname = gpu0\n",
+                      "# default\nwaiting_timeout = 5 min\n", "# default: (empty)\nsocket_path = "
+                      + where + "/gpu0.sock\n"):
+            assert words in out, (words, out)
+        with open(path, "w") as again:  # it is a file that means the same
+            again.write(out)
+        same = kvd("--print-effective", "--config", path)[1]
+        assert [line for line in same.splitlines() if line[:1] != "#"] == \
+            [line for line in out.splitlines() if line[:1] != "#"], same
+
+
+def log_is_the_journals_where_stderr_is():
+    with tempfile.TemporaryDirectory() as where:
+        path = in_run_dir(where, "[peer]\nlisten = tcp://127.0.0.1:x\n")
+        assert kvd("--config", path)[2].startswith(path + ":4: listen"), kvd("--config", path)
+        with open(where + "/log", "w") as log:
+            st = os.fstat(log.fileno())
+            env = dict(os.environ, JOURNAL_STREAM="%d:%d" % (st.st_dev, st.st_ino))
+            subprocess.run([BUILD + "/kvd", "--config", path], stderr=log, env=env)
+            in_run_dir(where, "[control]\nsocket_path = /nonexistent/s\n")
+            subprocess.run([BUILD + "/kvd", "--config", path], stderr=log, env=env)
+        with open(where + "/log") as log:
+            lines = log.read().splitlines()
+        assert len(lines) > 1 and all(re.match("<[0-7]>", line) for line in lines), lines
+        status, _, err = kvd("--config", path)
+        assert status == 1 and err and not re.search("^<", err, re.M), (status, err)
 
 
 def term_drains_and_ends_with_0():
@@ -88,6 +188,27 @@ def second_daemon_of_a_name_is_refused_by_pid():
         assert first.proc.poll() is None
 
 
+def socket_of_a_living_daemon_is_not_taken_over():
+    with Daemon() as first:
+        with tempfile.TemporaryDirectory() as where:
+            path = in_run_dir(where, "name = other\n[control]\nsocket_path = %s\n"
+                              % first.socket_path)
+            status, _, err = kvd("--config", path)
+            assert status == 78, (status, err)
+            assert "socket_path = %s: pid %d listens" % (first.socket_path, first.proc.pid) \
+                in err, err
+        client = Engine(first, "engine")
+        client.cmd("ping")
+        client.close()
+        # one that took the name over by force loses it to nobody at the first one's end
+        os.unlink(first.socket_path)
+        other = socket.socket(socket.AF_UNIX)
+        other.bind(first.socket_path)
+        assert first.stop() == 0
+        assert os.path.exists(first.socket_path)
+        other.close()
+
+
 def daemon_killed_leaves_nothing_in_the_way():
     def offer(daemon):
         engine = Engine(daemon, "engine")
@@ -121,8 +242,8 @@ def run_dir_missing_is_named():
     with open(d.config_path, "w") as out:
         out.write("[daemon]\nrun_dir = /nonexistent/run\n")
     d.start()
-    assert d.wait() == 1
-    assert "/nonexistent/run" in d.log(), d.log()
+    assert d.wait() == 78
+    assert "/nonexistent/run" in d.log() and "systemd-tmpfiles" in d.log(), d.log()
     d.notify.close()
     d.tmp.cleanup()
 
@@ -136,6 +257,54 @@ def hangup_takes_what_it_may_and_names_the_rest():
         d.wait_state("RELOADING=1").wait_ready()
         assert "reloaded changed=2" in d.log(), d.log()
         assert "option=rooms.rooms" in d.log(), d.log()
+
+
+def keygen(path):
+    done = subprocess.run([BUILD + "/kvd-ctl", "keygen", path], capture_output=True,
+                          text=True, check=True)
+    return done.stdout.strip()
+
+
+def hangup_counts_the_keys_of_the_list():
+    with tempfile.TemporaryDirectory() as where:
+        keys = [keygen(where + "/key%d" % n) for n in range(3)]
+        with open(where + "/peers", "w") as peers:
+            peers.write("a %s\nb %s\n" % (keys[0], keys[1]))
+        with Daemon("[peer]\ncurve_secret_file = %s/key0\ncurve_allow_file = %s/peers\n"
+                    % (where, where)) as d:
+            with open(where + "/peers", "w") as peers:
+                peers.write("a %s\nc %s\n" % (keys[0], keys[2]))
+            d.states.clear()
+            d.proc.send_signal(signal.SIGHUP)
+            d.wait_ready()
+            assert "allow-list read again keys=2 added=1 removed=1" in d.log(), d.log()
+
+
+def sessions_without_memory_are_not_worth_a_line():
+    with Daemon() as d:
+        asking = Engine(d, "asking")
+        asking.cmd("ping")
+        asking.close()
+        owning = Engine(d, "owning")
+        Cache(owning)
+        owning.close()
+        assert d.stop() == 0
+        assert "asking" not in d.log() and "session owning: has memory" in d.log(), d.log()
+        assert "session owning: ends" in d.log(), d.log()
+
+
+def insecure_beyond_loopback_is_told():
+    with Daemon("[peer]\nlisten = tcp://0.0.0.0:0\nadvertise = tcp://127.0.0.1:0\n"
+                "insecure = yes\n") as d:
+        d.expect("insecure: ")
+        assert "<4>daemon kvd: insecure: " in d.log(), d.log()
+        engine = Engine(d, "engine")
+        assert engine.cmd("health")["insecure"] is True
+        engine.close()
+    with Daemon("[peer]\ninsecure = yes\n") as d:
+        engine = Engine(d, "engine")
+        assert engine.cmd("health")["insecure"] is False
+        engine.close()
 
 
 def hangup_with_a_bad_file_keeps_serving():
@@ -185,7 +354,7 @@ def socket_handed_over_is_taken():
 def socket_handed_over_that_does_not_listen_is_refused():
     sock = socket.socket(socket.AF_UNIX)
     d = with_handed_over(sock).start()
-    assert d.wait() == 1
+    assert d.wait() == 78
     assert "not a listening Unix stream socket" in d.log(), d.log()
     d.notify.close()
     d.tmp.cleanup()
@@ -198,13 +367,21 @@ if __name__ == "__main__":
         help_version_and_sample_are_printed,
         config_check_tells_every_problem,
         config_check_of_a_good_file_is_fine,
+        config_check_opens_what_is_named,
+        config_check_has_the_rights_of_the_user,
+        effective_configuration_names_its_origins,
+        log_is_the_journals_where_stderr_is,
         term_drains_and_ends_with_0,
         interrupt_ends_with_0,
         daemon_of_a_test_goes_with_it, second_daemon_of_a_name_is_refused_by_pid,
+        socket_of_a_living_daemon_is_not_taken_over,
         daemon_killed_leaves_nothing_in_the_way,
         run_dir_missing_is_named,
         hangup_takes_what_it_may_and_names_the_rest,
         hangup_with_a_bad_file_keeps_serving,
+        hangup_counts_the_keys_of_the_list,
+        sessions_without_memory_are_not_worth_a_line,
+        insecure_beyond_loopback_is_told,
         watchdog_is_fed_twice_an_interval,
         watchdog_off_by_option_is_silent,
         socket_handed_over_is_taken,

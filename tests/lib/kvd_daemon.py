@@ -122,6 +122,8 @@ class Daemon:
             text = text.replace("[peer]\n", PATIENT, 1) if "[peer]\n" in text else \
                 text.rstrip("\n") + "\n" + PATIENT
         head = "[daemon]\nrun_dir = %s\nname = %s\n" % (self.run_dir, self.name)
+        if "log_format" not in text:  # check_end() reads the priorities
+            head += "log_format = journal\n"
         with open(self.config_path, "w") as out:
             out.write(text.replace("[daemon]\n", head, 1))
 
