@@ -8,6 +8,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <pwd.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -142,7 +143,21 @@ int ctl_run_log(struct ctl *ctl)
 	return CTL_OK;
 }
 
-static int write_secret(const char *path, const char *secret)
+/* Who shall own a secret: --owner; as root the unit's user; NULL: the caller. */
+static int secret_owner(const struct ctl *ctl, const struct passwd **owner_p)
+{
+	*owner_p = NULL;
+	if (ctl->owner) {
+		*owner_p = getpwnam(ctl->owner);
+		if (!*owner_p)
+			return ctl_failed("--owner %s: no such user", ctl->owner);
+	} else if (geteuid() == 0) {
+		*owner_p = getpwnam("kvd");
+	}
+	return CTL_OK;
+}
+
+static int write_secret(const char *path, const char *secret, const struct passwd *owner)
 {
 	cleanup_close int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
 	char line[42];
@@ -150,6 +165,11 @@ static int write_secret(const char *path, const char *secret)
 
 	if (fd < 0)
 		return ctl_failed("%s: %s", path, strerror(errno));
+	if (owner && fchown(fd, owner->pw_uid, owner->pw_gid) < 0) {
+		unlink(path);
+		return ctl_failed("%s: owner %s: %s", path, owner->pw_name,
+				  strerror(errno));
+	}
 	snprintf(line, sizeof(line), "%s\n", secret);
 	n = write(fd, line, strlen(line));
 	explicit_bzero(line, sizeof(line));
@@ -164,14 +184,22 @@ static int write_secret(const char *path, const char *secret)
 int ctl_run_keygen(struct ctl *ctl)
 {
 	char public_key[41], secret_key[41];
-	int r = CTL_OK;
+	const struct passwd *owner = NULL;
+	int r = secret_owner(ctl, &owner);
 
+	if (r)
+		return r;
+	if (ctl->owner && !ctl->arg_count)
+		return ctl_usage("keygen: --owner goes with FILE");
 	do { /* '#' begins a comment in the files that take these keys */
 		if (zmq_curve_keypair(public_key, secret_key) < 0)
 			return ctl_failed("libzmq has no CURVE: %s", zmq_strerror(errno));
 	} while (*public_key == '#' || *secret_key == '#');
 	if (ctl->arg_count)
-		r = write_secret(ctl->args[0], secret_key);
+		r = write_secret(ctl->args[0], secret_key, owner);
+	if (!r && ctl->arg_count)
+		fprintf(stderr, "kvd-ctl: %s: written, mode 0600, owner %s\n",
+			ctl->args[0], owner ? owner->pw_name : "you");
 	if (!r && ctl->json)
 		printf(ctl->arg_count ? "{\"public\":\"%s\"}\n"
 				      : "{\"public\":\"%s\",\"secret\":\"%s\"}\n",

@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+struct dirent;
 struct kvd_client;
 
 /* stable: scripts depend on them */
@@ -18,6 +19,7 @@ enum ctl_exit {
 	CTL_ERROR = 1,	   /* the daemon answered with an error, or a file did */
 	CTL_USAGE = 2,	   /* the command line is wrong; nothing was asked */
 	CTL_NO_DAEMON = 3, /* nobody answers: no socket, no permission, no reply */
+	CTL_VERSION = 4,   /* the daemon speaks another version */
 };
 
 struct ctl {
@@ -27,7 +29,8 @@ struct ctl {
 	char **args; /* of the command, NULL behind the last */
 	unsigned int arg_count;
 	/* options of single commands */
-	const char *role, *reason;
+	const char *role, *reason, *owner;
+	bool diff;
 	unsigned long limit, count;
 	const char *stuck, *state, *peer, *since, *code, *number; /* of rooms, history */
 	bool failed;
@@ -37,6 +40,7 @@ struct ctl {
 		unsigned long rows;
 		bool serve, flat, gather;
 	} bench;
+	bool version_differs;	   /* why there is no client */
 	struct kvd_client *client; /* made by the first ctl_ask() */
 };
 
@@ -69,6 +73,13 @@ const char *ctl_ms(double ms);
 struct table;
 int ctl_print_table(struct table *table); /* frees it */
 
+/* $KVD_RUN_DIR, or /run/kvd; its *.sock in order (-1: errno). */
+const char *ctl_run_dir(void);
+int ctl_instances(struct dirent ***names_p);
+void ctl_instances_free(struct dirent **names, int count);
+/* False: NAME.sock without NAME.lock, a connection might start the daemon. */
+bool ctl_instance_runs(const char *socket);
+
 int ctl_run_status(struct ctl *ctl);
 int ctl_run_health(struct ctl *ctl);
 int ctl_run_stats(struct ctl *ctl);
@@ -86,6 +97,9 @@ int ctl_run_abort(struct ctl *ctl);
 int ctl_run_drain(struct ctl *ctl);
 int ctl_run_log(struct ctl *ctl);
 int ctl_run_keygen(struct ctl *ctl);
+int ctl_run_config(struct ctl *ctl);
+int ctl_run_reload(struct ctl *ctl);
+int ctl_run_ls(struct ctl *ctl);
 int ctl_run_bench(struct ctl *ctl);
 
 #endif

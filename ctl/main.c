@@ -10,6 +10,7 @@
  * codes are part of the interface (ctl.h).
  */
 #include <ctype.h>
+#include <dirent.h>
 #include <errno.h>
 #include <getopt.h>
 #include <grp.h>
@@ -94,6 +95,19 @@ static const struct ctl_command ctl_commands[] = {
 	 "LEVEL: error, warn, info, debug or trace; until the next start. Setting needs\n"
 	 "root, the daemon's uid or admin_uids.",
 	 0, 1, "", ctl_run_log},
+	{"config", "[--diff]", "the options in force",
+	 "--diff  only what the file says otherwise, and which of it needs a restart\n\n"
+	 "--diff needs root, the daemon's uid or admin_uids.",
+	 0, 0, "d", ctl_run_config},
+	{"reload", "", "read the configuration again",
+	 "Tells what changed and what waits for a restart; a file with errors changes\n"
+	 "nothing and is refused with the first. The allow-list is read, too. Needs\n"
+	 "root, the daemon's uid or admin_uids.",
+	 0, 0, "", ctl_run_reload},
+	{"ls", "", "the instances of this host",
+	 "Every *.sock in $KVD_RUN_DIR or /run/kvd. One without NAME.lock is stopped,\n"
+	 "and not connected to: under socket activation that would start it.",
+	 0, 0, "", ctl_run_ls},
 	{"bench", "TICKET | - | --serve", "how fast two daemons move rows",
 	 "--serve           serve memory and print a ticket, until interrupted\n"
 	 "TICKET, -         measure against its printer; -: read it from standard "
@@ -114,13 +128,16 @@ static const struct ctl_command ctl_commands[] = {
 	 "pushed is pulled back and compared. Caches are as they are. Whoever has the\n"
 	 "ticket may read and write the served memory while --serve runs.",
 	 0, 1, "bc", ctl_run_bench},
-	{"keygen", "[FILE]", "make a CURVE key pair for daemon-to-daemon traffic",
+	{"keygen", "[--owner USER] [FILE]",
+	 "make a CURVE key pair for daemon-to-daemon traffic",
 	 "With FILE: the secret key is written to it (mode 0600; an existing file is "
 	 "not\n"
 	 "touched) for `curve_secret_file`, and the public key printed, for a line\n"
 	 "`NAME KEY [HOST]...` of every daemon's `curve_allow_file`. Without: both are\n"
-	 "printed. No daemon needed.",
-	 0, 1, "", ctl_run_keygen},
+	 "printed. No daemon needed.\n\n"
+	 "--owner USER  who owns FILE; as root the user kvd if there is one, else the "
+	 "caller",
+	 0, 1, "o", ctl_run_keygen},
 	{"plan", "[--cover] [--explain] FILE | -", "compute a plan without a daemon",
 	 "Reads two layouts and page lists (--cover: all sources and a destination) as\n"
 	 "JSON, prints the rows that would be copied (who sends what) as JSON, or in\n"
@@ -141,6 +158,8 @@ static const struct command_option {
 #define OF(member) offsetof(struct ctl, member)
 	{"role", 'r', OPTION_TEXT, OF(role), 0},
 	{"reason", 'e', OPTION_TEXT, OF(reason), 0},
+	{"owner", 'o', OPTION_TEXT, OF(owner), 0},
+	{"diff", 'd', OPTION_FLAG, OF(diff), 0},
 	{"limit", 'l', OPTION_NUMBER, OF(limit), 65536},
 	{"prometheus", 'p', OPTION_FLAG, OF(prometheus), 0},
 	{"count", 'c', OPTION_NUMBER, OF(count), 1000000},
@@ -180,19 +199,20 @@ static void print_commands(FILE *out)
 	fprintf(out, "Usage: kvd-ctl [OPTIONS] COMMAND [ARGUMENTS]\n\nCommands:\n");
 	for (const struct ctl_command *c = ctl_commands; c->name; c++)
 		fprintf(out, "  %-8s %-31s %s\n", c->name, c->args, c->summary);
-	fprintf(out, "\nOptions:\n"
-		     "  -s, --socket PATH    the daemon's control socket\n"
-		     "  -n, --name NAME      the instance's name: <run dir>/NAME.sock\n"
-		     "  -t, --timeout SEC    how long to wait for an answer (10)\n"
-		     "  -j, --json           print the daemon's answer as JSON\n"
-		     "  -h, --help           this text; after a command, that command's\n"
-		     "      --version\n"
-		     "\nWithout --socket and --name: $KVD_SOCKET, else the only *.sock "
-		     "in $KVD_RUN_DIR\n"
-		     "or /run/kvd.\n"
-		     "\nExit status: 0 done, 1 the daemon answered with an error, 2 the "
-		     "command line is\n"
-		     "wrong, 3 no daemon answers.\n");
+	fprintf(out,
+		"\nOptions:\n"
+		"  -s, --socket PATH    the daemon's control socket\n"
+		"  -n, --name NAME      the instance's name: <run dir>/NAME.sock\n"
+		"  -t, --timeout SEC    how long to wait for an answer (10)\n"
+		"  -j, --json           print the daemon's answer as JSON\n"
+		"  -h, --help           this text; after a command, that command's\n"
+		"      --version\n"
+		"\nWithout --socket and --name: $KVD_SOCKET, else the only *.sock "
+		"in $KVD_RUN_DIR\n"
+		"or /run/kvd.\n"
+		"\nExit status: 0 done, 1 the daemon answered with an error, 2 the "
+		"command line is\n"
+		"wrong, 3 no daemon answers, 4 the daemon speaks another version.\n");
 }
 
 static int print_help(const char *name)
@@ -258,6 +278,38 @@ static void hint_permission(const char *path)
 		gr ? gr->gr_name : "GROUP", pw ? pw->pw_name : "USER");
 }
 
+/* Which there are, when none was named. */
+static void hint_instances(void)
+{
+	struct dirent **names = NULL;
+	int count = ctl_instances(&names);
+
+	for (int i = 0; i < count; i++)
+		fprintf(stderr, "%s%.*s", i ? ", " : "  one of: --name ",
+			(int)strlen(names[i]->d_name) - 5, names[i]->d_name);
+	if (count > 0)
+		fputc('\n', stderr);
+	ctl_instances_free(names, count);
+}
+
+/* A socket that the service manager holds for a daemon that is stopped; --socket and
+ * KVD_SOCKET mean it. */
+static bool is_stopped(const struct ctl *ctl)
+{
+	const char *env = getenv("KVD_SOCKET");
+	char path[256];
+
+	if (ctl->socket || (env && *env) ||
+	    kvd_socket_find(ctl->name, path, sizeof(path), NULL) ||
+	    access(path, F_OK) != 0 || ctl_instance_runs(path))
+		return false;
+	fprintf(stderr,
+		"kvd-ctl: ENODAEMON: %s: stopped (it has no lock beside it); with "
+		"--socket PATH a connection may start it\n",
+		path);
+	return true;
+}
+
 struct kvd_client *ctl_open(struct ctl *ctl)
 {
 	struct kvd_options o = {.client = "kvd-ctl",
@@ -267,9 +319,17 @@ struct kvd_client *ctl_open(struct ctl *ctl)
 	const struct kvd_error *error = kvd_last_error(NULL);
 	char path[256];
 
+	if (!ctl->client && is_stopped(ctl))
+		return NULL;
 	if (ctl->client || !kvd_open(&o, &ctl->client))
 		return ctl->client;
 	fprintf(stderr, "kvd-ctl: %s: %s\n", kvd_code_name(error->code), error->message);
+	if (error->code == KVD_E_NODAEMON && !ctl->socket && !ctl->name)
+		hint_instances();
+	ctl->version_differs = error->code == KVD_E_VERSION;
+	if (ctl->version_differs)
+		fprintf(stderr, "  kvd-ctl is %s; use the one of the daemon's version\n",
+			kvd_version());
 	if (error->code == KVD_E_NODAEMON)
 		fprintf(stderr,
 			"  is it running?  systemctl status 'kvd@*'\n"
@@ -478,6 +538,8 @@ int main(int argc, char **argv)
 	if (!strcmp(c->name, "plan") && !(argc > 1 && !strcmp(argv[1], "--help")))
 		return plan_main(argc, argv);
 	r = run_command(&ctl, c, argc, argv);
+	if (r == CTL_NO_DAEMON && ctl.version_differs)
+		r = CTL_VERSION;
 	kvd_close(ctl.client);
 	if (fflush(stdout) == EOF)
 		return ctl_failed("standard output: %s", strerror(errno));

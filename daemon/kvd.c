@@ -166,28 +166,54 @@ static void on_kept(void *arg, const char *name)
 		 name);
 }
 
-static int reload(struct kvd_impl *impl, unsigned int *changed_p)
+static int load_again(const struct kvd_impl *impl, struct config *fresh)
 {
-	cleanup_free struct config *fresh = mem_zalloc(sizeof(*fresh));
 	const char *transports[TRANSPORTS_MAX];
 	const struct config_source source = {
 		.path = *impl->config.path ? impl->config.path : NULL,
 		.name = impl->config.name,
 		.transports = transports,
 	};
-	int r;
 
-	if (!fresh)
-		return err_pass(-ENOMEM);
 	features_transports(transports);
-	r = config_load(fresh, &source);
+	return err_pass(config_load(fresh, &source));
+}
+
+int kvd_reload(struct kvd *kvd, bool apply,
+	       void (*on_differ)(void *arg, const struct setting *row,
+				 const struct config *fresh),
+	       void *arg)
+{
+	cleanup_free struct config *fresh = mem_zalloc(sizeof(*fresh));
+	struct kvd_impl *impl = kvd_impl_of(kvd);
+	const struct setting *row;
+	size_t count;
+	int r = fresh ? load_again(impl, fresh) : -ENOMEM;
+
+	if (r == 0 && apply)
+		r = link_zmq_reload(kvd->link, fresh->curve_allow_file);
 	if (r < 0)
 		return err_pass(r);
-	*changed_p = config_reload(&impl->config, fresh, on_kept, impl);
+	for (row = config_settings(&count); count; count--, row++) {
+		if (!setting_equal(row, &impl->config, fresh))
+			on_differ(arg, row, fresh);
+	}
+	if (!apply)
+		return 0;
+	config_reload(&impl->config, fresh, on_kept, impl);
 	log_set_level((enum log_level)impl->config.log_level);
 	log_set_format((enum log_format)impl->config.log_format);
-	peers_reload(impl->kvd->peers, &impl->config);
-	return err_pass(link_zmq_reload(impl->kvd->link, impl->config.curve_allow_file));
+	peers_reload(kvd->peers, &impl->config);
+	return 0;
+}
+
+static void count_reloaded(void *arg, const struct setting *row,
+			   const struct config *fresh)
+{
+	unsigned int *changed = arg;
+
+	(void)fresh;
+	*changed += row->reload;
 }
 
 /* To systemd: a daemon that refuses rooms is up, and `systemctl status` says why. */
@@ -208,7 +234,7 @@ static void on_hup(struct loop_signal *sig)
 	unsigned int changed = 0;
 
 	notify_reloading(loop_clock_ns(impl->kvd->loop));
-	if (reload(impl, &changed) < 0)
+	if (kvd_reload(impl->kvd, true, count_reloaded, &changed) < 0)
 		log_warn("daemon", impl->config.name, "not reloaded", "why=\"%s\"",
 			 err_last()->text);
 	else

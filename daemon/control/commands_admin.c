@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * health, config.show, log.level, drain, shutdown: what an operator asks.
+ * health, config.show, config.reload, log.level, drain, shutdown: what an operator
+ * asks.
  *
  * The settings come from their table, so a new row needs nothing here. What changes
  * the daemon is for admins; drain and shutdown answer before they act, or the answer
@@ -168,6 +169,59 @@ static int config_show_run(struct request *req)
 	return request_finish(req, result, filled);
 }
 
+/* ---- config.reload ---- */
+
+struct reload_args {
+	bool check;
+};
+
+struct differing {
+	const struct config *config;
+	cJSON *list;
+	bool filled;
+};
+
+static void add_differing(void *arg, const struct setting *row,
+			  const struct config *fresh)
+{
+	struct differing *d = arg;
+	char running[SETTING_TEXT_MAX], file[SETTING_TEXT_MAX];
+	cJSON *json = cJSON_CreateObject();
+
+	setting_format(row, d->config, running);
+	setting_format(row, fresh, file);
+	d->filled = d->filled && json && cJSON_AddItemToArray(d->list, json) &&
+		    cJSON_AddStringToObject(json, "section", row->section) &&
+		    cJSON_AddStringToObject(json, "name", row->name) &&
+		    cJSON_AddStringToObject(json, "running", running) &&
+		    cJSON_AddStringToObject(json, "file", file) &&
+		    cJSON_AddBoolToObject(json, "restart", !row->reload);
+}
+
+static int config_reload_run(struct request *req)
+{
+	const struct reload_args *args = request_args(req);
+	struct differing d = {.config = req->kvd->config, .filled = true};
+	cJSON *result = request_result();
+	int r;
+
+	if (!result)
+		return err_pass(-ENOMEM);
+	d.list = cJSON_AddArrayToObject(result, "options");
+	r = d.list ? kvd_reload(req->kvd, !args->check, add_differing, &d) : -ENOMEM;
+	if (r < 0) {
+		cJSON_Delete(result);
+		return err_pass(r);
+	}
+	if (!args->check)
+		log_info("control", req->session->client, "configuration reloaded",
+			 "session=%ju changed=%d", (uintmax_t)req->session->id,
+			 cJSON_GetArraySize(d.list));
+	return request_finish(
+		req, result,
+		d.filled && cJSON_AddStringToObject(result, "path", d.config->path));
+}
+
 /* ---- the end ---- */
 
 struct drain_args {
@@ -200,6 +254,11 @@ static int shutdown_run(struct request *req)
 	return 0;
 }
 
+static const struct field reload_fields[] = {
+	F_BOOL("check", reload_args, check, "Only tell what differs; take nothing."),
+	F_END,
+};
+
 static const struct field drain_fields[] = {
 	F_INT("timeout_ms", drain_args, timeout_ms, DEFAULT(-1), 0, DRAIN_MS_MAX,
 	      "Stop at the latest then; default: the setting drain_timeout."),
@@ -223,6 +282,10 @@ const struct command admin_commands[] = {
 	 "insecure = yes), transports"},
 	{"config.show", "Show the settings in force", NULL, 0, config_show_run,
 	 "path, settings [{section, name, value, default, allowed, reload, help}]"},
+	{"config.reload", "Read the configuration again, as SIGHUP does", reload_fields,
+	 COMMAND_ADMIN, config_reload_run,
+	 "path, options [{section, name, running, file, restart}]: each that differed; "
+	 "those without restart were taken, unless check"},
 	{"drain", "Refuse new rooms, let running ones end, then stop", drain_fields,
 	 COMMAND_ADMIN, drain_run, "nothing"},
 	{"shutdown", "Stop now: rooms fail, sessions end", NULL, COMMAND_ADMIN,

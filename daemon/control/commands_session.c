@@ -121,7 +121,8 @@ static int hello_run(struct request *req)
 	int r, fd;
 
 	if (args->proto != PROTO_VERSION)
-		return err_raise(ERR_VERSION, "proto %u: this daemon speaks %d",
+		return err_raise(ERR_VERSION,
+				 "proto %u: this daemon, kvd " KVD_VERSION ", speaks %d",
 				 args->proto, PROTO_VERSION);
 	if (req->kvd->stopping)
 		return err_raise(ERR_DRAIN, "the daemon shuts down");

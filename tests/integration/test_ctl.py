@@ -3,10 +3,13 @@
 """kvd-ctl as an operator and a script meet it."""
 import json
 import os
+import pwd
+import socket
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from kvd_daemon import BUILD, DEADLINE_S, Daemon, for_everyone, need_users, run  # noqa: E402
@@ -64,6 +67,96 @@ def socket_is_found_by_environment_name_and_alone():
                           ([], {"KVD_SOCKET": d.socket_path})):
             status, out, err = ctl(*args, "status", env=env)
             assert status == 0 and "\nname         solo\n" in out, (args, out, err)
+
+
+def several_daemons_are_named_and_listed():
+    with tempfile.TemporaryDirectory() as run_dir:
+        env = {"KVD_RUN_DIR": run_dir}
+        with Daemon(run_dir=run_dir, name="a") as a, Daemon(run_dir=run_dir, name="b"):
+            status, _, err = ctl("status", env=env)
+            assert status == 3 and "one of: --name a, b\n" in err, err
+            held = socket.socket(socket.AF_UNIX)  # by a service manager
+            held.bind(run_dir + "/c.sock")
+            held.listen(1)
+            status, out, _ = ctl("ls", env=env)
+            rows = [line.split()[:3] for line in out.splitlines()]
+            assert status == 0 and rows[0] == ["NAME", "STATE", "PID"], out
+            assert rows[1] == ["a", "serving", str(a.proc.pid)], out
+            assert rows[3] == ["c", "stopped", "-"], out
+            told = json.loads(ctl("ls", "--json", env=env)[1])["instances"]
+            assert [i["name"] for i in told] == ["a", "b", "c"], told
+            assert told[1]["daemon"].startswith("kvd ") and told[1]["endpoint"], told
+            # a probe does not connect: that would start the daemon
+            status, _, err = ctl("--name", "c", "health", env=env)
+            assert status == 3 and "c.sock: stopped" in err, err
+            held.setblocking(False)
+            try:
+                held.accept()
+                raise AssertionError("it connected")
+            except BlockingIOError:
+                pass
+            held.close()
+
+
+def other_version_is_4_and_names_both():
+    """A daemon that knows another protocol only."""
+    with tempfile.TemporaryDirectory() as tmp, socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(tmp + "/s")
+        sock.listen(1)
+
+        def serve():
+            conn = sock.accept()[0]
+            conn.recv(65536)
+            conn.sendall(b'{"id":1,"ok":false,"error":{"code":"EVERSION","message":"proto 1:'
+                         b' this daemon, kvd 9.9, speaks 9","scope":"peer","retryable":false'
+                         b'}}\n')
+            conn.recv(1)
+            conn.close()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        status, _, err = ctl("--socket", tmp + "/s", "status")
+        thread.join()
+        assert status == 4 and "kvd 9.9" in err and "kvd-ctl is 0." in err, (status, err)
+    with Daemon() as d, socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(d.socket_path)
+        sock.sendall(b'{"id":1,"cmd":"hello","proto":77,"client":"x"}\n')
+        assert b"this daemon, kvd " in sock.recv(4096)
+
+
+def configuration_is_shown_compared_and_reloaded():
+    with Daemon("[rooms]\nlease = 5 s\n") as d:
+        d.expect("change needs a restart option=rooms.rooms")
+        status, out, _ = at(d, "config")
+        assert status == 0 and "rooms.lease" in out and "5 s" in out, out
+        assert json.loads(at(d, "config", "--json")[1])["path"] == d.config_path
+        status, out, _ = at(d, "config", "--diff")
+        assert (status, out) == (0, d.config_path + ": as it runs\n"), out
+        d.write_config("[rooms]\nlease = 7 s\nrooms = 9\n")
+        diff = at(d, "config", "--diff")[1]
+        assert "rooms.lease: 5 s -> 7 s (taken by kvd-ctl reload)\n" in diff, diff
+        assert "rooms.rooms: 65536 -> 9 (needs a restart)\n" in diff, diff
+        assert at(d, "config", "--diff")[1] == diff, "it took something"
+        status, out, _ = at(d, "reload")
+        assert status == 0 and "rooms.lease: 5 s -> 7 s\n" in out, out
+        status, out, _ = at(d, "config", "--diff", "--json")
+        rows = json.loads(out)["options"]
+        assert [r["name"] for r in rows] == ["rooms"] and rows[0]["restart"] is True, rows
+        d.write_config("[rooms]\nlease = 8 s\nrooms = many\n")
+        status, out, err = at(d, "reload")
+        assert status == 1 and d.config_path in err and "rooms = many" in err, err
+        d.write_config("[rooms]\nlease = 7 s\nrooms = 9\n")
+        assert "lease" not in at(d, "config", "--diff")[1], "the bad file was taken in part"
+
+
+def reload_is_for_administrators():
+    need_users(65534)
+    with Daemon("[control]\nsocket_mode = 0666\nallow_uids = 65534\n") as d:
+        os.chmod(d.run_dir, 0o755)
+        who = dict(user=65534, group=65534, extra_groups=[], program=for_everyone("kvd-ctl"))
+        for words in (["reload"], ["config", "--diff"]):
+            status, _, err = at(d, *words, **who)
+            assert status == 1 and "EPERM" in err, (status, err)
+        assert at(d, "config", **who)[0] == 0
 
 
 def permission_refused_names_the_group():
@@ -171,6 +264,19 @@ def keygen_writes_a_secret_once():
     assert status == 0 and len(keys["public"]) == len(keys["secret"]) == 40
 
 
+def keygen_gives_the_key_to_its_owner():
+    with tempfile.TemporaryDirectory() as tmp:
+        status, out, err = ctl("keygen", "--owner", "no-such-user", tmp + "/k")
+        assert status == 1 and "no such user" in err and not os.path.exists(tmp + "/k"), err
+        assert ctl("keygen", "--owner", "root")[0] == 2
+        need_users(65534)
+        name = pwd.getpwuid(65534).pw_name
+        status, out, err = ctl("keygen", "--owner", name, tmp + "/k")
+        st = os.stat(tmp + "/k")
+        assert status == 0 and (st.st_uid, stat.S_IMODE(st.st_mode)) == (65534, 0o600), st
+        assert "owner " + name in err, err
+
+
 def keys_of_keygen_let_two_daemons_meet():
     with tempfile.TemporaryDirectory() as tmp:
         with open(tmp + "/allow", "w") as allow:
@@ -193,6 +299,10 @@ if __name__ == "__main__":
         help_is_there_for_every_command,
         no_daemon_is_3_and_names_the_path,
         socket_is_found_by_environment_name_and_alone,
+        several_daemons_are_named_and_listed,
+        other_version_is_4_and_names_both,
+        configuration_is_shown_compared_and_reloaded,
+        reload_is_for_administrators,
         permission_refused_names_the_group,
         text_and_json_tell_the_same,
         health_is_fit_for_a_probe,
@@ -202,5 +312,6 @@ if __name__ == "__main__":
         log_level_is_shown_and_set,
         drain_ends_an_idle_daemon,
         keygen_writes_a_secret_once,
+        keygen_gives_the_key_to_its_owner,
         keys_of_keygen_let_two_daemons_meet,
     ])

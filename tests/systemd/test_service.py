@@ -278,7 +278,10 @@ def stop_drains_a_room_that_hangs():
 def socket_starts_the_service_for_the_engine_that_comes_first():
     guest.run("systemctl", "start", "kvd@gpu0.socket")
     assert guest.show("kvd@gpu0", "ActiveState") == "inactive"
-    assert guest.ctl("gpu0", "ping", user="prefill")[0] == 0
+    assert guest.ctl("gpu0", "health", check=False)[0] == 3  # a probe does not start it
+    assert guest.show("kvd@gpu0", "ActiveState") == "inactive"
+    assert guest.run("kvd-ctl", "--socket", "/run/kvd/gpu0.sock", "ping",
+                     user="prefill")[0] == 0
     assert guest.show("kvd@gpu0", "ActiveState") == "active"
     guest.run("systemctl", "stop", "kvd@gpu0.socket", "kvd@gpu0")
 

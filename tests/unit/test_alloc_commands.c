@@ -294,6 +294,7 @@ static const struct trial trials[] = {
 	 .line = "a{'cmd':'log.level','level':'warn'}",
 	 .after = {"a{'cmd':'log.level','level':'error'}"}},
 	{.command = "session.share", .line = NULL, .elsewhere = true}, /* it needs fds */
+	{.command = "config.reload", .line = NULL, .elsewhere = true},
 	{.command = "drain", .line = NULL, .elsewhere = true},
 	{.command = "shutdown", .line = NULL, .elsewhere = true},
 };
