@@ -143,8 +143,7 @@ int ctl_run_log(struct ctl *ctl)
 	return CTL_OK;
 }
 
-/* Who shall own a secret: --owner; as root the unit's user; NULL: the caller. */
-static int secret_owner(const struct ctl *ctl, const struct passwd **owner_p)
+int ctl_secret_owner(const struct ctl *ctl, const struct passwd **owner_p)
 {
 	*owner_p = NULL;
 	if (ctl->owner) {
@@ -181,20 +180,28 @@ static int write_secret(const char *path, const char *secret, const struct passw
 	return CTL_OK;
 }
 
+int ctl_keypair(char public_key[41], char secret_key[41])
+{
+	do { /* '#' begins a comment in the files that take these keys */
+		if (zmq_curve_keypair(public_key, secret_key) < 0)
+			return ctl_failed("libzmq has no CURVE: %s", zmq_strerror(errno));
+	} while (*public_key == '#' || *secret_key == '#');
+	return CTL_OK;
+}
+
 int ctl_run_keygen(struct ctl *ctl)
 {
 	char public_key[41], secret_key[41];
 	const struct passwd *owner = NULL;
-	int r = secret_owner(ctl, &owner);
+	int r = ctl_secret_owner(ctl, &owner);
 
 	if (r)
 		return r;
 	if (ctl->owner && !ctl->arg_count)
 		return ctl_usage("keygen: --owner goes with FILE");
-	do { /* '#' begins a comment in the files that take these keys */
-		if (zmq_curve_keypair(public_key, secret_key) < 0)
-			return ctl_failed("libzmq has no CURVE: %s", zmq_strerror(errno));
-	} while (*public_key == '#' || *secret_key == '#');
+	r = ctl_keypair(public_key, secret_key);
+	if (r)
+		return r;
 	if (ctl->arg_count)
 		r = write_secret(ctl->args[0], secret_key, owner);
 	if (!r && ctl->arg_count)

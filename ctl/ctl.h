@@ -29,10 +29,14 @@ struct ctl {
 	char **args; /* of the command, NULL behind the last */
 	unsigned int arg_count;
 	/* options of single commands */
-	const char *role, *reason, *owner;
+	const char *role, *reason, *owner, *listen, *dir;
+	struct ctl_words {
+		const char *word[32];
+		unsigned int count;
+	} peers; /* --peer, each */
 	bool diff;
 	unsigned long limit, count;
-	const char *stuck, *state, *peer, *since, *code, *number; /* of rooms, history */
+	const char *stuck, *state, *since, *code, *number; /* of rooms, history */
 	bool failed;
 	bool prometheus;
 	struct { /* of bench */
@@ -73,6 +77,16 @@ const char *ctl_ms(double ms);
 struct table;
 int ctl_print_table(struct table *table); /* frees it */
 
+extern const struct ctl_command ctl_commands[]; /* the last has no name */
+/* Option i of all: its name, "" when the command has no such; NULL at the end. */
+const char *ctl_option(const struct ctl_command *command, unsigned int i);
+
+/* A CURVE key pair, Z85 with a NUL. */
+int ctl_keypair(char public_key[41], char secret_key[41]);
+/* Who shall own a secret: --owner; as root the user kvd; NULL: the caller. */
+struct passwd;
+int ctl_secret_owner(const struct ctl *ctl, const struct passwd **owner_p);
+
 /* $KVD_RUN_DIR, or /run/kvd; its *.sock in order (-1: errno). */
 const char *ctl_run_dir(void);
 int ctl_instances(struct dirent ***names_p);
@@ -100,6 +114,8 @@ int ctl_run_keygen(struct ctl *ctl);
 int ctl_run_config(struct ctl *ctl);
 int ctl_run_reload(struct ctl *ctl);
 int ctl_run_ls(struct ctl *ctl);
+int ctl_run_init(struct ctl *ctl);
+int ctl_run_completion(struct ctl *ctl);
 int ctl_run_bench(struct ctl *ctl);
 
 #endif

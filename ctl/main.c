@@ -27,7 +27,7 @@
 #include "daemon/base/mem.h"
 #include "lib/kvd.h"
 
-static const struct ctl_command ctl_commands[] = {
+const struct ctl_command ctl_commands[] = {
 	{"status", "", "the daemon at a glance",
 	 "Version, instance, pid, endpoint, state, uptime, sessions, bytes, transports.",
 	 0, 0, "", ctl_run_status},
@@ -51,7 +51,7 @@ static const struct ctl_command ctl_commands[] = {
 	 "--limit N       show at most N rooms (1000)\n\n"
 	 "AGE: for how long it has waited for that. Needs root, the daemon's uid or\n"
 	 "admin_uids.",
-	 0, 0, "luvf", ctl_run_rooms},
+	 0, 0, "luvfp", ctl_run_rooms},
 	{"room", "NUMBER", "everything about the rooms of a number",
 	 "--role ROLE  send, recv, offer or pull only\n\n"
 	 "Of all sessions. One that is closed is looked for among the last 4096 that\n"
@@ -138,6 +138,17 @@ static const struct ctl_command ctl_commands[] = {
 	 "--owner USER  who owns FILE; as root the user kvd if there is one, else the "
 	 "caller",
 	 0, 1, "o", ctl_run_keygen},
+	{"init", "--listen ADDRESS:PORT", "write an instance's configuration",
+	 "NAME.conf, NAME.key and NAME.peers in /etc/kvd, with a key of its own, and\n"
+	 "the line for its peers' lists. A file that exists is not touched.\n\n"
+	 "--name NAME                  of the instance\n"
+	 "--listen ADDRESS:PORT        of the handshake; data gets the port after it\n"
+	 "--peer NAME=HOST:PORT[#KEY]  a daemon that may connect; up to 32\n"
+	 "--owner USER                 of the key; as root kvd if there is one\n"
+	 "--dir DIR                    instead of /etc/kvd",
+	 0, 0, "oip", ctl_run_init},
+	{"completion", "SHELL", "a completion script for bash, zsh or fish", "", 1, 1, "",
+	 ctl_run_completion},
 	{"plan", "[--cover] [--explain] FILE | -", "compute a plan without a daemon",
 	 "Reads two layouts and page lists (--cover: all sources and a destination) as\n"
 	 "JSON, prints the rows that would be copied (who sends what) as JSON, or in\n"
@@ -151,7 +162,7 @@ static const struct ctl_command ctl_commands[] = {
 static const struct command_option {
 	const char *name;
 	char letter;
-	enum { OPTION_TEXT, OPTION_FLAG, OPTION_NUMBER, OPTION_PRESET } kind;
+	enum { OPTION_TEXT, OPTION_FLAG, OPTION_NUMBER, OPTION_PRESET, OPTION_LIST } kind;
 	size_t at;
 	unsigned long max; /* of a number, which begins at 1 */
 } command_options[] = {
@@ -159,13 +170,15 @@ static const struct command_option {
 	{"role", 'r', OPTION_TEXT, OF(role), 0},
 	{"reason", 'e', OPTION_TEXT, OF(reason), 0},
 	{"owner", 'o', OPTION_TEXT, OF(owner), 0},
+	{"listen", 'i', OPTION_TEXT, OF(listen), 0},
+	{"dir", 'i', OPTION_TEXT, OF(dir), 0},
+	{"peer", 'p', OPTION_LIST, OF(peers), 0},
 	{"diff", 'd', OPTION_FLAG, OF(diff), 0},
 	{"limit", 'l', OPTION_NUMBER, OF(limit), 65536},
 	{"prometheus", 'p', OPTION_FLAG, OF(prometheus), 0},
 	{"count", 'c', OPTION_NUMBER, OF(count), 1000000},
 	{"stuck", 'u', OPTION_PRESET, OF(stuck), 0},
 	{"state", 'v', OPTION_TEXT, OF(state), 0},
-	{"peer", 'v', OPTION_TEXT, OF(peer), 0},
 	{"failed", 'f', OPTION_FLAG, OF(failed), 0},
 	{"since", 'h', OPTION_TEXT, OF(since), 0},
 	{"code", 'h', OPTION_TEXT, OF(code), 0},
@@ -181,6 +194,15 @@ static const struct command_option {
 	{"serve", 'b', OPTION_FLAG, OF(bench.serve), 0},
 #undef OF
 };
+
+const char *ctl_option(const struct ctl_command *command, unsigned int i)
+{
+	if (i >= ARRAY_LEN(command_options))
+		return NULL;
+	return strchr(command->options, command_options[i].letter)
+		       ? command_options[i].name
+		       : "";
+}
 
 enum { OPT_VERSION = 256, OPT_COMMAND };
 
@@ -408,13 +430,18 @@ static int take_command_option(struct ctl *ctl, const struct command_option *o,
 			       char **argv)
 {
 	void *member = (char *)ctl + o->at;
+	struct ctl_words *words = member;
 
 	/* its value may be left out, and begins with a digit */
 	if (o->kind == OPTION_PRESET && !optarg && argv[optind] &&
 	    isdigit((unsigned char)*argv[optind]))
 		optarg = argv[optind++];
-
-	if (o->kind == OPTION_TEXT)
+	if (o->kind == OPTION_LIST && words->count == ARRAY_LEN(words->word))
+		return ctl_usage("--%s: at most %zu times", o->name,
+				 ARRAY_LEN(words->word));
+	if (o->kind == OPTION_LIST)
+		words->word[words->count++] = optarg;
+	else if (o->kind == OPTION_TEXT)
 		*(const char **)member = optarg;
 	else if (o->kind == OPTION_PRESET)
 		*(const char **)member = optarg ? optarg : "30s";
@@ -429,6 +456,8 @@ static bool is_given(const struct ctl *ctl, const struct command_option *o)
 {
 	const void *member = (const char *)ctl + o->at;
 
+	if (o->kind == OPTION_LIST)
+		return ((const struct ctl_words *)member)->count != 0;
 	if (o->kind == OPTION_TEXT || o->kind == OPTION_PRESET)
 		return *(const char *const *)member != NULL;
 	return o->kind == OPTION_FLAG ? *(const bool *)member

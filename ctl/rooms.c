@@ -128,8 +128,8 @@ int ctl_run_rooms(struct ctl *ctl)
 		cJSON_AddNumberToObject(args, "limit", (double)ctl->limit);
 	if (ctl->state)
 		cJSON_AddStringToObject(args, "state", ctl->state);
-	if (ctl->peer)
-		cJSON_AddStringToObject(args, "peer", ctl->peer);
+	if (ctl->peers.count)
+		cJSON_AddStringToObject(args, "peer", ctl->peers.word[0]);
 	if (ctl->failed)
 		cJSON_AddTrueToObject(args, "failed");
 	if (ctl->stuck)

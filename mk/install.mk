@@ -13,6 +13,10 @@ UNITDIR    ?= $(PREFIX)/lib/systemd/system
 SYSUSERSDIR ?= $(PREFIX)/lib/sysusers.d
 TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 SYSCONFDIR  ?= /etc
+# completion of kvd-ctl, where each shell looks under PREFIX
+BASHDIR ?= $(PREFIX)/share/bash-completion/completions
+ZSHDIR  ?= $(PREFIX)/share/zsh/site-functions
+FISHDIR ?= $(PREFIX)/share/fish/vendor_completions.d
 
 D = $(DESTDIR)
 PUBLIC_HEADERS := $(wildcard lib/kvd.h proto/kvd_status.h proto/kvd_ring.h)
@@ -37,6 +41,10 @@ install: all ## install to DESTDIR/PREFIX
 	$(Q)install -m 0644 systemd/kvd.sysusers $(D)$(SYSUSERSDIR)/kvd.conf
 	$(Q)install -m 0644 systemd/kvd.tmpfiles $(D)$(TMPFILESDIR)/kvd.conf
 	$(Q)install -m 0644 config/kvd.conf $(D)$(SYSCONFDIR)/kvd/kvd.conf.sample
+	$(Q)install -d $(D)$(BASHDIR) $(D)$(ZSHDIR) $(D)$(FISHDIR)
+	$(Q)$(B)/kvd-ctl completion bash > $(D)$(BASHDIR)/kvd-ctl
+	$(Q)$(B)/kvd-ctl completion zsh > $(D)$(ZSHDIR)/_kvd-ctl
+	$(Q)$(B)/kvd-ctl completion fish > $(D)$(FISHDIR)/kvd-ctl.fish
 	$(Q)for file in $(DOC_FILES); do \
 		install -D -m 0644 $$file $(D)$(DOCDIR)/$$file; done
 	$(Q)for file in $(DATA_FILES); do \
@@ -58,6 +66,7 @@ uninstall: ## remove what install put there
 	$(Q)rm -f $(D)$(BINDIR)/kvd $(D)$(BINDIR)/kvd-ctl $(D)$(UNITDIR)/kvd@.service \
 		$(D)$(UNITDIR)/kvd@.socket $(D)$(UNITDIR)/kvd.target $(D)$(SYSUSERSDIR)/kvd.conf \
 		$(D)$(TMPFILESDIR)/kvd.conf $(D)$(SYSCONFDIR)/kvd/kvd.conf.sample \
+		$(D)$(BASHDIR)/kvd-ctl $(D)$(ZSHDIR)/_kvd-ctl $(D)$(FISHDIR)/kvd-ctl.fish \
 		$(D)$(LIBDIR)/libkvd.so $(D)$(LIBDIR)/libkvd.so.$(SOVERSION) \
 		$(D)$(LIBDIR)/libkvd.so.$(VERSION) $(D)$(LIBDIR)/pkgconfig/libkvd.pc \
 		$(addprefix $(D)$(INCLUDEDIR)/,$(notdir $(PUBLIC_HEADERS))) \

@@ -1,9 +1,11 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """kvd-ctl as an operator and a script meet it."""
+import contextlib
 import json
 import os
 import pwd
+import shutil
 import socket
 import stat
 import subprocess
@@ -12,7 +14,8 @@ import tempfile
 import threading
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from kvd_daemon import BUILD, DEADLINE_S, Daemon, for_everyone, need_users, run  # noqa: E402
+from kvd_daemon import (BUILD, DEADLINE_S, Daemon, for_everyone, free_port, kvd,  # noqa: E402
+                        need_users, run)
 
 
 def ctl(*args, env=None, stdin=None, program=BUILD + "/kvd-ctl", **ids):
@@ -277,6 +280,79 @@ def keygen_gives_the_key_to_its_owner():
         assert "owner " + name in err, err
 
 
+def init_writes_what_two_daemons_meet_with():
+    with tempfile.TemporaryDirectory() as tmp:
+        env = {"KVD_RUN_DIR": tmp}
+        first, second = free_port(), free_port()
+        base = ["init", "--dir", tmp]
+        for wrong in ([], ["--name", "a"], ["--name", "a", "--listen", "host:7400"],
+                      ["--name", ".", "--listen", "127.0.0.1:7400"],
+                      ["--name", "a", "--listen", "127.0.0.1:0"],
+                      ["--name", "a", "--listen", "127.0.0.1:7400", "--peer", "b"],
+                      ["--name", "a", "--listen", "127.0.0.1:7400", "--peer", "b=h:1#short"]):
+            assert ctl(*base, *wrong)[0] == 2 and not os.listdir(tmp), wrong
+        status, line, err = ctl(*base, "--name", "a", "--listen", "127.0.0.1:%d" % first,
+                                "--peer", "b=127.0.0.1:%d" % second)
+        assert status == 0 and "b: its KEY is to be filled in" in err, err
+        name, key, where = line.split()
+        assert (name, where) == ("a", "127.0.0.1:%d" % first), line
+        assert stat.S_IMODE(os.stat(tmp + "/a.key").st_mode) == 0o600
+        assert stat.S_IMODE(os.stat(tmp + "/a.conf").st_mode) == 0o644
+        kept = {f: open(tmp + "/" + f).read() for f in os.listdir(tmp)}
+        os.unlink(tmp + "/a.key")
+        status, _, err = ctl(*base, "--name", "a", "--listen", where)
+        assert status == 1 and "exists" in err and not os.path.exists(tmp + "/a.key"), err
+        with open(os.open(tmp + "/a.key", os.O_CREAT | os.O_WRONLY, 0o600), "w") as again:
+            again.write(kept["a.key"])
+        assert open(tmp + "/a.peers").read() == kept["a.peers"]
+        line = ctl(*base, "--name", "b", "--listen", "127.0.0.1:%d" % second,
+                   "--peer", "a=%s#%s" % (where, key))[1]
+        with open(tmp + "/a.peers", "a") as peers:
+            peers.write(line)
+        with contextlib.ExitStack() as stack:
+            for n in "ab":
+                with open(tmp + "/%s.conf" % n) as conf:
+                    text = conf.read().replace("name = %s\n" % n, "")
+                status, out, _ = kvd("--check-config", "--config", tmp + "/%s.conf" % n,
+                                     env={"KVD_RUN_DIR": tmp}) \
+                    if os.path.isdir("/run/kvd") else (0, "", "")
+                assert status == 0, out
+                stack.enter_context(Daemon(text, run_dir=tmp, name=n))
+            status, out, err = ctl("--name", "b", "call", "peer.connect",
+                                   json.dumps({"endpoint": "tcp://" + where}), env=env)
+            assert status == 0, err
+
+
+def completion_of_bash_offers_what_there_is():
+    script = ctl("completion", "bash")[1]
+
+    def offered(*words):
+        ask = script + "\nCOMP_WORDS=(kvd-ctl %s); COMP_CWORD=%d; _kvd_ctl; " \
+            "printf '%%s\\n' \"${COMPREPLY[@]}\"" % (
+                " ".join("'%s'" % w for w in words), len(words))
+        return subprocess.run(["bash", "-c", ask], capture_output=True, text=True,
+                              env={"KVD_RUN_DIR": run_dir, "PATH": os.environ["PATH"]},
+                              check=True).stdout.split()
+    with tempfile.TemporaryDirectory() as run_dir:
+        for name in ("gpu0", "gpu1"):
+            open(run_dir + "/%s.sock" % name, "w").close()
+        help_lines = ctl("--help")[1].split("Commands:\n")[1].split("\n\n")[0]
+        commands = [line.split()[0] for line in help_lines.splitlines()]
+        assert set(commands) <= set(offered("")), offered("")
+        assert offered("ro") == ["rooms", "room"], offered("ro")
+        assert offered("--name", "g") == ["gpu0", "gpu1"], offered("--name", "g")
+        assert offered("-n", "gpu0", "abort", "--r") == ["--role", "--reason"]
+        assert "--role" not in offered("status", "--")
+    for shell, check in (("zsh", ["-n"]), ("fish", ["--no-execute"])):
+        script = ctl("completion", shell)[1]
+        assert "rooms" in script
+        if shutil.which(shell):
+            subprocess.run([shell, *check, "/dev/stdin"], input=script, text=True, check=True)
+        else:
+            print("skip %s: not here" % shell)
+    assert ctl("completion", "csh")[0] == 2
+
+
 def keys_of_keygen_let_two_daemons_meet():
     with tempfile.TemporaryDirectory() as tmp:
         with open(tmp + "/allow", "w") as allow:
@@ -313,5 +389,7 @@ if __name__ == "__main__":
         drain_ends_an_idle_daemon,
         keygen_writes_a_secret_once,
         keygen_gives_the_key_to_its_owner,
+        init_writes_what_two_daemons_meet_with,
+        completion_of_bash_offers_what_there_is,
         keys_of_keygen_let_two_daemons_meet,
     ])

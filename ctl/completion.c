@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The command completion: a script for a shell, written from the tables of commands and
+ * options. Words of arguments are not completed, but for the instance after --name.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "ctl/ctl.h"
+
+static const char common[] = "--socket --name --timeout --json --help";
+
+/* Options of a command, with a blank before each. */
+static void put_options(const struct ctl_command *c, FILE *out)
+{
+	const char *name;
+
+	for (unsigned int i = 0; (name = ctl_option(c, i)); i++) {
+		if (*name)
+			fprintf(out, " --%s", name);
+	}
+}
+
+static void put_names(FILE *out)
+{
+	for (const struct ctl_command *c = ctl_commands; c->name; c++)
+		fprintf(out, "%s%s", c == ctl_commands ? "" : " ", c->name);
+}
+
+static void put_bash(FILE *out)
+{
+	fputs("_kvd_ctl() {\n"
+	      "\tlocal word=${COMP_WORDS[COMP_CWORD]}\n"
+	      "\tlocal before=${COMP_WORDS[COMP_CWORD-1]}\n"
+	      "\tlocal command= options= i s dir=${KVD_RUN_DIR:-/run/kvd}\n"
+	      "\tcase $before in\n"
+	      "\t-n|--name)\n"
+	      "\t\tfor s in \"$dir\"/*.sock; do\n"
+	      "\t\t\ts=${s##*/}; options+=\" ${s%.sock}\"\n"
+	      "\t\tdone\n"
+	      "\t\tCOMPREPLY=($(compgen -W \"$options\" -- \"$word\")); return ;;\n"
+	      "\t-s|--socket) COMPREPLY=($(compgen -f -- \"$word\")); return ;;\n"
+	      "\tesac\n"
+	      "\tfor ((i = 1; i < COMP_CWORD; i++)); do\n"
+	      "\t\tcase ${COMP_WORDS[i]} in\n"
+	      "\t\t-n|--name|-s|--socket|-t|--timeout) ((i++)) ;;\n"
+	      "\t\t-*) ;;\n"
+	      "\t\t*) command=${COMP_WORDS[i]}; break ;;\n"
+	      "\t\tesac\n"
+	      "\tdone\n"
+	      "\tcase $command in\n"
+	      "\t'') options=\"",
+	      out);
+	put_names(out);
+	fputs("\" ;;\n", out);
+	for (const struct ctl_command *c = ctl_commands; c->name; c++) {
+		fprintf(out, "\t%s) options=\"", c->name);
+		put_options(c, out);
+		fputs("\" ;;\n", out);
+	}
+	fprintf(out,
+		"\tesac\n"
+		"\tif [[ $command != '' && $word != -* ]]; then\n"
+		"\t\tCOMPREPLY=($(compgen -f -- \"$word\"))\n"
+		"\telse\n"
+		"\t\tCOMPREPLY=($(compgen -W \"$options %s\" -- \"$word\"))\n"
+		"\tfi\n"
+		"}\n"
+		"complete -F _kvd_ctl kvd-ctl\n",
+		common);
+}
+
+static void put_zsh(FILE *out)
+{
+	fputs("#compdef kvd-ctl\n"
+	      "autoload -U +X bashcompinit && bashcompinit\n",
+	      out);
+	put_bash(out);
+}
+
+static void put_fish(FILE *out)
+{
+	const char *name;
+
+	fputs("complete -c kvd-ctl -s s -l socket -r\n"
+	      "complete -c kvd-ctl -s n -l name -x\n"
+	      "complete -c kvd-ctl -s t -l timeout -x\n"
+	      "complete -c kvd-ctl -s j -l json\n"
+	      "complete -c kvd-ctl -s h -l help\n",
+	      out);
+	for (const struct ctl_command *c = ctl_commands; c->name; c++) {
+		fprintf(out,
+			"complete -c kvd-ctl -n __fish_use_subcommand -f "
+			"-a %s -d \"%s\"\n",
+			c->name, c->summary);
+		for (unsigned int i = 0; (name = ctl_option(c, i)); i++) {
+			if (*name)
+				fprintf(out,
+					"complete -c kvd-ctl -n "
+					"'__fish_seen_subcommand_from %s' -l %s\n",
+					c->name, name);
+		}
+	}
+}
+
+int ctl_run_completion(struct ctl *ctl)
+{
+	static const struct {
+		const char *shell;
+		void (*put)(FILE *out);
+	} shells[] = {{"bash", put_bash}, {"zsh", put_zsh}, {"fish", put_fish}};
+
+	for (unsigned int i = 0; i < 3; i++) {
+		if (strcmp(ctl->args[0], shells[i].shell) != 0)
+			continue;
+		shells[i].put(stdout);
+		return CTL_OK;
+	}
+	return ctl_usage("completion: bash, zsh or fish, not '%s'", ctl->args[0]);
+}

@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The command init: the files that an instance on one of several hosts needs. All or
+ * nothing: a file that exists is never touched, and what was written before a failure is
+ * removed. A peer's key is not known before that peer was set up, so its line waits as a
+ * comment unless the key was given.
+ */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pwd.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zmq.h>
+
+#include "ctl/ctl.h"
+#include "daemon/base/mem.h"
+
+#define NAME_CHARS                                                       \
+	"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789" \
+	"._-"
+/* as the allow-list has them (daemon/link) */
+#define KEY_CHARS 40
+#define NAME_MAX_BYTES 63
+#define HOST_MAX_BYTES 127
+
+struct init {
+	struct ctl *ctl;
+	const struct passwd *owner;
+	const char *dir;
+	char host[64];
+	unsigned long port;
+	char public_key[KEY_CHARS + 1], secret_key[KEY_CHARS + 1];
+	char conf[512], key[512], peers[512];
+	char *conf_text, *peers_text; /* owned */
+};
+
+static bool init_name_ok(const char *name, size_t len)
+{
+	return len > 0 && len <= NAME_MAX_BYTES && *name != '.' &&
+	       strspn(name, NAME_CHARS) >= len;
+}
+
+static bool init_key_ok(const char *key)
+{
+	uint8_t bytes[KEY_CHARS];
+
+	return strlen(key) == KEY_CHARS && zmq_z85_decode(bytes, key);
+}
+
+/* ADDRESS:PORT, IPv6 in brackets. */
+static int take_listen(struct init *init)
+{
+	const char *listen = init->ctl->listen, *colon;
+	struct in6_addr six;
+	struct in_addr four;
+	char *end = NULL;
+	size_t len;
+
+	if (listen && strncmp(listen, "tcp://", 6) == 0)
+		listen += 6;
+	colon = listen ? strrchr(listen, ':') : NULL;
+	len = colon ? (size_t)(colon - listen) : 0;
+	if (colon)
+		init->port = strtoul(colon + 1, &end, 10);
+	if (!len || len >= sizeof(init->host) || *end || !init->port ||
+	    init->port > 65534)
+		return ctl_usage("init: --listen ADDRESS:PORT, the port 1 to 65534");
+	memcpy(init->host, listen, len);
+	if (inet_pton(AF_INET, init->host, &four) == 1)
+		return CTL_OK;
+	if (len > 2 && init->host[0] == '[' && init->host[len - 1] == ']') {
+		init->host[len - 1] = '\0';
+		if (inet_pton(AF_INET6, init->host + 1, &six) == 1) {
+			init->host[len - 1] = ']';
+			return CTL_OK;
+		}
+	}
+	return ctl_usage("init: --listen %s: the address must be a number",
+			 init->ctl->listen);
+}
+
+/* NAME=HOST:PORT[#KEY] as a line of the allow-list. */
+static int put_peer(const char *peer, FILE *out)
+{
+	const char *host = strchr(peer, '='), *key = host ? strchr(host, '#') : NULL;
+	size_t name_len = host ? (size_t)(host - peer) : 0;
+	int host_len = !host ? 0 : key ? (int)(key - host) - 1 : (int)strlen(host + 1);
+
+	if (!init_name_ok(peer, name_len) || host_len < 1 || host_len > HOST_MAX_BYTES ||
+	    strpbrk(host, " \t\n") || (key && !init_key_ok(key + 1)))
+		return ctl_usage("init: --peer %s: NAME=HOST:PORT, or NAME=HOST:PORT#KEY",
+				 peer);
+	fprintf(out, "%s%.*s %s %.*s\n", key ? "" : "# ", (int)name_len, peer,
+		key ? key + 1 : "KEY", host_len, host + 1);
+	if (!key)
+		fprintf(stderr, "kvd-ctl: %.*s: its KEY is to be filled in\n",
+			(int)name_len, peer);
+	return CTL_OK;
+}
+
+static int make_peers(struct init *init)
+{
+	size_t len;
+	FILE *out = open_memstream(&init->peers_text, &len);
+	int r = CTL_OK;
+
+	if (!out)
+		return ctl_failed("out of memory");
+	fputs("# NAME KEY HOST:PORT of each daemon that may connect\n", out);
+	for (unsigned int i = 0; !r && i < init->ctl->peers.count; i++)
+		r = put_peer(init->ctl->peers.word[i], out);
+	fclose(out);
+	return r;
+}
+
+static int make_conf(struct init *init)
+{
+	if (asprintf(&init->conf_text,
+		     "# kvd --print-config tells every option.\n"
+		     "[daemon]\nname = %s\n\n"
+		     "[peer]\nlisten = tcp://%s:%lu\ncurve_secret_file = %s\n"
+		     "curve_allow_file = %s\n\n"
+		     "[transport]\ntcp_listen = tcp://%s:%lu\n",
+		     init->ctl->name, init->host, init->port, init->key, init->peers,
+		     init->host, init->port + 1) < 0) {
+		init->conf_text = NULL;
+		return ctl_failed("out of memory");
+	}
+	return CTL_OK;
+}
+
+static int write_file(const struct init *init, const char *path, const char *text,
+		      mode_t mode, bool owned)
+{
+	cleanup_close int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	size_t len = strlen(text);
+
+	if (fd < 0)
+		return ctl_failed("%s: %s", path, strerror(errno));
+	if ((!owned || !init->owner ||
+	     fchown(fd, init->owner->pw_uid, init->owner->pw_gid) == 0) &&
+	    fchmod(fd, mode) == 0 && write(fd, text, len) == (ssize_t)len &&
+	    fsync(fd) == 0)
+		return CTL_OK;
+	ctl_failed("%s: %s", path, strerror(errno));
+	unlink(path);
+	return CTL_ERROR;
+}
+
+static int write_all(const struct init *init)
+{
+	char secret[KEY_CHARS + 2];
+	int r;
+
+	snprintf(secret, sizeof(secret), "%s\n", init->secret_key);
+	r = write_file(init, init->key, secret, 0600, true);
+	explicit_bzero(secret, sizeof(secret));
+	if (r)
+		return r;
+	r = write_file(init, init->peers, init->peers_text, 0644, false);
+	if (!r) {
+		r = write_file(init, init->conf, init->conf_text, 0644, false);
+		if (r)
+			unlink(init->peers);
+	}
+	if (r)
+		unlink(init->key);
+	return r;
+}
+
+static void init_print(const struct init *init)
+{
+	if (init->ctl->json) {
+		printf("{\"conf\":\"%s\",\"key\":\"%s\",", init->conf, init->key);
+		printf("\"peers\":\"%s\",\"public\":\"%s\"}\n", init->peers,
+		       init->public_key);
+		return;
+	}
+	fprintf(stderr, "kvd-ctl: written: %s, %s (mode 0600, owner %s), %s\n",
+		init->conf, init->key, init->owner ? init->owner->pw_name : "you",
+		init->peers);
+	fputs("kvd-ctl: for the list of each of its peers:\n", stderr);
+	printf("%s %s %s:%lu\n", init->ctl->name, init->public_key, init->host,
+	       init->port);
+}
+
+static int init_files(struct init *init)
+{
+	int r = take_listen(init);
+
+	snprintf(init->conf, sizeof(init->conf), "%.250s/%.63s.conf", init->dir,
+		 init->ctl->name);
+	snprintf(init->key, sizeof(init->key), "%.250s/%.63s.key", init->dir,
+		 init->ctl->name);
+	snprintf(init->peers, sizeof(init->peers), "%.250s/%.63s.peers", init->dir,
+		 init->ctl->name);
+	if (!r)
+		r = make_peers(init);
+	if (!r)
+		r = make_conf(init);
+	if (!r)
+		r = ctl_keypair(init->public_key, init->secret_key);
+	if (!r)
+		r = ctl_secret_owner(init->ctl, &init->owner);
+	if (!r)
+		r = write_all(init);
+	return r;
+}
+
+int ctl_run_init(struct ctl *ctl)
+{
+	struct init init = {.ctl = ctl, .dir = ctl->dir ? ctl->dir : "/etc/kvd"};
+	int r;
+
+	if (!ctl->name || !init_name_ok(ctl->name, strlen(ctl->name)))
+		return ctl_usage("init: --name NAME: letters, digits, '.', '_' and '-'");
+	if (*init.dir != '/' || strlen(init.dir) > 180 || strpbrk(init.dir, "\"\\\n;#"))
+		return ctl_usage("init: --dir: an absolute path of up to 180 bytes");
+	r = init_files(&init);
+	if (!r)
+		init_print(&init);
+	explicit_bzero(init.secret_key, sizeof(init.secret_key));
+	free(init.conf_text);
+	free(init.peers_text);
+	return r;
+}
