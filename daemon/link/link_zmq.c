@@ -631,10 +631,13 @@ static int router_open(struct link_zmq *zmq, const struct config *config)
 		r = curve_serve(zmq);
 	if (r < 0)
 		return err_pass(r);
-	/* the interface may come up, the port become free */
+	/* no fault of the configuration where the interface may come up, or the port
+	 * become free */
 	if (bind_patiently(zmq->router, config->listen) != 0)
-		return err_raise(ERR_IO, "listen = %s: %s", config->listen,
-				 zmq_strerror(errno));
+		return err_raise(errno == EADDRINUSE || errno == EADDRNOTAVAIL
+					 ? ERR_IO
+					 : ERR_CONFIG,
+				 "listen = %s: %s", config->listen, zmq_strerror(errno));
 	r = endpoint_settle(zmq, config);
 	if (r == 0)
 		r = watch_socket(zmq, zmq->router, &zmq->fd, on_router_ready);

@@ -17,6 +17,7 @@ from kvd_engine import SUCCESS, WAITING, Cache, Engine, open_push  # noqa: E402
 YEARS_S = 3 * 366 * 86400
 CONFIG = """[daemon]
 log_format = plain
+log_level = debug
 [rooms]
 bootstrap_timeout = 600 s
 waiting_timeout = 600 s

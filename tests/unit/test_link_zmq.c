@@ -319,7 +319,7 @@ static void port_of_a_dying_predecessor_is_waited_for(void **state)
 		 ntohs(addr.sin_port));
 	/* somebody who stays is an error that names the port */
 	assert_true(link_zmq_new(zmqnet_loop, &a.config, &a.link) < 0);
-	assert_int_equal(err_last()->code, ERR_CONFIG);
+	assert_int_equal(err_last()->code, ERR_IO); /* it may become free */
 	assert_non_null(strstr(err_last()->text, a.config.listen));
 	err_clear();
 	pid = fork();
@@ -396,7 +396,10 @@ static void listen_on_a_bad_or_taken_address_refused(void **state)
 	(void)state;
 	zmqnet_listen(&a);
 	zmqnet_plain(&a, b.config.listen);
-	assert_no_link(&b, "Address already in use");
+	assert_true(link_zmq_new(zmqnet_loop, &b.config, &b.link) < 0);
+	assert_int_equal(err_last()->code, ERR_IO);
+	assert_non_null(strstr(err_last()->text, "Address already in use"));
+	b.link = NULL;
 	strcpy(b.config.listen, "tcp://127.0.0.1:77777");
 	assert_no_link(&b, "listen = ");
 }
