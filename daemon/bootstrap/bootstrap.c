@@ -63,8 +63,7 @@ static void answer_locally(struct bootstrap_call *call)
 	unsigned int count = 0;
 
 	if (!group) {
-		err_raise(ERR_NOTFOUND, "group '%s': no rank is published here",
-			  call->group);
+		err_raise(ERR_NOTFOUND, "group '%s': no rank is published", call->group);
 		call_fail_last(call);
 		return;
 	}

@@ -295,7 +295,7 @@ static int bootstrap_board_check_room(const struct board *board,
 				 "%u ranks are published by this owner, the cap",
 				 owner->count);
 	if (!old && board->count >= board->max)
-		return err_raise(ERR_LIMIT, "%u ranks are published here, the cap",
+		return err_raise(ERR_LIMIT, "%u ranks are published, the cap",
 				 board->count);
 	return 0;
 }

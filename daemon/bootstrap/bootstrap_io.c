@@ -50,8 +50,7 @@ static void answer_query(struct bootstrap *b, struct peer *peer,
 	struct cursor c;
 
 	if (!group)
-		err_raise(ERR_NOTFOUND, "group '%s': no rank is published there",
-			  query->group);
+		err_raise(ERR_NOTFOUND, "group '%s': no rank is published", query->group);
 	if (!group || encode_group(group, &blob, &len) < 0) {
 		m.code = (uint32_t)err_last()->code;
 		snprintf(m.text, sizeof(m.text), "%s", err_last()->text);

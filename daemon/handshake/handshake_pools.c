@@ -516,7 +516,8 @@ int handshake_pool(struct remote *remote, const char *name, int64_t rank,
 	}
 	if (!found)
 		return 1;
-	if (layout_compatible(local->layout, found->layout) < 0)
+	if (layout_compatible(local->layout, found->layout, &layout_from_destination) <
+	    0)
 		return err_prefix(-err_errno(ERR_LAYOUT), "pool '%s' of %s", found->name,
 				  remote->label);
 	*pool_p = found;
@@ -600,7 +601,8 @@ static void handshake_pools_compare(struct handshake *hs, struct remote *remote,
 
 		if (strcmp(pub->pool->name, pool->name) != 0 ||
 		    (remote->peer->self && pub->pool->id == pool->id) ||
-		    layout_compatible(pub->pool->layout, pool->layout) >= 0)
+		    layout_compatible(pub->pool->layout, pool->layout,
+				      &layout_from_us) >= 0)
 			continue;
 		log_warn("peer", remote->peer->endpoint, "pools contradict",
 			 "pool=%s why=\"%s\"", pool->name, err_last()->text);

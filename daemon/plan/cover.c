@@ -286,7 +286,8 @@ static int cover_view(struct work *w, const struct layout_view *view)
 		w->sources[i].view = layout_view_find(src, view->name);
 		if (!w->sources[i].view)
 			continue;
-		r = layout_view_compatible(view, w->sources[i].view);
+		r = layout_view_compatible(view, w->sources[i].view,
+					   &layout_from_destination);
 		if (r < 0)
 			return err_prefix(r, "destination and source of rank %u",
 					  src->rank);
@@ -419,7 +420,7 @@ static int check_want(const struct layout *src, const struct layout *dst,
 				 "want: view %s layer %u field number %u, there are %u",
 				 dv->name, want->layer, want->field, dl->field_count);
 	df = &dl->fields[want->field];
-	r = layout_layer_compatible(dv->name, dl, sl);
+	r = layout_layer_compatible(dv->name, dl, sl, &layout_from_destination);
 	if (r < 0)
 		return err_pass(r);
 	sf = layout_field_find(sl, df->name);

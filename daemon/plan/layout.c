@@ -243,56 +243,64 @@ int layout_check(const struct layout *layout)
 
 /* ---- comparison ---- */
 
+const struct layout_sides layout_from_source = {"the source", "the destination"};
+const struct layout_sides layout_from_destination = {"the destination", "the source"};
+const struct layout_sides layout_from_us = {"ours", "the peer's"};
+
 static int field_compatible(const char *view, uint32_t layer,
-			    const struct layout_field *here,
-			    const struct layout_field *there)
+			    const struct layout_field *one,
+			    const struct layout_field *other,
+			    const struct layout_sides *sides)
 {
-	if (here->unit_bytes != there->unit_bytes)
-		return err_raise(
-			ERR_LAYOUT,
-			"view %s layer %u field %s: unit_bytes %llu here, %llu there",
-			view, layer, here->name, (unsigned long long)here->unit_bytes,
-			(unsigned long long)there->unit_bytes);
-	if (here->total_units != there->total_units)
-		return err_raise(
-			ERR_LAYOUT,
-			"view %s layer %u field %s: total_units %u here, %u there", view,
-			layer, here->name, here->total_units, there->total_units);
+	if (one->unit_bytes != other->unit_bytes)
+		return err_raise(ERR_LAYOUT,
+				 "view %s layer %u field %s: unit_bytes %llu (%s), %llu "
+				 "(%s)",
+				 view, layer, one->name,
+				 (unsigned long long)one->unit_bytes, sides->one,
+				 (unsigned long long)other->unit_bytes, sides->other);
+	if (one->total_units != other->total_units)
+		return err_raise(ERR_LAYOUT,
+				 "view %s layer %u field %s: total_units %u (%s), %u "
+				 "(%s)",
+				 view, layer, one->name, one->total_units, sides->one,
+				 other->total_units, sides->other);
 	return 0;
 }
 
-int layout_layer_compatible(const char *view, const struct layout_layer *here,
-			    const struct layout_layer *there)
+int layout_layer_compatible(const char *view, const struct layout_layer *one,
+			    const struct layout_layer *other,
+			    const struct layout_sides *sides)
 {
-	for (uint32_t i = 0; i < here->field_count; i++) {
-		const struct layout_field *f = &here->fields[i];
-		const struct layout_field *g = layout_field_find(there, f->name);
+	for (uint32_t i = 0; i < one->field_count; i++) {
+		const struct layout_field *f = &one->fields[i];
+		const struct layout_field *g = layout_field_find(other, f->name);
 		int r;
 
 		if (!g)
 			return err_raise(ERR_LAYOUT,
-					 "view %s layer %u field %s: here, not there",
-					 view, here->layer, f->name);
-		r = field_compatible(view, here->layer, f, g);
+					 "view %s layer %u field %s: only in %s", view,
+					 one->layer, f->name, sides->one);
+		r = field_compatible(view, one->layer, f, g, sides);
 		if (r < 0)
 			return err_pass(r);
 	}
-	for (uint32_t i = 0; i < there->field_count; i++)
-		if (!layout_field_find(here, there->fields[i].name))
+	for (uint32_t i = 0; i < other->field_count; i++)
+		if (!layout_field_find(one, other->fields[i].name))
 			return err_raise(ERR_LAYOUT,
-					 "view %s layer %u field %s: there, not here",
-					 view, here->layer, there->fields[i].name);
+					 "view %s layer %u field %s: only in %s", view,
+					 one->layer, other->fields[i].name, sides->other);
 	return 0;
 }
 
-int layout_view_compatible(const struct layout_view *here,
-			   const struct layout_view *there)
+int layout_view_compatible(const struct layout_view *one, const struct layout_view *other,
+			   const struct layout_sides *sides)
 {
 	uint32_t i = 0, j = 0;
 
-	while (i < here->layer_count && j < there->layer_count) {
-		const struct layout_layer *a = &here->layers[i];
-		const struct layout_layer *b = &there->layers[j];
+	while (i < one->layer_count && j < other->layer_count) {
+		const struct layout_layer *a = &one->layers[i];
+		const struct layout_layer *b = &other->layers[j];
 		int r;
 
 		if (a->layer != b->layer) {
@@ -302,7 +310,7 @@ int layout_view_compatible(const struct layout_view *here,
 				j++;
 			continue;
 		}
-		r = layout_layer_compatible(here->name, a, b);
+		r = layout_layer_compatible(one->name, a, b, sides);
 		if (r < 0)
 			return err_pass(r);
 		i++;
@@ -311,12 +319,13 @@ int layout_view_compatible(const struct layout_view *here,
 	return 0;
 }
 
-int layout_compatible(const struct layout *here, const struct layout *there)
+int layout_compatible(const struct layout *one, const struct layout *other,
+		      const struct layout_sides *sides)
 {
-	for (uint32_t i = 0; i < here->view_count; i++) {
-		const struct layout_view *other =
-			layout_view_find(there, here->views[i].name);
-		int r = other ? layout_view_compatible(&here->views[i], other) : 0;
+	for (uint32_t i = 0; i < one->view_count; i++) {
+		const struct layout_view *view =
+			layout_view_find(other, one->views[i].name);
+		int r = view ? layout_view_compatible(&one->views[i], view, sides) : 0;
 
 		if (r < 0)
 			return err_pass(r);

@@ -106,14 +106,24 @@ const struct layout_layer *layout_layer_find(const struct layout_view *view,
 const struct layout_field *layout_field_find(const struct layout_layer *layer,
 					     const char *name);
 
+/* What a difference calls the two; such a message may cross to the other side, so
+ * neither is "here". */
+struct layout_sides {
+	const char *one, *other; /* "the source", "the destination" */
+};
+
 /*
  * May bytes cross between the two? For every view and layer that both hold:
- * same fields, same unit_bytes and total_units. ERR_LAYOUT with the first
- * difference: "view kv layer 3 field k: unit_bytes 256 here, 128 there".
+ * same fields, same unit_bytes and total_units. ERR_LAYOUT with the first difference:
+ * "view kv layer 3 field k: unit_bytes 256 (the source), 128 (the destination)".
  */
-int layout_compatible(const struct layout *here, const struct layout *there);
+int layout_compatible(const struct layout *one, const struct layout *other,
+		      const struct layout_sides *sides);
 /* The same for one view of each (of the same name). */
-int layout_view_compatible(const struct layout_view *here,
-			   const struct layout_view *there);
+int layout_view_compatible(const struct layout_view *one, const struct layout_view *other,
+			   const struct layout_sides *sides);
+extern const struct layout_sides layout_from_source; /* one is the source's */
+extern const struct layout_sides layout_from_destination;
+extern const struct layout_sides layout_from_us; /* no bytes cross yet */
 
 #endif

@@ -30,7 +30,8 @@ int layout_field_check(const struct layout *layout, const struct layout_view *vi
 /* A whole view whose name and counts are already known to be within the caps. */
 int layout_view_check(const struct layout *layout, const struct layout_view *view);
 /* ERR_LAYOUT with the first difference of a layer that both hold. */
-int layout_layer_compatible(const char *view, const struct layout_layer *here,
-			    const struct layout_layer *there);
+int layout_layer_compatible(const char *view, const struct layout_layer *one,
+			    const struct layout_layer *other,
+			    const struct layout_sides *sides);
 
 #endif

@@ -224,7 +224,8 @@ static int pair_field(const struct pairing *p, uint16_t field)
 
 static int pair_layer(const struct pairing *p)
 {
-	int r = layout_layer_compatible(p->dst_view->name, p->src_layer, p->dst_layer);
+	int r = layout_layer_compatible(p->dst_view->name, p->src_layer, p->dst_layer,
+					&layout_from_source);
 
 	if (r < 0)
 		return err_pass(r);

@@ -81,7 +81,7 @@ int offer_on_query(struct room *room, struct remote *remote,
 	if (!pool || !pool->layout)
 		return err_raise(ERR_NOTFOUND, "OFFER_QUERY: no pool %llu of %s",
 				 (unsigned long long)query->dst_pool, remote->label);
-	r = layout_compatible(room->pool->layout, pool->layout);
+	r = layout_compatible(room->pool->layout, pool->layout, &layout_from_source);
 	if (r < 0)
 		return err_pass(r);
 	if (!party) {

@@ -72,7 +72,7 @@ static int take_info(struct room *room, struct party *party,
 	const struct layout *there = party->pool->layout;
 	struct mail *mail;
 	struct cursor in;
-	int r = layout_compatible(here, there);
+	int r = layout_compatible(here, there, &layout_from_source);
 
 	if (r < 0)
 		return err_pass(r);

@@ -440,8 +440,9 @@ static int accept_sides(struct net_xfer *xfer, const struct xp_sides *sides)
 		return 0; /* "what you read was valid" */
 	if (bytes != xfer->bytes)
 		return err_raise(ERR_PLAN,
-				 "plan of %" PRIu64 " bytes here, %" PRIu64 " there",
-				 bytes, xfer->bytes);
+				 "%" PRIu64 " bytes planned by the daemon that asks, "
+				 "%" PRIu64 " by the asked one",
+				 xfer->bytes, bytes);
 	if (bytes && xfer->kind != XP_CHECK)
 		r = ops_of(xfer)->take_sides(xfer, sides);
 	return err_pass(r);

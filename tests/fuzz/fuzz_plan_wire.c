@@ -144,7 +144,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			get_map(&in, &r, i);
 		r.req.map_count = maps;
 		get_wants(&in, &r);
-		layout_compatible(src, dst);
+		layout_compatible(src, dst, &layout_from_source);
 		layout_check_target(dst);
 		cover_both(src, dst, size);
 		plan_both(&r);

@@ -296,7 +296,7 @@ static void cover_of_contradicting_ranks_is_refused(void **state)
 	assert_int_equal(err_last()->code, ERR_LAYOUT);
 	assert_string_equal(err_last()->text,
 			    "destination and source of rank 4: view kv layer 0 field k: "
-			    "total_units 16 here, 8 there");
+			    "total_units 16 (the destination), 8 (the source)");
 	layout_free(a);
 	layout_free(dst);
 }

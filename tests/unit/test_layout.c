@@ -281,17 +281,17 @@ static void layouts_that_contradict_name_the_difference(void **state)
 		{ONE("kv", "3", "k", "4", "2"), ONE("kv", "4", "x", "8", "9"), NULL},
 		{ONE("kv", "3", "k", "4", "2"), ONE("ssm", "3", "x", "8", "9"), NULL},
 		{ONE("kv", "3", "k", "4", "2"), ONE("kv", "3", "k", "8", "2"),
-		 "view kv layer 3 field k: unit_bytes 4 here, 8 there"},
+		 "view kv layer 3 field k: unit_bytes 4 (ours), 8 (the peer's)"},
 		{ONE("kv", "3", "k", "4", "2"), ONE("kv", "3", "k", "4", "3"),
-		 "view kv layer 3 field k: total_units 2 here, 3 there"},
+		 "view kv layer 3 field k: total_units 2 (ours), 3 (the peer's)"},
 		{ONE("kv", "3", "k", "4", "2"), ONE("kv", "3", "v", "4", "2"),
-		 "view kv layer 3 field k: here, not there"},
+		 "view kv layer 3 field k: only in ours"},
 	};
 
 	(void)state;
 	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
 		struct layout *a = parse(cases[i].here), *b = parse(cases[i].there);
-		int r = layout_compatible(a, b);
+		int r = layout_compatible(a, b, &layout_from_us);
 
 		if (!cases[i].needle) {
 			assert_int_equal(r, 0);

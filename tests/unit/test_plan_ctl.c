@@ -117,12 +117,12 @@ static const struct refusal {
 	 "9007199254740991",
 	 "token_stride", ERR_RANGE},
 	/* two sides that contradict each other */
-	{"\"total_units\":8", "\"total_units\":9", "total_units 9 here, 8 there",
-	 ERR_LAYOUT},
+	{"\"total_units\":8", "\"total_units\":9",
+	 "total_units 9 (the source), 8 (the destination)", ERR_LAYOUT},
 	{"\"unit_stride\":256,\"unit_bytes\":256,\"first_unit\":0",
 	 "\"unit_stride\":256,\"unit_bytes\":128,\"first_unit\":0", "field k: unit_bytes",
 	 ERR_LAYOUT},
-	{"\"name\":\"v\"", "\"name\":\"w\"", "field w: here, not there", ERR_LAYOUT},
+	{"\"name\":\"v\"", "\"name\":\"w\"", "field w: only in the source", ERR_LAYOUT},
 	/* destination bytes twice */
 	{DST_K, "\"page_stride\":16384,\"token_stride\":512", "twice", ERR_DUP},
 	{DST_K ",\"unit_stride\":256", DST_K ",\"unit_stride\":255", "field k", ERR_DUP},
@@ -451,7 +451,7 @@ static void cover_that_cannot_be_names_the_units(void **state)
 		 "two sources of rank 0", ERR_DUP},
 		{"{\"sources\":[" HOLD("2", "0", "2", "5") "],\"dst\":" HOLD(
 			 "0", "1", "3", "4") ",\"room\":\"0\"}",
-		 "total_units 4 here, 5 there", ERR_LAYOUT},
+		 "total_units 4 (the destination), 5 (the source)", ERR_LAYOUT},
 		{"{\"sources\":[{\"views\":{}}],\"dst\":" HOLD("0", "1", "3", "4") "}",
 		 "sources[0]: rank: missing", ERR_INVAL},
 		{"{\"sources\":{},\"dst\":" HOLD("0", "1", "3", "4") "}", "sources",

@@ -281,9 +281,9 @@ static void chunk_with_another_plan_fails_the_room_untouched(void **state)
 	struct world *w = *state;
 	struct err err = forge(w, 0, XP_WRITE, &w->good);
 
-	refused(&err, ERR_PLAN, "planned there");
+	refused(&err, ERR_PLAN, "bytes planned by the daemon that asks");
 	cluster_until_state(&w->c, w->engines[1], "recv", ROOM, KVD_FAILED);
-	refused(&w->room->error, ERR_PLAN, "planned there");
+	refused(&w->room->error, ERR_PLAN, "bytes planned by the daemon that asks");
 	assert_untouched(w);
 }
 

@@ -270,8 +270,8 @@ int shm_hello_body(struct cursor *c, const void **token_p)
 	if (!*token_p || magic != SHM_MAGIC)
 		return err_raise(ERR_PROTO, "shm: this is not kvd's protocol");
 	if (version != SHM_VERSION)
-		return err_raise(ERR_VERSION, "shm: version %u there, %u here", version,
-				 SHM_VERSION);
+		return err_raise(ERR_VERSION, "shm: the peer's version %u, ours %u",
+				 version, SHM_VERSION);
 	return 0;
 }
 

@@ -64,8 +64,8 @@ int tcp_hello_get(const uint8_t buf[TCP_HELLO_BYTES], struct tcp_hello *hello_p)
 	if (magic != HELLO_MAGIC || cursor_get_u64(&c) != check_of(buf, TCP_HELLO_BYTES))
 		return err_raise(ERR_PROTO, "tcp: this is not kvd's protocol");
 	if (version != WIRE_VERSION)
-		return err_raise(ERR_VERSION, "tcp: version %u there, %u here", version,
-				 WIRE_VERSION);
+		return err_raise(ERR_VERSION, "tcp: the peer's version %u, ours %u",
+				 version, WIRE_VERSION);
 	if (role == 0 || role >= TCP_ROLE_END || verify >= TCP_VERIFY_END)
 		return err_raise(ERR_PROTO, "tcp hello: role %u, verify %u", role,
 				 verify);
@@ -230,7 +230,8 @@ int tcp_address_get(const void *buf, size_t len, struct tcp_address *address_p)
 	if (c.bad || magic != ADDRESS_MAGIC)
 		return err_raise(ERR_PROTO, "tcp address: not one");
 	if (version != WIRE_VERSION)
-		return err_raise(ERR_VERSION, "tcp address: version %u, here %u", version,
+		return err_raise(ERR_VERSION,
+				 "tcp address: the peer's version %u, ours %u", version,
 				 WIRE_VERSION);
 	if (address_p->count == 0 || address_p->count > TCP_ADDRESSES_MAX)
 		return err_raise(ERR_PROTO, "tcp address: %u places", address_p->count);

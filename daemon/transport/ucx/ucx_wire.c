@@ -101,7 +101,8 @@ int ucx_address_get(const void *buf, size_t len, const void **worker_p,
 	if (c.bad || magic != ADDRESS_MAGIC)
 		return err_raise(ERR_PROTO, "ucx address: not one");
 	if (version != WIRE_VERSION)
-		return err_raise(ERR_VERSION, "ucx address: version %u, here %u", version,
+		return err_raise(ERR_VERSION,
+				 "ucx address: the peer's version %u, ours %u", version,
 				 WIRE_VERSION);
 	if (worker_len == 0 || worker_len != cursor_left(&c))
 		return err_raise(ERR_PROTO, "ucx address: %zu bytes, %zu announced",

@@ -133,8 +133,9 @@ int verbs_hello_get(const void *buf, size_t len, struct verbs_hello *hello_p)
 				 "ours",
 				 len);
 	if (version != WIRE_VERSION)
-		return err_raise(ERR_VERSION, "verbs connect: version %u, here %u",
-				 version, WIRE_VERSION);
+		return err_raise(ERR_VERSION,
+				 "verbs connect: the peer's version %u, ours %u", version,
+				 WIRE_VERSION);
 	memcpy(hello_p->token, token, XP_TOKEN_BYTES);
 	if (hello_p->total == 0 || hello_p->total > VERBS_QPS_MAX ||
 	    hello_p->qp >= hello_p->total || hello_p->rail >= VERBS_RAILS_MAX ||
@@ -179,8 +180,9 @@ int verbs_address_get(const void *buf, size_t len, struct verbs_address *address
 	if (c.bad || magic != ADDRESS_MAGIC)
 		return err_raise(ERR_PROTO, "verbs address: not one");
 	if (version != WIRE_VERSION)
-		return err_raise(ERR_VERSION, "verbs address: version %u, here %u",
-				 version, WIRE_VERSION);
+		return err_raise(ERR_VERSION,
+				 "verbs address: the peer's version %u, ours %u", version,
+				 WIRE_VERSION);
 	if (address_p->rails == 0 || address_p->rails > VERBS_RAILS_MAX ||
 	    address_p->qps == 0 || address_p->qps > VERBS_QPS_MAX)
 		return err_raise(ERR_PROTO, "verbs address: %u rails, %u queue pairs",
