@@ -287,25 +287,72 @@ int ctl_run_stats(struct ctl *ctl)
 /* ---- the other nouns ------------------------------------------------------------------
  */
 
+/* The name that the allow-list gives it, else its own. */
+static const char *peer_name(const cJSON *p)
+{
+	const char *known_as = ctl_str(p, "known_as", "");
+
+	return *known_as ? known_as : ctl_str(p, "name", NULL);
+}
+
+static void endpoint_cell(struct table *table, const cJSON *p)
+{
+	const char *endpoint = ctl_str(p, "endpoint", "-");
+
+	table_cellf(table, "%.*s", (int)strcspn(endpoint, "#"), endpoint);
+}
+
+static void peer_error_cell(struct table *table, const cJSON *p)
+{
+	const cJSON *error = ctl_list(p, "last_error");
+
+	if (error)
+		table_cellf(table, "%s ago: %s: %s", ctl_ms(ctl_num(error, "age_ms")),
+			    ctl_str(error, "code", "?"), ctl_str(error, "message", ""));
+	else
+		table_cell(table, "");
+}
+
 static void peer_row(struct table *table, const cJSON *p)
 {
-	table_cell(table, ctl_str(p, "endpoint", NULL));
-	table_cell(table, ctl_str(p, "name", NULL));
-	table_cellf(table, "%.8s", ctl_str(p, "instance", "-"));
+	const char *version = ctl_str(p, "version", "-");
+
+	table_cell(table, peer_name(p));
+	endpoint_cell(table, p);
+	table_cell(table, strncmp(version, "kvd ", 4) ? version : version + 4);
 	table_cell(table, ctl_str(p, "state", NULL));
-	table_cell(table, ctl_str(p, "transport", NULL));
-	table_cell(table, ctl_str(p, "path", NULL));
+	table_cell(table, ctl_ms(ctl_num(p, "since_ms")));
+	table_cell(table, ctl_str(p, "transport", "-"));
 	table_cellf(table, "%.0f us", ctl_num(p, "rtt_us"));
-	table_cellf(table, "%.0f", ctl_num(p, "messages_in"));
-	table_cellf(table, "%.0f", ctl_num(p, "messages_out"));
-	table_cell(table, ctl_str(p, "why", ""));
+	table_cell(table, ctl_bytes(ctl_num(p, "bytes_in")));
+	table_cell(table, ctl_bytes(ctl_num(p, "bytes_out")));
+	table_cellf(table, "%.0f", ctl_num(p, "rooms_ended"));
+	table_cellf(table, "%.0f", ctl_num(p, "rooms_failed"));
+	peer_error_cell(table, p);
 }
 
 int ctl_run_peers(struct ctl *ctl)
 {
-	return show_list(ctl, "peer.list", NULL, "peers",
-			 "ENDPOINT NAME INSTANCE STATE TRANSPORT PATH >RTT >IN >OUT WHY",
-			 peer_row);
+	cJSON *reply, *lost;
+	int r = ctl_ask(ctl, "peer.list", NULL, &reply);
+
+	if (r)
+		return r;
+	if (!ctl->json) { /* one table */
+		lost = cJSON_DetachItemFromObjectCaseSensitive(reply, "lost");
+		while (lost && lost->child)
+			cJSON_AddItemToArray(
+				cJSON_GetObjectItemCaseSensitive(reply, "peers"),
+				cJSON_DetachItemFromArray(lost, 0));
+		cJSON_Delete(lost);
+	}
+	r = print_list(
+		ctl, reply, "peers",
+		"NAME ENDPOINT VERSION STATE >SINCE TRANSPORT >RTT >IN >OUT >ROOMS "
+		">FAILED LAST-ERROR",
+		peer_row);
+	cJSON_Delete(reply);
+	return r;
 }
 
 static void region_row(struct table *table, const cJSON *region)

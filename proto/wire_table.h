@@ -8,6 +8,7 @@
  *   u8 u16 u32 u64   little-endian
  *   id               16 bytes (instance, token, secret, boot id)
  *   str              at most WIRE_STR_MAX - 1 bytes of text
+ *   opt              text at the end, "" when the sender is older than the field
  *   blob             bytes in place: pointer + length, at most the body cap
  * A receiver skips what a newer sender adds after the last field it knows.
  * Numbers are for ever.
@@ -54,10 +55,11 @@
 	M(31, PART, part, 1048000, \
 	  "the next bytes of a message that is too long for a turn")
 
-/* addresses: count u32, then {str transport, blob address} */
+/* addresses: count u32, then {str transport, blob address}; product: "kvd 0.1.0" */
 #define WIRE_HELLO(F)                                                              \
 	F(u16, version_min) F(u16, version_max) F(u64, features) F(u64, nonce)     \
-	F(id, boot_id) F(id, token) F(str, name) F(str, endpoint) F(blob, addresses)
+	F(id, boot_id) F(id, token) F(str, name) F(str, endpoint) F(blob, addresses) \
+	F(opt, product)
 #define WIRE_WELCOME(F) WIRE_HELLO(F)
 #define WIRE_PING(F) F(u64, stamp)
 #define WIRE_PONG(F) F(u64, stamp)

@@ -61,7 +61,7 @@ static void answer_query(struct bootstrap *b, struct peer *peer,
 	cursor_write(&c, body, body ? sizeof(m) + len : 0);
 	if (!body || wire_route_put(&c, &m) < 0 ||
 	    peer_send(peer, WIRE_T_ROUTE, body, c.pos) < 0) {
-		log_warn("bootstrap", peer->endpoint, "an answer was not sent",
+		log_warn("bootstrap", peer->shown, "an answer was not sent",
 			 "group='%s' why='%s'", query->group, err_last()->text);
 		err_clear();
 	}
@@ -136,8 +136,8 @@ static int on_route(struct bootstrap *b, struct peer *peer, struct cursor *body)
 	if (!call)
 		return 0; /* too late */
 	if (m.code) {
-		err_set(&err, err_from_wire(m.code), "meeting point %s: %.200s",
-			peer->endpoint, m.text);
+		err_set(&err, err_from_wire(m.code),
+			"meeting point %.100s says: \"%.190s\"", peer->shown, m.text);
 		bootstrap_call_finish(call, &err, NULL, 0);
 		return 0;
 	}
@@ -211,9 +211,9 @@ static int on_publish_ack(struct bootstrap *b, struct peer *peer, struct cursor 
 	if (!m.code) {
 		found->established = true;
 	} else {
-		err_set(&err, err_from_wire(m.code), "meeting point %s: %.200s",
-			peer->endpoint, m.text);
-		log_warn("bootstrap", peer->endpoint, "a rank is not taken",
+		err_set(&err, err_from_wire(m.code),
+			"meeting point %.100s says: \"%.190s\"", peer->shown, m.text);
+		log_warn("bootstrap", peer->shown, "a rank is not taken",
 			 "group='%s' why='%s'", found->group, m.text);
 		if (!found->established)
 			bootstrap_publication_free(b, found);

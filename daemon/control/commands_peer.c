@@ -91,9 +91,13 @@ static void on_connect_timer(struct loop_timer *timer)
 	const struct remote *remote = c->remote;
 	struct err why;
 
-	err_set(&why, ERR_TIMEOUT, "%.120s: no %s line yet%s%.120s", remote->label,
-		sm_state(&remote->peer->sm) == PEER_UP ? "data" : "control",
-		remote->why.code ? ": " : "", remote->why.code ? remote->why.text : "");
+	if (sm_state(&remote->peer->sm) == PEER_UP)
+		err_set(&why, ERR_TIMEOUT, "%.150s: no data line yet%s%.120s",
+			remote->label, remote->why.code ? ": " : "",
+			remote->why.code ? remote->why.text : "");
+	else
+		err_set(&why, ERR_TIMEOUT, "not connected in time: %.250s",
+			remote->peer->why.code ? remote->peer->why.text : remote->label);
 	connect_end(c, &why);
 }
 
@@ -143,25 +147,93 @@ static int run_connect(struct request *req)
 
 /* ---- peer.list, peer.forget ---- */
 
+static double ms_since(uint64_t now_ns, uint64_t then_ns)
+{
+	return (double)((now_ns - then_ns) / LOOP_NS_PER_MS);
+}
+
+static bool put_totals(cJSON *one, const struct peer_totals *totals, uint64_t now_ns)
+{
+	cJSON *error;
+
+	if (!cJSON_AddNumberToObject(one, "bytes_in", (double)totals->bytes_in) ||
+	    !cJSON_AddNumberToObject(one, "bytes_out", (double)totals->bytes_out) ||
+	    !cJSON_AddNumberToObject(one, "rooms_ended", (double)totals->rooms) ||
+	    !cJSON_AddNumberToObject(one, "rooms_failed", (double)totals->rooms_failed) ||
+	    !cJSON_AddNumberToObject(one, "downs", (double)totals->downs))
+		return false;
+	if (totals->error.code == ERR_OK)
+		return true;
+	error = cJSON_AddObjectToObject(one, "last_error");
+	return error &&
+	       cJSON_AddStringToObject(error, "code", err_name(totals->error.code)) &&
+	       cJSON_AddStringToObject(error, "message", totals->error.text) &&
+	       cJSON_AddNumberToObject(error, "age_ms",
+				       ms_since(now_ns, totals->error_ns));
+}
+
+static bool put_known(cJSON *one, const char *known_as, const char *product,
+		      uint64_t since_ns, uint64_t now_ns)
+{
+	return cJSON_AddStringToObject(one, "known_as", known_as) &&
+	       cJSON_AddStringToObject(one, "version", product) &&
+	       cJSON_AddNumberToObject(one, "since_ms", ms_since(now_ns, since_ns));
+}
+
+static bool list_one(cJSON *out, const struct remote *remote, uint64_t now_ns)
+{
+	const struct peer *peer = remote->peer;
+	struct brief brief;
+	cJSON *one;
+
+	commands_peer_describe(&brief, remote);
+	one = cJSON_Duplicate(brief.nodes, true);
+	if (one && cJSON_AddItemToArray(out, one))
+		return put_known(one, peer->known_as, peer->product, peer->since_ns,
+				 now_ns) &&
+		       put_totals(one, &peer->totals, now_ns);
+	cJSON_Delete(one);
+	return false;
+}
+
+static bool list_past(cJSON *out, const struct peer_past *past, uint64_t now_ns)
+{
+	cJSON *one = cJSON_CreateObject();
+
+	if (one && cJSON_AddItemToArray(out, one))
+		return cJSON_AddStringToObject(one, "endpoint", past->endpoint) &&
+		       cJSON_AddStringToObject(one, "name", past->name) &&
+		       cJSON_AddStringToObject(one, "instance", past->instance_text) &&
+		       cJSON_AddStringToObject(one, "state", "lost") &&
+		       put_known(one, past->known_as, past->product, past->since_ns,
+				 now_ns) &&
+		       put_totals(one, &past->totals, now_ns);
+	cJSON_Delete(one);
+	return false;
+}
+
 static int run_list(struct request *req)
 {
-	cJSON *result = request_result(), *out;
+	cJSON *result = request_result(), *out, *lost;
+	uint64_t now_ns = loop_now_ns(req->kvd->loop);
 	const struct remote *remote;
+	const struct peer_past *past;
 	bool ok;
 
 	if (!result)
 		return err_pass(-ENOMEM);
 	out = cJSON_AddArrayToObject(result, "peers");
-	ok = out != NULL;
+	lost = cJSON_AddArrayToObject(result, "lost");
+	ok = out && lost;
 	list_foreach(remote, handshake_remotes(req->kvd->handshake), link) {
-		struct brief brief;
-		cJSON *one;
-
 		if (!ok)
 			break;
-		commands_peer_describe(&brief, remote);
-		one = cJSON_Duplicate(brief.nodes, true);
-		ok = one && cJSON_AddItemToArray(out, one);
+		ok = list_one(out, remote, now_ns);
+	}
+	list_foreach(past, peers_past(req->kvd->peers), link) {
+		if (!ok)
+			break;
+		ok = list_past(lost, past, now_ns);
 	}
 	return request_finish(req, result, ok);
 }
@@ -222,8 +294,12 @@ static const struct field forget_fields[] = {
 const struct command peer_commands[] = {
 	{"peer.connect", "reach another daemon; answers when its lines are up",
 	 connect_fields, 0, run_connect, "the peer"},
-	{"peer.list", "all peers", NULL, 0, run_list,
-	 "peers: {endpoint, instance, state, transport, path, …}"},
+	{"peer.list", "all peers, and those that were lost in the last ten minutes", NULL,
+	 0, run_list,
+	 "peers: {endpoint, instance, state, transport, path, …}; lost: the same of "
+	 "those that are gone; of each known_as (its name in curve_allow_file), "
+	 "version, since_ms (up or not), bytes_in, bytes_out, rooms_ended, "
+	 "rooms_failed, downs, last_error {code, message, age_ms}"},
 	{"peer.forget", "cut a peer; its rooms fail", forget_fields, COMMAND_ADMIN,
 	 run_forget, "nothing"},
 	{.name = NULL},

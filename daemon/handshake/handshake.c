@@ -51,7 +51,7 @@ static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 	list_init(&remote->shadows);
 	list_init(&remote->express_free);
 	list_push_back(&hs->remotes, &remote->link);
-	snprintf(remote->label, sizeof(remote->label), "peer %s", peer->endpoint);
+	peer_label(peer, remote->label);
 	return remote;
 }
 
@@ -176,12 +176,11 @@ static void handshake_start(struct handshake *hs, struct remote *remote)
 	remote->start_again = false;
 	remote->refused = false;
 	remote->why.code = ERR_OK;
-	snprintf(remote->label, sizeof(remote->label), "peer %s instance %.8s",
-		 remote->peer->endpoint, remote->peer->instance_text);
+	peer_label(remote->peer, remote->label);
 	r = open_line(hs, remote);
 	if (r < 0) {
 		err_take(&remote->why);
-		log_warn("peer", remote->peer->endpoint, "no data line", "why=\"%s\"",
+		log_warn("peer", remote->peer->shown, "no data line", "why=\"%s\"",
 			 remote->why.text);
 		if (remote->why.code == ERR_NOMEM)
 			peer_end_later(remote->peer, &remote->why);
@@ -205,9 +204,8 @@ static void on_peer_ready(void *owner, struct xp_peer *xp)
 	struct remote *remote = remote_of(xp);
 
 	remote->ready = true;
-	log_info("peer", remote->peer->endpoint, "data line up",
-		 "transport=%s path=\"%s\"", remote->transport->ops->name,
-		 ((struct xp_peer_base *)xp)->path);
+	log_info("peer", remote->peer->shown, "data line up", "transport=%s path=\"%s\"",
+		 remote->transport->ops->name, ((struct xp_peer_base *)xp)->path);
 	sched_line_set(&remote->line, xp, remote->transport->ops, NULL);
 	express_line_ready(remote);
 	pools_line_ready(remote);
@@ -418,6 +416,7 @@ void handshake_moved(const struct remote *remote, enum metric_direction directio
 		    METRIC_AT(TRANSFERRED_BYTES, direction, remote->transport_index),
 		    bytes);
 	metrics_add(metrics, METRIC_AT(PEER_BYTES, remote->figures, direction), bytes);
+	peer_count_bytes(remote->peer, direction == METRIC_OUT, bytes);
 }
 
 static void on_up(void *owner, struct peer *peer)
@@ -468,8 +467,8 @@ static void handshake_on_down(void *owner, struct peer *peer)
 	remote_try_free(hs, remote);
 }
 
-/* The other daemon answered our dial with a refusal: rooms that wait for it fail
- * with its reason instead of their timeout. */
+/* The other daemon answered our dial with a refusal, or keys stand between us: rooms that
+ * wait for it fail with the reason instead of their timeout. */
 static void handshake_on_refused(void *owner, struct peer *peer)
 {
 	struct handshake *hs = owner;
@@ -477,8 +476,7 @@ static void handshake_on_refused(void *owner, struct peer *peer)
 
 	if (!remote)
 		return;
-	err_set(&remote->why, peer->why.code, "%.100s: %.200s", remote->label,
-		peer->why.text);
+	remote->why = peer->why;
 	remote->refused = true;
 	hs->events.on_change(hs->events.owner, remote);
 }
@@ -640,6 +638,10 @@ int handshake_reach(struct handshake *hs, const char *endpoint, struct remote **
 	peer_release(peer); /* remote_new's hold carries it from here */
 	remote->reaches++;
 	*remote_p = remote;
+	if (remote->refused && sm_state(&peer->sm) != PEER_UP) {
+		remote->refused = false; /* of an earlier attempt: who comes now waits */
+		remote->why.code = ERR_OK;
+	}
 	/* the self peer may have come up inside peers_dial(), before it had us */
 	if (sm_state(&peer->sm) == PEER_UP && !remote->xp && remote->why.code == ERR_OK)
 		handshake_start(hs, remote);

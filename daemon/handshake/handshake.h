@@ -98,9 +98,10 @@ struct remote {
 	struct list shadows;  /* its lists that are kept here: xfer_serve.c */
 	unsigned int shadow_count;
 	uint64_t shadow_entries;
-	bool refused;	      /* our dial was answered with BYE: `why` */
+	bool refused; /* our dial was answered with BYE, or keys stand between us: `why`
+		       */
 	unsigned int figures; /* its set in metrics.peers */
-	char label[192];      /* "peer tcp://… instance …", for reasons */
+	char label[PEER_LABEL_MAX]; /* peer_label(), for reasons */
 };
 
 struct handshake_events {

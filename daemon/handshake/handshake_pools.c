@@ -253,8 +253,8 @@ static void announce_one(struct publication *pub, struct remote *remote)
 	if (pub->going || find_share(pub, remote) || share_with(pub, remote) >= 0)
 		return;
 	err_take(&why);
-	log_warn("peer", remote->peer->endpoint, "pool not announced",
-		 "pool=%s why=\"%s\"", pub->pool->name, why.text);
+	log_warn("peer", remote->peer->shown, "pool not announced", "pool=%s why=\"%s\"",
+		 pub->pool->name, why.text);
 	if (why.code == ERR_NOMEM)
 		peer_end_later(remote->peer, &why);
 }
@@ -516,8 +516,7 @@ int handshake_pool(struct remote *remote, const char *name, int64_t rank,
 	}
 	if (!found)
 		return 1;
-	if (layout_compatible(local->layout, found->layout, &layout_from_destination) <
-	    0)
+	if (layout_compatible(local->layout, found->layout, &layout_from_destination) < 0)
 		return err_prefix(-err_errno(ERR_LAYOUT), "pool '%s' of %s", found->name,
 				  remote->label);
 	*pool_p = found;
@@ -601,10 +600,10 @@ static void handshake_pools_compare(struct handshake *hs, struct remote *remote,
 
 		if (strcmp(pub->pool->name, pool->name) != 0 ||
 		    (remote->peer->self && pub->pool->id == pool->id) ||
-		    layout_compatible(pub->pool->layout, pool->layout,
-				      &layout_from_us) >= 0)
+		    layout_compatible(pub->pool->layout, pool->layout, &layout_from_us) >=
+			    0)
 			continue;
-		log_warn("peer", remote->peer->endpoint, "pools contradict",
+		log_warn("peer", remote->peer->shown, "pools contradict",
 			 "pool=%s why=\"%s\"", pool->name, err_last()->text);
 		snprintf(nak.text, sizeof(nak.text), "%s", err_last()->text);
 		err_clear();
@@ -773,12 +772,11 @@ static int on_register_nak(struct handshake *hs, struct remote *remote,
 
 	if (r < 0)
 		return err_pass(r);
-	err_set(&why, err_from_wire(msg.code), "%.110s: %.200s", remote->label, msg.text);
-	err_foreign(&why);
+	peer_told(remote->peer, msg.code, msg.text, &why);
 	if (msg.code != ERR_LAYOUT) /* that says which pools contradict: both are kept */
 		unannounced(hs, remote, msg.object, &why);
-	log_warn("peer", remote->peer->endpoint, "the peer refuses a pool",
-		 "pool=%llu why=\"%s\"", (unsigned long long)msg.object, msg.text);
+	log_warn("peer", remote->peer->shown, "the peer refuses a pool",
+		 "pool=%llu why='%s'", (unsigned long long)msg.object, why.text);
 	return 0;
 }
 

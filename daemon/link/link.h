@@ -15,11 +15,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct err;
 struct link;
 struct link_line; /* an outgoing line to one endpoint */
 
 #define LINK_ENDPOINT_MAX 128 /* bytes, NUL included: "tcp://10.0.0.2:7400" */
 #define LINK_USER_MAX 64
+
+struct curve_allow;
+struct link_refusals;
+/* For `keys`. */
+struct link_keys {
+	const char *public_key;		      /* this daemon's; "": it has none */
+	const struct curve_allow *allow;      /* link_curve.h; NULL: it has none */
+	const struct link_refusals *refusals; /* link_refused.h */
+};
 
 struct link_frame {
 	const uint8_t *data;
@@ -35,6 +45,11 @@ struct link_ops {
 	 * key is known for it. NULL: any tcp://host:port as it is. */
 	int (*canonical)(struct link *link, const char *endpoint,
 			 char canonical_p[LINK_ENDPOINT_MAX]);
+	/* The name by which the allow-list knows the daemon at an endpoint that
+	 * canonical() has spelled; NULL: it has none. NULL: there is no list. */
+	const char *(*name)(struct link *link, const char *endpoint);
+	/* NULL: a link without keys. */
+	void (*keys)(struct link *link, struct link_keys *keys_p);
 	/* Open a line; connecting goes on in the background. */
 	int (*dial)(struct link *link, const char *endpoint, void *owner,
 		    struct link_line **line_p);
@@ -58,6 +73,11 @@ struct link {
 	/* The line takes frames / takes none (full or broken); hints, not proofs.
 	 * Never called from inside dial, send or hangup. */
 	void (*on_line)(void *owner, void *line_owner, bool connected);
+	/* A line does not connect, and why, as what the other side does: "cannot be
+	 * reached: …". May come again. `final`: it never will; hang up. Never called from
+	 * inside dial, send or hangup. */
+	void (*on_trouble)(void *owner, void *line_owner, const struct err *why,
+			   bool final);
 };
 
 /* ERR_INVAL unless of the form tcp://host:port, port 1 to 65535, with a host of

@@ -27,6 +27,7 @@
 #include "daemon/base/list.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "daemon/link/link_refused.h"
 #include "daemon/loop/loop.h"
 
 #define ZAP_ENDPOINT "inproc://zeromq.zap.01"
@@ -291,6 +292,16 @@ int curve_allow_load(const char *path, struct curve_allow **allow_p)
 	return 0;
 }
 
+void curve_allow_each(const struct curve_allow *allow,
+		      void (*each)(void *arg, const char *name, const char *key),
+		      void *arg)
+{
+	const struct curve_entry *entry;
+
+	list_foreach(entry, &allow->entries, link)
+		each(arg, entry->name, entry->key);
+}
+
 void curve_allow_free(struct curve_allow *allow)
 {
 	struct curve_entry *entry;
@@ -350,6 +361,7 @@ struct curve_zap {
 	struct loop_fd fd;
 	struct loop_defer again; /* the budget was used up */
 	struct curve_allow *const *allow;
+	struct link_refusals *refusals;
 	void *socket;
 };
 
@@ -410,28 +422,39 @@ static void zap_reply(void *socket, const struct zap_part *id, const char *name)
 			 ZMQ_DONTWAIT | (i + 1 < ARRAY_LEN(texts) ? ZMQ_SNDMORE : 0));
 }
 
+static void zap_refused(struct curve_zap *zap, const struct zap_part *address,
+			const char *key)
+{
+	static const char why[] = "its key is in no line of curve_allow_file";
+	struct link_refused *entry;
+	char text[64];
+	bool log;
+
+	snprintf(text, sizeof(text), "%.*s", (int)(address->len < 60 ? address->len : 60),
+		 (const char *)address->data);
+	entry = link_refused_note(zap->refusals, loop_now_ns(zap->fd.loop), key, text,
+				  why, &log);
+	if (log)
+		log_warn("link", text,
+			 "connection refused: its key is in no line of "
+			 "curve_allow_file",
+			 "key='%s' count=%llu", key, (unsigned long long)entry->count);
+}
+
 static void zap_answer(struct curve_zap *zap, const struct zap_part *parts,
 		       unsigned int count)
 {
+	static const struct zap_part nowhere;
 	const char *name = NULL;
 	char key[CURVE_KEY_CHARS + 1] = "";
-	char address[64] = "";
 
 	if (count == ZAP_KEY + 1 && part_is(&parts[ZAP_VERSION], "1.0") &&
 	    part_is(&parts[ZAP_MECHANISM], "CURVE") && parts[ZAP_KEY].len == 32 &&
 	    zmq_z85_encode(key, parts[ZAP_KEY].data, 32))
 		name = curve_allow_name(*zap->allow, key);
-	if (!name) {
-		if (count > ZAP_ADDRESS)
-			snprintf(address, sizeof(address), "%.*s",
-				 (int)(parts[ZAP_ADDRESS].len < 60
-					       ? parts[ZAP_ADDRESS].len
-					       : 60),
-				 (const char *)parts[ZAP_ADDRESS].data);
-		log_warn("link", address,
-			 "connection refused: its key is in no line of curve_allow_file",
-			 "key='%s'", key);
-	}
+	if (!name)
+		zap_refused(zap, count > ZAP_ADDRESS ? &parts[ZAP_ADDRESS] : &nowhere,
+			    key);
 	zap_reply(zap->socket, &parts[ZAP_ID], name);
 }
 
@@ -461,7 +484,7 @@ static void on_zap_again(struct loop_defer *defer)
 }
 
 int curve_zap_new(struct loop *loop, void *zmq_context, struct curve_allow *const *allow,
-		  struct curve_zap **zap_p)
+		  struct link_refusals *refusals, struct curve_zap **zap_p)
 {
 	struct curve_zap *zap = mem_zalloc(sizeof(*zap));
 	int fd = -1, linger = 0, r = 0;
@@ -470,6 +493,7 @@ int curve_zap_new(struct loop *loop, void *zmq_context, struct curve_allow *cons
 	if (!zap)
 		return err_pass(-ENOMEM);
 	zap->allow = allow;
+	zap->refusals = refusals;
 	loop_defer_init(&zap->again, on_zap_again);
 	zap->socket = zmq_socket(zmq_context, ZMQ_REP);
 	if (!zap->socket ||

@@ -50,13 +50,19 @@ bool curve_allow_has(const struct curve_allow *allow, const char *name);
 const char *curve_allow_key(const struct curve_allow *allow, const char *host,
 			    const char *port);
 
+/* Every line of the list. */
+void curve_allow_each(const struct curve_allow *allow,
+		      void (*each)(void *arg, const char *name, const char *key),
+		      void *arg);
+
 struct loop;
 struct curve_zap;
+struct link_refusals;
 /* Answers libzmq's authentication requests of one context, on the loop. Must be
  * made before the first listening socket. `*allow` is read at each request, so
- * the owner may replace it. */
+ * the owner may replace it; who is refused is noted in `refusals`. */
 int curve_zap_new(struct loop *loop, void *zmq_context, struct curve_allow *const *allow,
-		  struct curve_zap **zap_p);
+		  struct link_refusals *refusals, struct curve_zap **zap_p);
 void curve_zap_free(struct curve_zap *zap);
 
 #endif

@@ -50,6 +50,7 @@ struct link_name {
 	struct loop_timer timer;
 	struct question *question; /* NULL: none is under way */
 	void (*on_address)(void *owner, const char *address);
+	void (*on_none)(void *owner, const char *host, const char *why);
 	void *owner;
 	uint64_t pause_ns;
 	uint32_t count, next; /* of the last answer's addresses */
@@ -177,6 +178,7 @@ static void ask_later(struct link_name *name, const char *why)
 	name->pause_ns *= 2;
 	if (name->pause_ns > PAUSE_MAX_NS)
 		name->pause_ns = PAUSE_MAX_NS;
+	name->on_none(name->owner, name->host, why);
 }
 
 static void try_next(struct link_name *name)
@@ -234,8 +236,9 @@ static void link_name_on_timer(struct loop_timer *timer)
 /* ---- for the link ---- */
 
 int link_name_new(struct loop *loop, const char *host, const char *port,
-		  void (*on_address)(void *owner, const char *address), void *owner,
-		  struct link_name **name_p)
+		  void (*on_address)(void *owner, const char *address),
+		  void (*on_none)(void *owner, const char *host, const char *why),
+		  void *owner, struct link_name **name_p)
 {
 	struct link_name *name = mem_zalloc(sizeof(*name));
 	int r;
@@ -251,6 +254,7 @@ int link_name_new(struct loop *loop, const char *host, const char *port,
 	snprintf(name->host, sizeof(name->host), "%s", host);
 	snprintf(name->port, sizeof(name->port), "%s", port);
 	name->on_address = on_address;
+	name->on_none = on_none;
 	name->owner = owner;
 	name->pause_ns = PAUSE_MIN_NS;
 	link_name_ask(name);

@@ -20,10 +20,12 @@ struct loop;
 bool link_name_is_number(const char *host);
 /* Asks at once. on_address(): the line should go to `address`, tcp://NUMBER:PORT, instead
  * of where it went before; on the loop, never from inside the functions here; the
- * text is valid during the call. `host` is at most 127 characters, `port` 5. */
+ * text is valid during the call. `host` is at most 127 characters, `port` 5. on_none(),
+ * as on_address(): it has no address now, in the resolver's words. */
 int link_name_new(struct loop *loop, const char *host, const char *port,
-		  void (*on_address)(void *owner, const char *address), void *owner,
-		  struct link_name **name_p);
+		  void (*on_address)(void *owner, const char *address),
+		  void (*on_none)(void *owner, const char *host, const char *why),
+		  void *owner, struct link_name **name_p);
 void link_name_free(struct link_name *name);
 /* The line has connected, or is broken or full. An address gets two seconds to connect,
  * one that was lost ten to come back; then it is the next one's turn. */

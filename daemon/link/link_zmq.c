@@ -53,7 +53,10 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/link/link_curve.h"
+#include "daemon/link/link_door.h"
 #include "daemon/link/link_name.h"
+#include "daemon/link/link_refused.h"
+#include "daemon/link/link_trouble.h"
 #include "daemon/loop/loop.h"
 
 #define BUDGET_FRAMES 256u
@@ -83,6 +86,9 @@ struct link_zmq {
 	struct curve_keys keys;
 	struct curve_allow *allow;
 	struct curve_zap *zap;
+	struct link_door *door;
+	struct link_refusals refusals;
+	char name[LINK_USER_MAX]; /* this daemon's */
 	/* the message that is being read: its parts so far */
 	unsigned int parts;
 	zmq_msg_t frame;
@@ -96,6 +102,7 @@ struct link_line {
 	struct loop_fd fd;
 	bool writable;			 /* what the owner knows */
 	struct link_name *name;		 /* NULL: dialled by number */
+	struct link_trouble *trouble;	 /* until it has connected */
 	char address[LINK_ENDPOINT_MAX]; /* of a name: where it goes; "" nowhere yet */
 };
 
@@ -343,6 +350,10 @@ static void line_writable(struct link_line *line, bool writable)
 	line->writable = writable;
 	if (line->name)
 		link_name_line(line->name, writable);
+	if (writable) { /* after a loss silence will tell, and the owner dials anew */
+		link_trouble_free(line->trouble);
+		line->trouble = NULL;
+	}
 }
 
 static void on_line_ready(struct loop_fd *watch, int fd_events)
@@ -368,6 +379,7 @@ static void on_line_ready(struct loop_fd *watch, int fd_events)
 static void line_free(struct link_line *line, int linger_ms)
 {
 	link_name_free(line->name);
+	link_trouble_free(line->trouble);
 	loop_fd_stop(&line->fd);
 	set_int(line->socket, ZMQ_LINGER, linger_ms);
 	zmq_close(line->socket);
@@ -385,15 +397,48 @@ static void on_address(void *owner, const char *address)
 	if (*line->address)
 		zmq_disconnect(line->socket, line->address);
 	snprintf(line->address, sizeof(line->address), "%s", address);
+	link_trouble_address(line->trouble, address);
 	if (zmq_connect(line->socket, address) == 0)
 		return;
 	log_warn("link", address, "not dialled", "why=\"%s\"", zmq_strerror(errno));
 	line->address[0] = '\0'; /* it goes nowhere: the next look at the name dials */
 }
 
+static void on_no_address(void *owner, const char *host, const char *why)
+{
+	struct link_line *line = owner;
+
+	link_trouble_name(line->trouble, host, why);
+}
+
+static void on_line_trouble(void *owner, const struct err *why, bool final)
+{
+	struct link_line *line = owner;
+	struct link *link = &line->zmq->link;
+
+	if (link->on_trouble)
+		link->on_trouble(link->owner, line->owner, why, final);
+}
+
+static int line_watch(struct link_line *line, const struct endpoint *e)
+{
+	struct link_zmq *zmq = line->zmq;
+	const struct link_trouble_args args = {.loop = zmq->loop,
+					       .context = zmq->context,
+					       .socket = line->socket,
+					       .curve = zmq->curve,
+					       .name = zmq->name,
+					       .key = zmq->keys.public_key,
+					       .expected = e->key,
+					       .on_trouble = on_line_trouble,
+					       .owner = line};
+	return err_pass(link_trouble_new(&args, &line->trouble));
+}
+
 static int line_connect(struct link_line *line, const struct endpoint *e)
 {
 	struct link_zmq *zmq = line->zmq;
+	int r;
 
 	if (zmq->curve &&
 	    (zmq_setsockopt(line->socket, ZMQ_CURVE_SERVERKEY, e->key, CURVE_KEY_CHARS) ||
@@ -402,9 +447,13 @@ static int line_connect(struct link_line *line, const struct endpoint *e)
 	     zmq_setsockopt(line->socket, ZMQ_CURVE_SECRETKEY, zmq->keys.secret_key,
 			    CURVE_KEY_CHARS)))
 		return raise_zmq("CURVE keys of a line");
+	r = line_watch(line, e);
+	if (r < 0)
+		return err_pass(r);
 	if (!link_name_is_number(e->host))
 		return err_pass(link_name_new(zmq->loop, e->host, e->port, on_address,
-					      line, &line->name));
+					      on_no_address, line, &line->name));
+	link_trouble_address(line->trouble, e->plain);
 	if (zmq_connect(line->socket, e->plain) != 0)
 		return err_raise(ERR_INVAL, "endpoint '%s': %s", e->plain,
 				 zmq_strerror(errno));
@@ -491,6 +540,7 @@ static void zmq_link_free(struct link *link)
 	list_foreach_safe(line, &zmq->lines, link)
 		line_free(line, LINGER_MS);
 	loop_prepare_remove(&zmq->prepare);
+	link_door_free(zmq->door);
 	loop_fd_stop(&zmq->fd);
 	link_zmq_frame_drop(zmq);
 	if (zmq->router)
@@ -504,8 +554,27 @@ static void zmq_link_free(struct link *link)
 	mem_free(zmq);
 }
 
+static const char *zmq_name(struct link *link, const char *endpoint)
+{
+	struct link_zmq *zmq = container_of(link, struct link_zmq, link);
+	const char *hash = strchr(endpoint, '#');
+
+	return zmq->curve && hash ? curve_allow_name(zmq->allow, hash + 1) : NULL;
+}
+
+static void zmq_keys(struct link *link, struct link_keys *keys_p)
+{
+	const struct link_zmq *zmq = container_of(link, struct link_zmq, link);
+
+	*keys_p = (struct link_keys){.public_key = zmq->keys.public_key,
+				     .allow = zmq->allow,
+				     .refusals = &zmq->refusals};
+}
+
 static const struct link_ops zmq_ops = {
 	.canonical = zmq_canonical,
+	.name = zmq_name,
+	.keys = zmq_keys,
 	.dial = zmq_dial,
 	.hangup = zmq_hangup,
 	.send = zmq_line_send,
@@ -514,8 +583,9 @@ static const struct link_ops zmq_ops = {
 
 static int context_open(struct link_zmq *zmq, const struct config *config)
 {
-	/* a line for each peer, as many again that linger, refusals, ZAP */
-	long sockets = 2 * (long)config->peers_max + 256;
+	/* a line for each peer, with two that watch it until it has connected, as many
+	 * again that linger, refusals, ZAP */
+	long sockets = 6 * (long)config->peers_max + 256;
 	long most;
 
 	zmq->context = zmq_ctx_new();
@@ -551,7 +621,8 @@ static int curve_open(struct link_zmq *zmq, const struct config *config)
 	if (r == 0)
 		r = curve_allow_load(config->curve_allow_file, &zmq->allow);
 	if (r == 0)
-		r = curve_zap_new(zmq->loop, zmq->context, &zmq->allow, &zmq->zap);
+		r = curve_zap_new(zmq->loop, zmq->context, &zmq->allow, &zmq->refusals,
+				  &zmq->zap);
 	zmq->curve = r == 0;
 	return err_pass(r);
 }
@@ -629,6 +700,9 @@ static int router_open(struct link_zmq *zmq, const struct config *config)
 	r = socket_open(zmq, &limits, &zmq->router);
 	if (r == 0 && zmq->curve)
 		r = curve_serve(zmq);
+	if (r == 0)
+		r = link_door_new(zmq->loop, zmq->context, zmq->router, zmq->curve,
+				  &zmq->refusals, &zmq->door);
 	if (r < 0)
 		return err_pass(r);
 	/* no fault of the configuration where the interface may come up, or the port
@@ -654,6 +728,7 @@ int link_zmq_new(struct loop *loop, const struct config *config, struct link **l
 	zmq->link.ops = &zmq_ops;
 	zmq->loop = loop;
 	zmq->queue_frames = (int)config->peer_queue_frames;
+	snprintf(zmq->name, sizeof(zmq->name), "%.63s", config->name);
 	list_init(&zmq->lines);
 	zmq->prepare.on_prepare = link_zmq_on_prepare;
 	list_init(&zmq->prepare.link);

@@ -64,6 +64,7 @@ static void peer_destroy(struct peer_impl *impl)
 {
 	struct peers *peers = impl->peers;
 
+	peer_past_add(impl);
 	peer_queue_drop(impl);
 	peer_whole_drop(impl);
 	peer_express_end(impl);
@@ -111,6 +112,7 @@ static const struct sm_table peer_table = {
 int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **impl_p)
 {
 	struct peer_impl *impl;
+	const char *user;
 
 	assert(endpoint && *endpoint);
 	if (peers->count >= peers->options.peers_max)
@@ -125,6 +127,10 @@ int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **im
 	sm_init(&impl->peer.sm, &peer_table, PEER_DIALING);
 	peers->in_state[PEER_DIALING]++;
 	snprintf(impl->peer.endpoint, sizeof(impl->peer.endpoint), "%s", endpoint);
+	user = peers->link->ops->name ? peers->link->ops->name(peers->link, endpoint)
+				      : NULL;
+	peer_show(&impl->peer, user ? user : "");
+	impl->peer.since_ns = loop_now_ns(peers->loop);
 	impl->retry_ns = peers->options.hello_retry_ns;
 	list_init(&impl->queue);
 	list_init(&impl->early_express);
@@ -136,6 +142,7 @@ int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **im
 	loop_defer_init(&impl->later, peer_on_later);
 	list_push_back(&peers->all, &impl->peer.link);
 	peers->count++;
+	peer_past_take(&impl->peer);
 	*impl_p = impl;
 	return 0;
 }
@@ -152,6 +159,13 @@ void peer_move(struct peer_impl *impl, enum peer_state to)
 unsigned int peers_in(const struct peers *peers, enum peer_state state)
 {
 	return peers->in_state[state];
+}
+
+void peer_show(struct peer *peer, const char *user)
+{
+	snprintf(peer->known_as, sizeof(peer->known_as), "%s", user);
+	snprintf(peer->shown, sizeof(peer->shown), "%s%s%.*s", peer->known_as,
+		 *user ? " " : "", (int)strcspn(peer->endpoint, "#"), peer->endpoint);
 }
 
 struct peer_impl *peer_find_endpoint(struct peers *peers, const char *endpoint)
@@ -230,7 +244,7 @@ int peers_dial(struct peers *peers, const char *endpoint, struct peer **peer_p)
 		if (!peers->self && strcmp(name, peers->link->endpoint) == 0)
 			peer_become_self(impl);
 	}
-	impl->dialled = true;
+	impl->dialled = impl->wanted = true;
 	impl->peer.holds++;
 	if (sm_state(&impl->peer.sm) != PEER_UP) {
 		r = start_dial(impl);
@@ -315,6 +329,7 @@ int peers_new(const struct peers_args *args, struct peers **peers_p)
 	loop_random(peers->loop, peers->instance, sizeof(peers->instance));
 	hex_write(peers->instance, sizeof(peers->instance), peers->instance_text);
 	list_init(&peers->all);
+	list_init(&peers->past);
 	for (unsigned int i = 0; i < PEER_EPOCH_BUCKETS; i++)
 		list_init(&peers->epochs[i]);
 	for (unsigned int i = 0; i < PEER_REFUSALS_MAX; i++)
@@ -337,6 +352,7 @@ int peers_new(const struct peers_args *args, struct peers **peers_p)
 	peers->link->owner = peers;
 	peers->link->on_frame = peer_on_frame;
 	peers->link->on_line = peer_on_line;
+	peers->link->on_trouble = peer_on_trouble;
 	*peers_p = peers;
 	return 0;
 }
@@ -385,12 +401,14 @@ void peers_free(struct peers *peers)
 		return;
 	list_foreach_safe(peer, &peers->all, link)
 		peer_destroy(impl_of(peer));
+	peer_past_free(peers);
 	peer_refusals_close(peers);
 	loop_defer_cancel(&peers->reap);
 	if (peers->link->owner == peers) {
 		peers->link->owner = NULL;
 		peers->link->on_frame = NULL;
 		peers->link->on_line = NULL;
+		peers->link->on_trouble = NULL;
 	}
 	mem_free(peers->addresses);
 	mem_free(peers->frame);

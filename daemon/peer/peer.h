@@ -37,6 +37,8 @@ struct peers;
 #define PEER_FEATURE_EXPRESS (UINT64_C(1) << 1)
 #define PEER_FEATURE_PARTS (UINT64_C(1) << 2)
 
+#define PEER_LABEL_MAX 256
+
 enum peer_state { PEER_DIALING, PEER_UP, PEER_DOWN };
 
 struct peer_address {
@@ -45,10 +47,34 @@ struct peer_address {
 	size_t len;
 };
 
+/* Of a daemon, over all of its instances as long as it is remembered. */
+struct peer_totals {
+	uint64_t bytes_in, bytes_out; /* of rooms and transfers */
+	uint64_t rooms, rooms_failed; /* that ended */
+	uint64_t downs;
+	struct err error; /* the last one; code OK: none */
+	uint64_t error_ns;
+	enum err_code warned; /* of the last log line for a failed attempt */
+	uint64_t warned_ns;
+};
+
+/* A peer that is gone: kept for ten minutes, the last 256. */
+struct peer_past {
+	struct list link;
+	char endpoint[LINK_ENDPOINT_MAX], known_as[LINK_USER_MAX];
+	char name[64], product[32], instance_text[33];
+	uint64_t since_ns, gone_ns; /* not UP; forgotten by all that held it */
+	struct peer_totals totals;
+};
+
 struct peer {
 	struct list link; /* in peers */
 	char endpoint[LINK_ENDPOINT_MAX];
-	char name[64]; /* the remote's instance name */
+	char known_as[LINK_USER_MAX]; /* its name in the allow-list; "" = none */
+	char name[64];		      /* the remote's instance name */
+	char product[32];	      /* its version; "" = not told */
+	/* for people: "[NAME ]tcp://HOST:PORT", without the key */
+	char shown[LINK_USER_MAX + LINK_ENDPOINT_MAX];
 	uint8_t instance[16];
 	char instance_text[33]; /* hex, for logs and records */
 	struct sm sm;		/* enum peer_state */
@@ -61,9 +87,11 @@ struct peer {
 	uint8_t token_out[16]; /* what we present */
 	struct peer_address addresses[TRANSPORTS_MAX];
 	unsigned int address_count;
-	struct err why;	 /* DOWN: the reason */
-	uint64_t rtt_ns; /* last PING */
+	struct err why;	   /* not UP: the reason, as far as it is known */
+	uint64_t rtt_ns;   /* last PING */
+	uint64_t since_ns; /* UP, or not UP */
 	uint64_t up_since_ns, missed_pings, messages_in, messages_out;
+	struct peer_totals totals; /* the bytes and rooms: those who move them count */
 	unsigned int holds;
 	void *user; /* the handshake layer's */
 	void *impl; /* peer.c's */
@@ -74,8 +102,8 @@ struct peers_callbacks {
 	void (*on_up)(void *owner, struct peer *peer);
 	/* The peer will send nothing more in this epoch. */
 	void (*on_down)(void *owner, struct peer *peer);
-	/* Optional. A dial was answered with BYE: peer->why. While the peer is held
-	 * it is dialled again. */
+	/* Optional. A dial was answered with BYE, or can have no success (keys):
+	 * peer->why. While the peer is held it is dialled again. */
 	void (*on_refused)(void *owner, struct peer *peer);
 	/* Every message other than HELLO … BYE, PING, PONG; in order. A negative
 	 * result (ERR_PROTO) takes the peer down with BYE. */
@@ -129,6 +157,14 @@ int peers_new(const struct peers_args *args, struct peers **peers_p);
 void peers_close(struct peers *peers, enum err_code code, const char *text);
 void peers_free(struct peers *peers);
 const uint8_t *peers_instance(const struct peers *peers); /* 16 bytes, this daemon's */
+
+/* struct peer_past.link, those that were lost first in front. */
+const struct list *peers_past(struct peers *peers);
+void peer_note_error(struct peer *peer, const struct err *why);
+static inline void peer_count_bytes(struct peer *peer, bool out, uint64_t bytes)
+{
+	*(out ? &peer->totals.bytes_out : &peer->totals.bytes_in) += bytes;
+}
 
 /* Find or dial. *peer_p is held once for the caller. ERR_INVAL (not an endpoint
  * of the form tcp://host:port), ERR_LIMIT (option `peers`). */
@@ -202,6 +238,11 @@ int peer_express_arrived(struct peer *peer, struct peer_express_in *in, const vo
 			 size_t len);
 /* Nothing that went that way is still to be taken. */
 bool peer_express_quiet(const struct peer *peer);
+/* "peer NAME tcp://… instance 3f…", as far as it is known. */
+const char *peer_label(const struct peer *peer, char text[PEER_LABEL_MAX]);
+/* What the peer told us with an error's code: its words, as its words. */
+void peer_told(const struct peer *peer, uint32_t code, const char *text,
+	       struct err *why_p);
 /* Take it down now (protocol error, transport lost, peer.forget): BYE, and
  * on_down inside this call when it was UP. */
 void peer_kill(struct peer *peer, const struct err *why);

@@ -323,7 +323,7 @@ int peer_express_arrived(struct peer *peer, struct peer_express_in *in, const vo
 	assert(in->on_taken);
 	impl->peers->stats.frames_in++;
 	if (sm_state(&peer->sm) != PEER_UP || impl->why_down.code)
-		return err_raise(ERR_PEER, "peer %s is not up", peer->endpoint);
+		return err_raise(ERR_PEER, "peer %s is not up", peer->shown);
 	r = wire_frame_get(frame, len, &in->header, &in->body);
 	if (r == 0)
 		r = check(impl, &in->header);

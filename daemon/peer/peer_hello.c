@@ -48,6 +48,8 @@
 
 #define FEATURES (PEER_FEATURE_BASE | PEER_FEATURE_EXPRESS | PEER_FEATURE_PARTS)
 
+static const char product[] = "kvd " KVD_VERSION;
+
 /* ---- our half, told ---- */
 
 static void hello_fill(const struct peer_impl *impl, const struct peering *peering,
@@ -65,6 +67,7 @@ static void hello_fill(const struct peer_impl *impl, const struct peering *peeri
 	memcpy(m->boot_id, peers->boot_id, sizeof(m->boot_id));
 	memcpy(m->token, peering->token_in, sizeof(m->token));
 	snprintf(m->name, sizeof(m->name), "%s", peers->name);
+	snprintf(m->product, sizeof(m->product), "%s", product);
 	snprintf(m->endpoint, sizeof(m->endpoint), "%s", peers->link->endpoint);
 }
 
@@ -116,36 +119,39 @@ void peer_answer(struct peer_impl *impl, struct peering *peering)
 
 /* ---- the remote's half, heard ---- */
 
-/* 0, or the code and text of the refusal. */
-static int judge(const struct wire_hello *m, uint16_t *version_p)
+/* 0, or the code and text of the refusal, which both sides print. */
+static int judge(const struct peers *peers, const struct wire_hello *m,
+		 uint16_t *version_p)
 {
 	uint16_t version =
 		m->version_max < WIRE_VERSION_MAX ? m->version_max : WIRE_VERSION_MAX;
 
 	if (m->version_min > m->version_max || version < m->version_min ||
 	    version < WIRE_VERSION_MIN)
-		return err_raise(
-			ERR_VERSION,
-			"no common protocol version: %u to %u there, %u to %u here",
-			m->version_min, m->version_max, WIRE_VERSION_MIN,
-			WIRE_VERSION_MAX);
+		return err_raise(ERR_VERSION,
+				 "no common protocol version: %.32s (%.31s) speaks %u to "
+				 "%u, %.32s (%s) %u to %u",
+				 m->name, *m->product ? m->product : "an older kvd",
+				 m->version_min, m->version_max, peers->name, product,
+				 WIRE_VERSION_MIN, WIRE_VERSION_MAX);
 	if (!(m->features & PEER_FEATURE_BASE))
-		return err_raise(ERR_VERSION, "the base feature is missing in 0x%llx",
+		return err_raise(ERR_VERSION,
+				 "%.32s: the base feature is missing in 0x%llx", m->name,
 				 (unsigned long long)m->features);
 	*version_p = version;
 	return 0;
 }
 
 /* Nothing of the peering changes unless all of the half is good. */
-static int hear(struct peering *peering, const struct wire_header *h,
-		const struct wire_hello *m, const char *user)
+static int hear(const struct peers *peers, struct peering *peering,
+		const struct wire_header *h, const struct wire_hello *m, const char *user)
 {
 	struct peer_address addresses[TRANSPORTS_MAX];
 	unsigned int count;
 	uint16_t version;
 	int r;
 
-	r = judge(m, &version);
+	r = judge(peers, m, &version);
 	if (r < 0)
 		return err_pass(r);
 	r = peer_addresses_decode(&m->addresses, addresses, &count);
@@ -165,6 +171,7 @@ static int hear(struct peering *peering, const struct wire_header *h,
 	memcpy(peering->boot_id, m->boot_id, sizeof(peering->boot_id));
 	memcpy(peering->token_out, m->token, sizeof(peering->token_out));
 	snprintf(peering->name, sizeof(peering->name), "%.63s", m->name);
+	snprintf(peering->product, sizeof(peering->product), "%.31s", m->product);
 	snprintf(peering->endpoint, sizeof(peering->endpoint), "%.127s", m->endpoint);
 	snprintf(peering->user, sizeof(peering->user), "%.63s", user);
 	return 0;
@@ -180,7 +187,7 @@ int peering_begin_self(struct peer_impl *impl)
 	peering_begin(impl);
 	hello_fill(impl, &impl->next, 0, &m);
 	memcpy(h.sender, peers->instance, sizeof(h.sender));
-	return err_pass(hear(&impl->next, &h, &m, ""));
+	return err_pass(hear(peers, &impl->next, &h, &m, ""));
 }
 
 /* HELLOs of unknown senders make us dial, so there is a rate of them that we serve. */
@@ -268,7 +275,7 @@ static void on_own_hello(struct peers *peers, const struct wire_hello *m)
 			peer_become_self(impl);
 			return;
 		}
-		err_set(&why, ERR_EXIST, "%s is this daemon: dial %s", peer->endpoint,
+		err_set(&why, ERR_EXIST, "%s is this daemon: dial %s", peer->shown,
 			peers->link->endpoint);
 		peer_attempt_failed(impl, &why);
 		return;
@@ -283,7 +290,7 @@ static void begin_answer(struct peer_impl *impl, const struct wire_header *h,
 
 	if (!impl->next.live)
 		peering_begin(impl);
-	if (hear(&impl->next, h, m, user) < 0 || peer_open_line(impl) < 0) {
+	if (hear(peers, &impl->next, h, m, user) < 0 || peer_open_line(impl) < 0) {
 		err_take(&why);
 		peer_refuse(peers, h, m->endpoint, why.code, why.text);
 		if (!impl->dialled) /* else our own HELLO still counts */
@@ -321,7 +328,7 @@ void peer_on_hello(struct peers *peers, const struct wire_header *h, struct curs
 		peers->stats.forged_hellos++;
 		return;
 	}
-	r = judge(&m, &version);
+	r = judge(peers, &m, &version);
 	if (r < 0 && !admit_stranger(peers))
 		return;
 	if (r == 0)
@@ -388,7 +395,7 @@ void peer_on_welcome(struct peers *peers, const struct wire_header *h,
 		peers->stats.stale_frames++; /* or a second answer: nothing new in it */
 		return;
 	}
-	if (hear(&impl->next, h, &m, user) < 0) {
+	if (hear(peers, &impl->next, h, &m, user) < 0) {
 		err_take(&why);
 		peer_attempt_failed(impl, &why);
 		return;
@@ -402,7 +409,6 @@ void peer_on_bye(struct peers *peers, const struct wire_header *h, struct cursor
 		 const char *user)
 {
 	struct peering *peering = peering_find(peers, h->epoch);
-	char label[200];
 	struct wire_bye m;
 	struct err why;
 
@@ -420,9 +426,7 @@ void peer_on_bye(struct peers *peers, const struct wire_header *h, struct cursor
 	}
 	struct peer_impl *impl = peering->owner;
 
-	err_set(&why, m.code ? err_from_wire(m.code) : ERR_PEER, "%s %s: %s",
-		peer_label(impl, label), peering == &impl->cur ? "left" : "refused us",
-		m.text);
+	peer_told(&impl->peer, m.code, m.text, &why);
 	if (peering == &impl->cur)
 		peer_bring_down(impl, &why, false);
 	else

@@ -36,7 +36,8 @@ struct peering {
 	uint64_t epoch_out, seq_out, features;
 	uint16_t version;
 	uint8_t token_out[16], instance[16], boot_id[16];
-	char name[64], endpoint[LINK_ENDPOINT_MAX], user[LINK_USER_MAX];
+	char name[64], product[32];
+	char endpoint[LINK_ENDPOINT_MAX], user[LINK_USER_MAX];
 	struct peer_address addresses[TRANSPORTS_MAX]; /* until it is UP */
 	unsigned int address_count;
 	/* its HELLO wants (again) a WELCOME with this nonce */
@@ -72,8 +73,10 @@ struct peer_impl {
 	struct line_owner line_owner;
 	struct peer peer;
 	struct peers *peers;
+	struct err line_why;	/* code != OK: what the line says of not connecting */
 	struct link_line *line; /* NULL when hung up */
 	bool dialled;		/* somebody here asked for it: redial while held */
+	bool wanted;		/* somebody here asked for it once */
 	struct peering cur;	/* live while UP (the self peer has none) */
 	struct peering next;	/* being made, perhaps while cur is still up */
 
@@ -139,7 +142,9 @@ struct peers {
 	uint8_t *frame; /* scratch of options.message_bytes */
 	uint8_t *part;	/* scratch for the body of a PART */
 
-	struct list all; /* struct peer.link */
+	struct list all;  /* struct peer.link */
+	struct list past; /* struct peer_past.link */
+	unsigned int past_count;
 	unsigned int count;
 	unsigned int in_state[PEER_DOWN + 1];
 	struct peer_impl *self;
@@ -161,9 +166,17 @@ static inline struct peer_impl *impl_of(struct peer *peer)
 /* ---- peer.c (objects) ---- */
 /* A new object in state DIALING, not held; ERR_LIMIT, ERR_NOMEM. */
 int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **impl_p);
+/* What is known of its name: `user` "" or of the allow-list. */
+void peer_show(struct peer *peer, const char *user);
 struct peer_impl *peer_find_endpoint(struct peers *peers, const char *endpoint);
 void peer_reap_later(struct peers *peers);
 void peer_move(struct peer_impl *impl, enum peer_state to);
+
+/* ---- peer_past.c (those that are gone) ---- */
+/* It has come (back): what is remembered of it is its own again. */
+void peer_past_take(struct peer *peer);
+void peer_past_add(const struct peer_impl *impl);
+void peer_past_free(struct peers *peers);
 
 /* ---- peer_life.c (up, down, the timer) ---- */
 int peer_open_line(struct peer_impl *impl); /* idempotent */
@@ -174,6 +187,7 @@ void peer_plan_next(struct peer_impl *impl);
 void peer_on_tick(struct loop_timer *timer);
 void peer_on_flush(struct loop_timer *timer);
 void peer_on_line(void *owner, void *line_owner, bool connected);
+void peer_on_trouble(void *owner, void *line_owner, const struct err *why, bool final);
 void peer_on_later(struct loop_defer *defer);
 /* `next` is proven: take an older peering down, become UP, on_up. False when it
  * did not come up. */
@@ -188,8 +202,6 @@ void peer_restarted(const struct peer_impl *impl, const uint8_t instance[16],
 /* It is this daemon: UP in the next turn. */
 void peer_become_self(struct peer_impl *impl);
 void peer_mark_down(struct peer_impl *impl, const struct err *why);
-/* "peer tcp://10.0.0.2:7400 instance 3f…" */
-const char *peer_label(const struct peer_impl *impl, char text[200]);
 
 /* ---- peering.c (one attempt; addresses) ---- */
 void peering_begin(struct peer_impl *impl); /* mint `next` */

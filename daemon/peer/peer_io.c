@@ -62,7 +62,7 @@ int peer_frame_send(struct peer_impl *impl, const struct peering *peering,
 	int r;
 
 	if (!impl->line)
-		return err_raise(ERR_LIMIT, "peer %s: no line", impl->peer.endpoint);
+		return err_raise(ERR_LIMIT, "peer %s: no line", impl->peer.shown);
 	len = peer_frame_make(impl, peering, h, body);
 	if (len < 0)
 		return err_pass((int)len);
@@ -127,7 +127,7 @@ int peer_check_send(const struct peer_impl *impl, enum wire_type type, size_t le
 
 	assert(type > WIRE_T_BYE && type < WIRE_T_END);
 	if (sm_state(&peer->sm) != PEER_UP || impl->why_down.code)
-		return err_raise(ERR_PEER, "peer %s is not up", peer->endpoint);
+		return err_raise(ERR_PEER, "peer %s is not up", peer->shown);
 	if (len > wire_body_cap(type) ||
 	    WIRE_HEADER_BYTES + len > impl->peers->options.message_bytes)
 		return err_raise(ERR_TOOBIG, "%s: a body of %zu bytes is over the cap",
@@ -147,7 +147,7 @@ static int peer_io_check_room(struct peer_impl *impl, size_t cost)
 	if (cost <= cap - impl->queue_bytes)
 		return 0;
 	return err_raise(ERR_LIMIT, "peer %s: %zu bytes wait for it, the cap is %zu",
-			 impl->peer.endpoint, impl->queue_bytes, cap);
+			 impl->peer.shown, impl->queue_bytes, cap);
 }
 
 /* Of the queue's bytes. What this daemon tells itself in memory of the teller's own was
@@ -296,7 +296,7 @@ int peer_send(struct peer *peer, enum wire_type type, const void *body, size_t l
 		return err_pass(peer_self_send(impl, type, body, len));
 	if (!list_empty(&impl->queue) || peer_express_full(impl))
 		return err_raise(ERR_LIMIT, "peer %s: older messages wait for it",
-				 peer->endpoint);
+				 peer->shown);
 	return err_pass(peer_send_now(impl, type, body, len));
 }
 
@@ -476,11 +476,11 @@ void peer_self_deliver(struct peer_impl *impl)
 static void end_for_gap(struct peer_impl *impl, struct peering *peering,
 			uint64_t sequence)
 {
-	char label[200];
+	char label[PEER_LABEL_MAX];
 	struct err why;
 
 	err_set(&why, ERR_TRANSPORT, "%s: the line broke and lost %llu messages",
-		peer_label(impl, label),
+		peer_label(&impl->peer, label),
 		(unsigned long long)(sequence - peering->control_in - 1));
 	if (peering == &impl->cur)
 		peer_bring_down(impl, &why, true);

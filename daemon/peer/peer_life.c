@@ -27,17 +27,23 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 
-const char *peer_label(const struct peer_impl *impl, char text[200])
-{
-	/* what follows '#' is a public key: too long for a reason */
-	int len = (int)strcspn(impl->peer.endpoint, "#");
+#define FAILED_LOG_NS (60 * LOOP_NS_PER_S)
 
-	if (impl->peer.instance_text[0])
-		snprintf(text, 200, "peer %.*s instance %.8s", len, impl->peer.endpoint,
-			 impl->peer.instance_text);
-	else
-		snprintf(text, 200, "peer %.*s", len, impl->peer.endpoint);
+const char *peer_label(const struct peer *peer, char text[PEER_LABEL_MAX])
+{
+	snprintf(text, PEER_LABEL_MAX, "peer %s%s%.8s", peer->shown,
+		 peer->instance_text[0] ? " instance " : "", peer->instance_text);
 	return text;
+}
+
+void peer_told(const struct peer *peer, uint32_t code, const char *text,
+	       struct err *why_p)
+{
+	char label[PEER_LABEL_MAX];
+
+	err_set(why_p, code ? err_from_wire(code) : ERR_PEER, "%.110s says: \"%.190s\"",
+		peer_label(peer, label), text);
+	err_foreign(why_p);
 }
 
 /* ---- timers ---- */
@@ -108,6 +114,10 @@ static void take_down(struct peer_impl *impl, const struct err *why, bool bye)
 	}
 	peer_move(impl, PEER_DOWN);
 	peer->why = *why;
+	peer->since_ns = loop_now_ns(peers->loop);
+	peer->totals.downs++;
+	if (why->code != ERR_CANCELED)
+		peer_note_error(peer, why);
 	impl->why_down.code = ERR_OK;
 	impl->ping_open = false;
 	loop_defer_cancel(&impl->later);
@@ -119,7 +129,7 @@ static void take_down(struct peer_impl *impl, const struct err *why, bool bye)
 		peer_hang_up(impl);
 	if (loop_now_ns(peers->loop) - peer->up_since_ns > peers->options.redial_max_ns)
 		impl->retry_ns = peers->options.hello_retry_ns;
-	log_info("peer", peer->endpoint, "down", "instance=%s code=%s why='%s'",
+	log_info("peer", peer->shown, "down", "instance=%s code=%s why='%s'",
 		 peer->instance_text, err_name(why->code), why->text);
 	peer_plan_next(impl);
 	if (peers->callbacks.on_down)
@@ -131,6 +141,19 @@ void peer_bring_down(struct peer_impl *impl, const struct err *why, bool bye)
 	assert(why->code != ERR_OK);
 	if (sm_state(&impl->peer.sm) == PEER_UP)
 		take_down(impl, why, bye);
+}
+
+/* One that fails the same way again and again costs a line a minute. */
+static void warn_not_reached(struct peer *peer, const struct err *why, uint64_t now_ns)
+{
+	struct peer_totals *totals = &peer->totals;
+
+	if (totals->warned == why->code && now_ns - totals->warned_ns < FAILED_LOG_NS)
+		return;
+	totals->warned = why->code;
+	totals->warned_ns = now_ns;
+	log_warn("peer", peer->shown, "not reached", "code=%s why='%s'",
+		 err_name(why->code), why->text);
 }
 
 void peer_attempt_failed(struct peer_impl *impl, const struct err *why)
@@ -147,8 +170,8 @@ void peer_attempt_failed(struct peer_impl *impl, const struct err *why)
 	peer->why = *why;
 	peer_hang_up(impl);
 	peer_plan_next(impl);
-	log_warn("peer", peer->endpoint, "not reached", "code=%s why='%s'",
-		 err_name(why->code), why->text);
+	warn_not_reached(peer, why, loop_now_ns(peers->loop));
+	peer_note_error(peer, why);
 	if (impl->dialled && peers->callbacks.on_refused)
 		peers->callbacks.on_refused(peers->callbacks.owner, peer);
 }
@@ -165,8 +188,10 @@ static void peer_life_publish(struct peer_impl *impl)
 	peer->address_count = cur->address_count;
 	cur->address_count = 0;
 	memcpy(peer->name, cur->name, sizeof(peer->name));
+	memcpy(peer->product, cur->product, sizeof(peer->product));
 	memcpy(peer->instance, cur->instance, sizeof(peer->instance));
 	hex_write(peer->instance, sizeof(peer->instance), peer->instance_text);
+	peer->totals.warned = ERR_OK;
 	memcpy(peer->token_in, cur->token_in, sizeof(peer->token_in));
 	memcpy(peer->token_out, peer->self ? cur->token_in : cur->token_out,
 	       sizeof(peer->token_out));
@@ -174,7 +199,9 @@ static void peer_life_publish(struct peer_impl *impl)
 	peer->same_host = memcmp(cur->boot_id, peers->boot_id, sizeof(cur->boot_id)) == 0;
 	peer->lower = memcmp(peers->instance, cur->instance, sizeof(cur->instance)) < 0;
 	peer->epoch = ++peers->epochs_minted;
-	peer->up_since_ns = loop_now_ns(peers->loop);
+	peer->up_since_ns = peer->since_ns = loop_now_ns(peers->loop);
+	peer_show(peer, cur->user);
+	peer_past_take(peer);
 	peer->rtt_ns = peer->missed_pings = 0;
 	peer->why = (struct err){.code = ERR_OK};
 	peer_move(impl, PEER_UP);
@@ -212,13 +239,13 @@ static bool makes_room(struct peer_impl *impl)
 		impl->peers->stats.foreign_user++;
 		err_set(&why, ERR_AUTH,
 			"peer %s claims the instance of %s with another key",
-			impl->peer.endpoint, other->endpoint);
+			impl->peer.shown, other->shown);
 	} else if (impl_of(other)->dialled && other->holds) {
 		err_set(&why, ERR_EXIST, "peer %s is the daemon that is up as %s",
-			impl->peer.endpoint, other->endpoint);
+			impl->peer.shown, other->shown);
 	} else {
-		err_set(&why, ERR_RESTART, "peer %s: dialled as %s", other->endpoint,
-			impl->peer.endpoint);
+		err_set(&why, ERR_RESTART, "peer %s: dialled as %s", other->shown,
+			impl->peer.shown);
 		take_down(impl_of(other), &why, false);
 		return impl->next.live;
 	}
@@ -229,19 +256,19 @@ static bool makes_room(struct peer_impl *impl)
 void peer_restarted(const struct peer_impl *impl, const uint8_t instance[16],
 		    struct err *why_p)
 {
-	char label[200], hex[9];
+	char label[PEER_LABEL_MAX], hex[9];
 
 	assert(impl->peer.endpoint[0]);
 	hex_write(instance, 4, hex);
 	err_set(why_p, ERR_RESTART, "%s: the daemon was restarted, as instance %s",
-		peer_label(impl, label), hex);
+		peer_label(&impl->peer, label), hex);
 }
 
 bool peer_bring_up(struct peer_impl *impl)
 {
 	struct peers *peers = impl->peers;
 	struct peer *peer = &impl->peer;
-	char label[200];
+	char label[PEER_LABEL_MAX];
 	struct err why;
 
 	if (!makes_room(impl))
@@ -252,7 +279,7 @@ bool peer_bring_up(struct peer_impl *impl)
 
 		if (same)
 			err_set(&why, ERR_PEER, "%s: it began a new peering",
-				peer_label(impl, label));
+				peer_label(&impl->peer, label));
 		else
 			peer_restarted(impl, impl->next.instance, &why);
 		take_down(impl, &why, false);
@@ -264,7 +291,7 @@ bool peer_bring_up(struct peer_impl *impl)
 	impl->heard_ns = impl->window_ns = impl->used_ns = peer->up_since_ns;
 	impl->proven_ns = loop_clock_ns(peers->loop);
 	impl->pong_pending = 0;
-	log_info("peer", peer->endpoint, "up", "instance=%s name='%s' user='%s'",
+	log_info("peer", peer->shown, "up", "instance=%s name='%s' user='%s'",
 		 peer->instance_text, peer->name, impl->cur.user);
 	if (peer->self) {
 		loop_timer_stop(&impl->tick);
@@ -281,11 +308,11 @@ bool peer_bring_up(struct peer_impl *impl)
 
 static void declare_dead(struct peer_impl *impl, const char *how, uint64_t silent_ns)
 {
-	char label[200];
+	char label[PEER_LABEL_MAX];
 	struct err why;
 
 	err_set(&why, ERR_PEER, "%s missed %llu pings (%s for %llu ms)",
-		peer_label(impl, label),
+		peer_label(&impl->peer, label),
 		(unsigned long long)(silent_ns / impl->peers->options.ping_interval_ns),
 		how, (unsigned long long)(silent_ns / LOOP_NS_PER_MS));
 	peer_bring_down(impl, &why, true);
@@ -374,17 +401,29 @@ static void tick_up(struct peer_impl *impl)
 	peer_tick_in(impl, left_ns < ping_ns ? left_ns : ping_ns);
 }
 
+/* While it is tried: the reason of the rooms that wait for it. */
+static void note_why_not(struct peer_impl *impl, enum err_code code, const char *words)
+{
+	char label[PEER_LABEL_MAX];
+	struct err why;
+
+	err_set(&why, code, "%.200s %s", peer_label(&impl->peer, label), words);
+	if (strcmp(why.text, impl->peer.why.text) != 0)
+		log_info("peer", impl->peer.shown, "not reached yet",
+			 "hellos=%u why=\"%s\"", impl->hellos, why.text);
+	impl->peer.why = why;
+	peer_note_error(&impl->peer, &why);
+}
+
 static void say_why_not(struct peer_impl *impl)
 {
-	char label[200];
-	bool first = impl->peer.why.code == ERR_OK;
-
-	err_set(&impl->peer.why, ERR_PEER, "%s %s", peer_label(impl, label),
-		impl->hellos ? "does not answer: can it reach our `advertise`?"
-			     : "cannot be reached");
-	if (first)
-		log_info("peer", impl->peer.endpoint, "not reached yet", "hellos=%u",
-			 impl->hellos);
+	if (impl->hellos)
+		note_why_not(impl, ERR_PEER,
+			     "does not answer: can it reach our `advertise`?");
+	else if (impl->line_why.code != ERR_OK)
+		note_why_not(impl, impl->line_why.code, impl->line_why.text);
+	else
+		note_why_not(impl, ERR_PEER, "cannot be reached");
 }
 
 static void tick_dial(struct peer_impl *impl)
@@ -426,7 +465,7 @@ void peer_on_tick(struct loop_timer *timer)
 		peer_tick_in(impl, end_ns - now_ns); /* a later HELLO renewed it */
 	} else {
 		err_set(&why, ERR_TIMEOUT, "peer %s sent HELLO and then nothing",
-			impl->peer.endpoint);
+			impl->peer.shown);
 		peer_attempt_failed(impl, &why);
 	}
 }
@@ -467,6 +506,29 @@ void peer_on_line(void *owner, void *line_owner, bool connected)
 		}
 	}
 	peer_flush(impl);
+}
+
+void peer_on_trouble(void *owner, void *line_owner, const struct err *why, bool final)
+{
+	struct line_owner *kind = line_owner;
+	char label[PEER_LABEL_MAX];
+	struct peer_impl *impl;
+	struct err named;
+
+	(void)owner;
+	if (kind->kind == LINE_REFUSAL)
+		return; /* it ends by itself */
+	impl = container_of(kind, struct peer_impl, line_owner);
+	if (sm_state(&impl->peer.sm) == PEER_UP)
+		return;
+	impl->line_why = *why;
+	if (!final) {
+		say_why_not(impl);
+		return;
+	}
+	err_set(&named, why->code, "%.200s %s", peer_label(&impl->peer, label),
+		why->text);
+	peer_attempt_failed(impl, &named);
 }
 
 /* ---- deferred work ---- */

@@ -161,6 +161,21 @@ static void log_end(const struct room *room)
 		       err_name(room->error.code), room->error.text);
 }
 
+static void count_at_peers(const struct room *room)
+{
+	const struct party *party;
+
+	list_foreach(party, &room->parties, link) {
+		struct peer *peer = party->remote->peer;
+
+		peer->totals.rooms++;
+		if (sm_state(&room->sm) != ROOM_FAILED)
+			continue;
+		peer->totals.rooms_failed++;
+		peer_note_error(peer, &room->error);
+	}
+}
+
 void room_move(struct room *room, enum room_state to)
 {
 	uint64_t now = loop_now_ns(rooms_kvd(room->rooms)->loop);
@@ -184,8 +199,10 @@ void room_move(struct room *room, enum room_state to)
 	}
 	room_publish(room);
 	room_clock_set(room);
-	if (room_terminal(room))
+	if (room_terminal(room)) {
+		count_at_peers(room);
 		room_finish(room);
+	}
 }
 
 /* ---- failing ---- */

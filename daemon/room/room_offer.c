@@ -302,9 +302,7 @@ int offer_on_pull_done(struct room *room, struct party *party,
 	if (done->code == ERR_OK) {
 		party->done = true;
 	} else {
-		err_set(&why, err_from_wire(done->code), "%.110s: %.200s",
-			party->remote->label, done->text);
-		err_foreign(&why);
+		peer_told(party->remote->peer, done->code, done->text, &why);
 		gave_up(party, &why);
 	}
 	room_kick(room);

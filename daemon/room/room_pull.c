@@ -265,9 +265,7 @@ void pull_on_ack(struct room *room, struct party *party, const struct wire_pull_
 		room_fail(room, &why, NULL);
 		return;
 	}
-	err_set(&why, err_from_wire(ack->code), "%.100s: %.200s", party->remote->label,
-		ack->text);
-	err_foreign(&why);
+	peer_told(party->remote->peer, ack->code, ack->text, &why);
 	room_fail(room, &why, NULL);
 }
 

@@ -180,6 +180,7 @@ static bool add_party(cJSON *list, const struct party *party)
 	return p && cJSON_AddItemToArray(list, p) &&
 	       cJSON_AddStringToObject(p, "name", remote->peer->name) &&
 	       cJSON_AddStringToObject(p, "endpoint", remote->peer->endpoint) &&
+	       cJSON_AddStringToObject(p, "known_as", remote->peer->known_as) &&
 	       cJSON_AddStringToObject(p, "instance", remote->peer->instance_text) &&
 	       cJSON_AddStringToObject(p, "transport",
 				       remote->transport ? remote->transport->ops->name

@@ -216,7 +216,7 @@ static void first_contact(struct rooms *rooms, struct remote *remote, enum wire_
 	else if (rooms->kvd->draining)
 		r = err_raise(ERR_DRAIN, "no new rooms: the daemon is draining");
 	else if (!handshake_pool_is_ours(rooms->kvd->handshake, key->owner))
-		r = err_raise(ERR_NOTFOUND, "no pool %llu here",
+		r = err_raise(ERR_NOTFOUND, "no pool %llu",
 			      (unsigned long long)key->owner);
 	else
 		r = orphan_keep(rooms, remote, type, key, gen, msg);
@@ -301,8 +301,7 @@ static void refused_by(struct party *party, uint32_t code, const char *text)
 {
 	struct err why;
 
-	err_set(&why, err_from_wire(code), "%.110s: %.200s", party->remote->label, text);
-	err_foreign(&why);
+	peer_told(party->remote->peer, code, text, &why);
 	room_fail(party->room, &why, party);
 }
 
@@ -534,8 +533,7 @@ static int on_abort(struct rooms *rooms, struct remote *remote, struct cursor *b
 		abort_of_nobody(rooms, remote, room, &m);
 		return 0;
 	}
-	err_set(&why, err_from_wire(m.code), "%.110s: %.200s", remote->label, m.text);
-	err_foreign(&why);
+	peer_told(remote->peer, m.code, m.text, &why);
 	if (unsure) { /* all of them are told; the opener answers that it has quiesced */
 		room_fail(room, &why, NULL);
 		return 0;
@@ -625,6 +623,6 @@ void rooms_on_request(struct rooms *rooms, struct remote *remote, struct xp_inbo
 		remote->transport->ops->land(in, &(struct xp_sides){0}, NULL);
 		return;
 	}
-	err_set(&why, ERR_NOTFOUND, "no such room here");
+	err_set(&why, ERR_NOTFOUND, "no such room");
 	remote->transport->ops->land(in, NULL, &why);
 }

@@ -124,8 +124,10 @@ static void xfer_post_on_done(struct sched_op *op)
 			    t->kind == XP_WRITE ? METRIC_XFER_OUT_BYTES
 						: METRIC_XFER_IN_BYTES,
 			    t->bytes);
-		handshake_moved(t->attach->remote,
-				t->kind == XP_WRITE ? METRIC_OUT : METRIC_IN, t->bytes);
+		if (t->attach->remote)
+			handshake_moved(t->attach->remote,
+					t->kind == XP_WRITE ? METRIC_OUT : METRIC_IN,
+					t->bytes);
 		if (t->has_notif && t->kind == XP_READ &&
 		    notif_post(t->attach, t->notif, t->notif_len,
 			       (struct xfer_waiter){NULL, NULL}) < 0)

@@ -160,9 +160,9 @@ static int xfer_serve_check_caps(const struct remote *remote, uint32_t total)
 	uint64_t entries = remote->shadow_entries + total;
 
 	if (remote->shadow_count >= XFER_SHADOWS_MAX || entries > XFER_SHADOW_ENTRIES_MAX)
-		return err_raise(ERR_LIMIT, "%.150s keeps %u lists here, %llu entries",
-				 remote->label, remote->shadow_count,
-				 (unsigned long long)entries);
+		return err_raise(
+			ERR_LIMIT, "%.150s has %u lists kept for it, %llu entries",
+			remote->label, remote->shadow_count, (unsigned long long)entries);
 	return 0;
 }
 
@@ -556,7 +556,7 @@ static int find_lists(struct serve *s, uint64_t local_gid, uint64_t remote_gid)
 
 	if (!theirs || !mine || !theirs->dlist || !mine->dlist || theirs->ours ||
 	    !mine->ours || mine->target != s->target || theirs->initiator != s->initiator)
-		return err_raise(ERR_NOTFOUND, "the transfer's lists are not here");
+		return err_raise(ERR_NOTFOUND, "the transfer's lists are not known");
 	s->lists[theirs_of(s)] = theirs;
 	s->lists[mine_of(s)] = mine;
 	theirs->refs++;

@@ -162,6 +162,7 @@ def daemons_with_keys_meet_and_strangers_do_not():
             assert answer["ranks"][0]["endpoint"] == at, answer
             # nobody gets in without a line; d2 itself allows d0, d0 not d2
             d0.expect("connection refused: its key is in no line")
+            d2.expect("refuses our key")
             c2.refused("ETIMEOUT", "group.query", group="p", at=at)
             # now it may
             write_allow(3)

@@ -195,11 +195,17 @@ void starve_say(struct starve *s, const char *line)
 static bool is_volatile(const char *name, bool counters)
 {
 	static const char *const names[] = {"age_ms",	    "rtt_us",	  "messages_in",
-					    "messages_out", "timings_ms", "waits_for",
-					    "help"};
+					    "messages_out", "timings_ms", "help",
+					    "waits_for",    "since_ms",	  "lost",
+					    "last_error",   "downs",	  "rooms_failed"};
+	static const char *const totals[] = {"rooms_ended", "bytes_in", "bytes_out"};
 
 	for (size_t i = 0; i < ARRAY_LEN(names); i++) {
 		if (strcmp(names[i], name) == 0)
+			return true;
+	}
+	for (size_t i = 0; !counters && i < ARRAY_LEN(totals); i++) {
+		if (strcmp(totals[i], name) == 0)
 			return true;
 	}
 	/* prepared lists keep their regions pinned from their first use on */

@@ -76,7 +76,7 @@ struct link_line {
 	uint64_t last_ns; /* arrival of the newest frame: order is kept */
 	bool reported;	  /* what on_line said last */
 	struct loop_timer deliver, connect;
-	struct loop_defer report;
+	struct loop_defer report, trouble;
 };
 
 /* ---- paths ---- */
@@ -143,6 +143,7 @@ static void line_free(struct link_line *line)
 	loop_timer_stop(&line->deliver);
 	loop_timer_stop(&line->connect);
 	loop_defer_cancel(&line->report);
+	loop_defer_cancel(&line->trouble);
 	list_remove(&line->in_hub);
 	mem_free(line);
 }
@@ -179,6 +180,25 @@ static void on_report(struct loop_defer *defer)
 		link->on_line(link->owner, line->owner, line->reported);
 }
 
+/* Nobody is there, or a key is wrong. */
+static void on_mem_trouble(struct loop_defer *defer)
+{
+	struct link_line *line = container_of(defer, struct link_line, trouble);
+	bool refused = line_path(line)->refuse;
+	struct link *link;
+	struct err why;
+
+	if (!line->from || line->from->crashed || line->from->frozen || line->to)
+		return;
+	link = &line->from->link;
+	if (refused)
+		err_set(&why, ERR_AUTH, "refuses our key");
+	else
+		err_set(&why, ERR_PEER, "cannot be reached: nobody listens");
+	if (link->on_trouble)
+		link->on_trouble(link->owner, line->owner, &why, refused);
+}
+
 /* Try to connect: a round trip, when there is somebody and a way both ways. */
 static void line_connect(struct link_line *line)
 {
@@ -188,8 +208,12 @@ static void line_connect(struct link_line *line)
 		path_of(hub, line->to_endpoint, line->from_endpoint);
 
 	if (line->to || !line->from || line->from->crashed || there->cut || back->cut ||
-	    !node_find(hub, line->to_endpoint) || loop_timer_running(&line->connect))
+	    loop_timer_running(&line->connect))
 		return;
+	if (there->refuse || !node_find(hub, line->to_endpoint)) {
+		loop_defer(hub->loop, &line->trouble);
+		return;
+	}
 	loop_timer_start(&line->connect, there->delay_ns + back->delay_ns);
 }
 
@@ -218,6 +242,7 @@ static struct link_line *line_alloc(struct mem_hub *hub, const char *from,
 	loop_timer_init(&line->deliver, hub->loop, on_deliver);
 	loop_timer_init(&line->connect, hub->loop, on_connect);
 	loop_defer_init(&line->report, on_report);
+	loop_defer_init(&line->trouble, on_mem_trouble);
 	list_push_back(&hub->lines, &line->in_hub);
 	return line;
 }
@@ -302,6 +327,7 @@ static void mem_hangup(struct link_line *line)
 	line->owner = NULL;
 	loop_timer_stop(&line->connect);
 	loop_defer_cancel(&line->report);
+	loop_defer_cancel(&line->trouble);
 	if (!line->count)
 		line_free(line);
 }

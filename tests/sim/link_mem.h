@@ -25,6 +25,7 @@ struct mem_path {
 	uint64_t delay_ns, jitter_ns; /* delay + 0 … jitter a frame */
 	uint32_t break_ppm;	      /* chance that a send breaks the line */
 	bool cut;		      /* frames wait; new lines do not connect */
+	bool refuse;		      /* new lines end with ERR_AUTH, as by a wrong key */
 };
 
 enum mem_crash {

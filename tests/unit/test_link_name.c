@@ -30,7 +30,7 @@ struct asked {
 };
 
 struct seen {
-	char address[128];
+	char address[128], why[128]; /* why: it has none */
 	unsigned int calls;
 };
 
@@ -87,12 +87,21 @@ static void on_address(void *owner, const char *address)
 	it->calls++;
 }
 
+static void on_none(void *owner, const char *host, const char *why)
+{
+	struct seen *it = owner;
+
+	assert_string_equal(host, "peer.example");
+	snprintf(it->why, sizeof(it->why), "%s", why);
+}
+
 static struct link_name *open_name(void)
 {
 	struct link_name *name = NULL;
 
-	assert_int_equal(
-		link_name_new(loop, "peer.example", "7400", on_address, &seen, &name), 0);
+	assert_int_equal(link_name_new(loop, "peer.example", "7400", on_address, on_none,
+				       &seen, &name),
+			 0);
 	return name;
 }
 
@@ -227,6 +236,7 @@ static void name_unknown_is_asked_for_less_and_less(void **state)
 		unsigned int before = asked_count;
 
 		answer(EAI_NONAME, NULL, NULL);
+		assert_string_equal(seen.why, gai_strerror(EAI_NONAME));
 		while (asked_count == before)
 			pass_time(S / 10);
 	}
@@ -289,7 +299,8 @@ static void memory_that_lacks_costs_a_while(void **state)
 		asked_count = 0;
 		seen = (struct seen){0};
 		mem_fail_at(n);
-		r = link_name_new(loop, "peer.example", "7400", on_address, &seen, &name);
+		r = link_name_new(loop, "peer.example", "7400", on_address, on_none,
+				  &seen, &name);
 		mem_fail_at(0);
 		err_clear();
 		if (r < 0)

@@ -84,8 +84,8 @@ static void dial_before_daemon_exists_comes_up_later(void **state)
 	peernet_run(10 * LOOP_NS_PER_S);
 	assert_int_equal(sm_state(&peer->sm), PEER_DIALING);
 	assert_int_equal(peer->why.code, ERR_PEER);
-	assert_non_null(
-		strstr(peer->why.text, "peer tcp://10.0.0.2:7400 cannot be reached"));
+	assert_string_equal(peer->why.text, "peer tcp://10.0.0.2:7400 cannot be "
+					    "reached: nobody listens");
 	peernet_start(2);
 	peernet_run(2 * LOOP_NS_PER_S);
 	assert_int_equal(sm_state(&peer->sm), PEER_UP);
@@ -344,7 +344,7 @@ static void bad_message_takes_the_peer_down_with_bye(void **state)
 	assert_int_equal(net.n[1].downs, 1);
 	assert_int_equal(net.n[0].downs, 1);
 	assert_int_equal(net.n[0].why.code, ERR_PROTO);
-	assert_non_null(strstr(net.n[0].why.text, "left: the test wants it so"));
+	assert_non_null(strstr(net.n[0].why.text, "says: \"the test wants it so\""));
 }
 
 static void line_that_loses_frames_ends_the_peering(void **state)
@@ -385,7 +385,7 @@ static void close_says_bye_with_the_reason(void **state)
 	assert_int_equal(net.n[0].downs, 1);
 	assert_int_equal(net.n[0].why.code, ERR_DRAIN);
 	assert_non_null(strstr(net.n[0].why.text, "tcp://10.0.0.1:7400 instance "));
-	assert_non_null(strstr(net.n[0].why.text, "left: maintenance"));
+	assert_non_null(strstr(net.n[0].why.text, "says: \"maintenance\""));
 	/* it stays away: no HELLO is answered */
 	peernet_run(3 * LOOP_NS_PER_S);
 	assert_int_equal(net.n[1].ups, 1);
@@ -470,8 +470,8 @@ static void silence_is_death_within_the_bound(void **state)
 		assert_true(net.n[0].down_ns - dead_ns <= 800 * MS + PEERNET_DELAY_NS);
 		assert_true(net.n[0].down_ns - dead_ns >= 600 * MS - PEERNET_DELAY_NS);
 		assert_int_equal(net.n[0].why.code, ERR_PEER);
-		assert_non_null(
-			strstr(net.n[0].why.text, "peer tcp://10.0.0.1:7400 instance "));
+		assert_non_null(strstr(net.n[0].why.text,
+				       "peer user1 tcp://10.0.0.1:7400 instance "));
 		assert_non_null(strstr(net.n[0].why.text, "missed 4 pings"));
 		assert_int_equal(sm_state(&peer->sm), PEER_DIALING); /* held: redialled */
 		peernet_teardown(NULL);
@@ -538,7 +538,7 @@ static void half_open(unsigned int from)
 		assert_true(net.n[i].down_ns - begin_ns < 1000 * MS);
 	assert_non_null(strstr(net.n[to].why.text, "missed 4 pings"));
 	assert_non_null(strstr(net.n[to].why.text, peernet_endpoint(from)));
-	assert_non_null(strstr(net.n[from].why.text, "left: "));
+	assert_non_null(strstr(net.n[from].why.text, "says: \"peer user"));
 	/* it was told why: the other one heard nothing of us */
 	assert_non_null(strstr(net.n[from].why.text, "missed 4 pings"));
 }
@@ -649,7 +649,8 @@ static void restart_is_found_when_the_line_connects_again(void **state)
 	assert_int_equal(net.n[0].why.code, ERR_RESTART);
 	for (int i = 0; i < 4; i++)
 		snprintf(is + 2 * i, 3, "%02x", peers_instance(net.n[1].peers)[i]);
-	assert_non_null(strstr(net.n[0].why.text, "peer tcp://10.0.0.1:7400 instance "));
+	assert_non_null(
+		strstr(net.n[0].why.text, "peer user1 tcp://10.0.0.1:7400 instance "));
 	assert_non_null(strstr(net.n[0].why.text, was));
 	assert_non_null(strstr(net.n[0].why.text, is));
 	assert_string_not_equal(was, is);

@@ -556,7 +556,7 @@ static void peers_at_their_cap_are_refused(void **state)
 	peernet_run(10 * MS);
 	assert_int_equal(net.n[0].refusals, 1);
 	assert_int_equal(net.n[0].why.code, ERR_LIMIT);
-	assert_non_null(strstr(net.n[0].why.text, "refused us: 1 peers are known"));
+	assert_non_null(strstr(net.n[0].why.text, "says: \"1 peers are known"));
 	assert_int_equal(sm_state(&peer->sm), PEER_DOWN);
 	/* it is tried again, and there is room one day */
 	peernet_crash(1, MEM_CRASH_KILLED);
@@ -565,11 +565,39 @@ static void peers_at_their_cap_are_refused(void **state)
 	assert_int_equal(sm_state(&peer->sm), PEER_UP);
 }
 
+static void dial_that_keys_forbid_is_told_at_once_and_tried_again(void **state)
+{
+	const struct mem_path refuse = {.delay_ns = PEERNET_DELAY_NS, .refuse = true};
+	const struct mem_path open = {.delay_ns = PEERNET_DELAY_NS};
+	struct peer *peer;
+
+	(void)state;
+	assert_int_equal(mem_hub_set_path(net.hub, peernet_endpoint(0),
+					  peernet_endpoint(1), &refuse),
+			 0);
+	peer = peernet_dial(0, 1);
+	peernet_run(10 * MS);
+	assert_int_equal(net.n[0].refusals, 1);
+	assert_int_equal(peer->why.code, ERR_AUTH);
+	assert_false(peer->why.retryable);
+	assert_string_equal(peer->why.text, "peer tcp://10.0.0.1:7400 refuses our key");
+	assert_int_equal(sm_state(&peer->sm), PEER_DOWN);
+	peernet_run(10 * LOOP_NS_PER_S);
+	assert_in_range(net.n[0].refusals, 5, 20); /* with back-off */
+	assert_int_equal(mem_hub_set_path(net.hub, peernet_endpoint(0),
+					  peernet_endpoint(1), &open),
+			 0);
+	peernet_run(3 * LOOP_NS_PER_S);
+	assert_int_equal(sm_state(&peer->sm), PEER_UP);
+	assert_int_equal(peer->why.code, ERR_OK);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, peernet_setup, peernet_teardown)
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		TEST(dial_that_keys_forbid_is_told_at_once_and_tried_again),
 		TEST(frame_cut_or_bent_is_dropped),
 		TEST(frame_replayed_is_dropped),
 		TEST(frame_of_wrong_header_is_dropped),

@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What libzmq 4.3 tells the side that dials, and what it does then:
+ *
+ *   the other side's key checker refuses our key     FAILED_AUTH 400; the socket is dead
+ *   one side has keys, the other has none            FAILED_PROTOCOL at the side that
+ *                                                    reads first, whose socket is dead;
+ *                                                    FAILED_NO_DETAIL, EPIPE at the other
+ *   the other side has another key than we expect    FAILED_NO_DETAIL, EPIPE
+ *   nobody listens, no route                         CONNECT_RETRIED
+ *
+ * A dead socket never connects again, so these end the line, and its owner dials anew.
+ * The rest is tried again by libzmq every 20 ms to 1 s. A look at the greeting tells
+ * the second row from the third; in the third, a connection that is closed may also be a
+ * daemon that ends, so it takes three in a row and a greeting in between.
+ */
+#include "daemon/link/link_trouble.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <zmq.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+#include "daemon/link/link_curve.h"
+#include "daemon/link/link_monitor.h"
+#include "daemon/link/link_probe.h"
+#include "daemon/loop/loop.h"
+
+#define EVENTS                                                                   \
+	(ZMQ_EVENT_HANDSHAKE_FAILED_AUTH | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | \
+	 ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_CONNECT_RETRIED)
+#define PROBE_EVERY_NS (2 * LOOP_NS_PER_S)
+#define CLOSED_ENOUGH 3u
+
+struct link_trouble {
+	struct link_trouble_args args;
+	struct link_monitor *monitor;
+	struct link_probe *probe;
+	uint64_t probed_ns;  /* 0: never */
+	unsigned int closed; /* handshakes that the other side closed, in a row */
+	bool alike;	     /* the greeting says that both have keys, or none */
+	bool unlike;	     /* libzmq says that one has, and one has none */
+	char address[LINK_ENDPOINT_MAX], expected[CURVE_KEY_CHARS + 1];
+	struct err why; /* to be told */
+	bool final;
+	struct loop_defer tell;
+};
+
+/* In the next step of the loop, since whoever hears it may free us. What is final
+ * stays. */
+static void trouble_tell(struct link_trouble *t, bool final, enum err_code code,
+			 const char *text)
+{
+	if (t->final)
+		return;
+	err_set(&t->why, code, "%s", text);
+	t->final = final;
+	loop_defer(t->args.loop, &t->tell);
+}
+
+static void on_tell(struct loop_defer *defer)
+{
+	struct link_trouble *t = container_of(defer, struct link_trouble, tell);
+	struct err why = t->why;
+
+	t->args.on_trouble(t->args.owner, &why, t->final);
+}
+
+/* ---- in words ---- */
+
+static void tell_refused(struct link_trouble *t)
+{
+	char text[ERR_TEXT_MAX];
+
+	snprintf(text, sizeof(text),
+		 "refuses our key: on its host add the line '%.63s %s' to its "
+		 "curve_allow_file and reload it",
+		 t->args.name, t->args.key);
+	trouble_tell(t, true, ERR_AUTH, text);
+}
+
+static void tell_mechanism(struct link_trouble *t, bool other_has_keys)
+{
+	trouble_tell(t, true, ERR_AUTH,
+		     other_has_keys ? "has CURVE keys, and this daemon has none: set "
+				      "curve_secret_file and curve_allow_file here"
+				    : "has no CURVE keys, and this daemon has: set "
+				      "curve_secret_file and curve_allow_file on its "
+				      "host");
+}
+
+static void tell_other_key(struct link_trouble *t)
+{
+	char text[ERR_TEXT_MAX];
+
+	snprintf(text, sizeof(text),
+		 "has another CURVE key than the expected %s: correct its line in "
+		 "curve_allow_file, or the endpoint",
+		 t->expected);
+	trouble_tell(t, true, ERR_AUTH, text);
+}
+
+static void tell_address(struct link_trouble *t, bool final, const char *what)
+{
+	char text[ERR_TEXT_MAX];
+
+	snprintf(text, sizeof(text), "cannot be reached: %s: %s",
+		 t->address + strlen("tcp://"), what);
+	trouble_tell(t, final, ERR_PEER, text);
+}
+
+/* ---- the probe ---- */
+
+static void look_at_closed(struct link_trouble *t)
+{
+	if (!t->alike || t->closed < CLOSED_ENOUGH)
+		return;
+	if (t->args.curve)
+		tell_other_key(t);
+	else
+		tell_address(t, false, "it closes connections in ZeroMQ's handshake");
+}
+
+static void trouble_on_found(void *owner, enum probe_found found, int no)
+{
+	struct link_trouble *t = owner;
+
+	link_probe_free(t->probe);
+	t->probe = NULL;
+	if (t->unlike) {
+		tell_mechanism(t, !t->args.curve);
+	} else if (found == PROBE_ERRNO) {
+		t->closed = 0;
+		tell_address(t, false, strerror(no));
+	} else if (found == PROBE_CLOSED) {
+		tell_address(t, false, "it closes connections without a word");
+	} else if (found == PROBE_SILENT) {
+		tell_address(t, false, "it takes connections and says nothing");
+	} else if (found == PROBE_NOT_ZMTP) {
+		tell_address(t, true, "what listens there is no kvd");
+	} else if ((found == PROBE_CURVE) != t->args.curve) {
+		tell_mechanism(t, found == PROBE_CURVE);
+	} else {
+		t->alike = true;
+		look_at_closed(t);
+	}
+}
+
+static void trouble_probe(struct link_trouble *t)
+{
+	uint64_t now_ns = loop_now_ns(t->args.loop);
+
+	if (t->probe || !*t->address || t->final ||
+	    (t->probed_ns && now_ns - t->probed_ns < PROBE_EVERY_NS))
+		return;
+	t->probed_ns = now_ns;
+	if (link_probe_new(t->args.loop, t->address, t->args.curve, trouble_on_found, t,
+			   &t->probe) < 0)
+		err_clear(); /* another time */
+}
+
+/* The other side may have seen no more than the end of a connection: the probe says it
+ * there. */
+static void on_mismatch(struct link_trouble *t)
+{
+	t->unlike = true;
+	trouble_probe(t);
+	if (!t->probe)
+		tell_mechanism(t, !t->args.curve);
+}
+
+/* ---- what libzmq says ---- */
+
+static void on_protocol(struct link_trouble *t, uint32_t value)
+{
+	char text[80];
+
+	if (value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH) {
+		on_mismatch(t);
+	} else if (value == ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC) {
+		tell_other_key(t);
+	} else {
+		snprintf(text, sizeof(text), "it breaks ZeroMQ's handshake (0x%x)",
+			 value);
+		tell_address(t, true, text);
+	}
+}
+
+static void trouble_on_event(void *owner, int event, uint32_t value)
+{
+	struct link_trouble *t = owner;
+
+	if (event == ZMQ_EVENT_HANDSHAKE_FAILED_AUTH) {
+		tell_refused(t);
+	} else if (event == ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL) {
+		on_protocol(t, value);
+	} else {
+		if (event == ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+			t->closed =
+				value == EPIPE || value == ECONNRESET ? t->closed + 1 : 0;
+		trouble_probe(t);
+		look_at_closed(t);
+	}
+}
+
+/* ---- for the link ---- */
+
+int link_trouble_new(const struct link_trouble_args *args, struct link_trouble **t_p)
+{
+	struct link_trouble *t = mem_zalloc(sizeof(*t));
+	int r;
+
+	if (!t)
+		return err_pass(-ENOMEM);
+	t->args = *args;
+	if (args->expected)
+		snprintf(t->expected, sizeof(t->expected), "%s", args->expected);
+	loop_defer_init(&t->tell, on_tell);
+	r = link_monitor_new(args->loop, args->context, args->socket, EVENTS,
+			     trouble_on_event, t, &t->monitor);
+	if (r < 0) {
+		mem_free(t);
+		return err_pass(r);
+	}
+	*t_p = t;
+	return 0;
+}
+
+void link_trouble_address(struct link_trouble *t, const char *address)
+{
+	if (!t || strcmp(t->address, address) == 0)
+		return;
+	link_probe_free(t->probe);
+	t->probe = NULL;
+	t->probed_ns = 0;
+	t->closed = 0;
+	t->alike = t->unlike = false;
+	snprintf(t->address, sizeof(t->address), "%s", address);
+}
+
+void link_trouble_name(struct link_trouble *t, const char *host, const char *why)
+{
+	char text[ERR_TEXT_MAX];
+
+	if (!t)
+		return;
+	snprintf(text, sizeof(text), "cannot be reached: %.127s: %.100s", host, why);
+	trouble_tell(t, false, ERR_PEER, text);
+}
+
+void link_trouble_free(struct link_trouble *t)
+{
+	if (!t)
+		return;
+	loop_defer_cancel(&t->tell);
+	link_probe_free(t->probe);
+	link_monitor_free(t->monitor);
+	mem_free(t);
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * link_trouble: why a line does not connect, told while it does not: by libzmq's
+ * events (link_monitor.h) and a look at the other side's first bytes (link_probe.h).
+ */
+#ifndef KVD_LINK_TROUBLE_H
+#define KVD_LINK_TROUBLE_H
+
+#include <stdbool.h>
+
+#include "daemon/link/link.h"
+
+struct err;
+struct link_trouble;
+struct loop;
+
+struct link_trouble_args {
+	struct loop *loop;
+	void *context, *socket; /* of the line */
+	bool curve;		/* this daemon has keys; then: */
+	const char *name;	/* this daemon's, for the other's allow-list */
+	const char *key;	/* its public key */
+	const char *expected;	/* the other side's public key; copied */
+	/* On the loop, never from inside the functions here; may free it. `final`: the
+	 * line is dead, or what is wrong has to be put right by people. */
+	void (*on_trouble)(void *owner, const struct err *why, bool final);
+	void *owner;
+};
+
+/* Texts of args but `expected` are borrowed. */
+int link_trouble_new(const struct link_trouble_args *args, struct link_trouble **t_p);
+/* Where the line goes now: tcp://NUMBER:PORT. */
+void link_trouble_address(struct link_trouble *t, const char *address);
+/* It goes nowhere: its name has no address. */
+void link_trouble_name(struct link_trouble *t, const char *host, const char *why);
+/* Before the socket is closed, and when it has connected. NULL is fine. */
+void link_trouble_free(struct link_trouble *t);
+
+#endif
