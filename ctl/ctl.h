@@ -110,6 +110,7 @@ int ctl_run_call(struct ctl *ctl);
 int ctl_run_abort(struct ctl *ctl);
 int ctl_run_drain(struct ctl *ctl);
 int ctl_run_log(struct ctl *ctl);
+int ctl_run_keys(struct ctl *ctl);
 int ctl_run_keygen(struct ctl *ctl);
 int ctl_run_config(struct ctl *ctl);
 int ctl_run_reload(struct ctl *ctl);

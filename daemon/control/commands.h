@@ -141,6 +141,7 @@ extern const struct command region_commands[];
 extern const struct command pool_commands[];
 extern const struct command room_commands[];
 extern const struct command peer_commands[];
+extern const struct command keys_commands[];
 extern const struct command device_commands[]; /* devices */
 extern const struct command group_commands[];
 extern const struct command xfer_commands[];

@@ -204,6 +204,7 @@ static const struct trial trials[] = {
 	 .settle_s = 30,
 	 .after = {"a{'cmd':'peer.forget','endpoint':'$ep_c'}", "~5000"}},
 	{.command = "peer.list", .line = "a{'cmd':'peer.list'}"},
+	{.command = "keys", .line = "a{'cmd':'keys'}"},
 	{.far = true,
 	 .command = "peer.forget",
 	 .line = "a{'cmd':'peer.forget','endpoint':'$ep_c'}",
