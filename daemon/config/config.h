@@ -68,6 +68,7 @@ struct config {
 	/* [rooms] */
 	uint32_t rooms_max;
 	uint32_t tombstones_max;
+	uint64_t connect_timeout_ns;
 	uint64_t bootstrap_timeout_ns, waiting_timeout_ns;
 	uint64_t transfer_stall_timeout_ns, fence_timeout_ns;
 	uint64_t lease_ns;

@@ -3,6 +3,7 @@
  * Every phase of a room has an end, whatever holds it up.
  *
  *   bootstrapping      bootstrap_timeout        the other side does not show up
+ *                      connect_timeout          a source's daemon is not connected
  *   waiting_for_input  waiting_timeout          nothing is bound, offered, sent
  *   transferring       transfer_stall_timeout   posted, and no byte moves
  *                      waiting_timeout          nothing posted: an engine computes
@@ -37,13 +38,49 @@ static unsigned long long ms(uint64_t ns)
 
 /* ---- when ---- */
 
+/* Since when does the room wait for the party's daemon? 0: it does not. */
+static uint64_t unconnected_since(const struct party *party)
+{
+	const struct peer *peer = party->remote->peer;
+	const struct room *room = party->room;
+	uint64_t opened_ns = room->opened_ns;
+
+	if ((room->role != ROOM_RECV && room->role != ROOM_PULL) ||
+	    sm_state(&peer->sm) == PEER_UP)
+		return 0;
+	return peer->since_ns > opened_ns ? peer->since_ns : opened_ns;
+}
+
+static uint64_t left_of(uint64_t since_ns, uint64_t limit_ns, uint64_t now)
+{
+	return now - since_ns < limit_ns ? since_ns + limit_ns - now : 0;
+}
+
+static uint64_t look_at_boot_after(const struct room *room)
+{
+	const struct kvd *kvd = rooms_kvd(room->rooms);
+	uint64_t now = loop_now_ns(kvd->loop);
+	uint64_t after = left_of(room->opened_ns, room->limits_ns[LIMIT_BOOTSTRAP], now);
+	const struct party *party;
+
+	list_foreach(party, &room->parties, link) {
+		uint64_t since = unconnected_since(party), left;
+
+		left = since ? left_of(since, kvd->config->connect_timeout_ns, now)
+			     : after;
+		if (left < after)
+			after = left;
+	}
+	return after;
+}
+
 static uint64_t look_after(const struct room *room)
 {
 	const uint64_t *limits = room->limits_ns;
 
 	switch ((enum room_state)sm_state(&room->sm)) {
 	case ROOM_BOOT:
-		return limits[LIMIT_BOOTSTRAP];
+		return look_at_boot_after(room);
 	case ROOM_WAITING:
 		return limits[LIMIT_WAITING];
 	case ROOM_MOVING:
@@ -224,6 +261,23 @@ static void look_at_moving(struct room *room, uint64_t now, struct err *why)
 	room_count(room, METRIC_STALLS, 1);
 }
 
+static void look_at_connecting(const struct room *room, uint64_t now, struct err *why)
+{
+	uint64_t limit = rooms_kvd(room->rooms)->config->connect_timeout_ns;
+	const struct party *party;
+
+	list_foreach(party, &room->parties, link) {
+		uint64_t since = unconnected_since(party);
+
+		if (!since || now - since < limit)
+			continue;
+		err_set(why, ERR_PEER, "room %llu: %.220s (tried for %llu ms)",
+			(unsigned long long)room->number, why_no_source(party),
+			ms(now - since));
+		return;
+	}
+}
+
 static void bootstrap_over(const struct room *room, struct err *why)
 {
 	char text[240];
@@ -233,6 +287,14 @@ static void bootstrap_over(const struct room *room, struct err *why)
 		(unsigned long long)room->number, ms(room->limits_ns[LIMIT_BOOTSTRAP]),
 		text);
 	room_count(room, METRIC_BOOTSTRAP_TIMEOUTS, 1);
+}
+
+static void look_at_boot(const struct room *room, uint64_t now, struct err *why)
+{
+	if (now - room->opened_ns >= room->limits_ns[LIMIT_BOOTSTRAP])
+		bootstrap_over(room, why);
+	else
+		look_at_connecting(room, now, why);
 }
 
 /* ---- the fence ---- */
@@ -264,7 +326,7 @@ static void widen(struct room *room)
 	while ((peer = holder(room))) {
 		err_set(&why, ERR_FENCE,
 			"peer %.100s instance %.8s: room %llu not quiesced after %llu ms",
-			peer->endpoint, peer->instance_text,
+			peer->shown, peer->instance_text,
 			(unsigned long long)room->number, limit);
 		room_count(room, METRIC_FENCES_WIDENED, 1);
 		peer_kill(peer, &why);
@@ -292,7 +354,7 @@ void room_on_clock(struct loop_timer *timer)
 	if (room->role == ROOM_OFFER && room_live(room))
 		offer_check_lease(room);
 	else if (state == ROOM_BOOT)
-		bootstrap_over(room, &why);
+		look_at_boot(room, now, &why);
 	else if (state == ROOM_WAITING)
 		look_at_waiting(room, now - room->waiting_ns, &why);
 	else if (state == ROOM_MOVING)

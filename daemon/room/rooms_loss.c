@@ -37,6 +37,8 @@ static void see_down(struct party *party)
 	party->lost = true;
 	if (room_live(room) && !room_without(party, why))
 		room_fail(room, why, NULL);
+	else if (sm_state(&room->sm) == ROOM_BOOT)
+		room_clock_set(room); /* connect_timeout begins */
 }
 
 /* Its engine is gone, and its room there had not heard of us yet (else an ABORT came

@@ -434,11 +434,23 @@ static void attach_look(struct attach *attach)
 static void on_attach_timer(struct loop_timer *timer)
 {
 	struct attach *attach = container_of(timer, struct attach, timer);
+	const struct peer *peer = attach->remote->peer;
+	bool up = sm_state(&peer->sm) == PEER_UP;
+	uint64_t now_ns = loop_now_ns(timer->loop);
 	struct err why;
 
-	err_set(&why, ERR_TIMEOUT, "%.150s: not attached in time%s%.100s",
-		attach->remote->label, attach->remote->why.code ? ": " : "",
-		attach->remote->why.code ? attach->remote->why.text : "");
+	if (up && now_ns < attach->until_ns) {
+		loop_timer_start(timer, attach->until_ns - now_ns);
+		return;
+	}
+	if (up)
+		err_set(&why, ERR_TIMEOUT, "%.150s: not attached in time%s%.100s",
+			attach->remote->label, attach->remote->why.code ? ": " : "",
+			attach->remote->why.code ? attach->remote->why.text : "");
+	else
+		err_set(&why, now_ns < attach->until_ns ? ERR_PEER : ERR_TIMEOUT,
+			"not attached in time: %.250s",
+			peer->why.code ? peer->why.text : attach->remote->label);
 	attach_lost(attach, &why);
 }
 
@@ -513,7 +525,10 @@ static int attach_begin(struct xfer_session *xs, const char *endpoint, uint64_t 
 		mem_free(attach);
 		return err_pass(r);
 	}
-	loop_timer_start(&attach->timer, timeout_ns);
+	attach->until_ns = loop_now_ns(kvd->loop) + timeout_ns;
+	loop_timer_start(&attach->timer, timeout_ns < kvd->config->connect_timeout_ns
+						 ? timeout_ns
+						 : kvd->config->connect_timeout_ns);
 	list_push_back(&attach->remote->attaches, &attach->at_remote);
 	sched_flow_init(&attach->flow, &attach->remote->line, xs->session->id);
 	attach->waiter = waiter;
@@ -634,8 +649,7 @@ static int on_attach_nak(struct xfers *xfers, struct remote *remote, struct curs
 	attach = by_cookie(xfers, remote, m.cookie);
 	if (!attach)
 		return 0;
-	err_set(&why, err_from_wire(m.code), "%.110s: %.200s", remote->label, m.text);
-	err_foreign(&why);
+	peer_told(remote->peer, m.code, m.text, &why);
 	attach_lost(attach, &why);
 	return 0;
 }
@@ -690,8 +704,7 @@ static void change_pool(struct attach *attach, const void *arg)
 	handshake_pool_unuse(old);
 	if (attach->pool)
 		return;
-	err_set(&why, ERR_SESSION, "%.150s: the session there is over",
-		attach->remote->label);
+	err_set(&why, ERR_SESSION, "%.150s: its session is over", attach->remote->label);
 	attach_lost(attach, &why);
 }
 

@@ -114,7 +114,8 @@ struct attach {
 	struct xfer_waiter waiter; /* until it is attached or never will be */
 	bool asks; /* for another one (peer.attached fresh): over with its waiter */
 	struct loop_timer timer;
-	struct err why; /* of LOST */
+	uint64_t until_ns; /* its time to be answered */
+	struct err why;	   /* of LOST */
 };
 
 /* a local list that a remote's daemon knows */

@@ -244,6 +244,33 @@ static void source_that_is_not_there_is_named(void **state)
 	said(why(p, 1, ROOM_RECV, 5), ERR_TIMEOUT, "cannot be reached");
 }
 
+/* Far before bootstrap_timeout, with the link's words; each room has its own time. */
+static void source_that_cannot_be_reached_ends_its_rooms_after_connect_timeout(
+	void **state)
+{
+	struct trio *p = *state;
+	uint64_t begin_ns = loop_now_ns(p->c.loop);
+
+	p->c.nodes[1].config.connect_timeout_ns = 3 * LOOP_NS_PER_S;
+	for (unsigned int room = 5; room < 7; room++) {
+		cluster_ok(&p->c, p->decode,
+			   "{'cmd':'room.open','room':'%u','role':'recv','pool':%llu,"
+			   "'sources':['%s','tcp://10.0.0.9:7400']}",
+			   room, (unsigned long long)p->dst.pool, p->c.nodes[0].endpoint);
+		cluster_run(&p->c, LOOP_NS_PER_S);
+	}
+	cluster_until_state(&p->c, p->decode, "recv", 5, KVD_FAILED);
+	assert_in_range(loop_now_ns(p->c.loop) - begin_ns, 3 * LOOP_NS_PER_S,
+			LOOP_NS_PER_S * 7 / 2);
+	said(why(p, 1, ROOM_RECV, 5), ERR_PEER,
+	     "room 5: peer tcp://10.0.0.9:7400 cannot be reached: nobody listens (tried "
+	     "for 3000 ms)");
+	assert_true(why(p, 1, ROOM_RECV, 5)->retryable);
+	cluster_until_state(&p->c, p->decode, "recv", 6, KVD_FAILED);
+	assert_in_range(loop_now_ns(p->c.loop) - begin_ns, 4 * LOOP_NS_PER_S,
+			LOOP_NS_PER_S * 9 / 2);
+}
+
 static void offer_that_nobody_takes_ends_with_its_lease(void **state)
 {
 	struct trio *p = *state;
@@ -790,6 +817,7 @@ int main(void)
 		CASE(room_that_no_sender_opens_is_refused_in_time),
 		CASE(source_engine_that_dies_before_it_knows_us_is_retryable),
 		CASE(source_that_is_not_there_is_named),
+		CASE(source_that_cannot_be_reached_ends_its_rooms_after_connect_timeout),
 		CASE(offer_that_nobody_takes_ends_with_its_lease),
 		CASE(puller_that_is_done_may_leave),
 		CASE(pull_acknowledged_before_it_read_fails),
