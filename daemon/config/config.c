@@ -566,10 +566,9 @@ static void config_resolve(struct load *load)
 }
 
 static void (*const checks[])(struct load *load) = {
-	check_name,	 check_socket,	       check_listen,
-	check_advertise, check_metrics_listen, check_tcp_listen,
-	check_times,	 check_transports,     check_require,
-	check_gpu,
+	check_name,	      check_socket,	check_listen, check_advertise,
+	check_metrics_listen, check_tcp_listen, check_times,  check_transports,
+	check_require,	      check_gpu,
 };
 
 static int run_checks(struct load *load)

@@ -100,7 +100,7 @@ struct remote {
 	uint64_t shadow_entries;
 	bool refused; /* our dial was answered with BYE, or keys stand between us: `why`
 		       */
-	unsigned int figures; /* its set in metrics.peers */
+	unsigned int figures;	    /* its set in metrics.peers */
 	char label[PEER_LABEL_MAX]; /* peer_label(), for reasons */
 };
 

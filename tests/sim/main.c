@@ -24,7 +24,11 @@
 #include "tests/sim/sim.h"
 
 #define BATCH 200u
+#ifdef __SANITIZE_THREAD__ /* it has one thread */
+#define SCRIPTS 100u
+#else
 #define SCRIPTS 3000u
+#endif
 #define SHRINK_TRIES 1500u
 #define SCRIPT_S 60u /* of real time: longer is a hang */
 

@@ -199,7 +199,8 @@ static void receiver_with_another_layout_fails_its_sender(void **state)
 		   (unsigned long long)cache.pool, p->c.nodes[0].endpoint);
 	cluster_run(&p->c, AT_ONCE);
 	assert_int_equal(cluster_state(&p->c, engine, "recv", 2), KVD_FAILED);
-	said(p, 0, ROOM_SEND, 2, ERR_LAYOUT, "unit_bytes 64 here, 32 there");
+	said(p, 0, ROOM_SEND, 2, ERR_LAYOUT,
+	     "unit_bytes 64 (the destination), 32 (the source)");
 	cluster_engine_dies(&p->c, engine);
 	cluster_run(&p->c, LOOP_NS_PER_S);
 	cache_close(&cache);
