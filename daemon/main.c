@@ -55,6 +55,7 @@ enum action {
 struct args {
 	struct config_source source;
 	const char *user;
+	unsigned int told; /* problems */
 };
 
 static enum action parse_args(int argc, char **argv, struct args *args)
@@ -145,20 +146,19 @@ static int main_check(const struct config *config)
 	return EXIT_SUCCESS;
 }
 
-static int load_and(enum action action, struct config_source *source)
+static int load_and(enum action action, struct args *args)
 {
 	static const char *transports[TRANSPORTS_MAX];
 	cleanup_free struct config *config = mem_zalloc(sizeof(*config));
-	unsigned int told = 0;
 
 	features_transports(transports);
-	source->transports = transports;
-	source->on_problem = on_problem;
-	source->arg = &told;
+	args->source.transports = transports;
+	args->source.on_problem = on_problem;
+	args->source.arg = &args->told;
 	log_set_format(log_format_of_stderr());
-	if (!config || config_load(config, source) < 0) {
-		if (!told)
-			on_problem(&told, err_last()->text);
+	if (!config || config_load(config, &args->source) < 0) {
+		if (!args->told)
+			on_problem(&args->told, err_last()->text);
 		return EXIT_BAD_CONFIG;
 	}
 	log_set_level((enum log_level)config->log_level);
@@ -182,7 +182,7 @@ int main(int argc, char **argv)
 	case PRINT_EFFECTIVE:
 		if (args.user && check_become(args.user) < 0)
 			return EXIT_BAD_USAGE;
-		return load_and(action, &args.source);
+		return load_and(action, &args);
 	case PRINT_CONFIG:
 		config_print_sample(stdout);
 		break;

@@ -335,7 +335,7 @@ unsigned int room_waiting_ms;
 static void well_or_over(const struct kvd_client *client, struct kvd_room *room, int r,
 			 const char *what)
 {
-	if (r != -KVD_E_STATE || kvd_room_wait(room, KVD_SUCCESS, WAIT_MS) != KVD_FAILED)
+	if (r >= 0 || kvd_room_wait(room, KVD_SUCCESS, WAIT_MS) != KVD_FAILED)
 		well(client, r, what);
 }
 
