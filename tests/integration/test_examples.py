@@ -92,7 +92,7 @@ def abort_in_c():
     told, sent = both(c("abort")).splitlines()
     assert told.startswith("prefill: ") and WHY in told, told
     assert sent.startswith("send: EABORTED: room 44 failed: EABORTED: "), sent
-    assert sent.endswith(WHY), sent
+    assert WHY in sent, sent
 
 
 def reconnect_in_c():
