@@ -14,6 +14,7 @@ static inline bool gpu_module_wait(struct gpu_device *device)
 	gpu_module_want(device);
 	while (atomic_load(&device->module.state) == GPU_MODULE_LOADING)
 		(void)nanosleep(&pause, NULL);
+	gpu_module_fini(device); /* a test may end without gpu_free() */
 	return gpu_module_ready(device);
 }
 
