@@ -227,13 +227,13 @@ static void explain_ucx(const struct plan *plan, FILE *out)
 
 		if (!pack_slice(plan, at,
 				left < PACK_SLICE_BYTES ? left : PACK_SLICE_BYTES,
-				&length))
+				PACK_SLICE_ROWS, &length))
 			packed += length;
-		if (!pack_few_rows(plan, false, at, at + length, 1))
+		if (!pack_few_rows(plan, false, at, at + length, PACK_SLICE_ROWS))
 			spread += length;
 	}
 	fprintf(out,
-		"over ucx: %" PRIu64 " of %" PRIu64
+		"over ucx by tcp: %" PRIu64 " of %" PRIu64
 		" bytes packed at the source, %" PRIu64 " at the destination\n",
 		packed, plan->bytes, spread);
 }

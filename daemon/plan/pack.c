@@ -1,4 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * To copy short rows together costs a pass over the bytes at each end; to name each row
+ * costs the transport something for it, and its peer. Where the two meet depends on what
+ * a row costs: tcp names rows to the kernel in one call for a frame, libucp walks them
+ * while it copies, an adapter takes a request or an entry of one. So each has its own
+ * rule here, of the lengths and number of rows in one frame, slice or request.
+ */
 #include "daemon/plan/pack.h"
 
 #include "daemon/base/err.h"
@@ -67,11 +74,47 @@ bool pack_few_rows(const struct plan *plan, bool is_src, uint64_t begin, uint64_
 	return rows <= rows_max;
 }
 
-bool pack_slice(const struct plan *plan, uint64_t at, uint64_t most, uint64_t *length_p)
+/* Whole rows that are long enough, and of the first what there is. */
+static void slice_in_place(struct plan_walk *walk, struct plan_span last, uint64_t most,
+			   unsigned int rows_max, uint64_t *length_p)
 {
-	struct plan_span first, span;
-	struct plan_walk walk;
+	struct plan_span span;
+	unsigned int rows = 1;
+
+	while (*length_p < most && plan_walk_next(walk, most - *length_p, &span)) {
+		bool next = span.src_buffer == last.src_buffer &&
+			    span.src == last.src + last.len;
+
+		if (span.len < PACK_DIRECT_MIN || walk->row_offset ||
+		    (!next && rows == rows_max))
+			return;
+		rows += !next;
+		*length_p += span.len;
+		last = span;
+	}
+}
+
+/* Short rows, up to the next long one. True: they are neighbours. */
+static bool slice_gathered(struct plan_walk *walk, struct plan_span first, uint64_t most,
+			   uint64_t *length_p)
+{
+	struct plan_span span;
 	bool one = true;
+
+	while (*length_p < most && plan_walk_next(walk, most - *length_p, &span) &&
+	       span.len < PACK_DIRECT_MIN) {
+		one = one && span.src_buffer == first.src_buffer &&
+		      span.src == first.src + *length_p;
+		*length_p += span.len;
+	}
+	return one;
+}
+
+bool pack_slice(const struct plan *plan, uint64_t at, uint64_t most,
+		unsigned int rows_max, uint64_t *length_p)
+{
+	struct plan_span first;
+	struct plan_walk walk;
 
 	*length_p = most;
 	if (plan_walk_seek(&walk, plan, at) < 0) {
@@ -81,19 +124,10 @@ bool pack_slice(const struct plan *plan, uint64_t at, uint64_t most, uint64_t *l
 	if (!plan_walk_next(&walk, most, &first))
 		return false;
 	*length_p = first.len;
-	while (first.len < PACK_DIRECT_MIN && *length_p < most) {
-		bool next;
-
-		if (!plan_walk_next(&walk, most - *length_p, &span))
-			break;
-		next = span.src_buffer == first.src_buffer &&
-		       span.src == first.src + *length_p;
-		if (span.len >= PACK_DIRECT_MIN)
-			break; /* goes by itself, straight to its place */
-		one = one && next;
-		*length_p += span.len;
-	}
-	return one;
+	if (first.len < PACK_DIRECT_MIN)
+		return slice_gathered(&walk, first, most, length_p);
+	slice_in_place(&walk, first, most, rows_max, length_p);
+	return true;
 }
 
 uint32_t pack_request_bytes(const struct plan *plan, bool write, uint32_t sge_max)

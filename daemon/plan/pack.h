@@ -32,10 +32,15 @@ bool pack_few_rows(const struct plan *plan, bool is_src, uint64_t begin, uint64_
 /* A row from this size on is sent from where it lies. */
 #define PACK_DIRECT_MIN (16u << 10)
 #define PACK_SLICE_BYTES (512u << 10) /* as it is preset */
-/* The slice that the source sends next, from byte `at`, `most` bytes at most; false: it
- * is gathered from rows that are no neighbours. It lands in place where it is one row
- * at the destination (pack_few_rows()). */
-bool pack_slice(const struct plan *plan, uint64_t at, uint64_t most, uint64_t *length_p);
+/* A slice goes from and to so many rows in place, where libucp moves bytes by the CPU
+ * (tcp); where an adapter does, it is one. */
+#define PACK_SLICE_ROWS 32u
+/* The slice that the source sends next, from byte `at`, `most` bytes at most, and from at
+ * most `rows_max` rows where they lie; false: it is gathered from rows that are no
+ * neighbours. It lands in place where it is as few rows at the destination
+ * (pack_few_rows()). */
+bool pack_slice(const struct plan *plan, uint64_t at, uint64_t most,
+		unsigned int rows_max, uint64_t *length_p);
 
 /* ---- verbs ---- */
 #define PACK_SGE_MAX 30u

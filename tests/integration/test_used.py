@@ -12,8 +12,9 @@ from kvd_engine import BYTES, Cache, Engine, SUCCESS, open_pull, open_push  # no
 import fake_gpu  # noqa: E402
 
 STAGED = 2  # KVD_FLAG_STAGED
-# pages apart: rows of a page; eight that follow each other: rows of 32 KiB
+# pages apart: rows of a page; more of them; eight that follow each other: rows of 32 KiB
 APART = [5, 60, 7, 33, 1], [9, 3, 30, 2, 50], 77
+SPARSE = [5, 60, 7, 33, 1, 12], [9, 4, 30, 2, 50, 20], 96
 CLOSE = list(range(8, 16)), list(range(40, 48)), 128
 FEW = [5], [9], 16
 PUSH, PULL = ("send", "recv"), ("offer", "pull")
@@ -160,14 +161,18 @@ def chunks_of_both_kinds_add_up():
             [(16 / 77, 40, 33), (16 / 77, 40, 25)], shown
 
 
-# ---- ucx: rows of 16 KiB and more from where they lie ----
+# ---- ucx by tcp: a slice of rows of 16 KiB and more from where they lie, and into 32 ----
 
 def ucx_long_rows_are_sent_from_where_they_lie():
-    used("ucx", ("memfd", "memfd"), CLOSE, ("", 0, 8, 8), ("", 0, 8, 8))
+    used("ucx", ("memfd", "memfd"), CLOSE, ("", 0, 8, 1), ("", 0, 8, 1))
 
 
 def ucx_short_rows_are_packed():
-    used("ucx", ("memfd", "memfd"), APART, ("", 1, 40, 1), ("", 1, 40, 1))
+    used("ucx", ("memfd", "memfd"), SPARSE, ("", 1, 48, 1), ("", 1, 48, 1))
+
+
+def ucx_few_short_rows_land_where_they_belong():
+    used("ucx", ("memfd", "memfd"), APART, ("", 1, 40, 1), ("", 0, 40, 1))
 
 
 def ucx_memory_that_it_may_not_touch_is_packed():
@@ -205,5 +210,6 @@ if __name__ == "__main__":
         tcp_small_transfer_is_copied_into_its_request, tcp_vm_is_packed_posix_shm_is_not,
         tcp_device_is_packed, chunks_of_both_kinds_add_up,
         ucx_long_rows_are_sent_from_where_they_lie, ucx_short_rows_are_packed,
+        ucx_few_short_rows_land_where_they_belong,
         ucx_memory_that_it_may_not_touch_is_packed, trace_follows_a_chunk]
     run([c for c in cases if not sys.argv[1:] or c.__name__ in sys.argv[1:]])

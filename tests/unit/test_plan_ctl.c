@@ -354,19 +354,19 @@ static void plan_explained_packs_as_the_transports_do(void **state)
 	} cases[] = {
 		{HALF_OF("128", "1024", "512"),
 		 "tcp: 2 of 2 frames packed at the source, 0 at the destination",
-		 "ucx: 524288 of 524288 bytes packed at the source, 0 at the",
+		 "ucx by tcp: 524288 of 524288 bytes packed at the source, 0 at the",
 		 "verbs: work requests of 14979 bytes, not packed"},
 		{HALF_OF("128", "1024", "2048"), /* apart at both ends */
 		 "tcp: 2 of 2 frames packed at the source, 2 at the destination",
-		 "ucx: 524288 of 524288 bytes packed at the source, 524288 at the",
+		 "ucx by tcp: 524288 of 524288 bytes packed at the source, 524288 at the",
 		 "verbs: work requests of 512 bytes, or packed, if one costs more"},
 		{HALF_OF("1024", "8192", "4096"),
 		 "tcp: 0 of 16 frames packed at the source, 0 at the destination",
-		 "ucx: 4194304 of 4194304 bytes packed at the source, 0 at the",
+		 "ucx by tcp: 4194304 of 4194304 bytes packed at the source, 0 at the",
 		 "verbs: work requests of 119837 bytes, not packed"},
 		{HALF_OF("4096", "32768", "16384"),
 		 "tcp: 0 of 64 frames packed at the source, 0 at the destination",
-		 "ucx: 0 of 16777216 bytes packed at the source, 0 at the",
+		 "ucx by tcp: 0 of 16777216 bytes packed at the source, 0 at the",
 		 "verbs: work requests of 479349 bytes, not packed"},
 	};
 

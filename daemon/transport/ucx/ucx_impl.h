@@ -30,6 +30,7 @@
 #include "daemon/base/sm.h"
 #include "daemon/loop/loop.h"
 #include "daemon/memory/copy.h"
+#include "daemon/plan/pack.h"
 #include "daemon/transport/net.h"
 #include "daemon/transport/net_reg.h"
 #include "daemon/transport/transport.h"
@@ -102,7 +103,8 @@ struct ucx_line {
 	ucp_ep_h ep;	 /* NULL: none yet, or its close began */
 	uint64_t number; /* of those made here to that worker, from 1 up */
 	char path[64];
-	unsigned int closing; /* endpoints of this line */
+	unsigned int rows_max; /* of a slice, in place */
+	unsigned int closing;  /* endpoints of this line */
 	bool ended;
 	/* shared */
 	struct ucx_call event;
@@ -131,6 +133,7 @@ struct ucx_peer {
 	uint64_t hello_again_ns; /* wait before the next one */
 	uint64_t hello_number;	 /* the endpoint that the last one names */
 	uint64_t slice_bytes;	 /* largest that both sides take */
+	unsigned int rows_max;	 /* of a slice, in place */
 	unsigned int busy;	 /* calls that are not done */
 	uint64_t hello_deadline_ns, nag_at_ns;
 
@@ -175,6 +178,13 @@ struct ucx_send {
 	char text[UCX_TEXT_MAX];
 };
 
+/* Where the bytes of a slice are, for libucp. */
+struct ucx_rows {
+	unsigned int count; /* 0: nowhere */
+	ucp_mem_h memh;	    /* of a single one, or NULL */
+	ucp_dt_iov_t at[PACK_SLICE_ROWS];
+};
+
 /* This side's memory of a transfer. */
 struct ucx_side {
 	const struct plan *plan;
@@ -210,9 +220,8 @@ struct ucx_piece {
 	struct ucx_xfer *xfer;
 	uint64_t offset, length;   /* of the stream */
 	struct ucx_buffer *buffer; /* bounce, or NULL */
-	uint8_t *at;		   /* what libucp sends, or fills */
-	ucp_mem_h memh;
-	bool refused; /* libucp was not asked: its transfer is halted */
+	struct ucx_rows rows;	   /* what libucp sends, or fills */
+	bool refused;		   /* libucp was not asked: its transfer is halted */
 	bool copying;
 	bool packed; /* by way of a buffer, or `data` */
 	struct copy_job job;
@@ -261,9 +270,16 @@ void ucx_reg_release(struct net_reg *reg);
 int ucx_side_init(struct ucx_side *side, const struct plan *plan,
 		  const struct xp_buffer *buffers, uint32_t count, bool is_src);
 void ucx_side_fini(struct ucx_side *side); /* idempotent; loop's thread */
-/* The address of a buffer's byte when libucp may touch it, else NULL. */
-uint8_t *ucx_side_direct(const struct ucx_side *side, uint32_t buffer, uint64_t offset,
-			 ucp_mem_h *memh_p);
+/* A slice's rows, at most rows_max, when libucp may touch them; else none. */
+void ucx_side_rows(const struct ucx_side *side, bool is_src, uint64_t offset,
+		   uint64_t length, unsigned int rows_max, struct ucx_rows *rows);
+static inline struct ucx_rows ucx_row(uint8_t *at, uint64_t length, ucp_mem_h memh)
+{
+	return (struct ucx_rows){.count = 1, .memh = memh, .at[0] = {at, length}};
+}
+/* For libucp: adds to its parameters, and says what to pass. */
+void ucx_rows_pass(struct ucx_rows *rows, ucp_request_param_t *param, void **buffer_p,
+		   size_t *count_p);
 
 /* ---- ucx_peer.c ---- */
 int ucx_peer_open(struct transport *base, const struct xp_peer_args *args,

@@ -148,8 +148,10 @@ static void find_path(struct ucx_line *line)
 {
 	char *text = NULL, *save = NULL, lane[48], *path = line->path;
 	size_t size = 0, used;
+	bool tcp = true;
 	FILE *out = open_memstream(&text, &size);
 
+	line->rows_max = 1;
 	snprintf(path, sizeof(line->path), "ucx");
 	if (!out)
 		return;
@@ -159,11 +161,14 @@ static void find_path(struct ucx_line *line)
 	     row = strtok_r(NULL, "\n", &save)) {
 		if (!lane_of_line(row, lane, sizeof(lane)) || strstr(path, lane))
 			continue;
+		tcp = tcp && strncmp(lane, "tcp ", 4) == 0;
 		used = strcmp(path, "ucx") ? strlen(path) : 0;
 		snprintf(path + used, sizeof(line->path) - used, "%s%s", used ? ", " : "",
 			 lane);
 	}
 	free(text); /* open_memstream's own */
+	if (tcp && strcmp(path, "ucx") != 0)
+		line->rows_max = PACK_SLICE_ROWS;
 }
 
 /* ---- calls ---- */

@@ -171,6 +171,7 @@ void ucx_peer_climbed(struct ucx_call *call)
 	}
 	peer->ep_number = line->number;
 	snprintf(peer->net.base.path, sizeof(peer->net.base.path), "%s", line->path);
+	peer->rows_max = line->rows_max;
 	if (endpoint_failed(peer) && sm_state(&peer->net.sm) != NET_PEER_OPENING) {
 		ucx_peer_lose(peer, "", UCS_ERR_CONNECTION_RESET);
 		return;

@@ -143,13 +143,55 @@ void ucx_side_fini(struct ucx_side *side)
 	*side = (struct ucx_side){0};
 }
 
-uint8_t *ucx_side_direct(const struct ucx_side *side, uint32_t buffer, uint64_t offset,
-			 ucp_mem_h *memh_p)
+static uint8_t *address_of(const struct ucx_side *side, uint32_t buffer, uint64_t offset)
 {
 	const struct copy_buffer *at = &side->buffers[buffer];
 
 	if (!may_touch(at->memory) || atomic_load(&at->memory->dead))
 		return NULL;
-	*memh_p = side->regs[buffer]->memh;
 	return at->memory->base + at->offset + offset;
+}
+
+void ucx_side_rows(const struct ucx_side *side, bool is_src, uint64_t offset,
+		   uint64_t length, unsigned int rows_max, struct ucx_rows *rows)
+{
+	uint32_t buffer, last = UINT32_MAX;
+	struct plan_span span;
+	struct plan_walk walk;
+	uint8_t *at, *end = NULL;
+
+	rows->count = 0;
+	if (!pack_few_rows(side->plan, is_src, offset, offset + length, rows_max))
+		return;
+	plan_walk_seek(&walk, side->plan, offset);
+	for (; length > 0 && plan_walk_next(&walk, length, &span); length -= span.len) {
+		buffer = is_src ? span.src_buffer : span.dst_buffer;
+		at = address_of(side, buffer, is_src ? span.src : span.dst);
+		if (!at) {
+			rows->count = 0;
+			return;
+		}
+		if (buffer != last || at != end)
+			rows->at[rows->count++] = (ucp_dt_iov_t){.buffer = at};
+		rows->at[rows->count - 1].length += span.len;
+		rows->memh = side->regs[buffer]->memh;
+		last = buffer;
+		end = at + span.len;
+	}
+}
+
+void ucx_rows_pass(struct ucx_rows *rows, ucp_request_param_t *param, void **buffer_p,
+		   size_t *count_p)
+{
+	*buffer_p = rows->at[0].buffer;
+	*count_p = rows->at[0].length;
+	if (rows->count > 1) {
+		param->op_attr_mask |= UCP_OP_ATTR_FIELD_DATATYPE;
+		param->datatype = ucp_dt_make_iov();
+		*buffer_p = rows->at;
+		*count_p = rows->count;
+	} else if (rows->memh) {
+		param->op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+		param->memh = rows->memh;
+	}
 }

@@ -3,8 +3,8 @@
  * The side of a transfer where its bytes land.
  *
  * A slice announces itself by offset and length; where it goes is looked up in
- * this side's own plan. One stretch of memory that libucp may touch is received
- * in place, anything else into a bounce buffer and spread by the copy threads.
+ * this side's own plan. Few rows that libucp may touch are received in place, anything
+ * else into a bounce buffer and spread by the copy threads.
  * Each byte counts once. A slice that finds no transfer, or one that is
  * stopping, is answered without taking its bytes: that is how the fence stops
  * new ones while the connection lives on.
@@ -133,34 +133,35 @@ static void ucx_sink_start_fetch(struct ucx_call *call)
 	ucp_request_param_t param = {
 		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
 				UCP_OP_ATTR_FIELD_MEMORY_TYPE |
-				UCP_OP_ATTR_FIELD_RECV_INFO |
-				(piece->memh ? UCP_OP_ATTR_FIELD_MEMH : 0),
+				UCP_OP_ATTR_FIELD_RECV_INFO,
 		.memory_type = UCS_MEMORY_TYPE_HOST,
-		.memh = piece->memh,
 		.cb.recv_am = ucx_on_received,
 		.user_data = call,
 		.recv_info.length = &got,
 	};
 	ucs_status_ptr_t ptr;
+	size_t count;
+	void *bytes;
 
-	piece->refused = !piece->at || atomic_load(&piece->xfer->halted);
+	piece->refused = !piece->rows.count || atomic_load(&piece->xfer->halted);
 	if (piece->refused) {
 		call->worker->lib->ucp_am_data_release(call->worker->handle, desc);
 		ucx_call_over(call, UCS_ERR_CANCELED, 0);
 		return;
 	}
-	ptr = call->worker->lib->ucp_am_recv_data_nbx(call->worker->handle, desc,
-						      piece->at, piece->length, &param);
+	ucx_rows_pass(&piece->rows, &param, &bytes, &count);
+	ptr = call->worker->lib->ucp_am_recv_data_nbx(call->worker->handle, desc, bytes,
+						      count, &param);
 	ucx_call_began(call, ptr, got);
 }
 
-/* To `at`; NULL: nowhere. */
-static void piece_fetch(struct ucx_piece *piece, uint8_t *at, ucp_mem_h memh)
+/* To its rows, or nowhere. */
+static void piece_fetch(struct ucx_piece *piece)
 {
-	piece->at = at;
-	piece->memh = memh;
-	piece->call.bytes = at ? piece->length : 0;
-	piece->call.heavy = at && ucx_is_large(piece->xfer);
+	bool wanted = piece->rows.count > 0;
+
+	piece->call.bytes = wanted ? piece->length : 0;
+	piece->call.heavy = wanted && ucx_is_large(piece->xfer);
 	ucx_call(piece->xfer->peer, &piece->call, ucx_sink_start_fetch,
 		 ucx_sink_on_fetched);
 }
@@ -175,7 +176,9 @@ static void ucx_sink_feed(struct ucx_transport *transport)
 		piece = list_entry(list_pop_front(&transport->hungry), struct ucx_piece,
 				   link);
 		piece->buffer = buffer;
-		piece_fetch(piece, buffer->base, transport->recv_pool.memh);
+		piece->rows =
+			ucx_row(buffer->base, piece->length, transport->recv_pool.memh);
+		piece_fetch(piece);
 	}
 }
 
@@ -190,7 +193,7 @@ void ucx_sink_stop(struct ucx_xfer *xfer)
 			copier_cancel(copier, &piece->job);
 		} else if (!list_empty(&piece->link)) {
 			list_remove(&piece->link);
-			piece_fetch(piece, NULL, NULL);
+			piece_fetch(piece);
 		}
 	}
 }
@@ -225,20 +228,6 @@ static int ucx_sink_admit(const struct ucx_xfer *xfer, const struct ucx_frame *f
 	return 0;
 }
 
-/* Where a slice goes when that is one stretch that libucp may touch. */
-static uint8_t *ucx_sink_place(const struct ucx_xfer *xfer, uint64_t offset, uint64_t len,
-			       ucp_mem_h *memh_p)
-{
-	struct plan_span first;
-	struct plan_walk walk;
-
-	if (!pack_few_rows(xfer->side.plan, false, offset, offset + len, 1))
-		return NULL;
-	plan_walk_seek(&walk, xfer->side.plan, offset);
-	plan_walk_next(&walk, len, &first);
-	return ucx_side_direct(&xfer->side, first.dst_buffer, first.dst, memh_p);
-}
-
 static struct ucx_piece *piece_new(struct ucx_xfer *xfer, struct ucx_entry **entry_p)
 {
 	struct ucx_piece *piece = mem_zalloc(sizeof(*piece));
@@ -259,14 +248,13 @@ static int take_eager(struct ucx_xfer *xfer, struct ucx_entry **entry_p)
 {
 	const struct ucx_entry *entry = *entry_p;
 	struct ucx_piece *piece;
-	ucp_mem_h memh;
-	uint8_t *at;
+	struct ucx_rows rows;
 
 	if (entry->starved)
 		return err_raise(ERR_NOMEM, "ucx: no memory for %zu bytes", entry->len);
-	at = ucx_sink_place(xfer, entry->frame.offset, entry->len, &memh);
-	if (at) {
-		memcpy(at, entry->payload, entry->len);
+	ucx_side_rows(&xfer->side, false, entry->frame.offset, entry->len, 1, &rows);
+	if (rows.count) {
+		memcpy(rows.at[0].buffer, entry->payload, entry->len);
 		landed(xfer, entry->len, false);
 		net_xfer_check(&xfer->net);
 		return 0;
@@ -282,15 +270,14 @@ static int take_rndv(struct ucx_xfer *xfer, struct ucx_entry **entry_p)
 {
 	struct ucx_transport *transport = xfer->peer->transport;
 	struct ucx_piece *piece = piece_new(xfer, entry_p);
-	ucp_mem_h memh;
-	uint8_t *at;
 
 	if (!piece)
 		return err_pass(-ENOMEM);
 	xfer->peer->receiving++;
-	at = ucx_sink_place(xfer, piece->offset, piece->length, &memh);
-	if (at) {
-		piece_fetch(piece, at, memh);
+	ucx_side_rows(&xfer->side, false, piece->offset, piece->length,
+		      xfer->peer->rows_max, &piece->rows);
+	if (piece->rows.count) {
+		piece_fetch(piece);
 	} else {
 		list_push_back(&transport->hungry, &piece->link);
 		ucx_sink_feed(transport);

@@ -2,11 +2,10 @@
 /*
  * The side of a transfer that its bytes leave.
  *
- * The plan's byte stream is cut into slices. A long row is a slice of its own,
- * or several; short rows are gathered. A slice that is one stretch of memory
- * that libucp may touch is sent from there; any other is packed by the copy
- * threads into a bounce buffer first. Slices of a transfer may overtake each other:
- * each says where it belongs.
+ * The plan's byte stream is cut into slices (pack.h): of long rows, sent from where
+ * they lie, or of short ones. A slice of memory that libucp may not touch, or of rows
+ * that are too short, is packed by the copy threads into a bounce buffer first. Slices of
+ * a transfer may overtake each other: each says where it belongs.
  *
  * A peer's transfers take turns under one window of bytes and slices. A turn is
  * measured in bytes, or one of long rows would get eight times what one of pages
@@ -28,8 +27,7 @@ enum { STARVED = 1 };
 
 struct slice {
 	uint64_t offset, length; /* of the stream */
-	uint8_t *direct;	 /* the bytes, or NULL: to be packed */
-	ucp_mem_h memh;
+	struct ucx_rows rows;	 /* the bytes, or none: to be packed */
 };
 
 static uint64_t ucx_source_least(uint64_t a, uint64_t b)
@@ -55,18 +53,13 @@ static void ucx_source_cut(const struct ucx_xfer *xfer, struct slice *slice)
 	uint64_t max =
 		ucx_source_least(left, ucx_source_least(xfer->peer->slice_bytes,
 							ucx_source_share_of(xfer) / 2));
-	struct plan_span first;
-	struct plan_walk walk;
+	unsigned int rows_max = xfer->peer->rows_max;
 
-	*slice = (struct slice){.offset = xfer->next_byte, .length = max};
-	plan_walk_seek(&walk, xfer->side.plan, xfer->next_byte);
-	plan_walk_next(&walk, max, &first);
-	slice->direct =
-		ucx_side_direct(&xfer->side, first.src_buffer, first.src, &slice->memh);
-	if (!slice->direct)
-		return;
-	if (!pack_slice(xfer->side.plan, slice->offset, max, &slice->length))
-		slice->direct = NULL;
+	slice->offset = xfer->next_byte;
+	slice->rows.count = 0;
+	if (pack_slice(xfer->side.plan, slice->offset, max, rows_max, &slice->length))
+		ucx_side_rows(&xfer->side, true, slice->offset, slice->length, rows_max,
+			      &slice->rows);
 }
 
 static void ucx_source_piece_free(struct ucx_piece *piece)
@@ -116,28 +109,29 @@ static void ucx_source_start_send(struct ucx_call *call)
 	bool eager = piece->xfer->net.bytes <= UCX_EAGER_MAX;
 	ucp_request_param_t param = {
 		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-				UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE |
-				(piece->memh ? UCP_OP_ATTR_FIELD_MEMH : 0),
+				UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
 		.flags = eager ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV,
 		.memory_type = UCS_MEMORY_TYPE_HOST,
-		.memh = piece->memh,
 		.cb.send = ucx_on_sent,
 		.user_data = call,
 	};
+	size_t count;
+	void *bytes;
 
 	piece->refused = atomic_load(&piece->xfer->halted);
 	if (piece->refused || !line->ep) {
 		ucx_call_over(call, UCS_ERR_CANCELED, 0);
 		return;
 	}
+	ucx_rows_pass(&piece->rows, &param, &bytes, &count);
 	ucx_call_began(call,
-		       call->worker->lib->ucp_am_send_nbx(
-			       line->ep, UCX_AM_ID, piece->header, UCX_FRAME_BYTES,
-			       piece->at, piece->length, &param),
+		       call->worker->lib->ucp_am_send_nbx(line->ep, UCX_AM_ID,
+							  piece->header, UCX_FRAME_BYTES,
+							  bytes, count, &param),
 		       0);
 }
 
-static void piece_send(struct ucx_piece *piece, uint8_t *bytes, ucp_mem_h memh)
+static void piece_send(struct ucx_piece *piece)
 {
 	struct ucx_xfer *xfer = piece->xfer;
 	struct ucx_peer *peer = xfer->peer;
@@ -150,16 +144,9 @@ static void piece_send(struct ucx_piece *piece, uint8_t *bytes, ucp_mem_h memh)
 
 	memcpy(frame.token, peer->net.token_out, sizeof(frame.token));
 	ucx_frame_put(&frame, piece->header);
-	piece->at = bytes;
-	piece->memh = memh;
 	piece->call.bytes = piece->length;
 	piece->call.heavy = ucx_is_large(xfer);
 	ucx_call(peer, &piece->call, ucx_source_start_send, ucx_source_on_sent);
-}
-
-static uint8_t *packed_at(struct ucx_piece *piece)
-{
-	return piece->buffer ? piece->buffer->base : piece->data;
 }
 
 static void on_packed(struct copy_job *job)
@@ -173,20 +160,22 @@ static void on_packed(struct copy_job *job)
 		ucx_source_piece_free(piece);
 		return;
 	}
-	piece_send(piece, packed_at(piece),
-		   piece->buffer ? piece->buffer->pool->memh : NULL);
+	piece_send(piece);
 }
 
 static void piece_pack(struct ucx_piece *piece)
 {
 	struct ucx_xfer *xfer = piece->xfer;
+	struct ucx_buffer *buffer = piece->buffer;
+	uint8_t *at = buffer ? buffer->base : piece->data;
 
+	piece->rows = ucx_row(at, piece->length, buffer ? buffer->pool->memh : NULL);
 	piece->job.plan = xfer->side.plan;
 	piece->job.begin = piece->offset;
 	piece->job.end = piece->offset + piece->length;
 	piece->job.src = (struct copy_end){.buffers = xfer->side.buffers,
 					   .buffer_count = xfer->side.count};
-	piece->job.dst = (struct copy_end){.linear = packed_at(piece)};
+	piece->job.dst = (struct copy_end){.linear = at};
 	piece->job.on_done = on_packed;
 	piece->copying = piece->packed = true;
 	if (copier_submit(xfer->peer->transport->net.base.env.copier, &piece->job) < 0) {
@@ -205,12 +194,12 @@ static int post_slice(struct ucx_xfer *xfer)
 	struct slice slice;
 
 	ucx_source_cut(xfer, &slice);
-	if (!slice.direct && !eager) {
+	if (!slice.rows.count && !eager) {
 		buffer = ucx_pool_take(&peer->transport->send_pool);
 		if (!buffer)
 			return STARVED;
 	}
-	piece = mem_zalloc(sizeof(*piece) + (slice.direct || !eager ? 0 : slice.length));
+	piece = mem_zalloc(sizeof(*piece) + (eager ? slice.length : 0));
 	if (!piece) {
 		if (buffer)
 			ucx_pool_give(buffer);
@@ -228,8 +217,9 @@ static int post_slice(struct ucx_xfer *xfer)
 	peer->sending_bytes += slice.length;
 	xfer->sending_bytes += slice.length;
 	xfer->turn_bytes += slice.length;
-	if (slice.direct)
-		piece_send(piece, slice.direct, slice.memh);
+	piece->rows = slice.rows;
+	if (slice.rows.count)
+		piece_send(piece);
 	else
 		piece_pack(piece);
 	return 0;
