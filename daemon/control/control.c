@@ -7,8 +7,7 @@
  *
  * The name appears in the file system with the rights it shall have: the mode of
  * the socket's own inode is set before bind() (the kernel takes it over), and
- * nobody can connect before listen(). A name left by a daemon that was killed is
- * removed; the daemon's lock on its instance name says that nobody owns it.
+ * nobody can connect before listen() (daemon/loop/lock.c).
  *
  * When descriptors run out accept() fails and the connection stays in the
  * backlog, so a level-triggered loop would spin: the listener pauses instead.
@@ -22,7 +21,6 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
@@ -50,8 +48,7 @@ struct control {
 	struct loop_fd listener;
 	struct loop_timer pause;
 	bool closed;
-	char path[sizeof(((struct sockaddr_un *)NULL)->sun_path)]; /* "" = not ours */
-	struct stat made; /* what was bound at `path` */
+	struct lock_socket name;
 	struct conn_host host;
 };
 
@@ -97,38 +94,13 @@ static int path_own(const char *path, const struct config *config)
 static int socket_bind(struct control *control, int fd)
 {
 	const struct config *config = control->kvd->config;
-	struct sockaddr_un addr = {.sun_family = AF_UNIX};
-	size_t len = strlen(config->socket_path);
-	int r;
+	int r = lock_socket_bind(&control->name, fd, "socket_path", config->socket_path,
+				 BACKLOG);
 
-	if (len >= sizeof(addr.sun_path))
-		return err_raise(ERR_CONFIG, "%s: a socket's path has at most %zu bytes",
-				 config->socket_path, sizeof(addr.sun_path) - 1);
-	memcpy(addr.sun_path, config->socket_path, len + 1);
-	r = lock_clear_socket(addr.sun_path);
 	if (r < 0)
 		return err_pass(r);
-	if (fchmod(fd, 0600) < 0 ||
-	    bind(fd, (const struct sockaddr *)&addr, sizeof(addr)) < 0)
-		return err_raise_errno(errno, "%s", addr.sun_path);
-	memcpy(control->path, addr.sun_path, len + 1);
-	/* at once: a name that nobody listens on is taken for an old one. Until
-	 * path_own() only this user gets in. */
-	if (listen(fd, BACKLOG) < 0)
-		return err_raise_errno(errno, "listening on %s", control->path);
-	if (lstat(control->path, &control->made) < 0)
-		return err_raise_errno(errno, "%s", control->path);
-	return err_pass(path_own(control->path, config));
-}
-
-/* Only while it is the one that was made here: another daemon may have taken it. */
-static void path_remove(const struct control *control)
-{
-	struct stat st;
-
-	if (control->path[0] && lstat(control->path, &st) == 0 &&
-	    st.st_ino == control->made.st_ino && st.st_dev == control->made.st_dev)
-		unlink(control->path);
+	/* until here only this user gets in */
+	return err_pass(path_own(control->name.path, config));
 }
 
 static int control_option_of(int fd, int name)
@@ -346,8 +318,8 @@ void control_close(struct control *control)
 	control->closed = true;
 	loop_timer_stop(&control->pause);
 	loop_fd_stop(&control->listener);
+	lock_socket_drop(&control->name);
 	mem_closep(&control->listener.fd);
-	path_remove(control);
 	list_foreach_safe(session, &control->kvd->sessions, link)
 		session_end(session, "the daemon shuts down");
 }

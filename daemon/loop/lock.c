@@ -7,7 +7,7 @@
  * lasts as long as it does. Who starts the next one at once shall not be refused for
  * that: a holder whose address space is gone already (`statm` reads 0) is waited for.
  *
- * The lock belongs to the name; the control socket may lie anywhere, so that two names
+ * The lock belongs to the name; a daemon's sockets may lie anywhere, so that two names
  * can mean one socket. Whether somebody lives behind it is asked by connecting.
  */
 #include "daemon/loop/lock.h"
@@ -18,8 +18,6 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -161,7 +159,7 @@ void lock_drop(struct lock *lock)
 
 /* The pid of who listens at `path`; 0: somebody, it cannot be said who; -1: nobody.
  * A full backlog and a socket of another type are somebody, too. */
-static int socket_listener(const char *path, pid_t *pid_p)
+static int socket_listener(const char *option, const char *path, pid_t *pid_p)
 {
 	cleanup_close int fd =
 		socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -179,18 +177,18 @@ static int socket_listener(const char *path, pid_t *pid_p)
 	} else if (errno == ECONNREFUSED || errno == ENOENT) {
 		*pid_p = -1;
 	} else if (errno != EAGAIN && errno != EPROTOTYPE) {
-		return err_raise(ERR_CONFIG, "socket_path = %s: does anybody listen? %s",
+		return err_raise(ERR_CONFIG, "%s = %s: does anybody listen? %s", option,
 				 path, strerror(errno));
 	}
 	return 0;
 }
 
 /* 0, or TRY_AGAIN while who listens is dying. */
-static int socket_unused(const char *path)
+static int socket_unused(const char *option, const char *path)
 {
 	char text[32] = "unknown";
 	pid_t pid = -1;
-	int r = socket_listener(path, &pid);
+	int r = socket_listener(option, path, &pid);
 
 	if (r < 0)
 		return err_pass(r);
@@ -201,12 +199,11 @@ static int socket_unused(const char *path)
 	if (process_is_dying(text))
 		return TRY_AGAIN;
 	return err_raise(ERR_CONFIG,
-			 "socket_path = %s: pid %s listens there; give each daemon a "
-			 "socket_path of its own",
-			 path, text);
+			 "%s = %s: pid %s listens there; give each daemon its own",
+			 option, path, text);
 }
 
-int lock_clear_socket(const char *path)
+static int socket_clear(const char *option, const char *path)
 {
 	struct stat looked, now;
 	int r = TRY_AGAIN;
@@ -216,7 +213,7 @@ int lock_clear_socket(const char *path)
 	if (!S_ISSOCK(looked.st_mode))
 		return err_raise(ERR_CONFIG, "%s: exists and is no socket", path);
 	for (int tries = 0; tries < DYING_TRIES; tries++) {
-		r = socket_unused(path);
+		r = socket_unused(option, path);
 		if (r != TRY_AGAIN)
 			break;
 		pause_a_moment();
@@ -232,4 +229,40 @@ int lock_clear_socket(const char *path)
 	if (unlink(path) < 0)
 		return err_raise_errno(errno, "removing the old %s", path);
 	return 0;
+}
+
+int lock_socket_bind(struct lock_socket *made, int fd, const char *option,
+		     const char *path, int backlog)
+{
+	struct sockaddr_un addr = {.sun_family = AF_UNIX};
+	int r;
+
+	made->path[0] = '\0';
+	if (strlen(path) >= sizeof(addr.sun_path))
+		return err_raise(ERR_CONFIG,
+				 "%s = %s: a socket's path has at most %zu bytes", option,
+				 path, sizeof(addr.sun_path) - 1);
+	strcpy(addr.sun_path, path);
+	r = socket_clear(option, path);
+	if (r < 0)
+		return err_pass(r);
+	if (fchmod(fd, 0600) < 0 ||
+	    bind(fd, (const struct sockaddr *)&addr, sizeof(addr)) < 0 ||
+	    lstat(path, &made->made) < 0)
+		return err_raise_errno(errno, "%s = %s", option, path);
+	memcpy(made->path, addr.sun_path, sizeof(made->path));
+	/* at once: a name that nobody listens on is taken for an old one */
+	if (listen(fd, backlog) < 0)
+		return err_raise_errno(errno, "%s = %s", option, path);
+	return 0;
+}
+
+void lock_socket_drop(struct lock_socket *made)
+{
+	struct stat st;
+
+	if (made->path[0] && lstat(made->path, &st) == 0 &&
+	    st.st_ino == made->made.st_ino && st.st_dev == made->made.st_dev)
+		unlink(made->path);
+	made->path[0] = '\0';
 }

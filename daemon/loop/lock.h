@@ -7,6 +7,9 @@
 #ifndef KVD_LOCK_H
 #define KVD_LOCK_H
 
+#include <sys/stat.h>
+#include <sys/un.h>
+
 struct lock {
 	int fd; /* -1 when not held */
 	char path[512];
@@ -19,9 +22,20 @@ void lock_init(struct lock *lock);
 int lock_take(struct lock *lock, const char *run_dir, const char *name);
 void lock_drop(struct lock *lock); /* idempotent; removes the file */
 
-/* Remove what an ended daemon left at a control socket's path; 0 also when nothing is
- * there. ERR_CONFIG: somebody listens there (the pid is named), or it is no socket.
- * ERR_BUSY: somebody else takes the path just now. */
-int lock_clear_socket(const char *path);
+/* The name of a listening Unix socket. */
+struct lock_socket {
+	char path[sizeof(((struct sockaddr_un *)0)->sun_path)]; /* "" = none is ours */
+	struct stat made;					/* what was bound there */
+};
+
+/* Bind `fd` to `path`, mode 0600, and listen, after removing what an ended daemon left
+ * there. `option` names the path in the words of a failure. ERR_CONFIG: somebody
+ * listens there (the pid is named), it is no socket, or it is too long. ERR_BUSY:
+ * somebody else takes the path just now. */
+int lock_socket_bind(struct lock_socket *socket, int fd, const char *option,
+		     const char *path, int backlog);
+/* Remove the name while it is the one that was made here; before the socket is closed,
+ * which keeps the inode's number from being given to another. Idempotent. */
+void lock_socket_drop(struct lock_socket *socket);
 
 #endif

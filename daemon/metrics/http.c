@@ -393,11 +393,11 @@ void http_free(struct http *http)
 	pthread_cond_signal(&http->changed);
 	pthread_mutex_unlock(&http->lock);
 	if (http->server)
-		http->lib->MHD_stop_daemon(http->server); /* its thread has ended */
-	if (http->server)
-		http->listen.fd = -1; /* it was the server's to close */
-	exposed_drop(http);
+		http->listen.fd = -1; /* is the server's to close */
 	http_listen_close(&http->listen);
+	if (http->server)
+		http->lib->MHD_stop_daemon(http->server); /* its thread has ended */
+	exposed_drop(http);
 	mailbox_fini(&http->box);
 	pthread_cond_destroy(&http->changed);
 	pthread_mutex_destroy(&http->lock);

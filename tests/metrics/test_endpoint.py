@@ -213,7 +213,8 @@ def left_socket_is_taken_over_and_a_living_one_is_not():
         with open(other.config_path, "w") as f:
             f.write(text)
         status, _, err = kvd("--config", other.config_path)
-        assert status == 1 and "somebody listens there already" in err, (status, err)
+        assert status == 78 and "metrics_listen = %s: pid %d listens there" % (
+            d.http_path, d.proc.pid) in err, (status, err)
         d.scrape()
         d.proc.kill()
         d.wait()

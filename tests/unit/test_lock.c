@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -150,6 +151,66 @@ static void lock_in_a_bad_place_is_refused(void **state)
 	unlink(path_of("d.lock"));
 }
 
+/* ---- sockets ---- */
+
+static int socket_at(struct lock_socket *made, const char *path)
+{
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	assert_true(fd >= 0);
+	if (lock_socket_bind(made, fd, "an_option", path, 1) == 0)
+		return fd;
+	close(fd);
+	return -1;
+}
+
+static void socket_left_behind_is_replaced_and_a_living_one_refused(void **state)
+{
+	struct lock_socket first, second;
+	char words[200];
+	int again, fd = socket_at(&first, path_of("s"));
+
+	(void)state;
+	assert_true(fd >= 0);
+	assert_int_equal(first.made.st_mode & 0777, 0600);
+	assert_int_equal(socket_at(&second, path_of("s")), -1);
+	assert_int_equal(err_last()->code, ERR_CONFIG);
+	snprintf(words, sizeof(words),
+		 "an_option = %s: pid %d listens there; give each "
+		 "daemon its own",
+		 path_of("s"), getpid());
+	assert_string_equal(err_last()->text, words);
+	lock_socket_drop(&second); /* never its own */
+	assert_int_equal(access(path_of("s"), F_OK), 0);
+	assert_int_equal(shutdown(fd, SHUT_RDWR), 0); /* ended, but for its inode */
+	again = socket_at(&second, path_of("s"));
+	assert_true(again >= 0);
+	lock_socket_drop(&first); /* not any more */
+	assert_int_equal(access(path_of("s"), F_OK), 0);
+	lock_socket_drop(&second);
+	lock_socket_drop(&second);
+	assert_int_equal(access(path_of("s"), F_OK), -1);
+	close(fd);
+	close(again);
+}
+
+static void socket_over_a_file_or_too_long_is_refused(void **state)
+{
+	static char far[200];
+	struct lock_socket made;
+
+	(void)state;
+	assert_int_equal(mkfifo(path_of("f"), 0600), 0);
+	assert_int_equal(socket_at(&made, path_of("f")), -1);
+	assert_non_null(strstr(err_last()->text, "exists and is no socket"));
+	lock_socket_drop(&made);
+	assert_int_equal(unlink(path_of("f")), 0);
+	memset(far, '/', sizeof(far) - 1);
+	assert_int_equal(socket_at(&made, far), -1);
+	assert_non_null(strstr(err_last()->text, "at most 107 bytes"));
+	lock_socket_drop(&made);
+}
+
 static int make_dir(void **state)
 {
 	(void)state;
@@ -169,6 +230,8 @@ int main(void)
 		cmocka_unit_test(lock_held_is_refused_by_pid_and_free_after_a_kill),
 		cmocka_unit_test(lock_of_a_dying_holder_is_waited_for),
 		cmocka_unit_test(lock_in_a_bad_place_is_refused),
+		cmocka_unit_test(socket_left_behind_is_replaced_and_a_living_one_refused),
+		cmocka_unit_test(socket_over_a_file_or_too_long_is_refused),
 	};
 
 	return cmocka_run_group_tests(tests, make_dir, remove_dir);
