@@ -324,7 +324,7 @@ static bool is_stopped(const struct ctl *ctl)
 	const char *env = getenv("KVD_SOCKET");
 	char path[256];
 
-	if (ctl->socket || (env && *env) ||
+	if (ctl->socket || (!ctl->name && env && *env) ||
 	    kvd_socket_find(ctl->name, path, sizeof(path), NULL) ||
 	    access(path, F_OK) != 0 || ctl_instance_runs(path))
 		return false;

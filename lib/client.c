@@ -102,7 +102,7 @@ int kvd_socket_find(const char *name, char *path, size_t path_bytes,
 	int r;
 
 	why = why ? why : &ignored;
-	if (env && *env)
+	if (!name && env && *env)
 		return path_fits(path, path_bytes, why, env, "", "");
 	r = path_fits(dir, sizeof(dir), why, run && *run ? run : RUN_DIR, "/", "");
 	if (r)

@@ -163,8 +163,8 @@ struct kvd_daemon_info {
 };
 
 /*
- * The control socket: $KVD_SOCKET; else <run dir>/<name>.sock when name is not
- * NULL; else the only *.sock in the run dir ($KVD_RUN_DIR, or /run/kvd).
+ * The control socket: <run dir>/<name>.sock when name is not NULL; else $KVD_SOCKET;
+ * else the only *.sock in the run dir ($KVD_RUN_DIR, or /run/kvd).
  * -KVD_E_NODAEMON: none, or several (*why says which), -KVD_E_TOOBIG: path.
  */
 int kvd_socket_find(const char *name, char *path, size_t path_bytes,

@@ -29,7 +29,7 @@ libkvd \- an engine\(aqs side of a kvd daemon
 .fi''', r'''.SH ENVIRONMENT
 .TP
 .B KVD_SOCKET
-The control socket.
+The control socket of a client that is told neither path nor name.
 .TP
 .B KVD_RUN_DIR
 The run directory instead of /run/kvd: its only socket is taken.

@@ -55,7 +55,8 @@ def no_daemon_is_3_and_names_the_path():
     with tempfile.TemporaryDirectory() as empty:
         for args, env, words in (
                 (["--socket", empty + "/x.sock"], {}, empty + "/x.sock"),
-                (["--name", "gpu7"], {"KVD_RUN_DIR": empty}, empty + "/gpu7.sock"),
+                (["--name", "gpu7"], {"KVD_RUN_DIR": empty, "KVD_SOCKET": "/x"},
+                 empty + "/gpu7.sock"),
                 ([], {"KVD_RUN_DIR": empty}, empty),
                 ([], {"KVD_SOCKET": empty + "/y.sock"}, empty + "/y.sock")):
             status, out, err = ctl(*args, "status", env=env)
@@ -65,7 +66,8 @@ def no_daemon_is_3_and_names_the_path():
 
 def socket_is_found_by_environment_name_and_alone():
     with Daemon(name="solo") as d:
-        for args, env in ((["--name", "solo"], {"KVD_RUN_DIR": d.run_dir}),
+        for args, env in ((["--name", "solo"], {"KVD_RUN_DIR": d.run_dir, "KVD_SOCKET": "/x"}),
+                          (["--socket", d.socket_path], {"KVD_SOCKET": "/x"}),
                           ([], {"KVD_RUN_DIR": d.run_dir}),
                           ([], {"KVD_SOCKET": d.socket_path})):
             status, out, err = ctl(*args, "status", env=env)

@@ -51,6 +51,15 @@ def strided():
     return np.zeros((8, 8))[:, ::2]
 
 
+def test_name_or_path_wins_over_the_environment(pair, monkeypatch):
+    monkeypatch.setenv("KVD_SOCKET", "/nowhere.sock")
+    kvd.Client(pair[0].socket_path).close()
+    with pytest.raises(kvd.Error, match=r"/nobody\.sock"):
+        kvd.Client(name="nobody")
+    with pytest.raises(kvd.Error, match=r"/nowhere\.sock"):
+        kvd.Client()
+
+
 @pytest.mark.parametrize("make, kind, words", [
     (lambda: b"abc", ValueError, "memory: bytes is read-only"),
     (lambda: memoryview(b"abc"), ValueError, "memory: memoryview is read-only"),

@@ -148,7 +148,7 @@ static void open_with_bad_page_is_refused(void **state)
 	assert_non_null(strstr(kvd_last_error(NULL)->message, "magic"));
 }
 
-static void socket_find_prefers_environment_then_name_then_only_one(void **state)
+static void socket_find_prefers_name_then_environment_then_only_one(void **state)
 {
 	char dir[64], path[200], want[200];
 	struct kvd_error why;
@@ -171,8 +171,10 @@ static void socket_find_prefers_environment_then_name_then_only_one(void **state
 			 -KVD_E_NODAEMON);
 	assert_non_null(strstr(why.message, "2 sockets"));
 	setenv("KVD_SOCKET", "/x/y.sock", 1);
-	assert_int_equal(kvd_socket_find("gpu3", want, sizeof(want), &why), 0);
+	assert_int_equal(kvd_socket_find(NULL, want, sizeof(want), &why), 0);
 	assert_string_equal(want, "/x/y.sock");
+	assert_int_equal(kvd_socket_find("gpu4", want, sizeof(want), &why), 0);
+	assert_string_equal(want, path);
 	unsetenv("KVD_SOCKET");
 	unsetenv("KVD_RUN_DIR");
 	unlink(path);
@@ -685,7 +687,7 @@ int main(void)
 		cmocka_unit_test(open_with_long_path_is_refused),
 		T(open_with_bad_hello_is_refused),
 		T(open_with_bad_page_is_refused),
-		cmocka_unit_test(socket_find_prefers_environment_then_name_then_only_one),
+		cmocka_unit_test(socket_find_prefers_name_then_environment_then_only_one),
 		T(submit_runs_callbacks_once_each),
 		T(submit_over_cap_is_full),
 		T(submit_to_a_reader_that_sleeps_is_bounded),
