@@ -181,10 +181,7 @@ void room_move(struct room *room, enum room_state to)
 	uint64_t now = loop_now_ns(rooms_kvd(room->rooms)->loop);
 	unsigned int from = sm_state(&room->sm);
 
-	rooms_note_move(room->rooms, (enum room_state)sm_state(&room->sm), to);
 	sm_move(&room->sm, to);
-	if (to == ROOM_ABORTING)
-		room->moved_ns = now; /* since then it waits for the fence */
 	room_counts_move(room, from, now);
 	if (to == ROOM_WAITING)
 		room->waiting_ns = now;

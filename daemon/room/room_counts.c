@@ -74,6 +74,16 @@ uint64_t rooms_oldest_ns(const struct rooms *rooms, enum room_state state)
 	return list_empty(in) ? 0 : list_first(in, struct room, state_link)->state_ns;
 }
 
+unsigned int rooms_moving(const struct rooms *rooms)
+{
+	uint64_t count = 0;
+
+	for (unsigned int role = 0; role < ROOM_ROLES; role++)
+		count += metrics_get(&rooms->kvd->metrics,
+				     METRIC_AT(ROOMS, role, ROOM_MOVING));
+	return (unsigned int)count;
+}
+
 unsigned int rooms_orphans(const struct rooms *rooms)
 {
 	return rooms->orphan_count;

@@ -333,36 +333,32 @@ bool room_waits(const struct room *room, struct room_waits *w)
 	const uint64_t *limits = room->limits_ns;
 	bool posted = false;
 
-	*w = (struct room_waits){0};
+	*w = (struct room_waits){.since_ns = room->state_ns};
+	if (room_live(room) && room->moved_ns > room->state_ns)
+		w->since_ns = room->moved_ns;
 	switch ((enum room_state)sm_state(&room->sm)) {
 	case ROOM_BOOT:
 		boot_waits(room, w);
-		w->since_ns = room->opened_ns;
 		w->until_ns = room->opened_ns + limits[LIMIT_BOOTSTRAP];
 		break;
 	case ROOM_WAITING:
 		live_waits(room, w, &posted);
-		w->since_ns = room->waiting_ns;
 		w->until_ns = room->waiting_ns + limits[LIMIT_WAITING];
 		break;
 	case ROOM_MOVING:
 		live_waits(room, w, &posted);
-		w->since_ns = room->moved_ns;
 		w->until_ns =
 			room->moved_ns + limits[posted ? LIMIT_STALL : LIMIT_WAITING];
 		break;
 	case ROOM_ABORTING:
 		fence_waits(room, w);
-		w->since_ns = room->moved_ns;
 		w->until_ns =
-			room->moved_ns + rooms_kvd(room->rooms)->config->fence_timeout_ns;
+			room->state_ns + rooms_kvd(room->rooms)->config->fence_timeout_ns;
 		break;
 	default:
 		return false;
 	}
 	if (room->role == ROOM_OFFER && room_live(room))
 		w->until_ns = room->lease_end_ns;
-	if (room->moved_ns > w->since_ns)
-		w->since_ns = room->moved_ns;
 	return true;
 }

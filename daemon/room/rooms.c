@@ -235,13 +235,6 @@ void rooms_note_terminal(struct room *room)
 	}
 }
 
-void rooms_note_move(struct rooms *rooms, enum room_state from, enum room_state to)
-{
-	assert(rooms->moving >= (from == ROOM_MOVING));
-	rooms->moving -= from == ROOM_MOVING;
-	rooms->moving += to == ROOM_MOVING;
-}
-
 static void free_chunks(struct room *room)
 {
 	struct chunk *chunk;
@@ -398,11 +391,6 @@ unsigned int rooms_count(const struct rooms *rooms)
 unsigned int rooms_live(const struct rooms *rooms)
 {
 	return rooms->live;
-}
-
-unsigned int rooms_moving(const struct rooms *rooms)
-{
-	return rooms->moving;
 }
 
 const struct history *rooms_history(const struct rooms *rooms)

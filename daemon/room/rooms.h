@@ -96,8 +96,6 @@ struct room_request rooms_request_at(const struct rooms *rooms, const struct lis
 /* Those that have ended. */
 const struct history *rooms_history(const struct rooms *rooms);
 unsigned int rooms_moving(const struct rooms *rooms); /* transferring */
-/* A room's state changes. */
-void rooms_note_move(struct rooms *rooms, enum room_state from, enum room_state to);
 
 /* Its TRANSFER_INFO, read to the end, is no good. */
 void rooms_refuse_info(const struct party *party, const struct err *why);

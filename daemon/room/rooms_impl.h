@@ -28,7 +28,7 @@ struct rooms {
 	struct strmap by_pool; /* {pool id, role, number} */
 	struct idmap by_gen;
 	uint64_t version;
-	unsigned int live, moving;
+	unsigned int live;
 	struct history history;
 	struct list acks; /* struct party.ack_link */
 	struct loop_prepare before_sleep;

@@ -246,6 +246,8 @@ static void both_sides_wait_for_the_chunk_that_is_missing(void **state)
 	send_part(p, 6, 0, 0, 4, false);
 	send_part(p, 6, 2, 8, 16, false);
 	settle(p);
+	for (unsigned int i = 0; i < 2; i++)
+		assert_int_equal(rooms_moving(p->c.nodes[i].kvd.rooms), 1);
 	waits_for(
 		p, p->prefill, "send", 6, "transferring",
 		"engine 'vllm' to send its next chunk (has sent 2, the latest is seq 2)",
