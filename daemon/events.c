@@ -37,6 +37,14 @@ static void on_peer_down(void *owner, struct peer *peer)
 		bootstrap_peer_down(kvd->bootstrap, peer);
 }
 
+static void on_peer_refused(void *owner, struct peer *peer)
+{
+	struct kvd *kvd = owner;
+
+	if (kvd->bootstrap)
+		bootstrap_peer_refused(kvd->bootstrap, peer);
+}
+
 static void on_change(void *owner, struct remote *remote)
 {
 	struct kvd *kvd = owner;
@@ -128,6 +136,7 @@ struct handshake_events events_of(struct kvd *kvd)
 		.owner = kvd,
 		.on_peer_up = on_peer_up,
 		.on_peer_down = on_peer_down,
+		.on_peer_refused = on_peer_refused,
 		.on_change = on_change,
 		.on_down = events_on_down,
 		.on_pool_going = on_pool_going,

@@ -11,7 +11,8 @@
  *
  * A query is a message with a cookie, said again when the peer comes up anew;
  * the time that the whole may take is the caller's to wait, and the answer to
- * the caller then says why the meeting point was not reached.
+ * the caller then says why the meeting point was not reached. What cannot come good (a
+ * refused key, another version) ends the call at once.
  */
 #include "daemon/bootstrap/bootstrap_impl.h"
 
@@ -450,6 +451,23 @@ void bootstrap_peer_down(struct bootstrap *b, struct peer *peer)
 	list_foreach(call, &b->calls, link) {
 		if (call->peer == peer)
 			call->sent = false;
+	}
+}
+
+void bootstrap_peer_refused(struct bootstrap *b, struct peer *peer)
+{
+	struct publication *pub;
+	struct bootstrap_call *call;
+
+	if (peer->why.retryable)
+		return;
+	list_foreach(call, &b->calls, link) {
+		if (call->peer == peer)
+			call_finish_later(call, &peer->why);
+	}
+	list_foreach_safe(pub, &b->publications, link) {
+		if (pub->peer == peer && pub->call && !pub->established)
+			bootstrap_publication_free(b, pub);
 	}
 }
 

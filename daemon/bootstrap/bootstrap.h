@@ -122,6 +122,8 @@ void bootstrap_session_gone(struct bootstrap *bootstrap, uint64_t session);
 /* From the owner of the peers' callbacks. */
 void bootstrap_peer_up(struct bootstrap *bootstrap, struct peer *peer);
 void bootstrap_peer_down(struct bootstrap *bootstrap, struct peer *peer);
+/* A dial that failed: peer->why. */
+void bootstrap_peer_refused(struct bootstrap *bootstrap, struct peer *peer);
 static inline bool bootstrap_handles(unsigned int type)
 {
 	return type == WIRE_T_ROUTE_QUERY || type == WIRE_T_ROUTE ||

@@ -474,6 +474,7 @@ static void handshake_on_refused(void *owner, struct peer *peer)
 	struct handshake *hs = owner;
 	struct remote *remote = peer->user;
 
+	hs->events.on_peer_refused(hs->events.owner, peer);
 	if (!remote)
 		return;
 	remote->why = peer->why;

@@ -63,6 +63,13 @@ static void on_down(void *owner, struct peer *peer)
 	bootstrap_peer_down(node->bootstrap, peer);
 }
 
+static void on_refused(void *owner, struct peer *peer)
+{
+	struct node *node = owner;
+
+	bootstrap_peer_refused(node->bootstrap, peer);
+}
+
 static int on_message(void *owner, struct peer *peer, const struct wire_header *h,
 		      struct cursor *body)
 {
@@ -86,6 +93,7 @@ static void node_start(unsigned int i)
 	struct peers_callbacks callbacks = {.owner = node,
 					    .on_up = on_up,
 					    .on_down = on_down,
+					    .on_refused = on_refused,
 					    .on_message = on_message};
 	struct peers_args args = {.loop = f.loop,
 				  .callbacks = &callbacks,
@@ -297,6 +305,32 @@ static void query_waits_for_the_meeting_point(void **state)
 	run_for(60 * LOOP_NS_PER_S);
 	assert_int_equal(f.n[1].peers->count, 0);
 	node_start(0);
+}
+
+static void key_that_the_meeting_point_refuses_ends_calls_at_once(void **state)
+{
+	const struct mem_path refuse = {.delay_ns = MS, .refuse = true};
+	const struct mem_path good = {.delay_ns = MS};
+	struct asked asked, told;
+
+	(void)state;
+	assert_int_equal(mem_hub_set_path(f.hub, endpoint(1), endpoint(0), &refuse), 0);
+	query(1, 1, endpoint(0), &asked);
+	assert_int_equal(publish(1, 1, endpoint(0), rank_of(0, 1), &told), 0);
+	run_for(100 * MS);
+	for (struct asked *one = &asked;; one = &told) {
+		assert_int_equal(one->done, 1);
+		assert_int_equal(one->err.code, ERR_AUTH);
+		assert_false(one->err.retryable);
+		assert_string_equal(one->err.text,
+				    "peer tcp://10.0.0.0:7400 refuses our key");
+		if (one == &told)
+			break;
+	}
+	assert_int_equal(mem_hub_set_path(f.hub, endpoint(1), endpoint(0), &good), 0);
+	run_for(60 * LOOP_NS_PER_S);
+	assert_int_equal(f.n[1].peers->count, 0); /* nothing is held any more */
+	assert_int_equal(known(), 0);
 }
 
 static void publish_of_bad_rank_is_refused(void **state)
@@ -705,6 +739,7 @@ int main(void)
 		TEST(ranks_published_anywhere_are_found_by_asking_one),
 		TEST(query_of_unknown_group_is_not_found),
 		TEST(query_waits_for_the_meeting_point),
+		TEST(key_that_the_meeting_point_refuses_ends_calls_at_once),
 		TEST(publish_of_bad_rank_is_refused),
 		TEST(place_of_another_owner_is_refused),
 		TEST(ranks_go_with_their_session),
