@@ -299,9 +299,9 @@ static int import_populate(struct import *im, uint64_t page)
 	return 0;
 }
 
-/* Common to all file-backed kinds; takes the fd. */
-static int import_file(enum memory_kind kind, int owned_fd, uint64_t offset,
-		       uint64_t length, bool writable, struct memory **memory_p)
+/* Common to all file-backed kinds; takes the fd. Not populated yet. */
+static int import_map(enum memory_kind kind, int owned_fd, uint64_t offset,
+		      uint64_t length, bool writable, struct memory **memory_p)
 {
 	int prot = writable ? PROT_READ | PROT_WRITE : PROT_READ;
 	struct import *im = NULL;
@@ -337,10 +337,6 @@ static int import_file(enum memory_kind kind, int owned_fd, uint64_t offset,
 		goto out;
 	}
 	im->memory.base = (uint8_t *)im->map + skip;
-	r = import_populate(im, page);
-	if (r == 0 && atomic_load(&im->memory.dead))
-		r = err_raise(ERR_FAULT,
-			      "the memory was truncated while it was imported");
 out:
 	if (r < 0) {
 		memory_import_free(im);
@@ -348,6 +344,40 @@ out:
 	}
 	*memory_p = &im->memory;
 	return 0;
+}
+
+int memory_populate(struct memory *memory)
+{
+	uint64_t page = 0;
+	int r = file_page_bytes(memory->fd, &page);
+
+	if (r == 0)
+		r = import_populate(container_of(memory, struct import, memory), page);
+	if (r == 0 && atomic_load(&memory->dead))
+		r = err_raise(ERR_FAULT,
+			      "the memory was truncated while it was imported");
+	return err_pass(r);
+}
+
+/* `r`: of what mapped it. */
+static int import_filled(int r, struct memory *memory, struct memory **memory_p)
+{
+	if (r == 0)
+		r = memory_populate(memory);
+	if (r < 0 && memory)
+		memory_unref(memory);
+	else if (r == 0)
+		*memory_p = memory;
+	return err_pass(r);
+}
+
+static int import_file(enum memory_kind kind, int owned_fd, uint64_t offset,
+		       uint64_t length, bool writable, struct memory **memory_p)
+{
+	struct memory *memory = NULL;
+	int r = import_map(kind, owned_fd, offset, length, writable, &memory);
+
+	return err_pass(import_filled(r, memory, memory_p));
 }
 
 /* Negative: raised. */
@@ -415,7 +445,7 @@ int memory_import_shm_fd(int fd, uint64_t offset, uint64_t length, bool writable
 		import_file(MEMORY_GUARDED, r, offset, length, writable, memory_p));
 }
 
-int memory_new_linear(uint64_t length, struct memory **memory_p)
+int memory_new_empty(uint64_t length, struct memory **memory_p)
 {
 	cleanup_close int fd = memfd_create("kvd", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
@@ -429,7 +459,15 @@ int memory_new_linear(uint64_t length, struct memory **memory_p)
 	if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0)
 		return err_raise_errno(errno, "sealing a memfd");
 	return err_pass(
-		import_file(MEMORY_LINEAR, mem_steal_fd(&fd), 0, length, true, memory_p));
+		import_map(MEMORY_LINEAR, mem_steal_fd(&fd), 0, length, true, memory_p));
+}
+
+int memory_new_linear(uint64_t length, struct memory **memory_p)
+{
+	struct memory *memory = NULL;
+	int r = memory_new_empty(length, &memory);
+
+	return err_pass(import_filled(r, memory, memory_p));
 }
 
 /* ---- another process's memory ---- */

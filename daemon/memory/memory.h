@@ -101,6 +101,10 @@ int memory_import_dmabuf(int fd, uint64_t offset, uint64_t length,
 int memory_check_copyable(const struct memory *memory);
 /* An anonymous memfd of our own, sealed, mapped and populated. */
 int memory_new_linear(uint64_t length, struct memory **memory_p);
+/* Such a one whose pages come with their use, or with memory_populate(). */
+int memory_new_empty(uint64_t length, struct memory **memory_p);
+/* Mapped memory with a file. Takes long; any thread, also while it is used. */
+int memory_populate(struct memory *memory);
 
 /* Mapped memory that will be a linear end of copies: GPUs may reach it by themselves
  * from now on until it goes (pin.h). Where that fails, they copy a step more. */

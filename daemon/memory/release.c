@@ -18,6 +18,13 @@ static void release_release_work(struct offload_job *job)
 	memory_unref(container_of(job, struct release, job)->memory);
 }
 
+static void release_fill_work(struct offload_job *job)
+{
+	if (memory_populate(container_of(job, struct release, job)->memory) < 0)
+		err_clear(); /* pages come with their use, slower */
+	release_release_work(job);
+}
+
 static void release_release_done(struct offload_job *job)
 {
 	mem_free(container_of(job, struct release, job));
@@ -44,4 +51,18 @@ void memory_release(struct offload *offload, struct memory *memory)
 	release->job.work = release_release_work;
 	release->job.done = release_release_done;
 	offload_submit(offload, &release->job);
+}
+
+void memory_fill(struct offload *offload, struct memory *memory)
+{
+	struct release *fill = mem_zalloc(sizeof(*fill));
+
+	if (!fill) {
+		err_clear();
+		return;
+	}
+	fill->memory = memory_ref(memory);
+	fill->job.work = release_fill_work;
+	fill->job.done = release_release_done;
+	offload_submit(offload, &fill->job);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* release: a reference on memory dropped on the loop, without unmapping there. */
+/* release: what takes long with memory, asked for by the loop and done by a helper. */
 #ifndef KVD_TRANSPORT_RELEASE_H
 #define KVD_TRANSPORT_RELEASE_H
 
@@ -8,5 +8,7 @@ struct offload;
 
 /* What could unmap goes to a helper. */
 void memory_release(struct offload *offload, struct memory *memory);
+/* Its pages are had beforehand, as far as they can be; it may be used meanwhile. */
+void memory_fill(struct offload *offload, struct memory *memory);
 
 #endif

@@ -351,6 +351,15 @@ def socket_handed_over_is_taken():
         sock.close()
 
 
+def idle_daemon_is_small():
+    """What its libraries' files add to this is the machine's."""
+    with Daemon() as d:
+        with open("/proc/%d/status" % d.proc.pid) as f:
+            kib = {line.split(":")[0]: int(line.split()[1]) for line in f
+                   if line.startswith("Rss")}
+    assert kib["RssAnon"] + kib["RssShmem"] < 12 << 10, kib
+
+
 def socket_handed_over_that_does_not_listen_is_refused():
     sock = socket.socket(socket.AF_UNIX)
     d = with_handed_over(sock).start()
@@ -386,4 +395,5 @@ if __name__ == "__main__":
         watchdog_off_by_option_is_silent,
         socket_handed_over_is_taken,
         socket_handed_over_that_does_not_listen_is_refused,
+        idle_daemon_is_small,
     ])

@@ -481,6 +481,8 @@ int ucx_peer_open(struct transport *base, const struct xp_peer_args *args,
 	if (!peer)
 		return err_pass(-ENOMEM);
 	ucx_peer_peer_init(peer, transport, args);
+	ucx_pool_fill(&transport->send_pool, transport->net.base.env.offload);
+	ucx_pool_fill(&transport->recv_pool, transport->net.base.env.offload);
 	r = ucx_peer_take_address(peer, args);
 	if (r == 0)
 		r = ucx_line_reserve(&peer->line);

@@ -6,6 +6,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/memory/memory.h"
+#include "daemon/memory/release.h"
 
 #define BUFFERS_MIN 4u
 
@@ -22,7 +23,7 @@ int ucx_pool_init(struct ucx_pool *pool, const struct ucx_lib *lib, ucp_context_
 	*pool = (struct ucx_pool){
 		.lib = lib, .context = context, .slice_bytes = slice_bytes};
 	list_init(&pool->free);
-	r = memory_new_linear(count * slice_bytes, &pool->memory);
+	r = memory_new_empty(count * slice_bytes, &pool->memory);
 	if (r < 0)
 		return err_pass(r);
 	memory_offer(pool->memory, gpu);
@@ -50,6 +51,13 @@ int ucx_pool_init(struct ucx_pool *pool, const struct ucx_lib *lib, ucp_context_
 				 (unsigned long long)params.length,
 				 lib->ucs_status_string(status));
 	return 0;
+}
+
+void ucx_pool_fill(struct ucx_pool *pool, struct offload *offload)
+{
+	if (!pool->filled)
+		memory_fill(offload, pool->memory);
+	pool->filled = true;
 }
 
 void ucx_pool_fini(struct ucx_pool *pool)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ucx_pool: bounce buffers of one slice each, made and registered once.
+ * ucx_pool: bounce buffers of one slice each, made and registered once, filled at the
+ * first peer.
  *
  * Sending and receiving have pools of their own: were they shared, two daemons
  * whose buffers are all full of what the other shall take could wait for each
@@ -9,6 +10,7 @@
 #ifndef KVD_TRANSPORT_UCX_POOL_H
 #define KVD_TRANSPORT_UCX_POOL_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "daemon/base/list.h"
@@ -16,6 +18,7 @@
 
 struct gpu;
 struct memory;
+struct offload;
 struct ucx_pool;
 
 struct ucx_buffer {
@@ -33,10 +36,13 @@ struct ucx_pool {
 	struct list free;
 	uint64_t slice_bytes;
 	unsigned int count;
+	bool filled;
 };
 
 int ucx_pool_init(struct ucx_pool *pool, const struct ucx_lib *lib, ucp_context_h context,
 		  struct gpu *gpu, uint64_t slice_bytes, uint64_t total_bytes);
+/* Have its pages, which a daemon without such a peer does without. Idempotent. */
+void ucx_pool_fill(struct ucx_pool *pool, struct offload *offload);
 void ucx_pool_fini(struct ucx_pool *pool); /* all are back; a zeroed one is fine */
 struct ucx_buffer *ucx_pool_take(struct ucx_pool *pool); /* NULL: none is free */
 void ucx_pool_give(struct ucx_buffer *buffer);
