@@ -119,7 +119,26 @@ void peer_answer(struct peer_impl *impl, struct peering *peering)
 
 /* ---- the remote's half, heard ---- */
 
-/* 0, or the code and text of the refusal, which both sides print. */
+/* Both sides print it, so it names both, the older one first. */
+static int version_refuse(const struct peers *peers, const struct wire_hello *m)
+{
+	const char *theirs = *m->product ? m->product : "an older kvd";
+
+	if (m->version_max < WIRE_VERSION_MIN)
+		return err_raise(ERR_VERSION,
+				 "no common protocol version: %.24s (%.24s) speaks %u to "
+				 "%u and is older than %.24s (%s), %u to %u",
+				 m->name, theirs, m->version_min, m->version_max,
+				 peers->name, product, WIRE_VERSION_MIN,
+				 WIRE_VERSION_MAX);
+	return err_raise(ERR_VERSION,
+			 "no common protocol version: %.24s (%s) speaks %u to %u and is "
+			 "older than %.24s (%.24s), %u to %u",
+			 peers->name, product, WIRE_VERSION_MIN, WIRE_VERSION_MAX,
+			 m->name, theirs, m->version_min, m->version_max);
+}
+
+/* 0, or the code and text of the refusal. */
 static int judge(const struct peers *peers, const struct wire_hello *m,
 		 uint16_t *version_p)
 {
@@ -128,12 +147,7 @@ static int judge(const struct peers *peers, const struct wire_hello *m,
 
 	if (m->version_min > m->version_max || version < m->version_min ||
 	    version < WIRE_VERSION_MIN)
-		return err_raise(ERR_VERSION,
-				 "no common protocol version: %.32s (%.31s) speaks %u to "
-				 "%u, %.32s (%s) %u to %u",
-				 m->name, *m->product ? m->product : "an older kvd",
-				 m->version_min, m->version_max, peers->name, product,
-				 WIRE_VERSION_MIN, WIRE_VERSION_MAX);
+		return err_pass(version_refuse(peers, m));
 	if (!(m->features & PEER_FEATURE_BASE))
 		return err_raise(ERR_VERSION,
 				 "%.32s: the base feature is missing in 0x%llx", m->name,

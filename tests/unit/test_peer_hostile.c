@@ -206,14 +206,15 @@ struct forged {
 	uint8_t instance;
 	uint64_t epoch, nonce, features;
 	uint16_t version_min, version_max;
-	const char *endpoint;
+	const char *endpoint, *product;
+	enum wire_type type;
 	struct wire_blob addresses;
 };
 
 static void raw_hello(struct link_line *line, struct forged forged)
 {
 	struct wire_header h = {
-		.version = 1, .type = WIRE_T_HELLO, .epoch = forged.epoch};
+		.version = 1, .type = (uint16_t)forged.type, .epoch = forged.epoch};
 	struct wire_hello m = {.version_min = forged.version_min,
 			       .version_max = forged.version_max,
 			       .features = forged.features,
@@ -223,7 +224,10 @@ static void raw_hello(struct link_line *line, struct forged forged)
 	struct cursor c;
 
 	memset(h.sender, forged.instance, 16);
+	if (forged.type != WIRE_T_HELLO)
+		memcpy(h.target, peers_instance(net.n[0].peers), 16);
 	strcpy(m.endpoint, forged.endpoint);
+	strcpy(m.product, forged.product);
 	strcpy(m.name, "mallory");
 	cursor_write(&c, body, sizeof(body));
 	assert_int_equal(wire_hello_put(&c, &m), 0);
@@ -241,7 +245,7 @@ static void raw_hello(struct link_line *line, struct forged forged)
 	{                                                                             \
 		.instance = 9, .epoch = 5, .nonce = 6, .features = PEER_FEATURE_BASE, \
 		.version_min = 1, .version_max = 1, .endpoint = peernet_endpoint(2),  \
-		__VA_ARGS__                                                           \
+		.product = "kvd 9.9", .type = WIRE_T_HELLO, __VA_ARGS__               \
 	}
 
 static void hello_without_proof_changes_nothing(void **state)
@@ -428,7 +432,7 @@ static void hello_flood_is_bounded(void **state)
 	net.n[2].link->ops->hangup(line);
 }
 
-static void assert_bye(enum err_code code, uint64_t epoch)
+static void assert_bye(enum err_code code, uint64_t epoch, const char *text)
 {
 	const struct peernet_tapped *t = last_of_type(&net.n[2], WIRE_T_BYE);
 	struct wire_header h;
@@ -438,10 +442,16 @@ static void assert_bye(enum err_code code, uint64_t epoch)
 	assert_int_equal(wire_frame_get(t->data, t->len, &h, &body), 0);
 	assert_int_equal(wire_bye_get(&body, &m), 0);
 	assert_int_equal(m.code, code);
+	if (text)
+		assert_string_equal(m.text, text);
 	assert_int_equal(h.epoch, epoch);
 	assert_int_equal(h.target[0], 9);
 	assert_memory_equal(h.sender, peers_instance(net.n[0].peers), 16);
 }
+
+#define OURS_IS_OLDER                                                                   \
+	"no common protocol version: node0 (kvd " KVD_VERSION ") speaks 1 to 1 and is " \
+	"older than mallory (kvd 9.9), 2 to 7"
 
 static void hello_of_other_version_is_refused_with_bye(void **state)
 {
@@ -450,19 +460,69 @@ static void hello_of_other_version_is_refused_with_bye(void **state)
 	(void)state;
 	raw_hello(line, FORGED(.version_min = 2, .version_max = 7, .epoch = 50));
 	peernet_run(1 * MS);
-	assert_bye(ERR_VERSION, 50);
-	raw_hello(line, FORGED(.version_min = 1, .version_max = 0, .epoch = 51));
+	assert_bye(ERR_VERSION, 50, OURS_IS_OLDER);
+	raw_hello(line,
+		  FORGED(.version_min = 0, .version_max = 0, .epoch = 51, .product = ""));
 	peernet_run(1 * MS);
-	assert_bye(ERR_VERSION, 51);
+	assert_bye(ERR_VERSION, 51,
+		   "no common protocol version: mallory (an older kvd) speaks 0 to 0 and "
+		   "is older than node0 (kvd " KVD_VERSION "), 1 to 1");
 	raw_hello(line, FORGED(.features = 0, .epoch = 52));
 	peernet_run(1 * MS);
-	assert_bye(ERR_VERSION, 52);
+	assert_bye(ERR_VERSION, 52, NULL);
 	assert_int_equal(net.n[0].peers->count, 0);
 	assert_int_equal(net.n[0].peers->stats.refused, 3);
 	/* a newer daemon that still speaks our version is welcome */
 	raw_hello(line, FORGED(.version_min = 1, .version_max = 7, .features = ~0ull));
 	peernet_run(1 * MS);
 	last_of_type(&net.n[2], WIRE_T_WELCOME);
+	net.n[2].link->ops->hangup(line);
+}
+
+/* The dialler hears the same words, by WELCOME or by BYE. */
+static void welcome_of_other_version_ends_the_dial(void **state)
+{
+	struct link_line *line = raw_start(NULL);
+	struct peer *peer = peernet_dial(0, 2);
+	uint8_t frame[600], body[400];
+	struct wire_bye bye = {.code = ERR_VERSION, .text = OURS_IS_OLDER};
+	struct wire_header h;
+	struct wire_hello m;
+	struct cursor c;
+
+	(void)state;
+	peernet_run(1 * MS);
+	assert_int_equal(wire_frame_get(last_of_type(&net.n[2], WIRE_T_HELLO)->data,
+					last_of_type(&net.n[2], WIRE_T_HELLO)->len, &h,
+					&c),
+			 0);
+	assert_int_equal(wire_hello_get(&c, &m), 0);
+	raw_hello(line, FORGED(.type = WIRE_T_WELCOME, .nonce = m.nonce, .version_min = 2,
+			       .version_max = 7));
+	peernet_run(1 * MS);
+	assert_int_equal(net.n[0].refusals, 1);
+	assert_int_equal(peer->why.code, ERR_VERSION);
+	assert_false(peer->why.retryable);
+	assert_string_equal(peer->why.text, OURS_IS_OLDER);
+	peernet_run(LOOP_NS_PER_S); /* dials again */
+	assert_int_equal(wire_frame_get(last_of_type(&net.n[2], WIRE_T_HELLO)->data,
+					last_of_type(&net.n[2], WIRE_T_HELLO)->len, &h,
+					&c),
+			 0);
+	memcpy(h.target, h.sender, sizeof(h.target));
+	memset(h.sender, 9, sizeof(h.sender));
+	h.version = 2; /* a BYE passes in any */
+	h.type = WIRE_T_BYE;
+	cursor_write(&c, body, sizeof(body));
+	assert_int_equal(wire_bye_put(&c, &bye), 0);
+	h.body_len = (uint32_t)c.pos;
+	wire_frame_put(frame, &h, body);
+	assert_int_equal(net.n[2].link->ops->send(line, frame, WIRE_HEADER_BYTES + c.pos),
+			 0);
+	peernet_run(1 * MS);
+	assert_int_equal(peer->why.code, ERR_VERSION);
+	assert_string_equal(peer->why.text,
+			    "peer tcp://10.0.0.2:7400 says: \"" OURS_IS_OLDER "\"");
 	net.n[2].link->ops->hangup(line);
 }
 
@@ -483,10 +543,10 @@ static void hello_with_bad_contents_is_dropped(void **state)
 	assert_int_equal(net.n[0].peers->count, 0);
 	raw_hello(line, FORGED(.addresses = {many, sizeof(many)}, .epoch = 60));
 	peernet_run(1 * MS);
-	assert_bye(ERR_PROTO, 60);
+	assert_bye(ERR_PROTO, 60, NULL);
 	raw_hello(line, FORGED(.addresses = {liar, sizeof(liar)}, .epoch = 61));
 	peernet_run(1 * MS);
-	assert_bye(ERR_PROTO, 61);
+	assert_bye(ERR_PROTO, 61, NULL);
 	peernet_run(1);
 	assert_int_equal(net.n[0].peers->count, 0);
 	net.n[2].link->ops->hangup(line);
@@ -510,7 +570,7 @@ static void refusals_are_bounded(void **state)
 	/* the lines are gone and new ones can be had */
 	raw_hello(line, FORGED(.version_min = 9, .version_max = 9, .epoch = 70));
 	peernet_run(1 * MS);
-	assert_bye(ERR_VERSION, 70);
+	assert_bye(ERR_VERSION, 70, NULL);
 	net.n[2].link->ops->hangup(line);
 }
 
@@ -608,6 +668,7 @@ int main(void)
 		TEST(bye_of_an_earlier_peering_does_not_end_the_next),
 		TEST(hello_flood_is_bounded),
 		TEST(hello_of_other_version_is_refused_with_bye),
+		TEST(welcome_of_other_version_ends_the_dial),
 		TEST(hello_with_bad_contents_is_dropped),
 		TEST(refusals_are_bounded),
 		TEST(welcome_without_nonce_is_not_heard),
