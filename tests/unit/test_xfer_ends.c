@@ -422,6 +422,30 @@ static void lost_attachment_holds_no_peer(void **state)
 		   KVD_SUCCESS);
 }
 
+static void attach_to_nobody_ends_after_connect_timeout(void **state)
+{
+	struct pair *p = *state;
+	uint64_t begin_ns = loop_now_ns(p->c.loop);
+
+	p->c.nodes[0].config.connect_timeout_ns = 700 * LOOP_NS_PER_MS;
+	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, "tcp://10.0.0.9:7400",
+			  true); /* a listener that says nothing */
+	cluster_refused(&p->c, p->me, "EPEER",
+			"{'cmd':'peer.attach','endpoint':'tcp://10.0.0.9:7400',"
+			"'session':'1','secret':'%032d','timeout_ms':9000}",
+			0);
+	assert_in_range(loop_now_ns(p->c.loop) - begin_ns, 700 * LOOP_NS_PER_MS,
+			900 * LOOP_NS_PER_MS);
+	begin_ns = loop_now_ns(p->c.loop);
+	/* sooner, where the command says so */
+	cluster_refused(&p->c, p->me, "ETIMEOUT",
+			"{'cmd':'peer.attach','endpoint':'tcp://10.0.0.9:7400',"
+			"'session':'1','secret':'%032d','timeout_ms':300}",
+			0);
+	assert_in_range(loop_now_ns(p->c.loop) - begin_ns, 300 * LOOP_NS_PER_MS,
+			500 * LOOP_NS_PER_MS);
+}
+
 static void attach_refused(struct pair *p)
 {
 	char secret[33];
@@ -478,6 +502,7 @@ int main(void)
 		CASE(lists_that_lend_keys_end_with_their_peer),
 		CASE(last_list_that_lends_keys_ends_its_peer_once),
 		CASE(lost_attachment_holds_no_peer),
+		CASE(attach_to_nobody_ends_after_connect_timeout),
 		CASE(lost_attachments_make_room_for_others),
 	};
 
