@@ -56,6 +56,11 @@ struct ctl_command {
 	int (*run)(struct ctl *ctl);
 };
 
+/* A daemon of another protocol version answers these without a session (plain.c);
+ * `args`: JSON or NULL. */
+bool ctl_needs_no_session(const char *cmd);
+int ctl_ask_plain(struct ctl *ctl, const char *cmd, const char *args, cJSON **reply_p);
+
 /* The connection; NULL after telling why (then return ctl_no_daemon()). */
 struct kvd_client *ctl_open(struct ctl *ctl);
 /* Ask; `args` is taken (NULL: {}). CTL_OK and the answer, or a code after the

@@ -385,8 +385,11 @@ int ctl_ask(struct ctl *ctl, const char *cmd, cJSON *args, cJSON **reply_p)
 	cJSON_Delete(args);
 	*reply_p = NULL;
 	if (!ctl_open(ctl)) {
+		r = ctl->version_differs && ctl_needs_no_session(cmd)
+			    ? ctl_ask_plain(ctl, cmd, text, reply_p)
+			    : CTL_NO_DAEMON;
 		cJSON_free(text);
-		return CTL_NO_DAEMON;
+		return r;
 	}
 	r = kvd_command(ctl->client, cmd, text, 0, &line);
 	cJSON_free(text);

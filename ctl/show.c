@@ -168,26 +168,21 @@ static void put_health(const cJSON *health)
 
 int ctl_run_status(struct ctl *ctl)
 {
-	const struct kvd_daemon_info *info;
+	static const char *const names[] = {"daemon", "name", "instance"};
 	cJSON *health;
 	int r = ctl_ask(ctl, "health", NULL, &health);
 
 	if (r)
 		return r;
-	info = kvd_daemon(ctl->client);
 	if (ctl->json) {
-		cJSON_AddStringToObject(health, "daemon", info->daemon);
-		cJSON_AddStringToObject(health, "name", info->name);
-		cJSON_AddStringToObject(health, "instance", info->instance);
-		cJSON_AddStringToObject(health, "endpoint", info->endpoint);
-		cJSON_AddNumberToObject(health, "pid", info->pid);
 		ctl_print_json(health);
 	} else {
-		show_put("daemon", info->daemon);
-		show_put("name", info->name);
-		show_put("instance", info->instance);
-		printf("%-12s %d\n", "pid", info->pid);
-		show_put("endpoint", *info->endpoint ? info->endpoint : "-");
+		for (size_t i = 0; i < ARRAY_LEN(names); i++)
+			show_put(names[i], ctl_str(health, names[i], "?"));
+		printf("%-12s %.0f\n", "pid", ctl_num(health, "pid"));
+		show_put("endpoint", *ctl_str(health, "endpoint", "")
+					     ? ctl_str(health, "endpoint", "")
+					     : "-");
 		put_health(health);
 	}
 	cJSON_Delete(health);

@@ -106,6 +106,8 @@ int request_list(struct request *req, const char *name,
 			     const struct request *req));
 /* What commands have in common when they fill results. */
 bool result_add_hex(cJSON *obj, const char *name, const uint8_t *bytes, size_t len);
+/* Its version, name, instance, pid and endpoint. */
+bool result_add_daemon(cJSON *result, const struct session *session);
 bool result_add_u64(cJSON *obj, const char *name, uint64_t v); /* decimal string */
 
 /* For control: a request of one line, not parsed yet; the line's fds are moved

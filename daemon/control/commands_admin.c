@@ -89,6 +89,7 @@ static int health_run(struct request *req)
 		cJSON_AddStringToObject(result, "state", state) &&
 			(why.code == ERR_OK ||
 			 cJSON_AddStringToObject(result, "why", why.text)) &&
+			result_add_daemon(result, req->session) &&
 			cJSON_AddNumberToObject(
 				result, "uptime_ms",
 				(double)((now_ns - kvd->started_ns) / LOOP_NS_PER_MS)) &&
@@ -273,8 +274,8 @@ static const struct field log_level_fields[] = {
 };
 
 const struct command admin_commands[] = {
-	{"health", "Show the daemon's state", NULL, 0, health_run,
-	 "state (serving, refusing, draining, stopping), why (refusing: no transport "
+	{"health", "Show the daemon's state", NULL, COMMAND_NO_HELLO, health_run,
+	 "daemon (its version), name, instance, pid, endpoint, state (serving, refusing, draining, stopping), why (refusing: no transport "
 	 "that `require` allows is usable, so rooms are refused), uptime_ms, sessions, "
 	 "helper_jobs, lag_ms (the longest time of the last second that the loop was "
 	 "busy), room_bytes (moved by rooms since the start), staged_bytes (of them, by "

@@ -94,20 +94,27 @@ static bool add_status(cJSON *result, const struct status_page *page)
 				       ((double)slots + 1) * KVD_STATUS_SLOT_BYTES);
 }
 
+bool result_add_daemon(cJSON *result, const struct session *session)
+{
+	const struct kvd *kvd = session->kvd;
+
+	return cJSON_AddStringToObject(result, "daemon", "kvd " KVD_VERSION) &&
+	       cJSON_AddStringToObject(result, "name", kvd->config->name) &&
+	       result_add_hex(result, "instance", session_instance(session), 16) &&
+	       cJSON_AddNumberToObject(result, "pid", (double)getpid()) &&
+	       cJSON_AddStringToObject(result, "endpoint",
+				       kvd->link ? kvd->link->endpoint : "");
+}
+
 static bool add_greeting(cJSON *result, const struct session *session)
 {
 	static const char *const features[] = {"memfd", "shm", "vm"};
 	const struct kvd *kvd = session->kvd;
 
 	return cJSON_AddNumberToObject(result, "proto", PROTO_VERSION) &&
-	       cJSON_AddStringToObject(result, "daemon", "kvd " KVD_VERSION) &&
-	       cJSON_AddStringToObject(result, "name", kvd->config->name) &&
-	       result_add_hex(result, "instance", session_instance(session), 16) &&
-	       cJSON_AddNumberToObject(result, "pid", (double)getpid()) &&
+	       result_add_daemon(result, session) &&
 	       cJSON_AddNumberToObject(result, "session", (double)session->id) &&
 	       result_add_u64(result, "epoch", session->epoch) &&
-	       cJSON_AddStringToObject(result, "endpoint",
-				       kvd->link ? kvd->link->endpoint : "") &&
 	       add_limits(result, kvd->config) &&
 	       add_strings(result, "features", features, ARRAY_LEN(features)) &&
 	       add_transports(result, kvd) && add_status(result, session->status);

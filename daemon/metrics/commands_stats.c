@@ -79,7 +79,8 @@ static const struct field stats_fields[] = {
 };
 
 const struct command stats_commands[] = {
-	{"stats", "Show all counters, gauges and histograms", stats_fields, 0, stats_run,
+	{"stats", "Show all counters, gauges and histograms", stats_fields,
+	 COMMAND_NO_HELLO, stats_run,
 	 "metrics [{name, type, unit, value, series, help}] (value: the sum of all "
 	 "series, of histograms their counts; series: those that are not zero, with "
 	 "their labels), loop {busy_us, cpu_us, late_us}, each {count, p50, p99, p999, "

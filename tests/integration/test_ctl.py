@@ -104,28 +104,49 @@ def several_daemons_are_named_and_listed():
 
 
 def other_version_is_4_and_names_both():
-    """A daemon that knows another protocol only."""
+    """A daemon that knows another protocol only, and what it answers all the same."""
+    asked = []
+
+    def serve(sock):
+        while True:
+            conn = sock.accept()[0]
+            with conn, conn.makefile("rw") as stream:
+                line = json.loads(stream.readline() or '{"cmd":"end"}')
+                asked.append(line["cmd"])
+                if line["cmd"] == "end":
+                    return
+                answer = {"id": 1, "ok": True, "state": "serving", "daemon": "kvd 9.9",
+                          "name": "new", "metrics": [{"name": "x", "value": 7}], "text": "x 7\n"}
+                if line["cmd"] == "hello":
+                    answer = {"id": 1, "ok": False, "error": {
+                        "code": "EVERSION", "scope": "peer", "retryable": False,
+                        "message": "proto 1: this daemon, kvd 9.9, speaks 9"}}
+                stream.write(json.dumps(answer) + "\n")
+
     with tempfile.TemporaryDirectory() as tmp, socket.socket(socket.AF_UNIX) as sock:
         sock.bind(tmp + "/s")
         sock.listen(1)
-
-        def serve():
-            conn = sock.accept()[0]
-            conn.recv(65536)
-            conn.sendall(b'{"id":1,"ok":false,"error":{"code":"EVERSION","message":"proto 1:'
-                         b' this daemon, kvd 9.9, speaks 9","scope":"peer","retryable":false'
-                         b'}}\n')
-            conn.recv(1)
-            conn.close()
-        thread = threading.Thread(target=serve)
+        thread = threading.Thread(target=serve, args=(sock,))
         thread.start()
-        status, _, err = ctl("--socket", tmp + "/s", "status")
-        thread.join()
+        for command, words in (("status", "name         new"), ("health", "serving"),
+                               ("stats", "x  "), ("stats --prometheus", "x 7")):
+            status, out, err = ctl("--socket", tmp + "/s", *command.split())
+            assert status == 0 and words in out, (command, status, out, err)
+            assert "kvd 9.9, speaks 9" in err and "kvd-ctl is 0." in err, err
+        status, _, err = ctl("--socket", tmp + "/s", "rooms")
         assert status == 4 and "kvd 9.9" in err and "kvd-ctl is 0." in err, (status, err)
+        with socket.socket(socket.AF_UNIX) as last:
+            last.connect(tmp + "/s")
+        thread.join()
+    assert asked == ["hello", "health"] * 2 + ["hello", "stats"] * 2 + ["hello", "end"], asked
     with Daemon() as d, socket.socket(socket.AF_UNIX) as sock:
         sock.connect(d.socket_path)
         sock.sendall(b'{"id":1,"cmd":"hello","proto":77,"client":"x"}\n')
         assert b"this daemon, kvd " in sock.recv(4096)
+        for command in (b"health", b"stats"):
+            sock.sendall(b'{"id":2,"cmd":"%s"}\n' % command)
+            with sock.makefile("r") as stream:
+                assert json.loads(stream.readline())["ok"], command
 
 
 def configuration_is_shown_compared_and_reloaded():
