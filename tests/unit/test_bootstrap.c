@@ -333,6 +333,27 @@ static void key_that_the_meeting_point_refuses_ends_calls_at_once(void **state)
 	assert_int_equal(known(), 0);
 }
 
+static void refusal_that_may_pass_is_waited_out(void **state)
+{
+	struct asked there, asked;
+
+	(void)state;
+	node_stop(0);
+	f.peers_options.peers_max = 1;
+	node_start(0);
+	assert_int_equal(publish(2, 7, endpoint(0), rank_of(0, 1), &there), 0);
+	run_for(10 * MS);
+	assert_int_equal(there.done, 1);
+	query(1, 1, endpoint(0), &asked);
+	run_for(LOOP_NS_PER_S);
+	assert_true(f.n[0].peers->stats.refused > 0);
+	assert_int_equal(asked.done, 0);
+	run_for(10 * LOOP_NS_PER_S);
+	assert_int_equal(asked.done, 1);
+	assert_int_equal(asked.err.code, ERR_TIMEOUT);
+	assert_non_null(strstr(asked.err.text, "says: \"1 peers are known"));
+}
+
 static void publish_of_bad_rank_is_refused(void **state)
 {
 	struct bootstrap_rank rank;
@@ -739,6 +760,7 @@ int main(void)
 		TEST(ranks_published_anywhere_are_found_by_asking_one),
 		TEST(query_of_unknown_group_is_not_found),
 		TEST(query_waits_for_the_meeting_point),
+		TEST(refusal_that_may_pass_is_waited_out),
 		TEST(key_that_the_meeting_point_refuses_ends_calls_at_once),
 		TEST(publish_of_bad_rank_is_refused),
 		TEST(place_of_another_owner_is_refused),

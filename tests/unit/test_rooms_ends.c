@@ -163,6 +163,52 @@ static void receiver_that_never_binds_times_out(void **state)
 	assert_true(why(p, 1, ROOM_RECV, 1)->retryable);
 }
 
+static uint64_t observed(struct trio *p, unsigned int cell)
+{
+	return p->c.nodes[1].kvd.metrics.histogram[cell].count;
+}
+
+/* A room that fails has no size, and its last phase did not come to its end. */
+static void ends_of_rooms_are_counted_by_phase_size_and_peer(void **state)
+{
+	struct trio *p = *state;
+	const struct metrics *m = &p->c.nodes[1].kvd.metrics;
+	const struct remote *remote;
+	uint64_t bytes = 0, rooms = 0, failed = 0;
+
+	open_send(p, 1, "");
+	open_recv(p, 1, "");
+	bind(p, 1);
+	cluster_until_state(&p->c, p->prefill, "send", 1, KVD_WAITING_FOR_INPUT);
+	send_from(p, p->prefill, 1);
+	cluster_until_state(&p->c, p->other, "send", 1, KVD_WAITING_FOR_INPUT);
+	send_from(p, p->other, 1);
+	cluster_until_state(&p->c, p->decode, "recv", 1, KVD_SUCCESS);
+	open_send(p, 2, ",'timeouts':{'waiting_ms':700}");
+	open_recv(p, 2, "");
+	bind(p, 2);
+	cluster_until_state(&p->c, p->other, "send", 2, KVD_WAITING_FOR_INPUT);
+	send_from(p, p->other, 2);
+	until_failed(p, 2);
+	assert_int_equal(observed(p, METRIC_AT(ROOM_SIZE, 0, 0)), 1);
+	assert_int_equal(
+		observed(p, METRIC_AT(ROOM_PHASE, ROOM_RECV, METRIC_PHASE_WAITING)), 2);
+	assert_int_equal(
+		observed(p, METRIC_AT(ROOM_PHASE, ROOM_RECV, METRIC_PHASE_TRANSFER)), 1);
+	assert_int_equal(
+		observed(p, METRIC_AT(ROOM_PHASE, ROOM_RECV, METRIC_PHASE_TOTAL)), 1);
+	list_foreach(remote, handshake_remotes(p->c.nodes[1].kvd.handshake), link) {
+		bytes += remote->peer->totals.bytes_in;
+		rooms += remote->peer->totals.rooms;
+		failed += remote->peer->totals.rooms_failed;
+	}
+	assert_int_equal(rooms, 4);
+	assert_int_equal(failed, 2);
+	assert_true(bytes > 0);
+	assert_int_equal(bytes, METRICS_SUM(m, PEER_BYTES));
+	assert_int_equal(bytes, METRICS_SUM(m, TRANSFERRED_BYTES));
+}
+
 static void sender_that_never_sends_times_out_on_all_sides(void **state)
 {
 	struct trio *p = *state;
@@ -812,6 +858,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(receiver_that_never_binds_times_out),
+		CASE(ends_of_rooms_are_counted_by_phase_size_and_peer),
 		CASE(sender_that_never_sends_times_out_on_all_sides),
 		CASE(receiver_names_the_source_that_sends_nothing),
 		CASE(room_that_no_sender_opens_is_refused_in_time),
