@@ -358,6 +358,13 @@ void cluster_refused(struct cluster *c, struct session *session, const char *cod
 
 /* ---- caches ---- */
 
+const struct cache cluster_geometry = {.layers = 4,
+				       .pages = 16,
+				       .page_tokens = 4,
+				       .units = 4,
+				       .total_units = 4,
+				       .unit_bytes = 32};
+
 static uint64_t field_bytes(const struct cache *k)
 {
 	return (uint64_t)k->pages * k->page_tokens * k->units * k->unit_bytes;

@@ -46,6 +46,8 @@ struct cache {
 	unsigned int layers, pages, page_tokens, units, first_unit, total_units;
 	unsigned int unit_bytes, aux_slots, aux_bytes;
 };
+/* 16 pages of 4 tokens, all heads. */
+extern const struct cache cluster_geometry;
 
 void cluster_new(struct cluster *c, uint64_t seed, unsigned int nodes);
 void cluster_free(struct cluster *c); /* fails if a room, session or pool is left */

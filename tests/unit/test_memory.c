@@ -364,15 +364,12 @@ static void linear_memory_is_writable_and_sealed(void **state)
 	assert_refused(memory_new_linear(0, &m), ERR_RANGE, "");
 }
 
-static void vm_gone_process_is_noticed(void **state)
+/* A process like this one that lives until p[1] is closed. */
+static pid_t child_until(int p[2])
 {
-	static uint8_t bytes[8192];
-	struct memory *m = NULL;
-	int p[2], status;
 	pid_t pid;
 	char c;
 
-	(void)state;
 	assert_int_equal(pipe(p), 0);
 	pid = fork();
 	if (pid == 0) {
@@ -380,6 +377,18 @@ static void vm_gone_process_is_noticed(void **state)
 		(void)!read(p[0], &c, 1);
 		_exit(0);
 	}
+	return pid;
+}
+
+static void vm_gone_process_is_noticed(void **state)
+{
+	static uint8_t bytes[8192];
+	struct memory *m = NULL;
+	int p[2], status;
+	pid_t pid;
+
+	(void)state;
+	pid = child_until(p);
 	assert_int_equal(memory_import_vm(pid, (uintptr_t)bytes, sizeof(bytes), &m), 0);
 	assert_int_equal(m->kind, MEMORY_VM);
 	assert_true(memory_owner_alive(m));
@@ -403,16 +412,9 @@ static void mem_of_a_process_is_read_until_its_end(void **state)
 	uint8_t byte;
 	int p[2], fd;
 	pid_t pid;
-	char c;
 
 	(void)state;
-	assert_int_equal(pipe(p), 0);
-	pid = fork();
-	if (pid == 0) {
-		close(p[1]);
-		(void)!read(p[0], &c, 1);
-		_exit(0);
-	}
+	pid = child_until(p);
 	snprintf(path, sizeof(path), "/proc/%d/mem", (int)pid);
 	fd = open(path, O_RDWR | O_CLOEXEC);
 	assert_true(fd >= 0);

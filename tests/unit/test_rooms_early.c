@@ -24,13 +24,6 @@
 #define MS LOOP_NS_PER_MS
 #define AT_ONCE (100 * MS) /* virtual: some messages' way */
 
-static const struct cache geometry = {.layers = 4,
-				      .pages = 16,
-				      .page_tokens = 4,
-				      .units = 4,
-				      .total_units = 4,
-				      .unit_bytes = 32};
-
 /* nodes 0 and 2 prefill, each with half of the heads, node 1 decodes */
 struct trio {
 	struct cluster c;
@@ -46,7 +39,7 @@ static int setup(void **state)
 	cluster_new(&p->c, 11, 3);
 	for (unsigned int i = 0; i < 3; i++) {
 		p->engines[i] = cluster_engine(&p->c, i, names[i]);
-		p->caches[i] = geometry;
+		p->caches[i] = cluster_geometry;
 		p->caches[i].units = i == 1 ? 4 : 2;
 		p->caches[i].first_unit = i == 2 ? 2 : 0;
 		cluster_cache(&p->c, p->engines[i], "kv", i == 2, &p->caches[i]);
@@ -188,7 +181,7 @@ static void receiver_with_another_layout_fails_its_sender(void **state)
 {
 	struct trio *p = *state;
 	struct session *engine = cluster_engine(&p->c, 1, "other model");
-	struct cache cache = geometry;
+	struct cache cache = cluster_geometry;
 
 	cache.unit_bytes = 64;
 	cluster_cache(&p->c, engine, "kv", 0, &cache);

@@ -22,13 +22,6 @@
 
 #define MS LOOP_NS_PER_MS
 
-static const struct cache geometry = {.layers = 4,
-				      .pages = 16,
-				      .page_tokens = 4,
-				      .units = 4,
-				      .total_units = 4,
-				      .unit_bytes = 32};
-
 /* nodes 0 and 2 prefill, node 1 decodes */
 struct trio {
 	struct cluster c;
@@ -44,7 +37,7 @@ static int setup(void **state)
 	p->prefill = cluster_engine(&p->c, 0, "prefill");
 	p->decode = cluster_engine(&p->c, 1, "decode");
 	p->other = cluster_engine(&p->c, 2, "other");
-	p->src = p->dst = p->third = geometry;
+	p->src = p->dst = p->third = cluster_geometry;
 	/* each source holds half of the heads */
 	p->src.units = p->third.units = 2;
 	p->third.first_unit = 2;

@@ -25,13 +25,6 @@
 #define ROOM 5u
 #define FORGED_BYTES 64u
 
-static const struct cache geometry = {.layers = 4,
-				      .pages = 16,
-				      .page_tokens = 4,
-				      .units = 4,
-				      .total_units = 4,
-				      .unit_bytes = 32};
-
 /* 0 sends to 1; 2 has a line to 1 and no business with the room */
 struct world {
 	struct cluster c;
@@ -99,7 +92,7 @@ static int setup(void **state)
 	cluster_new(&w->c, 3, 3);
 	for (unsigned int i = 0; i < 3; i++) {
 		w->engines[i] = cluster_engine(&w->c, i, names[i]);
-		w->caches[i] = geometry;
+		w->caches[i] = cluster_geometry;
 		cluster_cache(&w->c, w->engines[i], "kv", 0, &w->caches[i]);
 		memset(w->caches[i].base, (int)(0x11 * (i + 1)), w->caches[i].bytes);
 	}

@@ -24,13 +24,6 @@
 
 #define MS LOOP_NS_PER_MS
 
-static const struct cache geometry = {.layers = 4,
-				      .pages = 16,
-				      .page_tokens = 4,
-				      .units = 4,
-				      .total_units = 4,
-				      .unit_bytes = 32};
-
 /* node 0 prefills, node 1 decodes */
 struct pair {
 	struct cluster c;
@@ -46,7 +39,7 @@ static int setup(void **state)
 	p->prefill = cluster_engine(&p->c, 0, "vllm");
 	p->decode = cluster_engine(&p->c, 1, "sglang");
 	p->prefill->admin = p->decode->admin = true;
-	p->src = p->dst = geometry;
+	p->src = p->dst = cluster_geometry;
 	cluster_cache(&p->c, p->prefill, "kv", 0, &p->src);
 	cluster_cache(&p->c, p->decode, "kv", 0, &p->dst);
 	*state = p;
