@@ -205,10 +205,12 @@ void room_move(struct room *room, enum room_state to)
 /* ---- failing ---- */
 
 /* A source that this receiver has told nothing yet waits for it, or will: it cannot know
- * that nothing will come. */
+ * that nothing will come. One whose pool went has no room any more, and a later one of
+ * that number is another's. */
 static bool early_source(const struct room *room, const struct party *party)
 {
-	return room->role == ROOM_RECV && sm_state(&party->remote->peer->sm) == PEER_UP;
+	return room->role == ROOM_RECV && !party->withdrawn &&
+	       sm_state(&party->remote->peer->sm) == PEER_UP;
 }
 
 static void tell_abort(struct room *room, const struct party *party)

@@ -317,6 +317,31 @@ static void sender_that_opens_after_its_receiver_was_aborted_fails(void **state)
 	said(p, 2, ROOM_SEND, 11, ERR_ABORTED, "enough");
 }
 
+/* The room that it waited for ended with that engine. */
+static void sender_of_the_engine_that_follows_a_dead_one_waits(void **state)
+{
+	struct trio *p = *state;
+	struct cache cache = p->caches[0];
+	struct session *engine;
+
+	open_recv(p, 12, FIRST);
+	cluster_run(&p->c, AT_ONCE);
+	cluster_engine_dies(&p->c, p->engines[0]);
+	cluster_run(&p->c, AT_ONCE);
+	said(p, 1, ROOM_RECV, 12, ERR_SESSION, "withdrew pool 'kv'");
+	assert_int_equal(rooms_at(p, 0)->early_count, 0);
+	engine = cluster_engine(&p->c, 0, "prefill again");
+	cluster_cache(&p->c, engine, "kv", 0, &cache);
+	cluster_ok(&p->c, engine,
+		   "{'cmd':'room.open','room':'12','role':'send','pool':%llu}",
+		   (unsigned long long)cache.pool);
+	cluster_run(&p->c, AT_ONCE);
+	assert_int_equal(cluster_state(&p->c, engine, "send", 12), KVD_BOOTSTRAPPING);
+	cluster_engine_dies(&p->c, engine);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	cache_close(&cache);
+}
+
 static void what_is_remembered_is_bounded_in_time(void **state)
 {
 	struct trio *p = *state;
@@ -601,6 +626,7 @@ int main(void)
 		CASE(other_receivers_of_the_sender_learn),
 		CASE(sender_that_opens_later_fails_at_once),
 		CASE(sender_that_opens_after_its_receiver_was_aborted_fails),
+		CASE(sender_of_the_engine_that_follows_a_dead_one_waits),
 		CASE(what_is_remembered_is_bounded_in_time),
 		CASE(what_is_remembered_is_bounded_in_number),
 		CASE(receiver_that_opens_again_takes_its_abort_back),

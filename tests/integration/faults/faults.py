@@ -466,6 +466,14 @@ class Play:
         s = Side(source, number, roles[0], SMALL)
         d = Side(target, number, roles[1], SMALL, source)
         s.open()  # first: a pull that comes before it is told how the last one ended
+        if (self.cell.phase, self.cell.victim) == ("receiver-alone", "target-engine") and \
+                self.cell.fault in ("kill", "leave"):
+            # it is the dead one's: told of it, as if it had been there
+            s.until(FAILED)
+            if "ESESSION: " not in s.words() or "victim-d" not in s.words():
+                raise Wrong("%s: %s" % (s, s.words()))
+            s.close()
+            s.open()
         d.open()
         if self.cell.way == "push":
             d.bind()
