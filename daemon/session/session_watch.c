@@ -19,9 +19,9 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
-#include <sys/pidfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "daemon/base/err.h"
@@ -66,7 +66,7 @@ static int pidfd_checked(const struct session_peer *peer, int *fd_p)
 
 	if (getsockopt(peer->fd, SOL_SOCKET, SO_PEERPIDFD, fd_p, &len) == 0)
 		return 0;
-	*fd_p = pidfd_open(peer->pid, 0);
+	*fd_p = (int)syscall(SYS_pidfd_open, peer->pid, 0);
 	if (*fd_p < 0 && errno == ESRCH)
 		return err_raise(ERR_SESSION, "process %d, which connected, is gone",
 				 (int)peer->pid);
