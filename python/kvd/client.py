@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 
-from . import _check, _kvd, cuda
+from . import _check, _kvd, cuda, daemon
 from .layout import Layout
 from .memory import Memory, adopt, memory_of
 from .rooms import OFFER, PULL, RECV, SEND, Room, source_pack
@@ -55,7 +55,8 @@ class Client:
     """A session. Any number of threads may use it; a child of fork() may not.
 
     socket: path of the control socket; name: of the instance. Neither: KVD_SOCKET, else
-    the only socket in KVD_RUN_DIR or /run/kvd. client: what this engine calls itself; role:
+    the only socket in KVD_RUN_DIR or /run/kvd; with KVD_AUTOSTART=1, when none answers, a
+    daemon of this process's own (kvd.daemon). client: what this engine calls itself; role:
     "prefill", "decode" or None. timeout: seconds, of every call.
 
     When the daemon is restarted the next call makes a new session and registers the same
@@ -65,9 +66,9 @@ class Client:
     def __init__(self, socket=None, *, name=None, client="python", role=None, timeout=None):
         if isinstance(socket, os.PathLike):
             socket = os.fspath(socket)
-        self._kvd = _kvd.Client(_check.text("socket", socket), _check.text("name", name),
-                                _check.text("client", client), _check.text("role", role),
-                                _check.seconds("timeout", timeout))
+        self._kvd = daemon.session(_check.text("socket", socket), _check.text("name", name),
+                                   _check.text("client", client), _check.text("role", role),
+                                   _check.seconds("timeout", timeout))
 
     def __enter__(self):
         return self

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding the daemon of this node, and a private one for tests and laptops.
+"""The daemon: finding that of this node, the program itself, and a private daemon for
+tests and laptops.
 
 KVD_SOCKET       path of the control socket
 KVD_AUTOSTART=1  no daemon answers: start one that lives as long as this process
-KVD_DAEMON       the program to start; else `kvd` in PATH"""
+KVD_DAEMON       the program to start; else this package's own, else `kvd` in PATH"""
 import atexit
 import logging
 import os
@@ -13,12 +14,15 @@ import tempfile
 import threading
 import time
 
-from .client import Client
+from . import _kvd
 from .errors import ConnectionError, Error
 
 log = logging.getLogger("kvd.daemon")
 _lock = threading.Lock()
 _private = None
+
+# a wheel has the programs, an install from the source tree has not
+_OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin")
 
 _CONFIG = """[daemon]
 name = kvd
@@ -47,32 +51,40 @@ def _folder():
                             dir=base if len(os.fsencode(base)) <= _BASE_MAX else "/tmp")
 
 
+def program(name):
+    """Path of the program "kvd" or "kvd-ctl": this package's own, which is of its version,
+    else the one in PATH; None: there is none."""
+    own = os.path.join(_OWN, name)
+    return own if os.path.exists(own) else shutil.which(name)
+
+
 class PrivateDaemon:
     """A daemon that ends with this process, whatever that ends of."""
 
     def __init__(self):
-        program = os.environ.get("KVD_DAEMON") or shutil.which("kvd")
-        if not program:
-            raise ConnectionError("KVD_AUTOSTART: no program kvd in PATH, and KVD_DAEMON "
-                                  "is not set", "ENODAEMON", 513, "session", True)
+        kvd = os.environ.get("KVD_DAEMON") or program("kvd")
+        if not kvd:
+            raise ConnectionError("KVD_AUTOSTART: no program kvd in this package or in PATH, "
+                                  "and KVD_DAEMON is not set", "ENODAEMON", 513, "session",
+                                  True)
         self.pid = os.getpid()
         self.dir = _folder()
         self.socket = os.path.join(self.dir, "kvd.sock")
         config = os.path.join(self.dir, "kvd.conf")
         with open(config, "w") as out:
             out.write(_CONFIG % self.dir)
-        self.shell = subprocess.Popen(["/bin/sh", "-c", _SHELL, self.dir, program, "--config",
+        self.shell = subprocess.Popen(["/bin/sh", "-c", _SHELL, self.dir, kvd, "--config",
                                        config], stdin=subprocess.PIPE)
         atexit.register(self.stop)
         self._wait()
-        log.info("started %s for this process: %s", program, self.socket)
+        log.info("started %s for this process: %s", kvd, self.socket)
 
     def _wait(self):
         end, pause, why = time.monotonic() + 20, 0.001, "it does not answer"
         while time.monotonic() < end:
             if os.path.exists(self.socket):
                 try:
-                    return Client(self.socket, client="autostart").close()
+                    return _kvd.Client(self.socket, None, "autostart", None, None).close()
                 except Error as error:
                     why = error.message
             if not self.alive():
@@ -118,15 +130,16 @@ def private_socket():
         return _private.socket
 
 
-def connect(name, role=None, timeout=None):
-    """A Client of the node's daemon; raises ConnectionError that says what to do."""
+def session(socket, name, client, role, timeout):
+    """The extension's client, for kvd.Client. Where the caller names no daemon and none
+    answers: of a private one (KVD_AUTOSTART), or ConnectionError that says what to do."""
     try:
-        return Client(client=name, role=role, timeout=timeout)
+        return _kvd.Client(socket, name, client, role, timeout)
     except ConnectionError as error:
-        if error.code != "ENODAEMON":
+        if error.code != "ENODAEMON" or socket is not None or name is not None:
             raise
         if os.environ.get("KVD_AUTOSTART", "0") in ("1", "yes", "on"):
-            return Client(private_socket(), client=name, role=role, timeout=timeout)
+            return _kvd.Client(private_socket(), None, client, role, timeout)
         raise ConnectionError(
             "%s (start kvd on this node, point KVD_SOCKET at its control socket, or set "
             "KVD_AUTOSTART=1 for a private one)" % error.message, error.code, error.number,

@@ -2,7 +2,9 @@
 import subprocess
 from typing import Optional
 
-from .client import Client
+from . import _kvd
+
+def program(name: str) -> Optional[str]: ...
 
 class PrivateDaemon:
     pid: int
@@ -14,4 +16,10 @@ class PrivateDaemon:
     def stop(self) -> None: ...
 
 def private_socket() -> str: ...
-def connect(name: str, role: Optional[str] = ..., timeout: Optional[float] = ...) -> Client: ...
+def session(
+    socket: Optional[str],
+    name: Optional[str],
+    client: Optional[str],
+    role: Optional[str],
+    timeout: Optional[float],
+) -> _kvd.Client: ...

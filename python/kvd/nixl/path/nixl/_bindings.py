@@ -19,7 +19,7 @@ import zlib
 import numpy as np
 
 from kvd import _kvd, cuda
-from kvd.daemon import connect
+from kvd.client import Client
 from kvd.errors import Error
 from kvd.memory import adopt
 
@@ -233,7 +233,7 @@ class nixlAgent:
         self._name, self._config = name, config
         wire, self._prefix = _wire_name(name)
         try:
-            self._client = connect(wire)
+            self._client = Client(client=wire)
             self._kvd = self._client._kvd
             self._kvd.prepare()
         except Error as error:

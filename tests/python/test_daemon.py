@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon's program, a private daemon for kvd.Client, and `python -m kvd`."""
+import asyncio
+import os
+import subprocess
+import sys
+
+import pytest
+
+import kvd
+import kvd.daemon
+
+BUILD = os.path.abspath(os.environ["KVD_BUILD"])
+
+
+def module(*args, **env):
+    return subprocess.run([sys.executable, "-m", "kvd"] + list(args), capture_output=True,
+                          text=True, env=dict(os.environ, **env), timeout=60)
+
+
+@pytest.fixture
+def nowhere(tmp_path, monkeypatch):
+    """No daemon answers, and no program is there to be started."""
+    monkeypatch.setenv("KVD_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("KVD_SOCKET", "KVD_NAME", "KVD_DAEMON", "KVD_AUTOSTART"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(kvd.daemon, "_OWN", str(tmp_path / "own"))
+    return tmp_path
+
+
+def program(folder):
+    folder.mkdir(exist_ok=True)
+    path = folder / "kvd"
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_program_of_the_package_comes_before_path(nowhere):
+    assert kvd.daemon.program("kvd") is None
+    in_path = program(nowhere)
+    assert kvd.daemon.program("kvd") == in_path
+    own = program(nowhere / "own")
+    assert kvd.daemon.program("kvd") == own
+    assert kvd.daemon.program("kvd-ctl") is None
+
+
+def test_client_starts_a_daemon_where_it_is_wanted(nowhere, monkeypatch):
+    with pytest.raises(kvd.ConnectionError, match="KVD_AUTOSTART=1"):
+        kvd.Client()
+    monkeypatch.setenv("KVD_AUTOSTART", "1")
+    with pytest.raises(kvd.ConnectionError, match="no program kvd in this package or in PATH"):
+        kvd.Client()
+    monkeypatch.setenv("KVD_DAEMON", os.path.join(BUILD, "kvd"))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # of the shell that ends it
+    try:
+        with kvd.Client() as one, kvd.Client() as two:
+            assert one.info["pid"] == two.info["pid"]
+
+            async def third():
+                async with kvd.AsyncClient() as three:
+                    return three.info["pid"]
+            assert asyncio.run(third()) == one.info["pid"]
+            assert os.readlink("/proc/%d/exe" % one.info["pid"]) == \
+                os.path.realpath(os.path.join(BUILD, "kvd"))
+    finally:
+        kvd.daemon._private.stop()
+
+
+def test_client_of_a_named_daemon_starts_none(nowhere, monkeypatch):
+    monkeypatch.setenv("KVD_AUTOSTART", "1")
+    monkeypatch.setenv("KVD_DAEMON", os.path.join(BUILD, "kvd"))
+    for named in ({"socket": str(nowhere / "kvd.sock")}, {"name": "gpu0"}):
+        with pytest.raises(kvd.ConnectionError) as told:
+            kvd.Client(**named)
+        assert told.value.code == "ENODAEMON"
+
+
+def test_module_runs_the_programs():
+    path = BUILD + ":" + os.environ["PATH"]
+    for word in ("daemon", "ctl"):
+        done = module(word, "--version", PATH=path)
+        assert done.returncode == 0 and "0." in done.stdout, done.stderr
+    done = module("ctl", "no-such-command", PATH=path)
+    assert done.returncode == 2 and "no-such-command" in done.stderr
+
+
+def test_module_says_what_is_missing(tmp_path):
+    if kvd.daemon.program("kvd") and os.path.exists(kvd.daemon._OWN):
+        pytest.skip("a package without programs")
+    done = module("daemon", PATH=str(tmp_path))
+    assert done.returncode == 127 and "nor in PATH" in done.stderr
+    for args in ([], ["serve"]):
+        done = module(*args)
+        assert done.returncode == 2 and "daemon ARGS" in done.stderr
