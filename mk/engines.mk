@@ -9,6 +9,6 @@ ENGINES_DIR := build/engines
 .PHONY: engines
 engines: all wheel ## real vLLM and SGLang on kvd's nixl (PyPI, 14 GB; ENGINES=words)
 	@$(PYTHON) -m pip install -q --no-deps --upgrade --target $(ENGINES_DIR)/kvd \
-		build/wheel/kvd-*.whl
+		build/wheel/kvd_transfer-*.whl
 	@KVD_BUILD=$(CURDIR)/$(B) KVD_ENGINES=$(CURDIR)/$(ENGINES_DIR) tests/engines/run.py \
 		$(if $(filter kvd,$(ONLY)),--only-kvd) $(ENGINES)

@@ -19,12 +19,12 @@ $(PYDIR)/installed: $(PYSRC) python/README.md
 	$(SAY) VENV $(PYDIR)
 	$(Q)scripts/python-venv.sh $(PYDIR) $(PYTHON) && touch $@ || :
 
-wheel: ## build one wheel for all Pythons in build/wheel
+wheel: $(PROGRAMS) ## build one wheel for all Pythons, with the daemon, in build/wheel
 	$(SAY) WHEEL build/wheel
-	$(Q)scripts/python-wheel.sh $(PYDIR) $(PYTHON) build/wheel
+	$(Q)scripts/python-wheel.sh $(PYDIR) $(PYTHON) $(B) build/wheel
 
-wheel-check: all wheel ## install it where there is no compiler, and move bytes
-	@scripts/python-wheel-check.sh build/wheel $(PYTHON) $(CURDIR)/$(B)/kvd
+wheel-check: wheel ## its files, and its daemon where there is nothing but Python (root)
+	@KVD_WHEEL_TOOLS=$(PYDIR)/wheel-tools tests/wheel/test_wheel.py build/wheel
 
 #   REPS=n processes of each module (3), TRANSPORT=shm|tcp
 bench-python: all $(PYDIR)/installed ## kvd's nixl beside the real one (PyPI)

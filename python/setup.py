@@ -2,12 +2,16 @@
 """Builds kvd._kvd: the extension's own sources and libkvd's, in one shared object.
 
 The sources of libkvd lie in lib/ beside this folder, and include by paths from the root. Python's
-stable ABI of 3.9 is used, so one wheel serves every later version."""
+stable ABI of 3.9 is used, so one wheel serves every later version.
+
+KVD_PROGRAMS: a folder whose files go into the package as kvd/bin (`make wheel` names it).
+Without it the package is the client alone."""
 import os
 import sys
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 try:
     from setuptools.command.bdist_wheel import bdist_wheel
@@ -17,6 +21,7 @@ except ImportError:
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 ABI = "0x03090000"
+PROGRAMS = os.environ.get("KVD_PROGRAMS")
 # of the plan library: layouts; plans are the daemon's
 PLAN = ("layout", "layout_json", "layout_target", "layout_wire", "nest", "segment", "strip")
 
@@ -49,6 +54,15 @@ class BuildFromRoot(build_ext):
             os.chdir(before)
 
 
+class WithPrograms(build_py):
+    """The programs as they are, executable bits and all."""
+
+    def run(self):
+        super().run()
+        if PROGRAMS:
+            self.copy_tree(PROGRAMS, os.path.join(self.build_lib, "kvd", "bin"))
+
+
 class StableAbiWheel(bdist_wheel):
     def finalize_options(self):
         self.py_limited_api = "cp39"
@@ -69,5 +83,7 @@ setup(
         extra_link_args=["-pthread", "-Wl,-z,relro,-z,now", "-Wl,--as-needed",
                          "-Wl,--exclude-libs,ALL"],
         libraries=["cjson", "dl"])],
-    cmdclass={"build_ext": BuildFromRoot, "bdist_wheel": StableAbiWheel},
+    scripts=["bin/kvd", "bin/kvd-ctl"] if PROGRAMS else [],
+    cmdclass={"build_ext": BuildFromRoot, "build_py": WithPrograms,
+              "bdist_wheel": StableAbiWheel},
 )

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python of README.md, run as it stands there: only the endpoint is the test's, and
-KVD_SOCKET names the decode side's daemon."""
+KVD_SOCKET names the decode side's daemon. That of python/README.md is a program."""
 import os
 import re
+import subprocess
+import sys
 
 import kvd
 from conftest import ROOT
 
 
-def readme_lines():
-    with open(os.path.join(ROOT, "README.md")) as text:
+def readme_lines(folder="."):
+    with open(os.path.join(ROOT, folder, "README.md")) as text:
         return re.search(r"^```python\n(.*?)^```$", text.read(), re.M | re.S).group(1)
 
 
@@ -29,3 +31,13 @@ def test_readme_takes_what_was_offered(pair, monkeypatch):
             assert told["client"].endpoint != client.endpoint
         finally:
             told["client"].close()
+
+
+def test_first_transfer_is_a_whole_program(tmp_path):
+    (tmp_path / "first.py").write_text(readme_lines("python"))
+    env = dict(os.environ, KVD_AUTOSTART="1", KVD_RUN_DIR=str(tmp_path),
+               KVD_DAEMON=os.path.join(os.environ["KVD_BUILD"], "kvd"))
+    done = subprocess.run([sys.executable, "first.py"], cwd=tmp_path, env=env, text=True,
+                          capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert done.stdout == "%s\n" % ([8 * 16 * 256] * 4)

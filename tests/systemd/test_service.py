@@ -22,6 +22,8 @@ sys.path.insert(0, os.path.join(TREE, "tests", "lib"))
 from kvd_daemon import BUILD, DEADLINE_S, Skip, run  # noqa: E402
 
 ROOT = os.path.join(TREE, "build", "systemd-root")
+PACKAGES = ["systemd", "systemd-sysv", "dbus", "procps",
+            "libev4", "libzmq5", "libcjson1", "libinih1", "libxxhash0"]
 CONF = """[daemon]
 name = %s
 log_level = info
@@ -53,7 +55,8 @@ class Guest:
         if os.getuid() != 0 or not cgroups:
             raise Skip("root and a writable cgroup2")
         self.cgroup = "%s/kvd-test-%d" % (cgroups[0], os.getpid())
-        made = subprocess.run([HERE + "/root.sh", ROOT], capture_output=True, text=True)
+        made = subprocess.run([HERE + "/root.sh", ROOT] + PACKAGES, capture_output=True,
+                              text=True)
         if made.returncode:
             raise Skip((made.stdout.strip().split("skipped: ")[-1] or made.stderr.strip()))
         self.log = tempfile.TemporaryFile()
