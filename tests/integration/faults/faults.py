@@ -212,6 +212,11 @@ class Play:
         self.struck_ns = memory_gone_ns(node.pid)
         node.daemon.wait()
 
+    def downs(self, node):
+        """How often it has given up, or was given up by, the other of the two."""
+        other = self.world.nodes[1 - self.world.nodes.index(node)]
+        return node.log().count("peer %s: down instance=" % other.endpoint)
+
     def thaw_later(self):
         node = self.victim_node()
         node.signal(signal.SIGSTOP)
@@ -219,6 +224,7 @@ class Play:
         return node
 
     def daemon_stop(self):
+        self.seen = self.downs(self.victim_node())
         self.frozen = self.thaw_later()
         self.frozen_pid = self.frozen.pid
         self.world.pass_time(self.struck_ns + int(1.2e9 * SLOW))
@@ -425,7 +431,7 @@ class Play:
         lines that it is given up. Until then it takes rooms that end so."""
         node = self.frozen
         if node and node.alive and node.pid == self.frozen_pid:
-            self.world.until(lambda: ": down instance=" in node.log(),
+            self.world.until(lambda: self.downs(node) > self.seen,
                              "%s does not learn that it was given up" % node.name)
 
     def all_there(self):
