@@ -55,9 +55,16 @@ class Stage:
         self.warm_up()
 
     def warm_up(self):
-        """Everybody knows everybody, all is mapped once."""
+        """Everybody knows everybody, all is mapped once, and filled by the helpers."""
         self.open_witnesses()
         self.check_witnesses(list(self.rooms))
+        was, now = None, self.shmem()
+        while was != now:
+            self.world.pass_time(time.monotonic_ns() + 100_000_000)
+            was, now = now, self.shmem()
+
+    def shmem(self):
+        return [node.figures()["shmem"] for node in self.world.nodes]
 
     def close(self):
         self.world.close()
