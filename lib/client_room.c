@@ -148,6 +148,10 @@ static void open_text(struct kvd_room *room, const struct kvd_room_args *a,
 	if (a->lease_ms)
 		client_text_int(&op->text, "lease_ms", a->lease_ms);
 	text_timeouts(&op->text, a);
+	if (a->request_id)
+		client_text_str(&op->text, "request_id", a->request_id);
+	if (a->traceparent)
+		client_text_str(&op->text, "traceparent", a->traceparent);
 }
 
 static void room_undo(struct kvd_room *room)

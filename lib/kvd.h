@@ -506,6 +506,14 @@ struct kvd_room_args {
 	struct kvd_wait wait;			     /* pull: before landing */
 	uint32_t lease_ms;			     /* offer; 0: the daemon's default */
 	uint32_t bootstrap_ms, waiting_ms, stall_ms; /* 0: the daemon's defaults */
+	/*
+	 * What the engine calls its request, and its span, or NULL: shown by kvd-ctl and
+	 * in the log; those of a recv or pull also at the other side, if its room has
+	 * none. request_id: 1 to 128 bytes of visible ASCII without " and \. traceparent:
+	 * 00-TRACE-PARENT-FLAGS of W3C Trace Context, lower-case hex, 55 characters. Else
+	 * -KVD_E_INVAL or -KVD_E_RANGE.
+	 */
+	const char *request_id, *traceparent;
 };
 
 struct kvd_bind_args {

@@ -84,11 +84,13 @@
 /* type and total: of the message; at: where in its body these bytes begin. In order, one
  * message of a sender at a time */
 #define WIRE_PART(F) F(u16, type) F(u32, total) F(u32, at) F(blob, bytes)
-/* views: count u32, {str name, u64 first_token, u64 token_begin, u64 token_end,
+/* request_id, traceparent: what the engine calls its request, "" = nothing.
+ * views: count u32, {str name, u64 first_token, u64 token_begin, u64 token_end,
  * blob pages as runs {u32 page, u32 count}}; wants: count u32, plan_want */
 #define WIRE_TRANSFER_INFO(F)                                                      \
 	F(u64, room) F(u64, recv_gen) F(u64, src_pool) F(u64, dst_pool)            \
-	F(u32, receivers) F(blob, views) F(blob, wants)
+	F(u32, receivers) F(blob, views) F(blob, wants)                            \
+	F(opt, request_id) F(opt, traceparent)
 #define WIRE_TRANSFER_INFO_ACK(F)                                                  \
 	F(u64, room) F(u64, recv_gen) F(u64, src_pool) F(u64, send_gen)
 #define WIRE_TRANSFER_INFO_NAK(F)                                                  \
@@ -103,7 +105,8 @@
 /* to_gen: the generation that the ABORT came from */
 #define WIRE_ABORT_ACK(F) F(u64, room) F(u64, to_gen)
 #define WIRE_OFFER_QUERY(F)                                                        \
-	F(u64, room) F(u64, pull_gen) F(u64, src_pool) F(u64, dst_pool)
+	F(u64, room) F(u64, pull_gen) F(u64, src_pool) F(u64, dst_pool)            \
+	F(opt, request_id) F(opt, traceparent)
 /* views as in TRANSFER_INFO */
 #define WIRE_OFFER(F)                                                              \
 	F(u64, room) F(u64, pull_gen) F(u64, offer_gen) F(u64, src_pool)           \

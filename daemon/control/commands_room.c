@@ -83,6 +83,7 @@ struct open_args {
 	const cJSON *sources, *remote;
 	uint32_t receivers, lease_ms;
 	const cJSON *timeouts;
+	const char *request_id, *traceparent;
 	struct pages_args pages;
 };
 
@@ -269,11 +270,14 @@ static int run_open(struct request *req)
 	struct room_args args = {0};
 	struct room_maps maps = {0};
 	struct wait_spec wait = {0};
+	struct room_names *names mem_cleanup(mem_freep) = NULL;
 	struct room *room = NULL;
 	int r = parse_open(req, &args);
 
 	if (r >= 0)
 		r = check_members(req->line, args.role);
+	if (r >= 0)
+		r = room_names_make(in->request_id, in->traceparent, &names);
 	if (r >= 0)
 		r = check_target(&args);
 	if (r >= 0)
@@ -296,6 +300,7 @@ static int run_open(struct request *req)
 	else
 		room_maps_fini(&maps);
 	room->wait = wait;
+	room->names = mem_steal(names);
 	if (args.role == ROOM_RECV || args.role == ROOM_PULL)
 		r = add_sources(room, in);
 	if (r < 0) {
@@ -510,6 +515,12 @@ static const struct field open_fields[] = {
 	F_OBJECT("timeouts", open_args, timeouts, OPTIONAL,
 		 "{bootstrap_ms, waiting_ms, stall_ms}"),
 	F_WAIT(open_args),
+	F_STR("request_id", open_args, request_id, OPTIONAL, 0,
+	      "what the engine calls its request: 1 to 128 bytes of visible ASCII "
+	      "without \" and \\; for records and logs here and, of recv and pull, at "
+	      "the other side"),
+	F_STR("traceparent", open_args, traceparent, OPTIONAL, 0,
+	      "its span, as in W3C Trace Context: 00-TRACE-PARENT-FLAGS, 55 characters"),
 	F_END,
 };
 static const struct field bind_fields[] = {
@@ -571,5 +582,14 @@ const struct command room_commands[] = {
 	 "timings_ms, bytes, expected_bytes, tokens, surplus_tokens, session, engine, "
 	 "peer_count, peer (the first), transport}; next: if there are more; total: "
 	 "ended so far. The last 4096 are kept"},
+	{"room.trace", "what happened to the rooms of a number, and when",
+	 room_trace_fields, 0, room_trace_run,
+	 "rooms: {what room.show or room.history says; generation, opened_ns "
+	 "(CLOCK_MONOTONIC), layout (its digest), open, now_ns (of one that has not "
+	 "ended), views: {view, party, first_token, tokens, layers, pages, runs}, "
+	 "events, the latest first: {ns (since it was opened), what, party, seq, bytes, "
+	 "generation}, left_out: events past 4096, forgotten: the first are "
+	 "overwritten}; name, instance, boot_id, clock_ns. The latest 65536 events of "
+	 "all rooms are kept"},
 	{.name = NULL},
 };

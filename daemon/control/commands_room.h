@@ -7,6 +7,7 @@
 
 #include "proto/fields.h"
 
+struct ended_room;
 struct request;
 struct room;
 struct rooms;
@@ -35,5 +36,9 @@ int room_list_run(struct request *req);
 extern const struct field room_list_fields[];
 int room_history_run(struct request *req);
 extern const struct field room_history_fields[];
+/* An ended room's record, as of `now_ns`. False: no memory. */
+bool room_history_fill(struct cJSON *obj, const struct ended_room *e, uint64_t now_ns);
+int room_trace_run(struct request *req);
+extern const struct field room_trace_fields[];
 
 #endif

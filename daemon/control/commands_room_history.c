@@ -12,6 +12,7 @@
 #include "daemon/control/commands_room.h"
 #include "daemon/base/context.h"
 #include "daemon/control/reply_walk.h"
+#include "daemon/room/room_record.h"
 #include "daemon/room/rooms.h"
 #include "daemon/room/rooms_history.h"
 #include "daemon/session/session.h"
@@ -81,8 +82,7 @@ static bool add_phase(cJSON *times, const char *name, uint64_t from, uint64_t to
 				       from && to > from ? (double)(to - from) / 1e6 : 0);
 }
 
-static bool add_times(cJSON *obj, const struct ended_room *e,
-		      const struct history_walk *walk)
+static bool add_times(cJSON *obj, const struct ended_room *e, uint64_t now_ns)
 {
 	uint64_t waiting = e->waiting_ns ? e->waiting_ns : e->ended_ns;
 	uint64_t moving = e->moving_ns ? e->moving_ns : e->ended_ns;
@@ -92,9 +92,9 @@ static bool add_times(cJSON *obj, const struct ended_room *e,
 	       add_phase(t, "waiting", e->waiting_ns, moving) &&
 	       add_phase(t, "transfer", e->moving_ns, e->ended_ns) &&
 	       add_phase(t, "total", e->opened_ns, e->ended_ns) &&
-	       add_age(obj, "opened_ms", e->opened_ns, walk->now_ns) &&
-	       add_age(obj, "started_ms", e->moving_ns, walk->now_ns) &&
-	       add_age(obj, "ended_ms", e->ended_ns, walk->now_ns);
+	       add_age(obj, "opened_ms", e->opened_ns, now_ns) &&
+	       add_age(obj, "started_ms", e->moving_ns, now_ns) &&
+	       add_age(obj, "ended_ms", e->ended_ns, now_ns);
 }
 
 static bool add_error(cJSON *obj, const struct ended_room *e)
@@ -110,13 +110,13 @@ static bool add_error(cJSON *obj, const struct ended_room *e)
 	       cJSON_AddStringToObject(error, "scope", err_scope_name(e->scope));
 }
 
-static bool fill(cJSON *obj, const struct ended_room *e, const struct history_walk *walk)
+bool room_history_fill(cJSON *obj, const struct ended_room *e, uint64_t now_ns)
 {
 	return obj && json_add_u64(obj, "room", e->number) >= 0 &&
 	       cJSON_AddStringToObject(obj, "role", room_role_names[e->role]) &&
 	       cJSON_AddStringToObject(obj, "state_name",
 				       e->code == ERR_OK ? "success" : "failed") &&
-	       add_error(obj, e) && add_times(obj, e, walk) &&
+	       add_error(obj, e) && add_times(obj, e, now_ns) &&
 	       cJSON_AddNumberToObject(obj, "bytes", (double)e->bytes) &&
 	       cJSON_AddNumberToObject(obj, "expected_bytes", (double)e->expected) &&
 	       cJSON_AddNumberToObject(obj, "tokens", (double)e->tokens) &&
@@ -125,14 +125,17 @@ static bool fill(cJSON *obj, const struct ended_room *e, const struct history_wa
 	       cJSON_AddStringToObject(obj, "engine", e->engine) &&
 	       cJSON_AddNumberToObject(obj, "peer_count", e->peers) &&
 	       cJSON_AddStringToObject(obj, "peer", e->peer) &&
-	       cJSON_AddStringToObject(obj, "transport", e->transport);
+	       cJSON_AddStringToObject(obj, "transport", e->transport) &&
+	       room_record_names(obj, e->names);
 }
 
 static int put_ended(const struct ended_room *ended, struct history_walk *walk)
 {
 	struct text *out = &walk->reply.text;
 	cJSON *record = cJSON_CreateObject();
-	char *text = fill(record, ended, walk) ? cJSON_PrintUnformatted(record) : NULL;
+	char *text = room_history_fill(record, ended, walk->now_ns)
+			     ? cJSON_PrintUnformatted(record)
+			     : NULL;
 
 	if (text) {
 		text_puts(out, walk->any ? "," : ",\"rooms\":[");

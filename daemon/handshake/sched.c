@@ -185,6 +185,8 @@ static void sched_post(struct sched_line *line, struct sched_op *op)
 	line->ops_posted++;
 	line->bytes_posted += sched_op_bytes(op);
 	sched_end_turn(flow);
+	if (op->on_posted)
+		op->on_posted(op);
 }
 
 static void sched_on_pump(struct loop_defer *defer)

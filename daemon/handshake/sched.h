@@ -64,6 +64,7 @@ struct sched_op {
 	struct xp_op xp;
 	/* xp.result and xp.err hold the outcome; never called from submit/cancel */
 	void (*on_done)(struct sched_op *op);
+	void (*on_posted)(struct sched_op *op); /* to look only; NULL: nobody does */
 	void *owner;
 	struct sm sm;		  /* enum sched_state; valid once submitted */
 	struct loop_defer finish; /* a queued op's cancel completes here */

@@ -96,6 +96,8 @@ int layout_print(const struct layout *layout, struct cJSON **json_p);
  * layout_parse(). Encoding into a cursor that is too small is ERR_TOOBIG. */
 int layout_encode(const struct layout *layout, struct cursor *out);
 int layout_decode(struct cursor *in, struct layout **layout_p);
+/* XXH3 of that form: alike layouts, alike digests. ERR_NOMEM. */
+int layout_digest(const struct layout *layout, uint64_t *digest_p);
 void layout_free(struct layout *layout); /* NULL is fine */
 void layout_freep(struct layout **layout_p);
 

@@ -141,7 +141,8 @@ static void log_end(const struct room *room)
 	bool told = !ok || config->log_rooms == LOG_ROOMS_ALL ||
 		    (config->log_rooms == LOG_ROOMS_SLOW && took >= SLOW_NS);
 	enum log_level level = told ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG;
-	char number[24], peer[96] = "none", about[320];
+	const struct room_names *names = room->names;
+	char number[24], peer[96] = "none", about[560];
 
 	if ((int)level > log_threshold)
 		return;
@@ -150,10 +151,11 @@ static void log_end(const struct room *room)
 	snprintf(number, sizeof(number), "%llu", (unsigned long long)room->number);
 	snprintf(about, sizeof(about),
 		 "role=%s bytes=%llu ms=%.1f transport=%s peers=%u peer=\"%s\" "
-		 "engine=\"%.63s\"",
+		 "engine=\"%.63s\" request=\"%s\" traceparent=\"%s\"",
 		 room_role_names[room->role], (unsigned long long)room->bytes,
 		 (double)took / 1e6, transport ? transport->ops->name : "none",
-		 room->party_count, peer, room->session->client);
+		 room->party_count, peer, room->session->client,
+		 names ? names->request_id : "", names ? names->traceparent : "");
 	if (ok)
 		LOG_AT(level, "room", number, "success", "%s", about);
 	else
@@ -182,6 +184,7 @@ void room_move(struct room *room, enum room_state to)
 	unsigned int from = sm_state(&room->sm);
 
 	sm_move(&room->sm, to);
+	room_trace(room, TRACE_STATE, NULL, to);
 	room_counts_move(room, from, now);
 	if (to == ROOM_WAITING)
 		room->waiting_ns = now;
@@ -228,6 +231,7 @@ static void tell_abort(struct room *room, const struct party *party)
 	if (room->role == ROOM_PULL && party->answered)
 		return; /* PULL_DONE says it: an ABORT would end the offer for others */
 	snprintf(msg.text, sizeof(msg.text), "%.300s", room->error.text);
+	room_trace(room, TRACE_ABORT_OUT, party, party->gen);
 	if (handshake_tell_abort(party->remote, &msg) < 0)
 		err_clear(); /* a peer that cannot be told is going down */
 }
@@ -415,6 +419,7 @@ struct party *room_party_add(struct room *room, struct remote *remote)
 	party->remote = remote;
 	party->downs = remote->downs;
 	party->rank = ROOM_ANY_RANK;
+	party->index = room->trace.parties++;
 	list_init(&party->ack_link);
 	remote->reaches++;
 	sched_flow_init(&party->flow, &remote->line, room->session->id);
@@ -431,6 +436,8 @@ void party_use_pool(struct party *party, struct remote_pool *pool)
 	handshake_pool_use(pool);
 	snprintf(party->pool_name, sizeof(party->pool_name), "%s", pool->name);
 	party->rank = pool->layout->rank;
+	if (!room_sends(party->room))
+		room_trace(party->room, TRACE_POOL, party, 0);
 }
 
 void party_release_pool(struct party *party)

@@ -23,6 +23,7 @@
 #include "daemon/plan/cover.h"
 #include "daemon/plan/plan.h"
 #include "daemon/room/room_map.h"
+#include "daemon/room/room_trace.h"
 #include "daemon/handshake/sched.h"
 #include "daemon/session/wait.h"
 #include "daemon/transport/kinds.h"
@@ -81,6 +82,7 @@ struct party {
 	bool lost;	      /* its peer went down: ask party_lost() */
 	bool withdrawn;	      /* `pool` is, and the room has seen it */
 	uint64_t downs;	      /* remote->downs, as the room has seen them */
+	uint16_t index;	      /* in the order of joining */
 	bool heard_abort;     /* it waits for our ABORT_ACK */
 	bool quiesced;	      /* its ABORT_ACK is here: quiet on its side too */
 	/* recv, pull */
@@ -208,6 +210,8 @@ struct room {
 	uint64_t progress;    /* at the last look, for stalls */
 	uint64_t version;     /* rooms->version at the last change */
 	uint64_t losses_seen; /* of rooms->losses */
+	struct room_trace trace;
+	struct room_names *names; /* NULL: none were given */
 	struct loop_defer step;
 };
 
@@ -273,8 +277,8 @@ struct move *move_new(struct room *room, struct party *party);
 /* It is over: neither `planned` nor a wait's or mail's end is called any more.
  * Idempotent. The room frees it in its next step, so the caller may go on to read it. */
 void move_end(struct move *move);
-/* Phases but the first and the last; trace shows them. */
 void move_to(struct move *move, enum move_phase phase);
+void move_arrived(struct move *move); /* its request is here and taken */
 /* The transport has moved its bytes: the room's, the party's and the daemon's counts. */
 void move_done(struct move *move, const struct xp_used *used, const struct xp_way *way);
 static inline bool room_sends(const struct room *room)

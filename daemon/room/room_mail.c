@@ -18,6 +18,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <string.h>
 
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
@@ -26,7 +27,7 @@
 #include "daemon/room/rooms.h"
 
 #define RUN_BYTES 8u
-#define FIXED_BYTES 128u /* of either message, an upper bound */
+#define FIXED_BYTES 384u /* of either message, an upper bound */
 
 /* Pages that a turn writes or reads. */
 static size_t pages_a_turn(const struct room *room)
@@ -119,6 +120,19 @@ static void blob_end(struct cursor *out, size_t at)
 	cursor_put_u32(&length, (uint32_t)(out->pos - at));
 }
 
+/* TRANSFER_INFO's last fields, as wire_transfer_info_put() writes them. */
+static void put_names(struct cursor *out, const struct room_names *names)
+{
+	cursor_put_str(out, names ? names->request_id : "");
+	cursor_put_str(out, names ? names->traceparent : "");
+}
+
+static size_t names_bytes(const struct room_names *names)
+{
+	return 2 + 2 +
+	       (names ? strlen(names->request_id) + strlen(names->traceparent) : 0);
+}
+
 static int letter_send(struct mail *mail)
 {
 	const struct party *party = mail->party;
@@ -131,6 +145,7 @@ static int letter_send(struct mail *mail)
 		wants_at = out->pos;
 		wants_put(out, party->wants, party->want_count);
 		blob_end(out, wants_at);
+		put_names(out, mail->room->names);
 	}
 	if (out->bad || out->pos > wire_body_cap(mail->type))
 		return err_pass(room_mail_too_large(mail->type));
@@ -185,8 +200,10 @@ static int letter_begin(struct party *party, enum wire_type type,
 		mail_drop(mail);
 		return err_pass(-EMSGSIZE);
 	}
-	/* its last fields are blobs of no bytes, of which the lengths stand there */
+	/* its last blobs have no bytes yet: their lengths stand there, then the names */
 	mail->out.pos -= 4 * (blobs - 1);
+	if (type == WIRE_T_TRANSFER_INFO)
+		mail->out.pos -= names_bytes(party->room->names);
 	mail->views_at = mail->out.pos;
 	maps_writer_begin(&mail->writer, &mail->out, maps);
 	room_mail_again(mail);

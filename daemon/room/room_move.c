@@ -14,7 +14,6 @@
 #include <string.h>
 
 #include "daemon/base/context.h"
-#include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/loop/offload.h"
 #include "daemon/room/room.h"
@@ -55,7 +54,7 @@ struct move *move_new(struct room *room, struct party *party)
 	return move;
 }
 
-/* ---- a chunk's life, for tracing ---- */
+/* ---- a chunk's life ---- */
 
 static uint64_t seq_of(const struct move *move)
 {
@@ -72,28 +71,36 @@ static uint64_t room_move_rows_of(const struct move *move)
 	return move->plan ? move->plan->rows : 0; /* the peer's own plan */
 }
 
-static void trace(const struct move *move, const char *what)
+static void move_trace(const struct move *move, enum trace_what what)
 {
-	char object[32];
-
-	if (log_threshold < LOG_LEVEL_TRACE)
-		return;
-	snprintf(object, sizeof(object), "%ju", (uintmax_t)move->room->number);
-	log_trace("room", object, what, "role=%s seq=%ju bytes=%ju rows=%ju peer=%s",
-		  room_role_names[move->room->role], (uintmax_t)seq_of(move),
-		  (uintmax_t)bytes_of(move), (uintmax_t)room_move_rows_of(move),
-		  move->party->remote->label);
+	room_trace_chunk(move->room, what, move->party,
+			 &(struct trace_chunk){.seq = seq_of(move),
+					       .bytes = bytes_of(move),
+					       .rows = room_move_rows_of(move)});
 }
 
 void move_to(struct move *move, enum move_phase phase)
 {
-	static const char *const words[] = {[MOVE_PLANNING] = "a chunk is planned",
-					    [MOVE_WAITING] = "a chunk waits",
-					    [MOVE_POSTED] = "a chunk is posted",
-					    [MOVE_ENDED] = "a chunk is over"};
-
 	sm_move(&move->sm, phase);
-	trace(move, words[phase]);
+	if (phase == MOVE_PLANNING)
+		move_trace(move, TRACE_PLANNED);
+	else if (phase == MOVE_WAITING)
+		move_trace(move, TRACE_WAITS);
+	else if (phase == MOVE_POSTED)
+		move_trace(move, move->in ? TRACE_ADMITTED : TRACE_QUEUED);
+	else
+		move_trace(move, TRACE_OVER);
+}
+
+void move_arrived(struct move *move)
+{
+	assert(move->in);
+	move_trace(move, TRACE_ARRIVED);
+}
+
+static void room_move_on_posted(struct sched_op *op)
+{
+	move_trace(op->owner, TRACE_POSTED);
 }
 
 /* By what it went, each once. */
@@ -140,7 +147,7 @@ void move_done(struct move *move, const struct xp_used *used, const struct xp_wa
 	handshake_moved(move->party->remote, room_sends(room) ? METRIC_OUT : METRIC_IN,
 			bytes);
 	room_progress(room);
-	trace(move, "a chunk has moved");
+	move_trace(move, TRACE_MOVED);
 }
 
 int move_sides(const struct move *move, struct xp_sides *sides)
@@ -174,6 +181,7 @@ int move_post(struct move *move, enum xp_kind kind, void (*on_done)(struct sched
 	move_to(move, MOVE_POSTED);
 	move->op.owner = move;
 	move->op.on_done = on_done;
+	move->op.on_posted = room_move_on_posted;
 	sched_submit(&move->party->flow, &move->op);
 	return 0;
 }

@@ -62,6 +62,7 @@ static int give_answer(struct party *party)
 	}
 	party->offers++;
 	party->offered_ns = loop_now_ns(rooms_kvd(party->room->rooms)->loop);
+	room_trace(party->room, TRACE_ACK_OUT, party, party->gen);
 	return err_pass(mail_tell(party, WIRE_T_OFFER, offer_put));
 }
 
@@ -96,6 +97,8 @@ int offer_on_query(struct room *room, struct remote *remote,
 		party->gen = query->pull_gen;
 		party->room_there = query->room;
 		party->want_count = 0;
+		room_names_hear(room, query->request_id, query->traceparent);
+		room_trace(room, TRACE_INFO_IN, party, party->gen);
 	}
 	return err_pass(give_answer(party));
 }
@@ -233,6 +236,7 @@ static int room_offer_begin(struct room *room, struct party *party, struct xp_in
 	move->in = in;
 	move->inbound.on_done = room_offer_on_served;
 	in->owner = &move->inbound;
+	move_arrived(move);
 	r = wants_get(header, &move->wants, &move->want_count);
 	if (r >= 0)
 		r = cover_check_wants(room->pool->layout, party->pool->layout,
@@ -299,6 +303,8 @@ int offer_on_pull_done(struct room *room, struct party *party,
 		*answer_p = ERR_LEASE;
 		return 0;
 	}
+	room_trace(room, TRACE_DONE_IN, party, party->gen);
+	room_trace(room, TRACE_LEASE_OUT, party, party->gen);
 	if (done->code == ERR_OK) {
 		party->done = true;
 	} else {

@@ -29,7 +29,9 @@ static int room_pull_ask(struct room *room, struct party *party)
 				       .src_pool = party->pool->id,
 				       .dst_pool = room->pool->id};
 
+	room_names_tell(room->names, msg.request_id, msg.traceparent);
 	party->told = true;
+	room_trace(room, TRACE_INFO_OUT, party, 0);
 	return handshake_tell_offer_query(party->remote, &msg);
 }
 
@@ -57,6 +59,7 @@ static int take_offer(struct party *party, const struct wire_offer *offer,
 		(offer->lease_ms < LEASE_MAX_MS ? offer->lease_ms : LEASE_MAX_MS) *
 		LOOP_NS_PER_MS;
 	party->answered = true;
+	room_trace(party->room, TRACE_ACK_IN, party, party->gen);
 	room_kick(party->room);
 	return 0;
 }
@@ -105,6 +108,7 @@ static int room_pull_say_done(struct party *party, enum err_code code, const cha
 
 	snprintf(msg.text, sizeof(msg.text), "%.300s", text);
 	party->asked_ack = code == ERR_OK;
+	room_trace(room, TRACE_DONE_OUT, party, party->gen);
 	return handshake_tell_pull_done(party->remote, &msg);
 }
 
@@ -251,6 +255,7 @@ void pull_on_ack(struct room *room, struct party *party, const struct wire_pull_
 	struct err why;
 
 	assert(room->role == ROOM_PULL && party->room == room);
+	room_trace(room, TRACE_LEASE_IN, party, party->gen);
 	if (!room_live(room) || party->done)
 		return;
 	if (ack->code == ERR_OK && party->asked_ack) {

@@ -33,6 +33,17 @@ static bool add_error(cJSON *obj, const struct err *err)
 	       cJSON_AddStringToObject(e, "scope", err_scope_name(err->scope));
 }
 
+bool room_record_names(cJSON *obj, const struct room_names *names)
+{
+	if (!names)
+		return true;
+	return (!names->request_id[0] ||
+		cJSON_AddStringToObject(obj, "request_id", names->request_id)) &&
+	       (!names->traceparent[0] ||
+		cJSON_AddStringToObject(obj, "traceparent", names->traceparent)) &&
+	       cJSON_AddBoolToObject(obj, "named_by_peer", names->from_peer);
+}
+
 static int or_nomem(bool ok)
 {
 	return ok ? 0 : err_raise(ERR_NOMEM, "no memory for a room's record");
@@ -313,9 +324,10 @@ int room_record_full(const struct room *room, cJSON *obj)
 	    !cJSON_AddNumberToObject(obj, "pool", (double)room->pool->id) ||
 	    !cJSON_AddStringToObject(obj, "engine", room->session->client) ||
 	    !cJSON_AddStringToObject(obj, "pool_name", room->pool->name) ||
-	    !add_waits(obj, room) || !add_counts(obj, room) ||
-	    !room_record_add_used(obj, room, &room->used) || !add_timings(obj, room) ||
-	    !add_landed(obj, room) || !add_sizes(obj, room->pool->layout))
+	    !room_record_names(obj, room->names) || !add_waits(obj, room) ||
+	    !add_counts(obj, room) || !room_record_add_used(obj, room, &room->used) ||
+	    !add_timings(obj, room) || !add_landed(obj, room) ||
+	    !add_sizes(obj, room->pool->layout))
 		return or_nomem(false);
 	peers = cJSON_AddArrayToObject(obj, "peers");
 	list_foreach(party, &room->parties, link) {

@@ -16,6 +16,8 @@ int room_record_full(const struct room *room, cJSON *obj);
 int room_record_request(const struct room_request *asked, uint64_t now_ns, cJSON *obj);
 /* What a poll asks for, as text: it asks for rooms by the thousand. ERR_NOMEM. */
 int room_record_text(const struct room *room, struct text *out);
+/* What an engine calls it; NULL: nothing. False: no memory. */
+bool room_record_names(cJSON *obj, const struct room_names *names);
 /* A polled room that is not there: {room, error}. */
 int room_record_missing(const cJSON *asked, const struct err *why, struct text *out);
 

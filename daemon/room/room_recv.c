@@ -37,6 +37,7 @@ int recv_bind(struct room *room, struct room_maps *maps, const struct wait_spec 
 	*maps = (struct room_maps){0};
 	room->wait = *wait;
 	room->bound = true;
+	room_trace(room, TRACE_BOUND, NULL, 0);
 	room_kick(room);
 	return 0;
 }
@@ -53,6 +54,7 @@ static int info_put(const struct party *party, struct wire_blob views,
 					 .views = views,
 					 .wants = wants};
 
+	room_names_tell(room->names, msg.request_id, msg.traceparent);
 	return err_pass(wire_transfer_info_put(out, &msg));
 }
 
@@ -72,6 +74,7 @@ static int tell_all(struct room *room)
 			return 0;
 		}
 		party->told = true;
+		room_trace(room, TRACE_INFO_OUT, party, party->gen);
 		r = mail_tell(party, WIRE_T_TRANSFER_INFO, info_put);
 		if (r < 0)
 			return err_pass(r);
@@ -305,6 +308,7 @@ static int room_recv_begin(struct room *room, struct party *party, struct xp_inb
 	if (r >= 0) {
 		move->inbound.on_done = on_landed;
 		in->owner = &move->inbound;
+		move_arrived(move);
 		if (sm_state(&room->sm) == ROOM_WAITING)
 			room_move(room, ROOM_MOVING);
 		if (r == 0)
@@ -364,6 +368,7 @@ static void confirm(struct room *room)
 		if (party_lost(party) || !party->pool) /* nobody there waits for it */
 			continue;
 		msg.src_pool = party->pool->id;
+		room_trace(room, TRACE_DONE_OUT, party, party->gen);
 		if (handshake_tell_room_done(party->remote, &msg) < 0)
 			err_clear(); /* its peer is going down: its room fails there */
 	}

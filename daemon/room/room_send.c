@@ -17,7 +17,6 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
-#include "daemon/base/log.h"
 #include "daemon/room/room_mail.h"
 #include "daemon/room/room_wire.h"
 #include "daemon/room/rooms.h"
@@ -45,6 +44,7 @@ static void info_taken(struct party *party)
 	party->reading = false;
 	party->done = party->done || party->want_count == 0;
 	party->ack_pending = true;
+	room_trace(party->room, TRACE_INFO_IN, party, party->gen);
 	room_kick(party->room);
 }
 
@@ -135,6 +135,7 @@ int send_on_info(struct room *room, struct remote *remote,
 		return err_pass(r);
 	}
 	room->receivers = info->receivers;
+	room_names_hear(room, info->request_id, info->traceparent);
 	return 0;
 }
 
@@ -153,6 +154,7 @@ void send_on_done(struct room *room, struct party *party)
 {
 	assert(room->role == ROOM_SEND && party->room == room);
 	party->done = true;
+	room_trace(room, TRACE_DONE_IN, party, party->gen);
 	room_kick(room);
 }
 
@@ -295,18 +297,6 @@ static void room_send_dispatch(struct room *room, struct chunk *chunk)
 	send_chunk_left(chunk);
 }
 
-static void trace_given(const struct room *room, const struct chunk *chunk)
-{
-	char object[32];
-
-	if (log_threshold < LOG_LEVEL_TRACE)
-		return;
-	snprintf(object, sizeof(object), "%ju", (uintmax_t)room->number);
-	log_trace("room", object, "a chunk is given",
-		  "role=send seq=%ju last=%d views=%zu", (uintmax_t)chunk->seq,
-		  chunk->last, chunk->maps.count);
-}
-
 int send_chunk(struct room *room, struct chunk *chunk)
 {
 	int r = 0;
@@ -320,7 +310,8 @@ int send_chunk(struct room *room, struct chunk *chunk)
 		return err_pass(r);
 	list_push_back(&room->chunks, &chunk->link);
 	room->last_given = room->last_given || chunk->last;
-	trace_given(room, chunk);
+	room_trace_chunk(room, TRACE_GIVEN, NULL,
+			 &(struct trace_chunk){.seq = chunk->seq});
 	room_kick(room);
 	return 0;
 }

@@ -38,6 +38,8 @@ int rooms_new(struct kvd *kvd, struct rooms **rooms_p)
 	early_init(rooms);
 	r = late_init(rooms);
 	if (r >= 0)
+		r = trace_ring_init(&rooms->trace);
+	if (r >= 0)
 		r = waits_new(kvd->loop, kvd->gpu, &rooms->waits);
 	if (r < 0) {
 		rooms_free(rooms);
@@ -57,6 +59,7 @@ void rooms_free(struct rooms *rooms)
 	       list_empty(&rooms->cursors));
 	loop_prepare_remove(&rooms->before_sleep);
 	history_fini(&rooms->history);
+	trace_ring_fini(&rooms->trace);
 	early_fini(rooms);
 	late_fini(rooms);
 	waits_free(rooms->waits);
@@ -274,6 +277,7 @@ static void room_free(struct room *room)
 		party_drop(party);
 	free_chunks(room);
 	mem_free(room->gave_up_why);
+	mem_free(room->names);
 	room_maps_fini(&room->maps);
 	wait_spec_fini(&room->wait);
 	pool_unuse(room->pool);
@@ -401,6 +405,11 @@ const struct history *rooms_history(const struct rooms *rooms)
 struct kvd *rooms_kvd(const struct rooms *rooms)
 {
 	return rooms->kvd;
+}
+
+struct trace_ring *rooms_trace(struct rooms *rooms)
+{
+	return &rooms->trace;
 }
 
 struct waits *rooms_waits(const struct rooms *rooms)

@@ -75,6 +75,7 @@ struct room *rooms_by_pool(struct rooms *rooms, uint64_t pool, enum room_role ro
 bool rooms_behind(const struct room *room);
 void rooms_catch_up(struct room *room);
 struct kvd *rooms_kvd(const struct rooms *rooms);
+struct trace_ring *rooms_trace(struct rooms *rooms);
 struct waits *rooms_waits(const struct rooms *rooms);
 uint64_t rooms_next_version(struct rooms *rooms);
 uint64_t rooms_version(const struct rooms *rooms);

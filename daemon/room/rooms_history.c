@@ -49,6 +49,7 @@ void history_put(struct history *history, const struct room *room)
 		return;
 	}
 	ended = &history->ring[history->count++ % HISTORY_ROOMS];
+	mem_free(ended->names);
 	*ended = (struct ended_room){
 		.number = room->number,
 		.session = room->session->id,
@@ -65,7 +66,12 @@ void history_put(struct history *history, const struct room *room)
 		.scope = room->error.scope,
 		.retryable = room->error.retryable,
 		.peers = room->party_count,
+		.gen = room->gen,
+		.layout = room->pool->digest,
+		.trace = room->trace,
 	};
+	if (room->names && !(ended->names = mem_dup(room->names, sizeof(*room->names))))
+		err_clear();
 	snprintf(ended->engine, sizeof(ended->engine), "%.39s", room->session->client);
 	if (first) {
 		room_peer_name(first->remote, ended->peer, sizeof(ended->peer));
@@ -85,6 +91,8 @@ const struct ended_room *history_at(const struct history *history, uint64_t seq)
 
 void history_fini(struct history *history)
 {
+	for (uint64_t i = 0; history->ring && i < HISTORY_ROOMS; i++)
+		mem_free(history->ring[i].names);
 	mem_free(history->ring);
 	*history = (struct history){0};
 }

@@ -21,6 +21,9 @@ struct ended_room {
 	uint64_t surplus;   /* tokens of its chunks that nobody had bound */
 	uint64_t opened_ns; /* the loop's clock; the others 0: it never came so far */
 	uint64_t waiting_ns, moving_ns, ended_ns;
+	uint64_t gen, layout; /* the pool's digest */
+	struct room_trace trace;
+	struct room_names *names; /* heap; NULL: none, or there was no memory */
 	enum room_role role;
 	enum err_code code; /* OK: it succeeded */
 	enum err_scope scope;

@@ -30,6 +30,7 @@ struct rooms {
 	uint64_t version;
 	unsigned int live;
 	struct history history;
+	struct trace_ring trace;
 	struct list acks; /* struct party.ack_link */
 	struct loop_prepare before_sleep;
 	/* rooms_late.c */

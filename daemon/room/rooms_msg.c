@@ -143,6 +143,7 @@ void rooms_ack(struct party *party)
 
 	list_remove(&party->ack_link);
 	party->ack_pending = false;
+	room_trace(party->room, TRACE_ACK_OUT, party, party->gen);
 	sent(handshake_tell_transfer_info_ack(party->remote, &ack));
 }
 
@@ -292,6 +293,8 @@ static int on_info_ack(struct rooms *rooms, struct remote *remote, struct cursor
 	party = party_at(rooms, m.recv_gen, ROOM_RECV, remote, m.src_pool);
 	if (party && party->gen == 0)
 		party->gen = m.send_gen;
+	if (party && !party->answered)
+		room_trace(party->room, TRACE_ACK_IN, party, party->gen);
 	if (party)
 		party->answered = true;
 	return 0;
@@ -539,6 +542,7 @@ static int on_abort(struct rooms *rooms, struct remote *remote, struct cursor *b
 		return 0;
 	}
 	party->heard_abort = true;
+	room_trace(room, TRACE_ABORT_IN, party, party->gen);
 	if (room->role == ROOM_OFFER)
 		room_without(party, &why); /* a puller's end is not the offer's */
 	else

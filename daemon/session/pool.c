@@ -118,6 +118,8 @@ static void pool_parse_work(struct offload_job *job)
 	struct making *m = container_of(job, struct making, job);
 
 	job->result = err_prefix(layout_parse(m->layout_json, &m->pool.layout), "layout");
+	if (job->result >= 0)
+		job->result = layout_digest(m->pool.layout, &m->pool.digest);
 }
 
 static int pool_buffers_check(const struct making *m)

@@ -28,6 +28,7 @@ struct pool {
 	struct session *session;
 	char name[POOL_NAME_MAX]; /* pools of one name are meant to match */
 	struct layout *layout;
+	uint64_t digest;	     /* layout_digest() */
 	struct pool_buffer *buffers; /* layout->buffer_count of them */
 	unsigned int rooms;	     /* that use it: pool_use(), pool_unuse() */
 	bool closing;

@@ -22,12 +22,13 @@ class AsyncRoom:
 
     def __init__(self, client, number, role, pool, *, sources=(), receivers=0, views=None,
                  aux=None, wait=None, lease_ms=0, bootstrap_ms=0, waiting_ms=0, stall_ms=0,
-                 timeout=None):
+                 request_id=None, traceparent=None, timeout=None):
         times = {"lease_ms": lease_ms, "bootstrap_ms": bootstrap_ms,
                  "waiting_ms": waiting_ms, "stall_ms": stall_ms}
+        names = {"request_id": request_id, "traceparent": traceparent}
         self._args, self._kwargs = room_pack(
             client._client._kvd, number, role, pool, sources_pack(sources), receivers, views,
-            aux, wait, times, timeout)
+            aux, wait, times, names, timeout)
         self._client, self.number, self._role = client, self._args[1], role
         self._room = None
 
@@ -203,29 +204,34 @@ class AsyncClient:
         return await self._loop.run_in_executor(
             None, lambda: self._client.pool(layout, regions, name=name, timeout=timeout))
 
-    async def send(self, room, pool, *, bootstrap_ms=0, waiting_ms=0, stall_ms=0):
+    async def send(self, room, pool, *, bootstrap_ms=0, waiting_ms=0, stall_ms=0,
+                   request_id=None, traceparent=None):
         """Push, the prefill side; see kvd.Client.send()."""
         return await AsyncRoom(self, room, SEND, pool, bootstrap_ms=bootstrap_ms,
-                               waiting_ms=waiting_ms, stall_ms=stall_ms).open()
+                               waiting_ms=waiting_ms, stall_ms=stall_ms, request_id=request_id,
+                               traceparent=traceparent).open()
 
     async def recv(self, room, pool, sources, *, receivers=0, bootstrap_ms=0, waiting_ms=0,
-                   stall_ms=0):
+                   stall_ms=0, request_id=None, traceparent=None):
         """Push, the decode side; see kvd.Client.recv()."""
         return await AsyncRoom(self, room, RECV, pool, sources=sources, receivers=receivers,
                                bootstrap_ms=bootstrap_ms, waiting_ms=waiting_ms,
-                               stall_ms=stall_ms).open()
+                               stall_ms=stall_ms, request_id=request_id,
+                               traceparent=traceparent).open()
 
     async def offer(self, room, pool, views, *, receivers=0, aux=None, lease_ms=0,
-                    bootstrap_ms=0, waiting_ms=0, stall_ms=0):
+                    bootstrap_ms=0, waiting_ms=0, stall_ms=0, request_id=None, traceparent=None):
         """Pull, the prefill side; see kvd.Client.offer()."""
         return await AsyncRoom(self, room, OFFER, pool, views=views, receivers=receivers,
                                aux=aux, lease_ms=lease_ms, bootstrap_ms=bootstrap_ms,
-                               waiting_ms=waiting_ms, stall_ms=stall_ms).open()
+                               waiting_ms=waiting_ms, stall_ms=stall_ms, request_id=request_id,
+                               traceparent=traceparent).open()
 
     async def pull(self, room, pool, source, views, *, aux=None, wait=None, bootstrap_ms=0,
-                   waiting_ms=0, stall_ms=0):
+                   waiting_ms=0, stall_ms=0, request_id=None, traceparent=None):
         """Pull, the decode side; see kvd.Client.pull()."""
         source_pack(source, "source")
         return await AsyncRoom(self, room, PULL, pool, sources=[source], views=views,
                                aux=aux, wait=wait, bootstrap_ms=bootstrap_ms,
-                               waiting_ms=waiting_ms, stall_ms=stall_ms).open()
+                               waiting_ms=waiting_ms, stall_ms=stall_ms, request_id=request_id,
+                               traceparent=traceparent).open()

@@ -187,35 +187,42 @@ class Client:
         dict, or JSON text). Pools of one name are meant to match; None: "kv"."""
         return Pool(self, layout, regions, name, timeout)
 
-    # ---- rooms: the number is the router's; *_ms: 0 means the daemon's default ----
+    # ---- rooms: the number is the router's; *_ms: 0 means the daemon's default.
+    # request_id (1 to 128 visible ASCII characters without " and \) and traceparent (W3C)
+    # are shown by kvd-ctl and in the log; those of recv and pull also at the other side.
 
-    def send(self, room, pool, *, bootstrap_ms=0, waiting_ms=0, stall_ms=0, timeout=None):
+    def send(self, room, pool, *, bootstrap_ms=0, waiting_ms=0, stall_ms=0, request_id=None,
+             traceparent=None, timeout=None):
         """Push, the prefill side: wait for WAITING_FOR_INPUT, then Room.send() chunks."""
         return Room(self, room, SEND, pool, bootstrap_ms=bootstrap_ms, waiting_ms=waiting_ms,
-                    stall_ms=stall_ms, timeout=timeout)
+                    stall_ms=stall_ms, request_id=request_id, traceparent=traceparent,
+                    timeout=timeout)
 
     def recv(self, room, pool, sources, *, receivers=0, bootstrap_ms=0, waiting_ms=0,
-             stall_ms=0, timeout=None):
+             stall_ms=0, request_id=None, traceparent=None, timeout=None):
         """Push, the decode side: then Room.bind() pages. sources: a list of endpoints or
         kvd.Source, one for each prefill rank; receivers: how many decode ranks each of
         them serves, 0: one."""
         return Room(self, room, RECV, pool, sources=sources, receivers=receivers,
                     bootstrap_ms=bootstrap_ms, waiting_ms=waiting_ms, stall_ms=stall_ms,
+                    request_id=request_id, traceparent=traceparent,
                     timeout=timeout)
 
     def offer(self, room, pool, views, *, receivers=0, aux=None, lease_ms=0, bootstrap_ms=0,
-              waiting_ms=0, stall_ms=0, timeout=None):
+              waiting_ms=0, stall_ms=0, request_id=None, traceparent=None, timeout=None):
         """Pull, the prefill side: pages that may be fetched, for lease_ms. receivers: how
         many pullers, 0: one."""
         return Room(self, room, OFFER, pool, views=views, receivers=receivers, aux=aux,
                     lease_ms=lease_ms, bootstrap_ms=bootstrap_ms, waiting_ms=waiting_ms,
-                    stall_ms=stall_ms, timeout=timeout)
+                    stall_ms=stall_ms, request_id=request_id, traceparent=traceparent,
+                    timeout=timeout)
 
     def pull(self, room, pool, source, views, *, aux=None, wait=None, bootstrap_ms=0,
-             waiting_ms=0, stall_ms=0, timeout=None):
+             waiting_ms=0, stall_ms=0, request_id=None, traceparent=None, timeout=None):
         """Pull, the decode side: what source (an endpoint or a kvd.Source) offered as this
         room, into the pages of views. wait: as in Room.bind()."""
         source_pack(source, "source")
         return Room(self, room, PULL, pool, sources=[source], views=views, aux=aux, wait=wait,
                     bootstrap_ms=bootstrap_ms, waiting_ms=waiting_ms, stall_ms=stall_ms,
+                    request_id=request_id, traceparent=traceparent,
                     timeout=timeout)

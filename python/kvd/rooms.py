@@ -93,13 +93,15 @@ def aux_pack(aux):
     return None if aux is None else _check.integer("aux", aux, 0, _check.U32)
 
 
-def room_pack(client, number, role, pool, sources, receivers, views, aux, wait, times,
+def room_pack(client, number, role, pool, sources, receivers, views, aux, wait, times, names,
               timeout):
-    """(args, kwargs) for _kvd.Room; times: what ends in _ms."""
+    """(args, kwargs) for _kvd.Room; times: what ends in _ms; names: request_id,
+    traceparent."""
     from .client import Pool
     number = _check.integer("room", number)
     _check.instance("pool", pool, Pool, "a pool of Client.pool()")
     kwargs = {name: _check.integer(name, ms, 0, _check.U32) for name, ms in times.items()}
+    kwargs.update({name: _check.text(name, text) for name, text in names.items()})
     wanted = role in (OFFER, PULL) or views is not None
     kwargs.update(
         sources=sources, views=views_pack(views) if wanted else (),
@@ -122,11 +124,12 @@ class Room:
 
     def __init__(self, client, number, role, pool, *, sources=(), receivers=0, views=None,
                  aux=None, wait=None, lease_ms=0, bootstrap_ms=0, waiting_ms=0, stall_ms=0,
-                 timeout=None):
+                 request_id=None, traceparent=None, timeout=None):
         times = {"lease_ms": lease_ms, "bootstrap_ms": bootstrap_ms,
                  "waiting_ms": waiting_ms, "stall_ms": stall_ms}
+        names = {"request_id": request_id, "traceparent": traceparent}
         args, kwargs = room_pack(client._kvd, number, role, pool, sources_pack(sources),
-                                 receivers, views, aux, wait, times, timeout)
+                                 receivers, views, aux, wait, times, names, timeout)
         self.number = args[1]
         self._room = _kvd.Room(*args, **kwargs)
 

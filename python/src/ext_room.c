@@ -206,10 +206,11 @@ static PyObject *room_made(PyTypeObject *type, struct open_start *start, PyObjec
 
 static PyObject *room_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = {"client",   "room",	 "role",	 "pool",
-				"sources",  "receivers", "views",	 "aux",
-				"wait",	    "lease_ms",	 "bootstrap_ms", "waiting_ms",
-				"stall_ms", "timeout",	 "on_done",	 NULL};
+	static char *names[] = {"client",      "room",	    "role",	    "pool",
+				"sources",     "receivers", "views",	    "aux",
+				"wait",	       "lease_ms",  "bootstrap_ms", "waiting_ms",
+				"stall_ms",    "timeout",   "on_done",	    "request_id",
+				"traceparent", NULL};
 	struct open_start start = {0};
 	struct kvd_room_args *a = &start.args;
 	PyObject *client, *pool, *source_list = NULL, *view_list = NULL, *aux = NULL;
@@ -220,11 +221,12 @@ static PyObject *room_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 	uint64_t slot = 0;
 	int role, ms, r;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!KiO!|OIOOOIIIIOO", names,
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!KiO!|OIOOOIIIIOOzz", names,
 					 client_type, &client, &number, &role, pool_type,
 					 &pool, &source_list, &a->receivers, &view_list,
 					 &aux, &wait, &a->lease_ms, &a->bootstrap_ms,
-					 &a->waiting_ms, &a->stall_ms, &timeout, &told) ||
+					 &a->waiting_ms, &a->stall_ms, &timeout, &told,
+					 &a->request_id, &a->traceparent) ||
 	    ext_timeout(timeout, &ms) < 0)
 		return NULL;
 	start.c = (struct client *)client;

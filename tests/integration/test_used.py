@@ -182,8 +182,10 @@ def ucx_memory_that_it_may_not_touch_is_packed():
 
 # ---- trace ----
 
-LIFE = ["a chunk is given", "a chunk is planned", "a chunk is posted", "a chunk has moved",
-        "a chunk is over"]
+LIFE = ["a chunk is given", "a chunk is planned", "a chunk is queued", "a chunk is posted",
+        "a chunk has moved", "a chunk is over"]
+LIFE_THERE = ["a chunk has arrived", "a chunk is planned", "a chunk is admitted",
+              "a chunk has moved", "a chunk is over"]
 
 
 def trace_follows_a_chunk():
@@ -192,7 +194,7 @@ def trace_follows_a_chunk():
             e.cmd("log.level", level="trace")
         pair.hand_over(7, open_push, PUSH, APART)
         logs = [d.log().splitlines() for d in pair.daemons]
-    for log, role, life in zip(logs, PUSH, (LIFE, LIFE[1:])):
+    for log, role, life in zip(logs, PUSH, (LIFE, LIFE_THERE)):
         lines = [line for line in log if "room 7: a chunk" in line]
         assert [line.split("room 7: ")[1].split(" role=")[0] for line in lines] == life, log
         assert all("role=%s seq=0 " % role in line for line in lines), lines

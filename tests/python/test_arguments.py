@@ -290,6 +290,24 @@ def test_no_signature_hides_its_arguments():
                                 inspect.Parameter.VAR_POSITIONAL}, (cls, name)
 
 
+def test_names_of_a_request_are_checked_and_kept(engine):
+    parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    with pytest.raises(TypeError, match="request_id: 7"):
+        engine.client.send(900, engine.pool, request_id=7)
+    for name, text in (("request_id", ""), ("request_id", "a b"), ("request_id", "\x1b[2J"),
+                       ("traceparent", parent.upper()), ("traceparent", "\u00e9" * 55)):
+        with pytest.raises(kvd.Error, match=name + ":"):
+            engine.client.send(900, engine.pool, **{name: text})
+    with pytest.raises(ValueError):
+        engine.client.send(900, engine.pool, request_id="a\0b")
+    room = engine.client.send(900, engine.pool, request_id="cmpl-1", traceparent=parent)
+    shown = engine.client.command("room.show", room="900")
+    assert (shown["request_id"], shown["traceparent"]) == ("cmpl-1", parent)
+    room.abort()
+    room.wait(kvd.FAILED)
+    room.close()
+
+
 def test_retry_names_every_retryable_code():
     """Those of the daemon's table, as docs/reference.md has them, and libkvd's own."""
     import os

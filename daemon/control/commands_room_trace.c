@@ -1,0 +1,368 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * room.trace: what happened to the rooms of a number, open or ended, and when. A session
+ * sees its own rooms, an administrator all; a peer cannot ask. The other side's part is
+ * the other daemon's to tell: kvd-ctl asks both and joins them by generation.
+ *
+ * The reply is made piece by piece. A room may go between two pieces; its events do
+ * not, for they lie in the ring of all rooms.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/context.h"
+#include "daemon/base/hex.h"
+#include "daemon/base/mem.h"
+#include "daemon/config/config.h"
+#include "daemon/control/commands.h"
+#include "daemon/control/commands_room.h"
+#include "daemon/control/reply_walk.h"
+#include "daemon/room/room_cursor.h"
+#include "daemon/room/room_record.h"
+#include "daemon/room/rooms.h"
+#include "daemon/room/rooms_history.h"
+#include "daemon/session/session.h"
+#include "proto/json.h"
+
+#define ROOMS_SHOWN 16u /* of one number */
+#define EVENTS_A_PIECE 64u
+#define ENDED_A_PIECE 256u
+#define RUNS_SHOWN 1024u /* of a view's pages */
+#define PARTIES_SHOWN 64u
+
+struct trace_args {
+	bool all, pages;
+	struct room_key key;
+};
+const struct field room_trace_fields[] = {
+	F_U64("room", trace_args, key.number, REQUIRED, "the router's number"),
+	F_CHOICE("role", trace_args, key.role, DEFAULT(-1), room_role_names,
+		 "send, recv, offer or pull only"),
+	F_BOOL("all", trace_args, all, "every session's (administrators)"),
+	F_BOOL("pages", trace_args, pages, "with the page lists of rooms that are open"),
+	F_END,
+};
+
+struct trace_walk {
+	struct reply_walk reply;
+	struct rooms *rooms;
+	struct room_cursor cursor; /* of the open ones; its `at` NULL: done with them */
+	uint64_t ended;		   /* of the history: the one before is next */
+	unsigned int shown;
+	/* the room under way */
+	bool any_event;
+	bool under_way;
+	uint64_t next; /* its next event's place, plus one */
+	uint64_t opened_ns;
+	uint32_t events;
+};
+
+static struct trace_walk *walk_of(struct reply_walk *reply)
+{
+	return container_of(reply, struct trace_walk, reply);
+}
+
+static void trace_walk_end(struct reply_walk *reply)
+{
+	struct trace_walk *walk = walk_of(reply);
+
+	if (walk->cursor.at)
+		room_cursor_end(&walk->cursor);
+	mem_free(walk);
+}
+
+/* ---- a room's head ---- */
+
+static bool add_layout(cJSON *obj, uint64_t digest)
+{
+	uint8_t bytes[8];
+
+	for (unsigned int i = 0; i < 8; i++)
+		bytes[i] = (uint8_t)(digest >> (56 - 8 * i));
+	return result_add_hex(obj, "layout", bytes, sizeof(bytes));
+}
+
+static bool add_common(cJSON *head, const struct trace_walk *walk, uint64_t layout,
+		       bool open)
+{
+	return json_add_u64(head, "opened_ns", walk->opened_ns) >= 0 &&
+	       add_layout(head, layout) && cJSON_AddBoolToObject(head, "open", open);
+}
+
+/* As [[first page, count]…]. */
+static bool add_runs(cJSON *view, const struct room_map *map)
+{
+	cJSON *runs = cJSON_AddArrayToObject(view, "runs");
+	size_t shown = 0, end;
+
+	for (size_t at = 0; runs && at < map->page_count; at = end) {
+		int pair[2] = {(int)map->pages[at], 1};
+		cJSON *run;
+
+		for (end = at + 1;
+		     end < map->page_count && map->pages[end] == map->pages[end - 1] + 1;
+		     end++)
+			pair[1]++;
+		if (shown++ == RUNS_SHOWN)
+			return cJSON_AddTrueToObject(view, "runs_cut");
+		run = cJSON_CreateIntArray(pair, 2);
+		if (!run || !cJSON_AddItemToArray(runs, run))
+			return false;
+	}
+	return runs;
+}
+
+static bool add_view(cJSON *views, const struct room_map *map, bool pages, int party)
+{
+	double tokens[2] = {(double)map->token_begin, (double)map->token_end};
+	double layers[2] = {map->layers.begin, map->layers.end};
+	cJSON *view = cJSON_CreateObject(), *range;
+
+	if (!view || !cJSON_AddItemToArray(views, view) ||
+	    !cJSON_AddStringToObject(view, "view", map->view) ||
+	    (party >= 0 && !cJSON_AddNumberToObject(view, "party", party)) ||
+	    !cJSON_AddNumberToObject(view, "first_token", (double)map->first_token) ||
+	    !cJSON_AddNumberToObject(view, "pages", (double)map->page_count))
+		return false;
+	range = cJSON_CreateDoubleArray(tokens, 2);
+	if (!range || !cJSON_AddItemToObject(view, "tokens", range))
+		return false;
+	range = layers[1] < UINT32_MAX ? cJSON_CreateDoubleArray(layers, 2)
+				       : cJSON_CreateNull(); /* all */
+	if (!range || !cJSON_AddItemToObject(view, "layers", range))
+		return false;
+	return !pages || add_runs(view, map);
+}
+
+static bool add_maps(cJSON *views, const struct room_maps *maps, bool pages, int party)
+{
+	for (size_t i = 0; i < maps->count; i++) {
+		if (!add_view(views, &maps->maps[i], pages, party))
+			return false;
+	}
+	return true;
+}
+
+/* What is bound here; of a sender, what its receivers have bound. */
+static bool add_views(cJSON *obj, const struct room *room, bool pages)
+{
+	cJSON *views = cJSON_AddArrayToObject(obj, "views");
+	const struct party *party;
+	unsigned int shown = 0;
+
+	if (!views || !add_maps(views, &room->maps, pages, -1))
+		return false;
+	list_foreach(party, &room->parties, link) {
+		if (room->role != ROOM_SEND || shown++ == PARTIES_SHOWN)
+			break;
+		if (!add_maps(views, &party->theirs, pages, party->index))
+			return false;
+	}
+	return true;
+}
+
+/* Its record is what room.show says; more is what only people ask for. */
+static cJSON *head_of_open(struct trace_walk *walk, const struct room *room)
+{
+	const struct trace_args *args = request_args(walk->reply.req);
+	uint64_t now = loop_clock_ns(rooms_kvd(walk->rooms)->loop);
+	cJSON *head = cJSON_CreateObject();
+
+	walk->opened_ns = room->opened_ns;
+	if (room_record_full(room, head) >= 0 &&
+	    add_common(head, walk, room->pool->digest, true) &&
+	    add_views(head, room, args->pages) &&
+	    (room_terminal(room) ||
+	     cJSON_AddNumberToObject(head, "now_ns", (double)(now - room->opened_ns))))
+		return head;
+	cJSON_Delete(head);
+	return NULL;
+}
+
+static cJSON *head_of_ended(struct trace_walk *walk, const struct ended_room *e)
+{
+	uint64_t now = loop_now_ns(rooms_kvd(walk->rooms)->loop);
+	cJSON *head = cJSON_CreateObject();
+
+	walk->opened_ns = e->opened_ns;
+	if (head && room_history_fill(head, e, now) &&
+	    json_add_u64(head, "generation", e->gen) >= 0 &&
+	    add_common(head, walk, e->layout, false))
+		return head;
+	cJSON_Delete(head);
+	return NULL;
+}
+
+/* ---- events ---- */
+
+static int room_begin(struct trace_walk *walk, cJSON *head,
+		      const struct room_trace *trace)
+{
+	struct text *out = &walk->reply.text;
+	char *text = head ? cJSON_PrintUnformatted(head) : NULL;
+
+	cJSON_Delete(head);
+	if (!text)
+		return err_raise(ERR_NOMEM, "no memory for a room's trace");
+	text[strlen(text) - 1] = '\0'; /* its end comes behind the events */
+	text_puts(out, walk->shown++ ? "," : ",\"rooms\":[");
+	text_puts(out, text);
+	text_puts(out, ",\"events\":[");
+	cJSON_free(text);
+	walk->under_way = true;
+	walk->any_event = false;
+	walk->next = trace->last;
+	walk->events = trace->events;
+	return 1;
+}
+
+static void put_number(struct text *out, const char *name, uint64_t value)
+{
+	text_puts(out, name);
+	text_u64(out, value);
+}
+
+static void put_event(struct trace_walk *walk, const struct trace_event *event)
+{
+	struct text *out = &walk->reply.text;
+	enum trace_what what = event->what;
+	uint64_t at = event->at_ns > walk->opened_ns ? event->at_ns : walk->opened_ns;
+
+	put_number(out, walk->any_event ? ",{\"ns\":" : "{\"ns\":", at - walk->opened_ns);
+	text_puts(out, ",\"what\":\"");
+	text_puts(out, what == TRACE_STATE ? room_state_names[event->value]
+					   : trace_names[what]);
+	text_puts(out, "\"");
+	if (event->has_party)
+		put_number(out, ",\"party\":", event->party);
+	if (trace_is_chunk(what)) {
+		put_number(out, ",\"seq\":", event->seq);
+		put_number(out, ",\"bytes\":", event->value);
+	} else if (what != TRACE_STATE && event->value) {
+		put_number(out, ",\"generation\":\"", event->value);
+		text_puts(out, "\"");
+	}
+	text_puts(out, "}");
+	walk->any_event = true;
+}
+
+/* The latest first. */
+static int events_piece(struct trace_walk *walk)
+{
+	const struct trace_ring *ring = rooms_trace(walk->rooms);
+	struct text *out = &walk->reply.text;
+	bool forgotten = false;
+
+	for (unsigned int i = 0; i < EVENTS_A_PIECE && walk->next; i++) {
+		const struct trace_event *event = trace_at(ring, walk->next - 1);
+
+		forgotten = !event;
+		if (event)
+			put_event(walk, event);
+		walk->next = event && event->back ? walk->next - event->back : 0;
+	}
+	if (walk->next)
+		return 1;
+	put_number(out, "],\"left_out\":",
+		   walk->events > TRACE_ROOM_EVENTS ? walk->events - TRACE_ROOM_EVENTS
+						    : 0);
+	text_puts(out, forgotten ? ",\"forgotten\":true}" : ",\"forgotten\":false}");
+	walk->under_way = false;
+	return 1;
+}
+
+/* ---- which rooms ---- */
+
+static void put_hex(struct text *out, const char *name, const uint8_t id[16])
+{
+	char hex[33];
+
+	hex_write(id, 16, hex);
+	text_puts(out, name);
+	text_json(out, hex);
+}
+
+static int trace_over(struct trace_walk *walk)
+{
+	const struct kvd *kvd = rooms_kvd(walk->rooms);
+	struct text *out = &walk->reply.text;
+
+	text_puts(out, walk->shown ? "]" : ",\"rooms\":[]");
+	text_puts(out, ",\"name\":");
+	text_json(out, kvd->config->name);
+	put_hex(out, ",\"instance\":", peers_instance(kvd->peers));
+	put_hex(out, ",\"boot_id\":", kvd->boot_id);
+	put_number(out, ",\"clock_ns\":\"", loop_clock_ns(kvd->loop));
+	text_puts(out, "\"");
+	return 0;
+}
+
+static bool is_asked(const struct trace_walk *walk, uint64_t number, enum room_role role,
+		     uint64_t session)
+{
+	const struct trace_args *args = request_args(walk->reply.req);
+
+	return number == args->key.number &&
+	       (args->key.role < 0 || args->key.role == (int)role) &&
+	       (args->all || session == walk->reply.req->session->id);
+}
+
+static int ended_piece(struct trace_walk *walk)
+{
+	const struct history *history = rooms_history(walk->rooms);
+
+	for (unsigned int i = 0; i < ENDED_A_PIECE; i++) {
+		const struct ended_room *e =
+			walk->ended ? history_at(history, walk->ended - 1) : NULL;
+
+		if (!e || walk->shown == ROOMS_SHOWN)
+			return trace_over(walk);
+		walk->ended--;
+		/* one that is not closed was among the open ones */
+		if (is_asked(walk, e->number, e->role, e->session) &&
+		    !rooms_by_gen(walk->rooms, e->gen))
+			return room_begin(walk, head_of_ended(walk, e), &e->trace);
+	}
+	return 1;
+}
+
+static int trace_piece(struct reply_walk *reply)
+{
+	struct trace_walk *walk = walk_of(reply);
+	const struct room *room;
+
+	if (walk->under_way)
+		return events_piece(walk);
+	if (!walk->cursor.at)
+		return ended_piece(walk);
+	if (walk->cursor.at == rooms_all(walk->rooms) || walk->shown == ROOMS_SHOWN) {
+		room_cursor_end(&walk->cursor);
+		walk->cursor.at = NULL;
+		walk->ended = rooms_history(walk->rooms)->count;
+		return 1;
+	}
+	room = list_entry(walk->cursor.at, struct room, all_link);
+	walk->cursor.at = room->all_link.next;
+	if (!is_asked(walk, room->number, room->role, room->session->id))
+		return 1;
+	return room_begin(walk, head_of_open(walk, room), &room->trace);
+}
+
+int room_trace_run(struct request *req)
+{
+	const struct trace_args *args = request_args(req);
+	struct trace_walk *walk;
+
+	if (request_all(req, args->all) < 0)
+		return err_pass(-EPERM);
+	walk = mem_zalloc(sizeof(*walk));
+	if (!walk)
+		return err_pass(-ENOMEM);
+	walk->rooms = req->kvd->rooms;
+	walk->reply.piece = trace_piece;
+	walk->reply.end = trace_walk_end;
+	room_cursor_begin(walk->rooms, &walk->cursor, rooms_all(walk->rooms)->next,
+			  false);
+	reply_walk_begin(&walk->reply, req);
+	return 0;
+}

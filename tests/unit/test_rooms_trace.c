@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The ring of events: what a room's chain holds, what is forgotten, and what a room may
+ * write at most. Names of requests cross with a short and with a long TRANSFER_INFO, and
+ * what a daemon that lies says of them is left out. In-process cluster, virtual time.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/room/room.h"
+#include "daemon/room/room_trace.h"
+#include "daemon/room/rooms.h"
+#include "daemon/room/rooms_history.h"
+#include "proto/kvd_status.h"
+#include "tests/lib/cluster.h"
+
+#define MS LOOP_NS_PER_MS
+#define TRACEPARENT "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+static const struct cache geometry = {.layers = 1,
+				      .pages = 9000,
+				      .page_tokens = 1,
+				      .units = 1,
+				      .total_units = 1,
+				      .unit_bytes = 4};
+
+/* node 0 prefills, node 1 decodes */
+struct pair {
+	struct cluster c;
+	struct session *prefill, *decode;
+	struct cache src, dst;
+};
+
+static int setup(void **state)
+{
+	struct pair *p = calloc(1, sizeof(*p));
+
+	cluster_new(&p->c, 5, 2);
+	p->prefill = cluster_engine(&p->c, 0, "vllm");
+	p->decode = cluster_engine(&p->c, 1, "sglang");
+	p->src = p->dst = geometry;
+	cluster_cache(&p->c, p->prefill, "kv", 0, &p->src);
+	cluster_cache(&p->c, p->decode, "kv", 0, &p->dst);
+	*state = p;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct pair *p = *state;
+
+	cluster_free(&p->c);
+	cache_close(&p->src);
+	cache_close(&p->dst);
+	free(p);
+	return 0;
+}
+
+static struct room *open_send(struct pair *p, unsigned int room)
+{
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.open','room':'%u','role':'send','pool':%llu}", room,
+		   (unsigned long long)p->src.pool);
+	return rooms_find(p->c.nodes[0].kvd.rooms, p->prefill, ROOM_SEND, room);
+}
+
+static struct room *open_recv(struct pair *p, unsigned int room, const char *names)
+{
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.open','room':'%u','role':'recv','pool':%llu,"
+		   "'sources':['%s']%s}",
+		   room, (unsigned long long)p->dst.pool, p->c.nodes[0].endpoint, names);
+	return rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, room);
+}
+
+static void bind(struct pair *p, unsigned int room, const char *pages)
+{
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.bind','room':'%u','views':{'kv':{'pages':[%s]}}}", room,
+		   pages);
+}
+
+static void give(struct pair *p, unsigned int room, const char *pages)
+{
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.send','room':'%u','seq':0,'last':true,'views':{'kv':{"
+		   "'pages':[%s]}}}",
+		   room, pages);
+	cluster_until_state(&p->c, p->decode, "recv", room, KVD_SUCCESS);
+	cluster_until_state(&p->c, p->prefill, "send", room, KVD_SUCCESS);
+}
+
+/* How many of them the room's chain has; UINT_MAX: it is cut. */
+static unsigned int chain(struct rooms *rooms, const struct room_trace *trace,
+			  enum trace_what what)
+{
+	unsigned int found = 0;
+
+	for (uint64_t next = trace->last; next;) {
+		const struct trace_event *event = trace_at(rooms_trace(rooms), next - 1);
+
+		if (!event)
+			return UINT32_MAX;
+		found += event->what == what;
+		next = event->back ? next - event->back : 0;
+	}
+	return found;
+}
+
+static void rooms_keep_their_own_events(void **state)
+{
+	struct pair *p = *state;
+	struct rooms *rooms = p->c.nodes[1].kvd.rooms;
+	struct room *one = open_recv(p, 1, ""), *two = open_recv(p, 2, "");
+
+	open_send(p, 1);
+	open_send(p, 2);
+	bind(p, 2, "7");
+	bind(p, 1, "3");
+	cluster_run(&p->c, 50 * MS);
+	give(p, 1, "1");
+	assert_int_equal(chain(rooms, &one->trace, TRACE_MOVED), 1);
+	assert_int_equal(chain(rooms, &two->trace, TRACE_MOVED), 0);
+	for (unsigned int i = TRACE_BOUND; i <= TRACE_ACK_IN; i++) {
+		bool of_recv = i != TRACE_INFO_IN && i != TRACE_ACK_OUT;
+
+		assert_int_equal(chain(rooms, &one->trace, i), of_recv);
+		assert_int_equal(chain(rooms, &two->trace, i), of_recv);
+	}
+	assert_int_equal(chain(rooms, &one->trace, TRACE_STATE), 3);
+	assert_int_equal(chain(rooms, &two->trace, TRACE_STATE), 1);
+}
+
+static void events_that_are_overwritten_are_forgotten(void **state)
+{
+	struct pair *p = *state;
+	struct rooms *rooms = p->c.nodes[1].kvd.rooms;
+	struct room *old = open_recv(p, 1, ""), *busy = NULL;
+
+	room_trace(old, TRACE_BOUND, NULL, 0);
+	for (unsigned int i = 0; rooms_trace(rooms)->count <= TRACE_EVENTS; i++) {
+		if (i % TRACE_ROOM_EVENTS == 0)
+			busy = open_recv(p, 100 + i, "");
+		room_trace(busy, TRACE_ABORT_IN, NULL, 0);
+	}
+	room_trace(open_recv(p, 2, ""), TRACE_BOUND, NULL, 0);
+	room_trace(old, TRACE_BOUND, NULL, 0);
+	cluster_run(&p->c, 50 * MS);
+	/* its chain ends where the others have written over it */
+	assert_int_equal(chain(rooms, &old->trace, TRACE_BOUND), UINT32_MAX);
+	assert_null(trace_at(rooms_trace(rooms), 0));
+	assert_null(trace_at(rooms_trace(rooms), rooms_trace(rooms)->count));
+	assert_non_null(trace_at(rooms_trace(rooms), rooms_trace(rooms)->count - 1));
+	assert_null(trace_at(rooms_trace(rooms), UINT64_MAX));
+}
+
+/* A peer that says the same for ever writes over its own room's part only. */
+static void room_writes_so_many_events_and_its_states(void **state)
+{
+	struct pair *p = *state;
+	struct rooms *rooms = p->c.nodes[1].kvd.rooms;
+	struct room *room = open_recv(p, 1, "");
+
+	for (unsigned int i = 0; i < 2 * TRACE_ROOM_EVENTS; i++)
+		room_trace(room, TRACE_ABORT_IN, NULL, 0);
+	assert_int_equal(chain(rooms, &room->trace, TRACE_ABORT_IN), TRACE_ROOM_EVENTS);
+	cluster_ok(&p->c, p->decode, "{'cmd':'room.abort','room':'1'}");
+	cluster_run(&p->c, 50 * MS);
+	assert_int_equal(sm_state(&room->sm), ROOM_FAILED);
+	assert_true(chain(rooms, &room->trace, TRACE_STATE) >= 2);
+	assert_int_equal(chain(rooms, &room->trace, TRACE_ABORT_IN), TRACE_ROOM_EVENTS);
+}
+
+static void ended_room_keeps_events_and_names(void **state)
+{
+	struct pair *p = *state;
+	struct rooms *rooms = p->c.nodes[1].kvd.rooms;
+	const struct ended_room *ended;
+
+	open_send(p, 1);
+	open_recv(p, 1, ",'request_id':'r-1'");
+	bind(p, 1, "3");
+	give(p, 1, "1");
+	cluster_ok(&p->c, p->decode, "{'cmd':'room.close','room':'1'}");
+	ended = history_at(rooms_history(rooms), 0);
+	assert_int_equal(chain(rooms, &ended->trace, TRACE_MOVED), 1);
+	assert_string_equal(ended->names->request_id, "r-1");
+	assert_string_equal(ended->names->traceparent, "");
+}
+
+static void names_cross_to_the_sender(void **state)
+{
+	struct pair *p = *state;
+	struct room *send;
+	char pages[9000 * 5];
+	size_t n = 0;
+
+	for (unsigned int i = 0; i < 9000; i++) /* no two neighbours: a run each */
+		n += (size_t)snprintf(pages + n, sizeof(pages) - n, "%s%u", i ? "," : "",
+				      i % 2 ? 8999 - i / 2 : i / 2);
+	for (unsigned int room = 1; room <= 2; room++) {
+		open_recv(p, room,
+			  ",'request_id':'cmpl-1','traceparent':'" TRACEPARENT "'");
+		send = open_send(p, room);
+		bind(p, room, room == 1 ? "3" : pages);
+		cluster_run(&p->c, 50 * MS);
+		assert_non_null(send->names);
+		assert_true(send->names->from_peer);
+		assert_string_equal(send->names->request_id, "cmpl-1");
+		assert_string_equal(send->names->traceparent, TRACEPARENT);
+		give(p, room, room == 1 ? "1" : pages);
+	}
+}
+
+/* Its own check is what a daemon that lies has left out. */
+static void names_of_a_peer_that_lies_are_left_out(void **state)
+{
+	static const struct {
+		const char *request_id, *traceparent;
+		const char *kept; /* of both; NULL: nothing */
+	} lies[] = {
+		{"a\" code=\"OK", "", NULL},
+		{"\xc3\xa9\x1b[2J", TRACEPARENT "-00", NULL},
+		{"good", "00-zz", "good"},
+		{"two words", TRACEPARENT, TRACEPARENT},
+		{"", "", NULL},
+	};
+	struct pair *p = *state;
+
+	for (unsigned int i = 0; i < ARRAY_LEN(lies); i++) {
+		struct room *recv = open_recv(p, i, ",'request_id':'x'"), *send;
+
+		send = open_send(p, i);
+		snprintf(recv->names->request_id, sizeof(recv->names->request_id), "%s",
+			 lies[i].request_id);
+		snprintf(recv->names->traceparent, sizeof(recv->names->traceparent),
+			 "%.55s", lies[i].traceparent);
+		if (strlen(lies[i].traceparent) > TRACEPARENT_CHARS)
+			recv->names->traceparent[3] = '\t';
+		bind(p, i, "3");
+		cluster_run(&p->c, 50 * MS);
+		assert_int_equal(sm_state(&send->sm), ROOM_WAITING);
+		assert_int_equal(!!send->names, !!lies[i].kept);
+		if (!send->names)
+			continue;
+		assert_true(!*send->names->request_id || !*send->names->traceparent);
+		assert_string_equal(*send->names->request_id ? send->names->request_id
+							     : send->names->traceparent,
+				    lies[i].kept);
+	}
+}
+
+int main(void)
+{
+#define CASE(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+	const struct CMUnitTest tests[] = {
+		CASE(rooms_keep_their_own_events),
+		CASE(events_that_are_overwritten_are_forgotten),
+		CASE(room_writes_so_many_events_and_its_states),
+		CASE(ended_room_keeps_events_and_names),
+		CASE(names_cross_to_the_sender),
+		CASE(names_of_a_peer_that_lies_are_left_out),
+	};
+
+	cmocka_set_test_filter(getenv("KVD_TEST_FILTER"));
+	return cmocka_run_group_tests_name("rooms_trace", tests, NULL, NULL);
+}
