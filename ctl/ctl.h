@@ -39,6 +39,10 @@ struct ctl {
 	const char *stuck, *state, *since, *code, *number; /* of rooms, history */
 	bool failed;
 	bool prometheus;
+	struct { /* of trace */
+		const char *perfetto, *otlp, *join;
+		bool pages;
+	} trace;
 	struct { /* of bench */
 		const char *with, *size, *op, *transport, *memory;
 		unsigned long rows;
@@ -105,6 +109,7 @@ int ctl_run_stats(struct ctl *ctl);
 int ctl_run_rooms(struct ctl *ctl);
 int ctl_run_room(struct ctl *ctl);
 int ctl_run_history(struct ctl *ctl);
+int ctl_run_trace(struct ctl *ctl);
 int ctl_run_peers(struct ctl *ctl);
 int ctl_run_regions(struct ctl *ctl);
 int ctl_run_devices(struct ctl *ctl);

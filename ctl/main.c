@@ -65,6 +65,17 @@ const struct ctl_command ctl_commands[] = {
 	 "--limit N     show at most N (1000)\n\n"
 	 "The daemon keeps the last 4096. Needs root, the daemon's uid or admin_uids.",
 	 0, 0, "lfh", ctl_run_history},
+	{"trace", "NUMBER", "what happened to a room on both sides, and when",
+	 "--role ROLE      begin with the send, recv, offer or pull room\n"
+	 "--pages          with the page lists of rooms that are not closed\n"
+	 "--perfetto FILE  write it for ui.perfetto.dev and chrome://tracing\n"
+	 "--otlp FILE      write it as OpenTelemetry's spans (OTLP, JSON)\n"
+	 "--join FILE      what kvd-ctl --json trace NUMBER printed elsewhere\n\n"
+	 "Asks the other instances of this host, too. Times are milliseconds since the\n"
+	 "first side opened it; the longest gap is marked. Each daemon keeps the latest\n"
+	 "65536 events of all its rooms, and 4096 of one. Needs root, the daemons' uid\n"
+	 "or admin_uids.",
+	 1, 1, "rt", ctl_run_trace},
 	{"peers", "", "the daemons that this one knows", "", 0, 0, "", ctl_run_peers},
 	{"keys", "", "CURVE keys: this daemon's, who is allowed, who was refused",
 	 "After a change of curve_allow_file, reload the daemon.", 0, 0, "",
@@ -186,6 +197,10 @@ static const struct command_option {
 	{"since", 'h', OPTION_TEXT, OF(since), 0},
 	{"code", 'h', OPTION_TEXT, OF(code), 0},
 	{"room", 'h', OPTION_TEXT, OF(number), 0},
+	{"perfetto", 't', OPTION_TEXT, OF(trace.perfetto), 0},
+	{"otlp", 't', OPTION_TEXT, OF(trace.otlp), 0},
+	{"join", 't', OPTION_TEXT, OF(trace.join), 0},
+	{"pages", 't', OPTION_FLAG, OF(trace.pages), 0},
 	{"with", 'b', OPTION_TEXT, OF(bench.with), 0},
 	{"size", 'b', OPTION_TEXT, OF(bench.size), 0},
 	{"rows", 'b', OPTION_NUMBER, OF(bench.rows), 1u << 22},

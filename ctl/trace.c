@@ -1,0 +1,737 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The command trace. Each daemon tells its own rooms to its own administrators, so
+ * kvd-ctl asks those of this host that it may ask, and takes what another host's kvd-ctl
+ * wrote (--join); no daemon answers for another. Rooms belong together when one names
+ * the other's generation, which no two rooms share: a number that was used again joins
+ * nothing false.
+ *
+ * Clocks: daemons of one boot share one. Between two hosts every message is a bound: it
+ * cannot have come before it was sent. Messages of both directions leave an interval for
+ * the difference of the clocks; its middle is taken, and half its width is the error.
+ */
+#include "ctl/trace.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "ctl/ctl.h"
+#include "ctl/table.h"
+#include "daemon/base/mem.h"
+#include "lib/kvd.h"
+
+#define LOOK_MS 1000		    /* for another instance of this host */
+#define FILE_MAX_BYTES (256u << 20) /* of --join */
+#define SIDES_MAX 256u
+
+/* ---- asking ---- */
+
+static cJSON *trace_args(const struct ctl *ctl)
+{
+	cJSON *args = cJSON_CreateObject();
+
+	cJSON_AddTrueToObject(args, "all");
+	cJSON_AddStringToObject(args, "room", ctl->args[0]);
+	if (ctl->trace.pages)
+		cJSON_AddTrueToObject(args, "pages");
+	return args;
+}
+
+static bool is_known(const cJSON *sides, const char *instance)
+{
+	const cJSON *side;
+
+	cJSON_ArrayForEach(side, sides) {
+		if (!strcmp(ctl_str(side, "instance", ""), instance))
+			return true;
+	}
+	return false;
+}
+
+/* With the wall clock's time of clock_ns, for those who have no other clock in common. */
+static void side_add(cJSON *sides, cJSON *reply)
+{
+	struct timespec now;
+	char text[24];
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	snprintf(text, sizeof(text), "%lld%09ld", (long long)now.tv_sec, now.tv_nsec);
+	cJSON_AddStringToObject(reply, "unix_ns", text);
+	cJSON_DeleteItemFromObjectCaseSensitive(reply, "id");
+	cJSON_DeleteItemFromObjectCaseSensitive(reply, "ok");
+	cJSON_AddItemToArray(sides, reply);
+}
+
+/* Another instance of this host, if it lets us. */
+static void ask_instance(const struct ctl *ctl, const char *socket, cJSON *sides)
+{
+	const struct kvd_options o = {
+		.client = "kvd-ctl", .timeout_ms = LOOK_MS, .socket = socket};
+	struct kvd_client *client = NULL;
+	char *line = NULL, *text = NULL;
+	cJSON *args = NULL, *reply = NULL;
+	int r = 0;
+
+	if (!ctl_instance_runs(socket))
+		return;
+	if (kvd_open(&o, &client)) {
+		fprintf(stderr, "kvd-ctl: %s is not asked: %s\n", socket,
+			kvd_last_error(NULL)->message);
+		return;
+	}
+	if (!is_known(sides, kvd_daemon(client)->instance)) {
+		args = trace_args(ctl);
+		text = cJSON_PrintUnformatted(args);
+		r = kvd_command(client, "room.trace", text, 0, &line);
+		reply = r || !line ? NULL : cJSON_Parse(line);
+		if (r)
+			fprintf(stderr, "kvd-ctl: %s is not asked: %s\n", socket,
+				kvd_last_error(client)->message);
+	}
+	if (reply)
+		side_add(sides, reply);
+	cJSON_Delete(args);
+	cJSON_free(text);
+	kvd_string_free(line);
+	kvd_close(client);
+}
+
+static void ask_instances(const struct ctl *ctl, cJSON *sides)
+{
+	struct dirent **names = NULL;
+	int count = ctl_instances(&names);
+	char path[512];
+
+	for (int i = 0; i < count && i < (int)SIDES_MAX; i++) {
+		snprintf(path, sizeof(path), "%s/%s", ctl_run_dir(), names[i]->d_name);
+		ask_instance(ctl, path, sides);
+	}
+	ctl_instances_free(names, count > 0 ? count : 0);
+}
+
+static char *read_file(const char *path)
+{
+	FILE *file = fopen(path, "re");
+	char *text = file ? malloc(FILE_MAX_BYTES + 1) : NULL;
+	size_t n = 0;
+
+	if (!file)
+		return NULL;
+	if (text)
+		n = fread(text, 1, FILE_MAX_BYTES, file);
+	if (text && (ferror(file) || !feof(file))) {
+		errno = ferror(file) ? EIO : EFBIG;
+		free(text);
+		text = NULL;
+	}
+	if (text)
+		text[n] = '\0';
+	fclose(file);
+	return text;
+}
+
+/* What `kvd-ctl --json trace` printed elsewhere. */
+static int join_file(const char *path, cJSON *sides)
+{
+	char *text = read_file(path);
+	cJSON *root, *theirs, *item;
+
+	if (!text)
+		return ctl_failed("%s: %s", path, strerror(errno));
+	root = cJSON_Parse(text);
+	free(text);
+	theirs = cJSON_GetObjectItemCaseSensitive(root, "sides");
+	if (!cJSON_IsArray(theirs)) {
+		cJSON_Delete(root);
+		return ctl_failed("%s: no output of kvd-ctl --json trace", path);
+	}
+	while ((item = cJSON_DetachItemFromArray(theirs, 0))) {
+		if (is_known(sides, ctl_str(item, "instance", "")))
+			cJSON_Delete(item);
+		else
+			cJSON_AddItemToArray(sides, item);
+	}
+	cJSON_Delete(root);
+	return CTL_OK;
+}
+
+/* ---- what was told, as structs ---- */
+
+static uint64_t u64_of(const cJSON *obj, const char *name)
+{
+	return strtoull(ctl_str(obj, name, "0"), NULL, 10);
+}
+
+static size_t steps_of(const cJSON *sides)
+{
+	const cJSON *side, *room;
+	size_t n = 0;
+
+	cJSON_ArrayForEach(side, sides) {
+		cJSON_ArrayForEach(room, ctl_list(side, "rooms"))
+			n += (size_t)cJSON_GetArraySize(ctl_list(room, "events")) + 2;
+	}
+	return n;
+}
+
+static unsigned int rooms_of(const cJSON *sides)
+{
+	const cJSON *side;
+	unsigned int n = 0;
+
+	cJSON_ArrayForEach(side, sides)
+		n += (unsigned int)cJSON_GetArraySize(ctl_list(side, "rooms"));
+	return n;
+}
+
+static struct trace_step *step_add(struct trace *t, unsigned int lane, int64_t at_ns,
+				   const char *what)
+{
+	struct trace_step *step = &t->steps[t->step_count++];
+
+	*step = (struct trace_step){
+		.at_ns = at_ns, .lane = lane, .what = what, .party = -1};
+	return step;
+}
+
+/* Times are the side's own clock's, until trace_align(). */
+static void lane_fill(struct trace *t, unsigned int number)
+{
+	struct trace_lane *lane = &t->lanes[number];
+	const cJSON *event;
+
+	lane->generation = u64_of(lane->room, "generation");
+	lane->opened_ns = (int64_t)u64_of(lane->room, "opened_ns");
+	lane->now_ns = (int64_t)ctl_num(lane->room, "now_ns");
+	if (lane->now_ns)
+		step_add(t, number, lane->opened_ns + lane->now_ns, "now");
+	cJSON_ArrayForEach(event, ctl_list(lane->room, "events")) {
+		struct trace_step *step = step_add(
+			t, number, lane->opened_ns + (int64_t)ctl_num(event, "ns"),
+			ctl_str(event, "what", "?"));
+
+		step->is_chunk = strncmp(step->what, "chunk_", 6) == 0;
+		if (cJSON_GetObjectItemCaseSensitive(event, "party"))
+			step->party = (int)ctl_num(event, "party");
+		step->seq = (uint64_t)ctl_num(event, "seq");
+		step->bytes = (uint64_t)ctl_num(event, "bytes");
+		step->generation = u64_of(event, "generation");
+	}
+	step_add(t, number, lane->opened_ns, "opened");
+}
+
+static void trace_fini(struct trace *t)
+{
+	free(t->sides);
+	free(t->lanes);
+	free(t->steps);
+}
+
+static bool trace_fill(struct trace *t, const cJSON *sides)
+{
+	const cJSON *reply, *room;
+
+	t->sides = calloc((size_t)cJSON_GetArraySize(sides) + 1, sizeof(*t->sides));
+	t->lanes = calloc(rooms_of(sides) + 1, sizeof(*t->lanes));
+	t->steps = calloc(steps_of(sides) + 1, sizeof(*t->steps));
+	if (!t->sides || !t->lanes || !t->steps)
+		return false;
+	cJSON_ArrayForEach(reply, sides) {
+		struct trace_side *side = &t->sides[t->side_count++];
+
+		side->reply = reply;
+		snprintf(side->name, sizeof(side->name), "%s",
+			 ctl_str(reply, "name", "?"));
+		cJSON_ArrayForEach(room, ctl_list(reply, "rooms")) {
+			t->lanes[t->lane_count].room = room;
+			t->lanes[t->lane_count].side = side;
+			lane_fill(t, t->lane_count++);
+		}
+	}
+	return true;
+}
+
+/* ---- which rooms belong together ---- */
+
+static bool lane_names(const struct trace *t, unsigned int lane, uint64_t generation)
+{
+	const cJSON *peer;
+
+	if (!generation)
+		return false;
+	cJSON_ArrayForEach(peer, ctl_list(t->lanes[lane].room, "peers")) {
+		if (u64_of(peer, "generation") == generation)
+			return true;
+	}
+	for (size_t i = 0; i < t->step_count; i++) {
+		if (t->steps[i].lane == lane && t->steps[i].generation == generation)
+			return true;
+	}
+	return false;
+}
+
+static bool lanes_meet(const struct trace *t, unsigned int a, unsigned int b)
+{
+	return lane_names(t, a, t->lanes[b].generation) ||
+	       lane_names(t, b, t->lanes[a].generation);
+}
+
+/* The first of the daemon that was asked, and what belongs to it. */
+static bool choose(struct trace *t, const char *role)
+{
+	unsigned int first = 0;
+	bool more = true;
+
+	while (first < t->lane_count && t->lanes[first].side == t->sides && role &&
+	       strcmp(ctl_str(t->lanes[first].room, "role", ""), role) != 0)
+		first++;
+	if (first == t->lane_count || t->lanes[first].side != t->sides)
+		return false;
+	t->lanes[first].shown = true;
+	while (more) {
+		more = false;
+		for (unsigned int a = 0; a < t->lane_count; a++) {
+			for (unsigned int b = 0; b < t->lane_count; b++) {
+				if (!t->lanes[a].shown || t->lanes[b].shown ||
+				    !lanes_meet(t, a, b))
+					continue;
+				t->lanes[b].shown = more = true;
+			}
+		}
+	}
+	return true;
+}
+
+/* ---- one clock ---- */
+
+/* Which party of lane `a` lane `b` is; -1: not known. */
+static int party_of(const struct trace *t, unsigned int a, unsigned int b)
+{
+	int most = -1;
+
+	for (size_t i = 0; i < t->step_count; i++) {
+		const struct trace_step *step = &t->steps[i];
+
+		if (step->lane != a || step->party < 0)
+			continue;
+		if (step->generation && step->generation == t->lanes[b].generation)
+			return step->party;
+		most = step->party > most ? step->party : most;
+	}
+	return most == 0 ? 0 : -1;
+}
+
+static const struct trace_step *step_find(const struct trace *t, unsigned int lane,
+					  const char *what, int party, uint64_t seq)
+{
+	const struct trace_step *found = NULL;
+
+	for (size_t i = 0; i < t->step_count; i++) {
+		const struct trace_step *step = &t->steps[i];
+
+		if (step->lane == lane && step->party == party && step->seq == seq &&
+		    strcmp(step->what, what) == 0 &&
+		    (!found || step->at_ns < found->at_ns))
+			found = step;
+	}
+	return found;
+}
+
+struct bounds {
+	int64_t least, most; /* of the shift */
+	unsigned int out, in;
+};
+
+/* What `from` sent and `to` got. `back`: `to` is of the first side. */
+static void bound_by(const struct trace *t, unsigned int from, unsigned int to, bool back,
+		     struct bounds *bounds)
+{
+	static const char *const pairs[][2] = {
+		{"info_sent", "info_received"},	   {"ack_sent", "ack_received"},
+		{"done_sent", "done_received"},	   {"abort_sent", "abort_received"},
+		{"chunk_posted", "chunk_arrived"}, {"lease_confirmed", "lease_answered"},
+	};
+	int there = party_of(t, from, to), here = party_of(t, to, from);
+
+	for (size_t p = 0; p < ARRAY_LEN(pairs) && there >= 0 && here >= 0; p++) {
+		/* the first chunk bounds as well as any other */
+		const struct trace_step *sent = step_find(t, from, pairs[p][0], there, 0);
+		const struct trace_step *got = step_find(t, to, pairs[p][1], here, 0);
+		int64_t d = sent && got ? sent->at_ns - got->at_ns : 0;
+
+		if (!sent || !got)
+			continue;
+		if (back && -d < bounds->most)
+			bounds->most = -d;
+		else if (!back && d > bounds->least)
+			bounds->least = d;
+		*(back ? &bounds->in : &bounds->out) += 1;
+	}
+}
+
+/* What the wall clock shows more than the side's own. */
+static int64_t wall_ahead(const struct trace_side *side)
+{
+	return (int64_t)(u64_of(side->reply, "unix_ns") -
+			 u64_of(side->reply, "clock_ns"));
+}
+
+static void side_align(struct trace *t, struct trace_side *side)
+{
+	struct bounds b = {.least = INT64_MIN / 4, .most = INT64_MAX / 4};
+	bool one_boot = !strcmp(ctl_str(t->sides->reply, "boot_id", ""),
+				ctl_str(side->reply, "boot_id", "-"));
+
+	for (unsigned int i = 0; i < t->lane_count; i++) {
+		for (unsigned int j = 0; j < t->lane_count; j++) {
+			if (!t->lanes[i].shown || t->lanes[i].side != t->sides ||
+			    !t->lanes[j].shown || t->lanes[j].side != side)
+				continue;
+			bound_by(t, i, j, false, &b);
+			bound_by(t, j, i, true, &b);
+		}
+	}
+	if (one_boot && b.least <= 0 && b.most >= 0) {
+		snprintf(side->clock, sizeof(side->clock), "the same");
+	} else if (b.out && b.in && b.least <= b.most) {
+		side->shift_ns = b.least + (b.most - b.least) / 2;
+		side->error_ns = (b.most - b.least) / 2;
+		snprintf(side->clock, sizeof(side->clock),
+			 "aligned to within %.3f ms, by %u messages",
+			 (double)side->error_ns / 1e6, b.out + b.in);
+	} else {
+		side->shift_ns = wall_ahead(side) - wall_ahead(t->sides);
+		snprintf(side->clock, sizeof(side->clock),
+			 "as exact as the hosts' clocks: too few messages");
+	}
+}
+
+static int by_time(const void *a, const void *b)
+{
+	const struct trace_step *x = a, *y = b;
+
+	if (x->at_ns != y->at_ns)
+		return x->at_ns < y->at_ns ? -1 : 1;
+	return x->order < y->order ? -1 : 1;
+}
+
+/* Steps of a lane were told latest first. */
+static void steps_reverse(struct trace *t)
+{
+	for (size_t i = 0, j = t->step_count; i + 1 < j; i++) {
+		struct trace_step step = t->steps[i];
+
+		t->steps[i] = t->steps[--j];
+		t->steps[j] = step;
+	}
+}
+
+static void align(struct trace *t)
+{
+	int64_t zero = INT64_MAX;
+	size_t kept = 0;
+
+	snprintf(t->sides->clock, sizeof(t->sides->clock), "all times are by it");
+	for (unsigned int s = 1; s < t->side_count; s++)
+		side_align(t, &t->sides[s]);
+	for (unsigned int i = 0; i < t->lane_count; i++) {
+		struct trace_lane *lane = &t->lanes[i];
+
+		lane->opened_ns += lane->side->shift_ns;
+		if (lane->shown && lane->opened_ns < zero)
+			zero = lane->opened_ns;
+	}
+	t->unix_ns = zero + wall_ahead(t->sides);
+	for (unsigned int i = 0; i < t->lane_count; i++) {
+		struct trace_lane *lane = &t->lanes[i];
+
+		lane->opened_ns -= zero;
+		lane->now_ns += lane->now_ns ? lane->opened_ns : 0;
+	}
+	steps_reverse(t);
+	for (size_t i = 0; i < t->step_count; i++) {
+		struct trace_step step = t->steps[i];
+
+		if (!t->lanes[step.lane].shown)
+			continue;
+		step.at_ns += t->lanes[step.lane].side->shift_ns - zero;
+		step.order = kept;
+		t->steps[kept++] = step;
+	}
+	t->step_count = kept;
+	qsort(t->steps, t->step_count, sizeof(*t->steps), by_time);
+}
+
+/* ---- text ---- */
+
+static int print_lanes(const struct trace *t)
+{
+	struct table *table;
+
+	if (table_new("DAEMON ROLE STATE ENGINE POOL LAYOUT >BYTES REQUEST TRACEPARENT "
+		      "CLOCK ERROR/WAITS_FOR",
+		      &table) < 0)
+		return ctl_failed("out of memory");
+	for (unsigned int i = 0; i < t->lane_count; i++) {
+		const struct trace_lane *lane = &t->lanes[i];
+		const cJSON *room = lane->room, *error = ctl_list(room, "error"),
+			    *waits = ctl_list(room, "waits_for");
+
+		if (!lane->shown)
+			continue;
+		table_cell(table, lane->side->name);
+		table_cell(table, ctl_str(room, "role", NULL));
+		table_cell(table, ctl_str(room, "state_name", NULL));
+		table_cell(table, ctl_str(room, "engine", ""));
+		table_cell(table, ctl_str(room, "pool_name", ""));
+		table_cell(table, ctl_str(room, "layout", ""));
+		table_cell(table, ctl_bytes(ctl_num(room, "bytes")));
+		table_cell(table, ctl_str(room, "request_id", ""));
+		table_cell(table, ctl_str(room, "traceparent", ""));
+		table_cell(table, lane->side->clock);
+		table_cellf(table, "%s%s%s", ctl_str(error, "code", ""),
+			    error ? ": " : "",
+			    error ? ctl_str(error, "message", "")
+				  : ctl_str(waits, "what", ""));
+	}
+	return ctl_print_table(table);
+}
+
+static void runs_cell(struct table *table, const cJSON *view)
+{
+	char text[4096] = "";
+	const cJSON *run;
+	size_t n = 0;
+
+	cJSON_ArrayForEach(run, ctl_list(view, "runs")) {
+		double first = cJSON_GetNumberValue(cJSON_GetArrayItem(run, 0));
+		double count = cJSON_GetNumberValue(cJSON_GetArrayItem(run, 1));
+
+		if (n > sizeof(text) - 64)
+			break;
+		n += (size_t)snprintf(text + n, sizeof(text) - n,
+				      count > 1 ? "%s%.0f-%.0f" : "%s%.0f", n ? "," : "",
+				      first, first + count - 1);
+	}
+	table_cellf(table, "%s%s", text,
+		    run || ctl_true(view, "runs_cut") ? ",… (--json)" : "");
+}
+
+static void range_cell(struct table *table, const cJSON *range)
+{
+	if (cJSON_GetArraySize(range) == 2)
+		table_cellf(table, "%.0f-%.0f",
+			    cJSON_GetNumberValue(cJSON_GetArrayItem(range, 0)),
+			    cJSON_GetNumberValue(cJSON_GetArrayItem(range, 1)));
+	else
+		table_cell(table, "all");
+}
+
+/* Of rooms that are open; of others only the count of tokens is kept. */
+static int print_views(const struct trace *t, bool pages)
+{
+	struct table *table;
+	bool any = false;
+
+	if (table_new(pages ? "DAEMON ROLE VIEW RECEIVER TOKENS LAYERS >PAGES WHICH"
+			    : "DAEMON ROLE VIEW RECEIVER TOKENS LAYERS >PAGES",
+		      &table) < 0)
+		return ctl_failed("out of memory");
+	for (unsigned int i = 0; i < t->lane_count; i++) {
+		const struct trace_lane *lane = &t->lanes[i];
+		const cJSON *view;
+
+		if (!lane->shown)
+			continue;
+		cJSON_ArrayForEach(view, ctl_list(lane->room, "views")) {
+			any = true;
+			table_cell(table, lane->side->name);
+			table_cell(table, ctl_str(lane->room, "role", NULL));
+			table_cell(table, ctl_str(view, "view", NULL));
+			if (cJSON_GetObjectItemCaseSensitive(view, "party"))
+				table_cellf(table, "%.0f", ctl_num(view, "party"));
+			else
+				table_cell(table, "");
+			range_cell(table, ctl_list(view, "tokens"));
+			range_cell(table, ctl_list(view, "layers"));
+			table_cellf(table, "%.0f", ctl_num(view, "pages"));
+			if (pages)
+				runs_cell(table, view);
+		}
+	}
+	if (any) {
+		putchar('\n');
+		return ctl_print_table(table);
+	}
+	table_free(table);
+	return CTL_OK;
+}
+
+/* The step before which nothing was seen for longest; 0: there is no gap. */
+static size_t longest_gap(const struct trace *t)
+{
+	size_t longest = 0;
+
+	for (size_t i = 1; i < t->step_count; i++) {
+		int64_t gap = t->steps[i].at_ns - t->steps[i - 1].at_ns;
+
+		if (gap >
+		    (longest ? t->steps[longest].at_ns - t->steps[longest - 1].at_ns : 0))
+			longest = i;
+	}
+	return longest;
+}
+
+static void step_row(struct table *table, const struct trace *t, size_t i, size_t gap)
+{
+	const struct trace_step *step = &t->steps[i];
+	const struct trace_lane *lane = &t->lanes[step->lane];
+	char what[64];
+
+	snprintf(what, sizeof(what), "%.60s", step->what);
+	for (char *c = what; *c; c++)
+		*c = *c == '_' ? ' ' : *c;
+	table_cellf(table, "%.3f", (double)step->at_ns / 1e6);
+	table_cellf(table, "%.3f",
+		    i ? (double)(step->at_ns - t->steps[i - 1].at_ns) / 1e6 : 0.0);
+	table_cell(table, i && i == gap ? "longest" : "");
+	table_cell(table, lane->side->name);
+	table_cell(table, ctl_str(lane->room, "role", NULL));
+	table_cell(table, what);
+	if (step->party >= 0)
+		table_cellf(table, "%d", step->party);
+	else
+		table_cell(table, "");
+	if (step->is_chunk) {
+		table_cellf(table, "%llu", (unsigned long long)step->seq);
+		table_cell(table, step->bytes ? ctl_bytes((double)step->bytes) : "");
+	} else {
+		table_cell(table, "");
+		table_cell(table, "");
+	}
+}
+
+static int print_steps(const struct trace *t)
+{
+	size_t gap = longest_gap(t);
+	struct table *table;
+
+	if (table_new(">MS >+MS GAP DAEMON ROLE EVENT >PARTY >CHUNK >BYTES", &table) < 0)
+		return ctl_failed("out of memory");
+	for (size_t i = 0; i < t->step_count; i++)
+		step_row(table, t, i, gap);
+	return ctl_print_table(table);
+}
+
+/* What is not there, and how to have it. */
+static void print_missing(const struct trace *t)
+{
+	unsigned int shown = 0, others = 0;
+
+	for (unsigned int i = 0; i < t->lane_count; i++) {
+		const struct trace_lane *lane = &t->lanes[i];
+
+		shown += lane->shown;
+		others += !lane->shown && lane->side == t->sides;
+		if (!lane->shown)
+			continue;
+		if (ctl_true(lane->room, "forgotten"))
+			printf("\n%s: the first events are forgotten: newer ones "
+			       "took their place\n",
+			       ctl_str(lane->room, "role", "?"));
+		if (ctl_num(lane->room, "left_out") > 0)
+			printf("\n%s: %.0f events are left out\n",
+			       ctl_str(lane->room, "role", "?"),
+			       ctl_num(lane->room, "left_out"));
+	}
+	if (shown == 1)
+		printf("\nThe other side's part is missing. On its host: kvd-ctl --json "
+		       "trace %s > FILE; then --join FILE here.\n",
+		       t->number);
+	if (others)
+		printf("\n%u more of this number: see --role, --json.\n", others);
+}
+
+static int print_trace(const struct trace *t, bool pages)
+{
+	int r = print_lanes(t);
+
+	if (!r)
+		r = print_views(t, pages);
+	if (!r) {
+		putchar('\n');
+		r = print_steps(t);
+	}
+	if (!r)
+		print_missing(t);
+	return r;
+}
+
+/* ---- the command ---- */
+
+static int write_file(const char *path, cJSON *json)
+{
+	char *text = json ? cJSON_PrintUnformatted(json) : NULL;
+	FILE *file = text ? fopen(path, "we") : NULL;
+	int r = CTL_OK;
+
+	cJSON_Delete(json);
+	if (!text)
+		return ctl_failed("out of memory");
+	if (!file || fprintf(file, "%s\n", text) < 0)
+		r = ctl_failed("%s: %s", path, strerror(errno));
+	if (file && fclose(file) == EOF && !r)
+		r = ctl_failed("%s: %s", path, strerror(errno));
+	cJSON_free(text);
+	return r;
+}
+
+static int show(const struct ctl *ctl, const cJSON *result)
+{
+	const cJSON *sides = ctl_list(result, "sides");
+	struct trace t = {.number = ctl->args[0]};
+	int r = CTL_OK;
+
+	if (!trace_fill(&t, sides))
+		r = ctl_failed("out of memory");
+	else if (!choose(&t, ctl->role))
+		r = ctl_failed("room %s: not open here, and none of this number%s%s is "
+			       "among the last rooms that ended",
+			       t.number, ctl->role ? " and role " : "",
+			       ctl->role ? ctl->role : "");
+	if (!r) {
+		align(&t);
+		if (ctl->json)
+			ctl_print_json(result);
+		else
+			r = print_trace(&t, ctl->trace.pages);
+	}
+	if (!r && ctl->trace.perfetto)
+		r = write_file(ctl->trace.perfetto, trace_perfetto(&t));
+	if (!r && ctl->trace.otlp)
+		r = write_file(ctl->trace.otlp, trace_otlp(&t));
+	trace_fini(&t);
+	return r;
+}
+
+int ctl_run_trace(struct ctl *ctl)
+{
+	cJSON *result = cJSON_CreateObject();
+	cJSON *sides = cJSON_AddArrayToObject(result, "sides"), *reply;
+	int r = ctl_ask(ctl, "room.trace", trace_args(ctl), &reply);
+
+	if (!r) {
+		side_add(sides, reply);
+		ask_instances(ctl, sides);
+	}
+	if (!r && ctl->trace.join)
+		r = join_file(ctl->trace.join, sides);
+	if (!r)
+		r = show(ctl, result);
+	cJSON_Delete(result);
+	return r;
+}
