@@ -34,7 +34,7 @@ struct ctl {
 		const char *word[32];
 		unsigned int count;
 	} peers; /* --peer, each */
-	bool diff;
+	bool diff, layout;
 	unsigned long limit, count;
 	const char *stuck, *state, *since, *code, *number; /* of rooms, history */
 	bool failed;

@@ -82,8 +82,12 @@ const struct ctl_command ctl_commands[] = {
 	 ctl_run_keys},
 	{"regions", "", "registered memory of all sessions",
 	 "Needs root, the daemon's uid or admin_uids.", 0, 0, "", ctl_run_regions},
-	{"pools", "", "pools of all sessions",
-	 "Needs root, the daemon's uid or admin_uids.", 0, 0, "", ctl_run_pools},
+	{"pools", "[--layout]", "pools of all sessions",
+	 "--layout  how each lies in its buffers: pages, tokens a page, layers, units\n"
+	 "          (heads) of the model's, strides in bytes; digests of equal layouts\n"
+	 "          are equal. With --json as kvd-ctl plan takes it\n\n"
+	 "Needs root, the daemon's uid or admin_uids.",
+	 0, 0, "y", ctl_run_pools},
 	{"sessions", "", "the engines that are connected",
 	 "Needs root, the daemon's uid or admin_uids.", 0, 0, "", ctl_run_sessions},
 	{"devices", "", "RDMA ports and GPUs, and why one is not used",
@@ -188,6 +192,7 @@ static const struct command_option {
 	{"dir", 'i', OPTION_TEXT, OF(dir), 0},
 	{"peer", 'p', OPTION_LIST, OF(peers), 0},
 	{"diff", 'd', OPTION_FLAG, OF(diff), 0},
+	{"layout", 'y', OPTION_FLAG, OF(layout), 0},
 	{"limit", 'l', OPTION_NUMBER, OF(limit), 65536},
 	{"prometheus", 'p', OPTION_FLAG, OF(prometheus), 0},
 	{"count", 'c', OPTION_NUMBER, OF(count), 1000000},

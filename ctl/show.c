@@ -369,32 +369,6 @@ int ctl_run_regions(struct ctl *ctl)
 			 region_row);
 }
 
-static void pool_row(struct table *table, const cJSON *pool)
-{
-	char views[256];
-	const cJSON *view;
-	size_t n = 0;
-
-	*views = '\0';
-	cJSON_ArrayForEach(view, ctl_list(pool, "views"))
-		if (cJSON_IsString(view) && n < sizeof(views) - 40)
-			n += (size_t)snprintf(views + n, sizeof(views) - n, "%s%.32s",
-					      n ? "," : "", view->valuestring);
-	table_cellf(table, "%.0f", ctl_num(pool, "session"));
-	table_cellf(table, "%.0f", ctl_num(pool, "pool"));
-	table_cell(table, ctl_str(pool, "name", NULL));
-	table_cellf(table, "%.0f", ctl_num(pool, "rank"));
-	table_cell(table, ctl_bytes(ctl_num(pool, "bytes")));
-	table_cellf(table, "%.0f", ctl_num(pool, "rooms"));
-	table_cell(table, views);
-}
-
-int ctl_run_pools(struct ctl *ctl)
-{
-	return show_list(ctl, "pool.list", args_all(), "pools",
-			 ">SESSION >POOL NAME >RANK >BYTES >ROOMS VIEWS", pool_row);
-}
-
 static void session_row(struct table *table, const cJSON *s)
 {
 	table_cellf(table, "%.0f", ctl_num(s, "session"));

@@ -8,6 +8,7 @@
  * the session may be over: the answer is given all the same and goes nowhere.
  */
 #include "daemon/control/commands.h"
+#include "daemon/control/commands_pool.h"
 
 #include <errno.h>
 #include <string.h>
@@ -362,5 +363,9 @@ const struct command pool_commands[] = {
 	 pool_unregister_run, "nothing; after no peer can use it any more"},
 	{"pool.list", "Show this session's pools, or all", list_fields, 0, pool_list_run,
 	 "pools [{pool, name, rank, bytes, rooms, session, views}]"},
+	{"pool.layout", "Show how a pool lies in its buffers", pool_layout_fields, 0,
+	 pool_layout_run,
+	 "pool, name, session, digest (equal for equal layouts), layout as pool.register "
+	 "takes it"},
 	{.name = NULL},
 };

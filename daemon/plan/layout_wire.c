@@ -17,10 +17,7 @@
  * `same` layer costs memory of the field structs from 17 bytes on the wire;
  * the ratio is bounded by sizeof(struct layout_field) / 12.
  */
-#include <errno.h>
 #include <string.h>
-
-#include <xxhash.h>
 
 #include "daemon/base/cursor.h"
 #include "daemon/base/err.h"
@@ -72,22 +69,6 @@ static void put_field(struct cursor *out, const struct layout_field *f)
 	cursor_put_u32(out, f->total_units);
 }
 
-static size_t bytes_most(const struct layout *layout)
-{
-	size_t bytes = 1 + 3 * 4 + 8 * (size_t)layout->buffer_count;
-
-	for (uint32_t i = 0; i < layout->view_count; i++) {
-		const struct layout_view *view = &layout->views[i];
-
-		bytes += VIEW_MIN + LAYOUT_NAME_MAX;
-		for (uint32_t j = 0; j < view->layer_count; j++)
-			bytes += LAYER_MIN + 4 +
-				 view->layers[j].field_count *
-					 (FIELD_MIN + (size_t)LAYOUT_NAME_MAX);
-	}
-	return bytes;
-}
-
 static void put_layer(struct cursor *out, const struct layout_view *view, uint32_t i)
 {
 	const struct layout_layer *layer = &view->layers[i];
@@ -130,23 +111,6 @@ int layout_encode(const struct layout *layout, struct cursor *out)
 	if (out->bad)
 		return err_raise(ERR_TOOBIG, "layout: does not fit in %zu bytes",
 				 out->size);
-	return 0;
-}
-
-int layout_digest(const struct layout *layout, uint64_t *digest_p)
-{
-	size_t most = bytes_most(layout);
-	cleanup_free uint8_t *bytes = mem_alloc(most);
-	struct cursor out;
-	int r;
-
-	if (!bytes)
-		return err_pass(-ENOMEM);
-	cursor_write(&out, bytes, most);
-	r = layout_encode(layout, &out);
-	if (r < 0)
-		return err_pass(r);
-	*digest_p = XXH3_64bits(bytes, out.pos);
 	return 0;
 }
 

@@ -318,7 +318,26 @@ def otlp_is_sound(root):
         assert span in roots or spans[span["parentSpanId"]] in roots, span
 
 
-run([push_is_seen_from_both_sides, pull_and_ended_rooms_are_traced,
+def layouts_are_shown_and_can_be_planned():
+    with Pair() as p:
+        out = p.shown("p0", "pools", "--layout")
+        there = p.shown("d0", "pools", "--layout")
+        head, rows = out.split("\n")[0], out.strip().split("\n")[1:]
+        assert len({line[head.index("DIGEST"):][:16] for line in rows + there.strip().split(
+            "\n")[1:]}) == 1, (out, there)
+        pool = json.loads(p.shown("p0", "--json", "pools", "--layout"))["pools"][0]
+        assert pool["layout"]["views"]["kv"] == Cache.layout(0)["views"]["kv"]
+        view = {"view": "kv", "src_pages": [5, 6], "dst_pages": [7, 9]}
+        plan = {"src": pool["layout"], "dst": pool["layout"], "map": [view]}
+        with open(p.file("plan.json"), "w") as text:
+            json.dump(plan, text)
+        assert "bytes in" in p.shown("p0", "plan", "--explain", p.file("plan.json"))
+        assert p.prefill.cmd("pool.layout", pool=p.src.pool)["digest"] == pool["digest"]
+        other = p.prefill.refused("ENOTFOUND", "pool.layout", pool=10 ** 15)
+        assert "no pool 1000000000000000" in other, other
+
+
+run([layouts_are_shown_and_can_be_planned, push_is_seen_from_both_sides, pull_and_ended_rooms_are_traced,
      room_that_hangs_shows_until_now, other_host_is_joined_and_its_clock_aligned,
      what_engines_call_it_is_told_to_both_sides, names_that_are_none_are_refused,
      only_ones_own_rooms_are_told, room_with_many_chunks_keeps_its_first_and_its_end,

@@ -258,6 +258,35 @@ static void names_of_a_peer_that_lies_are_left_out(void **state)
 	}
 }
 
+/* Of a session that is no administrator's. */
+static void strangers_are_told_nothing(void **state)
+{
+	struct pair *p = *state;
+	struct session *stranger = cluster_engine(&p->c, 1, "stranger");
+	const char *const asked[] = {"{'cmd':'room.trace','room':'1'}",
+				     "{'cmd':'room.trace','room':'1','pages':true}"};
+
+	stranger->admin = p->decode->admin = false;
+	open_recv(p, 1, "");
+	for (unsigned int i = 0; i < ARRAY_LEN(asked); i++) {
+		cJSON *reply = cluster_call(&p->c, stranger, asked[i]);
+		cJSON *own = cluster_call(&p->c, p->decode, asked[i]);
+
+		assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(reply, "rooms")),
+				 0);
+		assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(own, "rooms")),
+				 1);
+		cJSON_Delete(reply);
+		cJSON_Delete(own);
+	}
+	cluster_refused(&p->c, stranger, "EPERM",
+			"{'cmd':'room.trace','room':'1','all':true}");
+	cluster_refused(&p->c, stranger, "ENOTFOUND", "{'cmd':'pool.layout','pool':%llu}",
+			(unsigned long long)p->dst.pool);
+	cluster_ok(&p->c, p->decode, "{'cmd':'pool.layout','pool':%llu}",
+		   (unsigned long long)p->dst.pool);
+}
+
 int main(void)
 {
 #define CASE(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
@@ -268,6 +297,7 @@ int main(void)
 		CASE(ended_room_keeps_events_and_names),
 		CASE(names_cross_to_the_sender),
 		CASE(names_of_a_peer_that_lies_are_left_out),
+		CASE(strangers_are_told_nothing),
 	};
 
 	cmocka_set_test_filter(getenv("KVD_TEST_FILTER"));

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The command pools. With --layout a line for each field of each view; layers that
+ * differ in nothing but their place are one line.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "ctl/ctl.h"
+#include "ctl/table.h"
+#include "daemon/base/mem.h"
+
+static void pool_row(struct table *table, const cJSON *pool)
+{
+	char views[256];
+	const cJSON *view;
+	size_t n = 0;
+
+	*views = '\0';
+	cJSON_ArrayForEach(view, ctl_list(pool, "views"))
+		if (cJSON_IsString(view) && n < sizeof(views) - 40)
+			n += (size_t)snprintf(views + n, sizeof(views) - n, "%s%.32s",
+					      n ? "," : "", view->valuestring);
+	table_cellf(table, "%.0f", ctl_num(pool, "session"));
+	table_cellf(table, "%.0f", ctl_num(pool, "pool"));
+	table_cell(table, ctl_str(pool, "name", NULL));
+	table_cellf(table, "%.0f", ctl_num(pool, "rank"));
+	table_cell(table, ctl_bytes(ctl_num(pool, "bytes")));
+	table_cellf(table, "%.0f", ctl_num(pool, "rooms"));
+	table_cell(table, views);
+}
+
+static int pools_ask(struct ctl *ctl, cJSON **reply_p)
+{
+	cJSON *args = cJSON_CreateObject();
+
+	cJSON_AddTrueToObject(args, "all");
+	return ctl_ask(ctl, "pool.list", args, reply_p);
+}
+
+static int print_pools(const cJSON *reply)
+{
+	const cJSON *pool;
+	struct table *table;
+
+	if (table_new(">SESSION >POOL NAME >RANK >BYTES >ROOMS VIEWS", &table) < 0)
+		return ctl_failed("out of memory");
+	cJSON_ArrayForEach(pool, ctl_list(reply, "pools"))
+		pool_row(table, pool);
+	return ctl_print_table(table);
+}
+
+/* ---- --layout ---- */
+
+static bool fields_alike(const cJSON *a, const cJSON *b)
+{
+	static const char *const members[] = {
+		"page_stride", "token_stride", "unit_stride", "unit_bytes",
+		"first_unit",  "units",	       "total_units"};
+	const cJSON *f = ctl_list(a, "fields"), *g = ctl_list(b, "fields");
+
+	f = f ? f->child : NULL;
+	g = g ? g->child : NULL;
+	for (; f && g; f = f->next, g = g->next) {
+		if (strcmp(ctl_str(f, "name", ""), ctl_str(g, "name", "")) != 0)
+			return false;
+		for (size_t i = 0; i < ARRAY_LEN(members); i++) {
+			if (ctl_num(f, members[i]) != ctl_num(g, members[i]))
+				return false;
+		}
+	}
+	return !f && !g;
+}
+
+static void field_row(struct table *table, const cJSON *pool, const cJSON *view,
+		      const cJSON *first, const cJSON *last, const cJSON *field)
+{
+	double from = ctl_num(first, "layer"), to = ctl_num(last, "layer");
+	double unit = ctl_num(field, "first_unit");
+
+	table_cellf(table, "%.0f", ctl_num(pool, "pool"));
+	table_cell(table, ctl_str(pool, "name", NULL));
+	table_cellf(table, "%.0f", ctl_num(ctl_list(pool, "layout"), "rank"));
+	table_cell(table, ctl_str(pool, "digest", NULL));
+	table_cell(table, view->string);
+	table_cellf(table, "%.0f", ctl_num(view, "pages"));
+	table_cellf(table, "%.0f", ctl_num(view, "page_tokens"));
+	table_cellf(table, from < to ? "%.0f-%.0f" : "%.0f", from, to);
+	table_cell(table, ctl_str(field, "name", NULL));
+	table_cellf(table, "%.0f-%.0f of %.0f", unit, unit + ctl_num(field, "units") - 1,
+		    ctl_num(field, "total_units"));
+	table_cell(table, ctl_bytes(ctl_num(field, "unit_bytes")));
+	table_cellf(table, "%.0f", ctl_num(field, "unit_stride"));
+	table_cellf(table, "%.0f", ctl_num(field, "token_stride"));
+	table_cellf(table, "%.0f", ctl_num(field, "page_stride"));
+}
+
+static void view_rows(struct table *table, const cJSON *pool, const cJSON *view)
+{
+	const cJSON *layers = ctl_list(view, "layers"), *first, *last, *field;
+
+	for (first = layers ? layers->child : NULL; first; first = last->next) {
+		last = first;
+		while (last->next && fields_alike(first, last->next))
+			last = last->next;
+		cJSON_ArrayForEach(field, ctl_list(first, "fields"))
+			field_row(table, pool, view, first, last, field);
+	}
+}
+
+static int print_layouts(const cJSON *layouts)
+{
+	const cJSON *pool, *view;
+	struct table *table;
+
+	if (table_new(
+		    ">POOL NAME >RANK DIGEST VIEW >PAGES >PAGE_TOKENS LAYERS FIELD UNITS "
+		    ">UNIT >UNIT_STRIDE >TOKEN_STRIDE >PAGE_STRIDE",
+		    &table) < 0)
+		return ctl_failed("out of memory");
+	cJSON_ArrayForEach(pool, ctl_list(layouts, "pools")) {
+		cJSON_ArrayForEach(view, ctl_list(ctl_list(pool, "layout"), "views"))
+			view_rows(table, pool, view);
+	}
+	return ctl_print_table(table);
+}
+
+static int take_layouts(struct ctl *ctl, const cJSON *reply, cJSON *layouts)
+{
+	const cJSON *pool;
+
+	cJSON_ArrayForEach(pool, ctl_list(reply, "pools")) {
+		cJSON *args = cJSON_CreateObject(), *layout;
+		int r;
+
+		cJSON_AddNumberToObject(args, "pool", ctl_num(pool, "pool"));
+		r = ctl_ask(ctl, "pool.layout", args, &layout);
+		if (r)
+			return r;
+		cJSON_DeleteItemFromObjectCaseSensitive(layout, "id");
+		cJSON_DeleteItemFromObjectCaseSensitive(layout, "ok");
+		cJSON_AddItemToArray(cJSON_GetObjectItemCaseSensitive(layouts, "pools"),
+				     layout);
+	}
+	return CTL_OK;
+}
+
+int ctl_run_pools(struct ctl *ctl)
+{
+	cJSON *layouts = cJSON_CreateObject(), *reply = NULL;
+	int r = cJSON_AddArrayToObject(layouts, "pools") ? pools_ask(ctl, &reply)
+							 : ctl_failed("out of memory");
+
+	if (!r && ctl->layout)
+		r = take_layouts(ctl, reply, layouts);
+	if (!r && ctl->json)
+		ctl_print_json(ctl->layout ? layouts : reply);
+	else if (!r)
+		r = ctl->layout ? print_layouts(layouts) : print_pools(reply);
+	cJSON_Delete(reply);
+	cJSON_Delete(layouts);
+	return r;
+}

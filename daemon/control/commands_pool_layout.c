@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * pool.layout: a pool's layout as pool.register took it, so that it can be compared with
+ * another, and given to kvd-ctl plan. It may be long: it is written a layer at a time, as
+ * text. Nothing holds the pool meanwhile, an engine may unregister it at any time; each
+ * piece looks it up anew, and when it is gone the command fails.
+ */
+#include <errno.h>
+
+#include "daemon/base/context.h"
+#include "daemon/base/mem.h"
+#include "daemon/control/commands.h"
+#include "daemon/control/commands_pool.h"
+#include "daemon/control/reply_walk.h"
+#include "daemon/session/pool.h"
+#include "daemon/session/session.h"
+
+struct layout_args {
+	uint64_t pool;
+};
+const struct field pool_layout_fields[] = {
+	F_ID("pool", layout_args, pool, REQUIRED,
+	     "of this session; an administrator may ask for any"),
+	F_END,
+};
+
+struct layout_walk {
+	struct reply_walk reply;
+	uint64_t pool;
+	uint32_t view, layer; /* next */
+	bool begun;
+};
+
+static struct layout_walk *walk_of(struct reply_walk *reply)
+{
+	return container_of(reply, struct layout_walk, reply);
+}
+
+static void layout_walk_end(struct reply_walk *reply)
+{
+	mem_free(walk_of(reply));
+}
+
+static const struct pool *find_any(const struct session *asking, uint64_t id)
+{
+	const struct session *session;
+	const struct pool *pool;
+
+	list_foreach(session, &asking->kvd->sessions, link) {
+		if (session != asking && !asking->admin)
+			continue;
+		pool = idmap_get(&session->pools, id);
+		if (pool && !pool->closing)
+			return pool;
+	}
+	err_raise(ERR_NOTFOUND, "pool: no pool %ju%s", (uintmax_t)id,
+		  asking->admin ? "" : " in this session");
+	return NULL;
+}
+
+static void put(struct text *out, const char *name, uint64_t value)
+{
+	text_puts(out, name);
+	text_u64(out, value);
+}
+
+static void put_head(struct text *out, const struct pool *pool)
+{
+	static const char digits[] = "0123456789abcdef";
+	const struct layout *layout = pool->layout;
+
+	put(out, ",\"pool\":", pool->id);
+	text_puts(out, ",\"name\":");
+	text_json(out, pool->name);
+	put(out, ",\"session\":", pool->session->id);
+	text_puts(out, ",\"digest\":\"");
+	for (int shift = 60; shift >= 0; shift -= 4)
+		text_put(out, &digits[pool->digest >> shift & 15], 1);
+	put(out, "\",\"layout\":{\"rank\":", layout->rank);
+	text_puts(out, ",\"buffers\":[");
+	for (uint32_t i = 0; i < layout->buffer_count; i++)
+		put(out, i ? "," : "", layout->buffers[i]);
+	text_puts(out, "],\"views\":{");
+}
+
+static void put_field(struct text *out, const struct layout_field *f)
+{
+	text_puts(out, "{\"name\":");
+	text_json(out, f->name);
+	put(out, ",\"buffer\":", f->buffer);
+	put(out, ",\"offset\":", f->offset);
+	put(out, ",\"page_stride\":", f->page_stride);
+	put(out, ",\"token_stride\":", f->token_stride);
+	put(out, ",\"unit_stride\":", f->unit_stride);
+	put(out, ",\"unit_bytes\":", f->unit_bytes);
+	put(out, ",\"first_unit\":", f->first_unit);
+	put(out, ",\"units\":", f->units);
+	put(out, ",\"total_units\":", f->total_units);
+	text_puts(out, "}");
+}
+
+static void put_layer(struct text *out, const struct layout_layer *layer, bool first)
+{
+	put(out, first ? "{\"layer\":" : ",{\"layer\":", layer->layer);
+	text_puts(out, ",\"fields\":[");
+	for (uint32_t i = 0; i < layer->field_count; i++) {
+		text_puts(out, i ? "," : "");
+		put_field(out, &layer->fields[i]);
+	}
+	text_puts(out, "]}");
+}
+
+static void put_view(struct text *out, const struct layout_view *view, bool first)
+{
+	text_puts(out, first ? "" : ",");
+	text_json(out, view->name);
+	put(out, ":{\"page_tokens\":", view->page_tokens);
+	put(out, ",\"pages\":", view->pages);
+	text_puts(out, ",\"layers\":[");
+}
+
+static int layout_piece(struct reply_walk *reply)
+{
+	struct layout_walk *walk = walk_of(reply);
+	struct text *out = &walk->reply.text;
+	const struct pool *pool = find_any(reply->req->session, walk->pool);
+	const struct layout_view *view;
+
+	if (!pool)
+		return err_pass(-ENOENT);
+	if (!walk->begun) {
+		walk->begun = true;
+		put_head(out, pool);
+		return 1;
+	}
+	if (walk->view == pool->layout->view_count) {
+		text_puts(out, "}}");
+		return 0;
+	}
+	view = &pool->layout->views[walk->view];
+	if (walk->layer == 0)
+		put_view(out, view, walk->view == 0);
+	if (walk->layer < view->layer_count) {
+		put_layer(out, &view->layers[walk->layer], walk->layer == 0);
+		walk->layer++;
+	}
+	if (walk->layer == view->layer_count) {
+		text_puts(out, "]}");
+		walk->view++;
+		walk->layer = 0;
+	}
+	return 1;
+}
+
+int pool_layout_run(struct request *req)
+{
+	const struct layout_args *args = request_args(req);
+	struct layout_walk *walk;
+
+	if (!find_any(req->session, args->pool))
+		return err_pass(-ENOENT);
+	walk = mem_zalloc(sizeof(*walk));
+	if (!walk)
+		return err_pass(-ENOMEM);
+	walk->pool = args->pool;
+	walk->reply.piece = layout_piece;
+	walk->reply.end = layout_walk_end;
+	reply_walk_begin(&walk->reply, req);
+	return 0;
+}
