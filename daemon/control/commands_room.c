@@ -586,7 +586,8 @@ const struct command room_commands[] = {
 	 room_trace_fields, 0, room_trace_run,
 	 "rooms: {what room.show or room.history says; generation, opened_ns "
 	 "(CLOCK_MONOTONIC), layout (its digest), open, now_ns (of one that has not "
-	 "ended), views: {view, party, first_token, tokens, layers, pages, runs}, "
+	 "ended), views: {view, party, first_token, tokens, layers, pages, runs, "
+	 "runs_cut}, "
 	 "events, the latest first: {ns (since it was opened), what, party, seq, bytes, "
 	 "generation}, left_out: events past 4096, forgotten: the first are "
 	 "overwritten}; name, instance, boot_id, clock_ns. The latest 65536 events of "

@@ -27,7 +27,8 @@
 #define ROOMS_SHOWN 16u /* of one number */
 #define EVENTS_A_PIECE 64u
 #define ENDED_A_PIECE 256u
-#define RUNS_SHOWN 1024u /* of a view's pages */
+#define RUNS_SHOWN 512u /* of a room's pages: one turn writes them */
+#define PAGES_SEEN 65536u
 #define PARTIES_SHOWN 64u
 
 struct trace_args {
@@ -89,30 +90,35 @@ static bool add_common(cJSON *head, const struct trace_walk *walk, uint64_t layo
 	       add_layout(head, layout) && cJSON_AddBoolToObject(head, "open", open);
 }
 
+/* What is left of both; NULL: no pages are asked for. */
+struct pages_left {
+	size_t runs, pages;
+};
+
 /* As [[first page, count]…]. */
-static bool add_runs(cJSON *view, const struct room_map *map)
+static bool add_runs(cJSON *view, const struct room_map *map, struct pages_left *left)
 {
 	cJSON *runs = cJSON_AddArrayToObject(view, "runs");
-	size_t shown = 0, end;
+	size_t at = 0, end;
 
-	for (size_t at = 0; runs && at < map->page_count; at = end) {
+	for (; runs && at < map->page_count && left->runs && left->pages; at = end) {
 		int pair[2] = {(int)map->pages[at], 1};
 		cJSON *run;
 
-		for (end = at + 1;
-		     end < map->page_count && map->pages[end] == map->pages[end - 1] + 1;
+		for (end = at + 1; end < map->page_count && --left->pages > 0 &&
+				   map->pages[end] == map->pages[end - 1] + 1;
 		     end++)
 			pair[1]++;
-		if (shown++ == RUNS_SHOWN)
-			return cJSON_AddTrueToObject(view, "runs_cut");
+		left->runs--;
 		run = cJSON_CreateIntArray(pair, 2);
 		if (!run || !cJSON_AddItemToArray(runs, run))
 			return false;
 	}
-	return runs;
+	return runs && (at == map->page_count || cJSON_AddTrueToObject(view, "runs_cut"));
 }
 
-static bool add_view(cJSON *views, const struct room_map *map, bool pages, int party)
+static bool add_view(cJSON *views, const struct room_map *map, struct pages_left *left,
+		     int party)
 {
 	double tokens[2] = {(double)map->token_begin, (double)map->token_end};
 	double layers[2] = {map->layers.begin, map->layers.end};
@@ -131,13 +137,14 @@ static bool add_view(cJSON *views, const struct room_map *map, bool pages, int p
 				       : cJSON_CreateNull(); /* all */
 	if (!range || !cJSON_AddItemToObject(view, "layers", range))
 		return false;
-	return !pages || add_runs(view, map);
+	return !left || add_runs(view, map, left);
 }
 
-static bool add_maps(cJSON *views, const struct room_maps *maps, bool pages, int party)
+static bool add_maps(cJSON *views, const struct room_maps *maps, struct pages_left *left,
+		     int party)
 {
 	for (size_t i = 0; i < maps->count; i++) {
-		if (!add_view(views, &maps->maps[i], pages, party))
+		if (!add_view(views, &maps->maps[i], left, party))
 			return false;
 	}
 	return true;
@@ -146,16 +153,18 @@ static bool add_maps(cJSON *views, const struct room_maps *maps, bool pages, int
 /* What is bound here; of a sender, what its receivers have bound. */
 static bool add_views(cJSON *obj, const struct room *room, bool pages)
 {
+	struct pages_left budget = {RUNS_SHOWN, PAGES_SEEN},
+			  *left = pages ? &budget : NULL;
 	cJSON *views = cJSON_AddArrayToObject(obj, "views");
 	const struct party *party;
 	unsigned int shown = 0;
 
-	if (!views || !add_maps(views, &room->maps, pages, -1))
+	if (!views || !add_maps(views, &room->maps, left, -1))
 		return false;
 	list_foreach(party, &room->parties, link) {
 		if (room->role != ROOM_SEND || shown++ == PARTIES_SHOWN)
 			break;
-		if (!add_maps(views, &party->theirs, pages, party->index))
+		if (!add_maps(views, &party->theirs, left, party->index))
 			return false;
 	}
 	return true;

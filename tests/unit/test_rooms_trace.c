@@ -287,6 +287,35 @@ static void strangers_are_told_nothing(void **state)
 		   (unsigned long long)p->dst.pool);
 }
 
+/* A turn writes so much; the count of pages is whole. */
+static void long_page_lists_are_cut(void **state)
+{
+	struct pair *p = *state;
+	char pages[9000 * 5];
+	cJSON *reply, *view;
+	size_t n = 0;
+
+	for (unsigned int i = 0; i < 9000; i++)
+		n += (size_t)snprintf(pages + n, sizeof(pages) - n, "%s%u", i ? "," : "",
+				      i < 8 ? i : 9007 - i);
+	open_recv(p, 1, "");
+	bind(p, 1, pages);
+	reply = cluster_call(&p->c, p->decode,
+			     "{'cmd':'room.trace','room':'1','pages':true}");
+	view = cJSON_GetArrayItem(
+		cJSON_GetObjectItem(
+			cJSON_GetArrayItem(cJSON_GetObjectItem(reply, "rooms"), 0),
+			"views"),
+		0);
+	assert_int_equal(cJSON_GetNumberValue(cJSON_GetObjectItem(view, "pages")), 9000);
+	assert_true(cJSON_IsTrue(cJSON_GetObjectItem(view, "runs_cut")));
+	assert_in_range(cJSON_GetArraySize(cJSON_GetObjectItem(view, "runs")), 100, 1000);
+	view = cJSON_GetArrayItem(cJSON_GetObjectItem(view, "runs"), 0);
+	assert_int_equal(cJSON_GetNumberValue(cJSON_GetArrayItem(view, 0)), 0);
+	assert_int_equal(cJSON_GetNumberValue(cJSON_GetArrayItem(view, 1)), 8);
+	cJSON_Delete(reply);
+}
+
 int main(void)
 {
 #define CASE(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
@@ -298,6 +327,7 @@ int main(void)
 		CASE(names_cross_to_the_sender),
 		CASE(names_of_a_peer_that_lies_are_left_out),
 		CASE(strangers_are_told_nothing),
+		CASE(long_page_lists_are_cut),
 	};
 
 	cmocka_set_test_filter(getenv("KVD_TEST_FILTER"));
