@@ -156,6 +156,8 @@ static int load_and(enum action action, struct args *args)
 	args->source.on_problem = on_problem;
 	args->source.arg = &args->told;
 	log_set_format(log_format_of_stderr());
+	if (log_format_of_stderr() == LOG_FORMAT_JOURNAL)
+		log_journal_open(NULL);
 	if (!config || config_load(config, &args->source) < 0) {
 		if (!args->told)
 			on_problem(&args->told, err_last()->text);

@@ -1,4 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Lines are for stderr, which the journal reads: what becomes of it there is
+ * the reader's matter. Only a line that has fields goes to journald's own socket,
+ * in its native protocol, which is NAME=value lines in a datagram: no library is worth
+ * that. Nothing waits for journald; a line that it does not take at once is one of
+ * stderr.
+ */
 #include "daemon/base/log.h"
 
 #include <pthread.h>
@@ -7,7 +14,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -19,6 +28,8 @@
 int log_threshold = LOG_LEVEL_INFO;
 static int format = LOG_FORMAT_JOURNAL;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int journal = -1; /* to journald, for lines with fields */
+static struct sockaddr_un journal_at;
 
 static const struct {
 	const char *name;
@@ -108,39 +119,110 @@ static size_t put_prefix(char *line, size_t cap, enum log_level level)
 				      now.tv_nsec / 1000000, levels[level].name));
 }
 
-void log_write(struct log_site *site, enum log_level level, const char *subsystem,
-	       const char *object, const char *text, const char *fmt, ...)
+/* One event, one line: no forged lines. */
+static void log_clean(char *text, size_t len)
+{
+	for (size_t i = 0; i < len; i++) {
+		if ((unsigned char)text[i] < 0x20 || text[i] == 0x7f)
+			text[i] = '?';
+	}
+}
+
+/* journald's native protocol: NAME=value lines. False: it did not take it. */
+static bool log_send(enum log_level level, const struct log_field *fields,
+		     const char *message)
+{
+	char datagram[4 * LINE_MAX_BYTES];
+	size_t n = log_clamp(snprintf(datagram, sizeof(datagram),
+				      "MESSAGE=%s\nPRIORITY=%d\nSYSLOG_IDENTIFIER=kvd\n",
+				      message, levels[level].priority));
+
+	for (; fields->name && n < sizeof(datagram); fields++) {
+		size_t at;
+
+		n += log_clamp(snprintf(datagram + n, sizeof(datagram) - n,
+					"%s=", fields->name));
+		at = n;
+		if (n < sizeof(datagram))
+			n += log_clamp(snprintf(datagram + n, sizeof(datagram) - n, "%s",
+						fields->value));
+		if (n >= sizeof(datagram) - 1)
+			return false;
+		log_clean(datagram + at, n - at);
+		datagram[n++] = '\n';
+	}
+	return n < sizeof(datagram) &&
+	       sendto(journal, datagram, n, MSG_DONTWAIT | MSG_NOSIGNAL,
+		      (const struct sockaddr *)&journal_at, sizeof(journal_at)) >= 0;
+}
+
+void log_journal_open(const char *path)
+{
+	if (journal >= 0)
+		close(journal);
+	journal_at = (struct sockaddr_un){.sun_family = AF_UNIX};
+	snprintf(journal_at.sun_path, sizeof(journal_at.sun_path), "%s",
+		 path ? path : "/run/systemd/journal/socket");
+	journal = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+}
+
+static void log_vwrite(struct log_site *site, enum log_level level,
+		       const struct log_field *fields, const char *subsystem,
+		       const char *object, const char *text, const char *fmt, va_list ap)
+	__attribute__((format(printf, 7, 0)));
+static void log_vwrite(struct log_site *site, enum log_level level,
+		       const struct log_field *fields, const char *subsystem,
+		       const char *object, const char *text, const char *fmt, va_list ap)
 {
 	char line[LINE_MAX_BYTES];
-	size_t n, cap = sizeof(line) - 40; /* room for the dropped= tail and '\n' */
+	size_t n, prefix, cap = sizeof(line) - 40; /* the dropped= tail and '\n' */
 	uint32_t dropped;
-	va_list ap;
 
-	pthread_mutex_lock(&lock);
-	if (!log_admit(site, &dropped)) {
-		pthread_mutex_unlock(&lock);
+	if (!log_admit(site, &dropped))
 		return;
-	}
-	n = put_prefix(line, cap, level);
+	n = prefix = put_prefix(line, cap, level);
 	n += log_clamp(snprintf(line + n, cap - n, "%s%s%s: %s%s", subsystem,
 				object ? " " : "", object ? object : "", text,
 				fmt[0] ? " " : ""));
-	if (n < cap) {
-		va_start(ap, fmt);
+	if (n < cap)
 		n += log_clamp(vsnprintf(line + n, cap - n, fmt, ap));
-		va_end(ap);
-	}
 	if (n >= cap)
 		n = cap - 1;
-	for (size_t i = 0; i < n; i++) { /* one event, one line: no forged lines */
-		if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f)
-			line[i] = '?';
-	}
+	log_clean(line, n);
 	if (dropped)
 		n += log_clamp(
 			snprintf(line + n, sizeof(line) - n - 1, " dropped=%u", dropped));
+	line[n] = '\0';
+	if (fields && journal >= 0 &&
+	    __atomic_load_n(&format, __ATOMIC_RELAXED) == LOG_FORMAT_JOURNAL &&
+	    log_send(level, fields, line + prefix))
+		return;
 	line[n++] = '\n';
 	/* a full or closed stderr must not hurt the daemon */
 	(void)!write(STDERR_FILENO, line, n);
+}
+
+void log_write(struct log_site *site, enum log_level level, const char *subsystem,
+	       const char *object, const char *text, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	pthread_mutex_lock(&lock);
+	log_vwrite(site, level, NULL, subsystem, object, text, fmt, ap);
 	pthread_mutex_unlock(&lock);
+	va_end(ap);
+}
+
+void log_write_fields(struct log_site *site, enum log_level level,
+		      const struct log_field *fields, const char *subsystem,
+		      const char *object, const char *text, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	pthread_mutex_lock(&lock);
+	log_vwrite(site, level, fields, subsystem, object, text, fmt, ap);
+	pthread_mutex_unlock(&lock);
+	va_end(ap);
 }

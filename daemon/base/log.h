@@ -41,6 +41,20 @@ void log_set_format(enum log_format format); /* not LOG_FORMAT_AUTO */
 enum log_format log_format_of_stderr(void);
 int log_level_parse(const char *s, enum log_level *level_p); /* ERR_INVAL */
 const char *log_level_name(enum log_level level);
+/*
+ * Fields of the journal's own, for `journalctl KVD_ROOM=42`: a line that has some goes to
+ * journald's socket as one datagram, if that is there, else to stderr as any other.
+ * Called when stderr is the journal's stream; `path` NULL: journald's. At most once.
+ */
+void log_journal_open(const char *path);
+struct log_field {
+	const char *name; /* upper case; NULL behind the last */
+	const char *value;
+};
+void log_write_fields(struct log_site *site, enum log_level level,
+		      const struct log_field *fields, const char *subsystem,
+		      const char *object, const char *text, const char *fmt, ...)
+	__attribute__((format(printf, 7, 8)));
 void log_write(struct log_site *site, enum log_level level, const char *subsystem,
 	       const char *object, const char *text, const char *fmt, ...)
 	__attribute__((format(printf, 6, 7)));
@@ -50,6 +64,13 @@ void log_write(struct log_site *site, enum log_level level, const char *subsyste
 		static struct log_site site_;                                           \
 		if ((int)(level) <= log_threshold)                                      \
 			log_write(&site_, level, subsystem, object, text, __VA_ARGS__); \
+	} while (0)
+#define LOG_FIELDS_AT(level, fields, subsystem, object, text, ...)                       \
+	do {                                                                             \
+		static struct log_site site_;                                            \
+		if ((int)(level) <= log_threshold)                                       \
+			log_write_fields(&site_, level, fields, subsystem, object, text, \
+					 __VA_ARGS__);                                   \
 	} while (0)
 /* object may be NULL; the last argument list is "key=%…" with values, or "" */
 #define log_error(...) LOG_AT(LOG_LEVEL_ERROR, __VA_ARGS__)

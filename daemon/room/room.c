@@ -130,7 +130,33 @@ static void room_finish(struct room *room)
 
 #define SLOW_NS LOOP_NS_PER_S /* log_rooms = slow */
 
-/* One line a room. Failures have a call site, and so a limit, of their own. */
+#define ROOM_ENDED_ID "250106853cfa484ebc6139ccb2bce124" /* MESSAGE_ID, for ever */
+
+/* Failures have a call site, and so a limit, of their own. */
+static void log_end_line(const struct room *room, enum log_level level,
+			 const char *number, const char *about, const char *peer)
+{
+	bool ok = sm_state(&room->sm) == ROOM_SUCCESS;
+	const struct log_field fields[] = {
+		{"MESSAGE_ID", ROOM_ENDED_ID},
+		{"KVD_ROOM", number},
+		{"KVD_ROLE", room_role_names[room->role]},
+		{"KVD_PEER", peer},
+		{"KVD_CODE", ok ? "OK" : err_name(room->error.code)},
+		{"KVD_ENGINE", room->session->client},
+		{"KVD_REQUEST", room->names ? room->names->request_id : ""},
+		{NULL, NULL},
+	};
+
+	if (ok)
+		LOG_FIELDS_AT(level, fields, "room", number, "success", "%s", about);
+	else
+		LOG_FIELDS_AT(level, fields, "room", number, "failed",
+			      "%s code=%s why=\"%s\"", about, err_name(room->error.code),
+			      room->error.text);
+}
+
+/* One line a room. */
 static void log_end(const struct room *room)
 {
 	const struct config *config = rooms_kvd(room->rooms)->config;
@@ -156,11 +182,7 @@ static void log_end(const struct room *room)
 		 (double)took / 1e6, transport ? transport->ops->name : "none",
 		 room->party_count, peer, room->session->client,
 		 names ? names->request_id : "", names ? names->traceparent : "");
-	if (ok)
-		LOG_AT(level, "room", number, "success", "%s", about);
-	else
-		LOG_AT(level, "room", number, "failed", "%s code=%s why=\"%s\"", about,
-		       err_name(room->error.code), room->error.text);
+	log_end_line(room, level, number, about, peer);
 }
 
 static void count_at_peers(const struct room *room)

@@ -10,7 +10,10 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -193,9 +196,56 @@ static void stderr_closed_or_full_hurts_nobody(void **state)
 	capture_end();
 }
 
+/* What the journal was sent; "" = nothing. */
+static const char *journal_got(int fd)
+{
+	static char text[8192];
+	ssize_t n = recv(fd, text, sizeof(text) - 1, MSG_DONTWAIT);
+
+	text[n > 0 ? n : 0] = '\0';
+	return text;
+}
+
+static void fields_go_to_the_journal_or_the_line_to_stderr(void **state)
+{
+	char dir[] = "/tmp/kvd-log-XXXXXX", huge[8000];
+	struct sockaddr_un at = {.sun_family = AF_UNIX};
+	struct log_field fields[] = {
+		{"KVD_ROOM", "42"}, {"KVD_ENGINE", "a\nFORGED=1\x1b"}, {NULL, NULL}};
+	int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	(void)state;
+	assert_non_null(mkdtemp(dir));
+	snprintf(at.sun_path, sizeof(at.sun_path), "%s/socket", dir);
+	assert_int_equal(bind(fd, (const struct sockaddr *)&at, sizeof(at)), 0);
+	log_journal_open(at.sun_path);
+	capture_begin();
+	LOG_FIELDS_AT(LOG_LEVEL_WARN, fields, "room", "42", "failed", "why=%s", "x\ny");
+	assert_string_equal(capture_end(), "");
+	assert_string_equal(journal_got(fd),
+			    "MESSAGE=room 42: failed why=x?y\nPRIORITY=4\n"
+			    "SYSLOG_IDENTIFIER=kvd\nKVD_ROOM=42\n"
+			    "KVD_ENGINE=a?FORGED=1?\n");
+	memset(huge, 'h', sizeof(huge) - 1);
+	huge[sizeof(huge) - 1] = '\0';
+	fields[1].value = huge; /* does not fit: the line is all there is */
+	capture_begin();
+	LOG_FIELDS_AT(LOG_LEVEL_WARN, fields, "room", "42", "failed", "%s", "n=1");
+	assert_non_null(strstr(capture_end(), "room 42: failed n=1\n"));
+	assert_string_equal(journal_got(fd), "");
+	close(fd); /* journald is gone */
+	fields[1].value = "e";
+	capture_begin();
+	LOG_FIELDS_AT(LOG_LEVEL_WARN, fields, "room", "42", "failed", "%s", "n=2");
+	assert_non_null(strstr(capture_end(), "room 42: failed n=2\n"));
+	unlink(at.sun_path);
+	rmdir(dir);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(fields_go_to_the_journal_or_the_line_to_stderr),
 		cmocka_unit_test(line_has_priority_object_words_and_values),
 		cmocka_unit_test(level_below_the_threshold_is_silent),
 		cmocka_unit_test(level_names_parse_and_others_are_refused),
