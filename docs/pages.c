@@ -57,13 +57,17 @@ void page_commands(FILE *out)
 		"fields and descriptors that no field names are refused.\n");
 	for (unsigned int i = 0; (cmd = commands_at(i)); i++)
 		print_command(out, cmd);
-	fprintf(out, "\n# Error codes\n\n| code | meaning | scope | retryable |\n"
-		     "|---|---|---|---|\n");
+	fprintf(out,
+		"\n# Error codes\n\nWhat to do, in the words of `kvd-ctl doctor`. Of "
+		"programs: docs/clients.md.\n\n"
+		"| code | meaning | scope | retryable | what to do |\n"
+		"|---|---|---|---|---|\n");
 	for (int code = 1; code < ERR_CODE_END; code++)
-		fprintf(out, "| %s | %s | %s | %s |\n", err_name((enum err_code)code),
-			err_meaning((enum err_code)code),
+		fprintf(out, "| %s | %s | %s | %s | %s |\n",
+			err_name((enum err_code)code), err_meaning((enum err_code)code),
 			err_scope_name(err_default_scope((enum err_code)code)),
-			err_default_retryable((enum err_code)code) ? "yes" : "no");
+			err_default_retryable((enum err_code)code) ? "yes" : "no",
+			err_remedy((enum err_code)code));
 }
 
 static void print_labels(FILE *out, const struct metric_row *row)

@@ -16,18 +16,19 @@
 
 struct row {
 	const char *name;
-	const char *meaning;
+	const char *meaning, *remedy;
 	int no;
 	enum err_scope scope;
 	bool retryable;
 };
 
 static const struct row rows[ERR_CODE_END] = {
-#define ERR_ROW(num, nm, err_no, sc, retry, text) \
-	[num] = {.name = "E" #nm,                 \
-		 .meaning = (text),               \
-		 .no = (err_no),                  \
-		 .scope = ERR_SCOPE_##sc,         \
+#define ERR_ROW(num, nm, err_no, sc, retry, text, cure) \
+	[num] = {.name = "E" #nm,                       \
+		 .meaning = (text),                     \
+		 .remedy = (cure),                      \
+		 .no = (err_no),                        \
+		 .scope = ERR_SCOPE_##sc,               \
 		 .retryable = (retry)},
 	ERR_CODES(ERR_ROW)
 #undef ERR_ROW
@@ -147,6 +148,19 @@ const char *err_name(enum err_code code)
 const char *err_meaning(enum err_code code)
 {
 	return code == ERR_OK ? "no error" : err_row_of(code)->meaning;
+}
+
+const char *err_remedy(enum err_code code)
+{
+	return code == ERR_OK ? "none" : err_row_of(code)->remedy;
+}
+
+enum err_code err_of_name(const char *name)
+{
+	for (int code = 1; code < ERR_CODE_END; code++)
+		if (strcmp(rows[code].name, name) == 0)
+			return (enum err_code)code;
+	return ERR_INTERNAL;
 }
 
 const char *err_scope_name(enum err_scope scope)

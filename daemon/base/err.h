@@ -28,49 +28,87 @@ enum err_scope {
 	ERR_SCOPE_DAEMON,
 };
 
-/* X(number, name, errno, scope, retryable, meaning) */
-#define ERR_CODES(X)                                                               \
-	X(1, INVAL, EINVAL, OP, false, "a field has a value outside its limits")   \
-	X(2, PROTO, EPROTO, SESSION, false, "a message breaks the protocol")       \
-	X(3, TOOBIG, EMSGSIZE, OP, false, "a line, list or frame over its cap")    \
-	X(4, NOCMD, ENOSYS, OP, false, "no such command")                          \
-	X(5, PERM, EPERM, OP, false, "not allowed for this caller")                \
-	X(6, NOTFOUND, ENOENT, OP, false, "no such object in this session")        \
-	X(7, EXIST, EEXIST, OP, false, "exists already, with other content")       \
-	X(8, BUSY, EBUSY, OP, true, "in use now")                                  \
-	X(9, LIMIT, EUSERS, OP, true, "a configured cap is reached")               \
-	X(10, NOMEM, ENOMEM, OP, true, "out of memory")                            \
-	X(11, STATE, EBADFD, OP, false, "not possible in the object's state")      \
-	X(12, LAYOUT, EBADSLT, ROOM, false, "the two sides' layouts contradict")   \
-	X(13, COVER, ENODATA, ROOM, false, "no source holds a wanted interval")    \
-	X(14, RANGE, ERANGE, OP, false, "outside a pool, region or list")          \
-	X(15, DUP, ENOTUNIQ, ROOM, false, "the same bytes were sent twice")        \
-	X(16, SHORT, EREMOTEIO, ROOM, false, "the last chunk left bytes missing")  \
-	X(17, ABORTED, ECONNABORTED, ROOM, true, "aborted by an engine")           \
-	X(18, PEER, EHOSTDOWN, PEER, true, "the remote daemon is gone")            \
-	X(19, SESSION, EOWNERDEAD, SESSION, true, "the owning engine is gone")     \
-	X(20, TIMEOUT, ETIMEDOUT, ROOM, true, "a phase took longer than allowed")  \
-	X(21, STALL, ETIME, ROOM, true, "no byte moved for too long")              \
-	X(22, LEASE, EKEYEXPIRED, ROOM, true, "the offer's lease has ended")       \
-	X(23, TRANSPORT, ECOMM, PEER, true, "the transport failed")                \
-	X(24, REQUIRE, EPROTONOSUPPORT, ROOM, false, "no allowed transport")       \
-	X(25, IMPORT, ENOTSUP, OP, false, "memory of this kind cannot be used")    \
-	X(26, FAULT, EFAULT, ROOM, false, "a region's memory vanished")            \
-	X(27, FENCE, EINPROGRESS, PEER, true, "quiet could not be proven in time") \
-	X(28, DRAIN, ESHUTDOWN, OP, true, "the daemon is draining")                \
-	X(29, RESTART, ESTALE, PEER, true, "the other side is a new instance")     \
-	X(30, VERSION, ENOPROTOOPT, PEER, false, "no common protocol version")     \
-	X(31, AUTH, EKEYREJECTED, PEER, false, "not authenticated")                \
-	X(32, CANCELED, ECANCELED, OP, true, "canceled by its owner")              \
-	X(33, PLAN, EILSEQ, ROOM, false, "the two sides' plans differ")            \
-	X(34, REVOKED, EKEYREVOKED, OP, false, "the memory is no longer exported") \
-	X(35, CONFIG, EDOM, DAEMON, false, "the configuration is not usable")      \
-	X(36, IO, EIO, DEVICE, true, "the operating system refused")               \
-	X(37, INTERNAL, ENOTRECOVERABLE, OP, false, "a fault of kvd itself")
+/* X(number, name, errno, scope, retryable, meaning, remedy): the remedy is for operators,
+ * in one line; who programs against kvd finds theirs in docs/clients.md. */
+#define ERR_CODES(X)                                                                    \
+	X(1, INVAL, EINVAL, OP, false, "a field has a value outside its limits",        \
+	  "the message names the field and what it may be")                             \
+	X(2, PROTO, EPROTO, SESSION, false, "a message breaks the protocol",            \
+	  "upgrade the engine's libkvd together with the daemon")                       \
+	X(3, TOOBIG, EMSGSIZE, OP, false, "a line, list or frame over its cap",         \
+	  "send less at a time, or raise the option `line` or `message`")               \
+	X(4, NOCMD, ENOSYS, OP, false, "no such command",                               \
+	  "upgrade the daemon, or use the kvd-ctl of its version")                      \
+	X(5, PERM, EPERM, OP, false, "not allowed for this caller",                     \
+	  "be root or the daemon's user, or be in admin_uids or allow_uids")            \
+	X(6, NOTFOUND, ENOENT, OP, false, "no such object in this session",             \
+	  "it has ended or is of another session: kvd-ctl room N, kvd-ctl history")     \
+	X(7, EXIST, EEXIST, OP, false, "exists already, with other content",            \
+	  "close or unregister the old one first")                                      \
+	X(8, BUSY, EBUSY, OP, true, "in use now",                                       \
+	  "try again once what uses it has ended")                                      \
+	X(9, LIMIT, EUSERS, OP, true, "a configured cap is reached",                    \
+	  "raise the option that the message names, or close what is not used")         \
+	X(10, NOMEM, ENOMEM, OP, true, "out of memory",                                 \
+	  "raise MemoryMax= of the service or the memory limit of the container")       \
+	X(11, STATE, EBADFD, OP, false, "not possible in the object's state",           \
+	  "the engine called in the wrong order: see the message")                      \
+	X(12, LAYOUT, EBADSLT, ROOM, false, "the two sides' layouts contradict",        \
+	  "the engines' models or cache settings differ: kvd-ctl pools on both")        \
+	X(13, COVER, ENODATA, ROOM, false, "no source holds a wanted interval",         \
+	  "name all ranks of the prefill side as sources")                              \
+	X(14, RANGE, ERANGE, OP, false, "outside a pool, region or list",               \
+	  "the engine names pages outside its pool: its block table")                   \
+	X(15, DUP, ENOTUNIQ, ROOM, false, "the same bytes were sent twice",             \
+	  "the engine binds a page twice, or sends a chunk again under a new seq")      \
+	X(16, SHORT, EREMOTEIO, ROOM, false, "the last chunk left bytes missing",       \
+	  "the prefill engine sent fewer tokens than were bound: its last chunk")       \
+	X(17, ABORTED, ECONNABORTED, ROOM, true, "aborted by an engine",                \
+	  "the engine that aborted says why: its log")                                  \
+	X(18, PEER, EHOSTDOWN, PEER, true, "the remote daemon is gone",                 \
+	  "kvd-ctl peers; the other daemon's log and load; the path to it")             \
+	X(19, SESSION, EOWNERDEAD, SESSION, true, "the owning engine is gone",          \
+	  "the engine ended: its log")                                                  \
+	X(20, TIMEOUT, ETIMEDOUT, ROOM, true, "a phase took longer than allowed",       \
+	  "kvd-ctl room N on both daemons: the message names whom it waited for")       \
+	X(21, STALL, ETIME, ROOM, true, "no byte moved for too long",                   \
+	  "look at the link to the peer: kvd-ctl doctor there and here, kvd-ctl bench") \
+	X(22, LEASE, EKEYEXPIRED, ROOM, true, "the offer's lease has ended",            \
+	  "the decode side pulls too late: its engine, or a longer `lease`")            \
+	X(23, TRANSPORT, ECOMM, PEER, true, "the transport failed",                     \
+	  "look at the link and the adapter: kvd-ctl doctor, kvd-ctl devices")          \
+	X(24, REQUIRE, EPROTONOSUPPORT, ROOM, false, "no allowed transport",            \
+	  "compare kvd-ctl status of both daemons: `transports`, `require`")            \
+	X(25, IMPORT, ENOTSUP, OP, false, "memory of this kind cannot be used",         \
+	  "use memory that kvd can map: memfd; of GPUs: kvd-ctl devices")               \
+	X(26, FAULT, EFAULT, ROOM, false, "a region's memory vanished",                 \
+	  "the engine took registered memory away, or its limit is full")               \
+	X(27, FENCE, EINPROGRESS, PEER, true, "quiet could not be proven in time",      \
+	  "the peer's connection was cut for safety: its adapter or host hangs")        \
+	X(28, DRAIN, ESHUTDOWN, OP, true, "the daemon is draining",                     \
+	  "none: a daemon is on its way out, the router sends elsewhere")               \
+	X(29, RESTART, ESTALE, PEER, true, "the other side is a new instance",          \
+	  "none, if the other daemon was restarted on purpose; else its log")           \
+	X(30, VERSION, ENOPROTOOPT, PEER, false, "no common protocol version",          \
+	  "upgrade the daemons, kvd-ctl and the engines' libkvd together")              \
+	X(31, AUTH, EKEYREJECTED, PEER, false, "not authenticated",                     \
+	  "compare keys and allow-lists: kvd-ctl keys on both sides")                   \
+	X(32, CANCELED, ECANCELED, OP, true, "canceled by its owner",                   \
+	  "none: its owner wanted so")                                                  \
+	X(33, PLAN, EILSEQ, ROOM, false, "the two sides' plans differ",                 \
+	  "the two daemons are of different builds: upgrade both; else report it")      \
+	X(34, REVOKED, EKEYREVOKED, OP, false, "the memory is no longer exported",      \
+	  "the owner unregistered its memory while others used it")                     \
+	X(35, CONFIG, EDOM, DAEMON, false, "the configuration is not usable",           \
+	  "kvd --check-config names file and line")                                     \
+	X(36, IO, EIO, DEVICE, true, "the operating system refused",                    \
+	  "the message has the system's words: kvd-ctl doctor, the kernel's log")       \
+	X(37, INTERNAL, ENOTRECOVERABLE, OP, false, "a fault of kvd itself",            \
+	  "report it with the daemon's log")
 
 enum err_code {
 	ERR_OK = 0,
-#define ERR_ENUM(num, name, no, scope, retry, text) ERR_##name = (num),
+#define ERR_ENUM(num, name, no, scope, retry, text, remedy) ERR_##name = (num),
 	ERR_CODES(ERR_ENUM)
 #undef ERR_ENUM
 		ERR_CODE_END,
@@ -130,6 +168,9 @@ int err_reraise(const struct err *src);
 /* "EINVAL"…; "EINTERNAL" for a number that is no code. Never NULL. */
 const char *err_name(enum err_code code);
 const char *err_meaning(enum err_code code);
+const char *err_remedy(enum err_code code);
+/* "ETIMEOUT" to its code; ERR_INTERNAL for a word that is none. */
+enum err_code err_of_name(const char *name);
 const char *err_scope_name(enum err_scope scope);
 enum err_scope err_default_scope(enum err_code code);
 bool err_default_retryable(enum err_code code);

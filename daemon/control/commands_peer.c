@@ -189,7 +189,9 @@ static bool list_one(cJSON *out, const struct remote *remote, uint64_t now_ns)
 	commands_peer_describe(&brief, remote);
 	one = cJSON_Duplicate(brief.nodes, true);
 	if (one && cJSON_AddItemToArray(out, one))
-		return put_known(one, peer->known_as, peer->product, peer->since_ns,
+		return cJSON_AddNumberToObject(one, "inflight_bytes",
+					       (double)remote->line.bytes_posted) &&
+		       put_known(one, peer->known_as, peer->product, peer->since_ns,
 				 now_ns) &&
 		       put_totals(one, &peer->totals, now_ns);
 	cJSON_Delete(one);
@@ -296,10 +298,10 @@ const struct command peer_commands[] = {
 	 connect_fields, 0, run_connect, "the peer"},
 	{"peer.list", "all peers, and those that were lost in the last ten minutes", NULL,
 	 0, run_list,
-	 "peers: {endpoint, instance, state, transport, path, …}; lost: the same of "
-	 "those that are gone; of each known_as (its name in curve_allow_file), "
-	 "version, since_ms (up or not), bytes_in, bytes_out, rooms_ended, "
-	 "rooms_failed, downs, last_error {code, message, age_ms}"},
+	 "peers: {endpoint, instance, state, transport, path, inflight_bytes, …}; "
+	 "lost: the same of those that are gone; of each known_as (its name in "
+	 "curve_allow_file), version, since_ms (up or not), bytes_in, bytes_out, "
+	 "rooms_ended, rooms_failed, downs, last_error {code, message, age_ms}"},
 	{"peer.forget", "cut a peer; its rooms fail", forget_fields, COMMAND_ADMIN,
 	 run_forget, "nothing"},
 	{.name = NULL},

@@ -176,7 +176,7 @@ static const char *const list_states[] = {
 _Static_assert(ARRAY_LEN(list_states) == LIST_UNOPENED + 2, "a state has no name");
 
 struct list_args {
-	bool all, failed;
+	bool all, failed, live;
 	uint32_t limit;
 	uint32_t stuck_ms;
 	int state;
@@ -192,6 +192,7 @@ const struct field room_list_fields[] = {
 		 "in this state only; unopened: peers ask for it, and no engine here has "
 		 "opened it"),
 	F_BOOL("failed", list_args, failed, "aborting and failed ones only"),
+	F_BOOL("live", list_args, live, "only those that have not ended"),
 	F_INT("stuck_ms", list_args, stuck_ms, OPTIONAL, 0, INT32_MAX,
 	      "only what waits for so long"),
 	F_STR("peer", list_args, peer, OPTIONAL, LINK_ENDPOINT_MAX - 1,
@@ -240,6 +241,7 @@ static bool is_listed(const struct room *room, const struct request *req)
 	       (args->room == UINT64_MAX || args->room == room->number) &&
 	       (args->state == LIST_ANY || args->state == state) &&
 	       (!args->failed || state == ROOM_FAILED || state == ROOM_ABORTING) &&
+	       (!args->live || !room_terminal(room)) &&
 	       (!args->peer || has_peer(room, args->peer)) &&
 	       (!args->stuck_ms || is_stuck(room, args->stuck_ms * LOOP_NS_PER_MS));
 }

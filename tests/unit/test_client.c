@@ -34,8 +34,8 @@
 static void codes_public_match_daemon(void **state)
 {
 	(void)state;
-#define CHECK(num, name, no, scope, retry, text) \
-	assert_int_equal(KVD_E_##name, num);     \
+#define CHECK(num, name, no, scope, retry, text, remedy) \
+	assert_int_equal(KVD_E_##name, num);             \
 	assert_string_equal(kvd_code_name(-KVD_E_##name), err_name(ERR_##name));
 	ERR_CODES(CHECK)
 #undef CHECK

@@ -123,6 +123,8 @@ static void codes_keep_their_numbers_and_are_unique(void **state)
 		assert_int_equal(err_name((enum err_code)a)[0], 'E');
 		assert_true(err_errno((enum err_code)a) > 0);
 		assert_true(strlen(err_meaning((enum err_code)a)) > 5);
+		assert_true(strlen(err_remedy((enum err_code)a)) > 5);
+		assert_int_equal(err_of_name(err_name((enum err_code)a)), a);
 		assert_non_null(err_scope_name(err_default_scope((enum err_code)a)));
 		assert_int_equal(err_from_wire(a), a);
 		for (unsigned int b = 1; b < a; b++) {
