@@ -8,7 +8,9 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pwd.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -19,6 +21,7 @@
 #include "daemon/base/mem.h"
 #include "lib/kvd.h"
 
+#define DRAIN_LOOK_MS 500
 #define INPUT_MAX (1u << 20) /* the daemon takes no longer line */
 
 int ctl_run_ping(struct ctl *ctl)
@@ -75,6 +78,7 @@ int ctl_run_call(struct ctl *ctl)
 	if (ctl->arg_count > 1 && !strcmp(ctl->args[1], "-") && !input)
 		return CTL_ERROR;
 	args = cJSON_Parse(text);
+	ctl->raw = true;
 	mem_free(input);
 	if (!cJSON_IsObject(args)) {
 		cJSON_Delete(args);
@@ -117,10 +121,65 @@ int ctl_run_abort(struct ctl *ctl)
 		   "aborting; it is failed once nothing of it moves");
 }
 
+void ctl_progress(const char *fmt, ...)
+{
+	va_list ap;
+
+	if (!isatty(STDERR_FILENO))
+		return;
+	fputs("\r\033[K", stderr);
+	if (fmt) {
+		va_start(ap, fmt);
+		vfprintf(stderr, fmt, ap);
+		va_end(ap);
+	}
+	fflush(stderr);
+}
+
+/* Until the daemon is gone. */
+static int drain_wait(struct ctl *ctl)
+{
+	double began_s = clock_s();
+	cJSON *reply;
+	int r;
+
+	for (;;) {
+		cJSON *args = cJSON_CreateObject();
+		const cJSON *room;
+
+		cJSON_AddTrueToObject(args, "all");
+		cJSON_AddTrueToObject(args, "live");
+		cJSON_AddNumberToObject(args, "limit", 1);
+		r = ctl_query(ctl, "room.list", args, &reply);
+		if (r)
+			break;
+		room = ctl_list(reply, "rooms") ? ctl_list(reply, "rooms")->child : NULL;
+		ctl_progress("draining for %.0f s: %.0f rooms open%s%s%s%.100s",
+			     clock_s() - began_s, ctl_num(reply, "total"),
+			     room ? "; room " : "",
+			     room ? ctl_str(room, "room", "?") : "",
+			     room ? " waits for " : "",
+			     ctl_str(ctl_list(room, "waits_for"), "what", ""));
+		cJSON_Delete(reply);
+		poll(NULL, 0, DRAIN_LOOK_MS);
+	}
+	ctl_progress(NULL);
+	if (r != CTL_NO_DAEMON || ctl->error.code == KVD_E_NOREPLY) {
+		ctl_failed("%s: %s", kvd_code_name(ctl->error.code), ctl->error.message);
+		return r;
+	}
+	if (!ctl->json)
+		puts("stopped");
+	return CTL_OK;
+}
+
 int ctl_run_drain(struct ctl *ctl)
 {
-	return act(ctl, "drain", NULL,
-		   "draining: no new rooms; the daemon stops when all ended");
+	int r = act(ctl, "drain", NULL,
+		    "draining: no new rooms; the daemon stops when all ended");
+
+	fflush(stdout);
+	return !r && ctl->wait ? drain_wait(ctl) : r;
 }
 
 int ctl_run_log(struct ctl *ctl)

@@ -341,6 +341,9 @@ static int bench_measure(struct ctl *ctl, struct wanted *w, const struct bench_t
 	for (unsigned int i = 0; !r && i < w->size_count; i++) {
 		w->c.size = w->sizes[i];
 		w->c.rows = bench_rows_of(w, w->c.size, t->bytes);
+		ctl_progress("rows of %s, %u of %u sizes, %u repetitions each",
+			     ctl_bytes((double)w->c.size), i + 1, w->size_count,
+			     w->c.reps);
 		if (!w->c.rows)
 			r = CTL_USAGE;
 		else if (bench_run(ctl->client, attach, t, &local, &w->c, times) < 0)
@@ -350,6 +353,7 @@ static int bench_measure(struct ctl *ctl, struct wanted *w, const struct bench_t
 				cJSON_AddItemToArray(results, record((enum bench_op)op,
 								     &w->c, &times[op]));
 	}
+	ctl_progress(NULL);
 	bench_memory_free(&local);
 	mem_free(times);
 	return r;

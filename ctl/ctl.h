@@ -10,8 +10,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "lib/kvd.h"
+
 struct dirent;
-struct kvd_client;
 
 /* stable: scripts depend on them */
 enum ctl_exit {
@@ -43,13 +44,21 @@ struct ctl {
 		const char *perfetto, *otlp, *join;
 		bool pages;
 	} trace;
-	struct { /* of bench */
+	bool all;	      /* each instance of the run directory */
+	bool takes_all;	      /* the command has --all */
+	bool wait;	      /* of drain */
+	bool batch;	      /* of top */
+	const char *interval; /* of top */
+	const char *root;     /* of doctor */
+	struct {	      /* of bench */
 		const char *with, *size, *op, *transport, *memory;
 		unsigned long rows;
 		bool serve, flat, gather;
 	} bench;
+	bool raw;		   /* strings of answers are left as they came */
 	bool version_differs;	   /* why there is no client */
 	struct kvd_client *client; /* made by the first ctl_ask() */
+	struct kvd_error error;	   /* of the last ctl_connect() or ctl_query() */
 };
 
 struct ctl_command {
@@ -65,15 +74,26 @@ struct ctl_command {
 bool ctl_needs_no_session(const char *cmd);
 int ctl_ask_plain(struct ctl *ctl, const char *cmd, const char *args, cJSON **reply_p);
 
+/* The connection; NULL: ctl->error says why. Says nothing by itself. */
+struct kvd_client *ctl_connect(struct ctl *ctl);
+/* Ask; `args` is taken (NULL: {}). CTL_OK and the answer, or a code and ctl->error. A
+ * connection that is lost stays so until ctl_disconnect(). */
+int ctl_query(struct ctl *ctl, const char *cmd, cJSON *args, cJSON **reply_p);
+void ctl_disconnect(struct ctl *ctl);
 /* The connection; NULL after telling why (then return ctl_no_daemon()). */
 struct kvd_client *ctl_open(struct ctl *ctl);
-/* Ask; `args` is taken (NULL: {}). CTL_OK and the answer, or a code after the
- * error was told. */
+/* As ctl_query(), and the error is told. */
 int ctl_ask(struct ctl *ctl, const char *cmd, cJSON *args, cJSON **reply_p);
 /* Print an answer without "id" and "ok", for --json. */
 void ctl_print_json(const cJSON *reply);
 int ctl_usage(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 int ctl_failed(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* A line on standard error that the next one replaces, NULL the last; only where that is
+ * a terminal. */
+void ctl_progress(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* "30s", "500ms", "10m", "1h"; a number alone is seconds. */
+bool ctl_duration(const char *text, double *ms_p);
 
 /* Members of an answer, with a default when absent. */
 const char *ctl_str(const cJSON *obj, const char *name, const char *absent);
@@ -102,6 +122,21 @@ int ctl_instances(struct dirent ***names_p);
 void ctl_instances_free(struct dirent **names, int count);
 /* False: NAME.sock without NAME.lock, a connection might start the daemon. */
 bool ctl_instance_runs(const char *socket);
+struct ctl_seen {
+	const char *name;
+	char state[64]; /* its own, "stopped", or the code of why it does not answer */
+	char version[64], endpoint[128];
+	int pid;
+};
+/* By a connection for a moment, if it runs. */
+void ctl_instance_look(const char *socket, struct ctl_seen *seen);
+
+/* The command of each instance (--all); the worst exit code. */
+int ctl_run_all(struct ctl *ctl, const struct ctl_command *command);
+/* Records of ended rooms, the latest first, into the array `rooms`. As ctl_ask(). */
+int ctl_history(struct ctl *ctl, const char *number, unsigned long limit, cJSON *rooms);
+/* What a daemon is known as here, without its key; until the next call. */
+const char *ctl_peer_name(const cJSON *peer);
 
 int ctl_run_status(struct ctl *ctl);
 int ctl_run_health(struct ctl *ctl);

@@ -60,13 +60,7 @@ bool ctl_instance_runs(const char *socket)
 
 /* ---- ls ---- */
 
-struct seen {
-	const char *name;
-	char state[64], version[64], endpoint[128];
-	int pid;
-};
-
-static void look_state(struct kvd_client *client, struct seen *seen)
+static void look_state(struct kvd_client *client, struct ctl_seen *seen)
 {
 	char *line = NULL;
 	cJSON *reply;
@@ -80,7 +74,7 @@ static void look_state(struct kvd_client *client, struct seen *seen)
 	kvd_string_free(line);
 }
 
-static void look_at(const char *socket, struct seen *seen)
+void ctl_instance_look(const char *socket, struct ctl_seen *seen)
 {
 	const struct kvd_options o = {
 		.client = "kvd-ctl", .timeout_ms = LOOK_MS, .socket = socket};
@@ -104,7 +98,7 @@ static void look_at(const char *socket, struct seen *seen)
 	kvd_close(client);
 }
 
-static void ls_row(struct table *table, const struct seen *seen)
+static void ls_row(struct table *table, const struct ctl_seen *seen)
 {
 	table_cell(table, seen->name);
 	table_cell(table, seen->state);
@@ -113,7 +107,7 @@ static void ls_row(struct table *table, const struct seen *seen)
 	table_cell(table, *seen->endpoint ? seen->endpoint : NULL);
 }
 
-static void ls_json(cJSON *list, const struct seen *seen)
+static void ls_json(cJSON *list, const struct ctl_seen *seen)
 {
 	cJSON *json = cJSON_CreateObject();
 
@@ -137,11 +131,11 @@ static int ls_print(struct ctl *ctl, struct dirent **names, int count)
 	if (!list || table_new("NAME STATE >PID VERSION ENDPOINT", &table) < 0)
 		r = ctl_failed("out of memory");
 	for (int i = 0; !r && i < count && i < INSTANCES_MAX; i++) {
-		struct seen seen = {.name = names[i]->d_name};
+		struct ctl_seen seen = {.name = names[i]->d_name};
 
 		snprintf(path, sizeof(path), "%s/%s", ctl_run_dir(), names[i]->d_name);
 		names[i]->d_name[strlen(names[i]->d_name) - 5] = '\0';
-		look_at(path, &seen);
+		ctl_instance_look(path, &seen);
 		ls_row(table, &seen);
 		ls_json(list, &seen);
 	}

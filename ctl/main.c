@@ -24,23 +24,24 @@
 
 #include "ctl/ctl.h"
 #include "ctl/plan.h"
+#include "ctl/words.h"
 #include "daemon/base/mem.h"
 #include "lib/kvd.h"
 
 const struct ctl_command ctl_commands[] = {
 	{"status", "", "the daemon at a glance",
 	 "Version, instance, pid, endpoint, state, uptime, sessions, bytes, transports.",
-	 0, 0, "", ctl_run_status},
+	 0, 0, "a", ctl_run_status},
 	{"health", "", "is the daemon well?",
 	 "Exit status 0 when it is serving, 1 when it refuses rooms (no transport that\n"
 	 "`require` allows is usable), drains, stops or answers with an error, 3 when "
 	 "it\n"
 	 "does not answer: fit for a probe.",
-	 0, 0, "", ctl_run_health},
+	 0, 0, "a", ctl_run_health},
 	{"stats", "", "all counters, gauges and histograms",
 	 "--prometheus  as the metrics endpoint tells them, for a textfile of\n"
 	 "              node_exporter",
-	 0, 0, "p", ctl_run_stats},
+	 0, 0, "am", ctl_run_stats},
 	{"rooms", "", "rooms of all sessions, and whom each waits for",
 	 "--stuck [TIME]  only those that wait for so long (30s)\n"
 	 "--state STATE   only those in it: bootstrapping, waiting_for_input,\n"
@@ -51,7 +52,7 @@ const struct ctl_command ctl_commands[] = {
 	 "--limit N       show at most N rooms (1000)\n\n"
 	 "AGE: for how long it has waited for that. Needs root, the daemon's uid or\n"
 	 "admin_uids.",
-	 0, 0, "luvfp", ctl_run_rooms},
+	 0, 0, "luvfpa", ctl_run_rooms},
 	{"room", "NUMBER", "everything about the rooms of a number",
 	 "--role ROLE  send, recv, offer or pull only\n\n"
 	 "Of all sessions. One that is closed is looked for among the last 4096 that\n"
@@ -64,7 +65,7 @@ const struct ctl_command ctl_commands[] = {
 	 "--room N      only those of this number\n"
 	 "--limit N     show at most N (1000)\n\n"
 	 "The daemon keeps the last 4096. Needs root, the daemon's uid or admin_uids.",
-	 0, 0, "lfh", ctl_run_history},
+	 0, 0, "lfha", ctl_run_history},
 	{"trace", "NUMBER", "what happened to a room on both sides, and when",
 	 "--role ROLE      begin with the send, recv, offer or pull room\n"
 	 "--pages          with the page lists of rooms that are not closed\n"
@@ -76,7 +77,7 @@ const struct ctl_command ctl_commands[] = {
 	 "65536 events of all its rooms, and 4096 of one. Needs root, the daemons' uid\n"
 	 "or admin_uids.",
 	 1, 1, "rt", ctl_run_trace},
-	{"peers", "", "the daemons that this one knows", "", 0, 0, "", ctl_run_peers},
+	{"peers", "", "the daemons that this one knows", "", 0, 0, "a", ctl_run_peers},
 	{"keys", "", "CURVE keys: this daemon's, who is allowed, who was refused",
 	 "After a change of curve_allow_file, reload the daemon.", 0, 0, "",
 	 ctl_run_keys},
@@ -106,9 +107,10 @@ const struct ctl_command ctl_commands[] = {
 	 "Foreign rooms need root, the daemon's uid or admin_uids.",
 	 1, 1, "re", ctl_run_abort},
 	{"drain", "", "refuse new rooms, let running ones end, then stop",
-	 "Returns when the daemon has begun to drain. Needs root, the daemon's uid or\n"
-	 "admin_uids.",
-	 0, 0, "", ctl_run_drain},
+	 "--wait  return when it has stopped; on a terminal, tell what it waits for\n\n"
+	 "Without, returns when the daemon has begun to drain. Needs root, the daemon's\n"
+	 "uid or admin_uids.",
+	 0, 0, "w", ctl_run_drain},
 	{"log", "[LEVEL]", "show or set the log level",
 	 "LEVEL: error, warn, info, debug or trace; until the next start. Setting needs\n"
 	 "root, the daemon's uid or admin_uids.",
@@ -194,7 +196,9 @@ static const struct command_option {
 	{"diff", 'd', OPTION_FLAG, OF(diff), 0},
 	{"layout", 'y', OPTION_FLAG, OF(layout), 0},
 	{"limit", 'l', OPTION_NUMBER, OF(limit), 65536},
-	{"prometheus", 'p', OPTION_FLAG, OF(prometheus), 0},
+	{"prometheus", 'm', OPTION_FLAG, OF(prometheus), 0},
+	{"all", 'a', OPTION_FLAG, OF(all), 0},
+	{"wait", 'w', OPTION_FLAG, OF(wait), 0},
 	{"count", 'c', OPTION_NUMBER, OF(count), 1000000},
 	{"stuck", 'u', OPTION_PRESET, OF(stuck), 0},
 	{"state", 'v', OPTION_TEXT, OF(state), 0},
@@ -248,6 +252,9 @@ static void print_commands(FILE *out)
 		"\nOptions:\n"
 		"  -s, --socket PATH    the daemon's control socket\n"
 		"  -n, --name NAME      the instance's name: <run dir>/NAME.sock\n"
+		"      --all            of health, status, rooms, peers, stats, history, "
+		"doctor:\n"
+		"                       each instance of the run directory\n"
 		"  -t, --timeout SEC    how long to wait for an answer (10)\n"
 		"  -j, --json           print the daemon's answer as JSON\n"
 		"  -h, --help           this text; after a command, that command's\n"
@@ -324,7 +331,7 @@ static void hint_permission(const char *path)
 }
 
 /* Which there are, when none was named. */
-static void hint_instances(void)
+static void hint_instances(const struct ctl *ctl)
 {
 	struct dirent **names = NULL;
 	int count = ctl_instances(&names);
@@ -334,12 +341,14 @@ static void hint_instances(void)
 			(int)strlen(names[i]->d_name) - 5, names[i]->d_name);
 	if (count > 0)
 		fputc('\n', stderr);
+	if (count > 1 && ctl->takes_all)
+		fputs("  or each of them: --all\n", stderr);
 	ctl_instances_free(names, count);
 }
 
 /* A socket that the service manager holds for a daemon that is stopped; --socket and
  * KVD_SOCKET mean it. */
-static bool is_stopped(const struct ctl *ctl)
+static bool is_stopped(struct ctl *ctl)
 {
 	const char *env = getenv("KVD_SOCKET");
 	char path[256];
@@ -348,30 +357,55 @@ static bool is_stopped(const struct ctl *ctl)
 	    kvd_socket_find(ctl->name, path, sizeof(path), NULL) ||
 	    access(path, F_OK) != 0 || ctl_instance_runs(path))
 		return false;
-	fprintf(stderr,
-		"kvd-ctl: ENODAEMON: %s: stopped (it has no lock beside it); with "
-		"--socket PATH a connection may start it\n",
-		path);
+	ctl->error = (struct kvd_error){.code = KVD_E_NODAEMON, .retryable = true};
+	snprintf(ctl->error.message, sizeof(ctl->error.message),
+		 "%.200s: stopped (it has no lock beside it); with --socket PATH a "
+		 "connection may start it",
+		 path);
 	return true;
 }
 
-struct kvd_client *ctl_open(struct ctl *ctl)
+/* Words of others are in it. */
+static void keep_error(struct ctl *ctl, const struct kvd_error *error)
 {
+	ctl->error = *error;
+	words_clean(ctl->error.message);
+}
+
+struct kvd_client *ctl_connect(struct ctl *ctl)
+{
+	/* nobody asks again by himself: that might start a daemon that was stopped */
 	struct kvd_options o = {.client = "kvd-ctl",
 				.timeout_ms = ctl->timeout_ms,
 				.socket = ctl->socket,
-				.name = ctl->name};
-	const struct kvd_error *error = kvd_last_error(NULL);
-	char path[256];
+				.name = ctl->name,
+				.manual_reconnect = true};
 
 	if (!ctl->client && is_stopped(ctl))
 		return NULL;
 	if (ctl->client || !kvd_open(&o, &ctl->client))
 		return ctl->client;
+	keep_error(ctl, kvd_last_error(NULL));
+	ctl->version_differs = ctl->error.code == KVD_E_VERSION;
+	return NULL;
+}
+
+void ctl_disconnect(struct ctl *ctl)
+{
+	kvd_close(ctl->client);
+	ctl->client = NULL;
+}
+
+struct kvd_client *ctl_open(struct ctl *ctl)
+{
+	const struct kvd_error *error = &ctl->error;
+	char path[256];
+
+	if (ctl_connect(ctl))
+		return ctl->client;
 	fprintf(stderr, "kvd-ctl: %s: %s\n", kvd_code_name(error->code), error->message);
 	if (error->code == KVD_E_NODAEMON && !ctl->socket && !ctl->name)
-		hint_instances();
-	ctl->version_differs = error->code == KVD_E_VERSION;
+		hint_instances(ctl);
 	if (ctl->version_differs)
 		fprintf(stderr, "  kvd-ctl is %s; use the one of the daemon's version\n",
 			kvd_version());
@@ -395,49 +429,89 @@ static int error_exit(int r)
 		       : CTL_ERROR;
 }
 
-int ctl_ask(struct ctl *ctl, const char *cmd, cJSON *args, cJSON **reply_p)
+/* Words of others become harmless, but where they are passed on as they are. */
+static cJSON *take_answer(const struct ctl *ctl, cJSON *reply)
+{
+	if (!ctl->json && !ctl->raw)
+		words_clean_json(reply);
+	return reply;
+}
+
+/* *reply_p is set for an error's answer, too. */
+static int send_command(struct ctl *ctl, const char *cmd, cJSON *args, cJSON **reply_p)
 {
 	char *text = args ? cJSON_PrintUnformatted(args) : NULL, *line = NULL;
-	const struct kvd_error *error;
-	cJSON *reply = NULL;
-	int r;
+	int r = kvd_command(ctl->client, cmd, text, 0, &line);
 
-	cJSON_Delete(args);
-	*reply_p = NULL;
-	if (!ctl_open(ctl)) {
-		r = ctl->version_differs && ctl_needs_no_session(cmd)
-			    ? ctl_ask_plain(ctl, cmd, text, reply_p)
-			    : CTL_NO_DAEMON;
-		cJSON_free(text);
-		return r;
-	}
-	r = kvd_command(ctl->client, cmd, text, 0, &line);
 	cJSON_free(text);
-	reply = line ? cJSON_Parse(line) : NULL;
+	*reply_p = take_answer(ctl, line ? cJSON_Parse(line) : NULL);
 	kvd_string_free(line);
-	if (!r) {
-		*reply_p = reply;
-		return reply ? CTL_OK : ctl_failed("out of memory");
+	if (r < 0) {
+		keep_error(ctl, kvd_last_error(ctl->client));
+		return error_exit(r);
 	}
-	error = kvd_last_error(ctl->client);
-	if (ctl->json && reply)
-		ctl_print_json(reply);
-	fprintf(stderr, "kvd-ctl: %s: %s\n", kvd_code_name(error->code), error->message);
-	cJSON_Delete(reply);
-	return error_exit(r);
+	if (*reply_p)
+		return CTL_OK;
+	ctl->error = (struct kvd_error){.code = KVD_E_NOMEM, .message = "out of memory"};
+	return CTL_ERROR;
+}
+
+int ctl_query(struct ctl *ctl, const char *cmd, cJSON *args, cJSON **reply_p)
+{
+	int r = CTL_NO_DAEMON;
+
+	*reply_p = NULL;
+	if (ctl_connect(ctl))
+		r = send_command(ctl, cmd, args, reply_p);
+	cJSON_Delete(args);
+	if (r) {
+		cJSON_Delete(*reply_p);
+		*reply_p = NULL;
+	}
+	return r;
+}
+
+static int ask_without_session(struct ctl *ctl, const char *cmd, const cJSON *args,
+			       cJSON **reply_p)
+{
+	char *text = args ? cJSON_PrintUnformatted(args) : NULL;
+	int r = ctl_ask_plain(ctl, cmd, text, reply_p);
+
+	cJSON_free(text);
+	take_answer(ctl, *reply_p);
+	return r;
+}
+
+int ctl_ask(struct ctl *ctl, const char *cmd, cJSON *args, cJSON **reply_p)
+{
+	int r = CTL_NO_DAEMON;
+
+	*reply_p = NULL;
+	if (ctl_open(ctl)) {
+		r = send_command(ctl, cmd, args, reply_p);
+		if (r && ctl->json && *reply_p)
+			ctl_print_json(*reply_p);
+		if (r)
+			fprintf(stderr, "kvd-ctl: %s: %s\n",
+				kvd_code_name(ctl->error.code), ctl->error.message);
+	} else if (ctl->version_differs && ctl_needs_no_session(cmd)) {
+		r = ask_without_session(ctl, cmd, args, reply_p);
+	}
+	cJSON_Delete(args);
+	if (r) {
+		cJSON_Delete(*reply_p);
+		*reply_p = NULL;
+	}
+	return r;
 }
 
 void ctl_print_json(const cJSON *reply)
 {
 	cJSON *copy = cJSON_Duplicate(reply, true);
-	char *text;
 
 	cJSON_DeleteItemFromObjectCaseSensitive(copy, "id");
 	cJSON_DeleteItemFromObjectCaseSensitive(copy, "ok");
-	text = copy ? cJSON_Print(copy) : NULL;
-	if (text)
-		puts(text);
-	cJSON_free(text);
+	words_print_json(copy, false, stdout);
 	cJSON_Delete(copy);
 }
 
@@ -557,7 +631,8 @@ static int run_command(struct ctl *ctl, const struct ctl_command *c, int argc,
 				 c->args);
 	if (!c->run) /* help */
 		return print_help(ctl->args[0]);
-	return c->run(ctl);
+	ctl->takes_all = strchr(c->options, 'a');
+	return ctl->all ? ctl_run_all(ctl, c) : c->run(ctl);
 }
 
 int main(int argc, char **argv)
@@ -595,7 +670,7 @@ int main(int argc, char **argv)
 	r = run_command(&ctl, c, argc, argv);
 	if (r == CTL_NO_DAEMON && ctl.version_differs)
 		r = CTL_VERSION;
-	kvd_close(ctl.client);
+	ctl_disconnect(&ctl);
 	if (fflush(stdout) == EOF)
 		return ctl_failed("standard output: %s", strerror(errno));
 	return r;

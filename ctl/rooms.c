@@ -18,7 +18,7 @@
 #define HISTORY_SHOWN 20 /* of one room */
 
 /* What it is known as, else its own name, else its endpoint, without the key. */
-static const char *peer_name(const cJSON *peer)
+const char *ctl_peer_name(const cJSON *peer)
 {
 	static char text[160];
 	const char *name = ctl_str(peer, "known_as", "");
@@ -48,8 +48,7 @@ static const char *room_transports(const cJSON *room)
 	return text;
 }
 
-/* "30s", "500ms", "10m", "1h"; a number alone is seconds. */
-static bool read_duration(const char *text, double *ms_p)
+bool ctl_duration(const char *text, double *ms_p)
 {
 	static const struct {
 		const char *unit;
@@ -76,7 +75,7 @@ static int add_duration(cJSON *args, const char *member, const char *option,
 {
 	double ms;
 
-	if (!read_duration(text, &ms))
+	if (!ctl_duration(text, &ms))
 		return ctl_usage("--%s: a duration like 30s or 10m, not '%s'", option,
 				 text);
 	cJSON_AddNumberToObject(args, member, (double)(unsigned long)ms);
@@ -95,7 +94,7 @@ static void room_row(struct table *table, const cJSON *room)
 	table_cell(table, ctl_str(room, "state_name", NULL));
 	table_cell(table, ctl_str(room, "engine", NULL));
 	table_cell(table, room_transports(room));
-	table_cell(table, peer_name(cJSON_GetArrayItem(ctl_list(room, "peers"), 0)));
+	table_cell(table, ctl_peer_name(cJSON_GetArrayItem(ctl_list(room, "peers"), 0)));
 	table_cellf(table, "%d", cJSON_GetArraySize(ctl_list(room, "peers")));
 	table_cell(table, ctl_bytes(ctl_num(room, "bytes")));
 	table_cell(table, ctl_bytes(ctl_num(room, "expected_bytes")));
@@ -209,9 +208,7 @@ static int ask_history(struct ctl *ctl, const char *number, const char *before,
 	return ctl_ask(ctl, "room.history", args, reply_p);
 }
 
-/* Of all pages, into `rooms`. */
-static int take_history(struct ctl *ctl, const char *number, unsigned long limit,
-			cJSON *rooms)
+int ctl_history(struct ctl *ctl, const char *number, unsigned long limit, cJSON *rooms)
 {
 	char before[24] = "";
 	int r;
@@ -251,8 +248,8 @@ int ctl_run_history(struct ctl *ctl)
 {
 	cJSON *result = cJSON_CreateObject();
 	cJSON *rooms = cJSON_AddArrayToObject(result, "rooms");
-	int r = rooms ? take_history(ctl, ctl->number, ctl->limit ? ctl->limit : 1000,
-				     rooms)
+	int r = rooms ? ctl_history(ctl, ctl->number, ctl->limit ? ctl->limit : 1000,
+				    rooms)
 		      : ctl_failed("out of memory");
 
 	if (!r && ctl->json)
@@ -294,7 +291,7 @@ static void party_row(struct table *table, const cJSON *p)
 	const cJSON *used =
 		ctl_list(p, "sent") ? ctl_list(p, "sent") : ctl_list(p, "received");
 
-	table_cell(table, peer_name(p));
+	table_cell(table, ctl_peer_name(p));
 	table_cell(table, ctl_str(p, "transport", NULL));
 	table_cell(table, ctl_str(p, "path", NULL));
 	table_cellf(table, "%.0f %%", 100 * ctl_num(used, "staged_share"));
@@ -392,7 +389,7 @@ static void keep_role(cJSON *rooms, const char *role)
 static int room_of_the_past(struct ctl *ctl, cJSON *result)
 {
 	cJSON *ended = cJSON_AddArrayToObject(result, "ended");
-	int r = ended ? take_history(ctl, ctl->args[0], HISTORY_SHOWN, ended)
+	int r = ended ? ctl_history(ctl, ctl->args[0], HISTORY_SHOWN, ended)
 		      : ctl_failed("out of memory");
 
 	if (r)

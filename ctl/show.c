@@ -250,6 +250,11 @@ static int stats_prometheus(struct ctl *ctl)
 	cJSON *args = cJSON_CreateObject(), *stats;
 	int r;
 
+	if (ctl->json || ctl->all) {
+		cJSON_Delete(args);
+		return ctl_usage("--prometheus: neither with --json nor with --all");
+	}
+	ctl->raw = true; /* it has lines */
 	cJSON_AddStringToObject(args, "format", "prometheus");
 	r = ctl_ask(ctl, "stats", args, &stats);
 	if (r)
@@ -282,14 +287,6 @@ int ctl_run_stats(struct ctl *ctl)
 /* ---- the other nouns ------------------------------------------------------------------
  */
 
-/* The name that the allow-list gives it, else its own. */
-static const char *peer_name(const cJSON *p)
-{
-	const char *known_as = ctl_str(p, "known_as", "");
-
-	return *known_as ? known_as : ctl_str(p, "name", NULL);
-}
-
 static void endpoint_cell(struct table *table, const cJSON *p)
 {
 	const char *endpoint = ctl_str(p, "endpoint", "-");
@@ -312,7 +309,7 @@ static void peer_row(struct table *table, const cJSON *p)
 {
 	const char *version = ctl_str(p, "version", "-");
 
-	table_cell(table, peer_name(p));
+	table_cell(table, ctl_peer_name(p));
 	endpoint_cell(table, p);
 	table_cell(table, strncmp(version, "kvd ", 4) ? version : version + 4);
 	table_cell(table, ctl_str(p, "state", NULL));

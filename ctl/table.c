@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "ctl/words.h"
 #include "daemon/base/mem.h"
 
 #define COLUMNS_MAX 16u
@@ -18,16 +19,6 @@ struct table {
 	size_t count, cap;
 	bool failed;
 };
-
-/* Columns on a terminal: UTF-8 continuation bytes take none. */
-static size_t text_width(const char *text)
-{
-	size_t n = 0;
-
-	for (; *text; text++)
-		n += ((unsigned char)*text & 0xc0) != 0x80;
-	return n;
-}
 
 void table_cell(struct table *table, const char *text)
 {
@@ -44,11 +35,8 @@ void table_cell(struct table *table, const char *text)
 		mem_free(copy);
 		return;
 	}
-	/* names come from other processes: none may draw on the terminal */
-	for (char *p = copy; *p; p++)
-		if ((unsigned char)*p < 0x20 || *p == 0x7f)
-			*p = '?';
-	width = text_width(copy);
+	words_clean(copy);
+	width = words_width(copy);
 	if (width > table->widths[column])
 		table->widths[column] = width;
 	table->cells = cells;
@@ -103,20 +91,48 @@ void table_free(struct table *table)
 	mem_free(table);
 }
 
+void table_fit(struct table *table, unsigned int column, size_t columns)
+{
+	size_t all = 2 * (table->columns - 1), least;
+
+	if (table->failed)
+		return;
+	least = words_width(table->cells[column]);
+	for (unsigned int i = 0; i < table->columns; i++)
+		all += table->widths[i];
+	if (all <= columns)
+		return;
+	all -= columns;
+	table->widths[column] =
+		table->widths[column] > least + all ? table->widths[column] - all : least;
+}
+
+/* As much of it as the column is wide. */
+static void cell_print(const char *cell, size_t width, bool right, bool last, FILE *out)
+{
+	size_t taken = words_width(cell);
+	bool cut = taken > width;
+	int pad = (int)(cut ? 0 : width - taken);
+
+	if (right)
+		fprintf(out, "%*s", pad, "");
+	if (cut)
+		fprintf(out, "%.*s…", (int)words_cut(cell, width - 1), cell);
+	else
+		fputs(cell, out);
+	if (!last)
+		fprintf(out, "%*s", right ? 2 : pad + 2, "");
+	else
+		fputc('\n', out);
+}
+
 int table_print(const struct table *table, FILE *out)
 {
 	for (size_t i = 0; i < table->count; i++) {
 		size_t column = i % table->columns;
-		bool last = column + 1 == table->columns;
-		int pad = (int)(table->widths[column] - text_width(table->cells[i]));
 
-		if (table->right[column])
-			fprintf(out, "%*s", pad, "");
-		fputs(table->cells[i], out);
-		if (!last)
-			fprintf(out, "%*s", table->right[column] ? 2 : pad + 2, "");
-		else
-			fputc('\n', out);
+		cell_print(table->cells[i], table->widths[column], table->right[column],
+			   column + 1 == table->columns, out);
 	}
 	return table->failed ? -ENOMEM : 0;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* table: columns of text, as wide as their widest cell. Nothing is shortened: a
- * figure that an operator cannot see whole is no figure. */
+/* table: columns of text, as wide as their widest cell. Nothing is shortened but the one
+ * column that table_fit() names: a figure that is not seen whole is no figure. */
 #ifndef KVD_CTL_TABLE_H
 #define KVD_CTL_TABLE_H
 
@@ -16,6 +16,8 @@ void table_free(struct table *table);
 void table_cell(struct table *table, const char *text);
 void table_cellf(struct table *table, const char *fmt, ...)
 	__attribute__((format(printf, 2, 3)));
+/* Make this column narrower, not below its head, until a line takes `columns`. */
+void table_fit(struct table *table, unsigned int column, size_t columns);
 /* Heads and rows; control characters show as '?'. 0, or -ENOMEM when a cell could
  * not be kept. */
 int table_print(const struct table *table, FILE *out);

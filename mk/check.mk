@@ -29,6 +29,7 @@ check-cppcheck:
 	$(Q)cppcheck -q --std=c11 --enable=warning,performance,portability --inline-suppr \
 		--error-exitcode=1 --suppressions-list=mk/cppcheck.supp --library=posix,gnu \
 		--cppcheck-build-dir=$(B)/cppcheck -I. -D_GNU_SOURCE '-DKVD_VERSION="$(VERSION)"' \
+		'-DKVD_SOVERSION="$(SOVERSION)"' \
 		'-DcJSON_ArrayForEach(e,a)=while((e=(a)->child))' $(TIDY_SRC)
 
 check-tidy: $(TIDY_OK)

@@ -16,7 +16,8 @@ ifeq ($(origin CC),default)
 CC := gcc
 endif
 # proto: kvd.h is installed beside kvd_status.h, and includes it so
-CPPFLAGS += -I. -Iproto -D_GNU_SOURCE -DKVD_VERSION='"$(VERSION)"'
+CPPFLAGS += -I. -Iproto -D_GNU_SOURCE -DKVD_VERSION='"$(VERSION)"' \
+	-DKVD_SOVERSION='"$(SOVERSION)"'
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wconversion \
 	-Wno-sign-conversion -Wvla -Wpointer-arith -Wwrite-strings -Wundef -Werror
 HARDEN := -fstack-protector-strong -fstack-clash-protection

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ctl/table.h"
+#include "ctl/words.h"
+
+static void words_that_control_a_terminal_are_cleaned(void **state)
+{
+	static const struct {
+		const char *from, *to;
+	} cases[] = {
+		{"plain words", "plain words"},
+		{"größe 你好 🚀", "größe 你好 🚀"},
+		{"\033[2J\a\b\r\n\t\177", "?[2J??????"},
+		{"a\302\233b\302\205c\302\240d",
+		 "a?b?c\302\240d"}, /* C1; no-break space */
+		{"\342\200\256rtl\342\201\246x\357\273\277", "?rtl?x?"},
+		{"\233\377\300\200", "????"},		     /* no UTF-8, overlong */
+		{"\355\240\200", "???"},		     /* a surrogate */
+		{"\364\220\200\200\360\237\232", "???????"}, /* too high; cut short */
+		{"", ""},
+	};
+	char text[64];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+		snprintf(text, sizeof(text), "%s", cases[i].from);
+		words_clean(text);
+		assert_string_equal(text, cases[i].to);
+	}
+}
+
+static void words_of_an_answer_are_cleaned_at_any_depth(void **state)
+{
+	cJSON *json = cJSON_Parse("{\"a\\u001b\":[{\"b\":\"c\\u0007\"}],\"d\":1}");
+
+	(void)state;
+	words_clean_json(json);
+	assert_string_equal(json->child->string, "a?");
+	assert_string_equal(json->child->child->child->valuestring, "c?");
+	cJSON_Delete(json);
+}
+
+static void words_as_json_are_escaped_not_changed(void **state)
+{
+	char *text = NULL;
+	size_t len;
+	FILE *out = open_memstream(&text, &len);
+	cJSON *json = cJSON_Parse("[\"\\u001b \\u007f \302\233 ü\"]"), *again;
+
+	(void)state;
+	words_print_json(json, true, out);
+	fclose(out);
+	assert_string_equal(text, "[\"\\u001b \\u007f \\u009b ü\"]\n");
+	again = cJSON_Parse(text);
+	assert_string_equal(again->child->valuestring, json->child->valuestring);
+	cJSON_Delete(again);
+	cJSON_Delete(json);
+	free(text);
+}
+
+static void table_that_is_fitted_shortens_one_column(void **state)
+{
+	char *text = NULL;
+	size_t len;
+	FILE *out = open_memstream(&text, &len);
+	struct table *table;
+
+	(void)state;
+	assert_int_equal(table_new("A WORDS >N", &table), 0);
+	table_cell(table, "1");
+	table_cell(table, "grüße an alle");
+	table_cell(table, "12");
+	table_fit(table, 1, 14);
+	assert_int_equal(table_print(table, out), 0);
+	table_fit(table, 1, 3); /* not below its head */
+	assert_int_equal(table_print(table, out), 0);
+	fclose(out);
+	assert_string_equal(text, "A  WORDS     N\n1  grüße …  12\n"
+				  "A  WORDS   N\n1  grüß…  12\n");
+	table_free(table);
+	free(text);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(words_that_control_a_terminal_are_cleaned),
+		cmocka_unit_test(words_of_an_answer_are_cleaned_at_any_depth),
+		cmocka_unit_test(words_as_json_are_escaped_not_changed),
+		cmocka_unit_test(table_that_is_fitted_shortens_one_column),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
