@@ -78,6 +78,17 @@ const struct ctl_command ctl_commands[] = {
 	 "or admin_uids.",
 	 1, 1, "rt", ctl_run_trace},
 	{"peers", "", "the daemons that this one knows", "", 0, 0, "a", ctl_run_peers},
+	{"top", "", "rooms, peers and rates, again and again",
+	 "-b, --batch      frames one behind the other, as text\n"
+	 "--json           frames as JSON, one a line\n"
+	 "--interval TIME  between two looks (1s); rates are of that time\n"
+	 "--count N        so many frames with --batch or --json, not for ever\n"
+	 "--limit N        at most N rooms of a frame with --batch or --json (1000)\n\n"
+	 "Keys: p peers only, r rooms only, f those that failed, / only lines with\n"
+	 "these words, a abort a room, q quit. Rooms that have not ended, oldest first.\n"
+	 "p50, p99 and FAIL/min are of the last minute, as far as it was seen. Rooms\n"
+	 "need root, the daemon's uid or admin_uids. No colour with NO_COLOR.",
+	 0, 0, "clt", ctl_run_top},
 	{"keys", "", "CURVE keys: this daemon's, who is allowed, who was refused",
 	 "After a change of curve_allow_file, reload the daemon.", 0, 0, "",
 	 ctl_run_keys},
@@ -199,6 +210,8 @@ static const struct command_option {
 	{"prometheus", 'm', OPTION_FLAG, OF(prometheus), 0},
 	{"all", 'a', OPTION_FLAG, OF(all), 0},
 	{"wait", 'w', OPTION_FLAG, OF(wait), 0},
+	{"batch", 't', OPTION_FLAG, OF(batch), 0},
+	{"interval", 't', OPTION_TEXT, OF(interval), 0},
 	{"count", 'c', OPTION_NUMBER, OF(count), 1000000},
 	{"stuck", 'u', OPTION_PRESET, OF(stuck), 0},
 	{"state", 'v', OPTION_TEXT, OF(state), 0},
@@ -587,6 +600,9 @@ static int take_option(struct ctl *ctl, int opt, const char *command, char **arg
 		return -1;
 	case 'h':
 		return print_help(command);
+	case 'b':
+		ctl->batch = true;
+		return -1;
 	case OPT_VERSION:
 		printf("kvd-ctl %s\n", kvd_version());
 		return CTL_OK;
@@ -618,7 +634,7 @@ static int run_command(struct ctl *ctl, const struct ctl_command *c, int argc,
 
 	optind = 0; /* begin anew, behind the command's name */
 	while (r < 0 &&
-	       (opt = getopt_long(argc, argv, "s:n:t:jh", long_options, NULL)) != -1)
+	       (opt = getopt_long(argc, argv, "s:n:t:jhb", long_options, NULL)) != -1)
 		r = take_option(ctl, opt, c->name, argv);
 	if (r < 0)
 		r = check_options(ctl, c);
@@ -650,7 +666,7 @@ int main(int argc, char **argv)
 			NULL, OPT_COMMAND + (int)i};
 	argv[0] = (char *)(uintptr_t) "kvd-ctl"; /* getopt's messages */
 	while (r < 0 &&
-	       (opt = getopt_long(argc, argv, "+s:n:t:jh", long_options, NULL)) != -1)
+	       (opt = getopt_long(argc, argv, "+s:n:t:jhb", long_options, NULL)) != -1)
 		r = take_option(&ctl, opt, NULL, argv);
 	if (r >= 0)
 		return r;

@@ -1,0 +1,272 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""kvd-ctl top: frames for programs, and a screen for people, on a terminal that it always
+gives back as it was."""
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+from kvd_daemon import BUILD, DEADLINE_S, Daemon, run  # noqa: E402
+from kvd_engine import Cache, Engine, FAILED, SUCCESS, WAITING, open_push  # noqa: E402
+from screen import Screen  # noqa: E402
+
+SRC, DST, TOKENS = [5, 6, 7, 60, 1], [9, 3, 33, 2, 50], 77
+HOSTILE = "de\x1b[2Jco\x9b31mde\u202e\x07"
+CTL = BUILD + "/kvd-ctl"
+FAST = ["--interval", "200ms"]
+
+
+class Pair:
+    """Daemons p0 and d0; room 5000 of d0 waits for an engine of p0."""
+
+    def __init__(self, run_dir=None):
+        self.daemons = [Daemon(run_dir=run_dir, name="p0"), Daemon(run_dir=run_dir, name="d0")]
+
+    def __enter__(self):
+        self.a, self.b = [d.__enter__() for d in self.daemons]
+        self.prefill, self.decode = Engine(self.a, "vllm"), Engine(self.b, HOSTILE)
+        self.src, self.dst = Cache(self.prefill), Cache(self.decode)
+        self.decode.cmd("room.open", room="5000", role="recv", pool=self.dst.pool,
+                        sources=[self.prefill.endpoint])
+        self.decode.cmd("room.bind", room="5000", views={"kv": {"pages": [3, 4]}})
+        self.decode.until(5000, "recv", WAITING)
+        self.pushed = 0
+        return self
+
+    def __exit__(self, *exc):
+        self.prefill.close()
+        self.decode.close()
+        for d in self.daemons:
+            d.__exit__(*exc)
+
+    def push(self):
+        self.pushed += 1
+        open_push(self.prefill, self.decode, self.src, self.dst, self.pushed, SRC, DST, TOKENS)
+        self.decode.until(self.pushed, "recv", SUCCESS)
+        self.prefill.until(self.pushed, "send", SUCCESS)
+        self.prefill.cmd("room.close", room=str(self.pushed), role="send")
+        self.decode.cmd("room.close", room=str(self.pushed), role="recv")
+
+
+def top(daemon, *args, **kw):
+    return Screen([CTL, "--socket", daemon.socket_path, "top"] + FAST + list(args), **kw)
+
+
+def frames_tell_rates_of_two_looks():
+    with Pair() as p:
+        proc = subprocess.Popen(
+            [CTL, "--socket", p.b.socket_path, "--json", "top", "--count", "8"] + FAST,
+            stdout=subprocess.PIPE, text=True)
+        told = []
+        reader = threading.Thread(target=lambda: told.append(proc.communicate(
+            timeout=DEADLINE_S)[0]))
+        reader.start()
+        while reader.is_alive():
+            p.push()
+        reader.join()
+        frames = [json.loads(line) for line in told[0].splitlines()]
+        assert proc.returncode == 0 and len(frames) == 8, told
+        # this process may have stood still in any one of them
+        last = max(frames, key=lambda f: (f["room_p50_ms"] is not None) * f["ok_per_s"])
+        assert last["name"] == "d0" and last["state"] == "serving", last
+        assert last["ok_per_s"] > 0 and last["failed_per_s"] == 0, last
+        assert last["in_bytes_per_s"] > 0 and last["out_bytes_per_s"] == 0, last
+        assert last["room_p50_ms"] > 0 and last["room_p99_ms"] >= last["room_p50_ms"], last
+        assert last["cpus"] > 0 and last["resident_bytes"] > 1 << 20, last
+        peer, room = last["peers"][0], last["rooms"][0]
+        assert peer["name"] == "p0" and peer["state"] == "up", peer
+        assert peer["in_bytes_per_s"] > 0 and peer["rooms"] >= 1, peer
+        assert room["room"] == "5000" and "p0" in room["waits_for"]["what"], room
+        assert "co\x9b31mde\u202e" in room["engine"] and room["bytes_per_s"] == 0, room
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", told[0]), "it reaches a terminal"
+        ages = [r["age_ms"] for r in last["rooms"]]
+        assert ages == sorted(ages, reverse=True), ages
+
+
+def batch_prints_tables():
+    with Pair() as p:
+        done = subprocess.run([CTL, "--socket", p.b.socket_path, "top", "-b", "--count", "2"] +
+                              FAST, capture_output=True, text=True, timeout=DEADLINE_S)
+        assert done.returncode == 0, done
+        assert done.stdout.count("NAME  STATE  VIA") == 2 and "5000" in done.stdout, done
+        assert "\x1b" not in done.stdout and "\u202e" not in done.stdout, done.stdout
+        for wrong in (["top"], ["top", "-b", "--interval", "soon"],
+                      ["top", "-b", "--interval", "1ms"], ["top", "--count", "1"],
+                      ["status", "-b"]):
+            done = subprocess.run([CTL, "--socket", p.b.socket_path] + wrong,
+                                  capture_output=True, text=True, stdin=subprocess.DEVNULL,
+                                  timeout=DEADLINE_S)
+            assert done.returncode == 2 and not done.stdout, (wrong, done)
+        done = subprocess.run([CTL, "--socket", p.b.socket_path, "top"], capture_output=True,
+                              text=True, stdin=subprocess.DEVNULL, timeout=DEADLINE_S)
+        assert "--batch" in done.stderr, done
+
+
+def keys_choose_what_is_shown():
+    with Pair() as p, top(p.b) as s:
+        shown = s.until("an engine of peer p0")
+        assert re.search(r"^d0 +kvd [\d.]+ +serving +up ", shown), shown
+        assert "WAITS FOR" in shown and "LAST ERROR" in shown, shown
+        assert "5000" in shown and "\u202e" not in shown, shown
+        s.type("p")
+        s.until("WAITS FOR", shown=False)
+        s.type("p")
+        s.until("WAITS FOR")
+        s.type("r")
+        s.until("LAST ERROR", shown=False)
+        s.type("r")
+        s.until("LAST ERROR")
+        s.type("/nothing of that\r")
+        s.until("recv", shown=False)
+        assert "lines with: nothing of that" in s.text(), s.text()
+        s.type("/P0x\x7f\r")
+        s.until("recv")
+        s.type("/\r")
+        s.until("lines with", shown=False)
+        s.type("\x1b[A")  # an arrow does nothing
+        s.type("q")
+        assert s.end() == 0 and s.restored()
+
+
+def room_is_aborted_when_it_is_confirmed():
+    with Pair() as p, top(p.b) as s:
+        s.until("5000")
+        s.type("a5000\r")
+        s.until("abort room 5000 on both sides?")
+        s.type("n")
+        s.until("abort room", shown=False)
+        assert p.decode.state(5000, "recv")[0] not in (FAILED,)
+        s.type("a77\ry")
+        s.until("ENOTFOUND")
+        s.type("a5000 recv\ry")
+        s.until("aborting; it is failed")
+        p.decode.until(5000, "recv", FAILED)
+        assert "kvd-ctl top" in p.decode.state(5000, "recv")[1]["message"]
+        s.type("f")
+        s.until("ERROR  ")
+        shown = s.until("EABORTED")
+        assert "5000" in shown and "[failed]" in shown, shown
+        s.type("f")
+        s.until("[failed]", shown=False)
+
+
+def narrow_terminal_keeps_to_its_size():
+    with Pair() as p, top(p.b, rows=12, columns=50) as s:
+        s.until("5000")
+        for rows, columns in ((6, 30), (3, 10), (1, 1), (24, 90)):
+            s.size(rows, columns)
+            s.proc.send_signal(signal.SIGWINCH)
+            s.raw = b""
+            while s.raw.count(b"\x1b[H") < 3:
+                s.read(0.05)
+            frame = s.raw.split(b"\x1b[H")[2].decode()
+            lines = re.sub(r"\x1b\[\??\d*[a-zA-Z]|\r", "", frame).split("\n")
+            assert len(lines) == max(rows, 1), (rows, lines)
+            assert all(len(line) <= columns for line in lines), (columns, lines)
+        assert "5000" in s.text()
+
+
+def what_does_not_fit_is_counted():
+    with Pair() as p:
+        for room in range(6000, 6030):
+            p.prefill.cmd("room.open", room=str(room), role="send", pool=p.src.pool)
+        with top(p.a, rows=20) as s:
+            shown = s.until(" more").splitlines()
+            listed = [line for line in shown if re.match(r"(50|60)\d\d +send", line)]
+            more = [int(line.split()[1]) for line in shown if line.startswith("\u2026")]
+            assert len(listed) + sum(more) == 31 and len(shown) == 20, shown
+        done = subprocess.run([CTL, "--socket", p.a.socket_path, "top", "-b", "--count", "1",
+                               "--limit", "3"] + FAST, capture_output=True, text=True,
+                              timeout=DEADLINE_S)
+        assert done.stdout.count(" send ") == 3 and "and more: --limit" in done.stdout, done
+
+
+def colours_are_for_those_who_want_them():
+    with Pair() as p:
+        with top(p.b) as s:
+            s.until("5000")
+            assert "7" in s.looks, s.looks
+        with top(p.b, env={"NO_COLOR": "1"}) as s:
+            s.until("5000")
+            assert s.looks <= {"0"} and b"\x1b[7m" not in s.raw, s.looks
+
+
+def terminal_is_given_back_however_it_ends():
+    with Pair() as p:
+        for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT,
+                    signal.SIGABRT, signal.SIGSEGV):
+            with top(p.b) as s:
+                s.until("5000")
+                assert s.modes["1049"] and not s.restored()
+                assert s.end(sig) == -sig, sig
+                assert s.restored(), (sig, s.modes)
+        with top(p.b) as s:
+            s.until("5000")
+            s.type("\x1a")  # ^Z
+            os.waitid(os.P_PID, s.proc.pid, os.WSTOPPED | os.WNOWAIT)
+            while s.read(0.05):
+                pass
+            assert s.restored(), s.modes
+            s.lines, s.line = [""], 0
+            s.proc.send_signal(signal.SIGCONT)
+            s.until("5000")
+            assert s.modes["1049"]
+
+
+def lost_daemon_is_told_and_found_again():
+    with tempfile.TemporaryDirectory() as run_dir:
+        with Daemon(run_dir=run_dir, name="d0") as d:
+            with Screen([CTL, "-n", "d0", "top"] + FAST, env={"KVD_RUN_DIR": run_dir}) as s:
+                s.until("serving")
+                assert d.stop() == 0
+                s.until("no answer")
+                # its socket in the hands of a service manager: to look must not start it
+                held = socket.socket(socket.AF_UNIX)
+                held.bind(run_dir + "/d0.sock")
+                held.listen(1)
+                held.setblocking(False)
+                s.until("stopped")
+                s.raw = b""
+                while s.raw.count(b"\x1b[H") < 4:
+                    s.read(0.05)
+                try:
+                    held.accept()
+                    raise AssertionError("it connected")
+                except BlockingIOError:
+                    pass
+                held.close()
+                os.unlink(run_dir + "/d0.sock")
+                d.start().wait_ready()
+                s.until("no answer", shown=False)
+                s.until("serving")
+                d.freeze()
+                s.until("no answer")
+                d.thaw()
+                s.until("no answer", shown=False)
+
+
+def drain_waits_and_tells_on_what():
+    with Pair() as p:
+        with Screen([CTL, "--socket", p.b.socket_path, "drain", "--wait"]) as s:
+            while b"room 5000 waits for" not in s.raw:
+                assert s.proc.poll() is None, s.raw
+                s.read_raw(0.05)
+            p.decode.cmd("room.abort", room="5000", role="recv")
+            while s.proc.poll() is None:
+                s.read_raw(0.05)
+            s.read_raw(0.05)
+            assert s.proc.returncode == 0 and b"stopped" in s.raw, s.raw
+        assert p.b.wait() == 0
+
+
+run([frames_tell_rates_of_two_looks, batch_prints_tables, keys_choose_what_is_shown,
+     room_is_aborted_when_it_is_confirmed, narrow_terminal_keeps_to_its_size,
+     what_does_not_fit_is_counted, colours_are_for_those_who_want_them, terminal_is_given_back_however_it_ends,
+     lost_daemon_is_told_and_found_again, drain_waits_and_tells_on_what])
