@@ -164,5 +164,6 @@ int ctl_run_init(struct ctl *ctl);
 int ctl_run_completion(struct ctl *ctl);
 int ctl_run_bench(struct ctl *ctl);
 int ctl_run_top(struct ctl *ctl);
+int ctl_run_doctor(struct ctl *ctl);
 
 #endif

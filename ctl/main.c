@@ -89,6 +89,14 @@ const struct ctl_command ctl_commands[] = {
 	 "p50, p99 and FAIL/min are of the last minute, as far as it was seen. Rooms\n"
 	 "need root, the daemon's uid or admin_uids. No colour with NO_COLOR.",
 	 0, 0, "clt", ctl_run_top},
+	{"doctor", "", "what is wrong, and what to do about it",
+	 "--peer ENDPOINT  can this daemon be reached from here? Up to 32\n"
+	 "--stuck TIME     rooms that wait for so long (30s)\n"
+	 "--root DIR       /proc, /sys and /dev are below DIR\n\n"
+	 "A line a check: ok, warn or FAIL, what is so, and what to do. Without a\n"
+	 "daemon the host is looked at. Exit status 0 when all is ok, 1 with a warn, 2\n"
+	 "with a FAIL. Whole for root, the daemon's uid or admin_uids.",
+	 0, 0, "apxu", ctl_run_doctor},
 	{"keys", "", "CURVE keys: this daemon's, who is allowed, who was refused",
 	 "After a change of curve_allow_file, reload the daemon.", 0, 0, "",
 	 ctl_run_keys},
@@ -212,6 +220,7 @@ static const struct command_option {
 	{"wait", 'w', OPTION_FLAG, OF(wait), 0},
 	{"batch", 't', OPTION_FLAG, OF(batch), 0},
 	{"interval", 't', OPTION_TEXT, OF(interval), 0},
+	{"root", 'x', OPTION_TEXT, OF(root), 0},
 	{"count", 'c', OPTION_NUMBER, OF(count), 1000000},
 	{"stuck", 'u', OPTION_PRESET, OF(stuck), 0},
 	{"state", 'v', OPTION_TEXT, OF(state), 0},

@@ -59,7 +59,7 @@ void page_commands(FILE *out)
 		print_command(out, cmd);
 	fprintf(out,
 		"\n# Error codes\n\nWhat to do, in the words of `kvd-ctl doctor`. Of "
-		"programs: docs/clients.md.\n\n"
+		"programs: [clients.md](clients.md#errors).\n\n"
 		"| code | meaning | scope | retryable | what to do |\n"
 		"|---|---|---|---|---|\n");
 	for (int code = 1; code < ERR_CODE_END; code++)

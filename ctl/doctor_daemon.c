@@ -1,0 +1,586 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Checks of what the daemon itself answers: by the commands that kvd-ctl has anyway.
+ * Where it does not answer, doctor_daemon() says so and the others have nothing to look
+ * at.
+ */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "ctl/doctor.h"
+#include "daemon/base/err.h"
+
+#define LIBKVD "libkvd.so." KVD_SOVERSION
+#define STUCK "30s"
+#define RECENT_MS 600000
+#define LINES_MAX 8 /* of one check; then "and N more" */
+
+static cJSON *args_all(void)
+{
+	cJSON *args = cJSON_CreateObject();
+
+	cJSON_AddTrueToObject(args, "all");
+	return args;
+}
+
+/* ---- daemon, version ---- */
+
+/* The daemon's own words end up in the line as they are. */
+static void say_no_answer(struct doctor *d)
+{
+	const struct kvd_error *error = &d->ctl->error;
+	struct dirent **names = NULL;
+	int count = d->ctl->socket || d->ctl->name ? 0 : ctl_instances(&names);
+	char remedy[120];
+
+	ctl_instances_free(names, count);
+	if (count > 1) {
+		doctor_say(d, DOCTOR_FAIL, "--name NAME, or --all; kvd-ctl ls names them",
+			   "%d instances in %s", count, ctl_run_dir());
+		return;
+	}
+	snprintf(remedy, sizeof(remedy), "systemctl start kvd@%.60s; journalctl -u it",
+		 d->ctl->name ? d->ctl->name : "NAME");
+	doctor_say(d, DOCTOR_FAIL,
+		   error->code == KVD_E_VERSION ? "take the kvd-ctl of its version"
+		   : error->code == KVD_E_PERM	? "be root, or in the socket's group"
+		   : error->code == KVD_E_NOREPLY
+			   ? "it hangs: its log, its threads' stacks"
+			   : remedy,
+		   "%s: %s", kvd_code_name(error->code), error->message);
+}
+
+void doctor_daemon(struct doctor *d)
+{
+	struct ctl *ctl = d->ctl;
+	const char *state, *why;
+
+	if (ctl_query(ctl, "health", NULL, &d->health)) {
+		say_no_answer(d);
+		return;
+	}
+	d->pid = kvd_daemon(ctl->client)->pid;
+	ctl_query(ctl, "config.show", NULL, &d->settings);
+	ctl_query(ctl, "devices", NULL, &d->devices);
+	ctl_query(ctl, "stats", NULL, &d->stats);
+	d->unprivileged = ctl_query(ctl, "session.list", args_all(), &d->sessions) != 0;
+	ctl_query(ctl, "region.list", args_all(), &d->regions);
+	state = ctl_str(d->health, "state", "?");
+	why = ctl_str(d->health, "why", "");
+	if (strcmp(state, "serving") == 0)
+		doctor_say(d, DOCTOR_OK, "", "%s serves, pid %d, up %s",
+			   kvd_daemon(ctl->client)->name, d->pid,
+			   ctl_ms(ctl_num(d->health, "uptime_ms")));
+	else if (strcmp(state, "refusing") == 0)
+		doctor_say(d, DOCTOR_FAIL, "kvd-ctl devices; the option `require`",
+			   "refuses rooms: %s", why);
+	else
+		doctor_say(d, DOCTOR_WARN, "start it again when it has ended",
+			   "%s: takes no new rooms", state);
+	if (d->unprivileged)
+		doctor_say(d, DOCTOR_WARN,
+			   "run this as root, the daemon's user or one of admin_uids",
+			   "engines and rooms may not be looked at as uid %u",
+			   (unsigned int)geteuid());
+}
+
+/* "" where the linker finds none. */
+static const char *libkvd_version(char text[32])
+{
+	void *library = dlopen(LIBKVD, RTLD_LAZY | RTLD_LOCAL);
+	const char *(*version)(void) = NULL;
+
+	*text = '\0';
+	if (!library)
+		return text;
+	*(void **)&version = dlsym(library, "kvd_version");
+	if (version)
+		snprintf(text, 32, "%.31s", version());
+	dlclose(library);
+	return text;
+}
+
+void doctor_version(struct doctor *d)
+{
+	const char *daemon = d->health ? kvd_daemon(d->ctl->client)->daemon : "";
+	char library[32], path[500], program[400];
+	bool differ;
+	ssize_t n;
+
+	libkvd_version(library);
+	if (strncmp(daemon, "kvd ", 4) == 0)
+		daemon += 4;
+	differ = (*daemon && strcmp(daemon, kvd_version()) != 0) ||
+		 (*library && strcmp(library, kvd_version()) != 0);
+	doctor_say(d, differ ? DOCTOR_WARN : DOCTOR_OK,
+		   differ ? "install daemon, kvd-ctl and libkvd of one version" : "",
+		   "daemon %s, kvd-ctl %s, " LIBKVD " %s", *daemon ? daemon : "-",
+		   kvd_version(), *library ? library : "not installed");
+	snprintf(path, sizeof(path), "%s/proc/%d/exe", d->root, d->pid);
+	n = d->pid ? readlink(path, program, sizeof(program) - 1) : -1;
+	if (n < 10)
+		return;
+	program[n] = '\0';
+	if (strcmp(program + n - 10, " (deleted)") == 0)
+		doctor_say(d, DOCTOR_WARN, "kvd-ctl drain, then start it",
+			   "its program was replaced since it started");
+}
+
+/* ---- configuration ---- */
+
+void doctor_config(struct doctor *d)
+{
+	cJSON *args = cJSON_CreateObject(), *reply;
+	const cJSON *row;
+	bool restart = false;
+	char names[300] = "";
+	int count = 0;
+	size_t n = 0;
+
+	cJSON_AddTrueToObject(args, "check");
+	if (!d->health) {
+		cJSON_Delete(args);
+		return;
+	}
+	if (ctl_query(d->ctl, "config.reload", args, &reply)) {
+		if (d->ctl->error.code != KVD_E_PERM)
+			doctor_say(d, DOCTOR_FAIL, "kvd --check-config names all faults",
+				   "the next start or reload fails: %s",
+				   d->ctl->error.message);
+		return;
+	}
+	cJSON_ArrayForEach(row, ctl_list(reply, "options")) {
+		restart = restart || ctl_true(row, "restart");
+		if (n < sizeof(names) - 100)
+			n += (size_t)snprintf(
+				names + n, sizeof(names) - n, "%s%.30s %.25s -> %.25s",
+				count ? ", " : "", ctl_str(row, "name", "?"),
+				ctl_str(row, "running", ""), ctl_str(row, "file", ""));
+		count++;
+	}
+	if (count)
+		doctor_say(d, DOCTOR_WARN,
+			   restart ? "kvd-ctl config --diff; restart it"
+				   : "kvd-ctl reload",
+			   "the file says otherwise than what runs: %s%s", names,
+			   n < sizeof(names) - 100 ? "" : " …");
+	else
+		doctor_say(d, DOCTOR_OK, "", "%s: as it runs",
+			   *ctl_str(reply, "path", "") ? ctl_str(reply, "path", "")
+						       : "built-in defaults");
+	cJSON_Delete(reply);
+}
+
+static bool is_loopback(const char *endpoint)
+{
+	return strncmp(endpoint, "tcp://127.", 10) == 0 ||
+	       strncmp(endpoint, "tcp://[::1]", 11) == 0;
+}
+
+void doctor_listen(struct doctor *d)
+{
+	const char *listen = doctor_setting(d, "listen");
+	const char *port = strrchr(listen, ':');
+	bool random = port && strtoul(port + 1, NULL, 10) == 0;
+
+	if (!*listen)
+		return;
+	if (ctl_true(d->health, "insecure"))
+		doctor_say(d, DOCTOR_WARN, "keys: kvd-ctl init, and insecure = no",
+			   "insecure = yes: whoever reaches the ports can read and write "
+			   "engines' caches");
+	if (is_loopback(listen))
+		doctor_say(d, DOCTOR_WARN,
+			   "where daemons are on several hosts: listen = an address of "
+			   "this host",
+			   "%s: no other host reaches it", listen);
+	if (random)
+		doctor_say(d, DOCTOR_WARN, "listen = a fixed port",
+			   "%s: another endpoint after each start", listen);
+	if (!is_loopback(listen) && !random)
+		doctor_say(d, DOCTOR_OK, "", "%s", listen);
+}
+
+/* ---- keys ---- */
+
+static void check_secret(struct doctor *d, const char *path)
+{
+	char remedy[400];
+	struct stat st;
+
+	if (stat(path, &st) < 0) {
+		doctor_say(d, DOCTOR_FAIL, "curve_secret_file = a file that is there",
+			   "%s: the next start fails: %m", path);
+		return;
+	}
+	snprintf(remedy, sizeof(remedy), "chmod 600 %.300s", path);
+	if (st.st_mode & 077)
+		doctor_say(d, DOCTOR_FAIL, remedy, "%s has mode %04o: others get the key",
+			   path, (unsigned int)st.st_mode & 07777);
+	snprintf(remedy, sizeof(remedy), "chown %ld %.300s", d->uid, path);
+	if (d->uid >= 0 && d->uid != (long)st.st_uid && d->uid != 0)
+		doctor_say(d, DOCTOR_FAIL, remedy,
+			   "%s belongs to uid %u, the daemon runs as %ld: the next start "
+			   "fails",
+			   path, (unsigned int)st.st_uid, d->uid);
+}
+
+static void check_allowed(struct doctor *d, const char *path)
+{
+	char remedy[400];
+	struct stat st;
+
+	snprintf(remedy, sizeof(remedy), "chmod go-w %.300s", path);
+	if (stat(path, &st) < 0)
+		doctor_say(d, DOCTOR_FAIL, "curve_allow_file = a file that is there",
+			   "%s: the next start or reload fails: %m", path);
+	else if (st.st_mode & 022)
+		doctor_say(d, DOCTOR_FAIL, remedy,
+			   "%s has mode %04o: others decide who connects", path,
+			   (unsigned int)st.st_mode & 07777);
+}
+
+static void say_refused(struct doctor *d, const cJSON *keys)
+{
+	const cJSON *one;
+
+	cJSON_ArrayForEach(one, ctl_list(keys, "refused"))
+		if (ctl_num(one, "last_ms") < RECENT_MS)
+			doctor_say(d, DOCTOR_WARN,
+				   "is it meant? its line into curve_allow_file, then "
+				   "kvd-ctl reload",
+				   "%s was refused %.0f times, the last %s ago: %s",
+				   ctl_str(one, "address", "?"), ctl_num(one, "count"),
+				   ctl_ms(ctl_num(one, "last_ms")),
+				   ctl_str(one, "why", "?"));
+}
+
+/* As the daemon runs: its status file is not secret. */
+static void find_uid(struct doctor *d)
+{
+	char status[4096];
+	const char *at = NULL;
+
+	if (d->pid && doctor_read(d, status, sizeof(status), "/proc/%d/status", d->pid))
+		at = strstr(status, "\nUid:");
+	if (at)
+		sscanf(at, "\nUid: %*d %ld", &d->uid);
+}
+
+void doctor_keys(struct doctor *d)
+{
+	const char *secret = doctor_setting(d, "curve_secret_file"),
+		   *allowed = doctor_setting(d, "curve_allow_file");
+	enum doctor_result before = d->worst;
+	cJSON *keys;
+	int count;
+
+	find_uid(d);
+	if (!d->health || ctl_query(d->ctl, "keys", NULL, &keys))
+		return;
+	count = cJSON_GetArraySize(ctl_list(keys, "allowed"));
+	d->worst = DOCTOR_OK;
+	if (*secret)
+		check_secret(d, secret);
+	if (*allowed)
+		check_allowed(d, allowed);
+	if (*secret && count == 0)
+		doctor_say(d, DOCTOR_WARN, "lines of the other daemons; kvd-ctl reload",
+			   "%s: no daemon may connect",
+			   *allowed ? allowed : "curve_allow_file");
+	say_refused(d, keys);
+	if (d->worst == DOCTOR_OK && *secret)
+		doctor_say(d, DOCTOR_OK, "", "%d daemons may connect", count);
+	else if (d->worst == DOCTOR_OK)
+		doctor_say(d, DOCTOR_OK, "", "none: peers are not authenticated");
+	d->worst = before > d->worst ? before : d->worst;
+	cJSON_Delete(keys);
+}
+
+/* ---- transports ---- */
+
+void doctor_transports(struct doctor *d)
+{
+	const char *require = doctor_setting(d, "require");
+	char names[200] = "";
+	const cJSON *one;
+	size_t n = 0;
+
+	if (!d->health)
+		return;
+	cJSON_ArrayForEach(one, ctl_list(d->health, "transports"))
+		if (n < sizeof(names) - 20)
+			n += (size_t)snprintf(names + n, sizeof(names) - n, "%s%.16s",
+					      n ? " " : "", ctl_str(one, "name", "?"));
+	doctor_say(d, n ? DOCTOR_OK : DOCTOR_FAIL,
+		   n ? "" : "the option `transports`; the daemon's log says why",
+		   "%s; require: %s", n ? names : "none", *require ? require : "any");
+}
+
+/* ---- sockets ---- */
+
+static void check_same_endpoint(struct doctor *d, const struct ctl_seen *a,
+				const struct ctl_seen *b)
+{
+	size_t len = strcspn(a->endpoint, "#");
+
+	if (len && len == strcspn(b->endpoint, "#") &&
+	    strncmp(a->endpoint, b->endpoint, len) == 0)
+		doctor_say(d, DOCTOR_FAIL, "a `listen` or `advertise` of each one's own",
+			   "%s and %s both say that they are %.*s", a->name, b->name,
+			   (int)len, a->endpoint);
+}
+
+void doctor_sockets(struct doctor *d)
+{
+	static struct ctl_seen seen[64];
+	struct dirent **names = NULL;
+	int all = ctl_instances(&names), count = all > 64 ? 64 : all, stale = 0;
+	char path[512];
+
+	for (int i = 0; i < count; i++) {
+		char *name = names[i]->d_name;
+
+		snprintf(path, sizeof(path), "%s/%s", ctl_run_dir(), name);
+		name[strlen(name) - 5] = '\0'; /* .sock */
+		seen[i] = (struct ctl_seen){.name = name};
+		ctl_instance_look(path, &seen[i]);
+		if (strcmp(seen[i].state, "ENODAEMON") == 0 && ++stale)
+			doctor_say(d, DOCTOR_WARN,
+				   "start that instance, or remove the file",
+				   "%s: nobody listens: its daemon was killed", path);
+		for (int j = 0; j < i; j++)
+			check_same_endpoint(d, &seen[j], &seen[i]);
+	}
+	if (count > 0 && !stale)
+		doctor_say(d, DOCTOR_OK, "", "%d in %s", all, ctl_run_dir());
+	ctl_instances_free(names, all);
+}
+
+/* ---- peers ---- */
+
+static double dead_after_ms(const struct doctor *d)
+{
+	const cJSON *one;
+
+	cJSON_ArrayForEach(one, ctl_list(d->stats, "metrics"))
+		if (strcmp(ctl_str(one, "name", ""), "peer_dead_after_seconds") == 0)
+			return 1000 * ctl_num(one, "value");
+	return 0;
+}
+
+static void say_error(struct doctor *d, const cJSON *peer, const char *state)
+{
+	const cJSON *error = ctl_list(peer, "last_error");
+	const char *code = ctl_str(error, "code", "EPEER");
+	const char *why = ctl_str(error, "message", ctl_str(peer, "why", "not reached"));
+
+	doctor_say(d, strcmp(state, "lost") ? DOCTOR_FAIL : DOCTOR_WARN,
+		   err_remedy(err_of_name(code)), "%s is %s for %s: %s: %s",
+		   ctl_peer_name(peer), state, ctl_ms(ctl_num(peer, "since_ms")), code,
+		   why);
+}
+
+static void check_peer(struct doctor *d, const cJSON *peer)
+{
+	const char *state = ctl_str(peer, "state", "?"),
+		   *version = ctl_str(peer, "version", "-"),
+		   *own = kvd_daemon(d->ctl->client)->daemon;
+	double rtt_ms = ctl_num(peer, "rtt_us") / 1000, dead_ms = dead_after_ms(d);
+	bool slow = dead_ms > 0 && rtt_ms > dead_ms / 4, line;
+
+	if (ctl_true(peer, "self"))
+		return;
+	if (strcmp(state, "lost") == 0 && !ctl_num(peer, "downs") &&
+	    !ctl_num(peer, "rooms_ended"))
+		return; /* it was tried, and never was a peer */
+	line = ctl_true(peer, "data_line");
+	if (strcmp(state, "up") != 0) {
+		say_error(d, peer, state);
+		return;
+	}
+	doctor_say(d,
+		   !line					       ? DOCTOR_FAIL
+		   : slow || (*version == 'k' && strcmp(version, own)) ? DOCTOR_WARN
+								       : DOCTOR_OK,
+		   !line  ? "the option `require` and transports of both daemons"
+		   : slow ? "the path to it, its load; dead_after"
+		   : *version == 'k' && strcmp(version, own)
+			   ? "one version for all daemons of a deployment"
+			   : "",
+		   "%s is up for %s, %s, by %s, round trip %s%s%s", ctl_peer_name(peer),
+		   ctl_ms(ctl_num(peer, "since_ms")), version,
+		   ctl_str(peer, "transport", "none"), ctl_ms(rtt_ms),
+		   line ? "" : ": no data line: ", line ? "" : ctl_str(peer, "why", ""));
+}
+
+/* --peer: the daemon tries, whether it knows it already or not. */
+static void reach_peer(struct doctor *d, const char *endpoint)
+{
+	cJSON *args = cJSON_CreateObject(), *reply;
+
+	cJSON_AddStringToObject(args, "endpoint", endpoint);
+	cJSON_AddNumberToObject(args, "timeout_ms", d->ctl->timeout_ms / 2);
+	if (ctl_query(d->ctl, "peer.connect", args, &reply) == CTL_OK)
+		doctor_say(d, DOCTOR_OK, "", "%.*s is reached, by %s",
+			   (int)strcspn(endpoint, "#"), endpoint,
+			   ctl_str(reply, "transport", "none"));
+	else
+		doctor_say(d, DOCTOR_FAIL,
+			   d->ctl->error.code == KVD_E_TIMEOUT
+				   ? "is its daemon up, its `listen` that address, the "
+				     "port open?"
+				   : err_remedy((enum err_code)d->ctl->error.code),
+			   "%.*s: %s: %s", (int)strcspn(endpoint, "#"), endpoint,
+			   kvd_code_name(d->ctl->error.code), d->ctl->error.message);
+	cJSON_Delete(reply);
+}
+
+void doctor_peers(struct doctor *d)
+{
+	static const char *const members[] = {"peers", "lost"};
+	cJSON *reply;
+	const cJSON *peer;
+	int count = 0;
+
+	if (!d->health)
+		return;
+	for (unsigned int i = 0; i < d->ctl->peers.count; i++)
+		reach_peer(d, d->ctl->peers.word[i]);
+	if (ctl_query(d->ctl, "peer.list", NULL, &reply))
+		return;
+	for (unsigned int i = 0; i < 2; i++) {
+		cJSON_ArrayForEach(peer, ctl_list(reply, members[i])) {
+			check_peer(d, peer);
+			count++;
+		}
+	}
+	if (!count)
+		doctor_say(d, DOCTOR_OK, "", "none known; --peer ENDPOINT tries one");
+	cJSON_Delete(reply);
+}
+
+/* ---- loop, rooms, failures ---- */
+
+void doctor_loop(struct doctor *d)
+{
+	const cJSON *late = ctl_list(ctl_list(d->stats, "loop"), "late_us");
+	double p99_ms = ctl_num(late, "p99") / 1000, max_ms = ctl_num(late, "max") / 1000,
+	       dead_ms = dead_after_ms(d);
+	bool often, once;
+
+	if (!late)
+		return;
+	often = dead_ms > 0 && p99_ms > dead_ms / 4;
+	once = dead_ms > 0 && max_ms > dead_ms;
+	doctor_say(d, often || once ? DOCTOR_WARN : DOCTOR_OK,
+		   often || once ? "engines keep it from a core: CPUWeight=, dead_after"
+				 : "",
+		   "late by %s (p99), %s at most since the start; dead_after %s",
+		   ctl_ms(p99_ms), ctl_ms(max_ms), ctl_ms(dead_ms));
+}
+
+static const char *stuck_remedy(const cJSON *room)
+{
+	const char *who = ctl_str(ctl_list(room, "waits_for"), "who", "");
+
+	if (strcmp(ctl_str(room, "state_name", ""), "unopened") == 0)
+		return "the router: no engine here has opened it; kvd-ctl abort there";
+	if (strncmp(who, "engine ", 7) == 0)
+		return "that engine's log; kvd-ctl abort gives it up";
+	if (strncmp(who, "this daemon", 11) == 0)
+		return "this daemon's log and load";
+	return "kvd-ctl room of that number at the other daemon";
+}
+
+void doctor_rooms(struct doctor *d)
+{
+	cJSON *args = args_all(), *reply;
+	const cJSON *room;
+	const char *stuck = d->ctl->stuck ? d->ctl->stuck : STUCK;
+	int count = 0, total;
+	double stuck_ms;
+
+	cJSON_AddTrueToObject(args, "live");
+	ctl_duration(stuck, &stuck_ms); /* ctl_run_doctor() has read it, too */
+	cJSON_AddNumberToObject(args, "stuck_ms", (double)(long)stuck_ms);
+	if (!d->health || d->unprivileged) {
+		cJSON_Delete(args);
+		return;
+	}
+	if (ctl_query(d->ctl, "room.list", args, &reply))
+		return;
+	total = cJSON_GetArraySize(ctl_list(reply, "rooms"));
+	cJSON_ArrayForEach(room, ctl_list(reply, "rooms")) {
+		const cJSON *waits = ctl_list(room, "waits_for");
+
+		if (++count > LINES_MAX)
+			break;
+		doctor_say(d, DOCTOR_WARN, stuck_remedy(room),
+			   "room %s (%s) waits %s for %s", ctl_str(room, "room", "?"),
+			   ctl_str(room, "role", "?"), ctl_ms(ctl_num(waits, "since_ms")),
+			   ctl_str(waits, "what", "?"));
+	}
+	if (total > LINES_MAX)
+		doctor_say(d, DOCTOR_WARN, "kvd-ctl rooms --stuck", "and %s%d more",
+			   total == 1000 ? "at least " : "", total - LINES_MAX);
+	else if (!total)
+		doctor_say(d, DOCTOR_OK, "", "%.0f open, none waits for %s",
+			   ctl_num(reply, "total"), stuck);
+	cJSON_Delete(reply);
+}
+
+/* Of one code: how often, and the latest. Those that come later in the list are older. */
+static void say_failures(struct doctor *d, const cJSON *rooms, const cJSON *latest)
+{
+	const char *code = ctl_str(ctl_list(latest, "error"), "code", "?");
+	const cJSON *one;
+	unsigned int count = 0;
+
+	cJSON_ArrayForEach(one, rooms)
+		count += strcmp(ctl_str(ctl_list(one, "error"), "code", ""), code) == 0;
+	doctor_say(d, DOCTOR_WARN, err_remedy(err_of_name(code)),
+		   "%u rooms failed with %s; the latest, %s (%s), %s ago: %s", count,
+		   code, ctl_str(latest, "room", "?"), ctl_str(latest, "role", "?"),
+		   ctl_ms(ctl_num(latest, "ended_ms")),
+		   ctl_str(ctl_list(latest, "error"), "message", ""));
+}
+
+static bool was_before(const cJSON *rooms, const cJSON *room)
+{
+	const char *code = ctl_str(ctl_list(room, "error"), "code", "?");
+	const cJSON *one;
+
+	cJSON_ArrayForEach(one, rooms) {
+		if (one == room)
+			return false;
+		if (strcmp(ctl_str(ctl_list(one, "error"), "code", "?"), code) == 0)
+			return true;
+	}
+	return false;
+}
+
+void doctor_failures(struct doctor *d)
+{
+	struct ctl asked = *d->ctl;
+	const cJSON *one;
+	cJSON *rooms;
+
+	if (!d->health || d->unprivileged)
+		return;
+	asked.failed = true;
+	asked.since = "10m";
+	rooms = cJSON_CreateArray();
+	if (ctl_history(&asked, NULL, 4096, rooms) == CTL_OK) {
+		cJSON_ArrayForEach(one, rooms)
+			if (!was_before(rooms, one))
+				say_failures(d, rooms, one);
+		if (!rooms->child)
+			doctor_say(d, DOCTOR_OK, "", "none of the last 10 min");
+	}
+	cJSON_Delete(rooms);
+}
