@@ -38,6 +38,8 @@ mmdebstrap	program:mmdebstrap	less
 iproute2	program:ip	less
 procps		file:/bin/kill	less
 man-db		program:man	less
+zsh		program:zsh	less
+fish		program:fish	less
 clang-tidy	program:clang-tidy	less
 cppcheck	program:cppcheck	less
 '

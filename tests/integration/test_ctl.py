@@ -14,8 +14,9 @@ import tempfile
 import threading
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from kvd_daemon import (BUILD, DEADLINE_S, Daemon, for_everyone, free_port, kvd,  # noqa: E402
-                        need_users, run)
+from kvd_daemon import (BUILD, DEADLINE_S, Daemon, Skip, for_everyone,  # noqa: E402
+                        free_port, kvd, need_users, run)
+from screen import Screen  # noqa: E402
 
 
 def ctl(*args, env=None, stdin=None, program=BUILD + "/kvd-ctl", **ids):
@@ -366,14 +367,56 @@ def completion_of_bash_offers_what_there_is():
         assert offered("--name", "g") == ["gpu0", "gpu1"], offered("--name", "g")
         assert offered("-n", "gpu0", "abort", "--r") == ["--role", "--reason"]
         assert "--role" not in offered("status", "--")
-    for shell, check in (("zsh", ["-n"]), ("fish", ["--no-execute"])):
-        script = ctl("completion", shell)[1]
-        assert "rooms" in script
-        if shutil.which(shell):
-            subprocess.run([shell, *check, "/dev/stdin"], input=script, text=True, check=True)
-        else:
-            print("skip %s: not here" % shell)
     assert ctl("completion", "csh")[0] == 2
+
+
+def need_shell(name):
+    if not shutil.which(name):
+        raise Skip(name)
+
+
+def completion_of_zsh_completes():
+    """As an operator types: the file is found in fpath, from the first tab on."""
+    need_shell("zsh")
+    with tempfile.TemporaryDirectory() as tmp:
+        with open(tmp + "/_kvd-ctl", "w") as script:
+            script.write(ctl("completion", "zsh")[1])
+        open(tmp + "/gpu0.sock", "w").close()
+        with Screen(["zsh", "-f", "-i"], env={"KVD_RUN_DIR": tmp, "HOME": tmp,
+                                              "TERM": "dumb"}) as s:
+            s.type("fpath=(%s $fpath); autoload -Uz compinit; compinit -u -D\n"
+                   "kvd-ctl() { print -r -- GOT:$*: }; PS1=READY:; print GO''NE\n" % tmp)
+            s.until_raw("GONE")
+            for typed, done in (("histo", "history"), ("doctor --roo", "doctor --root"),
+                                ("-n gp", "-n gpu0"), ("--name gp", "--name gpu0"),
+                                ("-n gpu0 abort --rea", "-n gpu0 abort --reason"),
+                                ("comple", "completion")):
+                s.until_raw("READY:")
+                s.raw = b""
+                s.type("kvd-ctl %s\t\n" % typed)
+                s.until_raw("GOT:%s:" % done)
+        subprocess.run(["zsh", "-n", "/dev/stdin"], input=ctl("completion", "zsh")[1],
+                       text=True, check=True)
+
+
+def completion_of_fish_completes():
+    need_shell("fish")
+    with tempfile.TemporaryDirectory() as tmp:
+        with open(tmp + "/kvd-ctl.fish", "w") as script:
+            script.write(ctl("completion", "fish")[1])
+        open(tmp + "/gpu0.sock", "w").close()
+
+        def offered(typed):
+            out = subprocess.run(
+                ["fish", "--no-config", "-c", "source %s/kvd-ctl.fish; complete -C '%s'"
+                 % (tmp, typed)], capture_output=True, text=True, check=True,
+                env={"PATH": os.environ["PATH"], "HOME": tmp, "KVD_RUN_DIR": tmp}).stdout
+            return [line.split("\t")[0] for line in out.splitlines()]
+        assert offered("kvd-ctl histo") == ["history"], offered("kvd-ctl histo")
+        assert offered("kvd-ctl doctor --roo") == ["--root"], offered("kvd-ctl doctor --roo")
+        assert "--root" not in offered("kvd-ctl status --"), offered("kvd-ctl status --")
+        assert offered("kvd-ctl -n gp") == ["gpu0"], offered("kvd-ctl -n gp")
+        assert "history" in offered("kvd-ctl -n gpu0 "), offered("kvd-ctl -n gpu0 ")
 
 
 def keys_of_keygen_let_two_daemons_meet():
@@ -414,5 +457,7 @@ if __name__ == "__main__":
         keygen_gives_the_key_to_its_owner,
         init_writes_what_two_daemons_meet_with,
         completion_of_bash_offers_what_there_is,
+        completion_of_zsh_completes,
+        completion_of_fish_completes,
         keys_of_keygen_let_two_daemons_meet,
     ])
