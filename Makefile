@@ -22,10 +22,11 @@ TESTLIB_OBJ := $(TESTLIB_SRC:%.c=$(B)/%.o)
 UNIT_BIN := $(UNIT_SRC:tests/unit/%.c=$(B)/unit/%)
 PROGRAMS := $(B)/kvd $(if $(CTL_SRC),$(B)/kvd-ctl)
 LIBKVD   := $(B)/libkvd.so.$(SOVERSION)
+LIBKVD_A := $(B)/libkvd.a
 
 .DEFAULT_GOAL := all
 .PHONY: all clean help
-all: $(PROGRAMS) $(LIBKVD) ## build the programs and the library
+all: $(PROGRAMS) $(LIBKVD) $(LIBKVD_A) ## build the programs and the library
 # in the build folder -lkvd must find the library too
 all: $(B)/libkvd.so
 
@@ -58,6 +59,14 @@ $(B)/libkvd.so.$(SOVERSION): $(LIB_SRC:%.c=$(B)/pic/%.o) lib/libkvd.map
 
 $(B)/libkvd.so: $(B)/libkvd.so.$(SOVERSION)
 	$(Q)ln -sf $(<F) $@
+
+# one object, in which the symbols of libkvd.map are global and no others
+$(LIBKVD_A): $(LIB_SRC:%.c=$(B)/pic/%.o) lib/libkvd.map
+	$(SAY) AR $@
+	$(Q)sed -n '/^global:/,/^local:/s/^\t\(.*\);/\1/p' lib/libkvd.map > $@.syms
+	$(Q)$(CC) -r -nostdlib $(filter %.o,$^) -o $@.o
+	$(Q)$(OBJCOPY) --wildcard --keep-global-symbols=$@.syms $@.o
+	$(Q)rm -f $@ && $(AR) rcs $@ $@.o
 
 $(B)/unit/%: $(B)/tests/unit/%.o $(TESTLIB_OBJ) $(CORE)
 	@mkdir -p $(@D)

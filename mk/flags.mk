@@ -15,14 +15,26 @@ SOVERSION := 0
 ifeq ($(origin CC),default)
 CC := gcc
 endif
+OBJCOPY ?= objcopy
+# The environment's flags come behind our own. Sub-makes get them by these names, and
+# nobody the sum of both.
+ifndef CALLER_FLAGS
+export CALLER_FLAGS    := yes
+export CALLER_CPPFLAGS := $(CPPFLAGS)
+export CALLER_CFLAGS   := $(CFLAGS)
+export CALLER_LDFLAGS  := $(LDFLAGS)
+endif
+unexport CPPFLAGS CFLAGS LDFLAGS
+# a release is built by compilers that nobody has tried
+WERROR ?= $(if $(wildcard .git),-Werror)
 # proto: kvd.h is installed beside kvd_status.h, and includes it so
-CPPFLAGS += -I. -Iproto -D_GNU_SOURCE -DKVD_VERSION='"$(VERSION)"' \
+CPPFLAGS := -I. -Iproto -D_GNU_SOURCE -DKVD_VERSION='"$(VERSION)"' \
 	-DKVD_SOVERSION='"$(SOVERSION)"'
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wconversion \
-	-Wno-sign-conversion -Wvla -Wpointer-arith -Wwrite-strings -Wundef -Werror
+	-Wno-sign-conversion -Wvla -Wpointer-arith -Wwrite-strings -Wundef $(WERROR)
 HARDEN := -fstack-protector-strong -fstack-clash-protection
 ifeq ($(SAN),)
-CPPFLAGS += -D_FORTIFY_SOURCE=2
+CPPFLAGS += $(if $(findstring _FORTIFY_SOURCE,$(CALLER_CPPFLAGS) $(CALLER_CFLAGS)),,-D_FORTIFY_SOURCE=2)
 OPT := -O2 -g
 else
 OPT := -O1 -g -fno-omit-frame-pointer -fsanitize=$(SAN)
@@ -31,8 +43,9 @@ OPT += -fno-sanitize-recover=all
 endif
 endif
 # all but the code model: programs are -fPIE, what goes into libkvd is -fPIC
-CFLAGS  := -std=gnu11 $(OPT) $(HARDEN) $(WARN) -pthread
-LDFLAGS := -Wl,-z,relro,-z,now -Wl,--as-needed -pthread
+CPPFLAGS += $(CALLER_CPPFLAGS)
+CFLAGS   := -std=gnu11 $(OPT) $(HARDEN) $(WARN) -pthread $(CALLER_CFLAGS)
+LDFLAGS  := -Wl,-z,relro,-z,now -Wl,--as-needed -pthread $(CALLER_LDFLAGS)
 LIBS    := -lev -lzmq -lcjson -linih -lxxhash -ldl -lm
 
 # objects are made anew when the flags change

@@ -56,6 +56,7 @@ ifneq ($(LIBKVD),)
 	$(Q)install -m 0755 $(LIBKVD) $(D)$(LIBDIR)/libkvd.so.$(VERSION)
 	$(Q)ln -sf libkvd.so.$(VERSION) $(D)$(LIBDIR)/libkvd.so.$(SOVERSION)
 	$(Q)ln -sf libkvd.so.$(SOVERSION) $(D)$(LIBDIR)/libkvd.so
+	$(Q)install -m 0644 $(LIBKVD_A) $(D)$(LIBDIR)
 	$(Q)install -m 0644 $(PUBLIC_HEADERS) $(D)$(INCLUDEDIR)
 	$(Q)$(FILL) config/libkvd.pc.in > $(D)$(LIBDIR)/pkgconfig/libkvd.pc
 	$(Q)chmod 0644 $(D)$(LIBDIR)/pkgconfig/libkvd.pc
@@ -68,7 +69,8 @@ uninstall: ## remove what install put there
 		$(D)$(TMPFILESDIR)/kvd.conf $(D)$(SYSCONFDIR)/kvd/kvd.conf.sample \
 		$(D)$(BASHDIR)/kvd-ctl $(D)$(ZSHDIR)/_kvd-ctl $(D)$(FISHDIR)/kvd-ctl.fish \
 		$(D)$(LIBDIR)/libkvd.so $(D)$(LIBDIR)/libkvd.so.$(SOVERSION) \
-		$(D)$(LIBDIR)/libkvd.so.$(VERSION) $(D)$(LIBDIR)/pkgconfig/libkvd.pc \
+		$(D)$(LIBDIR)/libkvd.so.$(VERSION) $(D)$(LIBDIR)/libkvd.a \
+		$(D)$(LIBDIR)/pkgconfig/libkvd.pc \
 		$(addprefix $(D)$(INCLUDEDIR)/,$(notdir $(PUBLIC_HEADERS))) \
 		$(addprefix $(D)$(DOCDIR)/,$(DOC_FILES)) \
 		$(addprefix $(D)$(DATADIR)/,$(DATA_FILES))

@@ -76,6 +76,7 @@ user_and_directory_are_made()
 		[ "$(stat -c %u "$tree/run/kvd")" = "$(awk -F: '/^kvd:/ {print $3}' "$tree/etc/passwd")" ]
 }
 
+# library_links [--static]: -l:libkvd.a, and what pkg-config says that it needs
 library_links()
 {
 	local prefix=$tree/usr
@@ -84,12 +85,21 @@ library_links()
 		#include <stdio.h>
 		int main(void) { return puts(kvd_version()) < 0; }
 	END
-	# shellcheck disable=SC2046,SC2086
-	${CC:-gcc} ${san:+-fsanitize=$san} -o "$tree/t" "$tree/t.c" \
-		$(PKG_CONFIG_PATH=$prefix/lib/pkgconfig pkg-config --define-variable=prefix="$prefix" \
-			--define-variable=libdir="$prefix/lib" \
-			--define-variable=includedir="$prefix/include" --cflags --libs libkvd) &&
-		LD_LIBRARY_PATH=$prefix/lib "$tree/t"
+	flags=$(PKG_CONFIG_PATH=$prefix/lib/pkgconfig pkg-config --define-variable=prefix="$prefix" \
+		--define-variable=libdir="$prefix/lib" \
+		--define-variable=includedir="$prefix/include" --cflags --libs "$@" libkvd) || return 1
+	[ $# -eq 0 ] || flags=${flags/-lkvd/-l:libkvd.a}
+	# shellcheck disable=SC2086
+	${CC:-gcc} ${san:+-fsanitize=$san} -o "$tree/t" "$tree/t.c" $flags &&
+		LD_LIBRARY_PATH=$prefix/lib "$tree/t" || return 1
+	[ $# -eq 0 ] || ! ldd "$tree/t" | grep libkvd
+}
+
+archive_has_the_same_symbols()
+{
+	nm -D --defined-only "$tree/usr/lib/libkvd.so" | sed -n 's/.* T \([^@]*\).*/\1/p' >"$work/so"
+	nm -g --defined-only "$tree/usr/lib/libkvd.a" | sed -n 's/.* [A-Z] //p' | sort >"$work/a"
+	[ -s "$work/so" ] && diff "$work/so" "$work/a"
 }
 
 uninstall_leaves_nothing()
@@ -116,5 +126,7 @@ else
 	skip user_and_directory_are_made root
 fi
 check library_links library_links
+check library_links_statically library_links --static
+check archive_has_the_same_symbols archive_has_the_same_symbols
 check uninstall_leaves_nothing uninstall_leaves_nothing
 checks_end
