@@ -1,29 +1,19 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""The units under a real systemd: PID 1 of namespaces of its own, on a small Debian
-(root.sh, boot.sh), with what `make install` installs and nothing else of this tree.
-Device lists, the filter of system calls, notification, watchdog and sockets are the
-kernel's and systemd's own."""
-import contextlib
-import functools
+"""The units under a real systemd (guest.py), with what `make install` installs and nothing
+else of this tree. Device lists, the filter of system calls, notification, watchdog and
+sockets are the kernel's and systemd's own."""
 import json
 import os
-import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-TREE = os.path.dirname(os.path.dirname(HERE))
-sys.path.insert(0, os.path.join(TREE, "tests", "lib"))
-from kvd_daemon import BUILD, DEADLINE_S, Skip, run  # noqa: E402
+from guest import BUILD, DEADLINE_S, TREE, Guest, Skip, until
+from kvd_daemon import run
 
-ROOT = os.path.join(TREE, "build", "systemd-root")
-PACKAGES = ["systemd", "systemd-sysv", "dbus", "procps",
-            "libev4", "libzmq5", "libcjson1", "libinih1", "libxxhash0"]
 CONF = """[daemon]
 name = %s
 log_level = info
@@ -33,117 +23,6 @@ transports = shm
 """
 guest = None
 
-
-def until(what, check, seconds=DEADLINE_S):
-    end = time.monotonic() + seconds
-    while True:
-        last = check()
-        if last:
-            return last
-        assert time.monotonic() < end, "not within %d s: %s" % (seconds, what)
-        select.select([], [], [], 0.05)
-
-
-class Guest:
-    """The booted systemd. pid: of its PID 1, as this machine counts."""
-
-    def __init__(self):
-        if os.path.basename(BUILD) != "rel":
-            raise Skip("programs without a sanitizer's library")
-        mounts = [line.split() for line in open("/proc/mounts")]
-        cgroups = [m[1] for m in mounts if m[2] == "cgroup2" and "rw" in m[3].split(",")]
-        if os.getuid() != 0 or not cgroups:
-            raise Skip("root and a writable cgroup2")
-        self.cgroup = "%s/kvd-test-%d" % (cgroups[0], os.getpid())
-        made = subprocess.run([HERE + "/root.sh", ROOT] + PACKAGES, capture_output=True,
-                              text=True)
-        if made.returncode:
-            raise Skip((made.stdout.strip().split("skipped: ")[-1] or made.stderr.strip()))
-        self.log = tempfile.TemporaryFile()
-        self.boot = subprocess.Popen([HERE + "/boot.sh", ROOT, self.cgroup],
-                                     stdin=subprocess.DEVNULL, stdout=self.log,
-                                     stderr=self.log)
-        try:
-            self.pid = until("namespaces", self._child)
-            until("the system runs", self._running)
-        except BaseException:
-            self.stop()
-            if self.boot.returncode != -signal.SIGKILL:
-                raise Skip("namespaces in which systemd runs (%s)" % self._last_line())
-            raise
-
-    def _child(self):
-        assert self.boot.poll() is None, "boot.sh ended"
-        with contextlib.suppress(OSError):
-            with open("/proc/%d/task/%d/children" % (self.boot.pid, self.boot.pid)) as f:
-                children = f.read().split()
-            with open("/proc/%s/status" % "".join(children[:1])) as f:
-                pids = [line.split() for line in f if line.startswith("NSpid:")][0]
-            return int(pids[1]) if len(pids) > 2 and pids[-1] == "1" else None
-
-    def _running(self):
-        assert self.boot.poll() is None, "systemd ended"
-        return self.run("systemctl", "is-system-running", check=False)[1].strip() in (
-            "running", "degraded")
-
-    def _last_line(self):
-        self.log.seek(0)
-        lines = self.log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "no word of it"
-
-    def run(self, *argv, check=True, stdin=None, user=None):
-        """(status, output) of a command inside."""
-        if user:
-            argv = ("setpriv", "--reuid", user, "--regid", user, "--init-groups") + argv
-        done = subprocess.run(["nsenter", "-t", str(self.pid), "-a", "--"] + list(argv),
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              stdin=stdin or subprocess.DEVNULL, timeout=DEADLINE_S)
-        assert not check or done.returncode == 0, (argv, done.returncode, done.stdout)
-        return done.returncode, done.stdout
-
-    def start(self, *argv, user=None, log=None):
-        """A process inside, whose output goes to `log`."""
-        return subprocess.Popen(
-            ["nsenter", "-t", str(self.pid), "-a", "--", "setpriv", "--reuid", user,
-             "--regid", user, "--init-groups"] + list(argv),
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-    def write(self, path, text):
-        with tempfile.TemporaryFile("w+") as f:
-            f.write(text)
-            f.seek(0)
-            self.run("sh", "-c", 'mkdir -p "${1%/*}" && cat > "$1"', "sh", path, stdin=f)
-
-    def copy(self, folder):
-        with tempfile.TemporaryFile() as f:
-            subprocess.run(["tar", "-C", folder, "--owner=0", "--group=0", "-c"] + os.listdir(folder),
-                           stdout=f, check=True)
-            f.seek(0)
-            self.run("tar", "-C", "/", "-x", stdin=f)
-
-    def show(self, unit, *names):
-        out = self.run("systemctl", "show", unit, *("-p" + n for n in names))[1]
-        pairs = dict(line.split("=", 1) for line in out.strip().splitlines())
-        return pairs[names[0]] if len(names) == 1 else [pairs[n] for n in names]
-
-    def ctl(self, name, *args, check=True, user=None):
-        return self.run("kvd-ctl", "--name", name, *args, check=check, user=user)
-
-    def journal(self, unit):
-        self.run("journalctl", "--sync")
-        return self.run("journalctl", "--no-pager", "-o", "cat", "-u", unit)[1]
-
-    def stop(self):
-        self.boot.kill()
-        self.boot.wait()
-        with contextlib.suppress(AssertionError):
-            until("what is left of it has died", self._cgroup_gone, 10)
-
-    def _cgroup_gone(self):
-        for folder, _, _ in os.walk(self.cgroup, topdown=False):
-            with contextlib.suppress(OSError):
-                os.rmdir(folder)
-        return not os.path.exists(self.cgroup)
 
 
 def install():
@@ -308,18 +187,6 @@ def nothing_in_the_journal_is_an_assertion_or_a_refused_call():
         assert words not in text, text
 
 
-def told(case):
-    """The case; the journal's end when it fails."""
-    @functools.wraps(case)
-    def play():
-        try:
-            case()
-        except AssertionError:
-            print(guest.run("journalctl", "--no-pager", "-n", "30", check=False)[1])
-            raise
-    return play
-
-
 def main():
     global guest
     try:
@@ -336,7 +203,7 @@ def main():
                  socket_starts_the_service_for_the_engine_that_comes_first,
                  wrong_configuration_is_not_tried_again,
                  nothing_in_the_journal_is_an_assertion_or_a_refused_call]
-        run([told(case) for case in cases])
+        run([guest.told(case) for case in cases])
     finally:
         guest.stop()
 
