@@ -21,6 +21,7 @@ check-docs: $(B)/kvd $(B)/reference ## generated files, links, quoted messages
 	@scripts/gen-docs.sh $(B) '$(PUBLIC_HEADERS)' --check
 	@scripts/check-links.py
 	@scripts/check-messages.py
+	@scripts/dist.sh --check
 
 # cppcheck takes a define to end at ';', so the loop macro is told without one
 check-cppcheck:

@@ -7,9 +7,10 @@
 #                                and the tests can go without (the third column)
 #   install-deps.sh --for-check  the same, but nothing can be gone without
 #   install-deps.sh --list       print the packages
-#   install-deps.sh --bench      what `make bench` compares with and draws by, when
-#                                missing; without root only tell (the bench runs,
-#                                with columns left out)
+#   install-deps.sh --bench      what `make bench` compares with and draws by,
+#                   --metrics    what reads and draws metrics in tests,
+#                   --packages   what `make deb` and `make rpm` need; these only when
+#                                missing, and without root only told
 set -eu
 
 # package, and how to see that it is there: a header, a program, or a module of Python;
@@ -49,7 +50,30 @@ iperf3		program:iperf3
 ucx-utils	program:ucx_perftest
 gnuplot-nox	program:gnuplot
 '
-[ "${1-}" != --bench ] || needs=$bench_needs
+metrics_needs='
+prometheus	program:promtool
+chromium	program:chromium
+'
+packages_needs='
+debhelper	program:dh
+dh-python	program:dh_python3
+python3-setuptools	file:/usr/lib/python3/dist-packages/setuptools
+python3-wheel	file:/usr/lib/python3/dist-packages/wheel
+lintian		program:lintian
+git		program:git
+rpm		program:rpmbuild
+'
+case ${1-} in
+--bench)
+	needs=$bench_needs
+	;;
+--metrics)
+	needs=$metrics_needs
+	;;
+--packages)
+	needs=$packages_needs
+	;;
+esac
 
 is_there()
 {
@@ -110,10 +134,10 @@ case ${1-} in
 	# shellcheck disable=SC2086
 	install $missing
 	;;
---bench)
+--bench | --metrics | --packages)
 	[ -n "$missing" ] || exit 0
 	if [ "$(id -u)" -ne 0 ]; then
-		echo "kvd: the bench is better with:$missing" >&2
+		echo "kvd: for ${1#--} missing:$missing" >&2
 		exit 0
 	fi
 	# shellcheck disable=SC2086
@@ -124,7 +148,7 @@ case ${1-} in
 	install $packages
 	;;
 *)
-	echo "usage: $0 [--if-needed|--for-check|--list|--bench]" >&2
+	echo "usage: $0 [--if-needed|--for-check|--list|--bench|--metrics|--packages]" >&2
 	exit 2
 	;;
 esac

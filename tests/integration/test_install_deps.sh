@@ -35,4 +35,5 @@ check "the build needs its compiler" ends 1 gcc libev-dev --if-needed
 check "tests do without the tools of make check" ends 0 clang-tidy clang-tidy --if-needed
 check "and without those that they skip by" ends 0 systemd-analyze systemd --if-needed
 check "make check does not" ends 1 clang-tidy clang-tidy --for-check
+check "without root the tools of packages are only named" ends 0 dh debhelper --packages
 checks_end
