@@ -238,11 +238,11 @@ int lock_socket_bind(struct lock_socket *made, int fd, const char *option,
 	int r;
 
 	made->path[0] = '\0';
-	if (strlen(path) >= sizeof(addr.sun_path))
+	if (snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", path) >=
+	    (int)sizeof(addr.sun_path))
 		return err_raise(ERR_CONFIG,
 				 "%s = %s: a socket's path has at most %zu bytes", option,
 				 path, sizeof(addr.sun_path) - 1);
-	strcpy(addr.sun_path, path);
 	r = socket_clear(option, path);
 	if (r < 0)
 		return err_pass(r);
