@@ -20,6 +20,7 @@
 #include <cmocka.h>
 
 #include "daemon/base/err.h"
+#include "tests/lib/tmp.h"
 
 static int saved = -1, reader = -1;
 
@@ -208,14 +209,14 @@ static const char *journal_got(int fd)
 
 static void fields_go_to_the_journal_or_the_line_to_stderr(void **state)
 {
-	char dir[] = "/tmp/kvd-log-XXXXXX", huge[8000];
+	char dir[80], huge[8000];
 	struct sockaddr_un at = {.sun_family = AF_UNIX};
 	struct log_field fields[] = {
 		{"KVD_ROOM", "42"}, {"KVD_ENGINE", "a\nFORGED=1\x1b"}, {NULL, NULL}};
 	int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
 	(void)state;
-	assert_non_null(mkdtemp(dir));
+	assert_non_null(mkdtemp(tmp_path(dir, sizeof(dir), "kvd-log-XXXXXX")));
 	snprintf(at.sun_path, sizeof(at.sun_path), "%s/socket", dir);
 	assert_int_equal(bind(fd, (const struct sockaddr *)&at, sizeof(at)), 0);
 	log_journal_open(at.sun_path);
