@@ -286,6 +286,35 @@ static void memory_guarded_goes_through_copy_threads(void **state)
 	up_every_shape(XP_READ, false, true);
 }
 
+/* With one row in place, as over an adapter: what is packed fills its slices all the
+ * same. */
+static void memory_guarded_fills_its_slices(void **state)
+{
+	static const struct plan_run rows = {.len = 16 * KIB,
+					     .count = 128,
+					     .src_stride = 32 * KIB,
+					     .dst_stride = 16 * KIB};
+	struct ucx_peer *peer = (struct ucx_peer *)up_a.peer;
+	struct plan *plan = up_plan(&rows, 1);
+	struct up_place src, dst;
+	struct up_op op;
+
+	(void)state;
+	peer->rows_max = 1;
+	up_place_init(&src, &up_a, 4 * MIB, true);
+	up_place_init(&dst, &up_b, 4 * MIB, false);
+	up_op_init(&op, XP_WRITE, plan, &src, &dst);
+	up_b.sides = op.op.sides;
+	assert_int_equal(up_a.t->ops->post(up_a.peer, &op.op), 0);
+	await(peer->sending > 0);
+	assert_int_equal(peer->sending_bytes, peer->sending * 512 * KIB);
+	await(op.done);
+	assert_int_equal(op.op.result, 0);
+	up_place_fini(&src, &up_a);
+	up_place_fini(&dst, &up_b);
+	plan_free(plan);
+}
+
 static void write_without_bytes_keeps_order(void **state)
 {
 	static uint64_t headers[UP_INBOUNDS];
@@ -420,6 +449,7 @@ int main(void)
 		PAIR(write_of_every_shape_lands),
 		PAIR(read_of_every_shape_lands),
 		PAIR(memory_guarded_goes_through_copy_threads),
+		PAIR(memory_guarded_fills_its_slices),
 		PAIR(write_without_bytes_keeps_order),
 		PAIR(headers_of_all_sizes_keep_order),
 		PAIR(ops_large_do_not_starve_small),

@@ -57,9 +57,12 @@ static void ucx_source_cut(const struct ucx_xfer *xfer, struct slice *slice)
 
 	slice->offset = xfer->next_byte;
 	slice->rows.count = 0;
-	if (pack_slice(xfer->side.plan, slice->offset, max, rows_max, &slice->length))
-		ucx_side_rows(&xfer->side, true, slice->offset, slice->length, rows_max,
-			      &slice->rows);
+	if (!pack_slice(xfer->side.plan, slice->offset, max, rows_max, &slice->length))
+		return;
+	ucx_side_rows(&xfer->side, true, slice->offset, slice->length, rows_max,
+		      &slice->rows);
+	if (!slice->rows.count)
+		slice->length = max; /* it is packed anyway: a full buffer */
 }
 
 static void ucx_source_piece_free(struct ucx_piece *piece)
