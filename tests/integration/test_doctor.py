@@ -213,8 +213,12 @@ def link_of_the_address_is_judged():
         has(lines, "warn", "listen", "insecure = yes")
         has(host(dict(net, **{"sys/class/net/eth9/operstate": "down"}), d), "FAIL", "network",
             "eth9, which has %s, is down" % address)
-        has(host({"proc/net/route": route.rsplit("\n", 1)[0]}, d), "FAIL", "network",
-            "no interface has a subnet with " + address)
+        bare = {"proc/net/route": route.rsplit("\n", 1)[0]}
+        has(host(bare, d), "FAIL", "network", "no interface has a subnet with " + address)
+        for kind, result in ("host LOCAL", "ok"), ("link UNICAST", "FAIL"):
+            trie = "Local:\n  |-- %s\n     /32 %s\n  |-- 127.0.0.1\n     /32 host LOCAL"
+            has(host({**bare, "proc/net/fib_trie": trie % (address, kind)}, d), result,
+                "network", address)
 
 
 def every_check_speaks_of_a_daemon():
