@@ -113,7 +113,10 @@ class PrivateDaemon:
 
 
 def _in_child():
-    """Of fork(): it must not keep its parent's daemon, should it outlive it."""
+    """Of fork(): it must not keep its parent's daemon, should it outlive it, nor wait for a
+    thread that only its parent has."""
+    global _lock
+    _lock = threading.Lock()
     if _private is not None:
         _private.shell.stdin.close()
 

@@ -46,6 +46,14 @@ def test_program_of_the_package_comes_before_path(nowhere):
     assert kvd.daemon.program("kvd-ctl") is None
 
 
+def test_child_of_fork_waits_for_no_thread_of_its_parent():
+    with kvd.daemon._lock:  # as while a thread starts a daemon
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if kvd.daemon._lock.acquire(blocking=False) else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
 def test_client_starts_a_daemon_where_it_is_wanted(nowhere, monkeypatch):
     with pytest.raises(kvd.ConnectionError, match="KVD_AUTOSTART=1"):
         kvd.Client()
