@@ -13,8 +13,7 @@ struct http_listen {
 };
 
 /* As config->metrics_listen says, which config.c has checked. A Unix socket gets the
- * control socket's group and mode. ERR_CONFIG: somebody
- * listens there. */
+ * control socket's group and mode. ERR_CONFIG: somebody listens there. */
 int http_listen_open(const struct config *config, struct http_listen *l);
 void http_listen_close(struct http_listen *l); /* idempotent */
 
