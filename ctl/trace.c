@@ -21,6 +21,7 @@
 
 #include "ctl/ctl.h"
 #include "ctl/table.h"
+#include "ctl/words.h"
 #include "daemon/base/mem.h"
 #include "lib/kvd.h"
 
@@ -730,6 +731,8 @@ int ctl_run_trace(struct ctl *ctl)
 	}
 	if (!r && ctl->trace.join)
 		r = join_file(ctl->trace.join, sides);
+	if (!r && !ctl->json)
+		words_clean_json(sides); /* other daemons' and a file's, too */
 	if (!r)
 		r = show(ctl, result);
 	cJSON_Delete(result);
