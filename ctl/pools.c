@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The command pools. With --layout a line for each field of each view; layers that
- * differ in nothing but their place are one line.
+ * The command pools. With --layout a line for each field of each view; layers one behind
+ * the other that differ in nothing but their place are one line.
  */
 #include <stdio.h>
 #include <string.h>
@@ -101,7 +101,9 @@ static void view_rows(struct table *table, const cJSON *pool, const cJSON *view)
 
 	for (first = layers ? layers->child : NULL; first; first = last->next) {
 		last = first;
-		while (last->next && fields_alike(first, last->next))
+		while (last->next &&
+		       ctl_num(last->next, "layer") == ctl_num(last, "layer") + 1 &&
+		       fields_alike(first, last->next))
 			last = last->next;
 		cJSON_ArrayForEach(field, ctl_list(first, "fields"))
 			field_row(table, pool, view, first, last, field);

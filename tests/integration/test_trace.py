@@ -337,6 +337,15 @@ def layouts_are_shown_and_can_be_planned():
             json.dump(plan, text)
         assert "bytes in" in p.shown("p0", "plan", "--explain", p.file("plan.json"))
         assert p.prefill.cmd("pool.layout", pool=p.src.pool)["digest"] == pool["digest"]
+        apart = Cache.layout(0)
+        for layer in apart["views"]["kv"]["layers"]:
+            layer["layer"] *= 2
+        p.prefill.cmd("pool.register", name="apart", layout=apart,
+                      regions=[{"region": p.src.region}])
+        head, *rows = p.shown("p0", "pools", "--layout").strip().split("\n")
+        shown = [row[head.index("LAYERS"):].split()[0] for row in rows if " apart " in row]
+        assert set(shown) == {str(layer["layer"])
+                              for layer in apart["views"]["kv"]["layers"]}, rows
         other = p.prefill.refused("ENOTFOUND", "pool.layout", pool=10 ** 15)
         assert "no pool 1000000000000000" in other, other
 
