@@ -39,7 +39,7 @@ tarball_is_the_tree()
 # flags [SUBMAKE]: the environment's come once, behind ours
 flags_of_the_environment()
 {
-	env -u CALLER_FLAGS -u MAKEFLAGS -u MAKELEVEL CPPFLAGS=-DMARK_CPP CFLAGS=-DMARK_C \
+	env -u CALLER_FLAGS -u MAKEFLAGS -u MAKELEVEL -u SAN CPPFLAGS=-DMARK_CPP CFLAGS=-DMARK_C \
 		LDFLAGS=-Wl,--mark make -nB NVCC= V=1 build/rel/kvd >"$work/plan" || return 1
 	compile=$(grep -- '-c daemon/main.c' "$work/plan")
 	link=$(grep -- '-o build/rel/kvd ' "$work/plan")
@@ -53,7 +53,7 @@ flags_reach_a_make_inside()
 {
 	printf 'include Makefile\ninside:\n\t@$(MAKE) -f Makefile -nB V=1 build/rel/kvd\n' \
 		>"$work/outer.mk"
-	env -u CALLER_FLAGS -u MAKEFLAGS -u MAKELEVEL CFLAGS=-DMARK_C make -s -f "$work/outer.mk" \
+	env -u CALLER_FLAGS -u MAKEFLAGS -u MAKELEVEL -u SAN CFLAGS=-DMARK_C make -s -f "$work/outer.mk" \
 		NVCC= inside >"$work/plan" || return 1
 	[ "$(grep -- '-c daemon/main.c' "$work/plan" | grep -o MARK_ | wc -l)" -eq 1 ]
 }
