@@ -248,15 +248,22 @@ static void say_refused(struct doctor *d, const cJSON *keys)
 {
 	const cJSON *one;
 
-	cJSON_ArrayForEach(one, ctl_list(keys, "refused"))
+	cJSON_ArrayForEach(one, ctl_list(keys, "refused")) {
+		const char *why = ctl_str(one, "why", "?");
+		/* who dials has a wrong one of ours; else it is our list that lacks it */
+		const char *remedy =
+			strstr(why, "expects another")
+				? "on that host: the key of kvd-ctl keys here into this "
+				  "daemon's line, then kvd-ctl reload"
+				: "is it meant? its key into its line of "
+				  "curve_allow_file, then kvd-ctl reload";
+
 		if (ctl_num(one, "last_ms") < RECENT_MS)
-			doctor_say(d, DOCTOR_WARN,
-				   "is it meant? its line into curve_allow_file, then "
-				   "kvd-ctl reload",
+			doctor_say(d, DOCTOR_WARN, remedy,
 				   "%s was refused %.0f times, the last %s ago: %s",
 				   ctl_str(one, "address", "?"), ctl_num(one, "count"),
-				   ctl_ms(ctl_num(one, "last_ms")),
-				   ctl_str(one, "why", "?"));
+				   ctl_ms(ctl_num(one, "last_ms")), why);
+	}
 }
 
 /* As the daemon runs: its status file is not secret. */

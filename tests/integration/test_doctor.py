@@ -271,6 +271,23 @@ def keys_are_judged():
             has(doctor(a), "FAIL", "keys", "No such file")
 
 
+def key_that_is_wrong_elsewhere_is_corrected_there():
+    with tempfile.TemporaryDirectory() as tmp:
+        keys = {n: ctl("keygen", tmp + "/" + n).stdout.strip() for n in "ab"}
+        with open(tmp + "/allow", "w") as allow:
+            allow.write("a %s\nb %s\n" % (keys["a"], keys["b"]))
+        text = "[peer]\ncurve_secret_file = %s/%s\ncurve_allow_file = %s/allow\n"
+        with Daemon(text % (tmp, "a", tmp), name="a") as a, \
+                Daemon(text % (tmp, "b", tmp), name="b") as b:
+            a.expect("refused")
+            b.expect("another CURVE key")
+            endpoint = json.loads(ctl("--socket", a.socket_path, "-j", "status").stdout)
+            wrong = endpoint["endpoint"].split("#")[0] + "#" + keys["b"]
+            has(doctor(b, "--peer", wrong), "FAIL", "peers", "EAUTH")
+            told = has(doctor(a), "warn", "keys", "expects another CURVE key")
+            assert told[3].startswith("on that host: "), told
+
+
 def who_is_no_administrator_is_told_so():
     need_users(65534)
     with Daemon("[control]\nsocket_mode = 0666\nallow_uids = 65534\n") as d:
@@ -379,5 +396,6 @@ run([host_is_looked_at_without_a_daemon, adapters_are_judged_by_sysfs,
      gpus_are_judged_by_procfs, kernel_and_memory_are_judged,
      process_is_judged_by_its_own_files, link_of_the_address_is_judged,
      every_check_speaks_of_a_daemon, who_is_no_administrator_is_told_so, configuration_that_differs_is_told, keys_are_judged,
+     key_that_is_wrong_elsewhere_is_corrected_there,
      sockets_of_the_dead_and_twins_are_told, peers_and_failures_have_remedies,
      all_instances_are_asked_and_the_worst_is_told])
