@@ -30,14 +30,17 @@ import threading
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [HERE, os.path.join(HERE, "..", "lib")]
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "lib"), os.path.join(HERE, "..", "metrics")]
+from bench_parts import used_s  # noqa: E402
 from bench_report import figure  # noqa: E402
 from kvd_daemon import BUILD, Daemon  # noqa: E402
 from kvd_engine import Engine, FAILED, Refused, SUCCESS, WAITING  # noqa: E402
+from rig import UnixConnection  # noqa: E402
 
 ROOMS = 10000
 LIMIT_US = 200
 DEADLINE_S = 120
+SCRAPES, SCRAPE_S = 25, 0.2
 STACKS_TOLD = 8
 STACK_FRAMES = 9
 
@@ -123,13 +126,15 @@ class World:
         env = dict(LD_PRELOAD=BUILD + "/long-turns.so",
                    KVD_LONG_TURNS=self.dir + "/turns") if stacks else {}
         config = "log_level = error\n[transport]\ntransports = %s\n" % transport
-        self.daemons = [Daemon(config + more, run_dir=self.dir, name=name, env=env)
+        self.daemons = [Daemon(config + (more % (self.dir, name) if more else ""),
+                               run_dir=self.dir, name=name, env=env)
                         for name in ("prefill", "decode")]
         for daemon in self.daemons:
             daemon.start().wait_ready()
         self.watchers = [Loader(daemon, "watcher") for daemon in self.daemons]
         self.prefill, self.decode = (Loader(daemon, daemon.name) for daemon in self.daemons)
         self.alive = [True, True]
+        self.note = ""
 
     def pools(self, src, dst=None, regions=1):
         size = lambda layout: sum(layout["buffers"]) // regions  # noqa: E731
@@ -455,6 +460,27 @@ def group_large(world):
                                     at=world.prefill.endpoint)["ranks"]) >= 1
 
 
+def scrape_many(world):
+    """CPU time of all threads of both daemons, less what they take unasked in that time."""
+    world.pools(flat(64, 4096))
+    world.open(range(ROOMS))
+    yield
+    used = []
+    for asked in (False, True):
+        before = sum(used_s(d.proc.pid)[0] for d in world.daemons)
+        for _ in range(SCRAPES):
+            for d in world.daemons if asked else ():
+                c = UnixConnection(d.run_dir + "/" + d.name + ".metrics")
+                c.request("GET", "/metrics")
+                assert b"kvd_rooms" in c.getresponse().read()
+                c.close()
+            select.select([], [], [], SCRAPE_S)
+        used.append(sum(used_s(d.proc.pid)[0] for d in world.daemons) - before)
+    cost = max(used[1] - used[0], 0) / SCRAPES / len(world.daemons)
+    world.note = "; a scrape takes %.0f us: %.3f %% of a core at one a second" % (
+        cost * 1e6, cost * 100)
+
+
 LOADS = {
     "open": (open_many, "10^4 rooms are opened on both sides"),
     "serve": (bind_many, "10^4 rooms are served and closed"),
@@ -476,13 +502,15 @@ LOADS = {
     "lines": (lines_long, "lines of 1 MiB that are wrong"),
     "notes": (notes_many, "notifications by the thousand"),
     "group": (group_large, "a group of 1024 ranks"),
+    "scrape": (scrape_many, "metrics are scraped beside 10^4 rooms"),
 }
+MORE = {"scrape": "[metrics]\nmetrics_listen = unix:%s/%s.metrics\n"}
 
 
 def one(name, transport, stacks):
     """Its figure, and its stacks."""
     load, words = LOADS[name]
-    world = World(transport, stacks)
+    world = World(transport, stacks, MORE.get(name, ""))
     try:
         steps = load(world)
         next(steps)
@@ -501,7 +529,7 @@ def one(name, transport, stacks):
                    for clock in (2, 3)]
         return figure(words, transport, "longest turn", longest[0], "us", None, turns=turns,
                       slow=slow, note="%d of %d turns over %d us; by the clock < %d us; "
-                      "%.1f s" % (slow, turns, LIMIT_US, longest[1], took)), world.stacks()
+                      "%.1f s%s" % (slow, turns, LIMIT_US, longest[1], took, world.note)), world.stacks()
     finally:
         world.close()
 
