@@ -17,7 +17,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(ROOT, "tests", "lib"))
-from kvd_daemon import Daemon  # noqa: E402
+from kvd_daemon import Daemon, free_port  # noqa: E402
 
 FOLDER = os.path.abspath(os.environ.get("KVD_ENGINES", os.path.join(ROOT, "build/engines")))
 HOST = "127.0.0.1"
@@ -41,13 +41,12 @@ def until(holds, seconds, step=0.1):
 
 
 def free_ports(n=1):
-    """The first of n free ports in a row."""
+    """The first of n free ports in a row, none of which a connection may take meanwhile."""
     while True:
         socks = []
         try:
-            socks.append(socket.create_server((HOST, 0)))
-            base = socks[0].getsockname()[1]
-            for i in range(1, n):
+            base = free_port()
+            for i in range(n):
                 socks.append(socket.create_server((HOST, base + i)))
             return base
         except (OSError, OverflowError):
