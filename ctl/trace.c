@@ -648,6 +648,9 @@ static void print_missing(const struct trace *t)
 			printf("\n%s: %.0f events are left out\n",
 			       ctl_str(lane->room, "role", "?"),
 			       ctl_num(lane->room, "left_out"));
+		if (ctl_true(lane->room, "views_cut"))
+			printf("\n%s: more views or receivers are left out\n",
+			       ctl_str(lane->room, "role", "?"));
 	}
 	if (shown == 1)
 		printf("\nThe other side's part is missing. On its host: kvd-ctl --json "

@@ -587,7 +587,7 @@ const struct command room_commands[] = {
 	 "rooms: {what room.show or room.history says; generation, opened_ns "
 	 "(CLOCK_MONOTONIC), layout (its digest), open, now_ns (of one that has not "
 	 "ended), views: {view, party, first_token, tokens, layers, pages, runs, "
-	 "runs_cut}, "
+	 "runs_cut}, views_cut: there are more than 64 views or receivers, "
 	 "events, the latest first: {ns (since it was opened), what, party, seq, bytes, "
 	 "generation}, left_out: events past 4096, forgotten: the first are "
 	 "overwritten}; name, instance, boot_id, clock_ns. The latest 65536 events of "

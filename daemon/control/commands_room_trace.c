@@ -30,6 +30,7 @@
 #define RUNS_SHOWN 512u /* of a room's pages: one turn writes them */
 #define PAGES_SEEN 65536u
 #define PARTIES_SHOWN 64u
+#define VIEWS_SHOWN 64u /* of a room, all parties': one turn writes them */
 
 struct trace_args {
 	bool all, pages;
@@ -50,6 +51,7 @@ struct trace_walk {
 	struct room_cursor cursor; /* of the open ones; its `at` NULL: done with them */
 	uint64_t ended;		   /* of the history: the one before is next */
 	unsigned int shown;
+	uint64_t gens[ROOMS_SHOWN]; /* of the rooms shown */
 	/* the room under way */
 	bool any_event;
 	bool under_way;
@@ -90,13 +92,16 @@ static bool add_common(cJSON *head, const struct trace_walk *walk, uint64_t layo
 	       add_layout(head, layout) && cJSON_AddBoolToObject(head, "open", open);
 }
 
-/* What is left of both; NULL: no pages are asked for. */
-struct pages_left {
+/* What one turn may still write of a room. */
+struct views_left {
+	size_t views;
 	size_t runs, pages;
+	bool with_pages;
+	bool cut; /* views are left out */
 };
 
 /* As [[first page, count]…]. */
-static bool add_runs(cJSON *view, const struct room_map *map, struct pages_left *left)
+static bool add_runs(cJSON *view, const struct room_map *map, struct views_left *left)
 {
 	cJSON *runs = cJSON_AddArrayToObject(view, "runs");
 	size_t at = 0, end;
@@ -117,7 +122,7 @@ static bool add_runs(cJSON *view, const struct room_map *map, struct pages_left 
 	return runs && (at == map->page_count || cJSON_AddTrueToObject(view, "runs_cut"));
 }
 
-static bool add_view(cJSON *views, const struct room_map *map, struct pages_left *left,
+static bool add_view(cJSON *views, const struct room_map *map, struct views_left *left,
 		     int party)
 {
 	double tokens[2] = {(double)map->token_begin, (double)map->token_end};
@@ -137,13 +142,17 @@ static bool add_view(cJSON *views, const struct room_map *map, struct pages_left
 				       : cJSON_CreateNull(); /* all */
 	if (!range || !cJSON_AddItemToObject(view, "layers", range))
 		return false;
-	return !left || add_runs(view, map, left);
+	return !left->with_pages || add_runs(view, map, left);
 }
 
-static bool add_maps(cJSON *views, const struct room_maps *maps, struct pages_left *left,
+static bool add_maps(cJSON *views, const struct room_maps *maps, struct views_left *left,
 		     int party)
 {
 	for (size_t i = 0; i < maps->count; i++) {
+		left->cut = left->views == 0;
+		if (left->cut)
+			break;
+		left->views--;
 		if (!add_view(views, &maps->maps[i], left, party))
 			return false;
 	}
@@ -153,21 +162,21 @@ static bool add_maps(cJSON *views, const struct room_maps *maps, struct pages_le
 /* What is bound here; of a sender, what its receivers have bound. */
 static bool add_views(cJSON *obj, const struct room *room, bool pages)
 {
-	struct pages_left budget = {RUNS_SHOWN, PAGES_SEEN},
-			  *left = pages ? &budget : NULL;
+	struct views_left left = {VIEWS_SHOWN, RUNS_SHOWN, PAGES_SEEN, pages, false};
 	cJSON *views = cJSON_AddArrayToObject(obj, "views");
 	const struct party *party;
 	unsigned int shown = 0;
 
-	if (!views || !add_maps(views, &room->maps, left, -1))
+	if (!views || !add_maps(views, &room->maps, &left, -1))
 		return false;
 	list_foreach(party, &room->parties, link) {
-		if (room->role != ROOM_SEND || shown++ == PARTIES_SHOWN)
+		if (room->role != ROOM_SEND || left.cut)
 			break;
-		if (!add_maps(views, &party->theirs, left, party->index))
+		left.cut = shown++ == PARTIES_SHOWN;
+		if (!left.cut && !add_maps(views, &party->theirs, &left, party->index))
 			return false;
 	}
-	return true;
+	return !left.cut || cJSON_AddTrueToObject(obj, "views_cut");
 }
 
 /* Its record is what room.show says; more is what only people ask for. */
@@ -204,7 +213,7 @@ static cJSON *head_of_ended(struct trace_walk *walk, const struct ended_room *e)
 
 /* ---- events ---- */
 
-static int room_begin(struct trace_walk *walk, cJSON *head,
+static int room_begin(struct trace_walk *walk, cJSON *head, uint64_t gen,
 		      const struct room_trace *trace)
 {
 	struct text *out = &walk->reply.text;
@@ -214,7 +223,8 @@ static int room_begin(struct trace_walk *walk, cJSON *head,
 	if (!text)
 		return err_raise(ERR_NOMEM, "no memory for a room's trace");
 	text[strlen(text) - 1] = '\0'; /* its end comes behind the events */
-	text_puts(out, walk->shown++ ? "," : ",\"rooms\":[");
+	text_puts(out, walk->shown ? "," : ",\"rooms\":[");
+	walk->gens[walk->shown++] = gen;
 	text_puts(out, text);
 	text_puts(out, ",\"events\":[");
 	cJSON_free(text);
@@ -222,7 +232,7 @@ static int room_begin(struct trace_walk *walk, cJSON *head,
 	walk->any_event = false;
 	walk->next = trace->last;
 	walk->events = trace->events;
-	return 1;
+	return REPLY_WALK_LARGE;
 }
 
 static void put_number(struct text *out, const char *name, uint64_t value)
@@ -316,6 +326,16 @@ static bool is_asked(const struct trace_walk *walk, uint64_t number, enum room_r
 	       (args->all || session == walk->reply.req->session->id);
 }
 
+/* Open when it was told, it may have ended and been closed since. */
+static bool is_told(const struct trace_walk *walk, uint64_t gen)
+{
+	for (unsigned int i = 0; i < walk->shown; i++) {
+		if (walk->gens[i] == gen)
+			return true;
+	}
+	return false;
+}
+
 static int ended_piece(struct trace_walk *walk)
 {
 	const struct history *history = rooms_history(walk->rooms);
@@ -329,8 +349,9 @@ static int ended_piece(struct trace_walk *walk)
 		walk->ended--;
 		/* one that is not closed was among the open ones */
 		if (is_asked(walk, e->number, e->role, e->session) &&
-		    !rooms_by_gen(walk->rooms, e->gen))
-			return room_begin(walk, head_of_ended(walk, e), &e->trace);
+		    !rooms_by_gen(walk->rooms, e->gen) && !is_told(walk, e->gen))
+			return room_begin(walk, head_of_ended(walk, e), e->gen,
+					  &e->trace);
 	}
 	return 1;
 }
@@ -354,7 +375,7 @@ static int trace_piece(struct reply_walk *reply)
 	walk->cursor.at = room->all_link.next;
 	if (!is_asked(walk, room->number, room->role, room->session->id))
 		return 1;
-	return room_begin(walk, head_of_open(walk, room), &room->trace);
+	return room_begin(walk, head_of_open(walk, room), room->gen, &room->trace);
 }
 
 int room_trace_run(struct request *req)

@@ -44,7 +44,9 @@ static void walk_on(struct reply_walk *walk)
 		r = walk->piece(walk);
 		if (r > 0 && walk->text.len > kvd->config->client_queue_bytes)
 			r = 0; /* request_text_reply() refuses it */
-		if (r > 0 && ++pieces % PIECES_A_LOOK == 0 && loop_enough(kvd->loop)) {
+		pieces++;
+		if (r > 0 && (r == REPLY_WALK_LARGE || pieces % PIECES_A_LOOK == 0) &&
+		    loop_enough(kvd->loop)) {
 			loop_defer(kvd->loop, &walk->go);
 			return;
 		}

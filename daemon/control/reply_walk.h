@@ -13,11 +13,15 @@
 struct request;
 struct session;
 
+/* Outcome of a piece: there is more, and this one took a good part of a turn. */
+enum { REPLY_WALK_LARGE = 2 };
+
 struct reply_walk {
 	struct request
 		*req; /* its session may end: then no piece is asked for any more */
 	struct text text;
-	/* Append one piece. 1: there is more; 0: that was all; negative: raised. */
+	/* Append one piece. 1 or REPLY_WALK_LARGE: there is more; 0: that was all;
+	 * negative: raised. */
 	int (*piece)(struct reply_walk *walk);
 	void (*end)(struct reply_walk *walk); /* once: frees the owner */
 	/* private */

@@ -179,10 +179,11 @@ def other_host_is_joined_and_its_clock_aligned():
                     and abs(t[0] - step[0]) <= 2 * error + 0.01]
             assert near, (step, left, error)
             left.remove(near[0])
-        side["rooms"][0].update(role="send\x1b[2J", left_out=7)
+        side["rooms"][0].update(role="send\x1b[2J", left_out=7, views_cut=True)
         joined = p.shown("d0", "trace", "9", "--join",
                          p.file("p0.json", json.dumps(theirs)), alone=True)
         assert "send?[2J: 7 events are left out" in joined and "\x1b" not in joined, joined
+        assert "send?[2J: more views or receivers are left out" in joined, joined
         for text in ("", "[]", '{"sides":[{"rooms":[{"events":[7,{"what":3}]}]},4]}'):
             status, out, err = p.ctl("d0", "trace", "9", "--join", p.file("bad", text),
                                      alone=True)

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/control/commands.h"
 #include "daemon/room/room.h"
 #include "daemon/room/room_trace.h"
 #include "daemon/room/rooms.h"
@@ -316,6 +317,121 @@ static void long_page_lists_are_cut(void **state)
 	cJSON_Delete(reply);
 }
 
+/* A pool of so many views of one page each, over the region of a cache. */
+static uint64_t pool_of_views(struct pair *p, const struct cache *cache,
+			      unsigned int views)
+{
+	char *text = malloc(256 * (size_t)views);
+	uint64_t pool;
+	cJSON *reply;
+	size_t n = 0;
+
+	for (unsigned int i = 0; i < views; i++)
+		n += (size_t)sprintf(text + n,
+				     "%s'v%u':{'page_tokens':1,'pages':1,'layers':[{"
+				     "'layer':0,'fields':[{'name':'k','buffer':0,"
+				     "'offset':%u,'page_stride':4,'token_stride':4,"
+				     "'unit_stride':4,'unit_bytes':4,'first_unit':0,"
+				     "'units':1,'total_units':1}]}]}",
+				     i ? "," : "", i, 4 * i);
+	reply = cluster_call(&p->c, cache->session,
+			     "{'cmd':'pool.register','name':'many','regions':[{'region':"
+			     "%llu}],'layout':{'rank':0,'buffers':[%llu],'views':{%s}}}",
+			     (unsigned long long)cache->region,
+			     (unsigned long long)cache->bytes, text);
+	assert_non_null(cJSON_GetObjectItem(reply, "pool"));
+	pool = (uint64_t)cJSON_GetNumberValue(cJSON_GetObjectItem(reply, "pool"));
+	cJSON_Delete(reply);
+	free(text);
+	return pool;
+}
+
+#define MANY_VIEWS 33u /* of two receivers: more than are shown */
+
+static void open_many(struct pair *p, struct cache *cache)
+{
+	char text[MANY_VIEWS * 32] = "";
+	size_t n = 0;
+
+	cluster_ok(&p->c, cache->session,
+		   "{'cmd':'room.open','room':'1','role':'recv','pool':%llu,"
+		   "'receivers':2,'sources':[{'endpoint':'%s','pool':'many'}]}",
+		   (unsigned long long)pool_of_views(p, cache, MANY_VIEWS),
+		   p->c.nodes[0].endpoint);
+	for (unsigned int i = 0; i < MANY_VIEWS; i++)
+		n += (size_t)snprintf(text + n, sizeof(text) - n, "%s'v%u':{'pages':[0]}",
+				      i ? "," : "", i);
+	cluster_ok(&p->c, cache->session, "{'cmd':'room.bind','room':'1','views':{%s}}",
+		   text);
+}
+
+/* One turn writes them all. */
+static void views_of_many_receivers_are_cut(void **state)
+{
+	struct pair *p = *state;
+	struct session *other = cluster_engine(&p->c, 1, "other");
+	struct cache second = geometry;
+	cJSON *reply, *room;
+
+	cluster_cache(&p->c, other, "kv", 0, &second);
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.open','room':'1','role':'send','pool':%llu}",
+		   (unsigned long long)pool_of_views(p, &p->src, MANY_VIEWS));
+	open_many(p, &p->dst);
+	open_many(p, &second);
+	cluster_until_state(&p->c, p->prefill, "send", 1, KVD_WAITING_FOR_INPUT);
+	reply = cluster_call(&p->c, p->prefill,
+			     "{'cmd':'room.trace','room':'1','pages':true}");
+	room = cJSON_GetArrayItem(cJSON_GetObjectItem(reply, "rooms"), 0);
+	assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(room, "views")), 64);
+	assert_true(cJSON_IsTrue(cJSON_GetObjectItem(room, "views_cut")));
+	cJSON_Delete(reply);
+	reply = cluster_call(&p->c, p->decode, "{'cmd':'room.trace','room':'1'}");
+	room = cJSON_GetArrayItem(cJSON_GetObjectItem(reply, "rooms"), 0);
+	assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(room, "views")),
+			 MANY_VIEWS);
+	assert_null(cJSON_GetObjectItem(room, "views_cut"));
+	cJSON_Delete(reply);
+	cache_close(&second);
+}
+
+static void on_answer(void *arg, const char *text, size_t len)
+{
+	*(char **)arg = strndup(text, len);
+}
+
+/* Each room's head is large enough for a turn's part of its own. And what ends and is
+ * closed while the reply is made is not told again as one that has ended. */
+static void room_closed_between_two_pieces_is_told_once(void **state)
+{
+	struct pair *p = *state;
+	struct request *req;
+	char *text = NULL;
+	cJSON *reply;
+
+	open_recv(p, 1, "");
+	open_send(p, 1);
+	bind(p, 1, "3");
+	give(p, 1, "1");
+	loop_virtual_parts(p->c.loop, 1);
+	req = request_new(p->decode, 1, NULL, 0);
+	assert_non_null(req);
+	req->line = cJSON_Parse("{\"cmd\":\"room.trace\",\"room\":\"1\"}");
+	req->on_answer = on_answer;
+	req->on_answer_arg = &text;
+	commands_dispatch(req);
+	assert_null(text);
+	cluster_ok(&p->c, p->decode, "{'cmd':'room.close','room':'1'}");
+	assert_null(rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, 1));
+	cluster_run(&p->c, 10 * MS);
+	loop_virtual_parts(p->c.loop, 0);
+	assert_non_null(text);
+	reply = cJSON_Parse(text);
+	assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(reply, "rooms")), 1);
+	cJSON_Delete(reply);
+	free(text);
+}
+
 int main(void)
 {
 #define CASE(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
@@ -328,6 +444,8 @@ int main(void)
 		CASE(names_of_a_peer_that_lies_are_left_out),
 		CASE(strangers_are_told_nothing),
 		CASE(long_page_lists_are_cut),
+		CASE(views_of_many_receivers_are_cut),
+		CASE(room_closed_between_two_pieces_is_told_once),
 	};
 
 	cmocka_set_test_filter(getenv("KVD_TEST_FILTER"));
