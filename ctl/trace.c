@@ -28,6 +28,10 @@
 #define LOOK_MS 1000		    /* for another instance of this host */
 #define FILE_MAX_BYTES (256u << 20) /* of --join */
 #define SIDES_MAX 256u
+/* Of a clock since its host's boot, and of two hosts' clocks apart: 18 years. Sums of
+ * some of them, and of a wall clock's time, stay in an int64_t. */
+#define CLOCK_MAX_NS (INT64_C(1) << 59)
+#define UNIX_MAX_NS (INT64_MAX / 2)
 
 /* ---- asking ---- */
 
@@ -167,6 +171,33 @@ static uint64_t u64_of(const cJSON *obj, const char *name)
 	return strtoull(ctl_str(obj, name, "0"), NULL, 10);
 }
 
+/* A figure, told as text or as a number; 0: it is absent, or none and kept in t->bad. */
+static uint64_t figure(struct trace *t, const cJSON *obj, const char *name, uint64_t most)
+{
+	const cJSON *item = cJSON_GetObjectItemCaseSensitive(obj, name);
+	uint64_t value = 0;
+	bool ok = false;
+
+	if (!item)
+		return 0;
+	if (cJSON_IsString(item)) {
+		const char *text = item->valuestring;
+
+		errno = 0;
+		value = strtoull(text, NULL, 10);
+		ok = !errno && *text && strspn(text, "0123456789") == strlen(text);
+	} else if (cJSON_IsNumber(item)) {
+		ok = item->valuedouble >= 0 && item->valuedouble < 0x1p63;
+		value = ok ? (uint64_t)item->valuedouble : 0;
+	}
+	if (ok && value <= most)
+		return value;
+	if (!*t->bad)
+		snprintf(t->bad, sizeof(t->bad), "%s is no whole number of 0 to %llu",
+			 name, (unsigned long long)most);
+	return 0;
+}
+
 static size_t steps_of(const cJSON *sides)
 {
 	const cJSON *side, *room;
@@ -205,22 +236,23 @@ static void lane_fill(struct trace *t, unsigned int number)
 	struct trace_lane *lane = &t->lanes[number];
 	const cJSON *event;
 
-	lane->generation = u64_of(lane->room, "generation");
-	lane->opened_ns = (int64_t)u64_of(lane->room, "opened_ns");
-	lane->now_ns = (int64_t)ctl_num(lane->room, "now_ns");
+	lane->generation = figure(t, lane->room, "generation", UINT64_MAX);
+	lane->bytes = figure(t, lane->room, "bytes", UINT64_MAX);
+	lane->opened_ns = (int64_t)figure(t, lane->room, "opened_ns", CLOCK_MAX_NS);
+	lane->now_ns = (int64_t)figure(t, lane->room, "now_ns", CLOCK_MAX_NS);
 	if (lane->now_ns)
 		step_add(t, number, lane->opened_ns + lane->now_ns, "now");
 	cJSON_ArrayForEach(event, ctl_list(lane->room, "events")) {
-		struct trace_step *step = step_add(
-			t, number, lane->opened_ns + (int64_t)ctl_num(event, "ns"),
-			ctl_str(event, "what", "?"));
+		int64_t at_ns = (int64_t)figure(t, event, "ns", CLOCK_MAX_NS);
+		struct trace_step *step = step_add(t, number, lane->opened_ns + at_ns,
+						   ctl_str(event, "what", "?"));
 
 		step->is_chunk = strncmp(step->what, "chunk_", 6) == 0;
 		if (cJSON_GetObjectItemCaseSensitive(event, "party"))
-			step->party = (int)ctl_num(event, "party");
-		step->seq = (uint64_t)ctl_num(event, "seq");
-		step->bytes = (uint64_t)ctl_num(event, "bytes");
-		step->generation = u64_of(event, "generation");
+			step->party = (int)figure(t, event, "party", INT32_MAX);
+		step->seq = figure(t, event, "seq", UINT64_MAX);
+		step->bytes = figure(t, event, "bytes", UINT64_MAX);
+		step->generation = figure(t, event, "generation", UINT64_MAX);
 	}
 	step_add(t, number, lane->opened_ns, "opened");
 }
@@ -232,7 +264,23 @@ static void trace_fini(struct trace *t)
 	free(t->steps);
 }
 
-static bool trace_fill(struct trace *t, const cJSON *sides)
+/* The wall clock's time may be any; between two sides it is not. */
+static void side_fill(struct trace *t, struct trace_side *side)
+{
+	int64_t unix_ns = (int64_t)figure(t, side->reply, "unix_ns", UNIX_MAX_NS);
+	int64_t clock_ns = (int64_t)figure(t, side->reply, "clock_ns", CLOCK_MAX_NS);
+	int64_t apart_ns;
+
+	snprintf(side->name, sizeof(side->name), "%s", ctl_str(side->reply, "name", "?"));
+	side->ahead_ns = unix_ns - clock_ns;
+	apart_ns = side->ahead_ns - t->sides->ahead_ns;
+	if (!*t->bad && (apart_ns > CLOCK_MAX_NS || apart_ns < -CLOCK_MAX_NS))
+		snprintf(t->bad, sizeof(t->bad),
+			 "unix_ns is over 18 years from that of %s", t->sides->name);
+}
+
+/* -EINVAL: the last side told t->bad. */
+static int trace_fill(struct trace *t, const cJSON *sides)
 {
 	const cJSON *reply, *room;
 
@@ -240,20 +288,21 @@ static bool trace_fill(struct trace *t, const cJSON *sides)
 	t->lanes = calloc(rooms_of(sides) + 1, sizeof(*t->lanes));
 	t->steps = calloc(steps_of(sides) + 1, sizeof(*t->steps));
 	if (!t->sides || !t->lanes || !t->steps)
-		return false;
+		return -ENOMEM;
 	cJSON_ArrayForEach(reply, sides) {
 		struct trace_side *side = &t->sides[t->side_count++];
 
 		side->reply = reply;
-		snprintf(side->name, sizeof(side->name), "%s",
-			 ctl_str(reply, "name", "?"));
+		side_fill(t, side);
 		cJSON_ArrayForEach(room, ctl_list(reply, "rooms")) {
 			t->lanes[t->lane_count].room = room;
 			t->lanes[t->lane_count].side = side;
 			lane_fill(t, t->lane_count++);
 		}
+		if (*t->bad)
+			return -EINVAL;
 	}
-	return true;
+	return 0;
 }
 
 /* ---- which rooms belong together ---- */
@@ -374,13 +423,6 @@ static void bound_by(const struct trace *t, unsigned int from, unsigned int to, 
 	}
 }
 
-/* What the wall clock shows more than the side's own. */
-static int64_t wall_ahead(const struct trace_side *side)
-{
-	return (int64_t)(u64_of(side->reply, "unix_ns") -
-			 u64_of(side->reply, "clock_ns"));
-}
-
 static void side_align(struct trace *t, struct trace_side *side)
 {
 	struct bounds b = {.least = INT64_MIN / 4, .most = INT64_MAX / 4};
@@ -405,7 +447,7 @@ static void side_align(struct trace *t, struct trace_side *side)
 			 "aligned to within %.3f ms, by %u messages",
 			 (double)side->error_ns / 1e6, b.out + b.in);
 	} else {
-		side->shift_ns = wall_ahead(side) - wall_ahead(t->sides);
+		side->shift_ns = side->ahead_ns - t->sides->ahead_ns;
 		snprintf(side->clock, sizeof(side->clock),
 			 "as exact as the hosts' clocks: too few messages");
 	}
@@ -446,7 +488,7 @@ static void align(struct trace *t)
 		if (lane->shown && lane->opened_ns < zero)
 			zero = lane->opened_ns;
 	}
-	t->unix_ns = zero + wall_ahead(t->sides);
+	t->unix_ns = zero + t->sides->ahead_ns;
 	for (unsigned int i = 0; i < t->lane_count; i++) {
 		struct trace_lane *lane = &t->lanes[i];
 
@@ -698,9 +740,13 @@ static int show(const struct ctl *ctl, const cJSON *result)
 {
 	const cJSON *sides = ctl_list(result, "sides");
 	struct trace t = {.number = ctl->args[0]};
-	int r = CTL_OK;
+	int filled = trace_fill(&t, sides), r = CTL_OK;
 
-	if (!trace_fill(&t, sides))
+	if (filled == -EINVAL)
+		r = ctl_failed("the trace of %s: %s: take it anew, by kvd-ctl --json "
+			       "trace",
+			       t.sides[t.side_count - 1].name, t.bad);
+	else if (filled < 0)
 		r = ctl_failed("out of memory");
 	else if (!choose(&t, ctl->role))
 		r = ctl_failed("room %s: not open here, and none of this number%s%s is "

@@ -18,6 +18,7 @@ struct trace_side {
 	char name[64];
 	/* its clock's figure plus this is the first side's; and how that is known */
 	int64_t shift_ns, error_ns;
+	int64_t ahead_ns; /* what the wall clock shows more than it */
 	char clock[96];
 };
 
@@ -36,7 +37,7 @@ struct trace_step {
 struct trace_lane {
 	const cJSON *room;
 	struct trace_side *side;
-	uint64_t generation;
+	uint64_t generation, bytes;
 	int64_t opened_ns, now_ns; /* as trace_step.at_ns; now 0: it has ended */
 	bool shown;		   /* it belongs to the room that was asked for */
 };
@@ -49,6 +50,7 @@ struct trace {
 	unsigned int side_count, lane_count;
 	size_t step_count;
 	int64_t unix_ns; /* of the time 0 */
+	char bad[160];	 /* the first figure that is none; "" */
 };
 
 /* For ui.perfetto.dev and chrome://tracing. NULL: no memory. */

@@ -239,12 +239,29 @@ static void unix_time(cJSON *obj, const char *name, const struct trace *t, int64
 	cJSON_AddStringToObject(obj, name, text);
 }
 
+/* W3C Trace Context: version (not ff), trace and parent (not zero), flags. */
+static bool is_traceparent(const char *text)
+{
+	static const char form[] =
+		"00-00000000000000000000000000000000-0000000000000000-00";
+
+	if (strlen(text) != sizeof(form) - 1 || strncmp(text, "ff", 2) == 0 ||
+	    strspn(text + 3, "0") >= 32 || strspn(text + 36, "0") >= 16)
+		return false;
+	for (size_t i = 0; form[i]; i++) {
+		if (form[i] == '-' ? text[i] != '-'
+				   : !strchr("0123456789abcdef", text[i]))
+			return false;
+	}
+	return true;
+}
+
 /* Given by an engine; "" = none. As the daemon took it, or a file said. */
 static const char *traceparent(const struct trace *t, unsigned int lane)
 {
 	const char *text = lane_str(t, lane, "traceparent");
 
-	return strlen(text) == 55 && strspn(text, "0123456789abcdef-") == 55 ? text : "";
+	return is_traceparent(text) ? text : "";
 }
 
 /* The engine's trace, or one of the rooms' own, equal for all who look. */
@@ -351,7 +368,7 @@ static void otlp_room(cJSON *spans, const struct trace *t, unsigned int lane)
 	attribute(attributes, "kvd.engine", lane_str(t, lane, "engine"));
 	attribute(attributes, "kvd.request_id", lane_str(t, lane, "request_id"));
 	attribute(attributes, "kvd.layout", lane_str(t, lane, "layout"));
-	attribute_int(attributes, "kvd.bytes", (uint64_t)ctl_num(room, "bytes"));
+	attribute_int(attributes, "kvd.bytes", t->lanes[lane].bytes);
 	otlp_events(obj, t, lane);
 	otlp_status(obj, room);
 }

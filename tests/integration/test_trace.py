@@ -188,8 +188,43 @@ def other_host_is_joined_and_its_clock_aligned():
             status, out, err = p.ctl("d0", "trace", "9", "--join", p.file("bad", text),
                                      alone=True)
             assert status in (0, 1) and "core" not in err, (text, out, err)
+        hostile_figures_are_refused(p, theirs)
         status, out, err = p.ctl("d0", "trace", "9", "--join", "/nonexistent")
         assert status == 1 and "/nonexistent" in err, err
+
+
+def hostile_figures_are_refused(p, theirs):
+    text = json.dumps(theirs)
+    for where, member, value in (
+            ("event", "ns", "1e300"), ("event", "ns", "-1"), ("event", "ns", "1e999"),
+            ("event", "ns", '"18446744073709551615"'), ("event", "party", "1e10"),
+            ("event", "seq", "-1e300"), ("event", "bytes", '"1x"'),
+            ("event", "generation", '""'), ("room", "opened_ns", '"9223372036854775807"'),
+            ("room", "now_ns", "9e18"), ("room", "bytes", "1e300"),
+            ("room", "generation", '"18446744073709551616"'),
+            ("side", "unix_ns", '"-5"'), ("side", "unix_ns", '"1"'),
+            ("side", "clock_ns", '"9223372036854775807"'), ("side", "clock_ns", "true")):
+        bad = json.loads(text)
+        side = bad["sides"][0]
+        obj = {"side": side, "room": side["rooms"][0],
+               "event": side["rooms"][0]["events"][0]}[where]
+        obj[member] = "HERE"
+        path = p.file("bad", json.dumps(bad).replace('"HERE"', value))
+        status, out, err = p.ctl("d0", "trace", "9", "--join", path, alone=True)
+        assert status == 1 and "the trace of p0: %s is" % member in err, (member, value, err)
+        assert "kvd-ctl --json trace" in err or "18 years" in err, err
+    # no W3C trace context: the id is the rooms' own
+    for parent in ("-" * 55, TRACEPARENT.upper(), "ff" + TRACEPARENT[2:],
+                   TRACEPARENT[:3] + "0" * 32 + TRACEPARENT[35:],
+                   TRACEPARENT[:36] + "0" * 16 + TRACEPARENT[52:]):
+        bad = json.loads(text)
+        bad["sides"][0]["rooms"][0]["traceparent"] = parent
+        p.shown("d0", "trace", "9", "--join", p.file("bad", json.dumps(bad)), "--otlp",
+                p.file("otlp"), alone=True)
+        for resource in p.json("otlp")["resourceSpans"]:
+            for span in resource["scopeSpans"][0]["spans"]:
+                assert span["traceId"] != parent[3:35], (parent, span)
+                assert set(span["traceId"]) <= set("0123456789abcdef"), span
 
 
 def what_engines_call_it_is_told_to_both_sides():
