@@ -270,8 +270,8 @@ static void strangers_are_told_nothing(void **state)
 	stranger->admin = p->decode->admin = false;
 	open_recv(p, 1, "");
 	for (unsigned int i = 0; i < ARRAY_LEN(asked); i++) {
-		cJSON *reply = cluster_call(&p->c, stranger, asked[i]);
-		cJSON *own = cluster_call(&p->c, p->decode, asked[i]);
+		cJSON *reply = cluster_call(&p->c, stranger, "%s", asked[i]);
+		cJSON *own = cluster_call(&p->c, p->decode, "%s", asked[i]);
 
 		assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(reply, "rooms")),
 				 0);
