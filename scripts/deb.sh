@@ -9,7 +9,7 @@ command -v dpkg-buildpackage > /dev/null || {
 	echo "deb.sh: no dpkg-buildpackage: make deps-packages" >&2
 	exit 1
 }
-rm -rf --one-file-system "$out"
+scripts/fresh-folder.sh "$out"
 tarball=$(scripts/dist.sh "$out")
 tar -C "$out" -xzf "$tarball"
 # what a make around this one exports is not for the build

@@ -9,7 +9,7 @@ command -v rpmbuild > /dev/null || {
 	echo "rpm.sh: no rpmbuild: make deps-packages" >&2
 	exit 1
 }
-rm -rf --one-file-system "$out"
+scripts/fresh-folder.sh "$out"
 scripts/dist.sh "$out"
 unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES CALLER_FLAGS CALLER_CPPFLAGS CALLER_CFLAGS \
 	CALLER_LDFLAGS

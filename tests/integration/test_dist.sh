@@ -36,6 +36,39 @@ tarball_is_the_tree()
 		git ls-tree -r --name-only HEAD | sort | diff - "$work/has"
 }
 
+# refuses FOLDER COMMAND...: it fails for the folder's sake, and leaves it as it is
+refuses()
+{
+	folder=$1
+	shift
+	ls -laR "$folder" >"$work/before"
+	! "$@" "$folder" >"$work/said" 2>&1 || return 1
+	cat "$work/said"
+	grep -q "$folder: not " "$work/said" && ls -laR "$folder" | cmp - "$work/before"
+}
+
+folders_of_others_are_left_alone()
+{
+	mkdir -p "$work/mine/deep" "$work/bin" && echo mine >"$work/mine/deep/file" || return 1
+	ln -sfn mine "$work/link" && : >"$work/a-file" || return 1
+	# they look for their tools first: these do nothing
+	for tool in dpkg-buildpackage rpmbuild; do
+		printf '#!/bin/sh\nexit 1\n' >"$work/bin/$tool" && chmod 755 "$work/bin/$tool"
+	done
+	for script in fresh-folder.sh deb.sh rpm.sh; do
+		for folder in mine link a-file; do
+			refuses "$work/$folder" env PATH="$work/bin:$PATH" scripts/$script || return 1
+		done
+	done
+}
+
+own_folders_are_emptied()
+{
+	mkdir "$work/own" && scripts/fresh-folder.sh "$work/own" && : >"$work/own/file" &&
+		scripts/fresh-folder.sh "$work/own" && [ ! -e "$work/own/file" ] &&
+		scripts/fresh-folder.sh "$work/new/deep" && [ -d "$work/new/deep" ]
+}
+
 # flags [SUBMAKE]: the environment's come once, behind ours
 flags_of_the_environment()
 {
@@ -71,4 +104,6 @@ else
 fi
 check "flags of the environment" flags_of_the_environment
 check "they reach a make inside" flags_reach_a_make_inside
+check "folders of others are left alone" folders_of_others_are_left_alone
+check "own folders are emptied" own_folders_are_emptied
 checks_end
