@@ -13,6 +13,8 @@
 #include "ctl/table.h"
 #include "ctl/top.h"
 #include "ctl/words.h"
+#include "daemon/base/err.h"
+#include "daemon/base/idmap.h"
 #include "daemon/base/mem.h"
 
 #define WAITS_COLUMN 4u /* of the rooms: what may be shortened */
@@ -98,30 +100,36 @@ static void view_peer(const struct top *top, const cJSON *peer, struct top_peer 
 		p->rooms += room_has_peer(room, peer);
 }
 
-static bool is_same_room(const cJSON *a, const cJSON *b)
+/* By generation, which no two rooms share; a request that no engine has opened has none.
+ */
+static uint64_t generation_of(const cJSON *room)
 {
-	return strcmp(ctl_str(a, "room", ""), ctl_str(b, "room", "?")) == 0 &&
-	       strcmp(ctl_str(a, "role", ""), ctl_str(b, "role", "?")) == 0 &&
-	       strcmp(ctl_str(a, "generation", ""), ctl_str(b, "generation", "?")) == 0 &&
-	       ctl_num(a, "session") == ctl_num(b, "session");
+	return strtoull(ctl_str(room, "generation", "0"), NULL, 10);
 }
 
-static void view_room(const struct top *top, const cJSON *room, struct top_room *r)
+/* Without memory for one it has no rate. */
+static void rooms_index(const struct top_sample *s, struct idmap *map)
 {
-	const struct top_sample *now = top_now(top), *before = top_before(top);
-	const cJSON *one;
+	cJSON *room;
+
+	cJSON_ArrayForEach(room, ctl_list(s ? s->rooms : NULL, "rooms")) {
+		if (generation_of(room) && idmap_put(map, generation_of(room), room) < 0)
+			err_clear();
+	}
+}
+
+static void view_room(const struct top *top, const struct idmap *were, const cJSON *room,
+		      struct top_room *r)
+{
+	const cJSON *was = idmap_get(were, generation_of(room));
 
 	*r = (struct top_room){.json = room, .rate = NAN};
 	r->age_ms = ctl_list(room, "timings_ms")
 			    ? ctl_num(ctl_list(room, "timings_ms"), "total")
 			    : ctl_num(ctl_list(room, "waits_for"), "since_ms");
-	cJSON_ArrayForEach(one, ctl_list(before ? before->rooms : NULL, "rooms")) {
-		if (!is_same_room(one, room))
-			continue;
-		r->rate = top_rate(before, now, ctl_num(one, "bytes"),
+	if (was)
+		r->rate = top_rate(top_before(top), top_now(top), ctl_num(was, "bytes"),
 				   ctl_num(room, "bytes"));
-		return;
-	}
 }
 
 static int is_older(const void *a, const void *b)
@@ -170,6 +178,7 @@ int top_view_make(const struct top *top, const char *words, struct top_view *v)
 {
 	static const char *const members[] = {"peers", "lost"};
 	const struct top_sample *now = top_now(top);
+	struct idmap were;
 	const cJSON *one;
 
 	*v = (struct top_view){0};
@@ -186,9 +195,12 @@ int top_view_make(const struct top *top, const char *words, struct top_view *v)
 			if (has_words(one, words))
 				view_peer(top, one, &v->peers[v->peer_count++]);
 	}
+	idmap_init(&were);
+	rooms_index(top_before(top), &were);
 	cJSON_ArrayForEach(one, ctl_list(now->rooms, "rooms"))
 		if (has_words(one, words))
-			view_room(top, one, &v->rooms[v->room_count++]);
+			view_room(top, &were, one, &v->rooms[v->room_count++]);
+	idmap_fini(&were);
 	qsort(v->rooms, v->room_count, sizeof(*v->rooms), is_older);
 	v->rooms_cut = records(now->rooms, "rooms") >= top->limit;
 	return 0;

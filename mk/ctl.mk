@@ -5,3 +5,13 @@ $(B)/unit/test_words: $(B)/tests/unit/test_words.o $(B)/ctl/words.o $(B)/ctl/tab
 	@mkdir -p $(@D)
 	$(SAY) LD $@
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ -lcmocka $(LIBS)
+
+$(B)/unit/ctl_main.o: $(B)/ctl/main.o
+	@mkdir -p $(@D)
+	$(Q)$(OBJCOPY) --redefine-sym main=ctl_main $< $@
+
+$(B)/unit/test_top_view: $(B)/tests/unit/test_top_view.o $(B)/unit/ctl_main.o \
+		$(filter-out $(B)/ctl/main.o,$(CTL_SRC:%.c=$(B)/%.o)) $(TESTLIB_OBJ) $(CORE)
+	@mkdir -p $(@D)
+	$(SAY) LD $@
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ -lcmocka $(LIBS)
