@@ -49,37 +49,60 @@ static void term_put(const char *text, size_t len)
 	}
 }
 
+/* Not stopped with a terminal that is half ours. A signal that ends us may come: closing
+ * it twice does no harm. */
+static void term_hold(int how)
+{
+	sigset_t stop;
+
+	sigemptyset(&stop);
+	sigaddset(&stop, SIGTSTP);
+	sigprocmask(how, &stop, NULL);
+}
+
 static void term_enter(void)
 {
+	term.open = 1;
 	tcsetattr(STDIN_FILENO, TCSADRAIN, &term.raw);
 	term_put(ENTER, strlen(ENTER));
-	term.open = 1;
+}
+
+static void term_leave(void)
+{
+	term_put(LEAVE, strlen(LEAVE));
+	tcsetattr(STDIN_FILENO, TCSADRAIN, &term.saved);
+	term.open = 0;
 }
 
 void term_close(void)
 {
 	if (!term.open)
 		return;
-	term.open = 0;
-	term_put(LEAVE, strlen(LEAVE));
-	tcsetattr(STDIN_FILENO, TCSADRAIN, &term.saved);
+	term_hold(SIG_BLOCK);
+	term_leave();
+	term_hold(SIG_UNBLOCK);
 }
 
 /* SA_RESETHAND: the second time it ends us. */
 static void on_end(int sig)
 {
-	term_close();
+	if (term.open)
+		term_leave();
 	raise(sig);
 }
 
+/* SIGTSTP itself is held back while this runs. */
 static void on_stop(int sig)
 {
 	int saved_errno = errno;
+	bool was_open = term.open;
 
 	(void)sig;
-	term_close();
+	if (was_open)
+		term_leave();
 	raise(SIGSTOP);
-	term_enter();
+	if (was_open)
+		term_enter();
 	errno = saved_errno;
 }
 
@@ -116,7 +139,9 @@ int term_open(void)
 	act.sa_handler = on_size;
 	sigaction(SIGWINCH, &act, NULL);
 	atexit(term_close);
+	term_hold(SIG_BLOCK);
 	term_enter();
+	term_hold(SIG_UNBLOCK);
 	return 0;
 }
 

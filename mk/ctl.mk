@@ -6,6 +6,12 @@ $(B)/unit/test_words: $(B)/tests/unit/test_words.o $(B)/ctl/words.o $(B)/ctl/tab
 	$(SAY) LD $@
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ -lcmocka $(LIBS)
 
+$(B)/unit/test_term: $(B)/tests/unit/test_term.o $(B)/ctl/term.o $(B)/ctl/words.o \
+		$(TESTLIB_OBJ) $(CORE)
+	@mkdir -p $(@D)
+	$(SAY) LD $@
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ -lcmocka $(LIBS)
+
 $(B)/unit/ctl_main.o: $(B)/ctl/main.o
 	@mkdir -p $(@D)
 	$(Q)$(OBJCOPY) --redefine-sym main=ctl_main $< $@
