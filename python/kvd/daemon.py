@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import threading
 import time
+import weakref
 
 from . import _kvd
 from .errors import ConnectionError, Error
@@ -20,6 +21,7 @@ from .errors import ConnectionError, Error
 log = logging.getLogger("kvd.daemon")
 _lock = threading.Lock()
 _private = None
+_started = weakref.WeakSet()
 
 # a wheel has the programs, an install from the source tree has not
 _OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin")
@@ -75,6 +77,7 @@ class PrivateDaemon:
             out.write(_CONFIG % self.dir)
         self.shell = subprocess.Popen(["/bin/sh", "-c", _SHELL, self.dir, kvd, "--config",
                                        config], stdin=subprocess.PIPE)
+        _started.add(self)
         atexit.register(self.stop)
         self._wait()
         log.info("started %s for this process: %s", kvd, self.socket)
@@ -101,7 +104,7 @@ class PrivateDaemon:
         return self.shell.poll() is None
 
     def stop(self):
-        """End it, and remove its folder."""
+        """End it, and remove its folder. Not in a child of fork()."""
         if self.pid != os.getpid():
             return
         self.shell.stdin.close()
@@ -113,12 +116,12 @@ class PrivateDaemon:
 
 
 def _in_child():
-    """Of fork(): it must not keep its parent's daemon, should it outlive it, nor wait for a
+    """Of fork(): it must not keep its parent's daemons, should it outlive it, nor wait for a
     thread that only its parent has."""
     global _lock
     _lock = threading.Lock()
-    if _private is not None:
-        _private.shell.stdin.close()
+    for one in list(_started):
+        one.shell.stdin.close()
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -2,6 +2,8 @@
 """The daemon's program, a private daemon for kvd.Client, and `python -m kvd`."""
 import asyncio
 import os
+import select
+import signal
 import subprocess
 import sys
 
@@ -52,6 +54,54 @@ def test_child_of_fork_waits_for_no_thread_of_its_parent():
         if pid == 0:
             os._exit(0 if kvd.daemon._lock.acquire(blocking=False) else 1)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+FORKS = """
+import os, signal, sys, kvd.daemon
+one = kvd.daemon.PrivateDaemon()
+pid = os.fork()
+if pid == 0:
+    one.stop()
+    sys.exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+kvd.Client(one.socket).close()
+forked = os.pipe()
+pid = os.fork()
+if pid == 0:
+    os.write(forked[1], b"x")
+    signal.pause()
+os.read(forked[0], 1)
+print(one.shell.pid, pid, one.dir, flush=True)
+sys.stdin.read()
+os._exit(0)
+"""
+
+
+def ended(pid):
+    """A descriptor that is readable once it has ended."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError) as error:
+        pytest.skip("pidfd_open: %s" % error)
+
+
+def test_child_of_fork_neither_ends_nor_keeps_its_parents_daemon():
+    env = dict(os.environ, KVD_DAEMON=os.path.join(BUILD, "kvd"))
+    with subprocess.Popen([sys.executable, "-c", FORKS], env=env, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, text=True) as parent:
+        shell, child, folder = parent.stdout.readline().split()
+        shell, child = ended(int(shell)), ended(int(child))
+        try:
+            assert os.path.isdir(folder)
+            parent.stdin.close()
+            assert parent.wait(60) == 0
+            assert select.select([shell], [], [], 60)[0], "a child keeps it"
+            assert not os.path.exists(folder)
+            assert not select.select([child], [], [], 0)[0], "the child has ended"
+        finally:
+            signal.pidfd_send_signal(child, signal.SIGKILL)
+            os.close(shell)
+            os.close(child)
 
 
 def test_client_starts_a_daemon_where_it_is_wanted(nowhere, monkeypatch):
