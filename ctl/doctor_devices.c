@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "ctl/doctor.h"
 
@@ -30,8 +31,33 @@ static bool host_of(const char *endpoint, char host[64])
 	return true;
 }
 
+/* Where the daemon's addresses are: its network namespace, not ours. */
+struct net {
+	char dir[32]; /* of procfs */
+	bool ours;    /* then sysfs shows its interfaces, too */
+};
+
+/* A file of a network namespace has an inode of its own. False: the daemon's cannot be
+ * looked at, and this is ours. */
+static bool net_find(const struct doctor *d, struct net *net)
+{
+	char path[500];
+	struct stat one, other;
+
+	snprintf(net->dir, sizeof(net->dir), "/proc/%d/net", d->pid);
+	snprintf(path, sizeof(path), "%s%s/dev", d->root, net->dir);
+	if (d->pid && stat(path, &one) == 0) {
+		snprintf(path, sizeof(path), "%s/proc/net/dev", d->root);
+		net->ours = stat(path, &other) == 0 && one.st_ino == other.st_ino;
+		return true;
+	}
+	*net = (struct net){"/proc/net", true};
+	return false;
+}
+
 /* The interface whose subnet has the address: no other can have it. */
-static bool interface_of_v4(const struct doctor *d, const char *host, char name[32])
+static bool interface_of_v4(const struct doctor *d, const struct net *net,
+			    const char *host, char name[32])
 {
 	char table[16384], *rest = table, *line;
 	unsigned int best = 0;
@@ -39,7 +65,7 @@ static bool interface_of_v4(const struct doctor *d, const char *host, char name[
 
 	*name = '\0';
 	if (inet_pton(AF_INET, host, &address) != 1 ||
-	    !doctor_read(d, table, sizeof(table), "/proc/net/route"))
+	    !doctor_read(d, table, sizeof(table), "%s/route", net->dir))
 		return false;
 	while ((line = strsep(&rest, "\n"))) {
 		unsigned int to, via, mask;
@@ -56,14 +82,15 @@ static bool interface_of_v4(const struct doctor *d, const char *host, char name[
 	return *name;
 }
 
-static bool interface_of_v6(const struct doctor *d, const char *host, char name[32])
+static bool interface_of_v6(const struct doctor *d, const struct net *net,
+			    const char *host, char name[32])
 {
 	char table[16384], wanted[33], one[33], *rest = table, *line;
 	struct in6_addr address;
 
 	*name = '\0';
 	if (inet_pton(AF_INET6, host, &address) != 1 ||
-	    !doctor_read(d, table, sizeof(table), "/proc/net/if_inet6"))
+	    !doctor_read(d, table, sizeof(table), "%s/if_inet6", net->dir))
 		return false;
 	for (unsigned int i = 0; i < 16; i++)
 		snprintf(wanted + 2 * i, 3, "%02x", address.s6_addr[i]);
@@ -76,13 +103,13 @@ static bool interface_of_v6(const struct doctor *d, const char *host, char name[
 }
 
 /* Without a subnet: an address of its own, as many clouds and pods have one. */
-static bool is_own_v4(const struct doctor *d, const char *host)
+static bool is_own_v4(const struct doctor *d, const struct net *net, const char *host)
 {
 	static char tries[1u << 18];
 	char leaf[80], *at = tries, *next, *local;
 
 	snprintf(leaf, sizeof(leaf), "|-- %s\n", host);
-	if (!doctor_read(d, tries, sizeof(tries), "/proc/net/fib_trie"))
+	if (!doctor_read(d, tries, sizeof(tries), "%s/fib_trie", net->dir))
 		return false;
 	while ((at = strstr(at, leaf))) {
 		at += strlen(leaf);
@@ -103,10 +130,18 @@ static unsigned int mtu_of(const struct doctor *d, const char *name)
 		       : 0;
 }
 
-static void check_interface(struct doctor *d, const char *name, const char *host)
+static void check_interface(struct doctor *d, const struct net *net, const char *name,
+			    const char *host)
 {
 	char state[32], speed[32], remedy[100];
 
+	if (!net->ours) {
+		doctor_say(d, DOCTOR_OK, "",
+			   "%s has %s, in a network namespace of the daemon's: its link "
+			   "is not looked at",
+			   name, host);
+		return;
+	}
 	if (!doctor_read(d, state, sizeof(state), "/sys/class/net/%s/operstate", name))
 		return;
 	doctor_read(d, speed, sizeof(speed), "/sys/class/net/%s/speed", name);
@@ -123,6 +158,7 @@ static void check_interface(struct doctor *d, const char *name, const char *host
 
 static void check_address(struct doctor *d, const char *option)
 {
+	struct net net;
 	const char *endpoint = doctor_setting(d, option);
 	char host[64], name[32];
 
@@ -130,9 +166,14 @@ static void check_address(struct doctor *d, const char *option)
 	    strcmp(host, "0.0.0.0") == 0 || strcmp(host, "::") == 0 ||
 	    strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0)
 		return;
-	if (interface_of_v4(d, host, name) || interface_of_v6(d, host, name))
-		check_interface(d, name, host);
-	else if (is_own_v4(d, host))
+	if (!net_find(d, &net))
+		doctor_say(d, DOCTOR_WARN, "run this where the daemon's /proc/PID is",
+			   "the daemon's network cannot be looked at: %s is judged by "
+			   "that of kvd-ctl",
+			   host);
+	if (interface_of_v4(d, &net, host, name) || interface_of_v6(d, &net, host, name))
+		check_interface(d, &net, name, host);
+	else if (is_own_v4(d, &net, host))
 		doctor_say(d, DOCTOR_OK, "", "%s is an address of this host", host);
 	else
 		doctor_say(d, DOCTOR_FAIL, "ip address; the next start fails",

@@ -202,23 +202,37 @@ def link_of_the_address_is_judged():
     route = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n" \
         "eth1\t00000000\t0102A8C0\t0003\t0\t0\t0\t00000000\n" \
         "eth9\t0007C90A\t00000000\t0001\t0\t0\t0\t00FFFFFF"
-    net = {"proc/net/route": route, "sys/class/net/eth9/mtu": "1500",
-           "sys/class/net/eth9/operstate": "up", "sys/class/net/eth9/speed": "25000"}
     with tempfile.TemporaryDirectory() as tmp, \
             Daemon(text, wrapper=wrapper, log_dir=tmp) as d:
         d.expect("insecure")
+        mine = "proc/%d/net/" % d.proc.pid
+        link = {"sys/class/net/eth9/mtu": "1500", "sys/class/net/eth9/operstate": "up",
+                "sys/class/net/eth9/speed": "25000"}
+        # the daemon's network is ours
+        net = dict(link, **{mine[:-1]: "->../net", "proc/net/dev": "", "proc/net/route": route})
         lines = host(net, d)
         has(lines, "ok", "network", "eth9 is up, MTU 1500, 25000 Mb/s, has " + address)
         has(lines, "ok", "listen", "tcp://%s:7400" % address)
         has(lines, "warn", "listen", "insecure = yes")
         has(host(dict(net, **{"sys/class/net/eth9/operstate": "down"}), d), "FAIL", "network",
             "eth9, which has %s, is down" % address)
-        bare = {"proc/net/route": route.rsplit("\n", 1)[0]}
+        bare = {mine + "dev": "", mine + "route": route.rsplit("\n", 1)[0]}
         has(host(bare, d), "FAIL", "network", "no interface has a subnet with " + address)
         for kind, result in ("host LOCAL", "ok"), ("link UNICAST", "FAIL"):
             trie = "Local:\n  |-- %s\n     /32 %s\n  |-- 127.0.0.1\n     /32 host LOCAL"
-            has(host({**bare, "proc/net/fib_trie": trie % (address, kind)}, d), result,
+            has(host({**bare, mine + "fib_trie": trie % (address, kind)}, d), result,
                 "network", address)
+        # of its own: what this program's says of the address counts for nothing
+        other = {"proc/net/dev": "", "proc/net/route": route}
+        has(host({**bare, **other, **link}, d), "FAIL", "network", "no interface has a subnet")
+        has(host({mine + "dev": "", mine + "route": route, "proc/net/dev": "", **link}, d), "ok",
+            "network", "eth9 has %s, in a network namespace of the daemon's" % address)
+        # out of reach
+        lines = host({**other, **link}, d)
+        has(lines, "warn", "network", "cannot be looked at: %s is judged by" % address)
+        has(lines, "ok", "network", "eth9 is up")
+        # the real one
+        has(doctor(d), "ok", "network", "%s is an address of this host" % address)
 
 
 def every_check_speaks_of_a_daemon():
