@@ -11,8 +11,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
-/* In place: what controls a terminal (C0, DEL, C1), turns the direction of writing or is
- * no UTF-8 becomes '?'. */
+/* clean_text() of a string. */
 void words_clean(char *text);
 /* The same of each name and string of an answer. */
 void words_clean_json(cJSON *json);

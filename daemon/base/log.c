@@ -20,6 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/base/clean.h"
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 
@@ -119,15 +120,6 @@ static size_t put_prefix(char *line, size_t cap, enum log_level level)
 				      now.tv_nsec / 1000000, levels[level].name));
 }
 
-/* One event, one line: no forged lines. */
-static void log_clean(char *text, size_t len)
-{
-	for (size_t i = 0; i < len; i++) {
-		if ((unsigned char)text[i] < 0x20 || text[i] == 0x7f)
-			text[i] = '?';
-	}
-}
-
 /* journald's native protocol: NAME=value lines. False: it did not take it. */
 static bool log_send(enum log_level level, const struct log_field *fields,
 		     const char *message)
@@ -148,7 +140,7 @@ static bool log_send(enum log_level level, const struct log_field *fields,
 						fields->value));
 		if (n >= sizeof(datagram) - 1)
 			return false;
-		log_clean(datagram + at, n - at);
+		n = at + clean_text(datagram + at, n - at);
 		datagram[n++] = '\n';
 	}
 	return n < sizeof(datagram) &&
@@ -188,7 +180,7 @@ static void log_vwrite(struct log_site *site, enum log_level level,
 		n += log_clamp(vsnprintf(line + n, cap - n, fmt, ap));
 	if (n >= cap)
 		n = cap - 1;
-	log_clean(line, n);
+	n = clean_text(line, n); /* one event, one line: no forged ones */
 	if (dropped)
 		n += log_clamp(
 			snprintf(line + n, sizeof(line) - n - 1, " dropped=%u", dropped));

@@ -102,6 +102,21 @@ static void bytes_of_a_client_cannot_forge_a_line(void **state)
 	assert_string_equal(capture_end(), "<4>session x?<3>room: said name=a??[2Jb?\n");
 }
 
+/* C1, right-to-left, no width, no UTF-8; what people write stays. */
+static void bytes_of_a_client_cannot_turn_a_terminal(void **state)
+{
+	(void)state;
+	capture_begin();
+	log_warn("session",
+		 "x\302\233"
+		 "2Jy",
+		 "said", "name=%s why=%s",
+		 "de\342\200\256mo\342\200\213\342\201\246\357\273\277",
+		 "gr\303\266\303\237e \344\275\240 \233\377");
+	assert_string_equal(capture_end(), "<4>session x?2Jy: said name=de?mo??? "
+					   "why=gr\303\266\303\237e \344\275\240 ??\n");
+}
+
 static void line_too_long_is_cut_to_one_line(void **state)
 {
 	static char far[5000];
@@ -211,8 +226,9 @@ static void fields_go_to_the_journal_or_the_line_to_stderr(void **state)
 {
 	char dir[80], huge[8000];
 	struct sockaddr_un at = {.sun_family = AF_UNIX};
-	struct log_field fields[] = {
-		{"KVD_ROOM", "42"}, {"KVD_ENGINE", "a\nFORGED=1\x1b"}, {NULL, NULL}};
+	struct log_field fields[] = {{"KVD_ROOM", "42"},
+				     {"KVD_ENGINE", "a\nFORGED=1\x1b\302\233"},
+				     {NULL, NULL}};
 	int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
 	(void)state;
@@ -226,7 +242,7 @@ static void fields_go_to_the_journal_or_the_line_to_stderr(void **state)
 	assert_string_equal(journal_got(fd),
 			    "MESSAGE=room 42: failed why=x?y\nPRIORITY=4\n"
 			    "SYSLOG_IDENTIFIER=kvd\nKVD_ROOM=42\n"
-			    "KVD_ENGINE=a?FORGED=1?\n");
+			    "KVD_ENGINE=a?FORGED=1??\n");
 	memset(huge, 'h', sizeof(huge) - 1);
 	huge[sizeof(huge) - 1] = '\0';
 	fields[1].value = huge; /* does not fit: the line is all there is */
@@ -251,6 +267,7 @@ int main(void)
 		cmocka_unit_test(level_below_the_threshold_is_silent),
 		cmocka_unit_test(level_names_parse_and_others_are_refused),
 		cmocka_unit_test(bytes_of_a_client_cannot_forge_a_line),
+		cmocka_unit_test(bytes_of_a_client_cannot_turn_a_terminal),
 		cmocka_unit_test(line_too_long_is_cut_to_one_line),
 		cmocka_unit_test(site_is_limited_and_tells_what_it_dropped),
 		cmocka_unit_test(plain_format_has_time_and_level),
