@@ -69,6 +69,30 @@ own_folders_are_emptied()
 		scripts/fresh-folder.sh "$work/new/deep" && [ -d "$work/new/deep" ]
 }
 
+# In a mount namespace, whose /etc and /run are its own.
+purge_leaves_mounts_alone()
+{
+	mkdir "$work/far" && echo mine >"$work/far/file" || return 1
+	unshare -rm sh -eu -c '
+		mount -t tmpfs none /etc
+		mount -t tmpfs none /run
+		[ -z "$(ls -A /etc /run | grep -v :)" ]
+		mkdir -p /etc/kvd/keys /run/kvd
+		: > /etc/kvd/kvd.conf
+		sh "$2" purge
+		[ ! -e /etc/kvd ]
+		[ ! -e /run/kvd ]
+		mkdir -p /etc/kvd/keys /run/kvd /run/kvd2
+		mount --bind "$1" /etc/kvd/keys
+		mount --bind "$1" /run/kvd
+		sh "$2" purge
+		umount /run/kvd
+		mount --bind "$1" /run/kvd2
+		sh "$2" purge
+		[ ! -e /run/kvd ]
+	' sh "$work/far" "$PWD/debian/kvd.postrm" && [ "$(cat "$work/far/file")" = mine ]
+}
+
 # flags [SUBMAKE]: the environment's come once, behind ours
 flags_of_the_environment()
 {
@@ -106,4 +130,9 @@ check "flags of the environment" flags_of_the_environment
 check "they reach a make inside" flags_reach_a_make_inside
 check "folders of others are left alone" folders_of_others_are_left_alone
 check "own folders are emptied" own_folders_are_emptied
+if unshare -rm mount -t tmpfs none /run 2>/dev/null; then
+	check "a purge leaves mounts alone" purge_leaves_mounts_alone
+else
+	skip "a purge leaves mounts alone" "a user and mount namespace (unshare -rm)"
+fi
 checks_end
