@@ -286,21 +286,12 @@ static void memory_guarded_goes_through_copy_threads(void **state)
 	up_every_shape(XP_READ, false, true);
 }
 
-/* With one row in place, as over an adapter: what is packed fills its slices all the
- * same. */
-static void memory_guarded_fills_its_slices(void **state)
+static void guarded_slices_are_full(struct plan *plan)
 {
-	static const struct plan_run rows = {.len = 16 * KIB,
-					     .count = 128,
-					     .src_stride = 32 * KIB,
-					     .dst_stride = 16 * KIB};
 	struct ucx_peer *peer = (struct ucx_peer *)up_a.peer;
-	struct plan *plan = up_plan(&rows, 1);
 	struct up_place src, dst;
 	struct up_op op;
 
-	(void)state;
-	peer->rows_max = 1;
 	up_place_init(&src, &up_a, 4 * MIB, true);
 	up_place_init(&dst, &up_b, 4 * MIB, false);
 	up_op_init(&op, XP_WRITE, plan, &src, &dst);
@@ -313,6 +304,41 @@ static void memory_guarded_fills_its_slices(void **state)
 	up_place_fini(&src, &up_a);
 	up_place_fini(&dst, &up_b);
 	plan_free(plan);
+}
+
+/* With one row in place, as over an adapter: what is packed fills its slices all the
+ * same. */
+static void memory_guarded_fills_its_slices(void **state)
+{
+	static const struct plan_run rows = {.len = 16 * KIB,
+					     .count = 128,
+					     .src_stride = 32 * KIB,
+					     .dst_stride = 16 * KIB};
+
+	(void)state;
+	((struct ucx_peer *)up_a.peer)->rows_max = 1;
+	guarded_slices_are_full(up_plan(&rows, 1));
+}
+
+/* Two short rows, a long one, and so on. */
+static void memory_guarded_of_mixed_rows_fills_its_slices(void **state)
+{
+	struct plan_run runs[128];
+
+	(void)state;
+	for (uint64_t i = 0; i < ARRAY_LEN(runs); i += 2) {
+		runs[i] = (struct plan_run){.len = 8 * KIB,
+					    .count = 2,
+					    .src = i * 32 * KIB,
+					    .dst = i * 16 * KIB,
+					    .src_stride = 16 * KIB,
+					    .dst_stride = 8 * KIB};
+		runs[i + 1] = (struct plan_run){.len = 16 * KIB,
+						.count = 1,
+						.src = i * 32 * KIB + 32 * KIB,
+						.dst = i * 16 * KIB + 16 * KIB};
+	}
+	guarded_slices_are_full(up_plan(runs, ARRAY_LEN(runs)));
 }
 
 static void write_without_bytes_keeps_order(void **state)
@@ -450,6 +476,7 @@ int main(void)
 		PAIR(read_of_every_shape_lands),
 		PAIR(memory_guarded_goes_through_copy_threads),
 		PAIR(memory_guarded_fills_its_slices),
+		PAIR(memory_guarded_of_mixed_rows_fills_its_slices),
 		PAIR(write_without_bytes_keeps_order),
 		PAIR(headers_of_all_sizes_keep_order),
 		PAIR(ops_large_do_not_starve_small),

@@ -47,6 +47,15 @@ static uint64_t ucx_source_share_of(const struct ucx_xfer *xfer)
 		       : UCX_SHARE_BYTES;
 }
 
+/* May libucp not touch the row of this byte? Then it is packed, whatever its length. */
+static bool ucx_source_is_packed(const struct ucx_xfer *xfer, uint64_t offset)
+{
+	struct ucx_rows row;
+
+	ucx_side_rows(&xfer->side, true, offset, 1, 1, &row);
+	return !row.count;
+}
+
 static void ucx_source_cut(const struct ucx_xfer *xfer, struct slice *slice)
 {
 	uint64_t left = xfer->net.bytes - xfer->next_byte;
@@ -57,8 +66,13 @@ static void ucx_source_cut(const struct ucx_xfer *xfer, struct slice *slice)
 
 	slice->offset = xfer->next_byte;
 	slice->rows.count = 0;
-	if (!pack_slice(xfer->side.plan, slice->offset, max, rows_max, &slice->length))
+	if (!pack_slice(xfer->side.plan, slice->offset, max, rows_max, &slice->length)) {
+		/* a long row ends it only where that goes from its place */
+		if (slice->length < max &&
+		    ucx_source_is_packed(xfer, slice->offset + slice->length))
+			slice->length = max;
 		return;
+	}
 	ucx_side_rows(&xfer->side, true, slice->offset, slice->length, rows_max,
 		      &slice->rows);
 	if (!slice->rows.count)
