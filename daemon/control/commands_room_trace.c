@@ -92,104 +92,110 @@ static bool add_common(cJSON *head, const struct trace_walk *walk, uint64_t layo
 	       add_layout(head, layout) && cJSON_AddBoolToObject(head, "open", open);
 }
 
-/* What one turn may still write of a room. */
+/* ---- its views, as text: a tree of so many numbers costs more than a turn has ---- */
+
+static void put_number(struct text *out, const char *name, uint64_t value)
+{
+	text_puts(out, name);
+	text_u64(out, value);
+}
+
+/* What may still be written of a room. */
 struct views_left {
 	size_t views;
 	size_t runs, pages;
 	bool with_pages;
-	bool cut; /* views are left out */
+	bool any, cut; /* views are there, are left out */
 };
 
 /* As [[first page, count]…]. */
-static bool add_runs(cJSON *view, const struct room_map *map, struct views_left *left)
+static void put_runs(struct text *out, const struct room_map *map,
+		     struct views_left *left)
 {
-	cJSON *runs = cJSON_AddArrayToObject(view, "runs");
 	size_t at = 0, end;
 
-	for (; runs && at < map->page_count && left->runs && left->pages; at = end) {
-		int pair[2] = {(int)map->pages[at], 1};
-		cJSON *run;
-
+	text_puts(out, ",\"runs\":[");
+	for (; at < map->page_count && left->runs && left->pages; at = end) {
 		for (end = at + 1; end < map->page_count && --left->pages > 0 &&
-				   map->pages[end] == map->pages[end - 1] + 1;
-		     end++)
-			pair[1]++;
+				   map->pages[end] == map->pages[end - 1] + 1;)
+			end++;
 		left->runs--;
-		run = cJSON_CreateIntArray(pair, 2);
-		if (!run || !cJSON_AddItemToArray(runs, run))
-			return false;
+		put_number(out, at ? ",[" : "[", map->pages[at]);
+		put_number(out, ",", end - at);
+		text_puts(out, "]");
 	}
-	return runs && (at == map->page_count || cJSON_AddTrueToObject(view, "runs_cut"));
+	text_puts(out, at == map->page_count ? "]" : "],\"runs_cut\":true");
 }
 
-static bool add_view(cJSON *views, const struct room_map *map, struct views_left *left,
-		     int party)
+static void put_view(struct text *out, const struct room_map *map,
+		     struct views_left *left, int party)
 {
-	double tokens[2] = {(double)map->token_begin, (double)map->token_end};
-	double layers[2] = {map->layers.begin, map->layers.end};
-	cJSON *view = cJSON_CreateObject(), *range;
-
-	if (!view || !cJSON_AddItemToArray(views, view) ||
-	    !cJSON_AddStringToObject(view, "view", map->view) ||
-	    (party >= 0 && !cJSON_AddNumberToObject(view, "party", party)) ||
-	    !cJSON_AddNumberToObject(view, "first_token", (double)map->first_token) ||
-	    !cJSON_AddNumberToObject(view, "pages", (double)map->page_count))
-		return false;
-	range = cJSON_CreateDoubleArray(tokens, 2);
-	if (!range || !cJSON_AddItemToObject(view, "tokens", range))
-		return false;
-	range = layers[1] < UINT32_MAX ? cJSON_CreateDoubleArray(layers, 2)
-				       : cJSON_CreateNull(); /* all */
-	if (!range || !cJSON_AddItemToObject(view, "layers", range))
-		return false;
-	return !left->with_pages || add_runs(view, map, left);
+	text_puts(out, left->any ? ",{\"view\":" : "{\"view\":");
+	left->any = true;
+	text_json(out, map->view);
+	if (party >= 0)
+		put_number(out, ",\"party\":", (uint64_t)party);
+	put_number(out, ",\"first_token\":", map->first_token);
+	put_number(out, ",\"pages\":", map->page_count);
+	put_number(out, ",\"tokens\":[", map->token_begin);
+	put_number(out, ",", map->token_end);
+	if (map->layers.end < UINT32_MAX) {
+		put_number(out, "],\"layers\":[", map->layers.begin);
+		put_number(out, ",", map->layers.end);
+		text_puts(out, "]");
+	} else { /* all */
+		text_puts(out, "],\"layers\":null");
+	}
+	if (left->with_pages)
+		put_runs(out, map, left);
+	text_puts(out, "}");
 }
 
-static bool add_maps(cJSON *views, const struct room_maps *maps, struct views_left *left,
-		     int party)
+static void put_maps(struct text *out, const struct room_maps *maps,
+		     struct views_left *left, int party)
 {
 	for (size_t i = 0; i < maps->count; i++) {
 		left->cut = left->views == 0;
 		if (left->cut)
-			break;
+			return;
 		left->views--;
-		if (!add_view(views, &maps->maps[i], left, party))
-			return false;
+		put_view(out, &maps->maps[i], left, party);
 	}
-	return true;
 }
 
 /* What is bound here; of a sender, what its receivers have bound. */
-static bool add_views(cJSON *obj, const struct room *room, bool pages)
+static void put_views(struct text *out, const struct room *room, bool pages)
 {
-	struct views_left left = {VIEWS_SHOWN, RUNS_SHOWN, PAGES_SEEN, pages, false};
-	cJSON *views = cJSON_AddArrayToObject(obj, "views");
+	struct views_left left = {.views = VIEWS_SHOWN,
+				  .runs = RUNS_SHOWN,
+				  .pages = PAGES_SEEN,
+				  .with_pages = pages};
 	const struct party *party;
 	unsigned int shown = 0;
 
-	if (!views || !add_maps(views, &room->maps, &left, -1))
-		return false;
+	text_puts(out, ",\"views\":[");
+	put_maps(out, &room->maps, &left, -1);
 	list_foreach(party, &room->parties, link) {
 		if (room->role != ROOM_SEND || left.cut)
 			break;
 		left.cut = shown++ == PARTIES_SHOWN;
-		if (!left.cut && !add_maps(views, &party->theirs, &left, party->index))
-			return false;
+		if (!left.cut)
+			put_maps(out, &party->theirs, &left, party->index);
 	}
-	return !left.cut || cJSON_AddTrueToObject(obj, "views_cut");
+	text_puts(out, left.cut ? "],\"views_cut\":true" : "]");
 }
+
+/* ---- rooms ---- */
 
 /* Its record is what room.show says; more is what only people ask for. */
 static cJSON *head_of_open(struct trace_walk *walk, const struct room *room)
 {
-	const struct trace_args *args = request_args(walk->reply.req);
 	uint64_t now = loop_clock_ns(rooms_kvd(walk->rooms)->loop);
 	cJSON *head = cJSON_CreateObject();
 
 	walk->opened_ns = room->opened_ns;
 	if (room_record_full(room, head) >= 0 &&
 	    add_common(head, walk, room->pool->digest, true) &&
-	    add_views(head, room, args->pages) &&
 	    (room_terminal(room) ||
 	     cJSON_AddNumberToObject(head, "now_ns", (double)(now - room->opened_ns))))
 		return head;
@@ -213,9 +219,11 @@ static cJSON *head_of_ended(struct trace_walk *walk, const struct ended_room *e)
 
 /* ---- events ---- */
 
-static int room_begin(struct trace_walk *walk, cJSON *head, uint64_t gen,
-		      const struct room_trace *trace)
+/* `room`: it is open. */
+static int room_begin(struct trace_walk *walk, cJSON *head, const struct room *room,
+		      uint64_t gen, const struct room_trace *trace)
 {
+	const struct trace_args *args = request_args(walk->reply.req);
 	struct text *out = &walk->reply.text;
 	char *text = head ? cJSON_PrintUnformatted(head) : NULL;
 
@@ -226,19 +234,15 @@ static int room_begin(struct trace_walk *walk, cJSON *head, uint64_t gen,
 	text_puts(out, walk->shown ? "," : ",\"rooms\":[");
 	walk->gens[walk->shown++] = gen;
 	text_puts(out, text);
-	text_puts(out, ",\"events\":[");
 	cJSON_free(text);
+	if (room)
+		put_views(out, room, args->pages);
+	text_puts(out, ",\"events\":[");
 	walk->under_way = true;
 	walk->any_event = false;
 	walk->next = trace->last;
 	walk->events = trace->events;
 	return REPLY_WALK_LARGE;
-}
-
-static void put_number(struct text *out, const char *name, uint64_t value)
-{
-	text_puts(out, name);
-	text_u64(out, value);
 }
 
 static void put_event(struct trace_walk *walk, const struct trace_event *event)
@@ -350,7 +354,7 @@ static int ended_piece(struct trace_walk *walk)
 		/* one that is not closed was among the open ones */
 		if (is_asked(walk, e->number, e->role, e->session) &&
 		    !rooms_by_gen(walk->rooms, e->gen) && !is_told(walk, e->gen))
-			return room_begin(walk, head_of_ended(walk, e), e->gen,
+			return room_begin(walk, head_of_ended(walk, e), NULL, e->gen,
 					  &e->trace);
 	}
 	return 1;
@@ -375,7 +379,7 @@ static int trace_piece(struct reply_walk *reply)
 	walk->cursor.at = room->all_link.next;
 	if (!is_asked(walk, room->number, room->role, room->session->id))
 		return 1;
-	return room_begin(walk, head_of_open(walk, room), room->gen, &room->trace);
+	return room_begin(walk, head_of_open(walk, room), room, room->gen, &room->trace);
 }
 
 int room_trace_run(struct request *req)
