@@ -423,6 +423,12 @@ static void check_peer(struct doctor *d, const cJSON *peer)
 		   ctl_ms(ctl_num(peer, "since_ms")), version,
 		   ctl_str(peer, "transport", "none"), ctl_ms(rtt_ms),
 		   line ? "" : ": no data line: ", line ? "" : ctl_str(peer, "why", ""));
+	if (*ctl_str(peer, "passed_over", ""))
+		doctor_say(d, DOCTOR_WARN,
+			   "share what it needs, or leave it out of `transports`",
+			   "%s is reached by %s, for %s", ctl_peer_name(peer),
+			   ctl_str(peer, "transport", "none"),
+			   ctl_str(peer, "passed_over", ""));
 }
 
 /* --peer: the daemon tries, whether it knows it already or not. */

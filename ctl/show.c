@@ -305,6 +305,19 @@ static void peer_error_cell(struct table *table, const cJSON *p)
 		table_cell(table, "");
 }
 
+/* The first that was passed over is named; --json and the doctor say why. */
+static void transport_cell(struct table *table, const cJSON *p)
+{
+	const char *passed = ctl_str(p, "passed_over", "");
+	const char *transport = ctl_str(p, "transport", "-");
+
+	if (*passed)
+		table_cellf(table, "%s (not %.*s)", transport, (int)strcspn(passed, " "),
+			    passed);
+	else
+		table_cell(table, transport);
+}
+
 static void peer_row(struct table *table, const cJSON *p)
 {
 	const char *version = ctl_str(p, "version", "-");
@@ -314,7 +327,7 @@ static void peer_row(struct table *table, const cJSON *p)
 	table_cell(table, strncmp(version, "kvd ", 4) ? version : version + 4);
 	table_cell(table, ctl_str(p, "state", NULL));
 	table_cell(table, ctl_ms(ctl_num(p, "since_ms")));
-	table_cell(table, ctl_str(p, "transport", "-"));
+	transport_cell(table, p);
 	table_cellf(table, "%.0f us", ctl_num(p, "rtt_us"));
 	table_cell(table, ctl_bytes(ctl_num(p, "bytes_in")));
 	table_cell(table, ctl_bytes(ctl_num(p, "bytes_out")));

@@ -53,7 +53,8 @@
 	M(29, ROUTE_PUBLISH_ACK, route_publish_ack, 1024, "kept, or the refusal")  \
 	M(30, ROUTE_WITHDRAW, route_withdraw, 4096, "the publisher takes a rank back") \
 	M(31, PART, part, 1048000, \
-	  "the next bytes of a message that is too long for a turn")
+	  "the next bytes of a message that is too long for a turn")                \
+	M(32, LINE, line, 1024, "the transport of the data line, or why there is none")
 
 /* addresses: count u32, then {str transport, blob address}; product: "kvd 0.1.0" */
 #define WIRE_HELLO(F)                                                              \
@@ -84,6 +85,10 @@
 /* type and total: of the message; at: where in its body these bytes begin. In order, one
  * message of a sender at a time */
 #define WIRE_PART(F) F(u16, type) F(u32, total) F(u32, at) F(blob, bytes)
+/* From the side with the lower instance id, once in a peering, before any REGISTER of
+ * either. text: the transports that it could not connect by; with a code, why there is
+ * none */
+#define WIRE_LINE(F) F(str, transport) F(u32, code) F(str, text)
 /* request_id, traceparent: what the engine calls its request, "" = nothing.
  * views: count u32, {str name, u64 first_token, u64 token_begin, u64 token_end,
  * blob pages as runs {u32 page, u32 count}}; wants: count u32, plan_want */

@@ -48,6 +48,8 @@ static void commands_peer_describe(struct brief *out, const struct remote *remot
 	brief_number(out, "rtt_us", (double)peer->rtt_ns / 1e3);
 	brief_number(out, "messages_in", (double)peer->messages_in);
 	brief_number(out, "messages_out", (double)peer->messages_out);
+	if (*remote->passed)
+		brief_text(out, "passed_over", remote->passed);
 	if (remote->why.code != ERR_OK)
 		brief_text(out, "why", remote->why.text);
 }
@@ -298,7 +300,8 @@ const struct command peer_commands[] = {
 	 connect_fields, 0, run_connect, "the peer"},
 	{"peer.list", "all peers, and those that were lost in the last ten minutes", NULL,
 	 0, run_list,
-	 "peers: {endpoint, instance, state, transport, path, inflight_bytes, …}; "
+	 "peers: {endpoint, instance, state, transport, path, passed_over (transports "
+	 "that it could not be connected by, and why), inflight_bytes, …}; "
 	 "lost: the same of those that are gone; of each known_as (its name in "
 	 "curve_allow_file), version, since_ms (up or not), bytes_in, bytes_out, "
 	 "rooms_ended, rooms_failed, downs, last_error {code, message, age_ms}"},

@@ -5,6 +5,14 @@
  * have, that the pair can use (one host or two) and that `require` allows is
  * opened, and both announce their pools.
  *
+ * One side chooses, the one that dials data lines: it alone learns whether it can
+ * connect. A transport that it cannot connect by (shm, between containers that share
+ * neither network namespace nor run_dir) is passed over, and LINE tells the other side
+ * what was chosen and why. That side opens nothing before. The choice is of one peering:
+ * a restart on either side makes it anew. (Rejected: that both choose by the same rule,
+ * which they can only where it needs nothing but what both know; to try the next
+ * transport after a data line was lost, which costs the rooms of the peering.)
+ *
  * The two lines share one fate: a data line that is lost takes the peer down,
  * because what could not be proven quiesced on a room must be cut on the
  * connection; and a peer that is down closes its data line, which ends every
@@ -18,6 +26,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -50,6 +59,7 @@ static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 	list_init(&remote->attaches);
 	list_init(&remote->shadows);
 	list_init(&remote->express_free);
+	remote->told = -1;
 	list_push_back(&hs->remotes, &remote->link);
 	peer_label(peer, remote->label);
 	return remote;
@@ -115,44 +125,50 @@ static const char *unfit(const struct handshake *hs, const struct remote *remote
 	if ((t->caps & XP_CAP_SAME_HOST) && !peer->same_host)
 		return "another host";
 	if (!address_of(peer, t->ops->name))
-		return "the peer does not have it";
+		return "the peer does not offer it";
 	return NULL;
 }
 
-static struct transport *handshake_choose(struct handshake *hs, struct remote *remote)
+__attribute__((format(printf, 2, 3))) static void add_words(char text[ERR_TEXT_MAX],
+							    const char *fmt, ...)
 {
-	char why[200] = "";
-	size_t n = 0;
+	size_t n = strlen(text);
+	va_list ap;
 
-	for (unsigned int i = 0; i < hs->kvd->transport_count; i++) {
-		struct transport *t = hs->kvd->transports[i];
-		const char *no = unfit(hs, remote, t);
-
-		if (!no) {
-			remote->transport_index = i;
-			return t;
-		}
-		if (n < sizeof(why))
-			n += (size_t)snprintf(why + n, sizeof(why) - n, "%s%s: %s",
-					      n ? ", " : "", t->ops->name, no);
-	}
-	err_raise(ERR_REQUIRE, "%s: no transport: %s", remote->label,
-		  n ? why : "none built");
-	return NULL;
+	if (n && n + 3 < ERR_TEXT_MAX)
+		n += (size_t)snprintf(text + n, ERR_TEXT_MAX - n, ", ");
+	va_start(ap, fmt);
+	vsnprintf(text + n, ERR_TEXT_MAX - n, fmt, ap);
+	va_end(ap);
 }
 
-static int open_line(struct handshake *hs, struct remote *remote)
+/* Does LINE say which transport it is? Peers that are older choose by themselves. */
+static bool is_told(const struct peer *peer)
+{
+	return !peer->self && (peer->features & PEER_FEATURE_LINE);
+}
+
+static bool chooses(const struct peer *peer)
+{
+	return peer->lower || !is_told(peer);
+}
+
+const struct transport *handshake_transport(const struct remote *remote)
+{
+	if (chooses(remote->peer))
+		return remote->transport;
+	return remote->told < 0 ? NULL : remote->hs->kvd->transports[remote->told];
+}
+
+static int open_line(struct handshake *hs, struct remote *remote, unsigned int index)
 {
 	struct peer *peer = remote->peer;
-	struct transport *t = handshake_choose(hs, remote);
-	const struct peer_address *address;
+	struct transport *t = hs->kvd->transports[index];
+	const struct peer_address *address = address_of(peer, t->ops->name);
 	struct xp_peer_args args = {
 		.self = peer->self, .dial = peer->lower, .owner = remote};
 	int r;
 
-	if (!t)
-		return -err_errno(ERR_REQUIRE);
-	address = address_of(peer, t->ops->name);
 	memcpy(args.instance, peer->instance, sizeof(args.instance));
 	memcpy(args.token_in, peer->token_in, sizeof(args.token_in));
 	memcpy(args.token_out, peer->token_out, sizeof(args.token_out));
@@ -161,6 +177,7 @@ static int open_line(struct handshake *hs, struct remote *remote)
 		args.address_len = address->len;
 	}
 	remote->transport = t;
+	remote->transport_index = index;
 	r = express_init(remote);
 	if (r == 0)
 		r = t->ops->peer_open(t, &args, &remote->xp);
@@ -169,26 +186,126 @@ static int open_line(struct handshake *hs, struct remote *remote)
 	return err_pass(r);
 }
 
+static int choose_line(struct handshake *hs, struct remote *remote)
+{
+	char why[ERR_TEXT_MAX] = "";
+
+	for (unsigned int i = 0; i < hs->kvd->transport_count; i++) {
+		const struct transport *t = hs->kvd->transports[i];
+		const char *no = unfit(hs, remote, t);
+		int r;
+
+		if (no) {
+			add_words(why, "%s: %s", t->ops->name, no);
+			continue;
+		}
+		r = open_line(hs, remote, i);
+		if (r >= 0 || r != -err_errno(ERR_REQUIRE) || !is_told(remote->peer))
+			return err_pass(r);
+		add_words(why, "%s", err_last()->text);
+		add_words(remote->passed, "%s", err_last()->text);
+		err_clear();
+	}
+	remote->transport = NULL;
+	return err_raise(ERR_REQUIRE, "%.100s: no transport: %.200s", remote->label,
+			 *why ? why : "none built");
+}
+
+/* The other side waits for it. */
+static void tell_line(struct remote *remote, const struct err *why)
+{
+	struct wire_line msg = {.code = why->code};
+	const char *text = why->code ? why->text : remote->passed;
+	size_t label = strlen(remote->label);
+	struct err e;
+
+	if (why->code && strncmp(text, remote->label, label) == 0)
+		text += label + strspn(text + label, ": "); /* it knows who it is */
+	if (!why->code)
+		snprintf(msg.transport, sizeof(msg.transport), "%s",
+			 remote->transport->ops->name);
+	snprintf(msg.text, sizeof(msg.text), "%s", text);
+	if (handshake_tell_line(remote, &msg) >= 0)
+		return;
+	err_take(&e);
+	peer_end_later(remote->peer, &e);
+}
+
 static void handshake_start(struct handshake *hs, struct remote *remote)
 {
+	struct peer *peer = remote->peer;
 	int r;
 
 	remote->start_again = false;
 	remote->refused = false;
 	remote->why.code = ERR_OK;
-	peer_label(remote->peer, remote->label);
-	r = open_line(hs, remote);
-	if (r < 0) {
+	peer_label(peer, remote->label);
+	if (!chooses(peer) && remote->told < 0)
+		return; /* on_line() */
+	r = chooses(peer) ? choose_line(hs, remote)
+			  : open_line(hs, remote, (unsigned int)remote->told);
+	if (r < 0)
 		err_take(&remote->why);
-		log_warn("peer", remote->peer->shown, "no data line", "why=\"%s\"",
+	else if (*remote->passed)
+		log_warn("peer", peer->shown, "a preferred transport is passed over",
+			 "transport=%s why=\"%s\"", remote->transport->ops->name,
+			 remote->passed);
+	if (is_told(peer) && peer->lower && remote->why.code != ERR_NOMEM)
+		tell_line(remote, &remote->why);
+	if (r < 0) {
+		log_warn("peer", peer->shown, "no data line", "why=\"%s\"",
 			 remote->why.text);
 		if (remote->why.code == ERR_NOMEM)
-			peer_end_later(remote->peer, &remote->why);
+			peer_end_later(peer, &remote->why);
 		else
 			hs->events.on_change(hs->events.owner, remote);
 		return;
 	}
 	pools_announce(hs, remote);
+}
+
+/* The other side's choice. */
+static void take_line(struct handshake *hs, struct remote *remote,
+		      const struct wire_line *msg)
+{
+	const char *no = "not usable here";
+
+	for (unsigned int i = 0; i < hs->kvd->transport_count; i++) {
+		if (strcmp(hs->kvd->transports[i]->ops->name, msg->transport) != 0)
+			continue;
+		no = unfit(hs, remote, hs->kvd->transports[i]);
+		if (!no)
+			remote->told = (int)i;
+	}
+	if (no)
+		err_set(&remote->why, ERR_REQUIRE, "%.100s: no transport: %.32s: %s",
+			remote->label, msg->transport, no);
+	snprintf(remote->passed, sizeof(remote->passed), "%.319s", msg->text);
+}
+
+static int on_line(struct handshake *hs, struct remote *remote, struct cursor *body)
+{
+	struct wire_line msg;
+	int r = wire_line_get(body, &msg);
+
+	if (r < 0)
+		return err_pass(r);
+	if (chooses(remote->peer) || remote->told >= 0 || remote->why.code != ERR_OK)
+		return err_raise(ERR_PROTO, "LINE: %s",
+				 chooses(remote->peer) ? "this side chooses the transport"
+						       : "twice");
+	if (msg.code)
+		peer_told(remote->peer, msg.code, msg.text, &remote->why);
+	else
+		take_line(hs, remote, &msg);
+	if (remote->why.code != ERR_OK) {
+		log_warn("peer", remote->peer->shown, "no data line", "why='%s'",
+			 remote->why.text);
+		hs->events.on_change(hs->events.owner, remote);
+	} else if (!remote->xp) { /* else the last epoch's is not closed yet */
+		handshake_start(hs, remote);
+	}
+	return 0;
 }
 
 /* ---- what the transports say ---- */
@@ -452,6 +569,8 @@ static void handshake_on_down(void *owner, struct peer *peer)
 	figures_end(remote);
 	remote->ready = false;
 	remote->start_again = false;
+	remote->told = -1;
+	remote->passed[0] = '\0';
 	remote->why = peer->why;
 	remote->downs++;
 	remote->down = peer->why;
@@ -490,6 +609,8 @@ static int handshake_on_message(void *owner, struct peer *peer,
 
 	if (!remote)
 		return 0;
+	if (header->type == WIRE_T_LINE)
+		return on_line(hs, remote, body);
 	if (header->type >= WIRE_T_REGISTER && header->type <= WIRE_T_UNREGISTER_ACK)
 		return pools_message(hs, remote, header, body);
 	return hs->events.on_message(hs->events.owner, remote, header, body);
@@ -520,7 +641,8 @@ static int make_peers(struct handshake *hs)
 		struct transport *t = kvd->transports[i];
 		struct peer_address *a = &hs->addresses[args.address_count];
 
-		if (t->address_len == 0 || args.address_count == TRANSPORTS_MAX)
+		if (t->address_len == 0 || args.address_count == TRANSPORTS_MAX ||
+		    !allowed(kvd->config, t)) /* it may not be chosen there, either */
 			continue;
 		snprintf(a->transport, sizeof(a->transport), "%s", t->ops->name);
 		a->data = t->address;

@@ -71,6 +71,8 @@ struct remote {
 	struct handshake *hs;
 	struct peer *peer;
 	struct transport *transport; /* chosen; NULL until chosen */
+	int told;		     /* the one that the other side chose; -1: not yet */
+	char passed[ERR_TEXT_MAX];   /* those that could not be opened, and why */
 	unsigned int transport_index;
 	struct xp_peer *xp;
 	bool ready;	 /* data line usable, in this epoch of the peer */

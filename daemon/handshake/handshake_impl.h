@@ -71,5 +71,7 @@ static inline bool express_is(const struct xp_inbound *in)
 
 /* handshake.c */
 void remote_try_free(struct handshake *hs, struct remote *remote);
+/* Of the data line of this peering, which may not be open yet; NULL: not chosen. */
+const struct transport *handshake_transport(const struct remote *remote);
 
 #endif

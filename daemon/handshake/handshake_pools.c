@@ -663,6 +663,7 @@ static int handshake_pools_check_caps(const struct remote *remote, size_t bytes)
 static int on_register(struct handshake *hs, struct remote *remote, struct cursor *body)
 {
 	struct wire_register msg;
+	const struct transport *transport = handshake_transport(remote);
 	struct remote_pool *pool, *old;
 	size_t bytes = cursor_left(body);
 	struct err why;
@@ -670,12 +671,10 @@ static int on_register(struct handshake *hs, struct remote *remote, struct curso
 
 	if (r < 0)
 		return err_pass(r);
-	if (!remote->transport ||
-	    strcmp(msg.transport, remote->transport->ops->name) != 0)
+	if (!transport || strcmp(msg.transport, transport->ops->name) != 0)
 		return err_raise(
 			ERR_PROTO, "REGISTER: keys for transport '%.32s', ours is %s",
-			msg.transport,
-			remote->transport ? remote->transport->ops->name : "none");
+			msg.transport, transport ? transport->ops->name : "none");
 	old = handshake_pool_by_id(remote, msg.object);
 	if (old && !old->is_session)
 		return err_raise(ERR_PROTO, "REGISTER: object %llu twice",
@@ -707,7 +706,7 @@ static int on_register(struct handshake *hs, struct remote *remote, struct curso
 	}
 	if (pool->layout)
 		handshake_pools_compare(hs, remote, pool);
-	if (pool->is_session || (remote->transport->caps & XP_CAP_RDMA))
+	if (pool->is_session || (transport->caps & XP_CAP_RDMA))
 		handshake_want_keys(pool);
 	r = answer(remote, msg.object, NULL);
 	if (r >= 0)

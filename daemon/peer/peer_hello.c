@@ -46,7 +46,9 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 
-#define FEATURES (PEER_FEATURE_BASE | PEER_FEATURE_EXPRESS | PEER_FEATURE_PARTS)
+#define FEATURES                                                         \
+	(PEER_FEATURE_BASE | PEER_FEATURE_EXPRESS | PEER_FEATURE_PARTS | \
+	 PEER_FEATURE_LINE)
 
 static const char product[] = "kvd " KVD_VERSION;
 

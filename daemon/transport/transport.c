@@ -5,17 +5,18 @@
 
 #include "daemon/memory/copy.h"
 
-static const struct transport_ops *added;
+static const struct transport_ops *added[2];
 
 void transport_add(const struct transport_ops *ops)
 {
-	added = ops;
+	added[added[0] && added[0] != ops] = ops;
 }
 
 const struct transport_ops *transport_find(const char *name)
 {
-	if (added && !strcmp(added->name, name))
-		return added;
+	for (size_t i = 0; i < 2 && added[i]; i++)
+		if (!strcmp(added[i]->name, name))
+			return added[i];
 	for (size_t i = 0; transport_table[i]; i++)
 		if (!strcmp(transport_table[i]->name, name))
 			return transport_table[i];

@@ -236,7 +236,8 @@ struct transport_ops {
 	int (*key_unpack)(struct xp_peer *peer, const void *buf, size_t len, void *owner,
 			  struct xp_key **key_p);
 	void (*key_drop)(struct xp_key *key);
-	/* 11., 12. Connect / tear down. peer_close ends every op and inbound
+	/* 11., 12. Connect / tear down. ERR_REQUIRE: it cannot serve this pair of
+	 * daemons, another transport may. peer_close ends every op and inbound
 	 * first (their done callbacks come before it calls on_closed). */
 	int (*peer_open)(struct transport *transport, const struct xp_peer_args *args,
 			 struct xp_peer **peer_p);
@@ -268,7 +269,7 @@ struct transport {
 extern const struct transport_ops *const transport_table[];
 /* By name, or NULL. */
 const struct transport_ops *transport_find(const char *name);
-/* One more that transport_find() knows (tests: fake). Not built in, so no
+/* One more that transport_find() knows, two at most (tests: fake). Not built in, so no
  * configuration can name it. */
 void transport_add(const struct transport_ops *ops);
 

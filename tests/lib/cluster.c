@@ -42,6 +42,12 @@ static void must(int r)
 static void (*wrap_events)(struct kvd *kvd, struct handshake_events *events);
 
 static bool short_parts;
+static const struct transport_ops *preferred;
+
+void cluster_prefer(const struct transport_ops *ops)
+{
+	preferred = ops;
+}
 
 void cluster_short_parts(void)
 {
@@ -72,8 +78,10 @@ static void node_new(struct cluster *c, unsigned int i, const char *endpoint)
 
 	must(config_load(&node->config, &source));
 	memset(&node->config.transports, 0, sizeof(node->config.transports));
-	strcpy(node->config.transports.word[0], "fake");
-	node->config.transports.count = 1;
+	if (preferred)
+		strcpy(node->config.transports.word[node->config.transports.count++],
+		       preferred->name);
+	strcpy(node->config.transports.word[node->config.transports.count++], "fake");
 	snprintf(node->config.name, sizeof(node->config.name), "n%u", i);
 	if (short_parts)
 		node->config.peer_part_bytes = 16;
@@ -99,6 +107,8 @@ void cluster_new(struct cluster *c, uint64_t seed, unsigned int nodes)
 	memset(c, 0, sizeof(*c));
 	log_set_level(getenv("KVD_TEST_LOG") ? LOG_LEVEL_DEBUG : LOG_LEVEL_ERROR);
 	transport_add(&fake_ops);
+	if (preferred)
+		transport_add(preferred);
 	must(loop_new_virtual(seed, &c->loop));
 	must(mem_hub_new(c->loop, &c->links));
 	must(fake_hub_new(c->loop, seed, &c->bytes));

@@ -2,7 +2,8 @@
 /*
  * What daemons tell each other of their memory: a list that is too large for one
  * message is refused by name and costs no peering; a pool is found at the
- * same cost however many a peer has. In-process cluster.
+ * same cost however many a peer has. And by which transport: both sides take the one
+ * that the dialling side can connect by. In-process cluster.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -392,7 +393,238 @@ static void pool_is_found_as_fast_among_many(void **state)
 	}
 }
 
+/* ---- the data line's transport ---- */
+
+/* As shm is: of one host, and it may be that this daemon cannot connect by it. */
+static struct transport_ops near;
+static bool near_blocked[3]; /* by node */
+
+static int near_open(const struct xp_env *env, const struct xp_callbacks *callbacks,
+		     struct transport **transport_p)
+{
+	int r = fake_ops.open(env, callbacks, transport_p);
+
+	assert_int_equal(r, 0);
+	(*transport_p)->ops = &near;
+	(*transport_p)->caps |= XP_CAP_SAME_HOST;
+	return 0;
+}
+
+static int near_peer_open(struct transport *transport, const struct xp_peer_args *args,
+			  struct xp_peer **peer_p)
+{
+	unsigned int node = (unsigned int)(transport->env.config->name[1] - '0');
+
+	if (args->dial && near_blocked[node])
+		return err_raise(ERR_REQUIRE, "near needs a way that n%u has not", node);
+	return fake_ops.peer_open(transport, args, peer_p);
+}
+
+static int choice_setup(void **state)
+{
+	struct pair *p = calloc(1, sizeof(*p));
+
+	near = fake_ops;
+	near.name = "near";
+	near.open = near_open;
+	near.peer_open = near_peer_open;
+	memset(near_blocked, 0, sizeof(near_blocked));
+	cluster_prefer(&near);
+	cluster_new(&p->c, 1, 2);
+	p->me = cluster_engine(&p->c, 0, "me");
+	p->you = cluster_engine(&p->c, 1, "you");
+	*state = p;
+	return 0;
+}
+
+static int choice_teardown(void **state)
+{
+	struct pair *p = *state;
+
+	cluster_wrap_events(NULL);
+	cluster_prefer(NULL);
+	cluster_free(&p->c);
+	free(p);
+	return 0;
+}
+
+static void connect_peer(struct pair *p)
+{
+	cluster_ok(&p->c, p->me, "{'cmd':'peer.connect','endpoint':'%s'}",
+		   p->c.nodes[1].endpoint);
+}
+
+/* Both daemons have their data line by `transport`, and say what they passed over. */
+static void assert_line(struct pair *p, unsigned int a, unsigned int b,
+			const char *transport, const char *passed)
+{
+	const unsigned int nodes[] = {a, b};
+
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	for (unsigned int i = 0; i < 2; i++) {
+		const struct remote *remote = remote_at(p, nodes[i]);
+
+		assert_true(remote->ready);
+		assert_string_equal(remote->transport->ops->name, transport);
+		if (!*passed)
+			assert_string_equal(remote->passed, "");
+		else if (!strstr(remote->passed, passed))
+			fail_msg("passed over: '%s'", remote->passed);
+		assert_int_equal(remote->downs, 0);
+	}
+}
+
+static unsigned int lower_of(struct pair *p)
+{
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	return remote_at(p, 0)->peer->lower ? 0 : 1;
+}
+
+static void line_that_cannot_be_connected_gives_way_to_the_next(void **state)
+{
+	struct pair *p = *state;
+	cJSON *answer;
+
+	near_blocked[0] = near_blocked[1] = true;
+	answer = cluster_call(&p->c, p->me, "{'cmd':'peer.connect','endpoint':'%s'}",
+			      p->c.nodes[1].endpoint);
+	if (!strstr(cJSON_GetStringValue(cJSON_GetObjectItem(answer, "passed_over")),
+		    "near needs a way"))
+		fail_msg("%s", cJSON_PrintUnformatted(answer));
+	cJSON_Delete(answer);
+	assert_line(p, 0, 1, "fake", "near needs a way");
+	assert_attaches(p); /* keys of that transport are told, both ways */
+}
+
+static void line_is_the_choice_of_the_side_that_dials(void **state)
+{
+	struct pair *p = *state;
+	struct kvd *other;
+	struct transport *first;
+	unsigned int lower;
+
+	connect_peer(p);
+	lower = lower_of(p);
+	assert_line(p, 0, 1, "near", "");
+	/* whether the other could connect is not asked */
+	near_blocked[!lower] = true;
+	other = &p->c.nodes[!lower].kvd;
+	first = other->transports[0]; /* nor what it prefers */
+	other->transports[0] = other->transports[1];
+	other->transports[1] = first;
+	peer_kill(remote_at(p, 0)->peer,
+		  &(struct err){.code = ERR_PEER, .text = "for the test"});
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	connect_peer(p);
+	assert_line(p, 0, 1, "near", "");
+}
+
+static void line_is_chosen_anew_with_each_peering(void **state)
+{
+	struct pair *p = *state;
+	unsigned int again;
+
+	near_blocked[0] = near_blocked[1] = true;
+	connect_peer(p);
+	assert_line(p, 0, 1, "fake", "near needs a way");
+	memset(near_blocked, 0, sizeof(near_blocked));
+	cluster_crash(&p->c, 1, MEM_CRASH_KILLED);
+	cluster_run(&p->c, 3 * LOOP_NS_PER_S);
+	again = cluster_restart(&p->c, 1);
+	connect_peer(p);
+	assert_line(p, 0, again, "near", "");
+}
+
+/* `transports = shm`, say: no other may be taken, and both say what it needs. */
+static void line_without_another_way_fails_by_name_on_both_sides(void **state)
+{
+	struct pair *p = *state;
+
+	near_blocked[0] = near_blocked[1] = true;
+	for (unsigned int i = 0; i < 2; i++) {
+		strcpy(p->c.nodes[i].config.require.word[0], "near");
+		p->c.nodes[i].config.require.count = 1;
+	}
+	cluster_refused(&p->c, p->me, "EREQUIRE",
+			"{'cmd':'peer.connect','endpoint':'%s'}", p->c.nodes[1].endpoint);
+	cluster_refused(&p->c, p->you, "EREQUIRE",
+			"{'cmd':'peer.connect','endpoint':'%s'}", p->c.nodes[0].endpoint);
+	for (unsigned int i = 0; i < 2; i++) {
+		const struct remote *remote = remote_at(p, i);
+
+		assert_int_equal(remote->why.code, ERR_REQUIRE);
+		if (!strstr(remote->why.text, "near needs a way that"))
+			fail_msg("%s", remote->why.text);
+		assert_false(remote->ready);
+		assert_int_equal(remote->downs, 0);
+		p->c.nodes[i].config.require.count = 0;
+	}
+}
+
+static struct handshake_events real_events[2];
+
+static void on_old_peer_up(void *owner, struct peer *peer)
+{
+	peer->features &= ~PEER_FEATURE_LINE;
+	real_events[0].on_peer_up(owner, peer);
+}
+
+static void speak_as_before(struct kvd *kvd, struct handshake_events *events)
+{
+	(void)kvd;
+	real_events[0] = *events;
+	events->on_peer_up = on_old_peer_up;
+}
+
+/* Each by itself: so none may be passed over, for the other would not know. */
+static void line_to_an_older_daemon_is_chosen_by_both(void **state)
+{
+	struct pair *p = *state;
+	unsigned int lower;
+
+	cluster_free(&p->c);
+	cluster_wrap_events(speak_as_before);
+	cluster_new(&p->c, 1, 2);
+	p->me = cluster_engine(&p->c, 0, "me");
+	p->you = cluster_engine(&p->c, 1, "you");
+	connect_peer(p);
+	assert_line(p, 0, 1, "near", "");
+	lower = lower_of(p);
+	near_blocked[0] = near_blocked[1] = true;
+	peer_kill(remote_at(p, 0)->peer,
+		  &(struct err){.code = ERR_PEER, .text = "for the test"});
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	cluster_refused(&p->c, lower ? p->you : p->me, "EREQUIRE",
+			"{'cmd':'peer.connect','endpoint':'%s'}",
+			p->c.nodes[!lower].endpoint);
+}
+
+static void line_told_wrongly_costs_the_peering_or_the_line(void **state)
+{
+	struct pair *p = *state;
+	struct wire_line msg = {.transport = "near"};
+	unsigned int lower;
+
+	connect_peer(p);
+	lower = lower_of(p);
+	for (unsigned int from = 0; from < 2; from++) { /* not its turn; twice */
+		struct remote *at = remote_at(p, !from);
+		const char *words = from == lower ? "LINE: twice" : "LINE: this side";
+		uint64_t downs = at->downs;
+
+		assert_int_equal(handshake_tell_line(remote_at(p, from), &msg), 0);
+		cluster_run(&p->c, LOOP_NS_PER_S / 100);
+		assert_int_equal(at->downs, downs + 1);
+		assert_int_equal(at->down.code, ERR_PROTO);
+		if (!strstr(at->down.text, words))
+			fail_msg("%s", at->down.text);
+		connect_peer(p);
+		cluster_run(&p->c, LOOP_NS_PER_S);
+	}
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define CHOICE(name) cmocka_unit_test_setup_teardown(name, choice_setup, choice_teardown)
 
 int main(void)
 {
@@ -403,6 +635,12 @@ int main(void)
 		CASE(pool_refused_at_the_cap_is_told_again_when_another_goes),
 		CASE(pool_that_a_peer_does_not_let_go_of_costs_it_the_peering),
 		CASE(pool_is_found_as_fast_among_many),
+		CHOICE(line_that_cannot_be_connected_gives_way_to_the_next),
+		CHOICE(line_is_the_choice_of_the_side_that_dials),
+		CHOICE(line_is_chosen_anew_with_each_peering),
+		CHOICE(line_without_another_way_fails_by_name_on_both_sides),
+		CHOICE(line_to_an_older_daemon_is_chosen_by_both),
+		CHOICE(line_told_wrongly_costs_the_peering_or_the_line),
 	};
 
 	return cmocka_run_group_tests_name("handshake", tests, NULL, NULL);

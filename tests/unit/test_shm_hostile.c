@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "tests/lib/shm_duo.h"
+#include "tests/lib/tmp.h"
 
 /* ---- connecting ---- */
 
@@ -63,17 +64,55 @@ static void dialer_first_waits_for_the_other(void **state)
 	duo_end(t);
 }
 
-static void address_nobody_listens_on_loses_the_peer(void **state)
+#define NAME_AT (1u + 16u + 2u + 8u) /* in the abstract name of an address */
+
+/* So that another transport is taken; a peer that was opened would be lost and come again
+ * for ever. */
+static void address_that_leads_nowhere_is_refused_at_once(void **state)
 {
 	struct duo *t = duo_new();
 	struct transport gone = *t->b.xp;
 
 	(void)state;
-	gone.address[gone.address_len - 4] ^= 1; /* in the abstract name */
-	assert_int_equal(duo_peer_open(&t->a, &gone, true, DUO_TOKEN_B, DUO_TOKEN_A), 0);
+	gone.address[NAME_AT] = '\n';
+	assert_int_equal(duo_peer_open(&t->a, &gone, true, DUO_TOKEN_B, DUO_TOKEN_A),
+			 -err_errno(ERR_REQUIRE));
+	if (!strstr(err_last()->text, "shm needs a network namespace or run_dir") ||
+	    !strstr(err_last()->text, "refused") || strchr(err_last()->text, '\n'))
+		fail_msg("%s", err_last()->text);
+	t->a.peer = NULL;
 	assert_int_equal(t->a.lost, 0);
-	DUO_WAIT(t, t->a.lost);
-	assert_int_equal(t->a.why.code, ERR_TRANSPORT);
+	duo_end(t);
+}
+
+/* Where the network namespaces differ: by the path, if it is the peer's own file. */
+static void path_leads_to_the_peer_or_to_nobody(void **state)
+{
+	struct duo *t = duo_new();
+	struct transport *xp, far, same_path;
+	struct shm_address address;
+
+	(void)state;
+	strcpy(t->config.name, "b");
+	tmp_path(t->config.run_dir, sizeof(t->config.run_dir), "kvd-shm-XXXXXX");
+	assert_non_null(mkdtemp(t->config.run_dir));
+	assert_int_equal(shm_transport.open(&t->b.xp->env, &t->b.xp->callbacks, &xp), 0);
+	assert_int_equal(shm_address_parse(xp->address, xp->address_len, &address), 0);
+	far = *xp;
+	far.address[NAME_AT] ^= 1;
+	same_path = far;
+	same_path.address[far.address_len - 8] ^= 1; /* the inode */
+	assert_int_equal(duo_peer_open(&t->a, &same_path, true, DUO_TOKEN_B, DUO_TOKEN_A),
+			 -err_errno(ERR_REQUIRE));
+	if (!strstr(err_last()->text, address.names[1]) ||
+	    !strstr(err_last()->text, "another daemon's"))
+		fail_msg("%s", err_last()->text);
+	assert_int_equal(duo_peer_open(&t->a, &far, true, DUO_TOKEN_B, DUO_TOKEN_A), 0);
+	DUO_WAIT(t, ((struct shm *)(void *)xp)->acceptor.counts[1] == 1);
+	shm_transport.peer_close(t->a.peer, duo_on_closed, &t->a);
+	DUO_WAIT(t, t->a.closed);
+	shm_transport.close(xp);
+	assert_int_equal(rmdir(t->config.run_dir), 0);
 	duo_end(t);
 }
 
@@ -581,7 +620,8 @@ int main(void)
 		cmocka_unit_test(wrong_token_is_not_a_peer),
 		cmocka_unit_test(unknown_token_waits_and_is_closed),
 		cmocka_unit_test(dialer_first_waits_for_the_other),
-		cmocka_unit_test(address_nobody_listens_on_loses_the_peer),
+		cmocka_unit_test(address_that_leads_nowhere_is_refused_at_once),
+		cmocka_unit_test(path_leads_to_the_peer_or_to_nobody),
 		cmocka_unit_test(address_of_another_machine_is_refused),
 		cmocka_unit_test(hostile_frames_lose_that_peer_only),
 		cmocka_unit_test(frames_in_pieces_are_put_together),

@@ -26,11 +26,12 @@
  * Requests, answers and fds travel on a Unix stream socket that the daemon with
  * the lower instance id dials. It is found by the address in HELLO, an abstract
  * name and, where the run directory is shared, a path: containers share the one
- * or the other. The connecting daemon is known by the token that the handshake gave it;
- * a connection without one that somebody here waits for is a pending connection for some
- * seconds, the oldest of too many goes first. (Rejected: a socketpair passed
- * over the handshake's connection, which may be TCP; SOCK_SEQPACKET, whose
- * packets hold no 2 MiB header.)
+ * or the other. The same path may be another daemon's in the dialler's files, so the
+ * address says which file it is. The connecting daemon is known by the token that the
+ * handshake gave it; a connection without one that somebody here waits for is a pending
+ * connection for some seconds, the oldest of too many goes first. (Rejected: a socketpair
+ * passed over the handshake's connection, which may be TCP; SOCK_SEQPACKET, whose packets
+ * hold no 2 MiB header.)
  *
  * A passed fd is read-only, but an engine that leaves its memfd's mode at 0777
  * lets any process that holds an fd of it open it anew for writing. Daemons
@@ -54,7 +55,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 
-#define ADDRESS_VERSION 1u
+#define ADDRESS_VERSION 2u
 #define LISTEN_BACKLOG 64
 
 /* ---- small help ---- */
@@ -105,6 +106,8 @@ static int shm_address_make(struct shm *shm)
 			 sizeof(shm->net.base.env.boot_id));
 	for (size_t i = 0; i < ARRAY_LEN(shm->names); i++)
 		cursor_put_str(&c, shm->names[i]);
+	cursor_put_u64(&c, shm->device);
+	cursor_put_u64(&c, shm->inode);
 	r = cursor_check(&c, "shm address");
 	shm->net.base.address_len = c.pos;
 	return err_pass(r);
@@ -123,6 +126,8 @@ int shm_address_parse(const void *buf, size_t len, struct shm_address *address_p
 	boot_id = cursor_get_bytes(&c, sizeof(address_p->boot_id));
 	for (size_t i = 0; i < ARRAY_LEN(address_p->names); i++)
 		cursor_get_str(&c, address_p->names[i], sizeof(address_p->names[i]));
+	address_p->device = cursor_get_u64(&c);
+	address_p->inode = cursor_get_u64(&c);
 	r = cursor_check(&c, "shm address");
 	if (r < 0)
 		return err_pass(r);
@@ -199,6 +204,7 @@ static int listener_open(struct shm *shm, unsigned int at, const char *name)
 {
 	cleanup_close int fd = -1;
 	struct sockaddr_un sa;
+	struct stat st = {0};
 	socklen_t len = 0;
 	int r;
 
@@ -211,9 +217,14 @@ static int listener_open(struct shm *shm, unsigned int at, const char *name)
 		(void)unlink(name); /* of a daemon that died; ours by the name's lock */
 	if (bind(fd, (struct sockaddr *)&sa, len) < 0)
 		return err_raise_errno(errno, "shm: bind to %s", name);
-	/* access is the token's matter, and the directory's */
-	if (name[0] != '@')
+	if (name[0] != '@') {
+		/* access is the token's matter, and the directory's */
 		(void)chmod(name, 0666);
+		if (stat(name, &st) < 0)
+			return err_raise_errno(errno, "shm: %s", name);
+		shm->device = st.st_dev;
+		shm->inode = st.st_ino;
+	}
 	if (listen(fd, LISTEN_BACKLOG) < 0)
 		return err_raise_errno(errno, "shm: listen on %s", name);
 	r = net_acceptor_listen(&shm->acceptor, at, mem_steal_fd(&fd));

@@ -20,9 +20,11 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/base/mem.h"
+#include "proto/wire.h"
 
 #define DIAL_AGAIN_NS (50 * LOOP_NS_PER_MS) /* the listener's backlog is full */
 
@@ -73,46 +75,93 @@ static bool peer_attach(struct shm_peer *peer, int fd)
 	return r == 0;
 }
 
-/* 0 connected, 1 try again later, negative errno (not raised). */
-static int dial_name(const char *name, int *fd_p)
+/* What may be otherwise a moment later, here. */
+static int dial_failed(int no)
 {
-	struct sockaddr_un sa;
-	socklen_t len;
-	int fd, no;
-
-	if (!name[0])
-		return -ENOENT;
-	if (shm_sockaddr(name, &sa, &len) < 0)
-		return -errno;
-	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (fd < 0)
-		return -errno;
-	if (connect(fd, (struct sockaddr *)&sa, len) == 0) {
-		*fd_p = fd;
-		return 0;
-	}
-	no = errno;
-	close(fd);
-	return no == EAGAIN || no == EINTR ? 1 : -no; /* backlog full */
+	return err_raise(ERR_TRANSPORT, "shm: connecting: %s", strerror(no));
 }
 
-static void peer_dial(struct shm_peer *peer)
+/* Is the peer's path its socket here, too? Daemons of two containers may have the same
+ * name and run_dir, and neither sees the other's. */
+static const char *path_not_theirs(const struct shm_address *address, const char *path)
 {
-	int r = -ENOENT, fd = -1;
+	struct stat st;
 
-	for (size_t i = 0; i < ARRAY_LEN(peer->address.names) && r < 0; i++)
-		r = dial_name(peer->address.names[i], &fd);
+	if (stat(path, &st) < 0)
+		return strerror(errno);
+	return st.st_dev == address->device && st.st_ino == address->inode
+		       ? NULL
+		       : "another daemon's";
+}
+
+/* 0 connected, 1 try again later, 2 it does not lead to the peer: *no_p. */
+static int dial_name(const struct shm_address *address, const char *name, int *fd_p,
+		     const char **no_p)
+{
+	cleanup_close int fd = -1;
+	struct sockaddr_un sa;
+	socklen_t len;
+
+	*no_p = name[0] == '@' ? NULL : path_not_theirs(address, name);
+	if (*no_p)
+		return 2;
+	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return dial_failed(errno);
+	if (shm_sockaddr(name, &sa, &len) == 0 &&
+	    connect(fd, (struct sockaddr *)&sa, len) == 0) {
+		*fd_p = mem_steal_fd(&fd);
+		return 0;
+	}
+	if (errno == EAGAIN || errno == EINTR)
+		return 1; /* the backlog is full */
+	if (errno == ENOMEM || errno == ENOBUFS)
+		return dial_failed(errno);
+	*no_p = strerror(errno);
+	return 2;
+}
+
+/* The same, or ERR_REQUIRE: no name leads to the peer from here. That stays so, since it
+ * listened before it told them. */
+static int dial_names(const struct shm_peer *peer, int *fd_p)
+{
+	const char *no = "";
+	char text[200] = "";
+	size_t n = 0;
+
+	for (size_t i = 0; i < ARRAY_LEN(peer->address.names); i++) {
+		const char *name = peer->address.names[i];
+		int r = name[0] ? dial_name(&peer->address, name, fd_p, &no) : 2;
+
+		if (r < 2)
+			return err_pass(r);
+		if (name[0] && n < sizeof(text))
+			n += (size_t)snprintf(text + n, sizeof(text) - n, "%s%.80s: %s",
+					      n ? ", " : "", name, no);
+	}
+	wire_text_clean(text); /* the peer's words are in it */
+	return err_raise(ERR_REQUIRE,
+			 "%s needs a network namespace or run_dir that both have (%s)",
+			 net_name(&peer->net), text);
+}
+
+/* ERR_REQUIRE as above; whatever else goes wrong, fails the peer. */
+static int peer_dial(struct shm_peer *peer)
+{
+	int fd = -1, r = dial_names(peer, &fd);
+
+	if (r == -err_errno(ERR_REQUIRE))
+		return err_pass(r);
 	if (r > 0) {
 		net_peer_watch(&peer->net,
 			       loop_now_ns(peer->net.timer.loop) + DIAL_AGAIN_NS);
 	} else if (r < 0) {
-		err_raise(ERR_TRANSPORT, "shm: connecting to %s: %s",
-			  peer->address.names[0], strerror(-r));
 		net_peer_fail_last(&peer->net);
 	} else if (peer_attach(peer, fd)) {
 		sm_move(&peer->net.sm, NET_PEER_JOINING);
 		shm_send_hello(peer, SHM_HELLO);
 	}
+	return 0;
 }
 
 static void peer_joined(struct shm_peer *peer)
@@ -161,8 +210,12 @@ static void watch_connect(struct shm_peer *peer, uint64_t now)
 		return;
 	}
 	net_peer_watch(&peer->net, peer->deadline_ns);
-	if (peer->net.dial && sm_state(&peer->net.sm) == NET_PEER_OPENING)
-		peer_dial(peer);
+	if (peer->net.dial && sm_state(&peer->net.sm) == NET_PEER_OPENING &&
+	    peer_dial(peer) < 0) { /* it was there before */
+		err_raise(ERR_TRANSPORT, "shm: the peer is gone: %.250s",
+			  err_last()->text);
+		net_peer_fail_last(&peer->net);
+	}
 }
 
 static void shm_peer_on_timer(struct loop_timer *timer)
@@ -269,24 +322,23 @@ static void shm_peer_peer_init(struct shm_peer *peer, struct shm *shm,
 	shm_wire_init(&peer->wire);
 }
 
-static void peer_begin(struct shm_peer *peer)
+static int peer_begin(struct shm_peer *peer)
 {
 	int fd;
 
 	if (peer->self) {
 		peer_joined(peer);
-		return;
+		return 0;
 	}
 	peer->deadline_ns =
 		loop_now_ns(peer->net.timer.loop) + peer->shm->acceptor.wait_ns;
 	net_peer_watch(&peer->net, peer->deadline_ns);
-	if (peer->net.dial) {
-		peer_dial(peer);
-		return;
-	}
+	if (peer->net.dial)
+		return err_pass(peer_dial(peer));
 	fd = shm_pending_claim(peer->shm, peer);
 	if (fd >= 0)
 		shm_peer_welcome(peer, fd);
+	return 0;
 }
 
 int shm_peer_open(struct transport *transport, const struct xp_peer_args *args,
@@ -310,13 +362,14 @@ int shm_peer_open(struct transport *transport, const struct xp_peer_args *args,
 	shm_peer_peer_init(peer, shm, args);
 	peer->address = address;
 	r = args->self ? shm_wire_prepare(&peer->wire) : 0;
+	list_push_back(&shm->net.peers, &peer->net.link);
+	if (r == 0)
+		r = peer_begin(peer);
 	if (r < 0) {
 		shm_peer_free(&peer->net);
 		return err_pass(r);
 	}
-	list_push_back(&shm->net.peers, &peer->net.link);
 	*peer_p = (struct xp_peer *)peer;
-	peer_begin(peer);
 	return 0;
 }
 

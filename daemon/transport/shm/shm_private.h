@@ -82,6 +82,7 @@ struct shm {
 	struct net_transport net;
 	struct net_acceptor acceptor;
 	char names[NET_LISTENERS][108]; /* paths, or "@…" for an abstract one; "": none */
+	uint64_t device, inode;		/* of the path */
 	struct loop_timer tick;		/* runs while something wants it, else never */
 	pthread_mutex_t regs_lock;
 	struct list regs[SHM_REG_BUCKETS]; /* struct shm_reg, by id */
@@ -94,7 +95,8 @@ struct shm {
 /* As HELLO carries it. */
 struct shm_address {
 	uint8_t boot_id[16];
-	char names[2][108]; /* of our listeners; "@…" is an abstract one */
+	char names[2][108];	/* of our listeners; "@…" is an abstract one */
+	uint64_t device, inode; /* of the path: the same file in every mount of it */
 };
 
 struct shm_reg {
