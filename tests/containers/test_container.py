@@ -24,7 +24,6 @@ curve_allow_file = /etc/kvd/peers
 [metrics]
 metrics_listen = tcp://127.0.0.1:9464
 [transport]
-transports = tcp
 tcp_listen = tcp://%(address)s:7401
 """
 ADDRESSES = {"prefill": "10.231.0.1", "decode": "10.231.0.2"}
