@@ -311,7 +311,9 @@ static cJSON *otlp_span(cJSON *spans, const struct trace *t, const struct span *
 	return obj;
 }
 
-static void otlp_events(cJSON *obj, const struct trace *t, unsigned int lane)
+/* Of a room, or of one of its chunks. */
+static void otlp_events(cJSON *obj, const struct trace *t, unsigned int lane,
+			const struct trace_step *chunk)
 {
 	cJSON *events = cJSON_AddArrayToObject(obj, "events");
 
@@ -319,8 +321,9 @@ static void otlp_events(cJSON *obj, const struct trace *t, unsigned int lane)
 		const struct trace_step *step = &t->steps[i];
 		cJSON *event;
 
-		if (step->lane != lane || step->is_chunk || is_state(step->what) ||
-		    !strcmp(step->what, "now"))
+		if (step->lane != lane || is_state(step->what) ||
+		    !strcmp(step->what, "now") ||
+		    (chunk ? !same_chunk(chunk, step) : step->is_chunk))
 			continue;
 		event = cJSON_CreateObject();
 		cJSON_AddItemToArray(events, event);
@@ -369,7 +372,7 @@ static void otlp_room(cJSON *spans, const struct trace *t, unsigned int lane)
 	attribute(attributes, "kvd.request_id", lane_str(t, lane, "request_id"));
 	attribute(attributes, "kvd.layout", lane_str(t, lane, "layout"));
 	attribute_int(attributes, "kvd.bytes", t->lanes[lane].bytes);
-	otlp_events(obj, t, lane);
+	otlp_events(obj, t, lane, NULL);
 	otlp_status(obj, room);
 }
 
@@ -387,8 +390,10 @@ static void otlp_parts(cJSON *spans, const struct trace *t, unsigned int lane)
 		obj = otlp_span(spans, t, &span, span.chunk ? "kvd.chunk" : span.name);
 		cJSON_AddStringToObject(obj, "parentSpanId", parent);
 		attributes = cJSON_AddArrayToObject(obj, "attributes");
-		if (span.chunk)
-			attribute_int(attributes, "kvd.chunk", span.chunk->seq);
+		if (!span.chunk)
+			continue;
+		attribute_int(attributes, "kvd.chunk", span.chunk->seq);
+		otlp_events(obj, t, lane, span.chunk);
 	}
 }
 

@@ -510,10 +510,8 @@ static void slice_run(struct worker *worker, struct copy_job *job)
 
 	cpu_breathe();
 	r = slice_copy(worker->hand, job, begin, end, job->bounce);
-	if (r == 0) {
-		atomic_fetch_add(&job->copied, end - begin);
-		atomic_fetch_add(&job->bounced, job->bounce ? end - begin : 0);
-	}
+	if (r == 0)
+		copy_done_slice(job, end - begin, job->bounce);
 
 	pthread_mutex_lock(&copier->done.lock);
 	copier->running--;
@@ -750,7 +748,7 @@ static void job_run_at_once(struct copier *copier, struct copy_job *job)
 	if (job->result < 0)
 		err_take(&job->err);
 	else
-		atomic_store(&job->copied, job->end - job->begin);
+		copy_done_slice(job, job->end - job->begin, false);
 	job->next_byte = job->end;
 	pthread_mutex_lock(&copier->done.lock);
 	list_push_back(&copier->done.jobs, &job->link);
@@ -769,6 +767,7 @@ int copier_submit(struct copier *copier, struct copy_job *job)
 	atomic_store(&job->canceled, false);
 	atomic_store(&job->slices_running, 0);
 	atomic_store(&job->copied, 0);
+	atomic_store(&job->first_ns, 0);
 	atomic_store(&job->bounced, 0);
 	job->next_byte = job->begin;
 	job->bounce = has_vm(&job->src) && has_vm(&job->dst);

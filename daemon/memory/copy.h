@@ -48,8 +48,9 @@ struct copy_job {
 	/* results, valid in on_done */
 	int result; /* 0, or negative with `err` set (ERR_CANCELED, ERR_FAULT) */
 	struct err err;
-	_Atomic uint64_t copied;  /* progress, any time */
-	_Atomic uint64_t bounced; /* of them, by a buffer between the two ends */
+	_Atomic uint64_t copied;   /* progress, any time */
+	_Atomic uint64_t first_ns; /* when its first slice was copied; 0: not yet */
+	_Atomic uint64_t bounced;  /* of them, by a buffer between the two ends */
 	/* private to copy.c */
 	struct list link;
 	atomic_bool canceled;

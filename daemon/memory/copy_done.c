@@ -3,6 +3,7 @@
 
 #include <assert.h>
 
+#include "daemon/base/clock.h"
 #include "daemon/memory/copy.h"
 
 static void copy_done_on_wake(struct loop_wake *wake)
@@ -61,6 +62,13 @@ void copy_done_fail(struct copy_job *job, int r)
 	}
 	err_clear();
 	list_remove(&job->link);
+}
+
+void copy_done_slice(struct copy_job *job, uint64_t bytes, bool bounced)
+{
+	if (atomic_fetch_add(&job->copied, bytes) == 0)
+		atomic_store(&job->first_ns, clock_ns());
+	atomic_fetch_add(&job->bounced, bounced ? bytes : 0);
 }
 
 void copy_done_deliver(struct copy_done *done)

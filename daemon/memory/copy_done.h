@@ -7,6 +7,8 @@
 #define KVD_TRANSPORT_COPY_DONE_H
 
 #include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
 
 #include "daemon/base/list.h"
 #include "daemon/loop/loop.h"
@@ -27,6 +29,9 @@ void copy_done_fini(struct copy_done *done); /* everything is delivered */
 void copy_done_settle(struct copy_done *done, struct copy_job *job);
 /* A slice failed, with this thread's error: no more of them begin. */
 void copy_done_fail(struct copy_job *job, int r);
+
+/* A slice is copied. Any thread. */
+void copy_done_slice(struct copy_job *job, uint64_t bytes, bool bounced);
 
 /* Call on_done of what is there. The loop's thread, without the lock. */
 void copy_done_deliver(struct copy_done *done);

@@ -132,13 +132,9 @@ static void flight_end(struct gpu_worker *worker)
 
 	pthread_mutex_unlock(&gpu->done.lock);
 	r = copy_pipe_end(&worker->pipe, &flight);
-	if (r == 0) {
-		bool bounced = flight.way == COPY_WAY_IN || flight.way == COPY_WAY_OUT;
-
-		atomic_fetch_add(&flight.job->copied, flight.end - flight.begin);
-		atomic_fetch_add(&flight.job->bounced,
-				 bounced ? flight.end - flight.begin : 0);
-	}
+	if (r == 0)
+		copy_done_slice(flight.job, flight.end - flight.begin,
+				flight.way == COPY_WAY_IN || flight.way == COPY_WAY_OUT);
 	pthread_mutex_lock(&gpu->done.lock);
 	atomic_fetch_sub(&flight.job->slices_running, 1);
 	if (r < 0)

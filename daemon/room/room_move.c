@@ -71,12 +71,18 @@ static uint64_t room_move_rows_of(const struct move *move)
 	return move->plan ? move->plan->rows : 0; /* the peer's own plan */
 }
 
-static void move_trace(const struct move *move, enum trace_what what)
+static void move_trace_at(const struct move *move, enum trace_what what, uint64_t at_ns)
 {
 	room_trace_chunk(move->room, what, move->party,
 			 &(struct trace_chunk){.seq = seq_of(move),
 					       .bytes = bytes_of(move),
-					       .rows = room_move_rows_of(move)});
+					       .rows = room_move_rows_of(move),
+					       .at_ns = at_ns});
+}
+
+static void move_trace(const struct move *move, enum trace_what what)
+{
+	move_trace_at(move, what, 0);
 }
 
 void move_to(struct move *move, enum move_phase phase)
@@ -101,6 +107,20 @@ void move_arrived(struct move *move)
 static void room_move_on_posted(struct sched_op *op)
 {
 	move_trace(op->owner, TRACE_POSTED);
+}
+
+static void on_first_out(struct xp_op *op, uint64_t at_ns)
+{
+	const struct move *move = container_of(op, struct move, op.xp);
+
+	move_trace_at(move, TRACE_FIRST, at_ns);
+}
+
+static void on_first_in(struct xp_inbound *in, uint64_t at_ns)
+{
+	const struct move *move = container_of(in->owner, struct move, inbound);
+
+	move_trace_at(move, TRACE_FIRST, at_ns);
 }
 
 /* By what it went, each once. */
@@ -182,6 +202,7 @@ int move_post(struct move *move, enum xp_kind kind, void (*on_done)(struct sched
 	move->op.owner = move;
 	move->op.on_done = on_done;
 	move->op.on_posted = room_move_on_posted;
+	xp->on_first = on_first_out;
 	sched_submit(&move->party->flow, &move->op);
 	return 0;
 }
@@ -194,6 +215,7 @@ void move_answer(struct move *move, const struct xp_sides *sides, const struct e
 		return;
 	assert(move->in);
 	move_to(move, MOVE_POSTED);
+	move->in->on_first = on_first_in;
 	if (why)
 		e = *why; /* it may be the move's own, which goes */
 	move->party->remote->transport->ops->land(move->in, sides, why ? &e : NULL);

@@ -111,6 +111,7 @@ void room_trace_chunk(struct room *room, enum trace_what what, const struct part
 	if (room->trace.events++ < TRACE_ROOM_EVENTS) {
 		event = event_of(room, what, party);
 		event.value = chunk->bytes;
+		event.at_ns = chunk->at_ns ? chunk->at_ns : event.at_ns;
 		event.seq = chunk->seq < UINT32_MAX ? (uint32_t)chunk->seq : UINT32_MAX;
 		put_event(room, &event);
 	}

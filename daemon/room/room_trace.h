@@ -46,6 +46,7 @@ struct rooms;
 	X(QUEUED, "chunk_queued", "a chunk is queued")                               \
 	X(POSTED, "chunk_posted", "a chunk is posted")                               \
 	X(ADMITTED, "chunk_admitted", "a chunk is admitted")                         \
+	X(FIRST, "chunk_first_byte", "a chunk's first bytes have moved")             \
 	X(MOVED, "chunk_moved", "a chunk has moved")                                 \
 	X(OVER, "chunk_over", "a chunk is over")
 
@@ -88,6 +89,7 @@ void room_trace(struct room *room, enum trace_what what, const struct party *par
 		uint64_t value);
 struct trace_chunk {
 	uint64_t seq, bytes, rows;
+	uint64_t at_ns; /* 0: now */
 };
 void room_trace_chunk(struct room *room, enum trace_what what, const struct party *party,
 		      const struct trace_chunk *chunk);

@@ -229,9 +229,12 @@ void net_xfer_free(struct net_xfer *xfer); /* NULL is fine */
 void net_xfer_stop(struct net_xfer *xfer, const struct err *err);
 void net_xfer_stop_last(struct net_xfer *xfer); /* with err_last() */
 void net_xfer_check(struct net_xfer *xfer);	/* something of it ended */
-void net_xfer_pump(struct net_peer *peer);	/* send queued requests */
-void net_xfers_stop(struct net_peer *peer);	/* all, with peer->err */
-void net_xfers_drop(struct net_peer *peer);	/* those that only wait for an answer */
+/* So many of its bytes have moved by now, the first at `first_ns`; 0: now. False: no more
+ * than were known. */
+bool net_xfer_moved(struct net_xfer *xfer, uint64_t moved, uint64_t first_ns);
+void net_xfer_pump(struct net_peer *peer);  /* send queued requests */
+void net_xfers_stop(struct net_peer *peer); /* all, with peer->err */
+void net_xfers_drop(struct net_peer *peer); /* those that only wait for an answer */
 /* Ours, by an answer's id; ERR_PROTO when there is none. */
 int net_op_find(struct net_peer *peer, uint64_t id, struct net_xfer **xfer_p);
 /* Theirs; NULL when our DONE crosses the message; ERR_PROTO when it was never asked. */

@@ -61,6 +61,28 @@ static int net_xfer_xfer_new(struct net_peer *peer, enum xp_kind kind,
 	return 0;
 }
 
+/* ---- progress ---- */
+
+bool net_xfer_moved(struct net_xfer *xfer, uint64_t moved, uint64_t first_ns)
+{
+	uint64_t *moved_p = !xfer->ours ? &xfer->in.moved
+			    : xfer->op	? &xfer->op->moved
+					: NULL;
+	bool first;
+
+	if (!moved_p || moved <= *moved_p)
+		return false;
+	first = !*moved_p;
+	*moved_p = moved;
+	if (first && !first_ns)
+		first_ns = loop_clock_ns(xfer->peer->timer.loop);
+	if (first && xfer->ours && xfer->op->on_first)
+		xfer->op->on_first(xfer->op, first_ns);
+	else if (first && !xfer->ours && xfer->in.on_first)
+		xfer->in.on_first(&xfer->in, first_ns);
+	return true;
+}
+
 /* ---- stop, over, told ---- */
 
 void net_xfer_check(struct net_xfer *xfer)
@@ -140,7 +162,7 @@ static void tell_op(struct net_xfer *xfer)
 	if (xfer->answered && !xfer->refused && ops_of(xfer)->is_whole(xfer)) {
 		op->result = 0;
 		op->err = (struct err){0};
-		op->moved = xfer->bytes;
+		net_xfer_moved(xfer, xfer->bytes, 0);
 	} else {
 		op->err = xfer->err;
 		op->result = -err_errno(xfer->err.code);
@@ -177,7 +199,7 @@ static void tell_inbound(struct net_xfer *xfer, bool ok)
 	if (!ok && live)
 		ops_of(xfer)->say_done(xfer, &err);
 	if (ok)
-		xfer->in.moved = xfer->bytes;
+		net_xfer_moved(xfer, xfer->bytes, 0);
 	xfer->in.used = xfer->used;
 	ops_of(xfer)->drop_sides(xfer);
 	up->on_inbound_done(up->owner, &xfer->in, ok ? NULL : &err);

@@ -139,6 +139,9 @@ struct xp_op {
 	 * for what it would copy else: a long one is a turn's worth. */
 	uint8_t *owned;
 	void (*on_done)(struct xp_op *op); /* result and err are set */
+	/* Once, when this side knows that bytes have moved, and before on_done: the first
+	 * did at `at_ns` (CLOCK_MONOTONIC). To look only; NULL: nobody does. */
+	void (*on_first)(struct xp_op *op, uint64_t at_ns);
 	int result; /* 0; negative: the fault in err (the peer's text when it
 		       refused, ERR_CANCELED, ERR_PEER, ERR_TRANSPORT …) */
 	struct err err;
@@ -157,6 +160,8 @@ struct xp_inbound {
 	size_t header_len;
 	uint64_t bytes; /* the initiator's claim; land() checks it against the plan */
 	uint64_t moved; /* progress */
+	/* as an op's; set before land() */
+	void (*on_first)(struct xp_inbound *in, uint64_t at_ns);
 	struct xp_way way;
 	struct xp_used used;
 	void *owner; /* the answerer's */

@@ -187,6 +187,24 @@ static void check_not_inside(struct puppet *puppet, const char *what)
 			      puppet->inside);
 }
 
+static void check_first(struct puppet *puppet, unsigned int *firsts, unsigned int dones,
+			uint64_t at_ns)
+{
+	if ((*firsts)++)
+		puppet_broken(puppet, "on_first called again");
+	if (dones)
+		puppet_broken(puppet, "on_first after done");
+	if (!at_ns || at_ns > loop_clock_ns(puppet->env.loop))
+		puppet_broken(puppet, "on_first of a moment to come");
+}
+
+void puppet_on_op_first(struct xp_op *op, uint64_t at_ns)
+{
+	struct puppet_op *entry = op->owner;
+
+	check_first(entry->puppet, &entry->firsts, entry->dones, at_ns);
+}
+
 void puppet_on_op_done(struct xp_op *op)
 {
 	struct puppet_op *entry = op->owner;
@@ -203,6 +221,9 @@ void puppet_on_op_done(struct xp_op *op)
 		puppet_broken(puppet, "on_done after on_peer_lost");
 	if (op->result < 0 && op->err.code == ERR_OK)
 		puppet_broken(puppet, "a failed op without an error");
+	if (!entry->firsts != !op->moved)
+		puppet_broken(puppet, "an op of %llu bytes, and on_first came %u times",
+			      (unsigned long long)op->moved, entry->firsts);
 	entry->hash = sides_done(puppet, entry->sides);
 }
 
@@ -244,6 +265,15 @@ static void header_read(struct puppet_in *entry, const struct xp_inbound *in)
 	free(expected);
 }
 
+static void on_in_first(struct xp_inbound *in, uint64_t at_ns)
+{
+	const struct xp_peer_base *peer = (const void *)in->peer;
+	struct puppet *puppet = peer->transport->callbacks.owner;
+	struct puppet_in *entry = puppet_in_of(puppet, in);
+
+	check_first(puppet, &entry->firsts, entry->dones, at_ns);
+}
+
 static void on_request(void *owner, struct xp_inbound *in)
 {
 	struct puppet *puppet = owner;
@@ -261,6 +291,7 @@ static void on_request(void *owner, struct xp_inbound *in)
 	*entry = (struct puppet_in){
 		.in = in, .peer = slot, .kind = in->kind, .bytes = in->bytes};
 	in->owner = (void *)(uintptr_t)puppet->in_count;
+	in->on_first = on_in_first;
 	if (slot == PUPPET_NONE || !puppet->peers[slot].ready)
 		puppet_broken(puppet, "a request of a peer that is not ready");
 	else if (puppet->peers[slot].lost)
@@ -286,6 +317,9 @@ static void on_inbound_done(void *owner, struct xp_inbound *in, const struct err
 		puppet_broken(puppet, "an inbound succeeded without an answer");
 	if (err && err->code == ERR_OK)
 		puppet_broken(puppet, "an inbound failed without an error");
+	if (!entry->firsts != !in->moved)
+		puppet_broken(puppet, "%llu bytes came in, and on_first %u times",
+			      (unsigned long long)in->moved, entry->firsts);
 	entry->moved = in->moved;
 	entry->failed = err != NULL;
 	if (err)

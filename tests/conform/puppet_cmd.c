@@ -354,6 +354,7 @@ static struct puppet_op *op_new(struct call *call)
 		.header = entry->header,
 		.header_len = len,
 		.on_done = puppet_on_op_done,
+		.on_first = puppet_on_op_first,
 		.owner = entry,
 	};
 	/* every other long header is one that the backend may keep */

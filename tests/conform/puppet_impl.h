@@ -45,7 +45,7 @@ struct puppet_op {
 	uint8_t *header;
 	uint32_t peer;
 	bool posted;
-	unsigned int dones;
+	unsigned int dones, firsts;
 	uint64_t hash;
 };
 
@@ -58,7 +58,7 @@ struct puppet_in {
 	bool header_ok;
 	uint64_t bytes, moved, hash;
 	bool answered;
-	unsigned int dones;
+	unsigned int dones, firsts;
 	bool failed;
 	struct err err;
 };
@@ -91,6 +91,7 @@ void puppet_broken(struct puppet *puppet, const char *fmt, ...)
 void puppet_land(struct puppet *puppet, struct puppet_in *in, uint32_t sides);
 void puppet_peer_closed(void *arg);
 void puppet_on_op_done(struct xp_op *op);
+void puppet_on_op_first(struct xp_op *op, uint64_t at_ns);
 struct puppet_in *puppet_in_of(struct puppet *puppet, const struct xp_inbound *in);
 extern const struct xp_callbacks puppet_callbacks;
 void puppet_end_step(struct puppet *puppet);

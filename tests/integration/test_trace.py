@@ -96,7 +96,7 @@ PUSHED = [("d0", "recv", "info sent"), ("p0", "send", "info received"),
           ("p0", "send", "chunk given"), ("p0", "send", "chunk planning"),
           ("p0", "send", "chunk queued"), ("p0", "send", "chunk posted"),
           ("d0", "recv", "chunk arrived"), ("d0", "recv", "chunk admitted"),
-          ("d0", "recv", "chunk moved"), ("d0", "recv", "done sent"),
+          ("d0", "recv", "chunk first byte"), ("d0", "recv", "chunk moved"), ("d0", "recv", "done sent"),
           ("p0", "send", "done received"), ("p0", "send", "success")]
 
 
@@ -109,6 +109,9 @@ def push_is_seen_from_both_sides():
         in_order(found, PUSHED)
         times = [step[0] for step in found]
         assert times[0] == 0 and times == sorted(times), times
+        sent = [s[3] for s in found if s[1] == "p0" and s[3].startswith("chunk")]
+        assert sent[-4:] == ["chunk posted", "chunk first byte", "chunk moved",
+                             "chunk over"], found
         assert out.count(" longest ") == 1 and "missing" not in out, out
         assert " 0-77 " in out and "9,3,33,2,50" in out, out
         # the other daemon tells the same
@@ -334,6 +337,7 @@ def files_for_other_tools():
         ended = {(e["pid"], e["id"]): e["ts"] for e in events if e["ph"] == "e"}
         assert begun.keys() == ended.keys() and len(begun) == 2
         assert all(begun[k] <= ended[k] for k in begun)
+        assert sum(e["ph"] == "i" and e["name"] == "chunk_first_byte" for e in events) == 2
         otlp_is_sound(p.json("otlp"))
         status, out, err = p.ctl("d0", "trace", "6", "--otlp", "/nonexistent/x")
         assert status == 1 and "/nonexistent/x: No such file" in err, err
@@ -355,6 +359,10 @@ def otlp_is_sound(root):
     for span in roots:
         assert span["parentSpanId"] == TRACEPARENT[36:52] and span["status"]["code"] == 1, span
     for span in spans.values():
+        chunk = span["name"] == "kvd.chunk"
+        marks = [e for e in span.get("events", []) if e["name"] == "chunk_first_byte"]
+        assert len(marks) == chunk and all(int(span["startTimeUnixNano"]) <= int(
+            e["timeUnixNano"]) <= int(span["endTimeUnixNano"]) for e in marks), span
         assert span in roots or spans[span["parentSpanId"]] in roots, span
 
 

@@ -183,9 +183,9 @@ def ucx_memory_that_it_may_not_touch_is_packed():
 # ---- trace ----
 
 LIFE = ["a chunk is given", "a chunk is planned", "a chunk is queued", "a chunk is posted",
-        "a chunk has moved", "a chunk is over"]
+        "a chunk's first bytes have moved", "a chunk has moved", "a chunk is over"]
 LIFE_THERE = ["a chunk has arrived", "a chunk is planned", "a chunk is admitted",
-              "a chunk has moved", "a chunk is over"]
+              "a chunk's first bytes have moved", "a chunk has moved", "a chunk is over"]
 
 
 def trace_follows_a_chunk():

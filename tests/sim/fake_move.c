@@ -112,9 +112,6 @@ void fake_lander_close(struct fake_xfer *x)
 static void slice_land(struct fake_xfer *x, struct fake_slice *slice)
 {
 	struct fake_hub *hub = x->peer->node->hub;
-	uint64_t *moved_p = !x->net.ours ? &x->net.in.moved
-			    : x->net.op	 ? &x->net.op->moved
-					 : NULL;
 	bool last = x->landed + slice->len == x->net.bytes;
 	int r = 0;
 
@@ -130,8 +127,7 @@ static void slice_land(struct fake_xfer *x, struct fake_slice *slice)
 	}
 	x->landed += slice->len;
 	hub->stats.landed_bytes += slice->len;
-	if (moved_p)
-		*moved_p = x->landed;
+	net_xfer_moved(&x->net, x->landed, 0);
 }
 
 /* Planted: it lands although its lander was closed. */
@@ -259,10 +255,7 @@ static void slice_send(struct fake_xfer *x, struct fake_slice *slice)
 		      x->peer->node, to);
 	x->sent += slice->len;
 	hub->stats.slices++;
-	if (net_is_source(&x->net) && x->net.op)
-		x->net.op->moved = x->sent;
-	else if (!x->net.ours)
-		x->net.in.moved = x->sent;
+	net_xfer_moved(&x->net, x->sent, 0);
 	fake_trace(hub, x->peer->node, to, x->net.id, "slice", slice->begin);
 	net_xfer_check(&x->net); /* a READ is served when the last one left */
 }

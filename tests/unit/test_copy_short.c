@@ -266,6 +266,26 @@ static void job_short_of_cut_memory_fails(void **state)
 	close(fd);
 }
 
+/* While the rest is copied, and for the loop to find later. */
+static void first_slice_has_its_time(void **state)
+{
+	struct test *t = *state;
+	uint64_t slice = PAGE_BYTES / 64, begun_ns, first_ns;
+	struct copier *copier;
+
+	assert_int_equal(copier_new(t->loop, 1, slice, &copier), 0);
+	job_set(t, &t->a, ROW_BYTES, 1);
+	begun_ns = loop_clock_ns(t->loop);
+	assert_int_equal(copier_submit(copier, &t->a.job), 0);
+	while (atomic_load(&t->a.job.copied) < 2 * slice)
+		assert_true(loop_clock_ns(t->loop) < begun_ns + WAIT_NS);
+	first_ns = atomic_load(&t->a.job.first_ns);
+	assert_in_range(first_ns, begun_ns, loop_clock_ns(t->loop));
+	until_done(t, &t->a);
+	assert_int_equal(atomic_load(&t->a.job.first_ns), first_ns);
+	copier_free(copier);
+}
+
 static void copier_without_memory_is_not_made_and_leaks_nothing(void **state)
 {
 	struct copier *copier = NULL;
@@ -297,6 +317,7 @@ int main(void)
 		CASE(job_short_is_one_a_turn),
 		CASE(job_short_of_guarded_memory_is_left_to_the_threads),
 		CASE(job_short_of_cut_memory_fails),
+		CASE(first_slice_has_its_time),
 		cmocka_unit_test(copier_without_memory_is_not_made_and_leaks_nothing),
 	};
 

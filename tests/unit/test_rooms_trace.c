@@ -163,6 +163,51 @@ static void events_that_are_overwritten_are_forgotten(void **state)
 	assert_null(trace_at(rooms_trace(rooms), UINT64_MAX));
 }
 
+/* Of the room's only such event. */
+static uint64_t time_of(struct rooms *rooms, const struct room_trace *trace,
+			enum trace_what what)
+{
+	const struct trace_event *found = NULL;
+
+	for (uint64_t next = trace->last; next;) {
+		const struct trace_event *event = trace_at(rooms_trace(rooms), next - 1);
+
+		assert_non_null(event);
+		assert_false(found && event->what == what);
+		found = event->what == what ? event : found;
+		next = event->back ? next - event->back : 0;
+	}
+	assert_non_null(found);
+	return found->at_ns;
+}
+
+/* Eight slices, each on its way for 10 ms. */
+static void first_byte_is_before_the_last(void **state)
+{
+	struct pair *p = *state;
+	struct room *recv = open_recv(p, 1, ""), *send = open_send(p, 1);
+	const struct room *rooms[] = {send, recv};
+	uint64_t begun[2], first[2], moved[2];
+
+	fake_hub_profile(p->c.bytes)->slice_bytes = 4;
+	fake_hub_profile(p->c.bytes)->window = 1;
+	fake_hub_profile(p->c.bytes)->delay_min_ns = 10 * MS;
+	fake_hub_profile(p->c.bytes)->delay_max_ns = 10 * MS;
+	bind(p, 1, "3,5,7,9,11,13,15,17");
+	give(p, 1, "1,2,3,4,5,6,7,8");
+	for (unsigned int i = 0; i < 2; i++) {
+		struct rooms *all = p->c.nodes[i].kvd.rooms;
+
+		begun[i] =
+			time_of(all, &rooms[i]->trace, i ? TRACE_ADMITTED : TRACE_POSTED);
+		first[i] = time_of(all, &rooms[i]->trace, TRACE_FIRST);
+		moved[i] = time_of(all, &rooms[i]->trace, TRACE_MOVED);
+		assert_true(begun[i] <= first[i] && first[i] + 60 * MS <= moved[i]);
+	}
+	/* it lands after it has left */
+	assert_true(first[0] + 10 * MS <= first[1]);
+}
+
 /* A peer that says the same for ever writes over its own room's part only. */
 static void room_writes_so_many_events_and_its_states(void **state)
 {
@@ -437,6 +482,7 @@ int main(void)
 #define CASE(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 	const struct CMUnitTest tests[] = {
 		CASE(rooms_keep_their_own_events),
+		CASE(first_byte_is_before_the_last),
 		CASE(events_that_are_overwritten_are_forgotten),
 		CASE(room_writes_so_many_events_and_its_states),
 		CASE(ended_room_keeps_events_and_names),

@@ -122,15 +122,8 @@ static bool shm_xfer_is_over(struct net_xfer *net)
 
 static bool show_moved(struct shm_xfer *xfer)
 {
-	uint64_t moved = shm_flow_moved(xfer);
-	uint64_t *moved_p = !xfer->net.ours ? &xfer->net.in.moved
-			    : xfer->net.op  ? &xfer->net.op->moved
-					    : NULL;
-
-	if (!moved_p || moved <= *moved_p)
-		return false;
-	*moved_p = moved;
-	return true;
+	return net_xfer_moved(&xfer->net, shm_flow_moved(xfer),
+			      atomic_load(&xfer->job.first_ns));
 }
 
 bool shm_xfer_progress(struct shm_xfer *xfer)
@@ -284,8 +277,8 @@ int shm_on_progress(struct shm_peer *peer, const struct shm_frame *f, struct cur
 	if (r == 0 && bytes > xfer->net.bytes)
 		r = err_raise(ERR_PROTO, "%ju bytes of %ju", (uintmax_t)bytes,
 			      (uintmax_t)xfer->net.bytes);
-	if (r == 0 && xfer->net.op && bytes > xfer->net.op->moved)
-		xfer->net.op->moved = bytes;
+	if (r == 0)
+		net_xfer_moved(&xfer->net, bytes, 0);
 	return err_pass(r);
 }
 

@@ -24,6 +24,7 @@
 #include <errno.h>
 #include <inttypes.h>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/memory/release.h"
@@ -199,6 +200,7 @@ void tcp_flow_look(struct tcp_flow *flow, struct tcp_flow_view *view_p)
 		.spoiled = flow->spoiled,
 		.next = flow->next,
 		.moved = flow->moved,
+		.first_ns = flow->first_ns,
 		.came = flow->came.bytes,
 		.used = flow->used,
 		.err = flow->err,
@@ -298,6 +300,8 @@ void tcp_flow_fault(struct tcp_flow *flow)
 
 void tcp_flow_moved(struct tcp_flow *flow, const struct tcp_half *half)
 {
+	if (!flow->moved)
+		flow->first_ns = clock_ns();
 	flow->moved += half->head.length;
 	flow->used.staged += half->bounce ? half->head.length : 0;
 	flow->used.descriptors += half->bounce ? 1 : half->named;

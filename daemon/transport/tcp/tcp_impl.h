@@ -91,6 +91,7 @@ struct tcp_flow {
 	unsigned int pins; /* system calls and copies that touch its memory */
 	uint64_t next;	   /* source: claimed so far */
 	uint64_t moved;	   /* source: sent; sink: landed */
+	uint64_t first_ns; /* when the first of them were */
 	struct xp_used used;
 	struct spans came;  /* sink: announced */
 	struct err err;	    /* a thread's fault; it is closed then */
@@ -298,7 +299,7 @@ void tcp_flow_stop(struct tcp_flow *flow); /* idempotent */
 struct tcp_flow_view {
 	bool quiesced; /* closed, and no thread holds it */
 	bool spoiled;
-	uint64_t next, moved;
+	uint64_t next, moved, first_ns;
 	uint64_t came; /* sink: announced bytes */
 	struct xp_used used;
 	struct err err;

@@ -130,18 +130,14 @@ static struct tcp_flow_view tcp_xfer_look(struct tcp_xfer *xfer)
 	return view;
 }
 
-static void show_progress(struct tcp_xfer *xfer, uint64_t moved)
-{
-	if (xfer->net.op)
-		xfer->net.op->moved = moved;
-	else if (!xfer->net.ours)
-		xfer->net.in.moved = moved;
-}
-
 void tcp_xfer_progress(struct tcp_xfer *xfer)
 {
-	if (xfer->flows)
-		show_progress(xfer, tcp_xfer_look(xfer).moved);
+	struct tcp_flow_view view;
+
+	if (!xfer->flows)
+		return;
+	view = tcp_xfer_look(xfer);
+	net_xfer_moved(&xfer->net, view.moved, view.first_ns);
 }
 
 /* Can a WRITE that is being stopped not succeed at the other side any more? */
@@ -156,7 +152,7 @@ static bool tcp_xfer_is_over(struct net_xfer *net)
 	struct tcp_flow_view view = tcp_xfer_look(xfer);
 
 	if (xfer->flows)
-		show_progress(xfer, view.moved);
+		net_xfer_moved(net, view.moved, view.first_ns);
 	net->used = view.used;
 	switch (sm_state(&net->sm)) {
 	case NET_XFER_STOPPING:

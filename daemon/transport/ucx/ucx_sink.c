@@ -48,10 +48,7 @@ static void landed(struct ucx_xfer *xfer, uint64_t bytes, bool packed)
 	xfer->landed += bytes;
 	xfer->net.used.descriptors++;
 	xfer->net.used.staged += packed ? bytes : 0;
-	if (xfer->net.op)
-		xfer->net.op->moved = xfer->landed;
-	else
-		xfer->net.in.moved = xfer->landed;
+	net_xfer_moved(&xfer->net, xfer->landed, 0);
 }
 
 /* ---- unpack ---- */

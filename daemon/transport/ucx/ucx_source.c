@@ -108,10 +108,7 @@ static void ucx_source_on_sent(struct ucx_call *call)
 		xfer->done_bytes += piece->length;
 		xfer->net.used.descriptors++;
 		xfer->net.used.staged += piece->packed ? piece->length : 0;
-		if (xfer->net.op)
-			xfer->net.op->moved = xfer->done_bytes;
-		else
-			xfer->net.in.moved = xfer->done_bytes;
+		net_xfer_moved(&xfer->net, xfer->done_bytes, 0);
 	} else if (!piece->refused && net_peer_live(&peer->net)) {
 		ucx_peer_break(peer, "send bytes", call->status);
 	}

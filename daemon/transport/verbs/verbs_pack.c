@@ -415,10 +415,7 @@ static void verbs_pack_on_scattered(struct copy_job *job)
 		xfer->net.used.staged += slice->length;
 		xfer->net.used.descriptors++;
 	}
-	if (xfer->net.ours)
-		xfer->net.op->moved = xfer->done_bytes;
-	else
-		xfer->net.in.moved = xfer->done_bytes;
+	net_xfer_moved(&xfer->net, xfer->done_bytes, 0);
 	if (sm_state(&xfer->net.sm) == NET_XFER_MOVING) {
 		if (list_empty(&pool->waiting) && wants_slot(xfer, VERBS_SLOTS)) {
 			say_slot(xfer, slice->index);

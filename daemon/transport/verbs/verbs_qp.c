@@ -247,10 +247,7 @@ static void verbs_qp_give_back(struct verbs_qp *qp, struct verbs_sent *entry, bo
 	if (good) {
 		xfer->done_bytes += entry->bytes;
 		peer->rate_bytes += entry->bytes;
-		if (!xfer->net.ours) /* the source of a packed READ */
-			xfer->net.in.moved = xfer->done_bytes;
-		else if (xfer->net.op->moved < xfer->done_bytes)
-			xfer->net.op->moved = xfer->done_bytes;
+		net_xfer_moved(&xfer->net, xfer->done_bytes, 0);
 	} else if (entry->bytes && entry->begin < xfer->rewind) {
 		xfer->rewind = entry->begin;
 	}

@@ -722,9 +722,8 @@ static int take_for_inbound(struct verbs_peer *peer, const struct verbs_frame *f
 	case VERBS_SLOT:
 		return err_pass(verbs_pack_slot(xfer, frame, payload));
 	case VERBS_PROGRESS:
-		if (!xfer->pack && frame->bytes > xfer->net.in.moved &&
-		    frame->bytes <= xfer->net.bytes)
-			xfer->net.in.moved = frame->bytes;
+		if (!xfer->pack && frame->bytes <= xfer->net.bytes)
+			net_xfer_moved(net, frame->bytes, 0);
 		return 0;
 	default:
 		net_fault_get(frame->code, frame->flags, payload, frame->length, &err);
