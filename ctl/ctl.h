@@ -44,6 +44,9 @@ struct ctl {
 		const char *perfetto, *otlp, *join;
 		bool pages;
 	} trace;
+	struct {
+		bool cover, explain;
+	} plan;
 	bool all;	      /* each instance of the run directory */
 	bool takes_all;	      /* the command has --all */
 	bool wait;	      /* of drain */
@@ -149,6 +152,7 @@ int ctl_run_peers(struct ctl *ctl);
 int ctl_run_regions(struct ctl *ctl);
 int ctl_run_devices(struct ctl *ctl);
 int ctl_run_pools(struct ctl *ctl);
+int ctl_run_plan(struct ctl *ctl);
 int ctl_run_sessions(struct ctl *ctl);
 int ctl_run_ping(struct ctl *ctl);
 int ctl_run_call(struct ctl *ctl);

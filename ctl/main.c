@@ -23,7 +23,6 @@
 #include <unistd.h>
 
 #include "ctl/ctl.h"
-#include "ctl/plan.h"
 #include "ctl/words.h"
 #include "daemon/base/mem.h"
 #include "lib/kvd.h"
@@ -65,7 +64,7 @@ const struct ctl_command ctl_commands[] = {
 	 "--room N      only those of this number\n"
 	 "--limit N     show at most N (1000)\n\n"
 	 "The daemon keeps the last 4096. Needs root, the daemon's uid or admin_uids.",
-	 0, 0, "lfha", ctl_run_history},
+	 0, 0, "lfhka", ctl_run_history},
 	{"trace", "NUMBER", "what happened to a room on both sides, and when",
 	 "--role ROLE      begin with the send, recv, offer or pull room\n"
 	 "--pages          with the page lists of rooms that are not closed\n"
@@ -188,11 +187,18 @@ const struct ctl_command ctl_commands[] = {
 	 0, 0, "oip", ctl_run_init},
 	{"completion", "SHELL", "a completion script for bash, zsh or fish", "", 1, 1, "",
 	 ctl_run_completion},
-	{"plan", "[--cover] [--explain] FILE | -", "compute a plan without a daemon",
+	{"plan", "FILE | - | --room NUMBER", "which bytes go where, and in what rows",
 	 "Reads two layouts and page lists (--cover: all sources and a destination) as\n"
-	 "JSON, prints the rows that would be copied (who sends what) as JSON, or in\n"
-	 "text with --explain.",
-	 0, 99, "*", NULL},
+	 "JSON, without a daemon, and prints the rows that would be copied (who sends\n"
+	 "what) as JSON.\n\n"
+	 "--explain      as text: fields, ranks, rows, and what each transport makes of\n"
+	 "               them\n"
+	 "--cover        who sends what\n"
+	 "--room NUMBER  of an open room, with each of its sources or receivers. Of a\n"
+	 "               push the source's pages are kept by nobody: --explain only\n"
+	 "--role ROLE    its send, recv or pull room\n\n"
+	 "Foreign rooms need root, the daemon's uid or admin_uids.",
+	 0, 1, "rkn", ctl_run_plan},
 	{"help", "[COMMAND]", "this text, or a command's", "", 0, 1, "", NULL},
 	{NULL, NULL, NULL, NULL, 0, 0, NULL, NULL},
 };
@@ -227,7 +233,9 @@ static const struct command_option {
 	{"failed", 'f', OPTION_FLAG, OF(failed), 0},
 	{"since", 'h', OPTION_TEXT, OF(since), 0},
 	{"code", 'h', OPTION_TEXT, OF(code), 0},
-	{"room", 'h', OPTION_TEXT, OF(number), 0},
+	{"room", 'k', OPTION_TEXT, OF(number), 0},
+	{"cover", 'n', OPTION_FLAG, OF(plan.cover), 0},
+	{"explain", 'n', OPTION_FLAG, OF(plan.explain), 0},
 	{"perfetto", 't', OPTION_TEXT, OF(trace.perfetto), 0},
 	{"otlp", 't', OPTION_TEXT, OF(trace.otlp), 0},
 	{"join", 't', OPTION_TEXT, OF(trace.join), 0},
@@ -689,9 +697,6 @@ int main(int argc, char **argv)
 		return ctl_usage("%s: no such command", argv[optind]);
 	argc -= optind;
 	argv += optind;
-	/* it has a command line of its own */
-	if (!strcmp(c->name, "plan") && !(argc > 1 && !strcmp(argv[1], "--help")))
-		return plan_main(argc, argv);
 	r = run_command(&ctl, c, argc, argv);
 	if (r == CTL_NO_DAEMON && ctl.version_differs)
 		r = CTL_VERSION;

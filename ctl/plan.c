@@ -2,7 +2,7 @@
 /*
  * plan: the command-line front of the planner. The input is read and checked
  * whole (proto/json), the answer comes from daemon/plan/plan_json, which the
- * daemon's command `plan` uses too.
+ * daemon's command `plan` uses too. A room's (plan_room.c) goes the same way.
  */
 #include "ctl/plan.h"
 
@@ -13,8 +13,6 @@
 #include "daemon/base/mem.h"
 #include "daemon/plan/plan_json.h"
 #include "proto/json.h"
-
-/* ---- command ---- */
 
 int plan_answer(const char *text, size_t len, const struct plan_options *options,
 		FILE *out)
@@ -78,17 +76,6 @@ static int plan_read_file(const char *path, char **text_p, size_t *len_p)
 	return r < 0 ? err_pass(r) : 0;
 }
 
-static int usage(FILE *out)
-{
-	fputs("usage: kvd-ctl plan [--cover] [--explain] FILE|-\n"
-	      "  FILE     {\"src\", \"dst\", \"map\"}: the rows that move between two "
-	      "layouts\n"
-	      "  --cover  {\"sources\", \"dst\", \"room\"}: which source sends what\n"
-	      "  --explain  text instead of JSON: fields, ranks, rows, why not merged\n",
-	      out);
-	return out == stdout ? 0 : 2;
-}
-
 static int plan_refuse(void)
 {
 	const struct err *e = err_last();
@@ -97,33 +84,23 @@ static int plan_refuse(void)
 	return 1;
 }
 
-int plan_main(int argc, char **argv)
+int plan_text(const char *text, size_t len, const struct plan_options *options)
 {
-	struct plan_options options = {0};
-	char *text cleanup_free = NULL;
-	const char *path = NULL;
-	size_t len = 0;
-
-	for (int i = 1; i < argc; i++) {
-		if (strcmp(argv[i], "--cover") == 0)
-			options.cover = true;
-		else if (strcmp(argv[i], "--explain") == 0)
-			options.explain = true;
-		else if (strcmp(argv[i], "--help") == 0)
-			return usage(stdout);
-		else if (path || (argv[i][0] == '-' && argv[i][1]))
-			return usage(stderr);
-		else
-			path = argv[i];
-	}
-	if (!path)
-		return usage(stderr);
-	if (plan_read_file(path, &text, &len) < 0 ||
-	    plan_answer(text, len, &options, stdout) < 0)
+	if (plan_answer(text, len, options, stdout) < 0)
 		return plan_refuse();
 	if (fflush(stdout) != 0 || ferror(stdout)) {
 		err_raise_errno(errno, "standard output");
 		return plan_refuse();
 	}
 	return 0;
+}
+
+int plan_file(const char *path, const struct plan_options *options)
+{
+	char *text cleanup_free = NULL;
+	size_t len = 0;
+
+	if (plan_read_file(path, &text, &len) < 0)
+		return plan_refuse();
+	return plan_text(text, len, options);
 }

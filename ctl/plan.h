@@ -2,8 +2,10 @@
 /*
  * plan: `kvd-ctl plan`, the planner without a daemon.
  *
- *   kvd-ctl plan [--explain] FILE|-          {"src", "dst", "map"} -> rows
+ *   kvd-ctl plan [--explain] FILE|-          {"src", "dst", "map", "wants"} -> rows
  *   kvd-ctl plan --cover [--explain] FILE|-  {"sources", "dst", "room"} -> sends
+ *
+ * With a room's number (plan_room.c) a daemon says what the first form reads.
  *
  * The answer is one JSON object on standard output, or text with --explain.
  * Exit status: 0 done (also when nothing is in common), 1 refused (the reason,
@@ -26,14 +28,15 @@ struct plan_request;
 #define PLAN_INPUT_MAX (256u << 20) /* bytes of JSON */
 #define PLAN_ROWS_MAX (1u << 24)    /* rows that are written out */
 
-/* argv[0] is "plan". */
-int plan_main(int argc, char **argv);
-
-/* The command itself: reads `text`, writes the whole answer or nothing. */
 struct plan_options {
 	bool cover, explain;
 	uint64_t max_rows; /* 0 is PLAN_ROWS_MAX */
 };
+/* The answer to standard output; the exit status. "-" is standard input. */
+int plan_file(const char *path, const struct plan_options *options);
+int plan_text(const char *text, size_t len, const struct plan_options *options);
+
+/* The command itself: reads `text`, writes the whole answer or nothing. */
 int plan_answer(const char *text, size_t len, const struct plan_options *options,
 		FILE *out);
 

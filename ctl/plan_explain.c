@@ -23,6 +23,7 @@ struct pair {
 	const struct layout_view *src_view, *dst_view;
 	const struct layout_field *src, *dst;
 	uint32_t first, units;
+	uint32_t more; /* wants of the field behind these units */
 };
 
 /* One step of merging: neighbours when both strides are the row's length. */
@@ -41,6 +42,41 @@ static bool units_common(struct pair *p)
 							   : p->dst->first_unit;
 	p->units = end > p->first ? (uint32_t)(end - p->first) : 0;
 	return p->units > 0;
+}
+
+/* The first one that is not before `want`: they are sorted. */
+static size_t want_find(const struct plan_request *req, const struct plan_want *want)
+{
+	size_t low = 0, high = req->want_count;
+
+	while (low < high) {
+		size_t mid = low + (high - low) / 2;
+
+		if (plan_want_compare(&req->wants[mid], want) < 0)
+			low = mid + 1;
+		else
+			high = mid;
+	}
+	return low;
+}
+
+/* Of what both hold only what is wanted. */
+static void units_wanted(const struct plan_request *req, struct pair *p, uint32_t layer,
+			 uint32_t field)
+{
+	struct plan_want key = {.view = (uint16_t)(p->dst_view - req->dst->views),
+				.field = (uint16_t)field,
+				.layer = layer};
+	size_t from, to;
+
+	if (!req->wants)
+		return;
+	from = want_find(req, &key);
+	key.first_unit = UINT32_MAX;
+	to = want_find(req, &key);
+	p->first = from < to ? req->wants[from].first_unit : p->first;
+	p->units = from < to ? req->wants[from].units : 0;
+	p->more = from < to ? (uint32_t)(to - from - 1) : 0;
 }
 
 /* Units and tokens, whichever lies closer in the destination first. */
@@ -95,8 +131,13 @@ static void describe_rows(const struct pair *p, char *out, size_t size)
 static void plan_explain_describe(const struct plan_request *req, const struct pair *p,
 				  char *line)
 {
-	char rows[LINE_MAX / 2];
+	char rows[LINE_MAX / 2], more[48] = "";
 
+	if (p->units == 0 && req->wants) {
+		snprintf(line, LINE_MAX, "field %s: nothing is wanted of rank %u",
+			 p->dst->name, req->src->rank);
+		return;
+	}
 	if (p->units == 0) {
 		snprintf(line, LINE_MAX,
 			 "field %s: nothing in common (rank %u holds units [%u,%u), rank "
@@ -107,9 +148,12 @@ static void plan_explain_describe(const struct plan_request *req, const struct p
 		return;
 	}
 	describe_rows(p, rows, sizeof(rows));
-	snprintf(line, LINE_MAX, "field %s: units [%u,%u) of %u, rank %u -> rank %u: %s",
-		 p->dst->name, p->first, p->first + p->units, p->dst->total_units,
-		 req->src->rank, req->dst->rank, rows);
+	if (p->more)
+		snprintf(more, sizeof(more), " and %u more stretches", p->more);
+	snprintf(line, LINE_MAX,
+		 "field %s: units [%u,%u)%s of %u, rank %u -> rank %u: %s", p->dst->name,
+		 p->first, p->first + p->units, more, p->dst->total_units, req->src->rank,
+		 req->dst->rank, rows);
 }
 
 static void layers_print(FILE *out, uint32_t first, uint32_t last, const char *line)
@@ -139,6 +183,7 @@ static bool layer_line(const struct plan_request *req, struct pair *p, uint32_t 
 	if (!p->src)
 		return false;
 	units_common(p);
+	units_wanted(req, p, d->layer, field);
 	plan_explain_describe(req, p, line);
 	return true;
 }

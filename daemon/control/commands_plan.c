@@ -21,7 +21,7 @@ struct planning {
 };
 
 struct plan_args {
-	const cJSON *src, *dst, *map, *sources;
+	const cJSON *src, *dst, *map, *wants, *sources;
 	uint64_t room;
 };
 
@@ -89,6 +89,9 @@ static const struct field plan_fields[] = {
 	F_ARRAY("map", plan_args, map, OPTIONAL, 1024,
 		"[{view, src_pages, dst_pages, src_first_token, dst_first_token, "
 		"tokens}]."),
+	F_ARRAY("wants", plan_args, wants, OPTIONAL, PLAN_JSON_WANTS_MAX,
+		"Only these of what both hold, as `sends` of a cover: [{view, layer, "
+		"field, first_unit, units}]."),
 	F_ARRAY("sources", plan_args, sources, OPTIONAL, 65536,
 		"Instead of src and map: the layouts of all ranks; which one sends "
 		"what?"),

@@ -27,8 +27,7 @@ const struct field pool_layout_fields[] = {
 struct layout_walk {
 	struct reply_walk reply;
 	uint64_t pool;
-	uint32_t view, layer; /* next */
-	bool begun;
+	struct layout_writer writer;
 };
 
 static struct layout_walk *walk_of(struct reply_walk *reply)
@@ -67,7 +66,6 @@ static void put(struct text *out, const char *name, uint64_t value)
 static void put_head(struct text *out, const struct pool *pool)
 {
 	static const char digits[] = "0123456789abcdef";
-	const struct layout *layout = pool->layout;
 
 	put(out, ",\"pool\":", pool->id);
 	text_puts(out, ",\"name\":");
@@ -76,11 +74,7 @@ static void put_head(struct text *out, const struct pool *pool)
 	text_puts(out, ",\"digest\":\"");
 	for (int shift = 60; shift >= 0; shift -= 4)
 		text_put(out, &digits[pool->digest >> shift & 15], 1);
-	put(out, "\",\"layout\":{\"rank\":", layout->rank);
-	text_puts(out, ",\"buffers\":[");
-	for (uint32_t i = 0; i < layout->buffer_count; i++)
-		put(out, i ? "," : "", layout->buffers[i]);
-	text_puts(out, "],\"views\":{");
+	text_puts(out, "\",\"layout\":");
 }
 
 static void put_field(struct text *out, const struct layout_field *f)
@@ -119,37 +113,55 @@ static void put_view(struct text *out, const struct layout_view *view, bool firs
 	text_puts(out, ",\"layers\":[");
 }
 
+static void put_layout_head(struct text *out, const struct layout *layout)
+{
+	put(out, "{\"rank\":", layout->rank);
+	text_puts(out, ",\"buffers\":[");
+	for (uint32_t i = 0; i < layout->buffer_count; i++)
+		put(out, i ? "," : "", layout->buffers[i]);
+	text_puts(out, "],\"views\":{");
+}
+
+bool layout_write_some(struct layout_writer *writer, const struct layout *layout,
+		       struct text *out)
+{
+	const struct layout_view *view;
+
+	if (!writer->begun) {
+		writer->begun = true;
+		put_layout_head(out, layout);
+		return true;
+	}
+	if (writer->view >= layout->view_count) {
+		text_puts(out, "}}");
+		return false;
+	}
+	view = &layout->views[writer->view];
+	if (writer->layer == 0)
+		put_view(out, view, writer->view == 0);
+	if (writer->layer < view->layer_count) {
+		put_layer(out, &view->layers[writer->layer], writer->layer == 0);
+		writer->layer++;
+	}
+	if (writer->layer >= view->layer_count) {
+		text_puts(out, "]}");
+		writer->view++;
+		writer->layer = 0;
+	}
+	return true;
+}
+
 static int layout_piece(struct reply_walk *reply)
 {
 	struct layout_walk *walk = walk_of(reply);
 	struct text *out = &walk->reply.text;
 	const struct pool *pool = find_any(reply->req->session, walk->pool);
-	const struct layout_view *view;
 
 	if (!pool)
 		return err_pass(-ENOENT);
-	if (!walk->begun) {
-		walk->begun = true;
+	if (!walk->writer.begun)
 		put_head(out, pool);
-		return 1;
-	}
-	if (walk->view == pool->layout->view_count) {
-		text_puts(out, "}}");
-		return 0;
-	}
-	view = &pool->layout->views[walk->view];
-	if (walk->layer == 0)
-		put_view(out, view, walk->view == 0);
-	if (walk->layer < view->layer_count) {
-		put_layer(out, &view->layers[walk->layer], walk->layer == 0);
-		walk->layer++;
-	}
-	if (walk->layer == view->layer_count) {
-		text_puts(out, "]}");
-		walk->view++;
-		walk->layer = 0;
-	}
-	return 1;
+	return layout_write_some(&walk->writer, pool->layout, out);
 }
 
 int pool_layout_run(struct request *req)

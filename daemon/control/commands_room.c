@@ -419,8 +419,7 @@ static int run_send(struct request *req)
 
 /* ---- room.abort, room.close ---- */
 
-/* A foreign room: by an administrator, by number over all sessions. */
-static struct room *find_any(struct request *req, const struct room_key *key)
+struct room *room_asked_any(struct request *req, const struct room_key *key)
 {
 	struct room *room = room_asked(req->session, key, req->kvd->rooms), *it;
 
@@ -447,7 +446,7 @@ struct abort_args {
 static int run_abort(struct request *req)
 {
 	const struct abort_args *args = request_args(req);
-	struct room *room = find_any(req, &args->key);
+	struct room *room = room_asked_any(req, &args->key);
 	struct err why;
 
 	if (!room)
@@ -478,7 +477,7 @@ static int run_close(struct request *req)
 static int run_show(struct request *req)
 {
 	const struct room_key_args *args = request_args(req);
-	struct room *room = find_any(req, &args->key);
+	struct room *room = room_asked_any(req, &args->key);
 	cJSON *result;
 	int r;
 
@@ -592,5 +591,10 @@ const struct command room_commands[] = {
 	 "generation}, left_out: events past 4096, forgotten: the first are "
 	 "overwritten}; name, instance, boot_id, clock_ns. The latest 65536 events of "
 	 "all rooms are kept"},
+	{"room.plan", "what the planner is given for a room", room_plan_fields, 0,
+	 room_plan_run,
+	 "role, party, peer, pool (its), parties; src, dst, map, wants: as plan takes "
+	 "them. Of a push the source's pages come with its chunks and are not kept: its "
+	 "maps have no src_pages"},
 	{.name = NULL},
 };

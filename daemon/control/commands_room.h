@@ -30,6 +30,9 @@ extern const struct field room_key_fields[];
 struct room *room_asked(struct session *session, const struct room_key *key,
 			struct rooms *rooms);
 
+/* The same, and for an administrator any session's. */
+struct room *room_asked_any(struct request *req, const struct room_key *key);
+
 int room_poll_run(struct request *req);
 extern const struct field room_poll_fields[];
 int room_list_run(struct request *req);
@@ -40,5 +43,7 @@ extern const struct field room_history_fields[];
 bool room_history_fill(struct cJSON *obj, const struct ended_room *e, uint64_t now_ns);
 int room_trace_run(struct request *req);
 extern const struct field room_trace_fields[];
+int room_plan_run(struct request *req);
+extern const struct field room_plan_fields[];
 
 #endif

@@ -18,12 +18,15 @@
 #include "daemon/base/mem.h"
 #include "daemon/plan/cover.h"
 #include "daemon/plan/plan.h"
+#include "daemon/plan/plan_private.h"
 #include "proto/json.h"
 
 struct input {
 	struct layout *src, *dst;
 	struct plan_map *maps;
 	size_t map_count;
+	struct plan_want *wants; /* NULL: all */
+	size_t want_count;
 };
 
 static void input_fini(struct input *in)
@@ -35,6 +38,7 @@ static void input_fini(struct input *in)
 		mem_free((void *)in->maps[i].dst_pages);
 	}
 	mem_free(in->maps);
+	mem_free(in->wants);
 }
 
 /* ---- reading ---- */
@@ -127,6 +131,60 @@ static int read_map(const cJSON *json, struct plan_map *map)
 	return 0;
 }
 
+/* As a cover's "sends" are; names become the destination's numbers. */
+static int read_want(const cJSON *json, const struct layout *dst, struct plan_want *want)
+{
+	const struct layout_field *field = NULL;
+	const struct layout_layer *layer;
+	const struct layout_view *view;
+	const char *names[2];
+	int64_t n[3];
+	int r;
+
+	if (!cJSON_IsObject(json))
+		return err_raise(ERR_INVAL, "must be an object");
+	if ((r = json_get_str(json, "view", true, LAYOUT_NAME_MAX - 1, &names[0])) < 0 ||
+	    (r = json_get_str(json, "field", true, LAYOUT_NAME_MAX - 1, &names[1])) < 0 ||
+	    (r = json_get_int(json, "layer", true, 0, UINT32_MAX, &n[0])) < 0 ||
+	    (r = json_get_int(json, "first_unit", true, 0, UINT32_MAX, &n[1])) < 0 ||
+	    (r = json_get_int(json, "units", true, 1, UINT32_MAX, &n[2])) < 0)
+		return err_pass(r);
+	view = layout_view_find(dst, names[0]);
+	layer = view ? layout_layer_find(view, (uint32_t)n[0]) : NULL;
+	field = layer ? layout_field_find(layer, names[1]) : NULL;
+	if (!field)
+		return err_raise(ERR_RANGE,
+				 "dst has no view %s layer %" PRId64 " field %s",
+				 names[0], n[0], names[1]);
+	*want = (struct plan_want){.view = (uint16_t)(view - dst->views),
+				   .field = (uint16_t)(field - layer->fields),
+				   .layer = (uint32_t)n[0],
+				   .first_unit = (uint32_t)n[1],
+				   .units = (uint32_t)n[2]};
+	return 0;
+}
+
+static int read_wants(const cJSON *root, struct input *in)
+{
+	const cJSON *list = NULL, *it;
+	int r = json_get_array(root, "wants", false, PLAN_JSON_WANTS_MAX, &list);
+
+	if (r < 0 || !list)
+		return err_pass(r);
+	/* one more: an empty list is not all */
+	in->wants = mem_calloc((size_t)cJSON_GetArraySize(list) + 1, sizeof(*in->wants));
+	if (!in->wants)
+		return -err_errno(ERR_NOMEM);
+	cJSON_ArrayForEach(it, list) {
+		r = read_want(it, in->dst, &in->wants[in->want_count]);
+		if (r < 0)
+			return err_prefix(r, "wants[%zu]", in->want_count);
+		in->want_count++;
+	}
+	qsort(in->wants, in->want_count, sizeof(*in->wants), plan_want_compare);
+	return err_pass(cover_check_wants(in->src, in->dst, in->wants, in->want_count));
+}
+
 static int plan_json_read_input(const cJSON *root, struct input *in)
 {
 	const cJSON *list, *it;
@@ -145,7 +203,7 @@ static int plan_json_read_input(const cJSON *root, struct input *in)
 		if (r < 0)
 			return err_prefix(r, "map[%zu]", in->map_count - 1);
 	}
-	return 0;
+	return err_pass(read_wants(root, in));
 }
 
 /* ---- writing ---- */
@@ -211,6 +269,8 @@ int plan_json_rows(const cJSON *root, uint64_t max_rows, plan_json_explain_rows 
 					    .dst = in.dst,
 					    .maps = in.maps,
 					    .map_count = in.map_count,
+					    .wants = in.wants,
+					    .want_count = in.want_count,
 					    .max_rows = max_rows};
 		r = plan_make(&req, &plan);
 		if (r == 0 && explain)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * plan_json: the planner with JSON on both sides (docs/internals/planner.md): {"src",
- * "dst", "map"} to rows, {"sources", "dst", "room"} to sends. For `kvd-ctl plan` and
- * the daemon's command `plan`. Pure; any thread.
+ * "dst", "map", "wants"} to rows, {"sources", "dst", "room"} to sends. For `kvd-ctl plan`
+ * and the daemon's command `plan`. Pure; any thread.
  */
 #ifndef KVD_PLAN_PLAN_JSON_H
 #define KVD_PLAN_PLAN_JSON_H
@@ -16,6 +16,8 @@ struct cover;
 struct layout;
 struct plan;
 struct plan_request;
+
+#define PLAN_JSON_WANTS_MAX (1u << 20)
 
 /* Text in place of the JSON answer. */
 typedef void plan_json_explain_rows(const struct plan_request *req,

@@ -458,6 +458,7 @@ void party_use_pool(struct party *party, struct remote_pool *pool)
 	handshake_pool_use(pool);
 	snprintf(party->pool_name, sizeof(party->pool_name), "%s", pool->name);
 	party->rank = pool->layout->rank;
+	party->pool_id = pool->id;
 	if (!room_sends(party->room))
 		room_trace(party->room, TRACE_POOL, party, 0);
 }

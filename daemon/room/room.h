@@ -63,6 +63,7 @@ struct party {
 	struct room *room;
 	struct remote *remote;	       /* held (reaches) */
 	struct remote_pool *pool;      /* in use (handshake_pool_use) or NULL */
+	uint64_t pool_id;	       /* of the one that was in use last; 0: none was */
 	char pool_name[POOL_NAME_MAX]; /* as asked for; "" = the only one */
 	int64_t rank;		       /* as asked for; ROOM_ANY_RANK */
 	uint64_t gen;	     /* the other side's generation; 0 = not known yet */

@@ -394,7 +394,113 @@ def layouts_are_shown_and_can_be_planned():
         assert "no pool 1000000000000000" in other, other
 
 
-run([layouts_are_shown_and_can_be_planned, push_is_seen_from_both_sides, pull_and_ended_rooms_are_traced,
+def rows_of(shown):
+    """bytes and rows of each explained plan."""
+    lines = [line.split() for line in shown.split("\n") if " bytes in " in line]
+    return [(int(words[0]), int(words[3])) for words in lines]
+
+
+def moved(src, dst, plans):
+    """Does each of the rows that were told hold the same at both ends?"""
+    for line in plans.strip().split("\n"):
+        rows = json.loads(line)["rows"]
+        assert rows, plans
+        for _, at, _, to, length in rows:
+            assert src.mem[at:at + length] == dst.mem[to:to + length], (at, to, length)
+
+
+def room_is_planned_as_it_was_moved():
+    with Pair() as p:
+        p.src.fill(SRC, TOKENS)
+        open_pull(p.prefill, p.decode, p.src, p.dst, 7, SRC, DST, TOKENS)
+        p.decode.until(7, "pull", SUCCESS)
+        did = p.decode.cmd("room.show", room="7")["received"]
+        out = p.shown("d0", "plan", "--room", "7", "--explain")
+        assert rows_of(out) == [(did["bytes"], did["rows"])], (out, did)
+        assert "room 7 (pull), with " in out and "over tcp: " in out, out
+        assert "not known here" not in out, out
+        plans = p.shown("d0", "plan", "--room", "7", "--role", "pull")
+        moved(p.src, p.dst, plans)
+        assert json.loads(plans)["bytes"] == did["bytes"], plans
+        status, out, err = p.ctl("p0", "plan", "--room", "7", "--explain")
+        assert status == 1 and "ask the daemon of " in err and not out, (out, err)
+        p.push(8)  # the receiver's pages are apart already, so the rows are the real ones
+        for name, room in (("d0", p.decode.cmd("room.show", room="8", role="recv")["received"]),
+                           ("p0", p.prefill.cmd("room.show", room="8", role="send")["sent"])):
+            out = p.shown(name, "plan", "--room", "8", "--explain")
+            assert rows_of(out) == [(room["bytes"], room["rows"])], (out, room)
+            assert "taken as if no two were neighbours" in out, out
+            status, out, err = p.ctl(name, "plan", "--room", "8")
+            assert status == 1 and "--explain says" in err and not out, (out, err)
+
+
+def long_page_lists_are_planned_whole():
+    """A token a page: 1000 pages, backwards, with some neighbours."""
+    pages = [n ^ 1 for n in range(1023, 23, -1)]
+    with Pair() as p:
+        for engine, cache in (p.prefill, p.src), (p.decode, p.dst):
+            layout = Cache.layout(0)
+            view = layout["views"]["kv"]
+            view.update(page_tokens=1, pages=1024)
+            for layer in view["layers"]:
+                for field in layer["fields"]:
+                    field["page_stride"] = field["token_stride"]
+            cache.name = "small"
+            cache.pool = engine.cmd("pool.register", name="small", layout=layout,
+                                    regions=[{"region": cache.region}])["pool"]
+        p.src.mem[:] = os.urandom(len(p.src.mem))
+        p.open(3, "offer", views={"kv": {"pages": pages}})
+        p.open(3, "pull", views={"kv": {"pages": pages[::-1]}},
+               sources=[dict(endpoint=p.prefill.endpoint, pool="small")])
+        p.decode.until(3, "pull", SUCCESS)
+        did = p.decode.cmd("room.show", room="3")["received"]
+        plans = p.shown("d0", "plan", "--room", "3")
+        moved(p.src, p.dst, plans)
+        assert json.loads(plans)["bytes"] == did["bytes"] == 1000 * 2048, (did, plans[-99:])
+
+
+def source_that_sends_nothing_is_planned_so():
+    with Pair() as p:
+        Cache(p.prefill, name="kv1", rank=1)
+        sources = [dict(endpoint=p.prefill.endpoint, pool=name) for name in ("kv", "kv1")]
+        p.open(5, "recv", sources=sources)
+        p.decode.cmd("room.bind", room="5", views={"kv": {"pages": DST, "tokens": [0, TOKENS]}})
+        p.open(5, "send")
+        p.prefill.until(5, "send", WAITING)
+        out = p.shown("d0", "plan", "--room", "5", "--explain")
+        (busy, _), (idle, _) = rows_of(out)
+        assert busy == p.decode.cmd("room.show", room="5")["expected_bytes"] and not idle, out
+        assert "field k: nothing is wanted of rank 1" in out, out
+
+
+def rooms_that_cannot_be_planned_say_why():
+    with Pair() as p:
+        def refused(name, words, *args):
+            status, out, err = p.ctl(name, "plan", "--explain", "--room", *args)
+            assert status == 1 and words in err and not out, (args, out, err)
+
+        p.open(1, "send")
+        refused("p0", "room 1: no peer has told its pages and layout yet", "1")
+        p.open(2, "recv", sources=[p.prefill.endpoint])
+        p.decode.until(2, "recv", WAITING)
+        refused("d0", "room 2: its engine has bound no pages", "2", "--role", "recv")
+        p.open(6, "recv", sources=[dict(endpoint=p.prefill.endpoint, pool="none")])
+        refused("d0", "the layout of ", "6")
+        refused("d0", "no send room 2", "2", "--role", "send")
+        p.push(4)
+        assert "no party 9" in p.decode.refused("ENOTFOUND", "room.plan", room="4", party=9)
+        p.decode.cmd("room.close", room="4")
+        refused("d0", "no pages are kept; what it did: kvd-ctl trace 4", "4")
+        for args in ([], ["a", "b"], ["--room", "4", "file"], ["--room", "4", "--cover"],
+                     ["--role", "send", "file"], ["--nothing", "file"]):
+            status, out, err = p.ctl("d0", "plan", *args)
+            assert status == 2 and err and not out, (args, status, out, err)
+
+
+run([layouts_are_shown_and_can_be_planned, room_is_planned_as_it_was_moved,
+     long_page_lists_are_planned_whole, source_that_sends_nothing_is_planned_so,
+     rooms_that_cannot_be_planned_say_why, push_is_seen_from_both_sides,
+     pull_and_ended_rooms_are_traced,
      room_that_hangs_shows_until_now, other_host_is_joined_and_its_clock_aligned,
      what_engines_call_it_is_told_to_both_sides, names_that_are_none_are_refused,
      only_ones_own_rooms_are_told, room_with_many_chunks_keeps_its_first_and_its_end,

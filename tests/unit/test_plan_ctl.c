@@ -43,6 +43,11 @@ static const char accepted[] =
 
 #define DST_K "\"page_stride\":16384,\"token_stride\":1024"
 
+#define WANT(view, layer, field, first, units)                          \
+	"{\"view\":\"" view "\",\"layer\":" layer ",\"field\":\"" field \
+	"\",\"first_unit\":" first ",\"units\":" units "}"
+#define WANTS(wants) "\"wants\":[" wants "],\"map\":["
+
 static const struct refusal {
 	const char *from, *to, *needle;
 	enum err_code code;
@@ -158,6 +163,23 @@ static const struct refusal {
 	{"\"tokens\":[0,32]", "\"tokens\":{\"0\":32}", "tokens", ERR_INVAL},
 	{"\"tokens\":[0,32]", "\"tokens\":[0,0.5]", "tokens", ERR_INVAL},
 	{"\"tokens\":[0,32]", "\"layers\":[1,0]", "layers", ERR_RANGE},
+	/* wants */
+	{"\"map\":[", "\"wants\":3,\"map\":[", "wants", ERR_INVAL},
+	{"\"map\":[", "\"wants\":[7],\"map\":[", "wants[0]: must be an object",
+	 ERR_INVAL},
+	{"\"map\":[", WANTS(WANT("kw", "0", "k", "4", "4")), "wants[0]: dst has no view",
+	 ERR_RANGE},
+	{"\"map\":[", WANTS(WANT("kv", "1", "k", "4", "4")), "layer 1", ERR_RANGE},
+	{"\"map\":[", WANTS(WANT("kv", "0", "w", "4", "4")), "field w", ERR_RANGE},
+	{"\"map\":[", WANTS(WANT("kv", "0", "k", "4", "0")), "wants[0]: units",
+	 ERR_RANGE},
+	{"\"map\":[", WANTS(WANT("kv", "0", "k", "-1", "4")), "wants[0]: first_unit",
+	 ERR_RANGE},
+	{"\"map\":[", WANTS(WANT("kv", "0", "k", "3", "4")), "want", ERR_RANGE},
+	{"\"map\":[", WANTS(WANT("kv", "0", "k", "6", "4")), "want", ERR_RANGE},
+	{"\"map\":[",
+	 WANTS(WANT("kv", "0", "k", "5", "2") "," WANT("kv", "0", "k", "4", "2")),
+	 "unit 5 twice", ERR_DUP},
 };
 
 static char *answer(const char *text, size_t len, struct plan_options options, int *r_p)
@@ -233,6 +255,38 @@ static void plan_of_slices_is_rows_of_half_a_token(void **state)
 		      "[1,130048,1,15360,1024],[1,132096,1,114688,1024]],"
 		      "\"runs\":2,\"descriptors\":4,\"bytes\":4096}\n");
 	free(text);
+}
+
+static void plan_of_wants_has_no_other_rows(void **state)
+{
+	char *tokens = replaced(accepted, "\"tokens\":[0,32]", "\"tokens\":[15,17]");
+	char *text = replaced(tokens, "\"map\":[", WANTS(WANT("kv", "0", "k", "6", "2")));
+	char *none = replaced(tokens, "\"map\":[", WANTS(""));
+	char *out;
+	int r;
+
+	(void)state;
+	assert_answer(text, (struct plan_options){0},
+		      "{\"rows\":[[0,130560,0,15872,512],[0,132608,0,115200,512]],"
+		      "\"runs\":1,\"descriptors\":2,\"bytes\":1024}\n");
+	assert_answer(none, (struct plan_options){0},
+		      "{\"rows\":[],\"runs\":0,\"descriptors\":0,\"bytes\":0}\n");
+	out = answer(text, strlen(text), (struct plan_options){.explain = true}, &r);
+	assert_int_equal(r, 0);
+	assert_non_null(strstr(out, "field k: units [6,8) of 8, rank 0 -> rank 1"));
+	assert_non_null(strstr(out, "field v: nothing is wanted of rank 0"));
+	assert_non_null(strstr(out, "1024 bytes in 2 rows"));
+	free(out);
+	free(none);
+	free(text);
+	text = replaced(
+		tokens, "\"map\":[",
+		WANTS(WANT("kv", "0", "k", "6", "2") "," WANT("kv", "0", "k", "4", "1")));
+	out = answer(text, strlen(text), (struct plan_options){.explain = true}, &r);
+	assert_non_null(strstr(out, "field k: units [4,5) and 1 more stretches of 8"));
+	free(out);
+	free(text);
+	free(tokens);
 }
 
 static void plan_of_nothing_in_common_has_no_rows(void **state)
@@ -497,23 +551,16 @@ static void cover_explained_names_the_idle(void **state)
 	free(out);
 }
 
-/* ---- the command line ---- */
+/* ---- the file ---- */
 
-static void command_line_wrong_is_usage(void **state)
+static void file_that_is_not_there_is_refused(void **state)
 {
-	const char *none[] = {"plan", NULL};
-	const char *two[] = {"plan", "a", "b", NULL};
-	const char *unknown[] = {"plan", "--nothing", "a", NULL};
-	const char *missing[] = {"plan", "/nonexistent/file", NULL};
 	FILE *saved = stderr;
 
 	(void)state;
 	stderr = fopen("/dev/null", "w");
 	assert_non_null(stderr);
-	assert_int_equal(plan_main(1, (char **)none), 2);
-	assert_int_equal(plan_main(3, (char **)two), 2);
-	assert_int_equal(plan_main(3, (char **)unknown), 2);
-	assert_int_equal(plan_main(2, (char **)missing), 1);
+	assert_int_equal(plan_file("/nonexistent/file", &(struct plan_options){0}), 1);
 	fclose(stderr);
 	stderr = saved;
 }
@@ -549,6 +596,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(input_refused_names_the_field),
 		cmocka_unit_test(plan_of_slices_is_rows_of_half_a_token),
+		cmocka_unit_test(plan_of_wants_has_no_other_rows),
 		cmocka_unit_test(plan_of_nothing_in_common_has_no_rows),
 		cmocka_unit_test(plan_of_an_empty_range_has_no_rows),
 		cmocka_unit_test(pages_as_runs_are_pages),
@@ -560,7 +608,7 @@ int main(void)
 		cmocka_unit_test(cover_of_one_latent_goes_by_room),
 		cmocka_unit_test(cover_that_cannot_be_names_the_units),
 		cmocka_unit_test(cover_explained_names_the_idle),
-		cmocka_unit_test(command_line_wrong_is_usage),
+		cmocka_unit_test(file_that_is_not_there_is_refused),
 		cmocka_unit_test(memory_that_runs_out_is_an_error),
 	};
 

@@ -314,6 +314,8 @@ static void strangers_are_told_nothing(void **state)
 
 	stranger->admin = p->decode->admin = false;
 	open_recv(p, 1, "");
+	bind(p, 1, "3,5");
+	cluster_run(&p->c, 50 * MS);
 	for (unsigned int i = 0; i < ARRAY_LEN(asked); i++) {
 		cJSON *reply = cluster_call(&p->c, stranger, "%s", asked[i]);
 		cJSON *own = cluster_call(&p->c, p->decode, "%s", asked[i]);
@@ -331,6 +333,10 @@ static void strangers_are_told_nothing(void **state)
 			(unsigned long long)p->dst.pool);
 	cluster_ok(&p->c, p->decode, "{'cmd':'pool.layout','pool':%llu}",
 		   (unsigned long long)p->dst.pool);
+	cluster_refused(&p->c, stranger, "ENOTFOUND", "{'cmd':'room.plan','room':'1'}");
+	cluster_ok(&p->c, p->decode, "{'cmd':'room.plan','room':'1'}");
+	stranger->admin = true;
+	cluster_ok(&p->c, stranger, "{'cmd':'room.plan','room':'1'}");
 }
 
 /* A turn writes so much; the count of pages is whole. */
