@@ -493,6 +493,25 @@ static void pool_going(struct handshake *hs, struct remote_pool *pool)
 	handshake_pool_unuse(pool);
 }
 
+/* What tells the two apart, or that nothing does yet. */
+static int pool_ambiguous(const struct remote *remote, const struct remote_pool *a,
+			  const struct remote_pool *b)
+{
+	const char *remedy =
+		strcmp(a->name, b->name) != 0
+			? "set the source's field pool to one of the names"
+		: a->layout->rank != b->layout->rank
+			? "set the source's field rank to one of the ranks"
+			: "give each a name of its own there (pool.register, "
+			  "field name), and set the source's field pool";
+
+	return err_raise(ERR_INVAL,
+			 "sources: %.80s has several pools that fit ('%.32s' rank %u, "
+			 "'%.32s' rank %u): %s",
+			 remote->label, a->name, a->layout->rank, b->name,
+			 b->layout->rank, remedy);
+}
+
 int handshake_pool(struct remote *remote, const char *name, int64_t rank,
 		   const struct pool *local, struct remote_pool **pool_p)
 {
@@ -506,12 +525,7 @@ int handshake_pool(struct remote *remote, const char *name, int64_t rank,
 		    (rank >= 0 && pool->layout->rank != (uint64_t)rank))
 			continue;
 		if (found)
-			return err_raise(
-				ERR_INVAL,
-				"sources: %s has several pools that fit ('%s' rank "
-				"%u, '%s' rank %u): name pool and rank",
-				remote->label, found->name, found->layout->rank,
-				pool->name, pool->layout->rank);
+			return err_pass(pool_ambiguous(remote, found, pool));
 		found = pool;
 	}
 	if (!found)

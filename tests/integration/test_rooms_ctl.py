@@ -190,6 +190,35 @@ def drain_says_what_it_waits_for():
         assert p.a.wait() == 0
 
 
-run([room_that_hangs_names_whom_it_waits_for_on_both_sides,
+def source_with_several_pools_names_what_to_set():
+    with Pair() as p:
+        rooms = iter(range(1, 1 << 30))
+
+        def told(words):
+            """Once the other daemon knows of both pools."""
+            room = next(rooms)
+            p.recv(room)
+            until("an end", lambda: p.decode.state(room, "recv")[0] in (FAILED, WAITING))
+            state, error, _ = p.decode.state(room, "recv")
+            if state == WAITING:
+                p.decode.cmd("room.abort", room=str(room))
+                p.decode.until(room, "recv", FAILED)
+            return state == FAILED and words in error["message"]
+
+        def says(words):
+            until(words, lambda: told(words))
+
+        other = Cache(p.prefill, rank=1)
+        says("('kv' rank 0, 'kv' rank 1): set the source's field rank to one")
+        p.prefill.cmd("pool.unregister", pool=other.pool)
+        other = Cache(p.prefill, name="draft")
+        says("('kv' rank 0, 'draft' rank 0): set the source's field pool to one")
+        p.prefill.cmd("pool.unregister", pool=other.pool)
+        Cache(p.prefill)
+        says("('kv' rank 0, 'kv' rank 0): give each a name of its own there (pool.register, "
+             "field name), and set the source's field pool")
+
+
+run([source_with_several_pools_names_what_to_set, room_that_hangs_names_whom_it_waits_for_on_both_sides,
      room_that_cannot_start_fails_there_at_once, rooms_that_ended_are_in_the_history,
      ended_rooms_are_logged_as_asked, drain_says_what_it_waits_for])
