@@ -154,12 +154,11 @@ static int drain_wait(struct ctl *ctl)
 		if (r)
 			break;
 		room = ctl_list(reply, "rooms") ? ctl_list(reply, "rooms")->child : NULL;
-		ctl_progress("draining for %.0f s: %.0f rooms open%s%s%s%.100s",
-			     clock_s() - began_s, ctl_num(reply, "total"),
-			     room ? "; room " : "",
-			     room ? ctl_str(room, "room", "?") : "",
-			     room ? " waits for " : "",
-			     ctl_str(ctl_list(room, "waits_for"), "what", ""));
+		ctl_progress(
+			"draining for %.0f s: %s open%s%s%s%.100s", clock_s() - began_s,
+			ctl_count(ctl_num(reply, "total"), "room"), room ? "; room " : "",
+			room ? ctl_str(room, "room", "?") : "", room ? " waits for " : "",
+			ctl_str(ctl_list(room, "waits_for"), "what", ""));
 		cJSON_Delete(reply);
 		poll(NULL, 0, DRAIN_LOOK_MS);
 	}

@@ -103,9 +103,10 @@ const char *ctl_str(const cJSON *obj, const char *name, const char *absent);
 double ctl_num(const cJSON *obj, const char *name);
 const cJSON *ctl_list(const cJSON *obj, const char *name);
 bool ctl_true(const cJSON *obj, const char *name);
-/* "1.5 MiB", "3.2 s"; the text lives until four more calls. */
+/* "1.5 MiB", "1:05 min", "1 room", "2 rooms"; the text lives until eight more calls. */
 const char *ctl_bytes(double bytes);
 const char *ctl_ms(double ms);
+const char *ctl_count(double count, const char *noun);
 struct table;
 int ctl_print_table(struct table *table); /* frees it */
 

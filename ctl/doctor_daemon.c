@@ -260,8 +260,9 @@ static void say_refused(struct doctor *d, const cJSON *keys)
 
 		if (ctl_num(one, "last_ms") < RECENT_MS)
 			doctor_say(d, DOCTOR_WARN, remedy,
-				   "%s was refused %.0f times, the last %s ago: %s",
-				   ctl_str(one, "address", "?"), ctl_num(one, "count"),
+				   "%s was refused %s, the last %s ago: %s",
+				   ctl_str(one, "address", "?"),
+				   ctl_count(ctl_num(one, "count"), "time"),
 				   ctl_ms(ctl_num(one, "last_ms")), why);
 	}
 }
@@ -301,7 +302,8 @@ void doctor_keys(struct doctor *d)
 			   *allowed ? allowed : "curve_allow_file");
 	say_refused(d, keys);
 	if (d->worst == DOCTOR_OK && *secret)
-		doctor_say(d, DOCTOR_OK, "", "%d daemons may connect", count);
+		doctor_say(d, DOCTOR_OK, "", "%s may connect",
+			   ctl_count(count, "daemon"));
 	else if (d->worst == DOCTOR_OK)
 		doctor_say(d, DOCTOR_OK, "", "none: peers are not authenticated");
 	d->worst = before > d->worst ? before : d->worst;
@@ -557,9 +559,9 @@ static void say_failures(struct doctor *d, const cJSON *rooms, const cJSON *late
 	cJSON_ArrayForEach(one, rooms)
 		count += strcmp(ctl_str(ctl_list(one, "error"), "code", ""), code) == 0;
 	doctor_say(d, DOCTOR_WARN, err_remedy(err_of_name(code)),
-		   "%u rooms failed with %s; the latest, %s (%s), %s ago: %s", count,
-		   code, ctl_str(latest, "room", "?"), ctl_str(latest, "role", "?"),
-		   ctl_ms(ctl_num(latest, "ended_ms")),
+		   "%s failed with %s; the latest, %s (%s), %s ago: %s",
+		   ctl_count(count, "room"), code, ctl_str(latest, "room", "?"),
+		   ctl_str(latest, "role", "?"), ctl_ms(ctl_num(latest, "ended_ms")),
 		   ctl_str(ctl_list(latest, "error"), "message", ""));
 }
 

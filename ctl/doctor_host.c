@@ -110,9 +110,9 @@ void doctor_rights(struct doctor *d)
 			   vm);
 	if (d->uid != 0 && !caps && !vm)
 		doctor_say(d, DOCTOR_OK, "",
-			   "uid %ld without capabilities, %s; %u engines of other users",
-			   d->uid, seccomp == 2 ? "seccomp filter" : "no seccomp filter",
-			   foreign);
+			   "uid %ld without capabilities, %s; %s of other users", d->uid,
+			   seccomp == 2 ? "seccomp filter" : "no seccomp filter",
+			   ctl_count(foreign, "engine"));
 }
 
 /* "pid:[4026531836]"; "" where it may not be read. */
@@ -166,11 +166,12 @@ void doctor_namespaces(struct doctor *d)
 			   gpus ? "--pid=host --ipc=host, or one pod with shared "
 				  "namespaces"
 				: "",
-			   "%u engines ('%s') live in other PID or IPC namespaces: "
-			   "memfd works, GPU memory does not",
-			   apart, who);
+			   "%s ('%s') in other PID or IPC namespaces: memfd works, GPU "
+			   "memory does not",
+			   ctl_count(apart, "engine"), who);
 	else if (all)
-		doctor_say(d, DOCTOR_OK, "", "%u engines in the daemon's", all);
+		doctor_say(d, DOCTOR_OK, "", "%s in the daemon's",
+			   ctl_count(all, "engine"));
 }
 
 /* ---- kernel and memory ---- */

@@ -45,43 +45,6 @@ bool ctl_true(const cJSON *obj, const char *name)
 	return cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(obj, name));
 }
 
-static char *text_ring(void)
-{
-	static char texts[4][32];
-	static unsigned int at;
-
-	return texts[at++ % 4];
-}
-
-const char *ctl_bytes(double bytes)
-{
-	static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-	char *text = text_ring();
-	unsigned int u = 0;
-
-	for (; bytes >= 10240 && u + 1 < ARRAY_LEN(units); u++)
-		bytes /= 1024;
-	snprintf(text, 32, u ? "%.1f %s" : "%.0f %s", bytes, units[u]);
-	return text;
-}
-
-const char *ctl_ms(double ms)
-{
-	char *text = text_ring();
-	unsigned long s = (unsigned long)(ms / 1000);
-
-	if (ms < 10)
-		snprintf(text, 32, "%.2f ms", ms);
-	else if (ms < 10000)
-		snprintf(text, 32, "%.0f ms", ms);
-	else if (s < 3600)
-		snprintf(text, 32, "%lu:%02lu min", s / 60, s % 60);
-	else
-		snprintf(text, 32, "%lud %02lu:%02lu", s / 86400, s / 3600 % 24,
-			 s / 60 % 60);
-	return text;
-}
-
 int ctl_print_table(struct table *table)
 {
 	int r = table_print(table, stdout);

@@ -687,9 +687,8 @@ static void print_missing(const struct trace *t)
 			       "took their place\n",
 			       ctl_str(lane->room, "role", "?"));
 		if (ctl_num(lane->room, "left_out") > 0)
-			printf("\n%s: %.0f events are left out\n",
-			       ctl_str(lane->room, "role", "?"),
-			       ctl_num(lane->room, "left_out"));
+			printf("\n%s: %s left out\n", ctl_str(lane->room, "role", "?"),
+			       ctl_count(ctl_num(lane->room, "left_out"), "event"));
 		if (ctl_true(lane->room, "views_cut"))
 			printf("\n%s: more views or receivers are left out\n",
 			       ctl_str(lane->room, "role", "?"));

@@ -184,11 +184,11 @@ def process_is_judged_by_its_own_files():
         # the engine is this process
         theirs = "proc/%d/ns/" % os.getpid()
         apart = {mine + "ns/pid": "->pid:[1]", theirs + "pid": "->pid:[2]"}
-        has(host(apart, d), "ok", "namespaces", "1 engines ('vllm')", "memfd works")
+        has(host(apart, d), "ok", "namespaces", "1 engine ('vllm')", "memfd works")
         apart["proc/driver/nvidia/version"] = "x"
         has(host(apart, d), "warn", "namespaces", "--ipc=host")
         has(host({mine + "ns/pid": "->pid:[1]", theirs + "pid": "->pid:[1]"}, d), "ok",
-            "namespaces", "1 engines in the daemon's")
+            "namespaces", "1 engine in the daemon's")
 
 
 def link_of_the_address_is_judged():
@@ -271,7 +271,7 @@ def keys_are_judged():
                 Daemon(text % (tmp, "b", tmp), name="b") as b:
             a.expect("refused")
             b.expect("refuses our key")
-            has(doctor(a), "ok", "keys", "1 daemons may connect")
+            has(doctor(a), "ok", "keys", "1 daemon may connect")
             endpoint = json.loads(ctl("--socket", a.socket_path, "-j", "status").stdout)
             lines = doctor(b, "--peer", endpoint["endpoint"])
             has(lines, "FAIL", "peers", "EAUTH", "kvd-ctl keys")
@@ -356,7 +356,7 @@ def peers_and_failures_have_remedies():
         line = until(lambda: [line for line in doctor(a, "--stuck", "1ms")
                               if "5000 (send)" in line[2]])
         assert line[0] == "warn" and "the router" in line[3], line
-        found = has(doctor(a), "warn", "failures", "1 rooms failed with EABORTED", "a reason")
+        found = has(doctor(a), "warn", "failures", "1 room failed with EABORTED", "a reason")
         assert found[3] == remedies["EABORTED"], found
         prefill.close()
         a.stop()

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ctl/ctl.h"
 #include "ctl/table.h"
 #include "ctl/words.h"
 
@@ -89,6 +90,27 @@ static void table_that_is_fitted_shortens_one_column(void **state)
 	free(text);
 }
 
+static void amounts_are_written_for_people(void **state)
+{
+	static const struct {
+		double ms;
+		const char *text;
+	} times[] = {
+		{0.25, "0.25 ms"},   {9999, "9999 ms"},	     {10000, "10 s"},
+		{59999, "59 s"},     {65000, "1:05 min"},    {3599000, "59:59 min"},
+		{3900000, "1:05 h"}, {86400000, "1d 00:00"}, {93784000, "1d 02:03"},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(times) / sizeof(*times); i++)
+		assert_string_equal(ctl_ms(times[i].ms), times[i].text);
+	assert_string_equal(ctl_bytes(10239), "10239 B");
+	assert_string_equal(ctl_bytes(10240), "10.0 KiB");
+	assert_string_equal(ctl_count(0, "room"), "0 rooms");
+	assert_string_equal(ctl_count(1, "room"), "1 room");
+	assert_string_equal(ctl_count(2, "room"), "2 rooms");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -96,6 +118,7 @@ int main(void)
 		cmocka_unit_test(words_of_an_answer_are_cleaned_at_any_depth),
 		cmocka_unit_test(words_as_json_are_escaped_not_changed),
 		cmocka_unit_test(table_that_is_fitted_shortens_one_column),
+		cmocka_unit_test(amounts_are_written_for_people),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Amounts as people read them. */
+#include <stdio.h>
+#include <string.h>
+
+#include "ctl/ctl.h"
+#include "daemon/base/mem.h"
+
+static char *text_ring(void)
+{
+	static char texts[8][32];
+	static unsigned int at;
+
+	return texts[at++ % ARRAY_LEN(texts)];
+}
+
+const char *ctl_bytes(double bytes)
+{
+	static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+	char *text = text_ring();
+	unsigned int u = 0;
+
+	for (; bytes >= 10240 && u + 1 < ARRAY_LEN(units); u++)
+		bytes /= 1024;
+	snprintf(text, 32, u ? "%.1f %s" : "%.0f %s", bytes, units[u]);
+	return text;
+}
+
+const char *ctl_ms(double ms)
+{
+	char *text = text_ring();
+	unsigned long s = (unsigned long)(ms / 1000);
+
+	if (ms < 10)
+		snprintf(text, 32, "%.2f ms", ms);
+	else if (ms < 10000)
+		snprintf(text, 32, "%.0f ms", ms);
+	else if (s < 60)
+		snprintf(text, 32, "%lu s", s);
+	else if (s < 3600)
+		snprintf(text, 32, "%lu:%02lu min", s / 60, s % 60);
+	else if (s < 86400)
+		snprintf(text, 32, "%lu:%02lu h", s / 3600, s / 60 % 60);
+	else
+		snprintf(text, 32, "%lud %02lu:%02lu", s / 86400, s / 3600 % 24,
+			 s / 60 % 60);
+	return text;
+}
+
+const char *ctl_count(double count, const char *noun)
+{
+	char *text = text_ring();
+
+	snprintf(text, 32, "%.0f %.20s%s", count, noun, count == 1 ? "" : "s");
+	return text;
+}
