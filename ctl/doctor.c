@@ -41,7 +41,7 @@ static const struct {
 	{"failures", doctor_failures},
 };
 
-static const char *const results[] = {"ok", "warn", "FAIL"};
+static const char *const results[] = {"ok", "warn", "FAIL", "note"};
 
 void doctor_say(struct doctor *d, enum doctor_result result, const char *remedy,
 		const char *fmt, ...)
@@ -53,7 +53,8 @@ void doctor_say(struct doctor *d, enum doctor_result result, const char *remedy,
 	va_start(ap, fmt);
 	vsnprintf(fact, sizeof(fact), fmt, ap);
 	va_end(ap);
-	d->worst = result > d->worst ? result : d->worst;
+	if (result != DOCTOR_NOTE && result > d->worst)
+		d->worst = result;
 	if (d->ctl->json) {
 		line = cJSON_CreateObject();
 		cJSON_AddStringToObject(line, "result", results[result]);

@@ -12,7 +12,8 @@
 
 #include "ctl/ctl.h"
 
-enum doctor_result { DOCTOR_OK, DOCTOR_WARN, DOCTOR_FAIL };
+/* The first three are exit statuses. A note is right for some: it counts as ok. */
+enum doctor_result { DOCTOR_OK, DOCTOR_WARN, DOCTOR_FAIL, DOCTOR_NOTE };
 
 struct doctor {
 	struct ctl *ctl;

@@ -186,6 +186,7 @@ void doctor_listen(struct doctor *d)
 	const char *listen = doctor_setting(d, "listen");
 	const char *port = strrchr(listen, ':');
 	bool random = port && strtoul(port + 1, NULL, 10) == 0;
+	bool loopback = is_loopback(listen); /* right where all daemons are on one host */
 
 	if (!*listen)
 		return;
@@ -193,15 +194,16 @@ void doctor_listen(struct doctor *d)
 		doctor_say(d, DOCTOR_WARN, "keys: kvd-ctl init, and insecure = no",
 			   "insecure = yes: whoever reaches the ports can read and write "
 			   "engines' caches");
-	if (is_loopback(listen))
-		doctor_say(d, DOCTOR_WARN,
+	if (loopback)
+		doctor_say(d, DOCTOR_NOTE,
 			   "where daemons are on several hosts: listen = an address of "
 			   "this host",
 			   "%s: no other host reaches it", listen);
 	if (random)
-		doctor_say(d, DOCTOR_WARN, "listen = a fixed port",
+		doctor_say(d, loopback ? DOCTOR_NOTE : DOCTOR_WARN,
+			   "listen = a fixed port",
 			   "%s: another endpoint after each start", listen);
-	if (!is_loopback(listen) && !random)
+	if (!loopback && !random)
 		doctor_say(d, DOCTOR_OK, "", "%s", listen);
 }
 

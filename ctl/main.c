@@ -92,9 +92,9 @@ const struct ctl_command ctl_commands[] = {
 	 "--peer ENDPOINT  can this daemon be reached from here? Up to 32\n"
 	 "--stuck TIME     rooms that wait for so long (30s)\n"
 	 "--root DIR       /proc, /sys and /dev are below DIR\n\n"
-	 "A line a check: ok, warn or FAIL, what is so, and what to do. Without a\n"
-	 "daemon the host is looked at. Exit status 0 when all is ok, 1 with a warn, 2\n"
-	 "with a FAIL. Whole for root, the daemon's uid or admin_uids.",
+	 "A line a check: ok, note (right for some hosts), warn or FAIL, what is so,\n"
+	 "what to do. Without a daemon the host is looked at. Exit status 1 with a\n"
+	 "warn, 2 with a FAIL, else 0. Whole for root, the daemon's uid or admin_uids.",
 	 0, 0, "apxu", ctl_run_doctor},
 	{"keys", "", "CURVE keys: this daemon's, who is allowed, who was refused",
 	 "After a change of curve_allow_file, reload the daemon.", 0, 0, "",
