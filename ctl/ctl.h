@@ -109,6 +109,8 @@ const char *ctl_ms(double ms);
 const char *ctl_count(double count, const char *noun);
 struct table;
 int ctl_print_table(struct table *table); /* frees it */
+/* The last error of a peer; `absent`: it has none. */
+void ctl_peer_error_cell(struct table *table, const cJSON *peer, const char *absent);
 
 extern const struct ctl_command ctl_commands[]; /* the last has no name */
 /* Option i of all: its name, "" when the command has no such; NULL at the end. */

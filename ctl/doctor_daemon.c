@@ -384,19 +384,42 @@ static double dead_after_ms(const struct doctor *d)
 	return 0;
 }
 
+/* One that is gone is none that rooms wait for; one that never came up, and that no room
+ * asked for, was perhaps only tried. Keys that do not fit have to be mended anyway. */
+static enum doctor_result peer_result(const cJSON *peer, const char *state,
+				      const char *code)
+{
+	if (strcmp(state, "unreached") == 0 && !ctl_num(peer, "rooms_ended") &&
+	    strcmp(code, "EAUTH") != 0)
+		return DOCTOR_NOTE;
+	return strcmp(state, "lost") == 0 || strcmp(state, "unreached") == 0
+		       ? DOCTOR_WARN
+		       : DOCTOR_FAIL;
+}
+
 static void say_error(struct doctor *d, const cJSON *peer, const char *state)
 {
 	const cJSON *error = ctl_list(peer, "last_error");
 	const char *code = ctl_str(error, "code", "EPEER");
 	const char *why = ctl_str(error, "message", ctl_str(peer, "why", "not reached"));
 
-	doctor_say(d, strcmp(state, "lost") ? DOCTOR_FAIL : DOCTOR_WARN,
-		   err_remedy(err_of_name(code)), "%s is %s for %s: %s: %s",
-		   ctl_peer_name(peer), state, ctl_ms(ctl_num(peer, "since_ms")), code,
-		   why);
+	doctor_say(d, peer_result(peer, state, code), err_remedy(err_of_name(code)),
+		   "%s is %s for %s: %s: %s", ctl_peer_name(peer), state,
+		   ctl_ms(ctl_num(peer, "since_ms")), code, why);
 }
 
-static void check_peer(struct doctor *d, const cJSON *peer)
+/* Of --peer: it is told already whether that one was reached. */
+static bool was_tried(const struct doctor *d, const char *endpoint)
+{
+	for (unsigned int i = 0; i < d->ctl->peers.count; i++) {
+		if (strcmp(d->ctl->peers.word[i], endpoint) == 0)
+			return true;
+	}
+	return false;
+}
+
+/* Whether there was something to say. */
+static bool check_peer(struct doctor *d, const cJSON *peer)
 {
 	const char *state = ctl_str(peer, "state", "?"),
 		   *version = ctl_str(peer, "version", "-"),
@@ -405,14 +428,13 @@ static void check_peer(struct doctor *d, const cJSON *peer)
 	bool slow = dead_ms > 0 && rtt_ms > dead_ms / 4, line;
 
 	if (ctl_true(peer, "self"))
-		return;
-	if (strcmp(state, "lost") == 0 && !ctl_num(peer, "downs") &&
-	    !ctl_num(peer, "rooms_ended"))
-		return; /* it was tried, and never was a peer */
+		return false;
 	line = ctl_true(peer, "data_line");
 	if (strcmp(state, "up") != 0) {
+		if (was_tried(d, ctl_str(peer, "endpoint", "")))
+			return false;
 		say_error(d, peer, state);
-		return;
+		return true;
 	}
 	doctor_say(d,
 		   !line					       ? DOCTOR_FAIL
@@ -433,6 +455,7 @@ static void check_peer(struct doctor *d, const cJSON *peer)
 			   "%s is reached by %s, for %s", ctl_peer_name(peer),
 			   ctl_str(peer, "transport", "none"),
 			   ctl_str(peer, "passed_over", ""));
+	return true;
 }
 
 /* --peer: the daemon tries, whether it knows it already or not. */
@@ -462,7 +485,7 @@ void doctor_peers(struct doctor *d)
 	static const char *const members[] = {"peers", "lost"};
 	cJSON *reply;
 	const cJSON *peer;
-	int count = 0;
+	unsigned int said = d->ctl->peers.count;
 
 	if (!d->health)
 		return;
@@ -472,11 +495,10 @@ void doctor_peers(struct doctor *d)
 		return;
 	for (unsigned int i = 0; i < 2; i++) {
 		cJSON_ArrayForEach(peer, ctl_list(reply, members[i])) {
-			check_peer(d, peer);
-			count++;
+			said += check_peer(d, peer);
 		}
 	}
-	if (!count)
+	if (!said)
 		doctor_say(d, DOCTOR_OK, "", "none known; --peer ENDPOINT tries one");
 	cJSON_Delete(reply);
 }

@@ -257,15 +257,17 @@ static void endpoint_cell(struct table *table, const cJSON *p)
 	table_cellf(table, "%.*s", (int)strcspn(endpoint, "#"), endpoint);
 }
 
-static void peer_error_cell(struct table *table, const cJSON *p)
+void ctl_peer_error_cell(struct table *table, const cJSON *p, const char *absent)
 {
 	const cJSON *error = ctl_list(p, "last_error");
 
 	if (error)
-		table_cellf(table, "%s ago: %s: %s", ctl_ms(ctl_num(error, "age_ms")),
-			    ctl_str(error, "code", "?"), ctl_str(error, "message", ""));
+		table_cellf(table, "%s%s ago: %s: %s",
+			    ctl_true(error, "resolved") ? "resolved, " : "",
+			    ctl_ms(ctl_num(error, "age_ms")), ctl_str(error, "code", "?"),
+			    ctl_str(error, "message", ""));
 	else
-		table_cell(table, "");
+		table_cell(table, absent);
 }
 
 /* The first that was passed over is named; --json and the doctor say why. */
@@ -296,7 +298,7 @@ static void peer_row(struct table *table, const cJSON *p)
 	table_cell(table, ctl_bytes(ctl_num(p, "bytes_out")));
 	table_cellf(table, "%.0f", ctl_num(p, "rooms_ended"));
 	table_cellf(table, "%.0f", ctl_num(p, "rooms_failed"));
-	peer_error_cell(table, p);
+	ctl_peer_error_cell(table, p, "");
 }
 
 int ctl_run_peers(struct ctl *ctl)

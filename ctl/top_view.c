@@ -326,7 +326,6 @@ char *top_head_text(const struct top *top, const struct top_view *v, unsigned in
 
 static void peer_cells(struct table *table, const struct top_peer *p, bool rooms_cut)
 {
-	const cJSON *error = ctl_list(p->json, "last_error");
 	bool up = strcmp(p->state, "up") == 0;
 
 	table_cell(table, p->name);
@@ -341,11 +340,7 @@ static void peer_cells(struct table *table, const struct top_peer *p, bool rooms
 	else
 		count_cell(table, p->rooms);
 	count_cell(table, p->failed);
-	if (error)
-		table_cellf(table, "%s ago: %s: %s", ctl_ms(ctl_num(error, "age_ms")),
-			    ctl_str(error, "code", "?"), ctl_str(error, "message", ""));
-	else
-		table_cell(table, up ? "" : ctl_str(p->json, "why", ""));
+	ctl_peer_error_cell(table, p->json, up ? "" : ctl_str(p->json, "why", ""));
 }
 
 static char *table_text(struct table *table)

@@ -154,7 +154,9 @@ static double ms_since(uint64_t now_ns, uint64_t then_ns)
 	return (double)((now_ns - then_ns) / LOOP_NS_PER_MS);
 }
 
-static bool put_totals(cJSON *one, const struct peer_totals *totals, uint64_t now_ns)
+/* up_ns: it is up since then; 0: it is not. */
+static bool put_totals(cJSON *one, const struct peer_totals *totals, uint64_t up_ns,
+		       uint64_t now_ns)
 {
 	cJSON *error;
 
@@ -170,6 +172,7 @@ static bool put_totals(cJSON *one, const struct peer_totals *totals, uint64_t no
 	return error &&
 	       cJSON_AddStringToObject(error, "code", err_name(totals->error.code)) &&
 	       cJSON_AddStringToObject(error, "message", totals->error.text) &&
+	       cJSON_AddBoolToObject(error, "resolved", totals->error_ns <= up_ns) &&
 	       cJSON_AddNumberToObject(error, "age_ms",
 				       ms_since(now_ns, totals->error_ns));
 }
@@ -185,6 +188,7 @@ static bool put_known(cJSON *one, const char *known_as, const char *product,
 static bool list_one(cJSON *out, const struct remote *remote, uint64_t now_ns)
 {
 	const struct peer *peer = remote->peer;
+	uint64_t up_ns = sm_state(&peer->sm) == PEER_UP ? peer->up_since_ns : 0;
 	struct brief brief;
 	cJSON *one;
 
@@ -195,7 +199,7 @@ static bool list_one(cJSON *out, const struct remote *remote, uint64_t now_ns)
 					       (double)remote->line.bytes_posted) &&
 		       put_known(one, peer->known_as, peer->product, peer->since_ns,
 				 now_ns) &&
-		       put_totals(one, &peer->totals, now_ns);
+		       put_totals(one, &peer->totals, up_ns, now_ns);
 	cJSON_Delete(one);
 	return false;
 }
@@ -208,10 +212,11 @@ static bool list_past(cJSON *out, const struct peer_past *past, uint64_t now_ns)
 		return cJSON_AddStringToObject(one, "endpoint", past->endpoint) &&
 		       cJSON_AddStringToObject(one, "name", past->name) &&
 		       cJSON_AddStringToObject(one, "instance", past->instance_text) &&
-		       cJSON_AddStringToObject(one, "state", "lost") &&
+		       cJSON_AddStringToObject(
+			       one, "state", past->totals.downs ? "lost" : "unreached") &&
 		       put_known(one, past->known_as, past->product, past->since_ns,
 				 now_ns) &&
-		       put_totals(one, &past->totals, now_ns);
+		       put_totals(one, &past->totals, 0, now_ns);
 	cJSON_Delete(one);
 	return false;
 }
@@ -302,9 +307,10 @@ const struct command peer_commands[] = {
 	 0, run_list,
 	 "peers: {endpoint, instance, state, transport, path, passed_over (transports "
 	 "that it could not be connected by, and why), inflight_bytes, …}; "
-	 "lost: the same of those that are gone; of each known_as (its name in "
-	 "curve_allow_file), version, since_ms (up or not), bytes_in, bytes_out, "
-	 "rooms_ended, rooms_failed, downs, last_error {code, message, age_ms}"},
+	 "lost: the same of those that are gone (state lost), or never came up "
+	 "(unreached); of each known_as (its name in curve_allow_file), version, "
+	 "since_ms (up or not), bytes_in, bytes_out, rooms_ended, rooms_failed, downs, "
+	 "last_error {code, message, resolved (it came up after it), age_ms}"},
 	{"peer.forget", "cut a peer; its rooms fail", forget_fields, COMMAND_ADMIN,
 	 run_forget, "nothing"},
 	{.name = NULL},

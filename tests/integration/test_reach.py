@@ -118,9 +118,11 @@ def key_that_is_not_allowed_is_said_on_both_sides_until_it_is():
             has(shown, "own key: " + keys.public["p0"], "REFUSED", keys.public["d0"], "x0")
             # the room and its peer are gone, and the cause is still there
             lost, = decode.cmd("peer.list")["lost"]
-            assert lost["known_as"] == "p0" and lost["last_error"]["code"] == "EAUTH", lost
+            assert lost["known_as"] == "p0" and lost["last_error"]["code"] == "EAUTH" and \
+                lost["state"] == "unreached" and not lost["last_error"]["resolved"], lost
             shown = ctl(d, "peers")
-            has(shown, "p0", "lost", "EAUTH: ", "refuses our key", "LAST-ERROR")
+            has(shown, "p0", "unreached", "EAUTH: ", "refuses our key", "LAST-ERROR")
+            assert "resolved" not in shown, shown
             assert keys.public["p0"] not in shown, shown
             # as the message says
             keys.allow("p0", {"d0": ("d0", "")})
@@ -134,7 +136,8 @@ def key_that_is_not_allowed_is_said_on_both_sides_until_it_is():
             up, = decode.cmd("peer.list")["peers"]
             assert up["state"] == "up" and up["known_as"] == "p0" and \
                 up["rooms_failed"] == 5 and up["version"].startswith("kvd "), up
-            has(ctl(d, "peers"), " up ", "p0")
+            assert up["last_error"]["resolved"], up
+            has(ctl(d, "peers"), " up ", "p0", "resolved, ", "EAUTH: ")
             decode.close()
             prefill.close()
 
