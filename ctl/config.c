@@ -39,9 +39,21 @@ static int config_values(struct ctl *ctl)
 	return r;
 }
 
+bool ctl_keys_differ(const cJSON *reply, char text[CTL_KEYS_MAX])
+{
+	const cJSON *keys = ctl_list(reply, "keys");
+	double added = ctl_num(keys, "added"), removed = ctl_num(keys, "removed"),
+	       changed = ctl_num(keys, "changed");
+
+	snprintf(text, CTL_KEYS_MAX, "%s added, %.0f removed, %.0f changed",
+		 ctl_count(added, "key"), removed, changed);
+	return added || removed || changed;
+}
+
 /* What differs, a line each; `taken`: the others were. */
 static int print_differing(const cJSON *reply, bool taken)
 {
+	char keys[CTL_KEYS_MAX];
 	const cJSON *row;
 	bool any = false;
 
@@ -55,6 +67,11 @@ static int print_differing(const cJSON *reply, bool taken)
 		       restart ? " (needs a restart)"
 		       : taken ? ""
 			       : " (taken by kvd-ctl reload)");
+	}
+	if (ctl_keys_differ(reply, keys)) {
+		any = true;
+		printf("peer.curve_allow_file: %s%s\n", keys,
+		       taken ? "" : " (taken by kvd-ctl reload)");
 	}
 	if (!any)
 		printf("%s: as it runs\n", *ctl_str(reply, "path", "")

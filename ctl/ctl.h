@@ -109,6 +109,9 @@ const char *ctl_ms(double ms);
 const char *ctl_count(double count, const char *noun);
 struct table;
 int ctl_print_table(struct table *table); /* frees it */
+/* What config.reload says of the allow-list; false: it is as it was read. */
+#define CTL_KEYS_MAX 80
+bool ctl_keys_differ(const cJSON *reply, char text[CTL_KEYS_MAX]);
 /* The last error of a peer; `absent`: it has none. */
 void ctl_peer_error_cell(struct table *table, const cJSON *peer, const char *absent);
 

@@ -137,7 +137,7 @@ void doctor_config(struct doctor *d)
 	cJSON *args = cJSON_CreateObject(), *reply;
 	const cJSON *row;
 	bool restart = false;
-	char names[300] = "";
+	char names[300] = "", keys[CTL_KEYS_MAX];
 	int count = 0;
 	size_t n = 0;
 
@@ -162,16 +162,19 @@ void doctor_config(struct doctor *d)
 				ctl_str(row, "running", ""), ctl_str(row, "file", ""));
 		count++;
 	}
+	if (ctl_keys_differ(reply, keys))
+		doctor_say(d, DOCTOR_WARN, "kvd-ctl reload",
+			   "curve_allow_file is not as it was read: %s", keys);
+	else if (!count)
+		doctor_say(d, DOCTOR_OK, "", "%s: as it runs",
+			   *ctl_str(reply, "path", "") ? ctl_str(reply, "path", "")
+						       : "built-in defaults");
 	if (count)
 		doctor_say(d, DOCTOR_WARN,
 			   restart ? "kvd-ctl config --diff; restart it"
 				   : "kvd-ctl reload",
 			   "the file says otherwise than what runs: %s%s", names,
 			   n < sizeof(names) - 100 ? "" : " …");
-	else
-		doctor_say(d, DOCTOR_OK, "", "%s: as it runs",
-			   *ctl_str(reply, "path", "") ? ctl_str(reply, "path", "")
-						       : "built-in defaults");
 	cJSON_Delete(reply);
 }
 

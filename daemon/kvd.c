@@ -32,6 +32,7 @@
 #include "daemon/features.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/link/link.h"
+#include "daemon/link/link_curve.h"
 #include "daemon/loop/notify.h"
 #include "daemon/loop/offload.h"
 #include "daemon/peer/peer.h"
@@ -182,7 +183,7 @@ static int load_again(const struct kvd_impl *impl, struct config *fresh)
 int kvd_reload(struct kvd *kvd, bool apply,
 	       void (*on_differ)(void *arg, const struct setting *row,
 				 const struct config *fresh),
-	       void *arg)
+	       void *arg, struct curve_changes *keys_p)
 {
 	cleanup_free struct config *fresh = mem_zalloc(sizeof(*fresh));
 	struct kvd_impl *impl = kvd_impl_of(kvd);
@@ -190,8 +191,8 @@ int kvd_reload(struct kvd *kvd, bool apply,
 	size_t count;
 	int r = fresh ? load_again(impl, fresh) : -ENOMEM;
 
-	if (r == 0 && apply)
-		r = link_zmq_reload(kvd->link, fresh->curve_allow_file);
+	if (r == 0)
+		r = link_zmq_reload(kvd->link, fresh->curve_allow_file, apply, keys_p);
 	if (r < 0)
 		return err_pass(r);
 	for (row = config_settings(&count); count; count--, row++) {
@@ -231,10 +232,11 @@ static void say_ready(const struct kvd *kvd)
 static void on_hup(struct loop_signal *sig)
 {
 	struct kvd_impl *impl = container_of(sig, struct kvd_impl, hup);
+	struct curve_changes keys;
 	unsigned int changed = 0;
 
 	notify_reloading(loop_clock_ns(impl->kvd->loop));
-	if (kvd_reload(impl->kvd, true, count_reloaded, &changed) < 0)
+	if (kvd_reload(impl->kvd, true, count_reloaded, &changed, &keys) < 0)
 		log_warn("daemon", impl->config.name, "not reloaded", "why=\"%s\"",
 			 err_last()->text);
 	else

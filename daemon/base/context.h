@@ -71,13 +71,15 @@ void kvd_drain(struct kvd *kvd, uint64_t deadline_ns);
 void kvd_stop(struct kvd *kvd);
 
 /* Read the configuration again; each option that differs goes to on_differ, with the
- * value of the file in `fresh`. With `apply` the reloadable ones and the allow-list
+ * value of the file in `fresh`, and what differs in the allow-list to keys_p. With
+ * `apply` the reloadable ones and the allow-list
  * are taken. ERR_CONFIG: the file's first error; nothing is taken then. */
 struct config;
 struct setting;
+struct curve_changes;
 int kvd_reload(struct kvd *kvd, bool apply,
 	       void (*on_differ)(void *arg, const struct setting *row,
 				 const struct config *fresh),
-	       void *arg);
+	       void *arg, struct curve_changes *keys_p);
 
 #endif

@@ -18,6 +18,7 @@
 #include "daemon/config/config.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/base/context.h"
+#include "daemon/link/link_curve.h"
 #include "daemon/loop/offload.h"
 #include "daemon/session/session.h"
 #include "daemon/config/setting.h"
@@ -199,17 +200,29 @@ static void add_differing(void *arg, const struct setting *row,
 		    cJSON_AddBoolToObject(json, "restart", !row->reload);
 }
 
+static bool add_keys(cJSON *result, const char *path, const struct curve_changes *keys)
+{
+	cJSON *json = cJSON_AddObjectToObject(result, "keys");
+
+	return json && cJSON_AddStringToObject(json, "path", path) &&
+	       cJSON_AddNumberToObject(json, "added", keys->added) &&
+	       cJSON_AddNumberToObject(json, "removed", keys->removed) &&
+	       cJSON_AddNumberToObject(json, "changed", keys->changed);
+}
+
 static int config_reload_run(struct request *req)
 {
 	const struct reload_args *args = request_args(req);
 	struct differing d = {.config = req->kvd->config, .filled = true};
 	cJSON *result = request_result();
+	struct curve_changes keys;
 	int r;
 
 	if (!result)
 		return err_pass(-ENOMEM);
 	d.list = cJSON_AddArrayToObject(result, "options");
-	r = d.list ? kvd_reload(req->kvd, !args->check, add_differing, &d) : -ENOMEM;
+	r = d.list ? kvd_reload(req->kvd, !args->check, add_differing, &d, &keys)
+		   : -ENOMEM;
 	if (r < 0) {
 		cJSON_Delete(result);
 		return err_pass(r);
@@ -220,7 +233,8 @@ static int config_reload_run(struct request *req)
 			 cJSON_GetArraySize(d.list));
 	return request_finish(
 		req, result,
-		d.filled && cJSON_AddStringToObject(result, "path", d.config->path));
+		d.filled && cJSON_AddStringToObject(result, "path", d.config->path) &&
+			add_keys(result, d.config->curve_allow_file, &keys));
 }
 
 /* ---- the end ---- */
@@ -287,7 +301,8 @@ const struct command admin_commands[] = {
 	{"config.reload", "Read the configuration again, as SIGHUP does", reload_fields,
 	 COMMAND_ADMIN, config_reload_run,
 	 "path, options [{section, name, running, file, restart}]: each that differed; "
-	 "those without restart were taken, unless check"},
+	 "keys {path, added, removed, changed}: lines of curve_allow_file that differed; "
+	 "these, and options without restart, were taken, unless check"},
 	{"drain", "Refuse new rooms, let running ones end, then stop", drain_fields,
 	 COMMAND_ADMIN, drain_run, "nothing"},
 	{"shutdown", "Stop now: rooms fail, sessions end", NULL, COMMAND_ADMIN,

@@ -88,8 +88,11 @@ struct loop;
 struct config;
 int link_zmq_new(struct loop *loop, const struct config *config, struct link **link_p);
 /* SIGHUP: read the allow file again; on an error the old list stays. Frames of
- * senders that are no longer in it are dropped. */
-int link_zmq_reload(struct link *link, const char *allow_file);
+ * senders that are no longer in it are dropped. Without `apply` only what differs is
+ * told. */
+struct curve_changes;
+int link_zmq_reload(struct link *link, const char *allow_file, bool apply,
+		    struct curve_changes *changes_p);
 /* Counters; `bad_frames` had not exactly [identity][frame]. */
 struct link_zmq_stats {
 	uint64_t frames_in, frames_out, bad_frames, refused, revoked;

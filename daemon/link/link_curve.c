@@ -320,15 +320,34 @@ const char *curve_allow_name(const struct curve_allow *allow, const char *public
 	return entry ? entry->name : NULL;
 }
 
-unsigned int curve_allow_missing(const struct curve_allow *of,
-				 const struct curve_allow *in)
+static bool entry_equal(const struct curve_entry *a, const struct curve_entry *b)
 {
-	const struct curve_entry *entry;
-	unsigned int missing = 0;
+	const struct list *at = a->hosts.next, *bt = b->hosts.next;
 
-	list_foreach(entry, &of->entries, link)
-		missing += !in || !find_key(in, entry->key);
-	return missing;
+	while (at != &a->hosts && bt != &b->hosts &&
+	       strcmp(list_entry(at, const struct curve_host, link)->text,
+		      list_entry(bt, const struct curve_host, link)->text) == 0) {
+		at = at->next;
+		bt = bt->next;
+	}
+	return at == &a->hosts && bt == &b->hosts && strcmp(a->name, b->name) == 0;
+}
+
+void curve_allow_compare(const struct curve_allow *before,
+			 const struct curve_allow *after, struct curve_changes *changes_p)
+{
+	struct curve_changes changes = {0};
+	const struct curve_entry *entry, *old;
+
+	list_foreach(entry, &after->entries, link) {
+		old = find_key(before, entry->key);
+		changes.keys++;
+		changes.added += !old;
+		changes.changed += old && !entry_equal(old, entry);
+	}
+	list_foreach(entry, &before->entries, link)
+		changes.removed += !find_key(after, entry->key);
+	*changes_p = changes;
 }
 
 bool curve_allow_has(const struct curve_allow *allow, const char *name)

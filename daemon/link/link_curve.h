@@ -41,9 +41,14 @@ int curve_allow_load(const char *path, struct curve_allow **allow_p);
 void curve_allow_free(struct curve_allow *allow); /* NULL is fine */
 /* The name of a key's owner, NULL when the key is not allowed. */
 const char *curve_allow_name(const struct curve_allow *allow, const char *public_key);
-/* How many keys of `of` are not in `in`; in NULL: all. */
-unsigned int curve_allow_missing(const struct curve_allow *of,
-				 const struct curve_allow *in);
+/* Lines of a list against those of an older one; a changed one has another name or other
+ * hosts for its key. */
+struct curve_changes {
+	unsigned int keys, added, removed, changed;
+};
+void curve_allow_compare(const struct curve_allow *before,
+			 const struct curve_allow *after,
+			 struct curve_changes *changes_p);
 bool curve_allow_has(const struct curve_allow *allow, const char *name);
 /* The key to expect at host:port, NULL when no line names it. HOST:PORT goes
  * before HOST. */

@@ -749,21 +749,27 @@ int link_zmq_new(struct loop *loop, const struct config *config, struct link **l
 	return 0;
 }
 
-int link_zmq_reload(struct link *link, const char *allow_file)
+int link_zmq_reload(struct link *link, const char *allow_file, bool apply,
+		    struct curve_changes *changes_p)
 {
 	struct link_zmq *zmq = container_of(link, struct link_zmq, link);
 	struct curve_allow *fresh;
 	int r;
 
+	*changes_p = (struct curve_changes){0};
 	if (!zmq->curve)
 		return 0;
 	r = curve_allow_load(allow_file, &fresh);
 	if (r < 0)
 		return err_pass(r);
+	curve_allow_compare(zmq->allow, fresh, changes_p);
+	if (!apply) {
+		curve_allow_free(fresh);
+		return 0;
+	}
 	log_info("link", allow_file, "allow-list read again",
-		 "keys=%u added=%u removed=%u", curve_allow_missing(fresh, NULL),
-		 curve_allow_missing(fresh, zmq->allow),
-		 curve_allow_missing(zmq->allow, fresh));
+		 "keys=%u added=%u removed=%u changed=%u", changes_p->keys,
+		 changes_p->added, changes_p->removed, changes_p->changed);
 	curve_allow_free(zmq->allow);
 	zmq->allow = fresh;
 	zmq->reloaded = true;

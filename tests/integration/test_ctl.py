@@ -175,6 +175,32 @@ def configuration_is_shown_compared_and_reloaded():
         assert "lease" not in at(d, "config", "--diff")[1], "the bad file was taken in part"
 
 
+def reload_tells_which_keys_it_took():
+    with tempfile.TemporaryDirectory() as tmp:
+        keys = [ctl("keygen", tmp + "/" + n)[1].strip() for n in "abc"]
+
+        def allow(*lines):
+            with open(tmp + "/allow", "w") as out:
+                out.write("\n".join(lines) + "\n")
+        allow("a " + keys[0], "b " + keys[1])
+        text = "[peer]\ncurve_secret_file = %s/a\ncurve_allow_file = %s/allow\n" % (tmp, tmp)
+        with Daemon(text) as d:
+            allow("a " + keys[0], "b " + keys[1] + " 10.0.0.3", "c " + keys[2])
+            taken = "peer.curve_allow_file: 1 key added, 0 removed, 1 changed"
+            assert at(d, "config", "--diff")[1] == taken + " (taken by kvd-ctl reload)\n"
+            told = json.loads(at(d, "-j", "doctor")[1])["checks"]
+            assert [c for c in told if c["check"] == "config" and c["result"] == "warn" and
+                    "1 key added" in c["fact"] and c["remedy"] == "kvd-ctl reload"], told
+            assert at(d, "reload")[1] == taken + "\n"
+            assert json.loads(at(d, "keys", "--json")[1])["allowed"][2]["name"] == "c"
+            assert at(d, "reload")[1] == d.config_path + ": as it runs\n"
+            allow("a " + keys[0])
+            assert "0 keys added, 2 removed, 0 changed" in at(d, "reload")[1]
+            allow("a nothing")
+            status, _, err = at(d, "config", "--diff")
+            assert status == 1 and "allow:1" in err, err
+
+
 def reload_is_for_administrators():
     need_users(65534)
     with Daemon("[control]\nsocket_mode = 0666\nallow_uids = 65534\n") as d:
@@ -460,4 +486,5 @@ if __name__ == "__main__":
         completion_of_zsh_completes,
         completion_of_fish_completes,
         keys_of_keygen_let_two_daemons_meet,
+        reload_tells_which_keys_it_took,
     ])

@@ -195,6 +195,7 @@ static void curve_stranger_cannot_pose_as_the_server(void **state)
 
 static void curve_reload_admits_and_strikes(void **state)
 {
+	struct curve_changes keys;
 	struct link_line *line;
 	char path[CONFIG_PATH_BYTES];
 
@@ -211,21 +212,30 @@ static void curve_reload_admits_and_strikes(void **state)
 	zmqnet_wait(a.frames == 1);
 	/* a broken file changes nothing */
 	zmqnet_write("allow", 0644, "alice what?\n");
-	assert_true(link_zmq_reload(a.link, path) < 0);
+	assert_true(link_zmq_reload(a.link, path, true, &keys) < 0);
 	assert_int_equal(err_last()->code, ERR_CONFIG);
 	assert_non_null(strstr(err_last()->text, "allow:1: must be: NAME"));
 	assert_int_equal(zmqnet_send(&b, line, "two"), 0);
 	zmqnet_wait(a.frames == 2);
 	/* bob is struck: he still has his connection, but nobody listens */
 	zmqnet_allow(false);
-	assert_int_equal(link_zmq_reload(a.link, path), 0);
+	/* to look takes nothing */
+	assert_int_equal(link_zmq_reload(a.link, path, false, &keys), 0);
+	assert_int_equal(keys.removed, 1);
+	assert_int_equal(zmqnet_send(&b, line, "still"), 0);
+	zmqnet_wait(a.frames == 3);
+	assert_int_equal(link_zmq_reload(a.link, path, true, &keys), 0);
+	assert_int_equal(keys.removed, 1);
+	assert_int_equal(keys.added, 0);
 	assert_int_equal(zmqnet_send(&b, line, "three"), 0);
 	zmqnet_wait(link_zmq_stats(a.link)->revoked == 1);
-	assert_int_equal(a.frames, 2);
+	assert_int_equal(a.frames, 3);
 	zmqnet_allow(true);
-	assert_int_equal(link_zmq_reload(a.link, path), 0);
+	assert_int_equal(link_zmq_reload(a.link, path, true, &keys), 0);
+	assert_int_equal(keys.added, 1);
+	assert_int_equal(keys.removed, 0);
 	assert_int_equal(zmqnet_send(&b, line, "four"), 0);
-	zmqnet_wait(a.frames == 3);
+	zmqnet_wait(a.frames == 4);
 	b.link->ops->hangup(line);
 }
 
