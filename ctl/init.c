@@ -27,6 +27,9 @@
 #define NAME_MAX_BYTES 63
 #define HOST_MAX_BYTES 127
 
+#define PEERS_HEAD "# NAME KEY HOST:PORT of each daemon that may connect"
+#define PEERS_FIRST 2u /* line of the file */
+
 struct init {
 	struct ctl *ctl;
 	const struct passwd *owner;
@@ -96,9 +99,6 @@ static int put_peer(const char *peer, FILE *out)
 				 peer);
 	fprintf(out, "%s%.*s %s %.*s\n", key ? "" : "# ", (int)name_len, peer,
 		key ? key + 1 : "KEY", host_len, host + 1);
-	if (!key)
-		fprintf(stderr, "kvd-ctl: %.*s: its KEY is to be filled in\n",
-			(int)name_len, peer);
 	return CTL_OK;
 }
 
@@ -110,7 +110,7 @@ static int make_peers(struct init *init)
 
 	if (!out)
 		return ctl_failed("out of memory");
-	fputs("# NAME KEY HOST:PORT of each daemon that may connect\n", out);
+	fputs(PEERS_HEAD "\n", out);
 	for (unsigned int i = 0; !r && i < init->ctl->peers.count; i++)
 		r = put_peer(init->ctl->peers.word[i], out);
 	fclose(out);
@@ -172,6 +172,21 @@ static int write_all(const struct init *init)
 	return r;
 }
 
+/* Lines that wait for their keys. */
+static void init_print_waiting(const struct init *init)
+{
+	for (unsigned int i = 0; i < init->ctl->peers.count; i++) {
+		const char *peer = init->ctl->peers.word[i];
+
+		if (strchr(peer, '#'))
+			continue;
+		fprintf(stderr,
+			"kvd-ctl: %s:%u: remove the '# ' and replace KEY by the key of "
+			"%.*s, which init prints on its host, and kvd-ctl keys\n",
+			init->peers, PEERS_FIRST + i, (int)strcspn(peer, "="), peer);
+	}
+}
+
 static void init_print(const struct init *init)
 {
 	if (init->ctl->json) {
@@ -221,8 +236,10 @@ int ctl_run_init(struct ctl *ctl)
 	if (*init.dir != '/' || strlen(init.dir) > 180 || strpbrk(init.dir, "\"\\\n;#"))
 		return ctl_usage("init: --dir: an absolute path of up to 180 bytes");
 	r = init_files(&init);
-	if (!r)
+	if (!r) {
 		init_print(&init);
+		init_print_waiting(&init);
+	}
 	explicit_bzero(init.secret_key, sizeof(init.secret_key));
 	free(init.conf_text);
 	free(init.peers_text);

@@ -343,7 +343,8 @@ def init_writes_what_two_daemons_meet_with():
             assert ctl(*base, *wrong)[0] == 2 and not os.listdir(tmp), wrong
         status, line, err = ctl(*base, "--name", "a", "--listen", "127.0.0.1:%d" % first,
                                 "--peer", "b=127.0.0.1:%d" % second)
-        assert status == 0 and "b: its KEY is to be filled in" in err, err
+        assert status == 0 and tmp + "/a.peers:2: remove the '# ' and replace KEY by the " \
+            "key of b, " in err, err
         name, key, where = line.split()
         assert (name, where) == ("a", "127.0.0.1:%d" % first), line
         assert stat.S_IMODE(os.stat(tmp + "/a.key").st_mode) == 0o600
@@ -357,8 +358,13 @@ def init_writes_what_two_daemons_meet_with():
         assert open(tmp + "/a.peers").read() == kept["a.peers"]
         line = ctl(*base, "--name", "b", "--listen", "127.0.0.1:%d" % second,
                    "--peer", "a=%s#%s" % (where, key))[1]
-        with open(tmp + "/a.peers", "a") as peers:
-            peers.write(line)
+        with open(tmp + "/a.peers") as peers:
+            lines = peers.read().splitlines()
+        # as it says
+        assert lines[1] == "# b KEY 127.0.0.1:%d" % second, lines
+        lines[1] = lines[1][2:].replace("KEY", line.split()[1])
+        with open(tmp + "/a.peers", "w") as peers:
+            peers.write("\n".join(lines) + "\n")
         with contextlib.ExitStack() as stack:
             for n in "ab":
                 with open(tmp + "/%s.conf" % n) as conf:
