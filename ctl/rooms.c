@@ -171,7 +171,11 @@ static void ended_row(struct table *table, const cJSON *e)
 	table_cell(table, ctl_str(e, "room", NULL));
 	table_cell(table, ctl_str(e, "role", NULL));
 	table_cell(table, error ? ctl_str(error, "code", "?") : "success");
-	table_cell(table, ctl_bytes(ctl_num(e, "bytes")));
+	if (ctl_num(e, "expected_bytes") > ctl_num(e, "bytes"))
+		table_cellf(table, "%s of %s", ctl_bytes(ctl_num(e, "bytes")),
+			    ctl_bytes(ctl_num(e, "expected_bytes")));
+	else
+		table_cell(table, ctl_bytes(ctl_num(e, "bytes")));
 	table_cellf(table, "%.0f", ctl_num(e, "tokens"));
 	table_cell(table, ctl_ms(ctl_num(t, "total")));
 	table_cell(table, ctl_ms(ctl_num(t, "transfer")));
@@ -235,8 +239,8 @@ static int print_history(const cJSON *rooms)
 	const cJSON *item;
 	struct table *table;
 
-	if (table_new("ENDED ROOM ROLE RESULT >BYTES >TOKENS >TIME >TRANSFER TRANSPORT "
-		      "ENGINE PEER MESSAGE",
+	if (table_new("ENDED ROOM ROLE RESULT >BYTES >TOKENS-BOUND >TIME >TRANSFER "
+		      "TRANSPORT ENGINE PEER MESSAGE",
 		      &table) < 0)
 		return ctl_failed("out of memory");
 	cJSON_ArrayForEach(item, rooms)

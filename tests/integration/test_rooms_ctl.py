@@ -4,6 +4,7 @@
 what a drain waits for."""
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -150,6 +151,17 @@ def rooms_that_ended_are_in_the_history():
         status, _, err = ctl(p.a, "room", "3")
         assert status == 1 and "not open" in err, err
         assert ctl(p.a, "history", "--since", "soon")[0] == 2
+        # of one that failed: what came, of what was bound
+        p.recv(4)
+        p.bind(4, (3, 4))
+        p.send(4)
+        p.prefill.until(4, "send", WAITING)
+        p.prefill.cmd("room.send", room="4", seq=0, last=True,
+                      views={"kv": {"pages": [1], "tokens": [0, 16]}})
+        p.decode.until(4, "recv", FAILED)
+        out = shown(p.b, "history", "--room", "4")
+        assert "TOKENS-BOUND" in out and re.search(
+            r"ESHORT +32\.0 KiB of 64\.0 KiB +32 ", out), out
 
 
 def ended_rooms_are_logged_as_asked():
