@@ -46,6 +46,17 @@ static cJSON *trace_args(const struct ctl *ctl)
 	return args;
 }
 
+/* Requests of peers for a room of that number, which no engine has opened there. */
+static cJSON *unopened_args(const struct ctl *ctl)
+{
+	cJSON *args = cJSON_CreateObject();
+
+	cJSON_AddTrueToObject(args, "all");
+	cJSON_AddStringToObject(args, "room", ctl->args[0]);
+	cJSON_AddStringToObject(args, "state", "unopened");
+	return args;
+}
+
 static bool is_known(const cJSON *sides, const char *instance)
 {
 	const cJSON *side;
@@ -57,8 +68,9 @@ static bool is_known(const cJSON *sides, const char *instance)
 	return false;
 }
 
-/* With the wall clock's time of clock_ns, for those who have no other clock in common. */
-static void side_add(cJSON *sides, cJSON *reply)
+/* With the wall clock's time of clock_ns, for those who have no other clock in common.
+ * unopened: an answer to unopened_args(), which is taken; or NULL. */
+static void side_add(cJSON *sides, cJSON *reply, cJSON *unopened)
 {
 	struct timespec now;
 	char text[24];
@@ -68,7 +80,27 @@ static void side_add(cJSON *sides, cJSON *reply)
 	cJSON_AddStringToObject(reply, "unix_ns", text);
 	cJSON_DeleteItemFromObjectCaseSensitive(reply, "id");
 	cJSON_DeleteItemFromObjectCaseSensitive(reply, "ok");
+	cJSON_AddItemToObject(reply, "unopened",
+			      cJSON_DetachItemFromObjectCaseSensitive(unopened, "rooms"));
+	cJSON_Delete(unopened);
 	cJSON_AddItemToArray(sides, reply);
+}
+
+/* args is taken. NULL: it does not answer, which is told. */
+static cJSON *ask_client(struct kvd_client *client, const char *socket, const char *cmd,
+			 cJSON *args)
+{
+	char *line = NULL, *text = cJSON_PrintUnformatted(args);
+	int r = kvd_command(client, cmd, text, 0, &line);
+	cJSON *reply = r || !line ? NULL : cJSON_Parse(line);
+
+	if (r)
+		fprintf(stderr, "kvd-ctl: %s is not asked: %s\n", socket,
+			kvd_last_error(client)->message);
+	cJSON_Delete(args);
+	cJSON_free(text);
+	kvd_string_free(line);
+	return reply;
 }
 
 /* Another instance of this host, if it lets us. */
@@ -77,9 +109,7 @@ static void ask_instance(const struct ctl *ctl, const char *socket, cJSON *sides
 	const struct kvd_options o = {
 		.client = "kvd-ctl", .timeout_ms = LOOK_MS, .socket = socket};
 	struct kvd_client *client = NULL;
-	char *line = NULL, *text = NULL;
-	cJSON *args = NULL, *reply = NULL;
-	int r = 0;
+	cJSON *reply = NULL;
 
 	if (!ctl_instance_runs(socket))
 		return;
@@ -88,20 +118,11 @@ static void ask_instance(const struct ctl *ctl, const char *socket, cJSON *sides
 			kvd_last_error(NULL)->message);
 		return;
 	}
-	if (!is_known(sides, kvd_daemon(client)->instance)) {
-		args = trace_args(ctl);
-		text = cJSON_PrintUnformatted(args);
-		r = kvd_command(client, "room.trace", text, 0, &line);
-		reply = r || !line ? NULL : cJSON_Parse(line);
-		if (r)
-			fprintf(stderr, "kvd-ctl: %s is not asked: %s\n", socket,
-				kvd_last_error(client)->message);
-	}
+	if (!is_known(sides, kvd_daemon(client)->instance))
+		reply = ask_client(client, socket, "room.trace", trace_args(ctl));
 	if (reply)
-		side_add(sides, reply);
-	cJSON_Delete(args);
-	cJSON_free(text);
-	kvd_string_free(line);
+		side_add(sides, reply,
+			 ask_client(client, socket, "room.list", unopened_args(ctl)));
 	kvd_close(client);
 }
 
@@ -670,6 +691,28 @@ static int print_steps(const struct trace *t)
 	return ctl_print_table(table);
 }
 
+/* The other side is known, and nobody has opened it there. */
+static bool print_unopened(const struct trace *t)
+{
+	const char *instance = ctl_str(t->sides->reply, "instance", "?");
+	const cJSON *asked, *peers;
+	bool any = false;
+
+	for (unsigned int s = 1; s < t->side_count; s++) {
+		cJSON_ArrayForEach(asked, ctl_list(t->sides[s].reply, "unopened")) {
+			peers = ctl_list(asked, "peers");
+			if (!cJSON_IsArray(peers) || !peers->child ||
+			    strcmp(ctl_str(peers->child, "instance", ""), instance) != 0)
+				continue;
+			any = true;
+			printf("\nThe other side, %s, is unopened: it waits for %s.\n",
+			       t->sides[s].name,
+			       ctl_str(ctl_list(asked, "waits_for"), "what", "?"));
+		}
+	}
+	return any;
+}
+
 /* What is not there, and how to have it. */
 static void print_missing(const struct trace *t)
 {
@@ -693,7 +736,7 @@ static void print_missing(const struct trace *t)
 			printf("\n%s: more views or receivers are left out\n",
 			       ctl_str(lane->room, "role", "?"));
 	}
-	if (shown == 1)
+	if (shown == 1 && !print_unopened(t))
 		printf("\nThe other side's part is missing. On its host: kvd-ctl --json "
 		       "trace %s > FILE; then --join FILE here.\n",
 		       t->number);
@@ -735,11 +778,27 @@ static int write_file(const char *path, cJSON *json)
 	return r;
 }
 
+/* What a peer wants of the daemon that was asked; NULL: there is none. */
+static const char *unopened_here(const struct trace *t, const char *role)
+{
+	const cJSON *asked;
+
+	if (!t->side_count)
+		return NULL;
+	cJSON_ArrayForEach(asked, ctl_list(t->sides->reply, "unopened")) {
+		if (!role || strcmp(ctl_str(asked, "role", ""), role) == 0)
+			return ctl_str(ctl_list(asked, "waits_for"), "what", "?");
+	}
+	return NULL;
+}
+
 static int show(const struct ctl *ctl, const cJSON *result)
 {
 	const cJSON *sides = ctl_list(result, "sides");
 	struct trace t = {.number = ctl->args[0]};
 	int filled = trace_fill(&t, sides), r = CTL_OK;
+	bool chosen = filled == 0 && choose(&t, ctl->role);
+	const char *wanted = filled == 0 && !chosen ? unopened_here(&t, ctl->role) : NULL;
 
 	if (filled == -EINVAL)
 		r = ctl_failed("the trace of %s: %s: take it anew, by kvd-ctl --json "
@@ -747,7 +806,9 @@ static int show(const struct ctl *ctl, const cJSON *result)
 			       t.sides[t.side_count - 1].name, t.bad);
 	else if (filled < 0)
 		r = ctl_failed("out of memory");
-	else if (!choose(&t, ctl->role))
+	else if (wanted)
+		r = ctl_failed("room %s: unopened: it waits for %s", t.number, wanted);
+	else if (!chosen)
 		r = ctl_failed("room %s: not open here, and none of this number%s%s is "
 			       "among the last rooms that ended",
 			       t.number, ctl->role ? " and role " : "",
@@ -770,11 +831,12 @@ static int show(const struct ctl *ctl, const cJSON *result)
 int ctl_run_trace(struct ctl *ctl)
 {
 	cJSON *result = cJSON_CreateObject();
-	cJSON *sides = cJSON_AddArrayToObject(result, "sides"), *reply;
+	cJSON *sides = cJSON_AddArrayToObject(result, "sides"), *reply, *unopened = NULL;
 	int r = ctl_ask(ctl, "room.trace", trace_args(ctl), &reply);
 
 	if (!r) {
-		side_add(sides, reply);
+		ctl_query(ctl, "room.list", unopened_args(ctl), &unopened);
+		side_add(sides, reply, unopened);
 		ask_instances(ctl, sides);
 	}
 	if (!r && ctl->trace.join)

@@ -157,6 +157,26 @@ def room_that_hangs_shows_until_now():
         assert "enough" in out and not [s for s in steps(out) if s[3] == "now"], out
 
 
+def other_side_that_nobody_opened_is_told():
+    with Pair() as p:
+        p.open(5, "recv", sources=[p.prefill.endpoint])
+        p.decode.cmd("room.bind", room="5", views={"kv": {"pages": [3, 4]}})
+        p.decode.until(5, "recv", WAITING)
+        wants = "an engine here to open it, since peer d0 asks for it"
+        end = time.monotonic() + DEADLINE_S
+        while not p.prefill.cmd("room.list", all=True, state="unopened")["rooms"]:
+            assert time.monotonic() < end
+        out = p.shown("d0", "trace", "5")
+        assert "The other side, p0, is unopened: it waits for " + wants in out, out
+        assert "missing" not in out, out
+        assert "part is missing" in p.shown("d0", "trace", "5", alone=True)
+        # on the side where it is to be opened
+        status, out, err = p.ctl("p0", "trace", "5")
+        assert status == 1 and "room 5: unopened: it waits for " + wants in err, err
+        status, _, err = p.ctl("p0", "trace", "6")
+        assert status == 1 and "room 6: not open here" in err, err
+
+
 def other_host_is_joined_and_its_clock_aligned():
     with Pair() as p:
         p.push(9)
@@ -500,8 +520,8 @@ def rooms_that_cannot_be_planned_say_why():
 run([layouts_are_shown_and_can_be_planned, room_is_planned_as_it_was_moved,
      long_page_lists_are_planned_whole, source_that_sends_nothing_is_planned_so,
      rooms_that_cannot_be_planned_say_why, push_is_seen_from_both_sides,
-     pull_and_ended_rooms_are_traced,
-     room_that_hangs_shows_until_now, other_host_is_joined_and_its_clock_aligned,
+     pull_and_ended_rooms_are_traced, room_that_hangs_shows_until_now,
+     other_side_that_nobody_opened_is_told, other_host_is_joined_and_its_clock_aligned,
      what_engines_call_it_is_told_to_both_sides, names_that_are_none_are_refused,
      only_ones_own_rooms_are_told, room_with_many_chunks_keeps_its_first_and_its_end,
      files_for_other_tools])
