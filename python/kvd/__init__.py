@@ -14,7 +14,16 @@
 Logging goes to the logger "kvd". torch is never imported here."""
 import logging
 
-from . import _kvd
+try:
+    from . import _kvd
+except ImportError as error:
+    if error.name != __name__:
+        raise  # it is there, and something that it needs is not
+    raise ImportError(
+        "kvd: no extension module _kvd for this Python in %s: a source tree, or a build for "
+        "another Python. Install the package (pip install ./python in the source tree, or "
+        "make wheel), and leave the tree off PYTHONPATH" % __path__[0], name=__name__) from None
+
 from .errors import (AbortedError, BusyError, CanceledError, ConnectionError, DaemonError,
                      Error, InvalidError, LimitError, MemoryImportError, NotFoundError,
                      PeerError, PermissionDenied, RETRY, StateError, TimeoutError,

@@ -3,6 +3,7 @@
 KVD_SOCKET names the decode side's daemon. That of python/README.md is a program."""
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -41,3 +42,15 @@ def test_first_transfer_is_a_whole_program(tmp_path):
                           capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert done.stdout == "%s\n" % ([8 * 16 * 256] * 4)
+
+
+def test_source_tree_says_what_to_build(tmp_path):
+    """An example by the tree's package, which has no extension module."""
+    shutil.copytree(os.path.join(ROOT, "python", "kvd"), tmp_path / "kvd",
+                    ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    env = dict(os.environ, PYTHONPATH=str(tmp_path), PYTHONDONTWRITEBYTECODE="1")
+    done = subprocess.run([sys.executable, os.path.join(ROOT, "examples", "push.py"), "a", "b"],
+                          env=env, text=True, capture_output=True, timeout=60)
+    assert done.returncode == 1 and "circular" not in done.stderr, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("ImportError: kvd: no extension module")
+    assert "pip install ./python" in done.stderr and str(tmp_path) in done.stderr, done.stderr
