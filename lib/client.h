@@ -87,6 +87,10 @@ int client_map_new(int page_fd, size_t bytes, uint32_t slots, int pidfd,
 		   struct client_map **map_p, const char **why);
 void client_map_unref(struct client_map *map);
 enum client_health client_map_health(struct client_map *map);
+/* Whether the page's writer gives no sign of life, in words: "" and false where it does,
+ * or where that is not known (NULL). */
+#define CLIENT_SILENCE_MAX 96
+bool client_map_silence(struct client_map *map, char text[CLIENT_SILENCE_MAX]);
 
 /* ---- requests and the connection ----------------------------------------- */
 

@@ -143,8 +143,11 @@ static void request_end(struct client_request *req, int result, const cJSON *jso
 
 static void request_expire(struct client_request *req)
 {
+	char silence[CLIENT_SILENCE_MAX];
+	bool silent = client_map_silence(req->client->map, silence);
 	int r = client_fail(req->client, KVD_E_NOREPLY,
-			    "no answer from the daemon in time");
+			    "no answer from the daemon in time%s%s", silent ? ": " : "",
+			    silence);
 
 	req->deadline_ns = 0;
 	if (req->finish)

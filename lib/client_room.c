@@ -246,8 +246,17 @@ int kvd_room_open(struct kvd_client *client, const struct kvd_room_args *args,
 /* What is known here of its end: the refusal of its opening, the end of its session. */
 static void room_fault(const struct kvd_room *room, int code, struct kvd_error *error)
 {
+	char silence[CLIENT_SILENCE_MAX];
+
 	if (room->slot.fault) {
 		*error = *room->slot.fault;
+		return;
+	}
+	if (code == KVD_E_NOREPLY) { /* it may have answered meanwhile */
+		client_map_silence(room->slot.map, silence);
+		client_error_set(error, code, "%s",
+				 *silence ? silence
+					  : "this engine's own daemon did not answer");
 		return;
 	}
 	client_error_set(error, code, "%s",
@@ -431,7 +440,7 @@ const struct kvd_error *kvd_room_why(struct kvd_room *room, int timeout_ms)
 	if (client_slot_read(&room->slot, &st) < 0 || !st.error)
 		return NULL;
 	room_fault(room, st.error, &room->why);
-	room->told = why_ask(room, timeout_ms) >= 0;
+	room->told = st.error != KVD_E_NOREPLY && why_ask(room, timeout_ms) >= 0;
 	client->error = error;
 	return &room->why;
 }

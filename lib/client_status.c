@@ -10,11 +10,11 @@
  * What the page cannot say is that its writer stopped. Its header carries a
  * heartbeat; a reader that finds a room unfinished and the heartbeat old shows it as
  * aborting, its pages held, because a frozen daemon's copies and queue pairs may
- * still move bytes (invariant 1). Only the end of the daemon's process proves
- * that they cannot: then the kernel has closed its queue pairs and unmapped the
- * engine's memory. A pidfd says that, once for all, so only then do we report
- * failed (invariant 4). It is asked at most every 10 ms, and only while the heartbeat
- * is old or the connection has ended: the one system call on this path.
+ * still move bytes (invariant 1); its error says why. Only the end of the daemon's
+ * process proves that they cannot: then the kernel has closed its queue pairs and
+ * unmapped the engine's memory. A pidfd says that, once for all, so only then do we
+ * report failed (invariant 4). It is asked at most every 10 ms, and only while the
+ * heartbeat is old or the connection has ended: the one system call on this path.
  *
  * After a word was found unfinished and the process dead, the word is read once
  * more: the daemon may have finished the room just before its end.
@@ -28,6 +28,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -132,6 +133,21 @@ enum client_health client_map_health(struct client_map *map)
 	    map_process_ended(map, now))
 		return CLIENT_DEAD;
 	return old ? CLIENT_STALE : CLIENT_ALIVE;
+}
+
+bool client_map_silence(struct client_map *map, char text[CLIENT_SILENCE_MAX])
+{
+	uint64_t heartbeat, now;
+
+	*text = '\0';
+	if (!map || client_map_health(map) != CLIENT_STALE)
+		return false;
+	heartbeat = __atomic_load_n(&map->header->heartbeat_ns, __ATOMIC_RELAXED);
+	now = clock_ns();
+	snprintf(text, CLIENT_SILENCE_MAX,
+		 "this engine's own daemon does not answer (no heartbeat for %.1f s)",
+		 now > heartbeat ? (double)(now - heartbeat) / 1e9 : 0.0);
+	return true;
 }
 
 static uint64_t word_load(const struct kvd_status_slot *s)
@@ -265,9 +281,12 @@ static bool client_status_slot_word(const struct client_slot *slot,
 				word = kvd_word_make(gen, KVD_FAILED, 0, KVD_E_DEAD);
 		} else if (health == CLIENT_STALE ||
 			   kvd_word_flags(word) & KVD_FLAG_ABORTING) {
-			word = kvd_word_make(gen, KVD_TRANSFERRING,
-					     kvd_word_flags(word) | KVD_FLAG_ABORTING,
-					     kvd_word_error(word));
+			unsigned int error = kvd_word_error(word);
+
+			word = kvd_word_make(
+				gen, KVD_TRANSFERRING,
+				kvd_word_flags(word) | KVD_FLAG_ABORTING,
+				error || health != CLIENT_STALE ? error : KVD_E_NOREPLY);
 		}
 	}
 	*word_p = word;
@@ -378,6 +397,7 @@ int client_slot_wait(struct client_slot *slot, int state, int timeout_ms)
 	struct kvd_client *client = slot->object.client;
 	uint64_t until = client_until_ns(client, timeout_ms), pause_ns = 0;
 	int r = client_enter(client, true);
+	char silence[CLIENT_SILENCE_MAX];
 
 	if (r)
 		return r;
@@ -385,9 +405,13 @@ int client_slot_wait(struct client_slot *slot, int state, int timeout_ms)
 		r = client_slot_state(slot);
 		if (r <= 0 || r >= state)
 			return r;
-		if (clock_ns() >= until)
-			return client_fail(client, KVD_E_NOREPLY, "still %s",
-					   kvd_state_name(r));
+		if (clock_ns() >= until) {
+			bool silent = client_map_silence(slot->map, silence);
+
+			return client_fail(client, KVD_E_NOREPLY, "still %s%s%s",
+					   kvd_state_name(r), silent ? ": " : "",
+					   silence);
+		}
 		client_pause(client, &pause_ns);
 	}
 }

@@ -570,7 +570,8 @@ int kvd_room_show(struct kvd_room *room, int timeout_ms, char **json_p);
  *
  * Terminal (KVD_FAILED, KVD_SUCCESS) means quiesced: kvd and its peers touch the
  * room's memory on this side no more. While the heartbeat is old, a room that is
- * not terminal shows KVD_TRANSFERRING with KVD_FLAG_ABORTING: keep its pages.
+ * not terminal shows KVD_TRANSFERRING with KVD_FLAG_ABORTING, and KVD_E_NOREPLY where it
+ * has no other error: the own daemon does not answer; keep its pages.
  * Once the daemon's process is gone it is KVD_FAILED, KVD_E_DEAD, retryable.
  * A room whose opening is unanswered is KVD_BOOTSTRAPPING, or aborting when its
  * deadline passed (the late answer is followed by an abort); one whose opening

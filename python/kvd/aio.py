@@ -11,9 +11,9 @@ import json
 from . import _check, _kvd
 from .client import Client
 from .errors import Error
-from .rooms import (BOOTSTRAPPING, FAILED, OFFER, PULL, RECV, ROLES, SEND, SUCCESS, Status,
-                    aux_pack, room_error, room_pack, source_pack, sources_pack, views_pack,
-                    wait_pack)
+from .rooms import (BOOTSTRAPPING, FAILED, NOREPLY, OFFER, PULL, RECV, ROLES, SEND, SILENT,
+                    SUCCESS, Silence, Status, aux_pack, room_error, room_pack, source_pack,
+                    sources_pack, views_pack, wait_pack)
 
 
 class AsyncRoom:
@@ -73,6 +73,8 @@ class AsyncRoom:
         status = self.read()
         if not status.error:
             return None
+        if status.error == NOREPLY:
+            return room_error(self.number, status, {"message": SILENT})
         try:
             record = await self._client.command("room.show", room=str(self.number),
                                                 role=ROLES[self._role])
@@ -82,15 +84,16 @@ class AsyncRoom:
 
     async def wait(self, state=SUCCESS):
         """Until the state is reached, or a later one; raises error() when the room
-        failed."""
+        failed. A daemon that does not answer is told to the log."""
         state = _check.integer("state", state, BOOTSTRAPPING, SUCCESS)
-        pause = 50e-6
+        pause, silence = 50e-6, Silence(self)
         while True:
             now = self.state
             if now >= state:
                 return now
             if now == FAILED:
                 raise await self.error()
+            silence.look()
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, 2e-3)
 

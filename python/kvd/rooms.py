@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rooms: one request's handover. States are the numbers that SGLang polls."""
+import logging
 import time
 from collections import namedtuple
 from collections.abc import Mapping
@@ -9,15 +10,19 @@ import numpy as np
 from . import _check, _kvd
 from .errors import TimeoutError, error_make
 
+log = logging.getLogger("kvd.rooms")
 FAILED, BOOTSTRAPPING, WAITING_FOR_INPUT, TRANSFERRING, SUCCESS = range(5)
 ABORTING = 1  # flag: told to fail, not yet proven quiesced
 SEND, RECV, OFFER, PULL = range(4)
 ROLES = ("send", "recv", "offer", "pull")
 WHY_S = 5  # for the daemon's words about a room that has failed
+NOREPLY = 515  # of a room that is not over: the own daemon does not answer
+LOOK_S = 1.0  # between looks for that
+SILENT = "this engine's own daemon does not answer (no heartbeat)"
 
 Status = namedtuple("Status", "state flags error retryable bytes total")
 Status.__doc__ = """State and figures of a room. flags: ABORTING; error: number of the
-code, 0 unless failed or aborting; bytes: landed or sent so far; total: expected, 0 while it
+code, 0 unless failed or aborting (ENOREPLY: the own daemon does not answer); bytes: landed or sent so far; total: expected, 0 while it
 is not known (a sender knows it at its end)."""
 
 
@@ -119,6 +124,24 @@ def room_error(number, status, told):
                       message)
 
 
+class Silence:
+    """While a room is waited for: tells the log when the own daemon does not answer. The
+    room goes on if it does again, so this is no error."""
+
+    def __init__(self, room):
+        self._room, self._told, self._next = room, False, time.monotonic() + LOOK_S
+
+    def look(self):
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + LOOK_S
+        silent = self._room.read().error == NOREPLY
+        if silent and not self._told:
+            log.warning("room %d: %s", self._room.number, SILENT)
+        self._told = silent
+
+
 class Room:
     """Of Client.send(), recv(), offer() or pull()."""
 
@@ -172,11 +195,12 @@ class Room:
 
     def wait(self, state=SUCCESS, timeout=None):
         """Until the state is reached, or a later one; raises error() when the room failed,
-        TimeoutError (ENOREPLY) after timeout seconds."""
+        TimeoutError (ENOREPLY) after timeout seconds. A daemon that does not answer is told
+        to the log."""
         state = _check.integer("state", state, BOOTSTRAPPING, SUCCESS)
         timeout = _check.seconds("timeout", timeout)
         until = None if timeout is None else time.monotonic() + timeout
-        pause = 20e-6
+        pause, silence = 20e-6, Silence(self)
         while True:
             now = self.state
             if now >= state:
@@ -184,8 +208,10 @@ class Room:
             if now == FAILED:
                 raise self.error()
             if until is not None and time.monotonic() >= until:
-                raise TimeoutError("room %d: still in state %d" % (self.number, now),
-                                   "ENOREPLY", 515, "op", True)
+                why = ": " + SILENT if self.read().error == NOREPLY else ""
+                raise TimeoutError("room %d: still in state %d%s" % (self.number, now, why),
+                                   "ENOREPLY", NOREPLY, "op", True)
+            silence.look()
             time.sleep(pause)
             pause = min(pause * 1.5, 1e-3)
 

@@ -19,6 +19,9 @@ OFFER: int
 PULL: int
 ROLES: Tuple[str, ...]
 WHY_S: int
+NOREPLY: int
+LOOK_S: float
+SILENT: str
 
 _Pages = Union[Sequence[int], range, np.ndarray]
 _Views = Mapping[str, Union["View", _Pages]]
@@ -55,6 +58,10 @@ def room_pack(client: Any, number: int, role: int, pool: Pool, sources: Tuple[An
               times: Dict[str, int], names: Dict[str, Optional[str]],
               timeout: Optional[float]) -> Tuple[Tuple[Any, ...], Dict[str, Any]]: ...
 def room_error(number: int, status: Status, told: Optional[Dict[str, Any]]) -> Error: ...
+
+class Silence:
+    def __init__(self, room: Any) -> None: ...
+    def look(self) -> None: ...
 
 class Room:
     number: int

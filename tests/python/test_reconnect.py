@@ -9,7 +9,7 @@ import time
 import pytest
 
 import kvd
-from conftest import DEADLINE_S, Daemon, until
+from conftest import DEADLINE_S, Daemon, judging_deaths, until
 
 SHAPE = dict(page_size=16, pages=8, layers=1, kv_heads=1, head_bytes=64)
 
@@ -97,6 +97,58 @@ def test_async_client_comes_back_by_rooms_alone(kind):
             assert room.number == 3
     with Daemon() as daemon:
         asyncio.run(engine(daemon))
+
+
+@judging_deaths
+def test_frozen_own_daemon_is_named(caplog):
+    """Not only a state that does not change: by the room, its timeout, and the log."""
+    caplog.clear()
+    layout = kvd.Layout.sglang_mha(**SHAPE)
+
+    def warned():
+        return [r for r in caplog.records if "own daemon does not answer" in r.getMessage()]
+
+    async def waits(path, freeze):
+        async with kvd.AsyncClient(path) as client:
+            pool = await client.pool(layout, [await client.register(kvd.Memory(n))
+                                              for n in layout.buffers])
+            room = await client.send(2, pool)
+            freeze()
+            waiting = asyncio.ensure_future(room.wait())
+            while not warned():
+                assert not waiting.done()
+                await pause()
+            error = await room.error()
+            assert error.code == "ENOREPLY" and "own daemon" in error.message, error
+            daemon.thaw()
+            await room.abort("enough")
+            with pytest.raises(kvd.AbortedError):
+                await waiting
+    with Daemon(patient=False) as daemon:
+        with kvd.Client(daemon.socket_path) as client:
+            pool = client.pool(layout, [client.register(kvd.Memory(n))
+                                        for n in layout.buffers])
+            room = client.send(1, pool)
+            with pytest.raises(kvd.TimeoutError) as told:
+                room.wait(timeout=0.001)
+            assert "daemon" not in told.value.message and room.error() is None
+            daemon.freeze()
+            error = until(room.error)
+            assert (error.code, error.retryable) == ("ENOREPLY", True), error
+            assert "own daemon does not answer (no heartbeat for " in error.message
+            with pytest.raises(kvd.TimeoutError, match="own daemon does not answer"):
+                room.wait(timeout=0.001)
+            assert not warned()
+            waiting = threading.Thread(target=lambda: pytest.raises(kvd.AbortedError, room.wait))
+            waiting.start()
+            until(warned)
+            daemon.thaw()
+            until(lambda: room.error() is None)
+            room.abort("enough")
+            waiting.join()
+            assert len(warned()) == 1, warned()
+        caplog.clear()
+        asyncio.run(waits(daemon.socket_path, daemon.freeze))
 
 
 def test_room_that_failed_gives_its_own_error(pair):

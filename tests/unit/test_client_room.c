@@ -322,19 +322,37 @@ static void room_of_a_frozen_daemon_is_aborting(void **state)
 {
 	struct client_fixture *f = *state;
 	struct kvd_room *room = client_room_make(f, 2, 40);
+	const struct kvd_error *why;
 	struct kvd_room_status st;
 
+	assert_int_equal(kvd_room_wait(room, KVD_SUCCESS, 1), -KVD_E_NOREPLY);
+	assert_null(strstr(kvd_last_error(f->client)->message, "own daemon"));
 	kill(fake_kvd_pid(f->fake), SIGSTOP);
 	fake_kvd_heartbeat(f->fake, false);
 	assert_int_equal(kvd_room_read(room, &st), 0);
 	assert_int_equal(st.state, KVD_TRANSFERRING);
 	assert_true(st.flags & KVD_FLAG_ABORTING);
+	/* and that it is the own daemon */
+	assert_int_equal(st.error, KVD_E_NOREPLY);
+	why = kvd_room_why(room, 60000); /* nobody is asked */
+	assert_int_equal(why->code, KVD_E_NOREPLY);
+	assert_non_null(strstr(why->message, "own daemon does not answer (no heartbeat"));
+	assert_int_equal(kvd_room_wait(room, KVD_SUCCESS, 1), -KVD_E_NOREPLY);
+	assert_non_null(strstr(kvd_last_error(f->client)->message,
+			       "still transferring: this engine's own daemon does not"));
+	assert_int_equal(kvd_room_abort(room, NULL, &(struct kvd_call){.timeout_ms = 1}),
+			 -KVD_E_NOREPLY);
+	assert_non_null(
+		strstr(kvd_last_error(f->client)->message, "own daemon does not"));
 	fake_kvd_word(f->fake, 2, 40, KVD_SUCCESS, 0, 0);
 	assert_int_equal(kvd_room_state(room), KVD_SUCCESS);
 	fake_kvd_word(f->fake, 2, 40, KVD_WAITING_FOR_INPUT, 0, 0);
 	fake_kvd_heartbeat(f->fake, true);
 	kill(fake_kvd_pid(f->fake), SIGCONT);
 	assert_int_equal(kvd_room_state(room), KVD_WAITING_FOR_INPUT);
+	assert_int_equal(kvd_room_read(room, &st), 0);
+	assert_int_equal(st.error, 0);
+	assert_null(kvd_room_why(room, 0));
 }
 
 static void room_of_a_dead_daemon_is_failed_retryable(void **state)
