@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from conftest import Stopwatch, until
+from conftest import Stopwatch, judging_deaths, until
 from kvd_daemon import Daemon
 from nixl_peer import agent_of
 from test_nixl import B, name, world  # noqa: F401 (fixtures)
@@ -368,6 +368,40 @@ def test_restarted_own_daemon_serves_agents_again(B):  # noqa: F811
             except (B.nixlRemoteDisconnectError, B.nixlBackendError, B.nixlNotFoundError):
                 return False
         until(again, 60)
+        assert np.array_equal(two.yours[64:128], two.mine[:64])
+
+
+@judging_deaths
+def test_restarted_daemon_of_both_agents_is_told_with_the_remedy(B):  # noqa: F811
+    """Whatever is called: one error, until the new metadata is there; then bytes move."""
+    daemon = Daemon(patient=False)
+    with daemon:
+        two = Two((daemon, daemon))
+        daemon.expect("")
+        rows = two.descs(two.at, (0, 64)), two.descs(two.to, (64, 64))
+        handle = two.a.initialize_xfer("WRITE", *rows, two.remote)
+        two.run(handle)
+        two.yours[64:128] = 0
+        daemon.proc.kill()
+        daemon.wait()
+        daemon.notify.close()
+        daemon.start().wait_ready()
+        with pytest.raises(B.nixlBackendError) as told:
+            two.run(handle)  # of the old session
+        assert "this agent's daemon ended" in str(told.value), told.value
+        until(lambda: not raises(two.a.get_agent_metadata))  # its session is there again
+
+        def again():
+            two.a.transfer(handle)
+        for call in (again, lambda: two.a.initialize_xfer("WRITE", *rows, two.remote),
+                     lambda: two.a.prep_xfer_dlist(two.remote, rows[1]),
+                     lambda: two.a.send_notif(two.remote, b"x"),
+                     lambda: two.a.make_connection(two.remote)):
+            with pytest.raises(B.nixlRemoteDisconnectError, match="daemon of both agents was "
+                               r"restarted: add_remote_agent\(\) with new metadata of '"):
+                call()
+        two.a.add_remote_agent(two.b.get_agent_metadata())  # at the first try
+        two.run(two.a.initialize_xfer("WRITE", *rows, two.remote))
         assert np.array_equal(two.yours[64:128], two.mine[:64])
 
 

@@ -65,6 +65,8 @@ LOOK_S = 0.5  # between questions to the own daemon whether a session is there
 TIMEOUT_S = 1.0  # with the own daemon, and with a first connection
 MEM_TYPES = 256  # a region's kind in metadata: memory type + device * this
 DEVICES_MAX = 1 << 32
+_OWN = {"EDEAD": ": this agent's daemon ended", "ELOST": ": this agent's daemon ended it",
+        "ENOREPLY": ": this agent's daemon does not answer"}
 _NOT_MEMORY = ("EINVAL", "ERANGE", "ENOTFOUND")  # of a daemon that was to register it
 
 
@@ -173,10 +175,13 @@ class _Remote:
     """Another agent: what its metadata told, and the way to its session."""
 
     __slots__ = ("name", "endpoint", "epoch", "secret", "spans", "attach", "gone", "again",
-                 "asked", "tried", "failed", "full")
+                 "asked", "tried", "failed", "full", "since", "beside")
 
-    def __init__(self, name, head):
+    def __init__(self, name, head, since=None):
         self.name, self.endpoint = name, head["endpoint"]
+        self.since = since  # the own daemon's instance then; None: of the own name
+        # a session of the own daemon
+        self.beside = since is not None and since == head.get("instance")
         self.epoch, self.secret = head["epoch"], head["secret"]
         self.spans = {}  # memory type -> {(address, bytes, device)}, in order
         self.attach, self.gone = None, False
@@ -396,6 +401,8 @@ class nixlAgent:
         if not self._backends:
             raise nixlInvalidParamError("no backend was created")
         _waiting(self._kvd)  # the daemon may be another one by now
+        if self._kvd.lost():
+            self._kvd.key()  # waits for the next session: the last one's would be in vain
         blob, change = self._blob, self._changes
         if blob and blob[:2] == (self._kvd.epoch, change):
             return blob[2]
@@ -427,12 +434,13 @@ class nixlAgent:
         name = head["name"]
         if name == self._name:
             raise nixlInvalidParamError("the metadata is this agent's own")
+        since = self._kvd.info()["instance"]
         with self._lock:
             remote = self._remotes.get(name)
             if "endpoint" in head and (remote is None or not remote.same(head)):
                 if remote is not None:
                     remote.gone = True
-                remote = self._remotes[name] = _Remote(name, head)
+                remote = self._remotes[name] = _Remote(name, head, since)
             elif remote is None:
                 raise nixlNotFoundError("regions of '%s', whose connection information is "
                                         "not known" % name)
@@ -503,7 +511,7 @@ class nixlAgent:
             if state == 1:
                 return attach
             if state < 0:
-                raise from_code(_kvd.code_name(state), attach.error())
+                raise self._with_remedy(remote, _kvd.code_name(state), attach.error())
             if time.monotonic() > end:
                 raise nixlRemoteDisconnectError("'%s' does not answer" % remote.name)
             time.sleep(pause)
@@ -515,7 +523,31 @@ class nixlAgent:
         remote = self._remotes.get(name)
         if remote is None:
             raise nixlNotFoundError("no agent '%s'" % name)
+        if remote.beside:
+            self._usable(remote)
         return remote
+
+    def _usable(self, remote):
+        """A session of the own daemon ended with it: its metadata is of the past."""
+        if remote.failed:
+            _waiting(self._kvd)  # the daemon may be another one by now
+        if remote.beside and self._restarted(remote):
+            raise nixlRemoteDisconnectError(self._restarted(remote))
+
+    def _restarted(self, remote):
+        """Nothing, or that the own daemon was restarted since the metadata came, and what
+        to do."""
+        if remote.since is None or self._kvd.info()["instance"] == remote.since:
+            return ""
+        who = "the daemon of both agents was restarted:" if remote.beside else \
+            "this agent's daemon was restarted; if the other's was, too:"
+        return "%s add_remote_agent() with new metadata of '%s' (its get_agent_metadata())" % (
+            who, remote.name)
+
+    def _with_remedy(self, remote, code, why):
+        """kvd's error about another agent as NIXL's."""
+        remedy = self._restarted(remote)
+        return from_code(code, "%s; %s" % (why, remedy) if remedy and why else why or remedy)
 
     def _loopback(self):
         epoch = self._kvd.epoch
@@ -644,6 +676,8 @@ class nixlAgent:
         except Error as error:
             if error.code == "EINVAL" and columns == 5:
                 raise nixlNotFoundError(error.message) from error
+            if remote is not None:
+                raise self._with_remedy(remote, error.code, error.message) from error
             raise
         handle = next(self._numbers)
         self._dlists[handle] = (dlist, remote)
@@ -735,6 +769,7 @@ class nixlAgent:
         if remote.gone:
             raise nixlNotFoundError("agent '%s' was removed" % remote.name)
         if remote.failed:
+            self._usable(remote)
             self._heal(xfer, remote)
         try:
             code = xfer.post(self._message(notif_msg))
@@ -750,7 +785,10 @@ class nixlAgent:
     @_plain_abi
     def _heal(self, xfer, remote):
         """Over a new attachment, if there is one: the link may be back."""
-        xfer.rebind(self._look(remote))
+        try:
+            xfer.rebind(self._look(remote))
+        except Error as error:
+            raise self._with_remedy(remote, error.code, error.message) from error
 
     def getXferStatus(self, handle):
         xfer, remote = self._requests.get(handle) or self._request(handle)
@@ -772,7 +810,10 @@ class nixlAgent:
         if told is None:
             xfer, remote = self._requests[handle]
             remote.failed, remote.asked = True, 0.0
-            told = _kvd.code_name(code), xfer.error()[1] or "transfer with '%s'" % remote.name
+            code = _kvd.code_name(code)
+            why = xfer.error()[1] or "transfer with '%s'%s" % (remote.name, _OWN.get(code, ""))
+            remedy = self._restarted(remote)
+            told = code, "%s; %s" % (why, remedy) if remedy else why
             self._failures[handle] = told
         return from_code(*told)
 
