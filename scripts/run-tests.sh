@@ -4,9 +4,11 @@
 # alone on the last line. mk/test.mk has the contract. Logs lie in
 # BUILD/test-logs; of a failed test the cases that failed are told, and why
 # (scripts/failures.awk), there and at the end. TEST_TIMEOUT: seconds a test
-# (default 900): who takes so long hangs. TEST_LONG: NAME=N ..., tests that may take
-# N times as long; they run beside the rest. TEST_ALONE: NAME ..., tests that judge
-# times; they run last, with nothing beside them. A test that failed while the
+# (default 900): who takes so long hangs. TEST_JOBS: how many run at a time (default: a
+# core each, four at most), since much of a test's time is waiting. TEST_LONG: NAME=N ...,
+# tests that may take N times as long; they begin first and run beside these.
+# TEST_ALONE: NAME ..., tests that judge times; they run last, with nothing beside them.
+# The lines come in the order in which tests end. A test that failed while the
 # machine stood still (tests/lib/stalls.py) is played again at the end, twice at
 # most, and a line says so. TMPDIR is a folder of the run, which goes with it: what a
 # test that is killed leaves there, too.
@@ -18,6 +20,8 @@ mkdir -p "$logs"
 root=$PWD
 passed=0 failed=0 skipped=0 broken=() again=() last=no
 limit=${TEST_TIMEOUT:-900}
+cores=$(nproc)
+jobs=${TEST_JOBS:-$((cores < 4 ? cores : 4))}
 
 # what the user has set is for the user's daemon, GPUs, fabric and shell; and the times
 # below have a point
@@ -180,12 +184,10 @@ is_alone()
 	return 1
 }
 
-# The long ones beside the rest: most of a test's time is waiting.
-beside=() beside_pids=() rest=() alone=()
+# The long ones, which begin first, beside the rest.
+beside=() rest=() alone=()
 for test in "$@"; do
 	if [ "$(limit_of "${test#"$build"/}")" -gt "$limit" ]; then
-		play "$test" &
-		beside_pids+=($!)
 		beside+=("$test")
 	elif is_alone "$test"; then
 		alone+=("$test")
@@ -193,13 +195,43 @@ for test in "$@"; do
 		rest+=("$test")
 	fi
 done
-for test in "${rest[@]}"; do
-	play "$test"
-	tell "$test"
-done
-[ ${#beside[@]} -eq 0 ] || wait "${beside_pids[@]}"
+
+# who of these plays, by pid; how many of them take a turn of the rest
+declare -A playing=()
+busy=0
+
+begin() # TEST
+{
+	play "$1" &
+	playing[$!]=$1
+}
+
+# Tells who ends next.
+end_one()
+{
+	local pid
+
+	wait -n -p pid "${!playing[@]}"
+	tell "${playing[$pid]}"
+	case " ${beside[*]-} " in
+	*" ${playing[$pid]} "*) ;;
+	*) busy=$((busy - 1)) ;;
+	esac
+	unset "playing[$pid]"
+}
+
 for test in "${beside[@]}"; do
-	tell "$test"
+	begin "$test"
+done
+for test in "${rest[@]}"; do
+	while [ "$busy" -ge "$jobs" ]; do
+		end_one
+	done
+	begin "$test"
+	busy=$((busy + 1))
+done
+while [ ${#playing[@]} -gt 0 ]; do
+	end_one
 done
 for test in "${alone[@]}"; do
 	play "$test"

@@ -116,6 +116,56 @@ END
 )
 check "is for the user's own programs" grep -qx '1 passed, 0 failed' "$work/log"
 
+# ---- who runs beside whom ----
+
+# of a pair each waits at a pipe until the other is there, or is stopped by its time
+mkfifo "$work/t/rest" "$work/t/both"
+test_of left <<'END'
+#!/bin/sh
+echo left >"${0%/*}/rest" && echo left >>"${0%/*}/order"
+END
+test_of right <<'END'
+#!/bin/sh
+read -r word <"${0%/*}/rest" && echo right >>"${0%/*}/order"
+END
+test_of short <<'END'
+#!/bin/sh
+echo short >"${0%/*}/both" && echo short >>"${0%/*}/order"
+END
+test_of long <<'END'
+#!/bin/sh
+read -r word <"${0%/*}/both" && echo long >>"${0%/*}/order"
+END
+test_of last <<'END'
+#!/bin/bash
+[ "$(sort "${0%/*}/order" | tr '\n' ' ')" = "left long right short " ]
+END
+(
+	export TEST_JOBS=2 TEST_LONG=$work/t/long=2 TEST_ALONE=$work/t/last
+	play 60 last left right short long
+)
+check "two at a time, the long ones beside them, who is alone at the end" \
+	grep -qx '5 passed, 0 failed' "$work/log"
+(
+	export TEST_JOBS=1 TEST_LONG=$work/t/long=2
+	play 60 short long
+)
+check "one at a time and the long ones" grep -qx '2 passed, 0 failed' "$work/log"
+test_of one <<'END'
+#!/bin/sh
+echo one >>"${0%/*}/turns"
+END
+test_of two <<'END'
+#!/bin/sh
+echo two >>"${0%/*}/turns"
+[ "$(tr '\n' ' ' <"${0%/*}/turns")" = "one two " ]
+END
+(
+	export TEST_JOBS=1
+	play 60 one two
+)
+check "one at a time, in their order" grep -qx '2 passed, 0 failed' "$work/log"
+
 # ---- who failed, and why ----
 
 test_of tap <<'END'
