@@ -39,7 +39,8 @@ export ASAN_OPTIONS=allocator_may_return_null=1:detect_stack_use_after_return=1:
 # use_tls=0: at exit the leak checker crashes in the TLS of what libucp loaded
 export LSAN_OPTIONS=suppressions=$root/tests/asan.supp:print_suppressions=0:use_tls=0
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1:suppressions=$root/tests/ubsan.supp
-export TSAN_OPTIONS=allocator_may_return_null=1:halt_on_error=0:second_deadlock_stack=1:suppressions=$root/tests/tsan.supp
+# at its exit a process waits a second for what its other threads may yet do; ours have ended
+export TSAN_OPTIONS=allocator_may_return_null=1:atexit_sleep_ms=20:halt_on_error=0:second_deadlock_stack=1:suppressions=$root/tests/tsan.supp
 
 export KVD_STALLS=$root/$logs/stalls
 rm -f "$KVD_STALLS"
