@@ -657,6 +657,7 @@ static void parse(int argc, char **argv)
 int main(int argc, char **argv)
 {
 	gpu_owner_main(argc, argv);
+	setvbuf(stdout, NULL, _IOLBF, 0); /* a log is read while it is written */
 	/* slow enough for a transfer to be seen in flight; for all processes */
 	setenv("FAKE_CUDA_NS_PER_KIB", "1000", 0);
 	if (argc == 4 && strcmp(argv[1], "--puppet") == 0)
