@@ -12,6 +12,7 @@
  * nothing short.
  */
 #include <errno.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -194,6 +195,10 @@ int main(int argc, char **argv)
 	double began = clock_s();
 
 	parse(argc, argv);
+	/* a script's clusters are made in the memory of the last one's */
+	mallopt(M_MMAP_THRESHOLD, 32 << 20);
+	mallopt(M_TRIM_THRESHOLD, 1 << 30);
+	mallopt(M_TOP_PAD, 64 << 20);
 	sim_totals = mmap(NULL, sizeof(*sim_totals), PROT_READ | PROT_WRITE,
 			  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (sim_totals == MAP_FAILED)
