@@ -31,22 +31,26 @@ def until(what, check, seconds=DEADLINE_S):
         select.select([], [], [], 0.05)
 
 
+def make_root(root=ROOT, packages=tuple(PACKAGES)):
+    """The folder, made once; returns the cgroup2 below which it can boot."""
+    if os.path.basename(BUILD) != "rel":
+        raise Skip("programs without a sanitizer's library")
+    mounts = [line.split() for line in open("/proc/mounts")]
+    cgroups = [m[1] for m in mounts if m[2] == "cgroup2" and "rw" in m[3].split(",")]
+    if os.getuid() != 0 or not cgroups:
+        raise Skip("root and a writable cgroup2")
+    made = subprocess.run([HERE + "/root.sh", root, *packages], capture_output=True, text=True)
+    if made.returncode:
+        raise Skip((made.stdout.strip().split("skipped: ")[-1] or made.stderr.strip()))
+    return cgroups[0]
+
+
 class Guest:
     """The booted systemd of the folder `root`, which is made of Debian's `packages`. pid: of
     its PID 1, as this machine counts."""
 
     def __init__(self, root=ROOT, packages=tuple(PACKAGES)):
-        if os.path.basename(BUILD) != "rel":
-            raise Skip("programs without a sanitizer's library")
-        mounts = [line.split() for line in open("/proc/mounts")]
-        cgroups = [m[1] for m in mounts if m[2] == "cgroup2" and "rw" in m[3].split(",")]
-        if os.getuid() != 0 or not cgroups:
-            raise Skip("root and a writable cgroup2")
-        self.cgroup = "%s/kvd-test-%d" % (cgroups[0], os.getpid())
-        made = subprocess.run([HERE + "/root.sh", root, *packages], capture_output=True,
-                              text=True)
-        if made.returncode:
-            raise Skip((made.stdout.strip().split("skipped: ")[-1] or made.stderr.strip()))
+        self.cgroup = "%s/kvd-test-%d" % (make_root(root, packages), os.getpid())
         self.log = tempfile.TemporaryFile()
         self.boot = subprocess.Popen([HERE + "/boot.sh", root, self.cgroup],
                                      stdin=subprocess.DEVNULL, stdout=self.log,
@@ -143,3 +147,8 @@ class Guest:
                 print(self.run("journalctl", "--no-pager", "-n", "30", check=False)[1])
                 raise
         return play
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(Skip):
+        make_root()
