@@ -420,7 +420,7 @@ char *top_rooms_text(const struct top *top, const struct top_view *v,
 /* ---- JSON ---- */
 
 /* What is not known is null. */
-static void put_number(cJSON *json, const char *name, double value)
+static void top_put_number(cJSON *json, const char *name, double value)
 {
 	if (isfinite(value))
 		cJSON_AddNumberToObject(json, name, value);
@@ -437,12 +437,12 @@ static cJSON *peer_json(const struct top_peer *p)
 	cJSON_AddStringToObject(json, "instance", ctl_str(p->json, "instance", ""));
 	cJSON_AddStringToObject(json, "state", p->state);
 	cJSON_AddStringToObject(json, "transport", ctl_str(p->json, "transport", ""));
-	put_number(json, "rtt_us", ctl_num(p->json, "rtt_us"));
-	put_number(json, "in_bytes_per_s", p->in);
-	put_number(json, "out_bytes_per_s", p->out);
-	put_number(json, "inflight_bytes", p->inflight);
-	put_number(json, "rooms", p->rooms);
-	put_number(json, "failed_per_min", p->failed);
+	top_put_number(json, "rtt_us", ctl_num(p->json, "rtt_us"));
+	top_put_number(json, "in_bytes_per_s", p->in);
+	top_put_number(json, "out_bytes_per_s", p->out);
+	top_put_number(json, "inflight_bytes", p->inflight);
+	top_put_number(json, "rooms", p->rooms);
+	top_put_number(json, "failed_per_min", p->failed);
 	if (error)
 		cJSON_AddItemToObject(json, "last_error", cJSON_Duplicate(error, true));
 	return json;
@@ -461,8 +461,8 @@ static cJSON *room_json(const struct top_room *r)
 			cJSON_AddItemToObject(
 				json, kept[i],
 				cJSON_Duplicate(ctl_list(r->json, kept[i]), true));
-	put_number(json, "age_ms", r->age_ms);
-	put_number(json, "bytes_per_s", r->rate);
+	top_put_number(json, "age_ms", r->age_ms);
+	top_put_number(json, "bytes_per_s", r->rate);
 	if (peers && peers->child)
 		cJSON_AddStringToObject(json, "peer", ctl_peer_name(peers->child));
 	return json;
@@ -476,19 +476,19 @@ cJSON *top_view_json(const struct top *top, const struct top_view *v)
 	cJSON_AddStringToObject(json, "name", top->name);
 	cJSON_AddStringToObject(json, "daemon", top->daemon);
 	cJSON_AddStringToObject(json, "state", ctl_str(now->health, "state", "?"));
-	put_number(json, "uptime_ms", ctl_num(now->health, "uptime_ms"));
+	top_put_number(json, "uptime_ms", ctl_num(now->health, "uptime_ms"));
 	list = cJSON_AddObjectToObject(json, "rooms_by_state");
 	for (unsigned int i = 0; i < now->state_count; i++)
-		put_number(list, now->states[i].name, now->states[i].count);
-	put_number(json, "ok_per_s", v->ok);
-	put_number(json, "failed_per_s", v->failed);
-	put_number(json, "in_bytes_per_s", v->in);
-	put_number(json, "out_bytes_per_s", v->out);
-	put_number(json, "room_p50_ms", 1000 * v->p50_s);
-	put_number(json, "room_p99_ms", 1000 * v->p99_s);
-	put_number(json, "loop_late_p99_ms", 1000 * v->late_s);
-	put_number(json, "cpus", v->cpu);
-	put_number(json, "resident_bytes", now->rss);
+		top_put_number(list, now->states[i].name, now->states[i].count);
+	top_put_number(json, "ok_per_s", v->ok);
+	top_put_number(json, "failed_per_s", v->failed);
+	top_put_number(json, "in_bytes_per_s", v->in);
+	top_put_number(json, "out_bytes_per_s", v->out);
+	top_put_number(json, "room_p50_ms", 1000 * v->p50_s);
+	top_put_number(json, "room_p99_ms", 1000 * v->p99_s);
+	top_put_number(json, "loop_late_p99_ms", 1000 * v->late_s);
+	top_put_number(json, "cpus", v->cpu);
+	top_put_number(json, "resident_bytes", now->rss);
 	list = cJSON_AddArrayToObject(json, "peers");
 	for (size_t i = 0; i < v->peer_count; i++)
 		cJSON_AddItemToArray(list, peer_json(&v->peers[i]));

@@ -30,14 +30,14 @@ struct layout_walk {
 	struct layout_writer writer;
 };
 
-static struct layout_walk *walk_of(struct reply_walk *reply)
+static struct layout_walk *layout_walk_of(struct reply_walk *reply)
 {
 	return container_of(reply, struct layout_walk, reply);
 }
 
 static void layout_walk_end(struct reply_walk *reply)
 {
-	mem_free(walk_of(reply));
+	mem_free(layout_walk_of(reply));
 }
 
 static const struct pool *find_any(const struct session *asking, uint64_t id)
@@ -63,7 +63,7 @@ static void put(struct text *out, const char *name, uint64_t value)
 	text_u64(out, value);
 }
 
-static void put_head(struct text *out, const struct pool *pool)
+static void layout_put_head(struct text *out, const struct pool *pool)
 {
 	static const char digits[] = "0123456789abcdef";
 
@@ -153,14 +153,14 @@ bool layout_write_some(struct layout_writer *writer, const struct layout *layout
 
 static int layout_piece(struct reply_walk *reply)
 {
-	struct layout_walk *walk = walk_of(reply);
+	struct layout_walk *walk = layout_walk_of(reply);
 	struct text *out = &walk->reply.text;
 	const struct pool *pool = find_any(reply->req->session, walk->pool);
 
 	if (!pool)
 		return err_pass(-ENOENT);
 	if (!walk->writer.begun)
-		put_head(out, pool);
+		layout_put_head(out, pool);
 	return layout_write_some(&walk->writer, pool->layout, out);
 }
 

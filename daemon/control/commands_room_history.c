@@ -49,14 +49,14 @@ struct history_walk {
 	uint64_t now_ns;
 };
 
-static struct history_walk *walk_of(struct reply_walk *reply)
+static struct history_walk *history_walk_of(struct reply_walk *reply)
 {
 	return container_of(reply, struct history_walk, reply);
 }
 
 static void history_walk_end(struct reply_walk *reply)
 {
-	mem_free(walk_of(reply));
+	mem_free(history_walk_of(reply));
 }
 
 static bool is_asked(const struct ended_room *ended, const struct request *req)
@@ -166,7 +166,7 @@ static int history_over(struct history_walk *walk, bool more)
 
 static int history_piece(struct reply_walk *reply)
 {
-	struct history_walk *walk = walk_of(reply);
+	struct history_walk *walk = history_walk_of(reply);
 	const struct history_args *args = request_args(reply->req);
 
 	for (unsigned int passed = 0; passed < PASS_MAX; passed++) {

@@ -32,14 +32,14 @@ struct room_walk {
 	int64_t left; /* room.list: so many more */
 };
 
-static struct room_walk *walk_of(struct reply_walk *reply)
+static struct room_walk *room_walk_of(struct reply_walk *reply)
 {
 	return container_of(reply, struct room_walk, reply);
 }
 
 static void walk_end(struct reply_walk *reply)
 {
-	struct room_walk *walk = walk_of(reply);
+	struct room_walk *walk = room_walk_of(reply);
 
 	if (walk->cursor.at)
 		room_cursor_end(&walk->cursor);
@@ -99,7 +99,7 @@ static struct room *find_listed(const struct request *req, const cJSON *item)
 
 static int poll_listed(struct reply_walk *reply)
 {
-	struct room_walk *walk = walk_of(reply);
+	struct room_walk *walk = room_walk_of(reply);
 	const cJSON *item = walk->item;
 	struct room *room;
 	struct err why;
@@ -120,7 +120,7 @@ static int poll_listed(struct reply_walk *reply)
 
 static int poll_changed(struct reply_walk *reply)
 {
-	struct room_walk *walk = walk_of(reply);
+	struct room_walk *walk = room_walk_of(reply);
 	const struct room *room;
 	int r;
 
@@ -284,7 +284,7 @@ static int commands_room_list_end(struct room_walk *walk)
 
 static int request_piece(struct reply_walk *reply)
 {
-	struct room_walk *walk = walk_of(reply);
+	struct room_walk *walk = room_walk_of(reply);
 	struct room_request asked;
 	cJSON *record;
 	int r;
@@ -304,7 +304,7 @@ static int request_piece(struct reply_walk *reply)
 
 static int list_piece(struct reply_walk *reply)
 {
-	struct room_walk *walk = walk_of(reply);
+	struct room_walk *walk = room_walk_of(reply);
 	const struct room *room;
 	cJSON *record;
 

@@ -61,14 +61,14 @@ struct planned {
 	const struct room_maps *dst_maps;
 };
 
-static struct room_plan_walk *walk_of(struct reply_walk *reply)
+static struct room_plan_walk *plan_walk_of(struct reply_walk *reply)
 {
 	return container_of(reply, struct room_plan_walk, reply);
 }
 
 static void room_plan_walk_end(struct reply_walk *reply)
 {
-	mem_free(walk_of(reply));
+	mem_free(plan_walk_of(reply));
 }
 
 /* ---- what there is ---- */
@@ -180,8 +180,8 @@ static void put(struct text *out, const char *name, uint64_t value)
 	text_u64(out, value);
 }
 
-static int put_head(struct room_plan_walk *walk, const struct planned *p,
-		    struct text *out)
+static int plan_put_head(struct room_plan_walk *walk, const struct planned *p,
+			 struct text *out)
 {
 	const struct party *party;
 	const char *comma = "";
@@ -345,10 +345,11 @@ static int plan_piece(struct reply_walk *reply)
 {
 	static int (*const stages[STAGES])(struct room_plan_walk *,
 					   const struct planned *, struct text *) = {
-		[STAGE_HEAD] = put_head, [STAGE_SRC] = put_src,	    [STAGE_DST] = put_dst,
-		[STAGE_MAP] = put_map,	 [STAGE_WANTS] = put_wants,
+		[STAGE_HEAD] = plan_put_head, [STAGE_SRC] = put_src,
+		[STAGE_DST] = put_dst,	      [STAGE_MAP] = put_map,
+		[STAGE_WANTS] = put_wants,
 	};
-	struct room_plan_walk *walk = walk_of(reply);
+	struct room_plan_walk *walk = plan_walk_of(reply);
 	struct planned p;
 	int r = planned_of(walk, &p);
 

@@ -60,14 +60,14 @@ struct trace_walk {
 	uint32_t events;
 };
 
-static struct trace_walk *walk_of(struct reply_walk *reply)
+static struct trace_walk *trace_walk_of(struct reply_walk *reply)
 {
 	return container_of(reply, struct trace_walk, reply);
 }
 
 static void trace_walk_end(struct reply_walk *reply)
 {
-	struct trace_walk *walk = walk_of(reply);
+	struct trace_walk *walk = trace_walk_of(reply);
 
 	if (walk->cursor.at)
 		room_cursor_end(&walk->cursor);
@@ -94,7 +94,7 @@ static bool add_common(cJSON *head, const struct trace_walk *walk, uint64_t layo
 
 /* ---- its views, as text: a tree of so many numbers costs more than a turn has ---- */
 
-static void put_number(struct text *out, const char *name, uint64_t value)
+static void trace_put_number(struct text *out, const char *name, uint64_t value)
 {
 	text_puts(out, name);
 	text_u64(out, value);
@@ -120,8 +120,8 @@ static void put_runs(struct text *out, const struct room_map *map,
 				   map->pages[end] == map->pages[end - 1] + 1;)
 			end++;
 		left->runs--;
-		put_number(out, at ? ",[" : "[", map->pages[at]);
-		put_number(out, ",", end - at);
+		trace_put_number(out, at ? ",[" : "[", map->pages[at]);
+		trace_put_number(out, ",", end - at);
 		text_puts(out, "]");
 	}
 	text_puts(out, at == map->page_count ? "]" : "],\"runs_cut\":true");
@@ -134,14 +134,14 @@ static void put_view(struct text *out, const struct room_map *map,
 	left->any = true;
 	text_json(out, map->view);
 	if (party >= 0)
-		put_number(out, ",\"party\":", (uint64_t)party);
-	put_number(out, ",\"first_token\":", map->first_token);
-	put_number(out, ",\"pages\":", map->page_count);
-	put_number(out, ",\"tokens\":[", map->token_begin);
-	put_number(out, ",", map->token_end);
+		trace_put_number(out, ",\"party\":", (uint64_t)party);
+	trace_put_number(out, ",\"first_token\":", map->first_token);
+	trace_put_number(out, ",\"pages\":", map->page_count);
+	trace_put_number(out, ",\"tokens\":[", map->token_begin);
+	trace_put_number(out, ",", map->token_end);
 	if (map->layers.end < UINT32_MAX) {
-		put_number(out, "],\"layers\":[", map->layers.begin);
-		put_number(out, ",", map->layers.end);
+		trace_put_number(out, "],\"layers\":[", map->layers.begin);
+		trace_put_number(out, ",", map->layers.end);
 		text_puts(out, "]");
 	} else { /* all */
 		text_puts(out, "],\"layers\":null");
@@ -251,18 +251,19 @@ static void put_event(struct trace_walk *walk, const struct trace_event *event)
 	enum trace_what what = event->what;
 	uint64_t at = event->at_ns > walk->opened_ns ? event->at_ns : walk->opened_ns;
 
-	put_number(out, walk->any_event ? ",{\"ns\":" : "{\"ns\":", at - walk->opened_ns);
+	trace_put_number(
+		out, walk->any_event ? ",{\"ns\":" : "{\"ns\":", at - walk->opened_ns);
 	text_puts(out, ",\"what\":\"");
 	text_puts(out, what == TRACE_STATE ? room_state_names[event->value]
 					   : trace_names[what]);
 	text_puts(out, "\"");
 	if (event->has_party)
-		put_number(out, ",\"party\":", event->party);
+		trace_put_number(out, ",\"party\":", event->party);
 	if (trace_is_chunk(what)) {
-		put_number(out, ",\"seq\":", event->seq);
-		put_number(out, ",\"bytes\":", event->value);
+		trace_put_number(out, ",\"seq\":", event->seq);
+		trace_put_number(out, ",\"bytes\":", event->value);
 	} else if (what != TRACE_STATE && event->value) {
-		put_number(out, ",\"generation\":\"", event->value);
+		trace_put_number(out, ",\"generation\":\"", event->value);
 		text_puts(out, "\"");
 	}
 	text_puts(out, "}");
@@ -286,9 +287,9 @@ static int events_piece(struct trace_walk *walk)
 	}
 	if (walk->next)
 		return 1;
-	put_number(out, "],\"left_out\":",
-		   walk->events > TRACE_ROOM_EVENTS ? walk->events - TRACE_ROOM_EVENTS
-						    : 0);
+	trace_put_number(
+		out, "],\"left_out\":",
+		walk->events > TRACE_ROOM_EVENTS ? walk->events - TRACE_ROOM_EVENTS : 0);
 	text_puts(out, forgotten ? ",\"forgotten\":true}" : ",\"forgotten\":false}");
 	walk->under_way = false;
 	return 1;
@@ -315,7 +316,7 @@ static int trace_over(struct trace_walk *walk)
 	text_json(out, kvd->config->name);
 	put_hex(out, ",\"instance\":", peers_instance(kvd->peers));
 	put_hex(out, ",\"boot_id\":", kvd->boot_id);
-	put_number(out, ",\"clock_ns\":\"", loop_clock_ns(kvd->loop));
+	trace_put_number(out, ",\"clock_ns\":\"", loop_clock_ns(kvd->loop));
 	text_puts(out, "\"");
 	return 0;
 }
@@ -362,7 +363,7 @@ static int ended_piece(struct trace_walk *walk)
 
 static int trace_piece(struct reply_walk *reply)
 {
-	struct trace_walk *walk = walk_of(reply);
+	struct trace_walk *walk = trace_walk_of(reply);
 	const struct room *room;
 
 	if (walk->under_way)

@@ -48,7 +48,7 @@ static size_t number_print(char digits[NUMBER_MAX], enum metric_unit unit, uint6
 	return len;
 }
 
-static void put_number(struct text *out, enum metric_unit unit, uint64_t value)
+static void expose_put_number(struct text *out, enum metric_unit unit, uint64_t value)
 {
 	char digits[NUMBER_MAX];
 
@@ -164,7 +164,7 @@ static void expose_histogram(const struct figures *f, const struct series *s,
 	put_name(out, s->row, len);
 	text_puts(out, "_sum");
 	put_labels(out, f, s, NULL);
-	put_number(out, s->row->unit, h->sum);
+	expose_put_number(out, s->row->unit, h->sum);
 	text_puts(out, "\n");
 	put_name(out, s->row, len);
 	text_puts(out, "_count");
@@ -183,12 +183,12 @@ static void expose_series(const struct figures *f, const struct series *s, void 
 	}
 	put_name(e->out, s->row, strlen(s->row->name));
 	put_labels(e->out, f, s, NULL);
-	put_number(e->out, s->row->unit, f->metrics.value[series_cell(s)]);
+	expose_put_number(e->out, s->row->unit, f->metrics.value[series_cell(s)]);
 	text_puts(e->out, "\n");
 }
 
-static void put_head(struct exposition *e, const char *what, const struct metric_row *row,
-		     const char *words)
+static void expose_put_head(struct exposition *e, const char *what,
+			    const struct metric_row *row, const char *words)
 {
 	size_t len = strlen(row->name);
 
@@ -208,10 +208,10 @@ void figures_expose(const struct figures *f, bool openmetrics, struct text *out)
 	for (size_t i = 0; i < METRIC_ROWS; i++) {
 		const struct metric_row *row = &metric_rows[i];
 
-		put_head(&e, "# HELP ", row, row->help);
-		put_head(&e, "# TYPE ", row, type_names[row->type]);
+		expose_put_head(&e, "# HELP ", row, row->help);
+		expose_put_head(&e, "# TYPE ", row, type_names[row->type]);
 		if (openmetrics && unit_names[row->unit])
-			put_head(&e, "# UNIT ", row, unit_names[row->unit]);
+			expose_put_head(&e, "# UNIT ", row, unit_names[row->unit]);
 		each_series(f, row, expose_series, &e);
 	}
 	if (openmetrics)
@@ -224,7 +224,7 @@ static void put_member(struct text *out, const char *member, enum metric_unit un
 		       uint64_t value)
 {
 	text_puts(out, member);
-	put_number(out, unit, value);
+	expose_put_number(out, unit, value);
 }
 
 static void put_us(struct text *out, const char *member, uint64_t ns)

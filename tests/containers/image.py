@@ -6,18 +6,16 @@ import contextlib
 import json
 import os
 import re
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TREE = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(TREE, "tests", "lib"))
-from kvd_daemon import DEADLINE_S, Skip  # noqa: E402
+from kvd_daemon import DEADLINE_S, Skip, child_of, until  # noqa: E402
 
 ENTER = r"""
 set -e
@@ -147,16 +145,6 @@ def as_user(argv, uid="997", groups="--clear-groups"):
             "--bounding-set=-all", "--inh-caps=-all"] + argv
 
 
-def until(what, check, seconds=DEADLINE_S):
-    end = time.monotonic() + seconds
-    while True:
-        last = check()
-        if last:
-            return last
-        assert time.monotonic() < end, "not within %d s: %s" % (seconds, what)
-        select.select([], [], [], 0.05)
-
-
 class Container:
     def __init__(self, root, argv, mounts=(), net=None):
         self.log = tempfile.TemporaryFile()
@@ -166,9 +154,7 @@ class Container:
 
     def _first(self):
         assert self.proc.poll() is None, self.text()
-        with open("/proc/%d/task/%d/children" % (self.proc.pid, self.proc.pid)) as f:
-            pids = f.read().split()
-        return int(pids[0]) if pids else None
+        return child_of(self.proc.pid)
 
     def text(self):
         self.log.seek(0)

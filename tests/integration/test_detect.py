@@ -14,7 +14,7 @@ import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from kvd_daemon import BUILD, DEADLINE_S, Daemon, Skip, free_port, run  # noqa: E402
+from kvd_daemon import BUILD, DEADLINE_S, Daemon, Skip, child_of, free_port, run  # noqa: E402
 from kvd_engine import (FAILED, SUCCESS, WAITING, Cache, Engine, open_push)  # noqa: E402
 
 SLOW = 1 if os.path.basename(BUILD) == "rel" else 5
@@ -172,8 +172,7 @@ def engine_beyond_the_pid_namespace_is_seen_to_die():
             raise Skip("needs SO_PEERPIDFD (Linux 6.5)")
     daemon = Daemon(wrapper=wrapper)
     with daemon:
-        with open("/proc/%d/task/%d/children" % ((daemon.proc.pid,) * 2)) as children:
-            inside = int(children.read())
+        inside = child_of(daemon.proc.pid)
         daemon.proc.send_signal = lambda number: os.kill(inside, number)
         witness = Engine(daemon, "witness")
         child = prefill_child(daemon, 0, True)

@@ -10,11 +10,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from kvd_daemon import (BUILD, DEADLINE_S, Daemon, Skip, for_everyone, free_port,  # noqa: E402
-                        need_users, run)
+                        need_users, run, until)
 from kvd_engine import Cache, Engine, FAILED  # noqa: E402
 
 CTL = BUILD + "/kvd-ctl"
@@ -50,16 +49,6 @@ def has(lines, result, check, *words):
              if line[:2] == (result, check) and all(w in line[2] + line[3] for w in words)]
     assert found, "no %s %s %s in %s" % (result, check, words, lines)
     return found[0]
-
-
-def until(look):
-    """The first of what it finds."""
-    end = time.monotonic() + DEADLINE_S
-    while True:
-        found = look()
-        if found:
-            return found[0]
-        assert time.monotonic() < end, "it does not come"
 
 
 class Tree:
@@ -358,16 +347,17 @@ def peers_and_failures_have_remedies():
         prefill.until(7, "send", FAILED)
         lines = doctor(b, "--stuck", "1ms")
         has(lines, "warn", "rooms", "room 5000 (recv) waits", "an engine of peer p0")
-        line = until(lambda: [line for line in doctor(a, "--stuck", "1ms")
-                              if "5000 (send)" in line[2]])
+        line = until("it is told", lambda: [line for line in doctor(a, "--stuck", "1ms")
+                                            if "5000 (send)" in line[2]])[0]
         assert line[0] == "warn" and "the router" in line[3], line
         found = has(doctor(a), "warn", "failures", "1 room failed with EABORTED", "a reason")
         assert found[3] == remedies["EABORTED"], found
         prefill.close()
         a.stop()
         b.expect("down")
-        line = until(lambda: [line for line in doctor(b)
-                              if re.match("p0 is (dialing|down|lost) for", line[2])])
+        line = until("it is told", lambda: [
+            line for line in doctor(b)
+            if re.match("p0 is (dialing|down|lost) for", line[2])])[0]
         assert line[0] != "ok" and line[3] in remedies.values(), line
         decode.close()
 

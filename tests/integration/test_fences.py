@@ -10,7 +10,8 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
 from kvd_daemon import DEADLINE_S, Daemon, Skip, kvd, run  # noqa: E402
-from kvd_engine import (BYTES, FAILED, SUCCESS, WAITING, Cache, Engine,  # noqa: E402
+import kvd_engine  # noqa: E402
+from kvd_engine import (BYTES, FAILED, SUCCESS, WAITING,  # noqa: E402
                         open_pull, open_push)
 
 FENCE_S = 3  # what is still at once is so long before it, on a slow machine, too
@@ -26,30 +27,24 @@ transports = %%s
 PAGES, TOKENS = [3, 4, 9, 1], 64
 
 
-class Pair:
+class Pair(kvd_engine.Pair):
     def __init__(self, transport):
         if transport not in kvd("--version")[1]:
             raise Skip("needs the transport " + transport)
-        self.daemons = [Daemon(CONFIG % transport), Daemon(CONFIG % transport)]
+        super().__init__([Daemon(CONFIG % transport), Daemon(CONFIG % transport)])
 
     def __enter__(self):
-        a, b = (d.__enter__() for d in self.daemons)
+        super().__enter__()
         for d in self.daemons:
             d.expect("lost")
             d.expect("not reached")
-        self.a, self.b = a, b
-        self.prefill, self.decode = Engine(a, "prefill"), Engine(b, "decode")
-        self.src, self.dst = Cache(self.prefill), Cache(self.decode)
         self.src.fill(PAGES, TOKENS)
         return self
 
-    def __exit__(self, kind, value, trace):
+    def __exit__(self, *exc):
         for d in self.daemons:
             d.thaw()
-        for engine in (self.prefill, self.decode):
-            engine.close()
-        for d in self.daemons:
-            d.__exit__(kind, value, trace)
+        super().__exit__(*exc)
 
 
 def give_up(pair, engine, frozen, room, role, bystander):

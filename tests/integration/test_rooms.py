@@ -11,6 +11,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from kvd_daemon import BUILD, Daemon, for_everyone, need_users, run  # noqa: E402
+import kvd_engine  # noqa: E402
 from kvd_engine import (BYTES, Cache, Engine, FAILED, PAGES, Refused, SUCCESS,  # noqa: E402
                         TRANSFERRING, WAITING, open_pull, open_push)
 
@@ -21,27 +22,10 @@ def config(transport, more=""):
     return "[transport]\ntransports = %s\n%s" % (transport, more)
 
 
-class Pair:
-    """Two daemons, an engine with a cache at each."""
-
+class Pair(kvd_engine.Pair):
     def __init__(self, transport, kinds=("memfd", "memfd"), more="", **args):
-        self.daemons = [Daemon(config(transport, more), **args) for _ in range(2)]
-        self.kinds = kinds
-
-    def __enter__(self):
-        for d in self.daemons:
-            d.__enter__()
-        self.prefill = Engine(self.daemons[0], "prefill")
-        self.decode = Engine(self.daemons[1], "decode")
-        self.src = Cache(self.prefill, self.kinds[0])
-        self.dst = Cache(self.decode, self.kinds[1])
-        return self
-
-    def __exit__(self, *exc):
-        self.prefill.close()
-        self.decode.close()
-        for d in self.daemons:
-            d.__exit__(*exc)
+        super().__init__([Daemon(config(transport, more), **args) for _ in range(2)],
+                         kinds=kinds)
 
     def push(self, room):
         self.src.fill(SRC, TOKENS)

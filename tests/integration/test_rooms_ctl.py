@@ -9,11 +9,11 @@ import select
 import signal
 import subprocess
 import sys
-import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from kvd_daemon import BUILD, DEADLINE_S, Daemon, run  # noqa: E402
-from kvd_engine import Cache, Engine, FAILED, SUCCESS, WAITING, open_push  # noqa: E402
+from kvd_daemon import BUILD, DEADLINE_S, Daemon, run, until  # noqa: E402
+import kvd_engine  # noqa: E402
+from kvd_engine import Cache, FAILED, SUCCESS, WAITING, open_push  # noqa: E402
 
 SRC, DST, TOKENS = [5, 6, 7, 60, 1], [9, 3, 33, 2, 50], 77
 
@@ -30,21 +30,10 @@ def shown(daemon, *args):
     return out
 
 
-class Pair:
+class Pair(kvd_engine.Pair):
     def __init__(self, more=""):
-        self.daemons = [Daemon(more, name="p0"), Daemon(more, name="d0")]
-
-    def __enter__(self):
-        self.a, self.b = [d.__enter__() for d in self.daemons]
-        self.prefill, self.decode = Engine(self.a, "vllm"), Engine(self.b, "sglang")
-        self.src, self.dst = Cache(self.prefill), Cache(self.decode)
-        return self
-
-    def __exit__(self, *exc):
-        self.prefill.close()
-        self.decode.close()
-        for d in self.daemons:
-            d.__exit__(*exc)
+        super().__init__([Daemon(more, name=name) for name in ("p0", "d0")],
+                         ("vllm", "sglang"))
 
     def recv(self, room):
         self.decode.cmd("room.open", room=str(room), role="recv", pool=self.dst.pool,
@@ -62,12 +51,6 @@ class Pair:
         open_push(self.prefill, self.decode, self.src, self.dst, room, SRC, DST, TOKENS)
         self.decode.until(room, "recv", SUCCESS)
         self.prefill.until(room, "send", SUCCESS)
-
-
-def until(what, holds):
-    begin = time.monotonic()
-    while not holds():
-        assert time.monotonic() - begin < DEADLINE_S, what
 
 
 def room_that_hangs_names_whom_it_waits_for_on_both_sides():

@@ -14,7 +14,8 @@ import threading
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from kvd_daemon import BUILD, DEADLINE_S, Daemon, run  # noqa: E402
-from kvd_engine import Cache, Engine, FAILED, SUCCESS, WAITING, open_push  # noqa: E402
+import kvd_engine  # noqa: E402
+from kvd_engine import FAILED, SUCCESS, WAITING, open_push  # noqa: E402
 from screen import Screen  # noqa: E402
 
 SRC, DST, TOKENS = [5, 6, 7, 60, 1], [9, 3, 33, 2, 50], 77
@@ -23,28 +24,21 @@ CTL = BUILD + "/kvd-ctl"
 FAST = ["--interval", "200ms"]
 
 
-class Pair:
+class Pair(kvd_engine.Pair):
     """Daemons p0 and d0; room 5000 of d0 waits for an engine of p0."""
 
     def __init__(self, run_dir=None):
-        self.daemons = [Daemon(run_dir=run_dir, name="p0"), Daemon(run_dir=run_dir, name="d0")]
+        super().__init__([Daemon(run_dir=run_dir, name=name) for name in ("p0", "d0")],
+                         ("vllm", HOSTILE))
 
     def __enter__(self):
-        self.a, self.b = [d.__enter__() for d in self.daemons]
-        self.prefill, self.decode = Engine(self.a, "vllm"), Engine(self.b, HOSTILE)
-        self.src, self.dst = Cache(self.prefill), Cache(self.decode)
+        super().__enter__()
         self.decode.cmd("room.open", room="5000", role="recv", pool=self.dst.pool,
                         sources=[self.prefill.endpoint])
         self.decode.cmd("room.bind", room="5000", views={"kv": {"pages": [3, 4]}})
         self.decode.until(5000, "recv", WAITING)
         self.pushed = 0
         return self
-
-    def __exit__(self, *exc):
-        self.prefill.close()
-        self.decode.close()
-        for d in self.daemons:
-            d.__exit__(*exc)
 
     def push(self):
         self.pushed += 1

@@ -11,6 +11,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from kvd_daemon import BUILD, DEADLINE_S, Daemon, run  # noqa: E402
+import kvd_engine  # noqa: E402
 from kvd_engine import (Cache, Engine, FAILED, SUCCESS, TRANSFERRING, WAITING,  # noqa: E402
                         open_pull, open_push)
 
@@ -18,25 +19,16 @@ SRC, DST, TOKENS = [5, 6, 7, 60, 1], [9, 3, 33, 2, 50], 77
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
-class Pair:
+class Pair(kvd_engine.Pair):
     """Two daemons of one run directory, as on one host."""
 
     def __init__(self, more=""):
         self.tmp = tempfile.TemporaryDirectory(prefix="kvd-test-")
-        self.daemons = [Daemon(more, name=name, run_dir=self.tmp.name)
-                        for name in ("p0", "d0")]
-
-    def __enter__(self):
-        self.a, self.b = [d.__enter__() for d in self.daemons]
-        self.prefill, self.decode = Engine(self.a, "vllm"), Engine(self.b, "sglang")
-        self.src, self.dst = Cache(self.prefill), Cache(self.decode)
-        return self
+        super().__init__([Daemon(more, name=name, run_dir=self.tmp.name)
+                          for name in ("p0", "d0")], ("vllm", "sglang"))
 
     def __exit__(self, *exc):
-        self.prefill.close()
-        self.decode.close()
-        for d in self.daemons:
-            d.__exit__(*exc)
+        super().__exit__(*exc)
         self.tmp.cleanup()
 
     def ctl(self, name, *args, alone=False):

@@ -73,6 +73,24 @@ def free_port():
             return s.getsockname()[1]
 
 
+def until(what, check, seconds=DEADLINE_S):
+    """What the check gave at last."""
+    end = time.monotonic() + seconds
+    while True:
+        last = check()
+        if last:
+            return last
+        assert time.monotonic() < end, "not within %d s: %s" % (seconds, what)
+        select.select([], [], [], 0.05)
+
+
+def child_of(pid):
+    """Its first child, None: it has none."""
+    with open("/proc/%d/task/%d/children" % (pid, pid)) as f:
+        pids = f.read().split()
+    return int(pids[0]) if pids else None
+
+
 class Skip(Exception):
     """The named need is missing."""
 

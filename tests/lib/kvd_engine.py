@@ -166,6 +166,25 @@ class Cache:
         assert self.mem[:BYTES] == bytes(wanted), "bytes differ"
 
 
+class Pair:
+    """Two daemons, an engine with a cache at each."""
+
+    def __init__(self, daemons, names=("prefill", "decode"), kinds=("memfd", "memfd")):
+        self.daemons, self.names, self.kinds = daemons, names, kinds
+
+    def __enter__(self):
+        self.a, self.b = [d.__enter__() for d in self.daemons]
+        self.prefill, self.decode = map(Engine, self.daemons, self.names)
+        self.src, self.dst = map(Cache, (self.prefill, self.decode), self.kinds)
+        return self
+
+    def __exit__(self, *exc):
+        self.prefill.close()
+        self.decode.close()
+        for d in self.daemons:
+            d.__exit__(*exc)
+
+
 def open_push(prefill, decode, src, dst, room, src_pages, dst_pages, tokens, send=True):
     view = lambda pages: {"kv": dict(pages=pages, tokens=[0, tokens])}  # noqa: E731
     prefill.cmd("room.open", room=str(room), role="send", pool=src.pool)

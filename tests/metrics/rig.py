@@ -9,7 +9,8 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from kvd_daemon import DEADLINE_S, Daemon, free_port  # noqa: E402
-from kvd_engine import Cache, Engine, SUCCESS, open_pull, open_push  # noqa: E402
+import kvd_engine  # noqa: E402
+from kvd_engine import SUCCESS, open_pull, open_push  # noqa: E402
 import prom_text  # noqa: E402
 
 SRC, DST, TOKENS = [5, 6, 7, 60, 1], [9, 3, 33, 2, 50], 77
@@ -70,27 +71,18 @@ class Observed(Daemon):
             assert time.monotonic() < end, "figures stand still"
 
 
-class Pair:
+class Pair(kvd_engine.Pair):
     """Two observed daemons, an engine with a cache at each."""
 
     def __init__(self, more="", **args):
         config = "[transport]\ntransports = shm\n" + more
-        self.daemons = [Observed(config, name=name, **args) for name in ("prefill", "decode")]
+        super().__init__([Observed(config, name=name, **args)
+                          for name in ("prefill", "decode")])
 
     def __enter__(self):
-        for d in self.daemons:
-            d.__enter__()
-        self.prefill = Engine(self.daemons[0], "prefill")
-        self.decode = Engine(self.daemons[1], "decode")
-        self.src, self.dst = Cache(self.prefill), Cache(self.decode)
+        super().__enter__()
         self.src.fill(SRC, TOKENS)
         return self
-
-    def __exit__(self, *exc):
-        self.prefill.close()
-        self.decode.close()
-        for d in self.daemons:
-            d.__exit__(*exc)
 
     def finish(self, room, roles):
         for engine, role in zip((self.prefill, self.decode), roles):

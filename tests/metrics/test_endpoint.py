@@ -13,15 +13,9 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 import prom_text  # noqa: E402
-from kvd_daemon import BUILD, Daemon, Skip, free_port, kvd, run  # noqa: E402
+from kvd_daemon import BUILD, Daemon, Skip, free_port, kvd, run, until  # noqa: E402
 from kvd_engine import FAILED, WAITING  # noqa: E402
 from rig import Load, Observed, Pair  # noqa: E402
-
-
-def until(what, done, deadline_s=60):
-    end = time.monotonic() + deadline_s
-    while not done():
-        assert time.monotonic() < end, what
 
 
 def both_formats_tell_the_same():

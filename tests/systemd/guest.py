@@ -4,31 +4,19 @@ tests do in there."""
 import contextlib
 import functools
 import os
-import select
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TREE = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(TREE, "tests", "lib"))
-from kvd_daemon import BUILD, DEADLINE_S, Skip  # noqa: E402
+from kvd_daemon import BUILD, DEADLINE_S, Skip, child_of, until  # noqa: E402
 
 ROOT = os.path.join(TREE, "build", "systemd-root")
 PACKAGES = ["systemd", "systemd-sysv", "dbus", "procps",
             "libev4", "libzmq5", "libcjson1", "libinih1", "libxxhash0"]
-
-
-def until(what, check, seconds=DEADLINE_S):
-    end = time.monotonic() + seconds
-    while True:
-        last = check()
-        if last:
-            return last
-        assert time.monotonic() < end, "not within %d s: %s" % (seconds, what)
-        select.select([], [], [], 0.05)
 
 
 def make_root(root=ROOT, packages=tuple(PACKAGES)):
@@ -67,9 +55,7 @@ class Guest:
     def _child(self):
         assert self.boot.poll() is None, "boot.sh ended"
         with contextlib.suppress(OSError):
-            with open("/proc/%d/task/%d/children" % (self.boot.pid, self.boot.pid)) as f:
-                children = f.read().split()
-            with open("/proc/%s/status" % "".join(children[:1])) as f:
+            with open("/proc/%s/status" % child_of(self.boot.pid)) as f:
                 pids = [line.split() for line in f if line.startswith("NSpid:")][0]
             return int(pids[1]) if len(pids) > 2 and pids[-1] == "1" else None
 
