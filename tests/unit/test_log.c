@@ -20,63 +20,34 @@
 #include <cmocka.h>
 
 #include "daemon/base/err.h"
+#include "tests/lib/log_lines.h"
 #include "tests/lib/tmp.h"
-
-static int saved = -1, reader = -1;
-
-static void capture_begin(void)
-{
-	int fds[2];
-
-	assert_int_equal(pipe2(fds, O_CLOEXEC), 0);
-	saved = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
-	assert_true(dup2(fds[1], STDERR_FILENO) >= 0);
-	close(fds[1]);
-	assert_int_equal(fcntl(fds[0], F_SETFL, O_NONBLOCK), 0);
-	reader = fds[0];
-}
-
-/* All that was logged since capture_begin(). */
-static const char *capture_end(void)
-{
-	static char text[65536];
-	size_t len = 0;
-	ssize_t n;
-
-	while ((n = read(reader, text + len, sizeof(text) - 1 - len)) > 0)
-		len += (size_t)n;
-	text[len] = '\0';
-	assert_true(dup2(saved, STDERR_FILENO) >= 0);
-	close(saved);
-	close(reader);
-	return text;
-}
 
 static void line_has_priority_object_words_and_values(void **state)
 {
 	(void)state;
 	log_set_level(LOG_LEVEL_TRACE);
-	capture_begin();
+	log_lines_begin();
 	log_error("room", "42", "failed", "code=%s n=%d", "EPEER", 3);
 	log_warn("peer", NULL, "slow", "ms=%d", 5);
 	log_info("a", "b", "c", "%s", "d=1");
 	log_debug("a", "b", "c", "%s", "d=2");
 	log_trace("a", "b", "c", "%s", "d=3");
-	assert_string_equal(capture_end(), "<3>room 42: failed code=EPEER n=3\n"
-					   "<4>peer: slow ms=5\n"
-					   "<6>a b: c d=1\n"
-					   "<7>a b: c d=2\n"
-					   "<7>a b: c d=3\n");
+	assert_string_equal(log_lines_end(), "<3>room 42: failed code=EPEER n=3\n"
+					     "<4>peer: slow ms=5\n"
+					     "<6>a b: c d=1\n"
+					     "<7>a b: c d=2\n"
+					     "<7>a b: c d=3\n");
 }
 
 static void level_below_the_threshold_is_silent(void **state)
 {
 	(void)state;
 	log_set_level(LOG_LEVEL_WARN);
-	capture_begin();
+	log_lines_begin();
 	log_info("a", "b", "c", "d=%d", 1);
 	log_warn("a", "b", "c", "d=%d", 2);
-	assert_string_equal(capture_end(), "<4>a b: c d=2\n");
+	assert_string_equal(log_lines_end(), "<4>a b: c d=2\n");
 	log_set_level(LOG_LEVEL_INFO);
 }
 
@@ -97,24 +68,25 @@ static void level_names_parse_and_others_are_refused(void **state)
 static void bytes_of_a_client_cannot_forge_a_line(void **state)
 {
 	(void)state;
-	capture_begin();
+	log_lines_begin();
 	log_warn("session", "x\n<3>room", "said", "name=%s", "a\r\x1b[2Jb\x7f");
-	assert_string_equal(capture_end(), "<4>session x?<3>room: said name=a??[2Jb?\n");
+	assert_string_equal(log_lines_end(),
+			    "<4>session x?<3>room: said name=a??[2Jb?\n");
 }
 
 /* C1, right-to-left, no width, no UTF-8; what people write stays. */
 static void bytes_of_a_client_cannot_turn_a_terminal(void **state)
 {
 	(void)state;
-	capture_begin();
+	log_lines_begin();
 	log_warn("session",
 		 "x\302\233"
 		 "2Jy",
 		 "said", "name=%s why=%s",
 		 "de\342\200\256mo\342\200\213\342\201\246\357\273\277",
 		 "gr\303\266\303\237e \344\275\240 \233\377");
-	assert_string_equal(capture_end(), "<4>session x?2Jy: said name=de?mo??? "
-					   "why=gr\303\266\303\237e \344\275\240 ??\n");
+	assert_string_equal(log_lines_end(), "<4>session x?2Jy: said name=de?mo??? "
+					     "why=gr\303\266\303\237e \344\275\240 ??\n");
 }
 
 static void line_too_long_is_cut_to_one_line(void **state)
@@ -124,10 +96,10 @@ static void line_too_long_is_cut_to_one_line(void **state)
 
 	(void)state;
 	memset(far, 'x', sizeof(far) - 1);
-	capture_begin();
+	log_lines_begin();
 	log_warn("a", "b", "c", "v=%s", far);
 	log_warn(far, far, far, "v=%s", far);
-	text = capture_end();
+	text = log_lines_end();
 	assert_true(strlen(text) < 2100);
 	assert_ptr_equal(strchr(strchr(text, '\n') + 1, '\n') + 1, text + strlen(text));
 }
@@ -150,13 +122,13 @@ static void site_is_limited_and_tells_what_it_dropped(void **state)
 	const char *text;
 
 	(void)state;
-	capture_begin();
+	log_lines_begin();
 	for (; calls < 300; calls++)
 		log_write(&site, LOG_LEVEL_INFO, "a", NULL, "hit", "n=%u", calls);
 	for (last = coarse_second(); coarse_second() <= last + 1;)
 		;
 	log_write(&site, LOG_LEVEL_INFO, "a", NULL, "hit", "n=%u", calls);
-	text = capture_end();
+	text = log_lines_end();
 	for (const char *p = text; *p; p = strchr(p, '\n') + 1) {
 		const char *tail = strstr(p, " dropped=");
 		unsigned int n = 0;
@@ -179,9 +151,9 @@ static void plain_format_has_time_and_level(void **state)
 
 	(void)state;
 	log_set_format(LOG_FORMAT_PLAIN);
-	capture_begin();
+	log_lines_begin();
 	log_warn("peer", "p", "slow", "ms=%d", 5);
-	text = capture_end();
+	text = log_lines_end();
 	log_set_format(LOG_FORMAT_JOURNAL);
 	assert_int_equal(regcomp(&re,
 				 "^[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8}\\.[0-9]{3} warn  "
@@ -198,7 +170,7 @@ static void stderr_closed_or_full_hurts_nobody(void **state)
 
 	(void)state;
 	signal(SIGPIPE, SIG_IGN);
-	capture_begin();
+	log_lines_begin();
 	close(STDERR_FILENO);
 	log_error("a", NULL, "b", "c=%d", 1);
 	assert_int_equal(pipe2(fds, O_NONBLOCK | O_CLOEXEC), 0);
@@ -209,7 +181,7 @@ static void stderr_closed_or_full_hurts_nobody(void **state)
 	close(fds[0]);
 	log_error("a", NULL, "b", "c=%d", 3); /* EPIPE */
 	close(fds[1]);
-	capture_end();
+	log_lines_end();
 }
 
 /* What the journal was sent; "" = nothing. */
@@ -236,9 +208,9 @@ static void fields_go_to_the_journal_or_the_line_to_stderr(void **state)
 	snprintf(at.sun_path, sizeof(at.sun_path), "%s/socket", dir);
 	assert_int_equal(bind(fd, (const struct sockaddr *)&at, sizeof(at)), 0);
 	log_journal_open(at.sun_path);
-	capture_begin();
+	log_lines_begin();
 	LOG_FIELDS_AT(LOG_LEVEL_WARN, fields, "room", "42", "failed", "why=%s", "x\ny");
-	assert_string_equal(capture_end(), "");
+	assert_string_equal(log_lines_end(), "");
 	assert_string_equal(journal_got(fd),
 			    "MESSAGE=room 42: failed why=x?y\nPRIORITY=4\n"
 			    "SYSLOG_IDENTIFIER=kvd\nKVD_ROOM=42\n"
@@ -246,15 +218,15 @@ static void fields_go_to_the_journal_or_the_line_to_stderr(void **state)
 	memset(huge, 'h', sizeof(huge) - 1);
 	huge[sizeof(huge) - 1] = '\0';
 	fields[1].value = huge; /* does not fit: the line is all there is */
-	capture_begin();
+	log_lines_begin();
 	LOG_FIELDS_AT(LOG_LEVEL_WARN, fields, "room", "42", "failed", "%s", "n=1");
-	assert_non_null(strstr(capture_end(), "room 42: failed n=1\n"));
+	assert_non_null(strstr(log_lines_end(), "room 42: failed n=1\n"));
 	assert_string_equal(journal_got(fd), "");
 	close(fd); /* journald is gone */
 	fields[1].value = "e";
-	capture_begin();
+	log_lines_begin();
 	LOG_FIELDS_AT(LOG_LEVEL_WARN, fields, "room", "42", "failed", "%s", "n=2");
-	assert_non_null(strstr(capture_end(), "room 42: failed n=2\n"));
+	assert_non_null(strstr(log_lines_end(), "room 42: failed n=2\n"));
 	unlink(at.sun_path);
 	rmdir(dir);
 }

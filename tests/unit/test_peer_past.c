@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Peers that are gone: who is remembered, for how long, and as one. */
+/* Peers that are gone: who is remembered, for how long, and as one; what is logged of
+ * those that never come. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,6 +13,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/peer/peer_impl.h"
+#include "tests/lib/log_lines.h"
 #include "tests/lib/peernet.h"
 
 #define MS LOOP_NS_PER_MS
@@ -112,6 +114,32 @@ static void peers_that_nobody_ever_reached_are_bounded(void **state)
 			 ERR_PEER);
 }
 
+static unsigned int failures_logged(struct peer *peer, enum err_code code)
+{
+	struct err why;
+	unsigned int lines;
+
+	err_set(&why, code, "a reason");
+	log_set_level(LOG_LEVEL_WARN);
+	log_lines_begin();
+	for (unsigned int i = 0; i < 600; i++) {
+		peer_attempt_failed(impl_of(peer), &why);
+		peernet_run(LOOP_NS_PER_S);
+	}
+	lines = log_lines_with(log_lines_end(), "not reached");
+	log_set_level(LOG_LEVEL_ERROR);
+	return lines;
+}
+
+static void attempts_that_fail_alike_are_one_line_a_minute(void **state)
+{
+	struct peer *peer = peernet_dial(0, 2);
+
+	(void)state;
+	assert_int_equal(failures_logged(peer, ERR_VERSION), 10);
+	assert_int_equal(failures_logged(peer, ERR_AUTH), 10); /* another reason */
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, peernet_setup, peernet_teardown)
 
 int main(void)
@@ -120,6 +148,7 @@ int main(void)
 		TEST(peer_that_is_lost_is_remembered_for_ten_minutes),
 		TEST(peer_that_restarts_for_ever_is_one),
 		TEST(peers_that_nobody_ever_reached_are_bounded),
+		TEST(attempts_that_fail_alike_are_one_line_a_minute),
 	};
 
 	log_set_level(LOG_LEVEL_ERROR);

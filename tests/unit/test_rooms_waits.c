@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/loop/offload.h"
 #include "daemon/room/room.h"
@@ -21,6 +22,7 @@
 #include "daemon/room/rooms_history.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/cluster.h"
+#include "tests/lib/log_lines.h"
 
 #define MS LOOP_NS_PER_MS
 
@@ -652,6 +654,66 @@ static void bind_of_a_failed_room_says_why_it_failed(void **state)
 	cJSON_Delete(reply);
 }
 
+/* ---- what is told of rooms and peers ---- */
+
+/* A room that is served at once, or after so long. */
+static const char *lines_of_push(struct pair *p, uint64_t room, uint64_t after_ns)
+{
+	log_lines_begin();
+	open_recv(p, room);
+	bind(p, room, "");
+	open_send(p, room);
+	cluster_run(&p->c, after_ns);
+	send_part(p, room, 0, 0, 16, true);
+	cluster_until_state(&p->c, p->decode, "recv", room, KVD_SUCCESS);
+	cluster_until_state(&p->c, p->prefill, "send", room, KVD_SUCCESS);
+	return log_lines_end();
+}
+
+static void rooms_are_logged_as_the_option_says(void **state)
+{
+	struct pair *p = *state;
+	int threshold = log_threshold;
+	static const struct {
+		enum log_rooms option;
+		unsigned int quick, slow;
+	} cases[] = {
+		{LOG_ROOMS_FAILED, 0, 0}, {LOG_ROOMS_SLOW, 0, 2}, {LOG_ROOMS_ALL, 2, 2}};
+
+	log_set_level(LOG_LEVEL_INFO);
+	for (unsigned int i = 0; i < ARRAY_LEN(cases); i++) {
+		const char *lines;
+
+		p->c.nodes[0].config.log_rooms = cases[i].option;
+		p->c.nodes[1].config.log_rooms = cases[i].option;
+		lines = lines_of_push(p, 100 + i, 0);
+		assert_int_equal(log_lines_with(lines, ": success "), cases[i].quick);
+		lines = lines_of_push(p, 200 + i, 2 * LOOP_NS_PER_S);
+		assert_int_equal(log_lines_with(lines, ": success "), cases[i].slow);
+	}
+	log_set_level((enum log_level)threshold);
+}
+
+/* The record of who aborts says that the other side is quiet, too. */
+static void abort_that_was_heard_is_answered(void **state)
+{
+	struct pair *p = *state;
+	cJSON *record;
+
+	open_recv(p, 90);
+	bind(p, 90, "");
+	open_send(p, 90);
+	settle(p);
+	cluster_ok(&p->c, p->prefill, "{'cmd':'room.abort','room':'90','reason':'gone'}");
+	cluster_until_state(&p->c, p->decode, "recv", 90, KVD_FAILED);
+	settle(p);
+	record = show(p, p->prefill, "send", 90);
+	assert_true(cJSON_IsTrue(cJSON_GetObjectItem(
+		cJSON_GetArrayItem(cJSON_GetObjectItem(record, "peers"), 0),
+		"quiesced")));
+	cJSON_Delete(record);
+}
+
 int main(void)
 {
 #define CASE(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
@@ -676,6 +738,8 @@ int main(void)
 		CASE(history_forgets_the_oldest),
 		CASE(page_that_is_bound_twice_is_refused),
 		CASE(bind_of_a_failed_room_says_why_it_failed),
+		CASE(rooms_are_logged_as_the_option_says),
+		CASE(abort_that_was_heard_is_answered),
 	};
 
 	cmocka_set_test_filter(getenv("KVD_TEST_FILTER"));
