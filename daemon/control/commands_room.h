@@ -45,5 +45,7 @@ int room_trace_run(struct request *req);
 extern const struct field room_trace_fields[];
 int room_plan_run(struct request *req);
 extern const struct field room_plan_fields[];
+int room_digest_run(struct request *req);
+extern const struct field room_digest_fields[];
 
 #endif

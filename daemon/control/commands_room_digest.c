@@ -1,0 +1,503 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * room.digest: XXH3 of what an open room's pages hold, so that the two sides of a
+ * transfer can be compared where tokens are wrong. No peer is asked: each daemon reads
+ * the memory of its own engine, and kvd-ctl compares.
+ *
+ * Both sides must name the same bytes, whatever their pages, orders and ranks are. A
+ * digest is therefore of one block: a view's layer, its field, one unit (a head) by the
+ * model's number, and the tokens [k * block, (k + 1) * block) of the request that the
+ * pages hold; its bytes are the unit's rows in the order of tokens. The order within a
+ * page, its size and the split over ranks are in none of it.
+ *
+ * Rows are gathered by the copy threads, a slice of 256 KiB at a time: they alone may
+ * touch memory that its owner can cut, another process's or a GPU's. A slice is hashed
+ * on the loop, which takes a quarter of its turn. Between two slices the room is looked
+ * up anew; the pool is in use all the time, so its regions stay. A reply has at most
+ * KEYS_MAX blocks, and says where the next one begins.
+ *
+ * A sender's pages are not kept when a chunk has moved (memory in every room, for what
+ * people ask for once): its engine's pages are given with the command.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <xxhash.h>
+
+#include "daemon/base/context.h"
+#include "daemon/base/mem.h"
+#include "daemon/base/text.h"
+#include "daemon/control/commands.h"
+#include "daemon/control/commands_room.h"
+#include "daemon/loop/loop.h"
+#include "daemon/memory/copy.h"
+#include "daemon/room/room.h"
+#include "daemon/room/rooms.h"
+#include "daemon/session/pool.h"
+#include "daemon/session/session.h"
+
+#define SLICE_BYTES (256u << 10)
+#define SLICE_ROWS 1024u
+#define KEYS_MAX 4096u
+#define FIELDS_A_TURN 1024u /* passed over on the way to `from` */
+#define BLOCK_MAX 65536
+
+struct digest_args {
+	struct room_key key;
+	const cJSON *views;
+	uint64_t from;
+	int32_t block;
+};
+const struct field room_digest_fields[] = {
+	F_U64("room", digest_args, key.number, REQUIRED, "the router's number"),
+	F_CHOICE("role", digest_args, key.role, DEFAULT(-1), room_role_names,
+		 "send, recv, offer or pull; needed when there are several"),
+	F_OBJECT("views", digest_args, views, OPTIONAL,
+		 "of a sender: the pages, as room.send has them"),
+	F_INT("block", digest_args, block, DEFAULT(64), 1, BLOCK_MAX, "tokens"),
+	F_U64("from", digest_args, from, DEFAULT(0), "`next` of the reply before"),
+	F_END,
+};
+
+/* The next byte. */
+struct place {
+	size_t map;
+	uint32_t layer, field, unit; /* indexes */
+	bool in_unit;		     /* `token` is set */
+	uint64_t token, byte;
+};
+
+/* What is next of one row. */
+struct piece {
+	const struct room_map *map;
+	const struct layout_layer *layer;
+	const struct layout_field *field;
+	uint32_t unit; /* the model's */
+	uint64_t token;
+	uint32_t page;
+	uint64_t src, len;
+	bool begins, ends; /* its block */
+};
+
+struct digest {
+	struct request *req;
+	struct session *session; /* held */
+	struct rooms *rooms;
+	uint64_t gen;
+	struct pool *pool;     /* in use */
+	struct room_maps sent; /* a sender's */
+	uint64_t block;
+	uint64_t skip; /* blocks that are still passed over */
+	uint64_t keys; /* in this reply */
+	struct place at, slice_at;
+	struct copy_buffer *buffers;
+	uint8_t *bytes;
+	uint64_t slice_bytes;
+	struct plan *plan;
+	struct copy_job job;
+	XXH3_state_t *state;
+	struct text text;
+	bool in_group, any_group;
+	uint32_t page; /* where the block under way begins */
+	struct loop_defer go;
+};
+
+static void digest_free(struct digest *d)
+{
+	text_fini(&d->text);
+	XXH3_freeState(d->state);
+	plan_free(d->plan);
+	mem_free(d->bytes);
+	mem_free(d->buffers);
+	room_maps_fini(&d->sent);
+	mem_free(d);
+}
+
+/* Its answer is `r` negative, raised, or the text. */
+static void digest_over(struct digest *d, int r)
+{
+	struct request *req = d->req;
+	struct session *session = d->session;
+	struct pool *pool = d->pool;
+	struct err why;
+
+	if (r < 0)
+		err_take(&why);
+	session->digesting = false;
+	if (!req->session)
+		request_drop(req);
+	else if (r < 0)
+		request_fail(req, &why);
+	else if (request_text_reply(req, &d->text) < 0)
+		request_fail_last(req);
+	digest_free(d);
+	pool_unuse(pool);
+	session_drain_end(session);
+}
+
+/* ---- which bytes, in which order ---- */
+
+/* The next field that has rows; false: there is none. */
+static bool place_settle(const struct digest *d, const struct room_maps *maps,
+			 struct place *at, struct piece *p)
+{
+	for (; at->map < maps->count; at->map++, at->layer = at->field = at->unit = 0) {
+		const struct room_map *map = &maps->maps[at->map];
+		const struct layout_view *view =
+			layout_view_find(d->pool->layout, map->view);
+
+		for (; view && map->token_begin < map->token_end && at->layer < view->layer_count;
+		     at->layer++, at->field = at->unit = 0) {
+			const struct layout_layer *layer = &view->layers[at->layer];
+
+			if (layer->layer < map->layers.begin ||
+			    layer->layer >= map->layers.end)
+				continue;
+			for (; at->field < layer->field_count;
+			     at->field++, at->unit = 0) {
+				const struct layout_field *field =
+					&layer->fields[at->field];
+
+				if (at->unit >= field->units)
+					continue;
+				*p = (struct piece){
+					.map = map, .layer = layer, .field = field};
+				return true;
+			}
+		}
+	}
+	return false;
+}
+
+/* At most `most` bytes. */
+static bool piece_next(const struct digest *d, const struct room_maps *maps,
+		       struct place *at, uint64_t most, struct piece *p)
+{
+	uint64_t begin, end, slot;
+	uint32_t page_tokens;
+
+	if (!place_settle(d, maps, at, p))
+		return false;
+	begin = p->map->token_begin;
+	end = p->map->token_end;
+	if (!at->in_unit) {
+		at->in_unit = true;
+		at->token = begin;
+		at->byte = 0;
+	}
+	page_tokens = layout_view_find(d->pool->layout, p->map->view)->page_tokens;
+	slot = at->token - p->map->first_token;
+	p->unit = p->field->first_unit + at->unit;
+	p->token = at->token;
+	p->page = p->map->pages[slot / page_tokens];
+	p->src = p->field->offset + p->page * p->field->page_stride +
+		 slot % page_tokens * p->field->token_stride +
+		 at->unit * p->field->unit_stride + at->byte;
+	p->len = p->field->unit_bytes - at->byte;
+	p->begins = at->byte == 0 && (at->token == begin || at->token % d->block == 0);
+	if (p->len > most) {
+		p->len = most;
+		at->byte += most;
+		return true;
+	}
+	at->byte = 0;
+	at->token++;
+	p->ends = at->token == end || at->token % d->block == 0;
+	if (at->token == end) {
+		at->in_unit = false;
+		at->unit++;
+	}
+	return true;
+}
+
+/* On to the block that is asked for, by whole fields; true: it is not reached yet. */
+static bool skip_some(struct digest *d, const struct room_maps *maps)
+{
+	struct piece p;
+
+	for (unsigned int i = 0; i < FIELDS_A_TURN && d->skip; i++) {
+		uint64_t begin, end, blocks, units;
+
+		if (!place_settle(d, maps, &d->at, &p)) {
+			d->skip = 0;
+			break;
+		}
+		begin = p.map->token_begin;
+		end = p.map->token_end;
+		blocks = (end - 1) / d->block - begin / d->block + 1;
+		units = d->skip / blocks;
+		if (units >= p.field->units) {
+			d->skip -= p.field->units * blocks;
+			d->at.field++;
+			continue;
+		}
+		d->at.unit = (uint32_t)units;
+		d->at.token = (begin / d->block + d->skip % blocks) * d->block;
+		if (d->at.token < begin)
+			d->at.token = begin;
+		d->at.in_unit = true;
+		d->skip = 0;
+	}
+	return d->skip > 0;
+}
+
+/* ---- a slice ---- */
+
+static void group_end(struct digest *d)
+{
+	if (d->in_group)
+		text_puts(&d->text, "]}");
+	d->in_group = false;
+}
+
+static void put(struct text *out, const char *name, uint64_t value)
+{
+	text_puts(out, name);
+	text_u64(out, value);
+}
+
+static void block_begin(struct digest *d, const struct piece *p)
+{
+	struct text *out = &d->text;
+
+	if (p->token == p->map->token_begin || !d->in_group) {
+		group_end(d);
+		text_puts(out, d->any_group ? ",{\"view\":" : "{\"view\":");
+		text_json(out, p->map->view);
+		put(out, ",\"layer\":", p->layer->layer);
+		text_puts(out, ",\"field\":");
+		text_json(out, p->field->name);
+		put(out, ",\"unit\":", p->unit);
+		text_puts(out, ",\"blocks\":[");
+	} else {
+		text_puts(out, ",");
+	}
+	d->in_group = d->any_group = true;
+	put(out, "[", p->token);
+	d->page = p->page;
+	XXH3_64bits_reset(d->state);
+}
+
+static void hash_slice(struct digest *d, const struct room_maps *maps)
+{
+	uint64_t done = 0;
+	struct place at = d->slice_at;
+	struct piece p;
+	char hex[24];
+
+	while (done < d->slice_bytes &&
+	       piece_next(d, maps, &at, d->slice_bytes - done, &p)) {
+		if (p.begins)
+			block_begin(d, &p);
+		XXH3_64bits_update(d->state, d->bytes + done, p.len);
+		done += p.len;
+		if (!p.ends)
+			continue;
+		put(&d->text, ",", p.token + 1);
+		put(&d->text, ",", d->page);
+		snprintf(hex, sizeof(hex), ",\"%016llx\"]",
+			 (unsigned long long)XXH3_64bits_digest(d->state));
+		text_puts(&d->text, hex);
+		d->keys++;
+	}
+}
+
+/* The rows of the next slice; it ends with the reply's last block. */
+static int slice_plan(struct digest *d, const struct room_maps *maps)
+{
+	struct plan_builder *builder;
+	uint64_t keys = d->keys;
+	struct piece p;
+	int r = plan_builder_new(&builder);
+
+	if (r < 0)
+		return err_pass(r);
+	plan_free(d->plan);
+	d->plan = NULL;
+	d->slice_at = d->at;
+	d->slice_bytes = 0;
+	for (unsigned int rows = 0; r >= 0 && rows < SLICE_ROWS && keys < KEYS_MAX &&
+				    d->slice_bytes < SLICE_BYTES;
+	     rows++) {
+		if (!piece_next(d, maps, &d->at, SLICE_BYTES - d->slice_bytes, &p))
+			break;
+		r = plan_builder_add(builder, &(struct plan_run){
+						      .src = p.src,
+						      .dst = d->slice_bytes,
+						      .len = p.len,
+						      .count = 1,
+						      .src_buffer = p.field->buffer,
+					      });
+		d->slice_bytes += p.len;
+		keys += p.ends;
+	}
+	if (r >= 0)
+		r = plan_builder_finish(builder, &d->plan);
+	plan_builder_free(builder);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+/* ---- its turns ---- */
+
+/* NULL: raised. */
+static const struct room_maps *maps_of(const struct digest *d)
+{
+	const struct room *room = rooms_by_gen(d->rooms, d->gen);
+
+	if (!d->req->session) {
+		err_raise(ERR_SESSION, "the session has ended");
+		return NULL;
+	}
+	if (!room) {
+		err_raise(ERR_NOTFOUND, "room: it was closed meanwhile");
+		return NULL;
+	}
+	return room->role == ROOM_SEND ? &d->sent : &room->maps;
+}
+
+static void reply_end(struct digest *d, const struct room_maps *maps)
+{
+	const struct digest_args *args = request_args(d->req);
+	struct place at = d->at;
+	struct piece p;
+
+	group_end(d);
+	text_puts(&d->text, "]");
+	if (place_settle(d, maps, &at, &p)) {
+		put(&d->text, ",\"next\":\"", args->from + d->keys);
+		text_puts(&d->text, "\"");
+	}
+	digest_over(d, 0);
+}
+
+static void digest_on_copied(struct copy_job *job)
+{
+	struct digest *d = container_of(job, struct digest, job);
+	const struct room_maps *maps = maps_of(d);
+
+	if (!maps || job->result < 0) {
+		digest_over(d, maps ? err_reraise(&job->err) : -ENOENT);
+		return;
+	}
+	hash_slice(d, maps);
+	loop_defer(d->session->kvd->loop, &d->go);
+}
+
+static void digest_on_go(struct loop_defer *defer)
+{
+	struct digest *d = container_of(defer, struct digest, go);
+	const struct room_maps *maps = maps_of(d);
+	int r;
+
+	if (!maps) {
+		digest_over(d, -ENOENT);
+		return;
+	}
+	if (skip_some(d, maps)) {
+		loop_defer(d->session->kvd->loop, &d->go);
+		return;
+	}
+	r = slice_plan(d, maps);
+	if (r >= 0 && d->slice_bytes == 0) {
+		reply_end(d, maps);
+		return;
+	}
+	if (r >= 0) {
+		d->job = (struct copy_job){
+			.plan = d->plan,
+			.end = d->slice_bytes,
+			.src = {.buffers = d->buffers,
+				.buffer_count = d->pool->layout->buffer_count},
+			.dst = {.linear = d->bytes},
+			.on_done = digest_on_copied};
+		r = copier_submit(d->session->kvd->copier, &d->job);
+	}
+	if (r < 0)
+		digest_over(d, r);
+}
+
+/* ---- the command ---- */
+
+static int check_room(const struct request *req, const struct room *room)
+{
+	const struct digest_args *args = request_args(req);
+	unsigned long long number = room->number;
+
+	if (req->session->digesting)
+		return err_raise(ERR_BUSY,
+				 "room.digest: one is under way in this session: wait "
+				 "for its reply");
+	if (room->role == ROOM_SEND && !args->views)
+		return err_raise(ERR_STATE,
+				 "room %llu: a sender's pages are not kept: give them "
+				 "as \"views\", as room.send had them",
+				 number);
+	if (room->role != ROOM_SEND && args->views)
+		return err_raise(ERR_INVAL, "views: the room's own are known");
+	if (room->role != ROOM_SEND && !room->maps.count)
+		return err_raise(ERR_STATE, "room %llu: its engine has bound no pages",
+				 number);
+	if (room->pool->closing)
+		return err_raise(ERR_STATE, "room %llu: its pool is closing", number);
+	return 0;
+}
+
+static int buffers_fill(struct digest *d)
+{
+	const struct layout *layout = d->pool->layout;
+
+	d->buffers = mem_calloc(layout->buffer_count, sizeof(*d->buffers));
+	d->bytes = mem_alloc(SLICE_BYTES);
+	d->state = XXH3_createState();
+	if (!d->buffers || !d->bytes || !d->state)
+		return err_raise(ERR_NOMEM, "no memory for a digest");
+	for (uint32_t i = 0; i < layout->buffer_count; i++) {
+		const struct pool_buffer *b = &d->pool->buffers[i];
+		int r = memory_check_copyable(b->region->memory);
+
+		if (r < 0)
+			return err_prefix(r, "region %llu",
+					  (unsigned long long)b->region->id);
+		d->buffers[i] = (struct copy_buffer){
+			b->region->memory, b->offset, layout->buffers[i]};
+	}
+	return 0;
+}
+
+int room_digest_run(struct request *req)
+{
+	const struct digest_args *args = request_args(req);
+	struct room *room = room_asked_any(req, &args->key);
+	struct digest *d;
+	int r = room ? check_room(req, room) : -ENOENT;
+
+	if (r < 0)
+		return err_pass(r);
+	d = mem_zalloc(sizeof(*d));
+	if (!d)
+		return err_pass(-ENOMEM);
+	d->pool = room->pool;
+	r = buffers_fill(d);
+	if (r >= 0 && args->views)
+		r = room_maps_parse(args->views, -1, room->pool->layout, &d->sent);
+	if (r < 0) {
+		digest_free(d);
+		return err_pass(r);
+	}
+	d->req = req;
+	d->session = req->session;
+	d->rooms = req->kvd->rooms;
+	d->gen = room->gen;
+	d->block = (uint64_t)args->block;
+	d->skip = args->from;
+	loop_defer_init(&d->go, digest_on_go);
+	pool_use(d->pool);
+	d->session->digesting = true;
+	session_drain_begin(d->session);
+	request_text_begin(req, &d->text);
+	text_puts(&d->text, ",\"role\":");
+	text_json(&d->text, room_role_names[room->role]);
+	put(&d->text, ",\"block\":", d->block);
+	text_puts(&d->text, ",\"units\":[");
+	loop_defer(req->kvd->loop, &d->go);
+	return 0;
+}
