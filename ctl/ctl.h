@@ -44,6 +44,8 @@ struct ctl {
 		const char *perfetto, *otlp, *join;
 		bool pages;
 	} trace;
+	const char *views; /* of verify; and what is in it */
+	cJSON *views_tree;
 	struct {
 		bool cover, explain;
 	} plan;
@@ -154,6 +156,7 @@ int ctl_run_rooms(struct ctl *ctl);
 int ctl_run_room(struct ctl *ctl);
 int ctl_run_history(struct ctl *ctl);
 int ctl_run_trace(struct ctl *ctl);
+int ctl_run_verify(struct ctl *ctl);
 int ctl_run_peers(struct ctl *ctl);
 int ctl_run_regions(struct ctl *ctl);
 int ctl_run_devices(struct ctl *ctl);

@@ -75,7 +75,15 @@ const struct ctl_command ctl_commands[] = {
 	 "first side opened it; the longest gap is marked. Each daemon keeps the latest\n"
 	 "65536 events of all its rooms, and 4096 of one. Needs root, the daemons' uid\n"
 	 "or admin_uids.",
-	 1, 1, "rt", ctl_run_trace},
+	 1, 1, "rtj", ctl_run_trace},
+	{"verify", "NUMBER", "do both sides of an open room hold the same bytes?",
+	 "--views FILE  a sender's pages, as room.send has them: they are not kept\n"
+	 "--join FILE   what kvd-ctl --json verify NUMBER printed elsewhere\n\n"
+	 "Compares what the pages hold now, by view, layer, field, unit and block of 64\n"
+	 "tokens; it holds only while both engines leave the pages alone. Exit status\n"
+	 "0: equal; 1: different, or nothing to compare. Needs root, the daemons' uid\n"
+	 "or admin_uids.",
+	 1, 1, "jg", ctl_run_verify},
 	{"peers", "", "the daemons that this one knows", "", 0, 0, "a", ctl_run_peers},
 	{"top", "", "rooms, peers and rates, again and again",
 	 "-b, --batch      frames one behind the other, as text\n"
@@ -238,7 +246,8 @@ static const struct command_option {
 	{"explain", 'n', OPTION_FLAG, OF(plan.explain), 0},
 	{"perfetto", 't', OPTION_TEXT, OF(trace.perfetto), 0},
 	{"otlp", 't', OPTION_TEXT, OF(trace.otlp), 0},
-	{"join", 't', OPTION_TEXT, OF(trace.join), 0},
+	{"join", 'j', OPTION_TEXT, OF(trace.join), 0},
+	{"views", 'g', OPTION_TEXT, OF(views), 0},
 	{"pages", 't', OPTION_FLAG, OF(trace.pages), 0},
 	{"with", 'b', OPTION_TEXT, OF(bench.with), 0},
 	{"size", 'b', OPTION_TEXT, OF(bench.size), 0},

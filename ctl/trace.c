@@ -104,7 +104,8 @@ static cJSON *ask_client(struct kvd_client *client, const char *socket, const ch
 }
 
 /* Another instance of this host, if it lets us. */
-static void ask_instance(const struct ctl *ctl, const char *socket, cJSON *sides)
+static void ask_instance(const struct ctl *ctl, const char *socket, trace_more *more,
+			 cJSON *sides)
 {
 	const struct kvd_options o = {
 		.client = "kvd-ctl", .timeout_ms = LOOK_MS, .socket = socket};
@@ -120,13 +121,15 @@ static void ask_instance(const struct ctl *ctl, const char *socket, cJSON *sides
 	}
 	if (!is_known(sides, kvd_daemon(client)->instance))
 		reply = ask_client(client, socket, "room.trace", trace_args(ctl));
+	if (reply && more)
+		more(ctl, client, reply);
 	if (reply)
 		side_add(sides, reply,
 			 ask_client(client, socket, "room.list", unopened_args(ctl)));
 	kvd_close(client);
 }
 
-static void ask_instances(const struct ctl *ctl, cJSON *sides)
+static void ask_instances(const struct ctl *ctl, trace_more *more, cJSON *sides)
 {
 	struct dirent **names = NULL;
 	int count = ctl_instances(&names);
@@ -134,12 +137,12 @@ static void ask_instances(const struct ctl *ctl, cJSON *sides)
 
 	for (int i = 0; i < count && i < (int)SIDES_MAX; i++) {
 		snprintf(path, sizeof(path), "%s/%s", ctl_run_dir(), names[i]->d_name);
-		ask_instance(ctl, path, sides);
+		ask_instance(ctl, path, more, sides);
 	}
 	ctl_instances_free(names, count > 0 ? count : 0);
 }
 
-static char *read_file(const char *path)
+char *trace_read_file(const char *path)
 {
 	FILE *file = fopen(path, "re");
 	char *text = file ? malloc(FILE_MAX_BYTES + 1) : NULL;
@@ -163,7 +166,7 @@ static char *read_file(const char *path)
 /* What `kvd-ctl --json trace` printed elsewhere. */
 static int join_file(const char *path, cJSON *sides)
 {
-	char *text = read_file(path);
+	char *text = trace_read_file(path);
 	cJSON *root, *theirs, *item;
 
 	if (!text)
@@ -173,7 +176,8 @@ static int join_file(const char *path, cJSON *sides)
 	theirs = cJSON_GetObjectItemCaseSensitive(root, "sides");
 	if (!cJSON_IsArray(theirs)) {
 		cJSON_Delete(root);
-		return ctl_failed("%s: no output of kvd-ctl --json trace", path);
+		return ctl_failed("%s: no output of kvd-ctl --json trace or verify",
+				  path);
 	}
 	while ((item = cJSON_DetachItemFromArray(theirs, 0))) {
 		if (is_known(sides, ctl_str(item, "instance", "")))
@@ -828,21 +832,32 @@ static int show(const struct ctl *ctl, const cJSON *result)
 	return r;
 }
 
-int ctl_run_trace(struct ctl *ctl)
+int trace_gather(struct ctl *ctl, trace_more *more, cJSON **result_p)
 {
 	cJSON *result = cJSON_CreateObject();
 	cJSON *sides = cJSON_AddArrayToObject(result, "sides"), *reply, *unopened = NULL;
 	int r = ctl_ask(ctl, "room.trace", trace_args(ctl), &reply);
 
 	if (!r) {
+		if (more)
+			more(ctl, ctl->client, reply);
 		ctl_query(ctl, "room.list", unopened_args(ctl), &unopened);
 		side_add(sides, reply, unopened);
-		ask_instances(ctl, sides);
+		ask_instances(ctl, more, sides);
 	}
 	if (!r && ctl->trace.join)
 		r = join_file(ctl->trace.join, sides);
 	if (!r && !ctl->json)
 		words_clean_json(sides); /* other daemons' and a file's, too */
+	*result_p = result;
+	return r;
+}
+
+int ctl_run_trace(struct ctl *ctl)
+{
+	cJSON *result = NULL;
+	int r = trace_gather(ctl, NULL, &result);
+
 	if (!r)
 		r = show(ctl, result);
 	cJSON_Delete(result);

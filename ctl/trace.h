@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 struct ctl;
+struct kvd_client;
 
 /* One daemon's answer. */
 struct trace_side {
@@ -52,6 +53,14 @@ struct trace {
 	int64_t unix_ns; /* of the time 0 */
 	char bad[160];	 /* the first figure that is none; "" */
 };
+
+/* What all daemons that may be asked say of the rooms of a number, and what --join has:
+ * {"sides": […]}, the caller's in any case. `more` (may be NULL) asks each for more and
+ * adds it to its reply. */
+typedef void trace_more(const struct ctl *ctl, struct kvd_client *client, cJSON *reply);
+int trace_gather(struct ctl *ctl, trace_more *more, cJSON **result_p);
+/* The whole of it, from malloc(); NULL: errno. */
+char *trace_read_file(const char *path);
 
 /* For ui.perfetto.dev and chrome://tracing. NULL: no memory. */
 cJSON *trace_perfetto(const struct trace *trace);

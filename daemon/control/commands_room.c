@@ -600,7 +600,7 @@ const struct command room_commands[] = {
 	{"room.digest", "XXH3 of what a room's pages hold, by block of tokens",
 	 room_digest_fields, 0, room_digest_run,
 	 "role, block, units: {view, layer, field, unit, blocks: [first token, the one "
-	 "behind the last, page of the first, digest]}, next: if there are more than 4096 "
+	 "behind the last, page of the first, digest]}, next: if there are over 4096 "
 	 "blocks. Of what the pages hold now; one at a time in a session"},
 	{.name = NULL},
 };

@@ -44,13 +44,15 @@
 struct digest_args {
 	struct room_key key;
 	const cJSON *views;
-	uint64_t from;
+	uint64_t generation, from;
 	int32_t block;
 };
 const struct field room_digest_fields[] = {
 	F_U64("room", digest_args, key.number, REQUIRED, "the router's number"),
 	F_CHOICE("role", digest_args, key.role, DEFAULT(-1), room_role_names,
 		 "send, recv, offer or pull; needed when there are several"),
+	F_U64("generation", digest_args, generation, DEFAULT(0),
+	      "which of this number, in any session (administrators)"),
 	F_OBJECT("views", digest_args, views, OPTIONAL,
 		 "of a sender: the pages, as room.send has them"),
 	F_INT("block", digest_args, block, DEFAULT(64), 1, BLOCK_MAX, "tokens"),
@@ -145,7 +147,8 @@ static bool place_settle(const struct digest *d, const struct room_maps *maps,
 		const struct layout_view *view =
 			layout_view_find(d->pool->layout, map->view);
 
-		for (; view && map->token_begin < map->token_end && at->layer < view->layer_count;
+		for (; view && map->token_begin < map->token_end &&
+		       at->layer < view->layer_count;
 		     at->layer++, at->field = at->unit = 0) {
 			const struct layout_layer *layer = &view->layers[at->layer];
 
@@ -417,6 +420,23 @@ static void digest_on_go(struct loop_defer *defer)
 
 /* ---- the command ---- */
 
+/* NULL: raised. */
+static struct room *room_of(struct request *req)
+{
+	const struct digest_args *args = request_args(req);
+	struct room *room;
+
+	if (!args->generation)
+		return room_asked_any(req, &args->key);
+	room = rooms_by_gen(req->kvd->rooms, args->generation);
+	if (room && room->number == args->key.number &&
+	    (room->session == req->session || req->session->admin))
+		return room;
+	err_raise(ERR_NOTFOUND, "generation: no open room %llu has it",
+		  (unsigned long long)args->key.number);
+	return NULL;
+}
+
 static int check_room(const struct request *req, const struct room *room)
 {
 	const struct digest_args *args = request_args(req);
@@ -457,8 +477,8 @@ static int buffers_fill(struct digest *d)
 		if (r < 0)
 			return err_prefix(r, "region %llu",
 					  (unsigned long long)b->region->id);
-		d->buffers[i] = (struct copy_buffer){
-			b->region->memory, b->offset, layout->buffers[i]};
+		d->buffers[i] = (struct copy_buffer){b->region->memory, b->offset,
+						     layout->buffers[i]};
 	}
 	return 0;
 }
@@ -466,7 +486,7 @@ static int buffers_fill(struct digest *d)
 int room_digest_run(struct request *req)
 {
 	const struct digest_args *args = request_args(req);
-	struct room *room = room_asked_any(req, &args->key);
+	struct room *room = room_of(req);
 	struct digest *d;
 	int r = room ? check_room(req, room) : -ENOENT;
 

@@ -509,7 +509,32 @@ def rooms_that_cannot_be_planned_say_why():
             assert status == 2 and err and not out, (args, status, out, err)
 
 
-run([layouts_are_shown_and_can_be_planned, room_is_planned_as_it_was_moved,
+def bytes_of_both_sides_are_compared():
+    with Pair() as p:
+        p.push(6)
+        views = p.file("views", json.dumps({"kv": {"pages": SRC, "tokens": [0, TOKENS]}}))
+        status, out, err = p.ctl("d0", "verify", "6")
+        assert status == 1 and "nothing to compare" in out and 'as "views"' in out, (out, err)
+        out = p.shown("d0", "verify", "6", "--views", views)
+        assert "p0 to d0, view kv: equal, " in out and "leave the pages alone" in out, out
+        status, there, err = p.ctl("p0", "--json", "verify", "6", "--views", views, alone=True)
+        assert status == 1, (there, err)
+        p.file("there", there)
+        status, out, err = p.ctl("d0", "verify", "6", alone=True)
+        assert status == 1 and "only one side is here" in out, (out, err)
+        p.shown("d0", "verify", "6", "--join", p.file("there"), alone=True)
+        p.decode.cmd("room.digest", room="6")
+        p.prefill.refused("ENOTFOUND", "room.digest", room="7")
+        for at in range(0, len(p.dst.mem), 4099):
+            p.dst.mem[at] ^= 1
+        status, out, err = p.ctl("d0", "verify", "6", "--views", views)
+        assert status == 1 and "blocks differ; the first: layer " in out, (out, err)
+        p.decode.cmd("room.close", room="6")
+        status, out, err = p.ctl("d0", "verify", "6", "--views", views)
+        assert status == 1 and "it is closed: kvd-ctl trace" in out, (out, err)
+
+
+run([bytes_of_both_sides_are_compared, layouts_are_shown_and_can_be_planned, room_is_planned_as_it_was_moved,
      long_page_lists_are_planned_whole, source_that_sends_nothing_is_planned_so,
      rooms_that_cannot_be_planned_say_why, push_is_seen_from_both_sides,
      pull_and_ended_rooms_are_traced, room_that_hangs_shows_until_now,

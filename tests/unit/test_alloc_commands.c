@@ -202,6 +202,7 @@ static const struct trial trials[] = {
 	 .line = "b{'cmd':'room.plan','room':'7'}",
 	 .before = {OPEN_SEND, OPEN_RECV, BIND, "~50"},
 	 .after = {END_BOTH}},
+	{.command = "room.digest", .line = NULL, .elsewhere = true},
 	{.command = "pool.layout", .line = "a{'cmd':'pool.layout','pool':$pool_a}"},
 	{.far = true, .command = "peer.attach", .grows = true, .line = ATTACH},
 	{.far = true,

@@ -16,6 +16,7 @@
 
 #include "daemon/control/commands.h"
 #include "daemon/memory/copy.h"
+#include "daemon/session/region.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/cluster.h"
 
@@ -26,7 +27,8 @@
 #define VIEWS_SRC "{'kv':{'pages':[5,2,11,3,8,12],'tokens':[0,96]}}"
 #define VIEWS_DST "{'kv':{'pages':[3,1,2],'tokens':[0,96]}}"
 
-/* Node 0 prefills all heads in pages of 16, node 1 decodes heads 0 and 1 in pages of 32. */
+/* Node 0 prefills all heads in pages of 16, node 1 decodes heads 0 and 1 in pages of 32.
+ */
 struct pair {
 	struct cluster c;
 	struct session *prefill, *decode;
@@ -67,7 +69,8 @@ static int setup(void **state)
 		   "{'cmd':'room.open','room':'1','role':'recv','pool':%llu,"
 		   "'sources':['%s']}",
 		   (unsigned long long)t->dst.pool, t->c.nodes[0].endpoint);
-	cluster_ok(&t->c, t->decode, "{'cmd':'room.bind','room':'1','views':" VIEWS_DST "}");
+	cluster_ok(&t->c, t->decode,
+		   "{'cmd':'room.bind','room':'1','views':" VIEWS_DST "}");
 	cluster_ok(&t->c, t->prefill,
 		   "{'cmd':'room.send','room':'1','seq':0,'last':true,'views':" VIEWS_SRC
 		   "}");
@@ -103,14 +106,12 @@ static void read_units(const cJSON *reply, unsigned int block, struct sums *sums
 {
 	const cJSON *unit, *item;
 
-	cJSON_ArrayForEach(unit, cJSON_GetObjectItem(reply, "units"))
-	{
+	cJSON_ArrayForEach(unit, cJSON_GetObjectItem(reply, "units")) {
 		int layer = cJSON_GetObjectItem(unit, "layer")->valueint;
 		int head = cJSON_GetObjectItem(unit, "unit")->valueint;
 		bool is_v = !strcmp(cJSON_GetObjectItem(unit, "field")->valuestring, "v");
 
-		cJSON_ArrayForEach(item, cJSON_GetObjectItem(unit, "blocks"))
-		{
+		cJSON_ArrayForEach(item, cJSON_GetObjectItem(unit, "blocks")) {
 			int first = cJSON_GetArrayItem(item, 0)->valueint;
 			int end = cJSON_GetArrayItem(item, 1)->valueint;
 			char *hex;
@@ -202,9 +203,8 @@ static void digest_goes_on_where_it_is_told(void **state)
 	cJSON *reply;
 
 	cluster_run(&t->c, LOOP_NS_PER_MS);
-	reply = cluster_call(
-		&t->c, t->decode,
-		"{'cmd':'room.digest','room':'1','block':1,'from':'1000'}");
+	reply = cluster_call(&t->c, t->decode,
+			     "{'cmd':'room.digest','room':'1','block':1,'from':'1000'}");
 
 	read_units(reply, 1, rest);
 	cJSON_Delete(reply);
@@ -227,7 +227,84 @@ static void digest_that_cannot_be_is_refused(void **state)
 			"{'cmd':'room.digest','room':'1','views':" VIEWS_DST "}");
 	cluster_refused(&t->c, stranger, "ENOTFOUND", "{'cmd':'room.digest','room':'1'}");
 	cluster_ok(&t->c, t->decode, "{'cmd':'room.close','room':'1'}");
-	cluster_refused(&t->c, t->decode, "ENOTFOUND", "{'cmd':'room.digest','room':'1'}");
+	cluster_refused(&t->c, t->decode, "ENOTFOUND",
+			"{'cmd':'room.digest','room':'1'}");
+}
+
+static void note(void *arg, const char *text, size_t len)
+{
+	snprintf(arg, 256, "%.*s", (int)len, text);
+}
+
+/* It is asked and not waited for. */
+static void ask(struct pair *t, char answer[256])
+{
+	static const char line[] = "{\"cmd\":\"room.digest\",\"room\":\"1\",\"id\":1}";
+	struct request *req = request_new(t->decode, sizeof(line), NULL, 0);
+
+	assert_non_null(req);
+	answer[0] = '\0';
+	req->on_answer = note;
+	req->on_answer_arg = answer;
+	req->line = cJSON_Parse(line);
+	commands_dispatch(req);
+}
+
+static void digest_ends_with_its_room(void **state)
+{
+	struct pair *t = *state;
+	char one[256], two[256];
+
+	ask(t, one);
+	ask(t, two);
+	assert_string_equal(one, "");
+	assert_non_null(strstr(two, "EBUSY"));
+	cluster_ok(&t->c, t->decode, "{'cmd':'room.close','room':'1'}");
+	cluster_run(&t->c, LOOP_NS_PER_MS);
+	assert_non_null(strstr(one, "closed meanwhile"));
+}
+
+/* Teardown finds a session that is left. */
+static void digest_ends_with_its_session(void **state)
+{
+	struct pair *t = *state;
+	char answer[256];
+
+	ask(t, answer);
+	cluster_engine_dies(&t->c, t->decode);
+	assert_string_equal(answer, "");
+}
+
+/* Its memory faulted. */
+static void digest_of_memory_that_is_gone_fails(void **state)
+{
+	struct pair *t = *state;
+	struct region *region = idmap_get(&t->decode->regions, t->dst.region);
+
+	assert_non_null(region);
+	atomic_store(&region->memory->dead, true);
+	cluster_refused(&t->c, t->decode, "EFAULT", "{'cmd':'room.digest','room':'1'}");
+	atomic_store(&region->memory->dead, false);
+}
+
+/* Each allocation fails once: an answer in any case, and nothing is left. */
+static void digest_without_memory_is_done_or_refused(void **state)
+{
+	struct pair *t = *state;
+	struct cluster_lack lack = {.nth = 0};
+	unsigned int refused = 0;
+
+	do {
+		cJSON *reply;
+
+		lack.nth++;
+		cluster_run(&t->c, LOOP_NS_PER_MS);
+		reply = cluster_call_fd(&t->c, t->decode, -1, &lack,
+					"{\"cmd\":\"room.digest\",\"room\":\"1\"}");
+		refused += !cJSON_IsTrue(cJSON_GetObjectItem(reply, "ok"));
+		cJSON_Delete(reply);
+	} while (lack.used >= lack.nth);
+	assert_true(refused > 3);
 }
 
 int main(void)
@@ -241,6 +318,14 @@ int main(void)
 						teardown),
 		cmocka_unit_test_setup_teardown(digest_that_cannot_be_is_refused, setup,
 						teardown),
+		cmocka_unit_test_setup_teardown(digest_ends_with_its_room, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(digest_ends_with_its_session, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(digest_without_memory_is_done_or_refused,
+						setup, teardown),
+		cmocka_unit_test_setup_teardown(digest_of_memory_that_is_gone_fails,
+						setup, teardown),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
