@@ -81,8 +81,8 @@ const struct ctl_command ctl_commands[] = {
 	 "--join FILE   what kvd-ctl --json verify NUMBER printed elsewhere\n\n"
 	 "Compares what the pages hold now, by view, layer, field, unit and block of 64\n"
 	 "tokens; it holds only while both engines leave the pages alone. Exit status\n"
-	 "0: equal; 1: different, or nothing to compare. Needs root, the daemons' uid\n"
-	 "or admin_uids.",
+	 "0: equal; 1: different, or (not with --json) nothing to compare. Needs root,\n"
+	 "the daemons' uid or admin_uids.",
 	 1, 1, "jg", ctl_run_verify},
 	{"peers", "", "the daemons that this one knows", "", 0, 0, "a", ctl_run_peers},
 	{"top", "", "rooms, peers and rates, again and again",

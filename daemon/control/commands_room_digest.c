@@ -36,7 +36,8 @@
 #include "daemon/session/session.h"
 
 #define SLICE_BYTES (256u << 10)
-#define SLICE_ROWS 1024u
+#define SLICE_ROWS 512u
+#define SLICE_BLOCKS 64u /* their text is written in one turn */
 #define KEYS_MAX 4096u
 #define FIELDS_A_TURN 1024u /* passed over on the way to `from` */
 #define BLOCK_MAX 65536
@@ -63,8 +64,9 @@ const struct field room_digest_fields[] = {
 /* The next byte. */
 struct place {
 	size_t map;
-	uint32_t layer, field, unit; /* indexes */
-	bool in_unit;		     /* `token` is set */
+	const struct layout_view *view; /* its; NULL: not looked for yet */
+	uint32_t layer, field, unit;	/* indexes */
+	bool in_unit;			/* `token` is set */
 	uint64_t token, byte;
 };
 
@@ -142,11 +144,13 @@ static void digest_over(struct digest *d, int r)
 static bool place_settle(const struct digest *d, const struct room_maps *maps,
 			 struct place *at, struct piece *p)
 {
-	for (; at->map < maps->count; at->map++, at->layer = at->field = at->unit = 0) {
+	for (; at->map < maps->count;
+	     at->map++, at->view = NULL, at->layer = at->field = at->unit = 0) {
 		const struct room_map *map = &maps->maps[at->map];
-		const struct layout_view *view =
-			layout_view_find(d->pool->layout, map->view);
+		const struct layout_view *view = at->view;
 
+		if (!view)
+			view = at->view = layout_view_find(d->pool->layout, map->view);
 		for (; view && map->token_begin < map->token_end &&
 		       at->layer < view->layer_count;
 		     at->layer++, at->field = at->unit = 0) {
@@ -187,7 +191,7 @@ static bool piece_next(const struct digest *d, const struct room_maps *maps,
 		at->token = begin;
 		at->byte = 0;
 	}
-	page_tokens = layout_view_find(d->pool->layout, p->map->view)->page_tokens;
+	page_tokens = at->view->page_tokens;
 	slot = at->token - p->map->first_token;
 	p->unit = p->field->first_unit + at->unit;
 	p->token = at->token;
@@ -308,7 +312,7 @@ static void hash_slice(struct digest *d, const struct room_maps *maps)
 static int slice_plan(struct digest *d, const struct room_maps *maps)
 {
 	struct plan_builder *builder;
-	uint64_t keys = d->keys;
+	uint64_t keys = 0;
 	struct piece p;
 	int r = plan_builder_new(&builder);
 
@@ -318,8 +322,9 @@ static int slice_plan(struct digest *d, const struct room_maps *maps)
 	d->plan = NULL;
 	d->slice_at = d->at;
 	d->slice_bytes = 0;
-	for (unsigned int rows = 0; r >= 0 && rows < SLICE_ROWS && keys < KEYS_MAX &&
-				    d->slice_bytes < SLICE_BYTES;
+	for (unsigned int rows = 0;
+	     r >= 0 && rows < SLICE_ROWS && keys < SLICE_BLOCKS &&
+	     d->keys + keys < KEYS_MAX && d->slice_bytes < SLICE_BYTES;
 	     rows++) {
 		if (!piece_next(d, maps, &d->at, SLICE_BYTES - d->slice_bytes, &p))
 			break;

@@ -27,15 +27,15 @@
 #define VIEWS_SRC "{'kv':{'pages':[5,2,11,3,8,12],'tokens':[0,96]}}"
 #define VIEWS_DST "{'kv':{'pages':[3,1,2],'tokens':[0,96]}}"
 
-/* Node 0 prefills all heads in pages of 16, node 1 decodes heads 0 and 1 in pages of 32.
- */
+/* Node 0 prefills all heads in pages of 16, node 1 decodes in pages of 32. */
 struct pair {
 	struct cluster c;
 	struct session *prefill, *decode;
 	struct cache src, dst;
 };
 
-static int setup(void **state)
+/* The receiver holds so many heads, from `first`. */
+static int setup_heads(void **state, unsigned int first, unsigned int units)
 {
 	struct pair *t = calloc(1, sizeof(*t));
 
@@ -55,7 +55,8 @@ static int setup(void **state)
 	t->dst = (struct cache){.layers = LAYERS,
 				.pages = 8,
 				.page_tokens = 32,
-				.units = UNITS,
+				.units = units,
+				.first_unit = first,
 				.total_units = UNITS,
 				.unit_bytes = 32};
 	cluster_cache(&t->c, t->prefill, "kv", 0, &t->src);
@@ -78,6 +79,16 @@ static int setup(void **state)
 	cluster_until_state(&t->c, t->prefill, "send", 1, KVD_SUCCESS);
 	*state = t;
 	return 0;
+}
+
+static int setup(void **state)
+{
+	return setup_heads(state, 0, UNITS);
+}
+
+static int setup_rank_1_of_2(void **state)
+{
+	return setup_heads(state, UNITS / 2, UNITS / 2);
 }
 
 static int teardown(void **state)
@@ -170,6 +181,23 @@ static void digest_after_a_push_is_equal(void **state)
 	assert_int_equal(src->page[16], 2);
 	assert_int_equal(dst->page[16], 3);
 	assert_int_equal(dst->page[32], 1);
+	free(src);
+	free(dst);
+}
+
+static void digest_of_a_rank_is_of_the_models_heads(void **state)
+{
+	struct pair *t = *state;
+	struct sums *src = digest(t, true, BLOCK), *dst = digest(t, false, BLOCK);
+
+	assert_int_equal(dst->count, src->count / 2);
+	for (unsigned int l = 0; l < LAYERS; l++)
+		for (unsigned int f = 0; f < 2; f++) {
+			assert_string_equal(dst->hex[l][f][0][0], "");
+			assert_memory_equal(src->hex[l][f][UNITS / 2],
+					    dst->hex[l][f][UNITS / 2],
+					    sizeof(src->hex[l][f]) / 2);
+		}
 	free(src);
 	free(dst);
 }
@@ -312,6 +340,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(digest_after_a_push_is_equal, setup,
 						teardown),
+		cmocka_unit_test_setup_teardown(digest_of_a_rank_is_of_the_models_heads,
+						setup_rank_1_of_2, teardown),
 		cmocka_unit_test_setup_teardown(
 			digest_of_a_flipped_byte_differs_there_only, setup, teardown),
 		cmocka_unit_test_setup_teardown(digest_goes_on_where_it_is_told, setup,
