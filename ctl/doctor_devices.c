@@ -158,7 +158,7 @@ static void check_interface(struct doctor *d, const struct net *net, const char 
 
 static void check_address(struct doctor *d, const char *option)
 {
-	struct net net;
+	struct net net = {.ours = true};
 	const char *endpoint = doctor_setting(d, option);
 	char host[64], name[32];
 
