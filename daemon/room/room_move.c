@@ -61,14 +61,24 @@ static uint64_t seq_of(const struct move *move)
 	return move->chunk ? move->chunk->seq : move->seq;
 }
 
+/* NULL: it is the peer's, or not made yet; a helper may be making it right now. */
+static const struct plan *plan_of(const struct move *move)
+{
+	return move->job.submitted ? NULL : move->plan;
+}
+
 static uint64_t bytes_of(const struct move *move)
 {
-	return move->plan ? move->plan->bytes : move->bytes;
+	const struct plan *plan = plan_of(move);
+
+	return plan ? plan->bytes : move->bytes;
 }
 
 static uint64_t room_move_rows_of(const struct move *move)
 {
-	return move->plan ? move->plan->rows : 0; /* the peer's own plan */
+	const struct plan *plan = plan_of(move);
+
+	return plan ? plan->rows : 0;
 }
 
 static void move_trace_at(const struct move *move, enum trace_what what, uint64_t at_ns)

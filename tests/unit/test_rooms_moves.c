@@ -15,6 +15,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/loop/offload.h"
 #include "daemon/room/room.h"
+#include "daemon/room/room_trace.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/region.h"
 #include "proto/kvd_status.h"
@@ -198,37 +199,55 @@ static void chunks_that_wait_to_land_are_refused_once(void **state)
 	works(p, 2);
 }
 
+/* A transfer whose plan a helper makes, at both sides; the node's helper takes its time.
+ */
+static void begin_in_planning(struct room_pair *p, struct cache big[2], unsigned int slow)
+{
+	big[0] = big[1] = (struct cache){.layers = 1,
+					 .pages = 2100,
+					 .page_tokens = 1,
+					 .units = 1,
+					 .total_units = 1,
+					 .unit_bytes = 8};
+	cluster_cache(&p->c, p->prefill, "big", 0, &big[0]);
+	cluster_cache(&p->c, p->decode, "big", 0, &big[1]);
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.open','room':'1','role':'send','pool':%llu}",
+		   (unsigned long long)big[0].pool);
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.open','room':'1','role':'recv','pool':%llu,"
+		   "'sources':[{'endpoint':'%s','pool':'big'}]}",
+		   (unsigned long long)big[1].pool, p->c.nodes[0].endpoint);
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.bind','room':'1','views':{'kv':{'pages':[[0,2100]]}}}");
+	cluster_run(&p->c, 10 * MS);
+	offload_hold(p->c.nodes[slow].kvd.offload, true);
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.send','room':'1','seq':0,'last':true,"
+		   "'views':{'kv':{'pages':[[0,2100]]}}}");
+	cluster_run(&p->c, 10 * MS);
+	assert_int_not_equal(offload_pending(p->c.nodes[slow].kvd.offload), 0);
+}
+
+static void end_in_planning(struct room_pair *p, struct cache big[2], unsigned int slow)
+{
+	offload_hold(p->c.nodes[slow].kvd.offload, false);
+	cluster_until_state(&p->c, p->decode, "recv", 1, KVD_FAILED);
+	cluster_until_state(&p->c, p->prefill, "send", 1, KVD_FAILED);
+	assert_int_equal(room_at(p, 1, ROOM_RECV, 1)->bytes, 0);
+	cache_close(&big[0]);
+	cache_close(&big[1]);
+}
+
 /* A helper plans the chunk, and takes its time: the room's end answers the request at
  * once, is not terminal before the helper is done, and what was planned lands nowhere. */
 static void chunk_in_planning_when_its_room_fails_ends_with_its_helper(void **state)
 {
 	struct room_pair *p = *state;
-	struct cache big = {.layers = 1,
-			    .pages = 2100,
-			    .page_tokens = 1,
-			    .units = 1,
-			    .total_units = 1,
-			    .unit_bytes = 8},
-		     big_too = big;
+	struct cache big[2];
 	struct room *send;
 
-	cluster_cache(&p->c, p->prefill, "big", 0, &big);
-	cluster_cache(&p->c, p->decode, "big", 0, &big_too);
-	cluster_ok(&p->c, p->prefill,
-		   "{'cmd':'room.open','room':'1','role':'send','pool':%llu}",
-		   (unsigned long long)big.pool);
-	cluster_ok(&p->c, p->decode,
-		   "{'cmd':'room.open','room':'1','role':'recv','pool':%llu,"
-		   "'sources':[{'endpoint':'%s','pool':'big'}]}",
-		   (unsigned long long)big_too.pool, p->c.nodes[0].endpoint);
-	cluster_ok(&p->c, p->decode,
-		   "{'cmd':'room.bind','room':'1','views':{'kv':{'pages':[[0,2100]]}}}");
-	offload_hold(p->c.nodes[1].kvd.offload, true);
-	cluster_ok(&p->c, p->prefill,
-		   "{'cmd':'room.send','room':'1','seq':0,'last':true,"
-		   "'views':{'kv':{'pages':[[0,2100]]}}}");
-	cluster_run(&p->c, 10 * MS);
-	assert_int_not_equal(offload_pending(p->c.nodes[1].kvd.offload), 0);
+	begin_in_planning(p, big, 1);
 	cluster_ok(&p->c, p->decode, "{'cmd':'room.abort','room':'1'}");
 	cluster_run(&p->c, 100 * MS);
 	/* there nothing is in flight any more; here the helper is at it */
@@ -236,11 +255,26 @@ static void chunk_in_planning_when_its_room_fails_ends_with_its_helper(void **st
 	assert_int_equal(sm_state(&send->sm), ROOM_FAILED);
 	assert_int_equal(room_at(p, 1, ROOM_RECV, 1)->busy, 1);
 	assert_int_equal(sm_state(&room_at(p, 1, ROOM_RECV, 1)->sm), ROOM_ABORTING);
-	offload_hold(p->c.nodes[1].kvd.offload, false);
-	cluster_until_state(&p->c, p->decode, "recv", 1, KVD_FAILED);
-	assert_int_equal(room_at(p, 1, ROOM_RECV, 1)->bytes, 0);
-	cache_close(&big);
-	cache_close(&big_too);
+	end_in_planning(p, big, 1);
+}
+
+/* Its plan is the helper's alone: the trace of its end knows no bytes yet. */
+static void plan_in_the_making_is_not_looked_at(void **state)
+{
+	struct room_pair *p = *state;
+	const struct trace_event *event;
+	struct cache big[2];
+	struct room *send;
+
+	begin_in_planning(p, big, 0);
+	send = room_at(p, 0, ROOM_SEND, 1);
+	assert_non_null(list_first(&send->moves, struct move, link)->plan);
+	cluster_ok(&p->c, p->prefill, "{'cmd':'room.abort','room':'1'}");
+	event = trace_at(rooms_trace(p->c.nodes[0].kvd.rooms), send->trace.last - 1);
+	for (; event->what != TRACE_OVER; event -= event->back)
+		assert_int_not_equal(event->back, 0);
+	assert_int_equal(event->value, 0);
+	end_in_planning(p, big, 0);
 }
 
 static unsigned int dispatched(const struct room *room)
@@ -311,6 +345,7 @@ int main(void)
 		CASE(chunk_without_memory_for_buffers_fails_its_room_after_the_wait),
 		CASE(chunks_that_wait_to_land_are_refused_once),
 		CASE(chunk_in_planning_when_its_room_fails_ends_with_its_helper),
+		CASE(plan_in_the_making_is_not_looked_at),
 		CASE(chunks_that_waited_for_a_receiver_leave_in_turns),
 		CASE(chunks_past_the_cap_of_a_room_are_refused),
 	};
