@@ -50,7 +50,7 @@
 /* A transfer of no more is small. Posted at once of a large one: alone; and for a while
  * after a small one began, beside which it is little. */
 #define UCX_SMALL_BYTES (4u << 20)
-#define UCX_SHARE_BYTES (2u << 20)
+#define UCX_SHARE_BYTES (4u << 20)
 #define UCX_SHARE_BESIDE_BYTES (256u << 10)
 #define UCX_BESIDE_NS (50 * LOOP_NS_PER_MS)
 #define UCX_FETCHES_MAX (4u * UCX_WINDOW_SLICES) /* as the receiver may see it */

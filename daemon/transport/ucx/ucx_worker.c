@@ -33,6 +33,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -47,7 +48,8 @@
 #define LOOP_BYTES (UINT64_C(4608) << 10)
 #define ROUND 16u /* calls, then progress, of the thread between looks at the other */
 #define CALM_NS (2 * LOOP_NS_PER_MS) /* no more than that under way: it goes back */
-#define CLOSE_MIN_MS 1		     /* a look at an endpoint that closes; then longer */
+#define LOOKS_MAX 64u  /* for bytes under way before it sleeps: a wake-up costs more */
+#define CLOSE_MIN_MS 1 /* a look at an endpoint that closes; then longer */
 #define CLOSE_MAX_MS 100
 
 /* ---- the holder of the worker ---- */
@@ -309,6 +311,10 @@ static void ucx_worker_serve(struct ucx_worker *worker)
 		ucx_worker_give_back(worker);
 	} else if (worked) {
 		worker->close_ms = CLOSE_MIN_MS;
+		worker->looks = 0;
+	} else if (worker->open_bytes && worker->looks < LOOKS_MAX) {
+		worker->looks++;
+		sched_yield();
 	} else if (worker->lib->ucp_worker_arm(worker->handle) != UCS_ERR_BUSY &&
 		   rest(worker, true,
 			is_heavy(worker)

@@ -52,6 +52,7 @@ struct ucx_worker {
 	unsigned int closing; /* endpoints */
 	uint64_t heavy_ns;    /* when that last was more than the loop's */
 	int close_ms;	      /* to the next look at endpoints that close */
+	unsigned int looks;   /* in a row that found nothing */
 	bool told;	      /* the loop is to be woken after this round */
 	/* under the lock */
 	pthread_mutex_t lock;
