@@ -298,9 +298,9 @@ static void print_commands(FILE *out)
 		"  -j, --json           print the daemon's answer as JSON\n"
 		"  -h, --help           this text; after a command, that command's\n"
 		"      --version\n"
-		"\nWithout --socket and --name: $KVD_SOCKET, else the only *.sock "
-		"in $KVD_RUN_DIR\n"
-		"or /run/kvd.\n"
+		"\nWithout --socket and --name: $KVD_SOCKET, else instance $KVD_NAME, "
+		"else the only\n"
+		"*.sock in $KVD_RUN_DIR or /run/kvd.\n"
 		"\nExit status: 0 done, 1 the daemon answered with an error, 2 the "
 		"command line is\n"
 		"wrong, 3 no daemon answers, 4 the daemon speaks another version.\n");
@@ -451,8 +451,8 @@ struct kvd_client *ctl_open(struct ctl *ctl)
 	if (error->code == KVD_E_NODAEMON)
 		fprintf(stderr,
 			"  is it running?  systemctl status 'kvd@*'\n"
-			"  another place?  --socket PATH, --name NAME, KVD_SOCKET or "
-			"KVD_RUN_DIR\n");
+			"  another place?  --socket PATH, --name NAME, KVD_SOCKET, "
+			"KVD_NAME or KVD_RUN_DIR\n");
 	if (error->code == KVD_E_PERM && ctl->socket)
 		hint_permission(ctl->socket);
 	else if (error->code == KVD_E_PERM &&

@@ -87,7 +87,7 @@ static int path_only(const char *dir, char *name, size_t bytes, struct kvd_error
 	if (found == 1)
 		return 0;
 	client_error_set(why, KVD_E_NODAEMON,
-			 found ? "%u sockets in %s: name one with KVD_SOCKET"
+			 found ? "%u sockets in %s: name one with KVD_NAME"
 			       : "no daemon found: %u sockets in %s; is one running?",
 			 found, dir);
 	return -KVD_E_NODAEMON;
@@ -97,6 +97,7 @@ int kvd_socket_find(const char *name, char *path, size_t path_bytes,
 		    struct kvd_error *why)
 {
 	const char *env = getenv("KVD_SOCKET"), *run = getenv("KVD_RUN_DIR");
+	const char *instance = getenv("KVD_NAME");
 	char dir[CLIENT_PATH_MAX], file[CLIENT_PATH_MAX];
 	struct kvd_error ignored;
 	int r;
@@ -107,6 +108,8 @@ int kvd_socket_find(const char *name, char *path, size_t path_bytes,
 	r = path_fits(dir, sizeof(dir), why, run && *run ? run : RUN_DIR, "/", "");
 	if (r)
 		return r;
+	if (!name && instance && *instance)
+		name = instance;
 	if (name)
 		return path_fits(path, path_bytes, why, dir, name, ".sock");
 	r = path_only(dir, file, sizeof(file), why);

@@ -45,7 +45,7 @@
  * the child's copies and says nothing to the daemon.
  *
  * Signals, stdio, environment: libkvd raises no SIGPIPE, prints nothing, and
- * reads KVD_SOCKET and KVD_RUN_DIR only.
+ * reads KVD_SOCKET, KVD_NAME and KVD_RUN_DIR only.
  */
 #ifndef KVD_H
 #define KVD_H
@@ -164,7 +164,8 @@ struct kvd_daemon_info {
 
 /*
  * The control socket: <run dir>/<name>.sock when name is not NULL; else $KVD_SOCKET;
- * else the only *.sock in the run dir ($KVD_RUN_DIR, or /run/kvd).
+ * else <run dir>/$KVD_NAME.sock; else the only *.sock in the run dir ($KVD_RUN_DIR, or
+ * /run/kvd).
  * -KVD_E_NODAEMON: none, or several (*why says which), -KVD_E_TOOBIG: path.
  */
 int kvd_socket_find(const char *name, char *path, size_t path_bytes,

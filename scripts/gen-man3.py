@@ -31,6 +31,9 @@ libkvd \- an engine\(aqs side of a kvd daemon
 .B KVD_SOCKET
 The control socket of a client that is told neither path nor name.
 .TP
+.B KVD_NAME
+The instance, without KVD_SOCKET.
+.TP
 .B KVD_RUN_DIR
 The run directory instead of /run/kvd: its only socket is taken.
 .SH SEE ALSO

@@ -54,7 +54,7 @@ class Pool:
 class Client:
     """A session. Any number of threads may use it; a child of fork() may not.
 
-    socket: path of the control socket; name: of the instance. Neither: KVD_SOCKET, else
+    socket: path of the control socket; name: of the instance. Neither: KVD_SOCKET, KVD_NAME, else
     the only socket in KVD_RUN_DIR or /run/kvd; with KVD_AUTOSTART=1, when none answers, a
     daemon of this process's own (kvd.daemon). client: what this engine calls itself; role:
     "prefill", "decode" or None. timeout: seconds, of every call.

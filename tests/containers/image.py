@@ -68,11 +68,13 @@ class Image:
             if verb == "ARG":
                 args.update([rest.split("=", 1)])
             elif verb == "FROM":
-                base, _, name = rest.split()
-                stages.append((name, re.sub(r"\$\{(\w+)\}", lambda m: args[m[1]], base), []))
+                base, *name = rest.split()
+                if not name:
+                    assert base == target, "the default target"
+                    continue
+                stages.append((name[1], re.sub(r"\$\{(\w+)\}", lambda m: args[m[1]], base), []))
             else:
                 stages[-1][2].append((verb, rest))
-        assert stages[-1][0] == target, "the default target"
         wanted = {target} | {m for name, _, steps in stages if name == target for verb, rest in
                              steps if verb == "COPY" for m in re.findall(r"--from=(\w+)", rest)}
         for name, base, steps in stages:

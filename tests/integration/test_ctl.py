@@ -70,7 +70,8 @@ def socket_is_found_by_environment_name_and_alone():
         for args, env in ((["--name", "solo"], {"KVD_RUN_DIR": d.run_dir, "KVD_SOCKET": "/x"}),
                           (["--socket", d.socket_path], {"KVD_SOCKET": "/x"}),
                           ([], {"KVD_RUN_DIR": d.run_dir}),
-                          ([], {"KVD_SOCKET": d.socket_path})):
+                          ([], {"KVD_SOCKET": d.socket_path}),
+                          ([], {"KVD_SOCKET": d.socket_path, "KVD_NAME": "x"})):
             status, out, err = ctl(*args, "status", env=env)
             assert status == 0 and "\nname         solo\n" in out, (args, out, err)
 
@@ -81,6 +82,9 @@ def several_daemons_are_named_and_listed():
         with Daemon(run_dir=run_dir, name="a") as a, Daemon(run_dir=run_dir, name="b"):
             status, _, err = ctl("status", env=env)
             assert status == 3 and "one of: --name a, b\n" in err, err
+            for name in ("a", "b"):  # as the container's health check does
+                status, out, _ = ctl("status", env=dict(env, KVD_NAME=name))
+                assert status == 0 and "\nname         %s\n" % name in out, out
             held = socket.socket(socket.AF_UNIX)  # by a service manager
             held.bind(run_dir + "/c.sock")
             held.listen(1)
