@@ -21,6 +21,8 @@ SCRIPT_TESTS := $(sort $(wildcard tests/integration/test_*.sh tests/integration/
 # who is told of a death in time
 export TEST_ALONE += $(patsubst %,tests/integration/test_%.py,\
 	detect faults fences gpu overload rooms)
+# refuses each allocation of each command in turn
+export TEST_LONG += unit/test_alloc_commands=2
 EVERY_TEST = $(UNIT_BIN) $(TEST_TARGETS) $(SCRIPT_TESTS)
 having = $(foreach t,$(EVERY_TEST),$(if $(findstring $1,$t),$t))
 CHOSEN = $(if $(ONLY),$(sort $(foreach w,$(ONLY),$(call having,$w))),$(EVERY_TEST))

@@ -8,6 +8,7 @@ proxy.py PORT PREFILL_URL DECODE_URL"""
 import http.client
 import http.server
 import json
+import signal
 import sys
 import urllib.parse
 import uuid
@@ -104,5 +105,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # PID 1 has no default for it
     PREFILL, DECODE = sys.argv[2:]
     http.server.ThreadingHTTPServer(("", int(sys.argv[1])), Handler).serve_forever()

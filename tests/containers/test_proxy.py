@@ -107,8 +107,13 @@ class Proxy:
 
     def end(self):
         """Its log."""
-        self.proc.kill()
-        return self.proc.communicate()[1].decode()
+        self.proc.terminate()
+        try:
+            log = self.proc.communicate(timeout=DEADLINE_S)[1].decode()
+        finally:
+            self.proc.kill()
+        assert self.proc.returncode == 0, self.proc.returncode
+        return log
 
 
 @contextlib.contextmanager
