@@ -217,14 +217,15 @@ enum client_phase {
 struct client_object {
 	struct list link; /* in client->objects[kind] */
 	struct kvd_client *client;
+	void (*fini)(struct client_object *object);
+	uint64_t id;
 	enum client_kind kind;
 	unsigned int refs;   /* the caller's and one of each request */
 	unsigned int serial; /* of the session that made it */
 	unsigned int asked;  /* the last session that it was registered again in */
-	bool lost;	     /* FAILED because it could not be made again */
-	uint64_t id;
+	/* from here on: what reads of thousands look at, close together */
 	_Atomic uint32_t phase;
-	void (*fini)(struct client_object *object);
+	bool lost; /* FAILED because it could not be made again */
 };
 
 void client_object_init(struct kvd_client *client, struct client_object *object,
@@ -270,7 +271,7 @@ struct client_slot {
 	bool numbered;		 /* by us: client_ring_slot() */
 	uint32_t before;	 /* numbered: the generation of whoever had the slot */
 	int error;		 /* kvd code, valid in CLIENT_FAILED */
-	struct kvd_error *fault; /* the same with its text; may be NULL */
+	struct kvd_error *fault; /* the same with its text, a room's why; may be NULL */
 };
 
 struct kvd_dlist {

@@ -26,8 +26,8 @@
 struct kvd_room {
 	struct client_slot slot;
 	enum kvd_role role;
-	bool told;	      /* `why` is the last word */
-	struct kvd_error why; /* of kvd_room_why() */
+	bool asked; /* slot.fault is kvd_room_why()'s */
+	bool told;  /* and the last word */
 };
 
 static const char *const role_names[] = {"send", "recv", "offer", "pull"};
@@ -248,7 +248,7 @@ static void room_fault(const struct kvd_room *room, int code, struct kvd_error *
 {
 	char silence[CLIENT_SILENCE_MAX];
 
-	if (room->slot.fault) {
+	if (room->slot.fault && (!room->asked || room->told)) {
 		*error = *room->slot.fault;
 		return;
 	}
@@ -425,24 +425,32 @@ static int why_ask(struct kvd_room *room, int timeout_ms)
 		return -KVD_E_STATE;
 	room_begin(room, &op, "room.show");
 	op.finish = why_told;
-	op.out = &room->why;
+	op.out = room->slot.fault;
 	return client_op_run(client, &op, &call);
 }
 
 const struct kvd_error *kvd_room_why(struct kvd_room *room, int timeout_ms)
 {
 	struct kvd_client *client = room->slot.object.client;
-	struct kvd_error error = client->error;
+	struct kvd_error error = client->error, why;
 	struct kvd_room_status st;
 
 	if (room->told)
-		return &room->why;
+		return room->slot.fault;
 	if (client_slot_read(&room->slot, &st) < 0 || !st.error)
 		return NULL;
-	room_fault(room, st.error, &room->why);
+	room_fault(room, st.error, &why);
+	if (!room->slot.fault)
+		room->slot.fault = mem_dup(&why, sizeof(why));
+	if (!room->slot.fault) { /* the code must do */
+		*client_error_thread() = why;
+		return client_error_thread();
+	}
+	*room->slot.fault = why;
+	room->asked = true;
 	room->told = st.error != KVD_E_NOREPLY && why_ask(room, timeout_ms) >= 0;
 	client->error = error;
-	return &room->why;
+	return room->slot.fault;
 }
 
 static int token_told(struct client_request *req, int result, const cJSON *reply)

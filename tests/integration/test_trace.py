@@ -12,7 +12,7 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from kvd_daemon import BUILD, DEADLINE_S, Daemon, run  # noqa: E402
 import kvd_engine  # noqa: E402
-from kvd_engine import (Cache, Engine, FAILED, FIELD, PAGE_TOKENS, SUCCESS, TOKEN,  # noqa: E402
+from kvd_engine import (Cache, Engine, FAILED, FIELD, HEAD_BYTES, PAGE_TOKENS, SUCCESS, TOKEN,  # noqa: E402
                         TRANSFERRING, WAITING, open_pull, open_push)
 
 SRC, DST, TOKENS = [5, 6, 7, 60, 1], [9, 3, 33, 2, 50], 77
@@ -22,10 +22,10 @@ TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 class Pair(kvd_engine.Pair):
     """Two daemons of one run directory, as on one host."""
 
-    def __init__(self, more=""):
+    def __init__(self, more="", kinds=("memfd", "memfd")):
         self.tmp = tempfile.TemporaryDirectory(prefix="kvd-test-")
         super().__init__([Daemon(more, name=name, run_dir=self.tmp.name)
-                          for name in ("p0", "d0")], ("vllm", "sglang"))
+                          for name in ("p0", "d0")], ("vllm", "sglang"), kinds)
 
     def __exit__(self, *exc):
         super().__exit__(*exc)
@@ -534,7 +534,31 @@ def bytes_of_both_sides_are_compared():
         assert status == 1 and "it is closed: kvd-ctl trace" in out, (out, err)
 
 
-run([bytes_of_both_sides_are_compared, layouts_are_shown_and_can_be_planned,
+def bytes_in_other_order_and_memory_are_compared():
+    """Heads before tokens at the destination, an engine's plain memory at the source, and a
+    pull, whose pages both sides keep."""
+    with Pair(kinds=("vm", "memfd")) as p:
+        layout = Cache.layout(0)
+        head = PAGE_TOKENS * HEAD_BYTES
+        for layer in layout["views"]["kv"]["layers"]:
+            for field in layer["fields"]:
+                field.update(token_stride=HEAD_BYTES, unit_stride=head)
+        p.decode.cmd("pool.unregister", pool=p.dst.pool)
+        p.dst.pool = p.decode.cmd("pool.register", name="kv", layout=layout,
+                                  regions=[{"region": p.dst.region}])["pool"]
+        p.src.fill(SRC, TOKENS)
+        open_pull(p.prefill, p.decode, p.src, p.dst, 8, SRC, DST, TOKENS)
+        p.decode.until(8, "pull", SUCCESS)
+        out = p.shown("d0", "verify", "8")
+        assert "p0 to d0, view kv: equal, " in out, out
+        token_19 = 2 * FIELD + DST[1] * PAGE_TOKENS * TOKEN + 3 * HEAD_BYTES
+        p.dst.mem[token_19 + head + 5] ^= 1  # layer 1, k, the second head
+        status, out, err = p.ctl("d0", "verify", "8")
+        assert status == 1 and "1 of 64 blocks differ; the first: layer 1, field k, unit 1, " \
+            "tokens 0-63" in out, (out, err)
+
+
+run([bytes_of_both_sides_are_compared, bytes_in_other_order_and_memory_are_compared, layouts_are_shown_and_can_be_planned,
      room_is_planned_as_it_was_moved,
      long_page_lists_are_planned_whole, source_that_sends_nothing_is_planned_so,
      rooms_that_cannot_be_planned_say_why, push_is_seen_from_both_sides,
