@@ -25,9 +25,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/kcmp.h>
+#include <linux/openat2.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -468,24 +468,63 @@ static bool shm_permits(const struct session *session, const struct stat *st, mo
 	return session->uid == 0 || (have & want) == want;
 }
 
+/* Without opening it: opening a FIFO, a device or a leased file may wait. Nothing is
+ * followed, and nothing that is mounted there is entered. */
+static int shm_look_up(const char *name, int *fd_p)
+{
+	cleanup_close int dir =
+		open("/dev/shm", O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	struct open_how how = {.flags = O_PATH | O_NOFOLLOW | O_CLOEXEC,
+			       .resolve = RESOLVE_BENEATH | RESOLVE_NO_XDEV};
+
+	if (dir < 0)
+		return err_raise_errno(errno, "/dev/shm");
+	*fd_p = (int)syscall(SYS_openat2, dir, name + 1, &how, sizeof(how));
+	if (*fd_p < 0)
+		return err_raise(ERR_IMPORT, "shm_name %s: %s", name, strerror(errno));
+	return 0;
+}
+
+/* A regular file of that directory's file system. */
+static int shm_reopen(int fd, const char *name, int *fd_p)
+{
+	char path[40];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	*fd_p = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
+	if (*fd_p < 0 && errno == EACCES)
+		*fd_p = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	if (*fd_p < 0 && errno == EWOULDBLOCK)
+		return err_raise(ERR_BUSY, "shm_name %s: a process holds a lease on it",
+				 name);
+	if (*fd_p < 0)
+		return err_raise(errno == EACCES ? ERR_PERM : ERR_IMPORT,
+				 "shm_name %s: %s", name, strerror(errno));
+	return 0;
+}
+
 static int shm_take(struct holding *h, const char *name)
 {
 	const struct session *session = h->region.session;
+	cleanup_close int fd = -1;
 	size_t len = strlen(name);
 	struct stat st;
+	int r;
 
 	if (len < 2 || len > 255 || name[0] != '/' || strchr(name + 1, '/'))
 		return err_raise(
 			ERR_INVAL,
 			"shm_name: '/' and 1 to 254 bytes without '/' were expected");
-	h->fd = shm_open(name, O_RDWR, 0);
-	if (h->fd < 0 && errno == EACCES)
-		h->fd = shm_open(name, O_RDONLY, 0);
-	if (h->fd < 0)
-		return err_raise(errno == EACCES ? ERR_PERM : ERR_IMPORT,
-				 "shm_open(%s): %s", name, strerror(errno));
-	if (fstat(h->fd, &st) < 0)
+	r = shm_look_up(name, &fd);
+	if (r < 0)
+		return err_pass(r);
+	if (fstat(fd, &st) < 0)
 		return err_raise_errno(errno, "fstat of %s", name);
+	if (!S_ISREG(st.st_mode))
+		return err_raise(ERR_IMPORT, "%s is no shared memory object", name);
+	r = shm_reopen(fd, name, &h->fd);
+	if (r < 0)
+		return err_pass(r);
 	if (!shm_permits(session, &st, 04))
 		return err_raise(ERR_PERM, "%s: not readable for uid %u", name,
 				 session->uid);
